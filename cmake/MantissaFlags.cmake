@@ -1,0 +1,18 @@
+# Compiler flags. Rounding is part of the interface: no fast-math, and no contraction of a*b+c behind our back (an explicit fma is one).
+add_library(mantissa_warnings INTERFACE)
+target_compile_options(mantissa_warnings INTERFACE
+  -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wold-style-cast -Wdouble-promotion -Wnon-virtual-dtor -Werror
+  $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>)  # a false report of g++ 12 on string concatenation
+
+add_compile_options(-ffp-contract=off)
+if(CMAKE_CXX_FLAGS MATCHES "-ffast-math|-Ofast|-funsafe-math-optimizations")
+  message(FATAL_ERROR "fast-math changes rounding and is refused: ${CMAKE_CXX_FLAGS}")
+endif()
+
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+set(CMAKE_CXX_FLAGS_RELEASE "-O3")
+add_compile_options($<$<CONFIG:Release>:-fstack-protector-strong>)
+add_compile_definitions($<$<CONFIG:Release>:_GLIBCXX_ASSERTIONS> $<$<CONFIG:Release>:_FORTIFY_SOURCE=2>)
+add_link_options(-Wl,-z,relro,-z,now)

@@ -1,0 +1,16 @@
+// The one macro header: functions compiled for host and device, and host functions compiled once per instruction set.
+#pragma once
+
+#if defined(__CUDACC__)
+#define MANTISSA_HOST_DEVICE __host__ __device__
+#else
+#define MANTISSA_HOST_DEVICE
+#endif
+
+// A fast CPU kernel is a non-template function over a range, marked MANTISSA_CLONES: the loader picks the clone for the CPU at hand.
+// Empty under ThreadSanitizer, where the resolver of g++ 12 crashes before main.
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__CUDACC__) && !defined(__clang__)
+#define MANTISSA_CLONES __attribute__((target_clones("default", "arch=haswell", "arch=skylake-avx512")))
+#else
+#define MANTISSA_CLONES
+#endif

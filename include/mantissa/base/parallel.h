@@ -1,0 +1,29 @@
+// The only place that knows how threads are made: OpenMP (threads_openmp.cpp) or std::thread (threads_std.cpp), chosen by CMake.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+namespace mantissa {
+
+// Threads used by parallel_for; at least 1. set_num_threads(0) restores the default: the cores this process may run on.
+int num_threads();
+void set_num_threads(int threads);
+
+namespace detail {
+using ChunkBody = void (*)(void* context, int64_t begin, int64_t end);
+void parallel_chunks(int64_t count, int64_t chunk, ChunkBody body, void* context);
+}  // namespace detail
+
+// Calls body(begin, end) over [0, count) in pieces of exactly `chunk` items (the last may be short). Pieces depend on count and chunk only,
+// never on the number of threads, so per-piece partial results are reproducible. Every body, a single inline one included, runs with
+// OpenMP at one thread and with subnormals honoured: libraries called inside take their single-threaded path. Bodies must not throw
+// and must not call parallel_for.
+template <class Body>
+void parallel_for(int64_t count, int64_t chunk, Body&& body) {
+  detail::parallel_chunks(
+      count, chunk, [](void* context, int64_t begin, int64_t end) { (*static_cast<std::remove_reference_t<Body>*>(context))(begin, end); },
+      const_cast<void*>(static_cast<const void*>(std::addressof(body))));
+}
+
+}  // namespace mantissa

@@ -1,0 +1,82 @@
+// Dtype, Shape, Tensor. A Tensor is a handle on contiguous row-major memory with an offset, so a slice along dim 0 is a view. There are no
+// strides: transposition is a flag of the GEMM. Copying a Tensor copies the handle; the memory lives until the last handle is gone.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <ostream>
+#include <string>
+
+#include "mantissa/base/error.h"
+#include "mantissa/formats/bf16.h"
+
+namespace mantissa {
+
+enum class Dtype : uint8_t { f32, bf16, f64, i32 };
+
+int64_t dtype_bytes(Dtype dtype);
+const char* dtype_name(Dtype dtype);            // "fp32", "bf16", "fp64", "i32"
+std::ostream& operator<<(std::ostream& out, Dtype dtype);
+
+template <class T> struct DtypeOf;
+template <> struct DtypeOf<float> { static constexpr Dtype value = Dtype::f32; };
+template <> struct DtypeOf<bf16> { static constexpr Dtype value = Dtype::bf16; };
+template <> struct DtypeOf<double> { static constexpr Dtype value = Dtype::f64; };
+template <> struct DtypeOf<int32_t> { static constexpr Dtype value = Dtype::i32; };
+
+// Up to five dimensions, each >= 0. Rank 0 is a scalar with one element.
+class Shape {
+ public:
+  static constexpr int kMaxRank = 5;
+  Shape() = default;
+  Shape(std::initializer_list<int64_t> dims);
+  int rank() const { return rank_; }
+  int64_t operator[](int dim) const;            // negative counts from the end
+  int64_t elements() const;
+  int64_t rows() const;                         // product of all dimensions but the last
+  Shape with_dim0(int64_t size) const;
+  bool operator==(const Shape& other) const = default;
+
+ private:
+  std::array<int64_t, kMaxRank> dims_{};
+  int rank_ = 0;
+};
+std::ostream& operator<<(std::ostream& out, const Shape& shape);
+
+class Tensor {
+ public:
+  Tensor() = default;                           // undefined: no memory, used for absent optional operands
+  Tensor(std::shared_ptr<std::byte> memory, int64_t offset_bytes, Dtype dtype, Shape shape);
+
+  bool defined() const { return memory_ != nullptr; }
+  Dtype dtype() const { return dtype_; }
+  const Shape& shape() const { return shape_; }
+  int64_t dim(int i) const { return shape_[i]; }
+  int64_t elements() const { return shape_.elements(); }
+  int64_t bytes() const { return elements() * dtype_bytes(dtype_); }
+
+  // The memory as T. Throws unless T is the dtype.
+  template <class T>
+  T* data() const {
+    require(defined() && DtypeOf<T>::value == dtype_, "tensor is ", defined() ? dtype_name(dtype_) : "undefined", ", accessed as ",
+            dtype_name(DtypeOf<T>::value));
+    return reinterpret_cast<T*>(raw());
+  }
+  std::byte* raw() const { return memory_.get() + offset_; }
+  bool shares_memory_with(const Tensor& other) const { return memory_ == other.memory_; }
+
+  // Views. view() needs the same number of elements; slice() takes rows [begin, end) of dim 0; both throw otherwise.
+  Tensor view(Shape shape) const;
+  Tensor slice(int64_t begin, int64_t end) const;
+
+ private:
+  std::shared_ptr<std::byte> memory_;
+  int64_t offset_ = 0;
+  Dtype dtype_ = Dtype::f32;
+  Shape shape_;
+};
+
+}  // namespace mantissa

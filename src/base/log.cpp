@@ -1,0 +1,80 @@
+#include "mantissa/base/log.h"
+
+#include <spdlog/sinks/basic_file_sink.h>
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <cstdio>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace mantissa {
+namespace {
+
+std::mutex mutex;
+std::shared_ptr<spdlog::logger> logger;
+
+spdlog::level::level_enum to_spdlog(LogLevel level) {
+  switch (level) {
+    case LogLevel::debug: return spdlog::level::debug;
+    case LogLevel::info: return spdlog::level::info;
+    case LogLevel::warning: return spdlog::level::warn;
+    case LogLevel::error: return spdlog::level::err;
+    case LogLevel::off: return spdlog::level::off;
+  }
+  return spdlog::level::info;
+}
+
+std::string escaped(const std::string& message) {
+  std::string out;
+  out.reserve(message.size());
+  for (const char c : message) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x20 && byte != 0x7f) {
+      out += c;
+    } else if (c == '\n') {
+      out += "\n  ";  // a message of several lines stays one visible entry
+    } else {
+      char hex[8];
+      std::snprintf(hex, sizeof hex, "\\x%02x", byte);
+      out += hex;
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+void open_log(const LogOptions& options) {
+  std::vector<spdlog::sink_ptr> sinks;
+  if (options.console) sinks.push_back(std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+  try {
+    if (!options.file.empty()) sinks.push_back(std::make_shared<spdlog::sinks::basic_file_sink_mt>(options.file));
+  } catch (const spdlog::spdlog_ex& error) {
+    fail(ExitCode::environment, "log file ", options.file, ": ", error.what());
+  }
+  auto next = std::make_shared<spdlog::logger>("mantissa", sinks.begin(), sinks.end());
+  next->set_pattern("%Y-%m-%d %H:%M:%S %^%l%$ %v");
+  next->set_level(to_spdlog(options.level));
+  next->flush_on(spdlog::level::info);
+  next->set_error_handler([](const std::string&) {});  // a full log disk must not stop training
+  const std::lock_guard lock(mutex);
+  logger = std::move(next);
+}
+
+void close_log() {
+  const std::lock_guard lock(mutex);
+  logger.reset();
+}
+
+void write_log(LogLevel level, const std::string& message) {
+  std::shared_ptr<spdlog::logger> current;
+  {
+    const std::lock_guard lock(mutex);
+    current = logger;
+  }
+  if (current) current->log(to_spdlog(level), "{}", escaped(message));
+}
+
+}  // namespace mantissa

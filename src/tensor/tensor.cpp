@@ -1,0 +1,81 @@
+#include "mantissa/tensor/tensor.h"
+
+#include <algorithm>
+
+namespace mantissa {
+
+int64_t dtype_bytes(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::f32: return 4;
+    case Dtype::bf16: return 2;
+    case Dtype::f64: return 8;
+    case Dtype::i32: return 4;
+  }
+  fail(ExitCode::internal, "unknown dtype ", static_cast<int>(dtype));
+}
+
+const char* dtype_name(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::f32: return "fp32";
+    case Dtype::bf16: return "bf16";
+    case Dtype::f64: return "fp64";
+    case Dtype::i32: return "i32";
+  }
+  return "unknown";
+}
+
+std::ostream& operator<<(std::ostream& out, Dtype dtype) { return out << dtype_name(dtype); }
+
+Shape::Shape(std::initializer_list<int64_t> dims) : rank_(static_cast<int>(dims.size())) {
+  require(dims.size() <= kMaxRank, "shape has ", dims.size(), " dimensions, at most ", kMaxRank, " are supported");
+  std::copy(dims.begin(), dims.end(), dims_.begin());
+  for (const int64_t d : dims) require(d >= 0, "shape ", *this, " has a negative dimension");
+}
+
+int64_t Shape::operator[](int dim) const {
+  const int i = dim < 0 ? dim + rank_ : dim;
+  require(i >= 0 && i < rank_, "dimension ", dim, " of a shape of rank ", rank_);
+  return dims_[static_cast<size_t>(i)];
+}
+
+int64_t Shape::elements() const {
+  int64_t n = 1;
+  for (int i = 0; i < rank_; ++i) n *= dims_[static_cast<size_t>(i)];
+  return n;
+}
+
+int64_t Shape::rows() const {
+  int64_t n = 1;
+  for (int i = 0; i + 1 < rank_; ++i) n *= dims_[static_cast<size_t>(i)];
+  return n;
+}
+
+Shape Shape::with_dim0(int64_t size) const {
+  require(rank_ > 0 && size >= 0, "with_dim0(", size, ") on shape ", *this);
+  Shape out = *this;
+  out.dims_[0] = size;
+  return out;
+}
+
+std::ostream& operator<<(std::ostream& out, const Shape& shape) {
+  out << '[';
+  for (int i = 0; i < shape.rank(); ++i) out << (i ? ", " : "") << shape[i];
+  return out << ']';
+}
+
+Tensor::Tensor(std::shared_ptr<std::byte> memory, int64_t offset_bytes, Dtype dtype, Shape shape)
+    : memory_(std::move(memory)), offset_(offset_bytes), dtype_(dtype), shape_(shape) {}
+
+Tensor Tensor::view(Shape shape) const {
+  require(shape.elements() == elements(), "view: ", shape_, " has ", elements(), " elements, ", shape, " has ", shape.elements());
+  return Tensor(memory_, offset_, dtype_, shape);
+}
+
+Tensor Tensor::slice(int64_t begin, int64_t end) const {
+  require(shape_.rank() > 0 && begin >= 0 && begin <= end && end <= dim(0), "slice [", begin, ", ", end, ") of ", shape_);
+  const Shape part = shape_.with_dim0(end - begin);
+  const int64_t row_bytes = shape_.with_dim0(1).elements() * dtype_bytes(dtype_);
+  return Tensor(memory_, offset_ + begin * row_bytes, dtype_, part);
+}
+
+}  // namespace mantissa
