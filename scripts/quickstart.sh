@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# From a fresh clone to a trained model: installs what is missing, builds, trains configs/quickstart.json, evaluates it and writes a sample.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+scripts/setup.sh
+. scripts/jobs.sh
+cmake --preset release -DMANTISSA_TESTS=OFF
+cmake --build --preset release --parallel "$jobs"
+
+mantissa=build/release/bin/mantissa
+name=quickstart-$(date +%Y%m%d-%H%M%S)
+"$mantissa" train configs/quickstart.json --set "logging.run_name=$name"
+read -r newest _ <"runs/$name/checkpoints/latest"
+checkpoint=runs/$name/checkpoints/$newest
+"$mantissa" eval "$checkpoint"
+"$mantissa" generate "$checkpoint" --prompt "# " --max-new-tokens 200
+echo
+echo "Trained model: $checkpoint"
+echo "Another sample: $mantissa generate $checkpoint --prompt 'TEXT'"

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Installs what is missing, builds, runs the tests:   scripts/test.sh [--preset release|debug|asan|tsan] [arguments of ctest]
+# Left out: tests labelled slow, gpu without a device, interop without .venv-interop. The sanitizer presets run the label unit.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+preset=release
+case ${1:-} in
+  --preset) preset=${2:-}; shift $(($# < 2 ? $# : 2)) ;;
+  --preset=*) preset=${1#*=}; shift ;;
+  -h | --help) sed -n '2,3s/^# //p' "$0"; exit 0 ;;
+esac
+case $preset in
+  release | debug | asan | tsan) ;;
+  *) echo "test: unknown preset '$preset' (release, debug, asan, tsan)" >&2; exit 2 ;;
+esac
+
+scripts/setup.sh
+. scripts/jobs.sh
+cmake --preset "$preset" -DMANTISSA_TESTS=ON
+cmake --build --preset "$preset" --parallel "$jobs"
+
+excluded=slow
+[ -e /dev/nvidia0 ] || excluded+='|gpu'
+[ -x .venv-interop/bin/python ] || excluded+='|interop'
+only=()
+case $preset in asan | tsan) only=(-L unit) ;; esac
+# More threads than cores, as with several tests at a time, must not spin at OpenMP's barriers.
+export OMP_WAIT_POLICY=passive
+ctest --preset "$preset" --parallel "$(nproc)" --label-exclude "^($excluded)\$" "${only[@]}" "$@"
