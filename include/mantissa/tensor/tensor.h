@@ -46,12 +46,16 @@ class Shape {
 };
 std::ostream& operator<<(std::ostream& out, const Shape& shape);
 
+class Backend;
+
 class Tensor {
  public:
   Tensor() = default;                           // undefined: no memory, used for absent optional operands
-  Tensor(std::shared_ptr<std::byte> memory, int64_t offset_bytes, Dtype dtype, Shape shape);
+  Tensor(Backend& device, std::shared_ptr<std::byte> memory, int64_t offset_bytes, Dtype dtype, Shape shape);
 
   bool defined() const { return memory_ != nullptr; }
+  // The backend that owns the memory and runs the kernels on it. Throws if undefined.
+  Backend& device() const;
   Dtype dtype() const { return dtype_; }
   const Shape& shape() const { return shape_; }
   int64_t dim(int i) const { return shape_[i]; }
@@ -73,6 +77,7 @@ class Tensor {
   Tensor slice(int64_t begin, int64_t end) const;
 
  private:
+  Backend* device_ = nullptr;
   std::shared_ptr<std::byte> memory_;
   int64_t offset_ = 0;
   Dtype dtype_ = Dtype::f32;

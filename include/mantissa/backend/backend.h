@@ -1,0 +1,240 @@
+// The table of contents of all mathematics: one struct of named operands and one run() per kernel. Callers see only Backend&.
+//
+// Conventions. Shapes stand at the operands; N = rows (tokens), C = channels, V = vocabulary. Matrices are row-major. "Values" (x, y, weight,
+// dy, dx) share one dtype: fp32 or bf16, and on the reference backend also fp64. Statistics, losses and parameter gradients ("stats") are fp32,
+// or fp64 where the values are fp64. Sums have a fixed order that depends on the shapes only. Every kernel checks its shapes and dtypes and
+// throws Error(internal) that names the kernel. Outputs may not overlap inputs unless a line says so. `accumulate`: add to the output
+// instead of overwriting it. Optional operands, and only those, have a default initialiser.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "mantissa/base/rng.h"
+#include "mantissa/tensor/tensor.h"
+
+namespace mantissa {
+
+struct Fill {  // out[...] = value
+  Tensor out;
+  double value;
+};
+
+struct Convert {  // out = x rounded to the dtype of out (RNE); the same dtype is a copy
+  Tensor x, out;
+};
+
+struct RandomNormal {  // out[i] = std * random_normal(key, what, first_index + i)
+  Tensor out;
+  RngKey key;
+  uint32_t what;
+  int64_t first_index;
+  double std;
+};
+
+struct Add {  // out = a + b; out may be a or b
+  Tensor a, b, out;
+};
+
+struct Operand {  // a matrix, read transposed where the flag says so
+  Tensor value;
+  bool transposed = false;
+};
+
+// out [M, N] (+)= op(a) [M, K] * op(b) [K, N] + bias [N]. a and b share a dtype; out has it too, or is stats. fp32 accumulation (fp64 for fp64).
+// The only way to multiply matrices.
+struct Gemm {
+  Operand a, b;
+  Tensor out;
+  bool accumulate;
+  Tensor bias{};
+};
+
+struct SumRows {  // out [C] (stats) (+)= sum over rows of x [N, C]
+  Tensor x, out;
+  bool accumulate;
+};
+
+struct EmbeddingForward {  // out [N, C] = weight [V, C][ids [N]]; an id outside [0, V) throws
+  Tensor ids, weight, out;
+};
+
+struct EmbeddingBackward {  // dweight [V, C] (stats) (+)= rows of dy [N, C] summed by id, in row order
+  Tensor ids, dy, dweight;
+  bool accumulate;
+};
+
+// y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + eps) (Zhang and Sennrich 2019). x, y [N, C]; weight [C]; rstd [N] stats.
+struct RmsNormForward {
+  Tensor x, weight, y, rstd;
+  double eps;
+};
+
+struct RmsNormBackward {  // dx [N, C]; dweight [C] stats
+  Tensor x, weight, rstd, dy, dx, dweight;
+  bool accumulate;  // applies to dweight
+};
+
+// y = (x - mean) * rstd * weight + bias, biased variance (Ba et al. 2016). mean, rstd [N] stats; bias [C] optional.
+struct LayerNormForward {
+  Tensor x, weight, y, mean, rstd;
+  double eps;
+  Tensor bias{};
+};
+
+struct LayerNormBackward {  // dbias present if and only if the forward had a bias
+  Tensor x, weight, mean, rstd, dy, dx, dweight;
+  bool accumulate;  // applies to dweight and dbias
+  Tensor dbias{};
+};
+
+// How a row of packed q|k|v is laid out: heads * head_dim query channels, then kv_heads * head_dim keys, then as many values.
+struct HeadLayout {
+  int64_t heads, kv_heads, head_dim;
+  int64_t row() const { return (heads + 2 * kv_heads) * head_dim; }
+};
+
+// RMS norm of every query head with q_weight [D] and every key head with k_weight [D]; values are copied. x, y [N, layout.row()];
+// rstd [N, heads + kv_heads] stats.
+struct QkNormForward {
+  Tensor x, q_weight, k_weight, y, rstd;
+  HeadLayout layout;
+  double eps;
+};
+
+struct QkNormBackward {
+  Tensor x, q_weight, k_weight, rstd, dy, dx, dq_weight, dk_weight;
+  HeadLayout layout;
+  bool accumulate;  // applies to dq_weight and dk_weight
+};
+
+// Rotary position embedding, rotate-half (Su et al. 2021; element j pairs with j + D/2), of query and key heads; values are copied.
+// table [P, D] fp32: cos in the first D/2 columns, sin in the rest, row = position. positions [N] i32 in [0, P). inverse: rotates back, which is
+// the gradient. x, y [N, layout.row()].
+struct Rope {
+  Tensor x, table, positions, y;
+  HeadLayout layout;
+  bool inverse;
+};
+
+// Causal softmax attention (blocked as in FlashAttention-2, Dao 2023: memory linear in T). qkv [B*T, layout.row()], out [B*T, heads * D],
+// lse [B, heads, T] stats: log of the sum of exponentials of the scaled scores. Query head h reads key head h / (heads / kv_heads).
+// segment_starts [B*T] i32: position i of a row attends to [segment_starts[i], i]; absent: to [0, i].
+struct AttentionForward {
+  Tensor qkv, out, lse;
+  int64_t batch;
+  HeadLayout layout;
+  double scale;
+  Tensor segment_starts{};
+};
+
+struct AttentionBackward {
+  Tensor qkv, out, lse, dout, dqkv;
+  int64_t batch;
+  HeadLayout layout;
+  double scale;
+  Tensor segment_starts{};
+};
+
+// One step of generation: rows qkv [n, layout.row()] at positions first .. first + n - 1 of one sequence. Their keys and values are stored into
+// keys, values [P, kv_heads * D], then each row attends to everything up to itself. out [n, heads * D].
+struct CachedAttention {
+  Tensor qkv, keys, values, out;
+  int64_t first;
+  HeadLayout layout;
+  double scale;
+};
+
+struct SwiGluForward {  // out [N, I] = silu(gate) * up, x [N, 2I] = gate | up (Shazeer 2020)
+  Tensor x, out;
+};
+
+struct SwiGluBackward {
+  Tensor x, dy, dx;
+};
+
+enum class GeluForm { tanh, erf };
+
+struct GeluForward {  // Hendrycks and Gimpel 2016; tanh: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+  Tensor x, out;
+  GeluForm form;
+};
+
+struct GeluBackward {
+  Tensor x, dy, dx;
+  GeluForm form;
+};
+
+// loss [N] stats: log-sum-exp over the first `vocab` columns of logits [N, Vp] minus the target's logit; 0 where targets [N] i32 is negative.
+// A target >= vocab throws. dlogits, where given, = scale * (softmax - onehot), 0 in ignored rows and in columns >= vocab; it may be logits.
+struct CrossEntropy {
+  Tensor logits, targets, loss;
+  int64_t vocab;
+  double scale;
+  Tensor dlogits{};
+};
+
+// Index into the small fp32 tensor that holds what changes each step, so that a step can be replayed without new arguments.
+enum class StepValue : int { lr, inverse_bias_correction1, inverse_bias_correction2, clip_factor, skip, count };
+
+// Decoupled weight decay (Loshchilov and Hutter 2019), one pass: g = grad * clip_factor; m, v updated; master -= lr * (m^/(sqrt(v^)+eps) + wd * master);
+// value = master rounded, if given. All but value are stats, of one shape. step [StepValue::count] fp32. skip != 0: nothing is written.
+struct AdamW {
+  Tensor master, m, v, grad, step;
+  double beta1, beta2, eps, weight_decay;
+  Tensor value{};
+};
+
+// partials[i] (fp64) = sum of squares of rows [32 i, 32 i + 32) of x viewed as [dim 0, rest]; not finite if and only if a row element is not.
+struct SquaredNorm {
+  Tensor x, partials;
+};
+
+// The caching allocator's own counters, in bytes and calls.
+struct AllocatorStats {
+  int64_t in_use = 0, peak_in_use = 0;  // handed out now, at most so far
+  int64_t reserved = 0;                 // held from the system
+  int64_t system_calls = 0;             // requests that went to the system
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual const char* name() const = 0;  // as training.device names it
+  // 64-byte aligned, not initialised; goes back to the cache when the last handle is gone. Throws Error(internal) with the size on exhaustion.
+  virtual std::shared_ptr<std::byte> allocate(int64_t bytes) = 0;
+  virtual AllocatorStats allocator_stats() const = 0;
+
+  virtual void run(const Fill&) = 0;
+  virtual void run(const Convert&) = 0;
+  virtual void run(const RandomNormal&) = 0;
+  virtual void run(const Add&) = 0;
+  virtual void run(const Gemm&) = 0;
+  virtual void run(const SumRows&) = 0;
+  virtual void run(const EmbeddingForward&) = 0;
+  virtual void run(const EmbeddingBackward&) = 0;
+  virtual void run(const RmsNormForward&) = 0;
+  virtual void run(const RmsNormBackward&) = 0;
+  virtual void run(const LayerNormForward&) = 0;
+  virtual void run(const LayerNormBackward&) = 0;
+  virtual void run(const QkNormForward&) = 0;
+  virtual void run(const QkNormBackward&) = 0;
+  virtual void run(const Rope&) = 0;
+  virtual void run(const AttentionForward&) = 0;
+  virtual void run(const AttentionBackward&) = 0;
+  virtual void run(const CachedAttention&) = 0;
+  virtual void run(const SwiGluForward&) = 0;
+  virtual void run(const SwiGluBackward&) = 0;
+  virtual void run(const GeluForward&) = 0;
+  virtual void run(const GeluBackward&) = 0;
+  virtual void run(const CrossEntropy&) = 0;
+  virtual void run(const AdamW&) = 0;
+  virtual void run(const SquaredNorm&) = 0;
+};
+
+// "cpu": fast paths over the reference. "cpu_reference": plain fixed-order kernels only, also in fp64. One instance each may serve many threads'
+// calls one after the other; it must outlive its tensors.
+std::unique_ptr<Backend> make_cpu_backend();
+std::unique_ptr<Backend> make_cpu_reference();
+
+}  // namespace mantissa

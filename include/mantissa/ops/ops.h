@@ -1,0 +1,46 @@
+// Differentiable operations: forward and gradient stand side by side in src/ops/<op>.cpp. Every function computes at once and, under a Tape::Scope, records
+// its gradient. Weights that are leaves receive their gradients in place. Each has a numeric gradient check in tests/ops_gradient_test.cpp; a
+// test fails when one is missing.
+#pragma once
+
+#include "mantissa/autograd/tape.h"
+
+namespace mantissa {
+
+// Whether an activation that is cheap to compute again is kept for backward.
+enum class Keep { value, recipe };
+
+// rows of weight [V, C] by ids [N] i32: [N, C].
+Var embedding(const Tensor& ids, const Var& weight);
+
+Var add(const Var& a, const Var& b);
+
+// x [N, in] * weight [out, in]^T + bias [out] (optional: default Var): [N, out].
+Var linear(const Var& x, const Var& weight, const Var& bias);
+
+Var rms_norm(const Var& x, const Var& weight, double eps);
+
+// bias optional: default Var.
+Var layer_norm(const Var& x, const Var& weight, const Var& bias, double eps);
+
+// The next three take packed q|k|v rows [N, layout.row()]; see the kernels of the same names.
+Var qk_norm(const Var& qkv, const Var& q_weight, const Var& k_weight, HeadLayout layout, double eps);
+Var rope(const Var& qkv, const Tensor& table, const Tensor& positions, HeadLayout layout);
+// [N, heads * D]; scores are scaled by 1/sqrt(head_dim). segment_starts optional: default Tensor.
+Var attention(const Var& qkv, int64_t batch, HeadLayout layout, const Tensor& segment_starts);
+
+// x [N, 2I] = gate | up: [N, I].
+Var swiglu(const Var& x, Keep keep);
+Var gelu(const Var& x, GeluForm form, Keep keep);
+
+struct LossOptions {
+  int64_t vocab;                // columns that take part in the softmax; the rest are padding
+  int64_t target_count;         // the loss is the sum over targets divided by this
+  Dtype logits_dtype;
+};
+
+// Output projection, softmax and cross entropy in chunks of rows, so that logits [N, Vp] never exist as a whole. x [N, C], weight [Vp, C],
+// targets [N] i32 (negative: ignored): a scalar [1] stats. Gradients are computed with the loss and scaled to d(loss) = 1: backward must start here.
+Var cross_entropy(const Var& x, const Var& weight, const Tensor& targets, const LossOptions& options);
+
+}  // namespace mantissa

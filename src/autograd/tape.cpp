@@ -1,0 +1,101 @@
+#include "mantissa/autograd/tape.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "mantissa/backend/functions.h"
+
+namespace mantissa {
+namespace {
+
+thread_local Tape* current_tape = nullptr;
+
+}  // namespace
+
+Tape::Scope::Scope(Tape* tape) : previous_(std::exchange(current_tape, tape)) {}
+Tape::Scope::~Scope() { current_tape = previous_; }
+Tape* Tape::current() { return current_tape; }
+
+Var Tape::input(Tensor value) {
+  Var var(std::move(value));
+  var.slot_ = static_cast<int64_t>(gradients_.size());
+  gradients_.emplace_back();
+  return var;
+}
+
+Tensor Tape::take_gradient(const Var& input) {
+  require(input.slot_ >= 0, "take_gradient: the variable is not an input of this tape");
+  return std::exchange(gradients_[static_cast<size_t>(input.slot_)], {});
+}
+
+Var Tape::record(const char* op, Tensor value, std::initializer_list<Var> inputs, Backward backward) {
+  Node node{op, {}, 0, std::move(backward)};
+  for (const Var& input : inputs) node.inputs.push_back(input.slot_);
+  Var out = this->input(std::move(value));
+  node.output = out.slot_;
+  nodes_.push_back(std::move(node));
+  return out;
+}
+
+void Tape::add_gradient(int64_t slot, const Tensor& gradient) {
+  Tensor& sum = gradients_[static_cast<size_t>(slot)];
+  if (!sum.defined()) {
+    sum = gradient;
+    return;
+  }
+  Tensor next = empty_like(sum);
+  gradient.device().run(Add{.a = sum, .b = gradient, .out = next});
+  sum = next;
+}
+
+void Tape::backward(const Var& output, Tensor dy) {
+  require(output.slot_ >= 0, "backward: the output does not depend on anything that wants a gradient");
+  const Scope paused(nullptr);
+  const bool from_one = !dy.defined();
+  if (!from_one) gradients_[static_cast<size_t>(output.slot_)] = std::move(dy);
+  for (auto node = nodes_.rbegin(); node != nodes_.rend(); ++node) {
+    const Tensor gradient = std::exchange(gradients_[static_cast<size_t>(node->output)], {});
+    const bool root = node->output == output.slot_;
+    if (gradient.defined() || (root && from_one)) {
+      const std::vector<Tensor> contributions = node->backward(gradient);
+      require(contributions.size() == node->inputs.size(), node->op, ": backward returned ", contributions.size(), " gradients for ",
+              node->inputs.size(), " inputs");
+      for (size_t i = 0; i < contributions.size(); ++i) {
+        if (node->inputs[i] >= 0 && contributions[i].defined()) add_gradient(node->inputs[i], contributions[i]);
+      }
+    }
+    node->backward = nullptr;
+  }
+  nodes_.clear();
+}
+
+bool recording(std::initializer_list<Var> inputs) {
+  return current_tape != nullptr && std::any_of(inputs.begin(), inputs.end(), [](const Var& input) { return input.wants_gradient(); });
+}
+
+Var record(const char* op, Tensor value, std::initializer_list<Var> inputs, Tape::Backward backward) {
+  if (!recording(inputs)) return Var(std::move(value));
+  return current_tape->record(op, std::move(value), inputs, std::move(backward));
+}
+
+Var rebuilt_on_demand(Var var, std::function<Tensor()> rebuild) {
+  return Tape::with_rebuild(std::move(var), std::move(rebuild));
+}
+
+Var recompute(const Var& x, std::function<Var(const Var&)> segment) {
+  require(current_tape == nullptr || x.wants_gradient(), "recompute: the input of a segment must want a gradient, or its parameters get none");
+  Tensor value;
+  {
+    const Tape::Scope paused(nullptr);
+    value = segment(Var(x.value())).value();
+  }
+  return record("recompute", value, {x}, [input = x.value(), segment = std::move(segment)](const Tensor& dy) {
+    Tape tape;
+    const Tape::Scope scope(&tape);
+    const Var again = tape.input(input);
+    tape.backward(segment(again), dy);
+    return std::vector<Tensor>{tape.take_gradient(again)};
+  });
+}
+
+}  // namespace mantissa
