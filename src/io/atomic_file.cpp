@@ -1,0 +1,156 @@
+#include "mantissa/io/atomic_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <system_error>
+#include <utility>
+
+namespace mantissa {
+namespace {
+
+constexpr size_t kMaxTransfer = size_t{1} << 30;  // Linux moves at most 2^31 - 4096 bytes per call
+
+[[noreturn]] void storage_error(const std::filesystem::path& path, const char* what) {
+  fail(ExitCode::storage, path.string(), ": ", what, " failed: ", system_message(errno));
+}
+
+[[noreturn]] void data_error(const std::filesystem::path& path, const char* what) {
+  fail(ExitCode::data, path.string(), ": ", what, " failed: ", system_message(errno));
+}
+
+}  // namespace
+
+std::string system_message(int error_number) { return std::generic_category().message(error_number); }
+
+File::File(File&& other) noexcept : fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)) {}
+
+File& File::operator=(File&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  std::swap(path_, other.path_);
+  return *this;
+}
+
+File::~File() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+File File::create(const std::filesystem::path& path, int64_t reserve_bytes) {
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+  if (fd < 0) storage_error(path, "creating the file");
+  File file(fd, path);
+  if (reserve_bytes > 0) {
+    int error = 0;
+    do error = ::posix_fallocate(fd, 0, reserve_bytes);
+    while (error == EINTR);
+    require(error == 0, ExitCode::storage, path.string(), ": reserving ", reserve_bytes, " bytes failed: ", system_message(error));
+  }
+  return file;
+}
+
+File File::open(const std::filesystem::path& path) {
+  // O_NONBLOCK: a pipe that somebody put in the file's place must not hold us.
+  const int fd = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  if (fd < 0) data_error(path, "opening");
+  File file(fd, path);
+  struct stat status {};
+  if (::fstat(fd, &status) != 0) data_error(path, "fstat");
+  require(S_ISREG(status.st_mode), ExitCode::data, path.string(), ": is not a regular file");
+  return file;
+}
+
+int64_t File::size() const {
+  struct stat status {};
+  if (::fstat(fd_, &status) != 0) data_error(path_, "fstat");
+  return status.st_size;
+}
+
+void File::write_at(int64_t offset, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t written = ::pwrite(fd_, bytes.data(), std::min(bytes.size(), kMaxTransfer), offset);
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) storage_error(path_, "writing");
+    require(written > 0, ExitCode::storage, path_.string(), ": writing made no progress at byte ", offset);
+    bytes = bytes.subspan(static_cast<size_t>(written));
+    offset += written;
+  }
+}
+
+void File::read_at(int64_t offset, std::span<std::byte> out) const {
+  while (!out.empty()) {
+    const ssize_t got = ::pread(fd_, out.data(), std::min(out.size(), kMaxTransfer), offset);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) data_error(path_, "reading");
+    require(got > 0, ExitCode::data, path_.string(), ": ends at byte ", offset, ", ", out.size(), " bytes too early");
+    out = out.subspan(static_cast<size_t>(got));
+    offset += got;
+  }
+}
+
+void File::sync() {
+  if (::fsync(fd_) != 0) storage_error(path_, "fsync");
+}
+
+void File::close() {
+  if (::close(std::exchange(fd_, -1)) != 0) storage_error(path_, "close");
+}
+
+std::string read_small_file(const std::filesystem::path& path, int64_t max_bytes) {
+  const File file = File::open(path);
+  const int64_t size = file.size();
+  require(size <= max_bytes, ExitCode::data, path.string(), ": has ", size, " bytes, at most ", max_bytes, " are accepted");
+  std::string content(static_cast<size_t>(size), '\0');
+  file.read_at(0, std::as_writable_bytes(std::span(content)));
+  return content;
+}
+
+void write_file_atomically(const std::filesystem::path& path, std::string_view content) {
+  std::filesystem::path temporary = path;
+  temporary += ".tmp";
+  if (::unlink(temporary.c_str()) != 0 && errno != ENOENT) storage_error(temporary, "removing the old file");
+  File file = File::create(temporary);
+  try {
+    file.write_at(0, std::as_bytes(std::span(content)));
+    file.sync();
+    file.close();
+    rename_path(temporary, path);
+  } catch (const Error&) {
+    ::unlink(temporary.c_str());
+    throw;
+  }
+  sync_directory(path.has_parent_path() ? path.parent_path() : ".");
+}
+
+void make_directory(const std::filesystem::path& path) {
+  if (::mkdir(path.c_str(), 0777) != 0) storage_error(path, "creating the folder");
+}
+
+void sync_directory(const std::filesystem::path& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) storage_error(path, "opening the folder");
+  const int result = ::fsync(fd);
+  const int error = errno;
+  ::close(fd);
+  require(result == 0, ExitCode::storage, path.string(), ": fsync of the folder failed: ", system_message(error));
+}
+
+void rename_path(const std::filesystem::path& from, const std::filesystem::path& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0)
+    fail(ExitCode::storage, from.string(), ": renaming to ", to.string(), " failed: ", system_message(errno));
+}
+
+void require_free_space(const std::filesystem::path& directory, int64_t bytes) {
+  struct statvfs status {};
+  if (::statvfs(directory.c_str(), &status) != 0) storage_error(directory, "statvfs");
+  const double available = static_cast<double>(status.f_bavail) * static_cast<double>(status.f_frsize);
+  const double need = 1.1 * static_cast<double>(bytes);
+  require(available >= need, ExitCode::storage, directory.string(), ": not enough space: ", static_cast<int64_t>(need), " bytes needed, ",
+          static_cast<int64_t>(available), " free");
+}
+
+}  // namespace mantissa
