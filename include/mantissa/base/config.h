@@ -1,0 +1,182 @@
+// Configuration. A config struct declares each field once, with name, meaning and limits; that list reads JSON, checks types and ranges,
+// writes the effective config, names the origin of each value and generates the schema. The default is the member's initialiser.
+//
+//   struct AdamWConfig {
+//     double beta1 = 0.9, weight_decay = 0.1;
+//     template <class V> void fields(V& v) {
+//       v("beta1", beta1, "first moment decay", limits::fraction);
+//       v("weight_decay", weight_decay, "decoupled weight decay", limits::not_negative);
+//     }
+//   };
+//
+// Members may be bool, integers, double, std::string, an enum with choices(), another config struct, std::optional of these (null in JSON)
+// and std::vector of these. Numbers are double, so that 0.1 in a file is written back as 0.1.
+#pragma once
+
+#include <array>
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "mantissa/base/error.h"
+
+namespace mantissa {
+
+// What a field accepts beyond its type.
+struct Limits {
+  double min = -std::numeric_limits<double>::infinity();
+  double max = std::numeric_limits<double>::infinity();
+  bool above_min = false;   // min itself is excluded
+  bool below_max = false;   // max itself is excluded
+  bool input_path = false;  // a path that is read: relative to the file that names it; on the command line, to the working directory
+};
+
+namespace limits {
+inline constexpr Limits none{};
+inline constexpr Limits positive{.min = 0, .above_min = true};
+inline constexpr Limits not_negative{.min = 0};
+inline constexpr Limits fraction{.min = 0, .max = 1, .below_max = true};                          // [0, 1)
+inline constexpr Limits open_fraction{.min = 0, .max = 1, .above_min = true, .below_max = true};  // (0, 1)
+inline constexpr Limits ratio{.min = 0, .max = 1};                                                // [0, 1]
+inline constexpr Limits input_path{.input_path = true};
+constexpr Limits at_least(double min) { return {.min = min}; }
+constexpr Limits between(double min, double max) { return {.min = min, .max = max}; }
+}  // namespace limits
+
+// The names of an enum in JSON: constexpr auto choices(Norm) { return std::array{Choice{"rms", Norm::rms}, Choice{"layer", Norm::layer}}; }
+template <class E>
+struct Choice {
+  const char* name;
+  E value;
+};
+template <class E>
+Choice(const char*, E) -> Choice<E>;
+
+template <class E>
+const char* choice_name(E value) {
+  for (const auto& choice : choices(value)) {
+    if (choice.value == value) return choice.name;
+  }
+  fail(ExitCode::internal, "enum value ", static_cast<int64_t>(value), " has no name");
+}
+
+// One value of a field without its type: null, bool, integer, number, text (also the name of a choice).
+using Scalar = std::variant<std::monostate, bool, int64_t, uint64_t, double, std::string>;
+
+enum class FieldKind { boolean, integer, number, text, choice, object, list };
+
+// Erased access to one member of a config struct. Valid as long as the struct (for elements: as long as the list keeps its size).
+struct Field {
+  std::string name, description;
+  Limits limits;
+  FieldKind kind = FieldKind::text;
+  bool nullable = false;
+  std::vector<std::string> choices;  // choice
+  int64_t lowest = 0;                // integer: range of the member's type
+  uint64_t highest = 0;
+  std::function<Scalar()> get;                  // all but list; an object is null or true
+  std::function<void(const Scalar&)> set;       // takes what get returns; true creates an absent optional object
+  std::function<std::vector<Field>()> members;  // object
+  std::function<size_t()> size;                 // list
+  std::function<void(size_t)> resize;
+  std::function<Field(size_t)> element;
+};
+
+// The visitor that turns fields() into data.
+class FieldList {
+ public:
+  template <class T>
+  void operator()(const char* name, T& member, const char* description, Limits limits = {});
+  std::vector<Field> take() { return std::move(fields_); }
+
+ private:
+  std::vector<Field> fields_;
+};
+
+template <class T>
+std::vector<Field> fields_of(T& config) {
+  FieldList list;
+  config.fields(list);
+  return list.take();
+}
+
+// A config file and what the command line adds. Order: defaults < file < set_files (objects merge, all else replaces) < sets.
+struct ConfigSources {
+  std::string file;
+  std::optional<std::string> text;     // the content of `file` when it does not come from the disk (a config kept in a checkpoint)
+  std::vector<std::string> set_files;  // further JSON files, merged in order
+  std::vector<std::string> sets;       // "optimizer.lr=3e-4", "data.train.0.path=a.txt": the value is JSON, else a string
+};
+
+// Where each value came from and what is wrong with it. Keys are dotted: "data.train.0.path".
+class ConfigReport {
+ public:
+  void error(const std::string& key, const std::string& message);
+  void error_at(const std::string& place, const std::string& message);  // not about a key
+  bool failed(const std::string& key) const;                            // an error about this key, one above or one below it
+  bool given(const std::string& key) const;                             // by a file or the command line, null included
+  bool from_command_line(const std::string& key) const;
+  // "default", "configs/a.json:14:11", "--set optimizer.lr=-1", "derived".
+  std::string origin(const std::string& key) const;
+  std::string directory_of(const std::string& key) const;  // what a relative input path is relative to; "": working directory
+  void derive(const std::string& key);                     // from now on the origin is "derived"
+  void place(const std::string& key, const std::string& origin, const std::string& directory, int64_t order);
+  void throw_if_failed() const;  // Error(usage) with all messages in the order of the places
+
+ private:
+  struct Place {
+    std::string origin, directory;
+    int64_t order = 0;
+  };
+  struct Message {
+    int64_t order;
+    std::string key, text;
+  };
+  const Place* nearest(const std::string& key) const;
+  std::map<std::string, Place> places_;
+  std::vector<Message> messages_;
+};
+
+// Reads the sources into the fields; what is wrong goes to the report (a file that cannot be read or parsed too) and leaves the default.
+void read_config(const ConfigSources& sources, const std::vector<Field>& fields, ConfigReport& report);
+
+// JSON of all values in the order of declaration; with a report, each followed by a comment that names its origin.
+std::string effective_config(const std::vector<Field>& fields, const ConfigReport* report = nullptr);
+
+// JSON schema, draft 2020-12. Changes the struct behind the fields: pass those of a scratch object.
+std::string config_schema(const std::vector<Field>& fields, const std::string& title);
+
+template <class T>
+void read_config(const ConfigSources& sources, T& config, ConfigReport& report) {
+  read_config(sources, fields_of(config), report);
+}
+
+template <class T>
+std::string effective_config(T config, const ConfigReport* report = nullptr) {
+  return effective_config(fields_of(config), report);
+}
+
+// The way back from effective_config(). `name` stands in messages for the text. Throws Error(code).
+template <class T>
+T config_from_json(const std::string& text, const std::string& name, ExitCode code) {
+  T config;
+  ConfigReport report;
+  read_config(ConfigSources{.file = name, .text = text, .set_files = {}, .sets = {}}, config, report);
+  try {
+    report.throw_if_failed();
+  } catch (const Error& error) {
+    fail(code, error.what());
+  }
+  return config;
+}
+
+}  // namespace mantissa
+
+#include "mantissa/base/config_fields.h"

@@ -1,0 +1,71 @@
+// What to read: section "data" of a config. Paths are absolute after load_run_config() and may be globs.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "mantissa/base/config.h"
+
+namespace mantissa {
+
+enum class DataFormat { automatic, text, jsonl, megatron, nanogpt, llmc, llmq };
+enum class TokenDtype { u16, u32 };
+enum class TokenizerKind { byte, character };
+
+constexpr auto choices(DataFormat) {
+  return std::array{Choice{"auto", DataFormat::automatic},    Choice{"text", DataFormat::text},       Choice{"jsonl", DataFormat::jsonl},
+                    Choice{"megatron", DataFormat::megatron}, Choice{"nanogpt", DataFormat::nanogpt}, Choice{"llmc", DataFormat::llmc},
+                    Choice{"llmq", DataFormat::llmq}};
+}
+constexpr auto choices(TokenDtype) { return std::array{Choice{"u16", TokenDtype::u16}, Choice{"u32", TokenDtype::u32}}; }
+constexpr auto choices(TokenizerKind) { return std::array{Choice{"byte", TokenizerKind::byte}, Choice{"char", TokenizerKind::character}}; }
+
+struct WeightedPath {
+  std::string path;
+  double weight = 1.0;
+
+  template <class V>
+  void fields(V& v) {
+    v("path", path, "file, glob, or prefix of a Megatron .bin/.idx pair", limits::input_path);
+    v("weight", weight, "share of the samples, relative to the other entries", limits::positive);
+  }
+};
+
+struct DataConfig {
+  std::optional<std::string> path;
+  double valid_fraction = 0.1;
+  std::vector<WeightedPath> train;
+  std::vector<WeightedPath> valid;
+  DataFormat format = DataFormat::automatic;
+  TokenDtype dtype = TokenDtype::u16;
+  std::optional<TokenizerKind> tokenizer;
+  bool append_eod = false;
+  std::optional<int64_t> eod_id;
+  bool mask_eod_loss = false;
+  bool reset_position_ids = false;
+  bool document_mask = false;
+
+  void validate(ConfigReport& report) const;
+
+  template <class V>
+  void fields(V& v) {
+    v("path", path, "short form for one file or glob: its tail is the validation part; excludes train and valid", limits::input_path);
+    v("valid_fraction", valid_fraction, "with path: the last part of the tokens, kept for validation", limits::fraction);
+    v("train", train, "training sets, mixed by weight");
+    v("valid", valid, "validation sets, reported apart and averaged by tokens");
+    v("format", format, "auto recognises the file by magic number, sibling .idx, extension and content");
+    v("dtype", dtype, "width of the ids of a raw nanoGPT file");
+    v("tokenizer", tokenizer,
+      "for text and JSONL, and for samples: byte (256 ids), char (the characters of the data); null: token files only");
+    v("append_eod", append_eod, "add the tokenizer's end token after each document");
+    v("eod_id", eod_id, "end-of-document id; null: the tokenizer's, else none", limits::not_negative);
+    v("mask_eod_loss", mask_eod_loss, "no loss where the input token is the end of a document");
+    v("reset_position_ids", reset_position_ids, "positions count from the start of the document");
+    v("document_mask", document_mask, "attention stops at document boundaries");
+  }
+};
+
+}  // namespace mantissa

@@ -1,0 +1,90 @@
+// Shape and options of the GPT. Members are named as their keys in JSON (section "model"), which follow Hugging Face where it has the name.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+
+#include "mantissa/base/config.h"
+
+namespace mantissa {
+
+enum class Norm { rms, layer };
+enum class Position { rope, learned };
+enum class Activation { swiglu, gelu_tanh, gelu_erf };  // gelu_tanh: GPT-2 of Hugging Face and llm.c; gelu_erf: nanoGPT
+enum class AttentionBias { none, qkv, all };            // qkv: Qwen2; all: GPT-2
+enum class LogitsDtype { compute, fp32 };
+
+constexpr auto choices(Norm) { return std::array{Choice{"rms", Norm::rms}, Choice{"layer", Norm::layer}}; }
+constexpr auto choices(Position) { return std::array{Choice{"rope", Position::rope}, Choice{"learned", Position::learned}}; }
+constexpr auto choices(Activation) {
+  return std::array{Choice{"swiglu", Activation::swiglu}, Choice{"gelu_tanh", Activation::gelu_tanh},
+                    Choice{"gelu_erf", Activation::gelu_erf}};
+}
+constexpr auto choices(AttentionBias) {
+  return std::array{Choice{"none", AttentionBias::none}, Choice{"qkv", AttentionBias::qkv}, Choice{"all", AttentionBias::all}};
+}
+constexpr auto choices(LogitsDtype) { return std::array{Choice{"compute", LogitsDtype::compute}, Choice{"fp32", LogitsDtype::fp32}}; }
+
+struct ModelConfig {
+  std::optional<int64_t> vocab_size;
+  int64_t pad_vocab_to = 1;
+  int64_t hidden_size = 512;
+  int64_t num_layers = 8;
+  int64_t num_attention_heads = 8;
+  std::optional<int64_t> num_key_value_heads;
+  std::optional<int64_t> head_dim;
+  int64_t intermediate_size = 1408;
+  int64_t max_position_embeddings = 1024;
+  Norm norm = Norm::rms;
+  double norm_eps = 1e-6;
+  bool norm_bias = false;
+  Position position = Position::rope;
+  double rope_theta = 10000.0;
+  Activation activation = Activation::swiglu;
+  AttentionBias attention_bias = AttentionBias::none;
+  bool mlp_bias = false;
+  bool qk_norm = true;
+  bool tie_word_embeddings = false;
+  LogitsDtype logits_dtype = LogitsDtype::compute;
+  double init_std = 0.02;
+  bool init_residual_scale = true;
+
+  int64_t kv_heads() const { return num_key_value_heads.value_or(num_attention_heads); }
+  int64_t head_size() const { return head_dim.value_or(hidden_size / num_attention_heads); }
+  // Rows of the embedding and the output projection. Throws Error(internal) while vocab_size is null.
+  int64_t padded_vocab_size() const;
+
+  // What no single field can show: divisibility, options that exclude each other. Keys are reported as "model.<name>".
+  void validate(ConfigReport& report) const;
+
+  template <class V>
+  void fields(V& v) {
+    v("vocab_size", vocab_size, "token ids; null: the size of the tokenizer", limits::positive);
+    v("pad_vocab_to", pad_vocab_to, "rows of embedding and output are rounded up to a multiple of this; padded ids are never predicted",
+      limits::between(1, 65536));
+    v("hidden_size", hidden_size, "width of the residual stream", limits::between(1, 1 << 20));
+    v("num_layers", num_layers, "transformer blocks", limits::between(1, 10000));
+    v("num_attention_heads", num_attention_heads, "query heads", limits::between(1, 65536));
+    v("num_key_value_heads", num_key_value_heads, "key and value heads, a divisor of the query heads; null: num_attention_heads",
+      limits::between(1, 65536));
+    v("head_dim", head_dim, "width of one head; null: hidden_size / num_attention_heads", limits::between(1, 65536));
+    v("intermediate_size", intermediate_size, "width inside the MLP", limits::between(1, 1 << 22));
+    v("max_position_embeddings", max_position_embeddings, "longest sequence", limits::between(1, 1 << 24));
+    v("norm", norm, "rms: RMSNorm; layer: LayerNorm");
+    v("norm_eps", norm_eps, "added to the variance (mean square) before the root", limits::positive);
+    v("norm_bias", norm_bias, "bias in the norms; needs norm layer");
+    v("position", position, "rope: rotary (rotate-half); learned: an embedding per position");
+    v("rope_theta", rope_theta, "base of the rotary frequencies", limits::positive);
+    v("activation", activation, "MLP: swiglu (gated SiLU), gelu_tanh (tanh form), gelu_erf (exact form)");
+    v("attention_bias", attention_bias, "biases of the attention linears: none, qkv, all (qkv and out)");
+    v("mlp_bias", mlp_bias, "biases of the MLP linears");
+    v("qk_norm", qk_norm, "RMSNorm over each query and key head before the position encoding");
+    v("tie_word_embeddings", tie_word_embeddings, "the output projection is the embedding");
+    v("logits_dtype", logits_dtype, "compute: precision.dtype; fp32");
+    v("init_std", init_std, "standard deviation of the initial weights", limits::positive);
+    v("init_residual_scale", init_residual_scale, "attn.out and mlp.down start at init_std / sqrt(2 * num_layers)");
+  }
+};
+
+}  // namespace mantissa

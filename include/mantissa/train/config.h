@@ -1,0 +1,237 @@
+// The configuration of a run: one struct per section of the JSON file, and load_run_config(), the only way from a file to them.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "mantissa/base/config.h"
+#include "mantissa/base/log.h"
+#include "mantissa/data/data_config.h"
+#include "mantissa/models/model_config.h"
+#include "mantissa/tensor/tensor.h"
+
+namespace mantissa {
+
+enum class OptimizerType { adamw };
+enum class ScheduleType { cosine, linear, constant, wsd };  // wsd: stable, then linear decay over decay_steps
+enum class Accumulation { running, tree };
+enum class DeviceChoice { automatic, cpu, cuda, cpu_reference };
+enum class Recompute { none, selective, full };  // selective: attention and activation; full: only the layer input is kept
+enum class ConsoleMode { automatic, progress, plain, off };
+
+constexpr auto choices(Dtype) { return std::array{Choice{"fp32", Dtype::f32}, Choice{"bf16", Dtype::bf16}}; }
+constexpr auto choices(OptimizerType) { return std::array{Choice{"adamw", OptimizerType::adamw}}; }
+constexpr auto choices(ScheduleType) {
+  return std::array{Choice{"cosine", ScheduleType::cosine}, Choice{"linear", ScheduleType::linear},
+                    Choice{"constant", ScheduleType::constant}, Choice{"wsd", ScheduleType::wsd}};
+}
+constexpr auto choices(Accumulation) { return std::array{Choice{"running", Accumulation::running}, Choice{"tree", Accumulation::tree}}; }
+constexpr auto choices(DeviceChoice) {
+  return std::array{Choice{"auto", DeviceChoice::automatic}, Choice{"cpu", DeviceChoice::cpu}, Choice{"cuda", DeviceChoice::cuda},
+                    Choice{"cpu_reference", DeviceChoice::cpu_reference}};
+}
+constexpr auto choices(Recompute) {
+  return std::array{Choice{"none", Recompute::none}, Choice{"selective", Recompute::selective}, Choice{"full", Recompute::full}};
+}
+constexpr auto choices(ConsoleMode) {
+  return std::array{Choice{"auto", ConsoleMode::automatic}, Choice{"progress", ConsoleMode::progress}, Choice{"plain", ConsoleMode::plain},
+                    Choice{"off", ConsoleMode::off}};
+}
+
+constexpr auto choices(LogLevel) {
+  return std::array{Choice{"debug", LogLevel::debug}, Choice{"info", LogLevel::info}, Choice{"warning", LogLevel::warning},
+                    Choice{"error", LogLevel::error}, Choice{"off", LogLevel::off}};
+}
+
+struct PrecisionConfig {
+  Dtype dtype = Dtype::bf16;  // of activations and of the weights that GEMMs read; masters and statistics are fp32 either way
+
+  template <class V>
+  void fields(V& v) {
+    v("dtype", dtype, "compute type of activations and GEMM operands; master weights are fp32");
+  }
+};
+
+struct OptimizerConfig {
+  OptimizerType type = OptimizerType::adamw;
+  double lr = 6e-4, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, grad_clip = 1.0;
+
+  template <class V>
+  void fields(V& v) {
+    v("type", type, "optimizer");
+    v("lr", lr, "peak learning rate", limits::positive);
+    v("beta1", beta1, "first moment decay", limits::fraction);
+    v("beta2", beta2, "second moment decay", limits::fraction);
+    v("eps", eps, "added to the root of the second moment", limits::positive);
+    v("weight_decay", weight_decay, "decoupled decay of parameters with two or more dimensions, embeddings included", limits::not_negative);
+    v("grad_clip", grad_clip, "largest global gradient norm; 0: no clipping", limits::not_negative);
+  }
+};
+
+struct ScheduleConfig {
+  ScheduleType type = ScheduleType::cosine;
+  int64_t warmup_steps = 100;
+  std::optional<int64_t> decay_steps;
+  double min_lr_ratio = 0.1;
+
+  template <class V>
+  void fields(V& v) {
+    v("type", type, "course of the learning rate after the warm-up; wsd: stable, then linear decay over decay_steps");
+    v("warmup_steps", warmup_steps, "linear rise from 0", limits::not_negative);
+    v("decay_steps", decay_steps, "length of the decay; null: to the end", limits::positive);
+    v("min_lr_ratio", min_lr_ratio, "final learning rate / peak", limits::ratio);
+  }
+};
+
+struct TrainingConfig {
+  int64_t steps = 1000;
+  int64_t seq_len = 1024;
+  int64_t micro_batch_size = 8;
+  std::optional<int64_t> grad_accum;         // set after load_run_config()
+  std::optional<int64_t> global_batch_size;  // in sequences; set after load_run_config()
+  Accumulation accumulation = Accumulation::running;
+  uint64_t seed = 1234;
+  DeviceChoice device = DeviceChoice::automatic;
+  int threads = 0;
+  bool deterministic = true;
+  Recompute recompute = Recompute::none;
+  int64_t nonfinite_limit = 3;
+
+  int64_t tokens_per_step() const { return *global_batch_size * seq_len; }
+
+  template <class V>
+  void fields(V& v) {
+    v("steps", steps, "optimizer steps", limits::positive);
+    v("seq_len", seq_len, "tokens per sequence", limits::between(1, 1 << 24));
+    v("micro_batch_size", micro_batch_size, "sequences per forward pass", limits::between(1, 1 << 24));
+    v("grad_accum", grad_accum, "micro batches per step; null: derived", limits::between(1, 1 << 24));
+    v("global_batch_size", global_batch_size, "sequences per step = micro_batch_size * grad_accum; null: derived",
+      limits::between(1, 1 << 30));
+    v("accumulation", accumulation, "order of the gradient sum over micro batches");
+    v("seed", seed, "of initialisation, data order and samples");
+    v("device", device, "auto: the fastest there is; cpu_reference: plain kernels, slow");
+    v("threads", threads, "CPU threads; 0: the cores this process may use", limits::between(0, 4096));
+    v("deterministic", deterministic, "same bits for any number of threads");
+    v("recompute", recompute, "what backward recomputes: none, selective (attention and activation), full (all but layer inputs)");
+    v("nonfinite_limit", nonfinite_limit, "stop after so many steps in a row with NaN or Inf", limits::at_least(1));
+  }
+};
+
+struct SamplesConfig {
+  int64_t interval = 200;
+  std::vector<std::string> prompts = {"Once"};
+  int64_t max_new_tokens = 64;
+  double temperature = 0.8;
+  int64_t top_k = 50;
+  double top_p = 1.0;
+
+  template <class V>
+  void fields(V& v) {
+    v("interval", interval, "steps between samples; the last step writes some in any case", limits::positive);
+    v("prompts", prompts, "texts to continue");
+    v("max_new_tokens", max_new_tokens, "tokens to write", limits::positive);
+    v("temperature", temperature, "0: always the likeliest token", limits::not_negative);
+    v("top_k", top_k, "draw from the k likeliest tokens; 0: from all", limits::not_negative);
+    v("top_p", top_p, "draw from the likeliest tokens that together reach p", Limits{.min = 0, .max = 1, .above_min = true});
+  }
+};
+
+struct EvalConfig {
+  int64_t interval = 100;
+  std::optional<int64_t> iters = 20;
+  std::optional<SamplesConfig> samples;
+
+  template <class V>
+  void fields(V& v) {
+    v("interval", interval, "steps between evaluations; 0: only at the end", limits::not_negative);
+    v("iters", iters, "micro batches per evaluation; null: the whole validation part", limits::positive);
+    v("samples", samples, "texts written during training; null: none");
+  }
+};
+
+struct CheckpointConfig {
+  std::string dir = "%d/checkpoints";
+  int64_t interval = 500;
+  int64_t keep_latest = 3;
+  int64_t keep_every = 0;
+  std::string resume = "never";
+  std::optional<std::string> init_from;
+
+  template <class V>
+  void fields(V& v) {
+    v("dir", dir, "folder of the checkpoints; %d: logging.dir, %n: run name");
+    v("interval", interval, "steps between checkpoints; 0: only at the end", limits::not_negative);
+    v("keep_latest", keep_latest, "newest checkpoints to keep; at least 2, so that one survives a fault during a save",
+      limits::at_least(2));
+    v("keep_every", keep_every, "also keep every checkpoint whose step is a multiple of this; 0: none", limits::not_negative);
+    v("resume", resume, "never: refuse a run folder that is in use; auto: newest valid checkpoint, else a fresh start; or a path");
+    v("init_from", init_from, "checkpoint whose weights start this run at step 0 with a new optimizer", limits::input_path);
+  }
+};
+
+struct LoggingConfig {
+  std::optional<std::string> run_name;  // set after load_run_config()
+  std::string dir = "runs/%n";
+  int64_t interval = 1;
+  ConsoleMode console = ConsoleMode::automatic;
+  bool jsonl = true;
+  bool tensorboard = true;
+  LogLevel level = LogLevel::info;
+
+  template <class V>
+  void fields(V& v) {
+    v("run_name", run_name, "null: the config's file name without extension");
+    v("dir", dir, "run folder; %n: run name");
+    v("interval", interval, "steps between step lines", limits::positive);
+    v("console", console, "auto: progress on a terminal, plain lines elsewhere");
+    v("jsonl", jsonl, "write metrics.jsonl");
+    v("tensorboard", tensorboard, "write TensorBoard events");
+    v("level", level, "least severe message that is logged");
+  }
+};
+
+struct RunConfig {
+  ModelConfig model;
+  PrecisionConfig precision;
+  OptimizerConfig optimizer;
+  ScheduleConfig schedule;
+  TrainingConfig training;
+  DataConfig data;
+  EvalConfig eval;
+  CheckpointConfig checkpoint;
+  LoggingConfig logging;
+
+  template <class V>
+  void fields(V& v) {
+    v("model", model, "shape and options of the GPT");
+    v("precision", precision, "number formats");
+    v("optimizer", optimizer, "AdamW");
+    v("schedule", schedule, "learning rate over time");
+    v("training", training, "length, batch, device");
+    v("data", data, "what to read");
+    v("eval", eval, "validation and samples during training");
+    v("checkpoint", checkpoint, "saving and resuming");
+    v("logging", logging, "run folder and output");
+  }
+};
+
+struct LoadedConfig {
+  RunConfig config;
+  ConfigReport report;  // origins; no errors
+};
+
+// Reads, checks and completes a configuration: batch sizes, heads, run name and placeholders are derived, input paths made absolute, and
+// every input path must exist. model.vocab_size stays null where only the data can tell. No side effects. Throws one Error(usage) that
+// lists everything that is wrong.
+LoadedConfig load_run_config(const ConfigSources& sources);
+
+// The part of it that needs no file: checks across sections and everything that can be derived.
+void resolve_run_config(RunConfig& config, ConfigReport& report);
+
+// Reports every input path of the config that does not exist, with the pattern and what its folder holds.
+void check_inputs_exist(const RunConfig& config, ConfigReport& report);
+
+}  // namespace mantissa

@@ -1,0 +1,62 @@
+// The command line as data. A subcommand is one file that returns a Command; only mantissa.cpp knows the parser (CLI11 costs ten seconds
+// per translation unit) and only the tools print or exit. A new subcommand: its file, its declaration here, its line in the table of
+// mantissa.cpp.
+//
+//   Command verify_command() {
+//     struct Arguments { std::string path; bool deep = false; };
+//     const auto arguments = std::make_shared<Arguments>();
+//     return {.name = "verify", .summary = "check a checkpoint", .example = "mantissa verify runs/a/checkpoints/latest",
+//             .options = {{.name = "PATH", .target = &arguments->path, .description = "checkpoint", .required = true},
+//                         {.name = "--deep", .target = &arguments->deep, .description = "read every chunk"}},
+//             .run = [arguments] { return verify(arguments->path, arguments->deep); }};
+//   }
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "mantissa/base/config.h"
+#include "mantissa/base/error.h"
+
+namespace mantissa::tools {
+
+// Where a parsed value goes; it keeps the default that stands there. bool is a flag. A vector takes every occurrence, one value each; as a
+// positional it takes all that follow. The pointer must stay valid until run() returns: point into an object that run() owns.
+using OptionTarget = std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, std::optional<std::string>*,
+                                  std::optional<int64_t>*, std::optional<uint64_t>*, std::optional<double>*, std::vector<std::string>*>;
+
+struct Option {
+  std::string name;  // "--steps", "-o,--out", or a positional in capitals: "CONFIG"
+  OptionTarget target;
+  std::string description;
+  bool required = false;
+  std::vector<std::string> choices = {};  // not empty: the only values accepted
+};
+
+struct Command {
+  std::string name;
+  std::string summary;  // one line, shown in the list of subcommands
+  std::string example;  // one or more lines, shown by --help
+  std::vector<Option> options = {};
+  std::vector<Command> subcommands = {};  // with these, run stays empty and one of them must be given
+  std::function<ExitCode()> run = {};     // may throw Error: the message goes to standard error and its code becomes the exit code
+};
+
+// CONFIG, --set and --set-file, which every command that reads a run configuration takes.
+std::vector<Option> config_options(ConfigSources& sources);
+
+Command train_command();
+Command eval_command();
+Command generate_command();
+Command tokenize_command();
+Command inspect_command();
+Command verify_command();
+Command bench_command();
+Command doctor_command();
+Command config_command();
+
+}  // namespace mantissa::tools
