@@ -4,8 +4,9 @@ target_compile_options(mantissa_warnings INTERFACE
   -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wold-style-cast -Wdouble-promotion -Wnon-virtual-dtor -Werror
   $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>)  # a false report of g++ 12 on string concatenation
 
-add_compile_options(-ffp-contract=off)
-if(CMAKE_CXX_FLAGS MATCHES "-ffast-math|-Ofast|-funsafe-math-optimizations")
+set(MANTISSA_ROUNDING_FLAGS -ffp-contract=off)
+add_compile_options(${MANTISSA_ROUNDING_FLAGS})
+if("${CMAKE_CXX_FLAGS} ${CMAKE_CXX_FLAGS_RELEASE} $ENV{CXXFLAGS}" MATCHES "-ffast-math|-Ofast|-funsafe-math-optimizations|-fassociative-math|-freciprocal-math")
   message(FATAL_ERROR "fast-math changes rounding and is refused: ${CMAKE_CXX_FLAGS}")
 endif()
 
@@ -13,6 +14,10 @@ if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release)
 endif()
 set(CMAKE_CXX_FLAGS_RELEASE "-O3")
-add_compile_options($<$<CONFIG:Release>:-fstack-protector-strong>)
-add_compile_definitions($<$<CONFIG:Release>:_GLIBCXX_ASSERTIONS> $<$<CONFIG:Release>:_FORTIFY_SOURCE=2>)
+
+# Hardening: a position-independent executable with read-only relocations, checked library calls and stack canaries.
+include(CheckPIESupported)
+check_pie_supported(LANGUAGES CXX)
+add_compile_options($<$<CONFIG:Release>:-fstack-protector-strong> $<$<CONFIG:Release>:-U_FORTIFY_SOURCE>)
+add_compile_definitions($<$<CONFIG:Release>:_GLIBCXX_ASSERTIONS> $<$<CONFIG:Release>:_FORTIFY_SOURCE=3>)
 add_link_options(-Wl,-z,relro,-z,now)

@@ -1,51 +1,12 @@
 #include <omp.h>
-#include <sched.h>
-#include <xmmintrin.h>
 
 #include <algorithm>
 #include <atomic>
 
+#include "base/single_threaded_library.h"
 #include "mantissa/base/parallel.h"
 
 namespace mantissa {
-namespace {
-
-std::atomic<int> configured{0};
-
-int default_threads() {
-  cpu_set_t cores;
-  if (sched_getaffinity(0, sizeof cores, &cores) != 0) return 1;
-  return std::max(1, CPU_COUNT(&cores));
-}
-
-// Restores the caller's settings: the library is at one thread only while a body runs.
-class SingleThreadedLibrary {
- public:
-  SingleThreadedLibrary() : threads_(omp_get_max_threads()), mxcsr_(_mm_getcsr()) {
-    if (threads_ != 1) omp_set_num_threads(1);
-    _mm_setcsr(mxcsr_ & ~0x8040U);  // clear flush-to-zero and denormals-are-zero
-  }
-  ~SingleThreadedLibrary() {
-    if (threads_ != 1) omp_set_num_threads(threads_);
-    _mm_setcsr(mxcsr_);
-  }
-  SingleThreadedLibrary(const SingleThreadedLibrary&) = delete;
-  SingleThreadedLibrary& operator=(const SingleThreadedLibrary&) = delete;
-
- private:
-  int threads_;
-  unsigned mxcsr_;
-};
-
-}  // namespace
-
-int num_threads() {
-  static const int cores = default_threads();
-  const int wanted = configured.load(std::memory_order_relaxed);
-  return wanted > 0 ? wanted : cores;
-}
-
-void set_num_threads(int threads) { configured.store(threads, std::memory_order_relaxed); }
 
 void detail::parallel_chunks(int64_t count, int64_t chunk, ChunkBody body, void* context) {
   if (count <= 0) return;

@@ -1,0 +1,15 @@
+# What --version and checkpoints say about the build. The git revision is read again by every build, so it never lags behind a commit.
+string(TOUPPER "${CMAKE_BUILD_TYPE}" build_type)
+set(MANTISSA_COMPILER "${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}")
+string(STRIP "${CMAKE_CXX_FLAGS} ${CMAKE_CXX_FLAGS_${build_type}} ${MANTISSA_ROUNDING_FLAGS}" MANTISSA_BUILD_FLAGS)
+set(MANTISSA_GENERATED ${PROJECT_BINARY_DIR}/generated)
+configure_file(${PROJECT_SOURCE_DIR}/src/base/version.cpp.in ${MANTISSA_GENERATED}/version.cpp @ONLY)
+
+set(revision_script ${PROJECT_SOURCE_DIR}/cmake/git_revision.cmake)
+set(revision_command ${CMAKE_COMMAND} -DSOURCE=${PROJECT_SOURCE_DIR} -DOUT=${MANTISSA_GENERATED}/git_revision.inc -P ${revision_script})
+execute_process(COMMAND ${revision_command})
+add_custom_target(mantissa_git_revision COMMAND ${revision_command} BYPRODUCTS ${MANTISSA_GENERATED}/git_revision.inc VERBATIM)
+target_sources(mantissa_base PRIVATE ${MANTISSA_GENERATED}/version.cpp)
+set_source_files_properties(${MANTISSA_GENERATED}/version.cpp PROPERTIES OBJECT_DEPENDS ${MANTISSA_GENERATED}/git_revision.inc)
+target_include_directories(mantissa_base PRIVATE ${MANTISSA_GENERATED})
+add_dependencies(mantissa_base mantissa_git_revision)
