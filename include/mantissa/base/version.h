@@ -8,8 +8,8 @@ namespace mantissa {
 std::string version();       // "0.1.0"
 std::string git_revision();  // 12 hex digits, "-dirty" after them if files differed from the commit; "unknown" outside a checkout
 
-// Everything fixed at build time that can change how numbers round: compiler, flags, threads, oneDNN headers. One line. Equal text promises equal
-// bits on the same CPU; the instruction set found at run time is not part of it.
+// Everything fixed at build time that can change how numbers round: compiler, flags, threads, oneDNN headers. One line. Equal text promises
+// equal bits on the same CPU; the instruction set found at run time is not part of it.
 std::string build_fingerprint();
 
 // Several lines, as `mantissa --version` prints them.

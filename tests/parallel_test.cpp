@@ -1,0 +1,89 @@
+#include "mantissa/base/parallel.h"
+
+#include <gtest/gtest.h>
+#include <omp.h>
+#include <xmmintrin.h>
+
+#include <atomic>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace mantissa {
+namespace {
+
+class ParallelFor : public testing::TestWithParam<int> {
+ protected:
+  void SetUp() override { set_num_threads(GetParam()); }
+  void TearDown() override { set_num_threads(0); }
+};
+
+std::set<std::pair<int64_t, int64_t>> pieces_of(int64_t count, int64_t chunk) {
+  std::mutex mutex;
+  std::set<std::pair<int64_t, int64_t>> pieces;
+  parallel_for(count, chunk, [&](int64_t begin, int64_t end) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    EXPECT_TRUE(pieces.emplace(begin, end).second);
+  });
+  return pieces;
+}
+
+TEST_P(ParallelFor, PiecesDependOnCountAndChunkOnly) {
+  const std::set<std::pair<int64_t, int64_t>> expected{{0, 4}, {4, 8}, {8, 10}};
+  EXPECT_EQ(pieces_of(10, 4), expected);
+}
+
+TEST_P(ParallelFor, NothingToDoCallsNothing) { EXPECT_TRUE(pieces_of(0, 4).empty()); }
+
+TEST_P(ParallelFor, ManyShortLoopsVisitEveryItemOnce) {
+  std::vector<int> visits(257, 0);
+  for (int round = 0; round < 300; ++round) {
+    parallel_for(257, 3, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) ++visits[static_cast<size_t>(i)];
+    });
+  }
+  EXPECT_EQ(visits, std::vector<int>(257, 300));
+}
+
+TEST_P(ParallelFor, BodiesSeeOneLibraryThreadAndSubnormals) {
+  const unsigned before = _mm_getcsr();
+  _mm_setcsr(before | 0x8040U);
+  omp_set_num_threads(3);
+  std::atomic<int> wrong{0};
+  parallel_for(64, 1, [&](int64_t, int64_t) {
+    if (omp_get_max_threads() != 1 || (_mm_getcsr() & 0x8040U) != 0) ++wrong;
+  });
+  EXPECT_EQ(wrong, 0);
+  EXPECT_EQ(omp_get_max_threads(), 3) << "the caller's setting is restored";
+  EXPECT_EQ(_mm_getcsr() & 0x8040U, 0x8040U);
+  _mm_setcsr(before);
+}
+
+TEST_P(ParallelFor, SeveralThreadsMayCallItAtOnce) {
+  std::atomic<int64_t> sum{0};
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 3; ++caller) {
+    callers.emplace_back([&] {
+      for (int round = 0; round < 50; ++round) {
+        parallel_for(100, 9, [&](int64_t begin, int64_t end) { sum += end - begin; });
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(sum, 3 * 50 * 100);
+}
+
+INSTANTIATE_TEST_SUITE_P(Threads, ParallelFor, testing::Values(1, 2, 3, 8));
+
+TEST(Threads, DefaultIsRestoredByZero) {
+  const int cores = num_threads();
+  set_num_threads(cores + 5);
+  EXPECT_EQ(num_threads(), cores + 5);
+  set_num_threads(0);
+  EXPECT_EQ(num_threads(), cores);
+}
+
+}  // namespace
+}  // namespace mantissa
