@@ -1,0 +1,49 @@
+// Memory of the CPU backends. Blocks come from the system once and are kept by size class when their last handle goes, so a loop that asks
+// for the same sizes again never returns to the system. Pages are not touched here: the thread that uses a page first decides where it
+// lies.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "mantissa/backend/backend.h"
+
+namespace mantissa {
+
+// Thread-safe. Create by std::make_shared: every block keeps the allocator alive, and returns to it on whichever thread drops the last
+// handle.
+class CachingAllocator : public std::enable_shared_from_this<CachingAllocator> {
+ public:
+  static constexpr int64_t kAlignment = 64;
+
+  CachingAllocator() = default;
+  ~CachingAllocator();
+  CachingAllocator(const CachingAllocator&) = delete;
+  CachingAllocator& operator=(const CachingAllocator&) = delete;
+
+  // At least `bytes` (zero gives a block too). When the system has no more, the kept blocks are given back to it and it is asked again;
+  // then throws Error(internal) with the size.
+  std::shared_ptr<std::byte> allocate(int64_t bytes);
+
+  // In bytes of size classes, so in_use is up to an eighth more than what was asked for.
+  AllocatorStats stats() const;
+
+  // `bytes` rounded up to a multiple of 64, and to three bits below its leading one: at most an eighth is lost.
+  static int64_t size_class(int64_t bytes);
+
+ private:
+  std::byte* take(int64_t size);
+  std::byte* from_system(int64_t size);
+  void give_back(std::byte* block, int64_t size) noexcept;
+  void release_cached();
+
+  mutable std::mutex mutex_;
+  std::map<int64_t, std::vector<std::byte*>> cached_;  // by size class; each vector has room for every block of its class
+  std::map<int64_t, size_t> blocks_;                   // taken from the system and not returned to it, by size class
+  AllocatorStats stats_;
+};
+
+}  // namespace mantissa
