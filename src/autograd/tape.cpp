@@ -78,12 +78,11 @@ Var record(const char* op, Tensor value, std::initializer_list<Var> inputs, Tape
   return current_tape->record(op, std::move(value), inputs, std::move(backward));
 }
 
-Var rebuilt_on_demand(Var var, std::function<Tensor()> rebuild) {
-  return Tape::with_rebuild(std::move(var), std::move(rebuild));
-}
+Var rebuilt_on_demand(Var var, std::function<Tensor()> rebuild) { return Tape::with_rebuild(std::move(var), std::move(rebuild)); }
 
 Var recompute(const Var& x, std::function<Var(const Var&)> segment) {
-  require(current_tape == nullptr || x.wants_gradient(), "recompute: the input of a segment must want a gradient, or its parameters get none");
+  require(current_tape == nullptr || x.wants_gradient(),
+          "recompute: the input of a segment must want a gradient, or its parameters get none");
   Tensor value;
   {
     const Tape::Scope paused(nullptr);

@@ -1,8 +1,10 @@
-// Reverse-mode differentiation. A tape is a vector of nodes in execution order; backward is a reverse loop that frees saved tensors as it goes.
-// The current tape is an explicit, nestable, thread-local scope: recompute opens one inside backward, and without one operations only compute.
+// Reverse-mode differentiation. A tape is a vector of nodes in execution order; backward is a reverse loop that frees saved tensors as it
+// goes. The current tape is an explicit, nestable, thread-local scope: recompute opens one inside backward, and without one operations only
+// compute.
 //
-// Two kinds of inputs get gradients. A parameter is a Leaf: operations add into its buffer themselves, so a GEMM accumulates in place. Everything else
-// is an activation: backward functions return its gradient, and the tape sums out of place, because an operation may hand one tensor to several inputs.
+// Two kinds of inputs get gradients. A parameter is a Leaf: operations add into its buffer themselves, so a GEMM accumulates in place.
+// Everything else is an activation: backward functions return its gradient, and the tape sums out of place, because an operation may hand
+// one tensor to several inputs.
 #pragma once
 
 #include <functional>
@@ -16,7 +18,7 @@ namespace mantissa {
 
 // Where a parameter's gradient is collected. The first contribution after reset() overwrites, so buffers are never zeroed.
 struct Leaf {
-  Tensor grad;           // stats dtype, shape of the parameter
+  Tensor grad;  // stats dtype, shape of the parameter
   bool written = false;
 
   struct Target {
@@ -31,8 +33,8 @@ struct Leaf {
 class Var {
  public:
   Var() = default;
-  explicit Var(Tensor value) : value_(std::move(value)) {}                         // a constant
-  Var(Tensor value, Leaf& leaf) : value_(std::move(value)), leaf_(&leaf) {}         // a parameter
+  explicit Var(Tensor value) : value_(std::move(value)) {}                   // a constant
+  Var(Tensor value, Leaf& leaf) : value_(std::move(value)), leaf_(&leaf) {}  // a parameter
 
   const Tensor& value() const { return value_; }
   Leaf* leaf() const { return leaf_; }
@@ -43,8 +45,8 @@ class Var {
   friend class Saved;
   Tensor value_;
   Leaf* leaf_ = nullptr;
-  int64_t slot_ = -1;                  // activation gradient index on the tape that recorded it
-  std::function<Tensor()> rebuild_;    // set: save() keeps this instead of the value
+  int64_t slot_ = -1;                // activation gradient index on the tape that recorded it
+  std::function<Tensor()> rebuild_;  // set: save() keeps this instead of the value
 };
 
 // What backward needs of a forward value: the tensor, or the means to compute it again (selective recompute).
@@ -76,8 +78,8 @@ class Tape {
   };
   static Tape* current();
 
-  Var input(Tensor value);                       // an activation whose gradient is wanted after backward
-  Tensor take_gradient(const Var& input);        // moves it out; undefined if nothing reached it
+  Var input(Tensor value);                 // an activation whose gradient is wanted after backward
+  Tensor take_gradient(const Var& input);  // moves it out; undefined if nothing reached it
   void backward(const Var& output, Tensor dy = {});
   size_t nodes() const { return nodes_.size(); }
 

@@ -1,10 +1,10 @@
 // The table of contents of all mathematics: one struct of named operands and one run() per kernel. Callers see only Backend&.
 //
-// Conventions. Shapes stand at the operands; N = rows (tokens), C = channels, V = vocabulary. Matrices are row-major. "Values" (x, y, weight,
-// dy, dx) share one dtype: fp32 or bf16, and on the reference backend also fp64. Statistics, losses and parameter gradients ("stats") are fp32,
-// or fp64 where the values are fp64. Sums have a fixed order that depends on the shapes only. Every kernel checks its shapes and dtypes and
-// throws Error(internal) that names the kernel. Outputs may not overlap inputs unless a line says so. `accumulate`: add to the output
-// instead of overwriting it. Optional operands, and only those, have a default initialiser.
+// Conventions. Shapes stand at the operands; N = rows (tokens), C = channels, V = vocabulary. Matrices are row-major. "Values" (x, y,
+// weight, dy, dx) share one dtype: fp32 or bf16, and on the reference backend also fp64. Statistics, losses and parameter gradients
+// ("stats") are fp32, or fp64 where the values are fp64. Sums have a fixed order that depends on the shapes only. Every kernel checks its
+// shapes and dtypes and throws Error(internal) that names the kernel. Outputs may not overlap inputs unless a line says so. `accumulate`:
+// add to the output instead of overwriting it. Optional operands, and only those, have a default initialiser.
 #pragma once
 
 #include <cstdint>
@@ -41,8 +41,8 @@ struct Operand {  // a matrix, read transposed where the flag says so
   bool transposed = false;
 };
 
-// out [M, N] (+)= op(a) [M, K] * op(b) [K, N] + bias [N]. a and b share a dtype; out has it too, or is stats. fp32 accumulation (fp64 for fp64).
-// The only way to multiply matrices.
+// out [M, N] (+)= op(a) [M, K] * op(b) [K, N] + bias [N]. a and b share a dtype; out has it too, or is stats. fp32 accumulation (fp64 for
+// fp64). The only way to multiply matrices.
 struct Gemm {
   Operand a, b;
   Tensor out;
@@ -109,8 +109,8 @@ struct QkNormBackward {
 };
 
 // Rotary position embedding, rotate-half (Su et al. 2021; element j pairs with j + D/2), of query and key heads; values are copied.
-// table [P, D] fp32: cos in the first D/2 columns, sin in the rest, row = position. positions [N] i32 in [0, P). inverse: rotates back, which is
-// the gradient. x, y [N, layout.row()].
+// table [P, D] fp32: cos in the first D/2 columns, sin in the rest, row = position. positions [N] i32 in [0, P). inverse: rotates back,
+// which is the gradient. x, y [N, layout.row()].
 struct Rope {
   Tensor x, table, positions, y;
   HeadLayout layout;
@@ -136,8 +136,8 @@ struct AttentionBackward {
   Tensor segment_starts{};
 };
 
-// One step of generation: rows qkv [n, layout.row()] at positions first .. first + n - 1 of one sequence. Their keys and values are stored into
-// keys, values [P, kv_heads * D], then each row attends to everything up to itself. out [n, heads * D].
+// One step of generation: rows qkv [n, layout.row()] at positions first .. first + n - 1 of one sequence. Their keys and values are stored
+// into keys, values [P, kv_heads * D], then each row attends to everything up to itself. out [n, heads * D].
 struct CachedAttention {
   Tensor qkv, keys, values, out;
   int64_t first;
@@ -165,8 +165,9 @@ struct GeluBackward {
   GeluForm form;
 };
 
-// loss [N] stats: log-sum-exp over the first `vocab` columns of logits [N, Vp] minus the target's logit; 0 where targets [N] i32 is negative.
-// A target >= vocab throws. dlogits, where given, = scale * (softmax - onehot), 0 in ignored rows and in columns >= vocab; it may be logits.
+// loss [N] stats: log-sum-exp over the first `vocab` columns of logits [N, Vp] minus the target's logit; 0 where targets [N] i32 is
+// negative. A target >= vocab throws. dlogits, where given, = scale * (softmax - onehot), 0 in ignored rows and in columns >= vocab; it may
+// be logits.
 struct CrossEntropy {
   Tensor logits, targets, loss;
   int64_t vocab;
@@ -177,15 +178,22 @@ struct CrossEntropy {
 // Index into the small fp32 tensor that holds what changes each step, so that a step can be replayed without new arguments.
 enum class StepValue : int { lr, inverse_bias_correction1, inverse_bias_correction2, clip_factor, skip, count };
 
-// Decoupled weight decay (Loshchilov and Hutter 2019), one pass: g = grad * clip_factor; m, v updated; master -= lr * (m^/(sqrt(v^)+eps) + wd * master);
-// value = master rounded, if given. All but value are stats, of one shape. step [StepValue::count] fp32. skip != 0: nothing is written.
+// Decoupled weight decay (Loshchilov and Hutter 2019), one pass: g = grad * clip_factor; m, v updated; master -= lr * (m^/(sqrt(v^)+eps) +
+// wd * master); value = master rounded, if given. All but value are stats, of one shape. step [StepValue::count] fp32. skip != 0: nothing
+// is written.
 struct AdamW {
   Tensor master, m, v, grad, step;
   double beta1, beta2, eps, weight_decay;
   Tensor value{};
 };
 
-// partials[i] (fp64) = sum of squares of rows [32 i, 32 i + 32) of x viewed as [dim 0, rest]; not finite if and only if a row element is not.
+struct Sum {  // out [1] (fp64) = factor * sum of all elements of x (stats), in order, in fp64
+  Tensor x, out;
+  double factor;
+};
+
+// partials[i] (fp64) = sum of squares of rows [32 i, 32 i + 32) of x viewed as [dim 0, rest]; not finite if and only if a row element is
+// not.
 struct SquaredNorm {
   Tensor x, partials;
 };
@@ -201,7 +209,8 @@ class Backend {
  public:
   virtual ~Backend() = default;
   virtual const char* name() const = 0;  // as training.device names it
-  // 64-byte aligned, not initialised; goes back to the cache when the last handle is gone. Throws Error(internal) with the size on exhaustion.
+  // 64-byte aligned, not initialised; goes back to the cache when the last handle is gone. Throws Error(internal) with the size on
+  // exhaustion.
   virtual std::shared_ptr<std::byte> allocate(int64_t bytes) = 0;
   virtual AllocatorStats allocator_stats() const = 0;
 
@@ -229,11 +238,12 @@ class Backend {
   virtual void run(const GeluBackward&) = 0;
   virtual void run(const CrossEntropy&) = 0;
   virtual void run(const AdamW&) = 0;
+  virtual void run(const Sum&) = 0;
   virtual void run(const SquaredNorm&) = 0;
 };
 
-// "cpu": fast paths over the reference. "cpu_reference": plain fixed-order kernels only, also in fp64. One instance each may serve many threads'
-// calls one after the other; it must outlive its tensors.
+// "cpu": fast paths over the reference. "cpu_reference": plain fixed-order kernels only, also in fp64. One instance each may serve many
+// threads' calls one after the other; it must outlive its tensors.
 std::unique_ptr<Backend> make_cpu_backend();
 std::unique_ptr<Backend> make_cpu_reference();
 

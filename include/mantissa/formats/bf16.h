@@ -17,9 +17,7 @@ MANTISSA_HOST_DEVICE inline uint16_t bf16_bits_from_fp32_bits(uint32_t bits) {
   return static_cast<uint16_t>((bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16);
 }
 
-MANTISSA_HOST_DEVICE inline bf16 to_bf16(float value) {
-  return bf16{bf16_bits_from_fp32_bits(__builtin_bit_cast(uint32_t, value))};
-}
+MANTISSA_HOST_DEVICE inline bf16 to_bf16(float value) { return bf16{bf16_bits_from_fp32_bits(__builtin_bit_cast(uint32_t, value))}; }
 
 MANTISSA_HOST_DEVICE inline float to_float(bf16 value) { return __builtin_bit_cast(float, static_cast<uint32_t>(value.bits) << 16); }
 

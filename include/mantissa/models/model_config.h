@@ -14,6 +14,7 @@ enum class Position { rope, learned };
 enum class Activation { swiglu, gelu_tanh, gelu_erf };  // gelu_tanh: GPT-2 of Hugging Face and llm.c; gelu_erf: nanoGPT
 enum class AttentionBias { none, qkv, all };            // qkv: Qwen2; all: GPT-2
 enum class LogitsDtype { compute, fp32 };
+enum class Recompute { none, selective, full };  // selective: attention and activation; full: only the layer input is kept
 
 constexpr auto choices(Norm) { return std::array{Choice{"rms", Norm::rms}, Choice{"layer", Norm::layer}}; }
 constexpr auto choices(Position) { return std::array{Choice{"rope", Position::rope}, Choice{"learned", Position::learned}}; }
@@ -25,6 +26,10 @@ constexpr auto choices(AttentionBias) {
   return std::array{Choice{"none", AttentionBias::none}, Choice{"qkv", AttentionBias::qkv}, Choice{"all", AttentionBias::all}};
 }
 constexpr auto choices(LogitsDtype) { return std::array{Choice{"compute", LogitsDtype::compute}, Choice{"fp32", LogitsDtype::fp32}}; }
+
+constexpr auto choices(Recompute) {
+  return std::array{Choice{"none", Recompute::none}, Choice{"selective", Recompute::selective}, Choice{"full", Recompute::full}};
+}
 
 struct ModelConfig {
   std::optional<int64_t> vocab_size;

@@ -1,6 +1,6 @@
-// Differentiable operations: forward and gradient stand side by side in src/ops/<op>.cpp. Every function computes at once and, under a Tape::Scope, records
-// its gradient. Weights that are leaves receive their gradients in place. Each has a numeric gradient check in tests/ops_gradient_test.cpp; a
-// test fails when one is missing.
+// Differentiable operations: forward and gradient stand side by side in src/ops/<op>.cpp. Every function computes at once and, under a
+// Tape::Scope, records its gradient. Weights that are leaves receive their gradients in place. Each has a numeric gradient check in
+// tests/ops_gradient_test.cpp; a test fails when one is missing.
 #pragma once
 
 #include "mantissa/autograd/tape.h"
@@ -34,13 +34,14 @@ Var swiglu(const Var& x, Keep keep);
 Var gelu(const Var& x, GeluForm form, Keep keep);
 
 struct LossOptions {
-  int64_t vocab;                // columns that take part in the softmax; the rest are padding
-  int64_t target_count;         // the loss is the sum over targets divided by this
+  int64_t vocab;         // columns that take part in the softmax; the rest are padding
+  int64_t target_count;  // the loss is the sum over targets divided by this
   Dtype logits_dtype;
 };
 
 // Output projection, softmax and cross entropy in chunks of rows, so that logits [N, Vp] never exist as a whole. x [N, C], weight [Vp, C],
-// targets [N] i32 (negative: ignored): a scalar [1] stats. Gradients are computed with the loss and scaled to d(loss) = 1: backward must start here.
+// targets [N] i32 (negative: ignored): one fp64 [1]. Gradients are computed with the loss and scaled to d(loss) = 1: backward must start
+// here.
 Var cross_entropy(const Var& x, const Var& weight, const Tensor& targets, const LossOptions& options);
 
 }  // namespace mantissa

@@ -18,14 +18,27 @@ namespace mantissa {
 enum class Dtype : uint8_t { f32, bf16, f64, i32 };
 
 int64_t dtype_bytes(Dtype dtype);
-const char* dtype_name(Dtype dtype);            // "fp32", "bf16", "fp64", "i32"
+const char* dtype_name(Dtype dtype);  // "fp32", "bf16", "fp64", "i32"
 std::ostream& operator<<(std::ostream& out, Dtype dtype);
 
-template <class T> struct DtypeOf;
-template <> struct DtypeOf<float> { static constexpr Dtype value = Dtype::f32; };
-template <> struct DtypeOf<bf16> { static constexpr Dtype value = Dtype::bf16; };
-template <> struct DtypeOf<double> { static constexpr Dtype value = Dtype::f64; };
-template <> struct DtypeOf<int32_t> { static constexpr Dtype value = Dtype::i32; };
+template <class T>
+struct DtypeOf;
+template <>
+struct DtypeOf<float> {
+  static constexpr Dtype value = Dtype::f32;
+};
+template <>
+struct DtypeOf<bf16> {
+  static constexpr Dtype value = Dtype::bf16;
+};
+template <>
+struct DtypeOf<double> {
+  static constexpr Dtype value = Dtype::f64;
+};
+template <>
+struct DtypeOf<int32_t> {
+  static constexpr Dtype value = Dtype::i32;
+};
 
 // Up to five dimensions, each >= 0. Rank 0 is a scalar with one element.
 class Shape {
@@ -34,9 +47,9 @@ class Shape {
   Shape() = default;
   Shape(std::initializer_list<int64_t> dims);
   int rank() const { return rank_; }
-  int64_t operator[](int dim) const;            // negative counts from the end
+  int64_t operator[](int dim) const;  // negative counts from the end
   int64_t elements() const;
-  int64_t rows() const;                         // product of all dimensions but the last
+  int64_t rows() const;  // product of all dimensions but the last
   Shape with_dim0(int64_t size) const;
   bool operator==(const Shape& other) const = default;
 
@@ -50,7 +63,7 @@ class Backend;
 
 class Tensor {
  public:
-  Tensor() = default;                           // undefined: no memory, used for absent optional operands
+  Tensor() = default;  // undefined: no memory, used for absent optional operands
   Tensor(Backend& device, std::shared_ptr<std::byte> memory, int64_t offset_bytes, Dtype dtype, Shape shape);
 
   bool defined() const { return memory_ != nullptr; }

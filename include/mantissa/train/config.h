@@ -19,7 +19,6 @@ enum class OptimizerType { adamw };
 enum class ScheduleType { cosine, linear, constant, wsd };  // wsd: stable, then linear decay over decay_steps
 enum class Accumulation { running, tree };
 enum class DeviceChoice { automatic, cpu, cuda, cpu_reference };
-enum class Recompute { none, selective, full };  // selective: attention and activation; full: only the layer input is kept
 enum class ConsoleMode { automatic, progress, plain, off };
 
 constexpr auto choices(Dtype) { return std::array{Choice{"fp32", Dtype::f32}, Choice{"bf16", Dtype::bf16}}; }
@@ -32,9 +31,6 @@ constexpr auto choices(Accumulation) { return std::array{Choice{"running", Accum
 constexpr auto choices(DeviceChoice) {
   return std::array{Choice{"auto", DeviceChoice::automatic}, Choice{"cpu", DeviceChoice::cpu}, Choice{"cuda", DeviceChoice::cuda},
                     Choice{"cpu_reference", DeviceChoice::cpu_reference}};
-}
-constexpr auto choices(Recompute) {
-  return std::array{Choice{"none", Recompute::none}, Choice{"selective", Recompute::selective}, Choice{"full", Recompute::full}};
 }
 constexpr auto choices(ConsoleMode) {
   return std::array{Choice{"auto", ConsoleMode::automatic}, Choice{"progress", ConsoleMode::progress}, Choice{"plain", ConsoleMode::plain},

@@ -38,10 +38,11 @@ class CpuReference : public Backend {
   void run(const GeluBackward& k) override;
   void run(const CrossEntropy& k) override;
   void run(const AdamW& k) override;
+  void run(const Sum& k) override;
   void run(const SquaredNorm& k) override;
 
  private:
-  std::shared_ptr<CachingAllocator> allocator_;  // shared with every block handed out
+  std::shared_ptr<CachingAllocator> allocator_ = std::make_shared<CachingAllocator>();  // shared with every block handed out
 };
 
 }  // namespace mantissa

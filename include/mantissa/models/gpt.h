@@ -1,0 +1,78 @@
+// The decoder-only, pre-norm transformer with every option of ModelConfig. Qwen3, Llama and GPT-2 shapes are settings of this one class.
+#pragma once
+
+#include <deque>
+#include <vector>
+
+#include "mantissa/models/model_config.h"
+#include "mantissa/nn/modules.h"
+
+namespace mantissa {
+
+struct GptOptions {
+  Dtype compute = Dtype::f32;  // bf16, fp32; fp64 on the reference backend in tests
+  Recompute recompute = Recompute::none;
+  bool gradients = true;  // allocate gradient buffers
+};
+
+// Rows of tokens with what belongs to them; all i32 tensors [batch * length].
+struct TokenBatch {
+  int64_t batch;
+  Tensor tokens, positions;
+  Tensor segment_starts;  // undefined: attention sees the whole past
+};
+
+class Gpt {
+ public:
+  // Adds all parameters and allocates them, not initialised. config.vocab_size must be set. Throws Error(internal) otherwise.
+  Gpt(const ModelConfig& config, Backend& device, const GptOptions& options);
+  Gpt(const Gpt&) = delete;
+  Gpt& operator=(const Gpt&) = delete;
+
+  const ModelConfig& config() const { return config_; }
+  ParameterSet& parameters() { return parameters_; }
+  Backend& device() const { return device_; }
+  Dtype compute() const { return options_.compute; }
+
+  // Loss: the sum over targets (>= 0) divided by target_count; one fp64. Under a Tape::Scope, gradients can be asked for.
+  Var loss(const TokenBatch& batch, const Tensor& targets, int64_t target_count);
+  // Logits [batch * length, padded vocabulary] of a whole batch in the logits dtype; for tests and small evaluations.
+  Tensor logits(const TokenBatch& batch);
+
+  // Generation. `tokens` extend the sequence in `cache` (one entry per layer, from new_cache()); returns the logits of the last one,
+  // [padded vocabulary] fp32. Throws Error(internal) if the cache cannot hold them.
+  std::vector<KeyValueCache> new_cache() const;
+  Tensor next_logits(const std::vector<int32_t>& tokens, std::vector<KeyValueCache>& cache);
+
+ private:
+  struct Block {
+    NormLayer attn_norm;
+    Attention attn;
+    NormLayer mlp_norm;
+    Mlp mlp;
+  };
+  void add_block(int64_t index);
+  Var embed(const TokenBatch& batch);
+  Var block_forward(const Block& block, const Var& x, const SequenceContext& context) const;
+  Var hidden(const TokenBatch& batch);         // after the final norm, [N, hidden]
+  Tensor project(const Tensor& hidden) const;  // logits
+
+  ModelConfig config_;
+  Backend& device_;
+  GptOptions options_;
+  HeadLayout layout_;
+  ParameterSet parameters_;
+  Parameter* embed_ = nullptr;
+  Parameter* position_ = nullptr;
+  std::deque<Block> blocks_;
+  std::optional<NormLayer> final_norm_;
+  Parameter* output_ = nullptr;  // the embedding if tied
+  Tensor rope_table_;            // [max_position_embeddings, head_dim] fp32: cos | sin
+};
+
+// Parameters of such a model without building it, and the training FLOPs per token at a sequence length: 6 N_mm + 6 L heads D T, N_mm
+// counting every weight a token is multiplied with (block linears and output projection, also when tied).
+int64_t count_parameters(const ModelConfig& config);
+double training_flops_per_token(const ModelConfig& config, int64_t seq_len);
+
+}  // namespace mantissa

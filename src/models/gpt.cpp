@@ -1,0 +1,164 @@
+#include "mantissa/models/gpt.h"
+
+#include <cmath>
+
+#include "mantissa/backend/functions.h"
+
+namespace mantissa {
+namespace {
+
+NormOptions norm_options(const ModelConfig& config) {
+  return {.layer_norm = config.norm == Norm::layer, .bias = config.norm_bias, .eps = config.norm_eps};
+}
+
+double residual_std(const ModelConfig& config) {
+  return config.init_residual_scale ? config.init_std / std::sqrt(2.0 * static_cast<double>(config.num_layers)) : config.init_std;
+}
+
+AttentionOptions attention_options(const ModelConfig& config, HeadLayout layout, Recompute recompute) {
+  return {.hidden = config.hidden_size,
+          .layout = layout,
+          .qk_norm = config.qk_norm,
+          .qkv_bias = config.attention_bias != AttentionBias::none,
+          .out_bias = config.attention_bias == AttentionBias::all,
+          .norm_eps = config.norm_eps,
+          .init_std = config.init_std,
+          .out_init_std = residual_std(config),
+          .recompute = recompute == Recompute::selective};
+}
+
+MlpOptions mlp_options(const ModelConfig& config, Recompute recompute) {
+  std::optional<GeluForm> gelu;
+  if (config.activation == Activation::gelu_tanh) gelu = GeluForm::tanh;
+  if (config.activation == Activation::gelu_erf) gelu = GeluForm::erf;
+  return {.hidden = config.hidden_size,
+          .intermediate = config.intermediate_size,
+          .gelu = gelu,
+          .bias = config.mlp_bias,
+          .init_std = config.init_std,
+          .down_init_std = residual_std(config),
+          .keep = recompute == Recompute::selective ? Keep::recipe : Keep::value};
+}
+
+// Built in double so that every device reads the same bits.
+Tensor make_rope_table(Backend& device, int64_t positions, int64_t head_dim, double theta) {
+  std::vector<float> table(static_cast<size_t>(positions * head_dim));
+  const int64_t half = head_dim / 2;
+  for (int64_t p = 0; p < positions; ++p) {
+    for (int64_t i = 0; i < half; ++i) {
+      const double angle = static_cast<double>(p) * std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
+      table[static_cast<size_t>(p * head_dim + i)] = static_cast<float>(std::cos(angle));
+      table[static_cast<size_t>(p * head_dim + half + i)] = static_cast<float>(std::sin(angle));
+    }
+  }
+  return from_host(device, Dtype::f32, {positions, head_dim}, table.data());
+}
+
+}  // namespace
+
+Gpt::Gpt(const ModelConfig& config, Backend& device, const GptOptions& options)
+    : config_(config),
+      device_(device),
+      options_(options),
+      layout_{.heads = config.num_attention_heads, .kv_heads = config.kv_heads(), .head_dim = config.head_size()} {
+  const Init normal{.constant = 0.0, .std = config.init_std};
+  const int64_t hidden = config.hidden_size, vocab = config.padded_vocab_size();
+  embed_ = &parameters_.add("embed.weight", {vocab, hidden}, normal);
+  if (config.position == Position::learned) {
+    position_ = &parameters_.add("position.weight", {config.max_position_embeddings, hidden}, normal);
+  } else {
+    rope_table_ = make_rope_table(device, config.max_position_embeddings, layout_.head_dim, config.rope_theta);
+  }
+  for (int64_t i = 0; i < config.num_layers; ++i) add_block(i);
+  final_norm_.emplace(parameters_, "final_norm", hidden, norm_options(config));
+  output_ = config.tie_word_embeddings ? embed_ : &parameters_.add("output.weight", {vocab, hidden}, normal);
+  parameters_.allocate(device, options.compute, options.gradients);
+}
+
+void Gpt::add_block(int64_t index) {
+  const std::string path = text("layers.", index);
+  const int64_t hidden = config_.hidden_size;
+  // Braces: members are built in this order, so parameters are numbered in it.
+  blocks_.push_back(Block{NormLayer(parameters_, path + ".attn_norm", hidden, norm_options(config_)),
+                          Attention(parameters_, path + ".attn", attention_options(config_, layout_, options_.recompute)),
+                          NormLayer(parameters_, path + ".mlp_norm", hidden, norm_options(config_)),
+                          Mlp(parameters_, path + ".mlp", mlp_options(config_, options_.recompute))});
+}
+
+Var Gpt::embed(const TokenBatch& batch) {
+  const Var x = embedding(batch.tokens, embed_->var());
+  return position_ ? add(x, embedding(batch.positions, position_->var())) : x;
+}
+
+Var Gpt::block_forward(const Block& block, const Var& x, const SequenceContext& context) const {
+  const Var middle = add(x, block.attn.forward(block.attn_norm.forward(x), context));
+  return add(middle, block.mlp.forward(block.mlp_norm.forward(middle)));
+}
+
+Var Gpt::hidden(const TokenBatch& batch) {
+  const SequenceContext context{.batch = batch.batch,
+                                .positions = batch.positions,
+                                .segment_starts = batch.segment_starts,
+                                .rope_table = rope_table_,
+                                .cache = nullptr};
+  Var x = embed(batch);
+  for (const Block& block : blocks_) {
+    if (options_.recompute == Recompute::full && recording({x})) {
+      x = recompute(x, [this, &block, context](const Var& again) { return block_forward(block, again, context); });
+    } else {
+      x = block_forward(block, x, context);
+    }
+  }
+  return final_norm_->forward(x);
+}
+
+Var Gpt::loss(const TokenBatch& batch, const Tensor& targets, int64_t target_count) {
+  const Dtype logits = config_.logits_dtype == LogitsDtype::fp32 ? stats_dtype(options_.compute) : options_.compute;
+  return cross_entropy(hidden(batch), output_->var(), targets,
+                       {.vocab = *config_.vocab_size, .target_count = target_count, .logits_dtype = logits});
+}
+
+Tensor Gpt::project(const Tensor& hidden) const {
+  const Dtype dtype = config_.logits_dtype == LogitsDtype::fp32 ? stats_dtype(options_.compute) : options_.compute;
+  Tensor logits = empty(device_, dtype, {hidden.dim(0), output_->value.dim(0)});
+  device_.run(Gemm{.a = {hidden}, .b = {output_->value, true}, .out = logits, .accumulate = false});
+  return logits;
+}
+
+Tensor Gpt::logits(const TokenBatch& batch) {
+  const Tape::Scope paused(nullptr);
+  return project(hidden(batch).value());
+}
+
+std::vector<KeyValueCache> Gpt::new_cache() const {
+  std::vector<KeyValueCache> cache(static_cast<size_t>(config_.num_layers));
+  const Shape shape{config_.max_position_embeddings, layout_.kv_heads * layout_.head_dim};
+  for (KeyValueCache& layer : cache) {
+    layer.keys = empty(device_, options_.compute, shape);
+    layer.values = empty(device_, options_.compute, shape);
+  }
+  return cache;
+}
+
+Tensor Gpt::next_logits(const std::vector<int32_t>& tokens, std::vector<KeyValueCache>& cache) {
+  const Tape::Scope paused(nullptr);
+  const auto count = static_cast<int64_t>(tokens.size());
+  const int64_t first = cache.at(0).length;
+  require(count > 0 && first + count <= config_.max_position_embeddings, "next_logits: ", first, " + ", count, " tokens, the cache holds ",
+          config_.max_position_embeddings);
+  std::vector<int32_t> positions(tokens.size());
+  for (size_t i = 0; i < positions.size(); ++i) positions[i] = static_cast<int32_t>(first + static_cast<int64_t>(i));
+  const TokenBatch batch{.batch = 1,
+                         .tokens = from_host(device_, Dtype::i32, {count}, tokens.data()),
+                         .positions = from_host(device_, Dtype::i32, {count}, positions.data()),
+                         .segment_starts = {}};
+  Var x = embed(batch);
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    x = block_forward(blocks_[i], x,
+                      {.batch = 1, .positions = batch.positions, .segment_starts = {}, .rope_table = rope_table_, .cache = &cache[i]});
+  }
+  const Tensor last = final_norm_->forward(Var(x.value().slice(count - 1, count))).value();
+  return converted(project(last), Dtype::f32).view({output_->value.dim(0)});
+}
+
+}  // namespace mantissa
