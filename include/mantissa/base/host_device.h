@@ -8,9 +8,10 @@
 #endif
 
 // A fast CPU kernel is a non-template function over a range, marked MANTISSA_CLONES: the loader picks the clone for the CPU at hand.
+// Levels, not models: "arch=haswell" would be picked on that very model only, so an AMD or a newer Intel CPU would run the default.
 // Empty under ThreadSanitizer, where the resolver of g++ 12 crashes before main.
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__CUDACC__) && !defined(__clang__)
-#define MANTISSA_CLONES __attribute__((target_clones("default", "arch=haswell", "arch=skylake-avx512")))
+#define MANTISSA_CLONES __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
 #else
 #define MANTISSA_CLONES
 #endif
