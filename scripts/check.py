@@ -1,0 +1,347 @@
+#!/usr/bin/env python3
+"""Checks the house rules that a compiler does not: layers, lengths, the #if budget, forbidden words, and the commands in README and CONTRIBUTING.
+
+    scripts/check.py [--binary BIN]              everything; with a built mantissa also subcommands and options in the documents
+    scripts/check.py --run-readme --binary BIN   runs the README's blocks marked "sh runnable", in a temporary folder
+
+Prints one line per finding, as file:line: text; exit 1 if there is any.
+"""
+import argparse
+import ast
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Lowest first. A file may include its own layer and those before it; the four siblings stand side by side.
+LAYERS = ["base", "formats", "tensor", "backend", "comm", ("autograd", "precision", "io", "data"), "ops", "nn", "models", "train", "tools"]
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in ([names] if isinstance(names, str) else names)}
+
+MAX_FILE_LINES = 400
+LONG_FILES = {"include/mantissa/backend/backend.h", "include/mantissa/ops/ops.h"}  # tables of contents
+MAX_FUNCTION_LINES = 60
+SHORT_FUNCTION_LINES = 30
+SHORT_SHARE = 0.9
+CONDITIONAL_FILES = {"include/mantissa/base/host_device.h"}
+
+FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager"}
+PROMISES = re.compile(r"\b(TO" r"DO|FIX" r"ME|X" r"XX|HA" r"CK)\b")
+# Pattern, the part of the tree it is allowed in, what to do instead.
+CONFINED = [
+    (re.compile(r"#\s*include\s*<omp\.h>|#\s*pragma\s+omp"), r"src/base/(threads_|single_threaded)|tests/", "threads come from base/parallel.h"),
+    (re.compile(r"#\s*include\s*[<\"](oneapi/dnnl|dnnl)"), r"src/backend/cpu/", "oneDNN is known to the CPU backend only"),
+    (re.compile(r"#\s*include\s*<CLI/"), r"tools/", "the command line is known to tools only"),
+    (re.compile(r"std::(cout|cerr|clog|exit|abort|_Exit|quick_exit)\b|(?<![\w:.>])(f?printf|puts|perror)\s*\(|(?<![\w.>])(exit|_exit|abort)\s*\("),
+     r"tools/|tests/", "the library neither prints nor exits"),
+    (re.compile(r"std::(\w+_distribution|shuffle|mt19937\w*|random_device|default_random_engine)\b"), r"tests/|src/base/", "random numbers come from base/rng.h"),
+]
+
+
+class Findings:
+    def __init__(self):
+        self.lines = []
+
+    def add(self, path, line, text):
+        self.lines.append(f"{path}:{line}: {text}")
+
+
+def project_files():
+    git = subprocess.run(["git", "-C", ROOT, "ls-files", "--cached", "--others", "--exclude-standard"], capture_output=True, text=True)
+    if git.returncode == 0:
+        paths = [Path(name) for name in git.stdout.splitlines()]
+    else:
+        paths = [p.relative_to(ROOT) for p in ROOT.rglob("*") if p.is_file()]
+        paths = [p for p in paths if p.parts[0] not in ("build", "runs") and not p.parts[0].startswith(".venv")]
+    return sorted(p for p in paths if (ROOT / p).is_file())
+
+
+def blank_literals(text):
+    """The text with comments, strings and character literals blanked, every newline kept."""
+    pattern = re.compile(r'//(?:[^\n\\]|\\.|\\\n)*|/\*.*?\*/|R"([^(\s]*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|(?<![0-9a-fA-F])\'(?:\\.|[^\'\\\n])+\'', re.S)
+    return pattern.sub(lambda m: re.sub(r"[^\n]", " ", m.group(0)), text)
+
+
+def layer_of(path):
+    parts = path.parts
+    if parts[0] == "tools":
+        return "tools"
+    if parts[0] == "src" and len(parts) > 2:
+        return parts[1]
+    return parts[2] if parts[:2] == ("include", "mantissa") and len(parts) > 3 else None
+
+
+def check_layers(path, text, findings):
+    layer = layer_of(path)
+    if layer is None:
+        return
+    if layer not in RANK:
+        findings.add(path, 1, f"'{layer}' is not a layer")
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        match = re.match(r'\s*#\s*include\s*(["<])([^">]+)[">]', line)
+        if not match:
+            continue
+        target = match.group(2)
+        parts = target.removeprefix("mantissa/").split("/")
+        other = parts[0] if len(parts) > 1 and parts[0] in RANK and match.group(1) == '"' else None
+        if other and other != layer and RANK[other] >= RANK[layer]:
+            findings.add(path, number, f"layer {layer} includes {target} of layer {other}, which does not stand below it")
+        if layer == "formats" and target not in ("cstdint", "mantissa/base/host_device.h") and other != "formats":
+            findings.add(path, number, f"formats includes only <cstdint> and base/host_device.h, not {target}")
+
+
+def cpp_functions(text):
+    """(first line, lines) of every function at namespace or class scope. A heuristic over braces: enough for code that clang-format lays out."""
+    code = re.sub(r"^[ \t]*#(?:[^\n\\]|\\.|\\\n)*", lambda m: re.sub(r"[^\n]", " ", m.group(0)), blank_literals(text), flags=re.M)
+    line, start, head, stack = 1, None, "", []  # stack: (kind, first line, head before it)
+    for char in code:
+        line += char == "\n"
+        outside = all(kind == "scope" for kind, _, _ in stack)
+        if char == "{":
+            stack.append((block_kind(head) if outside else "block", start or line, head))
+            head, start = ("", None) if outside else (head, start)
+        elif char == "}" and stack:
+            kind, first, before = stack.pop()
+            if kind == "function":
+                yield first, line - first + 1
+            if all(k == "scope" for k, _, _ in stack):
+                # A braced initialiser continues its declaration: Foo(int x) : x_{x} { … }
+                head, start = (before + "{}", first) if kind == "block" else ("", None)
+        elif outside:
+            if char == ";":
+                head, start = "", None
+            elif not (char.isspace() and not head):
+                head, start = head + char, start or line
+
+
+def block_kind(head):
+    head = re.sub(r"template\s*<[^{}()]*>|operator\s*[^\s\w(]+|\[\[.*?\]\]|\b(public|private|protected)\s*:", " ", head).strip()
+    if re.match(r"(inline\s+)?(namespace|class|struct|union|enum|extern)\b", head):
+        return "scope"
+    tail = head.rpartition(")")[2].replace("::", "")
+    if re.search(r"[:,]", tail) and re.search(r"[\w>]$", tail) and "->" not in tail:
+        return "block"  # a braced member initialiser of a constructor
+    assigned = re.sub(r"\([^()]*\)", "", re.sub(r"\([^()]*\)", "", head))
+    return "function" if "(" in head and "=" not in assigned else "block"
+
+
+def python_functions(text):
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield node.lineno, node.end_lineno - node.lineno + 1
+
+
+def check_lengths(path, text, findings, product_lengths):
+    lines = text.count("\n")
+    if lines > MAX_FILE_LINES and str(path) not in LONG_FILES:
+        findings.add(path, 1, f"{lines} lines; at most {MAX_FILE_LINES}")
+    for first, length in python_functions(text) if path.suffix == ".py" else cpp_functions(text):
+        if length > MAX_FUNCTION_LINES:
+            findings.add(path, first, f"function of {length} lines; at most {MAX_FUNCTION_LINES}")
+        if path.parts[0] in ("include", "src", "tools"):
+            product_lengths.append(length)
+
+
+def check_short_share(lengths, findings):
+    short = sum(length <= SHORT_FUNCTION_LINES for length in lengths)
+    if lengths and short < SHORT_SHARE * len(lengths):
+        findings.add("src", 0, f"{short} of {len(lengths)} functions have at most {SHORT_FUNCTION_LINES} lines; {SHORT_SHARE:.0%} should")
+
+
+def check_words(path, text, findings):
+    is_cpp = path.suffix in (".h", ".cpp", ".cu")
+    code = blank_literals(text).splitlines() if is_cpp else []
+    for number, line in enumerate(text.splitlines(), 1):
+        if PROMISES.search(line):
+            findings.add(path, number, f"a promise instead of the work: {line.strip()}")
+        if is_cpp and re.match(r"\s*#\s*if", line) and str(path) not in CONDITIONAL_FILES:
+            findings.add(path, number, "conditional compilation; absence is a file chosen by CMake")
+    for number, (line, raw) in enumerate(zip(code, text.splitlines()), 1):
+        subject = raw if raw.lstrip().startswith("#") else line
+        for pattern, allowed, advice in CONFINED:
+            if pattern.search(subject) and not re.match(allowed, str(path)):
+                findings.add(path, number, f"{pattern.search(subject).group(0).strip()}: {advice}")
+
+
+def check_names(path, findings):
+    for part in path.parts:
+        if set(re.split(r"[_.\-]", part.lower())) & FORBIDDEN_NAMES:
+            findings.add(path, 1, f"'{part}' says nothing about what is inside")
+
+
+# ---- documents
+
+
+def fenced_blocks(text):
+    """(info string, first line number, lines) of every fenced block."""
+    info, first, block = None, 0, []
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.startswith("```"):
+            if info is None:
+                info, first, block = line[3:].strip(), number + 1, []
+            else:
+                yield info, first, block
+                info = None
+        elif info is not None:
+            block.append(line)
+
+
+def simple_commands(lines, first):
+    """(line number, words) of each simple command; continuations are joined, pipes and && split."""
+    joined, start = "", first
+    for number, line in enumerate(lines, first):
+        if not joined:
+            start = number
+        joined += line.removesuffix("\\")
+        if line.endswith("\\"):
+            continue
+        lexer = shlex.shlex(joined, posix=True, punctuation_chars="|&;<>")
+        lexer.whitespace_split = True
+        words = []
+        for token in [*lexer, ";"]:
+            if set(token) <= set("|&;"):
+                if words:
+                    yield start, words
+                words = []
+            else:
+                words.append(token)
+        joined = ""
+
+
+def known_config_key(key, schema):
+    node = schema
+    for part in key.split("."):
+        while "$ref" in node:
+            node = schema["$defs"][node["$ref"].rsplit("/", 1)[1]]
+        choices = [node, *node.get("anyOf", []), *node.get("oneOf", [])]
+        found = [c["properties"][part] for c in choices if part in c.get("properties", {})] or [c["items"] for c in choices if part.isdigit() and "items" in c]
+        if not found:
+            return False
+        node = found[0]
+    return True
+
+
+class CommandChecker:
+    SYSTEM = {"git", "cd", "cmake", "ctest", "cpack", "sudo", "apt-get", "echo", "cat", "cp", "mkdir", "tail", "head", "kill", "ls", "read"}
+
+    def __init__(self, binary, findings):
+        self.binary, self.findings, self.help = binary, findings, {}
+        schema = ROOT / "configs/config.schema.json"
+        self.schema = json.loads(schema.read_text()) if schema.exists() else None
+        self.presets = {p["name"] for p in json.loads((ROOT / "CMakePresets.json").read_text())["configurePresets"] if not p.get("hidden")}
+
+    def help_of(self, subcommand):
+        """The help text, or None if there is no such subcommand."""
+        if subcommand not in self.help:
+            run = subprocess.run([self.binary, *subcommand, "--help"], capture_output=True, text=True)
+            self.help[subcommand] = run.stdout if run.returncode == 0 else None
+        return self.help[subcommand]
+
+    def check(self, path, line, words):
+        while words and re.match(r"\w+=", words[0]):
+            words = words[1:]
+        if not words:
+            return
+        program = words[0]
+        if os.path.basename(program) == "mantissa":
+            self.check_mantissa(path, line, words[1:])
+        elif program.startswith(("./", "scripts/", ".venv")):
+            self.check_script(path, line, program)
+        elif program not in self.SYSTEM:
+            self.findings.add(path, line, f"'{program}' is not a command of this project")
+        for before, word in zip(words, words[1:]):
+            if re.match(r"(\./)?(configs|scripts|tests|tools)/", word) and not (ROOT / word).exists():
+                self.findings.add(path, line, f"{word} does not exist")
+            if before == "--preset" and word not in self.presets:
+                self.findings.add(path, line, f"preset '{word}' does not exist")
+
+    def check_script(self, path, line, program):
+        if program.startswith(".venv"):
+            return
+        if not os.access(ROOT / program, os.X_OK):
+            self.findings.add(path, line, f"{program} does not exist or is not executable")
+
+    def check_mantissa(self, path, line, words):
+        for before, word in zip(words, words[1:]):
+            key = word.split("=")[0]
+            if before == "--set" and self.schema and not known_config_key(key, self.schema):
+                self.findings.add(path, line, f"config has no key '{key}'")
+        if not self.binary or not words or words[0].startswith("-"):
+            return
+        subcommand = (words[0],)
+        if self.help_of(subcommand) is None:
+            self.findings.add(path, line, f"mantissa has no subcommand '{words[0]}'")
+            return
+        if len(words) > 1 and re.search(rf"^\s+{re.escape(words[1])}\s", self.help_of(subcommand).partition("ubcommands:")[2], re.M):
+            subcommand = (words[0], words[1])
+        for option in (w.split("=")[0] for w in words if w.startswith("--")):
+            if not re.search(rf"(?<![\w-]){option}(?![\w-])", self.help_of(subcommand)):
+                self.findings.add(path, line, f"mantissa {' '.join(subcommand)} has no option {option}")
+
+
+def check_documents(binary, findings):
+    checker = CommandChecker(binary, findings)
+    for name in ("README.md", "CONTRIBUTING.md"):
+        if not (ROOT / name).exists():
+            findings.add(name, 1, "missing")
+            continue
+        for info, first, lines in fenced_blocks((ROOT / name).read_text()):
+            if info.split()[:1] == ["sh"]:
+                for line, words in simple_commands(lines, first):
+                    checker.check(name, line, words)
+
+
+def run_readme(binary):
+    """Runs the blocks marked runnable in one shell, in a folder of links to the project, so that nothing stays behind."""
+    blocks = [lines for info, _, lines in fenced_blocks((ROOT / "README.md").read_text()) if info == "sh runnable"]
+    if not blocks:
+        sys.exit("README.md has no block marked 'sh runnable'")
+    with tempfile.TemporaryDirectory(prefix="mantissa-readme-") as folder:
+        for path in project_files():
+            top = path.parts[0]
+            if not (Path(folder) / top).exists():
+                (Path(folder) / top).symlink_to(ROOT / top)
+        bin_folder = Path(folder) / "build/release/bin"
+        bin_folder.mkdir(parents=True)
+        (bin_folder / "mantissa").symlink_to(Path(binary).resolve())
+        script = "\n".join(line for lines in blocks for line in lines)
+        return subprocess.run(["bash", "-euxo", "pipefail", "-c", script], cwd=folder).returncode
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binary", help="a built mantissa")
+    parser.add_argument("--run-readme", action="store_true")
+    args = parser.parse_args()
+    if args.run_readme:
+        if not args.binary:
+            parser.error("--run-readme needs --binary")
+        sys.exit(run_readme(args.binary))
+
+    findings, product_lengths = Findings(), []
+    for path in project_files():
+        check_names(path, findings)
+        if path.suffix not in (".h", ".cpp", ".cu", ".py", ".sh", ".md", ".cmake"):
+            continue
+        text = (ROOT / path).read_text()
+        check_words(path, text, findings)
+        if path.suffix in (".h", ".cpp", ".cu", ".py"):
+            check_lengths(path, text, findings, product_lengths)
+        if path.suffix in (".h", ".cpp", ".cu"):
+            check_layers(path, text, findings)
+    check_short_share(product_lengths, findings)
+    check_documents(args.binary, findings)
+    for line in findings.lines:
+        print(line)
+    print(f"{len(findings.lines)} findings; {len(product_lengths)} functions in the product")
+    sys.exit(1 if findings.lines else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""What scripts/check.py must find, and what it must leave alone."""
+import importlib.util
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+spec = importlib.util.spec_from_file_location("check", ROOT / "scripts/check.py")
+check = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(check)
+
+
+def findings_of(rule, path, *arguments):
+    findings = check.Findings()
+    rule(Path(path), *arguments, findings=findings)
+    return findings.lines
+
+
+def layers(path, include):
+    return findings_of(check.check_layers, path, f"#include {include}\n")
+
+
+class Layers(unittest.TestCase):
+    def test_an_include_points_downwards(self):
+        self.assertEqual(layers("src/ops/a.cpp", '"mantissa/tensor/tensor.h"'), [])
+        self.assertEqual(len(layers("src/tensor/a.cpp", '"mantissa/ops/ops.h"')), 1)
+        self.assertEqual(len(layers("include/mantissa/base/a.h", '"mantissa/tensor/tensor.h"')), 1)
+        self.assertEqual(len(layers("src/base/a.cpp", '"backend/cpu/gemm.h"')), 1)
+
+    def test_siblings_do_not_include_each_other(self):
+        self.assertEqual(len(layers("src/io/a.cpp", '"mantissa/data/dataset.h"')), 1)
+        self.assertEqual(layers("src/train/a.cpp", '"mantissa/data/dataset.h"'), [])
+
+    def test_formats_includes_next_to_nothing(self):
+        self.assertEqual(layers("include/mantissa/formats/a.h", "<cstdint>"), [])
+        self.assertEqual(len(layers("include/mantissa/formats/a.h", "<cmath>")), 1)
+
+
+def lengths(path, text, findings):
+    check.check_lengths(path, text, findings, [])
+
+
+class Lengths(unittest.TestCase):
+    SOURCE = """namespace a {
+struct Point {
+  int x = 0;
+  explicit Point(int v) : x{v}, y_{v} {
+    x += 1;
+  }
+  bool operator==(const Point& o) const { return x == o.x; }
+};
+const std::vector<int> kTable = {
+  1, 2,
+};
+template <class T, int N = 3>
+int f(const char* s = "{(") {
+  if (s) { return '{'; }
+  auto g = [](int v) { return v; };
+  return g(1);
+}  // }
+}
+"""
+
+    def test_functions_are_found_with_their_lines(self):
+        self.assertEqual(list(check.cpp_functions(self.SOURCE)), [(4, 3), (7, 1), (12, 6)])
+
+    def test_long_functions_and_files_are_found(self):
+        long = "void f() {\n" + "  g();\n" * 60 + "}\n"
+        self.assertEqual(len(findings_of(lengths, "src/io/a.cpp", long)), 1)
+        self.assertEqual(len(findings_of(lengths, "src/io/a.cpp", "int x;\n" * 401)), 1)
+
+    def test_one_function_in_ten_may_be_long(self):
+        findings = check.Findings()
+        check.check_short_share([10] * 9 + [40], findings)
+        self.assertEqual(findings.lines, [])
+        check.check_short_share([10] * 8 + [40], findings)
+        self.assertEqual(len(findings.lines), 1)
+
+
+class Words(unittest.TestCase):
+    def words(self, path, line):
+        return findings_of(check.check_words, path, line + "\n")
+
+    def test_conditional_compilation_and_promises_are_found(self):
+        self.assertEqual(len(self.words("src/io/a.cpp", "#ifdef X")), 1)
+        self.assertEqual(self.words("include/mantissa/base/host_device.h", "#ifdef X"), [])
+        self.assertEqual(len(self.words("src/io/a.cpp", "// TO" + "DO later")), 1)
+
+    def test_the_library_neither_prints_nor_exits(self):
+        self.assertEqual(len(self.words("src/io/a.cpp", 'printf("x");')), 1)
+        self.assertEqual(len(self.words("src/io/a.cpp", "std::exit(1);")), 1)
+        self.assertEqual(self.words("src/io/a.cpp", 'std::snprintf(b, 3, "x");  // printf("x") would print'), [])
+        self.assertEqual(self.words("tools/a.cpp", 'printf("x");'), [])
+
+    def test_libraries_stay_where_they_belong(self):
+        self.assertEqual(len(self.words("src/ops/a.cpp", "#include <omp.h>")), 1)
+        self.assertEqual(len(self.words("src/ops/a.cpp", "#include <oneapi/dnnl/dnnl.hpp>")), 1)
+        self.assertEqual(len(self.words("src/ops/a.cpp", "std::normal_distribution<float> d;")), 1)
+
+    def test_names_that_say_nothing_are_found(self):
+        self.assertEqual(len(findings_of(check.check_names, "src/io/string_utils.h")), 1)
+        self.assertEqual(findings_of(check.check_names, "src/io/safetensors.h"), [])
+
+
+class Documents(unittest.TestCase):
+    def commands(self, text):
+        findings = check.Findings()
+        checker = check.CommandChecker(None, findings)
+        for line, words in check.simple_commands(text.splitlines(), 1):
+            checker.check("README.md", line, words)
+        return findings.lines
+
+    def test_commands_must_exist(self):
+        self.assertEqual(self.commands("./scripts/test.sh --preset asan   # sanitizers"), [])
+        self.assertEqual(len(self.commands("./scripts/absent.sh")), 1)
+        self.assertEqual(len(self.commands("./scripts/test.sh --preset absent")), 1)
+        self.assertEqual(len(self.commands("cd x && \\\n  frobnicate")), 1)
+        self.assertEqual(len(self.commands("mantissa train configs/absent.json")), 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
