@@ -1,0 +1,118 @@
+#include "backend/checks.h"
+
+#include "backend/contract.h"
+
+namespace mantissa {
+
+void check(const Fill& k) { Contract("fill").output("out", k.out); }
+
+void check(const Convert& k) {
+  Contract contract("convert");
+  contract.input("x", k.x).output("out", k.out, k.out.dtype(), k.x.shape());
+  contract.that(k.x.dtype() == k.out.dtype() || (k.x.dtype() != Dtype::i32 && k.out.dtype() != Dtype::i32), "cannot convert ", k.x.dtype(),
+                " to ", k.out.dtype());
+}
+
+void check(const RandomNormal& k) {
+  Contract contract("random_normal");
+  contract.output("out", k.out).floating("out", k.out);
+  contract.that(k.first_index >= 0, "first_index is ", k.first_index);
+}
+
+void check(const Add& k) {
+  Contract contract("add");
+  contract.input("a", k.a).floating("a", k.a);
+  contract.input("b", k.b, k.a.dtype(), k.a.shape()).in_place("out", k.out, k.a.dtype(), k.a.shape());
+}
+
+void check(const Gemm& k) {
+  Contract contract("gemm");
+  contract.input("a", k.a.value).floating("a", k.a.value).rank("a", k.a.value, 2);
+  contract.input("b", k.b.value).rank("b", k.b.value, 2);
+  const Dtype dtype = k.a.value.dtype();
+  contract.that(k.b.value.dtype() == dtype, "a is ", dtype, ", b is ", k.b.value.dtype());
+  const int64_t rows = k.a.value.dim(k.a.transposed ? 1 : 0), inner = k.a.value.dim(k.a.transposed ? 0 : 1);
+  const int64_t columns = k.b.value.dim(k.b.transposed ? 0 : 1), inner_b = k.b.value.dim(k.b.transposed ? 1 : 0);
+  contract.that(inner == inner_b, "op(a) is ", Shape{rows, inner}, ", op(b) is ", Shape{inner_b, columns});
+  contract.that(k.out.dtype() == dtype || k.out.dtype() == stats_dtype(dtype), "out is ", k.out.dtype(), ", the operands are ", dtype);
+  contract.output("out", k.out, k.out.dtype(), {rows, columns});
+  contract.optional_input("bias", k.bias, dtype, {columns});
+}
+
+void check(const SumRows& k) {
+  Contract contract("sum_rows");
+  contract.input("x", k.x).floating("x", k.x).rank("x", k.x, 2);
+  contract.output("out", k.out, stats_dtype(k.x.dtype()), {k.x.dim(1)});
+}
+
+void check(const EmbeddingForward& k) {
+  Contract contract("embedding");
+  contract.input("ids", k.ids).rank("ids", k.ids, 1).has("ids", k.ids, Dtype::i32, k.ids.shape());
+  contract.input("weight", k.weight).floating("weight", k.weight).rank("weight", k.weight, 2);
+  contract.output("out", k.out, k.weight.dtype(), {k.ids.dim(0), k.weight.dim(1)});
+}
+
+void check(const EmbeddingBackward& k) {
+  Contract contract("embedding backward");
+  contract.input("dy", k.dy).floating("dy", k.dy).rank("dy", k.dy, 2);
+  contract.input("ids", k.ids, Dtype::i32, {k.dy.dim(0)});
+  contract.output("dweight", k.dweight).rank("dweight", k.dweight, 2);
+  contract.that(k.dweight.dtype() == stats_dtype(k.dy.dtype()) && k.dweight.dim(1) == k.dy.dim(1), "dweight is ", k.dweight.dtype(), ' ',
+                k.dweight.shape(), ", dy ", k.dy.dtype(), ' ', k.dy.shape());
+}
+
+void check(const SwiGluForward& k) {
+  Contract contract("swiglu");
+  contract.input("x", k.x).floating("x", k.x).rank("x", k.x, 2);
+  contract.that(k.x.dim(1) % 2 == 0, "the rows of x have ", k.x.dim(1), " elements, not gate and up of one size");
+  contract.output("out", k.out, k.x.dtype(), {k.x.dim(0), k.x.dim(1) / 2});
+}
+
+void check(const SwiGluBackward& k) {
+  Contract contract("swiglu backward");
+  contract.input("x", k.x).floating("x", k.x).rank("x", k.x, 2);
+  contract.that(k.x.dim(1) % 2 == 0, "the rows of x have ", k.x.dim(1), " elements, not gate and up of one size");
+  contract.input("dy", k.dy, k.x.dtype(), {k.x.dim(0), k.x.dim(1) / 2});
+  contract.output("dx", k.dx, k.x.dtype(), k.x.shape());
+}
+
+void check(const GeluForward& k) {
+  Contract contract("gelu");
+  contract.input("x", k.x).floating("x", k.x).output("out", k.out, k.x.dtype(), k.x.shape());
+}
+
+void check(const GeluBackward& k) {
+  Contract contract("gelu backward");
+  contract.input("x", k.x).floating("x", k.x);
+  contract.input("dy", k.dy, k.x.dtype(), k.x.shape()).output("dx", k.dx, k.x.dtype(), k.x.shape());
+}
+
+void check(const CrossEntropy& k) {
+  Contract contract("cross_entropy");
+  contract.input("logits", k.logits).floating("logits", k.logits).rank("logits", k.logits, 2);
+  const int64_t rows = k.logits.dim(0);
+  contract.input("targets", k.targets, Dtype::i32, {rows}).output("loss", k.loss, stats_dtype(k.logits.dtype()), {rows});
+  contract.that(k.vocab > 0 && k.vocab <= k.logits.dim(1), "vocab is ", k.vocab, ", the rows of logits have ", k.logits.dim(1),
+                " elements");
+  if (k.dlogits.defined()) contract.in_place("dlogits", k.dlogits, k.logits.dtype(), k.logits.shape());
+}
+
+void check(const AdamW& k) {
+  Contract contract("adamw");
+  contract.output("master", k.master);
+  const Dtype stats = k.master.dtype();
+  contract.that(stats == Dtype::f32 || stats == Dtype::f64, "master is ", stats, ", not fp32 or fp64");
+  contract.output("m", k.m, stats, k.master.shape()).output("v", k.v, stats, k.master.shape());
+  contract.input("grad", k.grad, stats, k.master.shape());
+  contract.input("step", k.step, Dtype::f32, {static_cast<int64_t>(StepValue::count)});
+  if (k.value.defined()) contract.output("value", k.value, k.value.dtype(), k.master.shape()).floating("value", k.value);
+}
+
+void check(const SquaredNorm& k) {
+  Contract contract("squared_norm");
+  contract.input("x", k.x).floating("x", k.x);
+  contract.that(k.x.shape().rank() > 0, "x is a scalar, without rows");
+  contract.output("partials", k.partials, Dtype::f64, {(k.x.dim(0) + 31) / 32});
+}
+
+}  // namespace mantissa

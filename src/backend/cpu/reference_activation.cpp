@@ -1,0 +1,106 @@
+#include <cmath>
+#include <numbers>
+
+#include "backend/checks.h"
+#include "backend/cpu/reference.h"
+#include "backend/cpu/scalar.h"
+
+namespace mantissa {
+namespace {
+
+template <class S>
+S sigmoid(S x) {
+  return S{1} / (S{1} + std::exp(-x));
+}
+
+// The value and the derivative.
+template <class S>
+struct Slope {
+  S value, derivative;
+};
+
+// 0.5 x (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3).
+template <class S>
+Slope<S> gelu_tanh(S x) {
+  const S factor = static_cast<S>(std::numbers::sqrt2 * std::numbers::inv_sqrtpi), cubic = static_cast<S>(0.044715),
+          half = static_cast<S>(0.5);
+  const S t = std::tanh(factor * (x + cubic * x * x * x));
+  const S du = factor * (S{1} + S{3} * cubic * x * x);
+  return {half * x * (S{1} + t), half * (S{1} + t) + half * x * (S{1} - t * t) * du};
+}
+
+// x Phi(x), Phi(x) = 0.5 (1 + erf(x / sqrt(2))).
+template <class S>
+Slope<S> gelu_erf(S x) {
+  const S half = static_cast<S>(0.5), root_half = static_cast<S>(1.0 / std::numbers::sqrt2);
+  const S density = static_cast<S>(std::numbers::inv_sqrtpi / std::numbers::sqrt2) * std::exp(-half * x * x);
+  const S phi = half * (S{1} + std::erf(x * root_half));
+  return {x * phi, phi + x * density};
+}
+
+template <class S>
+Slope<S> gelu(S x, GeluForm form) {
+  return form == GeluForm::tanh ? gelu_tanh(x) : gelu_erf(x);
+}
+
+template <class T>
+void swiglu(const SwiGluForward& k) {
+  using S = Arithmetic<T>;
+  const int64_t width = k.out.dim(1);
+  for (int64_t i = 0; i < k.out.dim(0); ++i) {
+    const T *gate = k.x.data<T>() + 2 * i * width, *up = gate + width;
+    T* out = k.out.data<T>() + i * width;
+    for (int64_t j = 0; j < width; ++j) {
+      const S g = load(gate[j]);
+      out[j] = store<T>(g * sigmoid(g) * load(up[j]));
+    }
+  }
+}
+
+// With s = sigmoid(g): dgate = dy up s (1 + g (1 - s)), dup = dy g s.
+template <class T>
+void swiglu_backward(const SwiGluBackward& k) {
+  using S = Arithmetic<T>;
+  const int64_t width = k.dy.dim(1);
+  for (int64_t i = 0; i < k.dy.dim(0); ++i) {
+    const T *gate = k.x.data<T>() + 2 * i * width, *up = gate + width, *dy = k.dy.data<T>() + i * width;
+    T *dgate = k.dx.data<T>() + 2 * i * width, *dup = dgate + width;
+    for (int64_t j = 0; j < width; ++j) {
+      const S g = load(gate[j]), s = sigmoid(g), d = load(dy[j]);
+      dgate[j] = store<T>(d * load(up[j]) * s * (S{1} + g * (S{1} - s)));
+      dup[j] = store<T>(d * g * s);
+    }
+  }
+}
+
+}  // namespace
+
+void CpuReference::run(const SwiGluForward& k) {
+  check(k);
+  with_values(k.x.dtype(), [&]<class T>() { swiglu<T>(k); });
+}
+
+void CpuReference::run(const SwiGluBackward& k) {
+  check(k);
+  with_values(k.x.dtype(), [&]<class T>() { swiglu_backward<T>(k); });
+}
+
+void CpuReference::run(const GeluForward& k) {
+  check(k);
+  with_values(k.x.dtype(), [&]<class T>() {
+    const T* x = k.x.data<T>();
+    T* out = k.out.data<T>();
+    for (int64_t i = 0; i < k.x.elements(); ++i) out[i] = store<T>(gelu(load(x[i]), k.form).value);
+  });
+}
+
+void CpuReference::run(const GeluBackward& k) {
+  check(k);
+  with_values(k.x.dtype(), [&]<class T>() {
+    const T *x = k.x.data<T>(), *dy = k.dy.data<T>();
+    T* dx = k.dx.data<T>();
+    for (int64_t i = 0; i < k.x.elements(); ++i) dx[i] = store<T>(load(dy[i]) * gelu(load(x[i]), k.form).derivative);
+  });
+}
+
+}  // namespace mantissa

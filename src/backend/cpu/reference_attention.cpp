@@ -1,0 +1,180 @@
+// Attention, one query row at a time in two passes: the scores of the row, then their softmax and the weighted values. Memory is one row of
+// scores.
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "backend/checks.h"
+#include "backend/cpu/indices.h"
+#include "backend/cpu/reference.h"
+#include "backend/cpu/scalar.h"
+#include "mantissa/base/parallel.h"
+
+namespace mantissa {
+namespace {
+
+template <class T>
+Arithmetic<T> dot(const T* a, const T* b, int64_t n) {
+  Arithmetic<T> sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += load(a[i]) * load(b[i]);
+  return sum;
+}
+
+// Rows of one head, `stride` elements apart.
+template <class T>
+struct HeadRows {
+  T* first;
+  int64_t stride;
+  T* operator[](int64_t row) const { return first + row * stride; }
+};
+
+// out = softmax(scale * q k^T) v over key rows [begin, end). Returns the log of the sum of exponentials.
+template <class T>
+Arithmetic<T> attend(const T* q, HeadRows<const T> keys, HeadRows<const T> values, T* out, int64_t begin, int64_t end, int64_t d,
+                     double scale) {
+  using S = Arithmetic<T>;
+  std::vector<S> scores(static_cast<size_t>(end - begin)), mixed(static_cast<size_t>(d), S{0});
+  for (int64_t j = begin; j < end; ++j) scores[static_cast<size_t>(j - begin)] = static_cast<S>(scale) * dot(q, keys[j], d);
+  const S largest = *std::max_element(scores.begin(), scores.end());
+  S sum = 0;
+  for (S& score : scores) sum += score = std::exp(score - largest);
+  for (int64_t j = begin; j < end; ++j) {
+    const S p = scores[static_cast<size_t>(j - begin)] / sum;
+    for (int64_t c = 0; c < d; ++c) mixed[static_cast<size_t>(c)] += p * load(values[j][c]);
+  }
+  for (int64_t c = 0; c < d; ++c) out[c] = store<T>(mixed[static_cast<size_t>(c)]);
+  return largest + std::log(sum);
+}
+
+// The heads of one sequence of packed rows.
+template <class T>
+struct Sequence {
+  T* first;
+  HeadLayout layout;
+  HeadRows<T> query(int64_t head) const { return {first + head * layout.head_dim, layout.row()}; }
+  HeadRows<T> key(int64_t kv_head) const { return query(layout.heads + kv_head); }
+  HeadRows<T> value(int64_t kv_head) const { return query(layout.heads + layout.kv_heads + kv_head); }
+};
+
+int64_t first_key(const Tensor& segment_starts, int64_t row) { return segment_starts.defined() ? segment_starts.data<int32_t>()[row] : 0; }
+
+template <class T>
+void forward(const AttentionForward& k) {
+  const HeadLayout& layout = k.layout;
+  const int64_t length = k.qkv.dim(0) / k.batch, d = layout.head_dim, channels = layout.heads * d;
+  parallel_for(k.batch * layout.heads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t b = item / layout.heads, h = item % layout.heads, kv = h / (layout.heads / layout.kv_heads);
+      const Sequence<const T> rows{k.qkv.data<T>() + b * length * layout.row(), layout};
+      for (int64_t i = 0; i < length; ++i) {
+        const int64_t row = b * length + i;
+        k.lse.data<Arithmetic<T>>()[item * length + i] =
+            attend<T>(rows.query(h)[i], rows.key(kv), rows.value(kv), k.out.data<T>() + row * channels + h * d,
+                      first_key(k.segment_starts, row), i + 1, d, k.scale);
+      }
+    }
+  });
+}
+
+// Gradients of one key head and its query heads. With p = exp(scale q k - lse) and delta = dout out: ds = p (dout v - delta),
+// dq = scale sum ds k, dk = scale sum ds q, dv = sum p dout.
+template <class T>
+class KeyHeadBackward {
+  using S = Arithmetic<T>;
+
+ public:
+  KeyHeadBackward(const AttentionBackward& k, int64_t b, int64_t kv)
+      : k_(k),
+        length_(k.qkv.dim(0) / k.batch),
+        d_(k.layout.head_dim),
+        b_(b),
+        kv_(kv),
+        x_{k.qkv.data<T>() + b * length_ * k.layout.row(), k.layout},
+        dx_{k.dqkv.data<T>() + b * length_ * k.layout.row(), k.layout},
+        dkey_(static_cast<size_t>(length_ * d_), S{0}),
+        dvalue_(dkey_) {}
+
+  void run() {
+    const int64_t group = k_.layout.heads / k_.layout.kv_heads;
+    for (int64_t h = kv_ * group; h < (kv_ + 1) * group; ++h) {
+      for (int64_t i = 0; i < length_; ++i) query_row(h, i);
+    }
+    for (int64_t i = 0; i < length_; ++i) {
+      write(dkey_.data() + i * d_, dx_.key(kv_)[i]);
+      write(dvalue_.data() + i * d_, dx_.value(kv_)[i]);
+    }
+  }
+
+ private:
+  void query_row(int64_t h, int64_t i) {
+    const int64_t row = b_ * length_ + i, at = (row * k_.layout.heads + h) * d_;
+    const T *q = x_.query(h)[i], *dout = k_.dout.data<T>() + at;
+    const S lse = k_.lse.data<S>()[(b_ * k_.layout.heads + h) * length_ + i], scale = static_cast<S>(k_.scale);
+    const S delta = dot<T>(dout, k_.out.data<T>() + at, d_);
+    std::vector<S> dq(static_cast<size_t>(d_), S{0});
+    for (int64_t j = first_key(k_.segment_starts, row); j <= i; ++j) {
+      const T *key = x_.key(kv_)[j], *value = x_.value(kv_)[j];
+      const S p = std::exp(scale * dot<T>(q, key, d_) - lse);
+      const S ds = p * (dot<T>(dout, value, d_) - delta) * scale;
+      for (int64_t c = 0; c < d_; ++c) {
+        dq[static_cast<size_t>(c)] += ds * load(key[c]);
+        dkey_[static_cast<size_t>(j * d_ + c)] += ds * load(q[c]);
+        dvalue_[static_cast<size_t>(j * d_ + c)] += p * load(dout[c]);
+      }
+    }
+    write(dq.data(), dx_.query(h)[i]);
+  }
+
+  void write(const S* from, T* to) const {
+    for (int64_t c = 0; c < d_; ++c) to[c] = store<T>(from[c]);
+  }
+
+  const AttentionBackward& k_;
+  int64_t length_, d_, b_, kv_;
+  Sequence<const T> x_;
+  Sequence<T> dx_;
+  std::vector<S> dkey_, dvalue_;
+};
+
+template <class T>
+void cached(const CachedAttention& k) {
+  const HeadLayout& layout = k.layout;
+  const int64_t rows = k.qkv.dim(0), d = layout.head_dim, channels = layout.kv_heads * d;
+  const Sequence<const T> x{k.qkv.data<T>(), layout};
+  for (int64_t i = 0; i < rows; ++i) {
+    std::copy_n(x.key(0)[i], channels, k.keys.data<T>() + (k.first + i) * channels);
+    std::copy_n(x.value(0)[i], channels, k.values.data<T>() + (k.first + i) * channels);
+  }
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t h = 0; h < layout.heads; ++h) {
+      const int64_t kv = h / (layout.heads / layout.kv_heads);
+      attend<T>(x.query(h)[i], {k.keys.data<T>() + kv * d, channels}, {k.values.data<T>() + kv * d, channels},
+                k.out.data<T>() + (i * layout.heads + h) * d, 0, k.first + i + 1, d, k.scale);
+    }
+  }
+}
+
+}  // namespace
+
+void CpuReference::run(const AttentionForward& k) {
+  check(k);
+  check_segment_starts("attention", k.segment_starts, k.qkv.dim(0) / k.batch);
+  with_values(k.qkv.dtype(), [&]<class T>() { forward<T>(k); });
+}
+
+void CpuReference::run(const AttentionBackward& k) {
+  check(k);
+  check_segment_starts("attention backward", k.segment_starts, k.qkv.dim(0) / k.batch);
+  with_values(k.qkv.dtype(), [&]<class T>() {
+    parallel_for(k.batch * k.layout.kv_heads, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t item = begin; item < end; ++item) KeyHeadBackward<T>(k, item / k.layout.kv_heads, item % k.layout.kv_heads).run();
+    });
+  });
+}
+
+void CpuReference::run(const CachedAttention& k) {
+  check(k);
+  with_values(k.qkv.dtype(), [&]<class T>() { cached<T>(k); });
+}
+
+}  // namespace mantissa

@@ -1,0 +1,71 @@
+// Fill, Convert, RandomNormal, Add, and the allocator behind every tensor.
+#include <cstring>
+
+#include "backend/checks.h"
+#include "backend/cpu/reference.h"
+#include "backend/cpu/scalar.h"
+
+namespace mantissa {
+namespace {
+
+template <class T>
+void fill(const Fill& k) {
+  T* out = k.out.data<T>();
+  for (int64_t i = 0; i < k.out.elements(); ++i) out[i] = store<T>(k.value);
+}
+
+template <class From, class To>
+void convert(const Convert& k) {
+  const From* x = k.x.data<From>();
+  To* out = k.out.data<To>();
+  for (int64_t i = 0; i < k.out.elements(); ++i) out[i] = store<To>(load(x[i]));
+}
+
+template <class T>
+void random_normals(const RandomNormal& k) {
+  T* out = k.out.data<T>();
+  for (int64_t i = 0; i < k.out.elements(); ++i) {
+    const float normal = random_normal(k.key, k.what, static_cast<uint64_t>(k.first_index + i));
+    out[i] = store<T>(k.std * static_cast<double>(normal));
+  }
+}
+
+template <class T>
+void add(const Add& k) {
+  const T *a = k.a.data<T>(), *b = k.b.data<T>();
+  T* out = k.out.data<T>();
+  for (int64_t i = 0; i < k.out.elements(); ++i) out[i] = store<T>(load(a[i]) + load(b[i]));
+}
+
+}  // namespace
+
+std::shared_ptr<std::byte> CpuReference::allocate(int64_t bytes) { return allocator_->allocate(bytes); }
+AllocatorStats CpuReference::allocator_stats() const { return allocator_->stats(); }
+std::unique_ptr<Backend> make_cpu_reference() { return std::make_unique<CpuReference>(); }
+
+void CpuReference::run(const Fill& k) {
+  check(k);
+  if (k.out.dtype() == Dtype::i32) return fill<int32_t>(k);
+  with_values(k.out.dtype(), [&]<class T>() { fill<T>(k); });
+}
+
+void CpuReference::run(const Convert& k) {
+  check(k);
+  if (k.x.dtype() == k.out.dtype()) {
+    std::memcpy(k.out.raw(), k.x.raw(), static_cast<size_t>(k.x.bytes()));
+    return;
+  }
+  with_values(k.x.dtype(), [&]<class From>() { with_values(k.out.dtype(), [&]<class To>() { convert<From, To>(k); }); });
+}
+
+void CpuReference::run(const RandomNormal& k) {
+  check(k);
+  with_values(k.out.dtype(), [&]<class T>() { random_normals<T>(k); });
+}
+
+void CpuReference::run(const Add& k) {
+  check(k);
+  with_values(k.out.dtype(), [&]<class T>() { add<T>(k); });
+}
+
+}  // namespace mantissa

@@ -1,0 +1,47 @@
+#include <algorithm>
+
+#include "backend/checks.h"
+#include "backend/cpu/indices.h"
+#include "backend/cpu/reference.h"
+#include "backend/cpu/scalar.h"
+
+namespace mantissa {
+namespace {
+
+template <class T>
+void forward(const EmbeddingForward& k) {
+  const int64_t channels = k.weight.dim(1);
+  const int32_t* ids = k.ids.data<int32_t>();
+  const T* weight = k.weight.data<T>();
+  T* out = k.out.data<T>();
+  for (int64_t i = 0; i < k.ids.dim(0); ++i) std::copy_n(weight + ids[i] * channels, channels, out + i * channels);
+}
+
+template <class T>
+void backward(const EmbeddingBackward& k) {
+  using S = Arithmetic<T>;
+  const int64_t channels = k.dy.dim(1);
+  const int32_t* ids = k.ids.data<int32_t>();
+  const T* dy = k.dy.data<T>();
+  S* dweight = k.dweight.data<S>();
+  if (!k.accumulate) std::fill_n(dweight, k.dweight.elements(), S{0});
+  for (int64_t i = 0; i < k.ids.dim(0); ++i) {
+    for (int64_t j = 0; j < channels; ++j) dweight[ids[i] * channels + j] += load(dy[i * channels + j]);
+  }
+}
+
+}  // namespace
+
+void CpuReference::run(const EmbeddingForward& k) {
+  check(k);
+  check_indices(ExitCode::data, "embedding", "ids", k.ids, k.weight.dim(0));
+  with_values(k.weight.dtype(), [&]<class T>() { forward<T>(k); });
+}
+
+void CpuReference::run(const EmbeddingBackward& k) {
+  check(k);
+  check_indices(ExitCode::data, "embedding backward", "ids", k.ids, k.dweight.dim(0));
+  with_values(k.dy.dtype(), [&]<class T>() { backward<T>(k); });
+}
+
+}  // namespace mantissa

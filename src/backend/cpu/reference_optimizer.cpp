@@ -1,0 +1,77 @@
+#include <algorithm>
+#include <cmath>
+
+#include "backend/checks.h"
+#include "backend/cpu/reference.h"
+#include "backend/cpu/scalar.h"
+
+namespace mantissa {
+namespace {
+
+// The order of operations is part of the contract: a fast path gives the same bits.
+template <class S>
+struct AdamWRule {
+  S beta1, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay;
+  S lr, inverse_bias_correction1, inverse_bias_correction2, clip_factor;
+
+  AdamWRule(const AdamW& k, const float* step)
+      : beta1(static_cast<S>(k.beta1)),
+        one_minus_beta1(static_cast<S>(1.0 - k.beta1)),
+        beta2(static_cast<S>(k.beta2)),
+        one_minus_beta2(static_cast<S>(1.0 - k.beta2)),
+        eps(static_cast<S>(k.eps)),
+        weight_decay(static_cast<S>(k.weight_decay)),
+        lr(static_cast<S>(step[static_cast<int>(StepValue::lr)])),
+        inverse_bias_correction1(static_cast<S>(step[static_cast<int>(StepValue::inverse_bias_correction1)])),
+        inverse_bias_correction2(static_cast<S>(step[static_cast<int>(StepValue::inverse_bias_correction2)])),
+        clip_factor(static_cast<S>(step[static_cast<int>(StepValue::clip_factor)])) {}
+
+  void apply(S& master, S& m, S& v, S grad) const {
+    const S g = grad * clip_factor;
+    m = beta1 * m + one_minus_beta1 * g;
+    v = beta2 * v + one_minus_beta2 * g * g;
+    const S m_hat = m * inverse_bias_correction1;
+    const S v_hat = v * inverse_bias_correction2;
+    const S update = m_hat / (std::sqrt(v_hat) + eps) + weight_decay * master;
+    master -= lr * update;
+  }
+};
+
+template <class S>
+void adamw(const AdamW& k) {
+  const AdamWRule<S> rule(k, k.step.data<float>());
+  S *master = k.master.data<S>(), *m = k.m.data<S>(), *v = k.v.data<S>();
+  const S* grad = k.grad.data<S>();
+  for (int64_t i = 0; i < k.master.elements(); ++i) rule.apply(master[i], m[i], v[i], grad[i]);
+  if (!k.value.defined()) return;
+  with_values(k.value.dtype(), [&]<class T>() {
+    T* value = k.value.data<T>();
+    for (int64_t i = 0; i < k.value.elements(); ++i) value[i] = store<T>(master[i]);
+  });
+}
+
+}  // namespace
+
+void CpuReference::run(const AdamW& k) {
+  check(k);
+  if (k.step.data<float>()[static_cast<int>(StepValue::skip)] != 0.0F) return;
+  k.master.dtype() == Dtype::f64 ? adamw<double>(k) : adamw<float>(k);
+}
+
+void CpuReference::run(const SquaredNorm& k) {
+  check(k);
+  with_values(k.x.dtype(), [&]<class T>() {
+    constexpr int64_t kRows = 32;
+    const int64_t row = k.x.shape().with_dim0(1).elements();
+    const T* x = k.x.data<T>();
+    double* partials = k.partials.data<double>();
+    for (int64_t i = 0; i < k.partials.dim(0); ++i) {
+      const int64_t end = std::min((i + 1) * kRows, k.x.dim(0)) * row;
+      double sum = 0.0;
+      for (int64_t j = i * kRows * row; j < end; ++j) sum += static_cast<double>(load(x[j])) * static_cast<double>(load(x[j]));
+      partials[i] = sum;
+    }
+  });
+}
+
+}  // namespace mantissa
