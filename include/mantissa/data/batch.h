@@ -1,0 +1,75 @@
+// Rows of tokens for the model. A dataset is its tokens in order; sample j is tokens [j*T, j*T + T], so neighbours share one token.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "mantissa/data/dataset.h"
+#include "mantissa/data/sampler.h"
+
+namespace mantissa {
+
+inline constexpr int32_t kNoTarget = -1;
+
+struct Batch {
+  int64_t sequences = 0, length = 0;  // B, T; every vector below is [B, T]
+  std::vector<int32_t> tokens;
+  std::vector<int32_t> targets;         // the next token; kNoTarget: takes no part in the loss
+  std::vector<int32_t> positions;       // 0..T-1, or restarting at each document
+  std::vector<int32_t> segment_starts;  // the first position of the row that position t may attend to; 0 without document_mask
+  int64_t target_count = 0;             // targets that count
+  std::vector<SampleId> samples;        // [B]: which samples these are
+};
+
+// What document boundaries do.
+struct DocumentOptions {
+  bool mask_eod_loss = false;       // no loss where the input is eod_id or the last token of a document
+  bool reset_position_ids = false;  // positions restart at each document
+  bool document_mask = false;       // attention stops at documents
+  bool any() const { return mask_eod_loss || reset_position_ids || document_mask; }
+};
+
+class TrainData {
+ public:
+  // Throws Error(usage) if a dataset is shorter than one sample (T + 1 tokens).
+  TrainData(std::vector<TokenDataset> datasets, std::vector<double> weights, int64_t seq_len, uint64_t seed, DocumentOptions documents);
+
+  // Samples counter .. counter + sequences - 1 of the run. Sample i of step s has the counter s * global_batch_size + i.
+  Batch batch(int64_t counter, int64_t sequences);
+
+  int64_t tokens() const;             // of all datasets
+  int64_t samples_per_epoch() const;  // of all datasets: one pass over each
+
+ private:
+  std::vector<TokenDataset> datasets_;
+  int64_t seq_len_;
+  DocumentOptions documents_;
+  Sampler sampler_;
+};
+
+struct ValidationSet {
+  std::string name;  // its path
+  TokenDataset tokens;
+};
+
+class ValidationData {
+ public:
+  // Throws Error(usage) for a set of fewer than two tokens.
+  ValidationData(std::vector<ValidationSet> sets, int64_t seq_len, DocumentOptions documents);
+
+  int sets() const { return static_cast<int>(sets_.size()); }
+  const std::string& name(int set) const { return sets_.at(static_cast<size_t>(set)).name; }
+  // Windows 0, 1, 2, ... in file order; the last may be short, so that each target counts once.
+  int64_t windows(int set) const;
+  // Windows [first, min(first + count, windows)). The rest of a short window's row has token 0 and no target.
+  Batch batch(int set, int64_t first, int64_t count) const;
+
+ private:
+  std::vector<ValidationSet> sets_;
+  int64_t seq_len_;
+  DocumentOptions documents_;
+};
+
+}  // namespace mantissa

@@ -1,0 +1,50 @@
+// Token files in a row, and views of them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "mantissa/data/token_file.h"
+
+namespace mantissa {
+
+// The files a path or glob names: sorted by bytes; of a Megatron pair the .bin; a prefix P stands for P.bin with P.idx. A name that exists
+// is taken literally. Throws Error(usage) with the pattern and what the folder holds if nothing matches, or for a folder.
+std::vector<std::string> expand_paths(const std::string& pattern);
+
+// The concatenation of files in the given order.
+class TokenFiles {
+ public:
+  explicit TokenFiles(std::vector<TokenFile> files);
+
+  int64_t tokens() const { return ends_.back(); }
+  bool has_documents() const;  // every file knows its documents
+  const std::vector<TokenFile>& files() const { return files_; }
+  // As TokenFile::read, across files.
+  void read(int64_t begin, int64_t count, int32_t* out, uint8_t* marks = nullptr) const;
+
+ private:
+  std::vector<TokenFile> files_;
+  std::vector<int64_t> ends_;  // ends_[i]: tokens in files 0..i
+};
+
+// Tokens [begin, end) of files that outlive it.
+class TokenDataset {
+ public:
+  explicit TokenDataset(const TokenFiles& files) : TokenDataset(files, 0, files.tokens()) {}
+  TokenDataset(const TokenFiles& files, int64_t begin, int64_t end);
+
+  int64_t tokens() const { return end_ - begin_; }
+  void read(int64_t begin, int64_t count, int32_t* out, uint8_t* marks = nullptr) const;
+
+ private:
+  const TokenFiles* files_;
+  int64_t begin_, end_;
+};
+
+// Tokens of the training part when the last `valid_fraction` of n tokens is held out: floor(n * (1 - f)).
+int64_t training_tokens(int64_t n, double valid_fraction);
+
+}  // namespace mantissa

@@ -1,0 +1,42 @@
+// Everything a run reads, from its config.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "mantissa/data/batch.h"
+#include "mantissa/data/data_config.h"
+#include "mantissa/data/fingerprint.h"
+#include "mantissa/data/tokenizer.h"
+
+namespace mantissa {
+
+struct DataOptions {
+  int64_t seq_len = 0;
+  std::optional<int64_t> vocab_size = {};   // model.vocab_size; none: the tokenizer's size
+  uint64_t seed = 0;                        // training.seed
+  std::optional<Tokenizer> tokenizer = {};  // of a checkpoint: takes the place of data.tokenizer, nothing is collected from the data
+};
+
+struct Data {
+  std::optional<Tokenizer> tokenizer;                   // none: token files only, no text can be encoded or decoded
+  int64_t vocab_size = 0;                               // every id is below
+  std::vector<std::unique_ptr<TokenFiles>> files = {};  // what train and valid are views of
+  std::optional<TrainData> train = {};                  // none: open_validation_data
+  ValidationData valid;                                 // may have no sets
+  std::vector<FileFingerprint> fingerprints = {};       // of the training data, in order
+};
+
+// The tokenizer that data.tokenizer names; `char` reads the training data (with data.path the whole file). None if it is null.
+std::optional<Tokenizer> make_tokenizer(const DataConfig& config);
+
+// Opens the data of a training run. Throws Error(usage) for paths that match nothing, options that do not fit the files, data too short for
+// a sample, and a vocabulary size that is missing or smaller than the tokenizer's; Error(data) for files that are damaged.
+Data open_data(const DataConfig& config, const DataOptions& options);
+
+// The validation part alone, without fingerprints.
+Data open_validation_data(const DataConfig& config, const DataOptions& options);
+
+}  // namespace mantissa

@@ -1,0 +1,82 @@
+// One source of token ids: a file of nanoGPT, llm.c, llmq or Megatron, or a text that is tokenised when it is opened. Byte formats: at the
+// readers in src/data/token_layout.cpp. Headers are checked against the file size before anything is allocated.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "mantissa/data/data_config.h"
+#include "mantissa/data/input_file.h"
+#include "mantissa/data/tokenizer.h"
+
+namespace mantissa {
+
+// data.format auto: magic number; else a sibling .idx (Megatron); else extension .bin (nanoGPT); else .jsonl; else valid UTF-8 (text); else
+// Error(data).
+DataFormat recognise_format(const InputFile& file);
+
+enum class ElementType { u8, i8, i16, u16, i32, u32, i64 };
+int64_t element_bytes(ElementType type);
+
+struct TokenFileOptions {
+  DataFormat format = DataFormat::automatic;
+  TokenDtype dtype = TokenDtype::u16;    // data.dtype: nanoGPT files do not say
+  const Tokenizer* tokenizer = nullptr;  // for text and JSONL
+  int64_t vocab_size = 0;                // ids must be below
+  std::optional<int32_t> eod_id;         // ends a document in nanoGPT and llmq files, starts one in llm.c
+  bool append_eod = false;               // text and JSONL: eod_id after each document
+};
+
+// What is known about a token beside its id.
+enum TokenMark : uint8_t {
+  starts_document = 1,
+  ends_document = 2,
+  end_token = 4,  // the id is eod_id
+  untrained = 8,  // llmq mask bit 0: the prediction made from this token does not count
+};
+
+// Where the tokens of a source lie.
+struct TokenLayout {
+  ElementType type = ElementType::u16;
+  int64_t offset = 0;  // bytes before the first token
+  int64_t tokens = 0;
+  int64_t mask_offset = -1;                   // llmq: one bit per token from here on; -1: none
+  std::vector<int64_t> document_starts = {};  // ascending; empty: only eod_id tells
+  std::vector<std::byte> memory = {};         // text tokenised at opening; empty: read from the file
+};
+
+class TokenFile {
+ public:
+  // path: a file, or the prefix, .bin or .idx of a Megatron pair. Throws Error(usage) for a missing file or an option that does not fit the
+  // format, Error(data) for a file that is torn, inconsistent or not what `format` says.
+  TokenFile(const std::string& path, const TokenFileOptions& options);
+
+  const std::string& path() const { return file_.path(); }
+  DataFormat format() const { return format_; }
+  int64_t tokens() const { return layout_.tokens; }
+  // Whether document boundaries are known: from an index, from the text, or from eod_id.
+  bool has_documents() const { return !layout_.document_starts.empty() || options_.eod_id.has_value(); }
+  // The files it was read from, for fingerprints.
+  const std::vector<std::string>& files() const { return files_; }
+
+  // Tokens [begin, begin + count) and, unless null, their TokenMarks. Throws Error(data) if an id is not in [0, vocab_size), naming file
+  // and position (and data.dtype for nanoGPT), or if the file has become shorter. May be called by several threads at once.
+  void read(int64_t begin, int64_t count, int32_t* out, uint8_t* marks = nullptr) const;
+
+ private:
+  void mark_indexed(int64_t begin, int64_t count, uint8_t* marks) const;
+  void mark_masked(int64_t begin, int64_t count, uint8_t* marks) const;
+  [[noreturn]] void fail_id(int64_t position, int64_t id) const;
+
+  TokenFileOptions options_;
+  InputFile file_;
+  DataFormat format_;
+  TokenLayout layout_;
+  std::vector<std::string> files_;
+};
+
+}  // namespace mantissa

@@ -1,0 +1,55 @@
+// Text to token ids and back. Two kinds: `byte` (256 ids, the byte values) and `char` (one id per distinct Unicode character of the
+// training data, in order of code points, as nanoGPT numbers them). Neither has special tokens; an end-of-document id comes from
+// data.eod_id.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "mantissa/base/error.h"
+
+namespace mantissa {
+
+class InputFile;
+
+// Where a text comes from, for the message of an error and its code: a prompt is usage, a file is data.
+struct TextOrigin {
+  std::string name = "the text";
+  ExitCode code = ExitCode::usage;
+};
+
+class Tokenizer {
+ public:
+  enum class Kind { byte, characters };
+
+  static Tokenizer bytes();
+  // Throws Error(data) unless strictly ascending Unicode scalar values, at least one.
+  static Tokenizer characters(std::vector<char32_t> ascending);
+  // The distinct characters of the files. Throws Error(data), with the position, where one is not UTF-8.
+  static Tokenizer characters_of(std::span<const InputFile> files);
+
+  // {"type": "byte"} or {"type": "char", "characters": [10, 32, ...]} (code points by id). from_json throws Error(data) with `name`.
+  std::string to_json() const;
+  static Tokenizer from_json(std::string_view json, const std::string& name);
+
+  Kind kind() const { return kind_; }
+  int64_t size() const;  // ids are 0 .. size()-1
+
+  // Throws Error(origin.code) naming the character and its byte position if it is not in the vocabulary, or where the text is not UTF-8.
+  std::vector<int32_t> encode(std::string_view text, const TextOrigin& origin = {}) const;
+
+  // Bytes of UTF-8. An id without a token (a vocabulary larger than the tokenizer's) becomes U+FFFD.
+  std::string decode(std::span<const int32_t> ids) const;
+
+ private:
+  explicit Tokenizer(Kind kind) : kind_(kind) {}
+
+  Kind kind_;
+  std::vector<char32_t> characters_;  // ascending; the index is the id
+  std::vector<int32_t> id_of_;        // by code point up to the largest; -1: none
+};
+
+}  // namespace mantissa

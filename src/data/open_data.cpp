@@ -1,0 +1,139 @@
+#include "mantissa/data/open_data.h"
+
+#include <algorithm>
+
+namespace mantissa {
+namespace {
+
+std::vector<InputFile> input_files(const DataConfig& config) {
+  std::vector<std::string> patterns;
+  if (config.path) patterns.push_back(*config.path);
+  for (const WeightedPath& set : config.train) patterns.push_back(set.path);
+  std::vector<InputFile> files;
+  for (const std::string& pattern : patterns) {
+    for (const std::string& path : expand_paths(pattern)) files.emplace_back(path);
+  }
+  return files;
+}
+
+Tokenizer characters_of_training_data(const DataConfig& config) {
+  const std::vector<InputFile> files = input_files(config);
+  for (const InputFile& file : files) {
+    const DataFormat format = config.format == DataFormat::automatic ? recognise_format(file) : config.format;
+    require(format == DataFormat::text, ExitCode::usage, "data.tokenizer: char takes its characters from text files, but ", file.path(),
+            " is ", choice_name(format));
+  }
+  return Tokenizer::characters_of(files);
+}
+
+// Opens the files of one path and keeps them in `data`.
+class Opener {
+ public:
+  Opener(const DataConfig& config, Data& data) : config_(config), data_(data) {
+    options_ = {.format = config.format,
+                .dtype = config.dtype,
+                .tokenizer = data.tokenizer ? &*data.tokenizer : nullptr,
+                .vocab_size = data.vocab_size,
+                .eod_id = {},
+                .append_eod = config.append_eod};
+    if (!config.eod_id) return;
+    require(*config.eod_id < data.vocab_size, ExitCode::usage, "data.eod_id: ", *config.eod_id, " is not below the vocabulary size ",
+            data.vocab_size);
+    options_.eod_id = static_cast<int32_t>(*config.eod_id);
+  }
+
+  const TokenFiles& open(const std::string& pattern) {
+    std::vector<TokenFile> files;
+    for (const std::string& path : expand_paths(pattern)) files.emplace_back(path, options_);
+    data_.files.push_back(std::make_unique<TokenFiles>(std::move(files)));
+    const TokenFiles& opened = *data_.files.back();
+    const bool bounded = config_.mask_eod_loss || config_.reset_position_ids || config_.document_mask;
+    require(!bounded || opened.has_documents(), ExitCode::usage,
+            "data.mask_eod_loss, data.reset_position_ids and data.document_mask need to know where documents end, but ", pattern,
+            " does not say; set data.eod_id");
+    return opened;
+  }
+
+  void add_fingerprints(const TokenFiles& files) {
+    for (const TokenFile& file : files.files()) {
+      for (const std::string& path : file.files()) data_.fingerprints.push_back(fingerprint(path));
+    }
+  }
+
+ private:
+  const DataConfig& config_;
+  Data& data_;
+  TokenFileOptions options_;
+};
+
+Data empty_data(const DataConfig& config, const DataOptions& options) {
+  Data data{.tokenizer = options.tokenizer ? options.tokenizer : make_tokenizer(config), .valid = ValidationData({}, options.seq_len, {})};
+  require(data.tokenizer || options.vocab_size, ExitCode::usage,
+          "model.vocab_size: null stands for the tokenizer's size, but data.tokenizer is null");
+  data.vocab_size = options.vocab_size ? *options.vocab_size : data.tokenizer->size();
+  require(!data.tokenizer || data.tokenizer->size() <= data.vocab_size, ExitCode::usage, "model.vocab_size: ", data.vocab_size,
+          " is less than the ", data.tokenizer ? data.tokenizer->size() : 0, " ids of the tokenizer");
+  return data;
+}
+
+DocumentOptions document_options(const DataConfig& config) {
+  return {.mask_eod_loss = config.mask_eod_loss, .reset_position_ids = config.reset_position_ids, .document_mask = config.document_mask};
+}
+
+// The set of the short form: the tail of `files`.
+std::vector<ValidationSet> tail(const std::string& path, const TokenFiles& files, double valid_fraction) {
+  const int64_t split = training_tokens(files.tokens(), valid_fraction);
+  if (split == files.tokens()) return {};
+  return {{.name = path, .tokens = TokenDataset(files, split, files.tokens())}};
+}
+
+std::vector<ValidationSet> validation_sets(const DataConfig& config, Opener& opener) {
+  std::vector<ValidationSet> sets;
+  for (const WeightedPath& set : config.valid) sets.push_back({.name = set.path, .tokens = TokenDataset(opener.open(set.path))});
+  return sets;
+}
+
+}  // namespace
+
+std::optional<Tokenizer> make_tokenizer(const DataConfig& config) {
+  if (!config.tokenizer) return std::nullopt;
+  return *config.tokenizer == TokenizerKind::byte ? Tokenizer::bytes() : characters_of_training_data(config);
+}
+
+Data open_data(const DataConfig& config, const DataOptions& options) {
+  Data data = empty_data(config, options);
+  Opener opener(config, data);
+  std::vector<TokenDataset> sets;
+  std::vector<double> weights;
+  std::vector<ValidationSet> valid;
+  const auto add = [&](const TokenFiles& files, int64_t tokens, double weight) {
+    sets.push_back(TokenDataset(files, 0, tokens));
+    weights.push_back(weight);
+    opener.add_fingerprints(files);
+  };
+  if (config.path) {
+    const TokenFiles& files = opener.open(*config.path);
+    add(files, training_tokens(files.tokens(), config.valid_fraction), 1.0);
+    valid = tail(*config.path, files, config.valid_fraction);
+  } else {
+    for (const WeightedPath& set : config.train) {
+      const TokenFiles& files = opener.open(set.path);
+      add(files, files.tokens(), set.weight);
+    }
+    valid = validation_sets(config, opener);
+  }
+  require(!sets.empty(), ExitCode::usage, "data: give data.path or data.train");
+  data.train.emplace(std::move(sets), std::move(weights), options.seq_len, options.seed, document_options(config));
+  data.valid = ValidationData(std::move(valid), options.seq_len, document_options(config));
+  return data;
+}
+
+Data open_validation_data(const DataConfig& config, const DataOptions& options) {
+  Data data = empty_data(config, options);
+  Opener opener(config, data);
+  auto sets = config.path ? tail(*config.path, opener.open(*config.path), config.valid_fraction) : validation_sets(config, opener);
+  data.valid = ValidationData(std::move(sets), options.seq_len, document_options(config));
+  return data;
+}
+
+}  // namespace mantissa

@@ -1,0 +1,129 @@
+#include "mantissa/data/tokenizer.h"
+
+#include <nlohmann/json.hpp>
+
+#include "data/utf8.h"
+#include "mantissa/base/json.h"
+#include "mantissa/data/input_file.h"
+
+namespace mantissa {
+namespace {
+
+constexpr char32_t kReplacement = 0xFFFD;
+constexpr size_t kCharacterCodes = 0x110000;
+
+// Calls visit(character, position of its last byte) for each character. Throws Error(origin.code) where the bytes are not UTF-8.
+class CharacterReader {
+ public:
+  explicit CharacterReader(const TextOrigin& origin) : origin_(origin) {}
+
+  template <class Visit>
+  void read(std::string_view bytes, int64_t offset, Visit&& visit) {
+    for (size_t i = 0; i < bytes.size(); ++i) {
+      const auto status = decoder_.feed(static_cast<uint8_t>(bytes[i]));
+      const int64_t position = offset + static_cast<int64_t>(i);
+      require(status != Utf8Decoder::Status::invalid, origin_.code, origin_.name, ": not UTF-8 at byte ", position,
+              "; the char tokenizer needs UTF-8 (the byte tokenizer takes any bytes)");
+      if (status == Utf8Decoder::Status::character) visit(decoder_.character(), position);
+    }
+  }
+
+  void finish() const { require(decoder_.between_characters(), origin_.code, origin_.name, ": ends inside a UTF-8 character"); }
+
+ private:
+  const TextOrigin& origin_;
+  Utf8Decoder decoder_;
+};
+
+}  // namespace
+
+Tokenizer Tokenizer::bytes() { return Tokenizer(Kind::byte); }
+
+Tokenizer Tokenizer::characters(std::vector<char32_t> ascending) {
+  require(!ascending.empty(), ExitCode::data, "char tokenizer: no characters");
+  Tokenizer tokenizer(Kind::characters);
+  tokenizer.id_of_.assign(ascending.back() < kCharacterCodes ? ascending.back() + 1 : 0, -1);
+  for (size_t id = 0; id < ascending.size(); ++id) {
+    const char32_t character = ascending[id];
+    require(is_unicode_scalar(character) && (id == 0 || ascending[id - 1] < character), ExitCode::data, "char tokenizer: entry ", id,
+            " (code ", static_cast<uint32_t>(character), ") is no Unicode character or not in ascending order");
+    tokenizer.id_of_.at(character) = static_cast<int32_t>(id);
+  }
+  tokenizer.characters_ = std::move(ascending);
+  return tokenizer;
+}
+
+Tokenizer Tokenizer::characters_of(std::span<const InputFile> files) {
+  std::vector<bool> seen(kCharacterCodes);
+  for (const InputFile& file : files) {
+    const TextOrigin origin{.name = file.path(), .code = ExitCode::data};
+    CharacterReader reader(origin);
+    file.for_each_window([&](std::string_view bytes, int64_t offset) {
+      reader.read(bytes, offset, [&seen](char32_t character, int64_t) { seen[character] = true; });
+    });
+    reader.finish();
+  }
+  std::vector<char32_t> ascending;
+  for (char32_t character = 0; character < kCharacterCodes; ++character) {
+    if (seen[character]) ascending.push_back(character);
+  }
+  return characters(std::move(ascending));
+}
+
+int64_t Tokenizer::size() const { return kind_ == Kind::byte ? 256 : static_cast<int64_t>(characters_.size()); }
+
+std::vector<int32_t> Tokenizer::encode(std::string_view text, const TextOrigin& origin) const {
+  std::vector<int32_t> ids;
+  ids.reserve(text.size());
+  if (kind_ == Kind::byte) {
+    for (const char byte : text) ids.push_back(static_cast<uint8_t>(byte));
+    return ids;
+  }
+  CharacterReader reader(origin);
+  reader.read(text, 0, [&](char32_t character, int64_t position) {
+    const int32_t id = character < id_of_.size() ? id_of_[character] : -1;
+    require(id >= 0, origin.code, origin.name, ": the character ", describe_character(character), " ending at byte ", position,
+            " is not among the ", size(), " characters of the training data");
+    ids.push_back(id);
+  });
+  reader.finish();
+  return ids;
+}
+
+std::string Tokenizer::decode(std::span<const int32_t> ids) const {
+  std::string text;
+  for (const int32_t id : ids) {
+    if (id < 0 || id >= size()) {
+      append_utf8(kReplacement, text);
+    } else if (kind_ == Kind::byte) {
+      text.push_back(static_cast<char>(static_cast<uint8_t>(id)));
+    } else {
+      append_utf8(characters_[static_cast<size_t>(id)], text);
+    }
+  }
+  return text;
+}
+
+std::string Tokenizer::to_json() const {
+  if (kind_ == Kind::byte) return R"({"type":"byte"})";
+  nlohmann::json characters = nlohmann::json::array();
+  for (const char32_t character : characters_) characters.push_back(static_cast<uint32_t>(character));
+  return nlohmann::json{{"type", "char"}, {"characters", characters}}.dump();
+}
+
+Tokenizer Tokenizer::from_json(std::string_view json, const std::string& name) {
+  const auto value = parse_strict_json(json, name);
+  const bool typed = value.is_object() && value.contains("type");
+  if (typed && value["type"] == "byte") return bytes();
+  require(typed && value["type"] == "char" && value.contains("characters") && value["characters"].is_array(), ExitCode::data, name,
+          R"(: not a tokenizer written by mantissa ({"type": "byte"} or {"type": "char", "characters": [...]}))");
+  std::vector<char32_t> ascending;
+  for (const auto& entry : value["characters"]) {
+    require(entry.is_number_unsigned() && entry.get<uint64_t>() < kCharacterCodes, ExitCode::data, name, ": characters[", ascending.size(),
+            "] is no code point");
+    ascending.push_back(static_cast<char32_t>(entry.get<uint64_t>()));
+  }
+  return characters(std::move(ascending));
+}
+
+}  // namespace mantissa

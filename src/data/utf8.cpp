@@ -1,0 +1,53 @@
+#include "data/utf8.h"
+
+#include <cstdio>
+
+namespace mantissa {
+
+Utf8Decoder::Status Utf8Decoder::lead(uint8_t byte) {
+  if (byte < 0x80) {
+    value_ = byte;
+    return Status::character;
+  }
+  if (byte < 0xC2 || byte > 0xF4) return Status::invalid;
+  missing_ = byte < 0xE0 ? 1 : byte < 0xF0 ? 2 : 3;
+  value_ = byte & (0x3FU >> missing_);
+  smallest_ = missing_ == 1 ? 0x80U : missing_ == 2 ? 0x800U : 0x10000U;
+  return Status::more;
+}
+
+Utf8Decoder::Status Utf8Decoder::feed(uint8_t byte) {
+  if (missing_ == 0) return lead(byte);
+  if ((byte & 0xC0) != 0x80) return Status::invalid;
+  value_ = (value_ << 6) | (byte & 0x3FU);
+  if (--missing_ > 0) return Status::more;
+  return value_ >= smallest_ && is_unicode_scalar(value_) ? Status::character : Status::invalid;
+}
+
+void append_utf8(char32_t character, std::string& out) {
+  const auto put = [&out](char32_t bits) { out.push_back(static_cast<char>(static_cast<uint8_t>(bits))); };
+  if (character < 0x80) return put(character);
+  if (character < 0x800) {
+    put(0xC0 | (character >> 6));
+  } else if (character < 0x10000) {
+    put(0xE0 | (character >> 12));
+    put(0x80 | ((character >> 6) & 0x3F));
+  } else {
+    put(0xF0 | (character >> 18));
+    put(0x80 | ((character >> 12) & 0x3F));
+    put(0x80 | ((character >> 6) & 0x3F));
+  }
+  put(0x80 | (character & 0x3F));
+}
+
+std::string describe_character(char32_t character) {
+  char code[16];
+  std::snprintf(code, sizeof code, "U+%04X", static_cast<unsigned>(character));
+  std::string out = code;
+  if (character < 0x20 || (character >= 0x7F && character < 0xA0)) return out;
+  out += " '";
+  append_utf8(character, out);
+  return out + "'";
+}
+
+}  // namespace mantissa
