@@ -1,0 +1,94 @@
+// The folder of a run's checkpoints.
+//
+//   LOCK                         who owns it (folder_lock.h)
+//   latest                       "step-00001000 HEX": the newest one that was reported, and the hash of its manifest
+//   step-00001000/               manifest.json and shard-00000.bin; complete if and only if manifest.json is there: it is written last
+//   .tmp-00001000-<id>/          a save in progress
+//   .bad-*, .trash-*             set aside; being deleted
+//
+// The promise is the order of a save: the temporary folder is written and synced, renamed, the parent synced, the result opened again,
+// `latest` replaced in the same way; only then is the save reported, and only then is anything old deleted. A kill or a power cut at any
+// point leaves the reported checkpoint before it, or the new one.
+//
+// xxh64 finds damage, not forgery. On NFS and Lustre rename is atomic and fsync is needed; for flock see folder_lock.h.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "mantissa/io/checkpoint_reader.h"
+#include "mantissa/io/checkpoint_writer.h"
+#include "mantissa/io/folder_lock.h"
+
+namespace mantissa {
+
+struct KeepPolicy {
+  int latest = 3;     // this many valid ones, at least 2: the newest may turn out to be damaged
+  int64_t every = 0;  // and those whose step is a multiple of this; 0: no others
+};
+
+struct SavedCheckpoint {
+  std::filesystem::path path;
+  int64_t bytes = 0;
+  bool already_there = false;  // this very state had been saved before
+};
+
+// For the one process that trains; not for several threads at once.
+class CheckpointDirectory {
+ public:
+  // Makes the folder if it is missing, locks it and sweeps what a killed process left. Throws Error(usage) for latest < 2 or every < 0,
+  // Error(environment) naming the owner if another process has the lock or if the folder cannot be made.
+  CheckpointDirectory(const std::filesystem::path& folder, KeepPolicy keep, const std::string& job);
+
+  // On return the checkpoint is on the disk and named by `latest`. Throws Error(storage) if that was not possible: nothing old was touched,
+  // training may go on and save again later; and Error(numerical) if a value is NaN or Inf (nothing is written). A valid checkpoint of this
+  // step with the same content is not written again; one that is damaged or holds another state is set aside as .bad-*.
+  SavedCheckpoint save(const CheckpointContent& content);
+
+  const std::filesystem::path& folder() const { return folder_; }
+
+ private:
+  void make_sure_it_is_ours();
+  void sweep() const;
+  bool holds(const std::filesystem::path& path, const Manifest& manifest) const;
+  void put_in_place(const std::filesystem::path& temporary, const std::filesystem::path& path) const;
+  void publish(const std::filesystem::path& path) const;
+  void delete_old(int64_t newest_step) const;
+
+  std::filesystem::path folder_;
+  KeepPolicy keep_;
+  std::string job_;
+  std::optional<FolderLock> lock_;
+};
+
+// "step-00001000", and back; nullopt for any other name.
+std::string checkpoint_name(int64_t step);
+std::optional<int64_t> checkpoint_step(const std::string& name);
+
+struct LoadedCheckpoint {
+  std::filesystem::path path;
+  int64_t step = 0;
+  int passed_over = 0;  // damaged ones that were tried before
+};
+
+// Calls `load` with what `latest` names, then with the others from the newest to the oldest, until one call returns without
+// CheckpointDamage; each damaged one is a line in the log. `load` must overwrite whatever an earlier call left. nullopt: there is no
+// checkpoint at all. Throws Error(data) if there are some and all are damaged; other errors of `load` pass through.
+std::optional<LoadedCheckpoint> load_newest(const std::filesystem::path& folder, const std::function<void(CheckpointReader&)>& load);
+
+struct CheckpointStatus {
+  std::filesystem::path path;
+  int64_t step = 0, samples = 0, bytes = 0;
+  size_t tensors = 0;
+  bool latest = false;  // named by the file `latest`
+  std::string problem;  // empty: manifest and sizes are right; contents were not read
+};
+
+// All step-* folders, oldest first. Throws Error(usage) if there is no such folder.
+std::vector<CheckpointStatus> list_checkpoints(const std::filesystem::path& folder);
+
+}  // namespace mantissa

@@ -1,0 +1,134 @@
+#include "mantissa/io/checkpoint_writer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <utility>
+
+#include "mantissa/base/json.h"
+#include "mantissa/io/atomic_file.h"
+#include "mantissa/io/hash.h"
+
+namespace mantissa {
+namespace {
+
+std::span<const std::byte> bytes_of(const CheckpointTensor& tensor) {
+  return {tensor.data, static_cast<size_t>(tensor.shape.elements() * dtype_bytes(tensor.dtype))};
+}
+
+// The text as the manifest returns it, so that two states can be compared by their texts.
+std::string canonical_json(const std::string& content, const char* name) {
+  return parse_strict_json(content, text("checkpoint ", name), ExitCode::internal).dump();
+}
+
+ManifestTensor describe_tensor(const CheckpointTensor& tensor, int64_t& offset) {
+  ManifestTensor entry{.name = tensor.name, .dtype = tensor.dtype, .shape = dimensions(tensor.shape), .pieces = {}};
+  std::vector<Box> boxes = tensor.boxes;
+  if (boxes.empty() && tensor.shape.elements() > 0) boxes.push_back(whole_box(entry.shape));
+  for (Box& box : boxes) {
+    const int64_t bytes = box.elements() * dtype_bytes(tensor.dtype);
+    entry.pieces.push_back({.shard = 0, .box = std::move(box), .offset = offset});
+    offset += bytes;
+  }
+  return entry;
+}
+
+// Index of the first value whose exponent bits are all ones (NaN or Inf), or -1. The maximum over a block of absolute bits vectorises.
+template <class Bits>
+int64_t first_non_finite(std::span<const std::byte> bytes, Bits magnitude, Bits infinity) {
+  constexpr size_t kBlock = 4096;
+  Bits values[kBlock];
+  for (size_t begin = 0; begin < bytes.size(); begin += sizeof values) {
+    const size_t count = std::min(sizeof values, bytes.size() - begin) / sizeof(Bits);
+    std::memcpy(values, bytes.data() + begin, count * sizeof(Bits));
+    Bits most = 0;
+    for (size_t i = 0; i < count; ++i) most = std::max(most, static_cast<Bits>(values[i] & magnitude));
+    if (most < infinity) continue;
+    const auto bad = std::find_if(values, values + count, [&](Bits v) { return static_cast<Bits>(v & magnitude) >= infinity; });
+    return static_cast<int64_t>(begin / sizeof(Bits)) + (bad - values);
+  }
+  return -1;
+}
+
+int64_t first_non_finite(const CheckpointTensor& tensor) {
+  switch (tensor.dtype) {
+    case Dtype::f32: return first_non_finite<uint32_t>(bytes_of(tensor), 0x7fffffff, 0x7f800000);
+    case Dtype::bf16: return first_non_finite<uint16_t>(bytes_of(tensor), 0x7fff, 0x7f80);
+    case Dtype::f64: return first_non_finite<uint64_t>(bytes_of(tensor), 0x7fffffffffffffff, 0x7ff0000000000000);
+    case Dtype::i32: return -1;
+  }
+  return -1;
+}
+
+void write_shard(const CheckpointContent& content, const Shard& shard, const std::filesystem::path& directory) {
+  File file = File::create(directory / shard.file, shard.bytes);
+  int64_t offset = 0;
+  for (const CheckpointTensor& tensor : content.tensors) {
+    auto rest = bytes_of(tensor);
+    while (!rest.empty()) {
+      const size_t count = std::min(rest.size(), static_cast<size_t>(kCheckpointChunkBytes));
+      file.write_at(offset, rest.first(count));
+      rest = rest.subspan(count);
+      offset += static_cast<int64_t>(count);
+    }
+  }
+  file.sync();
+  file.close();
+}
+
+void write_manifest(const Manifest& manifest, const std::filesystem::path& directory) {
+  const std::string content = format_manifest(manifest);
+  require(std::cmp_less_equal(content.size(), Manifest::kMaxBytes), "checkpoint manifest of ", content.size(), " bytes");
+  File file = File::create(directory / "manifest.json");
+  file.write_at(0, std::as_bytes(std::span(content)));
+  file.sync();
+  file.close();
+}
+
+}  // namespace
+
+Manifest describe_checkpoint(const CheckpointContent& content) {
+  Manifest manifest{.step = content.step,
+                    .samples = content.samples,
+                    .config = canonical_json(content.config, "config"),
+                    .tokenizer = canonical_json(content.tokenizer, "tokenizer"),
+                    .state = canonical_json(content.state, "state"),
+                    .config_fingerprint = "",
+                    .dataset_fingerprint = content.dataset_fingerprint,
+                    .build_fingerprint = content.build_fingerprint,
+                    .shards = {},
+                    .tensors = {}};
+  manifest.config_fingerprint = hex64(xxh64(manifest.config));
+  ChunkHasher hasher(kCheckpointChunkBytes);
+  int64_t offset = 0;
+  for (const CheckpointTensor& tensor : content.tensors) {
+    manifest.tensors.push_back(describe_tensor(tensor, offset));
+    hasher.update(bytes_of(tensor));
+  }
+  manifest.shards.push_back({.file = "shard-00000.bin", .bytes = offset, .chunk_bytes = kCheckpointChunkBytes, .hashes = hasher.finish()});
+  check_manifest(manifest, "checkpoint to be saved", ExitCode::internal);
+  return manifest;
+}
+
+void require_finite(const CheckpointContent& content) {
+  for (const CheckpointTensor& tensor : content.tensors) {
+    const int64_t index = first_non_finite(tensor);
+    require(index < 0, ExitCode::numerical, tensor.name, ": element ", index, " is NaN or Inf; step ", content.step, " is not saved");
+  }
+}
+
+void write_checkpoint(const CheckpointContent& content, const Manifest& manifest, const std::filesystem::path& directory) {
+  make_directory(directory);
+  try {
+    write_shard(content, manifest.shards.front(), directory);
+    write_manifest(manifest, directory);
+    sync_directory(directory);
+  } catch (...) {
+    std::error_code ignored;  // the first error is the one to report; a leftover is swept at the next start
+    std::filesystem::remove_all(directory, ignored);
+    throw;
+  }
+}
+
+}  // namespace mantissa

@@ -1,0 +1,89 @@
+#include "mantissa/io/folder_lock.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <ctime>
+#include <span>
+#include <utility>
+
+#include "mantissa/base/log.h"
+#include "mantissa/io/atomic_file.h"
+
+namespace mantissa {
+namespace {
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
+}
+
+std::string utc_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  ::gmtime_r(&now, &parts);
+  std::array<char, 32> out{};
+  std::strftime(out.data(), out.size(), "%Y-%m-%dT%H:%M:%SZ", &parts);
+  return out.data();
+}
+
+// "host NAME, process PID, since TIME, job JOB"; cut to a sane length, since anybody may have written it.
+std::string read_record(int fd) {
+  std::array<char, 1024> record{};
+  const ssize_t got = ::pread(fd, record.data(), record.size(), 0);
+  std::string out(record.data(), static_cast<size_t>(got < 0 ? 0 : got));
+  return out.substr(0, out.find('\n'));
+}
+
+void write_record(int fd, const std::filesystem::path& path, const std::string& record) {
+  const bool written = ::ftruncate(fd, 0) == 0 && ::pwrite(fd, record.data(), record.size(), 0) == static_cast<ssize_t>(record.size());
+  if (!written) log_warning(path.string(), ": the owner record could not be written: ", system_message(errno));
+}
+
+}  // namespace
+
+FolderLock::FolderLock(const std::filesystem::path& folder, const std::string& job) : path_(folder / "LOCK") {
+  fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
+  require(fd_ >= 0, ExitCode::environment, path_.string(), ": cannot be opened: ", system_message(errno));
+  int result = 0;
+  do result = ::flock(fd_, LOCK_EX | LOCK_NB);
+  while (result != 0 && errno == EINTR);
+  const int error = errno;
+  const std::string owner = read_record(fd_);
+  if (result != 0) {
+    ::close(std::exchange(fd_, -1));
+    require(error == EWOULDBLOCK, ExitCode::environment, path_.string(), ": cannot be locked: ", system_message(error));
+    fail(ExitCode::environment, folder.string(), ": is in use by ", owner.empty() ? "another process" : owner);
+  }
+  if (!owner.empty())
+    log_warning(folder.string(), ": taken over from ", owner, ", which did not end properly",
+                owner.starts_with("host " + host_name() + ",") ? "" : "; make sure that it no longer runs there");
+  write_record(fd_, path_, text("host ", host_name(), ", process ", ::getpid(), ", since ", utc_now(), ", job ", job, "\n"));
+}
+
+FolderLock::FolderLock(FolderLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)) {}
+
+FolderLock& FolderLock::operator=(FolderLock&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  std::swap(path_, other.path_);
+  return *this;
+}
+
+FolderLock::~FolderLock() {
+  if (fd_ < 0) return;
+  // An empty record says that the owner ended properly.
+  if (::ftruncate(fd_, 0) != 0) log_warning(path_.string(), ": the owner record could not be cleared");
+  ::close(fd_);
+}
+
+bool FolderLock::still_ours() const {
+  struct stat held {};
+  struct stat named {};
+  return ::fstat(fd_, &held) == 0 && ::stat(path_.c_str(), &named) == 0 && held.st_ino == named.st_ino && held.st_dev == named.st_dev;
+}
+
+}  // namespace mantissa
