@@ -110,65 +110,76 @@ std::vector<Field> fields_of(T& config) {
 // A config file and what the command line adds. Order: defaults < file < set_files (objects merge, all else replaces) < sets.
 struct ConfigSources {
   std::string file;
-  std::optional<std::string> text;     // the content of `file` when it does not come from the disk (a config kept in a checkpoint)
-  std::vector<std::string> set_files;  // further JSON files, merged in order
-  std::vector<std::string> sets;       // "optimizer.lr=3e-4", "data.train.0.path=a.txt": the value is JSON, else a string
+  std::optional<std::string> text = {};     // the content of `file` when it does not come from the disk (a config kept in a checkpoint)
+  std::vector<std::string> set_files = {};  // further JSON files, merged in order
+  std::vector<std::string> sets = {};       // "optimizer.lr=3e-4", "data.train.0.path=a.txt": the value is JSON, else a string
+};
+
+// Where a value stands.
+struct ConfigPlace {
+  std::string origin;      // "configs/a.json:14:11", "--set optimizer.lr=-1", "default", "derived"
+  std::string key_origin;  // the same for its key, where that differs
+  std::string directory;   // what a relative input path is relative to; "": the working directory
+  std::string argument;    // the value as given to --set, else ""
+  int64_t order = 0;       // messages are sorted by it
 };
 
 // Where each value came from and what is wrong with it. Keys are dotted: "data.train.0.path".
 class ConfigReport {
  public:
+  // The message is followed by the place of the key, or by that of the object it is missing from.
   void error(const std::string& key, const std::string& message);
-  void error_at(const std::string& place, const std::string& message);  // not about a key
-  bool failed(const std::string& key) const;                            // an error about this key, one above or one below it
-  bool given(const std::string& key) const;                             // by a file or the command line, null included
-  bool from_command_line(const std::string& key) const;
-  // "default", "configs/a.json:14:11", "--set optimizer.lr=-1", "derived".
+  void key_error(const std::string& key, const std::string& message);  // about the key itself, not its value
+  void source_error(const std::string& message, int64_t order = 0);    // about a file or an argument as a whole
+  bool failed(const std::string& key) const;                           // an error about this key, one above or one below it
+  bool ok() const { return messages_.empty(); }
+  bool given(const std::string& key) const;  // by a file or the command line, null included
   std::string origin(const std::string& key) const;
-  std::string directory_of(const std::string& key) const;  // what a relative input path is relative to; "": working directory
-  void derive(const std::string& key);                     // from now on the origin is "derived"
-  void place(const std::string& key, const std::string& origin, const std::string& directory, int64_t order);
-  void throw_if_failed() const;  // Error(usage) with all messages in the order of the places
+  const ConfigPlace& place(const std::string& key) const;  // of the key, else of the nearest object above that was given
+  void set_place(const std::string& key, ConfigPlace place);
+  void forget(const std::string& key);  // the places of this key and of all below it
+  void derive(const std::string& key);  // from now on the origin is "derived"
+  void throw_if_failed() const;         // Error(usage) with all messages in the order of their places
 
  private:
-  struct Place {
-    std::string origin, directory;
-    int64_t order = 0;
-  };
   struct Message {
     int64_t order;
     std::string key, text;
   };
-  const Place* nearest(const std::string& key) const;
-  std::map<std::string, Place> places_;
+  std::map<std::string, ConfigPlace> places_;
   std::vector<Message> messages_;
 };
 
-// Reads the sources into the fields; what is wrong goes to the report (a file that cannot be read or parsed too) and leaves the default.
-void read_config(const ConfigSources& sources, const std::vector<Field>& fields, ConfigReport& report);
+// Names that people bring from other programs, with the key that does the same here.
+using ForeignNames = std::map<std::string, std::string>;
 
-// JSON of all values in the order of declaration; with a report, each followed by a comment that names its origin.
+// Reads the sources into the fields. What is wrong (a file that cannot be read or parsed too) goes to the report and leaves the default.
+void read_config(const ConfigSources& sources, const std::vector<Field>& fields, ConfigReport& report, const ForeignNames& foreign = {});
+
+// Makes the value of every field with limits.input_path absolute. An empty path is an error.
+void resolve_input_paths(const std::vector<Field>& fields, ConfigReport& report);
+
+// `path` as an absolute path, relative to the directory of the place of `key`.
+std::string absolute_input_path(const std::string& path, const std::string& key, const ConfigReport& report);
+
+// JSON of all values in the order of declaration, with a line end; with a report, each value is followed by a comment that names its
+// origin.
 std::string effective_config(const std::vector<Field>& fields, const ConfigReport* report = nullptr);
 
 // JSON schema, draft 2020-12. Changes the struct behind the fields: pass those of a scratch object.
 std::string config_schema(const std::vector<Field>& fields, const std::string& title);
 
 template <class T>
-void read_config(const ConfigSources& sources, T& config, ConfigReport& report) {
-  read_config(sources, fields_of(config), report);
-}
-
-template <class T>
 std::string effective_config(T config, const ConfigReport* report = nullptr) {
   return effective_config(fields_of(config), report);
 }
 
-// The way back from effective_config(). `name` stands in messages for the text. Throws Error(code).
+// The way back from effective_config(). `name` stands for the text in messages. Throws Error(code).
 template <class T>
 T config_from_json(const std::string& text, const std::string& name, ExitCode code) {
   T config;
   ConfigReport report;
-  read_config(ConfigSources{.file = name, .text = text, .set_files = {}, .sets = {}}, config, report);
+  read_config(ConfigSources{.file = name, .text = text}, fields_of(config), report);
   try {
     report.throw_if_failed();
   } catch (const Error& error) {

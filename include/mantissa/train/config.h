@@ -85,9 +85,10 @@ struct ScheduleConfig {
 struct TrainingConfig {
   int64_t steps = 1000;
   int64_t seq_len = 1024;
+  // Any two of the three give the third: after load_run_config() all are set and micro_batch_size * grad_accum == global_batch_size.
   int64_t micro_batch_size = 8;
-  std::optional<int64_t> grad_accum;         // set after load_run_config()
-  std::optional<int64_t> global_batch_size;  // in sequences; set after load_run_config()
+  std::optional<int64_t> grad_accum;
+  std::optional<int64_t> global_batch_size = 64;  // in sequences
   Accumulation accumulation = Accumulation::running;
   uint64_t seed = 1234;
   DeviceChoice device = DeviceChoice::automatic;
@@ -224,10 +225,10 @@ struct LoadedConfig {
 // lists everything that is wrong.
 LoadedConfig load_run_config(const ConfigSources& sources);
 
-// The part of it that needs no file: checks across sections and everything that can be derived.
-void resolve_run_config(RunConfig& config, ConfigReport& report);
+// The part of it that needs no file on disk: checks across sections and everything that can be derived. `file` gives the run its name.
+void resolve_run_config(RunConfig& config, ConfigReport& report, const std::string& file);
 
-// Reports every input path of the config that does not exist, with the pattern and what its folder holds.
+// Reports every input path that does not exist, with the pattern and what its folder holds.
 void check_inputs_exist(const RunConfig& config, ConfigReport& report);
 
 }  // namespace mantissa

@@ -1,0 +1,16 @@
+// The sources of a configuration merged into one JSON value.
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include "mantissa/base/config.h"
+
+namespace mantissa::detail {
+
+// The file, the further files and the --set arguments in their order; the places of all keys go to the report. What cannot be read, parsed
+// or applied is reported and left out.
+nlohmann::json merge_sources(const ConfigSources& sources, ConfigReport& report);
+
+std::string dotted(const std::string& key, std::string_view name);
+
+}  // namespace mantissa::detail

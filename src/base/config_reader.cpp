@@ -1,0 +1,179 @@
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "config_merge.h"
+#include "mantissa/base/nearest.h"
+
+namespace mantissa {
+namespace {
+
+using detail::dotted;
+using nlohmann::json;
+
+std::string shown(const json& value) {
+  constexpr size_t kLongest = 60;
+  const std::string all = value.dump(-1, ' ', false, json::error_handler_t::replace);
+  return all.size() <= kLongest ? all : all.substr(0, kLongest) + "...";
+}
+
+std::string joined(const std::vector<std::string>& names) {
+  std::string all;
+  for (const std::string& name : names) all += (all.empty() ? "" : ", ") + name;
+  return all;
+}
+
+std::string wanted(const Field& field) {
+  const auto type = [&]() -> std::string {
+    switch (field.kind) {
+      case FieldKind::boolean: return "true or false";
+      case FieldKind::integer: return "an integer";
+      case FieldKind::number: return "a number";
+      case FieldKind::text: return "a string";
+      case FieldKind::choice: return "one of " + joined(field.choices);
+      case FieldKind::object: return "an object";
+      case FieldKind::list: return "a list";
+    }
+    return "";
+  };
+  return type() + (field.nullable ? " or null" : "");
+}
+
+bool within(const Limits& limits, double value) {
+  const bool low = limits.above_min ? value > limits.min : value >= limits.min;
+  const bool high = limits.below_max ? value < limits.max : value <= limits.max;
+  return low && high;
+}
+
+std::string range(const Limits& limits) {
+  const bool below = std::isfinite(limits.max);
+  if (!below && limits.min == 0) return limits.above_min ? "positive" : "0 or more";
+  if (!below) return text(limits.above_min ? "above " : "at least ", limits.min);
+  return text("in ", limits.above_min ? '(' : '[', limits.min, ", ", limits.max, limits.below_max ? ')' : ']');
+}
+
+// Reads one JSON value into one field. The JSON type is checked before the value is taken: get<int>() takes 1.5 and wraps negatives.
+class Reader {
+ public:
+  Reader(ConfigReport& report, const ForeignNames& foreign, std::vector<std::string> all_keys)
+      : report_(report), foreign_(foreign), all_keys_(std::move(all_keys)) {}
+
+  void object(const std::vector<Field>& fields, const json& value, const std::string& key) {
+    for (const auto& [name, entry] : value.items()) {
+      const auto found = std::find_if(fields.begin(), fields.end(), [&name = name](const Field& field) { return field.name == name; });
+      if (found != fields.end()) {
+        read(*found, entry, dotted(key, name));
+      } else if (!key.empty() || name != "$schema") {
+        unknown(fields, name, dotted(key, name));
+      }
+    }
+  }
+
+ private:
+  void read(const Field& field, const json& value, const std::string& key) {
+    if (value.is_null() && field.nullable) {
+      field.set({});
+      return;
+    }
+    switch (field.kind) {
+      case FieldKind::boolean: return value.is_boolean() ? field.set(value.get<bool>()) : type_error(field, value, key);
+      case FieldKind::integer: return integer(field, value, key);
+      case FieldKind::number: return number(field, value, key);
+      case FieldKind::text: return string(field, value, key);
+      case FieldKind::choice: return choice(field, value, key);
+      case FieldKind::object: return section(field, value, key);
+      case FieldKind::list: return list(field, value, key);
+    }
+  }
+
+  void integer(const Field& field, const json& value, const std::string& key) {
+    if (!value.is_number_integer()) return type_error(field, value, key);
+    const bool negative = !value.is_number_unsigned() && value.get<int64_t>() < 0;
+    const bool fits = negative ? value.get<int64_t>() >= field.lowest : value.get<uint64_t>() <= field.highest;
+    if (!fits) return report_.error(key, text("must be in [", field.lowest, ", ", field.highest, "], got ", shown(value)));
+    if (!within(field.limits, value.get<double>())) return range_error(field, value, key);
+    const bool is_signed = field.lowest < 0;
+    field.set(is_signed ? Scalar(value.get<int64_t>()) : Scalar(value.get<uint64_t>()));
+  }
+
+  void number(const Field& field, const json& value, const std::string& key) {
+    if (!value.is_number()) return type_error(field, value, key);
+    if (!within(field.limits, value.get<double>())) return range_error(field, value, key);
+    field.set(value.get<double>());
+  }
+
+  // On the command line everything is text: --set logging.run_name=7 needs no quotes.
+  void string(const Field& field, const json& value, const std::string& key) {
+    const std::string& argument = report_.place(key).argument;
+    if (value.is_string()) return field.set(value.get<std::string>());
+    if (!argument.empty() && report_.given(key) && value.is_primitive() && !value.is_null()) return field.set(argument);
+    type_error(field, value, key);
+  }
+
+  void choice(const Field& field, const json& value, const std::string& key) {
+    if (!value.is_string()) return type_error(field, value, key);
+    const auto name = value.get<std::string>();
+    if (std::find(field.choices.begin(), field.choices.end(), name) != field.choices.end()) return field.set(name);
+    report_.error(key, "must be " + wanted(field) + ", got " + shown(value) + did_you_mean(name, field.choices));
+  }
+
+  void section(const Field& field, const json& value, const std::string& key) {
+    if (!value.is_object()) return type_error(field, value, key);
+    if (field.nullable) field.set(true);
+    object(field.members(), value, key);
+  }
+
+  void list(const Field& field, const json& value, const std::string& key) {
+    if (!value.is_array()) return type_error(field, value, key);
+    field.resize(value.size());
+    for (size_t i = 0; i < value.size(); ++i) read(field.element(i), value[i], dotted(key, std::to_string(i)));
+  }
+
+  void type_error(const Field& field, const json& value, const std::string& key) {
+    report_.error(key, "must be " + wanted(field) + ", got " + shown(value));
+  }
+
+  void range_error(const Field& field, const json& value, const std::string& key) {
+    report_.error(key, "must be " + range(field.limits) + (field.nullable ? " or null" : "") + ", got " + shown(value));
+  }
+
+  // The name in another place of this config, then the name of another program, then the nearest name in this place.
+  void unknown(const std::vector<Field>& fields, const std::string& name, const std::string& key) {
+    std::string plain = name.substr(std::min(name.find_first_not_of('-'), name.size()));
+    std::replace(plain.begin(), plain.end(), '-', '_');
+    std::vector<std::string> siblings;
+    for (const Field& field : fields) siblings.push_back(field.name);
+    const auto elsewhere = std::find_if(all_keys_.begin(), all_keys_.end(), [&](const std::string& k) { return k.ends_with("." + plain); });
+    const auto foreign = foreign_.find(plain);
+    std::string hint = did_you_mean(plain, siblings);
+    if (elsewhere != all_keys_.end() && std::find(siblings.begin(), siblings.end(), plain) == siblings.end()) {
+      hint = "; did you mean '" + *elsewhere + "'?";
+    } else if (foreign != foreign_.end()) {
+      hint = "; here it is '" + foreign->second + "'";
+    }
+    report_.key_error(key, "unknown key" + hint);
+  }
+
+  ConfigReport& report_;
+  const ForeignNames& foreign_;
+  std::vector<std::string> all_keys_;
+};
+
+void collect_keys(const std::vector<Field>& fields, const std::string& key, std::vector<std::string>& keys) {
+  for (const Field& field : fields) {
+    keys.push_back(dotted(key, field.name));
+    const bool present = field.kind == FieldKind::object && !std::holds_alternative<std::monostate>(field.get());
+    if (present) collect_keys(field.members(), keys.back(), keys);
+  }
+}
+
+}  // namespace
+
+void read_config(const ConfigSources& sources, const std::vector<Field>& fields, ConfigReport& report, const ForeignNames& foreign) {
+  const json merged = detail::merge_sources(sources, report);
+  std::vector<std::string> keys;
+  collect_keys(fields, "", keys);
+  Reader(report, foreign, std::move(keys)).object(fields, merged, "");
+}
+
+}  // namespace mantissa

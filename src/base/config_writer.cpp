@@ -1,0 +1,177 @@
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "config_merge.h"
+
+namespace mantissa {
+namespace {
+
+using detail::dotted;
+using nlohmann::ordered_json;
+
+ordered_json to_json(const Scalar& scalar) {
+  return std::visit(
+      [](const auto& value) -> ordered_json {
+        if constexpr (std::is_same_v<std::decay_t<decltype(value)>, std::monostate>) {
+          return nullptr;
+        } else {
+          return value;
+        }
+      },
+      scalar);
+}
+
+bool is_null(const Field& field) { return field.kind != FieldKind::list && std::holds_alternative<std::monostate>(field.get()); }
+
+class Writer {
+ public:
+  explicit Writer(const ConfigReport* report) : report_(report) {}
+
+  void object(const std::vector<Field>& fields, const std::string& key) {
+    block('{', '}', fields.size(), [&](size_t i) {
+      out_ += to_json(Scalar(fields[i].name)).dump() + ": ";
+      return Entry{fields[i], dotted(key, fields[i].name)};
+    });
+  }
+  std::string take() { return std::move(out_) + "\n"; }
+
+ private:
+  struct Entry {
+    Field field;
+    std::string key;
+  };
+
+  template <class Next>
+  void block(char open, char close, size_t count, const Next& next) {
+    out_ += open;
+    if (count == 0) {
+      out_ += close;
+      return;
+    }
+    indent_ += "  ";
+    for (size_t i = 0; i < count; ++i) {
+      out_ += '\n' + indent_;
+      const Entry entry = next(i);
+      value(entry.field, entry.key);
+      if (i + 1 < count) out_ += ',';
+      if (is_leaf(entry.field)) comment(entry.key);
+    }
+    indent_.resize(indent_.size() - 2);
+    out_ += '\n' + indent_ + close;
+  }
+
+  void value(const Field& field, const std::string& key) {
+    if (is_null(field)) {
+      out_ += "null";
+    } else if (field.kind == FieldKind::object) {
+      object(field.members(), key);
+    } else if (field.kind == FieldKind::list) {
+      block('[', ']', field.size(), [&](size_t i) { return Entry{field.element(i), dotted(key, std::to_string(i))}; });
+    } else {
+      out_ += to_json(field.get()).dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+    }
+  }
+
+  static bool is_leaf(const Field& field) {
+    if (field.kind == FieldKind::list) return field.size() == 0;
+    return field.kind != FieldKind::object || is_null(field);
+  }
+
+  void comment(const std::string& key) {
+    if (report_ == nullptr) return;
+    std::string origin = report_->origin(key);
+    std::replace_if(
+        origin.begin(), origin.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20; }, ' ');
+    out_ += "  // " + origin;
+  }
+
+  const ConfigReport* report_;
+  std::string out_, indent_;
+};
+
+const char* schema_type(FieldKind kind) {
+  switch (kind) {
+    case FieldKind::boolean: return "boolean";
+    case FieldKind::integer: return "integer";
+    case FieldKind::number: return "number";
+    case FieldKind::text:
+    case FieldKind::choice: return "string";
+    case FieldKind::object: return "object";
+    case FieldKind::list: return "array";
+  }
+  return "";
+}
+
+ordered_json schema_of(const Field& field);
+
+ordered_json properties_of(const std::vector<Field>& fields) {
+  ordered_json properties = ordered_json::object();
+  for (const Field& field : fields) properties[field.name] = schema_of(field);
+  return properties;
+}
+
+void add_limits(const Field& field, ordered_json& schema) {
+  // Whole limits are written as integers, as a person would.
+  const auto number = [](double value) {
+    return value == static_cast<double>(static_cast<int64_t>(value)) ? ordered_json(static_cast<int64_t>(value)) : ordered_json(value);
+  };
+  const Limits& limits = field.limits;
+  if (std::isfinite(limits.min)) schema[limits.above_min ? "exclusiveMinimum" : "minimum"] = number(limits.min);
+  if (std::isfinite(limits.max)) schema[limits.below_max ? "exclusiveMaximum" : "maximum"] = number(limits.max);
+  if (field.kind == FieldKind::integer && field.lowest == 0 && !schema.contains("minimum")) schema["minimum"] = 0;
+}
+
+// A list of objects is empty by default.
+ordered_json list_default(const Field& field) {
+  ordered_json values = ordered_json::array();
+  for (size_t i = 0; i < field.size(); ++i) values.push_back(to_json(field.element(i).get()));
+  return values;
+}
+
+ordered_json schema_of(const Field& field) {
+  ordered_json schema;
+  if (!field.description.empty()) schema["description"] = field.description;
+  const char* const type = schema_type(field.kind);
+  if (field.nullable) {
+    schema["type"] = {type, "null"};
+  } else {
+    schema["type"] = type;
+  }
+  if (field.kind == FieldKind::choice) {
+    schema["enum"] = field.choices;
+    if (field.nullable) schema["enum"].push_back(nullptr);
+  }
+  add_limits(field, schema);
+  if (field.kind == FieldKind::list) {
+    schema["default"] = list_default(field);
+    field.resize(1);
+    schema["items"] = schema_of(field.element(0));
+  } else if (field.kind == FieldKind::object) {
+    if (field.nullable) schema["default"] = nullptr;
+    field.set(true);
+    schema["additionalProperties"] = false;
+    schema["properties"] = properties_of(field.members());
+  } else if (!field.name.empty()) {
+    schema["default"] = to_json(field.get());
+  }
+  return schema;
+}
+
+}  // namespace
+
+std::string effective_config(const std::vector<Field>& fields, const ConfigReport* report) {
+  Writer writer(report);
+  writer.object(fields, "");
+  return writer.take();
+}
+
+std::string config_schema(const std::vector<Field>& fields, const std::string& title) {
+  ordered_json schema = {{"$schema", "https://json-schema.org/draft/2020-12/schema"}, {"title", title}, {"type", "object"}};
+  schema["additionalProperties"] = false;
+  schema["properties"]["$schema"] = {{"type", "string"}, {"description", "this schema, for editors"}};
+  schema["properties"].update(properties_of(fields));
+  return schema.dump(2) + "\n";
+}
+
+}  // namespace mantissa

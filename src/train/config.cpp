@@ -1,0 +1,194 @@
+#include "mantissa/train/config.h"
+
+#include <filesystem>
+
+#include "mantissa/data/tokenizer.h"
+
+namespace mantissa {
+namespace {
+
+// Keys of Megatron, torchtitan and DeepSpeed (and of Hugging Face where they differ), as written or with dashes.
+const ForeignNames kForeignNames = {
+    {"train_iters", "training.steps"},
+    {"max_steps", "training.steps"},
+    {"max_iters", "training.steps"},
+    {"seq_length", "training.seq_len"},
+    {"block_size", "training.seq_len"},
+    {"batch_size", "training.micro_batch_size"},
+    {"train_micro_batch_size_per_gpu", "training.micro_batch_size"},
+    {"train_batch_size", "training.global_batch_size"},
+    {"gradient_accumulation_steps", "training.grad_accum"},
+    {"learning_rate", "optimizer.lr"},
+    {"min_lr", "schedule.min_lr_ratio"},
+    {"min_lr_factor", "schedule.min_lr_ratio"},
+    {"lr_decay_style", "schedule.type"},
+    {"decay_type", "schedule.type"},
+    {"lr_warmup_iters", "schedule.warmup_steps"},
+    {"warmup_iters", "schedule.warmup_steps"},
+    {"lr_decay_iters", "schedule.decay_steps"},
+    {"lr_scheduler", "schedule"},
+    {"scheduler", "schedule"},
+    {"adam_beta1", "optimizer.beta1"},
+    {"adam_beta2", "optimizer.beta2"},
+    {"adam_eps", "optimizer.eps"},
+    {"clip_grad", "optimizer.grad_clip"},
+    {"max_norm", "optimizer.grad_clip"},
+    {"gradient_clipping", "optimizer.grad_clip"},
+    {"save", "checkpoint.dir"},
+    {"folder", "checkpoint.dir"},
+    {"load", "checkpoint.resume"},
+    {"save_interval", "checkpoint.interval"},
+    {"keep_latest_k", "checkpoint.keep_latest"},
+    {"data_path", "data.train"},
+    {"eod_mask_loss", "data.mask_eod_loss"},
+    {"reset_attention_mask", "data.document_mask"},
+    {"eval_interval", "eval.interval"},
+    {"eval_iters", "eval.iters"},
+    {"log_interval", "logging.interval"},
+    {"log_freq", "logging.interval"},
+    {"steps_per_print", "logging.interval"},
+    {"enable_tensorboard", "logging.tensorboard"},
+    {"n_layer", "model.num_layers"},
+    {"num_hidden_layers", "model.num_layers"},
+    {"n_head", "model.num_attention_heads"},
+    {"n_embd", "model.hidden_size"},
+    {"ffn_hidden_size", "model.intermediate_size"},
+    {"num_query_groups", "model.num_key_value_heads"},
+    {"kv_channels", "model.head_dim"},
+    {"rms_norm_eps", "model.norm_eps"},
+    {"layer_norm_epsilon", "model.norm_eps"},
+    {"hidden_act", "model.activation"},
+    {"bf16", "precision.dtype"},
+    {"metrics", "logging"},
+    {"parallelism", "training.threads"},
+};
+
+// micro_batch_size * grad_accum = global_batch_size (one replica). Any two give the third; a value that nobody stated yields.
+void resolve_batch(TrainingConfig& training, ConfigReport& report) {
+  const bool global_stated = training.global_batch_size && (report.given("training.global_batch_size") ||
+                                                            training.global_batch_size != TrainingConfig{}.global_batch_size);
+  int64_t& micro = training.micro_batch_size;
+  if (!training.grad_accum && !training.global_batch_size) training.grad_accum = 1;
+  if (training.grad_accum && !global_stated) {
+    training.global_batch_size = micro * *training.grad_accum;
+    report.derive("training.global_batch_size");
+    return;
+  }
+  const int64_t global = *training.global_batch_size;
+  if (!training.grad_accum) {
+    if (global % micro == 0) {
+      training.grad_accum = global / micro;
+      report.derive("training.grad_accum");
+    } else {
+      report.error("training.micro_batch_size", text("global_batch_size ", global, " is no multiple of micro_batch_size ", micro,
+                                                     "; give grad_accum, or another global_batch_size"));
+    }
+    return;
+  }
+  const int64_t accum = *training.grad_accum;
+  if (!report.given("training.micro_batch_size") && micro == TrainingConfig{}.micro_batch_size && global % accum == 0) {
+    micro = global / accum;
+    report.derive("training.micro_batch_size");
+  } else if (micro * accum != global) {
+    report.error("training.global_batch_size", text("micro_batch_size * grad_accum must be global_batch_size, but ", micro, " * ", accum,
+                                                    " = ", micro * accum, ", not ", global));
+  }
+}
+
+void resolve_model(RunConfig& config, ConfigReport& report) {
+  ModelConfig& model = config.model;
+  model.validate(report);
+  if (report.failed("model")) return;
+  if (!model.num_key_value_heads) report.derive("model.num_key_value_heads");
+  model.num_key_value_heads = model.kv_heads();
+  if (!model.head_dim) report.derive("model.head_dim");
+  model.head_dim = model.head_size();
+  if (config.data.tokenizer == TokenizerKind::byte && !model.vocab_size) {
+    model.vocab_size = Tokenizer::bytes().size();
+    report.derive("model.vocab_size");
+  }
+}
+
+void check_vocabulary(const RunConfig& config, ConfigReport& report) {
+  if (!config.model.vocab_size && !config.data.tokenizer) {
+    report.error("model.vocab_size", "must be given: data.tokenizer is null, so there is no tokenizer to take it from");
+  }
+  if (!config.model.vocab_size) return;
+  const int64_t vocab = *config.model.vocab_size;
+  if (config.data.eod_id && *config.data.eod_id >= vocab) {
+    report.error("data.eod_id", text("must be below model.vocab_size ", vocab, ", got ", *config.data.eod_id));
+  }
+  if (config.data.tokenizer == TokenizerKind::byte && vocab < Tokenizer::bytes().size()) {
+    report.error("model.vocab_size", text("the byte tokenizer has ", Tokenizer::bytes().size(), " ids, got ", vocab));
+  }
+}
+
+void check_sections(const RunConfig& config, ConfigReport& report) {
+  if (config.training.seq_len > config.model.max_position_embeddings) {
+    report.error("training.seq_len", text("must be at most model.max_position_embeddings ", config.model.max_position_embeddings, ", got ",
+                                          config.training.seq_len));
+  }
+  const ScheduleConfig& schedule = config.schedule;
+  if (schedule.type == ScheduleType::wsd && schedule.decay_steps && schedule.warmup_steps + *schedule.decay_steps > config.training.steps) {
+    report.error("schedule.decay_steps", text("wsd: warmup_steps ", schedule.warmup_steps, " + decay_steps ", *schedule.decay_steps,
+                                              " are more than training.steps ", config.training.steps));
+  }
+  if (config.training.device == DeviceChoice::cuda) report.error("training.device", "this build has no CUDA; take auto or cpu");
+  if (config.eval.samples && !config.data.tokenizer) report.error("eval.samples", "needs data.tokenizer, to read prompts and write text");
+  if (config.eval.samples && config.eval.samples->prompts.empty()) report.error("eval.samples.prompts", "must hold at least one text");
+}
+
+std::string replaced(std::string path, const std::string& placeholder, const std::string& value) {
+  for (size_t at = 0; (at = path.find(placeholder, at)) != std::string::npos; at += value.size())
+    path.replace(at, placeholder.size(), value);
+  return path;
+}
+
+void resolve_folders(RunConfig& config, ConfigReport& report, const std::string& file) {
+  LoggingConfig& logging = config.logging;
+  if (!logging.run_name) {
+    const std::string stem = std::filesystem::path(file).stem().string();
+    logging.run_name = stem.empty() ? "run" : stem;
+    report.derive("logging.run_name");
+  }
+  const std::string& name = *logging.run_name;
+  if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos || name.find('\0') != std::string::npos) {
+    report.error("logging.run_name", "must be a plain file name, got \"" + name + "\"");
+  }
+  logging.dir = replaced(logging.dir, "%n", name);
+  config.checkpoint.dir = replaced(replaced(config.checkpoint.dir, "%n", name), "%d", logging.dir);
+  if (logging.dir.empty()) report.error("logging.dir", "must name a folder, got an empty string");
+  if (config.checkpoint.dir.empty()) report.error("checkpoint.dir", "must name a folder, got an empty string");
+}
+
+}  // namespace
+
+void resolve_run_config(RunConfig& config, ConfigReport& report, const std::string& file) {
+  if (!report.failed("training")) resolve_batch(config.training, report);
+  if (!report.failed("model")) resolve_model(config, report);
+  if (!report.failed("data")) config.data.validate(report);
+  if (!report.failed("model") && !report.failed("data")) check_vocabulary(config, report);
+  check_sections(config, report);
+  resolve_folders(config, report, file);
+  resolve_input_paths(fields_of(config), report);
+  std::string& resume = config.checkpoint.resume;
+  if (resume.empty()) {
+    report.error("checkpoint.resume", "must be never, auto or a path, got an empty string");
+  } else if (resume != "never" && resume != "auto") {
+    resume = absolute_input_path(resume, "checkpoint.resume", report);
+  }
+  if (resume != "never" && config.checkpoint.init_from) {
+    report.error("checkpoint.init_from", "starts at step 0 and excludes checkpoint.resume " + resume);
+  }
+}
+
+LoadedConfig load_run_config(const ConfigSources& sources) {
+  LoadedConfig loaded;
+  read_config(sources, fields_of(loaded.config), loaded.report, kForeignNames);
+  resolve_run_config(loaded.config, loaded.report, sources.file);
+  check_inputs_exist(loaded.config, loaded.report);
+  loaded.report.throw_if_failed();
+  return loaded;
+}
+
+}  // namespace mantissa
