@@ -1,0 +1,116 @@
+// The table of subcommands and the only file that knows CLI11: it turns Commands into a parser, runs the chosen one and maps every failure
+// to an exit code.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <csignal>
+#include <iostream>
+#include <new>
+
+#include "command.h"
+#include "mantissa/base/nearest.h"
+#include "mantissa/base/version.h"
+
+namespace mantissa::tools {
+namespace {
+
+std::vector<Command> all_commands() {
+  return {train_command(),  eval_command(),  generate_command(), tokenize_command(), inspect_command(),
+          verify_command(), bench_command(), doctor_command(),   config_command()};
+}
+
+template <class T>
+CLI::Option* add_target(CLI::App& app, const Option& option, T* target) {
+  if constexpr (std::is_same_v<T, bool>) {
+    return app.add_flag(option.name, *target, option.description);
+  } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
+    CLI::Option* const added = app.add_option(option.name, *target, option.description);
+    const bool positional = option.name.front() != '-';
+    return positional ? added : added->expected(1)->take_all()->allow_extra_args(false);  // one value each: a file after it stays a file
+  } else {
+    CLI::Option* const added = app.add_option(option.name, *target, option.description);
+    if constexpr (std::is_arithmetic_v<T>) added->capture_default_str();
+    if constexpr (std::is_same_v<T, std::string>) {
+      if (!target->empty()) added->capture_default_str();
+    }
+    return added;
+  }
+}
+
+void add_command(CLI::App& app, const Command& command, const Command*& chosen) {
+  CLI::App* const sub = app.add_subcommand(command.name, command.summary);
+  sub->footer("\nExample:\n  " + command.example);
+  for (const Option& option : command.options) {
+    CLI::Option* const added = std::visit([&](auto* target) { return add_target(*sub, option, target); }, option.target);
+    added->required(option.required);
+    if (!option.choices.empty()) added->check(CLI::IsMember(option.choices));
+  }
+  if (command.subcommands.empty()) {
+    sub->callback([&command, &chosen] { chosen = &command; });
+    return;
+  }
+  for (const Command& nested : command.subcommands) add_command(*sub, nested, chosen);
+  sub->require_subcommand(1);
+}
+
+std::vector<std::string> names_of(const std::vector<Command>& commands) {
+  std::vector<std::string> names;
+  for (const Command& command : commands) names.push_back(command.name);
+  return names;
+}
+
+// CLI11 calls an unknown subcommand an unexpected argument and suggests nothing.
+void check_names(const std::vector<Command>& commands, const std::vector<std::string>& words, const std::string& before) {
+  if (words.empty() || words.front().starts_with('-') || commands.empty()) return;
+  const auto found = std::find_if(commands.begin(), commands.end(), [&](const Command& command) { return command.name == words.front(); });
+  if (found == commands.end()) {
+    const std::vector<std::string> names = names_of(commands);
+    std::string list;
+    for (const std::string& name : names) list += " " + name;
+    fail(ExitCode::usage, before, ": no subcommand '", words.front(), "'", did_you_mean(words.front(), names), "\nsubcommands:", list);
+  }
+  check_names(found->subcommands, {words.begin() + 1, words.end()}, before + " " + found->name);
+}
+
+ExitCode run(int argc, char** argv) {
+  const std::vector<Command> commands = all_commands();
+  check_names(commands, {argv + 1, argv + argc}, "mantissa");
+  CLI::App app{"mantissa: trains language models", "mantissa"};
+  app.footer("\nmantissa SUBCOMMAND --help shows its options and an example.");
+  app.set_version_flag("--version", version_text());
+  app.require_subcommand(1);
+  const Command* chosen = nullptr;
+  for (const Command& command : commands) add_command(app, command, chosen);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? ExitCode::ok : ExitCode::usage;
+  }
+  return chosen->run();
+}
+
+}  // namespace
+
+std::vector<Option> config_options(ConfigSources& sources) {
+  return {{.name = "CONFIG", .target = &sources.file, .description = "run configuration (JSON with comments)", .required = true},
+          {.name = "--set",
+           .target = &sources.sets,
+           .description = "KEY=VALUE, as in optimizer.lr=3e-4 or data.train.0.path=a.txt; repeatable"},
+          {.name = "--set-file", .target = &sources.set_files, .description = "JSON file merged over the configuration; repeatable"}};
+}
+
+}  // namespace mantissa::tools
+
+int main(int argc, char** argv) {
+  std::signal(SIGPIPE, SIG_IGN);  // a closed stdout must not end training
+  try {
+    return static_cast<int>(mantissa::tools::run(argc, argv));
+  } catch (const mantissa::Error& error) {
+    std::cerr << "error: " << error.what() << '\n';
+    return static_cast<int>(error.code());
+  } catch (const std::bad_alloc&) {
+    std::cerr << "error: out of memory\n";
+  } catch (const std::exception& error) {
+    std::cerr << "internal error: " << error.what() << '\n';
+  }
+  return static_cast<int>(mantissa::ExitCode::internal);
+}
