@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+"""Trains the model of a mantissa configuration with mantissa and with PyTorch, in turn, from the same weights on the same batches, and compares.
+
+    .venv-interop/bin/python scripts/interop/torch_bench.py --mantissa build/release/bin/mantissa --config configs/quickstart.json --steps 20
+
+Prints one JSON object per step and, last, a summary: milliseconds per step (medians), ours over theirs, and the largest relative difference
+of the losses. The learning rate of each step is the one mantissa logs. Exit 1 if --loss-tolerance is exceeded.
+"""
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from mantissa_files import Checkpoint, TrainingBatches
+from torch_gpt import Gpt, Trainer
+
+UNTIMED_STEPS = 2  # the first ones allocate
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mantissa", required=True, help="the program")
+    parser.add_argument("--config", required=True, help="run configuration; one training file, text or nanoGPT ids")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for mantissa train")
+    parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=2, help="times each of the two trains")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--loss-tolerance", type=float, help="largest relative difference of the losses")
+    args = parser.parse_args()
+    if args.steps <= UNTIMED_STEPS:
+        parser.error(f"--steps must be more than {UNTIMED_STEPS}")
+    return args
+
+
+def train(args, folder, *settings):
+    """Runs mantissa; its step records and its checkpoint."""
+    common = [f"logging.dir={folder}", f"training.threads={args.threads}", f"precision.dtype={args.dtype}", f"training.steps={args.steps}"]
+    quiet = ["eval.interval=0", "eval.iters=1", "eval.samples=null", "checkpoint.interval=0", "logging.console=off", "logging.tensorboard=false"]
+    command = [args.mantissa, "train", args.config]
+    for setting in [*args.set, *common, *quiet, *settings]:
+        command += ["--set", setting]
+    run = subprocess.run(command, capture_output=True, text=True)
+    if run.returncode != 0:
+        sys.exit(f"{' '.join(command)}\nexit {run.returncode}\n{run.stderr}")
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    newest = (folder / "checkpoints/latest").read_text().split()[0]
+    return [r for r in records if r["type"] == "step"], folder / "checkpoints" / newest
+
+
+def initial_checkpoint(args, folder):
+    # A learning rate that is 0 in fp32 leaves the weights as initialised.
+    return Checkpoint(train(args, folder, "training.steps=1", "optimizer.lr=1e-60", "schedule.warmup_steps=0")[1])
+
+
+def report(who, step, loss, milliseconds, times):
+    if step >= UNTIMED_STEPS:
+        times.append(milliseconds)
+    print(json.dumps({"who": who, "step": step + 1, "loss": loss, "ms": round(milliseconds, 2)}), flush=True)
+
+
+def main():
+    args = arguments()
+    torch.set_num_threads(args.threads)
+    ours, theirs, worst = [], [], 0.0
+    with tempfile.TemporaryDirectory(prefix="torch-bench-") as work:
+        start = initial_checkpoint(args, Path(work) / "init")
+        weights = {name: start.read(name) for name in parameter_names(start)}
+        vocab_size = start.config["model"]["vocab_size"]
+        batches = TrainingBatches(start)
+        for number in range(args.rounds):
+            steps, _ = train(args, Path(work) / f"round-{number}")
+            for step, record in enumerate(steps):
+                report("mantissa", step, record["loss"], record["dt_ms"], ours)
+            trainer = Trainer(Gpt(start.config["model"], vocab_size), weights, start.config, args.dtype == "bf16")
+            for step, record in enumerate(steps):
+                loss, milliseconds = trainer.step(batches.step(step), record["lr"])
+                report("torch", step, loss, milliseconds, theirs)
+                worst = max(worst, abs(record["loss"] - loss) / abs(loss))
+    mantissa_ms, torch_ms = statistics.median(ours), statistics.median(theirs)
+    training = start.config["training"]
+    print(json.dumps({"summary": args.config, "dtype": args.dtype, "threads": args.threads, "tokens_per_step": training["global_batch_size"] * training["seq_len"],
+                      "steps": args.steps, "rounds": args.rounds, "mantissa_ms": round(mantissa_ms, 2), "torch_ms": round(torch_ms, 2),
+                      "ours_over_theirs": round(mantissa_ms / torch_ms, 3), "largest_relative_loss_difference": worst, "torch": torch.__version__}))
+    sys.exit(args.loss_tolerance is not None and not worst <= args.loss_tolerance)
+
+
+def parameter_names(checkpoint):
+    return [name for name in checkpoint.tensors if name.endswith((".weight", ".bias"))]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""mantissa's GPT written in PyTorch, over a dictionary of parameters with mantissa's names."""
+import time
+
+import torch
+import torch.nn.functional as F
+
+
+class Gpt:
+    def __init__(self, config, vocab_size):
+        self.c, self.vocab = config, vocab_size
+        self.heads = config["num_attention_heads"]
+        self.kv_heads = config["num_key_value_heads"] or self.heads
+        self.head_dim = config["head_dim"] or config["hidden_size"] // self.heads
+        if config["position"] == "rope":
+            steps = torch.arange(config["max_position_embeddings"], dtype=torch.float64)
+            powers = torch.arange(0, self.head_dim, 2, dtype=torch.float64) / self.head_dim
+            angles = torch.outer(steps, config["rope_theta"] ** -powers)
+            self.cos, self.sin = angles.cos().float(), angles.sin().float()
+
+    def norm(self, x, p, path):
+        weight, eps = p[path + ".weight"], self.c["norm_eps"]
+        if self.c["norm"] == "layer":
+            return F.layer_norm(x, weight.shape, weight, p.get(path + ".bias"), eps)
+        return F.rms_norm(x, weight.shape, weight, eps)
+
+    @staticmethod
+    def linear(x, p, path):
+        return F.linear(x, p[path + ".weight"], p.get(path + ".bias"))
+
+    def rotate(self, x):
+        """Rotate-half on [B, H, T, D], in fp32."""
+        cos, sin = self.cos[: x.shape[2]], self.sin[: x.shape[2]]
+        a, b = x.float().chunk(2, -1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)
+
+    def attention(self, x, p, path):
+        batch, length, _ = x.shape
+        rows = [n * self.head_dim for n in (self.heads, self.kv_heads, self.kv_heads)]
+        q, k, v = (part.view(batch, length, -1, self.head_dim) for part in self.linear(x, p, path + ".qkv").split(rows, -1))
+        if self.c["qk_norm"]:
+            q, k = (F.rms_norm(part, (self.head_dim,), p[f"{path}.{name}.weight"], self.c["norm_eps"]) for part, name in ((q, "q_norm"), (k, "k_norm")))
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        if self.c["position"] == "rope":
+            q, k = self.rotate(q), self.rotate(k)
+        if self.kv_heads != self.heads:
+            k, v = (part.repeat_interleave(self.heads // self.kv_heads, 1) for part in (k, v))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.linear(out.transpose(1, 2).reshape(batch, length, -1), p, path + ".out")
+
+    def mlp(self, x, p, path):
+        if self.c["activation"] == "swiglu":
+            gate, up = self.linear(x, p, path + ".gate_up").chunk(2, -1)
+            return self.linear(F.silu(gate) * up, p, path + ".down")
+        form = "tanh" if self.c["activation"] == "gelu_tanh" else "none"
+        return self.linear(F.gelu(self.linear(x, p, path + ".up"), approximate=form), p, path + ".down")
+
+    def loss(self, p, tokens, targets):
+        """The sum over targets; logits are widened to fp32 first."""
+        x = F.embedding(tokens, p["embed.weight"])
+        if self.c["position"] == "learned":
+            x = x + p["position.weight"][: tokens.shape[1]]
+        for i in range(self.c["num_layers"]):
+            x = x + self.attention(self.norm(x, p, f"layers.{i}.attn_norm"), p, f"layers.{i}.attn")
+            x = x + self.mlp(self.norm(x, p, f"layers.{i}.mlp_norm"), p, f"layers.{i}.mlp")
+        x = self.norm(x, p, "final_norm")
+        logits = F.linear(x, p["embed.weight" if self.c["tie_word_embeddings"] else "output.weight"])[..., : self.vocab]
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
+
+
+class Trainer:
+    """fp32, or bf16 parameters and activations under fp32 masters."""
+
+    def __init__(self, model, weights, config, bf16):
+        self.model, self.bf16 = model, bf16
+        self.micro, self.clip = config["training"]["micro_batch_size"], config["optimizer"]["grad_clip"]
+        self.masters = {name: torch.from_numpy(value).clone().requires_grad_() for name, value in weights.items()}
+        self.values = {name: m.detach().bfloat16().requires_grad_() for name, m in self.masters.items()} if bf16 else self.masters
+        o = config["optimizer"]
+        matrices = [m for m in self.masters.values() if m.dim() >= 2]
+        vectors = [m for m in self.masters.values() if m.dim() < 2]
+        groups = [{"params": matrices, "weight_decay": o["weight_decay"]}, {"params": vectors, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=o["lr"], betas=(o["beta1"], o["beta2"]), eps=o["eps"], fused=True)
+
+    def step(self, rows, lr):
+        """One optimizer step on tokens [global batch, T + 1]: loss and milliseconds."""
+        start = time.perf_counter()
+        tokens, loss = torch.from_numpy(rows), 0.0
+        for micro in tokens.split(self.micro):
+            part = self.model.loss(self.values, micro[:, :-1], micro[:, 1:]) / tokens[:, 1:].numel()
+            part.backward()
+            loss += part.item()
+        if self.bf16:
+            for name, value in self.values.items():
+                self.masters[name].grad, value.grad = value.grad.float(), None
+        if self.clip > 0:
+            torch.nn.utils.clip_grad_norm_(self.masters.values(), self.clip)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.bf16:
+            with torch.no_grad():
+                torch._foreach_copy_(list(self.values.values()), list(self.masters.values()))
+        return loss, (time.perf_counter() - start) * 1e3
