@@ -1,0 +1,165 @@
+// A numeric gradient check for every operation of ops.h. A new operation without a case here fails EveryOperationHasACheck.
+#include <set>
+
+#include "gradient_check.h"
+#include "mantissa/ops/ops.h"
+
+namespace mantissa::test {
+namespace {
+
+struct OpCase {
+  std::string op, variant;
+  std::function<void(Backend&)> check;
+};
+
+void PrintTo(const OpCase& c, std::ostream* out) { *out << c.op << '_' << c.variant; }
+
+CheckedInput activation(Backend& device, Shape shape, uint32_t what) {
+  return {"x" + std::to_string(what), random_tensor(device, Dtype::f64, shape, what), Role::activation};
+}
+
+CheckedInput parameter(Backend& device, const char* name, Shape shape, uint32_t what, double mean = 0.0) {
+  return {name, random_tensor(device, Dtype::f64, shape, what, 0.5, mean), Role::parameter};
+}
+
+void embedding_case(Backend& device) {
+  const Tensor ids = tensor_of(device, Dtype::i32, {5}, {3, 0, 3, 6, 3});
+  expect_gradients({parameter(device, "weight", {7, 3}, 1)}, [&](const std::vector<Var>& v) { return embedding(ids, v[0]); });
+}
+
+void linear_case(Backend& device, bool with_bias) {
+  std::vector<CheckedInput> inputs{activation(device, {5, 3}, 1), parameter(device, "weight", {7, 3}, 2)};
+  if (with_bias) inputs.push_back(parameter(device, "bias", {7}, 3));
+  expect_gradients(inputs, [&](const std::vector<Var>& v) { return linear(v[0], v[1], with_bias ? v[2] : Var()); });
+}
+
+// The activation is saved as a recipe by linear, and made again in backward.
+void linear_of_recipe_case(Backend& device) {
+  expect_gradients({activation(device, {5, 6}, 1), parameter(device, "weight", {4, 3}, 2)},
+                   [&](const std::vector<Var>& v) { return linear(swiglu(v[0], Keep::recipe), v[1], Var()); });
+}
+
+void layer_norm_case(Backend& device, bool with_bias) {
+  std::vector<CheckedInput> inputs{activation(device, {3, 7}, 1), parameter(device, "weight", {7}, 2, 1.0)};
+  if (with_bias) inputs.push_back(parameter(device, "bias", {7}, 3));
+  expect_gradients(inputs, [&](const std::vector<Var>& v) { return layer_norm(v[0], v[1], with_bias ? v[2] : Var(), 1e-5); });
+}
+
+void qk_norm_case(Backend& device, HeadLayout layout) {
+  expect_gradients({activation(device, {3, layout.row()}, 1), parameter(device, "q_weight", {layout.head_dim}, 2, 1.0),
+                    parameter(device, "k_weight", {layout.head_dim}, 3, 1.0)},
+                   [&](const std::vector<Var>& v) { return qk_norm(v[0], v[1], v[2], layout, 1e-6); });
+}
+
+void rope_case(Backend& device, HeadLayout layout) {
+  const Tensor table =
+      random_tensor(device, Dtype::f32, {9, layout.head_dim}, 5);  // need not be a rotation for the gradient to be the transpose
+  const Tensor positions = tensor_of(device, Dtype::i32, {4}, {8, 0, 1, 5});
+  expect_gradients({activation(device, {4, layout.row()}, 1)},
+                   [&](const std::vector<Var>& v) { return rope(v[0], table, positions, layout); });
+}
+
+void attention_case(Backend& device, HeadLayout layout, const std::vector<double>& starts) {
+  const int64_t batch = 2, length = 5;
+  const Tensor segment_starts = starts.empty() ? Tensor() : tensor_of(device, Dtype::i32, {batch * length}, starts);
+  expect_gradients({activation(device, {batch * length, layout.row()}, 1)},
+                   [&](const std::vector<Var>& v) { return attention(v[0], batch, layout, segment_starts); });
+}
+
+void cross_entropy_case(Backend& device, int64_t vocab, const std::vector<double>& targets) {
+  const int64_t rows = static_cast<int64_t>(targets.size());
+  const Tensor target_ids = tensor_of(device, Dtype::i32, {rows}, targets);
+  const LossOptions options{.vocab = vocab, .target_count = 3, .logits_dtype = Dtype::f64};
+  expect_gradients(
+      {activation(device, {rows, 3}, 1), parameter(device, "weight", {8, 3}, 2)},
+      [&](const std::vector<Var>& v) { return cross_entropy(v[0], v[1], target_ids, options); }, Output::loss);
+}
+
+template <class Op>
+void one_activation_case(Backend& device, Shape shape, Op op) {
+  expect_gradients({activation(device, shape, 1)}, [&](const std::vector<Var>& v) { return op(v[0]); });
+}
+
+const std::vector<OpCase>& cases() {
+  static const HeadLayout plain{2, 2, 4}, grouped{6, 2, 4}, one_key_head{3, 1, 2};
+  static const std::vector<OpCase> all{
+      {"embedding", "repeated_ids", embedding_case},
+      {"add", "two_inputs",
+       [](Backend& d) {
+         expect_gradients({activation(d, {3, 5}, 1), activation(d, {3, 5}, 2)}, [](const auto& v) { return add(v[0], v[1]); });
+       }},
+      {"add", "same_input_twice",
+       [](Backend& d) {
+         one_activation_case(d, {3, 5}, [](const Var& x) { return add(x, add(x, x)); });
+       }},
+      {"linear", "without_bias", [](Backend& d) { linear_case(d, false); }},
+      {"linear", "with_bias", [](Backend& d) { linear_case(d, true); }},
+      {"linear", "of_a_recipe", linear_of_recipe_case},
+      {"rms_norm", "odd_rows",
+       [](Backend& d) {
+         expect_gradients({activation(d, {3, 7}, 1), parameter(d, "weight", {7}, 2, 1.0)},
+                          [](const auto& v) { return rms_norm(v[0], v[1], 1e-5); });
+       }},
+      {"layer_norm", "without_bias", [](Backend& d) { layer_norm_case(d, false); }},
+      {"layer_norm", "with_bias", [](Backend& d) { layer_norm_case(d, true); }},
+      {"qk_norm", "plain", [](Backend& d) { qk_norm_case(d, plain); }},
+      {"qk_norm", "grouped", [](Backend& d) { qk_norm_case(d, grouped); }},
+      {"rope", "plain", [](Backend& d) { rope_case(d, plain); }},
+      {"rope", "one_key_head", [](Backend& d) { rope_case(d, one_key_head); }},
+      {"attention", "plain", [](Backend& d) { attention_case(d, plain, {}); }},
+      {"attention", "grouped", [](Backend& d) { attention_case(d, grouped, {}); }},
+      {"attention", "one_key_head_segments",
+       [](Backend& d) {
+         attention_case(d, one_key_head, {0, 0, 2, 2, 2, 0, 1, 2, 3, 3});
+       }},
+      {"swiglu", "value",
+       [](Backend& d) {
+         one_activation_case(d, {3, 10}, [](const Var& x) { return swiglu(x, Keep::value); });
+       }},
+      {"swiglu", "recipe",
+       [](Backend& d) {
+         one_activation_case(d, {3, 10}, [](const Var& x) { return swiglu(x, Keep::recipe); });
+       }},
+      {"gelu", "tanh",
+       [](Backend& d) {
+         one_activation_case(d, {3, 5}, [](const Var& x) { return gelu(x, GeluForm::tanh, Keep::value); });
+       }},
+      {"gelu", "erf",
+       [](Backend& d) {
+         one_activation_case(d, {3, 5}, [](const Var& x) { return gelu(x, GeluForm::erf, Keep::value); });
+       }},
+      {"gelu", "erf_recipe",
+       [](Backend& d) {
+         one_activation_case(d, {3, 5}, [](const Var& x) { return gelu(x, GeluForm::erf, Keep::recipe); });
+       }},
+      {"cross_entropy", "all_columns",
+       [](Backend& d) {
+         cross_entropy_case(d, 8, {0, 7, 3});
+       }},
+      {"cross_entropy", "padded_vocab_ignored_targets",
+       [](Backend& d) {
+         cross_entropy_case(d, 5, {4, -1, 0, 2, -100});
+       }},
+  };
+  return all;
+}
+
+class OpsGradient : public ::testing::TestWithParam<OpCase> {};
+
+TEST_P(OpsGradient, EqualsCentralDifferences) {
+  const auto device = make_cpu_reference();
+  GetParam().check(*device);
+}
+
+INSTANTIATE_TEST_SUITE_P(, OpsGradient, ::testing::ValuesIn(cases()), [](const auto& c) { return c.param.op + "_" + c.param.variant; });
+
+TEST(OpsGradientTable, EveryOperationHasACheck) {
+  const std::vector<std::string> ops = declared_in("include/mantissa/ops/ops.h", R"(\nVar (\w+)\()");
+  ASSERT_GE(ops.size(), 11U) << "the header is no longer understood";
+  std::set<std::string> checked;
+  for (const OpCase& c : cases()) checked.insert(c.op);
+  for (const std::string& op : ops) EXPECT_TRUE(checked.count(op)) << op << " has no numeric gradient check";
+}
+
+}  // namespace
+}  // namespace mantissa::test

@@ -1,0 +1,153 @@
+// Fixtures shared by tests: backends, random tensors, comparison that says where it failed, numeric gradients.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <regex>
+#include <string>
+#include <vector>
+
+#include "mantissa/autograd/tape.h"
+#include "mantissa/backend/functions.h"
+#include "mantissa/base/parallel.h"
+#include "mantissa/base/rng.h"
+
+namespace mantissa::test {
+
+// Both CPU backends, made once per test.
+class BackendTest : public ::testing::Test {
+ protected:
+  BackendTest() : reference_(make_cpu_reference()), fast_(make_cpu_backend()) {}
+  Backend& reference() { return *reference_; }
+  Backend& fast() { return *fast_; }
+
+ private:
+  std::unique_ptr<Backend> reference_, fast_;
+};
+
+// The number of threads until the end of the block.
+class Threads {
+ public:
+  explicit Threads(int count) { set_num_threads(count); }
+  ~Threads() { set_num_threads(0); }
+  Threads(const Threads&) = delete;
+  Threads& operator=(const Threads&) = delete;
+};
+
+// The elements of a tensor, exactly.
+inline std::vector<double> values(const Tensor& tensor) {
+  std::vector<double> out(static_cast<size_t>(tensor.elements()));
+  for (size_t i = 0; i < out.size(); ++i) {
+    switch (tensor.dtype()) {
+      case Dtype::f32: out[i] = static_cast<double>(tensor.data<float>()[i]); break;
+      case Dtype::bf16: out[i] = static_cast<double>(to_float(tensor.data<bf16>()[i])); break;
+      case Dtype::f64: out[i] = tensor.data<double>()[i]; break;
+      case Dtype::i32: out[i] = tensor.data<int32_t>()[i]; break;
+    }
+  }
+  return out;
+}
+
+// Writes values rounded to the tensor's dtype, without a kernel.
+inline void assign(const Tensor& tensor, const std::vector<double>& from) {
+  ASSERT_EQ(static_cast<size_t>(tensor.elements()), from.size());
+  for (size_t i = 0; i < from.size(); ++i) {
+    switch (tensor.dtype()) {
+      case Dtype::f32: tensor.data<float>()[i] = static_cast<float>(from[i]); break;
+      case Dtype::bf16: tensor.data<bf16>()[i] = to_bf16(static_cast<float>(from[i])); break;
+      case Dtype::f64: tensor.data<double>()[i] = from[i]; break;
+      case Dtype::i32: tensor.data<int32_t>()[i] = static_cast<int32_t>(from[i]); break;
+    }
+  }
+}
+
+inline Tensor tensor_of(Backend& device, Dtype dtype, Shape shape, const std::vector<double>& from) {
+  const Tensor out = empty(device, dtype, shape);
+  assign(out, from);
+  return out;
+}
+
+// mean + scale * normal. `what` tells the draws of one test apart; equal arguments give equal values on every backend.
+inline std::vector<double> random_values(int64_t count, uint32_t what, double scale = 1.0, double mean = 0.0) {
+  std::vector<double> out(static_cast<size_t>(count));
+  for (size_t i = 0; i < out.size(); ++i) out[i] = mean + scale * static_cast<double>(random_normal({.seed = 7}, what, i));
+  return out;
+}
+
+inline Tensor random_tensor(Backend& device, Dtype dtype, Shape shape, uint32_t what, double scale = 1.0, double mean = 0.0) {
+  return tensor_of(device, dtype, shape, random_values(shape.elements(), what, scale, mean));
+}
+
+// i32 in [0, limit).
+inline Tensor random_indices(Backend& device, int64_t count, int64_t limit, uint32_t what) {
+  std::vector<double> out(static_cast<size_t>(count));
+  for (size_t i = 0; i < out.size(); ++i)
+    out[i] = static_cast<double>(random_words({.seed = 7}, what, i)[0] % static_cast<uint64_t>(limit));
+  return tensor_of(device, Dtype::i32, {count}, out);
+}
+
+inline ::testing::AssertionResult same_bits(const Tensor& actual, const Tensor& expected) {
+  if (actual.dtype() != expected.dtype() || actual.shape() != expected.shape()) {
+    return ::testing::AssertionFailure() << "dtypes or shapes differ: " << actual.shape() << " and " << expected.shape();
+  }
+  const int64_t size = dtype_bytes(actual.dtype());
+  for (int64_t i = 0; i < actual.elements(); ++i) {
+    if (std::memcmp(actual.raw() + i * size, expected.raw() + i * size, static_cast<size_t>(size)) != 0) {
+      const auto at = static_cast<size_t>(i);
+      return ::testing::AssertionFailure() << "bits differ first at [" << i << "] of " << actual.shape() << ": " << values(actual)[at]
+                                           << ", expected " << values(expected)[at];
+    }
+  }
+  return ::testing::AssertionSuccess();
+}
+
+// |actual - expected| <= tolerance * max(|expected|, root mean square of all finite expected). NaN and infinities must coincide.
+inline ::testing::AssertionResult close(const std::vector<double>& actual, const std::vector<double>& expected, double tolerance) {
+  if (actual.size() != expected.size()) {
+    return ::testing::AssertionFailure() << actual.size() << " elements, expected " << expected.size();
+  }
+  double squares = 0.0;
+  for (const double e : expected) squares += std::isfinite(e) ? e * e : 0.0;
+  const double rms = std::sqrt(squares / static_cast<double>(std::max<size_t>(expected.size(), 1)));
+  size_t worst = 0, wrong = 0;
+  double worst_error = 0.0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const double a = actual[i], e = expected[i];
+    if (a == e || (std::isnan(a) && std::isnan(e))) continue;
+    const double error = std::isfinite(a) && std::isfinite(e) ? std::abs(a - e) / std::max(std::abs(e), rms) : HUGE_VAL;
+    wrong += error > tolerance;
+    if (error > worst_error) worst = i, worst_error = error;
+  }
+  if (wrong == 0) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << wrong << " of " << expected.size() << " elements differ by more than " << tolerance
+                                       << "; worst at [" << worst << "]: " << actual[worst] << ", expected " << expected[worst]
+                                       << ", error " << worst_error;
+}
+
+inline ::testing::AssertionResult close(const Tensor& actual, const Tensor& expected, double tolerance) {
+  if (actual.dtype() != expected.dtype() || actual.shape() != expected.shape()) {
+    return ::testing::AssertionFailure() << actual.dtype() << ' ' << actual.shape() << ", expected " << expected.dtype() << ' '
+                                         << expected.shape();
+  }
+  return close(values(actual), values(expected), tolerance);
+}
+
+// The first group of every match of `pattern` in a file of the source tree: what a header declares, for tests that must cover all of it.
+inline std::vector<std::string> declared_in(const std::string& path, const std::string& pattern) {
+  std::ifstream file(std::string(MANTISSA_SOURCE_DIR) + "/" + path);
+  EXPECT_TRUE(file.good()) << path;
+  const std::string content{std::istreambuf_iterator<char>(file), {}};
+  const std::regex expression(pattern);
+  std::vector<std::string> out;
+  for (std::sregex_iterator match(content.begin(), content.end(), expression), end; match != end; ++match) out.push_back((*match)[1]);
+  return out;
+}
+
+}  // namespace mantissa::test
