@@ -6,6 +6,9 @@ target_compile_options(mantissa_warnings INTERFACE
 
 set(MANTISSA_ROUNDING_FLAGS -ffp-contract=off)
 add_compile_options(${MANTISSA_ROUNDING_FLAGS})
+# errno of mathematical functions is never read, and with it no square root is vectorised; rounding is the same. The note on the calling
+# convention of vector types has no subject: every function that takes one is inlined.
+add_compile_options($<$<CXX_COMPILER_ID:GNU>:-fno-math-errno> $<$<CXX_COMPILER_ID:GNU>:-Wno-psabi>)
 if("${CMAKE_CXX_FLAGS} ${CMAKE_CXX_FLAGS_RELEASE} $ENV{CXXFLAGS}" MATCHES "-ffast-math|-Ofast|-funsafe-math-optimizations|-fassociative-math|-freciprocal-math")
   message(FATAL_ERROR "fast-math changes rounding and is refused: ${CMAKE_CXX_FLAGS}")
 endif()

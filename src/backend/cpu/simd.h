@@ -1,0 +1,169 @@
+// Eight fp32 lanes for the fast CPU kernels, as GCC vector types: one source for every clone of a function marked MANTISSA_CLONES. Everything
+// here is always_inline, so it is compiled inside each clone with that clone's instructions. Eight lanes are one AVX2 register; wider types
+// gain nothing in kernels that wait for memory and are split badly where the CPU has no AVX-512.
+//
+// A kernel body is written once for whole vectors and for the remainder of a row:
+//   for_lanes(n, [&](int64_t j, auto part) __attribute__((always_inline)) { store(y + j, load(x + j, part) * 2.0F, part); });
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "mantissa/formats/bf16.h"
+
+namespace mantissa::simd {
+
+inline constexpr int64_t kLanes = 8;
+using Floats = float __attribute__((vector_size(32)));
+using Words = uint32_t __attribute__((vector_size(32)));
+using Doubles = double __attribute__((vector_size(32)));  // four lanes
+
+// How many lanes of a vector lie in memory.
+struct Whole {};
+struct Part {
+  int64_t count;  // the first 1 to kLanes - 1
+};
+
+namespace detail {
+using AnyFloats = float __attribute__((vector_size(32), aligned(4), may_alias));
+using HalfWords = uint16_t __attribute__((vector_size(32)));
+using AnyHalfWords = uint16_t __attribute__((vector_size(16), aligned(2), may_alias));
+}  // namespace detail
+
+[[gnu::always_inline]] inline Floats broadcast(float value) { return Floats{} + value; }
+
+// Memory of any alignment. Lanes past a Part are `fill`.
+[[gnu::always_inline]] inline Floats load(const float* from, Whole = {}, float = 0.0F) {
+  return *reinterpret_cast<const detail::AnyFloats*>(from);
+}
+[[gnu::always_inline]] inline Floats load(const bf16* from, Whole = {}, float = 0.0F) {
+  Words bits;
+  for (int i = 0; i < kLanes; ++i) bits[i] = from[i].bits;
+  return reinterpret_cast<Floats>(bits << 16);
+}
+template <class T>
+[[gnu::always_inline]] inline Floats load(const T* from, Part part, float fill = 0.0F) {
+  T lanes[kLanes] = {};
+  std::memcpy(lanes, from, static_cast<size_t>(part.count) * sizeof(T));
+  constexpr Words kIndex = {0, 1, 2, 3, 4, 5, 6, 7};
+  return kIndex < static_cast<uint32_t>(part.count) ? load(lanes) : broadcast(fill);
+}
+
+[[gnu::always_inline]] inline void store(float* to, Floats value, Whole = {}) { *reinterpret_cast<detail::AnyFloats*>(to) = value; }
+// The same bits as to_bf16.
+[[gnu::always_inline]] inline void store(bf16* to, Floats value, Whole = {}) {
+  const Words bits = reinterpret_cast<Words>(value);
+  const Words rounded = value == value ? bits + 0x7FFFU + ((bits >> 16) & 1U) : bits | 0x00400000U;
+  const auto halves = reinterpret_cast<detail::HalfWords>(rounded);
+  *reinterpret_cast<detail::AnyHalfWords*>(to) = __builtin_shufflevector(halves, halves, 1, 3, 5, 7, 9, 11, 13, 15);
+}
+template <class T>
+[[gnu::always_inline]] inline void store(T* to, Floats value, Part part) {
+  T lanes[kLanes];
+  store(lanes, value);
+  std::memcpy(to, lanes, static_cast<size_t>(part.count) * sizeof(T));
+}
+
+// body(j, Whole or Part) for every vector of [0, n).
+template <class Body>
+[[gnu::always_inline]] inline void for_lanes(int64_t n, const Body& body) {
+  int64_t j = 0;
+  for (; j + kLanes <= n; j += kLanes) body(j, Whole{});
+  if (j < n) body(j, Part{n - j});
+}
+
+// The same for sums: body(j, slot, Whole or Part). Four independent slots hide the latency of an addition. Which element goes to which slot
+// and lane depends on n only.
+struct Slots {
+  Floats slot[4] = {};
+};
+template <class Body>
+[[gnu::always_inline]] inline void for_slots(int64_t n, const Body& body) {
+  int64_t j = 0;
+  for (; j + 4 * kLanes <= n; j += 4 * kLanes) {
+    body(j, 0, Whole{});
+    body(j + kLanes, 1, Whole{});
+    body(j + 2 * kLanes, 2, Whole{});
+    body(j + 3 * kLanes, 3, Whole{});
+  }
+  for (; j + kLanes <= n; j += kLanes) body(j, 0, Whole{});
+  if (j < n) body(j, 1, Part{n - j});
+}
+
+[[gnu::always_inline]] inline float sum(Floats a) {
+  return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]));
+}
+[[gnu::always_inline]] inline float sum(const Slots& a) { return sum((a.slot[0] + a.slot[1]) + (a.slot[2] + a.slot[3])); }
+
+// NaN where either is NaN in `b`; a NaN in `a` is passed over.
+[[gnu::always_inline]] inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
+[[gnu::always_inline]] inline Floats min(Floats a, Floats b) { return a < b ? a : b; }
+
+[[gnu::always_inline]] inline Floats abs(Floats a) { return reinterpret_cast<Floats>(reinterpret_cast<Words>(a) & 0x7FFFFFFFU); }
+
+[[gnu::always_inline]] inline Floats fma(Floats a, Floats b, Floats c) {
+  Floats out;
+  for (int i = 0; i < kLanes; ++i) out[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return out;
+}
+
+[[gnu::always_inline]] inline Floats sqrt(Floats a) {
+  Floats out;
+  for (int i = 0; i < kLanes; ++i) out[i] = __builtin_sqrtf(a[i]);
+  return out;
+}
+
+// Four elements, widened on the way from memory.
+[[gnu::always_inline]] inline Doubles load_doubles(const float* from) {
+  Doubles out;
+  for (int i = 0; i < 4; ++i) out[i] = static_cast<double>(from[i]);
+  return out;
+}
+
+// Within 1 ulp of e^x on [-87.3, 88]; 0 below (no subnormal results), e^88 above. NaN stays.
+// x = k ln 2 + r, |r| <= ln 2 / 2, the polynomial is a minimax fit of e^r with relative error 2.6e-9.
+[[gnu::always_inline]] inline Floats exp(Floats x) {
+  const Floats lowest = broadcast(-87.3F);
+  const Floats clamped = min(broadcast(88.0F), max(lowest, x));
+  // Adding 1.5 * 2^23 rounds to an integer; with 127 added it already is the biased exponent of 2^k in the low bits.
+  constexpr float kRound = 12582912.0F + 127.0F;
+  const Floats rounded = fma(clamped, broadcast(1.44269504F), broadcast(kRound));
+  const Floats k = rounded - kRound;
+  Floats r = fma(k, broadcast(-0.693145752F), clamped);
+  r = fma(k, broadcast(-1.42860677e-6F), r);
+  Floats p = broadcast(1.40612407e-3F);
+  p = fma(p, r, broadcast(8.37901114e-3F));
+  p = fma(p, r, broadcast(4.16647773e-2F));
+  p = fma(p, r, broadcast(1.66663654e-1F));
+  p = fma(p, r, broadcast(5.00000043e-1F));
+  p = fma(p, r, broadcast(1.00000005F));
+  p = fma(p, r, broadcast(1.0F));
+  const Floats result = p * reinterpret_cast<Floats>(reinterpret_cast<Words>(rounded) << 23);
+  return x < lowest ? Floats{} : result;
+}
+
+[[gnu::always_inline]] inline Floats sigmoid(Floats x) { return 1.0F / (1.0F + exp(-x)); }
+
+// Phi(x), the normal distribution function, and exp(-x^2 / 2), which it needs anyway.
+struct Normal {
+  Floats cdf, bell;
+};
+// The upper tail is 0.5 erfc(t), t = |x| / sqrt 2, and erfc(t) = exp(-t^2) w P(w), w = 1 / (1 + t / 2): a minimax fit with relative error
+// 4.2e-8 for t <= 9.4. No cancellation: the lower tail keeps its relative accuracy, up to the rounding of x^2.
+[[gnu::always_inline]] inline Normal normal(Floats x) {
+  const Floats bell = exp(x * x * -0.5F);
+  const Floats w = 1.0F / fma(abs(x), broadcast(0.353553391F), broadcast(1.0F));
+  Floats p = broadcast(-0.0588470876F);
+  p = fma(p, w, broadcast(0.283487534F));
+  p = fma(p, w, broadcast(-0.484936655F));
+  p = fma(p, w, broadcast(0.275462673F));
+  p = fma(p, w, broadcast(-0.0248193301F));
+  p = fma(p, w, broadcast(0.201916593F));
+  p = fma(p, w, broadcast(0.243300223F));
+  p = fma(p, w, broadcast(0.282348014F));
+  p = fma(p, w, broadcast(0.282087994F));
+  const Floats tail = bell * w * p * 0.5F;
+  return {x < 0.0F ? tail : 1.0F - tail, bell};
+}
+
+}  // namespace mantissa::simd
