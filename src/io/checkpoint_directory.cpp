@@ -130,7 +130,7 @@ SavedCheckpoint CheckpointDirectory::save(const CheckpointContent& content) {
 
 void CheckpointDirectory::delete_old(int64_t newest_step) const {
   std::vector<int64_t> steps = steps_in(folder_);
-  int valid = 0;
+  int64_t valid = 0;
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
     if (*step > newest_step) continue;  // of a run that was left for an older checkpoint: not ours to delete
     const fs::path path = folder_ / checkpoint_name(*step);

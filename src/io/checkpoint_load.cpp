@@ -96,6 +96,20 @@ std::optional<LoadedCheckpoint> load_newest(const fs::path& folder, const std::f
   fail(ExitCode::data, folder.string(), ": holds checkpoints, but none of them is intact (", result.passed_over, " tried)");
 }
 
+fs::path resolve_checkpoint(const fs::path& path) {
+  std::error_code error;
+  require(fs::exists(path, error), ExitCode::usage, path.string(), ": there is no such checkpoint");
+  const bool folder = fs::is_directory(path, error);
+  const bool is_latest = !folder && path.filename() == "latest";
+  if (folder && (fs::exists(path / "manifest.json", error) || checkpoint_step(path.filename().string()))) return path;
+  const fs::path parent = is_latest ? path.parent_path() : path;
+  require(is_latest || fs::exists(parent / "latest", error), ExitCode::usage, path.string(),
+          ": is no checkpoint and no folder of checkpoints: neither manifest.json nor `latest` is there");
+  const auto latest = read_latest(parent);
+  require(latest.has_value(), ExitCode::data, (parent / "latest").string(), ": is damaged; name one of the step-* folders instead");
+  return parent / latest->name;
+}
+
 std::vector<CheckpointStatus> list_checkpoints(const fs::path& folder) {
   std::error_code error;
   require(fs::is_directory(folder, error), ExitCode::usage, folder.string(), ": there is no such folder");

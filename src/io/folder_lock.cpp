@@ -11,16 +11,12 @@
 #include <span>
 #include <utility>
 
+#include "io/host_name.h"
 #include "mantissa/base/log.h"
 #include "mantissa/io/atomic_file.h"
 
 namespace mantissa {
 namespace {
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
-}
 
 std::string utc_now() {
   const std::time_t now = std::time(nullptr);

@@ -27,8 +27,8 @@
 namespace mantissa {
 
 struct KeepPolicy {
-  int latest = 3;     // this many valid ones, at least 2: the newest may turn out to be damaged
-  int64_t every = 0;  // and those whose step is a multiple of this; 0: no others
+  int64_t latest = 3;  // this many valid ones, at least 2: the newest may turn out to be damaged
+  int64_t every = 0;   // and those whose step is a multiple of this; 0: no others
 };
 
 struct SavedCheckpoint {
@@ -79,6 +79,10 @@ struct LoadedCheckpoint {
 // CheckpointDamage; each damaged one is a line in the log. `load` must overwrite whatever an earlier call left. nullopt: there is no
 // checkpoint at all. Throws Error(data) if there are some and all are damaged; other errors of `load` pass through.
 std::optional<LoadedCheckpoint> load_newest(const std::filesystem::path& folder, const std::function<void(CheckpointReader&)>& load);
+
+// The checkpoint folder that a path given by a user means: itself, or what `latest` names if it is that file or a folder of checkpoints. It
+// is not opened, and never replaced by another. Throws Error(usage) if nothing is there, Error(data) if `latest` is damaged.
+std::filesystem::path resolve_checkpoint(const std::filesystem::path& path);
 
 struct CheckpointStatus {
   std::filesystem::path path;

@@ -1,0 +1,36 @@
+// A log that only grows. A record is written by one system call, whole or not at all, and is in the file on return, so that a killed
+// process leaves no partial record. A full disk must not stop training: failures are counted, not thrown, and the next record is tried
+// again.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string_view>
+
+namespace mantissa {
+
+class AppendFile {
+ public:
+  // Creates the file or continues it. Throws Error(environment) if it cannot be opened.
+  explicit AppendFile(const std::filesystem::path& path);
+  AppendFile(AppendFile&& other) noexcept;
+  AppendFile& operator=(AppendFile&& other) noexcept;
+  AppendFile(const AppendFile&) = delete;
+  AppendFile& operator=(const AppendFile&) = delete;
+  ~AppendFile();
+
+  void append(std::string_view record);
+  // Cuts what follows the last line end: the rest of a line that a power cut tore.
+  void cut_torn_line();
+
+  int64_t failures() const { return failures_; }  // records that were dropped
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  int fd_ = -1;
+  int64_t size_ = 0;  // end of the last whole record
+  int64_t failures_ = 0;
+  std::filesystem::path path_;
+};
+
+}  // namespace mantissa

@@ -1,0 +1,101 @@
+// States to save, and what a saved one must give back.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "mantissa/base/log.h"
+#include "mantissa/base/rng.h"
+#include "mantissa/io/checkpoint_directory.h"
+#include "temporary_folder.h"
+
+namespace mantissa::test {
+
+// Two tensors whose values are a function of the step, so that a mixture of two saves cannot pass for either.
+class State {
+ public:
+  explicit State(int64_t step, int64_t elements = 1000) : step_(step), weights_(static_cast<size_t>(elements)), moments_(weights_.size()) {
+    for (size_t i = 0; i < weights_.size(); ++i) {
+      weights_[i] = random_normal({.seed = 1}, static_cast<uint32_t>(step), i);
+      moments_[i] = random_normal({.seed = 2}, static_cast<uint32_t>(step), i);
+    }
+  }
+
+  CheckpointContent content() const {
+    return {.step = step_,
+            .samples = step_ * 64,
+            .config = R"({"model":{"hidden_size":512}})",
+            .tokenizer = R"({"type":"byte"})",
+            .state = R"({"skipped":0,"window":[1,2.5]})",
+            .dataset_fingerprint = "data",
+            .build_fingerprint = "build",
+            .tensors = {{.name = "w", .shape = {size() / 10, 10}, .boxes = {}, .data = bytes(weights_).data()},
+                        {.name = "w.m", .shape = {size()}, .boxes = {}, .data = bytes(moments_).data()}}};
+  }
+
+  // Whether the checkpoint holds exactly this state; reads everything.
+  bool equals(CheckpointReader& reader) const {
+    std::vector<float> weights(weights_.size()), moments(moments_.size());
+    reader.read("w", std::as_writable_bytes(std::span(weights)));
+    reader.read("w.m", std::as_writable_bytes(std::span(moments)));
+    return reader.manifest().step == step_ && reader.manifest().samples == step_ * 64 && weights == weights_ && moments == moments_;
+  }
+
+  int64_t step() const { return step_; }
+  int64_t size() const { return static_cast<int64_t>(weights_.size()); }
+  std::vector<float>& weights() { return weights_; }
+
+ private:
+  static std::span<const std::byte> bytes(const std::vector<float>& values) { return std::as_bytes(std::span(values)); }
+
+  int64_t step_;
+  std::vector<float> weights_, moments_;
+};
+
+inline CheckpointDirectory open_directory(const TemporaryFolder& folder, KeepPolicy keep = {}) {
+  return CheckpointDirectory(folder / "checkpoints", keep, "test");
+}
+
+// The names in a folder, sorted.
+inline std::vector<std::string> names_in(const std::filesystem::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) names.push_back(entry.path().filename().string());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+// The exit code of the Error that body throws; ok if it throws none.
+template <class Body>
+ExitCode error_code_of(Body&& body) {
+  try {
+    body();
+    return ExitCode::ok;
+  } catch (const Error& error) {
+    return error.code();
+  }
+}
+
+// A folder with the log of one test and, once saved, its checkpoints.
+class CheckpointTest : public ::testing::Test {
+ protected:
+  CheckpointTest() { open_log({.console = false, .file = (folder / "log.txt").string()}); }
+  ~CheckpointTest() override { close_log(); }
+  std::string log() const { return file_content(folder / "log.txt"); }
+  std::filesystem::path checkpoints() const { return folder / "checkpoints"; }
+
+  std::optional<int64_t> newest() const {
+    const auto loaded = load_newest(checkpoints(), [](CheckpointReader& reader) {
+      if (!State(reader.manifest().step, reader.tensor("w.m").shape[0]).equals(reader)) ADD_FAILURE() << "wrong values";
+    });
+    return loaded ? std::optional(loaded->step) : std::nullopt;
+  }
+
+  TemporaryFolder folder;
+};
+
+}  // namespace mantissa::test
