@@ -41,14 +41,13 @@ Tokenizer Tokenizer::bytes() { return Tokenizer(Kind::byte); }
 
 Tokenizer Tokenizer::characters(std::vector<char32_t> ascending) {
   require(!ascending.empty(), ExitCode::data, "char tokenizer: no characters");
-  Tokenizer tokenizer(Kind::characters);
-  tokenizer.id_of_.assign(ascending.back() < kCharacterCodes ? ascending.back() + 1 : 0, -1);
   for (size_t id = 0; id < ascending.size(); ++id) {
-    const char32_t character = ascending[id];
-    require(is_unicode_scalar(character) && (id == 0 || ascending[id - 1] < character), ExitCode::data, "char tokenizer: entry ", id,
-            " (code ", static_cast<uint32_t>(character), ") is no Unicode character or not in ascending order");
-    tokenizer.id_of_.at(character) = static_cast<int32_t>(id);
+    require(is_unicode_scalar(ascending[id]) && (id == 0 || ascending[id - 1] < ascending[id]), ExitCode::data, "char tokenizer: entry ",
+            id, " (code ", static_cast<uint32_t>(ascending[id]), ") is no Unicode character or not in ascending order");
   }
+  Tokenizer tokenizer(Kind::characters);
+  tokenizer.id_of_.assign(ascending.back() + 1, -1);
+  for (size_t id = 0; id < ascending.size(); ++id) tokenizer.id_of_[ascending[id]] = static_cast<int32_t>(id);
   tokenizer.characters_ = std::move(ascending);
   return tokenizer;
 }

@@ -27,7 +27,7 @@ struct TokenFileOptions {
   TokenDtype dtype = TokenDtype::u16;    // data.dtype: nanoGPT files do not say
   const Tokenizer* tokenizer = nullptr;  // for text and JSONL
   int64_t vocab_size = 0;                // ids must be below
-  std::optional<int32_t> eod_id;         // ends a document in nanoGPT and llmq files, starts one in llm.c
+  std::optional<int32_t> eod_id = {};    // ends a document in nanoGPT and llmq files, starts one in llm.c
   bool append_eod = false;               // text and JSONL: eod_id after each document
 };
 

@@ -1,0 +1,55 @@
+// Token files for mantissa and for others to read (byte formats: src/data/token_layout.cpp). Everything goes to NAME.tmp, is synced and
+// takes its name in finish(); a writer destroyed before leaves nothing behind. Failures to write throw Error(storage).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace mantissa {
+
+class PendingFile;
+
+struct TokenWriterOptions {
+  int64_t vocab_size = 0;              // chooses the width of an id
+  std::optional<int32_t> eod_id = {};  // written with each document; none: documents follow each other bare
+};
+
+// Megatron's PREFIX.bin and PREFIX.idx: u16 ids for a vocabulary below 65500, else i32; one sequence a document, eod_id at its end.
+class MegatronWriter {
+ public:
+  MegatronWriter(const std::string& prefix, const TokenWriterOptions& options);
+  ~MegatronWriter();
+
+  // Ids must be in [0, vocab_size). An empty document is left out.
+  void add_document(std::span<const int32_t> ids);
+  // Returns the number of tokens written.
+  int64_t finish();
+
+ private:
+  TokenWriterOptions options_;
+  std::string prefix_;
+  std::unique_ptr<PendingFile> bin_, idx_;
+  std::vector<int32_t> lengths_;
+};
+
+// An llm.c shard: u16 ids for a vocabulary of at most 65536, else the u32 variant; eod_id at the start of each document, as llm.c has it.
+// Throws Error(usage) beyond the 2^31 - 1 tokens that its header can say.
+class LlmcWriter {
+ public:
+  LlmcWriter(const std::string& path, const TokenWriterOptions& options);
+  ~LlmcWriter();
+
+  void add_document(std::span<const int32_t> ids);
+  int64_t finish();
+
+ private:
+  TokenWriterOptions options_;
+  std::unique_ptr<PendingFile> file_;
+  int64_t tokens_ = 0;
+};
+
+}  // namespace mantissa

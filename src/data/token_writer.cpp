@@ -1,0 +1,98 @@
+#include "mantissa/data/token_writer.h"
+
+#include <array>
+#include <filesystem>
+#include <limits>
+#include <string_view>
+
+#include "data/pending_file.h"
+#include "mantissa/base/error.h"
+
+namespace mantissa {
+namespace {
+
+constexpr int64_t kMostTokens = std::numeric_limits<int32_t>::max();
+
+bool megatron_is_wide(int64_t vocab_size) { return vocab_size >= 65500; }
+bool llmc_is_wide(int64_t vocab_size) { return vocab_size > 65536; }
+
+void append_id(PendingFile& file, int32_t id, bool wide, int64_t vocab_size) {
+  require(id >= 0 && id < vocab_size, "token ", id, " of a vocabulary of ", vocab_size);
+  if (wide) {
+    file.append_value(id);
+  } else {
+    file.append_value(static_cast<uint16_t>(id));
+  }
+}
+
+}  // namespace
+
+MegatronWriter::MegatronWriter(const std::string& prefix, const TokenWriterOptions& options)
+    : options_(options),
+      prefix_(prefix),
+      bin_(std::make_unique<PendingFile>(prefix + ".bin")),
+      idx_(std::make_unique<PendingFile>(prefix + ".idx")) {}
+MegatronWriter::~MegatronWriter() = default;
+
+void MegatronWriter::add_document(std::span<const int32_t> ids) {
+  if (ids.empty()) return;
+  const int64_t length = static_cast<int64_t>(ids.size()) + (options_.eod_id ? 1 : 0);
+  require(length <= kMostTokens, ExitCode::usage, prefix_, ": a document of ", length, " tokens; Megatron files hold at most ",
+          kMostTokens);
+  const bool wide = megatron_is_wide(options_.vocab_size);
+  for (const int32_t id : ids) append_id(*bin_, id, wide, options_.vocab_size);
+  if (options_.eod_id) append_id(*bin_, *options_.eod_id, wide, options_.vocab_size);
+  lengths_.push_back(static_cast<int32_t>(length));
+}
+
+int64_t MegatronWriter::finish() {
+  const bool wide = megatron_is_wide(options_.vocab_size);
+  const auto sequences = static_cast<int64_t>(lengths_.size());
+  idx_->append(std::as_bytes(std::span(std::string_view("MMIDIDX\0\0", 9))));
+  idx_->append_value(uint64_t{1});
+  idx_->append_value(wide ? uint8_t{4} : uint8_t{8});
+  idx_->append_value(sequences);
+  idx_->append_value(sequences + 1);
+  idx_->append_values(lengths_);
+  int64_t tokens = 0;
+  for (const int32_t length : lengths_) {
+    idx_->append_value(tokens * (wide ? 4 : 2));
+    tokens += length;
+  }
+  for (int64_t sequence = 0; sequence <= sequences; ++sequence) idx_->append_value(sequence);
+  bin_->sync();
+  idx_->sync();
+  // An older pair loses its index first: no reader may see one file of each.
+  std::error_code error;
+  std::filesystem::remove(prefix_ + ".idx", error);
+  require(!error, ExitCode::storage, prefix_, ".idx: cannot be replaced: ", error.message());
+  bin_->publish();
+  idx_->publish();
+  return tokens;
+}
+
+LlmcWriter::LlmcWriter(const std::string& path, const TokenWriterOptions& options)
+    : options_(options), file_(std::make_unique<PendingFile>(path)) {
+  file_->append_values(std::vector<int32_t>(256, 0));
+}
+LlmcWriter::~LlmcWriter() = default;
+
+void LlmcWriter::add_document(std::span<const int32_t> ids) {
+  if (ids.empty()) return;
+  tokens_ += static_cast<int64_t>(ids.size()) + (options_.eod_id ? 1 : 0);
+  require(tokens_ <= kMostTokens, ExitCode::usage, "an llm.c file holds at most ", kMostTokens, " tokens; split the input");
+  const bool wide = llmc_is_wide(options_.vocab_size);
+  if (options_.eod_id) append_id(*file_, *options_.eod_id, wide, options_.vocab_size);
+  for (const int32_t id : ids) append_id(*file_, id, wide, options_.vocab_size);
+}
+
+int64_t LlmcWriter::finish() {
+  const bool wide = llmc_is_wide(options_.vocab_size);
+  const std::array<int32_t, 3> header = {wide ? 20240801 : 20240520, wide ? 7 : 1, static_cast<int32_t>(tokens_)};
+  file_->write_front(std::as_bytes(std::span(header)));
+  file_->sync();
+  file_->publish();
+  return tokens_;
+}
+
+}  // namespace mantissa
