@@ -1,0 +1,234 @@
+// Cases of the kernels on elements, matrices and rows of channels, and of activations, loss and optimizer.
+#pragma once
+
+#include "kernel_operands.h"
+
+namespace mantissa::test {
+
+inline void elementwise_cases(Cases& add) {
+  for (const int64_t n : {1, 7, 1000, 70001}) {
+    const std::string size = named({n});
+    add("Fill", size, [n](Operands& o) { o.device().run(Fill{.out = o.output("out", {n}, kExact), .value = 0.3}); });
+    add("RandomNormal", size, [n](Operands& o) {
+      o.device().run(RandomNormal{
+          .out = o.output("out", {n}, kExact), .key = {.seed = 3}, .what = 5, .first_index = (int64_t{1} << 32) - 3, .std = 0.02});
+    });
+    for (const Dtype to : {Dtype::f32, Dtype::bf16}) {
+      add("Convert", size + "_to_" + dtype_name(to), [n, to](Operands& o) {
+        const Tensor x = o.input({n}, 1e3);
+        o.device().run(Convert{.x = x, .out = o.output_of(to, "out", {n}, kExact)});
+      });
+    }
+    add("Add", size, [n](Operands& o) {
+      const Tensor a = o.input({n}), b = o.input({n});
+      o.device().run(Add{.a = a, .b = b, .out = o.output("out", {n}, kExact)});
+    });
+    add("Add", size + "_in_place", [n](Operands& o) {
+      const Tensor a = o.updated("a", o.input({n}), kExact), b = o.input({n});
+      o.device().run(Add{.a = b, .b = a, .out = a});
+    });
+    add("Sum", size, [n](Operands& o) {
+      const Tensor x = o.input_of(Dtype::f32, {n});
+      o.device().run(Sum{.x = x, .out = o.output_of(Dtype::f64, "out", {1}, {1e-14, 1e-14}), .factor = 0.25});
+    });
+  }
+}
+
+struct GemmShape {
+  int64_t rows, inner, columns;
+};
+
+inline void gemm_case(Operands& o, GemmShape s, bool a_transposed, bool b_transposed, Dtype out, bool accumulate, bool with_bias) {
+  const Tensor a = o.input(a_transposed ? Shape{s.inner, s.rows} : Shape{s.rows, s.inner});
+  const Tensor b = o.input(b_transposed ? Shape{s.columns, s.inner} : Shape{s.inner, s.columns});
+  const Tensor bias = with_bias ? o.input({s.columns}) : Tensor();
+  const Tolerance tolerance = out == Dtype::f32 ? kStatSums : kSums;
+  const Shape shape{s.rows, s.columns};
+  const Tensor y = accumulate ? o.updated("out", o.input_of(out, shape), tolerance) : o.output_of(out, "out", shape, tolerance);
+  o.device().run(Gemm{.a = {a, a_transposed}, .b = {b, b_transposed}, .out = y, .accumulate = accumulate, .bias = bias});
+}
+
+inline void products_cases(Cases& add) {
+  for (const GemmShape s : {GemmShape{1, 1, 1}, {3, 5, 7}, {64, 64, 64}, {65, 100, 33}, {130, 48, 257}, {200, 300, 16}, {8, 1500, 64}}) {
+    for (const int orientation : {0, 1, 2, 3}) {
+      const bool at = orientation & 1, bt = orientation & 2;
+      const std::string variant = named({s.rows, s.inner, s.columns}) + (at ? "_at" : "_a") + (bt ? "_bt" : "_b");
+      add("Gemm", variant, [=](Operands& o) { gemm_case(o, s, at, bt, o.dtype(), false, false); });
+      add("Gemm", variant + "_bias", [=](Operands& o) { gemm_case(o, s, at, bt, o.dtype(), false, true); });
+      add("Gemm", variant + "_fp32_accumulate", [=](Operands& o) { gemm_case(o, s, at, bt, Dtype::f32, true, false); });
+      add("Gemm", variant + "_fp32", [=](Operands& o) { gemm_case(o, s, at, bt, Dtype::f32, false, false); });
+    }
+  }
+  for (const bool accumulate : {false, true}) {
+    for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{1, 5}, {7, 48}, {130, 257}, {1000, 33}}) {
+      const std::string variant = named({rows, columns}) + (accumulate ? "_accumulate" : "");
+      add("SumRows", variant, [=, r = rows, c = columns](Operands& o) {
+        const Tensor x = o.input({r, c});
+        o.device().run(SumRows{.x = x, .out = o.gradient("out", {c}, kStatSums, accumulate), .accumulate = accumulate});
+      });
+      add("EmbeddingBackward", variant, [=, r = rows, c = columns](Operands& o) {
+        const Tensor ids = o.indices(r, 11), dy = o.input({r, c});
+        const Tensor dweight = o.gradient("dweight", {11, c}, kExact, accumulate);
+        o.device().run(EmbeddingBackward{.ids = ids, .dy = dy, .dweight = dweight, .accumulate = accumulate});
+      });
+      if (accumulate) continue;
+      add("EmbeddingForward", variant, [r = rows, c = columns](Operands& o) {
+        const Tensor ids = o.indices(r, 11), weight = o.input({11, c});
+        o.device().run(EmbeddingForward{.ids = ids, .weight = weight, .out = o.output("out", {r, c}, kExact)});
+      });
+    }
+  }
+}
+
+inline void rms_norm_case(Operands& o, int64_t rows, int64_t channels) {
+  const Tensor x = o.input({rows, channels}, 3.0), weight = o.input({channels}, 0.3, 1.0);
+  o.device().run(RmsNormForward{.x = x,
+                                .weight = weight,
+                                .y = o.output("y", {rows, channels}, kValues),
+                                .rstd = o.output_of(Dtype::f32, "rstd", {rows}, kStats),
+                                .eps = 1e-5});
+}
+
+inline void rms_norm_backward_case(Operands& o, int64_t rows, int64_t channels, bool accumulate) {
+  const Tensor x = o.input({rows, channels}, 3.0), weight = o.input({channels}, 0.3, 1.0), dy = o.input({rows, channels});
+  const Tensor rstd = o.input_of(Dtype::f32, {rows}, 0.02, 0.33);
+  o.device().run(RmsNormBackward{.x = x,
+                                 .weight = weight,
+                                 .rstd = rstd,
+                                 .dy = dy,
+                                 .dx = o.output("dx", {rows, channels}, kSums),
+                                 .dweight = o.gradient("dweight", {channels}, kStatSums, accumulate),
+                                 .accumulate = accumulate});
+}
+
+inline void layer_norm_case(Operands& o, int64_t rows, int64_t channels, bool with_bias) {
+  const Tensor x = o.input({rows, channels}, 3.0, 10.0), weight = o.input({channels}, 0.3, 1.0);
+  o.device().run(LayerNormForward{.x = x,
+                                  .weight = weight,
+                                  .y = o.output("y", {rows, channels}, {1e-5, 0x1p-7}),
+                                  .mean = o.output_of(Dtype::f32, "mean", {rows}, kStats),
+                                  .rstd = o.output_of(Dtype::f32, "rstd", {rows}, kStatSums),
+                                  .eps = 1e-5,
+                                  .bias = with_bias ? o.input({channels}) : Tensor()});
+}
+
+inline void layer_norm_backward_case(Operands& o, int64_t rows, int64_t channels, bool with_bias, bool accumulate) {
+  const Tensor x = o.input({rows, channels}, 3.0, 1.0), weight = o.input({channels}, 0.3, 1.0), dy = o.input({rows, channels});
+  const Tensor mean = o.input_of(Dtype::f32, {rows}, 0.1, 1.0), rstd = o.input_of(Dtype::f32, {rows}, 0.02, 0.33);
+  o.device().run(LayerNormBackward{.x = x,
+                                   .weight = weight,
+                                   .mean = mean,
+                                   .rstd = rstd,
+                                   .dy = dy,
+                                   .dx = o.output("dx", {rows, channels}, kSums),
+                                   .dweight = o.gradient("dweight", {channels}, kStatSums, accumulate),
+                                   .accumulate = accumulate,
+                                   .dbias = with_bias ? o.gradient("dbias", {channels}, kStatSums, accumulate) : Tensor()});
+}
+
+inline void norms_cases(Cases& add) {
+  for (const auto& [rows, channels] : {std::pair<int64_t, int64_t>{1, 1}, {3, 5}, {33, 48}, {130, 257}, {70, 768}}) {
+    const std::string size = named({rows, channels});
+    const int64_t r = rows, c = channels;
+    add("RmsNormForward", size, [=](Operands& o) { rms_norm_case(o, r, c); });
+    for (const bool flag : {false, true}) {
+      const std::string accumulate = size + (flag ? "_accumulate" : "");
+      add("RmsNormBackward", accumulate, [=](Operands& o) { rms_norm_backward_case(o, r, c, flag); });
+      if (c > 1) add("LayerNormForward", size + (flag ? "_bias" : ""), [=](Operands& o) { layer_norm_case(o, r, c, flag); });
+      add("LayerNormBackward", accumulate, [=](Operands& o) { layer_norm_backward_case(o, r, c, false, flag); });
+      add("LayerNormBackward", accumulate + "_bias", [=](Operands& o) { layer_norm_backward_case(o, r, c, true, flag); });
+    }
+  }
+}
+
+inline void activations_cases(Cases& add) {
+  for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{1, 1}, {7, 5}, {33, 257}, {130, 64}}) {
+    const Shape shape{rows, columns}, twice{rows, 2 * columns};
+    const std::string size = named({rows, columns});
+    for (const double scale : {1.0, 50.0}) {  // 50: where exp and tanh saturate
+      const std::string variant = size + (scale > 1.0 ? "_wide" : "");
+      add("SwiGluForward", variant, [=](Operands& o) {
+        const Tensor x = o.input(twice, scale);
+        o.device().run(SwiGluForward{.x = x, .out = o.output("out", shape, kValues)});
+      });
+      add("SwiGluBackward", variant, [=](Operands& o) {
+        const Tensor x = o.input(twice, scale), dy = o.input(shape);
+        o.device().run(SwiGluBackward{.x = x, .dy = dy, .dx = o.output("dx", twice, kValues)});
+      });
+      for (const GeluForm form : {GeluForm::tanh, GeluForm::erf}) {
+        const std::string formed = variant + (form == GeluForm::tanh ? "_tanh" : "_erf");
+        add("GeluForward", formed, [=](Operands& o) {
+          const Tensor x = o.input(shape, scale);
+          o.device().run(GeluForward{.x = x, .out = o.output("out", shape, kValues), .form = form});
+        });
+        add("GeluBackward", formed, [=](Operands& o) {
+          const Tensor x = o.input(shape, scale), dy = o.input(shape);
+          o.device().run(GeluBackward{.x = x, .dy = dy, .dx = o.output("dx", shape, kValues), .form = form});
+        });
+      }
+    }
+  }
+}
+
+enum class Gradient { none, apart, in_place };
+
+inline void cross_entropy_case(Operands& o, int64_t rows, int64_t vocab, int64_t columns, double scale, Gradient gradient) {
+  Tensor logits = o.input({rows, columns}, scale);
+  std::vector<double> targets = values(o.indices(rows, vocab));
+  for (size_t i = 1; i < targets.size(); i += 4) targets[i] = -100.0;
+  const Tensor dlogits = gradient == Gradient::apart      ? o.output("dlogits", {rows, columns}, kSums)
+                         : gradient == Gradient::in_place ? o.updated("dlogits", logits, kSums)
+                                                          : Tensor();
+  o.device().run(CrossEntropy{.logits = logits,
+                              .targets = o.given(Dtype::i32, {rows}, targets),
+                              .loss = o.output_of(Dtype::f32, "loss", {rows}, kStatSums),
+                              .vocab = vocab,
+                              .scale = 0.125,
+                              .dlogits = dlogits});
+}
+
+inline void adamw_case(Operands& o, Shape shape, bool with_value, double skip) {
+  const Tensor master = o.updated("master", o.input_of(Dtype::f32, shape), kExact);
+  const Tensor m = o.updated("m", o.input_of(Dtype::f32, shape, 0.1), kExact), grad = o.input_of(Dtype::f32, shape);
+  std::vector<double> squares = random_values(shape.elements(), 77, 0.1);
+  for (double& s : squares) s *= s;
+  const Tensor v = o.updated("v", o.given(Dtype::f32, shape, squares), kExact);
+  const Tensor step = o.given(Dtype::f32, {5}, {3e-3, 1.7, 9.3, 0.81, skip});
+  const Tensor value = with_value ? o.updated("value", o.input(shape), kExact) : Tensor();
+  o.device().run(AdamW{.master = master,
+                       .m = m,
+                       .v = v,
+                       .grad = grad,
+                       .step = step,
+                       .beta1 = 0.9,
+                       .beta2 = 0.95,
+                       .eps = 1e-8,
+                       .weight_decay = 0.1,
+                       .value = value});
+}
+
+inline void loss_and_optimizer_cases(Cases& add) {
+  for (const auto& [rows, vocab, columns] : {std::tuple<int64_t, int64_t, int64_t>{1, 1, 1}, {5, 3, 8}, {33, 257, 257}, {70, 1000, 1024}}) {
+    for (const double scale : {1.0, 200.0}) {  // 200: exponentials overflow unless the largest logit is taken out
+      const int64_t r = rows, v = vocab, c = columns;
+      const std::string size = named({r, v, c}) + (scale > 1.0 ? "_wide" : "");
+      add("CrossEntropy", size, [=](Operands& o) { cross_entropy_case(o, r, v, c, scale, Gradient::none); });
+      add("CrossEntropy", size + "_gradient", [=](Operands& o) { cross_entropy_case(o, r, v, c, scale, Gradient::apart); });
+      add("CrossEntropy", size + "_in_place", [=](Operands& o) { cross_entropy_case(o, r, v, c, scale, Gradient::in_place); });
+    }
+  }
+  for (const Shape shape : {Shape{1}, Shape{7, 5}, Shape{70001}}) {
+    const std::string size = named({shape.elements()});
+    add("AdamW", size, [=](Operands& o) { adamw_case(o, shape, false, 0.0); });
+    add("AdamW", size + "_value", [=](Operands& o) { adamw_case(o, shape, true, 0.0); });
+    add("AdamW", size + "_skipped", [=](Operands& o) { adamw_case(o, shape, true, 1.0); });
+  }
+  for (const Shape shape : {Shape{1}, Shape{33, 7}, Shape{100, 257}, Shape{64, 3, 5}}) {
+    add("SquaredNorm", named({shape.elements()}), [=](Operands& o) {
+      const Tensor x = o.input(shape, 1e25);  // squares overflow fp32
+      o.device().run(SquaredNorm{.x = x, .partials = o.output_of(Dtype::f64, "partials", {(shape[0] + 31) / 32}, {1e-13, 1e-13})});
+    });
+  }
+}
+
+}  // namespace mantissa::test

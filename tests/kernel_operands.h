@@ -1,0 +1,123 @@
+// Operands of one kernel call in a test: the same values on every backend, memory with margins that must stay untouched, and the list of
+// outputs with the tolerance at which backends may differ.
+#pragma once
+
+#include "testing.h"
+
+namespace mantissa::test {
+
+// Largest error, relative to max(|expected|, root mean square), by dtype of the values. The dtype of the output itself does not matter: a
+// fp32 statistic of bf16 values is computed from the same exact numbers by both backends and has its tolerance for bf16 here.
+struct Tolerance {
+  double f32, bf16;
+};
+inline constexpr Tolerance kExact{0.0, 0.0};
+
+class Operands {
+ public:
+  // misaligned: every operand starts one element past a 64-byte boundary, as a slice of an arena may.
+  Operands(Backend& device, Dtype dtype, bool misaligned) : device_(device), dtype_(dtype), misaligned_(misaligned) {}
+
+  Backend& device() { return device_; }
+  Dtype dtype() const { return dtype_; }
+
+  Tensor input(Shape shape, double scale = 1.0, double mean = 0.0) { return input_of(dtype_, shape, scale, mean); }
+  Tensor input_of(Dtype dtype, Shape shape, double scale = 1.0, double mean = 0.0) {
+    return given(dtype, shape, random_values(shape.elements(), ++draws_, scale, mean));
+  }
+  Tensor given(Dtype dtype, Shape shape, const std::vector<double>& from) {
+    const Tensor out = guarded(dtype, shape);
+    assign(out, from);
+    return out;
+  }
+  Tensor indices(int64_t count, int64_t limit) {
+    return given(Dtype::i32, {count}, values(random_indices(device_, count, limit, ++draws_)));
+  }
+
+  // Overwritten by the kernel: holds NaN before.
+  Tensor output(const char* name, Shape shape, Tolerance tolerance) { return output_of(dtype_, name, shape, tolerance); }
+  Tensor output_of(Dtype dtype, const char* name, Shape shape, Tolerance tolerance) {
+    return listed(name, given(dtype, shape, std::vector<double>(static_cast<size_t>(shape.elements()), std::nan(""))), tolerance);
+  }
+  // Read and written by the kernel.
+  Tensor updated(const char* name, Tensor tensor, Tolerance tolerance) { return listed(name, std::move(tensor), tolerance); }
+  // A parameter gradient, as `accumulate` asks.
+  Tensor gradient(const char* name, Shape shape, Tolerance tolerance, bool accumulate) {
+    return accumulate ? updated(name, input_of(Dtype::f32, shape), tolerance) : output_of(Dtype::f32, name, shape, tolerance);
+  }
+
+  struct Result {
+    const char* name;
+    Tensor tensor;
+    Tolerance tolerance;
+  };
+  const std::vector<Result>& results() const { return results_; }
+
+  void expect_margins_untouched() const {
+    for (const Guarded& g : guarded_) {
+      const std::byte* end = g.memory.get() + g.begin + g.bytes;
+      const auto untouched = [](std::byte b) { return b == kMark; };
+      EXPECT_TRUE(std::all_of(g.memory.get(), g.memory.get() + g.begin, untouched)) << "written before the first element of " << g.shape;
+      EXPECT_TRUE(std::all_of(end, end + kMargin, untouched)) << "written past the last element of " << g.shape;
+    }
+  }
+
+ private:
+  static constexpr int64_t kMargin = 256;
+  static constexpr std::byte kMark{0xC5};
+  struct Guarded {
+    std::shared_ptr<std::byte> memory;
+    int64_t begin, bytes;
+    Shape shape;
+  };
+
+  Tensor guarded(Dtype dtype, Shape shape) {
+    const int64_t begin = kMargin + (misaligned_ ? dtype_bytes(dtype) : 0), bytes = shape.elements() * dtype_bytes(dtype);
+    auto memory = device_.allocate(begin + bytes + kMargin);
+    std::fill_n(memory.get(), begin + bytes + kMargin, kMark);
+    guarded_.push_back({memory, begin, bytes, shape});
+    return Tensor(device_, memory, begin, dtype, shape);
+  }
+  Tensor listed(const char* name, Tensor tensor, Tolerance tolerance) {
+    results_.push_back({name, tensor, tolerance});
+    return tensor;
+  }
+
+  Backend& device_;
+  Dtype dtype_;
+  bool misaligned_;
+  uint32_t draws_ = 0;
+  std::vector<Guarded> guarded_;
+  std::vector<Result> results_;
+};
+
+struct KernelCase {
+  std::string kernel, variant;
+  std::function<void(Operands&)> run;
+};
+
+// add("Gemm", "3x5x7", body) appends a case.
+class Cases {
+ public:
+  void operator()(const char* kernel, const std::string& variant, std::function<void(Operands&)> run) {
+    all.push_back({kernel, variant, std::move(run)});
+  }
+  std::vector<KernelCase> all;
+};
+
+// fp32: sums of up to a few thousand products in another order. bf16: one unit in the last place (2^-7 relative at worst) where the value
+// before rounding lies near a tie. Statistics and parameter gradients of bf16 values are fp32.
+inline constexpr Tolerance kValues{2e-6, 0x1p-7};
+inline constexpr Tolerance kStats{2e-6, 2e-6};
+inline constexpr Tolerance kSums{1e-5, 0x1p-7};
+inline constexpr Tolerance kStatSums{1e-5, 1e-5};
+// Attention may round the probabilities to bf16 before the second product.
+inline constexpr Tolerance kAttention{1e-5, 0x1.8p-7};
+
+inline std::string named(std::initializer_list<int64_t> dims) {
+  std::string out;
+  for (const int64_t d : dims) out += (out.empty() ? "" : "x") + std::to_string(d);
+  return out;
+}
+
+}  // namespace mantissa::test

@@ -1,0 +1,98 @@
+// Every kernel of the fast CPU backend against the reference, in fp32 and bf16, over ragged shapes; and the same bits from both for any
+// number of threads and any alignment. A kernel of backend.h without a case fails EveryKernelHasACase.
+#include <set>
+
+#include "kernel_cases_dense.h"
+#include "kernel_cases_heads.h"
+
+namespace mantissa::test {
+namespace {
+
+const std::vector<KernelCase>& cases() {
+  static const std::vector<KernelCase> all = [] {
+    Cases add;
+    for (const auto append :
+         {elementwise_cases, products_cases, norms_cases, heads_cases, attention_cases, activations_cases, loss_and_optimizer_cases}) {
+      append(add);
+    }
+    return std::move(add.all);
+  }();
+  return all;
+}
+
+std::vector<std::string> kernels() {
+  const std::vector<std::string> declared = declared_in("include/mantissa/backend/backend.h", R"(virtual void run\(const (\w+)&\))");
+  EXPECT_GE(declared.size(), 25U) << "the header is no longer understood";
+  return declared;
+}
+
+// One test per kernel and dtype: a case is named in the failure.
+class Kernels : public ::testing::TestWithParam<std::tuple<std::string, Dtype>> {
+ protected:
+  template <class Body>
+  void for_each_case(Body body) const {
+    const auto& [kernel, dtype] = GetParam();
+    for (const KernelCase& c : cases()) {
+      if (c.kernel != kernel) continue;
+      SCOPED_TRACE(c.kernel + " " + c.variant);
+      body(c, dtype);
+      if (HasFailure()) return;
+    }
+  }
+};
+
+TEST_P(Kernels, FastPathEqualsTheReference) {
+  const auto reference = make_cpu_reference(), fast = make_cpu_backend();
+  for_each_case([&](const KernelCase& c, Dtype dtype) {
+    Operands expected(*reference, dtype, false), actual(*fast, dtype, false);
+    c.run(expected);
+    c.run(actual);
+    for (size_t i = 0; i < expected.results().size(); ++i) {
+      const Operands::Result& e = expected.results()[i];
+      const double tolerance = dtype == Dtype::f32 ? e.tolerance.f32 : e.tolerance.bf16;
+      EXPECT_TRUE(close(actual.results()[i].tensor, e.tensor, tolerance)) << e.name;
+      for (const double x : values(e.tensor)) ASSERT_TRUE(std::isfinite(x)) << e.name << " of the reference";
+    }
+    expected.expect_margins_untouched();
+    actual.expect_margins_untouched();
+  });
+}
+
+void expect_same_bits(Backend& device, const KernelCase& c, Dtype dtype, const Operands& once, int threads, bool misaligned) {
+  const Threads scope(threads);
+  Operands again(device, dtype, misaligned);
+  c.run(again);
+  for (size_t i = 0; i < once.results().size(); ++i) {
+    EXPECT_TRUE(same_bits(again.results()[i].tensor, once.results()[i].tensor))
+        << once.results()[i].name << ", " << device.name() << ", " << threads << " threads" << (misaligned ? ", misaligned" : "");
+  }
+  again.expect_margins_untouched();
+}
+
+TEST_P(Kernels, BitsDoNotDependOnThreadsOrAlignment) {
+  const auto reference = make_cpu_reference(), fast = make_cpu_backend();
+  for_each_case([&](const KernelCase& c, Dtype dtype) {
+    for (Backend* device : {reference.get(), fast.get()}) {
+      Operands once(*device, dtype, false);
+      {
+        const Threads one(1);
+        c.run(once);
+      }
+      expect_same_bits(*device, c, dtype, once, 3, true);
+      if (device == reference.get()) continue;
+      for (const int threads : {2, 4, 8}) expect_same_bits(*device, c, dtype, once, threads, false);
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(, Kernels, ::testing::Combine(::testing::ValuesIn(kernels()), ::testing::Values(Dtype::f32, Dtype::bf16)),
+                         [](const auto& c) { return std::get<0>(c.param) + "_" + dtype_name(std::get<1>(c.param)); });
+
+TEST(KernelTable, EveryKernelHasACase) {
+  std::set<std::string> covered;
+  for (const KernelCase& c : cases()) covered.insert(c.kernel);
+  for (const std::string& kernel : kernels()) EXPECT_TRUE(covered.count(kernel)) << kernel << " is not compared with the reference";
+}
+
+}  // namespace
+}  // namespace mantissa::test
