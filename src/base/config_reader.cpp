@@ -88,10 +88,10 @@ class Reader {
 
   void integer(const Field& field, const json& value, const std::string& key) {
     if (!value.is_number_integer()) return type_error(field, value, key);
+    if (!within(field.limits, value.get<double>())) return range_error(field, value, key);
     const bool negative = !value.is_number_unsigned() && value.get<int64_t>() < 0;
     const bool fits = negative ? value.get<int64_t>() >= field.lowest : value.get<uint64_t>() <= field.highest;
     if (!fits) return report_.error(key, text("must be in [", field.lowest, ", ", field.highest, "], got ", shown(value)));
-    if (!within(field.limits, value.get<double>())) return range_error(field, value, key);
     const bool is_signed = field.lowest < 0;
     field.set(is_signed ? Scalar(value.get<int64_t>()) : Scalar(value.get<uint64_t>()));
   }
@@ -161,9 +161,10 @@ class Reader {
 
 void collect_keys(const std::vector<Field>& fields, const std::string& key, std::vector<std::string>& keys) {
   for (const Field& field : fields) {
-    keys.push_back(dotted(key, field.name));
+    const std::string here = dotted(key, field.name);
+    keys.push_back(here);
     const bool present = field.kind == FieldKind::object && !std::holds_alternative<std::monostate>(field.get());
-    if (present) collect_keys(field.members(), keys.back(), keys);
+    if (present) collect_keys(field.members(), here, keys);
   }
 }
 

@@ -63,8 +63,9 @@ void ConfigReport::throw_if_failed() const {
   if (messages_.empty()) return;
   std::vector<Message> sorted = messages_;
   std::stable_sort(sorted.begin(), sorted.end(), [](const Message& a, const Message& b) { return a.order < b.order; });
-  std::string all;
-  for (const Message& message : sorted) all += (all.empty() ? "" : "\n") + message.text;
+  if (sorted.size() == 1) fail(ExitCode::usage, sorted.front().text);
+  std::string all = text(sorted.size(), " errors in the configuration:");
+  for (const Message& message : sorted) all += "\n  " + message.text;
   fail(ExitCode::usage, all);
 }
 

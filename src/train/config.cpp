@@ -72,6 +72,11 @@ void resolve_batch(TrainingConfig& training, ConfigReport& report) {
   if (training.grad_accum && !global_stated) {
     training.global_batch_size = micro * *training.grad_accum;
     report.derive("training.global_batch_size");
+    constexpr int64_t kLargest = int64_t{1} << 30;  // as for a given global_batch_size
+    if (training.global_batch_size > kLargest) {
+      report.error("training.grad_accum",
+                   text("micro_batch_size ", micro, " * grad_accum ", *training.grad_accum, " is more than ", kLargest));
+    }
     return;
   }
   const int64_t global = *training.global_batch_size;
