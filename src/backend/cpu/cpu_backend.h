@@ -16,6 +16,7 @@ class CpuBackend final : public CpuReference {
   const char* name() const override { return "cpu"; }
 
   void run(const Gemm& k) override;
+  void run(const AttentionForward& k) override;
 
  private:
   std::unique_ptr<GemmEngine> gemm_;

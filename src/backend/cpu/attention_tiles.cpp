@@ -1,0 +1,128 @@
+#include "backend/cpu/attention_tiles.h"
+
+#include <algorithm>
+
+#include "backend/cpu/simd.h"
+#include "mantissa/base/host_device.h"
+
+namespace mantissa {
+namespace {
+
+using simd::Floats;
+using simd::kLanes;
+using Ints [[gnu::vector_size(32)]] = int32_t;
+
+[[gnu::always_inline]] inline Ints load_ints(const int32_t* from) { return *reinterpret_cast<const Ints*>(from); }
+
+template <class T>
+[[gnu::always_inline]] inline void widen(TileRows<const T> from, float scale, float* to, int64_t ld) {
+  for (int64_t r = 0; r < from.rows; ++r) {
+    const T* row = from.first + r * from.stride;
+    float* out = to + r * ld;
+    simd::for_lanes(
+        from.head_dim, [&](int64_t j, auto part)
+                           __attribute__((always_inline)) { simd::store(out + j, simd::load(row + j, part) * scale); });
+    for (int64_t j = round_up(from.head_dim, kLanes); j < ld; j += kLanes) simd::store(out + j, Floats{});
+  }
+  std::fill(to + from.rows * ld, to + round_up(from.rows, 8) * ld, 0.0F);
+}
+
+template <class T>
+[[gnu::always_inline]] inline void narrow(const float* from, int64_t ld, const float* row_scale, float scale, TileRows<T> to) {
+  for (int64_t r = 0; r < to.rows; ++r) {
+    const float factor = row_scale[r] * scale;
+    simd::for_lanes(
+        to.head_dim, [&](int64_t j, auto part) __attribute__((always_inline)) {
+          simd::store(to.first + r * to.stride + j, simd::load(from + r * ld + j) * factor, part);
+        });
+  }
+}
+
+// 8 x 8 elements: pairs, then quadruples, then halves change places.
+[[gnu::always_inline]] inline void transpose8(const float* from, int64_t ld, float* to) {
+  Floats a[8], b[8];
+  for (int64_t i = 0; i < 8; ++i) a[i] = simd::load(from + i * ld);
+#pragma GCC unroll 4
+  for (int i = 0; i < 8; i += 2) {
+    b[i] = __builtin_shufflevector(a[i], a[i + 1], 0, 8, 2, 10, 4, 12, 6, 14);
+    b[i + 1] = __builtin_shufflevector(a[i], a[i + 1], 1, 9, 3, 11, 5, 13, 7, 15);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const int top = (i & 1) + (i & 2) * 2;
+    a[top] = __builtin_shufflevector(b[top], b[top + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+    a[top + 2] = __builtin_shufflevector(b[top], b[top + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    simd::store(to + i * kTile, __builtin_shufflevector(a[i], a[i + 4], 0, 1, 2, 3, 8, 9, 10, 11));
+    simd::store(to + (i + 4) * kTile, __builtin_shufflevector(a[i], a[i + 4], 4, 5, 6, 7, 12, 13, 14, 15));
+  }
+}
+
+// Where key k is visible, for eight queries.
+[[gnu::always_inline]] inline Ints visible(int64_t k, Ints first, Ints last) {
+  const Ints key = Ints{} + static_cast<int32_t>(k);
+  return (key >= first) & (key <= last);
+}
+
+template <bool kMasked>
+[[gnu::always_inline]] inline void softmax_columns(float* s, int64_t keys, Ints first, Ints last, SoftmaxTile& state, int64_t q) {
+  const Floats none = Floats{} + kNoScore, old = simd::load(state.maximum + q);
+  Floats top[2] = {old, none};
+  for (int64_t k = 0; k < keys; ++k) {
+    const Floats score = simd::load(s + k * kTile);
+    top[k & 1] = simd::max(top[k & 1], kMasked ? (visible(k, first, last) ? score : none) : score);
+  }
+  const Floats maximum = simd::max(top[0], top[1]), rescale = simd::exp(old - maximum);
+  Floats sum[2] = {simd::load(state.sum + q) * rescale, Floats{}};
+  for (int64_t k = 0; k < keys; ++k) {
+    Floats p = simd::exp(simd::load(s + k * kTile) - maximum);
+    if (kMasked) p = visible(k, first, last) ? p : Floats{};
+    sum[k & 1] += p;
+    simd::store(s + k * kTile, p);
+  }
+  simd::store(state.maximum + q, maximum);
+  simd::store(state.sum + q, sum[0] + sum[1]);
+  simd::store(state.rescale + q, rescale);
+}
+
+}  // namespace
+
+MANTISSA_CLONES void widen_tile(TileRows<const float> from, float scale, float* to, int64_t ld) { widen(from, scale, to, ld); }
+MANTISSA_CLONES void widen_tile(TileRows<const bf16> from, float scale, float* to, int64_t ld) { widen(from, scale, to, ld); }
+
+MANTISSA_CLONES void store_tile(const float* from, int64_t ld, const float* row_scale, float scale, TileRows<float> to) {
+  narrow(from, ld, row_scale, scale, to);
+}
+MANTISSA_CLONES void store_tile(const float* from, int64_t ld, const float* row_scale, float scale, TileRows<bf16> to) {
+  narrow(from, ld, row_scale, scale, to);
+}
+
+MANTISSA_CLONES void transpose_tile(const float* from, int64_t rows, int64_t columns, float* to) {
+  for (int64_t r = 0; r < rows; r += 8) {
+    for (int64_t c = 0; c < columns; c += 8) transpose8(from + r * columns + c, columns, to + c * kTile + r);
+  }
+  if (rows % 16 == 0) return;
+  for (int64_t c = 0; c < columns; ++c) simd::store(to + c * kTile + rows, Floats{});
+}
+
+MANTISSA_CLONES void softmax_tile(float* s, int64_t keys, int64_t queries, const TileMask& mask, SoftmaxTile& state) {
+  for (int64_t q = 0; q < queries; q += kLanes) {
+    const Ints first = load_ints(mask.first + q), last = load_ints(mask.last + q);
+    const int64_t seen = mask.diagonal ? std::min(keys, q + kLanes) : keys;
+    if (mask.partial) {
+      softmax_columns<true>(s + q, seen, first, last, state, q);
+    } else {
+      softmax_columns<false>(s + q, seen, first, last, state, q);
+    }
+  }
+}
+
+MANTISSA_CLONES void scale_rows(float* out, int64_t rows, int64_t ld, const float* row_scale) {
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t j = 0; j < ld; j += kLanes) simd::store(out + r * ld + j, simd::load(out + r * ld + j) * row_scale[r]);
+  }
+}
+
+}  // namespace mantissa

@@ -1,0 +1,56 @@
+// The steps of blocked attention on one block of queries and one block of keys, in fp32 scratch. Scores lie transposed, s[key * kTile +
+// query]: the softmax then runs down the lanes, and the products of tile_gemm.h need no packing beyond the transposed queries.
+#pragma once
+
+#include <cstdint>
+
+#include "mantissa/formats/bf16.h"
+
+namespace mantissa {
+
+inline constexpr int64_t kTile = 64;          // queries and keys of a block
+inline constexpr int64_t kLargestHead = 256;  // head_dim that the scratch of a thread has room for
+inline constexpr float kNoScore = -3.0e38F;   // the running maximum before the first key
+
+inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// Rows of head_dim values in memory, `stride` elements apart.
+template <class T>
+struct TileRows {
+  T* first;
+  int64_t stride, rows, head_dim;
+};
+
+// to [rows rounded up to 8, ld] = from * scale, in fp32; zero past its rows and columns. ld is head_dim rounded up to 16.
+void widen_tile(TileRows<const float> from, float scale, float* to, int64_t ld);
+void widen_tile(TileRows<const bf16> from, float scale, float* to, int64_t ld);
+
+// to.rows rows = from [rows, ld] * row_scale [rows] * scale, rounded.
+void store_tile(const float* from, int64_t ld, const float* row_scale, float scale, TileRows<float> to);
+void store_tile(const float* from, int64_t ld, const float* row_scale, float scale, TileRows<bf16> to);
+
+// to [columns, kTile] = transpose of from [rows, columns]; both multiples of 8. Columns of `to` past `rows` up to a multiple of 16 are
+// zero.
+void transpose_tile(const float* from, int64_t rows, int64_t columns, float* to);
+
+// Query i of the block attends to the keys first[i] .. last[i] of it.
+struct TileMask {
+  alignas(32) int32_t first[kTile];
+  alignas(32) int32_t last[kTile];
+  bool diagonal;  // last[i] = i: the first key block of which nothing past the diagonal is computed
+  bool partial;   // some key of the block is hidden from some query
+};
+
+// Online softmax (Milakov and Gimelshein 2018) of `queries` columns (rounded up to 8) of s [keys, kTile]: s becomes exp(s - maximum),
+// hidden ones zero; maximum and sum are brought up to date, and rescale = exp(old maximum - new maximum).
+struct SoftmaxTile {
+  alignas(32) float maximum[kTile];
+  alignas(32) float sum[kTile];
+  alignas(32) float rescale[kTile];
+};
+void softmax_tile(float* s, int64_t keys, int64_t queries, const TileMask& mask, SoftmaxTile& state);
+
+// out [rows, ld] *= row_scale [rows]
+void scale_rows(float* out, int64_t rows, int64_t ld, const float* row_scale);
+
+}  // namespace mantissa
