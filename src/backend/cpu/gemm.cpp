@@ -1,0 +1,167 @@
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "backend/checks.h"
+#include "backend/cpu/cpu_backend.h"
+#include "backend/cpu/gemm_engine.h"
+#include "mantissa/backend/functions.h"
+#include "mantissa/base/parallel.h"
+
+namespace mantissa {
+namespace {
+
+int64_t pieces(int64_t size, int64_t step) { return (size + step - 1) / step; }
+
+// Columns of a tile. 384 keep the library's copy of b in the L2 cache; a deep transposed b is copied in long strides, which 768 columns
+// amortise.
+int64_t tile_columns(int64_t cols, int64_t depth, bool b_transposed) {
+  return std::min<int64_t>(cols, b_transposed && depth >= 2048 ? 768 : 384);
+}
+
+// Rows of a tile: as many as possible, because each tile copies b anew, but at least four tiles in an even number, so that two or four
+// cores finish together. Many tiles balance by themselves.
+int64_t tile_rows(int64_t rows, int64_t column_tiles) {
+  for (const int64_t step : {256, 192, 128, 96, 64}) {
+    const int64_t tiles = pieces(rows, step) * column_tiles;
+    if (tiles >= 16 || (tiles >= 4 && tiles % 2 == 0)) return std::min(step, rows);
+  }
+  return std::min<int64_t>(rows, 64);
+}
+
+// out [rows, depth] = in [depth, ld] columns [0, rows) transposed, in blocks that fit the L1 cache.
+template <class T>
+void transpose(const T* in, int64_t ld, int64_t rows, int64_t depth, T* out) {
+  constexpr int64_t kBlock = 16;
+  for (int64_t k0 = 0; k0 < depth; k0 += kBlock) {
+    const int64_t k1 = std::min(depth, k0 + kBlock);
+    for (int64_t r0 = 0; r0 < rows; r0 += kBlock) {
+      const int64_t r1 = std::min(rows, r0 + kBlock);
+      for (int64_t r = r0; r < r1; ++r) {
+        for (int64_t k = k0; k < k1; ++k) out[r * depth + k] = in[k * ld + r];
+      }
+    }
+  }
+}
+
+MANTISSA_CLONES void transpose_range(const void* in, int64_t ld, int64_t rows, int64_t depth, int64_t element_bytes, void* out) {
+  if (element_bytes == 2) {
+    transpose(static_cast<const uint16_t*>(in), ld, rows, depth, static_cast<uint16_t*>(out));
+  } else {
+    transpose(static_cast<const uint32_t*>(in), ld, rows, depth, static_cast<uint32_t*>(out));
+  }
+}
+
+const std::byte* at(const Tensor& tensor, int64_t element) { return tensor.raw() + element * dtype_bytes(tensor.dtype()); }
+std::byte* at_output(const Tensor& tensor, int64_t element) { return tensor.raw() + element * dtype_bytes(tensor.dtype()); }
+
+}  // namespace
+
+struct GemmEngine::Problem {
+  const Gemm& k;
+  int64_t rows, cols, depth;
+  int64_t row_step, col_step;
+
+  // A short last tile has a shape of its own: index 1.
+  TileShape tile(bool last_row, bool last_col) const {
+    const int64_t row_rest = rows - (pieces(rows, row_step) - 1) * row_step, col_rest = cols - (pieces(cols, col_step) - 1) * col_step;
+    return {.rows = last_row ? row_rest : row_step,
+            .cols = last_col ? col_rest : col_step,
+            .depth = depth,
+            .lda = depth,
+            .ldb = k.b.value.dim(1),
+            .ldc = cols,
+            .in = k.a.value.dtype(),
+            .out = k.out.dtype(),
+            .b_transposed = k.b.transposed,
+            .accumulate = k.accumulate,
+            .bias = k.bias.defined()};
+  }
+};
+
+const TileProduct& GemmEngine::product(const TileShape& shape) {
+  const std::lock_guard lock(mutex_);
+  std::unique_ptr<TileProduct>& entry = products_[shape];
+  // Created with the library at one thread, as it will run: the number of threads at creation decides how it splits the work.
+  if (!entry) parallel_for(1, 1, [&](int64_t, int64_t) { entry = make_tile_product(shape); });
+  return *entry;
+}
+
+void GemmEngine::run_tiles(const Problem& p) {
+  const Gemm& k = p.k;
+  const int64_t row_tiles = pieces(p.rows, p.row_step), col_tiles = pieces(p.cols, p.col_step);
+  std::array<const TileProduct*, 4> products{};
+  for (const bool last_row : {false, true}) {
+    for (const bool last_col : {false, true}) {
+      products[static_cast<size_t>(2 * last_row + last_col)] = &product(p.tile(last_row, last_col));
+    }
+  }
+  const int64_t a_bytes = dtype_bytes(k.a.value.dtype());
+  const auto run_tile = [&](int64_t i, int64_t j, const void* a) {
+    const int64_t col = j * p.col_step;
+    products[static_cast<size_t>(2 * (i + 1 == row_tiles) + (j + 1 == col_tiles))]->run(
+        a, at(k.b.value, k.b.transposed ? col * p.depth : col), at_output(k.out, i * p.row_step * p.cols + col),
+        k.bias.defined() ? at(k.bias, col) : nullptr);
+  };
+  if (!k.a.transposed) {
+    // Tiles of one column of tiles follow each other: they read the same part of b.
+    parallel_for(row_tiles * col_tiles, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t) {
+        const int64_t i = t % row_tiles, j = t / row_tiles;
+        run_tile(i, j, at(k.a.value, i * p.row_step * p.depth));
+      }
+    });
+    return;
+  }
+  parallel_for(row_tiles, 1, [&](int64_t begin, int64_t end) {
+    thread_local std::vector<uint32_t> packed;
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t rows = std::min(p.row_step, p.rows - i * p.row_step);
+      const auto words = static_cast<size_t>((rows * p.depth * a_bytes + 3) / 4);
+      if (packed.size() < words) packed.resize(words);
+      transpose_range(at(k.a.value, i * p.row_step), p.rows, rows, p.depth, a_bytes, packed.data());
+      for (int64_t j = 0; j < col_tiles; ++j) run_tile(i, j, packed.data());
+    }
+  });
+}
+
+// Widening is exact, so this is the bf16 product with fp32 accumulation.
+void GemmEngine::run_widened(const Gemm& k) {
+  const bool rounds = k.out.dtype() == Dtype::bf16;
+  Backend& device = k.out.device();
+  const Tensor out = rounds ? empty(device, Dtype::f32, k.out.shape()) : k.out;
+  const Tensor a = converted(k.a.value, Dtype::f32);
+  const Tensor b = converted(k.b.value, Dtype::f32);
+  run({.a = {a, k.a.transposed},
+       .b = {b, k.b.transposed},
+       .out = out,
+       .accumulate = k.accumulate,
+       .bias = k.bias.defined() ? converted(k.bias, Dtype::f32) : Tensor()});
+  if (rounds) device.run(Convert{.x = out, .out = k.out});
+}
+
+void GemmEngine::run(const Gemm& k) {
+  static const bool has_bf16 = onednn_has_bf16();
+  if (k.a.value.dtype() == Dtype::bf16 && !has_bf16) return run_widened(k);
+  const Shape& a = k.a.value.shape();
+  const int64_t rows = a[k.a.transposed ? 1 : 0], depth = a[k.a.transposed ? 0 : 1], cols = k.out.dim(1);
+  if (rows == 0 || cols == 0) return;
+  const int64_t col_step = tile_columns(cols, depth, k.b.transposed);
+  const int64_t row_step = tile_rows(rows, k.a.transposed ? 1 : pieces(cols, col_step));
+  run_tiles({.k = k, .rows = rows, .cols = cols, .depth = depth, .row_step = row_step, .col_step = col_step});
+}
+
+CpuBackend::CpuBackend() : gemm_(std::make_unique<GemmEngine>()) {}
+CpuBackend::~CpuBackend() = default;
+
+void CpuBackend::run(const Gemm& k) {
+  check(k);
+  const bool fast = k.a.value.dtype() != Dtype::f64 && k.out.dim(0) > 0 && k.a.value.elements() > 0;
+  // A bf16 sum into a bf16 output would be rounded twice; the reference rounds once.
+  if (!fast || (k.accumulate && k.out.dtype() == Dtype::bf16)) return CpuReference::run(k);
+  gemm_->run(k);
+}
+
+std::unique_ptr<Backend> make_cpu_backend() { return std::make_unique<CpuBackend>(); }
+
+}  // namespace mantissa

@@ -1,0 +1,51 @@
+// Matrix products on the CPU by oneDNN. The output is cut into tiles that depend on the shape only; each tile is one single-threaded
+// library call inside our own parallel loop, so results do not depend on the number of threads (oneDNN's own threading changes bits with
+// it). A transposed first operand is packed contiguously per tile: the library's AVX2 path is 2.5 times slower on it.
+//
+// The programming interfaces of oneDNN 2.x and 3.x differ; TileProduct is implemented by onednn_v2.cpp or onednn_v3.cpp.
+#pragma once
+
+#include <compare>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "mantissa/backend/backend.h"
+
+namespace mantissa {
+
+// c [rows, cols] (+)= a [rows, depth] * b [depth, cols] + bias [cols]. Leading dimensions in elements; b may be stored as [cols, depth].
+struct TileShape {
+  int64_t rows, cols, depth, lda, ldb, ldc;
+  Dtype in, out;  // fp32 or bf16; bias has the dtype of the inputs
+  bool b_transposed, accumulate, bias;
+  auto operator<=>(const TileShape&) const = default;
+};
+
+class TileProduct {
+ public:
+  virtual ~TileProduct() = default;
+  // With as many threads as the caller's OpenMP setting allows: one inside parallel_for. Any number of threads may call it at once.
+  virtual void run(const void* a, const void* b, void* c, const void* bias) const = 0;
+};
+
+// Throws Error(internal) if oneDNN has no implementation.
+std::unique_ptr<TileProduct> make_tile_product(const TileShape& shape);
+bool onednn_has_bf16();         // a bf16 dot product in hardware; without one, operands are widened to fp32, which is exact
+const char* onednn_isa_name();  // what oneDNN dispatches to: "AVX2", "AVX-512", "AVX-512 bf16", ...
+
+class GemmEngine {
+ public:
+  void run(const Gemm& k);  // fp32 and bf16; checked by the caller
+
+ private:
+  struct Problem;
+  const TileProduct& product(const TileShape& shape);
+  void run_widened(const Gemm& k);
+  void run_tiles(const Problem& problem);
+
+  std::mutex mutex_;
+  std::map<TileShape, std::unique_ptr<TileProduct>> products_;
+};
+
+}  // namespace mantissa
