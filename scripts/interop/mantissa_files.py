@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+LLMC_MAGIC = 20240520  # then version and count, in a header of 1,024 bytes
 DTYPES = {"fp32": np.float32, "i32": np.int32}
 
 
@@ -72,7 +73,7 @@ class Permutation:
 
 
 class TrainingBatches:
-    """The batches of a run with one training file, text or raw nanoGPT ids, without document options."""
+    """The batches of a run with one training file (text, nanoGPT or llm.c ids) without document options."""
 
     def __init__(self, checkpoint):
         config = checkpoint.config
@@ -98,8 +99,9 @@ def training_tokens(data, tokenizer):
     if len(paths) != 1 or not Path(paths[0]).is_file():
         raise SystemExit(f"this comparison reads one training file, not {paths}")
     path = Path(paths[0])
-    if data["format"] == "nanogpt" or (data["format"] == "auto" and path.suffix == ".bin"):
-        ids = np.fromfile(path, np.uint16 if data["dtype"] == "u16" else np.uint32)
+    if path.suffix == ".bin":
+        llmc = np.fromfile(path, np.uint32, count=1)[0] == LLMC_MAGIC
+        ids = np.fromfile(path, np.uint16 if llmc or data["dtype"] == "u16" else np.uint32, offset=1024 if llmc else 0)
     else:
         ids = encode(path.read_bytes(), tokenizer)
     return ids[: int(len(ids) * (1 - data["valid_fraction"]))] if data["path"] else ids

@@ -26,7 +26,7 @@ UNTIMED_STEPS = 2  # the first ones allocate
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mantissa", required=True, help="the program")
-    parser.add_argument("--config", required=True, help="run configuration; one training file, text or nanoGPT ids")
+    parser.add_argument("--config", required=True, help="run configuration; one training file: text, nanoGPT or llm.c ids")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for mantissa train")
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--steps", type=int, default=20)
