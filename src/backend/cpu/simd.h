@@ -1,6 +1,6 @@
-// Eight fp32 lanes for the fast CPU kernels, as GCC vector types: one source for every clone of a function marked MANTISSA_CLONES. Everything
-// here is always_inline, so it is compiled inside each clone with that clone's instructions. Eight lanes are one AVX2 register; wider types
-// gain nothing in kernels that wait for memory and are split badly where the CPU has no AVX-512.
+// Eight fp32 lanes for the fast CPU kernels, as GCC vector types: one source for every clone of a function marked MANTISSA_CLONES.
+// Everything here is always_inline, so it is compiled inside each clone with that clone's instructions. Eight lanes are one AVX2 register;
+// wider types gain nothing in kernels that wait for memory and are split badly where the CPU has no AVX-512.
 //
 // A kernel body is written once for whole vectors and for the remainder of a row:
 //   for_lanes(n, [&](int64_t j, auto part) __attribute__((always_inline)) { store(y + j, load(x + j, part) * 2.0F, part); });
@@ -90,9 +90,7 @@ template <class Body>
   if (j < n) body(j, 1, Part{n - j});
 }
 
-[[gnu::always_inline]] inline float sum(Floats a) {
-  return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]));
-}
+[[gnu::always_inline]] inline float sum(Floats a) { return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7])); }
 [[gnu::always_inline]] inline float sum(const Slots& a) { return sum((a.slot[0] + a.slot[1]) + (a.slot[2] + a.slot[3])); }
 
 // NaN where either is NaN in `b`; a NaN in `a` is passed over.

@@ -1,0 +1,141 @@
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "backend/checks.h"
+#include "backend/cpu/cpu_backend.h"
+#include "backend/cpu/indices.h"
+#include "backend/cpu/pieces.h"
+#include "backend/cpu/simd.h"
+#include "mantissa/base/host_device.h"
+#include "mantissa/base/parallel.h"
+
+namespace mantissa {
+namespace {
+
+using simd::Floats, simd::Slots, simd::for_lanes, simd::for_slots, simd::load, simd::store;
+
+// A row is read once: block by block, its exponentials against the largest logit so far are kept, and the second pass over the cached row
+// corrects each block by exp(its reference - the largest). So the memory is busy while the exponentials are computed, and there is one per
+// logit.
+constexpr int64_t kBlock = 512;
+
+struct RowSums {
+  float largest = std::numeric_limits<float>::lowest();  // finite, so that a block of -Inf gives zeros
+  float sum = 0.0F;                                      // of exp(logit - largest)
+};
+
+template <class T>
+[[gnu::always_inline]] inline float largest_of(const T* logits, int64_t n, float start) {
+  Slots largest;
+  for (Floats& slot : largest.slot) slot = simd::broadcast(start);
+  for_slots(
+      n, [&](int64_t j, int slot, auto part)
+             __attribute__((always_inline)) { largest.slot[slot] = simd::max(load(logits + j, part, start), largest.slot[slot]); });
+  const Floats all = simd::max(simd::max(largest.slot[0], largest.slot[1]), simd::max(largest.slot[2], largest.slot[3]));
+  float result = start;
+  for (int i = 0; i < simd::kLanes; ++i) result = all[i] > result ? all[i] : result;
+  return result;
+}
+
+// Adds a block to the sums; keeps its exponentials, relative to sums.largest, where `keep` is given. keep may be logits.
+template <class T>
+[[gnu::always_inline]] inline void add_block(const T* logits, int64_t n, RowSums& sums, float* keep) {
+  const float largest = largest_of(logits, n, sums.largest);
+  Slots total;
+  for_slots(
+      n, [&](int64_t j, int slot, auto part) __attribute__((always_inline)) {
+        const Floats e = simd::exp(load(logits + j, part, -std::numeric_limits<float>::infinity()) - largest);
+        total.slot[slot] += e;
+        if (keep != nullptr) store(keep + j, e, part);
+      });
+  sums.sum = sums.sum * std::exp(sums.largest - largest) + simd::sum(total);
+  sums.largest = largest;
+}
+
+template <class T>
+struct Row {
+  const T* logits;
+  T* dlogits;  // may be null
+  int64_t target, vocab, columns;
+  float scale;
+  float *exponentials, *references;  // scratch: a row of fp32 (dlogits itself where that is fp32), and one element for each block
+};
+
+template <class T>
+[[gnu::always_inline]] inline float row_loss(Row<T> k) {
+  const float target_logit = simd::load(k.logits + k.target, simd::Part{1})[0];
+  RowSums sums;
+  for (int64_t j = 0; j < k.vocab; j += kBlock) {
+    add_block(k.logits + j, std::min(kBlock, k.vocab - j), sums, k.dlogits == nullptr ? nullptr : k.exponentials + j);
+    if (k.dlogits != nullptr) k.references[j / kBlock] = sums.largest;
+  }
+  const float loss = sums.largest + std::log(sums.sum) - target_logit;
+  if (k.dlogits == nullptr) return loss;
+  for (int64_t j = 0; j < k.vocab; j += kBlock) {
+    const float factor = std::exp(k.references[j / kBlock] - sums.largest) / sums.sum * k.scale;
+    for_lanes(
+        std::min(kBlock, k.vocab - j), [&](int64_t i, auto part) __attribute__((always_inline)) {
+          store(k.dlogits + j + i, load(k.exponentials + j + i, part) * factor, part);
+        });
+  }
+  const float p = std::exp(target_logit - sums.largest) / sums.sum;
+  store(k.dlogits + k.target, simd::broadcast(k.scale * (p - 1.0F)), simd::Part{1});
+  std::fill(k.dlogits + k.vocab, k.dlogits + k.columns, T{});
+  return loss;
+}
+
+MANTISSA_CLONES float loss_of(Row<float> k) { return row_loss(k); }
+MANTISSA_CLONES float loss_of(Row<bf16> k) { return row_loss(k); }
+
+// Of the executing thread; grows to the longest row and is kept.
+float* scratch(int64_t elements) {
+  thread_local std::vector<float> memory;
+  if (memory.size() < static_cast<size_t>(elements)) memory.resize(static_cast<size_t>(elements));
+  return memory.data();
+}
+
+float* exponentials_of(Row<float> k, float*) { return k.dlogits; }
+float* exponentials_of(Row<bf16>, float* scratch) { return scratch; }
+
+template <class T>
+void losses(const CrossEntropy& k) {
+  const int64_t columns = k.logits.dim(1), blocks = (k.vocab + kBlock - 1) / kBlock;
+  const int64_t kept = k.dlogits.defined() && std::is_same_v<T, bf16> ? k.vocab : 0;
+  const T* logits = k.logits.data<T>();
+  T* dlogits = k.dlogits.defined() ? k.dlogits.data<T>() : nullptr;
+  const int32_t* targets = k.targets.data<int32_t>();
+  float* loss = k.loss.data<float>();
+  parallel_for(k.logits.dim(0), rows_per_piece(4 * columns), [&](int64_t begin, int64_t end) {
+    float* memory = scratch(blocks + kept);
+    for (int64_t i = begin; i < end; ++i) {
+      T* gradient = dlogits == nullptr ? nullptr : dlogits + i * columns;
+      if (targets[i] < 0) {
+        loss[i] = 0.0F;
+        if (gradient != nullptr) std::fill_n(gradient, columns, T{});
+        continue;
+      }
+      Row<T> row{.logits = logits + i * columns,
+                 .dlogits = gradient,
+                 .target = targets[i],
+                 .vocab = k.vocab,
+                 .columns = columns,
+                 .scale = static_cast<float>(k.scale),
+                 .exponentials = nullptr,
+                 .references = memory};
+      row.exponentials = exponentials_of(row, memory + blocks);
+      loss[i] = loss_of(row);
+    }
+  });
+}
+
+}  // namespace
+
+void CpuBackend::run(const CrossEntropy& k) {
+  check(k);
+  if (k.logits.dtype() == Dtype::f64) return CpuReference::run(k);
+  check_targets("cross_entropy", k.targets, k.vocab);
+  k.logits.dtype() == Dtype::f32 ? losses<float>(k) : losses<bf16>(k);
+}
+
+}  // namespace mantissa

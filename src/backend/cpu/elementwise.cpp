@@ -1,0 +1,133 @@
+#include <cmath>
+#include <cstring>
+
+#include "backend/checks.h"
+#include "backend/cpu/cpu_backend.h"
+#include "backend/cpu/partial_sums.h"
+#include "backend/cpu/pieces.h"
+#include "backend/cpu/scalar.h"
+#include "backend/cpu/simd.h"
+#include "mantissa/base/host_device.h"
+#include "mantissa/base/parallel.h"
+
+namespace mantissa {
+namespace {
+
+template <class From, class To>
+[[gnu::always_inline]] inline void convert_range(const From* x, To* out, int64_t n) {
+  simd::for_lanes(
+      n, [&](int64_t j, auto part) __attribute__((always_inline)) { simd::store(out + j, simd::load(x + j, part), part); });
+}
+MANTISSA_CLONES void convert(const float* x, bf16* out, int64_t n) { convert_range(x, out, n); }
+MANTISSA_CLONES void convert(const bf16* x, float* out, int64_t n) { convert_range(x, out, n); }
+
+template <class From, class To>
+void convert_parallel(const Convert& k) {
+  const From* x = k.x.data<From>();
+  To* out = k.out.data<To>();
+  parallel_for(k.x.elements(), kPieceElements, [&](int64_t begin, int64_t end) { convert(x + begin, out + begin, end - begin); });
+}
+
+void copy_parallel(const std::byte* from, std::byte* to, int64_t bytes) {
+  parallel_for(bytes, 4 * kPieceElements,
+               [&](int64_t begin, int64_t end) { std::memcpy(to + begin, from + begin, static_cast<size_t>(end - begin)); });
+}
+
+template <class T>
+[[gnu::always_inline]] inline void add_range(const T* a, const T* b, T* out, int64_t n) {
+  simd::for_lanes(
+      n, [&](int64_t j, auto part)
+             __attribute__((always_inline)) { simd::store(out + j, simd::load(a + j, part) + simd::load(b + j, part), part); });
+}
+MANTISSA_CLONES void add(const float* a, const float* b, float* out, int64_t n) { add_range(a, b, out, n); }
+MANTISSA_CLONES void add(const bf16* a, const bf16* b, bf16* out, int64_t n) { add_range(a, b, out, n); }
+
+template <class T>
+void add_parallel(const Add& k) {
+  const T *a = k.a.data<T>(), *b = k.b.data<T>();
+  T* out = k.out.data<T>();
+  parallel_for(k.out.elements(), kPieceElements, [&](int64_t begin, int64_t end) { add(a + begin, b + begin, out + begin, end - begin); });
+}
+
+template <class T>
+void fill_parallel(const Tensor& tensor, T value) {
+  T* out = tensor.data<T>();
+  parallel_for(tensor.elements(), kPieceElements, [&](int64_t begin, int64_t end) { std::fill(out + begin, out + end, value); });
+}
+
+void clear_parallel(const Tensor& tensor) {
+  std::byte* out = tensor.raw();
+  parallel_for(tensor.bytes(), 4 * kPieceElements,
+               [&](int64_t begin, int64_t end) { std::memset(out + begin, 0, static_cast<size_t>(end - begin)); });
+}
+
+// Four rows in one pass over the sums.
+template <class T>
+[[gnu::always_inline]] inline void add_rows_range(const T* x, int64_t columns, float* sums, int64_t begin, int64_t end) {
+  int64_t i = begin;
+  for (; i + 4 <= end; i += 4) {
+    const T *x0 = x + i * columns, *x1 = x0 + columns, *x2 = x1 + columns, *x3 = x2 + columns;
+    simd::for_lanes(
+        columns, [&](int64_t j, auto part) __attribute__((always_inline)) {
+          const simd::Floats four =
+              (simd::load(x0 + j, part) + simd::load(x1 + j, part)) + (simd::load(x2 + j, part) + simd::load(x3 + j, part));
+          simd::store(sums + j, simd::load(sums + j, part) + four, part);
+        });
+  }
+  for (; i < end; ++i) {
+    simd::for_lanes(
+        columns, [&](int64_t j, auto part) __attribute__((always_inline)) {
+          simd::store(sums + j, simd::load(sums + j, part) + simd::load(x + i * columns + j, part), part);
+        });
+  }
+}
+MANTISSA_CLONES void add_rows(const float* x, int64_t columns, float* sums, int64_t begin, int64_t end) {
+  add_rows_range(x, columns, sums, begin, end);
+}
+MANTISSA_CLONES void add_rows(const bf16* x, int64_t columns, float* sums, int64_t begin, int64_t end) {
+  add_rows_range(x, columns, sums, begin, end);
+}
+
+template <class T>
+void sum_rows(const SumRows& k) {
+  const int64_t columns = k.x.dim(1);
+  const T* x = k.x.data<T>();
+  PartialSums sums(k.x.device(), k.x.dim(0), columns, columns);
+  parallel_for(k.x.dim(0), sums.rows_per_piece(), [&](int64_t begin, int64_t end) { add_rows(x, columns, sums.start(begin), begin, end); });
+  sums.write(k.out, k.accumulate);
+}
+
+bool fp32_and_bf16(Dtype a, Dtype b) { return (a == Dtype::f32 && b == Dtype::bf16) || (a == Dtype::bf16 && b == Dtype::f32); }
+
+}  // namespace
+
+void CpuBackend::run(const Fill& k) {
+  check(k);
+  if (k.value == 0.0 && !std::signbit(k.value)) return clear_parallel(k.out);
+  switch (k.out.dtype()) {
+    case Dtype::f32: return fill_parallel(k.out, static_cast<float>(k.value));
+    case Dtype::bf16: return fill_parallel(k.out, store<bf16>(k.value));
+    default: return CpuReference::run(k);
+  }
+}
+
+void CpuBackend::run(const Convert& k) {
+  check(k);
+  if (k.x.dtype() == k.out.dtype()) return copy_parallel(k.x.raw(), k.out.raw(), k.x.bytes());
+  if (!fp32_and_bf16(k.x.dtype(), k.out.dtype())) return CpuReference::run(k);
+  k.x.dtype() == Dtype::f32 ? convert_parallel<float, bf16>(k) : convert_parallel<bf16, float>(k);
+}
+
+void CpuBackend::run(const Add& k) {
+  check(k);
+  if (k.out.dtype() == Dtype::f64) return CpuReference::run(k);
+  k.out.dtype() == Dtype::f32 ? add_parallel<float>(k) : add_parallel<bf16>(k);
+}
+
+void CpuBackend::run(const SumRows& k) {
+  check(k);
+  if (k.x.dtype() == Dtype::f64) return CpuReference::run(k);
+  k.x.dtype() == Dtype::f32 ? sum_rows<float>(k) : sum_rows<bf16>(k);
+}
+
+}  // namespace mantissa

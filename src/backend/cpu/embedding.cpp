@@ -1,0 +1,87 @@
+#include <algorithm>
+#include <cstring>
+
+#include "backend/checks.h"
+#include "backend/cpu/cpu_backend.h"
+#include "backend/cpu/indices.h"
+#include "backend/cpu/pieces.h"
+#include "backend/cpu/simd.h"
+#include "mantissa/base/host_device.h"
+#include "mantissa/base/parallel.h"
+
+namespace mantissa {
+namespace {
+
+void gather(const EmbeddingForward& k) {
+  const int64_t bytes = k.weight.dim(1) * dtype_bytes(k.weight.dtype());
+  const int32_t* ids = k.ids.data<int32_t>();
+  const std::byte* weight = k.weight.raw();
+  std::byte* out = k.out.raw();
+  parallel_for(k.ids.dim(0), rows_per_piece(k.weight.dim(1)), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) std::memcpy(out + i * bytes, weight + ids[i] * bytes, static_cast<size_t>(bytes));
+  });
+}
+
+// Which row of dy belongs to which row of the table. Sorted by table row, then by row of dy, so every table row is summed by one thread in
+// the order of the batch.
+struct Use {
+  int32_t id, row;
+  bool operator<(const Use& other) const { return id != other.id ? id < other.id : row < other.row; }
+};
+
+template <class T>
+struct Scatter {
+  const Use* uses;
+  int64_t use_count;
+  const T* dy;
+  float* dweight;
+  int64_t channels;
+  bool accumulate;
+};
+
+template <class T>
+[[gnu::always_inline]] inline void add_row(const T* dy, float* row, int64_t channels) {
+  simd::for_lanes(
+      channels, [&](int64_t j, auto part)
+                    __attribute__((always_inline)) { simd::store(row + j, simd::load(row + j, part) + simd::load(dy + j, part), part); });
+}
+
+// Table rows [begin, end). Rows that nobody used are written once and not read.
+template <class T>
+[[gnu::always_inline]] inline void scatter_rows(Scatter<T> k, int64_t begin, int64_t end) {
+  const Use* const last = k.uses + k.use_count;
+  const Use* use = std::lower_bound(k.uses, last, Use{static_cast<int32_t>(begin), 0});
+  if (!k.accumulate) std::memset(k.dweight + begin * k.channels, 0, static_cast<size_t>((end - begin) * k.channels) * sizeof(float));
+  for (; use != last && use->id < end; ++use) add_row(k.dy + use->row * k.channels, k.dweight + use->id * k.channels, k.channels);
+}
+MANTISSA_CLONES void scatter(Scatter<float> k, int64_t begin, int64_t end) { scatter_rows(k, begin, end); }
+MANTISSA_CLONES void scatter(Scatter<bf16> k, int64_t begin, int64_t end) { scatter_rows(k, begin, end); }
+
+template <class T>
+void scatter_parallel(const EmbeddingBackward& k) {
+  const int64_t count = k.ids.dim(0), channels = k.dy.dim(1);
+  const int32_t* ids = k.ids.data<int32_t>();
+  const auto memory = k.dy.device().allocate(count * static_cast<int64_t>(sizeof(Use)));
+  Use* uses = reinterpret_cast<Use*>(memory.get());
+  for (int64_t i = 0; i < count; ++i) uses[i] = {ids[i], static_cast<int32_t>(i)};
+  std::sort(uses, uses + count);
+  const Scatter<T> work{uses, count, k.dy.data<T>(), k.dweight.data<float>(), channels, k.accumulate};
+  parallel_for(k.dweight.dim(0), rows_per_piece(channels), [&](int64_t begin, int64_t end) { scatter(work, begin, end); });
+}
+
+}  // namespace
+
+void CpuBackend::run(const EmbeddingForward& k) {
+  check(k);
+  check_indices(ExitCode::data, "embedding", "ids", k.ids, k.weight.dim(0));
+  gather(k);
+}
+
+void CpuBackend::run(const EmbeddingBackward& k) {
+  check(k);
+  if (k.dy.dtype() == Dtype::f64) return CpuReference::run(k);
+  check_indices(ExitCode::data, "embedding backward", "ids", k.ids, k.dweight.dim(0));
+  k.dy.dtype() == Dtype::f32 ? scatter_parallel<float>(k) : scatter_parallel<bf16>(k);
+}
+
+}  // namespace mantissa

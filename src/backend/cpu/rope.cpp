@@ -1,0 +1,71 @@
+#include <cstring>
+
+#include "backend/checks.h"
+#include "backend/cpu/cpu_backend.h"
+#include "backend/cpu/indices.h"
+#include "backend/cpu/pieces.h"
+#include "backend/cpu/simd.h"
+#include "mantissa/base/host_device.h"
+#include "mantissa/base/parallel.h"
+
+namespace mantissa {
+namespace {
+
+using simd::Floats, simd::load, simd::store;
+
+template <class T>
+struct RopeRows {
+  const T* x;
+  T* y;
+  const float* table;
+  const int32_t* positions;
+  HeadLayout layout;
+  float direction;  // 1, or -1 for the inverse
+};
+
+template <class T>
+[[gnu::always_inline]] inline void rotate_head(const T* x, T* y, const float* cosines, const float* sines, float direction, int64_t half) {
+  simd::for_lanes(
+      half, [&](int64_t j, auto part) __attribute__((always_inline)) {
+        const Floats cosine = load(cosines + j, part), sine = load(sines + j, part) * direction;
+        const Floats first = load(x + j, part), second = load(x + half + j, part);
+        store(y + j, first * cosine - second * sine, part);
+        store(y + half + j, second * cosine + first * sine, part);
+      });
+}
+
+template <class T>
+[[gnu::always_inline]] inline void rotate_rows(RopeRows<T> k, int64_t begin, int64_t end) {
+  const int64_t d = k.layout.head_dim, half = d / 2, row = k.layout.row(), rotated = (k.layout.heads + k.layout.kv_heads) * d;
+  for (int64_t i = begin; i < end; ++i) {
+    const T* x = k.x + i * row;
+    T* y = k.y + i * row;
+    const float* table = k.table + k.positions[i] * d;
+    for (int64_t head = 0; head < rotated; head += d) rotate_head(x + head, y + head, table, table + half, k.direction, half);
+    std::memcpy(y + rotated, x + rotated, static_cast<size_t>(row - rotated) * sizeof(T));
+  }
+}
+MANTISSA_CLONES void rotate(RopeRows<float> k, int64_t begin, int64_t end) { rotate_rows(k, begin, end); }
+MANTISSA_CLONES void rotate(RopeRows<bf16> k, int64_t begin, int64_t end) { rotate_rows(k, begin, end); }
+
+template <class T>
+void rope(const Rope& k) {
+  const RopeRows<T> rows{.x = k.x.data<T>(),
+                         .y = k.y.data<T>(),
+                         .table = k.table.data<float>(),
+                         .positions = k.positions.data<int32_t>(),
+                         .layout = k.layout,
+                         .direction = k.inverse ? -1.0F : 1.0F};
+  parallel_for(k.x.dim(0), rows_per_piece(k.x.dim(1)), [&](int64_t begin, int64_t end) { rotate(rows, begin, end); });
+}
+
+}  // namespace
+
+void CpuBackend::run(const Rope& k) {
+  check(k);
+  if (k.x.dtype() == Dtype::f64) return CpuReference::run(k);
+  check_indices(ExitCode::internal, "rope", "positions", k.positions, k.table.dim(0));
+  k.x.dtype() == Dtype::f32 ? rope<float>(k) : rope<bf16>(k);
+}
+
+}  // namespace mantissa
