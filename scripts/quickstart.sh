@@ -11,10 +11,8 @@ cmake --build --preset release --parallel "$jobs"
 mantissa=build/release/bin/mantissa
 name=quickstart-$(date +%Y%m%d-%H%M%S)
 "$mantissa" train configs/quickstart.json --set "logging.run_name=$name"
-read -r newest _ <"runs/$name/checkpoints/latest"
-checkpoint=runs/$name/checkpoints/$newest
-"$mantissa" eval "$checkpoint"
-"$mantissa" generate "$checkpoint" --prompt "# " --max-new-tokens 200
+"$mantissa" eval "runs/$name"
+"$mantissa" generate "runs/$name" --prompt "// The " --max-new-tokens 200
 echo
-echo "Trained model: $checkpoint"
-echo "Another sample: $mantissa generate $checkpoint --prompt 'TEXT'"
+echo "Trained model: runs/$name. Another sample:"
+echo "  $mantissa generate runs/$name --prompt 'TEXT'"

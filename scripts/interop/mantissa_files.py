@@ -31,6 +31,14 @@ class Checkpoint:
             out[tuple(slice(s, s + n) for s, n in zip(piece["start"], piece["size"]))] = box
         return out
 
+    def masters(self):
+        """The fp32 weights by parameter name."""
+        return {name.removeprefix("master."): self.read(name) for name in self.tensors if name.startswith("master.")}
+
+    def vocab_size(self):
+        tokenizer = self.manifest["tokenizer"]
+        return self.config["model"]["vocab_size"] or (256 if tokenizer["type"] == "byte" else len(tokenizer["characters"]))
+
 
 def philox_4x32_10(counter, key):
     """Philox4x32-10 of Salmon et al., SC'11."""

@@ -71,14 +71,13 @@ def main():
     ours, theirs, worst = [], [], 0.0
     with tempfile.TemporaryDirectory(prefix="torch-bench-") as work:
         start = initial_checkpoint(args, Path(work) / "init")
-        weights = {name: start.read(name) for name in parameter_names(start)}
-        vocab_size = start.config["model"]["vocab_size"]
+        weights = start.masters()
         batches = TrainingBatches(start)
         for number in range(args.rounds):
             steps, _ = train(args, Path(work) / f"round-{number}")
             for step, record in enumerate(steps):
                 report("mantissa", step, record["loss"], record["dt_ms"], ours)
-            trainer = Trainer(Gpt(start.config["model"], vocab_size), weights, start.config, args.dtype == "bf16")
+            trainer = Trainer(Gpt(start.config["model"], start.vocab_size()), weights, start.config, args.dtype == "bf16")
             for step, record in enumerate(steps):
                 loss, milliseconds = trainer.step(batches.step(step), record["lr"])
                 report("torch", step, loss, milliseconds, theirs)
@@ -89,10 +88,6 @@ def main():
                       "steps": args.steps, "rounds": args.rounds, "mantissa_ms": round(mantissa_ms, 2), "torch_ms": round(torch_ms, 2),
                       "ours_over_theirs": round(mantissa_ms / torch_ms, 3), "largest_relative_loss_difference": worst, "torch": torch.__version__}))
     sys.exit(args.loss_tolerance is not None and not worst <= args.loss_tolerance)
-
-
-def parameter_names(checkpoint):
-    return [name for name in checkpoint.tensors if name.endswith((".weight", ".bias"))]
 
 
 if __name__ == "__main__":
