@@ -75,17 +75,19 @@ TEST_F(HostileTest, TheUndamagedFilesAreAccepted) {
 }
 
 TEST_F(HostileTest, FilesTruncatedAtAnyByteAreRefused) {
-  for (size_t size = 0; size < llmc_.size(); ++size) {
-    ASSERT_EQ(refused(llmc_.substr(0, size), DataFormat::llmc).code(), ExitCode::data) << size;
-  }
-  for (size_t size = 0; size < llmq_.size(); ++size) {
-    ASSERT_EQ(refused(llmq_.substr(0, size), DataFormat::llmq).code(), ExitCode::data) << size;
-  }
-  for (size_t size = 0; size < idx_.size(); ++size) ASSERT_EQ(refused_index(idx_.substr(0, size)).code(), ExitCode::data) << size;
-  for (size_t size = 0; size < bin_.size(); ++size) {
-    write_file(folder_ / "m.bin", bin_.substr(0, size));
-    ASSERT_EQ(error_of([&] { use(folder_ / "m"); }).code(), ExitCode::data) << size;
-  }
+  // Shortened byte by byte, from the whole file down to nothing.
+  const auto shorten = [this](const std::string& path, const std::string& opened, DataFormat format) {
+    for (auto size = std::filesystem::file_size(path); size-- > 0;) {
+      std::filesystem::resize_file(path, size);
+      ASSERT_EQ(error_of([&] { use(opened, format); }).code(), ExitCode::data) << path << " of " << size << " bytes";
+    }
+  };
+  write_file(folder_ / "q.bin", llmq_);
+  shorten(folder_ / "c.bin", folder_ / "c.bin", DataFormat::llmc);
+  shorten(folder_ / "q.bin", folder_ / "q.bin", DataFormat::llmq);
+  shorten(folder_ / "m.idx", folder_ / "m", DataFormat::megatron);
+  write_file(folder_ / "m.idx", idx_);
+  shorten(folder_ / "m.bin", folder_ / "m", DataFormat::megatron);
 }
 
 TEST_F(HostileTest, BytesTooManyAreRefused) {
@@ -109,15 +111,20 @@ TEST_F(HostileTest, NoSingleByteMakesAReadLeaveTheFile) {
   };
   const auto damage_each = [&](const std::string& path, const std::string& opened, const std::string& content, size_t size,
                                DataFormat format) {
+    write_file(path, content);
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    const auto put = [&file](size_t at, char byte) { file.seekp(static_cast<std::streamoff>(at)).put(byte).flush(); };
     for (size_t i = 0; i < size; ++i) {
       for (const int flip : {0x01, 0x80, 0xFF}) {
-        write_file(path, with_value(content, i, static_cast<char>(content[i] ^ flip)));
+        put(i, static_cast<char>(content[i] ^ flip));
         attempt(opened, format);
       }
+      put(i, content[i]);
     }
+    ASSERT_TRUE(file.good());
   };
   damage_each(folder_ / "x.bin", folder_ / "x.bin", llmc_, 16, DataFormat::llmc);
-  damage_each(folder_ / "x.bin", folder_ / "x.bin", llmq_, 32, DataFormat::llmq);
+  damage_each(folder_ / "q.bin", folder_ / "q.bin", llmq_, 32, DataFormat::llmq);
   damage_each(folder_ / "m.idx", folder_ / "m", idx_, idx_.size(), DataFormat::megatron);
   EXPECT_GT(refusals, 400);
 }
@@ -157,7 +164,8 @@ TEST_F(HostileTest, WrongMagicAndVersionNameWhatWasExpected) {
   EXPECT_THAT(refused(with_value(llmq_, 12, int32_t{2}), DataFormat::llmq).what(), HasSubstr("with 2 bytes"));
   EXPECT_THAT(refused(with_value(llmq_, 24, int32_t{2}), DataFormat::llmq).what(), HasSubstr("has_masks"));
   EXPECT_THAT(refused_index(with_value(idx_, 9, uint64_t{2})).what(), HasSubstr("version 1 is read, found 2"));
-  for (const char code : {0, 6, 7, 9, 127}) EXPECT_THAT(refused_index(with_value(idx_, 17, code)).what(), HasSubstr("dtype code"));
+  for (const char code : {'\0', '\6', '\7', '\11', '\377'})
+    EXPECT_THAT(refused_index(with_value(idx_, 17, code)).what(), HasSubstr("dtype code"));
 }
 
 TEST_F(HostileTest, LlmcFilesThatHoldNoTokensAreNamed) {

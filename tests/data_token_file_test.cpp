@@ -181,6 +181,21 @@ TEST_F(TokenFileTest, TextWithAnEndTokenEndsWithIt) {
   EXPECT_THAT(all_marks(file), ElementsAre(starts_document, 0, ends_document | end_token));
 }
 
+TEST_F(TokenFileTest, TextIsCutIntoWindowsBetweenCharacters) {
+  for (const std::string_view character : {"\u00e9", "\u20ac", "\U0001F600"}) {
+    for (size_t before = (1 << 20) - 4; before <= (1 << 20); ++before) {
+      const std::string content = std::string(before, 'x') + std::string(character) + "y";
+      const Tokenizer tokenizer = Tokenizer::characters({'x', 'y', 0xE9, 0x20AC, 0x1F600});
+      const auto ids = all_tokens(open("a.txt", content, {.tokenizer = &tokenizer, .vocab_size = 5}));
+      ASSERT_EQ(ids.size(), before + 2);
+      EXPECT_EQ(tokenizer.decode(ids), content);
+    }
+  }
+  const Tokenizer tokenizer = Tokenizer::characters({'x'});
+  const Error error = error_of([&] { open("a.txt", std::string((1 << 20) + 7, 'x') + "z", {.tokenizer = &tokenizer, .vocab_size = 1}); });
+  EXPECT_THAT(error.what(), HasSubstr("ending at byte 1048583 "));
+}
+
 TEST_F(TokenFileTest, BytesThatAreNoTextNeedAnExplicitFormat) {
   const Error error = error_of([&] { open("a.dat", "\xff\xfe", {.tokenizer = &bytes_, .vocab_size = 256}); });
   EXPECT_EQ(error.code(), ExitCode::data);

@@ -43,8 +43,8 @@ std::vector<int64_t> sample_counts(const std::vector<TokenDataset>& datasets, in
   std::vector<int64_t> counts;
   for (const TokenDataset& dataset : datasets) {
     const int64_t samples = dataset.tokens() < 1 ? 0 : (dataset.tokens() - 1) / seq_len;
-    require(samples >= 1, ExitCode::usage, "data.train[", counts.size(), "]: has ", dataset.tokens(), " tokens, but training.seq_len ",
-            seq_len, " needs at least ", seq_len + 1);
+    require(samples >= 1, ExitCode::usage, datasets.size() == 1 ? "the training data" : text("data.train[", counts.size(), "]"), ": has ",
+            dataset.tokens(), " tokens, but training.seq_len ", seq_len, " needs at least ", seq_len + 1);
     counts.push_back(samples);
   }
   return counts;

@@ -1,7 +1,8 @@
-// Text and JSONL: tokenised when opened, so memory is up to four times the file; bytes of the byte tokenizer stay in the file.
+// Text and JSONL are tokenised when opened and kept in memory, two or four bytes a token; text of the byte tokenizer stays in its file.
 #include <nlohmann/json.hpp>
 
 #include "data/token_layout.h"
+#include "data/utf8.h"
 #include "mantissa/base/json.h"
 
 namespace mantissa {
@@ -10,15 +11,19 @@ namespace {
 // Tokens in memory, two bytes each where the vocabulary allows it.
 class TokenMemory {
  public:
-  explicit TokenMemory(const TokenFileOptions& options) : options_(options) {
+  TokenMemory(const TokenFileOptions& options, int64_t expected_tokens) : options_(options) {
     layout_.type = options.vocab_size <= 65536 ? ElementType::u16 : ElementType::i32;
+    layout_.memory.reserve(static_cast<size_t>(expected_tokens * element_bytes(layout_.type)));
   }
 
-  void add_document(std::string_view text, const std::string& name) {
-    layout_.document_starts.push_back(layout_.tokens);
-    for (const int32_t id : options_.tokenizer->encode(text, {.name = name, .code = ExitCode::data})) push(id);
+  void add_text(std::string_view text, const TextOrigin& origin) {
+    for (const int32_t id : options_.tokenizer->encode(text, origin)) push(id);
+  }
+
+  void end_document() {
     if (options_.append_eod) push(*options_.eod_id);
-    if (layout_.document_starts.back() == layout_.tokens) layout_.document_starts.pop_back();
+    if (layout_.tokens > document_start_) layout_.document_starts.push_back(document_start_);
+    document_start_ = layout_.tokens;
   }
 
   TokenLayout take() { return std::move(layout_); }
@@ -32,13 +37,8 @@ class TokenMemory {
 
   const TokenFileOptions& options_;
   TokenLayout layout_;
+  int64_t document_start_ = 0;
 };
-
-std::string whole_file(const InputFile& file) {
-  std::string bytes(static_cast<size_t>(file.size()), '\0');
-  file.read(0, bytes.data(), file.size());
-  return bytes;
-}
 
 }  // namespace
 
@@ -48,14 +48,25 @@ TokenLayout text_layout(const InputFile& file, const TokenFileOptions& options) 
     if (layout.tokens > 0) layout.document_starts = {0};
     return layout;
   }
-  TokenMemory memory(options);
-  memory.add_document(whole_file(file), file.path());
+  TokenMemory memory(options, file.size() + 1);
+  std::string carried;  // a character cut off by the end of the window
+  TextOrigin origin{.name = file.path(), .code = ExitCode::data};
+  file.for_each_window([&](std::string_view window, int64_t) {
+    carried += window;
+    const size_t whole = whole_characters(carried);
+    memory.add_text(std::string_view(carried).substr(0, whole), origin);
+    carried.erase(0, whole);
+    origin.offset += static_cast<int64_t>(whole);
+  });
+  memory.add_text(carried, origin);
+  memory.end_document();
   return memory.take();
 }
 
 TokenLayout jsonl_layout(const InputFile& file, const TokenFileOptions& options) {
-  TokenMemory memory(options);
-  const std::string bytes = whole_file(file);
+  TokenMemory memory(options, 0);
+  std::string bytes(static_cast<size_t>(file.size()), '\0');
+  file.read(0, bytes.data(), file.size());
   int64_t number = 0;
   for (size_t begin = 0; begin < bytes.size();) {
     const size_t end = std::min(bytes.find('\n', begin), bytes.size());
@@ -67,7 +78,8 @@ TokenLayout jsonl_layout(const InputFile& file, const TokenFileOptions& options)
     const auto object = parse_strict_json(line, name);
     require(object.is_object() && object.contains("text") && object["text"].is_string(), ExitCode::data, name,
             ": expected an object whose key \"text\" is a string");
-    memory.add_document(object["text"].get_ref<const std::string&>(), name);
+    memory.add_text(object["text"].get_ref<const std::string&>(), {.name = name, .code = ExitCode::data});
+    memory.end_document();
   }
   return memory.take();
 }

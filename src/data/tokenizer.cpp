@@ -55,7 +55,7 @@ Tokenizer Tokenizer::characters(std::vector<char32_t> ascending) {
 Tokenizer Tokenizer::characters_of(std::span<const InputFile> files) {
   std::vector<bool> seen(kCharacterCodes);
   for (const InputFile& file : files) {
-    const TextOrigin origin{.name = file.path(), .code = ExitCode::data};
+    const TextOrigin origin{.name = file.path(), .code = ExitCode::data, .offset = 0};
     CharacterReader reader(origin);
     file.for_each_window([&](std::string_view bytes, int64_t offset) {
       reader.read(bytes, offset, [&seen](char32_t character, int64_t) { seen[character] = true; });
@@ -79,7 +79,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, const TextOrigin& 
     return ids;
   }
   CharacterReader reader(origin);
-  reader.read(text, 0, [&](char32_t character, int64_t position) {
+  reader.read(text, origin.offset, [&](char32_t character, int64_t position) {
     const int32_t id = character < id_of_.size() ? id_of_[character] : -1;
     require(id >= 0, origin.code, origin.name, ": the character ", describe_character(character), " ending at byte ", position,
             " is not among the ", size(), " characters of the training data");

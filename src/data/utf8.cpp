@@ -24,6 +24,16 @@ Utf8Decoder::Status Utf8Decoder::feed(uint8_t byte) {
   return value_ >= smallest_ && is_unicode_scalar(value_) ? Status::character : Status::invalid;
 }
 
+size_t whole_characters(std::string_view text) {
+  for (size_t back = 1; back <= 3 && back <= text.size(); ++back) {
+    const auto byte = static_cast<uint8_t>(text[text.size() - back]);
+    if ((byte & 0xC0) == 0x80) continue;
+    const size_t length = byte >= 0xF0 ? 4 : byte >= 0xE0 ? 3 : byte >= 0xC0 ? 2 : 1;
+    return length > back ? text.size() - back : text.size();
+  }
+  return text.size();
+}
+
 void append_utf8(char32_t character, std::string& out) {
   const auto put = [&out](char32_t bits) { out.push_back(static_cast<char>(static_cast<uint8_t>(bits))); };
   if (character < 0x80) return put(character);

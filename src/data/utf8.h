@@ -23,6 +23,9 @@ class Utf8Decoder {
   int missing_ = 0;
 };
 
+// Length of the text without a character that is cut off at its end.
+size_t whole_characters(std::string_view text);
+
 // Appends the 1 to 4 bytes of a Unicode scalar value.
 void append_utf8(char32_t character, std::string& out);
 

@@ -19,6 +19,7 @@ class InputFile;
 struct TextOrigin {
   std::string name = "the text";
   ExitCode code = ExitCode::usage;
+  int64_t offset = 0;  // of the text's first byte in what it comes from
 };
 
 class Tokenizer {

@@ -1,0 +1,190 @@
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <set>
+
+#include "files.h"
+#include "mantissa/data/open_data.h"
+#include "mantissa/data/token_writer.h"
+
+namespace mantissa {
+namespace {
+
+using test::error_of;
+using test::write_file;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class OpenDataTest : public ::testing::Test {
+ protected:
+  DataConfig text_config(const std::string& content, TokenizerKind tokenizer = TokenizerKind::byte) {
+    write_file(folder_ / "a.txt", content);
+    DataConfig config;
+    config.path = folder_ / "a.txt";
+    config.tokenizer = tokenizer;
+    return config;
+  }
+
+  test::TemporaryFolder folder_;
+};
+
+TEST_F(OpenDataTest, ShortFormHoldsTheTailOut) {
+  std::string content;
+  for (int i = 0; i < 105; ++i) content += static_cast<char>(i);
+  const DataConfig config = text_config(content);
+  Data data = open_data(config, {.seq_len = 4});
+  EXPECT_EQ(data.vocab_size, 256);
+  EXPECT_EQ(data.train->tokens(), 94);  // floor(105 * 0.9)
+  EXPECT_EQ(data.train->samples_per_epoch(), 23);
+  const Batch valid = data.valid.batch(0, 0, 100);
+  EXPECT_EQ(valid.target_count, 10);
+  EXPECT_EQ(valid.tokens.front(), 94);
+  const Batch train = data.train->batch(0, 23);
+  std::set<int32_t> seen(train.tokens.begin(), train.tokens.end());
+  EXPECT_EQ(seen.size(), 92U);
+  EXPECT_EQ(*seen.rbegin(), 91);
+}
+
+TEST_F(OpenDataTest, TrainingPartOfTinyShakespeareIsThatOfNanoGpt) {
+  EXPECT_EQ(training_tokens(1115394, 0.1), 1003854);
+  EXPECT_EQ(training_tokens(10, 0.1), 9);
+  EXPECT_EQ(training_tokens(7, 0.0), 7);
+}
+
+TEST_F(OpenDataTest, CharTokenizerReadsTheWholeFileOfTheShortForm) {
+  const std::string content = std::string(95, 'a') + "bcde\u00e9";  // the last five only in the validation part
+  Data data = open_data(text_config(content, TokenizerKind::character), {.seq_len = 4});
+  EXPECT_EQ(data.vocab_size, 6);
+  EXPECT_EQ(data.tokenizer->size(), 6);
+  EXPECT_EQ(data.train->batch(0, 1).tokens, data.tokenizer->encode("aaaa"));
+}
+
+TEST_F(OpenDataTest, CharTokenizerOfListsKnowsTheTrainingFilesOnly) {
+  write_file(folder_ / "train.txt", "abcabcabc");
+  write_file(folder_ / "valid.txt", "abx");
+  DataConfig config;
+  config.tokenizer = TokenizerKind::character;
+  config.train = {{.path = folder_ / "train.txt"}};
+  config.valid = {{.path = folder_ / "valid.txt"}};
+  const Error error = error_of([&] { open_data(config, {.seq_len = 4}); });
+  EXPECT_EQ(error.code(), ExitCode::data);
+  EXPECT_THAT(error.what(), HasSubstr("valid.txt: the character U+0078 'x'"));
+}
+
+TEST_F(OpenDataTest, TokenizerOfACheckpointTakesThePlaceOfTheConfigs) {
+  DataConfig config = text_config("abababababababababab", TokenizerKind::character);
+  const Data data = open_data(config, {.seq_len = 4, .tokenizer = Tokenizer::characters({'a', 'b', 'c'})});
+  EXPECT_EQ(data.vocab_size, 3);
+}
+
+TEST_F(OpenDataTest, ValidationAloneNeedsNoTrainingFiles) {
+  write_file(folder_ / "valid.txt", "hello");
+  DataConfig config;
+  config.tokenizer = TokenizerKind::byte;
+  config.train = {{.path = folder_ / "gone.txt"}};
+  config.valid = {{.path = folder_ / "valid.txt"}};
+  const Data data = open_validation_data(config, {.seq_len = 4});
+  EXPECT_FALSE(data.train);
+  EXPECT_EQ(data.valid.batch(0, 0, 9).target_count, 4);
+  EXPECT_EQ(data.valid.name(0), folder_ / "valid.txt");
+}
+
+TEST_F(OpenDataTest, MixturesAndValidationSetsKeepTheirOrder) {
+  for (const char* name : {"a", "b", "v", "w"}) write_file(folder_ / (std::string(name) + ".txt"), std::string(40, *name));
+  DataConfig config;
+  config.tokenizer = TokenizerKind::byte;
+  config.train = {{.path = folder_ / "a.txt", .weight = 3}, {.path = folder_ / "b.txt", .weight = 1}};
+  config.valid = {{.path = folder_ / "w.txt"}, {.path = folder_ / "v.txt"}};
+  Data data = open_data(config, {.seq_len = 1});
+  const Batch batch = data.train->batch(0, 400);
+  EXPECT_EQ(std::count(batch.tokens.begin(), batch.tokens.end(), 'a'), 300);
+  ASSERT_EQ(data.valid.sets(), 2);
+  EXPECT_EQ(data.valid.batch(0, 0, 1).tokens[0], 'w');
+  EXPECT_EQ(data.valid.batch(1, 0, 1).tokens[0], 'v');
+  EXPECT_EQ(data.fingerprints.size(), 2U);
+}
+
+TEST_F(OpenDataTest, SizesOfVocabularyAndTokenizerMustAgree) {
+  DataConfig config = text_config("some text to read");
+  EXPECT_THAT(error_of([&] { open_data(config, {.seq_len = 4, .vocab_size = 255}); }).what(), HasSubstr("255 is less than the 256 ids"));
+  EXPECT_EQ(open_data(config, {.seq_len = 4, .vocab_size = 300}).vocab_size, 300);
+  config.tokenizer.reset();
+  EXPECT_THAT(error_of([&] { open_data(config, {.seq_len = 4}); }).what(), HasSubstr("model.vocab_size"));
+  EXPECT_THAT(error_of([&] { open_data(config, {.seq_len = 4, .vocab_size = 300}); }).what(), HasSubstr("data.tokenizer"));
+}
+
+TEST_F(OpenDataTest, MaskingWithoutBoundariesIsAUsageError) {
+  write_file(folder_ / "n.bin", std::string(40, '\1'));
+  for (bool DataConfig::*option : {&DataConfig::mask_eod_loss, &DataConfig::reset_position_ids, &DataConfig::document_mask}) {
+    DataConfig config;
+    config.path = folder_ / "n.bin";
+    config.*option = true;
+    const Error error = error_of([&] { open_data(config, {.seq_len = 2, .vocab_size = 300}); });
+    EXPECT_EQ(error.code(), ExitCode::usage);
+    EXPECT_THAT(error.what(), HasSubstr("data.eod_id"));
+    config.eod_id = 7;
+    EXPECT_TRUE(open_data(config, {.seq_len = 2, .vocab_size = 300}).train);
+  }
+}
+
+TEST_F(OpenDataTest, GlobsAreSortedAndPairsCountOnce) {
+  for (const char* name : {"b2.txt", "b10.txt", "a.txt"}) write_file(folder_ / name, name);
+  MegatronWriter writer(folder_ / "pair", {.vocab_size = 10});
+  writer.add_document(std::vector<int32_t>{1});
+  writer.finish();
+  EXPECT_THAT(expand_paths(folder_ / "*.txt"), ElementsAre(folder_ / "a.txt", folder_ / "b10.txt", folder_ / "b2.txt"));
+  EXPECT_THAT(expand_paths(folder_ / "{b2,a}.txt"), ElementsAre(folder_ / "a.txt", folder_ / "b2.txt"));
+  EXPECT_THAT(expand_paths(folder_ / "pair*"), ElementsAre(folder_ / "pair.bin"));
+  EXPECT_THAT(expand_paths(folder_ / "pair"), ElementsAre(folder_ / "pair.bin"));
+  EXPECT_THAT(expand_paths(folder_ / "*.idx"), ElementsAre(folder_ / "pair.bin"));
+  write_file(folder_ / "odd[1].txt", "x");
+  EXPECT_THAT(expand_paths(folder_ / "odd[1].txt"), ElementsAre(folder_ / "odd[1].txt"));
+}
+
+TEST_F(OpenDataTest, EmptyMatchNamesPatternAndFolder) {
+  write_file(folder_ / "train.txt", "x");
+  const Error error = error_of([&] { expand_paths(folder_ / "tran*.txt"); });
+  EXPECT_EQ(error.code(), ExitCode::usage);
+  EXPECT_THAT(error.what(), HasSubstr("tran*.txt\" matches no file"));
+  EXPECT_THAT(error.what(), HasSubstr("holds train.txt"));
+  EXPECT_THAT(error_of([&] { expand_paths(folder_ / "no/such/*.txt"); }).what(), HasSubstr("there is no folder"));
+  EXPECT_THAT(error_of([&] { expand_paths(folder_.path()); }).what(), HasSubstr("is a folder"));
+}
+
+TEST_F(OpenDataTest, FingerprintsTellChangedDataApart) {
+  const DataConfig config = text_config("The quick brown fox jumps over the lazy dog");
+  const auto saved = fingerprints_from_json(fingerprints_to_json(open_data(config, {.seq_len = 4}).fingerprints), "checkpoint");
+  require_same_data(saved, open_data(config, {.seq_len = 4}).fingerprints);
+  for (const char* changed : {"The quick brown fox jumps over the lazy dOg", "The quick brown fox jumps over the lazy dog."}) {
+    const Error error = error_of([&] { require_same_data(saved, open_data(text_config(changed), {.seq_len = 4}).fingerprints); });
+    EXPECT_EQ(error.code(), ExitCode::data);
+    EXPECT_THAT(error.what(), HasSubstr("a.txt: the data changed"));
+  }
+  EXPECT_EQ(error_of([&] { require_same_data(saved, {}); }).code(), ExitCode::data);
+}
+
+TEST_F(OpenDataTest, FingerprintOfASmallFileIsItsXxh64) {
+  write_file(folder_ / "x", "xxhash");
+  EXPECT_EQ(fingerprint(folder_ / "x").hash, 3665147885093898016U);  // published: XXH64("xxhash", seed 0)
+}
+
+TEST_F(OpenDataTest, LargeFilesAreSampledFromEndToEnd) {
+  // Sparse: 200 MiB without using the disk.
+  write_file(folder_ / "big", "start");
+  std::filesystem::resize_file(folder_ / "big", 200 << 20);
+  const FileFingerprint before = fingerprint(folder_ / "big");
+  const auto changed_at = [this](int64_t offset) {
+    std::fstream file(folder_ / "big", std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(offset).put('x').flush();
+    const uint64_t hash = fingerprint(folder_ / "big").hash;
+    file.seekp(offset).put('\0');
+    return hash;
+  };
+  EXPECT_NE(changed_at((200 << 20) - 1), before.hash);
+  EXPECT_NE(changed_at(1000), before.hash);
+  EXPECT_EQ(fingerprint(folder_ / "big").hash, before.hash);
+  EXPECT_EQ(before.bytes, 200 << 20);
+}
+
+}  // namespace
+}  // namespace mantissa
