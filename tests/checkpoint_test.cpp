@@ -242,8 +242,10 @@ TEST_F(CheckpointTest, APathIsResolvedToTheCheckpointItNames) {
   EXPECT_EQ(resolve_checkpoint(checkpoints() / "step-00000001"), checkpoints() / "step-00000001");
   EXPECT_EQ(resolve_checkpoint(checkpoints()), checkpoints() / "step-00000002");
   EXPECT_EQ(resolve_checkpoint(checkpoints() / "latest"), checkpoints() / "step-00000002");
+  EXPECT_EQ(resolve_checkpoint(folder.path()), checkpoints() / "step-00000002");  // as a run folder
   EXPECT_EQ(error_code_of([&] { resolve_checkpoint(folder / "missing"); }), ExitCode::usage);
-  EXPECT_EQ(error_code_of([&] { resolve_checkpoint(folder.path()); }), ExitCode::usage);
+  std::filesystem::create_directory(folder / "empty");
+  EXPECT_EQ(error_code_of([&] { resolve_checkpoint(folder / "empty"); }), ExitCode::usage);
   write_content(checkpoints() / "latest", "nonsense");
   EXPECT_EQ(error_code_of([&] { resolve_checkpoint(checkpoints()); }), ExitCode::data);
 }

@@ -57,7 +57,7 @@ TEST(EventFile, VersionRecordHasTheReferenceBytes) {
 }
 
 TEST(EventFile, ScalarRecordHasTheReferenceBytes) {
-  const Scalar loss{.tag = "loss", .value = 2.5f};
+  const TaggedValue loss{.tag = "loss", .value = 2.5f};
   const std::string data = scalar_event(7, 2.0, {&loss, 1});
   EXPECT_EQ(data, bytes_of_hex("09000000000000004010072a0d0a0b0a046c6f73731500002040"));
   const std::string record = event_record(data);
@@ -72,7 +72,8 @@ TEST(EventFile, RecordsFollowTheVersionAndAreThereAtOnce) {
   const TemporaryFolder folder;
   EventFile file(folder.path(), 1700000000.5);
   EXPECT_EQ(file.path().filename().string().rfind("events.out.tfevents.1700000000.", 0), 0u) << file.path();
-  const std::array<Scalar, 2> scalars = {Scalar{"train/loss", 1.5f}, Scalar{"train/lr", std::numeric_limits<float>::quiet_NaN()}};
+  const std::array<TaggedValue, 2> scalars = {TaggedValue{"train/loss", 1.5f},
+                                              TaggedValue{"train/lr", std::numeric_limits<float>::quiet_NaN()}};
   for (int64_t step = 1; step <= 200; ++step) file.write(step, 1700000001.0, scalars);
   const auto records = records_of(file_content(file.path()));
   ASSERT_EQ(records.size(), 201u);

@@ -99,15 +99,16 @@ std::optional<LoadedCheckpoint> load_newest(const fs::path& folder, const std::f
 fs::path resolve_checkpoint(const fs::path& path) {
   std::error_code error;
   require(fs::exists(path, error), ExitCode::usage, path.string(), ": there is no such checkpoint");
-  const bool folder = fs::is_directory(path, error);
-  const bool is_latest = !folder && path.filename() == "latest";
-  if (folder && (fs::exists(path / "manifest.json", error) || checkpoint_step(path.filename().string()))) return path;
-  const fs::path parent = is_latest ? path.parent_path() : path;
-  require(is_latest || fs::exists(parent / "latest", error), ExitCode::usage, path.string(),
-          ": is no checkpoint and no folder of checkpoints: neither manifest.json nor `latest` is there");
-  const auto latest = read_latest(parent);
-  require(latest.has_value(), ExitCode::data, (parent / "latest").string(), ": is damaged; name one of the step-* folders instead");
-  return parent / latest->name;
+  if (fs::exists(path / "manifest.json", error) || checkpoint_step(path.filename().string())) return path;
+  fs::path folder = path;
+  if (path.filename() == "latest" && !fs::is_directory(path, error)) folder = path.parent_path();
+  if (!fs::exists(folder / "latest", error)) folder /= "checkpoints";
+  require(
+      fs::exists(folder / "latest", error), ExitCode::usage, path.string(),
+      ": is no checkpoint, no folder of checkpoints and no run folder: there is no manifest.json, no `latest` and no checkpoints/latest");
+  const auto latest = read_latest(folder);
+  require(latest.has_value(), ExitCode::data, (folder / "latest").string(), ": is damaged; name one of the step-* folders instead");
+  return folder / latest->name;
 }
 
 std::vector<CheckpointStatus> list_checkpoints(const fs::path& folder) {

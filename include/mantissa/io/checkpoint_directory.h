@@ -80,8 +80,8 @@ struct LoadedCheckpoint {
 // checkpoint at all. Throws Error(data) if there are some and all are damaged; other errors of `load` pass through.
 std::optional<LoadedCheckpoint> load_newest(const std::filesystem::path& folder, const std::function<void(CheckpointReader&)>& load);
 
-// The checkpoint folder that a path given by a user means: itself, or what `latest` names if it is that file or a folder of checkpoints. It
-// is not opened, and never replaced by another. Throws Error(usage) if nothing is there, Error(data) if `latest` is damaged.
+// The checkpoint folder that a path given by a user means: itself, or what `latest` names if it is that file, a folder of checkpoints or a
+// run folder. It is not opened, and never replaced by another. Throws Error(usage) if nothing is there, Error(data) if `latest` is damaged.
 std::filesystem::path resolve_checkpoint(const std::filesystem::path& path);
 
 struct CheckpointStatus {

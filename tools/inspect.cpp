@@ -1,0 +1,199 @@
+// What lies in a checkpoint, a folder of checkpoints or a data set. Needs no config.
+#include <algorithm>
+#include <filesystem>
+#include <iomanip>
+#include <iostream>
+#include <limits>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "command.h"
+#include "mantissa/data/dataset.h"
+#include "mantissa/data/fingerprint.h"
+#include "mantissa/io/checkpoint_diff.h"
+#include "mantissa/io/checkpoint_directory.h"
+
+namespace mantissa::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A name from a file must not control the terminal.
+std::string printable(std::string name) {
+  std::replace_if(
+      name.begin(), name.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
+  return name;
+}
+
+std::string size_text(int64_t bytes) {
+  std::ostringstream out;
+  out << std::fixed << std::setprecision(1) << static_cast<double>(bytes) / (1 << 20) << " MiB";
+  return out.str();
+}
+
+void show_list(const fs::path& folder) {
+  const auto list = list_checkpoints(folder);
+  if (list.empty()) std::cout << folder.string() << ": no checkpoints\n";
+  for (const CheckpointStatus& status : list) {
+    std::cout << status.path.filename().string() << "  ";
+    if (status.problem.empty())
+      std::cout << "valid  " << status.samples << " samples, " << status.tensors << " tensors, " << size_text(status.bytes);
+    else
+      std::cout << "DAMAGED  " << printable(status.problem);
+    std::cout << (status.latest ? "  (latest)\n" : "\n");
+  }
+}
+
+void show_tensor(const ManifestTensor& tensor) {
+  std::cout << "  " << std::left << std::setw(44) << printable(tensor.name) << std::right << ' ' << std::setw(5) << dtype_name(tensor.dtype)
+            << ' ' << shape_text(tensor.shape);
+  if (tensor.pieces.size() > 1) std::cout << " in " << tensor.pieces.size() << " pieces";
+  std::cout << '\n';
+}
+
+void show_checkpoint(const fs::path& path) {
+  const CheckpointReader reader(path);
+  const Manifest& manifest = reader.manifest();
+  std::cout << path.string() << '\n'
+            << "step          " << manifest.step << '\n'
+            << "samples       " << manifest.samples << '\n'
+            << "size          " << size_text(reader.bytes()) << " in " << manifest.shards.size() << " shards\n"
+            << "manifest      " << reader.hash() << '\n'
+            << "build         " << printable(manifest.build_fingerprint) << '\n'
+            << "data          " << printable(manifest.dataset_fingerprint) << '\n'
+            << "layout        " << manifest.layout << '\n'
+            << "state         " << manifest.state << '\n'
+            << "config        " << nlohmann::json::parse(manifest.config).dump(2) << '\n'
+            << manifest.tensors.size() << " tensors\n";
+  for (const ManifestTensor& tensor : manifest.tensors) show_tensor(tensor);
+  std::cout << "sizes and manifest are right; `mantissa verify` reads the contents\n";
+}
+
+struct TokenStatistics {
+  int32_t least = std::numeric_limits<int32_t>::max(), most = -1;
+  int64_t documents = 0;
+};
+
+TokenStatistics read_all(const TokenFile& file) {
+  constexpr int64_t kWindow = 1 << 18;
+  std::vector<int32_t> ids(kWindow);
+  std::vector<uint8_t> marks(kWindow);
+  TokenStatistics statistics;
+  for (int64_t begin = 0; begin < file.tokens(); begin += kWindow) {
+    const auto count = std::min(kWindow, file.tokens() - begin);
+    file.read(begin, count, ids.data(), marks.data());
+    for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
+      statistics.least = std::min(statistics.least, ids[i]);
+      statistics.most = std::max(statistics.most, ids[i]);
+      statistics.documents += (marks[i] & starts_document) != 0;
+    }
+  }
+  return statistics;
+}
+
+template <class E>
+const char* name_of(E value) {
+  for (const auto& choice : choices(value))
+    if (choice.value == value) return choice.name;
+  return "unknown";
+}
+
+template <class E>
+E value_of(const std::string& name) {
+  for (const auto& choice : choices(E{}))
+    if (name == choice.name) return choice.value;
+  fail(ExitCode::usage, "unknown choice ", name);
+}
+
+template <class E>
+std::vector<std::string> choice_names() {
+  std::vector<std::string> names;
+  for (const auto& choice : choices(E{})) names.emplace_back(choice.name);
+  return names;
+}
+
+struct Arguments {
+  std::vector<std::string> paths;
+  bool diff = false;
+  std::string format = "auto", dtype = "u16";
+};
+
+void show_data(const std::string& path, const Arguments& arguments) {
+  const Tokenizer bytes = Tokenizer::bytes();
+  const TokenFile file(path, {.format = value_of<DataFormat>(arguments.format),
+                              .dtype = value_of<TokenDtype>(arguments.dtype),
+                              .tokenizer = &bytes,
+                              .vocab_size = std::numeric_limits<int32_t>::max(),
+                              .eod_id = {}});
+  const TokenStatistics statistics = read_all(file);
+  const bool tokenised_here = file.format() == DataFormat::text || file.format() == DataFormat::jsonl;
+  std::cout << printable(path) << ": " << name_of(file.format()) << ", " << file.tokens()
+            << (tokenised_here ? " bytes of text" : " tokens");
+  if (file.tokens() > 0) std::cout << ", ids " << statistics.least << " to " << statistics.most;
+  if (file.has_documents()) std::cout << ", " << statistics.documents << " documents";
+  std::cout << '\n';
+  for (const std::string& part : file.files()) {
+    const FileFingerprint print = fingerprint(part);
+    std::cout << "  " << printable(part) << ": " << print.bytes << " bytes, fingerprint " << std::hex << std::setfill('0') << std::setw(16)
+              << print.hash << std::dec << std::setfill(' ') << '\n';
+  }
+}
+
+void show(const std::string& path, const Arguments& arguments) {
+  const fs::path as_path(path);
+  if (fs::is_directory(as_path / "checkpoints")) return show_list(as_path / "checkpoints");
+  if (fs::exists(as_path / "manifest.json") || checkpoint_step(as_path.filename().string())) return show_checkpoint(as_path);
+  if (fs::is_directory(as_path)) return show_list(as_path);
+  if (as_path.filename() == "latest") return show_checkpoint(resolve_checkpoint(as_path));
+  for (const std::string& file : expand_paths(path)) show_data(file, arguments);
+}
+
+ExitCode show_difference(const std::string& first, const std::string& second) {
+  CheckpointReader a(resolve_checkpoint(first)), b(resolve_checkpoint(second));
+  const auto differences = diff_checkpoints(a, b);
+  std::cout << "step " << a.manifest().step << " and step " << b.manifest().step << ": ";
+  if (differences.empty()) {
+    std::cout << "all " << a.manifest().tensors.size() << " tensors are equal\n";
+    return ExitCode::ok;
+  }
+  std::cout << differences.size() << " tensors differ\n";
+  for (const TensorDifference& difference : differences)
+    std::cout << "  " << std::left << std::setw(44) << printable(difference.name) << ' ' << difference.what << '\n';
+  return ExitCode::difference;
+}
+
+ExitCode inspect(const Arguments& arguments) {
+  if (arguments.diff) {
+    require(arguments.paths.size() == 2, ExitCode::usage, "inspect --diff: needs two checkpoints, got ", arguments.paths.size());
+    return show_difference(arguments.paths[0], arguments.paths[1]);
+  }
+  for (const std::string& path : arguments.paths) show(path, arguments);
+  return ExitCode::ok;
+}
+
+}  // namespace
+
+Command inspect_command() {
+  const auto arguments = std::make_shared<Arguments>();
+  return {
+      .name = "inspect",
+      .summary = "list checkpoints with their validity, show one, compare two, or describe token and text files",
+      .example =
+          "mantissa inspect runs/quickstart/checkpoints\n"
+          "  mantissa inspect --diff runs/a/checkpoints/step-00000500 runs/b/checkpoints/step-00000500",
+      .options = {{.name = "PATH",
+                   .target = &arguments->paths,
+                   .description = "run folder, folder of checkpoints, checkpoint, or data file, glob or Megatron prefix",
+                   .required = true},
+                  {.name = "--diff",
+                   .target = &arguments->diff,
+                   .description = "name the tensors that differ between two checkpoints (exit code 1)"},
+                  {.name = "--format", .target = &arguments->format, .description = "of data files", .choices = choice_names<DataFormat>()},
+                  {.name = "--dtype",
+                   .target = &arguments->dtype,
+                   .description = "width of the ids of a raw nanoGPT file",
+                   .choices = choice_names<TokenDtype>()}},
+      .run = [arguments] { return inspect(*arguments); }};
+}
+
+}  // namespace mantissa::tools

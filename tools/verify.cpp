@@ -1,0 +1,33 @@
+#include <iostream>
+#include <memory>
+
+#include "command.h"
+#include "mantissa/io/checkpoint_directory.h"
+
+namespace mantissa::tools {
+namespace {
+
+ExitCode verify(const std::string& path) {
+  CheckpointReader reader(resolve_checkpoint(path));
+  reader.verify();
+  const Manifest& manifest = reader.manifest();
+  std::cout << reader.directory().string() << ": intact: step " << manifest.step << ", " << manifest.tensors.size() << " tensors, "
+            << reader.bytes() << " bytes in " << manifest.shards.size() << (manifest.shards.size() == 1 ? " shard" : " shards") << '\n';
+  return ExitCode::ok;
+}
+
+}  // namespace
+
+Command verify_command() {
+  const auto path = std::make_shared<std::string>();
+  return {.name = "verify",
+          .summary = "read and hash every byte of a checkpoint; damage is exit code 4",
+          .example = "mantissa verify runs/quickstart/checkpoints/step-00000500",
+          .options = {{.name = "CHECKPOINT",
+                       .target = path.get(),
+                       .description = "checkpoint folder; of a run or a folder of checkpoints, the one that `latest` names",
+                       .required = true}},
+          .run = [path] { return verify(*path); }};
+}
+
+}  // namespace mantissa::tools
