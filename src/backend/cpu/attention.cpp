@@ -67,7 +67,7 @@ class QueryBlock {
       inverse[i] = 1.0F / softmax_.sum[i];
       lse[i] = softmax_.maximum[i] + std::log(softmax_.sum[i]);
     }
-    store_tile(out_, ld_, inverse, 1.0F, out);
+    store_tile(out_, ld_, inverse, out);
   }
 
  private:

@@ -28,9 +28,9 @@ template <class T>
 }
 
 template <class T>
-[[gnu::always_inline]] inline void narrow(const float* from, int64_t ld, const float* row_scale, float scale, TileRows<T> to) {
+[[gnu::always_inline]] inline void narrow(const float* from, int64_t ld, const float* row_scale, TileRows<T> to) {
   for (int64_t r = 0; r < to.rows; ++r) {
-    const float factor = row_scale[r] * scale;
+    const float factor = row_scale[r];
     simd::for_lanes(
         to.head_dim, [&](int64_t j, auto part) __attribute__((always_inline)) {
           simd::store(to.first + r * to.stride + j, simd::load(from + r * ld + j) * factor, part);
@@ -87,16 +87,30 @@ template <bool kMasked>
   simd::store(state.rescale + q, rescale);
 }
 
+template <bool kMasked>
+[[gnu::always_inline]] inline void gradient_columns(float* s, float* dp, int64_t keys, Ints first, Ints last, Floats lse, Floats delta) {
+  for (int64_t k = 0; k < keys; ++k) {
+    Floats p = simd::exp(simd::load(s + k * kTile) - lse), ds = p * (simd::load(dp + k * kTile) - delta);
+    if (kMasked) {
+      const Ints seen = visible(k, first, last);
+      p = seen ? p : Floats{};
+      ds = seen ? ds : Floats{};
+    }
+    simd::store(s + k * kTile, p);
+    simd::store(dp + k * kTile, ds);
+  }
+}
+
 }  // namespace
 
 MANTISSA_CLONES void widen_tile(TileRows<const float> from, float scale, float* to, int64_t ld) { widen(from, scale, to, ld); }
 MANTISSA_CLONES void widen_tile(TileRows<const bf16> from, float scale, float* to, int64_t ld) { widen(from, scale, to, ld); }
 
-MANTISSA_CLONES void store_tile(const float* from, int64_t ld, const float* row_scale, float scale, TileRows<float> to) {
-  narrow(from, ld, row_scale, scale, to);
+MANTISSA_CLONES void store_tile(const float* from, int64_t ld, const float* row_scale, TileRows<float> to) {
+  narrow(from, ld, row_scale, to);
 }
-MANTISSA_CLONES void store_tile(const float* from, int64_t ld, const float* row_scale, float scale, TileRows<bf16> to) {
-  narrow(from, ld, row_scale, scale, to);
+MANTISSA_CLONES void store_tile(const float* from, int64_t ld, const float* row_scale, TileRows<bf16> to) {
+  narrow(from, ld, row_scale, to);
 }
 
 MANTISSA_CLONES void transpose_tile(const float* from, int64_t rows, int64_t columns, float* to) {
@@ -119,10 +133,36 @@ MANTISSA_CLONES void softmax_tile(float* s, int64_t keys, int64_t queries, const
   }
 }
 
+MANTISSA_CLONES void gradient_tile(float* s, float* dp, int64_t keys, int64_t queries, const TileMask& mask,
+                                   const QueryStatistics& statistics) {
+  for (int64_t q = 0; q < queries; q += kLanes) {
+    const Ints first = load_ints(mask.first + q), last = load_ints(mask.last + q);
+    const Floats lse = simd::load(statistics.lse + q), delta = simd::load(statistics.delta + q);
+    const int64_t seen = mask.diagonal ? std::min(keys, q + kLanes) : keys;
+    if (mask.partial) {
+      gradient_columns<true>(s + q, dp + q, seen, first, last, lse, delta);
+    } else {
+      gradient_columns<false>(s + q, dp + q, seen, first, last, lse, delta);
+    }
+  }
+}
+
 MANTISSA_CLONES void scale_rows(float* out, int64_t rows, int64_t ld, const float* row_scale) {
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t j = 0; j < ld; j += kLanes) simd::store(out + r * ld + j, simd::load(out + r * ld + j) * row_scale[r]);
   }
+}
+
+MANTISSA_CLONES void dot_rows(const float* a, const float* b, int64_t rows, int64_t ld, float* out) {
+  for (int64_t r = 0; r < rows; ++r) {
+    Floats sum = {};
+    for (int64_t j = 0; j < ld; j += kLanes) sum = simd::fma(simd::load(a + r * ld + j), simd::load(b + r * ld + j), sum);
+    out[r] = simd::sum(sum);
+  }
+}
+
+MANTISSA_CLONES void add_tile(float* to, const float* from, int64_t count) {
+  for (int64_t i = 0; i < count; i += kLanes) simd::store(to + i, simd::load(to + i) + simd::load(from + i));
 }
 
 }  // namespace mantissa

@@ -25,9 +25,9 @@ struct TileRows {
 void widen_tile(TileRows<const float> from, float scale, float* to, int64_t ld);
 void widen_tile(TileRows<const bf16> from, float scale, float* to, int64_t ld);
 
-// to.rows rows = from [rows, ld] * row_scale [rows] * scale, rounded.
-void store_tile(const float* from, int64_t ld, const float* row_scale, float scale, TileRows<float> to);
-void store_tile(const float* from, int64_t ld, const float* row_scale, float scale, TileRows<bf16> to);
+// to = from [rows, ld] * row_scale [rows], rounded.
+void store_tile(const float* from, int64_t ld, const float* row_scale, TileRows<float> to);
+void store_tile(const float* from, int64_t ld, const float* row_scale, TileRows<bf16> to);
 
 // to [columns, kTile] = transpose of from [rows, columns]; both multiples of 8. Columns of `to` past `rows` up to a multiple of 16 are
 // zero.
@@ -50,7 +50,18 @@ struct SoftmaxTile {
 };
 void softmax_tile(float* s, int64_t keys, int64_t queries, const TileMask& mask, SoftmaxTile& state);
 
+// Of s = scores and dp = dout v, transposed as s is: s becomes p = exp(s - lse), dp becomes ds = p (dp - delta); hidden ones zero.
+struct QueryStatistics {
+  alignas(32) float lse[kTile];
+  alignas(32) float delta[kTile];
+};
+void gradient_tile(float* s, float* dp, int64_t keys, int64_t queries, const TileMask& mask, const QueryStatistics& statistics);
+
 // out [rows, ld] *= row_scale [rows]
 void scale_rows(float* out, int64_t rows, int64_t ld, const float* row_scale);
+// out [rows] = sums of a * b over the rows of [rows, ld]
+void dot_rows(const float* a, const float* b, int64_t rows, int64_t ld, float* out);
+// to [count] += from; count is a multiple of 8.
+void add_tile(float* to, const float* from, int64_t count);
 
 }  // namespace mantissa
