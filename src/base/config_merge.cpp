@@ -51,6 +51,7 @@ class Merger {
       add_text(file, content ? *content : read_text(file), order);
     } catch (const Error& error) {
       report_.source_error(error.what(), order);
+      merged_.complete = false;
     }
   }
 
@@ -68,7 +69,7 @@ class Merger {
     set(key, parsed.problems.empty() ? *parsed.value : json(value), place);
   }
 
-  json take() { return std::move(merged_); }
+  Merged take() { return std::move(merged_); }
 
  private:
   void add_text(const std::string& file, const std::string& content, int64_t order) {
@@ -79,12 +80,12 @@ class Merger {
           text(key, key.empty() ? "" : ": ", problem.message, "   (", file, ":", line_and_column(content, problem.offset), ")"),
           order + static_cast<int64_t>(problem.offset));
     }
-    if (!parsed.problems.empty()) return;
-    if (!parsed.value->is_object()) {
-      report_.source_error(text(file, ":1:1: a config must be an object { ... }, got ", parsed.value->type_name()), order);
+    if (!parsed.problems.empty()) {
+      merged_.complete = false;
       return;
     }
-    merge(merged_, *parsed.value, "");
+    require(parsed.value->is_object(), ExitCode::usage, file, ":1:1: a config must be an object { ... }, got ", parsed.value->type_name());
+    merge(merged_.value, *parsed.value, "");
     const std::string directory = std::filesystem::absolute(file).parent_path().string();
     for (const auto& [pointer, at] : parsed.places) {
       report_.set_place(dotted_pointer(pointer), {.origin = file + ":" + line_and_column(content, at.value),
@@ -106,7 +107,7 @@ class Merger {
 
   // Walks to the key, making objects on the way; a number is an index where a list stands, or where nothing stands yet.
   void set(const std::string& key, json value, const ConfigPlace& place) {
-    json* at = &merged_;
+    json* at = &merged_.value;
     std::string path;
     for (size_t begin = 0; begin <= key.size();) {
       const size_t end = std::min(key.find('.', begin), key.size());
@@ -144,13 +145,13 @@ class Merger {
   }
 
   ConfigReport& report_;
-  json merged_ = json::object();
+  Merged merged_{.value = json::object()};
   int64_t source_ = 0;
 };
 
 }  // namespace
 
-json merge_sources(const ConfigSources& sources, ConfigReport& report) {
+Merged merge_sources(const ConfigSources& sources, ConfigReport& report) {
   Merger merger(report);
   if (!sources.file.empty()) merger.add_file(sources.file, sources.text);
   for (const std::string& file : sources.set_files) merger.add_file(file, std::nullopt);

@@ -9,7 +9,11 @@ namespace mantissa::detail {
 
 // The file, the further files and the --set arguments in their order; the places of all keys go to the report. What cannot be read, parsed
 // or applied is reported and left out.
-nlohmann::json merge_sources(const ConfigSources& sources, ConfigReport& report);
+struct Merged {
+  nlohmann::json value;
+  bool complete = true;  // false: a file is missing from it
+};
+Merged merge_sources(const ConfigSources& sources, ConfigReport& report);
 
 std::string dotted(const std::string& key, std::string_view name);
 

@@ -170,11 +170,12 @@ void collect_keys(const std::vector<Field>& fields, const std::string& key, std:
 
 }  // namespace
 
-void read_config(const ConfigSources& sources, const std::vector<Field>& fields, ConfigReport& report, const ForeignNames& foreign) {
-  const json merged = detail::merge_sources(sources, report);
+bool read_config(const ConfigSources& sources, const std::vector<Field>& fields, ConfigReport& report, const ForeignNames& foreign) {
+  const detail::Merged merged = detail::merge_sources(sources, report);
   std::vector<std::string> keys;
   collect_keys(fields, "", keys);
-  Reader(report, foreign, std::move(keys)).object(fields, merged, "");
+  Reader(report, foreign, std::move(keys)).object(fields, merged.value, "");
+  return merged.complete;
 }
 
 }  // namespace mantissa

@@ -189,9 +189,10 @@ void resolve_run_config(RunConfig& config, ConfigReport& report, const std::stri
 
 LoadedConfig load_run_config(const ConfigSources& sources) {
   LoadedConfig loaded;
-  read_config(sources, fields_of(loaded.config), loaded.report, kForeignNames);
-  resolve_run_config(loaded.config, loaded.report, sources.file);
-  check_inputs_exist(loaded.config, loaded.report);
+  if (read_config(sources, fields_of(loaded.config), loaded.report, kForeignNames)) {
+    resolve_run_config(loaded.config, loaded.report, sources.file);
+    check_inputs_exist(loaded.config, loaded.report);
+  }
   loaded.report.throw_if_failed();
   return loaded;
 }

@@ -153,8 +153,9 @@ class ConfigReport {
 // Names that people bring from other programs, with the key that does the same here.
 using ForeignNames = std::map<std::string, std::string>;
 
-// Reads the sources into the fields. What is wrong (a file that cannot be read or parsed too) goes to the report and leaves the default.
-void read_config(const ConfigSources& sources, const std::vector<Field>& fields, ConfigReport& report, const ForeignNames& foreign = {});
+// Reads the sources into the fields. What is wrong goes to the report and leaves the default. False if a file could not be read or parsed:
+// then what the values mean together need not be asked.
+bool read_config(const ConfigSources& sources, const std::vector<Field>& fields, ConfigReport& report, const ForeignNames& foreign = {});
 
 // Makes the value of every field with limits.input_path absolute. An empty path is an error.
 void resolve_input_paths(const std::vector<Field>& fields, ConfigReport& report);

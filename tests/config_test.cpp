@@ -1,0 +1,269 @@
+// The field table: reading, limits, origins, overrides, writing. What the sections of a run mean is in run_config_test.cpp.
+#include "mantissa/base/config.h"
+
+#include <gmock/gmock.h>
+
+#include <nlohmann/json.hpp>
+
+#include "files.h"
+#include "mantissa/base/nearest.h"
+
+namespace mantissa {
+namespace {
+
+using test::error_of;
+using test::TemporaryFolder;
+using test::write_file;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+enum class Colour { red, green };
+constexpr auto choices(Colour) { return std::array{Choice{"red", Colour::red}, Choice{"green", Colour::green}}; }
+
+struct Inner {
+  std::string path;
+  int small = 1;
+  template <class V>
+  void fields(V& v) {
+    v("path", path, "a file", limits::input_path);
+    v("small", small, "an int", limits::between(-5, 5));
+  }
+};
+
+struct Sample {
+  bool flag = false;
+  int64_t count = 3;
+  uint64_t seed = 4;
+  int narrow = 0;
+  double rate = 0.1;
+  std::string name = "x";
+  Colour colour = Colour::red;
+  std::optional<int64_t> maybe = 20;
+  std::optional<Inner> section;
+  std::vector<Inner> list;
+  std::vector<std::string> words = {"a"};
+  Inner inner;
+  template <class V>
+  void fields(V& v) {
+    v("flag", flag, "a flag");
+    v("count", count, "a count", limits::positive);
+    v("seed", seed, "any 64 bits");
+    v("narrow", narrow, "an int");
+    v("rate", rate, "a rate", limits::fraction);
+    v("name", name, "a name");
+    v("colour", colour, "a colour");
+    v("maybe", maybe, "a number or null", limits::positive);
+    v("section", section, "an optional section");
+    v("list", list, "several");
+    v("words", words, "texts");
+    v("inner", inner, "a section");
+  }
+};
+
+struct Read {
+  Sample config;
+  ConfigReport report;
+  std::string errors() const {
+    return report.ok() ? "" : error_of([&] { report.throw_if_failed(); }).what();
+  }
+};
+
+Read read(const std::string& content, std::vector<std::string> sets = {}) {
+  Read result;
+  read_config(ConfigSources{.file = "c.json", .text = content, .sets = std::move(sets)}, fields_of(result.config), result.report);
+  return result;
+}
+
+TEST(Config, ReadsEveryKindOfValue) {
+  const Read r =
+      read(R"({"$schema": "x.json", "flag": true, "count": 9007199254740993, "seed": 18446744073709551615, "narrow": -7, "rate": 0,
+    "name": "é", "colour": "green", "maybe": null, "section": {"small": 2}, "list": [{"path": "p"}, {"small": -5}], "words": [], "inner": {}})");
+  ASSERT_EQ(r.errors(), "");
+  EXPECT_TRUE(r.config.flag);
+  EXPECT_EQ(r.config.count, 9007199254740993);
+  EXPECT_EQ(r.config.seed, 18446744073709551615u);
+  EXPECT_EQ(r.config.narrow, -7);
+  EXPECT_EQ(r.config.rate, 0.0);
+  EXPECT_EQ(r.config.name, "é");
+  EXPECT_EQ(r.config.colour, Colour::green);
+  EXPECT_EQ(r.config.maybe, std::nullopt);
+  EXPECT_EQ(r.config.section.value().small, 2);
+  ASSERT_EQ(r.config.list.size(), 2u);
+  EXPECT_EQ(r.config.list[0].path, "p");
+  EXPECT_EQ(r.config.list[1].small, -5);
+  EXPECT_TRUE(r.config.words.empty());
+}
+
+TEST(Config, MissingKeysKeepTheirDefaults) {
+  const Read r = read("{}");
+  EXPECT_EQ(r.errors(), "");
+  EXPECT_EQ(effective_config(r.config), effective_config(Sample{}));
+  EXPECT_EQ(r.config.maybe, 20);
+}
+
+TEST(Config, WrongTypesSayWhatWasWantedAndWhatWasFound) {
+  const std::pair<const char*, const char*> cases[] = {
+      {R"({"flag": 1})", "flag: must be true or false, got 1   (c.json:1:10)"},
+      {R"({"count": 1.5})", "count: must be an integer, got 1.5   (c.json:1:11)"},
+      {R"({"count": 1.0})", "count: must be an integer, got 1.0   (c.json:1:11)"},
+      {R"({"count": true})", "count: must be an integer, got true   (c.json:1:11)"},
+      {R"({"count": null})", "count: must be an integer, got null   (c.json:1:11)"},
+      {R"({"rate": "0.1"})", "rate: must be a number, got \"0.1\"   (c.json:1:10)"},
+      {R"({"name": 7})", "name: must be a string, got 7   (c.json:1:10)"},
+      {R"({"maybe": "no"})", "maybe: must be an integer or null, got \"no\"   (c.json:1:11)"},
+      {R"({"colour": "gren"})", "colour: must be one of red, green, got \"gren\"; did you mean 'green'?   (c.json:1:12)"},
+      {R"({"section": []})", "section: must be an object or null, got []   (c.json:1:13)"},
+      {R"({"list": {}})", "list: must be a list, got {}   (c.json:1:10)"},
+      {R"({"list": [{}, 3]})", "list.1: must be an object, got 3   (c.json:1:15)"},
+      {R"({"words": ["a", 3]})", "words.1: must be a string, got 3   (c.json:1:17)"},
+      {R"([])", "c.json:1:1: a config must be an object { ... }, got array"},
+  };
+  for (const auto& [content, message] : cases) EXPECT_EQ(read(content).errors(), message) << content;
+}
+
+TEST(Config, RangesAreThoseOfTheFieldAndOfItsType) {
+  const std::pair<const char*, const char*> cases[] = {
+      {R"({"count": 0})", "count: must be positive, got 0   (c.json:1:11)"},
+      {R"({"count": 9223372036854775808})",
+       "count: must be in [-9223372036854775808, 9223372036854775807], got 9223372036854775808   (c.json:1:11)"},
+      {R"({"seed": -1})", "seed: must be in [0, 18446744073709551615], got -1   (c.json:1:10)"},
+      {R"({"narrow": 2147483648})", "narrow: must be in [-2147483648, 2147483647], got 2147483648   (c.json:1:12)"},
+      {R"({"rate": 1})", "rate: must be in [0, 1), got 1   (c.json:1:10)"},
+      {R"({"maybe": 0})", "maybe: must be positive or null, got 0   (c.json:1:11)"},
+      {R"({"inner": {"small": 6}})", "inner.small: must be in [-5, 5], got 6   (c.json:1:21)"},
+  };
+  for (const auto& [content, message] : cases) EXPECT_EQ(read(content).errors(), message) << content;
+}
+
+TEST(Config, UnknownKeysNameTheNearestOne) {
+  const ForeignNames foreign = {{"train_iters", "count"}};
+  const auto errors = [&](const std::string& content) {
+    Read r;
+    read_config(ConfigSources{.file = "c.json", .text = content}, fields_of(r.config), r.report, foreign);
+    return r.errors();
+  };
+  EXPECT_EQ(errors(R"({"coutn": 1})"), "coutn: unknown key; did you mean 'count'?   (c.json:1:2)");
+  EXPECT_EQ(errors(R"({"col": 1})"), "col: unknown key; did you mean 'colour'?   (c.json:1:2)");
+  EXPECT_EQ(errors(R"({"small": 1})"), "small: unknown key; did you mean 'inner.small'?   (c.json:1:2)");
+  EXPECT_EQ(errors(R"({"--train-iters": 1})"), "--train-iters: unknown key; here it is 'count'   (c.json:1:2)");
+  EXPECT_EQ(errors(R"({"zebra": 1})"), "zebra: unknown key   (c.json:1:2)");
+  EXPECT_EQ(errors(R"({"inner": {"$schema": 1}})"), "inner.$schema: unknown key   (c.json:1:12)");
+}
+
+TEST(Config, AllErrorsComeAtOnceInTheOrderOfTheFile) {
+  const std::string errors = read("{\"rate\": 2,\n \"flagg\": 1,\n \"count\": 0}", {"name=y", "narrow=x", "bad"}).errors();
+  EXPECT_EQ(errors,
+            "5 errors in the configuration:\n"
+            "  rate: must be in [0, 1), got 2   (c.json:1:10)\n"
+            "  flagg: unknown key; did you mean 'flag'?   (c.json:2:2)\n"
+            "  count: must be positive, got 0   (c.json:3:11)\n"
+            "  narrow: must be an integer, got \"x\"   (--set narrow=x)\n"
+            "  --set bad: expected KEY=VALUE, for example --set optimizer.lr=3e-4");
+}
+
+TEST(Config, SetTakesJsonElseText) {
+  const Read r = read(R"({"list": [{"path": "a"}], "section": null})",
+                      {"rate=2.5e-1", "name=7", "maybe=null", "list.0.path=b", "list.1.small=2", "section.small=3", "words=[\"p\", \"q\"]",
+                       "inner={\"small\": 4}", "colour=green", "rate=0.75"});
+  ASSERT_EQ(r.errors(), "");
+  EXPECT_EQ(r.config.rate, 0.75);
+  EXPECT_EQ(r.config.name, "7");
+  EXPECT_EQ(r.config.maybe, std::nullopt);
+  EXPECT_EQ(r.config.list.at(0).path, "b");
+  EXPECT_EQ(r.config.list.at(1).small, 2);
+  EXPECT_EQ(r.config.section.value().small, 3);
+  EXPECT_THAT(r.config.words, ElementsAre("p", "q"));
+  EXPECT_EQ(r.config.inner.small, 4);
+  EXPECT_EQ(r.config.colour, Colour::green);
+}
+
+TEST(Config, SetRefusesWhatLeadsNowhere) {
+  EXPECT_THAT(read(R"({"list": []})", {"list.1.path=a"}).errors(), HasSubstr("'1' is no entry of a list with 0"));
+  EXPECT_THAT(read(R"({"list": []})", {"list.x.path=a"}).errors(), HasSubstr("'x' is no entry"));
+  EXPECT_THAT(read("{}", {"rat=1"}).errors(), HasSubstr("rat: unknown key; did you mean 'rate'?   (--set rat=1)"));
+  EXPECT_THAT(read("{}", {"=1"}).errors(), HasSubstr("expected KEY=VALUE"));
+  EXPECT_THAT(read("{}", {"inner..small=1"}).errors(), HasSubstr("expected KEY=VALUE"));
+  EXPECT_THAT(read("{}", {"rate=1e400"}).errors(), HasSubstr("rate: must be a number, got \"1e400\""));
+  EXPECT_THAT(read("{}", {"rate.x=1"}).errors(), HasSubstr("rate: must be a number, got {\"x\":1}"));
+}
+
+TEST(Config, LaterSourcesWinAndOriginsSayWhere) {
+  const TemporaryFolder folder;
+  write_file(folder / "a.json",
+             "{\"count\": 1, \"rate\": 0.25,\n \"inner\": {\"small\": 2, \"path\": \"p\"}, \"list\": [{\"small\": 1}, {}]}");
+  write_file(folder / "b.json", "{\"count\": 5, \"inner\": {\"small\": 3}, \"list\": [{}]}");
+  Read r;
+  read_config(ConfigSources{.file = folder / "a.json", .set_files = {folder / "b.json"}, .sets = {"count=7"}}, fields_of(r.config),
+              r.report);
+  ASSERT_EQ(r.errors(), "");
+  EXPECT_EQ(r.config.count, 7);
+  EXPECT_EQ(r.config.inner.small, 3);
+  EXPECT_EQ(r.config.inner.path, "p");
+  EXPECT_EQ(r.config.list.size(), 1u);
+  EXPECT_EQ(r.report.origin("count"), "--set count=7");
+  EXPECT_EQ(r.report.origin("inner.small"), folder / "b.json:1:33");
+  EXPECT_EQ(r.report.origin("inner.path"), folder / "a.json:2:32");
+  EXPECT_EQ(r.report.origin("name"), "default");
+  EXPECT_EQ(r.report.origin("list.0.small"), "default");  // the list of b.json replaced that of a.json
+}
+
+TEST(Config, InputPathsBelongToTheFileThatNamesThem) {
+  Read r = read(R"({"inner": {"path": "x.txt"}, "list": [{"path": "../y.txt"}, {"path": "/abs/../z.txt"}, {"path": "w.txt"}]})",
+                {"list.2.path=v.txt"});
+  const std::filesystem::path here = std::filesystem::current_path();
+  r.report.set_place("inner.path", {.origin = "/conf/c.json:1:1", .key_origin = "", .directory = "/conf", .argument = "", .order = 0});
+  resolve_input_paths(fields_of(r.config), r.report);
+  ASSERT_EQ(r.errors(), "");
+  EXPECT_EQ(r.config.inner.path, "/conf/x.txt");
+  EXPECT_EQ(r.config.list[0].path, (here / "../y.txt").lexically_normal());
+  EXPECT_EQ(r.config.list[1].path, "/z.txt");
+  EXPECT_EQ(r.config.list[2].path, here / "v.txt");
+}
+
+TEST(Config, TheEffectiveConfigReadsBackTheSame) {
+  const Read r = read(R"({"rate": 0.1, "seed": 18446744073709551615, "section": {"path": "\"\n"}, "list": [{}, {"small": 2}]})");
+  ASSERT_EQ(r.errors(), "");
+  for (const ConfigReport* report : {static_cast<const ConfigReport*>(nullptr), &r.report}) {
+    const std::string written = effective_config(r.config, report);
+    EXPECT_EQ(effective_config(config_from_json<Sample>(written, "written", ExitCode::internal)), effective_config(r.config)) << written;
+  }
+  EXPECT_THAT(effective_config(r.config), Not(HasSubstr("//")));
+  EXPECT_THAT(effective_config(r.config, &r.report), HasSubstr("\"rate\": 0.1,  // c.json:1:10\n"));
+  EXPECT_EQ(error_of([] { config_from_json<Sample>("{\"flag\": 0}", "manifest", ExitCode::data); }).code(), ExitCode::data);
+}
+
+TEST(Config, FilesThatCannotBeReadAreNamed) {
+  const TemporaryFolder folder;
+  Read r;
+  read_config(ConfigSources{.file = folder / "none.json", .set_files = {folder.path().string()}}, fields_of(r.config), r.report);
+  EXPECT_THAT(r.errors(), HasSubstr("none.json: no such config file"));
+  EXPECT_THAT(r.errors(), HasSubstr("a config must be a regular file"));
+}
+
+TEST(Config, SchemaHoldsTypesLimitsAndDefaults) {
+  Sample scratch;
+  const auto schema = nlohmann::json::parse(config_schema(fields_of(scratch), "t"));
+  const auto& properties = schema.at("properties");
+  EXPECT_EQ(schema.at("additionalProperties"), false);
+  EXPECT_EQ(properties.at("count"),
+            nlohmann::json::parse(R"({"type": "integer", "description": "a count", "default": 3, "exclusiveMinimum": 0})"));
+  EXPECT_EQ(properties.at("maybe").at("type"), nlohmann::json::parse(R"(["integer", "null"])"));
+  EXPECT_EQ(properties.at("colour").at("enum"), nlohmann::json::parse(R"(["red", "green"])"));
+  EXPECT_EQ(properties.at("words").at("default"), nlohmann::json::parse(R"(["a"])"));
+  EXPECT_EQ(properties.at("section").at("default"), nullptr);
+  EXPECT_EQ(properties.at("list").at("items").at("properties").at("small").at("maximum"), 5);
+  EXPECT_EQ(properties.at("rate").at("exclusiveMaximum"), 1);
+}
+
+TEST(NearestName, CountsInsertionsDeletionsReplacementsAndSwaps) {
+  EXPECT_EQ(edit_distance("", "abc"), 3u);
+  EXPECT_EQ(edit_distance("weight_deacy", "weight_decay"), 1u);
+  EXPECT_EQ(edit_distance("kitten", "sitting"), 3u);
+  EXPECT_EQ(nearest_name("lr", {"dir", "lr2"}), "lr2");
+  EXPECT_EQ(nearest_name("x", {"lr", "eps"}), "");
+  EXPECT_EQ(nearest_name("warm", {"steps", "warmup_steps"}), "warmup_steps");
+}
+
+}  // namespace
+}  // namespace mantissa
