@@ -34,7 +34,7 @@ FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "mana
 PROMISES = re.compile(r"\b(TO" r"DO|FIX" r"ME|X" r"XX|HA" r"CK)\b")
 # Pattern, the part of the tree it is allowed in, what to do instead.
 CONFINED = [
-    (re.compile(r"#\s*include\s*<omp\.h>|#\s*pragma\s+omp"), r"src/base/(threads_|single_threaded)|tests/", "threads come from base/parallel.h"),
+    (re.compile(r"#\s*include\s*<omp\.h>|#\s*pragma\s+omp"), r"src/base/\w*thread|tests/", "threads come from base/parallel.h"),
     (re.compile(r"#\s*include\s*[<\"](oneapi/dnnl|dnnl)"), r"src/backend/cpu/", "oneDNN is known to the CPU backend only"),
     (re.compile(r"#\s*include\s*<CLI/"), r"tools/", "the command line is known to tools only"),
     (re.compile(r"std::(cout|cerr|clog|exit|abort|_Exit|quick_exit)\b|(?<![\w:.>])(f?printf|puts|perror)\s*\(|(?<![\w.>])(exit|_exit|abort)\s*\("),
