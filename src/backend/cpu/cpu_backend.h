@@ -31,6 +31,7 @@ class CpuBackend final : public CpuReference {
   void run(const Rope& k) override;
   void run(const AttentionForward& k) override;
   void run(const AttentionBackward& k) override;
+  void run(const CachedAttention& k) override;
   void run(const SwiGluForward& k) override;
   void run(const SwiGluBackward& k) override;
   void run(const GeluForward& k) override;

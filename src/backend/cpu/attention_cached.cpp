@@ -1,0 +1,186 @@
+// Attention of generation. A prompt runs in blocks, as in training; the few rows of a step run row by row, each over its keys in chunks.
+#include <algorithm>
+
+#include "backend/checks.h"
+#include "backend/cpu/attention_heads.h"
+#include "backend/cpu/attention_query_block.h"
+#include "backend/cpu/cpu_backend.h"
+#include "backend/cpu/pieces.h"
+#include "backend/cpu/simd.h"
+#include "mantissa/base/host_device.h"
+#include "mantissa/base/parallel.h"
+
+namespace mantissa {
+namespace {
+
+using simd::Floats;
+using simd::kLanes;
+
+constexpr int64_t kLeastBlockRows = 16;  // fewer rows leave most of a block empty
+
+// The softmax of one query over the keys so far.
+struct RowState {
+  alignas(32) float query[kLargestHead];  // scaled
+  alignas(32) float out[kLargestHead];
+  float maximum = kNoScore, sum = 0.0F;
+};
+
+template <class T>
+[[gnu::always_inline]] inline void start(const T* query, int64_t d, float scale, RowState& state) {
+  for (int64_t j = 0; j < d; j += kLanes) simd::store(state.out + j, Floats{});
+  simd::for_lanes(
+      d, [&](int64_t j, auto part) __attribute__((always_inline)) { simd::store(state.query + j, simd::load(query + j, part) * scale); });
+}
+
+template <class T>
+[[gnu::always_inline]] inline float score(const float* query, const T* key, int64_t d) {
+  simd::Slots sums;
+  simd::for_slots(
+      d, [&](int64_t j, int slot, auto part) __attribute__((always_inline)) {
+        sums.slot[slot] = simd::fma(simd::load(query + j), simd::load(key + j, part), sums.slot[slot]);
+      });
+  return simd::sum(sums);
+}
+
+// Up to kTile keys.
+template <class T>
+[[gnu::always_inline]] inline void attend(TileRows<const T> keys, const T* values, RowState& state) {
+  alignas(32) float p[kTile];
+  float maximum = state.maximum;
+  for (int64_t i = 0; i < keys.rows; ++i) {
+    p[i] = score(state.query, keys.first + i * keys.stride, keys.head_dim);
+    maximum = p[i] > maximum ? p[i] : maximum;
+  }
+  std::fill(p + keys.rows, p + round_up(keys.rows, kLanes), kNoScore);
+  const float rescale = simd::exp(simd::broadcast(state.maximum - maximum))[0];
+  Floats sum = {};
+  for (int64_t i = 0; i < keys.rows; i += kLanes) {
+    const Floats e = simd::exp(simd::load(p + i) - maximum);
+    simd::store(p + i, e);
+    sum += e;
+  }
+  state.sum = state.sum * rescale + simd::sum(sum);
+  state.maximum = maximum;
+  simd::for_lanes(
+      keys.head_dim, [&](int64_t j, auto part) __attribute__((always_inline)) {
+        Floats out = simd::load(state.out + j) * rescale;
+        for (int64_t i = 0; i < keys.rows; ++i) out = simd::fma(simd::broadcast(p[i]), simd::load(values + i * keys.stride + j, part), out);
+        simd::store(state.out + j, out);
+      });
+}
+
+template <class T>
+[[gnu::always_inline]] inline void attend_all(const T* query, TileRows<const T> keys, const T* values, float scale, T* out) {
+  RowState state;
+  start(query, keys.head_dim, scale, state);
+  for (int64_t first = 0; first < keys.rows; first += kTile) {
+    const int64_t at = first * keys.stride;
+    attend({keys.first + at, keys.stride, std::min(kTile, keys.rows - first), keys.head_dim}, values + at, state);
+  }
+  simd::for_lanes(
+      keys.head_dim, [&](int64_t j, auto part)
+                         __attribute__((always_inline)) { simd::store(out + j, simd::load(state.out + j) / state.sum, part); });
+}
+
+// out [head_dim] = attention of one query over all rows of keys, and of values with the same stride.
+MANTISSA_CLONES void attend_row(const float* query, TileRows<const float> keys, const float* values, float scale, float* out) {
+  attend_all(query, keys, values, scale, out);
+}
+MANTISSA_CLONES void attend_row(const bf16* query, TileRows<const bf16> keys, const bf16* values, float scale, bf16* out) {
+  attend_all(query, keys, values, scale, out);
+}
+
+// Queries at positions `first` and up, keys from position key_tile * kTile.
+TileMask mask(int64_t first, int64_t key_tile) {
+  const int64_t ahead = first - key_tile * kTile;
+  TileMask mask;
+  mask.diagonal = ahead == 0;
+  mask.partial = ahead < kTile - 1;
+  for (int64_t i = 0; i < kTile; ++i) {
+    mask.first[i] = 0;
+    mask.last[i] = static_cast<int32_t>(std::min(kTile - 1, ahead + i));
+  }
+  return mask;
+}
+
+template <class T>
+class Cached {
+ public:
+  explicit Cached(const CachedAttention& k)
+      : k_(k),
+        rows_(k.qkv.dim(0)),
+        d_(k.layout.head_dim),
+        qkv_(sequence<const T>(k.qkv, 0, 1, d_)),
+        out_(sequence<T>(k.out, 0, 1, d_)),
+        keys_(up_to_last(k.keys)),
+        values_(up_to_last(k.values)) {}
+
+  void run() {
+    store_keys_and_values();
+    if (rows_ >= kLeastBlockRows) {
+      const int64_t tiles = (rows_ + kTile - 1) / kTile;
+      for_pieces(k_.layout.heads * tiles, 1, [&](int64_t i) { block(i / tiles, tiles - 1 - i % tiles); });
+    } else {
+      for_pieces(k_.layout.heads * rows_, rows_per_piece(keys_.length * d_), [&](int64_t i) { row(i / rows_, i % rows_); });
+    }
+  }
+
+ private:
+  template <class Body>
+  static void for_pieces(int64_t count, int64_t chunk, const Body& body) {
+    parallel_for(count, chunk, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) body(i);
+    });
+  }
+
+  HeadRows<T> up_to_last(const Tensor& cache) const {
+    HeadRows<T> rows = sequence<T>(cache, 0, 1, d_);
+    rows.length = k_.first + rows_;
+    return rows;
+  }
+
+  int64_t key_head(int64_t h) const { return h / (k_.layout.heads / k_.layout.kv_heads); }
+
+  void store_keys_and_values() const {
+    const int64_t channels = keys_.stride;
+    for (int64_t i = 0; i < rows_; ++i) {
+      const T* key = qkv_.first + i * qkv_.stride + k_.layout.heads * d_;
+      std::copy_n(key, channels, keys_.first + (k_.first + i) * channels);
+      std::copy_n(key + channels, channels, values_.first + (k_.first + i) * channels);
+    }
+  }
+
+  void row(int64_t h, int64_t i) const {
+    const int64_t column = key_head(h) * d_;
+    attend_row(qkv_.first + i * qkv_.stride + h * d_, {keys_.first + column, keys_.stride, k_.first + i + 1, d_}, values_.first + column,
+               static_cast<float>(k_.scale), out_.first + i * out_.stride + h * d_);
+  }
+
+  void block(int64_t h, int64_t tile) const {
+    const TileRows<const T> queries = qkv_.tile(h, tile);
+    const int64_t first = k_.first + tile * kTile, last_tile = (first + queries.rows - 1) / kTile;
+    QueryBlock block(queries, static_cast<float>(k_.scale));
+    for (int64_t j = 0; j <= last_tile; ++j) {
+      block.attend(read_only(keys_.tile(key_head(h), j)), read_only(values_.tile(key_head(h), j)), mask(first, j));
+    }
+    float lse[kTile];
+    block.finish(out_.tile(h, tile), lse);
+  }
+
+  static TileRows<const T> read_only(TileRows<T> rows) { return {rows.first, rows.stride, rows.rows, rows.head_dim}; }
+
+  const CachedAttention& k_;
+  int64_t rows_, d_;
+  HeadRows<const T> qkv_;
+  HeadRows<T> out_, keys_, values_;
+};
+
+}  // namespace
+
+void CpuBackend::run(const CachedAttention& k) {
+  if (k.qkv.dtype() == Dtype::f64 || k.layout.head_dim > kLargestHead) return CpuReference::run(k);
+  check(k);
+  k.qkv.dtype() == Dtype::bf16 ? Cached<bf16>(k).run() : Cached<float>(k).run();
+}
+
+}  // namespace mantissa

@@ -1,0 +1,79 @@
+// Online softmax attention of one block of queries, fed with blocks of keys one after the other. bf16 is widened on the way into scratch.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "backend/cpu/attention_tiles.h"
+#include "backend/cpu/tile_gemm.h"
+
+namespace mantissa {
+
+// One block of queries and its running output. Lives on the stack of the thread: a few hundred KB of which head_dim decides what is
+// touched.
+class QueryBlock {
+ public:
+  template <class T>
+  QueryBlock(TileRows<const T> queries, float scale) : rows_(queries.rows), ld_(round_up(queries.head_dim, 16)) {
+    widen_tile(queries, scale, keys_, ld_);
+    transpose_tile(keys_, round_up(rows_, 8), ld_, queries_);
+    std::fill_n(softmax_.maximum, kTile, kNoScore);
+    std::fill_n(softmax_.sum, kTile, 0.0F);
+  }
+
+  template <class T>
+  void attend(TileRows<const T> keys, TileRows<const T> values, const TileMask& mask) {
+    widen_tile(keys, 1.0F, keys_, ld_);
+    widen_tile(values, 1.0F, values_, ld_);
+    const int64_t rows = round_up(rows_, 8);
+    tile_gemm({.a = keys_,
+               .lda = ld_,
+               .a_transposed = false,
+               .b = queries_,
+               .ldb = kTile,
+               .out = scores_,
+               .ldo = kTile,
+               .rows = round_up(keys.rows, 8),
+               .cols = round_up(rows_, 16),
+               .depth = ld_,
+               .accumulate = false,
+               .triangle = mask.diagonal ? Triangle::out_upper : Triangle::none});
+    softmax_tile(scores_, keys.rows, rows, mask, softmax_);
+    if (!empty_) scale_rows(out_, rows, ld_, softmax_.rescale);
+    tile_gemm({.a = scores_,
+               .lda = kTile,
+               .a_transposed = true,
+               .b = values_,
+               .ldb = ld_,
+               .out = out_,
+               .ldo = ld_,
+               .rows = rows,
+               .cols = ld_,
+               .depth = keys.rows,
+               .accumulate = !empty_,
+               .triangle = mask.diagonal ? Triangle::a_lower : Triangle::none});
+    empty_ = false;
+  }
+
+  template <class T>
+  void finish(TileRows<T> out, float* lse) {
+    float inverse[kTile];
+    for (int64_t i = 0; i < rows_; ++i) {
+      inverse[i] = 1.0F / softmax_.sum[i];
+      lse[i] = softmax_.maximum[i] + std::log(softmax_.sum[i]);
+    }
+    store_tile(out_, ld_, inverse, out);
+  }
+
+ private:
+  alignas(64) float queries_[kTile * kLargestHead];  // transposed and scaled
+  alignas(64) float keys_[kTile * kLargestHead];
+  alignas(64) float values_[kTile * kLargestHead];
+  alignas(64) float out_[kTile * kLargestHead];
+  alignas(64) float scores_[kTile * kTile];  // transposed
+  SoftmaxTile softmax_;
+  int64_t rows_, ld_;
+  bool empty_ = true;
+};
+
+}  // namespace mantissa
