@@ -1,0 +1,117 @@
+// What blocked attention adds to kernels_test.cpp: many blocks, one key head cut into parts, heads of every size, prompts over a cache.
+#include "testing.h"
+
+namespace mantissa::test {
+namespace {
+
+struct Attention {
+  int64_t batch, length;
+  HeadLayout layout;
+  std::vector<double> segment_starts = {};  // of one sequence
+
+  double scale() const { return 1.0 / std::sqrt(static_cast<double>(layout.head_dim)); }
+};
+
+struct Results {
+  Tensor out, lse, dqkv;
+};
+
+Results run(Backend& device, Dtype dtype, const Attention& a) {
+  const int64_t rows = a.batch * a.length, channels = a.layout.heads * a.layout.head_dim;
+  const Tensor qkv = random_tensor(device, dtype, {rows, a.layout.row()}, 1), dout = random_tensor(device, dtype, {rows, channels}, 2);
+  const Tensor starts = a.segment_starts.empty() ? Tensor() : tensor_of(device, Dtype::i32, {rows}, a.segment_starts);
+  const Results r{empty(device, dtype, {rows, channels}), empty(device, stats_dtype(dtype), {a.batch, a.layout.heads, a.length}),
+                  empty_like(qkv)};
+  device.run(AttentionForward{
+      .qkv = qkv, .out = r.out, .lse = r.lse, .batch = a.batch, .layout = a.layout, .scale = a.scale(), .segment_starts = starts});
+  device.run(AttentionBackward{.qkv = qkv,
+                               .out = r.out,
+                               .lse = r.lse,
+                               .dout = dout,
+                               .dqkv = r.dqkv,
+                               .batch = a.batch,
+                               .layout = a.layout,
+                               .scale = a.scale(),
+                               .segment_starts = starts});
+  return r;
+}
+
+using AttentionBlocks = BackendTest;
+
+// fp32 sums of up to 700 terms in another order; 1e-5 is 100 ulp.
+TEST_F(AttentionBlocks, ManyBlocksAgreeWithFp64AndDoNotDependOnThreads) {
+  for (const HeadLayout layout : {HeadLayout{1, 1, 16}, HeadLayout{6, 2, 24}, HeadLayout{4, 1, 33}}) {
+    const Attention a{1, 700, layout};
+    const Results expected = run(reference(), Dtype::f64, a), actual = run(fast(), Dtype::f32, a);
+    EXPECT_TRUE(close(values(actual.out), values(expected.out), 1e-5)) << layout.heads;
+    EXPECT_TRUE(close(values(actual.lse), values(expected.lse), 1e-5)) << layout.heads;
+    EXPECT_TRUE(close(values(actual.dqkv), values(expected.dqkv), 1e-5)) << layout.heads;
+    for (const int threads : {1, 3}) {
+      const Threads scope(threads);
+      const Results again = run(fast(), Dtype::f32, a);
+      EXPECT_TRUE(same_bits(again.out, actual.out)) << threads << " threads";
+      EXPECT_TRUE(same_bits(again.dqkv, actual.dqkv)) << threads << " threads";
+    }
+  }
+}
+
+TEST_F(AttentionBlocks, HeadsOfEverySizeAgreeWithFp64) {
+  for (const int64_t d : {1, 15, 16, 80, 128, 256, 264}) {
+    const Attention a{2, 72, {2, 1, d}};
+    const Results expected = run(reference(), Dtype::f64, a), actual = run(fast(), Dtype::f32, a);
+    EXPECT_TRUE(close(values(actual.out), values(expected.out), 1e-5)) << d;
+    EXPECT_TRUE(close(values(actual.dqkv), values(expected.dqkv), 1e-5)) << d;
+  }
+}
+
+// Blocks that no query sees are skipped, so nothing of the arithmetic differs.
+TEST_F(AttentionBlocks, SegmentsOfWholeBlocksAreSequencesOfTheirOwn) {
+  const HeadLayout layout{8, 8, 16};
+  Attention together{1, 256, layout};
+  for (int64_t i = 0; i < 256; ++i) together.segment_starts.push_back(i < 128 ? 0.0 : 128.0);
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+    const Results one = run(fast(), dtype, together), two = run(fast(), dtype, {2, 128, layout});
+    EXPECT_TRUE(same_bits(one.out, two.out));
+    EXPECT_TRUE(same_bits(one.dqkv, two.dqkv));
+  }
+}
+
+TEST_F(AttentionBlocks, NaNOfAQueryReachesItsOutputOnly) {
+  const HeadLayout layout{1, 1, 16};
+  const Tensor qkv = random_tensor(fast(), Dtype::f32, {100, layout.row()}, 1);
+  qkv.data<float>()[70 * layout.row()] = std::nanf("");
+  const Tensor out = empty(fast(), Dtype::f32, {100, 16}), lse = empty(fast(), Dtype::f32, {1, 1, 100});
+  fast().run(AttentionForward{.qkv = qkv, .out = out, .lse = lse, .batch = 1, .layout = layout, .scale = 0.25});
+  const std::vector<double> o = values(out);
+  for (size_t i = 0; i < o.size(); ++i) EXPECT_EQ(std::isnan(o[i]), i / 16 == 70) << i;
+}
+
+// A prompt after `first` positions, then one row more: blocks and single rows against the reference.
+TEST_F(AttentionBlocks, PromptsOverACacheAgreeWithTheReference) {
+  const HeadLayout layout{4, 2, 24};
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+    for (const int64_t first : {0, 33, 64, 200}) {
+      for (const int64_t rows : {16, 70}) {
+        std::vector<Tensor> out;
+        for (Backend* device : {&reference(), &fast()}) {
+          const Tensor keys = random_tensor(*device, dtype, {300, 48}, 3), kept = random_tensor(*device, dtype, {300, 48}, 4);
+          const Tensor qkv = random_tensor(*device, dtype, {rows + 1, layout.row()}, 5);
+          out.push_back(empty(*device, dtype, {rows + 1, 96}));
+          for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, rows}, {rows, rows + 1}}) {
+            device->run(CachedAttention{.qkv = qkv.slice(begin, end),
+                                        .keys = keys,
+                                        .values = kept,
+                                        .out = out.back().slice(begin, end),
+                                        .first = first + begin,
+                                        .layout = layout,
+                                        .scale = 0.2});
+          }
+        }
+        EXPECT_TRUE(close(out[1], out[0], dtype == Dtype::f32 ? 1e-5 : 0x1p-7)) << first << " + " << rows;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace mantissa::test
