@@ -75,7 +75,7 @@ class Merger {
   void add_text(const std::string& file, const std::string& content, int64_t order) {
     const LocatedJson parsed = parse_located_json(content);
     for (const JsonProblem& problem : parsed.problems) {
-      const std::string key = dotted_pointer(problem.pointer);
+      const std::string key = printable(dotted_pointer(problem.pointer));
       report_.source_error(
           text(key, key.empty() ? "" : ": ", problem.message, "   (", file, ":", line_and_column(content, problem.offset), ")"),
           order + static_cast<int64_t>(problem.offset));
@@ -157,6 +157,11 @@ Merged merge_sources(const ConfigSources& sources, ConfigReport& report) {
   for (const std::string& file : sources.set_files) merger.add_file(file, std::nullopt);
   for (const std::string& argument : sources.sets) merger.add_argument(argument);
   return merger.take();
+}
+
+std::string printable(const std::string& key) {
+  const std::string quoted = json(key).dump(-1, ' ', false, json::error_handler_t::replace);
+  return quoted.substr(1, quoted.size() - 2);
 }
 
 std::string dotted(const std::string& key, std::string_view name) {

@@ -15,6 +15,9 @@ struct Merged {
 };
 Merged merge_sources(const ConfigSources& sources, ConfigReport& report);
 
+// A key as it may be printed: control characters escaped, so that a name from a file cannot forge output.
+std::string printable(const std::string& key);
+
 std::string dotted(const std::string& key, std::string_view name);
 
 }  // namespace mantissa::detail

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "config_merge.h"
 #include "mantissa/base/config.h"
 
 namespace mantissa {
@@ -17,12 +18,13 @@ std::string above(const std::string& key) { return key.substr(0, key.find('.') =
 
 void ConfigReport::error(const std::string& key, const std::string& message) {
   const ConfigPlace& at = place(key);
-  messages_.push_back({at.order, key, text(key, key.empty() ? "" : ": ", message, "   (", at.origin, ")")});
+  messages_.push_back({at.order, key, text(detail::printable(key), key.empty() ? "" : ": ", message, "   (", at.origin, ")")});
 }
 
 void ConfigReport::key_error(const std::string& key, const std::string& message) {
   const ConfigPlace& at = place(key);
-  messages_.push_back({at.order, key, text(key, ": ", message, "   (", at.key_origin.empty() ? at.origin : at.key_origin, ")")});
+  messages_.push_back(
+      {at.order, key, text(detail::printable(key), ": ", message, "   (", at.key_origin.empty() ? at.origin : at.key_origin, ")")});
 }
 
 void ConfigReport::source_error(const std::string& message, int64_t order) { messages_.push_back({order, "", message}); }

@@ -107,7 +107,7 @@ class Builder : public nlohmann::json_sax<json> {
     key_ = std::move(name);
     if (open_.back().value->contains(key_)) {
       pointer_ = json_pointer(open_.back().pointer, key_);
-      problem(key_offset_, "duplicate key \"" + key_ + "\"");
+      problem(key_offset_, "duplicate key " + json(key_).dump());
     }
     return true;
   }

@@ -27,67 +27,64 @@ struct Broken {
   std::vector<std::string> expected;  // what standard error must hold
 };
 
-const std::vector<Broken>& broken_configs() {
-  static const std::vector<Broken> all = {
-      // Names.
-      {R"("optimizer": {"weight_deacy": 0.1})", {"optimizer.weight_deacy: unknown key; did you mean 'weight_decay'?", "c.json:2:15"}},
-      {R"("optimiser": {"lr": 0.1})", {"optimiser: unknown key; did you mean 'optimizer'?", "c.json:2:1"}},
-      {R"("training": {"warmup_steps": 5})", {"did you mean 'schedule.warmup_steps'?", "c.json:2:14"}},
-      {R"("training": {"train-iters": 5})", {"here it is 'training.steps'", "c.json:2:14"}},
-      {R"("model": {"n_embd": 64})", {"here it is 'model.hidden_size'", "c.json:2:11"}},
-      {R"("model": {"moe": null})", {"model.moe: unknown key", "c.json:2:11"}},
-      {R"("eval": {"samples": {"promts": []}})", {"did you mean 'prompts'?", "c.json:2:22"}},
-      // Types.
-      {R"("training": {"steps": "100"})", {"training.steps: must be an integer, got \"100\"", "c.json:2:23"}},
-      {R"("training": {"steps": 1.5})", {"training.steps: must be an integer, got 1.5", "c.json:2:23"}},
-      {R"("optimizer": {"lr": "fast"})", {"optimizer.lr: must be a number", "c.json:2:21"}},
-      {R"("optimizer": {"lr": null})", {"optimizer.lr: must be a number, got null", "c.json:2:21"}},
-      {R"("model": {"qk_norm": 1})", {"model.qk_norm: must be true or false, got 1", "c.json:2:22"}},
-      {R"("model": [])", {"model: must be an object, got []", "c.json:2:10"}},
-      {R"("eval": {"samples": {"prompts": "Once"}})", {"eval.samples.prompts: must be a list", "c.json:2:33"}},
-      {R"("checkpoint": {"dir": 3})", {"checkpoint.dir: must be a string, got 3", "c.json:2:23"}},
-      {R"("precision": {"dtype": "fp16"})", {"precision.dtype: must be one of fp32, bf16, got \"fp16\"", "c.json:2:24"}},
-      {R"("model": {"norm": "rmsnorm"})", {"must be one of rms, layer", "did you mean 'rms'?", "c.json:2:19"}},
-      // Ranges.
-      {R"("optimizer": {"lr": -1})", {"optimizer.lr: must be positive, got -1", "c.json:2:21"}},
-      {R"("optimizer": {"beta1": 1})", {"optimizer.beta1: must be in [0, 1), got 1", "c.json:2:24"}},
-      {R"("training": {"steps": 0})", {"training.steps: must be positive, got 0", "c.json:2:23"}},
-      {R"("training": {"seed": -1})", {"training.seed: must be in [0, 18446744073709551615]", "c.json:2:22"}},
-      {R"("training": {"threads": 9223372036854775808})", {"training.threads: must be in [0, 4096]", "c.json:2:25"}},
-      {R"("checkpoint": {"keep_latest": 1})", {"checkpoint.keep_latest: must be at least 2, got 1", "c.json:2:31"}},
-      {R"("model": {"num_layers": -2})", {"model.num_layers: must be in [1, 10000]", "c.json:2:25"}},
-      // Numbers that are none.
-      {R"("optimizer": {"lr": 1e400})", {"number overflow", "c.json:2:21"}},
-      {R"("optimizer": {"lr": NaN})", {"invalid literal", "c.json:2:21"}},
-      {R"("training": {"seed": 18446744073709551616})", {"training.seed: integer beyond 64 bits", "c.json:2:22"}},
-      // Text that is not JSON.
-      {R"("optimizer": {"lr": 1, "lr": 2})", {"optimizer.lr: duplicate key \"lr\"", "c.json:2:24"}},
-      {R"("model": {}, "model": {})", {"model: duplicate key", "c.json:2:14"}},
-      {R"("training": {"steps": 3,})", {"comma after the last entry", "c.json:2:25"}},
-      {"!\xef\xbb\xbf{}", {"c.json:1:1", "byte order mark"}},
-      {"!{\n\"model\": {}", {"c.json:2:12", "unexpected end of input"}},
-      {"!{} {}", {"c.json:1:4"}},
-      {"!", {"c.json:1:1"}},
-      {"![1]", {"c.json:1:1: a config must be an object"}},
-      {"!{\"a\": " + std::string(100'000, '[') + "}", {"nested more than 32 levels deep", "c.json:1:38"}},
-      // Several keys.
-      {R"("training": {"micro_batch_size": 4, "grad_accum": 3, "global_batch_size": 64})", {"4 * 3 = 12, not 64", "c.json:2:75"}},
-      {R"("model": {"hidden_size": 100})", {"model.hidden_size: must be a multiple", "c.json:2:26"}},
-      {R"("training": {"seq_len": 4096})", {"training.seq_len: must be at most model.max_position_embeddings 1024", "c.json:2:25"}},
-      {R"("training": {"device": "cuda"})", {"training.device: this build has no CUDA", "c.json:2:24"}},
-      // Files.
-      {R"("checkpoint": {"init_from": "none"})", {"checkpoint.init_from: no such checkpoint", "c.json:2:29"}},
-      {R"("checkpoint": {"resume": "none"})", {"checkpoint.resume: no such checkpoint", "c.json:2:26"}},
-      {"!{\n\"data\": {\"path\": \"no*.txt\", \"tokenizer\": \"byte\"}}", {"no*.txt\" matches no file", "text.txt", "c.json:2:18"}},
-      {"!{\n\"data\": {\"path\": \".\", \"tokenizer\": \"byte\"}}", {"is a folder", "c.json:2:18"}},
-      {"!{\n\"data\": {\"train\": [{\"path\": \"gone\"}], \"tokenizer\": \"byte\"}}", {"data.train.0.path: ", "c.json:2:29"}},
-      {"!{\n\"data\": {\"path\": \"text.txt\", \"valid\": [{\"path\": \"text.txt\"}], \"tokenizer\": \"byte\"}}",
-       {"data.path: excludes data.train and data.valid", "c.json:2:18"}},
-      {"!{\n\"data\": {\"path\": \"text.txt\"}}", {"model.vocab_size: must be given", "c.json:1:1"}},
-      {"!{}", {"data: must name what to train on", "c.json:1:1"}},
-  };
-  return all;
-}
+const std::vector<Broken> kBrokenConfigs = {
+    // Names.
+    {R"("optimizer": {"weight_deacy": 0.1})", {"optimizer.weight_deacy: unknown key; did you mean 'weight_decay'?", "c.json:2:15"}},
+    {R"("optimiser": {"lr": 0.1})", {"optimiser: unknown key; did you mean 'optimizer'?", "c.json:2:1"}},
+    {R"("training": {"warmup_steps": 5})", {"did you mean 'schedule.warmup_steps'?", "c.json:2:14"}},
+    {R"("training": {"train-iters": 5})", {"here it is 'training.steps'", "c.json:2:14"}},
+    {R"("model": {"n_embd": 64})", {"here it is 'model.hidden_size'", "c.json:2:11"}},
+    {R"("model": {"moe": null})", {"model.moe: unknown key", "c.json:2:11"}},
+    {R"("eval": {"samples": {"promts": []}})", {"did you mean 'prompts'?", "c.json:2:22"}},
+    // Types.
+    {R"("training": {"steps": "100"})", {"training.steps: must be an integer, got \"100\"", "c.json:2:23"}},
+    {R"("training": {"steps": 1.5})", {"training.steps: must be an integer, got 1.5", "c.json:2:23"}},
+    {R"("optimizer": {"lr": "fast"})", {"optimizer.lr: must be a number", "c.json:2:21"}},
+    {R"("optimizer": {"lr": null})", {"optimizer.lr: must be a number, got null", "c.json:2:21"}},
+    {R"("model": {"qk_norm": 1})", {"model.qk_norm: must be true or false, got 1", "c.json:2:22"}},
+    {R"("model": [])", {"model: must be an object, got []", "c.json:2:10"}},
+    {R"("eval": {"samples": {"prompts": "Once"}})", {"eval.samples.prompts: must be a list", "c.json:2:33"}},
+    {R"("checkpoint": {"dir": 3})", {"checkpoint.dir: must be a string, got 3", "c.json:2:23"}},
+    {R"("precision": {"dtype": "fp16"})", {"precision.dtype: must be one of fp32, bf16, got \"fp16\"", "c.json:2:24"}},
+    {R"("model": {"norm": "rmsnorm"})", {"must be one of rms, layer", "did you mean 'rms'?", "c.json:2:19"}},
+    // Ranges.
+    {R"("optimizer": {"lr": -1})", {"optimizer.lr: must be positive, got -1", "c.json:2:21"}},
+    {R"("optimizer": {"beta1": 1})", {"optimizer.beta1: must be in [0, 1), got 1", "c.json:2:24"}},
+    {R"("training": {"steps": 0})", {"training.steps: must be positive, got 0", "c.json:2:23"}},
+    {R"("training": {"seed": -1})", {"training.seed: must be in [0, 18446744073709551615]", "c.json:2:22"}},
+    {R"("training": {"threads": 9223372036854775808})", {"training.threads: must be in [0, 4096]", "c.json:2:25"}},
+    {R"("checkpoint": {"keep_latest": 1})", {"checkpoint.keep_latest: must be at least 2, got 1", "c.json:2:31"}},
+    {R"("model": {"num_layers": -2})", {"model.num_layers: must be in [1, 10000]", "c.json:2:25"}},
+    // Numbers that are none.
+    {R"("optimizer": {"lr": 1e400})", {"number overflow", "c.json:2:21"}},
+    {R"("optimizer": {"lr": NaN})", {"invalid literal", "c.json:2:21"}},
+    {R"("training": {"seed": 18446744073709551616})", {"training.seed: integer beyond 64 bits", "c.json:2:22"}},
+    // Text that is not JSON.
+    {R"("optimizer": {"lr": 1, "lr": 2})", {"optimizer.lr: duplicate key \"lr\"", "c.json:2:24"}},
+    {R"("model": {}, "model": {})", {"model: duplicate key", "c.json:2:14"}},
+    {R"("training": {"steps": 3,})", {"comma after the last entry", "c.json:2:25"}},
+    {"!\xef\xbb\xbf{}", {"c.json:1:1", "byte order mark"}},
+    {"!{\n\"model\": {}", {"c.json:2:12", "unexpected end of input"}},
+    {"!{} {}", {"c.json:1:4"}},
+    {"!", {"c.json:1:1"}},
+    {"![1]", {"c.json:1:1: a config must be an object"}},
+    {"!{\"a\": " + std::string(100'000, '[') + "}", {"nested more than 32 levels deep", "c.json:1:38"}},
+    // Several keys.
+    {R"("training": {"micro_batch_size": 4, "grad_accum": 3, "global_batch_size": 64})", {"4 * 3 = 12, not 64", "c.json:2:75"}},
+    {R"("model": {"hidden_size": 100})", {"model.hidden_size: must be a multiple", "c.json:2:26"}},
+    {R"("training": {"seq_len": 4096})", {"training.seq_len: must be at most model.max_position_embeddings 1024", "c.json:2:25"}},
+    {R"("training": {"device": "cuda"})", {"training.device: this build has no CUDA", "c.json:2:24"}},
+    // Files.
+    {R"("checkpoint": {"init_from": "none"})", {"checkpoint.init_from: no such checkpoint", "c.json:2:29"}},
+    {R"("checkpoint": {"resume": "none"})", {"checkpoint.resume: no such checkpoint", "c.json:2:26"}},
+    {"!{\n\"data\": {\"path\": \"no*.txt\", \"tokenizer\": \"byte\"}}", {"no*.txt\" matches no file", "text.txt", "c.json:2:18"}},
+    {"!{\n\"data\": {\"path\": \".\", \"tokenizer\": \"byte\"}}", {"is a folder", "c.json:2:18"}},
+    {"!{\n\"data\": {\"train\": [{\"path\": \"gone\"}], \"tokenizer\": \"byte\"}}", {"data.train.0.path: ", "c.json:2:29"}},
+    {"!{\n\"data\": {\"path\": \"text.txt\", \"valid\": [{\"path\": \"text.txt\"}], \"tokenizer\": \"byte\"}}",
+     {"data.path: excludes data.train and data.valid", "c.json:2:18"}},
+    {"!{\n\"data\": {\"path\": \"text.txt\"}}", {"model.vocab_size: must be given", "c.json:1:1"}},
+    {"!{}", {"data: must name what to train on", "c.json:1:1"}},
+};
 
 std::string listing(const std::filesystem::path& folder) {
   std::vector<std::string> names;
@@ -99,7 +96,7 @@ std::string listing(const std::filesystem::path& folder) {
 class BrokenConfig : public ::testing::TestWithParam<size_t> {};
 
 TEST_P(BrokenConfig, IsRefusedBeforeAnythingIsWritten) {
-  const Broken& broken = broken_configs().at(GetParam());
+  const Broken& broken = kBrokenConfigs.at(GetParam());
   const TemporaryFolder folder;
   write_file(folder / "text.txt", std::string(20'000, 'x'));
   const bool whole = broken.sections.starts_with("!");
@@ -115,7 +112,7 @@ TEST_P(BrokenConfig, IsRefusedBeforeAnythingIsWritten) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, BrokenConfig, ::testing::Range<size_t>(0, broken_configs().size()));
+INSTANTIATE_TEST_SUITE_P(All, BrokenConfig, ::testing::Range<size_t>(0, kBrokenConfigs.size()));
 
 TEST(ConfigErrors, AllComeInOneRun) {
   const TemporaryFolder folder;
