@@ -144,6 +144,10 @@ void rename_path(const std::filesystem::path& from, const std::filesystem::path&
     fail(ExitCode::storage, from.string(), ": renaming to ", to.string(), " failed: ", system_message(errno));
 }
 
+bool exchange_paths(const std::filesystem::path& a, const std::filesystem::path& b) {
+  return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
+}
+
 void require_free_space(const std::filesystem::path& directory, int64_t bytes) {
   struct statvfs status {};
   if (::statvfs(directory.c_str(), &status) != 0) storage_error(directory, "statvfs");

@@ -26,10 +26,11 @@ void remove_leftover(const fs::path& path) {
   if (error) log_warning(path.string(), ": could not be deleted: ", error.message());
 }
 
-void set_aside(const fs::path& path, const char* prefix, const std::string& reason) {
-  const fs::path target = path.parent_path() / (prefix + path.filename().string() + "-" + unique_id());
+// Renames what lies at `path` and was known as `known_as`.
+void set_aside(const fs::path& path, const fs::path& known_as, const std::string& reason) {
+  const fs::path target = known_as.parent_path() / (".bad-" + known_as.filename().string() + "-" + unique_id());
   rename_path(path, target);
-  log_warning(path.string(), ": set aside as ", target.filename().string(), ": ", reason);
+  log_warning(known_as.string(), ": set aside as ", target.filename().string(), ": ", reason);
 }
 
 }  // namespace
@@ -87,9 +88,16 @@ bool CheckpointDirectory::holds(const fs::path& path, const Manifest& manifest) 
 }
 
 void CheckpointDirectory::put_in_place(const fs::path& temporary, const fs::path& path) const {
+  const char* const reason = "it is damaged or holds another state of this step";
   std::error_code error;
-  if (fs::exists(fs::symlink_status(path, error))) set_aside(path, ".bad-", "it is damaged or holds another state of this step");
-  rename_path(temporary, path);
+  if (!fs::exists(fs::symlink_status(path, error))) {
+    rename_path(temporary, path);
+  } else if (exchange_paths(temporary, path)) {  // a reported checkpoint is replaced without a moment in which there is none
+    set_aside(temporary, path, reason);
+  } else {
+    set_aside(path, path, reason);
+    rename_path(temporary, path);
+  }
   sync_directory(folder_);
 }
 
@@ -98,7 +106,7 @@ void CheckpointDirectory::publish(const fs::path& path) const {
     const CheckpointReader reader(path);
     write_file_atomically(folder_ / "latest", path.filename().string() + " " + reader.hash() + "\n");
   } catch (const CheckpointDamage& damage) {
-    set_aside(path, ".bad-", damage.what());
+    set_aside(path, path, damage.what());
     fail(ExitCode::storage, "the checkpoint just written cannot be read: ", damage.what());
   }
 }
@@ -124,13 +132,17 @@ SavedCheckpoint CheckpointDirectory::save(const CheckpointContent& content) {
   }
   publish(path);
   log_info("checkpoint ", path.string(), saved.already_there ? " was saved before" : " saved", " (", saved.bytes, " bytes)");
-  delete_old(content.step);
+  try {
+    delete_old(content.step);
+  } catch (const Error& error) {
+    log_warning("an old checkpoint was not deleted: ", error.what());
+  }
   return saved;
 }
 
 void CheckpointDirectory::delete_old(int64_t newest_step) const {
-  std::vector<int64_t> steps = steps_in(folder_);
   int64_t valid = 0;
+  const std::vector<int64_t> steps = steps_in(folder_);
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
     if (*step > newest_step) continue;  // of a run that was left for an older checkpoint: not ours to delete
     const fs::path path = folder_ / checkpoint_name(*step);
@@ -142,8 +154,6 @@ void CheckpointDirectory::delete_old(int64_t newest_step) const {
       remove_leftover(trash);
     } catch (const CheckpointDamage& damage) {
       log_warning("a damaged checkpoint is not counted: ", damage.what());
-    } catch (const Error& error) {
-      log_warning("an old checkpoint was not deleted: ", error.what());
     }
   }
 }

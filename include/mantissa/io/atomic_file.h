@@ -54,6 +54,8 @@ void write_file_atomically(const std::filesystem::path& path, std::string_view c
 void make_directory(const std::filesystem::path& path);  // the last component only; it must not exist
 void sync_directory(const std::filesystem::path& path);
 void rename_path(const std::filesystem::path& from, const std::filesystem::path& to);
+// Swaps two names in one step; false where the file system cannot.
+bool exchange_paths(const std::filesystem::path& a, const std::filesystem::path& b);
 
 // Throws Error(storage) if fewer than 1.1 * bytes are free for this user on the file system of `directory`.
 void require_free_space(const std::filesystem::path& directory, int64_t bytes);

@@ -1,0 +1,387 @@
+// Kills, full disks, damage and a second process: what reliability.md promises of checkpoints, rows 1-5, 27 and 28 of its fault table.
+#include <gmock/gmock.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+#include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <thread>
+
+#include "checkpoint_testing.h"
+#include "reliability/fault_injection.h"
+
+namespace mantissa::test {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AnyOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// What load_newest finds, after checking that its values are those of its step and that nothing was passed over.
+int64_t newest_intact(const fs::path& checkpoints, int64_t elements) {
+  bool equal = false;
+  const auto loaded =
+      load_newest(checkpoints, [&](CheckpointReader& reader) { equal = State(reader.manifest().step, elements).equals(reader); });
+  EXPECT_TRUE(loaded && equal && loaded->passed_over == 0);
+  return loaded ? loaded->step : -1;
+}
+
+// Runs body in a child process; its return value is the exit status.
+template <class Body>
+pid_t start_child(Body&& body) {
+  const pid_t pid = ::fork();
+  if (pid != 0) return pid;
+  int status = 70;
+  try {
+    status = body();
+  } catch (const Error& error) {
+    status = static_cast<int>(error.code());
+  }
+  ::_exit(status);
+}
+
+int wait_for(pid_t pid) {
+  int status = 0;
+  EXPECT_EQ(::waitpid(pid, &status, 0), pid);
+  return status;
+}
+
+class CheckpointFaults : public CheckpointTest {};
+
+// ---- kills
+
+// Saves the steps after `first` for ever and writes each to the pipe when its save is reported.
+int save_for_ever(const fs::path& checkpoints, int64_t first, int64_t elements, int pipe) {
+  CheckpointDirectory directory(checkpoints, {.latest = 2}, "child");
+  for (int64_t step = first + 1;; ++step) {
+    directory.save(State(step, elements).content());
+    if (::write(pipe, &step, sizeof step) != sizeof step) return 1;
+  }
+}
+
+TEST_F(CheckpointFaults, KillsAtRandomTimesNeverLoseAReportedCheckpoint) {
+  constexpr int64_t kElements = 300'000;
+  int64_t reported = 0, kills_in_a_save = 0;
+  for (uint64_t trial = 0; trial < 20; ++trial) {
+    int pipe[2];
+    ASSERT_EQ(::pipe(pipe), 0);
+    const pid_t child = start_child([&] { return save_for_ever(checkpoints(), reported, kElements, pipe[1]); });
+    ::close(pipe[1]);
+    ASSERT_EQ(::read(pipe[0], &reported, sizeof reported), static_cast<ssize_t>(sizeof reported));
+    std::this_thread::sleep_for(std::chrono::microseconds(random_words({.seed = 7}, 0, trial)[0] % 150'000));
+    ::kill(child, SIGKILL);
+    EXPECT_TRUE(WIFSIGNALED(wait_for(child)));
+    for (int64_t step = 0; ::read(pipe[0], &step, sizeof step) == static_cast<ssize_t>(sizeof step);) reported = step;
+    ::close(pipe[0]);
+    for (const std::string& name : names_in(checkpoints())) kills_in_a_save += name.starts_with(".tmp-");
+    const int64_t newest = newest_intact(checkpoints(), kElements);
+    ASSERT_THAT(newest, AnyOf(reported, reported + 1)) << "trial " << trial;
+    reported = newest;
+  }
+  EXPECT_GT(kills_in_a_save, 0) << "no kill hit a save: the test proves nothing";
+  open_directory(folder);
+  for (const std::string& name : names_in(checkpoints())) EXPECT_FALSE(name.starts_with(".tmp-") || name.starts_with(".trash-")) << name;
+}
+
+// A folder with the saved steps 1 and 2 (and keep 2, so that saving step 3 deletes step 1), copied afresh for every trial.
+class SaveOfStepThree {
+ public:
+  explicit SaveOfStepThree(const fs::path& folder) : original_(folder / "original"), checkpoints_(folder / "checkpoints") {
+    CheckpointDirectory directory(original_, {.latest = 2}, "setup");
+    for (int64_t step = 1; step <= 2; ++step) directory.save(State(step).content());
+  }
+  void reset() const {
+    fs::remove_all(checkpoints_);
+    fs::copy(original_, checkpoints_, fs::copy_options::recursive);
+  }
+  void save() const { CheckpointDirectory(checkpoints_, {.latest = 2}, "trial").save(State(3).content()); }
+  const fs::path& checkpoints() const { return checkpoints_; }
+
+ private:
+  fs::path original_, checkpoints_;
+};
+
+TEST_F(CheckpointFaults, AKillWhileAStateReplacesAnotherOfTheSameStepLeavesOneOfThem) {
+  State other(3);
+  other.weights()[0] += 1;
+  const SaveOfStepThree trial(folder.path());
+  int point = 1, old_ones = 0;
+  for (bool finished = false; !finished; ++point) {
+    ASSERT_LT(point, 200);
+    trial.reset();
+    CheckpointDirectory(trial.checkpoints(), {.latest = 2}, "before").save(other.content());
+    finished = WIFEXITED(wait_for(start_child([&] {
+      arm_fault({.kind = Fault::kill, .at = point});
+      trial.save();
+      return 0;
+    })));
+    bool is_old = false, is_new = false;
+    load_newest(trial.checkpoints(), [&](CheckpointReader& reader) {
+      is_old = other.equals(reader);
+      is_new = State(3).equals(reader);
+    });
+    ASSERT_TRUE(is_old || is_new) << "killed at file operation " << point;
+    ASSERT_TRUE(is_new || !finished);
+    old_ones += is_old;
+  }
+  EXPECT_GT(old_ones, 10);
+}
+
+TEST_F(CheckpointFaults, AKillAtAnyFileOperationOfASaveLeavesTheOldOrTheNewCheckpoint) {
+  const SaveOfStepThree trial(folder.path());
+  int point = 1, old_ones = 0, new_ones = 0;
+  for (bool finished = false; !finished; ++point) {
+    ASSERT_LT(point, 200);
+    trial.reset();
+    const int status = wait_for(start_child([&] {
+      arm_fault({.kind = Fault::kill, .at = point});
+      trial.save();
+      return 0;
+    }));
+    finished = WIFEXITED(status);
+    ASSERT_TRUE(!finished || WEXITSTATUS(status) == 0);
+    const int64_t newest = newest_intact(trial.checkpoints(), 1000);
+    ASSERT_THAT(newest, AnyOf(2, 3)) << "killed at file operation " << point;
+    ASSERT_GE(newest, new_ones > 0 ? 3 : 2) << "the new checkpoint was lost again at file operation " << point;
+    ++(newest == 2 ? old_ones : new_ones);
+    trial.save();  // the next run sweeps what is left and saves
+    ASSERT_EQ(newest_intact(trial.checkpoints(), 1000), 3);
+    for (const std::string& name : names_in(trial.checkpoints()))
+      ASSERT_FALSE(name.starts_with(".tmp-") || name.starts_with(".trash-")) << name;
+  }
+  EXPECT_GT(old_ones, 10);
+  EXPECT_GT(new_ones, 5);
+}
+
+// What a power cut may lose depends on the order of syncs and renames alone: nothing is renamed before it and, for a folder, all it holds
+// is synced.
+TEST_F(CheckpointFaults, EverythingIsSyncedBeforeItIsRenamed) {
+  const SaveOfStepThree trial(folder.path());
+  trial.reset();
+  CheckpointDirectory directory(trial.checkpoints(), {.latest = 2}, "trial");
+  arm_fault({});
+  directory.save(State(3).content());
+  disarm_fault();
+  const auto calls = calls_since_armed({"pwrite", "fsync", "rename"});
+  EXPECT_THAT(calls, ElementsAre("pwrite", "pwrite", "fsync",           // the two tensors of the shard
+                                 "pwrite", "fsync",                     // the manifest
+                                 "fsync", "rename", "fsync",            // the temporary folder, into its place, the parent
+                                 "pwrite", "fsync", "rename", "fsync",  // latest
+                                 "rename"));                            // the oldest, into the trash
+}
+
+// ---- errors of the system
+
+class CheckpointErrors : public CheckpointFaults, public ::testing::WithParamInterface<int> {};
+INSTANTIATE_TEST_SUITE_P(Errno, CheckpointErrors, ::testing::Values(ENOSPC, EIO),
+                         [](const auto& tested) { return std::string(::strerrorname_np(tested.param)); });
+
+TEST_P(CheckpointErrors, AnErrorAtAnyFileOperationFailsTheSaveCleanlyAndTheNextOneWorks) {
+  const SaveOfStepThree trial(folder.path());
+  int point = 1, failed = 0;
+  for (bool reached = true; reached; ++point) {
+    ASSERT_LT(point, 200);
+    trial.reset();
+    CheckpointDirectory directory(trial.checkpoints(), {.latest = 2}, "trial");
+    arm_fault({.kind = Fault::error, .at = point, .error_number = GetParam()});
+    const ExitCode code = error_code_of([&] { directory.save(State(3).content()); });
+    reached = disarm_fault();
+    ASSERT_THAT(code, AnyOf(ExitCode::ok, ExitCode::storage)) << "file operation " << point;
+    const int64_t newest = newest_intact(trial.checkpoints(), 1000);
+    if (code == ExitCode::ok) {
+      ASSERT_EQ(newest, 3) << "a failed save was reported, file operation " << point;
+    } else {
+      ++failed;
+      ASSERT_THAT(newest, AnyOf(2, 3)) << "file operation " << point;
+    }
+    directory.save(State(3).content());
+    ASSERT_EQ(newest_intact(trial.checkpoints(), 1000), 3) << "file operation " << point;
+  }
+  EXPECT_GT(failed, 15);
+}
+
+TEST_F(CheckpointFaults, AFailedSaveLeavesNoTemporaryFolder) {
+  const SaveOfStepThree trial(folder.path());
+  trial.reset();
+  CheckpointDirectory directory(trial.checkpoints(), {.latest = 2}, "trial");
+  const auto before = names_in(trial.checkpoints());
+  arm_fault({.kind = Fault::error, .at = 1, .error_number = ENOSPC, .only = "fsync"});
+  EXPECT_EQ(error_code_of([&] { directory.save(State(3).content()); }), ExitCode::storage);
+  EXPECT_TRUE(disarm_fault());
+  EXPECT_EQ(names_in(trial.checkpoints()), before);
+}
+
+TEST_F(CheckpointFaults, AFailedFsyncIsNotTriedAgain) {
+  const SaveOfStepThree trial(folder.path());
+  trial.reset();
+  CheckpointDirectory directory(trial.checkpoints(), {.latest = 2}, "trial");
+  arm_fault({.kind = Fault::error, .at = 1, .error_number = EIO, .only = "fsync"});
+  EXPECT_EQ(error_code_of([&] { directory.save(State(3).content()); }), ExitCode::storage);
+  disarm_fault();
+  EXPECT_THAT(calls_since_armed({"fsync"}), ElementsAre("fsync"));
+}
+
+TEST_F(CheckpointFaults, ShortWritesAreContinued) {
+  const SaveOfStepThree trial(folder.path());
+  trial.reset();
+  arm_fault({.kind = Fault::short_write, .at = 1, .only = "pwrite"});
+  trial.save();
+  EXPECT_TRUE(disarm_fault());
+  EXPECT_EQ(newest_intact(trial.checkpoints(), 1000), 3);
+}
+
+TEST_F(CheckpointFaults, AFileSizeLimitFailsTheSaveCleanly) {
+  open_directory(folder).save(State(1).content());
+  const int status = wait_for(start_child([&] {
+    std::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{.rlim_cur = 100'000, .rlim_max = 100'000};
+    if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) return 1;
+    CheckpointDirectory directory = open_directory(folder);
+    const ExitCode large = error_code_of([&] { directory.save(State(2, 1'000'000).content()); });
+    const ExitCode small = error_code_of([&] { directory.save(State(3).content()); });
+    return large == ExitCode::storage && small == ExitCode::ok ? 0 : 1;
+  }));
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  EXPECT_EQ(newest_intact(checkpoints(), 1000), 3);
+}
+
+// In a mount namespace of its own, with a tmpfs of 1 MiB; 77 where that is not allowed.
+int fill_a_small_disk(const fs::path& checkpoints) {
+  const bool own = ::unshare(CLONE_NEWNS) == 0 || ::unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0;
+  if (!own || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) return 77;
+  if (::mount("tmpfs", checkpoints.c_str(), "tmpfs", 0, "size=1m") != 0) return 77;
+  CheckpointDirectory directory(checkpoints, {.latest = 2}, "full");
+  constexpr int64_t kElements = 50'000;  // 400 kB: room for two
+  const auto code_of_save = [&](int64_t step) { return error_code_of([&] { directory.save(State(step, kElements).content()); }); };
+  if (code_of_save(1) != ExitCode::ok || code_of_save(2) != ExitCode::ok) return 2;
+  if (code_of_save(3) != ExitCode::storage || code_of_save(4) != ExitCode::storage) return 3;
+  if (names_in(checkpoints).size() != 4 || newest_intact(checkpoints, kElements) != 2) return 4;
+  fs::remove_all(checkpoints / checkpoint_name(1));  // somebody makes room
+  return code_of_save(5) == ExitCode::ok && newest_intact(checkpoints, kElements) == 5 ? 0 : 5;
+}
+
+TEST_F(CheckpointFaults, AFullDiskFailsTheSaveAndKeepsTheOldOnes) {
+  fs::create_directory(checkpoints());
+  const int status = wait_for(start_child([&] { return fill_a_small_disk(checkpoints()); }));
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == 77) GTEST_SKIP() << "no right to mount a tmpfs";
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+TEST_F(CheckpointFaults, ADeletedFolderFailsTheSaveUntilItIsBack) {
+  CheckpointDirectory directory = open_directory(folder);
+  directory.save(State(1).content());
+  fs::remove_all(checkpoints());
+  EXPECT_EQ(error_code_of([&] { directory.save(State(2).content()); }), ExitCode::storage);
+  fs::create_directory(checkpoints());
+  directory.save(State(3).content());
+  EXPECT_EQ(newest_intact(checkpoints(), 1000), 3);
+  EXPECT_EQ(error_code_of([&] { open_directory(folder); }), ExitCode::environment) << "the new folder is locked too";
+}
+
+// ---- damage
+
+constexpr int64_t kTwoChunks = 600'000;  // 4.8 MB
+
+TEST_F(CheckpointFaults, EveryRandomBitFlipOfAShardIsFound) {
+  const fs::path path = open_directory(folder).save(State(1, kTwoChunks).content()).path;
+  const int file = ::open((path / "shard-00000.bin").c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_GE(file, 0);
+  const auto flip = [&](off_t position, int bit) {
+    unsigned char byte = 0;
+    ASSERT_EQ(::pread(file, &byte, 1, position), 1);
+    byte = static_cast<unsigned char>(byte ^ 1 << bit);
+    ASSERT_EQ(::pwrite(file, &byte, 1, position), 1);
+  };
+  for (uint64_t i = 0; i < 1000; ++i) {
+    const auto words = random_words({.seed = 9}, 0, i);
+    const auto position = static_cast<off_t>(words[0] % (kTwoChunks * 8));
+    const int bit = static_cast<int>(words[1] % 8);
+    flip(position, bit);
+    try {
+      CheckpointReader(path).verify();
+      ADD_FAILURE() << "byte " << position << ", bit " << bit << " not found";
+    } catch (const CheckpointDamage& damage) {
+      ASSERT_THAT(damage.what(), HasSubstr("shard-00000.bin: chunk " + std::to_string(position / kCheckpointChunkBytes) + " "));
+    }
+    flip(position, bit);
+  }
+  ::close(file);
+  EXPECT_NO_THROW(CheckpointReader(path).verify());
+}
+
+TEST_F(CheckpointFaults, EveryTruncationAtAChunkEdgeIsFound) {
+  const fs::path path = open_directory(folder).save(State(1, 1'200'000).content()).path;  // three chunks
+  const int64_t bytes = 1'200'000 * 8;
+  for (int64_t chunk = 0; chunk <= 3; ++chunk) {
+    for (const int64_t shift : {-1, 0, 1}) {
+      const int64_t size = std::min(chunk * kCheckpointChunkBytes, bytes) + shift;
+      if (size < 0 || size == bytes) continue;
+      fs::resize_file(path / "shard-00000.bin", static_cast<uintmax_t>(size));
+      EXPECT_EQ(error_code_of([&] { CheckpointReader reader(path); }), ExitCode::data) << size;
+    }
+  }
+  // The right size again, but the end is zeros now.
+  fs::resize_file(path / "shard-00000.bin", static_cast<uintmax_t>(bytes));
+  EXPECT_THROW(CheckpointReader(path).verify(), CheckpointDamage);
+}
+
+TEST_F(CheckpointFaults, AShardCutWhileItIsReadIsAnErrorNotASignal) {
+  const fs::path path = open_directory(folder).save(State(1, kTwoChunks).content()).path;
+  CheckpointReader reader(path);
+  std::vector<float> out(kTwoChunks);
+  reader.read("w", std::as_writable_bytes(std::span(out)));
+  fs::resize_file(path / "shard-00000.bin", 3'000'000);
+  EXPECT_THROW(reader.verify(), CheckpointDamage);
+}
+
+// ---- two processes
+
+TEST_F(CheckpointFaults, ASecondProcessIsRefusedAndToldWhoHasTheFolder) {
+  const CheckpointDirectory directory = open_directory(folder);
+  int status = wait_for(start_child([&] {
+    try {
+      open_directory(folder);
+      return 0;
+    } catch (const Error& error) {
+      const bool named = std::string(error.what()).find("process " + std::to_string(::getppid()) + ",") != std::string::npos;
+      return named ? static_cast<int>(error.code()) : 1;
+    }
+  }));
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), static_cast<int>(ExitCode::environment));
+}
+
+TEST_F(CheckpointFaults, TheLockOfAKilledProcessIsTakenOverWithALine) {
+  int pipe[2];
+  ASSERT_EQ(::pipe(pipe), 0);
+  const pid_t child = start_child([&] {
+    const CheckpointDirectory directory = open_directory(folder);
+    const char ready = 1;
+    if (::write(pipe[1], &ready, 1) == 1) ::pause();
+    return 1;
+  });
+  char ready = 0;
+  ASSERT_EQ(::read(pipe[0], &ready, 1), 1);
+  ::kill(child, SIGKILL);
+  wait_for(child);
+  ::close(pipe[0]);
+  ::close(pipe[1]);
+  EXPECT_NO_THROW(open_directory(folder));
+  EXPECT_THAT(log(), HasSubstr("process " + std::to_string(child) + ","));
+  EXPECT_THAT(log(), HasSubstr("which did not end properly"));
+}
+
+TEST_F(CheckpointFaults, TheFolderIsFreeAfterAProperEnd) {
+  open_directory(folder);
+  open_directory(folder);
+  EXPECT_EQ(log().find("taken over"), std::string::npos) << log();
+}
+
+}  // namespace
+}  // namespace mantissa::test
