@@ -71,6 +71,34 @@ TEST_F(OpenDataTest, CharTokenizerOfListsKnowsTheTrainingFilesOnly) {
   EXPECT_THAT(error.what(), HasSubstr("valid.txt: the character U+0078 'x'"));
 }
 
+TEST_F(OpenDataTest, NanoGptCharactersComeFromItsMetaFile) {
+  write_file(folder_ / "train.bin", std::string("\2\0\1\0\0\0\2\0", 8));
+  DataConfig config;
+  config.tokenizer = TokenizerKind::character;
+  config.train = {{.path = folder_ / "train.bin"}};
+  EXPECT_THAT(error_of([&] { open_data(config, {.seq_len = 3}); }).what(), HasSubstr("meta.json"));
+  write_file(folder_ / "meta.json", R"({"vocab_size": 3, "itos": {"0": "\n", "1": "a", "2": "\u00e9"}, "stoi": {}})");
+  Data data = open_data(config, {.seq_len = 3});
+  EXPECT_EQ(data.tokenizer->decode(data.train->batch(0, 1).tokens), "\u00e9a\n");
+  for (const char* bad :
+       {"{}", R"({"itos": {"1": "a"}})", R"({"itos": {"0": "ab"}})", R"({"itos": {"0": ""}})", R"({"itos": {"0": "b", "1": "a"}})"}) {
+    write_file(folder_ / "meta.json", bad);
+    EXPECT_EQ(error_of([&] { open_data(config, {.seq_len = 3}); }).code(), ExitCode::data) << bad;
+  }
+}
+
+TEST_F(OpenDataTest, CharactersOfATokenizedFileLieBesideIt) {
+  MegatronWriter writer(folder_ / "pair", {.vocab_size = 2});
+  writer.add_document(std::vector<int32_t>{1, 0, 1});
+  writer.finish();
+  write_file(folder_ / "pair.tokenizer.json", Tokenizer::characters({'x', 'y'}).to_json());
+  DataConfig config;
+  config.tokenizer = TokenizerKind::character;
+  config.train = {{.path = folder_ / "pair"}};
+  Data data = open_data(config, {.seq_len = 2});
+  EXPECT_EQ(data.tokenizer->decode(data.train->batch(0, 1).tokens), "yx");
+}
+
 TEST_F(OpenDataTest, TokenizerOfACheckpointTakesThePlaceOfTheConfigs) {
   DataConfig config = text_config("abababababababababab", TokenizerKind::character);
   const Data data = open_data(config, {.seq_len = 4, .tokenizer = Tokenizer::characters({'a', 'b', 'c'})});

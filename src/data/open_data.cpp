@@ -1,6 +1,8 @@
 #include "mantissa/data/open_data.h"
 
-#include <algorithm>
+#include <filesystem>
+
+#include "data/token_layout.h"
 
 namespace mantissa {
 namespace {
@@ -16,12 +18,33 @@ std::vector<InputFile> input_files(const DataConfig& config) {
   return files;
 }
 
+std::string content_of(const std::string& path) {
+  const InputFile file(path);
+  constexpr int64_t kLargest = 64 << 20;
+  require(file.size() <= kLargest, ExitCode::data, path, ": ", file.size(), " bytes; at most ", kLargest, " are read");
+  std::string bytes(static_cast<size_t>(file.size()), '\0');
+  file.read(0, bytes.data(), file.size());
+  return bytes;
+}
+
+// Token files keep their characters beside them: PREFIX.tokenizer.json (mantissa tokenize) or meta.json (nanoGPT's meta.pkl as JSON; the
+// pickle itself is never read, as a pickle is a program).
+Tokenizer characters_beside(const std::string& path) {
+  const std::string own = with_extension(path, ".tokenizer.json");
+  if (file_exists(own)) return Tokenizer::from_json(content_of(own), own);
+  const std::string meta = (std::filesystem::path(path).parent_path() / "meta.json").string();
+  require(file_exists(meta), ExitCode::usage, "data.tokenizer: char needs the characters of ", path, ": neither ", own, " nor ", meta,
+          R"( ({"itos": {"0": "\n", ...}}) exists)");
+  return Tokenizer::from_nanogpt_meta(content_of(meta), meta);
+}
+
 Tokenizer characters_of_training_data(const DataConfig& config) {
   const std::vector<InputFile> files = input_files(config);
   for (const InputFile& file : files) {
     const DataFormat format = config.format == DataFormat::automatic ? recognise_format(file) : config.format;
-    require(format == DataFormat::text, ExitCode::usage, "data.tokenizer: char takes its characters from text files, but ", file.path(),
-            " is ", choice_name(format));
+    require(format != DataFormat::jsonl, ExitCode::usage, "data.tokenizer: char takes its characters from text files; tokenise ",
+            file.path(), " with mantissa tokenize --vocabulary");
+    if (format != DataFormat::text) return characters_beside(file.path());
   }
   return Tokenizer::characters_of(files);
 }

@@ -35,6 +35,17 @@ class CharacterReader {
   Utf8Decoder decoder_;
 };
 
+// The one character of a text; Error(data) with `name` if it is another number of them.
+char32_t only_character(const std::string& text, const std::string& name) {
+  const TextOrigin origin{.name = name, .code = ExitCode::data, .offset = 0};
+  std::vector<char32_t> characters;
+  CharacterReader reader(origin);
+  reader.read(text, 0, [&characters](char32_t character, int64_t) { characters.push_back(character); });
+  reader.finish();
+  require(characters.size() == 1, ExitCode::data, name, ": \"", text, "\" is not one character");
+  return characters.front();
+}
+
 }  // namespace
 
 Tokenizer Tokenizer::bytes() { return Tokenizer(Kind::byte); }
@@ -121,6 +132,20 @@ Tokenizer Tokenizer::from_json(std::string_view json, const std::string& name) {
     require(entry.is_number_unsigned() && entry.get<uint64_t>() < kCharacterCodes, ExitCode::data, name, ": characters[", ascending.size(),
             "] is no code point");
     ascending.push_back(static_cast<char32_t>(entry.get<uint64_t>()));
+  }
+  return characters(std::move(ascending));
+}
+
+Tokenizer Tokenizer::from_nanogpt_meta(std::string_view json, const std::string& name) {
+  const auto value = parse_strict_json(json, name);
+  require(value.is_object() && value.contains("itos") && value["itos"].is_object(), ExitCode::data, name, ": no object \"itos\"");
+  const auto& by_id = value["itos"];
+  std::vector<char32_t> ascending;
+  for (size_t id = 0; id < by_id.size(); ++id) {
+    const auto entry = by_id.find(std::to_string(id));
+    require(entry != by_id.end() && entry->is_string(), ExitCode::data, name, ": itos has ", by_id.size(), " entries but no character for ",
+            id);
+    ascending.push_back(only_character(entry->get_ref<const std::string&>(), name));
   }
   return characters(std::move(ascending));
 }

@@ -29,7 +29,8 @@ struct Data {
   std::vector<FileFingerprint> fingerprints = {};       // of the training data, in order
 };
 
-// The tokenizer that data.tokenizer names; `char` reads the training data (with data.path the whole file). None if it is null.
+// The tokenizer that data.tokenizer names; none if it is null. `char` reads the training text (with data.path the whole file); for token
+// files it reads PREFIX.tokenizer.json or nanoGPT's meta.json beside the first.
 std::optional<Tokenizer> make_tokenizer(const DataConfig& config);
 
 // Opens the data of a training run. Throws Error(usage) for paths that match nothing, options that do not fit the files, data too short for

@@ -36,6 +36,9 @@ class Tokenizer {
   std::string to_json() const;
   static Tokenizer from_json(std::string_view json, const std::string& name);
 
+  // nanoGPT's meta.pkl as JSON: {"itos": {"0": "\n", "1": " ", ...}, ...}, ids in order of code points. Throws Error(data) with `name`.
+  static Tokenizer from_nanogpt_meta(std::string_view json, const std::string& name);
+
   Kind kind() const { return kind_; }
   int64_t size() const;  // ids are 0 .. size()-1
 
