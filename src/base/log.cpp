@@ -48,7 +48,10 @@ std::string escaped(const std::string& message) {
 
 void open_log(const LogOptions& options) {
   std::vector<spdlog::sink_ptr> sinks;
-  if (options.console) sinks.push_back(std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+  if (options.console) {
+    sinks.push_back(std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+    sinks.back()->set_level(to_spdlog(options.console_level));
+  }
   try {
     if (!options.file.empty()) sinks.push_back(std::make_shared<spdlog::sinks::basic_file_sink_mt>(options.file));
   } catch (const spdlog::spdlog_ex& error) {

@@ -11,8 +11,9 @@ enum class LogLevel { debug, info, warning, error, off };
 
 struct LogOptions {
   LogLevel level = LogLevel::info;
-  bool console = true;     // standard error
-  std::string file;        // empty: none; opened for appending
+  bool console = true;                       // standard error
+  LogLevel console_level = LogLevel::debug;  // least severe message there, if above `level`
+  std::string file;                          // empty: none; opened for appending
 };
 
 // Replaces the sinks. Throws Error(environment) if the file cannot be opened. A later write that fails is counted, never thrown.
@@ -22,12 +23,20 @@ void close_log();
 void write_log(LogLevel level, const std::string& message);
 
 template <class... Parts>
-void log_debug(const Parts&... parts) { write_log(LogLevel::debug, text(parts...)); }
+void log_debug(const Parts&... parts) {
+  write_log(LogLevel::debug, text(parts...));
+}
 template <class... Parts>
-void log_info(const Parts&... parts) { write_log(LogLevel::info, text(parts...)); }
+void log_info(const Parts&... parts) {
+  write_log(LogLevel::info, text(parts...));
+}
 template <class... Parts>
-void log_warning(const Parts&... parts) { write_log(LogLevel::warning, text(parts...)); }
+void log_warning(const Parts&... parts) {
+  write_log(LogLevel::warning, text(parts...));
+}
 template <class... Parts>
-void log_error(const Parts&... parts) { write_log(LogLevel::error, text(parts...)); }
+void log_error(const Parts&... parts) {
+  write_log(LogLevel::error, text(parts...));
+}
 
 }  // namespace mantissa

@@ -51,10 +51,10 @@ class ParameterSet {
   Tensor new_gradient_buffer() const;
   void use_gradient_buffer(const Tensor& buffer);  // later backward passes write there
   void reset_gradients();                          // the next contribution overwrites
-
- private:
+  // Parameter `index`'s part of a tensor laid out as a gradient buffer, in its shape.
   Tensor view_of(const Tensor& arena, size_t index) const;
 
+ private:
   std::deque<Parameter> parameters_;
   std::vector<int64_t> offsets_;  // in elements, multiples of 32 so that every view is 64-byte aligned
   int64_t padded_elements_ = 0;

@@ -1,0 +1,39 @@
+// The sum of gradients over the micro batches of a step.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "mantissa/nn/parameter.h"
+#include "mantissa/train/config.h"
+
+namespace mantissa {
+
+// running: each micro batch is added to one buffer. tree: neighbours are added in pairs, then pairs of pairs, so that any power-of-two
+// group of ranks that owns an aligned range of the micro batches computes the same sums; log2(M) + 1 buffers.
+class GradientAccumulator {
+ public:
+  // Throws Error(usage) for tree with a number of micro batches that is no power of two.
+  GradientAccumulator(ParameterSet& parameters, Accumulation how, int64_t micro_batches);
+
+  // Calls micro_batch(i) for i = 0 .. M-1; each runs forward and backward and returns its part of the loss. Afterwards the gradients of the
+  // set hold the sum; the result is the sum of the losses in the same order.
+  double accumulate(const std::function<double(int64_t)>& micro_batch);
+
+  // Buffers of that many gradients each.
+  static int64_t buffers(Accumulation how, int64_t micro_batches);
+
+ private:
+  double running(const std::function<double(int64_t)>& micro_batch);
+  double tree(const std::function<double(int64_t)>& micro_batch);
+  void require_all_written() const;
+
+  ParameterSet& parameters_;
+  Accumulation how_;
+  int64_t micro_batches_;
+  std::vector<Tensor> buffers_;  // tree: partial sums, the widest range first
+  std::vector<double> losses_;   // of the same ranges
+};
+
+}  // namespace mantissa

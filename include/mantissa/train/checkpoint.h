@@ -1,0 +1,68 @@
+// The state of a run in a checkpoint: for each parameter the fp32 master ("master.<name>") and both moments ("m.<name>", "v.<name>"), the
+// counters, the resolved config, the tokenizer and the fingerprint of the training data. The learning rate is a function of the step; the
+// values in the compute dtype are rounded from the masters on load.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "mantissa/data/open_data.h"
+#include "mantissa/io/checkpoint_directory.h"
+#include "mantissa/models/gpt.h"
+#include "mantissa/train/config.h"
+#include "mantissa/train/optimizer.h"
+
+namespace mantissa {
+
+struct TrainState {
+  int64_t step = 0;     // steps done, skipped ones included
+  int64_t samples = 0;  // sequences consumed: the position in the data
+  int64_t tokens = 0;
+  int64_t skipped_steps = 0;
+  int64_t nonfinite_in_a_row = 0;
+  std::optional<double> best_valid_loss = {};
+};
+
+// What is saved. It refers to the memory of parameters and optimizer.
+CheckpointContent checkpoint_content(const RunConfig& config, const Data& data, const ParameterSet& parameters, const Optimizer& optimizer,
+                                     const TrainState& state);
+
+// The way back. Throws Error(usage) if the checkpoint is of another model, Error(data) if the training data changed or a part is damaged.
+// Other settings may differ; each that does is a line in the log.
+TrainState restore(CheckpointReader& reader, const RunConfig& config, const Data& data, ParameterSet& parameters, Optimizer& optimizer);
+
+// The masters and the values rounded from them. Throws Error(usage) if a tensor is missing or of another shape.
+void load_weights(CheckpointReader& reader, ParameterSet& parameters);
+
+// The config and the tokenizer it was made with. Throws Error(data).
+RunConfig saved_config(const CheckpointReader& reader);
+std::optional<Tokenizer> saved_tokenizer(const CheckpointReader& reader);
+
+// Calls `load` with the checkpoint that a person names: its folder, a folder of checkpoints, a run folder (the newest valid one of these).
+// Returns its folder. Throws Error(usage) if there is none, Error(data) if it is damaged.
+std::filesystem::path with_checkpoint(const std::filesystem::path& path, const std::function<void(CheckpointReader&)>& load);
+
+struct ModelOptions {
+  std::optional<DeviceChoice> device = {};  // as trained
+  std::optional<Dtype> dtype = {};
+};
+
+// A model for evaluation and generation.
+struct LoadedModel {
+  std::filesystem::path path;
+  int64_t step = 0;
+  RunConfig config;
+  std::optional<Tokenizer> tokenizer;
+  std::unique_ptr<Backend> device;
+  std::unique_ptr<Gpt> model;
+};
+
+LoadedModel load_model(const std::filesystem::path& path, const ModelOptions& options);
+
+// The backend that training.device names. Throws Error(environment) for one this build lacks.
+std::unique_ptr<Backend> open_device(DeviceChoice choice);
+
+}  // namespace mantissa

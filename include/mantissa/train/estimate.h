@@ -1,0 +1,27 @@
+// What a run will need, before it starts; and what it does need.
+#pragma once
+
+#include <cstdint>
+
+#include "mantissa/train/config.h"
+
+namespace mantissa {
+
+// Bytes of tensors, by what they are for.
+struct MemoryEstimate {
+  int64_t masters = 0;      // fp32 weights
+  int64_t values = 0;       // their copy in the compute dtype; 0 for fp32
+  int64_t gradients = 0;    // fp32, as many buffers as training.accumulation needs
+  int64_t optimizer = 0;    // two moments
+  int64_t activations = 0;  // kept between forward and backward of one micro batch, for training.recompute
+  int64_t workspace = 0;    // the larger of: logits at work; one block's backward pass
+  int64_t total() const { return masters + values + gradients + optimizer + activations + workspace; }
+};
+
+// model.vocab_size must be set.
+MemoryEstimate estimate_memory(const RunConfig& config);
+
+// The most memory this process had resident so far, in bytes.
+int64_t peak_resident_bytes();
+
+}  // namespace mantissa

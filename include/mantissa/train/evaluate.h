@@ -1,0 +1,29 @@
+// The loss on validation data.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "mantissa/data/batch.h"
+#include "mantissa/models/gpt.h"
+
+namespace mantissa {
+
+struct SetLoss {
+  std::string name;
+  double loss = 0.0;  // mean over its targets, in nats
+  int64_t targets = 0;
+};
+
+struct Evaluation {
+  double loss = 0.0;  // mean over the targets of all sets
+  int64_t targets = 0;
+  std::vector<SetLoss> sets;
+};
+
+// The first iters * micro_batch_size windows of each set, or all of them; always the same ones. Throws Error(usage) if no target counts.
+Evaluation evaluate(Gpt& model, const ValidationData& data, int64_t micro_batch_size, std::optional<int64_t> iters);
+
+}  // namespace mantissa

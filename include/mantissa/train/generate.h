@@ -1,0 +1,33 @@
+// Continues a sequence of tokens.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "mantissa/models/gpt.h"
+
+namespace mantissa {
+
+struct SamplingOptions {
+  int64_t max_new_tokens = 64;
+  double temperature = 0.8;  // 0: the likeliest token, the lowest id among equals
+  int64_t top_k = 50;        // 0: all
+  double top_p = 1.0;
+  uint64_t seed = 0;
+  uint32_t what = 0;    // which sample: draws of different samples are independent
+  uint64_t moment = 0;  // when: the step of the run
+};
+
+// A token from logits [n]: the top_k likeliest, of these the fewest that reach top_p, drawn in proportion to exp(logit / temperature).
+// `uniform` in [0, 1) decides. Throws Error(numerical) if a logit is NaN.
+int32_t pick_token(std::span<const float> logits, const SamplingOptions& options, double uniform);
+
+// The new tokens; each is handed to on_token as it is found, and false from it ends the generation. When the cache is full, the last half
+// of it is read again and the rest forgotten. Draw i is number (moment << 24) + i of stream `sample`. Throws Error(usage) for an empty
+// prompt or a token outside the vocabulary.
+std::vector<int32_t> generate(Gpt& model, const std::vector<int32_t>& prompt, const SamplingOptions& options,
+                              const std::function<bool(int32_t)>& on_token = {});
+
+}  // namespace mantissa

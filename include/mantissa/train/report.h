@@ -1,0 +1,94 @@
+// What train() tells while it runs, and the lines that people know. Nothing here prints.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "mantissa/train/evaluate.h"
+
+namespace mantissa {
+
+struct StepReport {
+  int64_t step = 0, steps = 0;  // step counts from 1
+  double loss = 0.0, gradient_norm = 0.0, lr = 0.0;
+  double milliseconds = 0.0;
+  double tokens_per_second = 0.0;  // bias-corrected moving average (0.95) without the first step
+  std::optional<double> mfu;       // none: the peak of the device is not known
+  int64_t memory_bytes = 0;        // peak resident
+  double remaining_seconds = 0.0;
+  int64_t tokens = 0;  // so far in the run
+  bool skipped = false;
+};
+
+struct EvaluationReport {
+  int64_t step = 0;
+  Evaluation result = {};
+  double seconds = 0.0;
+  bool best = false;
+};
+
+struct SampleReport {
+  int64_t step = 0;
+  std::string prompt, text;
+};
+
+struct SaveReport {
+  int64_t step = 0;
+  std::string path = {};     // empty: it failed
+  std::string problem = {};  // why
+  double seconds = 0.0;
+};
+
+struct StartReport {
+  std::string folder;   // of the run; it exists by now
+  std::string resumed;  // the checkpoint; "": a fresh start
+  int64_t step = 0, steps = 0;
+  int64_t parameters = 0;
+  int64_t training_tokens = 0, validation_sets = 0;
+  std::string device;
+  int threads = 0;
+};
+
+// What somebody outside, such as a signal, asks for.
+enum class Request { none, save, save_and_stop };
+
+// All optional. Called from the thread that trains, between steps.
+struct TrainEvents {
+  std::function<void(const StartReport&)> started = {};
+  std::function<void(const StepReport&)> step = {};
+  std::function<void(const EvaluationReport&)> evaluated = {};
+  std::function<void(const SampleReport&)> sampled = {};
+  std::function<void(const SaveReport&)> saved = {};
+  std::function<Request()> request = {};  // asked once a step; a request is handed out once
+};
+
+// "step   120/2000 | loss 3.2826 | norm 1.234 | lr 6.00e-04 | 1709 ms | 38347 tok/s | mfu 46.9% | mem 4.5 GiB | eta 53m33s"
+std::string step_line(const StepReport& report);
+// "eval   120 | loss 1.9012 | ppl 6.694 | 111539 targets | 2.1 s | best", then each set if there are several.
+std::string evaluation_line(const EvaluationReport& report);
+// The text in a box under a title, control characters escaped.
+std::string sample_box(const SampleReport& report);
+
+std::string duration_text(double seconds);  // "53m33s", "2h05m", "12s"
+std::string bytes_text(int64_t bytes);      // "4.5 GiB"
+
+// The speed of a run: tokens over seconds, both as moving averages (0.95, corrected for the start), so that a stall counts by its length.
+class Throughput {
+ public:
+  void add(int64_t tokens, double seconds);
+  double tokens_per_second() const;
+  double mean_tokens_per_second() const;
+  double seconds_per_step() const;
+
+ private:
+  static constexpr double kDecay = 0.95;
+  struct Sums {
+    double tokens = 0.0, seconds = 0.0, weight = 0.0;
+  };
+  int64_t steps_ = 0;
+  Sums average_, mean_;
+};
+
+}  // namespace mantissa

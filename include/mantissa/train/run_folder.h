@@ -1,0 +1,39 @@
+// The folder of a run, runs/<name>/: config.json (resolved), config-origins.json (the same, each value followed by a comment that names its
+// origin), run.json, metrics.jsonl, TensorBoard events, log.txt; the checkpoints lie in checkpoint.dir, by default inside.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "mantissa/io/event_file.h"
+#include "mantissa/io/jsonl.h"
+#include "mantissa/train/config.h"
+#include "mantissa/train/report.h"
+
+namespace mantissa {
+
+// Throws Error(environment) if another process trains there, Error(usage) if the folder holds metrics or checkpoints of an earlier run.
+// Changes nothing.
+void require_unused_folder(const RunConfig& config);
+
+// Makes the folder and writes config.json, config-origins.json and run.json. `arguments` is the command line, for run.json.
+void write_run_folder(const LoadedConfig& loaded, const std::vector<std::string>& arguments);
+
+// metrics.jsonl and the event file. A full disk drops lines and counts them; training goes on.
+class Metrics {
+ public:
+  explicit Metrics(const LoggingConfig& config);
+  void write(const StartReport& report);
+  void write(const StepReport& report);
+  void write(const EvaluationReport& report);
+  void write(const SampleReport& report);
+  void write(const SaveReport& report);
+  int64_t dropped() const;
+
+ private:
+  std::optional<JsonLines> lines_;
+  std::optional<EventFile> events_;
+};
+
+}  // namespace mantissa

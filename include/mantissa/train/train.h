@@ -1,0 +1,49 @@
+// Trains a GPT: the loop over steps, evaluations, samples and checkpoints of one run.
+//
+// The order inside a step boundary is: update, step report, evaluation, samples, save, request. A save happens only there, so N steps equal
+// k steps, a save, a load and N - k steps, bit for bit.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "mantissa/train/checkpoint.h"
+#include "mantissa/train/config.h"
+#include "mantissa/train/estimate.h"
+#include "mantissa/train/report.h"
+
+namespace mantissa {
+
+struct TrainSummary {
+  ExitCode exit = ExitCode::ok;  // ok; stopped: a request was met, a checkpoint exists; storage: the last save failed
+  int64_t steps = 0;             // done in the run so far
+  int64_t tokens = 0;
+  int64_t skipped_steps = 0;
+  std::optional<double> best_valid_loss, last_valid_loss;
+  double seconds = 0.0;  // of this call
+  double tokens_per_second = 0.0;
+  int64_t failed_saves = 0;
+  int64_t dropped_lines = 0;       // of metrics and events
+  std::string folder, checkpoint;  // the run folder; the newest checkpoint, "" if there is none
+};
+
+// Runs the config to its last step, or to a request to stop. `arguments` is the command line, for run.json. Everything is checked before
+// the run folder is made. Throws Error: usage for configs that do not fit the data or the checkpoint and for a run folder in use,
+// environment if another process trains there, data for damaged or changed files, numerical after training.nonfinite_limit steps in a row
+// with NaN or Inf (nothing is saved then).
+TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& arguments, const TrainEvents& events);
+
+struct RunPlan {
+  RunConfig config;  // with the vocabulary size
+  int64_t parameters = 0;
+  double flops_per_token = 0.0;
+  MemoryEstimate memory;
+  int64_t training_tokens = 0;
+  int64_t validation_windows = 0;
+};
+
+// What train() would do: opens the data, writes nothing. Throws as train() does.
+RunPlan plan_run(const LoadedConfig& loaded);
+
+}  // namespace mantissa

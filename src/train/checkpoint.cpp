@@ -1,0 +1,202 @@
+#include "mantissa/train/checkpoint.h"
+
+#include <nlohmann/json.hpp>
+#include <span>
+
+#include "mantissa/base/json.h"
+#include "mantissa/base/log.h"
+#include "mantissa/base/version.h"
+
+namespace mantissa {
+namespace {
+
+using nlohmann::ordered_json;
+namespace fs = std::filesystem;
+
+std::string state_text(const TrainState& state, int64_t updates) {
+  ordered_json json = {{"updates", updates},
+                       {"tokens", state.tokens},
+                       {"skipped_steps", state.skipped_steps},
+                       {"nonfinite_in_a_row", state.nonfinite_in_a_row},
+                       {"best_valid_loss", nullptr}};
+  if (state.best_valid_loss) json["best_valid_loss"] = *state.best_valid_loss;
+  return json.dump();
+}
+
+int64_t counter(const nlohmann::json& json, const char* name, const std::string& source) {
+  const auto found = json.find(name);
+  const bool good = found != json.end() && found->is_number_integer() && found->get<int64_t>() >= 0;
+  require(good, ExitCode::data, source, ": state.", name, " must be an integer of at least 0");
+  return found->get<int64_t>();
+}
+
+struct SavedState {
+  TrainState state;
+  int64_t updates = 0;
+};
+
+SavedState parse_state(const Manifest& manifest, const std::string& source) {
+  const nlohmann::json json = parse_strict_json(manifest.state, source);
+  require(json.is_object(), ExitCode::data, source, ": state must be an object");
+  SavedState saved{.state = {.step = manifest.step,
+                             .samples = manifest.samples,
+                             .tokens = counter(json, "tokens", source),
+                             .skipped_steps = counter(json, "skipped_steps", source),
+                             .nonfinite_in_a_row = counter(json, "nonfinite_in_a_row", source)},
+                   .updates = counter(json, "updates", source)};
+  if (const auto best = json.find("best_valid_loss"); best != json.end() && best->is_number()) {
+    saved.state.best_valid_loss = best->get<double>();
+  }
+  return saved;
+}
+
+std::span<std::byte> bytes_of(const Tensor& tensor) { return {tensor.raw(), static_cast<size_t>(tensor.bytes())}; }
+
+void add_tensor(CheckpointContent& content, const std::string& name, const Tensor& tensor) {
+  content.tensors.push_back({.name = name, .dtype = tensor.dtype(), .shape = tensor.shape(), .boxes = {}, .data = tensor.raw()});
+}
+
+void read_tensor(CheckpointReader& reader, const std::string& name, const Tensor& out) {
+  const ManifestTensor& saved = reader.tensor(name);
+  require(saved.dtype == out.dtype() && saved.shape == dimensions(out.shape()), ExitCode::usage, reader.directory().string(), ": ", name,
+          " is ", saved.dtype, " ", shape_text(saved.shape), ", the model needs ", out.dtype(), " ", shape_text(dimensions(out.shape())));
+  reader.read(name, bytes_of(out));
+}
+
+std::string scalar_text(const Scalar& scalar) {
+  return std::visit(
+      []<class T>(const T& value) {
+        if constexpr (std::is_same_v<T, std::monostate>) return std::string("null");
+        if constexpr (std::is_same_v<T, bool>) return std::string(value ? "true" : "false");
+        if constexpr (!std::is_same_v<T, std::monostate> && !std::is_same_v<T, bool>) return text(value);
+      },
+      scalar);
+}
+
+// "hidden_size: 64 in the checkpoint, 128 here" for every scalar that differs.
+template <class T>
+std::vector<std::string> differences(const char* section, T saved, T current) {
+  const std::vector<Field> left = fields_of(saved), right = fields_of(current);
+  std::vector<std::string> found;
+  for (size_t i = 0; i < left.size(); ++i) {
+    if (left[i].kind == FieldKind::list || left[i].kind == FieldKind::object || left[i].get() == right[i].get()) continue;
+    found.push_back(
+        text(section, ".", left[i].name, ": ", scalar_text(left[i].get()), " in the checkpoint, ", scalar_text(right[i].get()), " here"));
+  }
+  return found;
+}
+
+void require_same_model(const RunConfig& saved, const RunConfig& current, const std::string& source) {
+  std::string list;
+  for (const std::string& line : differences("model", saved.model, current.model)) list += "\n  " + line;
+  require(list.empty(), ExitCode::usage, source, " is a checkpoint of another model:", list);
+}
+
+void log_changes(const RunConfig& saved, const RunConfig& current, const Manifest& manifest) {
+  const auto log_all = [](const std::vector<std::string>& lines) {
+    for (const std::string& line : lines) log_warning("changed since the checkpoint: ", line);
+  };
+  log_all(differences("precision", saved.precision, current.precision));
+  log_all(differences("optimizer", saved.optimizer, current.optimizer));
+  log_all(differences("schedule", saved.schedule, current.schedule));
+  log_all(differences("training", saved.training, current.training));
+  log_all(differences("data", saved.data, current.data));
+  if (manifest.build_fingerprint != build_fingerprint()) {
+    log_warning("the checkpoint was written by another build (", manifest.build_fingerprint, "; this one: ", build_fingerprint(),
+                "): the run continues, but not bit for bit as it would have");
+  }
+}
+
+}  // namespace
+
+CheckpointContent checkpoint_content(const RunConfig& config, const Data& data, const ParameterSet& parameters, const Optimizer& optimizer,
+                                     const TrainState& state) {
+  CheckpointContent content{.step = state.step,
+                            .samples = state.samples,
+                            .config = effective_config(config),
+                            .tokenizer = data.tokenizer ? data.tokenizer->to_json() : "null",
+                            .state = state_text(state, optimizer.updates()),
+                            .dataset_fingerprint = fingerprints_to_json(data.fingerprints),
+                            .build_fingerprint = build_fingerprint(),
+                            .tensors = {}};
+  size_t i = 0;
+  for (const Parameter& parameter : parameters.all()) {
+    add_tensor(content, "master." + parameter.name, parameter.master);
+    add_tensor(content, "m." + parameter.name, optimizer.first_moment(i));
+    add_tensor(content, "v." + parameter.name, optimizer.second_moment(i));
+    ++i;
+  }
+  return content;
+}
+
+TrainState restore(CheckpointReader& reader, const RunConfig& config, const Data& data, ParameterSet& parameters, Optimizer& optimizer) {
+  const std::string source = (reader.directory() / "manifest.json").string();
+  const RunConfig saved = saved_config(reader);
+  require_same_model(saved, config, reader.directory().string());
+  require_same_data(fingerprints_from_json(reader.manifest().dataset_fingerprint, source), data.fingerprints);
+  const SavedState state = parse_state(reader.manifest(), source);
+  load_weights(reader, parameters);
+  size_t i = 0;
+  for (const Parameter& parameter : parameters.all()) {
+    read_tensor(reader, "m." + parameter.name, optimizer.first_moment(i));
+    read_tensor(reader, "v." + parameter.name, optimizer.second_moment(i));
+    ++i;
+  }
+  optimizer.set_updates(state.updates);
+  log_changes(saved, config, reader.manifest());
+  return state.state;
+}
+
+void load_weights(CheckpointReader& reader, ParameterSet& parameters) {
+  for (const Parameter& parameter : parameters.all()) read_tensor(reader, "master." + parameter.name, parameter.master);
+  parameters.update_values();
+}
+
+RunConfig saved_config(const CheckpointReader& reader) {
+  const std::string source = (reader.directory() / "manifest.json").string() + " (config)";
+  const RunConfig config = config_from_json<RunConfig>(reader.manifest().config, source, ExitCode::data);
+  require(config.model.vocab_size.has_value(), ExitCode::data, source, ": model.vocab_size is null");
+  return config;
+}
+
+std::optional<Tokenizer> saved_tokenizer(const CheckpointReader& reader) {
+  if (reader.manifest().tokenizer == "null") return std::nullopt;
+  return Tokenizer::from_json(reader.manifest().tokenizer, (reader.directory() / "manifest.json").string() + " (tokenizer)");
+}
+
+std::filesystem::path with_checkpoint(const fs::path& path, const std::function<void(CheckpointReader&)>& load) {
+  std::error_code ignored;
+  if (fs::exists(path / "manifest.json", ignored) || checkpoint_step(path.filename().string())) {
+    CheckpointReader reader(path);
+    load(reader);
+    return path;
+  }
+  fs::path folder = path.filename() == "latest" ? path.parent_path() : path;
+  if (fs::is_directory(folder / "checkpoints", ignored)) folder /= "checkpoints";
+  const auto loaded = load_newest(folder, load);
+  require(loaded.has_value(), ExitCode::usage, path.string(), ": no checkpoint here; name a run folder or a folder step-…");
+  return loaded->path;
+}
+
+LoadedModel load_model(const fs::path& path, const ModelOptions& options) {
+  LoadedModel loaded;
+  loaded.path = with_checkpoint(path, [&](CheckpointReader& reader) {
+    loaded.config = saved_config(reader);
+    loaded.tokenizer = saved_tokenizer(reader);
+    loaded.step = reader.manifest().step;
+    loaded.model.reset();  // before the device it lives on
+    loaded.device = open_device(options.device.value_or(loaded.config.training.device));
+    const GptOptions gpt{
+        .compute = options.dtype.value_or(loaded.config.precision.dtype), .recompute = Recompute::none, .gradients = false};
+    loaded.model = std::make_unique<Gpt>(loaded.config.model, *loaded.device, gpt);
+    load_weights(reader, loaded.model->parameters());
+  });
+  return loaded;
+}
+
+std::unique_ptr<Backend> open_device(DeviceChoice choice) {
+  require(choice != DeviceChoice::cuda, ExitCode::environment, "training.device: this build has no CUDA; use cpu or auto");
+  return choice == DeviceChoice::cpu_reference ? make_cpu_reference() : make_cpu_backend();
+}
+
+}  // namespace mantissa

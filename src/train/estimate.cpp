@@ -1,0 +1,77 @@
+#include "mantissa/train/estimate.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+
+#include "mantissa/models/gpt.h"
+#include "mantissa/train/accumulation.h"
+
+namespace mantissa {
+namespace {
+
+// Elements per token inside one block.
+struct BlockWidths {
+  int64_t hidden, qkv, heads, up, inner;
+  int64_t statistics;  // fp32
+};
+
+BlockWidths block_widths(const ModelConfig& model) {
+  const int64_t head = model.head_size(), heads = model.num_attention_heads, kv = model.kv_heads();
+  return {.hidden = model.hidden_size,
+          .qkv = (heads + 2 * kv) * head,
+          .heads = heads * head,
+          .up = model.activation == Activation::swiglu ? 2 * model.intermediate_size : model.intermediate_size,
+          .inner = model.intermediate_size,
+          .statistics = (model.norm == Norm::layer ? 4 : 2) + heads + (model.qk_norm ? heads + kv : 0)};
+}
+
+// What backward finds in memory: inputs of norms and of linears, q|k|v before the head norm and as attention reads it, statistics.
+int64_t kept_bytes(const ModelConfig& model, Recompute recompute, int64_t element) {
+  const BlockWidths width = block_widths(model);
+  const int64_t ends = 4 * width.hidden + width.qkv + width.heads + width.up;  // of all segments
+  if (recompute == Recompute::full) return width.hidden * element;
+  if (recompute == Recompute::selective) return ends * element + (model.norm == Norm::layer ? 4 : 2) * 4;
+  return (ends + (model.qk_norm ? width.qkv : 0) + width.inner) * element + width.statistics * 4;
+}
+
+// Gradients in flight in the MLP of one block, beside its recomputed activations if nothing else was kept.
+int64_t backward_bytes(const ModelConfig& model, Recompute recompute, int64_t element) {
+  const BlockWidths width = block_widths(model);
+  const int64_t gradients = (2 * width.hidden + std::max(width.up + width.inner, 2 * width.qkv)) * element;
+  return gradients + (recompute == Recompute::full ? kept_bytes(model, Recompute::none, element) : 0);
+}
+
+// One chunk of the output projection (ops/cross_entropy.cpp: at least 64 rows, at most 2^26 logits) and the gradient of its input.
+int64_t logits_bytes(const RunConfig& config, int64_t tokens, int64_t element) {
+  const int64_t vocab = config.model.padded_vocab_size();
+  const int64_t rows = std::min(tokens, std::max<int64_t>(64, ((int64_t{1} << 26) / vocab) / 64 * 64));
+  const bool converts = config.model.logits_dtype == LogitsDtype::fp32 && element != 4;
+  return rows * vocab * (converts ? 4 + element : element) + tokens * config.model.hidden_size * element;
+}
+
+}  // namespace
+
+MemoryEstimate estimate_memory(const RunConfig& config) {
+  const ModelConfig& model = config.model;
+  const int64_t parameters = count_parameters(model);
+  const int64_t element = dtype_bytes(config.precision.dtype);
+  const int64_t tokens = config.training.micro_batch_size * config.training.seq_len;
+  MemoryEstimate estimate;
+  estimate.masters = 4 * parameters;
+  estimate.values = element == 4 ? 0 : element * parameters;
+  estimate.gradients = 4 * parameters * GradientAccumulator::buffers(config.training.accumulation, *config.training.grad_accum);
+  estimate.optimizer = 8 * parameters;
+  estimate.activations =
+      tokens * (model.num_layers * kept_bytes(model, config.training.recompute, element) + 2 * model.hidden_size * element);
+  estimate.workspace = std::max(logits_bytes(config, tokens, element), tokens * backward_bytes(model, config.training.recompute, element));
+  return estimate;
+}
+
+int64_t peak_resident_bytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return int64_t{usage.ru_maxrss} * 1024;
+}
+
+}  // namespace mantissa

@@ -1,0 +1,41 @@
+#include "mantissa/train/evaluate.h"
+
+#include <algorithm>
+
+#include "mantissa/train/device_batch.h"
+
+namespace mantissa {
+namespace {
+
+// The loss here is a sum.
+SetLoss sum_over_set(Gpt& model, const ValidationData& data, int set, int64_t micro_batch_size, int64_t windows) {
+  SetLoss sum{.name = data.name(set)};
+  for (int64_t first = 0; first < windows; first += micro_batch_size) {
+    const Batch batch = data.batch(set, first, std::min(micro_batch_size, windows - first));
+    if (batch.target_count == 0) continue;
+    const DeviceBatch rows = to_device(model.device(), batch, 0, batch.sequences);
+    sum.loss += *model.loss(rows.tokens, rows.targets, 1).value().data<double>();
+    sum.targets += batch.target_count;
+  }
+  return sum;
+}
+
+}  // namespace
+
+Evaluation evaluate(Gpt& model, const ValidationData& data, int64_t micro_batch_size, std::optional<int64_t> iters) {
+  const Tape::Scope paused(nullptr);
+  Evaluation result;
+  for (int set = 0; set < data.sets(); ++set) {
+    const int64_t windows = iters ? std::min(data.windows(set), *iters * micro_batch_size) : data.windows(set);
+    SetLoss sum = sum_over_set(model, data, set, micro_batch_size, windows);
+    result.loss += sum.loss;
+    result.targets += sum.targets;
+    if (sum.targets > 0) sum.loss /= static_cast<double>(sum.targets);
+    result.sets.push_back(std::move(sum));
+  }
+  require(result.targets > 0, ExitCode::usage, "evaluation: no target counts in the validation data");
+  result.loss /= static_cast<double>(result.targets);
+  return result;
+}
+
+}  // namespace mantissa

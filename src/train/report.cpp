@@ -1,0 +1,115 @@
+#include "mantissa/train/report.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <vector>
+
+namespace mantissa {
+namespace {
+
+// Lines of numbers only: short.
+template <class... Values>
+std::string formatted(const char* format, Values... values) {
+  std::array<char, 256> buffer{};
+  const int size = std::snprintf(buffer.data(), buffer.size(), format, values...);
+  return {buffer.data(), std::min(buffer.size() - 1, static_cast<size_t>(size))};
+}
+
+constexpr size_t kBoxWidth = 96;  // characters of text in a line
+
+size_t characters(const std::string& text) {
+  return static_cast<size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+}
+
+// Lines of at most kBoxWidth characters (UTF-8 sequences stay whole); control characters become \xNN.
+std::vector<std::string> wrapped(const std::string& text) {
+  std::vector<std::string> lines(1);
+  size_t width = 0;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '\n') {
+      lines.emplace_back();
+      width = 0;
+      continue;
+    }
+    const bool control = byte < 0x20 || byte == 0x7f, continues = (byte & 0xC0) == 0x80;
+    const std::string piece = control ? formatted("\\x%02x", byte) : std::string(1, c);
+    if (!continues && width + piece.size() > kBoxWidth) {
+      lines.emplace_back();
+      width = 0;
+    }
+    lines.back() += piece;
+    if (!continues) width += piece.size();
+  }
+  return lines;
+}
+
+}  // namespace
+
+std::string duration_text(double seconds) {
+  const auto total = static_cast<int64_t>(std::llround(std::max(0.0, seconds)));
+  const int64_t hours = total / 3600, minutes = total / 60 % 60;
+  if (hours > 0) return formatted("%lldh%02lldm", static_cast<long long>(hours), static_cast<long long>(minutes));
+  if (minutes > 0) return formatted("%lldm%02llds", static_cast<long long>(minutes), static_cast<long long>(total % 60));
+  return formatted("%llds", static_cast<long long>(total));
+}
+
+std::string bytes_text(int64_t bytes) {
+  const auto value = static_cast<double>(bytes);
+  if (bytes >= int64_t{1} << 30) return formatted("%.1f GiB", value * 0x1p-30);
+  if (bytes >= int64_t{1} << 20) return formatted("%.1f MiB", value * 0x1p-20);
+  return formatted("%.1f KiB", value * 0x1p-10);
+}
+
+std::string step_line(const StepReport& report) {
+  std::string line = formatted("step %5lld/%lld | loss %.4f | norm %.3f | lr %.2e | %4.0f ms | %5.0f tok/s | mfu ",
+                               static_cast<long long>(report.step), static_cast<long long>(report.steps), report.loss, report.gradient_norm,
+                               report.lr, report.milliseconds, report.tokens_per_second);
+  line += report.mfu ? formatted("%.1f%%", 100.0 * *report.mfu) : "n/a";
+  line += " | mem " + bytes_text(report.memory_bytes) + " | eta " + duration_text(report.remaining_seconds);
+  return report.skipped ? line + " | skipped" : line;
+}
+
+std::string evaluation_line(const EvaluationReport& report) {
+  const Evaluation& result = report.result;
+  std::string line = formatted("eval %5lld | loss %.4f | ppl %.3f | %lld targets | %.1f s", static_cast<long long>(report.step),
+                               result.loss, std::exp(result.loss), static_cast<long long>(result.targets), report.seconds);
+  if (report.best) line += " | best";
+  if (result.sets.size() < 2) return line;
+  for (const SetLoss& set : result.sets) line += " | " + set.name + formatted(" %.4f", set.loss);
+  return line;
+}
+
+std::string sample_box(const SampleReport& report) {
+  const auto bar = [](size_t width) {
+    std::string line;
+    for (size_t i = 0; i < width; ++i) line += "─";
+    return line;
+  };
+  const std::string title = formatted(" sample at step %lld ", static_cast<long long>(report.step));
+  std::string out = "┌─" + title + bar(kBoxWidth + 1 - title.size()) + "┐\n";
+  for (const std::string& line : wrapped(report.prompt + report.text)) {
+    out += "│ " + line + std::string(kBoxWidth - characters(line), ' ') + " │\n";
+  }
+  return out + "└" + bar(kBoxWidth + 2) + "┘";
+}
+
+// The first step warms up: it counts only as long as there is no other.
+void Throughput::add(int64_t tokens, double seconds) {
+  const auto count = static_cast<double>(tokens);
+  if (++steps_ <= 2) average_ = mean_ = {};
+  average_.weight = kDecay * average_.weight + (1.0 - kDecay);
+  average_.tokens = kDecay * average_.tokens + (1.0 - kDecay) * count;
+  average_.seconds = kDecay * average_.seconds + (1.0 - kDecay) * seconds;
+  mean_.tokens += count;
+  mean_.seconds += seconds;
+}
+
+double Throughput::tokens_per_second() const { return average_.seconds > 0.0 ? average_.tokens / average_.seconds : 0.0; }
+double Throughput::mean_tokens_per_second() const { return mean_.seconds > 0.0 ? mean_.tokens / mean_.seconds : 0.0; }
+double Throughput::seconds_per_step() const { return average_.weight > 0.0 ? average_.seconds / average_.weight : 0.0; }
+
+}  // namespace mantissa

@@ -1,0 +1,145 @@
+#include "mantissa/train/run_folder.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <nlohmann/json.hpp>
+
+#include "mantissa/base/version.h"
+#include "mantissa/io/atomic_file.h"
+#include "mantissa/io/checkpoint_directory.h"
+#include "mantissa/io/folder_lock.h"
+
+namespace mantissa {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+
+double unix_time() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
+}
+
+bool holds_metrics(const fs::path& file) {
+  std::error_code missing;
+  const auto size = fs::file_size(file, missing);
+  return !missing && size > 0;
+}
+
+}  // namespace
+
+void require_unused_folder(const RunConfig& config) {
+  std::error_code ignored;
+  bool used = holds_metrics(fs::path(config.logging.dir) / "metrics.jsonl");
+  if (fs::is_directory(config.checkpoint.dir, ignored)) {
+    if (fs::exists(fs::path(config.checkpoint.dir) / "LOCK", ignored))
+      const FolderLock lock(config.checkpoint.dir, *config.logging.run_name);
+    used = used || !list_checkpoints(config.checkpoint.dir).empty();
+  }
+  require(!used, ExitCode::usage, config.logging.dir,
+          ": holds metrics or checkpoints of an earlier run; continue it with --resume, or start another with --set logging.run_name=",
+          *config.logging.run_name, "-2");
+}
+
+void write_run_folder(const LoadedConfig& loaded, const std::vector<std::string>& arguments) {
+  const fs::path folder = loaded.config.logging.dir;
+  std::error_code error;
+  fs::create_directories(folder, error);
+  require(!error, ExitCode::environment, folder.string(), ": cannot be made: ", error.message());
+  write_file_atomically(folder / "config.json", effective_config(loaded.config));
+  write_file_atomically(folder / "config-origins.json", effective_config(loaded.config, &loaded.report));
+  const ordered_json run = {{"arguments", arguments},
+                            {"version", version()},
+                            {"git_revision", git_revision()},
+                            {"build", build_fingerprint()},
+                            {"host", host_name()},
+                            {"pid", getpid()},
+                            {"directory", fs::current_path(error).string()},
+                            {"started", unix_time()}};
+  write_file_atomically(folder / "run.json", run.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n");
+}
+
+Metrics::Metrics(const LoggingConfig& config) {
+  if (config.jsonl) lines_.emplace(fs::path(config.dir) / "metrics.jsonl");
+  if (config.tensorboard) events_.emplace(config.dir, unix_time());
+}
+
+int64_t Metrics::dropped() const { return (lines_ ? lines_->failures() : 0) + (events_ ? events_->failures() : 0); }
+
+void Metrics::write(const StartReport& report) {
+  if (!lines_) return;
+  lines_->write({{"type", "start"},
+                 {"step", report.step},
+                 {"steps", report.steps},
+                 {"resumed", report.resumed},
+                 {"parameters", report.parameters},
+                 {"device", report.device},
+                 {"threads", report.threads},
+                 {"time", unix_time()}});
+}
+
+void Metrics::write(const StepReport& report) {
+  const double now = unix_time(), memory = static_cast<double>(report.memory_bytes) * 0x1p-30;
+  if (lines_) {
+    ordered_json line = {{"type", "step"},
+                         {"step", report.step},
+                         {"loss", report.loss},
+                         {"lr", report.lr},
+                         {"grad_norm", report.gradient_norm},
+                         {"tokens", report.tokens},
+                         {"dt_ms", report.milliseconds},
+                         {"tok_s", report.tokens_per_second},
+                         {"mfu", nullptr},
+                         {"mem_gib", memory},
+                         {"eta_s", report.remaining_seconds},
+                         {"skipped", report.skipped},
+                         {"time", now}};
+    if (report.mfu) line["mfu"] = *report.mfu;
+    lines_->write(line);
+  }
+  if (!events_) return;
+  std::vector<TaggedValue> values = {{"train/loss", static_cast<float>(report.loss)},
+                                     {"train/grad_norm", static_cast<float>(report.gradient_norm)},
+                                     {"train/lr", static_cast<float>(report.lr)},
+                                     {"perf/tokens_per_sec", static_cast<float>(report.tokens_per_second)},
+                                     {"mem/peak_gib", static_cast<float>(memory)}};
+  if (report.mfu) values.push_back({"perf/mfu", static_cast<float>(*report.mfu)});
+  events_->write(report.step, now, values);
+}
+
+void Metrics::write(const EvaluationReport& report) {
+  const double now = unix_time();
+  if (lines_) {
+    ordered_json sets = ordered_json::array();
+    for (const SetLoss& set : report.result.sets) sets.push_back({{"name", set.name}, {"loss", set.loss}, {"targets", set.targets}});
+    lines_->write({{"type", "eval"},
+                   {"step", report.step},
+                   {"loss", report.result.loss},
+                   {"targets", report.result.targets},
+                   {"sets", sets},
+                   {"seconds", report.seconds},
+                   {"time", now}});
+  }
+  if (!events_) return;
+  const std::array<TaggedValue, 1> values = {{{"valid/loss", static_cast<float>(report.result.loss)}}};
+  events_->write(report.step, now, values);
+}
+
+void Metrics::write(const SampleReport& report) {
+  if (!lines_) return;
+  lines_->write({{"type", "sample"}, {"step", report.step}, {"prompt", report.prompt}, {"text", report.text}, {"time", unix_time()}});
+}
+
+void Metrics::write(const SaveReport& report) {
+  if (!lines_) return;
+  ordered_json line = {
+      {"type", "checkpoint"}, {"step", report.step}, {"path", report.path}, {"seconds", report.seconds}, {"time", unix_time()}};
+  if (!report.problem.empty()) line["problem"] = report.problem;
+  lines_->write(line);
+}
+
+}  // namespace mantissa

@@ -1,0 +1,293 @@
+#include "mantissa/train/train.h"
+
+#include <chrono>
+#include <cmath>
+
+#include "mantissa/base/log.h"
+#include "mantissa/base/parallel.h"
+#include "mantissa/train/generate.h"
+#include "mantissa/train/run_folder.h"
+#include "mantissa/train/schedule.h"
+#include "mantissa/train/training_step.h"
+
+namespace mantissa {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+template <class Report>
+void tell(const std::function<void(const Report&)>& event, const Report& report) {
+  if (event) event(report);
+}
+
+Data open_run_data(LoadedConfig& loaded) {
+  RunConfig& config = loaded.config;
+  Data data =
+      open_data(config.data, {.seq_len = config.training.seq_len, .vocab_size = config.model.vocab_size, .seed = config.training.seed});
+  if (!config.model.vocab_size) loaded.report.derive("model.vocab_size");
+  config.model.vocab_size = data.vocab_size;
+  return data;
+}
+
+// Prompts are encoded before the run starts, so that one that cannot be is an error then.
+std::vector<std::vector<int32_t>> encode_prompts(const EvalConfig& config, const Data& data) {
+  std::vector<std::vector<int32_t>> prompts;
+  if (!config.samples) return prompts;
+  require(data.tokenizer.has_value(), ExitCode::usage, "eval.samples: needs data.tokenizer");
+  for (size_t i = 0; i < config.samples->prompts.size(); ++i) {
+    const std::string name = text("eval.samples.prompts.", i);
+    prompts.push_back(data.tokenizer->encode(config.samples->prompts[i], {.name = name, .code = ExitCode::usage}));
+    require(!prompts.back().empty(), ExitCode::usage, name, ": must not be empty");
+  }
+  return prompts;
+}
+
+// What one run owns. The members are in the order in which they depend on each other.
+struct Run {
+  LoadedConfig loaded;
+  const RunConfig& config = loaded.config;
+  const TrainEvents& events;
+  Data data;
+  std::vector<std::vector<int32_t>> prompts;
+  std::unique_ptr<Backend> device;
+  Gpt model;
+  Optimizer optimizer;
+  GradientAccumulator accumulator;
+  TrainState state;
+  std::string resumed, newest_checkpoint;
+  std::optional<CheckpointDirectory> checkpoints;
+  std::optional<Metrics> metrics;
+  Throughput throughput;
+  std::optional<double> last_valid_loss;
+  int64_t failed_saves = 0;
+
+  Run(const LoadedConfig& given, const TrainEvents& observers)
+      : loaded(given),
+        events(observers),
+        data(open_run_data(loaded)),
+        prompts(encode_prompts(config.eval, data)),
+        device(open_device(config.training.device)),
+        model(config.model, *device, {.compute = config.precision.dtype, .recompute = config.training.recompute, .gradients = true}),
+        optimizer(model.parameters(), config.optimizer),
+        accumulator(model.parameters(), config.training.accumulation, *config.training.grad_accum) {}
+  Run(const Run&) = delete;
+  Run& operator=(const Run&) = delete;
+};
+
+// ---- the start
+
+void start_fresh(Run& run) {
+  require_unused_folder(run.config);
+  run.model.parameters().initialise(run.config.training.seed);
+  if (!run.config.checkpoint.init_from) return;
+  const auto path = with_checkpoint(*run.config.checkpoint.init_from, [&](CheckpointReader& reader) {
+    const std::optional<Tokenizer> saved = saved_tokenizer(reader);
+    require(!saved || !run.data.tokenizer || saved->to_json() == run.data.tokenizer->to_json(), ExitCode::usage,
+            "checkpoint.init_from: ", reader.directory().string(), " was trained with another tokenizer");
+    load_weights(reader, run.model.parameters());
+  });
+  log_info("weights from ", path.string());
+}
+
+void resume(Run& run) {
+  const auto load = [&](CheckpointReader& reader) {
+    run.state = restore(reader, run.config, run.data, run.model.parameters(), run.optimizer);
+  };
+  if (run.config.checkpoint.resume != "auto") {
+    run.resumed = with_checkpoint(run.config.checkpoint.resume, load).string();
+    return;
+  }
+  const auto loaded = load_newest(run.config.checkpoint.dir, load);
+  if (loaded) {
+    run.resumed = loaded->path.string();
+  } else {
+    run.model.parameters().initialise(run.config.training.seed);
+  }
+}
+
+// From here on the run leaves traces. The lock on the checkpoints comes first: another process may be training here.
+void open_folder(Run& run, const std::vector<std::string>& arguments) {
+  const CheckpointConfig& keep = run.config.checkpoint;
+  run.checkpoints.emplace(keep.dir, KeepPolicy{.latest = static_cast<int>(keep.keep_latest), .every = keep.keep_every},
+                          *run.config.logging.run_name);
+  write_run_folder(run.loaded, arguments);
+  run.metrics.emplace(run.config.logging);
+  const StartReport report{.folder = run.config.logging.dir,
+                           .resumed = run.resumed,
+                           .step = run.state.step,
+                           .steps = run.config.training.steps,
+                           .parameters = run.model.parameters().elements(),
+                           .training_tokens = run.data.train->tokens(),
+                           .validation_sets = run.data.valid.sets(),
+                           .device = run.device->name(),
+                           .threads = num_threads()};
+  tell(run.events.started, report);
+  run.metrics->write(report);
+  run.newest_checkpoint = run.resumed;
+}
+
+// ---- one step
+
+void count_nonfinite(Run& run, const StepResult& result) {
+  TrainState& state = run.state;
+  if (result.bad.empty()) {
+    state.nonfinite_in_a_row = 0;
+    return;
+  }
+  ++state.skipped_steps;
+  ++state.nonfinite_in_a_row;
+  log_warning("step ", state.step, " skipped: ", result.bad, " is not finite (", state.nonfinite_in_a_row,
+              " in a row, training.nonfinite_limit ", run.config.training.nonfinite_limit, ")");
+}
+
+void report_step(Run& run, const StepResult& result, double lr, double seconds) {
+  const TrainingConfig& training = run.config.training;
+  run.throughput.add(training.tokens_per_step(), seconds);
+  if (run.state.step % run.config.logging.interval != 0 && run.state.step != training.steps && result.bad.empty()) return;
+  const StepReport report{.step = run.state.step,
+                          .steps = training.steps,
+                          .loss = result.loss,
+                          .gradient_norm = result.gradient_norm,
+                          .lr = lr,
+                          .milliseconds = 1e3 * seconds,
+                          .tokens_per_second = run.throughput.tokens_per_second(),
+                          .mfu = {},
+                          .memory_bytes = peak_resident_bytes(),
+                          .remaining_seconds = run.throughput.seconds_per_step() * static_cast<double>(training.steps - run.state.step),
+                          .tokens = run.state.tokens,
+                          .skipped = !result.bad.empty()};
+  run.metrics->write(report);
+  tell(run.events.step, report);
+}
+
+void take_step(Run& run) {
+  const TrainingConfig& training = run.config.training;
+  const auto start = Clock::now();
+  const Batch batch = run.data.train->batch(run.state.samples, *training.global_batch_size);
+  const double lr = learning_rate(run.config.schedule, run.config.optimizer.lr, training.steps, run.state.step);
+  const StepResult result = training_step(run.model, run.optimizer, run.accumulator, batch, training.micro_batch_size, lr);
+  ++run.state.step;
+  run.state.samples += *training.global_batch_size;
+  run.state.tokens += training.tokens_per_step();
+  count_nonfinite(run, result);
+  report_step(run, result, lr, seconds_since(start));
+  require(run.state.nonfinite_in_a_row < training.nonfinite_limit, ExitCode::numerical, "stopped at step ", run.state.step, ": ",
+          run.state.nonfinite_in_a_row, " steps in a row were not finite, the last because of ", result.bad,
+          "; lower optimizer.lr or look at the data");
+}
+
+// ---- between steps
+
+void run_evaluation(Run& run) {
+  const auto start = Clock::now();
+  EvaluationReport report{.step = run.state.step};
+  report.result = evaluate(run.model, run.data.valid, run.config.training.micro_batch_size, run.config.eval.iters);
+  report.seconds = seconds_since(start);
+  run.last_valid_loss = report.result.loss;
+  report.best = std::isfinite(report.result.loss) && (!run.state.best_valid_loss || report.result.loss < *run.state.best_valid_loss);
+  if (report.best) run.state.best_valid_loss = report.result.loss;
+  run.metrics->write(report);
+  tell(run.events.evaluated, report);
+}
+
+void write_samples(Run& run) {
+  const SamplesConfig& samples = *run.config.eval.samples;
+  for (size_t i = 0; i < run.prompts.size(); ++i) {
+    const SamplingOptions options{.max_new_tokens = samples.max_new_tokens,
+                                  .temperature = samples.temperature,
+                                  .top_k = samples.top_k,
+                                  .top_p = samples.top_p,
+                                  .seed = run.config.training.seed,
+                                  .what = static_cast<uint32_t>(i),
+                                  .moment = static_cast<uint64_t>(run.state.step)};
+    const std::vector<int32_t> ids = generate(run.model, run.prompts[i], options);
+    const SampleReport report{.step = run.state.step, .prompt = samples.prompts[i], .text = run.data.tokenizer->decode(ids)};
+    run.metrics->write(report);
+    tell(run.events.sampled, report);
+  }
+}
+
+// False if the disk did not take it; training goes on and tries again at the next interval.
+bool save(Run& run) {
+  const auto start = Clock::now();
+  SaveReport report{.step = run.state.step};
+  try {
+    const SavedCheckpoint saved =
+        run.checkpoints->save(checkpoint_content(run.config, run.data, run.model.parameters(), run.optimizer, run.state));
+    report.path = run.newest_checkpoint = saved.path.string();
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::storage) throw;
+    ++run.failed_saves;
+    report.problem = error.what();
+    log_error("checkpoint of step ", run.state.step, " not saved: ", error.what());
+  }
+  report.seconds = seconds_since(start);
+  run.metrics->write(report);
+  tell(run.events.saved, report);
+  return report.problem.empty();
+}
+
+bool due(const Run& run, int64_t interval) {
+  return run.state.step == run.config.training.steps || (interval > 0 && run.state.step % interval == 0);
+}
+
+// Evaluation, samples and the save that the step calls for; true if the state of this step is on the disk.
+bool after_step(Run& run) {
+  if (run.data.valid.sets() > 0 && due(run, run.config.eval.interval)) run_evaluation(run);
+  if (run.config.eval.samples && due(run, run.config.eval.samples->interval)) write_samples(run);
+  return due(run, run.config.checkpoint.interval) && save(run);
+}
+
+ExitCode loop(Run& run) {
+  bool saved = !run.resumed.empty();  // the state of this step is on the disk
+  while (true) {
+    const Request request = run.events.request ? run.events.request() : Request::none;
+    const bool finished = run.state.step >= run.config.training.steps;
+    if (request != Request::none && !saved) saved = save(run);
+    if (request == Request::save_and_stop && !finished) return saved ? ExitCode::stopped : ExitCode::storage;
+    if (finished) return saved ? ExitCode::ok : ExitCode::storage;
+    take_step(run);
+    saved = after_step(run);
+  }
+}
+
+}  // namespace
+
+TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& arguments, const TrainEvents& events) {
+  const auto start = Clock::now();
+  set_num_threads(loaded.config.training.threads);
+  Run run(loaded, events);
+  run.config.checkpoint.resume == "never" ? start_fresh(run) : resume(run);
+  open_folder(run, arguments);
+  const ExitCode exit = loop(run);
+  return {.exit = exit,
+          .steps = run.state.step,
+          .tokens = run.state.tokens,
+          .skipped_steps = run.state.skipped_steps,
+          .best_valid_loss = run.state.best_valid_loss,
+          .last_valid_loss = run.last_valid_loss,
+          .seconds = seconds_since(start),
+          .tokens_per_second = run.throughput.mean_tokens_per_second(),
+          .failed_saves = run.failed_saves,
+          .dropped_lines = run.metrics->dropped(),
+          .folder = run.config.logging.dir,
+          .checkpoint = run.newest_checkpoint};
+}
+
+RunPlan plan_run(const LoadedConfig& loaded) {
+  LoadedConfig copy = loaded;
+  const Data data = open_run_data(copy);
+  encode_prompts(copy.config.eval, data);
+  RunPlan plan{.config = copy.config,
+               .parameters = count_parameters(copy.config.model),
+               .flops_per_token = training_flops_per_token(copy.config.model, copy.config.training.seq_len),
+               .memory = estimate_memory(copy.config),
+               .training_tokens = data.train->tokens(),
+               .validation_windows = 0};
+  for (int set = 0; set < data.valid.sets(); ++set) plan.validation_windows += data.valid.windows(set);
+  return plan;
+}
+
+}  // namespace mantissa

@@ -1,0 +1,56 @@
+#include "console.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+namespace mantissa::tools {
+namespace {
+
+bool plain_wanted() { return std::getenv("NO_COLOR") != nullptr || std::getenv("CI") != nullptr; }
+
+std::string bar(const StepReport& report) {
+  constexpr int64_t kWidth = 24;
+  const int64_t filled = kWidth * report.step / report.steps;
+  return "[" + std::string(static_cast<size_t>(filled), '#') + std::string(static_cast<size_t>(kWidth - filled), '.') + "] " +
+         std::to_string(100 * report.step / report.steps) + "% " + std::to_string(report.step) + "/" + std::to_string(report.steps) +
+         " | eta " + duration_text(report.remaining_seconds);
+}
+
+}  // namespace
+
+Console::Console(ConsoleMode mode)
+    : silent_(mode == ConsoleMode::off),
+      progress_(mode == ConsoleMode::progress || (mode == ConsoleMode::automatic && isatty(STDERR_FILENO) == 1 && !plain_wanted())),
+      colour_(isatty(STDOUT_FILENO) == 1 && std::getenv("NO_COLOR") == nullptr) {}
+
+Console::~Console() { clear_progress(); }
+
+void Console::line(const std::string& text, Tone tone) {
+  if (silent_) return;
+  clear_progress();
+  const bool red = colour_ && tone == Tone::alarm;
+  const std::string whole = red ? "\x1b[31m" + text + "\x1b[0m\n" : text + "\n";
+  const bool written = std::fwrite(whole.data(), 1, whole.size(), stdout) == whole.size();
+  if (std::fflush(stdout) != 0 || !written) ++dropped_;
+  std::clearerr(stdout);
+}
+
+void Console::progress(const StepReport& report) {
+  const auto now = std::chrono::steady_clock::now();
+  if (silent_ || !progress_ || (drawn_ && now - last_draw_ < std::chrono::milliseconds(100))) return;
+  last_draw_ = now;
+  drawn_ = true;
+  std::fprintf(stderr, "\r\x1b[K%s\r", bar(report).c_str());
+  std::fflush(stderr);
+}
+
+void Console::clear_progress() {
+  if (!drawn_) return;
+  std::fputs("\r\x1b[K", stderr);
+  std::fflush(stderr);
+  drawn_ = false;
+}
+
+}  // namespace mantissa::tools

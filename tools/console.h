@@ -1,0 +1,35 @@
+// What a person sees of a run: lines on standard output, and a progress line on standard error if that is a terminal and neither NO_COLOR
+// nor CI is set. A reader that went away (a closed pipe, a full disk) does not stop the run; its lines are counted.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "mantissa/train/config.h"
+#include "mantissa/train/report.h"
+
+namespace mantissa::tools {
+
+class Console {
+ public:
+  explicit Console(ConsoleMode mode);
+  ~Console();
+  Console(const Console&) = delete;
+  Console& operator=(const Console&) = delete;
+
+  enum class Tone { normal, alarm };  // alarm: red on a terminal
+  void line(const std::string& text, Tone tone = Tone::normal);
+  // Redrawn at most ten times a second.
+  void progress(const StepReport& report);
+  void clear_progress();
+  int64_t dropped_lines() const { return dropped_; }
+
+ private:
+  bool silent_, progress_, colour_;
+  bool drawn_ = false;
+  int64_t dropped_ = 0;
+  std::chrono::steady_clock::time_point last_draw_{};
+};
+
+}  // namespace mantissa::tools

@@ -1,0 +1,65 @@
+#include "mantissa/train/generate.h"
+
+#include <cmath>
+#include <iostream>
+#include <memory>
+
+#include "command.h"
+#include "mantissa/base/log.h"
+#include "mantissa/train/checkpoint.h"
+
+namespace mantissa::tools {
+namespace {
+
+struct GenerateArguments {
+  std::string checkpoint;
+  std::string prompt = "\n";
+  SamplingOptions sampling = {.max_new_tokens = 200, .temperature = 0.8, .top_k = 50, .top_p = 1.0, .seed = 1234};
+};
+
+void check_sampling(const SamplingOptions& sampling) {
+  require(sampling.max_new_tokens > 0, ExitCode::usage, "--max-new-tokens: must be positive, got ", sampling.max_new_tokens);
+  require(sampling.temperature >= 0.0 && std::isfinite(sampling.temperature), ExitCode::usage, "--temperature: must be at least 0, got ",
+          sampling.temperature);
+  require(sampling.top_k >= 0, ExitCode::usage, "--top-k: must be at least 0, got ", sampling.top_k);
+  require(sampling.top_p > 0.0 && sampling.top_p <= 1.0, ExitCode::usage, "--top-p: must be in (0, 1], got ", sampling.top_p);
+}
+
+ExitCode run_generate(const GenerateArguments& arguments) {
+  open_log({.level = LogLevel::warning, .console = true, .file = {}});
+  check_sampling(arguments.sampling);
+  require(!arguments.prompt.empty(), ExitCode::usage, "--prompt: must not be empty");
+  const LoadedModel loaded = load_model(arguments.checkpoint, {});
+  require(loaded.tokenizer.has_value(), ExitCode::usage, loaded.path.string(), " has no tokenizer: it was trained on token files");
+  const std::vector<int32_t> prompt = loaded.tokenizer->encode(arguments.prompt, {.name = "--prompt", .code = ExitCode::usage});
+  std::cout << arguments.prompt << std::flush;
+  generate(*loaded.model, prompt, arguments.sampling, [&](int32_t id) {
+    std::cout << loaded.tokenizer->decode(std::span(&id, 1)) << std::flush;
+    return std::cout.good();
+  });
+  std::cout << std::endl;
+  return ExitCode::ok;
+}
+
+}  // namespace
+
+Command generate_command() {
+  const auto arguments = std::make_shared<GenerateArguments>();
+  SamplingOptions& sampling = arguments->sampling;
+  return {.name = "generate",
+          .summary = "continue a text with a checkpoint",
+          .example = "mantissa generate runs/quickstart --prompt \"The layers are\" --max-new-tokens 100 --temperature 0.7",
+          .options = {{.name = "CHECKPOINT",
+                       .target = &arguments->checkpoint,
+                       .description = "a checkpoint, or a run folder: its newest valid one",
+                       .required = true},
+                      {.name = "--prompt", .target = &arguments->prompt, .description = "text to continue; default: a line end"},
+                      {.name = "--max-new-tokens", .target = &sampling.max_new_tokens, .description = "tokens to write"},
+                      {.name = "--temperature", .target = &sampling.temperature, .description = "0: always the likeliest token"},
+                      {.name = "--top-k", .target = &sampling.top_k, .description = "draw from the k likeliest tokens; 0: from all"},
+                      {.name = "--top-p", .target = &sampling.top_p, .description = "draw from the likeliest tokens that together reach p"},
+                      {.name = "--seed", .target = &sampling.seed, .description = "equal seeds give equal texts"}},
+          .run = [arguments] { return run_generate(*arguments); }};
+}
+
+}  // namespace mantissa::tools

@@ -1,0 +1,15 @@
+// Signals that a scheduler or a person sends to a run: SIGTERM, SIGINT and SIGUSR1 ask it to save and stop, SIGUSR2 to save and go on. A
+// second SIGINT kills the process.
+#pragma once
+
+#include "mantissa/train/report.h"
+
+namespace mantissa::tools {
+
+// The handler sets a flag and nothing else.
+void watch_signals();
+
+// What was asked for since the last call; stopping beats saving.
+Request take_request();
+
+}  // namespace mantissa::tools
