@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 namespace mantissa {
@@ -25,5 +26,8 @@ void parallel_for(int64_t count, int64_t chunk, Body&& body) {
       count, chunk, [](void* context, int64_t begin, int64_t end) { (*static_cast<std::remove_reference_t<Body>*>(context))(begin, end); },
       const_cast<void*>(static_cast<const void*>(std::addressof(body))));
 }
+
+// Calls body with libraries free to use num_threads() threads of their own; for measuring a library by itself. Not inside parallel_for.
+void with_library_threads(const std::function<void()>& body);
 
 }  // namespace mantissa

@@ -1,0 +1,155 @@
+#include "bench_harness.h"
+
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "mantissa/base/parallel.h"
+#include "mantissa/base/version.h"
+
+namespace mantissa::tools {
+namespace {
+
+constexpr int kSlices = 9;
+constexpr double kSliceSeconds = 0.05;
+constexpr double kForeignLoad = 0.05;
+
+double clock_seconds(clockid_t clock) {
+  timespec time{};
+  clock_gettime(clock, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+// Core-seconds in which any process ran, or the hypervisor gave the core away, since boot.
+double busy_core_seconds() {
+  std::ifstream stat("/proc/stat");
+  std::string cpu;
+  double user = 0, nice = 0, system = 0, idle = 0, iowait = 0, irq = 0, softirq = 0, steal = 0;
+  stat >> cpu >> user >> nice >> system >> idle >> iowait >> irq >> softirq >> steal;
+  return (user + nice + system + irq + softirq + steal) / static_cast<double>(sysconf(_SC_CLK_TCK));
+}
+
+// Share of the cores that others used while it lived.
+class ForeignLoad {
+ public:
+  double share() const {
+    const double wall = monotonic_seconds() - wall_, own = clock_seconds(CLOCK_PROCESS_CPUTIME_ID) - own_;
+    return std::max(0.0, busy_core_seconds() - busy_ - own) / (wall * static_cast<double>(sysconf(_SC_NPROCESSORS_ONLN)));
+  }
+
+ private:
+  double wall_ = monotonic_seconds(), own_ = clock_seconds(CLOCK_PROCESS_CPUTIME_ID), busy_ = busy_core_seconds();
+};
+
+// Seconds of one call: repeated until the slice is full.
+double timed(const std::function<void()>& run) {
+  const double begin = monotonic_seconds();
+  int calls = 0;
+  double elapsed = 0.0;
+  do {
+    run();
+    ++calls;
+    elapsed = monotonic_seconds() - begin;
+  } while (elapsed < kSliceSeconds);
+  return elapsed / calls;
+}
+
+nlohmann::json percentiles(const Spread& spread, double scale) {
+  return {{"med", spread.median * scale}, {"p10", spread.p10 * scale}, {"p90", spread.p90 * scale}};
+}
+
+}  // namespace
+
+double monotonic_seconds() { return clock_seconds(CLOCK_MONOTONIC); }
+
+Spread spread_of(std::vector<double> values) {
+  if (values.empty()) return {};
+  std::sort(values.begin(), values.end());
+  const auto at = [&](double q) { return values[static_cast<size_t>(std::lround(q * static_cast<double>(values.size() - 1)))]; };
+  return {.median = at(0.5), .p10 = at(0.1), .p90 = at(0.9)};
+}
+
+Harness::Harness(Backend& device, const BenchOptions& options)
+    : device_(device), options_(options), deadline_(monotonic_seconds() + options.time_budget) {
+  if (!options.json.empty()) {
+    json_.open(options.json, std::ios::app);
+    require(json_.is_open(), ExitCode::usage, "--json ", options.json, ": cannot be opened for writing");
+  }
+  std::printf("mantissa %s (%s), %s, %d threads; ratio = median of alternating slices [p10 .. p90]\n", version().c_str(),
+              git_revision().c_str(), gemm_instruction_set().c_str(), num_threads());
+}
+
+double Harness::gemm_rate(Dtype dtype) {
+  std::optional<GemmCeiling>& ceiling = gemm_[dtype == Dtype::bf16 ? 1 : 0];
+  if (!ceiling) {
+    ceiling.emplace(device_, dtype);
+    timed([&] { ceiling->run(); });
+  }
+  return ceiling->flops() / timed([&] { ceiling->run(); });
+}
+
+double Harness::copy_rate() {
+  if (!copy_) {
+    copy_.emplace(device_, int64_t{256} << 20);
+    timed([&] { copy_->run(); });
+  }
+  return copy_->bytes() / timed([&] { copy_->run(); });
+}
+
+Measurement Harness::measure(const Workload& workload) {
+  const bool gemm = workload.flops > 0.0;
+  const double budget = std::max(0.0, deadline_ - monotonic_seconds()) / std::max(1, remaining_--);
+  const double end = monotonic_seconds() + budget;
+  timed(workload.run);
+  std::vector<double> ratios, seconds, ceilings;
+  int disturbed = 0;
+  while (static_cast<int>(ratios.size()) < kSlices) {
+    const ForeignLoad load;
+    const double ceiling = gemm ? gemm_rate(workload.dtype) : copy_rate();
+    const double elapsed = timed(workload.run);
+    const bool foreign = load.share() > kForeignLoad;
+    if (foreign && monotonic_seconds() < end) continue;
+    disturbed += foreign ? 1 : 0;
+    ceilings.push_back(ceiling);
+    seconds.push_back(elapsed);
+    ratios.push_back((gemm ? workload.flops : workload.bytes) / elapsed / ceiling);
+  }
+  const Measurement result{.ratio = spread_of(ratios),
+                           .seconds = spread_of(seconds),
+                           .ceiling_rate = spread_of(ceilings).median,
+                           .slices = kSlices,
+                           .disturbed = disturbed};
+  report(workload, result);
+  return result;
+}
+
+void Harness::report(const Workload& workload, const Measurement& result) {
+  const bool gemm = workload.flops > 0.0;
+  const double rate = (gemm ? workload.flops : workload.bytes) / result.seconds.median;
+  const char* const against = !gemm                                                                  ? "copy"
+                              : gemm_[workload.dtype == Dtype::bf16 ? 1 : 0]->dtype() == Dtype::bf16 ? "bf16 gemm"
+                                                                                                     : "fp32 gemm";
+  std::printf("%-34s %-20s %-5s %10.3f ms  %8.1f %s  %.3f of %s (%.0f) [%.3f .. %.3f]", workload.bench.c_str(), workload.shape.c_str(),
+              dtype_name(workload.dtype), result.seconds.median * 1e3, rate * 1e-9, gemm ? "GFLOP/s" : "GB/s", result.ratio.median, against,
+              result.ceiling_rate * 1e-9, result.ratio.p10, result.ratio.p90);
+  if (result.disturbed > 0) std::printf("  %d of %d slices beside other load", result.disturbed, result.slices);
+  std::printf("\n");
+  std::fflush(stdout);
+  if (!json_.is_open()) return;
+  nlohmann::ordered_json line{{"bench", workload.bench}, {"shape", workload.shape}, {"dtype", dtype_name(workload.dtype)}};
+  line["git"] = git_revision();
+  line["us"] = percentiles(result.seconds, 1e6);
+  line[gemm ? "flops" : "bytes"] = gemm ? workload.flops : workload.bytes;
+  line[gemm ? "ratio_gemm" : "ratio_copy"] = percentiles(result.ratio, 1.0);
+  line["ceiling"] = {{"name", against}, {"rate", result.ceiling_rate}};
+  line["slices"] = result.slices;
+  line["disturbed"] = result.disturbed;
+  line["device"] = {{"isa", gemm_instruction_set()}, {"threads", num_threads()}};
+  json_ << line.dump() << std::endl;
+}
+
+}  // namespace mantissa::tools

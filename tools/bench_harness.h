@@ -1,0 +1,75 @@
+// How speed is measured: ceiling and workload alternate in short slices, and the result is the median of the per-slice ratios with its
+// spread. A slice during which other processes took more than 5% of the cores is repeated while the time budget lasts.
+#pragma once
+
+#include <cstdint>
+#include <fstream>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "mantissa/backend/ceilings.h"
+
+namespace mantissa::tools {
+
+// What is timed. Rates are per call of run(); a workload has a GEMM ratio if flops > 0, else a copy ratio.
+struct Workload {
+  std::string bench;  // "kernel.rms_norm_forward"
+  std::string shape;  // "16384x768"
+  Dtype dtype = Dtype::f32;
+  double flops = 0.0;  // floating point operations
+  double bytes = 0.0;  // the algorithm's minimum: read once, written once
+  std::function<void()> run;
+};
+
+struct Spread {
+  double median = 0.0, p10 = 0.0, p90 = 0.0;
+};
+Spread spread_of(std::vector<double> values);
+
+struct Measurement {
+  Spread ratio;             // workload rate / ceiling rate, per slice
+  Spread seconds;           // of one call
+  double ceiling_rate = 0;  // FLOP/s or B/s, median
+  int slices = 0;
+  int disturbed = 0;  // slices kept although other processes ran
+};
+
+struct BenchOptions {
+  std::string filter;       // part of a bench name; "": all
+  double time_budget = 60;  // seconds for the whole command
+  std::string json;         // file for one JSON object a line; "": none
+};
+
+class Harness {
+ public:
+  Harness(Backend& device, const BenchOptions& options);
+  bool wants(const std::string& bench) const { return bench.find(options_.filter) != std::string::npos; }
+  // Workloads that will follow, so that the time budget is shared out.
+  void expect(int workloads) { remaining_ = workloads; }
+  // Measures, prints a line, appends JSON.
+  Measurement measure(const Workload& workload);
+
+ private:
+  double gemm_rate(Dtype dtype);
+  double copy_rate();
+  void report(const Workload& workload, const Measurement& result);
+
+  Backend& device_;
+  BenchOptions options_;
+  std::ofstream json_;
+  double deadline_;
+  int remaining_ = 1;
+  std::optional<GemmCeiling> gemm_[2];  // fp32, bf16
+  std::optional<CopyCeiling> copy_;
+};
+
+double monotonic_seconds();
+
+// The subcommands; each measures what the filter admits.
+void bench_kernels(Backend& device, const BenchOptions& options);
+void bench_gemm(Backend& device, const BenchOptions& options);
+void bench_attention(Backend& device, const BenchOptions& options);
+
+}  // namespace mantissa::tools

@@ -1,0 +1,94 @@
+#include <cmath>
+#include <vector>
+
+#include "bench_harness.h"
+#include "mantissa/backend/functions.h"
+
+namespace mantissa::tools {
+namespace {
+
+Tensor normal(Backend& device, Dtype dtype, Shape shape, uint32_t what) {
+  Tensor out = empty(device, Dtype::f32, shape);
+  device.run(RandomNormal{.out = out, .key = {.seed = 3, .stream = RngStream::test}, .what = what, .first_index = 0, .std = 1.0});
+  return converted(out, dtype);
+}
+
+enum class Role { fprop, dgrad, wgrad };
+
+struct LinearShape {
+  int64_t tokens, in, out;
+};
+
+Workload linear_workload(Backend& device, Dtype dtype, Role role, const LinearShape& s) {
+  const Tensor x = normal(device, dtype, {s.tokens, s.in}, 0), w = normal(device, dtype, {s.out, s.in}, 1);
+  const Tensor dy = normal(device, dtype, {s.tokens, s.out}, 2), dw = zeros(device, Dtype::f32, {s.out, s.in});
+  Gemm gemm{.a = {x}, .b = {w, true}, .out = empty_like(dy), .accumulate = false};
+  if (role == Role::dgrad) gemm = {.a = {dy}, .b = {w}, .out = empty_like(x), .accumulate = false};
+  if (role == Role::wgrad) gemm = {.a = {dy, true}, .b = {x}, .out = dw, .accumulate = true};
+  const char* const names[] = {"gemm.fprop", "gemm.dgrad", "gemm.wgrad"};
+  return {.bench = names[static_cast<int>(role)],
+          .shape = text(s.tokens, "x", s.in, "->", s.out),
+          .dtype = dtype,
+          .flops = 2.0 * static_cast<double>(s.tokens) * static_cast<double>(s.in) * static_cast<double>(s.out),
+          .run = [&device, gemm] { device.run(gemm); }};
+}
+
+Workload attention_workload(Backend& device, Dtype dtype, bool backward, int64_t batch, int64_t length) {
+  const HeadLayout layout{.heads = 12, .kv_heads = 12, .head_dim = 64};
+  const int64_t rows = batch * length;
+  const double scale = 1.0 / std::sqrt(static_cast<double>(layout.head_dim));
+  const Tensor qkv = normal(device, dtype, {rows, layout.row()}, 0), out = normal(device, dtype, {rows, layout.heads * layout.head_dim}, 1);
+  const Tensor lse = empty(device, Dtype::f32, {batch, layout.heads, length}), dout = empty_like(out), dqkv = empty_like(qkv);
+  const AttentionForward forward{.qkv = qkv, .out = out, .lse = lse, .batch = batch, .layout = layout, .scale = scale};
+  const AttentionBackward gradient{
+      .qkv = qkv, .out = out, .lse = lse, .dout = dout, .dqkv = dqkv, .batch = batch, .layout = layout, .scale = scale};
+  device.run(Convert{.x = normal(device, dtype, out.shape(), 2), .out = dout});
+  device.run(forward);
+  // Causal: half of the 4 T^2 D multiply-adds of the two products; five products in backward.
+  const double pairs = static_cast<double>(batch * layout.heads) * static_cast<double>(length) * static_cast<double>(length) / 2.0;
+  const double flops = 4.0 * pairs * static_cast<double>(layout.head_dim) * (backward ? 2.5 : 1.0);
+  return {.bench = backward ? "attention.backward" : "attention.forward",
+          .shape = text("B", batch, " T", length, " H12 D64"),
+          .dtype = dtype,
+          .flops = flops,
+          .run = backward ? std::function<void()>([&device, gradient] { device.run(gradient); })
+                          : std::function<void()>([&device, forward] { device.run(forward); })};
+}
+
+}  // namespace
+
+void bench_gemm(Backend& device, const BenchOptions& options) {
+  Harness harness(device, options);
+  std::vector<LinearShape> shapes;
+  for (const int64_t tokens : {256, 2048}) {
+    for (const auto& [in, out] : {std::pair<int64_t, int64_t>{768, 2304}, {768, 768}, {768, 3072}, {3072, 768}, {768, 50257}}) {
+      shapes.push_back({tokens, in, out});
+    }
+  }
+  shapes.push_back({768, 128, 384});
+  shapes.push_back({768, 128, 512});
+  harness.expect(static_cast<int>(shapes.size()) * 6);
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+    for (const LinearShape& shape : shapes) {
+      for (const Role role : {Role::fprop, Role::dgrad, Role::wgrad}) {
+        const Workload workload = linear_workload(device, dtype, role, shape);
+        if (harness.wants(workload.bench)) harness.measure(workload);
+      }
+    }
+  }
+}
+
+void bench_attention(Backend& device, const BenchOptions& options) {
+  Harness harness(device, options);
+  harness.expect(12);
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+    for (const auto& [batch, length] : {std::pair<int64_t, int64_t>{4, 64}, {8, 256}, {2, 1024}}) {
+      for (const bool backward : {false, true}) {
+        const Workload workload = attention_workload(device, dtype, backward, batch, length);
+        if (harness.wants(workload.bench)) harness.measure(workload);
+      }
+    }
+  }
+}
+
+}  // namespace mantissa::tools

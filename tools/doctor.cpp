@@ -1,0 +1,76 @@
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <vector>
+
+#include "command.h"
+#include "mantissa/backend/ceilings.h"
+#include "mantissa/backend/functions.h"
+#include "mantissa/base/parallel.h"
+#include "mantissa/base/version.h"
+
+namespace mantissa::tools {
+namespace {
+
+std::string processor_name() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);) {
+    if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
+  }
+  return "unknown";
+}
+
+void line(const char* what, const std::string& value) { std::printf("%-16s %s\n", what, value.c_str()); }
+
+// A product that agrees with the reference proves that the library, the kernel it picked and the allocator work together on this machine.
+bool products_are_right() {
+  const auto fast = make_cpu_backend(), slow = make_cpu_reference();
+  std::vector<Tensor> results;
+  for (Backend* device : {fast.get(), slow.get()}) {
+    const Tensor a = empty(*device, Dtype::f32, {96, 80}), b = empty(*device, Dtype::f32, {72, 80}),
+                 out = empty(*device, Dtype::f32, {96, 72});
+    device->run(RandomNormal{.out = a, .key = {}, .what = 0, .first_index = 0, .std = 1.0});
+    device->run(RandomNormal{.out = b, .key = {}, .what = 1, .first_index = 0, .std = 1.0});
+    device->run(Gemm{.a = {a}, .b = {b, true}, .out = out, .accumulate = false});
+    results.push_back(out);
+  }
+  for (int64_t i = 0; i < results[0].elements(); ++i) {
+    if (std::abs(results[0].data<float>()[i] - results[1].data<float>()[i]) > 1e-4F) return false;
+  }
+  return true;
+}
+
+ExitCode doctor() {
+  std::printf("%s\n", version_text().c_str());
+  line("processor", processor_name());
+  const long cores = sysconf(_SC_NPROCESSORS_ONLN), pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+  line("cores", text(cores, " online, ", num_threads(), " usable by this process"));
+  line("memory", text(static_cast<double>(pages) * static_cast<double>(page) / 1073741824.0, " GiB"));
+  if (num_threads() < cores) line("hint", "the process is bound to fewer cores than there are (taskset, mpirun --bind-to none)");
+  if (const char* threads = std::getenv("OMP_NUM_THREADS")) {
+    line("OMP_NUM_THREADS", text(threads, ": not used; training.threads decides"));
+  }
+  const std::string isa = gemm_instruction_set();
+  line("matrix products", "oneDNN, " + isa + (isa.find("bf16") == std::string::npos ? "; bf16 operands are widened to fp32 (exact)" : ""));
+  require(products_are_right(), ExitCode::environment, "oneDNN's matrix product differs from the reference on this machine");
+  line("devices", "cpu, cpu_reference");
+  struct statvfs disk {};
+  if (statvfs(".", &disk) == 0) {
+    line("disk (.)", text(static_cast<double>(disk.f_bavail) * static_cast<double>(disk.f_frsize) / 1073741824.0, " GiB free"));
+  }
+  return ExitCode::ok;
+}
+
+}  // namespace
+
+Command doctor_command() {
+  return {.name = "doctor", .summary = "show what this machine and this build can do", .example = "mantissa doctor", .run = [] {
+            return doctor();
+          }};
+}
+
+}  // namespace mantissa::tools
