@@ -1,0 +1,158 @@
+#include "mantissa/train/optimizer.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "testing.h"
+
+namespace mantissa {
+namespace {
+
+// AdamW in fp64, from Loshchilov and Hutter 2019, algorithm 2, with the gradient clipped by its global norm before.
+struct ReferenceAdamW {
+  OptimizerConfig config;
+  std::vector<std::vector<double>> weights, m, v;
+  std::vector<bool> decays;
+  int updates = 0;
+
+  void step(const std::vector<std::vector<double>>& gradients, double lr) {
+    double squares = 0.0;
+    for (const auto& gradient : gradients) {
+      for (const double g : gradient) squares += g * g;
+    }
+    const double scale = config.grad_clip > 0.0 ? std::min(1.0, config.grad_clip / (std::sqrt(squares) + 1e-6)) : 1.0;
+    ++updates;
+    for (size_t p = 0; p < weights.size(); ++p) {
+      for (size_t i = 0; i < weights[p].size(); ++i) {
+        const double g = gradients[p][i] * scale;
+        m[p][i] = config.beta1 * m[p][i] + (1 - config.beta1) * g;
+        v[p][i] = config.beta2 * v[p][i] + (1 - config.beta2) * g * g;
+        const double m_hat = m[p][i] / (1 - std::pow(config.beta1, updates)), v_hat = v[p][i] / (1 - std::pow(config.beta2, updates));
+        if (decays[p]) weights[p][i] -= lr * config.weight_decay * weights[p][i];
+        weights[p][i] -= lr * m_hat / (std::sqrt(v_hat) + config.eps);
+      }
+    }
+  }
+};
+
+class OptimizerTest : public test::BackendTest {
+ protected:
+  void build(Dtype compute) {
+    set_.add("matrix", {40, 7}, {.constant = 0.0, .std = 0.5});
+    set_.add("vector", {33}, {.constant = 1.0, .std = 0.0});
+    set_.add("cube", {2, 3, 5}, {.constant = 0.0, .std = 0.1});
+    set_.allocate(fast(), compute, true);
+    set_.initialise(5);
+  }
+
+  std::vector<std::vector<double>> set_gradients(uint32_t what, double scale) {
+    std::vector<std::vector<double>> gradients;
+    for (Parameter& parameter : set_.all()) {
+      test::assign(parameter.leaf.grad, test::random_values(parameter.shape.elements(), what, scale));
+      gradients.push_back(test::values(parameter.leaf.grad));
+      what += 1000;
+    }
+    return gradients;
+  }
+
+  std::vector<std::vector<double>> masters() const {
+    std::vector<std::vector<double>> out;
+    for (const Parameter& parameter : set_.all()) out.push_back(test::values(parameter.master));
+    return out;
+  }
+
+  ParameterSet set_;
+};
+
+TEST_F(OptimizerTest, FollowsAdamWInFp64OverManyStepsWithAndWithoutClipping) {
+  build(Dtype::f32);
+  const OptimizerConfig config{.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .grad_clip = 1.0};
+  Optimizer optimizer(set_, config);
+  ReferenceAdamW reference{.config = config, .weights = masters(), .m = {}, .v = {}, .decays = {true, false, true}};
+  for (const auto& weights : reference.weights) reference.m.emplace_back(weights.size()), reference.v.emplace_back(weights.size());
+  for (uint32_t step = 0; step < 30; ++step) {
+    const double lr = 1e-3 * (step + 1);
+    const auto gradients = set_gradients(step, step % 2 == 0 ? 1.0 : 0.01);  // norms of about 18 and 0.18
+    optimizer.update({.lr = lr, .gradient_norm = optimizer.gradient_norm(), .skip = false});
+    reference.step(gradients, lr);
+  }
+  size_t i = 0;
+  for (const auto& weights : masters()) {
+    // 30 fp32 roundings of values near 1.
+    EXPECT_TRUE(test::close(weights, reference.weights[i], 3e-6));
+    EXPECT_TRUE(test::close(test::values(optimizer.first_moment(i)), reference.m[i], 3e-6));
+    EXPECT_TRUE(test::close(test::values(optimizer.second_moment(i)), reference.v[i], 3e-6));
+    ++i;
+  }
+}
+
+TEST_F(OptimizerTest, NormIsThatOfAllGradientsTogether) {
+  build(Dtype::f32);
+  Optimizer optimizer(set_, {});
+  double squares = 0.0;
+  for (const auto& gradient : set_gradients(1, 3.0)) {
+    for (const double g : gradient) squares += g * g;
+  }
+  EXPECT_NEAR(optimizer.gradient_norm(), std::sqrt(squares), 1e-12 * std::sqrt(squares));
+}
+
+TEST_F(OptimizerTest, WeightsInTheComputeTypeFollowTheMasters) {
+  build(Dtype::bf16);
+  Optimizer optimizer(set_, {});
+  set_gradients(1, 1.0);
+  optimizer.update({.lr = 0.01, .gradient_norm = optimizer.gradient_norm(), .skip = false});
+  for (const Parameter& parameter : set_.all()) EXPECT_TRUE(test::same_bits(parameter.value, converted(parameter.master, Dtype::bf16)));
+}
+
+TEST_F(OptimizerTest, SkippedUpdateChangesNothingAndIsNotCounted) {
+  build(Dtype::bf16);
+  Optimizer optimizer(set_, {});
+  set_gradients(1, 1.0);
+  optimizer.update({.lr = 0.01, .gradient_norm = optimizer.gradient_norm(), .skip = false});
+  const auto before = masters(), moment = std::vector{test::values(optimizer.first_moment(0)), test::values(optimizer.second_moment(0))};
+  set_.all()[1].leaf.grad.data<float>()[17] = std::numeric_limits<float>::quiet_NaN();
+  const double norm = optimizer.gradient_norm();
+  EXPECT_TRUE(std::isnan(norm));
+  optimizer.update({.lr = 0.01, .gradient_norm = norm, .skip = true});
+  EXPECT_EQ(masters(), before);
+  EXPECT_EQ((std::vector{test::values(optimizer.first_moment(0)), test::values(optimizer.second_moment(0))}), moment);
+  EXPECT_EQ(optimizer.updates(), 1);
+}
+
+TEST_F(OptimizerTest, NormIsNotFiniteIfOneElementIsNotAndTheElementIsNamed) {
+  build(Dtype::f32);
+  Optimizer optimizer(set_, {});
+  set_gradients(1, 1.0);
+  EXPECT_EQ(first_nonfinite_gradient(set_), "");
+  set_.all()[2].leaf.grad.data<float>()[29] = -std::numeric_limits<float>::infinity();
+  EXPECT_FALSE(std::isfinite(optimizer.gradient_norm()));
+  EXPECT_EQ(first_nonfinite_gradient(set_), "cube[29] = -inf");
+}
+
+TEST_F(OptimizerTest, LargestFiniteGradientsHaveAFiniteNorm) {
+  build(Dtype::f32);
+  Optimizer optimizer(set_, {});
+  for (Parameter& parameter : set_.all()) {
+    fast().run(Fill{.out = parameter.leaf.grad, .value = static_cast<double>(std::numeric_limits<float>::max())});
+  }
+  EXPECT_TRUE(std::isfinite(optimizer.gradient_norm()));
+}
+
+TEST_F(OptimizerTest, ResumedCounterContinuesTheBiasCorrection) {
+  build(Dtype::f32);
+  Optimizer first(set_, {});
+  Optimizer second(set_, {});
+  second.set_updates(1000);  // no correction left: the update is 1 - beta1 over sqrt(1 - beta2) of the first one
+  const double before = test::values(set_.all()[1].master)[0];
+  set_gradients(1, 1.0);
+  const UpdateOptions options{.lr = 1e-3, .gradient_norm = first.gradient_norm(), .skip = false};
+  first.update(options);
+  const double after_first = test::values(set_.all()[1].master)[0];
+  second.update(options);
+  const double after_second = test::values(set_.all()[1].master)[0];
+  EXPECT_NEAR((after_second - after_first) / (after_first - before), 0.1 / std::sqrt(0.05), 1e-3);
+}
+
+}  // namespace
+}  // namespace mantissa

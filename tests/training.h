@@ -1,0 +1,82 @@
+// A tiny model, a text with structure, and runs of train() in a temporary folder.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "files.h"
+#include "mantissa/base/rng.h"
+#include "mantissa/train/train.h"
+
+namespace mantissa::test {
+
+// Letters a-h. Nine in ten follow from the two before them, the tenth is drawn: the last letter alone tells nothing about the next.
+inline std::string second_order_text(int64_t length) {
+  std::string text = "ab";
+  while (static_cast<int64_t>(text.size()) < length) {
+    const auto draw = random_words({.seed = 3, .stream = RngStream::test}, 1, text.size());
+    const int previous = text[text.size() - 1] - 'a', before = text[text.size() - 2] - 'a';
+    const int next = draw[0] % 10 == 0 ? static_cast<int>(draw[1] % 8) : (previous + 3 * before + 1) % 8;
+    text += static_cast<char>('a' + next);
+  }
+  return text;
+}
+
+struct TrainedRun {
+  TrainSummary summary;
+  std::vector<double> losses, norms;  // by step of this call
+  std::vector<double> valid_losses;
+  std::vector<std::string> samples;
+  std::vector<StepReport> steps;
+};
+
+class TrainingTest : public ::testing::Test {
+ protected:
+  TrainingTest() { write_file(folder_ / "text.txt", second_order_text(20000)); }
+
+  // Two layers of 32 channels, 8 sequences of 16 letters a step, 20 steps. `sets` as on the command line; %T stands for the folder.
+  LoadedConfig config(const std::string& name, std::vector<std::string> sets = {}) const {
+    nlohmann::json json = {
+        {"model",
+         {{"hidden_size", 32}, {"num_layers", 2}, {"num_attention_heads", 2}, {"intermediate_size", 48}, {"max_position_embeddings", 16}}},
+        {"precision", {{"dtype", "fp32"}}},
+        {"optimizer", {{"lr", 1e-2}}},
+        {"schedule", {{"warmup_steps", 5}}},
+        {"training", {{"steps", 20}, {"seq_len", 16}, {"micro_batch_size", 4}, {"grad_accum", 2}}},
+        {"data", {{"path", folder_ / "text.txt"}, {"tokenizer", "char"}}},
+        {"eval", {{"interval", 0}, {"iters", 2}}},
+        {"checkpoint", {{"interval", 0}}},
+        {"logging", {{"run_name", name}, {"dir", folder_ / "runs/%n"}, {"tensorboard", false}}}};
+    return load_run_config({.file = folder_ / "run.json", .text = json.dump(), .set_files = {}, .sets = std::move(sets)});
+  }
+
+  static TrainedRun run(const LoadedConfig& config, std::function<Request()> request = {}) {
+    TrainedRun run;
+    TrainEvents events;
+    events.step = [&run](const StepReport& report) {
+      run.losses.push_back(report.loss);
+      run.norms.push_back(report.gradient_norm);
+      run.steps.push_back(report);
+    };
+    events.evaluated = [&run](const EvaluationReport& report) { run.valid_losses.push_back(report.result.loss); };
+    events.sampled = [&run](const SampleReport& report) { run.samples.push_back(report.text); };
+    events.request = std::move(request);
+    run.summary = train(config, {"test"}, events);
+    return run;
+  }
+
+  TrainedRun run(const std::string& name, std::vector<std::string> sets = {}) const { return run(config(name, std::move(sets))); }
+
+  std::string run_folder(const std::string& name) const { return folder_ / ("runs/" + name); }
+  std::string checkpoint(const std::string& name, int64_t step) const { return run_folder(name) + "/checkpoints/" + checkpoint_name(step); }
+  // Masters, moments and counters, bit by bit.
+  std::string state_of(const std::string& name, int64_t step) const {
+    const CheckpointReader reader(checkpoint(name, step));
+    return read_file(checkpoint(name, step) + "/shard-00000.bin") + reader.manifest().state;
+  }
+
+  TemporaryFolder folder_;
+};
+
+}  // namespace mantissa::test

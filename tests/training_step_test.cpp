@@ -1,0 +1,254 @@
+#include "mantissa/train/training_step.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <numeric>
+
+#include "files.h"
+#include "mantissa/train/estimate.h"
+#include "testing.h"
+
+namespace mantissa {
+namespace {
+
+struct StepOptions {
+  Accumulation accumulation = Accumulation::running;
+  int64_t micro_batches = 1;
+  Dtype compute = Dtype::f32;
+  Recompute recompute = Recompute::none;
+};
+
+constexpr int64_t kSequences = 8, kLength = 16, kVocabulary = 11;
+
+ModelConfig model_of(int64_t hidden, int64_t layers, int64_t intermediate, int64_t length) {
+  ModelConfig model;
+  model.vocab_size = kVocabulary;
+  model.hidden_size = hidden;
+  model.num_layers = layers;
+  model.num_attention_heads = 2;
+  model.intermediate_size = intermediate;
+  model.max_position_embeddings = length;
+  return model;
+}
+
+Batch empty_batch(int64_t sequences, int64_t length) {
+  Batch batch;
+  batch.sequences = sequences;
+  batch.length = length;
+  return batch;
+}
+
+Batch random_batch(uint32_t what) {
+  Batch batch = empty_batch(kSequences, kLength);
+  for (int64_t i = 0; i < kSequences * kLength; ++i) {
+    const auto draw = random_words({.seed = 7}, what, static_cast<uint64_t>(i));
+    batch.tokens.push_back(static_cast<int32_t>(draw[0] % kVocabulary));
+    batch.targets.push_back(draw[1] % 5 == 0 ? kNoTarget : static_cast<int32_t>(draw[2] % kVocabulary));
+    batch.positions.push_back(static_cast<int32_t>(i % kLength));
+    batch.segment_starts.push_back(0);
+    batch.target_count += batch.targets.back() == kNoTarget ? 0 : 1;
+  }
+  return batch;
+}
+
+// A model with its optimizer.
+struct Trainee {
+  Backend& device;
+  Gpt model;
+  Optimizer optimizer;
+  GradientAccumulator accumulator;
+  int64_t micro_batch_size;
+
+  Trainee(Backend& backend, const StepOptions& options)
+      : device(backend),
+        model(model_of(32, 2, 48, kLength), backend, {.compute = options.compute, .recompute = options.recompute, .gradients = true}),
+        optimizer(model.parameters(), {}),
+        accumulator(model.parameters(), options.accumulation, options.micro_batches),
+        micro_batch_size(kSequences / options.micro_batches) {
+    model.parameters().initialise(1);
+  }
+
+  StepResult step(const Batch& batch) { return training_step(model, optimizer, accumulator, batch, micro_batch_size, 1e-3); }
+
+  std::vector<double> gradients() { return test::values(model.parameters().gradients()); }
+  std::vector<std::vector<double>> masters() {
+    std::vector<std::vector<double>> out;
+    for (const Parameter& parameter : model.parameters().all()) out.push_back(test::values(parameter.master));
+    return out;
+  }
+};
+
+using TrainingStepTest = test::BackendTest;
+
+TEST_F(TrainingStepTest, MicroBatchesOfUnequalTargetsGiveTheGradientOfTheWholeBatch) {
+  Trainee whole(fast(), {.micro_batches = 1});
+  const StepResult expected = whole.step(random_batch(1));
+  for (const Accumulation how : {Accumulation::running, Accumulation::tree}) {
+    Trainee parts(fast(), {.accumulation = how, .micro_batches = 4});
+    const StepResult result = parts.step(random_batch(1));
+    EXPECT_NEAR(result.loss, expected.loss, 1e-6 * expected.loss);
+    EXPECT_NEAR(result.gradient_norm, expected.gradient_norm, 1e-5 * expected.gradient_norm);
+    EXPECT_TRUE(test::close(parts.gradients(), whole.gradients(), 1e-4));  // other order of fp32 sums
+  }
+}
+
+TEST_F(TrainingStepTest, TreeOfTwoHalvesIsTheTreeOfTheWhole) {
+  // Ranks that own [0, 4) and [4, 8) of 8 micro batches: their local trees added are the tree of one rank.
+  Trainee one(fast(), {.accumulation = Accumulation::tree, .micro_batches = 8});
+  const Batch batch = random_batch(2);
+  one.step(batch);
+  Trainee half(fast(), {.accumulation = Accumulation::tree, .micro_batches = 4});
+  half.micro_batch_size = 1;
+  std::vector<Tensor> sums;
+  for (const int64_t first : {0, 4}) {
+    Batch part = empty_batch(4, kLength);
+    const auto cut = [&](const std::vector<int32_t>& all) {
+      return std::vector<int32_t>(all.begin() + first * kLength, all.begin() + (first + 4) * kLength);
+    };
+    part.tokens = cut(batch.tokens), part.targets = cut(batch.targets);
+    part.positions = cut(batch.positions), part.segment_starts = cut(batch.segment_starts);
+    part.target_count = batch.target_count;  // of the job
+    half.model.parameters().initialise(1);
+    half.step(part);
+    sums.push_back(empty_like(half.model.parameters().gradients()));
+    fast().run(Convert{.x = half.model.parameters().gradients(), .out = sums.back()});
+  }
+  fast().run(Add{.a = sums[0], .b = sums[1], .out = sums[0]});
+  EXPECT_TRUE(test::same_bits(sums[0], one.model.parameters().gradients()));
+}
+
+TEST_F(TrainingStepTest, TreeNeedsAPowerOfTwo) {
+  const Error error = test::error_of([&] { Trainee(fast(), {.accumulation = Accumulation::tree, .micro_batches = 3}); });
+  EXPECT_EQ(error.code(), ExitCode::usage);
+  EXPECT_NE(std::string(error.what()).find("training.accumulation"), std::string::npos);
+}
+
+TEST_F(TrainingStepTest, GradientBuffersOfTheTreeAreItsDepthPlusOne) {
+  EXPECT_EQ(GradientAccumulator::buffers(Accumulation::running, 8), 1);
+  EXPECT_EQ(GradientAccumulator::buffers(Accumulation::tree, 1), 1);
+  EXPECT_EQ(GradientAccumulator::buffers(Accumulation::tree, 8), 4);
+}
+
+TEST_F(TrainingStepTest, RecomputingChangesNoBit) {
+  for (const Dtype compute : {Dtype::f32, Dtype::bf16}) {
+    Trainee none(fast(), {.micro_batches = 2, .compute = compute});
+    Trainee selective(fast(), {.micro_batches = 2, .compute = compute, .recompute = Recompute::selective});
+    Trainee full(fast(), {.micro_batches = 2, .compute = compute, .recompute = Recompute::full});
+    for (uint32_t step = 0; step < 5; ++step) {
+      const StepResult expected = none.step(random_batch(step));
+      for (Trainee* other : {&selective, &full}) {
+        const StepResult result = other->step(random_batch(step));
+        EXPECT_EQ(result.loss, expected.loss);
+        EXPECT_EQ(result.gradient_norm, expected.gradient_norm);
+      }
+    }
+    EXPECT_EQ(selective.masters(), none.masters());
+    EXPECT_EQ(full.masters(), none.masters());
+  }
+}
+
+TEST_F(TrainingStepTest, PoisonedParameterSkipsTheStepAndTheNextOneIsAsIfItHadNotBeen) {
+  for (const Accumulation how : {Accumulation::running, Accumulation::tree}) {
+    Trainee poisoned(fast(), {.accumulation = how, .micro_batches = 4}), clean(fast(), {.accumulation = how, .micro_batches = 4});
+    poisoned.step(random_batch(1));
+    clean.step(random_batch(1));
+    float& victim = poisoned.model.parameters().all()[2].value.data<float>()[5];
+    const float before = std::exchange(victim, std::numeric_limits<float>::quiet_NaN());
+    const StepResult result = poisoned.step(random_batch(2));
+    EXPECT_NE(result.bad.find("loss = "), std::string::npos) << result.bad;
+    EXPECT_EQ(poisoned.optimizer.updates(), 1);
+    victim = before;
+    EXPECT_EQ(poisoned.masters(), clean.masters());
+    EXPECT_EQ(poisoned.step(random_batch(3)).gradient_norm, clean.step(random_batch(3)).gradient_norm);
+    EXPECT_EQ(poisoned.masters(), clean.masters());
+  }
+}
+
+TEST_F(TrainingStepTest, BatchWithoutATargetHasNoLossAndNoGradient) {
+  Trainee trainee(fast(), {});
+  Batch batch = random_batch(1);
+  std::fill(batch.targets.begin(), batch.targets.end(), kNoTarget);
+  batch.target_count = 0;
+  const StepResult result = trainee.step(batch);
+  EXPECT_EQ(result.loss, 0.0);
+  EXPECT_EQ(result.gradient_norm, 0.0);
+  EXPECT_EQ(result.bad, "");
+}
+
+TEST_F(TrainingStepTest, NothingIsAllocatedAfterTheFirstSteps) {
+  for (const Dtype compute : {Dtype::f32, Dtype::bf16}) {
+    for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
+      const std::unique_ptr<Backend> device = make_cpu_backend();
+      Trainee trainee(*device, {.accumulation = Accumulation::tree, .micro_batches = 4, .compute = compute, .recompute = recompute});
+      for (uint32_t step = 0; step < 3; ++step) trainee.step(random_batch(step));
+      const AllocatorStats warm = device->allocator_stats();
+      for (uint32_t step = 3; step < 20; ++step) trainee.step(random_batch(step));
+      const AllocatorStats after = device->allocator_stats();
+      EXPECT_EQ(after.system_calls, warm.system_calls);
+      EXPECT_EQ(after.peak_in_use, warm.peak_in_use);
+      EXPECT_EQ(after.in_use, warm.in_use);
+    }
+  }
+}
+
+// ---- the estimate of a run against what its first step takes
+
+struct Measured {
+  int64_t predicted, peak;
+};
+
+Measured measure(const ModelConfig& model, const StepOptions& options) {
+  RunConfig config;
+  config.model = model;
+  config.model.vocab_size = 300;
+  config.precision.dtype = options.compute;
+  config.training.micro_batch_size = 4;
+  config.training.seq_len = model.max_position_embeddings;
+  config.training.grad_accum = options.micro_batches;
+  config.training.accumulation = options.accumulation;
+  config.training.recompute = options.recompute;
+  const std::unique_ptr<Backend> device = make_cpu_backend();
+  Gpt gpt(config.model, *device, {.compute = options.compute, .recompute = options.recompute, .gradients = true});
+  gpt.parameters().initialise(1);
+  Optimizer optimizer(gpt.parameters(), {});
+  GradientAccumulator accumulator(gpt.parameters(), options.accumulation, options.micro_batches);
+  const int64_t sequences = 4 * options.micro_batches, length = model.max_position_embeddings, n = sequences * length;
+  Batch batch = empty_batch(sequences, length);
+  batch.tokens.assign(static_cast<size_t>(n), 1);
+  batch.targets = batch.tokens;
+  for (int64_t i = 0; i < n; ++i) batch.positions.push_back(static_cast<int32_t>(i % length));
+  batch.segment_starts.assign(static_cast<size_t>(n), 0);
+  batch.target_count = n;
+  training_step(gpt, optimizer, accumulator, batch, 4, 1e-3);
+  return {estimate_memory(config).total(), device->allocator_stats().peak_in_use};
+}
+
+TEST(Estimate, PredictsThePeakOfAStep) {
+  const ModelConfig qwen = model_of(64, 4, 160, 128);
+  ModelConfig gpt2 = qwen;
+  gpt2.norm = Norm::layer, gpt2.norm_bias = true, gpt2.activation = Activation::gelu_tanh, gpt2.position = Position::learned;
+  gpt2.qk_norm = false, gpt2.attention_bias = AttentionBias::all, gpt2.mlp_bias = true, gpt2.tie_word_embeddings = true;
+  for (const ModelConfig& model : {qwen, gpt2}) {
+    for (const Dtype compute : {Dtype::f32, Dtype::bf16}) {
+      for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
+        const Measured measured = measure(model, {.micro_batches = 1, .compute = compute, .recompute = recompute});
+        const double ratio = static_cast<double>(measured.predicted) / static_cast<double>(measured.peak);
+        // The allocator rounds up; kernels keep small scratch.
+        EXPECT_TRUE(ratio > 0.8 && ratio < 1.25) << choice_name(model.norm) << ' ' << dtype_name(compute) << ' ' << choice_name(recompute)
+                                                 << ": predicted " << measured.predicted << ", measured " << measured.peak;
+      }
+    }
+  }
+}
+
+TEST(Estimate, CountsTheBuffersOfTheTree) {
+  const ModelConfig model = model_of(64, 2, 128, 8);
+  const Measured running = measure(model, {.micro_batches = 4});
+  const Measured tree = measure(model, {.accumulation = Accumulation::tree, .micro_batches = 4});
+  EXPECT_NEAR(static_cast<double>(tree.predicted - running.predicted), static_cast<double>(tree.peak - running.peak),
+              0.02 * static_cast<double>(tree.peak));
+}
+
+}  // namespace
+}  // namespace mantissa
