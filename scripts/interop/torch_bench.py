@@ -42,7 +42,7 @@ def arguments():
 def train(args, folder, *settings):
     """Runs mantissa; its step records and its checkpoint."""
     common = [f"logging.dir={folder}", f"training.threads={args.threads}", f"precision.dtype={args.dtype}", f"training.steps={args.steps}"]
-    quiet = ["eval.interval=0", "eval.iters=1", "eval.samples=null", "checkpoint.interval=0", "logging.console=off", "logging.tensorboard=false"]
+    quiet = ["eval.interval=0", "eval.iters=1", "eval.samples=null", "checkpoint.interval=0", "logging.interval=1", "logging.console=off", "logging.tensorboard=false"]
     command = [args.mantissa, "train", args.config]
     for setting in [*args.set, *common, *quiet, *settings]:
         command += ["--set", setting]
