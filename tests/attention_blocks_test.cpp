@@ -38,14 +38,15 @@ Results run(Backend& device, Dtype dtype, const Attention& a) {
 
 using AttentionBlocks = BackendTest;
 
-// fp32 sums of up to 700 terms in another order; 1e-5 is 100 ulp.
+// fp32 sums of up to 700 terms in another order; 1e-5 is 100 ulp. Gradients cancel in dp - delta, and those of early rows are far above the
+// root mean square, so they get 5e-5.
 TEST_F(AttentionBlocks, ManyBlocksAgreeWithFp64AndDoNotDependOnThreads) {
   for (const HeadLayout layout : {HeadLayout{1, 1, 16}, HeadLayout{6, 2, 24}, HeadLayout{4, 1, 33}}) {
     const Attention a{1, 700, layout};
     const Results expected = run(reference(), Dtype::f64, a), actual = run(fast(), Dtype::f32, a);
     EXPECT_TRUE(close(values(actual.out), values(expected.out), 1e-5)) << layout.heads;
     EXPECT_TRUE(close(values(actual.lse), values(expected.lse), 1e-5)) << layout.heads;
-    EXPECT_TRUE(close(values(actual.dqkv), values(expected.dqkv), 1e-5)) << layout.heads;
+    EXPECT_TRUE(close(values(actual.dqkv), values(expected.dqkv), 5e-5)) << layout.heads;
     for (const int threads : {1, 3}) {
       const Threads scope(threads);
       const Results again = run(fast(), Dtype::f32, a);
@@ -60,7 +61,7 @@ TEST_F(AttentionBlocks, HeadsOfEverySizeAgreeWithFp64) {
     const Attention a{2, 72, {2, 1, d}};
     const Results expected = run(reference(), Dtype::f64, a), actual = run(fast(), Dtype::f32, a);
     EXPECT_TRUE(close(values(actual.out), values(expected.out), 1e-5)) << d;
-    EXPECT_TRUE(close(values(actual.dqkv), values(expected.dqkv), 1e-5)) << d;
+    EXPECT_TRUE(close(values(actual.dqkv), values(expected.dqkv), 5e-5)) << d;
   }
 }
 
