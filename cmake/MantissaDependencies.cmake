@@ -59,7 +59,7 @@ if(dnnl_FOUND)
 endif()
 
 mantissa_dependency("oneDNN" "matrix products" libdnnl-dev "${dnnl_FOUND}" "${MANTISSA_ONEDNN_VERSION} ${dnnl_LIBRARY}")
-mantissa_dependency("OpenMP" "threads" g++ "${OpenMP_CXX_FOUND}" "${OpenMP_CXX_VERSION}")
+mantissa_dependency("OpenMP" "threads of oneDNN" g++ "${OpenMP_CXX_FOUND}" "${OpenMP_CXX_VERSION}")
 mantissa_dependency("nlohmann_json" "JSON" nlohmann-json3-dev "${nlohmann_json_FOUND}" "${nlohmann_json_VERSION}")
 mantissa_dependency("spdlog" "log" libspdlog-dev "${spdlog_FOUND}" "${spdlog_VERSION}")
 mantissa_dependency("Random123" "random numbers" librandom123-dev "${Random123_FOUND}" "${Random123_INCLUDE}")

@@ -1,12 +1,7 @@
 # The table that ends the configure step; missing libraries are reported together, with the command that installs them.
 function(mantissa_summary)
   string(TOLOWER "${CMAKE_CXX_COMPILER_ID}" compiler)
-  if(MANTISSA_OPENMP)
-    set(threads "OpenMP")
-  else()
-    set(threads "std::thread")
-  endif()
-  message(STATUS "mantissa ${PROJECT_VERSION}: ${CMAKE_BUILD_TYPE}, ${compiler} ${CMAKE_CXX_COMPILER_VERSION}, threads by ${threads}")
+  message(STATUS "mantissa ${PROJECT_VERSION}: ${CMAKE_BUILD_TYPE}, ${compiler} ${CMAKE_CXX_COMPILER_VERSION}")
   foreach(row ${MANTISSA_DEPENDENCY_TABLE})
     message(STATUS "${row}")
   endforeach()

@@ -1,4 +1,4 @@
-// The only place that knows how threads are made: OpenMP (threads_openmp.cpp) or std::thread (threads_std.cpp), chosen by CMake.
+// How work is spread over cores: one lasting pool of threads. Libraries with threads of their own (oneDNN) are kept at one thread inside it.
 #pragma once
 
 #include <cstdint>

@@ -1,0 +1,117 @@
+// parallel_for on a lasting pool of std::threads. A loop waits only for workers that are inside it, never for one that has not been
+// scheduled: on a machine shared with other processes that keeps short loops short, where a barrier of all threads would wait for the
+// slowest.
+#include <emmintrin.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "base/single_threaded_library.h"
+#include "mantissa/base/parallel.h"
+
+namespace mantissa {
+namespace {
+
+// About 50 microseconds: longer than the gap between the loops of a training step, shorter than a scheduler's time slice.
+constexpr int kSpins = 2000;
+
+struct Job {
+  detail::ChunkBody body;
+  void* context;
+  int64_t count, chunk, pieces;
+  std::atomic<int64_t> next{0};
+
+  // Takes pieces in order until none is left, so a slow core delays one piece and not half of them.
+  void work() {
+    for (int64_t i = next.fetch_add(1); i < pieces; i = next.fetch_add(1)) body(context, i * chunk, std::min(count, (i + 1) * chunk));
+  }
+};
+
+class Pool {
+ public:
+  // One job at a time. False, with nothing done, while a job runs: another thread's, or the one whose body calls this.
+  bool run(Job& job, int workers) {
+    if (taken_.exchange(true)) return false;
+    for (; started_ < workers; ++started_) std::thread([this] { serve(); }).detach();
+    job_ = &job;
+    places_.store(static_cast<uint64_t>(workers) << 32U);
+    if (sleepers_.load() > 0) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      wake_.notify_all();
+    }
+    job.work();
+    places_.fetch_and(0xFFFFFFFFU);  // nobody may join any more
+    for (int spins = 0; places_.load() != 0; ++spins) pause(spins);
+    taken_ = false;
+    return true;
+  }
+
+ private:
+  static void pause(int spins) {
+    if (spins < kSpins) {
+      _mm_pause();
+    } else {
+      std::this_thread::yield();
+    }
+  }
+
+  bool join() {
+    uint64_t places = places_.load();
+    while (places >> 32U != 0) {
+      if (places_.compare_exchange_weak(places, places - (uint64_t{1} << 32U) + 1)) return true;
+    }
+    return false;
+  }
+
+  void sleep_until_called() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    ++sleepers_;
+    wake_.wait(lock, [this] { return places_.load() >> 32U != 0; });
+    --sleepers_;
+  }
+
+  [[noreturn]] void serve() {
+    const SingleThreadedLibrary guard;
+    for (int spins = 0;; ++spins) {
+      if (join()) {
+        job_.load()->work();
+        places_.fetch_sub(1);
+        spins = 0;
+      } else if (spins < kSpins) {
+        _mm_pause();
+      } else {
+        sleep_until_called();
+        spins = 0;
+      }
+    }
+  }
+
+  std::atomic<bool> taken_{false};
+  std::atomic<Job*> job_{nullptr};
+  std::atomic<uint64_t> places_{0};  // upper half: workers that may still join the job; lower half: workers in it
+  std::atomic<int> sleepers_{0};
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  int started_ = 0;
+};
+
+// Never destroyed: its threads sleep until the process ends, and destructors of statics may still use it.
+Pool& pool() {
+  static Pool& instance = *new Pool;
+  return instance;
+}
+
+}  // namespace
+
+void detail::parallel_chunks(int64_t count, int64_t chunk, ChunkBody body, void* context) {
+  if (count <= 0) return;
+  Job job{.body = body, .context = context, .count = count, .chunk = chunk, .pieces = (count + chunk - 1) / chunk};
+  const int threads = static_cast<int>(std::min<int64_t>(num_threads(), job.pieces));
+  const SingleThreadedLibrary guard;
+  if (threads <= 1 || !pool().run(job, threads - 1)) job.work();
+}
+
+}  // namespace mantissa
