@@ -5,6 +5,7 @@
 #include "backend/checks.h"
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/indices.h"
+#include "backend/cpu/lane_math.h"
 #include "backend/cpu/pieces.h"
 #include "backend/cpu/simd.h"
 #include "mantissa/base/host_device.h"
@@ -13,7 +14,7 @@
 namespace mantissa {
 namespace {
 
-using simd::Floats, simd::Slots, simd::for_lanes, simd::for_slots, simd::load, simd::store;
+using simd::Floats, simd::Slots, simd::for_slots, simd::load;
 
 // A row is read once: block by block, its exponentials against the largest logit so far are kept, and the second pass over the cached row
 // corrects each block by exp(its reference - the largest). So the memory is busy while the exponentials are computed, and there is one per
@@ -38,19 +39,34 @@ template <class T>
   return result;
 }
 
-// Adds a block to the sums; keeps its exponentials, relative to sums.largest, where `keep` is given. keep may be logits.
+// exponentials = e^(logits - largest). Both may be the same memory: no element is read after another was written in its place.
 template <class T>
-[[gnu::always_inline]] inline void add_block(const T* logits, int64_t n, RowSums& sums, float* keep) {
-  const float largest = largest_of(logits, n, sums.largest);
+[[gnu::always_inline]] inline void exponentials_of(const T* logits, float largest, float* exponentials, int64_t n) {
+#pragma GCC ivdep
+  for (int64_t j = 0; j < n; ++j) exponentials[j] = lane::exp(lane::load(logits[j]) - largest);
+}
+
+[[gnu::always_inline]] inline float sum_of(const float* x, int64_t n) {
   Slots total;
   for_slots(
-      n, [&](int64_t j, int slot, auto part) __attribute__((always_inline)) {
-        const Floats e = simd::exp(load(logits + j, part, -std::numeric_limits<float>::infinity()) - largest);
-        total.slot[slot] += e;
-        if (keep != nullptr) store(keep + j, e, part);
-      });
-  sums.sum = sums.sum * std::exp(sums.largest - largest) + simd::sum(total);
+      n, [&](int64_t j, int slot, auto part) __attribute__((always_inline)) { total.slot[slot] += load(x + j, part); });
+  return simd::sum(total);
+}
+
+// Adds a block to the sums and leaves its exponentials relative to sums.largest. exponentials may be logits.
+template <class T>
+[[gnu::always_inline]] inline void add_block(const T* logits, int64_t n, RowSums& sums, float* exponentials) {
+  const float largest = largest_of(logits, n, sums.largest);
+  exponentials_of(logits, largest, exponentials, n);
+  sums.sum = sums.sum * std::exp(sums.largest - largest) + sum_of(exponentials, n);
   sums.largest = largest;
+}
+
+// Both may be the same memory.
+template <class T>
+[[gnu::always_inline]] inline void scale_block(const float* exponentials, float factor, T* dlogits, int64_t n) {
+#pragma GCC ivdep
+  for (int64_t j = 0; j < n; ++j) lane::store(dlogits[j], exponentials[j] * factor);
 }
 
 template <class T>
@@ -62,25 +78,24 @@ struct Row {
   float *exponentials, *references;  // scratch: a row of fp32 (dlogits itself where that is fp32), and one element for each block
 };
 
+// One block of scratch is enough where there is no gradient.
 template <class T>
 [[gnu::always_inline]] inline float row_loss(Row<T> k) {
-  const float target_logit = simd::load(k.logits + k.target, simd::Part{1})[0];
+  const float target_logit = lane::load(k.logits[k.target]);
+  const bool keep = k.dlogits != nullptr;
   RowSums sums;
   for (int64_t j = 0; j < k.vocab; j += kBlock) {
-    add_block(k.logits + j, std::min(kBlock, k.vocab - j), sums, k.dlogits == nullptr ? nullptr : k.exponentials + j);
-    if (k.dlogits != nullptr) k.references[j / kBlock] = sums.largest;
+    add_block(k.logits + j, std::min(kBlock, k.vocab - j), sums, keep ? k.exponentials + j : k.exponentials);
+    k.references[j / kBlock] = sums.largest;
   }
   const float loss = sums.largest + std::log(sums.sum) - target_logit;
-  if (k.dlogits == nullptr) return loss;
+  if (!keep) return loss;
   for (int64_t j = 0; j < k.vocab; j += kBlock) {
     const float factor = std::exp(k.references[j / kBlock] - sums.largest) / sums.sum * k.scale;
-    for_lanes(
-        std::min(kBlock, k.vocab - j), [&](int64_t i, auto part) __attribute__((always_inline)) {
-          store(k.dlogits + j + i, load(k.exponentials + j + i, part) * factor, part);
-        });
+    scale_block(k.exponentials + j, factor, k.dlogits + j, std::min(kBlock, k.vocab - j));
   }
   const float p = std::exp(target_logit - sums.largest) / sums.sum;
-  store(k.dlogits + k.target, simd::broadcast(k.scale * (p - 1.0F)), simd::Part{1});
+  lane::store(k.dlogits[k.target], k.scale * (p - 1.0F));
   std::fill(k.dlogits + k.vocab, k.dlogits + k.columns, T{});
   return loss;
 }
@@ -95,19 +110,16 @@ float* scratch(int64_t elements) {
   return memory.data();
 }
 
-float* exponentials_of(Row<float> k, float*) { return k.dlogits; }
-float* exponentials_of(Row<bf16>, float* scratch) { return scratch; }
-
 template <class T>
 void losses(const CrossEntropy& k) {
   const int64_t columns = k.logits.dim(1), blocks = (k.vocab + kBlock - 1) / kBlock;
-  const int64_t kept = k.dlogits.defined() && std::is_same_v<T, bf16> ? k.vocab : 0;
+  const bool in_dlogits = k.dlogits.defined() && std::is_same_v<T, float>;
   const T* logits = k.logits.data<T>();
   T* dlogits = k.dlogits.defined() ? k.dlogits.data<T>() : nullptr;
   const int32_t* targets = k.targets.data<int32_t>();
   float* loss = k.loss.data<float>();
   parallel_for(k.logits.dim(0), rows_per_piece(4 * columns), [&](int64_t begin, int64_t end) {
-    float* memory = scratch(blocks + kept);
+    float* memory = scratch(blocks + (in_dlogits ? 0 : std::max(kBlock, k.vocab)));
     for (int64_t i = begin; i < end; ++i) {
       T* gradient = dlogits == nullptr ? nullptr : dlogits + i * columns;
       if (targets[i] < 0) {
@@ -115,16 +127,14 @@ void losses(const CrossEntropy& k) {
         if (gradient != nullptr) std::fill_n(gradient, columns, T{});
         continue;
       }
-      Row<T> row{.logits = logits + i * columns,
-                 .dlogits = gradient,
-                 .target = targets[i],
-                 .vocab = k.vocab,
-                 .columns = columns,
-                 .scale = static_cast<float>(k.scale),
-                 .exponentials = nullptr,
-                 .references = memory};
-      row.exponentials = exponentials_of(row, memory + blocks);
-      loss[i] = loss_of(row);
+      loss[i] = loss_of(Row<T>{.logits = logits + i * columns,
+                               .dlogits = gradient,
+                               .target = targets[i],
+                               .vocab = k.vocab,
+                               .columns = columns,
+                               .scale = static_cast<float>(k.scale),
+                               .exponentials = in_dlogits ? reinterpret_cast<float*>(gradient) : memory + blocks,
+                               .references = memory});
     }
   });
 }

@@ -95,9 +95,6 @@ template <class Body>
 
 // NaN where either is NaN in `b`; a NaN in `a` is passed over.
 [[gnu::always_inline]] inline Floats max(Floats a, Floats b) { return a > b ? a : b; }
-[[gnu::always_inline]] inline Floats min(Floats a, Floats b) { return a < b ? a : b; }
-
-[[gnu::always_inline]] inline Floats abs(Floats a) { return reinterpret_cast<Floats>(reinterpret_cast<Words>(a) & 0x7FFFFFFFU); }
 
 [[gnu::always_inline]] inline Floats fma(Floats a, Floats b, Floats c) {
   Floats out;
@@ -118,50 +115,18 @@ template <class Body>
   return out;
 }
 
-// Within 1 ulp of e^x on [-87.3, 88]; 0 below (no subnormal results), e^88 above. NaN stays.
-// x = k ln 2 + r, |r| <= ln 2 / 2, the polynomial is a minimax fit of e^r with relative error 2.6e-9.
+// e^x within 3 ulp, for x <= 88. No subnormal results: 0 below -87.3, so for -Inf too. NaN stays. The method is lane_math.h's.
 [[gnu::always_inline]] inline Floats exp(Floats x) {
-  const Floats lowest = broadcast(-87.3F);
-  const Floats clamped = min(broadcast(88.0F), max(lowest, x));
-  // Adding 1.5 * 2^23 rounds to an integer; with 127 added it already is the biased exponent of 2^k in the low bits.
   constexpr float kRound = 12582912.0F + 127.0F;
-  const Floats rounded = fma(clamped, broadcast(1.44269504F), broadcast(kRound));
-  const Floats k = rounded - kRound;
-  Floats r = fma(k, broadcast(-0.693145752F), clamped);
-  r = fma(k, broadcast(-1.42860677e-6F), r);
-  Floats p = broadcast(1.40612407e-3F);
-  p = fma(p, r, broadcast(8.37901114e-3F));
-  p = fma(p, r, broadcast(4.16647773e-2F));
-  p = fma(p, r, broadcast(1.66663654e-1F));
-  p = fma(p, r, broadcast(5.00000043e-1F));
-  p = fma(p, r, broadcast(1.00000005F));
+  const Floats rounded = fma(x, broadcast(1.44269504F), broadcast(kRound));
+  const Floats r = fma(rounded - kRound, broadcast(-0.693147182F), x);
+  Floats p = fma(broadcast(8.29765729e-3F), r, broadcast(4.19153819e-2F));
+  p = fma(p, r, broadcast(1.66675747e-1F));
+  p = fma(p, r, broadcast(4.99988949e-1F));
+  p = fma(p, r, broadcast(9.99999692e-1F));
   p = fma(p, r, broadcast(1.0F));
-  const Floats result = p * reinterpret_cast<Floats>(reinterpret_cast<Words>(rounded) << 23);
-  return x < lowest ? Floats{} : result;
-}
-
-[[gnu::always_inline]] inline Floats sigmoid(Floats x) { return 1.0F / (1.0F + exp(-x)); }
-
-// Phi(x), the normal distribution function, and exp(-x^2 / 2), which it needs anyway.
-struct Normal {
-  Floats cdf, bell;
-};
-// The upper tail is 0.5 erfc(t), t = |x| / sqrt 2, and erfc(t) = exp(-t^2) w P(w), w = 1 / (1 + t / 2): a minimax fit with relative error
-// 4.2e-8 for t <= 9.4. No cancellation: the lower tail keeps its relative accuracy, up to the rounding of x^2.
-[[gnu::always_inline]] inline Normal normal(Floats x) {
-  const Floats bell = exp(x * x * -0.5F);
-  const Floats w = 1.0F / fma(abs(x), broadcast(0.353553391F), broadcast(1.0F));
-  Floats p = broadcast(-0.0588470876F);
-  p = fma(p, w, broadcast(0.283487534F));
-  p = fma(p, w, broadcast(-0.484936655F));
-  p = fma(p, w, broadcast(0.275462673F));
-  p = fma(p, w, broadcast(-0.0248193301F));
-  p = fma(p, w, broadcast(0.201916593F));
-  p = fma(p, w, broadcast(0.243300223F));
-  p = fma(p, w, broadcast(0.282348014F));
-  p = fma(p, w, broadcast(0.282087994F));
-  const Floats tail = bell * w * p * 0.5F;
-  return {x < 0.0F ? tail : 1.0F - tail, bell};
+  p *= reinterpret_cast<Floats>(reinterpret_cast<Words>(rounded) << 23);
+  return x < -87.3F ? Floats{} : p;
 }
 
 }  // namespace mantissa::simd
