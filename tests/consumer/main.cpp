@@ -1,14 +1,18 @@
-#include <cstdint>
+// consumer CONFIG TEXT: what training CONFIG on TEXT would take.
 #include <cstdio>
 
-#include "mantissa/base/parallel.h"
 #include "mantissa/base/version.h"
+#include "mantissa/train/train.h"
 
-int main() {
-  int64_t squares[100] = {};
-  mantissa::parallel_for(100, 7, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) squares[i] = i * i;
-  });
-  std::printf("%s: 99 squared is %d\n", mantissa::version().c_str(), static_cast<int>(squares[99]));
-  return squares[99] == 99 * 99 ? 0 : 1;
+int main(int argc, char** argv) {
+  if (argc != 3) return 2;
+  try {
+    const mantissa::LoadedConfig loaded =
+        mantissa::load_run_config({.file = argv[1], .sets = {mantissa::text("data.path=", argv[2]), "eval.samples=null"}});
+    const mantissa::RunPlan plan = mantissa::plan_run(loaded);
+    std::printf("mantissa %s: %lld parameters\n", mantissa::version().c_str(), static_cast<long long>(plan.parameters));
+  } catch (const mantissa::Error& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return static_cast<int>(error.code());
+  }
 }
