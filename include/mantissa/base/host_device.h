@@ -15,3 +15,10 @@
 #else
 #define MANTISSA_CLONES
 #endif
+
+// For a host function on 64-byte vectors, which narrower machines would keep in memory: call it where __builtin_cpu_supports("x86-64-v4").
+#if defined(__x86_64__) && !defined(__CUDACC__)
+#define MANTISSA_WIDE __attribute__((target("arch=x86-64-v4")))
+#else
+#define MANTISSA_WIDE
+#endif

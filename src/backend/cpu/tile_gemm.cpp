@@ -72,8 +72,8 @@ template <class V, int R, int N, bool kTransposed>
   }
 }
 
-MANTISSA_CLONES void product16(const TileGemm& t) { product<Vector16, 8, 2, false>(t); }
-MANTISSA_CLONES void product16_transposed(const TileGemm& t) { product<Vector16, 8, 2, true>(t); }
+MANTISSA_WIDE void product16(const TileGemm& t) { product<Vector16, 8, 2, false>(t); }
+MANTISSA_WIDE void product16_transposed(const TileGemm& t) { product<Vector16, 8, 2, true>(t); }
 MANTISSA_CLONES void product8(const TileGemm& t) { product<Vector8, 4, 2, false>(t); }
 MANTISSA_CLONES void product8_transposed(const TileGemm& t) { product<Vector8, 4, 2, true>(t); }
 
