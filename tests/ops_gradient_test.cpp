@@ -80,9 +80,8 @@ void one_activation_case(Backend& device, Shape shape, Op op) {
   expect_gradients({activation(device, shape, 1)}, [&](const std::vector<Var>& v) { return op(v[0]); });
 }
 
-const std::vector<OpCase>& cases() {
-  static const HeadLayout plain{2, 2, 4}, grouped{6, 2, 4}, one_key_head{3, 1, 2};
-  static const std::vector<OpCase> all{
+std::vector<OpCase> row_cases() {
+  return {
       {"embedding", "repeated_ids", embedding_case},
       {"add", "two_inputs",
        [](Backend& d) {
@@ -102,16 +101,6 @@ const std::vector<OpCase>& cases() {
        }},
       {"layer_norm", "without_bias", [](Backend& d) { layer_norm_case(d, false); }},
       {"layer_norm", "with_bias", [](Backend& d) { layer_norm_case(d, true); }},
-      {"qk_norm", "plain", [](Backend& d) { qk_norm_case(d, plain); }},
-      {"qk_norm", "grouped", [](Backend& d) { qk_norm_case(d, grouped); }},
-      {"rope", "plain", [](Backend& d) { rope_case(d, plain); }},
-      {"rope", "one_key_head", [](Backend& d) { rope_case(d, one_key_head); }},
-      {"attention", "plain", [](Backend& d) { attention_case(d, plain, {}); }},
-      {"attention", "grouped", [](Backend& d) { attention_case(d, grouped, {}); }},
-      {"attention", "one_key_head_segments",
-       [](Backend& d) {
-         attention_case(d, one_key_head, {0, 0, 2, 2, 2, 0, 1, 2, 3, 3});
-       }},
       {"swiglu", "value",
        [](Backend& d) {
          one_activation_case(d, {3, 10}, [](const Var& x) { return swiglu(x, Keep::value); });
@@ -141,6 +130,30 @@ const std::vector<OpCase>& cases() {
          cross_entropy_case(d, 5, {4, -1, 0, 2, -100});
        }},
   };
+}
+
+std::vector<OpCase> head_cases() {
+  static constexpr HeadLayout plain{2, 2, 4}, grouped{6, 2, 4}, one_key_head{3, 1, 2};
+  return {
+      {"qk_norm", "plain", [](Backend& d) { qk_norm_case(d, plain); }},
+      {"qk_norm", "grouped", [](Backend& d) { qk_norm_case(d, grouped); }},
+      {"rope", "plain", [](Backend& d) { rope_case(d, plain); }},
+      {"rope", "one_key_head", [](Backend& d) { rope_case(d, one_key_head); }},
+      {"attention", "plain", [](Backend& d) { attention_case(d, plain, {}); }},
+      {"attention", "grouped", [](Backend& d) { attention_case(d, grouped, {}); }},
+      {"attention", "one_key_head_segments",
+       [](Backend& d) {
+         attention_case(d, one_key_head, {0, 0, 2, 2, 2, 0, 1, 2, 3, 3});
+       }},
+  };
+}
+
+const std::vector<OpCase>& cases() {
+  static const std::vector<OpCase> all = [] {
+    std::vector<OpCase> joined = row_cases();
+    for (const OpCase& c : head_cases()) joined.push_back(c);
+    return joined;
+  }();
   return all;
 }
 

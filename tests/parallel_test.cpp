@@ -47,6 +47,18 @@ TEST_P(ParallelFor, ManyShortLoopsVisitEveryItemOnce) {
   EXPECT_EQ(visits, std::vector<int>(257, 300));
 }
 
+TEST_P(ParallelFor, EveryCountAndChunkCoversItsRangeOnce) {
+  for (int64_t count = 0; count < 40; ++count) {
+    for (const int64_t chunk : {1, 2, 7, 39, 40, 1000}) {
+      std::vector<int> visits(static_cast<size_t>(count), 0);
+      parallel_for(count, chunk, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) ++visits[static_cast<size_t>(i)];
+      });
+      EXPECT_EQ(visits, std::vector<int>(static_cast<size_t>(count), 1)) << count << " in pieces of " << chunk;
+    }
+  }
+}
+
 TEST_P(ParallelFor, BodiesSeeOneLibraryThreadAndSubnormals) {
   const unsigned before = _mm_getcsr();
   _mm_setcsr(before | 0x8040U);
