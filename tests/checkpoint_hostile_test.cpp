@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <sys/stat.h>
 
-#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint_testing.h"
@@ -20,6 +19,16 @@ std::string sealed(const std::string& json_text) {
   const std::string body = json_text + "\n";
   return body + hex64(xxh64(body)) + "\n";
 }
+
+// At a JSON pointer ("-" appends to a list) the value, as JSON, is replaced; without a value the member is removed.
+struct Edit {
+  const char* at = nullptr;
+  const char* value = nullptr;
+};
+struct Change {
+  const char* reason;  // part of the message
+  Edit first = {}, second = {};
+};
 
 class HostileManifest : public CheckpointTest {
  protected:
@@ -40,19 +49,25 @@ class HostileManifest : public CheckpointTest {
     }
   }
 
-  // Reason and change; each change starts from the untouched manifest.
-  void expect_all_refused(const std::vector<std::pair<const char*, std::function<void()>>>& changes) {
+  // Each change starts from the untouched manifest.
+  void expect_all_refused(std::span<const Change> changes) {
     const json untouched = body_;
-    for (const auto& [reason, change] : changes) {
+    for (const Change& change : changes) {
       body_ = untouched;
-      change();
-      expect_refused(sealed(body_.dump()), reason);
+      for (const Edit& edit : {change.first, change.second})
+        if (edit.at != nullptr) apply(edit);
+      expect_refused(sealed(body_.dump()), change.reason);
     }
+    body_ = untouched;
   }
 
-  json& tensor(size_t i) { return body_["tensors"][i]; }
-  json& piece(size_t i) { return body_["tensors"][i]["pieces"][0]; }
-  json& shard() { return body_["shards"][0]; }
+  void apply(const Edit& edit) {
+    const json::json_pointer pointer(edit.at);
+    if (edit.value != nullptr)
+      body_[pointer] = json::parse(edit.value);
+    else
+      body_[pointer.parent_pointer()].erase(pointer.back());
+  }
 
   std::filesystem::path path_;
   std::string good_;
@@ -106,160 +121,118 @@ TEST_F(HostileManifest, TextThatIsNotStrictJsonIsRefused) {
 }
 
 TEST_F(HostileManifest, WrongFieldsAreRefused) {
-  expect_all_refused({
-      {"has 12 keys instead of 11", [&] { body_["extra"] = 1; }},
-      {"samples",
-       [&] {
-         body_.erase("samples");
-         body_["other"] = 1;
-       }},
-      {"format version 2", [&] { body_["format_version"] = 2; }},
-      {"format_version: must be an integer", [&] { body_["format_version"] = 1.0; }},
-      {"step: must be an integer", [&] { body_["step"] = -1; }},
-      {"step: must be an integer", [&] { body_["step"] = 1.5; }},
-      {"step: must be an integer", [&] { body_["step"] = "7"; }},
-      {"step: 9223372036854775808 is too large", [&] { body_["step"] = uint64_t{1} << 63; }},
-      {"fingerprints.build: must be a string", [&] { body_["fingerprints"]["build"] = 5; }},
-      {"fingerprints: has 2 keys", [&] { body_["fingerprints"].erase("build"); }},
-      {"shards: must be an array", [&] { body_["shards"] = json::object(); }},
-      {"there is no shard 0", [&] { body_["shards"] = json::array(); }},
-      {"two shards are called", [&] { body_["shards"].push_back(shard()); }},
-      {"tensors: must be an array", [&] { body_["tensors"] = nullptr; }},
-      {"belong to no tensor", [&] { body_["tensors"] = json::array(); }},
-      {"two tensors are called w", [&] { tensor(1)["name"] = "w"; }},
-      {"name has 0 bytes", [&] { tensor(0)["name"] = ""; }},
-      {"name with control characters", [&] { tensor(0)["name"] = "w\x1b[2J"; }},
-      {"name with control characters", [&] { tensor(0)["name"] = std::string("w\0", 2); }},
-      {"name has 1025 bytes", [&] { tensor(0)["name"] = std::string(1025, 'a'); }},
-      {"unknown dtype \"float\"", [&] { tensor(0)["dtype"] = "float"; }},
-      {"unknown dtype", [&] { tensor(0)["dtype"] = ""; }},
-  });
+  static constexpr Change kChanges[] = {
+      {"has 12 keys instead of 11", {"/extra", "1"}},
+      {"has 10 keys instead of 11", {"/samples"}},
+      {"has no \"samples\"", {"/samples"}, {"/other", "1"}},
+      {"format version 2", {"/format_version", "2"}},
+      {"format_version: must be an integer", {"/format_version", "1.0"}},
+      {"step: must be an integer", {"/step", "-1"}},
+      {"step: must be an integer", {"/step", "1.5"}},
+      {"step: must be an integer", {"/step", "\"7\""}},
+      {"step: 9223372036854775808 is too large", {"/step", "9223372036854775808"}},
+      {"fingerprints.build: must be a string", {"/fingerprints/build", "5"}},
+      {"fingerprints: has 2 keys", {"/fingerprints/build"}},
+      {"shards: must be an array", {"/shards", "{}"}},
+      {"there is no shard 0", {"/shards", "[]"}},
+      {"two shards are called", {"/shards/-", R"({"file": "shard-00000.bin", "bytes": 0, "chunk_bytes": 1, "xxh64": []})"}},
+      {"tensors: must be an array", {"/tensors", "null"}},
+      {"belong to no tensor", {"/tensors", "[]"}},
+      {"two tensors are called w", {"/tensors/1/name", "\"w\""}},
+      {"name has 0 bytes", {"/tensors/0/name", "\"\""}},
+      {"name with control characters", {"/tensors/0/name", R"("w\u001b[2J")"}},
+      {"name with control characters", {"/tensors/0/name", R"("w\u0000")"}},
+      {"unknown dtype \"float\"", {"/tensors/0/dtype", "\"float\""}},
+      {"unknown dtype", {"/tensors/0/dtype", "\"\""}},
+  };
+  expect_all_refused(kChanges);
+  body_["tensors"][0]["name"] = std::string(1025, 'a');
+  expect_refused(sealed(body_.dump()), "name has 1025 bytes");
 }
 
 TEST_F(HostileManifest, ShardsThatDoNotFitAreRefused) {
-  expect_all_refused({
-      {"plain file name", [&] { shard()["file"] = "../shard-00000.bin"; }},
-      {"plain file name", [&] { shard()["file"] = "/etc/passwd"; }},
-      {"plain file name", [&] { shard()["file"] = ".."; }},
-      {"plain file name", [&] { shard()["file"] = ""; }},
-      {"plain file name", [&] { shard()["file"] = "a/b"; }},
-      {"plain file name", [&] { shard()["file"] = std::string("shard\0.bin", 10); }},
-      {"plain file name", [&] { shard()["file"] = std::string(300, 'a'); }},
-      {"No such file", [&] { shard()["file"] = "other.bin"; }},
-      {"has 8000 bytes, the manifest says 7996",
-       [&] {
-         shard()["bytes"] = 7996;
-         piece(1)["size"] = {999};
-         tensor(1)["shape"] = {999};
-       }},
-      {"bytes: 18446744073709551615 is too large", [&] { shard()["bytes"] = UINT64_MAX; }},
-      {"need 2199023255552 chunk hashes, found 1", [&] { shard()["bytes"] = INT64_MAX; }},
-      {"chunks of 0 bytes", [&] { shard()["chunk_bytes"] = 0; }},
-      {"chunks of 67108865 bytes", [&] { shard()["chunk_bytes"] = 67108865; }},
-      {"need 8000 chunk hashes", [&] { shard()["chunk_bytes"] = 1; }},
-      {"found 0", [&] { shard()["xxh64"] = json::array(); }},
-      {"16 hex digits", [&] { shard()["xxh64"][0] = "0123456789ABCDEF"; }},
-      {"16 hex digits", [&] { shard()["xxh64"][0] = 5; }},
-      {"must be an object", [&] { shard() = 5; }},
-  });
+  static constexpr Change kChanges[] = {
+      {"plain file name", {"/shards/0/file", R"("../shard-00000.bin")"}},
+      {"plain file name", {"/shards/0/file", R"("/etc/passwd")"}},
+      {"plain file name", {"/shards/0/file", R"("..")"}},
+      {"plain file name", {"/shards/0/file", R"("")"}},
+      {"plain file name", {"/shards/0/file", R"("a/b")"}},
+      {"plain file name", {"/shards/0/file", R"("shard\u0000.bin")"}},
+      {"No such file", {"/shards/0/file", R"("other.bin")"}},
+      {"has 8000 bytes, the manifest says 0",
+       {"/shards/0", R"({"file": "shard-00000.bin", "bytes": 0, "chunk_bytes": 1, "xxh64": []})"},
+       {"/tensors", "[]"}},
+      {"bytes: 18446744073709551615 is too large", {"/shards/0/bytes", "18446744073709551615"}},
+      {"need 2199023255552 chunk hashes, found 1", {"/shards/0/bytes", "9223372036854775807"}},
+      {"chunks of 0 bytes", {"/shards/0/chunk_bytes", "0"}},
+      {"chunks of 67108865 bytes", {"/shards/0/chunk_bytes", "67108865"}},
+      {"need 8000 chunk hashes", {"/shards/0/chunk_bytes", "1"}},
+      {"found 0", {"/shards/0/xxh64", "[]"}},
+      {"16 hex digits", {"/shards/0/xxh64/0", R"("0123456789ABCDEF")"}},
+      {"16 hex digits", {"/shards/0/xxh64/0", "5"}},
+      {"must be an object", {"/shards/0", "5"}},
+  };
+  expect_all_refused(kChanges);
+  body_["shards"][0]["file"] = std::string(300, 'a');
+  expect_refused(sealed(body_.dump()), "plain file name");
 }
 
 TEST_F(HostileManifest, BoxesOutsideTheirTensorAreRefused) {
-  expect_all_refused({
-      {"shape: must be an integer",
-       [&] {
-         tensor(0)["shape"] = {-100, -10};
-       }},
-      {"pieces[0].size: must be an integer",
-       [&] {
-         piece(0)["size"] = {-100, -10};
-       }},
-      {"start: must be an integer",
-       [&] {
-         piece(0)["start"] = {-1, 0};
-       }},
-      {"at most 5", [&] { tensor(0)["shape"] = {1, 1, 1, 1, 1, 1000}; }},
-      {"another rank", [&] { piece(0)["start"] = {0}; }},
-      {"another rank",
-       [&] {
-         piece(0)["size"] = {1000};
-         piece(0)["start"] = {0};
-       }},
-      {"is not possible",
-       [&] {
-         tensor(0)["shape"] = {int64_t{1} << 40, int64_t{1} << 40};
-       }},
-      {"too many bytes", [&] { tensor(0)["shape"] = {INT64_MAX}; }},
-      {"is not inside",
-       [&] {
-         piece(0)["size"] = {101, 10};
-       }},
-      {"is not inside",
-       [&] {
-         piece(0)["start"] = {1, 0};
-       }},
-      {"is not inside",
-       [&] {
-         piece(0)["start"] = {INT64_MAX, 0};
-       }},
-      {"is not inside",
-       [&] {
-         piece(0)["size"] = {0, 10};
-       }},
-      {"cover 990 of 1000",
-       [&] {
-         piece(0)["size"] = {99, 10};
-       }},
-      {"cover 0 of 1000", [&] { tensor(0)["pieces"] = json::array(); }},
-  });
+  static constexpr Change kChanges[] = {
+      {"shape: must be an integer", {"/tensors/0/shape", "[-100, -10]"}},
+      {"pieces[0].size: must be an integer", {"/tensors/0/pieces/0/size", "[-100, -10]"}},
+      {"start: must be an integer", {"/tensors/0/pieces/0/start", "[-1, 0]"}},
+      {"at most 5", {"/tensors/0/shape", "[1, 1, 1, 1, 1, 1000]"}},
+      {"another rank", {"/tensors/0/pieces/0/start", "[0]"}},
+      {"another rank", {"/tensors/0/pieces/0/start", "[0]"}, {"/tensors/0/pieces/0/size", "[1000]"}},
+      {"is not possible", {"/tensors/0/shape", "[1099511627776, 1099511627776]"}},
+      {"too many bytes", {"/tensors/0/shape", "[9223372036854775807]"}},
+      {"is not inside", {"/tensors/0/pieces/0/size", "[101, 10]"}},
+      {"is not inside", {"/tensors/0/pieces/0/start", "[1, 0]"}},
+      {"is not inside", {"/tensors/0/pieces/0/start", "[9223372036854775807, 0]"}},
+      {"is not inside", {"/tensors/0/pieces/0/size", "[0, 10]"}},
+      {"cover 990 of 1000", {"/tensors/0/pieces/0/size", "[99, 10]"}},
+      {"cover 0 of 1000", {"/tensors/0/pieces", "[]"}},
+      {"must be an object", {"/tensors/0/pieces/0", "[]"}},
+      {"has 5 keys", {"/tensors/0/pieces/0/extra", "0"}},
+  };
+  expect_all_refused(kChanges);
 }
 
 TEST_F(HostileManifest, BoxesThatOverlapOrLeaveBytesOverAreRefused) {
-  const auto add_piece = [&](size_t i, json start, json size, int64_t offset) {
-    tensor(i)["pieces"].push_back({{"shard", 0}, {"start", std::move(start)}, {"size", std::move(size)}, {"offset", offset}});
+  static constexpr const char* kPieces = "/tensors/0/pieces";
+  static constexpr Change kChanges[] = {
+      {"overlap",
+       {kPieces,
+        R"([{"shard": 0, "start": [0, 0], "size": [50, 10], "offset": 0}, {"shard": 0, "start": [49, 0], "size": [50, 10], "offset": 2000}])"}},
+      {"overlap",
+       {kPieces,
+        R"([{"shard": 0, "start": [0, 0], "size": [100, 5], "offset": 0}, {"shard": 0, "start": [0, 4], "size": [100, 5], "offset": 2000}])"}},
+      {"overlap",
+       {kPieces,
+        R"([{"shard": 0, "start": [0, 0], "size": [50, 10], "offset": 0}, {"shard": 0, "start": [0, 0], "size": [50, 10], "offset": 2000}])"}},
+      {"cover 2000 of 1000", {"/tensors/0/pieces/-", R"({"shard": 0, "start": [0, 0], "size": [100, 10], "offset": 0})"}},
+      {"belong to two tensors", {"/tensors/1/pieces/0/offset", "0"}},
+      {"belong to two tensors", {"/tensors/1/pieces/0/offset", "3996"}},
+      {"not inside shard", {"/tensors/1/pieces/0/offset", "4004"}},
+      {"not inside shard", {"/tensors/1/pieces/0/offset", "9223372036854775807"}},
+      {"there is no shard 1", {"/tensors/0/pieces/0/shard", "1"}},
+      {"belong to no tensor", {"/tensors/1/dtype", "\"bf16\""}},
   };
-  expect_all_refused({
-      {"overlap",
-       [&] {
-         piece(0)["size"] = {50, 10};
-         add_piece(0, {49, 0}, {50, 10}, 2000);
-       }},
-      {"overlap",
-       [&] {
-         piece(0)["size"] = {100, 5};
-         add_piece(0, {0, 4}, {100, 5}, 2000);
-       }},
-      {"overlap",
-       [&] {
-         piece(0)["size"] = {50, 10};
-         add_piece(0, {0, 0}, {50, 10}, 2000);
-       }},
-      {"cover 2000 of 1000",
-       [&] {
-         add_piece(0, {0, 0}, {100, 10}, 0);
-       }},
-      {"belong to two tensors", [&] { piece(1)["offset"] = 0; }},
-      {"belong to two tensors", [&] { piece(1)["offset"] = 3996; }},
-      {"not inside shard", [&] { piece(1)["offset"] = 4004; }},
-      {"not inside shard", [&] { piece(1)["offset"] = INT64_MAX; }},
-      {"there is no shard 1", [&] { piece(0)["shard"] = 1; }},
-      {"belong to no tensor", [&] { tensor(1)["dtype"] = "bf16"; }},
-      {"must be an object", [&] { piece(0) = json::array(); }},
-      {"has 5 keys", [&] { piece(0)["extra"] = 0; }},
-  });
+  expect_all_refused(kChanges);
 }
 
 TEST_F(HostileManifest, HugeCountsAreRefusedInTimeAndMemoryOfTheText) {
-  json pieces = json::array();
-  for (int i = 0; i <= 16384; ++i) pieces.push_back(json::array());
-  tensor(0)["pieces"] = pieces;
-  expect_refused(sealed(body_.dump()), "at most 16384");
-
+  const auto pieces = [](int count) {
+    std::string out = "[";
+    for (int i = 0; i < count; ++i) out += text(i ? "," : "", R"({"shard":0,"start":[0,)", i, R"(],"size":[1,1],"offset":0})");
+    return out + "]";
+  };
+  apply({"/tensors/0/pieces", pieces(4097).c_str()});
+  expect_refused(sealed(body_.dump()), "at most 4096");
   // The most pieces that are accepted, all beginning at the same first coordinate: the slowest case of the overlap check.
-  pieces = json::array();
-  for (int i = 0; i < 16384; ++i) pieces.push_back({{"shard", 0}, {"start", {0, i}}, {"size", {1, 1}}, {"offset", 0}});
-  tensor(0)["pieces"] = pieces;
-  tensor(0)["shape"] = {1, 16384};
+  apply({"/tensors/0/pieces", pieces(4096).c_str()});
+  apply({"/tensors/0/shape", "[1,4096]"});
   expect_refused(sealed(body_.dump()), "belong to two tensors");
 }
 

@@ -61,7 +61,7 @@ struct Manifest {
   static constexpr int64_t kFormatVersion = 1;
   static constexpr int64_t kMaxBytes = 100'000'000;
   static constexpr int64_t kMaxChunkBytes = 64 << 20;
-  static constexpr size_t kMaxTensors = 1'000'000, kMaxPieces = 16'384, kMaxShards = 100'000, kMaxNameBytes = 1024;
+  static constexpr size_t kMaxTensors = 1'000'000, kMaxPieces = 4'096, kMaxShards = 100'000, kMaxNameBytes = 1024;
 
   int64_t step = 0;
   int64_t samples = 0;
