@@ -1,0 +1,143 @@
+// A run that stops and continues is the run that never stopped.
+#include <gmock/gmock.h>
+
+#include "training.h"
+
+namespace mantissa {
+namespace {
+
+using test::error_of;
+using test::TrainedRun;
+using ::testing::HasSubstr;
+
+class ResumeTest : public test::TrainingTest {
+ protected:
+  // Stops after every step of a run of 20, goes on elsewhere, and compares losses and final state, bit by bit.
+  void stop_everywhere(const std::string& name, std::vector<std::string> sets) {
+    sets.emplace_back("eval.interval=7");
+    std::vector<std::string> keeping = sets;
+    keeping.insert(keeping.end(), {"checkpoint.interval=1", "checkpoint.keep_every=1"});
+    const TrainedRun straight = run(name, keeping);
+    ASSERT_EQ(straight.losses.size(), 20U);
+    const std::string expected = state_of(name, 20);
+    for (int64_t k = 1; k < 20; ++k) {
+      const std::string again = text(name, "-", k);
+      std::vector<std::string> resuming = sets;
+      resuming.push_back("checkpoint.resume=" + checkpoint(name, k));
+      const TrainedRun rest = run(again, resuming);
+      EXPECT_EQ(rest.losses, std::vector<double>(straight.losses.begin() + k, straight.losses.end())) << k;
+      EXPECT_EQ(rest.norms, std::vector<double>(straight.norms.begin() + k, straight.norms.end())) << k;
+      EXPECT_EQ(state_of(again, 20), expected) << k;
+    }
+  }
+};
+
+TEST_F(ResumeTest, EveryStepOfAnFp32RunWithAccumulation) { stop_everywhere("fp32", {"training.grad_accum=2"}); }
+
+TEST_F(ResumeTest, EveryStepOfABf16RunWithTheTreeAndRecomputation) {
+  stop_everywhere("bf16", {"precision.dtype=bf16", "training.accumulation=tree", "training.recompute=selective"});
+}
+
+TEST_F(ResumeTest, EveryStepOfABf16RunWithFullRecomputation) {
+  stop_everywhere("full", {"precision.dtype=bf16", "training.recompute=full"});
+}
+
+TEST_F(ResumeTest, AutoTakesTheNewestAndContinuesTheMetrics) {
+  run("auto", {"training.steps=20", "checkpoint.interval=6"});
+  std::filesystem::remove_all(checkpoint("auto", 20));
+  const TrainedRun rest = run("auto", {"checkpoint.resume=auto"});
+  ASSERT_EQ(rest.steps.size(), 2U) << "the newest was step 18";
+  EXPECT_EQ(rest.steps[0].step, 19);
+  const std::string metrics = test::read_file(run_folder("auto") + "/metrics.jsonl");
+  EXPECT_THAT(metrics, HasSubstr("step-00000018"));
+}
+
+TEST_F(ResumeTest, AutoStartsFreshIfThereIsNothing) { EXPECT_EQ(run("fresh", {"checkpoint.resume=auto"}).steps.size(), 20U); }
+
+TEST_F(ResumeTest, FinishedRunHasNothingLeftToDo) {
+  run("finished");
+  const TrainedRun again = run("finished", {"checkpoint.resume=auto"});
+  EXPECT_TRUE(again.steps.empty());
+  EXPECT_EQ(again.summary.exit, ExitCode::ok);
+  EXPECT_EQ(again.summary.steps, 20);
+}
+
+TEST_F(ResumeTest, MoreStepsContinueWithTheLearningRateOfTheLongerRun) {
+  const TrainedRun whole = run("whole", {"training.steps=30"});
+  run("part", {"training.steps=10"});
+  const TrainedRun rest = run("part", {"training.steps=30", "checkpoint.resume=auto"});
+  EXPECT_EQ(rest.steps[0].lr, whole.steps[10].lr);
+}
+
+TEST_F(ResumeTest, RequestToStopSavesAndTheRestFollows) {
+  const TrainedRun straight = run("straight");
+  int calls = 0;
+  const TrainedRun first = run(config("stopped"), [&calls] { return ++calls == 8 ? Request::save_and_stop : Request::none; });
+  EXPECT_EQ(first.summary.exit, ExitCode::stopped);
+  EXPECT_EQ(first.summary.steps, 7);
+  EXPECT_EQ(first.summary.checkpoint, checkpoint("stopped", 7));
+  run("stopped", {"checkpoint.resume=auto"});
+  EXPECT_EQ(state_of("stopped", 20), state_of("straight", 20));
+}
+
+TEST_F(ResumeTest, RequestBeforeTheFirstStepSavesStepZero) {
+  const TrainedRun first = run(config("zero"), [] { return Request::save_and_stop; });
+  EXPECT_EQ(first.summary.exit, ExitCode::stopped);
+  EXPECT_TRUE(first.steps.empty());
+  run("zero", {"checkpoint.resume=auto"});
+  run("straight");
+  EXPECT_EQ(state_of("zero", 20), state_of("straight", 20));
+}
+
+TEST_F(ResumeTest, RequestToSaveGoesOn) {
+  int calls = 0;
+  const TrainedRun trained = run(config("saved"), [&calls] { return ++calls == 8 ? Request::save : Request::none; });
+  EXPECT_EQ(trained.summary.exit, ExitCode::ok);
+  EXPECT_EQ(trained.steps.size(), 20U);
+  EXPECT_EQ(list_checkpoints(run_folder("saved") + "/checkpoints").size(), 2U);
+}
+
+TEST_F(ResumeTest, ChangedDataIsRefused) {
+  run("data");
+  std::string content = test::second_order_text(20000);
+  content[100] = content[100] == 'a' ? 'b' : 'a';
+  test::write_file(folder_ / "text.txt", content);
+  const Error error = error_of([&] { run("data", {"training.steps=30", "checkpoint.resume=auto"}); });
+  EXPECT_EQ(error.code(), ExitCode::data);
+  EXPECT_THAT(error.what(), HasSubstr("text.txt"));
+}
+
+TEST_F(ResumeTest, AnotherModelIsRefusedByTheNamesOfTheDifferences) {
+  run("model");
+  const Error error = error_of([&] {
+    run("model", {"model.intermediate_size=64", "model.qk_norm=false", "training.steps=30", "checkpoint.resume=auto"});
+  });
+  EXPECT_EQ(error.code(), ExitCode::usage);
+  EXPECT_THAT(error.what(), HasSubstr("model.intermediate_size: 48 in the checkpoint, 64 here"));
+  EXPECT_THAT(error.what(), HasSubstr("model.qk_norm: true in the checkpoint, false here"));
+}
+
+TEST_F(ResumeTest, DamagedCheckpointIsPassedOverByAutoAndRefusedByPath) {
+  run("damaged", {"checkpoint.interval=10"});
+  const std::string shard = checkpoint("damaged", 20) + "/shard-00000.bin";
+  std::string bytes = test::read_file(shard);
+  bytes[bytes.size() / 2] = static_cast<char>(bytes[bytes.size() / 2] ^ 4);
+  test::write_file(shard, bytes);
+  EXPECT_EQ(error_of([&] { run("other", {"checkpoint.resume=" + checkpoint("damaged", 20)}); }).code(), ExitCode::data);
+  const TrainedRun rest = run("damaged", {"checkpoint.resume=auto"});
+  ASSERT_EQ(rest.steps.size(), 10U);
+  EXPECT_EQ(rest.steps[0].step, 11);
+}
+
+TEST_F(ResumeTest, AnotherProcessInTheFolderIsRefusedBeforeAnythingChanges) {
+  run("locked");
+  const std::string record = test::read_file(run_folder("locked") + "/run.json");
+  const FolderLock lock(run_folder("locked") + "/checkpoints", "other");
+  for (const char* resume : {"auto", "never"}) {
+    EXPECT_EQ(error_of([&] { run("locked", {"training.steps=30", text("checkpoint.resume=", resume)}); }).code(), ExitCode::environment);
+  }
+  EXPECT_EQ(test::read_file(run_folder("locked") + "/run.json"), record);
+}
+
+}  // namespace
+}  // namespace mantissa

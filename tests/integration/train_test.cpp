@@ -1,0 +1,205 @@
+// train() on a tiny model: it learns, its results depend on nothing they should not, and it refuses what it must.
+#include <gmock/gmock.h>
+
+#include <array>
+#include <cmath>
+#include <fstream>
+
+#include "mantissa/backend/functions.h"
+#include "mantissa/train/generate.h"
+#include "training.h"
+
+namespace mantissa {
+namespace {
+
+using test::error_of;
+using test::read_file;
+using test::TrainedRun;
+using ::testing::HasSubstr;
+
+class TrainTest : public test::TrainingTest {};
+
+// The entropy in nats of a letter given the one before it, from counts: what a model without memory could reach at best.
+double bigram_entropy(const std::string& text) {
+  std::array<std::array<double, 8>, 8> counts{};
+  for (size_t i = 1; i < text.size(); ++i) ++counts[static_cast<size_t>(text[i - 1] - 'a')][static_cast<size_t>(text[i] - 'a')];
+  double nats = 0.0;
+  for (const auto& row : counts) {
+    double total = 0.0;
+    for (const double count : row) total += count;
+    for (const double count : row) nats -= count > 0.0 ? count * std::log(count / total) : 0.0;
+  }
+  return nats / static_cast<double>(text.size() - 1);
+}
+
+TEST_F(TrainTest, LearnsMoreThanALetterTellsAboutTheNext) {
+  const double without_context = bigram_entropy(test::second_order_text(20000));
+  EXPECT_GT(without_context, 2.0);
+  for (const char* dtype : {"fp32", "bf16"}) {
+    const TrainedRun trained =
+        run(dtype, {text("precision.dtype=", dtype), "training.steps=400", "eval.iters=null", "eval.samples={\"prompts\": [\"ab\"]}"});
+    ASSERT_EQ(trained.valid_losses.size(), 1U);
+    EXPECT_LT(trained.valid_losses[0], 0.5 * without_context) << dtype;
+    EXPECT_EQ(trained.summary.best_valid_loss, trained.valid_losses[0]);
+    EXPECT_EQ(trained.samples.size(), 2U) << "steps 200 and 400";
+    RecordProperty(text("loss_", dtype), text(trained.valid_losses[0]));
+    EXPECT_EQ(trained.summary.tokens, 400 * 8 * 16);
+  }
+}
+
+TEST_F(TrainTest, AccumulationOfTwoTimesFourIsOneTimesEight) {
+  const TrainedRun one = run("one", {"training.micro_batch_size=8", "training.grad_accum=1"});
+  for (const char* how : {"running", "tree"}) {
+    const TrainedRun two = run(how, {text("training.accumulation=", how)});
+    for (size_t i = 0; i < one.losses.size(); ++i) {
+      EXPECT_NEAR(two.losses[i], one.losses[i], 2e-4 * one.losses[i]) << i;  // other fp32 sums, carried through 20 updates
+    }
+  }
+}
+
+TEST_F(TrainTest, RecomputingChangesNoBit) {
+  for (const std::string dtype : {"fp32", "bf16"}) {
+    const TrainedRun none = run(dtype + "-none", {"precision.dtype=" + dtype});
+    for (const std::string mode : {"selective", "full"}) {
+      const TrainedRun other = run(dtype + "-" + mode, {"precision.dtype=" + dtype, "training.recompute=" + mode});
+      EXPECT_EQ(other.losses, none.losses);
+      EXPECT_EQ(state_of(dtype + "-" + mode, 20), state_of(dtype + "-none", 20));
+    }
+  }
+}
+
+TEST_F(TrainTest, SameBitsForAnyNumberOfThreads) {
+  for (const std::string dtype : {"fp32", "bf16"}) {
+    const TrainedRun one = run(dtype + "-1", {"precision.dtype=" + dtype, "training.threads=1"});
+    for (const std::string threads : {"2", "3", "4", "8"}) {
+      const TrainedRun other = run(dtype + "-" + threads, {"precision.dtype=" + dtype, "training.threads=" + threads});
+      EXPECT_EQ(other.losses, one.losses) << dtype << ", threads " << threads;
+      EXPECT_EQ(other.norms, one.norms);
+      EXPECT_EQ(state_of(dtype + "-" + threads, 20), state_of(dtype + "-1", 20));
+    }
+  }
+}
+
+TEST_F(TrainTest, FastPathsFollowTheReference) {
+  const TrainedRun fast = run("fast"), reference = run("reference", {"training.device=cpu_reference"});
+  for (size_t i = 0; i < fast.losses.size(); ++i) EXPECT_NEAR(fast.losses[i], reference.losses[i], 2e-4 * reference.losses[i]) << i;
+}
+
+TEST_F(TrainTest, OnlyTheSeedChangesWeightsAndOrder) {
+  EXPECT_EQ(run("a").losses, run("b").losses);
+  EXPECT_NE(run("c", {"training.seed=77"}).losses[0], run("d").losses[0]);
+}
+
+TEST_F(TrainTest, MemoryStaysConstant) {
+  const TrainedRun trained = run("memory", {"training.steps=100", "precision.dtype=bf16", "training.accumulation=tree"});
+  const int64_t at_10 = trained.steps[9].memory_bytes, at_100 = trained.steps[99].memory_bytes;
+  EXPECT_LE(at_100 - at_10, 256 << 10) << "peak resident memory at step 10: " << at_10;
+}
+
+TEST_F(TrainTest, RunFolderHoldsConfigRecordMetricsAndCheckpoints) {
+  run("folder", {"logging.tensorboard=true", "eval.interval=10", "checkpoint.interval=10"});
+  const std::string folder = run_folder("folder");
+  const auto config = nlohmann::json::parse(read_file(folder + "/config.json"));
+  EXPECT_EQ(config["model"]["vocab_size"], 8);
+  EXPECT_EQ(config["training"]["global_batch_size"], 8);
+  EXPECT_THAT(read_file(folder + "/config-origins.json"), HasSubstr("--set eval.interval=10"));
+  EXPECT_EQ(nlohmann::json::parse(read_file(folder + "/run.json"))["arguments"], nlohmann::json({"test"}));
+  std::ifstream lines(folder + "/metrics.jsonl");
+  std::map<std::string, int> types;
+  for (std::string line; std::getline(lines, line);) {
+    const auto json = nlohmann::json::parse(line);
+    ++types[json["type"]];
+    if (json["type"] == "step") {
+      EXPECT_EQ(json["tokens"], json["step"].get<int64_t>() * 128);
+    }
+  }
+  EXPECT_EQ(types, (std::map<std::string, int>{{"start", 1}, {"step", 20}, {"eval", 2}, {"checkpoint", 2}}));
+  EXPECT_EQ(list_checkpoints(folder + "/checkpoints").size(), 2U);
+  int events = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    events += entry.path().filename().string().starts_with("events.out.tfevents.") ? 1 : 0;
+  }
+  EXPECT_EQ(events, 1);
+}
+
+TEST_F(TrainTest, UsedFolderIsRefusedAndNothingInItChanges) {
+  run("used");
+  const std::string metrics = read_file(run_folder("used") + "/metrics.jsonl"), record = read_file(run_folder("used") + "/run.json");
+  const Error error = error_of([&] { run("used"); });
+  EXPECT_EQ(error.code(), ExitCode::usage);
+  EXPECT_THAT(error.what(), HasSubstr("--resume"));
+  EXPECT_THAT(error.what(), HasSubstr("--set logging.run_name="));
+  EXPECT_EQ(read_file(run_folder("used") + "/metrics.jsonl"), metrics);
+  EXPECT_EQ(read_file(run_folder("used") + "/run.json"), record);
+}
+
+TEST_F(TrainTest, WrongInputLeavesNothingBehind) {
+  const std::vector<std::vector<std::string>> wrong = {
+      {"training.accumulation=tree", "training.grad_accum=3", "training.global_batch_size=null"},
+      {"eval.samples={\"prompts\": [\"z\"]}"},
+      {"eval.samples={\"prompts\": [\"\"]}"},
+      {"model.vocab_size=5"},
+      {"training.seq_len=16", "data.valid_fraction=0.9999"},
+      {"checkpoint.init_from=" + folder_.path().string()},
+  };
+  for (const auto& sets : wrong) {
+    EXPECT_EQ(error_of([&] { run("wrong", sets); }).code(), ExitCode::usage) << sets[0];
+    EXPECT_FALSE(std::filesystem::exists(run_folder("wrong"))) << sets[0];
+  }
+}
+
+TEST_F(TrainTest, DryRunOpensTheDataAndWritesNothing) {
+  const RunPlan plan = plan_run(config("dry"));
+  EXPECT_EQ(*plan.config.model.vocab_size, 8);
+  EXPECT_EQ(plan.training_tokens, 18000);
+  EXPECT_EQ(plan.validation_windows, 125);
+  EXPECT_GT(plan.memory.total(), 16 * plan.parameters);
+  EXPECT_FALSE(std::filesystem::exists(run_folder("dry")));
+}
+
+// ---- weights of another run
+
+TEST_F(TrainTest, WeightsOfACheckpointStartANewRunAtStepZero) {
+  const TrainedRun first = run("first", {"training.steps=60"});
+  const TrainedRun second = run("second", {"checkpoint.init_from=" + run_folder("first")});
+  EXPECT_EQ(second.steps[0].step, 1);
+  EXPECT_LT(second.losses[0], first.losses[0] - 0.2);
+}
+
+TEST_F(TrainTest, WeightsOfAnotherModelAreRefused) {
+  run("narrow");
+  const Error error = error_of([&] { run("wide", {"model.intermediate_size=64", "checkpoint.init_from=" + run_folder("narrow")}); });
+  EXPECT_EQ(error.code(), ExitCode::usage);
+  EXPECT_THAT(error.what(), HasSubstr("mlp.gate_up.weight"));
+}
+
+TEST_F(TrainTest, StopsAfterTheLimitOfStepsThatAreNotFiniteWithoutAnotherSave) {
+  run("seed");
+  // A checkpoint whose output weights are finite and overflow every logit.
+  CheckpointReader reader(checkpoint("seed", 20));
+  const RunConfig saved = saved_config(reader);
+  const std::unique_ptr<Backend> device = make_cpu_reference();
+  Gpt model(saved.model, *device, {});
+  load_weights(reader, model.parameters());
+  Optimizer optimizer(model.parameters(), saved.optimizer);
+  device->run(Fill{.out = model.parameters().find("output.weight")->master, .value = 3e38});
+  const Data data = open_data(saved.data, {.seq_len = 16});
+  CheckpointDirectory(folder_.path() / "poison", {}, "test").save(checkpoint_content(saved, data, model.parameters(), optimizer, {}));
+
+  std::vector<StepReport> steps;
+  TrainEvents events;
+  events.step = [&steps](const StepReport& report) { steps.push_back(report); };
+  const Error error = error_of([&] {
+    train(config("poisoned", {"checkpoint.init_from=" + folder_ / "poison", "training.nonfinite_limit=4", "checkpoint.interval=1"}), {},
+          events);
+  });
+  EXPECT_EQ(error.code(), ExitCode::numerical);
+  EXPECT_THAT(error.what(), HasSubstr("step 4"));
+  ASSERT_EQ(steps.size(), 4U);
+  for (const StepReport& step : steps) EXPECT_TRUE(step.skipped);
+  EXPECT_NE(steps[1].lr, steps[0].lr) << "the schedule goes on";
+  EXPECT_FALSE(std::filesystem::exists(checkpoint("poisoned", 4)));
+}
+
+}  // namespace
+}  // namespace mantissa
