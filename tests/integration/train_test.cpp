@@ -37,13 +37,13 @@ TEST_F(TrainTest, LearnsMoreThanALetterTellsAboutTheNext) {
   EXPECT_GT(without_context, 2.0);
   for (const char* dtype : {"fp32", "bf16"}) {
     const TrainedRun trained =
-        run(dtype, {text("precision.dtype=", dtype), "training.steps=400", "eval.iters=null", "eval.samples={\"prompts\": [\"ab\"]}"});
+        run(dtype, {text("precision.dtype=", dtype), "training.steps=600", "eval.iters=null", "eval.samples={\"prompts\": [\"ab\"]}"});
     ASSERT_EQ(trained.valid_losses.size(), 1U);
     EXPECT_LT(trained.valid_losses[0], 0.5 * without_context) << dtype;
     EXPECT_EQ(trained.summary.best_valid_loss, trained.valid_losses[0]);
-    EXPECT_EQ(trained.samples.size(), 2U) << "steps 200 and 400";
+    EXPECT_EQ(trained.samples.size(), 3U) << "steps 200, 400 and 600";
     RecordProperty(text("loss_", dtype), text(trained.valid_losses[0]));
-    EXPECT_EQ(trained.summary.tokens, 400 * 8 * 16);
+    EXPECT_EQ(trained.summary.tokens, 600 * 8 * 16);
   }
 }
 

@@ -1,0 +1,215 @@
+// The real program under signals, a second start, closed outputs and a checkpoint folder that goes away (fault table rows 7, 25, 27, 28).
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <thread>
+
+#include "process.h"
+#include "training.h"
+
+namespace mantissa {
+namespace {
+
+using test::read_file;
+using test::TrainedRun;
+using ::testing::HasSubstr;
+
+// mantissa train as a child, its output in files or where told.
+class Training {
+ public:
+  Training(const std::string& config, const std::vector<std::string>& sets, const std::string& output, std::vector<std::string> more = {})
+      : words_{MANTISSA_BINARY, "train", config} {
+    for (const std::string& set : sets) words_.insert(words_.end(), {"--set", set});
+    words_.insert(words_.end(), more.begin(), more.end());
+    std::vector<char*> arguments;
+    for (std::string& word : words_) arguments.push_back(word.data());
+    arguments.push_back(nullptr);
+    child_ = ::fork();
+    if (child_ != 0) return;
+    const int out = ::open(output.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+    if (::dup2(out, 1) < 0 || ::dup2(out, 2) < 0) ::_exit(126);
+    ::execv(arguments[0], arguments.data());
+    ::_exit(127);
+  }
+  ~Training() {
+    if (child_ > 0) {
+      ::kill(child_, SIGKILL);
+      ::waitpid(child_, nullptr, 0);
+    }
+  }
+  Training(const Training&) = delete;
+  Training& operator=(const Training&) = delete;
+
+  void send(int signal) const { ASSERT_EQ(::kill(child_, signal), 0); }
+  // 128 + n when signal n ended it.
+  int wait() {
+    int status = 0;
+    EXPECT_EQ(::waitpid(child_, &status, 0), child_);
+    child_ = -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+
+ private:
+  std::vector<std::string> words_;
+  pid_t child_ = -1;
+};
+
+class TrainingFaults : public test::TrainingTest {
+ protected:
+  TrainingFaults() {
+    test::write_file(folder_ / "run.json", effective_config(config("run", {"training.steps=1000000", "schedule.type=constant"}).config));
+  }
+
+  std::vector<std::string> named(const std::string& name, std::vector<std::string> sets = {}) const {
+    sets.insert(sets.end(),
+                {"logging.run_name=" + name, "logging.dir=" + run_folder(name), "checkpoint.dir=" + run_folder(name) + "/checkpoints"});
+    return sets;
+  }
+
+  // Until the metrics hold so many lines of a type; a minute at most.
+  void await(const std::string& name, const std::string& what, int count) const {
+    const std::string path = run_folder(name) + "/metrics.jsonl";
+    for (int i = 0; i < 6000; ++i) {
+      if (std::filesystem::exists(path)) {
+        const std::string metrics = read_file(path);
+        int found = 0;
+        for (size_t at = 0; (at = metrics.find(what, at)) != std::string::npos; ++at) ++found;
+        if (found >= count) return;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    FAIL() << name << ": no " << what << ": " << read_file(folder_ / "out");
+  }
+
+  // Ends with the steps there are, and continues them.
+  void expect_resumable(const std::string& name) const {
+    const auto saved = list_checkpoints(run_folder(name) + "/checkpoints");
+    ASSERT_FALSE(saved.empty());
+    const int64_t step = saved.back().step;
+    Training rest(folder_ / "run.json", named(name, {text("training.steps=", step + 3)}), folder_ / "out", {"--resume"});
+    EXPECT_EQ(rest.wait(), 0) << read_file(folder_ / "out");
+    EXPECT_THAT(read_file(folder_ / "out"), HasSubstr(text("continues at ", step)));
+  }
+};
+
+TEST_F(TrainingFaults, SignalsToStopSaveAndLeaveWith75) {
+  for (const int signal : {SIGTERM, SIGINT, SIGUSR1}) {
+    const std::string name = text("signal-", signal);
+    Training training(folder_ / "run.json", named(name), folder_ / "out");
+    await(name, "\"type\":\"step\"", 3);
+    training.send(signal);
+    EXPECT_EQ(training.wait(), 75) << read_file(folder_ / "out");
+    expect_resumable(name);
+  }
+}
+
+TEST_F(TrainingFaults, SignalToSaveGoesOn) {
+  Training training(folder_ / "run.json", named("usr2"), folder_ / "out");
+  for (const int saves : {1, 2}) {
+    await("usr2", "\"type\":\"step\"", 3);
+    training.send(SIGUSR2);
+    await("usr2", "\"type\":\"checkpoint\"", saves);
+  }
+  training.send(SIGTERM);
+  EXPECT_EQ(training.wait(), 75);
+}
+
+TEST_F(TrainingFaults, SecondInterruptEndsAtOnce) {
+  // Plain kernels and long sequences: a step takes seconds, so the second signal comes before the first one is met.
+  const std::vector<std::string> slow = {"training.device=cpu_reference", "model.hidden_size=512",
+                                         "model.intermediate_size=2048",  "model.head_dim=256",
+                                         "training.seq_len=1024",         "model.max_position_embeddings=1024",
+                                         "training.micro_batch_size=8",   "training.grad_accum=2",
+                                         "training.global_batch_size=16"};
+  Training training(folder_ / "run.json", named("twice", slow), folder_ / "out");
+  await("twice", "\"type\":\"start\"", 1);
+  training.send(SIGINT);
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  training.send(SIGINT);
+  EXPECT_EQ(training.wait(), 130) << read_file(folder_ / "out");
+}
+
+TEST_F(TrainingFaults, SecondRunInTheSameFolderIsRefused) {
+  Training training(folder_ / "run.json", named("both"), folder_ / "out");
+  await("both", "\"type\":\"step\"", 1);
+  for (const std::vector<std::string>& more : {std::vector<std::string>{}, std::vector<std::string>{"--resume"}}) {
+    Training second(folder_ / "run.json", named("both"), folder_ / "second", more);
+    EXPECT_EQ(second.wait(), 3) << read_file(folder_ / "second");
+    EXPECT_THAT(read_file(folder_ / "second"), HasSubstr("in use"));
+  }
+  training.send(SIGTERM);
+  EXPECT_EQ(training.wait(), 75);
+}
+
+TEST_F(TrainingFaults, KilledRunLeavesAFolderThatCanBeContinued) {
+  Training training(folder_ / "run.json", named("killed", {"checkpoint.interval=5"}), folder_ / "out");
+  await("killed", "\"type\":\"checkpoint\"", 2);
+  training.send(SIGKILL);
+  EXPECT_EQ(training.wait(), 137);
+  expect_resumable("killed");
+}
+
+TEST_F(TrainingFaults, FullOutputAndReaderThatWentAwayDoNotStopTraining) {
+  Training full(folder_ / "run.json", named("full", {"training.steps=20"}), "/dev/full");
+  EXPECT_EQ(full.wait(), 0);
+  const std::string binary = MANTISSA_BINARY;
+  const auto piped = test::run_process(
+      {"bash", "-o", "pipefail", "-c",
+       binary + " train run.json --set training.steps=30 --set logging.run_name=piped --set logging.dir=" + run_folder("piped") +
+           " --set checkpoint.dir=" + run_folder("piped") + "/checkpoints | head -1"},
+      folder_.path());
+  EXPECT_EQ(piped.exit_code, 0) << piped.errors;
+  for (const char* name : {"full", "piped"}) EXPECT_EQ(list_checkpoints(run_folder(name) + "/checkpoints").size(), 1U) << name;
+  EXPECT_THAT(read_file(run_folder("full") + "/log.txt"), HasSubstr("lines of output dropped"));
+}
+
+// ---- the checkpoint folder goes away (in this process)
+
+TEST_F(TrainingFaults, FailedSavesAreCountedAndTheLastOneDecides) {
+  const std::string folder = run_folder("gone") + "/checkpoints";
+  int calls = 0;
+  const auto remove_at_five = [&] {
+    if (++calls == 5) {
+      std::filesystem::remove_all(folder);
+      test::write_file(folder, "a file in the way");
+    }
+    return Request::none;
+  };
+  const TrainedRun trained = run(config("gone", {"checkpoint.interval=6"}), remove_at_five);
+  EXPECT_EQ(trained.steps.size(), 20U);
+  EXPECT_EQ(trained.summary.failed_saves, 4);  // 6, 12, 18, 20
+  EXPECT_EQ(trained.summary.exit, ExitCode::storage);
+}
+
+TEST_F(TrainingFaults, SaveThatSucceedsAgainEndsWell) {
+  const std::string folder = run_folder("back") + "/checkpoints";
+  int calls = 0;
+  const auto away_from_five_to_ten = [&] {
+    ++calls;
+    if (calls == 5) std::filesystem::rename(folder, folder + "-away");
+    if (calls == 10) std::filesystem::rename(folder + "-away", folder);
+    return Request::none;
+  };
+  const TrainedRun trained = run(config("back", {"checkpoint.interval=6"}), away_from_five_to_ten);
+  EXPECT_EQ(trained.summary.failed_saves, 1);
+  EXPECT_EQ(trained.summary.exit, ExitCode::ok);
+}
+
+TEST_F(TrainingFaults, StopWithoutAGoodCheckpointIsNot75) {
+  const std::string folder = run_folder("lost") + "/checkpoints";
+  int calls = 0;
+  const auto stop = [&] {
+    if (++calls != 5) return Request::none;
+    std::filesystem::remove_all(folder);
+    test::write_file(folder, "a file in the way");
+    return Request::save_and_stop;
+  };
+  EXPECT_EQ(run(config("lost"), stop).summary.exit, ExitCode::storage);
+}
+
+}  // namespace
+}  // namespace mantissa
