@@ -34,13 +34,13 @@ class HostileManifest : public CheckpointTest {
  protected:
   HostileManifest() {
     path_ = open_directory(folder).save(State(7).content()).path / "manifest.json";
-    good_ = file_content(path_);
+    good_ = read_file(path_);
     body_ = json::parse(good_.substr(0, good_.size() - 17));
   }
 
   // Expects the manifest to be refused by a message that holds `reason`.
   void expect_refused(const std::string& content, const std::string& reason) {
-    write_content(path_, content);
+    write_file(path_, content);
     try {
       CheckpointReader reader(path_.parent_path());
       ADD_FAILURE() << "accepted, expected: " << reason;
@@ -75,7 +75,7 @@ class HostileManifest : public CheckpointTest {
 };
 
 TEST_F(HostileManifest, TheUntouchedOneIsAccepted) {
-  write_content(path_, sealed(body_.dump()));
+  write_file(path_, sealed(body_.dump()));
   CheckpointReader reader(path_.parent_path());
   EXPECT_TRUE(State(7).equals(reader));
 }

@@ -47,7 +47,7 @@ TEST_F(CheckpointTest, TheFolderHoldsLockLatestAndCheckpointsOnly) {
   directory.save(State(2).content());
   EXPECT_THAT(names_in(checkpoints()), ElementsAre("LOCK", "latest", "step-00000001", "step-00000002"));
   EXPECT_THAT(names_in(checkpoints() / "step-00000002"), ElementsAre("manifest.json", "shard-00000.bin"));
-  EXPECT_EQ(file_content(checkpoints() / "latest"), "step-00000002 " + CheckpointReader(checkpoints() / "step-00000002").hash() + "\n");
+  EXPECT_EQ(read_file(checkpoints() / "latest"), "step-00000002 " + CheckpointReader(checkpoints() / "step-00000002").hash() + "\n");
 }
 
 TEST_F(CheckpointTest, EveryDtypeEmptyTensorsAndScalarsAreSaved) {
@@ -171,7 +171,7 @@ TEST_F(CheckpointTest, LeftoversAreSweptAtStart) {
   open_directory(folder).save(State(1).content());
   for (const char* name : {".tmp-00000002-abc", ".trash-step-00000000-abc", ".bad-step-00000001-abc"})
     std::filesystem::create_directories(checkpoints() / name / "inner");
-  write_content(checkpoints() / "latest.tmp", "half");
+  write_file(checkpoints() / "latest.tmp", "half");
   open_directory(folder);
   EXPECT_THAT(names_in(checkpoints()), ElementsAre(".bad-step-00000001-abc", "LOCK", "latest", "step-00000001"));
 }
@@ -204,11 +204,11 @@ TEST_F(CheckpointTest, AllDamagedIsAnErrorNotAFreshStart) {
 TEST_F(CheckpointTest, ABrokenLatestFileIsNotNeeded) {
   CheckpointDirectory directory = open_directory(folder);
   for (int64_t step = 1; step <= 2; ++step) directory.save(State(step).content());
-  const std::string good = file_content(checkpoints() / "latest");
+  const std::string good = read_file(checkpoints() / "latest");
   for (const std::string& bad :
        {std::string(), std::string("\n"), good.substr(0, 20), "../../etc " + good.substr(14), std::string(1000, 'x'),
         std::string("step-00000099 0123456789abcdef\n"), std::string("step-00000001 0123456789abcdef\n")}) {
-    write_content(checkpoints() / "latest", bad);
+    write_file(checkpoints() / "latest", bad);
     EXPECT_EQ(newest(), 2) << bad;
   }
   std::filesystem::remove(checkpoints() / "latest");
@@ -246,7 +246,7 @@ TEST_F(CheckpointTest, APathIsResolvedToTheCheckpointItNames) {
   EXPECT_EQ(error_code_of([&] { resolve_checkpoint(folder / "missing"); }), ExitCode::usage);
   std::filesystem::create_directory(folder / "empty");
   EXPECT_EQ(error_code_of([&] { resolve_checkpoint(folder / "empty"); }), ExitCode::usage);
-  write_content(checkpoints() / "latest", "nonsense");
+  write_file(checkpoints() / "latest", "nonsense");
   EXPECT_EQ(error_code_of([&] { resolve_checkpoint(checkpoints()); }), ExitCode::data);
 }
 

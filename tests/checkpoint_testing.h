@@ -12,7 +12,7 @@
 #include "mantissa/base/log.h"
 #include "mantissa/base/rng.h"
 #include "mantissa/io/checkpoint_directory.h"
-#include "temporary_folder.h"
+#include "files.h"
 
 namespace mantissa::test {
 
@@ -83,9 +83,9 @@ ExitCode error_code_of(Body&& body) {
 // A folder with the log of one test and, once saved, its checkpoints.
 class CheckpointTest : public ::testing::Test {
  protected:
-  CheckpointTest() { open_log({.console = false, .file = (folder / "log.txt").string()}); }
+  CheckpointTest() { open_log({.console = false, .file = folder / "log.txt"}); }
   ~CheckpointTest() override { close_log(); }
-  std::string log() const { return file_content(folder / "log.txt"); }
+  std::string log() const { return read_file(folder / "log.txt"); }
   std::filesystem::path checkpoints() const { return folder / "checkpoints"; }
 
   std::optional<int64_t> newest() const {

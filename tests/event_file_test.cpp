@@ -9,7 +9,7 @@
 
 #include "mantissa/base/log.h"
 #include "mantissa/io/jsonl.h"
-#include "temporary_folder.h"
+#include "files.h"
 
 namespace mantissa::test {
 namespace {
@@ -75,7 +75,7 @@ TEST(EventFile, RecordsFollowTheVersionAndAreThereAtOnce) {
   const std::array<TaggedValue, 2> scalars = {TaggedValue{"train/loss", 1.5f},
                                               TaggedValue{"train/lr", std::numeric_limits<float>::quiet_NaN()}};
   for (int64_t step = 1; step <= 200; ++step) file.write(step, 1700000001.0, scalars);
-  const auto records = records_of(file_content(file.path()));
+  const auto records = records_of(read_file(file.path()));
   ASSERT_EQ(records.size(), 201u);
   EXPECT_EQ(records[0], version_event(1700000000.5));
   EXPECT_EQ(records[200], scalar_event(200, 1700000001.0, scalars));
@@ -103,34 +103,34 @@ TEST(JsonLines, WritesOneObjectALineInTheGivenOrder) {
   const TemporaryFolder folder;
   JsonLines file(folder / "metrics.jsonl");
   file.write({{"type", "step"}, {"step", 1}, {"loss", 2.5}});
-  EXPECT_EQ(file_content(folder / "metrics.jsonl"), "{\"type\":\"step\",\"step\":1,\"loss\":2.5}\n");
+  EXPECT_EQ(read_file(folder / "metrics.jsonl"), "{\"type\":\"step\",\"step\":1,\"loss\":2.5}\n");
 }
 
 TEST(JsonLines, NanBecomesNullAndBrokenTextIsReplaced) {
   const TemporaryFolder folder;
   JsonLines file(folder / "metrics.jsonl");
   file.write({{"loss", std::numeric_limits<double>::quiet_NaN()}, {"text", "a\xff\nb"}});
-  EXPECT_EQ(file_content(folder / "metrics.jsonl"), "{\"loss\":null,\"text\":\"a\xef\xbf\xbd\\nb\"}\n");
+  EXPECT_EQ(read_file(folder / "metrics.jsonl"), "{\"loss\":null,\"text\":\"a\xef\xbf\xbd\\nb\"}\n");
 }
 
 TEST(JsonLines, AResumedRunAppends) {
   const TemporaryFolder folder;
   JsonLines(folder / "metrics.jsonl").write({{"step", 1}});
   JsonLines(folder / "metrics.jsonl").write({{"step", 2}});
-  EXPECT_EQ(file_content(folder / "metrics.jsonl"), "{\"step\":1}\n{\"step\":2}\n");
+  EXPECT_EQ(read_file(folder / "metrics.jsonl"), "{\"step\":1}\n{\"step\":2}\n");
 }
 
 TEST(JsonLines, ATornLastLineIsCutOnResume) {
   const TemporaryFolder folder;
   const std::string whole = "{\"step\":1}\n";
   for (const std::string& torn : {std::string("{\"st"), std::string(10000, 'x'), std::string()}) {
-    write_content(folder / "metrics.jsonl", whole + torn);
+    write_file(folder / "metrics.jsonl", whole + torn);
     JsonLines(folder / "metrics.jsonl").write({{"step", 2}});
-    EXPECT_EQ(file_content(folder / "metrics.jsonl"), whole + "{\"step\":2}\n");
+    EXPECT_EQ(read_file(folder / "metrics.jsonl"), whole + "{\"step\":2}\n");
   }
-  write_content(folder / "metrics.jsonl", "torn from the start");
+  write_file(folder / "metrics.jsonl", "torn from the start");
   JsonLines(folder / "metrics.jsonl").write({{"step", 2}});
-  EXPECT_EQ(file_content(folder / "metrics.jsonl"), "{\"step\":2}\n");
+  EXPECT_EQ(read_file(folder / "metrics.jsonl"), "{\"step\":2}\n");
 }
 
 TEST(JsonLines, AFullDiskIsCountedAndNotThrown) {

@@ -1,0 +1,89 @@
+// inspect and verify, run as a user runs them. Here a run folder holds the steps 1 to 3, of which 2 is damaged.
+#include <gmock/gmock.h>
+
+#include <iterator>
+#include <sstream>
+
+#include "checkpoint_testing.h"
+#include "process.h"
+
+namespace mantissa::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+class InspectTest : public CheckpointTest {
+ protected:
+  InspectTest() {
+    CheckpointDirectory directory = open_directory(folder);
+    for (int64_t step = 1; step <= 3; ++step) directory.save(State(step).content());
+    const std::filesystem::path shard = checkpoints() / "step-00000002/shard-00000.bin";
+    std::string content = read_file(shard);
+    content[100] = static_cast<char>(content[100] ^ 4);
+    write_file(shard, content);
+  }
+
+  // The arguments are separated by spaces.
+  ProcessResult mantissa(const std::string& arguments) const {
+    std::istringstream in(arguments);
+    return run_mantissa({std::istream_iterator<std::string>(in), {}}, folder.path());
+  }
+};
+
+TEST_F(InspectTest, ListsCheckpointsWithTheirValidity) {
+  std::filesystem::resize_file(checkpoints() / "step-00000001/shard-00000.bin", 10);
+  for (const char* path : {".", "checkpoints"}) {
+    const ProcessResult result = mantissa(std::string("inspect ") + path);
+    EXPECT_EQ(result.exit_code, 0) << result.errors;
+    EXPECT_THAT(result.output, HasSubstr("step-00000001  DAMAGED"));
+    EXPECT_THAT(result.output, HasSubstr("step-00000003  valid  192 samples, 2 tensors, 0.0 MiB  (latest)"));
+  }
+}
+
+TEST_F(InspectTest, ShowsWhatACheckpointHolds) {
+  const ProcessResult result = mantissa("inspect checkpoints/step-00000003");
+  EXPECT_EQ(result.exit_code, 0) << result.errors;
+  EXPECT_THAT(result.output, HasSubstr("step          3\n"));
+  EXPECT_THAT(result.output, HasSubstr("\"hidden_size\": 512"));
+  EXPECT_THAT(result.output, HasSubstr("fp32 [100, 10]"));
+}
+
+TEST_F(InspectTest, DiffNamesTensorsAndEndsWithOne) {
+  const ProcessResult different = mantissa("inspect --diff checkpoints/step-00000001 checkpoints/step-00000003");
+  EXPECT_EQ(different.exit_code, 1) << different.errors;
+  EXPECT_THAT(different.output, HasSubstr("1000 of 1000 elements, the first at 0"));
+  const ProcessResult equal = mantissa("inspect --diff checkpoints/step-00000003 checkpoints/latest");
+  EXPECT_EQ(equal.exit_code, 0) << equal.errors;
+  EXPECT_THAT(equal.output, HasSubstr("all 2 tensors are equal"));
+  EXPECT_EQ(mantissa("inspect --diff checkpoints/step-00000003").exit_code, 2);
+  EXPECT_EQ(mantissa("inspect --diff checkpoints/step-00000002 checkpoints/step-00000003").exit_code, 4);
+}
+
+TEST_F(InspectTest, DescribesDataFiles) {
+  write_file(folder / "a.txt", "hello");
+  const ProcessResult result = mantissa("inspect a.txt");
+  EXPECT_EQ(result.exit_code, 0) << result.errors;
+  EXPECT_THAT(result.output, HasSubstr("a.txt: text, 5 bytes of text, ids 101 to 111"));
+  EXPECT_EQ(mantissa("inspect missing.bin").exit_code, 2);
+}
+
+TEST_F(InspectTest, VerifyReadsEverythingAndEndsWithFourOnDamage) {
+  const ProcessResult good = mantissa("verify .");
+  EXPECT_EQ(good.exit_code, 0) << good.errors;
+  EXPECT_THAT(good.output, HasSubstr("intact: step 3, 2 tensors, 8000 bytes in 1 shard"));
+  const ProcessResult bad = mantissa("verify checkpoints/step-00000002");
+  EXPECT_EQ(bad.exit_code, 4);
+  EXPECT_THAT(bad.errors, HasSubstr("step-00000002/shard-00000.bin: chunk 0 (bytes 0 to 8000) is damaged"));
+  EXPECT_EQ(mantissa("verify nowhere").exit_code, 2);
+}
+
+TEST_F(InspectTest, HelpShowsAnExample) {
+  for (const char* command : {"inspect --help", "verify --help"}) {
+    const ProcessResult result = mantissa(command);
+    EXPECT_EQ(result.exit_code, 0);
+    EXPECT_THAT(result.output, HasSubstr("Example:\n  mantissa "));
+  }
+}
+
+}  // namespace
+}  // namespace mantissa::test
