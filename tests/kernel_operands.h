@@ -15,15 +15,19 @@ inline constexpr Tolerance kExact{0.0, 0.0};
 
 class Operands {
  public:
-  // misaligned: every operand starts one element past a 64-byte boundary, as a slice of an arena may.
-  Operands(Backend& device, Dtype dtype, bool misaligned) : device_(device), dtype_(dtype), misaligned_(misaligned) {}
+  enum class Memory { aligned, misaligned };  // misaligned: one element past a 64-byte boundary, as a slice of an arena may start
+  enum class Inputs { finite, one_nan };      // one_nan: the middle element of the first input
+  Operands(Backend& device, Dtype dtype, Memory memory = Memory::aligned, Inputs inputs = Inputs::finite)
+      : device_(device), dtype_(dtype), memory_(memory), inputs_(inputs) {}
 
   Backend& device() { return device_; }
   Dtype dtype() const { return dtype_; }
 
   Tensor input(Shape shape, double scale = 1.0, double mean = 0.0) { return input_of(dtype_, shape, scale, mean); }
   Tensor input_of(Dtype dtype, Shape shape, double scale = 1.0, double mean = 0.0) {
-    return given(dtype, shape, random_values(shape.elements(), ++draws_, scale, mean));
+    std::vector<double> drawn = random_values(shape.elements(), ++draws_, scale, mean);
+    if (draws_ == 1 && inputs_ == Inputs::one_nan) drawn[drawn.size() / 2] = std::nan("");
+    return given(dtype, shape, drawn);
   }
   Tensor given(Dtype dtype, Shape shape, const std::vector<double>& from) {
     const Tensor out = guarded(dtype, shape);
@@ -72,7 +76,7 @@ class Operands {
   };
 
   Tensor guarded(Dtype dtype, Shape shape) {
-    const int64_t begin = kMargin + (misaligned_ ? dtype_bytes(dtype) : 0), bytes = shape.elements() * dtype_bytes(dtype);
+    const int64_t begin = kMargin + (memory_ == Memory::misaligned ? dtype_bytes(dtype) : 0), bytes = shape.elements() * dtype_bytes(dtype);
     auto memory = device_.allocate(begin + bytes + kMargin);
     std::fill_n(memory.get(), begin + bytes + kMargin, kMark);
     guarded_.push_back({memory, begin, bytes, shape});
@@ -85,7 +89,8 @@ class Operands {
 
   Backend& device_;
   Dtype dtype_;
-  bool misaligned_;
+  Memory memory_;
+  Inputs inputs_;
   uint32_t draws_ = 0;
   std::vector<Guarded> guarded_;
   std::vector<Result> results_;

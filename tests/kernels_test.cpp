@@ -46,7 +46,7 @@ TEST_P(Kernels, FastPathEqualsTheReference) {
   ASSERT_STREQ(reference->name(), "cpu_reference");
   ASSERT_STREQ(fast->name(), "cpu");
   for_each_case([&](const KernelCase& c, Dtype dtype) {
-    Operands expected(*reference, dtype, false), actual(*fast, dtype, false);
+    Operands expected(*reference, dtype), actual(*fast, dtype);
     c.run(expected);
     c.run(actual);
     for (size_t i = 0; i < expected.results().size(); ++i) {
@@ -61,13 +61,35 @@ TEST_P(Kernels, FastPathEqualsTheReference) {
   });
 }
 
-void expect_same_bits(Backend& device, const KernelCase& c, Dtype dtype, const Operands& once, int threads, bool misaligned) {
+// A run that went wrong must show in the loss and the gradient norm: vector code that clamps or takes maxima easily turns NaN into a
+// number.
+TEST_P(Kernels, NanIsNotLost) {
+  const auto reference = make_cpu_reference(), fast = make_cpu_backend();
+  for_each_case([&](const KernelCase& c, Dtype dtype) {
+    Operands expected(*reference, dtype, Operands::Memory::aligned, Operands::Inputs::one_nan);
+    Operands actual(*fast, dtype, Operands::Memory::aligned, Operands::Inputs::one_nan);
+    c.run(expected);
+    c.run(actual);
+    for (size_t i = 0; i < expected.results().size(); ++i) {
+      const std::vector<double> e = values(expected.results()[i].tensor), a = values(actual.results()[i].tensor);
+      for (size_t j = 0; j < e.size(); ++j) {
+        if (std::isnan(e[j]) && !std::isnan(a[j])) {
+          ADD_FAILURE() << expected.results()[i].name << '[' << j << "] is " << a[j] << ", NaN on the reference";
+          break;
+        }
+      }
+    }
+  });
+}
+
+void expect_same_bits(Backend& device, const KernelCase& c, Dtype dtype, const Operands& once, int threads, Operands::Memory memory) {
   const Threads scope(threads);
-  Operands again(device, dtype, misaligned);
+  Operands again(device, dtype, memory);
   c.run(again);
   for (size_t i = 0; i < once.results().size(); ++i) {
     EXPECT_TRUE(same_bits(again.results()[i].tensor, once.results()[i].tensor))
-        << once.results()[i].name << ", " << device.name() << ", " << threads << " threads" << (misaligned ? ", misaligned" : "");
+        << once.results()[i].name << ", " << device.name() << ", " << threads << " threads"
+        << (memory == Operands::Memory::misaligned ? ", misaligned" : "");
   }
   again.expect_margins_untouched();
 }
@@ -76,14 +98,14 @@ TEST_P(Kernels, BitsDoNotDependOnThreadsOrAlignment) {
   const auto reference = make_cpu_reference(), fast = make_cpu_backend();
   for_each_case([&](const KernelCase& c, Dtype dtype) {
     for (Backend* device : {reference.get(), fast.get()}) {
-      Operands once(*device, dtype, false);
+      Operands once(*device, dtype);
       {
         const Threads one(1);
         c.run(once);
       }
-      expect_same_bits(*device, c, dtype, once, 3, true);
+      expect_same_bits(*device, c, dtype, once, 3, Operands::Memory::misaligned);
       if (device == reference.get()) continue;
-      for (const int threads : {2, 4, 8}) expect_same_bits(*device, c, dtype, once, threads, false);
+      for (const int threads : {2, 4, 8}) expect_same_bits(*device, c, dtype, once, threads, Operands::Memory::aligned);
     }
   });
 }
