@@ -1,0 +1,95 @@
+#include "mantissa/train/evaluate.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "files.h"
+#include "mantissa/data/open_data.h"
+#include "testing.h"
+
+namespace mantissa {
+namespace {
+
+constexpr int64_t kLength = 16;
+
+class EvaluateTest : public test::BackendTest {
+ protected:
+  EvaluateTest() {
+    std::string text;
+    for (uint64_t i = 0; i < 1000; ++i) text += static_cast<char>(random_words({.seed = 7}, 1, i)[0] % 100);
+    test::write_file(folder_ / "long.txt", text);
+    test::write_file(folder_ / "short.txt", text.substr(100, 150));
+    ModelConfig config;
+    config.vocab_size = 256;
+    config.hidden_size = 16;
+    config.num_layers = 1;
+    config.num_attention_heads = 2;
+    config.intermediate_size = 24;
+    config.max_position_embeddings = kLength;
+    config.init_std = 0.3;
+    model_ = std::make_unique<Gpt>(config, fast(), GptOptions{.gradients = false});
+    model_->parameters().initialise(3);
+  }
+
+  Data open(std::vector<std::string> names) const {
+    DataConfig config;
+    config.tokenizer = TokenizerKind::byte;
+    for (const std::string& name : names) config.valid.push_back({.path = folder_ / name});
+    return open_validation_data(config, {.seq_len = kLength});
+  }
+
+  test::TemporaryFolder folder_;
+  std::unique_ptr<Gpt> model_;
+};
+
+TEST_F(EvaluateTest, EveryTargetCountsOnceWhateverTheBatch) {
+  const Data data = open({"long.txt"});
+  const Evaluation one = evaluate(*model_, data.valid, 1, {});
+  EXPECT_EQ(one.targets, 999);
+  for (const int64_t rows : {3, 64, 1000}) {
+    const Evaluation other = evaluate(*model_, data.valid, rows, {});
+    EXPECT_EQ(other.targets, 999);
+    EXPECT_NEAR(other.loss, one.loss, 1e-6 * one.loss) << rows;
+  }
+}
+
+TEST_F(EvaluateTest, LossIsTheMeanOfTheNegativeLogProbabilities) {
+  const Data data = open({"short.txt"});
+  double sum = 0.0;
+  for (int64_t window = 0; window < data.valid.windows(0); ++window) {
+    const Batch batch = data.valid.batch(0, window, 1);
+    const TokenBatch tokens{.batch = 1,
+                            .tokens = from_host(fast(), Dtype::i32, {kLength}, batch.tokens.data()),
+                            .positions = from_host(fast(), Dtype::i32, {kLength}, batch.positions.data()),
+                            .segment_starts = {}};
+    const std::vector<double> logits = test::values(model_->logits(tokens));
+    for (int64_t t = 0; t < kLength; ++t) {
+      const int32_t target = batch.targets[static_cast<size_t>(t)];
+      if (target < 0) continue;
+      double total = 0.0;
+      for (int64_t v = 0; v < 256; ++v) total += std::exp(logits[static_cast<size_t>(t * 256 + v)]);
+      sum += std::log(total) - logits[static_cast<size_t>(t * 256 + target)];
+    }
+  }
+  const Evaluation result = evaluate(*model_, data.valid, 4, {});
+  EXPECT_NEAR(result.loss, sum / 149.0, 1e-5 * result.loss);
+}
+
+TEST_F(EvaluateTest, SeveralSetsAreReportedApartAndAveragedByTargets) {
+  const Data data = open({"long.txt", "short.txt"});
+  const Evaluation both = evaluate(*model_, data.valid, 4, {});
+  ASSERT_EQ(both.sets.size(), 2U);
+  EXPECT_NEAR(both.sets[0].loss, evaluate(*model_, open({"long.txt"}).valid, 4, {}).loss, 1e-12);
+  EXPECT_NEAR(both.sets[1].loss, evaluate(*model_, open({"short.txt"}).valid, 4, {}).loss, 1e-12);
+  EXPECT_NEAR(both.loss, (999 * both.sets[0].loss + 149 * both.sets[1].loss) / 1148, 1e-12);
+}
+
+TEST_F(EvaluateTest, ItersTakeTheFirstWindowsOfEachSet) {
+  const Evaluation some = evaluate(*model_, open({"long.txt", "short.txt"}).valid, 4, 3);
+  EXPECT_EQ(some.sets[0].targets, 12 * kLength);
+  EXPECT_EQ(some.sets[1].targets, 149) << "a short set is taken whole";
+}
+
+}  // namespace
+}  // namespace mantissa

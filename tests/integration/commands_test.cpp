@@ -1,0 +1,114 @@
+// train, eval and generate as a user runs them.
+#include <gmock/gmock.h>
+
+#include <cmath>
+
+#include "process.h"
+#include "training.h"
+
+namespace mantissa {
+namespace {
+
+using ::testing::HasSubstr;
+
+class CommandsTest : public test::TrainingTest {
+ protected:
+  CommandsTest() { test::write_file(folder_ / "run.json", effective_config(config("run", {"data.tokenizer=byte"}).config)); }
+
+  test::ProcessResult mantissa(std::vector<std::string> arguments) const {
+    return test::run_mantissa(std::move(arguments), folder_.path());
+  }
+
+  static double number_after(const std::string& text, const std::string& label) {
+    const size_t at = text.find(label);
+    EXPECT_NE(at, std::string::npos) << label << " in " << text;
+    return at == std::string::npos ? 0.0 : std::stod(text.substr(at + label.size()));
+  }
+};
+
+TEST_F(CommandsTest, TrainPrintsStepLinesAndWhereTheFilesAre) {
+  const auto trained = mantissa({"train", "run.json", "--set", "eval.samples={\"prompts\":[\"ab\"]}"});
+  EXPECT_EQ(trained.exit_code, 0) << trained.errors;
+  EXPECT_THAT(trained.output, HasSubstr("step     1/20 | loss 5."));
+  EXPECT_THAT(trained.output, HasSubstr("step    20/20 | loss "));
+  EXPECT_THAT(trained.output, HasSubstr("eval    20 | loss "));
+  EXPECT_THAT(trained.output, HasSubstr("sample at step 20"));
+  EXPECT_THAT(trained.output, HasSubstr(run_folder("run") + "/checkpoints/step-00000020"));
+  EXPECT_EQ(trained.errors, "") << "no progress line without a terminal";
+  EXPECT_THAT(test::read_file(run_folder("run") + "/run.json"), HasSubstr("run.json"));
+}
+
+TEST_F(CommandsTest, ConsoleOffPrintsNothingAndRuns) {
+  const auto trained = mantissa({"train", "run.json", "--set", "logging.console=off"});
+  EXPECT_EQ(trained.exit_code, 0);
+  EXPECT_EQ(trained.output + trained.errors, "");
+}
+
+TEST_F(CommandsTest, DryRunPrintsMemoryAndFlopsAndWritesNothing) {
+  const auto plan = mantissa({"train", "run.json", "--dry-run"});
+  EXPECT_EQ(plan.exit_code, 0) << plan.errors;
+  EXPECT_THAT(plan.output, HasSubstr("FLOP per token"));
+  EXPECT_THAT(plan.output, HasSubstr("activations"));
+  EXPECT_FALSE(std::filesystem::exists(run_folder("run")));
+}
+
+TEST_F(CommandsTest, EvalGivesLossPerplexityAndBitsPerByteOfTheRunsOwnData) {
+  ASSERT_EQ(mantissa({"train", "run.json", "--set", "eval.iters=null"}).exit_code, 0);
+  const auto result = mantissa({"eval", run_folder("run")});
+  EXPECT_EQ(result.exit_code, 0) << result.errors;
+  const double loss = number_after(result.output, "loss ");
+  EXPECT_NEAR(number_after(result.output, "perplexity "), std::exp(loss), 1e-4 * std::exp(loss));
+  EXPECT_NEAR(number_after(result.output, "bits per byte "), loss / std::log(2.0), 1e-5 * loss);
+  EXPECT_THAT(result.output, HasSubstr("1999 targets"));
+  const auto summary = test::read_file(run_folder("run") + "/log.txt");
+  EXPECT_NEAR(number_after(summary, "best validation loss "), loss, 1e-5 * loss);
+}
+
+TEST_F(CommandsTest, EvalReadsAnotherFileAndWithoutTheTrainingData) {
+  ASSERT_EQ(mantissa({"train", "run.json"}).exit_code, 0);
+  std::filesystem::remove(folder_ / "text.txt");
+  test::write_file(folder_ / "other.txt", test::second_order_text(101));
+  const auto result = mantissa({"eval", run_folder("run") + "/checkpoints/step-00000020", "--data", "other.txt"});
+  EXPECT_EQ(result.exit_code, 0) << result.errors;
+  EXPECT_THAT(result.output, HasSubstr("100 targets"));
+}
+
+TEST_F(CommandsTest, GenerateContinuesThePromptAlikeForEqualSeeds) {
+  ASSERT_EQ(mantissa({"train", "run.json"}).exit_code, 0);
+  const auto text = [&](const std::string& seed) {
+    const auto result = mantissa({"generate", run_folder("run"), "--prompt", "abc", "--max-new-tokens", "40", "--seed", seed});
+    EXPECT_EQ(result.exit_code, 0) << result.errors;
+    return result.output;
+  };
+  EXPECT_EQ(text("1"), text("1"));
+  EXPECT_NE(text("1"), text("2"));
+  EXPECT_EQ(text("1").substr(0, 3), "abc");
+  EXPECT_EQ(text("1").size(), 3U + 40U + 1U);
+}
+
+TEST_F(CommandsTest, MistakesGiveTheirCodes) {
+  ASSERT_EQ(mantissa({"train", "run.json"}).exit_code, 0);
+  const std::string run = run_folder("run"), shard = run + "/checkpoints/step-00000020/shard-00000.bin";
+  EXPECT_EQ(mantissa({"eval", folder_ / "nothing"}).exit_code, 2);
+  EXPECT_EQ(mantissa({"eval", folder_.path()}).exit_code, 2);
+  EXPECT_EQ(mantissa({"eval", run, "--data", "nothing.txt"}).exit_code, 2);
+  EXPECT_EQ(mantissa({"eval", run, "--iters", "0"}).exit_code, 2);
+  EXPECT_EQ(mantissa({"generate", run, "--temperature", "-1"}).exit_code, 2);
+  EXPECT_EQ(mantissa({"generate", run, "--top-p", "0"}).exit_code, 2);
+  EXPECT_EQ(mantissa({"generate", run, "--prompt", ""}).exit_code, 2);
+  EXPECT_EQ(mantissa({"train", "run.json"}).exit_code, 2) << "the folder is in use";
+  std::filesystem::resize_file(shard, std::filesystem::file_size(shard) - 1);
+  EXPECT_EQ(mantissa({"generate", run + "/checkpoints/step-00000020"}).exit_code, 4);
+  EXPECT_EQ(mantissa({"generate", run}).exit_code, 4) << "no valid one is left";
+}
+
+TEST_F(CommandsTest, HelpShowsAnExample) {
+  for (const char* command : {"train", "eval", "generate"}) {
+    const auto help = mantissa({command, "--help"});
+    EXPECT_EQ(help.exit_code, 0);
+    EXPECT_THAT(help.output, HasSubstr(std::string("mantissa ") + command + " "));
+  }
+}
+
+}  // namespace
+}  // namespace mantissa
