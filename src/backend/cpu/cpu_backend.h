@@ -6,7 +6,7 @@
 
 namespace mantissa {
 
-class GemmEngine;  // oneDNN: onednn_v2.cpp or onednn_v3.cpp
+class GemmEngine;
 
 class CpuBackend final : public CpuReference {
  public:

@@ -2,7 +2,7 @@
 // library call inside our own parallel loop, so results do not depend on the number of threads (oneDNN's own threading changes bits with
 // it). A transposed first operand is packed contiguously per tile: the library's AVX2 path is 2.5 times slower on it.
 //
-// The programming interfaces of oneDNN 2.x and 3.x differ; TileProduct is implemented by onednn_v2.cpp or onednn_v3.cpp.
+// TileProduct is one oneDNN primitive (tile_product.cpp).
 #pragma once
 
 #include <compare>
