@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "checkpoint_testing.h"
+#include "mantissa/base/rng.h"
 #include "reliability/fault_injection.h"
 
 namespace mantissa::test {
@@ -67,7 +68,7 @@ int save_for_ever(const fs::path& checkpoints, int64_t first, int64_t elements, 
 TEST_F(CheckpointFaults, KillsAtRandomTimesNeverLoseAReportedCheckpoint) {
   constexpr int64_t kElements = 300'000;
   int64_t reported = 0, kills_in_a_save = 0;
-  for (uint64_t trial = 0; trial < 20; ++trial) {
+  for (uint64_t trial = 0; trial < 20 || (kills_in_a_save == 0 && trial < 200); ++trial) {
     int pipe[2];
     ASSERT_EQ(::pipe(pipe), 0);
     const pid_t child = start_child([&] { return save_for_ever(checkpoints(), reported, kElements, pipe[1]); });
