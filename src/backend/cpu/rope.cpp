@@ -1,6 +1,5 @@
-#include <cstring>
-
 #include "backend/checks.h"
+#include "backend/cpu/copy_heads.h"
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/indices.h"
 #include "backend/cpu/pieces.h"
@@ -42,7 +41,7 @@ template <class T>
     T* y = k.y + i * row;
     const float* table = k.table + k.positions[i] * d;
     for (int64_t head = 0; head < rotated; head += d) rotate_head(x + head, y + head, table, table + half, k.direction, half);
-    std::memcpy(y + rotated, x + rotated, static_cast<size_t>(row - rotated) * sizeof(T));
+    copy_heads(x + rotated, y + rotated, k.layout.kv_heads, d);
   }
 }
 MANTISSA_CLONES void rotate(RopeRows<float> k, int64_t begin, int64_t end) { rotate_rows(k, begin, end); }

@@ -1,0 +1,107 @@
+#include "backend/checks.h"
+#include "backend/cpu/copy_heads.h"
+#include "backend/cpu/cpu_backend.h"
+#include "backend/cpu/norm_rows.h"
+#include "backend/cpu/partial_sums.h"
+#include "backend/cpu/pieces.h"
+#include "mantissa/backend/functions.h"
+#include "mantissa/base/host_device.h"
+#include "mantissa/base/parallel.h"
+
+namespace mantissa {
+namespace {
+
+template <class T>
+struct QkRows {
+  const T* x;
+  const float *q_weight, *k_weight;
+  T* y;
+  float* rstd;
+  HeadLayout layout;
+  float eps;
+};
+template <class T>
+[[gnu::always_inline]] inline void qk_rows(QkRows<T> k, int64_t begin, int64_t end) {
+  const int64_t normed = k.layout.heads + k.layout.kv_heads, d = k.layout.head_dim, row = k.layout.row();
+  for (int64_t i = begin; i < end; ++i) {
+    const T* x = k.x + i * row;
+    T* y = k.y + i * row;
+    for (int64_t h = 0; h < normed; ++h) {
+      k.rstd[i * normed + h] = rms_row(x + h * d, h < k.layout.heads ? k.q_weight : k.k_weight, y + h * d, d, k.eps);
+    }
+    copy_heads(x + normed * d, y + normed * d, k.layout.kv_heads, d);
+  }
+}
+MANTISSA_CLONES void run_rows(QkRows<float> k, int64_t begin, int64_t end) { qk_rows(k, begin, end); }
+MANTISSA_CLONES void run_rows(QkRows<bf16> k, int64_t begin, int64_t end) { qk_rows(k, begin, end); }
+
+template <class T>
+struct QkRowsBackward {
+  const T* x;
+  const float *rstd, *q_weight, *k_weight;
+  const T* dy;
+  T* dx;
+  HeadLayout layout;
+};
+// The sums are those of dq_weight, then those of dk_weight.
+template <class T>
+[[gnu::always_inline]] inline void qk_rows_backward(QkRowsBackward<T> k, float* sums, int64_t begin, int64_t end) {
+  const int64_t heads = k.layout.heads, normed = heads + k.layout.kv_heads, d = k.layout.head_dim, row = k.layout.row();
+  for (int64_t i = begin; i < end; ++i) {
+    const T *x = k.x + i * row, *dy = k.dy + i * row;
+    T* dx = k.dx + i * row;
+    for (int64_t h = 0; h < normed; ++h) {
+      const int64_t at = h * d;
+      const float rstd = k.rstd[i * normed + h], *weight = h < heads ? k.q_weight : k.k_weight;
+      rms_row_backward(x + at, rstd, weight, dy + at, dx + at, h < heads ? sums : sums + d, d);
+    }
+    copy_heads(dy + normed * d, dx + normed * d, k.layout.kv_heads, d);
+  }
+}
+MANTISSA_CLONES void run_rows(QkRowsBackward<float> k, float* sums, int64_t begin, int64_t end) { qk_rows_backward(k, sums, begin, end); }
+MANTISSA_CLONES void run_rows(QkRowsBackward<bf16> k, float* sums, int64_t begin, int64_t end) { qk_rows_backward(k, sums, begin, end); }
+
+template <class T>
+void forward(const QkNormForward& k) {
+  const Tensor q_weight = converted(k.q_weight, Dtype::f32), k_weight = converted(k.k_weight, Dtype::f32);
+  const QkRows<T> rows{.x = k.x.data<T>(),
+                       .q_weight = q_weight.data<float>(),
+                       .k_weight = k_weight.data<float>(),
+                       .y = k.y.data<T>(),
+                       .rstd = k.rstd.data<float>(),
+                       .layout = k.layout,
+                       .eps = static_cast<float>(k.eps)};
+  parallel_for(k.x.dim(0), rows_per_piece(k.layout.row()), [&](int64_t begin, int64_t end) { run_rows(rows, begin, end); });
+}
+
+template <class T>
+void backward(const QkNormBackward& k) {
+  const Tensor q_weight = converted(k.q_weight, Dtype::f32), k_weight = converted(k.k_weight, Dtype::f32);
+  const QkRowsBackward<T> rows{.x = k.x.data<T>(),
+                               .rstd = k.rstd.data<float>(),
+                               .q_weight = q_weight.data<float>(),
+                               .k_weight = k_weight.data<float>(),
+                               .dy = k.dy.data<T>(),
+                               .dx = k.dx.data<T>(),
+                               .layout = k.layout};
+  PartialSums sums(k.x.device(), k.x.dim(0), 2 * k.layout.head_dim, k.layout.row());
+  parallel_for(k.x.dim(0), sums.rows_per_piece(), [&](int64_t begin, int64_t end) { run_rows(rows, sums.start(begin), begin, end); });
+  sums.write(k.dq_weight, k.accumulate);
+  sums.write(k.dk_weight, k.accumulate, k.layout.head_dim);
+}
+
+}  // namespace
+
+void CpuBackend::run(const QkNormForward& k) {
+  check(k);
+  if (k.x.dtype() == Dtype::f64) return CpuReference::run(k);
+  k.x.dtype() == Dtype::f32 ? forward<float>(k) : forward<bf16>(k);
+}
+
+void CpuBackend::run(const QkNormBackward& k) {
+  check(k);
+  if (k.x.dtype() == Dtype::f64) return CpuReference::run(k);
+  k.x.dtype() == Dtype::f32 ? backward<float>(k) : backward<bf16>(k);
+}
+
+}  // namespace mantissa
