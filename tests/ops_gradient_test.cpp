@@ -69,7 +69,7 @@ void attention_case(Backend& device, HeadLayout layout, const std::vector<double
 void cross_entropy_case(Backend& device, int64_t vocab, const std::vector<double>& targets) {
   const int64_t rows = static_cast<int64_t>(targets.size());
   const Tensor target_ids = tensor_of(device, Dtype::i32, {rows}, targets);
-  const LossOptions options{.vocab = vocab, .target_count = 3, .logits_dtype = Dtype::f64};
+  const LossOptions options{.vocab = vocab, .target_count = 3, .logits_dtype = Dtype::f64, .chunk_elements = 64 * 8};  // chunks of 64 rows
   expect_gradients(
       {activation(device, {rows, 3}, 1), parameter(device, "weight", {8, 3}, 2)},
       [&](const std::vector<Var>& v) { return cross_entropy(v[0], v[1], target_ids, options); }, Output::loss);
@@ -128,6 +128,12 @@ std::vector<OpCase> row_cases() {
       {"cross_entropy", "padded_vocab_ignored_targets",
        [](Backend& d) {
          cross_entropy_case(d, 5, {4, -1, 0, 2, -100});
+       }},
+      {"cross_entropy", "several_chunks",
+       [](Backend& d) {
+         std::vector<double> targets(130);  // two chunks of 64 rows and a short one
+         for (size_t i = 0; i < targets.size(); ++i) targets[i] = static_cast<double>(i % 8);
+         cross_entropy_case(d, 8, targets);
        }},
   };
 }

@@ -6,8 +6,8 @@
 namespace mantissa {
 namespace {
 
-// Rows whose logits exist at the same time: large enough for efficient GEMMs, at most 2^26 logits (256 MiB in fp32).
-int64_t chunk_rows(int64_t padded_vocab) { return std::max<int64_t>(64, ((int64_t{1} << 26) / padded_vocab) / 64 * 64); }
+// Rows whose logits exist at the same time.
+int64_t chunk_rows(int64_t limit, int64_t padded_vocab) { return std::max<int64_t>(64, (limit / padded_vocab) / 64 * 64); }
 
 struct Chunk {
   Tensor x, weight, targets;
@@ -49,7 +49,7 @@ Tensor mean_loss(const Tensor& losses, double scale) {
 Var cross_entropy(const Var& x, const Var& weight, const Tensor& targets, const LossOptions& options) {
   require(options.target_count > 0, "cross_entropy: no targets to average over");
   const Tensor& value = x.value();
-  const int64_t rows = value.dim(0), step = chunk_rows(weight.value().dim(0));
+  const int64_t rows = value.dim(0), step = chunk_rows(options.chunk_elements, weight.value().dim(0));
   const double scale = 1.0 / static_cast<double>(options.target_count);
   const bool training = recording({x, weight});
   Tensor losses = empty(value.device(), stats_dtype(value.dtype()), {rows});

@@ -12,7 +12,8 @@ Var rms_norm(const Var& x, const Var& weight, double eps) {
   const Tensor& value = x.value();
   Tensor y = empty_like(value), rstd = row_stats(value);
   value.device().run(RmsNormForward{.x = value, .weight = weight.value(), .y = y, .rstd = rstd, .eps = eps});
-  return record("rms_norm", y, {x, weight}, [value, w = weight.value(), leaf = weight.leaf(), rstd](const Tensor& dy) {
+  if (!recording({x, weight})) return Var(y);
+  return record("rms_norm", y, {x, weight}, [value, w = weight.value(), leaf = &weight.trained_leaf("rms_norm"), rstd](const Tensor& dy) {
     Tensor dx = empty_like(dy);
     const auto [dweight, accumulate] = leaf->target();
     dy.device().run(
@@ -26,22 +27,24 @@ Var layer_norm(const Var& x, const Var& weight, const Var& bias, double eps) {
   Tensor y = empty_like(value), mean = row_stats(value), rstd = row_stats(value);
   value.device().run(
       LayerNormForward{.x = value, .weight = weight.value(), .y = y, .mean = mean, .rstd = rstd, .eps = eps, .bias = bias.value()});
-  return record("layer_norm", y, {x, weight, bias},
-                [value, w = weight.value(), leaf = weight.leaf(), bias_leaf = bias.leaf(), mean, rstd](const Tensor& dy) {
-                  Tensor dx = empty_like(dy);
-                  const auto [dweight, accumulate] = leaf->target();
-                  const Tensor dbias = bias_leaf ? bias_leaf->target().out : Tensor();
-                  dy.device().run(LayerNormBackward{.x = value,
-                                                    .weight = w,
-                                                    .mean = mean,
-                                                    .rstd = rstd,
-                                                    .dy = dy,
-                                                    .dx = dx,
-                                                    .dweight = dweight,
-                                                    .accumulate = accumulate,
-                                                    .dbias = dbias});
-                  return std::vector<Tensor>{dx, {}, {}};
-                });
+  if (!recording({x, weight, bias})) return Var(y);
+  return record(
+      "layer_norm", y, {x, weight, bias},
+      [value, w = weight.value(), leaf = &weight.trained_leaf("layer_norm"), bias_leaf = bias.leaf(), mean, rstd](const Tensor& dy) {
+        Tensor dx = empty_like(dy);
+        const auto [dweight, accumulate] = leaf->target();
+        const Tensor dbias = bias_leaf ? bias_leaf->target().out : Tensor();
+        dy.device().run(LayerNormBackward{.x = value,
+                                          .weight = w,
+                                          .mean = mean,
+                                          .rstd = rstd,
+                                          .dy = dy,
+                                          .dx = dx,
+                                          .dweight = dweight,
+                                          .accumulate = accumulate,
+                                          .dbias = dbias});
+        return std::vector<Tensor>{dx, {}, {}};
+      });
 }
 
 }  // namespace mantissa

@@ -38,6 +38,11 @@ class Var {
 
   const Tensor& value() const { return value_; }
   Leaf* leaf() const { return leaf_; }
+  // The leaf of a weight that an operation can only train. Throws Error(internal) for a constant.
+  Leaf& trained_leaf(const char* op) const {
+    require(leaf_ != nullptr, op, ": the weight must be a parameter when gradients are recorded");
+    return *leaf_;
+  }
   bool wants_gradient() const { return leaf_ != nullptr || slot_ >= 0; }
 
  private:

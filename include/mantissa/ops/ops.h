@@ -37,6 +37,7 @@ struct LossOptions {
   int64_t vocab;         // columns that take part in the softmax; the rest are padding
   int64_t target_count;  // the loss is the sum over targets divided by this
   Dtype logits_dtype;
+  int64_t chunk_elements = int64_t{1} << 26;  // logits that exist at a time (256 MiB in fp32), in whole multiples of 64 rows
 };
 
 // Output projection, softmax and cross entropy in chunks of rows, so that logits [N, Vp] never exist as a whole. x [N, C], weight [Vp, C],

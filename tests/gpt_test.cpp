@@ -1,0 +1,219 @@
+// The whole model, two layers deep: gradients in fp64 for each option, generation against training's forward pass, names and counts.
+#include "mantissa/models/gpt.h"
+
+#include <set>
+
+#include "testing.h"
+
+namespace mantissa::test {
+namespace {
+
+ModelConfig small_model() {
+  ModelConfig config;
+  config.vocab_size = 11;
+  config.hidden_size = 8;
+  config.num_layers = 2;
+  config.num_attention_heads = 4;
+  config.num_key_value_heads = 2;
+  config.head_dim = 4;
+  config.intermediate_size = 10;
+  config.max_position_embeddings = 8;
+  config.init_std = 0.3;  // large enough that every path matters
+  return config;
+}
+
+struct Option {
+  const char* name;
+  std::function<void(ModelConfig&)> set;
+  Recompute recompute = Recompute::none;
+  bool segments = false;
+};
+
+void gpt2_shape(ModelConfig& config) {
+  config.norm = Norm::layer;
+  config.norm_bias = true;
+  config.position = Position::learned;
+  config.activation = Activation::gelu_tanh;
+  config.attention_bias = AttentionBias::all;
+  config.mlp_bias = true;
+  config.qk_norm = false;
+  config.tie_word_embeddings = true;
+  config.num_key_value_heads.reset();
+}
+
+std::vector<Option> options() {
+  return {{"qwen3", [](ModelConfig&) {}},
+          {"llama", [](ModelConfig& c) { c.qk_norm = false; }},
+          {"gpt2", gpt2_shape},
+          {"nanogpt",
+           [](ModelConfig& c) {
+             gpt2_shape(c);
+             c.norm_bias = c.mlp_bias = false;
+             c.attention_bias = AttentionBias::none;
+             c.activation = Activation::gelu_erf;
+           }},
+          {"layer_norm_without_bias", [](ModelConfig& c) { c.norm = Norm::layer; }},
+          {"qkv_bias", [](ModelConfig& c) { c.attention_bias = AttentionBias::qkv; }},
+          {"mlp_bias", [](ModelConfig& c) { c.mlp_bias = true; }},
+          {"learned_positions", [](ModelConfig& c) { c.position = Position::learned; }},
+          {"tied", [](ModelConfig& c) { c.tie_word_embeddings = true; }},
+          {"padded_vocabulary", [](ModelConfig& c) { c.pad_vocab_to = 8; }},
+          {"one_key_head", [](ModelConfig& c) { c.num_key_value_heads = 1; }},
+          {"fp32_logits", [](ModelConfig& c) { c.logits_dtype = LogitsDtype::fp32; }},
+          {"unscaled_residuals", [](ModelConfig& c) { c.init_residual_scale = false; }},
+          {"documents", [](ModelConfig&) {}, Recompute::none, true},
+          {"selective_recompute", [](ModelConfig&) {}, Recompute::selective},
+          {"full_recompute", [](ModelConfig&) {}, Recompute::full}};
+}
+
+struct Text {
+  TokenBatch batch;
+  Tensor targets;
+  int64_t target_count;
+};
+
+// Two sequences of six tokens; one target is ignored. With segments the second document of each starts at 2.
+Text small_text(Backend& device, bool segments) {
+  const std::vector<int32_t> tokens{1, 4, 7, 0, 10, 3, 2, 2, 9, 5, 8, 6}, targets{4, 7, 0, 10, 3, -1, 2, 9, 5, 8, 6, 1};
+  const std::vector<int32_t> positions =
+      segments ? std::vector<int32_t>{0, 1, 0, 1, 2, 3, 0, 1, 0, 1, 2, 3} : std::vector<int32_t>{0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5};
+  const std::vector<int32_t> starts{0, 0, 2, 2, 2, 2, 0, 0, 2, 2, 2, 2};
+  const auto ids = [&](const std::vector<int32_t>& data) { return from_host(device, Dtype::i32, {12}, data.data()); };
+  return {.batch = {.batch = 2, .tokens = ids(tokens), .positions = ids(positions), .segment_starts = segments ? ids(starts) : Tensor()},
+          .targets = ids(targets),
+          .target_count = 11};
+}
+
+class GptOptionTest : public BackendTest, public ::testing::WithParamInterface<Option> {
+ protected:
+  ModelConfig config() const {
+    ModelConfig config = small_model();
+    GetParam().set(config);
+    return config;
+  }
+};
+
+TEST_P(GptOptionTest, GradientsAgreeWithCentralDifferences) {
+  Gpt model(config(), reference(), {.compute = Dtype::f64, .recompute = GetParam().recompute, .gradients = true});
+  model.parameters().initialise(5);
+  const Text text = small_text(reference(), GetParam().segments);
+  {
+    Tape tape;
+    const Tape::Scope scope(&tape);
+    tape.backward(model.loss(text.batch, text.targets, text.target_count));
+  }
+  const auto loss = [&] {
+    const Tape::Scope paused(nullptr);
+    return *model.loss(text.batch, text.targets, text.target_count).value().data<double>();
+  };
+  constexpr double kStep = 2e-6;
+  for (Parameter& parameter : model.parameters().all()) {
+    ASSERT_TRUE(parameter.leaf.written) << parameter.name;
+    const int64_t stride = std::max<int64_t>(1, parameter.shape.elements() / 24);
+    for (int64_t i = 0; i < parameter.shape.elements(); i += stride) {
+      double& element = parameter.master.data<double>()[i];
+      const double before = element;
+      element = before + kStep;
+      const double above = loss();
+      element = before - kStep;
+      const double below = loss();
+      element = before;
+      // Truncation: step^2 / 6 times third derivatives of order 1000, 7e-10. Rounding: 1e-16 / step. Both are far below a wrong gradient.
+      EXPECT_NEAR(parameter.leaf.grad.data<double>()[i], (above - below) / (2 * kStep), 1e-8) << parameter.name << '[' << i << ']';
+    }
+  }
+}
+
+TEST_P(GptOptionTest, ParametersAreCountedWithoutBuildingTheModel) {
+  Gpt model(config(), reference(), {.compute = Dtype::f32, .recompute = Recompute::none, .gradients = false});
+  EXPECT_EQ(count_parameters(config()), model.parameters().elements());
+}
+
+TEST_P(GptOptionTest, GenerationSeesWhatTrainingSees) {
+  Gpt model(config(), fast(), {.compute = Dtype::f32, .recompute = Recompute::none, .gradients = false});
+  model.parameters().initialise(5);
+  const std::vector<int32_t> tokens{1, 4, 7, 0, 10, 3}, positions{0, 1, 2, 3, 4, 5};
+  const Tensor all = model.logits({.batch = 1,
+                                   .tokens = from_host(fast(), Dtype::i32, {6}, tokens.data()),
+                                   .positions = from_host(fast(), Dtype::i32, {6}, positions.data()),
+                                   .segment_starts = {}});
+  auto cache = model.new_cache();
+  model.next_logits({1, 4, 7}, cache);
+  model.next_logits({0}, cache);
+  const std::vector<double> last = values(model.next_logits({10, 3}, cache)), expected = values(all.slice(5, 6));
+  ASSERT_EQ(last.size(), expected.size());
+  for (size_t i = 0; i < last.size(); ++i) EXPECT_NEAR(last[i], expected[i], 1e-5) << i;  // fp32, sums of at most 32 terms of order 1
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GptOptionTest, ::testing::ValuesIn(options()),
+                         [](const auto& param) { return std::string(param.param.name); });
+
+class GptTest : public BackendTest {};
+
+TEST_F(GptTest, ModulesHaveTheNamesThatRulesMatch) {
+  ModelConfig config = small_model();
+  config.num_layers = 1;
+  Gpt model(config, reference(), {.compute = Dtype::f32, .recompute = Recompute::none, .gradients = false});
+  std::set<std::string> names;
+  for (const Parameter& parameter : model.parameters().all()) names.insert(parameter.name);
+  const std::set<std::string> expected{"embed.weight",
+                                       "layers.0.attn_norm.weight",
+                                       "layers.0.attn.qkv.weight",
+                                       "layers.0.attn.out.weight",
+                                       "layers.0.attn.q_norm.weight",
+                                       "layers.0.attn.k_norm.weight",
+                                       "layers.0.mlp_norm.weight",
+                                       "layers.0.mlp.gate_up.weight",
+                                       "layers.0.mlp.down.weight",
+                                       "final_norm.weight",
+                                       "output.weight"};
+  EXPECT_EQ(names, expected);
+}
+
+TEST_F(GptTest, ATiedModelHasNoOutputParameterAndGeluNoGate) {
+  ModelConfig config = small_model();
+  gpt2_shape(config);
+  Gpt model(config, reference(), {.compute = Dtype::f32, .recompute = Recompute::none, .gradients = false});
+  EXPECT_EQ(model.parameters().find("output.weight"), nullptr);
+  EXPECT_EQ(model.parameters().find("layers.0.mlp.gate_up.weight"), nullptr);
+  EXPECT_NE(model.parameters().find("layers.0.mlp.up.bias"), nullptr);
+  EXPECT_NE(model.parameters().find("position.weight"), nullptr);
+}
+
+TEST_F(GptTest, InitialWeightsFollowSeedAndResidualScale) {
+  ModelConfig config = small_model();
+  config.hidden_size = 64;
+  config.intermediate_size = 128;
+  Gpt model(config, reference(), {.compute = Dtype::f32, .recompute = Recompute::none, .gradients = false});
+  const auto deviation = [&](const char* name) {
+    double squares = 0;
+    const std::vector<double> weights = values(model.parameters().find(name)->master);
+    for (const double w : weights) squares += w * w;
+    return std::sqrt(squares / static_cast<double>(weights.size()));
+  };
+  model.parameters().initialise(5);
+  // Relative standard error of a deviation over n = 8192 draws: 1 / sqrt(2 n) = 0.8%; five of them.
+  EXPECT_NEAR(deviation("layers.1.mlp.gate_up.weight"), 0.3, 0.3 * 0.04);
+  EXPECT_NEAR(deviation("layers.1.mlp.down.weight"), 0.3 / 2, 0.15 * 0.04);  // sqrt(2 * 2 layers)
+  const std::vector<double> first = values(model.parameters().find("embed.weight")->master);
+  model.parameters().initialise(6);
+  EXPECT_NE(first, values(model.parameters().find("embed.weight")->master));
+  model.parameters().initialise(5);
+  EXPECT_EQ(first, values(model.parameters().find("embed.weight")->master));
+}
+
+TEST_F(GptTest, TheFlopsOfGpt2AreThoseOfTheFormula) {
+  ModelConfig config;
+  gpt2_shape(config);
+  config.vocab_size = 50257;
+  config.hidden_size = 768;
+  config.num_layers = 12;
+  config.num_attention_heads = 12;
+  config.head_dim.reset();
+  config.intermediate_size = 3072;
+  // 12 * 12 * 768^2 block weights and the tied output; 6 * 12 * 768 * T for causal attention.
+  EXPECT_DOUBLE_EQ(training_flops_per_token(config, 64), 6.0 * (12 * 12 * 768.0 * 768.0 + 50257 * 768.0) + 6.0 * 12 * 768 * 64);
+}
+
+}  // namespace
+}  // namespace mantissa::test
