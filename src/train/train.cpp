@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <filesystem>
 
 #include "mantissa/base/log.h"
 #include "mantissa/base/parallel.h"
@@ -91,7 +92,16 @@ void start_fresh(Run& run) {
   log_info("weights from ", path.string());
 }
 
+void take_checkpoints(Run& run) {
+  const CheckpointConfig& keep = run.config.checkpoint;
+  if (run.checkpoints) return;
+  run.checkpoints.emplace(keep.dir, KeepPolicy{.latest = static_cast<int>(keep.keep_latest), .every = keep.keep_every},
+                          *run.config.logging.run_name);
+}
+
 void resume(Run& run) {
+  // Locked before reading: another process that trains here could save between our load and our lock.
+  if (std::filesystem::exists(run.config.checkpoint.dir)) take_checkpoints(run);
   const auto load = [&](CheckpointReader& reader) {
     run.state = restore(reader, run.config, run.data, run.model.parameters(), run.optimizer);
   };
@@ -109,9 +119,7 @@ void resume(Run& run) {
 
 // From here on the run leaves traces. The lock on the checkpoints comes first: another process may be training here.
 void open_folder(Run& run, const std::vector<std::string>& arguments) {
-  const CheckpointConfig& keep = run.config.checkpoint;
-  run.checkpoints.emplace(keep.dir, KeepPolicy{.latest = static_cast<int>(keep.keep_latest), .every = keep.keep_every},
-                          *run.config.logging.run_name);
+  take_checkpoints(run);
   write_run_folder(run.loaded, arguments);
   run.metrics.emplace(run.config.logging);
   const StartReport report{.folder = run.config.logging.dir,

@@ -20,8 +20,8 @@ struct RngKey {
 
 // Four independent uniform 32-bit words for (key, what, index). The stream enters the upper half of the counter, the seed is the key.
 MANTISSA_HOST_DEVICE inline std::array<uint32_t, 4> random_words(RngKey key, uint32_t what, uint64_t index) {
-  const r123::Philox4x32::ctr_type counter = {{static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), what,
-                                               static_cast<uint32_t>(key.stream)}};
+  const r123::Philox4x32::ctr_type counter = {
+      {static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), what, static_cast<uint32_t>(key.stream)}};
   const r123::Philox4x32::key_type philox_key = {{static_cast<uint32_t>(key.seed), static_cast<uint32_t>(key.seed >> 32)}};
   const auto words = r123::Philox4x32()(counter, philox_key);
   return {words[0], words[1], words[2], words[3]};
