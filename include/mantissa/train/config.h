@@ -93,7 +93,6 @@ struct TrainingConfig {
   uint64_t seed = 1234;
   DeviceChoice device = DeviceChoice::automatic;
   int threads = 0;
-  bool deterministic = true;
   Recompute recompute = Recompute::none;
   int64_t nonfinite_limit = 3;
 
@@ -111,7 +110,6 @@ struct TrainingConfig {
     v("seed", seed, "of initialisation, data order and samples");
     v("device", device, "auto: the fastest there is; cpu_reference: plain kernels, slow");
     v("threads", threads, "CPU threads; 0: the cores this process may use", limits::between(0, 4096));
-    v("deterministic", deterministic, "same bits for any number of threads");
     v("recompute", recompute, "what backward recomputes: none, selective (attention and activation), full (all but layer inputs)");
     v("nonfinite_limit", nonfinite_limit, "stop after so many steps in a row with NaN or Inf", limits::at_least(1));
   }
