@@ -25,6 +25,4 @@ excluded=slow
 [ -x .venv-interop/bin/python ] || excluded+='|interop'
 only=()
 case $preset in asan | tsan) only=(-L unit) ;; esac
-# More threads than cores, as with several tests at a time, must not spin at OpenMP's barriers.
-export OMP_WAIT_POLICY=passive
 ctest --preset "$preset" --parallel "$(nproc)" --label-exclude "^($excluded)\$" "${only[@]}" "$@"
