@@ -44,6 +44,7 @@ template <class T>
 [[gnu::always_inline]] inline void swiglu_rows(SwiGluRows<T> k, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; ++i) {
     const T* gate = k.x + 2 * i * k.width;
+    lane::prefetch_row(gate + 2 * k.width, 2 * k.width);
     swiglu_row(gate, gate + k.width, k.out + i * k.width, k.width);
   }
 }
@@ -52,6 +53,7 @@ template <class T>
   for (int64_t i = begin; i < end; ++i) {
     const T* gate = k.x + 2 * i * k.width;
     T* dgate = k.out + 2 * i * k.width;
+    lane::prefetch_row(gate + 2 * k.width, 2 * k.width);
     swiglu_row_backward(gate, gate + k.width, k.dy + i * k.width, dgate, dgate + k.width, k.width);
   }
 }
