@@ -7,6 +7,7 @@
 #include <atomic>
 #include <mutex>
 #include <set>
+#include <stdexcept>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -33,6 +34,17 @@ std::set<std::pair<int64_t, int64_t>> pieces_of(int64_t count, int64_t chunk) {
 TEST_P(ParallelFor, PiecesDependOnCountAndChunkOnly) {
   const std::set<std::pair<int64_t, int64_t>> expected{{0, 4}, {4, 8}, {8, 10}};
   EXPECT_EQ(pieces_of(10, 4), expected);
+}
+
+TEST_P(ParallelFor, AnExceptionReachesTheCallerAndTheNextLoopIsWhole) {
+  for (int round = 0; round < 50; ++round) {
+    EXPECT_THROW(parallel_for(64, 1,
+                              [](int64_t begin, int64_t) {
+                                if (begin % 7 == 3) throw std::runtime_error("piece");
+                              }),
+                 std::runtime_error);
+    EXPECT_EQ(pieces_of(64, 1).size(), 64U);
+  }
 }
 
 TEST_P(ParallelFor, NothingToDoCallsNothing) { EXPECT_TRUE(pieces_of(0, 4).empty()); }

@@ -6,10 +6,13 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #include "base/single_threaded_library.h"
+#include "mantissa/base/log.h"
 #include "mantissa/base/parallel.h"
 
 namespace mantissa {
@@ -23,10 +26,17 @@ struct Job {
   void* context;
   int64_t count, chunk, pieces;
   std::atomic<int64_t> next{0};
+  std::atomic<bool> failed{false};
+  std::exception_ptr error{};  // written by the one that set `failed`
 
-  // Takes pieces in order until none is left, so a slow core delays one piece and not half of them.
+  // Takes pieces in order until none is left, so a slow core delays one piece and not half of them. After a failure none is left.
   void work() {
-    for (int64_t i = next.fetch_add(1); i < pieces; i = next.fetch_add(1)) body(context, i * chunk, std::min(count, (i + 1) * chunk));
+    try {
+      for (int64_t i = next.fetch_add(1); i < pieces; i = next.fetch_add(1)) body(context, i * chunk, std::min(count, (i + 1) * chunk));
+    } catch (...) {
+      if (!failed.exchange(true)) error = std::current_exception();
+      next = pieces;
+    }
   }
 };
 
@@ -35,7 +45,7 @@ class Pool {
   // One job at a time. False, with nothing done, while a job runs: another thread's, or the one whose body calls this.
   bool run(Job& job, int workers) {
     if (taken_.exchange(true)) return false;
-    for (; started_ < workers; ++started_) std::thread([this] { serve(); }).detach();
+    start(workers);
     job_ = &job;
     places_.store(static_cast<uint64_t>(workers) << 32U);
     if (sleepers_.load() > 0) {
@@ -55,6 +65,15 @@ class Pool {
       _mm_pause();
     } else {
       std::this_thread::yield();
+    }
+  }
+
+  // A thread that cannot be had is done without: the caller takes its pieces.
+  void start(int workers) {
+    try {
+      for (; started_ < workers; ++started_) std::thread([this] { serve(); }).detach();
+    } catch (const std::system_error& refused) {
+      log_warning("cannot start thread ", started_ + 2, " of ", workers + 1, ": ", refused.what());
     }
   }
 
@@ -112,6 +131,7 @@ void detail::parallel_chunks(int64_t count, int64_t chunk, ChunkBody body, void*
   const int threads = static_cast<int>(std::min<int64_t>(num_threads(), job.pieces));
   const SingleThreadedLibrary guard;
   if (threads <= 1 || !pool().run(job, threads - 1)) job.work();
+  if (job.error) std::rethrow_exception(job.error);
 }
 
 }  // namespace mantissa

@@ -1,4 +1,5 @@
-// How work is spread over cores: one lasting pool of threads. Libraries with threads of their own (oneDNN) are kept at one thread inside it.
+// How work is spread over cores: one lasting pool of threads. Libraries with threads of their own (oneDNN) are kept at one thread inside
+// it.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +19,9 @@ void parallel_chunks(int64_t count, int64_t chunk, ChunkBody body, void* context
 
 // Calls body(begin, end) over [0, count) in pieces of exactly `chunk` items (the last may be short). Pieces depend on count and chunk only,
 // never on the number of threads, so per-piece partial results are reproducible. Every body, a single inline one included, runs with
-// OpenMP at one thread and with subnormals honoured: libraries called inside take their single-threaded path. Bodies must not throw
-// and must not call parallel_for.
+// OpenMP at one thread and with subnormals honoured: libraries called inside take their single-threaded path. If a body throws,
+// pieces that have not begun are left out, and the first exception is rethrown here once every thread has left the loop. Inside a body a
+// further parallel_for runs on the calling thread alone.
 template <class Body>
 void parallel_for(int64_t count, int64_t chunk, Body&& body) {
   detail::parallel_chunks(
