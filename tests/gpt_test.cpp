@@ -61,6 +61,8 @@ std::vector<Option> options() {
           {"one_key_head", [](ModelConfig& c) { c.num_key_value_heads = 1; }},
           {"fp32_logits", [](ModelConfig& c) { c.logits_dtype = LogitsDtype::fp32; }},
           {"unscaled_residuals", [](ModelConfig& c) { c.init_residual_scale = false; }},
+          {"norm_eps", [](ModelConfig& c) { c.norm_eps = 0.1; }},
+          {"rope_theta", [](ModelConfig& c) { c.rope_theta = 100; }},
           {"documents", [](ModelConfig&) {}, Recompute::none, true},
           {"selective_recompute", [](ModelConfig&) {}, Recompute::selective},
           {"full_recompute", [](ModelConfig&) {}, Recompute::full}};
@@ -149,6 +151,21 @@ INSTANTIATE_TEST_SUITE_P(All, GptOptionTest, ::testing::ValuesIn(options()),
                          [](const auto& param) { return std::string(param.param.name); });
 
 class GptTest : public BackendTest {};
+
+TEST_F(GptTest, NormEpsAndRopeThetaReachTheLoss) {
+  const auto loss = [this](const ModelConfig& config) {
+    Gpt model(config, reference(), {.compute = Dtype::f64, .recompute = Recompute::none, .gradients = false});
+    model.parameters().initialise(5);
+    const Text text = small_text(reference(), false);
+    return *model.loss(text.batch, text.targets, text.target_count).value().data<double>();
+  };
+  ModelConfig eps = small_model(), theta = small_model();
+  eps.norm_eps = 0.1;
+  theta.rope_theta = 100;
+  const double standard = loss(small_model());
+  EXPECT_GT(std::abs(loss(eps) - standard), 1e-6);
+  EXPECT_GT(std::abs(loss(theta) - standard), 1e-6);
+}
 
 TEST_F(GptTest, ModulesHaveTheNamesThatRulesMatch) {
   ModelConfig config = small_model();
