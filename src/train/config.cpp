@@ -182,7 +182,7 @@ void resolve_run_config(RunConfig& config, ConfigReport& report, const std::stri
   } else if (resume != "never" && resume != "auto") {
     resume = absolute_input_path(resume, "checkpoint.resume", report);
   }
-  if (resume != "never" && config.checkpoint.init_from) {
+  if (resume != "never" && resume != "auto" && config.checkpoint.init_from) {
     report.error("checkpoint.init_from", "starts at step 0 and excludes checkpoint.resume " + resume);
   }
 }

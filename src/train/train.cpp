@@ -79,8 +79,7 @@ struct Run {
 
 // ---- the start
 
-void start_fresh(Run& run) {
-  require_unused_folder(run.config);
+void initial_weights(Run& run) {
   run.model.parameters().initialise(run.config.training.seed);
   if (!run.config.checkpoint.init_from) return;
   const auto path = with_checkpoint(*run.config.checkpoint.init_from, [&](CheckpointReader& reader) {
@@ -90,6 +89,11 @@ void start_fresh(Run& run) {
     load_weights(reader, run.model.parameters());
   });
   log_info("weights from ", path.string());
+}
+
+void start_fresh(Run& run) {
+  require_unused_folder(run.config);
+  initial_weights(run);
 }
 
 void take_checkpoints(Run& run) {
@@ -113,7 +117,7 @@ void resume(Run& run) {
   if (loaded) {
     run.resumed = loaded->path.string();
   } else {
-    run.model.parameters().initialise(run.config.training.seed);
+    initial_weights(run);
   }
 }
 

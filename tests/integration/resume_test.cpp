@@ -54,6 +54,18 @@ TEST_F(ResumeTest, AutoTakesTheNewestAndContinuesTheMetrics) {
 
 TEST_F(ResumeTest, AutoStartsFreshIfThereIsNothing) { EXPECT_EQ(run("fresh", {"checkpoint.resume=auto"}).steps.size(), 20U); }
 
+TEST_F(ResumeTest, AutoHonoursInitFromAtTheStartAndLeavesItAloneAfterwards) {
+  run("first");
+  const std::string init = "checkpoint.init_from=" + run_folder("first");
+  run("straight", {init});
+  int calls = 0;
+  const std::vector<std::string> sets = {init, "checkpoint.resume=auto"};
+  const TrainedRun part = run(config("again", sets), [&calls] { return ++calls == 8 ? Request::save_and_stop : Request::none; });
+  ASSERT_EQ(part.summary.exit, ExitCode::stopped);
+  EXPECT_EQ(run("again", sets).steps.size(), 13U);
+  EXPECT_EQ(state_of("again", 20), state_of("straight", 20));
+}
+
 TEST_F(ResumeTest, FinishedRunHasNothingLeftToDo) {
   run("finished");
   const TrainedRun again = run("finished", {"checkpoint.resume=auto"});

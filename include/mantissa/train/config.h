@@ -163,7 +163,8 @@ struct CheckpointConfig {
       limits::at_least(2));
     v("keep_every", keep_every, "also keep every checkpoint whose step is a multiple of this; 0: none", limits::not_negative);
     v("resume", resume, "never: refuse a run folder that is in use; auto: newest valid checkpoint, else a fresh start; or a path");
-    v("init_from", init_from, "checkpoint whose weights start this run at step 0 with a new optimizer", limits::input_path);
+    v("init_from", init_from, "checkpoint whose weights start this run at step 0 with a new optimizer; excludes a path in resume",
+      limits::input_path);
   }
 };
 
