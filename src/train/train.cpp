@@ -253,7 +253,9 @@ bool after_step(Run& run) {
 }
 
 ExitCode loop(Run& run) {
-  bool saved = !run.resumed.empty();  // the state of this step is on the disk
+  // Whether the state of this step is on the disk, in this run's folder: a path may have named a checkpoint of another run.
+  bool saved = !run.resumed.empty() && run.config.checkpoint.resume == "auto";
+  if (run.state.step >= run.config.training.steps && !saved) saved = save(run);
   while (true) {
     const Request request = run.events.request ? run.events.request() : Request::none;
     const bool finished = run.state.step >= run.config.training.steps;

@@ -66,6 +66,24 @@ TEST_F(ResumeTest, AutoHonoursInitFromAtTheStartAndLeavesItAloneAfterwards) {
   EXPECT_EQ(state_of("again", 20), state_of("straight", 20));
 }
 
+TEST_F(ResumeTest, StopBeforeTheFirstStepAfterAPathSavesInTheFolderOfTheRun) {
+  run("straight", {"checkpoint.interval=6", "checkpoint.keep_every=6"});
+  const std::string resume = "checkpoint.resume=" + checkpoint("straight", 6);
+  const TrainedRun stopped = run(config("other", {resume}), [] { return Request::save_and_stop; });
+  EXPECT_EQ(stopped.summary.exit, ExitCode::stopped);
+  EXPECT_EQ(stopped.summary.checkpoint, checkpoint("other", 6));
+  EXPECT_EQ(run("other", {"checkpoint.resume=auto"}).steps.size(), 14U);
+  EXPECT_EQ(state_of("other", 20), state_of("straight", 20));
+}
+
+TEST_F(ResumeTest, FinishedRunTakenByPathIsSavedInTheFolderOfTheRun) {
+  run("straight");
+  const TrainedRun copy = run("copy", {"checkpoint.resume=" + checkpoint("straight", 20)});
+  EXPECT_TRUE(copy.steps.empty());
+  EXPECT_EQ(copy.summary.exit, ExitCode::ok);
+  EXPECT_EQ(state_of("copy", 20), state_of("straight", 20));
+}
+
 TEST_F(ResumeTest, FinishedRunHasNothingLeftToDo) {
   run("finished");
   const TrainedRun again = run("finished", {"checkpoint.resume=auto"});
