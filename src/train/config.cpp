@@ -1,5 +1,6 @@
 #include "mantissa/train/config.h"
 
+#include <bit>
 #include <filesystem>
 
 #include "mantissa/data/tokenizer.h"
@@ -100,6 +101,14 @@ void resolve_batch(TrainingConfig& training, ConfigReport& report) {
   }
 }
 
+void check_accumulation(const TrainingConfig& training, ConfigReport& report) {
+  if (training.accumulation != Accumulation::tree || !training.grad_accum) return;
+  if (!std::has_single_bit(static_cast<uint64_t>(*training.grad_accum))) {
+    report.error("training.accumulation",
+                 text("tree needs a power of two of micro batches per step, got grad_accum ", *training.grad_accum));
+  }
+}
+
 void resolve_model(RunConfig& config, ConfigReport& report) {
   ModelConfig& model = config.model;
   model.validate(report);
@@ -169,7 +178,10 @@ void resolve_folders(RunConfig& config, ConfigReport& report, const std::string&
 }  // namespace
 
 void resolve_run_config(RunConfig& config, ConfigReport& report, const std::string& file) {
-  if (!report.failed("training")) resolve_batch(config.training, report);
+  if (!report.failed("training")) {
+    resolve_batch(config.training, report);
+    check_accumulation(config.training, report);
+  }
   if (!report.failed("model")) resolve_model(config, report);
   if (!report.failed("data")) config.data.validate(report);
   if (!report.failed("model") && !report.failed("data")) check_vocabulary(config, report);

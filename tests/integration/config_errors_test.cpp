@@ -71,6 +71,7 @@ const std::vector<Broken> kBrokenConfigs = {
     {"!{\"a\": " + std::string(100'000, '[') + "}", {"nested more than 32 levels deep", "c.json:1:38"}},
     // Several keys.
     {R"("training": {"micro_batch_size": 4, "grad_accum": 3, "global_batch_size": 64})", {"4 * 3 = 12, not 64", "c.json:2:75"}},
+    {R"("training": {"accumulation": "tree", "grad_accum": 3})", {"training.accumulation: tree needs a power of two", "c.json:2:30"}},
     {R"("model": {"hidden_size": 100})", {"model.hidden_size: must be a multiple", "c.json:2:26"}},
     {R"("training": {"seq_len": 4096})", {"training.seq_len: must be at most model.max_position_embeddings 1024", "c.json:2:25"}},
     {R"("training": {"device": "cuda"})", {"training.device: this build has no CUDA", "c.json:2:24"}},
