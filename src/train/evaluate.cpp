@@ -7,10 +7,12 @@
 namespace mantissa {
 namespace {
 
-// The loss here is a sum.
-SetLoss sum_over_set(Gpt& model, const ValidationData& data, int set, int64_t micro_batch_size, int64_t windows) {
+// The loss here is a sum. None if stopped.
+std::optional<SetLoss> sum_over_set(Gpt& model, const ValidationData& data, int set, int64_t micro_batch_size, int64_t windows,
+                                    const std::function<bool()>& stop) {
   SetLoss sum{.name = data.name(set)};
   for (int64_t first = 0; first < windows; first += micro_batch_size) {
+    if (stop && stop()) return std::nullopt;
     const Batch batch = data.batch(set, first, std::min(micro_batch_size, windows - first));
     if (batch.target_count == 0) continue;
     const DeviceBatch rows = to_device(model.device(), batch, 0, batch.sequences);
@@ -22,12 +24,15 @@ SetLoss sum_over_set(Gpt& model, const ValidationData& data, int set, int64_t mi
 
 }  // namespace
 
-Evaluation evaluate(Gpt& model, const ValidationData& data, int64_t micro_batch_size, std::optional<int64_t> iters) {
+Evaluation evaluate(Gpt& model, const ValidationData& data, int64_t micro_batch_size, std::optional<int64_t> iters,
+                    const std::function<bool()>& stop) {
   const Tape::Scope paused(nullptr);
   Evaluation result;
   for (int set = 0; set < data.sets(); ++set) {
     const int64_t windows = iters ? std::min(data.windows(set), *iters * micro_batch_size) : data.windows(set);
-    SetLoss sum = sum_over_set(model, data, set, micro_batch_size, windows);
+    std::optional<SetLoss> summed = sum_over_set(model, data, set, micro_batch_size, windows, stop);
+    if (!summed) return {.stopped = true};
+    SetLoss& sum = *summed;
     result.loss += sum.loss;
     result.targets += sum.targets;
     if (sum.targets > 0) sum.loss /= static_cast<double>(sum.targets);

@@ -1,5 +1,6 @@
 #include "mantissa/train/train.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <filesystem>
@@ -63,6 +64,7 @@ struct Run {
   Throughput throughput;
   std::optional<double> last_valid_loss;
   int64_t failed_saves = 0;
+  Request pending = Request::none;  // asked for, and not yet met
 
   Run(const LoadedConfig& given, const TrainEvents& observers)
       : loaded(given),
@@ -192,10 +194,19 @@ void take_step(Run& run) {
 
 // ---- between steps
 
+Request poll(Run& run) {
+  if (run.events.request) run.pending = std::max(run.pending, run.events.request());
+  return run.pending;
+}
+
+bool stopping(Run& run) { return poll(run) == Request::save_and_stop; }
+
 void run_evaluation(Run& run) {
   const auto start = Clock::now();
   EvaluationReport report{.step = run.state.step};
-  report.result = evaluate(run.model, run.data.valid, run.config.training.micro_batch_size, run.config.eval.iters);
+  const auto stop = [&run] { return stopping(run); };
+  report.result = evaluate(run.model, run.data.valid, run.config.training.micro_batch_size, run.config.eval.iters, stop);
+  if (report.result.stopped) return;
   report.seconds = seconds_since(start);
   run.last_valid_loss = report.result.loss;
   report.best = std::isfinite(report.result.loss) && (!run.state.best_valid_loss || report.result.loss < *run.state.best_valid_loss);
@@ -206,7 +217,7 @@ void run_evaluation(Run& run) {
 
 void write_samples(Run& run) {
   const SamplesConfig& samples = *run.config.eval.samples;
-  for (size_t i = 0; i < run.prompts.size(); ++i) {
+  for (size_t i = 0; i < run.prompts.size() && !stopping(run); ++i) {
     const SamplingOptions options{.max_new_tokens = samples.max_new_tokens,
                                   .temperature = samples.temperature,
                                   .top_k = samples.top_k,
@@ -245,7 +256,8 @@ bool due(const Run& run, int64_t interval) {
   return run.state.step == run.config.training.steps || (interval > 0 && run.state.step % interval == 0);
 }
 
-// Evaluation, samples and the save that the step calls for; true if the state of this step is on the disk.
+// Evaluation, samples and the save that the step calls for; evaluation and samples yield to a stop, which may have seconds left. True if
+// the state of this step is on the disk.
 bool after_step(Run& run) {
   if (run.data.valid.sets() > 0 && due(run, run.config.eval.interval)) run_evaluation(run);
   if (run.config.eval.samples && due(run, run.config.eval.samples->interval)) write_samples(run);
@@ -257,7 +269,8 @@ ExitCode loop(Run& run) {
   bool saved = !run.resumed.empty() && run.config.checkpoint.resume == "auto";
   if (run.state.step >= run.config.training.steps && !saved) saved = save(run);
   while (true) {
-    const Request request = run.events.request ? run.events.request() : Request::none;
+    const Request request = poll(run);
+    run.pending = Request::none;
     const bool finished = run.state.step >= run.config.training.steps;
     if (request != Request::none && !saved) saved = save(run);
     if (request == Request::save_and_stop && !finished) return saved ? ExitCode::stopped : ExitCode::storage;

@@ -119,6 +119,20 @@ TEST_F(ResumeTest, RequestBeforeTheFirstStepSavesStepZero) {
   EXPECT_EQ(state_of("zero", 20), state_of("straight", 20));
 }
 
+TEST_F(ResumeTest, RequestToStopCutsTheEvaluationOfItsStepShort) {
+  const std::vector<std::string> sets = {"eval.interval=3", "eval.iters=4"};
+  for (const int64_t calls_before : {4, 5, 7}) {  // 3 steps, then: before, at the first and at the third of four micro batches
+    const std::string name = text("cut-", calls_before);
+    int64_t calls = 0;
+    const TrainedRun cut = run(config(name, sets), [&] { return ++calls == calls_before ? Request::save_and_stop : Request::none; });
+    EXPECT_EQ(cut.summary.exit, ExitCode::stopped);
+    EXPECT_EQ(cut.summary.steps, 3);
+    EXPECT_EQ(cut.summary.checkpoint, checkpoint(name, 3));
+    EXPECT_TRUE(cut.valid_losses.empty());
+    EXPECT_FALSE(cut.summary.best_valid_loss.has_value());
+  }
+}
+
 TEST_F(ResumeTest, RequestToSaveGoesOn) {
   int calls = 0;
   const TrainedRun trained = run(config("saved"), [&calls] { return ++calls == 8 ? Request::save : Request::none; });

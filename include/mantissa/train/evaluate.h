@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,10 +21,13 @@ struct SetLoss {
 struct Evaluation {
   double loss = 0.0;  // mean over the targets of all sets
   int64_t targets = 0;
-  std::vector<SetLoss> sets;
+  std::vector<SetLoss> sets = {};
+  bool stopped = false;  // by the caller, before the end: nothing else is set
 };
 
 // The first iters * micro_batch_size windows of each set, or all of them; always the same ones. Throws Error(usage) if no target counts.
-Evaluation evaluate(Gpt& model, const ValidationData& data, int64_t micro_batch_size, std::optional<int64_t> iters);
+// `stop` is asked before each micro batch; true ends the evaluation.
+Evaluation evaluate(Gpt& model, const ValidationData& data, int64_t micro_batch_size, std::optional<int64_t> iters,
+                    const std::function<bool()>& stop = {});
 
 }  // namespace mantissa
