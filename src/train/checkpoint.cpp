@@ -1,5 +1,6 @@
 #include "mantissa/train/checkpoint.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <span>
 
@@ -92,6 +93,21 @@ void require_same_model(const RunConfig& saved, const RunConfig& current, const 
   require(list.empty(), ExitCode::usage, source, " is a checkpoint of another model:", list);
 }
 
+std::string weights_text(const DataConfig& data) {
+  std::string list = "[";
+  for (const WeightedPath& set : data.train) list += text(list.size() > 1 ? ", " : "", set.weight);
+  return list + "]";
+}
+
+// What decides, beside the files, which tokens are trained on and in which order.
+void require_same_mix(const DataConfig& saved, const DataConfig& current, const std::string& source) {
+  const auto same = [](const WeightedPath& a, const WeightedPath& b) { return a.weight == b.weight; };
+  require(std::ranges::equal(saved.train, current.train, same), ExitCode::usage, source, ": data.train: weights ", weights_text(saved),
+          " in the checkpoint, ", weights_text(current), " here");
+  require(saved.valid_fraction == current.valid_fraction, ExitCode::usage, source, ": data.valid_fraction: ", saved.valid_fraction,
+          " in the checkpoint, ", current.valid_fraction, " here");
+}
+
 void log_changes(const RunConfig& saved, const RunConfig& current, const Manifest& manifest) {
   const auto log_all = [](const std::vector<std::string>& lines) {
     for (const std::string& line : lines) log_warning("changed since the checkpoint: ", line);
@@ -134,6 +150,8 @@ TrainState restore(CheckpointReader& reader, const RunConfig& config, const Data
   const RunConfig saved = saved_config(reader);
   require_same_model(saved, config, reader.directory().string());
   require_same_data(fingerprints_from_json(reader.manifest().dataset_fingerprint, source), data.fingerprints);
+  require_same_mix(saved.data, config.data, reader.directory().string());
+  require_same_tokenizer(reader, data);
   const SavedState state = parse_state(reader.manifest(), source);
   load_weights(reader, parameters);
   size_t i = 0;
@@ -162,6 +180,12 @@ RunConfig saved_config(const CheckpointReader& reader) {
 std::optional<Tokenizer> saved_tokenizer(const CheckpointReader& reader) {
   if (reader.manifest().tokenizer == "null") return std::nullopt;
   return Tokenizer::from_json(reader.manifest().tokenizer, (reader.directory() / "manifest.json").string() + " (tokenizer)");
+}
+
+void require_same_tokenizer(const CheckpointReader& reader, const Data& data) {
+  const std::optional<Tokenizer> saved = saved_tokenizer(reader);
+  require(!saved || !data.tokenizer || saved->to_json() == data.tokenizer->to_json(), ExitCode::usage, reader.directory().string(),
+          " was trained with another tokenizer than data.tokenizer names");
 }
 
 std::filesystem::path with_checkpoint(const fs::path& path, const std::function<void(CheckpointReader&)>& load) {

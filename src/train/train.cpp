@@ -85,9 +85,7 @@ void initial_weights(Run& run) {
   run.model.parameters().initialise(run.config.training.seed);
   if (!run.config.checkpoint.init_from) return;
   const auto path = with_checkpoint(*run.config.checkpoint.init_from, [&](CheckpointReader& reader) {
-    const std::optional<Tokenizer> saved = saved_tokenizer(reader);
-    require(!saved || !run.data.tokenizer || saved->to_json() == run.data.tokenizer->to_json(), ExitCode::usage,
-            "checkpoint.init_from: ", reader.directory().string(), " was trained with another tokenizer");
+    require_same_tokenizer(reader, run.data);
     load_weights(reader, run.model.parameters());
   });
   log_info("weights from ", path.string());

@@ -151,6 +151,26 @@ TEST_F(ResumeTest, ChangedDataIsRefused) {
   EXPECT_THAT(error.what(), HasSubstr("text.txt"));
 }
 
+TEST_F(ResumeTest, AnotherDataOrderIsRefused) {
+  const auto refused = [&](const std::string& name, std::vector<std::string> sets) {
+    sets.insert(sets.end(), {"training.steps=30", "checkpoint.resume=auto"});
+    const Error error = error_of([&] { run(name, sets); });
+    EXPECT_EQ(error.code(), ExitCode::usage);
+    return std::string(error.what());
+  };
+  run("fraction");
+  EXPECT_THAT(refused("fraction", {"data.valid_fraction=0.2"}), HasSubstr("data.valid_fraction: 0.1 in the checkpoint, 0.2 here"));
+  run("tokenizer", {"model.vocab_size=256"});
+  EXPECT_THAT(refused("tokenizer", {"model.vocab_size=256", "data.tokenizer=byte"}), HasSubstr("another tokenizer"));
+  test::write_file(folder_ / "more.txt", test::second_order_text(5000));
+  const auto mix = [&](int weight) {
+    return text(R"(data.train=[{"path": ")", folder_ / "text.txt", R"("}, {"path": ")", folder_ / "more.txt", R"(", "weight": )", weight,
+                "}]");
+  };
+  run("mix", {"data.path=null", mix(2)});
+  EXPECT_THAT(refused("mix", {"data.path=null", mix(3)}), HasSubstr("data.train: weights [1, 2] in the checkpoint, [1, 3] here"));
+}
+
 TEST_F(ResumeTest, AnotherModelIsRefusedByTheNamesOfTheDifferences) {
   run("model");
   const Error error = error_of([&] {

@@ -30,8 +30,8 @@ struct TrainState {
 CheckpointContent checkpoint_content(const RunConfig& config, const Data& data, const ParameterSet& parameters, const Optimizer& optimizer,
                                      const TrainState& state);
 
-// The way back. Throws Error(usage) if the checkpoint is of another model, Error(data) if the training data changed or a part is damaged.
-// Other settings may differ; each that does is a line in the log.
+// The way back. Throws Error(usage) if the checkpoint is of another model, tokenizer, data.valid_fraction or weights of data.train,
+// Error(data) if the training data changed or a part is damaged. Other settings may differ; each that does is a line in the log.
 TrainState restore(CheckpointReader& reader, const RunConfig& config, const Data& data, ParameterSet& parameters, Optimizer& optimizer);
 
 // The masters and the values rounded from them. Throws Error(usage) if a tensor is missing or of another shape.
@@ -40,6 +40,9 @@ void load_weights(CheckpointReader& reader, ParameterSet& parameters);
 // The config and the tokenizer it was made with. Throws Error(data).
 RunConfig saved_config(const CheckpointReader& reader);
 std::optional<Tokenizer> saved_tokenizer(const CheckpointReader& reader);
+
+// Throws Error(usage) if the checkpoint and the data both have a tokenizer, and not the same.
+void require_same_tokenizer(const CheckpointReader& reader, const Data& data);
 
 // Calls `load` with the checkpoint that a person names: its folder, a folder of checkpoints, a run folder (the newest valid one of these).
 // Returns its folder. Throws Error(usage) if there is none, Error(data) if it is damaged.
