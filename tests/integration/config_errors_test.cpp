@@ -50,10 +50,12 @@ const std::vector<Broken> kBrokenConfigs = {
     // Ranges.
     {R"("optimizer": {"lr": -1})", {"optimizer.lr: must be positive, got -1", "c.json:2:21"}},
     {R"("optimizer": {"beta1": 1})", {"optimizer.beta1: must be in [0, 1), got 1", "c.json:2:24"}},
-    {R"("training": {"steps": 0})", {"training.steps: must be positive, got 0", "c.json:2:23"}},
+    {R"("training": {"steps": 0})", {"training.steps: must be in [1, 1e+12], got 0", "c.json:2:23"}},
+    {R"("schedule": {"warmup_steps": 9223372036854775807})", {"schedule.warmup_steps: must be in [0, 1e+12]", "c.json:2:30"}},
+    {R"("eval": {"iters": 9223372036854775807})", {"eval.iters: must be in [1, 1e+09]", "c.json:2:19"}},
     {R"("training": {"seed": -1})", {"training.seed: must be in [0, 18446744073709551615]", "c.json:2:22"}},
     {R"("training": {"threads": 9223372036854775808})", {"training.threads: must be in [0, 4096]", "c.json:2:25"}},
-    {R"("checkpoint": {"keep_latest": 1})", {"checkpoint.keep_latest: must be at least 2, got 1", "c.json:2:31"}},
+    {R"("checkpoint": {"keep_latest": 1})", {"checkpoint.keep_latest: must be in [2, 1e+09], got 1", "c.json:2:31"}},
     {R"("model": {"num_layers": -2})", {"model.num_layers: must be in [1, 10000]", "c.json:2:25"}},
     // Numbers that are none.
     {R"("optimizer": {"lr": 1e400})", {"number overflow", "c.json:2:21"}},

@@ -42,6 +42,9 @@ constexpr auto choices(LogLevel) {
                     Choice{"error", LogLevel::error}, Choice{"off", LogLevel::off}};
 }
 
+// Upper limits that no run reaches, so that sums and products of these values fit into 64 bits.
+inline constexpr double kMostSteps = 1e12, kLargestCount = 1e9;
+
 struct PrecisionConfig {
   Dtype dtype = Dtype::bf16;  // of activations and of the weights that GEMMs read; masters and statistics are fp32 either way
 
@@ -76,8 +79,8 @@ struct ScheduleConfig {
   template <class V>
   void fields(V& v) {
     v("type", type, "course of the learning rate after the warm-up; wsd: stable, then linear decay over decay_steps");
-    v("warmup_steps", warmup_steps, "linear rise from 0", limits::not_negative);
-    v("decay_steps", decay_steps, "length of the decay; null: to the end", limits::positive);
+    v("warmup_steps", warmup_steps, "linear rise from 0", limits::between(0, kMostSteps));
+    v("decay_steps", decay_steps, "length of the decay; null: to the end", limits::between(1, kMostSteps));
     v("min_lr_ratio", min_lr_ratio, "final learning rate / peak", limits::ratio);
   }
 };
@@ -100,7 +103,7 @@ struct TrainingConfig {
 
   template <class V>
   void fields(V& v) {
-    v("steps", steps, "optimizer steps", limits::positive);
+    v("steps", steps, "optimizer steps", limits::between(1, kMostSteps));
     v("seq_len", seq_len, "tokens per sequence", limits::between(1, 1 << 24));
     v("micro_batch_size", micro_batch_size, "sequences per forward pass", limits::between(1, 1 << 24));
     v("grad_accum", grad_accum, "micro batches per step; null: derived", limits::between(1, 1 << 24));
@@ -111,7 +114,7 @@ struct TrainingConfig {
     v("device", device, "auto: the fastest there is; cpu_reference: plain kernels, slow");
     v("threads", threads, "CPU threads; 0: the cores this process may use", limits::between(0, 4096));
     v("recompute", recompute, "what backward recomputes: none, selective (attention and activation), full (all but layer inputs)");
-    v("nonfinite_limit", nonfinite_limit, "stop after so many steps in a row with NaN or Inf", limits::at_least(1));
+    v("nonfinite_limit", nonfinite_limit, "stop after so many steps in a row with NaN or Inf", limits::between(1, kLargestCount));
   }
 };
 
@@ -125,11 +128,11 @@ struct SamplesConfig {
 
   template <class V>
   void fields(V& v) {
-    v("interval", interval, "steps between samples; the last step writes some in any case", limits::positive);
+    v("interval", interval, "steps between samples; the last step writes some in any case", limits::between(1, kMostSteps));
     v("prompts", prompts, "texts to continue");
-    v("max_new_tokens", max_new_tokens, "tokens to write", limits::positive);
+    v("max_new_tokens", max_new_tokens, "tokens to write", limits::between(1, kLargestCount));
     v("temperature", temperature, "0: always the likeliest token", limits::not_negative);
-    v("top_k", top_k, "draw from the k likeliest tokens; 0: from all", limits::not_negative);
+    v("top_k", top_k, "draw from the k likeliest tokens; 0: from all", limits::between(0, kLargestCount));
     v("top_p", top_p, "draw from the likeliest tokens that together reach p", Limits{.min = 0, .max = 1, .above_min = true});
   }
 };
@@ -141,8 +144,8 @@ struct EvalConfig {
 
   template <class V>
   void fields(V& v) {
-    v("interval", interval, "steps between evaluations; 0: only at the end", limits::not_negative);
-    v("iters", iters, "micro batches per evaluation; null: the whole validation part", limits::positive);
+    v("interval", interval, "steps between evaluations; 0: only at the end", limits::between(0, kMostSteps));
+    v("iters", iters, "micro batches per evaluation; null: the whole validation part", limits::between(1, kLargestCount));
     v("samples", samples, "texts written during training; null: none");
   }
 };
@@ -158,10 +161,10 @@ struct CheckpointConfig {
   template <class V>
   void fields(V& v) {
     v("dir", dir, "folder of the checkpoints; %d: logging.dir, %n: run name");
-    v("interval", interval, "steps between checkpoints; 0: only at the end", limits::not_negative);
+    v("interval", interval, "steps between checkpoints; 0: only at the end", limits::between(0, kMostSteps));
     v("keep_latest", keep_latest, "newest checkpoints to keep; at least 2, so that one survives a fault during a save",
-      limits::at_least(2));
-    v("keep_every", keep_every, "also keep every checkpoint whose step is a multiple of this; 0: none", limits::not_negative);
+      limits::between(2, kLargestCount));
+    v("keep_every", keep_every, "also keep every checkpoint whose step is a multiple of this; 0: none", limits::between(0, kMostSteps));
     v("resume", resume, "never: refuse a run folder that is in use; auto: newest valid checkpoint, else a fresh start; or a path");
     v("init_from", init_from, "checkpoint whose weights start this run at step 0 with a new optimizer; excludes a path in resume",
       limits::input_path);
@@ -181,7 +184,7 @@ struct LoggingConfig {
   void fields(V& v) {
     v("run_name", run_name, "null: the config's file name without extension");
     v("dir", dir, "run folder; %n: run name");
-    v("interval", interval, "steps between step lines", limits::positive);
+    v("interval", interval, "steps between step lines", limits::between(1, kMostSteps));
     v("console", console, "auto: progress on a terminal, plain lines elsewhere");
     v("jsonl", jsonl, "write metrics.jsonl");
     v("tensorboard", tensorboard, "write TensorBoard events");
