@@ -37,7 +37,8 @@ ExitCode run_generate(const GenerateArguments& arguments) {
     std::cout << loaded.tokenizer->decode(std::span(&id, 1)) << std::flush;
     return std::cout.good();
   });
-  std::cout << std::endl;
+  std::cout << '\n';
+  require(std::cout.flush().good(), ExitCode::storage, "standard output: write failed");
   return ExitCode::ok;
 }
 

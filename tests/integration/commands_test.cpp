@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "mantissa/data/token_writer.h"
 #include "process.h"
 #include "training.h"
 
@@ -100,6 +101,51 @@ TEST_F(CommandsTest, MistakesGiveTheirCodes) {
   std::filesystem::resize_file(shard, std::filesystem::file_size(shard) - 1);
   EXPECT_EQ(mantissa({"generate", run + "/checkpoints/step-00000020"}).exit_code, 4);
   EXPECT_EQ(mantissa({"generate", run}).exit_code, 4) << "no valid one is left";
+}
+
+// A damaged file is refused when opened; an id beyond the vocabulary is met when read, in any batch of these files.
+TEST_F(CommandsTest, DamagedTokenFilesGiveCode4AndLeaveNoRunFolder) {
+  MegatronWriter megatron(folder_ / "m", {.vocab_size = 256, .eod_id = 9});
+  LlmcWriter llmc(folder_ / "c.bin", {.vocab_size = 256, .eod_id = 9});
+  for (int32_t document = 0; document < 100; ++document) {
+    const std::vector<int32_t> ids(19, 100 + document);
+    megatron.add_document(ids);
+    llmc.add_document(ids);
+  }
+  megatron.finish();
+  llmc.finish();
+  const auto train = [&](const std::string& name, const std::string& data, const std::string& vocabulary) {
+    const std::vector<std::string> sets = {"data.tokenizer=null", "data.path=" + folder_ / data, "model.vocab_size=" + vocabulary};
+    test::write_file(folder_ / "tokens.json", effective_config(config(name, sets).config));
+    return mantissa({"train", "tokens.json"});
+  };
+  for (const char* data : {"m", "c.bin"}) {
+    const auto whole = train(std::string("whole-") + data, data, "256");
+    EXPECT_EQ(whole.exit_code, 0) << whole.errors;
+  }
+  const auto beyond = train("beyond", "c.bin", "100");
+  EXPECT_EQ(beyond.exit_code, 4);
+  EXPECT_THAT(beyond.errors, HasSubstr("but the vocabulary has 100 ids"));
+
+  std::string index = test::read_file(folder_ / "m.idx");
+  index[34] = static_cast<char>(index[34] ^ 1);  // the length of the first sequence
+  test::write_file(folder_ / "m.idx", index);
+  std::filesystem::resize_file(folder_ / "c.bin", std::filesystem::file_size(folder_ / "c.bin") - 1);
+  for (const char* data : {"m", "c.bin"}) {
+    const auto damaged = train("damaged", data, "256");
+    EXPECT_EQ(damaged.exit_code, 4);
+    EXPECT_THAT(damaged.errors, HasSubstr(folder_ / data));
+    EXPECT_FALSE(std::filesystem::exists(run_folder("damaged"))) << data;
+  }
+}
+
+TEST_F(CommandsTest, OutputThatCannotBeWrittenIsAnError) {
+  ASSERT_EQ(mantissa({"train", "run.json"}).exit_code, 0);
+  for (const std::string command : {"eval", "generate"}) {
+    const auto full = test::run_process({"sh", "-c", MANTISSA_BINARY " " + command + " runs/run > /dev/full"}, folder_.path());
+    EXPECT_EQ(full.exit_code, 7) << command;
+    EXPECT_THAT(full.errors, HasSubstr("standard output")) << command;
+  }
 }
 
 TEST_F(CommandsTest, HelpShowsAnExample) {
