@@ -4,6 +4,7 @@
 #include "bench_harness.h"
 #include "command.h"
 #include "mantissa/base/parallel.h"
+#include "mantissa/train/checkpoint.h"
 #include "mantissa/train/training_step.h"
 
 namespace mantissa::tools {
@@ -38,10 +39,10 @@ Batch random_batch(int64_t sequences, int64_t length, int64_t vocab, uint64_t se
 RunConfig configuration(const Arguments& arguments) {
   RunConfig config;
   ConfigReport report;
-  read_config(arguments.config, fields_of(config), report);
-  resolve_run_config(config, report, arguments.config.file);
-  if (!config.model.vocab_size && config.data.tokenizer == TokenizerKind::byte) config.model.vocab_size = 256;
-  if (!config.model.vocab_size) report.error("model.vocab_size", "is not set, and no data is read here; add --set model.vocab_size=N");
+  if (read_config(arguments.config, fields_of(config), report)) {
+    resolve_run_config(config, report, arguments.config.file);
+    if (!config.model.vocab_size) report.error("model.vocab_size", "is not set, and no data is read here; add --set model.vocab_size=N");
+  }
   report.throw_if_failed();
   return config;
 }
@@ -50,7 +51,7 @@ RunConfig configuration(const Arguments& arguments) {
 ExitCode bench_train(const Arguments& arguments) {
   const RunConfig config = configuration(arguments);
   set_num_threads(config.training.threads);
-  const auto device = config.training.device == DeviceChoice::cpu_reference ? make_cpu_reference() : make_cpu_backend();
+  const auto device = open_device(config.training.device);
   Gpt model(config.model, *device, {.compute = config.precision.dtype, .recompute = config.training.recompute, .gradients = true});
   model.parameters().initialise(config.training.seed);
   Optimizer optimizer(model.parameters(), config.optimizer);
@@ -101,7 +102,9 @@ Command train_bench() {
   for (Option& option : bench_options(*arguments)) options.push_back(std::move(option));
   return {.name = "train",
           .summary = "training steps on random tokens against the GEMM floor",
-          .example = "mantissa bench train configs/gpt2-124m.json --set training.micro_batch_size=4 --set training.seq_len=64",
+          .example =
+              "mantissa bench train configs/gpt2-124m.json --set training.micro_batch_size=4 --set training.seq_len=64 "
+              "--set training.global_batch_size=4",
           .options = options,
           .run = [arguments] { return bench_train(*arguments); }};
 }
