@@ -50,6 +50,7 @@ inline std::vector<double> values(const Tensor& tensor) {
       case Dtype::bf16: out[i] = static_cast<double>(to_float(tensor.data<bf16>()[i])); break;
       case Dtype::f64: out[i] = tensor.data<double>()[i]; break;
       case Dtype::i32: out[i] = tensor.data<int32_t>()[i]; break;
+      case Dtype::u8: out[i] = tensor.data<uint8_t>()[i]; break;
     }
   }
   return out;
@@ -64,6 +65,7 @@ inline void assign(const Tensor& tensor, const std::vector<double>& from) {
       case Dtype::bf16: tensor.data<bf16>()[i] = to_bf16(static_cast<float>(from[i])); break;
       case Dtype::f64: tensor.data<double>()[i] = from[i]; break;
       case Dtype::i32: tensor.data<int32_t>()[i] = static_cast<int32_t>(from[i]); break;
+      case Dtype::u8: tensor.data<uint8_t>()[i] = static_cast<uint8_t>(from[i]); break;
     }
   }
 }

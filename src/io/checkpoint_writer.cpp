@@ -56,7 +56,8 @@ int64_t first_non_finite(const CheckpointTensor& tensor) {
     case Dtype::f32: return first_non_finite<uint32_t>(bytes_of(tensor), 0x7fffffff, 0x7f800000);
     case Dtype::bf16: return first_non_finite<uint16_t>(bytes_of(tensor), 0x7fff, 0x7f80);
     case Dtype::f64: return first_non_finite<uint64_t>(bytes_of(tensor), 0x7fffffffffffffff, 0x7ff0000000000000);
-    case Dtype::i32: return -1;
+    case Dtype::i32:
+    case Dtype::u8: return -1;
   }
   return -1;
 }

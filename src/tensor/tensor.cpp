@@ -10,6 +10,7 @@ int64_t dtype_bytes(Dtype dtype) {
     case Dtype::bf16: return 2;
     case Dtype::f64: return 8;
     case Dtype::i32: return 4;
+    case Dtype::u8: return 1;
   }
   fail(ExitCode::internal, "unknown dtype ", static_cast<int>(dtype));
 }
@@ -20,6 +21,7 @@ const char* dtype_name(Dtype dtype) {
     case Dtype::bf16: return "bf16";
     case Dtype::f64: return "fp64";
     case Dtype::i32: return "i32";
+    case Dtype::u8: return "u8";
   }
   return "unknown";
 }

@@ -15,10 +15,10 @@
 
 namespace mantissa {
 
-enum class Dtype : uint8_t { f32, bf16, f64, i32 };
+enum class Dtype : uint8_t { f32, bf16, f64, i32, u8 };
 
 int64_t dtype_bytes(Dtype dtype);
-const char* dtype_name(Dtype dtype);  // "fp32", "bf16", "fp64", "i32"
+const char* dtype_name(Dtype dtype);  // "fp32", "bf16", "fp64", "i32", "u8"
 std::ostream& operator<<(std::ostream& out, Dtype dtype);
 
 template <class T>
@@ -38,6 +38,10 @@ struct DtypeOf<double> {
 template <>
 struct DtypeOf<int32_t> {
   static constexpr Dtype value = Dtype::i32;
+};
+template <>
+struct DtypeOf<uint8_t> {
+  static constexpr Dtype value = Dtype::u8;
 };
 
 // Up to five dimensions, each >= 0. Rank 0 is a scalar with one element.

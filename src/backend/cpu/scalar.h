@@ -50,7 +50,8 @@ void with_values(Dtype dtype, Body&& body) {
     case Dtype::f32: return body.template operator()<float>();
     case Dtype::bf16: return body.template operator()<bf16>();
     case Dtype::f64: return body.template operator()<double>();
-    case Dtype::i32: break;
+    case Dtype::i32:
+    case Dtype::u8: break;
   }
   fail(ExitCode::internal, "a tensor of ", dtype, " is not floating");
 }

@@ -1,0 +1,16 @@
+// The names of the element formats and scale rules of block-scaled ("MX") tensors, and their facts as numbers. The codecs are templates
+// over the format: element.h, block_scale.h.
+#pragma once
+
+#include <cstdint>
+
+namespace mantissa {
+
+// none: high precision. E4M3 is the finite ("FN") variant. OCP Microscaling Formats v1.0.
+enum class Format : uint8_t { none, e4m3, e5m2, e2m1 };
+
+// How a block's E8M0 scale follows from its largest magnitude. rceil: 2^ceil(log2(amax / largest element)), as Transformer Engine and
+// cuBLAS; floor: 2^(floor(log2 amax) - emax), OCP v1.0; flashinfer: rceil with the flushes of that kernel, E2M1 only.
+enum class ScaleRule : uint8_t { rceil, floor, flashinfer };
+
+}  // namespace mantissa

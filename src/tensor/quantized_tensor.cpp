@@ -1,0 +1,53 @@
+#include "mantissa/tensor/quantized_tensor.h"
+
+namespace mantissa {
+
+const char* format_name(Format format) {
+  switch (format) {
+    case Format::none: return "none";
+    case Format::e4m3: return "e4m3";
+    case Format::e5m2: return "e5m2";
+    case Format::e2m1: return "e2m1";
+  }
+  return "unknown";
+}
+
+const char* scale_rule_name(ScaleRule rule) {
+  switch (rule) {
+    case ScaleRule::rceil: return "rceil";
+    case ScaleRule::floor: return "floor";
+    case ScaleRule::flashinfer: return "flashinfer";
+  }
+  return "unknown";
+}
+
+std::ostream& operator<<(std::ostream& out, const Quantization& how) {
+  if (!how) return out << "none";
+  return out << format_name(how.format) << ' ' << how.block_rows << 'x' << how.block_cols << ' ' << scale_rule_name(how.rule);
+}
+
+Shape codes_shape(const Shape& shape, const Quantization& how) {
+  require(how && shape.rank() == 2, "a quantised tensor is a matrix with a format, not ", shape, " as ", how);
+  require(how.block_rows > 0 && how.block_cols > 0 && shape[0] % how.block_rows == 0 && shape[1] % how.block_cols == 0, shape,
+          " has no whole number of blocks of ", how);
+  if (how.format != Format::e2m1) return shape;
+  require(shape[1] % 2 == 0, "rows of ", shape[1], " e2m1 codes do not fill whole bytes");
+  return {shape[0], shape[1] / 2};
+}
+
+Shape scales_shape(const Shape& shape, const Quantization& how) {
+  codes_shape(shape, how);
+  return {shape[0] / how.block_rows, shape[1] / how.block_cols};
+}
+
+Shape shape_of(const Value& value) {
+  const auto* quantized = std::get_if<QuantizedTensor>(&value);
+  return quantized ? quantized->shape : std::get<Tensor>(value).shape();
+}
+
+Backend& device_of(const Value& value) {
+  const auto* quantized = std::get_if<QuantizedTensor>(&value);
+  return quantized ? quantized->device() : std::get<Tensor>(value).device();
+}
+
+}  // namespace mantissa
