@@ -1,6 +1,7 @@
 #include "mantissa/base/log.h"
 
 #include <spdlog/sinks/basic_file_sink.h>
+#include <spdlog/sinks/ringbuffer_sink.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
@@ -12,8 +13,12 @@
 namespace mantissa {
 namespace {
 
+constexpr size_t kMaxKeptRecords = 1000;
+using KeptRecords = spdlog::sinks::ringbuffer_sink_mt;
+
 std::mutex mutex;
 std::shared_ptr<spdlog::logger> logger;
+std::shared_ptr<KeptRecords> kept;  // the records of a log without a file, until one is named
 
 spdlog::level::level_enum to_spdlog(LogLevel level) {
   switch (level) {
@@ -44,6 +49,16 @@ std::string escaped(const std::string& message) {
   return out;
 }
 
+// With the times at which they were made.
+void write_kept(spdlog::sinks::sink& file) {
+  if (!kept) return;
+  try {
+    for (const auto& record : kept->last_raw()) file.log(record);
+    file.flush();
+  } catch (const spdlog::spdlog_ex&) {  // a full log disk must not stop training
+  }
+}
+
 }  // namespace
 
 void open_log(const LogOptions& options) {
@@ -52,8 +67,11 @@ void open_log(const LogOptions& options) {
     sinks.push_back(std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
     sinks.back()->set_level(to_spdlog(options.console_level));
   }
+  const bool has_file = !options.file.empty();
+  const auto keeping = has_file ? nullptr : std::make_shared<KeptRecords>(kMaxKeptRecords);
+  if (keeping) sinks.push_back(keeping);
   try {
-    if (!options.file.empty()) sinks.push_back(std::make_shared<spdlog::sinks::basic_file_sink_mt>(options.file));
+    if (has_file) sinks.push_back(std::make_shared<spdlog::sinks::basic_file_sink_mt>(options.file));
   } catch (const spdlog::spdlog_ex& error) {
     fail(ExitCode::environment, "log file ", options.file, ": ", error.what());
   }
@@ -63,12 +81,15 @@ void open_log(const LogOptions& options) {
   next->flush_on(spdlog::level::info);
   next->set_error_handler([](const std::string&) {});  // a full log disk must not stop training
   const std::lock_guard lock(mutex);
+  if (has_file) write_kept(*sinks.back());
+  kept = keeping;
   logger = std::move(next);
 }
 
 void close_log() {
   const std::lock_guard lock(mutex);
   logger.reset();
+  kept.reset();
 }
 
 void write_log(LogLevel level, const std::string& message) {

@@ -39,6 +39,15 @@ TEST_F(CommandsTest, TrainPrintsStepLinesAndWhereTheFilesAre) {
   EXPECT_THAT(test::read_file(run_folder("run") + "/run.json"), HasSubstr("run.json"));
 }
 
+TEST_F(CommandsTest, WarningsOfTheResumeAreInTheLogOfTheRun) {
+  ASSERT_EQ(mantissa({"train", "run.json"}).exit_code, 0);
+  const auto resumed = mantissa({"train", "run.json", "--resume", "--set", "training.steps=21"});
+  EXPECT_EQ(resumed.exit_code, 0) << resumed.errors;
+  const std::string change = "changed since the checkpoint: training.steps: 20 in the checkpoint, 21 here";
+  EXPECT_THAT(resumed.errors, HasSubstr(change));
+  EXPECT_THAT(test::read_file(run_folder("run") + "/log.txt"), HasSubstr(change));
+}
+
 TEST_F(CommandsTest, ConsoleOffPrintsNothingAndRuns) {
   const auto trained = mantissa({"train", "run.json", "--set", "logging.console=off"});
   EXPECT_EQ(trained.exit_code, 0);

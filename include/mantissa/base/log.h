@@ -16,7 +16,9 @@ struct LogOptions {
   std::string file;                          // empty: none; opened for appending
 };
 
-// Replaces the sinks. Throws Error(environment) if the file cannot be opened. A later write that fails is counted, never thrown.
+// Replaces the sinks. A log without a file keeps its newest 1,000 records; opening it again with a file writes them there first: the folder
+// of a run is made only once nothing can refuse the run any more. Throws Error(environment) if the file cannot be opened. A later write
+// that fails is counted, never thrown.
 void open_log(const LogOptions& options);
 void close_log();
 // Control characters in the message are escaped, so that a name from a file cannot forge a line.
