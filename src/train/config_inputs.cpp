@@ -1,6 +1,7 @@
 #include <filesystem>
 
 #include "mantissa/data/dataset.h"
+#include "mantissa/io/checkpoint_directory.h"
 #include "mantissa/train/config.h"
 
 namespace mantissa {
@@ -20,6 +21,11 @@ void check_checkpoint(const std::string& path, const std::string& key, ConfigRep
   if (!report.failed(key) && !std::filesystem::exists(path, error)) report.error(key, "no such checkpoint: \"" + path + "\"");
 }
 
+bool continues(const CheckpointConfig& config) {
+  std::error_code error;
+  return config.resume == "auto" && std::filesystem::is_directory(config.dir, error) && !list_checkpoints(config.dir).empty();
+}
+
 void check_sets(const std::vector<WeightedPath>& sets, const std::string& key, ConfigReport& report) {
   for (size_t i = 0; i < sets.size(); ++i) check_data(sets[i].path, text(key, '.', i, ".path"), report);
 }
@@ -32,7 +38,8 @@ void check_inputs_exist(const RunConfig& config, ConfigReport& report) {
   check_sets(config.data.valid, "data.valid", report);
   const std::string& resume = config.checkpoint.resume;
   if (resume != "never" && resume != "auto") check_checkpoint(resume, "checkpoint.resume", report);
-  if (config.checkpoint.init_from) check_checkpoint(*config.checkpoint.init_from, "checkpoint.init_from", report);
+  if (config.checkpoint.init_from && !continues(config.checkpoint))
+    check_checkpoint(*config.checkpoint.init_from, "checkpoint.init_from", report);
 }
 
 }  // namespace mantissa

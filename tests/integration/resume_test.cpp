@@ -62,7 +62,9 @@ TEST_F(ResumeTest, AutoHonoursInitFromAtTheStartAndLeavesItAloneAfterwards) {
   const std::vector<std::string> sets = {init, "checkpoint.resume=auto"};
   const TrainedRun part = run(config("again", sets), [&calls] { return ++calls == 8 ? Request::save_and_stop : Request::none; });
   ASSERT_EQ(part.summary.exit, ExitCode::stopped);
+  std::filesystem::remove_all(run_folder("first"));
   EXPECT_EQ(run("again", sets).steps.size(), 13U);
+  EXPECT_THAT(error_of([&] { run("new", sets); }).what(), HasSubstr("checkpoint.init_from: no such checkpoint"));
   EXPECT_EQ(state_of("again", 20), state_of("straight", 20));
 }
 

@@ -230,7 +230,8 @@ LoadedConfig load_run_config(const ConfigSources& sources);
 // The part of it that needs no file on disk: checks across sections and everything that can be derived. `file` gives the run its name.
 void resolve_run_config(RunConfig& config, ConfigReport& report, const std::string& file);
 
-// Reports every input path that does not exist, with the pattern and what its folder holds.
+// Reports every input path that is needed and does not exist, with the pattern and what its folder holds. checkpoint.init_from is not
+// needed by a run that continues from its own checkpoints.
 void check_inputs_exist(const RunConfig& config, ConfigReport& report);
 
 }  // namespace mantissa
