@@ -129,7 +129,8 @@ TEST_F(OpenDataTest, MixturesAndValidationSetsKeepTheirOrder) {
   ASSERT_EQ(data.valid.sets(), 2);
   EXPECT_EQ(data.valid.batch(0, 0, 1).tokens[0], 'w');
   EXPECT_EQ(data.valid.batch(1, 0, 1).tokens[0], 'v');
-  EXPECT_EQ(data.fingerprints.size(), 2U);
+  EXPECT_EQ(data.fingerprints.train.size(), 2U);
+  EXPECT_EQ(data.fingerprints.valid.size(), 2U);
 }
 
 TEST_F(OpenDataTest, SizesOfVocabularyAndTokenizerMustAgree) {
@@ -186,9 +187,14 @@ TEST_F(OpenDataTest, FingerprintsTellChangedDataApart) {
   for (const char* changed : {"The quick brown fox jumps over the lazy dOg", "The quick brown fox jumps over the lazy dog."}) {
     const Error error = error_of([&] { require_same_data(saved, open_data(text_config(changed), {.seq_len = 4}).fingerprints); });
     EXPECT_EQ(error.code(), ExitCode::data);
-    EXPECT_THAT(error.what(), HasSubstr("a.txt: the data changed"));
+    EXPECT_THAT(error.what(), HasSubstr("a.txt: the training data changed"));
   }
   EXPECT_EQ(error_of([&] { require_same_data(saved, {}); }).code(), ExitCode::data);
+  const DataFingerprints moved = {.train = {}, .valid = saved.train};
+  EXPECT_THAT(error_of([&] { require_same_data(moved, saved); }).what(),
+              HasSubstr("the training data changed since the checkpoint: 0 files"));
+  EXPECT_THAT(error_of([&] { require_same_data(moved, {}); }).what(),
+              HasSubstr("the validation data changed since the checkpoint: 1 files"));
 }
 
 TEST_F(OpenDataTest, FingerprintOfASmallFileIsItsXxh64) {

@@ -40,6 +40,31 @@ FileFingerprint parse_entry(const nlohmann::json& entry, const std::string& name
   return out;
 }
 
+nlohmann::json files_json(const std::vector<FileFingerprint>& files) {
+  nlohmann::json out = nlohmann::json::array();
+  for (const FileFingerprint& file : files) out.push_back({{"path", file.path}, {"bytes", file.bytes}, {"xxh64", hex(file.hash)}});
+  return out;
+}
+
+std::vector<FileFingerprint> parse_files(const nlohmann::json& root, const char* key, const std::string& name) {
+  const bool listed = root.is_object() && root.contains(key) && root[key].is_array();
+  require(listed, ExitCode::data, name, ": data fingerprints have an array \"", key, '"');
+  std::vector<FileFingerprint> files;
+  for (const auto& entry : root[key]) files.push_back(parse_entry(entry, name));
+  return files;
+}
+
+void require_same_files(const char* what, const std::vector<FileFingerprint>& saved, const std::vector<FileFingerprint>& found) {
+  for (size_t i = 0; i < std::min(saved.size(), found.size()); ++i) {
+    const FileFingerprint &was = saved[i], &is = found[i];
+    require(was.bytes == is.bytes && was.hash == is.hash, ExitCode::data, is.path, ": the ", what,
+            " data changed since the checkpoint: ", was.path, " had ", was.bytes, " bytes and xxh64 ", hex(was.hash), ", now ", is.bytes,
+            " bytes and ", hex(is.hash));
+  }
+  require(saved.size() == found.size(), ExitCode::data, "the ", what, " data changed since the checkpoint: ", saved.size(), " files then, ",
+          found.size(), " now");
+}
+
 }  // namespace
 
 FileFingerprint fingerprint(const std::string& path) {
@@ -58,28 +83,19 @@ FileFingerprint fingerprint(const std::string& path) {
   return {.path = path, .bytes = file.size(), .hash = XXH64_digest(state.get())};
 }
 
-std::string fingerprints_to_json(const std::vector<FileFingerprint>& files) {
-  nlohmann::json out = nlohmann::json::array();
-  for (const FileFingerprint& file : files) out.push_back({{"path", file.path}, {"bytes", file.bytes}, {"xxh64", hex(file.hash)}});
+std::string fingerprints_to_json(const DataFingerprints& data) {
+  const nlohmann::json out = {{"train", files_json(data.train)}, {"valid", files_json(data.valid)}};
   return out.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);  // a path may be no UTF-8
 }
 
-std::vector<FileFingerprint> fingerprints_from_json(std::string_view json, const std::string& name) {
-  const auto value = parse_strict_json(json, name);
-  require(value.is_array(), ExitCode::data, name, ": data fingerprints are a JSON array");
-  std::vector<FileFingerprint> files;
-  for (const auto& entry : value) files.push_back(parse_entry(entry, name));
-  return files;
+DataFingerprints fingerprints_from_json(std::string_view json, const std::string& name) {
+  const auto root = parse_strict_json(json, name);
+  return {.train = parse_files(root, "train", name), .valid = parse_files(root, "valid", name)};
 }
 
-void require_same_data(const std::vector<FileFingerprint>& saved, const std::vector<FileFingerprint>& found) {
-  for (size_t i = 0; i < std::min(saved.size(), found.size()); ++i) {
-    const FileFingerprint &was = saved[i], &is = found[i];
-    require(was.bytes == is.bytes && was.hash == is.hash, ExitCode::data, is.path, ": the data changed since the checkpoint: ", was.path,
-            " had ", was.bytes, " bytes and xxh64 ", hex(was.hash), ", now ", is.bytes, " bytes and ", hex(is.hash));
-  }
-  require(saved.size() == found.size(), ExitCode::data, "the data changed since the checkpoint: ", saved.size(), " files then, ",
-          found.size(), " now");
+void require_same_data(const DataFingerprints& saved, const DataFingerprints& found) {
+  require_same_files("training", saved.train, found.train);
+  require_same_files("validation", saved.valid, found.valid);
 }
 
 }  // namespace mantissa

@@ -77,12 +77,6 @@ class Opener {
     return opened;
   }
 
-  void add_fingerprints(const TokenFiles& files) {
-    for (const TokenFile& file : files.files()) {
-      for (const std::string& path : file.files()) data_.fingerprints.push_back(fingerprint(path));
-    }
-  }
-
  private:
   const DataConfig& config_;
   Data& data_;
@@ -110,6 +104,12 @@ std::vector<ValidationSet> tail(const std::string& path, const TokenFiles& files
   return {{.name = path, .tokens = TokenDataset(files, split, files.tokens())}};
 }
 
+void add_fingerprints(const TokenFiles& files, std::vector<FileFingerprint>& out) {
+  for (const TokenFile& file : files.files()) {
+    for (const std::string& path : file.files()) out.push_back(fingerprint(path));
+  }
+}
+
 std::vector<ValidationSet> validation_sets(const DataConfig& config, Opener& opener) {
   std::vector<ValidationSet> sets;
   for (const WeightedPath& set : config.valid) sets.push_back({.name = set.path, .tokens = TokenDataset(opener.open(set.path))});
@@ -132,7 +132,7 @@ Data open_data(const DataConfig& config, const DataOptions& options) {
   const auto add = [&](const TokenFiles& files, int64_t tokens, double weight) {
     sets.push_back(TokenDataset(files, 0, tokens));
     weights.push_back(weight);
-    opener.add_fingerprints(files);
+    add_fingerprints(files, data.fingerprints.train);
   };
   if (config.path) {
     const TokenFiles& files = opener.open(*config.path);
@@ -143,7 +143,9 @@ Data open_data(const DataConfig& config, const DataOptions& options) {
       const TokenFiles& files = opener.open(set.path);
       add(files, files.tokens(), set.weight);
     }
+    const size_t of_training = data.files.size();
     valid = validation_sets(config, opener);
+    for (size_t i = of_training; i < data.files.size(); ++i) add_fingerprints(*data.files[i], data.fingerprints.valid);
   }
   require(!sets.empty(), ExitCode::usage, "data: give data.path or data.train");
   data.train.emplace(std::move(sets), std::move(weights), options.seq_len, options.seed, document_options(config));

@@ -153,6 +153,21 @@ TEST_F(ResumeTest, ChangedDataIsRefused) {
   EXPECT_THAT(error.what(), HasSubstr("text.txt"));
 }
 
+TEST_F(ResumeTest, ChangedValidationDataIsRefused) {
+  test::write_file(folder_ / "valid.txt", test::second_order_text(500));
+  const auto sets = [this](int64_t steps) {
+    return std::vector<std::string>{"data.path=null", R"(data.train=[{"path": ")" + (folder_ / "text.txt") + R"("}])",
+                                    R"(data.valid=[{"path": ")" + (folder_ / "valid.txt") + R"("}])", text("training.steps=", steps),
+                                    "checkpoint.resume=auto"};
+  };
+  run("valid", sets(10));
+  run("valid", sets(11));
+  test::write_file(folder_ / "valid.txt", test::second_order_text(501));
+  const Error error = error_of([&] { run("valid", sets(12)); });
+  EXPECT_EQ(error.code(), ExitCode::data);
+  EXPECT_THAT(error.what(), HasSubstr("valid.txt: the validation data changed since the checkpoint"));
+}
+
 TEST_F(ResumeTest, AnotherDataOrderIsRefused) {
   const auto refused = [&](const std::string& name, std::vector<std::string> sets) {
     sets.insert(sets.end(), {"training.steps=30", "checkpoint.resume=auto"});

@@ -15,14 +15,19 @@ struct FileFingerprint {
   uint64_t hash = 0;
 };
 
+struct DataFingerprints {  // in the order of the files
+  std::vector<FileFingerprint> train, valid;
+};
+
 // At most 64 MiB are read, whatever the size: in a larger file a change of the same length between the chunks goes unnoticed.
 FileFingerprint fingerprint(const std::string& path);
 
-// [{"path": ..., "bytes": ..., "xxh64": "16 hex digits"}, ...]
-std::string fingerprints_to_json(const std::vector<FileFingerprint>& files);
-std::vector<FileFingerprint> fingerprints_from_json(std::string_view json, const std::string& name);  // Error(data) with `name`
+// {"train": [{"path": ..., "bytes": ..., "xxh64": "16 hex digits"}, ...], "valid": [...]}
+std::string fingerprints_to_json(const DataFingerprints& data);
+DataFingerprints fingerprints_from_json(std::string_view json, const std::string& name);  // Error(data) with `name`
 
-// Throws Error(data) naming the first file that differs in number, size or hash. Paths may differ: data may move.
-void require_same_data(const std::vector<FileFingerprint>& saved, const std::vector<FileFingerprint>& found);
+// Throws Error(data) naming the first file that differs in number, size or hash. Paths may differ: data may move. Validation data count
+// too: over other data neither the curve nor the best loss of the run would mean anything.
+void require_same_data(const DataFingerprints& saved, const DataFingerprints& found);
 
 }  // namespace mantissa

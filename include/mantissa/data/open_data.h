@@ -26,7 +26,7 @@ struct Data {
   std::vector<std::unique_ptr<TokenFiles>> files = {};  // what train and valid are views of
   std::optional<TrainData> train = {};                  // none: open_validation_data
   ValidationData valid;                                 // may have no sets
-  std::vector<FileFingerprint> fingerprints = {};       // of the training data, in order
+  DataFingerprints fingerprints = {};                   // the one file of data.path counts as training data
 };
 
 // The tokenizer that data.tokenizer names; none if it is null. `char` reads the training text (with data.path the whole file); for token

@@ -1,5 +1,5 @@
 // The state of a run in a checkpoint: for each parameter the fp32 master ("master.<name>") and both moments ("m.<name>", "v.<name>"), the
-// counters, the resolved config, the tokenizer and the fingerprint of the training data. The learning rate is a function of the step; the
+// counters, the resolved config, the tokenizer and the fingerprints of the data. The learning rate is a function of the step; the
 // values in the compute dtype are rounded from the masters on load.
 #pragma once
 
