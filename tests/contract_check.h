@@ -10,6 +10,11 @@ class ContractCheck {
  public:
   Tensor f32(Shape shape) { return random_tensor(*reference_, Dtype::f32, shape, 1); }
   Tensor i32(Shape shape) { return zeros(*reference_, Dtype::i32, shape); }
+  Tensor bf16s(Shape shape) { return zeros(*reference_, Dtype::bf16, shape); }
+  Tensor u8(Shape shape) { return zeros(*reference_, Dtype::u8, shape); }
+  QuantizedTensor codes(Shape shape, const Quantization& how) {
+    return {.codes = u8(codes_shape(shape, how)), .scales = u8(scales_shape(shape, how)), .shape = shape, .how = how};
+  }
   Tensor f64(Shape shape) { return zeros(*reference_, Dtype::f64, shape); }
 
   template <class Kernel>

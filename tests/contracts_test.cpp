@@ -2,7 +2,7 @@
 // A kernel of backend.h without a row in the table fails.
 #include <map>
 
-#include "contract_check.h"
+#include "contracts_quantized.h"
 
 namespace mantissa::test {
 namespace {
@@ -58,6 +58,11 @@ void gemm(ContractCheck& c) {
   c.refuses(call({}, {b}, out), "gemm", {"a is missing"});
   const Tensor square = c.f32({3, 3});
   c.refuses(call({square}, {square}, square), "gemm", {"out overlaps"});
+}
+
+void gemms(ContractCheck& c) {
+  gemm(c);
+  gemm_of_codes(c);
 }
 
 void sum_rows(ContractCheck& c) {
@@ -341,7 +346,12 @@ const std::map<std::string, void (*)(ContractCheck&)>& table() {
       {"Convert", convert},
       {"RandomNormal", random_normals},
       {"Add", add},
-      {"Gemm", gemm},
+      {"Gemm", gemms},
+      {"Quantize", quantize},
+      {"Dequantize", dequantize},
+      {"FakeQuantize", fake_quantize},
+      {"RequantizeColumns", requantize_columns},
+      {"SwizzleScales", swizzle_scales},
       {"SumRows", sum_rows},
       {"EmbeddingForward", embedding},
       {"EmbeddingBackward", embedding_backward},

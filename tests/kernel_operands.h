@@ -31,17 +31,18 @@ class Operands {
   }
   Tensor given(Dtype dtype, Shape shape, const std::vector<double>& from) {
     const Tensor out = guarded(dtype, shape);
-    assign(out, from);
+    if (!from.empty()) assign(out, from);
     return out;
   }
   Tensor indices(int64_t count, int64_t limit) {
     return given(Dtype::i32, {count}, values(random_indices(device_, count, limit, ++draws_)));
   }
 
-  // Overwritten by the kernel: holds NaN before.
+  // Overwritten by the kernel: holds NaN before, bytes 255.
   Tensor output(const char* name, Shape shape, Tolerance tolerance) { return output_of(dtype_, name, shape, tolerance); }
   Tensor output_of(Dtype dtype, const char* name, Shape shape, Tolerance tolerance) {
-    return listed(name, given(dtype, shape, std::vector<double>(static_cast<size_t>(shape.elements()), std::nan(""))), tolerance);
+    const double before = dtype == Dtype::u8 ? 255.0 : std::nan("");
+    return listed(name, given(dtype, shape, std::vector<double>(static_cast<size_t>(shape.elements()), before)), tolerance);
   }
   // Read and written by the kernel.
   Tensor updated(const char* name, Tensor tensor, Tolerance tolerance) { return listed(name, std::move(tensor), tolerance); }

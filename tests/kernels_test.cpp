@@ -4,6 +4,7 @@
 
 #include "kernel_cases_dense.h"
 #include "kernel_cases_heads.h"
+#include "kernel_cases_quantized.h"
 
 namespace mantissa::test {
 namespace {
@@ -11,8 +12,8 @@ namespace {
 const std::vector<KernelCase>& cases() {
   static const std::vector<KernelCase> all = [] {
     Cases add;
-    for (const auto append :
-         {elementwise_cases, products_cases, norms_cases, heads_cases, attention_cases, activations_cases, loss_and_optimizer_cases}) {
+    for (const auto append : {elementwise_cases, products_cases, norms_cases, heads_cases, attention_cases, activations_cases,
+                              loss_and_optimizer_cases, quantize_cases, dequantize_cases}) {
       append(add);
     }
     return std::move(add.all);

@@ -1,5 +1,5 @@
-// Shape and dtype contracts of backend.h, checked by every backend before it touches memory. Each throws Error(internal) that names the kernel
-// and the operand.
+// Shape and dtype contracts of backend.h, checked by every backend before it touches memory. Each throws Error(internal) that names the
+// kernel and the operand.
 #pragma once
 
 #include "mantissa/backend/backend.h"
@@ -11,6 +11,11 @@ void check(const Convert& k);
 void check(const RandomNormal& k);
 void check(const Add& k);
 void check(const Gemm& k);
+void check(const Quantize& k);
+void check(const Dequantize& k);
+void check(const FakeQuantize& k);
+void check(const RequantizeColumns& k);
+void check(const SwizzleScales& k);
 void check(const SumRows& k);
 void check(const EmbeddingForward& k);
 void check(const EmbeddingBackward& k);

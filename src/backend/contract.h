@@ -22,6 +22,12 @@ class Contract {
   // An output that may be one of the inputs, all of it.
   Contract& in_place(const char* operand, const Tensor& tensor, Dtype dtype, Shape shape);
 
+  // Codes and scales, of the shapes that `how` gives them.
+  Contract& input(const char* operand, const QuantizedTensor& tensor);
+  Contract& output(const char* operand, const QuantizedTensor& tensor);
+  Contract& input(const char* operand, const Value& value);
+  Contract& optional_output(const char* operand, const Tensor& tensor, Dtype dtype, Shape shape);
+
   // About an operand declared before.
   Contract& has(const char* operand, const Tensor& tensor, Dtype dtype, Shape shape);
   Contract& floating(const char* operand, const Tensor& tensor);
@@ -41,6 +47,7 @@ class Contract {
     Role role;
   };
   Contract& declare(const char* operand, const Tensor& tensor, Role role);
+  Contract& declare(const char* operand, const QuantizedTensor& tensor, Role role);
   static bool conflict(const Declared& a, const Declared& b);
 
   const char* kernel_;

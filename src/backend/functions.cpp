@@ -30,4 +30,27 @@ Tensor converted(const Tensor& tensor, Dtype dtype) {
   return out;
 }
 
+QuantizedTensor empty_quantized(Backend& device, Shape shape, const Quantization& how) {
+  return {.codes = empty(device, Dtype::u8, codes_shape(shape, how)),
+          .scales = empty(device, Dtype::u8, scales_shape(shape, how)),
+          .shape = shape,
+          .how = how};
+}
+
+QuantizedTensor quantized(const Tensor& x, const Quantization& how) {
+  const int64_t block = how.block_rows, rows = (x.dim(0) + block - 1) / block * block;
+  QuantizedTensor out = empty_quantized(x.device(), {rows, x.dim(1)}, how);
+  x.device().run(Quantize{.x = x, .out = out});
+  return out;
+}
+
+QuantizedTensor slice(const QuantizedTensor& tensor, int64_t begin, int64_t end) {
+  const int64_t block = tensor.how.block_rows;
+  require(begin % block == 0 && end % block == 0, "slice [", begin, ", ", end, ") of ", tensor.shape, " cuts a block of ", tensor.how);
+  return {.codes = tensor.codes.slice(begin, end),
+          .scales = tensor.scales.slice(begin / block, end / block),
+          .shape = tensor.shape.with_dim0(end - begin),
+          .how = tensor.how};
+}
+
 }  // namespace mantissa

@@ -11,7 +11,7 @@
 #include <memory>
 
 #include "mantissa/base/rng.h"
-#include "mantissa/tensor/tensor.h"
+#include "mantissa/tensor/quantized_tensor.h"
 
 namespace mantissa {
 
@@ -37,17 +37,64 @@ struct Add {  // out = a + b; out may be a or b
 };
 
 struct Operand {  // a matrix, read transposed where the flag says so
-  Tensor value;
+  Value value;
   bool transposed = false;
+
+  const QuantizedTensor* quantized() const { return std::get_if<QuantizedTensor>(&value); }
+  const Tensor& dense() const { return std::get<Tensor>(value); }
+  int64_t rows() const { return shape_of(value)[transposed ? 1 : 0]; }  // of op(value)
+  int64_t cols() const { return shape_of(value)[transposed ? 0 : 1]; }
 };
 
-// out [M, N] (+)= op(a) [M, K] * op(b) [K, N] + bias [N]. a and b share a dtype; out has it too, or is stats. fp32 accumulation (fp64 for
-// fp64). The only way to multiply matrices.
+// out [M, N] (+)= op(a) [M, K] * op(b) [K, N] + bias [N]. High-precision operands share a dtype; out has it too, or is stats. fp32
+// accumulation (fp64 for fp64). The only way to multiply matrices.
+//
+// A quantised operand stands for its dequantised values. It is dequantised to the dtype of the other operand (bf16 if both are quantised),
+// which is exact in bf16 unless a non-zero block has an extreme scale code (see extreme_scale()): then the product runs in fp32. With two
+// quantised operands out is bf16 or fp32, with an accumulated sum always stats.
 struct Gemm {
   Operand a, b;
   Tensor out;
   bool accumulate;
   Tensor bias{};
+};
+
+// Element codes and scales of x [M, C], fp32 or bf16 (flashinfer: bf16 only). Rows of `out` beyond M count as zeros: M is rounded up to
+// whole blocks so that any number of tokens can be quantised. `second`: the same x in the other orientation, in the same pass. nonfinite
+// [1] i32: set to 1 if x holds a NaN or Inf, else left alone. The bits given are quantised: who holds fp32 and wants what bf16 gives rounds
+// first.
+struct Quantize {
+  Tensor x;
+  QuantizedTensor out;
+  QuantizedTensor second{};
+  Tensor nonfinite{};
+};
+
+// out [R, C] (fp32 or bf16) = element * 2^(scale - 127), rounded once; a scale of 255 gives NaN, and -0 under flashinfer gives +0.
+// extreme [1] i32: set to 1 if a block with an extreme scale code holds a non-zero element, else left alone.
+struct Dequantize {
+  QuantizedTensor x;
+  Tensor out;
+  Tensor extreme{};
+};
+
+// out = Dequantize(Quantize(x)) without the codes. x and out share dtype (fp32 or bf16) and shape [R, C].
+struct FakeQuantize {
+  Tensor x, out;
+  Quantization how;
+};
+
+// Columnwise codes from rowwise ones by exponent shift: the bits of quantising the fp32 dequantised values of x columnwise, with its format
+// and rule. x 1 x b, out b x 1.
+struct RequantizeColumns {
+  QuantizedTensor x, out;
+};
+
+// Scales in the 128 x 4 layout of cuBLASLt and tcgen05, padding written as 0. Rowwise: outer = rows, inner = blocks of a row; columnwise:
+// the transposed scales. out u8 [swizzled_bytes(x)].
+struct SwizzleScales {
+  QuantizedTensor x;
+  Tensor out;
 };
 
 struct SumRows {  // out [C] (stats) (+)= sum over rows of x [N, C]
@@ -213,12 +260,19 @@ class Backend {
   // exhaustion.
   virtual std::shared_ptr<std::byte> allocate(int64_t bytes) = 0;
   virtual AllocatorStats allocator_stats() const = 0;
+  // How many products ran in fp32 so far because an operand held extreme scale codes.
+  virtual int64_t fp32_products() const { return 0; }
 
   virtual void run(const Fill&) = 0;
   virtual void run(const Convert&) = 0;
   virtual void run(const RandomNormal&) = 0;
   virtual void run(const Add&) = 0;
   virtual void run(const Gemm&) = 0;
+  virtual void run(const Quantize&) = 0;
+  virtual void run(const Dequantize&) = 0;
+  virtual void run(const FakeQuantize&) = 0;
+  virtual void run(const RequantizeColumns&) = 0;
+  virtual void run(const SwizzleScales&) = 0;
   virtual void run(const SumRows&) = 0;
   virtual void run(const EmbeddingForward&) = 0;
   virtual void run(const EmbeddingBackward&) = 0;

@@ -1,4 +1,4 @@
-// Tensors from a backend, and conversions.
+// Tensors from a backend, conversions and quantisation.
 #pragma once
 
 #include "mantissa/backend/backend.h"
@@ -10,6 +10,11 @@ Tensor empty_like(const Tensor& tensor);
 Tensor zeros(Backend& device, Dtype dtype, Shape shape);
 Tensor from_host(Backend& device, Dtype dtype, Shape shape, const void* data);  // copies
 Tensor converted(const Tensor& tensor, Dtype dtype);                            // a new tensor, or the same handle if the dtype is the same
+
+QuantizedTensor empty_quantized(Backend& device, Shape shape, const Quantization& how);  // not initialised
+QuantizedTensor quantized(const Tensor& x, const Quantization& how);                     // rows of x are padded to whole blocks
+// Rows [begin, end), both at block borders (or, rowwise, anywhere).
+QuantizedTensor slice(const QuantizedTensor& tensor, int64_t begin, int64_t end);
 
 // fp64 for fp64 values, else fp32: the dtype of statistics, losses and gradients that go with values of `dtype`.
 inline Dtype stats_dtype(Dtype dtype) { return dtype == Dtype::f64 ? Dtype::f64 : Dtype::f32; }

@@ -14,6 +14,7 @@ class CpuBackend final : public CpuReference {
   ~CpuBackend() override;
   using CpuReference::run;
   const char* name() const override { return "cpu"; }
+  int64_t fp32_products() const override;
 
   void run(const Fill& k) override;
   void run(const Convert& k) override;

@@ -5,6 +5,7 @@
 #include "backend/checks.h"
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/gemm_engine.h"
+#include "backend/cpu/widened_gemm.h"
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/parallel.h"
 
@@ -53,6 +54,11 @@ MANTISSA_CLONES void transpose_range(const void* in, int64_t ld, int64_t rows, i
 }
 
 const std::byte* at(const Tensor& tensor, int64_t element) { return tensor.raw() + element * dtype_bytes(tensor.dtype()); }
+
+bool reads_fp32(const Gemm& k) {
+  const auto fp32 = [](const Tensor& tensor) { return tensor.defined() && tensor.dtype() == Dtype::f32; };
+  return fp32(k.bias) || (!k.a.quantized() && fp32(k.a.dense())) || (!k.b.quantized() && fp32(k.b.dense()));
+}
 std::byte* at_output(const Tensor& tensor, int64_t element) { return tensor.raw() + element * dtype_bytes(tensor.dtype()); }
 
 }  // namespace
@@ -69,9 +75,9 @@ struct GemmEngine::Problem {
             .cols = last_col ? col_rest : col_step,
             .depth = depth,
             .lda = depth,
-            .ldb = k.b.value.dim(1),
+            .ldb = k.b.dense().dim(1),
             .ldc = cols,
-            .in = k.a.value.dtype(),
+            .in = k.a.dense().dtype(),
             .out = k.out.dtype(),
             .b_transposed = k.b.transposed,
             .accumulate = k.accumulate,
@@ -96,11 +102,11 @@ void GemmEngine::run_tiles(const Problem& p) {
       products[static_cast<size_t>(2 * last_row + last_col)] = &product(p.tile(last_row, last_col));
     }
   }
-  const int64_t a_bytes = dtype_bytes(k.a.value.dtype());
+  const int64_t a_bytes = dtype_bytes(k.a.dense().dtype());
   const auto run_tile = [&](int64_t i, int64_t j, const void* a) {
     const int64_t col = j * p.col_step;
     products[static_cast<size_t>(2 * (i + 1 == row_tiles) + (j + 1 == col_tiles))]->run(
-        a, at(k.b.value, k.b.transposed ? col * p.depth : col), at_output(k.out, i * p.row_step * p.cols + col),
+        a, at(k.b.dense(), k.b.transposed ? col * p.depth : col), at_output(k.out, i * p.row_step * p.cols + col),
         k.bias.defined() ? at(k.bias, col) : nullptr);
   };
   if (!k.a.transposed) {
@@ -108,7 +114,7 @@ void GemmEngine::run_tiles(const Problem& p) {
     parallel_for(row_tiles * col_tiles, 1, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
         const int64_t i = t % row_tiles, j = t / row_tiles;
-        run_tile(i, j, at(k.a.value, i * p.row_step * p.depth));
+        run_tile(i, j, at(k.a.dense(), i * p.row_step * p.depth));
       }
     });
     return;
@@ -119,32 +125,31 @@ void GemmEngine::run_tiles(const Problem& p) {
       const int64_t rows = std::min(p.row_step, p.rows - i * p.row_step);
       const auto words = static_cast<size_t>((rows * p.depth * a_bytes + 3) / 4);
       if (packed.size() < words) packed.resize(words);
-      transpose_range(at(k.a.value, i * p.row_step), p.rows, rows, p.depth, a_bytes, packed.data());
+      transpose_range(at(k.a.dense(), i * p.row_step), p.rows, rows, p.depth, a_bytes, packed.data());
       for (int64_t j = 0; j < col_tiles; ++j) run_tile(i, j, packed.data());
     }
   });
 }
 
-// Widening is exact, so this is the bf16 product with fp32 accumulation.
-void GemmEngine::run_widened(const Gemm& k) {
-  const bool rounds = k.out.dtype() == Dtype::bf16;
-  Backend& device = k.out.device();
-  const Tensor out = rounds ? empty(device, Dtype::f32, k.out.shape()) : k.out;
-  const Tensor a = converted(k.a.value, Dtype::f32);
-  const Tensor b = converted(k.b.value, Dtype::f32);
-  run({.a = {a, k.a.transposed},
-       .b = {b, k.b.transposed},
-       .out = out,
-       .accumulate = k.accumulate,
-       .bias = k.bias.defined() ? converted(k.bias, Dtype::f32) : Tensor()});
-  if (rounds) device.run(Convert{.x = out, .out = k.out});
+// Dequantising to bf16 and widening are exact, so each path gives the product of the dequantised values.
+void GemmEngine::run_quantized(const Gemm& k, Backend& device) {
+  const bool bf16_operands = k.out.dtype() != Dtype::f64 && !reads_fp32(k) && onednn_has_bf16();
+  if (!bf16_operands) return multiply_widened(device, k, k.out.dtype() == Dtype::f64 ? Dtype::f64 : Dtype::f32);
+  const Tensor extreme = zeros(device, Dtype::i32, {1});
+  const Gemm dense{.a = {high_precision(k.a.value, Dtype::bf16, extreme), k.a.transposed},
+                   .b = {high_precision(k.b.value, Dtype::bf16, extreme), k.b.transposed},
+                   .out = k.out,
+                   .accumulate = k.accumulate,
+                   .bias = k.bias};
+  if (*extreme.data<int32_t>() == 0) return run(dense, device);
+  ++fp32_products_;
+  multiply_widened(device, k, Dtype::f32);
 }
 
-void GemmEngine::run(const Gemm& k) {
-  static const bool has_bf16 = onednn_has_bf16();
-  if (k.a.value.dtype() == Dtype::bf16 && !has_bf16) return run_widened(k);
-  const Shape& a = k.a.value.shape();
-  const int64_t rows = a[k.a.transposed ? 1 : 0], depth = a[k.a.transposed ? 0 : 1], cols = k.out.dim(1);
+void GemmEngine::run(const Gemm& k, Backend& device) {
+  if (k.a.quantized() || k.b.quantized()) return run_quantized(k, device);
+  if (k.a.dense().dtype() == Dtype::bf16 && !onednn_has_bf16()) return multiply_widened(device, k, Dtype::f32);
+  const int64_t rows = k.a.rows(), depth = k.a.cols(), cols = k.out.dim(1);
   if (rows == 0 || cols == 0) return;
   const int64_t col_step = tile_columns(cols, depth, k.b.transposed);
   const int64_t row_step = tile_rows(rows, k.a.transposed ? 1 : pieces(cols, col_step));
@@ -154,12 +159,14 @@ void GemmEngine::run(const Gemm& k) {
 CpuBackend::CpuBackend() : gemm_(std::make_unique<GemmEngine>()) {}
 CpuBackend::~CpuBackend() = default;
 
+int64_t CpuBackend::fp32_products() const { return gemm_->fp32_products(); }
+
 void CpuBackend::run(const Gemm& k) {
   check(k);
-  const bool fast = k.a.value.dtype() != Dtype::f64 && k.out.dim(0) > 0 && k.a.value.elements() > 0;
+  const bool fast = k.out.dtype() != Dtype::f64 && k.out.dim(0) > 0 && k.a.cols() > 0;
   // A bf16 sum into a bf16 output would be rounded twice; the reference rounds once.
   if (!fast || (k.accumulate && k.out.dtype() == Dtype::bf16)) return CpuReference::run(k);
-  gemm_->run(k);
+  gemm_->run(k, *this);
 }
 
 std::unique_ptr<Backend> make_cpu_backend() { return std::make_unique<CpuBackend>(); }

@@ -5,6 +5,7 @@
 // TileProduct is one oneDNN primitive (tile_product.cpp).
 #pragma once
 
+#include <atomic>
 #include <compare>
 #include <map>
 #include <memory>
@@ -36,14 +37,16 @@ const char* onednn_isa_name();  // what oneDNN dispatches to: "AVX2", "AVX-512",
 
 class GemmEngine {
  public:
-  void run(const Gemm& k);  // fp32 and bf16; checked by the caller
+  void run(const Gemm& k, Backend& device);  // fp32, bf16 and quantised; checked by the caller
+  int64_t fp32_products() const { return fp32_products_; }
 
  private:
   struct Problem;
   const TileProduct& product(const TileShape& shape);
-  void run_widened(const Gemm& k);
+  void run_quantized(const Gemm& k, Backend& device);
   void run_tiles(const Problem& problem);
 
+  std::atomic<int64_t> fp32_products_ = 0;
   std::mutex mutex_;
   std::map<TileShape, std::unique_ptr<TileProduct>> products_;
 };

@@ -19,6 +19,11 @@ class CpuReference : public Backend {
   void run(const RandomNormal& k) override;
   void run(const Add& k) override;
   void run(const Gemm& k) override;
+  void run(const Quantize& k) override;
+  void run(const Dequantize& k) override;
+  void run(const FakeQuantize& k) override;
+  void run(const RequantizeColumns& k) override;
+  void run(const SwizzleScales& k) override;
   void run(const SumRows& k) override;
   void run(const EmbeddingForward& k) override;
   void run(const EmbeddingBackward& k) override;

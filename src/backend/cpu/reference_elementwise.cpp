@@ -46,6 +46,7 @@ std::unique_ptr<Backend> make_cpu_reference() { return std::make_unique<CpuRefer
 void CpuReference::run(const Fill& k) {
   check(k);
   if (k.out.dtype() == Dtype::i32) return fill<int32_t>(k);
+  if (k.out.dtype() == Dtype::u8) return fill<uint8_t>(k);
   with_values(k.out.dtype(), [&]<class T>() { fill<T>(k); });
 }
 

@@ -4,6 +4,7 @@
 #include "backend/checks.h"
 #include "backend/cpu/reference.h"
 #include "backend/cpu/scalar.h"
+#include "backend/cpu/widened_gemm.h"
 #include "mantissa/base/parallel.h"
 
 namespace mantissa {
@@ -13,7 +14,7 @@ namespace {
 template <class T>
 std::vector<Arithmetic<T>> packed(const Operand& operand, int64_t rows, int64_t columns) {
   std::vector<Arithmetic<T>> out(static_cast<size_t>(rows * columns));
-  const T* x = operand.value.data<T>();
+  const T* x = operand.dense().data<T>();
   const int64_t row_step = operand.transposed ? 1 : columns, column_step = operand.transposed ? rows : 1;
   for (int64_t i = 0; i < rows; ++i) {
     for (int64_t j = 0; j < columns; ++j) out[static_cast<size_t>(i * columns + j)] = load(x[i * row_step + j * column_step]);
@@ -35,7 +36,7 @@ void multiply(const S* a, const S* b, S* sums, int64_t rows, int64_t inner, int6
 template <class T, class Out>
 void gemm(const Gemm& k) {
   using S = Arithmetic<T>;
-  const int64_t rows = k.out.dim(0), columns = k.out.dim(1), inner = k.a.value.dim(k.a.transposed ? 0 : 1);
+  const int64_t rows = k.out.dim(0), columns = k.out.dim(1), inner = k.a.cols();
   const std::vector<S> a = packed<T>(k.a, rows, inner), b = packed<T>(k.b, inner, columns);
   const T* bias = k.bias.defined() ? k.bias.data<T>() : nullptr;
   Out* out = k.out.data<Out>();
@@ -55,8 +56,10 @@ void gemm(const Gemm& k) {
 
 void CpuReference::run(const Gemm& k) {
   check(k);
-  with_values(k.a.value.dtype(), [&]<class T>() {
-    if (k.out.dtype() == k.a.value.dtype()) return gemm<T, T>(k);
+  if (k.a.quantized() || k.b.quantized()) return multiply_widened(*this, k, k.out.dtype() == Dtype::f64 ? Dtype::f64 : Dtype::f32);
+  const Dtype dtype = k.a.dense().dtype();
+  with_values(dtype, [&]<class T>() {
+    if (k.out.dtype() == dtype) return gemm<T, T>(k);
     gemm<T, Arithmetic<T>>(k);
   });
 }

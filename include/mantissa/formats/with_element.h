@@ -1,0 +1,17 @@
+// From a Format known at run time to the element type that implements it.
+#pragma once
+
+#include "mantissa/formats/element.h"
+#include "mantissa/formats/format.h"
+
+namespace mantissa {
+
+// body.template operator()<E>() for the element E of `format`; e2m1 for the rest. `none` has no element: the caller has refused it.
+template <class Body>
+decltype(auto) with_element(Format format, Body&& body) {
+  if (format == Format::e4m3) return body.template operator()<E4M3>();
+  if (format == Format::e5m2) return body.template operator()<E5M2>();
+  return body.template operator()<E2M1>();
+}
+
+}  // namespace mantissa

@@ -1,0 +1,36 @@
+// Access to the elements and codes of a matrix one by one: what the plain quantising kernels share.
+#pragma once
+
+#include "mantissa/formats/block_scale.h"
+#include "mantissa/formats/swizzle.h"
+#include "mantissa/tensor/quantized_tensor.h"
+
+namespace mantissa {
+
+inline uint32_t fp32_bits(float value) { return __builtin_bit_cast(uint32_t, value); }
+inline uint32_t fp32_bits(bf16 value) { return static_cast<uint32_t>(value.bits) << 16; }
+inline float float_of_bits(uint32_t bits) { return __builtin_bit_cast(float, bits); }
+
+// Codes of a matrix with `cols` columns. Codes that share a byte are set in ascending order of columns: an even column clears its
+// neighbour.
+template <class E>
+class Codes {
+ public:
+  Codes(const QuantizedTensor& tensor) : data_(tensor.codes.data<uint8_t>()), cols_(tensor.shape[1]) {}
+
+  uint8_t get(int64_t row, int64_t col) const {
+    const uint8_t byte = data_[(row * cols_ + col) / E::codes_per_byte];
+    return E::codes_per_byte == 1 ? byte : unpack_nibble(byte, col);
+  }
+  void set(int64_t row, int64_t col, uint8_t code) const {
+    uint8_t& byte = data_[(row * cols_ + col) / E::codes_per_byte];
+    const bool second = E::codes_per_byte > 1 && col % 2 != 0;
+    byte = second ? pack_nibbles(byte, code) : code;
+  }
+
+ private:
+  uint8_t* data_;
+  int64_t cols_;
+};
+
+}  // namespace mantissa

@@ -1,0 +1,129 @@
+// Cases of the kernels that quantise: every output is integers, or exact, so backends agree to the bit.
+#pragma once
+
+#include <cmath>
+
+#include "kernel_operands.h"
+#include "mantissa/formats/swizzle.h"
+
+namespace mantissa::test {
+
+// Normal-like values whose magnitudes span 2^-spread .. 2^spread from row to row and 2^-3 .. 2^3 within a row; every 7th is 0.
+inline std::vector<double> wide_values(int64_t rows, int64_t cols, uint32_t what, int spread) {
+  std::vector<double> out = random_values(rows * cols, what);
+  for (int64_t i = 0; i < rows * cols; ++i) {
+    const int row_exponent = spread == 0 ? 0 : static_cast<int>((i / cols * 37) % (2 * spread + 1)) - spread;
+    double& value = out[static_cast<size_t>(i)];
+    value = i % 7 == 6 ? 0.0 : std::ldexp(value, row_exponent + static_cast<int>(i % 5) - 3);
+  }
+  return out;
+}
+
+inline Tensor wide_input(Operands& o, int64_t rows, int64_t cols, int spread) {
+  Tensor x = o.input({rows, cols});  // NaN where the test asks for one
+  const std::vector<double> drawn = values(x);
+  std::vector<double> wide = wide_values(rows, cols, 77, spread);
+  for (size_t i = 0; i < wide.size(); ++i) {
+    if (std::isnan(drawn[i])) wide[i] = drawn[i];
+  }
+  return o.given(o.dtype(), {rows, cols}, wide);
+}
+
+inline QuantizedTensor quantized_output(Operands& o, const char* codes, const char* scales, Shape shape, const Quantization& how) {
+  return {.codes = o.output_of(Dtype::u8, codes, codes_shape(shape, how), kExact),
+          .scales = o.output_of(Dtype::u8, scales, scales_shape(shape, how), kExact),
+          .shape = shape,
+          .how = how};
+}
+
+inline QuantizedTensor quantized_input(Operands& o, int64_t rows, int64_t cols, const Quantization& how, int spread) {
+  const QuantizedTensor out{.codes = o.given(Dtype::u8, codes_shape({rows, cols}, how), {}),
+                            .scales = o.given(Dtype::u8, scales_shape({rows, cols}, how), {}),
+                            .shape = {rows, cols},
+                            .how = how};
+  o.device().run(Quantize{.x = tensor_of(o.device(), Dtype::bf16, {rows, cols}, wide_values(rows, cols, 78, spread)), .out = out});
+  return out;
+}
+
+struct QuantizedCase {
+  int64_t rows, cols;
+  Quantization how;
+  int spread;
+  std::string name() const {
+    std::ostringstream out;
+    out << named({rows, cols}) << '_' << how << "_2^" << spread;
+    return out.str();
+  }
+};
+
+inline std::vector<QuantizedCase> quantized_shapes() {
+  std::vector<QuantizedCase> out;
+  for (const Format format : {Format::e4m3, Format::e5m2, Format::e2m1}) {
+    for (const ScaleRule rule : {ScaleRule::rceil, ScaleRule::floor}) {
+      for (const int64_t block : {32, 128}) {
+        for (const auto& [rows, cols, spread] : {std::tuple<int64_t, int64_t, int>{block, 3 * block, 120}, {2 * block, block, 2}}) {
+          out.push_back({rows, cols, {format, 1, block, rule}, spread});
+          out.push_back({rows, cols, {format, block, 1, rule}, spread});
+          out.push_back({rows, cols, {format, block, block, rule}, spread});
+        }
+      }
+    }
+  }
+  for (const int64_t block : {8, 16, 32, 64}) out.push_back({5, 6 * block, {Format::e2m1, 1, block, ScaleRule::flashinfer}, 120});
+  return out;
+}
+
+inline void quantize_cases(Cases& add) {
+  for (const QuantizedCase& c : quantized_shapes()) {
+    const bool flashinfer = c.how.rule == ScaleRule::flashinfer;
+    for (const int64_t missing : {int64_t{0}, std::min<int64_t>(c.how.block_rows - 1, 5)}) {
+      add("Quantize", c.name() + "_-" + std::to_string(missing), [=](Operands& o) {
+        const Tensor drawn = wide_input(o, c.rows - missing, c.cols, c.spread);
+        const Tensor x = flashinfer ? converted(drawn, Dtype::bf16) : drawn;
+        const QuantizedTensor out = quantized_output(o, "codes", "scales", {c.rows, c.cols}, c.how);
+        const Tensor nonfinite = o.updated("nonfinite", o.given(Dtype::i32, {1}, {0}), kExact);
+        o.device().run(Quantize{.x = x, .out = out, .nonfinite = nonfinite});
+      });
+    }
+    if (!c.how.rowwise() || flashinfer || c.rows % c.how.block() != 0) continue;
+    add("Quantize", c.name() + "_both", [=](Operands& o) {
+      const Tensor x = wide_input(o, c.rows - 3, c.cols, c.spread);
+      const QuantizedTensor rows = quantized_output(o, "codes", "scales", {c.rows, c.cols}, c.how);
+      const QuantizedTensor columns = quantized_output(o, "column codes", "column scales", {c.rows, c.cols}, c.how.transposed());
+      o.device().run(Quantize{.x = x, .out = rows, .second = columns});
+    });
+  }
+}
+
+inline void dequantize_cases(Cases& add) {
+  for (const QuantizedCase& c : quantized_shapes()) {
+    add("Dequantize", c.name(), [=](Operands& o) {
+      const QuantizedTensor x = quantized_input(o, c.rows, c.cols, c.how, c.spread);
+      const Tensor extreme = o.updated("extreme", o.given(Dtype::i32, {1}, {0}), kExact);
+      o.device().run(Dequantize{.x = x, .out = o.output("out", {c.rows, c.cols}, kExact), .extreme = extreme});
+    });
+    add("FakeQuantize", c.name(), [=](Operands& o) {
+      if (c.how.rule == ScaleRule::flashinfer && o.dtype() != Dtype::bf16) return;
+      const Tensor x = wide_input(o, c.rows, c.cols, std::min(c.spread, 100));
+      o.device().run(FakeQuantize{.x = x, .out = o.output("out", {c.rows, c.cols}, kExact), .how = c.how});
+    });
+    if (!c.how.rowwise() || c.how.rule == ScaleRule::flashinfer || c.rows % c.how.block() != 0) continue;
+    if (c.how.format != Format::e2m1) {
+      add("RequantizeColumns", c.name(), [=](Operands& o) {
+        const QuantizedTensor x = quantized_input(o, c.rows, c.cols, c.how, c.spread);
+        const QuantizedTensor out = quantized_output(o, "codes", "scales", {c.rows, c.cols}, c.how.transposed());
+        o.device().run(RequantizeColumns{.x = x, .out = out});
+      });
+    }
+    for (const bool columns : {false, true}) {
+      add("SwizzleScales", c.name() + (columns ? "_columns" : "_rows"), [=](Operands& o) {
+        const QuantizedTensor x = quantized_input(o, c.rows, c.cols, columns ? c.how.transposed() : c.how, c.spread);
+        const int64_t outer = columns ? c.cols : c.rows, inner = (columns ? c.rows : c.cols) / c.how.block();
+        const Shape bytes{swizzled_bytes(outer, inner)};
+        o.device().run(SwizzleScales{.x = x, .out = o.output_of(Dtype::u8, "out", bytes, kExact)});
+      });
+    }
+  }
+}
+
+}  // namespace mantissa::test
