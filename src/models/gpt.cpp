@@ -61,28 +61,39 @@ Gpt::Gpt(const ModelConfig& config, Backend& device, const GptOptions& options)
       device_(device),
       options_(options),
       layout_{.heads = config.num_attention_heads, .kv_heads = config.kv_heads(), .head_dim = config.head_size()} {
+  if (!options_.precision) {
+    options_.precision = [compute = options.compute](const std::string&) { return WeightPrecision{.recipe = {.name = "high", .compute = compute}}; };
+  }
+  const PrecisionOf& precision = options_.precision;
   const Init normal{.constant = 0.0, .std = config.init_std};
   const int64_t hidden = config.hidden_size, vocab = config.padded_vocab_size();
-  embed_ = &parameters_.add("embed.weight", {vocab, hidden}, normal);
+  embed_ = &parameters_.add("embed.weight", {vocab, hidden}, normal, precision("embed").storage());
   if (config.position == Position::learned) {
-    position_ = &parameters_.add("position.weight", {config.max_position_embeddings, hidden}, normal);
+    position_ = &parameters_.add("position.weight", {config.max_position_embeddings, hidden}, normal, precision("position").storage());
   } else {
     rope_table_ = make_rope_table(device, config.max_position_embeddings, layout_.head_dim, config.rope_theta);
   }
   for (int64_t i = 0; i < config.num_layers; ++i) add_block(i);
-  final_norm_.emplace(parameters_, "final_norm", hidden, norm_options(config));
-  output_ = config.tie_word_embeddings ? embed_ : &parameters_.add("output.weight", {vocab, hidden}, normal);
-  parameters_.allocate(device, options.compute, options.gradients);
+  final_norm_.emplace(parameters_, "final_norm", hidden, norm_options(config), precision);
+  if (config.tie_word_embeddings) {
+    output_ = embed_;
+    output_recipe_ = {.name = "high", .compute = options.compute};
+  } else {
+    output_recipe_ = precision("output").recipe;
+    output_ = &parameters_.add("output.weight", {vocab, hidden}, normal, precision("output").storage());
+  }
+  parameters_.allocate(device, stats_dtype(options.compute), options.gradients);
 }
 
 void Gpt::add_block(int64_t index) {
   const std::string path = text("layers.", index);
   const int64_t hidden = config_.hidden_size;
   // Braces: members are built in this order, so parameters are numbered in it.
-  blocks_.push_back(Block{NormLayer(parameters_, path + ".attn_norm", hidden, norm_options(config_)),
-                          Attention(parameters_, path + ".attn", attention_options(config_, layout_, options_.recompute)),
-                          NormLayer(parameters_, path + ".mlp_norm", hidden, norm_options(config_)),
-                          Mlp(parameters_, path + ".mlp", mlp_options(config_, options_.recompute))});
+  const PrecisionOf& precision = options_.precision;
+  blocks_.push_back(Block{NormLayer(parameters_, path + ".attn_norm", hidden, norm_options(config_), precision),
+                          Attention(parameters_, path + ".attn", attention_options(config_, layout_, options_.recompute), precision),
+                          NormLayer(parameters_, path + ".mlp_norm", hidden, norm_options(config_), precision),
+                          Mlp(parameters_, path + ".mlp", mlp_options(config_, options_.recompute), precision)});
 }
 
 Var Gpt::embed(const TokenBatch& batch) {
@@ -114,15 +125,13 @@ Var Gpt::hidden(const TokenBatch& batch) {
 
 Var Gpt::loss(const TokenBatch& batch, const Tensor& targets, int64_t target_count) {
   const Dtype logits = config_.logits_dtype == LogitsDtype::fp32 ? stats_dtype(options_.compute) : options_.compute;
-  return cross_entropy(hidden(batch), output_->var(), targets,
-                       {.vocab = *config_.vocab_size, .target_count = target_count, .logits_dtype = logits});
+  return cross_entropy(hidden(batch), output_->weight(), targets,
+                       {.vocab = *config_.vocab_size, .target_count = target_count, .logits_dtype = logits}, output_recipe_);
 }
 
 Tensor Gpt::project(const Tensor& hidden) const {
   const Dtype dtype = config_.logits_dtype == LogitsDtype::fp32 ? stats_dtype(options_.compute) : options_.compute;
-  Tensor logits = empty(device_, dtype, {hidden.dim(0), output_->value.dim(0)});
-  device_.run(Gemm{.a = {hidden}, .b = {output_->value, true}, .out = logits, .accumulate = false});
-  return logits;
+  return linear_product(hidden, output_->weight(), dtype, output_recipe_);
 }
 
 Tensor Gpt::logits(const TokenBatch& batch) {
@@ -158,7 +167,7 @@ Tensor Gpt::next_logits(const std::vector<int32_t>& tokens, std::vector<KeyValue
                       {.batch = 1, .positions = batch.positions, .segment_starts = {}, .rope_table = rope_table_, .cache = &cache[i]});
   }
   const Tensor last = final_norm_->forward(Var(x.value().slice(count - 1, count))).value();
-  return converted(project(last), Dtype::f32).view({output_->value.dim(0)});
+  return converted(project(last), Dtype::f32).view({output_->shape[0]});
 }
 
 }  // namespace mantissa

@@ -6,15 +6,27 @@
 
 namespace mantissa {
 
-Linear::Linear(ParameterSet& set, const std::string& path, int64_t in, int64_t out, bool bias, double init_std)
-    : weight_(&set.add(path + ".weight", {out, in}, {.constant = 0.0, .std = init_std})) {
-  if (bias) bias_ = &set.add(path + ".bias", {out}, {});
+Storage WeightPrecision::storage() const {
+  Storage out{.dtype = recipe.compute};
+  if (recipe.weight_fake_quant) out.codes = recipe.weight_fake_quant;
+  if (recipe.reads_weight_codes()) {
+    out.codes = recipe.weight;
+    out.codes_only = codes_only;
+  }
+  return out;
 }
 
-NormLayer::NormLayer(ParameterSet& set, const std::string& path, int64_t channels, const NormOptions& options)
-    : weight_(&set.add(path + ".weight", {channels}, {.constant = 1.0, .std = 0.0})), options_(options) {
+Linear::Linear(ParameterSet& set, const std::string& path, int64_t in, int64_t out, bool bias, double init_std,
+               const PrecisionOf& precision)
+    : recipe_(precision(path).recipe),
+      weight_(&set.add(path + ".weight", {out, in}, {.constant = 0.0, .std = init_std}, precision(path).storage())) {
+  if (bias) bias_ = &set.add(path + ".bias", {out}, {}, {.dtype = recipe_.compute});
+}
+
+NormLayer::NormLayer(ParameterSet& set, const std::string& path, int64_t channels, const NormOptions& options, const PrecisionOf& precision)
+    : weight_(&set.add(path + ".weight", {channels}, {.constant = 1.0, .std = 0.0}, precision(path).storage())), options_(options) {
   require(!options.bias || options.layer_norm, path, ": RMSNorm has no bias");
-  if (options.bias) bias_ = &set.add(path + ".bias", {channels}, {});
+  if (options.bias) bias_ = &set.add(path + ".bias", {channels}, {}, precision(path).storage());
 }
 
 Var NormLayer::forward(const Var& x) const {
@@ -22,13 +34,18 @@ Var NormLayer::forward(const Var& x) const {
   return layer_norm(x, weight_->var(), bias_ ? bias_->var() : Var(), options_.eps);
 }
 
-Attention::Attention(ParameterSet& set, const std::string& path, const AttentionOptions& options)
+Attention::Attention(ParameterSet& set, const std::string& path, const AttentionOptions& options, const PrecisionOf& precision)
     : options_(options),
-      qkv_(set, path + ".qkv", options.hidden, options.layout.row(), options.qkv_bias, options.init_std),
-      out_(set, path + ".out", options.layout.heads * options.layout.head_dim, options.hidden, options.out_bias, options.out_init_std) {
+      qkv_(set, path + ".qkv", options.hidden, options.layout.row(), options.qkv_bias, options.init_std, precision),
+      out_(set, path + ".out", options.layout.heads * options.layout.head_dim, options.hidden, options.out_bias, options.out_init_std,
+           precision) {
   if (!options.qk_norm) return;
-  q_norm_ = &set.add(path + ".q_norm.weight", {options.layout.head_dim}, {.constant = 1.0, .std = 0.0});
-  k_norm_ = &set.add(path + ".k_norm.weight", {options.layout.head_dim}, {.constant = 1.0, .std = 0.0});
+  const auto add = [&](const char* name) {
+    const std::string module = path + name;
+    return &set.add(module + ".weight", {options.layout.head_dim}, {.constant = 1.0, .std = 0.0}, precision(module).storage());
+  };
+  q_norm_ = add(".q_norm");
+  k_norm_ = add(".k_norm");
 }
 
 Var Attention::core(const Var& qkv, const SequenceContext& context) const {
@@ -62,11 +79,11 @@ Var Attention::forward(const Var& x, const SequenceContext& context) const {
   return out_.forward(recompute(qkv, [this, context](const Var& again) { return core(again, context); }));
 }
 
-Mlp::Mlp(ParameterSet& set, const std::string& path, const MlpOptions& options)
+Mlp::Mlp(ParameterSet& set, const std::string& path, const MlpOptions& options, const PrecisionOf& precision)
     : options_(options),
       up_(set, path + (options.gelu ? ".up" : ".gate_up"), options.hidden, options.gelu ? options.intermediate : 2 * options.intermediate,
-          options.bias, options.init_std),
-      down_(set, path + ".down", options.intermediate, options.hidden, options.bias, options.down_init_std) {}
+          options.bias, options.init_std, precision),
+      down_(set, path + ".down", options.intermediate, options.hidden, options.bias, options.down_init_std, precision) {}
 
 Var Mlp::forward(const Var& x) const {
   const Var up = up_.forward(x);

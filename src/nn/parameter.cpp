@@ -1,16 +1,49 @@
 #include "mantissa/nn/parameter.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "mantissa/backend/functions.h"
 
 namespace mantissa {
 
-Parameter& ParameterSet::add(const std::string& name, Shape shape, Init init) {
+namespace {
+
+constexpr int64_t kAlignment = 32;  // elements: 64 bytes in bf16
+
+int64_t padded(int64_t elements) { return (elements + kAlignment - 1) / kAlignment * kAlignment; }
+
+Shape matrix(const Shape& shape) { return {shape.rows(), shape[-1]}; }
+
+// Cuts one allocation into parts that start at multiples of 64 bytes.
+class Arena {
+ public:
+  void reserve(int64_t elements) { size_ += aligned(elements); }
+  void allocate(Backend& device, Dtype dtype) { memory_ = size_ > 0 ? zeros(device, dtype, {size_}) : Tensor(); }
+  Tensor take(const Shape& shape) {
+    const int64_t begin = std::exchange(next_, next_ + aligned(shape.elements()));
+    return memory_.slice(begin, begin + shape.elements()).view(shape);
+  }
+
+ private:
+  static int64_t aligned(int64_t elements) { return (elements + 63) / 64 * 64; }
+  int64_t size_ = 0, next_ = 0;
+  Tensor memory_;
+};
+
+}  // namespace
+
+int64_t Parameter::resident_bytes() const {
+  const bool owns_value = value.defined() && !value.shares_memory_with(master);
+  return (owns_value ? value.bytes() : 0) + (codes.defined() ? codes.bytes() : 0);
+}
+
+Parameter& ParameterSet::add(const std::string& name, Shape shape, Init init, const Storage& storage) {
   require(!find(name), "parameter ", name, " exists already");
   require(!allocated(), "parameter ", name, " was added after the allocation");
-  constexpr int64_t kAlignment = 32;  // elements: 64 bytes in bf16
   offsets_.push_back(padded_elements_);
-  padded_elements_ += (shape.elements() + kAlignment - 1) / kAlignment * kAlignment;
-  return parameters_.emplace_back(Parameter{name, shape, init, {}, {}, {}});
+  padded_elements_ += padded(shape.elements());
+  return parameters_.emplace_back(Parameter{.name = name, .shape = shape, .init = init, .storage = storage});
 }
 
 const Parameter* ParameterSet::find(const std::string& name) const {
@@ -31,15 +64,48 @@ Tensor ParameterSet::view_of(const Tensor& arena, size_t index) const {
   return arena.slice(offsets_[index], offsets_[index] + shape.elements()).view(shape);
 }
 
-void ParameterSet::allocate(Backend& device, Dtype compute, bool gradients) {
-  const Dtype master = stats_dtype(compute);
-  masters_ = zeros(device, master, {padded_elements_});
-  values_ = compute == master ? masters_ : zeros(device, compute, {padded_elements_});
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    parameters_[i].master = view_of(masters_, i);
-    parameters_[i].value = view_of(values_, i);
+void ParameterSet::allocate(Backend& device, Dtype masters, bool gradients) {
+  masters_ = zeros(device, masters, {padded_elements_});
+  Arena values;
+  const auto keeps_rounding = [&](const Parameter& p) { return !p.storage.codes_only && p.storage.dtype != masters; };
+  for (const Parameter& parameter : parameters_) {
+    if (keeps_rounding(parameter)) values.reserve(parameter.shape.elements());
   }
+  values.allocate(device, Dtype::bf16);
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& parameter = parameters_[i];
+    parameter.master = view_of(masters_, i);
+    if (keeps_rounding(parameter)) {
+      parameter.value = values.take(parameter.shape);
+    } else if (!parameter.storage.codes_only) {
+      parameter.value = parameter.master;
+    }
+  }
+  allocate_codes(device);
   if (gradients) use_gradient_buffer(new_gradient_buffer());
+}
+
+void ParameterSet::allocate_codes(Backend& device) {
+  Arena codes, scales;
+  int64_t largest = 0;
+  for (const Parameter& parameter : parameters_) {
+    if (!parameter.storage.codes) continue;
+    codes.reserve(codes_shape(matrix(parameter.shape), parameter.storage.codes).elements());
+    scales.reserve(scales_shape(matrix(parameter.shape), parameter.storage.codes).elements());
+    if (!parameter.value.defined() || parameter.value.dtype() != Dtype::bf16) largest = std::max(largest, parameter.shape.elements());
+  }
+  codes.allocate(device, Dtype::u8);
+  scales.allocate(device, Dtype::u8);
+  for (Parameter& parameter : parameters_) {
+    if (!parameter.storage.codes) continue;
+    const Shape shape = matrix(parameter.shape);
+    parameter.codes = {.codes = codes.take(codes_shape(shape, parameter.storage.codes)),
+                       .scales = scales.take(scales_shape(shape, parameter.storage.codes)),
+                       .shape = shape,
+                       .how = parameter.storage.codes};
+  }
+  if (largest > 0) rounding_ = empty(device, Dtype::bf16, {largest});
+  nonfinite_ = zeros(device, Dtype::i32, {1});
 }
 
 void ParameterSet::initialise(uint64_t seed) {
@@ -61,8 +127,26 @@ void ParameterSet::initialise(uint64_t seed) {
   update_values();
 }
 
+Tensor ParameterSet::rounding_target(const Parameter& parameter) const {
+  if (parameter.value.defined() && !parameter.value.shares_memory_with(parameter.master)) return parameter.value;
+  if (!parameter.codes.defined()) return {};
+  return rounding_.slice(0, parameter.shape.elements()).view(parameter.shape);
+}
+
+void ParameterSet::quantise(const Parameter& parameter, const Tensor& rounding) {
+  if (!parameter.codes.defined()) return;
+  rounding.device().run(Quantize{.x = rounding.view(parameter.codes.shape), .out = parameter.codes, .nonfinite = nonfinite_});
+}
+
+bool ParameterSet::take_nonfinite() { return std::exchange(*nonfinite_.data<int32_t>(), 0) != 0; }
+
 void ParameterSet::update_values() {
-  if (!values_.shares_memory_with(masters_)) masters_.device().run(Convert{.x = masters_, .out = values_});
+  for (const Parameter& parameter : parameters_) {
+    const Tensor rounding = rounding_target(parameter);
+    if (!rounding.defined()) continue;
+    rounding.device().run(Convert{.x = parameter.master, .out = rounding});
+    quantise(parameter, rounding);
+  }
 }
 
 Tensor ParameterSet::new_gradient_buffer() const { return zeros(masters_.device(), masters_.dtype(), {padded_elements_}); }

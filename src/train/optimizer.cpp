@@ -54,6 +54,7 @@ void Optimizer::update(const UpdateOptions& options) {
   set(StepValue::skip, options.skip ? 1.0 : 0.0);
   size_t i = 0;
   for (Parameter& parameter : parameters_.all()) {
+    const Tensor rounding = parameters_.rounding_target(parameter);
     parameter.master.device().run(AdamW{.master = parameter.master,
                                         .m = first_[i],
                                         .v = second_[i],
@@ -63,7 +64,8 @@ void Optimizer::update(const UpdateOptions& options) {
                                         .beta2 = config_.beta2,
                                         .eps = config_.eps,
                                         .weight_decay = parameter.decays() ? config_.weight_decay : 0.0,
-                                        .value = parameter.value.shares_memory_with(parameter.master) ? Tensor() : parameter.value});
+                                        .value = rounding});
+    if (!options.skip) parameters_.quantise(parameter, rounding);
     ++i;
   }
 }

@@ -43,6 +43,7 @@ class Var {
     require(leaf_ != nullptr, op, ": the weight must be a parameter when gradients are recorded");
     return *leaf_;
   }
+  bool rebuilt() const { return rebuild_ != nullptr; }  // see rebuilt_on_demand()
   bool wants_gradient() const { return leaf_ != nullptr || slot_ >= 0; }
 
  private:

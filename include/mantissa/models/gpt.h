@@ -12,7 +12,8 @@ namespace mantissa {
 struct GptOptions {
   Dtype compute = Dtype::f32;  // bf16, fp32; fp64 on the reference backend in tests
   Recompute recompute = Recompute::none;
-  bool gradients = true;  // allocate gradient buffers
+  bool gradients = true;    // allocate gradient buffers
+  PrecisionOf precision{};  // by module path; absent: everything in `compute`
 };
 
 // Rows of tokens with what belongs to them; all i32 tensors [batch * length].
@@ -67,7 +68,8 @@ class Gpt {
   std::deque<Block> blocks_;
   std::optional<NormLayer> final_norm_;
   Parameter* output_ = nullptr;  // the embedding if tied
-  Tensor rope_table_;            // [max_position_embeddings, head_dim] fp32: cos | sin
+  Recipe output_recipe_;
+  Tensor rope_table_;  // [max_position_embeddings, head_dim] fp32: cos | sin
 };
 
 // Parameters of such a model without building it, and the training FLOPs per token at a sequence length: 6 N_mm + 6 L heads D T, N_mm

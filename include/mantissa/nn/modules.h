@@ -2,6 +2,7 @@
 // is built, and has a forward() of its own shape: composition is by concrete types. The set must outlive the modules.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -10,13 +11,25 @@
 
 namespace mantissa {
 
+// What a module's products read, and whether its weight is kept as codes alone.
+struct WeightPrecision {
+  Recipe recipe{};
+  bool codes_only = false;
+  Storage storage() const;  // of the weight
+};
+// By the path of a module.
+using PrecisionOf = std::function<WeightPrecision(const std::string& path)>;
+
 class Linear {
  public:
   // weight [out, in], bias [out] if asked for (starts at 0).
-  Linear(ParameterSet& set, const std::string& path, int64_t in, int64_t out, bool bias, double init_std);
-  Var forward(const Var& x) const { return linear(x, weight_->var(), bias_ ? bias_->var() : Var()); }  // [N, in] -> [N, out]
+  Linear(ParameterSet& set, const std::string& path, int64_t in, int64_t out, bool bias, double init_std, const PrecisionOf& precision);
+  Var forward(const Var& x) const {  // [N, in] -> [N, out]
+    return linear(x, weight_->weight(), bias_ ? bias_->var() : Var(), recipe_);
+  }
 
  private:
+  Recipe recipe_;
   Parameter* weight_;
   Parameter* bias_ = nullptr;
 };
@@ -29,7 +42,7 @@ struct NormOptions {
 
 class NormLayer {
  public:
-  NormLayer(ParameterSet& set, const std::string& path, int64_t channels, const NormOptions& options);
+  NormLayer(ParameterSet& set, const std::string& path, int64_t channels, const NormOptions& options, const PrecisionOf& precision);
   Var forward(const Var& x) const;  // [N, C] -> [N, C]
 
  private:
@@ -63,7 +76,7 @@ struct AttentionOptions {
 
 class Attention {
  public:
-  Attention(ParameterSet& set, const std::string& path, const AttentionOptions& options);
+  Attention(ParameterSet& set, const std::string& path, const AttentionOptions& options, const PrecisionOf& precision);
   Var forward(const Var& x, const SequenceContext& context) const;  // [N, hidden] -> [N, hidden]
 
  private:
@@ -86,7 +99,7 @@ struct MlpOptions {
 
 class Mlp {
  public:
-  Mlp(ParameterSet& set, const std::string& path, const MlpOptions& options);
+  Mlp(ParameterSet& set, const std::string& path, const MlpOptions& options, const PrecisionOf& precision);
   Var forward(const Var& x) const;  // [N, hidden] -> [N, hidden]
 
  private:

@@ -1,5 +1,6 @@
 // Parameters of a model, by path. Modules add theirs to a ParameterSet when they are built; allocate() then lays them out in arenas: one
-// allocation each for fp32 masters, values in the compute dtype (the masters themselves if that is fp32) and fp32 gradients.
+// allocation each for fp32 masters, bf16 values, codes, scales and fp32 gradients. What forward reads follows from the masters: the master
+// itself (fp32), its rounding to bf16, and codes of that rounding.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "mantissa/autograd/tape.h"
+#include "mantissa/ops/ops.h"
 
 namespace mantissa {
 
@@ -17,34 +18,52 @@ struct Init {
   double std = 0.0;
 };
 
+// What of a parameter is resident besides its master.
+struct Storage {
+  Dtype dtype = Dtype::f32;  // of the value; that of the masters: the value is the master
+  Quantization codes{};      // kept as codes of the bf16 rounding, too
+  bool codes_only = false;   // and the value is not kept
+};
+
 struct Parameter {
   std::string name;  // "layers.0.attn.qkv.weight"
   Shape shape;
   Init init;
-  Tensor master;  // fp32 (fp64 on the reference backend in tests)
-  Tensor value;   // compute dtype: what the forward pass reads
-  Leaf leaf;      // its gradient, if training
+  Storage storage;
+  Tensor master{};          // fp32 (fp64 on the reference backend in tests)
+  Tensor value{};           // high precision; undefined if only codes are kept
+  QuantizedTensor codes{};  // of the shape as a matrix; undefined in high precision
+  Leaf leaf{};              // its gradient, if training
 
   bool decays() const { return shape.rank() >= 2; }
   Var var() { return leaf.grad.defined() ? Var(value, leaf) : Var(value); }
+  LinearWeight weight() { return {value, codes, leaf.grad.defined() ? &leaf : nullptr}; }
+  int64_t resident_bytes() const;  // of value and codes, without a master that is the value
 };
 
 class ParameterSet {
  public:
   // The reference stays valid. Throws Error(internal) on a name that exists.
-  Parameter& add(const std::string& name, Shape shape, Init init);
+  Parameter& add(const std::string& name, Shape shape, Init init, const Storage& storage);
 
   std::deque<Parameter>& all() { return parameters_; }
   const std::deque<Parameter>& all() const { return parameters_; }
   const Parameter* find(const std::string& name) const;
   int64_t elements() const;  // without padding between parameters
 
-  // Memory for all parameters; gradients only if asked for. Values are not initialised.
-  void allocate(Backend& device, Dtype compute, bool gradients);
+  // Memory for all parameters, masters in fp32 or fp64; gradients only if asked for. Values are not initialised.
+  void allocate(Backend& device, Dtype masters, bool gradients);
   bool allocated() const { return masters_.defined(); }
   // Draws the initial masters; parameter i uses stream `init`, what = i, element index = counter. Values are rounded from them.
   void initialise(uint64_t seed);
-  void update_values();  // values = masters rounded to the compute dtype
+  void update_values();  // values and codes of all parameters from their masters
+
+  // For whoever writes masters and their bf16 roundings in one pass: where the rounding of `parameter` goes (undefined: the value is the
+  // master), and then its codes from it.
+  Tensor rounding_target(const Parameter& parameter) const;
+  void quantise(const Parameter& parameter, const Tensor& rounding);
+  // True if a quantised weight held NaN or Inf since the last call; some formats would hide it.
+  bool take_nonfinite();
 
   // Gradient buffers. A buffer is one flat tensor with every parameter's gradient in it.
   Tensor gradients() const { return gradients_; }
@@ -58,7 +77,11 @@ class ParameterSet {
   std::deque<Parameter> parameters_;
   std::vector<int64_t> offsets_;  // in elements, multiples of 32 so that every view is 64-byte aligned
   int64_t padded_elements_ = 0;
-  Tensor masters_, values_, gradients_;
+  void allocate_codes(Backend& device);
+
+  Tensor masters_, gradients_;
+  Tensor rounding_;   // bf16, as large as the largest parameter that keeps only codes
+  Tensor nonfinite_;  // [1] i32
 };
 
 }  // namespace mantissa

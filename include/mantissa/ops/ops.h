@@ -4,8 +4,25 @@
 #pragma once
 
 #include "mantissa/autograd/tape.h"
+#include "mantissa/precision/recipe.h"
 
 namespace mantissa {
+
+// A weight [out, in] as the products of a linear operation read it: in high precision, as codes (the recipe's weight or fake-quantised
+// weight), or both. Its gradient is that of the high-precision value: straight through the quantisation.
+struct LinearWeight {
+  LinearWeight(const Var& var) : high(var.value()), leaf(var.leaf()) {}  // NOLINT: a plain variable is a weight
+  LinearWeight(Tensor value, QuantizedTensor quantized, Leaf* gradient)
+      : high(std::move(value)), codes(std::move(quantized)), leaf(gradient) {}
+
+  Tensor high;            // undefined where the codes are the parameter
+  QuantizedTensor codes;  // undefined where nothing reads codes
+  Leaf* leaf = nullptr;
+
+  Var var() const { return leaf ? Var(high, *leaf) : Var(high); }  // as an input of a node on the tape
+  const Shape& shape() const { return high.defined() ? high.shape() : codes.shape; }
+  Backend& device() const { return high.defined() ? high.device() : codes.device(); }
+};
 
 // Whether an activation that is cheap to compute again is kept for backward.
 enum class Keep { value, recipe };
@@ -15,8 +32,12 @@ Var embedding(const Tensor& ids, const Var& weight);
 
 Var add(const Var& a, const Var& b);
 
-// x [N, in] * weight [out, in]^T + bias [out] (optional: default Var): [N, out].
-Var linear(const Var& x, const Var& weight, const Var& bias);
+// x [N, in] * weight [out, in]^T + bias [out] (optional: default Var): [N, out] in the dtype of x. Which of the three products reads which
+// operand in which format is the recipe's matter; without one all are high precision.
+Var linear(const Var& x, const LinearWeight& weight, const Var& bias, const Recipe& recipe = {});
+
+// The forward product alone, in any dtype; nothing is recorded.
+Tensor linear_product(const Tensor& x, const LinearWeight& weight, Dtype out, const Recipe& recipe);
 
 Var rms_norm(const Var& x, const Var& weight, double eps);
 
@@ -43,6 +64,6 @@ struct LossOptions {
 // Output projection, softmax and cross entropy in chunks of rows, so that logits [N, Vp] never exist as a whole. x [N, C], weight [Vp, C],
 // targets [N] i32 (negative: ignored): one fp64 [1]. Gradients are computed with the loss and scaled to d(loss) = 1: backward must start
 // here.
-Var cross_entropy(const Var& x, const Var& weight, const Tensor& targets, const LossOptions& options);
+Var cross_entropy(const Var& x, const LinearWeight& weight, const Tensor& targets, const LossOptions& options, const Recipe& recipe = {});
 
 }  // namespace mantissa

@@ -1,0 +1,44 @@
+// A recipe is data: which number format each operand of a linear layer's three GEMMs has. Code asks for formats, never for a name.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "mantissa/tensor/quantized_tensor.h"
+
+namespace mantissa {
+
+// The GEMMs of y = x W^T: fprop gives y; dgrad dx = dy W; wgrad dW = dy^T x.
+enum class GemmRole { fprop, dgrad, wgrad };
+const char* gemm_name(GemmRole role);
+
+struct GemmSet {
+  bool fprop = false, dgrad = false, wgrad = false;
+  bool operator==(const GemmSet& other) const = default;
+  bool any() const { return fprop || dgrad || wgrad; }
+  bool holds(GemmRole role) const;
+};
+
+struct Recipe {
+  std::string name;                                        // as in the config; for messages
+  Dtype compute = Dtype::bf16;                             // of operands that are not quantised
+  Quantization weight_fake_quant = {};                     // rounds the weight in forward; the gradient passes straight through
+  Quantization weight = {}, input = {}, output_grad = {};  // operands of the GEMMs in `gemms`
+  GemmSet gemms = {};                                      // the GEMMs that take quantised operands
+
+  bool quantises() const { return weight_fake_quant || weight || input || output_grad; }
+  bool quantises_operands() const { return weight || input || output_grad; }
+  // The weight is multiplied as codes by some GEMM; by every GEMM that reads it.
+  bool reads_weight_codes() const { return weight && (gemms.fprop || gemms.dgrad); }
+  bool reads_only_weight_codes() const { return weight && gemms.fprop && gemms.dgrad; }
+  // Length of the blocks of the operands: 32 (MX) or 128; 0 without quantised operands.
+  int64_t block() const;
+};
+
+// What is wrong with a recipe by itself, without a model. `key` is the member as in the config: "weight.block", "gemms".
+struct RecipeProblem {
+  std::string key, message;
+};
+std::vector<RecipeProblem> recipe_problems(const Recipe& recipe);
+
+}  // namespace mantissa

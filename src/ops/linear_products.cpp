@@ -1,0 +1,110 @@
+#include "ops/linear_products.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "mantissa/backend/functions.h"
+
+namespace mantissa {
+namespace {
+
+// What is quantised is always bf16, whatever the products compute in.
+QuantizedTensor codes_of(const Tensor& x, const Quantization& how) { return quantized(converted(x, Dtype::bf16), how); }
+
+// Rowwise codes with rows padded to whole columnwise blocks, so that columnwise codes follow from them; padding stands for zeros.
+QuantizedTensor padded_rowwise(const Tensor& x, const Quantization& how) {
+  const int64_t block = how.block(), rows = (x.dim(0) + block - 1) / block * block;
+  QuantizedTensor out = empty_quantized(x.device(), {rows, x.dim(1)}, how);
+  x.device().run(Quantize{.x = converted(x, Dtype::bf16), .out = out});
+  return out;
+}
+
+QuantizedTensor columnwise(const QuantizedTensor& rowwise) {
+  QuantizedTensor out = empty_quantized(rowwise.device(), rowwise.shape, rowwise.how.transposed());
+  rowwise.device().run(RequantizeColumns{.x = rowwise, .out = out});
+  return out;
+}
+
+int64_t rows_of(const Value& value) { return shape_of(value)[0]; }
+
+// Codes stand for whole blocks of tokens; the operand beside them in high precision gets zero rows to match.
+Value padded(const Value& value, int64_t rows) {
+  if (rows_of(value) == rows) return value;
+  const Tensor& tensor = std::get<Tensor>(value);
+  Tensor out = zeros(tensor.device(), tensor.dtype(), tensor.shape().with_dim0(rows));
+  tensor.device().run(Convert{.x = tensor, .out = out.slice(0, tensor.dim(0))});
+  return out;
+}
+
+// The gradient of the output along both contractions, in one pass where both are quantised.
+struct OutputGradient {
+  Value rows, columns;
+};
+
+OutputGradient output_gradient(const Tensor& dy, const Recipe& recipe, Dtype compute, bool wants_rows, bool wants_columns) {
+  const Tensor high = converted(dy, compute);
+  OutputGradient out{high, high};
+  const bool rows = wants_rows && recipe.output_grad && recipe.gemms.dgrad;
+  const bool columns = wants_columns && recipe.output_grad && recipe.gemms.wgrad;
+  const Quantization& how = recipe.output_grad;
+  if (rows && columns) {
+    const int64_t block = how.block();
+    const Shape padded{(dy.dim(0) + block - 1) / block * block, dy.dim(1)};
+    QuantizedTensor row = empty_quantized(dy.device(), padded, how), column = empty_quantized(dy.device(), padded, how.transposed());
+    dy.device().run(Quantize{.x = converted(dy, Dtype::bf16), .out = row, .second = column});
+    return {slice(row, 0, dy.dim(0)), column};
+  }
+  if (rows) out.rows = codes_of(dy, how);
+  if (columns) out.columns = codes_of(dy, how.transposed());
+  return out;
+}
+
+}  // namespace
+
+LinearInput LinearProducts::input(const Tensor& x) const {
+  if (!recipe_.input || !recipe_.gemms.fprop) return {.high = x};
+  return {.high = x, .codes = padded_rowwise(x, recipe_.input)};
+}
+
+LinearInput LinearProducts::kept(const LinearInput& input) const {
+  return keeps_codes() ? LinearInput{.codes = input.codes} : LinearInput{.high = input.high};
+}
+
+Value LinearProducts::weight(GemmRole role) const {
+  const QuantizedTensor& codes = weight_.codes;
+  if (recipe_.weight_fake_quant) return codes;
+  if (!recipe_.weight || !recipe_.gemms.holds(role)) return weight_.high;
+  return role == GemmRole::dgrad && codes.how.rowwise() ? columnwise(codes) : codes;
+}
+
+void LinearProducts::fprop(const LinearInput& x, const Tensor& bias, const Tensor& y) const {
+  const Value a = x.codes.defined() ? Value(slice(x.codes, 0, y.dim(0))) : Value(converted(x.high, compute()));
+  const bool same = y.dtype() == compute() || y.dtype() == stats_dtype(compute());
+  const Tensor out = same ? y : empty(y.device(), compute(), y.shape());
+  y.device().run(Gemm{.a = {a}, .b = {weight(GemmRole::fprop), true}, .out = out, .accumulate = false, .bias = bias});
+  if (!same) y.device().run(Convert{.x = out, .out = y});
+}
+
+Value LinearProducts::wgrad_input(const LinearInput& x) const {
+  if (!recipe_.input || !recipe_.gemms.wgrad) return converted(x.high, compute());
+  return x.codes.defined() ? columnwise(x.codes) : codes_of(x.high, recipe_.input.transposed());
+}
+
+void LinearProducts::wgrad(const LinearInput& x, const Value& dy) const {
+  const auto [dweight, accumulate] = weight_.leaf->target();
+  const Value input = wgrad_input(x);
+  const int64_t rows = std::max(rows_of(dy), rows_of(input));
+  dweight.device().run(Gemm{.a = {padded(dy, rows), true}, .b = {padded(input, rows)}, .out = dweight, .accumulate = accumulate});
+}
+
+void LinearProducts::backward(const LinearInput& x, const Tensor& dy, const Tensor& dx) const {
+  const OutputGradient gradient = output_gradient(dy, recipe_, compute(), dx.defined(), weight_.leaf != nullptr);
+  if (weight_.leaf) wgrad(x, gradient.columns);
+  if (!dx.defined()) return;
+  const bool same = dx.dtype() == compute() || dx.dtype() == stats_dtype(compute());
+  const Tensor out = same ? dx : empty(dx.device(), compute(), dx.shape());
+  dx.device().run(Gemm{.a = {gradient.rows}, .b = {weight(GemmRole::dgrad)}, .out = out, .accumulate = false});
+  if (!same) dx.device().run(Convert{.x = out, .out = dx});
+}
+
+}  // namespace mantissa

@@ -1,0 +1,108 @@
+#include "mantissa/precision/recipe.h"
+
+namespace mantissa {
+namespace {
+
+using Problems = std::vector<RecipeProblem>;
+
+bool is_block_length(int64_t length) { return length == 32 || length == 128; }
+
+std::string block_text(const Quantization& how) { return text('[', how.block_rows, ", ", how.block_cols, ']'); }
+
+void check_operand(const std::string& key, const Quantization& how, bool tiles_allowed, Problems& problems) {
+  if (!how) return;
+  if (how.format == Format::e2m1) problems.push_back({key + ".format", "must be e4m3 or e5m2: e2m1 is for weight_fake_quant only"});
+  if (how.rule == ScaleRule::flashinfer) {
+    problems.push_back({key + ".rule", "must be rceil or floor: flashinfer is for weight_fake_quant in e2m1 only"});
+  }
+  const bool right = is_block_length(how.block_cols) && (how.block_rows == 1 || (tiles_allowed && how.tiles()));
+  if (right) return;
+  problems.push_back(
+      {key + ".block", text("must be [1, b]", tiles_allowed ? " or [b, b]" : "", " with b = 32 or 128, got ", block_text(how))});
+}
+
+void check_fake_quant(const Quantization& how, Problems& problems) {
+  if (!how) return;
+  if (how.rule == ScaleRule::flashinfer && how.format != Format::e2m1) {
+    problems.push_back({"weight_fake_quant.rule", text("flashinfer is for e2m1 only, and the format is ", format_name(how.format))});
+  }
+  if (how.block_rows != 1 || how.block_cols < 2 || how.block_cols % 2 != 0) {
+    problems.push_back({"weight_fake_quant.block", "must be [1, n] with an even n, got " + block_text(how)});
+  }
+}
+
+std::string operand_names(const Recipe& recipe) {
+  std::string names;
+  const auto add = [&](const char* name, const Quantization& how) {
+    if (how) names += (names.empty() ? "" : ", ") + std::string(name);
+  };
+  add("weight", recipe.weight);
+  add("input", recipe.input);
+  add("output_grad", recipe.output_grad);
+  return names;
+}
+
+void check_block_lengths(const Recipe& recipe, Problems& problems) {
+  const int64_t length = recipe.block();
+  const auto check = [&](const char* name, const Quantization& how) {
+    if (how && how.block() != length) {
+      problems.push_back({text(name, ".block"), text("has blocks of ", how.block(), " beside blocks of ", length,
+                                                     ": a recipe has one block length (weight_fake_quant aside)")});
+    }
+  };
+  check("input", recipe.input);
+  check("output_grad", recipe.output_grad);
+}
+
+void check_gemms(const Recipe& recipe, Problems& problems) {
+  if (recipe.quantises_operands() && !recipe.gemms.any()) {
+    problems.push_back({"gemms", "is empty, so nothing would read the quantised " + operand_names(recipe) +
+                                     ": list some of fprop, dgrad, wgrad, or make the operands null"});
+  } else if (recipe.gemms.any() && !recipe.quantises_operands()) {
+    problems.push_back({"gemms", "must be empty: none of weight, input and output_grad is quantised"});
+  }
+}
+
+}  // namespace
+
+const char* gemm_name(GemmRole role) {
+  switch (role) {
+    case GemmRole::fprop: return "fprop";
+    case GemmRole::dgrad: return "dgrad";
+    case GemmRole::wgrad: return "wgrad";
+  }
+  return "unknown";
+}
+
+bool GemmSet::holds(GemmRole role) const {
+  switch (role) {
+    case GemmRole::fprop: return fprop;
+    case GemmRole::dgrad: return dgrad;
+    case GemmRole::wgrad: return wgrad;
+  }
+  return false;
+}
+
+int64_t Recipe::block() const {
+  for (const Quantization* how : {&weight, &input, &output_grad}) {
+    if (*how) return how->block();
+  }
+  return 0;
+}
+
+std::vector<RecipeProblem> recipe_problems(const Recipe& recipe) {
+  Problems problems;
+  check_operand("weight", recipe.weight, true, problems);
+  check_operand("input", recipe.input, false, problems);
+  check_operand("output_grad", recipe.output_grad, false, problems);
+  check_fake_quant(recipe.weight_fake_quant, problems);
+  if (problems.empty()) check_block_lengths(recipe, problems);
+  if (recipe.weight && recipe.weight_fake_quant) {
+    problems.push_back(
+        {"weight_fake_quant", "excludes weight: a weight is multiplied as its codes or fake-quantised; make one of them null"});
+  }
+  check_gemms(recipe, problems);
+  return problems;
+}
+
+}  // namespace mantissa
