@@ -1,14 +1,12 @@
 #include "backend/checks.h"
 #include "backend/cpu/cpu_backend.h"
-#include "backend/cpu/lane_math.h"
+#include "backend/cpu/lane_map.h"
 #include "backend/cpu/pieces.h"
 #include "mantissa/base/host_device.h"
 #include "mantissa/base/parallel.h"
 
 namespace mantissa {
 namespace {
-
-using lane::load, lane::store;
 
 // Elements of work of a piece: an exponential costs several copies.
 constexpr int64_t kPiece = kPieceElements / 4;
@@ -20,32 +18,26 @@ struct SwiGluRows {
   int64_t width;
 };
 
-// What is __restrict must be a parameter: GCC does not believe it of local variables.
 template <class T>
-[[gnu::always_inline]] inline void swiglu_row(const T* __restrict gate, const T* __restrict up, T* __restrict out, int64_t width) {
-  for (int64_t j = 0; j < width; ++j) {
-    const float g = load(gate[j]);
-    store(out[j], g * load(up[j]) / (1.0F + lane::exp_clamped(-g)));
-  }
-}
+struct SwiGlu {
+  [[gnu::always_inline]] float operator()(float gate, float up) const { return gate * up / lane::one_plus_exp2<T>(gate * -lane::kLog2E); }
+};
 
-// With s = sigmoid(g): dgate = dy up s (1 + g (1 - s)), dup = dy g s.
+// With s = sigmoid(gate): dgate = dy up s (1 + gate (1 - s)), dup = dy gate s.
 template <class T>
-[[gnu::always_inline]] inline void swiglu_row_backward(const T* __restrict gate, const T* __restrict up, const T* __restrict dy,
-                                                       T* __restrict dgate, T* __restrict dup, int64_t width) {
-  for (int64_t j = 0; j < width; ++j) {
-    const float g = load(gate[j]), s = lane::sigmoid(g), ds = load(dy[j]) * s;
-    store(dgate[j], ds * load(up[j]) * lane::fma(g, 1.0F - s, 1.0F));
-    store(dup[j], ds * g);
+struct SwiGluSlopes {
+  [[gnu::always_inline]] lane::Two operator()(float gate, float up, float dy) const {
+    const float s = 1.0F / lane::one_plus_exp2<T>(gate * -lane::kLog2E), ds = dy * s;
+    return {ds * up * lane::fma(gate, 1.0F - s, 1.0F), ds * gate};
   }
-}
+};
 
 template <class T>
 [[gnu::always_inline]] inline void swiglu_rows(SwiGluRows<T> k, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; ++i) {
     const T* gate = k.x + 2 * i * k.width;
     lane::prefetch_row(gate + 2 * k.width, 2 * k.width);
-    swiglu_row(gate, gate + k.width, k.out + i * k.width, k.width);
+    lane::map(SwiGlu<T>{}, k.width, k.out + i * k.width, gate, gate + k.width);
   }
 }
 template <class T>
@@ -54,7 +46,7 @@ template <class T>
     const T* gate = k.x + 2 * i * k.width;
     T* dgate = k.out + 2 * i * k.width;
     lane::prefetch_row(gate + 2 * k.width, 2 * k.width);
-    swiglu_row_backward(gate, gate + k.width, k.dy + i * k.width, dgate, dgate + k.width, k.width);
+    lane::map(SwiGluSlopes<T>{}, k.width, dgate, dgate + k.width, gate, gate + k.width, k.dy + i * k.width);
   }
 }
 
@@ -63,45 +55,54 @@ MANTISSA_CLONES void swiglu(SwiGluRows<bf16> k, int64_t begin, int64_t end) { sw
 MANTISSA_CLONES void swiglu_backward(SwiGluRows<float> k, int64_t begin, int64_t end) { swiglu_rows_backward(k, begin, end); }
 MANTISSA_CLONES void swiglu_backward(SwiGluRows<bf16> k, int64_t begin, int64_t end) { swiglu_rows_backward(k, begin, end); }
 
-struct Slope {
-  float value, derivative;
-};
-
-// 0.5 (1 + tanh(u)) is sigmoid(2u): one exponential, and no cancellation for negative x. Here u2 = 2u and du2 its derivative.
+// 0.5 (1 + tanh(u)) is sigmoid(2u): one exponential, and no cancellation for negative x.
+template <class T>
 struct GeluTanh {
-  [[gnu::always_inline]] static Slope at(float x) {
-    constexpr float kTwiceFactor = 1.59576912F, kCubic = kTwiceFactor * 0.044715F;  // 2 sqrt(2/pi)
-    const float square = x * x, u2 = x * lane::fma(square, kCubic, kTwiceFactor), du2 = lane::fma(square, 3.0F * kCubic, kTwiceFactor);
-    const float s = lane::sigmoid(u2), value = x * s;
-    return {value, lane::fma(value * (1.0F - s), du2, s)};
+  static constexpr float kFactor = -lane::kLog2E * 1.59576912F, kCubic = kFactor * 0.044715F;  // 2 sqrt(2/pi), for 2^-2u
+  [[gnu::always_inline]] float operator()(float x) const { return x / lane::one_plus_exp2<T>(x * lane::fma(x * x, kCubic, kFactor)); }
+};
+template <class T>
+struct GeluTanhSlope {
+  [[gnu::always_inline]] float operator()(float x, float dy) const {
+    constexpr float kFactor = 1.59576912F, kCubic = 3.0F * kFactor * 0.044715F;
+    const float s = 1.0F / lane::one_plus_exp2<T>(x * lane::fma(x * x, GeluTanh<T>::kCubic, GeluTanh<T>::kFactor));
+    return dy * lane::fma(x * s * (1.0F - s), lane::fma(x * x, kCubic, kFactor), s);
   }
 };
 
+template <class T>
 struct GeluErf {
-  [[gnu::always_inline]] static Slope at(float x) {
+  [[gnu::always_inline]] float operator()(float x) const {
+    const lane::NormalTail normal = lane::normal_tail<T>(x);
+    return lane::fma(-normal.inside, normal.tail, x < 0.0F ? 0.0F : x);  // x (1 - tail) or x tail
+  }
+};
+template <class T>
+struct GeluErfSlope {
+  [[gnu::always_inline]] float operator()(float x, float dy) const {
     constexpr float kDensity = 0.398942280F;  // 1 / sqrt(2 pi)
-    const lane::Normal normal = lane::normal(x);
-    return {x * normal.cdf, lane::fma(x * normal.bell, kDensity, normal.cdf)};
+    const lane::NormalTail normal = lane::normal_tail<T>(x);
+    const float cdf = __builtin_fabsf((x < 0.0F ? 0.0F : 1.0F) - normal.tail);  // without a branch
+    return dy * lane::fma(x * normal.bell, kDensity, cdf);
   }
 };
 
-template <class Form, class T>
-[[gnu::always_inline]] inline void gelu(const T* __restrict x, T* __restrict out, int64_t n) {
-  for (int64_t j = 0; j < n; ++j) store(out[j], Form::at(load(x[j])).value);
+MANTISSA_CLONES void gelu_tanh(const float* x, float* out, int64_t n) { lane::map(GeluTanh<float>{}, n, out, x); }
+MANTISSA_CLONES void gelu_tanh(const bf16* x, bf16* out, int64_t n) { lane::map(GeluTanh<bf16>{}, n, out, x); }
+MANTISSA_CLONES void gelu_erf(const float* x, float* out, int64_t n) { lane::map(GeluErf<float>{}, n, out, x); }
+MANTISSA_CLONES void gelu_erf(const bf16* x, bf16* out, int64_t n) { lane::map(GeluErf<bf16>{}, n, out, x); }
+MANTISSA_CLONES void gelu_tanh_backward(const float* x, const float* dy, float* dx, int64_t n) {
+  lane::map(GeluTanhSlope<float>{}, n, dx, x, dy);
 }
-template <class Form, class T>
-[[gnu::always_inline]] inline void gelu_backward(const T* __restrict x, const T* __restrict dy, T* __restrict dx, int64_t n) {
-  for (int64_t j = 0; j < n; ++j) store(dx[j], load(dy[j]) * Form::at(load(x[j])).derivative);
+MANTISSA_CLONES void gelu_tanh_backward(const bf16* x, const bf16* dy, bf16* dx, int64_t n) {
+  lane::map(GeluTanhSlope<bf16>{}, n, dx, x, dy);
 }
-
-MANTISSA_CLONES void gelu_tanh(const float* x, float* out, int64_t n) { gelu<GeluTanh>(x, out, n); }
-MANTISSA_CLONES void gelu_tanh(const bf16* x, bf16* out, int64_t n) { gelu<GeluTanh>(x, out, n); }
-MANTISSA_CLONES void gelu_erf(const float* x, float* out, int64_t n) { gelu<GeluErf>(x, out, n); }
-MANTISSA_CLONES void gelu_erf(const bf16* x, bf16* out, int64_t n) { gelu<GeluErf>(x, out, n); }
-MANTISSA_CLONES void gelu_tanh_backward(const float* x, const float* dy, float* dx, int64_t n) { gelu_backward<GeluTanh>(x, dy, dx, n); }
-MANTISSA_CLONES void gelu_tanh_backward(const bf16* x, const bf16* dy, bf16* dx, int64_t n) { gelu_backward<GeluTanh>(x, dy, dx, n); }
-MANTISSA_CLONES void gelu_erf_backward(const float* x, const float* dy, float* dx, int64_t n) { gelu_backward<GeluErf>(x, dy, dx, n); }
-MANTISSA_CLONES void gelu_erf_backward(const bf16* x, const bf16* dy, bf16* dx, int64_t n) { gelu_backward<GeluErf>(x, dy, dx, n); }
+MANTISSA_CLONES void gelu_erf_backward(const float* x, const float* dy, float* dx, int64_t n) {
+  lane::map(GeluErfSlope<float>{}, n, dx, x, dy);
+}
+MANTISSA_CLONES void gelu_erf_backward(const bf16* x, const bf16* dy, bf16* dx, int64_t n) {
+  lane::map(GeluErfSlope<bf16>{}, n, dx, x, dy);
+}
 
 template <class T>
 void forward(const SwiGluForward& k) {
