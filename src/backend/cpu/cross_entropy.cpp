@@ -14,7 +14,7 @@
 namespace mantissa {
 namespace {
 
-using simd::Floats, simd::Slots, simd::for_slots, simd::load;
+using simd::Floats, simd::Slots;
 
 // A row is read once: block by block, its exponentials against the largest logit so far are kept, and the second pass over the cached row
 // corrects each block by exp(its reference - the largest). So the memory is busy while the exponentials are computed, and there is one per
@@ -30,9 +30,8 @@ template <class T>
 [[gnu::always_inline]] inline float largest_of(const T* logits, int64_t n, float start) {
   Slots largest;
   for (Floats& slot : largest.slot) slot = simd::broadcast(start);
-  for_slots(
-      n, [&](int64_t j, int slot, auto part)
-             __attribute__((always_inline)) { largest.slot[slot] = simd::max(load(logits + j, part, start), largest.slot[slot]); });
+  simd::for_values(
+      logits, n, start, [&](Floats x, int slot) __attribute__((always_inline)) { largest.slot[slot] = simd::max(x, largest.slot[slot]); });
   const Floats all = simd::max(simd::max(largest.slot[0], largest.slot[1]), simd::max(largest.slot[2], largest.slot[3]));
   float result = start;
   for (int i = 0; i < simd::kLanes; ++i) result = all[i] > result ? all[i] : result;
@@ -40,16 +39,25 @@ template <class T>
 }
 
 // exponentials = e^(logits - largest). Both may be the same memory: no element is read after another was written in its place.
-template <class T>
-[[gnu::always_inline]] inline void exponentials_of(const T* logits, float largest, float* exponentials, int64_t n) {
+[[gnu::always_inline]] inline void exponentials_of(const float* logits, float largest, float* exponentials, int64_t n) {
 #pragma GCC ivdep
-  for (int64_t j = 0; j < n; ++j) exponentials[j] = lane::exp(lane::load(logits[j]) - largest);
+  for (int64_t j = 0; j < n; ++j) exponentials[j] = lane::exp_negative(logits[j] - largest);
+}
+// The lower halves of words, then the upper halves, then a last element.
+[[gnu::always_inline]] inline void exponentials_of(const bf16* logits, float largest, float* __restrict exponentials, int64_t n) {
+  const int64_t half = n / 2;
+  for (int64_t j = 0; j < half; ++j) {
+    const uint32_t word = lane::words(logits)[j];
+    exponentials[j] = lane::exp_negative(lane::low(word) - largest);
+    exponentials[half + j] = lane::exp_negative(lane::high(word) - largest);
+  }
+  if (n % 2 != 0) exponentials[n - 1] = lane::exp_negative(lane::load(logits[n - 1]) - largest);
 }
 
 [[gnu::always_inline]] inline float sum_of(const float* x, int64_t n) {
   Slots total;
-  for_slots(
-      n, [&](int64_t j, int slot, auto part) __attribute__((always_inline)) { total.slot[slot] += load(x + j, part); });
+  simd::for_values(
+      x, n, 0.0F, [&](Floats value, int slot) __attribute__((always_inline)) { total.slot[slot] += value; });
   return simd::sum(total);
 }
 
@@ -62,11 +70,17 @@ template <class T>
   sums.largest = largest;
 }
 
-// Both may be the same memory.
-template <class T>
-[[gnu::always_inline]] inline void scale_block(const float* exponentials, float factor, T* dlogits, int64_t n) {
+// dlogits = exponentials * factor, in the order of exponentials_of. Both may be the same memory.
+[[gnu::always_inline]] inline void scale_block(const float* exponentials, float factor, float* dlogits, int64_t n) {
 #pragma GCC ivdep
-  for (int64_t j = 0; j < n; ++j) lane::store(dlogits[j], exponentials[j] * factor);
+  for (int64_t j = 0; j < n; ++j) dlogits[j] = exponentials[j] * factor;
+}
+[[gnu::always_inline]] inline void scale_block(const float* __restrict exponentials, float factor, bf16* dlogits, int64_t n) {
+  const int64_t half = n / 2;
+  for (int64_t j = 0; j < half; ++j) {
+    lane::words(dlogits)[j] = lane::word(exponentials[j] * factor, exponentials[half + j] * factor);
+  }
+  if (n % 2 != 0) lane::store(dlogits[n - 1], exponentials[n - 1] * factor);
 }
 
 template <class T>
@@ -103,11 +117,17 @@ template <class T>
 MANTISSA_CLONES float loss_of(Row<float> k) { return row_loss(k); }
 MANTISSA_CLONES float loss_of(Row<bf16> k) { return row_loss(k); }
 
-// Of the executing thread; grows to the longest row and is kept.
+// Of the executing thread; grows to the longest row and is kept. In whole cache lines: a vector that crosses two is stored at half the
+// speed.
+struct alignas(64) CacheLine {
+  static constexpr int64_t kFloats = 16;
+  float elements[kFloats];
+};
 float* scratch(int64_t elements) {
-  thread_local std::vector<float> memory;
-  if (memory.size() < static_cast<size_t>(elements)) memory.resize(static_cast<size_t>(elements));
-  return memory.data();
+  thread_local std::vector<CacheLine> memory;
+  const auto lines = static_cast<size_t>((elements + CacheLine::kFloats - 1) / CacheLine::kFloats);
+  if (memory.size() < lines) memory.resize(lines);
+  return memory.data()->elements;
 }
 
 template <class T>
@@ -119,7 +139,7 @@ void losses(const CrossEntropy& k) {
   const int32_t* targets = k.targets.data<int32_t>();
   float* loss = k.loss.data<float>();
   parallel_for(k.logits.dim(0), rows_per_piece(4 * columns), [&](int64_t begin, int64_t end) {
-    float* memory = scratch(blocks + (in_dlogits ? 0 : std::max(kBlock, k.vocab)));
+    float* memory = scratch((in_dlogits ? 0 : std::max(kBlock, k.vocab)) + blocks);
     for (int64_t i = begin; i < end; ++i) {
       T* gradient = dlogits == nullptr ? nullptr : dlogits + i * columns;
       if (targets[i] < 0) {
@@ -133,8 +153,8 @@ void losses(const CrossEntropy& k) {
                                .vocab = k.vocab,
                                .columns = columns,
                                .scale = static_cast<float>(k.scale),
-                               .exponentials = in_dlogits ? reinterpret_cast<float*>(gradient) : memory + blocks,
-                               .references = memory});
+                               .exponentials = in_dlogits ? reinterpret_cast<float*>(gradient) : memory,
+                               .references = in_dlogits ? memory : memory + std::max(kBlock, k.vocab)});
     }
   });
 }

@@ -4,6 +4,7 @@
 #include "backend/checks.h"
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/indices.h"
+#include "backend/cpu/lane_math.h"
 #include "backend/cpu/pieces.h"
 #include "backend/cpu/simd.h"
 #include "mantissa/base/host_device.h"
@@ -18,7 +19,10 @@ void gather(const EmbeddingForward& k) {
   const std::byte* weight = k.weight.raw();
   std::byte* out = k.out.raw();
   parallel_for(k.ids.dim(0), rows_per_piece(k.weight.dim(1)), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) std::memcpy(out + i * bytes, weight + ids[i] * bytes, static_cast<size_t>(bytes));
+    for (int64_t i = begin; i < end; ++i) {
+      lane::prefetch_row(weight + ids[std::min(i + 1, end - 1)] * bytes, bytes);  // rows anywhere: no hardware foresees them
+      std::memcpy(out + i * bytes, weight + ids[i] * bytes, static_cast<size_t>(bytes));
+    }
   });
 }
 

@@ -14,9 +14,8 @@ template <class T>
 [[gnu::always_inline]] inline float rms_row(const T* __restrict x, const float* __restrict weight, T* __restrict y, int64_t channels,
                                             float eps) {
   simd::Slots squares;
-  simd::for_slots(
-      channels, [&](int64_t j, int slot, auto part) __attribute__((always_inline)) {
-        const simd::Floats value = simd::load(x + j, part);
+  simd::for_values(
+      x, channels, 0.0F, [&](simd::Floats value, int slot) __attribute__((always_inline)) {
         squares.slot[slot] = simd::fma(value, value, squares.slot[slot]);
       });
   const float rstd = 1.0F / std::sqrt(simd::sum(squares) / static_cast<float>(channels) + eps);
@@ -33,12 +32,12 @@ template <class T>
 [[gnu::always_inline]] inline Moments layer_norm_row(const T* __restrict x, const float* __restrict weight, const float* __restrict bias,
                                                      T* __restrict y, int64_t channels, float eps) {
   simd::Slots total, squares;
-  simd::for_slots(
-      channels, [&](int64_t j, int slot, auto part) __attribute__((always_inline)) { total.slot[slot] += simd::load(x + j, part); });
+  simd::for_values(
+      x, channels, 0.0F, [&](simd::Floats value, int slot) __attribute__((always_inline)) { total.slot[slot] += value; });
   const float mean = simd::sum(total) / static_cast<float>(channels);
-  simd::for_slots(
-      channels, [&](int64_t j, int slot, auto part) __attribute__((always_inline)) {
-        const simd::Floats centred = simd::load(x + j, part, mean) - mean;
+  simd::for_values(
+      x, channels, mean, [&](simd::Floats value, int slot) __attribute__((always_inline)) {
+        const simd::Floats centred = value - mean;
         squares.slot[slot] = simd::fma(centred, centred, squares.slot[slot]);
       });
   const float rstd = 1.0F / std::sqrt(simd::sum(squares) / static_cast<float>(channels) + eps);
