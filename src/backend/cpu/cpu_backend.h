@@ -20,6 +20,9 @@ class CpuBackend final : public CpuReference {
   void run(const Convert& k) override;
   void run(const Add& k) override;
   void run(const Gemm& k) override;
+  void run(const Quantize& k) override;
+  void run(const Dequantize& k) override;
+  void run(const RequantizeColumns& k) override;
   void run(const SumRows& k) override;
   void run(const EmbeddingForward& k) override;
   void run(const EmbeddingBackward& k) override;

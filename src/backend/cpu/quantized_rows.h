@@ -1,6 +1,8 @@
 // Access to the elements and codes of a matrix one by one: what the plain quantising kernels share.
 #pragma once
 
+#include <algorithm>
+
 #include "mantissa/formats/block_scale.h"
 #include "mantissa/formats/swizzle.h"
 #include "mantissa/tensor/quantized_tensor.h"
@@ -32,5 +34,26 @@ class Codes {
   uint8_t* data_;
   int64_t cols_;
 };
+
+struct Block {
+  int64_t row, rows, col, cols;
+};
+
+template <class Body>
+void for_each_element(const Block& block, const Body& body) {
+  for (int64_t r = block.row; r < block.row + block.rows; ++r) {
+    for (int64_t c = block.col; c < block.col + block.cols; ++c) body(r, c);
+  }
+}
+
+// Scale and codes of one block; `bits(row, col)` gives the fp32 bits of an element.
+template <class E, class Bits>
+uint8_t quantize_block(const Block& block, ScaleRule rule, const Codes<E>& codes, const Bits& bits) {
+  uint32_t key = 0;
+  for_each_element(block, [&](int64_t r, int64_t c) { key = std::max(key, amax_key(bits(r, c), rule)); });
+  const uint8_t scale = block_scale<E>(amax_of_key(key), rule);
+  for_each_element(block, [&](int64_t r, int64_t c) { codes.set(r, c, encode_in_block<E>(bits(r, c), scale, rule)); });
+  return scale;
+}
 
 }  // namespace mantissa

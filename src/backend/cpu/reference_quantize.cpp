@@ -12,10 +12,6 @@
 namespace mantissa {
 namespace {
 
-struct Block {
-  int64_t row, rows, col, cols;
-};
-
 // Calls body(block, its scale) for every block, bands of block rows in parallel.
 template <class Body>
 void for_each_block(const QuantizedTensor& tensor, const Body& body) {
@@ -31,32 +27,15 @@ void for_each_block(const QuantizedTensor& tensor, const Body& body) {
   });
 }
 
-template <class Body>
-void for_each_element(const Block& block, const Body& body) {
-  for (int64_t r = block.row; r < block.row + block.rows; ++r) {
-    for (int64_t c = block.col; c < block.col + block.cols; ++c) body(r, c);
-  }
-}
-
-// `bits(row, col)` gives the fp32 bits of an element.
-template <class E, class Bits>
-void quantize(const QuantizedTensor& out, const Bits& bits) {
-  const ScaleRule rule = out.how.rule;
-  const Codes<E> codes(out);
-  for_each_block(out, [&](const Block& block, uint8_t& scale) {
-    uint32_t key = 0;
-    for_each_element(block, [&](int64_t r, int64_t c) { key = std::max(key, amax_key(bits(r, c), rule)); });
-    scale = block_scale<E>(amax_of_key(key), rule);
-    for_each_element(block, [&](int64_t r, int64_t c) { codes.set(r, c, encode_in_block<E>(bits(r, c), scale, rule)); });
-  });
-}
-
 template <class T>
 void quantize(const Quantize& k, const QuantizedTensor& out) {
   const T* x = k.x.data<T>();
   const int64_t rows = k.x.dim(0), cols = k.x.dim(1);
-  with_element(out.how.format,
-               [&]<class E>() { quantize<E>(out, [=](int64_t r, int64_t c) { return r < rows ? fp32_bits(x[r * cols + c]) : 0U; }); });
+  const auto bits = [=](int64_t r, int64_t c) { return r < rows ? fp32_bits(x[r * cols + c]) : 0U; };
+  with_element(out.how.format, [&]<class E>() {
+    const Codes<E> codes(out);
+    for_each_block(out, [&](const Block& block, uint8_t& scale) { scale = quantize_block<E>(block, out.how.rule, codes, bits); });
+  });
 }
 
 template <class T>

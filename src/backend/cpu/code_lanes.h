@@ -1,0 +1,151 @@
+// Thirty-two 16-bit lanes: bf16 values, or the codes of one block row. bf16 has eight significant bits, so the scale rules, rounding and
+// decoding of element.h and block_scale.h fit into 16-bit integer arithmetic wherever neither values nor elements are subnormal as bf16:
+// where a scale code is above bias + mantissa bits and the block is finite ("regular"). The rest is for the scalar codecs.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "mantissa/formats/block_scale.h"
+#include "mantissa/formats/element.h"
+
+namespace mantissa::lanes {
+
+inline constexpr int64_t kLanes = 32;
+using Words = int16_t __attribute__((vector_size(64)));
+using Unsigned = uint16_t __attribute__((vector_size(64)));
+
+namespace detail {
+using Bytes = uint8_t __attribute__((vector_size(32)));
+using Half = int16_t __attribute__((vector_size(32)));
+using Quarter = int16_t __attribute__((vector_size(16)));
+}  // namespace detail
+
+[[gnu::always_inline]] inline Words broadcast(int value) { return Words{} + static_cast<int16_t>(value); }
+[[gnu::always_inline]] inline Words max(Words a, Words b) { return a > b ? a : b; }
+[[gnu::always_inline]] inline Words min(Words a, Words b) { return a < b ? a : b; }
+
+[[gnu::always_inline]] inline Words load(const void* bf16_values) {
+  Words out;
+  std::memcpy(&out, bf16_values, sizeof out);
+  return out;
+}
+[[gnu::always_inline]] inline Words load_bytes(const uint8_t* from) {
+  detail::Bytes bytes;
+  std::memcpy(&bytes, from, sizeof bytes);
+  return __builtin_convertvector(bytes, Words);
+}
+[[gnu::always_inline]] inline void store_bytes(uint8_t* to, Words value) {
+  const auto bytes = __builtin_convertvector(value, detail::Bytes);
+  std::memcpy(to, &bytes, sizeof bytes);
+}
+
+// Codes of 32 elements, from and to memory: one a byte, or two.
+template <class E>
+[[gnu::always_inline]] inline Words load_codes(const uint8_t* from) {
+  if constexpr (E::codes_per_byte == 1) return load_bytes(from);
+  using Packed = uint8_t __attribute__((vector_size(16)));
+  Packed packed;
+  std::memcpy(&packed, from, sizeof packed);
+  const auto pairs = __builtin_convertvector(packed, detail::Half);
+  const detail::Half bytes = (pairs & 15) | ((pairs & 0xF0) << 4);
+  return __builtin_convertvector(reinterpret_cast<detail::Bytes>(bytes), Words);
+}
+template <class E>
+[[gnu::always_inline]] inline void store_codes(uint8_t* to, Words codes) {
+  if constexpr (E::codes_per_byte == 1) return store_bytes(to, codes);
+  using Packed = uint8_t __attribute__((vector_size(16)));
+  const auto pairs = reinterpret_cast<detail::Half>(__builtin_convertvector(codes, detail::Bytes));
+  const auto packed = __builtin_convertvector((pairs | (pairs >> 4)) & 0xFF, Packed);
+  std::memcpy(to, &packed, sizeof packed);
+}
+
+[[gnu::always_inline]] inline Words magnitude(Words bits) { return bits & 0x7FFF; }
+
+[[gnu::always_inline]] inline bool any(Words mask) {
+  uint64_t words[8];
+  std::memcpy(words, &mask, sizeof words);
+  return (words[0] | words[1] | words[2] | words[3] | words[4] | words[5] | words[6] | words[7]) != 0;
+}
+
+// The largest lane; no lane is negative.
+[[gnu::always_inline]] inline int32_t largest(Words a) {
+  detail::Half low, high;
+  std::memcpy(&low, &a, sizeof low);
+  std::memcpy(&high, reinterpret_cast<const char*>(&a) + sizeof low, sizeof high);
+  const detail::Half half = low > high ? low : high;
+  detail::Quarter first, second;
+  std::memcpy(&first, &half, sizeof first);
+  std::memcpy(&second, reinterpret_cast<const char*>(&half) + sizeof first, sizeof second);
+  detail::Quarter q = first > second ? first : second;
+  const auto fold = [&q](detail::Quarter other) __attribute__((always_inline)) { q = q > other ? q : other; };
+  fold(__builtin_shufflevector(q, q, 4, 5, 6, 7, 0, 1, 2, 3));
+  fold(__builtin_shufflevector(q, q, 2, 3, 0, 1, 6, 7, 4, 5));
+  fold(__builtin_shufflevector(q, q, 1, 0, 3, 2, 5, 4, 7, 6));
+  return q[0];
+}
+
+// What multiplies by 2^(127 - scale) when it is subtracted from bf16 bits, and by 2^(scale - 127) when it is added.
+[[gnu::always_inline]] inline Words exponent_shift(Words scale) { return (scale - 127) << 7; }
+
+template <class E>
+inline constexpr int kFirstRegularScale = E::bias + E::mantissa_bits + 1;
+
+// bf16 bits of the midpoint between the subnormal elements k and k + 1.
+template <class E>
+constexpr int16_t subnormal_midpoint(int k) {
+  const int odd = 2 * k + 1;
+  int exponent = 0;
+  while ((odd >> (exponent + 1)) != 0) ++exponent;
+  return static_cast<int16_t>(((127 - E::bias - E::mantissa_bits + exponent) << 7) | ((odd << (7 - exponent)) & 0x7F));
+}
+
+// Codes of bf16 bits at the scale of `shift`. Elements below the smallest normal one are counted out between midpoints, ties to even; the
+// rounding of normal ones never exceeds that count where it does not apply.
+template <class E>
+[[gnu::always_inline]] inline Words encode(Words bits, Words shift) {
+  constexpr int kDrop = 7 - E::mantissa_bits;
+  constexpr int16_t kBelowHalf = (1 << (kDrop - 1)) - 1, kBias = (127 - E::bias) << E::mantissa_bits;
+  const Words y = magnitude(bits) - shift;
+  const Words normal = ((y + kBelowHalf + ((y >> kDrop) & 1)) >> kDrop) - kBias;
+  Words subnormal{};
+  for (int k = 0; k < (1 << E::mantissa_bits); ++k) {
+    subnormal -= y > static_cast<int16_t>(subnormal_midpoint<E>(k) - k % 2);
+  }
+  const Words code = min(max(normal, subnormal), broadcast(E::max_code));
+  const auto sign = reinterpret_cast<Words>(reinterpret_cast<Unsigned>(bits) >> (16 - E::bits)) & static_cast<int16_t>(E::sign_bit);
+  return code | sign;
+}
+
+// bf16 bits of codes at the scale of `shift`; lanes of `foreign` are set where a code is no finite element.
+template <class E>
+[[gnu::always_inline]] inline Words decode(Words code, Words shift, Words& foreign) {
+  const Words m = code & static_cast<int16_t>(E::magnitude_mask);
+  foreign |= m > static_cast<int16_t>(E::max_code);
+  constexpr int kRaise = 7 - E::mantissa_bits, kBias = 127 - E::bias;
+  Words bits = (m << kRaise) + static_cast<int16_t>(kBias << 7);
+  // A subnormal element m with the leading bit p is 2^p (1 + (m - 2^p) / 2^p) steps.
+  for (int p = E::mantissa_bits - 1; p >= 0; --p) {
+    const Words value = ((m - static_cast<int16_t>(1 << p)) << (7 - p)) + static_cast<int16_t>((kBias - E::mantissa_bits + p + 1) << 7);
+    bits = m < static_cast<int16_t>(2 << p) ? value : bits;
+  }
+  bits = m == 0 ? Words{} : bits + shift;
+  const auto sign = reinterpret_cast<Unsigned>(code & static_cast<int16_t>(E::sign_bit)) << (16 - E::bits);
+  return bits | reinterpret_cast<Words>(sign);
+}
+
+// block_scale() of bf16 amax bits below Inf.
+template <class E>
+[[gnu::always_inline]] inline Words scale_of(Words amax, ScaleRule rule) {
+  Words scale = (amax >> 7) - static_cast<int16_t>(E::emax);
+  if (rule != ScaleRule::floor) scale -= (amax & 0x7F) > static_cast<int16_t>(E::max_fraction >> 16);
+  return max(scale, Words{});
+}
+
+// Lanes whose block the functions above do not cover. Blocks of zeros they do.
+template <class E>
+[[gnu::always_inline]] inline Words irregular(Words amax, Words scale) {
+  return ((scale < static_cast<int16_t>(kFirstRegularScale<E>)) & (amax != 0)) | (amax >= 0x7F80);
+}
+
+}  // namespace mantissa::lanes
