@@ -68,6 +68,8 @@ class Harness {
 double monotonic_seconds();
 
 // The subcommands; each measures what the filter admits.
+// Appends the quantising kernels.
+void add_quantized(std::vector<Workload>& out, Backend& device, Dtype dtype);
 void bench_kernels(Backend& device, const BenchOptions& options);
 void bench_gemm(Backend& device, const BenchOptions& options);
 void bench_attention(Backend& device, const BenchOptions& options);

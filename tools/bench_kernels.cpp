@@ -188,7 +188,7 @@ void add_update(Kernels& out, Backend& device, Dtype dtype) {
 void bench_kernels(Backend& device, const BenchOptions& options) {
   Harness harness(device, options);
   using Group = void (*)(Kernels&, Backend&, Dtype);
-  const std::vector<Group> groups{add_norms, add_activations, add_heads, add_vocabulary, add_update};
+  const std::vector<Group> groups{add_norms, add_activations, add_heads, add_vocabulary, add_update, add_quantized};
   int expected = 0;
   const auto each = [&](const std::function<void(const Workload&)>& visit) {
     for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {

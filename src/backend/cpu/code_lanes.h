@@ -1,8 +1,10 @@
-// Thirty-two 16-bit lanes: bf16 values, or the codes of one block row. bf16 has eight significant bits, so the scale rules, rounding and
-// decoding of element.h and block_scale.h fit into 16-bit integer arithmetic wherever neither values nor elements are subnormal as bf16:
-// where a scale code is above bias + mantissa bits and the block is finite ("regular"). The rest is for the scalar codecs.
+// Sixteen 16-bit lanes, one AVX2 register: bf16 values, or codes. g++ 12 takes comparisons of wider vectors apart lane by lane. bf16 has
+// eight significant bits, so the scale rules, rounding and decoding of element.h and block_scale.h fit into 16-bit integer arithmetic
+// wherever neither values nor elements are subnormal as bf16: where a scale code is above bias + mantissa bits and the block is finite
+// ("regular"). The rest is for the scalar codecs.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <cstring>
 
@@ -11,17 +13,20 @@
 
 namespace mantissa::lanes {
 
-inline constexpr int64_t kLanes = 32;
-using Words = int16_t __attribute__((vector_size(64)));
-using Unsigned = uint16_t __attribute__((vector_size(64)));
+inline constexpr int64_t kLanes = 16;
+using Words = int16_t __attribute__((vector_size(32)));
+using Unsigned = uint16_t __attribute__((vector_size(32)));
 
 namespace detail {
-using Bytes = uint8_t __attribute__((vector_size(32)));
-using Half = int16_t __attribute__((vector_size(32)));
-using Quarter = int16_t __attribute__((vector_size(16)));
+using Bytes = uint8_t __attribute__((vector_size(16)));
+using Packed = uint8_t __attribute__((vector_size(8)));
+using Half = int16_t __attribute__((vector_size(16)));
 }  // namespace detail
 
-[[gnu::always_inline]] inline Words broadcast(int value) { return Words{} + static_cast<int16_t>(value); }
+[[gnu::always_inline]] inline Words broadcast(int value) {
+  const auto v = static_cast<int16_t>(value);
+  return Words{v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v};  // a sum with 0 becomes eight insertions
+}
 [[gnu::always_inline]] inline Words max(Words a, Words b) { return a > b ? a : b; }
 [[gnu::always_inline]] inline Words min(Words a, Words b) { return a < b ? a : b; }
 
@@ -40,12 +45,11 @@ using Quarter = int16_t __attribute__((vector_size(16)));
   std::memcpy(to, &bytes, sizeof bytes);
 }
 
-// Codes of 32 elements, from and to memory: one a byte, or two.
+// Codes of 16 elements, from and to memory: one a byte, or two.
 template <class E>
 [[gnu::always_inline]] inline Words load_codes(const uint8_t* from) {
   if constexpr (E::codes_per_byte == 1) return load_bytes(from);
-  using Packed = uint8_t __attribute__((vector_size(16)));
-  Packed packed;
+  detail::Packed packed;
   std::memcpy(&packed, from, sizeof packed);
   const auto pairs = __builtin_convertvector(packed, detail::Half);
   const detail::Half bytes = (pairs & 15) | ((pairs & 0xF0) << 4);
@@ -54,18 +58,17 @@ template <class E>
 template <class E>
 [[gnu::always_inline]] inline void store_codes(uint8_t* to, Words codes) {
   if constexpr (E::codes_per_byte == 1) return store_bytes(to, codes);
-  using Packed = uint8_t __attribute__((vector_size(16)));
   const auto pairs = reinterpret_cast<detail::Half>(__builtin_convertvector(codes, detail::Bytes));
-  const auto packed = __builtin_convertvector((pairs | (pairs >> 4)) & 0xFF, Packed);
+  const auto packed = __builtin_convertvector((pairs | (pairs >> 4)) & 0xFF, detail::Packed);
   std::memcpy(to, &packed, sizeof packed);
 }
 
 [[gnu::always_inline]] inline Words magnitude(Words bits) { return bits & 0x7FFF; }
 
 [[gnu::always_inline]] inline bool any(Words mask) {
-  uint64_t words[8];
+  uint64_t words[4];
   std::memcpy(words, &mask, sizeof words);
-  return (words[0] | words[1] | words[2] | words[3] | words[4] | words[5] | words[6] | words[7]) != 0;
+  return (words[0] | words[1] | words[2] | words[3]) != 0;
 }
 
 // The largest lane; no lane is negative.
@@ -73,12 +76,8 @@ template <class E>
   detail::Half low, high;
   std::memcpy(&low, &a, sizeof low);
   std::memcpy(&high, reinterpret_cast<const char*>(&a) + sizeof low, sizeof high);
-  const detail::Half half = low > high ? low : high;
-  detail::Quarter first, second;
-  std::memcpy(&first, &half, sizeof first);
-  std::memcpy(&second, reinterpret_cast<const char*>(&half) + sizeof first, sizeof second);
-  detail::Quarter q = first > second ? first : second;
-  const auto fold = [&q](detail::Quarter other) __attribute__((always_inline)) { q = q > other ? q : other; };
+  detail::Half q = low > high ? low : high;
+  const auto fold = [&q](detail::Half other) __attribute__((always_inline)) { q = q > other ? q : other; };
   fold(__builtin_shufflevector(q, q, 4, 5, 6, 7, 0, 1, 2, 3));
   fold(__builtin_shufflevector(q, q, 2, 3, 0, 1, 6, 7, 4, 5));
   fold(__builtin_shufflevector(q, q, 1, 0, 3, 2, 5, 4, 7, 6));
@@ -91,13 +90,18 @@ template <class E>
 template <class E>
 inline constexpr int kFirstRegularScale = E::bias + E::mantissa_bits + 1;
 
-// bf16 bits of the midpoint between the subnormal elements k and k + 1.
+// A lane is above the k-th of these bf16 bits if and only if it rounds to subnormal element k + 1 or more: midpoints, ties to even.
 template <class E>
-constexpr int16_t subnormal_midpoint(int k) {
-  const int odd = 2 * k + 1;
-  int exponent = 0;
-  while ((odd >> (exponent + 1)) != 0) ++exponent;
-  return static_cast<int16_t>(((127 - E::bias - E::mantissa_bits + exponent) << 7) | ((odd << (7 - exponent)) & 0x7F));
+constexpr auto subnormal_borders() {
+  std::array<int16_t, size_t{1} << E::mantissa_bits> out{};
+  for (int k = 0; k < (1 << E::mantissa_bits); ++k) {
+    const int odd = 2 * k + 1;
+    int exponent = 0;
+    while ((odd >> (exponent + 1)) != 0) ++exponent;
+    const int midpoint = ((127 - E::bias - E::mantissa_bits + exponent) << 7) | ((odd << (7 - exponent)) & 0x7F);
+    out[static_cast<size_t>(k)] = static_cast<int16_t>(midpoint - k % 2);
+  }
+  return out;
 }
 
 // Codes of bf16 bits at the scale of `shift`. Elements below the smallest normal one are counted out between midpoints, ties to even; the
@@ -109,9 +113,9 @@ template <class E>
   const Words y = magnitude(bits) - shift;
   const Words normal = ((y + kBelowHalf + ((y >> kDrop) & 1)) >> kDrop) - kBias;
   Words subnormal{};
-  for (int k = 0; k < (1 << E::mantissa_bits); ++k) {
-    subnormal -= y > static_cast<int16_t>(subnormal_midpoint<E>(k) - k % 2);
-  }
+  constexpr auto kBorders = subnormal_borders<E>();
+#pragma GCC unroll 8
+  for (const int16_t border : kBorders) subnormal -= y > border;
   const Words code = min(max(normal, subnormal), broadcast(E::max_code));
   const auto sign = reinterpret_cast<Words>(reinterpret_cast<Unsigned>(bits) >> (16 - E::bits)) & static_cast<int16_t>(E::sign_bit);
   return code | sign;

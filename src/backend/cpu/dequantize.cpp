@@ -1,4 +1,4 @@
-// Dequantising and columnwise requantisation, 32 lanes at a time. Elements and scales that code_lanes.h does not cover go through the
+// Dequantising and columnwise requantisation, 16 lanes at a time. Elements and scales that code_lanes.h does not cover go through the
 // scalar codecs, so every bit is the reference's.
 #include <algorithm>
 #include <atomic>
@@ -18,7 +18,7 @@ namespace {
 
 using lanes::kLanes, lanes::Words;
 
-// Codes and scales of a matrix as the kernels read them: 32 codes of a row at a time.
+// Codes and scales of a matrix as the kernels read them: 16 codes of a row at a time.
 template <class E>
 class Reader {
  public:
@@ -64,7 +64,7 @@ class Reader {
 
 [[gnu::always_inline]] inline void store(bf16* to, Words bits) { std::memcpy(&to->bits, &bits, sizeof bits); }
 [[gnu::always_inline]] inline void store(float* to, Words bits) {
-  using Wide = uint32_t __attribute__((vector_size(128)));
+  using Wide = uint32_t __attribute__((vector_size(64)));
   const Wide wide = __builtin_convertvector(reinterpret_cast<lanes::Unsigned>(bits), Wide) << 16;
   std::memcpy(to, &wide, sizeof wide);
 }
@@ -107,7 +107,7 @@ bool dequantize_range(const Dequantize& k, int64_t begin, int64_t end) {
   }
 }
 
-// Columnwise codes of the b x 32 elements at (row, col). Their values are exact in bf16 where every group is regular.
+// Columnwise codes of the b x 16 elements at (row, col). Their values are exact in bf16 where every group is regular.
 template <class E>
 [[gnu::always_inline]] inline void requantize_group(const RequantizeColumns& k, const Reader<E>& reader, int64_t row, int64_t col) {
   const int64_t block = k.out.how.block_rows, cols = k.x.shape[1];

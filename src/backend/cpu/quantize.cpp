@@ -1,4 +1,4 @@
-// Quantising bf16 in bands of whole blocks, 32 lanes at a time. Blocks that code_lanes.h does not cover (non-finite, or with tiny scales)
+// Quantising bf16 in bands of whole blocks, 16 lanes at a time. Blocks that code_lanes.h does not cover (non-finite, or with tiny scales)
 // go through the scalar codecs one by one, so every bit is the reference's.
 #include <algorithm>
 #include <array>
@@ -19,7 +19,7 @@ namespace {
 
 using lanes::kLanes, lanes::Words;
 
-alignas(64) constexpr std::array<bf16, kLanes> kZeros{};
+alignas(32) constexpr std::array<bf16, kLanes> kZeros{};
 
 // One output of a pass over x [rows, cols]; rows of the output beyond x are zeros.
 struct Job {
