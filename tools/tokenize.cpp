@@ -5,9 +5,9 @@
 #include <memory>
 
 #include "command.h"
+#include "mantissa/base/pending_file.h"
 #include "mantissa/data/dataset.h"
 #include "mantissa/data/token_writer.h"
-#include "mantissa/io/atomic_file.h"
 
 namespace mantissa::tools {
 namespace {
@@ -29,7 +29,7 @@ Tokenizer make_tokenizer(const Arguments& arguments, const std::vector<std::stri
   if (arguments.tokenizer == "byte") return Tokenizer::bytes();
   if (arguments.vocabulary) {
     require(std::filesystem::exists(*arguments.vocabulary), ExitCode::usage, "--vocabulary: ", *arguments.vocabulary, ": no such file");
-    return Tokenizer::from_json(read_small_file(*arguments.vocabulary, kLargestVocabularyFile), *arguments.vocabulary);
+    return Tokenizer::from_json(File::open(*arguments.vocabulary).content(kLargestVocabularyFile), *arguments.vocabulary);
   }
   std::vector<InputFile> files;
   for (const std::string& path : paths) {

@@ -19,12 +19,8 @@ std::vector<InputFile> input_files(const DataConfig& config) {
 }
 
 std::string content_of(const std::string& path) {
-  const InputFile file(path);
   constexpr int64_t kLargest = 64 << 20;
-  require(file.size() <= kLargest, ExitCode::data, path, ": ", file.size(), " bytes; at most ", kLargest, " are read");
-  std::string bytes(static_cast<size_t>(file.size()), '\0');
-  file.read(0, bytes.data(), file.size());
-  return bytes;
+  return File::open_input(path).content(kLargest);
 }
 
 // Token files keep their characters beside them: PREFIX.tokenizer.json (mantissa tokenize) or meta.json (nanoGPT's meta.pkl as JSON; the

@@ -5,8 +5,7 @@
 #include <limits>
 #include <string_view>
 
-#include "data/pending_file.h"
-#include "mantissa/base/error.h"
+#include "mantissa/base/pending_file.h"
 
 namespace mantissa {
 namespace {

@@ -9,8 +9,8 @@
 #include <cerrno>
 #include <utility>
 
+#include "mantissa/base/file.h"
 #include "mantissa/base/log.h"
-#include "mantissa/io/atomic_file.h"
 
 namespace mantissa {
 

@@ -6,6 +6,7 @@
 
 #include "io/checkpoint_steps.h"
 #include "mantissa/base/log.h"
+#include "mantissa/base/pending_file.h"
 #include "mantissa/io/hash.h"
 
 namespace mantissa {

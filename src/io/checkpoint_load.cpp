@@ -65,7 +65,7 @@ std::optional<LatestPointer> read_latest(const fs::path& folder) {
   std::error_code error;
   if (!fs::exists(fs::symlink_status(path, error))) return std::nullopt;
   try {
-    const std::string content = read_small_file(path, 256);
+    const std::string content = File::open(path).content(256);
     const size_t space = content.find(' ');
     if (space != std::string::npos && content.back() == '\n') {
       LatestPointer pointer{.name = content.substr(0, space), .hash = content.substr(space + 1, content.size() - space - 2)};

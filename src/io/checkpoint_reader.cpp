@@ -70,7 +70,7 @@ CheckpointReader::CheckpointReader(const std::filesystem::path& directory) : dir
 
 void CheckpointReader::open_manifest() {
   const std::filesystem::path path = directory_ / "manifest.json";
-  const std::string content = read_small_file(path, Manifest::kMaxBytes);
+  const std::string content = File::open(path).content(Manifest::kMaxBytes);
   manifest_ = parse_manifest(content, path.string());
   hash_ = manifest_hash(content);
   for (size_t i = 0; i < manifest_.tensors.size(); ++i) index_.emplace(manifest_.tensors[i].name, i);

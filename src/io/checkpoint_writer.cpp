@@ -6,8 +6,8 @@
 #include <span>
 #include <utility>
 
+#include "mantissa/base/file.h"
 #include "mantissa/base/json.h"
-#include "mantissa/io/atomic_file.h"
 #include "mantissa/io/hash.h"
 
 namespace mantissa {

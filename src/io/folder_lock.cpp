@@ -12,8 +12,8 @@
 #include <utility>
 
 #include "io/host_name.h"
+#include "mantissa/base/file.h"
 #include "mantissa/base/log.h"
-#include "mantissa/io/atomic_file.h"
 
 namespace mantissa {
 namespace {

@@ -6,8 +6,8 @@
 #include <chrono>
 #include <nlohmann/json.hpp>
 
+#include "mantissa/base/pending_file.h"
 #include "mantissa/base/version.h"
-#include "mantissa/io/atomic_file.h"
 #include "mantissa/io/checkpoint_directory.h"
 #include "mantissa/io/folder_lock.h"
 

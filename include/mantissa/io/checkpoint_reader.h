@@ -8,7 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "mantissa/io/atomic_file.h"
+#include "mantissa/base/file.h"
 #include "mantissa/io/checkpoint_manifest.h"
 
 namespace mantissa {

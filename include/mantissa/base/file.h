@@ -1,6 +1,6 @@
-// Files whose every system call is checked. What must survive a power cut is written beside its place, synced, renamed into it, and the
-// folder is synced after; a reader sees the old content or the new, never a part. A failed fsync is never tried again: the kernel may have
-// dropped the pages already, so the file has to be written anew.
+// Files and folders whose every system call is checked. Reads use pread, never a mapping: a file that shrinks while it is open gives an
+// error, not SIGBUS. A failed fsync is never tried again: the kernel may have dropped the pages already, so the file has to be written
+// anew. What must survive a power cut goes through pending_file.h.
 //
 // Writing fails with Error(storage), reading with Error(data); a message holds the path and the reason of the system.
 #pragma once
@@ -10,7 +10,6 @@
 #include <filesystem>
 #include <span>
 #include <string>
-#include <string_view>
 
 #include "mantissa/base/error.h"
 
@@ -28,28 +27,29 @@ class File {
 
   // A new file for writing; it must not exist yet. The space is reserved, so a full disk is found before the first byte is written.
   static File create(const std::filesystem::path& path, int64_t reserve_bytes = 0);
-  // A regular file for reading. Symbolic links, folders, devices and pipes are refused.
+  // A regular file of ours for reading. Symbolic links, folders, devices and pipes are refused.
   static File open(const std::filesystem::path& path);
+  // A regular file that the user named, perhaps by a link. Throws Error(usage) if there is none, and Error(environment), here and in
+  // read_at(), where the system fails.
+  static File open_input(const std::filesystem::path& path);
 
   int64_t size() const;
   void write_at(int64_t offset, std::span<const std::byte> bytes);
   // Exactly out.size() bytes; a file that ends before that is an error.
   void read_at(int64_t offset, std::span<std::byte> out) const;
+  // All of it; a file of more than max_bytes is Error(data) before anything is allocated.
+  std::string content(int64_t max_bytes) const;
   void sync();
   void close();
   const std::filesystem::path& path() const { return path_; }
 
  private:
-  File(int fd, std::filesystem::path path) : fd_(fd), path_(std::move(path)) {}
+  File(int fd, std::filesystem::path path, ExitCode read_failure = ExitCode::data)
+      : fd_(fd), read_failure_(read_failure), path_(std::move(path)) {}
   int fd_ = -1;
+  ExitCode read_failure_ = ExitCode::data;
   std::filesystem::path path_;
 };
-
-// The bytes of a file of at most max_bytes; a larger one is Error(data) before anything is allocated.
-std::string read_small_file(const std::filesystem::path& path, int64_t max_bytes);
-
-// Writes path.tmp, syncs it, renames it to path and syncs the folder. A path.tmp left over from a crash is replaced.
-void write_file_atomically(const std::filesystem::path& path, std::string_view content);
 
 void make_directory(const std::filesystem::path& path);  // the last component only; it must not exist
 void sync_directory(const std::filesystem::path& path);

@@ -1,17 +1,21 @@
-// A file that is written beside its place as NAME.tmp and renamed into it when complete. All failures are Error(storage).
+// A file that is written beside its place as NAME.tmp and renamed into it when complete: a reader sees the old content or the new, never a
+// part, after a power cut too. All failures are Error(storage).
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <span>
-#include <string>
+#include <string_view>
 #include <vector>
+
+#include "mantissa/base/file.h"
 
 namespace mantissa {
 
 class PendingFile {
  public:
-  explicit PendingFile(std::string path);  // replaces a NAME.tmp left over from a crash
-  ~PendingFile();                          // removes NAME.tmp unless published
+  explicit PendingFile(const std::filesystem::path& path);  // replaces a NAME.tmp left over from a crash
+  ~PendingFile();                                           // removes NAME.tmp unless published
   PendingFile(const PendingFile&) = delete;
   PendingFile& operator=(const PendingFile&) = delete;
 
@@ -28,17 +32,18 @@ class PendingFile {
   void write_front(std::span<const std::byte> bytes);
 
   void sync();     // everything is on the disk, still as NAME.tmp
-  void publish();  // after sync(): takes its name, durably
+  void publish();  // after sync(): takes its name, and the folder is synced
 
  private:
   void flush();
-  void write_at(int64_t offset, std::span<const std::byte> bytes);
-  [[noreturn]] void fail_write(const char* what) const;
 
-  std::string path_, temporary_;
-  int descriptor_ = -1;
+  std::filesystem::path path_, temporary_;
+  File file_;
   int64_t written_ = 0;
   std::vector<std::byte> buffer_;
+  bool published_ = false;
 };
+
+void write_file_atomically(const std::filesystem::path& path, std::string_view content);
 
 }  // namespace mantissa

@@ -1,4 +1,4 @@
-#include "mantissa/io/atomic_file.h"
+#include "mantissa/base/file.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <system_error>
 #include <utility>
 
@@ -28,10 +27,11 @@ constexpr size_t kMaxTransfer = size_t{1} << 30;  // Linux moves at most 2^31 - 
 
 std::string system_message(int error_number) { return std::generic_category().message(error_number); }
 
-File::File(File&& other) noexcept : fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)) {}
+File::File(File&& other) noexcept : fd_(std::exchange(other.fd_, -1)), read_failure_(other.read_failure_), path_(std::move(other.path_)) {}
 
 File& File::operator=(File&& other) noexcept {
   std::swap(fd_, other.fd_);
+  std::swap(read_failure_, other.read_failure_);
   std::swap(path_, other.path_);
   return *this;
 }
@@ -64,6 +64,17 @@ File File::open(const std::filesystem::path& path) {
   return file;
 }
 
+File File::open_input(const std::filesystem::path& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  const int error = errno;
+  require(fd >= 0 || (error != ENOENT && error != ENOTDIR), ExitCode::usage, path.string(), ": no such file");
+  require(fd >= 0, ExitCode::environment, path.string(), ": cannot be opened: ", system_message(error));
+  File file(fd, path, ExitCode::environment);
+  struct stat status {};
+  require(::fstat(fd, &status) == 0 && S_ISREG(status.st_mode), ExitCode::usage, path.string(), ": not a regular file");
+  return file;
+}
+
 int64_t File::size() const {
   struct stat status {};
   if (::fstat(fd_, &status) != 0) data_error(path_, "fstat");
@@ -85,11 +96,19 @@ void File::read_at(int64_t offset, std::span<std::byte> out) const {
   while (!out.empty()) {
     const ssize_t got = ::pread(fd_, out.data(), std::min(out.size(), kMaxTransfer), offset);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) data_error(path_, "reading");
+    require(got >= 0, read_failure_, path_.string(), ": reading at byte ", offset, " failed: ", system_message(errno));
     require(got > 0, ExitCode::data, path_.string(), ": ends at byte ", offset, ", ", out.size(), " bytes too early");
     out = out.subspan(static_cast<size_t>(got));
     offset += got;
   }
+}
+
+std::string File::content(int64_t max_bytes) const {
+  const int64_t bytes = size();
+  require(bytes <= max_bytes, ExitCode::data, path_.string(), ": has ", bytes, " bytes, at most ", max_bytes, " are accepted");
+  std::string out(static_cast<size_t>(bytes), '\0');
+  read_at(0, std::as_writable_bytes(std::span(out)));
+  return out;
 }
 
 void File::sync() {
@@ -98,32 +117,6 @@ void File::sync() {
 
 void File::close() {
   if (::close(std::exchange(fd_, -1)) != 0) storage_error(path_, "close");
-}
-
-std::string read_small_file(const std::filesystem::path& path, int64_t max_bytes) {
-  const File file = File::open(path);
-  const int64_t size = file.size();
-  require(size <= max_bytes, ExitCode::data, path.string(), ": has ", size, " bytes, at most ", max_bytes, " are accepted");
-  std::string content(static_cast<size_t>(size), '\0');
-  file.read_at(0, std::as_writable_bytes(std::span(content)));
-  return content;
-}
-
-void write_file_atomically(const std::filesystem::path& path, std::string_view content) {
-  std::filesystem::path temporary = path;
-  temporary += ".tmp";
-  if (::unlink(temporary.c_str()) != 0 && errno != ENOENT) storage_error(temporary, "removing the old file");
-  File file = File::create(temporary);
-  try {
-    file.write_at(0, std::as_bytes(std::span(content)));
-    file.sync();
-    file.close();
-    rename_path(temporary, path);
-  } catch (const Error&) {
-    ::unlink(temporary.c_str());
-    throw;
-  }
-  sync_directory(path.has_parent_path() ? path.parent_path() : ".");
 }
 
 void make_directory(const std::filesystem::path& path) {
