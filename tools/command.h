@@ -56,6 +56,7 @@ Command tokenize_command();
 Command inspect_command();
 Command verify_command();
 Command bench_command();
+Command conformance_command();
 Command doctor_command();
 Command config_command();
 

@@ -8,19 +8,10 @@
 #include <cstdio>
 
 #include "io/host_name.h"
+#include "io/reflected_crc.h"
 
 namespace mantissa {
 namespace {
-
-constexpr std::array<uint32_t, 256> crc32c_table() {
-  std::array<uint32_t, 256> table{};
-  for (uint32_t i = 0; i < 256; ++i) {
-    uint32_t crc = i;
-    for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? 0x82f63b78u : 0u);
-    table[i] = crc;
-  }
-  return table;
-}
 
 template <class Integer>
 void put_little_endian(std::string& out, Integer value) {
@@ -59,12 +50,7 @@ std::string file_name(double wall_time) {
 
 }  // namespace
 
-uint32_t crc32c(std::string_view bytes) {
-  static constexpr std::array<uint32_t, 256> kTable = crc32c_table();
-  uint32_t crc = ~0u;
-  for (const char c : bytes) crc = crc >> 8 ^ kTable[(crc ^ static_cast<unsigned char>(c)) & 0xff];
-  return ~crc;
-}
+uint32_t crc32c(std::string_view bytes) { return reflected_crc<kCastagnoliPolynomial>(bytes); }
 
 uint32_t masked_crc32c(std::string_view bytes) {
   const uint32_t crc = crc32c(bytes);
