@@ -9,8 +9,8 @@
 #include <nlohmann/json.hpp>
 
 #include "command.h"
+#include "mantissa/base/file.h"
 #include "mantissa/base/json.h"
-#include "mantissa/data/input_file.h"
 
 namespace mantissa::tools {
 namespace {
@@ -20,13 +20,7 @@ namespace fs = std::filesystem;
 constexpr const char *kManifest = "manifest.json", *kExamples = "worked_examples.json";
 constexpr int64_t kLargestFile = int64_t{1} << 30;
 
-std::string content_of(const fs::path& path) {
-  const InputFile file(path.string());
-  require(file.size() <= kLargestFile, ExitCode::data, "header: ", file.size(), " bytes are no golden file");
-  std::string bytes(static_cast<size_t>(file.size()), '\0');
-  file.read(0, bytes.data(), file.size());
-  return bytes;
-}
+std::string content_of(const fs::path& path) { return File::open_input(path).content(kLargestFile); }
 
 // What the manifest should say of a file, in its words.
 nlohmann::json description(const GoldenFile& file, size_t bytes) {
