@@ -31,6 +31,16 @@ struct Inner {
   }
 };
 
+struct Switch {
+  static constexpr const char* kShortForm = "on";
+  bool on = false, left = true;
+  template <class V>
+  void fields(V& v) {
+    v("on", on, "a switch");
+    v("left", left, "another");
+  }
+};
+
 struct Sample {
   bool flag = false;
   int64_t count = 3;
@@ -44,6 +54,8 @@ struct Sample {
   std::vector<Inner> list;
   std::vector<std::string> words = {"a"};
   Inner inner;
+  std::map<std::string, Inner> named;
+  Switch lamp;
   template <class V>
   void fields(V& v) {
     v("flag", flag, "a flag");
@@ -58,6 +70,8 @@ struct Sample {
     v("list", list, "several");
     v("words", words, "texts");
     v("inner", inner, "a section");
+    v("named", named, "sections by name");
+    v("lamp", lamp, "a section with a short form");
   }
 };
 
@@ -152,6 +166,42 @@ TEST(Config, UnknownKeysNameTheNearestOne) {
   EXPECT_EQ(errors(R"({"inner": {"$schema": 1}})"), "inner.$schema: unknown key   (c.json:1:12)");
 }
 
+TEST(Config, AMapHasAnEntryForEachNameOfTheFile) {
+  const Read r = read(R"({"named": {"a": {"small": 2}, "b-2": {"path": "p"}}})", {"named.a.path=q", "named.c.small=3"});
+  ASSERT_EQ(r.errors(), "");
+  ASSERT_EQ(r.config.named.size(), 3u);
+  EXPECT_EQ(r.config.named.at("a").small, 2);
+  EXPECT_EQ(r.config.named.at("a").path, "q");
+  EXPECT_EQ(r.config.named.at("b-2").path, "p");
+  EXPECT_EQ(r.config.named.at("c").small, 3);
+  EXPECT_EQ(r.report.origin("named.c.small"), "--set named.c.small=3");
+  EXPECT_EQ(read(R"({"named": []})").errors(), "named: must be an object, got []   (c.json:1:11)");
+  EXPECT_EQ(read(R"({"named": {"a": 1}})").errors(), "named.a: must be an object, got 1   (c.json:1:17)");
+  EXPECT_EQ(read(R"({"named": {"a": {"smal": 1}}})").errors(), "named.a.smal: unknown key; did you mean 'small'?   (c.json:1:18)");
+  EXPECT_EQ(read(R"({"named": {"a.b": {}}})").errors(), "named.a.b: a name has letters, digits, '_' and '-' only   (c.json:1:12)");
+  EXPECT_THAT(read("{\"named\": {\"\": {}, \"\\u001b[2K\": {}}}").errors(), HasSubstr("2 errors"));
+}
+
+TEST(Config, AShortFormStandsForOneMember) {
+  EXPECT_TRUE(read(R"({"lamp": true})").config.lamp.on);
+  EXPECT_TRUE(read(R"({"lamp": true})").config.lamp.left);
+  EXPECT_FALSE(read(R"({"lamp": {"left": false}})").config.lamp.left);
+  const Read r = read(R"({"lamp": false})", {"lamp.on=true"});
+  EXPECT_EQ(r.errors(), "");
+  EXPECT_TRUE(r.config.lamp.on);
+  EXPECT_EQ(read(R"({"lamp": true})").report.origin("lamp.on"), "c.json:1:10");
+  EXPECT_EQ(read(R"({"lamp": 1})").errors(), "lamp: must be an object or true or false, got 1   (c.json:1:10)");
+}
+
+TEST(Config, AnObjectOnTheCommandLineGivesItsMembers) {
+  const Read r = read("{}", {"inner={\"small\": 4}", "list=[{\"path\": \"7\"}]"});
+  ASSERT_EQ(r.errors(), "");
+  EXPECT_TRUE(r.report.given("inner.small"));
+  EXPECT_FALSE(r.report.given("inner.path"));
+  EXPECT_EQ(r.report.origin("list.0.path"), "--set list=[{\"path\": \"7\"}]");
+  EXPECT_EQ(r.config.list.at(0).path, "7");
+}
+
 TEST(Config, AllErrorsComeAtOnceInTheOrderOfTheFile) {
   const std::string errors = read("{\"rate\": 2,\n \"flagg\": 1,\n \"count\": 0}", {"name=y", "narrow=x", "bad"}).errors();
   EXPECT_EQ(errors,
@@ -223,7 +273,8 @@ TEST(Config, InputPathsBelongToTheFileThatNamesThem) {
 }
 
 TEST(Config, TheEffectiveConfigReadsBackTheSame) {
-  const Read r = read(R"({"rate": 0.1, "seed": 18446744073709551615, "section": {"path": "\"\n"}, "list": [{}, {"small": 2}]})");
+  const Read r = read(R"({"rate": 0.1, "seed": 18446744073709551615, "section": {"path": "\"\n"}, "list": [{}, {"small": 2}],
+    "named": {"b": {}, "a": {"small": 2}}, "lamp": true})");
   ASSERT_EQ(r.errors(), "");
   for (const ConfigReport* report : {static_cast<const ConfigReport*>(nullptr), &r.report}) {
     const std::string written = effective_config(r.config, report);
@@ -255,6 +306,9 @@ TEST(Config, SchemaHoldsTypesLimitsAndDefaults) {
   EXPECT_EQ(properties.at("section").at("default"), nullptr);
   EXPECT_EQ(properties.at("list").at("items").at("properties").at("small").at("maximum"), 5);
   EXPECT_EQ(properties.at("rate").at("exclusiveMaximum"), 1);
+  EXPECT_EQ(properties.at("named").at("default"), nlohmann::json::object());
+  EXPECT_EQ(properties.at("named").at("additionalProperties").at("properties").at("small").at("maximum"), 5);
+  EXPECT_EQ(properties.at("lamp").at("type"), nlohmann::json::parse(R"(["object", "boolean"])"));
 }
 
 TEST(NearestName, CountsInsertionsDeletionsReplacementsAndSwaps) {

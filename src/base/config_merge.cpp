@@ -118,9 +118,20 @@ class Merger {
       if (!report_.given(path)) report_.set_place(path, place);
       begin = end + 1;
     }
-    *at = std::move(value);
     report_.forget(key);
     report_.set_place(key, place);
+    ConfigPlace inside = place;
+    inside.argument.clear();
+    place_below(key, value, inside);
+    *at = std::move(value);
+  }
+
+  void place_below(const std::string& key, const json& value, const ConfigPlace& place) {
+    if (!value.is_structured()) return;
+    for (const auto& [name, entry] : value.items()) {  // the names of a list are its indices
+      report_.set_place(dotted(key, name), place);
+      place_below(dotted(key, name), entry, place);
+    }
   }
 
   static bool is_index(const std::string& name) { return name.find_first_not_of("0123456789") == std::string::npos && name.size() < 10; }

@@ -10,6 +10,10 @@ void resolve(const Field& field, const std::string& key, ConfigReport& report) {
     for (size_t i = 0; i < field.size(); ++i) resolve(field.element(i), key + "." + std::to_string(i), report);
     return;
   }
+  if (field.kind == FieldKind::map) {
+    for (const Field& entry : field.members()) resolve(entry, key + "." + entry.name, report);
+    return;
+  }
   const Scalar value = field.get();
   if (std::holds_alternative<std::monostate>(value)) return;
   if (field.kind == FieldKind::object) {

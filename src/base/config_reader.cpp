@@ -23,6 +23,11 @@ std::string joined(const std::vector<std::string>& names) {
   return all;
 }
 
+Field short_member(const Field& field) {
+  std::vector<Field> members = field.members();
+  return *std::find_if(members.begin(), members.end(), [&](const Field& member) { return member.name == field.short_form; });
+}
+
 std::string wanted(const Field& field) {
   const auto type = [&]() -> std::string {
     switch (field.kind) {
@@ -33,10 +38,12 @@ std::string wanted(const Field& field) {
       case FieldKind::choice: return "one of " + joined(field.choices);
       case FieldKind::object: return "an object";
       case FieldKind::list: return "a list";
+      case FieldKind::map: return "an object";
     }
     return "";
   };
-  return type() + (field.nullable ? " or null" : "");
+  const std::string short_form = field.short_form.empty() ? "" : " or " + wanted(short_member(field));
+  return type() + short_form + (field.nullable ? " or null" : "");
 }
 
 bool within(const Limits& limits, double value) {
@@ -83,6 +90,7 @@ class Reader {
       case FieldKind::choice: return choice(field, value, key);
       case FieldKind::object: return section(field, value, key);
       case FieldKind::list: return list(field, value, key);
+      case FieldKind::map: return map(field, value, key);
     }
   }
 
@@ -118,9 +126,28 @@ class Reader {
   }
 
   void section(const Field& field, const json& value, const std::string& key) {
+    if (!field.short_form.empty() && value.is_boolean()) return short_value(short_member(field), value, key);
     if (!value.is_object()) return type_error(field, value, key);
     if (field.nullable) field.set(true);
     object(field.members(), value, key);
+  }
+
+  void short_value(const Field& member, const json& value, const std::string& key) {
+    report_.set_place(dotted(key, member.name), report_.place(key));
+    read(member, value, key);
+  }
+
+  // Names stay printable and free of the dot that separates keys.
+  void map(const Field& field, const json& value, const std::string& key) {
+    if (!value.is_object()) return type_error(field, value, key);
+    constexpr const char* kLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
+    for (const auto& [name, entry] : value.items()) {
+      if (name.empty() || name.find_first_not_of(kLetters) != std::string::npos) {
+        report_.key_error(dotted(key, name), "a name has letters, digits, '_' and '-' only");
+      } else {
+        read(field.add(name), entry, dotted(key, name));
+      }
+    }
   }
 
   void list(const Field& field, const json& value, const std::string& key) {

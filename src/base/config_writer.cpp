@@ -22,7 +22,9 @@ ordered_json to_json(const Scalar& scalar) {
       scalar);
 }
 
-bool is_null(const Field& field) { return field.kind != FieldKind::list && std::holds_alternative<std::monostate>(field.get()); }
+bool is_null(const Field& field) {
+  return field.kind != FieldKind::list && field.kind != FieldKind::map && std::holds_alternative<std::monostate>(field.get());
+}
 
 class Writer {
  public:
@@ -64,7 +66,7 @@ class Writer {
   void value(const Field& field, const std::string& key) {
     if (is_null(field)) {
       out_ += "null";
-    } else if (field.kind == FieldKind::object) {
+    } else if (field.kind == FieldKind::object || field.kind == FieldKind::map) {
       object(field.members(), key);
     } else if (field.kind == FieldKind::list) {
       block('[', ']', field.size(), [&](size_t i) { return Entry{field.element(i), dotted(key, std::to_string(i))}; });
@@ -75,6 +77,7 @@ class Writer {
 
   static bool is_leaf(const Field& field) {
     if (field.kind == FieldKind::list) return field.size() == 0;
+    if (field.kind == FieldKind::map) return field.members().empty();
     return field.kind != FieldKind::object || is_null(field);
   }
 
@@ -97,7 +100,8 @@ const char* schema_type(FieldKind kind) {
     case FieldKind::number: return "number";
     case FieldKind::text:
     case FieldKind::choice: return "string";
-    case FieldKind::object: return "object";
+    case FieldKind::object:
+    case FieldKind::map: return "object";
     case FieldKind::list: return "array";
   }
   return "";
@@ -129,15 +133,18 @@ ordered_json list_default(const Field& field) {
   return values;
 }
 
+// One name, or a list of them.
+ordered_json types_of(const Field& field) {
+  ordered_json types = ordered_json::array({schema_type(field.kind)});
+  if (!field.short_form.empty()) types.push_back("boolean");
+  if (field.nullable) types.push_back("null");
+  return types.size() == 1 ? types[0] : types;
+}
+
 ordered_json schema_of(const Field& field) {
   ordered_json schema;
   if (!field.description.empty()) schema["description"] = field.description;
-  const char* const type = schema_type(field.kind);
-  if (field.nullable) {
-    schema["type"] = {type, "null"};
-  } else {
-    schema["type"] = type;
-  }
+  schema["type"] = types_of(field);
   if (field.kind == FieldKind::choice) {
     schema["enum"] = field.choices;
     if (field.nullable) schema["enum"].push_back(nullptr);
@@ -147,6 +154,10 @@ ordered_json schema_of(const Field& field) {
     schema["default"] = list_default(field);
     field.resize(1);
     schema["items"] = schema_of(field.element(0));
+  } else if (field.kind == FieldKind::map) {
+    schema["default"] = ordered_json::object();
+    ordered_json entry = schema_of(field.add("x"));
+    schema["additionalProperties"] = std::move(entry);
   } else if (field.kind == FieldKind::object) {
     if (field.nullable) schema["default"] = nullptr;
     field.set(true);

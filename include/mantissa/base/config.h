@@ -10,7 +10,9 @@
 //   };
 //
 // Members may be bool, integers, double, std::string, an enum with choices(), another config struct, std::optional of these (null in JSON)
-// and std::vector of these. Numbers are double, so that 0.1 in a file is written back as 0.1.
+// and std::vector of these; std::map<std::string, T> is an object whose names the file chooses. Numbers are double, so that 0.1 in a file
+// is written back as 0.1. A struct with `static constexpr const char* kShortForm = "enabled";` may be written as the value of that member
+// alone.
 #pragma once
 
 #include <array>
@@ -70,7 +72,7 @@ const char* choice_name(E value) {
 // One value of a field without its type: null, bool, integer, number, text (also the name of a choice).
 using Scalar = std::variant<std::monostate, bool, int64_t, uint64_t, double, std::string>;
 
-enum class FieldKind { boolean, integer, number, text, choice, object, list };
+enum class FieldKind { boolean, integer, number, text, choice, object, list, map };
 
 // Erased access to one member of a config struct. Valid as long as the struct (for elements: as long as the list keeps its size).
 struct Field {
@@ -81,10 +83,12 @@ struct Field {
   std::vector<std::string> choices;  // choice
   int64_t lowest = 0;                // integer: range of the member's type
   uint64_t highest = 0;
-  std::function<Scalar()> get;                  // all but list; an object is null or true
-  std::function<void(const Scalar&)> set;       // takes what get returns; true creates an absent optional object
-  std::function<std::vector<Field>()> members;  // object
-  std::function<size_t()> size;                 // list
+  std::string short_form;                        // object: the member that a plain value stands for, or ""
+  std::function<Scalar()> get;                   // all but list and map; an object is null or true
+  std::function<void(const Scalar&)> set;        // takes what get returns; true creates an absent optional object
+  std::function<std::vector<Field>()> members;   // object, map
+  std::function<Field(const std::string&)> add;  // map: the entry of that name, made if absent
+  std::function<size_t()> size;                  // list
   std::function<void(size_t)> resize;
   std::function<Field(size_t)> element;
 };

@@ -21,6 +21,15 @@ template <class T>
 struct IsVector : std::false_type {};
 template <class T>
 struct IsVector<std::vector<T>> : std::true_type {};
+template <class T>
+struct IsMap : std::false_type {};
+template <class T>
+struct IsMap<std::map<std::string, T>> : std::true_type {};
+
+template <class T>
+concept HasShortForm = requires {
+  T::kShortForm;
+};
 
 template <class T>
 Scalar to_scalar(const T& value) {
@@ -60,6 +69,7 @@ template <class T>
 void describe_type(Field& field) {
   if constexpr (ConfigStruct<T>) {
     field.kind = FieldKind::object;
+    if constexpr (HasShortForm<T>) field.short_form = T::kShortForm;
   } else if constexpr (std::is_enum_v<T>) {
     field.kind = FieldKind::choice;
     for (const auto& choice : choices(T{})) field.choices.emplace_back(choice.name);
@@ -72,15 +82,38 @@ void describe_type(Field& field) {
   } else if constexpr (std::is_same_v<T, double>) {
     field.kind = FieldKind::number;
   } else {
-    static_assert(std::is_same_v<T, std::string>, "a config member is bool, integer, double, string, enum, struct, optional or vector");
+    static_assert(std::is_same_v<T, std::string>,
+                  "a config member is bool, integer, double, string, enum, struct, optional, vector or map");
     field.kind = FieldKind::text;
   }
 }
 
 template <class T>
+Field describe(T& member);
+
+template <class T>
+Field describe_map(std::map<std::string, T>& member) {
+  Field field;
+  field.kind = FieldKind::map;
+  field.add = [&member](const std::string& name) {
+    Field entry = describe(member[name]);
+    entry.name = name;
+    return entry;
+  };
+  field.members = [&member, add = field.add] {
+    std::vector<Field> entries;
+    for (const auto& [name, value] : member) entries.push_back(add(name));
+    return entries;
+  };
+  return field;
+}
+
+template <class T>
 Field describe(T& member) {
   Field field;
-  if constexpr (IsVector<T>::value) {
+  if constexpr (IsMap<T>::value) {
+    return describe_map(member);
+  } else if constexpr (IsVector<T>::value) {
     field.kind = FieldKind::list;
     field.size = [&member] { return member.size(); };
     field.resize = [&member](size_t size) { member.resize(size); };
