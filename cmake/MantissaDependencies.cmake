@@ -46,6 +46,7 @@ find_package(nlohmann_json 3.11 QUIET)
 find_package(spdlog QUIET)
 mantissa_header_library(Random123 Random123/philox.h)
 mantissa_header_library(xxhash xxhash.h xxhash)
+mantissa_header_library(pcre2 pcre2.h pcre2-8)
 mantissa_header_library(dnnl oneapi/dnnl/dnnl.hpp dnnl)
 
 # The 2.x and 3.x programming interfaces differ: each has its own source file.
@@ -64,3 +65,4 @@ mantissa_dependency("nlohmann_json" "JSON" nlohmann-json3-dev "${nlohmann_json_F
 mantissa_dependency("spdlog" "log" libspdlog-dev "${spdlog_FOUND}" "${spdlog_VERSION}")
 mantissa_dependency("Random123" "random numbers" librandom123-dev "${Random123_FOUND}" "${Random123_INCLUDE}")
 mantissa_dependency("xxHash" "checkpoint hashes" libxxhash-dev "${xxhash_FOUND}" "${xxhash_LIBRARY}")
+mantissa_dependency("PCRE2" "rules by regular expression" libpcre2-dev "${pcre2_FOUND}" "${pcre2_LIBRARY}")

@@ -47,7 +47,8 @@ json another(const Field& field) {
     case FieldKind::number: return std::isfinite(limits.max) ? 0.375 : 98.75;
     case FieldKind::text: return "another";
     case FieldKind::list: return field.element ? json::array() : json();
-    case FieldKind::object: return json::object();
+    case FieldKind::object:
+    case FieldKind::map: return json::object();
   }
   return {};
 }
@@ -60,6 +61,8 @@ void for_each_leaf(const std::vector<Field>& fields, const std::string& key, con
     if (field.kind == FieldKind::object) {
       field.set(true);
       for_each_leaf(field.members(), here, visit);
+    } else if (field.kind == FieldKind::map) {
+      for_each_leaf(field.add("x").members(), here + ".x", visit);
     } else if (field.kind == FieldKind::list) {
       field.resize(1);
       const Field element = field.element(0);
@@ -96,7 +99,7 @@ TEST(RunConfig, EveryFieldChangesTheEffectiveConfigAndNothingElse) {
       }
     }
   });
-  EXPECT_GT(leaves, 75);
+  EXPECT_GT(leaves, 100);
 }
 
 TEST(RunConfig, TwoBatchSizesGiveTheThird) {
@@ -119,7 +122,9 @@ TEST(RunConfig, TwoBatchSizesGiveTheThird) {
 }
 
 TEST(RunConfig, WhatIsDerivedReadsBackUnchanged) {
-  const Read r = resolved({{"training", {{"micro_batch_size", 2}, {"grad_accum", 3}}}});
+  const json rows = {{"format", "e4m3"}, {"rule", "floor"}, {"block", {1, 32}}};
+  const json recipes = {{"a", {{"base", "mxfp8"}, {"weight", rows}, {"output_grad", nullptr}}}, {"b", {{"base", "mxfp4_qat"}}}};
+  const Read r = resolved({{"training", {{"micro_batch_size", 2}, {"grad_accum", 3}}}, {"precision", {{"recipes", recipes}}}});
   Read again;
   read_config(ConfigSources{.file = "saved.json", .text = effective_config(r.config)}, fields_of(again.config), again.report);
   resolve_run_config(again.config, again.report, "saved.json");

@@ -80,7 +80,9 @@ std::vector<std::string> differences(const char* section, T saved, T current) {
   const std::vector<Field> left = fields_of(saved), right = fields_of(current);
   std::vector<std::string> found;
   for (size_t i = 0; i < left.size(); ++i) {
-    if (left[i].kind == FieldKind::list || left[i].kind == FieldKind::object || left[i].get() == right[i].get()) continue;
+    const FieldKind kind = left[i].kind;
+    const bool single = kind != FieldKind::list && kind != FieldKind::map && kind != FieldKind::object;
+    if (!single || left[i].get() == right[i].get()) continue;
     found.push_back(
         text(section, ".", left[i].name, ": ", scalar_text(left[i].get()), " in the checkpoint, ", scalar_text(right[i].get()), " here"));
   }

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "mantissa/data/tokenizer.h"
+#include "mantissa/models/model_shape.h"
 
 namespace mantissa {
 namespace {
@@ -60,6 +61,10 @@ const ForeignNames kForeignNames = {
     {"layer_norm_epsilon", "model.norm_eps"},
     {"hidden_act", "model.activation"},
     {"bf16", "precision.dtype"},
+    {"fp8_recipe", "precision.recipe"},
+    {"fp8_format", "precision.recipe"},
+    {"matchers", "precision.rules"},
+    {"first_last_layers_bf16", "precision.rules"},
     {"metrics", "logging"},
     {"parallelism", "training.threads"},
 };
@@ -120,6 +125,16 @@ void resolve_model(RunConfig& config, ConfigReport& report) {
   if (config.data.tokenizer == TokenizerKind::byte && !model.vocab_size) {
     model.vocab_size = Tokenizer::bytes().size();
     report.derive("model.vocab_size");
+  }
+}
+
+// The plan itself is not kept: the vocabulary may follow from the data.
+void resolve_precision(RunConfig& config, ConfigReport& report) {
+  complete_recipes(config.precision, report);
+  if (report.failed("model")) {
+    resolve_recipes(config.precision, report);
+  } else {
+    PrecisionPlan::resolve(config.precision, model_shape(config.model), report);
   }
 }
 
@@ -185,6 +200,7 @@ void resolve_run_config(RunConfig& config, ConfigReport& report, const std::stri
   if (!report.failed("model")) resolve_model(config, report);
   if (!report.failed("data")) config.data.validate(report);
   if (!report.failed("model") && !report.failed("data")) check_vocabulary(config, report);
+  if (!report.failed("precision")) resolve_precision(config, report);
   check_sections(config, report);
   resolve_folders(config, report, file);
   resolve_input_paths(fields_of(config), report);
@@ -199,11 +215,18 @@ void resolve_run_config(RunConfig& config, ConfigReport& report, const std::stri
   }
 }
 
-LoadedConfig load_run_config(const ConfigSources& sources) {
+PrecisionPlan resolve_plan(const RunConfig& config) {
+  ConfigReport report;
+  PrecisionPlan plan = PrecisionPlan::resolve(config.precision, model_shape(config.model), report);
+  report.throw_if_failed();
+  return plan;
+}
+
+LoadedConfig load_run_config(const ConfigSources& sources, Inputs inputs) {
   LoadedConfig loaded;
   if (read_config(sources, fields_of(loaded.config), loaded.report, kForeignNames)) {
     resolve_run_config(loaded.config, loaded.report, sources.file);
-    check_inputs_exist(loaded.config, loaded.report);
+    if (inputs == Inputs::must_exist) check_inputs_exist(loaded.config, loaded.report);
   }
   loaded.report.throw_if_failed();
   return loaded;

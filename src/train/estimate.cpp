@@ -59,7 +59,7 @@ MemoryEstimate estimate_memory(const RunConfig& config) {
   const int64_t tokens = config.training.micro_batch_size * config.training.seq_len;
   MemoryEstimate estimate;
   estimate.masters = 4 * parameters;
-  estimate.values = element == 4 ? 0 : element * parameters;
+  estimate.values = resolve_plan(config).bytes_beside_masters();
   estimate.gradients = 4 * parameters * GradientAccumulator::buffers(config.training.accumulation, *config.training.grad_accum);
   estimate.optimizer = 8 * parameters;
   estimate.activations =

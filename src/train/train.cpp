@@ -30,6 +30,7 @@ Data open_run_data(LoadedConfig& loaded) {
       open_data(config.data, {.seq_len = config.training.seq_len, .vocab_size = config.model.vocab_size, .seed = config.training.seed});
   if (!config.model.vocab_size) loaded.report.derive("model.vocab_size");
   config.model.vocab_size = data.vocab_size;
+  resolve_plan(config);  // refuses what only the vocabulary shows
   return data;
 }
 

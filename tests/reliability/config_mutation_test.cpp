@@ -76,7 +76,8 @@ bool accepts(const Field& field, const json& value) {
     case FieldKind::number: return value.is_number();
     case FieldKind::text: return value.is_string();
     case FieldKind::choice: return false;  // no value used here is a choice
-    case FieldKind::object: return value.is_object();
+    case FieldKind::object:
+    case FieldKind::map: return value.is_object();
     case FieldKind::list: return value.is_array();
   }
   return false;
@@ -87,6 +88,7 @@ TEST(ConfigMutation, AMisspeltKeyIsNamedWithTheRightOne) {
   size_t mutations = 0;
   for (const Leaf& leaf : leaves(fields_of(config))) {
     for (const std::string& wrong : misspelt(leaf.name)) {
+      if (wrong == "recipe") continue;  // "recipes" without its last letter is the key beside it
       const std::string errors = errors_of(nested(leaf.key, wrong, "1"));
       EXPECT_THAT(errors, HasSubstr(wrong + ": unknown key"));
       EXPECT_THAT(errors, HasSubstr("did you mean '")) << leaf.key;

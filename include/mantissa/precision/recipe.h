@@ -20,7 +20,7 @@ struct GemmSet {
 };
 
 struct Recipe {
-  std::string name;                                        // as in the config; for messages
+  std::string name = {};                                   // as in the config; for messages
   Dtype compute = Dtype::bf16;                             // of operands that are not quantised
   Quantization weight_fake_quant = {};                     // rounds the weight in forward; the gradient passes straight through
   Quantization weight = {}, input = {}, output_grad = {};  // operands of the GEMMs in `gemms`

@@ -11,7 +11,7 @@
 #include "mantissa/base/log.h"
 #include "mantissa/data/data_config.h"
 #include "mantissa/models/model_config.h"
-#include "mantissa/tensor/tensor.h"
+#include "mantissa/precision/plan.h"
 
 namespace mantissa {
 
@@ -21,7 +21,6 @@ enum class Accumulation { running, tree };
 enum class DeviceChoice { automatic, cpu, cuda, cpu_reference };
 enum class ConsoleMode { automatic, progress, plain, off };
 
-constexpr auto choices(Dtype) { return std::array{Choice{"fp32", Dtype::f32}, Choice{"bf16", Dtype::bf16}}; }
 constexpr auto choices(OptimizerType) { return std::array{Choice{"adamw", OptimizerType::adamw}}; }
 constexpr auto choices(ScheduleType) {
   return std::array{Choice{"cosine", ScheduleType::cosine}, Choice{"linear", ScheduleType::linear},
@@ -44,15 +43,6 @@ constexpr auto choices(LogLevel) {
 
 // Upper limits that no run reaches, so that sums and products of these values fit into 64 bits.
 inline constexpr double kMostSteps = 1e12, kLargestCount = 1e9;
-
-struct PrecisionConfig {
-  Dtype dtype = Dtype::bf16;  // of activations and of the weights that GEMMs read; masters and statistics are fp32 either way
-
-  template <class V>
-  void fields(V& v) {
-    v("dtype", dtype, "compute type of activations and GEMM operands; master weights are fp32");
-  }
-};
 
 struct OptimizerConfig {
   OptimizerType type = OptimizerType::adamw;
@@ -206,7 +196,7 @@ struct RunConfig {
   template <class V>
   void fields(V& v) {
     v("model", model, "shape and options of the GPT");
-    v("precision", precision, "number formats");
+    v("precision", precision, "number formats per module");
     v("optimizer", optimizer, "AdamW");
     v("schedule", schedule, "learning rate over time");
     v("training", training, "length, batch, device");
@@ -222,10 +212,15 @@ struct LoadedConfig {
   ConfigReport report;  // origins; no errors
 };
 
-// Reads, checks and completes a configuration: batch sizes, heads, run name and placeholders are derived, input paths made absolute, and
-// every input path must exist. model.vocab_size stays null where only the data can tell. No side effects. Throws one Error(usage) that
-// lists everything that is wrong.
-LoadedConfig load_run_config(const ConfigSources& sources);
+enum class Inputs { must_exist, unchecked };
+
+// Reads, checks and completes a configuration: batch sizes, heads, recipes, run name and placeholders are derived, input paths made
+// absolute, and every input path must exist unless told otherwise. model.vocab_size stays null where only the data can tell. No side
+// effects. Throws one Error(usage) that lists everything that is wrong.
+LoadedConfig load_run_config(const ConfigSources& sources, Inputs inputs = Inputs::must_exist);
+
+// The precision of every module. model.vocab_size must be set. Throws Error(usage) for what only it can show.
+PrecisionPlan resolve_plan(const RunConfig& config);
 
 // The part of it that needs no file on disk: checks across sections and everything that can be derived. `file` gives the run its name.
 void resolve_run_config(RunConfig& config, ConfigReport& report, const std::string& file);

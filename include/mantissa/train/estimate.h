@@ -10,7 +10,7 @@ namespace mantissa {
 // Bytes of tensors, by what they are for.
 struct MemoryEstimate {
   int64_t masters = 0;      // fp32 weights
-  int64_t values = 0;       // their copy in the compute dtype; 0 for fp32
+  int64_t values = 0;       // beside the masters: copies in the compute dtype (fp32: the masters), codes and scales
   int64_t gradients = 0;    // fp32, as many buffers as training.accumulation needs
   int64_t optimizer = 0;    // two moments
   int64_t activations = 0;  // kept between forward and backward of one micro batch, for training.recompute

@@ -1,0 +1,116 @@
+// The section "precision" of a run configuration, the presets in its terms, and the way from it to Recipes.
+#pragma once
+
+#include <array>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "mantissa/base/config.h"
+#include "mantissa/precision/recipe.h"
+
+namespace mantissa {
+
+constexpr auto choices(Dtype) { return std::array{Choice{"fp32", Dtype::f32}, Choice{"bf16", Dtype::bf16}}; }
+constexpr auto choices(Format) {
+  return std::array{Choice{"e4m3", Format::e4m3}, Choice{"e5m2", Format::e5m2}, Choice{"e2m1", Format::e2m1}};
+}
+constexpr auto choices(ScaleRule) {
+  return std::array{Choice{"rceil", ScaleRule::rceil}, Choice{"floor", ScaleRule::floor}, Choice{"flashinfer", ScaleRule::flashinfer}};
+}
+constexpr auto choices(GemmRole) {
+  return std::array{Choice{"fprop", GemmRole::fprop}, Choice{"dgrad", GemmRole::dgrad}, Choice{"wgrad", GemmRole::wgrad}};
+}
+
+struct QuantizationConfig {
+  std::optional<Format> format;  // needed
+  std::vector<int64_t> block = {1, 32};
+  ScaleRule rule = ScaleRule::rceil;
+
+  template <class V>
+  void fields(V& v) {
+    v("format", format, "element format");
+    v("block", block, "rows and columns that share a scale: [1, b] along the contraction, or [b, b]; b is 32 or 128");
+    v("rule", rule, "how a block's scale follows from its largest magnitude; flashinfer: weight_fake_quant in e2m1 only");
+  }
+};
+
+// A preset with changes. After complete_recipes() every member is what holds.
+struct RecipeConfig {
+  std::string base = "high";
+  std::optional<Dtype> compute;
+  std::optional<QuantizationConfig> weight, input, output_grad, weight_fake_quant;
+  std::vector<GemmRole> gemms;
+
+  template <class V>
+  void fields(V& v) {
+    v("base", base, "preset that the other keys change: high, bf16, fp32, mxfp8, mxfp8_weights, fp8_block, mxfp4_qat, mxfp4_qat_mxfp8_act");
+    v("compute", compute, "type of operands that are not quantised; null: precision.dtype");
+    v("weight", weight, "weight operand; null: not quantised; excludes weight_fake_quant");
+    v("input", input, "input operand of fprop and wgrad; null: not quantised");
+    v("output_grad", output_grad, "gradient operand of dgrad and wgrad; null: not quantised");
+    v("weight_fake_quant", weight_fake_quant, "rounds the weight in forward, straight-through gradient; block [1, n] with any even n");
+    v("gemms", gemms, "the GEMMs that take quantised operands");
+  }
+};
+
+struct RuleConfig {
+  std::string match, recipe;
+
+  template <class V>
+  void fields(V& v) {
+    v("match", match, "modules: anchored glob (* ? {a,b}, layers.{0,-1}), or re: and a regular expression");
+    v("recipe", recipe, "preset or own recipe");
+  }
+};
+
+// MXFP8 output projection: which of its GEMMs take the formats of the ambient recipe.
+struct OutputProjectionConfig {
+  static constexpr const char* kShortForm = "enabled";
+  bool enabled = false, fprop = true, dgrad = true, wgrad = true;
+
+  template <class V>
+  void fields(V& v) {
+    v("enabled", enabled, "quantise the output projection as the ambient recipe says");
+    v("fprop", fprop, "its forward GEMM");
+    v("dgrad", dgrad, "its input-gradient GEMM");
+    v("wgrad", wgrad, "its weight-gradient GEMM");
+  }
+};
+
+struct PrecisionConfig {
+  Dtype dtype = Dtype::bf16;  // of activations and of the weights that GEMMs read; masters and statistics are fp32 either way
+  std::string recipe = "high";
+  std::map<std::string, RecipeConfig> recipes;
+  std::vector<RuleConfig> rules;
+  OutputProjectionConfig fp8_output_proj;
+  bool fp8_param_gather = false;
+  int64_t report_interval = 0;
+
+  template <class V>
+  void fields(V& v) {
+    v("dtype", dtype, "compute type of activations and GEMM operands; master weights are fp32");
+    v("recipe", recipe, "ambient recipe: of every linear that no rule matches");
+    v("recipes", recipes, "own recipes by name");
+    v("rules", rules, "which modules take another recipe; the first that matches wins");
+    v("fp8_output_proj", fp8_output_proj, "MXFP8 output projection; a bool stands for {\"enabled\": it}");
+    v("fp8_param_gather", fp8_param_gather, "MXFP8 codes are the weights, and what is gathered; masters live in the optimizer only");
+    v("report_interval", report_interval, "steps between error statistics per module and role; 0: none", limits::between(0, 1e12));
+  }
+};
+
+std::vector<std::string> preset_names();
+// The preset of that name; none if there is none.
+std::optional<RecipeConfig> find_preset(const std::string& name);
+// Throws Error(internal) for a name that is no preset. `dtype` is precision.dtype.
+Recipe preset_recipe(const std::string& name, Dtype dtype = Dtype::bf16);
+
+// Fills in what the own recipes leave out: members from their base, members of a quantisation from that of the base. Uses which keys the
+// report calls given. A second time, and for a config that was written out, it changes nothing.
+void complete_recipes(PrecisionConfig& config, ConfigReport& report);
+
+// All recipes by name, presets included. Own recipes must be complete; what is wrong with one goes to the report, and it is left out.
+std::map<std::string, Recipe> resolve_recipes(const PrecisionConfig& config, ConfigReport& report);
+
+}  // namespace mantissa

@@ -1,0 +1,92 @@
+// The precision of every module, resolved from the configuration before any weight exists and the same on every rank. The same plan decides
+// about compute, storage, the bytes on the wire and the exported checkpoint.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "mantissa/precision/operands.h"
+#include "mantissa/precision/rules.h"
+
+namespace mantissa {
+
+enum class StoredType { fp32, bf16, e4m3, e5m2, e2m1 };
+const char* stored_type_name(StoredType type);
+
+// Rows of a fused weight that belong together: q, k and v of attn.qkv; gate and up of mlp.gate_up.
+struct ModulePart {
+  std::string name;
+  int64_t out;
+};
+
+struct ModuleShape {
+  std::string path;
+  ModuleKind kind = ModuleKind::linear;
+  int64_t out = 0, in = 0;             // weight [out, in]; a norm has [out] and in 0. out 0: the vocabulary is not known yet
+  int64_t bias = 0;                    // elements
+  std::vector<ModulePart> parts = {};  // empty: one part
+  int64_t weight_elements() const { return in == 0 ? out : out * in; }
+  int64_t parameters() const { return weight_elements() + bias; }
+};
+
+// What a plan needs to know about a model.
+struct ModelShape {
+  std::vector<ModuleShape> modules;
+  bool tied_embeddings = false;  // then there is no module `output`
+  bool fp32_logits = false;
+};
+
+// `rule` is the key that decided, "precision.recipe", "precision.rules.2", "precision.fp8_output_proj", or "" where nothing did; `match` is
+// the pattern of a rule. `bytes` are resident: the parameter and its quantised copy, without gradients and optimizer state; an fp32
+// parameter is its own master.
+struct ModulePrecision {
+  ModuleShape module;
+  std::string rule, match;
+  Recipe recipe;
+  StoredType storage = StoredType::bf16;   // what the parameter is in memory
+  StoredType wire = StoredType::bf16;      // what a gather of parameters moves
+  StoredType exported = StoredType::bf16;  // what fprop multiplies by, and so what an export holds
+  int64_t bytes = 0;
+
+  // The codes are the parameter; there is no value beside them.
+  bool stores_only_codes() const { return storage != StoredType::fp32 && storage != StoredType::bf16; }
+};
+
+// An output projection that is to take the formats of the ambient recipe.
+struct OutputProjection {
+  bool tied_embeddings = false, fp32_logits = false;
+  int64_t rows = 0, hidden = 0;  // padded vocabulary, 0 if it is not known yet
+};
+// What precision.fp8_output_proj asks for and does not find: each message reads on from the name of the switch. For the config and for the
+// constructor of the layer.
+std::vector<std::string> output_projection_problems(const Recipe& ambient, const OutputProjection& output);
+
+class PrecisionPlan {
+ public:
+  // Own recipes must be complete (complete_recipes). Everything that is wrong goes to the report, with the key that is to blame; then the
+  // plan is of no use.
+  static PrecisionPlan resolve(const PrecisionConfig& config, const ModelShape& model, ConfigReport& report);
+
+  const std::vector<ModulePrecision>& modules() const { return modules_; }
+  // Throws Error(internal) for a path the plan has not.
+  const ModulePrecision& of(const std::string& path) const;
+  int64_t parameters() const;
+  int64_t bytes() const;                 // resident, of all modules
+  int64_t bytes_beside_masters() const;  // the same without fp32 parameters, which are the masters
+
+  // XXH64 of what each module computes, stores, sends and exports; names of recipes and rules do not count.
+  uint64_t hash() const;
+  // One entry per module, in the order of the model; "hash" as 16 hex digits.
+  nlohmann::json to_json() const;
+  // Text with one line per module, equal layers taken together.
+  std::string table() const;
+  // What is allowed but costs something or may not be meant; one sentence each.
+  std::vector<std::string> warnings() const;
+
+ private:
+  std::vector<ModulePrecision> modules_;
+};
+
+}  // namespace mantissa

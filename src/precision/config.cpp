@@ -1,0 +1,176 @@
+#include "mantissa/precision/config.h"
+
+#include <algorithm>
+
+#include "mantissa/base/nearest.h"
+
+namespace mantissa {
+namespace {
+
+QuantizationConfig quantization(Format format, int64_t rows, int64_t columns, ScaleRule rule = ScaleRule::rceil) {
+  return {.format = format, .block = {rows, columns}, .rule = rule};
+}
+
+// The order is that of the documentation.
+const std::vector<std::pair<std::string, RecipeConfig>>& presets() {
+  static const auto table = [] {
+    const QuantizationConfig row = quantization(Format::e4m3, 1, 32), tile = quantization(Format::e4m3, 32, 32);
+    const QuantizationConfig row128 = quantization(Format::e4m3, 1, 128), tile128 = quantization(Format::e4m3, 128, 128);
+    const QuantizationConfig mxfp4 = quantization(Format::e2m1, 1, 32, ScaleRule::flashinfer);
+    const std::vector<GemmRole> all = {GemmRole::fprop, GemmRole::dgrad, GemmRole::wgrad};
+    RecipeConfig high, bf16, fp32, mxfp8, mxfp8_weights, fp8_block, mxfp4_qat, mxfp4_qat_mxfp8_act;
+    bf16.compute = Dtype::bf16;
+    fp32.compute = Dtype::f32;
+    mxfp8.weight = tile, mxfp8.input = row, mxfp8.output_grad = row, mxfp8.gemms = all;
+    mxfp8_weights.weight = tile, mxfp8_weights.gemms = {GemmRole::fprop, GemmRole::dgrad};
+    fp8_block.weight = tile128, fp8_block.input = row128, fp8_block.output_grad = row128, fp8_block.gemms = all;
+    mxfp4_qat.weight_fake_quant = mxfp4;
+    mxfp4_qat_mxfp8_act.weight_fake_quant = mxfp4;
+    mxfp4_qat_mxfp8_act.input = row, mxfp4_qat_mxfp8_act.output_grad = row, mxfp4_qat_mxfp8_act.gemms = all;
+    std::vector<std::pair<std::string, RecipeConfig>> named = {{"high", high},
+                                                               {"bf16", bf16},
+                                                               {"fp32", fp32},
+                                                               {"mxfp8", mxfp8},
+                                                               {"mxfp8_weights", mxfp8_weights},
+                                                               {"fp8_block", fp8_block},
+                                                               {"mxfp4_qat", mxfp4_qat},
+                                                               {"mxfp4_qat_mxfp8_act", mxfp4_qat_mxfp8_act}};
+    for (auto& [name, recipe] : named) recipe.base = name;
+    return named;
+  }();
+  return table;
+}
+
+std::string list_of(const std::vector<std::string>& names) {
+  std::string all;
+  for (const std::string& name : names) all += (all.empty() ? "" : ", ") + name;
+  return all;
+}
+
+// Fills one operand of an own recipe from the same one of its base.
+void complete_operand(std::optional<QuantizationConfig>& operand, const std::optional<QuantizationConfig>& base, const std::string& key,
+                      ConfigReport& report) {
+  if (!report.given(key)) {
+    operand = base;
+    report.derive(key);
+    return;
+  }
+  if (!operand) return;
+  const auto take = [&](const char* name, auto member) {
+    if (report.given(key + "." + name)) return;
+    if (base) (*operand).*member = (*base).*member;
+    report.derive(key + "." + name);
+  };
+  take("format", &QuantizationConfig::format);
+  take("block", &QuantizationConfig::block);
+  take("rule", &QuantizationConfig::rule);
+}
+
+void complete(RecipeConfig& recipe, const std::string& key, ConfigReport& report) {
+  const std::optional<RecipeConfig> base = find_preset(recipe.base);
+  if (!base) {
+    const std::vector<std::string> names = preset_names();
+    return report.error(key + ".base",
+                        "no preset \"" + recipe.base + "\"" + did_you_mean(recipe.base, names) + " (there are " + list_of(names) + ")");
+  }
+  complete_operand(recipe.weight, base->weight, key + ".weight", report);
+  complete_operand(recipe.input, base->input, key + ".input", report);
+  complete_operand(recipe.output_grad, base->output_grad, key + ".output_grad", report);
+  complete_operand(recipe.weight_fake_quant, base->weight_fake_quant, key + ".weight_fake_quant", report);
+  const auto take = [&](const char* name, auto member) {
+    if (report.given(key + "." + name)) return;
+    recipe.*member = (*base).*member;
+    report.derive(key + "." + name);
+  };
+  take("compute", &RecipeConfig::compute);
+  take("gemms", &RecipeConfig::gemms);
+}
+
+// Reports under `key`; false if there was something.
+bool read_operand(const std::optional<QuantizationConfig>& config, const std::string& key, ConfigReport& report, Quantization& how) {
+  if (!config) return true;
+  if (!config->format) {
+    report.error(key + ".format", "is missing: e4m3, e5m2 or e2m1");
+    return false;
+  }
+  if (config->block.size() != 2) {
+    report.error(key + ".block", text("must be [rows, columns], got a list of ", config->block.size()));
+    return false;
+  }
+  how = {.format = *config->format, .block_rows = config->block[0], .block_cols = config->block[1], .rule = config->rule};
+  return true;
+}
+
+bool read_gemms(const std::vector<GemmRole>& roles, const std::string& key, ConfigReport& report, GemmSet& gemms) {
+  for (const GemmRole role : roles) {
+    bool& member = role == GemmRole::fprop ? gemms.fprop : role == GemmRole::dgrad ? gemms.dgrad : gemms.wgrad;
+    if (member) {
+      report.error(key, text("lists ", gemm_name(role), " twice"));
+      return false;
+    }
+    member = true;
+  }
+  return true;
+}
+
+std::optional<Recipe> read_recipe(const std::string& name, const RecipeConfig& config, Dtype dtype, const std::string& key,
+                                  ConfigReport& report) {
+  Recipe recipe{.name = name, .compute = config.compute.value_or(dtype)};
+  bool right = read_operand(config.weight, key + ".weight", report, recipe.weight);
+  right = read_operand(config.input, key + ".input", report, recipe.input) && right;
+  right = read_operand(config.output_grad, key + ".output_grad", report, recipe.output_grad) && right;
+  right = read_operand(config.weight_fake_quant, key + ".weight_fake_quant", report, recipe.weight_fake_quant) && right;
+  right = read_gemms(config.gemms, key + ".gemms", report, recipe.gemms) && right;
+  if (!right) return std::nullopt;
+  const std::vector<RecipeProblem> problems = recipe_problems(recipe);
+  for (const RecipeProblem& problem : problems) report.error(key + "." + problem.key, problem.message);
+  if (!problems.empty()) return std::nullopt;
+  return recipe;
+}
+
+}  // namespace
+
+std::vector<std::string> preset_names() {
+  std::vector<std::string> names;
+  for (const auto& [name, recipe] : presets()) names.push_back(name);
+  return names;
+}
+
+std::optional<RecipeConfig> find_preset(const std::string& name) {
+  const auto found = std::find_if(presets().begin(), presets().end(), [&](const auto& entry) { return entry.first == name; });
+  if (found == presets().end()) return std::nullopt;
+  return found->second;
+}
+
+Recipe preset_recipe(const std::string& name, Dtype dtype) {
+  const std::optional<RecipeConfig> preset = find_preset(name);
+  require(preset.has_value(), "no preset \"", name, "\"");
+  ConfigReport report;
+  const std::optional<Recipe> recipe = read_recipe(name, *preset, dtype, name, report);
+  report.throw_if_failed();
+  return *recipe;
+}
+
+void complete_recipes(PrecisionConfig& config, ConfigReport& report) {
+  for (auto& [name, recipe] : config.recipes) {
+    const std::string key = "precision.recipes." + name;
+    if (find_preset(name)) {
+      report.key_error(key, "is the name of a preset; give it another name, and \"base\": \"" + name + "\" to start from the preset");
+    } else {
+      complete(recipe, key, report);
+    }
+  }
+}
+
+std::map<std::string, Recipe> resolve_recipes(const PrecisionConfig& config, ConfigReport& report) {
+  std::map<std::string, Recipe> recipes;
+  for (const std::string& name : preset_names()) recipes[name] = preset_recipe(name, config.dtype);
+  for (const auto& [name, own] : config.recipes) {
+    const std::string key = "precision.recipes." + name;
+    if (report.failed(key)) continue;
+    if (const std::optional<Recipe> recipe = read_recipe(name, own, config.dtype, key, report)) recipes[name] = *recipe;
+  }
+  return recipes;
+}
+
+}  // namespace mantissa

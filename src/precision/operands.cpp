@@ -1,0 +1,72 @@
+#include "mantissa/precision/operands.h"
+
+namespace mantissa {
+namespace {
+
+OperandChoice codes(const Quantization& how) { return {OperandSource::codes, how}; }
+
+// MXFP4 values lie on the grid of E4M3 codes of the same row if no code block has a part of two fake blocks.
+bool fake_codes_are_lossless(const Recipe& recipe) {
+  return recipe.weight_fake_quant.format == Format::e2m1 && recipe.weight_fake_quant.block_cols % recipe.input.block() == 0;
+}
+
+OperandChoice weight_operand(const Recipe& recipe, GemmRole role) {
+  const bool quantised = recipe.gemms.holds(role);
+  if (recipe.weight_fake_quant) {
+    if (role == GemmRole::fprop && quantised && recipe.input && fake_codes_are_lossless(recipe)) {
+      return {OperandSource::fake_codes, {Format::e4m3, 1, recipe.input.block(), ScaleRule::rceil}};
+    }
+    return {OperandSource::fake, recipe.weight_fake_quant};
+  }
+  if (!recipe.weight || !quantised) return {};
+  if (role == GemmRole::fprop || recipe.weight.tiles()) return codes(recipe.weight);
+  return {OperandSource::shifted, recipe.weight.transposed()};
+}
+
+OperandChoice output_grad_operand(const Recipe& recipe, GemmRole role) {
+  if (!recipe.output_grad || !recipe.gemms.holds(role)) return {};
+  return codes(role == GemmRole::dgrad ? recipe.output_grad : recipe.output_grad.transposed());
+}
+
+OperandChoice input_operand(const Recipe& recipe, GemmRole role) {
+  if (!recipe.input || !recipe.gemms.holds(role)) return {};
+  if (role == GemmRole::fprop) return codes(recipe.input);
+  return {recipe.gemms.fprop ? OperandSource::shifted : OperandSource::codes, recipe.input.transposed()};
+}
+
+std::string quantization_text(const Quantization& how) {
+  const ScaleRule usual = how.format == Format::e2m1 ? ScaleRule::flashinfer : ScaleRule::rceil;
+  std::string written = text(format_name(how.format), ' ', how.block_rows, 'x', how.block_cols);
+  return how.rule == usual ? written : written + " " + scale_rule_name(how.rule);
+}
+
+}  // namespace
+
+GemmOperands choose_operands(const Recipe& recipe, GemmRole role) {
+  switch (role) {
+    case GemmRole::fprop: return {input_operand(recipe, role), weight_operand(recipe, role)};
+    case GemmRole::dgrad: return {output_grad_operand(recipe, role), weight_operand(recipe, role)};
+    case GemmRole::wgrad: return {output_grad_operand(recipe, role), input_operand(recipe, role)};
+  }
+  fail(ExitCode::internal, "no such GEMM");
+}
+
+bool saves_input_codes(const Recipe& recipe) { return recipe.input && recipe.gemms.fprop && recipe.gemms.wgrad; }
+
+std::string operand_text(const Recipe& recipe, const OperandChoice& choice) {
+  switch (choice.source) {
+    case OperandSource::high: return dtype_name(recipe.compute);
+    case OperandSource::codes: return quantization_text(choice.how);
+    case OperandSource::shifted: return quantization_text(choice.how) + text(" from 1x", choice.how.block());
+    case OperandSource::fake: return text(dtype_name(recipe.compute), " of ") + quantization_text(choice.how);
+    case OperandSource::fake_codes: return quantization_text(choice.how) + " of " + quantization_text(recipe.weight_fake_quant);
+  }
+  return "";
+}
+
+std::string gemm_text(const Recipe& recipe, GemmRole role) {
+  const GemmOperands operands = choose_operands(recipe, role);
+  return operand_text(recipe, operands.first) + " * " + operand_text(recipe, operands.second);
+}
+
+}  // namespace mantissa

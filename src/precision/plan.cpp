@@ -1,0 +1,245 @@
+#include "mantissa/precision/plan.h"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+
+#include "mantissa/base/nearest.h"
+
+namespace mantissa {
+namespace {
+
+StoredType element_of(Format format) {
+  switch (format) {
+    case Format::none: break;
+    case Format::e4m3: return StoredType::e4m3;
+    case Format::e5m2: return StoredType::e5m2;
+    case Format::e2m1: return StoredType::e2m1;
+  }
+  fail(ExitCode::internal, "high precision has no element format");
+}
+
+// Codes and scales of the whole weight.
+int64_t quantised_bytes(const ModuleShape& module, const Quantization& how) {
+  const int64_t codes = how.format == Format::e2m1 ? module.weight_elements() / 2 : module.weight_elements();
+  return codes + module.weight_elements() / (how.block_rows * how.block_cols);
+}
+
+// Follows from the recipe: what is stored, sent and exported, and what that takes.
+void decide_storage(ModulePrecision& entry, bool primary_codes) {
+  const Recipe& recipe = entry.recipe;
+  const StoredType high = recipe.compute == Dtype::f32 ? StoredType::fp32 : StoredType::bf16;
+  const int64_t element = dtype_bytes(recipe.compute);
+  const bool primary = primary_codes && recipe.reads_only_weight_codes();
+  entry.storage = entry.wire = primary ? element_of(recipe.weight.format) : high;
+  entry.exported = high;
+  if (recipe.weight && recipe.gemms.fprop) entry.exported = element_of(recipe.weight.format);
+  if (recipe.weight_fake_quant) entry.exported = element_of(recipe.weight_fake_quant.format);
+  entry.bytes = element * (entry.module.bias + (primary ? 0 : entry.module.weight_elements()));
+  if (recipe.reads_weight_codes()) entry.bytes += quantised_bytes(entry.module, recipe.weight);
+  if (recipe.weight_fake_quant) entry.bytes += quantised_bytes(entry.module, recipe.weight_fake_quant);
+}
+
+// The sizes of a weight that hold no whole number of blocks: "out 100 of part q is no multiple of 32"; "" if there is none.
+std::string size_problem(const ModuleShape& module, const Recipe& recipe) {
+  const int64_t fake = recipe.weight_fake_quant ? recipe.weight_fake_quant.block_cols : 1;
+  if (module.in % fake != 0) return text("in ", module.in, " is no multiple of ", fake, ", the block of weight_fake_quant");
+  const int64_t block = recipe.block();
+  if (block == 0) return "";
+  if (module.in % block != 0) return text("in ", module.in, " is no multiple of ", block);
+  for (const ModulePart& part : module.parts) {
+    if (part.out % block != 0) return text("part ", part.name, " has out ", part.out, ", no multiple of ", block);
+  }
+  return module.out % block == 0 ? "" : text("out ", module.out, " is no multiple of ", block);
+}
+
+bool is_mx_fp8(const Quantization& how) { return (how.format == Format::e4m3 || how.format == Format::e5m2) && how.block() == 32; }
+
+class Resolver {
+ public:
+  Resolver(const PrecisionConfig& config, const ModelShape& model, ConfigReport& report)
+      : config_(config), model_(model), report_(report), recipes_(resolve_recipes(config, report)) {}
+
+  std::vector<ModulePrecision> resolve() {
+    const Recipe ambient = recipe("precision.recipe", config_.recipe);
+    for (size_t i = 0; i < config_.rules.size(); ++i)
+      by_rule_.push_back(recipe(text("precision.rules.", i, ".recipe"), config_.rules[i].recipe));
+    std::vector<RuledModule> ruled;
+    for (const ModuleShape& module : model_.modules) ruled.push_back({module.path, module.kind});
+    const auto chosen = assign_rules(config_.rules, ruled, report_);
+    std::vector<ModulePrecision> entries;
+    for (size_t i = 0; i < model_.modules.size(); ++i) entries.push_back(entry(model_.modules[i], chosen[i], ambient));
+    report_sizes();
+    if (config_.fp8_output_proj.enabled) check_output(ambient);
+    if (config_.fp8_param_gather && !report_.failed("precision")) check_gather(entries);
+    return entries;
+  }
+
+ private:
+  // `high` where there is no such recipe: the error is reported once, here.
+  Recipe recipe(const std::string& key, const std::string& name) {
+    const auto found = recipes_.find(name);
+    if (found != recipes_.end()) return found->second;
+    std::vector<std::string> names = preset_names();
+    for (const auto& [own, value] : config_.recipes) names.push_back(own);
+    if (name.empty()) {
+      report_.error(key, "is missing: the name of a recipe");
+    } else if (config_.recipes.count(name) == 0) {
+      std::string list;
+      for (const std::string& known : names) list += (list.empty() ? "" : ", ") + known;
+      report_.error(key, "no recipe \"" + name + "\"" + did_you_mean(name, names) + " (there are " + list + ")");
+    }
+    return recipes_.at("high");
+  }
+
+  ModulePrecision entry(const ModuleShape& module, std::optional<size_t> rule, const Recipe& ambient) {
+    ModulePrecision entry{.module = module, .rule = "", .match = "", .recipe = recipes_.at("high")};
+    if (rule) {
+      entry.rule = text("precision.rules.", *rule);
+      entry.match = config_.rules[*rule].match;
+      entry.recipe = by_rule_[*rule];
+    } else if (module.kind == ModuleKind::linear) {
+      entry.rule = "precision.recipe";
+      entry.recipe = ambient;
+    } else if (module.kind == ModuleKind::output && config_.fp8_output_proj.enabled) {
+      const OutputProjectionConfig& on = config_.fp8_output_proj;
+      entry.rule = "precision.fp8_output_proj";
+      entry.recipe = ambient;
+      entry.recipe.gemms = {.fprop = on.fprop, .dgrad = on.dgrad, .wgrad = on.wgrad};
+    }
+    check_module(entry);
+    decide_storage(entry, config_.fp8_param_gather && module.kind != ModuleKind::output);
+    return entry;
+  }
+
+  void check_module(const ModulePrecision& entry) {
+    if (entry.module.kind == ModuleKind::output || !entry.recipe.quantises()) return;
+    const std::string key = entry.match.empty() ? entry.rule : entry.rule + ".recipe";
+    if (entry.module.kind == ModuleKind::embedding || entry.module.kind == ModuleKind::norm) {
+      sizes_[{key, any_layer(entry.module.path), text("has no GEMM, so \"", entry.recipe.name, "\" has nothing to quantise")}].push_back(
+          entry.module.path);
+    } else if (const std::string problem = size_problem(entry.module, entry.recipe); !problem.empty()) {
+      sizes_[{key, any_layer(entry.module.path), text("cannot be \"", entry.recipe.name, "\": ", problem)}].push_back(entry.module.path);
+    }
+  }
+
+  // Once for all layers that have it.
+  void report_sizes() {
+    for (const auto& [problem, paths] : sizes_) {
+      const auto& [key, layers, message] = problem;
+      report_.error(key, (paths.size() == 1 ? paths.front() : layers) + " " + message);
+    }
+  }
+
+  void check_output(const Recipe& ambient) {
+    const OutputProjectionConfig& on = config_.fp8_output_proj;
+    const auto output = std::find_if(model_.modules.begin(), model_.modules.end(),
+                                     [](const ModuleShape& module) { return module.kind == ModuleKind::output; });
+    OutputProjection projection{.tied_embeddings = model_.tied_embeddings, .fp32_logits = model_.fp32_logits};
+    if (output != model_.modules.end()) projection.rows = output->out, projection.hidden = output->in;
+    for (const std::string& problem : output_projection_problems(ambient, projection)) report_.error("precision.fp8_output_proj", problem);
+    if (!on.fprop && !on.dgrad && !on.wgrad)
+      report_.error("precision.fp8_output_proj", "is enabled, but fprop, dgrad and wgrad are all off");
+  }
+
+  void check_gather(const std::vector<ModulePrecision>& entries) {
+    bool any = false;
+    for (const ModulePrecision& entry : entries) {
+      if (entry.module.kind == ModuleKind::output || !entry.recipe.weight) continue;
+      any = true;
+      if (entry.recipe.reads_only_weight_codes()) continue;
+      return report_.error(
+          "precision.fp8_param_gather",
+          text("makes the codes the weights, so fprop and dgrad must both read them; gemms of recipe \"", entry.recipe.name, "\" (",
+               entry.module.path, ") lacks ", entry.recipe.gemms.fprop ? "" : "fprop",
+               entry.recipe.gemms.fprop || entry.recipe.gemms.dgrad ? "" : " and ", entry.recipe.gemms.dgrad ? "" : "dgrad"));
+    }
+    if (!any) report_.error("precision.fp8_param_gather", "needs a module with a quantised weight, and no recipe in use has one");
+  }
+
+  const PrecisionConfig& config_;
+  const ModelShape& model_;
+  ConfigReport& report_;
+  std::map<std::string, Recipe> recipes_;
+  std::vector<Recipe> by_rule_;
+  std::map<std::array<std::string, 3>, std::vector<std::string>> sizes_;  // key, path with any layer, message -> paths
+};
+
+}  // namespace
+
+const char* stored_type_name(StoredType type) {
+  switch (type) {
+    case StoredType::fp32: return "fp32";
+    case StoredType::bf16: return "bf16";
+    case StoredType::e4m3: return "e4m3";
+    case StoredType::e5m2: return "e5m2";
+    case StoredType::e2m1: return "e2m1";
+  }
+  return "unknown";
+}
+
+std::vector<std::string> output_projection_problems(const Recipe& ambient, const OutputProjection& output) {
+  std::vector<std::string> problems;
+  if (!is_mx_fp8(ambient.weight) || !is_mx_fp8(ambient.input) || !is_mx_fp8(ambient.output_grad)) {
+    problems.push_back(
+        text("needs an ambient recipe that quantises weight, input and output_grad to FP8 in blocks of 32, as mxfp8 does; \"", ambient.name,
+             "\" has weight ", ambient.weight, ", input ", ambient.input, ", output_grad ", ambient.output_grad));
+  }
+  if (output.tied_embeddings) problems.push_back("needs an output projection of its own: model.tie_word_embeddings must be false");
+  if (output.fp32_logits) problems.push_back("excludes model.logits_dtype fp32");
+  if (output.hidden % 32 != 0) problems.push_back(text("needs model.hidden_size in multiples of 32, got ", output.hidden));
+  if (output.rows % 32 != 0) {
+    problems.push_back(text("needs a padded vocabulary in multiples of 32, got ", output.rows, ": set model.pad_vocab_to to 32"));
+  }
+  return problems;
+}
+
+PrecisionPlan PrecisionPlan::resolve(const PrecisionConfig& config, const ModelShape& model, ConfigReport& report) {
+  PrecisionPlan plan;
+  plan.modules_ = Resolver(config, model, report).resolve();
+  return plan;
+}
+
+const ModulePrecision& PrecisionPlan::of(const std::string& path) const {
+  const auto found =
+      std::find_if(modules_.begin(), modules_.end(), [&](const ModulePrecision& entry) { return entry.module.path == path; });
+  require(found != modules_.end(), "the precision plan has no module ", path);
+  return *found;
+}
+
+int64_t PrecisionPlan::parameters() const {
+  int64_t sum = 0;
+  for (const ModulePrecision& entry : modules_) sum += entry.module.parameters();
+  return sum;
+}
+
+int64_t PrecisionPlan::bytes() const {
+  int64_t sum = 0;
+  for (const ModulePrecision& entry : modules_) sum += entry.bytes;
+  return sum;
+}
+
+int64_t PrecisionPlan::bytes_beside_masters() const {
+  int64_t sum = bytes();
+  for (const ModulePrecision& entry : modules_) {
+    if (entry.recipe.compute != Dtype::f32) continue;
+    sum -= 4 * (entry.module.bias + (entry.storage == StoredType::fp32 ? entry.module.weight_elements() : 0));
+  }
+  return sum;
+}
+
+uint64_t PrecisionPlan::hash() const {
+  std::string all;
+  for (const ModulePrecision& entry : modules_) {
+    const Recipe& recipe = entry.recipe;
+    all += text(entry.module.path, " [", entry.module.out, ", ", entry.module.in, "] ", entry.module.bias, '|', recipe.compute, '|',
+                recipe.weight_fake_quant, '|', recipe.weight, '|', recipe.input, '|', recipe.output_grad, '|', recipe.gemms.fprop,
+                recipe.gemms.dgrad, recipe.gemms.wgrad, '|', stored_type_name(entry.storage), '|', stored_type_name(entry.wire), '|',
+                stored_type_name(entry.exported), '\n');
+  }
+  return XXH64(all.data(), all.size(), 0);
+}
+
+}  // namespace mantissa

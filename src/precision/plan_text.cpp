@@ -1,0 +1,238 @@
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "mantissa/precision/plan.h"
+
+namespace mantissa {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::array kRoles = {GemmRole::fprop, GemmRole::dgrad, GemmRole::wgrad};
+
+bool has_gemm(const ModuleShape& module) { return module.kind != ModuleKind::embedding && module.kind != ModuleKind::norm; }
+
+const char* kind_name(ModuleKind kind) {
+  switch (kind) {
+    case ModuleKind::embedding: return "embedding";
+    case ModuleKind::norm: return "norm";
+    case ModuleKind::linear: return "linear";
+    case ModuleKind::router: return "router";
+    case ModuleKind::output: return "output";
+  }
+  return "unknown";
+}
+
+json to_json(const Quantization& how) {
+  if (!how) return nullptr;
+  return {{"format", format_name(how.format)}, {"block", {how.block_rows, how.block_cols}}, {"rule", scale_rule_name(how.rule)}};
+}
+
+json to_json(const ModulePrecision& entry) {
+  const ModuleShape& module = entry.module;
+  const Recipe& recipe = entry.recipe;
+  json gemms = nullptr;
+  for (const GemmRole role : kRoles) {
+    if (has_gemm(module)) gemms[gemm_name(role)] = gemm_text(recipe, role);
+  }
+  json parts = json::array();
+  for (const ModulePart& part : module.parts) parts.push_back({{"name", part.name}, {"out", part.out}});
+  return {{"module", module.path},
+          {"kind", kind_name(module.kind)},
+          {"shape", module.in == 0 ? json{module.out} : json{module.out, module.in}},
+          {"parts", parts},
+          {"bias", module.bias},
+          {"rule", entry.rule.empty() ? json() : json(entry.rule)},
+          {"match", entry.match.empty() ? json() : json(entry.match)},
+          {"recipe", recipe.name},
+          {"compute", dtype_name(recipe.compute)},
+          {"weight", to_json(recipe.weight)},
+          {"input", to_json(recipe.input)},
+          {"output_grad", to_json(recipe.output_grad)},
+          {"weight_fake_quant", to_json(recipe.weight_fake_quant)},
+          {"gemms", gemms},
+          {"storage", stored_type_name(entry.storage)},
+          {"wire", stored_type_name(entry.wire)},
+          {"export", stored_type_name(entry.exported)},
+          {"bytes", entry.bytes}};
+}
+
+std::string layer_of(const std::string& path) {
+  const size_t begin = path.find('.') + 1;
+  return path.substr(begin, path.find('.', begin) - begin);
+}
+
+// "layers.{0..2,5}.attn.qkv"
+std::string joined_path(const std::vector<std::string>& paths) {
+  if (paths.size() == 1) return paths.front();
+  std::string layers;
+  for (size_t i = 0; i < paths.size();) {
+    const int64_t first = std::stoll(layer_of(paths[i]));
+    int64_t last = first;
+    while (++i < paths.size() && std::stoll(layer_of(paths[i])) == last + 1) ++last;
+    layers += (layers.empty() ? "" : ",") + std::to_string(first) + (last > first ? ".." + std::to_string(last) : "");
+  }
+  std::string path = any_layer(paths.front());
+  return path.replace(path.find('*'), 1, "{" + layers + "}");
+}
+
+using Cells = std::vector<std::string>;
+
+std::string shape_text(const ModuleShape& module) {
+  if (module.out == 0) return text("[?, ", module.in, ']');
+  return module.in == 0 ? text('[', module.out, ']') : text('[', module.out, ", ", module.in, ']');
+}
+
+// All but path and bytes.
+Cells cells_of(const ModulePrecision& entry) {
+  const std::string rule = entry.rule.empty() ? "-" : entry.rule;
+  Cells cells = {shape_text(entry.module), entry.match.empty() ? rule : rule + " \"" + entry.match + "\"", entry.recipe.name};
+  for (const GemmRole role : kRoles) cells.push_back(has_gemm(entry.module) ? gemm_text(entry.recipe, role) : "-");
+  for (const StoredType type : {entry.storage, entry.wire, entry.exported}) cells.emplace_back(stored_type_name(type));
+  return cells;
+}
+
+// Modules of several layers that differ in nothing but the layer.
+struct Group {
+  std::vector<std::string> paths;
+  Cells cells;
+  int64_t bytes = 0;
+};
+
+std::vector<Group> grouped(const std::vector<ModulePrecision>& modules) {
+  std::vector<Group> groups;
+  for (const ModulePrecision& entry : modules) {
+    const Cells cells = cells_of(entry);
+    const std::string& path = entry.module.path;
+    auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& other) {
+      return any_layer(other.paths.front()) == any_layer(path) && other.cells == cells;
+    });
+    if (group == groups.end()) group = groups.insert(groups.end(), Group{.paths = {}, .cells = cells});
+    group->paths.push_back(path);
+    group->bytes += entry.bytes;
+  }
+  return groups;
+}
+
+std::string aligned(const std::vector<Cells>& rows) {
+  std::vector<size_t> widths(rows.front().size());
+  for (const Cells& row : rows) {
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string out;
+  for (const Cells& row : rows) {
+    for (size_t i = 0; i + 1 < row.size(); ++i) out += row[i] + std::string(widths[i] - row[i].size() + 2, ' ');
+    out += std::string(widths.back() - row.back().size(), ' ') + row.back() + '\n';  // numbers stand to the right
+  }
+  return out;
+}
+
+void warn_of_rows(const std::vector<ModulePrecision>& modules, std::vector<std::string>& warnings) {
+  int64_t count = 0, extra = 0;
+  for (const ModulePrecision& entry : modules) {
+    const Quantization& weight = entry.recipe.weight;
+    if (!entry.recipe.reads_weight_codes() || !weight.rowwise()) continue;
+    ++count;
+    extra += entry.module.weight_elements() / weight.block() - entry.module.weight_elements() / (weight.block() * weight.block());
+  }
+  if (count == 0) return;
+  warnings.push_back(
+      text(count, " weights are quantised in rows of blocks, not tiles: ", extra,
+           " bytes more of scales in memory and on the wire, and dgrad multiplies by codes shifted to columns, not by those of fprop"));
+}
+
+void warn_of_gather(const std::vector<ModulePrecision>& modules, std::vector<std::string>& warnings) {
+  int64_t linears = 0, high = 0, copies = 0, saved = 0;
+  bool gathers = false;
+  for (const ModulePrecision& entry : modules) {
+    if (entry.module.kind != ModuleKind::linear) continue;
+    const bool codes = entry.stores_only_codes();
+    gathers = gathers || codes;
+    ++linears;
+    high += codes ? 0 : 1;
+    if (codes || !entry.recipe.reads_only_weight_codes()) continue;
+    ++copies;
+    if (entry.storage == StoredType::bf16) saved += 2 * entry.module.weight_elements();  // an fp32 weight is the master
+  }
+  if (gathers && high > 0) {
+    warnings.push_back(
+        text("precision.fp8_param_gather: ", high, " of ", linears, " linears have no quantised weight and are gathered as they are"));
+  }
+  if (copies > 0) {
+    warnings.push_back(text("precision.fp8_param_gather is off: ", copies,
+                            " quantised weights are held and gathered in high precision, too; on, ", saved,
+                            " bytes less beside the masters"));
+  }
+}
+
+// What a recipe quantises and no GEMM reads, and GEMMs that are listed and read nothing quantised.
+void warn_of_idle_parts(const std::vector<ModulePrecision>& modules, std::vector<std::string>& warnings) {
+  std::set<std::string> seen;
+  for (const ModulePrecision& entry : modules) {
+    const Recipe& recipe = entry.recipe;
+    if (entry.module.kind == ModuleKind::output || !seen.insert(recipe.name).second) continue;
+    const auto unread = [&](const char* operand, const Quantization& how, bool read) {
+      if (how && !read) warnings.push_back(text("recipe \"", recipe.name, "\" quantises ", operand, ", which none of its gemms reads"));
+    };
+    unread("weight", recipe.weight, recipe.gemms.fprop || recipe.gemms.dgrad);
+    unread("input", recipe.input, recipe.gemms.fprop || recipe.gemms.wgrad);
+    unread("output_grad", recipe.output_grad, recipe.gemms.dgrad || recipe.gemms.wgrad);
+    for (const GemmRole role : kRoles) {
+      const GemmOperands operands = choose_operands(recipe, role);
+      if (recipe.gemms.holds(role) && !operands.first.is_codes() && !operands.second.is_codes()) {
+        warnings.push_back(text("recipe \"", recipe.name, "\" lists ", gemm_name(role), ", which has no quantised operand"));
+      }
+    }
+  }
+}
+
+// Servers fuse all expert weights of a layer: one scheme for both.
+void warn_of_split_experts(const std::vector<ModulePrecision>& modules, std::vector<std::string>& warnings) {
+  const std::string kDown = ".moe.experts.down";
+  for (const ModulePrecision& down : modules) {
+    const std::string& path = down.module.path;
+    if (!path.ends_with(kDown)) continue;
+    const std::string up_path = path.substr(0, path.size() - 4) + "gate_up";
+    const auto up =
+        std::find_if(modules.begin(), modules.end(), [&](const ModulePrecision& entry) { return entry.module.path == up_path; });
+    if (up == modules.end() || (up->recipe.weight == down.recipe.weight && up->recipe.weight_fake_quant == down.recipe.weight_fake_quant))
+      continue;
+    warnings.push_back(text(up_path, " (", up->rule, ") and ", path, " (", down.rule,
+                            ") have different weight formats, but servers fuse them: a packed export will refuse"));
+  }
+}
+
+}  // namespace
+
+json PrecisionPlan::to_json() const {
+  json entries = json::array();
+  for (const ModulePrecision& entry : modules_) entries.push_back(mantissa::to_json(entry));
+  std::string digits(16, '0');
+  uint64_t rest = hash();
+  for (size_t i = 16; i-- > 0; rest >>= 4) digits[i] = "0123456789abcdef"[rest & 15];
+  return {{"hash", digits}, {"modules", entries}, {"parameters", parameters()}, {"bytes", bytes()}};
+}
+
+std::string PrecisionPlan::table() const {
+  std::vector<Cells> rows = {{"module", "shape", "rule", "recipe", "fprop", "dgrad", "wgrad", "storage", "wire", "export", "bytes"}};
+  for (const Group& group : grouped(modules_)) {
+    Cells row = {joined_path(group.paths)};
+    row.insert(row.end(), group.cells.begin(), group.cells.end());
+    row.push_back(std::to_string(group.bytes));
+    rows.push_back(std::move(row));
+  }
+  return aligned(rows);
+}
+
+std::vector<std::string> PrecisionPlan::warnings() const {
+  std::vector<std::string> warnings;
+  warn_of_rows(modules_, warnings);
+  warn_of_gather(modules_, warnings);
+  warn_of_idle_parts(modules_, warnings);
+  warn_of_split_experts(modules_, warnings);
+  return warnings;
+}
+
+}  // namespace mantissa
