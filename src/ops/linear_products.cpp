@@ -44,26 +44,25 @@ struct OutputGradient {
 OutputGradient output_gradient(const Tensor& dy, const Recipe& recipe, Dtype compute, bool wants_rows, bool wants_columns) {
   const Tensor high = converted(dy, compute);
   OutputGradient out{high, high};
-  const bool rows = wants_rows && recipe.output_grad && recipe.gemms.dgrad;
-  const bool columns = wants_columns && recipe.output_grad && recipe.gemms.wgrad;
-  const Quantization& how = recipe.output_grad;
-  if (rows && columns) {
-    const int64_t block = how.block();
+  const OperandChoice rows = choose_operands(recipe, GemmRole::dgrad).first, columns = choose_operands(recipe, GemmRole::wgrad).first;
+  if (wants_rows && rows.is_codes() && wants_columns && columns.is_codes()) {
+    const int64_t block = rows.how.block();
     const Shape padded{(dy.dim(0) + block - 1) / block * block, dy.dim(1)};
-    QuantizedTensor row = empty_quantized(dy.device(), padded, how), column = empty_quantized(dy.device(), padded, how.transposed());
+    QuantizedTensor row = empty_quantized(dy.device(), padded, rows.how), column = empty_quantized(dy.device(), padded, columns.how);
     dy.device().run(Quantize{.x = converted(dy, Dtype::bf16), .out = row, .second = column});
     return {slice(row, 0, dy.dim(0)), column};
   }
-  if (rows) out.rows = codes_of(dy, how);
-  if (columns) out.columns = codes_of(dy, how.transposed());
+  if (wants_rows && rows.is_codes()) out.rows = codes_of(dy, rows.how);
+  if (wants_columns && columns.is_codes()) out.columns = codes_of(dy, columns.how);
   return out;
 }
 
 }  // namespace
 
 LinearInput LinearProducts::input(const Tensor& x) const {
-  if (!recipe_.input || !recipe_.gemms.fprop) return {.high = x};
-  return {.high = x, .codes = padded_rowwise(x, recipe_.input)};
+  const OperandChoice choice = choose_operands(recipe_, GemmRole::fprop).first;
+  if (!choice.is_codes()) return {.high = x};
+  return {.high = x, .codes = padded_rowwise(x, choice.how)};
 }
 
 LinearInput LinearProducts::kept(const LinearInput& input) const {
@@ -71,10 +70,14 @@ LinearInput LinearProducts::kept(const LinearInput& input) const {
 }
 
 Value LinearProducts::weight(GemmRole role) const {
-  const QuantizedTensor& codes = weight_.codes;
-  if (recipe_.weight_fake_quant) return codes;
-  if (!recipe_.weight || !recipe_.gemms.holds(role)) return weight_.high;
-  return role == GemmRole::dgrad && codes.how.rowwise() ? columnwise(codes) : codes;
+  switch (choose_operands(recipe_, role).second.source) {
+    case OperandSource::high: return weight_.high;
+    case OperandSource::shifted: return columnwise(weight_.codes);
+    case OperandSource::codes:
+    case OperandSource::fake:
+    case OperandSource::fake_codes: return weight_.codes;  // dequantised they are DQ(Q(w)), to the bit
+  }
+  fail(ExitCode::internal, "no such operand of ", gemm_name(role));
 }
 
 void LinearProducts::fprop(const LinearInput& x, const Tensor& bias, const Tensor& y) const {
@@ -86,8 +89,9 @@ void LinearProducts::fprop(const LinearInput& x, const Tensor& bias, const Tenso
 }
 
 Value LinearProducts::wgrad_input(const LinearInput& x) const {
-  if (!recipe_.input || !recipe_.gemms.wgrad) return converted(x.high, compute());
-  return x.codes.defined() ? columnwise(x.codes) : codes_of(x.high, recipe_.input.transposed());
+  const OperandChoice choice = choose_operands(recipe_, GemmRole::wgrad).second;
+  if (!choice.is_codes()) return converted(x.high, compute());
+  return choice.source == OperandSource::shifted ? columnwise(x.codes) : codes_of(x.high, choice.how);
 }
 
 void LinearProducts::wgrad(const LinearInput& x, const Value& dy) const {

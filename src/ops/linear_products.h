@@ -3,6 +3,7 @@
 #pragma once
 
 #include "mantissa/ops/ops.h"
+#include "mantissa/precision/operands.h"
 
 namespace mantissa {
 
@@ -19,7 +20,7 @@ class LinearProducts {
   LinearInput input(const Tensor& x) const;
   // What backward needs of an input: the codes where wgrad derives its operand from them, else the tensor.
   LinearInput kept(const LinearInput& input) const;
-  bool keeps_codes() const { return recipe_.input && recipe_.gemms.fprop && recipe_.gemms.wgrad; }
+  bool keeps_codes() const { return saves_input_codes(recipe_); }
 
   void fprop(const LinearInput& x, const Tensor& bias, const Tensor& y) const;    // y [N, out]
   void backward(const LinearInput& x, const Tensor& dy, const Tensor& dx) const;  // dx [N, in], if defined
