@@ -58,6 +58,7 @@ Command verify_command();
 Command bench_command();
 Command conformance_command();
 Command doctor_command();
+Command explain_command();
 Command config_command();
 
 }  // namespace mantissa::tools

@@ -1,0 +1,80 @@
+#include <algorithm>
+#include <iomanip>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "command.h"
+#include "mantissa/data/open_data.h"
+#include "mantissa/train/estimate.h"
+
+namespace mantissa::tools {
+namespace {
+
+struct ExplainArguments {
+  ConfigSources sources;
+  bool json = false;
+};
+
+// CPUs have no MX matrix units.
+constexpr const char* kDevice = "cpu";
+constexpr const char* kEmulated = "emulated";
+
+bool quantises_operands(const PrecisionPlan& plan) {
+  const auto& modules = plan.modules();
+  return std::any_of(modules.begin(), modules.end(), [](const ModulePrecision& entry) { return entry.recipe.quantises_operands(); });
+}
+
+void print_json(const PrecisionPlan& plan, const MemoryEstimate& memory) {
+  nlohmann::json all = plan.to_json();
+  all["device"] = kDevice;
+  all["quantised_gemms"] = quantises_operands(plan) ? nlohmann::json(kEmulated) : nlohmann::json();
+  all["layout"] = {{"tensor", 1}, {"data", 1}, {"expert", 1}};
+  all["memory"] = {{"masters", memory.masters},     {"weights", memory.values},          {"gradients", memory.gradients},
+                   {"optimizer", memory.optimizer}, {"activations", memory.activations}, {"workspace", memory.workspace}};
+  all["warnings"] = plan.warnings();
+  std::cout << all.dump(1) << '\n';
+}
+
+void print_text(const PrecisionPlan& plan, const RunConfig& config, const MemoryEstimate& memory) {
+  std::cout << "device " << kDevice << " | ranks 1 | precision.dtype " << dtype_name(config.precision.dtype) << " | precision.recipe "
+            << config.precision.recipe << '\n';
+  if (quantises_operands(plan)) {
+    std::cout << "quantised GEMMs are " << kEmulated
+              << " on this device: codes are dequantised, which is exact, and multiplied with fp32 accumulation\n";
+  }
+  const double per_parameter = static_cast<double>(plan.bytes()) / static_cast<double>(plan.parameters());
+  std::cout << '\n'
+            << plan.table() << '\n'
+            << plan.parameters() << " parameters | resident weights " << plan.bytes() << " B, " << std::fixed << std::setprecision(3)
+            << per_parameter << " B per parameter\n"
+            << "memory | masters " << memory.masters << " B | weights beside them " << memory.values << " B | gradients "
+            << memory.gradients << " B | optimizer " << memory.optimizer << " B | activations " << memory.activations << " B | workspace "
+            << memory.workspace << " B\n";
+  for (const std::string& warning : plan.warnings()) std::cout << "warning: " << warning << '\n';
+  std::cout << "plan " << plan.to_json().at("hash").get<std::string>() << '\n';
+}
+
+ExitCode explain(const ExplainArguments& arguments) {
+  RunConfig config = load_run_config(arguments.sources, Inputs::unchecked).config;
+  if (!config.model.vocab_size) config.model.vocab_size = make_tokenizer(config.data)->size();
+  const PrecisionPlan plan = resolve_plan(config);
+  const MemoryEstimate memory = estimate_memory(config);
+  arguments.json ? print_json(plan, memory) : print_text(plan, config, memory);
+  return ExitCode::ok;
+}
+
+}  // namespace
+
+Command explain_command() {
+  const auto arguments = std::make_shared<ExplainArguments>();
+  std::vector<Option> options = config_options(arguments->sources);
+  options.push_back({.name = "--json", .target = &arguments->json, .description = "one JSON object, every module by itself"});
+  return {.name = "explain",
+          .summary = "show which number formats each module of a run computes, stores, sends and exports",
+          .example = "mantissa explain configs/quickstart.json --set precision.recipe=mxfp8",
+          .options = options,
+          .run = [arguments] { return explain(*arguments); }};
+}
+
+}  // namespace mantissa::tools
