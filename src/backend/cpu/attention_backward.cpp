@@ -5,10 +5,9 @@
 
 #include "backend/checks.h"
 #include "backend/cpu/attention_heads.h"
-#include "backend/cpu/attention_tiles.h"
+#include "backend/cpu/attention_products.h"
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/indices.h"
-#include "backend/cpu/tile_gemm.h"
 #include "mantissa/base/parallel.h"
 
 namespace mantissa {
@@ -43,23 +42,15 @@ class QueryBlockBackward {
   void attend(TileRows<const T> keys, TileRows<const T> values, const TileMask& mask, KeyGradients gradients) {
     widen_tile(keys, 1.0F, keys_, ld_);
     widen_tile(values, 1.0F, values_, ld_);
-    scores(keys_, queries_transposed_, p_, keys.rows, mask);
-    scores(values_, douts_transposed_, ds_, keys.rows, mask);
+    const auto product = [&](const float* a, const float* b, float* out) {
+      return TileProduct{.a = a, .b = b, .out = out, .keys = keys.rows, .queries = rows_, .ld = ld_};
+    };
+    score_product(product(keys_, queries_transposed_, p_), mask);
+    score_product(product(values_, douts_transposed_, ds_), mask);
     gradient_tile(p_, ds_, round_up(keys.rows, 8), round_up(rows_, 8), mask, statistics_);
     key_gradient(p_, douts_, gradients.dvalue, keys.rows, mask);
     key_gradient(ds_, queries_, gradients.dkey, keys.rows, mask);
-    tile_gemm({.a = ds_,
-               .lda = kTile,
-               .a_transposed = true,
-               .b = keys_,
-               .ldb = ld_,
-               .out = dqueries_,
-               .ldo = ld_,
-               .rows = round_up(rows_, 8),
-               .cols = ld_,
-               .depth = keys.rows,
-               .accumulate = !empty_,
-               .triangle = mask.diagonal ? Triangle::a_lower : Triangle::none});
+    query_product(product(ds_, keys_, dqueries_), mask, !empty_);
     empty_ = false;
   }
 
@@ -71,22 +62,6 @@ class QueryBlockBackward {
   }
 
  private:
-  // out [keys, queries] = a [keys, ld] * b [ld, queries]
-  void scores(const float* a, const float* b, float* out, int64_t keys, const TileMask& mask) const {
-    tile_gemm({.a = a,
-               .lda = ld_,
-               .a_transposed = false,
-               .b = b,
-               .ldb = kTile,
-               .out = out,
-               .ldo = kTile,
-               .rows = round_up(keys, 8),
-               .cols = round_up(rows_, 16),
-               .depth = ld_,
-               .accumulate = false,
-               .triangle = mask.diagonal ? Triangle::out_upper : Triangle::none});
-  }
-
   // out [keys, ld] += a [keys, queries] * b [queries, ld]
   void key_gradient(const float* a, const float* b, float* out, int64_t keys, const TileMask& mask) const {
     tile_gemm({.a = a,

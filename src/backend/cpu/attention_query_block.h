@@ -4,8 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "backend/cpu/attention_tiles.h"
-#include "backend/cpu/tile_gemm.h"
+#include "backend/cpu/attention_products.h"
 
 namespace mantissa {
 
@@ -26,32 +25,10 @@ class QueryBlock {
     widen_tile(keys, 1.0F, keys_, ld_);
     widen_tile(values, 1.0F, values_, ld_);
     const int64_t rows = round_up(rows_, 8);
-    tile_gemm({.a = keys_,
-               .lda = ld_,
-               .a_transposed = false,
-               .b = queries_,
-               .ldb = kTile,
-               .out = scores_,
-               .ldo = kTile,
-               .rows = round_up(keys.rows, 8),
-               .cols = round_up(rows_, 16),
-               .depth = ld_,
-               .accumulate = false,
-               .triangle = mask.diagonal ? Triangle::out_upper : Triangle::none});
+    score_product({.a = keys_, .b = queries_, .out = scores_, .keys = keys.rows, .queries = rows_, .ld = ld_}, mask);
     softmax_tile(scores_, keys.rows, rows, mask, softmax_);
     if (!empty_) scale_rows(out_, rows, ld_, softmax_.rescale);
-    tile_gemm({.a = scores_,
-               .lda = kTile,
-               .a_transposed = true,
-               .b = values_,
-               .ldb = ld_,
-               .out = out_,
-               .ldo = ld_,
-               .rows = rows,
-               .cols = ld_,
-               .depth = keys.rows,
-               .accumulate = !empty_,
-               .triangle = mask.diagonal ? Triangle::a_lower : Triangle::none});
+    query_product({.a = scores_, .b = values_, .out = out_, .keys = keys.rows, .queries = rows_, .ld = ld_}, mask, !empty_);
     empty_ = false;
   }
 
