@@ -147,6 +147,28 @@ TEST_P(QuantizedLinear, SavesTheInputAsCodesWhereBackwardReadsThem) {
   EXPECT_NEAR(static_cast<double>(kept), static_cast<double>(codes ? code_bytes - bf16_bytes : 0), 0.02 * static_cast<double>(bf16_bytes));
 }
 
+// The loss computes its products in chunks: the same bits as a linear operation and the softmax kernel.
+TEST_P(QuantizedLinear, GivesTheLossTheGradientsOfASeparateProjection) {
+  const Recipe& r = GetParam().recipe;
+  const Tensor x = bf16_tensor(fast(), {kTokens, kIn}, 1), w = bf16_tensor(fast(), {kOut, kIn}, 2);
+  const Quantization stored = r.weight_fake_quant ? r.weight_fake_quant : r.weight;
+  const QuantizedTensor codes = stored ? quantized(w, stored) : QuantizedTensor();
+  const Tensor targets = random_indices(fast(), kTokens, kOut - 3, 9);
+  Leaf fused{zeros(fast(), Dtype::f32, {kOut, kIn})}, separate{zeros(fast(), Dtype::f32, {kOut, kIn})};
+  Tape tape;
+  const Tape::Scope scope(&tape);
+  const Var first = tape.input(x), second = tape.input(x);
+  const LossOptions options{.vocab = kOut - 3, .target_count = kTokens, .logits_dtype = Dtype::bf16};
+  tape.backward(cross_entropy(first, LinearWeight(w, codes, &fused), targets, options, r));
+  const Var logits = linear(second, LinearWeight(w, codes, &separate), Var(), r);
+  const Tensor dlogits = empty_like(logits.value()), loss = empty(fast(), Dtype::f32, {kTokens});
+  fast().run(CrossEntropy{
+      .logits = logits.value(), .targets = targets, .loss = loss, .vocab = kOut - 3, .scale = 1.0 / kTokens, .dlogits = dlogits});
+  tape.backward(logits, dlogits);
+  EXPECT_TRUE(same_bits(fused.grad, separate.grad));
+  EXPECT_TRUE(same_bits(tape.take_gradient(first), tape.take_gradient(second)));
+}
+
 INSTANTIATE_TEST_SUITE_P(, QuantizedLinear, ::testing::ValuesIn(kRecipes), [](const auto& c) { return c.param.name; });
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include "command.h"
 #include "mantissa/base/parallel.h"
 #include "mantissa/train/checkpoint.h"
+#include "mantissa/train/precision_setup.h"
 #include "mantissa/train/training_step.h"
 
 namespace mantissa::tools {
@@ -52,7 +53,7 @@ ExitCode bench_train(const Arguments& arguments) {
   const RunConfig config = configuration(arguments);
   set_num_threads(config.training.threads);
   const auto device = open_device(config.training.device);
-  Gpt model(config.model, *device, {.compute = config.precision.dtype, .recompute = config.training.recompute, .gradients = true});
+  Gpt model(config.model, *device, model_options(config, config.training.recompute, true));
   model.parameters().initialise(config.training.seed);
   Optimizer optimizer(model.parameters(), config.optimizer);
   GradientAccumulator accumulator(model.parameters(), config.training.accumulation, *config.training.grad_accum);

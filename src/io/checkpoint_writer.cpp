@@ -94,6 +94,7 @@ Manifest describe_checkpoint(const CheckpointContent& content) {
                     .samples = content.samples,
                     .config = canonical_json(content.config, "config"),
                     .tokenizer = canonical_json(content.tokenizer, "tokenizer"),
+                    .plan = canonical_json(content.plan, "plan"),
                     .state = canonical_json(content.state, "state"),
                     .config_fingerprint = "",
                     .dataset_fingerprint = content.dataset_fingerprint,

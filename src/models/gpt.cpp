@@ -40,6 +40,16 @@ MlpOptions mlp_options(const ModelConfig& config, Recompute recompute) {
           .keep = recompute == Recompute::selective ? Keep::recipe : Keep::value};
 }
 
+// The config refuses the same; this is for a config object that was changed afterwards.
+void require_projection(const Recipe& recipe, const ModelConfig& config) {
+  if (!recipe.quantises_operands()) return;
+  const char* kSwitch = "precision.fp8_output_proj";
+  require(config.logits_dtype == LogitsDtype::compute, ExitCode::usage, kSwitch, " does not go with model.logits_dtype fp32");
+  const int64_t block = recipe.block(), rows = config.padded_vocab_size();
+  require(config.hidden_size % block == 0 && rows % block == 0, ExitCode::usage, kSwitch, ": the projection is [", rows, ", ",
+          config.hidden_size, "], not a multiple of ", block, "; see model.pad_vocab_to");
+}
+
 // Built in double so that every device reads the same bits.
 Tensor make_rope_table(Backend& device, int64_t positions, int64_t head_dim, double theta) {
   std::vector<float> table(static_cast<size_t>(positions * head_dim));
@@ -62,7 +72,9 @@ Gpt::Gpt(const ModelConfig& config, Backend& device, const GptOptions& options)
       options_(options),
       layout_{.heads = config.num_attention_heads, .kv_heads = config.kv_heads(), .head_dim = config.head_size()} {
   if (!options_.precision) {
-    options_.precision = [compute = options.compute](const std::string&) { return WeightPrecision{.recipe = {.name = "high", .compute = compute}}; };
+    options_.precision = [compute = options.compute](const std::string&) {
+      return WeightPrecision{.recipe = {.name = "high", .compute = compute}};
+    };
   }
   const PrecisionOf& precision = options_.precision;
   const Init normal{.constant = 0.0, .std = config.init_std};
@@ -80,6 +92,7 @@ Gpt::Gpt(const ModelConfig& config, Backend& device, const GptOptions& options)
     output_recipe_ = {.name = "high", .compute = options.compute};
   } else {
     output_recipe_ = precision("output").recipe;
+    require_projection(output_recipe_, config);
     output_ = &parameters_.add("output.weight", {vocab, hidden}, normal, precision("output").storage());
   }
   parameters_.allocate(device, stats_dtype(options.compute), options.gradients);

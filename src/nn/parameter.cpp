@@ -138,9 +138,8 @@ void ParameterSet::quantise(const Parameter& parameter, const Tensor& rounding) 
   rounding.device().run(Quantize{.x = rounding.view(parameter.codes.shape), .out = parameter.codes, .nonfinite = nonfinite_});
 }
 
-bool ParameterSet::take_nonfinite() { return std::exchange(*nonfinite_.data<int32_t>(), 0) != 0; }
-
 void ParameterSet::update_values() {
+  *nonfinite_.data<int32_t>() = 0;
   for (const Parameter& parameter : parameters_) {
     const Tensor rounding = rounding_target(parameter);
     if (!rounding.defined()) continue;

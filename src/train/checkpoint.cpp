@@ -7,6 +7,7 @@
 #include "mantissa/base/json.h"
 #include "mantissa/base/log.h"
 #include "mantissa/base/version.h"
+#include "mantissa/train/precision_setup.h"
 
 namespace mantissa {
 namespace {
@@ -132,6 +133,7 @@ CheckpointContent checkpoint_content(const RunConfig& config, const Data& data, 
   CheckpointContent content{.step = state.step,
                             .samples = state.samples,
                             .config = effective_config(config),
+                            .plan = plan_manifest(config, parameters),
                             .tokenizer = data.tokenizer ? data.tokenizer->to_json() : "null",
                             .state = state_text(state, optimizer.updates()),
                             .dataset_fingerprint = fingerprints_to_json(data.fingerprints),
@@ -155,6 +157,7 @@ TrainState restore(CheckpointReader& reader, const RunConfig& config, const Data
   require_same_mix(saved.data, config.data, reader.directory().string());
   require_same_tokenizer(reader, data);
   const SavedState state = parse_state(reader.manifest(), source);
+  if (!config.checkpoint.allow_recipe_change) require_same_plan(reader.manifest().plan, config, source);
   load_weights(reader, parameters);
   size_t i = 0;
   for (const Parameter& parameter : parameters.all()) {
@@ -169,6 +172,10 @@ TrainState restore(CheckpointReader& reader, const RunConfig& config, const Data
 
 void load_weights(CheckpointReader& reader, ParameterSet& parameters) {
   for (const Parameter& parameter : parameters.all()) read_tensor(reader, "master." + parameter.name, parameter.master);
+  for (const ManifestTensor& tensor : reader.manifest().tensors) {
+    if (!tensor.name.ends_with("_extra_state") || tensor.pieces.empty()) continue;
+    log_warning(reader.directory().string(), ": ", tensor.name, " is ignored: quantisation here keeps no state of its own");
+  }
   parameters.update_values();
 }
 
@@ -212,9 +219,8 @@ LoadedModel load_model(const fs::path& path, const ModelOptions& options) {
     loaded.step = reader.manifest().step;
     loaded.model.reset();  // before the device it lives on
     loaded.device = open_device(options.device.value_or(loaded.config.training.device));
-    const GptOptions gpt{
-        .compute = options.dtype.value_or(loaded.config.precision.dtype), .recompute = Recompute::none, .gradients = false};
-    loaded.model = std::make_unique<Gpt>(loaded.config.model, *loaded.device, gpt);
+    if (options.dtype) loaded.config.precision.dtype = *options.dtype;
+    loaded.model = std::make_unique<Gpt>(loaded.config.model, *loaded.device, model_options(loaded.config, Recompute::none, false));
     load_weights(reader, loaded.model->parameters());
   });
   return loaded;

@@ -8,6 +8,7 @@
 #include "mantissa/base/log.h"
 #include "mantissa/base/parallel.h"
 #include "mantissa/train/generate.h"
+#include "mantissa/train/precision_setup.h"
 #include "mantissa/train/run_folder.h"
 #include "mantissa/train/schedule.h"
 #include "mantissa/train/training_step.h"
@@ -73,7 +74,7 @@ struct Run {
         data(open_run_data(loaded)),
         prompts(encode_prompts(config.eval, data)),
         device(open_device(config.training.device)),
-        model(config.model, *device, {.compute = config.precision.dtype, .recompute = config.training.recompute, .gradients = true}),
+        model(config.model, *device, model_options(config, config.training.recompute, true)),
         optimizer(model.parameters(), config.optimizer),
         accumulator(model.parameters(), config.training.accumulation, *config.training.grad_accum) {}
   Run(const Run&) = delete;

@@ -32,8 +32,10 @@ StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& 
     return forward_and_backward(model, to_device(model.device(), batch, i * micro_batch_size, micro_batch_size), targets);
   });
   result.gradient_norm = optimizer.gradient_norm();
-  const bool skip = !std::isfinite(result.loss) || !std::isfinite(result.gradient_norm);
-  if (skip) result.bad = first_bad_value(result.loss, model.parameters());
+  // Fake quantisation may turn a NaN weight into a number, and the loss with it.
+  const bool bad_weights = model.parameters().nonfinite();
+  const bool skip = bad_weights || !std::isfinite(result.loss) || !std::isfinite(result.gradient_norm);
+  if (skip) result.bad = bad_weights ? "a quantised weight is NaN or Inf" : first_bad_value(result.loss, model.parameters());
   optimizer.update({.lr = lr, .gradient_norm = result.gradient_norm, .skip = skip});
   return result;
 }

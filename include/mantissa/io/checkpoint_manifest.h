@@ -3,7 +3,7 @@
 //
 //   {
 //   "format_version": 1, "step": 1000, "samples": 64000,
-//   "config": {…}, "tokenizer": {…}, "plan": null, "layout": {"tensor": 1, "data": 1, "expert": 1},
+//   "config": {…}, "tokenizer": {…}, "plan": {…} or null, "layout": {"tensor": 1, "data": 1, "expert": 1},
 //   "fingerprints": {"config": "…", "dataset": "…", "build": "…"}, "state": {…},
 //   "shards": [{"file": "shard-00000.bin", "bytes": 9000000, "chunk_bytes": 4194304, "xxh64": ["…", …]}],
 //   "tensors": [{"name": "…", "dtype": "fp32", "shape": [50257, 768],

@@ -24,7 +24,7 @@ struct CheckpointTensor {
 struct CheckpointContent {
   int64_t step = 0;
   int64_t samples = 0;
-  std::string config = "null", tokenizer = "null",
+  std::string config = "null", plan = "null", tokenizer = "null",
               state = "null";  // JSON texts; NaN has no JSON form, so what may be NaN is stored as bits
   std::string dataset_fingerprint, build_fingerprint;
   std::vector<CheckpointTensor> tensors;

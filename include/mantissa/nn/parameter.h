@@ -62,8 +62,8 @@ class ParameterSet {
   // master), and then its codes from it.
   Tensor rounding_target(const Parameter& parameter) const;
   void quantise(const Parameter& parameter, const Tensor& rounding);
-  // True if a quantised weight held NaN or Inf since the last call; some formats would hide it.
-  bool take_nonfinite();
+  // A quantised weight holds NaN or Inf; some formats would hide it. Until the next update_values().
+  bool nonfinite() const { return *nonfinite_.data<int32_t>() != 0; }
 
   // Gradient buffers. A buffer is one flat tensor with every parameter's gradient in it.
   Tensor gradients() const { return gradients_; }

@@ -147,6 +147,7 @@ struct CheckpointConfig {
   int64_t keep_every = 0;
   std::string resume = "never";
   std::optional<std::string> init_from;
+  bool allow_recipe_change = false;
 
   template <class V>
   void fields(V& v) {
@@ -158,6 +159,7 @@ struct CheckpointConfig {
     v("resume", resume, "never: refuse a run folder that is in use; auto: newest valid checkpoint, else a fresh start; or a path");
     v("init_from", init_from, "checkpoint whose weights start this run at step 0 with a new optimizer; excludes a path in resume",
       limits::input_path);
+    v("allow_recipe_change", allow_recipe_change, "resume although modules compute in other formats than those of the checkpoint");
   }
 };
 

@@ -1,0 +1,148 @@
+// Recipes in whole runs: determinism, resuming, storage and the plan that a checkpoint keeps.
+#include <gmock/gmock.h>
+
+#include "mantissa/models/model_shape.h"
+#include "mantissa/train/checkpoint.h"
+#include "mantissa/train/precision_setup.h"
+#include "training.h"
+
+namespace mantissa {
+namespace {
+
+using test::error_of;
+using test::TrainedRun;
+using ::testing::HasSubstr;
+
+const std::vector<std::string> kPresets = {"high",          "bf16",      "fp32",      "mxfp8",
+                                           "mxfp8_weights", "fp8_block", "mxfp4_qat", "mxfp4_qat_mxfp8_act"};
+
+class Recipes : public test::TrainingTest, public ::testing::WithParamInterface<std::string> {
+ protected:
+  // 128 channels, so that 128-blocks fit.
+  std::vector<std::string> sets(const std::string& recipe, std::vector<std::string> more = {}) const {
+    std::vector<std::string> out = {"precision.dtype=bf16", "precision.recipe=" + recipe, "model.hidden_size=128",
+                                    "model.intermediate_size=128", "training.steps=6"};
+    out.insert(out.end(), more.begin(), more.end());
+    return out;
+  }
+};
+
+TEST_P(Recipes, GivesTheSameBitsForAnyNumberOfThreadsAndAfterAnyStop) {
+  const std::string recipe = GetParam();
+  const TrainedRun straight = run("straight", sets(recipe, {"training.threads=1", "checkpoint.interval=1", "checkpoint.keep_every=1"}));
+  for (const int threads : {2, 3}) {
+    const std::string name = text("threads", threads);
+    EXPECT_EQ(run(name, sets(recipe, {text("training.threads=", threads)})).losses, straight.losses);
+    EXPECT_EQ(state_of(name, 6), state_of("straight", 6));
+  }
+  for (const int64_t k : {1, 3, 5}) {
+    const std::string name = text("from", k);
+    run(name, sets(recipe, {"checkpoint.resume=" + checkpoint("straight", k)}));
+    EXPECT_EQ(state_of(name, 6), state_of("straight", 6)) << k;
+  }
+}
+
+TEST_P(Recipes, RecomputationChangesNoBit) {
+  const TrainedRun none = run("none", sets(GetParam()));
+  for (const char* recompute : {"selective", "full"}) {
+    EXPECT_EQ(run(recompute, sets(GetParam(), {std::string("training.recompute=") + recompute})).losses, none.losses) << recompute;
+    EXPECT_EQ(state_of(recompute, 6), state_of("none", 6)) << recompute;
+  }
+}
+
+// Every tensor but the masters: what the plan calls resident, to the byte.
+TEST_P(Recipes, KeepTheBytesThatThePlanCounts) {
+  for (const char* gather : {"false", "true"}) {
+    const bool quantised_weight = GetParam().rfind("mxfp8", 0) == 0 || GetParam() == "fp8_block";
+    if (std::string(gather) == "true" && !quantised_weight) continue;
+    RunConfig config = this->config("bytes", sets(GetParam(), {std::string("precision.fp8_param_gather=") + gather})).config;
+    config.model.vocab_size = 8;
+    const auto device = open_device(DeviceChoice::cpu);
+    Gpt model(config.model, *device, model_options(config, Recompute::none, false));
+    int64_t bytes = 0;
+    for (const Parameter& parameter : model.parameters().all()) bytes += parameter.resident_bytes();
+    EXPECT_EQ(bytes, resolve_plan(config).bytes_beside_masters()) << gather;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, Recipes, ::testing::ValuesIn(kPresets), [](const auto& c) { return c.param; });
+
+class Plans : public Recipes {};
+
+// Codes alone, without bf16 values: 1.001 B a parameter in tiles, 1.031 in rows.
+TEST_F(Plans, CodesThatAreTheParametersTrainLikeCopies) {
+  const std::vector<std::string> rows = {R"(precision.recipes.rows={"base":"mxfp8","weight":{"format":"e4m3","block":[1,32]}})"};
+  for (const std::string recipe : {"mxfp8", "mxfp8_weights", "rows"}) {
+    run(recipe + "-copy", sets(recipe, rows));
+    std::vector<std::string> primary = sets(recipe, rows);
+    primary.emplace_back("precision.fp8_param_gather=true");
+    run(recipe + "-primary", primary);
+    EXPECT_EQ(state_of(recipe + "-primary", 6), state_of(recipe + "-copy", 6)) << recipe;
+  }
+}
+
+TEST_F(Plans, AnotherRecipeIsRefusedOnResumeUnlessAllowed) {
+  run("first", sets("mxfp8"));
+  const std::string resume = "checkpoint.resume=" + checkpoint("first", 6);
+  const auto message = std::string(error_of([&] { run("second", sets("high", {resume, "training.steps=8"})); }).what());
+  EXPECT_THAT(message, HasSubstr("layers.0.attn.qkv"));
+  EXPECT_THAT(message, HasSubstr("checkpoint.allow_recipe_change"));
+  EXPECT_EQ(run("third", sets("high", {resume, "training.steps=8", "checkpoint.allow_recipe_change=true"})).losses.size(), 2U);
+}
+
+TEST_F(Plans, ACheckpointKeepsThePlanAndTheHashesOfItsCodes) {
+  run("saved", sets("mxfp8"));
+  const CheckpointReader reader(checkpoint("saved", 6));
+  const nlohmann::json plan = nlohmann::json::parse(reader.manifest().plan);
+  ASSERT_EQ(plan["quantised"].size(), 8U) << "four linears in each of two layers";
+  const LoadedModel loaded = load_model(checkpoint("saved", 6), {});
+  const nlohmann::json again = nlohmann::json::parse(plan_manifest(loaded.config, loaded.model->parameters()));
+  EXPECT_EQ(again["quantised"], plan["quantised"]) << "codes are rebuilt from the masters";
+  EXPECT_EQ(again["hash"], plan["hash"]);
+}
+
+TEST_F(Plans, TheOutputProjectionSwitchTakesTheSameCheckpoint) {
+  const std::vector<std::string> base = sets("mxfp8", {"model.pad_vocab_to=32"});
+  const auto with = [&](std::vector<std::string> more) {
+    std::vector<std::string> out = base;
+    out.insert(out.end(), more.begin(), more.end());
+    return out;
+  };
+  const TrainedRun off = run("off", with({"checkpoint.interval=3"}));
+  const TrainedRun on = run("on", with({"precision.fp8_output_proj=true", "checkpoint.resume=" + checkpoint("off", 3)}));
+  ASSERT_EQ(on.losses.size(), 3U);
+  EXPECT_NE(on.losses[0], off.losses[3]) << "the switch changes what is computed";
+  EXPECT_NEAR(on.losses[0], off.losses[3], 0.05);
+  const TrainedRun back = run("back", with({"checkpoint.resume=" + checkpoint("on", 6), "training.steps=7"}));
+  EXPECT_EQ(back.losses.size(), 1U);
+}
+
+TEST_F(Plans, AConfigChangedAfterwardsIsRefusedByTheModel) {
+  RunConfig config = this->config("changed", sets("mxfp8", {"model.pad_vocab_to=32", "precision.fp8_output_proj=true"})).config;
+  config.model.vocab_size = 8;
+  const auto device = open_device(DeviceChoice::cpu);
+  const GptOptions options = model_options(config, Recompute::none, false);
+  config.model.logits_dtype = LogitsDtype::fp32;
+  EXPECT_THAT(error_of([&] { Gpt(config.model, *device, options); }).what(), HasSubstr("model.logits_dtype"));
+  config.model.logits_dtype = LogitsDtype::compute;
+  config.model.pad_vocab_to = 1;
+  EXPECT_THAT(error_of([&] { Gpt(config.model, *device, options); }).what(), HasSubstr("[8, 128]"));
+}
+
+// A NaN weight becomes a number under flashinfer's rule: the step must see it all the same.
+TEST_F(Plans, ANanWeightIsNotLaunderedByFakeQuantisation) {
+  RunConfig config = this->config("nan", sets("mxfp4_qat")).config;
+  config.model.vocab_size = 8;
+  const auto device = open_device(DeviceChoice::cpu);
+  Gpt model(config.model, *device, model_options(config, Recompute::none, true));
+  model.parameters().initialise(1);
+  EXPECT_FALSE(model.parameters().nonfinite());
+  for (Parameter& parameter : model.parameters().all()) {
+    if (parameter.name == "layers.1.mlp.down.weight") parameter.master.data<float>()[5] = std::nanf("");
+  }
+  model.parameters().update_values();
+  EXPECT_TRUE(model.parameters().nonfinite());
+}
+
+}  // namespace
+}  // namespace mantissa
