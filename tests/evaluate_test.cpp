@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 
 #include "files.h"
 #include "mantissa/data/open_data.h"
@@ -52,6 +53,14 @@ TEST_F(EvaluateTest, EveryTargetCountsOnceWhateverTheBatch) {
     EXPECT_EQ(other.targets, 999);
     EXPECT_NEAR(other.loss, one.loss, 1e-6 * one.loss) << rows;
   }
+}
+
+TEST_F(EvaluateTest, MoreIterationsThanThereAreReadEverything) {
+  const Data data = open({"long.txt"});
+  for (const int64_t iters : {int64_t{16}, int64_t{1} << 62, std::numeric_limits<int64_t>::max()}) {
+    EXPECT_EQ(evaluate(*model_, data.valid, 4, iters).targets, 999) << iters;
+  }
+  EXPECT_EQ(evaluate(*model_, data.valid, 4, 15).targets, 15 * 4 * kLength);
 }
 
 TEST_F(EvaluateTest, LossIsTheMeanOfTheNegativeLogProbabilities) {

@@ -22,6 +22,11 @@ std::optional<SetLoss> sum_over_set(Gpt& model, const ValidationData& data, int 
   return sum;
 }
 
+int64_t windows_to_read(const ValidationData& data, int set, int64_t micro_batch_size, std::optional<int64_t> iters) {
+  const int64_t windows = data.windows(set);
+  return iters && *iters <= windows / micro_batch_size ? *iters * micro_batch_size : windows;
+}
+
 }  // namespace
 
 Evaluation evaluate(Gpt& model, const ValidationData& data, int64_t micro_batch_size, std::optional<int64_t> iters,
@@ -29,7 +34,7 @@ Evaluation evaluate(Gpt& model, const ValidationData& data, int64_t micro_batch_
   const Tape::Scope paused(nullptr);
   Evaluation result;
   for (int set = 0; set < data.sets(); ++set) {
-    const int64_t windows = iters ? std::min(data.windows(set), *iters * micro_batch_size) : data.windows(set);
+    const int64_t windows = windows_to_read(data, set, micro_batch_size, iters);
     std::optional<SetLoss> summed = sum_over_set(model, data, set, micro_batch_size, windows, stop);
     if (!summed) return {.stopped = true};
     SetLoss& sum = *summed;
