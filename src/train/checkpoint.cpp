@@ -20,7 +20,9 @@ std::string state_text(const TrainState& state, int64_t updates) {
                        {"tokens", state.tokens},
                        {"skipped_steps", state.skipped_steps},
                        {"nonfinite_in_a_row", state.nonfinite_in_a_row},
-                       {"best_valid_loss", nullptr}};
+                       {"best_valid_loss", nullptr},
+                       {"owes_evaluation", state.owes_evaluation},
+                       {"owes_samples", state.owes_samples}};
   if (state.best_valid_loss) json["best_valid_loss"] = *state.best_valid_loss;
   return json.dump();
 }
@@ -30,6 +32,14 @@ int64_t counter(const nlohmann::json& json, const char* name, const std::string&
   const bool good = found != json.end() && found->is_number_integer() && found->get<int64_t>() >= 0;
   require(good, ExitCode::data, source, ": state.", name, " must be an integer of at least 0");
   return found->get<int64_t>();
+}
+
+// False if it is missing.
+bool flag(const nlohmann::json& json, const char* name, const std::string& source) {
+  const auto found = json.find(name);
+  if (found == json.end()) return false;
+  require(found->is_boolean(), ExitCode::data, source, ": state.", name, " must be true or false");
+  return found->get<bool>();
 }
 
 struct SavedState {
@@ -44,7 +54,9 @@ SavedState parse_state(const Manifest& manifest, const std::string& source) {
                              .samples = manifest.samples,
                              .tokens = counter(json, "tokens", source),
                              .skipped_steps = counter(json, "skipped_steps", source),
-                             .nonfinite_in_a_row = counter(json, "nonfinite_in_a_row", source)},
+                             .nonfinite_in_a_row = counter(json, "nonfinite_in_a_row", source),
+                             .owes_evaluation = flag(json, "owes_evaluation", source),
+                             .owes_samples = flag(json, "owes_samples", source)},
                    .updates = counter(json, "updates", source)};
   if (const auto best = json.find("best_valid_loss"); best != json.end() && best->is_number()) {
     saved.state.best_valid_loss = best->get<double>();

@@ -29,9 +29,20 @@ int64_t windows_to_read(const ValidationData& data, int set, int64_t micro_batch
 
 }  // namespace
 
+void require_targets(const ValidationData& data, int64_t micro_batch_size, std::optional<int64_t> iters) {
+  for (int set = 0; set < data.sets(); ++set) {
+    const int64_t windows = windows_to_read(data, set, micro_batch_size, iters);
+    for (int64_t window = 0; window < windows; ++window) {
+      if (data.batch(set, window, 1).target_count > 0) return;
+    }
+  }
+  fail(ExitCode::usage, "evaluation: no target counts in the validation data");
+}
+
 Evaluation evaluate(Gpt& model, const ValidationData& data, int64_t micro_batch_size, std::optional<int64_t> iters,
                     const std::function<bool()>& stop) {
   const Tape::Scope paused(nullptr);
+  require_targets(data, micro_batch_size, iters);
   Evaluation result;
   for (int set = 0; set < data.sets(); ++set) {
     const int64_t windows = windows_to_read(data, set, micro_batch_size, iters);
@@ -43,7 +54,6 @@ Evaluation evaluate(Gpt& model, const ValidationData& data, int64_t micro_batch_
     if (sum.targets > 0) sum.loss /= static_cast<double>(sum.targets);
     result.sets.push_back(std::move(sum));
   }
-  require(result.targets > 0, ExitCode::usage, "evaluation: no target counts in the validation data");
   result.loss /= static_cast<double>(result.targets);
   return result;
 }

@@ -32,6 +32,7 @@ Data open_run_data(LoadedConfig& loaded) {
   if (!config.model.vocab_size) loaded.report.derive("model.vocab_size");
   config.model.vocab_size = data.vocab_size;
   resolve_plan(config);  // refuses what only the vocabulary shows
+  if (data.valid.sets() > 0) require_targets(data.valid, config.training.micro_batch_size, config.eval.iters);
   return data;
 }
 
@@ -176,6 +177,10 @@ void report_step(Run& run, const StepResult& result, double lr, double seconds) 
   tell(run.events.step, report);
 }
 
+bool due(const Run& run, int64_t interval) {
+  return run.state.step == run.config.training.steps || (interval > 0 && run.state.step % interval == 0);
+}
+
 void take_step(Run& run) {
   const TrainingConfig& training = run.config.training;
   const auto start = Clock::now();
@@ -185,6 +190,8 @@ void take_step(Run& run) {
   ++run.state.step;
   run.state.samples += *training.global_batch_size;
   run.state.tokens += training.tokens_per_step();
+  run.state.owes_evaluation = run.data.valid.sets() > 0 && due(run, run.config.eval.interval);
+  run.state.owes_samples = run.config.eval.samples && due(run, run.config.eval.samples->interval);
   count_nonfinite(run, result);
   report_step(run, result, lr, seconds_since(start));
   require(run.state.nonfinite_in_a_row < training.nonfinite_limit, ExitCode::numerical, "stopped at step ", run.state.step, ": ",
@@ -201,23 +208,27 @@ Request poll(Run& run) {
 
 bool stopping(Run& run) { return poll(run) == Request::save_and_stop; }
 
-void run_evaluation(Run& run) {
+// False if a request to stop cut it short.
+bool run_evaluation(Run& run) {
   const auto start = Clock::now();
   EvaluationReport report{.step = run.state.step};
   const auto stop = [&run] { return stopping(run); };
   report.result = evaluate(run.model, run.data.valid, run.config.training.micro_batch_size, run.config.eval.iters, stop);
-  if (report.result.stopped) return;
+  if (report.result.stopped) return false;
   report.seconds = seconds_since(start);
   run.last_valid_loss = report.result.loss;
   report.best = std::isfinite(report.result.loss) && (!run.state.best_valid_loss || report.result.loss < *run.state.best_valid_loss);
   if (report.best) run.state.best_valid_loss = report.result.loss;
   run.metrics->write(report);
   tell(run.events.evaluated, report);
+  return true;
 }
 
-void write_samples(Run& run) {
+// False if a request to stop cut them short; half a sample is none.
+bool write_samples(Run& run) {
   const SamplesConfig& samples = *run.config.eval.samples;
-  for (size_t i = 0; i < run.prompts.size() && !stopping(run); ++i) {
+  const auto go_on = [&run](int32_t) { return !stopping(run); };
+  for (size_t i = 0; i < run.prompts.size(); ++i) {
     const SamplingOptions options{.max_new_tokens = samples.max_new_tokens,
                                   .temperature = samples.temperature,
                                   .top_k = samples.top_k,
@@ -225,11 +236,14 @@ void write_samples(Run& run) {
                                   .seed = run.config.training.seed,
                                   .what = static_cast<uint32_t>(i),
                                   .moment = static_cast<uint64_t>(run.state.step)};
-    const std::vector<int32_t> ids = generate(run.model, run.prompts[i], options);
+    if (stopping(run)) return false;
+    const std::vector<int32_t> ids = generate(run.model, run.prompts[i], options, go_on);
+    if (stopping(run)) return false;
     const SampleReport report{.step = run.state.step, .prompt = samples.prompts[i], .text = run.data.tokenizer->decode(ids)};
     run.metrics->write(report);
     tell(run.events.sampled, report);
   }
+  return true;
 }
 
 // False if the disk did not take it; training goes on and tries again at the next interval.
@@ -252,26 +266,35 @@ bool save(Run& run) {
   return report.problem.empty();
 }
 
-bool due(const Run& run, int64_t interval) {
-  return run.state.step == run.config.training.steps || (interval > 0 && run.state.step % interval == 0);
+// They yield to a stop, which may have seconds left; what is cut stays owed, in the checkpoint too.
+void evaluate_and_sample(Run& run) {
+  TrainState& state = run.state;
+  state.owes_evaluation = state.owes_evaluation && run.data.valid.sets() > 0 && !run_evaluation(run);
+  state.owes_samples = state.owes_samples && run.config.eval.samples && !write_samples(run);
+  if (state.owes_anything()) log_warning("evaluation or samples of step ", state.step, " cut short; --resume does them first");
 }
 
-// Evaluation, samples and the save that the step calls for; evaluation and samples yield to a stop, which may have seconds left. True if
-// the state of this step is on the disk.
+// Evaluation, samples and the save that the step calls for. True if the state is on the disk. An error in the evaluation or the samples
+// must not cost the steps that were done, so then it is saved in any case.
 bool after_step(Run& run) {
-  if (run.data.valid.sets() > 0 && due(run, run.config.eval.interval)) run_evaluation(run);
-  if (run.config.eval.samples && due(run, run.config.eval.samples->interval)) write_samples(run);
+  try {
+    evaluate_and_sample(run);
+  } catch (const Error&) {
+    save(run);
+    throw;
+  }
   return due(run, run.config.checkpoint.interval) && save(run);
 }
 
 ExitCode loop(Run& run) {
-  // Whether the state of this step is on the disk, in this run's folder: a path may have named a checkpoint of another run.
+  // Whether this state is on the disk, in this run's folder: a path may have named a checkpoint of another run.
   bool saved = !run.resumed.empty() && run.config.checkpoint.resume == "auto";
-  if (run.state.step >= run.config.training.steps && !saved) saved = save(run);
+  const auto at_end = [&run] { return run.state.step >= run.config.training.steps; };
+  if (run.state.owes_anything() || (at_end() && !saved)) saved = after_step(run);
   while (true) {
     const Request request = poll(run);
     run.pending = Request::none;
-    const bool finished = run.state.step >= run.config.training.steps;
+    const bool finished = at_end() && !run.state.owes_anything();
     if (request != Request::none && !saved) saved = save(run);
     if (request == Request::save_and_stop && !finished) return saved ? ExitCode::stopped : ExitCode::storage;
     if (finished) return saved ? ExitCode::ok : ExitCode::storage;

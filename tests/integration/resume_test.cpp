@@ -121,8 +121,9 @@ TEST_F(ResumeTest, RequestBeforeTheFirstStepSavesStepZero) {
   EXPECT_EQ(state_of("zero", 20), state_of("straight", 20));
 }
 
-TEST_F(ResumeTest, RequestToStopCutsTheEvaluationOfItsStepShort) {
+TEST_F(ResumeTest, RequestToStopCutsTheEvaluationOfItsStepShortAndTheRestFollows) {
   const std::vector<std::string> sets = {"eval.interval=3", "eval.iters=4"};
+  const TrainedRun straight = run("straight", sets);
   for (const int64_t calls_before : {4, 5, 7}) {  // 3 steps, then: before, at the first and at the third of four micro batches
     const std::string name = text("cut-", calls_before);
     int64_t calls = 0;
@@ -132,7 +133,42 @@ TEST_F(ResumeTest, RequestToStopCutsTheEvaluationOfItsStepShort) {
     EXPECT_EQ(cut.summary.checkpoint, checkpoint(name, 3));
     EXPECT_TRUE(cut.valid_losses.empty());
     EXPECT_FALSE(cut.summary.best_valid_loss.has_value());
+    std::vector<std::string> resuming = sets;
+    resuming.emplace_back("checkpoint.resume=auto");
+    EXPECT_EQ(run(name, resuming).valid_losses, straight.valid_losses);
+    EXPECT_EQ(state_of(name, 20), state_of("straight", 20));
   }
+}
+
+TEST_F(ResumeTest, RunThatIsStoppedInItsLastEvaluationIsNotFinished) {
+  const TrainedRun straight = run("straight", {"training.steps=3"});
+  int calls = 0;  // three steps and the first micro batch of the evaluation come before
+  const TrainedRun cut = run(config("cut", {"training.steps=3"}), [&] { return ++calls == 5 ? Request::save_and_stop : Request::none; });
+  EXPECT_EQ(cut.summary.exit, ExitCode::stopped);
+  EXPECT_TRUE(cut.valid_losses.empty());
+  const TrainedRun rest = run("cut", {"training.steps=3", "checkpoint.resume=auto"});
+  EXPECT_EQ(rest.summary.exit, ExitCode::ok);
+  EXPECT_TRUE(rest.steps.empty());
+  EXPECT_EQ(rest.valid_losses, straight.valid_losses);
+  EXPECT_EQ(state_of("cut", 3), state_of("straight", 3));
+}
+
+TEST_F(ResumeTest, RequestToStopCutsASampleShortAndTheRestFollows) {
+  const std::vector<std::string> sets = {"training.steps=3", R"(eval.samples={"prompts": ["ab", "cd"], "max_new_tokens": 60})"};
+  const TrainedRun straight = run("straight", sets);
+  int calls = 0;  // three steps, two micro batches of the evaluation and the first sample come before
+  const TrainedRun cut = run(config("cut", sets), [&] { return ++calls == 80 ? Request::save_and_stop : Request::none; });
+  EXPECT_EQ(cut.summary.exit, ExitCode::stopped);
+  EXPECT_EQ(cut.valid_losses, straight.valid_losses);
+  EXPECT_EQ(cut.samples.size(), 1U) << "half a sample is none";
+  EXPECT_LT(calls, 85) << "the second sample was cut at once";
+  std::vector<std::string> resuming = sets;
+  resuming.emplace_back("checkpoint.resume=auto");
+  const TrainedRun rest = run("cut", resuming);
+  EXPECT_EQ(rest.summary.exit, ExitCode::ok);
+  EXPECT_TRUE(rest.valid_losses.empty()) << "it is not owed";
+  EXPECT_EQ(rest.samples, straight.samples);
+  EXPECT_EQ(state_of("cut", 3), state_of("straight", 3));
 }
 
 TEST_F(ResumeTest, RequestToSaveGoesOn) {

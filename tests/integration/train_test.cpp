@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "mantissa/backend/functions.h"
+#include "mantissa/data/token_writer.h"
 #include "mantissa/train/generate.h"
 #include "training.h"
 
@@ -178,6 +179,33 @@ TEST_F(TrainTest, DryRunOpensTheDataAndWritesNothing) {
   EXPECT_EQ(plan.validation_windows, 125);
   EXPECT_GT(plan.memory.total(), 16 * plan.parameters);
   EXPECT_FALSE(std::filesystem::exists(run_folder("dry")));
+}
+
+// ---- evaluation that fails
+
+TEST_F(TrainTest, ErrorInTheEvaluationComesAfterTheSaveOfTheSteps) {
+  LlmcWriter writer(folder_ / "valid.bin", {.vocab_size = 512});
+  std::vector<int32_t> ids(100, 'a');
+  ids[60] = 300;  // beyond the first windows, where nobody looks before the run
+  writer.add_document(ids);
+  writer.finish();
+  const std::vector<std::string> sets = {"data.tokenizer=byte", "data.path=null",
+                                         R"(data.train=[{"path": ")" + folder_ / "text.txt" + R"("}])",
+                                         R"(data.valid=[{"path": ")" + folder_ / "valid.bin" + R"("}])", "eval.interval=7"};
+  const Error error = error_of([&] { run("bad", sets); });
+  EXPECT_EQ(error.code(), ExitCode::data);
+  EXPECT_THAT(error.what(), HasSubstr("valid.bin"));
+  EXPECT_TRUE(std::filesystem::exists(checkpoint("bad", 7)));
+}
+
+TEST_F(TrainTest, ValidationDataWithoutATargetIsRefusedAtTheStart) {
+  test::write_file(folder_ / "ends.txt", std::string(100, 'e'));
+  const LoadedConfig ends =
+      config("ends", {"data.path=null", R"(data.train=[{"path": ")" + folder_ / "text.txt" + R"("}])",
+                      R"(data.valid=[{"path": ")" + folder_ / "ends.txt" + R"("}])", "data.eod_id=4", "data.mask_eod_loss=true"});
+  EXPECT_EQ(error_of([&] { plan_run(ends); }).code(), ExitCode::usage);
+  EXPECT_THAT(error_of([&] { run(ends); }).what(), HasSubstr("no target counts"));
+  EXPECT_FALSE(std::filesystem::exists(run_folder("ends")));
 }
 
 // ---- weights of another run

@@ -24,6 +24,9 @@ struct TrainState {
   int64_t skipped_steps = 0;
   int64_t nonfinite_in_a_row = 0;
   std::optional<double> best_valid_loss = {};
+  bool owes_evaluation = false, owes_samples = false;  // of this step: a stop or an error cut them short
+
+  bool owes_anything() const { return owes_evaluation || owes_samples; }
 };
 
 // What is saved. It refers to the memory of parameters and optimizer.

@@ -25,6 +25,9 @@ struct Evaluation {
   bool stopped = false;  // by the caller, before the end: nothing else is set
 };
 
+// Throws Error(usage) if evaluate() would find no target that counts.
+void require_targets(const ValidationData& data, int64_t micro_batch_size, std::optional<int64_t> iters);
+
 // The first iters * micro_batch_size windows of each set, or all of them; always the same ones. Throws Error(usage) if no target counts.
 // `stop` is asked before each micro batch; true ends the evaluation.
 Evaluation evaluate(Gpt& model, const ValidationData& data, int64_t micro_batch_size, std::optional<int64_t> iters,

@@ -1,8 +1,8 @@
 // Trains a GPT: the loop over steps, evaluations, samples and checkpoints of one run.
 //
-// The order inside a step boundary is: update, step report, evaluation, samples, save, request. A request to stop that comes earlier skips
-// the evaluation and the samples that are left. A save happens only there, so N steps equal
-// k steps, a save, a load and N - k steps, bit for bit.
+// The order inside a step boundary is: update, step report, evaluation, samples, save, request. A request to stop that comes earlier cuts
+// the evaluation and the samples short; the checkpoint says so, and a run that continues from it does them first. A save happens only
+// there, so N steps equal k steps, a save, a load and N - k steps, bit for bit.
 #pragma once
 
 #include <optional>
