@@ -240,6 +240,8 @@ TEST_F(CheckpointTest, APathIsResolvedToTheCheckpointItNames) {
   directory.save(State(1).content());
   directory.save(State(2).content());
   EXPECT_EQ(resolve_checkpoint(checkpoints() / "step-00000001"), checkpoints() / "step-00000001");
+  EXPECT_EQ(resolve_checkpoint(checkpoints() / "step-00000001/"), checkpoints() / "step-00000001");
+  EXPECT_EQ(resolve_checkpoint(checkpoints() / ""), checkpoints() / "step-00000002");
   EXPECT_EQ(resolve_checkpoint(checkpoints()), checkpoints() / "step-00000002");
   EXPECT_EQ(resolve_checkpoint(checkpoints() / "latest"), checkpoints() / "step-00000002");
   EXPECT_EQ(resolve_checkpoint(folder.path()), checkpoints() / "step-00000002");  // as a run folder

@@ -140,11 +140,11 @@ void show_data(const std::string& path, const Arguments& arguments) {
 }
 
 void show(const std::string& path, const Arguments& arguments) {
-  const fs::path as_path(path);
-  if (fs::is_directory(as_path / "checkpoints")) return show_list(as_path / "checkpoints");
-  if (fs::exists(as_path / "manifest.json") || checkpoint_step(as_path.filename().string())) return show_checkpoint(as_path);
-  if (fs::is_directory(as_path)) return show_list(as_path);
-  if (as_path.filename() == "latest") return show_checkpoint(resolve_checkpoint(as_path));
+  if (fs::path(path).filename() == "latest") return show_checkpoint(resolve_checkpoint(path));
+  if (fs::is_directory(path)) {
+    const auto [folder, name] = find_checkpoint(path);
+    return name.empty() ? show_list(folder) : show_checkpoint(folder / name);
+  }
   for (const std::string& file : expand_paths(path)) show_data(file, arguments);
 }
 

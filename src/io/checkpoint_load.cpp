@@ -96,13 +96,20 @@ std::optional<LoadedCheckpoint> load_newest(const fs::path& folder, const std::f
   fail(ExitCode::data, folder.string(), ": holds checkpoints, but none of them is intact (", result.passed_over, " tried)");
 }
 
-fs::path resolve_checkpoint(const fs::path& path) {
+NamedCheckpoint find_checkpoint(const fs::path& path) {
+  const fs::path plain = path.has_filename() ? path : path.parent_path();  // without a slash at the end
+  const std::string name = plain.filename().string();
   std::error_code error;
-  require(fs::exists(path, error), ExitCode::usage, path.string(), ": there is no such checkpoint");
-  if (fs::exists(path / "manifest.json", error) || checkpoint_step(path.filename().string())) return path;
-  fs::path folder = path;
-  if (path.filename() == "latest" && !fs::is_directory(path, error)) folder = path.parent_path();
-  if (!fs::exists(folder / "latest", error)) folder /= "checkpoints";
+  require(fs::exists(plain, error), ExitCode::usage, path.string(), ": there is no such checkpoint");
+  if (fs::exists(plain / "manifest.json", error) || checkpoint_step(name)) return {.folder = plain.parent_path(), .name = name};
+  const fs::path folder = name == "latest" && !fs::is_directory(plain, error) ? plain.parent_path() : plain;
+  return {.folder = fs::is_directory(folder / "checkpoints", error) ? folder / "checkpoints" : folder, .name = ""};
+}
+
+fs::path resolve_checkpoint(const fs::path& path) {
+  const auto [folder, name] = find_checkpoint(path);
+  if (!name.empty()) return folder / name;
+  std::error_code error;
   require(
       fs::exists(folder / "latest", error), ExitCode::usage, path.string(),
       ": is no checkpoint, no folder of checkpoints and no run folder: there is no manifest.json, no `latest` and no checkpoints/latest");

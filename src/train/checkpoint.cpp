@@ -210,15 +210,13 @@ void require_same_tokenizer(const CheckpointReader& reader, const Data& data) {
 }
 
 std::filesystem::path with_checkpoint(const fs::path& path, const std::function<void(CheckpointReader&)>& load) {
-  std::error_code ignored;
-  if (fs::exists(path / "manifest.json", ignored) || checkpoint_step(path.filename().string())) {
-    CheckpointReader reader(path);
+  const NamedCheckpoint named = find_checkpoint(path);
+  if (!named.name.empty()) {
+    CheckpointReader reader(named.folder / named.name);
     load(reader);
-    return path;
+    return reader.directory();
   }
-  fs::path folder = path.filename() == "latest" ? path.parent_path() : path;
-  if (fs::is_directory(folder / "checkpoints", ignored)) folder /= "checkpoints";
-  const auto loaded = load_newest(folder, load);
+  const auto loaded = load_newest(named.folder, load);
   require(loaded.has_value(), ExitCode::usage, path.string(), ": no checkpoint here; name a run folder or a folder step-…");
   return loaded->path;
 }

@@ -80,8 +80,17 @@ struct LoadedCheckpoint {
 // checkpoint at all. Throws Error(data) if there are some and all are damaged; other errors of `load` pass through.
 std::optional<LoadedCheckpoint> load_newest(const std::filesystem::path& folder, const std::function<void(CheckpointReader&)>& load);
 
-// The checkpoint folder that a path given by a user means: itself, or what `latest` names if it is that file, a folder of checkpoints or a
-// run folder. It is not opened, and never replaced by another. Throws Error(usage) if nothing is there, Error(data) if `latest` is damaged.
+struct NamedCheckpoint {
+  std::filesystem::path folder;  // of checkpoints
+  std::string name;              // of one in it; "": no certain one
+};
+
+// What a path given by a user means: a checkpoint, or the folder of checkpoints that it is, that it holds (a run folder) or that holds it
+// (the file `latest`). Nothing is opened. Throws Error(usage) if there is no such path.
+NamedCheckpoint find_checkpoint(const std::filesystem::path& path);
+
+// The checkpoint folder itself, or what `latest` names if the path does not name a certain one. It is not opened, and never replaced by
+// another. Throws Error(usage) if nothing is there, Error(data) if `latest` is damaged.
 std::filesystem::path resolve_checkpoint(const std::filesystem::path& path);
 
 struct CheckpointStatus {
