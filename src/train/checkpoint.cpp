@@ -170,6 +170,8 @@ TrainState restore(CheckpointReader& reader, const RunConfig& config, const Data
   require_same_tokenizer(reader, data);
   const SavedState state = parse_state(reader.manifest(), source);
   if (!config.checkpoint.allow_recipe_change) require_same_plan(reader.manifest().plan, config, source);
+  require(state.state.step <= config.training.steps, ExitCode::usage, "training.steps: ", config.training.steps, " is less than the ",
+          state.state.step, " steps of ", reader.directory().string());
   load_weights(reader, parameters);
   size_t i = 0;
   for (const Parameter& parameter : parameters.all()) {

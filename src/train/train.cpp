@@ -106,14 +106,21 @@ void take_checkpoints(Run& run) {
                           *run.config.logging.run_name);
 }
 
+bool is_path(const std::string& resume) { return resume != "never" && resume != "auto"; }
+
 void resume(Run& run) {
+  const std::string& from = run.config.checkpoint.resume;
+  std::error_code missing;
+  if (is_path(from) && !std::filesystem::equivalent(find_checkpoint(from).folder, run.config.checkpoint.dir, missing)) {
+    require_unused_folder(run.config);
+  }
   // Locked before reading: another process that trains here could save between our load and our lock.
   if (std::filesystem::exists(run.config.checkpoint.dir)) take_checkpoints(run);
   const auto load = [&](CheckpointReader& reader) {
     run.state = restore(reader, run.config, run.data, run.model.parameters(), run.optimizer);
   };
-  if (run.config.checkpoint.resume != "auto") {
-    run.resumed = with_checkpoint(run.config.checkpoint.resume, load).string();
+  if (is_path(from)) {
+    run.resumed = with_checkpoint(from, load).string();
     return;
   }
   const auto loaded = load_newest(run.config.checkpoint.dir, load);

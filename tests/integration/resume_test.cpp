@@ -86,6 +86,25 @@ TEST_F(ResumeTest, FinishedRunTakenByPathIsSavedInTheFolderOfTheRun) {
   EXPECT_EQ(state_of("copy", 20), state_of("straight", 20));
 }
 
+TEST_F(ResumeTest, PathToAnotherRunIsRefusedInAFolderThatHoldsARun) {
+  run("used", {"checkpoint.interval=10"});
+  run("other", {"training.steps=10"});
+  for (const std::string& path : {checkpoint("other", 10), run_folder("other"), run_folder("other") + "/checkpoints/"}) {
+    const Error error = error_of([&] { run("used", {"checkpoint.resume=" + path}); });
+    EXPECT_EQ(error.code(), ExitCode::usage) << path;
+    EXPECT_THAT(error.what(), HasSubstr(run_folder("used") + ": holds metrics or checkpoints"));
+  }
+  EXPECT_EQ(list_checkpoints(run_folder("used") + "/checkpoints").size(), 2U);
+  EXPECT_EQ(run("used", {"checkpoint.resume=" + checkpoint("used", 10)}).steps.size(), 10U) << "its own may be named";
+}
+
+TEST_F(ResumeTest, CheckpointBeyondTheLastStepIsRefused) {
+  run("long");
+  const Error error = error_of([&] { run("long", {"training.steps=10", "checkpoint.resume=auto"}); });
+  EXPECT_EQ(error.code(), ExitCode::usage);
+  EXPECT_THAT(error.what(), HasSubstr("training.steps: 10 is less than the 20 steps"));
+}
+
 TEST_F(ResumeTest, FinishedRunHasNothingLeftToDo) {
   run("finished");
   const TrainedRun again = run("finished", {"checkpoint.resume=auto"});

@@ -31,8 +31,9 @@ struct TrainSummary {
 
 // Runs the config to its last step, or to a request to stop. `arguments` is the command line, for run.json. Everything is checked before
 // the run folder is made. Throws Error: usage for configs that do not fit the data or the checkpoint and for a run folder in use,
-// environment if another process trains there, data for damaged or changed files, numerical after training.nonfinite_limit steps in a row
-// with NaN or Inf (nothing is saved then).
+// a path in checkpoint.resume to another run included, environment if another process trains there, data for damaged or changed files,
+// numerical after training.nonfinite_limit steps in a row with NaN or Inf (nothing is saved then). After an Error in evaluation or samples
+// the steps done are saved.
 TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& arguments, const TrainEvents& events);
 
 struct RunPlan {
