@@ -99,6 +99,39 @@ TEST_F(OpenDataTest, CharactersOfATokenizedFileLieBesideIt) {
   EXPECT_EQ(data.tokenizer->decode(data.train->batch(0, 1).tokens), "yx");
 }
 
+TEST_F(OpenDataTest, EveryTokenFileMustHaveTheSameCharacters) {
+  const auto pair = [&](const std::string& name, std::vector<char32_t> characters) {
+    MegatronWriter writer(folder_ / name, {.vocab_size = 2});
+    writer.add_document(std::vector<int32_t>{1, 0, 1});
+    writer.finish();
+    write_file(folder_ / (name + ".tokenizer.json"), Tokenizer::characters(std::move(characters)).to_json());
+    return WeightedPath{.path = folder_ / name};
+  };
+  const WeightedPath one = pair("one", {'x', 'y'}), same = pair("same", {'x', 'y'}), other = pair("other", {'a', 'b'});
+  const auto open = [](std::vector<WeightedPath> train, std::vector<WeightedPath> valid) {
+    DataConfig config;
+    config.tokenizer = TokenizerKind::character;
+    config.train = std::move(train);
+    config.valid = std::move(valid);
+    return open_data(config, {.seq_len = 2});
+  };
+  EXPECT_TRUE(open({one, same}, {same}).train);
+  for (const auto& [train, valid] :
+       {std::pair{std::vector{one, other}, std::vector{same}}, std::pair{std::vector{one}, std::vector{other}}}) {
+    const Error error = error_of([&, &train = train, &valid = valid] { open(train, valid); });
+    EXPECT_EQ(error.code(), ExitCode::usage);
+    EXPECT_THAT(error.what(), HasSubstr(folder_ / "other.tokenizer.json"));
+    EXPECT_THAT(error.what(), HasSubstr(folder_ / "one.tokenizer.json"));
+  }
+  DataConfig alone;
+  alone.valid = {other};
+  const Error error = error_of([&] { open_validation_data(alone, {.seq_len = 2, .tokenizer = Tokenizer::characters({'x', 'y'})}); });
+  EXPECT_EQ(error.code(), ExitCode::usage);
+  EXPECT_THAT(error.what(), HasSubstr("other.tokenizer.json"));
+  std::filesystem::remove(folder_ / "same.tokenizer.json");
+  EXPECT_EQ(error_of([&] { open({one, same}, {}); }).code(), ExitCode::usage) << "nobody knows its characters";
+}
+
 TEST_F(OpenDataTest, TokenizerOfACheckpointTakesThePlaceOfTheConfigs) {
   DataConfig config = text_config("abababababababababab", TokenizerKind::character);
   const Data data = open_data(config, {.seq_len = 4, .tokenizer = Tokenizer::characters({'a', 'b', 'c'})});

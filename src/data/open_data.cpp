@@ -25,13 +25,18 @@ std::string content_of(const std::string& path) {
 
 // Token files keep their characters beside them: PREFIX.tokenizer.json (mantissa tokenize) or meta.json (nanoGPT's meta.pkl as JSON; the
 // pickle itself is never read, as a pickle is a program).
-Tokenizer characters_beside(const std::string& path) {
+struct Characters {
+  std::string file;
+  Tokenizer tokenizer;
+};
+
+Characters characters_beside(const std::string& path) {
   const std::string own = with_extension(path, ".tokenizer.json");
-  if (file_exists(own)) return Tokenizer::from_json(content_of(own), own);
+  if (file_exists(own)) return {own, Tokenizer::from_json(content_of(own), own)};
   const std::string meta = (std::filesystem::path(path).parent_path() / "meta.json").string();
   require(file_exists(meta), ExitCode::usage, "data.tokenizer: char needs the characters of ", path, ": neither ", own, " nor ", meta,
           R"( ({"itos": {"0": "\n", ...}}) exists)");
-  return Tokenizer::from_nanogpt_meta(content_of(meta), meta);
+  return {meta, Tokenizer::from_nanogpt_meta(content_of(meta), meta)};
 }
 
 Tokenizer characters_of_training_data(const DataConfig& config) {
@@ -40,7 +45,7 @@ Tokenizer characters_of_training_data(const DataConfig& config) {
     const DataFormat format = config.format == DataFormat::automatic ? recognise_format(file) : config.format;
     require(format != DataFormat::jsonl, ExitCode::usage, "data.tokenizer: char takes its characters from text files; tokenise ",
             file.path(), " with mantissa tokenize --vocabulary");
-    if (format != DataFormat::text) return characters_beside(file.path());
+    if (format != DataFormat::text) return characters_beside(file.path()).tokenizer;
   }
   return Tokenizer::characters_of(files);
 }
@@ -63,7 +68,10 @@ class Opener {
 
   const TokenFiles& open(const std::string& pattern) {
     std::vector<TokenFile> files;
-    for (const std::string& path : expand_paths(pattern)) files.emplace_back(path, options_);
+    for (const std::string& path : expand_paths(pattern)) {
+      files.emplace_back(path, options_);
+      require_same_characters(files.back());
+    }
     data_.files.push_back(std::make_unique<TokenFiles>(std::move(files)));
     const TokenFiles& opened = *data_.files.back();
     const bool bounded = config_.mask_eod_loss || config_.reset_position_ids || config_.document_mask;
@@ -74,8 +82,19 @@ class Opener {
   }
 
  private:
+  // Ids mean nothing without their characters, and files that number them differently look alike.
+  void require_same_characters(const TokenFile& file) {
+    const bool encoded = file.format() == DataFormat::text || file.format() == DataFormat::jsonl;
+    if (encoded || !data_.tokenizer || data_.tokenizer->kind() != Tokenizer::Kind::characters) return;
+    const Characters beside = characters_beside(file.path());
+    require(beside.tokenizer.to_json() == data_.tokenizer->to_json(), ExitCode::usage, beside.file, ": other characters than ",
+            characters_from_);
+    characters_from_ = beside.file;
+  }
+
   const DataConfig& config_;
   Data& data_;
+  std::string characters_from_ = "the tokenizer of the run";
   TokenFileOptions options_;
 };
 

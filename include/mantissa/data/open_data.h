@@ -30,7 +30,7 @@ struct Data {
 };
 
 // The tokenizer that data.tokenizer names; none if it is null. `char` reads the training text (with data.path the whole file); for token
-// files it reads PREFIX.tokenizer.json or nanoGPT's meta.json beside the first.
+// files it reads PREFIX.tokenizer.json or nanoGPT's meta.json beside the first, and the files below must all have the same beside them.
 std::optional<Tokenizer> make_tokenizer(const DataConfig& config);
 
 // Opens the data of a training run. Throws Error(usage) for paths that match nothing, options that do not fit the files, data too short for
