@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <span>
 
 #include "mantissa/base/json.h"
@@ -114,13 +115,30 @@ std::string weights_text(const DataConfig& data) {
   return list + "]";
 }
 
+// As the sampler sees them.
+std::vector<double> shares(const DataConfig& data) {
+  double sum = 0.0;
+  for (const WeightedPath& set : data.train) sum += set.weight;
+  std::vector<double> out;
+  for (const WeightedPath& set : data.train) out.push_back(set.weight / sum);
+  return out;
+}
+
 // What decides, beside the files, which tokens are trained on and in which order.
-void require_same_mix(const DataConfig& saved, const DataConfig& current, const std::string& source) {
-  const auto same = [](const WeightedPath& a, const WeightedPath& b) { return a.weight == b.weight; };
-  require(std::ranges::equal(saved.train, current.train, same), ExitCode::usage, source, ": data.train: weights ", weights_text(saved),
-          " in the checkpoint, ", weights_text(current), " here");
-  require(saved.valid_fraction == current.valid_fraction, ExitCode::usage, source, ": data.valid_fraction: ", saved.valid_fraction,
-          " in the checkpoint, ", current.valid_fraction, " here");
+void require_same_order(const RunConfig& saved, const RunConfig& current, const std::string& source) {
+  const std::set<std::string> deciding = {"data.valid_fraction", "data.format",   "data.dtype",      "data.append_eod",
+                                          "data.eod_id",         "training.seed", "training.seq_len"};
+  std::string list;
+  if (shares(saved.data) != shares(current.data)) {
+    list += text("\n  data.train: weights ", weights_text(saved.data), " in the checkpoint, ", weights_text(current.data), " here");
+  }
+  std::vector<std::string> lines = differences("data", saved.data, current.data);
+  std::ranges::move(differences("training", saved.training, current.training), std::back_inserter(lines));
+  for (const std::string& line : lines) {
+    if (deciding.contains(line.substr(0, line.find(':')))) list += "\n  " + line;
+  }
+  require(list.empty(), ExitCode::usage, source, " is a checkpoint of other tokens or another order of them:", list,
+          "\ncheckpoint.init_from starts a new run with its weights");
 }
 
 void log_changes(const RunConfig& saved, const RunConfig& current, const Manifest& manifest) {
@@ -166,7 +184,7 @@ TrainState restore(CheckpointReader& reader, const RunConfig& config, const Data
   const RunConfig saved = saved_config(reader);
   require_same_model(saved, config, reader.directory().string());
   require_same_data(fingerprints_from_json(reader.manifest().dataset_fingerprint, source), data.fingerprints);
-  require_same_mix(saved.data, config.data, reader.directory().string());
+  require_same_order(saved, config, reader.directory().string());
   require_same_tokenizer(reader, data);
   const SavedState state = parse_state(reader.manifest(), source);
   if (!config.checkpoint.allow_recipe_change) require_same_plan(reader.manifest().plan, config, source);

@@ -241,6 +241,19 @@ TEST_F(ResumeTest, AnotherDataOrderIsRefused) {
   };
   run("mix", {"data.path=null", mix(2)});
   EXPECT_THAT(refused("mix", {"data.path=null", mix(3)}), HasSubstr("data.train: weights [1, 2] in the checkpoint, [1, 3] here"));
+  EXPECT_EQ(
+      run("mix", {"data.path=null", mix(2), "data.train.0.weight=0.5", "data.train.1.weight=1", "checkpoint.resume=auto"}).summary.exit,
+      ExitCode::ok)
+      << "the same shares";
+  run("order", {"data.eod_id=1"});
+  const std::vector<std::pair<std::string, std::string>> changes = {
+      {"data.format=text", "data.format: auto in the checkpoint, text here"},
+      {"data.dtype=u32", "data.dtype: u16 in the checkpoint, u32 here"},
+      {"data.append_eod=true", "data.append_eod: false in the checkpoint"},
+      {"data.eod_id=2", "data.eod_id: 1 in the checkpoint, 2 here"},
+      {"training.seed=5", "training.seed: 1234 in the checkpoint, 5 here"},
+      {"training.seq_len=8", "training.seq_len: 16 in the checkpoint, 8 here"}};
+  for (const auto& [set, message] : changes) EXPECT_THAT(refused("order", {"data.eod_id=1", set}), HasSubstr(message));
 }
 
 TEST_F(ResumeTest, AnotherModelIsRefusedByTheNamesOfTheDifferences) {

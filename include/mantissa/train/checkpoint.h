@@ -33,8 +33,9 @@ struct TrainState {
 CheckpointContent checkpoint_content(const RunConfig& config, const Data& data, const ParameterSet& parameters, const Optimizer& optimizer,
                                      const TrainState& state);
 
-// The way back. Throws Error(usage) if the checkpoint is of another model, tokenizer, data.valid_fraction or weights of data.train,
-// Error(data) if the training data changed or a part is damaged. Other settings may differ; each that does is a line in the log.
+// The way back. Throws Error(usage) if the checkpoint is of another model or tokenizer, beyond training.steps, or of settings that give
+// other tokens or another order of them: section data without the masks, shares in data.train, training.seed and training.seq_len.
+// Throws Error(data) if the training data changed or a part is damaged. Other settings may differ; each that does is a line in the log.
 TrainState restore(CheckpointReader& reader, const RunConfig& config, const Data& data, ParameterSet& parameters, Optimizer& optimizer);
 
 // The masters and the values rounded from them. Throws Error(usage) if a tensor is missing or of another shape.
