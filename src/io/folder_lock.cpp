@@ -40,21 +40,31 @@ void write_record(int fd, const std::filesystem::path& path, const std::string& 
   if (!written) log_warning(path.string(), ": the owner record could not be written: ", system_message(errno));
 }
 
+// The file, open and locked. Throws Error(environment) naming the owner if somebody else has it.
+int open_locked(const std::filesystem::path& path, int flags, int operation) {
+  const int fd = ::open(path.c_str(), flags | O_NOFOLLOW | O_CLOEXEC, 0666);
+  require(fd >= 0, ExitCode::environment, path.string(), ": cannot be opened: ", system_message(errno));
+  int result = 0;
+  do result = ::flock(fd, operation | LOCK_NB);
+  while (result != 0 && errno == EINTR);
+  if (result == 0) return fd;
+  const int error = errno;
+  const std::string owner = read_record(fd);
+  ::close(fd);
+  require(error == EWOULDBLOCK, ExitCode::environment, path.string(), ": cannot be locked: ", system_message(error));
+  fail(ExitCode::environment, path.parent_path().string(), ": is in use by ", owner.empty() ? "another process" : owner);
+}
+
 }  // namespace
 
-FolderLock::FolderLock(const std::filesystem::path& folder, const std::string& job) : path_(folder / "LOCK") {
-  fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
-  require(fd_ >= 0, ExitCode::environment, path_.string(), ": cannot be opened: ", system_message(errno));
-  int result = 0;
-  do result = ::flock(fd_, LOCK_EX | LOCK_NB);
-  while (result != 0 && errno == EINTR);
-  const int error = errno;
+void require_unlocked(const std::filesystem::path& folder) {
+  std::error_code missing;
+  if (std::filesystem::exists(folder / "LOCK", missing)) ::close(open_locked(folder / "LOCK", O_RDONLY, LOCK_SH));
+}
+
+FolderLock::FolderLock(const std::filesystem::path& folder, const std::string& job)
+    : fd_(open_locked(folder / "LOCK", O_RDWR | O_CREAT, LOCK_EX)), path_(folder / "LOCK") {
   const std::string owner = read_record(fd_);
-  if (result != 0) {
-    ::close(std::exchange(fd_, -1));
-    require(error == EWOULDBLOCK, ExitCode::environment, path_.string(), ": cannot be locked: ", system_message(error));
-    fail(ExitCode::environment, folder.string(), ": is in use by ", owner.empty() ? "another process" : owner);
-  }
   if (!owner.empty())
     log_warning(folder.string(), ": taken over from ", owner, ", which did not end properly",
                 owner.starts_with("host " + host_name() + ",") ? "" : "; make sure that it no longer runs there");

@@ -36,8 +36,7 @@ void require_unused_folder(const RunConfig& config) {
   std::error_code ignored;
   bool used = holds_metrics(fs::path(config.logging.dir) / "metrics.jsonl");
   if (fs::is_directory(config.checkpoint.dir, ignored)) {
-    if (fs::exists(fs::path(config.checkpoint.dir) / "LOCK", ignored))
-      const FolderLock lock(config.checkpoint.dir, *config.logging.run_name);
+    require_unlocked(config.checkpoint.dir);
     used = used || !list_checkpoints(config.checkpoint.dir).empty();
   }
   require(!used, ExitCode::usage, config.logging.dir,

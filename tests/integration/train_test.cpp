@@ -149,12 +149,15 @@ TEST_F(TrainTest, RunFolderHoldsConfigRecordMetricsAndCheckpoints) {
 TEST_F(TrainTest, UsedFolderIsRefusedAndNothingInItChanges) {
   run("used");
   const std::string metrics = read_file(run_folder("used") + "/metrics.jsonl"), record = read_file(run_folder("used") + "/run.json");
+  const std::string lock = run_folder("used") + "/checkpoints/LOCK", owner = "host elsewhere, process 7, which did not end properly\n";
+  test::write_file(lock, owner);
   const Error error = error_of([&] { run("used"); });
   EXPECT_EQ(error.code(), ExitCode::usage);
   EXPECT_THAT(error.what(), HasSubstr("--resume"));
   EXPECT_THAT(error.what(), HasSubstr("--set logging.run_name="));
   EXPECT_EQ(read_file(run_folder("used") + "/metrics.jsonl"), metrics);
   EXPECT_EQ(read_file(run_folder("used") + "/run.json"), record);
+  EXPECT_EQ(read_file(lock), owner);
 }
 
 TEST_F(TrainTest, WrongInputLeavesNothingBehind) {

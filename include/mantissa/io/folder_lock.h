@@ -8,6 +8,9 @@
 
 namespace mantissa {
 
+// Throws Error(environment) naming the owner if somebody has the folder now. Writes nothing.
+void require_unlocked(const std::filesystem::path& folder);
+
 class FolderLock {
  public:
   // `job` is what the owner wants to be known by, e.g. the run's name. Throws Error(environment) naming the owner if the folder is taken,
