@@ -53,7 +53,7 @@ std::string save_line(const SaveReport& report) {
 }
 
 void print_summary(Console& console, const TrainSummary& summary) {
-  std::string line = summary.exit == ExitCode::stopped ? "stopped" : "done";
+  std::string line = summary.exit == ExitCode::stopped ? "stopped" : summary.exit == ExitCode::storage ? "not saved" : "done";
   line += text(" | step ", summary.steps);
   if (summary.best_valid_loss) line += text(" | best validation loss ", *summary.best_valid_loss);
   line += text(" | ", summary.tokens, " tokens | ", duration_text(summary.seconds), " | ", static_cast<int64_t>(summary.tokens_per_second),
@@ -110,10 +110,19 @@ void print_plan(const RunPlan& plan) {
             << "  workspace       " << bytes_text(memory.workspace) << " (logits or one block's backward pass)\n";
 }
 
-ExitCode run_training(const TrainArguments& arguments) {
+LoadedConfig load(const TrainArguments& arguments) {
+  LoadedConfig loaded = load_run_config(arguments.sources);
+  if (!arguments.resume) return loaded;
+  const std::string& resume = loaded.config.checkpoint.resume;
+  require(resume == "never" || resume == "auto", ExitCode::usage, "--resume continues this run, but checkpoint.resume names ", resume,
+          "; leave out the one or the other (--set checkpoint.resume=never)");
   ConfigSources sources = arguments.sources;
-  if (arguments.resume) sources.sets.emplace_back("checkpoint.resume=\"auto\"");
-  const LoadedConfig loaded = load_run_config(sources);
+  sources.sets.emplace_back("checkpoint.resume=\"auto\"");
+  return load_run_config(sources);
+}
+
+ExitCode run_training(const TrainArguments& arguments) {
+  const LoadedConfig loaded = load(arguments);
   const LogLevel level = loaded.config.logging.level;
   open_log({.level = level, .console = true, .console_level = LogLevel::warning, .file = {}});
   if (arguments.dry_run) {

@@ -11,6 +11,7 @@ namespace mantissa {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class CommandsTest : public test::TrainingTest {
  protected:
@@ -52,6 +53,23 @@ TEST_F(CommandsTest, ConsoleOffPrintsNothingAndRuns) {
   const auto trained = mantissa({"train", "run.json", "--set", "logging.console=off"});
   EXPECT_EQ(trained.exit_code, 0);
   EXPECT_EQ(trained.output + trained.errors, "");
+}
+
+TEST_F(CommandsTest, ResumingTheRunAndAPathExcludeEachOther) {
+  ASSERT_EQ(mantissa({"train", "run.json"}).exit_code, 0);
+  const std::string path = "checkpoint.resume=" + run_folder("run");
+  const auto both = mantissa({"train", "run.json", "--resume", "--set", path});
+  EXPECT_EQ(both.exit_code, 2);
+  EXPECT_THAT(both.errors, HasSubstr("checkpoint.resume names " + run_folder("run")));
+  EXPECT_EQ(mantissa({"train", "run.json", "--resume", "--set", path, "--set", "checkpoint.resume=never"}).exit_code, 0);
+}
+
+TEST_F(CommandsTest, RunWhoseLastSaveFailedDoesNotSayDone) {
+  const auto unsaved =
+      test::run_process({"bash", "-c", "ulimit -f 40; trap '' XFSZ; exec " MANTISSA_BINARY " train run.json"}, folder_.path());
+  EXPECT_EQ(unsaved.exit_code, 7) << unsaved.errors;
+  EXPECT_THAT(unsaved.output, HasSubstr("not saved | step 20"));
+  EXPECT_THAT(unsaved.output, Not(HasSubstr("done")));
 }
 
 TEST_F(CommandsTest, DryRunPrintsMemoryAndFlopsAndWritesNothing) {
