@@ -224,6 +224,18 @@ TEST_F(CheckpointTest, AFolderUnderAnotherStepsNameIsDamaged) {
   EXPECT_THAT(log(), HasSubstr("step-00000009: holds step 2"));
 }
 
+TEST_F(CheckpointTest, TheDamagedLatestIsTriedOnce) {
+  CheckpointDirectory directory = open_directory(folder);
+  directory.save(State(1).content());
+  directory.save(State(2).content());
+  write_file(checkpoints() / "step-00000002/manifest.json", "{");
+  EXPECT_EQ(newest(), 1);
+  const std::string lines = log();
+  const size_t first = lines.find("checkpoint passed over");
+  ASSERT_NE(first, std::string::npos);
+  EXPECT_EQ(lines.find("checkpoint passed over", first + 1), std::string::npos) << lines;
+}
+
 TEST_F(CheckpointTest, OtherErrorsOfTheLoaderPassThrough) {
   open_directory(folder).save(State(1).content());
   const auto load = [](CheckpointReader&) { fail(ExitCode::data, "the data changed"); };

@@ -15,20 +15,24 @@ namespace fs = std::filesystem;
 constexpr std::string_view kPrefix = "step-";
 constexpr size_t kMinDigits = 8, kMaxDigits = 18;
 
-// Loads the one checkpoint; false, with a line in the log, if it is damaged or not the one that `expected_hash` (empty: any) names.
-bool try_load(const fs::path& path, int64_t step, const std::string& expected_hash, const std::function<void(CheckpointReader&)>& load) {
+enum class Attempt { loaded, damaged, another_version };
+
+// Loads the one checkpoint, or writes a line to the log if it is damaged or not the version that `expected_hash` (empty: any) names.
+Attempt try_load(const fs::path& path, int64_t step, const std::string& expected_hash, const std::function<void(CheckpointReader&)>& load) {
   try {
     std::error_code error;
     if (!fs::is_directory(path, error)) throw CheckpointDamage(text(path.string(), ": there is no such checkpoint folder"));
     CheckpointReader reader(path);
     if (reader.manifest().step != step) throw CheckpointDamage(text(path.string(), ": holds step ", reader.manifest().step));
-    if (!expected_hash.empty() && reader.hash() != expected_hash)
-      throw CheckpointDamage(text(path.string(), ": is not the version that `latest` names (", expected_hash, ")"));
+    if (!expected_hash.empty() && reader.hash() != expected_hash) {
+      log_warning("checkpoint passed over: ", path.string(), ": is not the version that `latest` names (", expected_hash, ")");
+      return Attempt::another_version;
+    }
     load(reader);
-    return true;
+    return Attempt::loaded;
   } catch (const CheckpointDamage& damage) {
     log_warning("checkpoint passed over: ", damage.what());
-    return false;
+    return Attempt::damaged;
   }
 }
 
@@ -86,13 +90,18 @@ std::optional<LoadedCheckpoint> load_newest(const fs::path& folder, const std::f
   const auto attempt = [&](int64_t step, const std::string& hash) {
     result.path = folder / checkpoint_name(step);
     result.step = step;
-    if (try_load(result.path, step, hash, load)) return true;
-    ++result.passed_over;
-    return false;
+    const Attempt outcome = try_load(result.path, step, hash, load);
+    result.passed_over += outcome == Attempt::loaded ? 0 : 1;
+    return outcome;
   };
-  if (latest && attempt(*checkpoint_step(latest->name), latest->hash)) return result;
+  std::optional<int64_t> tried;
+  if (latest) {
+    const Attempt outcome = attempt(*checkpoint_step(latest->name), latest->hash);
+    if (outcome == Attempt::loaded) return result;
+    if (outcome == Attempt::damaged) tried = result.step;
+  }
   for (auto step = steps.rbegin(); step != steps.rend(); ++step)
-    if (attempt(*step, "")) return result;
+    if (*step != tried && attempt(*step, "") == Attempt::loaded) return result;
   fail(ExitCode::data, folder.string(), ": holds checkpoints, but none of them is intact (", result.passed_over, " tried)");
 }
 
