@@ -150,6 +150,7 @@ void Harness::report(const Workload& workload, const Measurement& result) {
   line["disturbed"] = result.disturbed;
   line["device"] = {{"isa", gemm_instruction_set()}, {"threads", num_threads()}};
   json_ << line.dump() << std::endl;
+  require(json_.good(), ExitCode::storage, "--json ", options_.json, ": write failed");
 }
 
 }  // namespace mantissa::tools

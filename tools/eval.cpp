@@ -55,7 +55,6 @@ ExitCode run_eval(const EvalArguments& arguments) {
     for (const SetLoss& set : result.sets) print_loss(set.name, set.loss, set.targets, bytes);
   }
   print_loss(loaded.path.string(), result.loss, result.targets, bytes);
-  require(std::cout.flush().good(), ExitCode::storage, "standard output: write failed");
   require(std::isfinite(result.loss), ExitCode::numerical, "the loss is not finite");
   return ExitCode::ok;
 }

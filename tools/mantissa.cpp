@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <csignal>
+#include <cstdio>
 #include <iostream>
 #include <new>
 
@@ -103,7 +104,11 @@ std::vector<Option> config_options(ConfigSources& sources) {
 int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);  // a closed stdout must not end training
   try {
-    return static_cast<int>(mantissa::tools::run(argc, argv));
+    const mantissa::ExitCode code = mantissa::tools::run(argc, argv);
+    // Training goes on without its output and has cleared the error by now; whatever else prints has failed without it.
+    const bool written = std::cout.flush().good() && std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+    mantissa::require(written, mantissa::ExitCode::storage, "standard output: write failed");
+    return static_cast<int>(code);
   } catch (const mantissa::Error& error) {
     std::cerr << "error: " << error.what() << '\n';
     return static_cast<int>(error.code());

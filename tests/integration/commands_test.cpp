@@ -168,8 +168,9 @@ TEST_F(CommandsTest, DamagedTokenFilesGiveCode4AndLeaveNoRunFolder) {
 
 TEST_F(CommandsTest, OutputThatCannotBeWrittenIsAnError) {
   ASSERT_EQ(mantissa({"train", "run.json"}).exit_code, 0);
-  for (const std::string command : {"eval", "generate"}) {
-    const auto full = test::run_process({"sh", "-c", MANTISSA_BINARY " " + command + " runs/run > /dev/full"}, folder_.path());
+  for (const std::string command : {"eval runs/run", "generate runs/run", "inspect runs/run", "verify runs/run", "doctor", "config schema",
+                                    "config check run.json", "train run.json --dry-run", "tokenize text.txt --output tokens", "--help"}) {
+    const auto full = test::run_process({"sh", "-c", MANTISSA_BINARY " " + command + " > /dev/full"}, folder_.path());
     EXPECT_EQ(full.exit_code, 7) << command;
     EXPECT_THAT(full.errors, HasSubstr("standard output")) << command;
   }
