@@ -4,7 +4,8 @@
 #include <nlohmann/json.hpp>
 
 #include "files.h"
-#include "mantissa/train/config.h"
+#include "mantissa/models/gpt.h"
+#include "mantissa/train/estimate.h"
 
 namespace mantissa {
 namespace {
@@ -119,6 +120,30 @@ TEST(RunConfig, TwoBatchSizesGiveTheThird) {
   EXPECT_THAT(batch({{"micro_batch_size", 4}, {"grad_accum", 3}, {"global_batch_size", 64}}), HasSubstr("4 * 3 = 12, not 64   (c.json:1:"));
   EXPECT_THAT(batch({{"micro_batch_size", 12}}), HasSubstr("global_batch_size 64 is no multiple of micro_batch_size 12"));
   EXPECT_THAT(batch({{"micro_batch_size", 16777216}, {"grad_accum", 16777216}}), HasSubstr("is more than 1073741824"));
+}
+
+// The largest values that are accepted, in all places at once: no count wraps.
+TEST(RunConfig, CountsOfTheLargestModelFit) {
+  const Read r = resolved({{"model",
+                            {{"vocab_size", 2147483647},
+                             {"pad_vocab_to", 65536},
+                             {"hidden_size", 1 << 20},
+                             {"num_layers", 10000},
+                             {"num_attention_heads", 1 << 12},
+                             {"head_dim", 1 << 10},
+                             {"intermediate_size", 1 << 22},
+                             {"max_position_embeddings", 1 << 24}}},
+                           {"training", {{"seq_len", 1 << 24}, {"micro_batch_size", 1 << 24}, {"grad_accum", 1}}}});
+  ASSERT_EQ(r.errors(), "");
+  const double layer = 4.0 * 0x1p22 * 0x1p20 + 3 * 0x1p22 * 0x1p20, table = 2 * 0x1p31 * 0x1p20;
+  EXPECT_NEAR(static_cast<double>(count_parameters(r.config.model)), 1e4 * layer + table, 1e-6 * 1e4 * layer);
+  const MemoryEstimate memory = estimate_memory(r.config);
+  EXPECT_EQ(memory.activations, 1'000'000'000'000'000'000);
+  EXPECT_GT(memory.total(), 3'000'000'000'000'000'000);
+  EXPECT_THAT(resolved({{"model", {{"vocab_size", 2147483648}}}}).errors(), HasSubstr("model.vocab_size: must be"));
+  EXPECT_THAT(resolved({{"model", {{"num_attention_heads", 1 << 13}, {"head_dim", 1 << 10}}}}).errors(), HasSubstr("is more than 4194304"));
+  EXPECT_THAT(resolved({{"data", {{"path", "t"}, {"tokenizer", "byte"}, {"eod_id", 2147483648}}}}).errors(),
+              HasSubstr("data.eod_id: must be"));
 }
 
 TEST(RunConfig, WhatIsDerivedReadsBackUnchanged) {

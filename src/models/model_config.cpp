@@ -18,6 +18,10 @@ void ModelConfig::validate(ConfigReport& report) const {
   if (num_attention_heads % kv_heads() != 0) {
     report.error("model.num_key_value_heads", text("must divide num_attention_heads ", num_attention_heads, ", got ", kv_heads()));
   }
+  if (num_attention_heads * head_size() > kWidestHeads) {
+    report.error("model.num_attention_heads",
+                 text("num_attention_heads ", num_attention_heads, " * head_dim ", head_size(), " is more than ", kWidestHeads));
+  }
   if (norm_bias && norm == Norm::rms) report.error("model.norm_bias", "RMSNorm has no bias: needs model.norm layer");
 }
 

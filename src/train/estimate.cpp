@@ -10,6 +10,9 @@
 namespace mantissa {
 namespace {
 
+// Sizes that no machine has are cut off, so that nothing wraps.
+int64_t bytes(double count) { return static_cast<int64_t>(std::min(count, 1e18)); }
+
 // Elements per token inside one block.
 struct BlockWidths {
   int64_t hidden, qkv, heads, up, inner;
@@ -43,28 +46,31 @@ int64_t backward_bytes(const ModelConfig& model, Recompute recompute, int64_t el
 }
 
 // One chunk of the output projection (ops/cross_entropy.cpp: at least 64 rows, at most 2^26 logits) and the gradient of its input.
-int64_t logits_bytes(const RunConfig& config, int64_t tokens, int64_t element) {
+double logits_bytes(const RunConfig& config, int64_t tokens, int64_t element) {
   const int64_t vocab = config.model.padded_vocab_size();
   const int64_t rows = std::min(tokens, std::max<int64_t>(64, ((int64_t{1} << 26) / vocab) / 64 * 64));
   const bool converts = config.model.logits_dtype == LogitsDtype::fp32 && element != 4;
-  return rows * vocab * (converts ? 4 + element : element) + tokens * config.model.hidden_size * element;
+  return static_cast<double>(rows * vocab * (converts ? 4 + element : element)) +
+         static_cast<double>(tokens) * static_cast<double>(config.model.hidden_size * element);
 }
 
 }  // namespace
 
 MemoryEstimate estimate_memory(const RunConfig& config) {
   const ModelConfig& model = config.model;
-  const int64_t parameters = count_parameters(model);
-  const int64_t element = dtype_bytes(config.precision.dtype);
-  const int64_t tokens = config.training.micro_batch_size * config.training.seq_len;
+  const auto parameters = static_cast<double>(count_parameters(model));
+  const int64_t element = dtype_bytes(config.precision.dtype), tokens = config.training.micro_batch_size * config.training.seq_len;
+  const auto of_all_tokens = [tokens](int64_t each) { return static_cast<double>(tokens) * static_cast<double>(each); };
+  const int64_t kept = model.num_layers * kept_bytes(model, config.training.recompute, element) + 2 * model.hidden_size * element;
   MemoryEstimate estimate;
-  estimate.masters = 4 * parameters;
+  estimate.masters = bytes(4 * parameters);
   estimate.values = resolve_plan(config).bytes_beside_masters();
-  estimate.gradients = 4 * parameters * GradientAccumulator::buffers(config.training.accumulation, *config.training.grad_accum);
-  estimate.optimizer = 8 * parameters;
-  estimate.activations =
-      tokens * (model.num_layers * kept_bytes(model, config.training.recompute, element) + 2 * model.hidden_size * element);
-  estimate.workspace = std::max(logits_bytes(config, tokens, element), tokens * backward_bytes(model, config.training.recompute, element));
+  estimate.gradients =
+      bytes(4 * parameters * static_cast<double>(GradientAccumulator::buffers(config.training.accumulation, *config.training.grad_accum)));
+  estimate.optimizer = bytes(8 * parameters);
+  estimate.activations = bytes(of_all_tokens(kept));
+  estimate.workspace =
+      bytes(std::max(logits_bytes(config, tokens, element), of_all_tokens(backward_bytes(model, config.training.recompute, element))));
   return estimate;
 }
 

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -61,7 +62,7 @@ struct DataConfig {
     v("tokenizer", tokenizer,
       "for text and JSONL, and for samples: byte (256 ids), char (the characters of the data); null: token files only");
     v("append_eod", append_eod, "add the tokenizer's end token after each document");
-    v("eod_id", eod_id, "end-of-document id; null: the tokenizer's, else none", limits::not_negative);
+    v("eod_id", eod_id, "end-of-document id; null: the tokenizer's, else none", limits::between(0, std::numeric_limits<int32_t>::max()));
     v("mask_eod_loss", mask_eod_loss, "no loss where the input token is the end of a document");
     v("reset_position_ids", reset_position_ids, "positions count from the start of the document");
     v("document_mask", document_mask, "attention stops at document boundaries");

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <optional>
 
 #include "mantissa/base/config.h"
@@ -30,6 +31,9 @@ constexpr auto choices(LogitsDtype) { return std::array{Choice{"compute", Logits
 constexpr auto choices(Recompute) {
   return std::array{Choice{"none", Recompute::none}, Choice{"selective", Recompute::selective}, Choice{"full", Recompute::full}};
 }
+
+// So that counts of parameters fit into 64 bits.
+inline constexpr int64_t kWidestHeads = 1 << 22;
 
 struct ModelConfig {
   std::optional<int64_t> vocab_size;
@@ -65,7 +69,7 @@ struct ModelConfig {
 
   template <class V>
   void fields(V& v) {
-    v("vocab_size", vocab_size, "token ids; null: the size of the tokenizer", limits::positive);
+    v("vocab_size", vocab_size, "token ids; null: the size of the tokenizer", limits::between(1, std::numeric_limits<int32_t>::max()));
     v("pad_vocab_to", pad_vocab_to, "rows of embedding and output are rounded up to a multiple of this; padded ids are never predicted",
       limits::between(1, 65536));
     v("hidden_size", hidden_size, "width of the residual stream", limits::between(1, 1 << 20));

@@ -7,7 +7,7 @@
 
 namespace mantissa {
 
-// Bytes of tensors, by what they are for.
+// Bytes of tensors, by what they are for; each at most 1e18.
 struct MemoryEstimate {
   int64_t masters = 0;      // fp32 weights
   int64_t values = 0;       // beside the masters: copies in the compute dtype (fp32: the masters), codes and scales
