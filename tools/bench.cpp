@@ -37,20 +37,16 @@ Batch random_batch(int64_t sequences, int64_t length, int64_t vocab, uint64_t se
   return batch;
 }
 
-RunConfig configuration(const Arguments& arguments) {
-  RunConfig config;
-  ConfigReport report;
-  if (read_config(arguments.config, fields_of(config), report)) {
-    resolve_run_config(config, report, arguments.config.file);
-    if (!config.model.vocab_size) report.error("model.vocab_size", "is not set, and no data is read here; add --set model.vocab_size=N");
-  }
-  report.throw_if_failed();
+RunConfig configuration(const ConfigSources& sources) {
+  RunConfig config = load_run_config(sources, Inputs::unchecked).config;
+  require(config.model.vocab_size.has_value(), ExitCode::usage,
+          "model.vocab_size: is not set, and no data is read here; add --set model.vocab_size=N");
   return config;
 }
 
 // Optimizer steps of the configured model on random tokens against the GEMM floor: the FLOPs of the model formula at the ceiling's rate.
 ExitCode bench_train(const Arguments& arguments) {
-  const RunConfig config = configuration(arguments);
+  const RunConfig config = configuration(arguments.config);
   set_num_threads(config.training.threads);
   const auto device = open_device(config.training.device);
   Gpt model(config.model, *device, model_options(config, config.training.recompute, true));
@@ -74,8 +70,7 @@ ExitCode bench_train(const Arguments& arguments) {
 }
 
 std::vector<Option> bench_options(Arguments& arguments) {
-  return {{.name = "--filter", .target = &arguments.bench.filter, .description = "only benches whose name contains this"},
-          {.name = "--time-budget", .target = &arguments.bench.time_budget, .description = "seconds; the report is complete in any case"},
+  return {{.name = "--time-budget", .target = &arguments.bench.time_budget, .description = "seconds; the report is complete in any case"},
           {.name = "--json", .target = &arguments.bench.json, .description = "append one JSON object a line to this file"}};
 }
 
@@ -84,6 +79,7 @@ using Bench = void (*)(Backend&, const BenchOptions&);
 Command device_bench(const std::string& name, const std::string& summary, Bench run) {
   const auto arguments = std::make_shared<Arguments>();
   std::vector<Option> options = bench_options(*arguments);
+  options.push_back({.name = "--filter", .target = &arguments->bench.filter, .description = "only benches whose name contains this"});
   options.push_back({.name = "--threads", .target = &arguments->threads, .description = "0: the cores this process may use"});
   return {.name = name,
           .summary = summary,

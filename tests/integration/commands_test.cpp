@@ -176,6 +176,20 @@ TEST_F(CommandsTest, OutputThatCannotBeWrittenIsAnError) {
   }
 }
 
+TEST_F(CommandsTest, BenchOfTrainingMeasuresStepsWithoutReadingData) {
+  std::filesystem::remove(folder_ / "text.txt");
+  const auto bench = mantissa({"bench", "train", "run.json", "--time-budget", "1", "--json", "results.jsonl"});
+  EXPECT_EQ(bench.exit_code, 0) << bench.errors;
+  EXPECT_THAT(bench.output, HasSubstr("run: "));
+  const auto result = nlohmann::json::parse(test::read_file(folder_ / "results.jsonl"));
+  EXPECT_EQ(result["bench"], "train.run");
+  EXPECT_GT(result["us"]["med"], 0.0);
+  EXPECT_GT(result["ratio_gemm"]["med"], 0.0);
+  EXPECT_THAT(mantissa({"bench", "train", "run.json", "--set", "training.max_steps=5"}).errors, HasSubstr("training.steps"));
+  EXPECT_EQ(mantissa({"bench", "train", "run.json", "--filter", "x"}).exit_code, 2) << "there is one";
+  EXPECT_EQ(mantissa({"bench", "train", "run.json", "--time-budget", "1", "--json", "/dev/full"}).exit_code, 7);
+}
+
 TEST_F(CommandsTest, HelpShowsAnExample) {
   for (const char* command : {"train", "eval", "generate"}) {
     const auto help = mantissa({command, "--help"});
