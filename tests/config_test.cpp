@@ -143,9 +143,10 @@ TEST(Config, RangesAreThoseOfTheFieldAndOfItsType) {
        "count: must be in [-9223372036854775808, 9223372036854775807], got 9223372036854775808   (c.json:1:11)"},
       {R"({"seed": -1})", "seed: must be in [0, 18446744073709551615], got -1   (c.json:1:10)"},
       {R"({"narrow": 2147483648})", "narrow: must be in [-2147483648, 2147483647], got 2147483648   (c.json:1:12)"},
-      {R"({"rate": 1})", "rate: must be in [0, 1), got 1   (c.json:1:10)"},
+      {R"({"rate": 1})", "rate: must be below 1, got 1   (c.json:1:10)"},
       {R"({"maybe": 0})", "maybe: must be positive or null, got 0   (c.json:1:11)"},
-      {R"({"inner": {"small": 6}})", "inner.small: must be in [-5, 5], got 6   (c.json:1:21)"},
+      {R"({"inner": {"small": -6}})", "inner.small: must be at least -5, got -6   (c.json:1:21)"},
+      {R"({"inner": {"small": 6}})", "inner.small: must be at most 5, got 6   (c.json:1:21)"},
   };
   for (const auto& [content, message] : cases) EXPECT_EQ(read(content).errors(), message) << content;
 }
@@ -206,7 +207,7 @@ TEST(Config, AllErrorsComeAtOnceInTheOrderOfTheFile) {
   const std::string errors = read("{\"rate\": 2,\n \"flagg\": 1,\n \"count\": 0}", {"name=y", "narrow=x", "bad"}).errors();
   EXPECT_EQ(errors,
             "5 errors in the configuration:\n"
-            "  rate: must be in [0, 1), got 2   (c.json:1:10)\n"
+            "  rate: must be below 1, got 2   (c.json:1:10)\n"
             "  flagg: unknown key; did you mean 'flag'?   (c.json:2:2)\n"
             "  count: must be positive, got 0   (c.json:3:11)\n"
             "  narrow: must be an integer, got \"x\"   (--set narrow=x)\n"

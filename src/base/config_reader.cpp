@@ -52,11 +52,18 @@ bool within(const Limits& limits, double value) {
   return low && high;
 }
 
-std::string range(const Limits& limits) {
-  const bool below = std::isfinite(limits.max);
-  if (!below && limits.min == 0) return limits.above_min ? "positive" : "0 or more";
-  if (!below) return text(limits.above_min ? "above " : "at least ", limits.min);
-  return text("in ", limits.above_min ? '(' : '[', limits.min, ", ", limits.max, limits.below_max ? ')' : ']');
+std::string plain(double bound) {
+  const bool whole = bound == std::floor(bound) && std::abs(bound) < 1e15;
+  return whole ? text(static_cast<int64_t>(bound)) : text(bound);
+}
+
+// The bound that the value crosses.
+std::string crossed(const Limits& limits, double value) {
+  if (value > limits.min || (value == limits.min && !limits.above_min)) {
+    return (limits.below_max ? "below " : "at most ") + plain(limits.max);
+  }
+  if (limits.min == 0) return limits.above_min ? "positive" : "0 or more";
+  return (limits.above_min ? "above " : "at least ") + plain(limits.min);
 }
 
 // Reads one JSON value into one field. The JSON type is checked before the value is taken: get<int>() takes 1.5 and wraps negatives.
@@ -161,7 +168,8 @@ class Reader {
   }
 
   void range_error(const Field& field, const json& value, const std::string& key) {
-    report_.error(key, "must be " + range(field.limits) + (field.nullable ? " or null" : "") + ", got " + shown(value));
+    report_.error(key,
+                  "must be " + crossed(field.limits, value.get<double>()) + (field.nullable ? " or null" : "") + ", got " + shown(value));
   }
 
   // The name in another place of this config, then the name of another program, then the nearest name in this place.
