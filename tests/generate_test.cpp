@@ -135,6 +135,12 @@ TEST_F(GenerateTest, CallbackSeesEachTokenAndMayStop) {
   EXPECT_EQ(seen, generated);
 }
 
+TEST_F(GenerateTest, MoreTokensThanThereAreDrawsAreRefused) {
+  const auto stop = [](int32_t) { return false; };
+  EXPECT_EQ(generate(*model_, {1}, {.max_new_tokens = 1 << 24}, stop).size(), 1U);
+  EXPECT_EQ(test::error_of([&] { generate(*model_, {1}, {.max_new_tokens = (1 << 24) + 1}, stop); }).code(), ExitCode::usage);
+}
+
 TEST_F(GenerateTest, EmptyPromptAndForeignTokensAreRefused) {
   EXPECT_EQ(test::error_of([&] { generate(*model_, {}, {}); }).code(), ExitCode::usage);
   EXPECT_EQ(test::error_of([&] { generate(*model_, {11}, {}); }).code(), ExitCode::usage);

@@ -67,6 +67,8 @@ int32_t pick_token(std::span<const float> logits, const SamplingOptions& options
 std::vector<int32_t> generate(Gpt& model, const std::vector<int32_t>& prompt, const SamplingOptions& options,
                               const std::function<bool(int32_t)>& on_token) {
   require(!prompt.empty(), ExitCode::usage, "generation: the prompt is empty; it needs at least one token");
+  require(options.max_new_tokens <= kMostNewTokens, ExitCode::usage, "generation: at most ", kMostNewTokens, " new tokens, got ",
+          options.max_new_tokens);
   const int64_t capacity = model.config().max_position_embeddings, vocab = *model.config().vocab_size;
   for (const int32_t id : prompt) {
     require(id >= 0 && id < vocab, ExitCode::usage, "generation: token ", id, " of the prompt is outside the vocabulary of ", vocab);

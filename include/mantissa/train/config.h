@@ -120,7 +120,7 @@ struct SamplesConfig {
   void fields(V& v) {
     v("interval", interval, "steps between samples; the last step writes some in any case", limits::between(1, kMostSteps));
     v("prompts", prompts, "texts to continue");
-    v("max_new_tokens", max_new_tokens, "tokens to write", limits::between(1, kLargestCount));
+    v("max_new_tokens", max_new_tokens, "tokens to write", limits::between(1, 1 << 24));
     v("temperature", temperature, "0: always the likeliest token", limits::not_negative);
     v("top_k", top_k, "draw from the k likeliest tokens; 0: from all", limits::between(0, kLargestCount));
     v("top_p", top_p, "draw from the likeliest tokens that together reach p", Limits{.min = 0, .max = 1, .above_min = true});

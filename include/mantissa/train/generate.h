@@ -10,6 +10,8 @@
 
 namespace mantissa {
 
+inline constexpr int64_t kMostNewTokens = int64_t{1} << 24;  // so many draws each moment has
+
 struct SamplingOptions {
   int64_t max_new_tokens = 64;
   double temperature = 0.8;  // 0: the likeliest token, the lowest id among equals
@@ -26,7 +28,7 @@ int32_t pick_token(std::span<const float> logits, const SamplingOptions& options
 
 // The new tokens; each is handed to on_token as it is found, and false from it ends the generation. When the cache is full, the last half
 // of it is read again and the rest forgotten. Draw i is number (moment << 24) + i of stream `sample`. Throws Error(usage) for an empty
-// prompt or a token outside the vocabulary.
+// prompt, a token outside the vocabulary and max_new_tokens above kMostNewTokens.
 std::vector<int32_t> generate(Gpt& model, const std::vector<int32_t>& prompt, const SamplingOptions& options,
                               const std::function<bool(int32_t)>& on_token = {});
 
