@@ -9,7 +9,7 @@ void validate_sets(const DataConfig& config, ConfigReport& report) {
   } else if (!config.path && config.train.empty()) {
     report.error("data", "must name what to train on: path (with valid_fraction), or train and valid");
   }
-  if (!config.path && report.given("data.valid_fraction")) {
+  if (!config.path && config.valid_fraction != DataConfig{}.valid_fraction) {
     report.error("data.valid_fraction", "splits the one file of data.path; with data.train, list the validation sets in data.valid");
   }
 }
