@@ -49,6 +49,25 @@ TEST_F(CommandsTest, WarningsOfTheResumeAreInTheLogOfTheRun) {
   EXPECT_THAT(test::read_file(run_folder("run") + "/log.txt"), HasSubstr(change));
 }
 
+TEST_F(CommandsTest, ConsoleProgressDrawsABarBesideThePlainLines) {
+  const auto plain = mantissa({"train", "run.json", "--set", "logging.console=plain"});
+  EXPECT_THAT(plain.output, HasSubstr("step    20/20 | loss "));
+  EXPECT_EQ(plain.errors, "");
+  std::filesystem::remove_all(run_folder("run"));
+  const auto progress = mantissa({"train", "run.json", "--set", "logging.console=progress"});
+  EXPECT_THAT(progress.output, HasSubstr("step    20/20 | loss "));
+  EXPECT_THAT(progress.errors, HasSubstr("% 1/20 | eta "));
+}
+
+TEST_F(CommandsTest, LogLevelDecidesWhatTheLogHolds) {
+  for (const std::string level : {"info", "warning"}) {
+    ASSERT_EQ(mantissa({"train", "run.json", "--set", "logging.level=" + level}).exit_code, 0);
+    const bool told = test::read_file(run_folder("run") + "/log.txt").find("done | step 20") != std::string::npos;
+    EXPECT_EQ(told, level == "info");
+    std::filesystem::remove_all(run_folder("run"));
+  }
+}
+
 TEST_F(CommandsTest, ConsoleOffPrintsNothingAndRuns) {
   const auto trained = mantissa({"train", "run.json", "--set", "logging.console=off"});
   EXPECT_EQ(trained.exit_code, 0);
@@ -130,7 +149,6 @@ TEST_F(CommandsTest, MistakesGiveTheirCodes) {
   EXPECT_EQ(mantissa({"generate", run}).exit_code, 4) << "no valid one is left";
 }
 
-// A damaged file is refused when opened; an id beyond the vocabulary is met when read, in any batch of these files.
 TEST_F(CommandsTest, DamagedTokenFilesGiveCode4AndLeaveNoRunFolder) {
   MegatronWriter megatron(folder_ / "m", {.vocab_size = 256, .eod_id = 9});
   LlmcWriter llmc(folder_ / "c.bin", {.vocab_size = 256, .eod_id = 9});
@@ -141,29 +159,50 @@ TEST_F(CommandsTest, DamagedTokenFilesGiveCode4AndLeaveNoRunFolder) {
   }
   megatron.finish();
   llmc.finish();
-  const auto train = [&](const std::string& name, const std::string& data, const std::string& vocabulary) {
-    const std::vector<std::string> sets = {"data.tokenizer=null", "data.path=" + folder_ / data, "model.vocab_size=" + vocabulary};
+  const auto train = [&](const std::string& name, const std::string& data) {
+    const std::vector<std::string> sets = {"data.tokenizer=null", "data.path=" + folder_ / data, "model.vocab_size=256"};
     test::write_file(folder_ / "tokens.json", effective_config(config(name, sets).config));
     return mantissa({"train", "tokens.json"});
   };
   for (const char* data : {"m", "c.bin"}) {
-    const auto whole = train(std::string("whole-") + data, data, "256");
+    const auto whole = train(std::string("whole-") + data, data);
     EXPECT_EQ(whole.exit_code, 0) << whole.errors;
   }
-  const auto beyond = train("beyond", "c.bin", "100");
-  EXPECT_EQ(beyond.exit_code, 4);
-  EXPECT_THAT(beyond.errors, HasSubstr("but the vocabulary has 100 ids"));
-
   std::string index = test::read_file(folder_ / "m.idx");
   index[34] = static_cast<char>(index[34] ^ 1);  // the length of the first sequence
   test::write_file(folder_ / "m.idx", index);
   std::filesystem::resize_file(folder_ / "c.bin", std::filesystem::file_size(folder_ / "c.bin") - 1);
   for (const char* data : {"m", "c.bin"}) {
-    const auto damaged = train("damaged", data, "256");
+    const auto damaged = train("damaged", data);
     EXPECT_EQ(damaged.exit_code, 4);
     EXPECT_THAT(damaged.errors, HasSubstr(folder_ / data));
     EXPECT_FALSE(std::filesystem::exists(run_folder("damaged"))) << data;
   }
+}
+
+// Nobody looks at all ids before the run, so one beyond the vocabulary is met when it is read.
+TEST_F(CommandsTest, IdsBeyondTheVocabularyGiveCode4) {
+  const auto shard = [&](const std::string& name, int32_t late_id) {
+    LlmcWriter writer(folder_ / name, {.vocab_size = 1000});
+    std::vector<int32_t> ids(200, 'a');
+    ids[80] = late_id;
+    writer.add_document(ids);
+    writer.finish();
+    return R"([{"path": ")" + folder_ / name + R"("}])";
+  };
+  const std::string good = shard("good.bin", 'b'), bad = shard("bad.bin", 300);
+  const auto train = [&](const std::string& name, const std::string& training, const std::string& validation) {
+    const LoadedConfig beyond =
+        config(name, {"data.path=null", "data.tokenizer=byte", "data.train=" + training, "data.valid=" + validation});
+    test::write_file(folder_ / "tokens.json", effective_config(beyond.config));
+    return mantissa({"train", "tokens.json"});
+  };
+  for (const auto& [name, result] : {std::pair{"training", train("training", bad, good)}, std::pair{"valid", train("valid", good, bad)}}) {
+    EXPECT_EQ(result.exit_code, 4) << name;
+    EXPECT_THAT(result.errors, HasSubstr(folder_ / "bad.bin")) << name;
+    EXPECT_THAT(result.errors, HasSubstr("but the vocabulary has 256 ids")) << name;
+  }
+  EXPECT_TRUE(std::filesystem::exists(checkpoint("valid", 20)));
 }
 
 TEST_F(CommandsTest, OutputThatCannotBeWrittenIsAnError) {

@@ -146,6 +146,34 @@ TEST_F(TrainTest, RunFolderHoldsConfigRecordMetricsAndCheckpoints) {
   EXPECT_EQ(events, 1);
 }
 
+TEST_F(TrainTest, IntervalsAndSwitchesDecideWhatIsReportedAndKept) {
+  const TrainedRun trained = run("few", {"logging.interval=6", "logging.jsonl=false", "checkpoint.interval=3", "checkpoint.keep_latest=2",
+                                         R"(eval.samples={"prompts": ["ab", "c"], "interval": 8})"});
+  ASSERT_EQ(trained.steps.size(), 4U) << "6, 12, 18 and the last";
+  EXPECT_EQ(trained.steps[0].step, 6);
+  EXPECT_EQ(trained.steps[3].step, 20);
+  EXPECT_EQ(trained.samples.size(), 6U) << "two after 8, 16 and 20";
+  EXPECT_FALSE(std::filesystem::exists(run_folder("few") + "/metrics.jsonl"));
+  const auto kept = list_checkpoints(run_folder("few") + "/checkpoints");
+  ASSERT_EQ(kept.size(), 2U);
+  EXPECT_EQ(kept[0].step, 18);
+}
+
+TEST_F(TrainTest, SamplesFollowTheirSettings) {
+  int count = 0;
+  const auto sample = [&](const std::string& settings) {
+    const auto samples =
+        run(text("samples-", ++count), {"training.steps=3", R"(eval.samples={"prompts": ["ab"], )" + settings + "}"}).samples;
+    return samples.size() == 1 ? samples[0] : text(samples.size(), " samples");
+  };
+  const std::string greedy = sample(R"("temperature": 0, "max_new_tokens": 30)");
+  EXPECT_EQ(greedy.size(), 30U);
+  EXPECT_EQ(sample(R"("temperature": 0, "max_new_tokens": 7)"), greedy.substr(0, 7));
+  EXPECT_EQ(sample(R"("temperature": 9, "top_k": 1, "max_new_tokens": 30)"), greedy);
+  EXPECT_EQ(sample(R"("temperature": 9, "top_k": 0, "top_p": 0.001, "max_new_tokens": 30)"), greedy);
+  EXPECT_NE(sample(R"("temperature": 9, "top_k": 0, "max_new_tokens": 30)"), greedy);
+}
+
 TEST_F(TrainTest, UsedFolderIsRefusedAndNothingInItChanges) {
   run("used");
   const std::string metrics = read_file(run_folder("used") + "/metrics.jsonl"), record = read_file(run_folder("used") + "/run.json");
