@@ -7,8 +7,8 @@
 //   .bad-*, .trash-*             set aside; being deleted
 //
 // The promise is the order of a save: the temporary folder is written and synced, renamed, the parent synced, the result opened again,
-// `latest` replaced in the same way; only then is the save reported, and only then is anything old deleted. A kill or a power cut at any
-// point leaves the reported checkpoint before it, or the new one.
+// `latest` replaced in the same way; only then is the save reported, and only then is anything old deleted. A kill at any point leaves the
+// reported checkpoint before it, or the new one. For a power cut this order of syncs and renames is what is tested, not the cut itself.
 //
 // xxh64 finds damage, not forgery. On NFS and Lustre rename is atomic and fsync is needed; for flock see folder_lock.h.
 #pragma once

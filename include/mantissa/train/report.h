@@ -51,7 +51,7 @@ struct StartReport {
   int threads = 0;
 };
 
-// What somebody outside, such as a signal, asks for.
+// What somebody outside, such as a signal, asks for; in rising urgency.
 enum class Request { none, save, save_and_stop };
 
 // All optional. Called from the thread that trains, between steps.
@@ -61,7 +61,7 @@ struct TrainEvents {
   std::function<void(const EvaluationReport&)> evaluated = {};
   std::function<void(const SampleReport&)> sampled = {};
   std::function<void(const SaveReport&)> saved = {};
-  std::function<Request()> request = {};  // asked at least once a step, and during evaluation and samples; a request is handed out once
+  std::function<Request()> request = {};  // asked at least once a step, and during evaluation and samples; save is handed out once
 };
 
 // "step   120/2000 | loss 3.2826 | norm 1.234 | lr 6.00e-04 | 1709 ms | 38347 tok/s | mfu 46.9% | mem 4.5 GiB | eta 53m33s"
