@@ -104,9 +104,13 @@ TEST_F(TrainTest, FastPathsFollowTheReferenceFor100Steps) {
   ASSERT_EQ(fast.losses.size(), 100U);
   ASSERT_EQ(reference.losses.size(), 100U);
   EXPECT_LT(reference.losses[99], 0.8 * reference.losses[0]) << "it learns, so wrong gradients would show";
-  // The order of fp32 sums makes 1e-7 at most, measured; this is ten times that. The fixture's rate of 1e-2 would not do: there training
-  // amplifies rounding, and the reference with two micro batches is several percent away from itself with one.
-  for (size_t i = 0; i < 100; ++i) EXPECT_NEAR(fast.losses[i], reference.losses[i], 1e-6 * reference.losses[i]) << i;
+  // The order of fp32 sums makes 4.4e-8 of the loss with AVX-512 and with AVX2 (DNNL_MAX_CPU_ISA=AVX2); the bound is twenty times that.
+  // The fixture's rate of 1e-2 would not do: there training amplifies rounding, and the reference with two micro batches is several
+  // percent away from itself with one.
+  double worst = 0.0;
+  for (size_t i = 0; i < 100; ++i) worst = std::max(worst, std::abs(fast.losses[i] / reference.losses[i] - 1.0));
+  RecordProperty("relative_difference", text(worst));
+  EXPECT_LT(worst, 1e-6);
 }
 
 TEST_F(TrainTest, OnlyTheSeedChangesWeightsAndOrder) {
