@@ -13,7 +13,7 @@ namespace {
 using nlohmann::json;
 
 constexpr int64_t kSourceStride = int64_t{1} << 40;  // orders of one source, above any byte offset in it
-constexpr std::uintmax_t kLargestConfig = 16 * 1024 * 1024;
+constexpr std::uintmax_t kLargestConfig = std::uintmax_t{16} << 20;
 
 std::string dotted_pointer(const std::string& pointer) {
   std::string key;

@@ -187,7 +187,7 @@ Manifest parse_manifest(std::string_view content, const std::string& source) {
   const std::string_view body = content.substr(0, content.size() - kHashLine);
   require(parse_hex64(manifest_hash(content)) == xxh64(body), ExitCode::data, source, ": is damaged: its hash is ", hex64(xxh64(body)),
           ", its last line says otherwise");
-  const Manifest manifest = parse_fields(parse_strict_json(body, source), source);
+  Manifest manifest = parse_fields(parse_strict_json(body, source), source);
   check_manifest(manifest, source, ExitCode::data);
   return manifest;
 }

@@ -34,7 +34,7 @@ int64_t kept_bytes(const ModelConfig& model, Recompute recompute, int64_t elemen
   const BlockWidths width = block_widths(model);
   const int64_t ends = 4 * width.hidden + width.qkv + width.heads + width.up;  // of all segments
   if (recompute == Recompute::full) return width.hidden * element;
-  if (recompute == Recompute::selective) return ends * element + (model.norm == Norm::layer ? 4 : 2) * 4;
+  if (recompute == Recompute::selective) return ends * element + int64_t{4} * (model.norm == Norm::layer ? 4 : 2);
   return (ends + (model.qk_norm ? width.qkv : 0) + width.inner) * element + width.statistics * 4;
 }
 

@@ -78,7 +78,7 @@ void adamw_parallel(const Update& u, int64_t elements, Value... value) {
   simd::Doubles sums[4] = {};
   int64_t j = 0;
   for (; j + 16 <= n; j += 16) {
-    for (int slot = 0; slot < 4; ++slot) {
+    for (int64_t slot = 0; slot < 4; ++slot) {
       const simd::Doubles value = simd::load_doubles(x + j + 4 * slot);
       sums[slot] += value * value;
     }
