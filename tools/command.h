@@ -59,6 +59,7 @@ Command bench_command();
 Command conformance_command();
 Command doctor_command();
 Command explain_command();
+Command report_command();
 Command config_command();
 
 }  // namespace mantissa::tools

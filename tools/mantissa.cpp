@@ -15,8 +15,8 @@ namespace mantissa::tools {
 namespace {
 
 std::vector<Command> all_commands() {
-  return {train_command(),   eval_command(),  generate_command(),    tokenize_command(), inspect_command(), verify_command(),
-          explain_command(), bench_command(), conformance_command(), doctor_command(),   config_command()};
+  return {train_command(),   eval_command(),   generate_command(), tokenize_command(),    inspect_command(), verify_command(),
+          explain_command(), report_command(), bench_command(),    conformance_command(), doctor_command(),  config_command()};
 }
 
 template <class T>

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 
@@ -32,6 +33,16 @@ struct EvaluationReport {
 struct SampleReport {
   int64_t step = 0;
   std::string prompt, text;
+};
+
+// How far codes are from what they stand for. `role` is "weight", "input" or "output_grad".
+struct PrecisionReport {
+  int64_t step = 0;
+  std::string module, role;
+  std::optional<double> sqnr_db;        // 10 log10(sum x^2 / sum (x - code)^2); none: without error, or NaN or Inf among x
+  double clipped = 0.0, flushed = 0.0;  // shares of all elements: beyond the largest code; not zero and coded as zero
+  std::optional<double> amax;           // none: NaN or Inf among x
+  std::map<int, int64_t> scales;        // how many blocks have each scale code
 };
 
 struct SaveReport {

@@ -1,0 +1,200 @@
+#include "mantissa/train/report_page.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "mantissa/base/json.h"
+#include "train/report_charts.h"
+#include "train/svg.h"
+
+namespace mantissa {
+namespace {
+
+using nlohmann::json;
+using Runs = std::vector<RunMetrics>;
+
+constexpr const char* kStyle = R"(
+:root { color-scheme: light dark; --ink: #222; --soft: #777; --grid: #ddd; --paper: #fff;
+  --run0: #0068b0; --run1: #c8500a; --run2: #00815c; --run3: #a8488f; --run4: #8a6d00; --run5: #2f8fc0; --run6: #6a4a9c; --run7: #555; }
+@media (prefers-color-scheme: dark) { :root { --ink: #ddd; --soft: #999; --grid: #3a3a3a; --paper: #161616;
+  --run0: #5cb3f0; --run1: #f58a4b; --run2: #3fc79a; --run3: #e08fc8; --run4: #dcbb3c; --run5: #9bd8f5; --run6: #b79cf0; --run7: #aaa; } }
+body { font: 15px/1.5 sans-serif; color: var(--ink); background: var(--paper); max-width: 1340px; margin: 2em auto; padding: 0 1em; }
+h1, h2, h3 { font-weight: 600; line-height: 1.2; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(520px, 100%), 1fr)); gap: 1em 2em; }
+figure { margin: 0; } figcaption { font-weight: 600; }
+svg { width: 100%; height: auto; display: block; } svg text { font-size: 11px; fill: var(--soft); }
+table { border-collapse: collapse; } th, td { text-align: left; padding: 0.15em 1em 0.15em 0; border-bottom: 1px solid var(--grid); }
+pre { overflow-x: auto; white-space: pre-wrap; overflow-wrap: anywhere; border-left: 3px solid var(--grid); padding-left: 1em; }
+.scroll { overflow-x: auto; } .soft { color: var(--soft); } summary { cursor: pointer; }
+.grid { stroke: var(--grid); stroke-width: 1; }
+.line { fill: none; stroke-width: 1.5; stroke-linejoin: round; stroke-linecap: round; } .dashed { stroke-dasharray: 5 4; }
+.swatch { display: inline-block; width: 1.6em; height: 0; border-top: 4px solid; vertical-align: middle; margin-right: 0.5em; }
+)";
+
+std::string style() {
+  std::string out = kStyle;
+  for (size_t i = 0; i < kRunColours; ++i)
+    out += text(".line.run", i, " { stroke: var(--run", i, "); } .dot.run", i, " { fill: var(--run", i, "); } .swatch.run", i,
+                " { border-color: var(--run", i, "); }\n");
+  return out;
+}
+
+std::string swatch(size_t run) { return text("<span class=\"swatch run", run % kRunColours, "\"></span>"); }
+
+// ---- summary
+
+std::string last_text(const Series& series) { return series.empty() ? "-" : number_text(series.back().value); }
+
+std::string best_text(const Series& series) {
+  double best = HUGE_VAL;
+  for (const MetricPoint& point : series) best = std::fmin(best, point.value);
+  return std::isfinite(best) ? number_text(best) : "-";
+}
+
+std::string summary_row(const RunMetrics& run, size_t index) {
+  const int64_t step = run.loss.empty() ? run.start.step : run.loss.back().step;
+  std::string row = text("<tr><td>", swatch(index), escaped(run.name), "</td>");
+  for (const std::string& cell :
+       {text(step, " of ", run.start.steps), text(run.tokens), text(run.start.parameters), last_text(run.loss), last_text(run.valid_loss),
+        best_text(run.valid_loss), last_text(run.tokens_per_second), text(run.start.device, ", ", run.start.threads, " threads")})
+    row += "<td>" + escaped(cell) + "</td>";
+  return row + "</tr>\n";
+}
+
+std::string summary(const Runs& runs) {
+  std::string out = "<div class=\"scroll\"><table>\n<tr>";
+  for (const char* head : {"run", "steps", "tokens", "parameters", "last training loss", "last validation loss", "best", "tok/s", "device"})
+    out += text("<th>", head, "</th>");
+  out += "</tr>\n";
+  for (size_t i = 0; i < runs.size(); ++i) out += summary_row(runs[i], i);
+  return out + "</table></div>\n";
+}
+
+// ---- charts
+
+std::string figure(const std::string& title, const std::string& drawing) {
+  return "<figure><figcaption>" + escaped(title) + "</figcaption>\n" + (drawing.empty() ? "<p class=\"soft\">no values</p>\n" : drawing) +
+         "</figure>\n";
+}
+
+std::string chart(const Runs& runs, const std::string& title, Series RunMetrics::*series) {
+  std::vector<ChartLine> lines;
+  for (size_t i = 0; i < runs.size(); ++i) lines.push_back({.label = runs[i].name, .run = i, .dots = false, .points = &(runs[i].*series)});
+  return figure(title, line_chart(title, lines));
+}
+
+std::string loss_chart(const Runs& runs) {
+  std::vector<ChartLine> lines;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    lines.push_back({.label = runs[i].name + " training", .run = i, .dots = false, .points = &runs[i].loss});
+    lines.push_back({.label = runs[i].name + " validation", .run = i, .dots = true, .points = &runs[i].valid_loss});
+  }
+  return figure("loss (dashed: validation)", line_chart("loss", lines));
+}
+
+// ---- precision
+
+// One range for all maps, so that equal colours mean equal errors.
+Decibels decibels(const Runs& runs) {
+  Decibels range{HUGE_VAL, -HUGE_VAL};
+  for (const RunMetrics& run : runs) {
+    for (const PrecisionReport& cell : run.precision) {
+      if (!cell.sqnr_db) continue;
+      range = {std::min(range.low, *cell.sqnr_db), std::max(range.high, *cell.sqnr_db)};
+    }
+  }
+  return range.low > range.high ? Decibels{0, 0} : range;
+}
+
+std::string precision(const Runs& runs) {
+  if (std::all_of(runs.begin(), runs.end(), [](const RunMetrics& run) { return run.precision.empty(); }))
+    return "<p class=\"soft\">No run has precision statistics; precision.report_interval turns them on.</p>\n";
+  const Decibels range = decibels(runs);
+  std::string out = "<p>Signal to quantisation noise per module and step; a red cell holds NaN or Inf.</p>\n" + heat_scale(range);
+  for (const RunMetrics& run : runs) {
+    std::map<std::string, std::vector<PrecisionReport>> by_role;
+    for (const PrecisionReport& cell : run.precision) by_role[cell.role].push_back(cell);
+    for (const auto& [role, cells] : by_role) out += figure(run.name + ": " + role, heat_map(run.name + ": " + role, cells, range));
+  }
+  return out;
+}
+
+// ---- samples and configuration
+
+std::string samples(const RunMetrics& run) {
+  constexpr size_t kMost = 12;
+  std::string out = "<h3>" + escaped(run.name) + "</h3>\n";
+  const size_t shown = std::min(kMost, run.samples.size());
+  if (shown < run.samples.size()) out += text("<p class=\"soft\">the newest ", shown, " of ", run.samples.size(), "</p>\n");
+  for (size_t i = 0; i < shown; ++i) {
+    const SampleReport& sample = run.samples[run.samples.size() - 1 - i];
+    out += text("<details", i == 0 ? " open=\"open\"" : "", "><summary>step ", sample.step, "</summary><pre><b>", escaped(sample.prompt),
+                "</b>", escaped(sample.text), "</pre></details>\n");
+  }
+  return shown > 0 ? out : std::string();
+}
+
+std::string all_samples(const Runs& runs) {
+  std::string out;
+  for (const RunMetrics& run : runs) out += samples(run);
+  return out.empty() ? out : "<h2>Samples</h2>\n" + out;
+}
+
+// By dotted key.
+std::map<std::string, std::string> settings(const RunMetrics& run) {
+  std::map<std::string, std::string> out;
+  if (run.config.empty()) return out;
+  const json flat = parse_strict_json(run.config, run.name + "/config.json").flatten();
+  for (const auto& [pointer, value] : flat.items()) {
+    std::string key = pointer.empty() ? pointer : pointer.substr(1);
+    std::replace(key.begin(), key.end(), '/', '.');
+    out[key] = value.dump();
+  }
+  return out;
+}
+
+std::string differences(const Runs& runs) {
+  std::vector<std::map<std::string, std::string>> all;
+  std::map<std::string, std::string> keys;
+  for (const RunMetrics& run : runs) keys.merge(std::map(all.emplace_back(settings(run))));
+  std::string rows;
+  for (const auto& [key, first] : keys) {
+    std::string row = "<tr><td>" + escaped(key) + "</td>";
+    bool differs = false;
+    for (const auto& values : all) {
+      const auto found = values.find(key);
+      differs = differs || found == values.end() || found->second != first;
+      row += "<td>" + (found == values.end() ? "-" : escaped(found->second)) + "</td>";
+    }
+    if (differs) rows += row + "</tr>\n";
+  }
+  if (rows.empty()) return {};
+  std::string head = "<h3>What differs</h3>\n<div class=\"scroll\"><table>\n<tr><th>setting</th>";
+  for (const RunMetrics& run : runs) head += "<th>" + escaped(run.name) + "</th>";
+  return head + "</tr>\n" + rows + "</table></div>\n";
+}
+
+std::string configurations(const Runs& runs) {
+  std::string out = "<h2>Configuration</h2>\n" + differences(runs);
+  for (const RunMetrics& run : runs)
+    out += "<details><summary>" + escaped(run.name) + "</summary><pre>" +
+           (run.config.empty() ? "the run folder has no config.json" : escaped(run.config)) + "</pre></details>\n";
+  return out;
+}
+
+}  // namespace
+
+std::string report_page(const Runs& runs) {
+  std::string title = "mantissa report:";
+  for (const RunMetrics& run : runs) title += " " + run.name;
+  return "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/><title>" + escaped(title) +
+         "</title>\n<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n<style>" + style() +
+         "</style></head>\n<body>\n<h1>" + escaped(title) + "</h1>\n" + summary(runs) + "<div class=\"charts\">\n" + loss_chart(runs) +
+         chart(runs, "learning rate", &RunMetrics::lr) + chart(runs, "gradient norm", &RunMetrics::gradient_norm) +
+         chart(runs, "throughput, tokens per second", &RunMetrics::tokens_per_second) + "</div>\n<h2>Precision</h2>\n" + precision(runs) +
+         all_samples(runs) + configurations(runs) + "</body></html>\n";
+}
+
+}  // namespace mantissa

@@ -1,0 +1,197 @@
+// `mantissa report` and the page it writes, from runs whose metrics are written here line by line.
+#include "mantissa/train/report_page.h"
+
+#include <gmock/gmock.h>
+
+#include <nlohmann/json.hpp>
+
+#include "process.h"
+#include "train/report_charts.h"
+#include "train/svg.h"
+
+namespace mantissa {
+namespace {
+
+using test::error_of;
+using test::ProcessResult;
+using test::read_file;
+using test::run_mantissa;
+using test::write_file;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+const std::string kStart = R"({"type":"start","step":0,"steps":4,"resumed":"","parameters":7,"device":"cpu","threads":2,"time":1.5})"
+                           "\n";
+
+std::string step_line(int64_t step, const std::string& loss) {
+  return text(R"({"type":"step","step":)", step, R"(,"loss":)", loss, R"(,"lr":0.001,"grad_norm":)", 1.0 / static_cast<double>(step),
+              R"(,"tokens":)", 64 * step, R"(,"dt_ms":5,"tok_s":1234.5,"time":2})", "\n");
+}
+
+std::string precision_line(int64_t step, const std::string& module, const std::string& sqnr, const std::string& amax = "3.5") {
+  return text(R"({"type":"precision","step":)", step, R"(,"module":")", module, R"(","role":"input","sqnr_db":)", sqnr,
+              R"(,"clipped":0.25,"flushed":0.125,"amax":)", amax, R"(,"scales":{"126":3,"127":1}})", "\n");
+}
+
+class ReportPage : public ::testing::Test {
+ protected:
+  RunMetrics run(const std::string& name, const std::string& metrics, const std::string& config = "") {
+    std::filesystem::create_directories(folder_ / name);
+    write_file(folder_ / (name + "/metrics.jsonl"), metrics);
+    if (!config.empty()) write_file(folder_ / (name + "/config.json"), config);
+    return read_run_metrics(folder_ / name);
+  }
+
+  // The number of drawings. The whole page must be well-formed XML, so that each drawing is.
+  int drawings(const std::string& page) {
+    write_file(folder_ / "page.html", page);
+    const char* program = "import sys, xml.dom.minidom as m; print(len(m.parse(sys.argv[1]).getElementsByTagName('svg')))";
+    const ProcessResult parsed = test::run_process({"python3", "-c", program, "page.html"}, folder_.path());
+    EXPECT_EQ(parsed.exit_code, 0) << parsed.errors;
+    return parsed.exit_code == 0 ? std::stoi(parsed.output) : -1;
+  }
+
+  test::TemporaryFolder folder_;
+};
+
+TEST_F(ReportPage, ARunWithoutPrecisionStatisticsHasFourChartsAndSaysHowToGetMore) {
+  const RunMetrics a = run("a", kStart + step_line(1, "3.5") + step_line(2, "2.5") +
+                                    R"({"type":"eval","step":2,"loss":2.75})"
+                                    "\n");
+  const std::string page = report_page({a});
+  EXPECT_EQ(drawings(page), 4);
+  EXPECT_THAT(page, HasSubstr("precision.report_interval turns them on"));
+  EXPECT_THAT(page, HasSubstr("<title>a validation, step 2: 2.75</title>"));
+  EXPECT_THAT(page, HasSubstr("<td>2 of 4</td><td>128</td><td>7</td><td>2.5</td><td>2.75</td><td>2.75</td><td>1234.5</td>"));
+}
+
+TEST_F(ReportPage, NeedsNothingFromOutsideAndFollowsTheColourScheme) {
+  const std::string page = report_page({run("a", kStart + step_line(1, "3.5"))});
+  EXPECT_THAT(page, HasSubstr("prefers-color-scheme: dark"));
+  for (const char* outside : {"http", "<script", "<link", "<img", "url(", "@import", "@font-face"})
+    EXPECT_THAT(page, Not(HasSubstr(outside)));
+}
+
+TEST_F(ReportPage, RunsAreOverlaidEachInItsColourAndOnlySettingsThatDifferAreCompared) {
+  const RunMetrics a = run("a", kStart + step_line(1, "3.5") + step_line(2, "3"), R"({"optimizer": {"lr": 0.001, "beta1": 0.9}})"),
+                   b = run("b", kStart + step_line(1, "3.25") + step_line(2, "2"), R"({"optimizer": {"lr": 0.002, "beta1": 0.9}})");
+  const std::string page = report_page({a, b});
+  EXPECT_EQ(drawings(page), 4);
+  EXPECT_THAT(page, HasSubstr("<span class=\"swatch run1\"></span>b</td>"));
+  EXPECT_THAT(page, HasSubstr("<title>b training</title>"));
+  EXPECT_THAT(page, HasSubstr("<path class=\"line run1\" d=\"M64 "));
+  EXPECT_THAT(page, HasSubstr("<tr><td>optimizer.lr</td><td>0.001</td><td>0.002</td></tr>"));
+  EXPECT_THAT(page, Not(HasSubstr("<td>optimizer.beta1</td>")));
+}
+
+TEST_F(ReportPage, NamesPromptsAndSettingsAreEscaped) {
+  const std::string name = "<b>&\"'\x01\xff";
+  const std::string sample = R"({"type":"sample","step":1,"prompt":"<i>","text":"a & b\u0000\u001b[31m</pre>"})"
+                             "\n";
+  const RunMetrics a = run(name, kStart + step_line(1, "3.5") + precision_line(1, "<m>", "30") + sample, R"({"x": "</pre><script>"})");
+  const std::string page = report_page({a});
+  EXPECT_EQ(drawings(page), 6);
+  EXPECT_THAT(page, HasSubstr("&lt;b&gt;&amp;&quot;&#39;\xEF\xBF\xBD\xEF\xBF\xBD training</title>"));
+  EXPECT_THAT(page, HasSubstr("<pre><b>&lt;i&gt;</b>a &amp; b\xEF\xBF\xBD\xEF\xBF\xBD[31m&lt;/pre&gt;</pre>"));
+  EXPECT_THAT(page, HasSubstr("&lt;m&gt; input, step 1: 30 dB"));
+  EXPECT_THAT(page, Not(HasSubstr("<script")));
+}
+
+TEST_F(ReportPage, HeatMapHasACellPerModuleAndStepWithItsFiguresAsTooltip) {
+  const RunMetrics a =
+      run("a", kStart + step_line(1, "3.5") + precision_line(1, "layers.0.mlp.up", "20") + precision_line(1, "output", "30") +
+                   precision_line(2, "layers.0.mlp.up", "null") + precision_line(2, "output", "null", "null"));
+  EXPECT_THAT(a.precision[0].scales, ElementsAre(std::pair(126, 3), std::pair(127, 1)));
+  const std::string map = heat_map("a: input", a.precision, {20, 30});
+  EXPECT_THAT(map, HasSubstr("layers.0.mlp.up input, step 1: 20 dB, clipped 25%, flushed 12.5%, amax 3.5</title>"));
+  EXPECT_THAT(map, HasSubstr(R"svg(x="180" y="0" width="360" height="15" fill="rgb(68,1,84)")svg"));      // the least
+  EXPECT_THAT(map, HasSubstr(R"svg(x="180" y="16" width="360" height="15" fill="rgb(253,231,37)")svg"));  // the most
+  EXPECT_THAT(map, HasSubstr(R"svg(x="540" y="0" width="360" height="15" fill="rgb(253,231,37)")svg"));   // exact
+  EXPECT_THAT(map, HasSubstr("layers.0.mlp.up input, step 2: exact"));
+  EXPECT_THAT(map, HasSubstr("output input, step 2: NaN or Inf"));
+  EXPECT_EQ(drawings(report_page({a})), 6);
+}
+
+TEST_F(ReportPage, ValuesThatAreNotFiniteAreGaps) {
+  const Series series = {{1, 1.0}, {2, 2.0}, {3, std::nan("")}, {4, 2.0}, {5, 1.0}};
+  const std::string chart = line_chart("loss", {{.label = "a", .run = 0, .dots = false, .points = &series}});
+  EXPECT_THAT(chart, HasSubstr(R"(d="M64 226h0L205 10M487 10h0L628 226")"));
+  const Series nothing = {{1, std::nan("")}};
+  EXPECT_EQ(line_chart("loss", {{.label = "a", .run = 0, .dots = false, .points = &nothing}}), "");
+}
+
+TEST_F(ReportPage, ALongSeriesKeepsItsSpike) {
+  Series series;
+  for (int64_t i = 0; i < 100000; ++i) series.push_back({i, i == 77777 ? 50.0 : 1.0});
+  const std::string chart = line_chart("loss", {{.label = "a", .run = 0, .dots = false, .points = &series}});
+  EXPECT_LT(chart.size(), 40000U);
+  EXPECT_THAT(chart, HasSubstr(" 10L")) << "the top of the chart is reached";
+}
+
+TEST(Axes, TicksAreOneTwoOrFiveTimesAPowerOfTenAndHoldTheRange) {
+  EXPECT_THAT(axis_over(0.0, 10.0, 5).ticks, ElementsAre(0, 2, 4, 6, 8, 10));
+  EXPECT_THAT(axis_over(-3.0, 41.0, 5).ticks, ElementsAre(-10, 0, 10, 20, 30, 40, 50));
+  const Axis axis = axis_over(1.21e-4, 5.9e-4, 5);
+  EXPECT_DOUBLE_EQ(axis.low, 1e-4);
+  EXPECT_DOUBLE_EQ(axis.high, 6e-4);
+  EXPECT_EQ(axis.ticks.size(), 6U);
+  for (const double same : {0.0, 3.0, -2e5}) {
+    const Axis flat = axis_over(same, same, 5);
+    EXPECT_LT(flat.low, same);
+    EXPECT_GT(flat.high, same);
+  }
+  EXPECT_EQ(number_text(6e-4), "0.0006");
+}
+
+TEST_F(ReportPage, StepsDoneAgainAfterAResumeCountOnce) {
+  const std::string again = R"({"type":"start","step":1,"steps":4,"resumed":"c","parameters":7,"device":"cpu","threads":2,"time":1.5})"
+                            "\n";
+  const RunMetrics a =
+      run("a", kStart + step_line(1, "3.5") + step_line(2, "9") + precision_line(2, "output", "30") + again + step_line(2, "2.5"));
+  ASSERT_EQ(a.loss.size(), 2U);
+  EXPECT_EQ(a.loss[1].value, 2.5);
+  EXPECT_TRUE(a.precision.empty());
+}
+
+TEST_F(ReportPage, ATornLastLineOfARunningOrKilledRunIsPassedOver) {
+  EXPECT_EQ(run("a", kStart + step_line(1, "3.5") + R"({"type":"st)").loss.size(), 1U);
+}
+
+TEST_F(ReportPage, ADamagedLineIsNamedWithItsFileAndNumber) {
+  const auto problem = [&](const std::string& line) {
+    const Error error = error_of([&] { run("a", kStart + line + "\n"); });
+    EXPECT_EQ(error.code(), ExitCode::data);
+    return std::string(error.what());
+  };
+  const std::string where = folder_ / "a/metrics.jsonl" + ":2: ";
+  EXPECT_THAT(problem("{\"type\":\"step\""), ::testing::StartsWith(where));
+  EXPECT_EQ(problem("[1]"), where + "not an object");
+  EXPECT_EQ(problem(R"({"type":"step","step":1.5})"), where + "\"step\" must be an integer");
+  EXPECT_EQ(problem(R"({"type":"step","step":1,"loss":"low"})"), where + "\"loss\" must be a number");
+  EXPECT_EQ(
+      problem(
+          R"({"type":"precision","step":1,"module":"m","role":"input","sqnr_db":1,"clipped":0,"flushed":0,"amax":1,"scales":{"-1":1}})"),
+      where + "\"scales\" must hold counts by scale code");
+}
+
+TEST_F(ReportPage, TheCommandWritesTheFileAndRefusesWhatIsNoRun) {
+  run("a", kStart + step_line(1, "3.5"));
+  run("x/a", kStart + step_line(1, "3.5"));
+  const ProcessResult written = run_mantissa({"report", "a/", "x/a", "--output", "out.html"}, folder_.path());
+  EXPECT_EQ(written.exit_code, 0) << written.errors;
+  EXPECT_EQ(written.output, "out.html: 2 runs\n");
+  EXPECT_THAT(read_file(folder_ / "out.html"), HasSubstr("mantissa report: a (a/) a (x/a)"));
+  const ProcessResult missing = run_mantissa({"report", "nowhere"}, folder_.path());
+  EXPECT_EQ(missing.exit_code, 2);
+  EXPECT_THAT(missing.errors, HasSubstr("nowhere: no run folder of that name"));
+  EXPECT_EQ(run_mantissa({"report", "x"}, folder_.path()).exit_code, 2);
+  write_file(folder_ / "a/metrics.jsonl", "{}\n");
+  const ProcessResult damaged = run_mantissa({"report", "a", "--output", "never.html"}, folder_.path());
+  EXPECT_EQ(damaged.exit_code, 4);
+  EXPECT_THAT(damaged.errors, HasSubstr("metrics.jsonl:1: \"type\" must be a string"));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "never.html"));
+}
+
+}  // namespace
+}  // namespace mantissa
