@@ -67,4 +67,15 @@ inline void swizzle_scales(ContractCheck& c) {
   c.refuses(SwizzleScales{.x = c.codes({64, 32}, {Format::e4m3, 32, 32}), .out = c.u8({512})}, "swizzle_scales", {"tiles"});
 }
 
+inline void quantization_error(ContractCheck& c) {
+  const QuantizedTensor q = c.codes({64, 32}, {Format::e4m3});
+  const Tensor out = c.f64({QuantizationError::size});
+  c.accepts(QuantizationError{.x = c.f32({64, 32}), .q = q, .out = out});
+  c.accepts(QuantizationError{.x = c.bf16s({33, 32}), .q = q, .out = out});
+  c.refuses(QuantizationError{.x = c.f32({32, 32}), .q = q, .out = out}, "quantization_error", {"[32, 32]", "[64, 32]"});
+  c.refuses(QuantizationError{.x = c.f64({64, 32}), .q = q, .out = out}, "quantization_error", {"x is fp64"});
+  c.refuses(QuantizationError{.x = c.f32({64, 32}), .q = q, .out = c.f64({5})}, "quantization_error", {"out", "[5]", "[261]"});
+  c.refuses(QuantizationError{.x = c.f32({64, 32}), .q = {}, .out = out}, "quantization_error", {"q has no format"});
+}
+
 }  // namespace mantissa::test

@@ -352,6 +352,7 @@ const std::map<std::string, void (*)(ContractCheck&)>& table() {
       {"FakeQuantize", fake_quantize},
       {"RequantizeColumns", requantize_columns},
       {"SwizzleScales", swizzle_scales},
+      {"QuantizationError", quantization_error},
       {"SumRows", sum_rows},
       {"EmbeddingForward", embedding},
       {"EmbeddingBackward", embedding_backward},

@@ -102,6 +102,11 @@ inline void dequantize_cases(Cases& add) {
       const Tensor extreme = o.updated("extreme", o.given(Dtype::i32, {1}, {0}), kExact);
       o.device().run(Dequantize{.x = x, .out = o.output("out", {c.rows, c.cols}, kExact), .extreme = extreme});
     });
+    add("QuantizationError", c.name(), [=](Operands& o) {
+      const Tensor x = wide_input(o, c.rows - std::min<int64_t>(c.how.block_rows - 1, 5), c.cols, c.spread);
+      const QuantizedTensor q = quantized_input(o, c.rows, c.cols, c.how, c.spread);
+      o.device().run(QuantizationError{.x = x, .q = q, .out = o.output_of(Dtype::f64, "out", {QuantizationError::size}, kExact)});
+    });
     add("FakeQuantize", c.name(), [=](Operands& o) {
       if (c.how.rule == ScaleRule::flashinfer && o.dtype() != Dtype::bf16) return;
       const Tensor x = wide_input(o, c.rows, c.cols, std::min(c.spread, 100));

@@ -9,12 +9,22 @@ namespace mantissa {
 namespace {
 
 thread_local Tape* current_tape = nullptr;
+thread_local int running_backwards = 0;
+
+class RunningBackward {
+ public:
+  RunningBackward() { ++running_backwards; }
+  ~RunningBackward() { --running_backwards; }
+  RunningBackward(const RunningBackward&) = delete;
+  RunningBackward& operator=(const RunningBackward&) = delete;
+};
 
 }  // namespace
 
 Tape::Scope::Scope(Tape* tape) : previous_(std::exchange(current_tape, tape)) {}
 Tape::Scope::~Scope() { current_tape = previous_; }
 Tape* Tape::current() { return current_tape; }
+bool Tape::in_backward() { return running_backwards > 0; }
 
 Var Tape::input(Tensor value) {
   Var var(std::move(value));
@@ -51,6 +61,7 @@ void Tape::add_gradient(int64_t slot, const Tensor& gradient) {
 void Tape::backward(const Var& output, Tensor dy) {
   require(output.slot_ >= 0, "backward: the output does not depend on anything that wants a gradient");
   const Scope paused(nullptr);
+  const RunningBackward running;
   const bool from_one = !dy.defined();
   if (!from_one) gradients_[static_cast<size_t>(output.slot_)] = std::move(dy);
   for (auto node = nodes_.rbegin(); node != nodes_.rend(); ++node) {

@@ -16,6 +16,7 @@ void check(const Dequantize& k);
 void check(const FakeQuantize& k);
 void check(const RequantizeColumns& k);
 void check(const SwizzleScales& k);
+void check(const QuantizationError& k);
 void check(const SumRows& k);
 void check(const EmbeddingForward& k);
 void check(const EmbeddingBackward& k);

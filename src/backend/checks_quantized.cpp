@@ -91,4 +91,15 @@ void check(const SwizzleScales& k) {
   contract.output("out", k.out, Dtype::u8, {swizzled_bytes(outer, inner)});
 }
 
+void check(const QuantizationError& k) {
+  Contract contract("quantization_error");
+  contract.input("x", k.x).rank("x", k.x, 2);
+  fp32_or_bf16(contract, "x", k.x);
+  contract.input("q", k.q);
+  const int64_t rows = k.q.shape[0];
+  contract.that(rows >= k.x.dim(0) && rows <= rounded_up(k.x.dim(0), k.q.how.block()) && k.q.shape[1] == k.x.dim(1), "x is ", k.x.shape(),
+                ", q ", k.q.shape);
+  contract.output("out", k.out, Dtype::f64, {QuantizationError::size});
+}
+
 }  // namespace mantissa

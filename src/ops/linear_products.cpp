@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "mantissa/backend/functions.h"
+#include "mantissa/ops/quantization_observer.h"
 
 namespace mantissa {
 namespace {
@@ -62,7 +63,9 @@ OutputGradient output_gradient(const Tensor& dy, const Recipe& recipe, Dtype com
 LinearInput LinearProducts::input(const Tensor& x) const {
   const OperandChoice choice = choose_operands(recipe_, GemmRole::fprop).first;
   if (!choice.is_codes()) return {.high = x};
-  return {.high = x, .codes = padded_rowwise(x, choice.how)};
+  LinearInput out{.high = x, .codes = padded_rowwise(x, choice.how)};
+  if (!Tape::in_backward()) observe_quantization({.weight = weight_.leaf, .role = OperandRole::input, .x = x, .codes = out.codes});
+  return out;
 }
 
 LinearInput LinearProducts::kept(const LinearInput& input) const {
@@ -91,7 +94,10 @@ void LinearProducts::fprop(const LinearInput& x, const Tensor& bias, const Tenso
 Value LinearProducts::wgrad_input(const LinearInput& x) const {
   const OperandChoice choice = choose_operands(recipe_, GemmRole::wgrad).second;
   if (!choice.is_codes()) return converted(x.high, compute());
-  return choice.source == OperandSource::shifted ? columnwise(x.codes) : codes_of(x.high, choice.how);
+  if (choice.source == OperandSource::shifted) return columnwise(x.codes);
+  QuantizedTensor codes = codes_of(x.high, choice.how);
+  observe_quantization({.weight = weight_.leaf, .role = OperandRole::input, .x = x.high, .codes = codes});
+  return codes;
 }
 
 void LinearProducts::wgrad(const LinearInput& x, const Value& dy) const {
@@ -103,6 +109,9 @@ void LinearProducts::wgrad(const LinearInput& x, const Value& dy) const {
 
 void LinearProducts::backward(const LinearInput& x, const Tensor& dy, const Tensor& dx) const {
   const OutputGradient gradient = output_gradient(dy, recipe_, compute(), dx.defined(), weight_.leaf != nullptr);
+  const auto* rows = std::get_if<QuantizedTensor>(&gradient.rows);
+  const auto* codes = rows ? rows : std::get_if<QuantizedTensor>(&gradient.columns);
+  if (codes) observe_quantization({.weight = weight_.leaf, .role = OperandRole::output_grad, .x = dy, .codes = *codes});
   if (weight_.leaf) wgrad(x, gradient.columns);
   if (!dx.defined()) return;
   const bool same = dx.dtype() == compute() || dx.dtype() == stats_dtype(compute());

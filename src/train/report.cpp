@@ -47,6 +47,14 @@ std::vector<std::string> wrapped(const std::string& text) {
   return lines;
 }
 
+std::string precision_part(const PrecisionSummary& precision) {
+  std::string part;
+  if (precision.sqnr_db)
+    part = formatted(" | q-sqnr %.1f dB (worst ", *precision.sqnr_db) + precision.worst + formatted(" %.1f)", precision.worst_db);
+  if (precision.fp32_products > 0) part += formatted(" | fp32 products %lld", static_cast<long long>(precision.fp32_products));
+  return part;
+}
+
 }  // namespace
 
 std::string duration_text(double seconds) {
@@ -70,6 +78,7 @@ std::string step_line(const StepReport& report) {
                                report.lr, report.milliseconds, report.tokens_per_second);
   line += report.mfu ? formatted("%.1f%%", 100.0 * *report.mfu) : "n/a";
   line += " | mem " + bytes_text(report.memory_bytes) + " | eta " + duration_text(report.remaining_seconds);
+  if (report.precision) line += precision_part(*report.precision);
   return report.skipped ? line + " | skipped" : line;
 }
 

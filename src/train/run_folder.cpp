@@ -30,6 +30,8 @@ bool holds_metrics(const fs::path& file) {
   return !missing && size > 0;
 }
 
+ordered_json or_null(const std::optional<double>& value) { return value ? ordered_json(*value) : ordered_json(); }
+
 }  // namespace
 
 void require_unused_folder(const RunConfig& config) {
@@ -98,6 +100,10 @@ void Metrics::write(const StepReport& report) {
                          {"skipped", report.skipped},
                          {"time", now}};
     if (report.mfu) line["mfu"] = *report.mfu;
+    if (report.precision) {
+      line["q_sqnr_db"] = or_null(report.precision->sqnr_db);
+      line["fp32_products"] = report.precision->fp32_products;
+    }
     lines_->write(line);
   }
   if (!events_) return;
@@ -131,6 +137,31 @@ void Metrics::write(const EvaluationReport& report) {
 void Metrics::write(const SampleReport& report) {
   if (!lines_) return;
   lines_->write({{"type", "sample"}, {"step", report.step}, {"prompt", report.prompt}, {"text", report.text}, {"time", unix_time()}});
+}
+
+void Metrics::write(const PrecisionReport& report) {
+  const double now = unix_time();
+  if (lines_) {
+    ordered_json scales = ordered_json::object();
+    for (const auto& [code, blocks] : report.scales) scales[std::to_string(code)] = blocks;
+    lines_->write({{"type", "precision"},
+                   {"step", report.step},
+                   {"module", report.module},
+                   {"role", report.role},
+                   {"sqnr_db", or_null(report.sqnr_db)},
+                   {"clipped", report.clipped},
+                   {"flushed", report.flushed},
+                   {"amax", or_null(report.amax)},
+                   {"scales", scales},
+                   {"time", now}});
+  }
+  if (!events_) return;
+  const std::string tag = "precision/" + report.module + "/" + report.role + "/";
+  const std::string amax = tag + "amax", sqnr = tag + "sqnr_db", clipped = tag + "clipped", flushed = tag + "flushed";
+  std::vector<TaggedValue> values = {{clipped, static_cast<float>(report.clipped)}, {flushed, static_cast<float>(report.flushed)}};
+  if (report.amax) values.push_back({amax, static_cast<float>(*report.amax)});
+  if (report.sqnr_db) values.push_back({sqnr, static_cast<float>(*report.sqnr_db)});
+  events_->write(report.step, now, values);
 }
 
 void Metrics::write(const SaveReport& report) {

@@ -9,6 +9,7 @@
 #include "mantissa/base/parallel.h"
 #include "mantissa/train/generate.h"
 #include "mantissa/train/precision_setup.h"
+#include "mantissa/train/precision_statistics.h"
 #include "mantissa/train/run_folder.h"
 #include "mantissa/train/schedule.h"
 #include "mantissa/train/training_step.h"
@@ -164,10 +165,10 @@ void count_nonfinite(Run& run, const StepResult& result) {
               " in a row, training.nonfinite_limit ", run.config.training.nonfinite_limit, ")");
 }
 
-void report_step(Run& run, const StepResult& result, double lr, double seconds) {
+void report_step(Run& run, const StepResult& result, const std::optional<PrecisionSummary>& precision, double lr, double seconds) {
   const TrainingConfig& training = run.config.training;
   run.throughput.add(training.tokens_per_step(), seconds);
-  if (run.state.step % run.config.logging.interval != 0 && run.state.step != training.steps && result.bad.empty()) return;
+  if (run.state.step % run.config.logging.interval != 0 && run.state.step != training.steps && result.bad.empty() && !precision) return;
   const StepReport report{.step = run.state.step,
                           .steps = training.steps,
                           .loss = result.loss,
@@ -179,7 +180,8 @@ void report_step(Run& run, const StepResult& result, double lr, double seconds) 
                           .memory_bytes = peak_resident_bytes(),
                           .remaining_seconds = run.throughput.seconds_per_step() * static_cast<double>(training.steps - run.state.step),
                           .tokens = run.state.tokens,
-                          .skipped = !result.bad.empty()};
+                          .skipped = !result.bad.empty(),
+                          .precision = precision};
   run.metrics->write(report);
   tell(run.events.step, report);
 }
@@ -188,19 +190,36 @@ bool due(const Run& run, int64_t interval) {
   return run.state.step == run.config.training.steps || (interval > 0 && run.state.step % interval == 0);
 }
 
+// The step, and what it quantises where the config asks for that.
+StepResult measured_step(Run& run, const Batch& batch, double lr, std::optional<PrecisionSummary>& precision) {
+  const auto step = [&] {
+    return training_step(run.model, run.optimizer, run.accumulator, batch, run.config.training.micro_batch_size, lr);
+  };
+  const int64_t interval = run.config.precision.report_interval, number = run.state.step + 1;
+  if (interval == 0 || number % interval != 0) return step();
+  StepResult result{};
+  const int64_t before = run.device->fp32_products();
+  const std::vector<PrecisionReport> reports = measure_precision(run.model.parameters(), number, [&] { result = step(); });
+  for (const PrecisionReport& report : reports) run.metrics->write(report);
+  precision = summary_of(reports);
+  if (precision) precision->fp32_products = run.device->fp32_products() - before;
+  return result;
+}
+
 void take_step(Run& run) {
   const TrainingConfig& training = run.config.training;
   const auto start = Clock::now();
   const Batch batch = run.data.train->batch(run.state.samples, *training.global_batch_size);
   const double lr = learning_rate(run.config.schedule, run.config.optimizer.lr, training.steps, run.state.step);
-  const StepResult result = training_step(run.model, run.optimizer, run.accumulator, batch, training.micro_batch_size, lr);
+  std::optional<PrecisionSummary> precision;
+  const StepResult result = measured_step(run, batch, lr, precision);
   ++run.state.step;
   run.state.samples += *training.global_batch_size;
   run.state.tokens += training.tokens_per_step();
   run.state.owes_evaluation = run.data.valid.sets() > 0 && due(run, run.config.eval.interval);
   run.state.owes_samples = run.config.eval.samples && due(run, run.config.eval.samples->interval);
   count_nonfinite(run, result);
-  report_step(run, result, lr, seconds_since(start));
+  report_step(run, result, precision, lr, seconds_since(start));
   require(run.state.nonfinite_in_a_row < training.nonfinite_limit, ExitCode::numerical, "stopped at step ", run.state.step, ": ",
           run.state.nonfinite_in_a_row, " steps in a row were not finite, the last because of ", result.bad,
           "; lower optimizer.lr or look at the data");

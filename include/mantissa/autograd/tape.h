@@ -87,6 +87,7 @@ class Tape {
   Var input(Tensor value);                 // an activation whose gradient is wanted after backward
   Tensor take_gradient(const Var& input);  // moves it out; undefined if nothing reached it
   void backward(const Var& output, Tensor dy = {});
+  static bool in_backward();  // some backward() runs on this thread, so forward code that runs now is repeated
   size_t nodes() const { return nodes_.size(); }
 
   // See the free functions record() and rebuilt_on_demand().

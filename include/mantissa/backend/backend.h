@@ -97,6 +97,17 @@ struct SwizzleScales {
   Tensor out;
 };
 
+// How far codes q are from the values x [M, C] (fp32 or bf16) that they stand for. M is rounded up to whole blocks as in Quantize; elements
+// beyond M do not count. out [Part::size] fp64: sums of x^2 and (x - q)^2; elements beyond the largest code of their block, and such that
+// are not zero but are coded as zero; the largest |x|; from Part::scales on how many blocks have scale code 0, 1, .. 255. A NaN in x makes
+// the sums and the largest NaN.
+struct QuantizationError {
+  enum Part : int64_t { signal, noise, clipped, flushed, amax, scales, size = scales + 256 };
+  Tensor x;
+  QuantizedTensor q;
+  Tensor out;
+};
+
 struct SumRows {  // out [C] (stats) (+)= sum over rows of x [N, C]
   Tensor x, out;
   bool accumulate;
@@ -273,6 +284,7 @@ class Backend {
   virtual void run(const FakeQuantize&) = 0;
   virtual void run(const RequantizeColumns&) = 0;
   virtual void run(const SwizzleScales&) = 0;
+  virtual void run(const QuantizationError&) = 0;
   virtual void run(const SumRows&) = 0;
   virtual void run(const EmbeddingForward&) = 0;
   virtual void run(const EmbeddingBackward&) = 0;

@@ -11,6 +11,14 @@
 
 namespace mantissa {
 
+// All that a step quantised, in short.
+struct PrecisionSummary {
+  std::optional<double> sqnr_db = {};  // mean over modules and roles; none: all exact, or NaN or Inf
+  std::string worst = {};              // the module with the least, and that
+  double worst_db = 0.0;
+  int64_t fp32_products = 0;  // of this step: products that ran in fp32 because an operand held extreme scale codes
+};
+
 struct StepReport {
   int64_t step = 0, steps = 0;  // step counts from 1
   double loss = 0.0, gradient_norm = 0.0, lr = 0.0;
@@ -21,6 +29,7 @@ struct StepReport {
   double remaining_seconds = 0.0;
   int64_t tokens = 0;  // so far in the run
   bool skipped = false;
+  std::optional<PrecisionSummary> precision = {};  // on steps that measure it
 };
 
 struct EvaluationReport {
@@ -38,11 +47,11 @@ struct SampleReport {
 // How far codes are from what they stand for. `role` is "weight", "input" or "output_grad".
 struct PrecisionReport {
   int64_t step = 0;
-  std::string module, role;
-  std::optional<double> sqnr_db;        // 10 log10(sum x^2 / sum (x - code)^2); none: without error, or NaN or Inf among x
+  std::string module = {}, role = {};
+  std::optional<double> sqnr_db = {};   // 10 log10(sum x^2 / sum (x - code)^2); none: without error, or NaN or Inf among x
   double clipped = 0.0, flushed = 0.0;  // shares of all elements: beyond the largest code; not zero and coded as zero
-  std::optional<double> amax;           // none: NaN or Inf among x
-  std::map<int, int64_t> scales;        // how many blocks have each scale code
+  std::optional<double> amax = {};      // none: NaN or Inf among x
+  std::map<int, int64_t> scales = {};   // how many blocks have each scale code
 };
 
 struct SaveReport {
@@ -76,6 +85,7 @@ struct TrainEvents {
 };
 
 // "step   120/2000 | loss 3.2826 | norm 1.234 | lr 6.00e-04 | 1709 ms | 38347 tok/s | mfu 46.9% | mem 4.5 GiB | eta 53m33s"
+// With precision also " | q-sqnr 31.2 dB (worst layers.3.mlp.down 24.8)", and " | fp32 products 12" unless there are none.
 std::string step_line(const StepReport& report);
 // "eval   120 | loss 1.9012 | ppl 6.694 | 111539 targets | 2.1 s | best", then each set if there are several.
 std::string evaluation_line(const EvaluationReport& report);

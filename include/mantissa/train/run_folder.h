@@ -29,6 +29,7 @@ class Metrics {
   void write(const EvaluationReport& report);
   void write(const SampleReport& report);
   void write(const SaveReport& report);
+  void write(const PrecisionReport& report);
   int64_t dropped() const;
 
  private:

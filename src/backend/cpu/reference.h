@@ -24,6 +24,7 @@ class CpuReference : public Backend {
   void run(const FakeQuantize& k) override;
   void run(const RequantizeColumns& k) override;
   void run(const SwizzleScales& k) override;
+  void run(const QuantizationError& k) override;
   void run(const SumRows& k) override;
   void run(const EmbeddingForward& k) override;
   void run(const EmbeddingBackward& k) override;

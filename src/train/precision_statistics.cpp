@@ -1,0 +1,89 @@
+#include "mantissa/train/precision_statistics.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <utility>
+
+#include "mantissa/backend/functions.h"
+#include "mantissa/ops/quantization_observer.h"
+
+namespace mantissa {
+namespace {
+
+using Part = QuantizationError::Part;
+
+// Of one module and role, over everything added.
+class Sums {
+ public:
+  void add(const Tensor& x, const QuantizedTensor& codes) {
+    const Tensor out = empty(x.device(), Dtype::f64, {Part::size});
+    x.device().run(QuantizationError{.x = converted(x, Dtype::bf16), .q = codes, .out = out});
+    const double* parts = out.data<double>();
+    const double amax = std::isnan(parts_[Part::amax]) ? parts_[Part::amax] : std::max(parts[Part::amax], parts_[Part::amax]);
+    for (size_t i = 0; i < parts_.size(); ++i) parts_[i] += parts[i];
+    parts_[Part::amax] = amax;
+    elements_ += static_cast<double>(x.elements());
+  }
+
+  void write(PrecisionReport& report) const {
+    const double signal = parts_[Part::signal], noise = parts_[Part::noise];
+    if (noise > 0.0 && std::isfinite(noise)) report.sqnr_db = 10.0 * std::log10(signal / noise);
+    report.clipped = parts_[Part::clipped] / elements_;
+    report.flushed = parts_[Part::flushed] / elements_;
+    if (std::isfinite(parts_[Part::amax])) report.amax = parts_[Part::amax];
+    for (int code = 0; code < 256; ++code) {
+      const auto blocks = static_cast<int64_t>(parts_[static_cast<size_t>(Part::scales + code)]);
+      if (blocks > 0) report.scales[code] = blocks;
+    }
+  }
+
+ private:
+  std::array<double, Part::size> parts_{};
+  double elements_ = 0.0;
+};
+
+std::string module_of(const Parameter& parameter) { return parameter.name.substr(0, parameter.name.rfind('.')); }
+
+}  // namespace
+
+std::vector<PrecisionReport> measure_precision(const ParameterSet& parameters, int64_t step, const std::function<void()>& body) {
+  std::map<std::pair<const Leaf*, OperandRole>, Sums> sums;
+  for (const Parameter& parameter : parameters.all()) {
+    if (!parameter.codes.defined()) continue;
+    const Tensor rounding = converted(parameter.master, Dtype::bf16).view(parameter.codes.shape);
+    sums[{&parameter.leaf, OperandRole::weight}].add(rounding, parameter.codes);
+  }
+  {
+    const ObserverScope scope([&](const QuantizedOperand& operand) { sums[{operand.weight, operand.role}].add(operand.x, operand.codes); });
+    body();
+  }
+  std::vector<PrecisionReport> reports;
+  for (const Parameter& parameter : parameters.all()) {
+    for (const OperandRole role : {OperandRole::weight, OperandRole::input, OperandRole::output_grad}) {
+      const auto found = sums.find({&parameter.leaf, role});
+      if (found == sums.end()) continue;
+      found->second.write(reports.emplace_back(PrecisionReport{.step = step, .module = module_of(parameter), .role = role_name(role)}));
+    }
+  }
+  return reports;
+}
+
+std::optional<PrecisionSummary> summary_of(const std::vector<PrecisionReport>& reports) {
+  if (reports.empty()) return {};
+  PrecisionSummary summary;
+  double sum = 0.0, count = 0.0;
+  for (const PrecisionReport& report : reports) {
+    if (!report.sqnr_db) continue;
+    sum += *report.sqnr_db;
+    count += 1.0;
+    if (!summary.worst.empty() && *report.sqnr_db >= summary.worst_db) continue;
+    summary.worst = report.module;
+    summary.worst_db = *report.sqnr_db;
+  }
+  if (count > 0.0) summary.sqnr_db = sum / count;
+  return summary;
+}
+
+}  // namespace mantissa
