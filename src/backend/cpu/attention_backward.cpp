@@ -43,7 +43,7 @@ class QueryBlockBackward {
     widen_tile(keys, 1.0F, keys_, ld_);
     widen_tile(values, 1.0F, values_, ld_);
     const auto product = [&](const float* a, const float* b, float* out) {
-      return TileProduct{.a = a, .b = b, .out = out, .keys = keys.rows, .queries = rows_, .ld = ld_};
+      return BlockProduct{.a = a, .b = b, .out = out, .keys = keys.rows, .queries = rows_, .ld = ld_};
     };
     score_product(product(keys_, queries_transposed_, p_), mask);
     score_product(product(values_, douts_transposed_, ds_), mask);

@@ -7,14 +7,14 @@
 namespace mantissa {
 
 // Memory of one product of a block of `keys` keys with a block of `queries` queries; ld is the width of a row of either.
-struct TileProduct {
+struct BlockProduct {
   const float *a, *b;
   float* out;
   int64_t keys, queries, ld;
 };
 
 // out [keys, queries] = a [keys, ld] * b [ld, queries], b as transpose_tile() leaves it
-inline void score_product(const TileProduct& p, const TileMask& mask) {
+inline void score_product(const BlockProduct& p, const TileMask& mask) {
   tile_gemm({.a = p.a,
              .lda = p.ld,
              .a_transposed = false,
@@ -30,7 +30,7 @@ inline void score_product(const TileProduct& p, const TileMask& mask) {
 }
 
 // out [queries, ld] (+)= transpose of a [keys, queries] * b [keys, ld]
-inline void query_product(const TileProduct& p, const TileMask& mask, bool accumulate) {
+inline void query_product(const BlockProduct& p, const TileMask& mask, bool accumulate) {
   tile_gemm({.a = p.a,
              .lda = kTile,
              .a_transposed = true,
