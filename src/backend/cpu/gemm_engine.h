@@ -20,7 +20,7 @@ struct TileShape {
   int64_t rows, cols, depth, lda, ldb, ldc;
   Dtype in, out;  // fp32 or bf16; bias has the dtype of the inputs
   bool b_transposed, accumulate, bias;
-  auto operator<=>(const TileShape&) const = default;
+  auto operator<=>(const TileShape&) const = default;  // NOLINT(modernize-use-nullptr): version 14 takes its literal 0 for a pointer
 };
 
 class TileProduct {
