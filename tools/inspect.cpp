@@ -37,7 +37,7 @@ void show_list(const fs::path& folder) {
   for (const CheckpointStatus& status : list) {
     std::cout << status.path.filename().string() << "  ";
     if (status.problem.empty())
-      std::cout << "valid  " << status.samples << " samples, " << status.tensors << " tensors, " << size_text(status.bytes);
+      std::cout << "complete  " << status.samples << " samples, " << status.tensors << " tensors, " << size_text(status.bytes);
     else
       std::cout << "DAMAGED  " << printable(status.problem);
     std::cout << (status.latest ? "  (latest)\n" : "\n");
@@ -177,7 +177,7 @@ Command inspect_command() {
   const auto arguments = std::make_shared<Arguments>();
   return {
       .name = "inspect",
-      .summary = "list checkpoints with their validity, show one, compare two, or describe token and text files",
+      .summary = "list checkpoints (manifests and sizes; verify reads the bytes), show one, compare two, or describe token and text files",
       .example =
           "mantissa inspect runs/quickstart/checkpoints\n"
           "  mantissa inspect --diff runs/a/checkpoints/step-00000500 runs/b/checkpoints/step-00000500",

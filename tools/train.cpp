@@ -63,6 +63,7 @@ void print_summary(Console& console, const TrainSummary& summary) {
   const int64_t dropped = summary.dropped_lines + console.dropped_lines();
   if (dropped > 0) line += text(" | ", dropped, " lines of output dropped");
   line += text("\nfiles | ", summary.folder, " | checkpoint ", summary.checkpoint.empty() ? "none" : summary.checkpoint);
+  if (summary.exit == ExitCode::stopped) line += "\nThe same command with --resume continues.";
   console.line(line);
   log_info(line);
 }

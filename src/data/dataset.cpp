@@ -60,7 +60,8 @@ std::vector<std::string> expand_paths(const std::string& pattern) {
     const std::string bin = with_extension(path, ".bin");
     paths.push_back(path.ends_with(".idx") && file_exists(bin) ? bin : path);
   }
-  require(!paths.empty(), ExitCode::usage, "data path \"", pattern, "\" matches no file", listing(folder_of(pattern)));
+  require(!paths.empty(), ExitCode::usage, "data path \"", pattern, "\" matches no file", listing(folder_of(pattern)),
+          "; name yours with --set data.path=FILE");
   std::sort(paths.begin(), paths.end());
   paths.erase(std::unique(paths.begin(), paths.end()), paths.end());
   return paths;

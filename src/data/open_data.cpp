@@ -35,7 +35,7 @@ Characters characters_beside(const std::string& path) {
   if (file_exists(own)) return {own, Tokenizer::from_json(content_of(own), own)};
   const std::string meta = (std::filesystem::path(path).parent_path() / "meta.json").string();
   require(file_exists(meta), ExitCode::usage, "data.tokenizer: char needs the characters of ", path, ": neither ", own, " nor ", meta,
-          R"( ({"itos": {"0": "\n", ...}}) exists)");
+          R"( ({"itos": {"0": "\n", ...}}) exists; ids of bytes are read with data.tokenizer=byte)");
   return {meta, Tokenizer::from_nanogpt_meta(content_of(meta), meta)};
 }
 

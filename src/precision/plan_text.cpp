@@ -160,7 +160,7 @@ void warn_of_gather(const std::vector<ModulePrecision>& modules, std::vector<std
     warnings.push_back(
         text("precision.fp8_param_gather: ", high, " of ", linears, " linears have no quantised weight and are gathered as they are"));
   }
-  if (copies > 0) {
+  if (saved > 0) {
     warnings.push_back(text("precision.fp8_param_gather is off: ", copies,
                             " quantised weights are held and gathered in high precision, too; on, ", saved,
                             " bytes less beside the masters"));
