@@ -2,6 +2,7 @@
 // scalar codecs, so every bit is the reference's.
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cstring>
 
 #include "backend/checks.h"
@@ -23,7 +24,13 @@ template <class E>
 class Reader {
  public:
   explicit Reader(const QuantizedTensor& x)
-      : how_(x.how), codes_(x.codes.data<uint8_t>()), scales_(x.scales.data<uint8_t>()), cols_(x.shape[1]), all_(x) {}
+      : how_(x.how),
+        codes_(x.codes.data<uint8_t>()),
+        scales_(x.scales.data<uint8_t>()),
+        cols_(x.shape[1]),
+        row_bits_(std::countr_zero(static_cast<uint64_t>(how_.block_rows))),
+        col_bits_(std::countr_zero(static_cast<uint64_t>(how_.block_cols))),
+        all_(x) {}
 
   // bf16 bits; false if the group needs the scalar codec.
   [[gnu::always_inline]] bool decode(int64_t row, int64_t col, Words& bits) const {
@@ -49,16 +56,15 @@ class Reader {
  private:
   static constexpr int kFirst = E::bias + E::mantissa_bits;
 
-  uint8_t scale_at(int64_t row, int64_t col) const {
-    return scales_[row / how_.block_rows * (cols_ / how_.block_cols) + col / how_.block_cols];
-  }
+  uint8_t scale_at(int64_t row, int64_t col) const { return scales_[(row >> row_bits_) * (cols_ >> col_bits_) + (col >> col_bits_)]; }
   [[gnu::always_inline]] Words scales(int64_t row, int64_t col) const {
-    return how_.columnwise() ? lanes::load_bytes(scales_ + row / how_.block_rows * cols_ + col) : lanes::broadcast(scale_at(row, col));
+    return how_.columnwise() ? lanes::load_bytes(scales_ + (row >> row_bits_) * cols_ + col) : lanes::broadcast(scale_at(row, col));
   }
 
   Quantization how_;
   const uint8_t *codes_, *scales_;
   int64_t cols_;
+  int row_bits_, col_bits_;  // blocks are powers of two: a division for each group would cost as much as its decoding
   Codes<E> all_;
 };
 
@@ -140,7 +146,11 @@ template <class E>
 MANTISSA_CLONES void requantize_e4m3(const RequantizeColumns& k, int64_t begin, int64_t end) { requantize_bands<E4M3>(k, begin, end); }
 MANTISSA_CLONES void requantize_e5m2(const RequantizeColumns& k, int64_t begin, int64_t end) { requantize_bands<E5M2>(k, begin, end); }
 
-bool whole_lanes(const QuantizedTensor& x) { return x.shape[1] % kLanes == 0 && (x.how.columnwise() || x.how.block_cols % kLanes == 0); }
+bool whole_lanes(const QuantizedTensor& x) {
+  const auto power_of_two = [](int64_t block) { return std::has_single_bit(static_cast<uint64_t>(block)); };
+  if (!power_of_two(x.how.block_rows) || !power_of_two(x.how.block_cols)) return false;
+  return x.shape[1] % kLanes == 0 && (x.how.columnwise() || x.how.block_cols % kLanes == 0);
+}
 
 }  // namespace
 
