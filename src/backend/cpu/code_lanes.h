@@ -30,11 +30,12 @@ using Half = int16_t __attribute__((vector_size(16)));
 [[gnu::always_inline]] inline Words max(Words a, Words b) { return a > b ? a : b; }
 [[gnu::always_inline]] inline Words min(Words a, Words b) { return a < b ? a : b; }
 
-[[gnu::always_inline]] inline Words load(const void* bf16_values) {
+[[gnu::always_inline]] inline Words load(const void* from) {
   Words out;
-  std::memcpy(&out, bf16_values, sizeof out);
+  std::memcpy(&out, from, sizeof out);
   return out;
 }
+[[gnu::always_inline]] inline void store(int16_t* to, Words value) { std::memcpy(to, &value, sizeof value); }
 [[gnu::always_inline]] inline Words load_bytes(const uint8_t* from) {
   detail::Bytes bytes;
   std::memcpy(&bytes, from, sizeof bytes);

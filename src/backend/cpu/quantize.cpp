@@ -1,9 +1,8 @@
 // Quantising bf16 in bands of whole blocks, 16 lanes at a time. Blocks that code_lanes.h does not cover (non-finite, or with tiny scales)
 // go through the scalar codecs one by one, so every bit is the reference's.
 #include <algorithm>
-#include <array>
 #include <atomic>
-#include <cstring>
+#include <vector>
 
 #include "backend/checks.h"
 #include "backend/cpu/code_lanes.h"
@@ -19,126 +18,138 @@ namespace {
 
 using lanes::kLanes, lanes::Words;
 
-alignas(32) constexpr std::array<bf16, kLanes> kZeros{};
-
 // One output of a pass over x [rows, cols]; rows of the output beyond x are zeros.
 struct Job {
   const bf16* x;
   int64_t rows, cols;
   const QuantizedTensor& out;
 
-  const bf16* at(int64_t row, int64_t col) const { return row < rows ? x + row * cols + col : kZeros.data(); }
   uint32_t bits(int64_t row, int64_t col) const { return row < rows ? fp32_bits(x[row * cols + col]) : 0U; }
 };
 
+// Bands of rows of one output. Within a band rows are read one after another, twice: for the largest magnitudes, column by column, and to
+// encode with what they give. Walking down columns instead throws lines out of a cache of few ways where rows are a power of two apart.
 template <class E>
 class Band {
  public:
   explicit Band(const Job& job)
-      : job_(job), how_(job.out.how), codes_(job.out.codes.data<uint8_t>()), scales_(job.out.scales.data<uint8_t>()) {}
+      : job_(job),
+        how_(job.out.how),
+        codes_(job.out.codes.data<uint8_t>()),
+        scales_(job.out.scales.data<uint8_t>()),
+        scale_cols_(job.out.scales.dim(1)) {}
 
-  // Rows [row, row + rows) of 1 x b blocks. Returns whether a value was not finite.
-  [[gnu::always_inline]] bool rowwise(int64_t row, int64_t rows) const {
+  // One row of 1 x b blocks. Returns whether a value was not finite.
+  [[gnu::always_inline]] bool row(int64_t r) const {
     bool nonfinite = false;
-    for (int64_t r = row; r < row + rows; ++r) {
-      for (int64_t c = 0; c < job_.cols; c += how_.block_cols) nonfinite |= block(r, 1, c);
-    }
-    return nonfinite;
-  }
-
-  [[gnu::always_inline]] bool tiles(int64_t row) const {
-    bool nonfinite = false;
-    for (int64_t c = 0; c < job_.cols; c += how_.block_cols) nonfinite |= block(row, how_.block_rows, c);
-    return nonfinite;
-  }
-
-  // b x 1 blocks of the band that starts at `row`.
-  [[gnu::always_inline]] bool columnwise(int64_t row) const {
-    bool nonfinite = false;
-    for (int64_t c = 0; c < job_.cols; c += kLanes) {
-      const Words amax = largest(row, how_.block_rows, c, kLanes), scale = lanes::scale_of<E>(amax, how_.rule);
-      nonfinite |= lanes::any(amax >= 0x7F80);
-      if (lanes::any(lanes::irregular<E>(amax, scale))) {
-        for (int64_t i = c; i < c + kLanes; ++i) scalar({row, how_.block_rows, i, 1});
+    uint8_t* scale = scales_ + r * scale_cols_;
+    for (int64_t c = 0; c < job_.cols; c += how_.block_cols, ++scale) {
+      Words amax{}, shift;
+      for (int64_t i = c; i < c + how_.block_cols; i += kLanes) amax = lanes::max(amax, lanes::magnitude(load(r, i)));
+      if (!regular(lanes::largest(amax), *scale, shift, nonfinite)) {
+        *scale = scalar({r, 1, c, how_.block_cols});
         continue;
       }
-      encode(row, how_.block_rows, c, kLanes, amax == 0 ? Words{} : lanes::exponent_shift(scale));
-      lanes::store_bytes(scales_ + row / how_.block_rows * job_.cols + c, scale);
+      for (int64_t i = c; i < c + how_.block_cols; i += kLanes) encode(r, i, shift);
     }
+    return nonfinite;
+  }
+
+  // Tiles, or b x 1 blocks, of the band that starts at `first`. `columns` holds a word for each column.
+  [[gnu::always_inline]] bool band(int64_t first, int16_t* columns) const {
+    std::fill(columns, columns + job_.cols, int16_t{0});
+    const int64_t end = first + how_.block_rows;
+    for (int64_t r = first; r < std::min(end, job_.rows); ++r) {
+      for (int64_t c = 0; c < job_.cols; c += kLanes) {
+        lanes::store(columns + c, lanes::max(lanes::load(columns + c), lanes::magnitude(load(r, c))));
+      }
+    }
+    bool covered = true;
+    const bool nonfinite = how_.tiles() ? tile_shifts(first, columns, covered) : column_shifts(first, columns, covered);
+    for (int64_t r = first; r < end; ++r) {
+      for (int64_t c = 0; c < job_.cols; c += kLanes) encode(r, c, lanes::load(columns + c));
+    }
+    if (!covered) again(first);
     return nonfinite;
   }
 
  private:
-  // A block that shares one scale: a piece of a row, or a tile.
-  [[gnu::always_inline]] bool block(int64_t row, int64_t rows, int64_t col) const {
-    const int32_t amax = lanes::largest(largest(row, rows, col, how_.block_cols));
-    const uint8_t scale = amax < 0x7F80 ? block_scale<E>(static_cast<uint32_t>(amax) << 16, how_.rule) : kScaleNan;
-    if (amax != 0 && (scale < lanes::kFirstRegularScale<E> || scale == kScaleNan)) {
-      scalar({row, rows, col, how_.block_cols});
-      return amax >= 0x7F80;
+  [[gnu::always_inline]] Words load(int64_t r, int64_t c) const {
+    return r < job_.rows ? lanes::load(job_.x + r * job_.cols + c) : Words{};
+  }
+  [[gnu::always_inline]] void encode(int64_t r, int64_t c, Words shift) const {
+    lanes::store_codes<E>(codes_ + (r * job_.cols + c) / E::codes_per_byte, lanes::encode<E>(load(r, c), shift));
+  }
+
+  // Scale and shift of a block from its largest magnitude; false if the block is for the scalar codec.
+  [[gnu::always_inline]] bool regular(int32_t amax, uint8_t& scale, Words& shift, bool& nonfinite) const {
+    scale = amax < 0x7F80 ? block_scale<E>(static_cast<uint32_t>(amax) << 16, how_.rule) : kScaleNan;
+    shift = amax == 0 ? Words{} : lanes::exponent_shift(lanes::broadcast(scale));
+    nonfinite |= scale == kScaleNan;
+    return amax == 0 || (scale >= lanes::kFirstRegularScale<E> && scale != kScaleNan);
+  }
+
+  // From largest magnitudes to shifts, in place; scales are written on the way. `covered` becomes false if a block is not regular.
+  [[gnu::always_inline]] bool column_shifts(int64_t first, int16_t* columns, bool& covered) const {
+    Words bad{}, infinite{};
+    uint8_t* scales = scales_ + first / how_.block_rows * scale_cols_;
+    for (int64_t c = 0; c < job_.cols; c += kLanes) {
+      const Words amax = lanes::load(columns + c), scale = lanes::scale_of<E>(amax, how_.rule);
+      bad |= lanes::irregular<E>(amax, scale);
+      infinite |= amax >= 0x7F80;
+      lanes::store(columns + c, amax == 0 ? Words{} : lanes::exponent_shift(scale));
+      lanes::store_bytes(scales + c, scale);
     }
-    encode(row, rows, col, how_.block_cols, amax == 0 ? Words{} : lanes::exponent_shift(lanes::broadcast(scale)));
-    scale_at(row, col) = scale;
-    return false;
+    covered = !lanes::any(bad);
+    return lanes::any(infinite);
   }
-
-  [[gnu::always_inline]] Words largest(int64_t row, int64_t rows, int64_t col, int64_t cols) const {
-    Words amax{};
-    for (int64_t r = row; r < row + rows; ++r) {
-      const bf16* x = job_.at(r, col);
-      for (int64_t c = 0; c < cols; c += kLanes) amax = lanes::max(amax, lanes::magnitude(lanes::load(r < job_.rows ? x + c : x)));
+  [[gnu::always_inline]] bool tile_shifts(int64_t first, int16_t* columns, bool& covered) const {
+    bool nonfinite = false;
+    uint8_t* scale = scales_ + first / how_.block_rows * scale_cols_;
+    for (int64_t c = 0; c < job_.cols; c += how_.block_cols, ++scale) {
+      Words amax{}, shift;
+      for (int64_t i = c; i < c + how_.block_cols; i += kLanes) amax = lanes::max(amax, lanes::load(columns + i));
+      covered &= regular(lanes::largest(amax), *scale, shift, nonfinite);
+      for (int64_t i = c; i < c + how_.block_cols; i += kLanes) lanes::store(columns + i, shift);
     }
-    return amax;
+    return nonfinite;
   }
 
-  [[gnu::always_inline]] void encode(int64_t row, int64_t rows, int64_t col, int64_t cols, Words shift) const {
-    for (int64_t r = row; r < row + rows; ++r) {
-      const bf16* x = job_.at(r, col);
-      uint8_t* out = codes_ + (r * job_.cols + col) / E::codes_per_byte;
-      for (int64_t c = 0; c < cols; c += kLanes) {
-        lanes::store_codes<E>(out + c / E::codes_per_byte, lanes::encode<E>(lanes::load(r < job_.rows ? x + c : x), shift));
-      }
-    }
+  // A band with blocks that the lanes do not cover, block by block.
+  [[gnu::noinline]] void again(int64_t first) const {
+    uint8_t* scale = scales_ + first / how_.block_rows * scale_cols_;
+    for (int64_t c = 0; c < job_.cols; c += how_.block_cols) *scale++ = scalar({first, how_.block_rows, c, how_.block_cols});
   }
-
-  uint8_t& scale_at(int64_t row, int64_t col) const {
-    return scales_[row / how_.block_rows * (job_.cols / how_.block_cols) + col / how_.block_cols];
-  }
-
-  [[gnu::noinline]] void scalar(const Block& block) const {
+  [[gnu::noinline]] uint8_t scalar(const Block& block) const {
     const auto bits = [this](int64_t r, int64_t c) { return job_.bits(r, c); };
-    scale_at(block.row, block.col) = quantize_block<E>(block, how_.rule, Codes<E>(job_.out), bits);
+    return quantize_block<E>(block, how_.rule, Codes<E>(job_.out), bits);
   }
 
   const Job& job_;
   const Quantization& how_;
   uint8_t *codes_, *scales_;
+  int64_t scale_cols_;
 };
 
-// Blocks of bands [begin, end), a band being as many rows as the longer side of a block.
+// The band of rows at `first`, as many as the longer side of a block.
 template <class E>
-[[gnu::always_inline]] inline bool quantize_bands(const Job& job, int64_t begin, int64_t end) {
-  const Quantization& how = job.out.how;
+[[gnu::always_inline]] inline bool quantize_band(const Job& job, int64_t first, int16_t* columns) {
   const Band<E> band(job);
+  if (!job.out.how.rowwise()) return band.band(first, columns);
   bool nonfinite = false;
-  for (int64_t row = begin * how.block(); row < end * how.block(); row += how.block()) {
-    if (how.rowwise()) {
-      nonfinite |= band.rowwise(row, std::min(how.block(), job.out.shape[0] - row));
-    } else {
-      nonfinite |= how.tiles() ? band.tiles(row) : band.columnwise(row);
-    }
-  }
+  const int64_t end = std::min(first + job.out.how.block(), job.out.shape[0]);
+  for (int64_t r = first; r < end; ++r) nonfinite |= band.row(r);
   return nonfinite;
 }
-MANTISSA_CLONES bool quantize_e4m3(const Job& job, int64_t begin, int64_t end) { return quantize_bands<E4M3>(job, begin, end); }
-MANTISSA_CLONES bool quantize_e5m2(const Job& job, int64_t begin, int64_t end) { return quantize_bands<E5M2>(job, begin, end); }
-MANTISSA_CLONES bool quantize_e2m1(const Job& job, int64_t begin, int64_t end) { return quantize_bands<E2M1>(job, begin, end); }
+MANTISSA_CLONES bool quantize_e4m3(const Job& job, int64_t first, int16_t* columns) { return quantize_band<E4M3>(job, first, columns); }
+MANTISSA_CLONES bool quantize_e5m2(const Job& job, int64_t first, int16_t* columns) { return quantize_band<E5M2>(job, first, columns); }
+MANTISSA_CLONES bool quantize_e2m1(const Job& job, int64_t first, int16_t* columns) { return quantize_band<E2M1>(job, first, columns); }
 
-bool quantize_range(const Job& job, int64_t begin, int64_t end) {
+bool quantize_any(const Job& job, int64_t first, int16_t* columns) {
   switch (job.out.how.format) {
-    case Format::e4m3: return quantize_e4m3(job, begin, end);
-    case Format::e5m2: return quantize_e5m2(job, begin, end);
-    default: return quantize_e2m1(job, begin, end);
+    case Format::e4m3: return quantize_e4m3(job, first, columns);
+    case Format::e5m2: return quantize_e5m2(job, first, columns);
+    default: return quantize_e2m1(job, first, columns);
   }
 }
 
@@ -151,9 +162,11 @@ void CpuBackend::run(const Quantize& k) {
   const Job first{k.x.data<bf16>(), k.x.dim(0), cols, k.out}, second{k.x.data<bf16>(), k.x.dim(0), cols, k.second};
   std::atomic<bool> nonfinite = false;
   parallel_for((rows + band - 1) / band, std::max<int64_t>(1, rows_per_piece(cols) / band), [&](int64_t begin, int64_t end) {
+    thread_local std::vector<int16_t> columns;
+    if (columns.size() < static_cast<size_t>(cols)) columns.resize(static_cast<size_t>(cols));
     for (int64_t i = begin; i < end; ++i) {  // band by band: what the first pass read is still in cache for the second
-      if (quantize_range(first, i, i + 1)) nonfinite = true;
-      if (k.second.defined()) quantize_range(second, i, i + 1);
+      if (quantize_any(first, i * band, columns.data())) nonfinite = true;
+      if (k.second.defined()) quantize_any(second, i * band, columns.data());
     }
   });
   if (nonfinite && k.nonfinite.defined()) *k.nonfinite.data<int32_t>() = 1;
