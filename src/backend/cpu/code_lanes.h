@@ -13,19 +13,21 @@
 
 namespace mantissa::lanes {
 
-inline constexpr int64_t kLanes = 16;
+inline constexpr int64_t kLanes = 16, kPair = 2 * kLanes;
 using Words = int16_t __attribute__((vector_size(32)));
 using Unsigned = uint16_t __attribute__((vector_size(32)));
 
 namespace detail {
 using Bytes = uint8_t __attribute__((vector_size(16)));
 using Packed = uint8_t __attribute__((vector_size(8)));
+using Quads = uint64_t __attribute__((vector_size(32)));
 using Half = int16_t __attribute__((vector_size(16)));
 }  // namespace detail
 
+// Through 64-bit lanes: of sixteen equal words g++ 12 makes sixteen insertions.
 [[gnu::always_inline]] inline Words broadcast(int value) {
-  const auto v = static_cast<int16_t>(value);
-  return Words{v, v, v, v, v, v, v, v, v, v, v, v, v, v, v, v};  // a sum with 0 becomes eight insertions
+  const uint64_t four = static_cast<uint16_t>(value) * uint64_t{0x0001000100010001};
+  return reinterpret_cast<Words>(detail::Quads{four, four, four, four});
 }
 [[gnu::always_inline]] inline Words max(Words a, Words b) { return a > b ? a : b; }
 [[gnu::always_inline]] inline Words min(Words a, Words b) { return a < b ? a : b; }
@@ -62,6 +64,13 @@ template <class E>
   const auto pairs = reinterpret_cast<detail::Half>(__builtin_convertvector(codes, detail::Bytes));
   const auto packed = __builtin_convertvector((pairs | (pairs >> 4)) & 0xFF, detail::Packed);
   std::memcpy(to, &packed, sizeof packed);
+}
+
+// Codes of 32 elements.
+template <class E>
+[[gnu::always_inline]] inline void store_codes(uint8_t* to, Words low, Words high) {
+  store_codes<E>(to, low);
+  store_codes<E>(to + kLanes / E::codes_per_byte, high);
 }
 
 [[gnu::always_inline]] inline Words magnitude(Words bits) { return bits & 0x7FFF; }
@@ -122,6 +131,21 @@ template <class E>
   return code | sign;
 }
 
+// The same where no element lies strictly between zero and the smallest normal element; lanes of `small` are set where one might.
+template <class E>
+[[gnu::always_inline]] inline Words encode_normal(Words bits, Words shift, Words& small) {
+  constexpr int kDrop = 7 - E::mantissa_bits, kBias = (127 - E::bias) << 7;
+  constexpr int16_t kBelowHalf = (1 << (kDrop - 1)) - 1;
+  // What does not round to zero begins mantissa_bits + 1 binades below the smallest normal element; this grid has kNormal codes in each.
+  constexpr int16_t kNormal = 1 << E::mantissa_bits, kBinades = (E::mantissa_bits + 1) << E::mantissa_bits;
+  const Words m = magnitude(bits);
+  const Words code = (m - shift - static_cast<int16_t>(kBias - kBelowHalf) + ((m >> kDrop) & 1)) >> kDrop;
+  small |= reinterpret_cast<Words>(reinterpret_cast<Unsigned>(code + static_cast<int16_t>(kBinades - kNormal)) <
+                                   static_cast<uint16_t>(kBinades));
+  const auto sign = reinterpret_cast<Words>(reinterpret_cast<Unsigned>(bits) >> (16 - E::bits)) & static_cast<int16_t>(E::sign_bit);
+  return min(max(code, Words{}), broadcast(E::max_code)) | sign;
+}
+
 // bf16 bits of codes at the scale of `shift`; lanes of `foreign` are set where a code is no finite element.
 template <class E>
 [[gnu::always_inline]] inline Words decode(Words code, Words shift, Words& foreign) {
@@ -135,6 +159,19 @@ template <class E>
     bits = m < static_cast<int16_t>(2 << p) ? value : bits;
   }
   bits = m == 0 ? Words{} : bits + shift;
+  const auto sign = reinterpret_cast<Unsigned>(code & static_cast<int16_t>(E::sign_bit)) << (16 - E::bits);
+  return bits | reinterpret_cast<Words>(sign);
+}
+
+// The same where every code is zero or a normal element; lanes of `other` are set where one is not.
+template <class E>
+[[gnu::always_inline]] inline Words decode_normal(Words code, Words shift, Words& other) {
+  constexpr int kRaise = 7 - E::mantissa_bits, kNormal = 1 << E::mantissa_bits;
+  const Words m = code & static_cast<int16_t>(E::magnitude_mask), zero = m == 0;
+  other |= reinterpret_cast<Words>(reinterpret_cast<Unsigned>(m - static_cast<int16_t>(kNormal)) >
+                                   static_cast<uint16_t>(E::max_code - kNormal)) &
+           ~zero;
+  const Words bits = ((m << kRaise) + (shift + static_cast<int16_t>((127 - E::bias) << 7))) & ~zero;
   const auto sign = reinterpret_cast<Unsigned>(code & static_cast<int16_t>(E::sign_bit)) << (16 - E::bits);
   return bits | reinterpret_cast<Words>(sign);
 }

@@ -1,26 +1,27 @@
-// Dequantising and columnwise requantisation, 16 lanes at a time. Elements and scales that code_lanes.h does not cover go through the
-// scalar codecs, so every bit is the reference's.
+// Dequantising and columnwise requantisation in lanes. Elements and scales that code_lanes.h does not cover go through the scalar codecs,
+// so every bit is the reference's.
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <bit>
 #include <cstring>
+#include <vector>
 
 #include "backend/checks.h"
-#include "backend/cpu/code_lanes.h"
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/pieces.h"
-#include "backend/cpu/quantized_rows.h"
+#include "backend/cpu/quantize_bands.h"
 #include "mantissa/base/host_device.h"
 #include "mantissa/base/parallel.h"
-#include "mantissa/formats/with_element.h"
 
 namespace mantissa {
 namespace {
 
-using lanes::kLanes, lanes::Words;
+using lanes::kLanes, lanes::kPair, lanes::Words;
 
-// Codes and scales of a matrix as the kernels read them: 16 codes of a row at a time.
-template <class E>
+// Codes and scales of a matrix, row by row as bf16 bits. Spans, of a length known to the compiler, lie within blocks; kColumnwise has a
+// scale for each column.
+template <class E, int64_t kSpan, bool kColumnwise>
 class Reader {
  public:
   explicit Reader(const QuantizedTensor& x)
@@ -32,15 +33,19 @@ class Reader {
         col_bits_(std::countr_zero(static_cast<uint64_t>(how_.block_cols))),
         all_(x) {}
 
-  // bf16 bits; false if the group needs the scalar codec.
-  [[gnu::always_inline]] bool decode(int64_t row, int64_t col, Words& bits) const {
-    const Words codes = lanes::load_codes<E>(codes_ + (row * cols_ + col) / E::codes_per_byte), scale = scales(row, col);
-    Words foreign = (scale < static_cast<int16_t>(kFirst)) | (scale > static_cast<int16_t>(254 - E::emax));
-    foreign &= (codes & static_cast<int16_t>(E::magnitude_mask)) != 0;
-    bits = lanes::decode<E>(codes, lanes::exponent_shift(scale), foreign);
-    foreign |= scale == 255;
-    if (how_.rule == ScaleRule::flashinfer) bits = lanes::magnitude(bits) == 0 ? Words{} : bits;
-    return !lanes::any(foreign);
+  // take(col, bits) for each group of lanes of a row, scalar(col) for those that the lanes do not cover. `words` holds one for each column.
+  template <class Take, class Scalar>
+  [[gnu::always_inline]] void decode_row(int64_t row, int16_t* words, const Take& take, const Scalar& scalar) const {
+    const bool regular = shifts(row, words);
+    for (int64_t c = 0; c < cols_; c += kSpan) {
+      std::array<Words, static_cast<size_t>(kSpan / kLanes)> bits;
+      if (regular && decode_span(row, c, words, bits.data())) [[likely]] {
+        take(c, bits[0]);
+        if constexpr (kSpan > kLanes) take(c + kLanes, bits[1]);
+        continue;
+      }
+      for (int64_t i = c; i < c + kSpan; i += kLanes) decode_group(row, i, bits[0]) ? take(i, bits[0]) : scalar(i);
+    }
   }
 
   uint32_t fp32(int64_t row, int64_t col) const { return decode_in_block<E>(all_.get(row, col), scale_at(row, col), how_.rule); }
@@ -54,11 +59,58 @@ class Reader {
   }
 
  private:
-  static constexpr int kFirst = E::bias + E::mantissa_bits;
+  static constexpr int16_t kFirst = E::bias + E::mantissa_bits, kLast = 254 - E::emax;  // scales with which all elements are normal bf16
 
   uint8_t scale_at(int64_t row, int64_t col) const { return scales_[(row >> row_bits_) * (cols_ >> col_bits_) + (col >> col_bits_)]; }
-  [[gnu::always_inline]] Words scales(int64_t row, int64_t col) const {
-    return how_.columnwise() ? lanes::load_bytes(scales_ + (row >> row_bits_) * cols_ + col) : lanes::broadcast(scale_at(row, col));
+  [[gnu::always_inline]] Words load_codes(int64_t row, int64_t col) const {
+    return lanes::load_codes<E>(codes_ + (row * cols_ + col) / E::codes_per_byte);
+  }
+
+  // The shift of each column or span. Returns whether no scale is outside kFirst .. kLast.
+  [[gnu::always_inline]] bool shifts(int64_t row, int16_t* words) const {
+    const int64_t count = cols_ >> col_bits_;
+    const uint8_t* scales = scales_ + (row >> row_bits_) * count;
+    Words outside{};
+    for (int64_t i = 0; i < count; i += kLanes) {
+      uint8_t bytes[kLanes];
+      lanes::store_bytes(bytes, lanes::broadcast(kFirst));
+      std::memcpy(bytes, scales + i, static_cast<size_t>(std::min(kLanes, count - i)));
+      const Words scale = lanes::load_bytes(bytes);
+      outside |= (scale < kFirst) | (scale > kLast);
+      lanes::store(words + i, lanes::exponent_shift(scale));
+    }
+    const int64_t each = kColumnwise ? 1 : how_.block_cols / kSpan;
+    for (int64_t b = count - 1; each > 1 && b >= 0; --b) std::fill_n(words + b * each, each, int16_t{words[b]});
+    return !lanes::any(outside);
+  }
+
+  // bf16 bits of the groups of a span whose scales are within kFirst .. kLast; false if one needs decode_group().
+  [[gnu::always_inline]] bool decode_span(int64_t row, int64_t col, const int16_t* shifts, Words* bits) const {
+    const Words all = kColumnwise ? Words{} : lanes::broadcast(shifts[col / kSpan]);
+    Words other{};
+#pragma GCC unroll 2
+    for (int64_t i = 0; i < kSpan / kLanes; ++i) {
+      const Words codes = load_codes(row, col + i * kLanes), shift = kColumnwise ? lanes::load(shifts + col + i * kLanes) : all;
+      if constexpr (E::mantissa_bits > 1) {  // with many binades few elements lie below the normal ones
+        bits[i] = lanes::decode_normal<E>(codes, shift, other);
+      } else {
+        bits[i] = zeros_as_rule(lanes::decode<E>(codes, shift, other));
+      }
+    }
+    return !lanes::any(other);
+  }
+  // The same for one group and any scales; false if it needs the scalar codec.
+  [[gnu::always_inline]] bool decode_group(int64_t row, int64_t col, Words& bits) const {
+    const Words codes = load_codes(row, col);
+    const Words scale = kColumnwise ? lanes::load_bytes(scales_ + (row >> row_bits_) * cols_ + col) : lanes::broadcast(scale_at(row, col));
+    Words foreign = (scale < kFirst) | (scale > kLast);
+    foreign &= (codes & static_cast<int16_t>(E::magnitude_mask)) != 0;
+    bits = zeros_as_rule(lanes::decode<E>(codes, lanes::exponent_shift(scale), foreign));
+    foreign |= scale == 255;
+    return !lanes::any(foreign);
+  }
+  [[gnu::always_inline]] Words zeros_as_rule(Words bits) const {
+    return how_.rule == ScaleRule::flashinfer && lanes::magnitude(bits) == 0 ? Words{} : bits;
   }
 
   Quantization how_;
@@ -67,6 +119,13 @@ class Reader {
   int row_bits_, col_bits_;  // blocks are powers of two: a division for each group would cost as much as its decoding
   Codes<E> all_;
 };
+
+// Room for a word for each column.
+int16_t* words_of_columns(int64_t cols) {
+  thread_local std::vector<int16_t> words;
+  if (words.size() < static_cast<size_t>(cols)) words.resize(static_cast<size_t>(cols));
+  return words.data();
+}
 
 [[gnu::always_inline]] inline void store(bf16* to, Words bits) { std::memcpy(&to->bits, &bits, sizeof bits); }
 [[gnu::always_inline]] inline void store(float* to, Words bits) {
@@ -78,85 +137,94 @@ void store_scalar(bf16* to, uint32_t bits) { *to = bf16{bf16_bits_from_fp32_bits
 void store_scalar(float* to, uint32_t bits) { *to = float_of_bits(bits); }
 
 // Rows [begin, end). Returns whether a non-zero element had an extreme scale.
-template <class E, class T>
-[[gnu::always_inline]] inline bool dequantize_rows(const Dequantize& k, int64_t begin, int64_t end) {
-  const Reader<E> reader(k.x);
+template <class E, int64_t kSpan, bool kColumnwise, class T>
+[[gnu::always_inline]] inline bool dequantize_rows(const Dequantize& k, int64_t begin, int64_t end, int16_t* words) {
+  const Reader<E, kSpan, kColumnwise> reader(k.x);
   const int64_t cols = k.x.shape[1];
-  T* out = k.out.data<T>();
   bool extreme = false;
   for (int64_t r = begin; r < end; ++r) {
-    for (int64_t c = 0; c < cols; c += kLanes) {
-      Words bits;
-      if (reader.decode(r, c, bits)) {
-        store(out + r * cols + c, bits);
-        continue;
-      }
+    T* out = k.out.data<T>() + r * cols;
+    const auto take = [out](int64_t c, Words bits) __attribute__((always_inline)) { store(out + c, bits); };
+    const auto scalar = [&](int64_t c) {
       extreme |= reader.extreme(r, c);
-      for (int64_t i = c; i < c + kLanes; ++i) store_scalar(out + r * cols + i, reader.fp32(r, i));
-    }
+      for (int64_t i = c; i < c + kLanes; ++i) store_scalar(out + i, reader.fp32(r, i));
+    };
+    reader.decode_row(r, words, take, scalar);
   }
   return extreme;
 }
-template <class E>
-[[gnu::always_inline]] inline bool dequantize_to(const Dequantize& k, int64_t begin, int64_t end) {
-  return k.out.dtype() == Dtype::bf16 ? dequantize_rows<E, bf16>(k, begin, end) : dequantize_rows<E, float>(k, begin, end);
+template <class E, int64_t kSpan, bool kColumnwise>
+[[gnu::always_inline]] inline bool dequantize_to(const Dequantize& k, int64_t begin, int64_t end, int16_t* words) {
+  return k.out.dtype() == Dtype::bf16 ? dequantize_rows<E, kSpan, kColumnwise, bf16>(k, begin, end, words)
+                                      : dequantize_rows<E, kSpan, kColumnwise, float>(k, begin, end, words);
 }
-MANTISSA_CLONES bool dequantize_e4m3(const Dequantize& k, int64_t begin, int64_t end) { return dequantize_to<E4M3>(k, begin, end); }
-MANTISSA_CLONES bool dequantize_e5m2(const Dequantize& k, int64_t begin, int64_t end) { return dequantize_to<E5M2>(k, begin, end); }
-MANTISSA_CLONES bool dequantize_e2m1(const Dequantize& k, int64_t begin, int64_t end) { return dequantize_to<E2M1>(k, begin, end); }
+template <class E>
+[[gnu::always_inline]] inline bool dequantize_as(const Dequantize& k, int64_t begin, int64_t end, int16_t* words) {
+  return k.x.how.columnwise() ? dequantize_to<E, kPair, true>(k, begin, end, words) : dequantize_to<E, kPair, false>(k, begin, end, words);
+}
+MANTISSA_CLONES bool dequantize_e4m3(const Dequantize& k, int64_t begin, int64_t end, int16_t* words) {
+  return dequantize_as<E4M3>(k, begin, end, words);
+}
+MANTISSA_CLONES bool dequantize_e5m2(const Dequantize& k, int64_t begin, int64_t end, int16_t* words) {
+  return dequantize_as<E5M2>(k, begin, end, words);
+}
+MANTISSA_CLONES bool dequantize_e2m1(const Dequantize& k, int64_t begin, int64_t end, int16_t* words) {
+  return dequantize_as<E2M1>(k, begin, end, words);
+}
+MANTISSA_CLONES bool dequantize_e2m1_of_16(const Dequantize& k, int64_t begin, int64_t end, int16_t* words) {
+  return dequantize_to<E2M1, kLanes, false>(k, begin, end, words);
+}
 
 bool dequantize_range(const Dequantize& k, int64_t begin, int64_t end) {
+  int16_t* words = words_of_columns(k.x.shape[1]);
+  if (k.x.how.block() == kLanes) return dequantize_e2m1_of_16(k, begin, end, words);
   switch (k.x.how.format) {
-    case Format::e4m3: return dequantize_e4m3(k, begin, end);
-    case Format::e5m2: return dequantize_e5m2(k, begin, end);
-    default: return dequantize_e2m1(k, begin, end);
+    case Format::e4m3: return dequantize_e4m3(k, begin, end, words);
+    case Format::e5m2: return dequantize_e5m2(k, begin, end, words);
+    default: return dequantize_e2m1(k, begin, end, words);
   }
 }
 
-// Columnwise codes of the b x 16 elements at (row, col). Their values are exact in bf16 where every group is regular.
+// Columnwise codes of the rows of one block, by way of their values: those are exact in bf16 where every group is regular. `values` holds
+// the block's rows.
 template <class E>
-[[gnu::always_inline]] inline void requantize_group(const RequantizeColumns& k, const Reader<E>& reader, int64_t row, int64_t col) {
+[[gnu::always_inline]] inline void requantize_band(const RequantizeColumns& k, int64_t row, bf16* values, int16_t* words) {
+  const Reader<E, kPair, false> reader(k.x);
   const int64_t block = k.out.how.block_rows, cols = k.x.shape[1];
-  Words values[128], amax{};
-  bool regular = block <= 128;
-  for (int64_t r = 0; regular && r < block; ++r) {
-    regular = reader.decode(row + r, col, values[r]);
-    amax = lanes::max(amax, lanes::magnitude(values[r]));
+  bool exact = true;
+  for (int64_t r = 0; r < block; ++r) {
+    bf16* out = values + r * cols;
+    const auto take = [out](int64_t c, Words bits) __attribute__((always_inline)) { store(out + c, bits); };
+    reader.decode_row(row + r, words, take, [&exact](int64_t) { exact = false; });
   }
-  const Words scale = lanes::scale_of<E>(amax, k.out.how.rule);
-  uint8_t* scales = k.out.scales.data<uint8_t>() + row / block * cols;
-  if (!regular || lanes::any(lanes::irregular<E>(amax, scale))) {
-    const auto bits = [&](int64_t r, int64_t c) { return reader.fp32(r, c); };
-    for (int64_t c = col; c < col + kLanes; ++c) scales[c] = quantize_block<E>({row, block, c, 1}, k.out.how.rule, Codes<E>(k.out), bits);
+  if (exact) {
+    lanes::quantize_columns<E>({values, block, row, row + block, k.out}, words);
     return;
   }
-  const Words shift = amax == 0 ? Words{} : lanes::exponent_shift(scale);
-  uint8_t* codes = k.out.codes.data<uint8_t>() + row * cols + col;
-  for (int64_t r = 0; r < block; ++r) lanes::store_bytes(codes + r * cols, lanes::encode<E>(values[r], shift));
-  lanes::store_bytes(scales + col, scale);
+  const auto bits = [&](int64_t r, int64_t c) { return reader.fp32(r, c); };
+  uint8_t* scales = k.out.scales.data<uint8_t>() + row / block * cols;
+  for (int64_t c = 0; c < cols; ++c) scales[c] = quantize_block<E>({row, block, c, 1}, k.out.how.rule, Codes<E>(k.out), bits);
+}
+MANTISSA_CLONES void requantize_e4m3(const RequantizeColumns& k, int64_t row, bf16* values, int16_t* words) {
+  requantize_band<E4M3>(k, row, values, words);
+}
+MANTISSA_CLONES void requantize_e5m2(const RequantizeColumns& k, int64_t row, bf16* values, int16_t* words) {
+  requantize_band<E5M2>(k, row, values, words);
 }
 
-template <class E>
-[[gnu::always_inline]] inline void requantize_bands(const RequantizeColumns& k, int64_t begin, int64_t end) {
-  const Reader<E> reader(k.x);
-  for (int64_t band = begin; band < end; ++band) {
-    for (int64_t c = 0; c < k.x.shape[1]; c += kLanes) requantize_group<E>(k, reader, band * k.out.how.block_rows, c);
-  }
-}
-MANTISSA_CLONES void requantize_e4m3(const RequantizeColumns& k, int64_t begin, int64_t end) { requantize_bands<E4M3>(k, begin, end); }
-MANTISSA_CLONES void requantize_e5m2(const RequantizeColumns& k, int64_t begin, int64_t end) { requantize_bands<E5M2>(k, begin, end); }
-
-bool whole_lanes(const QuantizedTensor& x) {
-  const auto power_of_two = [](int64_t block) { return std::has_single_bit(static_cast<uint64_t>(block)); };
-  if (!power_of_two(x.how.block_rows) || !power_of_two(x.how.block_cols)) return false;
-  return x.shape[1] % kLanes == 0 && (x.how.columnwise() || x.how.block_cols % kLanes == 0);
+// Blocks that are powers of two: 32 and 128, and of E2M1, which is fake-quantised in others as well, rows of 16, 64 ...
+bool taken_by_lanes(const QuantizedTensor& x) {
+  const Quantization& how = x.how;
+  if (!std::has_single_bit(static_cast<uint64_t>(how.block()))) return false;
+  if (how.block() % kPair == 0 && x.shape[1] % kPair == 0) return true;
+  return how.format == Format::e2m1 && how.rowwise() && how.block() == kLanes;
 }
 
 }  // namespace
 
 void CpuBackend::run(const Dequantize& k) {
   check(k);
-  if (!whole_lanes(k.x)) return CpuReference::run(k);
+  if (!taken_by_lanes(k.x)) return CpuReference::run(k);
   std::atomic<bool> extreme = false;
   parallel_for(k.x.shape[0], rows_per_piece(k.x.shape[1]), [&](int64_t begin, int64_t end) {
     if (dequantize_range(k, begin, end)) extreme = true;
@@ -166,10 +234,15 @@ void CpuBackend::run(const Dequantize& k) {
 
 void CpuBackend::run(const RequantizeColumns& k) {
   check(k);
-  if (!whole_lanes(k.x)) return CpuReference::run(k);
-  const int64_t block = k.out.how.block_rows;
-  parallel_for(k.x.shape[0] / block, std::max<int64_t>(1, rows_per_piece(k.x.shape[1]) / block), [&](int64_t begin, int64_t end) {
-    k.x.how.format == Format::e4m3 ? requantize_e4m3(k, begin, end) : requantize_e5m2(k, begin, end);
+  if (!taken_by_lanes(k.x)) return CpuReference::run(k);
+  const int64_t block = k.out.how.block_rows, cols = k.x.shape[1];
+  parallel_for(k.x.shape[0] / block, std::max<int64_t>(1, rows_per_piece(cols) / block), [&](int64_t begin, int64_t end) {
+    thread_local std::vector<bf16> values;
+    if (values.size() < static_cast<size_t>(block * cols)) values.resize(static_cast<size_t>(block * cols));
+    for (int64_t band = begin; band < end; ++band) {
+      const auto requantize = k.x.how.format == Format::e4m3 ? requantize_e4m3 : requantize_e5m2;
+      requantize(k, band * block, values.data(), words_of_columns(cols));
+    }
   });
 }
 
