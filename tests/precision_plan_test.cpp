@@ -119,13 +119,13 @@ TEST(Plan, EachPresetHasItsStorageWireExportAndBytes) {
 
 TEST(Plan, WhatNoRuleMatchesTakesTheAmbientRecipeIfItIsALinear) {
   const Planned p = planned(R"({"recipe": "mxfp8", "rules": [{"match": "layers.{0,-1}.*", "recipe": "high"},
-    {"match": "layers.*.attn_norm", "recipe": "fp32"}]})");
+    {"match": "layers.*.attn_norm", "recipe": "bf16"}]})");
   ASSERT_EQ(p.errors(), "");
   const auto decided = [&](const char* path) { return text(p.plan.of(path).recipe.name, " by ", p.plan.of(path).rule); };
   EXPECT_EQ(decided("layers.0.attn.qkv"), "high by precision.rules.0");
   EXPECT_EQ(decided("layers.2.mlp.down"), "high by precision.rules.0");
   EXPECT_EQ(decided("layers.1.attn.qkv"), "mxfp8 by precision.recipe");
-  EXPECT_EQ(decided("layers.2.attn_norm"), "fp32 by precision.rules.1");
+  EXPECT_EQ(decided("layers.2.attn_norm"), "bf16 by precision.rules.1");
   for (const char* const path : {"embed", "layers.1.mlp_norm", "layers.1.attn.q_norm", "final_norm", "output"}) {
     EXPECT_EQ(decided(path), "high by ") << path;
   }
@@ -219,7 +219,26 @@ TEST(Plan, WhatHasNoGemmTakesNoQuantisingRecipe) {
               HasSubstr("precision.rules.0.recipe: embed has no GEMM, so \"mxfp8\" has nothing to quantise"));
   EXPECT_THAT(planned(R"({"rules": [{"match": "layers.*.attn_norm", "recipe": "mxfp4_qat"}]})").errors(),
               HasSubstr("layers.*.attn_norm has no GEMM"));
-  EXPECT_EQ(planned(R"({"rules": [{"match": "embed", "recipe": "fp32"}]})").errors(), "");
+}
+
+TEST(Plan, WhatHasNoGemmComputesInTheDtypeOfTheRun) {
+  ModelConfig model = small_model();
+  model.position = Position::learned;
+  for (const char* const path : {"embed", "position", "final_norm", "layers.*.mlp_norm", "layers.*.attn.q_norm"}) {
+    const auto errors = [&](const char* dtype, const char* recipe) {
+      return planned(text(R"({"dtype": ")", dtype, R"(", "recipes": {"own": {"compute": "fp32"}}, "rules": [{"match": ")", path,
+                          R"(", "recipe": ")", recipe, "\"}]}"),
+                     model)
+          .errors();
+    };
+    EXPECT_THAT(errors("bf16", "fp32"), HasSubstr(text("precision.rules.0.recipe: ", path,
+                                                       " has no GEMM and computes in precision.dtype, "
+                                                       "bf16; recipe \"fp32\" computes in fp32: use \"high\" for it")));
+    EXPECT_THAT(errors("bf16", "own"), HasSubstr("recipe \"own\" computes in fp32"));
+    EXPECT_THAT(errors("fp32", "bf16"), HasSubstr("precision.dtype, fp32; recipe \"bf16\" computes in bf16"));
+    for (const char* const recipe : {"high", "fp32", "own"}) EXPECT_EQ(errors("fp32", recipe), "") << path;
+    for (const char* const recipe : {"high", "bf16"}) EXPECT_EQ(errors("bf16", recipe), "") << path;
+  }
 }
 
 TEST(Plan, UnknownRecipesNameTheNearest) {

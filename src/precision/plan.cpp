@@ -71,7 +71,7 @@ class Resolver {
     const auto chosen = assign_rules(config_.rules, ruled, report_);
     std::vector<ModulePrecision> entries;
     for (size_t i = 0; i < model_.modules.size(); ++i) entries.push_back(entry(model_.modules[i], chosen[i], ambient));
-    report_sizes();
+    report_problems();
     if (config_.fp8_output_proj.enabled) check_output(ambient);
     if (config_.fp8_param_gather && !report_.failed("precision")) check_gather(entries);
     return entries;
@@ -115,19 +115,30 @@ class Resolver {
   }
 
   void check_module(const ModulePrecision& entry) {
-    if (entry.module.kind == ModuleKind::output || !entry.recipe.quantises()) return;
+    const std::string problem = recipe_problem(entry);
+    if (problem.empty()) return;
     const std::string key = entry.match.empty() ? entry.rule : entry.rule + ".recipe";
-    if (entry.module.kind == ModuleKind::embedding || entry.module.kind == ModuleKind::norm) {
-      sizes_[{key, any_layer(entry.module.path), text("has no GEMM, so \"", entry.recipe.name, "\" has nothing to quantise")}].push_back(
-          entry.module.path);
-    } else if (const std::string problem = size_problem(entry.module, entry.recipe); !problem.empty()) {
-      sizes_[{key, any_layer(entry.module.path), text("cannot be \"", entry.recipe.name, "\": ", problem)}].push_back(entry.module.path);
+    problems_[{key, any_layer(entry.module.path), problem}].push_back(entry.module.path);
+  }
+
+  // Why a module cannot have its recipe, read on from its path; "" if it can.
+  std::string recipe_problem(const ModulePrecision& entry) const {
+    const ModuleKind kind = entry.module.kind;
+    const Recipe& recipe = entry.recipe;
+    if (kind == ModuleKind::output) return "";
+    if (kind == ModuleKind::linear || kind == ModuleKind::router) {
+      const std::string size = size_problem(entry.module, recipe);
+      return size.empty() ? "" : text("cannot be \"", recipe.name, "\": ", size);
     }
+    if (recipe.quantises()) return text("has no GEMM, so \"", recipe.name, "\" has nothing to quantise");
+    if (recipe.compute == config_.dtype) return "";
+    return text("has no GEMM and computes in precision.dtype, ", config_.dtype, "; recipe \"", recipe.name, "\" computes in ",
+                recipe.compute, ": use \"high\" for it");
   }
 
   // Once for all layers that have it.
-  void report_sizes() {
-    for (const auto& [problem, paths] : sizes_) {
+  void report_problems() {
+    for (const auto& [problem, paths] : problems_) {
       const auto& [key, layers, message] = problem;
       report_.error(key, (paths.size() == 1 ? paths.front() : layers) + " " + message);
     }
@@ -164,7 +175,7 @@ class Resolver {
   ConfigReport& report_;
   std::map<std::string, Recipe> recipes_;
   std::vector<Recipe> by_rule_;
-  std::map<std::array<std::string, 3>, std::vector<std::string>> sizes_;  // key, path with any layer, message -> paths
+  std::map<std::array<std::string, 3>, std::vector<std::string>> problems_;  // key, path with any layer, message -> paths
 };
 
 }  // namespace
