@@ -1,6 +1,7 @@
 // Contracts of the kernels that read or write quantised tensors.
 #include "backend/checks.h"
 #include "backend/contract.h"
+#include "mantissa/backend/functions.h"
 #include "mantissa/formats/swizzle.h"
 
 namespace mantissa {
@@ -20,8 +21,6 @@ void formats_allow(Contract& contract, const Quantization& how, Dtype input) {
   if (how.rule != ScaleRule::flashinfer) return;
   contract.that(how.format == Format::e2m1 && input == Dtype::bf16, "the rule flashinfer takes bf16 to e2m1, not ", input, " to ", how);
 }
-
-int64_t rounded_up(int64_t rows, int64_t step) { return (rows + step - 1) / step * step; }
 
 }  // namespace
 
@@ -49,7 +48,7 @@ void check(const Quantize& k) {
   contract.output("out", k.out);
   formats_allow(contract, k.out.how, k.x.dtype());
   const int64_t rows = k.out.shape[0];
-  const int64_t most = rounded_up(k.x.dim(0), k.out.how.block());
+  const int64_t most = whole_blocks(k.x.dim(0), k.out.how.block());
   contract.that(rows >= k.x.dim(0) && rows <= most && k.out.shape[1] == k.x.dim(1), "x is ", k.x.shape(), ", out ", k.out.shape);
   if (k.second.defined()) {
     contract.output("second", k.second).that(k.second.shape == k.out.shape, "out is ", k.out.shape, ", second ", k.second.shape);
@@ -97,7 +96,7 @@ void check(const QuantizationError& k) {
   fp32_or_bf16(contract, "x", k.x);
   contract.input("q", k.q);
   const int64_t rows = k.q.shape[0];
-  contract.that(rows >= k.x.dim(0) && rows <= rounded_up(k.x.dim(0), k.q.how.block()) && k.q.shape[1] == k.x.dim(1), "x is ", k.x.shape(),
+  contract.that(rows >= k.x.dim(0) && rows <= whole_blocks(k.x.dim(0), k.q.how.block()) && k.q.shape[1] == k.x.dim(1), "x is ", k.x.shape(),
                 ", q ", k.q.shape);
   contract.output("out", k.out, Dtype::f64, {QuantizationError::size});
 }

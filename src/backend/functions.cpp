@@ -3,6 +3,15 @@
 #include <cstring>
 
 namespace mantissa {
+namespace {
+
+QuantizedTensor quantized_rows(const Tensor& x, const Quantization& how, int64_t block) {
+  QuantizedTensor out = empty_quantized(x.device(), {whole_blocks(x.dim(0), block), x.dim(1)}, how);
+  x.device().run(Quantize{.x = x, .out = out});
+  return out;
+}
+
+}  // namespace
 
 Tensor empty(Backend& device, Dtype dtype, Shape shape) {
   const int64_t bytes = shape.elements() * dtype_bytes(dtype);
@@ -37,12 +46,9 @@ QuantizedTensor empty_quantized(Backend& device, Shape shape, const Quantization
           .how = how};
 }
 
-QuantizedTensor quantized(const Tensor& x, const Quantization& how) {
-  const int64_t block = how.block_rows, rows = (x.dim(0) + block - 1) / block * block;
-  QuantizedTensor out = empty_quantized(x.device(), {rows, x.dim(1)}, how);
-  x.device().run(Quantize{.x = x, .out = out});
-  return out;
-}
+QuantizedTensor quantized(const Tensor& x, const Quantization& how) { return quantized_rows(x, how, how.block_rows); }
+
+QuantizedTensor quantized_padded(const Tensor& x, const Quantization& how) { return quantized_rows(x, how, how.block()); }
 
 QuantizedTensor slice(const QuantizedTensor& tensor, int64_t begin, int64_t end) {
   const int64_t block = tensor.how.block_rows;

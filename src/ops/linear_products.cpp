@@ -10,15 +10,7 @@ namespace mantissa {
 namespace {
 
 // What is quantised is always bf16, whatever the products compute in.
-QuantizedTensor codes_of(const Tensor& x, const Quantization& how) { return quantized(converted(x, Dtype::bf16), how); }
-
-// Rowwise codes with rows padded to whole columnwise blocks, so that columnwise codes follow from them; padding stands for zeros.
-QuantizedTensor padded_rowwise(const Tensor& x, const Quantization& how) {
-  const int64_t block = how.block(), rows = (x.dim(0) + block - 1) / block * block;
-  QuantizedTensor out = empty_quantized(x.device(), {rows, x.dim(1)}, how);
-  x.device().run(Quantize{.x = converted(x, Dtype::bf16), .out = out});
-  return out;
-}
+Tensor source_of(const Tensor& x) { return converted(x, Dtype::bf16); }
 
 QuantizedTensor columnwise(const QuantizedTensor& rowwise) {
   QuantizedTensor out = empty_quantized(rowwise.device(), rowwise.shape, rowwise.how.transposed());
@@ -47,14 +39,13 @@ OutputGradient output_gradient(const Tensor& dy, const Recipe& recipe, Dtype com
   OutputGradient out{high, high};
   const OperandChoice rows = choose_operands(recipe, GemmRole::dgrad).first, columns = choose_operands(recipe, GemmRole::wgrad).first;
   if (wants_rows && rows.is_codes() && wants_columns && columns.is_codes()) {
-    const int64_t block = rows.how.block();
-    const Shape padded{(dy.dim(0) + block - 1) / block * block, dy.dim(1)};
+    const Shape padded = dy.shape().with_dim0(whole_blocks(dy.dim(0), rows.how.block()));
     QuantizedTensor row = empty_quantized(dy.device(), padded, rows.how), column = empty_quantized(dy.device(), padded, columns.how);
-    dy.device().run(Quantize{.x = converted(dy, Dtype::bf16), .out = row, .second = column});
+    dy.device().run(Quantize{.x = source_of(dy), .out = row, .second = column});
     return {slice(row, 0, dy.dim(0)), column};
   }
-  if (wants_rows && rows.is_codes()) out.rows = codes_of(dy, rows.how);
-  if (wants_columns && columns.is_codes()) out.columns = codes_of(dy, columns.how);
+  if (wants_rows && rows.is_codes()) out.rows = quantized(source_of(dy), rows.how);
+  if (wants_columns && columns.is_codes()) out.columns = quantized(source_of(dy), columns.how);
   return out;
 }
 
@@ -63,7 +54,7 @@ OutputGradient output_gradient(const Tensor& dy, const Recipe& recipe, Dtype com
 LinearInput LinearProducts::input(const Tensor& x) const {
   const OperandChoice choice = choose_operands(recipe_, GemmRole::fprop).first;
   if (!choice.is_codes()) return {.high = x};
-  LinearInput out{.high = x, .codes = padded_rowwise(x, choice.how)};
+  LinearInput out{.high = x, .codes = quantized_padded(source_of(x), choice.how)};
   if (!Tape::in_backward()) observe_quantization({.weight = weight_.leaf, .role = OperandRole::input, .x = x, .codes = out.codes});
   return out;
 }
@@ -95,7 +86,7 @@ Value LinearProducts::wgrad_input(const LinearInput& x) const {
   const OperandChoice choice = choose_operands(recipe_, GemmRole::wgrad).second;
   if (!choice.is_codes()) return converted(x.high, compute());
   if (choice.source == OperandSource::shifted) return columnwise(x.codes);
-  QuantizedTensor codes = codes_of(x.high, choice.how);
+  QuantizedTensor codes = quantized(source_of(x.high), choice.how);
   observe_quantization({.weight = weight_.leaf, .role = OperandRole::input, .x = x.high, .codes = codes});
   return codes;
 }
