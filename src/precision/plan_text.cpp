@@ -59,25 +59,6 @@ json to_json(const ModulePrecision& entry) {
           {"bytes", entry.bytes}};
 }
 
-std::string layer_of(const std::string& path) {
-  const size_t begin = path.find('.') + 1;
-  return path.substr(begin, path.find('.', begin) - begin);
-}
-
-// "layers.{0..2,5}.attn.qkv"
-std::string joined_path(const std::vector<std::string>& paths) {
-  if (paths.size() == 1) return paths.front();
-  std::string layers;
-  for (size_t i = 0; i < paths.size();) {
-    const int64_t first = std::stoll(layer_of(paths[i]));
-    int64_t last = first;
-    while (++i < paths.size() && std::stoll(layer_of(paths[i])) == last + 1) ++last;
-    layers += (layers.empty() ? "" : ",") + std::to_string(first) + (last > first ? ".." + std::to_string(last) : "");
-  }
-  std::string path = any_layer(paths.front());
-  return path.replace(path.find('*'), 1, "{" + layers + "}");
-}
-
 using Cells = std::vector<std::string>;
 
 std::string shape_text(const ModuleShape& module) {

@@ -166,4 +166,17 @@ std::string any_layer(const std::string& path) {
   return joined;
 }
 
+std::string joined_path(const std::vector<std::string>& paths) {
+  if (paths.size() == 1) return paths.front();
+  std::string layers;
+  for (size_t i = 0; i < paths.size();) {
+    const int64_t first = std::stoll(split(paths[i])[1]);
+    int64_t last = first;
+    while (++i < paths.size() && std::stoll(split(paths[i])[1]) == last + 1) ++last;
+    layers += (layers.empty() ? "" : ",") + std::to_string(first) + (last > first ? ".." + std::to_string(last) : "");
+  }
+  std::string path = any_layer(paths.front());
+  return path.replace(path.find('*'), 1, "{" + layers + "}");
+}
+
 }  // namespace mantissa

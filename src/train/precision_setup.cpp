@@ -1,5 +1,7 @@
 #include "mantissa/train/precision_setup.h"
 
+#include <algorithm>
+#include <array>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <span>
@@ -26,11 +28,54 @@ json hashes(const QuantizedTensor& codes) {
 
 bool keeps_codes_only(StoredType storage) { return storage != StoredType::fp32 && storage != StoredType::bf16; }
 
-// What the products of a module read.
-json formats(const json& module) {
-  json out;
-  for (const char* key : {"compute", "weight", "input", "output_grad", "weight_fake_quant", "gemms"}) out[key] = module.value(key, json());
-  return out;
+// What the products of a module read; gemms follows from the others and from what the recipe lists.
+constexpr std::array kFormats = {"compute", "weight", "input", "output_grad", "weight_fake_quant", "gemms"};
+
+bool same_formats(const json& a, const json& b) {
+  return std::all_of(kFormats.begin(), kFormats.end(), [&](const char* key) { return a.value(key, json()) == b.value(key, json()); });
+}
+
+// "mxfp8 -> high"; where the recipes have one name, what it meant and means: "mine (input null -> {...})".
+std::string change_of(const json& before, const json& now) {
+  const auto name = [](const json& module) {
+    const json recipe = module.value("recipe", json());
+    return recipe.is_string() ? recipe.get<std::string>() : recipe.dump();
+  };
+  if (name(before) != name(now)) return name(before) + " -> " + name(now);
+  std::string list;
+  for (const char* key : kFormats) {
+    const json was = before.value(key, json()), is = now.value(key, json());
+    const bool follows = key == kFormats.back() && !list.empty();
+    if (was != is && !follows) list += text(list.empty() ? "" : ", ", key, ' ', was.dump(), " -> ", is.dump());
+  }
+  return name(now) + " (" + list + ")";
+}
+
+// One line for all layers that change alike.
+struct PlanChange {
+  std::string what;
+  std::vector<std::string> paths;
+};
+
+std::vector<PlanChange> changes_between(const json& before, const json& now) {
+  std::map<std::string, json> modules;
+  for (const json& module : before.at("modules")) modules[module.at("module").get<std::string>()] = module;
+  std::vector<PlanChange> changes;
+  for (const json& module : now.at("modules")) {
+    const std::string path = module.at("module").get<std::string>();
+    const json was = modules.contains(path) ? modules[path] : json::object();
+    if (path == "output" || same_formats(was, module)) continue;
+    const std::string what = change_of(was, module);
+    const auto alike = std::find_if(changes.begin(), changes.end(), [&](const PlanChange& change) {
+      return change.what == what && any_layer(change.paths.front()) == any_layer(path);
+    });
+    if (alike == changes.end()) {
+      changes.push_back({.what = what, .paths = {path}});
+    } else {
+      alike->paths.push_back(path);
+    }
+  }
+  return changes;
 }
 
 }  // namespace
@@ -55,14 +100,13 @@ std::string plan_manifest(const RunConfig& config, const ParameterSet& parameter
 void require_same_plan(const std::string& saved, const RunConfig& config, const std::string& source) {
   const json before = parse_strict_json(saved, source), now = resolve_plan(config).to_json();
   if (before.is_null()) return;  // written before there were plans: high precision in one dtype, which the config shows
-  std::map<std::string, json> modules;
-  for (const json& module : before.at("modules")) modules[module.at("module").get<std::string>()] = formats(module);
-  for (const json& module : now.at("modules")) {
-    const std::string path = module.at("module").get<std::string>();
-    if (path == "output" || modules[path] == formats(module)) continue;
-    fail(ExitCode::usage, source, ": ", path, " was trained with the formats ", modules[path].dump(), ", and this run asks for ",
-         formats(module).dump(), "; continue with the recipe of the checkpoint, or set checkpoint.allow_recipe_change to true");
-  }
+  const std::vector<PlanChange> changes = changes_between(before, now);
+  constexpr size_t kShown = 4;
+  std::string list;
+  for (size_t i = 0; i < std::min(kShown, changes.size()); ++i) list += "\n  " + joined_path(changes[i].paths) + ": " + changes[i].what;
+  if (changes.size() > kShown) list += text("\n  and ", changes.size() - kShown, " more");
+  require(changes.empty(), ExitCode::usage, source, ": this run asks for other recipes than the checkpoint was trained with:", list,
+          "\ncontinue with its recipes, or set checkpoint.allow_recipe_change to true to go on with the new ones");
 }
 
 }  // namespace mantissa

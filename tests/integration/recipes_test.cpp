@@ -12,6 +12,7 @@ namespace {
 using test::error_of;
 using test::TrainedRun;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 const std::vector<std::string> kPresets = {"high",          "bf16",      "fp32",      "mxfp8",
                                            "mxfp8_weights", "fp8_block", "mxfp4_qat", "mxfp4_qat_mxfp8_act"};
@@ -85,9 +86,27 @@ TEST_F(Plans, AnotherRecipeIsRefusedOnResumeUnlessAllowed) {
   run("first", sets("mxfp8"));
   const std::string resume = "checkpoint.resume=" + checkpoint("first", 6);
   const auto message = std::string(error_of([&] { run("second", sets("high", {resume, "training.steps=8"})); }).what());
-  EXPECT_THAT(message, HasSubstr("layers.0.attn.qkv"));
-  EXPECT_THAT(message, HasSubstr("checkpoint.allow_recipe_change"));
+  EXPECT_THAT(message, HasSubstr("manifest.json: this run asks for other recipes than the checkpoint was trained with:\n"
+                                 "  layers.{0..1}.attn.qkv: mxfp8 -> high\n  layers.{0..1}.attn.out: mxfp8 -> high\n"));
+  EXPECT_THAT(message, HasSubstr("set checkpoint.allow_recipe_change to true"));
   EXPECT_EQ(run("third", sets("high", {resume, "training.steps=8", "checkpoint.allow_recipe_change=true"})).losses.size(), 2U);
+}
+
+TEST_F(Plans, ARefusedResumeNamesAFewChangesAndWhatARecipeOfTheSameNameMeant) {
+  const auto own = [](const char* block) { return text(R"(precision.recipes={"own":{"base":"mxfp8","weight":{"block":)", block, "}}}"); };
+  run("first", sets("own", {own("[32,32]")}));
+  const auto message = [&](std::vector<std::string> more) {
+    more.insert(more.end(), {"checkpoint.resume=" + checkpoint("first", 6), "training.steps=8"});
+    return std::string(error_of([&] { run("second", sets("own", more)); }).what());
+  };
+  EXPECT_THAT(message({own("[1,32]")}),
+              HasSubstr(R"(qkv: own (weight {"block":[32,32],"format":"e4m3","rule":"rceil"} -> {"block":[1,32],)"));
+  EXPECT_THAT(message({own("[1,32]")}), Not(HasSubstr("gemms")));
+  const std::string rules = R"(precision.rules=[{"match":"layers.0.attn.*","recipe":"high"},{"match":"layers.0.mlp.*","recipe":"bf16"},)"
+                            R"({"match":"layers.1.*","recipe":"mxfp4_qat"}])";
+  const std::string many = message({own("[32,32]"), rules});
+  EXPECT_THAT(many, HasSubstr("\n  layers.0.mlp.gate_up: own -> bf16\n"));
+  EXPECT_THAT(many, HasSubstr("\n  and 4 more\n"));
 }
 
 TEST_F(Plans, ACheckpointKeepsThePlanAndTheHashesOfItsCodes) {

@@ -50,5 +50,7 @@ std::vector<std::optional<size_t>> assign_rules(const std::vector<RuleConfig>& r
 
 // "layers.3.attn.qkv" -> "layers.*.attn.qkv"
 std::string any_layer(const std::string& path);
+// One module in several layers, ascending: "layers.{0..2,5}.attn.qkv". A single path stays as it is.
+std::string joined_path(const std::vector<std::string>& paths);
 
 }  // namespace mantissa

@@ -15,7 +15,7 @@ GptOptions model_options(const RunConfig& config, Recompute recompute, bool grad
 // ("codes") and of the dequantised fp32 values ("values"). The hash of the values outlives requantisation, where a scale may drop by one.
 std::string plan_manifest(const RunConfig& config, const ParameterSet& parameters);
 
-// Throws Error(usage) that names the first module whose products read other formats in the manifest's plan than under `config`. The output
+// Throws Error(usage) that names modules whose products read other formats in the manifest's plan than under `config`. The output
 // projection may differ: its parameter is high precision either way.
 void require_same_plan(const std::string& saved, const RunConfig& config, const std::string& source);
 
