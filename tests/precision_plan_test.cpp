@@ -201,17 +201,20 @@ TEST(Plan, SizesThatHoldNoWholeBlocksAreNamedOnceWithTheirPart) {
   model.num_attention_heads = 4;
   model.head_dim = 24;
   const std::string qkv = planned(R"({"recipe": "mxfp8"})", model).errors();
-  EXPECT_THAT(qkv, HasSubstr("precision.recipe: layers.*.attn.qkv cannot be \"mxfp8\": part k has out 24, no multiple of 32"));
+  EXPECT_THAT(qkv, HasSubstr("precision.recipe: layers.*.attn.qkv does not fit its recipe: out 24 of part k is no multiple of 32, the "
+                             "block of recipe mxfp8; change the size, or give it another recipe by a rule"));
   EXPECT_THAT(qkv, Not(HasSubstr("errors")));
   model = small_model();
   model.intermediate_size = 100;
-  EXPECT_THAT(planned(R"({"recipe": "mxfp8_weights"})", model).errors(),
-              HasSubstr("layers.*.mlp.gate_up cannot be \"mxfp8_weights\": part gate has out 100"));
+  EXPECT_THAT(
+      planned(R"({"recipe": "mxfp8_weights"})", model).errors(),
+      HasSubstr(
+          "layers.*.mlp.gate_up does not fit its recipe: out 100 of part gate is no multiple of 32, the block of recipe mxfp8_weights"));
   EXPECT_THAT(planned(R"({"rules": [{"match": "layers.1.mlp.*", "recipe": "mxfp4_qat"}]})", model).errors(),
-              HasSubstr("precision.rules.0.recipe: layers.1.mlp.down cannot be \"mxfp4_qat\": in 100 is no multiple of 32, the block of "
-                        "weight_fake_quant"));
+              HasSubstr("precision.rules.0.recipe: layers.1.mlp.down does not fit its recipe: in 100 is no multiple of 32, the block of "
+                        "weight_fake_quant in recipe mxfp4_qat"));
   EXPECT_EQ(planned(R"({"rules": [{"match": "layers.*.mlp.gate_up", "recipe": "mxfp4_qat"}]})", model).errors(), "");
-  EXPECT_THAT(planned(R"({"recipe": "fp8_block"})").errors(), HasSubstr("is no multiple of 128"));
+  EXPECT_THAT(planned(R"({"recipe": "fp8_block"})").errors(), HasSubstr("in 64 is no multiple of 128, the block of recipe fp8_block"));
 }
 
 TEST(Plan, WhatHasNoGemmTakesNoQuantisingRecipe) {

@@ -42,17 +42,20 @@ void decide_storage(ModulePrecision& entry, bool primary_codes) {
   if (recipe.weight_fake_quant) entry.bytes += quantised_bytes(entry.module, recipe.weight_fake_quant);
 }
 
-// The sizes of a weight that hold no whole number of blocks: "out 100 of part q is no multiple of 32"; "" if there is none.
+// The sizes of a weight that hold no whole number of blocks: "out 100 of part q is no multiple of 32, the block of recipe mxfp8"; "" if
+// there is none.
 std::string size_problem(const ModuleShape& module, const Recipe& recipe) {
   const int64_t fake = recipe.weight_fake_quant ? recipe.weight_fake_quant.block_cols : 1;
-  if (module.in % fake != 0) return text("in ", module.in, " is no multiple of ", fake, ", the block of weight_fake_quant");
+  if (module.in % fake != 0)
+    return text("in ", module.in, " is no multiple of ", fake, ", the block of weight_fake_quant in recipe ", recipe.name);
   const int64_t block = recipe.block();
   if (block == 0) return "";
-  if (module.in % block != 0) return text("in ", module.in, " is no multiple of ", block);
+  const std::string no_multiple = text(" is no multiple of ", block, ", the block of recipe ", recipe.name);
+  if (module.in % block != 0) return text("in ", module.in, no_multiple);
   for (const ModulePart& part : module.parts) {
-    if (part.out % block != 0) return text("part ", part.name, " has out ", part.out, ", no multiple of ", block);
+    if (part.out % block != 0) return text("out ", part.out, " of part ", part.name, no_multiple);
   }
-  return module.out % block == 0 ? "" : text("out ", module.out, " is no multiple of ", block);
+  return module.out % block == 0 ? "" : text("out ", module.out, no_multiple);
 }
 
 bool is_mx_fp8(const Quantization& how) { return (how.format == Format::e4m3 || how.format == Format::e5m2) && how.block() == 32; }
@@ -128,7 +131,7 @@ class Resolver {
     if (kind == ModuleKind::output) return "";
     if (kind == ModuleKind::linear || kind == ModuleKind::router) {
       const std::string size = size_problem(entry.module, recipe);
-      return size.empty() ? "" : text("cannot be \"", recipe.name, "\": ", size);
+      return size.empty() ? "" : text("does not fit its recipe: ", size, "; change the size, or give it another recipe by a rule");
     }
     if (recipe.quantises()) return text("has no GEMM, so \"", recipe.name, "\" has nothing to quantise");
     if (recipe.compute == config_.dtype) return "";
