@@ -80,13 +80,13 @@ Command device_bench(const std::string& name, const std::string& summary, Bench 
   const auto arguments = std::make_shared<Arguments>();
   std::vector<Option> options = bench_options(*arguments);
   options.push_back({.name = "--filter", .target = &arguments->bench.filter, .description = "only benches whose name contains this"});
-  options.push_back({.name = "--threads", .target = &arguments->threads, .description = "0: the cores this process may use"});
+  options.push_back(threads_option(arguments->threads));
   return {.name = name,
           .summary = summary,
           .example = "mantissa bench " + name + " --time-budget 60 --json results.jsonl",
           .options = options,
           .run = [arguments, run] {
-            set_num_threads(arguments->threads);
+            use_threads(arguments->threads);
             const auto device = make_cpu_backend();
             run(*device, arguments->bench);
             return ExitCode::ok;

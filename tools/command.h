@@ -49,6 +49,10 @@ struct Command {
 // CONFIG, --set and --set-file, which every command that reads a run configuration takes.
 std::vector<Option> config_options(ConfigSources& sources);
 
+// --threads, for commands that read no run configuration. use_threads() throws Error(usage) for a number that is none.
+Option threads_option(int& threads);
+void use_threads(int threads);
+
 Command train_command();
 Command eval_command();
 Command generate_command();

@@ -15,6 +15,7 @@ struct EvalArguments {
   std::string checkpoint;
   std::optional<std::string> data;
   std::optional<int64_t> iters, micro_batch_size;
+  int threads = 0;
 };
 
 Data validation_data(const EvalArguments& arguments, const LoadedModel& loaded) {
@@ -45,6 +46,7 @@ ExitCode run_eval(const EvalArguments& arguments) {
   require(!arguments.micro_batch_size || micro_batch_size > 0, ExitCode::usage, "--micro-batch-size: must be positive, got ",
           micro_batch_size);
   require(!arguments.iters || *arguments.iters > 0, ExitCode::usage, "--iters: must be positive, got ", arguments.iters.value_or(0));
+  use_threads(arguments.threads);
   const LoadedModel loaded = load_model(arguments.checkpoint, {});
   const Data data = validation_data(arguments, loaded);
   const int64_t rows = arguments.micro_batch_size.value_or(loaded.config.training.micro_batch_size);
@@ -76,7 +78,8 @@ Command eval_command() {
                       {.name = "--iters", .target = &arguments->iters, .description = "micro batches; default: the whole validation data"},
                       {.name = "--micro-batch-size",
                        .target = &arguments->micro_batch_size,
-                       .description = "sequences at a time; default: as in training"}},
+                       .description = "sequences at a time; default: as in training"},
+                      threads_option(arguments->threads)},
           .run = [arguments] { return run_eval(*arguments); }};
 }
 

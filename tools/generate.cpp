@@ -14,6 +14,7 @@ namespace {
 struct GenerateArguments {
   std::string checkpoint;
   std::string prompt = "\n";
+  int threads = 0;
   SamplingOptions sampling = {.max_new_tokens = 200, .temperature = 0.8, .top_k = 50, .top_p = 1.0, .seed = 1234};
 };
 
@@ -29,6 +30,7 @@ ExitCode run_generate(const GenerateArguments& arguments) {
   open_log({.level = LogLevel::warning, .console = true, .file = {}});
   check_sampling(arguments.sampling);
   require(!arguments.prompt.empty(), ExitCode::usage, "--prompt: must not be empty");
+  use_threads(arguments.threads);
   const LoadedModel loaded = load_model(arguments.checkpoint, {});
   require(loaded.tokenizer.has_value(), ExitCode::usage, loaded.path.string(), " has no tokenizer: it was trained on token files");
   const std::vector<int32_t> prompt = loaded.tokenizer->encode(arguments.prompt, {.name = "--prompt", .code = ExitCode::usage});
@@ -58,7 +60,8 @@ Command generate_command() {
                       {.name = "--temperature", .target = &sampling.temperature, .description = "0: always the likeliest token"},
                       {.name = "--top-k", .target = &sampling.top_k, .description = "draw from the k likeliest tokens; 0: from all"},
                       {.name = "--top-p", .target = &sampling.top_p, .description = "draw from the likeliest tokens that together reach p"},
-                      {.name = "--seed", .target = &sampling.seed, .description = "equal seeds give equal texts"}},
+                      {.name = "--seed", .target = &sampling.seed, .description = "equal seeds give equal texts"},
+                      threads_option(arguments->threads)},
           .run = [arguments] { return run_generate(*arguments); }};
 }
 

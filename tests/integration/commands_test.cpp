@@ -133,6 +133,20 @@ TEST_F(CommandsTest, GenerateContinuesThePromptAlikeForEqualSeeds) {
   EXPECT_EQ(text("1").size(), 3U + 40U + 1U);
 }
 
+TEST_F(CommandsTest, EvalAndGenerateTakeThreadsAndGiveTheSameBits) {
+  ASSERT_EQ(mantissa({"train", "run.json"}).exit_code, 0);
+  for (const std::string command : {"eval", "generate"}) {
+    const auto one = mantissa({command, run_folder("run"), "--threads", "1"}),
+               three = mantissa({command, run_folder("run"), "--threads", "3"});
+    EXPECT_EQ(one.exit_code, 0) << one.errors;
+    EXPECT_EQ(one.output, three.output);
+    const auto wrong = mantissa({command, run_folder("run"), "--threads", "-1"});
+    EXPECT_EQ(wrong.exit_code, 2);
+    EXPECT_THAT(wrong.errors, HasSubstr("--threads: must be 0 to 4096, got -1"));
+    EXPECT_THAT(mantissa({command, "--help"}).output, HasSubstr("--threads"));
+  }
+}
+
 TEST_F(CommandsTest, MistakesGiveTheirCodes) {
   ASSERT_EQ(mantissa({"train", "run.json"}).exit_code, 0);
   const std::string run = run_folder("run"), shard = run + "/checkpoints/step-00000020/shard-00000.bin";

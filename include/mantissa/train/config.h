@@ -43,6 +43,7 @@ constexpr auto choices(LogLevel) {
 
 // Upper limits that no run reaches, so that sums and products of these values fit into 64 bits.
 inline constexpr double kMostSteps = 1e12, kLargestCount = 1e9;
+inline constexpr int kMostThreads = 4096;
 
 struct OptimizerConfig {
   OptimizerType type = OptimizerType::adamw;
@@ -102,7 +103,7 @@ struct TrainingConfig {
     v("accumulation", accumulation, "order of the gradient sum over micro batches");
     v("seed", seed, "of initialisation, data order and samples");
     v("device", device, "auto: the fastest there is; cpu_reference: plain kernels, slow");
-    v("threads", threads, "CPU threads; 0: the cores this process may use", limits::between(0, 4096));
+    v("threads", threads, "CPU threads; 0: the cores this process may use", limits::between(0, kMostThreads));
     v("recompute", recompute, "what backward recomputes: none, selective (attention and activation), full (all but layer inputs)");
     v("nonfinite_limit", nonfinite_limit, "stop after so many steps in a row with NaN or Inf", limits::between(1, kLargestCount));
   }
