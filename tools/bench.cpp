@@ -111,7 +111,9 @@ Command train_bench() {
 Command bench_command() {
   return {.name = "bench",
           .summary = "measure speed as a ratio to what this machine can do",
-          .example = "mantissa bench kernels\nmantissa bench train configs/gpt2-124m.json",
+          .example =
+              "mantissa bench kernels\nmantissa bench gemm --time-budget 20 --threads 2\n"
+              "mantissa bench train configs/quickstart.json --time-budget 20",
           .subcommands = {device_bench("kernels", "row kernels against a parallel memory copy", bench_kernels),
                           device_bench("gemm", "matrix products of GPT-2 shapes against oneDNN's 2048^3", bench_gemm),
                           device_bench("attention", "attention against the GEMM ceiling", bench_attention), train_bench()}};

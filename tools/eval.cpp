@@ -67,7 +67,7 @@ Command eval_command() {
   const auto arguments = std::make_shared<EvalArguments>();
   return {.name = "eval",
           .summary = "loss of a checkpoint on validation data",
-          .example = "mantissa eval runs/quickstart\n  mantissa eval runs/quickstart/checkpoints/step-00000200 --data README.md",
+          .example = "mantissa eval runs/quickstart\nmantissa eval runs/quickstart/checkpoints/step-00000200 --data README.md",
           .options = {{.name = "CHECKPOINT",
                        .target = &arguments->checkpoint,
                        .description = "a checkpoint, or a run folder: its newest valid one",

@@ -180,7 +180,7 @@ Command inspect_command() {
       .summary = "list checkpoints (manifests and sizes; verify reads the bytes), show one, compare two, or describe token and text files",
       .example =
           "mantissa inspect runs/quickstart/checkpoints\n"
-          "  mantissa inspect --diff runs/a/checkpoints/step-00000500 runs/b/checkpoints/step-00000500",
+          "mantissa inspect --diff runs/a/checkpoints/step-00000500 runs/b/checkpoints/step-00000500",
       .options = {{.name = "PATH",
                    .target = &arguments->paths,
                    .description = "run folder, folder of checkpoints, checkpoint, or data file, glob or Megatron prefix",

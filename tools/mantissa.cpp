@@ -21,6 +21,12 @@ std::vector<Command> all_commands() {
           explain_command(), report_command(), bench_command(),    conformance_command(), doctor_command(),  config_command()};
 }
 
+std::string replace_line_ends(const std::string& lines, const char* with) {
+  std::string out;
+  for (const char c : lines) out += c == '\n' ? with : std::string(1, c);
+  return out;
+}
+
 template <class T>
 CLI::Option* add_target(CLI::App& app, const Option& option, T* target) {
   if constexpr (std::is_same_v<T, bool>) {
@@ -33,7 +39,7 @@ CLI::Option* add_target(CLI::App& app, const Option& option, T* target) {
     CLI::Option* const added = app.add_option(option.name, *target, option.description);
     if constexpr (std::is_arithmetic_v<T>) added->capture_default_str();
     if constexpr (std::is_same_v<T, std::string>) {
-      if (!target->empty()) added->capture_default_str();
+      if (!target->empty()) added->default_str(replace_line_ends(*target, "\\n"));
     }
     return added;
   }
@@ -41,7 +47,7 @@ CLI::Option* add_target(CLI::App& app, const Option& option, T* target) {
 
 void add_command(CLI::App& app, const Command& command, const Command*& chosen) {
   CLI::App* const sub = app.add_subcommand(command.name, command.summary);
-  sub->footer("\nExample:\n  " + command.example);
+  sub->footer("\nExample:\n  " + replace_line_ends(command.example, "\n  "));
   for (const Option& option : command.options) {
     CLI::Option* const added = std::visit([&](auto* target) { return add_target(*sub, option, target); }, option.target);
     added->required(option.required);

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include <cmath>
+#include <sstream>
 
 #include "mantissa/data/token_writer.h"
 #include "process.h"
@@ -243,12 +244,20 @@ TEST_F(CommandsTest, BenchOfTrainingMeasuresStepsWithoutReadingData) {
   EXPECT_EQ(mantissa({"bench", "train", "run.json", "--time-budget", "1", "--json", "/dev/full"}).exit_code, 7);
 }
 
-TEST_F(CommandsTest, HelpShowsAnExample) {
-  for (const char* command : {"train", "eval", "generate"}) {
+TEST_F(CommandsTest, HelpShowsExamplesInLinesOfTheirOwn) {
+  for (const std::string command : {"train", "eval", "generate", "bench", "tokenize", "inspect"}) {
     const auto help = mantissa({command, "--help"});
     EXPECT_EQ(help.exit_code, 0);
-    EXPECT_THAT(help.output, HasSubstr(std::string("mantissa ") + command + " "));
+    const size_t at = help.output.find("Example:\n");
+    ASSERT_NE(at, std::string::npos) << command;
+    std::istringstream lines(help.output.substr(at + 9));
+    for (std::string line; std::getline(lines, line);) {
+      EXPECT_TRUE(line.empty() || line.starts_with("  mantissa " + command + " ")) << line;
+    }
   }
+  const std::string help = mantissa({"generate", "--help"}).output;
+  const size_t option = help.find("--prompt TEXT");
+  EXPECT_THAT(help.substr(option, help.find('\n', option) - option), HasSubstr("\\n")) << "the default, in its line";
 }
 
 }  // namespace
