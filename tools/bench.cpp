@@ -6,6 +6,7 @@
 #include "mantissa/base/parallel.h"
 #include "mantissa/train/checkpoint.h"
 #include "mantissa/train/precision_setup.h"
+#include "mantissa/train/report.h"
 #include "mantissa/train/training_step.h"
 
 namespace mantissa::tools {
@@ -63,9 +64,9 @@ ExitCode bench_train(const Arguments& arguments) {
        .dtype = config.precision.dtype,
        .flops = training_flops_per_token(config.model, config.training.seq_len) * static_cast<double>(tokens),
        .run = [&] { training_step(model, optimizer, accumulator, batch, config.training.micro_batch_size, 1e-4); }});
-  std::printf("%s: %.3f of the GEMM floor's speed, %.1f ms a step, %.0f tokens/s, %s, %d threads\n", config.logging.run_name->c_str(),
+  std::printf("%s: %.3f of the GEMM floor's speed, %.1f ms a step, %.0f tokens/s, %s, %s\n", config.logging.run_name->c_str(),
               result.ratio.median, result.seconds.median * 1e3, static_cast<double>(tokens) / result.seconds.median,
-              gemm_instruction_set().c_str(), num_threads());
+              gemm_instruction_set().c_str(), count_text(num_threads(), "thread").c_str());
   return ExitCode::ok;
 }
 

@@ -11,6 +11,7 @@
 #include "command.h"
 #include "mantissa/base/file.h"
 #include "mantissa/base/json.h"
+#include "mantissa/train/report.h"
 
 namespace mantissa::tools {
 namespace {
@@ -126,7 +127,7 @@ ExitCode conformance(const std::string& path, const std::string& device_name) {
     std::cout << (problem.empty() ? "pass  " : "FAIL  ") << name << (problem.empty() ? "" : "  " + problem) << '\n';
   }
   const auto count = static_cast<int64_t>(folder.names().size());
-  std::cout << count << " files: " << count - failed << " passed, " << failed << " failed\n";
+  std::cout << count_text(count, "file") << ": " << count - failed << " passed, " << failed << " failed\n";
   return failed == 0 ? ExitCode::ok : ExitCode::difference;
 }
 

@@ -12,6 +12,7 @@
 #include "mantissa/data/fingerprint.h"
 #include "mantissa/io/checkpoint_diff.h"
 #include "mantissa/io/checkpoint_directory.h"
+#include "mantissa/train/report.h"
 
 namespace mantissa::tools {
 namespace {
@@ -37,7 +38,8 @@ void show_list(const fs::path& folder) {
   for (const CheckpointStatus& status : list) {
     std::cout << status.path.filename().string() << "  ";
     if (status.problem.empty())
-      std::cout << "complete  " << status.samples << " samples, " << status.tensors << " tensors, " << size_text(status.bytes);
+      std::cout << "complete  " << count_text(status.samples, "sample") << ", " << count_text(status.tensors, "tensor") << ", "
+                << size_text(status.bytes);
     else
       std::cout << "DAMAGED  " << printable(status.problem);
     std::cout << (status.latest ? "  (latest)\n" : "\n");
@@ -57,7 +59,7 @@ void show_checkpoint(const fs::path& path) {
   std::cout << path.string() << '\n'
             << "step          " << manifest.step << '\n'
             << "samples       " << manifest.samples << '\n'
-            << "size          " << size_text(reader.bytes()) << " in " << manifest.shards.size() << " shards\n"
+            << "size          " << size_text(reader.bytes()) << " in " << count_text(manifest.shards.size(), "shard") << '\n'
             << "manifest      " << reader.hash() << '\n'
             << "build         " << printable(manifest.build_fingerprint) << '\n'
             << "data          " << printable(manifest.dataset_fingerprint) << '\n'
@@ -130,7 +132,7 @@ void show_data(const std::string& path, const Arguments& arguments) {
   std::cout << printable(path) << ": " << name_of(file.format()) << ", " << file.tokens()
             << (tokenised_here ? " bytes of text" : " tokens");
   if (file.tokens() > 0) std::cout << ", ids " << statistics.least << " to " << statistics.most;
-  if (file.has_documents()) std::cout << ", " << statistics.documents << " documents";
+  if (file.has_documents()) std::cout << ", " << count_text(statistics.documents, "document");
   std::cout << '\n';
   for (const std::string& part : file.files()) {
     const FileFingerprint print = fingerprint(part);
@@ -156,7 +158,7 @@ ExitCode show_difference(const std::string& first, const std::string& second) {
     std::cout << "all " << a.manifest().tensors.size() << " tensors are equal\n";
     return ExitCode::ok;
   }
-  std::cout << differences.size() << " tensors differ\n";
+  std::cout << count_text(differences.size(), "tensor") << (differences.size() == 1 ? " differs\n" : " differ\n");
   for (const TensorDifference& difference : differences)
     std::cout << "  " << std::left << std::setw(44) << printable(difference.name) << ' ' << difference.what << '\n';
   return ExitCode::difference;

@@ -1,3 +1,5 @@
+#include "mantissa/train/report.h"
+
 #include <algorithm>
 #include <iostream>
 #include <memory>
@@ -28,7 +30,7 @@ ExitCode report(const ReportArguments& arguments) {
   for (const std::string& path : arguments.runs) runs.push_back(read_run_metrics(path));
   name_apart(runs, arguments.runs);
   write_file_atomically(arguments.output, report_page(runs));
-  std::cout << arguments.output << ": " << runs.size() << (runs.size() == 1 ? " run\n" : " runs\n");
+  std::cout << arguments.output << ": " << count_text(runs.size(), "run") << '\n';
   return ExitCode::ok;
 }
 

@@ -8,6 +8,7 @@
 #include "mantissa/base/pending_file.h"
 #include "mantissa/data/dataset.h"
 #include "mantissa/data/token_writer.h"
+#include "mantissa/train/report.h"
 
 namespace mantissa::tools {
 namespace {
@@ -70,7 +71,8 @@ void write_all(Writer& writer, const std::vector<std::string>& paths, const Toke
   for (const std::string& path : paths) documents += add_documents(path, options, writer);
   require(documents > 0, ExitCode::usage, "there is no text in the input");
   const int64_t tokens = writer.finish();
-  std::cout << names << ": " << documents << " documents, " << tokens << " tokens, model.vocab_size " << options.vocab_size << '\n';
+  std::cout << names << ": " << count_text(documents, "document") << ", " << count_text(tokens, "token") << ", model.vocab_size "
+            << options.vocab_size << '\n';
 }
 
 // The id that goes with each document; none without --append-eod.

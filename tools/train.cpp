@@ -42,7 +42,7 @@ std::string counted(double value) {
 std::string start_line(const StartReport& report) {
   std::string line =
       text("run ", report.folder, " | ", counted(static_cast<double>(report.parameters)), " parameters | ", report.training_tokens,
-           " training tokens | ", report.device, ", ", report.threads, " threads | ", report.steps, " steps");
+           " training tokens | ", report.device, ", ", count_text(report.threads, "thread"), " | ", count_text(report.steps, "step"));
   if (!report.resumed.empty()) line += text(" | continues at ", report.step, " from ", report.resumed);
   return line;
 }
@@ -58,10 +58,10 @@ void print_summary(Console& console, const TrainSummary& summary) {
   if (summary.best_valid_loss) line += text(" | best validation loss ", *summary.best_valid_loss);
   line += text(" | ", summary.tokens, " tokens | ", duration_text(summary.seconds), " | ", static_cast<int64_t>(summary.tokens_per_second),
                " tok/s");
-  if (summary.skipped_steps > 0) line += text(" | ", summary.skipped_steps, " steps skipped");
-  if (summary.failed_saves > 0) line += text(" | ", summary.failed_saves, " saves failed");
+  if (summary.skipped_steps > 0) line += text(" | ", count_text(summary.skipped_steps, "step"), " skipped");
+  if (summary.failed_saves > 0) line += text(" | ", count_text(summary.failed_saves, "save"), " failed");
   const int64_t dropped = summary.dropped_lines + console.dropped_lines();
-  if (dropped > 0) line += text(" | ", dropped, " lines of output dropped");
+  if (dropped > 0) line += text(" | ", count_text(dropped, "line"), " of output dropped");
   line += text("\nfiles | ", summary.folder, " | checkpoint ", summary.checkpoint.empty() ? "none" : summary.checkpoint);
   if (summary.exit == ExitCode::stopped) line += "\nThe same command with --resume continues.";
   console.line(line);
@@ -99,7 +99,7 @@ void print_plan(const RunPlan& plan) {
             << '\n'
             << "data     " << plan.training_tokens << " training tokens, " << plan.validation_windows << " validation windows\n"
             << "step     " << *training.grad_accum << " x " << training.micro_batch_size << " sequences of " << training.seq_len << " = "
-            << training.tokens_per_step() << " tokens; " << training.steps << " steps\n"
+            << training.tokens_per_step() << " tokens; " << count_text(training.steps, "step") << "\n"
             << "compute  " << plan.flops_per_token << " FLOP per token, " << step_flops << " per step, "
             << step_flops * static_cast<double>(training.steps) << " in all\n"
             << "memory   " << bytes_text(memory.total()) << " of tensors\n"

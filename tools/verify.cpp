@@ -3,6 +3,7 @@
 
 #include "command.h"
 #include "mantissa/io/checkpoint_directory.h"
+#include "mantissa/train/report.h"
 
 namespace mantissa::tools {
 namespace {
@@ -12,7 +13,7 @@ ExitCode verify(const std::string& path) {
   reader.verify();
   const Manifest& manifest = reader.manifest();
   std::cout << reader.directory().string() << ": intact: step " << manifest.step << ", " << manifest.tensors.size() << " tensors, "
-            << reader.bytes() << " bytes in " << manifest.shards.size() << (manifest.shards.size() == 1 ? " shard" : " shards") << '\n';
+            << reader.bytes() << " bytes in " << count_text(manifest.shards.size(), "shard") << '\n';
   return ExitCode::ok;
 }
 

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "mantissa/base/json.h"
+#include "mantissa/train/report.h"
 #include "train/report_charts.h"
 #include "train/svg.h"
 
@@ -58,7 +59,7 @@ std::string summary_row(const RunMetrics& run, size_t index) {
   std::string row = text("<tr><td>", swatch(index), escaped(run.name), "</td>");
   for (const std::string& cell :
        {text(step, " of ", run.start.steps), text(run.tokens), text(run.start.parameters), last_text(run.loss), last_text(run.valid_loss),
-        best_text(run.valid_loss), last_text(run.tokens_per_second), text(run.start.device, ", ", run.start.threads, " threads")})
+        best_text(run.valid_loss), last_text(run.tokens_per_second), text(run.start.device, ", ", count_text(run.start.threads, "thread"))})
     row += "<td>" + escaped(cell) + "</td>";
   return row + "</tr>\n";
 }

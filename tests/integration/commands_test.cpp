@@ -30,9 +30,10 @@ class CommandsTest : public test::TrainingTest {
 };
 
 TEST_F(CommandsTest, TrainPrintsStepLinesAndWhereTheFilesAre) {
-  const auto trained = mantissa({"train", "run.json", "--set", "eval.samples={\"prompts\":[\"ab\"]}"});
+  const auto trained = mantissa({"train", "run.json", "--set", "eval.samples={\"prompts\":[\"ab\"]}", "--set", "training.threads=1"});
   EXPECT_EQ(trained.exit_code, 0) << trained.errors;
   EXPECT_THAT(trained.output, HasSubstr("step     1/20 | loss 5."));
+  EXPECT_THAT(trained.output, HasSubstr("cpu, 1 thread | 20 steps\n"));
   EXPECT_THAT(trained.output, HasSubstr("step    20/20 | loss "));
   EXPECT_THAT(trained.output, HasSubstr("eval    20 | loss "));
   EXPECT_THAT(trained.output, HasSubstr("sample at step 20"));
