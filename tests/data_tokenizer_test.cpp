@@ -47,12 +47,22 @@ TEST(Tokenizer, CharacterAcrossTwoWindowsOfAFileIsOneCharacter) {
   EXPECT_EQ(characters_of_text(text).size(), 2);
 }
 
+TEST(Characters, AreListedInRangesOfLettersAndDigitsAndNotWithoutEnd) {
+  EXPECT_EQ(describe_characters(std::u32string_view(U"\t\n !,-.3789ABYZabd\u00e9")), "U+0009 \\n space ! , - . 3 7-9 A B Y Z a b d \u00e9");
+  std::u32string many;
+  for (char32_t character = 0x4E00; many.size() < 50; character += 2) many += character;
+  const std::string list = describe_characters(many);
+  EXPECT_TRUE(list.starts_with("\u4e00 \u4e02 ")) << list;
+  EXPECT_TRUE(list.ends_with("\u4e4e and 10 more")) << list;
+}
+
 TEST(Tokenizer, UnknownCharacterIsNamed) {
   const Tokenizer tokenizer = characters_of_text("abc");
   const Error prompt = error_of([&] { tokenizer.encode("ab\u00e9"); });
   EXPECT_EQ(prompt.code(), ExitCode::usage);
   EXPECT_THAT(prompt.what(), HasSubstr("U+00E9 '\u00e9'"));
   EXPECT_THAT(prompt.what(), HasSubstr("byte 3"));
+  EXPECT_THAT(prompt.what(), HasSubstr("is not among the 3 characters of the training data: a-c"));
   const Error file = error_of([&] { tokenizer.encode("\n", {.name = "x.txt", .code = ExitCode::data}); });
   EXPECT_EQ(file.code(), ExitCode::data);
   EXPECT_THAT(file.what(), HasSubstr("x.txt: the character U+000A "));

@@ -3,6 +3,26 @@
 #include <cstdio>
 
 namespace mantissa {
+namespace {
+
+bool is_control(char32_t character) { return character < 0x20 || (character >= 0x7F && character < 0xA0); }
+
+// Letters and digits make ranges that a person reads, punctuation does not.
+bool makes_range(char32_t first, char32_t second) {
+  const auto among = [&](char32_t from, char32_t to) { return first >= from && second <= to; };
+  return second == first + 1 && (among('0', '9') || among('A', 'Z') || among('a', 'z') || among(0xA0, 0x10FFFF));
+}
+
+std::string list_entry(char32_t character) {
+  if (character == '\n') return "\\n";
+  if (character == ' ') return "space";
+  if (is_control(character)) return describe_character(character);
+  std::string out;
+  append_utf8(character, out);
+  return out;
+}
+
+}  // namespace
 
 Utf8Decoder::Status Utf8Decoder::lead(uint8_t byte) {
   if (byte < 0x80) {
@@ -54,10 +74,25 @@ std::string describe_character(char32_t character) {
   char code[16];
   std::snprintf(code, sizeof code, "U+%04X", static_cast<unsigned>(character));
   std::string out = code;
-  if (character < 0x20 || (character >= 0x7F && character < 0xA0)) return out;
+  if (is_control(character)) return out;
   out += " '";
   append_utf8(character, out);
   return out + "'";
+}
+
+std::string describe_characters(std::span<const char32_t> ascending) {
+  constexpr size_t kShown = 40;
+  std::string list;
+  size_t next = 0;
+  for (size_t shown = 0; next < ascending.size() && shown < kShown; ++shown, ++next) {
+    const size_t first = next;
+    while (next + 1 < ascending.size() && makes_range(ascending[next], ascending[next + 1])) ++next;
+    if (next == first + 1) --next;  // a pair is no range
+    list += (list.empty() ? "" : " ") + list_entry(ascending[first]);
+    if (next > first) list += "-" + list_entry(ascending[next]);
+  }
+  if (next < ascending.size()) list += " and " + std::to_string(ascending.size() - next) + " more";
+  return list;
 }
 
 }  // namespace mantissa

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -33,5 +34,7 @@ inline bool is_unicode_scalar(uint64_t value) { return value < 0xD800 || (value 
 
 // "U+00E9", with the character itself in quotes where it is printable.
 std::string describe_character(char32_t character);
+// Of ascending characters: "\n space ! 0-9 A-Z a c", at most 40 entries, then "and 17 more".
+std::string describe_characters(std::span<const char32_t> ascending);
 
 }  // namespace mantissa
