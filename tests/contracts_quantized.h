@@ -43,6 +43,11 @@ inline void dequantize(ContractCheck& c) {
   c.accepts(Dequantize{.x = x, .out = c.bf16s({64, 32})});
   c.refuses(Dequantize{.x = x, .out = c.f64({64, 32})}, "dequantize", {"out is fp64"});
   c.refuses(Dequantize{.x = x, .out = c.f32({32, 64})}, "dequantize", {"out", "[32, 64]"});
+  const QuantizedTensor wide = c.codes({64, 96}, {Format::e5m2, 32, 32});
+  c.accepts(Dequantize{.x = wide, .out = c.f32({64, 32}), .first_col = 64});
+  c.refuses(Dequantize{.x = wide, .out = c.f32({64, 32}), .first_col = 16}, "dequantize", {"[16, 48)", "whole blocks"});
+  c.refuses(Dequantize{.x = wide, .out = c.f32({64, 64}), .first_col = 64}, "dequantize", {"[64, 128)", "[64, 96]"});
+  c.refuses(Dequantize{.x = wide, .out = c.f32({64, 32}), .first_col = -32}, "dequantize", {"[-32, 0)"});
   c.refuses(Dequantize{.x = x, .out = c.f32({64, 32}), .extreme = c.i32({2})}, "dequantize", {"extreme", "[2]"});
 }
 

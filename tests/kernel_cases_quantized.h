@@ -102,6 +102,13 @@ inline void dequantize_cases(Cases& add) {
       const Tensor extreme = o.updated("extreme", o.given(Dtype::i32, {1}, {0}), kExact);
       o.device().run(Dequantize{.x = x, .out = o.output("out", {c.rows, c.cols}, kExact), .extreme = extreme});
     });
+    const int64_t first = c.cols / 3 / c.how.block() * c.how.block();  // the middle third, where there is one
+    add("Dequantize", c.name() + "_columns", [=](Operands& o) {
+      const QuantizedTensor x = quantized_input(o, c.rows, c.cols, c.how, c.spread);
+      const Tensor extreme = o.updated("extreme", o.given(Dtype::i32, {1}, {0}), kExact);
+      const Tensor out = o.output("out", {c.rows, c.cols - 2 * first}, kExact);
+      o.device().run(Dequantize{.x = x, .out = out, .first_col = first, .extreme = extreme});
+    });
     add("QuantizationError", c.name(), [=](Operands& o) {
       const Tensor x = wide_input(o, c.rows - std::min<int64_t>(c.how.block_rows - 1, 5), c.cols, c.spread);
       const QuantizedTensor q = quantized_input(o, c.rows, c.cols, c.how, c.spread);

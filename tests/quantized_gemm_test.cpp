@@ -145,6 +145,27 @@ TEST_F(QuantizedGemm, ZeroBlocksAreNotExtreme) {
   EXPECT_EQ(fast().fp32_products(), before);
 }
 
+// A large weight is dequantised in bands of output columns: never whole, and without a trace in the result.
+TEST_F(QuantizedGemm, DequantisesALargeWeightInBandsWithTheBitsOfTheWhole) {
+  const int64_t out = 3072, in = 2304, tokens = 64;
+  const QuantizedTensor weight = random_codes({out, in}, kTiles, 19);
+  const Tensor whole = empty(fast(), Dtype::bf16, {out, in});
+  fast().run(Dequantize{.x = weight, .out = whole});
+  for (const bool fprop : {true, false}) {
+    const Tensor x = tensor_of(fast(), Dtype::bf16, {tokens, fprop ? in : out}, random_values(tokens * (fprop ? in : out), 20));
+    const Tensor expected = empty(fast(), Dtype::f32, {tokens, fprop ? out : in}), actual = empty_like(expected);
+    fast().run(Gemm{.a = {x}, .b = {whole, fprop}, .out = expected, .accumulate = false});
+    const std::unique_ptr<Backend> fresh = make_cpu_backend();
+    const auto copied = [&fresh](const Tensor& from) { return from_host(*fresh, from.dtype(), from.shape(), from.raw()); };
+    const QuantizedTensor codes{copied(weight.codes), copied(weight.scales), weight.shape, weight.how};
+    const Tensor input = copied(x), product = empty(*fresh, Dtype::f32, expected.shape());
+    const int64_t before = fresh->allocator_stats().in_use;
+    fresh->run(Gemm{.a = {input}, .b = {codes, fprop}, .out = product, .accumulate = false});
+    EXPECT_EQ(values(product), values(expected));
+    EXPECT_LT(fresh->allocator_stats().peak_in_use - before, whole.bytes()) << (fprop ? "fprop" : "dgrad");
+  }
+}
+
 TEST_F(QuantizedGemm, AccumulatesIntoGradients) {
   const QuantizedTensor a = random_codes({32, 96}, kRows.transposed(), 16), b = random_codes({32, 64}, kRows.transposed(), 17);
   for (Backend* device : {&fast(), &reference()}) {

@@ -60,7 +60,12 @@ void check(const Quantize& k) {
 
 void check(const Dequantize& k) {
   Contract contract("dequantize");
-  contract.input("x", k.x).output("out", k.out, k.out.dtype(), k.x.shape);
+  contract.input("x", k.x).rank("out", k.out, 2);
+  const int64_t width = k.out.dim(1), block = k.x.how.block_cols;
+  const bool whole = k.first_col >= 0 && k.first_col + width <= k.x.shape[1] && k.first_col % block == 0 && width % block == 0;
+  contract.that(whole, "out is ", k.out.shape(), ": columns [", k.first_col, ", ", k.first_col + width, ") of ", k.x.shape,
+                " are not whole blocks of ", k.x.how);
+  contract.output("out", k.out, k.out.dtype(), {k.x.shape[0], width});
   fp32_or_bf16(contract, "out", k.out);
   contract.optional_output("extreme", k.extreme, Dtype::i32, {1});
 }

@@ -71,10 +71,12 @@ struct Quantize {
 };
 
 // out [R, C] (fp32 or bf16) = element * 2^(scale - 127), rounded once; a scale of 255 gives NaN, and -0 under flashinfer gives +0.
-// extreme [1] i32: set to 1 if a block with an extreme scale code holds a non-zero element, else left alone.
+// extreme [1] i32: set to 1 if a block with an extreme scale code holds a non-zero element, else left alone. A narrower out takes whole
+// blocks of columns from first_col on.
 struct Dequantize {
   QuantizedTensor x;
   Tensor out;
+  int64_t first_col = 0;
   Tensor extreme{};
 };
 

@@ -1,5 +1,5 @@
-// The CPU backend users run: overrides the reference wherever there is a fast path. One file per kernel family, named as the reference's without
-// the prefix. Results differ from the reference by rounding only, and never depend on the number of threads.
+// The CPU backend users run: overrides the reference wherever there is a fast path. One file per kernel family, named as the reference's
+// without the prefix. Results differ from the reference by rounding only, and never depend on the number of threads.
 #pragma once
 
 #include "backend/cpu/reference.h"

@@ -19,25 +19,28 @@ namespace {
 
 using lanes::kLanes, lanes::kPair, lanes::Words;
 
-// Codes and scales of a matrix, row by row as bf16 bits. Spans, of a length known to the compiler, lie within blocks; kColumnwise has a
-// scale for each column.
+// Codes and scales of columns [first, first + width) of a matrix, row by row as bf16 bits. Spans, of a length known to the compiler, lie
+// within blocks; kColumnwise has a scale for each column.
 template <class E, int64_t kSpan, bool kColumnwise>
 class Reader {
  public:
-  explicit Reader(const QuantizedTensor& x)
+  Reader(const QuantizedTensor& x, int64_t first, int64_t width)
       : how_(x.how),
         codes_(x.codes.data<uint8_t>()),
         scales_(x.scales.data<uint8_t>()),
         cols_(x.shape[1]),
+        first_(first),
+        width_(width),
         row_bits_(std::countr_zero(static_cast<uint64_t>(how_.block_rows))),
         col_bits_(std::countr_zero(static_cast<uint64_t>(how_.block_cols))),
         all_(x) {}
 
-  // take(col, bits) for each group of lanes of a row, scalar(col) for those that the lanes do not cover. `words` holds one for each column.
+  // take(i, bits) for each group of lanes of a row, scalar(i) for those that the lanes do not cover; i counts from the first column.
+  // `words` holds one for each column.
   template <class Take, class Scalar>
   [[gnu::always_inline]] void decode_row(int64_t row, int16_t* words, const Take& take, const Scalar& scalar) const {
     const bool regular = shifts(row, words);
-    for (int64_t c = 0; c < cols_; c += kSpan) {
+    for (int64_t c = 0; c < width_; c += kSpan) {
       std::array<Words, static_cast<size_t>(kSpan / kLanes)> bits;
       if (regular && decode_span(row, c, words, bits.data())) [[likely]] {
         take(c, bits[0]);
@@ -48,11 +51,13 @@ class Reader {
     }
   }
 
-  uint32_t fp32(int64_t row, int64_t col) const { return decode_in_block<E>(all_.get(row, col), scale_at(row, col), how_.rule); }
+  uint32_t fp32(int64_t row, int64_t i) const {
+    return decode_in_block<E>(all_.get(row, first_ + i), scale_at(row, first_ + i), how_.rule);
+  }
 
   // Whether a non-zero element of the group has an extreme scale.
-  bool extreme(int64_t row, int64_t col) const {
-    for (int64_t c = col; c < col + kLanes; ++c) {
+  bool extreme(int64_t row, int64_t i) const {
+    for (int64_t c = first_ + i; c < first_ + i + kLanes; ++c) {
       if ((all_.get(row, c) & E::magnitude_mask) != 0 && extreme_scale<E>(scale_at(row, c))) return true;
     }
     return false;
@@ -62,14 +67,14 @@ class Reader {
   static constexpr int16_t kFirst = E::bias + E::mantissa_bits, kLast = 254 - E::emax;  // scales with which all elements are normal bf16
 
   uint8_t scale_at(int64_t row, int64_t col) const { return scales_[(row >> row_bits_) * (cols_ >> col_bits_) + (col >> col_bits_)]; }
-  [[gnu::always_inline]] Words load_codes(int64_t row, int64_t col) const {
-    return lanes::load_codes<E>(codes_ + (row * cols_ + col) / E::codes_per_byte);
+  [[gnu::always_inline]] Words load_codes(int64_t row, int64_t i) const {
+    return lanes::load_codes<E>(codes_ + (row * cols_ + first_ + i) / E::codes_per_byte);
   }
 
   // The shift of each column or span. Returns whether no scale is outside kFirst .. kLast.
   [[gnu::always_inline]] bool shifts(int64_t row, int16_t* words) const {
-    const int64_t count = cols_ >> col_bits_;
-    const uint8_t* scales = scales_ + (row >> row_bits_) * count;
+    const int64_t count = width_ >> col_bits_;
+    const uint8_t* scales = scales_ + (row >> row_bits_) * (cols_ >> col_bits_) + (first_ >> col_bits_);
     Words outside{};
     for (int64_t i = 0; i < count; i += kLanes) {
       uint8_t bytes[kLanes];
@@ -85,24 +90,25 @@ class Reader {
   }
 
   // bf16 bits of the groups of a span whose scales are within kFirst .. kLast; false if one needs decode_group().
-  [[gnu::always_inline]] bool decode_span(int64_t row, int64_t col, const int16_t* shifts, Words* bits) const {
-    const Words all = kColumnwise ? Words{} : lanes::broadcast(shifts[col / kSpan]);
+  [[gnu::always_inline]] bool decode_span(int64_t row, int64_t i, const int16_t* shifts, Words* bits) const {
+    const Words all = kColumnwise ? Words{} : lanes::broadcast(shifts[i / kSpan]);
     Words other{};
 #pragma GCC unroll 2
-    for (int64_t i = 0; i < kSpan / kLanes; ++i) {
-      const Words codes = load_codes(row, col + i * kLanes), shift = kColumnwise ? lanes::load(shifts + col + i * kLanes) : all;
+    for (int64_t g = 0; g < kSpan / kLanes; ++g) {
+      const Words codes = load_codes(row, i + g * kLanes), shift = kColumnwise ? lanes::load(shifts + i + g * kLanes) : all;
       if constexpr (E::mantissa_bits > 1) {  // with many binades few elements lie below the normal ones
-        bits[i] = lanes::decode_normal<E>(codes, shift, other);
+        bits[g] = lanes::decode_normal<E>(codes, shift, other);
       } else {
-        bits[i] = zeros_as_rule(lanes::decode<E>(codes, shift, other));
+        bits[g] = zeros_as_rule(lanes::decode<E>(codes, shift, other));
       }
     }
     return !lanes::any(other);
   }
   // The same for one group and any scales; false if it needs the scalar codec.
-  [[gnu::always_inline]] bool decode_group(int64_t row, int64_t col, Words& bits) const {
-    const Words codes = load_codes(row, col);
-    const Words scale = kColumnwise ? lanes::load_bytes(scales_ + (row >> row_bits_) * cols_ + col) : lanes::broadcast(scale_at(row, col));
+  [[gnu::always_inline]] bool decode_group(int64_t row, int64_t i, Words& bits) const {
+    const Words codes = load_codes(row, i);
+    const Words scale =
+        kColumnwise ? lanes::load_bytes(scales_ + (row >> row_bits_) * cols_ + first_ + i) : lanes::broadcast(scale_at(row, first_ + i));
     Words foreign = (scale < kFirst) | (scale > kLast);
     foreign &= (codes & static_cast<int16_t>(E::magnitude_mask)) != 0;
     bits = zeros_as_rule(lanes::decode<E>(codes, lanes::exponent_shift(scale), foreign));
@@ -115,7 +121,7 @@ class Reader {
 
   Quantization how_;
   const uint8_t *codes_, *scales_;
-  int64_t cols_;
+  int64_t cols_, first_, width_;
   int row_bits_, col_bits_;  // blocks are powers of two: a division for each group would cost as much as its decoding
   Codes<E> all_;
 };
@@ -139,11 +145,11 @@ void store_scalar(float* to, uint32_t bits) { *to = float_of_bits(bits); }
 // Rows [begin, end). Returns whether a non-zero element had an extreme scale.
 template <class E, int64_t kSpan, bool kColumnwise, class T>
 [[gnu::always_inline]] inline bool dequantize_rows(const Dequantize& k, int64_t begin, int64_t end, int16_t* words) {
-  const Reader<E, kSpan, kColumnwise> reader(k.x);
-  const int64_t cols = k.x.shape[1];
+  const int64_t width = k.out.dim(1);
+  const Reader<E, kSpan, kColumnwise> reader(k.x, k.first_col, width);
   bool extreme = false;
   for (int64_t r = begin; r < end; ++r) {
-    T* out = k.out.data<T>() + r * cols;
+    T* out = k.out.data<T>() + r * width;
     const auto take = [out](int64_t c, Words bits) __attribute__((always_inline)) { store(out + c, bits); };
     const auto scalar = [&](int64_t c) {
       extreme |= reader.extreme(r, c);
@@ -176,7 +182,7 @@ MANTISSA_CLONES bool dequantize_e2m1_of_16(const Dequantize& k, int64_t begin, i
 }
 
 bool dequantize_range(const Dequantize& k, int64_t begin, int64_t end) {
-  int16_t* words = words_of_columns(k.x.shape[1]);
+  int16_t* words = words_of_columns(k.out.dim(1));
   if (k.x.how.block() == kLanes) return dequantize_e2m1_of_16(k, begin, end, words);
   switch (k.x.how.format) {
     case Format::e4m3: return dequantize_e4m3(k, begin, end, words);
@@ -189,8 +195,8 @@ bool dequantize_range(const Dequantize& k, int64_t begin, int64_t end) {
 // the block's rows.
 template <class E>
 [[gnu::always_inline]] inline void requantize_band(const RequantizeColumns& k, int64_t row, bf16* values, int16_t* words) {
-  const Reader<E, kPair, false> reader(k.x);
   const int64_t block = k.out.how.block_rows, cols = k.x.shape[1];
+  const Reader<E, kPair, false> reader(k.x, 0, cols);
   bool exact = true;
   for (int64_t r = 0; r < block; ++r) {
     bf16* out = values + r * cols;
@@ -224,9 +230,10 @@ bool taken_by_lanes(const QuantizedTensor& x) {
 
 void CpuBackend::run(const Dequantize& k) {
   check(k);
-  if (!taken_by_lanes(k.x)) return CpuReference::run(k);
+  const int64_t span = k.x.how.block() == kLanes ? kLanes : kPair;
+  if (!taken_by_lanes(k.x) || k.first_col % span != 0 || k.out.dim(1) % span != 0) return CpuReference::run(k);
   std::atomic<bool> extreme = false;
-  parallel_for(k.x.shape[0], rows_per_piece(k.x.shape[1]), [&](int64_t begin, int64_t end) {
+  parallel_for(k.x.shape[0], rows_per_piece(k.out.dim(1)), [&](int64_t begin, int64_t end) {
     if (dequantize_range(k, begin, end)) extreme = true;
   });
   if (extreme && k.extreme.defined()) *k.extreme.data<int32_t>() = 1;

@@ -53,7 +53,19 @@ MANTISSA_CLONES void transpose_range(const void* in, int64_t ld, int64_t rows, i
   }
 }
 
+// Columns of the output whose part of a quantised b is dequantised at a time: whole tiles of about 8 MiB. A transposed a is packed
+// anew for each band, and a sum cannot start over: there b is taken whole.
+int64_t band_columns(const Gemm& k, int64_t col_step, Dtype dtype) {
+  constexpr int64_t kBandBytes = int64_t{1} << 23;
+  const auto* b = std::get_if<QuantizedTensor>(&k.b.value);
+  if (!b || k.a.transposed || k.accumulate) return k.out.dim(1);
+  if (col_step % (k.b.transposed ? b->how.block_rows : b->how.block_cols) != 0) return k.out.dim(1);
+  return std::max<int64_t>(1, kBandBytes / (k.b.rows() * col_step * dtype_bytes(dtype))) * col_step;
+}
+
 const std::byte* at(const Tensor& tensor, int64_t element) { return tensor.raw() + element * dtype_bytes(tensor.dtype()); }
+
+bool is_set(const Tensor& flag) { return *flag.data<int32_t>() != 0; }
 
 bool reads_fp32(const Gemm& k) {
   const auto fp32 = [](const Tensor& tensor) { return tensor.defined() && tensor.dtype() == Dtype::f32; };
@@ -65,7 +77,8 @@ std::byte* at_output(const Tensor& tensor, int64_t element) { return tensor.raw(
 
 struct GemmEngine::Problem {
   const Gemm& k;
-  int64_t rows, cols, depth;
+  Tensor a, b;  // op(a) whole, of op(b) the columns [first, first + cols)
+  int64_t rows, first, cols, depth;
   int64_t row_step, col_step;
 
   // A short last tile has a shape of its own: index 1.
@@ -75,9 +88,9 @@ struct GemmEngine::Problem {
             .cols = last_col ? col_rest : col_step,
             .depth = depth,
             .lda = depth,
-            .ldb = k.b.dense().dim(1),
-            .ldc = cols,
-            .in = k.a.dense().dtype(),
+            .ldb = b.dim(1),
+            .ldc = k.out.dim(1),
+            .in = a.dtype(),
             .out = k.out.dtype(),
             .b_transposed = k.b.transposed,
             .accumulate = k.accumulate,
@@ -102,19 +115,19 @@ void GemmEngine::run_tiles(const Problem& p) {
       products[static_cast<size_t>(2 * last_row + last_col)] = &product(p.tile(last_row, last_col));
     }
   }
-  const int64_t a_bytes = dtype_bytes(k.a.dense().dtype());
+  const int64_t a_bytes = dtype_bytes(p.a.dtype());
   const auto run_tile = [&](int64_t i, int64_t j, const void* a) {
     const int64_t col = j * p.col_step;
     products[static_cast<size_t>(2 * (i + 1 == row_tiles) + (j + 1 == col_tiles))]->run(
-        a, at(k.b.dense(), k.b.transposed ? col * p.depth : col), at_output(k.out, i * p.row_step * p.cols + col),
-        k.bias.defined() ? at(k.bias, col) : nullptr);
+        a, at(p.b, k.b.transposed ? col * p.depth : col), at_output(k.out, i * p.row_step * k.out.dim(1) + p.first + col),
+        k.bias.defined() ? at(k.bias, p.first + col) : nullptr);
   };
   if (!k.a.transposed) {
     // Tiles of one column of tiles follow each other: they read the same part of b.
     parallel_for(row_tiles * col_tiles, 1, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
         const int64_t i = t % row_tiles, j = t / row_tiles;
-        run_tile(i, j, at(k.a.dense(), i * p.row_step * p.depth));
+        run_tile(i, j, at(p.a, i * p.row_step * p.depth));
       }
     });
     return;
@@ -125,35 +138,42 @@ void GemmEngine::run_tiles(const Problem& p) {
       const int64_t rows = std::min(p.row_step, p.rows - i * p.row_step);
       const auto words = static_cast<size_t>((rows * p.depth * a_bytes + 3) / 4);
       if (packed.size() < words) packed.resize(words);
-      transpose_range(at(k.a.dense(), i * p.row_step), p.rows, rows, p.depth, a_bytes, packed.data());
+      transpose_range(at(p.a, i * p.row_step), p.rows, rows, p.depth, a_bytes, packed.data());
       for (int64_t j = 0; j < col_tiles; ++j) run_tile(i, j, packed.data());
     }
   });
 }
 
-// Dequantising to bf16 and widening are exact, so each path gives the product of the dequantised values.
-void GemmEngine::run_quantized(const Gemm& k, Backend& device) {
-  const bool bf16_operands = k.out.dtype() != Dtype::f64 && !reads_fp32(k) && onednn_has_bf16();
-  if (!bf16_operands) return multiply_widened(device, k, k.out.dtype() == Dtype::f64 ? Dtype::f64 : Dtype::f32);
-  const Tensor extreme = zeros(device, Dtype::i32, {1});
-  const Gemm dense{.a = {high_precision(k.a.value, Dtype::bf16, extreme), k.a.transposed},
-                   .b = {high_precision(k.b.value, Dtype::bf16, extreme), k.b.transposed},
-                   .out = k.out,
-                   .accumulate = k.accumulate,
-                   .bias = k.bias};
-  if (*extreme.data<int32_t>() == 0) return run(dense, device);
-  ++fp32_products_;
-  multiply_widened(device, k, Dtype::f32);
+// Returns false, with out half written, if a dequantised operand is not exact in bf16.
+bool GemmEngine::run_bands(const Gemm& k, Dtype dtype, Backend& device) {
+  const int64_t rows = k.a.rows(), depth = k.a.cols(), cols = k.out.dim(1);
+  if (rows == 0 || cols == 0) return true;
+  const int64_t col_step = tile_columns(cols, depth, k.b.transposed), band = band_columns(k, col_step, dtype);
+  const int64_t row_step = tile_rows(rows, k.a.transposed ? 1 : pieces(cols, col_step));
+  const Tensor extreme = dtype == Dtype::bf16 && (k.a.quantized() || k.b.quantized()) ? zeros(device, Dtype::i32, {1}) : Tensor();
+  const Tensor a = high_precision(k.a.value, dtype, extreme);
+  for (int64_t first = 0; first < cols; first += band) {
+    const int64_t width = std::min(band, cols - first);
+    const Tensor b = width == cols ? high_precision(k.b.value, dtype, extreme) : dequantized_band(k.b, dtype, first, width, extreme);
+    if (extreme.defined() && is_set(extreme)) return false;
+    run_tiles(
+        {.k = k, .a = a, .b = b, .rows = rows, .first = first, .cols = width, .depth = depth, .row_step = row_step, .col_step = col_step});
+  }
+  return true;
 }
 
+// Widening bf16 is exact, and so is dequantising to bf16 unless a scale is extreme: each path gives the product of the values.
 void GemmEngine::run(const Gemm& k, Backend& device) {
-  if (k.a.quantized() || k.b.quantized()) return run_quantized(k, device);
-  if (k.a.dense().dtype() == Dtype::bf16 && !onednn_has_bf16()) return multiply_widened(device, k, Dtype::f32);
-  const int64_t rows = k.a.rows(), depth = k.a.cols(), cols = k.out.dim(1);
-  if (rows == 0 || cols == 0) return;
-  const int64_t col_step = tile_columns(cols, depth, k.b.transposed);
-  const int64_t row_step = tile_rows(rows, k.a.transposed ? 1 : pieces(cols, col_step));
-  run_tiles({.k = k, .rows = rows, .cols = cols, .depth = depth, .row_step = row_step, .col_step = col_step});
+  if (onednn_has_bf16() && !reads_fp32(k)) {
+    if (run_bands(k, Dtype::bf16, device)) return;
+    ++fp32_products_;
+  }
+  const bool rounds = k.out.dtype() == Dtype::bf16;
+  Gemm wide = k;
+  if (rounds) wide.out = empty(device, Dtype::f32, k.out.shape());
+  if (k.bias.defined()) wide.bias = converted(k.bias, Dtype::f32);
+  run_bands(wide, Dtype::f32, device);
+  if (rounds) device.run(Convert{.x = wide.out, .out = k.out});
 }
 
 CpuBackend::CpuBackend() : gemm_(std::make_unique<GemmEngine>()) {}

@@ -43,7 +43,7 @@ class GemmEngine {
  private:
   struct Problem;
   const TileProduct& product(const TileShape& shape);
-  void run_quantized(const Gemm& k, Backend& device);
+  bool run_bands(const Gemm& k, Dtype dtype, Backend& device);
   void run_tiles(const Problem& problem);
 
   std::atomic<int64_t> fp32_products_ = 0;

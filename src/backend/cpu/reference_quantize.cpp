@@ -47,17 +47,18 @@ bool holds_nonfinite(const Tensor& x) {
 template <class E, class T>
 void dequantize(const Dequantize& k) {
   const Codes<E> codes(k.x);
-  const int64_t cols = k.x.shape[1];
+  const int64_t width = k.out.dim(1);
   T* out = k.out.data<T>();
   for_each_block(k.x, [&](const Block& block, uint8_t scale) {
+    if (block.col < k.first_col || block.col >= k.first_col + width) return;
     bool zeros = true;
     for_each_element(block, [&](int64_t r, int64_t c) {
       const uint32_t bits = decode_in_block<E>(codes.get(r, c), scale, k.x.how.rule);
       zeros = zeros && (bits & ~kFp32Sign) == 0;
       if constexpr (std::is_same_v<T, bf16>) {
-        out[r * cols + c] = bf16{bf16_bits_from_fp32_bits(bits)};
+        out[r * width + c - k.first_col] = bf16{bf16_bits_from_fp32_bits(bits)};
       } else {
-        out[r * cols + c] = float_of_bits(bits);
+        out[r * width + c - k.first_col] = float_of_bits(bits);
       }
     });
     if (!zeros && extreme_scale<E>(scale) && k.extreme.defined()) std::atomic_ref(*k.extreme.data<int32_t>()) = 1;

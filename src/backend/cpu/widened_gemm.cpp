@@ -12,6 +12,14 @@ Tensor high_precision(const Value& value, Dtype dtype, const Tensor& extreme) {
   return converted(out, dtype);
 }
 
+Tensor dequantized_band(const Operand& b, Dtype dtype, int64_t first, int64_t width, const Tensor& extreme) {
+  const auto& quantized = std::get<QuantizedTensor>(b.value);
+  if (b.transposed) return high_precision(slice(quantized, first, first + width), dtype, extreme);
+  Tensor out = empty(quantized.device(), dtype, {quantized.shape[0], width});
+  quantized.device().run(Dequantize{.x = quantized, .out = out, .first_col = first, .extreme = extreme});
+  return out;
+}
+
 void multiply_widened(Backend& device, const Gemm& k, Dtype wide) {
   const bool rounds = k.out.dtype() == Dtype::bf16;
   const Tensor out = rounds ? empty(device, wide, k.out.shape()) : k.out;

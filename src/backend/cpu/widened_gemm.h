@@ -9,6 +9,9 @@ namespace mantissa {
 // `value` in high precision: dequantised, or converted. extreme as in Dequantize.
 Tensor high_precision(const Value& value, Dtype dtype, const Tensor& extreme = {});
 
+// Columns [first, first + width) of op(b), whole blocks of a quantised b, dequantised; stored as b is.
+Tensor dequantized_band(const Operand& b, Dtype dtype, int64_t first, int64_t width, const Tensor& extreme);
+
 // k with operands and bias widened to `wide` (fp32 or fp64); out is rounded once at the end if it is bf16.
 void multiply_widened(Backend& device, const Gemm& k, Dtype wide);
 
