@@ -113,6 +113,14 @@ TEST_F(ReportPage, HeatMapHasACellPerModuleAndStepWithItsFiguresAsTooltip) {
   EXPECT_EQ(drawings(report_page({a})), 6);
 }
 
+TEST_F(ReportPage, EveryHeatMapHasARangeOfItsOwnOfThreeDecibelsOrMore) {
+  const RunMetrics fine = run("fine", kStart + step_line(1, "3.5") + precision_line(1, "a", "31.5") + precision_line(1, "b", "32"));
+  const RunMetrics coarse = run("coarse", kStart + step_line(1, "3.5") + precision_line(1, "a", "14") + precision_line(1, "b", "19"));
+  const std::string page = report_page({fine, coarse});
+  EXPECT_THAT(page, HasSubstr("fine: input, 29 to 32 dB"));
+  EXPECT_THAT(page, HasSubstr("coarse: input, 14 to 19 dB"));
+}
+
 TEST_F(ReportPage, ValuesThatAreNotFiniteAreGaps) {
   const Series series = {{1, 1.0}, {2, 2.0}, {3, std::nan("")}, {4, 2.0}, {5, 1.0}};
   const std::string chart = line_chart("loss", {{.label = "a", .run = 0, .dots = false, .points = &series}});

@@ -23,8 +23,8 @@ constexpr const char* kStyle = R"(
   --run0: #5cb3f0; --run1: #f58a4b; --run2: #3fc79a; --run3: #e08fc8; --run4: #dcbb3c; --run5: #9bd8f5; --run6: #b79cf0; --run7: #aaa; } }
 body { font: 15px/1.5 sans-serif; color: var(--ink); background: var(--paper); max-width: 1340px; margin: 2em auto; padding: 0 1em; }
 h1, h2, h3 { font-weight: 600; line-height: 1.2; }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(520px, 100%), 1fr)); gap: 1em 2em; }
-figure { margin: 0; } figcaption { font-weight: 600; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(520px, 100%), 1fr)); gap: 1em 2em; margin-top: 1.5em; }
+figure { margin: 0 0 1em; } figcaption { font-weight: 600; }
 svg { width: 100%; height: auto; display: block; } svg text { font-size: 11px; fill: var(--soft); }
 table { border-collapse: collapse; } th, td { text-align: left; padding: 0.15em 1em 0.15em 0; border-bottom: 1px solid var(--grid); }
 pre { overflow-x: auto; white-space: pre-wrap; overflow-wrap: anywhere; border-left: 3px solid var(--grid); padding-left: 1em; }
@@ -97,27 +97,30 @@ std::string loss_chart(const Runs& runs) {
 
 // ---- precision
 
-// One range for all maps, so that equal colours mean equal errors.
-Decibels decibels(const Runs& runs) {
+// The range of one map: beside 4-bit weights, at half the decibels, a common one would show 8-bit operands as one colour. At least 3 dB, so
+// that colours far apart always mean errors far apart.
+Decibels decibels(const std::vector<PrecisionReport>& cells) {
   Decibels range{HUGE_VAL, -HUGE_VAL};
-  for (const RunMetrics& run : runs) {
-    for (const PrecisionReport& cell : run.precision) {
-      if (!cell.sqnr_db) continue;
-      range = {std::min(range.low, *cell.sqnr_db), std::max(range.high, *cell.sqnr_db)};
-    }
+  for (const PrecisionReport& cell : cells) {
+    if (!cell.sqnr_db) continue;
+    range = {std::min(range.low, *cell.sqnr_db), std::max(range.high, *cell.sqnr_db)};
   }
-  return range.low > range.high ? Decibels{0, 0} : range;
+  return range.low > range.high ? Decibels{0, 0} : Decibels{std::min(range.low, range.high - 3), range.high};
 }
 
 std::string precision(const Runs& runs) {
   if (std::all_of(runs.begin(), runs.end(), [](const RunMetrics& run) { return run.precision.empty(); }))
     return "<p class=\"soft\">No run has precision statistics; precision.report_interval turns them on.</p>\n";
-  const Decibels range = decibels(runs);
-  std::string out = "<p>Signal to quantisation noise per module and step; a red cell holds NaN or Inf.</p>\n" + heat_scale(range);
+  std::string out =
+      "<p>Signal to quantisation noise per module and step, in a range for each map; a red cell holds NaN or Inf.</p>\n" + heat_scale();
   for (const RunMetrics& run : runs) {
     std::map<std::string, std::vector<PrecisionReport>> by_role;
     for (const PrecisionReport& cell : run.precision) by_role[cell.role].push_back(cell);
-    for (const auto& [role, cells] : by_role) out += figure(run.name + ": " + role, heat_map(run.name + ": " + role, cells, range));
+    for (const auto& [role, cells] : by_role) {
+      const Decibels range = decibels(cells);
+      const std::string title = text(run.name, ": ", role, ", ", number_text(range.low, 3), " to ", number_text(range.high, 3), " dB");
+      out += figure(title, heat_map(title, cells, range));
+    }
   }
   return out;
 }
