@@ -53,8 +53,9 @@ void dequantize(const Dequantize& k) {
     if (block.col < k.first_col || block.col >= k.first_col + width) return;
     bool zeros = true;
     for_each_element(block, [&](int64_t r, int64_t c) {
-      const uint32_t bits = decode_in_block<E>(codes.get(r, c), scale, k.x.how.rule);
-      zeros = zeros && (bits & ~kFp32Sign) == 0;
+      const uint8_t code = codes.get(r, c);
+      const uint32_t bits = decode_in_block<E>(code, scale, k.x.how.rule);
+      zeros = zeros && (code & E::magnitude_mask) == 0;
       if constexpr (std::is_same_v<T, bf16>) {
         out[r * width + c - k.first_col] = bf16{bf16_bits_from_fp32_bits(bits)};
       } else {
