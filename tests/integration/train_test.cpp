@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "mantissa/backend/functions.h"
+#include "mantissa/base/log.h"
 #include "mantissa/data/token_writer.h"
 #include "mantissa/train/generate.h"
 #include "training.h"
@@ -17,6 +18,7 @@ using test::error_of;
 using test::read_file;
 using test::TrainedRun;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class TrainTest : public test::TrainingTest {};
 
@@ -257,6 +259,36 @@ TEST_F(TrainTest, WeightsOfAnotherModelAreRefused) {
   const Error error = error_of([&] { run("wide", {"model.intermediate_size=64", "checkpoint.init_from=" + run_folder("narrow")}); });
   EXPECT_EQ(error.code(), ExitCode::usage);
   EXPECT_THAT(error.what(), HasSubstr("mlp.gate_up.weight"));
+}
+
+// What Transformer Engine saves beside weights: quantisation state of a module, empty where it has none.
+TEST_F(TrainTest, OnlyExtraStateThatHoldsSomethingIsWarnedAboutAndIgnored) {
+  run("seed");
+  CheckpointReader reader(checkpoint("seed", 20));
+  const RunConfig saved = saved_config(reader);
+  const std::unique_ptr<Backend> device = make_cpu_reference();
+  Gpt model(saved.model, *device, {});
+  load_weights(reader, model.parameters());
+  const Optimizer optimizer(model.parameters(), saved.optimizer);
+  const Data data = open_data(saved.data, {.seq_len = 16});
+  const std::array<std::byte, 12> state{};
+  CheckpointContent content = checkpoint_content(saved, data, model.parameters(), optimizer, {});
+  content.tensors.push_back({.name = "output._extra_state", .shape = {3}, .boxes = {}, .data = state.data()});
+  content.tensors.push_back({.name = "embed._extra_state", .shape = {0}, .boxes = {}, .data = state.data()});
+  CheckpointDirectory(folder_.path() / "foreign", {}, "test").save(content);
+
+  const auto logged = [&](const std::string& name, const std::string& path, std::vector<double>& losses) {
+    open_log({.console = false, .file = folder_ / name});
+    losses = run(name, {"checkpoint.init_from=" + path}).losses;
+    close_log();
+    return read_file(folder_ / name);
+  };
+  std::vector<double> with, without;
+  const std::string warned = logged("warned", folder_ / "foreign", with), silent = logged("silent", run_folder("seed"), without);
+  EXPECT_EQ(with, without);
+  EXPECT_THAT(warned, HasSubstr("output._extra_state is ignored: quantisation here keeps no state of its own"));
+  EXPECT_THAT(warned, Not(HasSubstr("embed._extra_state")));
+  EXPECT_THAT(silent, Not(HasSubstr("_extra_state")));
 }
 
 TEST_F(TrainTest, StopsAfterTheLimitOfStepsThatAreNotFiniteWithoutAnotherSave) {
