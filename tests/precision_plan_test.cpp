@@ -196,6 +196,22 @@ TEST(Plan, TheOutputProjectionIsRefusedWithoutAnMxfp8RecipeOrAFittingModel) {
   EXPECT_EQ(planned(R"({"fp8_output_proj": {"fprop": false}})").errors(), "");
 }
 
+TEST(Plan, TheOutputProjectionIsRefusedIfAnOwnRecipeLacksARole) {
+  const auto errors_without = [](const std::string& role) {
+    std::string own = R"("gemms": ["fprop", "dgrad", "wgrad"])";
+    for (const char* const operand : {"weight", "input", "output_grad"}) {
+      if (operand != role) own += text(", \"", operand, "\": {\"format\": \"e5m2\"}");
+    }
+    return planned(R"({"recipe": "own", "recipes": {"own": {)" + own + R"(}}, "fp8_output_proj": true})").errors();
+  };
+  EXPECT_EQ(errors_without("none"), "");
+  for (const char* const role : {"weight", "input", "output_grad"}) {
+    EXPECT_THAT(errors_without(role),
+                AllOf(HasSubstr("precision.fp8_output_proj: needs an ambient recipe that quantises weight, input and"),
+                      HasSubstr(text(role, " none"))));
+  }
+}
+
 TEST(Plan, SizesThatHoldNoWholeBlocksAreNamedOnceWithTheirPart) {
   ModelConfig model = small_model();
   model.num_attention_heads = 4;

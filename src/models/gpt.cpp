@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "mantissa/backend/functions.h"
+#include "mantissa/precision/plan.h"
 
 namespace mantissa {
 namespace {
@@ -40,14 +41,14 @@ MlpOptions mlp_options(const ModelConfig& config, Recompute recompute) {
           .keep = recompute == Recompute::selective ? Keep::recipe : Keep::value};
 }
 
-// The config refuses the same; this is for a config object that was changed afterwards.
+// The config refuses the same; this is for a config object, or a recipe, that was changed afterwards.
 void require_projection(const Recipe& recipe, const ModelConfig& config) {
-  if (!recipe.quantises_operands()) return;
-  const char* kSwitch = "precision.fp8_output_proj";
-  require(config.logits_dtype == LogitsDtype::compute, ExitCode::usage, kSwitch, " does not go with model.logits_dtype fp32");
-  const int64_t block = recipe.block(), rows = config.padded_vocab_size();
-  require(config.hidden_size % block == 0 && rows % block == 0, ExitCode::usage, kSwitch, ": the projection is [", rows, ", ",
-          config.hidden_size, "], not a multiple of ", block, "; see model.pad_vocab_to");
+  if (!recipe.quantises()) return;
+  const std::vector<std::string> problems = output_projection_problems(recipe, {.tied_embeddings = config.tie_word_embeddings,
+                                                                                .fp32_logits = config.logits_dtype == LogitsDtype::fp32,
+                                                                                .rows = config.padded_vocab_size(),
+                                                                                .hidden = config.hidden_size});
+  if (!problems.empty()) fail(ExitCode::usage, "precision.fp8_output_proj: ", problems.front());
 }
 
 // Built in double so that every device reads the same bits.
@@ -77,6 +78,8 @@ Gpt::Gpt(const ModelConfig& config, Backend& device, const GptOptions& options)
     };
   }
   const PrecisionOf& precision = options_.precision;
+  const WeightPrecision output = precision("output");
+  require_projection(output.recipe, config);
   const Init normal{.constant = 0.0, .std = config.init_std};
   const int64_t hidden = config.hidden_size, vocab = config.padded_vocab_size();
   embed_ = &parameters_.add("embed.weight", {vocab, hidden}, normal, precision("embed").storage());
@@ -91,9 +94,8 @@ Gpt::Gpt(const ModelConfig& config, Backend& device, const GptOptions& options)
     output_ = embed_;
     output_recipe_ = {.name = "high", .compute = options.compute};
   } else {
-    output_recipe_ = precision("output").recipe;
-    require_projection(output_recipe_, config);
-    output_ = &parameters_.add("output.weight", {vocab, hidden}, normal, precision("output").storage());
+    output_recipe_ = output.recipe;
+    output_ = &parameters_.add("output.weight", {vocab, hidden}, normal, output.storage());
   }
   parameters_.allocate(device, stats_dtype(options.compute), options.gradients);
 }

@@ -82,10 +82,12 @@ std::vector<PlanChange> changes_between(const json& before, const json& now) {
 
 GptOptions model_options(const RunConfig& config, Recompute recompute, bool gradients) {
   const auto plan = std::make_shared<const PrecisionPlan>(resolve_plan(config));
-  return {.compute = config.precision.dtype, .recompute = recompute, .gradients = gradients, .precision = [plan](const std::string& path) {
-            const ModulePrecision& module = plan->of(path);
-            return WeightPrecision{.recipe = module.recipe, .codes_only = keeps_codes_only(module.storage)};
-          }};
+  PrecisionOf precision = [plan, dtype = config.precision.dtype, tied = config.model.tie_word_embeddings](const std::string& path) {
+    if (tied && path == "output") return WeightPrecision{.recipe = {.name = "high", .compute = dtype}};  // no module of the plan
+    const ModulePrecision& module = plan->of(path);
+    return WeightPrecision{.recipe = module.recipe, .codes_only = keeps_codes_only(module.storage)};
+  };
+  return {.compute = config.precision.dtype, .recompute = recompute, .gradients = gradients, .precision = std::move(precision)};
 }
 
 std::string plan_manifest(const RunConfig& config, const ParameterSet& parameters) {

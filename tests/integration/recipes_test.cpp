@@ -136,16 +136,71 @@ TEST_F(Plans, TheOutputProjectionSwitchTakesTheSameCheckpoint) {
   EXPECT_EQ(back.losses.size(), 1U);
 }
 
-TEST_F(Plans, AConfigChangedAfterwardsIsRefusedByTheModel) {
+TEST_F(Plans, AConfigChangedAfterwardsIsRefusedByTheModelAndByThePlan) {
+  const auto config = [this] {
+    RunConfig out = this->config("changed", sets("mxfp8", {"model.pad_vocab_to=32", "precision.fp8_output_proj=true"})).config;
+    out.model.vocab_size = 8;
+    return out;
+  };
+  const std::pair<void (*)(ModelConfig&), const char*> changes[] = {
+      {[](ModelConfig& model) { model.logits_dtype = LogitsDtype::fp32; }, "precision.fp8_output_proj: excludes model.logits_dtype fp32"},
+      {[](ModelConfig& model) { model.tie_word_embeddings = true; },
+       "precision.fp8_output_proj: needs an output projection of its own: model.tie_word_embeddings must be false"},
+      {[](ModelConfig& model) { model.pad_vocab_to = 1; },
+       "precision.fp8_output_proj: needs a padded vocabulary in multiples of 32, got 8"},
+      {[](ModelConfig& model) { model.hidden_size = 72; }, "precision.fp8_output_proj: needs model.hidden_size in multiples of 32, got 72"},
+  };
+  const auto device = open_device(DeviceChoice::cpu);
+  for (const auto& [change, message] : changes) {
+    RunConfig changed = config();
+    const GptOptions options = model_options(changed, Recompute::none, false);
+    change(changed.model);
+    const Error error = error_of([&] { Gpt(changed.model, *device, options); });
+    EXPECT_EQ(error.code(), ExitCode::usage);
+    EXPECT_THAT(error.what(), HasSubstr(message));
+    EXPECT_THAT(error_of([&] { model_options(changed, Recompute::none, false); }).what(), HasSubstr(message));
+  }
+  RunConfig off = config();
+  OutputProjectionConfig& on = off.precision.fp8_output_proj;
+  on.fprop = on.dgrad = on.wgrad = false;
+  EXPECT_THAT(error_of([&] { model_options(off, Recompute::none, false); }).what(), HasSubstr("fprop, dgrad and wgrad are all off"));
+}
+
+TEST_F(Plans, TiedEmbeddingsNeedNoOutputProjectionOfThePlan) {
+  EXPECT_EQ(run("tied", sets("mxfp8", {"model.tie_word_embeddings=true", "training.steps=1"})).losses.size(), 1U);
+}
+
+TEST_F(Plans, ARecipeChangedAfterwardsIsRefusedAtTheOutputProjection) {
   RunConfig config = this->config("changed", sets("mxfp8", {"model.pad_vocab_to=32", "precision.fp8_output_proj=true"})).config;
   config.model.vocab_size = 8;
   const auto device = open_device(DeviceChoice::cpu);
   const GptOptions options = model_options(config, Recompute::none, false);
-  config.model.logits_dtype = LogitsDtype::fp32;
-  EXPECT_THAT(error_of([&] { Gpt(config.model, *device, options); }).what(), HasSubstr("model.logits_dtype"));
-  config.model.logits_dtype = LogitsDtype::compute;
-  config.model.pad_vocab_to = 1;
-  EXPECT_THAT(error_of([&] { Gpt(config.model, *device, options); }).what(), HasSubstr("[8, 128]"));
+  EXPECT_NO_THROW(Gpt(config.model, *device, options));
+  const std::pair<void (*)(Recipe&), const char*> changes[] = {
+      {[](Recipe& recipe) { recipe.weight = {}; }, "has weight none"},
+      {[](Recipe& recipe) { recipe.input = {}; }, "input none"},
+      {[](Recipe& recipe) { recipe.output_grad = {}; }, "output_grad none"},
+      {[](Recipe& recipe) {
+         recipe.weight = {Format::e4m3, 128, 128};
+       },
+       "has weight e4m3 128x128"},
+      {[](Recipe& recipe) {
+         recipe = {.name = "qat", .weight_fake_quant = {Format::e2m1, 1, 32, ScaleRule::flashinfer}};
+       },
+       "\"qat\" has"},
+  };
+  for (const auto& [change, message] : changes) {
+    GptOptions changed = options;
+    changed.precision = [&, change = change](const std::string& path) {
+      WeightPrecision out = options.precision(path);
+      if (path == "output") change(out.recipe);
+      return out;
+    };
+    const Error error = error_of([&] { Gpt(config.model, *device, changed); });
+    EXPECT_EQ(error.code(), ExitCode::usage);
+    EXPECT_THAT(error.what(), HasSubstr("precision.fp8_output_proj: needs an ambient recipe that quantises weight, input and output_grad"));
+    EXPECT_THAT(error.what(), HasSubstr(message));
+  }
 }
 
 // A NaN weight becomes a number under flashinfer's rule: the step must see it all the same.

@@ -13,7 +13,7 @@ struct GptOptions {
   Dtype compute = Dtype::f32;  // bf16, fp32; fp64 on the reference backend in tests
   Recompute recompute = Recompute::none;
   bool gradients = true;    // allocate gradient buffers
-  PrecisionOf precision{};  // by module path; absent: everything in `compute`
+  PrecisionOf precision{};  // by module path, "output" under tied embeddings, too; absent: everything in `compute`
 };
 
 // Rows of tokens with what belongs to them; all i32 tensors [batch * length].
@@ -25,7 +25,8 @@ struct TokenBatch {
 
 class Gpt {
  public:
-  // Adds all parameters and allocates them, not initialised. config.vocab_size must be set. Throws Error(internal) otherwise.
+  // Adds all parameters and allocates them, not initialised. config.vocab_size must be set. Throws Error(internal) otherwise, Error(usage)
+  // for an output projection that is to be quantised and cannot be (precision.fp8_output_proj).
   Gpt(const ModelConfig& config, Backend& device, const GptOptions& options);
   Gpt(const Gpt&) = delete;
   Gpt& operator=(const Gpt&) = delete;
