@@ -273,8 +273,8 @@ TEST_F(TrainTest, OnlyExtraStateThatHoldsSomethingIsWarnedAboutAndIgnored) {
   const Data data = open_data(saved.data, {.seq_len = 16});
   const std::array<std::byte, 12> state{};
   CheckpointContent content = checkpoint_content(saved, data, model.parameters(), optimizer, {});
-  content.tensors.push_back({.name = "output._extra_state", .shape = {3}, .boxes = {}, .data = state.data()});
-  content.tensors.push_back({.name = "embed._extra_state", .shape = {0}, .boxes = {}, .data = state.data()});
+  content.tensors.push_back({.name = "output._extra_state", .dtype = Dtype::u8, .shape = {3}, .boxes = {}, .data = state.data()});
+  content.tensors.push_back({.name = "embed._extra_state", .dtype = Dtype::u8, .shape = {0}, .boxes = {}, .data = state.data()});
   CheckpointDirectory(folder_.path() / "foreign", {}, "test").save(content);
 
   const auto logged = [&](const std::string& name, const std::string& path, std::vector<double>& losses) {

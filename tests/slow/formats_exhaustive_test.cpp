@@ -6,6 +6,7 @@
 #include "mantissa/base/parallel.h"
 #include "mantissa/formats/block_scale.h"
 #include "mantissa/formats/with_element.h"
+#include "mantissa/tensor/quantized_tensor.h"
 #include "slow_formats.h"
 
 namespace mantissa {
@@ -51,7 +52,8 @@ TEST_P(Exhaustive, EveryFp32AmaxGivesTheScaleOfTheDefinitionUnderEveryRule) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Formats, Exhaustive, ::testing::Values(Format::e4m3, Format::e5m2, Format::e2m1));
+INSTANTIATE_TEST_SUITE_P(Formats, Exhaustive, ::testing::Values(Format::e4m3, Format::e5m2, Format::e2m1),
+                         [](const auto& c) { return std::string(format_name(c.param)); });
 
 }  // namespace
 }  // namespace mantissa
