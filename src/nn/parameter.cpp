@@ -87,12 +87,10 @@ void ParameterSet::allocate(Backend& device, Dtype masters, bool gradients) {
 
 void ParameterSet::allocate_codes(Backend& device) {
   Arena codes, scales;
-  int64_t largest = 0;
   for (const Parameter& parameter : parameters_) {
     if (!parameter.storage.codes) continue;
     codes.reserve(codes_shape(matrix(parameter.shape), parameter.storage.codes).elements());
     scales.reserve(scales_shape(matrix(parameter.shape), parameter.storage.codes).elements());
-    if (!parameter.value.defined() || parameter.value.dtype() != Dtype::bf16) largest = std::max(largest, parameter.shape.elements());
   }
   codes.allocate(device, Dtype::u8);
   scales.allocate(device, Dtype::u8);
@@ -104,7 +102,6 @@ void ParameterSet::allocate_codes(Backend& device) {
                        .shape = shape,
                        .how = parameter.storage.codes};
   }
-  if (largest > 0) rounding_ = empty(device, Dtype::bf16, {largest});
   nonfinite_ = zeros(device, Dtype::i32, {1});
 }
 
@@ -130,7 +127,7 @@ void ParameterSet::initialise(uint64_t seed) {
 Tensor ParameterSet::rounding_target(const Parameter& parameter) const {
   if (parameter.value.defined() && !parameter.value.shares_memory_with(parameter.master)) return parameter.value;
   if (!parameter.codes.defined()) return {};
-  return rounding_.slice(0, parameter.shape.elements()).view(parameter.shape);
+  return empty(parameter.codes.device(), Dtype::bf16, parameter.shape);
 }
 
 void ParameterSet::quantise(const Parameter& parameter, const Tensor& rounding) {

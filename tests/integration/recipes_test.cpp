@@ -63,6 +63,14 @@ TEST_P(Recipes, KeepTheBytesThatThePlanCounts) {
     int64_t bytes = 0;
     for (const Parameter& parameter : model.parameters().all()) bytes += parameter.resident_bytes();
     EXPECT_EQ(bytes, resolve_plan(config).bytes_beside_masters()) << gather;
+    // And of what is handed out nothing else: fp32, whose values are the masters, has the same but for these bytes.
+    config.precision = PrecisionConfig();
+    config.precision.dtype = Dtype::f32;
+    const auto plain = open_device(DeviceChoice::cpu);
+    const Gpt masters(config.model, *plain, model_options(config, Recompute::none, false));
+    const int64_t handed_out = device->allocator_stats().in_use - plain->allocator_stats().in_use;
+    EXPECT_GE(handed_out, bytes) << gather;
+    EXPECT_LE(handed_out, bytes + bytes / 8 + 1024) << gather;  // the allocator rounds sizes up by an eighth at most
   }
 }
 

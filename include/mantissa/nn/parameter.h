@@ -59,7 +59,7 @@ class ParameterSet {
   void update_values();  // values and codes of all parameters from their masters
 
   // For whoever writes masters and their bf16 roundings in one pass: where the rounding of `parameter` goes (undefined: the value is the
-  // master), and then its codes from it.
+  // master), and then its codes from it. Where no rounding is kept it goes to a buffer that lives as long as the handle.
   Tensor rounding_target(const Parameter& parameter) const;
   void quantise(const Parameter& parameter, const Tensor& rounding);
   // A quantised weight holds NaN or Inf; some formats would hide it. Until the next update_values().
@@ -80,7 +80,6 @@ class ParameterSet {
   void allocate_codes(Backend& device);
 
   Tensor masters_, gradients_;
-  Tensor rounding_;   // bf16, as large as the largest parameter that keeps only codes
   Tensor nonfinite_;  // [1] i32
 };
 
