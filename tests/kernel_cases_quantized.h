@@ -69,7 +69,9 @@ inline std::vector<QuantizedCase> quantized_shapes() {
       }
     }
   }
-  for (const int64_t block : {8, 16, 32, 64}) out.push_back({5, 6 * block, {Format::e2m1, 1, block, ScaleRule::flashinfer}, 120});
+  for (const int64_t block : {8, 16, 32, 48, 64, 96}) out.push_back({5, 6 * block, {Format::e2m1, 1, block, ScaleRule::flashinfer}, 120});
+  for (const int64_t block : {16, 48, 96}) out.push_back({5, 3 * block, {Format::e4m3, 1, block, ScaleRule::floor}, 8});
+  out.push_back({64, 48, {Format::e5m2, 32, 1}, 8});
   return out;
 }
 

@@ -273,7 +273,7 @@ class Backend {
   // exhaustion.
   virtual std::shared_ptr<std::byte> allocate(int64_t bytes) = 0;
   virtual AllocatorStats allocator_stats() const = 0;
-  // How many products ran in fp32 so far because an operand held extreme scale codes.
+  // How many products ran in fp32 so far because an operand held extreme scale codes, where others run in bf16.
   virtual int64_t fp32_products() const { return 0; }
 
   virtual void run(const Fill&) = 0;

@@ -168,12 +168,7 @@ void GemmEngine::run(const Gemm& k, Backend& device) {
     if (run_bands(k, Dtype::bf16, device)) return;
     ++fp32_products_;
   }
-  const bool rounds = k.out.dtype() == Dtype::bf16;
-  Gemm wide = k;
-  if (rounds) wide.out = empty(device, Dtype::f32, k.out.shape());
-  if (k.bias.defined()) wide.bias = converted(k.bias, Dtype::f32);
-  run_bands(wide, Dtype::f32, device);
-  if (rounds) device.run(Convert{.x = wide.out, .out = k.out});
+  multiply_widened(device, k, Dtype::f32, [&](const Gemm& wide) { run_bands(wide, Dtype::f32, device); });
 }
 
 CpuBackend::CpuBackend() : gemm_(std::make_unique<GemmEngine>()) {}

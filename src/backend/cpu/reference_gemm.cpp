@@ -56,7 +56,14 @@ void gemm(const Gemm& k) {
 
 void CpuReference::run(const Gemm& k) {
   check(k);
-  if (k.a.quantized() || k.b.quantized()) return multiply_widened(*this, k, k.out.dtype() == Dtype::f64 ? Dtype::f64 : Dtype::f32);
+  if (k.a.quantized() || k.b.quantized()) {
+    const Dtype wide = k.out.dtype() == Dtype::f64 ? Dtype::f64 : Dtype::f32;
+    return multiply_widened(*this, k, wide, [&](Gemm widened) {
+      widened.a.value = high_precision(k.a.value, wide);
+      widened.b.value = high_precision(k.b.value, wide);
+      run(widened);
+    });
+  }
   const Dtype dtype = k.a.dense().dtype();
   with_values(dtype, [&]<class T>() {
     if (k.out.dtype() == dtype) return gemm<T, T>(k);
