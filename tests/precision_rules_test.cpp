@@ -164,6 +164,30 @@ TEST(Rules, ARuleThatMatchesNothingNamesTheNearest) {
   for (const auto& [pattern, message] : cases) EXPECT_THAT(assign({pattern}).errors(), HasSubstr(message)) << pattern;
 }
 
+TEST(Rules, AWordInBracesWithWhichARuleMatchesNothingIsReported) {
+  EXPECT_THAT(assign({"layers.*.mlp.{gate_up,dwn}"}).errors(),
+              HasSubstr("\"layers.*.mlp.{gate_up,dwn}\" matches no module as \"layers.*.mlp.dwn\"; nearest: \"layers.*.mlp.down\""));
+  EXPECT_THAT(assign({"{embd,layers.0.attn.qkv}"}).errors(), HasSubstr("as \"embd\"; nearest: \"embed\""));
+  EXPECT_THAT(assign({"*{norm,qkv}"}).errors(), HasSubstr("matches no linear as \"*norm\"; embeddings, norms and the router"));
+  EXPECT_THAT(assign({"layers.*.{atn,mlp}.{gate_up,dwn}"}).errors(), HasSubstr("2 errors"));
+  for (const char* const pattern : {"layers.*.{attn,mlp}.{qkv,out,gate_up,down}", "layers.{0,-12}.attn.qkv", "layers.{1,}1.attn.out"}) {
+    EXPECT_EQ(assign({pattern}).errors(), "") << pattern;
+  }
+  EXPECT_EQ(assign({"layers.*.attn.qkv", "layers.*.attn.{qkv,out}"}).errors(), "");  // taken before is not matched by nothing
+}
+
+TEST(Rules, AnAlternativeWithALiteralEndReachesWhatItNames) {
+  EXPECT_THAT(assign({"{embed,layers.0.attn.qkv}"}).matched(), ElementsAre("embed", "layers.0.attn.qkv"));
+  EXPECT_THAT(assign({"layers.3.{attn.q*,mlp_norm}"}).matched(), ElementsAre("layers.3.mlp_norm", "layers.3.attn.qkv"));
+}
+
+TEST(Rules, ABranchOfARegularExpressionIsNoLiteralEnd) {
+  EXPECT_EQ(assign({"re:.*|x\\.norm"}).rule_of("embed"), -1);
+  EXPECT_EQ(assign({"re:.*|x\\.norm"}).rule_of("layers.0.attn_norm"), -1);
+  EXPECT_THAT(assign({"re:layers\\.(3|5)\\.moe\\.router"}).errors(), HasSubstr("last segment is written out, without |"));
+  EXPECT_EQ(assign({"re:layers\\.3\\.(?!\\|)moe\\.router"}).rule_of("layers.3.moe.router"), 0);
+}
+
 TEST(Rules, ARuleThatOnlyPassesOverSaysHowToReachThem) {
   for (const char* const pattern : {"*norm", "layers.*.attn.q_*", "re:.*router", "em*"}) {
     EXPECT_THAT(assign({pattern}).errors(), HasSubstr("take a rule whose last segment is written out")) << pattern;
@@ -171,9 +195,12 @@ TEST(Rules, ARuleThatOnlyPassesOverSaysHowToReachThem) {
 }
 
 TEST(Rules, ARuleThatNamesTheOutputProjectionPointsToItsSwitch) {
-  for (const char* const pattern : {"output", "out*", "{embed,output}", "re:output", "re:out.*", "o?tput"}) {
+  for (const char* const pattern :
+       {"output", "out*", "{embed,output}", "{output,layers.*.attn.qkv}", "{*,output}", "{out*,layers.*}", "re:output", "re:out.*",
+        "o?tput", "re:output|layers\\..*qkv", "re:(embed|output|layers\\.0\\.attn\\.qkv)"}) {
     EXPECT_THAT(assign({pattern}).errors(), HasSubstr("precision.fp8_output_proj decides about it")) << pattern;
   }
+  for (const char* const pattern : {"*", "re:.*", "*{out,down}*", "re:layers.*"}) EXPECT_EQ(assign({pattern}).errors(), "") << pattern;
   Assigned tied;
   tied.modules.pop_back();
   assign_rules({{.match = "output", .recipe = "high"}}, tied.modules, tied.report);

@@ -14,17 +14,21 @@ namespace {
 constexpr size_t kLongestPattern = 4096, kMostAlternatives = 1024;
 constexpr uint32_t kMostSteps = 1'000'000;  // of a regular expression on one path
 
-// The alternatives of all braces, multiplied out.
-std::vector<std::string> expand_braces(const std::string& pattern) {
-  const size_t open = pattern.find_first_of("{}");
-  if (open == std::string::npos) return {pattern};
+// The alternatives of all braces from `from` on, multiplied out; `written` lacks what stands before it.
+std::vector<PatternAlternative> expand_braces(const std::string& pattern, size_t from = 0) {
+  const size_t open = pattern.find_first_of("{}", from);
+  if (open == std::string::npos) return {{.written = pattern.substr(from), .glob = {}, .expression = {}, .choices = {}}};
   const size_t close = pattern.find_first_of("{}", open + 1);
   require(pattern[open] == '{' && close != std::string::npos && pattern[close] == '}', ExitCode::usage, "has braces that do not pair");
-  const std::vector<std::string> tails = expand_braces(pattern.substr(close + 1));
-  std::vector<std::string> all;
+  const std::vector<PatternAlternative> tails = expand_braces(pattern, close + 1);
+  std::vector<PatternAlternative> all;
   for (size_t begin = open + 1; begin <= close;) {
     const size_t end = std::min(pattern.find(',', begin), close);
-    for (const std::string& tail : tails) all.push_back(pattern.substr(0, open) + pattern.substr(begin, end - begin) + tail);
+    for (PatternAlternative tail : tails) {
+      tail.written = pattern.substr(from, open - from) + pattern.substr(begin, end - begin) + tail.written;
+      tail.choices.push_back(begin);
+      all.push_back(std::move(tail));
+    }
     require(all.size() <= kMostAlternatives, ExitCode::usage, "stands for more than ", kMostAlternatives, " patterns");
     begin = end + 1;
   }
@@ -104,7 +108,23 @@ bool ends_literally(const std::string& pattern, std::string_view dot) {
   return is_word(std::string_view(pattern).substr(at == std::string::npos ? 0 : at + dot.size()));
 }
 
+// Another branch could end otherwise.
+bool has_branches(const std::string& expression) {
+  for (size_t i = 0; i < expression.size(); ++i) {
+    if (expression[i] == '\\') {
+      ++i;
+    } else if (expression[i] == '|') {
+      return true;
+    }
+  }
+  return false;
+}
+
 }  // namespace
+
+bool PatternAlternative::matches(const std::string& path) const {
+  return expression ? expression_matches(expression.get(), path) : glob_matches(glob, path);
+}
 
 Pattern::Pattern(const std::string& pattern, int64_t layers) {
   constexpr std::string_view kExpression = "re:";
@@ -112,19 +132,25 @@ Pattern::Pattern(const std::string& pattern, int64_t layers) {
   require(pattern.size() <= kLongestPattern, ExitCode::usage, "is longer than ", kLongestPattern, " characters");
   if (pattern.starts_with(kExpression)) {
     const std::string expression = pattern.substr(kExpression.size());
-    expression_ = compile(expression);
-    literal_end_ = ends_literally(expression, "\\.");
-    lists_modules_ = is_word(expression);
+    alternatives_.push_back({.written = pattern,
+                             .glob = {},
+                             .expression = compile(expression),
+                             .literal_end = ends_literally(expression, "\\.") && !has_branches(expression),
+                             .has_wildcards = !is_word(expression),
+                             .choices = {}});
     return;
   }
-  for (const std::string& glob : expand_braces(pattern)) globs_.push_back(count_layer(glob, layers));
-  literal_end_ = ends_literally(pattern, ".");
-  lists_modules_ = pattern.find_first_of("*?") == std::string::npos;
+  alternatives_ = expand_braces(pattern);
+  for (PatternAlternative& alternative : alternatives_) {
+    alternative.glob = count_layer(alternative.written, layers);
+    alternative.literal_end = ends_literally(alternative.written, ".");
+    alternative.has_wildcards = alternative.written.find_first_of("*?") != std::string::npos;
+  }
 }
 
 bool Pattern::matches(const std::string& path) const {
-  if (expression_) return expression_matches(expression_.get(), path);
-  return std::any_of(globs_.begin(), globs_.end(), [&](const std::string& glob) { return glob_matches(glob, path); });
+  return std::any_of(alternatives_.begin(), alternatives_.end(),
+                     [&](const PatternAlternative& alternative) { return alternative.matches(path); });
 }
 
 }  // namespace mantissa

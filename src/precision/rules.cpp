@@ -27,9 +27,14 @@ int64_t count_layers(const std::vector<RuledModule>& modules) {
   return layers;
 }
 
+bool eligible(const PatternAlternative& alternative, const RuledModule& module) {
+  if (module.kind == ModuleKind::output || !alternative.matches(module.path)) return false;
+  return module.kind == ModuleKind::linear || alternative.literal_end;
+}
+
 bool eligible(const Pattern& pattern, const RuledModule& module) {
-  if (module.kind == ModuleKind::output || !pattern.matches(module.path)) return false;
-  return module.kind == ModuleKind::linear || pattern.has_literal_end();
+  const auto& all = pattern.alternatives();
+  return std::any_of(all.begin(), all.end(), [&](const PatternAlternative& alternative) { return eligible(alternative, module); });
 }
 
 // The pattern with each segment that the model has not put right, if that would match.
@@ -98,37 +103,82 @@ class Assignment {
 
  private:
   void apply(size_t rule, const Pattern& pattern) {
+    bool names_output = false;
+    std::vector<const PatternAlternative*> idle;  // they match nothing
+    std::set<size_t> useful;                      // words in braces
+    for (const PatternAlternative& alternative : pattern.alternatives()) {
+      const bool matched = matches_something(alternative);
+      names_output = names_output || this->names_output(alternative, matched);
+      if (matched) useful.insert(alternative.choices.begin(), alternative.choices.end());
+      if (!matched) idle.push_back(&alternative);
+    }
+    if (names_output) {
+      problem(rule, "names the output projection, which no rule matches: precision.fp8_output_proj decides about it");
+    } else if (idle.size() == pattern.alternatives().size()) {
+      no_match(rule, pattern);
+    } else {
+      report_idle(rule, idle, useful);
+    }
+    take_modules(rule, pattern);
+  }
+
+  bool matches_something(const PatternAlternative& alternative) const {
+    return std::any_of(modules_.begin(), modules_.end(), [&](const RuledModule& module) { return eligible(alternative, module); });
+  }
+
+  // Wildcards may run over it: "*" does not mean it.
+  bool names_output(const PatternAlternative& alternative, bool matched) const {
+    if (!alternative.matches("output")) return false;
+    if (!alternative.has_wildcards) return true;
+    if (alternative.expression) {
+      return !std::all_of(modules_.begin(), modules_.end(), [&](const RuledModule& module) { return alternative.matches(module.path); });
+    }
+    return !matched && !passes_over(alternative);
+  }
+
+  // It matches modules that only a literal end reaches.
+  bool passes_over(const PatternAlternative& alternative) const {
+    return std::any_of(modules_.begin(), modules_.end(),
+                       [&](const RuledModule& module) { return module.kind != ModuleKind::output && alternative.matches(module.path); });
+  }
+
+  // Every word in braces must be of use together with some choice of the others. Each is told of once.
+  void report_idle(size_t rule, const std::vector<const PatternAlternative*>& idle, std::set<size_t> useful) {
+    for (const PatternAlternative* alternative : idle) {
+      const auto& choices = alternative->choices;
+      if (std::all_of(choices.begin(), choices.end(), [&](size_t choice) { return useful.count(choice) == 1; })) continue;
+      useful.insert(choices.begin(), choices.end());
+      const std::string as = " as \"" + alternative->written + "\"";
+      problem(rule, passes_over(*alternative) ? "matches no linear" + as + how_to_reach(*alternative)
+                                              : "matches no module" + as + nearest_to(alternative->written, modules_, layers_));
+    }
+  }
+
+  void no_match(size_t rule, const Pattern& pattern) {
+    for (const PatternAlternative& alternative : pattern.alternatives()) {
+      if (passes_over(alternative)) return problem(rule, "matches no linear" + how_to_reach(alternative));
+    }
+    problem(rule, "matches no module" + nearest_to(rules_[rule].match, modules_, layers_));
+  }
+
+  static std::string how_to_reach(const PatternAlternative& alternative) {
+    return text("; embeddings, norms and the router take a rule whose last segment is written out",
+                alternative.expression ? ", without |" : "", ", as in \"layers.*.attn_norm\"");
+  }
+
+  void take_modules(size_t rule, const Pattern& pattern) {
     std::set<size_t> before;  // the rules that took a module of this one
-    size_t taken = 0, passed_over = 0;
+    size_t taken = 0;
     for (size_t i = 0; i < modules_.size(); ++i) {
-      if (!eligible(pattern, modules_[i])) {
-        passed_over += modules_[i].kind != ModuleKind::output && pattern.matches(modules_[i].path);
-      } else if (chosen_[i]) {
+      if (!eligible(pattern, modules_[i])) continue;
+      if (chosen_[i]) {
         before.insert(*chosen_[i]);
       } else {
         chosen_[i] = rule;
         ++taken;
       }
     }
-    const bool matched = taken > 0 || !before.empty();
-    if (pattern.matches("output") && (pattern.lists_modules() || (!matched && passed_over == 0))) {
-      problem(rule, "names the output projection, which no rule matches: precision.fp8_output_proj decides about it");
-    } else if (!matched) {
-      no_match(rule, passed_over > 0);
-    } else if (taken == 0) {
-      unreachable(rule, before);
-    }
-  }
-
-  void no_match(size_t rule, bool passed_over) {
-    const std::string& match = rules_[rule].match;
-    if (passed_over) {
-      problem(rule,
-              "matches no linear; embeddings, norms and the router take a rule whose last segment is written out, as in "
-              "\"layers.*.attn_norm\"");
-    } else {
-      problem(rule, "matches no module" + nearest_to(match, modules_, layers_));
-    }
+    if (taken == 0 && !before.empty()) unreachable(rule, before);
   }
 
   void unreachable(size_t rule, const std::set<size_t>& before) {

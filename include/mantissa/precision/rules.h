@@ -18,23 +18,32 @@ namespace mantissa {
 // What a module computes. Only linear, router and output have a GEMM.
 enum class ModuleKind { embedding, norm, linear, router, output };
 
+// A pattern without braces.
+struct PatternAlternative {
+  std::string written;                     // as it would stand alone
+  std::string glob;                        // with layers counted from 0
+  std::shared_ptr<const void> expression;  // of re:, instead of the glob
+  bool literal_end = false;                // the last segment is written out: no * or ?, in a regular expression no | anywhere either
+  bool has_wildcards = false;              // else it is the path of one module
+  std::vector<size_t> choices;             // which word it has of each {a,b}: where that begins in the pattern
+
+  // Throws Error(usage) if a regular expression needs too many steps.
+  bool matches(const std::string& path) const;
+};
+
 class Pattern {
  public:
   // `layers` is the number of layers of the model. Throws Error(usage) for a pattern that is no pattern and for a layer that does not
   // exist; the message does not repeat the pattern.
   Pattern(const std::string& pattern, int64_t layers);
 
-  // Throws Error(usage) if a regular expression needs too many steps.
+  // As PatternAlternative.
   bool matches(const std::string& path) const;
-  // The last segment is written out, without any of * ? { }.
-  bool has_literal_end() const { return literal_end_; }
-  // No segment has a * or ?: the pattern lists its modules.
-  bool lists_modules() const { return lists_modules_; }
+  // All ways through the braces; at least one.
+  const std::vector<PatternAlternative>& alternatives() const { return alternatives_; }
 
  private:
-  std::vector<std::string> globs_;          // the alternatives, without braces
-  std::shared_ptr<const void> expression_;  // of re:
-  bool literal_end_ = false, lists_modules_ = false;
+  std::vector<PatternAlternative> alternatives_;
 };
 
 struct RuledModule {
@@ -43,8 +52,9 @@ struct RuledModule {
 };
 
 // The index of the first rule that matches each module, none if there is none. Linears are matched by any rule; embeddings, norms and the
-// router by rules with a literal end; the output projection by none. Reports at precision.rules.N.match: patterns that are none, rules that
-// match nothing (with the nearest that would), that can never be reached, and that name `output`.
+// router by alternatives with a literal end; the output projection by none. Reports at precision.rules.N.match: patterns that are none,
+// rules that match nothing or have a word in braces with which they match nothing (with the nearest that would), rules that can never be
+// reached, and rules that name `output`: as an alternative, or by a regular expression that matches it and not every module.
 std::vector<std::optional<size_t>> assign_rules(const std::vector<RuleConfig>& rules, const std::vector<RuledModule>& modules,
                                                 ConfigReport& report);
 
