@@ -26,8 +26,6 @@ json hashes(const QuantizedTensor& codes) {
   return {{"how", text(codes.how)}, {"codes", hex64(xxh64(std::string_view(both)))}, {"values", hex64(xxh64(bytes_of(values)))}};
 }
 
-bool keeps_codes_only(StoredType storage) { return storage != StoredType::fp32 && storage != StoredType::bf16; }
-
 // What the products of a module read; gemms follows from the others and from what the recipe lists.
 constexpr std::array kFormats = {"compute", "weight", "input", "output_grad", "weight_fake_quant", "gemms"};
 
@@ -85,7 +83,7 @@ GptOptions model_options(const RunConfig& config, Recompute recompute, bool grad
   PrecisionOf precision = [plan, dtype = config.precision.dtype, tied = config.model.tie_word_embeddings](const std::string& path) {
     if (tied && path == "output") return WeightPrecision{.recipe = {.name = "high", .compute = dtype}};  // no module of the plan
     const ModulePrecision& module = plan->of(path);
-    return WeightPrecision{.recipe = module.recipe, .codes_only = keeps_codes_only(module.storage)};
+    return WeightPrecision{.recipe = module.recipe, .codes_only = module.stores_only_codes()};
   };
   return {.compute = config.precision.dtype, .recompute = recompute, .gradients = gradients, .precision = std::move(precision)};
 }
