@@ -141,11 +141,12 @@ void require_same_order(const RunConfig& saved, const RunConfig& current, const 
           "\ncheckpoint.init_from starts a new run with its weights");
 }
 
-void log_changes(const RunConfig& saved, const RunConfig& current, const Manifest& manifest) {
+void log_changes(const RunConfig& saved, const RunConfig& current, const std::vector<std::string>& plan, const Manifest& manifest) {
   const auto log_all = [](const std::vector<std::string>& lines) {
     for (const std::string& line : lines) log_warning("changed since the checkpoint: ", line);
   };
   log_all(differences("precision", saved.precision, current.precision));
+  for (const std::string& line : plan) log_warning("changed since the checkpoint: the precision of ", line);
   log_all(differences("optimizer", saved.optimizer, current.optimizer));
   log_all(differences("schedule", saved.schedule, current.schedule));
   log_all(differences("training", saved.training, current.training));
@@ -187,7 +188,7 @@ TrainState restore(CheckpointReader& reader, const RunConfig& config, const Data
   require_same_order(saved, config, reader.directory().string());
   require_same_tokenizer(reader, data);
   const SavedState state = parse_state(reader.manifest(), source);
-  if (!config.checkpoint.allow_recipe_change) require_same_plan(reader.manifest().plan, config, source);
+  const std::vector<std::string> plan_changes = allowed_plan_changes(reader.manifest().plan, config, source);
   require(state.state.step <= config.training.steps, ExitCode::usage, "training.steps: ", config.training.steps, " is less than the ",
           state.state.step, " steps of ", reader.directory().string());
   load_weights(reader, parameters);
@@ -198,7 +199,7 @@ TrainState restore(CheckpointReader& reader, const RunConfig& config, const Data
     ++i;
   }
   optimizer.set_updates(state.updates);
-  log_changes(saved, config, reader.manifest());
+  log_changes(saved, config, plan_changes, reader.manifest());
   return state.state;
 }
 

@@ -55,14 +55,30 @@ struct PlanChange {
   std::vector<std::string> paths;
 };
 
-std::vector<PlanChange> changes_between(const json& before, const json& now) {
+std::map<std::string, json> modules_by_path(const json& plan, const std::string& source) {
+  require(plan.is_object() && plan.contains("modules") && plan["modules"].is_array(), ExitCode::data, source,
+          ": plan must be an object with a list \"modules\"");
   std::map<std::string, json> modules;
-  for (const json& module : before.at("modules")) modules[module.at("module").get<std::string>()] = module;
+  for (const json& module : plan["modules"]) {
+    const bool good = module.is_object() && module.contains("module") && module["module"].is_string();
+    require(good, ExitCode::data, source, ": plan.modules must be objects with a string \"module\"");
+    modules[module["module"].get<std::string>()] = module;
+  }
+  return modules;
+}
+
+const json& module_of(const std::map<std::string, json>& modules, const std::string& path, const std::string& source) {
+  const auto found = modules.find(path);
+  require(found != modules.end(), ExitCode::data, source, ": plan.modules has no ", path);
+  return found->second;
+}
+
+std::vector<PlanChange> changes_between(const std::map<std::string, json>& before, const json& now, const std::string& source) {
   std::vector<PlanChange> changes;
   for (const json& module : now.at("modules")) {
     const std::string path = module.at("module").get<std::string>();
-    const json was = modules.contains(path) ? modules[path] : json::object();
-    if (path == "output" || same_formats(was, module)) continue;
+    const json& was = module_of(before, path, source);
+    if (same_formats(was, module)) continue;
     const std::string what = change_of(was, module);
     const auto alike = std::find_if(changes.begin(), changes.end(), [&](const PlanChange& change) {
       return change.what == what && any_layer(change.paths.front()) == any_layer(path);
@@ -74,6 +90,15 @@ std::vector<PlanChange> changes_between(const json& before, const json& now) {
     }
   }
   return changes;
+}
+
+void refuse(const std::vector<std::string>& changes, const std::string& source) {
+  constexpr size_t kShown = 4;
+  std::string list;
+  for (size_t i = 0; i < std::min(kShown, changes.size()); ++i) list += "\n  " + changes[i];
+  if (changes.size() > kShown) list += text("\n  and ", changes.size() - kShown, " more");
+  require(changes.empty(), ExitCode::usage, source, ": this run asks for other recipes than the checkpoint was trained with:", list,
+          "\ncontinue with its recipes, or set checkpoint.allow_recipe_change to true to go on with the new ones");
 }
 
 }  // namespace
@@ -97,16 +122,16 @@ std::string plan_manifest(const RunConfig& config, const ParameterSet& parameter
   return out.dump();
 }
 
-void require_same_plan(const std::string& saved, const RunConfig& config, const std::string& source) {
-  const json before = parse_strict_json(saved, source), now = resolve_plan(config).to_json();
-  if (before.is_null()) return;  // written before there were plans: high precision in one dtype, which the config shows
-  const std::vector<PlanChange> changes = changes_between(before, now);
-  constexpr size_t kShown = 4;
-  std::string list;
-  for (size_t i = 0; i < std::min(kShown, changes.size()); ++i) list += "\n  " + joined_path(changes[i].paths) + ": " + changes[i].what;
-  if (changes.size() > kShown) list += text("\n  and ", changes.size() - kShown, " more");
-  require(changes.empty(), ExitCode::usage, source, ": this run asks for other recipes than the checkpoint was trained with:", list,
-          "\ncontinue with its recipes, or set checkpoint.allow_recipe_change to true to go on with the new ones");
+std::vector<std::string> allowed_plan_changes(const std::string& saved, const RunConfig& config, const std::string& source) {
+  const json before = parse_strict_json(saved, source);
+  if (before.is_null()) return {};  // written before there were plans: high precision in one dtype, which the config shows
+  std::vector<std::string> allowed, refused;
+  for (const PlanChange& change : changes_between(modules_by_path(before, source), resolve_plan(config).to_json(), source)) {
+    const bool may = config.checkpoint.allow_recipe_change || change.paths.front() == "output";
+    (may ? allowed : refused).push_back(joined_path(change.paths) + ": " + change.what);
+  }
+  refuse(refused, source);
+  return allowed;
 }
 
 }  // namespace mantissa

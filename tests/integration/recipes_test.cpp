@@ -1,6 +1,7 @@
 // Recipes in whole runs: determinism, resuming, storage and the plan that a checkpoint keeps.
 #include <gmock/gmock.h>
 
+#include "mantissa/base/log.h"
 #include "mantissa/models/model_shape.h"
 #include "mantissa/train/checkpoint.h"
 #include "mantissa/train/precision_setup.h"
@@ -76,7 +77,17 @@ TEST_P(Recipes, KeepTheBytesThatThePlanCounts) {
 
 INSTANTIATE_TEST_SUITE_P(, Recipes, ::testing::ValuesIn(kPresets), [](const auto& c) { return c.param; });
 
-class Plans : public Recipes {};
+class Plans : public Recipes {
+ protected:
+  // The log of what `body` does.
+  template <class Body>
+  std::string log_of(Body&& body) {
+    open_log({.console = false, .file = folder_ / "log.txt"});
+    body();
+    close_log();
+    return test::read_file(folder_ / "log.txt");
+  }
+};
 
 // Codes alone, without bf16 values: 1.001 B a parameter in tiles, 1.031 in rows.
 TEST_F(Plans, CodesThatAreTheParametersTrainLikeCopies) {
@@ -98,6 +109,32 @@ TEST_F(Plans, AnotherRecipeIsRefusedOnResumeUnlessAllowed) {
                                  "  layers.{0..1}.attn.qkv: mxfp8 -> high\n  layers.{0..1}.attn.out: mxfp8 -> high\n"));
   EXPECT_THAT(message, HasSubstr("set checkpoint.allow_recipe_change to true"));
   EXPECT_EQ(run("third", sets("high", {resume, "training.steps=8", "checkpoint.allow_recipe_change=true"})).losses.size(), 2U);
+}
+
+TEST_F(Plans, EveryAllowedChangeOfAPlanIsALineInTheLog) {
+  const std::string own = R"(precision.recipes={"own":{"base":"mxfp8","gemms":["fprop","dgrad"]}})";
+  run("first", sets("mxfp8", {"model.pad_vocab_to=32", "precision.fp8_output_proj=true", "training.steps=2"}));
+  const std::string rules = R"(precision.rules=[{"match":"layers.0.*","recipe":"own"}])";
+  const std::vector<std::string> resumed = sets("mxfp8", {"model.pad_vocab_to=32", "checkpoint.resume=" + checkpoint("first", 2),
+                                                          "training.steps=3", own, rules, "checkpoint.allow_recipe_change=true"});
+  const std::string log = log_of([&] { run("second", resumed); });
+  EXPECT_THAT(log, HasSubstr("changed since the checkpoint: the precision of layers.0.attn.qkv: mxfp8 -> own"));
+  EXPECT_THAT(log, HasSubstr("changed since the checkpoint: the precision of layers.0.mlp.down: mxfp8 -> own"));
+  EXPECT_THAT(log, HasSubstr("changed since the checkpoint: the precision of output: mxfp8 -> high"));
+  EXPECT_THAT(log, Not(HasSubstr("the precision of layers.1")));
+}
+
+TEST_F(Plans, AMalformedPlanIsAnErrorOfTheData) {
+  const RunConfig config = this->config("plan", sets("mxfp8", {"model.vocab_size=8"})).config;
+  const std::string whole = resolve_plan(config).to_json().dump();
+  EXPECT_TRUE(allowed_plan_changes(whole, config, "m").empty());
+  EXPECT_TRUE(allowed_plan_changes("null", config, "m").empty());
+  for (const char* const plan : {"{}", "[]", "5", R"({"modules":5})", R"({"modules":[7]})", R"({"modules":[{"module":1}]})",
+                                 R"({"modules":[{}]})", R"({"modules":[]})", R"({"modules":[{"module":"embed"}]})", "{"}) {
+    const Error error = error_of([&] { allowed_plan_changes(plan, config, "manifest.json"); });
+    EXPECT_EQ(error.code(), ExitCode::data) << plan;
+    EXPECT_THAT(error.what(), HasSubstr("manifest.json")) << plan;
+  }
 }
 
 TEST_F(Plans, ARefusedResumeNamesAFewChangesAndWhatARecipeOfTheSameNameMeant) {

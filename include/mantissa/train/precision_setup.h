@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "mantissa/models/gpt.h"
 #include "mantissa/train/config.h"
@@ -15,8 +16,9 @@ GptOptions model_options(const RunConfig& config, Recompute recompute, bool grad
 // ("codes") and of the dequantised fp32 values ("values"). The hash of the values outlives requantisation, where a scale may drop by one.
 std::string plan_manifest(const RunConfig& config, const ParameterSet& parameters);
 
-// Throws Error(usage) that names modules whose products read other formats in the manifest's plan than under `config`. The output
-// projection may differ: its parameter is high precision either way.
-void require_same_plan(const std::string& saved, const RunConfig& config, const std::string& source);
+// "layers.{0..1}.attn.qkv: mxfp8 -> high" for modules whose products read other formats under `config` than in the manifest's plan. Throws
+// Error(usage) that names them, unless checkpoint.allow_recipe_change; the output projection may always differ: its parameter is high
+// precision either way. Throws Error(data) if `saved` is no plan of this model.
+std::vector<std::string> allowed_plan_changes(const std::string& saved, const RunConfig& config, const std::string& source);
 
 }  // namespace mantissa
