@@ -192,6 +192,7 @@ TrainState restore(CheckpointReader& reader, const RunConfig& config, const Data
   require(state.state.step <= config.training.steps, ExitCode::usage, "training.steps: ", config.training.steps, " is less than the ",
           state.state.step, " steps of ", reader.directory().string());
   load_weights(reader, parameters);
+  require_same_codes(reader.manifest().plan, config, parameters, source);
   size_t i = 0;
   for (const Parameter& parameter : parameters.all()) {
     read_tensor(reader, "m." + parameter.name, optimizer.first_moment(i));

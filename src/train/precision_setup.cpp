@@ -8,6 +8,7 @@
 
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/json.h"
+#include "mantissa/base/log.h"
 #include "mantissa/io/hash.h"
 
 namespace mantissa {
@@ -132,6 +133,28 @@ std::vector<std::string> allowed_plan_changes(const std::string& saved, const Ru
   }
   refuse(refused, source);
   return allowed;
+}
+
+void require_same_codes(const std::string& saved, const RunConfig& config, const ParameterSet& parameters, const std::string& source) {
+  const json plan = parse_strict_json(saved, source);
+  if (plan.is_null()) return;
+  const std::map<std::string, json> before = modules_by_path(plan, source);
+  const auto quantised = plan.find("quantised");
+  require(quantised != plan.end() && quantised->is_object(), ExitCode::data, source, ": plan.quantised must be an object");
+  const json now = resolve_plan(config).to_json();
+  for (const json& module : now.at("modules")) {
+    const std::string path = module.at("module").get<std::string>(), name = path + ".weight";
+    const Parameter* const parameter = parameters.find(name);
+    if (!parameter || !parameter->codes.defined() || !same_formats(module_of(before, path, source), module)) continue;
+    const json is = hashes(parameter->codes), was = quantised->value(name, json());
+    if (was == is) continue;
+    const std::string message =
+        text(source, ": plan.quantised: the codes of ", name, " are not those the checkpoint was written with: ", was.dump(), " there, ",
+             is.dump(), " from its master");
+    require(config.checkpoint.allow_recipe_change, ExitCode::data, message,
+            "\nthe checkpoint is damaged, or this build quantises otherwise; checkpoint.allow_recipe_change goes on with the new codes");
+    log_warning(message);
+  }
 }
 
 }  // namespace mantissa

@@ -165,6 +165,30 @@ TEST_F(Plans, ACheckpointKeepsThePlanAndTheHashesOfItsCodes) {
   EXPECT_EQ(again["hash"], plan["hash"]);
 }
 
+TEST_F(Plans, CodesThatDifferFromThoseOfTheCheckpointAreRefusedUnlessAllowed) {
+  run("saved", sets("mxfp8", {"training.steps=2"}));
+  const std::string path = checkpoint("saved", 2) + "/manifest.json";
+  const Manifest untouched = CheckpointReader(checkpoint("saved", 2)).manifest();
+  const auto resume = [&](const std::string& name, const nlohmann::json& change, std::vector<std::string> more = {}) {
+    nlohmann::json plan = nlohmann::json::parse(untouched.plan);
+    plan.merge_patch({{"quantised", change}});
+    Manifest changed = untouched;
+    changed.plan = plan.dump();
+    test::write_file(path, format_manifest(changed));
+    more.insert(more.end(), {"checkpoint.resume=" + checkpoint("saved", 2), "training.steps=3"});
+    return run(name, sets("mxfp8", more)).losses.size();
+  };
+  const nlohmann::json other = {{"layers.1.mlp.down.weight", {{"codes", "0000000000000000"}}}};
+  EXPECT_EQ(resume("same", nlohmann::json::object()), 1U);
+  for (const nlohmann::json& change : {other, nlohmann::json{{"layers.1.mlp.down.weight", nullptr}}, nlohmann::json(nullptr)}) {
+    const Error error = error_of([&] { resume("refused", change); });
+    EXPECT_EQ(error.code(), ExitCode::data) << change;
+    EXPECT_THAT(error.what(), HasSubstr(change.is_null() ? "plan.quantised must be an object" : "layers.1.mlp.down.weight")) << change;
+  }
+  const std::string log = log_of([&] { EXPECT_EQ(resume("allowed", other, {"checkpoint.allow_recipe_change=true"}), 1U); });
+  EXPECT_THAT(log, HasSubstr("the codes of layers.1.mlp.down.weight are not those"));
+}
+
 TEST_F(Plans, TheOutputProjectionSwitchTakesTheSameCheckpoint) {
   const std::vector<std::string> base = sets("mxfp8", {"model.pad_vocab_to=32"});
   const auto with = [&](std::vector<std::string> more) {

@@ -35,7 +35,8 @@ CheckpointContent checkpoint_content(const RunConfig& config, const Data& data, 
 
 // The way back. Throws Error(usage) if the checkpoint is of another model or tokenizer, beyond training.steps, or of settings that give
 // other tokens or another order of them: section data without the masks, shares in data.train, training.seed and training.seq_len.
-// Throws Error(data) if the training data changed or a part is damaged. Other settings may differ; each that does is a line in the log.
+// Throws Error(data) if the training data changed, a part is damaged, or codes made from the masters are not those of the plan
+// (require_same_codes). Other settings may differ; each that does is a line in the log.
 TrainState restore(CheckpointReader& reader, const RunConfig& config, const Data& data, ParameterSet& parameters, Optimizer& optimizer);
 
 // The masters and the values rounded from them. Throws Error(usage) if a tensor is missing or of another shape.
