@@ -17,6 +17,7 @@ struct StepOptions {
   int64_t micro_batches = 1;
   Dtype compute = Dtype::f32;
   Recompute recompute = Recompute::none;
+  PrecisionOf precision = {};
 };
 
 constexpr int64_t kSequences = 8, kLength = 16, kVocabulary = 11;
@@ -62,7 +63,8 @@ struct Trainee {
 
   Trainee(Backend& backend, const StepOptions& options)
       : device(backend),
-        model(model_of(32, 2, 48, kLength), backend, {.compute = options.compute, .recompute = options.recompute, .gradients = true}),
+        model(model_of(32, 2, 48, kLength), backend,
+              {.compute = options.compute, .recompute = options.recompute, .gradients = true, .precision = options.precision}),
         optimizer(model.parameters(), {}),
         accumulator(model.parameters(), options.accumulation, options.micro_batches),
         micro_batch_size(kSequences / options.micro_batches) {
@@ -162,6 +164,25 @@ TEST_F(TrainingStepTest, PoisonedParameterSkipsTheStepAndTheNextOneIsAsIfItHadNo
     EXPECT_EQ(poisoned.masters(), clean.masters());
     EXPECT_EQ(poisoned.step(random_batch(3)).gradient_norm, clean.step(random_batch(3)).gradient_norm);
     EXPECT_EQ(poisoned.masters(), clean.masters());
+  }
+}
+
+// Flashinfer's rule makes a number of a NaN, and rounding to bf16 makes Inf of the largest fp32.
+TEST_F(TrainingStepTest, BadWeightThatIsFakeQuantisedSkipsTheStepByItsNameAndElement) {
+  const PrecisionOf precision = [](const std::string& path) {
+    Recipe recipe{.name = "qat", .compute = Dtype::f32};
+    if (path == "layers.1.attn.qkv") recipe.weight_fake_quant = {Format::e2m1, 1, 32, ScaleRule::flashinfer};
+    return WeightPrecision{.recipe = recipe};
+  };
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::max()}) {
+    Trainee trainee(fast(), {.precision = precision});
+    for (Parameter& parameter : trainee.model.parameters().all()) {
+      if (parameter.name == "layers.1.attn.qkv.weight") parameter.master.data<float>()[37] = bad;
+    }
+    trainee.model.parameters().update_values();
+    const std::string reason = trainee.step(random_batch(1)).bad;
+    EXPECT_EQ(reason.find("layers.1.attn.qkv.weight[37] = "), 0U) << reason;
+    EXPECT_EQ(trainee.optimizer.updates(), 0);
   }
 }
 
