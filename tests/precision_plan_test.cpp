@@ -168,6 +168,20 @@ TEST(Plan, TheOutputProjectionTakesTheAmbientFormatsAndItsOwnSwitches) {
             "bf16 bf16 bf16");
 }
 
+TEST(Plan, TheOutputProjectionComputesInTheDtypeOfTheRunWhateverTheAmbientRecipe) {
+  const auto output = [](const std::string& dtype, const std::string& compute) {
+    const Planned p = planned(text(R"({"dtype": ")", dtype, R"(", "recipe": "own", "recipes": {"own": {"compute": ")", compute,
+                                   R"(", "weight": {"format": "e4m3"}, "input": {"format": "e4m3"}, "output_grad": {"format": "e4m3"},
+      "gemms": ["fprop", "dgrad", "wgrad"]}}, "fp8_output_proj": true})"));
+    EXPECT_EQ(p.errors(), "");
+    return p.plan.of("output");
+  };
+  EXPECT_EQ(formats(output("bf16", "fp32")), "bf16 bf16 e4m3");
+  EXPECT_EQ(output("bf16", "fp32").recipe.compute, Dtype::bf16);
+  EXPECT_EQ(output("bf16", "fp32").bytes, output("bf16", "bf16").bytes);
+  EXPECT_EQ(formats(output("fp32", "bf16")), "fp32 fp32 e4m3");
+}
+
 TEST(Plan, TheOutputProjectionIsRefusedWithoutAnMxfp8RecipeOrAFittingModel) {
   const auto errors = [](const std::string& recipe, const std::function<void(ModelConfig&)>& change = {}) {
     ModelConfig model = small_model();

@@ -110,6 +110,7 @@ class Resolver {
       const OutputProjectionConfig& on = config_.fp8_output_proj;
       entry.rule = "precision.fp8_output_proj";
       entry.recipe = ambient;
+      entry.recipe.compute = config_.dtype;
       entry.recipe.gemms = {.fprop = on.fprop, .dgrad = on.dgrad, .wgrad = on.wgrad};
     }
     check_module(entry);
