@@ -13,9 +13,7 @@ namespace mantissa {
 namespace {
 
 using test::error_of;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using ::testing::Not;
 
 ModelConfig small_model() {
@@ -359,33 +357,6 @@ TEST(Plan, TheTableTakesEqualLayersTogether) {
   EXPECT_THAT(table, HasSubstr("layers.{0..2}.attn_norm"));
   EXPECT_THAT(table, HasSubstr("layers.1.attn.qkv"));
   EXPECT_THAT(table, HasSubstr("precision.rules.0 \"layers.1.*\""));
-}
-
-TEST(Plan, WarningsNameWhatCostsOrDoesNothing) {
-  const auto warnings = [](const std::string& section) { return planned(section).plan.warnings(); };
-  EXPECT_THAT(warnings("{}"), IsEmpty());
-  EXPECT_THAT(warnings(R"({"recipe": "mxfp4_qat"})"), IsEmpty());
-  EXPECT_THAT(warnings(R"({"recipe": "mxfp8", "fp8_param_gather": true})"), IsEmpty());
-  EXPECT_THAT(warnings(R"({"recipe": "mxfp8"})"), ElementsAre(HasSubstr("precision.fp8_param_gather is off: 12 quantised weights")));
-  EXPECT_THAT(warnings(R"({"recipe": "mxfp8", "fp8_param_gather": true, "rules": [{"match": "layers.0.*", "recipe": "high"}]})"),
-              ElementsAre(HasSubstr("4 of 12 linears have no quantised weight")));
-  const std::string rows =
-      R"({"recipe": "r", "fp8_param_gather": true, "recipes": {"r": {"weight": {"format": "e4m3"}, "gemms": ["fprop", "dgrad"]}}})";
-  EXPECT_THAT(warnings(rows), ElementsAre(HasSubstr("12 weights are quantised in rows of blocks")));
-  EXPECT_THAT(
-      warnings(R"({"recipe": "r", "recipes": {"r": {"weight": {"format": "e4m3"}, "gemms": ["wgrad"]}}})"),
-      ElementsAre(HasSubstr("quantises weight, which none of its gemms reads"), HasSubstr("lists wgrad, which has no quantised operand")));
-}
-
-TEST(Plan, ExpertsOfOneLayerWithDifferentFormatsAreAWarning) {
-  const ModelShape model{.modules = {{.path = "layers.0.moe.experts.gate_up", .out = 64, .in = 32},
-                                     {.path = "layers.0.moe.experts.down", .out = 32, .in = 32}}};
-  PrecisionConfig config;
-  config.rules = {{.match = "*.gate_up", .recipe = "mxfp4_qat"}};
-  ConfigReport report;
-  const PrecisionPlan plan = PrecisionPlan::resolve(config, model, report);
-  EXPECT_THAT(plan.warnings(), ElementsAre(HasSubstr("layers.0.moe.experts.gate_up (precision.rules.0) and layers.0.moe.experts.down "
-                                                     "(precision.recipe) have different weight formats")));
 }
 
 }  // namespace

@@ -58,6 +58,18 @@ std::string size_problem(const ModuleShape& module, const Recipe& recipe) {
   return module.out % block == 0 ? "" : text("out ", module.out, no_multiple);
 }
 
+// Keys that were given and change nothing.
+std::vector<std::string> idle_keys(const PrecisionConfig& config, const std::vector<ModulePrecision>& modules) {
+  std::vector<std::string> idle;
+  const bool quantises = std::any_of(modules.begin(), modules.end(), [](const ModulePrecision& entry) { return entry.recipe.quantises(); });
+  if (config.report_interval > 0 && !quantises) idle.emplace_back("precision.report_interval measures nothing: no module is quantised");
+  const OutputProjectionConfig& output = config.fp8_output_proj;
+  if (!output.enabled && !(output.fprop && output.dgrad && output.wgrad)) {
+    idle.emplace_back("precision.fp8_output_proj is not enabled, so its fprop, dgrad and wgrad do nothing");
+  }
+  return idle;
+}
+
 bool is_mx_fp8(const Quantization& how) { return (how.format == Format::e4m3 || how.format == Format::e5m2) && how.block() == 32; }
 
 class Resolver {
@@ -214,6 +226,7 @@ std::vector<std::string> output_projection_problems(const Recipe& ambient, const
 PrecisionPlan PrecisionPlan::resolve(const PrecisionConfig& config, const ModelShape& model, ConfigReport& report) {
   PrecisionPlan plan;
   plan.modules_ = Resolver(config, model, report).resolve();
+  plan.idle_keys_ = idle_keys(config, plan.modules_);
   return plan;
 }
 

@@ -111,17 +111,23 @@ std::string aligned(const std::vector<Cells>& rows) {
 }
 
 void warn_of_rows(const std::vector<ModulePrecision>& modules, std::vector<std::string>& warnings) {
-  int64_t count = 0, extra = 0;
+  int64_t count = 0, extra = 0, sent = 0;
+  bool shifted = false;
   for (const ModulePrecision& entry : modules) {
     const Quantization& weight = entry.recipe.weight;
     if (!entry.recipe.reads_weight_codes() || !weight.rowwise()) continue;
     ++count;
-    extra += entry.module.weight_elements() / weight.block() - entry.module.weight_elements() / (weight.block() * weight.block());
+    const int64_t more =
+        entry.module.weight_elements() / weight.block() - entry.module.weight_elements() / (weight.block() * weight.block());
+    extra += more;
+    sent += entry.stores_only_codes() ? more : 0;
+    shifted = shifted || entry.recipe.gemms.dgrad;
   }
   if (count == 0) return;
-  warnings.push_back(
-      text(count, " weights are quantised in rows of blocks, not tiles: ", extra,
-           " bytes more of scales in memory and on the wire, and dgrad multiplies by codes shifted to columns, not by those of fprop"));
+  std::string warning = text(count, " weights are quantised in rows of blocks, not tiles: ", extra, " bytes more of scales in memory");
+  if (sent > 0) warning += sent == extra ? " and on the wire" : text(", ", sent, " of them on the wire, too");
+  if (shifted) warning += ", and dgrad multiplies by codes shifted to columns, not by those along rows";
+  warnings.push_back(warning);
 }
 
 void warn_of_gather(const std::vector<ModulePrecision>& modules, std::vector<std::string>& warnings) {
@@ -208,7 +214,7 @@ std::string PrecisionPlan::table() const {
 }
 
 std::vector<std::string> PrecisionPlan::warnings() const {
-  std::vector<std::string> warnings;
+  std::vector<std::string> warnings = idle_keys_;
   warn_of_rows(modules_, warnings);
   warn_of_gather(modules_, warnings);
   warn_of_idle_parts(modules_, warnings);

@@ -147,6 +147,7 @@ void open_folder(Run& run, const std::vector<std::string>& arguments) {
                            .device = run.device->name(),
                            .threads = num_threads()};
   tell(run.events.started, report);
+  for (const std::string& warning : resolve_plan(run.config).warnings()) log_info("precision: ", warning);
   run.metrics->write(report);
   run.newest_checkpoint = run.resumed;
 }

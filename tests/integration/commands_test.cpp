@@ -101,6 +101,11 @@ TEST_F(CommandsTest, DryRunPrintsMemoryAndFlopsAndWritesNothing) {
   EXPECT_FALSE(std::filesystem::exists(run_folder("run")));
 }
 
+TEST_F(CommandsTest, TrainLogsWhatItsPrecisionPlanWarnsOf) {
+  ASSERT_EQ(mantissa({"train", "run.json", "--set", "training.steps=1", "--set", "precision.report_interval=1"}).exit_code, 0);
+  EXPECT_THAT(test::read_file(run_folder("run") + "/log.txt"), HasSubstr("precision.report_interval measures nothing"));
+}
+
 TEST_F(CommandsTest, EvalGivesLossPerplexityAndBitsPerByteOfTheRunsOwnData) {
   ASSERT_EQ(mantissa({"train", "run.json", "--set", "eval.iters=null"}).exit_code, 0);
   const auto result = mantissa({"eval", run_folder("run")});

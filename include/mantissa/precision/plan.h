@@ -87,6 +87,7 @@ class PrecisionPlan {
 
  private:
   std::vector<ModulePrecision> modules_;
+  std::vector<std::string> idle_keys_;  // warnings about the config
 };
 
 }  // namespace mantissa
