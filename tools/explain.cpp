@@ -6,6 +6,7 @@
 
 #include "command.h"
 #include "mantissa/data/open_data.h"
+#include "mantissa/train/checkpoint.h"
 #include "mantissa/train/estimate.h"
 
 namespace mantissa::tools {
@@ -17,7 +18,6 @@ struct ExplainArguments {
 };
 
 // CPUs have no MX matrix units.
-constexpr const char* kDevice = "cpu";
 constexpr const char* kEmulated = "emulated";
 
 bool quantises_operands(const PrecisionPlan& plan) {
@@ -25,9 +25,9 @@ bool quantises_operands(const PrecisionPlan& plan) {
   return std::any_of(modules.begin(), modules.end(), [](const ModulePrecision& entry) { return entry.recipe.quantises_operands(); });
 }
 
-void print_json(const PrecisionPlan& plan, const MemoryEstimate& memory) {
+void print_json(const PrecisionPlan& plan, const std::string& device, const MemoryEstimate& memory) {
   nlohmann::json all = plan.to_json();
-  all["device"] = kDevice;
+  all["device"] = device;
   all["quantised_gemms"] = quantises_operands(plan) ? nlohmann::json(kEmulated) : nlohmann::json();
   all["layout"] = {{"tensor", 1}, {"data", 1}, {"expert", 1}};
   all["memory"] = {{"masters", memory.masters},     {"weights", memory.values},          {"gradients", memory.gradients},
@@ -36,8 +36,8 @@ void print_json(const PrecisionPlan& plan, const MemoryEstimate& memory) {
   std::cout << all.dump(1) << '\n';
 }
 
-void print_text(const PrecisionPlan& plan, const RunConfig& config, const MemoryEstimate& memory) {
-  std::cout << "device " << kDevice << " | ranks 1 | precision.dtype " << dtype_name(config.precision.dtype) << " | precision.recipe "
+void print_text(const PrecisionPlan& plan, const std::string& device, const RunConfig& config, const MemoryEstimate& memory) {
+  std::cout << "device " << device << " | ranks 1 | precision.dtype " << dtype_name(config.precision.dtype) << " | precision.recipe "
             << config.precision.recipe << '\n';
   if (quantises_operands(plan)) {
     std::cout << "quantised GEMMs are " << kEmulated
@@ -60,7 +60,8 @@ ExitCode explain(const ExplainArguments& arguments) {
   if (!config.model.vocab_size) config.model.vocab_size = make_tokenizer(config.data)->size();
   const PrecisionPlan plan = resolve_plan(config);
   const MemoryEstimate memory = estimate_memory(config);
-  arguments.json ? print_json(plan, memory) : print_text(plan, config, memory);
+  const std::string device = open_device(config.training.device)->name();
+  arguments.json ? print_json(plan, device, memory) : print_text(plan, device, config, memory);
   return ExitCode::ok;
 }
 

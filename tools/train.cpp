@@ -104,7 +104,7 @@ void print_plan(const RunPlan& plan) {
             << step_flops * static_cast<double>(training.steps) << " in all\n"
             << "memory   " << bytes_text(memory.total()) << " of tensors\n"
             << "  master weights  " << bytes_text(memory.masters) << '\n'
-            << "  " << dtype_name(plan.config.precision.dtype) << " weights    " << bytes_text(memory.values) << '\n'
+            << "  weights beside  " << bytes_text(memory.values) << '\n'
             << "  gradients       " << bytes_text(memory.gradients) << '\n'
             << "  optimizer       " << bytes_text(memory.optimizer) << '\n'
             << "  activations     " << bytes_text(memory.activations) << " (recompute " << choice_name(training.recompute) << ")\n"

@@ -101,6 +101,12 @@ TEST_F(CommandsTest, DryRunPrintsMemoryAndFlopsAndWritesNothing) {
   EXPECT_FALSE(std::filesystem::exists(run_folder("run")));
 }
 
+TEST_F(CommandsTest, DryRunSpeaksOfWeightsAndNotOfATypeThatCodesDoNotHave) {
+  const auto plan = mantissa({"train", "run.json", "--dry-run", "--set", "precision.dtype=bf16"});
+  EXPECT_THAT(plan.output, HasSubstr("  weights beside  "));
+  EXPECT_THAT(plan.output, Not(HasSubstr("bf16")));
+}
+
 TEST_F(CommandsTest, TrainLogsWhatItsPrecisionPlanWarnsOf) {
   ASSERT_EQ(mantissa({"train", "run.json", "--set", "training.steps=1", "--set", "precision.report_interval=1"}).exit_code, 0);
   EXPECT_THAT(test::read_file(run_folder("run") + "/log.txt"), HasSubstr("precision.report_interval measures nothing"));

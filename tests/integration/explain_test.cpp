@@ -79,6 +79,14 @@ TEST(Explain, TakesTheVocabularyFromTheTokenizer) {
   EXPECT_THAT(refused.errors, HasSubstr("needs a padded vocabulary in multiples of 32, got 3: set model.pad_vocab_to to 32"));
 }
 
+TEST(Explain, NamesTheDeviceThatTheRunAsksFor) {
+  const std::vector<std::string> command = {"explain", "high.json", "--set", "training.device=cpu_reference"};
+  EXPECT_THAT(run_mantissa(command, kGolden).output, HasSubstr("device cpu_reference |"));
+  std::vector<std::string> as_json = command;
+  as_json.emplace_back("--json");
+  EXPECT_EQ(json::parse(run_mantissa(as_json, kGolden).output).at("device"), "cpu_reference");
+}
+
 TEST(Explain, ARuleWithATypoExitsWith2AndNamesTheRightOne) {
   const TemporaryFolder folder;
   write_file(folder / "text.txt", std::string(5000, 'a'));
