@@ -97,6 +97,19 @@ TEST(Recipe, WithoutABaseEverythingIsHighPrecision) {
   EXPECT_FALSE(r.recipes.at("own").gemms.any());
 }
 
+TEST(Recipe, AFakeQuantisationInE2m1WithoutARuleIsFlashinfer) {
+  const auto rule = [](const std::string& recipe) {
+    const Resolved r = own(recipe);
+    EXPECT_EQ(r.errors(), "") << recipe;
+    return r.recipes.at("own").weight_fake_quant.rule;
+  };
+  EXPECT_EQ(rule(R"({"weight_fake_quant": {"format": "e2m1"}})"), ScaleRule::flashinfer);
+  EXPECT_EQ(rule(R"({"base": "mxfp8", "weight": null, "weight_fake_quant": {"format": "e2m1", "block": [1, 16]}})"), ScaleRule::flashinfer);
+  EXPECT_EQ(rule(R"({"weight_fake_quant": {"format": "e2m1", "rule": "rceil"}})"), ScaleRule::rceil);
+  EXPECT_EQ(rule(R"({"weight_fake_quant": {"format": "e4m3"}})"), ScaleRule::rceil);
+  EXPECT_EQ(rule(R"({"base": "mxfp4_qat", "weight_fake_quant": {"format": "e2m1", "rule": "floor"}})"), ScaleRule::floor);
+}
+
 TEST(Recipe, TheCommandLineChangesOneMemberOfAQuantisation) {
   const Resolved r =
       own(R"({"base": "mxfp8"})", {"precision.recipes.own.weight={\"block\": [1, 32]}", "precision.recipes.own.input.rule=floor"});

@@ -77,6 +77,10 @@ void complete(RecipeConfig& recipe, const std::string& key, ConfigReport& report
   complete_operand(recipe.input, base->input, key + ".input", report);
   complete_operand(recipe.output_grad, base->output_grad, key + ".output_grad", report);
   complete_operand(recipe.weight_fake_quant, base->weight_fake_quant, key + ".weight_fake_quant", report);
+  if (recipe.weight_fake_quant && !base->weight_fake_quant && recipe.weight_fake_quant->format == Format::e2m1 &&
+      !report.given(key + ".weight_fake_quant.rule")) {
+    recipe.weight_fake_quant->rule = ScaleRule::flashinfer;
+  }
   const auto take = [&](const char* name, auto member) {
     if (report.given(key + "." + name)) return;
     recipe.*member = (*base).*member;

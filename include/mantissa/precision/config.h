@@ -34,7 +34,9 @@ struct QuantizationConfig {
     v("block", block,
       "rows and columns that share a scale: [1, 32] or [1, 128], along the contraction; for weight also [32, 32] or [128, 128]; "
       "for weight_fake_quant [1, n] with any even n");
-    v("rule", rule, "how a block's scale follows from its largest magnitude; flashinfer: weight_fake_quant in e2m1 only");
+    v("rule", rule,
+      "how a block's scale follows from its largest magnitude; flashinfer: weight_fake_quant in e2m1 only, and its rule if neither this "
+      "key nor the base has one");
   }
 };
 
