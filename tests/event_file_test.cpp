@@ -7,9 +7,9 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "files.h"
 #include "mantissa/base/log.h"
 #include "mantissa/io/jsonl.h"
-#include "files.h"
 
 namespace mantissa::test {
 namespace {
@@ -64,6 +64,18 @@ TEST(EventFile, ScalarRecordHasTheReferenceBytes) {
   ASSERT_EQ(record.size(), 26u + 16);
   EXPECT_EQ(word_at(record, 8), 0x2dd89b12u);
   EXPECT_EQ(word_at(record, 38), 0x60ecdfc2u);
+}
+
+TEST(EventFile, HistogramRecordHasABucketForEachNumberAfterAnEmptyOne) {
+  EXPECT_EQ(histogram_event(7, 2.0, "s", {{-2, 3}, {0, 1}}),
+            bytes_of_hex("09000000000000004010072a780a760a01732a71"
+                         "0900000000000000c0"                                                       // least -2
+                         "110000000000000000"                                                       // greatest 0
+                         "190000000000001040"                                                       // number 4
+                         "2100000000000018c0"                                                       // sum -6
+                         "290000000000002840"                                                       // of squares 12
+                         "322000000000000004c0000000000000f8bf000000000000e0bf000000000000e03f"     // ends -2.5, -1.5, -0.5, 0.5
+                         "3a20000000000000000000000000000008400000000000000000000000000000f03f"));  // counts 0, 3, 0, 1
 }
 
 TEST(EventFile, StepsAboveOneByteAreVarints) { EXPECT_EQ(scalar_event(300, 0.0, {}).substr(9), bytes_of_hex("10ac022a00")); }

@@ -104,7 +104,8 @@ TEST_F(ReportPage, HeatMapHasACellPerModuleAndStepWithItsFiguresAsTooltip) {
                    precision_line(2, "layers.0.mlp.up", "null") + precision_line(2, "output", "null", "null"));
   EXPECT_THAT(a.precision[0].scales, ElementsAre(std::pair(126, 3), std::pair(127, 1)));
   const std::string map = heat_map("a: input", a.precision, {20, 30});
-  EXPECT_THAT(map, HasSubstr("layers.0.mlp.up input, step 1: 20 dB, clipped 25%, flushed 12.5%, amax 3.5</title>"));
+  EXPECT_THAT(map,
+              HasSubstr("layers.0.mlp.up input, step 1: 20 dB, clipped 25%, flushed 12.5%, amax 3.5, scales 2^-1: 75%, 2^0: 25%</title>"));
   EXPECT_THAT(map, HasSubstr(R"svg(x="180" y="0" width="360" height="15" fill="rgb(68,1,84)")svg"));      // the least
   EXPECT_THAT(map, HasSubstr(R"svg(x="180" y="16" width="360" height="15" fill="rgb(253,231,37)")svg"));  // the most
   EXPECT_THAT(map, HasSubstr(R"svg(x="540" y="0" width="360" height="15" fill="rgb(253,231,37)")svg"));   // exact

@@ -9,6 +9,7 @@
 
 #include "io/host_name.h"
 #include "io/reflected_crc.h"
+#include "mantissa/base/error.h"
 
 namespace mantissa {
 namespace {
@@ -37,6 +38,19 @@ std::string event_with_time(double wall_time) {
   std::string out;
   put_key(out, 1, Wire::fixed64);
   put_little_endian(out, std::bit_cast<uint64_t>(wall_time));
+  return out;
+}
+
+void put_double(std::string& out, uint32_t field, double value) {
+  put_key(out, field, Wire::fixed64);
+  put_little_endian(out, std::bit_cast<uint64_t>(value));
+}
+
+std::string summary_event(int64_t step, double wall_time, const std::string& summary) {
+  std::string out = event_with_time(wall_time);
+  put_key(out, 2, Wire::varint);
+  put_varint(out, static_cast<uint64_t>(step));
+  put_bytes(out, 5, summary);
   return out;
 }
 
@@ -81,11 +95,36 @@ std::string scalar_event(int64_t step, double wall_time, std::span<const TaggedV
     put_little_endian(value, std::bit_cast<uint32_t>(scalar.value));
     put_bytes(summary, 1, value);
   }
-  std::string out = event_with_time(wall_time);
-  put_key(out, 2, Wire::varint);
-  put_varint(out, static_cast<uint64_t>(step));
-  put_bytes(out, 5, summary);
-  return out;
+  return summary_event(step, wall_time, summary);
+}
+
+std::string histogram_event(int64_t step, double wall_time, std::string_view tag, const std::map<int, int64_t>& counts) {
+  require(!counts.empty(), "a histogram of nothing: ", tag);
+  const int least = counts.begin()->first, greatest = counts.rbegin()->first;
+  double number = 0.0, sum = 0.0, squares = 0.0;
+  std::string ends, buckets;
+  put_little_endian(ends,
+                    std::bit_cast<uint64_t>(least - 0.5));  // an empty bucket first: TensorBoard takes its end for where the next begins
+  put_little_endian(buckets, std::bit_cast<uint64_t>(0.0));
+  for (int value = least; value <= greatest; ++value) {
+    const auto found = counts.find(value);
+    const double count = found == counts.end() ? 0.0 : static_cast<double>(found->second);
+    number += count, sum += count * value, squares += count * value * value;
+    put_little_endian(ends, std::bit_cast<uint64_t>(value + 0.5));
+    put_little_endian(buckets, std::bit_cast<uint64_t>(count));
+  }
+  std::string histogram, value, summary;
+  put_double(histogram, 1, least);
+  put_double(histogram, 2, greatest);
+  put_double(histogram, 3, number);
+  put_double(histogram, 4, sum);
+  put_double(histogram, 5, squares);
+  put_bytes(histogram, 6, ends);
+  put_bytes(histogram, 7, buckets);
+  put_bytes(value, 1, tag);
+  put_bytes(value, 5, histogram);
+  put_bytes(summary, 1, value);
+  return summary_event(step, wall_time, summary);
 }
 
 EventFile::EventFile(const std::filesystem::path& folder, double wall_time) : file_(folder / file_name(wall_time)) {
@@ -94,6 +133,10 @@ EventFile::EventFile(const std::filesystem::path& folder, double wall_time) : fi
 
 void EventFile::write(int64_t step, double wall_time, std::span<const TaggedValue> scalars) {
   file_.append(event_record(scalar_event(step, wall_time, scalars)));
+}
+
+void EventFile::write_histogram(int64_t step, double wall_time, std::string_view tag, const std::map<int, int64_t>& counts) {
+  file_.append(event_record(histogram_event(step, wall_time, tag, counts)));
 }
 
 }  // namespace mantissa

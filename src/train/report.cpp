@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <vector>
 
+#include "mantissa/formats/element.h"
+
 namespace mantissa {
 namespace {
 
@@ -56,6 +58,14 @@ std::string precision_part(const PrecisionSummary& precision) {
 }
 
 }  // namespace
+
+std::map<int, int64_t> PrecisionReport::scale_exponents() const {
+  std::map<int, int64_t> exponents;
+  for (const auto& [code, blocks] : scales) {
+    if (code != kScaleNan) exponents[code - 127] = blocks;
+  }
+  return exponents;
+}
 
 std::string duration_text(double seconds) {
   const auto total = static_cast<int64_t>(std::llround(std::max(0.0, seconds)));

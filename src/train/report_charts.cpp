@@ -5,6 +5,8 @@
 #include <cmath>
 #include <map>
 #include <set>
+#include <utility>
+#include <vector>
 
 #include "mantissa/base/error.h"
 #include "train/svg.h"
@@ -115,11 +117,29 @@ std::string colour_of(const PrecisionReport& cell, const Decibels& range) {
   return cell.sqnr_db ? colour_of((*cell.sqnr_db - range.low) / std::max(1e-9, range.high - range.low)) : colour_of(1.0);
 }
 
+// The most frequent scales: ", scales 2^-9: 60%, 2^-8: 30% ...".
+std::string scales_text(const PrecisionReport& cell) {
+  constexpr size_t kShown = 4;
+  std::vector<std::pair<int64_t, int>> by_count;
+  double blocks = 0.0;
+  for (const auto& [exponent, count] : cell.scale_exponents()) {
+    by_count.emplace_back(-count, exponent);
+    blocks += static_cast<double>(count);
+  }
+  std::sort(by_count.begin(), by_count.end());
+  std::string out;
+  for (size_t i = 0; i < std::min(kShown, by_count.size()); ++i) {
+    const double percent = -100.0 * static_cast<double>(by_count[i].first) / blocks;
+    out += text(i == 0 ? ", scales 2^" : ", 2^", by_count[i].second, ": ", number_text(percent, 3), '%');
+  }
+  return by_count.size() > kShown ? out + " ..." : out;
+}
+
 std::string cell_title(const PrecisionReport& cell) {
   const std::string place = text(cell.module, ' ', cell.role, ", step ", cell.step, ": ");
   if (!cell.amax) return place + "NaN or Inf";
   return text(place, cell.sqnr_db ? number_text(*cell.sqnr_db, 4) + " dB" : "exact", ", clipped ", number_text(100.0 * cell.clipped, 3),
-              "%, flushed ", number_text(100.0 * cell.flushed, 3), "%, amax ", number_text(*cell.amax, 4));
+              "%, flushed ", number_text(100.0 * cell.flushed, 3), "%, amax ", number_text(*cell.amax, 4), scales_text(cell));
 }
 
 // Step to column.

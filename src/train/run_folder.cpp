@@ -162,6 +162,8 @@ void Metrics::write(const PrecisionReport& report) {
   if (report.amax) values.push_back({amax, static_cast<float>(*report.amax)});
   if (report.sqnr_db) values.push_back({sqnr, static_cast<float>(*report.sqnr_db)});
   events_->write(report.step, now, values);
+  const std::map<int, int64_t> exponents = report.scale_exponents();
+  if (!exponents.empty()) events_->write_histogram(report.step, now, tag + "scale_exponent", exponents);
 }
 
 void Metrics::write(const SaveReport& report) {

@@ -112,6 +112,19 @@ TEST_F(CommandsTest, TrainLogsWhatItsPrecisionPlanWarnsOf) {
   EXPECT_THAT(test::read_file(run_folder("run") + "/log.txt"), HasSubstr("precision.report_interval measures nothing"));
 }
 
+TEST_F(CommandsTest, BlockScalesAreHistogramsForTensorBoard) {
+  const auto trained = mantissa({"train", "run.json", "--set", "training.steps=1", "--set", "precision.report_interval=1", "--set",
+                                 "precision.recipe=mxfp8", "--set", "model.intermediate_size=64", "--set", "logging.tensorboard=true"});
+  ASSERT_EQ(trained.exit_code, 0) << trained.errors;
+  std::string events;
+  for (const auto& entry : std::filesystem::directory_iterator(run_folder("run"))) {
+    if (entry.path().filename().string().starts_with("events.out.tfevents.")) events += test::read_file(entry.path());
+  }
+  for (const char* const role : {"weight", "input", "output_grad"}) {
+    EXPECT_THAT(events, HasSubstr(text("precision/layers.1.mlp.down/", role, "/scale_exponent")));
+  }
+}
+
 TEST_F(CommandsTest, EvalGivesLossPerplexityAndBitsPerByteOfTheRunsOwnData) {
   ASSERT_EQ(mantissa({"train", "run.json", "--set", "eval.iters=null"}).exit_code, 0);
   const auto result = mantissa({"eval", run_folder("run")});

@@ -53,6 +53,9 @@ struct PrecisionReport {
   double clipped = 0.0, flushed = 0.0;  // shares of all elements: beyond the largest code; not zero and coded as zero
   std::optional<double> amax = {};      // none: NaN or Inf among x
   std::map<int, int64_t> scales = {};   // how many blocks have each scale code
+
+  // The same by the exponent of the scale; without blocks that hold a NaN, which have none.
+  std::map<int, int64_t> scale_exponents() const;
 };
 
 struct SaveReport {
