@@ -7,6 +7,7 @@
 
 #include "files.h"
 #include "mantissa/train/estimate.h"
+#include "mantissa/train/precision_setup.h"
 #include "testing.h"
 
 namespace mantissa {
@@ -219,18 +220,19 @@ struct Measured {
   int64_t predicted, peak;
 };
 
-Measured measure(const ModelConfig& model, const StepOptions& options) {
+Measured measure(const ModelConfig& model, const StepOptions& options, const std::string& recipe = "high") {
   RunConfig config;
   config.model = model;
   config.model.vocab_size = 300;
   config.precision.dtype = options.compute;
+  config.precision.recipe = recipe;
   config.training.micro_batch_size = 4;
   config.training.seq_len = model.max_position_embeddings;
   config.training.grad_accum = options.micro_batches;
   config.training.accumulation = options.accumulation;
   config.training.recompute = options.recompute;
   const std::unique_ptr<Backend> device = make_cpu_backend();
-  Gpt gpt(config.model, *device, {.compute = options.compute, .recompute = options.recompute, .gradients = true});
+  Gpt gpt(config.model, *device, model_options(config, options.recompute, true));
   gpt.parameters().initialise(1);
   Optimizer optimizer(gpt.parameters(), {});
   GradientAccumulator accumulator(gpt.parameters(), options.accumulation, options.micro_batches);
@@ -258,6 +260,21 @@ TEST(Estimate, PredictsThePeakOfAStep) {
         // The allocator rounds up; kernels keep small scratch.
         EXPECT_TRUE(ratio > 0.8 && ratio < 1.25) << choice_name(model.norm) << ' ' << dtype_name(compute) << ' ' << choice_name(recompute)
                                                  << ": predicted " << measured.predicted << ", measured " << measured.peak;
+      }
+    }
+  }
+}
+
+TEST(Estimate, PredictsThePeakOfAStepWithQuantisedOperands) {
+  const ModelConfig model = model_of(64, 4, 160, 128);
+  for (const char* const recipe : {"mxfp8", "mxfp8_weights", "mxfp4_qat", "mxfp4_qat_mxfp8_act"}) {
+    for (const Dtype compute : {Dtype::f32, Dtype::bf16}) {
+      for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
+        const Measured measured = measure(model, {.micro_batches = 1, .compute = compute, .recompute = recompute}, recipe);
+        const double ratio = static_cast<double>(measured.predicted) / static_cast<double>(measured.peak);
+        const bool full = recompute == Recompute::full;
+        EXPECT_TRUE(ratio > 0.95 && ratio < (full ? 1.2 : 1.1)) << recipe << ' ' << dtype_name(compute) << ' ' << choice_name(recompute)
+                                                                << ": predicted " << measured.predicted << ", measured " << measured.peak;
       }
     }
   }

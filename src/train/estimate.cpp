@@ -45,6 +45,37 @@ int64_t backward_bytes(const ModelConfig& model, Recompute recompute, int64_t el
   return gradients + (recompute == Recompute::full ? kept_bytes(model, Recompute::none, element) : 0);
 }
 
+// Per token, what backward finds beyond kept_bytes() where linears keep codes of their input instead, mostly below 0. Attention keeps its
+// output beside the codes of it; an input that is computed again is kept as neither.
+double codes_bytes(const PrecisionPlan& plan, Recompute recompute, int64_t element) {
+  if (recompute == Recompute::full) return 0.0;
+  double sum = 0.0;
+  for (const ModulePrecision& entry : plan.modules()) {
+    const std::string& path = entry.module.path;
+    if (entry.module.kind != ModuleKind::linear || !saves_input_codes(entry.recipe)) continue;
+    const bool selective = recompute == Recompute::selective;
+    if (selective && path.ends_with(".mlp.down")) continue;
+    const bool beside = !selective && path.ends_with(".attn.out");
+    const double codes = 1.0 + 1.0 / static_cast<double>(entry.recipe.input.block());
+    sum += static_cast<double>(entry.module.in) * (codes - (beside ? 0.0 : static_cast<double>(element)));
+  }
+  return sum;
+}
+
+// The largest operand that a product dequantises to bf16: tokens by channels, or a weight, of which 8 MiB at a time (cpu/gemm.cpp).
+double dequantised_bytes(const PrecisionPlan& plan, int64_t tokens) {
+  double largest = 0.0;
+  for (const ModulePrecision& entry : plan.modules()) {
+    const ModuleShape& module = entry.module;
+    const auto size = [](int64_t rows, int64_t cols) { return 2.0 * static_cast<double>(rows) * static_cast<double>(cols); };
+    if (module.kind != ModuleKind::linear) continue;
+    if (entry.recipe.input) largest = std::max(largest, size(tokens, module.in));
+    if (entry.recipe.output_grad) largest = std::max(largest, size(tokens, module.out));
+    if (entry.recipe.weight || entry.recipe.weight_fake_quant) largest = std::max(largest, std::min(0x1p23, size(module.out, module.in)));
+  }
+  return largest;
+}
+
 // One chunk of the output projection (ops/cross_entropy.cpp: at least 64 rows, at most 2^26 logits) and the gradient of its input.
 double logits_bytes(const RunConfig& config, int64_t tokens, int64_t element) {
   const int64_t vocab = config.model.padded_vocab_size();
@@ -62,15 +93,17 @@ MemoryEstimate estimate_memory(const RunConfig& config) {
   const int64_t element = dtype_bytes(config.precision.dtype), tokens = config.training.micro_batch_size * config.training.seq_len;
   const auto of_all_tokens = [tokens](int64_t each) { return static_cast<double>(tokens) * static_cast<double>(each); };
   const int64_t kept = model.num_layers * kept_bytes(model, config.training.recompute, element) + 2 * model.hidden_size * element;
+  const PrecisionPlan plan = resolve_plan(config);
   MemoryEstimate estimate;
   estimate.masters = bytes(4 * parameters);
-  estimate.values = resolve_plan(config).bytes_beside_masters();
+  estimate.values = plan.bytes_beside_masters();
   estimate.gradients =
       bytes(4 * parameters * static_cast<double>(GradientAccumulator::buffers(config.training.accumulation, *config.training.grad_accum)));
   estimate.optimizer = bytes(8 * parameters);
-  estimate.activations = bytes(of_all_tokens(kept));
+  estimate.activations = bytes(of_all_tokens(kept) + static_cast<double>(tokens) * codes_bytes(plan, config.training.recompute, element));
   estimate.workspace =
-      bytes(std::max(logits_bytes(config, tokens, element), of_all_tokens(backward_bytes(model, config.training.recompute, element))));
+      bytes(std::max(logits_bytes(config, tokens, element),
+                     of_all_tokens(backward_bytes(model, config.training.recompute, element)) + dequantised_bytes(plan, tokens)));
   return estimate;
 }
 
