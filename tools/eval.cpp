@@ -47,7 +47,7 @@ ExitCode run_eval(const EvalArguments& arguments) {
           micro_batch_size);
   require(!arguments.iters || *arguments.iters > 0, ExitCode::usage, "--iters: must be positive, got ", arguments.iters.value_or(0));
   use_threads(arguments.threads);
-  const LoadedModel loaded = load_model(arguments.checkpoint, {});
+  const LoadedModel loaded = load_model(arguments.checkpoint);
   const Data data = validation_data(arguments, loaded);
   const int64_t rows = arguments.micro_batch_size.value_or(loaded.config.training.micro_batch_size);
   const Evaluation result = evaluate(*loaded.model, data.valid, rows, arguments.iters);

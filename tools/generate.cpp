@@ -31,7 +31,7 @@ ExitCode run_generate(const GenerateArguments& arguments) {
   check_sampling(arguments.sampling);
   require(!arguments.prompt.empty(), ExitCode::usage, "--prompt: must not be empty");
   use_threads(arguments.threads);
-  const LoadedModel loaded = load_model(arguments.checkpoint, {});
+  const LoadedModel loaded = load_model(arguments.checkpoint);
   require(loaded.tokenizer.has_value(), ExitCode::usage, loaded.path.string(), " has no tokenizer: it was trained on token files");
   const std::vector<int32_t> prompt = loaded.tokenizer->encode(arguments.prompt, {.name = "--prompt", .code = ExitCode::usage});
   std::cout << arguments.prompt << std::flush;

@@ -243,15 +243,14 @@ std::filesystem::path with_checkpoint(const fs::path& path, const std::function<
   return loaded->path;
 }
 
-LoadedModel load_model(const fs::path& path, const ModelOptions& options) {
+LoadedModel load_model(const fs::path& path) {
   LoadedModel loaded;
   loaded.path = with_checkpoint(path, [&](CheckpointReader& reader) {
     loaded.config = saved_config(reader);
     loaded.tokenizer = saved_tokenizer(reader);
     loaded.step = reader.manifest().step;
     loaded.model.reset();  // before the device it lives on
-    loaded.device = open_device(options.device.value_or(loaded.config.training.device));
-    if (options.dtype) loaded.config.precision.dtype = *options.dtype;
+    loaded.device = open_device(loaded.config.training.device);
     loaded.model = std::make_unique<Gpt>(loaded.config.model, *loaded.device, model_options(loaded.config, Recompute::none, false));
     load_weights(reader, loaded.model->parameters());
   });

@@ -159,7 +159,7 @@ TEST_F(Plans, ACheckpointKeepsThePlanAndTheHashesOfItsCodes) {
   const CheckpointReader reader(checkpoint("saved", 6));
   const nlohmann::json plan = nlohmann::json::parse(reader.manifest().plan);
   ASSERT_EQ(plan["quantised"].size(), 8U) << "four linears in each of two layers";
-  const LoadedModel loaded = load_model(checkpoint("saved", 6), {});
+  const LoadedModel loaded = load_model(checkpoint("saved", 6));
   const nlohmann::json again = nlohmann::json::parse(plan_manifest(loaded.config, loaded.model->parameters()));
   EXPECT_EQ(again["quantised"], plan["quantised"]) << "codes are rebuilt from the masters";
   EXPECT_EQ(again["hash"], plan["hash"]);

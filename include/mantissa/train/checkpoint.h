@@ -53,12 +53,7 @@ void require_same_tokenizer(const CheckpointReader& reader, const Data& data);
 // Returns its folder. Throws Error(usage) if there is none, Error(data) if it is damaged.
 std::filesystem::path with_checkpoint(const std::filesystem::path& path, const std::function<void(CheckpointReader&)>& load);
 
-struct ModelOptions {
-  std::optional<DeviceChoice> device = {};  // as trained
-  std::optional<Dtype> dtype = {};
-};
-
-// A model for evaluation and generation.
+// A model for evaluation and generation, on the device and with the precision it was trained with.
 struct LoadedModel {
   std::filesystem::path path;
   int64_t step = 0;
@@ -68,7 +63,7 @@ struct LoadedModel {
   std::unique_ptr<Gpt> model;
 };
 
-LoadedModel load_model(const std::filesystem::path& path, const ModelOptions& options);
+LoadedModel load_model(const std::filesystem::path& path);
 
 // The backend that training.device names. Throws Error(environment) for one this build lacks.
 std::unique_ptr<Backend> open_device(DeviceChoice choice);
