@@ -24,7 +24,8 @@ void check_operand(const std::string& key, const Quantization& how, bool tiles_a
 void check_fake_quant(const Quantization& how, Problems& problems) {
   if (!how) return;
   if (how.rule == ScaleRule::flashinfer && how.format != Format::e2m1) {
-    problems.push_back({"weight_fake_quant.rule", text("flashinfer is for e2m1 only, and the format is ", format_name(how.format))});
+    problems.push_back({"weight_fake_quant.rule", text("flashinfer is for e2m1 only, and the format is ", format_name(how.format),
+                                                       "; set rule to rceil or floor, also where flashinfer comes from the base")});
   }
   if (how.block_rows != 1 || how.block_cols < 2 || how.block_cols % 2 != 0) {
     problems.push_back({"weight_fake_quant.block", "must be [1, n] with an even n, got " + block_text(how)});
