@@ -21,8 +21,9 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-const std::string kStart = R"({"type":"start","step":0,"steps":4,"resumed":"","parameters":7,"device":"cpu","threads":2,"time":1.5})"
-                           "\n";
+const std::string kStart =
+    R"({"type":"start","step":0,"steps":4,"resumed":"","parameters":7,"precision":"bf16, mxfp8","device":"cpu","threads":2,"time":1.5})"
+    "\n";
 
 std::string step_line(int64_t step, const std::string& loss) {
   return text(R"({"type":"step","step":)", step, R"(,"loss":)", loss, R"(,"lr":0.001,"grad_norm":)", 1.0 / static_cast<double>(step),
@@ -118,7 +119,7 @@ TEST_F(ReportPage, EveryHeatMapHasARangeOfItsOwnOfThreeDecibelsOrMore) {
   const RunMetrics fine = run("fine", kStart + step_line(1, "3.5") + precision_line(1, "a", "31.5") + precision_line(1, "b", "32"));
   const RunMetrics coarse = run("coarse", kStart + step_line(1, "3.5") + precision_line(1, "a", "14") + precision_line(1, "b", "19"));
   const std::string page = report_page({fine, coarse});
-  EXPECT_THAT(page, HasSubstr("fine: input, 29 to 32 dB"));
+  EXPECT_THAT(page, HasSubstr("fine: input, 31.5 to 32 dB"));
   EXPECT_THAT(page, HasSubstr("coarse: input, 14 to 19 dB"));
 }
 
@@ -154,8 +155,9 @@ TEST(Axes, TicksAreOneTwoOrFiveTimesAPowerOfTenAndHoldTheRange) {
 }
 
 TEST_F(ReportPage, StepsDoneAgainAfterAResumeCountOnce) {
-  const std::string again = R"({"type":"start","step":1,"steps":4,"resumed":"c","parameters":7,"device":"cpu","threads":2,"time":1.5})"
-                            "\n";
+  const std::string again =
+      R"({"type":"start","step":1,"steps":4,"resumed":"c","parameters":7,"precision":"bf16, mxfp8","device":"cpu","threads":2,"time":1.5})"
+      "\n";
   const RunMetrics a =
       run("a", kStart + step_line(1, "3.5") + step_line(2, "9") + precision_line(2, "output", "30") + again + step_line(2, "2.5"));
   ASSERT_EQ(a.loss.size(), 2U);

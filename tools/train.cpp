@@ -8,6 +8,7 @@
 #include "command.h"
 #include "console.h"
 #include "mantissa/base/log.h"
+#include "mantissa/train/precision_setup.h"
 #include "signals.h"
 
 namespace mantissa::tools {
@@ -40,9 +41,9 @@ std::string counted(double value) {
 }
 
 std::string start_line(const StartReport& report) {
-  std::string line =
-      text("run ", report.folder, " | ", counted(static_cast<double>(report.parameters)), " parameters | ", report.training_tokens,
-           " training tokens | ", report.device, ", ", count_text(report.threads, "thread"), " | ", count_text(report.steps, "step"));
+  std::string line = text("run ", report.folder, " | ", counted(static_cast<double>(report.parameters)), " parameters | ",
+                          report.training_tokens, " training tokens | ", report.precision, " | ", report.device, ", ",
+                          count_text(report.threads, "thread"), " | ", count_text(report.steps, "step"));
   if (!report.resumed.empty()) line += text(" | continues at ", report.step, " from ", report.resumed);
   return line;
 }
@@ -128,6 +129,7 @@ ExitCode run_training(const TrainArguments& arguments) {
   open_log({.level = level, .console = true, .console_level = LogLevel::warning, .file = {}});
   if (arguments.dry_run) {
     print_plan(plan_run(loaded));
+    log_plan_warnings(loaded.config);
     return ExitCode::ok;
   }
   watch_signals();

@@ -10,6 +10,7 @@
 #include "mantissa/base/json.h"
 #include "mantissa/base/log.h"
 #include "mantissa/io/hash.h"
+#include "mantissa/train/report.h"
 
 namespace mantissa {
 namespace {
@@ -133,6 +134,18 @@ std::vector<std::string> allowed_plan_changes(const std::string& saved, const Ru
   }
   refuse(refused, source);
   return allowed;
+}
+
+std::string precision_text(const PrecisionConfig& config) {
+  std::string out = text(dtype_name(config.dtype), ", ", config.recipe);
+  if (!config.rules.empty()) out += ", " + count_text(static_cast<int64_t>(config.rules.size()), "rule");
+  if (config.fp8_output_proj.enabled) out += ", fp8_output_proj";
+  if (config.fp8_param_gather) out += ", fp8_param_gather";
+  return out;
+}
+
+void log_plan_warnings(const RunConfig& config) {
+  for (const std::string& warning : resolve_plan(config).warnings()) log_warning(warning);
 }
 
 void require_same_codes(const std::string& saved, const RunConfig& config, const ParameterSet& parameters, const std::string& source) {

@@ -57,16 +57,17 @@ std::string best_text(const Series& series) {
 std::string summary_row(const RunMetrics& run, size_t index) {
   const int64_t step = run.loss.empty() ? run.start.step : run.loss.back().step;
   std::string row = text("<tr><td>", swatch(index), escaped(run.name), "</td>");
-  for (const std::string& cell :
-       {text(step, " of ", run.start.steps), text(run.tokens), text(run.start.parameters), last_text(run.loss), last_text(run.valid_loss),
-        best_text(run.valid_loss), last_text(run.tokens_per_second), text(run.start.device, ", ", count_text(run.start.threads, "thread"))})
+  for (const std::string& cell : {run.start.precision, text(step, " of ", run.start.steps), text(run.tokens), text(run.start.parameters),
+                                  last_text(run.loss), last_text(run.valid_loss), best_text(run.valid_loss),
+                                  last_text(run.tokens_per_second), text(run.start.device, ", ", count_text(run.start.threads, "thread"))})
     row += "<td>" + escaped(cell) + "</td>";
   return row + "</tr>\n";
 }
 
 std::string summary(const Runs& runs) {
   std::string out = "<div class=\"scroll\"><table>\n<tr>";
-  for (const char* head : {"run", "steps", "tokens", "parameters", "last training loss", "last validation loss", "best", "tok/s", "device"})
+  for (const char* head :
+       {"run", "precision", "steps", "tokens", "parameters", "last training loss", "last validation loss", "best", "tok/s", "device"})
     out += text("<th>", head, "</th>");
   out += "</tr>\n";
   for (size_t i = 0; i < runs.size(); ++i) out += summary_row(runs[i], i);
@@ -97,29 +98,33 @@ std::string loss_chart(const Runs& runs) {
 
 // ---- precision
 
-// The range of one map: beside 4-bit weights, at half the decibels, a common one would show 8-bit operands as one colour. At least 3 dB, so
-// that colours far apart always mean errors far apart.
-Decibels decibels(const std::vector<PrecisionReport>& cells) {
+Decibels measured(const std::vector<PrecisionReport>& cells) {
   Decibels range{HUGE_VAL, -HUGE_VAL};
   for (const PrecisionReport& cell : cells) {
     if (!cell.sqnr_db) continue;
     range = {std::min(range.low, *cell.sqnr_db), std::max(range.high, *cell.sqnr_db)};
   }
-  return range.low > range.high ? Decibels{0, 0} : Decibels{std::min(range.low, range.high - 3), range.high};
+  return range.low > range.high ? Decibels{0, 0} : range;
 }
+
+// Each map has a range of its own: beside 4-bit weights, at half the decibels, a common one would show 8-bit operands as one colour. At
+// least 3 dB, so that colours far apart always mean errors far apart.
+Decibels coloured(const Decibels& measured) { return {std::min(measured.low, measured.high - 3), measured.high}; }
 
 std::string precision(const Runs& runs) {
   if (std::all_of(runs.begin(), runs.end(), [](const RunMetrics& run) { return run.precision.empty(); }))
     return "<p class=\"soft\">No run has precision statistics; precision.report_interval turns them on.</p>\n";
   std::string out =
-      "<p>Signal to quantisation noise per module and step, in a range for each map; a red cell holds NaN or Inf.</p>\n" + heat_scale();
+      "<p>Signal to quantisation noise per module and step, in a range of 3 dB or more for each map; a red cell holds NaN or Inf. A cell "
+      "tells more under the pointer.</p>\n" +
+      heat_scale();
   for (const RunMetrics& run : runs) {
     std::map<std::string, std::vector<PrecisionReport>> by_role;
     for (const PrecisionReport& cell : run.precision) by_role[cell.role].push_back(cell);
     for (const auto& [role, cells] : by_role) {
-      const Decibels range = decibels(cells);
+      const Decibels range = measured(cells);
       const std::string title = text(run.name, ": ", role, ", ", number_text(range.low, 3), " to ", number_text(range.high, 3), " dB");
-      out += figure(title, heat_map(title, cells, range));
+      out += figure(title, heat_map(title, cells, coloured(range)));
     }
   }
   return out;

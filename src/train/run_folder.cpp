@@ -78,6 +78,7 @@ void Metrics::write(const StartReport& report) {
                  {"steps", report.steps},
                  {"resumed", report.resumed},
                  {"parameters", report.parameters},
+                 {"precision", report.precision},
                  {"device", report.device},
                  {"threads", report.threads},
                  {"time", unix_time()}});

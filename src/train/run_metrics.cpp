@@ -58,6 +58,7 @@ void take_start(RunMetrics& run, const Line& line) {
                .parameters = line.integer("parameters"),
                .training_tokens = 0,
                .validation_sets = 0,
+               .precision = line.string("precision"),
                .device = line.string("device"),
                .threads = static_cast<int>(line.integer("threads"))};
   for (Series* series : {&run.loss, &run.valid_loss, &run.lr, &run.gradient_norm, &run.tokens_per_second})

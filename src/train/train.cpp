@@ -144,10 +144,11 @@ void open_folder(Run& run, const std::vector<std::string>& arguments) {
                            .parameters = run.model.parameters().elements(),
                            .training_tokens = run.data.train->tokens(),
                            .validation_sets = run.data.valid.sets(),
+                           .precision = precision_text(run.config.precision),
                            .device = run.device->name(),
                            .threads = num_threads()};
   tell(run.events.started, report);
-  for (const std::string& warning : resolve_plan(run.config).warnings()) log_info("precision: ", warning);
+  log_plan_warnings(run.config);
   run.metrics->write(report);
   run.newest_checkpoint = run.resumed;
 }

@@ -21,6 +21,9 @@ std::string plan_manifest(const RunConfig& config, const ParameterSet& parameter
 // precision either way. Throws Error(data) if `saved` is no plan of this model.
 std::vector<std::string> allowed_plan_changes(const std::string& saved, const RunConfig& config, const std::string& source);
 
+std::string precision_text(const PrecisionConfig& config);  // "bf16, mxfp8, 2 rules, fp8_output_proj"
+void log_plan_warnings(const RunConfig& config);
+
 // Throws Error(data) that names a parameter whose codes, made from the loaded master, are not those of the manifest's plan; with
 // checkpoint.allow_recipe_change that is a warning. Parameters of modules that changed their formats do not count.
 void require_same_codes(const std::string& saved, const RunConfig& config, const ParameterSet& parameters, const std::string& source);

@@ -71,6 +71,7 @@ struct StartReport {
   int64_t step = 0, steps = 0;
   int64_t parameters = 0;
   int64_t training_tokens = 0, validation_sets = 0;
+  std::string precision;  // "bf16, mxfp8, 2 rules"
   std::string device;
   int threads = 0;
 };
