@@ -89,7 +89,7 @@ class QuantizedLinear : public BackendTest, public ::testing::WithParamInterface
   }
   // Columnwise codes from rowwise ones.
   Matrix shifted(const Tensor& x, const Quantization& how) {
-    const int64_t block = how.block(), rows = (x.dim(0) + block - 1) / block * block;
+    const int64_t rows = whole_blocks(x.dim(0), how.block());
     const Tensor padded = zeros(x.device(), Dtype::bf16, {rows, x.dim(1)});
     x.device().run(Convert{.x = x, .out = padded.slice(0, x.dim(0))});
     const QuantizedTensor columns = empty_quantized(x.device(), padded.shape(), how.transposed());

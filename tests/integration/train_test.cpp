@@ -20,7 +20,23 @@ using test::TrainedRun;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-class TrainTest : public test::TrainingTest {};
+class TrainTest : public test::TrainingTest {
+ protected:
+  // The last checkpoint of the run "seed", saved again in `folder` with another content; change(model, content) is called before.
+  template <class Change>
+  void save_changed(const std::string& folder, const Change& change) {
+    CheckpointReader reader(checkpoint("seed", 20));
+    const RunConfig saved = saved_config(reader);
+    const std::unique_ptr<Backend> device = make_cpu_reference();
+    Gpt model(saved.model, *device, {});
+    load_weights(reader, model.parameters());
+    const Optimizer optimizer(model.parameters(), saved.optimizer);
+    const Data data = open_data(saved.data, {.seq_len = 16});
+    CheckpointContent content = checkpoint_content(saved, data, model.parameters(), optimizer, {});
+    change(model, content);
+    CheckpointDirectory(folder_.path() / folder, {}, "test").save(content);
+  }
+};
 
 // The entropy in nats of a letter given the one before it, from counts: what a model without memory could reach at best.
 double bigram_entropy(const std::string& text) {
@@ -264,18 +280,11 @@ TEST_F(TrainTest, WeightsOfAnotherModelAreRefused) {
 // What Transformer Engine saves beside weights: quantisation state of a module, empty where it has none.
 TEST_F(TrainTest, OnlyExtraStateThatHoldsSomethingIsWarnedAboutAndIgnored) {
   run("seed");
-  CheckpointReader reader(checkpoint("seed", 20));
-  const RunConfig saved = saved_config(reader);
-  const std::unique_ptr<Backend> device = make_cpu_reference();
-  Gpt model(saved.model, *device, {});
-  load_weights(reader, model.parameters());
-  const Optimizer optimizer(model.parameters(), saved.optimizer);
-  const Data data = open_data(saved.data, {.seq_len = 16});
   const std::array<std::byte, 12> state{};
-  CheckpointContent content = checkpoint_content(saved, data, model.parameters(), optimizer, {});
-  content.tensors.push_back({.name = "output._extra_state", .dtype = Dtype::u8, .shape = {3}, .boxes = {}, .data = state.data()});
-  content.tensors.push_back({.name = "embed._extra_state", .dtype = Dtype::u8, .shape = {0}, .boxes = {}, .data = state.data()});
-  CheckpointDirectory(folder_.path() / "foreign", {}, "test").save(content);
+  save_changed("foreign", [&](Gpt&, CheckpointContent& content) {
+    content.tensors.push_back({.name = "output._extra_state", .dtype = Dtype::u8, .shape = {3}, .boxes = {}, .data = state.data()});
+    content.tensors.push_back({.name = "embed._extra_state", .dtype = Dtype::u8, .shape = {0}, .boxes = {}, .data = state.data()});
+  });
 
   const auto logged = [&](const std::string& name, const std::string& path, std::vector<double>& losses) {
     open_log({.console = false, .file = folder_ / name});
@@ -293,16 +302,10 @@ TEST_F(TrainTest, OnlyExtraStateThatHoldsSomethingIsWarnedAboutAndIgnored) {
 
 TEST_F(TrainTest, StopsAfterTheLimitOfStepsThatAreNotFiniteWithoutAnotherSave) {
   run("seed");
-  // A checkpoint whose output weights are finite and overflow every logit.
-  CheckpointReader reader(checkpoint("seed", 20));
-  const RunConfig saved = saved_config(reader);
-  const std::unique_ptr<Backend> device = make_cpu_reference();
-  Gpt model(saved.model, *device, {});
-  load_weights(reader, model.parameters());
-  Optimizer optimizer(model.parameters(), saved.optimizer);
-  device->run(Fill{.out = model.parameters().find("output.weight")->master, .value = 3e38});
-  const Data data = open_data(saved.data, {.seq_len = 16});
-  CheckpointDirectory(folder_.path() / "poison", {}, "test").save(checkpoint_content(saved, data, model.parameters(), optimizer, {}));
+  save_changed("poison", [](Gpt& model, CheckpointContent&) {  // output weights that are finite and overflow every logit
+    const Tensor& master = model.parameters().find("output.weight")->master;
+    master.device().run(Fill{.out = master, .value = 3e38});
+  });
 
   std::vector<StepReport> steps;
   TrainEvents events;
