@@ -120,7 +120,7 @@ TEST(Block, EveryBf16InABlockOfEveryScaleHasTheCodeOfItsRule) {
   for (const Format format : {Format::e4m3, Format::e5m2, Format::e2m1}) {
     with_element(format, [&]<class E>() {
       for (const ScaleRule rule : {ScaleRule::rceil, ScaleRule::flashinfer}) {
-        for (uint32_t x = 0; x < 0x10000; x += x % 0x80 == 2 ? 0x7B : 1) {
+        for (uint32_t x = 0; x < 0x10000; x += x % 0x80 == 2 ? 0x7BU : 1U) {
           for (int scale = 0; scale < 256; ++scale) {
             const auto s = static_cast<uint8_t>(scale);
             const uint8_t expected = test::slow_code(slow(format), value_of_bits(x << 16), s, rule);

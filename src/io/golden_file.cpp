@@ -57,7 +57,7 @@ class Sections {
     const auto elements = static_cast<size_t>(count);
     expect(left_.size() / sizeof(T) >= elements, "payload: ends inside ", what);
     std::vector<T> out(elements);
-    std::memcpy(out.data(), left_.data(), elements * sizeof(T));
+    std::copy_n(left_.data(), elements * sizeof(T), reinterpret_cast<char*>(out.data()));  // a section may be empty
     left_.remove_prefix(elements * sizeof(T));
     return out;
   }

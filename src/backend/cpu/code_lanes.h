@@ -31,6 +31,13 @@ using Half = int16_t __attribute__((vector_size(16)));
 }
 [[gnu::always_inline]] inline Words max(Words a, Words b) { return a > b ? a : b; }
 [[gnu::always_inline]] inline Words min(Words a, Words b) { return a < b ? a : b; }
+// Modulo 2^16: lanes of irregular blocks leave the range of a word, and what becomes of them is not used.
+[[gnu::always_inline]] inline Words wrapped_sum(Words a, Words b) {
+  return reinterpret_cast<Words>(reinterpret_cast<Unsigned>(a) + reinterpret_cast<Unsigned>(b));
+}
+[[gnu::always_inline]] inline Words wrapped_difference(Words a, Words b) {
+  return reinterpret_cast<Words>(reinterpret_cast<Unsigned>(a) - reinterpret_cast<Unsigned>(b));
+}
 
 [[gnu::always_inline]] inline Words load(const void* from) {
   Words out;
@@ -120,8 +127,8 @@ template <class E>
 [[gnu::always_inline]] inline Words encode(Words bits, Words shift) {
   constexpr int kDrop = 7 - E::mantissa_bits;
   constexpr int16_t kBelowHalf = (1 << (kDrop - 1)) - 1, kBias = (127 - E::bias) << E::mantissa_bits;
-  const Words y = magnitude(bits) - shift;
-  const Words normal = ((y + kBelowHalf + ((y >> kDrop) & 1)) >> kDrop) - kBias;
+  const Words y = wrapped_difference(magnitude(bits), shift);
+  const Words normal = (wrapped_sum(y, kBelowHalf + ((y >> kDrop) & 1)) >> kDrop) - kBias;
   Words subnormal{};
   constexpr auto kBorders = subnormal_borders<E>();
 #pragma GCC unroll 8
@@ -139,7 +146,8 @@ template <class E>
   // What does not round to zero begins mantissa_bits + 1 binades below the smallest normal element; this grid has kNormal codes in each.
   constexpr int16_t kNormal = 1 << E::mantissa_bits, kBinades = (E::mantissa_bits + 1) << E::mantissa_bits;
   const Words m = magnitude(bits);
-  const Words code = (m - shift - static_cast<int16_t>(kBias - kBelowHalf) + ((m >> kDrop) & 1)) >> kDrop;
+  const Words above = wrapped_difference(m, shift + static_cast<int16_t>(kBias - kBelowHalf));
+  const Words code = wrapped_sum(above, (m >> kDrop) & 1) >> kDrop;
   small |= reinterpret_cast<Words>(reinterpret_cast<Unsigned>(code + static_cast<int16_t>(kBinades - kNormal)) <
                                    static_cast<uint16_t>(kBinades));
   const auto sign = reinterpret_cast<Words>(reinterpret_cast<Unsigned>(bits) >> (16 - E::bits)) & static_cast<int16_t>(E::sign_bit);
@@ -160,7 +168,7 @@ template <class E>
     const auto exponent = static_cast<int16_t>((kBias - E::mantissa_bits + p + 1) << 7);
     bits = m < above ? ((m - first) << (7 - p)) + exponent : bits;
   }
-  bits = m == 0 ? Words{} : bits + shift;
+  bits = m == 0 ? Words{} : wrapped_sum(bits, shift);
   const auto sign = reinterpret_cast<Unsigned>(code & static_cast<int16_t>(E::sign_bit)) << (16 - E::bits);
   return bits | reinterpret_cast<Words>(sign);
 }
@@ -173,7 +181,7 @@ template <class E>
   other |= reinterpret_cast<Words>(reinterpret_cast<Unsigned>(m - static_cast<int16_t>(kNormal)) >
                                    static_cast<uint16_t>(E::max_code - kNormal)) &
            ~zero;
-  const Words bits = ((m << kRaise) + (shift + static_cast<int16_t>((127 - E::bias) << 7))) & ~zero;
+  const Words bits = wrapped_sum(m << kRaise, shift + static_cast<int16_t>((127 - E::bias) << 7)) & ~zero;
   const auto sign = reinterpret_cast<Unsigned>(code & static_cast<int16_t>(E::sign_bit)) << (16 - E::bits);
   return bits | reinterpret_cast<Words>(sign);
 }
