@@ -156,8 +156,15 @@ bool GemmEngine::run_bands(const Gemm& k, Dtype dtype, Backend& device) {
     const int64_t width = std::min(band, cols - first);
     const Tensor b = width == cols ? high_precision(k.b.value, dtype, extreme) : dequantized_band(k.b, dtype, first, width, extreme);
     if (extreme.defined() && is_set(extreme)) return false;
-    run_tiles(
-        {.k = k, .a = a, .b = b, .rows = rows, .first = first, .cols = width, .depth = depth, .row_step = row_step, .col_step = col_step});
+    run_tiles({.k = k,
+               .a = a,
+               .b = b,
+               .rows = rows,
+               .first = first,
+               .cols = width,
+               .depth = depth,
+               .row_step = row_step,
+               .col_step = std::min(col_step, width)});  // the last band may be narrower than a tile
   }
   return true;
 }

@@ -1,0 +1,186 @@
+// Random products that any model might ask for, held against the reference: every dimension from 1 to 3,000, both transpositions, dense and
+// quantised operands. A case is drawn from its number alone.
+#pragma once
+
+#include <cmath>
+
+#include "testing.h"
+
+namespace mantissa::test {
+
+// Numbers of one case, in the order in which they are asked for.
+class CaseDraw {
+ public:
+  explicit CaseDraw(uint32_t number) : number_(number) {}
+  uint32_t number() const { return number_; }
+  int64_t below(int64_t count) {
+    return static_cast<int64_t>(random_words({.seed = 31, .stream = RngStream::test}, number_, next_++)[0]) % count;
+  }
+  bool one_in(int64_t count) { return below(count) == 0; }
+  template <class T>
+  T from(std::initializer_list<T> all) {
+    return all.begin()[below(static_cast<int64_t>(all.size()))];
+  }
+  int64_t log_uniform(double lowest, double highest) {
+    return std::llround(std::exp(std::log(lowest) + (std::log(highest) - std::log(lowest)) * static_cast<double>(below(1 << 20)) / 0x1p20));
+  }
+
+ private:
+  uint32_t number_;
+  uint64_t next_ = 0;
+};
+
+inline constexpr int64_t kLargestDimension = 3000, kLargestProduct = int64_t{1} << 28;
+
+// Half of them log-uniform, the others multiples of a block or of a tile of the fast path, and their neighbours.
+inline int64_t gemm_dimension(CaseDraw& draw) {
+  if (draw.one_in(2)) return draw.log_uniform(1, static_cast<double>(kLargestDimension));
+  const int64_t step = draw.from<int64_t>({32, 384});
+  const int64_t around = (1 + draw.below(kLargestDimension / step)) * step + draw.below(3) - 1;
+  return std::min(around, kLargestDimension);
+}
+
+struct GemmCase {
+  int64_t m = 1, n = 1, k = 1;
+  Quantization a = {}, b = {};  // none: dense
+  Dtype dense = Dtype::f32, out = Dtype::f32;
+  bool a_transposed = false, b_transposed = false, accumulate = false, bias = false;
+  bool extreme = false;  // a scale of b that bf16 cannot follow
+
+  // Whether the fast path dequantises b in several bands of columns: none for what fits 8 MiB, a transposed a or a sum that goes on.
+  bool banded(bool bf16_products) const {
+    const bool whole = !b || a_transposed || accumulate;
+    const bool wide = extreme || !bf16_products || (dense == Dtype::f32 && !a);
+    return !whole && n * k * (wide ? 4 : 2) > (int64_t{1} << 23) + 768 * k * (wide ? 4 : 2);
+  }
+};
+
+inline std::ostream& operator<<(std::ostream& out, const GemmCase& c) {
+  out << c.m << " x " << c.n << " x " << c.k << " a " << c.a << (c.a_transposed ? " transposed" : "") << " b " << c.b
+      << (c.b_transposed ? " transposed" : "") << ' ' << c.dense << " to " << c.out;
+  return out << (c.accumulate ? " accumulated" : "") << (c.bias ? " with bias" : "") << (c.extreme ? " with an extreme scale" : "");
+}
+
+inline Quantization drawn_quantization(CaseDraw& draw) {
+  const auto format = draw.from({Format::e4m3, Format::e4m3, Format::e5m2, Format::e2m1});
+  const int64_t block = format == Format::e2m1 ? draw.from<int64_t>({16, 32}) : draw.from<int64_t>({32, 32, 128});
+  const ScaleRule rule = format == Format::e2m1 ? ScaleRule::flashinfer : ScaleRule::rceil;
+  const int64_t rows = format == Format::e2m1 ? 1 : draw.from<int64_t>({1, block, block});
+  const Quantization how{format, rows, block, rule};
+  return rows == 1 && format != Format::e2m1 && draw.one_in(2) ? how.transposed() : how;
+}
+
+// Rounds two dimensions up to whole blocks of a matrix that is stored, or read transposed, with them as rows and columns.
+inline void whole_blocks_of(const Quantization& how, bool transposed, int64_t& rows, int64_t& cols) {
+  if (!how) return;
+  const auto round_up = [](int64_t& size, int64_t block) { size = (size + block - 1) / block * block; };
+  round_up(rows, transposed ? how.block_cols : how.block_rows);
+  round_up(cols, transposed ? how.block_rows : how.block_cols);
+}
+
+inline GemmCase drawn_case(CaseDraw& draw) {
+  GemmCase c;
+  const bool deep = draw.number() % 3 == 0;  // a weight that is cut into bands
+  c.a_transposed = !deep && draw.one_in(2), c.b_transposed = draw.one_in(2);
+  if (draw.one_in(3)) c.a = drawn_quantization(draw);
+  if (deep && c.a) c.a = {c.a.format, 1, c.a.block(), c.a.rule};  // a few rows will do
+  if (deep || draw.one_in(2)) c.b = drawn_quantization(draw);
+  c.dense = draw.from({Dtype::f32, Dtype::bf16});
+  c.accumulate = !deep && draw.one_in(3), c.bias = draw.one_in(3);
+  c.extreme = c.b && draw.one_in(8);
+  const Dtype narrow = c.a && c.b ? Dtype::bf16 : c.dense;
+  c.out = c.accumulate ? Dtype::f32 : draw.from({narrow, Dtype::f32});
+  do {
+    c.k = deep ? 2300 + draw.below(700) : gemm_dimension(draw);
+    c.n = deep ? 2600 + draw.below(400) : gemm_dimension(draw);
+    c.m = deep ? draw.log_uniform(1, 48) : gemm_dimension(draw);
+    whole_blocks_of(c.a, c.a_transposed, c.m, c.k);
+    whole_blocks_of(c.b, c.b_transposed, c.k, c.n);
+    whole_blocks_of(c.a, c.a_transposed, c.m, c.k);
+  } while (c.m * c.n * c.k > kLargestProduct);
+  return c;
+}
+
+// Codes of finite elements, scales from 2^-6 to 2^6, the last one where bf16 ends if that is asked for.
+inline QuantizedTensor drawn_codes(Backend& device, Shape shape, const Quantization& how, uint32_t what, bool extreme) {
+  const QuantizedTensor out = empty_quantized(device, shape, how);
+  const auto fill = [what](const Tensor& bytes, uint64_t first, auto&& byte_of) {
+    for (int64_t i = 0; i < bytes.elements(); i += 16) {
+      const auto words = random_words({.seed = 32}, what, first + static_cast<uint64_t>(i));
+      const auto* drawn = reinterpret_cast<const uint8_t*>(words.data());
+      for (int64_t j = i; j < std::min(i + 16, bytes.elements()); ++j) bytes.data<uint8_t>()[j] = byte_of(drawn[j - i]);
+    }
+  };
+  const int largest = how.format == Format::e4m3 ? 0x7e : 0x7b;  // in e2m1 every code is finite
+  fill(out.codes, 0, [&](uint8_t byte) {
+    const bool foreign = how.format != Format::e2m1 && (byte & 0x7f) > largest;
+    return foreign ? static_cast<uint8_t>(byte ^ 0x04) : byte;
+  });
+  fill(out.scales, uint64_t{1} << 40, [](uint8_t byte) { return static_cast<uint8_t>(121 + byte % 13); });
+  if (extreme) out.scales.data<uint8_t>()[out.scales.elements() - 1] = 2;
+  return out;
+}
+
+inline Value drawn_value(Backend& device, const GemmCase& c, Shape shape, const Quantization& how, uint32_t what, bool extreme) {
+  if (how) return drawn_codes(device, shape, how, what, extreme);
+  return random_tensor(device, c.dense, shape, what);
+}
+
+// The values, and their magnitudes, in fp32: as the reference dequantises them.
+inline Tensor reference_values(Backend& reference, const Value& value) {
+  if (const auto* codes = std::get_if<QuantizedTensor>(&value)) {
+    const Tensor out = empty(reference, Dtype::f32, codes->shape);
+    reference.run(Dequantize{.x = *codes, .out = out});
+    return out;
+  }
+  return converted(std::get<Tensor>(value), Dtype::f32);
+}
+
+inline Tensor magnitudes_of(const Tensor& x) {
+  const Tensor out = empty(x.device(), Dtype::f32, x.shape());
+  for (int64_t i = 0; i < x.elements(); ++i) out.data<float>()[i] = std::abs(x.data<float>()[i]);
+  return out;
+}
+
+// |fast - reference| <= 2e-6 sum |a b|, the bounds of two fp32 sums of up to 4,096 terms in any order; a bf16 result is rounded, which is
+// 2^-8 |D| more. What is accumulated into and the bias take part in the sum.
+inline ::testing::AssertionResult products_agree(Backend& fast, Backend& reference, const GemmCase& c, uint32_t what) {
+  const Value a = drawn_value(fast, c, c.a_transposed ? Shape{c.k, c.m} : Shape{c.m, c.k}, c.a, 3 * what, false);
+  const Value b = drawn_value(fast, c, c.b_transposed ? Shape{c.n, c.k} : Shape{c.k, c.n}, c.b, 3 * what + 1, c.extreme);
+  const Dtype bias_dtype = c.a && c.b ? Dtype::f32 : c.dense;
+  const Tensor bias = c.bias ? random_tensor(fast, bias_dtype, {c.n}, 3 * what + 2) : Tensor();
+  const auto product = [&](Backend& device, const Value& left, const Value& right, Dtype out, const Tensor& added) {
+    const Tensor d = c.accumulate ? random_tensor(device, out, {c.m, c.n}, 3 * what) : empty(device, out, {c.m, c.n});
+    device.run(Gemm{.a = {left, c.a_transposed}, .b = {right, c.b_transposed}, .out = d, .accumulate = c.accumulate, .bias = added});
+    return d;
+  };
+  const Tensor actual = product(fast, a, b, c.out, bias);
+  const Tensor left = reference_values(reference, a), right = reference_values(reference, b);
+  const Tensor wide_bias = bias.defined() ? converted(bias, Dtype::f32) : Tensor();
+  const Tensor expected = product(reference, left, right, Dtype::f32, wide_bias);
+  const Tensor magnitudes = product(reference, magnitudes_of(left), magnitudes_of(right), Dtype::f32, {});
+  const auto *e = expected.data<float>(), *m = magnitudes.data<float>();
+  for (int64_t i = 0; i < actual.elements(); ++i) {
+    const float d = c.out == Dtype::bf16 ? to_float(actual.data<bf16>()[i]) : actual.data<float>()[i];
+    const float bound = 2e-6F * (m[i] + 4) + (c.out == Dtype::bf16 ? 0x1p-8F * std::abs(e[i]) : 0.0F);
+    if (std::abs(d - e[i]) <= bound) continue;
+    return ::testing::AssertionFailure() << c << ": [" << i / c.n << ", " << i % c.n << "] is " << d << ", expected " << e[i] << " within "
+                                         << bound;
+  }
+  return ::testing::AssertionSuccess();
+}
+
+// Cases [first, first + count). Returns how many were cut into bands.
+inline int64_t expect_products(uint32_t first, uint32_t count, bool bf16_products) {
+  const std::unique_ptr<Backend> fast = make_cpu_backend(), reference = make_cpu_reference();
+  int64_t banded = 0;
+  for (uint32_t i = first; i < first + count; ++i) {
+    CaseDraw draw(i);
+    const GemmCase c = drawn_case(draw);
+    banded += c.banded(bf16_products);
+    EXPECT_TRUE(products_agree(*fast, *reference, c, i)) << "case " << i;
+  }
+  return banded;
+}
+
+}  // namespace mantissa::test

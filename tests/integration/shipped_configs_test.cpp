@@ -1,0 +1,110 @@
+// Every shipped configuration under every preset that it can be given, cut to one layer and 64 random tokens: two steps of training in
+// memory. Tests of the parts use round sizes; these are the sizes that people run.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include "mantissa/base/rng.h"
+#include "mantissa/train/checkpoint.h"
+#include "mantissa/train/precision_setup.h"
+#include "mantissa/train/training_step.h"
+
+namespace mantissa {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kTokens = 64;
+
+std::vector<std::string> shipped_configs() {
+  std::vector<std::string> out;
+  for (const auto& entry : fs::directory_iterator(fs::path(MANTISSA_SOURCE_DIR) / "configs")) {
+    const std::string name = entry.path().stem().string();
+    if (entry.path().extension() == ".json" && name != "config.schema") out.push_back(name);
+  }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+// What `config check` says of the configuration with these settings; nullopt where it refuses them.
+std::optional<RunConfig> checked(const std::string& name, const std::vector<std::string>& sets) {
+  ConfigSources sources{.file = std::string(MANTISSA_SOURCE_DIR) + "/configs/" + name + ".json", .sets = sets};
+  for (const char* cut :
+       {"model.num_layers=1", "training.micro_batch_size=1", "training.grad_accum=1", "training.global_batch_size=null"}) {
+    sources.sets.emplace_back(cut);
+  }
+  sources.sets.push_back(text("training.seq_len=", kTokens));
+  try {
+    RunConfig config = load_run_config(sources, Inputs::unchecked).config;
+    if (!config.model.vocab_size) config.model.vocab_size = 65;  // that of a character text
+    resolve_plan(config);
+    return config;
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::usage) throw;
+    return std::nullopt;
+  }
+}
+
+Batch random_tokens(int64_t vocabulary) {
+  Batch batch;
+  batch.sequences = 1;
+  batch.length = batch.target_count = kTokens;
+  for (int64_t i = 0; i < kTokens; ++i) {
+    const auto words = random_words({.seed = 5, .stream = RngStream::test}, 1, static_cast<uint64_t>(i));
+    batch.tokens.push_back(static_cast<int32_t>(words[0] % static_cast<uint64_t>(vocabulary)));
+    batch.targets.push_back(static_cast<int32_t>(words[1] % static_cast<uint64_t>(vocabulary)));
+    batch.positions.push_back(static_cast<int32_t>(i));
+    batch.segment_starts.push_back(0);
+  }
+  return batch;
+}
+
+class ShippedConfig : public ::testing::TestWithParam<std::string> {
+ protected:
+  // Whether the configuration takes these settings; if so it trains, and its loss falls.
+  bool trains(const std::vector<std::string>& sets) {
+    const std::optional<RunConfig> config = checked(GetParam(), sets);
+    if (!config) return false;
+    Gpt model(config->model, *device_, model_options(*config, config->training.recompute, true));
+    Optimizer optimizer(model.parameters(), config->optimizer);
+    GradientAccumulator accumulator(model.parameters(), Accumulation::running, 1);
+    model.parameters().initialise(1);
+    const Batch batch = random_tokens(*config->model.vocab_size);
+    const auto step = [&] { return training_step(model, optimizer, accumulator, batch, 1, 1e-3); };
+    const StepResult first = step(), second = step();
+    EXPECT_EQ(first.bad + second.bad, "") << ::testing::PrintToString(sets);
+    EXPECT_NEAR(first.loss, std::log(*config->model.vocab_size), 1.0)
+        << ::testing::PrintToString(sets);  // more by half the logits' variance
+    EXPECT_LT(second.loss, first.loss) << ::testing::PrintToString(sets);
+    return true;
+  }
+
+  std::unique_ptr<Backend> device_ = open_device(DeviceChoice::cpu);  // one for all: memory is used again
+};
+
+TEST_P(ShippedConfig, TrainsUnderEveryPreset) {
+  for (const std::string& preset : preset_names()) {
+    const bool high = preset == "high" || preset == "bf16" || preset == "fp32";
+    const bool taken = trains({"precision.recipe=" + preset});
+    EXPECT_TRUE(taken || !high) << preset;
+  }
+}
+
+TEST_P(ShippedConfig, TrainsWithGatheredCodesAndAQuantisedOutputProjection) {
+  const std::optional<RunConfig> plain = checked(GetParam(), {"precision.recipe=mxfp8"});
+  EXPECT_EQ(trains({"precision.recipe=mxfp8", "precision.fp8_param_gather=true"}), plain.has_value());
+  EXPECT_EQ(trains({"precision.recipe=mxfp8", "precision.fp8_output_proj=true", "model.pad_vocab_to=32"}),
+            plain && !plain->model.tie_word_embeddings);
+}
+
+INSTANTIATE_TEST_SUITE_P(, ShippedConfig, ::testing::ValuesIn(shipped_configs()), [](const auto& c) {
+  std::string name = c.param;
+  std::replace_if(
+      name.begin(), name.end(), [](char x) { return x == '-' || x == '.'; }, '_');
+  return name;
+});
+
+}  // namespace
+}  // namespace mantissa

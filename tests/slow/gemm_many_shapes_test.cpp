@@ -1,0 +1,19 @@
+// The products of gemm_shapes_test, thousands of them.
+#include "backend/cpu/gemm_engine.h"
+#include "gemm_shapes.h"
+
+namespace mantissa::test {
+namespace {
+
+class GemmManyShapes : public ::testing::TestWithParam<uint32_t> {};
+
+TEST_P(GemmManyShapes, GiveTheProductOfTheReference) {
+  constexpr uint32_t kFirst = 1000, kCases = 300;  // the suite's come before
+  const int64_t banded = expect_products(kFirst + GetParam() * kCases, kCases, onednn_has_bf16());
+  EXPECT_GE(4 * banded, kCases);
+}
+
+INSTANTIATE_TEST_SUITE_P(, GemmManyShapes, ::testing::Range(0U, 18U));
+
+}  // namespace
+}  // namespace mantissa::test
