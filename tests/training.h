@@ -76,6 +76,22 @@ class TrainingTest : public ::testing::Test {
     return read_file(checkpoint(name, step) + "/shard-00000.bin") + reader.manifest().state;
   }
 
+  // The checkpoint of a run and step, saved again in the folder `target` as step 0 with other contents; change(model, content) is called
+  // before.
+  template <class Change>
+  void save_changed(const std::string& name, int64_t step, const std::string& target, const Change& change) const {
+    CheckpointReader reader(checkpoint(name, step));
+    const RunConfig saved = saved_config(reader);
+    const std::unique_ptr<Backend> device = make_cpu_reference();
+    Gpt model(saved.model, *device, {});
+    load_weights(reader, model.parameters());
+    const Optimizer optimizer(model.parameters(), saved.optimizer);
+    const Data data = open_data(saved.data, {.seq_len = saved.training.seq_len});
+    CheckpointContent content = checkpoint_content(saved, data, model.parameters(), optimizer, {});
+    change(model, content);
+    CheckpointDirectory(folder_.path() / target, {}, "test").save(content);
+  }
+
   TemporaryFolder folder_;
 };
 

@@ -20,23 +20,7 @@ using test::TrainedRun;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-class TrainTest : public test::TrainingTest {
- protected:
-  // The last checkpoint of the run "seed", saved again in `folder` with another content; change(model, content) is called before.
-  template <class Change>
-  void save_changed(const std::string& folder, const Change& change) {
-    CheckpointReader reader(checkpoint("seed", 20));
-    const RunConfig saved = saved_config(reader);
-    const std::unique_ptr<Backend> device = make_cpu_reference();
-    Gpt model(saved.model, *device, {});
-    load_weights(reader, model.parameters());
-    const Optimizer optimizer(model.parameters(), saved.optimizer);
-    const Data data = open_data(saved.data, {.seq_len = 16});
-    CheckpointContent content = checkpoint_content(saved, data, model.parameters(), optimizer, {});
-    change(model, content);
-    CheckpointDirectory(folder_.path() / folder, {}, "test").save(content);
-  }
-};
+class TrainTest : public test::TrainingTest {};
 
 // The entropy in nats of a letter given the one before it, from counts: what a model without memory could reach at best.
 double bigram_entropy(const std::string& text) {
@@ -281,7 +265,7 @@ TEST_F(TrainTest, WeightsOfAnotherModelAreRefused) {
 TEST_F(TrainTest, OnlyExtraStateThatHoldsSomethingIsWarnedAboutAndIgnored) {
   run("seed");
   const std::array<std::byte, 12> state{};
-  save_changed("foreign", [&](Gpt&, CheckpointContent& content) {
+  save_changed("seed", 20, "foreign", [&](Gpt&, CheckpointContent& content) {
     content.tensors.push_back({.name = "output._extra_state", .dtype = Dtype::u8, .shape = {3}, .boxes = {}, .data = state.data()});
     content.tensors.push_back({.name = "embed._extra_state", .dtype = Dtype::u8, .shape = {0}, .boxes = {}, .data = state.data()});
   });
@@ -302,7 +286,7 @@ TEST_F(TrainTest, OnlyExtraStateThatHoldsSomethingIsWarnedAboutAndIgnored) {
 
 TEST_F(TrainTest, StopsAfterTheLimitOfStepsThatAreNotFiniteWithoutAnotherSave) {
   run("seed");
-  save_changed("poison", [](Gpt& model, CheckpointContent&) {  // output weights that are finite and overflow every logit
+  save_changed("seed", 20, "poison", [](Gpt& model, CheckpointContent&) {  // output weights that are finite and overflow every logit
     const Tensor& master = model.parameters().find("output.weight")->master;
     master.device().run(Fill{.out = master, .value = 3e38});
   });
