@@ -45,6 +45,15 @@ TEST_F(OpenDataTest, ShortFormHoldsTheTailOut) {
   EXPECT_EQ(*seen.rbegin(), 91);
 }
 
+TEST_F(OpenDataTest, TheSeedDecidesTheOrder) {
+  std::string content;
+  for (int i = 0; i < 105; ++i) content += static_cast<char>(i);
+  const DataConfig config = text_config(content);
+  const auto order = [&](uint64_t seed) { return open_data(config, {.seq_len = 4, .seed = seed}).train->batch(0, 23).tokens; };
+  EXPECT_EQ(order(5), order(5));
+  EXPECT_NE(order(5), order(6));
+}
+
 TEST_F(OpenDataTest, TrainingPartOfTinyShakespeareIsThatOfNanoGpt) {
   EXPECT_EQ(training_tokens(1115394, 0.1), 1003854);
   EXPECT_EQ(training_tokens(10, 0.1), 9);

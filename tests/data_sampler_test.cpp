@@ -119,6 +119,25 @@ TEST(Sampler, ResumesAnywhereWithTheSameSequence) {
   EXPECT_EQ(straight.at(5), all[5]);
 }
 
+// The samples of one epoch of one dataset, in the order in which they are drawn.
+std::vector<int64_t> drawn(Sampler sampler, int32_t dataset, int64_t epoch) {
+  std::vector<int64_t> out;
+  for (const SampleId& id : draws(sampler, 0, 400)) {
+    if (id.dataset == dataset && id.epoch == epoch) out.push_back(id.sample);
+  }
+  return out;
+}
+
+TEST(Sampler, OrderDependsOnSeedEpochAndDataset) {
+  const Sampler two({100, 100}, {1, 1}, 7);
+  const std::vector<int64_t> base = drawn(two, 0, 0);
+  EXPECT_EQ(base.size(), 100U);
+  EXPECT_EQ(drawn(Sampler({100, 100}, {1, 1}, 7), 0, 0), base);
+  EXPECT_NE(drawn(Sampler({100, 100}, {1, 1}, 8), 0, 0), base);
+  EXPECT_NE(drawn(two, 0, 1), base);
+  EXPECT_NE(drawn(two, 1, 0), base);
+}
+
 TEST(Sampler, GlobalBatchAndRanksOnlyCutTheSequenceDifferently) {
   Sampler straight({50, 20}, {3, 1}, 5);
   const auto all = draws(straight, 0, 240);
