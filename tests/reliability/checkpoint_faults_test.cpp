@@ -229,11 +229,15 @@ TEST_F(CheckpointFaults, AFailedFsyncIsNotTriedAgain) {
 
 TEST_F(CheckpointFaults, ShortWritesAreContinued) {
   const SaveOfStepThree trial(folder.path());
-  trial.reset();
-  arm_fault({.kind = Fault::short_write, .at = 1, .only = "pwrite"});
-  trial.save();
-  EXPECT_TRUE(disarm_fault());
-  EXPECT_EQ(newest_intact(trial.checkpoints(), 1000), 3);
+  for (int at = 1; at <= 4; ++at) {  // the two tensors of the shard, the manifest, latest; LOCK was written before
+    trial.reset();
+    CheckpointDirectory directory(trial.checkpoints(), {.latest = 2}, "trial");
+    arm_fault({.kind = Fault::short_write, .at = at, .only = "pwrite"});
+    directory.save(State(3).content());
+    EXPECT_TRUE(disarm_fault()) << "write " << at;
+    EXPECT_EQ(newest_intact(trial.checkpoints(), 1000), 3) << "write " << at;
+    EXPECT_EQ(resolve_checkpoint(trial.checkpoints()), trial.checkpoints() / checkpoint_name(3)) << "write " << at;
+  }
 }
 
 TEST_F(CheckpointFaults, AFileSizeLimitFailsTheSaveCleanly) {
