@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -61,6 +62,9 @@ inline bool fault_hits(const char* name) {
   return true;
 }
 
+// What statvfs says of every file system; none: the truth.
+inline std::optional<struct statvfs> reported_space;
+
 template <class Function>
 Function* next_function(const char* name) {
   return reinterpret_cast<Function*>(::dlsym(RTLD_NEXT, name));
@@ -86,7 +90,10 @@ int injected_mkdir(const char* path, mode_t mode) {
 int injected_statvfs(const char* path, struct statvfs* status) __asm__("statvfs");
 int injected_statvfs(const char* path, struct statvfs* status) {
   static const auto next = mantissa::test::next_function<int(const char*, struct statvfs*)>("statvfs");
-  return mantissa::test::fault_hits("statvfs") ? -1 : next(path, status);
+  if (mantissa::test::fault_hits("statvfs")) return -1;
+  if (!mantissa::test::reported_space) return next(path, status);
+  *status = *mantissa::test::reported_space;
+  return 0;
 }
 
 int injected_posix_fallocate(int fd, off_t offset, off_t length) __asm__("posix_fallocate");
