@@ -41,6 +41,16 @@ TEST_F(CheckpointTest, SavedStateIsReadBackBitForBit) {
   EXPECT_EQ(reader.manifest().build_fingerprint, "build");
 }
 
+TEST_F(CheckpointTest, TheFingerprintOfTheConfigIsTheHashOfItsTextInTheManifest) {
+  State state(1);
+  CheckpointContent content = state.content();
+  content.config = R"({ "b": 1.50, "a": "\u00e9" })";
+  const SavedCheckpoint saved = open_directory(folder).save(content);
+  const Manifest manifest = CheckpointReader(saved.path).manifest();
+  EXPECT_EQ(manifest.config, "{\"a\":\"\u00e9\",\"b\":1.5}");
+  EXPECT_EQ(manifest.config_fingerprint, hex64(xxh64(manifest.config)));
+}
+
 TEST_F(CheckpointTest, TheFolderHoldsLockLatestAndCheckpointsOnly) {
   CheckpointDirectory directory = open_directory(folder);
   directory.save(State(1).content());
