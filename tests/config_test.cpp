@@ -165,6 +165,8 @@ TEST(Config, UnknownKeysNameTheNearestOne) {
   EXPECT_EQ(errors("{\"a\\u001b[2Kb\\n\": 1}"), "a\\u001b[2Kb\\n: unknown key   (c.json:1:2)");
   EXPECT_EQ(errors(R"({"zebra": 1})"), "zebra: unknown key   (c.json:1:2)");
   EXPECT_EQ(errors(R"({"inner": {"$schema": 1}})"), "inner.$schema: unknown key   (c.json:1:12)");
+  EXPECT_EQ(errors(R"({"list": [{}, {"pth": "x"}]})"), "list.1.pth: unknown key; did you mean 'path'?   (c.json:1:16)");
+  EXPECT_EQ(errors(R"({"list": [{"$schema": 1}]})"), "list.0.$schema: unknown key   (c.json:1:12)");
 }
 
 TEST(Config, AMapHasAnEntryForEachNameOfTheFile) {

@@ -209,6 +209,25 @@ TEST(RunConfig, CrossFieldErrorsNameTheKey) {
   for (const auto& [sections, message] : cases) EXPECT_THAT(resolved(sections).errors(), HasSubstr(message)) << sections;
 }
 
+TEST(RunConfig, UnknownKeysOfEntriesOfListsAreRefused) {
+  const json data = {
+      {"tokenizer", "byte"}, {"train", {{{"path", "x"}}, {{"path", "y"}, {"wieght", 2}}}}, {"valid", {{{"path", "z"}, {"weigth", 1}}}}};
+  const std::string errors =
+      resolved({{"data", data}, {"precision", {{"rules", {{{"match", "output"}, {"recipe", "bf16"}, {"dtype", "bf16"}}}}}}}).errors();
+  EXPECT_THAT(errors, HasSubstr("3 errors"));
+  EXPECT_THAT(errors, HasSubstr("data.train.1.wieght: unknown key; did you mean 'weight'?   (c.json:1:"));
+  EXPECT_THAT(errors, HasSubstr("data.valid.0.weigth: unknown key; did you mean 'weight'?   (c.json:1:"));
+  EXPECT_THAT(errors, HasSubstr("precision.rules.0.dtype: unknown key"));
+}
+
+TEST(RunConfig, ASequenceMayBeAsLongAsThePositionsAndNoLonger) {
+  const auto errors = [](int64_t seq_len) {
+    return resolved({{"model", {{"max_position_embeddings", 100}}}, {"training", {{"seq_len", seq_len}}}}).errors();
+  };
+  EXPECT_EQ(errors(100), "");
+  EXPECT_THAT(errors(101), HasSubstr("training.seq_len: must be at most model.max_position_embeddings 100, got 101"));
+}
+
 TEST(RunConfig, MissingInputsAreNamedWithWhatIsThere) {
   const TemporaryFolder folder;
   write_file(folder / "there.txt", "x");
