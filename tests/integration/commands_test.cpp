@@ -4,6 +4,7 @@
 #include <cmath>
 #include <sstream>
 
+#include "mantissa/backend/functions.h"
 #include "mantissa/data/token_writer.h"
 #include "process.h"
 #include "training.h"
@@ -135,6 +136,30 @@ TEST_F(CommandsTest, EvalGivesLossPerplexityAndBitsPerByteOfTheRunsOwnData) {
   EXPECT_THAT(result.output, HasSubstr("1999 targets"));
   const auto summary = test::read_file(run_folder("run") + "/log.txt");
   EXPECT_NEAR(number_after(summary, "best validation loss "), loss, 1e-5 * loss);
+}
+
+TEST_F(CommandsTest, EvalTakesAsManyMicroBatchesAsItersSays) {
+  ASSERT_EQ(mantissa({"train", "run.json", "--set", "training.steps=1"}).exit_code, 0);
+  const auto output = [&](std::vector<std::string> options) {
+    options.insert(options.begin(), {"eval", run_folder("run")});
+    const auto result = mantissa(options);
+    EXPECT_EQ(result.exit_code, 0) << result.errors;
+    return result.output;
+  };
+  EXPECT_THAT(output({}), HasSubstr("| 1999 targets\n"));
+  EXPECT_THAT(output({"--iters", "3"}), HasSubstr("| 192 targets\n")) << "3 micro batches of 4 sequences of 16";
+  EXPECT_THAT(output({"--iters", "3", "--micro-batch-size", "5"}), HasSubstr("| 240 targets\n"));
+}
+
+TEST_F(CommandsTest, EvalOfALossThatIsNotFiniteGivesCode5) {
+  run("seed", {"training.steps=1"});
+  save_changed("seed", 1, "overflow", [](Gpt& model, CheckpointContent&) {  // every logit overflows, and every weight is finite
+    const Tensor& master = model.parameters().find("output.weight")->master;
+    master.device().run(Fill{.out = master, .value = 3e38});
+  });
+  const auto result = mantissa({"eval", folder_ / "overflow"});
+  EXPECT_EQ(result.exit_code, 5) << result.output;
+  EXPECT_THAT(result.errors, HasSubstr("the loss is not finite"));
 }
 
 TEST_F(CommandsTest, EvalReadsAnotherFileAndWithoutTheTrainingData) {
