@@ -67,6 +67,14 @@ TEST_F(ReportPage, ARunWithoutPrecisionStatisticsHasFourChartsAndSaysHowToGetMor
   EXPECT_THAT(page, HasSubstr("<td>2 of 4</td><td>128</td><td>7</td><td>2.5</td><td>2.75</td><td>2.75</td><td>1234.5</td>"));
 }
 
+TEST_F(ReportPage, TheBestValidationLossIsTheLeastThatIsANumber) {
+  std::string metrics = kStart + step_line(1, "3.5");
+  for (const char* loss : {"null", "2.75", "2.25", "2.5"}) metrics += text(R"({"type":"eval","step":1,"loss":)", loss, "}\n");
+  EXPECT_THAT(report_page({run("a", metrics)}), HasSubstr("<td>3.5</td><td>2.5</td><td>2.25</td>"));
+  const std::string nothing = report_page({run("b", kStart + step_line(1, "3.5") + R"({"type":"eval","step":1,"loss":null})" + "\n")});
+  EXPECT_THAT(nothing, HasSubstr("<td>-</td><td>1234.5</td>"));
+}
+
 TEST_F(ReportPage, NeedsNothingFromOutsideAndFollowsTheColourScheme) {
   const std::string page = report_page({run("a", kStart + step_line(1, "3.5"))});
   EXPECT_THAT(page, HasSubstr("prefers-color-scheme: dark"));

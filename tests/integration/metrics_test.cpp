@@ -1,0 +1,165 @@
+// What a run writes into metrics.jsonl and TensorBoard is what its own reports say, and these say what is so.
+#include <gmock/gmock.h>
+
+#include <cstring>
+#include <fstream>
+
+#include "event_records.h"
+#include "mantissa/train/precision_setup.h"
+#include "mantissa/train/run_metrics.h"
+#include "mantissa/train/schedule.h"
+#include "mantissa/train/training_step.h"
+#include "training.h"
+
+namespace mantissa {
+namespace {
+
+using nlohmann::json;
+
+struct Scalars {
+  int64_t step;
+  std::vector<TaggedValue> values;
+};
+
+class MetricsTest : public test::TrainingTest {
+ protected:
+  MetricsTest() {
+    TrainEvents events;
+    events.step = [this](const StepReport& report) {
+      steps_.push_back(report);
+      scalars_.push_back({report.step,
+                          {{"train/loss", static_cast<float>(report.loss)},
+                           {"train/grad_norm", static_cast<float>(report.gradient_norm)},
+                           {"train/lr", static_cast<float>(report.lr)},
+                           {"perf/tokens_per_sec", static_cast<float>(report.tokens_per_second)},
+                           {"mem/peak_gib", static_cast<float>(static_cast<double>(report.memory_bytes) / (1 << 30))}}});
+    };
+    events.evaluated = [this](const EvaluationReport& report) {
+      evaluations_.push_back(report);
+      scalars_.push_back({report.step, {{"valid/loss", static_cast<float>(report.result.loss)}}});
+    };
+    config_ = config("run", {"eval.interval=6", "logging.tensorboard=true"});
+    summary_ = train(config_, {"test"}, events);
+  }
+
+  // The lines of metrics.jsonl of one type.
+  std::vector<json> lines(const std::string& type) const {
+    std::ifstream file(run_folder("run") + "/metrics.jsonl");
+    std::vector<json> out;
+    for (std::string line; std::getline(file, line);) {
+      if (json parsed = json::parse(line); parsed["type"] == type) out.push_back(std::move(parsed));
+    }
+    return out;
+  }
+
+  LoadedConfig config_;
+  TrainSummary summary_;
+  std::vector<StepReport> steps_;
+  std::vector<EvaluationReport> evaluations_;
+  std::vector<Scalars> scalars_;  // of the reports, as TensorBoard should have them
+};
+
+TEST_F(MetricsTest, LinesHoldTheValuesOfTheReports) {
+  const std::vector<json> steps = lines("step"), evaluations = lines("eval");
+  ASSERT_EQ(steps.size(), 20U);
+  ASSERT_EQ(steps_.size(), 20U);
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const StepReport& report = steps_[i];
+    json expected = {{"type", "step"},
+                     {"step", i + 1},
+                     {"loss", report.loss},
+                     {"lr", report.lr},
+                     {"grad_norm", report.gradient_norm},
+                     {"tokens", report.tokens},
+                     {"dt_ms", report.milliseconds},
+                     {"tok_s", report.tokens_per_second},
+                     {"mfu", nullptr},
+                     {"mem_gib", static_cast<double>(report.memory_bytes) / (1 << 30)},
+                     {"eta_s", report.remaining_seconds},
+                     {"skipped", false},
+                     {"time", steps[i].at("time")}};
+    EXPECT_EQ(steps[i], expected);
+  }
+  ASSERT_EQ(evaluations.size(), 4U) << "6, 12, 18 and the last";
+  ASSERT_EQ(evaluations_.size(), 4U);
+  for (size_t i = 0; i < evaluations.size(); ++i) {
+    const EvaluationReport& report = evaluations_[i];
+    const SetLoss& set = report.result.sets.at(0);
+    json expected = {{"type", "eval"},
+                     {"step", report.step},
+                     {"loss", report.result.loss},
+                     {"targets", report.result.targets},
+                     {"sets", {{{"name", set.name}, {"loss", set.loss}, {"targets", set.targets}}}},
+                     {"seconds", report.seconds},
+                     {"time", evaluations[i].at("time")}};
+    EXPECT_EQ(evaluations[i], expected);
+  }
+}
+
+TEST_F(MetricsTest, TensorBoardHoldsTheValuesOfTheReports) {
+  std::vector<std::string> records;
+  for (const auto& entry : std::filesystem::directory_iterator(run_folder("run"))) {
+    if (entry.path().filename().string().starts_with("events.out.tfevents.")) records = test::records_of(test::read_file(entry.path()));
+  }
+  ASSERT_EQ(records.size(), scalars_.size() + 1) << "the version comes first";
+  for (size_t i = 0; i < scalars_.size(); ++i) {
+    double wall_time = 0;
+    std::memcpy(&wall_time, records[i + 1].data() + 1, sizeof wall_time);
+    EXPECT_EQ(records[i + 1], scalar_event(scalars_[i].step, wall_time, scalars_[i].values)) << "record " << i;
+  }
+}
+
+TEST_F(MetricsTest, ReportsAreReadBackFromTheLines) {
+  const RunMetrics metrics = read_run_metrics(run_folder("run"));
+  const auto expect = [&](const Series& series, double StepReport::*value) {
+    ASSERT_EQ(series.size(), steps_.size());
+    for (size_t i = 0; i < series.size(); ++i) {
+      EXPECT_EQ(series[i].step, steps_[i].step);
+      EXPECT_EQ(series[i].value, steps_[i].*value);
+    }
+  };
+  expect(metrics.loss, &StepReport::loss);
+  expect(metrics.lr, &StepReport::lr);
+  expect(metrics.gradient_norm, &StepReport::gradient_norm);
+  expect(metrics.tokens_per_second, &StepReport::tokens_per_second);
+  EXPECT_EQ(metrics.tokens, steps_.back().tokens);
+  ASSERT_EQ(metrics.valid_loss.size(), evaluations_.size());
+  for (size_t i = 0; i < evaluations_.size(); ++i) {
+    EXPECT_EQ(metrics.valid_loss[i].step, evaluations_[i].step);
+    EXPECT_EQ(metrics.valid_loss[i].value, evaluations_[i].result.loss);
+  }
+}
+
+TEST_F(MetricsTest, ReportsSayWhatIsSo) {
+  const RunConfig& config = config_.config;
+  Throughput speed;
+  double seconds = 0;
+  for (const StepReport& report : steps_) {
+    EXPECT_EQ(report.lr, learning_rate(config.schedule, config.optimizer.lr, 20, report.step - 1)) << report.step;
+    EXPECT_EQ(report.tokens, 128 * report.step);
+    seconds += report.milliseconds / 1e3;
+    speed.add(128, report.milliseconds / 1e3);
+    EXPECT_NEAR(report.tokens_per_second, speed.tokens_per_second(), 1e-9 * speed.tokens_per_second()) << report.step;
+    EXPECT_NEAR(report.remaining_seconds, speed.seconds_per_step() * static_cast<double>(20 - report.step), 1e-9) << report.step;
+  }
+  EXPECT_GT(seconds, 0);
+  EXPECT_LT(seconds, summary_.seconds);
+  EXPECT_EQ(evaluations_.back().result.loss, summary_.last_valid_loss);
+}
+
+TEST_F(MetricsTest, LossAndNormOfAReportAreThoseOfTheStep) {
+  RunConfig config = config_.config;
+  Data data = open_data(config.data, {.seq_len = 16, .seed = config.training.seed});
+  config.model.vocab_size = data.vocab_size;
+  const auto device = open_device(config.training.device);
+  Gpt model(config.model, *device, model_options(config, config.training.recompute, true));
+  model.parameters().initialise(config.training.seed);
+  Optimizer optimizer(model.parameters(), config.optimizer);
+  GradientAccumulator accumulator(model.parameters(), config.training.accumulation, 2);
+  const StepResult first = training_step(model, optimizer, accumulator, data.train->batch(0, 8), 4, 0.0);
+  EXPECT_EQ(steps_[0].loss, first.loss);
+  EXPECT_EQ(steps_[0].gradient_norm, first.gradient_norm);
+}
+
+}  // namespace
+}  // namespace mantissa
