@@ -80,13 +80,13 @@ inline void whole_blocks_of(const Quantization& how, bool transposed, int64_t& r
 
 inline GemmCase drawn_case(CaseDraw& draw) {
   GemmCase c;
-  const bool deep = draw.number() % 3 == 0;  // a weight that is cut into bands
+  const bool deep = draw.number() % 5 < 2;  // a weight that is cut into bands
   c.a_transposed = !deep && draw.one_in(2), c.b_transposed = draw.one_in(2);
   if (draw.one_in(3)) c.a = drawn_quantization(draw);
   if (deep && c.a) c.a = {c.a.format, 1, c.a.block(), c.a.rule};  // a few rows will do
   if (deep || draw.one_in(2)) c.b = drawn_quantization(draw);
   c.dense = draw.from({Dtype::f32, Dtype::bf16});
-  c.accumulate = !deep && draw.one_in(3), c.bias = draw.one_in(3);
+  c.accumulate = draw.one_in(4), c.bias = draw.one_in(3);
   c.extreme = c.b && draw.one_in(8);
   const Dtype narrow = c.a && c.b ? Dtype::bf16 : c.dense;
   c.out = c.accumulate ? Dtype::f32 : draw.from({narrow, Dtype::f32});
