@@ -1,0 +1,191 @@
+// The GPT of model_config.h once more, as the papers write it: fp64, one token after the other, no kernel, no table. It shares nothing with
+// the product but the names and shapes of the parameters, so a fault that every backend has shows against it.
+//   RMSNorm: Zhang and Sennrich 2019; RoPE: Su et al. 2021, in halves as GPT-NeoX; SwiGLU: Shazeer 2020; GELU: Hendrycks and Gimpel 2016;
+//   normalised queries and keys: Qwen3.
+#pragma once
+
+#include <map>
+#include <numbers>
+
+#include "mantissa/data/batch.h"
+#include "mantissa/models/gpt.h"
+#include "testing.h"
+
+namespace mantissa::test {
+
+class PlainGpt {
+ public:
+  using Row = std::vector<double>;
+
+  PlainGpt(const ModelConfig& config, const ParameterSet& parameters) : c_(config) {
+    for (const Parameter& parameter : parameters.all()) weights_[parameter.name] = values(parameter.master);
+  }
+
+  // Every weight moved by `distance` times its gradient.
+  PlainGpt moved(const ParameterSet& gradients, double distance) const {
+    PlainGpt out = *this;
+    for (const Parameter& parameter : gradients.all()) {
+      const Row gradient = values(parameter.leaf.grad);
+      for (size_t i = 0; i < gradient.size(); ++i) out.weights_[parameter.name][i] += distance * gradient[i];
+    }
+    return out;
+  }
+
+  // The mean of -log p(target) over the targets that count; p is over the vocabulary without its padding.
+  double loss(const Batch& batch) const {
+    double sum = 0.0;
+    for (int64_t sequence = 0; sequence < batch.sequences; ++sequence) {
+      const std::vector<Row> rows = hidden(batch, sequence);
+      for (size_t t = 0; t < rows.size(); ++t) {
+        const int32_t target = batch.targets[static_cast<size_t>(sequence * batch.length) + t];
+        if (target != kNoTarget) sum -= log_probability(rows[t], target);
+      }
+    }
+    return sum / static_cast<double>(batch.target_count);
+  }
+
+ private:
+  const Row& weight(const std::string& name) const { return weights_.at(name); }
+  double bias(const std::string& path, size_t i) const {
+    const auto found = weights_.find(path + ".bias");
+    return found == weights_.end() ? 0.0 : found->second[i];
+  }
+
+  static double dot(const double* a, const double* b, size_t n) {
+    double sum = 0.0;
+    for (size_t i = 0; i < n; ++i) sum += a[i] * b[i];
+    return sum;
+  }
+  static void add(Row& to, const Row& x) {
+    for (size_t i = 0; i < to.size(); ++i) to[i] += x[i];
+  }
+
+  Row linear(const Row& x, const std::string& path) const {
+    const Row& w = weight(path + ".weight");
+    Row out(w.size() / x.size());
+    for (size_t i = 0; i < out.size(); ++i) out[i] = dot(&w[i * x.size()], x.data(), x.size()) + bias(path, i);
+    return out;
+  }
+
+  Row norm(Row x, const std::string& path) const {
+    const auto n = static_cast<double>(x.size());
+    double mean = 0.0;
+    for (const double value : x) mean += c_.norm == Norm::layer ? value / n : 0.0;
+    for (double& value : x) value -= mean;
+    const double root = std::sqrt(dot(x.data(), x.data(), x.size()) / n + c_.norm_eps);
+    for (size_t i = 0; i < x.size(); ++i) x[i] = x[i] / root * weight(path + ".weight")[i] + bias(path, i);
+    return x;
+  }
+
+  Row head(const Row& qkv, int64_t index) const {
+    const auto begin = qkv.begin() + index * c_.head_size();
+    return {begin, begin + c_.head_size()};
+  }
+
+  // A query or key: normalised over the root of its mean square, then each pair (i, i + d/2) turned by position * theta^(-2i/d).
+  Row query_or_key(Row x, const std::string& path, int32_t position) const {
+    const size_t d = x.size();
+    if (c_.qk_norm) {
+      const double root = std::sqrt(dot(x.data(), x.data(), d) / static_cast<double>(d) + c_.norm_eps);
+      for (size_t i = 0; i < d; ++i) x[i] = x[i] / root * weight(path + ".weight")[i];
+    }
+    if (c_.position != Position::rope) return x;
+    for (size_t i = 0; i < d / 2; ++i) {
+      const double angle = position * std::pow(c_.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(d));
+      const double first = x[i], second = x[i + d / 2];
+      x[i] = first * std::cos(angle) - second * std::sin(angle);
+      x[i + d / 2] = second * std::cos(angle) + first * std::sin(angle);
+    }
+    return x;
+  }
+
+  // Row t attends to rows starts[t] .. t.
+  std::vector<Row> attention(const std::vector<Row>& x, const std::string& path, const int32_t* positions, const int32_t* starts) const {
+    std::vector<Row> qkv, out;
+    for (const Row& row : x) qkv.push_back(linear(row, path + ".qkv"));
+    for (size_t t = 0; t < x.size(); ++t) {
+      Row joined;
+      for (int64_t h = 0; h < c_.num_attention_heads; ++h) {
+        const int64_t key = c_.num_attention_heads + h / (c_.num_attention_heads / c_.kv_heads()), value = key + c_.kv_heads();
+        const Row q = query_or_key(head(qkv[t], h), path + ".q_norm", positions[t]);
+        Row mixed(q.size());
+        double sum = 0.0;
+        for (auto s = static_cast<size_t>(starts[t]); s <= t; ++s) {
+          const Row k = query_or_key(head(qkv[s], key), path + ".k_norm", positions[s]), v = head(qkv[s], value);
+          const double share = std::exp(dot(q.data(), k.data(), q.size()) / std::sqrt(static_cast<double>(q.size())));
+          sum += share;
+          for (size_t i = 0; i < mixed.size(); ++i) mixed[i] += share * v[i];
+        }
+        for (const double m : mixed) joined.push_back(m / sum);
+      }
+      out.push_back(linear(joined, path + ".out"));
+    }
+    return out;
+  }
+
+  double gelu(double x) const {
+    if (c_.activation == Activation::gelu_erf) return 0.5 * x * (1.0 + std::erf(x / std::numbers::sqrt2));
+    return 0.5 * x * (1.0 + std::tanh(std::sqrt(2.0 / std::numbers::pi) * (x + 0.044715 * x * x * x)));
+  }
+
+  Row mlp(const Row& x, const std::string& path) const {
+    if (c_.activation != Activation::swiglu) {
+      Row up = linear(x, path + ".up");
+      for (double& value : up) value = gelu(value);
+      return linear(up, path + ".down");
+    }
+    const Row both = linear(x, path + ".gate_up");
+    Row product(both.size() / 2);
+    for (size_t i = 0; i < product.size(); ++i) product[i] = both[i] / (1.0 + std::exp(-both[i])) * both[product.size() + i];
+    return linear(product, path + ".down");
+  }
+
+  // One sequence, after the final norm.
+  std::vector<Row> hidden(const Batch& batch, int64_t sequence) const {
+    const auto first = static_cast<size_t>(sequence * batch.length);
+    std::vector<Row> x;
+    for (size_t t = first; t < first + static_cast<size_t>(batch.length); ++t) {
+      x.push_back(row_of("embed.weight", batch.tokens[t]));
+      if (c_.position == Position::learned) add(x.back(), row_of("position.weight", batch.positions[t]));
+    }
+    for (int64_t layer = 0; layer < c_.num_layers; ++layer) {
+      const std::string path = text("layers.", layer);
+      std::vector<Row> normed;
+      for (const Row& row : x) normed.push_back(norm(row, path + ".attn_norm"));
+      const std::vector<Row> attended = attention(normed, path + ".attn", &batch.positions[first], &batch.segment_starts[first]);
+      for (size_t t = 0; t < x.size(); ++t) {
+        add(x[t], attended[t]);
+        add(x[t], mlp(norm(x[t], path + ".mlp_norm"), path + ".mlp"));
+      }
+    }
+    for (Row& row : x) row = norm(row, "final_norm");
+    return x;
+  }
+
+  Row row_of(const std::string& name, int32_t index) const {
+    const auto begin = weight(name).begin() + index * c_.hidden_size;
+    return {begin, begin + c_.hidden_size};
+  }
+
+  double log_probability(const Row& x, int32_t target) const {
+    const Row logits = linear(x, c_.tie_word_embeddings ? "embed" : "output");
+    double sum = 0.0;
+    for (size_t i = 0; i < static_cast<size_t>(*c_.vocab_size); ++i) sum += std::exp(logits[i]);
+    return logits[static_cast<size_t>(target)] - std::log(sum);
+  }
+
+  ModelConfig c_;
+  std::map<std::string, Row> weights_;
+};
+
+// Norm weights about 1 and biases about 0, drawn: as they start, the order of a norm and a rotation would not matter.
+inline void draw_vectors(ParameterSet& parameters) {
+  uint32_t what = 100;
+  for (const Parameter& parameter : parameters.all()) {
+    if (parameter.decays()) continue;
+    assign(parameter.master, random_values(parameter.shape.elements(), ++what, 0.4, parameter.name.ends_with(".bias") ? 0.0 : 1.0));
+  }
+  parameters.update_values();
+}
+
+}  // namespace mantissa::test
