@@ -41,14 +41,18 @@ Batch empty_batch(int64_t sequences, int64_t length) {
   return batch;
 }
 
+// The first two sequences are one document each; in the others documents end anywhere.
 Batch random_batch(uint32_t what) {
   Batch batch = empty_batch(kSequences, kLength);
+  int64_t start = 0;
   for (int64_t i = 0; i < kSequences * kLength; ++i) {
     const auto draw = random_words({.seed = 7}, what, static_cast<uint64_t>(i));
+    if (i % kLength == 0) start = 0;
+    if (i >= 2 * kLength && draw[3] % 5 == 0) start = i % kLength;
     batch.tokens.push_back(static_cast<int32_t>(draw[0] % kVocabulary));
     batch.targets.push_back(draw[1] % 5 == 0 ? kNoTarget : static_cast<int32_t>(draw[2] % kVocabulary));
-    batch.positions.push_back(static_cast<int32_t>(i % kLength));
-    batch.segment_starts.push_back(0);
+    batch.positions.push_back(static_cast<int32_t>(i % kLength - start));
+    batch.segment_starts.push_back(static_cast<int32_t>(start));
     batch.target_count += batch.targets.back() == kNoTarget ? 0 : 1;
   }
   return batch;
@@ -166,6 +170,28 @@ TEST_F(TrainingStepTest, PoisonedParameterSkipsTheStepAndTheNextOneIsAsIfItHadNo
     EXPECT_EQ(poisoned.step(random_batch(3)).gradient_norm, clean.step(random_batch(3)).gradient_norm);
     EXPECT_EQ(poisoned.masters(), clean.masters());
   }
+}
+
+// Final norm and projection undo each other's scale in the logits, not in the gradient of the norm: 6e38.
+TEST_F(TrainingStepTest, InfiniteGradientNormSkipsTheStepAlthoughTheLossIsFinite) {
+  Trainee trainee(fast(), {.micro_batches = 4});
+  for (Parameter& parameter : trainee.model.parameters().all()) {
+    const bool inner = parameter.name.starts_with("layers.");
+    fast().run(Fill{.out = parameter.master, .value = parameter.name == "final_norm.weight" ? 1e-36 : inner ? 0.0 : 1.0});
+  }
+  const Tensor output = trainee.model.parameters().find("output.weight")->master;
+  fast().run(Fill{.out = output, .value = 3e38});
+  fast().run(Fill{.out = output.slice(0, 1), .value = -3e38});
+  trainee.model.parameters().update_values();
+  Batch batch = random_batch(1);
+  for (int32_t& target : batch.targets) target = std::min(target, 0);
+  const auto before = trainee.masters();
+  const StepResult result = trainee.step(batch);
+  EXPECT_TRUE(std::isfinite(result.loss));
+  EXPECT_TRUE(std::isinf(result.gradient_norm)) << result.gradient_norm;
+  EXPECT_EQ(result.bad, "final_norm.weight[0] = inf");
+  EXPECT_EQ(trainee.optimizer.updates(), 0);
+  EXPECT_EQ(trainee.masters(), before);
 }
 
 // Flashinfer's rule makes a number of a NaN, and rounding to bf16 makes Inf of the largest fp32.
