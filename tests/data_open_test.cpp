@@ -198,6 +198,36 @@ TEST_F(OpenDataTest, MaskingWithoutBoundariesIsAUsageError) {
   }
 }
 
+// Documents of one token and an end; the second half is held out.
+TEST_F(OpenDataTest, EachDocumentOptionReachesTrainingAndValidation) {
+  std::string tokens;
+  for (int i = 0; i < 4; ++i) tokens += std::string("\1\0\7\0", 4);
+  write_file(folder_ / "n.bin", tokens);
+  DataConfig config;
+  config.path = folder_ / "n.bin";
+  config.valid_fraction = 0.5;
+  config.eod_id = 7;
+  const auto expect = [](const DataConfig& given, const std::vector<int32_t>& targets, const std::vector<int32_t>& positions,
+                         const std::vector<int32_t>& starts) {
+    const DataOptions options{.seq_len = 3, .vocab_size = 8};
+    Data data = open_data(given, options), valid = open_validation_data(given, options);
+    for (const Batch& batch : {data.train->batch(0, 1), data.valid.batch(0, 0, 1), valid.valid.batch(0, 0, 1)}) {
+      EXPECT_EQ(batch.targets, targets);
+      EXPECT_EQ(batch.positions, positions);
+      EXPECT_EQ(batch.segment_starts, starts);
+    }
+  };
+  const std::vector<int32_t> targets{7, 1, 7}, positions{0, 1, 2}, starts{0, 0, 0};
+  expect(config, targets, positions, starts);
+  DataConfig masked = config, reset = config, separate = config;
+  masked.mask_eod_loss = true;
+  reset.reset_position_ids = true;
+  separate.document_mask = true;
+  expect(masked, {7, kNoTarget, 7}, positions, starts);
+  expect(reset, targets, {0, 1, 0}, starts);
+  expect(separate, targets, positions, {0, 0, 2});
+}
+
 TEST_F(OpenDataTest, GlobsAreSortedAndPairsCountOnce) {
   for (const char* name : {"b2.txt", "b10.txt", "a.txt"}) write_file(folder_ / name, name);
   MegatronWriter writer(folder_ / "pair", {.vocab_size = 10});
