@@ -1,6 +1,7 @@
 // The whole model, two layers deep: gradients in fp64 for each option, generation against training's forward pass, names and counts.
 #include "mantissa/models/gpt.h"
 
+#include <numeric>
 #include <set>
 
 #include "testing.h"
@@ -197,21 +198,39 @@ TEST_F(GptTest, ATiedModelHasNoOutputParameterAndGeluNoGate) {
   EXPECT_NE(model.parameters().find("position.weight"), nullptr);
 }
 
-TEST_F(GptTest, InitialWeightsFollowSeedAndResidualScale) {
-  ModelConfig config = small_model();
-  config.hidden_size = 64;
-  config.intermediate_size = 128;
-  Gpt model(config, reference(), {.compute = Dtype::f32, .recompute = Recompute::none, .gradients = false});
-  const auto deviation = [&](const char* name) {
-    double squares = 0;
-    const std::vector<double> weights = values(model.parameters().find(name)->master);
-    for (const double w : weights) squares += w * w;
-    return std::sqrt(squares / static_cast<double>(weights.size()));
-  };
+// Matrices are normal with the deviation that goes with their name; norms start at 1, biases at 0.
+void expect_initial_weights(const ParameterSet& parameters, double inner_std, double residual_std) {
+  for (const Parameter& parameter : parameters.all()) {
+    const std::vector<double> weights = values(parameter.master);
+    if (!parameter.decays()) {
+      EXPECT_EQ(weights, std::vector<double>(weights.size(), parameter.name.ends_with(".bias") ? 0.0 : 1.0)) << parameter.name;
+      continue;
+    }
+    const auto n = static_cast<double>(weights.size());
+    const double deviation = std::sqrt(std::inner_product(weights.begin(), weights.end(), weights.begin(), 0.0) / n);
+    const bool residual = parameter.name.ends_with("out.weight") || parameter.name.ends_with("down.weight");
+    const double expected = residual ? residual_std : inner_std;
+    // The relative standard error of a deviation over n draws is 1 / sqrt(2 n); five of them.
+    EXPECT_NEAR(deviation, expected, expected * 5 / std::sqrt(2 * n)) << parameter.name;
+  }
+}
+
+TEST_F(GptTest, InitialWeightsHaveTheDeviationsOfTheConfig) {
+  ModelConfig scaled = small_model();
+  scaled.hidden_size = 64;
+  ModelConfig unscaled = scaled;
+  gpt2_shape(unscaled);
+  unscaled.init_residual_scale = false;
+  for (const ModelConfig& config : {scaled, unscaled}) {
+    Gpt model(config, reference(), {.compute = Dtype::f32, .recompute = Recompute::none, .gradients = false});
+    model.parameters().initialise(5);
+    expect_initial_weights(model.parameters(), 0.3, config.init_residual_scale ? 0.3 / 2 : 0.3);  // sqrt(2 * 2 layers)
+  }
+}
+
+TEST_F(GptTest, InitialWeightsFollowTheSeed) {
+  Gpt model(small_model(), reference(), {.compute = Dtype::f32, .recompute = Recompute::none, .gradients = false});
   model.parameters().initialise(5);
-  // Relative standard error of a deviation over n = 8192 draws: 1 / sqrt(2 n) = 0.8%; five of them.
-  EXPECT_NEAR(deviation("layers.1.mlp.gate_up.weight"), 0.3, 0.3 * 0.04);
-  EXPECT_NEAR(deviation("layers.1.mlp.down.weight"), 0.3 / 2, 0.15 * 0.04);  // sqrt(2 * 2 layers)
   const std::vector<double> first = values(model.parameters().find("embed.weight")->master);
   model.parameters().initialise(6);
   EXPECT_NE(first, values(model.parameters().find("embed.weight")->master));

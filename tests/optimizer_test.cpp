@@ -65,9 +65,12 @@ class OptimizerTest : public test::BackendTest {
   ParameterSet set_;
 };
 
-TEST_F(OptimizerTest, FollowsAdamWInFp64OverManyStepsWithAndWithoutClipping) {
+class OptimizerClipTest : public OptimizerTest, public ::testing::WithParamInterface<double> {};
+
+// 0 stands for no clipping.
+TEST_P(OptimizerClipTest, FollowsAdamWInFp64OverManySteps) {
   build(Dtype::f32);
-  const OptimizerConfig config{.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .grad_clip = 1.0};
+  const OptimizerConfig config{.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .grad_clip = GetParam()};
   Optimizer optimizer(set_, config);
   ReferenceAdamW reference{.config = config, .weights = masters(), .m = {}, .v = {}, .decays = {true, false, true}};
   for (const auto& weights : reference.weights) reference.m.emplace_back(weights.size()), reference.v.emplace_back(weights.size());
@@ -86,6 +89,8 @@ TEST_F(OptimizerTest, FollowsAdamWInFp64OverManyStepsWithAndWithoutClipping) {
     ++i;
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(, OptimizerClipTest, ::testing::Values(1.0, 0.0));
 
 TEST_F(OptimizerTest, NormIsThatOfAllGradientsTogether) {
   build(Dtype::f32);

@@ -67,12 +67,16 @@ TEST_F(Reference, QkNormTakesEachHeadAloneAndCopiesValues) {
 }
 
 TEST_F(Reference, RopeRotatesHalvesByTheAngleOfThePosition) {
-  const HeadLayout layout{1, 1, 2};
-  const Tensor table = tensor_of(*device_, Dtype::f32, {2, 2}, {1, 0, 0, 1});  // cos, sin of 0 and of a quarter turn
-  const Tensor x = f64({2, 6}, {1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6}), y = out({2, 6}), back = out({2, 6});
+  const HeadLayout layout{1, 1, 6};
+  // cos, sin of no turn; of none, a quarter and half a turn for the pairs (0, 3), (1, 4), (2, 5).
+  const Tensor table = tensor_of(*device_, Dtype::f32, {2, 6}, {1, 1, 1, 0, 0, 0, 1, 0, -1, 0, 1, 0});
+  std::vector<double> counted(36);
+  for (size_t i = 0; i < counted.size(); ++i) counted[i] = static_cast<double>(i % 18 + 1);
+  const Tensor x = f64({2, 18}, counted), y = out({2, 18}), back = out({2, 18});
   const Tensor positions = tensor_of(*device_, Dtype::i32, {2}, {0, 1});
   device_->run(Rope{.x = x, .table = table, .positions = positions, .y = y, .layout = layout, .inverse = false});
-  EXPECT_EQ(values(y), (std::vector<double>{1, 2, 3, 4, 5, 6, -2, 1, -4, 3, 5, 6}));
+  EXPECT_EQ(values(y.slice(0, 1)), values(x.slice(0, 1)));
+  EXPECT_EQ(values(y.slice(1, 2)), (std::vector<double>{1, -5, -3, 4, 2, -6, 7, -11, -9, 10, 8, -12, 13, 14, 15, 16, 17, 18}));
   device_->run(Rope{.x = y, .table = table, .positions = positions, .y = back, .layout = layout, .inverse = true});
   EXPECT_EQ(values(back), values(x));
 }
