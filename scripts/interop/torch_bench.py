@@ -55,8 +55,9 @@ def train(args, folder, *settings):
 
 
 def initial_checkpoint(args, folder):
-    # A learning rate that is 0 in fp32 leaves the weights as initialised.
-    return Checkpoint(train(args, folder, "training.steps=1", "optimizer.lr=1e-60", "schedule.warmup_steps=0")[1])
+    # After some large steps: at the start norm weights are 1 and biases 0, which would hide where they are applied.
+    steps = ["training.steps=10", "optimizer.lr=3e-2", "schedule.type=constant", "schedule.warmup_steps=0"]
+    return Checkpoint(train(args, folder, *steps)[1])
 
 
 def report(who, step, loss, milliseconds, times):
@@ -74,7 +75,7 @@ def main():
         weights = start.masters()
         batches = TrainingBatches(start)
         for number in range(args.rounds):
-            steps, _ = train(args, Path(work) / f"round-{number}")
+            steps, _ = train(args, Path(work) / f"round-{number}", f"checkpoint.init_from={start.folder}")
             for step, record in enumerate(steps):
                 report("mantissa", step, record["loss"], record["dt_ms"], ours)
             trainer = Trainer(Gpt(start.config["model"], start.vocab_size()), weights, start.config, args.dtype == "bf16")
