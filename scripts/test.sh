@@ -17,12 +17,12 @@ esac
 
 scripts/setup.sh
 . scripts/jobs.sh
+only=() target=all
+case $preset in asan | tsan) only=(-L unit) target=unit_tests ;; esac
 cmake --preset "$preset" -DMANTISSA_TESTS=ON
-cmake --build --preset "$preset" --parallel "$jobs"
+cmake --build --preset "$preset" --parallel "$jobs" --target "$target"
 
 excluded=slow
 [ -e /dev/nvidia0 ] || excluded+='|gpu'
 [ -x .venv-interop/bin/python ] || excluded+='|interop'
-only=()
-case $preset in asan | tsan) only=(-L unit) ;; esac
 ctest --preset "$preset" --parallel "$(nproc)" --label-exclude "^($excluded)\$" "${only[@]}" "$@"
