@@ -1,7 +1,6 @@
 #include "mantissa/io/checkpoint_writer.h"
 
 #include <algorithm>
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <utility>
@@ -9,6 +8,7 @@
 #include "mantissa/base/file.h"
 #include "mantissa/base/json.h"
 #include "mantissa/io/hash.h"
+#include "mantissa/tensor/nonfinite.h"
 
 namespace mantissa {
 namespace {
@@ -32,34 +32,6 @@ ManifestTensor describe_tensor(const CheckpointTensor& tensor, int64_t& offset) 
     offset += bytes;
   }
   return entry;
-}
-
-// Index of the first value whose exponent bits are all ones (NaN or Inf), or -1. The maximum over a block of absolute bits vectorises.
-template <class Bits>
-int64_t first_non_finite(std::span<const std::byte> bytes, Bits magnitude, Bits infinity) {
-  constexpr size_t kBlock = 4096;
-  Bits values[kBlock];
-  for (size_t begin = 0; begin < bytes.size(); begin += sizeof values) {
-    const size_t count = std::min(sizeof values, bytes.size() - begin) / sizeof(Bits);
-    std::memcpy(values, bytes.data() + begin, count * sizeof(Bits));
-    Bits most = 0;
-    for (size_t i = 0; i < count; ++i) most = std::max(most, static_cast<Bits>(values[i] & magnitude));
-    if (most < infinity) continue;
-    const auto bad = std::find_if(values, values + count, [&](Bits v) { return static_cast<Bits>(v & magnitude) >= infinity; });
-    return static_cast<int64_t>(begin / sizeof(Bits)) + (bad - values);
-  }
-  return -1;
-}
-
-int64_t first_non_finite(const CheckpointTensor& tensor) {
-  switch (tensor.dtype) {
-    case Dtype::f32: return first_non_finite<uint32_t>(bytes_of(tensor), 0x7fffffff, 0x7f800000);
-    case Dtype::bf16: return first_non_finite<uint16_t>(bytes_of(tensor), 0x7fff, 0x7f80);
-    case Dtype::f64: return first_non_finite<uint64_t>(bytes_of(tensor), 0x7fffffffffffffff, 0x7ff0000000000000);
-    case Dtype::i32:
-    case Dtype::u8: return -1;
-  }
-  return -1;
 }
 
 void write_shard(const CheckpointContent& content, const Shard& shard, const std::filesystem::path& directory) {
@@ -115,7 +87,7 @@ Manifest describe_checkpoint(const CheckpointContent& content) {
 
 void require_finite(const CheckpointContent& content) {
   for (const CheckpointTensor& tensor : content.tensors) {
-    const int64_t index = first_non_finite(tensor);
+    const int64_t index = first_nonfinite(tensor.dtype, bytes_of(tensor));
     require(index < 0, ExitCode::numerical, tensor.name, ": element ", index, " is NaN or Inf; step ", content.step, " is not saved");
   }
 }

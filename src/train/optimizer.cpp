@@ -4,20 +4,9 @@
 #include <cmath>
 
 #include "mantissa/backend/functions.h"
+#include "mantissa/tensor/nonfinite.h"
 
 namespace mantissa {
-namespace {
-
-template <class T>
-std::string first_nonfinite(const std::string& name, const Tensor& tensor) {
-  const T* data = tensor.data<T>();
-  for (int64_t i = 0; i < tensor.elements(); ++i) {
-    if (!std::isfinite(data[i])) return text(name, "[", i, "] = ", data[i]);
-  }
-  return "";
-}
-
-}  // namespace
 
 Optimizer::Optimizer(ParameterSet& parameters, const OptimizerConfig& config) : parameters_(parameters), config_(config) {
   require(parameters.gradients().defined(), "optimizer: the parameters have no gradients");
@@ -72,9 +61,7 @@ void Optimizer::update(const UpdateOptions& options) {
 
 std::string first_nonfinite_gradient(const ParameterSet& parameters) {
   for (const Parameter& parameter : parameters.all()) {
-    const Tensor& gradient = parameter.leaf.grad;
-    std::string found = gradient.dtype() == Dtype::f64 ? first_nonfinite<double>(parameter.name, gradient)
-                                                       : first_nonfinite<float>(parameter.name, gradient);
+    std::string found = nonfinite_text(parameter.name, parameter.leaf.grad);
     if (!found.empty()) return found;
   }
   return "";

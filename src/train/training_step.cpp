@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "mantissa/backend/functions.h"
+#include "mantissa/tensor/nonfinite.h"
 #include "mantissa/train/device_batch.h"
 
 namespace mantissa {
@@ -26,11 +27,8 @@ std::string first_bad_value(double loss, const ParameterSet& parameters) {
 std::string first_bad_weight(const ParameterSet& parameters) {
   for (const Parameter& parameter : parameters.all()) {
     if (!parameter.codes.defined()) continue;
-    const Tensor rounding = converted(parameter.master, Dtype::bf16);
-    const bf16* const values = rounding.data<bf16>();
-    for (int64_t i = 0; i < rounding.elements(); ++i) {
-      if (!std::isfinite(to_float(values[i]))) return text(parameter.name, "[", i, "] = ", to_float(values[i]));
-    }
+    const std::string found = nonfinite_text(parameter.name, converted(parameter.master, Dtype::bf16));
+    if (!found.empty()) return found;
   }
   return "a quantised weight";
 }
