@@ -84,7 +84,7 @@ class TrainingTest : public ::testing::Test {
     const RunConfig saved = saved_config(reader);
     const std::unique_ptr<Backend> device = make_cpu_reference();
     Gpt model(saved.model, *device, {});
-    load_weights(reader, model.parameters());
+    load_weights(reader, saved, LoadFor::use, model.parameters());
     const Optimizer optimizer(model.parameters(), saved.optimizer);
     const Data data = open_data(saved.data, {.seq_len = saved.training.seq_len});
     CheckpointContent content = checkpoint_content(saved, data, model.parameters(), optimizer, {});

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "mantissa/backend/functions.h"
+#include "mantissa/tensor/nonfinite.h"
 
 namespace mantissa {
 
@@ -143,6 +144,17 @@ void ParameterSet::update_values() {
     rounding.device().run(Convert{.x = parameter.master, .out = rounding});
     quantise(parameter, rounding);
   }
+}
+
+std::string ParameterSet::first_nonfinite() const {
+  for (const Parameter& parameter : parameters_) {
+    const Tensor& value = parameter.value;
+    std::string found = value.defined() ? nonfinite_text(parameter.name, value) : "";
+    const bool rounds_for_codes = parameter.codes.defined() && !(value.defined() && value.dtype() == Dtype::bf16);
+    if (found.empty() && rounds_for_codes) found = nonfinite_text(parameter.name, converted(parameter.master, Dtype::bf16));
+    if (!found.empty()) return found;
+  }
+  return "";
 }
 
 Tensor ParameterSet::new_gradient_buffer() const { return zeros(masters_.device(), masters_.dtype(), {padded_elements_}); }

@@ -191,8 +191,7 @@ TrainState restore(CheckpointReader& reader, const RunConfig& config, const Data
   const std::vector<std::string> plan_changes = allowed_plan_changes(reader.manifest().plan, config, source);
   require(state.state.step <= config.training.steps, ExitCode::usage, "training.steps: ", config.training.steps, " is less than the ",
           state.state.step, " steps of ", reader.directory().string());
-  load_weights(reader, parameters);
-  require_same_codes(reader.manifest().plan, config, parameters, source);
+  load_weights(reader, config, LoadFor::resume, parameters);
   size_t i = 0;
   for (const Parameter& parameter : parameters.all()) {
     read_tensor(reader, "m." + parameter.name, optimizer.first_moment(i));
@@ -204,13 +203,16 @@ TrainState restore(CheckpointReader& reader, const RunConfig& config, const Data
   return state.state;
 }
 
-void load_weights(CheckpointReader& reader, ParameterSet& parameters) {
+void load_weights(CheckpointReader& reader, const RunConfig& config, LoadFor purpose, ParameterSet& parameters) {
   for (const Parameter& parameter : parameters.all()) read_tensor(reader, "master." + parameter.name, parameter.master);
   for (const ManifestTensor& tensor : reader.manifest().tensors) {
     if (!tensor.name.ends_with("_extra_state") || tensor.pieces.empty()) continue;
     log_warning(reader.directory().string(), ": ", tensor.name, " is ignored: quantisation here keeps no state of its own");
   }
   parameters.update_values();
+  const std::string bad = parameters.first_nonfinite();
+  require(bad.empty(), ExitCode::numerical, reader.directory().string(), ": ", bad, ": weights must be finite");
+  require_same_codes(reader.manifest().plan, config, parameters, (reader.directory() / "manifest.json").string(), purpose);
 }
 
 RunConfig saved_config(const CheckpointReader& reader) {
@@ -252,7 +254,7 @@ LoadedModel load_model(const fs::path& path) {
     loaded.model.reset();  // before the device it lives on
     loaded.device = open_device(loaded.config.training.device);
     loaded.model = std::make_unique<Gpt>(loaded.config.model, *loaded.device, model_options(loaded.config, Recompute::none, false));
-    load_weights(reader, loaded.model->parameters());
+    load_weights(reader, loaded.config, LoadFor::use, loaded.model->parameters());
   });
   return loaded;
 }

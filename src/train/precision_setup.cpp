@@ -148,7 +148,8 @@ void log_plan_warnings(const RunConfig& config) {
   for (const std::string& warning : resolve_plan(config).warnings()) log_warning(warning);
 }
 
-void require_same_codes(const std::string& saved, const RunConfig& config, const ParameterSet& parameters, const std::string& source) {
+void require_same_codes(const std::string& saved, const RunConfig& config, const ParameterSet& parameters, const std::string& source,
+                        LoadFor purpose) {
   const json plan = parse_strict_json(saved, source);
   if (plan.is_null()) return;
   const std::map<std::string, json> before = modules_by_path(plan, source);
@@ -158,14 +159,19 @@ void require_same_codes(const std::string& saved, const RunConfig& config, const
   for (const json& module : now.at("modules")) {
     const std::string path = module.at("module").get<std::string>(), name = path + ".weight";
     const Parameter* const parameter = parameters.find(name);
-    if (!parameter || !parameter->codes.defined() || !same_formats(module_of(before, path, source), module)) continue;
-    const json is = hashes(parameter->codes), was = quantised->value(name, json());
+    if (!parameter || !parameter->codes.defined()) continue;
+    const json was = quantised->value(name, json());
+    const bool same_codes_asked = was.is_object() && was.value("how", json()) == text(parameter->codes.how);
+    if (!same_codes_asked && !same_formats(module_of(before, path, source), module)) continue;
+    const json is = hashes(parameter->codes);
     if (was == is) continue;
     const std::string message =
         text(source, ": plan.quantised: the codes of ", name, " are not those the checkpoint was written with: ", was.dump(), " there, ",
              is.dump(), " from its master");
-    require(config.checkpoint.allow_recipe_change, ExitCode::data, message,
-            "\nthe checkpoint is damaged, or this build quantises otherwise; checkpoint.allow_recipe_change goes on with the new codes");
+    const bool resumes = purpose == LoadFor::resume;
+    require(resumes && config.checkpoint.allow_recipe_change, ExitCode::data, message,
+            "\nthe checkpoint is damaged, or this build quantises otherwise",
+            resumes ? "; checkpoint.allow_recipe_change goes on with the new codes" : "");
     log_warning(message);
   }
 }

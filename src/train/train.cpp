@@ -90,7 +90,7 @@ void initial_weights(Run& run) {
   if (!run.config.checkpoint.init_from) return;
   const auto path = with_checkpoint(*run.config.checkpoint.init_from, [&](CheckpointReader& reader) {
     require_same_tokenizer(reader, run.data);
-    load_weights(reader, run.model.parameters());
+    load_weights(reader, run.config, LoadFor::use, run.model.parameters());
   });
   log_info("weights from ", path.string());
 }

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "mantissa/backend/functions.h"
-#include "mantissa/tensor/nonfinite.h"
 #include "mantissa/train/device_batch.h"
 
 namespace mantissa {
@@ -23,16 +22,6 @@ std::string first_bad_value(double loss, const ParameterSet& parameters) {
   return first_nonfinite_gradient(parameters);
 }
 
-// Of the weights kept as codes, by the bf16 rounding that they are made from.
-std::string first_bad_weight(const ParameterSet& parameters) {
-  for (const Parameter& parameter : parameters.all()) {
-    if (!parameter.codes.defined()) continue;
-    const std::string found = nonfinite_text(parameter.name, converted(parameter.master, Dtype::bf16));
-    if (!found.empty()) return found;
-  }
-  return "a quantised weight";
-}
-
 }  // namespace
 
 StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& accumulator, const Batch& batch, int64_t micro_batch_size,
@@ -47,7 +36,7 @@ StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& 
   // Fake quantisation may turn a NaN weight into a number, and the loss with it.
   const bool bad_weights = model.parameters().nonfinite();
   const bool skip = bad_weights || !std::isfinite(result.loss) || !std::isfinite(result.gradient_norm);
-  if (skip) result.bad = bad_weights ? first_bad_weight(model.parameters()) : first_bad_value(result.loss, model.parameters());
+  if (skip) result.bad = bad_weights ? model.parameters().first_nonfinite() : first_bad_value(result.loss, model.parameters());
   optimizer.update({.lr = lr, .gradient_norm = result.gradient_norm, .skip = skip});
   return result;
 }

@@ -64,6 +64,9 @@ class ParameterSet {
   void quantise(const Parameter& parameter, const Tensor& rounding);
   // A quantised weight holds NaN or Inf; some formats would hide it. Until the next update_values().
   bool nonfinite() const { return *nonfinite_.data<int32_t>() != 0; }
+  // "layers.0.mlp.down.weight[5] = nan": the first weight that is NaN or Inf as forward reads it, or in the rounding that its codes were
+  // made from; "" if there is none.
+  std::string first_nonfinite() const;
 
   // Gradient buffers. A buffer is one flat tensor with every parameter's gradient in it.
   Tensor gradients() const { return gradients_; }

@@ -14,6 +14,7 @@
 #include "mantissa/models/gpt.h"
 #include "mantissa/train/config.h"
 #include "mantissa/train/optimizer.h"
+#include "mantissa/train/precision_setup.h"
 
 namespace mantissa {
 
@@ -35,12 +36,14 @@ CheckpointContent checkpoint_content(const RunConfig& config, const Data& data, 
 
 // The way back. Throws Error(usage) if the checkpoint is of another model or tokenizer, beyond training.steps, or of settings that give
 // other tokens or another order of them: section data without the masks, shares in data.train, training.seed and training.seq_len.
-// Throws Error(data) if the training data changed, a part is damaged, or codes made from the masters are not those of the plan
-// (require_same_codes). Other settings may differ; each that does is a line in the log.
+// Throws Error(data) if the training data changed or a part is damaged, and what load_weights() throws; codes other than the manifest's are
+// a line in the log under checkpoint.allow_recipe_change. Other settings may differ; each that does is a line in the log.
 TrainState restore(CheckpointReader& reader, const RunConfig& config, const Data& data, ParameterSet& parameters, Optimizer& optimizer);
 
-// The masters and the values rounded from them. Throws Error(usage) if a tensor is missing or of another shape.
-void load_weights(CheckpointReader& reader, ParameterSet& parameters);
+// The masters and the values rounded from them, for a model of `config`. Throws Error(usage) if a tensor is missing or of another shape;
+// Error(numerical) that names the first weight which is NaN or Inf; and for codes as require_same_codes(). Neither is a reason to take
+// another checkpoint.
+void load_weights(CheckpointReader& reader, const RunConfig& config, LoadFor purpose, ParameterSet& parameters);
 
 // The config and the tokenizer it was made with. Throws Error(data).
 RunConfig saved_config(const CheckpointReader& reader);

@@ -24,8 +24,13 @@ std::vector<std::string> allowed_plan_changes(const std::string& saved, const Ru
 std::string precision_text(const PrecisionConfig& config);  // "bf16, mxfp8, 2 rules, fp8_output_proj"
 void log_plan_warnings(const RunConfig& config);
 
-// Throws Error(data) that names a parameter whose codes, made from the loaded master, are not those of the manifest's plan; with
-// checkpoint.allow_recipe_change that is a warning. Parameters of modules that changed their formats do not count.
-void require_same_codes(const std::string& saved, const RunConfig& config, const ParameterSet& parameters, const std::string& source);
+// What a checkpoint is loaded for; use: a new run from its weights, evaluation, generation.
+enum class LoadFor { resume, use };
+
+// Compares the codes, made from the loaded masters, with those of the manifest's plan: of every weight that has the formats it had then.
+// Throws Error(data) that names the first that differs; on a resume with checkpoint.allow_recipe_change that is a warning. It is no
+// CheckpointDamage: older checkpoints would differ alike where it is this build that quantises otherwise, so a search for a good one ends.
+void require_same_codes(const std::string& saved, const RunConfig& config, const ParameterSet& parameters, const std::string& source,
+                        LoadFor purpose);
 
 }  // namespace mantissa

@@ -1,0 +1,161 @@
+// What the weights of a checkpoint must be before anything computes with them: finite, and quantised to the codes that its manifest names.
+#include <gmock/gmock.h>
+
+#include <cstring>
+#include <limits>
+
+#include "mantissa/io/hash.h"
+#include "training.h"
+
+namespace mantissa {
+namespace {
+
+using nlohmann::json;
+using test::error_of;
+using ::testing::HasSubstr;
+
+class LoadedWeights : public test::TrainingTest {
+ protected:
+  // Steps 2 and 4 of a run; the newest is the one to be spoilt.
+  void train_in(const std::string& name, const std::string& recipe) const { run(name, sets(recipe, {"checkpoint.interval=2"})); }
+
+  // 128 channels, so that blocks of 32 fit.
+  static std::vector<std::string> sets(const std::string& recipe, std::vector<std::string> more = {}) {
+    std::vector<std::string> out = {"precision.dtype=bf16", "precision.recipe=" + recipe, "model.hidden_size=128",
+                                    "model.intermediate_size=128", "training.steps=4"};
+    out.insert(out.end(), more.begin(), more.end());
+    return out;
+  }
+
+  // One element of a tensor is another, and the hashes are right again.
+  void set_element(const std::string& name, const std::string& tensor, int64_t element, float value) const {
+    const std::string path = checkpoint(name, 4), file = path + "/shard-00000.bin";
+    const CheckpointReader reader(path);
+    Manifest manifest = reader.manifest();
+    std::string bytes = test::read_file(file);
+    std::memcpy(bytes.data() + reader.tensor(tensor).pieces.at(0).offset + element * 4, &value, 4);
+    manifest.shards.at(0).hashes = {xxh64(bytes)};
+    test::write_file(file, bytes);
+    test::write_file(path + "/manifest.json", format_manifest(manifest));
+  }
+
+  void change_manifest(const std::string& name, const std::function<void(Manifest&)>& change) const {
+    Manifest manifest = CheckpointReader(checkpoint(name, 4)).manifest();
+    change(manifest);
+    test::write_file(checkpoint(name, 4) + "/manifest.json", format_manifest(manifest));
+  }
+
+  // The plan says other codes of a weight.
+  void change_codes(const std::string& name, const std::string& weight) const {
+    change_manifest(name, [&](Manifest& manifest) {
+      json plan = json::parse(manifest.plan);
+      plan["quantised"][weight]["codes"] = "0000000000000000";
+      manifest.plan = plan.dump();
+    });
+  }
+
+  // The errors of all ways to load it: eval and generate by the checkpoint and by its run folder, where step 2 is whole; a resume of the
+  // run and one by path; a start from its weights.
+  std::vector<Error> errors_of_loading(const std::string& name, const std::string& recipe) const {
+    const std::string path = checkpoint(name, 4);
+    return {error_of([&] { load_model(path); }), error_of([&] { load_model(run_folder(name)); }), error_of([&] {
+              run(name, sets(recipe, {"training.steps=6", "checkpoint.resume=auto"}));
+            }),
+            error_of([&] {
+              run("other", sets(recipe, {"training.steps=6", "checkpoint.resume=" + path}));
+            }),
+            error_of([&] { run("another", sets(recipe, {"checkpoint.init_from=" + path})); })};
+  }
+};
+
+// flashinfer's rule turns NaN into a number: the codes alone do not show it.
+TEST_F(LoadedWeights, NanOrInfInAnyWeightEndsEveryLoadAndNamesTheFirstElement) {
+  train_in("run", "mxfp4_qat");
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  struct Spoilt {
+    const char* tensor;
+    float value;
+    const char* message;
+  };
+  for (const Spoilt& spoilt : {Spoilt{"final_norm.weight", -kInf, "final_norm.weight[5] = -inf"},
+                               Spoilt{"layers.1.mlp.down.weight", std::nanf(""), "layers.1.mlp.down.weight[5] = nan"},
+                               Spoilt{"layers.0.attn.qkv.weight", kInf, "layers.0.attn.qkv.weight[5] = inf"},
+                               Spoilt{"embed.weight", std::nanf(""), "embed.weight[5] = nan"}}) {
+    set_element("run", std::string("master.") + spoilt.tensor, 5, spoilt.value);
+    set_element("run", std::string("master.") + spoilt.tensor, 7, spoilt.value);
+    for (const Error& error : errors_of_loading("run", "mxfp4_qat")) {
+      EXPECT_EQ(error.code(), ExitCode::numerical) << error.what();
+      EXPECT_THAT(error.what(), HasSubstr(checkpoint("run", 4) + ": " + spoilt.message));
+    }
+  }
+}
+
+TEST_F(LoadedWeights, AMasterThatIsInfOnlyInBf16IsFoundWhetherOrNotItsRoundingIsKept) {
+  for (const char* gather : {"false", "true"}) {
+    const std::string name = std::string("gather-") + gather;
+    run(name, sets("mxfp8", {std::string("precision.fp8_param_gather=") + gather}));
+    set_element(name, "master.layers.0.mlp.down.weight", 300, 3.4e38F);
+    const Error error = error_of([&] { load_model(checkpoint(name, 4)); });
+    EXPECT_EQ(error.code(), ExitCode::numerical);
+    EXPECT_THAT(error.what(), HasSubstr("layers.0.mlp.down.weight[300] = inf"));
+  }
+}
+
+TEST_F(LoadedWeights, OtherCodesThanTheManifestsEndEveryLoad) {
+  for (const char* recipe : {"mxfp8", "mxfp4_qat"}) {
+    train_in(recipe, recipe);
+    change_codes(recipe, "layers.1.attn.out.weight");
+    for (const Error& error : errors_of_loading(recipe, recipe)) {
+      EXPECT_EQ(error.code(), ExitCode::data) << error.what();
+      EXPECT_THAT(error.what(), HasSubstr("the codes of layers.1.attn.out.weight are not those"));
+    }
+  }
+}
+
+TEST_F(LoadedWeights, AllowingRecipeChangesExcusesOtherCodesOnAResumeOnly) {
+  const std::string allow = "checkpoint.allow_recipe_change=true";
+  run("run", sets("mxfp8", {allow}));
+  change_codes("run", "layers.1.attn.out.weight");
+  for (const std::string& key : {std::string("init_from"), std::string("resume")}) {
+    const auto start = [&] { run(key, sets("mxfp8", {allow, "training.steps=5", "checkpoint." + key + "=" + checkpoint("run", 4)})); };
+    if (key == "resume") {
+      EXPECT_NO_THROW(start());
+    } else {
+      const Error error = error_of(start);
+      EXPECT_EQ(error.code(), ExitCode::data);
+      EXPECT_THAT(error.what(), ::testing::Not(HasSubstr("allow_recipe_change"))) << "it would not help";
+    }
+  }
+  EXPECT_EQ(error_of([&] { load_model(checkpoint("run", 4)); }).code(), ExitCode::data);
+}
+
+TEST_F(LoadedWeights, CodesAreComparedWhereTheWeightHasTheFormatsOfTheManifest) {
+  train_in("run", "mxfp8");
+  change_codes("run", "layers.1.attn.out.weight");
+  const auto start = [&](const std::string& recipe, std::vector<std::string> more = {}) {
+    more.push_back("checkpoint.init_from=" + checkpoint("run", 4));
+    run("from-" + recipe, sets(recipe, more));
+  };
+  EXPECT_NO_THROW(start("high"));
+  EXPECT_NO_THROW(start("mxfp4_qat"));
+  EXPECT_NO_THROW(start("rows", {R"(precision.recipes.rows={"base":"mxfp8","weight":{"format":"e4m3","block":[1,32]}})"}));
+  EXPECT_EQ(error_of([&] { start("mxfp8_weights"); }).code(), ExitCode::data) << "the inputs differ, the weights do not";
+}
+
+TEST_F(LoadedWeights, AWeightThatTheManifestShouldHaveCodesOfAndHasNotIsDamage) {
+  train_in("run", "mxfp8");
+  change_manifest("run", [](Manifest& manifest) {
+    json plan = json::parse(manifest.plan);
+    plan["quantised"].erase("layers.0.mlp.down.weight");
+    manifest.plan = plan.dump();
+  });
+  for (const Error& error : errors_of_loading("run", "mxfp8")) {
+    EXPECT_EQ(error.code(), ExitCode::data) << error.what();
+    EXPECT_THAT(error.what(), HasSubstr("layers.0.mlp.down.weight"));
+  }
+  run("from", sets("high"));
+  EXPECT_NO_THROW(run("to", sets("mxfp8", {"checkpoint.init_from=" + checkpoint("from", 4)}))) << "it had no codes";
+}
+
+}  // namespace
+}  // namespace mantissa
