@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <fstream>
 #include <optional>
 #include <span>
 #include <string>
@@ -71,6 +72,15 @@ inline std::vector<std::string> names_in(const std::filesystem::path& folder) {
   for (const auto& entry : std::filesystem::directory_iterator(folder)) names.push_back(entry.path().filename().string());
   std::sort(names.begin(), names.end());
   return names;
+}
+
+inline void flip_byte(const std::filesystem::path& path, int64_t position) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(position);
+  const char byte = static_cast<char>(file.get());
+  file.seekp(position);
+  file.put(static_cast<char>(byte ^ 1));
+  ASSERT_TRUE(file.flush().good());
 }
 
 // The exit code of the Error that body throws; ok if it throws none.

@@ -11,7 +11,7 @@
 #include "mantissa/data/dataset.h"
 #include "mantissa/data/fingerprint.h"
 #include "mantissa/io/checkpoint_diff.h"
-#include "mantissa/io/checkpoint_directory.h"
+#include "mantissa/io/checkpoint_search.h"
 #include "mantissa/train/report.h"
 
 namespace mantissa::tools {
@@ -53,10 +53,9 @@ void show_tensor(const ManifestTensor& tensor) {
   std::cout << '\n';
 }
 
-void show_checkpoint(const fs::path& path) {
-  const CheckpointReader reader(path);
+void show_checkpoint(const CheckpointReader& reader) {
   const Manifest& manifest = reader.manifest();
-  std::cout << path.string() << '\n'
+  std::cout << reader.directory().string() << '\n'
             << "step          " << manifest.step << '\n'
             << "samples       " << manifest.samples << '\n'
             << "size          " << size_text(reader.bytes()) << " in " << count_text(manifest.shards.size(), "shard") << '\n'
@@ -142,16 +141,16 @@ void show_data(const std::string& path, const Arguments& arguments) {
 }
 
 void show(const std::string& path, const Arguments& arguments) {
-  if (fs::path(path).filename() == "latest") return show_checkpoint(resolve_checkpoint(path));
+  if (fs::path(path).filename() == "latest") return show_checkpoint(open_checkpoint(path));
   if (fs::is_directory(path)) {
-    const auto [folder, name] = find_checkpoint(path);
-    return name.empty() ? show_list(folder) : show_checkpoint(folder / name);
+    const NamedCheckpoint named = find_checkpoint(path);
+    return named.name.empty() ? show_list(named.folder) : show_checkpoint(open_checkpoint(path));
   }
   for (const std::string& file : expand_paths(path)) show_data(file, arguments);
 }
 
 ExitCode show_difference(const std::string& first, const std::string& second) {
-  CheckpointReader a(resolve_checkpoint(first)), b(resolve_checkpoint(second));
+  CheckpointReader a = open_checkpoint(first), b = open_checkpoint(second);
   const auto differences = diff_checkpoints(a, b);
   std::cout << "step " << a.manifest().step << " and step " << b.manifest().step << ": ";
   if (differences.empty()) {

@@ -2,14 +2,14 @@
 #include <memory>
 
 #include "command.h"
-#include "mantissa/io/checkpoint_directory.h"
+#include "mantissa/io/checkpoint_search.h"
 #include "mantissa/train/report.h"
 
 namespace mantissa::tools {
 namespace {
 
 ExitCode verify(const std::string& path) {
-  CheckpointReader reader(resolve_checkpoint(path));
+  CheckpointReader reader = open_checkpoint(path);
   reader.verify();
   const Manifest& manifest = reader.manifest();
   std::cout << reader.directory().string() << ": intact: step " << manifest.step << ", " << manifest.tensors.size() << " tensors, "

@@ -19,8 +19,12 @@ constexpr size_t kMaxTransfer = size_t{1} << 30;  // Linux moves at most 2^31 - 
   fail(ExitCode::storage, path.string(), ": ", what, " failed: ", system_message(errno));
 }
 
-[[noreturn]] void data_error(const std::filesystem::path& path, const char* what) {
-  fail(ExitCode::data, path.string(), ": ", what, " failed: ", system_message(errno));
+// Nothing there, or another thing than a file: trying again would not help.
+[[noreturn]] void read_error(const std::filesystem::path& path, const char* what) {
+  const int error = errno;
+  const std::string message = text(path.string(), ": ", what, " failed: ", system_message(error));
+  if (error == ENOENT || error == ENOTDIR || error == ELOOP || error == ENXIO) fail(ExitCode::data, message);
+  throw ReadError(ExitCode::data, message);
 }
 
 }  // namespace
@@ -56,10 +60,10 @@ File File::create(const std::filesystem::path& path, int64_t reserve_bytes) {
 File File::open(const std::filesystem::path& path) {
   // O_NONBLOCK: a pipe that somebody put in the file's place must not hold us.
   const int fd = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-  if (fd < 0) data_error(path, "opening");
+  if (fd < 0) read_error(path, "opening");
   File file(fd, path);
   struct stat status {};
-  if (::fstat(fd, &status) != 0) data_error(path, "fstat");
+  if (::fstat(fd, &status) != 0) read_error(path, "fstat");
   require(S_ISREG(status.st_mode), ExitCode::data, path.string(), ": is not a regular file");
   return file;
 }
@@ -77,7 +81,7 @@ File File::open_input(const std::filesystem::path& path) {
 
 int64_t File::size() const {
   struct stat status {};
-  if (::fstat(fd_, &status) != 0) data_error(path_, "fstat");
+  if (::fstat(fd_, &status) != 0) read_error(path_, "fstat");
   return status.st_size;
 }
 
@@ -96,7 +100,7 @@ void File::read_at(int64_t offset, std::span<std::byte> out) const {
   while (!out.empty()) {
     const ssize_t got = ::pread(fd_, out.data(), std::min(out.size(), kMaxTransfer), offset);
     if (got < 0 && errno == EINTR) continue;
-    require(got >= 0, read_failure_, path_.string(), ": reading at byte ", offset, " failed: ", system_message(errno));
+    if (got < 0) throw ReadError(read_failure_, text(path_.string(), ": reading at byte ", offset, " failed: ", system_message(errno)));
     require(got > 0, ExitCode::data, path_.string(), ": ends at byte ", offset, ", ", out.size(), " bytes too early");
     out = out.subspan(static_cast<size_t>(got));
     offset += got;

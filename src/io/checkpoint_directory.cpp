@@ -102,10 +102,20 @@ void CheckpointDirectory::put_in_place(const fs::path& temporary, const fs::path
   sync_directory(folder_);
 }
 
+void CheckpointDirectory::name_latest(const std::string& name, const std::string& hash) const {
+  write_file_atomically(folder_ / "latest", name + " " + hash + "\n");
+}
+
+void CheckpointDirectory::adopt(const LoadedCheckpoint& loaded) const {
+  const std::string name = loaded.path.filename().string();
+  const std::optional<LatestPointer> latest = read_latest(folder_);
+  if (!latest || latest->name != name || latest->hash != loaded.hash) name_latest(name, loaded.hash);
+}
+
 void CheckpointDirectory::publish(const fs::path& path) const {
   try {
     const CheckpointReader reader(path);
-    write_file_atomically(folder_ / "latest", path.filename().string() + " " + reader.hash() + "\n");
+    name_latest(path.filename().string(), reader.hash());
   } catch (const CheckpointDamage& damage) {
     set_aside(path, path, damage.what());
     fail(ExitCode::storage, "the checkpoint just written cannot be read: ", damage.what());
@@ -148,7 +158,7 @@ void CheckpointDirectory::delete_old(int64_t newest_step) const {
     if (*step > newest_step) continue;  // of a run that was left for an older checkpoint: not ours to delete
     const fs::path path = folder_ / checkpoint_name(*step);
     try {
-      const CheckpointReader reader(path);
+      open_candidate({.path = path, .step = *step});
       if (++valid <= keep_.latest || (keep_.every > 0 && *step % keep_.every == 0)) continue;
       const fs::path trash = folder_ / (".trash-" + path.filename().string() + "-" + unique_id());
       rename_path(path, trash);

@@ -16,6 +16,8 @@ auto reading(Body&& body) {
     return body();
   } catch (const CheckpointDamage&) {
     throw;
+  } catch (const ReadError& error) {
+    throw CheckpointUnread(error.what());
   } catch (const Error& error) {
     if (error.code() == ExitCode::data) throw CheckpointDamage(error.what());
     throw;

@@ -233,29 +233,18 @@ void require_same_tokenizer(const CheckpointReader& reader, const Data& data) {
           " was trained with another tokenizer than data.tokenizer names");
 }
 
-std::filesystem::path with_checkpoint(const fs::path& path, const std::function<void(CheckpointReader&)>& load) {
-  const NamedCheckpoint named = find_checkpoint(path);
-  if (!named.name.empty()) {
-    CheckpointReader reader(named.folder / named.name);
-    load(reader);
-    return reader.directory();
-  }
-  const auto loaded = load_newest(named.folder, load);
-  require(loaded.has_value(), ExitCode::usage, path.string(), ": no checkpoint here; name a run folder or a folder step-…");
-  return loaded->path;
-}
-
 LoadedModel load_model(const fs::path& path) {
   LoadedModel loaded;
-  loaded.path = with_checkpoint(path, [&](CheckpointReader& reader) {
+  const LoadedCheckpoint from = load_checkpoint(path, [&](CheckpointReader& reader) {
     loaded.config = saved_config(reader);
     loaded.tokenizer = saved_tokenizer(reader);
-    loaded.step = reader.manifest().step;
     loaded.model.reset();  // before the device it lives on
     loaded.device = open_device(loaded.config.training.device);
     loaded.model = std::make_unique<Gpt>(loaded.config.model, *loaded.device, model_options(loaded.config, Recompute::none, false));
     load_weights(reader, loaded.config, LoadFor::use, loaded.model->parameters());
   });
+  loaded.path = from.path;
+  loaded.step = from.step;
   return loaded;
 }
 

@@ -1,7 +1,7 @@
 #include <filesystem>
 
 #include "mantissa/data/dataset.h"
-#include "mantissa/io/checkpoint_directory.h"
+#include "mantissa/io/checkpoint_search.h"
 #include "mantissa/train/config.h"
 
 namespace mantissa {

@@ -8,7 +8,7 @@
 
 #include "mantissa/base/pending_file.h"
 #include "mantissa/base/version.h"
-#include "mantissa/io/checkpoint_directory.h"
+#include "mantissa/io/checkpoint_search.h"
 #include "mantissa/io/folder_lock.h"
 
 namespace mantissa {

@@ -88,11 +88,11 @@ struct Run {
 void initial_weights(Run& run) {
   run.model.parameters().initialise(run.config.training.seed);
   if (!run.config.checkpoint.init_from) return;
-  const auto path = with_checkpoint(*run.config.checkpoint.init_from, [&](CheckpointReader& reader) {
+  const LoadedCheckpoint from = load_checkpoint(*run.config.checkpoint.init_from, [&](CheckpointReader& reader) {
     require_same_tokenizer(reader, run.data);
     load_weights(reader, run.config, LoadFor::use, run.model.parameters());
   });
-  log_info("weights from ", path.string());
+  log_info("weights from ", from.path.string());
 }
 
 void start_fresh(Run& run) {
@@ -111,25 +111,19 @@ bool is_path(const std::string& resume) { return resume != "never" && resume != 
 
 void resume(Run& run) {
   const std::string& from = run.config.checkpoint.resume;
+  const NamedCheckpoint named = is_path(from) ? find_checkpoint(from) : NamedCheckpoint{.folder = run.config.checkpoint.dir, .name = ""};
   std::error_code missing;
-  if (is_path(from) && !std::filesystem::equivalent(find_checkpoint(from).folder, run.config.checkpoint.dir, missing)) {
-    require_unused_folder(run.config);
-  }
+  const bool own = !is_path(from) || std::filesystem::equivalent(named.folder, run.config.checkpoint.dir, missing);
+  if (!own) require_unused_folder(run.config);
   // Locked before reading: another process that trains here could save between our load and our lock.
   if (std::filesystem::exists(run.config.checkpoint.dir)) take_checkpoints(run);
   const auto load = [&](CheckpointReader& reader) {
     run.state = restore(reader, run.config, run.data, run.model.parameters(), run.optimizer);
   };
-  if (is_path(from)) {
-    run.resumed = with_checkpoint(from, load).string();
-    return;
-  }
-  const auto loaded = load_newest(run.config.checkpoint.dir, load);
-  if (loaded) {
-    run.resumed = loaded->path.string();
-  } else {
-    initial_weights(run);
-  }
+  const std::optional<LoadedCheckpoint> loaded = is_path(from) ? load_checkpoint(from, load) : load_newest(named.folder, load);
+  if (!loaded) return initial_weights(run);
+  run.resumed = loaded->path.string();
+  if (own && run.checkpoints && named.name.empty()) run.checkpoints->adopt(*loaded);  // others may have been passed over
 }
 
 // From here on the run leaves traces. The lock on the checkpoints comes first: another process may be training here.

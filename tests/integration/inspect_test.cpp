@@ -77,6 +77,26 @@ TEST_F(InspectTest, VerifyReadsEverythingAndEndsWithFourOnDamage) {
   EXPECT_EQ(mantissa("verify nowhere").exit_code, 2);
 }
 
+TEST_F(InspectTest, VerifyAndDiffEndWithFourWhereTheFolderDoesNotStandForWhatLatestNames) {
+  const auto expect_four = [&](const std::string& reason) {
+    for (const char* command : {"verify .", "verify checkpoints/latest", "inspect --diff . checkpoints/step-00000001",
+                                "inspect --diff checkpoints/step-00000001 checkpoints"}) {
+      const ProcessResult result = mantissa(command);
+      EXPECT_EQ(result.exit_code, 4) << command << ": " << result.output;
+      EXPECT_THAT(result.errors, HasSubstr(reason)) << command;
+    }
+  };
+  const std::string good = read_file(checkpoints() / "latest");
+  write_file(checkpoints() / "latest", "step-00000003 0123456789abcdef\n");
+  expect_four("is not the version that `latest` names");
+  write_file(checkpoints() / "latest", good);
+  std::filesystem::remove_all(checkpoints() / "step-00000003");
+  expect_four("step-00000003: there is no such checkpoint folder");
+  std::filesystem::copy(checkpoints() / "step-00000001", checkpoints() / "step-00000003");
+  expect_four("step-00000003: holds step 1");
+  EXPECT_EQ(mantissa("verify checkpoints/step-00000003").exit_code, 4);
+}
+
 TEST_F(InspectTest, HelpShowsAnExample) {
   for (const char* command : {"inspect --help", "verify --help"}) {
     const ProcessResult result = mantissa(command);

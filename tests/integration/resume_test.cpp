@@ -278,6 +278,27 @@ TEST_F(ResumeTest, DamagedCheckpointIsPassedOverByAutoAndRefusedByPath) {
   EXPECT_EQ(rest.steps[0].step, 11);
 }
 
+// Stopped before the first step, so that nothing is saved but what the resume itself publishes.
+TEST_F(ResumeTest, OnlyAResumeOfTheRunPublishesWhatItFellBackTo) {
+  run("fell", {"checkpoint.interval=10"});
+  const std::string latest = run_folder("fell") + "/checkpoints/latest", published = test::read_file(latest);
+  std::filesystem::resize_file(checkpoint("fell", 20) + "/shard-00000.bin", 100);
+  const auto stopped = [&](const std::string& name, const std::string& from) {
+    return run(config(name, {"checkpoint.resume=" + from}), [] { return Request::save_and_stop; }).summary.exit;
+  };
+  EXPECT_EQ(load_model(run_folder("fell")).step, 10);
+  EXPECT_EQ(stopped("other", run_folder("fell")), ExitCode::stopped);
+  EXPECT_EQ(test::read_file(latest), published) << "neither an evaluation nor another run changes it";
+  EXPECT_EQ(error_of([&] { open_checkpoint(run_folder("fell")); }).code(), ExitCode::data);
+  for (const std::string& from : {std::string("auto"), run_folder("fell")}) {
+    test::write_file(latest, published);
+    EXPECT_EQ(stopped("fell", from), ExitCode::stopped);
+    EXPECT_EQ(open_checkpoint(run_folder("fell")).directory(), checkpoint("fell", 10)) << from;
+  }
+  EXPECT_EQ(run("fell", {"checkpoint.resume=auto"}).steps.size(), 10U);
+  EXPECT_EQ(open_checkpoint(run_folder("fell")).directory(), checkpoint("fell", 20));
+}
+
 TEST_F(ResumeTest, AnotherProcessInTheFolderIsRefusedBeforeAnythingChanges) {
   run("locked");
   const std::string record = test::read_file(run_folder("locked") + "/run.json");

@@ -21,9 +21,11 @@ namespace mantissa::test {
 struct Fault {
   enum Kind { none, kill, error, short_write };
   Kind kind = none;
-  int at = 0;  // the operation it hits, from 1
+  int at = 0;     // the operation it hits, from 1
+  int times = 1;  // it and the next ones
   int error_number = EIO;
   std::string only = {};  // counts operations of this name only; empty: all
+  std::string path = {};  // and, of these, open of paths that hold this; empty: all
 };
 
 struct FaultState {
@@ -50,12 +52,14 @@ inline std::vector<std::string> calls_since_armed(const std::vector<std::string>
 }
 
 // True if the fault hits this call; does not return from a kill.
-inline bool fault_hits(const char* name) {
+inline bool fault_hits(const char* name, const char* path = "") {
   FaultState& state = fault_state;
   if (!state.armed) return false;
   state.calls.emplace_back(name);
   if (!state.fault.only.empty() && state.fault.only != name) return false;
-  if (++state.operations != state.fault.at) return false;
+  if (std::string(path).find(state.fault.path) == std::string::npos) return false;
+  ++state.operations;
+  if (state.operations < state.fault.at || state.operations - state.fault.at >= state.fault.times) return false;
   state.hit = true;
   if (state.fault.kind == Fault::kill) ::raise(SIGKILL);
   errno = state.fault.error_number;
@@ -78,7 +82,7 @@ extern "C" {
 int injected_open(const char* path, int flags, mode_t mode) __asm__("open");
 int injected_open(const char* path, int flags, mode_t mode) {
   static const auto next = mantissa::test::next_function<int(const char*, int, ...)>("open");
-  return mantissa::test::fault_hits("open") ? -1 : next(path, flags, mode);
+  return mantissa::test::fault_hits("open", path) ? -1 : next(path, flags, mode);
 }
 
 int injected_mkdir(const char* path, mode_t mode) __asm__("mkdir");
@@ -100,6 +104,12 @@ int injected_posix_fallocate(int fd, off_t offset, off_t length) __asm__("posix_
 int injected_posix_fallocate(int fd, off_t offset, off_t length) {
   static const auto next = mantissa::test::next_function<int(int, off_t, off_t)>("posix_fallocate");
   return mantissa::test::fault_hits("posix_fallocate") ? errno : next(fd, offset, length);
+}
+
+ssize_t injected_pread(int fd, void* bytes, size_t count, off_t offset) __asm__("pread");
+ssize_t injected_pread(int fd, void* bytes, size_t count, off_t offset) {
+  static const auto next = mantissa::test::next_function<ssize_t(int, void*, size_t, off_t)>("pread");
+  return mantissa::test::fault_hits("pread") ? -1 : next(fd, bytes, count, offset);
 }
 
 ssize_t injected_pwrite(int fd, const void* bytes, size_t count, off_t offset) __asm__("pwrite");

@@ -87,7 +87,7 @@ class TrainingFaults : public test::TrainingTest {
 
   // Continues from the last save that was reported; a kill may have left a newer one that `latest` does not name yet.
   void expect_resumable(const std::string& name) const {
-    const int64_t step = CheckpointReader(resolve_checkpoint(run_folder(name) + "/checkpoints")).manifest().step;
+    const int64_t step = open_checkpoint(run_folder(name)).manifest().step;
     Training rest(folder_ / "run.json", named(name, {text("training.steps=", step + 3)}), folder_ / "out", {"--resume"});
     EXPECT_EQ(rest.wait(), 0) << read_file(folder_ / "out");
     EXPECT_THAT(read_file(folder_ / "out"), HasSubstr(text("continues at ", step)));

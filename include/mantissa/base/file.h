@@ -2,7 +2,8 @@
 // error, not SIGBUS. A failed fsync is never tried again: the kernel may have dropped the pages already, so the file has to be written
 // anew. What must survive a power cut goes through pending_file.h.
 //
-// Writing fails with Error(storage), reading with Error(data); a message holds the path and the reason of the system.
+// Writing fails with Error(storage), reading with Error(data) and, where the system fails to read what may be right, its kind ReadError; a
+// message holds the path and the reason of the system.
 #pragma once
 
 #include <cstddef>
@@ -14,6 +15,12 @@
 #include "mantissa/base/error.h"
 
 namespace mantissa {
+
+// EIO, EMFILE, ...: a second try may succeed.
+class ReadError : public Error {
+ public:
+  using Error::Error;
+};
 
 // Owner of one file descriptor. The destructor closes it unchecked; a writer calls sync() and close().
 class File {

@@ -15,12 +15,11 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "mantissa/io/checkpoint_reader.h"
+#include "mantissa/io/checkpoint_search.h"
 #include "mantissa/io/checkpoint_writer.h"
 #include "mantissa/io/folder_lock.h"
 
@@ -49,6 +48,9 @@ class CheckpointDirectory {
   // step with the same content is not written again; one that is damaged or holds another state is set aside as .bad-*.
   SavedCheckpoint save(const CheckpointContent& content);
 
+  // Makes `latest` name a checkpoint of this folder that a run continues from, unless it does. Throws Error(storage).
+  void adopt(const LoadedCheckpoint& loaded) const;
+
   const std::filesystem::path& folder() const { return folder_; }
 
  private:
@@ -56,6 +58,7 @@ class CheckpointDirectory {
   void sweep() const;
   bool holds(const std::filesystem::path& path, const Manifest& manifest) const;
   void put_in_place(const std::filesystem::path& temporary, const std::filesystem::path& path) const;
+  void name_latest(const std::string& name, const std::string& hash) const;
   void publish(const std::filesystem::path& path) const;
   void delete_old(int64_t newest_step) const;
 
@@ -64,44 +67,5 @@ class CheckpointDirectory {
   std::string job_;
   std::optional<FolderLock> lock_;
 };
-
-// "step-00001000", and back; nullopt for any other name.
-std::string checkpoint_name(int64_t step);
-std::optional<int64_t> checkpoint_step(const std::string& name);
-
-struct LoadedCheckpoint {
-  std::filesystem::path path;
-  int64_t step = 0;
-  int passed_over = 0;  // damaged ones that were tried before
-};
-
-// Calls `load` with what `latest` names, then with the others from the newest to the oldest, until one call returns without
-// CheckpointDamage; each damaged one is a line in the log. `load` must overwrite whatever an earlier call left. nullopt: there is no
-// checkpoint at all. Throws Error(data) if there are some and all are damaged; other errors of `load` pass through.
-std::optional<LoadedCheckpoint> load_newest(const std::filesystem::path& folder, const std::function<void(CheckpointReader&)>& load);
-
-struct NamedCheckpoint {
-  std::filesystem::path folder;  // of checkpoints
-  std::string name;              // of one in it; "": no certain one
-};
-
-// What a path given by a user means: a checkpoint, or the folder of checkpoints that it is, that it holds (a run folder) or that holds it
-// (the file `latest`). Nothing is opened. Throws Error(usage) if there is no such path.
-NamedCheckpoint find_checkpoint(const std::filesystem::path& path);
-
-// The checkpoint folder itself, or what `latest` names if the path does not name a certain one. It is not opened, and never replaced by
-// another. Throws Error(usage) if nothing is there, Error(data) if `latest` is damaged.
-std::filesystem::path resolve_checkpoint(const std::filesystem::path& path);
-
-struct CheckpointStatus {
-  std::filesystem::path path;
-  int64_t step = 0, samples = 0, bytes = 0;
-  size_t tensors = 0;
-  bool latest = false;  // named by the file `latest`
-  std::string problem;  // empty: manifest and sizes are right; contents were not read
-};
-
-// All step-* folders, oldest first. Throws Error(usage) if there is no such folder.
-std::vector<CheckpointStatus> list_checkpoints(const std::filesystem::path& folder);
 
 }  // namespace mantissa

@@ -19,6 +19,12 @@ class CheckpointDamage : public Error {
   explicit CheckpointDamage(const std::string& message) : Error(ExitCode::data, message) {}
 };
 
+// The system could not read a part that may well be right: a second try may succeed.
+class CheckpointUnread : public CheckpointDamage {
+ public:
+  using CheckpointDamage::CheckpointDamage;
+};
+
 // Not for use by several threads at once.
 class CheckpointReader {
  public:

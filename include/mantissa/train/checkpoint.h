@@ -4,7 +4,6 @@
 #pragma once
 
 #include <filesystem>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -52,10 +51,6 @@ std::optional<Tokenizer> saved_tokenizer(const CheckpointReader& reader);
 // Throws Error(usage) if the checkpoint and the data both have a tokenizer, and not the same.
 void require_same_tokenizer(const CheckpointReader& reader, const Data& data);
 
-// Calls `load` with the checkpoint that a person names: its folder, a folder of checkpoints, a run folder (the newest valid one of these).
-// Returns its folder. Throws Error(usage) if there is none, Error(data) if it is damaged.
-std::filesystem::path with_checkpoint(const std::filesystem::path& path, const std::function<void(CheckpointReader&)>& load);
-
 // A model for evaluation and generation, on the device and with the precision it was trained with.
 struct LoadedModel {
   std::filesystem::path path;
@@ -66,6 +61,7 @@ struct LoadedModel {
   std::unique_ptr<Gpt> model;
 };
 
+// Of the checkpoint that a path stands for (load_checkpoint).
 LoadedModel load_model(const std::filesystem::path& path);
 
 // The backend that training.device names. Throws Error(environment) for one this build lacks.

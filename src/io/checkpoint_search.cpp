@@ -1,0 +1,135 @@
+#include "mantissa/io/checkpoint_search.h"
+
+#include <set>
+
+#include "io/checkpoint_steps.h"
+#include "mantissa/base/log.h"
+
+namespace mantissa {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Whole, but not what `latest` names: a candidate without that hash may be the same folder.
+class OtherVersion : public CheckpointDamage {
+ public:
+  using CheckpointDamage::CheckpointDamage;
+};
+
+LoadedCheckpoint load_candidate(const CheckpointCandidate& candidate, const std::function<void(CheckpointReader&)>& load) {
+  return with_second_try<CheckpointUnread>([&] {
+    CheckpointReader reader = open_candidate(candidate);
+    load(reader);
+    return LoadedCheckpoint{.path = candidate.path, .step = reader.manifest().step, .hash = reader.hash()};
+  });
+}
+
+std::optional<LoadedCheckpoint> load_first(const fs::path& folder, const std::vector<CheckpointCandidate>& candidates,
+                                           const std::function<void(CheckpointReader&)>& load) {
+  std::set<fs::path> damaged;
+  const CheckpointCandidate* better = nullptr;  // the first that was passed over
+  int passed_over = 0;
+  for (const CheckpointCandidate& candidate : candidates) {
+    if (damaged.contains(candidate.path)) continue;
+    try {
+      LoadedCheckpoint loaded = load_candidate(candidate, load);
+      loaded.passed_over = passed_over;
+      if (better && better->path != loaded.path && better->step)
+        log_warning(folder.string(), ": step ", loaded.step, " is taken instead of step ", *better->step);
+      return loaded;
+    } catch (const CheckpointDamage& damage) {
+      log_warning("checkpoint passed over: ", damage.what());
+      if (!dynamic_cast<const OtherVersion*>(&damage)) damaged.insert(candidate.path);
+      if (!better || !better->step) better = &candidate;
+      ++passed_over;
+    }
+  }
+  require(candidates.empty(), ExitCode::data, folder.string(), ": holds checkpoints, but none of them is intact (", passed_over, " tried)");
+  return std::nullopt;
+}
+
+}  // namespace
+
+NamedCheckpoint find_checkpoint(const fs::path& path) {
+  const fs::path plain = path.has_filename() ? path : path.parent_path();  // without a slash at the end
+  const std::string name = plain.filename().string();
+  std::error_code error;
+  require(fs::exists(plain, error), ExitCode::usage, path.string(), ": there is no such checkpoint");
+  if (fs::exists(plain / "manifest.json", error) || checkpoint_step(name)) return {.folder = plain.parent_path(), .name = name};
+  const fs::path folder = name == "latest" && !fs::is_directory(plain, error) ? plain.parent_path() : plain;
+  return {.folder = fs::is_directory(folder / "checkpoints", error) ? folder / "checkpoints" : folder, .name = ""};
+}
+
+std::vector<CheckpointCandidate> checkpoint_candidates(const NamedCheckpoint& named) {
+  const fs::path& folder = named.folder;
+  if (!named.name.empty()) return {{.path = folder / named.name, .step = checkpoint_step(named.name)}};
+  std::vector<CheckpointCandidate> candidates;
+  const std::optional<LatestPointer> latest = read_latest(folder);
+  if (latest && !latest->problem.empty()) {
+    candidates.push_back({.path = folder / "latest", .problem = latest->problem});
+  } else if (latest) {
+    const std::optional<int64_t> step = checkpoint_step(latest->name);
+    candidates.push_back({.path = folder / latest->name, .step = step, .hash = latest->hash});
+    candidates.push_back({.path = folder / latest->name, .step = step});
+  }
+  const std::vector<int64_t> steps = steps_in(folder);
+  for (auto step = steps.rbegin(); step != steps.rend(); ++step)
+    candidates.push_back({.path = folder / checkpoint_name(*step), .step = *step});
+  return candidates;
+}
+
+CheckpointReader open_candidate(const CheckpointCandidate& candidate) {
+  const std::string path = candidate.path.string();
+  if (!candidate.problem.empty()) throw CheckpointDamage(candidate.problem);
+  std::error_code error;
+  const fs::file_type type = fs::status(candidate.path, error).type();
+  if (type == fs::file_type::none) throw CheckpointUnread(text(path, ": cannot be looked at: ", error.message()));
+  if (type != fs::file_type::directory) throw CheckpointDamage(text(path, ": there is no such checkpoint folder"));
+  CheckpointReader reader(candidate.path);
+  const int64_t step = reader.manifest().step;
+  if (candidate.step && step != *candidate.step) throw CheckpointDamage(text(path, ": holds step ", step));
+  if (!candidate.hash.empty() && reader.hash() != candidate.hash)
+    throw OtherVersion(text(path, ": is not the version that `latest` names (", candidate.hash, ")"));
+  return reader;
+}
+
+CheckpointReader open_checkpoint(const fs::path& path) {
+  const std::vector<CheckpointCandidate> candidates = checkpoint_candidates(find_checkpoint(path));
+  require(!candidates.empty(), ExitCode::usage, path.string(), ": no checkpoint here; name a run folder or a folder step-…");
+  return open_candidate(candidates.front());
+}
+
+std::optional<LoadedCheckpoint> load_newest(const fs::path& folder, const std::function<void(CheckpointReader&)>& load) {
+  return load_first(folder, checkpoint_candidates({.folder = folder, .name = ""}), load);
+}
+
+LoadedCheckpoint load_checkpoint(const fs::path& path, const std::function<void(CheckpointReader&)>& load) {
+  const NamedCheckpoint named = find_checkpoint(path);
+  if (!named.name.empty()) return load_candidate(checkpoint_candidates(named).front(), load);
+  const auto loaded = load_newest(named.folder, load);
+  require(loaded.has_value(), ExitCode::usage, path.string(), ": no checkpoint here; name a run folder or a folder step-…");
+  return *loaded;
+}
+
+std::vector<CheckpointStatus> list_checkpoints(const fs::path& folder) {
+  std::error_code error;
+  require(fs::is_directory(folder, error), ExitCode::usage, folder.string(), ": there is no such folder");
+  const auto latest = read_latest(folder);
+  std::vector<CheckpointStatus> out;
+  for (const int64_t step : steps_in(folder)) {
+    const std::string name = checkpoint_name(step);
+    CheckpointStatus status{.path = folder / name, .step = step, .latest = latest && latest->name == name, .problem = ""};
+    try {
+      const CheckpointReader reader = open_candidate({.path = status.path, .step = step, .hash = status.latest ? latest->hash : ""});
+      status.samples = reader.manifest().samples;
+      status.bytes = reader.bytes();
+      status.tensors = reader.manifest().tensors.size();
+    } catch (const Error& problem) {
+      status.problem = problem.what();
+    }
+    out.push_back(std::move(status));
+  }
+  return out;
+}
+
+}  // namespace mantissa

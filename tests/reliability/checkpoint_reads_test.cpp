@@ -1,0 +1,76 @@
+// The system fails to read a checkpoint that is whole: once, or for good (fault table, rows 4 and 5).
+#include <gmock/gmock.h>
+
+#include <cerrno>
+#include <limits>
+
+#include "checkpoint_testing.h"
+#include "reliability/fault_injection.h"
+
+namespace mantissa::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+class CheckpointReads : public CheckpointTest {
+ protected:
+  CheckpointReads() {
+    CheckpointDirectory directory = open_directory(folder);
+    for (int64_t step = 1; step <= 2; ++step) directory.save(State(step).content());
+  }
+
+  // The step that a search finds under a fault.
+  std::optional<int64_t> newest_under(const Fault& fault) const {
+    arm_fault(fault);
+    const auto found = newest();
+    disarm_fault();
+    return found;
+  }
+};
+
+TEST_F(CheckpointReads, ASingleErrorAnywhereIsTriedAgainAndCostsNothing) {
+  for (const char* call : {"open", "pread"}) {
+    int point = 1;
+    for (bool reached = true; reached; ++point) {
+      ASSERT_LT(point, 50);
+      EXPECT_EQ(newest_under({.kind = Fault::error, .at = point, .error_number = EIO, .only = call}), 2) << call << ' ' << point;
+      reached = fault_state.hit;
+    }
+    EXPECT_GT(point, 4) << call;
+  }
+  EXPECT_THAT(log(), HasSubstr("step-00000002/manifest.json: opening failed: Input/output error; trying once more"));
+  EXPECT_THAT(log(), HasSubstr("latest: opening failed: Input/output error; trying once more"));
+  EXPECT_EQ(log().find("passed over"), std::string::npos) << log();
+}
+
+TEST_F(CheckpointReads, AnErrorThatStaysTakesTheStepBeforeAndNamesBoth) {
+  const Fault stays = {.kind = Fault::error,
+                       .at = 1,
+                       .times = std::numeric_limits<int>::max(),
+                       .error_number = EIO,
+                       .only = "open",
+                       .path = "step-00000002/shard"};
+  EXPECT_EQ(newest_under(stays), 1);
+  EXPECT_THAT(log(), HasSubstr("checkpoint passed over: " + (checkpoints() / "step-00000002/shard-00000.bin").string()));
+  EXPECT_THAT(log(), HasSubstr("checkpoints: step 1 is taken instead of step 2"));
+  EXPECT_EQ(newest(), 2) << "nothing was changed";
+}
+
+TEST_F(CheckpointReads, WhatIsNotThereIsNotTriedAgain) {
+  std::filesystem::remove(checkpoints() / "step-00000002/shard-00000.bin");
+  EXPECT_EQ(newest(), 1);
+  EXPECT_EQ(log().find("trying once more"), std::string::npos) << log();
+}
+
+TEST_F(CheckpointReads, ACheckpointThatIsNamedIsTriedTwiceToo) {
+  const auto path = checkpoints() / "step-00000001";
+  const auto load = [](CheckpointReader& reader) { reader.verify(); };
+  for (const int times : {1, 2}) {
+    arm_fault({.kind = Fault::error, .at = 1, .times = times, .error_number = EIO, .only = "pread"});
+    EXPECT_EQ(error_code_of([&] { load_checkpoint(path, load); }), times == 1 ? ExitCode::ok : ExitCode::data);
+    disarm_fault();
+  }
+}
+
+}  // namespace
+}  // namespace mantissa::test
