@@ -125,14 +125,39 @@ TEST_F(CheckpointTest, ADamagedCheckpointOfTheSameStepIsSetAside) {
   EXPECT_THAT(names_in(checkpoints()), ElementsAre(HasSubstr(".bad-step-00000005-"), "LOCK", "latest", "step-00000005"));
 }
 
-TEST_F(CheckpointTest, AnotherStateOfTheSameStepReplacesTheOldOneAndKeepsItAside) {
+TEST_F(CheckpointTest, AnotherStateOfTheSameStepReplacesTheOldOneWhichIsDeleted) {
   CheckpointDirectory directory = open_directory(folder);
   State other(5);
   other.weights()[0] += 1;
   directory.save(other.content());
   directory.save(State(5).content());
   EXPECT_EQ(newest(), 5);
-  EXPECT_THAT(log(), HasSubstr("holds another state of this step"));
+  EXPECT_THAT(names_in(checkpoints()), ElementsAre("LOCK", "latest", "step-00000005"));
+}
+
+TEST_F(CheckpointTest, TheNewestTwoThatWereSetAsideAreKeptAndOlderOnesSweptAtStart) {
+  open_directory(folder).save(State(1).content());
+  const auto now = std::filesystem::file_time_type::clock::now();
+  int hours = 0;
+  for (const char* name : {".bad-step-00000003-a", ".bad-step-00000009-b", ".bad-step-00000002-c", ".bad-step-00000004-d"}) {
+    std::filesystem::create_directories(checkpoints() / name / "inner");
+    std::filesystem::last_write_time(checkpoints() / name, now - std::chrono::hours(10) + std::chrono::hours(hours++));
+  }
+  open_directory(folder);
+  EXPECT_THAT(names_in(checkpoints()), ElementsAre(".bad-step-00000002-c", ".bad-step-00000004-d", "LOCK", "latest", "step-00000001"));
+}
+
+TEST_F(CheckpointTest, AStateThatLostItsNameToNoneIsPutBackAtStart) {
+  open_directory(folder).save(State(1).content());
+  std::filesystem::rename(checkpoints() / "step-00000001", checkpoints() / ".old-step-00000001-0123456789abcdef");
+  std::filesystem::create_directories(checkpoints() / ".old-step-1-x");
+  open_directory(folder);
+  EXPECT_THAT(names_in(checkpoints()), ElementsAre("LOCK", "latest", "step-00000001"));
+  EXPECT_EQ(newest(), 1);
+  std::filesystem::create_directories(checkpoints() / ".old-step-00000001-fedcba9876543210/inner");
+  open_directory(folder);
+  EXPECT_THAT(names_in(checkpoints()), ElementsAre("LOCK", "latest", "step-00000001")) << "the new one has the name";
+  EXPECT_EQ(newest(), 1);
 }
 
 // ---- keeping

@@ -2,6 +2,7 @@
 
 #include <sys/random.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "io/checkpoint_steps.h"
@@ -27,11 +28,106 @@ void remove_leftover(const fs::path& path) {
   if (error) log_warning(path.string(), ": could not be deleted: ", error.message());
 }
 
+// Deleted under another name, so that a part of it is never taken for the whole.
+void discard(const fs::path& path) {
+  const fs::path trash = path.parent_path() / (".trash-" + path.filename().string() + "-" + unique_id());
+  rename_path(path, trash);
+  remove_leftover(trash);
+}
+
 // Renames what lies at `path` and was known as `known_as`.
 void set_aside(const fs::path& path, const fs::path& known_as, const std::string& reason) {
   const fs::path target = known_as.parent_path() / (".bad-" + known_as.filename().string() + "-" + unique_id());
   rename_path(path, target);
   log_warning(known_as.string(), ": set aside as ", target.filename().string(), ": ", reason);
+}
+
+std::vector<fs::path> entries_of(const fs::path& folder) {
+  std::vector<fs::path> entries;
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) entries.push_back(entry->path());
+  require(!error, ExitCode::environment, folder.string(), ": cannot be listed: ", error.message());
+  return entries;
+}
+
+bool is_called(const fs::path& path, std::string_view prefix) { return path.filename().string().starts_with(prefix); }
+
+// Of `.old-step-00001000-<id>`: a kill may have come after it gave up its name and before the new state took it.
+void put_back_or_delete(const fs::path& old) {
+  const std::string name = old.filename().string().substr(std::string_view(".old-").size());
+  const fs::path path = old.parent_path() / name.substr(0, name.rfind('-'));
+  std::error_code error;
+  if (!checkpoint_step(path.filename().string()) || fs::exists(fs::symlink_status(path, error))) return remove_leftover(old);
+  fs::rename(old, path, error);
+  log_warning(path.string(), error ? ": could not be put back from " : ": put back from ", old.filename().string(), error ? ": " : "",
+              error ? error.message() : "");
+}
+
+void sweep_damaged(std::vector<fs::path> damaged) {
+  constexpr size_t kKept = 2;
+  const auto written = [](const fs::path& path) {
+    std::error_code error;
+    return fs::last_write_time(path, error);
+  };
+  std::sort(damaged.begin(), damaged.end(), [&](const fs::path& a, const fs::path& b) { return written(a) > written(b); });
+  for (size_t i = kKept; i < damaged.size(); ++i) {
+    log_info(damaged[i].string(), ": not among the newest ", kKept, " that were set aside; deleted");
+    discard(damaged[i]);
+  }
+}
+
+// What lies where a checkpoint is to be saved.
+enum class There { nothing, same, other, damaged };
+
+There what_lies(const fs::path& path, const Manifest& manifest) {
+  std::error_code error;
+  if (!fs::exists(fs::symlink_status(path, error))) return There::nothing;
+  try {
+    CheckpointReader reader = open_candidate({.path = path, .step = manifest.step});
+    const Manifest& there = reader.manifest();
+    const bool same = there.samples == manifest.samples && there.state == manifest.state && there.shards == manifest.shards &&
+                      there.tensors == manifest.tensors;
+    if (!same) return There::other;
+    reader.verify();
+    return There::same;
+  } catch (const CheckpointDamage&) {
+    return There::damaged;
+  }
+}
+
+// Gives the folder `temporary` the name `path`. Returns what lies where the folder that had it is now.
+fs::path replace(const fs::path& temporary, const fs::path& path) {
+  if (exchange_paths(temporary, path)) return temporary;  // without a moment in which there is none
+  const fs::path old = path.parent_path() / (".old-" + path.filename().string() + "-" + unique_id());
+  rename_path(path, old);
+  try {
+    rename_path(temporary, path);
+  } catch (const Error&) {
+    rename_path(old, path);
+    throw;
+  }
+  return old;
+}
+
+// Gives a new checkpoint its name. Returns where the valid one is that had it; "" if there was none.
+fs::path put_in_place(const fs::path& temporary, const fs::path& path, There there) {
+  fs::path old;
+  try {
+    if (there == There::nothing) {
+      rename_path(temporary, path);
+    } else {
+      old = replace(temporary, path);
+    }
+  } catch (const Error&) {
+    remove_leftover(temporary);
+    throw;
+  }
+  if (there == There::damaged) {
+    set_aside(old, path, "it is damaged");
+    old.clear();
+  }
+  sync_directory(path.parent_path());
+  return old;
 }
 
 }  // namespace
@@ -60,46 +156,18 @@ void CheckpointDirectory::make_sure_it_is_ours() {
 }
 
 void CheckpointDirectory::sweep() const {
-  std::vector<fs::path> leftovers;
-  std::error_code error;
-  for (fs::directory_iterator entry(folder_, error), end; !error && entry != end; entry.increment(error)) {
-    const std::string name = entry->path().filename().string();
-    if (name.starts_with(".tmp-") || name.starts_with(".trash-") || name == "latest.tmp") leftovers.push_back(entry->path());
+  std::vector<fs::path> damaged;
+  for (const fs::path& path : entries_of(folder_)) {
+    if (is_called(path, ".tmp-") || is_called(path, ".trash-") || path.filename() == "latest.tmp") {
+      log_info(path.string(), ": left by a process that was killed; deleted");
+      remove_leftover(path);
+    } else if (is_called(path, ".old-")) {
+      put_back_or_delete(path);
+    } else if (is_called(path, ".bad-")) {
+      damaged.push_back(path);
+    }
   }
-  require(!error, ExitCode::environment, folder_.string(), ": cannot be listed: ", error.message());
-  for (const fs::path& path : leftovers) {
-    log_info(path.string(), ": left by a process that was killed; deleted");
-    remove_leftover(path);
-  }
-}
-
-bool CheckpointDirectory::holds(const fs::path& path, const Manifest& manifest) const {
-  std::error_code error;
-  if (!fs::is_directory(path, error)) return false;
-  try {
-    CheckpointReader reader(path);
-    const Manifest& there = reader.manifest();
-    const bool same = there.samples == manifest.samples && there.state == manifest.state && there.shards == manifest.shards &&
-                      there.tensors == manifest.tensors;
-    if (same) reader.verify();
-    return same;
-  } catch (const CheckpointDamage&) {
-    return false;
-  }
-}
-
-void CheckpointDirectory::put_in_place(const fs::path& temporary, const fs::path& path) const {
-  const char* const reason = "it is damaged or holds another state of this step";
-  std::error_code error;
-  if (!fs::exists(fs::symlink_status(path, error))) {
-    rename_path(temporary, path);
-  } else if (exchange_paths(temporary, path)) {  // a reported checkpoint is replaced without a moment in which there is none
-    set_aside(temporary, path, reason);
-  } else {
-    set_aside(path, path, reason);
-    rename_path(temporary, path);
-  }
-  sync_directory(folder_);
+  sweep_damaged(std::move(damaged));
 }
 
 void CheckpointDirectory::name_latest(const std::string& name, const std::string& hash) const {
@@ -112,14 +180,23 @@ void CheckpointDirectory::adopt(const LoadedCheckpoint& loaded) const {
   if (!latest || latest->name != name || latest->hash != loaded.hash) name_latest(name, loaded.hash);
 }
 
-void CheckpointDirectory::publish(const fs::path& path) const {
+void CheckpointDirectory::publish(const fs::path& path, const fs::path& superseded) const {
   try {
     const CheckpointReader reader(path);
     name_latest(path.filename().string(), reader.hash());
   } catch (const CheckpointDamage& damage) {
     set_aside(path, path, damage.what());
+    if (!superseded.empty()) rename_path(superseded, path);
     fail(ExitCode::storage, "the checkpoint just written cannot be read: ", damage.what());
   }
+}
+
+// The new folder, not yet in its place.
+fs::path CheckpointDirectory::write(const CheckpointContent& content, const Manifest& manifest) const {
+  require_free_space(folder_, manifest.shards.front().bytes);
+  const fs::path temporary = folder_ / (".tmp-" + checkpoint_name(content.step).substr(5) + "-" + unique_id());
+  write_checkpoint(content, manifest, temporary);
+  return temporary;
 }
 
 SavedCheckpoint CheckpointDirectory::save(const CheckpointContent& content) {
@@ -127,23 +204,13 @@ SavedCheckpoint CheckpointDirectory::save(const CheckpointContent& content) {
   const Manifest manifest = describe_checkpoint(content);
   const fs::path path = folder_ / checkpoint_name(content.step);
   make_sure_it_is_ours();
-  SavedCheckpoint saved{.path = path, .bytes = manifest.shards.front().bytes, .already_there = false};
-  if (holds(path, manifest)) {
-    saved.already_there = true;
-  } else {
-    require_free_space(folder_, saved.bytes);
-    const fs::path temporary = folder_ / (".tmp-" + checkpoint_name(content.step).substr(5) + "-" + unique_id());
-    write_checkpoint(content, manifest, temporary);
-    try {
-      put_in_place(temporary, path);
-    } catch (const Error&) {
-      remove_leftover(temporary);
-      throw;
-    }
-  }
-  publish(path);
+  const There there = what_lies(path, manifest);
+  SavedCheckpoint saved{.path = path, .bytes = manifest.shards.front().bytes, .already_there = there == There::same};
+  const fs::path superseded = saved.already_there ? fs::path() : put_in_place(write(content, manifest), path, there);
+  publish(path, superseded);
   log_info("checkpoint ", path.string(), saved.already_there ? " was saved before" : " saved", " (", saved.bytes, " bytes)");
   try {
+    if (!superseded.empty()) discard(superseded);
     delete_old(content.step);
   } catch (const Error& error) {
     log_warning("an old checkpoint was not deleted: ", error.what());
@@ -160,9 +227,7 @@ void CheckpointDirectory::delete_old(int64_t newest_step) const {
     try {
       open_candidate({.path = path, .step = *step});
       if (++valid <= keep_.latest || (keep_.every > 0 && *step % keep_.every == 0)) continue;
-      const fs::path trash = folder_ / (".trash-" + path.filename().string() + "-" + unique_id());
-      rename_path(path, trash);
-      remove_leftover(trash);
+      discard(path);
     } catch (const CheckpointDamage& damage) {
       log_warning("a damaged checkpoint is not counted: ", damage.what());
     }

@@ -1,6 +1,8 @@
 // A run that stops and continues is the run that never stopped.
 #include <gmock/gmock.h>
 
+#include <set>
+
 #include "training.h"
 
 namespace mantissa {
@@ -157,6 +159,23 @@ TEST_F(ResumeTest, RequestToStopCutsTheEvaluationOfItsStepShortAndTheRestFollows
     EXPECT_EQ(run(name, resuming).valid_losses, straight.valid_losses);
     EXPECT_EQ(state_of(name, 20), state_of("straight", 20));
   }
+}
+
+// Step 3 is saved twice: with the evaluation owed, and after it.
+TEST_F(ResumeTest, StopInTheEvaluationOfACheckpointStepLeavesOneCheckpointOfIt) {
+  const std::vector<std::string> sets = {"eval.interval=3", "checkpoint.interval=3", "training.steps=3"};
+  int calls = 0;
+  const TrainedRun cut = run(config("cut", sets), [&] { return ++calls == 5 ? Request::save_and_stop : Request::none; });
+  ASSERT_EQ(cut.summary.checkpoint, checkpoint("cut", 3));
+  const std::string owing = state_of("cut", 3);
+  std::vector<std::string> resuming = sets;
+  resuming.emplace_back("checkpoint.resume=auto");
+  EXPECT_EQ(run("cut", resuming).summary.exit, ExitCode::ok);
+  EXPECT_NE(state_of("cut", 3), owing);
+  std::set<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(run_folder("cut") + "/checkpoints"))
+    names.insert(entry.path().filename().string());
+  EXPECT_EQ(names, (std::set<std::string>{"LOCK", "latest", "step-00000003"}));
 }
 
 TEST_F(ResumeTest, RunThatIsStoppedInItsLastEvaluationIsNotFinished) {

@@ -107,32 +107,6 @@ class SaveOfStepThree {
   fs::path original_, checkpoints_;
 };
 
-TEST_F(CheckpointFaults, AKillWhileAStateReplacesAnotherOfTheSameStepLeavesOneOfThem) {
-  State other(3);
-  other.weights()[0] += 1;
-  const SaveOfStepThree trial(folder.path());
-  int point = 1, old_ones = 0;
-  for (bool finished = false; !finished; ++point) {
-    ASSERT_LT(point, 200);
-    trial.reset();
-    CheckpointDirectory(trial.checkpoints(), {.latest = 2}, "before").save(other.content());
-    finished = WIFEXITED(wait_for(start_child([&] {
-      arm_fault({.kind = Fault::kill, .at = point});
-      trial.save();
-      return 0;
-    })));
-    bool is_old = false, is_new = false;
-    load_newest(trial.checkpoints(), [&](CheckpointReader& reader) {
-      is_old = other.equals(reader);
-      is_new = State(3).equals(reader);
-    });
-    ASSERT_TRUE(is_old || is_new) << "killed at file operation " << point;
-    ASSERT_TRUE(is_new || !finished);
-    old_ones += is_old;
-  }
-  EXPECT_GT(old_ones, 10);
-}
-
 TEST_F(CheckpointFaults, AKillAtAnyFileOperationOfASaveLeavesTheOldOrTheNewCheckpoint) {
   const SaveOfStepThree trial(folder.path());
   int point = 1, old_ones = 0, new_ones = 0;

@@ -24,8 +24,9 @@ struct Fault {
   int at = 0;     // the operation it hits, from 1
   int times = 1;  // it and the next ones
   int error_number = EIO;
-  std::string only = {};  // counts operations of this name only; empty: all
-  std::string path = {};  // and, of these, open of paths that hold this; empty: all
+  std::string only = {};     // counts operations of this name only; empty: all
+  bool no_exchange = false;  // the file system cannot swap two names
+  std::string path = {};     // and, of these, open of paths that hold this; empty: all
 };
 
 struct FaultState {
@@ -146,6 +147,10 @@ int injected_rename(const char* from, const char* to) {
 int injected_renameat2(int from_folder, const char* from, int to_folder, const char* to, unsigned flags) __asm__("renameat2");
 int injected_renameat2(int from_folder, const char* from, int to_folder, const char* to, unsigned flags) {
   static const auto next = mantissa::test::next_function<int(int, const char*, int, const char*, unsigned)>("renameat2");
+  if (mantissa::test::fault_state.armed && mantissa::test::fault_state.fault.no_exchange) {
+    errno = EINVAL;
+    return -1;
+  }
   return mantissa::test::fault_hits("renameat2") ? -1 : next(from_folder, from, to_folder, to, flags);
 }
 

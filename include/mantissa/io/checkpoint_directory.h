@@ -4,11 +4,14 @@
 //   latest                       "step-00001000 HEX": the newest one that was reported, and the hash of its manifest
 //   step-00001000/               manifest.json and shard-00000.bin; complete if and only if manifest.json is there: it is written last
 //   .tmp-00001000-<id>/          a save in progress
-//   .bad-*, .trash-*             set aside; being deleted
+//   .bad-*                       damaged ones that were set aside; the newest two are kept
+//   .old-step-00001000-<id>      replaced by another state of its step that is not published yet; only where names cannot be exchanged
+//   .trash-*                     being deleted
 //
 // The promise is the order of a save: the temporary folder is written and synced, renamed, the parent synced, the result opened again,
 // `latest` replaced in the same way; only then is the save reported, and only then is anything old deleted. A kill at any point leaves the
-// reported checkpoint before it, or the new one. For a power cut this order of syncs and renames is what is tested, not the cut itself.
+// reported checkpoint before it, or the new one; where names cannot be exchanged (NFS), a state that is replaced by another of its step may
+// be left as .old-*, and the next run puts it back. For a power cut this order of syncs and renames is what is tested, not the cut itself.
 //
 // xxh64 finds damage, not forgery. On NFS and Lustre rename is atomic and fsync is needed; for flock see folder_lock.h.
 #pragma once
@@ -39,13 +42,13 @@ struct SavedCheckpoint {
 // For the one process that trains; not for several threads at once.
 class CheckpointDirectory {
  public:
-  // Makes the folder if it is missing, locks it and sweeps what a killed process left. Throws Error(usage) for latest < 2 or every < 0,
-  // Error(environment) naming the owner if another process has the lock or if the folder cannot be made.
+  // Makes the folder if it is missing, locks it and sweeps what a killed process left, and old .bad-*. Throws Error(usage) for latest < 2
+  // or every < 0, Error(environment) naming the owner if another process has the lock or if the folder cannot be made.
   CheckpointDirectory(const std::filesystem::path& folder, KeepPolicy keep, const std::string& job);
 
-  // On return the checkpoint is on the disk and named by `latest`. Throws Error(storage) if that was not possible: nothing old was touched,
+  // On return the checkpoint is on the disk and named by `latest`. Throws Error(storage) if that was not possible: nothing old was deleted,
   // training may go on and save again later; and Error(numerical) if a value is NaN or Inf (nothing is written). A valid checkpoint of this
-  // step with the same content is not written again; one that is damaged or holds another state is set aside as .bad-*.
+  // step with the same content is not written again; one that holds another state is deleted in the end, one that is damaged set aside.
   SavedCheckpoint save(const CheckpointContent& content);
 
   // Makes `latest` name a checkpoint of this folder that a run continues from, unless it does. Throws Error(storage).
@@ -56,10 +59,9 @@ class CheckpointDirectory {
  private:
   void make_sure_it_is_ours();
   void sweep() const;
-  bool holds(const std::filesystem::path& path, const Manifest& manifest) const;
-  void put_in_place(const std::filesystem::path& temporary, const std::filesystem::path& path) const;
+  std::filesystem::path write(const CheckpointContent& content, const Manifest& manifest) const;
   void name_latest(const std::string& name, const std::string& hash) const;
-  void publish(const std::filesystem::path& path) const;
+  void publish(const std::filesystem::path& path, const std::filesystem::path& superseded) const;
   void delete_old(int64_t newest_step) const;
 
   std::filesystem::path folder_;
