@@ -30,20 +30,30 @@ bool holds_metrics(const fs::path& file) {
   return !missing && size > 0;
 }
 
+bool holds_checkpoints(const fs::path& folder) {
+  std::error_code ignored;
+  return fs::is_directory(folder, ignored) && !list_checkpoints(folder).empty();
+}
+
+void require_no_run(const RunConfig& config, bool used) {
+  require(!used, ExitCode::usage, config.logging.dir,
+          ": holds metrics or checkpoints of an earlier run; continue it with --resume, or start another with --set logging.run_name=",
+          *config.logging.run_name, "-2");
+}
+
 ordered_json or_null(const std::optional<double>& value) { return value ? ordered_json(*value) : ordered_json(); }
 
 }  // namespace
 
+void require_no_checkpoints(const RunConfig& config) { require_no_run(config, holds_checkpoints(config.checkpoint.dir)); }
+
 void require_unused_folder(const RunConfig& config) {
+  require_no_run(config, holds_metrics(fs::path(config.logging.dir) / "metrics.jsonl") || holds_checkpoints(config.checkpoint.dir));
+}
+
+void require_nobody_trains(const RunConfig& config) {
   std::error_code ignored;
-  bool used = holds_metrics(fs::path(config.logging.dir) / "metrics.jsonl");
-  if (fs::is_directory(config.checkpoint.dir, ignored)) {
-    require_unlocked(config.checkpoint.dir);
-    used = used || !list_checkpoints(config.checkpoint.dir).empty();
-  }
-  require(!used, ExitCode::usage, config.logging.dir,
-          ": holds metrics or checkpoints of an earlier run; continue it with --resume, or start another with --set logging.run_name=",
-          *config.logging.run_name, "-2");
+  if (fs::is_directory(config.checkpoint.dir, ignored)) require_unlocked(config.checkpoint.dir);
 }
 
 void write_run_folder(const LoadedConfig& loaded, const std::vector<std::string>& arguments) {

@@ -63,6 +63,7 @@ struct Run {
   GradientAccumulator accumulator;
   TrainState state;
   std::string resumed, newest_checkpoint;
+  bool needs_unused_folder = false;  // until it is locked another process may train there
   std::optional<CheckpointDirectory> checkpoints;
   std::optional<Metrics> metrics;
   Throughput throughput;
@@ -95,8 +96,14 @@ void initial_weights(Run& run) {
   log_info("weights from ", from.path.string());
 }
 
-void start_fresh(Run& run) {
+void need_unused_folder(Run& run) {
+  require_nobody_trains(run.config);
   require_unused_folder(run.config);
+  run.needs_unused_folder = true;
+}
+
+void start_fresh(Run& run) {
+  need_unused_folder(run);
   initial_weights(run);
 }
 
@@ -114,7 +121,7 @@ void resume(Run& run) {
   const NamedCheckpoint named = is_path(from) ? find_checkpoint(from) : NamedCheckpoint{.folder = run.config.checkpoint.dir, .name = ""};
   std::error_code missing;
   const bool own = !is_path(from) || std::filesystem::equivalent(named.folder, run.config.checkpoint.dir, missing);
-  if (!own) require_unused_folder(run.config);
+  if (!own) need_unused_folder(run);
   // Locked before reading: another process that trains here could save between our load and our lock.
   if (std::filesystem::exists(run.config.checkpoint.dir)) take_checkpoints(run);
   const auto load = [&](CheckpointReader& reader) {
@@ -126,9 +133,20 @@ void resume(Run& run) {
   if (own && run.checkpoints && named.name.empty()) run.checkpoints->adopt(*loaded);  // others may have been passed over
 }
 
-// From here on the run leaves traces. The lock on the checkpoints comes first: another process may be training here.
-void open_folder(Run& run, const std::vector<std::string>& arguments) {
+// The folder is this run's from here on. What was seen of it before may be true no more: another process may have trained there meanwhile.
+void lock_folder(Run& run) {
+  const bool was_locked = run.checkpoints.has_value();
   take_checkpoints(run);
+  if (run.needs_unused_folder) {
+    require_unused_folder(run.config);
+  } else if (!was_locked) {
+    require_no_checkpoints(run.config);
+  }
+}
+
+// From here on the run leaves traces.
+void open_folder(Run& run, const std::vector<std::string>& arguments) {
+  lock_folder(run);
   write_run_folder(run.loaded, arguments);
   run.metrics.emplace(run.config.logging);
   const StartReport report{.folder = run.config.logging.dir,

@@ -1,6 +1,6 @@
 // Faults at chosen file operations of this process. The executable's own definitions of the system functions below stand before the C
 // library's, so the product needs no hooks. Include it in one source of an executable. Operations count from arming, in the order in which
-// they happen; a kill comes instead of the operation, an error after doing nothing (close: after closing).
+// they happen; a kill comes instead of the operation, another action before it, an error after doing nothing (close: after closing).
 #pragma once
 
 #include <dlfcn.h>
@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,14 +20,15 @@
 namespace mantissa::test {
 
 struct Fault {
-  enum Kind { none, kill, error, short_write };
+  enum Kind { none, kill, error, short_write, other };
   Kind kind = none;
   int at = 0;     // the operation it hits, from 1
   int times = 1;  // it and the next ones
   int error_number = EIO;
-  std::string only = {};     // counts operations of this name only; empty: all
-  bool no_exchange = false;  // the file system cannot swap two names
-  std::string path = {};     // and, of these, open of paths that hold this; empty: all
+  std::string only = {};              // counts operations of this name only; empty: all
+  std::string path = {};              // and, of these, open of paths that hold this; empty: all
+  bool no_exchange = false;           // the file system cannot swap two names
+  std::function<void()> action = {};  // other: happens before the operation, which then succeeds
 };
 
 struct FaultState {
@@ -63,6 +65,12 @@ inline bool fault_hits(const char* name, const char* path = "") {
   if (state.operations < state.fault.at || state.operations - state.fault.at >= state.fault.times) return false;
   state.hit = true;
   if (state.fault.kind == Fault::kill) ::raise(SIGKILL);
+  if (state.fault.kind == Fault::other) {
+    const auto action = state.fault.action;
+    state.armed = false;
+    action();
+    return false;
+  }
   errno = state.fault.error_number;
   return true;
 }

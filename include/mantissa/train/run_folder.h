@@ -13,9 +13,12 @@
 
 namespace mantissa {
 
-// Throws Error(environment) if another process trains there, Error(usage) if the folder holds metrics or checkpoints of an earlier run.
-// Changes nothing.
+// Throws Error(usage) if the folder holds checkpoints of an earlier run; the second, metrics either. They change nothing.
+void require_no_checkpoints(const RunConfig& config);
 void require_unused_folder(const RunConfig& config);
+
+// Throws Error(environment) if another process trains there.
+void require_nobody_trains(const RunConfig& config);
 
 // Makes the folder and writes config.json, config-origins.json and run.json. `arguments` is the command line, for run.json.
 void write_run_folder(const LoadedConfig& loaded, const std::vector<std::string>& arguments);

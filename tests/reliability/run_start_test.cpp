@@ -1,0 +1,80 @@
+// Another process trains in the folder of a run between the first look at it and the lock: while the weights are read here.
+#include <gmock/gmock.h>
+
+#include "checkpoint_testing.h"
+#include "reliability/fault_injection.h"
+#include "training.h"
+
+namespace mantissa {
+namespace {
+
+namespace fs = std::filesystem;
+using test::error_of;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+class RunStart : public test::TrainingTest {
+ protected:
+  RunStart() { run("other", {"training.steps=6", "checkpoint.interval=2"}); }
+
+  // What the run "mine" throws if `action` happens when it first opens a file of this path.
+  Error error_with(const std::function<void()>& action, const char* path, std::vector<std::string> sets) const {
+    const LoadedConfig mine = config("mine", std::move(sets));
+    test::arm_fault({.kind = test::Fault::other, .at = 1, .only = "open", .path = path, .action = action});
+    const Error error = error_of([&] { run(mine); });
+    EXPECT_TRUE(test::fault_state.hit);
+    test::disarm_fault();
+    return error;
+  }
+
+  static constexpr const char* kWeights = "runs/other/checkpoints/step-";
+  static constexpr const char* kLock = "runs/mine/checkpoints/LOCK";
+
+  // As the run "other" left them.
+  void put_checkpoints() const {
+    fs::create_directories(run_folder("mine"));
+    fs::copy(run_folder("other") + "/checkpoints", run_folder("mine") + "/checkpoints", fs::copy_options::recursive);
+  }
+};
+
+TEST_F(RunStart, CheckpointsThatCameBeforeTheLockAreLeftAlone) {
+  const std::string init = "checkpoint.init_from=" + run_folder("other");
+  for (const std::vector<std::string>& sets :
+       {std::vector<std::string>{init}, {init, "checkpoint.resume=auto"}, {"checkpoint.resume=" + checkpoint("other", 6)}}) {
+    for (const char* path : {kWeights, kLock}) {
+      const Error error = error_with([&] { put_checkpoints(); }, path, sets);
+      EXPECT_EQ(error.code(), ExitCode::usage) << sets.back();
+      EXPECT_THAT(error.what(), HasSubstr("mine: holds metrics or checkpoints of an earlier run"));
+      EXPECT_THAT(test::names_in(run_folder("mine") + "/checkpoints"), Each(Not(StartsWith(".")))) << sets.back();
+      for (const int64_t step : {2, 4, 6}) EXPECT_EQ(state_of("mine", step), state_of("other", step));
+      EXPECT_FALSE(fs::exists(run_folder("mine") + "/run.json"));
+      fs::remove_all(run_folder("mine"));
+    }
+  }
+}
+
+TEST_F(RunStart, MetricsThatCameBeforeTheLockAreLeftAlone) {
+  const std::string metrics = run_folder("mine") + "/metrics.jsonl";
+  const auto put_metrics = [&] {
+    fs::create_directories(run_folder("mine"));
+    test::write_file(metrics, "{}\n");
+  };
+  for (const std::string& set : {"checkpoint.init_from=" + run_folder("other"), "checkpoint.resume=" + run_folder("other")}) {
+    for (const char* path : {kWeights, kLock}) {
+      EXPECT_EQ(error_with(put_metrics, path, {set}).code(), ExitCode::usage) << set;
+      EXPECT_EQ(test::read_file(metrics), "{}\n");
+      fs::remove_all(run_folder("mine"));
+    }
+  }
+}
+
+TEST_F(RunStart, MetricsWithoutCheckpointsDoNotKeepAutoFromStarting) {
+  fs::create_directories(run_folder("mine"));
+  test::write_file(run_folder("mine") + "/metrics.jsonl", "{}\n");
+  EXPECT_EQ(run("mine", {"checkpoint.resume=auto"}).steps.size(), 20U);
+}
+
+}  // namespace
+}  // namespace mantissa
