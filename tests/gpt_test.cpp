@@ -1,9 +1,12 @@
 // The whole model, two layers deep: gradients in fp64 for each option, generation against training's forward pass, names and counts.
 #include "mantissa/models/gpt.h"
 
+#include <gmock/gmock.h>
+
 #include <numeric>
 #include <set>
 
+#include "files.h"
 #include "testing.h"
 
 namespace mantissa::test {
@@ -166,6 +169,35 @@ TEST_F(GptTest, NormEpsAndRopeThetaReachTheLoss) {
   const double standard = loss(small_model());
   EXPECT_GT(std::abs(loss(eps) - standard), 1e-6);
   EXPECT_GT(std::abs(loss(theta) - standard), 1e-6);
+}
+
+TEST_F(GptTest, TheAnglesOfPositionsGrowWithTheSequences) {
+  ModelConfig config = small_model();
+  config.max_position_embeddings = 3000;
+  constexpr int32_t kLength = 2100;
+  std::vector<int32_t> tokens(kLength), positions(kLength);
+  for (int32_t i = 0; i < kLength; ++i) tokens[static_cast<size_t>(i)] = i % 11, positions[static_cast<size_t>(i)] = i;
+  const auto logits = [&](Gpt& model, int64_t length) {
+    return values(model.logits({.batch = 1,
+                                .tokens = from_host(fast(), Dtype::i32, {length}, tokens.data()),
+                                .positions = from_host(fast(), Dtype::i32, {length}, positions.data()),
+                                .segment_starts = {}}));
+  };
+  Gpt grown(config, fast(), {.gradients = false}), fresh(config, fast(), {.gradients = false});
+  grown.parameters().initialise(5);
+  fresh.parameters().initialise(5);
+  logits(grown, 3);
+  EXPECT_EQ(logits(grown, kLength), logits(fresh, kLength));
+}
+
+TEST_F(GptTest, ACacheHoldsThePositionsItWasMadeFor) {
+  Gpt model(small_model(), fast(), {.gradients = false});
+  model.parameters().initialise(5);
+  auto cache = model.new_cache(4);
+  model.next_logits({1, 2, 3}, cache);
+  model.next_logits({4}, cache);
+  EXPECT_THAT(error_of([&] { model.next_logits({5}, cache); }).what(), ::testing::HasSubstr("4 + 1 tokens, the cache holds 4"));
+  EXPECT_EQ(model.new_cache()[0].keys.dim(0), small_model().max_position_embeddings);
 }
 
 TEST_F(GptTest, ModulesHaveTheNamesThatRulesMatch) {

@@ -1,5 +1,7 @@
 #include "mantissa/models/gpt.h"
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "mantissa/backend/functions.h"
@@ -85,8 +87,6 @@ Gpt::Gpt(const ModelConfig& config, Backend& device, const GptOptions& options)
   embed_ = &parameters_.add("embed.weight", {vocab, hidden}, normal, precision("embed").storage());
   if (config.position == Position::learned) {
     position_ = &parameters_.add("position.weight", {config.max_position_embeddings, hidden}, normal, precision("position").storage());
-  } else {
-    rope_table_ = make_rope_table(device, config.max_position_embeddings, layout_.head_dim, config.rope_theta);
   }
   for (int64_t i = 0; i < config.num_layers; ++i) add_block(i);
   final_norm_.emplace(parameters_, "final_norm", hidden, norm_options(config), precision);
@@ -121,11 +121,22 @@ Var Gpt::block_forward(const Block& block, const Var& x, const SequenceContext& 
   return add(middle, block.mlp.forward(block.mlp_norm.forward(middle)));
 }
 
+// max_position_embeddings says how long sequences may get; most are far shorter.
+Tensor Gpt::rope_table(int64_t positions) {
+  constexpr int64_t kLeast = 1024;
+  if (config_.position != Position::rope) return {};
+  if (!rope_table_.defined() || rope_table_.dim(0) < positions) {
+    const int64_t wanted = std::max(kLeast, static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(positions))));
+    rope_table_ = make_rope_table(device_, std::min(config_.max_position_embeddings, wanted), layout_.head_dim, config_.rope_theta);
+  }
+  return rope_table_;
+}
+
 Var Gpt::hidden(const TokenBatch& batch) {
   const SequenceContext context{.batch = batch.batch,
                                 .positions = batch.positions,
                                 .segment_starts = batch.segment_starts,
-                                .rope_table = rope_table_,
+                                .rope_table = rope_table(batch.tokens.dim(0) / batch.batch),
                                 .cache = nullptr};
   Var x = embed(batch);
   for (const Block& block : blocks_) {
@@ -154,9 +165,9 @@ Tensor Gpt::logits(const TokenBatch& batch) {
   return project(hidden(batch).value());
 }
 
-std::vector<KeyValueCache> Gpt::new_cache() const {
+std::vector<KeyValueCache> Gpt::new_cache(int64_t positions) const {
   std::vector<KeyValueCache> cache(static_cast<size_t>(config_.num_layers));
-  const Shape shape{config_.max_position_embeddings, layout_.kv_heads * layout_.head_dim};
+  const Shape shape{std::min(positions, config_.max_position_embeddings), layout_.kv_heads * layout_.head_dim};
   for (KeyValueCache& layer : cache) {
     layer.keys = empty(device_, options_.compute, shape);
     layer.values = empty(device_, options_.compute, shape);
@@ -167,19 +178,19 @@ std::vector<KeyValueCache> Gpt::new_cache() const {
 Tensor Gpt::next_logits(const std::vector<int32_t>& tokens, std::vector<KeyValueCache>& cache) {
   const Tape::Scope paused(nullptr);
   const auto count = static_cast<int64_t>(tokens.size());
-  const int64_t first = cache.at(0).length;
-  require(count > 0 && first + count <= config_.max_position_embeddings, "next_logits: ", first, " + ", count, " tokens, the cache holds ",
-          config_.max_position_embeddings);
+  const int64_t first = cache.at(0).length, room = cache[0].keys.dim(0);
+  require(count > 0 && first + count <= room, "next_logits: ", first, " + ", count, " tokens, the cache holds ", room);
   std::vector<int32_t> positions(tokens.size());
   for (size_t i = 0; i < positions.size(); ++i) positions[i] = static_cast<int32_t>(first + static_cast<int64_t>(i));
   const TokenBatch batch{.batch = 1,
                          .tokens = from_host(device_, Dtype::i32, {count}, tokens.data()),
                          .positions = from_host(device_, Dtype::i32, {count}, positions.data()),
                          .segment_starts = {}};
+  const Tensor table = rope_table(first + count);
   Var x = embed(batch);
   for (size_t i = 0; i < blocks_.size(); ++i) {
     x = block_forward(blocks_[i], x,
-                      {.batch = 1, .positions = batch.positions, .segment_starts = {}, .rope_table = rope_table_, .cache = &cache[i]});
+                      {.batch = 1, .positions = batch.positions, .segment_starts = {}, .rope_table = table, .cache = &cache[i]});
   }
   const Tensor last = final_norm_->forward(Var(x.value().slice(count - 1, count))).value();
   return converted(project(last), Dtype::f32).view({output_->shape[0]});

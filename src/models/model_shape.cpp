@@ -53,4 +53,14 @@ ModelShape model_shape(const ModelConfig& config) {
           .fp32_logits = config.logits_dtype == LogitsDtype::fp32};
 }
 
+std::vector<ParameterShape> parameter_shapes(const ModelShape& model) {
+  std::vector<ParameterShape> shapes;
+  for (const ModuleShape& module : model.modules) {
+    const Shape weight = module.in == 0 ? Shape{module.out} : Shape{module.out, module.in};
+    shapes.push_back({.name = module.path + ".weight", .shape = weight});
+    if (module.bias > 0) shapes.push_back({.name = module.path + ".bias", .shape = {module.bias}});
+  }
+  return shapes;
+}
+
 }  // namespace mantissa

@@ -8,13 +8,11 @@
 #include "mantissa/base/json.h"
 #include "mantissa/base/log.h"
 #include "mantissa/base/version.h"
-#include "mantissa/train/precision_setup.h"
 
 namespace mantissa {
 namespace {
 
 using nlohmann::ordered_json;
-namespace fs = std::filesystem;
 
 std::string state_text(const TrainState& state, int64_t updates) {
   ordered_json json = {{"updates", updates},
@@ -213,44 +211,6 @@ void load_weights(CheckpointReader& reader, const RunConfig& config, LoadFor pur
   const std::string bad = parameters.first_nonfinite();
   require(bad.empty(), ExitCode::numerical, reader.directory().string(), ": ", bad, ": weights must be finite");
   require_same_codes(reader.manifest().plan, config, parameters, (reader.directory() / "manifest.json").string(), purpose);
-}
-
-RunConfig saved_config(const CheckpointReader& reader) {
-  const std::string source = (reader.directory() / "manifest.json").string() + " (config)";
-  const RunConfig config = config_from_json<RunConfig>(reader.manifest().config, source, ExitCode::data);
-  require(config.model.vocab_size.has_value(), ExitCode::data, source, ": model.vocab_size is null");
-  return config;
-}
-
-std::optional<Tokenizer> saved_tokenizer(const CheckpointReader& reader) {
-  if (reader.manifest().tokenizer == "null") return std::nullopt;
-  return Tokenizer::from_json(reader.manifest().tokenizer, (reader.directory() / "manifest.json").string() + " (tokenizer)");
-}
-
-void require_same_tokenizer(const CheckpointReader& reader, const Data& data) {
-  const std::optional<Tokenizer> saved = saved_tokenizer(reader);
-  require(!saved || !data.tokenizer || saved->to_json() == data.tokenizer->to_json(), ExitCode::usage, reader.directory().string(),
-          " was trained with another tokenizer than data.tokenizer names");
-}
-
-LoadedModel load_model(const fs::path& path) {
-  LoadedModel loaded;
-  const LoadedCheckpoint from = load_checkpoint(path, [&](CheckpointReader& reader) {
-    loaded.config = saved_config(reader);
-    loaded.tokenizer = saved_tokenizer(reader);
-    loaded.model.reset();  // before the device it lives on
-    loaded.device = open_device(loaded.config.training.device);
-    loaded.model = std::make_unique<Gpt>(loaded.config.model, *loaded.device, model_options(loaded.config, Recompute::none, false));
-    load_weights(reader, loaded.config, LoadFor::use, loaded.model->parameters());
-  });
-  loaded.path = from.path;
-  loaded.step = from.step;
-  return loaded;
-}
-
-std::unique_ptr<Backend> open_device(DeviceChoice choice) {
-  require(choice != DeviceChoice::cuda, ExitCode::environment, "training.device: this build has no CUDA; use cpu or auto");
-  return choice == DeviceChoice::cpu_reference ? make_cpu_reference() : make_cpu_backend();
 }
 
 }  // namespace mantissa

@@ -74,7 +74,7 @@ std::vector<int32_t> generate(Gpt& model, const std::vector<int32_t>& prompt, co
     require(id >= 0 && id < vocab, ExitCode::usage, "generation: token ", id, " of the prompt is outside the vocabulary of ", vocab);
   }
   const RngKey key{.seed = options.seed, .stream = RngStream::sample};
-  std::vector<KeyValueCache> cache = model.new_cache();
+  std::vector<KeyValueCache> cache = model.new_cache(static_cast<int64_t>(prompt.size()) + options.max_new_tokens);
   std::vector<int32_t> sequence = prompt, pending = prompt;
   if (static_cast<int64_t>(pending.size()) > capacity) restart(cache, pending, sequence, capacity);
   for (int64_t i = 0; i < options.max_new_tokens; ++i) {

@@ -1,10 +1,13 @@
-// What the weights of a checkpoint must be before anything computes with them: finite, and quantised to the codes that its manifest names.
+// What a checkpoint must hold before anything computes with its weights: a model of its tensors, finite weights, the codes that its
+// manifest names.
 #include <gmock/gmock.h>
 
 #include <cstring>
 #include <limits>
 
 #include "mantissa/io/hash.h"
+#include "mantissa/train/estimate.h"
+#include "mantissa/train/generate.h"
 #include "training.h"
 
 namespace mantissa {
@@ -155,6 +158,75 @@ TEST_F(LoadedWeights, AWeightThatTheManifestShouldHaveCodesOfAndHasNotIsDamage) 
   }
   run("from", sets("high"));
   EXPECT_NO_THROW(run("to", sets("mxfp8", {"checkpoint.init_from=" + checkpoint("from", 4)}))) << "it had no codes";
+}
+
+// ---- the saved config
+
+class SavedConfig : public LoadedWeights {
+ protected:
+  SavedConfig() { run("run", {"training.steps=4"}); }
+
+  // What load_model throws when a section of the saved config is changed so; it may not take memory for what the config asks for.
+  Error error_with(const char* section, const json& change) const {
+    const Manifest untouched = CheckpointReader(checkpoint("run", 4)).manifest();
+    change_manifest("run", [&](Manifest& manifest) {
+      json config = json::parse(manifest.config);
+      config[section].merge_patch(change);
+      manifest.config = config.dump();
+    });
+    const int64_t before = peak_resident_bytes();
+    const Error error = error_of([&] { load_model(checkpoint("run", 4)); });
+    EXPECT_LT(peak_resident_bytes() - before, 64 << 20) << change;
+    change_manifest("run", [&](Manifest& manifest) { manifest = untouched; });
+    return error;
+  }
+};
+
+TEST_F(SavedConfig, ThatIsNotOfTheTensorsIsRefusedBeforeAnythingOfItsSizeIsMade) {
+  struct Case {
+    json change;
+    const char* message;
+  };
+  const std::vector<Case> cases = {
+      {{{"vocab_size", 2147483647}}, "embed.weight of its model is fp32 [2147483647, 32], but the tensor is fp32 [8, 32]"},
+      {{{"pad_vocab_to", 65536}}, "embed.weight of its model is fp32 [65536, 32]"},
+      {{{"hidden_size", 1 << 20}}, "embed.weight of its model is fp32 [8, 1048576]"},
+      {{{"num_layers", 10000}}, "its model has layers.2.attn_norm.weight, but there is no tensor master.layers.2.attn_norm.weight"},
+      {{{"num_layers", 1}}, "its model has 11 parameters, but there are 19"},
+      {{{"head_dim", 65536}}, "layers.0.attn.qkv.weight of its model is fp32 [393216, 32]"},
+      {{{"intermediate_size", 1 << 22}}, "layers.0.mlp.gate_up.weight of its model is fp32 [8388608, 32]"},
+      {{{"position", "learned"}, {"max_position_embeddings", 1 << 24}}, "its model has position.weight"},
+      {{{"mlp_bias", true}}, "its model has layers.0.mlp.gate_up.bias"},
+      {{{"tie_word_embeddings", true}}, "its model has 18 parameters, but there are 19"},
+      {{{"norm_bias", true}}, "RMSNorm has no bias"},
+      {{{"num_attention_heads", 65536}, {"head_dim", 65536}, {"num_key_value_heads", 1}}, "is more than 4194304"}};
+  for (const auto& [change, message] : cases) {
+    const Error error = error_with("model", change);
+    EXPECT_EQ(error.code(), ExitCode::data) << change;
+    EXPECT_THAT(error.what(), HasSubstr(message));
+    EXPECT_THAT(error.what(), HasSubstr("manifest.json (config): "));
+  }
+}
+
+TEST_F(SavedConfig, ThatHasLongerSequencesThanItsModelIsRefused) {
+  const Error error = error_with("training", {{"seq_len", 1 << 24}});
+  EXPECT_EQ(error.code(), ExitCode::data);
+  EXPECT_THAT(error.what(), HasSubstr("training.seq_len: must be at most model.max_position_embeddings 16, got 16777216"));
+}
+
+// With rotary positions no tensor tells how many there are: tables and caches are made for the sequences in use.
+TEST_F(SavedConfig, ThatAllowsLongSequencesTakesNoMemoryForThem) {
+  change_manifest("run", [](Manifest& manifest) {
+    json config = json::parse(manifest.config);
+    config["model"]["max_position_embeddings"] = 1 << 24;
+    manifest.config = config.dump();
+  });
+  const int64_t before = peak_resident_bytes();
+  const LoadedModel loaded = load_model(checkpoint("run", 4));
+  const std::vector<int32_t> ids = generate(*loaded.model, {1, 2, 3}, {.max_new_tokens = 1200, .temperature = 0.0});
+  EXPECT_EQ(ids.size(), 1200U);
+  EXPECT_LT(loaded.device->allocator_stats().peak_in_use, 16 << 20);
+  EXPECT_LT(peak_resident_bytes() - before, 64 << 20);
 }
 
 }  // namespace

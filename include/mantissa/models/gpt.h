@@ -2,6 +2,7 @@
 #pragma once
 
 #include <deque>
+#include <limits>
 #include <vector>
 
 #include "mantissa/models/model_config.h"
@@ -42,8 +43,9 @@ class Gpt {
   Tensor logits(const TokenBatch& batch);
 
   // Generation. `tokens` extend the sequence in `cache` (one entry per layer, from new_cache()); returns the logits of the last one,
-  // [padded vocabulary] fp32. Throws Error(internal) if the cache cannot hold them.
-  std::vector<KeyValueCache> new_cache() const;
+  // [padded vocabulary] fp32. Throws Error(internal) if the cache cannot hold them. A cache has room for so many positions, at most for
+  // max_position_embeddings.
+  std::vector<KeyValueCache> new_cache(int64_t positions = std::numeric_limits<int64_t>::max()) const;
   Tensor next_logits(const std::vector<int32_t>& tokens, std::vector<KeyValueCache>& cache);
 
  private:
@@ -58,6 +60,7 @@ class Gpt {
   Var block_forward(const Block& block, const Var& x, const SequenceContext& context) const;
   Var hidden(const TokenBatch& batch);         // after the final norm, [N, hidden]
   Tensor project(const Tensor& hidden) const;  // logits
+  Tensor rope_table(int64_t positions);        // of at least so many; undefined without rotary positions
 
   ModelConfig config_;
   Backend& device_;
@@ -70,7 +73,7 @@ class Gpt {
   std::optional<NormLayer> final_norm_;
   Parameter* output_ = nullptr;  // the embedding if tied
   Recipe output_recipe_;
-  Tensor rope_table_;  // [max_position_embeddings, head_dim] fp32: cos | sin
+  Tensor rope_table_;  // [positions, head_dim] fp32: cos | sin; grows with the sequences up to max_position_embeddings
 };
 
 // Parameters of such a model without building it, and the training FLOPs per token at a sequence length: 6 N_mm + 6 L heads D T, N_mm

@@ -61,7 +61,8 @@ struct LoadedModel {
   std::unique_ptr<Gpt> model;
 };
 
-// Of the checkpoint that a path stands for (load_checkpoint).
+// Of the checkpoint that a path stands for (load_checkpoint). The saved config is compared with the tensors before anything of its size is
+// made: Error(data) where they do not fit.
 LoadedModel load_model(const std::filesystem::path& path);
 
 // The backend that training.device names. Throws Error(environment) for one this build lacks.

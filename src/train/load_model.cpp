@@ -1,0 +1,90 @@
+// What a checkpoint says of its model, and the model made from it.
+#include <algorithm>
+
+#include "mantissa/models/model_shape.h"
+#include "mantissa/train/checkpoint.h"
+
+namespace mantissa {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string source_of_config(const CheckpointReader& reader) { return (reader.directory() / "manifest.json").string() + " (config)"; }
+
+bool is_master(const ManifestTensor& tensor) { return tensor.name.starts_with("master."); }
+
+// As a run checks its config, which a saved one has passed before it was saved.
+void check_saved(const RunConfig& config, const std::string& source) {
+  ConfigReport report;
+  config.model.validate(report);
+  if (config.training.seq_len > config.model.max_position_embeddings) {
+    report.error("training.seq_len", text("must be at most model.max_position_embeddings ", config.model.max_position_embeddings, ", got ",
+                                          config.training.seq_len));
+  }
+  try {
+    report.throw_if_failed();
+  } catch (const Error& error) {
+    fail(ExitCode::data, source, ": ", error.what());
+  }
+}
+
+// Before anything of the size that the config asks for is made.
+void require_model_of_tensors(const RunConfig& config, const CheckpointReader& reader) {
+  const std::string source = source_of_config(reader);
+  check_saved(config, source);
+  const std::vector<ParameterShape> parameters = parameter_shapes(model_shape(config.model));
+  for (const ParameterShape& parameter : parameters) {
+    const std::string name = "master." + parameter.name;
+    require(reader.has(name), ExitCode::data, source, ": its model has ", parameter.name, ", but there is no tensor ", name);
+    const ManifestTensor& saved = reader.tensor(name);
+    require(saved.dtype == Dtype::f32 && saved.shape == dimensions(parameter.shape), ExitCode::data, source, ": ", parameter.name,
+            " of its model is fp32 ", shape_text(dimensions(parameter.shape)), ", but the tensor is ", saved.dtype, " ",
+            shape_text(saved.shape));
+  }
+  const auto masters = std::ranges::count_if(reader.manifest().tensors, is_master);
+  require(std::cmp_equal(masters, parameters.size()), ExitCode::data, source, ": its model has ", parameters.size(),
+          " parameters, but there are ", masters);
+}
+
+}  // namespace
+
+RunConfig saved_config(const CheckpointReader& reader) {
+  const std::string source = source_of_config(reader);
+  const RunConfig config = config_from_json<RunConfig>(reader.manifest().config, source, ExitCode::data);
+  require(config.model.vocab_size.has_value(), ExitCode::data, source, ": model.vocab_size is null");
+  return config;
+}
+
+std::optional<Tokenizer> saved_tokenizer(const CheckpointReader& reader) {
+  if (reader.manifest().tokenizer == "null") return std::nullopt;
+  return Tokenizer::from_json(reader.manifest().tokenizer, (reader.directory() / "manifest.json").string() + " (tokenizer)");
+}
+
+void require_same_tokenizer(const CheckpointReader& reader, const Data& data) {
+  const std::optional<Tokenizer> saved = saved_tokenizer(reader);
+  require(!saved || !data.tokenizer || saved->to_json() == data.tokenizer->to_json(), ExitCode::usage, reader.directory().string(),
+          " was trained with another tokenizer than data.tokenizer names");
+}
+
+LoadedModel load_model(const fs::path& path) {
+  LoadedModel loaded;
+  const LoadedCheckpoint from = load_checkpoint(path, [&](CheckpointReader& reader) {
+    loaded.config = saved_config(reader);
+    require_model_of_tensors(loaded.config, reader);
+    loaded.tokenizer = saved_tokenizer(reader);
+    loaded.model.reset();  // before the device it lives on
+    loaded.device = open_device(loaded.config.training.device);
+    loaded.model = std::make_unique<Gpt>(loaded.config.model, *loaded.device, model_options(loaded.config, Recompute::none, false));
+    load_weights(reader, loaded.config, LoadFor::use, loaded.model->parameters());
+  });
+  loaded.path = from.path;
+  loaded.step = from.step;
+  return loaded;
+}
+
+std::unique_ptr<Backend> open_device(DeviceChoice choice) {
+  require(choice != DeviceChoice::cuda, ExitCode::environment, "training.device: this build has no CUDA; use cpu or auto");
+  return choice == DeviceChoice::cpu_reference ? make_cpu_reference() : make_cpu_backend();
+}
+
+}  // namespace mantissa
