@@ -205,6 +205,56 @@ TEST(Config, AnObjectOnTheCommandLineGivesItsMembers) {
   EXPECT_EQ(r.config.list.at(0).path, "7");
 }
 
+TEST(Config, OnlyAWholeArgumentIsTextWithoutQuotes) {
+  EXPECT_EQ(read("{}", {"inner={\"path\": 7}"}).errors(), "inner.path: must be a string, got 7   (--set inner={\"path\": 7})");
+  EXPECT_EQ(read("{}", {"words=[7]"}).errors(), "words.0: must be a string, got 7   (--set words=[7])");
+  EXPECT_EQ(read(R"({"inner": {"path": 7}})", {"inner.small=1"}).errors(), "inner.path: must be a string, got 7   (c.json:1:20)");
+}
+
+TEST(Config, WhatAnArgumentWalksThroughKeepsItsPlace) {
+  const Read r = read(R"({"inner": {"small": 2}, "list": [{}]})", {"inner.path=p", "list.0.small=3", "section.small=1", "section.path=p"});
+  ASSERT_EQ(r.errors(), "");
+  EXPECT_EQ(r.report.origin("inner"), "c.json:1:11");
+  EXPECT_EQ(r.report.origin("inner.small"), "c.json:1:21");
+  EXPECT_EQ(r.report.origin("inner.path"), "--set inner.path=p");
+  EXPECT_EQ(r.report.origin("list.0"), "c.json:1:34");
+  EXPECT_EQ(r.report.origin("section"), "--set section.small=1");  // it was made by that
+}
+
+TEST(Config, ErrorsOfOneArgumentComeInTheOrderOfNames) {
+  EXPECT_EQ(read("{}", {"inner={\"small\": 9, \"path\": 1}", "rate=2"}).errors(),
+            "3 errors in the configuration:\n"
+            "  inner.path: must be a string, got 1   (--set inner={\"small\": 9, \"path\": 1})\n"
+            "  inner.small: must be at most 5, got 9   (--set inner={\"small\": 9, \"path\": 1})\n"
+            "  rate: must be below 1, got 2   (--set rate=2)");
+}
+
+TEST(Config, FailureIsThatOfTheKeyAndOfAllAboveAndBelow) {
+  Read r = read(R"({"inner": {"small": 9}, "list": [{}, {"small": "x"}], "flag": 1})");
+  for (const char* const failed : {"inner", "inner.small", "list", "list.1", "list.1.small", "flag", "flag.below"})
+    EXPECT_TRUE(r.report.failed(failed)) << failed;
+  for (const char* const right : {"inner.path", "list.0", "list.0.small", "list.1.path", "lis", "rate"})
+    EXPECT_FALSE(r.report.failed(right)) << right;
+  r.report.error("section.path", "is missing");  // which no source gives
+  EXPECT_TRUE(r.report.failed("section"));
+  EXPECT_TRUE(r.report.failed("section.path.below"));
+  EXPECT_FALSE(r.report.failed("section.small"));
+  EXPECT_FALSE(r.report.failed("sect"));
+  r.report.error("list.0.path", "is missing");
+  EXPECT_TRUE(r.report.failed("list.0"));
+}
+
+TEST(Config, ADerivedValueIsNoLongerGiven) {
+  Read r = read(R"({"inner": {"small": 2}})");
+  r.report.derive("inner.small");
+  r.report.derive("inner.path");
+  EXPECT_FALSE(r.report.given("inner.small"));
+  EXPECT_FALSE(r.report.given("inner.path"));
+  EXPECT_EQ(r.report.origin("inner.small"), "derived");
+  EXPECT_EQ(r.report.place("inner.small").origin, "c.json:1:11");  // of the object above
+  EXPECT_EQ(r.report.place("rate").origin, "c.json:1:1");
+}
+
 TEST(Config, AllErrorsComeAtOnceInTheOrderOfTheFile) {
   const std::string errors = read("{\"rate\": 2,\n \"flagg\": 1,\n \"count\": 0}", {"name=y", "narrow=x", "bad"}).errors();
   EXPECT_EQ(errors,
@@ -256,6 +306,7 @@ TEST(Config, LaterSourcesWinAndOriginsSayWhere) {
   EXPECT_EQ(r.config.inner.path, "p");
   EXPECT_EQ(r.config.list.size(), 1u);
   EXPECT_EQ(r.report.origin("count"), "--set count=7");
+  EXPECT_EQ(r.report.origin("inner"), folder / "b.json:1:23");
   EXPECT_EQ(r.report.origin("inner.small"), folder / "b.json:1:33");
   EXPECT_EQ(r.report.origin("inner.path"), folder / "a.json:2:32");
   EXPECT_EQ(r.report.origin("name"), "default");
@@ -320,6 +371,8 @@ TEST(NearestName, CountsInsertionsDeletionsReplacementsAndSwaps) {
   EXPECT_EQ(edit_distance("kitten", "sitting"), 3u);
   EXPECT_EQ(nearest_name("lr", {"dir", "lr2"}), "lr2");
   EXPECT_EQ(nearest_name("x", {"lr", "eps"}), "");
+  EXPECT_EQ(nearest_name("wrmp_steps", {"warmup_steps"}), "warmup_steps");
+  EXPECT_EQ(nearest_name("wrm_steps", {"warmup_steps"}), "");
   EXPECT_EQ(nearest_name("warm", {"steps", "warmup_steps"}), "warmup_steps");
 }
 

@@ -48,6 +48,12 @@ inline std::string read_file(const std::string& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
+inline std::string repeated(std::string_view part, size_t times) {
+  std::string all;
+  for (size_t i = 0; i < times; ++i) all += part;
+  return all;
+}
+
 // The Error that `action` throws; a failure of the test and ExitCode::ok if it throws none.
 template <class Action>
 Error error_of(Action&& action) {

@@ -2,7 +2,9 @@
 #include "mantissa/base/json.h"
 
 #include <gmock/gmock.h>
+#include <sys/mman.h>
 
+#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "files.h"
@@ -22,20 +24,25 @@ std::string first_problem(const std::string& content) {
 
 TEST(LocatedJson, TellsThePlaceOfEveryKeyAndValue) {
   const std::string content = "// x\n{\"a\": 1,\n /* \" */ \"b\" : [true, {\"c\\\"/~\": -1.5e3}, null]\n}";
-  const LocatedJson parsed = parse_located_json(content);
+  const LocatedJson parsed = parse_located_json(content, 1000);
   ASSERT_TRUE(parsed.problems.empty());
-  const auto places = [&](const std::string& pointer) {
-    const JsonPlace at = parsed.places.at(pointer);
-    return line_and_column(content, at.key) + " " + line_and_column(content, at.value);
+  const TextLines lines(content);
+  const auto place = [&](const JsonNode& node) {
+    EXPECT_EQ(lines.at(node.key - 1000), line_and_column(content, node.key - 1000));
+    return lines.at(node.key - 1000) + " " + lines.at(node.value - 1000);
   };
-  EXPECT_EQ(places(""), "2:1 2:1");
-  EXPECT_EQ(places("/a"), "2:2 2:7");
-  EXPECT_EQ(places("/b"), "3:10 3:16");
-  EXPECT_EQ(places("/b/0"), "3:17 3:17");
-  EXPECT_EQ(places("/b/1"), "3:23 3:23");
-  EXPECT_EQ(places("/b/1/c\"~1~0"), "3:24 3:33");
-  EXPECT_EQ(places("/b/2"), "3:42 3:42");
-  EXPECT_EQ(parsed.places.size(), 7u);
+  const JsonNode& b = parsed.root.members().at("b");
+  ASSERT_TRUE(b.is_list());
+  ASSERT_EQ(b.entries().size(), 3u);
+  EXPECT_EQ(place(parsed.root), "2:1 2:1");
+  EXPECT_EQ(place(parsed.root.members().at("a")), "2:2 2:7");
+  EXPECT_EQ(place(b), "3:10 3:16");
+  EXPECT_EQ(place(b.entries()[0]), "3:17 3:17");
+  EXPECT_EQ(place(b.entries()[1]), "3:23 3:23");
+  EXPECT_EQ(place(b.entries()[1].members().at("c\"/~")), "3:24 3:33");
+  EXPECT_EQ(place(b.entries()[2]), "3:42 3:42");
+  EXPECT_EQ(json_scalar_at(content, b.entries()[0].value - 1000), true);
+  EXPECT_EQ(json_scalar_at(content, b.entries()[1].members().at("c\"/~").value - 1000), -1.5e3);
 }
 
 TEST(LocatedJson, CountsColumnsInCharacters) {
@@ -74,6 +81,70 @@ TEST(LocatedJson, AcceptsThirtyTwoLevelsAndNoMore) {
 
 TEST(LocatedJson, ReportsAllDuplicatesAndLargeIntegers) {
   EXPECT_EQ(parse_located_json("{\"a\": 1, \"a\": 2, \"b\": 99999999999999999999, \"a\": 3}").problems.size(), 3u);
+}
+
+TEST(LocatedJson, ListsFiftyProblemsAndCountsTheRest) {
+  std::string content = "{\"a\": 0";
+  for (int i = 0; i < 1000; ++i) content += ", \"a\": 0";
+  const LocatedJson parsed = parse_located_json(content + "}");
+  EXPECT_EQ(parsed.problems.size(), 50u);
+  EXPECT_EQ(parsed.more_problems, 950u);
+  EXPECT_EQ(parsed.problems.front().pointer, "/a");
+}
+
+TEST(LocatedJson, NamesTheValueOfAProblem) {
+  const auto pointer = [](const std::string& content) { return parse_located_json(content).problems.at(0).pointer; };
+  EXPECT_EQ(pointer(R"({"a/~": [0, {"b": [1, 99999999999999999999]}]})"), "/a~1~0/1/b/1");
+  EXPECT_EQ(pointer(R"({"a": [0, {"b": 1, "c": {}, "b": 2}]})"), "/a/1/b");
+  EXPECT_EQ(pointer(R"({"a": [0, {"b": nope}]})"), "/a/1");
+  EXPECT_EQ(pointer("nope"), "");
+  EXPECT_EQ(pointer("99999999999999999999"), "");
+}
+
+TEST(LocatedJson, QuotesAtMostSixtyCharacters) {
+  const std::string umlauts = test::repeated("ü", 100), digits(100, '9');
+  EXPECT_EQ(first_problem("[" + digits + "]"), "1:2 integer beyond 64 bits: " + digits.substr(0, 60) + "...");
+  EXPECT_EQ(first_problem("{\"" + umlauts + "\": 1, \"" + umlauts + "\": 2}"), "1:109 duplicate key \"" + test::repeated("ü", 59) + "...");
+  EXPECT_LT(first_problem("[\"" + umlauts + umlauts).size(), 250u);
+  EXPECT_THAT(first_problem("[\"" + umlauts + umlauts),
+              HasSubstr("missing closing quote; last read: '\"" + test::repeated("ü", 59) + "...'"));
+  EXPECT_LT(first_problem("[" + digits + test::repeated(digits, 10) + "e99999]").size(), 150u);
+}
+
+TEST(Shortened, CutsBehindWholeCharacters) {
+  EXPECT_EQ(shortened("añb", 3), "añb");
+  EXPECT_EQ(shortened("añb", 2), "añ...");
+  EXPECT_EQ(shortened("añb", 1), "a...");
+  EXPECT_EQ(shortened("", 0), "");
+  EXPECT_EQ(shortened(std::string(1000, '\x80'), 10), std::string(40, '\x80') + "...");  // no UTF-8 at all
+}
+
+TEST(TextLines, AgreesWithCountingFromTheStart) {
+  std::string content;
+  for (int i = 0; i < 3000; ++i) content += i % 7 == 0 ? "\n" : i % 3 == 0 ? "ü" : "x";
+  const TextLines lines(content);
+  for (size_t offset = 0; offset <= content.size(); ++offset) ASSERT_EQ(lines.at(offset), line_and_column(content, offset)) << offset;
+  const std::string one_line = test::repeated("ü", 1000);
+  EXPECT_EQ(TextLines(one_line).at(2000), "1:1001");
+}
+
+// The first pages of the text are forbidden after the lines were counted: a place near the end must not need them.
+TEST(TextLines, ReadsOnlyWhatIsNearThePlace) {
+  const size_t bytes = 1 << 20, forbidden = bytes / 2;
+  void* const memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  const std::string_view content(static_cast<char*>(std::memset(memory, 'x', bytes)), bytes);
+  const TextLines lines(content);
+  ASSERT_EQ(::mprotect(memory, forbidden, PROT_NONE), 0);
+  EXPECT_EQ(lines.at(bytes - 1), "1:1048576");
+  ASSERT_EQ(::munmap(memory, bytes), 0);
+}
+
+TEST(StrictJson, ALineIsNamedByItsSourceAlone) {
+  EXPECT_EQ(parse_json_line("{\"a\": [1]}", "m.jsonl:7").at("a").at(0), 1);
+  const Error error = error_of([] { parse_json_line("{\"a\": 1, \"a\": 2}", "m.jsonl:7"); });
+  EXPECT_EQ(error.code(), ExitCode::data);
+  EXPECT_STREQ(error.what(), "m.jsonl:7: duplicate key \"a\"");
 }
 
 TEST(StrictJson, RefusesCommentsAndNamesTheSource) {

@@ -1,19 +1,21 @@
 #include "config_merge.h"
 
+#include <algorithm>
 #include <charconv>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <nlohmann/json.hpp>
 
-#include "mantissa/base/json.h"
+#include "source_tree.h"
 
 namespace mantissa::detail {
 namespace {
 
 using nlohmann::json;
 
-constexpr int64_t kSourceStride = int64_t{1} << 40;  // orders of one source, above any byte offset in it
 constexpr std::uintmax_t kLargestConfig = std::uintmax_t{16} << 20;
+constexpr size_t kDeepestKey = 32;
 
 std::string dotted_pointer(const std::string& pointer) {
   std::string key;
@@ -40,138 +42,151 @@ std::string read_text(const std::string& file) {
   return {std::istreambuf_iterator<char>(stream), {}};
 }
 
-// Collects the places of one source; they reach the report in merge order, so a later source replaces those of an earlier one.
 class Merger {
  public:
-  explicit Merger(ConfigReport& report) : report_(report) {}
+  explicit Merger(ConfigReport& report) : report_(report), tree_(report.sources()) {}
 
   void add_file(const std::string& file, const std::optional<std::string>& content) {
-    const int64_t order = ++source_ * kSourceStride;
+    Source source{.name = file};
+    std::string problem;
     try {
-      add_text(file, content ? *content : read_text(file), order);
+      source.text = content ? *content : read_text(file);
+      source.directory = std::filesystem::absolute(file).parent_path().string();
     } catch (const Error& error) {
-      report_.source_error(error.what(), order);
-      merged_.complete = false;
+      problem = error.what();
     }
+    const Source& added = tree_.add(std::move(source));
+    if (problem.empty()) problem = add_text(added);
+    if (problem.empty()) return;
+    report_.source_error(problem, added.base);
+    complete_ = false;
   }
 
   void add_argument(const std::string& argument) {
-    const int64_t order = ++source_ * kSourceStride;
+    Source& source = tree_.add({.text = argument});
     const size_t equals = argument.find('=');
     const std::string key = argument.substr(0, equals);
     if (equals == std::string::npos || key.empty() || key.front() == '.' || key.back() == '.' || key.find("..") != std::string::npos) {
-      report_.source_error("--set " + argument + ": expected KEY=VALUE, for example --set optimizer.lr=3e-4", order);
-      return;
+      report_.source_error("--set " + shortened(argument) + ": expected KEY=VALUE, for example --set optimizer.lr=3e-4", source.base);
+    } else if (static_cast<size_t>(std::count(key.begin(), key.end(), '.')) >= kDeepestKey) {
+      report_.source_error(text("--set ", shortened(argument), ": more than ", kDeepestKey, " levels deep"), source.base);
+    } else {
+      source.value = equals + 1;
+      set(source, key);
     }
-    const std::string value = argument.substr(equals + 1);
-    const LocatedJson parsed = parse_located_json(value);
-    const ConfigPlace place{.origin = "--set " + argument, .key_origin = "", .directory = "", .argument = value, .order = order};
-    set(key, parsed.problems.empty() ? *parsed.value : json(value), place);
   }
 
-  Merged take() { return std::move(merged_); }
+  bool complete() const { return complete_; }
 
  private:
-  void add_text(const std::string& file, const std::string& content, int64_t order) {
-    const LocatedJson parsed = parse_located_json(content);
+  // Returns what is wrong with the text as a whole.
+  std::string add_text(const Source& source) {
+    LocatedJson parsed = parse_located_json(source.text, source.base);
+    if (!parsed.problems.empty()) {
+      report_problems(source, parsed);
+    } else if (!parsed.root.is_object()) {
+      return source.name + ":1:1: a config must be an object { ... }, got " + type_of(parsed.root);
+    } else {
+      merge(tree_.root, std::move(parsed.root));
+    }
+    return "";
+  }
+
+  void report_problems(const Source& source, const LocatedJson& parsed) {
+    const TextLines lines(source.text);
     for (const JsonProblem& problem : parsed.problems) {
       const std::string key = printable(dotted_pointer(problem.pointer));
-      report_.source_error(
-          text(key, key.empty() ? "" : ": ", problem.message, "   (", file, ":", line_and_column(content, problem.offset), ")"),
-          order + static_cast<int64_t>(problem.offset));
+      report_.source_error(text(key, key.empty() ? "" : ": ", problem.message, "   (", source.name, ":", lines.at(problem.offset), ")"),
+                           source.base + static_cast<int64_t>(problem.offset));
     }
-    if (!parsed.problems.empty()) {
-      merged_.complete = false;
-      return;
-    }
-    require(parsed.value->is_object(), ExitCode::usage, file, ":1:1: a config must be an object { ... }, got ", parsed.value->type_name());
-    merge(merged_.value, *parsed.value, "");
-    const std::string directory = std::filesystem::absolute(file).parent_path().string();
-    for (const auto& [pointer, at] : parsed.places) {
-      report_.set_place(dotted_pointer(pointer), {.origin = file + ":" + line_and_column(content, at.value),
-                                                  .key_origin = file + ":" + line_and_column(content, at.key),
-                                                  .directory = directory,
-                                                  .argument = "",
-                                                  .order = order + static_cast<int64_t>(at.key)});
-    }
+    report_.more_source_errors(parsed.more_problems);
+    complete_ = false;
   }
 
-  void merge(json& into, const json& patch, const std::string& key) {
+  std::string type_of(const JsonNode& node) const { return node.is_list() ? "array" : tree_.scalar(node).type_name(); }
+
+  void merge(JsonNode& into, JsonNode&& patch) {
     if (!into.is_object() || !patch.is_object()) {
-      into = patch;
-      report_.forget(key);
+      into = std::move(patch);
       return;
     }
-    for (const auto& [name, value] : patch.items()) merge(into[name], value, dotted(key, name));
+    into.key = patch.key;
+    into.value = patch.value;
+    for (auto& [name, value] : patch.members()) merge(into.members()[name], std::move(value));
   }
 
-  // Walks to the key, making objects on the way; a number is an index where a list stands, or where nothing stands yet.
-  void set(const std::string& key, json value, const ConfigPlace& place) {
-    json* at = &merged_.value;
-    std::string path;
+  // Walks to the key, making objects on the way; a number is an index where a list stands, or where nothing stands yet. What is made stands
+  // at its name in the argument.
+  void set(Source& source, const std::string& key) {
+    JsonNode* at = &tree_.root;
     for (size_t begin = 0; begin <= key.size();) {
       const size_t end = std::min(key.find('.', begin), key.size());
       const std::string name = key.substr(begin, end - begin);
-      path = dotted(path, name);
-      at = at->is_array() || (!at->is_object() && is_index(name)) ? element(*at, name, key, place) : member(*at, name);
+      at = at->is_list() || (!at->is_object() && is_index(name)) ? element(*at, name, source, key) : &at->members()[name];
       if (at == nullptr) return;
-      if (!report_.given(path)) report_.set_place(path, place);
+      const uint32_t place = source.base + static_cast<uint32_t>(begin);
+      if (end == key.size()) {
+        *at = value_of(source);
+        at->key = place;
+      } else if (at->key == 0) {
+        at->key = at->value = place;
+      }
       begin = end + 1;
     }
-    report_.forget(key);
-    report_.set_place(key, place);
-    ConfigPlace inside = place;
-    inside.argument.clear();
-    place_below(key, value, inside);
-    *at = std::move(value);
   }
 
-  void place_below(const std::string& key, const json& value, const ConfigPlace& place) {
-    if (!value.is_structured()) return;
-    for (const auto& [name, entry] : value.items()) {  // the names of a list are its indices
-      report_.set_place(dotted(key, name), place);
-      place_below(dotted(key, name), entry, place);
-    }
+  static JsonNode value_of(Source& source) {
+    const uint32_t value = source.base + static_cast<uint32_t>(source.value);
+    LocatedJson parsed = parse_located_json(std::string_view(source.text).substr(source.value), value);
+    source.plain = !parsed.problems.empty();
+    if (source.plain) return {.key = value, .value = value, .content = {}};
+    return std::move(parsed.root);
   }
 
   static bool is_index(const std::string& name) { return name.find_first_not_of("0123456789") == std::string::npos && name.size() < 10; }
 
-  static json* member(json& parent, const std::string& name) {
-    if (!parent.is_object()) parent = json::object();
-    return &parent[name];
-  }
-
-  json* element(json& parent, const std::string& name, const std::string& key, const ConfigPlace& place) {
-    if (!parent.is_array()) parent = json::array();
-    size_t index = parent.size() + 1;
+  JsonNode* element(JsonNode& parent, const std::string& name, const Source& source, const std::string& key) {
+    JsonNode::Entries& entries = parent.entries();
+    size_t index = entries.size() + 1;
     if (is_index(name)) std::from_chars(name.data(), name.data() + name.size(), index);
-    if (index > parent.size()) {
-      report_.source_error(text(key, ": '", name, "' is no entry of a list with ", parent.size(),
-                                " (count from 0; the next number appends)   (", place.origin, ")"),
-                           place.order);
+    if (index > entries.size()) {
+      report_.source_error(text(printable(key), ": '", shortened(name), "' is no entry of a list with ", entries.size(),
+                                " (count from 0; the next number appends)   (--set ", shortened(source.text), ")"),
+                           source.base);
       return nullptr;
     }
-    if (index == parent.size()) parent.push_back(json());
-    return &parent[index];
+    if (index == entries.size()) entries.emplace_back();
+    return &entries[index];
   }
 
   ConfigReport& report_;
-  Merged merged_{.value = json::object()};
-  int64_t source_ = 0;
+  SourceTree& tree_;
+  bool complete_ = true;
 };
 
 }  // namespace
 
-Merged merge_sources(const ConfigSources& sources, ConfigReport& report) {
+bool merge_sources(const ConfigSources& sources, ConfigReport& report) {
   Merger merger(report);
   if (!sources.file.empty()) merger.add_file(sources.file, sources.text);
   for (const std::string& file : sources.set_files) merger.add_file(file, std::nullopt);
   for (const std::string& argument : sources.sets) merger.add_argument(argument);
-  return merger.take();
+  return merger.complete();
 }
 
-std::string printable(const std::string& key) {
-  const std::string quoted = json(key).dump(-1, ' ', false, json::error_handler_t::replace);
+std::string shown_key(std::string_view key) {
+  constexpr size_t kMostNames = 4;  // of full length
+  std::string shown;
+  for (size_t begin = 0; begin <= key.size() && shown.size() <= kMostNames * kShownCharacters;) {
+    const size_t end = std::min(key.find('.', begin), key.size());
+    shown += (begin == 0 ? "" : ".") + shortened(key.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return shortened(shown, kMostNames * kShownCharacters);
+}
+
+std::string printable(std::string_view key) {
+  const std::string quoted = json(shown_key(key)).dump(-1, ' ', false, json::error_handler_t::replace);
   return quoted.substr(1, quoted.size() - 2);
 }
 

@@ -1,22 +1,22 @@
-// The sources of a configuration merged into one JSON value.
+// The sources of a configuration merged into one tree.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
 
 #include "mantissa/base/config.h"
 
 namespace mantissa::detail {
 
-// The file, the further files and the --set arguments in their order; the places of all keys go to the report. What cannot be read, parsed
-// or applied is reported and left out.
-struct Merged {
-  nlohmann::json value;
-  bool complete = true;  // false: a file is missing from it
-};
-Merged merge_sources(const ConfigSources& sources, ConfigReport& report);
+// The file, the further files and the --set arguments in their order go into report.sources(). What cannot be read, parsed or applied is
+// reported and left out. False if a file is missing.
+bool merge_sources(const ConfigSources& sources, ConfigReport& report);
 
-// A key as it may be printed: control characters escaped, so that a name from a file cannot forge output.
-std::string printable(const std::string& key);
+// The names of a key, each of a length that can be shown.
+std::string shown_key(std::string_view key);
+
+// The same with control characters escaped, so that a name from a file cannot forge output.
+std::string printable(std::string_view key);
 
 std::string dotted(const std::string& key, std::string_view name);
 

@@ -4,18 +4,13 @@
 
 #include "config_merge.h"
 #include "mantissa/base/nearest.h"
+#include "source_tree.h"
 
 namespace mantissa {
 namespace {
 
 using detail::dotted;
 using nlohmann::json;
-
-std::string shown(const json& value) {
-  constexpr size_t kLongest = 60;
-  const std::string all = value.dump(-1, ' ', false, json::error_handler_t::replace);
-  return all.size() <= kLongest ? all : all.substr(0, kLongest) + "...";
-}
 
 std::string joined(const std::vector<std::string>& names) {
   std::string all;
@@ -70,126 +65,144 @@ std::string crossed(const Limits& limits, double value) {
 class Reader {
  public:
   Reader(ConfigReport& report, const ForeignNames& foreign, std::vector<std::string> all_keys)
-      : report_(report), foreign_(foreign), all_keys_(std::move(all_keys)) {}
+      : report_(report), tree_(report.sources()), foreign_(foreign), all_keys_(std::move(all_keys)) {}
 
-  void object(const std::vector<Field>& fields, const json& value, const std::string& key) {
-    for (const auto& [name, entry] : value.items()) {
+  void object(const std::vector<Field>& fields, const JsonNode& value, const std::string& key) {
+    for (const auto& [name, entry] : value.members()) {
       const auto found = std::find_if(fields.begin(), fields.end(), [&name = name](const Field& field) { return field.name == name; });
       if (found != fields.end()) {
         read(*found, entry, dotted(key, name));
       } else if (!key.empty() || name != "$schema") {
-        unknown(fields, name, dotted(key, name));
+        report_.key_error(dotted(key, name), entry, [&, &name = name] { return "unknown key" + hint(fields, name); });
       }
     }
   }
 
  private:
-  void read(const Field& field, const json& value, const std::string& key) {
-    if (value.is_null() && field.nullable) {
-      field.set({});
-      return;
+  void read(const Field& field, const JsonNode& value, const std::string& key) {
+    const size_t errors = report_.errors();
+    if (value.is_object() || value.is_list()) {
+      structure(field, value, key);
+    } else {
+      plain(field, value, key);
     }
+    if (report_.errors() != errors) report_.failed_below(value);
+  }
+
+  void structure(const Field& field, const JsonNode& value, const std::string& key) {
+    if (value.is_list()) return field.kind == FieldKind::list ? list(field, value, key) : type_error(field, value, key);
+    if (field.kind == FieldKind::map) return map(field, value, key);
+    if (field.kind != FieldKind::object) return type_error(field, value, key);
+    if (field.nullable) field.set(true);
+    if (!value.members().empty()) object(field.members(), value, key);
+  }
+
+  void plain(const Field& field, const JsonNode& node, const std::string& key) {
+    const json value = tree_.scalar(node);
+    if (value.is_null() && field.nullable) return field.set({});
     switch (field.kind) {
-      case FieldKind::boolean: return value.is_boolean() ? field.set(value.get<bool>()) : type_error(field, value, key);
-      case FieldKind::integer: return integer(field, value, key);
-      case FieldKind::number: return number(field, value, key);
-      case FieldKind::text: return string(field, value, key);
-      case FieldKind::choice: return choice(field, value, key);
-      case FieldKind::object: return section(field, value, key);
-      case FieldKind::list: return list(field, value, key);
-      case FieldKind::map: return map(field, value, key);
+      case FieldKind::boolean: return value.is_boolean() ? field.set(value.get<bool>()) : type_error(field, node, key);
+      case FieldKind::integer: return integer(field, value, node, key);
+      case FieldKind::number: return number(field, value, node, key);
+      case FieldKind::text: return string(field, value, node, key);
+      case FieldKind::choice: return choice(field, value, node, key);
+      case FieldKind::object: return short_form(field, value, node, key);
+      case FieldKind::list:
+      case FieldKind::map: return type_error(field, node, key);
     }
   }
 
-  void integer(const Field& field, const json& value, const std::string& key) {
-    if (!value.is_number_integer()) return type_error(field, value, key);
-    if (!within(field.limits, value.get<double>())) return range_error(field, value, key);
+  void integer(const Field& field, const json& value, const JsonNode& node, const std::string& key) {
+    if (!value.is_number_integer()) return type_error(field, node, key);
+    if (!within(field.limits, value.get<double>())) return range_error(field, value, node, key);
     const bool negative = !value.is_number_unsigned() && value.get<int64_t>() < 0;
     const bool fits = negative ? value.get<int64_t>() >= field.lowest : value.get<uint64_t>() <= field.highest;
-    if (!fits) return report_.error(key, text("must be in [", field.lowest, ", ", field.highest, "], got ", shown(value)));
     const bool is_signed = field.lowest < 0;
-    field.set(is_signed ? Scalar(value.get<int64_t>()) : Scalar(value.get<uint64_t>()));
+    if (fits) return field.set(is_signed ? Scalar(value.get<int64_t>()) : Scalar(value.get<uint64_t>()));
+    report_.error(key, node, [&] { return text("must be in [", field.lowest, ", ", field.highest, "], got ", tree_.shown(node)); });
   }
 
-  void number(const Field& field, const json& value, const std::string& key) {
-    if (!value.is_number()) return type_error(field, value, key);
-    if (!within(field.limits, value.get<double>())) return range_error(field, value, key);
+  void number(const Field& field, const json& value, const JsonNode& node, const std::string& key) {
+    if (!value.is_number()) return type_error(field, node, key);
+    if (!within(field.limits, value.get<double>())) return range_error(field, value, node, key);
     field.set(value.get<double>());
   }
 
   // On the command line everything is text: --set logging.run_name=7 needs no quotes.
-  void string(const Field& field, const json& value, const std::string& key) {
-    const std::string& argument = report_.place(key).argument;
+  void string(const Field& field, const json& value, const JsonNode& node, const std::string& key) {
     if (value.is_string()) return field.set(value.get<std::string>());
-    if (!argument.empty() && report_.given(key) && value.is_primitive() && !value.is_null()) return field.set(argument);
-    type_error(field, value, key);
+    const std::string argument = tree_.argument(node);
+    if (!argument.empty() && !value.is_null()) return field.set(argument);
+    type_error(field, node, key);
   }
 
-  void choice(const Field& field, const json& value, const std::string& key) {
-    if (!value.is_string()) return type_error(field, value, key);
+  void choice(const Field& field, const json& value, const JsonNode& node, const std::string& key) {
+    if (!value.is_string()) return type_error(field, node, key);
     const auto name = value.get<std::string>();
     if (std::find(field.choices.begin(), field.choices.end(), name) != field.choices.end()) return field.set(name);
-    report_.error(key, "must be " + wanted(field) + ", got " + shown(value) + did_you_mean(name, field.choices));
+    report_.error(key, node, [&] { return "must be " + wanted(field) + ", got " + tree_.shown(node) + did_you_mean(name, field.choices); });
   }
 
-  void section(const Field& field, const json& value, const std::string& key) {
-    if (!field.short_form.empty() && value.is_boolean()) return short_value(short_member(field), value, key);
-    if (!value.is_object()) return type_error(field, value, key);
-    if (field.nullable) field.set(true);
-    object(field.members(), value, key);
-  }
-
-  void short_value(const Field& member, const json& value, const std::string& key) {
+  void short_form(const Field& field, const json& value, const JsonNode& node, const std::string& key) {
+    if (field.short_form.empty() || !value.is_boolean()) return type_error(field, node, key);
+    const Field member = short_member(field);
     report_.set_place(dotted(key, member.name), report_.place(key));
-    read(member, value, key);
+    plain(member, node, key);
   }
 
   // Names stay printable and free of the dot that separates keys.
-  void map(const Field& field, const json& value, const std::string& key) {
-    if (!value.is_object()) return type_error(field, value, key);
+  void map(const Field& field, const JsonNode& value, const std::string& key) {
     constexpr const char* kLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
-    for (const auto& [name, entry] : value.items()) {
+    if (const size_t entries = value.members().size(); entries > kMostNames) {
+      return report_.error(key, value, [&] { return text("has ", entries, " entries, at most ", kMostNames, " are accepted"); });
+    }
+    for (const auto& [name, entry] : value.members()) {
       if (name.empty() || name.find_first_not_of(kLetters) != std::string::npos) {
-        report_.key_error(dotted(key, name), "a name has letters, digits, '_' and '-' only");
+        report_.key_error(dotted(key, name), entry, [] { return "a name has letters, digits, '_' and '-' only"; });
+      } else if (name.size() > kLongestName) {
+        report_.key_error(dotted(key, name), entry, [] { return text("a name has at most ", kLongestName, " characters"); });
       } else {
         read(field.add(name), entry, dotted(key, name));
       }
     }
   }
 
-  void list(const Field& field, const json& value, const std::string& key) {
-    if (!value.is_array()) return type_error(field, value, key);
-    field.resize(value.size());
-    for (size_t i = 0; i < value.size(); ++i) read(field.element(i), value[i], dotted(key, std::to_string(i)));
+  void list(const Field& field, const JsonNode& value, const std::string& key) {
+    const JsonNode::Entries& entries = value.entries();
+    field.resize(entries.size());
+    for (size_t i = 0; i < entries.size(); ++i) read(field.element(i), entries[i], dotted(key, std::to_string(i)));
   }
 
-  void type_error(const Field& field, const json& value, const std::string& key) {
-    report_.error(key, "must be " + wanted(field) + ", got " + shown(value));
+  void type_error(const Field& field, const JsonNode& node, const std::string& key) {
+    report_.error(key, node, [&] { return "must be " + wanted(field) + ", got " + tree_.shown(node); });
   }
 
-  void range_error(const Field& field, const json& value, const std::string& key) {
-    report_.error(key,
-                  "must be " + crossed(field.limits, value.get<double>()) + (field.nullable ? " or null" : "") + ", got " + shown(value));
+  void range_error(const Field& field, const json& value, const JsonNode& node, const std::string& key) {
+    report_.error(key, node, [&] {
+      const std::string bound = crossed(field.limits, value.get<double>()) + (field.nullable ? " or null" : "");
+      return "must be " + bound + ", got " + tree_.shown(node);
+    });
   }
 
   // The name in another place of this config, then the name of another program, then the nearest name in this place.
-  void unknown(const std::vector<Field>& fields, const std::string& name, const std::string& key) {
+  std::string hint(const std::vector<Field>& fields, const std::string& name) const {
     std::string plain = name.substr(std::min(name.find_first_not_of('-'), name.size()));
     std::replace(plain.begin(), plain.end(), '-', '_');
     std::vector<std::string> siblings;
     for (const Field& field : fields) siblings.push_back(field.name);
     const auto elsewhere = std::find_if(all_keys_.begin(), all_keys_.end(), [&](const std::string& k) { return k.ends_with("." + plain); });
     const auto foreign = foreign_.find(plain);
-    std::string hint = did_you_mean(plain, siblings);
     if (elsewhere != all_keys_.end() && std::find(siblings.begin(), siblings.end(), plain) == siblings.end()) {
-      hint = "; did you mean '" + *elsewhere + "'?";
-    } else if (foreign != foreign_.end()) {
-      hint = "; here it is '" + foreign->second + "'";
+      return "; did you mean '" + *elsewhere + "'?";
     }
-    report_.key_error(key, "unknown key" + hint);
+    return foreign != foreign_.end() ? "; here it is '" + foreign->second + "'" : did_you_mean(plain, siblings);
   }
 
+  // Of a map, whose entries come with places of their own for all that they leave out.
+  static constexpr size_t kMostNames = 1000, kLongestName = 128;
+
   ConfigReport& report_;
+  const detail::SourceTree& tree_;
   const ForeignNames& foreign_;
   std::vector<std::string> all_keys_;
 };
@@ -206,11 +219,11 @@ void collect_keys(const std::vector<Field>& fields, const std::string& key, std:
 }  // namespace
 
 bool read_config(const ConfigSources& sources, const std::vector<Field>& fields, ConfigReport& report, const ForeignNames& foreign) {
-  const detail::Merged merged = detail::merge_sources(sources, report);
+  const bool complete = detail::merge_sources(sources, report);
   std::vector<std::string> keys;
   collect_keys(fields, "", keys);
-  Reader(report, foreign, std::move(keys)).object(fields, merged.value, "");
-  return merged.complete;
+  Reader(report, foreign, std::move(keys)).object(fields, report.sources().root, "");
+  return complete;
 }
 
 }  // namespace mantissa

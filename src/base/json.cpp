@@ -1,6 +1,7 @@
 #include "mantissa/base/json.h"
 
 #include <algorithm>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -52,6 +53,7 @@ class TokenWalker {
     return begin;
   }
 
+  size_t position() const { return at_; }
   bool trailing_comma() const { return comma_ && at_ < text_.size() && (text_[at_] == '}' || text_[at_] == ']'); }
 
  private:
@@ -73,17 +75,62 @@ class TokenWalker {
   bool comma_ = false;
 };
 
+// nlohmann's reasons quote what was read, which may be the whole text.
 std::string reason_of(const nlohmann::detail::exception& error) {
   std::string reason = error.what();  // "[json.exception.parse_error.101] parse error at line 3, column 5: syntax error while ..."
   reason.erase(0, reason.find("] ") + 2);
   if (reason.starts_with("parse error at")) reason.erase(0, reason.find(": ") + 2);
-  return reason;
+  const size_t begin = reason.find('\'') + 1, end = reason.rfind('\'');
+  if (begin == 0 || begin > end) return reason;
+  return reason.substr(0, begin) + shortened(std::string_view(reason).substr(begin, end - begin)) + reason.substr(end);
 }
 
-// Receives the events of nlohmann's parser, which is not recursive, and builds the value. Returning false stops the parser.
+void append_pointer(std::string& pointer, std::string_view name) {  // RFC 6901: ~ and / are escaped
+  pointer += '/';
+  for (const char c : name) {
+    if (c == '~') {
+      pointer += "~0";
+    } else if (c == '/') {
+      pointer += "~1";
+    } else {
+      pointer += c;
+    }
+  }
+}
+
+// What Builder asks of the tree it builds, for values and for places.
+struct Place {
+  size_t key, value;
+};
+void make(json& node, json&& value, const Place&) { node = std::move(value); }
+bool is_object(const json& node) { return node.is_object(); }
+bool has_member(const json& object, const std::string& name) { return object.contains(name); }
+json& add_member(json& object, const std::string& name) { return object[name]; }
+json& add_entry(json& list) { return list.emplace_back(); }
+size_t count_entries(const json& list) { return list.size(); }
+void finish(json& node) {  // a vector that grew has up to as much room again
+  if (node.is_array()) node.get_ref<json::array_t&>().shrink_to_fit();
+}
+
+void make(JsonNode& node, json&& value, const Place& at) {
+  node = {.key = static_cast<uint32_t>(at.key), .value = static_cast<uint32_t>(at.value), .content = {}};
+  if (value.is_object()) node.content.emplace<1>();
+  if (value.is_array()) node.content.emplace<2>();
+}
+bool is_object(const JsonNode& node) { return node.is_object(); }
+bool has_member(const JsonNode& object, const std::string& name) { return object.members().contains(name); }
+JsonNode& add_member(JsonNode& object, const std::string& name) { return object.members()[name]; }
+JsonNode& add_entry(JsonNode& list) { return list.entries().emplace_back(); }
+size_t count_entries(const JsonNode& list) { return list.entries().size(); }
+void finish(JsonNode& node) {
+  if (node.is_list() && !std::as_const(node).entries().empty()) node.entries().shrink_to_fit();
+}
+
+// Receives the events of nlohmann's parser, which is not recursive, and builds the tree. Returning false stops the parser.
+template <class Node>
 class Builder : public nlohmann::json_sax<json> {
  public:
-  Builder(std::string_view text, Comments comments) : walker_(text, comments) {}
+  Builder(std::string_view text, Comments comments, size_t base = 0) : walker_(text, comments), base_(base) {}
 
   bool null() override { return put(json()); }
   bool boolean(bool value) override { return put(json(value)); }
@@ -92,7 +139,7 @@ class Builder : public nlohmann::json_sax<json> {
   bool number_float(number_float_t value, const string_t& digits) override {
     const bool integer = digits.find_first_of(".eE") == std::string::npos;
     put(json(value));
-    if (integer) problem(place_of_last_, "integer beyond 64 bits: " + digits);
+    if (integer) problem(place_of_last_, Where::value, "integer beyond 64 bits: " + shortened(digits));
     return true;
   }
   bool string(string_t& value) override { return put(json(std::move(value))); }
@@ -104,71 +151,79 @@ class Builder : public nlohmann::json_sax<json> {
 
   bool key(string_t& name) override {
     key_offset_ = walker_.take();
-    key_ = std::move(name);
-    if (open_.back().value->contains(key_)) {
-      pointer_ = json_pointer(open_.back().pointer, key_);
-      problem(key_offset_, "duplicate key " + json(key_).dump());
+    open_.back().name = std::move(name);
+    if (has_member(*open_.back().node, open_.back().name)) {
+      problem(key_offset_, Where::value, "duplicate key " + shortened(json(open_.back().name).dump()));
     }
     return true;
   }
 
   bool parse_error(size_t, const std::string&, const nlohmann::detail::exception& error) override {
     const size_t offset = walker_.start();
-    pointer_ = open_.empty() ? "" : open_.back().pointer;
-    problem(offset, walker_.trailing_comma() ? "comma after the last entry" : reason_of(error));
+    problem(offset, Where::container, walker_.trailing_comma() ? "comma after the last entry" : reason_of(error));
     return false;
   }
 
-  json root;
-  std::map<std::string, JsonPlace> places;
+  Node root;
   std::vector<JsonProblem> problems;
+  size_t more_problems = 0;
 
  private:
   struct Container {
-    json* value;  // stable: only the innermost container grows
-    std::string pointer;
+    Node* node;        // stable: only the innermost container grows
+    std::string name;  // of the member at hand
   };
+  enum class Where { container, value };  // what a problem is about: the innermost container, or what was last put into it
 
-  void problem(size_t offset, std::string message) { problems.push_back({offset, pointer_, std::move(message)}); }
-
-  json* place(json value) {
-    const size_t offset = place_of_last_ = walker_.take();
-    if (open_.empty()) {
-      places[pointer_ = ""] = {offset, offset};
-      return &(root = std::move(value));
+  void problem(size_t offset, Where where, std::string message) {
+    if (problems.size() == LocatedJson::kMostProblems) {
+      ++more_problems;
+    } else {
+      problems.push_back({offset, pointer(where), std::move(message)});
     }
-    json& parent = *open_.back().value;
-    const bool member = parent.is_object();
-    pointer_ = json_pointer(open_.back().pointer, member ? key_ : std::to_string(parent.size()));
-    places[pointer_] = {member ? key_offset_ : offset, offset};
-    if (member) return &(parent[key_] = std::move(value));
-    parent.push_back(std::move(value));
-    return &parent.back();
   }
-  bool put(json value) {
+  std::string pointer(Where where) const {
+    std::string pointer;
+    const size_t names = where == Where::value || open_.empty() ? open_.size() : open_.size() - 1;
+    for (size_t i = 0; i < names; ++i) {
+      const Container& in = open_[i];
+      append_pointer(pointer, is_object(*in.node) ? in.name : std::to_string(count_entries(*in.node) - 1));
+    }
+    return pointer;
+  }
+
+  Node& place(json&& value) {
+    const size_t offset = place_of_last_ = walker_.take();
+    const bool member = !open_.empty() && is_object(*open_.back().node);
+    Node& node = open_.empty() ? root : member ? add_member(*open_.back().node, open_.back().name) : add_entry(*open_.back().node);
+    make(node, std::move(value), {.key = base_ + (member ? key_offset_ : offset), .value = base_ + offset});
+    return node;
+  }
+  bool put(json&& value) {
     place(std::move(value));
     return true;
   }
-  bool open(json value) {
-    json* const opened = place(std::move(value));
-    open_.push_back({opened, pointer_});
+  bool open(json&& value) {
+    open_.push_back({&place(std::move(value)), ""});
     if (open_.size() <= kMaxDepth) return true;
-    problem(place_of_last_, text("nested more than ", kMaxDepth, " levels deep"));
+    problem(place_of_last_, Where::container, text("nested more than ", kMaxDepth, " levels deep"));
     return false;
   }
   bool close() {
     walker_.take();
+    finish(*open_.back().node);
     open_.pop_back();
     return true;
   }
 
   TokenWalker walker_;
+  size_t base_;
   std::vector<Container> open_;
-  std::string key_, pointer_;
   size_t key_offset_ = 0, place_of_last_ = 0;
 };
 
-void parse(std::string_view text, Comments comments, Builder& builder) {
+template <class Node>
+void parse(std::string_view text, Comments comments, Builder<Node>& builder) {
   if (text.starts_with(kByteOrderMark)) {
     builder.problems.push_back({0, "", "starts with a byte order mark; save the file as UTF-8 without one"});
     return;
@@ -176,10 +231,26 @@ void parse(std::string_view text, Comments comments, Builder& builder) {
   json::sax_parse(text.begin(), text.end(), &builder, json::input_format_t::json, true, comments == Comments::allowed);
 }
 
+bool continues_character(char c) { return (static_cast<unsigned char>(c) & 0xc0) == 0x80; }
+
+// Line and column after the bytes, from those before them.
+void advance(uint32_t& line, uint32_t& column, std::string_view bytes) {
+  for (const char c : bytes) {
+    if (c == '\n') {
+      ++line;
+      column = 1;
+    } else if (!continues_character(c)) {
+      ++column;
+    }
+  }
+}
+
+constexpr size_t kMarkDistance = 256;
+
 }  // namespace
 
 nlohmann::json parse_strict_json(std::string_view content, const std::string& source, ExitCode code) {
-  Builder builder(content, Comments::refused);
+  Builder<json> builder(content, Comments::refused);
   parse(content, Comments::refused, builder);
   if (!builder.problems.empty()) {
     const JsonProblem& first = builder.problems.front();
@@ -188,33 +259,83 @@ nlohmann::json parse_strict_json(std::string_view content, const std::string& so
   return std::move(builder.root);
 }
 
-LocatedJson parse_located_json(std::string_view content) {
-  Builder builder(content, Comments::allowed);
-  parse(content, Comments::allowed, builder);
-  return {std::make_shared<const json>(std::move(builder.root)), std::move(builder.places), std::move(builder.problems)};
+nlohmann::json parse_json_line(std::string_view line, const std::string& source, ExitCode code) {
+  Builder<json> builder(line, Comments::refused);
+  parse(line, Comments::refused, builder);
+  if (!builder.problems.empty()) fail(code, source, ": ", builder.problems.front().message);
+  return std::move(builder.root);
 }
 
-std::string json_pointer(const std::string& parent, std::string_view name) {
-  std::string pointer = parent + '/';
-  for (const char c : name) {
-    if (c == '~') {
-      pointer += "~0";
-    } else if (c == '/') {
-      pointer += "~1";
-    } else {
-      pointer += c;
-    }
-  }
-  return pointer;
+LocatedJson parse_located_json(std::string_view content, uint32_t base) {
+  require(content.size() <= std::numeric_limits<uint32_t>::max() - base, "a JSON text beyond the positions there are");
+  Builder<JsonNode> builder(content, Comments::allowed, base);
+  parse(content, Comments::allowed, builder);
+  return {.root = std::move(builder.root), .problems = std::move(builder.problems), .more_problems = builder.more_problems};
+}
+
+const JsonNode::Members& JsonNode::members() const {
+  static const Members none;
+  const auto* const own = std::get_if<std::unique_ptr<Members>>(&content);
+  return own && *own ? **own : none;
+}
+
+const JsonNode::Entries& JsonNode::entries() const {
+  static const Entries none;
+  const auto* const own = std::get_if<std::unique_ptr<Entries>>(&content);
+  return own && *own ? **own : none;
+}
+
+JsonNode::Members& JsonNode::members() {
+  if (!is_object()) content.emplace<std::unique_ptr<Members>>();
+  auto& own = std::get<std::unique_ptr<Members>>(content);
+  if (!own) own = std::make_unique<Members>();
+  return *own;
+}
+
+JsonNode::Entries& JsonNode::entries() {
+  if (!is_list()) content.emplace<std::unique_ptr<Entries>>();
+  auto& own = std::get<std::unique_ptr<Entries>>(content);
+  if (!own) own = std::make_unique<Entries>();
+  return *own;
+}
+
+nlohmann::json json_scalar_at(std::string_view content, size_t offset) {
+  TokenWalker walker(content.substr(offset), Comments::refused);
+  walker.take();
+  return json::parse(content.substr(offset, walker.position()));
 }
 
 std::string line_and_column(std::string_view content, size_t offset) {
-  const std::string_view before = content.substr(0, offset);
-  const auto line = std::count(before.begin(), before.end(), '\n') + 1;
-  const std::string_view row = before.substr(before.rfind('\n') + 1);  // npos + 1 is 0
-  const auto continues = [](char c) { return (static_cast<unsigned char>(c) & 0xc0) == 0x80; };
-  const auto column = static_cast<std::ptrdiff_t>(row.size()) - std::count_if(row.begin(), row.end(), continues) + 1;
+  uint32_t line = 1, column = 1;
+  advance(line, column, content.substr(0, offset));
   return text(line, ':', column);
+}
+
+TextLines::TextLines(std::string_view content) : text_(content) {
+  uint32_t line = 1, column = 1;
+  for (size_t begin = 0; begin <= content.size(); begin += kMarkDistance) {
+    marks_.push_back({line, column});
+    advance(line, column, content.substr(begin, kMarkDistance));
+  }
+  marks_.shrink_to_fit();
+}
+
+std::string TextLines::at(size_t offset) const {
+  const size_t mark = std::min(offset, text_.size()) / kMarkDistance;
+  auto [line, column] = marks_[mark];
+  advance(line, column, text_.substr(mark * kMarkDistance, offset - mark * kMarkDistance));
+  return text(line, ':', column);
+}
+
+std::string shortened(std::string_view content, size_t most) {
+  constexpr size_t kLongestCharacter = 4;  // what is no UTF-8 could continue one character for ever
+  size_t characters = 0;
+  for (size_t i = 0; i < content.size(); ++i) {
+    const bool starts = !continues_character(content[i]);
+    if ((starts && characters == most) || i == most * kLongestCharacter) return std::string(content.substr(0, i)) + "...";
+    characters += starts;
+  }
+  return std::string(content);
 }
 
 }  // namespace mantissa

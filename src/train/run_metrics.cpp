@@ -17,10 +17,7 @@ using nlohmann::json;
 // One line of metrics; every access names file and line if the line has not what is asked for.
 class Line {
  public:
-  Line(std::string_view content, std::string where) : where_(std::move(where)) {
-    const LocatedJson parsed = parse_located_json(content);
-    if (!parsed.problems.empty()) fail(ExitCode::data, where_, ": ", parsed.problems.front().message);
-    json_ = *parsed.value;
+  Line(std::string_view content, std::string where) : where_(std::move(where)), json_(parse_json_line(content, where_)) {
     require(json_.is_object(), ExitCode::data, where_, ": not an object");
   }
 

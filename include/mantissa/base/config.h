@@ -21,7 +21,9 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <variant>
@@ -121,37 +123,68 @@ struct ConfigSources {
 
 // Where a value stands.
 struct ConfigPlace {
-  std::string origin;      // "configs/a.json:14:11", "--set optimizer.lr=-1", "default", "derived"
-  std::string key_origin;  // the same for its key, where that differs
-  std::string directory;   // what a relative input path is relative to; "": the working directory
-  std::string argument;    // the value as given to --set, else ""
-  int64_t order = 0;       // messages are sorted by it
+  std::string origin = {};      // "configs/a.json:14:11", "--set optimizer.lr=-1", "default", "derived"
+  std::string key_origin = {};  // the same for its key, where that differs
+  std::string directory = {};   // what a relative input path is relative to; "": the working directory
+  std::string argument = {};    // the value as given to --set, else ""
+  int64_t order = 0;            // messages are sorted by it
 };
 
-// Where each value came from and what is wrong with it. Keys are dotted: "data.train.0.path".
+struct JsonNode;
+namespace detail {
+class SourceTree;
+}
+
+// Where each value came from and what is wrong with it. Keys are dotted: "data.train.0.path". Places stay offsets until they are asked for,
+// and of the errors only those that will be printed are kept, so that both cost less than the sources themselves.
 class ConfigReport {
  public:
+  static constexpr size_t kMostMessages = 50;
+  // A message that is dear to make; asked for only if it would be kept.
+  using Message = std::function<std::string()>;
+
+  ConfigReport();  // copies share the sources
+
   // The message is followed by the place of the key, or by that of the object it is missing from.
   void error(const std::string& key, const std::string& message);
+  void error(const std::string& key, const Message& message);
   void key_error(const std::string& key, const std::string& message);  // about the key itself, not its value
   void source_error(const std::string& message, int64_t order = 0);    // about a file or an argument as a whole
+  void more_source_errors(size_t count) { errors_ += count; }          // they are counted only
   bool failed(const std::string& key) const;                           // an error about this key, one above or one below it
-  bool ok() const { return messages_.empty(); }
+  bool ok() const { return errors_ == 0; }
+  size_t errors() const { return errors_; }
   bool given(const std::string& key) const;  // by a file or the command line, null included
   std::string origin(const std::string& key) const;
-  const ConfigPlace& place(const std::string& key) const;  // of the key, else of the nearest object above that was given
+  ConfigPlace place(const std::string& key) const;  // of the key, else of the nearest object above that was given
   void set_place(const std::string& key, ConfigPlace place);
-  void forget(const std::string& key);  // the places of this key and of all below it
   void derive(const std::string& key);  // from now on the origin is "derived"
-  void throw_if_failed() const;         // Error(usage) with all messages in the order of their places
+  void throw_if_failed() const;         // Error(usage) with the first messages in the order of their places, and how many more there are
+
+  // For the reader, which stands at the value that it names.
+  detail::SourceTree& sources() { return *sources_; }
+  void error(const std::string& key, const JsonNode& at, const Message& message);
+  void key_error(const std::string& key, const JsonNode& at, const Message& message);
+  void failed_below(const JsonNode& at);
 
  private:
-  struct Message {
-    int64_t order;
-    std::string key, text;
+  struct Nearest {  // one of them, or none
+    const ConfigPlace* stated = nullptr;
+    const JsonNode* node = nullptr;
   };
-  std::map<std::string, ConfigPlace> places_;
-  std::vector<Message> messages_;
+  Nearest nearest(const std::string& key) const;
+  int64_t order(const std::string& key) const;
+  ConfigPlace place_of(const JsonNode& node) const;
+  void mark_failed(const std::string& key);
+  void add(int64_t order, const Message& text);
+
+  std::shared_ptr<detail::SourceTree> sources_;
+  std::map<std::string, ConfigPlace> stated_;  // by set_place
+  std::set<std::string> derived_;
+  std::set<std::string> failed_unstated_;         // keys that no source holds
+  std::vector<bool> failed_at_, failed_below_;    // by the position of the key
+  std::multimap<int64_t, std::string> messages_;  // by order; the last ones leave when there are more than are shown
+  size_t errors_ = 0;
 };
 
 // Names that people bring from other programs, with the key that does the same here.

@@ -1,13 +1,16 @@
 // Strict JSON: UTF-8 without a byte order mark, no duplicate keys, no NaN or Inf, integers of at most 64 bits, at most 32 levels deep,
-// nothing after the value. Memory is proportional to the text. Comments only where the reader asks for them.
+// nothing after the value. Time and memory are proportional to the text: at most 48 bytes a byte of it. Comments only where the reader asks
+// for them.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "mantissa/base/error.h"
@@ -17,10 +20,25 @@ namespace mantissa {
 // For files that a program wrote. Throws Error(code) whose message starts with "source:line:column: ".
 nlohmann::json parse_strict_json(std::string_view text, const std::string& source, ExitCode code = ExitCode::data);
 
-// For files that people write: // and /* */ comments, and the place of everything.
-struct JsonPlace {
-  size_t key = 0;    // byte offset of the key; of the value for the root and for elements of a list
-  size_t value = 0;  // byte offset of the value
+// For one line of a file, which `source` names with its number. The message starts with "source: ".
+nlohmann::json parse_json_line(std::string_view line, const std::string& source, ExitCode code = ExitCode::data);
+
+// For files that people write: // and /* */ comments, and the place of everything. A value is its place and what it contains; the text is
+// asked for the rest. There may be one of these for two bytes of text, so they are small.
+struct JsonNode {
+  using Members = std::map<std::string, JsonNode, std::less<>>;
+  using Entries = std::vector<JsonNode>;
+
+  uint32_t key = 0;    // position of the key; of the value for the root and for entries of a list
+  uint32_t value = 0;  // position of the value
+  std::variant<std::monostate, std::unique_ptr<Members>, std::unique_ptr<Entries>> content;  // scalar, object, list; null: nothing in it
+
+  bool is_object() const { return content.index() == 1; }
+  bool is_list() const { return content.index() == 2; }
+  const Members& members() const;  // none if this is no object
+  const Entries& entries() const;  // none if this is no list
+  Members& members();              // this becomes an object if it is none
+  Entries& entries();              // this becomes a list if it is none
 };
 
 struct JsonProblem {
@@ -30,17 +48,37 @@ struct JsonProblem {
 };
 
 struct LocatedJson {
-  std::shared_ptr<const nlohmann::json> value;  // undefined content if there are problems, never null
-  std::map<std::string, JsonPlace> places;      // by JSON pointer: "" is the root
-  std::vector<JsonProblem> problems;            // empty: valid. After a syntax error the rest of the text is not looked at
+  static constexpr size_t kMostProblems = 50;
+  JsonNode root;                      // undefined content if there are problems
+  std::vector<JsonProblem> problems;  // empty: valid. After a syntax error the rest of the text is not looked at
+  size_t more_problems = 0;           // that are not listed
 };
 
-LocatedJson parse_located_json(std::string_view text);
+// Positions are offsets in the text plus `base`, so that those of several texts can be told apart; they must fit.
+LocatedJson parse_located_json(std::string_view text, uint32_t base = 0);
 
-// The JSON pointer of a member or element below `parent` (RFC 6901: ~ and / are escaped).
-std::string json_pointer(const std::string& parent, std::string_view name);
+// The scalar that starts at the offset of a valid text.
+nlohmann::json json_scalar_at(std::string_view text, size_t offset);
 
 // "14:11": line and column from 1, in characters.
 std::string line_and_column(std::string_view text, size_t offset);
+
+// The same for many offsets of one text, which must outlive this: each costs a few hundred bytes of it, not all before the offset.
+class TextLines {
+ public:
+  explicit TextLines(std::string_view text);
+  std::string at(size_t offset) const;
+
+ private:
+  struct Mark {
+    uint32_t line, column;
+  };
+  std::string_view text_;
+  std::vector<Mark> marks_;
+};
+
+// At most `most` characters of the text; "..." stands for the rest. UTF-8 sequences stay whole.
+constexpr size_t kShownCharacters = 60;
+std::string shortened(std::string_view text, size_t most = kShownCharacters);
 
 }  // namespace mantissa
