@@ -278,6 +278,19 @@ TEST(Plan, UnknownRecipesNameTheNearest) {
   EXPECT_THAT(planned(R"({"rules": [{"recipe": "high"}]})").errors(), HasSubstr("precision.rules.0.match: is missing"));
 }
 
+TEST(Plan, ManyRulesAreRefusedAndLongNamesAreCut) {
+  const auto rules = [](size_t count, const std::string& rule) {
+    return "{\"rules\": [" + test::repeated(rule + ",", count - 1) + rule + "]}";
+  };
+  EXPECT_THAT(planned(rules(1'000, R"({"match": "*", "recipe": "high"})")).errors(), HasSubstr("999 errors"));  // never reached
+  EXPECT_THAT(planned(rules(1'001, R"({"match": "*", "recipe": "high"})")).errors(),
+              ::testing::StartsWith("precision.rules: has 1001 rules, at most 1000 are accepted"));
+  const std::string name(1'000, 'n');
+  EXPECT_THAT(planned(rules(2, R"({"match": ")" + name + R"(", "recipe": ")" + name + "\"}")).errors(),
+              AllOf(HasSubstr("4 errors"), HasSubstr("no recipe \"" + name.substr(0, 60) + "...\" (there are "),
+                    HasSubstr(".match: \"" + name.substr(0, 60) + "...\" matches no module"), Not(HasSubstr(name.substr(0, 61)))));
+}
+
 TEST(Plan, ParameterGatherNeedsQuantisedWeightsThatBothGemmsRead) {
   EXPECT_THAT(planned(R"({"fp8_param_gather": true})").errors(),
               HasSubstr("precision.fp8_param_gather: needs a module with a quantised weight"));

@@ -62,7 +62,7 @@ class Fields {
 Dtype parse_dtype(const std::string& name, const std::string& where) {
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f64, Dtype::i32, Dtype::u8})
     if (name == dtype_name(dtype)) return dtype;
-  fail(ExitCode::data, where, ": unknown dtype \"", name, "\"");
+  fail(ExitCode::data, where, ": unknown dtype \"", shortened(name), "\"");
 }
 
 Shard parse_shard(const json& value, const std::string& where) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "mantissa/base/json.h"
 #include "mantissa/base/nearest.h"
 
 namespace mantissa {
@@ -70,8 +71,8 @@ void complete(RecipeConfig& recipe, const std::string& key, ConfigReport& report
   const std::optional<RecipeConfig> base = find_preset(recipe.base);
   if (!base) {
     const std::vector<std::string> names = preset_names();
-    return report.error(key + ".base",
-                        "no preset \"" + recipe.base + "\"" + did_you_mean(recipe.base, names) + " (there are " + list_of(names) + ")");
+    return report.error(key + ".base", "no preset \"" + shortened(recipe.base) + "\"" + did_you_mean(recipe.base, names) + " (there are " +
+                                           list_of(names) + ")");
   }
   complete_operand(recipe.weight, base->weight, key + ".weight", report);
   complete_operand(recipe.input, base->input, key + ".input", report);

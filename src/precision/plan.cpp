@@ -6,6 +6,7 @@
 #include <array>
 #include <map>
 
+#include "mantissa/base/json.h"
 #include "mantissa/base/nearest.h"
 
 namespace mantissa {
@@ -79,11 +80,11 @@ class Resolver {
 
   std::vector<ModulePrecision> resolve() {
     const Recipe ambient = recipe("precision.recipe", config_.recipe);
-    for (size_t i = 0; i < config_.rules.size(); ++i)
-      by_rule_.push_back(recipe(text("precision.rules.", i, ".recipe"), config_.rules[i].recipe));
+    const std::vector<RuleConfig> rules = acceptable_rules();
+    for (size_t i = 0; i < rules.size(); ++i) by_rule_.push_back(recipe(text("precision.rules.", i, ".recipe"), rules[i].recipe));
     std::vector<RuledModule> ruled;
     for (const ModuleShape& module : model_.modules) ruled.push_back({module.path, module.kind});
-    const auto chosen = assign_rules(config_.rules, ruled, report_);
+    const auto chosen = assign_rules(rules, ruled, report_);
     std::vector<ModulePrecision> entries;
     for (size_t i = 0; i < model_.modules.size(); ++i) entries.push_back(entry(model_.modules[i], chosen[i], ambient));
     report_problems();
@@ -93,20 +94,32 @@ class Resolver {
   }
 
  private:
+  // None if there are too many: each is held against each module.
+  std::vector<RuleConfig> acceptable_rules() {
+    constexpr size_t kMostRules = 1000;
+    if (config_.rules.size() <= kMostRules) return config_.rules;
+    report_.error("precision.rules", text("has ", config_.rules.size(), " rules, at most ", kMostRules, " are accepted"));
+    return {};
+  }
+
   // `high` where there is no such recipe: the error is reported once, here.
   Recipe recipe(const std::string& key, const std::string& name) {
     const auto found = recipes_.find(name);
     if (found != recipes_.end()) return found->second;
-    std::vector<std::string> names = preset_names();
-    for (const auto& [own, value] : config_.recipes) names.push_back(own);
     if (name.empty()) {
       report_.error(key, "is missing: the name of a recipe");
     } else if (config_.recipes.count(name) == 0) {
-      std::string list;
-      for (const std::string& known : names) list += (list.empty() ? "" : ", ") + known;
-      report_.error(key, "no recipe \"" + name + "\"" + did_you_mean(name, names) + " (there are " + list + ")");
+      report_.error(key, [&] { return no_recipe(name); });
     }
     return recipes_.at("high");
+  }
+
+  std::string no_recipe(const std::string& name) const {
+    std::vector<std::string> names = preset_names();
+    for (const auto& [own, value] : config_.recipes) names.push_back(own);
+    std::string list;
+    for (const std::string& known : names) list += (list.empty() ? "" : ", ") + known;
+    return "no recipe \"" + shortened(name) + "\"" + did_you_mean(name, names) + " (there are " + list + ")";
   }
 
   ModulePrecision entry(const ModuleShape& module, std::optional<size_t> rule, const Recipe& ambient) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "mantissa/base/json.h"
 #include "mantissa/base/nearest.h"
 
 namespace mantissa {
@@ -95,7 +96,7 @@ class Assignment {
       try {
         apply(rule, Pattern(rules_[rule].match, layers_));
       } catch (const Error& error) {
-        problem(rule, error.what());
+        problem(rule, [&] { return std::string(error.what()); });
       }
     }
     return std::move(chosen_);
@@ -113,7 +114,7 @@ class Assignment {
       if (!matched) idle.push_back(&alternative);
     }
     if (names_output) {
-      problem(rule, "names the output projection, which no rule matches: precision.fp8_output_proj decides about it");
+      problem(rule, [] { return "names the output projection, which no rule matches: precision.fp8_output_proj decides about it"; });
     } else if (idle.size() == pattern.alternatives().size()) {
       no_match(rule, pattern);
     } else {
@@ -148,17 +149,19 @@ class Assignment {
       const auto& choices = alternative->choices;
       if (std::all_of(choices.begin(), choices.end(), [&](size_t choice) { return useful.count(choice) == 1; })) continue;
       useful.insert(choices.begin(), choices.end());
-      const std::string as = " as \"" + alternative->written + "\"";
-      problem(rule, passes_over(*alternative) ? "matches no linear" + as + how_to_reach(*alternative)
-                                              : "matches no module" + as + nearest_to(alternative->written, modules_, layers_));
+      problem(rule, [&] {
+        const std::string as = " as \"" + shortened(alternative->written) + "\"";
+        if (passes_over(*alternative)) return "matches no linear" + as + how_to_reach(*alternative);
+        return "matches no module" + as + nearest_to(alternative->written, modules_, layers_);
+      });
     }
   }
 
   void no_match(size_t rule, const Pattern& pattern) {
     for (const PatternAlternative& alternative : pattern.alternatives()) {
-      if (passes_over(alternative)) return problem(rule, "matches no linear" + how_to_reach(alternative));
+      if (passes_over(alternative)) return problem(rule, [&] { return "matches no linear" + how_to_reach(alternative); });
     }
-    problem(rule, "matches no module" + nearest_to(rules_[rule].match, modules_, layers_));
+    problem(rule, [&] { return "matches no module" + nearest_to(rules_[rule].match, modules_, layers_); });
   }
 
   static std::string how_to_reach(const PatternAlternative& alternative) {
@@ -182,16 +185,19 @@ class Assignment {
   }
 
   void unreachable(size_t rule, const std::set<size_t>& before) {
-    std::string names;
-    for (const size_t earlier : before) {
-      names += text(names.empty() ? "" : ", ", "precision.rules.", earlier, " \"", rules_[earlier].match, '"');
-    }
-    problem(rule, "can never be reached: all its modules are taken by " + names + " before it");
+    problem(rule, [&] {
+      std::string names;
+      for (const size_t earlier : before) {
+        names += text(names.empty() ? "" : ", ", "precision.rules.", earlier, " \"", shortened(rules_[earlier].match), '"');
+      }
+      return "can never be reached: all its modules are taken by " + names + " before it";
+    });
   }
 
-  void problem(size_t rule, const std::string& what) {
+  void problem(size_t rule, const ConfigReport::Message& what) {
     const std::string& match = rules_[rule].match;
-    report_.error(text("precision.rules.", rule, ".match"), match.empty() ? what : "\"" + match + "\" " + what);
+    report_.error(text("precision.rules.", rule, ".match"),
+                  [&] { return match.empty() ? what() : "\"" + shortened(match) + "\" " + what(); });
   }
 
   const std::vector<RuleConfig>& rules_;

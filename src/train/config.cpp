@@ -3,6 +3,7 @@
 #include <bit>
 #include <filesystem>
 
+#include "mantissa/base/json.h"
 #include "mantissa/data/tokenizer.h"
 #include "mantissa/models/model_shape.h"
 
@@ -182,7 +183,7 @@ void resolve_folders(RunConfig& config, ConfigReport& report, const std::string&
   }
   const std::string& name = *logging.run_name;
   if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos || name.find('\0') != std::string::npos) {
-    report.error("logging.run_name", "must be a plain file name, got \"" + name + "\"");
+    report.error("logging.run_name", "must be a plain file name, got \"" + shortened(name) + "\"");
   }
   logging.dir = replaced(logging.dir, "%n", name);
   config.checkpoint.dir = replaced(replaced(config.checkpoint.dir, "%n", name), "%d", logging.dir);
