@@ -162,7 +162,7 @@ TEST(Config, UnknownKeysNameTheNearestOne) {
   EXPECT_EQ(errors(R"({"col": 1})"), "col: unknown key; did you mean 'colour'?   (c.json:1:2)");
   EXPECT_EQ(errors(R"({"small": 1})"), "small: unknown key; did you mean 'inner.small'?   (c.json:1:2)");
   EXPECT_EQ(errors(R"({"--train-iters": 1})"), "--train-iters: unknown key; here it is 'count'   (c.json:1:2)");
-  EXPECT_EQ(errors("{\"a\\u001b[2Kb\\n\": 1}"), "a\\u001b[2Kb\\n: unknown key   (c.json:1:2)");
+  EXPECT_EQ(errors("{\"a\\u001b[2Kb\\n\": 1}"), "a\\x1b[2Kb\\x0a: unknown key   (c.json:1:2)");
   EXPECT_EQ(errors(R"({"zebra": 1})"), "zebra: unknown key   (c.json:1:2)");
   EXPECT_EQ(errors(R"({"inner": {"$schema": 1}})"), "inner.$schema: unknown key   (c.json:1:12)");
   EXPECT_EQ(errors(R"({"list": [{}, {"pth": "x"}]})"), "list.1.pth: unknown key; did you mean 'path'?   (c.json:1:16)");

@@ -4,6 +4,7 @@
 #include "bench_harness.h"
 #include "command.h"
 #include "mantissa/base/parallel.h"
+#include "mantissa/base/printable.h"
 #include "mantissa/train/checkpoint.h"
 #include "mantissa/train/precision_setup.h"
 #include "mantissa/train/report.h"
@@ -59,12 +60,12 @@ ExitCode bench_train(const Arguments& arguments) {
       random_batch(*config.training.global_batch_size, config.training.seq_len, *config.model.vocab_size, config.training.seed);
   Harness harness(*device, arguments.bench);
   const Measurement result = harness.measure(
-      {.bench = "train." + *config.logging.run_name,
+      {.bench = "train." + printable(*config.logging.run_name),
        .shape = text("B", config.training.micro_batch_size, " T", config.training.seq_len, " accum", *config.training.grad_accum),
        .dtype = config.precision.dtype,
        .flops = training_flops_per_token(config.model, config.training.seq_len) * static_cast<double>(tokens),
        .run = [&] { training_step(model, optimizer, accumulator, batch, config.training.micro_batch_size, 1e-4); }});
-  std::printf("%s: %.3f of the GEMM floor's speed, %.1f ms a step, %.0f tokens/s, %s, %s\n", config.logging.run_name->c_str(),
+  std::printf("%s: %.3f of the GEMM floor's speed, %.1f ms a step, %.0f tokens/s, %s, %s\n", printable(*config.logging.run_name).c_str(),
               result.ratio.median, result.seconds.median * 1e3, static_cast<double>(tokens) / result.seconds.median,
               gemm_instruction_set().c_str(), count_text(num_threads(), "thread").c_str());
   return ExitCode::ok;

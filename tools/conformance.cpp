@@ -11,6 +11,7 @@
 #include "command.h"
 #include "mantissa/base/file.h"
 #include "mantissa/base/json.h"
+#include "mantissa/base/printable.h"
 #include "mantissa/train/report.h"
 
 namespace mantissa::tools {
@@ -124,7 +125,7 @@ ExitCode conformance(const std::string& path, const std::string& device_name) {
   for (const std::string& name : folder.names()) {
     const std::string problem = folder.problem(name);
     failed += problem.empty() ? 0 : 1;
-    std::cout << (problem.empty() ? "pass  " : "FAIL  ") << name << (problem.empty() ? "" : "  " + problem) << '\n';
+    std::cout << (problem.empty() ? "pass  " : "FAIL  ") << printable(name) << (problem.empty() ? "" : "  " + printable(problem)) << '\n';
   }
   const auto count = static_cast<int64_t>(folder.names().size());
   std::cout << count_text(count, "file") << ": " << count - failed << " passed, " << failed << " failed\n";

@@ -11,6 +11,7 @@
 #include "mantissa/backend/ceilings.h"
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/parallel.h"
+#include "mantissa/base/printable.h"
 #include "mantissa/base/version.h"
 
 namespace mantissa::tools {
@@ -52,7 +53,7 @@ ExitCode doctor() {
   line("memory", text(static_cast<double>(pages) * static_cast<double>(page) / 1073741824.0, " GiB"));
   if (num_threads() < cores) line("hint", "the process is bound to fewer cores than there are (taskset, mpirun --bind-to none)");
   if (const char* threads = std::getenv("OMP_NUM_THREADS")) {
-    line("OMP_NUM_THREADS", text(threads, ": not used; training.threads decides"));
+    line("OMP_NUM_THREADS", text(printable(threads), ": not used; training.threads decides"));
   }
   const std::string isa = gemm_instruction_set();
   line("matrix products", "oneDNN, " + isa + (isa.find("bf16") == std::string::npos ? "; bf16 operands are widened to fp32 (exact)" : ""));

@@ -5,6 +5,7 @@
 
 #include "command.h"
 #include "mantissa/base/log.h"
+#include "mantissa/base/printable.h"
 #include "mantissa/train/checkpoint.h"
 #include "mantissa/train/evaluate.h"
 
@@ -35,7 +36,7 @@ Data validation_data(const EvalArguments& arguments, const LoadedModel& loaded) 
 }
 
 void print_loss(const std::string& name, double loss, int64_t targets, bool bytes) {
-  std::cout << name << " | loss " << loss << " | perplexity " << std::exp(loss);
+  std::cout << printable(name) << " | loss " << loss << " | perplexity " << std::exp(loss);
   if (bytes) std::cout << " | bits per byte " << loss / std::numbers::ln2;
   std::cout << " | " << targets << " targets\n";
 }

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "command.h"
+#include "mantissa/base/printable.h"
 #include "mantissa/data/open_data.h"
 #include "mantissa/train/checkpoint.h"
 #include "mantissa/train/estimate.h"
@@ -38,20 +39,20 @@ void print_json(const PrecisionPlan& plan, const std::string& device, const Memo
 
 void print_text(const PrecisionPlan& plan, const std::string& device, const RunConfig& config, const MemoryEstimate& memory) {
   std::cout << "device " << device << " | ranks 1 | precision.dtype " << dtype_name(config.precision.dtype) << " | precision.recipe "
-            << config.precision.recipe << '\n';
+            << printable(config.precision.recipe) << '\n';
   if (quantises_operands(plan)) {
     std::cout << "quantised GEMMs are " << kEmulated
               << " on this device: codes are dequantised, which is exact, and multiplied with fp32 accumulation\n";
   }
   const double per_parameter = static_cast<double>(plan.bytes()) / static_cast<double>(plan.parameters());
   std::cout << '\n'
-            << plan.table() << '\n'
+            << printable(plan.table(), "\n") << '\n'
             << plan.parameters() << " parameters | resident weights " << plan.bytes() << " B, " << std::fixed << std::setprecision(3)
             << per_parameter << " B per parameter\n"
             << "memory | masters " << memory.masters << " B | weights beside them " << memory.values << " B | gradients "
             << memory.gradients << " B | optimizer " << memory.optimizer << " B | activations " << memory.activations << " B | workspace "
             << memory.workspace << " B\n";
-  for (const std::string& warning : plan.warnings()) std::cout << "warning: " << warning << '\n';
+  for (const std::string& warning : plan.warnings()) std::cout << "warning: " << printable(warning) << '\n';
   std::cout << "plan " << plan.to_json().at("hash").get<std::string>() << '\n';
 }
 

@@ -1,5 +1,4 @@
 // What lies in a checkpoint, a folder of checkpoints or a data set. Needs no config.
-#include <algorithm>
 #include <filesystem>
 #include <iomanip>
 #include <iostream>
@@ -8,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "command.h"
+#include "mantissa/base/printable.h"
 #include "mantissa/data/dataset.h"
 #include "mantissa/data/fingerprint.h"
 #include "mantissa/io/checkpoint_diff.h"
@@ -19,13 +19,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A name from a file must not control the terminal.
-std::string printable(std::string name) {
-  std::replace_if(
-      name.begin(), name.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
-  return name;
-}
-
 std::string size_text(int64_t bytes) {
   std::ostringstream out;
   out << std::fixed << std::setprecision(1) << static_cast<double>(bytes) / (1 << 20) << " MiB";
@@ -34,7 +27,7 @@ std::string size_text(int64_t bytes) {
 
 void show_list(const fs::path& folder) {
   const auto list = list_checkpoints(folder);
-  if (list.empty()) std::cout << folder.string() << ": no checkpoints\n";
+  if (list.empty()) std::cout << printable(folder.string()) << ": no checkpoints\n";
   for (const CheckpointStatus& status : list) {
     std::cout << status.path.filename().string() << "  ";
     if (status.problem.empty())
@@ -55,16 +48,16 @@ void show_tensor(const ManifestTensor& tensor) {
 
 void show_checkpoint(const CheckpointReader& reader) {
   const Manifest& manifest = reader.manifest();
-  std::cout << reader.directory().string() << '\n'
+  std::cout << printable(reader.directory().string()) << '\n'
             << "step          " << manifest.step << '\n'
             << "samples       " << manifest.samples << '\n'
             << "size          " << size_text(reader.bytes()) << " in " << count_text(manifest.shards.size(), "shard") << '\n'
             << "manifest      " << reader.hash() << '\n'
             << "build         " << printable(manifest.build_fingerprint) << '\n'
             << "data          " << printable(manifest.dataset_fingerprint) << '\n'
-            << "layout        " << manifest.layout << '\n'
-            << "state         " << manifest.state << '\n'
-            << "config        " << nlohmann::json::parse(manifest.config).dump(2) << '\n'
+            << "layout        " << printable(manifest.layout) << '\n'
+            << "state         " << printable(manifest.state) << '\n'
+            << "config        " << printable(nlohmann::json::parse(manifest.config).dump(2), "\n") << '\n'
             << manifest.tensors.size() << " tensors\n";
   for (const ManifestTensor& tensor : manifest.tensors) show_tensor(tensor);
   std::cout << "sizes and manifest are right; `mantissa verify` reads the contents\n";

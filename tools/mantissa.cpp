@@ -6,10 +6,12 @@
 #include <cstdio>
 #include <iostream>
 #include <new>
+#include <sstream>
 
 #include "command.h"
 #include "mantissa/base/nearest.h"
 #include "mantissa/base/parallel.h"
+#include "mantissa/base/printable.h"
 #include "mantissa/base/version.h"
 #include "mantissa/train/config.h"
 
@@ -80,6 +82,8 @@ void check_names(const std::vector<Command>& commands, const std::vector<std::st
   check_names(found->subcommands, {words.begin() + 1, words.end()}, before + " " + found->name);
 }
 
+void print_error(const char* kind, const std::string& message) { std::cerr << kind << "error: " << printable(message, "\n  ") << '\n'; }
+
 ExitCode run(int argc, char** argv) {
   const std::vector<Command> commands = all_commands();
   check_names(commands, {argv + 1, argv + argc}, "mantissa");
@@ -92,7 +96,11 @@ ExitCode run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? ExitCode::ok : ExitCode::usage;
+    std::ostringstream problem;
+    const int code = app.exit(error, std::cout, problem);
+    const std::string message = problem.str();
+    if (!message.empty()) std::cerr << printable(message.substr(0, message.find_last_not_of('\n') + 1), "\n  ") << '\n';
+    return code == 0 ? ExitCode::ok : ExitCode::usage;
   }
   return chosen->run();
 }
@@ -127,12 +135,12 @@ int main(int argc, char** argv) {
     mantissa::require(written, mantissa::ExitCode::storage, "standard output: write failed");
     return static_cast<int>(code);
   } catch (const mantissa::Error& error) {
-    std::cerr << "error: " << error.what() << '\n';
+    mantissa::tools::print_error("", error.what());
     return static_cast<int>(error.code());
   } catch (const std::bad_alloc&) {
-    std::cerr << "error: out of memory\n";
+    mantissa::tools::print_error("", "out of memory");
   } catch (const std::exception& error) {
-    std::cerr << "internal error: " << error.what() << '\n';
+    mantissa::tools::print_error("internal ", error.what());
   }
   return static_cast<int>(mantissa::ExitCode::internal);
 }

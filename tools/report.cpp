@@ -6,6 +6,7 @@
 
 #include "command.h"
 #include "mantissa/base/pending_file.h"
+#include "mantissa/base/printable.h"
 #include "mantissa/train/report_page.h"
 
 namespace mantissa::tools {
@@ -30,7 +31,7 @@ ExitCode report(const ReportArguments& arguments) {
   for (const std::string& path : arguments.runs) runs.push_back(read_run_metrics(path));
   name_apart(runs, arguments.runs);
   write_file_atomically(arguments.output, report_page(runs));
-  std::cout << arguments.output << ": " << count_text(runs.size(), "run") << '\n';
+  std::cout << printable(arguments.output) << ": " << count_text(runs.size(), "run") << '\n';
   return ExitCode::ok;
 }
 

@@ -6,6 +6,7 @@
 
 #include "command.h"
 #include "mantissa/base/pending_file.h"
+#include "mantissa/base/printable.h"
 #include "mantissa/data/dataset.h"
 #include "mantissa/data/token_writer.h"
 #include "mantissa/train/report.h"
@@ -71,7 +72,7 @@ void write_all(Writer& writer, const std::vector<std::string>& paths, const Toke
   for (const std::string& path : paths) documents += add_documents(path, options, writer);
   require(documents > 0, ExitCode::usage, "there is no text in the input");
   const int64_t tokens = writer.finish();
-  std::cout << names << ": " << count_text(documents, "document") << ", " << count_text(tokens, "token") << ", model.vocab_size "
+  std::cout << printable(names) << ": " << count_text(documents, "document") << ", " << count_text(tokens, "token") << ", model.vocab_size "
             << options.vocab_size << '\n';
 }
 
@@ -106,7 +107,7 @@ ExitCode tokenize(const Arguments& arguments) {
   }
   if (tokenizer.kind() == Tokenizer::Kind::characters) {
     write_file_atomically(vocabulary_path(arguments), tokenizer.to_json());
-    std::cout << vocabulary_path(arguments) << ": the characters by id; give it as --vocabulary for further files\n";
+    std::cout << printable(vocabulary_path(arguments)) << ": the characters by id; give it as --vocabulary for further files\n";
   }
   return ExitCode::ok;
 }

@@ -8,6 +8,7 @@
 #include "command.h"
 #include "console.h"
 #include "mantissa/base/log.h"
+#include "mantissa/base/printable.h"
 #include "mantissa/train/precision_setup.h"
 #include "signals.h"
 
@@ -41,16 +42,16 @@ std::string counted(double value) {
 }
 
 std::string start_line(const StartReport& report) {
-  std::string line = text("run ", report.folder, " | ", counted(static_cast<double>(report.parameters)), " parameters | ",
+  std::string line = text("run ", printable(report.folder), " | ", counted(static_cast<double>(report.parameters)), " parameters | ",
                           report.training_tokens, " training tokens | ", report.precision, " | ", report.device, ", ",
                           count_text(report.threads, "thread"), " | ", count_text(report.steps, "step"));
-  if (!report.resumed.empty()) line += text(" | continues at ", report.step, " from ", report.resumed);
+  if (!report.resumed.empty()) line += text(" | continues at ", report.step, " from ", printable(report.resumed));
   return line;
 }
 
 std::string save_line(const SaveReport& report) {
-  if (!report.problem.empty()) return text("save  ", report.step, " | FAILED: ", report.problem);
-  return text("save  ", report.step, " | ", report.path, " | ", duration_text(report.seconds));
+  if (!report.problem.empty()) return text("save  ", report.step, " | FAILED: ", printable(report.problem));
+  return text("save  ", report.step, " | ", printable(report.path), " | ", duration_text(report.seconds));
 }
 
 void print_summary(Console& console, const TrainSummary& summary) {
@@ -63,7 +64,8 @@ void print_summary(Console& console, const TrainSummary& summary) {
   if (summary.failed_saves > 0) line += text(" | ", count_text(summary.failed_saves, "save"), " failed");
   const int64_t dropped = summary.dropped_lines + console.dropped_lines();
   if (dropped > 0) line += text(" | ", count_text(dropped, "line"), " of output dropped");
-  line += text("\nfiles | ", summary.folder, " | checkpoint ", summary.checkpoint.empty() ? "none" : summary.checkpoint);
+  line +=
+      text("\nfiles | ", printable(summary.folder), " | checkpoint ", summary.checkpoint.empty() ? "none" : printable(summary.checkpoint));
   if (summary.exit == ExitCode::stopped) line += "\nThe same command with --resume continues.";
   console.line(line);
   log_info(line);

@@ -2,6 +2,7 @@
 #include <memory>
 
 #include "command.h"
+#include "mantissa/base/printable.h"
 #include "mantissa/io/checkpoint_search.h"
 #include "mantissa/train/report.h"
 
@@ -12,8 +13,8 @@ ExitCode verify(const std::string& path) {
   CheckpointReader reader = open_checkpoint(path);
   reader.verify();
   const Manifest& manifest = reader.manifest();
-  std::cout << reader.directory().string() << ": intact: step " << manifest.step << ", " << manifest.tensors.size() << " tensors, "
-            << reader.bytes() << " bytes in " << count_text(manifest.shards.size(), "shard") << '\n';
+  std::cout << printable(reader.directory().string()) << ": intact: step " << manifest.step << ", " << manifest.tensors.size()
+            << " tensors, " << reader.bytes() << " bytes in " << count_text(manifest.shards.size(), "shard") << '\n';
   return ExitCode::ok;
 }
 

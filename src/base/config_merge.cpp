@@ -7,6 +7,7 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 
+#include "mantissa/base/printable.h"
 #include "source_tree.h"
 
 namespace mantissa::detail {
@@ -95,7 +96,7 @@ class Merger {
   void report_problems(const Source& source, const LocatedJson& parsed) {
     const TextLines lines(source.text);
     for (const JsonProblem& problem : parsed.problems) {
-      const std::string key = printable(dotted_pointer(problem.pointer));
+      const std::string key = printable(shown_key(dotted_pointer(problem.pointer)));
       report_.source_error(text(key, key.empty() ? "" : ": ", problem.message, "   (", source.name, ":", lines.at(problem.offset), ")"),
                            source.base + static_cast<int64_t>(problem.offset));
     }
@@ -150,7 +151,7 @@ class Merger {
     size_t index = entries.size() + 1;
     if (is_index(name)) std::from_chars(name.data(), name.data() + name.size(), index);
     if (index > entries.size()) {
-      report_.source_error(text(printable(key), ": '", shortened(name), "' is no entry of a list with ", entries.size(),
+      report_.source_error(text(printable(shown_key(key)), ": '", shortened(name), "' is no entry of a list with ", entries.size(),
                                 " (count from 0; the next number appends)   (--set ", shortened(source.text), ")"),
                            source.base);
       return nullptr;
@@ -183,11 +184,6 @@ std::string shown_key(std::string_view key) {
     begin = end + 1;
   }
   return shortened(shown, kMostNames * kShownCharacters);
-}
-
-std::string printable(std::string_view key) {
-  const std::string quoted = json(shown_key(key)).dump(-1, ' ', false, json::error_handler_t::replace);
-  return quoted.substr(1, quoted.size() - 2);
 }
 
 std::string dotted(const std::string& key, std::string_view name) {

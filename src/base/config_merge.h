@@ -15,9 +15,6 @@ bool merge_sources(const ConfigSources& sources, ConfigReport& report);
 // The names of a key, each of a length that can be shown.
 std::string shown_key(std::string_view key);
 
-// The same with control characters escaped, so that a name from a file cannot forge output.
-std::string printable(std::string_view key);
-
 std::string dotted(const std::string& key, std::string_view name);
 
 }  // namespace mantissa::detail

@@ -2,6 +2,7 @@
 
 #include "config_merge.h"
 #include "mantissa/base/config.h"
+#include "mantissa/base/printable.h"
 #include "source_tree.h"
 
 namespace mantissa {
@@ -23,7 +24,7 @@ bool marked(const std::vector<bool>& marks, uint32_t position) { return position
 const std::string& key_origin(const ConfigPlace& place) { return place.key_origin.empty() ? place.origin : place.key_origin; }
 
 std::string told(const std::string& key, const std::string& message, const std::string& origin) {
-  return text(detail::printable(key), key.empty() ? "" : ": ", shortened(message, kLongestMessage), "   (", origin, ")");
+  return text(printable(detail::shown_key(key)), key.empty() ? "" : ": ", shortened(message, kLongestMessage), "   (", origin, ")");
 }
 
 std::string grouped(size_t number) {  // 39,950

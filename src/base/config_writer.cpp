@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -83,10 +82,7 @@ class Writer {
 
   void comment(const std::string& key) {
     if (report_ == nullptr) return;
-    std::string origin = report_->origin(key);
-    std::replace_if(
-        origin.begin(), origin.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20; }, ' ');
-    out_ += "  // " + origin;
+    out_ += "  // " + report_->origin(key);
   }
 
   const ConfigReport* report_;

@@ -5,15 +5,18 @@
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
-#include <cstdio>
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <vector>
+
+#include "mantissa/base/printable.h"
 
 namespace mantissa {
 namespace {
 
 constexpr size_t kMaxKeptRecords = 1000;
+constexpr const char* kContinued = "\n  ";  // a message of several lines stays one visible entry
 using KeptRecords = spdlog::sinks::ringbuffer_sink_mt;
 
 std::mutex mutex;
@@ -29,24 +32,6 @@ spdlog::level::level_enum to_spdlog(LogLevel level) {
     case LogLevel::off: return spdlog::level::off;
   }
   return spdlog::level::info;
-}
-
-std::string escaped(const std::string& message) {
-  std::string out;
-  out.reserve(message.size());
-  for (const char c : message) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte >= 0x20 && byte != 0x7f) {
-      out += c;
-    } else if (c == '\n') {
-      out += "\n  ";  // a message of several lines stays one visible entry
-    } else {
-      char hex[8];
-      std::snprintf(hex, sizeof hex, "\\x%02x", byte);
-      out += hex;
-    }
-  }
-  return out;
 }
 
 // With the times at which they were made.
@@ -98,7 +83,7 @@ void write_log(LogLevel level, const std::string& message) {
     const std::lock_guard lock(mutex);
     current = logger;
   }
-  if (current) current->log(to_spdlog(level), "{}", escaped(message));
+  if (current) current->log(to_spdlog(level), "{}", printable(message, kContinued));
 }
 
 }  // namespace mantissa

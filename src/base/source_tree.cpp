@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "config_merge.h"
+#include "mantissa/base/printable.h"
 
 namespace mantissa::detail {
 
@@ -82,9 +83,9 @@ std::string SourceTree::origin(uint32_t position) const {
   const Source* const source = source_of(position);
   if (source == nullptr) return "default";
   if (source->name.empty())
-    return "--set " + shown_key(source->text.substr(0, source->value)) + shortened(source->text.substr(source->value));
+    return "--set " + printable(shown_key(source->text.substr(0, source->value)) + shortened(source->text.substr(source->value)));
   if (!source->lines) source->lines.emplace(source->text);
-  return source->name + ":" + source->lines->at(position - source->base);
+  return printable(source->name) + ":" + source->lines->at(position - source->base);
 }
 
 // Stops when there is more than is shown.

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <vector>
 
+#include "mantissa/base/printable.h"
 #include "mantissa/formats/element.h"
 
 namespace mantissa {
@@ -26,25 +27,19 @@ size_t characters(const std::string& text) {
       std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
 }
 
-// Lines of at most kBoxWidth characters (UTF-8 sequences stay whole); control characters become \xNN.
+// Lines of at most kBoxWidth characters; UTF-8 sequences stay whole.
 std::vector<std::string> wrapped(const std::string& text) {
   std::vector<std::string> lines(1);
   size_t width = 0;
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '\n') {
-      lines.emplace_back();
-      width = 0;
-      continue;
-    }
-    const bool control = byte < 0x20 || byte == 0x7f, continues = (byte & 0xC0) == 0x80;
-    const std::string piece = control ? formatted("\\x%02x", byte) : std::string(1, c);
-    if (!continues && width + piece.size() > kBoxWidth) {
+  for (const char c : printable(text, "\n")) {
+    const bool continues = (static_cast<unsigned char>(c) & 0xC0) == 0x80;
+    if (c == '\n' || (!continues && width == kBoxWidth)) {
       lines.emplace_back();
       width = 0;
     }
-    lines.back() += piece;
-    if (!continues) width += piece.size();
+    if (c == '\n') continue;
+    lines.back() += c;
+    if (!continues) ++width;
   }
   return lines;
 }
@@ -98,7 +93,7 @@ std::string evaluation_line(const EvaluationReport& report) {
                                result.loss, std::exp(result.loss), static_cast<long long>(result.targets), report.seconds);
   if (report.best) line += " | best";
   if (result.sets.size() < 2) return line;
-  for (const SetLoss& set : result.sets) line += " | " + set.name + formatted(" %.4f", set.loss);
+  for (const SetLoss& set : result.sets) line += " | " + printable(set.name) + formatted(" %.4f", set.loss);
   return line;
 }
 

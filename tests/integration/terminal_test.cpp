@@ -1,0 +1,72 @@
+// What reaches the terminal: nothing that controls it.
+#include <gmock/gmock.h>
+
+#include "process.h"
+#include "training.h"
+
+namespace mantissa {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+const std::string kEvil = "evil\x1b[2J\nerror: forged";
+
+class Terminal : public test::TrainingTest {
+ protected:
+  Terminal() {
+    test::write_file(folder_ / "run.json", effective_config(config("run", {"training.steps=2", "data.tokenizer=byte"}).config));
+  }
+
+  test::ProcessResult mantissa(std::vector<std::string> arguments) const {
+    return test::run_mantissa(std::move(arguments), folder_.path());
+  }
+
+  static void expect_harmless(const test::ProcessResult& run) {
+    EXPECT_THAT(run.output + run.errors, HasSubstr("evil\\x1b[2J"));
+    EXPECT_THAT(run.output + run.errors, Not(HasSubstr("\x1b")));
+    EXPECT_THAT("\n" + run.output + run.errors, Not(HasSubstr("\nerror: forged")));
+  }
+};
+
+TEST_F(Terminal, NamesInErrorsAreEscaped) {
+  for (const std::string command : {"train", "eval", "verify", "inspect", "report", "conformance", "generate"}) {
+    const auto run = mantissa({command, kEvil});
+    EXPECT_EQ(run.exit_code, 2) << run.errors;
+    expect_harmless(run);
+  }
+  expect_harmless(mantissa({kEvil}));
+  expect_harmless(mantissa({"train", "run.json", kEvil}));
+}
+
+TEST_F(Terminal, OriginsOfKeysAreEscaped) {
+  expect_harmless(mantissa({"config", "check", "run.json", "--set", "optimizer.lr=-1 " + kEvil}));
+  expect_harmless(mantissa({"config", "check", "run.json", "--set", "eval.samples={\"prompts\":[\"" + kEvil + "\"]}"}));
+  test::write_file(folder_ / kEvil.substr(0, 12), "{\"optimizer\": {\"lr\": 2e-3}}");
+  expect_harmless(mantissa({"config", "check", "run.json", "--set-file", kEvil.substr(0, 12)}));
+}
+
+TEST_F(Terminal, NamesInWhatIsPrintedAreEscaped) {
+  const std::string folder = folder_ / kEvil.substr(0, 12);
+  const std::string validation = folder + "-data";
+  test::write_file(validation, test::second_order_text(500));
+  const auto trained =
+      mantissa({"train", "run.json", "--set", "logging.dir=" + folder, "--set", "checkpoint.dir=" + folder + "/checkpoints", "--set",
+                "data.path=null", "--set", "data.train.0.path=text.txt", "--set", "data.valid.0.path=text.txt", "--set",
+                "data.valid.1.path=" + validation});
+  EXPECT_EQ(trained.exit_code, 0) << trained.errors;
+  expect_harmless(trained);
+  for (const std::vector<std::string>& command : {std::vector<std::string>{"eval", folder},
+                                                  {"verify", folder},
+                                                  {"inspect", folder + "/checkpoints/step-00000002"},
+                                                  {"inspect", validation},
+                                                  {"report", folder, "--output", folder + ".html"},
+                                                  {"tokenize", "text.txt", "--output", folder + "-out"}}) {
+    const auto run = mantissa(command);
+    EXPECT_EQ(run.exit_code, 0) << command.front() << run.errors;
+    expect_harmless(run);
+  }
+}
+
+}  // namespace
+}  // namespace mantissa
