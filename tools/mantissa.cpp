@@ -1,7 +1,11 @@
 // The table of subcommands and the only file that knows CLI11: it turns Commands into a parser, runs the chosen one and maps every failure
 // to an exit code.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <iostream>
@@ -9,6 +13,7 @@
 #include <sstream>
 
 #include "command.h"
+#include "mantissa/base/file.h"
 #include "mantissa/base/nearest.h"
 #include "mantissa/base/parallel.h"
 #include "mantissa/base/printable.h"
@@ -84,6 +89,14 @@ void check_names(const std::vector<Command>& commands, const std::vector<std::st
 
 void print_error(const char* kind, const std::string& message) { std::cerr << kind << "error: " << printable(message, "\n  ") << '\n'; }
 
+// Else the first files that are opened become standard input, output and error, and what is printed goes into them.
+void occupy_standard_streams() {
+  for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    const bool open = ::fcntl(stream, F_GETFD) >= 0 || ::open("/dev/null", O_RDWR) == stream;
+    require(open, ExitCode::environment, "/dev/null cannot take the place of closed standard streams: ", system_message(errno));
+  }
+}
+
 ExitCode run(int argc, char** argv) {
   const std::vector<Command> commands = all_commands();
   check_names(commands, {argv + 1, argv + argc}, "mantissa");
@@ -128,7 +141,9 @@ void use_threads(int threads) {
 
 int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);  // a closed stdout must not end training
+  std::signal(SIGXFSZ, SIG_IGN);  // beyond a limit on file sizes writes fail
   try {
+    mantissa::tools::occupy_standard_streams();
     const mantissa::ExitCode code = mantissa::tools::run(argc, argv);
     // Training goes on without its output and has cleared the error by now; whatever else prints has failed without it.
     const bool written = std::cout.flush().good() && std::fflush(stdout) == 0 && std::ferror(stdout) == 0;

@@ -62,7 +62,7 @@ void print_summary(Console& console, const TrainSummary& summary) {
                " tok/s");
   if (summary.skipped_steps > 0) line += text(" | ", count_text(summary.skipped_steps, "step"), " skipped");
   if (summary.failed_saves > 0) line += text(" | ", count_text(summary.failed_saves, "save"), " failed");
-  const int64_t dropped = summary.dropped_lines + console.dropped_lines();
+  const int64_t dropped = summary.dropped_lines + console.dropped_lines() + dropped_log_lines();
   if (dropped > 0) line += text(" | ", count_text(dropped, "line"), " of output dropped");
   line +=
       text("\nfiles | ", printable(summary.folder), " | checkpoint ", summary.checkpoint.empty() ? "none" : printable(summary.checkpoint));

@@ -19,6 +19,7 @@ constexpr size_t kMaxKeptRecords = 1000;
 constexpr const char* kContinued = "\n  ";  // a message of several lines stays one visible entry
 using KeptRecords = spdlog::sinks::ringbuffer_sink_mt;
 
+std::atomic<int64_t> dropped{0};
 std::mutex mutex;
 std::shared_ptr<spdlog::logger> logger;
 std::shared_ptr<KeptRecords> kept;  // the records of a log without a file, until one is named
@@ -41,6 +42,7 @@ void write_kept(spdlog::sinks::sink& file) {
     for (const auto& record : kept->last_raw()) file.log(record);
     file.flush();
   } catch (const spdlog::spdlog_ex&) {  // a full log disk must not stop training
+    ++dropped;
   }
 }
 
@@ -64,7 +66,7 @@ void open_log(const LogOptions& options) {
   next->set_pattern("%Y-%m-%d %H:%M:%S %^%l%$ %v");
   next->set_level(to_spdlog(options.level));
   next->flush_on(spdlog::level::info);
-  next->set_error_handler([](const std::string&) {});  // a full log disk must not stop training
+  next->set_error_handler([](const std::string&) { ++dropped; });  // a full log disk must not stop training
   const std::lock_guard lock(mutex);
   if (has_file) write_kept(*sinks.back());
   kept = keeping;
@@ -76,6 +78,8 @@ void close_log() {
   logger.reset();
   kept.reset();
 }
+
+int64_t dropped_log_lines() { return dropped; }
 
 void write_log(LogLevel level, const std::string& message) {
   std::shared_ptr<spdlog::logger> current;

@@ -37,15 +37,19 @@ AppendFile::~AppendFile() {
 }
 
 void AppendFile::append(std::string_view record) {
-  ssize_t written = 0;
-  do written = ::write(fd_, record.data(), record.size());
-  while (written < 0 && errno == EINTR);
-  if (std::cmp_equal(written, record.size())) {
-    size_ += written;
-    return;
+  std::string_view rest = record;
+  int error = 0;
+  while (!rest.empty() && error == 0) {  // a write that took a part says nothing; the next one says why
+    const ssize_t written = ::write(fd_, rest.data(), rest.size());
+    if (written > 0) {
+      rest.remove_prefix(static_cast<size_t>(written));
+    } else if (written == 0 || errno != EINTR) {
+      error = written < 0 ? errno : EIO;
+    }
   }
-  const int error = written < 0 ? errno : ENOSPC;
-  if (written > 0 && ::ftruncate(fd_, size_) != 0) size_ += written;  // the part stays; later records follow it
+  const auto written = static_cast<int64_t>(record.size() - rest.size());
+  if (error == 0 || (written > 0 && ::ftruncate(fd_, size_) != 0)) size_ += written;  // a part that cannot be cut stays
+  if (error == 0) return;
   if (failures_++ == 0) log_warning(path_.string(), ": writing failed: ", system_message(error), "; further failures are only counted");
 }
 

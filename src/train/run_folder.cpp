@@ -43,6 +43,21 @@ void require_no_run(const RunConfig& config, bool used) {
 
 ordered_json or_null(const std::optional<double>& value) { return value ? ordered_json(*value) : ordered_json(); }
 
+void write_descriptions(const LoadedConfig& loaded, const std::vector<std::string>& arguments, const fs::path& folder) {
+  std::error_code error;
+  write_file_atomically(folder / "config.json", effective_config(loaded.config));
+  write_file_atomically(folder / "config-origins.json", effective_config(loaded.config, &loaded.report));
+  const ordered_json run = {{"arguments", arguments},
+                            {"version", version()},
+                            {"git_revision", git_revision()},
+                            {"build", build_fingerprint()},
+                            {"host", host_name()},
+                            {"pid", getpid()},
+                            {"directory", fs::current_path(error).string()},
+                            {"started", unix_time()}};
+  write_file_atomically(folder / "run.json", run.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n");
+}
+
 }  // namespace
 
 void require_no_checkpoints(const RunConfig& config) { require_no_run(config, holds_checkpoints(config.checkpoint.dir)); }
@@ -61,17 +76,12 @@ void write_run_folder(const LoadedConfig& loaded, const std::vector<std::string>
   std::error_code error;
   fs::create_directories(folder, error);
   require(!error, ExitCode::environment, folder.string(), ": cannot be made: ", error.message());
-  write_file_atomically(folder / "config.json", effective_config(loaded.config));
-  write_file_atomically(folder / "config-origins.json", effective_config(loaded.config, &loaded.report));
-  const ordered_json run = {{"arguments", arguments},
-                            {"version", version()},
-                            {"git_revision", git_revision()},
-                            {"build", build_fingerprint()},
-                            {"host", host_name()},
-                            {"pid", getpid()},
-                            {"directory", fs::current_path(error).string()},
-                            {"started", unix_time()}};
-  write_file_atomically(folder / "run.json", run.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n");
+  try {
+    write_descriptions(loaded, arguments, folder);
+  } catch (const Error& failure) {  // nothing is lost yet: code 7 is for a save that is
+    if (failure.code() != ExitCode::storage) throw;
+    fail(ExitCode::environment, failure.what());
+  }
 }
 
 Metrics::Metrics(const LoggingConfig& config) {

@@ -17,6 +17,7 @@ namespace {
 using test::read_file;
 using test::TrainedRun;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // mantissa train as a child, its output in files or where told.
 class Training {
@@ -163,6 +164,51 @@ TEST_F(TrainingFaults, FullOutputAndReaderThatWentAwayDoNotStopTraining) {
   EXPECT_EQ(piped.exit_code, 0) << piped.errors;
   for (const char* name : {"full", "piped"}) EXPECT_EQ(list_checkpoints(run_folder(name) + "/checkpoints").size(), 1U) << name;
   EXPECT_THAT(read_file(run_folder("full") + "/log.txt"), HasSubstr("lines of output dropped"));
+}
+
+TEST_F(TrainingFaults, ClosedStandardStreamsDoNotBecomeFilesOfTheRun) {
+  const auto run =
+      test::run_process({"bash", "-c", "exec " MANTISSA_BINARY " train run.json --set training.steps=20 <&- >&- 2>&-"}, folder_.path());
+  EXPECT_EQ(run.exit_code, 0);
+  EXPECT_EQ(read_file(run_folder("run") + "/checkpoints/LOCK"), "");
+  const std::string metrics = read_file(run_folder("run") + "/metrics.jsonl");
+  EXPECT_THAT(metrics, HasSubstr("\"step\":20"));
+  EXPECT_THAT(metrics, Not(HasSubstr("step    20/20")));
+}
+
+// ---- a limit on the size of files
+
+TEST_F(TrainingFaults, FileSizeLimitFailsSavesForTheRightReasonAndTheLastOneDecides) {
+  const auto run = test::run_process(
+      {"bash", "-c", "ulimit -f 40; exec " MANTISSA_BINARY " train run.json --set training.steps=20 --set checkpoint.interval=8"},
+      folder_.path());
+  EXPECT_EQ(run.exit_code, 7) << run.errors;
+  EXPECT_THAT(run.output, HasSubstr("step    20/20"));
+  EXPECT_THAT(run.output, HasSubstr("3 saves failed"));
+  EXPECT_THAT(run.errors, HasSubstr("File too large"));
+  EXPECT_THAT(run.errors, Not(HasSubstr("No space left")));
+}
+
+TEST_F(TrainingFaults, FileSizeLimitThatOnlyLogsReachDropsTheirLines) {
+  const std::vector<std::string> words = {MANTISSA_BINARY, "train", "run.json", "--set", "training.steps=10"};
+  ASSERT_EQ(test::run_process(words, folder_.path()).exit_code, 0);
+  for (const char* const log : {"/metrics.jsonl", "/log.txt"}) {
+    std::ofstream(run_folder("run") + log, std::ios::app) << R"({"type":"filler","text":")" << std::string(1 << 20, '.') << "\"}\n";
+  }
+  const std::string before = read_file(run_folder("run") + "/metrics.jsonl");
+  const auto run = test::run_process(
+      {"bash", "-c", "ulimit -f 1024; exec " MANTISSA_BINARY " train run.json --set training.steps=20 --resume"}, folder_.path());
+  EXPECT_EQ(run.exit_code, 0) << run.errors;
+  EXPECT_EQ(read_file(run_folder("run") + "/metrics.jsonl"), before);
+  EXPECT_THAT(run.errors, HasSubstr("metrics.jsonl: writing failed: File too large"));
+  EXPECT_THAT(run.output, HasSubstr(" lines of output dropped"));
+  expect_resumable("run");
+}
+
+TEST_F(TrainingFaults, RunFolderThatCannotBeWrittenLosesNoWorkAndIsNotCalledAFailedSave) {
+  const auto run = test::run_process({"bash", "-c", "ulimit -f 1; exec " MANTISSA_BINARY " train run.json"}, folder_.path());
+  EXPECT_EQ(run.exit_code, 3) << run.errors;
+  EXPECT_THAT(run.errors, HasSubstr("config.json.tmp: writing failed: File too large"));
 }
 
 // ---- the checkpoint folder goes away (in this process)

@@ -1,6 +1,7 @@
 // Log lines of the library. Nothing is written until a tool opens the log: a library user sees no output by default.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "mantissa/base/error.h"
@@ -21,6 +22,7 @@ struct LogOptions {
 // that fails is counted, never thrown.
 void open_log(const LogOptions& options);
 void close_log();
+int64_t dropped_log_lines();  // by all logs of this process
 // Control characters in the message are escaped, so that a name from a file cannot forge a line.
 void write_log(LogLevel level, const std::string& message);
 
