@@ -14,6 +14,7 @@
 
 #include "command.h"
 #include "mantissa/base/file.h"
+#include "mantissa/base/limits.h"
 #include "mantissa/base/nearest.h"
 #include "mantissa/base/parallel.h"
 #include "mantissa/base/printable.h"
@@ -153,7 +154,7 @@ int main(int argc, char** argv) {
     mantissa::tools::print_error("", error.what());
     return static_cast<int>(error.code());
   } catch (const std::bad_alloc&) {
-    mantissa::tools::print_error("", "out of memory");
+    mantissa::tools::print_error("", "out of memory" + mantissa::memory_limits());
   } catch (const std::exception& error) {
     mantissa::tools::print_error("internal ", error.what());
   }

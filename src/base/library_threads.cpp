@@ -1,12 +1,43 @@
 #include <omp.h>
 
+#include <atomic>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "base/process_limit.h"
+#include "mantissa/base/error.h"
 #include "mantissa/base/parallel.h"
 
 namespace mantissa {
+namespace {
+
+// The library ends the process if it cannot start a thread.
+void require_startable(int threads) {
+  std::vector<std::jthread> started;
+  std::atomic<bool> over{false};
+  std::string refusal;
+  try {
+    while (static_cast<int>(started.size()) < threads) started.emplace_back([&over] { over.wait(false); });
+  } catch (const std::system_error& refused) {
+    refusal = refused.what();
+  }
+  over = true;
+  over.notify_all();
+  require(refusal.empty(), ExitCode::environment, "thread ", started.size() + 2, " of ", threads + 1,
+          " of the library cannot be started: ", refusal, process_limit());
+}
+
+}  // namespace
 
 void with_library_threads(const std::function<void()>& body) {
-  const int previous = omp_get_max_threads();
-  omp_set_num_threads(num_threads());
+  static std::atomic<int> startable{1};
+  const int threads = num_threads(), previous = omp_get_max_threads();
+  if (startable < threads) {
+    require_startable(threads - 1);
+    startable = threads;
+  }
+  omp_set_num_threads(threads);
   body();
   omp_set_num_threads(previous);
 }

@@ -2,17 +2,19 @@
 // scheduled: on a machine shared with other processes that keeps short loops short, where a barrier of all threads would wait for the
 // slowest.
 #include <emmintrin.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
 
+#include "base/process_limit.h"
 #include "base/single_threaded_library.h"
-#include "mantissa/base/log.h"
+#include "mantissa/base/file.h"
+#include "mantissa/base/limits.h"
 #include "mantissa/base/parallel.h"
 
 namespace mantissa {
@@ -20,6 +22,9 @@ namespace {
 
 // About 50 microseconds: longer than the gap between the loops of a training step, shorter than a scheduler's time slice.
 constexpr int kSpins = 2000;
+
+// The system keeps data of its own in it.
+constexpr size_t kThreadStackBytes = size_t{2} * kStackBytes;
 
 struct Job {
   detail::ChunkBody body;
@@ -44,8 +49,8 @@ class Pool {
  public:
   // One job at a time. False, with nothing done, while a job runs: another thread's, or the one whose body calls this.
   bool run(Job& job, int workers) {
-    if (taken_.exchange(true)) return false;
     start(workers);
+    if (taken_.exchange(true)) return false;
     job_ = &job;
     places_.store(static_cast<uint64_t>(workers) << 32U);
     if (sleepers_.load() > 0) {
@@ -59,6 +64,14 @@ class Pool {
     return true;
   }
 
+  // On return so many have begun to serve. Throws Error(environment) if one cannot be had.
+  void start(int workers) {
+    if (ready_.load() >= workers) return;
+    const std::lock_guard<std::mutex> lock(starting_);
+    for (; started_ < workers; ++started_) start_one(text("thread ", started_ + 2, " of ", workers + 1));
+    for (int ready = ready_.load(); ready < started_; ready = ready_.load()) ready_.wait(ready);
+  }
+
  private:
   static void pause(int spins) {
     if (spins < kSpins) {
@@ -68,13 +81,18 @@ class Pool {
     }
   }
 
-  // A thread that cannot be had is done without: the caller takes its pieces.
-  void start(int workers) {
-    try {
-      for (; started_ < workers; ++started_) std::thread([this] { serve(); }).detach();
-    } catch (const std::system_error& refused) {
-      log_warning("cannot start thread ", started_ + 2, " of ", workers + 1, ": ", refused.what());
-    }
+  // With a stack of our own size: by default it is what `ulimit -s` says.
+  void start_one(const std::string& which) {
+    require_memory(2 * kThreadStackBytes, which);  // beside the stack what libraries allocate as the thread begins: they end the process
+    pthread_attr_t attributes;
+    ::pthread_attr_init(&attributes);
+    ::pthread_attr_setstacksize(&attributes, kThreadStackBytes);
+    ::pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_t thread;
+    const int error = ::pthread_create(
+        &thread, &attributes, [](void* self) -> void* { static_cast<Pool*>(self)->serve(); }, this);
+    ::pthread_attr_destroy(&attributes);
+    if (error != 0) fail(ExitCode::environment, which, " cannot be started: ", system_message(error), process_limit());
   }
 
   bool join() {
@@ -94,6 +112,8 @@ class Pool {
 
   [[noreturn]] void serve() {
     const SingleThreadedLibrary guard;
+    ready_.fetch_add(1);
+    ready_.notify_one();
     for (int spins = 0;; ++spins) {
       if (join()) {
         job_.load()->work();
@@ -114,7 +134,9 @@ class Pool {
   std::atomic<int> sleepers_{0};
   std::mutex mutex_;
   std::condition_variable wake_;
+  std::mutex starting_;
   int started_ = 0;
+  std::atomic<int> ready_{0};
 };
 
 // Never destroyed: its threads sleep until the process ends, and destructors of statics may still use it.
@@ -124,6 +146,11 @@ Pool& pool() {
 }
 
 }  // namespace
+
+void start_threads() {
+  require_stack();
+  pool().start(num_threads() - 1);
+}
 
 void detail::parallel_chunks(int64_t count, int64_t chunk, ChunkBody body, void* context) {
   if (count <= 0) return;

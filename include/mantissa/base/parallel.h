@@ -12,6 +12,11 @@ namespace mantissa {
 int num_threads();
 void set_num_threads(int threads);
 
+// Starts the threads that parallel_for will use and makes sure of the stack that its bodies need (limits.h). Opening a backend calls it, so
+// that a limit of the system is met there and not in the middle of a run. Throws Error(environment) that names limit, value and need, as
+// parallel_for does where it needs more threads.
+void start_threads();
+
 namespace detail {
 using ChunkBody = void (*)(void* context, int64_t begin, int64_t end);
 void parallel_chunks(int64_t count, int64_t chunk, ChunkBody body, void* context);

@@ -4,6 +4,8 @@
 #include <bit>
 #include <cstdlib>
 
+#include "mantissa/base/limits.h"
+
 namespace mantissa {
 
 int64_t CachingAllocator::size_class(int64_t bytes) {
@@ -50,8 +52,8 @@ std::byte* CachingAllocator::from_system(int64_t size) {
     release_cached();
     ++stats_.system_calls;
     const int status = posix_memalign(&block, kAlignment, static_cast<size_t>(size));
-    require(status == 0, "out of memory: cannot allocate ", size, " bytes; ", stats_.in_use, " bytes are in use, at most ",
-            stats_.peak_in_use, " so far");
+    require(status == 0, "out of memory: cannot allocate ", size, " bytes for a tensor; ", stats_.in_use, " bytes are in use, at most ",
+            stats_.peak_in_use, " so far", memory_limits());
   }
   ++blocks_[size];
   stats_.reserved += size;

@@ -9,6 +9,7 @@ namespace mantissa {
 
 class CpuReference : public Backend {
  public:
+  CpuReference();
   using Backend::run;
   const char* name() const override { return "cpu_reference"; }
   std::shared_ptr<std::byte> allocate(int64_t bytes) override;

@@ -4,6 +4,7 @@
 #include "backend/checks.h"
 #include "backend/cpu/reference.h"
 #include "backend/cpu/scalar.h"
+#include "mantissa/base/parallel.h"
 
 namespace mantissa {
 namespace {
@@ -38,6 +39,8 @@ void add(const Add& k) {
 }
 
 }  // namespace
+
+CpuReference::CpuReference() { start_threads(); }
 
 std::shared_ptr<std::byte> CpuReference::allocate(int64_t bytes) { return allocator_->allocate(bytes); }
 AllocatorStats CpuReference::allocator_stats() const { return allocator_->stats(); }

@@ -3,11 +3,15 @@
 
 #include "backend/cpu/gemm_engine.h"
 #include "backend/cpu/onednn_matmul.h"
+#include "mantissa/base/limits.h"
 
 namespace mantissa {
 namespace {
 
 using dnnl::memory;
+
+// The library writes its kernels, a few dozen of 256 KiB at most, without a look at whether there was memory for them.
+constexpr int64_t kKernelBytes = int64_t{16} << 20;
 
 const dnnl::engine& cpu_engine() {
   static const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
@@ -65,6 +69,7 @@ class Matmul final : public TileProduct {
 }  // namespace
 
 std::unique_ptr<TileProduct> make_tile_product(const TileShape& shape) {
+  require_memory(kKernelBytes, "a matrix product");
   try {
     return std::make_unique<Matmul>(shape);
   } catch (const dnnl::error& error) {

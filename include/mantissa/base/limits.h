@@ -1,0 +1,22 @@
+// Limits that the system sets on this process. Kernels and libraries that run into one crash there, so it is met here first, by name.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace mantissa {
+
+// What a body of parallel_for may use of the stack, with all that it calls.
+inline constexpr int64_t kStackBytes = int64_t{1} << 20;
+
+// Makes sure that the calling thread has so much left and that it is mapped. Throws Error(environment) that names limit, value and need.
+void require_stack();
+
+// Makes sure that `bytes` more can be mapped at this moment. Throws Error(environment) that names limit, value and need; `purpose` is its
+// subject: "thread 2 of 4".
+void require_memory(int64_t bytes, const std::string& purpose);
+
+// "; the address space is limited to 102400 KiB (ulimit -v)", or "" if the memory of this process is not limited.
+std::string memory_limits();
+
+}  // namespace mantissa

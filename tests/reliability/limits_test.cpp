@@ -1,0 +1,88 @@
+// The real program under limits of the system that are too low (fault table rows 20 and 29).
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include "process.h"
+#include "training.h"
+
+namespace mantissa {
+namespace {
+
+using ::testing::HasSubstr;
+
+class Limits : public test::TrainingTest {
+ protected:
+  Limits() { test::write_file(folder_ / "run.json", effective_config(config("run", {"training.steps=1", "data.tokenizer=byte"}).config)); }
+
+  test::ProcessResult limited(const std::string& limit, const std::string& arguments) const {
+    std::filesystem::remove_all(run_folder("run"));
+    return test::run_process({"bash", "-c", "ulimit " + limit + "; exec " MANTISSA_BINARY " " + arguments}, folder_.path());
+  }
+
+  // A sanitizer needs more address space than any limit leaves.
+  bool address_space_can_be_limited() const { return limited("-v 1000000", "--version").exit_code == 0; }
+};
+
+TEST_F(Limits, SmallStackIsAnErrorWhereverKernelsRun) {
+  ASSERT_EQ(test::run_mantissa({"train", "run.json", "--set", "logging.dir=trained", "--set", "checkpoint.dir=trained/checkpoints"},
+                               folder_.path())
+                .exit_code,
+            0);
+  for (const std::string command : {"train run.json", "eval trained", "generate trained", "bench gemm", "bench train run.json",
+                                    "conformance " MANTISSA_SOURCE_DIR "/tests/golden", "doctor"}) {
+    const auto run = limited("-s 512", command);
+    EXPECT_EQ(run.exit_code, 3) << command << run.errors;
+    EXPECT_THAT(run.errors, HasSubstr("kernels need 1024 KiB of stack")) << command;
+    EXPECT_THAT(run.errors, HasSubstr("limited to 512 KiB (ulimit -s)")) << command;
+  }
+  EXPECT_FALSE(std::filesystem::exists(run_folder("run"))) << "refused before it leaves traces";
+  EXPECT_EQ(limited("-s 512", "config check run.json").exit_code, 0) << "no kernels";
+}
+
+TEST_F(Limits, StackThatIsJustEnoughServesTheLargestHeadsOfEveryThread) {
+  const auto run = limited("-s 1200",
+                           "train run.json --set training.threads=3 --set model.head_dim=256 --set precision.dtype=bf16 --set "
+                           "training.seq_len=512 --set model.max_position_embeddings=512");
+  EXPECT_EQ(run.exit_code, 0) << run.errors;
+}
+
+TEST_F(Limits, NoLimitOfTheAddressSpaceEndsInASignal) {
+  if (!address_space_can_be_limited()) GTEST_SKIP() << "the program does not start in 1 GB of address space";
+  bool refused = false, ran = false;
+  for (int64_t mib = 72; mib <= 240; mib += mib < 140 ? 4 : 20) {
+    const auto run = limited("-v " + std::to_string(mib * 1024), "train run.json --set training.threads=4");
+    EXPECT_TRUE(run.exit_code == 0 || run.exit_code == 3 || run.exit_code == 70) << mib << " MiB: " << run.exit_code << run.errors;
+    if (run.exit_code == 3) {
+      EXPECT_THAT(run.errors, HasSubstr(text("the address space is limited to ", mib * 1024, " KiB (ulimit -v)")));
+    } else if (run.exit_code == 70) {
+      EXPECT_THAT(run.errors, HasSubstr("out of memory")) << mib;
+    }
+    refused = refused || run.exit_code == 3;
+    ran = ran || run.exit_code == 0;
+  }
+  EXPECT_TRUE(refused);
+  EXPECT_TRUE(ran);
+}
+
+TEST_F(Limits, MoreThreadsThanTheAddressSpaceHoldsIsAnErrorThatNamesTheThread) {
+  if (!address_space_can_be_limited()) GTEST_SKIP() << "the program does not start in 1 GB of address space";
+  const auto run = limited("-v 400000", "train run.json --set training.threads=500");
+  EXPECT_EQ(run.exit_code, 3) << run.errors;
+  EXPECT_THAT(run.errors, ::testing::ContainsRegex("thread [0-9]+ of 500 needs 4096 KiB more memory"));
+  EXPECT_THAT(run.errors, HasSubstr("limited to 400000 KiB (ulimit -v)"));
+}
+
+// The superuser is not held to it.
+TEST_F(Limits, ThreadThatTheSystemRefusesIsAnErrorThatNamesTheLimit) {
+  const std::string command = "ulimit -u 1; exec " MANTISSA_BINARY " bench gemm --threads 4";
+  std::vector<std::string> words = {"bash", "-c", command};
+  if (::geteuid() == 0) words.insert(words.begin(), {"setpriv", "--reuid", "65534", "--clear-groups"});
+  const auto run = test::run_process(words, folder_.path());
+  if (run.exit_code == 126 || run.exit_code == 127) GTEST_SKIP() << "no setpriv, or the program is out of reach for others";
+  EXPECT_EQ(run.exit_code, 3) << run.errors;
+  EXPECT_THAT(run.errors, HasSubstr(" of 4 cannot be started: "));
+  EXPECT_THAT(run.errors, HasSubstr("may have 1 processes and threads (ulimit -u)"));
+}
+
+}  // namespace
+}  // namespace mantissa
