@@ -141,7 +141,7 @@ void use_threads(int threads) {
 }  // namespace mantissa::tools
 
 int main(int argc, char** argv) {
-  std::signal(SIGPIPE, SIG_IGN);  // a closed stdout must not end training
+  std::signal(SIGPIPE, SIG_DFL);  // a reader that goes away ends a command, and train alone goes on (signals.h)
   std::signal(SIGXFSZ, SIG_IGN);  // beyond a limit on file sizes writes fail
   try {
     mantissa::tools::occupy_standard_streams();

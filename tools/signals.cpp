@@ -27,6 +27,7 @@ void watch_signals() {
   watch(SIGTERM, on_stop, 0);
   watch(SIGUSR1, on_stop, 0);
   watch(SIGUSR2, on_save, 0);
+  watch(SIGPIPE, SIG_IGN, 0);
 }
 
 Request take_request() {

@@ -1,5 +1,5 @@
 // Signals that a scheduler or a person sends to a run: SIGTERM, SIGINT and SIGUSR1 ask it to save and stop, SIGUSR2 to save and go on. A
-// second SIGINT kills the process.
+// second SIGINT kills the process. A reader of its output that goes away is no reason to stop.
 #pragma once
 
 #include "mantissa/train/report.h"

@@ -1,4 +1,4 @@
-// What reaches the terminal: nothing that controls it.
+// What reaches the terminal: nothing that controls it, and nothing once its reader is gone.
 #include <gmock/gmock.h>
 
 #include "process.h"
@@ -66,6 +66,43 @@ TEST_F(Terminal, NamesInWhatIsPrintedAreEscaped) {
     EXPECT_EQ(run.exit_code, 0) << command.front() << run.errors;
     expect_harmless(run);
   }
+}
+
+// Its standard output is a pipe that nobody reads any more, and SIGPIPE is ignored, as Python leaves it to its children.
+class ReaderThatWentAway : public Terminal {
+ protected:
+  test::ProcessResult unread(const std::vector<std::string>& arguments) const {
+    const std::string program =
+        "import os, sys; r, w = os.pipe(); os.dup2(w, 1); os.close(r); os.close(w); os.execv(sys.argv[1], sys.argv[1:])";
+    std::vector<std::string> words = {"python3", "-c", program, MANTISSA_BINARY};
+    words.insert(words.end(), arguments.begin(), arguments.end());
+    return test::run_process(words, folder_.path());
+  }
+};
+
+TEST_F(ReaderThatWentAway, EndsACommandWithoutAWord) {
+  ASSERT_EQ(mantissa({"train", "run.json"}).exit_code, 0);
+  for (const std::vector<std::string>& command : {std::vector<std::string>{"config", "schema"},
+                                                  {"inspect", run_folder("run")},
+                                                  {"eval", run_folder("run")},
+                                                  {"explain", "run.json"},
+                                                  {"doctor"},
+                                                  {"--help"}}) {
+    const auto run = unread(command);
+    EXPECT_EQ(run.exit_code, 128 + SIGPIPE) << command.front();
+    EXPECT_EQ(run.errors, "") << command.front();
+  }
+}
+
+TEST_F(ReaderThatWentAway, DoesNotStopTraining) {
+  const auto run = unread({"train", "run.json"});
+  EXPECT_EQ(run.exit_code, 0) << run.errors;
+  EXPECT_EQ(list_checkpoints(run_folder("run") + "/checkpoints").size(), 1U);
+}
+
+TEST_F(ReaderThatWentAway, LeavesTheFilesOfACommandWhole) {
+  EXPECT_EQ(unread({"tokenize", "--tokenizer", "char", "text.txt", "--output", "out"}).exit_code, 128 + SIGPIPE);
+  for (const char* const name : {"out.bin", "out.idx", "out.tokenizer.json"}) EXPECT_TRUE(std::filesystem::exists(folder_ / name)) << name;
 }
 
 }  // namespace
