@@ -3,7 +3,9 @@
 
 #include <gmock/gmock.h>
 
+#include <limits>
 #include <nlohmann/json.hpp>
+#include <regex>
 
 #include "process.h"
 #include "train/report_charts.h"
@@ -147,6 +149,61 @@ TEST_F(ReportPage, ALongSeriesKeepsItsSpike) {
   EXPECT_THAT(chart, HasSubstr(" 10L")) << "the top of the chart is reached";
 }
 
+// Estimated: a digit of the style sheet's 11 pixels is about 6.2 wide.
+void expect_labels_inside(const std::string& chart) {
+  const std::regex label(R"re(<text x="([^"]*)" y="[^"]*" text-anchor="(\w+)">([^<]*)</text>)re"), box(R"(viewBox="0 0 ([0-9]+) )");
+  std::smatch size;
+  ASSERT_TRUE(std::regex_search(chart, size, box));
+  int labels = 0;
+  for (std::sregex_iterator found(chart.begin(), chart.end(), label), end; found != end; ++found, ++labels) {
+    const std::string anchor = (*found)[2], content = (*found)[3];
+    const double width = 6.2 * static_cast<double>(content.size()), x = std::stod((*found)[1]);
+    const double left = x - (anchor == "end" ? width : anchor == "middle" ? width / 2 : 0.0);
+    EXPECT_GE(left, 0.0) << content;
+    EXPECT_LE(left + width, std::stod(size[1])) << content;
+  }
+  EXPECT_GT(labels, 4);
+}
+
+TEST_F(ReportPage, NoLabelOfAChartIsCutOff) {
+  for (const int64_t last : {int64_t{10}, int64_t{20000}, int64_t{4000000}, int64_t{200000000}}) {
+    const Series series = {{1, 0.00012}, {last, 123456.0}};
+    expect_labels_inside(line_chart("loss", {{.label = "a", .run = 0, .dots = true, .points = &series}}));
+  }
+}
+
+TEST_F(ReportPage, ExtremeStepsAndValuesHaveFiniteCoordinates) {
+  constexpr int64_t kLast = std::numeric_limits<int64_t>::max();
+  for (const Series& series : {Series{{kLast - 1, 1.0}, {kLast, 2.0}},
+                               {{0, -1.7e308}, {1, 1.7e308}},
+                               {{0, -1e300}, {kLast, 1e300}},
+                               {{-kLast, 1.0}, {kLast, 1.0 + 1e-15}},
+                               {{5, 5e-324}, {6, 0.0}}}) {
+    const std::string chart = line_chart("loss", {{.label = "a", .run = 0, .dots = true, .points = &series}});
+    for (const char* bad : {"nan", "inf"}) EXPECT_THAT(chart, Not(HasSubstr(bad)));
+  }
+  const Series too_great = {{0, 1.0}, {1, 1.7e308}, {2, 2.0}};
+  EXPECT_THAT(line_chart("loss", {{.label = "a", .run = 0, .dots = false, .points = &too_great}}), HasSubstr("M628 10h0")) << "a gap";
+}
+
+TEST_F(ReportPage, HeatMapOverAnEndlessRangeHasColours) {
+  std::vector<PrecisionReport> cells = {{.step = 1, .module = "a", .role = "input", .sqnr_db = -1.7e308, .amax = 1.0},
+                                        {.step = 1, .module = "b", .role = "input", .sqnr_db = 1.7e308, .amax = 1.0}};
+  const std::string map = heat_map("m", cells, {-1.7e308, 1.7e308});
+  EXPECT_THAT(map, HasSubstr("rgb(68,1,84)"));
+  for (const char* bad : {"nan", "inf"}) EXPECT_THAT(map, Not(HasSubstr(bad)));
+}
+
+TEST(Axes, RangeTooNarrowForTicksIsWidened) {
+  for (const double at : {1.0, -9.2e18, 1e300}) {
+    const Axis axis = axis_over(at, std::nextafter(at, HUGE_VAL), 8);
+    EXPECT_LT(axis.low, at);
+    EXPECT_GT(axis.high, at);
+    EXPECT_LE(axis.ticks.size(), 12U);
+    EXPECT_GE(axis.ticks.size(), 3U);
+  }
+}
+
 TEST(Axes, TicksAreOneTwoOrFiveTimesAPowerOfTenAndHoldTheRange) {
   EXPECT_THAT(axis_over(0.0, 10.0, 5).ticks, ElementsAre(0, 2, 4, 6, 8, 10));
   EXPECT_THAT(axis_over(-3.0, 41.0, 5).ticks, ElementsAre(-10, 0, 10, 20, 30, 40, 50));
@@ -187,11 +244,18 @@ TEST_F(ReportPage, ADamagedLineIsNamedWithItsFileAndNumber) {
   EXPECT_THAT(problem("{\"type\":\"step\""), ::testing::StartsWith(where));
   EXPECT_EQ(problem("[1]"), where + "not an object");
   EXPECT_EQ(problem(R"({"type":"step","step":1.5})"), where + "\"step\" must be an integer");
+  EXPECT_EQ(problem(R"({"type":"step","step":9223372036854775808})"), where + "\"step\" must be below 2^63");
   EXPECT_EQ(problem(R"({"type":"step","step":1,"loss":"low"})"), where + "\"loss\" must be a number");
   EXPECT_EQ(
       problem(
           R"({"type":"precision","step":1,"module":"m","role":"input","sqnr_db":1,"clipped":0,"flushed":0,"amax":1,"scales":{"-1":1}})"),
       where + "\"scales\" must hold counts by scale code");
+  for (const char* const count : {"-9223372036854775808", "9223372036854775808", "1.5"}) {
+    EXPECT_EQ(problem(text(
+                  R"({"type":"precision","step":1,"module":"m","role":"input","sqnr_db":1,"clipped":0,"flushed":0,"amax":1,"scales":{"1":)",
+                  count, "}}")),
+              where + "\"scales\" must hold counts by scale code");
+  }
 }
 
 TEST_F(ReportPage, TheCommandWritesTheFileAndRefusesWhatIsNoRun) {

@@ -14,7 +14,11 @@
 namespace mantissa {
 namespace {
 
-constexpr double kWidth = 640, kHeight = 260, kLeft = 64, kRight = 628, kTop = 10, kBottom = 226;
+// Beside the drawing there is room for half of a label of nine digits.
+constexpr double kWidth = 664, kHeight = 260, kLeft = 64, kRight = 628, kTop = 10, kBottom = 226;
+
+// A range of greater values has no size.
+bool drawable(const MetricPoint& point) { return std::abs(point.value) <= 1e300; }
 
 struct Frame {
   Axis x, y;
@@ -26,7 +30,7 @@ std::optional<Frame> frame_of(const std::vector<ChartLine>& lines) {
   double first = HUGE_VAL, last = -HUGE_VAL, low = HUGE_VAL, high = -HUGE_VAL;
   for (const ChartLine& line : lines) {
     for (const MetricPoint& point : *line.points) {
-      if (!std::isfinite(point.value)) continue;
+      if (!drawable(point)) continue;
       first = std::min(first, static_cast<double>(point.step));
       last = std::max(last, static_cast<double>(point.step));
       low = std::min(low, point.value);
@@ -59,7 +63,7 @@ Series thinned(const Series& all) {
   for (size_t part = 0; part < kParts; ++part) {
     const auto begin = all.begin() + static_cast<std::ptrdiff_t>(part * all.size() / kParts);
     const auto end = all.begin() + static_cast<std::ptrdiff_t>((part + 1) * all.size() / kParts);
-    const auto gap = std::find_if(begin, end, [](const MetricPoint& point) { return !std::isfinite(point.value); });
+    const auto gap = std::find_if(begin, end, [](const MetricPoint& point) { return !drawable(point); });
     const auto [least, most] = std::minmax_element(begin, gap, [](const auto& a, const auto& b) { return a.value < b.value; });
     if (begin != gap) out.insert(out.end(), {*std::min(least, most), *std::max(least, most)});
     if (gap != end) out.push_back(*gap);
@@ -71,7 +75,7 @@ std::string path_of(const Series& points, const Frame& frame) {
   std::string path;
   bool gap = true;
   for (const MetricPoint& point : points) {
-    const bool finite = std::isfinite(point.value);
+    const bool finite = drawable(point);
     if (finite) {
       path += text(gap ? "M" : "L", number_text(frame.px(point)), ' ', number_text(frame.py(point)));
       if (gap) path += "h0";  // a point between two gaps shows as a dot
@@ -87,7 +91,7 @@ void draw_line(Svg& svg, const ChartLine& line, const Frame& frame) {
               line.label);
   if (!line.dots) return;
   for (const MetricPoint& point : *line.points) {
-    if (!std::isfinite(point.value)) continue;
+    if (!drawable(point)) continue;
     svg.element("circle",
                 {{"class", "dot " + colour}, {"cx", number_text(frame.px(point))}, {"cy", number_text(frame.py(point))}, {"r", "3"}},
                 text(line.label, ", step ", point.step, ": ", number_text(point.value)));
@@ -102,7 +106,7 @@ constexpr size_t kMostSteps = 100;
 // The stops of the colour map viridis, which stays in order of lightness for the colour-blind.
 std::string colour_of(double share) {
   constexpr std::array<std::array<double, 3>, 5> kStops{{{68, 1, 84}, {59, 82, 139}, {33, 145, 140}, {94, 201, 98}, {253, 231, 37}}};
-  const double place = std::clamp(share, 0.0, 1.0) * (kStops.size() - 1);
+  const double place = (share > 0.0 ? std::min(share, 1.0) : 0.0) * (kStops.size() - 1);  // of a range without a size: NaN
   const auto stop = std::min(static_cast<size_t>(place), kStops.size() - 2);
   std::string out = "rgb(";
   for (size_t i = 0; i < 3; ++i) {

@@ -14,6 +14,8 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
+constexpr uint64_t kLargestInteger = std::numeric_limits<int64_t>::max();
+
 // One line of metrics; every access names file and line if the line has not what is asked for.
 class Line {
  public:
@@ -22,7 +24,12 @@ class Line {
   }
 
   std::string string(const char* key) const { return at(key, &json::is_string, "a string").get<std::string>(); }
-  int64_t integer(const char* key) const { return at(key, &json::is_number_integer, "an integer").get<int64_t>(); }
+  int64_t integer(const char* key) const {
+    const json& value = at(key, &json::is_number_integer, "an integer");
+    require(!value.is_number_unsigned() || value.get<uint64_t>() <= kLargestInteger, ExitCode::data, where_, ": \"", key,
+            "\" must be below 2^63");
+    return value.get<int64_t>();
+  }
   std::optional<double> number(const char* key) const {  // none: null, as NaN and Inf are written
     if (json_.contains(key) && json_[key].is_null()) return {};
     return at(key, &json::is_number, "a number").get<double>();
@@ -83,7 +90,8 @@ void take_precision(RunMetrics& run, const Line& line) {
                          .amax = line.number("amax"),
                          .scales = {}};
   for (const auto& [code, count] : line.object("scales").items()) {
-    require(count.is_number_integer() && !code.empty() && code.size() <= 3 && code.find_first_not_of("0123456789") == std::string::npos,
+    require(count.is_number_unsigned() && count.get<uint64_t>() <= kLargestInteger && !code.empty() && code.size() <= 3 &&
+                code.find_first_not_of("0123456789") == std::string::npos,
             ExitCode::data, line.where(), ": \"scales\" must hold counts by scale code");
     report.scales[std::stoi(code)] = count.get<int64_t>();
   }

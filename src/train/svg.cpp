@@ -50,8 +50,9 @@ std::string number_text(double value, int digits) {
 }
 
 Axis axis_over(double low, double high, int count) {
-  if (!(low < high)) {
-    const double margin = low == 0.0 ? 1.0 : 0.1 * std::abs(low);
+  const double size = std::max(std::abs(low), std::abs(high));
+  if (!(high - low > std::max(1e-9 * size, 1e-300))) {
+    const double margin = size < 1e-290 ? 1.0 : 0.1 * size;
     low -= margin;
     high = low + 2.0 * margin;
   }

@@ -20,7 +20,7 @@ struct Axis {
   // The place of `value` on a line from `from` (low) to `to` (high).
   double place(double value, double from, double to) const { return from + (value - low) / (high - low) * (to - from); }
 };
-// Holds all of [low, high], with about `count` ticks; an empty range is widened.
+// Holds all of [low, high], with about `count` ticks; a range too narrow for them is widened. Neither is beyond 1e300.
 Axis axis_over(double low, double high, int count);
 
 class Svg {
