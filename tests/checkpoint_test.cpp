@@ -13,6 +13,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 TEST_F(CheckpointTest, SavedStateIsReadBackBitForBit) {
   State state(7);
@@ -178,6 +179,24 @@ TEST_F(CheckpointTest, DamagedOnesDoNotCountAmongTheKept) {
   directory.save(State(4).content());
   EXPECT_FALSE(std::filesystem::exists(checkpoints() / "step-00000001"));
   EXPECT_THAT(log(), HasSubstr("a damaged checkpoint is not counted"));
+}
+
+TEST_F(CheckpointTest, AFileNamedLikeACheckpointStopsNoDeletionAndIsNone) {
+  CheckpointDirectory directory = open_directory(folder, {.latest = 2});
+  write_file(checkpoints() / checkpoint_name(1), "no folder");
+  std::filesystem::create_symlink(checkpoint_name(4), checkpoints() / checkpoint_name(4));
+  for (int64_t step = 5; step <= 8; ++step) directory.save(State(step).content());
+  EXPECT_THAT(names_in(checkpoints()), ElementsAre("LOCK", "latest", "step-00000001", "step-00000004", "step-00000007", "step-00000008"));
+  EXPECT_THAT(log(), Not(HasSubstr("was not deleted")));
+  EXPECT_EQ(list_checkpoints(checkpoints()).size(), 2U);
+  EXPECT_EQ(newest(), 8);
+}
+
+TEST_F(CheckpointTest, AFileInThePlaceOfTheNextCheckpointIsSetAside) {
+  CheckpointDirectory directory = open_directory(folder);
+  write_file(checkpoints() / checkpoint_name(1), "no folder");
+  directory.save(State(1).content());
+  EXPECT_EQ(newest(), 1);
 }
 
 TEST_F(CheckpointTest, CheckpointsOfALaterStepAreNotDeleted) {
