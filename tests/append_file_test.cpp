@@ -1,4 +1,4 @@
-// Files that grow under a limit on file sizes, which cuts a write short before one fails.
+// Files that grow under a limit on file sizes, which cuts a write short before one fails, and files that are replaced.
 #include "mantissa/io/append_file.h"
 
 #include <gmock/gmock.h>
@@ -8,6 +8,7 @@
 
 #include "files.h"
 #include "mantissa/base/log.h"
+#include "mantissa/base/pending_file.h"
 
 namespace mantissa {
 namespace {
@@ -83,6 +84,14 @@ TEST_F(AppendFileTest, LogLinesThatCannotBeWrittenAreCounted) {
   log_info("another one");
   EXPECT_EQ(dropped_log_lines() - before, 2);
   EXPECT_THAT(test::read_file(folder_ / "log.txt"), HasSubstr("another one\n"));
+}
+
+TEST(PendingFile, TellsWhyTheOldTemporaryFileIsInTheWay) {
+  const test::TemporaryFolder folder;
+  std::filesystem::create_directory(folder / "page.html.tmp");
+  const Error error = test::error_of([&] { write_file_atomically(folder / "page.html", "text"); });
+  EXPECT_EQ(error.code(), ExitCode::storage);
+  EXPECT_THAT(error.what(), ::testing::EndsWith("removing the old file failed: Is a directory"));
 }
 
 }  // namespace

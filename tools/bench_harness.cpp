@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "mantissa/base/parallel.h"
@@ -76,6 +77,8 @@ Spread spread_of(std::vector<double> values) {
 Harness::Harness(Backend& device, const BenchOptions& options)
     : device_(device), options_(options), deadline_(monotonic_seconds() + options.time_budget) {
   if (!options.json.empty()) {
+    std::error_code unknown;
+    require(!std::filesystem::is_fifo(options.json, unknown), ExitCode::usage, "--json ", options.json, ": is a pipe, not a file");
     json_.open(options.json, std::ios::app);
     require(json_.is_open(), ExitCode::usage, "--json ", options.json, ": cannot be opened for writing");
   }

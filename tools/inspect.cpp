@@ -135,7 +135,8 @@ void show_data(const std::string& path, const Arguments& arguments) {
 
 void show(const std::string& path, const Arguments& arguments) {
   if (fs::path(path).filename() == "latest") return show_checkpoint(open_checkpoint(path));
-  if (fs::is_directory(path)) {
+  std::error_code unknown;
+  if (fs::is_directory(path, unknown)) {
     const NamedCheckpoint named = find_checkpoint(path);
     return named.name.empty() ? show_list(named.folder) : show_checkpoint(open_checkpoint(path));
   }

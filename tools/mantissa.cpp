@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <iostream>
 #include <new>
 #include <sstream>
@@ -153,6 +154,9 @@ int main(int argc, char** argv) {
   } catch (const mantissa::Error& error) {
     mantissa::tools::print_error("", error.what());
     return static_cast<int>(error.code());
+  } catch (const std::filesystem::filesystem_error& error) {
+    mantissa::tools::print_error("", error.what());
+    return static_cast<int>(mantissa::path_failure(error.code().value()));
   } catch (const std::bad_alloc&) {
     mantissa::tools::print_error("", "out of memory" + mantissa::memory_limits());
   } catch (const std::exception& error) {

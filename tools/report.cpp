@@ -27,6 +27,7 @@ void name_apart(std::vector<RunMetrics>& runs, const std::vector<std::string>& p
 }
 
 ExitCode report(const ReportArguments& arguments) {
+  require_output_file(arguments.output);
   std::vector<RunMetrics> runs;
   for (const std::string& path : arguments.runs) runs.push_back(read_run_metrics(path));
   name_apart(runs, arguments.runs);

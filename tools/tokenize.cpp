@@ -30,8 +30,7 @@ Tokenizer make_tokenizer(const Arguments& arguments, const std::vector<std::stri
   require(arguments.tokenizer == "char" || !arguments.vocabulary, ExitCode::usage, "--vocabulary: goes with --tokenizer char");
   if (arguments.tokenizer == "byte") return Tokenizer::bytes();
   if (arguments.vocabulary) {
-    require(std::filesystem::exists(*arguments.vocabulary), ExitCode::usage, "--vocabulary: ", *arguments.vocabulary, ": no such file");
-    return Tokenizer::from_json(File::open(*arguments.vocabulary).content(kLargestVocabularyFile), *arguments.vocabulary);
+    return Tokenizer::from_json(File::open_input(*arguments.vocabulary).content(kLargestVocabularyFile), *arguments.vocabulary);
   }
   std::vector<InputFile> files;
   for (const std::string& path : paths) {
@@ -87,8 +86,7 @@ std::optional<int32_t> end_token_of(const Arguments& arguments, const Tokenizer&
 }
 
 ExitCode tokenize(const Arguments& arguments) {
-  const std::filesystem::path folder = std::filesystem::path(arguments.output).parent_path();
-  require(folder.empty() || std::filesystem::is_directory(folder), ExitCode::usage, "--output: there is no folder ", folder.string());
+  for (const char* const extension : {".bin", ".idx", ".tokenizer.json"}) require_output_file(arguments.output + extension);
   std::vector<std::string> paths;
   for (const std::string& pattern : arguments.files) {
     for (std::string& path : expand_paths(pattern)) paths.push_back(std::move(path));

@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 
+#include "mantissa/base/file.h"
 #include "mantissa/base/printable.h"
 #include "source_tree.h"
 
@@ -15,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::uintmax_t kLargestConfig = std::uintmax_t{16} << 20;
+constexpr int64_t kLargestConfig = int64_t{16} << 20;
 constexpr size_t kDeepestKey = 32;
 
 std::string dotted_pointer(const std::string& pointer) {
@@ -33,14 +32,9 @@ std::string dotted_pointer(const std::string& pointer) {
 }
 
 std::string read_text(const std::string& file) {
-  std::error_code error;
-  const auto status = std::filesystem::status(file, error);
-  require(std::filesystem::exists(status), ExitCode::usage, file, ": no such config file");
-  require(std::filesystem::is_regular_file(status), ExitCode::usage, file, ": a config must be a regular file");
-  require(std::filesystem::file_size(file, error) <= kLargestConfig, ExitCode::usage, file, ": too large for a config (more than 16 MiB)");
-  std::ifstream stream(file, std::ios::binary);
-  require(stream.good(), ExitCode::usage, file, ": cannot be opened for reading");
-  return {std::istreambuf_iterator<char>(stream), {}};
+  const File config = File::open_input(file);
+  require(config.size() <= kLargestConfig, ExitCode::usage, file, ": too large for a config (more than 16 MiB)");
+  return config.content(kLargestConfig);
 }
 
 class Merger {
@@ -54,6 +48,7 @@ class Merger {
       source.text = content ? *content : read_text(file);
       source.directory = std::filesystem::absolute(file).parent_path().string();
     } catch (const Error& error) {
+      if (error.code() != ExitCode::usage) throw;
       problem = error.what();
     }
     const Source& added = tree_.add(std::move(source));

@@ -72,7 +72,7 @@ File File::open_input(const std::filesystem::path& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   const int error = errno;
   require(fd >= 0 || (error != ENOENT && error != ENOTDIR), ExitCode::usage, path.string(), ": no such file");
-  require(fd >= 0, ExitCode::environment, path.string(), ": cannot be opened: ", system_message(error));
+  require(fd >= 0, path_failure(error), path.string(), ": cannot be opened: ", system_message(error));
   File file(fd, path, ExitCode::environment);
   struct stat status {};
   require(::fstat(fd, &status) == 0 && S_ISREG(status.st_mode), ExitCode::usage, path.string(), ": not a regular file");
@@ -121,6 +121,35 @@ void File::sync() {
 
 void File::close() {
   if (::close(std::exchange(fd_, -1)) != 0) storage_error(path_, "close");
+}
+
+ExitCode path_failure(int error_number) {
+  switch (error_number) {
+    case ENOENT:
+    case ENOTDIR:
+    case EISDIR:
+    case EEXIST:
+    case ELOOP:
+    case ENAMETOOLONG:
+    case ENXIO: return ExitCode::usage;  // ENXIO: a socket was opened
+    default: return ExitCode::environment;
+  }
+}
+
+void make_folders(const std::filesystem::path& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  require(!error, path_failure(error.value()), path.string(), ": the folder cannot be made: ", error.message());
+}
+
+void require_output_file(const std::filesystem::path& path) {
+  const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
+  std::error_code error;
+  require(std::filesystem::is_directory(folder, error), ExitCode::usage, path.string(), ": there is no folder ", folder.string());
+  struct stat status {};
+  const bool there = ::stat(path.c_str(), &status) == 0;
+  require(there || errno == ENOENT, path_failure(errno), path.string(), ": cannot be written: ", system_message(errno));
+  require(!there || S_ISREG(status.st_mode), ExitCode::usage, path.string(), ": cannot be written: it is not a regular file");
 }
 
 void make_directory(const std::filesystem::path& path) {

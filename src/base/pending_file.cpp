@@ -10,8 +10,8 @@ namespace {
 constexpr size_t kBufferBytes = 1 << 20;
 
 std::filesystem::path unused(std::filesystem::path path) {
-  require(::unlink(path.c_str()) == 0 || errno == ENOENT, ExitCode::storage, path.string(),
-          ": removing the old file failed: ", system_message(errno));
+  if (::unlink(path.c_str()) != 0 && errno != ENOENT)
+    fail(ExitCode::storage, path.string(), ": removing the old file failed: ", system_message(errno));
   return path;
 }
 

@@ -136,9 +136,7 @@ CheckpointDirectory::CheckpointDirectory(const fs::path& folder, KeepPolicy keep
     : folder_(folder), keep_(keep), job_(job) {
   require(keep.latest >= 2, ExitCode::usage, "checkpoint.keep_latest: must be at least 2, got ", keep.latest);
   require(keep.every >= 0, ExitCode::usage, "checkpoint.keep_every: must not be negative, got ", keep.every);
-  std::error_code error;
-  fs::create_directories(folder, error);
-  require(!error, ExitCode::environment, folder.string(), ": cannot be made: ", error.message());
+  make_folders(folder);
   lock_.emplace(folder, job);
   sweep();
 }

@@ -43,7 +43,7 @@ std::vector<int64_t> steps_in(const fs::path& folder) {
   if (!fs::exists(folder, error) && !error) return steps;
   for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error))
     if (const auto step = checkpoint_step(entry->path().filename().string()); step && is_folder(*entry)) steps.push_back(*step);
-  require(!error, ExitCode::environment, folder.string(), ": cannot be listed: ", error.message());
+  require(!error, path_failure(error.value()), folder.string(), ": cannot be listed: ", error.message());
   std::sort(steps.begin(), steps.end());
   return steps;
 }

@@ -73,9 +73,7 @@ void require_nobody_trains(const RunConfig& config) {
 
 void write_run_folder(const LoadedConfig& loaded, const std::vector<std::string>& arguments) {
   const fs::path folder = loaded.config.logging.dir;
-  std::error_code error;
-  fs::create_directories(folder, error);
-  require(!error, ExitCode::environment, folder.string(), ": cannot be made: ", error.message());
+  make_folders(folder);
   try {
     write_descriptions(loaded, arguments, folder);
   } catch (const Error& failure) {  // nothing is lost yet: code 7 is for a save that is

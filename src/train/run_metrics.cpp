@@ -1,11 +1,10 @@
 #include "mantissa/train/run_metrics.h"
 
 #include <cmath>
-#include <fstream>
-#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "mantissa/base/file.h"
 #include "mantissa/base/json.h"
 
 namespace mantissa {
@@ -107,16 +106,12 @@ void take(RunMetrics& run, const Line& line) {
   if (type == "sample") run.samples.push_back({line.integer("step"), line.string("prompt"), line.string("text")});
 }
 
-std::string content_of(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::string content{std::istreambuf_iterator<char>(in), {}};
-  require(in.good() || in.eof(), ExitCode::data, path.string(), ": cannot be read");
-  return content;
-}
+std::string content_of(const fs::path& path) { return File::open_input(path).content(std::numeric_limits<int64_t>::max()); }
 
 // "runs/a/" and "." have names, too.
 std::string name_of(const fs::path& folder) {
-  const fs::path path = fs::weakly_canonical(folder);
+  std::error_code unknown;
+  const fs::path path = fs::weakly_canonical(folder, unknown);
   const std::string bytes = path.filename().string();
   return json::parse(json(bytes).dump(-1, ' ', false, json::error_handler_t::replace)).get<std::string>();
 }

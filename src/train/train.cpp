@@ -123,7 +123,7 @@ void resume(Run& run) {
   const bool own = !is_path(from) || std::filesystem::equivalent(named.folder, run.config.checkpoint.dir, missing);
   if (!own) need_unused_folder(run);
   // Locked before reading: another process that trains here could save between our load and our lock.
-  if (std::filesystem::exists(run.config.checkpoint.dir)) take_checkpoints(run);
+  if (std::filesystem::exists(run.config.checkpoint.dir, missing)) take_checkpoints(run);
   const auto load = [&](CheckpointReader& reader) {
     run.state = restore(reader, run.config, run.data, run.model.parameters(), run.optimizer);
   };

@@ -58,6 +58,16 @@ class File {
   std::filesystem::path path_;
 };
 
+// What a failed call on a path that the user named means: usage if the path is at fault (nothing there, a loop of links, too long, a file
+// of another kind), else environment.
+ExitCode path_failure(int error_number);
+
+// The folder with all above it, as far as they are missing. Fails as path_failure() says.
+void make_folders(const std::filesystem::path& path);
+
+// Throws Error(usage) unless `path` may be given to a new file: its folder is there, and under its name lies at most a regular file.
+void require_output_file(const std::filesystem::path& path);
+
 void make_directory(const std::filesystem::path& path);  // the last component only; it must not exist
 void sync_directory(const std::filesystem::path& path);
 void rename_path(const std::filesystem::path& from, const std::filesystem::path& to);

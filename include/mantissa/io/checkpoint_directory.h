@@ -43,7 +43,8 @@ struct SavedCheckpoint {
 class CheckpointDirectory {
  public:
   // Makes the folder if it is missing, locks it and sweeps what a killed process left, and old .bad-*. Throws Error(usage) for latest < 2
-  // or every < 0, Error(environment) naming the owner if another process has the lock or if the folder cannot be made.
+  // or every < 0 or if the path cannot be a folder, Error(environment) naming the owner if another process has the lock or if the folder
+  // cannot be made.
   CheckpointDirectory(const std::filesystem::path& folder, KeepPolicy keep, const std::string& job);
 
   // On return the checkpoint is on the disk and named by `latest`. Throws Error(storage) if that was not possible: nothing old was deleted,

@@ -21,7 +21,7 @@ void require_unused_folder(const RunConfig& config);
 void require_nobody_trains(const RunConfig& config);
 
 // Makes the folder and writes config.json, config-origins.json and run.json. `arguments` is the command line, for run.json.
-// Throws Error(environment) if that is not possible.
+// Throws Error(environment) if that is not possible, Error(usage) if the path cannot be a folder.
 void write_run_folder(const LoadedConfig& loaded, const std::vector<std::string>& arguments);
 
 // metrics.jsonl and the event file. A full disk drops lines and counts them; training goes on.
