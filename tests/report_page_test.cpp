@@ -191,6 +191,7 @@ TEST_F(ReportPage, HeatMapOverAnEndlessRangeHasColours) {
                                         {.step = 1, .module = "b", .role = "input", .sqnr_db = 1.7e308, .amax = 1.0}};
   const std::string map = heat_map("m", cells, {-1.7e308, 1.7e308});
   EXPECT_THAT(map, HasSubstr("rgb(68,1,84)"));
+  EXPECT_THAT(map, Not(HasSubstr("rgb(-")));
   for (const char* bad : {"nan", "inf"}) EXPECT_THAT(map, Not(HasSubstr(bad)));
 }
 

@@ -100,5 +100,11 @@ TEST_F(OddPaths, WhereAFileIsToBeWrittenAreUsageErrorsAndStayAsTheyAre) {
   EXPECT_TRUE(std::filesystem::is_socket(folder_ / "socket"));
 }
 
+TEST_F(OddPaths, FolderThatIsGoneIsNoInternalError) {
+  const std::string check = MANTISSA_BINARY " config check " + (folder_ / "run.json") + " --set data.path=text.txt";
+  const auto run = test::run_process({"bash", "-c", "rmdir ../folder; exec " + check}, folder_ / "folder");
+  EXPECT_EQ(run.exit_code, 2) << run.errors;
+}
+
 }  // namespace
 }  // namespace mantissa

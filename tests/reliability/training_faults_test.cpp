@@ -174,6 +174,7 @@ TEST_F(TrainingFaults, ClosedStandardStreamsDoNotBecomeFilesOfTheRun) {
   const std::string metrics = read_file(run_folder("run") + "/metrics.jsonl");
   EXPECT_THAT(metrics, HasSubstr("\"step\":20"));
   EXPECT_THAT(metrics, Not(HasSubstr("step    20/20")));
+  EXPECT_EQ(test::run_process({"bash", "-c", "exec " MANTISSA_BINARY " config schema >&-"}, folder_.path()).exit_code, 0);
 }
 
 // ---- a limit on the size of files
@@ -202,6 +203,9 @@ TEST_F(TrainingFaults, FileSizeLimitThatOnlyLogsReachDropsTheirLines) {
   EXPECT_EQ(read_file(run_folder("run") + "/metrics.jsonl"), before);
   EXPECT_THAT(run.errors, HasSubstr("metrics.jsonl: writing failed: File too large"));
   EXPECT_THAT(run.output, HasSubstr(" lines of output dropped"));
+  const std::string without_metrics =
+      "ulimit -f 1024; exec " MANTISSA_BINARY " train run.json --set training.steps=21 --resume --set logging.jsonl=false";
+  EXPECT_THAT(test::run_process({"bash", "-c", without_metrics}, folder_.path()).output, HasSubstr(" of output dropped")) << "of the log";
   expect_resumable("run");
 }
 
