@@ -81,6 +81,19 @@ TEST(JsonMemory, IsProportionalToTheTextWhateverItHolds) {
   }
 }
 
+// A vector that grew has up to twice the room it needs, and an empty container needs none.
+TEST(JsonMemory, AListKeepsOnlyTheRoomOfItsValues) {
+  constexpr size_t kValues = (1 << 15) + 1, kSlack = 1 << 12;
+  size_t before = alive;
+  const nlohmann::json list = parse_strict_json(list_of("0", kValues), "m.json");
+  EXPECT_LE(alive - before, kValues * sizeof(nlohmann::json) + kSlack);
+  for (const std::string entry : {"0", "[]", "{}"}) {
+    before = alive;
+    const LocatedJson located = parse_located_json(list_of(entry, kValues));
+    EXPECT_LE(alive - before, kValues * sizeof(JsonNode) + kSlack) << entry;
+  }
+}
+
 TEST(JsonMemory, OfAManifestWithARightHashIsProportionalToo) {
   for (const std::string& part : dense_shapes()) {
     std::string content = "{\"tensors\": " + part + "}\n";

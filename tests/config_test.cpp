@@ -240,7 +240,11 @@ TEST(Config, FailureIsThatOfTheKeyAndOfAllAboveAndBelow) {
   EXPECT_TRUE(r.report.failed("section.path.below"));
   EXPECT_FALSE(r.report.failed("section.small"));
   EXPECT_FALSE(r.report.failed("sect"));
+  r = read(R"({"inner": {"small": 2}, "list": [{}]})");
+  r.report.error("inner.small", "is another's");
+  EXPECT_TRUE(r.report.failed("inner"));
   r.report.error("list.0.path", "is missing");
+  EXPECT_TRUE(r.report.failed("list"));
   EXPECT_TRUE(r.report.failed("list.0"));
 }
 
@@ -311,6 +315,16 @@ TEST(Config, LaterSourcesWinAndOriginsSayWhere) {
   EXPECT_EQ(r.report.origin("inner.path"), folder / "a.json:2:32");
   EXPECT_EQ(r.report.origin("name"), "default");
   EXPECT_EQ(r.report.origin("list.0.small"), "default");  // the list of b.json replaced that of a.json
+}
+
+TEST(Config, AnErrorAboutAKeyOfTwoFilesNamesTheLaterOne) {
+  const TemporaryFolder folder;
+  write_file(folder / "a.json", "{\"oops\": {\"x\": 1}}");
+  write_file(folder / "b.json", "{\n\"rate\": 7, \"oops\": {\"y\": 1}}");
+  Read r;
+  read_config(ConfigSources{.file = folder / "a.json", .set_files = {folder / "b.json"}}, fields_of(r.config), r.report);
+  EXPECT_EQ(r.errors(), "2 errors in the configuration:\n  rate: must be below 1, got 7   (" + (folder / "b.json:2:9") +
+                            ")\n  oops: unknown key   (" + (folder / "b.json:2:12") + ")");
 }
 
 TEST(Config, InputPathsBelongToTheFileThatNamesThem) {
