@@ -214,6 +214,10 @@ TEST_F(Candidates, AdoptingOneMakesLatestNameIt) {
   const auto written = std::filesystem::last_write_time(checkpoints() / "latest");
   directory.adopt(*taken);
   EXPECT_EQ(std::filesystem::last_write_time(checkpoints() / "latest"), written) << "it is named already";
+  const std::string named = read_file(checkpoints() / "latest");
+  write_latest(2, "0123456789abcdef");
+  directory.adopt(*taken);
+  EXPECT_EQ(read_file(checkpoints() / "latest"), named) << "not this version of it";
 }
 
 // ---- list, names

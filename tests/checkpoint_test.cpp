@@ -199,6 +199,15 @@ TEST_F(CheckpointTest, AFileInThePlaceOfTheNextCheckpointIsSetAside) {
   EXPECT_EQ(newest(), 1);
 }
 
+TEST_F(CheckpointTest, AFolderThatHoldsAnotherStepDoesNotCountAmongTheKept) {
+  CheckpointDirectory directory = open_directory(folder, {.latest = 2});
+  for (const int64_t step : {1, 2}) directory.save(State(step).content());
+  std::filesystem::remove_all(checkpoints() / "step-00000002");
+  std::filesystem::copy(checkpoints() / "step-00000001", checkpoints() / "step-00000002");
+  directory.save(State(3).content());
+  EXPECT_TRUE(std::filesystem::exists(checkpoints() / "step-00000001"));
+}
+
 TEST_F(CheckpointTest, CheckpointsOfALaterStepAreNotDeleted) {
   CheckpointDirectory directory = open_directory(folder, {.latest = 2});
   for (const int64_t step : {40, 50, 10, 20, 30}) directory.save(State(step).content());
