@@ -41,7 +41,10 @@ TEST_F(Terminal, NamesInErrorsAreEscaped) {
 
 TEST_F(Terminal, OriginsOfKeysAreEscaped) {
   expect_harmless(mantissa({"config", "check", "run.json", "--set", "optimizer.lr=-1 " + kEvil}));
-  expect_harmless(mantissa({"config", "check", "run.json", "--set", "eval.samples={\"prompts\":[\"" + kEvil + "\"]}"}));
+  const auto checked = mantissa({"config", "check", "run.json", "--set", "checkpoint.dir=" + kEvil});
+  EXPECT_EQ(checked.exit_code, 0) << checked.errors;
+  EXPECT_THAT(checked.output, HasSubstr("// --set checkpoint.dir=evil\\x1b[2J\\x0aerror: forged\n"));
+  EXPECT_THAT(checked.output, Not(HasSubstr("\x1b")));
   test::write_file(folder_ / kEvil.substr(0, 12), "{\"optimizer\": {\"lr\": 2e-3}}");
   expect_harmless(mantissa({"config", "check", "run.json", "--set-file", kEvil.substr(0, 12)}));
 }

@@ -30,8 +30,8 @@ TEST_F(Limits, SmallStackIsAnErrorWhereverKernelsRun) {
                                folder_.path())
                 .exit_code,
             0);
-  for (const std::string command : {"train run.json", "eval trained", "generate trained", "bench gemm", "bench train run.json",
-                                    "conformance " MANTISSA_SOURCE_DIR "/tests/golden", "doctor"}) {
+  for (const std::string command : {"train run.json", "eval trained", "generate trained", "bench gemm --time-budget 1",
+                                    "bench train run.json --time-budget 1", "conformance " MANTISSA_SOURCE_DIR "/tests/golden", "doctor"}) {
     const auto run = limited("-s 512", command);
     EXPECT_EQ(run.exit_code, 3) << command << run.errors;
     EXPECT_THAT(run.errors, HasSubstr("kernels need 1024 KiB of stack")) << command;
