@@ -126,43 +126,42 @@ inline Value drawn_value(Backend& device, const GemmCase& c, Shape shape, const 
   return random_tensor(device, c.dense, shape, what);
 }
 
-// The values, and their magnitudes, in fp32: as the reference dequantises them.
-inline Tensor reference_values(Backend& reference, const Value& value) {
-  if (const auto* codes = std::get_if<QuantizedTensor>(&value)) {
-    const Tensor out = empty(reference, Dtype::f32, codes->shape);
-    reference.run(Dequantize{.x = *codes, .out = out});
-    return out;
-  }
-  return converted(std::get<Tensor>(value), Dtype::f32);
-}
-
-inline Tensor magnitudes_of(const Tensor& x) {
-  const Tensor out = empty(x.device(), Dtype::f32, x.shape());
-  for (int64_t i = 0; i < x.elements(); ++i) out.data<float>()[i] = std::abs(x.data<float>()[i]);
+// In fp64, exactly.
+inline Tensor widened(Backend& reference, const Value& value) {
+  const auto* codes = std::get_if<QuantizedTensor>(&value);
+  Tensor from = codes ? empty(reference, Dtype::f32, codes->shape) : std::get<Tensor>(value);
+  if (codes) reference.run(Dequantize{.x = *codes, .out = from});
+  from = converted(from, Dtype::f32);
+  const Tensor out = empty(reference, Dtype::f64, from.shape());
+  std::copy_n(from.data<float>(), from.elements(), out.data<double>());
   return out;
 }
 
-// |fast - reference| <= 2e-6 sum |a b|, the bounds of two fp32 sums of up to 4,096 terms in any order; a bf16 result is rounded, which is
-// 2^-8 |D| more. What is accumulated into and the bias take part in the sum.
+inline Tensor magnitudes_of(const Tensor& x) {
+  const Tensor out = empty_like(x);
+  for (int64_t i = 0; i < x.elements(); ++i) out.data<double>()[i] = std::abs(x.data<double>()[i]);
+  return out;
+}
+
+// |fast - reference in fp64| <= 2e-6 sum |a b|: what an fp32 sum of up to 4,096 terms stays within in any order. A bf16 result is rounded,
+// which is 2^-8 |D| more. What is accumulated into and the bias, each below 2, take part in the sum.
 inline ::testing::AssertionResult products_agree(Backend& fast, Backend& reference, const GemmCase& c, uint32_t what) {
   const Value a = drawn_value(fast, c, c.a_transposed ? Shape{c.k, c.m} : Shape{c.m, c.k}, c.a, 3 * what, false);
   const Value b = drawn_value(fast, c, c.b_transposed ? Shape{c.n, c.k} : Shape{c.k, c.n}, c.b, 3 * what + 1, c.extreme);
-  const Dtype bias_dtype = c.a && c.b ? Dtype::f32 : c.dense;
-  const Tensor bias = c.bias ? random_tensor(fast, bias_dtype, {c.n}, 3 * what + 2) : Tensor();
-  const auto product = [&](Backend& device, const Value& left, const Value& right, Dtype out, const Tensor& added) {
-    const Tensor d = c.accumulate ? random_tensor(device, out, {c.m, c.n}, 3 * what) : empty(device, out, {c.m, c.n});
-    device.run(Gemm{.a = {left, c.a_transposed}, .b = {right, c.b_transposed}, .out = d, .accumulate = c.accumulate, .bias = added});
-    return d;
+  const Tensor bias = c.bias ? random_tensor(fast, c.a && c.b ? Dtype::f32 : c.dense, {c.n}, 3 * what + 2) : Tensor();
+  const Tensor actual = c.accumulate ? random_tensor(fast, c.out, {c.m, c.n}, 3 * what) : empty(fast, c.out, {c.m, c.n});
+  const Tensor expected = c.accumulate ? widened(reference, actual) : empty(reference, Dtype::f64, {c.m, c.n});
+  const Tensor left = widened(reference, a), right = widened(reference, b), magnitudes = empty_like(expected);
+  const auto gemm = [&](const Value& x, const Value& y, const Tensor& out, bool accumulate, const Tensor& added) {
+    return Gemm{.a = {x, c.a_transposed}, .b = {y, c.b_transposed}, .out = out, .accumulate = accumulate, .bias = added};
   };
-  const Tensor actual = product(fast, a, b, c.out, bias);
-  const Tensor left = reference_values(reference, a), right = reference_values(reference, b);
-  const Tensor wide_bias = bias.defined() ? converted(bias, Dtype::f32) : Tensor();
-  const Tensor expected = product(reference, left, right, Dtype::f32, wide_bias);
-  const Tensor magnitudes = product(reference, magnitudes_of(left), magnitudes_of(right), Dtype::f32, {});
-  const auto *e = expected.data<float>(), *m = magnitudes.data<float>();
+  fast.run(gemm(a, b, actual, c.accumulate, bias));
+  reference.run(gemm(left, right, expected, c.accumulate, bias.defined() ? widened(reference, bias) : Tensor()));
+  reference.run(gemm(magnitudes_of(left), magnitudes_of(right), magnitudes, false, {}));
+  const auto *e = expected.data<double>(), *m = magnitudes.data<double>();
   for (int64_t i = 0; i < actual.elements(); ++i) {
-    const float d = c.out == Dtype::bf16 ? to_float(actual.data<bf16>()[i]) : actual.data<float>()[i];
-    const float bound = 2e-6F * (m[i] + 4) + (c.out == Dtype::bf16 ? 0x1p-8F * std::abs(e[i]) : 0.0F);
+    const double d = static_cast<double>(c.out == Dtype::bf16 ? to_float(actual.data<bf16>()[i]) : actual.data<float>()[i]);
+    const double bound = 2e-6 * (m[i] + 4) + (c.out == Dtype::bf16 ? 0x1p-8 * std::abs(e[i]) : 0.0);
     if (std::abs(d - e[i]) <= bound) continue;
     return ::testing::AssertionFailure() << c << ": [" << i / c.n << ", " << i % c.n << "] is " << d << ", expected " << e[i] << " within "
                                          << bound;
