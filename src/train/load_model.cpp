@@ -13,25 +13,31 @@ std::string source_of_config(const CheckpointReader& reader) { return (reader.di
 
 bool is_master(const ManifestTensor& tensor) { return tensor.name.starts_with("master."); }
 
+// What is wrong with a config is wrong with the checkpoint that it was saved in.
+template <class Check>
+void as_data(const std::string& source, const Check& check) {
+  try {
+    check();
+  } catch (const Error& error) {
+    fail(ExitCode::data, source, ": ", error.what());
+  }
+}
+
 // As a run checks its config, which a saved one has passed before it was saved.
-void check_saved(const RunConfig& config, const std::string& source) {
+void check_saved(const RunConfig& config) {
   ConfigReport report;
   config.model.validate(report);
   if (config.training.seq_len > config.model.max_position_embeddings) {
     report.error("training.seq_len", text("must be at most model.max_position_embeddings ", config.model.max_position_embeddings, ", got ",
                                           config.training.seq_len));
   }
-  try {
-    report.throw_if_failed();
-  } catch (const Error& error) {
-    fail(ExitCode::data, source, ": ", error.what());
-  }
+  report.throw_if_failed();
 }
 
 // Before anything of the size that the config asks for is made.
 void require_model_of_tensors(const RunConfig& config, const CheckpointReader& reader) {
   const std::string source = source_of_config(reader);
-  check_saved(config, source);
+  as_data(source, [&] { check_saved(config); });
   const std::vector<ParameterShape> parameters = parameter_shapes(model_shape(config.model));
   for (const ParameterShape& parameter : parameters) {
     const std::string name = "master." + parameter.name;
@@ -44,6 +50,7 @@ void require_model_of_tensors(const RunConfig& config, const CheckpointReader& r
   const auto masters = std::ranges::count_if(reader.manifest().tensors, is_master);
   require(std::cmp_equal(masters, parameters.size()), ExitCode::data, source, ": its model has ", parameters.size(),
           " parameters, but there are ", masters);
+  as_data(source, [&] { resolve_plan(config); });
 }
 
 }  // namespace

@@ -214,6 +214,12 @@ TEST_F(SavedConfig, ThatHasLongerSequencesThanItsModelIsRefused) {
   EXPECT_THAT(error.what(), HasSubstr("training.seq_len: must be at most model.max_position_embeddings 16, got 16777216"));
 }
 
+TEST_F(SavedConfig, WhosePrecisionCannotBeIsRefused) {
+  const Error error = error_with("precision", {{"recipe", "mxfp9"}});
+  EXPECT_EQ(error.code(), ExitCode::data);
+  EXPECT_THAT(error.what(), HasSubstr("manifest.json (config): precision.recipe: no recipe \"mxfp9\""));
+}
+
 // With rotary positions no tensor tells how many there are: tables and caches are made for the sequences in use.
 TEST_F(SavedConfig, ThatAllowsLongSequencesTakesNoMemoryForThem) {
   change_manifest("run", [](Manifest& manifest) {
