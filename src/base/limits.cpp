@@ -1,5 +1,6 @@
 #include "mantissa/base/limits.h"
 
+#include <execinfo.h>
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -64,6 +65,11 @@ void require_stack() {
           left.value_or(0) / 1024, " KiB left", limit_text(RLIMIT_STACK, "it is", "-s"));
   require_memory(kStackBytes, "the stack of this thread");
   touch_stack();
+}
+
+void require_unwinding() {
+  void* frame = nullptr;
+  require(::backtrace(&frame, 1) > 0, ExitCode::environment, "libgcc_s cannot be loaded", memory_limits());
 }
 
 }  // namespace mantissa

@@ -149,6 +149,7 @@ Pool& pool() {
 
 void start_threads() {
   require_stack();
+  require_unwinding();
   pool().start(num_threads() - 1);
 }
 

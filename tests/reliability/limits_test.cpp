@@ -1,9 +1,13 @@
 // The real program under limits of the system that are too low (fault table rows 20 and 29).
 #include <gmock/gmock.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <cstdlib>
+#include <mutex>
 #include <optional>
 
+#include "mantissa/train/checkpoint.h"
 #include "process.h"
 #include "training.h"
 
@@ -64,6 +68,29 @@ TEST_F(Limits, NoLimitOfTheAddressSpaceEndsInASignal) {
   }
   EXPECT_TRUE(refused);
   EXPECT_TRUE(ran);
+}
+
+// As when a library that runs out of memory throws inside pthread_once.
+void throw_through_the_c_library_without_memory() {
+  const auto device = open_device(DeviceChoice::cpu);
+  const rlimit none{.rlim_cur = 0, .rlim_max = 0};
+  ::setrlimit(RLIMIT_AS, &none);
+  void* volatile taken = nullptr;  // the compiler may do without an allocation that nobody looks at
+  for (size_t size = size_t{1} << 20; size > 0; size -= size > 4096 ? size / 2 : 16) {  // freed blocks of every size, too
+    do taken = std::malloc(size);
+    while (taken != nullptr);
+  }
+  std::once_flag flag;
+  try {
+    std::call_once(flag, [] { throw 3; });
+  } catch (int code) {
+    std::_Exit(code);
+  }
+}
+
+TEST_F(Limits, ExceptionForWantOfMemoryPassesTheFramesOfTheCLibrary) {
+  if (!address_space_can_be_limited()) GTEST_SKIP() << "the program does not start in 1 GB of address space";
+  EXPECT_EXIT(throw_through_the_c_library_without_memory(), ::testing::ExitedWithCode(3), "");
 }
 
 TEST_F(Limits, MoreThreadsThanTheAddressSpaceHoldsIsAnErrorThatNamesTheThread) {

@@ -16,6 +16,10 @@ void require_stack();
 // subject: "thread 2 of 4".
 void require_memory(int64_t bytes, const std::string& purpose);
 
+// Loads what the C library unwinds its own frames with. By itself it does so when an exception first meets one, which may be for want of
+// memory, and where that is too little to load it the process ends. Throws Error(environment).
+void require_unwinding();
+
 // "; the address space is limited to 102400 KiB (ulimit -v)", or "" if the memory of this process is not limited.
 std::string memory_limits();
 
