@@ -26,7 +26,7 @@ std::string nearest_name(std::string_view name, const std::vector<std::string>& 
   std::string best;
   size_t least = 3;
   for (const std::string& candidate : candidates) {
-    const auto [shorter, longer] = std::minmax(name.size(), candidate.size());
+    const size_t longer = std::max(name.size(), candidate.size()), shorter = std::min(name.size(), candidate.size());
     if (longer - shorter >= least) continue;  // as many edits at least
     const size_t distance = edit_distance(name, candidate);
     if (distance < least && distance < std::min(name.size(), candidate.size())) {
