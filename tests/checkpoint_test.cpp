@@ -1,5 +1,6 @@
 // Saving, loading, keeping, resharding and comparing checkpoints. Crashes and damage: reliability/checkpoint_faults_test.cpp.
 #include <gmock/gmock.h>
+#include <sys/stat.h>
 
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -151,7 +152,6 @@ TEST_F(CheckpointTest, TheNewestTwoThatWereSetAsideAreKeptAndOlderOnesSweptAtSta
 TEST_F(CheckpointTest, AStateThatLostItsNameToNoneIsPutBackAtStart) {
   open_directory(folder).save(State(1).content());
   std::filesystem::rename(checkpoints() / "step-00000001", checkpoints() / ".old-step-00000001-0123456789abcdef");
-  std::filesystem::create_directories(checkpoints() / ".old-step-1-x");
   open_directory(folder);
   EXPECT_THAT(names_in(checkpoints()), ElementsAre("LOCK", "latest", "step-00000001"));
   EXPECT_EQ(newest(), 1);
@@ -159,6 +159,30 @@ TEST_F(CheckpointTest, AStateThatLostItsNameToNoneIsPutBackAtStart) {
   open_directory(folder);
   EXPECT_THAT(names_in(checkpoints()), ElementsAre("LOCK", "latest", "step-00000001")) << "the new one has the name";
   EXPECT_EQ(newest(), 1);
+}
+
+TEST_F(CheckpointTest, AStateThatLostItsNameToADamagedOneTakesItBackAtStart) {
+  open_directory(folder).save(State(1).content());
+  std::filesystem::rename(checkpoints() / "step-00000001", checkpoints() / ".old-step-00000001-0123456789abcdef");
+  std::filesystem::create_directories(checkpoints() / "step-00000001/inner");
+  open_directory(folder);
+  EXPECT_EQ(newest(), 1);
+  EXPECT_THAT(log(), HasSubstr("step-00000001: set aside as .bad-step-00000001-"));
+}
+
+TEST_F(CheckpointTest, AFolderThatIsNamedAlmostLikeOursIsLeftAlone) {
+  for (const char* name : {".old-notes", ".old-step-1-x", ".old-step-00000001", ".old-step-00000001-mine"}) {
+    std::filesystem::create_directories(checkpoints() / name);
+  }
+  open_directory(folder);
+  EXPECT_THAT(names_in(checkpoints()), ElementsAre(".old-notes", ".old-step-00000001", ".old-step-00000001-mine", ".old-step-1-x", "LOCK"));
+}
+
+TEST_F(CheckpointTest, APipeInThePlaceOfTheLockIsNotWaitedFor) {
+  std::filesystem::create_directories(checkpoints());
+  ASSERT_EQ(::mkfifo((checkpoints() / "LOCK").c_str(), 0600), 0);
+  EXPECT_EQ(error_code_of([&] { open_directory(folder); }), ExitCode::usage);
+  EXPECT_EQ(error_code_of([&] { require_unlocked(checkpoints()); }), ExitCode::usage);
 }
 
 // ---- keeping

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 #include "io/checkpoint_steps.h"
 #include "mantissa/base/log.h"
@@ -39,6 +40,8 @@ void discard(const fs::path& path) {
 void set_aside(const fs::path& path, const fs::path& known_as, const std::string& reason) {
   const fs::path target = known_as.parent_path() / (".bad-" + known_as.filename().string() + "-" + unique_id());
   rename_path(path, target);
+  std::error_code ignored;
+  fs::last_write_time(target, fs::file_time_type::clock::now(), ignored);  // the newest two are kept
   log_warning(known_as.string(), ": set aside as ", target.filename().string(), ": ", reason);
 }
 
@@ -52,28 +55,22 @@ std::vector<fs::path> entries_of(const fs::path& folder) {
 
 bool is_called(const fs::path& path, std::string_view prefix) { return path.filename().string().starts_with(prefix); }
 
-// Of `.old-step-00001000-<id>`: a kill may have come after it gave up its name and before the new state took it.
-void put_back_or_delete(const fs::path& old) {
-  const std::string name = old.filename().string().substr(std::string_view(".old-").size());
-  const fs::path path = old.parent_path() / name.substr(0, name.rfind('-'));
-  std::error_code error;
-  if (!checkpoint_step(path.filename().string()) || fs::exists(fs::symlink_status(path, error))) return remove_leftover(old);
-  fs::rename(old, path, error);
-  log_warning(path.string(), error ? ": could not be put back from " : ": put back from ", old.filename().string(), error ? ": " : "",
-              error ? error.message() : "");
+void sweep_damaged(const std::vector<fs::path>& damaged) {
+  constexpr size_t kKept = 2;
+  std::vector<std::pair<fs::file_time_type, fs::path>> by_time;
+  for (const fs::path& path : damaged) {
+    std::error_code error;
+    by_time.emplace_back(fs::last_write_time(path, error), path);
+  }
+  std::sort(by_time.rbegin(), by_time.rend());
+  for (size_t i = kKept; i < by_time.size(); ++i) {
+    log_info(by_time[i].second.string(), ": not among the newest ", kKept, " that were set aside; deleted");
+    remove_leftover(by_time[i].second);
+  }
 }
 
-void sweep_damaged(std::vector<fs::path> damaged) {
-  constexpr size_t kKept = 2;
-  const auto written = [](const fs::path& path) {
-    std::error_code error;
-    return fs::last_write_time(path, error);
-  };
-  std::sort(damaged.begin(), damaged.end(), [&](const fs::path& a, const fs::path& b) { return written(a) > written(b); });
-  for (size_t i = kKept; i < damaged.size(); ++i) {
-    log_info(damaged[i].string(), ": not among the newest ", kKept, " that were set aside; deleted");
-    discard(damaged[i]);
-  }
+CheckpointReader open_step(const fs::path& path, int64_t step) {
+  return with_second_try<CheckpointUnread>([&] { return open_candidate({.path = path, .step = step}); });
 }
 
 // What lies where a checkpoint is to be saved.
@@ -83,7 +80,7 @@ There what_lies(const fs::path& path, const Manifest& manifest) {
   std::error_code error;
   if (!fs::exists(fs::symlink_status(path, error))) return There::nothing;
   try {
-    CheckpointReader reader = open_candidate({.path = path, .step = manifest.step});
+    CheckpointReader reader = open_step(path, manifest.step);
     const Manifest& there = reader.manifest();
     const bool same = there.samples == manifest.samples && there.state == manifest.state && there.shards == manifest.shards &&
                       there.tensors == manifest.tensors;
@@ -109,6 +106,27 @@ fs::path replace(const fs::path& temporary, const fs::path& path) {
   return old;
 }
 
+// Of `.old-step-00001000-<id>`: a kill may have come after it gave up its name and before a whole new state had it.
+void put_back_or_delete(const fs::path& old) {
+  const std::string name = old.filename().string().substr(std::string_view(".old-").size());
+  const size_t dash = std::min(name.rfind('-'), name.size());
+  const std::optional<int64_t> step = checkpoint_step(name.substr(0, dash));
+  if (!step || dash == name.size() || !parse_hex64(name.substr(dash + 1))) return;  // not one of ours
+  const fs::path path = old.parent_path() / checkpoint_name(*step);
+  std::error_code error;
+  try {
+    if (!fs::exists(fs::symlink_status(path, error))) {
+      rename_path(old, path);
+      log_warning(path.string(), ": put back from ", old.filename().string());
+      return sync_directory(path.parent_path());
+    }
+    open_step(path, *step);
+    remove_leftover(old);
+  } catch (const CheckpointDamage& damage) {
+    set_aside(replace(old, path), path, damage.what());
+  }
+}
+
 // Gives a new checkpoint its name. Returns where the valid one is that had it; "" if there was none.
 fs::path put_in_place(const fs::path& temporary, const fs::path& path, There there) {
   fs::path old;
@@ -126,7 +144,6 @@ fs::path put_in_place(const fs::path& temporary, const fs::path& path, There the
     set_aside(old, path, "it is damaged");
     old.clear();
   }
-  sync_directory(path.parent_path());
   return old;
 }
 
@@ -160,12 +177,16 @@ void CheckpointDirectory::sweep() const {
       log_info(path.string(), ": left by a process that was killed; deleted");
       remove_leftover(path);
     } else if (is_called(path, ".old-")) {
-      put_back_or_delete(path);
+      try {
+        put_back_or_delete(path);
+      } catch (const Error& error) {
+        log_warning(path.string(), ": could not be put back: ", error.what());
+      }
     } else if (is_called(path, ".bad-")) {
       damaged.push_back(path);
     }
   }
-  sweep_damaged(std::move(damaged));
+  sweep_damaged(damaged);
 }
 
 void CheckpointDirectory::name_latest(const std::string& name, const std::string& hash) const {
@@ -175,16 +196,25 @@ void CheckpointDirectory::name_latest(const std::string& name, const std::string
 void CheckpointDirectory::adopt(const LoadedCheckpoint& loaded) const {
   const std::string name = loaded.path.filename().string();
   const std::optional<LatestPointer> latest = read_latest(folder_);
-  if (!latest || latest->name != name || latest->hash != loaded.hash) name_latest(name, loaded.hash);
+  if (latest && latest->name == name && latest->hash == loaded.hash) return;
+  try {
+    name_latest(name, loaded.hash);
+  } catch (const Error& error) {
+    fail(ExitCode::environment, error.what());  // no work was lost
+  }
 }
 
-void CheckpointDirectory::publish(const fs::path& path, const fs::path& superseded) const {
+void CheckpointDirectory::publish(const fs::path& path, int64_t step, const fs::path& superseded) {
   try {
-    const CheckpointReader reader(path);
+    const CheckpointReader reader = open_step(path, step);
     name_latest(path.filename().string(), reader.hash());
   } catch (const CheckpointDamage& damage) {
-    set_aside(path, path, damage.what());
-    if (!superseded.empty()) rename_path(superseded, path);
+    fs::path unread = path;
+    if (!superseded.empty()) {  // first the old one has its name again
+      unread = replace(superseded, path);
+      superseded_.pop_back();
+    }
+    set_aside(unread, path, damage.what());
     fail(ExitCode::storage, "the checkpoint just written cannot be read: ", damage.what());
   }
 }
@@ -204,11 +234,16 @@ SavedCheckpoint CheckpointDirectory::save(const CheckpointContent& content) {
   make_sure_it_is_ours();
   const There there = what_lies(path, manifest);
   SavedCheckpoint saved{.path = path, .bytes = manifest.shards.front().bytes, .already_there = there == There::same};
-  const fs::path superseded = saved.already_there ? fs::path() : put_in_place(write(content, manifest), path, there);
-  publish(path, superseded);
+  fs::path superseded;
+  if (!saved.already_there) {
+    superseded = put_in_place(write(content, manifest), path, there);
+    if (!superseded.empty()) superseded_.push_back(superseded);
+    sync_directory(folder_);
+  }
+  publish(path, content.step, superseded);
   log_info("checkpoint ", path.string(), saved.already_there ? " was saved before" : " saved", " (", saved.bytes, " bytes)");
   try {
-    if (!superseded.empty()) discard(superseded);
+    for (const fs::path& old : std::exchange(superseded_, {})) discard(old);
     delete_old(content.step);
   } catch (const Error& error) {
     log_warning("an old checkpoint was not deleted: ", error.what());
@@ -223,7 +258,7 @@ void CheckpointDirectory::delete_old(int64_t newest_step) const {
     if (*step > newest_step) continue;  // of a run that was left for an older checkpoint: not ours to delete
     const fs::path path = folder_ / checkpoint_name(*step);
     try {
-      open_candidate({.path = path, .step = *step});
+      open_step(path, *step);
       if (++valid <= keep_.latest || (keep_.every > 0 && *step % keep_.every == 0)) continue;
       discard(path);
     } catch (const CheckpointDamage& damage) {

@@ -15,9 +15,10 @@ namespace fs = std::filesystem;
 constexpr std::string_view kPrefix = "step-";
 constexpr size_t kMinDigits = 8, kMaxDigits = 18;
 
-bool is_folder(const fs::directory_entry& entry) {
+// What cannot be looked at may be one: whoever opens it says so.
+bool may_be_folder(const fs::directory_entry& entry) {
   std::error_code unknown;
-  return entry.is_directory(unknown);
+  return entry.is_directory(unknown) || (unknown && path_failure(unknown.value()) != ExitCode::usage);
 }
 
 }  // namespace
@@ -42,7 +43,7 @@ std::vector<int64_t> steps_in(const fs::path& folder) {
   std::error_code error;
   if (!fs::exists(folder, error) && !error) return steps;
   for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error))
-    if (const auto step = checkpoint_step(entry->path().filename().string()); step && is_folder(*entry)) steps.push_back(*step);
+    if (const auto step = checkpoint_step(entry->path().filename().string()); step && may_be_folder(*entry)) steps.push_back(*step);
   require(!error, path_failure(error.value()), folder.string(), ": cannot be listed: ", error.message());
   std::sort(steps.begin(), steps.end());
   return steps;

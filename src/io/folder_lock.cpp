@@ -42,8 +42,13 @@ void write_record(int fd, const std::filesystem::path& path, const std::string& 
 
 // The file, open and locked. Throws Error(environment) naming the owner if somebody else has it.
 int open_locked(const std::filesystem::path& path, int flags, int operation) {
-  const int fd = ::open(path.c_str(), flags | O_NOFOLLOW | O_CLOEXEC, 0666);
+  const int fd = ::open(path.c_str(), flags | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0666);  // no waiting for the writer of a pipe
   require(fd >= 0, ExitCode::environment, path.string(), ": cannot be opened: ", system_message(errno));
+  struct stat status {};
+  if (::fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) {
+    ::close(fd);
+    fail(ExitCode::usage, path.string(), ": is not a regular file");
+  }
   int result = 0;
   do result = ::flock(fd, operation | LOCK_NB);
   while (result != 0 && errno == EINTR);

@@ -144,6 +144,7 @@ TEST_P(Replacing, ANewStateThatCannotBeReadBackGivesItsPlaceToTheOldOne) {
   unreadable.only = "open";
   unreadable.path = "step-00000003/manifest.json";
   unreadable.at = 2;  // the first is the look at what is there
+  unreadable.times = 2;
   arm_fault(unreadable);
   EXPECT_EQ(error_code_of([&] { directory.save(State(3).content()); }), ExitCode::storage);
   EXPECT_TRUE(disarm_fault());

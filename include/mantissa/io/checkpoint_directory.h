@@ -52,7 +52,7 @@ class CheckpointDirectory {
   // step with the same content is not written again; one that holds another state is deleted in the end, one that is damaged set aside.
   SavedCheckpoint save(const CheckpointContent& content);
 
-  // Makes `latest` name a checkpoint of this folder that a run continues from, unless it does. Throws Error(storage).
+  // Makes `latest` name a checkpoint of this folder that a run continues from, unless it does. Throws Error(environment).
   void adopt(const LoadedCheckpoint& loaded) const;
 
   const std::filesystem::path& folder() const { return folder_; }
@@ -62,13 +62,14 @@ class CheckpointDirectory {
   void sweep() const;
   std::filesystem::path write(const CheckpointContent& content, const Manifest& manifest) const;
   void name_latest(const std::string& name, const std::string& hash) const;
-  void publish(const std::filesystem::path& path, const std::filesystem::path& superseded) const;
+  void publish(const std::filesystem::path& path, int64_t step, const std::filesystem::path& superseded);
   void delete_old(int64_t newest_step) const;
 
   std::filesystem::path folder_;
   KeepPolicy keep_;
   std::string job_;
   std::optional<FolderLock> lock_;
+  std::vector<std::filesystem::path> superseded_;  // replaced, and to be deleted once what replaced them is published
 };
 
 }  // namespace mantissa
