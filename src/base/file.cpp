@@ -144,9 +144,13 @@ void make_folders(const std::filesystem::path& path) {
 
 void require_output_file(const std::filesystem::path& path) {
   const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
+  const std::string temporary = path.string() + ".tmp";  // what PendingFile writes
   std::error_code error;
+  require(path.has_filename(), ExitCode::usage, "\"", path.string(), "\" names no file to be written");
   require(std::filesystem::is_directory(folder, error), ExitCode::usage, path.string(), ": there is no folder ", folder.string());
   struct stat status {};
+  const bool fits = ::lstat(temporary.c_str(), &status) == 0 || errno == ENOENT;
+  require(fits, path_failure(errno), path.string(), ": cannot be written: ", system_message(errno));
   const bool there = ::stat(path.c_str(), &status) == 0;
   require(there || errno == ENOENT, path_failure(errno), path.string(), ": cannot be written: ", system_message(errno));
   require(!there || S_ISREG(status.st_mode), ExitCode::usage, path.string(), ": cannot be written: it is not a regular file");

@@ -91,6 +91,8 @@ TEST_F(OddPaths, WhereAFileIsToBeWrittenAreUsageErrorsAndStayAsTheyAre) {
     expect_usage_error("bench gemm --json " + path);
   }
   expect_usage_error("report trained --output missing/page.html");
+  expect_usage_error("report trained --output ''");
+  expect_usage_error("report trained --output " + std::string(253, 'a'));  // with .tmp it is too long
   EXPECT_THAT(mantissa("report trained --output missing/page.html").errors, HasSubstr("missing/page.html: there is no folder missing"));
   for (const char* const prefix : {"loop/x", "missing/x"}) expect_usage_error(std::string("tokenize text.txt --output ") + prefix);
   std::filesystem::create_directory(folder_ / "taken.idx");
