@@ -1,7 +1,7 @@
 #include <omp.h>
 
 #include <atomic>
-#include <system_error>
+#include <exception>
 #include <thread>
 #include <vector>
 
@@ -14,12 +14,12 @@ namespace {
 
 // The library ends the process if it cannot start a thread.
 void require_startable(int threads) {
-  std::vector<std::jthread> started;
   std::atomic<bool> over{false};
   std::string refusal;
+  std::vector<std::jthread> started;
   try {
     while (static_cast<int>(started.size()) < threads) started.emplace_back([&over] { over.wait(false); });
-  } catch (const std::system_error& refused) {
+  } catch (const std::exception& refused) {  // no thread, or no memory for one
     refusal = refused.what();
   }
   over = true;

@@ -22,7 +22,7 @@ class Limits : public test::TrainingTest {
 
   test::ProcessResult limited(const std::string& limit, const std::string& arguments) const {
     std::filesystem::remove_all(run_folder("run"));
-    return test::run_process({"bash", "-c", "ulimit " + limit + "; exec " MANTISSA_BINARY " " + arguments}, folder_.path());
+    return test::run_process({"bash", "-c", "ulimit " + limit + "; exec env -i " MANTISSA_BINARY " " + arguments}, folder_.path());
   }
 
   // A sanitizer needs more address space than any limit leaves.
@@ -108,7 +108,8 @@ class ProcessLimit : public Limits {
   std::optional<test::ProcessResult> bench(const std::string& most) const {
     std::vector<std::string> words = {"bash", "-c",
                                       "ulimit -u " + most + "; exec " MANTISSA_BINARY " bench gemm --threads 4 --time-budget 1"};
-    if (::geteuid() == 0) words.insert(words.begin(), {"setpriv", "--reuid", "54321", "--clear-groups"});
+    const std::string user = std::to_string(50000 + ::getpid() % 10000);  // nobody, and not that of a test beside this one
+    if (::geteuid() == 0) words.insert(words.begin(), {"setpriv", "--reuid", user, "--clear-groups"});
     const auto run = test::run_process(words, folder_.path());
     return run.exit_code == 126 || run.exit_code == 127 ? std::nullopt : std::optional(run);
   }
