@@ -5,6 +5,7 @@
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -38,11 +39,13 @@ spdlog::level::level_enum to_spdlog(LogLevel level) {
 // With the times at which they were made.
 void write_kept(spdlog::sinks::sink& file) {
   if (!kept) return;
+  const auto records = kept->last_raw();
+  size_t written = 0;
   try {
-    for (const auto& record : kept->last_raw()) file.log(record);
+    for (; written < records.size(); ++written) file.log(records[written]);
     file.flush();
   } catch (const spdlog::spdlog_ex&) {  // a full log disk must not stop training
-    ++dropped;
+    dropped += std::max<int64_t>(1, static_cast<int64_t>(records.size() - written));
   }
 }
 

@@ -29,7 +29,8 @@ const JsonNode* SourceTree::find(std::string_view key) const {
     if (at->is_list()) {
       const JsonNode::Entries& entries = at->entries();
       size_t index = entries.size();
-      if (std::from_chars(name.data(), name.data() + name.size(), index).ec != std::errc()) index = entries.size();
+      const auto [end_of_number, problem] = std::from_chars(name.data(), name.data() + name.size(), index);
+      if (problem != std::errc() || end_of_number != name.data() + name.size()) index = entries.size();
       at = index < entries.size() ? &entries[index] : nullptr;
     } else {
       const auto found = at->members().find(name);

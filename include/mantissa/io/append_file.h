@@ -1,6 +1,6 @@
-// A log that only grows. A record is written by one system call and is in the file on return, so that a killed process leaves no partial
-// record; what a full disk or a limit on file sizes cuts short is taken back. Neither must stop training: failures are counted, not thrown,
-// and the next record is tried again.
+// A log that only grows. A record is in the file on return, written by one system call unless that is cut short: only then can a kill
+// leave a part of it; what a full disk or a limit on file sizes cuts short is taken back. Neither must stop training: failures are counted,
+// not thrown, and the next record is tried again.
 #pragma once
 
 #include <cstdint>
