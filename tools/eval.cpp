@@ -71,7 +71,7 @@ Command eval_command() {
           .example = "mantissa eval runs/quickstart\nmantissa eval runs/quickstart/checkpoints/step-00000200 --data README.md",
           .options = {{.name = "CHECKPOINT",
                        .target = &arguments->checkpoint,
-                       .description = "a checkpoint, or a run folder: its newest valid one",
+                       .description = "a checkpoint, or a run folder: the one that `latest` names, else its newest valid one",
                        .required = true},
                       {.name = "--data",
                        .target = &arguments->data,

@@ -53,7 +53,7 @@ Command generate_command() {
           .example = "mantissa generate runs/quickstart --prompt \"The layers are\" --max-new-tokens 100 --temperature 0.7",
           .options = {{.name = "CHECKPOINT",
                        .target = &arguments->checkpoint,
-                       .description = "a checkpoint, or a run folder: its newest valid one",
+                       .description = "a checkpoint, or a run folder: the one that `latest` names, else its newest valid one",
                        .required = true},
                       {.name = "--prompt", .target = &arguments->prompt, .description = "text to continue; default: a line end"},
                       {.name = "--max-new-tokens", .target = &sampling.max_new_tokens, .description = "tokens to write"},

@@ -146,9 +146,10 @@ ExitCode run_training(const TrainArguments& arguments) {
 Command train_command() {
   const auto arguments = std::make_shared<TrainArguments>();
   std::vector<Option> options = config_options(arguments->sources);
-  options.push_back({.name = "--resume",
-                     .target = &arguments->resume,
-                     .description = "continue from the newest valid checkpoint of the run, or start if there is none"});
+  options.push_back(
+      {.name = "--resume",
+       .target = &arguments->resume,
+       .description = "continue from the checkpoint that `latest` names, else the newest valid one, or start if there is none"});
   options.push_back({.name = "--dry-run",
                      .target = &arguments->dry_run,
                      .description = "check the configuration, open the data, estimate memory and FLOPs; write nothing"});

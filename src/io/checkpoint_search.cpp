@@ -44,7 +44,8 @@ std::optional<LoadedCheckpoint> load_first(const fs::path& folder, const std::ve
       ++passed_over;
     }
   }
-  require(candidates.empty(), ExitCode::data, folder.string(), ": holds checkpoints, but none of them is intact (", passed_over, " tried)");
+  require(candidates.empty(), ExitCode::data, folder.string(), ": holds checkpoints, but none of them is intact (", passed_over,
+          " tried; the log says why): restore one, or start again under another logging.run_name");
   return std::nullopt;
 }
 

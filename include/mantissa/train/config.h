@@ -157,7 +157,9 @@ struct CheckpointConfig {
     v("keep_latest", keep_latest, "newest checkpoints to keep; at least 2, so that one survives a fault during a save",
       limits::between(2, kLargestCount));
     v("keep_every", keep_every, "also keep every checkpoint whose step is a multiple of this; 0: none", limits::between(0, kMostSteps));
-    v("resume", resume, "never: refuse a run folder that is in use; auto: newest valid checkpoint, else a fresh start; or a path");
+    v("resume", resume,
+      "never: refuse a run folder that is in use; auto: the checkpoint that `latest` names, else the newest valid one, else a fresh start; "
+      "or a path");
     v("init_from", init_from, "checkpoint whose weights start this run at step 0 with a new optimizer; excludes a path in resume",
       limits::input_path);
     v("allow_recipe_change", allow_recipe_change, "resume although modules compute in other formats than those of the checkpoint");
