@@ -202,6 +202,7 @@ TEST(Config, AnObjectOnTheCommandLineGivesItsMembers) {
   EXPECT_TRUE(r.report.given("inner.small"));
   EXPECT_FALSE(r.report.given("inner.path"));
   EXPECT_EQ(r.report.origin("list.0.path"), "--set list=[{\"path\": \"7\"}]");
+  EXPECT_FALSE(r.report.given("list.0x")) << "no number of an entry";
   EXPECT_EQ(r.config.list.at(0).path, "7");
 }
 

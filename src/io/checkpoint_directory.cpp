@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <utility>
 
 #include "io/checkpoint_steps.h"
 #include "mantissa/base/log.h"
@@ -243,7 +242,7 @@ SavedCheckpoint CheckpointDirectory::save(const CheckpointContent& content) {
   publish(path, content.step, superseded);
   log_info("checkpoint ", path.string(), saved.already_there ? " was saved before" : " saved", " (", saved.bytes, " bytes)");
   try {
-    for (const fs::path& old : std::exchange(superseded_, {})) discard(old);
+    for (; !superseded_.empty(); superseded_.pop_back()) discard(superseded_.back());
     delete_old(content.step);
   } catch (const Error& error) {
     log_warning("an old checkpoint was not deleted: ", error.what());

@@ -115,6 +115,7 @@ TEST_P(Replacing, AnErrorAtAnyFileOperationLosesNeitherAndTheNextSaveWorks) {
       failed += code != ExitCode::ok;
       directory.save(State(3).content());
       ASSERT_EQ(found(), Found::replaced) << "file operation " << point;
+      ASSERT_THAT(names_in(checkpoints()), Each(Not(AnyOf(StartsWith(".tmp-"), StartsWith(".old-"))))) << point;
     }
     EXPECT_GT(failed, 15);
   }
