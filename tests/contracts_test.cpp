@@ -388,7 +388,7 @@ TEST_P(Contracts, FaultyOperandsAreRefusedByName) {
 }
 
 INSTANTIATE_TEST_SUITE_P(, Contracts,
-                         ::testing::ValuesIn(declared_in("include/mantissa/backend/backend.h", R"(virtual void run\(const (\w+)&\))")),
+                         ::testing::ValuesIn(declared_in("include/mantissa/backend/backend.h", R"(virtual void execute\(const (\w+)&\))")),
                          [](const auto& c) { return c.param; });
 
 }  // namespace

@@ -22,7 +22,7 @@ const std::vector<KernelCase>& cases() {
 }
 
 std::vector<std::string> kernels() {
-  const std::vector<std::string> declared = declared_in("include/mantissa/backend/backend.h", R"(virtual void run\(const (\w+)&\))");
+  const std::vector<std::string> declared = declared_in("include/mantissa/backend/backend.h", R"(virtual void execute\(const (\w+)&\))");
   EXPECT_GE(declared.size(), 25U) << "the header is no longer understood";
   return declared;
 }

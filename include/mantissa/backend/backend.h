@@ -1,4 +1,4 @@
-// The table of contents of all mathematics: one struct of named operands and one run() per kernel. Callers see only Backend&.
+// The table of contents of all mathematics: one struct of named operands per kernel, which run() takes. Callers see only Backend&.
 //
 // Conventions. Shapes stand at the operands; N = rows (tokens), C = channels, V = vocabulary. Matrices are row-major. "Values" (x, y,
 // weight, dy, dx) share one dtype: fp32 or bf16, and on the reference backend also fp64. Statistics, losses and parameter gradients
@@ -276,38 +276,44 @@ class Backend {
   // How many products ran in fp32 so far because an operand held extreme scale codes, where others run in bf16.
   virtual int64_t fp32_products() const { return 0; }
 
-  virtual void run(const Fill&) = 0;
-  virtual void run(const Convert&) = 0;
-  virtual void run(const RandomNormal&) = 0;
-  virtual void run(const Add&) = 0;
-  virtual void run(const Gemm&) = 0;
-  virtual void run(const Quantize&) = 0;
-  virtual void run(const Dequantize&) = 0;
-  virtual void run(const FakeQuantize&) = 0;
-  virtual void run(const RequantizeColumns&) = 0;
-  virtual void run(const SwizzleScales&) = 0;
-  virtual void run(const QuantizationError&) = 0;
-  virtual void run(const SumRows&) = 0;
-  virtual void run(const EmbeddingForward&) = 0;
-  virtual void run(const EmbeddingBackward&) = 0;
-  virtual void run(const RmsNormForward&) = 0;
-  virtual void run(const RmsNormBackward&) = 0;
-  virtual void run(const LayerNormForward&) = 0;
-  virtual void run(const LayerNormBackward&) = 0;
-  virtual void run(const QkNormForward&) = 0;
-  virtual void run(const QkNormBackward&) = 0;
-  virtual void run(const Rope&) = 0;
-  virtual void run(const AttentionForward&) = 0;
-  virtual void run(const AttentionBackward&) = 0;
-  virtual void run(const CachedAttention&) = 0;
-  virtual void run(const SwiGluForward&) = 0;
-  virtual void run(const SwiGluBackward&) = 0;
-  virtual void run(const GeluForward&) = 0;
-  virtual void run(const GeluBackward&) = 0;
-  virtual void run(const CrossEntropy&) = 0;
-  virtual void run(const AdamW&) = 0;
-  virtual void run(const Sum&) = 0;
-  virtual void run(const SquaredNorm&) = 0;
+  template <class Kernel>
+  void run(const Kernel& k) {
+    execute(k);
+  }
+
+ protected:
+  virtual void execute(const Fill&) = 0;
+  virtual void execute(const Convert&) = 0;
+  virtual void execute(const RandomNormal&) = 0;
+  virtual void execute(const Add&) = 0;
+  virtual void execute(const Gemm&) = 0;
+  virtual void execute(const Quantize&) = 0;
+  virtual void execute(const Dequantize&) = 0;
+  virtual void execute(const FakeQuantize&) = 0;
+  virtual void execute(const RequantizeColumns&) = 0;
+  virtual void execute(const SwizzleScales&) = 0;
+  virtual void execute(const QuantizationError&) = 0;
+  virtual void execute(const SumRows&) = 0;
+  virtual void execute(const EmbeddingForward&) = 0;
+  virtual void execute(const EmbeddingBackward&) = 0;
+  virtual void execute(const RmsNormForward&) = 0;
+  virtual void execute(const RmsNormBackward&) = 0;
+  virtual void execute(const LayerNormForward&) = 0;
+  virtual void execute(const LayerNormBackward&) = 0;
+  virtual void execute(const QkNormForward&) = 0;
+  virtual void execute(const QkNormBackward&) = 0;
+  virtual void execute(const Rope&) = 0;
+  virtual void execute(const AttentionForward&) = 0;
+  virtual void execute(const AttentionBackward&) = 0;
+  virtual void execute(const CachedAttention&) = 0;
+  virtual void execute(const SwiGluForward&) = 0;
+  virtual void execute(const SwiGluBackward&) = 0;
+  virtual void execute(const GeluForward&) = 0;
+  virtual void execute(const GeluBackward&) = 0;
+  virtual void execute(const CrossEntropy&) = 0;
+  virtual void execute(const AdamW&) = 0;
+  virtual void execute(const Sum&) = 0;
+  virtual void execute(const SquaredNorm&) = 0;
 };
 
 // "cpu": fast paths over the reference. "cpu_reference": plain fixed-order kernels only, also in fp64. One instance each may serve many

@@ -139,27 +139,27 @@ void backward(const GeluBackward& k) {
 
 }  // namespace
 
-void CpuBackend::run(const SwiGluForward& k) {
+void CpuBackend::execute(const SwiGluForward& k) {
   check(k);
-  if (k.x.dtype() == Dtype::f64) return CpuReference::run(k);
+  if (k.x.dtype() == Dtype::f64) return CpuReference::execute(k);
   k.x.dtype() == Dtype::f32 ? forward<float>(k) : forward<bf16>(k);
 }
 
-void CpuBackend::run(const SwiGluBackward& k) {
+void CpuBackend::execute(const SwiGluBackward& k) {
   check(k);
-  if (k.x.dtype() == Dtype::f64) return CpuReference::run(k);
+  if (k.x.dtype() == Dtype::f64) return CpuReference::execute(k);
   k.x.dtype() == Dtype::f32 ? backward<float>(k) : backward<bf16>(k);
 }
 
-void CpuBackend::run(const GeluForward& k) {
+void CpuBackend::execute(const GeluForward& k) {
   check(k);
-  if (k.x.dtype() == Dtype::f64) return CpuReference::run(k);
+  if (k.x.dtype() == Dtype::f64) return CpuReference::execute(k);
   k.x.dtype() == Dtype::f32 ? forward<float>(k) : forward<bf16>(k);
 }
 
-void CpuBackend::run(const GeluBackward& k) {
+void CpuBackend::execute(const GeluBackward& k) {
   check(k);
-  if (k.x.dtype() == Dtype::f64) return CpuReference::run(k);
+  if (k.x.dtype() == Dtype::f64) return CpuReference::execute(k);
   k.x.dtype() == Dtype::f32 ? backward<float>(k) : backward<bf16>(k);
 }
 

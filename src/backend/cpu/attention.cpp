@@ -31,8 +31,8 @@ void forward(const AttentionForward& k) {
 
 }  // namespace
 
-void CpuBackend::run(const AttentionForward& k) {
-  if (k.qkv.dtype() == Dtype::f64 || k.layout.head_dim > kLargestHead) return CpuReference::run(k);
+void CpuBackend::execute(const AttentionForward& k) {
+  if (k.qkv.dtype() == Dtype::f64 || k.layout.head_dim > kLargestHead) return CpuReference::execute(k);
   check(k);
   check_segment_starts("attention", k.segment_starts, k.qkv.dim(0) / k.batch);
   k.qkv.dtype() == Dtype::bf16 ? forward<bf16>(k) : forward<float>(k);

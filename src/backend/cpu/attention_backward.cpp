@@ -167,8 +167,8 @@ class Backward {
 
 }  // namespace
 
-void CpuBackend::run(const AttentionBackward& k) {
-  if (k.qkv.dtype() == Dtype::f64 || k.layout.head_dim > kLargestHead) return CpuReference::run(k);
+void CpuBackend::execute(const AttentionBackward& k) {
+  if (k.qkv.dtype() == Dtype::f64 || k.layout.head_dim > kLargestHead) return CpuReference::execute(k);
   check(k);
   check_segment_starts("attention backward", k.segment_starts, k.qkv.dim(0) / k.batch);
   k.qkv.dtype() == Dtype::bf16 ? Backward<bf16>(k).run() : Backward<float>(k).run();

@@ -177,8 +177,8 @@ class Cached {
 
 }  // namespace
 
-void CpuBackend::run(const CachedAttention& k) {
-  if (k.qkv.dtype() == Dtype::f64 || k.layout.head_dim > kLargestHead) return CpuReference::run(k);
+void CpuBackend::execute(const CachedAttention& k) {
+  if (k.qkv.dtype() == Dtype::f64 || k.layout.head_dim > kLargestHead) return CpuReference::execute(k);
   check(k);
   k.qkv.dtype() == Dtype::bf16 ? Cached<bf16>(k).run() : Cached<float>(k).run();
 }

@@ -161,9 +161,9 @@ void losses(const CrossEntropy& k) {
 
 }  // namespace
 
-void CpuBackend::run(const CrossEntropy& k) {
+void CpuBackend::execute(const CrossEntropy& k) {
   check(k);
-  if (k.logits.dtype() == Dtype::f64) return CpuReference::run(k);
+  if (k.logits.dtype() == Dtype::f64) return CpuReference::execute(k);
   check_targets("cross_entropy", k.targets, k.vocab);
   k.logits.dtype() == Dtype::f32 ? losses<float>(k) : losses<bf16>(k);
 }

@@ -228,10 +228,10 @@ bool taken_by_lanes(const QuantizedTensor& x) {
 
 }  // namespace
 
-void CpuBackend::run(const Dequantize& k) {
+void CpuBackend::execute(const Dequantize& k) {
   check(k);
   const int64_t span = k.x.how.block() == kLanes ? kLanes : kPair;
-  if (!taken_by_lanes(k.x) || k.first_col % span != 0 || k.out.dim(1) % span != 0) return CpuReference::run(k);
+  if (!taken_by_lanes(k.x) || k.first_col % span != 0 || k.out.dim(1) % span != 0) return CpuReference::execute(k);
   std::atomic<bool> extreme = false;
   parallel_for(k.x.shape[0], rows_per_piece(k.out.dim(1)), [&](int64_t begin, int64_t end) {
     if (dequantize_range(k, begin, end)) extreme = true;
@@ -239,9 +239,9 @@ void CpuBackend::run(const Dequantize& k) {
   if (extreme && k.extreme.defined()) *k.extreme.data<int32_t>() = 1;
 }
 
-void CpuBackend::run(const RequantizeColumns& k) {
+void CpuBackend::execute(const RequantizeColumns& k) {
   check(k);
-  if (!taken_by_lanes(k.x)) return CpuReference::run(k);
+  if (!taken_by_lanes(k.x)) return CpuReference::execute(k);
   const int64_t block = k.out.how.block_rows, cols = k.x.shape[1];
   parallel_for(k.x.shape[0] / block, std::max<int64_t>(1, rows_per_piece(cols) / block), [&](int64_t begin, int64_t end) {
     thread_local std::vector<bf16> values;

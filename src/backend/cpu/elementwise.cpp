@@ -101,32 +101,32 @@ bool fp32_and_bf16(Dtype a, Dtype b) { return (a == Dtype::f32 && b == Dtype::bf
 
 }  // namespace
 
-void CpuBackend::run(const Fill& k) {
+void CpuBackend::execute(const Fill& k) {
   check(k);
   if (k.value == 0.0 && !std::signbit(k.value)) return clear_parallel(k.out);
   switch (k.out.dtype()) {
     case Dtype::f32: return fill_parallel(k.out, static_cast<float>(k.value));
     case Dtype::bf16: return fill_parallel(k.out, store<bf16>(k.value));
-    default: return CpuReference::run(k);
+    default: return CpuReference::execute(k);
   }
 }
 
-void CpuBackend::run(const Convert& k) {
+void CpuBackend::execute(const Convert& k) {
   check(k);
   if (k.x.dtype() == k.out.dtype()) return copy_parallel(k.x.raw(), k.out.raw(), k.x.bytes());
-  if (!fp32_and_bf16(k.x.dtype(), k.out.dtype())) return CpuReference::run(k);
+  if (!fp32_and_bf16(k.x.dtype(), k.out.dtype())) return CpuReference::execute(k);
   k.x.dtype() == Dtype::f32 ? convert_parallel<float, bf16>(k) : convert_parallel<bf16, float>(k);
 }
 
-void CpuBackend::run(const Add& k) {
+void CpuBackend::execute(const Add& k) {
   check(k);
-  if (k.out.dtype() == Dtype::f64) return CpuReference::run(k);
+  if (k.out.dtype() == Dtype::f64) return CpuReference::execute(k);
   k.out.dtype() == Dtype::f32 ? add_parallel<float>(k) : add_parallel<bf16>(k);
 }
 
-void CpuBackend::run(const SumRows& k) {
+void CpuBackend::execute(const SumRows& k) {
   check(k);
-  if (k.x.dtype() == Dtype::f64) return CpuReference::run(k);
+  if (k.x.dtype() == Dtype::f64) return CpuReference::execute(k);
   k.x.dtype() == Dtype::f32 ? sum_rows<float>(k) : sum_rows<bf16>(k);
 }
 

@@ -75,15 +75,15 @@ void scatter_parallel(const EmbeddingBackward& k) {
 
 }  // namespace
 
-void CpuBackend::run(const EmbeddingForward& k) {
+void CpuBackend::execute(const EmbeddingForward& k) {
   check(k);
   check_indices(ExitCode::data, "embedding", "ids", k.ids, k.weight.dim(0));
   gather(k);
 }
 
-void CpuBackend::run(const EmbeddingBackward& k) {
+void CpuBackend::execute(const EmbeddingBackward& k) {
   check(k);
-  if (k.dy.dtype() == Dtype::f64) return CpuReference::run(k);
+  if (k.dy.dtype() == Dtype::f64) return CpuReference::execute(k);
   check_indices(ExitCode::data, "embedding backward", "ids", k.ids, k.dweight.dim(0));
   k.dy.dtype() == Dtype::f32 ? scatter_parallel<float>(k) : scatter_parallel<bf16>(k);
 }

@@ -157,27 +157,27 @@ void layer_backward(const LayerNormBackward& k) {
 
 }  // namespace
 
-void CpuBackend::run(const RmsNormForward& k) {
+void CpuBackend::execute(const RmsNormForward& k) {
   check(k);
-  if (k.x.dtype() == Dtype::f64) return CpuReference::run(k);
+  if (k.x.dtype() == Dtype::f64) return CpuReference::execute(k);
   k.x.dtype() == Dtype::f32 ? rms_forward<float>(k) : rms_forward<bf16>(k);
 }
 
-void CpuBackend::run(const RmsNormBackward& k) {
+void CpuBackend::execute(const RmsNormBackward& k) {
   check(k);
-  if (k.x.dtype() == Dtype::f64) return CpuReference::run(k);
+  if (k.x.dtype() == Dtype::f64) return CpuReference::execute(k);
   k.x.dtype() == Dtype::f32 ? rms_backward<float>(k) : rms_backward<bf16>(k);
 }
 
-void CpuBackend::run(const LayerNormForward& k) {
+void CpuBackend::execute(const LayerNormForward& k) {
   check(k);
-  if (k.x.dtype() == Dtype::f64) return CpuReference::run(k);
+  if (k.x.dtype() == Dtype::f64) return CpuReference::execute(k);
   k.x.dtype() == Dtype::f32 ? layer_forward<float>(k) : layer_forward<bf16>(k);
 }
 
-void CpuBackend::run(const LayerNormBackward& k) {
+void CpuBackend::execute(const LayerNormBackward& k) {
   check(k);
-  if (k.x.dtype() == Dtype::f64) return CpuReference::run(k);
+  if (k.x.dtype() == Dtype::f64) return CpuReference::execute(k);
   k.x.dtype() == Dtype::f32 ? layer_backward<float>(k) : layer_backward<bf16>(k);
 }
 

@@ -95,8 +95,8 @@ MANTISSA_CLONES void squares(const float* x, int64_t band, int64_t elements, dou
 
 }  // namespace
 
-void CpuBackend::run(const AdamW& k) {
-  if (k.master.dtype() != Dtype::f32 || (k.value.defined() && k.value.dtype() == Dtype::f64)) return CpuReference::run(k);
+void CpuBackend::execute(const AdamW& k) {
+  if (k.master.dtype() != Dtype::f32 || (k.value.defined() && k.value.dtype() == Dtype::f64)) return CpuReference::execute(k);
   check(k);
   if (k.step.data<float>()[static_cast<int>(StepValue::skip)] != 0.0F) return;
   const Update u = update_of(k);
@@ -106,8 +106,8 @@ void CpuBackend::run(const AdamW& k) {
   adamw_parallel(u, elements, k.value.data<float>());
 }
 
-void CpuBackend::run(const SquaredNorm& k) {
-  if (k.x.dtype() != Dtype::f32) return CpuReference::run(k);  // gradients are fp32
+void CpuBackend::execute(const SquaredNorm& k) {
+  if (k.x.dtype() != Dtype::f32) return CpuReference::execute(k);  // gradients are fp32
   check(k);
   const int64_t band = 32 * k.x.shape().with_dim0(1).elements(), elements = k.x.elements();
   const float* x = k.x.data<float>();

@@ -92,15 +92,15 @@ void backward(const QkNormBackward& k) {
 
 }  // namespace
 
-void CpuBackend::run(const QkNormForward& k) {
+void CpuBackend::execute(const QkNormForward& k) {
   check(k);
-  if (k.x.dtype() == Dtype::f64) return CpuReference::run(k);
+  if (k.x.dtype() == Dtype::f64) return CpuReference::execute(k);
   k.x.dtype() == Dtype::f32 ? forward<float>(k) : forward<bf16>(k);
 }
 
-void CpuBackend::run(const QkNormBackward& k) {
+void CpuBackend::execute(const QkNormBackward& k) {
   check(k);
-  if (k.x.dtype() == Dtype::f64) return CpuReference::run(k);
+  if (k.x.dtype() == Dtype::f64) return CpuReference::execute(k);
   k.x.dtype() == Dtype::f32 ? backward<float>(k) : backward<bf16>(k);
 }
 

@@ -68,7 +68,7 @@ Sums sums_of(const QuantizationError& k, int64_t bands) {
 
 }  // namespace
 
-void CpuReference::run(const QuantizationError& k) {
+void CpuReference::execute(const QuantizationError& k) {
   check(k);
   const int64_t bands = (k.x.dim(0) + k.q.how.block_rows - 1) / k.q.how.block_rows;
   const Sums sums = with_element(

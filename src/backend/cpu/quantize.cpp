@@ -43,9 +43,9 @@ bool quantize_band(const Band& band, int16_t* words) {
 
 }  // namespace
 
-void CpuBackend::run(const Quantize& k) {
+void CpuBackend::execute(const Quantize& k) {
   check(k);
-  if (!taken_by_lanes(k)) return CpuReference::run(k);
+  if (!taken_by_lanes(k)) return CpuReference::execute(k);
   const int64_t height = k.out.how.block(), rows = k.out.shape[0], cols = k.x.dim(1);
   std::atomic<bool> nonfinite = false;
   parallel_for((rows + height - 1) / height, std::max<int64_t>(1, rows_per_piece(cols) / height), [&](int64_t begin, int64_t end) {

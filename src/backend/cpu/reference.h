@@ -10,43 +10,43 @@ namespace mantissa {
 class CpuReference : public Backend {
  public:
   CpuReference();
-  using Backend::run;
+  using Backend::execute;
   const char* name() const override { return "cpu_reference"; }
   std::shared_ptr<std::byte> allocate(int64_t bytes) override;
   AllocatorStats allocator_stats() const override;
 
-  void run(const Fill& k) override;
-  void run(const Convert& k) override;
-  void run(const RandomNormal& k) override;
-  void run(const Add& k) override;
-  void run(const Gemm& k) override;
-  void run(const Quantize& k) override;
-  void run(const Dequantize& k) override;
-  void run(const FakeQuantize& k) override;
-  void run(const RequantizeColumns& k) override;
-  void run(const SwizzleScales& k) override;
-  void run(const QuantizationError& k) override;
-  void run(const SumRows& k) override;
-  void run(const EmbeddingForward& k) override;
-  void run(const EmbeddingBackward& k) override;
-  void run(const RmsNormForward& k) override;
-  void run(const RmsNormBackward& k) override;
-  void run(const LayerNormForward& k) override;
-  void run(const LayerNormBackward& k) override;
-  void run(const QkNormForward& k) override;
-  void run(const QkNormBackward& k) override;
-  void run(const Rope& k) override;
-  void run(const AttentionForward& k) override;
-  void run(const AttentionBackward& k) override;
-  void run(const CachedAttention& k) override;
-  void run(const SwiGluForward& k) override;
-  void run(const SwiGluBackward& k) override;
-  void run(const GeluForward& k) override;
-  void run(const GeluBackward& k) override;
-  void run(const CrossEntropy& k) override;
-  void run(const AdamW& k) override;
-  void run(const Sum& k) override;
-  void run(const SquaredNorm& k) override;
+  void execute(const Fill& k) override;
+  void execute(const Convert& k) override;
+  void execute(const RandomNormal& k) override;
+  void execute(const Add& k) override;
+  void execute(const Gemm& k) override;
+  void execute(const Quantize& k) override;
+  void execute(const Dequantize& k) override;
+  void execute(const FakeQuantize& k) override;
+  void execute(const RequantizeColumns& k) override;
+  void execute(const SwizzleScales& k) override;
+  void execute(const QuantizationError& k) override;
+  void execute(const SumRows& k) override;
+  void execute(const EmbeddingForward& k) override;
+  void execute(const EmbeddingBackward& k) override;
+  void execute(const RmsNormForward& k) override;
+  void execute(const RmsNormBackward& k) override;
+  void execute(const LayerNormForward& k) override;
+  void execute(const LayerNormBackward& k) override;
+  void execute(const QkNormForward& k) override;
+  void execute(const QkNormBackward& k) override;
+  void execute(const Rope& k) override;
+  void execute(const AttentionForward& k) override;
+  void execute(const AttentionBackward& k) override;
+  void execute(const CachedAttention& k) override;
+  void execute(const SwiGluForward& k) override;
+  void execute(const SwiGluBackward& k) override;
+  void execute(const GeluForward& k) override;
+  void execute(const GeluBackward& k) override;
+  void execute(const CrossEntropy& k) override;
+  void execute(const AdamW& k) override;
+  void execute(const Sum& k) override;
+  void execute(const SquaredNorm& k) override;
 
  private:
   std::shared_ptr<CachingAllocator> allocator_ = std::make_shared<CachingAllocator>();  // shared with every block handed out

@@ -75,17 +75,17 @@ void swiglu_backward(const SwiGluBackward& k) {
 
 }  // namespace
 
-void CpuReference::run(const SwiGluForward& k) {
+void CpuReference::execute(const SwiGluForward& k) {
   check(k);
   with_values(k.x.dtype(), [&]<class T>() { swiglu<T>(k); });
 }
 
-void CpuReference::run(const SwiGluBackward& k) {
+void CpuReference::execute(const SwiGluBackward& k) {
   check(k);
   with_values(k.x.dtype(), [&]<class T>() { swiglu_backward<T>(k); });
 }
 
-void CpuReference::run(const GeluForward& k) {
+void CpuReference::execute(const GeluForward& k) {
   check(k);
   with_values(k.x.dtype(), [&]<class T>() {
     const T* x = k.x.data<T>();
@@ -94,7 +94,7 @@ void CpuReference::run(const GeluForward& k) {
   });
 }
 
-void CpuReference::run(const GeluBackward& k) {
+void CpuReference::execute(const GeluBackward& k) {
   check(k);
   with_values(k.x.dtype(), [&]<class T>() {
     const T *x = k.x.data<T>(), *dy = k.dy.data<T>();

@@ -156,13 +156,13 @@ void cached(const CachedAttention& k) {
 
 }  // namespace
 
-void CpuReference::run(const AttentionForward& k) {
+void CpuReference::execute(const AttentionForward& k) {
   check(k);
   check_segment_starts("attention", k.segment_starts, k.qkv.dim(0) / k.batch);
   with_values(k.qkv.dtype(), [&]<class T>() { forward<T>(k); });
 }
 
-void CpuReference::run(const AttentionBackward& k) {
+void CpuReference::execute(const AttentionBackward& k) {
   check(k);
   check_segment_starts("attention backward", k.segment_starts, k.qkv.dim(0) / k.batch);
   with_values(k.qkv.dtype(), [&]<class T>() {
@@ -172,7 +172,7 @@ void CpuReference::run(const AttentionBackward& k) {
   });
 }
 
-void CpuReference::run(const CachedAttention& k) {
+void CpuReference::execute(const CachedAttention& k) {
   check(k);
   with_values(k.qkv.dtype(), [&]<class T>() { cached<T>(k); });
 }

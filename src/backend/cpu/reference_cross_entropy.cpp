@@ -33,7 +33,7 @@ Arithmetic<T> row_loss(const T* logits, T* dlogits, int64_t target, int64_t voca
 
 }  // namespace
 
-void CpuReference::run(const CrossEntropy& k) {
+void CpuReference::execute(const CrossEntropy& k) {
   check(k);
   check_targets("cross_entropy", k.targets, k.vocab);
   with_values(k.logits.dtype(), [&]<class T>() {

@@ -46,14 +46,14 @@ std::shared_ptr<std::byte> CpuReference::allocate(int64_t bytes) { return alloca
 AllocatorStats CpuReference::allocator_stats() const { return allocator_->stats(); }
 std::unique_ptr<Backend> make_cpu_reference() { return std::make_unique<CpuReference>(); }
 
-void CpuReference::run(const Fill& k) {
+void CpuReference::execute(const Fill& k) {
   check(k);
   if (k.out.dtype() == Dtype::i32) return fill<int32_t>(k);
   if (k.out.dtype() == Dtype::u8) return fill<uint8_t>(k);
   with_values(k.out.dtype(), [&]<class T>() { fill<T>(k); });
 }
 
-void CpuReference::run(const Convert& k) {
+void CpuReference::execute(const Convert& k) {
   check(k);
   if (k.x.dtype() == k.out.dtype()) {
     std::memcpy(k.out.raw(), k.x.raw(), static_cast<size_t>(k.x.bytes()));
@@ -62,12 +62,12 @@ void CpuReference::run(const Convert& k) {
   with_values(k.x.dtype(), [&]<class From>() { with_values(k.out.dtype(), [&]<class To>() { convert<From, To>(k); }); });
 }
 
-void CpuReference::run(const RandomNormal& k) {
+void CpuReference::execute(const RandomNormal& k) {
   check(k);
   with_values(k.out.dtype(), [&]<class T>() { random_normals<T>(k); });
 }
 
-void CpuReference::run(const Add& k) {
+void CpuReference::execute(const Add& k) {
   check(k);
   with_values(k.out.dtype(), [&]<class T>() { add<T>(k); });
 }

@@ -32,13 +32,13 @@ void backward(const EmbeddingBackward& k) {
 
 }  // namespace
 
-void CpuReference::run(const EmbeddingForward& k) {
+void CpuReference::execute(const EmbeddingForward& k) {
   check(k);
   check_indices(ExitCode::data, "embedding", "ids", k.ids, k.weight.dim(0));
   with_values(k.weight.dtype(), [&]<class T>() { forward<T>(k); });
 }
 
-void CpuReference::run(const EmbeddingBackward& k) {
+void CpuReference::execute(const EmbeddingBackward& k) {
   check(k);
   check_indices(ExitCode::data, "embedding backward", "ids", k.ids, k.dweight.dim(0));
   with_values(k.dy.dtype(), [&]<class T>() { backward<T>(k); });

@@ -54,7 +54,7 @@ void gemm(const Gemm& k) {
 
 }  // namespace
 
-void CpuReference::run(const Gemm& k) {
+void CpuReference::execute(const Gemm& k) {
   check(k);
   if (k.a.quantized() || k.b.quantized()) {
     const Dtype wide = k.out.dtype() == Dtype::f64 ? Dtype::f64 : Dtype::f32;
@@ -71,7 +71,7 @@ void CpuReference::run(const Gemm& k) {
   });
 }
 
-void CpuReference::run(const SumRows& k) {
+void CpuReference::execute(const SumRows& k) {
   check(k);
   with_values(k.x.dtype(), [&]<class T>() {
     using S = Arithmetic<T>;

@@ -145,7 +145,7 @@ void qk_backward(const QkNormBackward& k) {
 
 }  // namespace
 
-void CpuReference::run(const RmsNormForward& k) {
+void CpuReference::execute(const RmsNormForward& k) {
   check(k);
   with_values(k.x.dtype(), [&]<class T>() {
     const int64_t channels = k.x.dim(1);
@@ -156,19 +156,19 @@ void CpuReference::run(const RmsNormForward& k) {
   });
 }
 
-void CpuReference::run(const RmsNormBackward& k) {
+void CpuReference::execute(const RmsNormBackward& k) {
   check(k);
   with_values(k.x.dtype(), [&]<class T>() { rms_backward<T>(k); });
 }
 
-void CpuReference::run(const LayerNormForward& k) {
+void CpuReference::execute(const LayerNormForward& k) {
   check(k);
   with_values(k.x.dtype(), [&]<class T>() {
     for (int64_t i = 0; i < k.x.dim(0); ++i) layer_norm_row<T>(k, i);
   });
 }
 
-void CpuReference::run(const LayerNormBackward& k) {
+void CpuReference::execute(const LayerNormBackward& k) {
   check(k);
   with_values(k.x.dtype(), [&]<class T>() {
     ParameterSums<Arithmetic<T>> dweight(k.x.dim(1)), dbias(k.x.dim(1));
@@ -178,12 +178,12 @@ void CpuReference::run(const LayerNormBackward& k) {
   });
 }
 
-void CpuReference::run(const QkNormForward& k) {
+void CpuReference::execute(const QkNormForward& k) {
   check(k);
   with_values(k.x.dtype(), [&]<class T>() { qk_forward<T>(k); });
 }
 
-void CpuReference::run(const QkNormBackward& k) {
+void CpuReference::execute(const QkNormBackward& k) {
   check(k);
   with_values(k.x.dtype(), [&]<class T>() { qk_backward<T>(k); });
 }

@@ -52,13 +52,13 @@ void adamw(const AdamW& k) {
 
 }  // namespace
 
-void CpuReference::run(const AdamW& k) {
+void CpuReference::execute(const AdamW& k) {
   check(k);
   if (k.step.data<float>()[static_cast<int>(StepValue::skip)] != 0.0F) return;
   k.master.dtype() == Dtype::f64 ? adamw<double>(k) : adamw<float>(k);
 }
 
-void CpuReference::run(const SquaredNorm& k) {
+void CpuReference::execute(const SquaredNorm& k) {
   check(k);
   with_values(k.x.dtype(), [&]<class T>() {
     constexpr int64_t kRows = 32;

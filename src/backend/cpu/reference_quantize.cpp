@@ -68,7 +68,7 @@ void dequantize(const Dequantize& k) {
 
 }  // namespace
 
-void CpuReference::run(const Quantize& k) {
+void CpuReference::execute(const Quantize& k) {
   check(k);
   const bool wide = k.x.dtype() == Dtype::f32;
   for (const QuantizedTensor* out : {&k.out, &k.second}) {
@@ -77,25 +77,25 @@ void CpuReference::run(const Quantize& k) {
   if (k.nonfinite.defined() && (wide ? holds_nonfinite<float>(k.x) : holds_nonfinite<bf16>(k.x))) *k.nonfinite.data<int32_t>() = 1;
 }
 
-void CpuReference::run(const Dequantize& k) {
+void CpuReference::execute(const Dequantize& k) {
   check(k);
   with_element(k.x.how.format, [&]<class E>() { k.out.dtype() == Dtype::bf16 ? dequantize<E, bf16>(k) : dequantize<E, float>(k); });
 }
 
-void CpuReference::run(const FakeQuantize& k) {
+void CpuReference::execute(const FakeQuantize& k) {
   check(k);
   const QuantizedTensor codes = quantized(k.x, k.how);
   k.x.device().run(Dequantize{.x = codes, .out = k.out});
 }
 
-void CpuReference::run(const RequantizeColumns& k) {
+void CpuReference::execute(const RequantizeColumns& k) {
   check(k);
   const Tensor values = empty(k.x.device(), Dtype::f32, k.x.shape);
   k.x.device().run(Dequantize{.x = k.x, .out = values});
   k.x.device().run(Quantize{.x = values, .out = k.out});
 }
 
-void CpuReference::run(const SwizzleScales& k) {
+void CpuReference::execute(const SwizzleScales& k) {
   check(k);
   const bool rows = k.x.how.rowwise();
   const int64_t outer_count = k.x.shape[rows ? 0 : 1], inner_count = k.x.scales.dim(rows ? 1 : 0), stride = k.x.scales.dim(1);

@@ -30,7 +30,7 @@ void rotate(const Rope& k) {
 
 }  // namespace
 
-void CpuReference::run(const Rope& k) {
+void CpuReference::execute(const Rope& k) {
   check(k);
   check_indices(ExitCode::internal, "rope", "positions", k.positions, k.table.dim(0));
   with_values(k.x.dtype(), [&]<class T>() { rotate<T>(k); });

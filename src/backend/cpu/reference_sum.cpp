@@ -18,7 +18,7 @@ void check(const Sum& k) {
   require(k.out.dtype() == Dtype::f64 && k.out.elements() == 1, "sum: out is ", k.out.dtype(), " ", k.out.shape(), ", not one fp64");
 }
 
-void CpuReference::run(const Sum& k) {
+void CpuReference::execute(const Sum& k) {
   check(k);
   const int64_t n = k.x.elements();
   *k.out.data<double>() = k.factor * (k.x.dtype() == Dtype::f64 ? sum(k.x.data<double>(), n) : sum(k.x.data<float>(), n));
