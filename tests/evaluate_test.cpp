@@ -29,7 +29,7 @@ class EvaluateTest : public test::BackendTest {
     config.intermediate_size = 24;
     config.max_position_embeddings = kLength;
     config.init_std = 0.3;
-    model_ = std::make_unique<Gpt>(config, fast(), GptOptions{.gradients = false});
+    model_ = std::make_unique<Gpt>(config, fast(), test::high_plan(config), GptOptions{.gradients = false});
     model_->parameters().initialise(3);
   }
 

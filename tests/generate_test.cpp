@@ -71,7 +71,7 @@ class GenerateTest : public test::BackendTest {
     config.intermediate_size = 24;
     config.max_position_embeddings = 12;
     config.init_std = 0.5;
-    model_ = std::make_unique<Gpt>(config, fast(), GptOptions{.gradients = false});
+    model_ = std::make_unique<Gpt>(config, fast(), test::high_plan(config), GptOptions{.gradients = false});
     model_->parameters().initialise(3);
   }
 

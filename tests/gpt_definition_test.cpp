@@ -86,7 +86,7 @@ class GptDefinition : public BackendTest, public ::testing::WithParamInterface<S
     SCOPED_TRACE(text(device.name(), ", recompute ", choice_name(recompute)));
     ModelConfig config = odd_model();
     GetParam().set(config);
-    Gpt model(config, device, {.compute = compute, .recompute = recompute, .gradients = true});
+    Gpt model(config, device, high_plan(config, compute), {.recompute = recompute, .gradients = true});
     model.parameters().initialise(5);
     draw_vectors(model.parameters());
     const PlainGpt definition(config, model.parameters());

@@ -100,7 +100,7 @@ class GptOptionTest : public BackendTest, public ::testing::WithParamInterface<O
 };
 
 TEST_P(GptOptionTest, GradientsAgreeWithCentralDifferences) {
-  Gpt model(config(), reference(), {.compute = Dtype::f64, .recompute = GetParam().recompute, .gradients = true});
+  Gpt model(config(), reference(), high_plan(config(), Dtype::f64), {.recompute = GetParam().recompute, .gradients = true});
   model.parameters().initialise(5);
   const Text text = small_text(reference(), GetParam().segments);
   {
@@ -131,12 +131,12 @@ TEST_P(GptOptionTest, GradientsAgreeWithCentralDifferences) {
 }
 
 TEST_P(GptOptionTest, ParametersAreCountedWithoutBuildingTheModel) {
-  Gpt model(config(), reference(), {.compute = Dtype::f32, .recompute = Recompute::none, .gradients = false});
-  EXPECT_EQ(count_parameters(config()), model.parameters().elements());
+  Gpt model(config(), reference(), high_plan(config(), Dtype::f32), {.recompute = Recompute::none, .gradients = false});
+  EXPECT_EQ(high_plan(config()).parameters(), model.parameters().elements());
 }
 
 TEST_P(GptOptionTest, GenerationSeesWhatTrainingSees) {
-  Gpt model(config(), fast(), {.compute = Dtype::f32, .recompute = Recompute::none, .gradients = false});
+  Gpt model(config(), fast(), high_plan(config(), Dtype::f32), {.recompute = Recompute::none, .gradients = false});
   model.parameters().initialise(5);
   const std::vector<int32_t> tokens{1, 4, 7, 0, 10, 3}, positions{0, 1, 2, 3, 4, 5};
   const Tensor all = model.logits({.batch = 1,
@@ -158,7 +158,7 @@ class GptTest : public BackendTest {};
 
 TEST_F(GptTest, NormEpsAndRopeThetaReachTheLoss) {
   const auto loss = [this](const ModelConfig& config) {
-    Gpt model(config, reference(), {.compute = Dtype::f64, .recompute = Recompute::none, .gradients = false});
+    Gpt model(config, reference(), high_plan(config, Dtype::f64), {.recompute = Recompute::none, .gradients = false});
     model.parameters().initialise(5);
     const Text text = small_text(reference(), false);
     return *model.loss(text.batch, text.targets, text.target_count).value().data<double>();
@@ -183,7 +183,7 @@ TEST_F(GptTest, TheAnglesOfPositionsGrowWithTheSequences) {
                                 .positions = from_host(fast(), Dtype::i32, {length}, positions.data()),
                                 .segment_starts = {}}));
   };
-  Gpt grown(config, fast(), {.gradients = false}), fresh(config, fast(), {.gradients = false});
+  Gpt grown(config, fast(), high_plan(config), {.gradients = false}), fresh(config, fast(), high_plan(config), {.gradients = false});
   grown.parameters().initialise(5);
   fresh.parameters().initialise(5);
   logits(grown, 3);
@@ -191,7 +191,7 @@ TEST_F(GptTest, TheAnglesOfPositionsGrowWithTheSequences) {
 }
 
 TEST_F(GptTest, ACacheHoldsThePositionsItWasMadeFor) {
-  Gpt model(small_model(), fast(), {.gradients = false});
+  Gpt model(small_model(), fast(), high_plan(small_model()), {.gradients = false});
   model.parameters().initialise(5);
   auto cache = model.new_cache(4);
   model.next_logits({1, 2, 3}, cache);
@@ -203,7 +203,7 @@ TEST_F(GptTest, ACacheHoldsThePositionsItWasMadeFor) {
 TEST_F(GptTest, ModulesHaveTheNamesThatRulesMatch) {
   ModelConfig config = small_model();
   config.num_layers = 1;
-  Gpt model(config, reference(), {.compute = Dtype::f32, .recompute = Recompute::none, .gradients = false});
+  Gpt model(config, reference(), high_plan(config, Dtype::f32), {.recompute = Recompute::none, .gradients = false});
   std::set<std::string> names;
   for (const Parameter& parameter : model.parameters().all()) names.insert(parameter.name);
   const std::set<std::string> expected{"embed.weight",
@@ -223,7 +223,7 @@ TEST_F(GptTest, ModulesHaveTheNamesThatRulesMatch) {
 TEST_F(GptTest, ATiedModelHasNoOutputParameterAndGeluNoGate) {
   ModelConfig config = small_model();
   gpt2_shape(config);
-  Gpt model(config, reference(), {.compute = Dtype::f32, .recompute = Recompute::none, .gradients = false});
+  Gpt model(config, reference(), high_plan(config, Dtype::f32), {.recompute = Recompute::none, .gradients = false});
   EXPECT_EQ(model.parameters().find("output.weight"), nullptr);
   EXPECT_EQ(model.parameters().find("layers.0.mlp.gate_up.weight"), nullptr);
   EXPECT_NE(model.parameters().find("layers.0.mlp.up.bias"), nullptr);
@@ -254,20 +254,34 @@ TEST_F(GptTest, InitialWeightsHaveTheDeviationsOfTheConfig) {
   gpt2_shape(unscaled);
   unscaled.init_residual_scale = false;
   for (const ModelConfig& config : {scaled, unscaled}) {
-    Gpt model(config, reference(), {.compute = Dtype::f32, .recompute = Recompute::none, .gradients = false});
+    Gpt model(config, reference(), high_plan(config, Dtype::f32), {.recompute = Recompute::none, .gradients = false});
     model.parameters().initialise(5);
     expect_initial_weights(model.parameters(), 0.3, config.init_residual_scale ? 0.3 / 2 : 0.3);  // sqrt(2 * 2 layers)
   }
 }
 
 TEST_F(GptTest, InitialWeightsFollowTheSeed) {
-  Gpt model(small_model(), reference(), {.compute = Dtype::f32, .recompute = Recompute::none, .gradients = false});
+  Gpt model(small_model(), reference(), high_plan(small_model(), Dtype::f32), {.recompute = Recompute::none, .gradients = false});
   model.parameters().initialise(5);
   const std::vector<double> first = values(model.parameters().find("embed.weight")->master);
   model.parameters().initialise(6);
   EXPECT_NE(first, values(model.parameters().find("embed.weight")->master));
   model.parameters().initialise(5);
   EXPECT_EQ(first, values(model.parameters().find("embed.weight")->master));
+}
+
+TEST_F(GptTest, ThePlanOfAnotherModelIsRefused) {
+  const PrecisionPlan plan = high_plan(small_model());
+  const auto change = [&](void (*set)(ModelConfig&)) {
+    ModelConfig changed = small_model();
+    set(changed);
+    return error_of([&] { Gpt(changed, reference(), plan, {}); });
+  };
+  EXPECT_EQ(change([](ModelConfig& c) { c.num_layers = 3; }).code(), ExitCode::internal);
+  EXPECT_STREQ(change([](ModelConfig& c) { c.intermediate_size = 12; }).what(), "the precision plan is of another model");
+  EXPECT_STREQ(change([](ModelConfig& c) { c.attention_bias = AttentionBias::qkv; }).what(), "the precision plan is of another model");
+  EXPECT_STREQ(change([](ModelConfig& c) { c.tie_word_embeddings = true; }).what(), "the precision plan is of another model");
+  EXPECT_STREQ(change([](ModelConfig& c) { c.vocab_size.reset(); }).what(), "model.vocab_size is not known yet");
 }
 
 TEST_F(GptTest, TheFlopsOfGpt2AreThoseOfTheFormula) {
@@ -280,7 +294,8 @@ TEST_F(GptTest, TheFlopsOfGpt2AreThoseOfTheFormula) {
   config.head_dim.reset();
   config.intermediate_size = 3072;
   // 12 * 12 * 768^2 block weights and the tied output; 6 * 12 * 768 * T for causal attention.
-  EXPECT_DOUBLE_EQ(training_flops_per_token(config, 64), 6.0 * (12 * 12 * 768.0 * 768.0 + 50257 * 768.0) + 6.0 * 12 * 768 * 64);
+  EXPECT_DOUBLE_EQ(training_flops_per_token(model_shape(config), 64),
+                   6.0 * (12 * 12 * 768.0 * 768.0 + 50257 * 768.0) + 6.0 * 12 * 768 * 64);
 }
 
 }  // namespace

@@ -35,7 +35,7 @@ class GradientError : public TrainingTest {
                            .config;
     config.model.vocab_size = 64;
     const auto device = make_cpu_backend();
-    Gpt model(config.model, *device, model_options(config, Recompute::none, true));
+    Gpt model(config.model, *device, resolve_plan(config), {.recompute = Recompute::none, .gradients = true});
     model.parameters().initialise(5);
     constexpr int64_t kRows = 4, kLength = 128, kTokens = kRows * kLength;
     std::vector<int32_t> positions(kTokens);

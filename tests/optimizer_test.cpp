@@ -39,9 +39,9 @@ struct ReferenceAdamW {
 class OptimizerTest : public test::BackendTest {
  protected:
   void build(Dtype compute) {
-    set_.add("matrix", {40, 7}, {.constant = 0.0, .std = 0.5}, {.dtype = compute});
-    set_.add("vector", {33}, {.constant = 1.0, .std = 0.0}, {.dtype = compute});
-    set_.add("cube", {2, 3, 5}, {.constant = 0.0, .std = 0.1}, {.dtype = compute});
+    set_.add({.name = "matrix", .shape = {40, 7}, .init = {.constant = 0.0, .std = 0.5}, .dtype = compute});
+    set_.add({.name = "vector", .shape = {33}, .init = {.constant = 1.0, .std = 0.0}, .dtype = compute});
+    set_.add({.name = "cube", .shape = {2, 3, 5}, .init = {.constant = 0.0, .std = 0.1}, .dtype = compute});
     set_.allocate(fast(), Dtype::f32, true);
     set_.initialise(5);
   }

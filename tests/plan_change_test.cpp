@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "files.h"
+#include "mantissa/train/config.h"
 #include "mantissa/train/precision_setup.h"
 
 namespace mantissa {
@@ -24,7 +25,7 @@ RunConfig run_with(const std::string& own) {
 // "qkv: own (...)" of the first change; "" if a resume is taken as one under the same recipe.
 std::string change(const std::string& before, const std::string& now) {
   try {
-    allowed_plan_changes(resolve_plan(run_with(before)).to_json().dump(), run_with(now), "manifest.json");
+    allowed_plan_changes(resolve_plan(run_with(before)).to_json().dump(), resolve_plan(run_with(now)), "manifest.json", LoadFor::resume);
     return "";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ExitCode::usage);

@@ -179,7 +179,7 @@ TEST_F(StepStatistics, AreThoseOfTheTensorsThatThePlanQuantises) {
   RunConfig config = this->config("direct", sets({"precision.recipe=mxfp8"})).config;
   config.model.vocab_size = 8;
   const auto device = make_cpu_backend();
-  Gpt model(config.model, *device, model_options(config, Recompute::none, true));
+  Gpt model(config.model, *device, resolve_plan(config), {.recompute = Recompute::none, .gradients = true});
   model.parameters().initialise(5);
   const Parameter& weight = *model.parameters().find("layers.0.attn.out.weight");
   const std::vector<PrecisionReport> measured = measure_precision(model.parameters(), 7, [] {});

@@ -136,8 +136,9 @@ TEST(RunConfig, CountsOfTheLargestModelFit) {
                            {"training", {{"seq_len", 1 << 24}, {"micro_batch_size", 1 << 24}, {"grad_accum", 1}}}});
   ASSERT_EQ(r.errors(), "");
   const double layer = 4.0 * 0x1p22 * 0x1p20 + 3 * 0x1p22 * 0x1p20, table = 2 * 0x1p31 * 0x1p20;
-  EXPECT_NEAR(static_cast<double>(count_parameters(r.config.model)), 1e4 * layer + table, 1e-6 * 1e4 * layer);
-  const MemoryEstimate memory = estimate_memory(r.config);
+  const PrecisionPlan plan = resolve_plan(r.config);
+  EXPECT_NEAR(static_cast<double>(plan.parameters()), 1e4 * layer + table, 1e-6 * 1e4 * layer);
+  const MemoryEstimate memory = estimate_memory(r.config, plan);
   EXPECT_EQ(memory.activations, 1'000'000'000'000'000'000);
   EXPECT_GT(memory.total(), 3'000'000'000'000'000'000);
   EXPECT_THAT(resolved({{"model", {{"vocab_size", 2147483648}}}}).errors(), HasSubstr("model.vocab_size: must be"));

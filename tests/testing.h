@@ -18,6 +18,7 @@
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/parallel.h"
 #include "mantissa/base/rng.h"
+#include "mantissa/models/model_shape.h"
 
 namespace mantissa::test {
 
@@ -31,6 +32,11 @@ class BackendTest : public ::testing::Test {
  private:
   std::unique_ptr<Backend> reference_, fast_;
 };
+
+// A plan without quantisation.
+inline PrecisionPlan high_plan(const ModelConfig& config, Dtype compute = Dtype::f32) {
+  return PrecisionPlan::high(model_shape(config), compute);
+}
 
 // The number of threads until the end of the block.
 class Threads {

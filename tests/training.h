@@ -83,11 +83,12 @@ class TrainingTest : public ::testing::Test {
     CheckpointReader reader(checkpoint(name, step));
     const RunConfig saved = saved_config(reader);
     const std::unique_ptr<Backend> device = make_cpu_reference();
-    Gpt model(saved.model, *device, {});
-    load_weights(reader, saved, LoadFor::use, model.parameters());
-    const Optimizer optimizer(model.parameters(), saved.optimizer);
+    const PrecisionPlan plan = PrecisionPlan::high(model_shape(saved.model), Dtype::f32);
+    Gpt model(saved.model, *device, plan, {});
+    load_weights(reader, plan, LoadFor::use, model.parameters());
+    Optimizer optimizer(model.parameters(), saved.optimizer);
     const Data data = open_data(saved.data, {.seq_len = saved.training.seq_len});
-    CheckpointContent content = checkpoint_content(saved, data, model.parameters(), optimizer, {});
+    CheckpointContent content = checkpoint_content({saved, resolve_plan(saved), data, model.parameters(), optimizer}, {});
     change(model, content);
     CheckpointDirectory(folder_.path() / target, {}, "test").save(content);
   }

@@ -18,7 +18,7 @@ struct StepOptions {
   int64_t micro_batches = 1;
   Dtype compute = Dtype::f32;
   Recompute recompute = Recompute::none;
-  PrecisionOf precision = {};
+  Recipe qkv{};  // of layers.1.attn.qkv; without a name: high precision
 };
 
 constexpr int64_t kSequences = 8, kLength = 16, kVocabulary = 11;
@@ -58,6 +58,16 @@ Batch random_batch(uint32_t what) {
   return batch;
 }
 
+const ModelConfig kModel = model_of(32, 2, 48, kLength);
+
+PrecisionPlan plan_of(const StepOptions& options) {
+  std::vector<ModulePrecision> modules = test::high_plan(kModel, options.compute).modules();
+  for (ModulePrecision& module : modules) {
+    if (module.module.path == "layers.1.attn.qkv" && !options.qkv.name.empty()) module.recipe = options.qkv;
+  }
+  return PrecisionPlan(options.compute, modules);
+}
+
 // A model with its optimizer.
 struct Trainee {
   Backend& device;
@@ -68,8 +78,7 @@ struct Trainee {
 
   Trainee(Backend& backend, const StepOptions& options)
       : device(backend),
-        model(model_of(32, 2, 48, kLength), backend,
-              {.compute = options.compute, .recompute = options.recompute, .gradients = true, .precision = options.precision}),
+        model(kModel, backend, plan_of(options), {.recompute = options.recompute}),
         optimizer(model.parameters(), {}),
         accumulator(model.parameters(), options.accumulation, options.micro_batches),
         micro_batch_size(kSequences / options.micro_batches) {
@@ -196,13 +205,9 @@ TEST_F(TrainingStepTest, InfiniteGradientNormSkipsTheStepAlthoughTheLossIsFinite
 
 // Flashinfer's rule makes a number of a NaN, and rounding to bf16 makes Inf of the largest fp32.
 TEST_F(TrainingStepTest, BadWeightThatIsFakeQuantisedSkipsTheStepByItsNameAndElement) {
-  const PrecisionOf precision = [](const std::string& path) {
-    Recipe recipe{.name = "qat", .compute = Dtype::f32};
-    if (path == "layers.1.attn.qkv") recipe.weight_fake_quant = {Format::e2m1, 1, 32, ScaleRule::flashinfer};
-    return WeightPrecision{.recipe = recipe};
-  };
+  const Recipe qat{.name = "qat", .compute = Dtype::f32, .weight_fake_quant = {Format::e2m1, 1, 32, ScaleRule::flashinfer}};
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::max()}) {
-    Trainee trainee(fast(), {.precision = precision});
+    Trainee trainee(fast(), {.qkv = qat});
     for (Parameter& parameter : trainee.model.parameters().all()) {
       if (parameter.name == "layers.1.attn.qkv.weight") parameter.master.data<float>()[37] = bad;
     }
@@ -258,7 +263,7 @@ Measured measure(const ModelConfig& model, const StepOptions& options, const std
   config.training.accumulation = options.accumulation;
   config.training.recompute = options.recompute;
   const std::unique_ptr<Backend> device = make_cpu_backend();
-  Gpt gpt(config.model, *device, model_options(config, options.recompute, true));
+  Gpt gpt(config.model, *device, resolve_plan(config), {.recompute = options.recompute, .gradients = true});
   gpt.parameters().initialise(1);
   Optimizer optimizer(gpt.parameters(), {});
   GradientAccumulator accumulator(gpt.parameters(), options.accumulation, options.micro_batches);
@@ -270,7 +275,7 @@ Measured measure(const ModelConfig& model, const StepOptions& options, const std
   batch.segment_starts.assign(static_cast<size_t>(n), 0);
   batch.target_count = n;
   training_step(gpt, optimizer, accumulator, batch, 4, 1e-3);
-  return {estimate_memory(config).total(), device->allocator_stats().peak_in_use};
+  return {estimate_memory(config, resolve_plan(config)).total(), device->allocator_stats().peak_in_use};
 }
 
 TEST(Estimate, PredictsThePeakOfAStep) {

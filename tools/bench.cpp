@@ -6,7 +6,6 @@
 #include "mantissa/base/parallel.h"
 #include "mantissa/base/printable.h"
 #include "mantissa/train/checkpoint.h"
-#include "mantissa/train/precision_setup.h"
 #include "mantissa/train/report.h"
 #include "mantissa/train/training_step.h"
 
@@ -51,7 +50,7 @@ ExitCode bench_train(const Arguments& arguments) {
   const RunConfig config = configuration(arguments.config);
   set_num_threads(config.training.threads);
   const auto device = open_device(config.training.device);
-  Gpt model(config.model, *device, model_options(config, config.training.recompute, true));
+  Gpt model(config.model, *device, resolve_plan(config), {.recompute = config.training.recompute});
   model.parameters().initialise(config.training.seed);
   Optimizer optimizer(model.parameters(), config.optimizer);
   GradientAccumulator accumulator(model.parameters(), config.training.accumulation, *config.training.grad_accum);
@@ -63,7 +62,7 @@ ExitCode bench_train(const Arguments& arguments) {
       {.bench = "train." + printable(*config.logging.run_name),
        .shape = text("B", config.training.micro_batch_size, " T", config.training.seq_len, " accum", *config.training.grad_accum),
        .dtype = config.precision.dtype,
-       .flops = training_flops_per_token(config.model, config.training.seq_len) * static_cast<double>(tokens),
+       .flops = training_flops_per_token(model_shape(config.model), config.training.seq_len) * static_cast<double>(tokens),
        .run = [&] { training_step(model, optimizer, accumulator, batch, config.training.micro_batch_size, 1e-4); }});
   std::printf("%s: %.3f of the GEMM floor's speed, %.1f ms a step, %.0f tokens/s, %s, %s\n", printable(*config.logging.run_name).c_str(),
               result.ratio.median, result.seconds.median * 1e3, static_cast<double>(tokens) / result.seconds.median,

@@ -60,7 +60,7 @@ ExitCode explain(const ExplainArguments& arguments) {
   RunConfig config = load_run_config(arguments.sources, Inputs::unchecked).config;
   if (!config.model.vocab_size) config.model.vocab_size = make_tokenizer(config.data)->size();
   const PrecisionPlan plan = resolve_plan(config);
-  const MemoryEstimate memory = estimate_memory(config);
+  const MemoryEstimate memory = estimate_memory(config, plan);
   const std::string device = open_device(config.training.device)->name();
   arguments.json ? print_json(plan, device, memory) : print_text(plan, device, config, memory);
   return ExitCode::ok;

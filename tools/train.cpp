@@ -98,7 +98,7 @@ void print_plan(const RunPlan& plan) {
   const TrainingConfig& training = plan.config.training;
   const MemoryEstimate& memory = plan.memory;
   const double step_flops = plan.flops_per_token * static_cast<double>(training.tokens_per_step());
-  std::cout << "model    " << counted(static_cast<double>(plan.parameters)) << " parameters, vocabulary " << *plan.config.model.vocab_size
+  std::cout << "model    " << counted(static_cast<double>(plan.precision.parameters())) << " parameters, vocabulary " << *plan.config.model.vocab_size
             << '\n'
             << "data     " << plan.training_tokens << " training tokens, " << plan.validation_windows << " validation windows\n"
             << "step     " << *training.grad_accum << " x " << training.micro_batch_size << " sequences of " << training.seq_len << " = "
@@ -130,8 +130,9 @@ ExitCode run_training(const TrainArguments& arguments) {
   const LogLevel level = loaded.config.logging.level;
   open_log({.level = level, .console = true, .console_level = LogLevel::warning, .file = {}});
   if (arguments.dry_run) {
-    print_plan(plan_run(loaded));
-    log_plan_warnings(loaded.config);
+    const RunPlan plan = plan_run(loaded);
+    print_plan(plan);
+    for (const std::string& warning : plan.precision.warnings()) log_warning(warning);
     return ExitCode::ok;
   }
   watch_signals();

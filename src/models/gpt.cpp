@@ -5,25 +5,18 @@
 #include <cmath>
 
 #include "mantissa/backend/functions.h"
-#include "mantissa/precision/plan.h"
 
 namespace mantissa {
 namespace {
 
-NormOptions norm_options(const ModelConfig& config) {
-  return {.layer_norm = config.norm == Norm::layer, .bias = config.norm_bias, .eps = config.norm_eps};
-}
+NormOptions norm_options(const ModelConfig& config) { return {.layer_norm = config.norm == Norm::layer, .eps = config.norm_eps}; }
 
 double residual_std(const ModelConfig& config) {
   return config.init_residual_scale ? config.init_std / std::sqrt(2.0 * static_cast<double>(config.num_layers)) : config.init_std;
 }
 
 AttentionOptions attention_options(const ModelConfig& config, HeadLayout layout, Recompute recompute) {
-  return {.hidden = config.hidden_size,
-          .layout = layout,
-          .qk_norm = config.qk_norm,
-          .qkv_bias = config.attention_bias != AttentionBias::none,
-          .out_bias = config.attention_bias == AttentionBias::all,
+  return {.layout = layout,
           .norm_eps = config.norm_eps,
           .init_std = config.init_std,
           .out_init_std = residual_std(config),
@@ -34,10 +27,7 @@ MlpOptions mlp_options(const ModelConfig& config, Recompute recompute) {
   std::optional<GeluForm> gelu;
   if (config.activation == Activation::gelu_tanh) gelu = GeluForm::tanh;
   if (config.activation == Activation::gelu_erf) gelu = GeluForm::erf;
-  return {.hidden = config.hidden_size,
-          .intermediate = config.intermediate_size,
-          .gelu = gelu,
-          .bias = config.mlp_bias,
+  return {.gelu = gelu,
           .init_std = config.init_std,
           .down_init_std = residual_std(config),
           .keep = recompute == Recompute::selective ? Keep::recipe : Keep::value};
@@ -51,6 +41,12 @@ void require_projection(const Recipe& recipe, const ModelConfig& config) {
                                                                                 .rows = config.padded_vocab_size(),
                                                                                 .hidden = config.hidden_size});
   if (!problems.empty()) fail(ExitCode::usage, "precision.fp8_output_proj: ", problems.front());
+}
+
+void require_plan_of(const ModelShape& model, const PrecisionPlan& plan) {
+  require(model.modules.front().out > 0, "model.vocab_size is not known yet");
+  const auto same = [](const ModuleShape& module, const ModulePrecision& entry) { return module == entry.module; };
+  require(std::ranges::equal(model.modules, plan.modules(), same), "the precision plan is of another model");
 }
 
 // Built in double so that every device reads the same bits.
@@ -69,46 +65,33 @@ Tensor make_rope_table(Backend& device, int64_t positions, int64_t head_dim, dou
 
 }  // namespace
 
-Gpt::Gpt(const ModelConfig& config, Backend& device, const GptOptions& options)
+Gpt::Gpt(const ModelConfig& config, Backend& device, const PrecisionPlan& plan, const GptOptions& options)
     : config_(config),
       device_(device),
+      compute_(plan.compute()),
       options_(options),
       layout_{.heads = config.num_attention_heads, .kv_heads = config.kv_heads(), .head_dim = config.head_size()} {
-  if (!options_.precision) {
-    options_.precision = [compute = options.compute](const std::string&) {
-      return WeightPrecision{.recipe = {.name = "high", .compute = compute}};
-    };
-  }
-  const PrecisionOf& precision = options_.precision;
-  const WeightPrecision output = precision("output");
-  require_projection(output.recipe, config);
+  const ModulePrecision* const output = plan.find("output");
+  if (output) require_projection(output->recipe, config);
+  require_plan_of(model_shape(config), plan);
   const Init normal{.constant = 0.0, .std = config.init_std};
-  const int64_t hidden = config.hidden_size, vocab = config.padded_vocab_size();
-  embed_ = &parameters_.add("embed.weight", {vocab, hidden}, normal, precision("embed").storage());
-  if (config.position == Position::learned) {
-    position_ = &parameters_.add("position.weight", {config.max_position_embeddings, hidden}, normal, precision("position").storage());
-  }
-  for (int64_t i = 0; i < config.num_layers; ++i) add_block(i);
-  final_norm_.emplace(parameters_, "final_norm", hidden, norm_options(config), precision);
-  if (config.tie_word_embeddings) {
-    output_ = embed_;
-    output_recipe_ = {.name = "high", .compute = options.compute};
-  } else {
-    output_recipe_ = output.recipe;
-    output_ = &parameters_.add("output.weight", {vocab, hidden}, normal, output.storage());
-  }
-  parameters_.allocate(device, stats_dtype(options.compute), options.gradients);
+  embed_ = &parameters_.add(weight_of(plan.of("embed"), normal));
+  if (config.position == Position::learned) position_ = &parameters_.add(weight_of(plan.of("position"), normal));
+  for (int64_t i = 0; i < config.num_layers; ++i) add_block(i, plan);
+  final_norm_.emplace(parameters_, plan.of("final_norm"), norm_options(config));
+  output_ = output ? &parameters_.add(weight_of(*output, normal)) : embed_;
+  output_recipe_ = output ? output->recipe : Recipe{.name = "high", .compute = compute_};
+  parameters_.allocate(device, stats_dtype(compute_), options.gradients);
 }
 
-void Gpt::add_block(int64_t index) {
+void Gpt::add_block(int64_t index, const PrecisionPlan& plan) {
   const std::string path = text("layers.", index);
-  const int64_t hidden = config_.hidden_size;
+  const NormOptions norm = norm_options(config_);
   // Braces: members are built in this order, so parameters are numbered in it.
-  const PrecisionOf& precision = options_.precision;
-  blocks_.push_back(Block{NormLayer(parameters_, path + ".attn_norm", hidden, norm_options(config_), precision),
-                          Attention(parameters_, path + ".attn", attention_options(config_, layout_, options_.recompute), precision),
-                          NormLayer(parameters_, path + ".mlp_norm", hidden, norm_options(config_), precision),
-                          Mlp(parameters_, path + ".mlp", mlp_options(config_, options_.recompute), precision)});
+  blocks_.push_back(Block{NormLayer(parameters_, plan.of(path + ".attn_norm"), norm),
+                          Attention(parameters_, plan, path + ".attn", attention_options(config_, layout_, options_.recompute)),
+                          NormLayer(parameters_, plan.of(path + ".mlp_norm"), norm),
+                          Mlp(parameters_, plan, path + ".mlp", mlp_options(config_, options_.recompute))});
 }
 
 Var Gpt::embed(const TokenBatch& batch) {
@@ -149,16 +132,14 @@ Var Gpt::hidden(const TokenBatch& batch) {
   return final_norm_->forward(x);
 }
 
+Dtype Gpt::logits_dtype() const { return config_.logits_dtype == LogitsDtype::fp32 ? stats_dtype(compute_) : compute_; }
+
 Var Gpt::loss(const TokenBatch& batch, const Tensor& targets, int64_t target_count) {
-  const Dtype logits = config_.logits_dtype == LogitsDtype::fp32 ? stats_dtype(options_.compute) : options_.compute;
   return cross_entropy(hidden(batch), output_->weight(), targets,
-                       {.vocab = *config_.vocab_size, .target_count = target_count, .logits_dtype = logits}, output_recipe_);
+                       {.vocab = *config_.vocab_size, .target_count = target_count, .logits_dtype = logits_dtype()}, output_recipe_);
 }
 
-Tensor Gpt::project(const Tensor& hidden) const {
-  const Dtype dtype = config_.logits_dtype == LogitsDtype::fp32 ? stats_dtype(options_.compute) : options_.compute;
-  return linear_product(hidden, output_->weight(), dtype, output_recipe_);
-}
+Tensor Gpt::project(const Tensor& hidden) const { return linear_product(hidden, output_->weight(), logits_dtype(), output_recipe_); }
 
 Tensor Gpt::logits(const TokenBatch& batch) {
   const Tape::Scope paused(nullptr);
@@ -169,8 +150,8 @@ std::vector<KeyValueCache> Gpt::new_cache(int64_t positions) const {
   std::vector<KeyValueCache> cache(static_cast<size_t>(config_.num_layers));
   const Shape shape{std::min(positions, config_.max_position_embeddings), layout_.kv_heads * layout_.head_dim};
   for (KeyValueCache& layer : cache) {
-    layer.keys = empty(device_, options_.compute, shape);
-    layer.values = empty(device_, options_.compute, shape);
+    layer.keys = empty(device_, compute_, shape);
+    layer.values = empty(device_, compute_, shape);
   }
   return cache;
 }

@@ -63,4 +63,14 @@ std::vector<ParameterShape> parameter_shapes(const ModelShape& model) {
   return shapes;
 }
 
+double training_flops_per_token(const ModelShape& model, int64_t seq_len) {
+  int64_t multiplied = 0, attention = 0;
+  for (const ModuleShape& module : model.modules) {
+    const bool projects = module.kind == ModuleKind::output || (model.tied_embeddings && module.path == "embed");
+    if (projects || module.kind == ModuleKind::linear) multiplied += module.weight_elements();
+    if (module.path.ends_with(".attn.out")) attention += module.in;
+  }
+  return 6.0 * static_cast<double>(multiplied) + 6.0 * static_cast<double>(attention) * static_cast<double>(seq_len);
+}
+
 }  // namespace mantissa

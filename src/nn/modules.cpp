@@ -6,27 +6,36 @@
 
 namespace mantissa {
 
-Storage WeightPrecision::storage() const {
-  Storage out{.dtype = recipe.compute};
-  if (recipe.weight_fake_quant) out.codes = recipe.weight_fake_quant;
-  if (recipe.reads_weight_codes()) {
-    out.codes = recipe.weight;
-    out.codes_only = codes_only;
-  }
-  return out;
+namespace {
+
+constexpr Init kOnes{.constant = 1.0, .std = 0.0};
+
+// A bias is never quantised.
+Parameter bias_of(const ModulePrecision& module) {
+  return {.name = module.module.path + ".bias", .shape = {module.module.bias}, .dtype = module.recipe.compute};
 }
 
-Linear::Linear(ParameterSet& set, const std::string& path, int64_t in, int64_t out, bool bias, double init_std,
-               const PrecisionOf& precision)
-    : recipe_(precision(path).recipe),
-      weight_(&set.add(path + ".weight", {out, in}, {.constant = 0.0, .std = init_std}, precision(path).storage())) {
-  if (bias) bias_ = &set.add(path + ".bias", {out}, {}, {.dtype = recipe_.compute});
+}  // namespace
+
+Parameter weight_of(const ModulePrecision& module, Init init) {
+  const ModuleShape& of = module.module;
+  return {.name = of.path + ".weight",
+          .shape = of.in == 0 ? Shape{of.out} : Shape{of.out, of.in},
+          .init = init,
+          .dtype = module.recipe.compute,
+          .quantised = module.resident_codes(),
+          .keeps_value = !module.stores_only_codes()};
 }
 
-NormLayer::NormLayer(ParameterSet& set, const std::string& path, int64_t channels, const NormOptions& options, const PrecisionOf& precision)
-    : weight_(&set.add(path + ".weight", {channels}, {.constant = 1.0, .std = 0.0}, precision(path).storage())), options_(options) {
-  require(!options.bias || options.layer_norm, path, ": RMSNorm has no bias");
-  if (options.bias) bias_ = &set.add(path + ".bias", {channels}, {}, precision(path).storage());
+Linear::Linear(ParameterSet& set, const ModulePrecision& module, double init_std)
+    : recipe_(module.recipe), weight_(&set.add(weight_of(module, {.constant = 0.0, .std = init_std}))) {
+  if (module.module.bias > 0) bias_ = &set.add(bias_of(module));
+}
+
+NormLayer::NormLayer(ParameterSet& set, const ModulePrecision& module, const NormOptions& options)
+    : weight_(&set.add(weight_of(module, kOnes))), options_(options) {
+  require(module.module.bias == 0 || options.layer_norm, module.module.path, ": RMSNorm has no bias");
+  if (module.module.bias > 0) bias_ = &set.add(bias_of(module));
 }
 
 Var NormLayer::forward(const Var& x) const {
@@ -34,18 +43,11 @@ Var NormLayer::forward(const Var& x) const {
   return layer_norm(x, weight_->var(), bias_ ? bias_->var() : Var(), options_.eps);
 }
 
-Attention::Attention(ParameterSet& set, const std::string& path, const AttentionOptions& options, const PrecisionOf& precision)
-    : options_(options),
-      qkv_(set, path + ".qkv", options.hidden, options.layout.row(), options.qkv_bias, options.init_std, precision),
-      out_(set, path + ".out", options.layout.heads * options.layout.head_dim, options.hidden, options.out_bias, options.out_init_std,
-           precision) {
-  if (!options.qk_norm) return;
-  const auto add = [&](const char* name) {
-    const std::string module = path + name;
-    return &set.add(module + ".weight", {options.layout.head_dim}, {.constant = 1.0, .std = 0.0}, precision(module).storage());
-  };
-  q_norm_ = add(".q_norm");
-  k_norm_ = add(".k_norm");
+Attention::Attention(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const AttentionOptions& options)
+    : options_(options), qkv_(set, plan.of(path + ".qkv"), options.init_std), out_(set, plan.of(path + ".out"), options.out_init_std) {
+  if (!plan.find(path + ".q_norm")) return;
+  q_norm_ = &set.add(weight_of(plan.of(path + ".q_norm"), kOnes));
+  k_norm_ = &set.add(weight_of(plan.of(path + ".k_norm"), kOnes));
 }
 
 Var Attention::core(const Var& qkv, const SequenceContext& context) const {
@@ -79,11 +81,10 @@ Var Attention::forward(const Var& x, const SequenceContext& context) const {
   return out_.forward(recompute(qkv, [this, context](const Var& again) { return core(again, context); }));
 }
 
-Mlp::Mlp(ParameterSet& set, const std::string& path, const MlpOptions& options, const PrecisionOf& precision)
+Mlp::Mlp(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const MlpOptions& options)
     : options_(options),
-      up_(set, path + (options.gelu ? ".up" : ".gate_up"), options.hidden, options.gelu ? options.intermediate : 2 * options.intermediate,
-          options.bias, options.init_std, precision),
-      down_(set, path + ".down", options.intermediate, options.hidden, options.bias, options.down_init_std, precision) {}
+      up_(set, plan.of(path + (options.gelu ? ".up" : ".gate_up")), options.init_std),
+      down_(set, plan.of(path + ".down"), options.down_init_std) {}
 
 Var Mlp::forward(const Var& x) const {
   const Var up = up_.forward(x);

@@ -39,12 +39,12 @@ int64_t Parameter::resident_bytes() const {
   return (owns_value ? value.bytes() : 0) + (codes.defined() ? codes.bytes() : 0);
 }
 
-Parameter& ParameterSet::add(const std::string& name, Shape shape, Init init, const Storage& storage) {
-  require(!find(name), "parameter ", name, " exists already");
-  require(!allocated(), "parameter ", name, " was added after the allocation");
+Parameter& ParameterSet::add(Parameter parameter) {
+  require(!find(parameter.name), "parameter ", parameter.name, " exists already");
+  require(!allocated(), "parameter ", parameter.name, " was added after the allocation");
   offsets_.push_back(padded_elements_);
-  padded_elements_ += padded(shape.elements());
-  return parameters_.emplace_back(Parameter{.name = name, .shape = shape, .init = init, .storage = storage});
+  padded_elements_ += padded(parameter.shape.elements());
+  return parameters_.emplace_back(std::move(parameter));
 }
 
 const Parameter* ParameterSet::find(const std::string& name) const {
@@ -68,7 +68,7 @@ Tensor ParameterSet::view_of(const Tensor& arena, size_t index) const {
 void ParameterSet::allocate(Backend& device, Dtype masters, bool gradients) {
   masters_ = zeros(device, masters, {padded_elements_});
   Arena values;
-  const auto keeps_rounding = [&](const Parameter& p) { return !p.storage.codes_only && p.storage.dtype != masters; };
+  const auto keeps_rounding = [&](const Parameter& p) { return p.keeps_value && p.dtype != masters; };
   for (const Parameter& parameter : parameters_) {
     if (keeps_rounding(parameter)) values.reserve(parameter.shape.elements());
   }
@@ -78,7 +78,7 @@ void ParameterSet::allocate(Backend& device, Dtype masters, bool gradients) {
     parameter.master = view_of(masters_, i);
     if (keeps_rounding(parameter)) {
       parameter.value = values.take(parameter.shape);
-    } else if (!parameter.storage.codes_only) {
+    } else if (parameter.keeps_value) {
       parameter.value = parameter.master;
     }
   }
@@ -89,19 +89,19 @@ void ParameterSet::allocate(Backend& device, Dtype masters, bool gradients) {
 void ParameterSet::allocate_codes(Backend& device) {
   Arena codes, scales;
   for (const Parameter& parameter : parameters_) {
-    if (!parameter.storage.codes) continue;
-    codes.reserve(codes_shape(matrix(parameter.shape), parameter.storage.codes).elements());
-    scales.reserve(scales_shape(matrix(parameter.shape), parameter.storage.codes).elements());
+    if (!parameter.quantised) continue;
+    codes.reserve(codes_shape(matrix(parameter.shape), parameter.quantised).elements());
+    scales.reserve(scales_shape(matrix(parameter.shape), parameter.quantised).elements());
   }
   codes.allocate(device, Dtype::u8);
   scales.allocate(device, Dtype::u8);
   for (Parameter& parameter : parameters_) {
-    if (!parameter.storage.codes) continue;
+    if (!parameter.quantised) continue;
     const Shape shape = matrix(parameter.shape);
-    parameter.codes = {.codes = codes.take(codes_shape(shape, parameter.storage.codes)),
-                       .scales = scales.take(scales_shape(shape, parameter.storage.codes)),
+    parameter.codes = {.codes = codes.take(codes_shape(shape, parameter.quantised)),
+                       .scales = scales.take(scales_shape(shape, parameter.quantised)),
                        .shape = shape,
-                       .how = parameter.storage.codes};
+                       .how = parameter.quantised};
   }
   nonfinite_ = zeros(device, Dtype::i32, {1});
 }

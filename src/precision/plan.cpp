@@ -39,8 +39,7 @@ void decide_storage(ModulePrecision& entry, bool primary_codes) {
   if (recipe.weight && recipe.gemms.fprop) entry.exported = element_of(recipe.weight.format);
   if (recipe.weight_fake_quant) entry.exported = element_of(recipe.weight_fake_quant.format);
   entry.bytes = element * (entry.module.bias + (primary ? 0 : entry.module.weight_elements()));
-  if (recipe.reads_weight_codes()) entry.bytes += quantised_bytes(entry.module, recipe.weight);
-  if (recipe.weight_fake_quant) entry.bytes += quantised_bytes(entry.module, recipe.weight_fake_quant);
+  if (entry.resident_codes()) entry.bytes += quantised_bytes(entry.module, entry.resident_codes());
 }
 
 // The sizes of a weight that hold no whole number of blocks: "out 100 of part q is no multiple of 32, the block of recipe mxfp8"; "" if
@@ -237,16 +236,32 @@ std::vector<std::string> output_projection_problems(const Recipe& ambient, const
 }
 
 PrecisionPlan PrecisionPlan::resolve(const PrecisionConfig& config, const ModelShape& model, ConfigReport& report) {
-  PrecisionPlan plan;
-  plan.modules_ = Resolver(config, model, report).resolve();
+  PrecisionPlan plan(config.dtype, Resolver(config, model, report).resolve());
   plan.idle_keys_ = idle_keys(config, plan.modules_);
   return plan;
 }
 
+PrecisionPlan PrecisionPlan::high(const ModelShape& model, Dtype compute) {
+  std::vector<ModulePrecision> modules;
+  for (const ModuleShape& module : model.modules) {
+    modules.push_back({.module = module, .rule = "", .match = "", .recipe = {.name = "high", .compute = compute}});
+    decide_storage(modules.back(), false);
+  }
+  return PrecisionPlan(compute, std::move(modules));
+}
+
+PrecisionPlan::PrecisionPlan(Dtype compute, std::vector<ModulePrecision> modules) : compute_(compute), modules_(std::move(modules)) {
+  for (size_t i = 0; i < modules_.size(); ++i) by_path_.emplace(modules_[i].module.path, i);
+}
+
+const ModulePrecision* PrecisionPlan::find(const std::string& path) const {
+  const auto found = by_path_.find(path);
+  return found == by_path_.end() ? nullptr : &modules_[found->second];
+}
+
 const ModulePrecision& PrecisionPlan::of(const std::string& path) const {
-  const auto found =
-      std::find_if(modules_.begin(), modules_.end(), [&](const ModulePrecision& entry) { return entry.module.path == path; });
-  require(found != modules_.end(), "the precision plan has no module ", path);
+  const ModulePrecision* const found = find(path);
+  require(found != nullptr, "the precision plan has no module ", path);
   return *found;
 }
 

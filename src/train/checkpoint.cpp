@@ -157,51 +157,53 @@ void log_changes(const RunConfig& saved, const RunConfig& current, const std::ve
 
 }  // namespace
 
-CheckpointContent checkpoint_content(const RunConfig& config, const Data& data, const ParameterSet& parameters, const Optimizer& optimizer,
-                                     const TrainState& state) {
+CheckpointContent checkpoint_content(const TrainedParts& parts, const TrainState& state) {
+  const std::optional<Tokenizer>& tokenizer = parts.data.tokenizer;
   CheckpointContent content{.step = state.step,
                             .samples = state.samples,
-                            .config = effective_config(config),
-                            .plan = plan_manifest(config, parameters),
-                            .tokenizer = data.tokenizer ? data.tokenizer->to_json() : "null",
-                            .state = state_text(state, optimizer.updates()),
-                            .dataset_fingerprint = fingerprints_to_json(data.fingerprints),
+                            .config = effective_config(parts.config),
+                            .plan = plan_manifest(parts.plan, parts.parameters),
+                            .tokenizer = tokenizer ? tokenizer->to_json() : "null",
+                            .state = state_text(state, parts.optimizer.updates()),
+                            .dataset_fingerprint = fingerprints_to_json(parts.data.fingerprints),
                             .build_fingerprint = build_fingerprint(),
                             .tensors = {}};
   size_t i = 0;
-  for (const Parameter& parameter : parameters.all()) {
+  for (const Parameter& parameter : parts.parameters.all()) {
     add_tensor(content, "master." + parameter.name, parameter.master);
-    add_tensor(content, "m." + parameter.name, optimizer.first_moment(i));
-    add_tensor(content, "v." + parameter.name, optimizer.second_moment(i));
+    add_tensor(content, "m." + parameter.name, parts.optimizer.first_moment(i));
+    add_tensor(content, "v." + parameter.name, parts.optimizer.second_moment(i));
     ++i;
   }
   return content;
 }
 
-TrainState restore(CheckpointReader& reader, const RunConfig& config, const Data& data, ParameterSet& parameters, Optimizer& optimizer) {
+TrainState restore(CheckpointReader& reader, const TrainedParts& parts) {
+  const RunConfig& config = parts.config;
+  const LoadFor purpose = config.checkpoint.allow_recipe_change ? LoadFor::resume_changed : LoadFor::resume;
   const std::string source = (reader.directory() / "manifest.json").string();
   const RunConfig saved = saved_config(reader);
   require_same_model(saved, config, reader.directory().string());
-  require_same_data(fingerprints_from_json(reader.manifest().dataset_fingerprint, source), data.fingerprints);
+  require_same_data(fingerprints_from_json(reader.manifest().dataset_fingerprint, source), parts.data.fingerprints);
   require_same_order(saved, config, reader.directory().string());
-  require_same_tokenizer(reader, data);
+  require_same_tokenizer(reader, parts.data);
   const SavedState state = parse_state(reader.manifest(), source);
-  const std::vector<std::string> plan_changes = allowed_plan_changes(reader.manifest().plan, config, source);
+  const std::vector<std::string> plan_changes = allowed_plan_changes(reader.manifest().plan, parts.plan, source, purpose);
   require(state.state.step <= config.training.steps, ExitCode::usage, "training.steps: ", config.training.steps, " is less than the ",
           state.state.step, " steps of ", reader.directory().string());
-  load_weights(reader, config, LoadFor::resume, parameters);
+  load_weights(reader, parts.plan, purpose, parts.parameters);
   size_t i = 0;
-  for (const Parameter& parameter : parameters.all()) {
-    read_tensor(reader, "m." + parameter.name, optimizer.first_moment(i));
-    read_tensor(reader, "v." + parameter.name, optimizer.second_moment(i));
+  for (const Parameter& parameter : parts.parameters.all()) {
+    read_tensor(reader, "m." + parameter.name, parts.optimizer.first_moment(i));
+    read_tensor(reader, "v." + parameter.name, parts.optimizer.second_moment(i));
     ++i;
   }
-  optimizer.set_updates(state.updates);
+  parts.optimizer.set_updates(state.updates);
   log_changes(saved, config, plan_changes, reader.manifest());
   return state.state;
 }
 
-void load_weights(CheckpointReader& reader, const RunConfig& config, LoadFor purpose, ParameterSet& parameters) {
+void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor purpose, ParameterSet& parameters) {
   for (const Parameter& parameter : parameters.all()) read_tensor(reader, "master." + parameter.name, parameter.master);
   for (const ManifestTensor& tensor : reader.manifest().tensors) {
     if (!tensor.name.ends_with("_extra_state") || tensor.pieces.empty()) continue;
@@ -210,7 +212,7 @@ void load_weights(CheckpointReader& reader, const RunConfig& config, LoadFor pur
   parameters.update_values();
   const std::string bad = parameters.first_nonfinite();
   require(bad.empty(), ExitCode::numerical, reader.directory().string(), ": ", bad, ": weights must be finite");
-  require_same_codes(reader.manifest().plan, config, parameters, (reader.directory() / "manifest.json").string(), purpose);
+  require_same_codes(reader.manifest().plan, plan, parameters, (reader.directory() / "manifest.json").string(), purpose);
 }
 
 }  // namespace mantissa

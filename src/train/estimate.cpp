@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "mantissa/models/gpt.h"
 #include "mantissa/train/accumulation.h"
 
 namespace mantissa {
@@ -13,36 +12,39 @@ namespace {
 // Sizes that no machine has are cut off, so that nothing wraps.
 int64_t bytes(double count) { return static_cast<int64_t>(std::min(count, 1e18)); }
 
-// Elements per token inside one block.
+// Elements per token inside one block: what its modules read and write.
 struct BlockWidths {
   int64_t hidden, qkv, heads, up, inner;
-  int64_t statistics;  // fp32
+  int64_t norms, statistics;  // fp32; of the norms before attention and MLP, of all
+  int64_t head_norm;          // q|k|v once more
 };
 
-BlockWidths block_widths(const ModelConfig& model) {
-  const int64_t head = model.head_size(), heads = model.num_attention_heads, kv = model.kv_heads();
-  return {.hidden = model.hidden_size,
-          .qkv = (heads + 2 * kv) * head,
-          .heads = heads * head,
-          .up = model.activation == Activation::swiglu ? 2 * model.intermediate_size : model.intermediate_size,
-          .inner = model.intermediate_size,
-          .statistics = (model.norm == Norm::layer ? 4 : 2) + heads + (model.qk_norm ? heads + kv : 0)};
+BlockWidths block_widths(const ModelConfig& model, const PrecisionPlan& plan) {
+  const auto shape = [&](const char* module) -> const ModuleShape& { return plan.of(text("layers.0.", module)).module; };
+  const ModuleShape &qkv = shape("attn.qkv"), &up = shape(model.activation == Activation::swiglu ? "mlp.gate_up" : "mlp.up");
+  const int64_t heads = model.num_attention_heads, norms = model.norm == Norm::layer ? 4 : 2;
+  return {.hidden = qkv.in,
+          .qkv = qkv.out,
+          .heads = shape("attn.out").in,
+          .up = up.out,
+          .inner = shape("mlp.down").in,
+          .norms = norms,
+          .statistics = norms + heads + (model.qk_norm ? heads + model.kv_heads() : 0),
+          .head_norm = model.qk_norm ? qkv.out : 0};
 }
 
 // What backward finds in memory: inputs of norms and of linears, q|k|v before the head norm and as attention reads it, statistics.
-int64_t kept_bytes(const ModelConfig& model, Recompute recompute, int64_t element) {
-  const BlockWidths width = block_widths(model);
+int64_t kept_bytes(const BlockWidths& width, Recompute recompute, int64_t element) {
   const int64_t ends = 4 * width.hidden + width.qkv + width.heads + width.up;  // of all segments
   if (recompute == Recompute::full) return width.hidden * element;
-  if (recompute == Recompute::selective) return ends * element + int64_t{4} * (model.norm == Norm::layer ? 4 : 2);
-  return (ends + (model.qk_norm ? width.qkv : 0) + width.inner) * element + width.statistics * 4;
+  if (recompute == Recompute::selective) return ends * element + 4 * width.norms;
+  return (ends + width.head_norm + width.inner) * element + 4 * width.statistics;
 }
 
 // Gradients in flight in the MLP of one block, beside its recomputed activations if nothing else was kept.
-int64_t backward_bytes(const ModelConfig& model, Recompute recompute, int64_t element) {
-  const BlockWidths width = block_widths(model);
+int64_t backward_bytes(const BlockWidths& width, Recompute recompute, int64_t element) {
   const int64_t gradients = (2 * width.hidden + std::max(width.up + width.inner, 2 * width.qkv)) * element;
-  return gradients + (recompute == Recompute::full ? kept_bytes(model, Recompute::none, element) : 0);
+  return gradients + (recompute == Recompute::full ? kept_bytes(width, Recompute::none, element) : 0);
 }
 
 // Per token, what backward finds beyond kept_bytes() where linears keep codes of their input instead, mostly below 0. Attention keeps its
@@ -87,13 +89,13 @@ double logits_bytes(const RunConfig& config, int64_t tokens, int64_t element) {
 
 }  // namespace
 
-MemoryEstimate estimate_memory(const RunConfig& config) {
+MemoryEstimate estimate_memory(const RunConfig& config, const PrecisionPlan& plan) {
   const ModelConfig& model = config.model;
-  const auto parameters = static_cast<double>(count_parameters(model));
+  const BlockWidths widths = block_widths(model, plan);
+  const auto parameters = static_cast<double>(plan.parameters());
   const int64_t element = dtype_bytes(config.precision.dtype), tokens = config.training.micro_batch_size * config.training.seq_len;
   const auto of_all_tokens = [tokens](int64_t each) { return static_cast<double>(tokens) * static_cast<double>(each); };
-  const int64_t kept = model.num_layers * kept_bytes(model, config.training.recompute, element) + 2 * model.hidden_size * element;
-  const PrecisionPlan plan = resolve_plan(config);
+  const int64_t kept = model.num_layers * kept_bytes(widths, config.training.recompute, element) + 2 * model.hidden_size * element;
   MemoryEstimate estimate;
   estimate.masters = bytes(4 * parameters);
   estimate.values = plan.bytes_beside_masters();
@@ -103,7 +105,7 @@ MemoryEstimate estimate_memory(const RunConfig& config) {
   estimate.activations = bytes(of_all_tokens(kept) + static_cast<double>(tokens) * codes_bytes(plan, config.training.recompute, element));
   estimate.workspace =
       bytes(std::max(logits_bytes(config, tokens, element),
-                     of_all_tokens(backward_bytes(model, config.training.recompute, element)) + dequantised_bytes(plan, tokens)));
+                     of_all_tokens(backward_bytes(widths, config.training.recompute, element)) + dequantised_bytes(plan, tokens)));
   return estimate;
 }
 

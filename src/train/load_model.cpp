@@ -15,9 +15,9 @@ bool is_master(const ManifestTensor& tensor) { return tensor.name.starts_with("m
 
 // What is wrong with a config is wrong with the checkpoint that it was saved in.
 template <class Check>
-void as_data(const std::string& source, const Check& check) {
+auto as_data(const std::string& source, const Check& check) {
   try {
-    check();
+    return check();
   } catch (const Error& error) {
     fail(ExitCode::data, source, ": ", error.what());
   }
@@ -34,8 +34,8 @@ void check_saved(const RunConfig& config) {
   report.throw_if_failed();
 }
 
-// Before anything of the size that the config asks for is made.
-void require_model_of_tensors(const RunConfig& config, const CheckpointReader& reader) {
+// The plan of its model. Before anything of the size that the config asks for is made.
+PrecisionPlan plan_for_tensors(const RunConfig& config, const CheckpointReader& reader) {
   const std::string source = source_of_config(reader);
   as_data(source, [&] { check_saved(config); });
   const std::vector<ParameterShape> parameters = parameter_shapes(model_shape(config.model));
@@ -50,7 +50,7 @@ void require_model_of_tensors(const RunConfig& config, const CheckpointReader& r
   const auto masters = std::ranges::count_if(reader.manifest().tensors, is_master);
   require(std::cmp_equal(masters, parameters.size()), ExitCode::data, source, ": its model has ", parameters.size(),
           " parameters, but there are ", masters);
-  as_data(source, [&] { resolve_plan(config); });
+  return as_data(source, [&] { return resolve_plan(config); });
 }
 
 }  // namespace
@@ -77,12 +77,12 @@ LoadedModel load_model(const fs::path& path) {
   LoadedModel loaded;
   const LoadedCheckpoint from = load_checkpoint(path, [&](CheckpointReader& reader) {
     loaded.config = saved_config(reader);
-    require_model_of_tensors(loaded.config, reader);
+    const PrecisionPlan plan = plan_for_tensors(loaded.config, reader);
     loaded.tokenizer = saved_tokenizer(reader);
     loaded.model.reset();  // before the device it lives on
     loaded.device = open_device(loaded.config.training.device);
-    loaded.model = std::make_unique<Gpt>(loaded.config.model, *loaded.device, model_options(loaded.config, Recompute::none, false));
-    load_weights(reader, loaded.config, LoadFor::use, loaded.model->parameters());
+    loaded.model = std::make_unique<Gpt>(loaded.config.model, *loaded.device, plan, GptOptions{.gradients = false});
+    load_weights(reader, plan, LoadFor::use, loaded.model->parameters());
   });
   loaded.path = from.path;
   loaded.step = from.step;

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <memory>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <span>
 
@@ -105,18 +105,8 @@ void refuse(const std::vector<std::string>& changes, const std::string& source) 
 
 }  // namespace
 
-GptOptions model_options(const RunConfig& config, Recompute recompute, bool gradients) {
-  const auto plan = std::make_shared<const PrecisionPlan>(resolve_plan(config));
-  PrecisionOf precision = [plan, dtype = config.precision.dtype, tied = config.model.tie_word_embeddings](const std::string& path) {
-    if (tied && path == "output") return WeightPrecision{.recipe = {.name = "high", .compute = dtype}};  // no module of the plan
-    const ModulePrecision& module = plan->of(path);
-    return WeightPrecision{.recipe = module.recipe, .codes_only = module.stores_only_codes()};
-  };
-  return {.compute = config.precision.dtype, .recompute = recompute, .gradients = gradients, .precision = std::move(precision)};
-}
-
-std::string plan_manifest(const RunConfig& config, const ParameterSet& parameters) {
-  json out = resolve_plan(config).to_json();
+std::string plan_manifest(const PrecisionPlan& plan, const ParameterSet& parameters) {
+  json out = plan.to_json();
   out["quantised"] = json::object();
   for (const Parameter& parameter : parameters.all()) {
     if (parameter.codes.defined()) out["quantised"][parameter.name] = hashes(parameter.codes);
@@ -124,12 +114,13 @@ std::string plan_manifest(const RunConfig& config, const ParameterSet& parameter
   return out.dump();
 }
 
-std::vector<std::string> allowed_plan_changes(const std::string& saved, const RunConfig& config, const std::string& source) {
+std::vector<std::string> allowed_plan_changes(const std::string& saved, const PrecisionPlan& plan, const std::string& source,
+                                              LoadFor purpose) {
   const json before = parse_strict_json(saved, source);
   if (before.is_null()) return {};  // written before there were plans: high precision in one dtype, which the config shows
   std::vector<std::string> allowed, refused;
-  for (const PlanChange& change : changes_between(modules_by_path(before, source), resolve_plan(config).to_json(), source)) {
-    const bool may = config.checkpoint.allow_recipe_change || change.paths.front() == "output";
+  for (const PlanChange& change : changes_between(modules_by_path(before, source), plan.to_json(), source)) {
+    const bool may = purpose == LoadFor::resume_changed || change.paths.front() == "output";
     (may ? allowed : refused).push_back(joined_path(change.paths) + ": " + change.what);
   }
   refuse(refused, source);
@@ -144,18 +135,14 @@ std::string precision_text(const PrecisionConfig& config) {
   return out;
 }
 
-void log_plan_warnings(const RunConfig& config) {
-  for (const std::string& warning : resolve_plan(config).warnings()) log_warning(warning);
-}
-
-void require_same_codes(const std::string& saved, const RunConfig& config, const ParameterSet& parameters, const std::string& source,
+void require_same_codes(const std::string& saved, const PrecisionPlan& plan, const ParameterSet& parameters, const std::string& source,
                         LoadFor purpose) {
-  const json plan = parse_strict_json(saved, source);
-  if (plan.is_null()) return;
-  const std::map<std::string, json> before = modules_by_path(plan, source);
-  const auto quantised = plan.find("quantised");
-  require(quantised != plan.end() && quantised->is_object(), ExitCode::data, source, ": plan.quantised must be an object");
-  const json now = resolve_plan(config).to_json();
+  const json manifest = parse_strict_json(saved, source);
+  if (manifest.is_null()) return;
+  const std::map<std::string, json> before = modules_by_path(manifest, source);
+  const auto quantised = manifest.find("quantised");
+  require(quantised != manifest.end() && quantised->is_object(), ExitCode::data, source, ": plan.quantised must be an object");
+  const json now = plan.to_json();
   for (const json& module : now.at("modules")) {
     const std::string path = module.at("module").get<std::string>(), name = path + ".weight";
     const Parameter* const parameter = parameters.find(name);
@@ -168,10 +155,8 @@ void require_same_codes(const std::string& saved, const RunConfig& config, const
     const std::string message =
         text(source, ": plan.quantised: the codes of ", name, " are not those the checkpoint was written with: ", was.dump(), " there, ",
              is.dump(), " from its master");
-    const bool resumes = purpose == LoadFor::resume;
-    require(resumes && config.checkpoint.allow_recipe_change, ExitCode::data, message,
-            "\nthe checkpoint is damaged, or this build quantises otherwise",
-            resumes ? "; checkpoint.allow_recipe_change goes on with the new codes" : "");
+    require(purpose == LoadFor::resume_changed, ExitCode::data, message, "\nthe checkpoint is damaged, or this build quantises otherwise",
+            purpose == LoadFor::resume ? "; checkpoint.allow_recipe_change goes on with the new codes" : "");
     log_warning(message);
   }
 }

@@ -32,7 +32,6 @@ Data open_run_data(LoadedConfig& loaded) {
       open_data(config.data, {.seq_len = config.training.seq_len, .vocab_size = config.model.vocab_size, .seed = config.training.seed});
   if (!config.model.vocab_size) loaded.report.derive("model.vocab_size");
   config.model.vocab_size = data.vocab_size;
-  resolve_plan(config);  // refuses what only the vocabulary shows
   if (data.valid.sets() > 0) require_targets(data.valid, config.training.micro_batch_size, config.eval.iters);
   return data;
 }
@@ -56,6 +55,7 @@ struct Run {
   const RunConfig& config = loaded.config;
   const TrainEvents& events;
   Data data;
+  PrecisionPlan plan;
   std::vector<std::vector<int32_t>> prompts;
   std::unique_ptr<Backend> device;
   Gpt model;
@@ -75,11 +75,13 @@ struct Run {
       : loaded(given),
         events(observers),
         data(open_run_data(loaded)),
+        plan(resolve_plan(config)),  // refuses what only the vocabulary shows
         prompts(encode_prompts(config.eval, data)),
         device(open_device(config.training.device)),
-        model(config.model, *device, model_options(config, config.training.recompute, true)),
+        model(config.model, *device, plan, {.recompute = config.training.recompute}),
         optimizer(model.parameters(), config.optimizer),
         accumulator(model.parameters(), config.training.accumulation, *config.training.grad_accum) {}
+  TrainedParts parts() { return {config, plan, data, model.parameters(), optimizer}; }
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
 };
@@ -91,7 +93,7 @@ void initial_weights(Run& run) {
   if (!run.config.checkpoint.init_from) return;
   const LoadedCheckpoint from = load_checkpoint(*run.config.checkpoint.init_from, [&](CheckpointReader& reader) {
     require_same_tokenizer(reader, run.data);
-    load_weights(reader, run.config, LoadFor::use, run.model.parameters());
+    load_weights(reader, run.plan, LoadFor::use, run.model.parameters());
   });
   log_info("weights from ", from.path.string());
 }
@@ -124,9 +126,7 @@ void resume(Run& run) {
   if (!own) need_unused_folder(run);
   // Locked before reading: another process that trains here could save between our load and our lock.
   if (std::filesystem::exists(run.config.checkpoint.dir, missing)) take_checkpoints(run);
-  const auto load = [&](CheckpointReader& reader) {
-    run.state = restore(reader, run.config, run.data, run.model.parameters(), run.optimizer);
-  };
+  const auto load = [&](CheckpointReader& reader) { run.state = restore(reader, run.parts()); };
   const std::optional<LoadedCheckpoint> loaded = is_path(from) ? load_checkpoint(from, load) : load_newest(named.folder, load);
   if (!loaded) return initial_weights(run);
   run.resumed = loaded->path.string();
@@ -160,7 +160,7 @@ void open_folder(Run& run, const std::vector<std::string>& arguments) {
                            .device = run.device->name(),
                            .threads = num_threads()};
   tell(run.events.started, report);
-  log_plan_warnings(run.config);
+  for (const std::string& warning : run.plan.warnings()) log_warning(warning);
   run.metrics->write(report);
   run.newest_checkpoint = run.resumed;
 }
@@ -291,8 +291,7 @@ bool save(Run& run) {
   const auto start = Clock::now();
   SaveReport report{.step = run.state.step};
   try {
-    const SavedCheckpoint saved =
-        run.checkpoints->save(checkpoint_content(run.config, run.data, run.model.parameters(), run.optimizer, run.state));
+    const SavedCheckpoint saved = run.checkpoints->save(checkpoint_content(run.parts(), run.state));
     report.path = run.newest_checkpoint = saved.path.string();
   } catch (const Error& error) {
     if (error.code() != ExitCode::storage) throw;
@@ -369,11 +368,12 @@ TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& a
 RunPlan plan_run(const LoadedConfig& loaded) {
   LoadedConfig copy = loaded;
   const Data data = open_run_data(copy);
+  const PrecisionPlan precision = resolve_plan(copy.config);
   encode_prompts(copy.config.eval, data);
   RunPlan plan{.config = copy.config,
-               .parameters = count_parameters(copy.config.model),
-               .flops_per_token = training_flops_per_token(copy.config.model, copy.config.training.seq_len),
-               .memory = estimate_memory(copy.config),
+               .precision = precision,
+               .flops_per_token = training_flops_per_token(model_shape(copy.config.model), copy.config.training.seq_len),
+               .memory = estimate_memory(copy.config, precision),
                .training_tokens = data.train->tokens(),
                .validation_windows = 0};
   for (int set = 0; set < data.valid.sets(); ++set) plan.validation_windows += data.valid.windows(set);

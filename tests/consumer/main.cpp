@@ -10,7 +10,7 @@ int main(int argc, char** argv) {
     const mantissa::LoadedConfig loaded =
         mantissa::load_run_config({.file = argv[1], .sets = {mantissa::text("data.path=", argv[2]), "eval.samples=null"}});
     const mantissa::RunPlan plan = mantissa::plan_run(loaded);
-    std::printf("mantissa %s: %lld parameters\n", mantissa::version().c_str(), static_cast<long long>(plan.parameters));
+    std::printf("mantissa %s: %lld parameters\n", mantissa::version().c_str(), static_cast<long long>(plan.precision.parameters()));
   } catch (const mantissa::Error& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return static_cast<int>(error.code());

@@ -152,7 +152,7 @@ TEST_F(MetricsTest, LossAndNormOfAReportAreThoseOfTheStep) {
   Data data = open_data(config.data, {.seq_len = 16, .seed = config.training.seed});
   config.model.vocab_size = data.vocab_size;
   const auto device = open_device(config.training.device);
-  Gpt model(config.model, *device, model_options(config, config.training.recompute, true));
+  Gpt model(config.model, *device, resolve_plan(config), {.recompute = config.training.recompute, .gradients = true});
   model.parameters().initialise(config.training.seed);
   Optimizer optimizer(model.parameters(), config.optimizer);
   GradientAccumulator accumulator(model.parameters(), config.training.accumulation, 2);

@@ -60,7 +60,7 @@ TEST_P(Recipes, KeepTheBytesThatThePlanCounts) {
     RunConfig config = this->config("bytes", sets(GetParam(), {std::string("precision.fp8_param_gather=") + gather})).config;
     config.model.vocab_size = 8;
     const auto device = open_device(DeviceChoice::cpu);
-    Gpt model(config.model, *device, model_options(config, Recompute::none, false));
+    Gpt model(config.model, *device, resolve_plan(config), {.recompute = Recompute::none, .gradients = false});
     int64_t bytes = 0;
     for (const Parameter& parameter : model.parameters().all()) bytes += parameter.resident_bytes();
     EXPECT_EQ(bytes, resolve_plan(config).bytes_beside_masters()) << gather;
@@ -68,7 +68,7 @@ TEST_P(Recipes, KeepTheBytesThatThePlanCounts) {
     config.precision = PrecisionConfig();
     config.precision.dtype = Dtype::f32;
     const auto plain = open_device(DeviceChoice::cpu);
-    const Gpt masters(config.model, *plain, model_options(config, Recompute::none, false));
+    const Gpt masters(config.model, *plain, resolve_plan(config), {.recompute = Recompute::none, .gradients = false});
     const int64_t handed_out = device->allocator_stats().in_use - plain->allocator_stats().in_use;
     EXPECT_GE(handed_out, bytes) << gather;
     EXPECT_LE(handed_out, bytes + bytes / 8 + 1024) << gather;  // the allocator rounds sizes up by an eighth at most
@@ -125,15 +125,14 @@ TEST_F(Plans, EveryAllowedChangeOfAPlanIsALineInTheLog) {
 }
 
 TEST_F(Plans, AMalformedPlanIsAnErrorOfTheData) {
-  const RunConfig config = this->config("plan", sets("mxfp8", {"model.vocab_size=8"})).config;
-  const std::string whole = resolve_plan(config).to_json().dump();
-  EXPECT_TRUE(allowed_plan_changes(whole, config, "m").empty());
-  EXPECT_TRUE(allowed_plan_changes("null", config, "m").empty());
-  for (const char* const plan : {"{}", "[]", "5", R"({"modules":5})", R"({"modules":[7]})", R"({"modules":[{"module":1}]})",
-                                 R"({"modules":[{}]})", R"({"modules":[]})", R"({"modules":[{"module":"embed"}]})", "{"}) {
-    const Error error = error_of([&] { allowed_plan_changes(plan, config, "manifest.json"); });
-    EXPECT_EQ(error.code(), ExitCode::data) << plan;
-    EXPECT_THAT(error.what(), HasSubstr("manifest.json")) << plan;
+  const PrecisionPlan plan = resolve_plan(this->config("plan", sets("mxfp8", {"model.vocab_size=8"})).config);
+  EXPECT_TRUE(allowed_plan_changes(plan.to_json().dump(), plan, "m", LoadFor::resume).empty());
+  EXPECT_TRUE(allowed_plan_changes("null", plan, "m", LoadFor::resume).empty());
+  for (const char* const bad : {"{}", "[]", "5", R"({"modules":5})", R"({"modules":[7]})", R"({"modules":[{"module":1}]})",
+                                R"({"modules":[{}]})", R"({"modules":[]})", R"({"modules":[{"module":"embed"}]})", "{"}) {
+    const Error error = error_of([&] { allowed_plan_changes(bad, plan, "manifest.json", LoadFor::resume); });
+    EXPECT_EQ(error.code(), ExitCode::data) << bad;
+    EXPECT_THAT(error.what(), HasSubstr("manifest.json")) << bad;
   }
 }
 
@@ -160,7 +159,7 @@ TEST_F(Plans, ACheckpointKeepsThePlanAndTheHashesOfItsCodes) {
   const nlohmann::json plan = nlohmann::json::parse(reader.manifest().plan);
   ASSERT_EQ(plan["quantised"].size(), 8U) << "four linears in each of two layers";
   const LoadedModel loaded = load_model(checkpoint("saved", 6));
-  const nlohmann::json again = nlohmann::json::parse(plan_manifest(loaded.config, loaded.model->parameters()));
+  const nlohmann::json again = nlohmann::json::parse(plan_manifest(resolve_plan(loaded.config), loaded.model->parameters()));
   EXPECT_EQ(again["quantised"], plan["quantised"]) << "codes are rebuilt from the masters";
   EXPECT_EQ(again["hash"], plan["hash"]);
 }
@@ -222,17 +221,17 @@ TEST_F(Plans, AConfigChangedAfterwardsIsRefusedByTheModelAndByThePlan) {
   const auto device = open_device(DeviceChoice::cpu);
   for (const auto& [change, message] : changes) {
     RunConfig changed = config();
-    const GptOptions options = model_options(changed, Recompute::none, false);
+    const PrecisionPlan plan = resolve_plan(changed);
     change(changed.model);
-    const Error error = error_of([&] { Gpt(changed.model, *device, options); });
+    const Error error = error_of([&] { Gpt(changed.model, *device, plan, {}); });
     EXPECT_EQ(error.code(), ExitCode::usage);
     EXPECT_THAT(error.what(), HasSubstr(message));
-    EXPECT_THAT(error_of([&] { model_options(changed, Recompute::none, false); }).what(), HasSubstr(message));
+    EXPECT_THAT(error_of([&] { resolve_plan(changed); }).what(), HasSubstr(message));
   }
   RunConfig off = config();
   OutputProjectionConfig& on = off.precision.fp8_output_proj;
   on.fprop = on.dgrad = on.wgrad = false;
-  EXPECT_THAT(error_of([&] { model_options(off, Recompute::none, false); }).what(), HasSubstr("fprop, dgrad and wgrad are all off"));
+  EXPECT_THAT(error_of([&] { resolve_plan(off); }).what(), HasSubstr("fprop, dgrad and wgrad are all off"));
 }
 
 TEST_F(Plans, TiedEmbeddingsNeedNoOutputProjectionOfThePlan) {
@@ -243,8 +242,8 @@ TEST_F(Plans, ARecipeChangedAfterwardsIsRefusedAtTheOutputProjection) {
   RunConfig config = this->config("changed", sets("mxfp8", {"model.pad_vocab_to=32", "precision.fp8_output_proj=true"})).config;
   config.model.vocab_size = 8;
   const auto device = open_device(DeviceChoice::cpu);
-  const GptOptions options = model_options(config, Recompute::none, false);
-  EXPECT_NO_THROW(Gpt(config.model, *device, options));
+  const PrecisionPlan plan = resolve_plan(config);
+  EXPECT_NO_THROW(Gpt(config.model, *device, plan, {}));
   const std::pair<void (*)(Recipe&), const char*> changes[] = {
       {[](Recipe& recipe) { recipe.weight = {}; }, "has weight none"},
       {[](Recipe& recipe) { recipe.input = {}; }, "input none"},
@@ -259,13 +258,9 @@ TEST_F(Plans, ARecipeChangedAfterwardsIsRefusedAtTheOutputProjection) {
        "\"qat\" has"},
   };
   for (const auto& [change, message] : changes) {
-    GptOptions changed = options;
-    changed.precision = [&, change = change](const std::string& path) {
-      WeightPrecision out = options.precision(path);
-      if (path == "output") change(out.recipe);
-      return out;
-    };
-    const Error error = error_of([&] { Gpt(config.model, *device, changed); });
+    std::vector<ModulePrecision> modules = plan.modules();
+    change(modules.back().recipe);  // of output
+    const Error error = error_of([&] { Gpt(config.model, *device, PrecisionPlan(plan.compute(), modules), {}); });
     EXPECT_EQ(error.code(), ExitCode::usage);
     EXPECT_THAT(error.what(), HasSubstr("precision.fp8_output_proj: needs an ambient recipe that quantises weight, input and output_grad"));
     EXPECT_THAT(error.what(), HasSubstr(message));
@@ -277,7 +272,7 @@ TEST_F(Plans, ANanWeightIsNotLaunderedByFakeQuantisation) {
   RunConfig config = this->config("nan", sets("mxfp4_qat")).config;
   config.model.vocab_size = 8;
   const auto device = open_device(DeviceChoice::cpu);
-  Gpt model(config.model, *device, model_options(config, Recompute::none, true));
+  Gpt model(config.model, *device, resolve_plan(config), {.recompute = Recompute::none, .gradients = true});
   model.parameters().initialise(1);
   EXPECT_FALSE(model.parameters().nonfinite());
   for (Parameter& parameter : model.parameters().all()) {

@@ -67,7 +67,7 @@ class ShippedConfig : public ::testing::TestWithParam<std::string> {
   bool trains(const std::vector<std::string>& sets) {
     const std::optional<RunConfig> config = checked(GetParam(), sets);
     if (!config) return false;
-    Gpt model(config->model, *device_, model_options(*config, config->training.recompute, true));
+    Gpt model(config->model, *device_, resolve_plan(*config), {.recompute = config->training.recompute});
     Optimizer optimizer(model.parameters(), config->optimizer);
     GradientAccumulator accumulator(model.parameters(), Accumulation::running, 1);
     model.parameters().initialise(1);

@@ -5,16 +5,14 @@
 #include <limits>
 #include <vector>
 
-#include "mantissa/models/model_config.h"
+#include "mantissa/models/model_shape.h"
 #include "mantissa/nn/modules.h"
 
 namespace mantissa {
 
 struct GptOptions {
-  Dtype compute = Dtype::f32;  // bf16, fp32; fp64 on the reference backend in tests
   Recompute recompute = Recompute::none;
-  bool gradients = true;    // allocate gradient buffers
-  PrecisionOf precision{};  // by module path, "output" under tied embeddings, too; absent: everything in `compute`
+  bool gradients = true;  // allocate gradient buffers
 };
 
 // Rows of tokens with what belongs to them; all i32 tensors [batch * length].
@@ -26,16 +24,17 @@ struct TokenBatch {
 
 class Gpt {
  public:
-  // Adds all parameters and allocates them, not initialised. config.vocab_size must be set. Throws Error(internal) otherwise, Error(usage)
-  // for an output projection that is to be quantised and cannot be (precision.fp8_output_proj).
-  Gpt(const ModelConfig& config, Backend& device, const GptOptions& options);
+  // Adds all parameters of model_shape(config), stored and multiplied as the plan says, and allocates them, not initialised.
+  // config.vocab_size must be set. Throws Error(internal) otherwise and for the plan of another model, Error(usage) for an output
+  // projection that is to be quantised and cannot be (precision.fp8_output_proj).
+  Gpt(const ModelConfig& config, Backend& device, const PrecisionPlan& plan, const GptOptions& options);
   Gpt(const Gpt&) = delete;
   Gpt& operator=(const Gpt&) = delete;
 
   const ModelConfig& config() const { return config_; }
   ParameterSet& parameters() { return parameters_; }
   Backend& device() const { return device_; }
-  Dtype compute() const { return options_.compute; }
+  Dtype compute() const { return compute_; }
 
   // Loss: the sum over targets (>= 0) divided by target_count; one fp64. Under a Tape::Scope, gradients can be asked for.
   Var loss(const TokenBatch& batch, const Tensor& targets, int64_t target_count);
@@ -55,7 +54,8 @@ class Gpt {
     NormLayer mlp_norm;
     Mlp mlp;
   };
-  void add_block(int64_t index);
+  void add_block(int64_t index, const PrecisionPlan& plan);
+  Dtype logits_dtype() const;
   Var embed(const TokenBatch& batch);
   Var block_forward(const Block& block, const Var& x, const SequenceContext& context) const;
   Var hidden(const TokenBatch& batch);         // after the final norm, [N, hidden]
@@ -64,6 +64,7 @@ class Gpt {
 
   ModelConfig config_;
   Backend& device_;
+  Dtype compute_;
   GptOptions options_;
   HeadLayout layout_;
   ParameterSet parameters_;
@@ -75,10 +76,5 @@ class Gpt {
   Recipe output_recipe_;
   Tensor rope_table_;  // [positions, head_dim] fp32: cos | sin; grows with the sequences up to max_position_embeddings
 };
-
-// Parameters of such a model without building it, and the training FLOPs per token at a sequence length: 6 N_mm + 6 L heads D T, N_mm
-// counting every weight a token is multiplied with (block linears and output projection, also when tied).
-int64_t count_parameters(const ModelConfig& config);
-double training_flops_per_token(const ModelConfig& config, int64_t seq_len);
 
 }  // namespace mantissa

@@ -20,4 +20,8 @@ struct ParameterShape {
 };
 std::vector<ParameterShape> parameter_shapes(const ModelShape& model);
 
+// Training FLOPs per token at a sequence length: 6 N_mm + 6 L heads D T, N_mm counting every weight a token is multiplied with (block
+// linears and output projection, also when tied).
+double training_flops_per_token(const ModelShape& model, int64_t seq_len);
+
 }  // namespace mantissa

@@ -1,29 +1,24 @@
-// The building blocks of a transformer. A module holds references to its parameters, adds them to the ParameterSet under its path when it
-// is built, and has a forward() of its own shape: composition is by concrete types. The set must outlive the modules.
+// The building blocks of a transformer. A module takes path, sizes and formats from its entry of the precision plan, adds its parameters to
+// the ParameterSet when it is built, and has a forward() of its own shape: composition is by concrete types. The set must outlive the
+// modules; the plan need not.
 #pragma once
 
-#include <functional>
 #include <optional>
 #include <string>
 
 #include "mantissa/nn/parameter.h"
 #include "mantissa/ops/ops.h"
+#include "mantissa/precision/plan.h"
 
 namespace mantissa {
 
-// What a module's products read, and whether its weight is kept as codes alone.
-struct WeightPrecision {
-  Recipe recipe{};
-  bool codes_only = false;
-  Storage storage() const;  // of the weight
-};
-// By the path of a module.
-using PrecisionOf = std::function<WeightPrecision(const std::string& path)>;
+// "<path>.weight", stored as the plan says.
+Parameter weight_of(const ModulePrecision& module, Init init);
 
 class Linear {
  public:
-  // weight [out, in], bias [out] if asked for (starts at 0).
-  Linear(ParameterSet& set, const std::string& path, int64_t in, int64_t out, bool bias, double init_std, const PrecisionOf& precision);
+  // weight [out, in]; a bias starts at 0.
+  Linear(ParameterSet& set, const ModulePrecision& module, double init_std);
   Var forward(const Var& x) const {  // [N, in] -> [N, out]
     return linear(x, weight_->weight(), bias_ ? bias_->var() : Var(), recipe_);
   }
@@ -35,14 +30,13 @@ class Linear {
 };
 
 struct NormOptions {
-  bool layer_norm = false;  // else RMSNorm
-  bool bias = false;
+  bool layer_norm = false;  // else RMSNorm, which has no bias
   double eps = 1e-6;
 };
 
 class NormLayer {
  public:
-  NormLayer(ParameterSet& set, const std::string& path, int64_t channels, const NormOptions& options, const PrecisionOf& precision);
+  NormLayer(ParameterSet& set, const ModulePrecision& module, const NormOptions& options);
   Var forward(const Var& x) const;  // [N, C] -> [N, C]
 
  private:
@@ -67,16 +61,15 @@ struct SequenceContext {
 };
 
 struct AttentionOptions {
-  int64_t hidden;
   HeadLayout layout;
-  bool qk_norm, qkv_bias, out_bias;
   double norm_eps, init_std, out_init_std;
   bool recompute;  // keep only the projected q|k|v for backward
 };
 
 class Attention {
  public:
-  Attention(ParameterSet& set, const std::string& path, const AttentionOptions& options, const PrecisionOf& precision);
+  // path.qkv, path.out and, where the plan has them, path.q_norm and path.k_norm.
+  Attention(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const AttentionOptions& options);
   Var forward(const Var& x, const SequenceContext& context) const;  // [N, hidden] -> [N, hidden]
 
  private:
@@ -90,16 +83,15 @@ class Attention {
 };
 
 struct MlpOptions {
-  int64_t hidden, intermediate;
   std::optional<GeluForm> gelu;  // none: SwiGLU with gate and up fused
-  bool bias;
   double init_std, down_init_std;
   Keep keep;
 };
 
 class Mlp {
  public:
-  Mlp(ParameterSet& set, const std::string& path, const MlpOptions& options, const PrecisionOf& precision);
+  // path.up or path.gate_up, and path.down.
+  Mlp(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const MlpOptions& options);
   Var forward(const Var& x) const;  // [N, hidden] -> [N, hidden]
 
  private:

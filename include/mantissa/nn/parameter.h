@@ -18,18 +18,15 @@ struct Init {
   double std = 0.0;
 };
 
-// What of a parameter is resident besides its master.
-struct Storage {
-  Dtype dtype = Dtype::f32;  // of the value; that of the masters: the value is the master
-  Quantization codes{};      // kept as codes of the bf16 rounding, too
-  bool codes_only = false;   // and the value is not kept
-};
-
+// The first group says what a parameter is; allocate() makes the second.
 struct Parameter {
   std::string name;  // "layers.0.attn.qkv.weight"
   Shape shape;
-  Init init;
-  Storage storage;
+  Init init{};
+  Dtype dtype = Dtype::f32;  // of the value; that of the masters: the value is the master
+  Quantization quantised{};  // kept as codes of the bf16 rounding, too
+  bool keeps_value = true;   // else the codes are all that is kept beside the master
+
   Tensor master{};          // fp32 (fp64 on the reference backend in tests)
   Tensor value{};           // high precision; undefined if only codes are kept
   QuantizedTensor codes{};  // of the shape as a matrix; undefined in high precision
@@ -44,7 +41,7 @@ struct Parameter {
 class ParameterSet {
  public:
   // The reference stays valid. Throws Error(internal) on a name that exists.
-  Parameter& add(const std::string& name, Shape shape, Init init, const Storage& storage);
+  Parameter& add(Parameter parameter);
 
   std::deque<Parameter>& all() { return parameters_; }
   const std::deque<Parameter>& all() const { return parameters_; }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "mantissa/precision/operands.h"
@@ -19,6 +20,7 @@ const char* stored_type_name(StoredType type);
 struct ModulePart {
   std::string name;
   int64_t out;
+  bool operator==(const ModulePart& other) const = default;
 };
 
 struct ModuleShape {
@@ -29,6 +31,7 @@ struct ModuleShape {
   std::vector<ModulePart> parts = {};  // empty: one part
   int64_t weight_elements() const { return in == 0 ? out : out * in; }
   int64_t parameters() const { return weight_elements() + bias; }
+  bool operator==(const ModuleShape& other) const = default;
 };
 
 // What a plan needs to know about a model.
@@ -52,6 +55,8 @@ struct ModulePrecision {
 
   // The codes are the parameter; there is no value beside them.
   bool stores_only_codes() const { return storage != StoredType::fp32 && storage != StoredType::bf16; }
+  // Of the weight, in memory beside its value or in its place; none: no product reads codes.
+  const Quantization& resident_codes() const { return recipe.reads_weight_codes() ? recipe.weight : recipe.weight_fake_quant; }
 };
 
 // An output projection that is to take the formats of the ambient recipe.
@@ -68,10 +73,15 @@ class PrecisionPlan {
   // Own recipes must be complete (complete_recipes). Everything that is wrong goes to the report, with the key that is to blame; then the
   // plan is of no use.
   static PrecisionPlan resolve(const PrecisionConfig& config, const ModelShape& model, ConfigReport& report);
+  // Every module in high precision; fp64 is for the reference backend.
+  static PrecisionPlan high(const ModelShape& model, Dtype compute);
+  // Of modules that are resolved already.
+  PrecisionPlan(Dtype compute, std::vector<ModulePrecision> modules);
 
+  Dtype compute() const { return compute_; }  // of activations, and of what belongs to no module
   const std::vector<ModulePrecision>& modules() const { return modules_; }
-  // Throws Error(internal) for a path the plan has not.
-  const ModulePrecision& of(const std::string& path) const;
+  const ModulePrecision* find(const std::string& path) const;  // null: the plan has no such module
+  const ModulePrecision& of(const std::string& path) const;    // throws Error(internal) in that case
   int64_t parameters() const;
   int64_t bytes() const;                 // resident, of all modules
   int64_t bytes_beside_masters() const;  // the same without fp32 parameters, which are the masters
@@ -86,7 +96,9 @@ class PrecisionPlan {
   std::vector<std::string> warnings() const;
 
  private:
+  Dtype compute_;
   std::vector<ModulePrecision> modules_;
+  std::unordered_map<std::string, size_t> by_path_;
   std::vector<std::string> idle_keys_;  // warnings about the config
 };
 

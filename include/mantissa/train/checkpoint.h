@@ -29,20 +29,28 @@ struct TrainState {
   bool owes_anything() const { return owes_evaluation || owes_samples; }
 };
 
+// What a checkpoint is made of, and what it is restored into.
+struct TrainedParts {
+  const RunConfig& config;
+  const PrecisionPlan& plan;  // of config
+  const Data& data;
+  ParameterSet& parameters;
+  Optimizer& optimizer;
+};
+
 // What is saved. It refers to the memory of parameters and optimizer.
-CheckpointContent checkpoint_content(const RunConfig& config, const Data& data, const ParameterSet& parameters, const Optimizer& optimizer,
-                                     const TrainState& state);
+CheckpointContent checkpoint_content(const TrainedParts& parts, const TrainState& state);
 
 // The way back. Throws Error(usage) if the checkpoint is of another model or tokenizer, beyond training.steps, or of settings that give
 // other tokens or another order of them: section data without the masks, shares in data.train, training.seed and training.seq_len.
 // Throws Error(data) if the training data changed or a part is damaged, and what load_weights() throws; codes other than the manifest's are
 // a line in the log under checkpoint.allow_recipe_change. Other settings may differ; each that does is a line in the log.
-TrainState restore(CheckpointReader& reader, const RunConfig& config, const Data& data, ParameterSet& parameters, Optimizer& optimizer);
+TrainState restore(CheckpointReader& reader, const TrainedParts& parts);
 
-// The masters and the values rounded from them, for a model of `config`. Throws Error(usage) if a tensor is missing or of another shape;
+// The masters and the values rounded from them, for a model of `plan`. Throws Error(usage) if a tensor is missing or of another shape;
 // Error(numerical) that names the first weight which is NaN or Inf; and for codes as require_same_codes(). Neither is a reason to take
 // another checkpoint.
-void load_weights(CheckpointReader& reader, const RunConfig& config, LoadFor purpose, ParameterSet& parameters);
+void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor purpose, ParameterSet& parameters);
 
 // The config and the tokenizer it was made with. Throws Error(data).
 RunConfig saved_config(const CheckpointReader& reader);

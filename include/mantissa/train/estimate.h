@@ -18,8 +18,8 @@ struct MemoryEstimate {
   int64_t total() const { return masters + values + gradients + optimizer + activations + workspace; }
 };
 
-// model.vocab_size must be set.
-MemoryEstimate estimate_memory(const RunConfig& config);
+// model.vocab_size must be set; `plan` is that of the config.
+MemoryEstimate estimate_memory(const RunConfig& config, const PrecisionPlan& plan);
 
 // The most memory this process had resident so far, in bytes.
 int64_t peak_resident_bytes();

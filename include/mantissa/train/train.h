@@ -38,7 +38,7 @@ TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& a
 
 struct RunPlan {
   RunConfig config;  // with the vocabulary size
-  int64_t parameters = 0;
+  PrecisionPlan precision;
   double flops_per_token = 0.0;
   MemoryEstimate memory;
   int64_t training_tokens = 0;
