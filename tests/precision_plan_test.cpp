@@ -227,7 +227,7 @@ TEST(Plan, SizesThatHoldNoWholeBlocksAreNamedOnceWithTheirPart) {
   model.num_attention_heads = 4;
   model.head_dim = 24;
   const std::string qkv = planned(R"({"recipe": "mxfp8"})", model).errors();
-  EXPECT_THAT(qkv, HasSubstr("precision.recipe: layers.*.attn.qkv does not fit its recipe: out 24 of part k is no multiple of 32, the "
+  EXPECT_THAT(qkv, HasSubstr("precision.recipe: layers.*.attn.qkv does not fit its recipe: out 24 of part k is not a multiple of 32, the "
                              "block of recipe mxfp8; change the size, or give it another recipe by a rule"));
   EXPECT_THAT(qkv, Not(HasSubstr("errors")));
   model = small_model();
@@ -235,12 +235,12 @@ TEST(Plan, SizesThatHoldNoWholeBlocksAreNamedOnceWithTheirPart) {
   EXPECT_THAT(
       planned(R"({"recipe": "mxfp8_weights"})", model).errors(),
       HasSubstr(
-          "layers.*.mlp.gate_up does not fit its recipe: out 100 of part gate is no multiple of 32, the block of recipe mxfp8_weights"));
+          "layers.*.mlp.gate_up does not fit its recipe: out 100 of part gate is not a multiple of 32, the block of recipe mxfp8_weights"));
   EXPECT_THAT(planned(R"({"rules": [{"match": "layers.1.mlp.*", "recipe": "mxfp4_qat"}]})", model).errors(),
-              HasSubstr("precision.rules.0.recipe: layers.1.mlp.down does not fit its recipe: in 100 is no multiple of 32, the block of "
+              HasSubstr("precision.rules.0.recipe: layers.1.mlp.down does not fit its recipe: in 100 is not a multiple of 32, the block of "
                         "weight_fake_quant in recipe mxfp4_qat"));
   EXPECT_EQ(planned(R"({"rules": [{"match": "layers.*.mlp.gate_up", "recipe": "mxfp4_qat"}]})", model).errors(), "");
-  EXPECT_THAT(planned(R"({"recipe": "fp8_block"})").errors(), HasSubstr("in 64 is no multiple of 128, the block of recipe fp8_block"));
+  EXPECT_THAT(planned(R"({"recipe": "fp8_block"})").errors(), HasSubstr("in 64 is not a multiple of 128, the block of recipe fp8_block"));
 }
 
 TEST(Plan, WhatHasNoGemmTakesNoQuantisingRecipe) {

@@ -8,7 +8,7 @@
 namespace mantissa::test {
 namespace {
 
-constexpr int64_t kTokens = 37;  // no multiple of a block
+constexpr int64_t kTokens = 37;  // not a multiple of a block
 
 struct Named {
   const char* name;

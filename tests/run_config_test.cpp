@@ -118,7 +118,7 @@ TEST(RunConfig, TwoBatchSizesGiveTheThird) {
   EXPECT_EQ(batch({{"global_batch_size", 24}}), "8*3=24");
   EXPECT_EQ(batch({{"micro_batch_size", 6}, {"grad_accum", 3}, {"global_batch_size", 18}}), "6*3=18");
   EXPECT_THAT(batch({{"micro_batch_size", 4}, {"grad_accum", 3}, {"global_batch_size", 64}}), HasSubstr("4 * 3 = 12, not 64   (c.json:1:"));
-  EXPECT_THAT(batch({{"micro_batch_size", 12}}), HasSubstr("global_batch_size 64 is no multiple of micro_batch_size 12"));
+  EXPECT_THAT(batch({{"micro_batch_size", 12}}), HasSubstr("global_batch_size 64 is not a multiple of micro_batch_size 12"));
   EXPECT_THAT(batch({{"micro_batch_size", 16777216}, {"grad_accum", 16777216}}), HasSubstr("is more than 1073741824"));
 }
 

@@ -42,20 +42,20 @@ void decide_storage(ModulePrecision& entry, bool primary_codes) {
   if (entry.resident_codes()) entry.bytes += quantised_bytes(entry.module, entry.resident_codes());
 }
 
-// The sizes of a weight that hold no whole number of blocks: "out 100 of part q is no multiple of 32, the block of recipe mxfp8"; "" if
+// The sizes of a weight that hold no whole number of blocks: "out 100 of part q is not a multiple of 32, the block of recipe mxfp8"; "" if
 // there is none.
 std::string size_problem(const ModuleShape& module, const Recipe& recipe) {
   const int64_t fake = recipe.weight_fake_quant ? recipe.weight_fake_quant.block_cols : 1;
   if (module.in % fake != 0)
-    return text("in ", module.in, " is no multiple of ", fake, ", the block of weight_fake_quant in recipe ", recipe.name);
+    return text("in ", module.in, " is not a multiple of ", fake, ", the block of weight_fake_quant in recipe ", recipe.name);
   const int64_t block = recipe.block();
   if (block == 0) return "";
-  const std::string no_multiple = text(" is no multiple of ", block, ", the block of recipe ", recipe.name);
-  if (module.in % block != 0) return text("in ", module.in, no_multiple);
+  const std::string not_multiple = text(" is not a multiple of ", block, ", the block of recipe ", recipe.name);
+  if (module.in % block != 0) return text("in ", module.in, not_multiple);
   for (const ModulePart& part : module.parts) {
-    if (part.out % block != 0) return text("out ", part.out, " of part ", part.name, no_multiple);
+    if (part.out % block != 0) return text("out ", part.out, " of part ", part.name, not_multiple);
   }
-  return module.out % block == 0 ? "" : text("out ", module.out, no_multiple);
+  return module.out % block == 0 ? "" : text("out ", module.out, not_multiple);
 }
 
 // Keys that were given and change nothing.

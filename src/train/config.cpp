@@ -92,7 +92,7 @@ void resolve_batch(TrainingConfig& training, ConfigReport& report) {
       training.grad_accum = global / micro;
       report.derive("training.grad_accum");
     } else {
-      report.error("training.micro_batch_size", text("global_batch_size ", global, " is no multiple of micro_batch_size ", micro,
+      report.error("training.micro_batch_size", text("global_batch_size ", global, " is not a multiple of micro_batch_size ", micro,
                                                      "; give grad_accum, or another global_batch_size"));
     }
     return;
