@@ -364,11 +364,14 @@ TEST(Plan, JsonHasEveryModuleAndTheTotals) {
 }
 
 TEST(Plan, TheTableTakesEqualLayersTogether) {
-  const std::string table = planned(R"({"recipe": "mxfp8", "rules": [{"match": "layers.1.*", "recipe": "high"}]})").plan.table();
-  EXPECT_THAT(table, HasSubstr("layers.{0,2}.attn.qkv"));
-  EXPECT_THAT(table, HasSubstr("layers.{0..2}.attn_norm"));
-  EXPECT_THAT(table, HasSubstr("layers.1.attn.qkv"));
-  EXPECT_THAT(table, HasSubstr("precision.rules.0 \"layers.1.*\""));
+  const PrecisionPlan plan = planned(R"({"recipe": "mxfp8", "rules": [{"match": "layers.1.*", "recipe": "high"}]})").plan;
+  for (const PlanTable form : {PlanTable::narrow, PlanTable::wide}) {
+    EXPECT_THAT(plan.table(form), HasSubstr("layers.{0,2}.attn.qkv"));
+    EXPECT_THAT(plan.table(form), HasSubstr("layers.{0..2}.attn_norm"));
+    EXPECT_THAT(plan.table(form), HasSubstr("layers.1.attn.qkv"));
+    EXPECT_THAT(plan.table(form), HasSubstr("rules.0 \"layers.1.*\""));
+    EXPECT_EQ(plan.table(form).find("precision.rules") == std::string::npos, form == PlanTable::narrow);
+  }
 }
 
 }  // namespace

@@ -33,5 +33,34 @@ TEST(Printable, LineEndsBecomeWhatTheCallerWants) {
   EXPECT_EQ(printable("a\nb\n", "\n  "), "a\n  b\n  ");
 }
 
+TEST(Printable, WhatIsTooLongLosesItsMiddle) {
+  EXPECT_EQ(without_middle("layers.0.mlp", 12), "layers.0.mlp");
+  EXPECT_EQ(without_middle("layers.0.mlp", 11), "laye....mlp");
+  EXPECT_EQ(without_middle("layers.0.mlp", 8), "lay...lp");
+  EXPECT_EQ(without_middle("layers.0.mlp", 7), "la...lp");
+  EXPECT_EQ(without_middle("layers.0.mlp", 4), "l...");
+  EXPECT_EQ(without_middle("layers.0.mlp", 3), "...");
+  EXPECT_EQ(without_middle("layers.0.mlp", 0), "");
+  const std::string text = "\u65e5\u65e5\u65e5\u65e5";
+  for (size_t most = 7; most < text.size(); ++most) {
+    const std::string cut = without_middle(text, most);
+    EXPECT_LE(cut.size(), most);
+    EXPECT_EQ(printable(cut), cut);
+    EXPECT_EQ(cut.find("..."), most < 8 ? 0u : 3u);
+  }
+}
+
+TEST(Printable, LongLinesFoldAtSpacesAndElseAnywhere) {
+  EXPECT_EQ(folded("", 8), "\n");
+  EXPECT_EQ(folded("12345678", 8), "12345678\n");
+  EXPECT_EQ(folded("12345678 9", 8), "12345678\n  9\n");
+  EXPECT_EQ(folded("123 567 9", 8), "123 567\n  9\n");
+  EXPECT_EQ(folded("123 5678 0123 56", 8), "123 5678\n  0123\n  56\n");
+  EXPECT_EQ(folded("1234567890123456", 8), "12345678\n  901234\n  56\n");
+  EXPECT_EQ(folded(" 234567890", 8), " 2345678\n  90\n");
+  EXPECT_EQ(folded("1234567\u65e5z", 8), "1234567\n  \u65e5z\n");
+  EXPECT_EQ(folded("\u65e5\u65e5\u65e5", 8), "\u65e5\u65e5\n  \u65e5\n");
+}
+
 }  // namespace
 }  // namespace mantissa

@@ -15,7 +15,7 @@ namespace {
 
 struct ExplainArguments {
   ConfigSources sources;
-  bool json = false;
+  bool json = false, wide = false;
 };
 
 // CPUs have no MX matrix units.
@@ -37,23 +37,23 @@ void print_json(const PrecisionPlan& plan, const std::string& device, const Memo
   std::cout << all.dump(1) << '\n';
 }
 
-void print_text(const PrecisionPlan& plan, const std::string& device, const RunConfig& config, const MemoryEstimate& memory) {
-  std::cout << "device " << device << " | ranks 1 | precision.dtype " << dtype_name(config.precision.dtype) << " | precision.recipe "
-            << printable(config.precision.recipe) << '\n';
+void print_text(const PrecisionPlan& plan, const std::string& device, const RunConfig& config, const MemoryEstimate& memory,
+                PlanTable form) {
+  const auto print = [&](const std::string& line) { std::cout << (form == PlanTable::wide ? line + '\n' : folded(line, kNarrowColumns)); };
+  print(text("device ", device, " | ranks 1 | precision.dtype ", dtype_name(config.precision.dtype), " | precision.recipe ",
+             printable(config.precision.recipe)));
   if (quantises_operands(plan)) {
-    std::cout << "quantised GEMMs are " << kEmulated
-              << " on this device: codes are dequantised, which is exact, and multiplied with fp32 accumulation\n";
+    print(text("quantised GEMMs are ", kEmulated,
+               " on this device: codes are dequantised, which is exact, and multiplied with fp32 accumulation"));
   }
+  std::cout << '\n' << printable(plan.table(form), "\n") << '\n';
   const double per_parameter = static_cast<double>(plan.bytes()) / static_cast<double>(plan.parameters());
-  std::cout << '\n'
-            << printable(plan.table(), "\n") << '\n'
-            << plan.parameters() << " parameters | resident weights " << plan.bytes() << " B, " << std::fixed << std::setprecision(3)
-            << per_parameter << " B per parameter\n"
-            << "memory | masters " << memory.masters << " B | weights beside them " << memory.values << " B | gradients "
-            << memory.gradients << " B | optimizer " << memory.optimizer << " B | activations " << memory.activations << " B | workspace "
-            << memory.workspace << " B\n";
-  for (const std::string& warning : plan.warnings()) std::cout << "warning: " << printable(warning) << '\n';
-  std::cout << "plan " << plan.to_json().at("hash").get<std::string>() << '\n';
+  print(text(plan.parameters(), " parameters | resident weights ", plan.bytes(), " B, ", std::fixed, std::setprecision(3), per_parameter,
+             " B per parameter"));
+  print(text("memory | masters ", memory.masters, " B | weights beside them ", memory.values, " B | gradients ", memory.gradients,
+             " B | optimizer ", memory.optimizer, " B | activations ", memory.activations, " B | workspace ", memory.workspace, " B"));
+  for (const std::string& warning : plan.warnings()) print("warning: " + printable(warning));
+  print("plan " + plan.to_json().at("hash").get<std::string>());
 }
 
 ExitCode explain(const ExplainArguments& arguments) {
@@ -62,7 +62,8 @@ ExitCode explain(const ExplainArguments& arguments) {
   const PrecisionPlan plan = resolve_plan(config);
   const MemoryEstimate memory = estimate_memory(config, plan);
   const std::string device = open_device(config.training.device)->name();
-  arguments.json ? print_json(plan, device, memory) : print_text(plan, device, config, memory);
+  arguments.json ? print_json(plan, device, memory)
+                 : print_text(plan, device, config, memory, arguments.wide ? PlanTable::wide : PlanTable::narrow);
   return ExitCode::ok;
 }
 
@@ -71,6 +72,8 @@ ExitCode explain(const ExplainArguments& arguments) {
 Command explain_command() {
   const auto arguments = std::make_shared<ExplainArguments>();
   std::vector<Option> options = config_options(arguments->sources);
+  options.push_back(
+      {.name = "--wide", .target = &arguments->wide, .description = "also the operands of each GEMM and the exported format; nothing cut"});
   options.push_back({.name = "--json", .target = &arguments->json, .description = "one JSON object, every module by itself"});
   return {.name = "explain",
           .summary = "show which number formats each module of a run computes, stores, sends and exports",

@@ -8,6 +8,13 @@ namespace mantissa {
 namespace {
 
 unsigned char byte_of(char c) { return static_cast<unsigned char>(c); }
+bool continues_character(char c) { return (byte_of(c) & 0xc0) == 0x80; }
+
+// Where the character begins that has the byte `at`.
+size_t character_at(std::string_view text, size_t at) {
+  while (at > 0 && continues_character(text[at])) --at;
+  return at;
+}
 
 // Bytes of the character that the text begins with; 0 if it is a control character or none.
 size_t printable_bytes(std::string_view text) {
@@ -15,8 +22,7 @@ size_t printable_bytes(std::string_view text) {
   if (lead < 0x80) return lead >= 0x20 && lead != 0x7f ? 1 : 0;
   const size_t bytes = lead < 0xc2 ? 0 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : lead < 0xf5 ? 4 : 0;
   if (bytes == 0 || text.size() < bytes) return 0;
-  const bool whole =
-      std::all_of(text.begin() + 1, text.begin() + static_cast<std::ptrdiff_t>(bytes), [](char c) { return (byte_of(c) & 0xc0) == 0x80; });
+  const bool whole = std::all_of(text.begin() + 1, text.begin() + static_cast<std::ptrdiff_t>(bytes), continues_character);
   const bool control = lead == 0xc2 && byte_of(text[1]) < 0xa0;  // C1: U+0080 to U+009F
   return whole && !control ? bytes : 0;
 }
@@ -40,6 +46,29 @@ std::string printable(std::string_view text, std::string_view line_end) {
     text.remove_prefix(std::max<size_t>(bytes, 1));
   }
   return out;
+}
+
+std::string without_middle(std::string_view text, size_t most) {
+  constexpr std::string_view kCut = "...";
+  if (text.size() <= most) return std::string(text);
+  if (most <= kCut.size()) return std::string(kCut.substr(0, most));
+  const size_t head = character_at(text, (most - kCut.size() + 1) / 2);
+  size_t tail = text.size() - (most - kCut.size()) / 2;
+  while (tail < text.size() && continues_character(text[tail])) ++tail;
+  return std::string(text.substr(0, head)).append(kCut).append(text.substr(tail));
+}
+
+std::string folded(std::string_view line, size_t most) {
+  constexpr std::string_view kIndent = "  ";
+  std::string out;
+  for (size_t width = most; line.size() > width; width = most - kIndent.size()) {
+    const size_t space = line.find_last_of(' ', width);
+    const bool at_space = space != std::string_view::npos && space > 0;
+    const size_t end = at_space ? space : character_at(line, width);
+    out.append(line.substr(0, end)).append("\n").append(kIndent);
+    line.remove_prefix(at_space ? end + 1 : end);
+  }
+  return out.append(line) + '\n';
 }
 
 }  // namespace mantissa

@@ -1,8 +1,11 @@
 #include <algorithm>
 #include <array>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <set>
 
+#include "mantissa/base/printable.h"
 #include "mantissa/precision/plan.h"
 
 namespace mantissa {
@@ -84,30 +87,87 @@ struct Group {
 
 std::vector<Group> grouped(const std::vector<ModulePrecision>& modules) {
   std::vector<Group> groups;
+  std::map<Cells, size_t> known;
   for (const ModulePrecision& entry : modules) {
-    const Cells cells = cells_of(entry);
-    const std::string& path = entry.module.path;
-    auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& other) {
-      return any_layer(other.paths.front()) == any_layer(path) && other.cells == cells;
-    });
-    if (group == groups.end()) group = groups.insert(groups.end(), Group{.paths = {}, .cells = cells});
-    group->paths.push_back(path);
-    group->bytes += entry.bytes;
+    Cells key = cells_of(entry);
+    key.push_back(any_layer(entry.module.path));
+    const auto [found, added] = known.insert({key, groups.size()});
+    if (added) groups.push_back({.paths = {}, .cells = {key.begin(), key.end() - 1}});
+    groups[found->second].paths.push_back(entry.module.path);
+    groups[found->second].bytes += entry.bytes;
   }
   return groups;
 }
 
-std::string aligned(const std::vector<Cells>& rows) {
+std::vector<size_t> widths_of(const std::vector<Cells>& rows) {
   std::vector<size_t> widths(rows.front().size());
   for (const Cells& row : rows) {
     for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
   }
+  return widths;
+}
+
+constexpr size_t kGap = 2;  // between columns
+
+std::string aligned(const std::vector<Cells>& rows) {
+  const std::vector<size_t> widths = widths_of(rows);
   std::string out;
   for (const Cells& row : rows) {
-    for (size_t i = 0; i + 1 < row.size(); ++i) out += row[i] + std::string(widths[i] - row[i].size() + 2, ' ');
+    for (size_t i = 0; i + 1 < row.size(); ++i) out += row[i] + std::string(widths[i] - row[i].size() + kGap, ' ');
     out += std::string(widths.back() - row.back().size(), ' ') + row.back() + '\n';  // numbers stand to the right
   }
   return out;
+}
+
+constexpr std::array kHeads = {"module", "shape", "rule", "recipe", "fprop", "dgrad", "wgrad", "storage", "wire", "export", "bytes"};
+constexpr std::array<size_t, 7> kNarrow = {0, 1, 3, 2, 7, 8, 10};  // of these the narrow table has
+constexpr size_t kModule = 0, kRecipe = 2, kRule = 3;              // the columns of the narrow table that may be cut
+
+// "layers.{0,2,...,998}.mlp.up": without some layers.
+std::string cut_module(const std::string& path, size_t most) {
+  if (path.size() <= most || path.find(',') == std::string::npos) return without_middle(path, most);
+  const std::string end = ",..." + path.substr(path.rfind(','));
+  const size_t begin = path.rfind(',', most - std::min(most, end.size()));
+  return begin == std::string::npos ? without_middle(path, most) : path.substr(0, begin) + end;
+}
+
+// `rules.7 "lay...up"`: without some of the pattern, and without all of it where there is room for the key alone.
+std::string cut_rule(const std::string& rule, size_t most) {
+  constexpr size_t kLeast = 7;  // of a pattern in its quotes
+  const size_t key = std::min(rule.find(' '), rule.size());
+  if (rule.size() <= most || most < key + 1 + kLeast) return without_middle(rule.size() <= most ? rule : rule.substr(0, key), most);
+  return rule.substr(0, key + 1) + without_middle(std::string_view(rule).substr(key + 1), most - key - 1);
+}
+
+// Takes from the column that is most above its floor until all fit.
+std::vector<size_t> narrow_widths(const std::vector<Cells>& rows) {
+  constexpr std::array<std::pair<size_t, int64_t>, 3> kFloors = {{{kModule, 30}, {kRecipe, 8}, {kRule, 8}}};
+  std::vector<size_t> widths = widths_of(rows);
+  const auto above = [&](const auto& column) { return static_cast<int64_t>(widths[column.first]) - column.second; };
+  size_t total = std::accumulate(widths.begin(), widths.end(), kGap * (widths.size() - 1));
+  for (; total > kNarrowColumns; --total) {
+    --widths[std::max_element(kFloors.begin(), kFloors.end(), [&](const auto& a, const auto& b) { return above(a) < above(b); })->first];
+  }
+  return widths;
+}
+
+// Rules lack "precision.".
+std::vector<Cells> narrowed(const std::vector<Cells>& wide) {
+  constexpr std::string_view kSection = "precision.";
+  std::vector<Cells> rows;
+  for (const Cells& all : wide) {
+    Cells row;
+    for (const size_t column : kNarrow) row.push_back(printable(all[column]));
+    if (row[kRule].starts_with(kSection)) row[kRule].erase(0, kSection.size());
+    rows.push_back(std::move(row));
+  }
+  const std::vector<size_t> widths = narrow_widths(rows);
+  for (Cells& row : rows) {
+    row[kModule] = cut_module(row[kModule], widths[kModule]);
+    row[kRecipe] = without_middle(row[kRecipe], widths[kRecipe]);
+    row[kRule] = cut_rule(row[kRule], widths[kRule]);
+  }
+  return rows;
 }
 
 void warn_of_rows(const std::vector<ModulePrecision>& modules, std::vector<std::string>& warnings) {
@@ -202,15 +262,15 @@ json PrecisionPlan::to_json() const {
   return {{"hash", digits}, {"modules", entries}, {"parameters", parameters()}, {"bytes", bytes()}};
 }
 
-std::string PrecisionPlan::table() const {
-  std::vector<Cells> rows = {{"module", "shape", "rule", "recipe", "fprop", "dgrad", "wgrad", "storage", "wire", "export", "bytes"}};
+std::string PrecisionPlan::table(PlanTable form) const {
+  std::vector<Cells> rows = {{kHeads.begin(), kHeads.end()}};
   for (const Group& group : grouped(modules_)) {
     Cells row = {joined_path(group.paths)};
     row.insert(row.end(), group.cells.begin(), group.cells.end());
     row.push_back(std::to_string(group.bytes));
     rows.push_back(std::move(row));
   }
-  return aligned(rows);
+  return aligned(form == PlanTable::wide ? rows : narrowed(rows));
 }
 
 std::vector<std::string> PrecisionPlan::warnings() const {

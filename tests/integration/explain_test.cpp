@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
+#include "mantissa/base/printable.h"
 #include "process.h"
 
 namespace mantissa {
@@ -29,13 +31,113 @@ std::vector<std::string> configs() {
   return names;
 }
 
+std::vector<std::string> lines_of(const std::string& output) {
+  std::istringstream in(output);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+// The lines of the table, its head among them.
+std::vector<std::string> table_of(const std::string& output) {
+  const std::vector<std::string> lines = lines_of(output);
+  const auto begin = std::find_if(lines.begin(), lines.end(), [](const std::string& line) { return line.starts_with("module "); });
+  return {begin, std::find(begin, lines.end(), "")};
+}
+
+// What `explain` prints by default; no line is longer than 100 columns, and there are as many rows as in the wide table.
+std::string narrow(const std::string& config, const std::filesystem::path& folder, const std::vector<std::string>& more = {}) {
+  std::vector<std::string> command = {"explain", config};
+  command.insert(command.end(), more.begin(), more.end());
+  const ProcessResult result = run_mantissa(command, folder);
+  EXPECT_EQ(result.exit_code, 0) << result.errors;
+  EXPECT_THAT(result.errors, IsEmpty());
+  for (const std::string& line : lines_of(result.output)) EXPECT_LE(line.size(), 100u) << line;
+  command.emplace_back("--wide");
+  EXPECT_EQ(table_of(result.output).size(), table_of(run_mantissa(command, folder).output).size());
+  return result.output;
+}
+
 TEST(Explain, TenConfigurationsGiveTheExpectedText) {
   EXPECT_EQ(configs().size(), 10u);
   for (const std::string& name : configs()) {
-    const ProcessResult result = run_mantissa({"explain", name + ".json"}, kGolden);
-    EXPECT_EQ(result.exit_code, 0) << result.errors;
-    EXPECT_EQ(result.output, read_file((kGolden / (name + ".txt")).string())) << name;
-    EXPECT_THAT(result.errors, IsEmpty());
+    EXPECT_EQ(narrow(name + ".json", kGolden), read_file((kGolden / (name + ".txt")).string())) << name;
+    const ProcessResult wide = run_mantissa({"explain", "--wide", name + ".json"}, kGolden);
+    EXPECT_EQ(wide.exit_code, 0) << wide.errors;
+    EXPECT_EQ(wide.output, read_file((kGolden / (name + ".wide.txt")).string())) << name;
+    EXPECT_THAT(wide.errors, IsEmpty());
+  }
+}
+
+// A model of 1,000 layers, learned positions and GELU, every second layer under another recipe.
+std::string deep_config(const std::string& recipe, const std::string& match) {
+  return R"({"model": {"vocab_size": 1048576, "hidden_size": 1048576, "num_layers": 1000, "intermediate_size": 4194304, "position": "learned",
+      "activation": "gelu_tanh", "norm": "layer", "norm_bias": true, "mlp_bias": true, "attention_bias": "all", "max_position_embeddings": 1024},
+    "precision": {"recipe": ")" +
+         recipe + R"(", "recipes": {")" + recipe + R"(": {"base": "mxfp8", "gemms": ["fprop"]}}, "rules": [{"match": ")" + match +
+         R"(", "recipe": "mxfp4_qat_mxfp8_act"}]}, "training": {"seq_len": 512}, "data": {"path": "nowhere.txt"}})";
+}
+
+TEST(Explain, LongNamesAndManyLayersStayWithinAHundredColumns) {
+  const TemporaryFolder folder;
+  const std::string name = "from_" + std::string(120, 'n') + "_to";
+  const std::string pattern = R"(re:layers\\.\\d*[02468]\\.()" + std::string(900, 'x') + "|mlp.*|.*out)";
+  write_file(folder / "c.json", deep_config(name, pattern));
+  const std::string output = narrow("c.json", folder.path());
+  for (const char* const part : {"layers.{0,2,4,...,998}.mlp.up ", "layers.{1,3,...,999}.mlp.down ", "layers.{0,2,...,998}.attn.out ",
+                                 "layers.{0..999}.mlp_norm ", "position ", "[4194304, 1048576]", "fr...to ", "mx...ct ", " rules.0 "}) {
+    EXPECT_THAT(output, HasSubstr(part));
+  }
+  const ProcessResult wide = run_mantissa({"explain", "--wide", "c.json"}, folder.path());
+  EXPECT_THAT(wide.output, HasSubstr(name));
+  EXPECT_THAT(wide.output, HasSubstr("994,996,998}.mlp.up "));
+  EXPECT_THAT(wide.output, HasSubstr(std::string(900, 'x')));
+  EXPECT_EQ(json::parse(run_mantissa({"explain", "--json", "c.json"}, folder.path()).output).at("modules").size(), 8004u);
+}
+
+TEST(Explain, RoomGoesToWhatIsLongestAndARuleKeepsItsKey) {
+  const TemporaryFolder folder;
+  const auto table = [&](const std::string& recipe, const std::string& match) {
+    write_file(folder / "c.json",
+               R"({"model": {"vocab_size": 50304, "num_layers": 12, "intermediate_size": 2048}, "data": {"path": "nowhere.txt"},
+      "precision": {"recipe": ")" +
+                   recipe + R"(", "recipes": {")" + recipe + R"(": {"base": "mxfp8"}}, "rules": [{"match": ")" + match +
+                   R"(", "recipe": "high"}]}})");
+    return narrow("c.json", folder.path());
+  };
+  const std::string both = table(std::string(40, 'r') + "_end", "layers.{0,1,2,3,4,5,6,7,8,9,10,11}.mlp.down");
+  EXPECT_THAT(both, HasSubstr("layers.{0..11}.mlp.gate_up "));
+  EXPECT_THAT(both, HasSubstr("rrrrrr...rr_end "));
+  EXPECT_THAT(both, HasSubstr(R"(rules.0 "la...n" )"));
+  const std::string layers = table("own", "layers.{0,2,4,6,8,10}.mlp.gate_up");
+  EXPECT_THAT(layers, HasSubstr("layers.{0,2,4,6,8,10}.mlp.gate_up "));
+  EXPECT_THAT(layers, HasSubstr("layers.{1,3,5,7,9,11}.mlp.gate_up "));
+}
+
+// A pattern may hold what a terminal obeys or several bytes a character.
+TEST(Explain, PatternsAreCutBetweenCharacters) {
+  const TemporaryFolder folder;
+  std::string accents, controls;
+  for (int i = 0; i < 60; ++i) accents += "\u00eb\u65e5\U0001f600", controls += "\\u0007";
+  for (const std::string& text : {accents, "a" + accents, "ab" + accents, "abc" + accents, controls}) {
+    write_file(folder / "c.json", R"({"model": {"vocab_size": 256}, "data": {"path": "nowhere.txt"},
+      "precision": {"rules": [{"match": "re:.*out|)" +
+                                      text + R"(", "recipe": "mxfp8"}]}})");
+    const std::string output = narrow("c.json", folder.path());
+    EXPECT_THAT(output, HasSubstr("rules.0 \"re:"));
+    for (const std::string& line : lines_of(output)) EXPECT_EQ(printable(line), line);
+  }
+}
+
+TEST(Explain, EveryPresetWithEveryShippedConfigurationStaysWithinAHundredColumns) {
+  const std::filesystem::path root = MANTISSA_SOURCE_DIR;
+  for (const auto& config : std::filesystem::directory_iterator(root / "configs")) {
+    if (config.path().extension() != ".json" || config.path().filename() == "config.schema.json") continue;
+    for (const char* const recipe : {"high", "mxfp8", "mxfp8_weights", "mxfp4_qat", "mxfp4_qat_mxfp8_act"}) {
+      const std::vector<std::string> sets = {
+          "--set", "model.vocab_size=50304", "--set", "model.intermediate_size=12288", "--set", std::string("precision.recipe=") + recipe};
+      EXPECT_THAT(narrow("configs/" + config.path().filename().string(), root, sets), HasSubstr(recipe));
+    }
   }
 }
 
@@ -44,7 +146,7 @@ TEST(Explain, JsonAndTextAgree) {
     const ProcessResult result = run_mantissa({"explain", "--json", name + ".json"}, kGolden);
     ASSERT_EQ(result.exit_code, 0) << result.errors;
     const json all = json::parse(result.output);
-    const std::string text = read_file((kGolden / (name + ".txt")).string());
+    const std::string text = read_file((kGolden / (name + ".wide.txt")).string());
     EXPECT_THAT(text, HasSubstr("plan " + all.at("hash").get<std::string>()));
     EXPECT_THAT(text, HasSubstr("resident weights " + all.at("bytes").dump() + " B"));
     for (const json& warning : all.at("warnings")) EXPECT_THAT(text, HasSubstr("warning: " + warning.get<std::string>()));

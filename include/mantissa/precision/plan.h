@@ -68,6 +68,9 @@ struct OutputProjection {
 // constructor of the layer.
 std::vector<std::string> output_projection_problems(const Recipe& ambient, const OutputProjection& output);
 
+constexpr size_t kNarrowColumns = 100;
+enum class PlanTable { narrow, wide };  // at most kNarrowColumns, long names without their middle; or all columns as wide as they are
+
 class PrecisionPlan {
  public:
   // Own recipes must be complete (complete_recipes). Everything that is wrong goes to the report, with the key that is to blame; then the
@@ -91,7 +94,7 @@ class PrecisionPlan {
   // One entry per module, in the order of the model; "hash" as 16 hex digits.
   nlohmann::json to_json() const;
   // Text with one line per module, equal layers taken together.
-  std::string table() const;
+  std::string table(PlanTable form) const;
   // What is allowed but costs something or may not be meant; one sentence each.
   std::vector<std::string> warnings() const;
 
