@@ -16,6 +16,7 @@ struct Arguments {
   BenchOptions bench;
   int threads = 0;
   ConfigSources config;
+  std::vector<std::string> against;
 };
 
 // A batch of uniform random tokens: speed does not depend on what they say.
@@ -45,28 +46,89 @@ RunConfig configuration(const ConfigSources& sources) {
   return config;
 }
 
-// Optimizer steps of the configured model on random tokens against the GEMM floor: the FLOPs of the model formula at the ceiling's rate.
+// The configuration with --against, if it is given.
+std::optional<RunConfig> opponent(ConfigSources sources, const std::vector<std::string>& against) {
+  if (against.empty()) return std::nullopt;
+  sources.sets.insert(sources.sets.end(), against.begin(), against.end());
+  try {
+    return configuration(sources);
+  } catch (const Error& error) {
+    fail(error.code(), "with --against: ", error.what());
+  }
+}
+
+// Optimizer steps of a configured model on random tokens.
+class TrainingRun {
+ public:
+  explicit TrainingRun(const RunConfig& config)
+      : config_(config),
+        device_(opened(config.training)),
+        model_(config.model, *device_, resolve_plan(config), {.recompute = config.training.recompute}),
+        optimizer_(model_.parameters(), config.optimizer),
+        accumulator_(model_.parameters(), config.training.accumulation, *config.training.grad_accum),
+        batch_(random_batch(*config.training.global_batch_size, config.training.seq_len, *config.model.vocab_size, config.training.seed)) {
+    model_.parameters().initialise(config.training.seed);
+  }
+
+  Backend& device() { return *device_; }
+
+  // `name` tells what it is a workload of.
+  Workload workload(const std::string& name) {
+    const auto& training = config_.training;
+    const auto tokens = static_cast<double>(training.tokens_per_step());
+    return {.bench = name,
+            .shape = text("B", training.micro_batch_size, " T", training.seq_len, " accum", *training.grad_accum),
+            .dtype = config_.precision.dtype,
+            .flops = training_flops_per_token(model_shape(config_.model), training.seq_len) * tokens,
+            .run = [this] { step(); },
+            .tokens = tokens};
+  }
+
+ private:
+  static std::unique_ptr<Backend> opened(const TrainingConfig& training) {
+    set_num_threads(training.threads);
+    return open_device(training.device);
+  }
+
+  void step() {
+    set_num_threads(config_.training.threads);
+    training_step(model_, optimizer_, accumulator_, batch_, config_.training.micro_batch_size, 1e-4);
+  }
+
+  RunConfig config_;
+  std::unique_ptr<Backend> device_;
+  Gpt model_;
+  Optimizer optimizer_;
+  GradientAccumulator accumulator_;
+  Batch batch_;
+};
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string out;
+  for (const std::string& word : words) out += (out.empty() ? "" : " ") + printable(word);
+  return out;
+}
+
+// Against the GEMM floor, the FLOPs of the model formula at the ceiling's rate; with --against, against the run with other settings.
 ExitCode bench_train(const Arguments& arguments) {
   const RunConfig config = configuration(arguments.config);
+  const std::optional<RunConfig> other_config = opponent(arguments.config, arguments.against);
+  const std::string name = printable(*config.logging.run_name);
+  TrainingRun run(config);
+  Harness harness(run.device(), arguments.bench);
+  std::optional<TrainingRun> other;
+  Workload workload = run.workload("train." + name), against;
+  if (other_config) {
+    against = other.emplace(*other_config).workload(joined(arguments.against));
+    workload.against = &against;
+  }
+  const Measurement result = harness.measure(workload);
   set_num_threads(config.training.threads);
-  const auto device = open_device(config.training.device);
-  Gpt model(config.model, *device, resolve_plan(config), {.recompute = config.training.recompute});
-  model.parameters().initialise(config.training.seed);
-  Optimizer optimizer(model.parameters(), config.optimizer);
-  GradientAccumulator accumulator(model.parameters(), config.training.accumulation, *config.training.grad_accum);
-  const int64_t tokens = config.training.tokens_per_step();
-  const Batch batch =
-      random_batch(*config.training.global_batch_size, config.training.seq_len, *config.model.vocab_size, config.training.seed);
-  Harness harness(*device, arguments.bench);
-  const Measurement result = harness.measure(
-      {.bench = "train." + printable(*config.logging.run_name),
-       .shape = text("B", config.training.micro_batch_size, " T", config.training.seq_len, " accum", *config.training.grad_accum),
-       .dtype = config.precision.dtype,
-       .flops = training_flops_per_token(model_shape(config.model), config.training.seq_len) * static_cast<double>(tokens),
-       .run = [&] { training_step(model, optimizer, accumulator, batch, config.training.micro_batch_size, 1e-4); }});
-  std::printf("%s: %.3f of the GEMM floor's speed, %.1f ms a step, %.0f tokens/s, %s, %s\n", printable(*config.logging.run_name).c_str(),
-              result.ratio.median, result.seconds.median * 1e3, static_cast<double>(tokens) / result.seconds.median,
-              gemm_instruction_set().c_str(), count_text(num_threads(), "thread").c_str());
+  const std::string reference =
+      other_config ? text("the speed with ", against.bench, " in ", result.slices, " slices") : "the GEMM floor's speed";
+  std::printf("%s: %.3f of %s, %.1f ms a step, %.0f tokens/s, %s, %s\n", name.c_str(), result.ratio.median, reference.c_str(),
+              result.seconds.median * 1e3, workload.tokens / result.seconds.median, gemm_instruction_set().c_str(),
+              count_text(num_threads(), "thread").c_str());
   return ExitCode::ok;
 }
 
@@ -98,11 +160,16 @@ Command train_bench() {
   const auto arguments = std::make_shared<Arguments>();
   std::vector<Option> options = config_options(arguments->config);
   for (Option& option : bench_options(*arguments)) options.push_back(std::move(option));
+  options.push_back({.name = "--against",
+                     .target = &arguments->against,
+                     .description = "KEY=VALUE as for --set: instead of the GEMM floor, the same run with it takes turns, until the time "
+                                    "budget is used up; repeatable, all for the one other run"});
   return {.name = "train",
-          .summary = "training steps on random tokens against the GEMM floor",
+          .summary = "training steps on random tokens against the GEMM floor or other settings",
           .example =
               "mantissa bench train configs/gpt2-124m.json --set training.micro_batch_size=4 --set training.seq_len=64 "
-              "--set training.global_batch_size=4",
+              "--set training.global_batch_size=4\n"
+              "mantissa bench train configs/quickstart.json --set precision.recipe=mxfp8 --against precision.recipe=high",
           .options = options,
           .run = [arguments] { return bench_train(*arguments); }};
 }

@@ -15,7 +15,7 @@
 namespace mantissa::tools {
 namespace {
 
-constexpr int kSlices = 9;
+constexpr size_t kSlices = 9;  // at least
 constexpr double kSliceSeconds = 0.05;
 constexpr double kForeignLoad = 0.05;
 
@@ -63,6 +63,22 @@ nlohmann::json percentiles(const Spread& spread, double scale) {
   return {{"med", spread.median * scale}, {"p10", spread.p10 * scale}, {"p90", spread.p90 * scale}};
 }
 
+// In which a workload's rate is told.
+struct Unit {
+  const char *name, *counted, *ratio;
+  double scale;
+};
+
+Unit unit_of(const Workload& workload) {
+  if (workload.against != nullptr) return {"tokens/s", "tokens", "ratio_against", 1.0};
+  if (workload.flops > 0.0) return {"GFLOP/s", "flops", "ratio_gemm", 1e-9};
+  return {"GB/s", "bytes", "ratio_copy", 1e-9};
+}
+
+double work_of(const Workload& workload) {
+  return workload.against != nullptr ? workload.tokens : workload.flops > 0.0 ? workload.flops : workload.bytes;
+}
+
 }  // namespace
 
 double monotonic_seconds() { return clock_seconds(CLOCK_MONOTONIC); }
@@ -75,7 +91,7 @@ Spread spread_of(std::vector<double> values) {
 }
 
 Harness::Harness(Backend& device, const BenchOptions& options)
-    : device_(device), options_(options), deadline_(monotonic_seconds() + options.time_budget) {
+    : device_(device), options_(options), deadline_(monotonic_seconds() + options.time_budget), threads_(num_threads()) {
   if (!options.json.empty()) {
     std::error_code unknown;
     require(!std::filesystem::is_fifo(options.json, unknown), ExitCode::usage, "--json ", options.json, ": is a pipe, not a file");
@@ -83,7 +99,7 @@ Harness::Harness(Backend& device, const BenchOptions& options)
     require(json_.is_open(), ExitCode::usage, "--json ", options.json, ": cannot be opened for writing");
   }
   std::printf("mantissa %s (%s), %s, %d threads; ratio = median of alternating slices [p10 .. p90]\n", version().c_str(),
-              git_revision().c_str(), gemm_instruction_set().c_str(), num_threads());
+              git_revision().c_str(), gemm_instruction_set().c_str(), threads_);
 }
 
 double Harness::gemm_rate(Dtype dtype) {
@@ -103,42 +119,49 @@ double Harness::copy_rate() {
   return copy_->bytes() / timed([&] { copy_->run(); });
 }
 
+double Harness::ceiling_rate(const Workload& workload) {
+  if (workload.against != nullptr) return workload.against->tokens / timed(workload.against->run);
+  return workload.flops > 0.0 ? gemm_rate(workload.dtype) : copy_rate();
+}
+
 Measurement Harness::measure(const Workload& workload) {
-  const bool gemm = workload.flops > 0.0;
+  const bool compares = workload.against != nullptr;
   const double budget = std::max(0.0, deadline_ - monotonic_seconds()) / std::max(1, remaining_--);
   const double end = monotonic_seconds() + budget;
   timed(workload.run);
+  if (compares) ceiling_rate(workload);
   std::vector<double> ratios, seconds, ceilings;
   int disturbed = 0;
-  while (static_cast<int>(ratios.size()) < kSlices) {
+  while (ratios.size() < kSlices || (compares && monotonic_seconds() < end)) {
     const ForeignLoad load;
-    const double ceiling = gemm ? gemm_rate(workload.dtype) : copy_rate();
+    const bool last = compares && ratios.size() % 2 == 1;
+    double ceiling = last ? 0.0 : ceiling_rate(workload);
     const double elapsed = timed(workload.run);
+    if (last) ceiling = ceiling_rate(workload);
     const bool foreign = load.share() > kForeignLoad;
     if (foreign && monotonic_seconds() < end) continue;
     disturbed += foreign ? 1 : 0;
     ceilings.push_back(ceiling);
     seconds.push_back(elapsed);
-    ratios.push_back((gemm ? workload.flops : workload.bytes) / elapsed / ceiling);
+    ratios.push_back(work_of(workload) / elapsed / ceiling);
   }
   const Measurement result{.ratio = spread_of(ratios),
                            .seconds = spread_of(seconds),
                            .ceiling_rate = spread_of(ceilings).median,
-                           .slices = kSlices,
+                           .slices = static_cast<int>(ratios.size()),
                            .disturbed = disturbed};
   report(workload, result);
   return result;
 }
 
 void Harness::report(const Workload& workload, const Measurement& result) {
-  const bool gemm = workload.flops > 0.0;
-  const double rate = (gemm ? workload.flops : workload.bytes) / result.seconds.median;
-  const char* const against = !gemm                                                                  ? "copy"
-                              : gemm_[workload.dtype == Dtype::bf16 ? 1 : 0]->dtype() == Dtype::bf16 ? "bf16 gemm"
-                                                                                                     : "fp32 gemm";
+  const Unit unit = unit_of(workload);
+  const std::string name = workload.against != nullptr ? workload.against->bench
+                           : workload.flops == 0.0     ? "copy"
+                                                       : text(dtype_name(gemm_[workload.dtype == Dtype::bf16 ? 1 : 0]->dtype()), " gemm");
   std::printf("%-34s %-20s %-5s %10.3f ms  %8.1f %s  %.3f of %s (%.0f) [%.3f .. %.3f]", workload.bench.c_str(), workload.shape.c_str(),
-              dtype_name(workload.dtype), result.seconds.median * 1e3, rate * 1e-9, gemm ? "GFLOP/s" : "GB/s", result.ratio.median, against,
-              result.ceiling_rate * 1e-9, result.ratio.p10, result.ratio.p90);
+              dtype_name(workload.dtype), result.seconds.median * 1e3, work_of(workload) / result.seconds.median * unit.scale, unit.name,
+              result.ratio.median, name.c_str(), result.ceiling_rate * unit.scale, result.ratio.p10, result.ratio.p90);
   if (result.disturbed > 0) std::printf("  %d of %d slices beside other load", result.disturbed, result.slices);
   std::printf("\n");
   std::fflush(stdout);
@@ -146,12 +169,12 @@ void Harness::report(const Workload& workload, const Measurement& result) {
   nlohmann::ordered_json line{{"bench", workload.bench}, {"shape", workload.shape}, {"dtype", dtype_name(workload.dtype)}};
   line["git"] = git_revision();
   line["us"] = percentiles(result.seconds, 1e6);
-  line[gemm ? "flops" : "bytes"] = gemm ? workload.flops : workload.bytes;
-  line[gemm ? "ratio_gemm" : "ratio_copy"] = percentiles(result.ratio, 1.0);
-  line["ceiling"] = {{"name", against}, {"rate", result.ceiling_rate}};
+  line[unit.counted] = work_of(workload);
+  line[unit.ratio] = percentiles(result.ratio, 1.0);
+  line["ceiling"] = {{"name", name}, {"rate", result.ceiling_rate}};
   line["slices"] = result.slices;
   line["disturbed"] = result.disturbed;
-  line["device"] = {{"isa", gemm_instruction_set()}, {"threads", num_threads()}};
+  line["device"] = {{"isa", gemm_instruction_set()}, {"threads", threads_}};
   json_ << line.dump() << std::endl;
   require(json_.good(), ExitCode::storage, "--json ", options_.json, ": write failed");
 }

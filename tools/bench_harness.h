@@ -1,5 +1,6 @@
 // How speed is measured: ceiling and workload alternate in short slices, and the result is the median of the per-slice ratios with its
-// spread. A slice during which other processes took more than 5% of the cores is repeated while the time budget lasts.
+// spread. A slice during which other processes took more than 5% of the cores is repeated while the time budget lasts. Two workloads
+// alternate as long as it lasts, and which is the first of a slice alternates, too.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,8 @@
 
 namespace mantissa::tools {
 
-// What is timed. Rates are per call of run(); a workload has a GEMM ratio if flops > 0, else a copy ratio.
+// What is timed. Rates are per call of run(); a workload has a ratio to another one if there is one, else a GEMM ratio if flops > 0, else a
+// copy ratio.
 struct Workload {
   std::string bench;  // "kernel.rms_norm_forward"
   std::string shape;  // "16384x768"
@@ -21,6 +23,8 @@ struct Workload {
   double flops = 0.0;  // floating point operations
   double bytes = 0.0;  // the algorithm's minimum: read once, written once
   std::function<void()> run;
+  double tokens = 0.0;                // what the rates of a workload and the one against it count
+  const Workload* against = nullptr;  // takes turns with it instead of a ceiling
 };
 
 struct Spread {
@@ -54,12 +58,14 @@ class Harness {
  private:
   double gemm_rate(Dtype dtype);
   double copy_rate();
+  double ceiling_rate(const Workload& workload);
   void report(const Workload& workload, const Measurement& result);
 
   Backend& device_;
   BenchOptions options_;
   std::ofstream json_;
   double deadline_;
+  int threads_;
   int remaining_ = 1;
   std::optional<GemmCeiling> gemm_[2];  // fp32, bf16
   std::optional<CopyCeiling> copy_;

@@ -12,6 +12,7 @@
 namespace mantissa {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -291,6 +292,45 @@ TEST_F(CommandsTest, BenchOfTrainingMeasuresStepsWithoutReadingData) {
   EXPECT_THAT(mantissa({"bench", "train", "run.json", "--set", "training.max_steps=5"}).errors, HasSubstr("training.steps"));
   EXPECT_EQ(mantissa({"bench", "train", "run.json", "--filter", "x"}).exit_code, 2) << "there is one";
   EXPECT_EQ(mantissa({"bench", "train", "run.json", "--time-budget", "1", "--json", "/dev/full"}).exit_code, 7);
+}
+
+// Forty times the layers are slower on any machine.
+TEST_F(CommandsTest, BenchOfTrainingComparesTwoSettingsByTurns) {
+  const std::vector<std::string> deeper = {"--against", "model.num_layers=80", "--against", "training.threads=1"};
+  std::vector<std::string> command = {"bench",  "train",  "run.json", "--time-budget",     "0",
+                                      "--json", "r.json", "--set",    "training.threads=2"};
+  command.insert(command.end(), deeper.begin(), deeper.end());
+  const auto bench = mantissa(command);
+  EXPECT_EQ(bench.exit_code, 0) << bench.errors;
+  EXPECT_THAT(bench.output, ContainsRegex("train.run +B.* tokens/s  [0-9.]+ of model.num_layers=80 training.threads=1 \\([0-9]+\\) \\["));
+  EXPECT_THAT(bench.output,
+              ContainsRegex("\nrun: [0-9.]+ of the speed with model.num_layers=80 training.threads=1 in 9 slices, .*2 threads"));
+  const auto result = nlohmann::json::parse(test::read_file(folder_ / "r.json"));
+  EXPECT_EQ(result["bench"], "train.run");
+  EXPECT_EQ(result["ceiling"]["name"], "model.num_layers=80 training.threads=1");
+  EXPECT_EQ(result["slices"], 9);
+  EXPECT_EQ(result["device"]["threads"], 2);
+  EXPECT_EQ(result["tokens"], config("run").config.training.tokens_per_step());
+  EXPECT_GT(result["ceiling"]["rate"], 0.0);
+  EXPECT_GT(result["ratio_against"]["p10"], 1.0);
+  EXPECT_LE(result["ratio_against"]["p10"], result["ratio_against"]["med"]);
+  EXPECT_LE(result["ratio_against"]["med"], result["ratio_against"]["p90"]);
+}
+
+TEST_F(CommandsTest, BenchOfTrainingRefusesSettingsBeforeItMeasures) {
+  const auto against = [&](const std::string& set) { return mantissa({"bench", "train", "run.json", "--against", set}); };
+  const std::vector<std::pair<std::string, std::string>> wrong = {{"precision.recip=high", "did you mean"},
+                                                                  {"precision.recipe=none", "no recipe \"none\""},
+                                                                  {"precision.recipe", "expected KEY=VALUE"},
+                                                                  {"training.threads=-1", "training.threads"},
+                                                                  {"precision.recipe=fp8_block", "is not a multiple of 128"}};
+  for (const auto& [set, message] : wrong) {
+    const auto refused = against(set);
+    EXPECT_EQ(refused.exit_code, 2) << set;
+    EXPECT_THAT(refused.errors, HasSubstr("with --against: ")) << set;
+    EXPECT_THAT(refused.errors, HasSubstr(message)) << set;
+    EXPECT_EQ(refused.output, "") << set;
+  }
 }
 
 TEST_F(CommandsTest, HelpShowsExamplesInLinesOfTheirOwn) {
