@@ -180,15 +180,16 @@ TEST_F(StepStatistics, AreThoseOfTheTensorsThatThePlanQuantises) {
   config.model.vocab_size = 8;
   const auto device = make_cpu_backend();
   Gpt model(config.model, *device, resolve_plan(config), {.recompute = Recompute::none, .gradients = true});
-  model.parameters().initialise(5);
+  Optimizer optimizer(model.parameters(), {});
+  optimizer.initialise(5);
   const Parameter& weight = *model.parameters().find("layers.0.attn.out.weight");
-  const std::vector<PrecisionReport> measured = measure_precision(model.parameters(), 7, [] {});
+  const std::vector<PrecisionReport> measured = measure_precision(model.parameters(), optimizer, 7, [] {});
   ASSERT_EQ(measured.size(), 8U);
   EXPECT_EQ(measured[1].module, "layers.0.attn.out");
   EXPECT_EQ(measured[1].step, 7);
   const Tensor decoded = empty(*device, Dtype::f32, weight.codes.shape);
   device->run(Dequantize{.x = weight.codes, .out = decoded});
-  const std::vector<double> x = values(converted(weight.master, Dtype::bf16)), q = values(decoded);
+  const std::vector<double> x = values(converted(weight.value, Dtype::bf16)), q = values(decoded);
   double signal = 0.0, noise = 0.0, amax = 0.0;
   for (size_t i = 0; i < x.size(); ++i) {
     signal += x[i] * x[i];

@@ -85,8 +85,8 @@ class TrainingTest : public ::testing::Test {
     const std::unique_ptr<Backend> device = make_cpu_reference();
     const PrecisionPlan plan = PrecisionPlan::high(model_shape(saved.model), Dtype::f32);
     Gpt model(saved.model, *device, plan, {});
-    load_weights(reader, plan, LoadFor::use, model.parameters());
     Optimizer optimizer(model.parameters(), saved.optimizer);
+    load_weights(reader, plan, LoadFor::use, model.parameters(), &optimizer);
     const Data data = open_data(saved.data, {.seq_len = saved.training.seq_len});
     CheckpointContent content = checkpoint_content({saved, resolve_plan(saved), data, model.parameters(), optimizer}, {});
     change(model, content);

@@ -82,7 +82,7 @@ struct Trainee {
         optimizer(model.parameters(), {}),
         accumulator(model.parameters(), options.accumulation, options.micro_batches),
         micro_batch_size(kSequences / options.micro_batches) {
-    model.parameters().initialise(1);
+    optimizer.initialise(1);
   }
 
   StepResult step(const Batch& batch) { return training_step(model, optimizer, accumulator, batch, micro_batch_size, 1e-3); }
@@ -90,7 +90,7 @@ struct Trainee {
   std::vector<double> gradients() { return test::values(model.parameters().gradients()); }
   std::vector<std::vector<double>> masters() {
     std::vector<std::vector<double>> out;
-    for (const Parameter& parameter : model.parameters().all()) out.push_back(test::values(parameter.master));
+    for (size_t i = 0; i < model.parameters().all().size(); ++i) out.push_back(test::values(optimizer.master(i)));
     return out;
   }
 };
@@ -125,7 +125,7 @@ TEST_F(TrainingStepTest, TreeOfTwoHalvesIsTheTreeOfTheWhole) {
     part.tokens = cut(batch.tokens), part.targets = cut(batch.targets);
     part.positions = cut(batch.positions), part.segment_starts = cut(batch.segment_starts);
     part.target_count = batch.target_count;  // of the job
-    half.model.parameters().initialise(1);
+    half.optimizer.initialise(1);
     half.step(part);
     sums.push_back(empty_like(half.model.parameters().gradients()));
     fast().run(Convert{.x = half.model.parameters().gradients(), .out = sums.back()});
@@ -186,12 +186,12 @@ TEST_F(TrainingStepTest, InfiniteGradientNormSkipsTheStepAlthoughTheLossIsFinite
   Trainee trainee(fast(), {.micro_batches = 4});
   for (Parameter& parameter : trainee.model.parameters().all()) {
     const bool inner = parameter.name.starts_with("layers.");
-    fast().run(Fill{.out = parameter.master, .value = parameter.name == "final_norm.weight" ? 1e-36 : inner ? 0.0 : 1.0});
+    fast().run(Fill{.out = parameter.value, .value = parameter.name == "final_norm.weight" ? 1e-36 : inner ? 0.0 : 1.0});
   }
-  const Tensor output = trainee.model.parameters().find("output.weight")->master;
+  const Tensor output = trainee.model.parameters().find("output.weight")->value;
   fast().run(Fill{.out = output, .value = 3e38});
   fast().run(Fill{.out = output.slice(0, 1), .value = -3e38});
-  trainee.model.parameters().update_values();
+  trainee.optimizer.store_masters();
   Batch batch = random_batch(1);
   for (int32_t& target : batch.targets) target = std::min(target, 0);
   const auto before = trainee.masters();
@@ -209,9 +209,9 @@ TEST_F(TrainingStepTest, BadWeightThatIsFakeQuantisedSkipsTheStepByItsNameAndEle
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::max()}) {
     Trainee trainee(fast(), {.qkv = qat});
     for (Parameter& parameter : trainee.model.parameters().all()) {
-      if (parameter.name == "layers.1.attn.qkv.weight") parameter.master.data<float>()[37] = bad;
+      if (parameter.name == "layers.1.attn.qkv.weight") parameter.value.data<float>()[37] = bad;
     }
-    trainee.model.parameters().update_values();
+    trainee.optimizer.store_masters();
     const std::string reason = trainee.step(random_batch(1)).bad;
     EXPECT_EQ(reason.find("layers.1.attn.qkv.weight[37] = "), 0U) << reason;
     EXPECT_EQ(trainee.optimizer.updates(), 0);
@@ -264,8 +264,8 @@ Measured measure(const ModelConfig& model, const StepOptions& options, const std
   config.training.recompute = options.recompute;
   const std::unique_ptr<Backend> device = make_cpu_backend();
   Gpt gpt(config.model, *device, resolve_plan(config), {.recompute = options.recompute, .gradients = true});
-  gpt.parameters().initialise(1);
   Optimizer optimizer(gpt.parameters(), {});
+  optimizer.initialise(1);
   GradientAccumulator accumulator(gpt.parameters(), options.accumulation, options.micro_batches);
   const int64_t sequences = 4 * options.micro_batches, length = model.max_position_embeddings, n = sequences * length;
   Batch batch = empty_batch(sequences, length);

@@ -67,7 +67,7 @@ class TrainingRun {
         optimizer_(model_.parameters(), config.optimizer),
         accumulator_(model_.parameters(), config.training.accumulation, *config.training.grad_accum),
         batch_(random_batch(*config.training.global_batch_size, config.training.seq_len, *config.model.vocab_size, config.training.seed)) {
-    model_.parameters().initialise(config.training.seed);
+    optimizer_.initialise(config.training.seed);
   }
 
   Backend& device() { return *device_; }

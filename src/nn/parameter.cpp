@@ -1,43 +1,19 @@
 #include "mantissa/nn/parameter.h"
 
-#include <algorithm>
 #include <utility>
 
-#include "mantissa/backend/functions.h"
+#include "mantissa/nn/arena.h"
 #include "mantissa/tensor/nonfinite.h"
 
 namespace mantissa {
 
 namespace {
 
-constexpr int64_t kAlignment = 32;  // elements: 64 bytes in bf16
-
-int64_t padded(int64_t elements) { return (elements + kAlignment - 1) / kAlignment * kAlignment; }
+int64_t padded(int64_t elements) { return whole_blocks(elements, 32); }
 
 Shape matrix(const Shape& shape) { return {shape.rows(), shape[-1]}; }
 
-// Cuts one allocation into parts that start at multiples of 64 bytes.
-class Arena {
- public:
-  void reserve(int64_t elements) { size_ += aligned(elements); }
-  void allocate(Backend& device, Dtype dtype) { memory_ = size_ > 0 ? zeros(device, dtype, {size_}) : Tensor(); }
-  Tensor take(const Shape& shape) {
-    const int64_t begin = std::exchange(next_, next_ + aligned(shape.elements()));
-    return memory_.slice(begin, begin + shape.elements()).view(shape);
-  }
-
- private:
-  static int64_t aligned(int64_t elements) { return (elements + 63) / 64 * 64; }
-  int64_t size_ = 0, next_ = 0;
-  Tensor memory_;
-};
-
 }  // namespace
-
-int64_t Parameter::resident_bytes() const {
-  const bool owns_value = value.defined() && !value.shares_memory_with(master);
-  return (owns_value ? value.bytes() : 0) + (codes.defined() ? codes.bytes() : 0);
-}
 
 Parameter& ParameterSet::add(Parameter parameter) {
   require(!find(parameter.name), "parameter ", parameter.name, " exists already");
@@ -66,35 +42,36 @@ Tensor ParameterSet::view_of(const Tensor& arena, size_t index) const {
 }
 
 void ParameterSet::allocate(Backend& device, Dtype masters, bool gradients) {
-  masters_ = zeros(device, masters, {padded_elements_});
-  Arena values;
-  const auto keeps_rounding = [&](const Parameter& p) { return p.keeps_value && p.dtype != masters; };
-  for (const Parameter& parameter : parameters_) {
-    if (keeps_rounding(parameter)) values.reserve(parameter.shape.elements());
-  }
-  values.allocate(device, Dtype::bf16);
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    Parameter& parameter = parameters_[i];
-    parameter.master = view_of(masters_, i);
-    if (keeps_rounding(parameter)) {
-      parameter.value = values.take(parameter.shape);
-    } else if (parameter.keeps_value) {
-      parameter.value = parameter.master;
-    }
-  }
-  allocate_codes(device);
+  device_ = &device;
+  master_dtype_ = masters;
+  allocate_values();
+  allocate_codes();
+  nonfinite_ = zeros(device, Dtype::i32, {1});
   if (gradients) use_gradient_buffer(new_gradient_buffer());
 }
 
-void ParameterSet::allocate_codes(Backend& device) {
-  Arena codes, scales;
+void ParameterSet::allocate_values() {
+  Arena masters(master_dtype_), roundings(Dtype::bf16);
+  const auto arena_of = [&](const Parameter& parameter) -> Arena& { return parameter.dtype == master_dtype_ ? masters : roundings; };
+  for (const Parameter& parameter : parameters_) {
+    if (parameter.keeps_value) arena_of(parameter).reserve(parameter.shape);
+  }
+  masters.allocate(*device_);
+  roundings.allocate(*device_);
+  for (Parameter& parameter : parameters_) {
+    if (parameter.keeps_value) parameter.value = arena_of(parameter).take(parameter.shape);
+  }
+}
+
+void ParameterSet::allocate_codes() {
+  Arena codes(Dtype::u8), scales(Dtype::u8);
   for (const Parameter& parameter : parameters_) {
     if (!parameter.quantised) continue;
-    codes.reserve(codes_shape(matrix(parameter.shape), parameter.quantised).elements());
-    scales.reserve(scales_shape(matrix(parameter.shape), parameter.quantised).elements());
+    codes.reserve(codes_shape(matrix(parameter.shape), parameter.quantised));
+    scales.reserve(scales_shape(matrix(parameter.shape), parameter.quantised));
   }
-  codes.allocate(device, Dtype::u8);
-  scales.allocate(device, Dtype::u8);
+  codes.allocate(*device_);
+  scales.allocate(*device_);
   for (Parameter& parameter : parameters_) {
     if (!parameter.quantised) continue;
     const Shape shape = matrix(parameter.shape);
@@ -103,61 +80,58 @@ void ParameterSet::allocate_codes(Backend& device) {
                        .shape = shape,
                        .how = parameter.quantised};
   }
-  nonfinite_ = zeros(device, Dtype::i32, {1});
+}
+
+bool ParameterSet::value_is_master(const Parameter& parameter) const {
+  return parameter.value.defined() && parameter.value.dtype() == master_dtype_;
+}
+
+Tensor ParameterSet::room_for_master(const Parameter& parameter) const {
+  return value_is_master(parameter) ? parameter.value : empty(*device_, master_dtype_, parameter.shape);
+}
+
+void ParameterSet::draw_initial(size_t index, uint64_t seed, const Tensor& master) const {
+  const Parameter& parameter = parameters_[index];
+  const Init& init = parameter.init;
+  if (init.std == 0.0) return device_->run(Fill{.out = master, .value = init.constant});
+  require(init.constant == 0.0, parameter.name, ": noise around a constant is not supported");
+  device_->run(RandomNormal{.out = master,
+                            .key = {.seed = seed, .stream = RngStream::init},
+                            .what = static_cast<uint32_t>(index),
+                            .first_index = 0,
+                            .std = init.std});
+}
+
+void ParameterSet::store(const Parameter& parameter, const Tensor& master) {
+  const Tensor rounding = rounding_target(parameter);
+  if (!rounding.defined()) return;
+  device_->run(Convert{.x = master, .out = rounding});
+  quantise(parameter, rounding);
 }
 
 void ParameterSet::initialise(uint64_t seed) {
-  uint32_t what = 0;
-  for (Parameter& parameter : parameters_) {
-    Backend& device = parameter.master.device();
-    if (parameter.init.std > 0.0) {
-      require(parameter.init.constant == 0.0, parameter.name, ": noise around a constant is not supported");
-      device.run(RandomNormal{.out = parameter.master,
-                              .key = {.seed = seed, .stream = RngStream::init},
-                              .what = what,
-                              .first_index = 0,
-                              .std = parameter.init.std});
-    } else {
-      device.run(Fill{.out = parameter.master, .value = parameter.init.constant});
-    }
-    ++what;
+  clear_nonfinite();
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const Tensor master = room_for_master(parameters_[i]);
+    draw_initial(i, seed, master);
+    store(parameters_[i], master);
   }
-  update_values();
 }
 
 Tensor ParameterSet::rounding_target(const Parameter& parameter) const {
-  if (parameter.value.defined() && !parameter.value.shares_memory_with(parameter.master)) return parameter.value;
+  if (parameter.value.defined() && !value_is_master(parameter)) return parameter.value;
   if (!parameter.codes.defined()) return {};
-  return empty(parameter.codes.device(), Dtype::bf16, parameter.shape);
+  return empty(*device_, Dtype::bf16, parameter.shape);
 }
 
 void ParameterSet::quantise(const Parameter& parameter, const Tensor& rounding) {
   if (!parameter.codes.defined()) return;
-  rounding.device().run(Quantize{.x = rounding.view(parameter.codes.shape), .out = parameter.codes, .nonfinite = nonfinite_});
+  device_->run(Quantize{.x = rounding.view(parameter.codes.shape), .out = parameter.codes, .nonfinite = nonfinite_});
 }
 
-void ParameterSet::update_values() {
-  *nonfinite_.data<int32_t>() = 0;
-  for (const Parameter& parameter : parameters_) {
-    const Tensor rounding = rounding_target(parameter);
-    if (!rounding.defined()) continue;
-    rounding.device().run(Convert{.x = parameter.master, .out = rounding});
-    quantise(parameter, rounding);
-  }
-}
+void ParameterSet::clear_nonfinite() { device_->run(Fill{.out = nonfinite_, .value = 0.0}); }
 
-std::string ParameterSet::first_nonfinite() const {
-  for (const Parameter& parameter : parameters_) {
-    const Tensor& value = parameter.value;
-    std::string found = value.defined() ? nonfinite_text(parameter.name, value) : "";
-    const bool rounds_for_codes = parameter.codes.defined() && !(value.defined() && value.dtype() == Dtype::bf16);
-    if (found.empty() && rounds_for_codes) found = nonfinite_text(parameter.name, converted(parameter.master, Dtype::bf16));
-    if (!found.empty()) return found;
-  }
-  return "";
-}
-
-Tensor ParameterSet::new_gradient_buffer() const { return zeros(masters_.device(), masters_.dtype(), {padded_elements_}); }
+Tensor ParameterSet::new_gradient_buffer() const { return zeros(*device_, master_dtype_, {padded_elements_}); }
 
 void ParameterSet::use_gradient_buffer(const Tensor& buffer) {
   gradients_ = buffer;
@@ -166,6 +140,13 @@ void ParameterSet::use_gradient_buffer(const Tensor& buffer) {
 
 void ParameterSet::reset_gradients() {
   for (Parameter& parameter : parameters_) parameter.leaf.reset();
+}
+
+std::string nonfinite_weight(const Parameter& parameter, const Tensor& master) {
+  const bool reads_master = parameter.keeps_value && parameter.dtype == master.dtype();
+  const std::string found = reads_master ? nonfinite_text(parameter.name, master) : "";
+  const bool reads_rounding = parameter.quantised || !reads_master;
+  return found.empty() && reads_rounding ? nonfinite_text(parameter.name, converted(master, Dtype::bf16)) : found;
 }
 
 }  // namespace mantissa

@@ -170,7 +170,7 @@ CheckpointContent checkpoint_content(const TrainedParts& parts, const TrainState
                             .tensors = {}};
   size_t i = 0;
   for (const Parameter& parameter : parts.parameters.all()) {
-    add_tensor(content, "master." + parameter.name, parameter.master);
+    add_tensor(content, "master." + parameter.name, parts.optimizer.master(i));
     add_tensor(content, "m." + parameter.name, parts.optimizer.first_moment(i));
     add_tensor(content, "v." + parameter.name, parts.optimizer.second_moment(i));
     ++i;
@@ -191,7 +191,7 @@ TrainState restore(CheckpointReader& reader, const TrainedParts& parts) {
   const std::vector<std::string> plan_changes = allowed_plan_changes(reader.manifest().plan, parts.plan, source, purpose);
   require(state.state.step <= config.training.steps, ExitCode::usage, "training.steps: ", config.training.steps, " is less than the ",
           state.state.step, " steps of ", reader.directory().string());
-  load_weights(reader, parts.plan, purpose, parts.parameters);
+  load_weights(reader, parts.plan, purpose, parts.parameters, &parts.optimizer);
   size_t i = 0;
   for (const Parameter& parameter : parts.parameters.all()) {
     read_tensor(reader, "m." + parameter.name, parts.optimizer.first_moment(i));
@@ -203,14 +203,20 @@ TrainState restore(CheckpointReader& reader, const TrainedParts& parts) {
   return state.state;
 }
 
-void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor purpose, ParameterSet& parameters) {
-  for (const Parameter& parameter : parameters.all()) read_tensor(reader, "master." + parameter.name, parameter.master);
+void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor purpose, ParameterSet& parameters, Optimizer* optimizer) {
+  std::string bad;
+  size_t i = 0;
+  parameters.clear_nonfinite();
+  for (const Parameter& parameter : parameters.all()) {
+    const Tensor master = optimizer ? optimizer->master(i++) : parameters.room_for_master(parameter);
+    read_tensor(reader, "master." + parameter.name, master);
+    if (bad.empty()) bad = nonfinite_weight(parameter, master);
+    parameters.store(parameter, master);
+  }
   for (const ManifestTensor& tensor : reader.manifest().tensors) {
     if (!tensor.name.ends_with("_extra_state") || tensor.pieces.empty()) continue;
     log_warning(reader.directory().string(), ": ", tensor.name, " is ignored: quantisation here keeps no state of its own");
   }
-  parameters.update_values();
-  const std::string bad = parameters.first_nonfinite();
   require(bad.empty(), ExitCode::numerical, reader.directory().string(), ": ", bad, ": weights must be finite");
   require_same_codes(reader.manifest().plan, plan, parameters, (reader.directory() / "manifest.json").string(), purpose);
 }

@@ -2,32 +2,63 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
-#include "mantissa/backend/functions.h"
+#include "mantissa/nn/arena.h"
 #include "mantissa/tensor/nonfinite.h"
 
 namespace mantissa {
+namespace {
+
+int64_t norm_bands(const Tensor& gradient) { return (gradient.dim(0) + 31) / 32; }
+
+}  // namespace
 
 Optimizer::Optimizer(ParameterSet& parameters, const OptimizerConfig& config) : parameters_(parameters), config_(config) {
   require(parameters.gradients().defined(), "optimizer: the parameters have no gradients");
+  allocate_masters();
   const Tensor first = parameters.new_gradient_buffer(), second = parameters.new_gradient_buffer();
+  int64_t bands = 0;
   for (size_t i = 0; i < parameters.all().size(); ++i) {
     first_.push_back(parameters.view_of(first, i));
     second_.push_back(parameters.view_of(second, i));
-    partials_.push_back(empty(first.device(), Dtype::f64, {(first_[i].dim(0) + 31) / 32}));
+    bands += norm_bands(first_[i]);
   }
-  step_ = zeros(first.device(), Dtype::f32, {static_cast<int64_t>(StepValue::count)});
+  partials_ = empty(parameters.device(), Dtype::f64, {bands});
+  step_ = zeros(parameters.device(), Dtype::f32, {static_cast<int64_t>(StepValue::count)});
+}
+
+void Optimizer::allocate_masters() {
+  Arena arena(parameters_.master_dtype());
+  for (const Parameter& parameter : parameters_.all()) {
+    if (!parameters_.value_is_master(parameter)) arena.reserve(parameter.shape);
+  }
+  arena.allocate(parameters_.device());
+  for (const Parameter& parameter : parameters_.all()) {
+    masters_.push_back(parameters_.value_is_master(parameter) ? parameter.value : arena.take(parameter.shape));
+  }
+}
+
+void Optimizer::initialise(uint64_t seed) {
+  for (size_t i = 0; i < masters_.size(); ++i) parameters_.draw_initial(i, seed, masters_[i]);
+  store_masters();
+}
+
+void Optimizer::store_masters() {
+  parameters_.clear_nonfinite();
+  size_t i = 0;
+  for (const Parameter& parameter : parameters_.all()) parameters_.store(parameter, masters_[i++]);
 }
 
 double Optimizer::gradient_norm() {
-  double sum = 0.0;
-  size_t i = 0;
+  int64_t begin = 0;
   for (const Parameter& parameter : parameters_.all()) {
-    const Tensor& partials = partials_[i++];
-    partials.device().run(SquaredNorm{.x = parameter.leaf.grad, .partials = partials});
-    for (int64_t tile = 0; tile < partials.elements(); ++tile) sum += partials.data<double>()[tile];
+    const int64_t end = begin + norm_bands(parameter.leaf.grad);
+    parameters_.device().run(SquaredNorm{.x = parameter.leaf.grad, .partials = partials_.slice(begin, end)});
+    begin = end;
   }
-  return std::sqrt(sum);
+  const double* partials = partials_.data<double>();
+  return std::sqrt(std::accumulate(partials, partials + partials_.elements(), 0.0));
 }
 
 void Optimizer::set(StepValue index, double value) { step_.data<float>()[static_cast<int>(index)] = static_cast<float>(value); }
@@ -44,16 +75,16 @@ void Optimizer::update(const UpdateOptions& options) {
   size_t i = 0;
   for (Parameter& parameter : parameters_.all()) {
     const Tensor rounding = parameters_.rounding_target(parameter);
-    parameter.master.device().run(AdamW{.master = parameter.master,
-                                        .m = first_[i],
-                                        .v = second_[i],
-                                        .grad = parameter.leaf.grad,
-                                        .step = step_,
-                                        .beta1 = config_.beta1,
-                                        .beta2 = config_.beta2,
-                                        .eps = config_.eps,
-                                        .weight_decay = parameter.decays() ? config_.weight_decay : 0.0,
-                                        .value = rounding});
+    parameters_.device().run(AdamW{.master = masters_[i],
+                                   .m = first_[i],
+                                   .v = second_[i],
+                                   .grad = parameter.leaf.grad,
+                                   .step = step_,
+                                   .beta1 = config_.beta1,
+                                   .beta2 = config_.beta2,
+                                   .eps = config_.eps,
+                                   .weight_decay = parameter.decays() ? config_.weight_decay : 0.0,
+                                   .value = rounding});
     if (!options.skip) parameters_.quantise(parameter, rounding);
     ++i;
   }
@@ -62,6 +93,15 @@ void Optimizer::update(const UpdateOptions& options) {
 std::string first_nonfinite_gradient(const ParameterSet& parameters) {
   for (const Parameter& parameter : parameters.all()) {
     std::string found = nonfinite_text(parameter.name, parameter.leaf.grad);
+    if (!found.empty()) return found;
+  }
+  return "";
+}
+
+std::string first_nonfinite_weight(const ParameterSet& parameters, const Optimizer& optimizer) {
+  size_t i = 0;
+  for (const Parameter& parameter : parameters.all()) {
+    std::string found = nonfinite_weight(parameter, optimizer.master(i++));
     if (!found.empty()) return found;
   }
   return "";

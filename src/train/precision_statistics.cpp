@@ -48,11 +48,14 @@ std::string module_of(const Parameter& parameter) { return parameter.name.substr
 
 }  // namespace
 
-std::vector<PrecisionReport> measure_precision(const ParameterSet& parameters, int64_t step, const std::function<void()>& body) {
+std::vector<PrecisionReport> measure_precision(const ParameterSet& parameters, const Optimizer& optimizer, int64_t step,
+                                               const std::function<void()>& body) {
   std::map<std::pair<const Leaf*, OperandRole>, Sums> sums;
+  size_t i = 0;
   for (const Parameter& parameter : parameters.all()) {
+    const Tensor& master = optimizer.master(i++);
     if (!parameter.codes.defined()) continue;
-    const Tensor rounding = converted(parameter.master, Dtype::bf16).view(parameter.codes.shape);
+    const Tensor rounding = converted(master, Dtype::bf16).view(parameter.codes.shape);
     sums[{&parameter.leaf, OperandRole::weight}].add(rounding, parameter.codes);
   }
   {

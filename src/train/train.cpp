@@ -89,11 +89,10 @@ struct Run {
 // ---- the start
 
 void initial_weights(Run& run) {
-  run.model.parameters().initialise(run.config.training.seed);
-  if (!run.config.checkpoint.init_from) return;
+  if (!run.config.checkpoint.init_from) return run.optimizer.initialise(run.config.training.seed);
   const LoadedCheckpoint from = load_checkpoint(*run.config.checkpoint.init_from, [&](CheckpointReader& reader) {
     require_same_tokenizer(reader, run.data);
-    load_weights(reader, run.plan, LoadFor::use, run.model.parameters());
+    load_weights(reader, run.plan, LoadFor::use, run.model.parameters(), &run.optimizer);
   });
   log_info("weights from ", from.path.string());
 }
@@ -213,7 +212,7 @@ StepResult measured_step(Run& run, const Batch& batch, double lr, std::optional<
   if (interval == 0 || number % interval != 0) return step();
   StepResult result{};
   const int64_t before = run.device->fp32_products();
-  const std::vector<PrecisionReport> reports = measure_precision(run.model.parameters(), number, [&] { result = step(); });
+  const std::vector<PrecisionReport> reports = measure_precision(run.model.parameters(), run.optimizer, number, [&] { result = step(); });
   for (const PrecisionReport& report : reports) run.metrics->write(report);
   precision = summary_of(reports);
   if (precision) precision->fp32_products = run.device->fp32_products() - before;

@@ -36,7 +36,8 @@ StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& 
   // Fake quantisation may turn a NaN weight into a number, and the loss with it.
   const bool bad_weights = model.parameters().nonfinite();
   const bool skip = bad_weights || !std::isfinite(result.loss) || !std::isfinite(result.gradient_norm);
-  if (skip) result.bad = bad_weights ? model.parameters().first_nonfinite() : first_bad_value(result.loss, model.parameters());
+  if (skip)
+    result.bad = bad_weights ? first_nonfinite_weight(model.parameters(), optimizer) : first_bad_value(result.loss, model.parameters());
   optimizer.update({.lr = lr, .gradient_norm = result.gradient_norm, .skip = skip});
   return result;
 }

@@ -153,8 +153,8 @@ TEST_F(MetricsTest, LossAndNormOfAReportAreThoseOfTheStep) {
   config.model.vocab_size = data.vocab_size;
   const auto device = open_device(config.training.device);
   Gpt model(config.model, *device, resolve_plan(config), {.recompute = config.training.recompute, .gradients = true});
-  model.parameters().initialise(config.training.seed);
   Optimizer optimizer(model.parameters(), config.optimizer);
+  optimizer.initialise(config.training.seed);
   GradientAccumulator accumulator(model.parameters(), config.training.accumulation, 2);
   const StepResult first = training_step(model, optimizer, accumulator, data.train->batch(0, 8), 4, 0.0);
   EXPECT_EQ(steps_[0].loss, first.loss);

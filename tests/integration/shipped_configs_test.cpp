@@ -69,8 +69,8 @@ class ShippedConfig : public ::testing::TestWithParam<std::string> {
     if (!config) return false;
     Gpt model(config->model, *device_, resolve_plan(*config), {.recompute = config->training.recompute});
     Optimizer optimizer(model.parameters(), config->optimizer);
+    optimizer.initialise(1);
     GradientAccumulator accumulator(model.parameters(), Accumulation::running, 1);
-    model.parameters().initialise(1);
     const Batch batch = random_tokens(*config->model.vocab_size);
     const auto step = [&] { return training_step(model, optimizer, accumulator, batch, 1, 1e-3); };
     const StepResult first = step(), second = step();

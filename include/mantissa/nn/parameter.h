@@ -1,6 +1,6 @@
 // Parameters of a model, by path. Modules add theirs to a ParameterSet when they are built; allocate() then lays them out in arenas: one
-// allocation each for fp32 masters, bf16 values, codes, scales and fp32 gradients. What forward reads follows from the masters: the master
-// itself (fp32), its rounding to bf16, and codes of that rounding.
+// allocation each for values by dtype, codes, scales and fp32 gradients. What forward reads follows from an fp32 master, which whoever
+// updates the parameter owns: the value is the master (fp32) or its rounding to bf16, and the codes are those of that rounding.
 #pragma once
 
 #include <cstdint>
@@ -23,19 +23,17 @@ struct Parameter {
   std::string name;  // "layers.0.attn.qkv.weight"
   Shape shape;
   Init init{};
-  Dtype dtype = Dtype::f32;  // of the value; that of the masters: the value is the master
+  Dtype dtype = Dtype::f32;  // of the value
   Quantization quantised{};  // kept as codes of the bf16 rounding, too
-  bool keeps_value = true;   // else the codes are all that is kept beside the master
+  bool keeps_value = true;   // else the codes are all that is kept
 
-  Tensor master{};          // fp32 (fp64 on the reference backend in tests)
-  Tensor value{};           // high precision; undefined if only codes are kept
+  Tensor value{};           // undefined if only codes are kept
   QuantizedTensor codes{};  // of the shape as a matrix; undefined in high precision
   Leaf leaf{};              // its gradient, if training
 
   bool decays() const { return shape.rank() >= 2; }
   Var var() { return leaf.grad.defined() ? Var(value, leaf) : Var(value); }
   LinearWeight weight() { return {value, codes, leaf.grad.defined() ? &leaf : nullptr}; }
-  int64_t resident_bytes() const;  // of value and codes, without a master that is the value
 };
 
 class ParameterSet {
@@ -48,22 +46,27 @@ class ParameterSet {
   const Parameter* find(const std::string& name) const;
   int64_t elements() const;  // without padding between parameters
 
-  // Memory for all parameters, masters in fp32 or fp64; gradients only if asked for. Values are not initialised.
+  // Memory for all parameters, masters and gradients being fp32 or fp64; gradients only if asked for. Values are not initialised.
   void allocate(Backend& device, Dtype masters, bool gradients);
-  bool allocated() const { return masters_.defined(); }
-  // Draws the initial masters; parameter i uses stream `init`, what = i, element index = counter. Values are rounded from them.
-  void initialise(uint64_t seed);
-  void update_values();  // values and codes of all parameters from their masters
+  bool allocated() const { return device_ != nullptr; }
+  Backend& device() const { return *device_; }  // once allocated
+  Dtype master_dtype() const { return master_dtype_; }
 
-  // For whoever writes masters and their bf16 roundings in one pass: where the rounding of `parameter` goes (undefined: the value is the
-  // master), and then its codes from it. Where no rounding is kept it goes to a buffer that lives as long as the handle.
+  // Masters. Some parameters have their value for one; for others there is a new tensor, which the caller keeps or drops.
+  bool value_is_master(const Parameter& parameter) const;
+  Tensor room_for_master(const Parameter& parameter) const;
+  // Draws the initial master of parameter `index`: stream `init`, what = index, element index = counter.
+  void draw_initial(size_t index, uint64_t seed, const Tensor& master) const;
+  // Value and codes from the master. For whoever writes a master and its rounding in one pass: where the rounding goes (undefined: the
+  // value is the master; where no rounding is kept, a buffer that lives as long as the handle), and then the codes from it.
+  void store(const Parameter& parameter, const Tensor& master);
   Tensor rounding_target(const Parameter& parameter) const;
   void quantise(const Parameter& parameter, const Tensor& rounding);
-  // A quantised weight holds NaN or Inf; some formats would hide it. Until the next update_values().
+  void initialise(uint64_t seed);  // draws and stores all, and keeps no master
+
+  // A weight that was quantised held NaN or Inf; some formats would hide it. Until it is cleared.
   bool nonfinite() const { return *nonfinite_.data<int32_t>() != 0; }
-  // "layers.0.mlp.down.weight[5] = nan": the first weight that is NaN or Inf as forward reads it, or in the rounding that its codes were
-  // made from; "" if there is none.
-  std::string first_nonfinite() const;
+  void clear_nonfinite();
 
   // Gradient buffers. A buffer is one flat tensor with every parameter's gradient in it.
   Tensor gradients() const { return gradients_; }
@@ -74,13 +77,20 @@ class ParameterSet {
   Tensor view_of(const Tensor& arena, size_t index) const;
 
  private:
+  void allocate_values();
+  void allocate_codes();
+
+  Backend* device_ = nullptr;
+  Dtype master_dtype_ = Dtype::f32;
   std::deque<Parameter> parameters_;
   std::vector<int64_t> offsets_;  // in elements, multiples of 32 so that every view is 64-byte aligned
   int64_t padded_elements_ = 0;
-  void allocate_codes(Backend& device);
-
-  Tensor masters_, gradients_;
+  Tensor gradients_;
   Tensor nonfinite_;  // [1] i32
 };
+
+// "layers.0.mlp.down.weight[5] = nan": the first element that is NaN or Inf as forward reads it, or in the rounding that codes are made
+// from; "" if there is none.
+std::string nonfinite_weight(const Parameter& parameter, const Tensor& master);
 
 }  // namespace mantissa

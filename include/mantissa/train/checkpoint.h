@@ -47,10 +47,11 @@ CheckpointContent checkpoint_content(const TrainedParts& parts, const TrainState
 // a line in the log under checkpoint.allow_recipe_change. Other settings may differ; each that does is a line in the log.
 TrainState restore(CheckpointReader& reader, const TrainedParts& parts);
 
-// The masters and the values rounded from them, for a model of `plan`. Throws Error(usage) if a tensor is missing or of another shape;
-// Error(numerical) that names the first weight which is NaN or Inf; and for codes as require_same_codes(). Neither is a reason to take
-// another checkpoint.
-void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor purpose, ParameterSet& parameters);
+// The weights of a model of `plan`, from the masters, which the optimizer keeps, if there is one. Throws Error(usage) if a tensor is
+// missing or of another shape; Error(numerical) that names the first weight which is NaN or Inf; and for codes as require_same_codes().
+// Neither is a reason to take another checkpoint.
+void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor purpose, ParameterSet& parameters,
+                  Optimizer* optimizer = nullptr);
 
 // The config and the tokenizer it was made with. Throws Error(data).
 RunConfig saved_config(const CheckpointReader& reader);

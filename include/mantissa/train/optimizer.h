@@ -1,4 +1,5 @@
-// AdamW over all parameters of a model, with the global gradient norm and its clipping. Nothing is allocated after construction.
+// AdamW over all parameters of a model, with the global gradient norm and its clipping: owner of the fp32 masters and both moments. Nothing
+// is allocated after construction.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +19,14 @@ struct UpdateOptions {
 
 class Optimizer {
  public:
-  // The moments start at 0. The set must be allocated with gradients and outlive the optimizer.
+  // The moments start at 0, the masters at nothing: initialise() or store_masters() comes before the first update. The set must be
+  // allocated with gradients and outlive the optimizer.
   Optimizer(ParameterSet& parameters, const OptimizerConfig& config);
+
+  // Draws the initial masters, and values and codes from them.
+  void initialise(uint64_t seed);
+  // Values and codes from masters that were written from outside.
+  void store_masters();
 
   // L2 norm of all gradients, summed in fp64 per 32 rows, then in parameter order. NaN or Inf if and only if an element is.
   double gradient_norm();
@@ -32,22 +39,26 @@ class Optimizer {
   int64_t updates() const { return updates_; }
   void set_updates(int64_t updates) { updates_ = updates; }
 
-  // First and second moment of parameter i, in its shape.
+  // Master, first and second moment of parameter i, in its shape; the master is the value where that is fp32.
+  const Tensor& master(size_t i) const { return masters_[i]; }
   const Tensor& first_moment(size_t i) const { return first_[i]; }
   const Tensor& second_moment(size_t i) const { return second_[i]; }
 
  private:
+  void allocate_masters();
   void set(StepValue index, double value);
 
   ParameterSet& parameters_;
   OptimizerConfig config_;
   int64_t updates_ = 0;
-  std::vector<Tensor> first_, second_;  // views of two arenas
-  std::vector<Tensor> partials_;        // by parameter: squared norm of each 32 rows, fp64
-  Tensor step_;                         // StepValue
+  std::vector<Tensor> masters_, first_, second_;  // by parameter: views of arenas
+  Tensor partials_;                               // squared norms of 32 rows each, fp64, in the order of the parameters
+  Tensor step_;                                   // StepValue
 };
 
-// "layers.0.mlp.down.weight[1234] = nan": the first gradient element that is not finite; "" if all are.
+// "layers.0.mlp.down.weight[1234] = nan": the first gradient element, or element of a weight as forward reads it, that is not finite; "" if
+// all are.
 std::string first_nonfinite_gradient(const ParameterSet& parameters);
+std::string first_nonfinite_weight(const ParameterSet& parameters, const Optimizer& optimizer);
 
 }  // namespace mantissa

@@ -1,0 +1,28 @@
+// One allocation for many tensors.
+#pragma once
+
+#include <utility>
+
+#include "mantissa/backend/functions.h"
+
+namespace mantissa {
+
+// First every tensor is reserved, then the memory is allocated, zeroed, and cut in the same order; each starts at a multiple of 64 bytes.
+class Arena {
+ public:
+  explicit Arena(Dtype dtype) : dtype_(dtype) {}
+  void reserve(const Shape& shape) { size_ += aligned(shape.elements()); }
+  void allocate(Backend& device) { memory_ = size_ > 0 ? zeros(device, dtype_, {size_}) : Tensor(); }
+  Tensor take(const Shape& shape) {
+    const int64_t begin = std::exchange(next_, next_ + aligned(shape.elements()));
+    return memory_.slice(begin, begin + shape.elements()).view(shape);
+  }
+
+ private:
+  static int64_t aligned(int64_t elements) { return whole_blocks(elements, 64); }
+  Dtype dtype_;
+  int64_t size_ = 0, next_ = 0;
+  Tensor memory_;
+};
+
+}  // namespace mantissa
