@@ -27,6 +27,9 @@ void random_normals(ContractCheck& c) {
   const RandomNormal good{.out = c.f32({3}), .key = {}, .what = 0, .first_index = 0, .std = 1.0};
   c.accepts(good);
   RandomNormal bad = good;
+  bad.row_stride = 2;
+  c.refuses(bad, "random_normal", {"row_stride", "2"});
+  bad = good;
   bad.first_index = -1;
   c.refuses(bad, "random_normal", {"first_index", "-1"});
   bad = good;

@@ -224,5 +224,14 @@ TEST_F(Reference, RandomNormalsDependOnTheElementAlone) {
   EXPECT_EQ(values(all)[0], 3.0 * static_cast<double>(random_normal(key, 2, 100)));
 }
 
+TEST_F(Reference, RandomNormalsOfABoxAreThoseOfTheWhole) {
+  const RngKey key{.seed = 5, .stream = RngStream::init};
+  const Tensor all = out({6, 7}), box = out({3, 2});
+  device_->run(RandomNormal{.out = all, .key = key, .what = 2, .first_index = 0, .std = 3.0});
+  device_->run(RandomNormal{.out = box, .key = key, .what = 2, .first_index = 2 * 7 + 4, .std = 3.0, .row_stride = 7});
+  const std::vector<double> whole = values(all);
+  EXPECT_EQ(values(box), (std::vector<double>{whole[18], whole[19], whole[25], whole[26], whole[32], whole[33]}));
+}
+
 }  // namespace
 }  // namespace mantissa::test

@@ -16,6 +16,8 @@ void check(const RandomNormal& k) {
   Contract contract("random_normal");
   contract.output("out", k.out).floating("out", k.out);
   contract.that(k.first_index >= 0, "first_index is ", k.first_index);
+  const bool apart = k.row_stride == 0 || (k.out.shape().rank() > 0 && k.row_stride >= k.out.shape()[-1]);
+  contract.that(apart, "row_stride is ", k.row_stride, ", out ", k.out.shape());
 }
 
 void check(const Add& k) {

@@ -24,12 +24,15 @@ struct Convert {  // out = x rounded to the dtype of out (RNE); the same dtype i
   Tensor x, out;
 };
 
-struct RandomNormal {  // out[i] = std * random_normal(key, what, first_index + i)
+// out = std * random_normal(key, what, index), with the index that an element of out has in the whole of which out is a box: out[0] has
+// first_index; with out as [rows, last dimension], each row begins row_stride after the one before it, or, where that is 0, at its end.
+struct RandomNormal {
   Tensor out;
   RngKey key;
   uint32_t what;
   int64_t first_index;
   double std;
+  int64_t row_stride = 0;
 };
 
 struct Add {  // out = a + b; out may be a or b

@@ -24,10 +24,11 @@ void convert(const Convert& k) {
 
 template <class T>
 void random_normals(const RandomNormal& k) {
+  const int64_t columns = k.out.shape().rank() > 0 ? k.out.shape()[-1] : 1, stride = k.row_stride > 0 ? k.row_stride : columns;
   T* out = k.out.data<T>();
   for (int64_t i = 0; i < k.out.elements(); ++i) {
-    const float normal = random_normal(k.key, k.what, static_cast<uint64_t>(k.first_index + i));
-    out[i] = store<T>(k.std * static_cast<double>(normal));
+    const int64_t index = k.first_index + i / columns * stride + i % columns;
+    out[i] = store<T>(k.std * static_cast<double>(random_normal(k.key, k.what, static_cast<uint64_t>(index))));
   }
 }
 
