@@ -22,7 +22,7 @@ struct BoxedTensor {
   }
   CheckpointContent content() const {
     CheckpointContent out{.step = 1, .dataset_fingerprint = "", .build_fingerprint = "", .tensors = {}};
-    out.tensors = {{.name = "w", .shape = {4, 6}, .boxes = boxes, .data = std::as_bytes(std::span(stored)).data()}};
+    out.tensors = {{.name = "w", .shape = {4, 6}, .boxes = boxes, .data = saved_tensor({24}, stored)}};
     return out;
   }
 };
@@ -59,10 +59,8 @@ TEST_F(CheckpointTest, AThreeDimensionalTensorIsReadAcrossPieces) {
       for (int b = begin; b < end; ++b)
         for (int c = 0; c < 4; ++c) stored.push_back(static_cast<float>((a * 3 + b) * 4 + c));
   CheckpointContent content{.step = 1, .dataset_fingerprint = "", .build_fingerprint = "", .tensors = {}};
-  content.tensors = {{.name = "w",
-                      .shape = {2, 3, 4},
-                      .boxes = {{{0, 0, 0}, {2, 1, 4}}, {{0, 1, 0}, {2, 2, 4}}},
-                      .data = std::as_bytes(std::span(stored)).data()}};
+  content.tensors = {
+      {.name = "w", .shape = {2, 3, 4}, .boxes = {{{0, 0, 0}, {2, 1, 4}}, {{0, 1, 0}, {2, 2, 4}}}, .data = saved_tensor({24}, stored)}};
   CheckpointReader reader(open_directory(folder).save(content).path);
   std::vector<float> back(24), part(4);
   reader.read("w", std::as_writable_bytes(std::span(back)));

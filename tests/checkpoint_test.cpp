@@ -57,10 +57,10 @@ TEST_F(CheckpointTest, EveryDtypeEmptyTensorsAndScalarsAreSaved) {
   const std::vector<double> wide = {1.5};
   const std::vector<int32_t> integers = {-1, 2, 3};
   CheckpointContent content{.step = 1, .dataset_fingerprint = "", .build_fingerprint = "", .tensors = {}};
-  content.tensors = {{.name = "bf16", .dtype = Dtype::bf16, .shape = {2, 3}, .boxes = {}, .data = std::as_bytes(std::span(narrow)).data()},
-                     {.name = "scalar", .dtype = Dtype::f64, .shape = {}, .boxes = {}, .data = std::as_bytes(std::span(wide)).data()},
-                     {.name = "empty", .dtype = Dtype::f32, .shape = {0, 5}, .boxes = {}, .data = nullptr},
-                     {.name = "i32", .dtype = Dtype::i32, .shape = {3}, .boxes = {}, .data = std::as_bytes(std::span(integers)).data()}};
+  content.tensors = {{.name = "bf16", .shape = {2, 3}, .boxes = {}, .data = saved_tensor({2, 3}, narrow)},
+                     {.name = "scalar", .shape = {}, .boxes = {}, .data = saved_tensor({}, wide)},
+                     {.name = "empty", .shape = {0, 5}, .boxes = {}, .data = saved_tensor({0, 5}, std::vector<float>())},
+                     {.name = "i32", .shape = {3}, .boxes = {}, .data = saved_tensor({3}, integers)}};
   CheckpointReader reader(open_directory(folder).save(content).path);
   std::vector<bf16> narrow_back(6);
   std::vector<double> wide_back(1);
@@ -97,14 +97,14 @@ TEST_F(CheckpointTest, NonFiniteValuesAreFoundInEveryFloatingDtype) {
   const std::vector<bf16> narrow = {bf16{0x7f7f}, bf16{0xff80}};
   const std::vector<double> wide = {1e308, std::numeric_limits<double>::quiet_NaN()};
   const std::vector<int32_t> integers = {0x7f800000, -1};
-  const auto content = [](Dtype dtype, std::span<const std::byte> bytes) {
+  const auto content = [](const auto& elements) {
     CheckpointContent out{.step = 1, .dataset_fingerprint = "", .build_fingerprint = "", .tensors = {}};
-    out.tensors = {{.name = "w", .dtype = dtype, .shape = {2}, .boxes = {}, .data = bytes.data()}};
+    out.tensors = {{.name = "w", .shape = {2}, .boxes = {}, .data = saved_tensor({2}, elements)}};
     return out;
   };
-  EXPECT_EQ(error_code_of([&] { require_finite(content(Dtype::bf16, std::as_bytes(std::span(narrow)))); }), ExitCode::numerical);
-  EXPECT_EQ(error_code_of([&] { require_finite(content(Dtype::f64, std::as_bytes(std::span(wide)))); }), ExitCode::numerical);
-  EXPECT_EQ(error_code_of([&] { require_finite(content(Dtype::i32, std::as_bytes(std::span(integers)))); }), ExitCode::ok);
+  EXPECT_EQ(error_code_of([&] { require_finite(content(narrow)); }), ExitCode::numerical);
+  EXPECT_EQ(error_code_of([&] { require_finite(content(wide)); }), ExitCode::numerical);
+  EXPECT_EQ(error_code_of([&] { require_finite(content(integers)); }), ExitCode::ok);
 }
 
 // ---- the same step again

@@ -11,10 +11,18 @@
 #include <vector>
 
 #include "files.h"
+#include "mantissa/backend/functions.h"
 #include "mantissa/base/log.h"
 #include "mantissa/io/checkpoint_directory.h"
 
 namespace mantissa::test {
+
+// Elements in the memory of a backend, as a run has them.
+template <class T>
+Tensor saved_tensor(Shape shape, const std::vector<T>& elements) {
+  static const std::unique_ptr<Backend> device = make_cpu_reference();
+  return from_host(*device, DtypeOf<T>::value, shape, elements.data());
+}
 
 // Two tensors whose values are a function of the step, so that a mixture of two saves cannot pass for either.
 class State {
@@ -34,8 +42,8 @@ class State {
             .state = R"({"skipped":0,"window":[1,2.5]})",
             .dataset_fingerprint = "data",
             .build_fingerprint = "build",
-            .tensors = {{.name = "w", .shape = {size() / 10, 10}, .boxes = {}, .data = bytes(weights_).data()},
-                        {.name = "w.m", .shape = {size()}, .boxes = {}, .data = bytes(moments_).data()}}};
+            .tensors = {{.name = "w", .shape = {size() / 10, 10}, .boxes = {}, .data = saved_tensor({size()}, weights_)},
+                        {.name = "w.m", .shape = {size()}, .boxes = {}, .data = saved_tensor({size()}, moments_)}}};
   }
 
   // Whether the checkpoint holds exactly this state; reads everything.
@@ -51,8 +59,6 @@ class State {
   std::vector<float>& weights() { return weights_; }
 
  private:
-  static std::span<const std::byte> bytes(const std::vector<float>& values) { return std::as_bytes(std::span(values)); }
-
   // Any finite value that differs from step to step; cheap, so that tests spend their time in saves.
   float value(size_t index, uint32_t what) const {
     return static_cast<float>((static_cast<uint32_t>(index) * 2654435761u + static_cast<uint32_t>(step_) * 2246822519u + what) >> 8);

@@ -3,6 +3,7 @@
 #include <map>
 
 #include "contracts_quantized.h"
+#include "contracts_step.h"
 
 namespace mantissa::test {
 namespace {
@@ -309,40 +310,6 @@ void cross_entropy(ContractCheck& c) {
   }
 }
 
-void adamw(ContractCheck& c) {
-  using K = AdamW;
-  const K good{.master = c.f32({4, 3}),
-               .m = c.f32({4, 3}),
-               .v = c.f32({4, 3}),
-               .grad = c.f32({4, 3}),
-               .step = c.f32({5}),
-               .beta1 = 0.9,
-               .beta2 = 0.95,
-               .eps = 1e-8,
-               .weight_decay = 0.1,
-               .value = c.f32({4, 3})};
-  c.operands("adamw", good, {{"master", &K::master}, {"m", &K::m}, {"v", &K::v}, {"grad", &K::grad}, {"step", &K::step}});
-  c.optional_operands("adamw", good, {{"value", &K::value}});
-  K bad = good;
-  bad.value = bad.master;
-  c.refuses(bad, "adamw", {"value overlaps master"});
-}
-
-void sum(ContractCheck& c) {
-  const Tensor x = c.f32({7});
-  c.accepts(Sum{.x = x, .out = c.f64({1}), .factor = 1.0});
-  c.refuses(Sum{.x = c.i32({7}), .out = c.f64({1}), .factor = 1.0}, "sum", {"x is i32"});
-  c.refuses(Sum{.x = x, .out = c.f32({1}), .factor = 1.0}, "sum", {"out is fp32"});
-  c.refuses(Sum{.x = x, .out = c.f64({2}), .factor = 1.0}, "sum", {"out", "[2]"});
-}
-
-void squared_norm(ContractCheck& c) {
-  using K = SquaredNorm;
-  c.operands("squared_norm", K{.x = c.f32({32, 7}), .partials = c.f64({1})}, {{"partials", &K::partials}});
-  c.refuses(K{.x = c.f32({33, 7}), .partials = c.f64({1})}, "squared_norm", {"partials", "[2]"});
-  c.refuses(K{.x = c.f32({}), .partials = c.f64({1})}, "squared_norm", {"scalar"});
-}
-
 const std::map<std::string, void (*)(ContractCheck&)>& table() {
   static const std::map<std::string, void (*)(ContractCheck&)> all{
       {"Fill", fill},
@@ -376,6 +343,7 @@ const std::map<std::string, void (*)(ContractCheck&)>& table() {
       {"CrossEntropy", cross_entropy},
       {"AdamW", adamw},
       {"Sum", sum},
+      {"FinishGradients", finish_gradients},
       {"SquaredNorm", squared_norm},
   };
   return all;

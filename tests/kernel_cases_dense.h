@@ -226,6 +226,17 @@ inline void loss_and_optimizer_cases(Cases& add) {
     add("AdamW", size + "_value", [=](Operands& o) { adamw_case(o, shape, true, 0.0); });
     add("AdamW", size + "_skipped", [=](Operands& o) { adamw_case(o, shape, true, 1.0); });
   }
+  for (const bool flag : {false, true}) {
+    add("FinishGradients", flag ? "skipped" : "taken", [=](Operands& o) {
+      o.device().run(FinishGradients{.partials = o.given(Dtype::f64, {3}, {1.5, 0.25, 7.0}),
+                                     .losses = o.given(Dtype::f64, {4}, {1.0, 2.0, 3.5, 0.1}),
+                                     .flags = o.given(Dtype::i32, {2}, {0.0, flag ? 1.0 : 0.0}),
+                                     .step = o.updated("step", o.given(Dtype::f32, {5}, {3e-3, 1.7, 9.3, 0.0, 0.0}), kExact),
+                                     .outcome = o.output_of(Dtype::f64, "outcome", {4}, kExact),
+                                     .clip = 1.0,
+                                     .pairwise = true});
+    });
+  }
   for (const Shape shape : {Shape{1}, Shape{33, 7}, Shape{100, 257}, Shape{64, 3, 5}}) {
     add("SquaredNorm", named({shape.elements()}), [=](Operands& o) {
       const Tensor x = o.input(shape, 1e25);  // squares overflow fp32

@@ -191,7 +191,7 @@ TEST_F(Reference, AdamWTakesTheDocumentedStep) {
   EXPECT_EQ(value.data<bf16>()[0].bits, to_bf16(static_cast<float>(expected[0])).bits);
   assign(step, {0.25, 2.0, 4.0, std::nan(""), 1.0});
   device_->run(k);
-  EXPECT_TRUE(close(values(master), expected, 1e-15)) << "a skipped step writes nothing";
+  EXPECT_TRUE(close(values(master), expected, 1e-15)) << "a skipped step leaves the master";
 }
 
 TEST_F(Reference, SquaredNormIsFiniteIfAndOnlyIfTheRowsAre) {
@@ -213,6 +213,51 @@ TEST_F(Reference, ConversionsRoundToNearestEven) {
   EXPECT_EQ(values(narrow), (std::vector<double>{1.0, 1.0 + 0x1p-6, -1.0, 0.0}));
   device_->run(Convert{.x = x, .out = single});
   EXPECT_EQ(values(single), (std::vector<double>{1.0 + 0x1p-8, 1.0 + 0x1.8p-7, -1.0, 0.0}));
+}
+
+// Of a step with these norms, losses and flags: loss, norm, bad weights, skip, and from the step tensor the clip factor and skip.
+struct Finished {
+  std::vector<double> outcome, step;
+};
+
+Finished finish(Backend& device, const std::vector<double>& partials, const std::vector<double>& losses, const std::vector<int32_t>& flags,
+                double clip, bool pairwise) {
+  const auto upload = [&](Dtype dtype, const auto& values) {
+    return from_host(device, dtype, {static_cast<int64_t>(values.size())}, values.data());
+  };
+  const Tensor step = zeros(device, Dtype::f32, {5}), outcome = zeros(device, Dtype::f64, {4});
+  device.run(FinishGradients{.partials = upload(Dtype::f64, partials),
+                             .losses = upload(Dtype::f64, losses),
+                             .flags = upload(Dtype::i32, flags),
+                             .step = step,
+                             .outcome = outcome,
+                             .clip = clip,
+                             .pairwise = pairwise});
+  const std::vector<double> written = values(step);
+  return {values(outcome), {written[3], written[4]}};
+}
+
+TEST_F(Reference, FinishGradientsTakesTheRootOfTheSumAndClips) {
+  const Finished clipped = finish(*device_, {9.0, 16.0}, {2.0}, {0, 0}, 1.0, false);
+  EXPECT_EQ(clipped.outcome, (std::vector<double>{2.0, 5.0, 0.0, 0.0}));
+  EXPECT_EQ(clipped.step, (std::vector<double>{static_cast<double>(static_cast<float>(1.0 / (5.0 + 1e-6))), 0.0}));
+  EXPECT_EQ(finish(*device_, {9.0, 16.0}, {2.0}, {0}, 0.0, false).step, (std::vector<double>{1.0, 0.0}));
+  EXPECT_EQ(finish(*device_, {0.25}, {2.0}, {0}, 1.0, false).step, (std::vector<double>{1.0, 0.0}));
+}
+
+TEST_F(Reference, FinishGradientsSumsLossesInOrderOrInPairs) {
+  const std::vector<double> losses = {1.0, 0x1p53, 1.0, -0x1p53};  // 1 + 2^53 is 2^53, and 1 - 2^53 is exact
+  EXPECT_EQ(finish(*device_, {1.0}, losses, {0}, 1.0, false).outcome[0], 0.0);
+  EXPECT_EQ(finish(*device_, {1.0}, losses, {0}, 1.0, true).outcome[0], 1.0);
+}
+
+TEST_F(Reference, FinishGradientsSkipsForANormALossOrAFlag) {
+  const double nan = std::numeric_limits<double>::quiet_NaN(), inf = std::numeric_limits<double>::infinity();
+  EXPECT_EQ(finish(*device_, {inf}, {2.0}, {0}, 1.0, false).step, (std::vector<double>{1.0, 1.0}));
+  EXPECT_EQ(finish(*device_, {1.0}, {2.0, nan}, {0}, 1.0, false).step[1], 1.0);
+  const Finished flagged = finish(*device_, {1.0}, {2.0}, {0, 7}, 1.0, false);
+  EXPECT_EQ(flagged.outcome, (std::vector<double>{2.0, 1.0, 1.0, 1.0}));
+  EXPECT_EQ(flagged.step[1], 1.0);
 }
 
 TEST_F(Reference, RandomNormalsDependOnTheElementAlone) {

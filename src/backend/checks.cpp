@@ -1,5 +1,7 @@
 #include "backend/checks.h"
 
+#include <bit>
+
 #include "backend/contract.h"
 
 namespace mantissa {
@@ -93,6 +95,17 @@ void check(const AdamW& k) {
   contract.input("grad", k.grad, stats, k.master.shape());
   contract.input("step", k.step, Dtype::f32, {static_cast<int64_t>(StepValue::count)});
   if (k.value.defined()) contract.output("value", k.value, k.value.dtype(), k.master.shape()).floating("value", k.value);
+}
+
+void check(const FinishGradients& k) {
+  Contract contract("finish_gradients");
+  contract.input("partials", k.partials).rank("partials", k.partials, 1).has("partials", k.partials, Dtype::f64, k.partials.shape());
+  contract.input("losses", k.losses).rank("losses", k.losses, 1).has("losses", k.losses, Dtype::f64, k.losses.shape());
+  contract.input("flags", k.flags).rank("flags", k.flags, 1).has("flags", k.flags, Dtype::i32, k.flags.shape());
+  contract.output("step", k.step, Dtype::f32, {static_cast<int64_t>(StepValue::count)});
+  contract.output("outcome", k.outcome, Dtype::f64, {static_cast<int64_t>(StepOutcome::count)});
+  const bool tree = std::has_single_bit(static_cast<uint64_t>(k.losses.dim(0)));
+  contract.that(!k.pairwise || tree, "pairs need a power of two of losses, got ", k.losses.dim(0));
 }
 
 void check(const SquaredNorm& k) {

@@ -36,6 +36,7 @@ void check(const GeluForward& k);
 void check(const GeluBackward& k);
 void check(const CrossEntropy& k);
 void check(const AdamW& k);
+void check(const FinishGradients& k);
 void check(const Sum& k);
 void check(const SquaredNorm& k);
 

@@ -1,6 +1,6 @@
 #include "mantissa/backend/functions.h"
 
-#include <cstring>
+#include "mantissa/tensor/nonfinite.h"
 
 namespace mantissa {
 namespace {
@@ -28,8 +28,36 @@ Tensor zeros(Backend& device, Dtype dtype, Shape shape) {
 
 Tensor from_host(Backend& device, Dtype dtype, Shape shape, const void* data) {
   Tensor out = empty(device, dtype, shape);
-  std::memcpy(out.raw(), data, static_cast<size_t>(out.bytes()));
+  device.upload(data, out);
   return out;
+}
+
+HostBytes::HostBytes(const Tensor& tensor) {
+  const auto size = static_cast<size_t>(tensor.bytes());
+  if (tensor.device().host_memory()) {
+    bytes_ = {tensor.raw(), size};
+  } else {
+    copy_.resize(size);
+    tensor.device().download(tensor, copy_.data());
+    bytes_ = copy_;
+  }
+}
+
+void fill_from_host(const Tensor& tensor, const std::function<void(std::span<std::byte>)>& fill) {
+  const auto size = static_cast<size_t>(tensor.bytes());
+  if (tensor.device().host_memory()) return fill({tensor.raw(), size});
+  std::vector<std::byte> bytes(size);
+  fill(bytes);
+  tensor.device().upload(bytes.data(), tensor);
+}
+
+std::string nonfinite_text(const std::string& name, const Tensor& tensor) {
+  const int64_t index = first_nonfinite(tensor.dtype(), HostBytes(tensor).get());
+  if (index < 0) return "";
+  const Tensor element = tensor.view({tensor.elements()}).slice(index, index + 1);
+  const double value =
+      tensor.dtype() == Dtype::f64 ? to_host<double>(element)[0] : double{to_host<float>(converted(element, Dtype::f32))[0]};
+  return text(name, "[", index, "] = ", value);
 }
 
 Tensor converted(const Tensor& tensor, Dtype dtype) {

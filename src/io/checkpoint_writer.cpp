@@ -5,6 +5,7 @@
 #include <span>
 #include <utility>
 
+#include "mantissa/backend/functions.h"
 #include "mantissa/base/file.h"
 #include "mantissa/base/json.h"
 #include "mantissa/io/hash.h"
@@ -13,8 +14,12 @@
 namespace mantissa {
 namespace {
 
-std::span<const std::byte> bytes_of(const CheckpointTensor& tensor) {
-  return {tensor.data, static_cast<size_t>(tensor.shape.elements() * dtype_bytes(tensor.dtype))};
+// slab(offset in elements, bytes) for all of it, in parts of a chunk: memory of a device is copied part by part.
+template <class Slab>
+void for_slabs(const CheckpointTensor& tensor, const Slab& slab) {
+  const int64_t count = tensor.data.elements(), step = kCheckpointChunkBytes / dtype_bytes(tensor.data.dtype());
+  const Tensor flat = tensor.data.view({count});
+  for (int64_t begin = 0; begin < count; begin += step) slab(begin, HostBytes(flat.slice(begin, std::min(count, begin + step))).get());
 }
 
 // The text as the manifest returns it, so that two states can be compared by their texts.
@@ -23,11 +28,11 @@ std::string canonical_json(const std::string& content, const char* name) {
 }
 
 ManifestTensor describe_tensor(const CheckpointTensor& tensor, int64_t& offset) {
-  ManifestTensor entry{.name = tensor.name, .dtype = tensor.dtype, .shape = dimensions(tensor.shape), .pieces = {}};
+  ManifestTensor entry{.name = tensor.name, .dtype = tensor.data.dtype(), .shape = dimensions(tensor.shape), .pieces = {}};
   std::vector<Box> boxes = tensor.boxes;
   if (boxes.empty() && tensor.shape.elements() > 0) boxes.push_back(whole_box(entry.shape));
   for (Box& box : boxes) {
-    const int64_t bytes = box.elements() * dtype_bytes(tensor.dtype);
+    const int64_t bytes = box.elements() * dtype_bytes(entry.dtype);
     entry.pieces.push_back({.shard = 0, .box = std::move(box), .offset = offset});
     offset += bytes;
   }
@@ -38,13 +43,10 @@ void write_shard(const CheckpointContent& content, const Shard& shard, const std
   File file = File::create(directory / shard.file, shard.bytes);
   int64_t offset = 0;
   for (const CheckpointTensor& tensor : content.tensors) {
-    auto rest = bytes_of(tensor);
-    while (!rest.empty()) {
-      const size_t count = std::min(rest.size(), static_cast<size_t>(kCheckpointChunkBytes));
-      file.write_at(offset, rest.first(count));
-      rest = rest.subspan(count);
-      offset += static_cast<int64_t>(count);
-    }
+    for_slabs(tensor, [&](int64_t, std::span<const std::byte> bytes) {
+      file.write_at(offset, bytes);
+      offset += static_cast<int64_t>(bytes.size());
+    });
   }
   file.sync();
   file.close();
@@ -78,7 +80,7 @@ Manifest describe_checkpoint(const CheckpointContent& content) {
   int64_t offset = 0;
   for (const CheckpointTensor& tensor : content.tensors) {
     manifest.tensors.push_back(describe_tensor(tensor, offset));
-    hasher.update(bytes_of(tensor));
+    for_slabs(tensor, [&](int64_t, std::span<const std::byte> bytes) { hasher.update(bytes); });
   }
   manifest.shards.push_back({.file = "shard-00000.bin", .bytes = offset, .chunk_bytes = kCheckpointChunkBytes, .hashes = hasher.finish()});
   check_manifest(manifest, "checkpoint to be saved", ExitCode::internal);
@@ -87,8 +89,11 @@ Manifest describe_checkpoint(const CheckpointContent& content) {
 
 void require_finite(const CheckpointContent& content) {
   for (const CheckpointTensor& tensor : content.tensors) {
-    const int64_t index = first_nonfinite(tensor.dtype, bytes_of(tensor));
-    require(index < 0, ExitCode::numerical, tensor.name, ": element ", index, " is NaN or Inf; step ", content.step, " is not saved");
+    for_slabs(tensor, [&](int64_t begin, std::span<const std::byte> bytes) {
+      const int64_t index = first_nonfinite(tensor.data.dtype(), bytes);
+      require(index < 0, ExitCode::numerical, tensor.name, ": element ", begin + index, " is NaN or Inf; step ", content.step,
+              " is not saved");
+    });
   }
 }
 

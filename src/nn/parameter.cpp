@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "mantissa/nn/arena.h"
-#include "mantissa/tensor/nonfinite.h"
 
 namespace mantissa {
 

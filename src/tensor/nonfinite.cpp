@@ -23,17 +23,6 @@ int64_t first_of_bits(std::span<const std::byte> bytes, Bits magnitude, Bits inf
   return -1;
 }
 
-double value_at(const Tensor& tensor, int64_t index) {
-  switch (tensor.dtype()) {
-    case Dtype::f32: return static_cast<double>(tensor.data<float>()[index]);
-    case Dtype::bf16: return static_cast<double>(to_float(tensor.data<bf16>()[index]));
-    case Dtype::f64: return tensor.data<double>()[index];
-    case Dtype::i32: return tensor.data<int32_t>()[index];
-    case Dtype::u8: return tensor.data<uint8_t>()[index];
-  }
-  return 0.0;
-}
-
 }  // namespace
 
 int64_t first_nonfinite(Dtype dtype, std::span<const std::byte> values) {
@@ -45,11 +34,6 @@ int64_t first_nonfinite(Dtype dtype, std::span<const std::byte> values) {
     case Dtype::u8: return -1;
   }
   return -1;
-}
-
-std::string nonfinite_text(const std::string& name, const Tensor& tensor) {
-  const int64_t index = first_nonfinite(tensor.dtype(), {tensor.raw(), static_cast<size_t>(tensor.bytes())});
-  return index < 0 ? "" : text(name, "[", index, "] = ", value_at(tensor, index));
 }
 
 }  // namespace mantissa

@@ -5,6 +5,7 @@
 #include <set>
 #include <span>
 
+#include "mantissa/backend/functions.h"
 #include "mantissa/base/json.h"
 #include "mantissa/base/log.h"
 #include "mantissa/base/version.h"
@@ -63,17 +64,15 @@ SavedState parse_state(const Manifest& manifest, const std::string& source) {
   return saved;
 }
 
-std::span<std::byte> bytes_of(const Tensor& tensor) { return {tensor.raw(), static_cast<size_t>(tensor.bytes())}; }
-
 void add_tensor(CheckpointContent& content, const std::string& name, const Tensor& tensor) {
-  content.tensors.push_back({.name = name, .dtype = tensor.dtype(), .shape = tensor.shape(), .boxes = {}, .data = tensor.raw()});
+  content.tensors.push_back({.name = name, .shape = tensor.shape(), .boxes = {}, .data = tensor});
 }
 
 void read_tensor(CheckpointReader& reader, const std::string& name, const Tensor& out) {
   const ManifestTensor& saved = reader.tensor(name);
   require(saved.dtype == out.dtype() && saved.shape == dimensions(out.shape()), ExitCode::usage, reader.directory().string(), ": ", name,
           " is ", saved.dtype, " ", shape_text(saved.shape), ", the model needs ", out.dtype(), " ", shape_text(dimensions(out.shape())));
-  reader.read(name, bytes_of(out));
+  fill_from_host(out, [&](std::span<std::byte> bytes) { reader.read(name, bytes); });
 }
 
 std::string scalar_text(const Scalar& scalar) {

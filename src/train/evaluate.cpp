@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "mantissa/backend/functions.h"
 #include "mantissa/train/device_batch.h"
 
 namespace mantissa {
@@ -16,7 +17,7 @@ std::optional<SetLoss> sum_over_set(Gpt& model, const ValidationData& data, int 
     const Batch batch = data.batch(set, first, std::min(micro_batch_size, windows - first));
     if (batch.target_count == 0) continue;
     const DeviceBatch rows = to_device(model.device(), batch, 0, batch.sequences);
-    sum.loss += *model.loss(rows.tokens, rows.targets, 1).value().data<double>();
+    sum.loss += to_host<double>(model.loss(rows.tokens, rows.targets, 1).value())[0];
     sum.targets += batch.target_count;
   }
   return sum;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "mantissa/backend/functions.h"
 #include "mantissa/base/rng.h"
 
 namespace mantissa {
@@ -79,9 +80,9 @@ std::vector<int32_t> generate(Gpt& model, const std::vector<int32_t>& prompt, co
   if (static_cast<int64_t>(pending.size()) > capacity) restart(cache, pending, sequence, capacity);
   for (int64_t i = 0; i < options.max_new_tokens; ++i) {
     if (cache[0].length + static_cast<int64_t>(pending.size()) > capacity) restart(cache, pending, sequence, capacity);
-    const Tensor logits = model.next_logits(pending, cache);
+    const std::vector<float> logits = to_host<float>(model.next_logits(pending, cache));
     const double draw = uniform(key, options.what, (options.moment << 24) + static_cast<uint64_t>(i));
-    const int32_t id = pick_token({logits.data<float>(), static_cast<size_t>(vocab)}, options, draw);
+    const int32_t id = pick_token({logits.data(), static_cast<size_t>(vocab)}, options, draw);
     sequence.push_back(id);
     pending.assign(1, id);
     if (on_token && !on_token(id)) break;

@@ -1,11 +1,9 @@
 #include "mantissa/train/optimizer.h"
 
-#include <algorithm>
+#include <array>
 #include <cmath>
-#include <numeric>
 
 #include "mantissa/nn/arena.h"
-#include "mantissa/tensor/nonfinite.h"
 
 namespace mantissa {
 namespace {
@@ -26,6 +24,7 @@ Optimizer::Optimizer(ParameterSet& parameters, const OptimizerConfig& config) : 
   }
   partials_ = empty(parameters.device(), Dtype::f64, {bands});
   step_ = zeros(parameters.device(), Dtype::f32, {static_cast<int64_t>(StepValue::count)});
+  outcome_ = zeros(parameters.device(), Dtype::f64, {static_cast<int64_t>(StepOutcome::count)});
 }
 
 void Optimizer::allocate_masters() {
@@ -50,30 +49,33 @@ void Optimizer::store_masters() {
   for (const Parameter& parameter : parameters_.all()) parameters_.store(parameter, masters_[i++]);
 }
 
-double Optimizer::gradient_norm() {
+void Optimizer::finish_gradients(double lr, const StepLosses& losses) {
+  Backend& device = parameters_.device();
   int64_t begin = 0;
   for (const Parameter& parameter : parameters_.all()) {
     const int64_t end = begin + norm_bands(parameter.leaf.grad);
-    parameters_.device().run(SquaredNorm{.x = parameter.leaf.grad, .partials = partials_.slice(begin, end)});
+    device.run(SquaredNorm{.x = parameter.leaf.grad, .partials = partials_.slice(begin, end)});
     begin = end;
   }
-  const double* partials = partials_.data<double>();
-  return std::sqrt(std::accumulate(partials, partials + partials_.elements(), 0.0));
-}
-
-void Optimizer::set(StepValue index, double value) { step_.data<float>()[static_cast<int>(index)] = static_cast<float>(value); }
-
-void Optimizer::update(const UpdateOptions& options) {
-  if (!options.skip) ++updates_;
-  const auto n = static_cast<double>(std::max<int64_t>(1, updates_));
-  set(StepValue::lr, options.lr);
+  std::array<float, static_cast<size_t>(StepValue::count)> step{};
+  const auto set = [&](StepValue index, double value) { step[static_cast<size_t>(index)] = static_cast<float>(value); };
+  const auto n = static_cast<double>(updates_ + 1);
+  set(StepValue::lr, lr);
   set(StepValue::inverse_bias_correction1, 1.0 / (1.0 - std::pow(config_.beta1, n)));
   set(StepValue::inverse_bias_correction2, 1.0 / (1.0 - std::pow(config_.beta2, n)));
-  const bool clips = config_.grad_clip > 0.0 && std::isfinite(options.gradient_norm);
-  set(StepValue::clip_factor, clips ? std::min(1.0, config_.grad_clip / (options.gradient_norm + 1e-6)) : 1.0);
-  set(StepValue::skip, options.skip ? 1.0 : 0.0);
+  device.upload(step.data(), step_);
+  device.run(FinishGradients{.partials = partials_,
+                             .losses = losses.losses,
+                             .flags = parameters_.nonfinite(),
+                             .step = step_,
+                             .outcome = outcome_,
+                             .clip = config_.grad_clip,
+                             .pairwise = losses.pairwise});
+}
+
+void Optimizer::apply() {
   size_t i = 0;
-  for (Parameter& parameter : parameters_.all()) {
+  for (const Parameter& parameter : parameters_.all()) {
     const Tensor rounding = parameters_.rounding_target(parameter);
     parameters_.device().run(AdamW{.master = masters_[i],
                                    .m = first_[i],
@@ -85,9 +87,22 @@ void Optimizer::update(const UpdateOptions& options) {
                                    .eps = config_.eps,
                                    .weight_decay = parameter.decays() ? config_.weight_decay : 0.0,
                                    .value = rounding});
-    if (!options.skip) parameters_.quantise(parameter, rounding);
+    parameters_.quantise(parameter, rounding);
     ++i;
   }
+}
+
+UpdateResult Optimizer::update(double lr, const StepLosses& losses) {
+  finish_gradients(lr, losses);
+  apply();
+  const std::vector<double> outcome = to_host<double>(outcome_);
+  const auto get = [&](StepOutcome index) { return outcome[static_cast<size_t>(index)]; };
+  const UpdateResult result{.loss = get(StepOutcome::loss),
+                            .gradient_norm = get(StepOutcome::gradient_norm),
+                            .bad_weights = get(StepOutcome::bad_weights) != 0.0,
+                            .skipped = get(StepOutcome::skip) != 0.0};
+  if (!result.skipped) ++updates_;
+  return result;
 }
 
 std::string first_nonfinite_gradient(const ParameterSet& parameters) {

@@ -17,15 +17,14 @@ namespace {
 
 using nlohmann::json;
 
-std::span<const std::byte> bytes_of(const Tensor& tensor) { return {tensor.raw(), static_cast<size_t>(tensor.bytes())}; }
-
 json hashes(const QuantizedTensor& codes) {
   const Tensor values = empty(codes.device(), Dtype::f32, codes.shape);
   codes.device().run(Dequantize{.x = codes, .out = values});
-  std::string both(static_cast<size_t>(codes.bytes()), '\0');
-  std::memcpy(both.data(), codes.codes.raw(), static_cast<size_t>(codes.codes.bytes()));
-  std::memcpy(both.data() + codes.codes.bytes(), codes.scales.raw(), static_cast<size_t>(codes.scales.bytes()));
-  return {{"how", text(codes.how)}, {"codes", hex64(xxh64(std::string_view(both)))}, {"values", hex64(xxh64(bytes_of(values)))}};
+  std::vector<uint8_t> both = to_host<uint8_t>(codes.codes);
+  const std::vector<uint8_t> scales = to_host<uint8_t>(codes.scales);
+  both.insert(both.end(), scales.begin(), scales.end());
+  return {
+      {"how", text(codes.how)}, {"codes", hex64(xxh64(std::as_bytes(std::span(both))))}, {"values", hex64(xxh64(HostBytes(values).get()))}};
 }
 
 // What the products of a module read; gemms follows from the others and from what the recipe lists.

@@ -20,7 +20,7 @@ class Sums {
   void add(const Tensor& x, const QuantizedTensor& codes) {
     const Tensor out = empty(x.device(), Dtype::f64, {Part::size});
     x.device().run(QuantizationError{.x = converted(x, Dtype::bf16), .q = codes, .out = out});
-    const double* parts = out.data<double>();
+    const std::vector<double> parts = to_host<double>(out);
     const double amax = std::isnan(parts_[Part::amax]) ? parts_[Part::amax] : std::max(parts[Part::amax], parts_[Part::amax]);
     for (size_t i = 0; i < parts_.size(); ++i) parts_[i] += parts[i];
     parts_[Part::amax] = amax;

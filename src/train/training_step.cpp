@@ -3,23 +3,23 @@
 #include <algorithm>
 #include <cmath>
 
-#include "mantissa/backend/functions.h"
 #include "mantissa/train/device_batch.h"
 
 namespace mantissa {
 namespace {
 
-double forward_and_backward(Gpt& model, const DeviceBatch& rows, int64_t target_count) {
+Tensor forward_and_backward(Gpt& model, const DeviceBatch& rows, int64_t target_count) {
   Tape tape;
   const Tape::Scope scope(&tape);
   const Var loss = model.loss(rows.tokens, rows.targets, target_count);
   tape.backward(loss);
-  return *loss.value().data<double>();
+  return loss.value();
 }
 
-std::string first_bad_value(double loss, const ParameterSet& parameters) {
-  if (!std::isfinite(loss)) return text("loss = ", loss);
-  return first_nonfinite_gradient(parameters);
+// Fake quantisation may turn a NaN weight into a number, and the loss with it, so weights come first.
+std::string first_bad_value(const UpdateResult& update, const ParameterSet& parameters, const Optimizer& optimizer) {
+  if (update.bad_weights) return first_nonfinite_weight(parameters, optimizer);
+  return std::isfinite(update.loss) ? first_nonfinite_gradient(parameters) : text("loss = ", update.loss);
 }
 
 }  // namespace
@@ -28,18 +28,13 @@ StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& 
                          double lr) {
   // A batch without a target (everything masked) has loss 0 and no gradient.
   const int64_t targets = std::max<int64_t>(1, batch.target_count);
-  StepResult result{.loss = 0.0, .gradient_norm = 0.0, .bad = {}};
-  result.loss = accumulator.accumulate([&](int64_t i) {
+  accumulator.accumulate([&](int64_t i) {
     return forward_and_backward(model, to_device(model.device(), batch, i * micro_batch_size, micro_batch_size), targets);
   });
-  result.gradient_norm = optimizer.gradient_norm();
-  // Fake quantisation may turn a NaN weight into a number, and the loss with it.
-  const bool bad_weights = model.parameters().nonfinite();
-  const bool skip = bad_weights || !std::isfinite(result.loss) || !std::isfinite(result.gradient_norm);
-  if (skip)
-    result.bad = bad_weights ? first_nonfinite_weight(model.parameters(), optimizer) : first_bad_value(result.loss, model.parameters());
-  optimizer.update({.lr = lr, .gradient_norm = result.gradient_norm, .skip = skip});
-  return result;
+  const UpdateResult update = optimizer.update(lr, {.losses = accumulator.losses(), .pairwise = accumulator.pairwise()});
+  return {.loss = update.loss,
+          .gradient_norm = update.gradient_norm,
+          .bad = update.skipped ? first_bad_value(update, model.parameters(), optimizer) : ""};
 }
 
 }  // namespace mantissa

@@ -214,7 +214,7 @@ TEST_F(TrainTest, DryRunOpensTheDataAndWritesNothing) {
   EXPECT_EQ(*plan.config.model.vocab_size, 8);
   EXPECT_EQ(plan.training_tokens, 18000);
   EXPECT_EQ(plan.validation_windows, 125);
-  EXPECT_GT(plan.memory.total(), 16 * plan.parameters);
+  EXPECT_GT(plan.memory.total(), 16 * plan.precision.parameters());
   EXPECT_FALSE(std::filesystem::exists(run_folder("dry")));
 }
 
@@ -264,10 +264,10 @@ TEST_F(TrainTest, WeightsOfAnotherModelAreRefused) {
 // What Transformer Engine saves beside weights: quantisation state of a module, empty where it has none.
 TEST_F(TrainTest, OnlyExtraStateThatHoldsSomethingIsWarnedAboutAndIgnored) {
   run("seed");
-  const std::array<std::byte, 12> state{};
-  save_changed("seed", 20, "foreign", [&](Gpt&, CheckpointContent& content) {
-    content.tensors.push_back({.name = "output._extra_state", .dtype = Dtype::u8, .shape = {3}, .boxes = {}, .data = state.data()});
-    content.tensors.push_back({.name = "embed._extra_state", .dtype = Dtype::u8, .shape = {0}, .boxes = {}, .data = state.data()});
+  save_changed("seed", 20, "foreign", [&](Gpt& model, CheckpointContent& content) {
+    const Tensor state = zeros(model.device(), Dtype::u8, {3});
+    content.tensors.push_back({.name = "output._extra_state", .shape = {3}, .boxes = {}, .data = state});
+    content.tensors.push_back({.name = "embed._extra_state", .shape = {0}, .boxes = {}, .data = state.slice(0, 0)});
   });
 
   const auto logged = [&](const std::string& name, const std::string& path, std::vector<double>& losses) {

@@ -242,12 +242,26 @@ struct CrossEntropy {
 enum class StepValue : int { lr, inverse_bias_correction1, inverse_bias_correction2, clip_factor, skip, count };
 
 // Decoupled weight decay (Loshchilov and Hutter 2019), one pass: g = grad * clip_factor; m, v updated; master -= lr * (m^/(sqrt(v^)+eps) +
-// wd * master); value = master rounded, if given. All but value are stats, of one shape. step [StepValue::count] fp32. skip != 0: nothing
-// is written.
+// wd * master); value = master rounded, if given. All but value are stats, of one shape. step [StepValue::count] fp32. skip != 0: master,
+// m and v stay as they are.
 struct AdamW {
   Tensor master, m, v, grad, step;
   double beta1, beta2, eps, weight_decay;
   Tensor value{};
+};
+
+// What the gradients of a step amount to, in fp64. bad_weights: a flag was set.
+enum class StepOutcome : int { loss, gradient_norm, bad_weights, skip, count };
+
+// Ends the backward passes of a step. partials [P] fp64: SquaredNorm of all gradients; losses [L] fp64: of the micro batches; flags [F]
+// i32: Quantize::nonfinite. loss = sum of losses, in order or, where `pairwise` (L a power of two), of neighbours, then of pairs of them;
+// gradient_norm = root of the sum of partials in order. The step is to be skipped if a flag is set or one of the two is not finite. Writes
+// outcome [StepOutcome::count] fp64 and of step [StepValue::count] fp32 clip_factor, min(1, clip / (norm + 1e-6)) as torch's
+// clip_grad_norm_ or 1 for clip 0, and skip.
+struct FinishGradients {
+  Tensor partials, losses, flags, step, outcome;
+  double clip;
+  bool pairwise;
 };
 
 struct Sum {  // out [1] (fp64) = factor * sum of all elements of x (stats), in order, in fp64
@@ -276,6 +290,11 @@ class Backend {
   // exhaustion.
   virtual std::shared_ptr<std::byte> allocate(int64_t bytes) = 0;
   virtual AllocatorStats allocator_stats() const = 0;
+  // Whether tensors lie in memory of the host. If they do not, only kernels, upload() and download() may touch them.
+  virtual bool host_memory() const = 0;
+  // All bytes of a tensor, from and to memory of the host. Both run after the kernels before them, and are done when they return.
+  virtual void upload(const void* from, const Tensor& to) = 0;
+  virtual void download(const Tensor& from, void* to) = 0;
   // How many products ran in fp32 so far because an operand held extreme scale codes, where others run in bf16.
   virtual int64_t fp32_products() const { return 0; }
 
@@ -315,6 +334,7 @@ class Backend {
   virtual void execute(const GeluBackward&) = 0;
   virtual void execute(const CrossEntropy&) = 0;
   virtual void execute(const AdamW&) = 0;
+  virtual void execute(const FinishGradients&) = 0;
   virtual void execute(const Sum&) = 0;
   virtual void execute(const SquaredNorm&) = 0;
 };

@@ -1,6 +1,11 @@
 // Tensors from a backend, conversions and quantisation.
 #pragma once
 
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
 #include "mantissa/backend/backend.h"
 
 namespace mantissa {
@@ -9,7 +14,32 @@ Tensor empty(Backend& device, Dtype dtype, Shape shape);  // not initialised
 Tensor empty_like(const Tensor& tensor);
 Tensor zeros(Backend& device, Dtype dtype, Shape shape);
 Tensor from_host(Backend& device, Dtype dtype, Shape shape, const void* data);  // copies
-Tensor converted(const Tensor& tensor, Dtype dtype);                            // a new tensor, or the same handle if the dtype is the same
+template <class T>
+std::vector<T> to_host(const Tensor& tensor) {  // copies
+  require(DtypeOf<T>::value == tensor.dtype(), "to_host: a tensor of ", tensor.dtype(), " as ", DtypeOf<T>::value);
+  std::vector<T> out(static_cast<size_t>(tensor.elements()));
+  tensor.device().download(tensor, out.data());
+  return out;
+}
+Tensor converted(const Tensor& tensor, Dtype dtype);  // a new tensor, or the same handle if the dtype is the same
+
+// The bytes of a tensor where the host can read them: its memory, or a copy.
+class HostBytes {
+ public:
+  explicit HostBytes(const Tensor& tensor);
+  HostBytes(const HostBytes&) = delete;
+  HostBytes& operator=(const HostBytes&) = delete;
+  std::span<const std::byte> get() const { return bytes_; }
+
+ private:
+  std::vector<std::byte> copy_;
+  std::span<const std::byte> bytes_;
+};
+// The way back: `fill` writes all bytes of the tensor.
+void fill_from_host(const Tensor& tensor, const std::function<void(std::span<std::byte>)>& fill);
+
+// "name[5] = nan": the first element that is NaN or Inf; "" if all are finite.
+std::string nonfinite_text(const std::string& name, const Tensor& tensor);
 
 // `length` rounded up to whole blocks.
 inline int64_t whole_blocks(int64_t length, int64_t block) { return (length + block - 1) / block * block; }

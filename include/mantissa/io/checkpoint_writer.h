@@ -1,7 +1,6 @@
 // What goes into a checkpoint, and the writing of one complete folder. CheckpointDirectory, above this, gives it its name and publishes it.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -11,14 +10,13 @@
 
 namespace mantissa {
 
-// A host array that does not change while it is saved. The boxes, in global coordinates, tile the tensor; their values follow each other in
-// `data`, each row-major. No boxes: the whole tensor as it stands.
+// A tensor that does not change while it is saved. The boxes, in global coordinates, tile it; their values follow each other in `data`, each
+// row-major. No boxes: data is the whole tensor as it stands.
 struct CheckpointTensor {
   std::string name;
-  Dtype dtype = Dtype::f32;
   Shape shape;
   std::vector<Box> boxes;
-  const std::byte* data = nullptr;
+  Tensor data;
 };
 
 struct CheckpointContent {

@@ -64,8 +64,8 @@ class ParameterSet {
   void quantise(const Parameter& parameter, const Tensor& rounding);
   void initialise(uint64_t seed);  // draws and stores all, and keeps no master
 
-  // A weight that was quantised held NaN or Inf; some formats would hide it. Until it is cleared.
-  bool nonfinite() const { return *nonfinite_.data<int32_t>() != 0; }
+  // [1] i32: not 0 if a weight that was quantised held NaN or Inf, which some formats would hide. Until it is cleared.
+  const Tensor& nonfinite() const { return nonfinite_; }
   void clear_nonfinite();
 
   // Gradient buffers. A buffer is one flat tensor with every parameter's gradient in it.

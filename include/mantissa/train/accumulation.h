@@ -17,23 +17,24 @@ class GradientAccumulator {
   // Throws Error(usage) for tree with a number of micro batches that is no power of two.
   GradientAccumulator(ParameterSet& parameters, Accumulation how, int64_t micro_batches);
 
-  // Calls micro_batch(i) for i = 0 .. M-1; each runs forward and backward and returns its part of the loss. Afterwards the gradients of the
-  // set hold the sum; the result is the sum of the losses in the same order.
-  double accumulate(const std::function<double(int64_t)>& micro_batch);
+  // Calls micro_batch(i) for i = 0 .. M-1; each runs forward and backward and returns its part of the loss, one fp64. Afterwards the
+  // gradients of the set hold the sum, and losses() [M] all parts.
+  void accumulate(const std::function<Tensor(int64_t)>& micro_batch);
+  const Tensor& losses() const { return losses_; }
+  bool pairwise() const { return how_ == Accumulation::tree; }  // the order in which losses are to be summed, as the gradients were
 
   // Buffers of that many gradients each.
   static int64_t buffers(Accumulation how, int64_t micro_batches);
 
  private:
-  double running(const std::function<double(int64_t)>& micro_batch);
-  double tree(const std::function<double(int64_t)>& micro_batch);
-  void require_all_written() const;
+  void take(const std::function<Tensor(int64_t)>& micro_batch, int64_t i);
+  void tree(const std::function<Tensor(int64_t)>& micro_batch);
 
   ParameterSet& parameters_;
   Accumulation how_;
   int64_t micro_batches_;
   std::vector<Tensor> buffers_;  // tree: partial sums, the widest range first
-  std::vector<double> losses_;   // of the same ranges
+  Tensor losses_;
 };
 
 }  // namespace mantissa

@@ -11,10 +11,17 @@
 
 namespace mantissa {
 
-struct UpdateOptions {
-  double lr;
-  double gradient_norm;  // as gradient_norm() returned it
-  bool skip;             // the gradient is not finite: parameters, moments and the update counter stay as they are
+// The losses of a step's micro batches, [M] fp64, and the order of their sum (FinishGradients).
+struct StepLosses {
+  Tensor losses;
+  bool pairwise = false;
+};
+
+struct UpdateResult {
+  double loss;
+  double gradient_norm;  // before clipping
+  bool bad_weights;      // a quantised weight is NaN or Inf
+  bool skipped;          // because of that, or since loss or norm are: masters, moments and the update counter stay as they are
 };
 
 class Optimizer {
@@ -28,12 +35,10 @@ class Optimizer {
   // Values and codes from masters that were written from outside.
   void store_masters();
 
-  // L2 norm of all gradients, summed in fp64 per 32 rows, then in parameter order. NaN or Inf if and only if an element is.
-  double gradient_norm();
-
-  // Update number updates() + 1: gradients are scaled by min(1, grad_clip / (norm + 1e-6)), as torch's clip_grad_norm_ does; decay applies
-  // to parameters of two or more dimensions.
-  void update(const UpdateOptions& options);
+  // Update number updates() + 1, unless it is skipped. The norm is that of all gradients, summed in fp64 per 32 rows, then in the order of
+  // the parameters; NaN or Inf if and only if an element is. Decay applies to parameters of two or more dimensions. Everything is decided
+  // on the device; what is returned is the one thing that a step reads from it.
+  UpdateResult update(double lr, const StepLosses& losses);
 
   // How often the parameters were updated; the bias corrections follow it.
   int64_t updates() const { return updates_; }
@@ -46,14 +51,15 @@ class Optimizer {
 
  private:
   void allocate_masters();
-  void set(StepValue index, double value);
+  void finish_gradients(double lr, const StepLosses& losses);
+  void apply();
 
   ParameterSet& parameters_;
   OptimizerConfig config_;
   int64_t updates_ = 0;
   std::vector<Tensor> masters_, first_, second_;  // by parameter: views of arenas
   Tensor partials_;                               // squared norms of 32 rows each, fp64, in the order of the parameters
-  Tensor step_;                                   // StepValue
+  Tensor step_, outcome_;                         // StepValue, StepOutcome
 };
 
 // "layers.0.mlp.down.weight[1234] = nan": the first gradient element, or element of a weight as forward reads it, that is not finite; "" if

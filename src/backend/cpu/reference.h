@@ -14,6 +14,9 @@ class CpuReference : public Backend {
   const char* name() const override { return "cpu_reference"; }
   std::shared_ptr<std::byte> allocate(int64_t bytes) override;
   AllocatorStats allocator_stats() const override;
+  bool host_memory() const override { return true; }
+  void upload(const void* from, const Tensor& to) override;
+  void download(const Tensor& from, void* to) override;
 
   void execute(const Fill& k) override;
   void execute(const Convert& k) override;
@@ -45,6 +48,7 @@ class CpuReference : public Backend {
   void execute(const GeluBackward& k) override;
   void execute(const CrossEntropy& k) override;
   void execute(const AdamW& k) override;
+  void execute(const FinishGradients& k) override;
   void execute(const Sum& k) override;
   void execute(const SquaredNorm& k) override;
 

@@ -45,6 +45,8 @@ CpuReference::CpuReference() { start_threads(); }
 
 std::shared_ptr<std::byte> CpuReference::allocate(int64_t bytes) { return allocator_->allocate(bytes); }
 AllocatorStats CpuReference::allocator_stats() const { return allocator_->stats(); }
+void CpuReference::upload(const void* from, const Tensor& to) { std::copy_n(static_cast<const std::byte*>(from), to.bytes(), to.raw()); }
+void CpuReference::download(const Tensor& from, void* to) { std::copy_n(from.raw(), from.bytes(), static_cast<std::byte*>(to)); }
 std::unique_ptr<Backend> make_cpu_reference() { return std::make_unique<CpuReference>(); }
 
 void CpuReference::execute(const Fill& k) {

@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <span>
 
 #include "backend/checks.h"
 #include "backend/cpu/reference.h"
@@ -42,7 +44,8 @@ void adamw(const AdamW& k) {
   const AdamWRule<S> rule(k, k.step.data<float>());
   S *master = k.master.data<S>(), *m = k.m.data<S>(), *v = k.v.data<S>();
   const S* grad = k.grad.data<S>();
-  for (int64_t i = 0; i < k.master.elements(); ++i) rule.apply(master[i], m[i], v[i], grad[i]);
+  const bool skip = k.step.data<float>()[static_cast<int>(StepValue::skip)] != 0.0F;
+  for (int64_t i = 0; !skip && i < k.master.elements(); ++i) rule.apply(master[i], m[i], v[i], grad[i]);
   if (!k.value.defined()) return;
   with_values(k.value.dtype(), [&]<class T>() {
     T* value = k.value.data<T>();
@@ -50,12 +53,37 @@ void adamw(const AdamW& k) {
   });
 }
 
+double total_loss(std::span<const double> losses, bool pairwise) {
+  if (!pairwise) return std::accumulate(losses.begin(), losses.end(), 0.0);
+  if (losses.size() == 1) return losses[0];
+  const size_t half = losses.size() / 2;
+  return total_loss(losses.first(half), true) + total_loss(losses.last(half), true);
+}
+
 }  // namespace
 
 void CpuReference::execute(const AdamW& k) {
   check(k);
-  if (k.step.data<float>()[static_cast<int>(StepValue::skip)] != 0.0F) return;
   k.master.dtype() == Dtype::f64 ? adamw<double>(k) : adamw<float>(k);
+}
+
+void CpuReference::execute(const FinishGradients& k) {
+  check(k);
+  const double* partials = k.partials.data<double>();
+  const double norm = std::sqrt(std::accumulate(partials, partials + k.partials.elements(), 0.0));
+  const double loss = total_loss({k.losses.data<double>(), static_cast<size_t>(k.losses.elements())}, k.pairwise);
+  const int32_t* flags = k.flags.data<int32_t>();
+  const bool bad_weights = std::any_of(flags, flags + k.flags.elements(), [](int32_t flag) { return flag != 0; });
+  const bool skip = bad_weights || !std::isfinite(loss) || !std::isfinite(norm);
+  const bool clips = k.clip > 0.0 && std::isfinite(norm);
+  float* step = k.step.data<float>();
+  step[static_cast<int>(StepValue::clip_factor)] = static_cast<float>(clips ? std::min(1.0, k.clip / (norm + 1e-6)) : 1.0);
+  step[static_cast<int>(StepValue::skip)] = skip ? 1.0F : 0.0F;
+  double* outcome = k.outcome.data<double>();
+  outcome[static_cast<int>(StepOutcome::loss)] = loss;
+  outcome[static_cast<int>(StepOutcome::gradient_norm)] = norm;
+  outcome[static_cast<int>(StepOutcome::bad_weights)] = bad_weights ? 1.0 : 0.0;
+  outcome[static_cast<int>(StepOutcome::skip)] = skip ? 1.0 : 0.0;
 }
 
 void CpuReference::execute(const SquaredNorm& k) {
