@@ -16,7 +16,7 @@ namespace {
 bool aligned(const std::shared_ptr<std::byte>& block) { return reinterpret_cast<uintptr_t>(block.get()) % 64 == 0; }
 
 TEST(CachingAllocator, BlocksAreAlignedDistinctAndAsLargeAsAsked) {
-  const auto allocator = std::make_shared<CachingAllocator>();
+  const auto allocator = std::make_shared<CachingAllocator>(host_memory_source());
   std::vector<std::shared_ptr<std::byte>> blocks;
   const std::vector<int64_t> sizes{0, 1, 63, 64, 65, 1000, 4097, 70001, 3000000};
   for (const int64_t size : sizes) {
@@ -53,7 +53,7 @@ void step(CachingAllocator& allocator) {
 }
 
 TEST(CachingAllocator, ALoopStopsAskingTheSystemAfterItsFirstRound) {
-  const auto allocator = std::make_shared<CachingAllocator>();
+  const auto allocator = std::make_shared<CachingAllocator>(host_memory_source());
   step(*allocator);
   const AllocatorStats warm = allocator->stats();
   EXPECT_GT(warm.system_calls, 0);
@@ -66,7 +66,7 @@ TEST(CachingAllocator, ALoopStopsAskingTheSystemAfterItsFirstRound) {
 }
 
 TEST(CachingAllocator, CountsWhatIsInUseAndHeld) {
-  const auto allocator = std::make_shared<CachingAllocator>();
+  const auto allocator = std::make_shared<CachingAllocator>(host_memory_source());
   auto a = allocator->allocate(1024), b = allocator->allocate(2048);
   const auto also_a = a;
   EXPECT_EQ(allocator->stats().in_use, 3072);
@@ -80,7 +80,7 @@ TEST(CachingAllocator, CountsWhatIsInUseAndHeld) {
 }
 
 TEST(CachingAllocator, ABlockOutlivesItsOwnersLastReference) {
-  auto allocator = std::make_shared<CachingAllocator>();
+  auto allocator = std::make_shared<CachingAllocator>(host_memory_source());
   const std::weak_ptr<CachingAllocator> watched = allocator;
   auto block = allocator->allocate(1000);
   allocator.reset();
@@ -91,7 +91,7 @@ TEST(CachingAllocator, ABlockOutlivesItsOwnersLastReference) {
 }
 
 TEST(CachingAllocator, ExhaustionNamesTheSizeAndKeepsTheAllocatorUsable) {
-  const auto allocator = std::make_shared<CachingAllocator>();
+  const auto allocator = std::make_shared<CachingAllocator>(host_memory_source());
   auto cached = allocator->allocate(4096);
   cached.reset();
   for (const int64_t impossible : {int64_t{1} << 58, int64_t{1} << 62, int64_t{-1}}) {
@@ -110,7 +110,7 @@ TEST(CachingAllocator, ExhaustionNamesTheSizeAndKeepsTheAllocatorUsable) {
 }
 
 TEST(CachingAllocator, ThreadsMayAllocateAndFreeAtOnce) {
-  const auto allocator = std::make_shared<CachingAllocator>();
+  const auto allocator = std::make_shared<CachingAllocator>(host_memory_source());
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&allocator, t] {

@@ -275,7 +275,7 @@ struct SquaredNorm {
   Tensor x, partials;
 };
 
-// The caching allocator's own counters, in bytes and calls.
+// The caching allocator's own counters, in bytes and calls; the system is where its memory comes from.
 struct AllocatorStats {
   int64_t in_use = 0, peak_in_use = 0;  // handed out now, at most so far
   int64_t reserved = 0;                 // held from the system

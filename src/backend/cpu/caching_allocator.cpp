@@ -7,6 +7,20 @@
 #include "mantissa/base/limits.h"
 
 namespace mantissa {
+namespace {
+
+class HostMemory final : public MemorySource {
+ public:
+  std::byte* take(int64_t bytes) override {
+    void* block = nullptr;
+    return posix_memalign(&block, CachingAllocator::kAlignment, static_cast<size_t>(bytes)) == 0 ? static_cast<std::byte*>(block) : nullptr;
+  }
+  void give_back(std::byte* block) noexcept override { std::free(block); }
+};
+
+}  // namespace
+
+std::unique_ptr<MemorySource> host_memory_source() { return std::make_unique<HostMemory>(); }
 
 int64_t CachingAllocator::size_class(int64_t bytes) {
   constexpr int64_t kLargest = int64_t{1} << 60;
@@ -38,26 +52,26 @@ CachingAllocator::~CachingAllocator() { release_cached(); }
 
 std::byte* CachingAllocator::take(int64_t size) {
   std::vector<std::byte*>& blocks = cached_[size];
-  if (blocks.empty()) return from_system(size);
+  if (blocks.empty()) return from_source(size);
   std::byte* block = blocks.back();
   blocks.pop_back();
   return block;
 }
 
-std::byte* CachingAllocator::from_system(int64_t size) {
+std::byte* CachingAllocator::from_source(int64_t size) {
   cached_[size].reserve(blocks_[size] + 1);  // give_back must not fail
   ++stats_.system_calls;
-  void* block = nullptr;
-  if (posix_memalign(&block, kAlignment, static_cast<size_t>(size)) != 0) {
+  std::byte* block = source_->take(size);
+  if (!block) {
     release_cached();
     ++stats_.system_calls;
-    const int status = posix_memalign(&block, kAlignment, static_cast<size_t>(size));
-    require(status == 0, "out of memory: cannot allocate ", size, " bytes for a tensor; ", stats_.in_use, " bytes are in use, at most ",
-            stats_.peak_in_use, " so far", memory_limits());
+    block = source_->take(size);
+    require(block != nullptr, "out of memory: cannot allocate ", size, " bytes for a tensor; ", stats_.in_use,
+            " bytes are in use, at most ", stats_.peak_in_use, " so far", memory_limits());
   }
   ++blocks_[size];
   stats_.reserved += size;
-  return static_cast<std::byte*>(block);
+  return block;
 }
 
 void CachingAllocator::give_back(std::byte* block, int64_t size) noexcept {
@@ -68,7 +82,7 @@ void CachingAllocator::give_back(std::byte* block, int64_t size) noexcept {
 
 void CachingAllocator::release_cached() {
   for (auto& [size, blocks] : cached_) {
-    for (std::byte* block : blocks) std::free(block);
+    for (std::byte* block : blocks) source_->give_back(block);
     stats_.reserved -= size * static_cast<int64_t>(blocks.size());
     blocks_[size] -= blocks.size();
     blocks.clear();

@@ -1,17 +1,26 @@
-// Memory of the CPU backends. Blocks come from the system once and are kept by size class when their last handle goes, so a loop that asks
-// for the same sizes again never returns to the system. Pages are not touched here: the thread that uses a page first decides where it
-// lies.
+// Memory of a backend. Blocks come from a source once and are kept by size class when their last handle goes, so a loop that asks for the
+// same sizes again never returns to it. Pages are not touched here: on the host, the thread that uses a page first decides where it lies.
 #pragma once
 
 #include <cstddef>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "mantissa/backend/backend.h"
 
 namespace mantissa {
+
+class MemorySource {
+ public:
+  virtual ~MemorySource() = default;
+  virtual std::byte* take(int64_t bytes) = 0;  // aligned to CachingAllocator::kAlignment; null: there is no more
+  virtual void give_back(std::byte* block) noexcept = 0;
+};
+
+std::unique_ptr<MemorySource> host_memory_source();
 
 // Thread-safe. Create by std::make_shared: every block keeps the allocator alive, and returns to it on whichever thread drops the last
 // handle.
@@ -19,12 +28,12 @@ class CachingAllocator : public std::enable_shared_from_this<CachingAllocator> {
  public:
   static constexpr int64_t kAlignment = 64;
 
-  CachingAllocator() = default;
+  explicit CachingAllocator(std::unique_ptr<MemorySource> source) : source_(std::move(source)) {}
   ~CachingAllocator();
   CachingAllocator(const CachingAllocator&) = delete;
   CachingAllocator& operator=(const CachingAllocator&) = delete;
 
-  // At least `bytes` (zero gives a block too). When the system has no more, the kept blocks are given back to it and it is asked again;
+  // At least `bytes` (zero gives a block too). When the source has no more, the kept blocks are given back to it and it is asked again;
   // then throws Error(internal) with the size.
   std::shared_ptr<std::byte> allocate(int64_t bytes);
 
@@ -36,13 +45,14 @@ class CachingAllocator : public std::enable_shared_from_this<CachingAllocator> {
 
  private:
   std::byte* take(int64_t size);
-  std::byte* from_system(int64_t size);
+  std::byte* from_source(int64_t size);
   void give_back(std::byte* block, int64_t size) noexcept;
   void release_cached();
 
+  std::unique_ptr<MemorySource> source_;
   mutable std::mutex mutex_;
   std::map<int64_t, std::vector<std::byte*>> cached_;  // by size class; each vector has room for every block of its class
-  std::map<int64_t, size_t> blocks_;                   // taken from the system and not returned to it, by size class
+  std::map<int64_t, size_t> blocks_;                   // taken from the source and not returned to it, by size class
   AllocatorStats stats_;
 };
 

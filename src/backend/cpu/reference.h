@@ -53,7 +53,8 @@ class CpuReference : public Backend {
   void execute(const SquaredNorm& k) override;
 
  private:
-  std::shared_ptr<CachingAllocator> allocator_ = std::make_shared<CachingAllocator>();  // shared with every block handed out
+  std::shared_ptr<CachingAllocator> allocator_ =
+      std::make_shared<CachingAllocator>(host_memory_source());  // shared with every block handed out
 };
 
 }  // namespace mantissa
