@@ -16,7 +16,7 @@ std::optional<SetLoss> sum_over_set(Gpt& model, const ValidationData& data, int 
     if (stop && stop()) return std::nullopt;
     const Batch batch = data.batch(set, first, std::min(micro_batch_size, windows - first));
     if (batch.target_count == 0) continue;
-    const DeviceBatch rows = to_device(model.device(), batch, 0, batch.sequences);
+    const DeviceBatch rows = to_device(model, batch, 0, batch.sequences);
     sum.loss += to_host<double>(model.loss(rows.tokens, rows.targets, 1).value())[0];
     sum.targets += batch.target_count;
   }

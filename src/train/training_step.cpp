@@ -29,7 +29,7 @@ StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& 
   // A batch without a target (everything masked) has loss 0 and no gradient.
   const int64_t targets = std::max<int64_t>(1, batch.target_count);
   accumulator.accumulate([&](int64_t i) {
-    return forward_and_backward(model, to_device(model.device(), batch, i * micro_batch_size, micro_batch_size), targets);
+    return forward_and_backward(model, to_device(model, batch, i * micro_batch_size, micro_batch_size), targets);
   });
   const UpdateResult update = optimizer.update(lr, {.losses = accumulator.losses(), .pairwise = accumulator.pairwise()});
   return {.loss = update.loss,

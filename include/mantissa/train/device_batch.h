@@ -11,7 +11,9 @@ struct DeviceBatch {
   Tensor targets;  // [batch * length] i32
 };
 
-// Sequences [first, first + count) of the batch.
-DeviceBatch to_device(Backend& device, const Batch& batch, int64_t first, int64_t count);
+// Sequences [first, first + count) of the batch, on the device of the model. Kernels trust indices, since a device cannot throw: every id,
+// target, position and segment start is checked here. Throws Error(data) for an id or a target outside the vocabulary, Error(internal) for
+// the others, naming sequence and position.
+DeviceBatch to_device(const Gpt& model, const Batch& batch, int64_t first, int64_t count);
 
 }  // namespace mantissa
