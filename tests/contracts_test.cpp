@@ -58,7 +58,7 @@ void gemm(ContractCheck& c) {
   c.refuses(call({a}, {b}, out, c.f32({5})), "gemm", {"bias", "[5]"});
   c.refuses(call({c.f64({5, 3})}, {b}, out), "gemm", {"fp64", "fp32"});
   c.refuses(call({a}, {b}, c.f64({5, 7})), "gemm", {"out is fp64"});
-  c.refuses(call({c.f32({5, 3, 1})}, {b}, out), "gemm", {"a is [5, 3, 1]"});
+  c.refuses(call({c.f32({5, 3, 1})}, {b}, out), "gemm", {"a is fp32 [5, 3, 1]"});
   c.refuses(call({}, {b}, out), "gemm", {"a is missing"});
   const Tensor square = c.f32({3, 3});
   c.refuses(call({square}, {square}, square), "gemm", {"out overlaps"});

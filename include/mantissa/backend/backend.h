@@ -1,27 +1,35 @@
-// The table of contents of all mathematics: one struct of named operands per kernel, which run() takes. Callers see only Backend&.
+// The table of contents of all mathematics: one struct of named operands per kernel, which run() takes, with its contract: the dtype and
+// the shape of every operand, as contract.h writes them. Callers see only Backend&.
 //
-// Conventions. Shapes stand at the operands; N = rows (tokens), C = channels, V = vocabulary. Matrices are row-major. "Values" (x, y,
-// weight, dy, dx) share one dtype: fp32 or bf16, and on the reference backend also fp64. Statistics, losses and parameter gradients
-// ("stats") are fp32, or fp64 where the values are fp64. Sums have a fixed order that depends on the shapes only. Every kernel checks its
-// shapes and dtypes and throws Error(internal) that names the kernel. Outputs may not overlap inputs unless a line says so. `accumulate`:
-// add to the output instead of overwriting it. Optional operands, and only those, have a default initialiser.
+// Conventions. N = rows (tokens), C = channels, V = vocabulary. Matrices are row-major. "Values" (x, y, weight, dy, dx) share one dtype:
+// fp32 or bf16, and on the reference backend also fp64. Statistics, losses and parameter gradients ("stats") are fp32, or fp64 where the
+// values are fp64. Sums have a fixed order that depends on the shapes only. `accumulate`: add to the output instead of overwriting it.
+// Optional operands, and only those, have a default initialiser.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <memory>
 
+#include "mantissa/backend/contract.h"
 #include "mantissa/base/rng.h"
-#include "mantissa/tensor/quantized_tensor.h"
 
 namespace mantissa {
 
 struct Fill {  // out[...] = value
   Tensor out;
   double value;
+
+  Contract contract() const { return Contract("fill").output("out", out, "any [...]"); }
 };
 
 struct Convert {  // out = x rounded to the dtype of out (RNE); the same dtype is a copy
   Tensor x, out;
+
+  Contract contract() const {
+    const char* const spec = x.dtype() == out.dtype() ? "any [...]" : "floating [...]";
+    return Contract("convert").input("x", x, spec).output("out", out, spec);
+  }
 };
 
 // out = std * random_normal(key, what, index), with the index that an element of out has in the whole of which out is a box: out[0] has
@@ -33,10 +41,19 @@ struct RandomNormal {
   int64_t first_index;
   double std;
   int64_t row_stride = 0;
+
+  Contract contract() const {
+    Contract c("random_normal");
+    c.output("out", out, "[...]").that(first_index >= 0, "first_index is ", first_index);
+    const bool apart = row_stride == 0 || (out.shape().rank() > 0 && row_stride >= out.shape()[-1]);
+    return c.that(apart, "row_stride is ", row_stride, ", out ", out.shape());
+  }
 };
 
 struct Add {  // out = a + b; out may be a or b
   Tensor a, b, out;
+
+  Contract contract() const { return Contract("add").input("a", a, "[...]").input("b", b, "[...]").in_place("out", out, "[...]"); }
 };
 
 struct Operand {  // a matrix, read transposed where the flag says so
@@ -60,6 +77,8 @@ struct Gemm {
   Tensor out;
   bool accumulate;
   Tensor bias{};
+
+  Contract contract() const;
 };
 
 // Element codes and scales of x [M, C], fp32 or bf16 (flashinfer: bf16 only). Rows of `out` beyond M count as zeros: M is rounded up to
@@ -71,6 +90,8 @@ struct Quantize {
   QuantizedTensor out;
   QuantizedTensor second{};
   Tensor nonfinite{};
+
+  Contract contract() const;
 };
 
 // out [R, C] (fp32 or bf16) = element * 2^(scale - 127), rounded once; a scale of 255 gives NaN, and -0 under flashinfer gives +0.
@@ -81,18 +102,24 @@ struct Dequantize {
   Tensor out;
   int64_t first_col = 0;
   Tensor extreme{};
+
+  Contract contract() const;
 };
 
 // out = Dequantize(Quantize(x)) without the codes. x and out share dtype (fp32 or bf16) and shape [R, C].
 struct FakeQuantize {
   Tensor x, out;
   Quantization how;
+
+  Contract contract() const;
 };
 
 // Columnwise codes from rowwise ones by exponent shift: the bits of quantising the fp32 dequantised values of x columnwise, with its format
 // and rule. x 1 x b, out b x 1.
 struct RequantizeColumns {
   QuantizedTensor x, out;
+
+  Contract contract() const;
 };
 
 // Scales in the 128 x 4 layout of cuBLASLt and tcgen05, padding written as 0. Rowwise: outer = rows, inner = blocks of a row; columnwise:
@@ -100,6 +127,8 @@ struct RequantizeColumns {
 struct SwizzleScales {
   QuantizedTensor x;
   Tensor out;
+
+  Contract contract() const;
 };
 
 // How far codes q are from the values x [M, C] (fp32 or bf16) that they stand for. M is rounded up to whole blocks as in Quantize; elements
@@ -111,84 +140,150 @@ struct QuantizationError {
   Tensor x;
   QuantizedTensor q;
   Tensor out;
+
+  Contract contract() const;
 };
 
-struct SumRows {  // out [C] (stats) (+)= sum over rows of x [N, C]
+struct SumRows {  // out (+)= sum over rows of x
   Tensor x, out;
   bool accumulate;
+
+  Contract contract() const { return Contract("sum_rows").input("x", x, "[N, C]").output("out", out, "stats [C]"); }
 };
 
-struct EmbeddingForward {  // out [N, C] = weight [V, C][ids [N]]; an id outside [0, V) throws
+struct EmbeddingForward {  // out = weight[ids]; an id outside [0, V) throws
   Tensor ids, weight, out;
+
+  Contract contract() const {
+    return Contract("embedding").input("ids", ids, "i32 [N]").input("weight", weight, "[V, C]").output("out", out, "[N, C]");
+  }
 };
 
-struct EmbeddingBackward {  // dweight [V, C] (stats) (+)= rows of dy [N, C] summed by id, in row order
+struct EmbeddingBackward {  // dweight (+)= rows of dy summed by id, in row order
   Tensor ids, dy, dweight;
   bool accumulate;
+
+  Contract contract() const {
+    return Contract("embedding backward").input("ids", ids, "i32 [N]").input("dy", dy, "[N, C]").output("dweight", dweight, "stats [V, C]");
+  }
 };
 
-// y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + eps) (Zhang and Sennrich 2019). x, y [N, C]; weight [C]; rstd [N] stats.
+// y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + eps) (Zhang and Sennrich 2019).
 struct RmsNormForward {
   Tensor x, weight, y, rstd;
   double eps;
+
+  Contract contract() const {
+    Contract c("rms_norm");
+    c.input("x", x, "[N, C]").input("weight", weight, "[C]");
+    return c.output("y", y, "[N, C]").output("rstd", rstd, "stats [N]");
+  }
 };
 
-struct RmsNormBackward {  // dx [N, C]; dweight [C] stats
+struct RmsNormBackward {
   Tensor x, weight, rstd, dy, dx, dweight;
   bool accumulate;  // applies to dweight
+
+  Contract contract() const {
+    Contract c("rms_norm backward");
+    c.input("x", x, "[N, C]").input("weight", weight, "[C]").input("rstd", rstd, "stats [N]").input("dy", dy, "[N, C]");
+    return c.output("dx", dx, "[N, C]").output("dweight", dweight, "stats [C]");
+  }
 };
 
-// y = (x - mean) * rstd * weight + bias, biased variance (Ba et al. 2016). mean, rstd [N] stats; bias [C] optional.
+// y = (x - mean) * rstd * weight + bias, biased variance (Ba et al. 2016).
 struct LayerNormForward {
   Tensor x, weight, y, mean, rstd;
   double eps;
   Tensor bias{};
+
+  Contract contract() const {
+    Contract c("layer_norm");
+    c.input("x", x, "[N, C]").input("weight", weight, "[C]").input("bias", bias, "[C]?");
+    return c.output("y", y, "[N, C]").output("mean", mean, "stats [N]").output("rstd", rstd, "stats [N]");
+  }
 };
 
 struct LayerNormBackward {  // dbias present if and only if the forward had a bias
   Tensor x, weight, mean, rstd, dy, dx, dweight;
   bool accumulate;  // applies to dweight and dbias
   Tensor dbias{};
+
+  Contract contract() const {
+    Contract c("layer_norm backward");
+    c.input("x", x, "[N, C]").input("weight", weight, "[C]").input("mean", mean, "stats [N]").input("rstd", rstd, "stats [N]");
+    c.input("dy", dy, "[N, C]").output("dx", dx, "[N, C]");
+    return c.output("dweight", dweight, "stats [C]").output("dbias", dbias, "stats [C]?");
+  }
 };
 
 // How a row of packed q|k|v is laid out: heads * head_dim query channels, then kv_heads * head_dim keys, then as many values.
 struct HeadLayout {
   int64_t heads, kv_heads, head_dim;
   int64_t row() const { return (heads + 2 * kv_heads) * head_dim; }
+
+  // Where the contract of a kernel on such rows begins. D = head_dim, H = heads, L = query and key heads, Q = channels of the queries,
+  // K = of the keys, R = row().
+  Contract contract(const char* kernel) const;
+  // And with rows qkv [N, R] of B = batch sequences of one length T. segment_starts [N] i32 is optional.
+  Contract contract(const char* kernel, const Tensor& qkv, int64_t batch, const Tensor& segment_starts) const;
 };
 
-// RMS norm of every query head with q_weight [D] and every key head with k_weight [D]; values are copied. x, y [N, layout.row()];
-// rstd [N, heads + kv_heads] stats.
+// RMS norm of every query head with q_weight and every key head with k_weight; values are copied.
 struct QkNormForward {
   Tensor x, q_weight, k_weight, y, rstd;
   HeadLayout layout;
   double eps;
+
+  Contract contract() const {
+    Contract c = layout.contract("qk_norm");
+    c.input("x", x, "[N, R]").input("q_weight", q_weight, "[D]").input("k_weight", k_weight, "[D]");
+    return c.output("y", y, "[N, R]").output("rstd", rstd, "stats [N, L]");
+  }
 };
 
 struct QkNormBackward {
   Tensor x, q_weight, k_weight, rstd, dy, dx, dq_weight, dk_weight;
   HeadLayout layout;
   bool accumulate;  // applies to dq_weight and dk_weight
+
+  Contract contract() const {
+    Contract c = layout.contract("qk_norm backward");
+    c.input("x", x, "[N, R]").input("q_weight", q_weight, "[D]").input("k_weight", k_weight, "[D]").input("rstd", rstd, "stats [N, L]");
+    c.input("dy", dy, "[N, R]").output("dx", dx, "[N, R]");
+    return c.output("dq_weight", dq_weight, "stats [D]").output("dk_weight", dk_weight, "stats [D]");
+  }
 };
 
 // Rotary position embedding, rotate-half (Su et al. 2021; element j pairs with j + D/2), of query and key heads; values are copied.
-// table [P, D] fp32: cos in the first D/2 columns, sin in the rest, row = position. positions [N] i32 in [0, P). inverse: rotates back,
-// which is the gradient. x, y [N, layout.row()].
+// table: cos in the first D/2 columns, sin in the rest, row = position. positions lie in [0, P). inverse: rotates back, which is the
+// gradient.
 struct Rope {
   Tensor x, table, positions, y;
   HeadLayout layout;
   bool inverse;
+
+  Contract contract() const {
+    Contract c = layout.contract("rope");
+    c.that(layout.head_dim % 2 == 0, "head_dim is ", layout.head_dim, ", but channels are rotated in pairs");
+    c.input("x", x, "[N, R]").input("table", table, "fp32 [P, D]").input("positions", positions, "i32 [N]");
+    return c.output("y", y, "[N, R]");
+  }
 };
 
-// Causal softmax attention (blocked as in FlashAttention-2, Dao 2023: memory linear in T). qkv [B*T, layout.row()], out [B*T, heads * D],
-// lse [B, heads, T] stats: log of the sum of exponentials of the scaled scores. Query head h reads key head h / (heads / kv_heads).
-// segment_starts [B*T] i32: position i of a row attends to [segment_starts[i], i]; absent: to [0, i].
+// Causal softmax attention (blocked as in FlashAttention-2, Dao 2023: memory linear in T). lse: log of the sum of exponentials of the
+// scaled scores. Query head h reads key head h / (heads / kv_heads). segment_starts: position i of a row attends to [segment_starts[i], i];
+// absent: to [0, i].
 struct AttentionForward {
   Tensor qkv, out, lse;
   int64_t batch;
   HeadLayout layout;
   double scale;
   Tensor segment_starts{};
+
+  Contract contract() const {
+    return layout.contract("attention", qkv, batch, segment_starts).output("out", out, "[N, Q]").output("lse", lse, "stats [B, H, T]");
+  }
 };
 
 struct AttentionBackward {
@@ -197,23 +292,42 @@ struct AttentionBackward {
   HeadLayout layout;
   double scale;
   Tensor segment_starts{};
+
+  Contract contract() const {
+    Contract c = layout.contract("attention backward", qkv, batch, segment_starts);
+    c.input("out", out, "[N, Q]").input("lse", lse, "stats [B, H, T]").input("dout", dout, "[N, Q]");
+    return c.output("dqkv", dqkv, "[N, R]");
+  }
 };
 
-// One step of generation: rows qkv [n, layout.row()] at positions first .. first + n - 1 of one sequence. Their keys and values are stored
-// into keys, values [P, kv_heads * D], then each row attends to everything up to itself. out [n, heads * D].
+// One step of generation: rows qkv at positions first .. first + n - 1 of one sequence. Their keys and values are stored into keys, values,
+// then each row attends to everything up to itself.
 struct CachedAttention {
   Tensor qkv, keys, values, out;
   int64_t first;
   HeadLayout layout;
   double scale;
+
+  Contract contract() const {
+    Contract c = layout.contract("cached_attention");
+    c.input("qkv", qkv, "[N, R]").output("keys", keys, "[P, K]").output("values", values, "[P, K]").output("out", out, "[N, Q]");
+    const int64_t last = first + c.size('N') - 1;
+    return c.that(first >= 0 && last < c.size('P'), "positions ", first, " to ", last, " do not fit a cache of ", c.size('P'));
+  }
 };
 
-struct SwiGluForward {  // out [N, I] = silu(gate) * up, x [N, 2I] = gate | up (Shazeer 2020)
+struct SwiGluForward {  // out = silu(gate) * up, x = gate | up (Shazeer 2020)
   Tensor x, out;
+
+  Contract contract() const { return Contract("swiglu").input("x", x, "[N, 2C]").output("out", out, "[N, C]"); }
 };
 
 struct SwiGluBackward {
   Tensor x, dy, dx;
+
+  Contract contract() const {
+    return Contract("swiglu backward").input("x", x, "[N, 2C]").input("dy", dy, "[N, C]").output("dx", dx, "[N, 2C]");
+  }
 };
 
 enum class GeluForm { tanh, erf };
@@ -221,58 +335,93 @@ enum class GeluForm { tanh, erf };
 struct GeluForward {  // Hendrycks and Gimpel 2016; tanh: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
   Tensor x, out;
   GeluForm form;
+
+  Contract contract() const { return Contract("gelu").input("x", x, "[...]").output("out", out, "[...]"); }
 };
 
 struct GeluBackward {
   Tensor x, dy, dx;
   GeluForm form;
+
+  Contract contract() const { return Contract("gelu backward").input("x", x, "[...]").input("dy", dy, "[...]").output("dx", dx, "[...]"); }
 };
 
-// loss [N] stats: log-sum-exp over the first `vocab` columns of logits [N, Vp] minus the target's logit; 0 where targets [N] i32 is
-// negative. A target >= vocab throws. dlogits, where given, = scale * (softmax - onehot), 0 in ignored rows and in columns >= vocab; it may
-// be logits.
+// loss: log-sum-exp over the first `vocab` columns of logits minus the target's logit; 0 where the target is negative. A target >= vocab
+// throws. dlogits, where given, = scale * (softmax - onehot), 0 in ignored rows and in columns >= vocab; it may be logits.
 struct CrossEntropy {
   Tensor logits, targets, loss;
   int64_t vocab;
   double scale;
   Tensor dlogits{};
+
+  Contract contract() const {
+    Contract c("cross_entropy");
+    c.input("logits", logits, "[N, V]").input("targets", targets, "i32 [N]").output("loss", loss, "stats [N]");
+    c.in_place("dlogits", dlogits, "[N, V]?");
+    return c.that(vocab > 0 && vocab <= c.size('V'), "vocab is ", vocab, ", the rows of logits have ", c.size('V'), " elements");
+  }
 };
 
 // Index into the small fp32 tensor that holds what changes each step, so that a step can be replayed without new arguments.
 enum class StepValue : int { lr, inverse_bias_correction1, inverse_bias_correction2, clip_factor, skip, count };
 
 // Decoupled weight decay (Loshchilov and Hutter 2019), one pass: g = grad * clip_factor; m, v updated; master -= lr * (m^/(sqrt(v^)+eps) +
-// wd * master); value = master rounded, if given. All but value are stats, of one shape. step [StepValue::count] fp32. skip != 0: master,
-// m and v stay as they are.
+// wd * master); value = master rounded, if given. step is indexed by StepValue. skip != 0: master, m and v stay as they are.
 struct AdamW {
   Tensor master, m, v, grad, step;
   double beta1, beta2, eps, weight_decay;
   Tensor value{};
+
+  Contract contract() const {
+    Contract c("adamw");
+    c.output("master", master, "stats [...]")
+        .output("m", m, "stats [...]")
+        .output("v", v, "stats [...]")
+        .input("grad", grad, "stats [...]");
+    c.size('S', static_cast<int64_t>(StepValue::count)).input("step", step, "fp32 [S]");
+    return c.output("value", value, "floating [...]?");
+  }
 };
 
 // What the gradients of a step amount to, in fp64. bad_weights: a flag was set.
 enum class StepOutcome : int { loss, gradient_norm, bad_weights, skip, count };
 
-// Ends the backward passes of a step. partials [P] fp64: SquaredNorm of all gradients; losses [L] fp64: of the micro batches; flags [F]
-// i32: Quantize::nonfinite. loss = sum of losses, in order or, where `pairwise` (L a power of two), of neighbours, then of pairs of them;
-// gradient_norm = root of the sum of partials in order. The step is to be skipped if a flag is set or one of the two is not finite. Writes
-// outcome [StepOutcome::count] fp64 and of step [StepValue::count] fp32 clip_factor, min(1, clip / (norm + 1e-6)) as torch's
-// clip_grad_norm_ or 1 for clip 0, and skip.
+// Ends the backward passes of a step. partials: SquaredNorm of all gradients; losses: of the micro batches; flags: Quantize::nonfinite.
+// loss = sum of losses, in order or, where `pairwise` (their number a power of two), of neighbours, then of pairs of them; gradient_norm =
+// root of the sum of partials in order. The step is to be skipped if a flag is set or one of the two is not finite. Writes outcome, indexed
+// by StepOutcome, and of step, indexed by StepValue, clip_factor, min(1, clip / (norm + 1e-6)) as torch's clip_grad_norm_ or 1 for clip 0,
+// and skip.
 struct FinishGradients {
   Tensor partials, losses, flags, step, outcome;
   double clip;
   bool pairwise;
+
+  Contract contract() const {
+    Contract c("finish_gradients");
+    c.size('S', static_cast<int64_t>(StepValue::count)).size('O', static_cast<int64_t>(StepOutcome::count));
+    c.input("partials", partials, "fp64 [P]").input("losses", losses, "fp64 [L]").input("flags", flags, "i32 [F]");
+    c.output("step", step, "fp32 [S]").output("outcome", outcome, "fp64 [O]");
+    const bool tree = std::has_single_bit(static_cast<uint64_t>(c.size('L')));
+    return c.that(!pairwise || tree, "pairs need a power of two of losses, got ", c.size('L'));
+  }
 };
 
-struct Sum {  // out [1] (fp64) = factor * sum of all elements of x (stats), in order, in fp64
+struct Sum {  // out = factor * sum of all elements of x, in order, in fp64
   Tensor x, out;
   double factor;
+
+  Contract contract() const { return Contract("sum").input("x", x, "stats [...]").output("out", out, "fp64 [1]"); }
 };
 
-// partials[i] (fp64) = sum of squares of rows [32 i, 32 i + 32) of x viewed as [dim 0, rest]; not finite if and only if a row element is
-// not.
+// partials[i] = sum of squares of rows [32 i, 32 i + 32) of x viewed as [N, rest], in fp64; not finite if and only if a row element is not.
 struct SquaredNorm {
   Tensor x, partials;
+
+  Contract contract() const {
+    Contract c("squared_norm");
+    c.input("x", x, "[N, ...]");
+    return c.size('P', (c.size('N') + 31) / 32).output("partials", partials, "fp64 [P]");
+  }
 };
 
 // The caching allocator's own counters, in bytes and calls; the system is where its memory comes from.
@@ -298,8 +447,10 @@ class Backend {
   // How many products ran in fp32 so far because an operand held extreme scale codes, where others run in bf16.
   virtual int64_t fp32_products() const { return 0; }
 
+  // Throws Error(internal) with the kernel's and the operand's name if the contract is broken, before anything is written.
   template <class Kernel>
   void run(const Kernel& k) {
+    k.contract();
     execute(k);
   }
 

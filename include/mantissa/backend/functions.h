@@ -41,9 +41,6 @@ void fill_from_host(const Tensor& tensor, const std::function<void(std::span<std
 // "name[5] = nan": the first element that is NaN or Inf; "" if all are finite.
 std::string nonfinite_text(const std::string& name, const Tensor& tensor);
 
-// `length` rounded up to whole blocks.
-inline int64_t whole_blocks(int64_t length, int64_t block) { return (length + block - 1) / block * block; }
-
 QuantizedTensor empty_quantized(Backend& device, Shape shape, const Quantization& how);  // not initialised
 // The rows of x are padded with zeros to whole blocks of `how`; quantized_padded() pads them to whole blocks of its transpose, too, so that
 // columnwise codes can follow from rowwise ones.
@@ -51,8 +48,5 @@ QuantizedTensor quantized(const Tensor& x, const Quantization& how);
 QuantizedTensor quantized_padded(const Tensor& x, const Quantization& how);
 // Rows [begin, end), both at block borders (or, rowwise, anywhere).
 QuantizedTensor slice(const QuantizedTensor& tensor, int64_t begin, int64_t end);
-
-// fp64 for fp64 values, else fp32: the dtype of statistics, losses and gradients that go with values of `dtype`.
-inline Dtype stats_dtype(Dtype dtype) { return dtype == Dtype::f64 ? Dtype::f64 : Dtype::f32; }
 
 }  // namespace mantissa

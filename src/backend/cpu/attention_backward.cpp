@@ -3,7 +3,6 @@
 // dk and dv in memory of its own, over its blocks in order; a second pass adds the n sums in order. n depends on the shape only.
 #include <algorithm>
 
-#include "backend/checks.h"
 #include "backend/cpu/attention_heads.h"
 #include "backend/cpu/attention_products.h"
 #include "backend/cpu/cpu_backend.h"
@@ -169,7 +168,6 @@ class Backward {
 
 void CpuBackend::execute(const AttentionBackward& k) {
   if (k.qkv.dtype() == Dtype::f64 || k.layout.head_dim > kLargestHead) return CpuReference::execute(k);
-  check(k);
   check_segment_starts("attention backward", k.segment_starts, k.qkv.dim(0) / k.batch);
   k.qkv.dtype() == Dtype::bf16 ? Backward<bf16>(k).run() : Backward<float>(k).run();
 }

@@ -7,7 +7,6 @@
 #include <cstring>
 #include <vector>
 
-#include "backend/checks.h"
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/pieces.h"
 #include "backend/cpu/quantize_bands.h"
@@ -229,7 +228,6 @@ bool taken_by_lanes(const QuantizedTensor& x) {
 }  // namespace
 
 void CpuBackend::execute(const Dequantize& k) {
-  check(k);
   const int64_t span = k.x.how.block() == kLanes ? kLanes : kPair;
   if (!taken_by_lanes(k.x) || k.first_col % span != 0 || k.out.dim(1) % span != 0) return CpuReference::execute(k);
   std::atomic<bool> extreme = false;
@@ -240,7 +238,6 @@ void CpuBackend::execute(const Dequantize& k) {
 }
 
 void CpuBackend::execute(const RequantizeColumns& k) {
-  check(k);
   if (!taken_by_lanes(k.x)) return CpuReference::execute(k);
   const int64_t block = k.out.how.block_rows, cols = k.x.shape[1];
   parallel_for(k.x.shape[0] / block, std::max<int64_t>(1, rows_per_piece(cols) / block), [&](int64_t begin, int64_t end) {

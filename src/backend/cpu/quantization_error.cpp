@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "backend/checks.h"
 #include "backend/cpu/quantized_rows.h"
 #include "backend/cpu/reference.h"
 #include "mantissa/backend/functions.h"
@@ -69,7 +68,6 @@ Sums sums_of(const QuantizationError& k, int64_t bands) {
 }  // namespace
 
 void CpuReference::execute(const QuantizationError& k) {
-  check(k);
   const int64_t bands = (k.x.dim(0) + k.q.how.block_rows - 1) / k.q.how.block_rows;
   const Sums sums = with_element(
       k.q.how.format, [&]<class E>() { return k.x.dtype() == Dtype::f32 ? sums_of<E, float>(k, bands) : sums_of<E, bf16>(k, bands); });

@@ -3,7 +3,6 @@
 #include <atomic>
 #include <vector>
 
-#include "backend/checks.h"
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/pieces.h"
 #include "backend/cpu/quantize_bands.h"
@@ -44,7 +43,6 @@ bool quantize_band(const Band& band, int16_t* words) {
 }  // namespace
 
 void CpuBackend::execute(const Quantize& k) {
-  check(k);
   if (!taken_by_lanes(k)) return CpuReference::execute(k);
   const int64_t height = k.out.how.block(), rows = k.out.shape[0], cols = k.x.dim(1);
   std::atomic<bool> nonfinite = false;

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <vector>
 
-#include "backend/checks.h"
 #include "backend/cpu/indices.h"
 #include "backend/cpu/reference.h"
 #include "backend/cpu/scalar.h"
@@ -157,13 +156,11 @@ void cached(const CachedAttention& k) {
 }  // namespace
 
 void CpuReference::execute(const AttentionForward& k) {
-  check(k);
   check_segment_starts("attention", k.segment_starts, k.qkv.dim(0) / k.batch);
   with_values(k.qkv.dtype(), [&]<class T>() { forward<T>(k); });
 }
 
 void CpuReference::execute(const AttentionBackward& k) {
-  check(k);
   check_segment_starts("attention backward", k.segment_starts, k.qkv.dim(0) / k.batch);
   with_values(k.qkv.dtype(), [&]<class T>() {
     parallel_for(k.batch * k.layout.kv_heads, 1, [&](int64_t begin, int64_t end) {
@@ -173,7 +170,6 @@ void CpuReference::execute(const AttentionBackward& k) {
 }
 
 void CpuReference::execute(const CachedAttention& k) {
-  check(k);
   with_values(k.qkv.dtype(), [&]<class T>() { cached<T>(k); });
 }
 

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <atomic>
 
-#include "backend/checks.h"
 #include "backend/cpu/quantized_rows.h"
 #include "backend/cpu/reference.h"
 #include "mantissa/backend/functions.h"
@@ -69,7 +68,6 @@ void dequantize(const Dequantize& k) {
 }  // namespace
 
 void CpuReference::execute(const Quantize& k) {
-  check(k);
   const bool wide = k.x.dtype() == Dtype::f32;
   for (const QuantizedTensor* out : {&k.out, &k.second}) {
     if (out->defined()) wide ? quantize<float>(k, *out) : quantize<bf16>(k, *out);
@@ -78,25 +76,21 @@ void CpuReference::execute(const Quantize& k) {
 }
 
 void CpuReference::execute(const Dequantize& k) {
-  check(k);
   with_element(k.x.how.format, [&]<class E>() { k.out.dtype() == Dtype::bf16 ? dequantize<E, bf16>(k) : dequantize<E, float>(k); });
 }
 
 void CpuReference::execute(const FakeQuantize& k) {
-  check(k);
   const QuantizedTensor codes = quantized(k.x, k.how);
   k.x.device().run(Dequantize{.x = codes, .out = k.out});
 }
 
 void CpuReference::execute(const RequantizeColumns& k) {
-  check(k);
   const Tensor values = empty(k.x.device(), Dtype::f32, k.x.shape);
   k.x.device().run(Dequantize{.x = k.x, .out = values});
   k.x.device().run(Quantize{.x = values, .out = k.out});
 }
 
 void CpuReference::execute(const SwizzleScales& k) {
-  check(k);
   const bool rows = k.x.how.rowwise();
   const int64_t outer_count = k.x.shape[rows ? 0 : 1], inner_count = k.x.scales.dim(rows ? 1 : 0), stride = k.x.scales.dim(1);
   const uint8_t* scales = k.x.scales.data<uint8_t>();
