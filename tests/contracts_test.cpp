@@ -4,6 +4,7 @@
 
 #include "contracts_quantized.h"
 #include "contracts_step.h"
+#include "kernel_cases.h"
 
 namespace mantissa::test {
 namespace {
@@ -358,9 +359,7 @@ TEST_P(Contracts, FaultyOperandsAreRefusedByName) {
   row->second(check);
 }
 
-INSTANTIATE_TEST_SUITE_P(, Contracts,
-                         ::testing::ValuesIn(declared_in("include/mantissa/backend/backend.h", R"(virtual void execute\(const (\w+)&\))")),
-                         [](const auto& c) { return c.param; });
+INSTANTIATE_TEST_SUITE_P(, Contracts, ::testing::ValuesIn(kernel_names()), [](const auto& c) { return c.param; });
 
 }  // namespace
 }  // namespace mantissa::test

@@ -2,30 +2,10 @@
 // number of threads and any alignment. A kernel of backend.h without a case fails EveryKernelHasACase.
 #include <set>
 
-#include "kernel_cases_dense.h"
-#include "kernel_cases_heads.h"
-#include "kernel_cases_quantized.h"
+#include "kernel_cases.h"
 
 namespace mantissa::test {
 namespace {
-
-const std::vector<KernelCase>& cases() {
-  static const std::vector<KernelCase> all = [] {
-    Cases add;
-    for (const auto append : {elementwise_cases, products_cases, norms_cases, heads_cases, attention_cases, activations_cases,
-                              loss_and_optimizer_cases, quantize_cases, dequantize_cases}) {
-      append(add);
-    }
-    return std::move(add.all);
-  }();
-  return all;
-}
-
-std::vector<std::string> kernels() {
-  const std::vector<std::string> declared = declared_in("include/mantissa/backend/backend.h", R"(virtual void execute\(const (\w+)&\))");
-  EXPECT_GE(declared.size(), 25U) << "the header is no longer understood";
-  return declared;
-}
 
 // One test per kernel and dtype: a case is named in the failure.
 class Kernels : public ::testing::TestWithParam<std::tuple<std::string, Dtype>> {
@@ -33,7 +13,7 @@ class Kernels : public ::testing::TestWithParam<std::tuple<std::string, Dtype>> 
   template <class Body>
   void for_each_case(Body body) const {
     const auto& [kernel, dtype] = GetParam();
-    for (const KernelCase& c : cases()) {
+    for (const KernelCase& c : kernel_cases()) {
       if (c.kernel != kernel) continue;
       SCOPED_TRACE(c.kernel + " " + c.variant);
       body(c, dtype);
@@ -111,13 +91,13 @@ TEST_P(Kernels, BitsDoNotDependOnThreadsOrAlignment) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(, Kernels, ::testing::Combine(::testing::ValuesIn(kernels()), ::testing::Values(Dtype::f32, Dtype::bf16)),
+INSTANTIATE_TEST_SUITE_P(, Kernels, ::testing::Combine(::testing::ValuesIn(kernel_names()), ::testing::Values(Dtype::f32, Dtype::bf16)),
                          [](const auto& c) { return std::get<0>(c.param) + "_" + dtype_name(std::get<1>(c.param)); });
 
 TEST(KernelTable, EveryKernelHasACase) {
   std::set<std::string> covered;
-  for (const KernelCase& c : cases()) covered.insert(c.kernel);
-  for (const std::string& kernel : kernels()) EXPECT_TRUE(covered.count(kernel)) << kernel << " is not compared with the reference";
+  for (const KernelCase& c : kernel_cases()) covered.insert(c.kernel);
+  for (const std::string& kernel : kernel_names()) EXPECT_TRUE(covered.count(kernel)) << kernel << " is not compared with the reference";
 }
 
 }  // namespace

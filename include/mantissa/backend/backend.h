@@ -424,6 +424,42 @@ struct SquaredNorm {
   }
 };
 
+// Every kernel: what Backend declares, a complete backend overrides, and tests must cover.
+#define MANTISSA_KERNELS(DECLARE) \
+  DECLARE(Fill)                   \
+  DECLARE(Convert)                \
+  DECLARE(RandomNormal)           \
+  DECLARE(Add)                    \
+  DECLARE(Gemm)                   \
+  DECLARE(Quantize)               \
+  DECLARE(Dequantize)             \
+  DECLARE(FakeQuantize)           \
+  DECLARE(RequantizeColumns)      \
+  DECLARE(SwizzleScales)          \
+  DECLARE(QuantizationError)      \
+  DECLARE(SumRows)                \
+  DECLARE(EmbeddingForward)       \
+  DECLARE(EmbeddingBackward)      \
+  DECLARE(RmsNormForward)         \
+  DECLARE(RmsNormBackward)        \
+  DECLARE(LayerNormForward)       \
+  DECLARE(LayerNormBackward)      \
+  DECLARE(QkNormForward)          \
+  DECLARE(QkNormBackward)         \
+  DECLARE(Rope)                   \
+  DECLARE(AttentionForward)       \
+  DECLARE(AttentionBackward)      \
+  DECLARE(CachedAttention)        \
+  DECLARE(SwiGluForward)          \
+  DECLARE(SwiGluBackward)         \
+  DECLARE(GeluForward)            \
+  DECLARE(GeluBackward)           \
+  DECLARE(CrossEntropy)           \
+  DECLARE(AdamW)                  \
+  DECLARE(FinishGradients)        \
+  DECLARE(Sum)                    \
+  DECLARE(SquaredNorm)
+
 // The caching allocator's own counters, in bytes and calls; the system is where its memory comes from.
 struct AllocatorStats {
   int64_t in_use = 0, peak_in_use = 0;  // handed out now, at most so far
@@ -455,39 +491,9 @@ class Backend {
   }
 
  protected:
-  virtual void execute(const Fill&) = 0;
-  virtual void execute(const Convert&) = 0;
-  virtual void execute(const RandomNormal&) = 0;
-  virtual void execute(const Add&) = 0;
-  virtual void execute(const Gemm&) = 0;
-  virtual void execute(const Quantize&) = 0;
-  virtual void execute(const Dequantize&) = 0;
-  virtual void execute(const FakeQuantize&) = 0;
-  virtual void execute(const RequantizeColumns&) = 0;
-  virtual void execute(const SwizzleScales&) = 0;
-  virtual void execute(const QuantizationError&) = 0;
-  virtual void execute(const SumRows&) = 0;
-  virtual void execute(const EmbeddingForward&) = 0;
-  virtual void execute(const EmbeddingBackward&) = 0;
-  virtual void execute(const RmsNormForward&) = 0;
-  virtual void execute(const RmsNormBackward&) = 0;
-  virtual void execute(const LayerNormForward&) = 0;
-  virtual void execute(const LayerNormBackward&) = 0;
-  virtual void execute(const QkNormForward&) = 0;
-  virtual void execute(const QkNormBackward&) = 0;
-  virtual void execute(const Rope&) = 0;
-  virtual void execute(const AttentionForward&) = 0;
-  virtual void execute(const AttentionBackward&) = 0;
-  virtual void execute(const CachedAttention&) = 0;
-  virtual void execute(const SwiGluForward&) = 0;
-  virtual void execute(const SwiGluBackward&) = 0;
-  virtual void execute(const GeluForward&) = 0;
-  virtual void execute(const GeluBackward&) = 0;
-  virtual void execute(const CrossEntropy&) = 0;
-  virtual void execute(const AdamW&) = 0;
-  virtual void execute(const FinishGradients&) = 0;
-  virtual void execute(const Sum&) = 0;
-  virtual void execute(const SquaredNorm&) = 0;
+#define MANTISSA_EXECUTE(Kernel) virtual void execute(const Kernel& k) = 0;
+  MANTISSA_KERNELS(MANTISSA_EXECUTE)
+#undef MANTISSA_EXECUTE
 };
 
 // "cpu": fast paths over the reference. "cpu_reference": plain fixed-order kernels only, also in fp64. One instance each may serve many

@@ -12,10 +12,11 @@ class CpuBackend final : public CpuReference {
  public:
   CpuBackend();
   ~CpuBackend() override;
-  using CpuReference::execute;
   const char* name() const override { return "cpu"; }
   int64_t fp32_products() const override;
 
+ protected:
+  using CpuReference::execute;
   void execute(const Fill& k) override;
   void execute(const Convert& k) override;
   void execute(const Add& k) override;

@@ -10,7 +10,6 @@ namespace mantissa {
 class CpuReference : public Backend {
  public:
   CpuReference();
-  using Backend::execute;
   const char* name() const override { return "cpu_reference"; }
   std::shared_ptr<std::byte> allocate(int64_t bytes) override;
   AllocatorStats allocator_stats() const override;
@@ -18,39 +17,10 @@ class CpuReference : public Backend {
   void upload(const void* from, const Tensor& to) override;
   void download(const Tensor& from, void* to) override;
 
-  void execute(const Fill& k) override;
-  void execute(const Convert& k) override;
-  void execute(const RandomNormal& k) override;
-  void execute(const Add& k) override;
-  void execute(const Gemm& k) override;
-  void execute(const Quantize& k) override;
-  void execute(const Dequantize& k) override;
-  void execute(const FakeQuantize& k) override;
-  void execute(const RequantizeColumns& k) override;
-  void execute(const SwizzleScales& k) override;
-  void execute(const QuantizationError& k) override;
-  void execute(const SumRows& k) override;
-  void execute(const EmbeddingForward& k) override;
-  void execute(const EmbeddingBackward& k) override;
-  void execute(const RmsNormForward& k) override;
-  void execute(const RmsNormBackward& k) override;
-  void execute(const LayerNormForward& k) override;
-  void execute(const LayerNormBackward& k) override;
-  void execute(const QkNormForward& k) override;
-  void execute(const QkNormBackward& k) override;
-  void execute(const Rope& k) override;
-  void execute(const AttentionForward& k) override;
-  void execute(const AttentionBackward& k) override;
-  void execute(const CachedAttention& k) override;
-  void execute(const SwiGluForward& k) override;
-  void execute(const SwiGluBackward& k) override;
-  void execute(const GeluForward& k) override;
-  void execute(const GeluBackward& k) override;
-  void execute(const CrossEntropy& k) override;
-  void execute(const AdamW& k) override;
-  void execute(const FinishGradients& k) override;
-  void execute(const Sum& k) override;
-  void execute(const SquaredNorm& k) override;
+ protected:
+#define MANTISSA_EXECUTE(Kernel) void execute(const Kernel& k) override;
+  MANTISSA_KERNELS(MANTISSA_EXECUTE)
+#undef MANTISSA_EXECUTE
 
  private:
   std::shared_ptr<CachingAllocator> allocator_ =
