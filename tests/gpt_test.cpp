@@ -293,6 +293,9 @@ TEST_F(GptTest, TheFlopsOfGpt2AreThoseOfTheFormula) {
   config.num_attention_heads = 12;
   config.head_dim.reset();
   config.intermediate_size = 3072;
+  // Heads wider than the residual stream, and an output projection of its own: only that one is multiplied with, not the embedding.
+  const double block = 32 * 8 + 8 * 16 + 20 * 8 + 8 * 10;
+  EXPECT_DOUBLE_EQ(training_flops_per_token(model_shape(small_model()), 5), 6.0 * (2 * block + 11 * 8) + 6.0 * 2 * 16 * 5);
   // 12 * 12 * 768^2 block weights and the tied output; 6 * 12 * 768 * T for causal attention.
   EXPECT_DOUBLE_EQ(training_flops_per_token(model_shape(config), 64),
                    6.0 * (12 * 12 * 768.0 * 768.0 + 50257 * 768.0) + 6.0 * 12 * 768 * 64);

@@ -105,6 +105,18 @@ TEST_F(OptimizerTest, NormIsThatOfAllGradientsTogether) {
   EXPECT_NEAR(optimizer.update(0.0, no_loss()).gradient_norm, std::sqrt(squares), 1e-12 * std::sqrt(squares));
 }
 
+TEST_F(OptimizerTest, InitialWeightsInTheComputeTypeAreRoundedFromTheMasters) {
+  build(Dtype::bf16);
+  Optimizer optimizer(set_, {});
+  optimizer.initialise(5);
+  for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(test::same_bits(set_.all()[i].value, converted(optimizer.master(i), Dtype::bf16)));
+  const auto masters_of_five = masters(optimizer);
+  set_.initialise(5);  // without masters the same values
+  for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(test::same_bits(set_.all()[i].value, converted(optimizer.master(i), Dtype::bf16)));
+  optimizer.initialise(6);
+  EXPECT_NE(masters(optimizer)[0], masters_of_five[0]);
+}
+
 TEST_F(OptimizerTest, WeightsInTheComputeTypeFollowTheMasters) {
   build(Dtype::bf16);
   Optimizer optimizer(set_, {});
