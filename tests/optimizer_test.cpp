@@ -4,6 +4,8 @@
 
 #include <limits>
 
+#include "files.h"
+#include "mantissa/train/accumulation.h"
 #include "testing.h"
 
 namespace mantissa {
@@ -156,6 +158,31 @@ TEST_F(OptimizerTest, NormIsNotFiniteIfOneElementIsNotAndTheElementIsNamed) {
   set_.all()[2].leaf.grad.data<float>()[29] = -std::numeric_limits<float>::infinity();
   EXPECT_FALSE(std::isfinite(optimizer.update(0.0, no_loss()).gradient_norm));
   EXPECT_EQ(first_nonfinite_gradient(set_), "cube[29] = -inf");
+}
+
+// Forward reads the rounding to bf16, in which the largest fp32 is Inf.
+TEST_F(OptimizerTest, AWeightIsNamedAsForwardReadsIt) {
+  build(Dtype::bf16);
+  Optimizer optimizer(set_, {});
+  optimizer.initialise(5);
+  EXPECT_EQ(first_nonfinite_weight(set_, optimizer), "");
+  optimizer.master(2).data<float>()[29] = std::numeric_limits<float>::max();
+  EXPECT_EQ(first_nonfinite_weight(set_, optimizer), "cube[29] = inf");
+}
+
+TEST_F(OptimizerTest, AMicroBatchWithoutAGradientIsAnError) {
+  build(Dtype::f32);
+  const Tensor loss = zeros(fast(), Dtype::f64, {1});
+  for (const Accumulation how : {Accumulation::running, Accumulation::tree}) {
+    GradientAccumulator accumulator(set_, how, 2);
+    const Error error = test::error_of([&] {
+      accumulator.accumulate([&](int64_t) {
+        set_.all()[0].leaf.target();
+        return loss;
+      });
+    });
+    EXPECT_STREQ(error.what(), "vector received no gradient");
+  }
 }
 
 TEST_F(OptimizerTest, LargestFiniteGradientsHaveAFiniteNorm) {

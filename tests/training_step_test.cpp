@@ -113,10 +113,11 @@ TEST_F(TrainingStepTest, TreeOfTwoHalvesIsTheTreeOfTheWhole) {
   // Ranks that own [0, 4) and [4, 8) of 8 micro batches: their local trees added are the tree of one rank.
   Trainee one(fast(), {.accumulation = Accumulation::tree, .micro_batches = 8});
   const Batch batch = random_batch(2);
-  one.step(batch);
+  const double loss = one.step(batch).loss;
   Trainee half(fast(), {.accumulation = Accumulation::tree, .micro_batches = 4});
   half.micro_batch_size = 1;
   std::vector<Tensor> sums;
+  std::vector<double> losses;
   for (const int64_t first : {0, 4}) {
     Batch part = empty_batch(4, kLength);
     const auto cut = [&](const std::vector<int32_t>& all) {
@@ -126,12 +127,13 @@ TEST_F(TrainingStepTest, TreeOfTwoHalvesIsTheTreeOfTheWhole) {
     part.positions = cut(batch.positions), part.segment_starts = cut(batch.segment_starts);
     part.target_count = batch.target_count;  // of the job
     half.optimizer.initialise(1);
-    half.step(part);
+    losses.push_back(half.step(part).loss);
     sums.push_back(empty_like(half.model.parameters().gradients()));
     fast().run(Convert{.x = half.model.parameters().gradients(), .out = sums.back()});
   }
   fast().run(Add{.a = sums[0], .b = sums[1], .out = sums[0]});
   EXPECT_TRUE(test::same_bits(sums[0], one.model.parameters().gradients()));
+  EXPECT_EQ(losses[0] + losses[1], loss);
 }
 
 TEST_F(TrainingStepTest, TreeNeedsAPowerOfTwo) {

@@ -205,7 +205,6 @@ TrainState restore(CheckpointReader& reader, const TrainedParts& parts) {
 void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor purpose, ParameterSet& parameters, Optimizer* optimizer) {
   std::string bad;
   size_t i = 0;
-  parameters.clear_nonfinite();
   for (const Parameter& parameter : parameters.all()) {
     const Tensor master = optimizer ? optimizer->master(i++) : parameters.room_for_master(parameter);
     read_tensor(reader, "master." + parameter.name, master);

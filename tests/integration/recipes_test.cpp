@@ -279,6 +279,8 @@ TEST_F(Plans, ANanWeightIsNotLaunderedByFakeQuantisation) {
   }
   optimizer.store_masters();
   EXPECT_EQ(to_host<int32_t>(model.parameters().nonfinite()), std::vector{1});
+  optimizer.initialise(1);
+  EXPECT_EQ(to_host<int32_t>(model.parameters().nonfinite()), std::vector{0});
 }
 
 }  // namespace
