@@ -39,6 +39,7 @@ CONFINED = [
     (re.compile(r"#\s*include\s*<CLI/"), r"tools/", "the command line is known to tools only"),
     (re.compile(r"std::(cout|cerr|clog|exit|abort|_Exit|quick_exit)\b|(?<![\w:.>])(f?printf|puts|perror)\s*\(|(?<![\w.>])(exit|_exit|abort)\s*\("),
      r"tools/|tests/", "the library neither prints nor exits"),
+    (re.compile(r"\bdevice_(data|bytes)\b"), r"src/backend/|(src|include/mantissa)/tensor/|tests/", "memory of a device belongs to its backend: upload, download or HostBytes"),
     (re.compile(r"std::(\w+_distribution|shuffle|mt19937\w*|random_device|default_random_engine)\b"), r"tests/|src/base/", "random numbers come from base/rng.h"),
 ]
 

@@ -93,6 +93,8 @@ class Words(unittest.TestCase):
 
     def test_libraries_stay_where_they_belong(self):
         self.assertEqual(len(self.words("src/ops/a.cpp", "#include <omp.h>")), 1)
+        self.assertEqual(len(self.words("src/ops/a.cpp", "x.device_data<float>()[0] = 1; y.device_bytes();")), 1)
+        self.assertEqual(self.words("src/backend/cpu/a.cpp", "x.device_data<float>()[0] = 1;"), [])
         self.assertEqual(len(self.words("src/ops/a.cpp", "#include <oneapi/dnnl/dnnl.hpp>")), 1)
         self.assertEqual(len(self.words("src/ops/a.cpp", "std::normal_distribution<float> d;")), 1)
 

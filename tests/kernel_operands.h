@@ -81,7 +81,7 @@ class Operands {
     auto memory = device_.allocate(begin + bytes + kMargin);
     std::fill_n(memory.get(), begin + bytes + kMargin, kMark);
     guarded_.push_back({memory, begin, bytes, shape});
-    return Tensor(device_, memory, begin, dtype, shape);
+    return Tensor(device_, std::shared_ptr<std::byte>(memory, memory.get() + begin), device_.host_memory(), dtype, shape);
   }
   Tensor listed(const char* name, Tensor tensor, Tolerance tolerance) {
     results_.push_back({name, tensor, tolerance});

@@ -18,7 +18,7 @@ struct Sized {
 // Memory that nothing has been written to yet.
 Tensor stale(Backend& device, Dtype dtype, Shape shape) {
   const Tensor out = empty(device, dtype, shape);
-  std::memset(out.raw(), 0xFF, static_cast<size_t>(out.bytes()));
+  std::memset(out.device_bytes(), 0xFF, static_cast<size_t>(out.bytes()));
   return out;
 }
 QuantizedTensor stale(Backend& device, Shape shape, const Quantization& how) {
@@ -27,7 +27,7 @@ QuantizedTensor stale(Backend& device, Shape shape, const Quantization& how) {
           .shape = shape,
           .how = how};
 }
-Tensor copy_to(Backend& device, const Tensor& x) { return from_host(device, x.dtype(), x.shape(), x.raw()); }
+Tensor copy_to(Backend& device, const Tensor& x) { return from_host(device, x.dtype(), x.shape(), x.device_bytes()); }
 QuantizedTensor copy_to(Backend& device, const QuantizedTensor& x) {
   return {copy_to(device, x.codes), copy_to(device, x.scales), x.shape, x.how};
 }
@@ -187,7 +187,7 @@ TEST_F(QuantizationBits, AScaleIsReportedAsExtremeIfItsBlockHoldsANonZeroElement
           const QuantizedTensor x = random_codes(*device, {32, 64}, how, {127}, false);
           const int64_t row = how.rowwise() ? 0 : 5, col = how.columnwise() ? 1 : 37;  // an element of the block of scale number 1
           x.scales.data<uint8_t>()[1] = static_cast<uint8_t>(scale);
-          std::memset(x.codes.raw(), format == Format::e2m1 ? 0x88 : 0x80, static_cast<size_t>(x.codes.bytes()));
+          std::memset(x.codes.device_bytes(), format == Format::e2m1 ? 0x88 : 0x80, static_cast<size_t>(x.codes.bytes()));
           const auto extreme = [&] {
             const Tensor out = flag(*device);
             device->run(Dequantize{.x = x, .out = stale(*device, Dtype::bf16, x.shape), .extreme = out});

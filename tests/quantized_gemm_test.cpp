@@ -165,7 +165,7 @@ TEST_F(QuantizedGemm, DequantisesALargeWeightInBandsWithTheBitsOfTheWhole) {
     const Tensor expected = empty(fast(), Dtype::f32, {tokens, fprop ? out : in}), actual = empty_like(expected);
     fast().run(Gemm{.a = {x}, .b = {whole, fprop}, .out = expected, .accumulate = false});
     const std::unique_ptr<Backend> fresh = make_cpu_backend();
-    const auto copied = [&fresh](const Tensor& from) { return from_host(*fresh, from.dtype(), from.shape(), from.raw()); };
+    const auto copied = [&fresh](const Tensor& from) { return from_host(*fresh, from.dtype(), from.shape(), from.device_bytes()); };
     const QuantizedTensor codes{copied(weight.codes), copied(weight.scales), weight.shape, weight.how};
     const Tensor input = copied(x), product = empty(*fresh, Dtype::f32, expected.shape());
     const int64_t before = fresh->allocator_stats().in_use;

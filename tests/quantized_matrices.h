@@ -19,7 +19,7 @@ inline Tensor dequantized(const QuantizedTensor& x, Dtype dtype = Dtype::f32) {
 
 inline std::vector<uint8_t> bytes_of(const Tensor& tensor) {
   std::vector<uint8_t> out(static_cast<size_t>(tensor.bytes()));
-  std::memcpy(out.data(), tensor.raw(), out.size());
+  std::memcpy(out.data(), tensor.device_bytes(), out.size());
   return out;
 }
 

@@ -111,10 +111,11 @@ inline ::testing::AssertionResult same_bits(const Tensor& actual, const Tensor& 
   if (actual.dtype() != expected.dtype() || actual.shape() != expected.shape()) {
     return ::testing::AssertionFailure() << "dtypes or shapes differ: " << actual.shape() << " and " << expected.shape();
   }
-  if (std::memcmp(actual.raw(), expected.raw(), static_cast<size_t>(actual.bytes())) == 0) return ::testing::AssertionSuccess();
+  if (std::memcmp(actual.device_bytes(), expected.device_bytes(), static_cast<size_t>(actual.bytes())) == 0)
+    return ::testing::AssertionSuccess();
   const int64_t size = dtype_bytes(actual.dtype());
   for (int64_t i = 0; i < actual.elements(); ++i) {
-    if (std::memcmp(actual.raw() + i * size, expected.raw() + i * size, static_cast<size_t>(size)) != 0) {
+    if (std::memcmp(actual.device_bytes() + i * size, expected.device_bytes() + i * size, static_cast<size_t>(size)) != 0) {
       const auto at = static_cast<size_t>(i);
       return ::testing::AssertionFailure() << "bits differ first at [" << i << "] of " << actual.shape() << ": " << values(actual)[at]
                                            << ", expected " << values(expected)[at];

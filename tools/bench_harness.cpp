@@ -47,12 +47,13 @@ class ForeignLoad {
 };
 
 // Seconds of one call: repeated until the slice is full.
-double timed(const std::function<void()>& run) {
+double timed(Backend& device, const std::function<void()>& run) {
   const double begin = monotonic_seconds();
   int calls = 0;
   double elapsed = 0.0;
   do {
     run();
+    device.synchronise();
     ++calls;
     elapsed = monotonic_seconds() - begin;
   } while (elapsed < kSliceSeconds);
@@ -106,21 +107,21 @@ double Harness::gemm_rate(Dtype dtype) {
   std::optional<GemmCeiling>& ceiling = gemm_[dtype == Dtype::bf16 ? 1 : 0];
   if (!ceiling) {
     ceiling.emplace(device_, dtype);
-    timed([&] { ceiling->run(); });
+    timed(device_, [&] { ceiling->run(); });
   }
-  return ceiling->flops() / timed([&] { ceiling->run(); });
+  return ceiling->flops() / timed(device_, [&] { ceiling->run(); });
 }
 
 double Harness::copy_rate() {
   if (!copy_) {
     copy_.emplace(device_, int64_t{256} << 20);
-    timed([&] { copy_->run(); });
+    timed(device_, [&] { copy_->run(); });
   }
-  return copy_->bytes() / timed([&] { copy_->run(); });
+  return copy_->bytes() / timed(device_, [&] { copy_->run(); });
 }
 
 double Harness::ceiling_rate(const Workload& workload) {
-  if (workload.against != nullptr) return workload.against->tokens / timed(workload.against->run);
+  if (workload.against != nullptr) return workload.against->tokens / timed(device_, workload.against->run);
   return workload.flops > 0.0 ? gemm_rate(workload.dtype) : copy_rate();
 }
 
@@ -128,7 +129,7 @@ Measurement Harness::measure(const Workload& workload) {
   const bool compares = workload.against != nullptr;
   const double budget = std::max(0.0, deadline_ - monotonic_seconds()) / std::max(1, remaining_--);
   const double end = monotonic_seconds() + budget;
-  timed(workload.run);
+  timed(device_, workload.run);
   if (compares) ceiling_rate(workload);
   std::vector<double> ratios, seconds, ceilings;
   int disturbed = 0;
@@ -136,7 +137,7 @@ Measurement Harness::measure(const Workload& workload) {
     const ForeignLoad load;
     const bool last = compares && ratios.size() % 2 == 1;
     double ceiling = last ? 0.0 : ceiling_rate(workload);
-    const double elapsed = timed(workload.run);
+    const double elapsed = timed(device_, workload.run);
     if (last) ceiling = ceiling_rate(workload);
     const bool foreign = load.share() > kForeignLoad;
     if (foreign && monotonic_seconds() < end) continue;

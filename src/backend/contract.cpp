@@ -8,7 +8,7 @@ namespace {
 struct Span {
   const std::byte *begin, *end;
 };
-Span span_of(const Tensor& tensor) { return {tensor.raw(), tensor.raw() + tensor.bytes()}; }
+Span span_of(const Tensor& tensor) { return {tensor.device_bytes(), tensor.device_bytes() + tensor.bytes()}; }
 
 bool conflict(const Contract::Operand& a, const Contract::Operand& b) {
   using enum Contract::Role;

@@ -15,7 +15,7 @@ QuantizedTensor quantized_rows(const Tensor& x, const Quantization& how, int64_t
 
 Tensor empty(Backend& device, Dtype dtype, Shape shape) {
   const int64_t bytes = shape.elements() * dtype_bytes(dtype);
-  return Tensor(device, device.allocate(bytes), 0, dtype, shape);
+  return Tensor(device, device.allocate(bytes), device.host_memory(), dtype, shape);
 }
 
 Tensor empty_like(const Tensor& tensor) { return empty(tensor.device(), tensor.dtype(), tensor.shape()); }
@@ -35,7 +35,7 @@ Tensor from_host(Backend& device, Dtype dtype, Shape shape, const void* data) {
 HostBytes::HostBytes(const Tensor& tensor) {
   const auto size = static_cast<size_t>(tensor.bytes());
   if (tensor.device().host_memory()) {
-    bytes_ = {tensor.raw(), size};
+    bytes_ = {tensor.device_bytes(), size};
   } else {
     copy_.resize(size);
     tensor.device().download(tensor, copy_.data());
@@ -45,7 +45,7 @@ HostBytes::HostBytes(const Tensor& tensor) {
 
 void fill_from_host(const Tensor& tensor, const std::function<void(std::span<std::byte>)>& fill) {
   const auto size = static_cast<size_t>(tensor.bytes());
-  if (tensor.device().host_memory()) return fill({tensor.raw(), size});
+  if (tensor.device().host_memory()) return fill({tensor.device_bytes(), size});
   std::vector<std::byte> bytes(size);
   fill(bytes);
   tensor.device().upload(bytes.data(), tensor);

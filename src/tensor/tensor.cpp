@@ -65,8 +65,8 @@ std::ostream& operator<<(std::ostream& out, const Shape& shape) {
   return out << ']';
 }
 
-Tensor::Tensor(Backend& device, std::shared_ptr<std::byte> memory, int64_t offset_bytes, Dtype dtype, Shape shape)
-    : device_(&device), memory_(std::move(memory)), offset_(offset_bytes), dtype_(dtype), shape_(shape) {}
+Tensor::Tensor(Backend& device, std::shared_ptr<std::byte> memory, bool host_memory, Dtype dtype, Shape shape)
+    : device_(&device), memory_(std::move(memory)), host_memory_(host_memory), dtype_(dtype), shape_(shape) {}
 
 Backend& Tensor::device() const {
   require(defined(), "device of an undefined tensor");
@@ -74,15 +74,19 @@ Backend& Tensor::device() const {
 }
 
 Tensor Tensor::view(Shape shape) const {
+  require(defined(), "view of an undefined tensor");
   require(shape.elements() == elements(), "view: ", shape_, " has ", elements(), " elements, ", shape, " has ", shape.elements());
-  return Tensor(device(), memory_, offset_, dtype_, shape);
+  Tensor out = *this;
+  out.shape_ = shape;
+  return out;
 }
 
 Tensor Tensor::slice(int64_t begin, int64_t end) const {
   require(shape_.rank() > 0 && begin >= 0 && begin <= end && end <= dim(0), "slice [", begin, ", ", end, ") of ", shape_);
-  const Shape part = shape_.with_dim0(end - begin);
-  const int64_t row_bytes = shape_.with_dim0(1).elements() * dtype_bytes(dtype_);
-  return Tensor(device(), memory_, offset_ + begin * row_bytes, dtype_, part);
+  Tensor out = *this;
+  out.shape_ = shape_.with_dim0(end - begin);
+  out.offset_ += begin * shape_.with_dim0(1).elements() * dtype_bytes(dtype_);
+  return out;
 }
 
 }  // namespace mantissa

@@ -480,6 +480,7 @@ class Backend {
   // All bytes of a tensor, from and to memory of the host. Both run after the kernels before them, and are done when they return.
   virtual void upload(const void* from, const Tensor& to) = 0;
   virtual void download(const Tensor& from, void* to) = 0;
+  virtual void synchronise() = 0;  // returns when every kernel so far has ended
   // How many products ran in fp32 so far because an operand held extreme scale codes, where others run in bf16.
   virtual int64_t fp32_products() const { return 0; }
 

@@ -68,7 +68,8 @@ class Backend;
 class Tensor {
  public:
   Tensor() = default;  // undefined: no memory, used for absent optional operands
-  Tensor(Backend& device, std::shared_ptr<std::byte> memory, int64_t offset_bytes, Dtype dtype, Shape shape);
+  // For backends. host_memory: the host may read and write it.
+  Tensor(Backend& device, std::shared_ptr<std::byte> memory, bool host_memory, Dtype dtype, Shape shape);
 
   bool defined() const { return memory_ != nullptr; }
   // The backend that owns the memory and runs the kernels on it. Throws if undefined.
@@ -79,15 +80,20 @@ class Tensor {
   int64_t elements() const { return shape_.elements(); }
   int64_t bytes() const { return elements() * dtype_bytes(dtype_); }
 
-  // The memory as T. Throws unless T is the dtype.
+  // The memory as T, for the host. Throws unless T is the dtype, and for memory that only a device can touch.
   template <class T>
   T* data() const {
+    require(!defined() || host_memory_, "the memory of a tensor ", dtype_name(dtype_), " belongs to its device: the host reads a copy");
+    return device_data<T>();
+  }
+  // The same address for the kernels of its backend.
+  template <class T>
+  T* device_data() const {
     require(defined() && DtypeOf<T>::value == dtype_, "tensor is ", defined() ? dtype_name(dtype_) : "undefined", ", accessed as ",
             dtype_name(DtypeOf<T>::value));
-    return reinterpret_cast<T*>(raw());
+    return reinterpret_cast<T*>(device_bytes());
   }
-  std::byte* raw() const { return memory_.get() + offset_; }
-  bool shares_memory_with(const Tensor& other) const { return memory_ == other.memory_; }
+  std::byte* device_bytes() const { return memory_.get() + offset_; }
 
   // Views. view() needs the same number of elements; slice() takes rows [begin, end) of dim 0; both throw otherwise.
   Tensor view(Shape shape) const;
@@ -96,7 +102,8 @@ class Tensor {
  private:
   Backend* device_ = nullptr;
   std::shared_ptr<std::byte> memory_;
-  int64_t offset_ = 0;
+  int64_t offset_ = 0;  // bytes
+  bool host_memory_ = false;
   Dtype dtype_ = Dtype::f32;
   Shape shape_;
 };

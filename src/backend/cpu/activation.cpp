@@ -105,22 +105,22 @@ MANTISSA_CLONES void gelu_erf_backward(const bf16* x, const bf16* dy, bf16* dx, 
 
 template <class T>
 void forward(const SwiGluForward& k) {
-  const SwiGluRows<T> rows{.x = k.x.data<T>(), .dy = nullptr, .out = k.out.data<T>(), .width = k.out.dim(1)};
+  const SwiGluRows<T> rows{.x = k.x.device_data<T>(), .dy = nullptr, .out = k.out.device_data<T>(), .width = k.out.dim(1)};
   parallel_for(k.out.dim(0), std::max<int64_t>(1, kPiece / std::max<int64_t>(1, rows.width)),
                [&](int64_t begin, int64_t end) { swiglu(rows, begin, end); });
 }
 
 template <class T>
 void backward(const SwiGluBackward& k) {
-  const SwiGluRows<T> rows{.x = k.x.data<T>(), .dy = k.dy.data<T>(), .out = k.dx.data<T>(), .width = k.dy.dim(1)};
+  const SwiGluRows<T> rows{.x = k.x.device_data<T>(), .dy = k.dy.device_data<T>(), .out = k.dx.device_data<T>(), .width = k.dy.dim(1)};
   parallel_for(k.dy.dim(0), std::max<int64_t>(1, kPiece / std::max<int64_t>(1, rows.width)),
                [&](int64_t begin, int64_t end) { swiglu_backward(rows, begin, end); });
 }
 
 template <class T>
 void forward(const GeluForward& k) {
-  const T* x = k.x.data<T>();
-  T* out = k.out.data<T>();
+  const T* x = k.x.device_data<T>();
+  T* out = k.out.device_data<T>();
   parallel_for(k.x.elements(), kPiece, [&](int64_t begin, int64_t end) {
     k.form == GeluForm::tanh ? gelu_tanh(x + begin, out + begin, end - begin) : gelu_erf(x + begin, out + begin, end - begin);
   });
@@ -128,8 +128,8 @@ void forward(const GeluForward& k) {
 
 template <class T>
 void backward(const GeluBackward& k) {
-  const T *x = k.x.data<T>(), *dy = k.dy.data<T>();
-  T* dx = k.dx.data<T>();
+  const T *x = k.x.device_data<T>(), *dy = k.dy.device_data<T>();
+  T* dx = k.dx.device_data<T>();
   parallel_for(k.x.elements(), kPiece, [&](int64_t begin, int64_t end) {
     k.form == GeluForm::tanh ? gelu_tanh_backward(x + begin, dy + begin, dx + begin, end - begin)
                              : gelu_erf_backward(x + begin, dy + begin, dx + begin, end - begin);

@@ -23,7 +23,7 @@ void forward(const AttentionForward& k) {
       for (int64_t j = first_keys.first_tile(tile); j <= tile; ++j) {
         block.attend(qkv.tile(key, j), qkv.tile(value, j), first_keys.mask(tile, j));
       }
-      block.finish(sequence<T>(k.out, b, k.batch, d).tile(h, tile), k.lse.data<float>() + bh * length + tile * kTile);
+      block.finish(sequence<T>(k.out, b, k.batch, d).tile(h, tile), k.lse.device_data<float>() + bh * length + tile * kTile);
     }
   });
 }

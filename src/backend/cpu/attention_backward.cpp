@@ -135,7 +135,7 @@ class Backward {
     const int64_t key = k_.layout.heads + kv, value = key + k_.layout.kv_heads;
     QueryBlockBackward block(qkv.tile(h, tile), sequence<const T>(k_.out, b, k_.batch, d_).tile(h, tile),
                              sequence<const T>(k_.dout, b, k_.batch, d_).tile(h, tile),
-                             k_.lse.template data<float>() + (b * k_.layout.heads + h) * length_ + tile * kTile,
+                             k_.lse.template device_data<float>() + (b * k_.layout.heads + h) * length_ + tile * kTile,
                              static_cast<float>(k_.scale));
     for (int64_t j = first_keys.first_tile(tile); j <= tile; ++j) {
       block.attend(qkv.tile(key, j), qkv.tile(value, j), first_keys.mask(tile, j), sums(b * k_.layout.kv_heads + kv, part, j));

@@ -23,14 +23,14 @@ struct HeadRows {
 template <class T>
 HeadRows<T> sequence(const Tensor& rows, int64_t b, int64_t batch, int64_t head_dim) {
   const int64_t length = rows.dim(0) / batch, stride = rows.dim(1);
-  return {rows.data<std::remove_const_t<T>>() + b * length * stride, stride, length, head_dim};
+  return {rows.device_data<std::remove_const_t<T>>() + b * length * stride, stride, length, head_dim};
 }
 
 // The first key of each query of one sequence; zero where segment_starts is undefined.
 class FirstKeys {
  public:
   FirstKeys(const Tensor& segment_starts, int64_t b, int64_t length)
-      : starts_(segment_starts.defined() ? segment_starts.data<int32_t>() + b * length : nullptr), length_(length) {}
+      : starts_(segment_starts.defined() ? segment_starts.device_data<int32_t>() + b * length : nullptr), length_(length) {}
 
   // The first key block that a query of the block sees. Starts need not rise from row to row.
   int64_t first_tile(int64_t query_tile) const {

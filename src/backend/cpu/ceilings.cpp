@@ -42,7 +42,7 @@ GemmCeiling::GemmCeiling(Backend& cpu, Dtype dtype) {
 double GemmCeiling::flops() const { return 2.0 * static_cast<double>(kSize) * static_cast<double>(kSize) * static_cast<double>(kSize); }
 
 void GemmCeiling::run() {
-  with_library_threads([&] { product_->run(a_.raw(), b_.raw(), out_.raw(), nullptr); });
+  with_library_threads([&] { product_->run(a_.device_bytes(), b_.device_bytes(), out_.device_bytes(), nullptr); });
 }
 
 CopyCeiling::CopyCeiling(Backend& cpu, int64_t bytes)
@@ -50,8 +50,9 @@ CopyCeiling::CopyCeiling(Backend& cpu, int64_t bytes)
 
 void CopyCeiling::run() {
   constexpr int64_t kPiece = int64_t{1} << 20;
-  parallel_for(from_.bytes(), kPiece,
-               [&](int64_t begin, int64_t end) { std::memcpy(to_.raw() + begin, from_.raw() + begin, static_cast<size_t>(end - begin)); });
+  parallel_for(from_.bytes(), kPiece, [&](int64_t begin, int64_t end) {
+    std::memcpy(to_.device_bytes() + begin, from_.device_bytes() + begin, static_cast<size_t>(end - begin));
+  });
 }
 
 std::string gemm_instruction_set() { return onednn_isa_name(); }

@@ -133,10 +133,10 @@ template <class T>
 void losses(const CrossEntropy& k) {
   const int64_t columns = k.logits.dim(1), blocks = (k.vocab + kBlock - 1) / kBlock;
   const bool in_dlogits = k.dlogits.defined() && std::is_same_v<T, float>;
-  const T* logits = k.logits.data<T>();
-  T* dlogits = k.dlogits.defined() ? k.dlogits.data<T>() : nullptr;
-  const int32_t* targets = k.targets.data<int32_t>();
-  float* loss = k.loss.data<float>();
+  const T* logits = k.logits.device_data<T>();
+  T* dlogits = k.dlogits.defined() ? k.dlogits.device_data<T>() : nullptr;
+  const int32_t* targets = k.targets.device_data<int32_t>();
+  float* loss = k.loss.device_data<float>();
   parallel_for(k.logits.dim(0), rows_per_piece(4 * columns), [&](int64_t begin, int64_t end) {
     float* memory = scratch((in_dlogits ? 0 : std::max(kBlock, k.vocab)) + blocks);
     for (int64_t i = begin; i < end; ++i) {

@@ -25,8 +25,8 @@ class Reader {
  public:
   Reader(const QuantizedTensor& x, int64_t first, int64_t width)
       : how_(x.how),
-        codes_(x.codes.data<uint8_t>()),
-        scales_(x.scales.data<uint8_t>()),
+        codes_(x.codes.device_data<uint8_t>()),
+        scales_(x.scales.device_data<uint8_t>()),
         cols_(x.shape[1]),
         first_(first),
         width_(width),
@@ -148,7 +148,7 @@ template <class E, int64_t kSpan, bool kColumnwise, class T>
   const Reader<E, kSpan, kColumnwise> reader(k.x, k.first_col, width);
   bool extreme = false;
   for (int64_t r = begin; r < end; ++r) {
-    T* out = k.out.data<T>() + r * width;
+    T* out = k.out.device_data<T>() + r * width;
     const auto take = [out](int64_t c, Words bits) __attribute__((always_inline)) { store(out + c, bits); };
     const auto scalar = [&](int64_t c) {
       extreme |= reader.extreme(r, c);
@@ -207,7 +207,7 @@ template <class E>
     return;
   }
   const auto bits = [&](int64_t r, int64_t c) { return reader.fp32(r, c); };
-  uint8_t* scales = k.out.scales.data<uint8_t>() + row / block * cols;
+  uint8_t* scales = k.out.scales.device_data<uint8_t>() + row / block * cols;
   for (int64_t c = 0; c < cols; ++c) scales[c] = quantize_block<E>({row, block, c, 1}, k.out.how.rule, Codes<E>(k.out), bits);
 }
 MANTISSA_CLONES void requantize_e4m3(const RequantizeColumns& k, int64_t row, bf16* values, int16_t* words) {
@@ -234,7 +234,7 @@ void CpuBackend::execute(const Dequantize& k) {
   parallel_for(k.x.shape[0], rows_per_piece(k.out.dim(1)), [&](int64_t begin, int64_t end) {
     if (dequantize_range(k, begin, end)) extreme = true;
   });
-  if (extreme && k.extreme.defined()) *k.extreme.data<int32_t>() = 1;
+  if (extreme && k.extreme.defined()) *k.extreme.device_data<int32_t>() = 1;
 }
 
 void CpuBackend::execute(const RequantizeColumns& k) {

@@ -22,8 +22,8 @@ MANTISSA_CLONES void convert(const bf16* x, float* out, int64_t n) { convert_ran
 
 template <class From, class To>
 void convert_parallel(const Convert& k) {
-  const From* x = k.x.data<From>();
-  To* out = k.out.data<To>();
+  const From* x = k.x.device_data<From>();
+  To* out = k.out.device_data<To>();
   parallel_for(k.x.elements(), kPieceElements, [&](int64_t begin, int64_t end) { convert(x + begin, out + begin, end - begin); });
 }
 
@@ -43,19 +43,19 @@ MANTISSA_CLONES void add(const bf16* a, const bf16* b, bf16* out, int64_t n) { a
 
 template <class T>
 void add_parallel(const Add& k) {
-  const T *a = k.a.data<T>(), *b = k.b.data<T>();
-  T* out = k.out.data<T>();
+  const T *a = k.a.device_data<T>(), *b = k.b.device_data<T>();
+  T* out = k.out.device_data<T>();
   parallel_for(k.out.elements(), kPieceElements, [&](int64_t begin, int64_t end) { add(a + begin, b + begin, out + begin, end - begin); });
 }
 
 template <class T>
 void fill_parallel(const Tensor& tensor, T value) {
-  T* out = tensor.data<T>();
+  T* out = tensor.device_data<T>();
   parallel_for(tensor.elements(), kPieceElements, [&](int64_t begin, int64_t end) { std::fill(out + begin, out + end, value); });
 }
 
 void clear_parallel(const Tensor& tensor) {
-  std::byte* out = tensor.raw();
+  std::byte* out = tensor.device_bytes();
   parallel_for(tensor.bytes(), 4 * kPieceElements,
                [&](int64_t begin, int64_t end) { std::memset(out + begin, 0, static_cast<size_t>(end - begin)); });
 }
@@ -90,7 +90,7 @@ MANTISSA_CLONES void add_rows(const bf16* x, int64_t columns, float* sums, int64
 template <class T>
 void sum_rows(const SumRows& k) {
   const int64_t columns = k.x.dim(1);
-  const T* x = k.x.data<T>();
+  const T* x = k.x.device_data<T>();
   PartialSums sums(k.x.device(), k.x.dim(0), columns, columns);
   parallel_for(k.x.dim(0), sums.rows_per_piece(), [&](int64_t begin, int64_t end) { add_rows(x, columns, sums.start(begin), begin, end); });
   sums.write(k.out, k.accumulate);
@@ -110,7 +110,7 @@ void CpuBackend::execute(const Fill& k) {
 }
 
 void CpuBackend::execute(const Convert& k) {
-  if (k.x.dtype() == k.out.dtype()) return copy_parallel(k.x.raw(), k.out.raw(), k.x.bytes());
+  if (k.x.dtype() == k.out.dtype()) return copy_parallel(k.x.device_bytes(), k.out.device_bytes(), k.x.bytes());
   if (!fp32_and_bf16(k.x.dtype(), k.out.dtype())) return CpuReference::execute(k);
   k.x.dtype() == Dtype::f32 ? convert_parallel<float, bf16>(k) : convert_parallel<bf16, float>(k);
 }

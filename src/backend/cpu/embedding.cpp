@@ -14,9 +14,9 @@ namespace {
 
 void gather(const EmbeddingForward& k) {
   const int64_t bytes = k.weight.dim(1) * dtype_bytes(k.weight.dtype());
-  const int32_t* ids = k.ids.data<int32_t>();
-  const std::byte* weight = k.weight.raw();
-  std::byte* out = k.out.raw();
+  const int32_t* ids = k.ids.device_data<int32_t>();
+  const std::byte* weight = k.weight.device_bytes();
+  std::byte* out = k.out.device_bytes();
   parallel_for(k.ids.dim(0), rows_per_piece(k.weight.dim(1)), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       lane::prefetch_row(weight + ids[std::min(i + 1, end - 1)] * bytes, bytes);  // rows anywhere: no hardware foresees them
@@ -63,12 +63,12 @@ MANTISSA_CLONES void scatter(Scatter<bf16> k, int64_t begin, int64_t end) { scat
 template <class T>
 void scatter_parallel(const EmbeddingBackward& k) {
   const int64_t count = k.ids.dim(0), channels = k.dy.dim(1);
-  const int32_t* ids = k.ids.data<int32_t>();
+  const int32_t* ids = k.ids.device_data<int32_t>();
   const auto memory = k.dy.device().allocate(count * static_cast<int64_t>(sizeof(Use)));
   Use* uses = reinterpret_cast<Use*>(memory.get());
   for (int64_t i = 0; i < count; ++i) uses[i] = {ids[i], static_cast<int32_t>(i)};
   std::sort(uses, uses + count);
-  const Scatter<T> work{uses, count, k.dy.data<T>(), k.dweight.data<float>(), channels, k.accumulate};
+  const Scatter<T> work{uses, count, k.dy.device_data<T>(), k.dweight.device_data<float>(), channels, k.accumulate};
   parallel_for(k.dweight.dim(0), rows_per_piece(channels), [&](int64_t begin, int64_t end) { scatter(work, begin, end); });
 }
 

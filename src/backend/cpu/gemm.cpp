@@ -62,15 +62,15 @@ int64_t band_columns(const Gemm& k, int64_t col_step, Dtype dtype) {
   return std::max<int64_t>(1, kBandBytes / (k.b.rows() * col_step * dtype_bytes(dtype))) * col_step;
 }
 
-const std::byte* at(const Tensor& tensor, int64_t element) { return tensor.raw() + element * dtype_bytes(tensor.dtype()); }
+const std::byte* at(const Tensor& tensor, int64_t element) { return tensor.device_bytes() + element * dtype_bytes(tensor.dtype()); }
 
-bool is_set(const Tensor& flag) { return *flag.data<int32_t>() != 0; }
+bool is_set(const Tensor& flag) { return *flag.device_data<int32_t>() != 0; }
 
 bool reads_fp32(const Gemm& k) {
   const auto fp32 = [](const Tensor& tensor) { return tensor.defined() && tensor.dtype() == Dtype::f32; };
   return fp32(k.bias) || (!k.a.quantized() && fp32(k.a.dense())) || (!k.b.quantized() && fp32(k.b.dense()));
 }
-std::byte* at_output(const Tensor& tensor, int64_t element) { return tensor.raw() + element * dtype_bytes(tensor.dtype()); }
+std::byte* at_output(const Tensor& tensor, int64_t element) { return tensor.device_bytes() + element * dtype_bytes(tensor.dtype()); }
 
 }  // namespace
 

@@ -101,10 +101,10 @@ void backward(const Rows& rows, int64_t count, PartialSums& sums) {
 template <class T>
 void rms_forward(const RmsNormForward& k) {
   const Tensor weight = converted(k.weight, Dtype::f32);
-  const RmsRows<T> rows{.x = k.x.data<T>(),
-                        .weight = weight.data<float>(),
-                        .y = k.y.data<T>(),
-                        .rstd = k.rstd.data<float>(),
+  const RmsRows<T> rows{.x = k.x.device_data<T>(),
+                        .weight = weight.device_data<float>(),
+                        .y = k.y.device_data<T>(),
+                        .rstd = k.rstd.device_data<float>(),
                         .channels = k.x.dim(1),
                         .eps = static_cast<float>(k.eps)};
   forward(rows, k.x.dim(0));
@@ -113,11 +113,11 @@ void rms_forward(const RmsNormForward& k) {
 template <class T>
 void rms_backward(const RmsNormBackward& k) {
   const Tensor weight = converted(k.weight, Dtype::f32);
-  const RmsRowsBackward<T> rows{.x = k.x.data<T>(),
-                                .rstd = k.rstd.data<float>(),
-                                .weight = weight.data<float>(),
-                                .dy = k.dy.data<T>(),
-                                .dx = k.dx.data<T>(),
+  const RmsRowsBackward<T> rows{.x = k.x.device_data<T>(),
+                                .rstd = k.rstd.device_data<float>(),
+                                .weight = weight.device_data<float>(),
+                                .dy = k.dy.device_data<T>(),
+                                .dx = k.dx.device_data<T>(),
                                 .channels = k.x.dim(1)};
   PartialSums sums(k.x.device(), k.x.dim(0), rows.channels, rows.channels);
   backward(rows, k.x.dim(0), sums);
@@ -127,12 +127,12 @@ void rms_backward(const RmsNormBackward& k) {
 template <class T>
 void layer_forward(const LayerNormForward& k) {
   const Tensor weight = converted(k.weight, Dtype::f32), bias = k.bias.defined() ? converted(k.bias, Dtype::f32) : Tensor();
-  const LayerNormRows<T> rows{.x = k.x.data<T>(),
-                              .weight = weight.data<float>(),
-                              .bias = bias.defined() ? bias.data<float>() : nullptr,
-                              .y = k.y.data<T>(),
-                              .mean = k.mean.data<float>(),
-                              .rstd = k.rstd.data<float>(),
+  const LayerNormRows<T> rows{.x = k.x.device_data<T>(),
+                              .weight = weight.device_data<float>(),
+                              .bias = bias.defined() ? bias.device_data<float>() : nullptr,
+                              .y = k.y.device_data<T>(),
+                              .mean = k.mean.device_data<float>(),
+                              .rstd = k.rstd.device_data<float>(),
                               .channels = k.x.dim(1),
                               .eps = static_cast<float>(k.eps)};
   forward(rows, k.x.dim(0));
@@ -141,12 +141,12 @@ void layer_forward(const LayerNormForward& k) {
 template <class T>
 void layer_backward(const LayerNormBackward& k) {
   const Tensor weight = converted(k.weight, Dtype::f32);
-  const LayerNormRowsBackward<T> rows{.x = k.x.data<T>(),
-                                      .mean = k.mean.data<float>(),
-                                      .rstd = k.rstd.data<float>(),
-                                      .weight = weight.data<float>(),
-                                      .dy = k.dy.data<T>(),
-                                      .dx = k.dx.data<T>(),
+  const LayerNormRowsBackward<T> rows{.x = k.x.device_data<T>(),
+                                      .mean = k.mean.device_data<float>(),
+                                      .rstd = k.rstd.device_data<float>(),
+                                      .weight = weight.device_data<float>(),
+                                      .dy = k.dy.device_data<T>(),
+                                      .dx = k.dx.device_data<T>(),
                                       .channels = k.x.dim(1)};
   PartialSums sums(k.x.device(), k.x.dim(0), 2 * rows.channels, rows.channels);
   backward(rows, k.x.dim(0), sums);

@@ -17,12 +17,12 @@ struct Update {
 };
 
 Update update_of(const AdamW& k) {
-  const float* step = k.step.data<float>();
+  const float* step = k.step.device_data<float>();
   const auto value = [&](StepValue which) { return step[static_cast<int>(which)]; };
-  return {.master = k.master.data<float>(),
-          .m = k.m.data<float>(),
-          .v = k.v.data<float>(),
-          .grad = k.grad.data<float>(),
+  return {.master = k.master.device_data<float>(),
+          .m = k.m.device_data<float>(),
+          .v = k.v.device_data<float>(),
+          .grad = k.grad.device_data<float>(),
           .beta1 = static_cast<float>(k.beta1),
           .one_minus_beta1 = static_cast<float>(1.0 - k.beta1),
           .beta2 = static_cast<float>(k.beta2),
@@ -96,19 +96,19 @@ MANTISSA_CLONES void squares(const float* x, int64_t band, int64_t elements, dou
 
 void CpuBackend::execute(const AdamW& k) {
   if (k.master.dtype() != Dtype::f32 || (k.value.defined() && k.value.dtype() == Dtype::f64)) return CpuReference::execute(k);
-  if (k.step.data<float>()[static_cast<int>(StepValue::skip)] != 0.0F) return CpuReference::execute(k);
+  if (k.step.device_data<float>()[static_cast<int>(StepValue::skip)] != 0.0F) return CpuReference::execute(k);
   const Update u = update_of(k);
   const int64_t elements = k.master.elements();
   if (!k.value.defined()) return adamw_parallel(u, elements);
-  if (k.value.dtype() == Dtype::bf16) return adamw_parallel(u, elements, k.value.data<bf16>());
-  adamw_parallel(u, elements, k.value.data<float>());
+  if (k.value.dtype() == Dtype::bf16) return adamw_parallel(u, elements, k.value.device_data<bf16>());
+  adamw_parallel(u, elements, k.value.device_data<float>());
 }
 
 void CpuBackend::execute(const SquaredNorm& k) {
   if (k.x.dtype() != Dtype::f32) return CpuReference::execute(k);  // gradients are fp32
   const int64_t band = 32 * k.x.shape().with_dim0(1).elements(), elements = k.x.elements();
-  const float* x = k.x.data<float>();
-  double* partials = k.partials.data<double>();
+  const float* x = k.x.device_data<float>();
+  double* partials = k.partials.device_data<double>();
   parallel_for(k.partials.dim(0), rows_per_piece(band),
                [&](int64_t begin, int64_t end) { squares(x, band, elements, partials, begin, end); });
 }

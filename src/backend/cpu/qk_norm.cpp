@@ -63,11 +63,11 @@ MANTISSA_CLONES void run_rows(QkRowsBackward<bf16> k, float* sums, int64_t begin
 template <class T>
 void forward(const QkNormForward& k) {
   const Tensor q_weight = converted(k.q_weight, Dtype::f32), k_weight = converted(k.k_weight, Dtype::f32);
-  const QkRows<T> rows{.x = k.x.data<T>(),
-                       .q_weight = q_weight.data<float>(),
-                       .k_weight = k_weight.data<float>(),
-                       .y = k.y.data<T>(),
-                       .rstd = k.rstd.data<float>(),
+  const QkRows<T> rows{.x = k.x.device_data<T>(),
+                       .q_weight = q_weight.device_data<float>(),
+                       .k_weight = k_weight.device_data<float>(),
+                       .y = k.y.device_data<T>(),
+                       .rstd = k.rstd.device_data<float>(),
                        .layout = k.layout,
                        .eps = static_cast<float>(k.eps)};
   parallel_for(k.x.dim(0), rows_per_piece(k.layout.row()), [&](int64_t begin, int64_t end) { run_rows(rows, begin, end); });
@@ -76,12 +76,12 @@ void forward(const QkNormForward& k) {
 template <class T>
 void backward(const QkNormBackward& k) {
   const Tensor q_weight = converted(k.q_weight, Dtype::f32), k_weight = converted(k.k_weight, Dtype::f32);
-  const QkRowsBackward<T> rows{.x = k.x.data<T>(),
-                               .rstd = k.rstd.data<float>(),
-                               .q_weight = q_weight.data<float>(),
-                               .k_weight = k_weight.data<float>(),
-                               .dy = k.dy.data<T>(),
-                               .dx = k.dx.data<T>(),
+  const QkRowsBackward<T> rows{.x = k.x.device_data<T>(),
+                               .rstd = k.rstd.device_data<float>(),
+                               .q_weight = q_weight.device_data<float>(),
+                               .k_weight = k_weight.device_data<float>(),
+                               .dy = k.dy.device_data<T>(),
+                               .dx = k.dx.device_data<T>(),
                                .layout = k.layout};
   PartialSums sums(k.x.device(), k.x.dim(0), 2 * k.layout.head_dim, k.layout.row());
   parallel_for(k.x.dim(0), sums.rows_per_piece(), [&](int64_t begin, int64_t end) { run_rows(rows, sums.start(begin), begin, end); });

@@ -40,8 +40,8 @@ Sums sums_of(const QuantizationError& k, int64_t begin, int64_t end) {
   const Codes<E> codes(k.q);
   const Quantization& how = k.q.how;
   const int64_t cols = k.x.dim(1), across = k.q.scales.dim(1);
-  const uint8_t* scales = k.q.scales.data<uint8_t>();
-  const T* x = k.x.data<T>();
+  const uint8_t* scales = k.q.scales.device_data<uint8_t>();
+  const T* x = k.x.device_data<T>();
   Sums sums;
   for (int64_t r = begin * how.block_rows; r < std::min(end * how.block_rows, k.x.dim(0)); ++r) {
     for (int64_t c = 0; c < cols; ++c) {
@@ -71,14 +71,14 @@ void CpuReference::execute(const QuantizationError& k) {
   const int64_t bands = (k.x.dim(0) + k.q.how.block_rows - 1) / k.q.how.block_rows;
   const Sums sums = with_element(
       k.q.how.format, [&]<class E>() { return k.x.dtype() == Dtype::f32 ? sums_of<E, float>(k, bands) : sums_of<E, bf16>(k, bands); });
-  double* out = k.out.data<double>();
+  double* out = k.out.device_data<double>();
   std::fill(out, out + QuantizationError::size, 0.0);
   out[QuantizationError::signal] = sums.signal;
   out[QuantizationError::noise] = sums.noise;
   out[QuantizationError::clipped] = static_cast<double>(sums.clipped);
   out[QuantizationError::flushed] = static_cast<double>(sums.flushed);
   out[QuantizationError::amax] = static_cast<double>(float_of_bits(sums.amax));
-  const uint8_t* scales = k.q.scales.data<uint8_t>();
+  const uint8_t* scales = k.q.scales.device_data<uint8_t>();
   for (int64_t i = 0; i < bands * k.q.scales.dim(1); ++i) ++out[QuantizationError::scales + scales[i]];
 }
 

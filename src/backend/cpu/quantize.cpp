@@ -52,12 +52,12 @@ void CpuBackend::execute(const Quantize& k) {
     for (int64_t i = begin; i < end; ++i) {  // band by band: what the first pass read is still in cache for the second
       const int64_t first = i * height, last = std::min(rows, first + height),
                     given = std::clamp<int64_t>(k.x.dim(0) - first, 0, last - first);
-      const bf16* x = k.x.data<bf16>() + std::min(first, k.x.dim(0)) * cols;
+      const bf16* x = k.x.device_data<bf16>() + std::min(first, k.x.dim(0)) * cols;
       if (quantize_band({x, given, first, last, k.out}, words.data())) nonfinite = true;
       if (k.second.defined()) quantize_band({x, given, first, last, k.second}, words.data());
     }
   });
-  if (nonfinite && k.nonfinite.defined()) *k.nonfinite.data<int32_t>() = 1;
+  if (nonfinite && k.nonfinite.defined()) *k.nonfinite.device_data<int32_t>() = 1;
 }
 
 }  // namespace mantissa

@@ -33,7 +33,7 @@ template <class E>
   const Quantization& how = band.out.how;
   const auto bits = [&band](int64_t r, int64_t c) { return band.bits(r, c); };
   for (int64_t r = first; r < end; r += how.block_rows) {
-    uint8_t* scale = band.out.scales.data<uint8_t>() + r / how.block_rows * band.out.scales.dim(1);
+    uint8_t* scale = band.out.scales.device_data<uint8_t>() + r / how.block_rows * band.out.scales.dim(1);
     for (int64_t c = 0; c < band.cols(); c += how.block_cols) {
       *scale++ = quantize_block<E>({r, how.block_rows, c, how.block_cols}, how.rule, Codes<E>(band.out), bits);
     }
@@ -113,8 +113,8 @@ template <class E>
 [[gnu::always_inline]] inline bool quantize_columns(const Band& band, int16_t* words) {
   const Quantization how = band.out.how;
   const int64_t cols = band.cols(), row_bytes = cols / E::codes_per_byte;
-  uint8_t* codes = band.out.codes.data<uint8_t>() + band.first * row_bytes;
-  uint8_t* scales = band.out.scales.data<uint8_t>() + band.first / how.block_rows * band.out.scales.dim(1);
+  uint8_t* codes = band.out.codes.device_data<uint8_t>() + band.first * row_bytes;
+  uint8_t* scales = band.out.scales.device_data<uint8_t>() + band.first / how.block_rows * band.out.scales.dim(1);
   std::fill(words, words + cols, int16_t{0});
   for (int64_t r = 0; r < band.given; ++r) amax_of_columns(band.x + r * cols, cols, words);
   if (how.tiles()) amax_of_spans<kPair>(words, cols, words);  // writes behind what it still reads
@@ -137,7 +137,8 @@ template <class E, int64_t kSpan>
 [[gnu::always_inline]] inline bool quantize_rows(const Band& band, int16_t* words) {
   const Quantization how = band.out.how;
   const int64_t cols = band.cols(), row_bytes = cols / E::codes_per_byte, blocks = cols / how.block_cols;
-  uint8_t *codes = band.out.codes.data<uint8_t>() + band.first * row_bytes, *scales = band.out.scales.data<uint8_t>() + band.first * blocks;
+  uint8_t *codes = band.out.codes.device_data<uint8_t>() + band.first * row_bytes,
+          *scales = band.out.scales.device_data<uint8_t>() + band.first * blocks;
   bool nonfinite = false;
   for (int64_t r = 0; r < band.given; ++r, codes += row_bytes, scales += blocks) {
     const bf16* x = band.x + r * cols;

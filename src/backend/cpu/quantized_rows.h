@@ -18,7 +18,7 @@ inline float float_of_bits(uint32_t bits) { return __builtin_bit_cast(float, bit
 template <class E>
 class Codes {
  public:
-  Codes(const QuantizedTensor& tensor) : data_(tensor.codes.data<uint8_t>()), cols_(tensor.shape[1]) {}
+  Codes(const QuantizedTensor& tensor) : data_(tensor.codes.device_data<uint8_t>()), cols_(tensor.shape[1]) {}
 
   uint8_t get(int64_t row, int64_t col) const {
     const uint8_t byte = data_[(row * cols_ + col) / E::codes_per_byte];

@@ -47,8 +47,8 @@ void swiglu(const SwiGluForward& k) {
   using S = Arithmetic<T>;
   const int64_t width = k.out.dim(1);
   for (int64_t i = 0; i < k.out.dim(0); ++i) {
-    const T *gate = k.x.data<T>() + 2 * i * width, *up = gate + width;
-    T* out = k.out.data<T>() + i * width;
+    const T *gate = k.x.device_data<T>() + 2 * i * width, *up = gate + width;
+    T* out = k.out.device_data<T>() + i * width;
     for (int64_t j = 0; j < width; ++j) {
       const S g = load(gate[j]);
       out[j] = store<T>(g * sigmoid(g) * load(up[j]));
@@ -62,8 +62,8 @@ void swiglu_backward(const SwiGluBackward& k) {
   using S = Arithmetic<T>;
   const int64_t width = k.dy.dim(1);
   for (int64_t i = 0; i < k.dy.dim(0); ++i) {
-    const T *gate = k.x.data<T>() + 2 * i * width, *up = gate + width, *dy = k.dy.data<T>() + i * width;
-    T *dgate = k.dx.data<T>() + 2 * i * width, *dup = dgate + width;
+    const T *gate = k.x.device_data<T>() + 2 * i * width, *up = gate + width, *dy = k.dy.device_data<T>() + i * width;
+    T *dgate = k.dx.device_data<T>() + 2 * i * width, *dup = dgate + width;
     for (int64_t j = 0; j < width; ++j) {
       const S g = load(gate[j]), s = sigmoid(g), d = load(dy[j]);
       dgate[j] = store<T>(d * load(up[j]) * s * (S{1} + g * (S{1} - s)));
@@ -84,16 +84,16 @@ void CpuReference::execute(const SwiGluBackward& k) {
 
 void CpuReference::execute(const GeluForward& k) {
   with_values(k.x.dtype(), [&]<class T>() {
-    const T* x = k.x.data<T>();
-    T* out = k.out.data<T>();
+    const T* x = k.x.device_data<T>();
+    T* out = k.out.device_data<T>();
     for (int64_t i = 0; i < k.x.elements(); ++i) out[i] = store<T>(gelu(load(x[i]), k.form).value);
   });
 }
 
 void CpuReference::execute(const GeluBackward& k) {
   with_values(k.x.dtype(), [&]<class T>() {
-    const T *x = k.x.data<T>(), *dy = k.dy.data<T>();
-    T* dx = k.dx.data<T>();
+    const T *x = k.x.device_data<T>(), *dy = k.dy.device_data<T>();
+    T* dx = k.dx.device_data<T>();
     for (int64_t i = 0; i < k.x.elements(); ++i) dx[i] = store<T>(load(dy[i]) * gelu(load(x[i]), k.form).derivative);
   });
 }

@@ -55,7 +55,9 @@ struct Sequence {
   HeadRows<T> value(int64_t kv_head) const { return query(layout.heads + layout.kv_heads + kv_head); }
 };
 
-int64_t first_key(const Tensor& segment_starts, int64_t row) { return segment_starts.defined() ? segment_starts.data<int32_t>()[row] : 0; }
+int64_t first_key(const Tensor& segment_starts, int64_t row) {
+  return segment_starts.defined() ? segment_starts.device_data<int32_t>()[row] : 0;
+}
 
 template <class T>
 void forward(const AttentionForward& k) {
@@ -64,11 +66,11 @@ void forward(const AttentionForward& k) {
   parallel_for(k.batch * layout.heads, 1, [&](int64_t begin, int64_t end) {
     for (int64_t item = begin; item < end; ++item) {
       const int64_t b = item / layout.heads, h = item % layout.heads, kv = h / (layout.heads / layout.kv_heads);
-      const Sequence<const T> rows{k.qkv.data<T>() + b * length * layout.row(), layout};
+      const Sequence<const T> rows{k.qkv.device_data<T>() + b * length * layout.row(), layout};
       for (int64_t i = 0; i < length; ++i) {
         const int64_t row = b * length + i;
-        k.lse.data<Arithmetic<T>>()[item * length + i] =
-            attend<T>(rows.query(h)[i], rows.key(kv), rows.value(kv), k.out.data<T>() + row * channels + h * d,
+        k.lse.device_data<Arithmetic<T>>()[item * length + i] =
+            attend<T>(rows.query(h)[i], rows.key(kv), rows.value(kv), k.out.device_data<T>() + row * channels + h * d,
                       first_key(k.segment_starts, row), i + 1, d, k.scale);
       }
     }
@@ -88,8 +90,8 @@ class KeyHeadBackward {
         d_(k.layout.head_dim),
         b_(b),
         kv_(kv),
-        x_{k.qkv.data<T>() + b * length_ * k.layout.row(), k.layout},
-        dx_{k.dqkv.data<T>() + b * length_ * k.layout.row(), k.layout},
+        x_{k.qkv.device_data<T>() + b * length_ * k.layout.row(), k.layout},
+        dx_{k.dqkv.device_data<T>() + b * length_ * k.layout.row(), k.layout},
         dkey_(static_cast<size_t>(length_ * d_), S{0}),
         dvalue_(dkey_) {}
 
@@ -107,9 +109,9 @@ class KeyHeadBackward {
  private:
   void query_row(int64_t h, int64_t i) {
     const int64_t row = b_ * length_ + i, at = (row * k_.layout.heads + h) * d_;
-    const T *q = x_.query(h)[i], *dout = k_.dout.data<T>() + at;
-    const S lse = k_.lse.data<S>()[(b_ * k_.layout.heads + h) * length_ + i], scale = static_cast<S>(k_.scale);
-    const S delta = dot<T>(dout, k_.out.data<T>() + at, d_);
+    const T *q = x_.query(h)[i], *dout = k_.dout.device_data<T>() + at;
+    const S lse = k_.lse.device_data<S>()[(b_ * k_.layout.heads + h) * length_ + i], scale = static_cast<S>(k_.scale);
+    const S delta = dot<T>(dout, k_.out.device_data<T>() + at, d_);
     std::vector<S> dq(static_cast<size_t>(d_), S{0});
     for (int64_t j = first_key(k_.segment_starts, row); j <= i; ++j) {
       const T *key = x_.key(kv_)[j], *value = x_.value(kv_)[j];
@@ -139,16 +141,16 @@ template <class T>
 void cached(const CachedAttention& k) {
   const HeadLayout& layout = k.layout;
   const int64_t rows = k.qkv.dim(0), d = layout.head_dim, channels = layout.kv_heads * d;
-  const Sequence<const T> x{k.qkv.data<T>(), layout};
+  const Sequence<const T> x{k.qkv.device_data<T>(), layout};
   for (int64_t i = 0; i < rows; ++i) {
-    std::copy_n(x.key(0)[i], channels, k.keys.data<T>() + (k.first + i) * channels);
-    std::copy_n(x.value(0)[i], channels, k.values.data<T>() + (k.first + i) * channels);
+    std::copy_n(x.key(0)[i], channels, k.keys.device_data<T>() + (k.first + i) * channels);
+    std::copy_n(x.value(0)[i], channels, k.values.device_data<T>() + (k.first + i) * channels);
   }
   for (int64_t i = 0; i < rows; ++i) {
     for (int64_t h = 0; h < layout.heads; ++h) {
       const int64_t kv = h / (layout.heads / layout.kv_heads);
-      attend<T>(x.query(h)[i], {k.keys.data<T>() + kv * d, channels}, {k.values.data<T>() + kv * d, channels},
-                k.out.data<T>() + (i * layout.heads + h) * d, 0, k.first + i + 1, d, k.scale);
+      attend<T>(x.query(h)[i], {k.keys.device_data<T>() + kv * d, channels}, {k.values.device_data<T>() + kv * d, channels},
+                k.out.device_data<T>() + (i * layout.heads + h) * d, 0, k.first + i + 1, d, k.scale);
     }
   }
 }

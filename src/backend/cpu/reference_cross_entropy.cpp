@@ -36,10 +36,10 @@ void CpuReference::execute(const CrossEntropy& k) {
   check_targets("cross_entropy", k.targets, k.vocab);
   with_values(k.logits.dtype(), [&]<class T>() {
     const int64_t columns = k.logits.dim(1);
-    const T* logits = k.logits.data<T>();
-    T* dlogits = k.dlogits.defined() ? k.dlogits.data<T>() : nullptr;
-    auto* loss = k.loss.data<Arithmetic<T>>();
-    const int32_t* targets = k.targets.data<int32_t>();
+    const T* logits = k.logits.device_data<T>();
+    T* dlogits = k.dlogits.defined() ? k.dlogits.device_data<T>() : nullptr;
+    auto* loss = k.loss.device_data<Arithmetic<T>>();
+    const int32_t* targets = k.targets.device_data<int32_t>();
     parallel_for(k.logits.dim(0), 8, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         T* gradient = dlogits == nullptr ? nullptr : dlogits + i * columns;

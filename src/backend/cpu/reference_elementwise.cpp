@@ -10,21 +10,21 @@ namespace {
 
 template <class T>
 void fill(const Fill& k) {
-  T* out = k.out.data<T>();
+  T* out = k.out.device_data<T>();
   for (int64_t i = 0; i < k.out.elements(); ++i) out[i] = store<T>(k.value);
 }
 
 template <class From, class To>
 void convert(const Convert& k) {
-  const From* x = k.x.data<From>();
-  To* out = k.out.data<To>();
+  const From* x = k.x.device_data<From>();
+  To* out = k.out.device_data<To>();
   for (int64_t i = 0; i < k.out.elements(); ++i) out[i] = store<To>(load(x[i]));
 }
 
 template <class T>
 void random_normals(const RandomNormal& k) {
   const int64_t columns = k.out.shape().rank() > 0 ? k.out.shape()[-1] : 1, stride = k.row_stride > 0 ? k.row_stride : columns;
-  T* out = k.out.data<T>();
+  T* out = k.out.device_data<T>();
   for (int64_t i = 0; i < k.out.elements(); ++i) {
     const int64_t index = k.first_index + i / columns * stride + i % columns;
     out[i] = store<T>(k.std * static_cast<double>(random_normal(k.key, k.what, static_cast<uint64_t>(index))));
@@ -33,8 +33,8 @@ void random_normals(const RandomNormal& k) {
 
 template <class T>
 void add(const Add& k) {
-  const T *a = k.a.data<T>(), *b = k.b.data<T>();
-  T* out = k.out.data<T>();
+  const T *a = k.a.device_data<T>(), *b = k.b.device_data<T>();
+  T* out = k.out.device_data<T>();
   for (int64_t i = 0; i < k.out.elements(); ++i) out[i] = store<T>(load(a[i]) + load(b[i]));
 }
 
@@ -44,8 +44,10 @@ CpuReference::CpuReference() { start_threads(); }
 
 std::shared_ptr<std::byte> CpuReference::allocate(int64_t bytes) { return allocator_->allocate(bytes); }
 AllocatorStats CpuReference::allocator_stats() const { return allocator_->stats(); }
-void CpuReference::upload(const void* from, const Tensor& to) { std::copy_n(static_cast<const std::byte*>(from), to.bytes(), to.raw()); }
-void CpuReference::download(const Tensor& from, void* to) { std::copy_n(from.raw(), from.bytes(), static_cast<std::byte*>(to)); }
+void CpuReference::upload(const void* from, const Tensor& to) {
+  std::copy_n(static_cast<const std::byte*>(from), to.bytes(), to.device_bytes());
+}
+void CpuReference::download(const Tensor& from, void* to) { std::copy_n(from.device_bytes(), from.bytes(), static_cast<std::byte*>(to)); }
 std::unique_ptr<Backend> make_cpu_reference() { return std::make_unique<CpuReference>(); }
 
 void CpuReference::execute(const Fill& k) {
@@ -56,7 +58,7 @@ void CpuReference::execute(const Fill& k) {
 
 void CpuReference::execute(const Convert& k) {
   if (k.x.dtype() == k.out.dtype()) {
-    std::memcpy(k.out.raw(), k.x.raw(), static_cast<size_t>(k.x.bytes()));
+    std::memcpy(k.out.device_bytes(), k.x.device_bytes(), static_cast<size_t>(k.x.bytes()));
     return;
   }
   with_values(k.x.dtype(), [&]<class From>() { with_values(k.out.dtype(), [&]<class To>() { convert<From, To>(k); }); });

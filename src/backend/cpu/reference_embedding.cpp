@@ -10,9 +10,9 @@ namespace {
 template <class T>
 void forward(const EmbeddingForward& k) {
   const int64_t channels = k.weight.dim(1);
-  const int32_t* ids = k.ids.data<int32_t>();
-  const T* weight = k.weight.data<T>();
-  T* out = k.out.data<T>();
+  const int32_t* ids = k.ids.device_data<int32_t>();
+  const T* weight = k.weight.device_data<T>();
+  T* out = k.out.device_data<T>();
   for (int64_t i = 0; i < k.ids.dim(0); ++i) std::copy_n(weight + ids[i] * channels, channels, out + i * channels);
 }
 
@@ -20,9 +20,9 @@ template <class T>
 void backward(const EmbeddingBackward& k) {
   using S = Arithmetic<T>;
   const int64_t channels = k.dy.dim(1);
-  const int32_t* ids = k.ids.data<int32_t>();
-  const T* dy = k.dy.data<T>();
-  S* dweight = k.dweight.data<S>();
+  const int32_t* ids = k.ids.device_data<int32_t>();
+  const T* dy = k.dy.device_data<T>();
+  S* dweight = k.dweight.device_data<S>();
   if (!k.accumulate) std::fill_n(dweight, k.dweight.elements(), S{0});
   for (int64_t i = 0; i < k.ids.dim(0); ++i) {
     for (int64_t j = 0; j < channels; ++j) dweight[ids[i] * channels + j] += load(dy[i * channels + j]);

@@ -13,7 +13,7 @@ namespace {
 template <class T>
 std::vector<Arithmetic<T>> packed(const Operand& operand, int64_t rows, int64_t columns) {
   std::vector<Arithmetic<T>> out(static_cast<size_t>(rows * columns));
-  const T* x = operand.dense().data<T>();
+  const T* x = operand.dense().device_data<T>();
   const int64_t row_step = operand.transposed ? 1 : columns, column_step = operand.transposed ? rows : 1;
   for (int64_t i = 0; i < rows; ++i) {
     for (int64_t j = 0; j < columns; ++j) out[static_cast<size_t>(i * columns + j)] = load(x[i * row_step + j * column_step]);
@@ -37,8 +37,8 @@ void gemm(const Gemm& k) {
   using S = Arithmetic<T>;
   const int64_t rows = k.out.dim(0), columns = k.out.dim(1), inner = k.a.cols();
   const std::vector<S> a = packed<T>(k.a, rows, inner), b = packed<T>(k.b, inner, columns);
-  const T* bias = k.bias.defined() ? k.bias.data<T>() : nullptr;
-  Out* out = k.out.data<Out>();
+  const T* bias = k.bias.defined() ? k.bias.device_data<T>() : nullptr;
+  Out* out = k.out.device_data<Out>();
   parallel_for(rows, 8, [&](int64_t begin, int64_t end) {
     std::vector<S> sums(static_cast<size_t>((end - begin) * columns), S{0});
     multiply(a.data() + begin * inner, b.data(), sums.data(), end - begin, inner, columns);
@@ -73,8 +73,8 @@ void CpuReference::execute(const SumRows& k) {
   with_values(k.x.dtype(), [&]<class T>() {
     using S = Arithmetic<T>;
     const int64_t rows = k.x.dim(0), columns = k.x.dim(1);
-    const T* x = k.x.data<T>();
-    S* out = k.out.data<S>();
+    const T* x = k.x.device_data<T>();
+    S* out = k.out.device_data<S>();
     for (int64_t j = 0; j < columns; ++j) {
       S sum = 0;
       for (int64_t i = 0; i < rows; ++i) sum += load(x[i * columns + j]);

@@ -40,7 +40,7 @@ class ParameterSums {
   explicit ParameterSums(int64_t channels) : sums_(static_cast<size_t>(channels), S{0}) {}
   S* data() { return sums_.data(); }
   void write(const Tensor& out, bool accumulate) const {
-    S* target = out.data<S>();
+    S* target = out.device_data<S>();
     for (const S sum : sums_) {
       *target = accumulate ? *target + sum : sum;
       ++target;
@@ -58,8 +58,8 @@ void rms_backward(const RmsNormBackward& k) {
   ParameterSums<S> dweight(channels);
   for (int64_t i = 0; i < k.x.dim(0); ++i) {
     const int64_t at = i * channels;
-    rms_norm_row_backward<T>(k.x.data<T>() + at, k.weight.data<T>(), k.rstd.data<S>()[i], k.dy.data<T>() + at, k.dx.data<T>() + at,
-                             dweight.data(), channels);
+    rms_norm_row_backward<T>(k.x.device_data<T>() + at, k.weight.device_data<T>(), k.rstd.device_data<S>()[i], k.dy.device_data<T>() + at,
+                             k.dx.device_data<T>() + at, dweight.data(), channels);
   }
   dweight.write(k.dweight, k.accumulate);
 }
@@ -68,19 +68,19 @@ template <class T>
 void layer_norm_row(const LayerNormForward& k, int64_t row) {
   using S = Arithmetic<T>;
   const int64_t channels = k.x.dim(1);
-  const T* x = k.x.data<T>() + row * channels;
-  const T* bias = k.bias.defined() ? k.bias.data<T>() : nullptr;
+  const T* x = k.x.device_data<T>() + row * channels;
+  const T* bias = k.bias.defined() ? k.bias.device_data<T>() : nullptr;
   S sum = 0, squares = 0;
   for (int64_t j = 0; j < channels; ++j) sum += load(x[j]);
   const S mean = sum / static_cast<S>(channels);
   for (int64_t j = 0; j < channels; ++j) squares += (load(x[j]) - mean) * (load(x[j]) - mean);
   const S rstd = S{1} / std::sqrt(squares / static_cast<S>(channels) + static_cast<S>(k.eps));
   for (int64_t j = 0; j < channels; ++j) {
-    const S scaled = (load(x[j]) - mean) * rstd * load(k.weight.data<T>()[j]);
-    k.y.data<T>()[row * channels + j] = store<T>(bias != nullptr ? scaled + load(bias[j]) : scaled);
+    const S scaled = (load(x[j]) - mean) * rstd * load(k.weight.device_data<T>()[j]);
+    k.y.device_data<T>()[row * channels + j] = store<T>(bias != nullptr ? scaled + load(bias[j]) : scaled);
   }
-  k.mean.data<S>()[row] = mean;
-  k.rstd.data<S>()[row] = rstd;
+  k.mean.device_data<S>()[row] = mean;
+  k.rstd.device_data<S>()[row] = rstd;
 }
 
 // With n = (x - mean) * rstd and g = dy * weight: dx = rstd * (g - mean(g) - n * mean(g n)); dweight += dy n; dbias += dy.
@@ -88,9 +88,9 @@ template <class T>
 void layer_norm_row_backward(const LayerNormBackward& k, int64_t row, Arithmetic<T>* dweight, Arithmetic<T>* dbias) {
   using S = Arithmetic<T>;
   const int64_t channels = k.x.dim(1);
-  const T *x = k.x.data<T>() + row * channels, *dy = k.dy.data<T>() + row * channels, *weight = k.weight.data<T>();
-  T* dx = k.dx.data<T>() + row * channels;
-  const S mean = k.mean.data<S>()[row], rstd = k.rstd.data<S>()[row];
+  const T *x = k.x.device_data<T>() + row * channels, *dy = k.dy.device_data<T>() + row * channels, *weight = k.weight.device_data<T>();
+  T* dx = k.dx.device_data<T>() + row * channels;
+  const S mean = k.mean.device_data<S>()[row], rstd = k.rstd.device_data<S>()[row];
   S sum_g = 0, sum_gn = 0;
   for (int64_t j = 0; j < channels; ++j) {
     const S g = load(dy[j]) * load(weight[j]);
@@ -111,11 +111,11 @@ void qk_forward(const QkNormForward& k) {
   const HeadLayout& layout = k.layout;
   const int64_t normed = layout.heads + layout.kv_heads, d = layout.head_dim;
   for (int64_t i = 0; i < k.x.dim(0); ++i) {
-    const T* x = k.x.data<T>() + i * layout.row();
-    T* y = k.y.data<T>() + i * layout.row();
+    const T* x = k.x.device_data<T>() + i * layout.row();
+    T* y = k.y.device_data<T>() + i * layout.row();
     for (int64_t h = 0; h < normed; ++h) {
-      const T* weight = (h < layout.heads ? k.q_weight : k.k_weight).data<T>();
-      k.rstd.data<Arithmetic<T>>()[i * normed + h] = rms_norm_row<T>(x + h * d, weight, y + h * d, d, k.eps);
+      const T* weight = (h < layout.heads ? k.q_weight : k.k_weight).device_data<T>();
+      k.rstd.device_data<Arithmetic<T>>()[i * normed + h] = rms_norm_row<T>(x + h * d, weight, y + h * d, d, k.eps);
     }
     std::copy(x + normed * d, x + layout.row(), y + normed * d);
   }
@@ -129,12 +129,12 @@ void qk_backward(const QkNormBackward& k) {
   ParameterSums<S> dq(d), dk(d);
   for (int64_t i = 0; i < k.x.dim(0); ++i) {
     const int64_t at = i * layout.row();
-    const T *x = k.x.data<T>() + at, *dy = k.dy.data<T>() + at;
-    T* dx = k.dx.data<T>() + at;
+    const T *x = k.x.device_data<T>() + at, *dy = k.dy.device_data<T>() + at;
+    T* dx = k.dx.device_data<T>() + at;
     for (int64_t h = 0; h < normed; ++h) {
       const bool query = h < layout.heads;
-      rms_norm_row_backward<T>(x + h * d, (query ? k.q_weight : k.k_weight).data<T>(), k.rstd.data<S>()[i * normed + h], dy + h * d,
-                               dx + h * d, query ? dq.data() : dk.data(), d);
+      rms_norm_row_backward<T>(x + h * d, (query ? k.q_weight : k.k_weight).device_data<T>(), k.rstd.device_data<S>()[i * normed + h],
+                               dy + h * d, dx + h * d, query ? dq.data() : dk.data(), d);
     }
     std::copy(dy + normed * d, dy + layout.row(), dx + normed * d);
   }
@@ -148,8 +148,8 @@ void CpuReference::execute(const RmsNormForward& k) {
   with_values(k.x.dtype(), [&]<class T>() {
     const int64_t channels = k.x.dim(1);
     for (int64_t i = 0; i < k.x.dim(0); ++i) {
-      k.rstd.data<Arithmetic<T>>()[i] =
-          rms_norm_row<T>(k.x.data<T>() + i * channels, k.weight.data<T>(), k.y.data<T>() + i * channels, channels, k.eps);
+      k.rstd.device_data<Arithmetic<T>>()[i] = rms_norm_row<T>(k.x.device_data<T>() + i * channels, k.weight.device_data<T>(),
+                                                               k.y.device_data<T>() + i * channels, channels, k.eps);
     }
   });
 }

@@ -15,7 +15,7 @@ namespace {
 template <class Body>
 void for_each_block(const QuantizedTensor& tensor, const Body& body) {
   const Quantization& how = tensor.how;
-  uint8_t* scales = tensor.scales.data<uint8_t>();
+  uint8_t* scales = tensor.scales.device_data<uint8_t>();
   const int64_t bands = tensor.scales.dim(0), across = tensor.scales.dim(1);
   parallel_for(bands, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
@@ -28,7 +28,7 @@ void for_each_block(const QuantizedTensor& tensor, const Body& body) {
 
 template <class T>
 void quantize(const Quantize& k, const QuantizedTensor& out) {
-  const T* x = k.x.data<T>();
+  const T* x = k.x.device_data<T>();
   const int64_t rows = k.x.dim(0), cols = k.x.dim(1);
   const auto bits = [=](int64_t r, int64_t c) { return r < rows ? fp32_bits(x[r * cols + c]) : 0U; };
   with_element(out.how.format, [&]<class E>() {
@@ -39,7 +39,7 @@ void quantize(const Quantize& k, const QuantizedTensor& out) {
 
 template <class T>
 bool holds_nonfinite(const Tensor& x) {
-  const T* data = x.data<T>();
+  const T* data = x.device_data<T>();
   return std::any_of(data, data + x.elements(), [](T value) { return (fp32_bits(value) & ~kFp32Sign) >= kFp32Inf; });
 }
 
@@ -47,7 +47,7 @@ template <class E, class T>
 void dequantize(const Dequantize& k) {
   const Codes<E> codes(k.x);
   const int64_t width = k.out.dim(1);
-  T* out = k.out.data<T>();
+  T* out = k.out.device_data<T>();
   for_each_block(k.x, [&](const Block& block, uint8_t scale) {
     if (block.col < k.first_col || block.col >= k.first_col + width) return;
     bool zeros = true;
@@ -61,7 +61,7 @@ void dequantize(const Dequantize& k) {
         out[r * width + c - k.first_col] = float_of_bits(bits);
       }
     });
-    if (!zeros && extreme_scale<E>(scale) && k.extreme.defined()) std::atomic_ref(*k.extreme.data<int32_t>()) = 1;
+    if (!zeros && extreme_scale<E>(scale) && k.extreme.defined()) std::atomic_ref(*k.extreme.device_data<int32_t>()) = 1;
   });
 }
 
@@ -72,7 +72,7 @@ void CpuReference::execute(const Quantize& k) {
   for (const QuantizedTensor* out : {&k.out, &k.second}) {
     if (out->defined()) wide ? quantize<float>(k, *out) : quantize<bf16>(k, *out);
   }
-  if (k.nonfinite.defined() && (wide ? holds_nonfinite<float>(k.x) : holds_nonfinite<bf16>(k.x))) *k.nonfinite.data<int32_t>() = 1;
+  if (k.nonfinite.defined() && (wide ? holds_nonfinite<float>(k.x) : holds_nonfinite<bf16>(k.x))) *k.nonfinite.device_data<int32_t>() = 1;
 }
 
 void CpuReference::execute(const Dequantize& k) {
@@ -93,8 +93,8 @@ void CpuReference::execute(const RequantizeColumns& k) {
 void CpuReference::execute(const SwizzleScales& k) {
   const bool rows = k.x.how.rowwise();
   const int64_t outer_count = k.x.shape[rows ? 0 : 1], inner_count = k.x.scales.dim(rows ? 1 : 0), stride = k.x.scales.dim(1);
-  const uint8_t* scales = k.x.scales.data<uint8_t>();
-  uint8_t* out = k.out.data<uint8_t>();
+  const uint8_t* scales = k.x.scales.device_data<uint8_t>();
+  uint8_t* out = k.out.device_data<uint8_t>();
   std::fill(out, out + k.out.elements(), uint8_t{0});
   for (int64_t outer = 0; outer < outer_count; ++outer) {
     for (int64_t inner = 0; inner < inner_count; ++inner) {

@@ -12,9 +12,9 @@ void rotate(const Rope& k) {
   using S = Arithmetic<T>;
   const int64_t d = k.layout.head_dim, half = d / 2, rotated = (k.layout.heads + k.layout.kv_heads) * d, row = k.layout.row();
   for (int64_t i = 0; i < k.x.dim(0); ++i) {
-    const T* x = k.x.data<T>() + i * row;
-    T* y = k.y.data<T>() + i * row;
-    const float* table = k.table.data<float>() + k.positions.data<int32_t>()[i] * d;
+    const T* x = k.x.device_data<T>() + i * row;
+    T* y = k.y.device_data<T>() + i * row;
+    const float* table = k.table.device_data<float>() + k.positions.device_data<int32_t>()[i] * d;
     for (int64_t head = 0; head < rotated; head += d) {
       for (int64_t j = 0; j < half; ++j) {
         const S cosine = static_cast<S>(table[j]), sine = static_cast<S>(k.inverse ? -table[half + j] : table[half + j]);

@@ -14,7 +14,8 @@ double sum(const T* x, int64_t n) {
 
 void CpuReference::execute(const Sum& k) {
   const int64_t n = k.x.elements();
-  *k.out.data<double>() = k.factor * (k.x.dtype() == Dtype::f64 ? sum(k.x.data<double>(), n) : sum(k.x.data<float>(), n));
+  *k.out.device_data<double>() =
+      k.factor * (k.x.dtype() == Dtype::f64 ? sum(k.x.device_data<double>(), n) : sum(k.x.device_data<float>(), n));
 }
 
 }  // namespace mantissa

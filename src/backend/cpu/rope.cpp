@@ -48,10 +48,10 @@ MANTISSA_CLONES void rotate(RopeRows<bf16> k, int64_t begin, int64_t end) { rota
 
 template <class T>
 void rope(const Rope& k) {
-  const RopeRows<T> rows{.x = k.x.data<T>(),
-                         .y = k.y.data<T>(),
-                         .table = k.table.data<float>(),
-                         .positions = k.positions.data<int32_t>(),
+  const RopeRows<T> rows{.x = k.x.device_data<T>(),
+                         .y = k.y.device_data<T>(),
+                         .table = k.table.device_data<float>(),
+                         .positions = k.positions.device_data<int32_t>(),
                          .layout = k.layout,
                          .direction = k.inverse ? -1.0F : 1.0F};
   parallel_for(k.x.dim(0), rows_per_piece(k.x.dim(1)), [&](int64_t begin, int64_t end) { rotate(rows, begin, end); });
