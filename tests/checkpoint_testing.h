@@ -20,7 +20,7 @@ namespace mantissa::test {
 // Elements in the memory of a backend, as a run has them.
 template <class T>
 Tensor saved_tensor(Shape shape, const std::vector<T>& elements) {
-  static const std::unique_ptr<Backend> device = make_cpu_reference();
+  static const std::unique_ptr<Backend> device = make_backend("cpu_reference");
   return from_host(*device, DtypeOf<T>::value, shape, elements.data());
 }
 

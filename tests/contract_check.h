@@ -76,7 +76,7 @@ class ContractCheck {
   }
 
  private:
-  std::unique_ptr<Backend> reference_ = make_cpu_reference(), fast_ = make_cpu_backend();
+  std::unique_ptr<Backend> reference_ = make_backend("cpu_reference"), fast_ = make_backend("cpu");
 };
 
 }  // namespace mantissa::test

@@ -171,7 +171,7 @@ inline ::testing::AssertionResult products_agree(Backend& fast, Backend& referen
 
 // Cases [first, first + count). Returns how many were cut into bands.
 inline int64_t expect_products(uint32_t first, uint32_t count, bool bf16_products) {
-  const std::unique_ptr<Backend> fast = make_cpu_backend(), reference = make_cpu_reference();
+  const std::unique_ptr<Backend> fast = make_backend("cpu"), reference = make_backend("cpu_reference");
   int64_t banded = 0;
   for (uint32_t i = first; i < first + count; ++i) {
     CaseDraw draw(i);

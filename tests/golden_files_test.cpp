@@ -60,7 +60,7 @@ class GoldenFiles : public ::testing::Test {
   std::string content(const std::string& name) { return test::read_file(kFolder + name); }
   GoldenQuantization quantization(const std::string& name) { return std::get<GoldenQuantization>(parse_golden_file(name, content(name))); }
 
-  std::unique_ptr<Backend> fast_ = make_cpu_backend(), reference_ = make_cpu_reference();
+  std::unique_ptr<Backend> fast_ = make_backend("cpu"), reference_ = make_backend("cpu_reference");
 };
 
 TEST_F(GoldenFiles, AreWhatTheSlowReferenceMakes) {

@@ -34,7 +34,7 @@ class GradientError : public TrainingTest {
                                                   "model.max_position_embeddings=128", "training.seq_len=128"})
                            .config;
     config.model.vocab_size = 64;
-    const auto device = make_cpu_backend();
+    const auto device = make_backend("cpu");
     Gpt model(config.model, *device, resolve_plan(config), {.recompute = Recompute::none, .gradients = true});
     model.parameters().initialise(5);
     constexpr int64_t kRows = 4, kLength = 128, kTokens = kRows * kLength;

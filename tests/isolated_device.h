@@ -94,7 +94,7 @@ class IsolatedDevice final : public Backend {
 
   ClosedMemory* memory_;  // owned by the allocator
   std::shared_ptr<CachingAllocator> allocator_;
-  std::unique_ptr<Backend> kernels_ = make_cpu_backend();
+  std::unique_ptr<Backend> kernels_ = make_backend("cpu");
   int64_t uploads_ = 0, downloads_ = 0;
 };
 

@@ -77,7 +77,7 @@ inline void attention_backward_case(Operands& o, int64_t batch, int64_t length, 
   const int64_t rows = batch * length;
   const double scale = 1.0 / std::sqrt(static_cast<double>(layout.head_dim));
   const Tensor qkv = o.input({rows, layout.row()}), starts = segments ? random_segments(o, batch, length) : Tensor();
-  const auto reference = make_cpu_reference();
+  const auto reference = make_backend("cpu_reference");
   const Shape out_shape{rows, layout.heads * layout.head_dim}, lse_shape{batch, layout.heads, length};
   const Tensor out = empty(*reference, o.dtype(), out_shape), lse = empty(*reference, Dtype::f32, lse_shape);
   reference->run(

@@ -23,7 +23,7 @@ class Kernels : public ::testing::TestWithParam<std::tuple<std::string, Dtype>> 
 };
 
 TEST_P(Kernels, FastPathEqualsTheReference) {
-  const auto reference = make_cpu_reference(), fast = make_cpu_backend();
+  const auto reference = make_backend("cpu_reference"), fast = make_backend("cpu");
   ASSERT_STREQ(reference->name(), "cpu_reference");
   ASSERT_STREQ(fast->name(), "cpu");
   for_each_case([&](const KernelCase& c, Dtype dtype) {
@@ -45,7 +45,7 @@ TEST_P(Kernels, FastPathEqualsTheReference) {
 // A run that went wrong must show in the loss and the gradient norm: vector code that clamps or takes maxima easily turns NaN into a
 // number.
 TEST_P(Kernels, NanIsNotLost) {
-  const auto reference = make_cpu_reference(), fast = make_cpu_backend();
+  const auto reference = make_backend("cpu_reference"), fast = make_backend("cpu");
   for_each_case([&](const KernelCase& c, Dtype dtype) {
     Operands expected(*reference, dtype, Operands::Memory::aligned, Operands::Inputs::one_nan);
     Operands actual(*fast, dtype, Operands::Memory::aligned, Operands::Inputs::one_nan);
@@ -76,7 +76,7 @@ void expect_same_bits(Backend& device, const KernelCase& c, Dtype dtype, const O
 }
 
 TEST_P(Kernels, BitsDoNotDependOnThreadsOrAlignment) {
-  const auto reference = make_cpu_reference(), fast = make_cpu_backend();
+  const auto reference = make_backend("cpu_reference"), fast = make_backend("cpu");
   for_each_case([&](const KernelCase& c, Dtype dtype) {
     for (Backend* device : {reference.get(), fast.get()}) {
       Operands once(*device, dtype);

@@ -166,7 +166,7 @@ const std::vector<OpCase>& cases() {
 class OpsGradient : public ::testing::TestWithParam<OpCase> {};
 
 TEST_P(OpsGradient, EqualsCentralDifferences) {
-  const auto device = make_cpu_reference();
+  const auto device = make_backend("cpu_reference");
   GetParam().check(*device);
 }
 

@@ -66,7 +66,7 @@ TEST(ModelShape, IsWhatGptBuilds) {
   models[2].head_dim = 48;
   models[3].norm = Norm::layer;
   models[3].mlp_bias = true;
-  const auto device = make_cpu_reference();
+  const auto device = make_backend("cpu_reference");
   for (const ModelConfig& config : models) {
     Gpt gpt(config, *device, test::high_plan(config), {.gradients = false});
     std::vector<std::string> built, shaped;

@@ -178,7 +178,7 @@ TEST_F(StepStatistics, CountEachOperandOnceHoweverBackwardIsDone) {
 TEST_F(StepStatistics, AreThoseOfTheTensorsThatThePlanQuantises) {
   RunConfig config = this->config("direct", sets({"precision.recipe=mxfp8"})).config;
   config.model.vocab_size = 8;
-  const auto device = make_cpu_backend();
+  const auto device = make_backend("cpu");
   Gpt model(config.model, *device, resolve_plan(config), {.recompute = Recompute::none, .gradients = true});
   Optimizer optimizer(model.parameters(), {});
   optimizer.initialise(5);

@@ -164,7 +164,7 @@ TEST_F(QuantizedGemm, DequantisesALargeWeightInBandsWithTheBitsOfTheWhole) {
     const Tensor x = tensor_of(fast(), Dtype::bf16, {tokens, fprop ? in : out}, random_values(tokens * (fprop ? in : out), 20));
     const Tensor expected = empty(fast(), Dtype::f32, {tokens, fprop ? out : in}), actual = empty_like(expected);
     fast().run(Gemm{.a = {x}, .b = {whole, fprop}, .out = expected, .accumulate = false});
-    const std::unique_ptr<Backend> fresh = make_cpu_backend();
+    const std::unique_ptr<Backend> fresh = make_backend("cpu");
     const auto copied = [&fresh](const Tensor& from) { return from_host(*fresh, from.dtype(), from.shape(), from.device_bytes()); };
     const QuantizedTensor codes{copied(weight.codes), copied(weight.scales), weight.shape, weight.how};
     const Tensor input = copied(x), product = empty(*fresh, Dtype::f32, expected.shape());

@@ -13,7 +13,7 @@ class Reference : public ::testing::Test {
   Tensor random(Shape shape, uint32_t what) { return random_tensor(*device_, Dtype::f64, shape, what); }
   Tensor out(Shape shape) { return random(shape, 900); }
 
-  const std::unique_ptr<Backend> device_ = make_cpu_reference();
+  const std::unique_ptr<Backend> device_ = make_backend("cpu_reference");
 };
 
 TEST_F(Reference, GemmMultipliesInEveryOrientation) {

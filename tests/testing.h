@@ -25,7 +25,7 @@ namespace mantissa::test {
 // Both CPU backends, made once per test.
 class BackendTest : public ::testing::Test {
  protected:
-  BackendTest() : reference_(make_cpu_reference()), fast_(make_cpu_backend()) {}
+  BackendTest() : reference_(make_backend("cpu_reference")), fast_(make_backend("cpu")) {}
   Backend& reference() { return *reference_; }
   Backend& fast() { return *fast_; }
 

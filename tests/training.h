@@ -82,7 +82,7 @@ class TrainingTest : public ::testing::Test {
   void save_changed(const std::string& name, int64_t step, const std::string& target, const Change& change) const {
     CheckpointReader reader(checkpoint(name, step));
     const RunConfig saved = saved_config(reader);
-    const std::unique_ptr<Backend> device = make_cpu_reference();
+    const std::unique_ptr<Backend> device = make_backend("cpu_reference");
     const PrecisionPlan plan = PrecisionPlan::high(model_shape(saved.model), Dtype::f32);
     Gpt model(saved.model, *device, plan, {});
     Optimizer optimizer(model.parameters(), saved.optimizer);

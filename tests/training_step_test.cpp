@@ -234,7 +234,7 @@ TEST_F(TrainingStepTest, BatchWithoutATargetHasNoLossAndNoGradient) {
 TEST_F(TrainingStepTest, NothingIsAllocatedAfterTheFirstSteps) {
   for (const Dtype compute : {Dtype::f32, Dtype::bf16}) {
     for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
-      const std::unique_ptr<Backend> device = make_cpu_backend();
+      const std::unique_ptr<Backend> device = make_backend("cpu");
       Trainee trainee(*device, {.accumulation = Accumulation::tree, .micro_batches = 4, .compute = compute, .recompute = recompute});
       for (uint32_t step = 0; step < 3; ++step) trainee.step(random_batch(step));
       const AllocatorStats warm = device->allocator_stats();
@@ -264,7 +264,7 @@ Measured measure(const ModelConfig& model, const StepOptions& options, const std
   config.training.grad_accum = options.micro_batches;
   config.training.accumulation = options.accumulation;
   config.training.recompute = options.recompute;
-  const std::unique_ptr<Backend> device = make_cpu_backend();
+  const std::unique_ptr<Backend> device = make_backend("cpu");
   Gpt gpt(config.model, *device, resolve_plan(config), {.recompute = options.recompute, .gradients = true});
   Optimizer optimizer(gpt.parameters(), {});
   optimizer.initialise(1);

@@ -87,7 +87,7 @@ class TrainingRun {
  private:
   static std::unique_ptr<Backend> opened(const TrainingConfig& training) {
     set_num_threads(training.threads);
-    return open_device(training.device);
+    return make_backend(training.backend());
   }
 
   void step() {
@@ -150,7 +150,7 @@ Command device_bench(const std::string& name, const std::string& summary, Bench 
           .options = options,
           .run = [arguments, run] {
             use_threads(arguments->threads);
-            const auto device = make_cpu_backend();
+            const auto device = make_backend("cpu");
             run(*device, arguments->bench);
             return ExitCode::ok;
           }};

@@ -124,7 +124,7 @@ class Folder {
 ExitCode conformance(const std::string& path, const std::string& device_name) {
   std::error_code unknown;
   require(fs::is_directory(path, unknown), ExitCode::usage, path, ": no such folder");
-  const std::unique_ptr<Backend> device = device_name == "cpu" ? make_cpu_backend() : make_cpu_reference();
+  const std::unique_ptr<Backend> device = make_backend(device_name);
   const Folder folder(path, *device);
   int64_t failed = 0;
   for (const std::string& name : folder.names()) {

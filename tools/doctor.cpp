@@ -29,7 +29,7 @@ void line(const char* what, const std::string& value) { std::printf("%-16s %s\n"
 
 // A product that agrees with the reference proves that the library, the kernel it picked and the allocator work together on this machine.
 bool products_are_right() {
-  const auto fast = make_cpu_backend(), slow = make_cpu_reference();
+  const auto fast = make_backend("cpu"), slow = make_backend("cpu_reference");
   std::vector<Tensor> results;
   for (Backend* device : {fast.get(), slow.get()}) {
     const Tensor a = empty(*device, Dtype::f32, {96, 80}), b = empty(*device, Dtype::f32, {72, 80}),

@@ -61,7 +61,7 @@ ExitCode explain(const ExplainArguments& arguments) {
   if (!config.model.vocab_size) config.model.vocab_size = make_tokenizer(config.data)->size();
   const PrecisionPlan plan = resolve_plan(config);
   const MemoryEstimate memory = estimate_memory(config, plan);
-  const std::string device = open_device(config.training.device)->name();
+  const std::string device = make_backend(config.training.backend())->name();
   arguments.json ? print_json(plan, device, memory)
                  : print_text(plan, device, config, memory, arguments.wide ? PlanTable::wide : PlanTable::narrow);
   return ExitCode::ok;

@@ -80,18 +80,13 @@ LoadedModel load_model(const fs::path& path) {
     const PrecisionPlan plan = plan_for_tensors(loaded.config, reader);
     loaded.tokenizer = saved_tokenizer(reader);
     loaded.model.reset();  // before the device it lives on
-    loaded.device = open_device(loaded.config.training.device);
+    loaded.device = make_backend(loaded.config.training.backend());
     loaded.model = std::make_unique<Gpt>(loaded.config.model, *loaded.device, plan, GptOptions{.gradients = false});
     load_weights(reader, plan, LoadFor::use, loaded.model->parameters());
   });
   loaded.path = from.path;
   loaded.step = from.step;
   return loaded;
-}
-
-std::unique_ptr<Backend> open_device(DeviceChoice choice) {
-  require(choice != DeviceChoice::cuda, ExitCode::environment, "training.device: this build has no CUDA; use cpu or auto");
-  return choice == DeviceChoice::cpu_reference ? make_cpu_reference() : make_cpu_backend();
 }
 
 }  // namespace mantissa

@@ -77,7 +77,7 @@ struct Run {
         data(open_run_data(loaded)),
         plan(resolve_plan(config)),  // refuses what only the vocabulary shows
         prompts(encode_prompts(config.eval, data)),
-        device(open_device(config.training.device)),
+        device(make_backend(config.training.backend())),
         model(config.model, *device, plan, {.recompute = config.training.recompute}),
         optimizer(model.parameters(), config.optimizer),
         accumulator(model.parameters(), config.training.accumulation, *config.training.grad_accum) {}

@@ -96,7 +96,7 @@ TEST_P(WholeRun, OnAnIsolatedDeviceHasTheBitsOfTheCpu) {
   sets.insert(sets.end(), GetParam().begin(), GetParam().end());
   const RunConfig config = this->config("run", sets).config;
   Data data = open_data(config.data, {.seq_len = 16, .vocab_size = 8, .seed = 1});
-  const std::unique_ptr<Backend> cpu = make_cpu_backend();
+  const std::unique_ptr<Backend> cpu = make_backend("cpu");
   IsolatedDevice isolated;
   const Results expected = results(*cpu, *cpu, "cpu", config, data);
   EXPECT_EQ(results(isolated, isolated, "isolated", config, data), expected);

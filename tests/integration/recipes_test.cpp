@@ -60,7 +60,7 @@ TEST_P(Recipes, KeepTheBytesThatThePlanCounts) {
     if (std::string(gather) == "true" && !quantised_weight) continue;
     RunConfig config = this->config("bytes", sets(GetParam(), {std::string("precision.fp8_param_gather=") + gather})).config;
     config.model.vocab_size = 8;
-    const auto device = open_device(DeviceChoice::cpu);
+    const auto device = make_backend("cpu");
     Gpt model(config.model, *device, resolve_plan(config), {.recompute = Recompute::none, .gradients = false});
     int64_t bytes = 0;
     for (const Parameter& parameter : model.parameters().all()) {
@@ -216,7 +216,7 @@ TEST_F(Plans, AConfigChangedAfterwardsIsRefusedByTheModelAndByThePlan) {
        "precision.fp8_output_proj: needs a padded vocabulary in multiples of 32, got 8"},
       {[](ModelConfig& model) { model.hidden_size = 72; }, "precision.fp8_output_proj: needs model.hidden_size in multiples of 32, got 72"},
   };
-  const auto device = open_device(DeviceChoice::cpu);
+  const auto device = make_backend("cpu");
   for (const auto& [change, message] : changes) {
     RunConfig changed = config();
     const PrecisionPlan plan = resolve_plan(changed);
@@ -239,7 +239,7 @@ TEST_F(Plans, TiedEmbeddingsNeedNoOutputProjectionOfThePlan) {
 TEST_F(Plans, ARecipeChangedAfterwardsIsRefusedAtTheOutputProjection) {
   RunConfig config = this->config("changed", sets("mxfp8", {"model.pad_vocab_to=32", "precision.fp8_output_proj=true"})).config;
   config.model.vocab_size = 8;
-  const auto device = open_device(DeviceChoice::cpu);
+  const auto device = make_backend("cpu");
   const PrecisionPlan plan = resolve_plan(config);
   EXPECT_NO_THROW(Gpt(config.model, *device, plan, {}));
   const std::pair<void (*)(Recipe&), const char*> changes[] = {
@@ -269,7 +269,7 @@ TEST_F(Plans, ARecipeChangedAfterwardsIsRefusedAtTheOutputProjection) {
 TEST_F(Plans, ANanWeightIsNotLaunderedByFakeQuantisation) {
   RunConfig config = this->config("nan", sets("mxfp4_qat")).config;
   config.model.vocab_size = 8;
-  const auto device = open_device(DeviceChoice::cpu);
+  const auto device = make_backend("cpu");
   Gpt model(config.model, *device, resolve_plan(config), {.recompute = Recompute::none, .gradients = true});
   Optimizer optimizer(model.parameters(), {});
   optimizer.initialise(1);

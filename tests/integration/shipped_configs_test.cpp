@@ -81,7 +81,7 @@ class ShippedConfig : public ::testing::TestWithParam<std::string> {
     return true;
   }
 
-  std::unique_ptr<Backend> device_ = open_device(DeviceChoice::cpu);  // one for all: memory is used again
+  std::unique_ptr<Backend> device_ = make_backend("cpu");  // one for all: memory is used again
 };
 
 TEST_P(ShippedConfig, TrainsUnderEveryPreset) {

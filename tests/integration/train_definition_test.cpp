@@ -55,7 +55,7 @@ TEST_F(TrainDefinition, DocumentOptionsActOnTrainingAndValidation) {
                                            "data.path=" + token_file()};
   const RunConfig plain = config("none", common).config;
   Data data = open_data(plain.data, {.seq_len = 16, .vocab_size = 8, .seed = plain.training.seed});
-  const std::unique_ptr<Backend> device = make_cpu_reference();
+  const std::unique_ptr<Backend> device = make_backend("cpu_reference");
   Gpt model(plain.model, *device, test::high_plan(plain.model), {.gradients = false});
   model.parameters().initialise(plain.training.seed);
   const test::PlainGpt definition(plain.model, model.parameters());

@@ -72,7 +72,7 @@ TEST_F(Limits, NoLimitOfTheAddressSpaceEndsInASignal) {
 
 // As when a library that runs out of memory throws inside pthread_once.
 void throw_through_the_c_library_without_memory() {
-  const auto device = open_device(DeviceChoice::cpu);
+  const auto device = make_backend("cpu");
   const rlimit none{.rlim_cur = 0, .rlim_max = 0};
   ::setrlimit(RLIMIT_AS, &none);
   void* volatile taken = nullptr;  // the compiler may do without an allocation that nobody looks at

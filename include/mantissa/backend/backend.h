@@ -498,8 +498,7 @@ class Backend {
 };
 
 // "cpu": fast paths over the reference. "cpu_reference": plain fixed-order kernels only, also in fp64. One instance each may serve many
-// threads' calls one after the other; it must outlive its tensors.
-std::unique_ptr<Backend> make_cpu_backend();
-std::unique_ptr<Backend> make_cpu_reference();
+// threads' calls one after the other; it must outlive its tensors. Throws Error(environment) for a backend that this build has not.
+std::unique_ptr<Backend> make_backend(const std::string& name);
 
 }  // namespace mantissa

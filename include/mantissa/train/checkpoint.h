@@ -74,7 +74,4 @@ struct LoadedModel {
 // made: Error(data) where they do not fit.
 LoadedModel load_model(const std::filesystem::path& path);
 
-// The backend that training.device names. Throws Error(environment) for one this build lacks.
-std::unique_ptr<Backend> open_device(DeviceChoice choice);
-
 }  // namespace mantissa

@@ -91,6 +91,8 @@ struct TrainingConfig {
   int64_t nonfinite_limit = 3;
 
   int64_t tokens_per_step() const { return *global_batch_size * seq_len; }
+  // The name that make_backend() takes.
+  std::string backend() const { return device == DeviceChoice::automatic ? "cpu" : choice_name(device); }
 
   template <class V>
   void fields(V& v) {

@@ -189,6 +189,4 @@ void CpuBackend::execute(const Gemm& k) {
   gemm_->run(k, *this);
 }
 
-std::unique_ptr<Backend> make_cpu_backend() { return std::make_unique<CpuBackend>(); }
-
 }  // namespace mantissa

@@ -48,7 +48,6 @@ void CpuReference::upload(const void* from, const Tensor& to) {
   std::copy_n(static_cast<const std::byte*>(from), to.bytes(), to.device_bytes());
 }
 void CpuReference::download(const Tensor& from, void* to) { std::copy_n(from.device_bytes(), from.bytes(), static_cast<std::byte*>(to)); }
-std::unique_ptr<Backend> make_cpu_reference() { return std::make_unique<CpuReference>(); }
 
 void CpuReference::execute(const Fill& k) {
   if (k.out.dtype() == Dtype::i32) return fill<int32_t>(k);
