@@ -4,7 +4,7 @@
 #include <thread>
 #include <vector>
 
-#include "backend/cpu/caching_allocator.h"
+#include "backend/caching_allocator.h"
 
 // Sanitizers end the process on impossible sizes unless told to fail as the system does.
 extern "C" const char* __asan_default_options() { return "allocator_may_return_null=1"; }

@@ -93,6 +93,14 @@ TEST_F(CheckpointTest, NonFiniteValuesAreNeverSaved) {
   EXPECT_THAT(names_in(checkpoints()), ElementsAre("LOCK"));
 }
 
+TEST_F(CheckpointTest, DataOfAnotherSizeThanTheTensorIsRefused) {
+  CheckpointContent content{.step = 1, .dataset_fingerprint = "", .build_fingerprint = "", .tensors = {}};
+  content.tensors = {{.name = "w", .shape = {3}, .boxes = {}, .data = saved_tensor({2}, std::vector<float>(2))}};
+  const Error error = error_of([&] { describe_checkpoint(content); });
+  EXPECT_EQ(error.code(), ExitCode::internal);
+  EXPECT_STREQ(error.what(), "w is [3], but its data has 2 elements");
+}
+
 TEST_F(CheckpointTest, NonFiniteValuesAreFoundInEveryFloatingDtype) {
   const std::vector<bf16> narrow = {bf16{0x7f7f}, bf16{0xff80}};
   const std::vector<double> wide = {1e308, std::numeric_limits<double>::quiet_NaN()};

@@ -28,7 +28,7 @@ class DeviceBatchTest : public test::BackendTest {
             .length = 4,
             .tokens = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0},
             .targets = {1, 2, 3, kNoTarget, 5, 6, 7, 8, 9, 10, 0, 1},
-            .positions = {0, 1, 2, 3, 0, 1, 0, 1, 2, 3, 4, 5},
+            .positions = {0, 1, 2, 3, 0, 1, 0, 1, 0, 1, 2, 3},
             .segment_starts = {0, 1, 2, 3, 0, 0, 2, 2, 0, 0, 0, 0},
             .target_count = 11,
             .samples = {}};
@@ -43,7 +43,7 @@ TEST_F(DeviceBatchTest, SequencesOfABatchAreUploaded) {
   EXPECT_EQ(rows.tokens.batch, 2);
   EXPECT_EQ(to_host<int32_t>(rows.tokens.tokens), (std::vector<int32_t>{4, 5, 6, 7, 8, 9, 10, 0}));
   EXPECT_EQ(to_host<int32_t>(rows.targets), (std::vector<int32_t>{5, 6, 7, 8, 9, 10, 0, 1}));
-  EXPECT_EQ(to_host<int32_t>(rows.tokens.positions), (std::vector<int32_t>{0, 1, 0, 1, 2, 3, 4, 5}));
+  EXPECT_EQ(to_host<int32_t>(rows.tokens.positions), (std::vector<int32_t>{0, 1, 0, 1, 0, 1, 2, 3}));
   EXPECT_EQ(to_host<int32_t>(rows.tokens.segment_starts), (std::vector<int32_t>{0, 0, 2, 2, 0, 0, 0, 0}));
   EXPECT_FALSE(to_device(*model_, batch(), 2, 1).tokens.segment_starts.defined());
 }
@@ -57,11 +57,11 @@ TEST_F(DeviceBatchTest, AnIndexThatIsOutsideIsNamedBySequenceAndPosition) {
   };
   for (const int32_t id : {-1, 11, 15, 1 << 30}) EXPECT_EQ(error(&Batch::tokens, 6, id).code(), ExitCode::data) << id;
   for (const int32_t id : {-2, 11, 15, 1 << 30}) EXPECT_EQ(error(&Batch::targets, 6, id).code(), ExitCode::data) << id;
-  for (const int32_t at : {-1, 6}) EXPECT_EQ(error(&Batch::positions, 6, at).code(), ExitCode::internal) << at;
+  for (const int32_t at : {-1, 4, 5}) EXPECT_EQ(error(&Batch::positions, 6, at).code(), ExitCode::internal) << at;
   for (const int32_t at : {-1, 3}) EXPECT_EQ(error(&Batch::segment_starts, 6, at).code(), ExitCode::internal) << at;
   EXPECT_THAT(error(&Batch::tokens, 6, 11).what(), HasSubstr("token [1, 2] is 11, not in [0, 11)"));
   EXPECT_THAT(error(&Batch::targets, 0, 11).what(), HasSubstr("target [0, 0] is 11, not in [-1, 11)"));
-  EXPECT_THAT(error(&Batch::positions, 11, 6).what(), HasSubstr("position [2, 3] is 6, not in [0, 6)"));
+  EXPECT_THAT(error(&Batch::positions, 11, 6).what(), HasSubstr("position [2, 3] is 6, not in [0, 4)"));
   EXPECT_THAT(error(&Batch::segment_starts, 6, 3).what(), HasSubstr("segment start [1, 2] is 3, not in [0, 3)"));
 }
 

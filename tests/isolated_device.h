@@ -4,7 +4,7 @@
 
 #include <sys/mman.h>
 
-#include "backend/cpu/caching_allocator.h"
+#include "backend/caching_allocator.h"
 #include "mantissa/backend/backend.h"
 
 namespace mantissa::test {

@@ -167,6 +167,7 @@ TEST_F(OptimizerTest, AWeightIsNamedAsForwardReadsIt) {
   optimizer.initialise(5);
   EXPECT_EQ(first_nonfinite_weight(set_, optimizer), "");
   optimizer.master(2).data<float>()[29] = std::numeric_limits<float>::max();
+  optimizer.store_masters();
   EXPECT_EQ(first_nonfinite_weight(set_, optimizer), "cube[29] = inf");
 }
 

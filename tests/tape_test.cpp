@@ -2,7 +2,7 @@
 
 #include <deque>
 
-#include "backend/cpu/caching_allocator.h"
+#include "backend/caching_allocator.h"
 #include "mantissa/ops/ops.h"
 #include "testing.h"
 

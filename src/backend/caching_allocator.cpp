@@ -1,4 +1,4 @@
-#include "backend/cpu/caching_allocator.h"
+#include "backend/caching_allocator.h"
 
 #include <algorithm>
 #include <bit>

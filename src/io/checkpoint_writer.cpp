@@ -28,6 +28,8 @@ std::string canonical_json(const std::string& content, const char* name) {
 }
 
 ManifestTensor describe_tensor(const CheckpointTensor& tensor, int64_t& offset) {
+  require(tensor.data.elements() == tensor.shape.elements(), tensor.name, " is ", tensor.shape, ", but its data has ",
+          tensor.data.elements(), " elements");
   ManifestTensor entry{.name = tensor.name, .dtype = tensor.data.dtype(), .shape = dimensions(tensor.shape), .pieces = {}};
   std::vector<Box> boxes = tensor.boxes;
   if (boxes.empty() && tensor.shape.elements() > 0) boxes.push_back(whole_box(entry.shape));

@@ -52,7 +52,7 @@ template <class T>
 std::vector<T> host_copy(const Tensor& tensor) {
   std::vector<T> out(static_cast<size_t>(tensor.elements()));
   require(out.size() * sizeof(T) == static_cast<size_t>(tensor.bytes()), "host_copy: elements of another size");
-  std::memcpy(out.data(), HostBytes(tensor).get().data(), out.size() * sizeof(T));
+  tensor.device().download(tensor, out.data());
   return out;
 }
 

@@ -142,10 +142,10 @@ void ParameterSet::reset_gradients() {
 }
 
 std::string nonfinite_weight(const Parameter& parameter, const Tensor& master) {
-  const bool reads_master = parameter.keeps_value && parameter.dtype == master.dtype();
-  const std::string found = reads_master ? nonfinite_text(parameter.name, master) : "";
-  const bool reads_rounding = parameter.quantised || !reads_master;
-  return found.empty() && reads_rounding ? nonfinite_text(parameter.name, converted(master, Dtype::bf16)) : found;
+  const Tensor& value = parameter.value;
+  const std::string found = value.defined() ? nonfinite_text(parameter.name, value) : "";
+  const bool rounds_for_codes = parameter.quantised && !(value.defined() && value.dtype() == Dtype::bf16);
+  return found.empty() && rounds_for_codes ? nonfinite_text(parameter.name, converted(master, Dtype::bf16)) : found;
 }
 
 }  // namespace mantissa

@@ -203,13 +203,14 @@ TrainState restore(CheckpointReader& reader, const TrainedParts& parts) {
 }
 
 void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor purpose, ParameterSet& parameters, Optimizer* optimizer) {
+  parameters.clear_nonfinite();  // a candidate that was given up may have raised it
   std::string bad;
   size_t i = 0;
   for (const Parameter& parameter : parameters.all()) {
     const Tensor master = optimizer ? optimizer->master(i++) : parameters.room_for_master(parameter);
     read_tensor(reader, "master." + parameter.name, master);
-    if (bad.empty()) bad = nonfinite_weight(parameter, master);
     parameters.store(parameter, master);
+    if (bad.empty()) bad = nonfinite_weight(parameter, master);
   }
   for (const ManifestTensor& tensor : reader.manifest().tensors) {
     if (!tensor.name.ends_with("_extra_state") || tensor.pieces.empty()) continue;

@@ -24,7 +24,7 @@ void check_indices(const Batch& batch, const ModelConfig& model, int64_t begin, 
   for (int64_t i = begin; i < end; ++i) {
     require_in({0, vocab}, ExitCode::data, "token", batch, batch.tokens, i);
     require_in({kNoTarget, vocab}, ExitCode::data, "target", batch, batch.targets, i);
-    require_in({0, model.max_position_embeddings}, ExitCode::internal, "position", batch, batch.positions, i);
+    require_in({0, std::min(batch.length, model.max_position_embeddings)}, ExitCode::internal, "position", batch, batch.positions, i);
     require_in({0, i % batch.length + 1}, ExitCode::internal, "segment start", batch, batch.segment_starts, i);
   }
 }

@@ -51,12 +51,6 @@ void Optimizer::store_masters() {
 
 void Optimizer::finish_gradients(double lr, const StepLosses& losses) {
   Backend& device = parameters_.device();
-  int64_t begin = 0;
-  for (const Parameter& parameter : parameters_.all()) {
-    const int64_t end = begin + norm_bands(parameter.leaf.grad);
-    device.run(SquaredNorm{.x = parameter.leaf.grad, .partials = partials_.slice(begin, end)});
-    begin = end;
-  }
   std::array<float, static_cast<size_t>(StepValue::count)> step{};
   const auto set = [&](StepValue index, double value) { step[static_cast<size_t>(index)] = static_cast<float>(value); };
   const auto n = static_cast<double>(updates_ + 1);
@@ -64,6 +58,12 @@ void Optimizer::finish_gradients(double lr, const StepLosses& losses) {
   set(StepValue::inverse_bias_correction1, 1.0 / (1.0 - std::pow(config_.beta1, n)));
   set(StepValue::inverse_bias_correction2, 1.0 / (1.0 - std::pow(config_.beta2, n)));
   device.upload(step.data(), step_);
+  int64_t begin = 0;
+  for (const Parameter& parameter : parameters_.all()) {
+    const int64_t end = begin + norm_bands(parameter.leaf.grad);
+    device.run(SquaredNorm{.x = parameter.leaf.grad, .partials = partials_.slice(begin, end)});
+    begin = end;
+  }
   device.run(FinishGradients{.partials = partials_,
                              .losses = losses.losses,
                              .flags = parameters_.nonfinite(),

@@ -20,11 +20,12 @@ using nlohmann::json;
 json hashes(const QuantizedTensor& codes) {
   const Tensor values = empty(codes.device(), Dtype::f32, codes.shape);
   codes.device().run(Dequantize{.x = codes, .out = values});
-  std::vector<uint8_t> both = to_host<uint8_t>(codes.codes);
-  const std::vector<uint8_t> scales = to_host<uint8_t>(codes.scales);
-  both.insert(both.end(), scales.begin(), scales.end());
-  return {
-      {"how", text(codes.how)}, {"codes", hex64(xxh64(std::as_bytes(std::span(both))))}, {"values", hex64(xxh64(HostBytes(values).get()))}};
+  std::vector<std::byte> both(static_cast<size_t>(codes.bytes()));
+  codes.device().download(codes.codes, both.data());
+  codes.device().download(codes.scales, both.data() + codes.codes.bytes());
+  return {{"how", text(codes.how)},
+          {"codes", hex64(xxh64(std::span<const std::byte>(both)))},
+          {"values", hex64(xxh64(HostBytes(values).get()))}};
 }
 
 // What the products of a module read; gemms follows from the others and from what the recipe lists.

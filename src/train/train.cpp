@@ -32,8 +32,14 @@ Data open_run_data(LoadedConfig& loaded) {
       open_data(config.data, {.seq_len = config.training.seq_len, .vocab_size = config.model.vocab_size, .seed = config.training.seed});
   if (!config.model.vocab_size) loaded.report.derive("model.vocab_size");
   config.model.vocab_size = data.vocab_size;
-  if (data.valid.sets() > 0) require_targets(data.valid, config.training.micro_batch_size, config.eval.iters);
   return data;
+}
+
+// Refuses what only the data shows: a vocabulary that does not fit the plan, validation without targets.
+PrecisionPlan plan_with_data(const RunConfig& config, const Data& data) {
+  PrecisionPlan plan = resolve_plan(config);
+  if (data.valid.sets() > 0) require_targets(data.valid, config.training.micro_batch_size, config.eval.iters);
+  return plan;
 }
 
 // Prompts are encoded before the run starts, so that one that cannot be is an error then.
@@ -75,7 +81,7 @@ struct Run {
       : loaded(given),
         events(observers),
         data(open_run_data(loaded)),
-        plan(resolve_plan(config)),  // refuses what only the vocabulary shows
+        plan(plan_with_data(config, data)),
         prompts(encode_prompts(config.eval, data)),
         device(make_backend(config.training.backend())),
         model(config.model, *device, plan, {.recompute = config.training.recompute}),
@@ -168,7 +174,7 @@ void open_folder(Run& run, const std::vector<std::string>& arguments) {
 
 void count_nonfinite(Run& run, const StepResult& result) {
   TrainState& state = run.state;
-  if (result.bad.empty()) {
+  if (!result.skipped) {
     state.nonfinite_in_a_row = 0;
     return;
   }
@@ -181,7 +187,7 @@ void count_nonfinite(Run& run, const StepResult& result) {
 void report_step(Run& run, const StepResult& result, const std::optional<PrecisionSummary>& precision, double lr, double seconds) {
   const TrainingConfig& training = run.config.training;
   run.throughput.add(training.tokens_per_step(), seconds);
-  if (run.state.step % run.config.logging.interval != 0 && run.state.step != training.steps && result.bad.empty() && !precision) return;
+  if (run.state.step % run.config.logging.interval != 0 && run.state.step != training.steps && !result.skipped && !precision) return;
   const StepReport report{.step = run.state.step,
                           .steps = training.steps,
                           .loss = result.loss,
@@ -193,7 +199,7 @@ void report_step(Run& run, const StepResult& result, const std::optional<Precisi
                           .memory_bytes = peak_resident_bytes(),
                           .remaining_seconds = run.throughput.seconds_per_step() * static_cast<double>(training.steps - run.state.step),
                           .tokens = run.state.tokens,
-                          .skipped = !result.bad.empty(),
+                          .skipped = result.skipped,
                           .precision = precision};
   run.metrics->write(report);
   tell(run.events.step, report);
@@ -367,7 +373,7 @@ TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& a
 RunPlan plan_run(const LoadedConfig& loaded) {
   LoadedConfig copy = loaded;
   const Data data = open_run_data(copy);
-  const PrecisionPlan precision = resolve_plan(copy.config);
+  const PrecisionPlan precision = plan_with_data(copy.config, data);
   encode_prompts(copy.config.eval, data);
   RunPlan plan{.config = copy.config,
                .precision = precision,

@@ -19,7 +19,8 @@ Tensor forward_and_backward(Gpt& model, const DeviceBatch& rows, int64_t target_
 // Fake quantisation may turn a NaN weight into a number, and the loss with it, so weights come first.
 std::string first_bad_value(const UpdateResult& update, const ParameterSet& parameters, const Optimizer& optimizer) {
   if (update.bad_weights) return first_nonfinite_weight(parameters, optimizer);
-  return std::isfinite(update.loss) ? first_nonfinite_gradient(parameters) : text("loss = ", update.loss);
+  if (!std::isfinite(update.loss)) return text("loss = ", update.loss);
+  return first_nonfinite_gradient(parameters);
 }
 
 }  // namespace
@@ -28,12 +29,12 @@ StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& 
                          double lr) {
   // A batch without a target (everything masked) has loss 0 and no gradient.
   const int64_t targets = std::max<int64_t>(1, batch.target_count);
-  accumulator.accumulate([&](int64_t i) {
-    return forward_and_backward(model, to_device(model, batch, i * micro_batch_size, micro_batch_size), targets);
-  });
+  accumulator.accumulate(
+      [&](int64_t i) { return forward_and_backward(model, to_device(model, batch, i * micro_batch_size, micro_batch_size), targets); });
   const UpdateResult update = optimizer.update(lr, {.losses = accumulator.losses(), .pairwise = accumulator.pairwise()});
   return {.loss = update.loss,
           .gradient_norm = update.gradient_norm,
+          .skipped = update.skipped,
           .bad = update.skipped ? first_bad_value(update, model.parameters(), optimizer) : ""};
 }
 

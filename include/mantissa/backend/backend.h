@@ -4,7 +4,8 @@
 // Conventions. N = rows (tokens), C = channels, V = vocabulary. Matrices are row-major. "Values" (x, y, weight, dy, dx) share one dtype:
 // fp32 or bf16, and on the reference backend also fp64. Statistics, losses and parameter gradients ("stats") are fp32, or fp64 where the
 // values are fp64. Sums have a fixed order that depends on the shapes only. `accumulate`: add to the output instead of overwriting it.
-// Optional operands, and only those, have a default initialiser.
+// Optional operands, and only those, have a default initialiser. Indices (ids, targets, positions, segment starts) are in range: whoever
+// uploads them checks, because a device cannot throw; kernels of a CPU check again.
 #pragma once
 
 #include <bit>
@@ -151,7 +152,7 @@ struct SumRows {  // out (+)= sum over rows of x
   Contract contract() const { return Contract("sum_rows").input("x", x, "[N, C]").output("out", out, "stats [C]"); }
 };
 
-struct EmbeddingForward {  // out = weight[ids]; an id outside [0, V) throws
+struct EmbeddingForward {  // out = weight[ids]; ids in [0, V)
   Tensor ids, weight, out;
 
   Contract contract() const {
@@ -477,7 +478,8 @@ class Backend {
   virtual AllocatorStats allocator_stats() const = 0;
   // Whether tensors lie in memory of the host. If they do not, only kernels, upload() and download() may touch them.
   virtual bool host_memory() const = 0;
-  // All bytes of a tensor, from and to memory of the host. Both run after the kernels before them, and are done when they return.
+  // All bytes of a tensor, from and to memory of the host, after the kernels before. When upload() returns, `from` may be used again; when
+  // download() returns, its copy is complete.
   virtual void upload(const void* from, const Tensor& to) = 0;
   virtual void download(const Tensor& from, void* to) = 0;
   virtual void synchronise() = 0;  // returns when every kernel so far has ended

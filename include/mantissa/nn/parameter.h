@@ -49,7 +49,10 @@ class ParameterSet {
   // Memory for all parameters, masters and gradients being fp32 or fp64; gradients only if asked for. Values are not initialised.
   void allocate(Backend& device, Dtype masters, bool gradients);
   bool allocated() const { return device_ != nullptr; }
-  Backend& device() const { return *device_; }  // once allocated
+  Backend& device() const {
+    require(allocated(), "the parameters are not allocated");
+    return *device_;
+  }
   Dtype master_dtype() const { return master_dtype_; }
 
   // Masters. Some parameters have their value for one; for others there is a new tensor, which the caller keeps or drops.
@@ -89,8 +92,8 @@ class ParameterSet {
   Tensor nonfinite_;  // [1] i32
 };
 
-// "layers.0.mlp.down.weight[5] = nan": the first element that is NaN or Inf as forward reads it, or in the rounding that codes are made
-// from; "" if there is none.
+// "layers.0.mlp.down.weight[5] = nan": the first element that is NaN or Inf in the value stored from this master, or in the rounding that
+// codes are made from; "" if there is none.
 std::string nonfinite_weight(const Parameter& parameter, const Tensor& master);
 
 }  // namespace mantissa

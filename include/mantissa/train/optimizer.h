@@ -1,5 +1,4 @@
-// AdamW over all parameters of a model, with the global gradient norm and its clipping: owner of the fp32 masters and both moments. Nothing
-// is allocated after construction.
+// AdamW over all parameters of a model, with the global gradient norm and its clipping: owner of the fp32 masters and both moments.
 #pragma once
 
 #include <cstdint>

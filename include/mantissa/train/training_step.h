@@ -13,11 +13,12 @@ namespace mantissa {
 struct StepResult {
   double loss;           // sum over the targets that count, divided by their number
   double gradient_norm;  // before clipping
-  std::string bad;       // not empty: the step was skipped, and this is the first value that is not finite
+  bool skipped;
+  std::string bad;  // why: the first value that is not finite
 };
 
-// `batch` is split into equal micro batches of micro_batch_size sequences. Targets are counted before the first backward pass. If loss or
-// norm is not finite nothing is updated.
+// `batch` is split into equal micro batches of micro_batch_size sequences. Targets are counted before the first backward pass. If a
+// weight, loss or norm is not finite nothing is updated.
 StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& accumulator, const Batch& batch, int64_t micro_batch_size,
                          double lr);
 

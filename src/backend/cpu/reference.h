@@ -2,7 +2,7 @@
 // same code runs in fp32, bf16 (values widened to fp32 and rounded on store) and fp64. One file per kernel family: reference_*.cpp.
 #pragma once
 
-#include "backend/cpu/caching_allocator.h"
+#include "backend/caching_allocator.h"
 #include "mantissa/backend/backend.h"
 
 namespace mantissa {
