@@ -64,5 +64,5 @@ mantissa_dependency("OpenMP" "threads of oneDNN" g++ "${OpenMP_CXX_FOUND}" "${Op
 mantissa_dependency("nlohmann_json" "JSON" nlohmann-json3-dev "${nlohmann_json_FOUND}" "${nlohmann_json_VERSION}")
 mantissa_dependency("spdlog" "log" libspdlog-dev "${spdlog_FOUND}" "${spdlog_VERSION}")
 mantissa_dependency("Random123" "random numbers" librandom123-dev "${Random123_FOUND}" "${Random123_INCLUDE}")
-mantissa_dependency("xxHash" "checkpoint hashes" libxxhash-dev "${xxhash_FOUND}" "${xxhash_LIBRARY}")
+mantissa_dependency("xxHash" "hashes of checkpoints, data and plans" libxxhash-dev "${xxhash_FOUND}" "${xxhash_LIBRARY}")
 mantissa_dependency("PCRE2" "rules by regular expression" libpcre2-dev "${pcre2_FOUND}" "${pcre2_LIBRARY}")

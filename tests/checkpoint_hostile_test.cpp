@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint_testing.h"
-#include "mantissa/io/hash.h"
+#include "mantissa/base/hash.h"
 
 namespace mantissa::test {
 namespace {
@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 // A manifest file with the right last line.
 std::string sealed(const std::string& json_text) {
   const std::string body = json_text + "\n";
-  return body + hex64(xxh64(body)) + "\n";
+  return body + xxh64(body).text() + "\n";
 }
 
 // At a JSON pointer ("-" appends to a list) the value, as JSON, is replaced; without a value the member is removed.

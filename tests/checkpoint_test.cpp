@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint_testing.h"
+#include "mantissa/base/hash.h"
 #include "mantissa/io/checkpoint_diff.h"
-#include "mantissa/io/hash.h"
 
 namespace mantissa::test {
 namespace {
@@ -40,7 +40,7 @@ TEST_F(CheckpointTest, TheFingerprintOfTheConfigIsTheHashOfItsTextInTheManifest)
   const SavedCheckpoint saved = open_directory(folder).save(content);
   const Manifest manifest = CheckpointReader(saved.path).manifest();
   EXPECT_EQ(manifest.config, "{\"a\":\"\u00e9\",\"b\":1.5}");
-  EXPECT_EQ(manifest.config_fingerprint, hex64(xxh64(manifest.config)));
+  EXPECT_EQ(manifest.config_fingerprint, xxh64(manifest.config).text());
 }
 
 TEST_F(CheckpointTest, TheFolderHoldsLockLatestAndCheckpointsOnly) {
@@ -282,10 +282,10 @@ TEST_F(CheckpointTest, TheDifferenceNamesTensorsAndFirstElement) {
 }
 
 TEST(Hash, Xxh64HasThePublishedValues) {
-  EXPECT_EQ(hex64(xxh64("")), "ef46db3751d8e999");
-  EXPECT_EQ(hex64(xxh64("abc")), "44bc2cf5ad770999");
-  EXPECT_EQ(parse_hex64("44bc2cf5ad770999"), 0x44bc2cf5ad770999u);
-  EXPECT_EQ(parse_hex64("44BC2CF5AD770999"), std::nullopt);
+  EXPECT_EQ(xxh64("").text(), "ef46db3751d8e999");
+  EXPECT_EQ(xxh64("abc").text(), "44bc2cf5ad770999");
+  EXPECT_EQ(Hash64::parse("44bc2cf5ad770999"), Hash64{0x44bc2cf5ad770999u});
+  EXPECT_EQ(Hash64::parse("44BC2CF5AD770999"), std::nullopt);
 }
 
 }  // namespace

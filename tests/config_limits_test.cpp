@@ -8,9 +8,9 @@
 
 #include "files.h"
 #include "mantissa/base/config.h"
+#include "mantissa/base/hash.h"
 #include "mantissa/base/json.h"
 #include "mantissa/io/checkpoint_manifest.h"
-#include "mantissa/io/hash.h"
 
 namespace {
 size_t alive = 0, peak = 0;
@@ -97,7 +97,7 @@ TEST(JsonMemory, AListKeepsOnlyTheRoomOfItsValues) {
 TEST(JsonMemory, OfAManifestWithARightHashIsProportionalToo) {
   for (const std::string& part : dense_shapes()) {
     std::string content = "{\"tensors\": " + part + "}\n";
-    content += hex64(xxh64(content)) + "\n";
+    content += xxh64(content).text() + "\n";
     EXPECT_LE(most_alive_in([&] { error_of([&] { parse_manifest(content, "manifest.json"); }); }), bound(content)) << part.substr(0, 40);
   }
 }

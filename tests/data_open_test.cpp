@@ -271,7 +271,7 @@ TEST_F(OpenDataTest, FingerprintsTellChangedDataApart) {
 
 TEST_F(OpenDataTest, FingerprintOfASmallFileIsItsXxh64) {
   write_file(folder_ / "x", "xxhash");
-  EXPECT_EQ(fingerprint(folder_ / "x").hash, 3665147885093898016U);  // published: XXH64("xxhash", seed 0)
+  EXPECT_EQ(fingerprint(folder_ / "x").hash.value, 3665147885093898016U);  // published: XXH64("xxhash", seed 0)
 }
 
 TEST_F(OpenDataTest, LargeFilesAreSampledFromEndToEnd) {
@@ -282,7 +282,7 @@ TEST_F(OpenDataTest, LargeFilesAreSampledFromEndToEnd) {
   const auto changed_at = [this](int64_t offset) {
     std::fstream file(folder_ / "big", std::ios::in | std::ios::out | std::ios::binary);
     file.seekp(offset).put('x').flush();
-    const uint64_t hash = fingerprint(folder_ / "big").hash;
+    const Hash64 hash = fingerprint(folder_ / "big").hash;
     file.seekp(offset).put('\0');
     return hash;
   };

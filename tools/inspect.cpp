@@ -128,8 +128,7 @@ void show_data(const std::string& path, const Arguments& arguments) {
   std::cout << '\n';
   for (const std::string& part : file.files()) {
     const FileFingerprint print = fingerprint(part);
-    std::cout << "  " << printable(part) << ": " << print.bytes << " bytes, fingerprint " << std::hex << std::setfill('0') << std::setw(16)
-              << print.hash << std::dec << std::setfill(' ') << '\n';
+    std::cout << "  " << printable(part) << ": " << print.bytes << " bytes, fingerprint " << print.hash << '\n';
   }
 }
 

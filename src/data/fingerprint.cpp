@@ -1,11 +1,6 @@
 #include "mantissa/data/fingerprint.h"
 
-#include <xxhash.h>
-
 #include <algorithm>
-#include <charconv>
-#include <cstdio>
-#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "mantissa/base/error.h"
@@ -22,27 +17,18 @@ int64_t chunk_offset(int64_t chunk, int64_t bytes) {
   return (bytes - kChunk) / (kChunks - 1) * chunk + (bytes - kChunk) % (kChunks - 1) * chunk / (kChunks - 1);
 }
 
-std::string hex(uint64_t value) {
-  char digits[17];
-  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(value));
-  return digits;
-}
-
 FileFingerprint parse_entry(const nlohmann::json& entry, const std::string& name) {
   const bool complete = entry.is_object() && entry.contains("path") && entry["path"].is_string() && entry.contains("bytes") &&
                         entry["bytes"].is_number_integer() && entry.contains("xxh64") && entry["xxh64"].is_string();
   require(complete, ExitCode::data, name, R"(: a data fingerprint has "path", "bytes" and "xxh64")");
-  const auto& digits = entry["xxh64"].get_ref<const std::string&>();
-  FileFingerprint out{.path = entry["path"].get<std::string>(), .bytes = entry["bytes"].get<int64_t>()};
-  const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), out.hash, 16);
-  require(digits.size() == 16 && parsed.ec == std::errc() && parsed.ptr == digits.data() + digits.size(), ExitCode::data, name,
-          ": xxh64 is not 16 hex digits");
-  return out;
+  const auto hash = Hash64::parse(entry["xxh64"].get_ref<const std::string&>());
+  require(hash.has_value(), ExitCode::data, name, ": xxh64 is not 16 hex digits");
+  return {.path = entry["path"].get<std::string>(), .bytes = entry["bytes"].get<int64_t>(), .hash = *hash};
 }
 
 nlohmann::json files_json(const std::vector<FileFingerprint>& files) {
   nlohmann::json out = nlohmann::json::array();
-  for (const FileFingerprint& file : files) out.push_back({{"path", file.path}, {"bytes", file.bytes}, {"xxh64", hex(file.hash)}});
+  for (const FileFingerprint& file : files) out.push_back({{"path", file.path}, {"bytes", file.bytes}, {"xxh64", file.hash.text()}});
   return out;
 }
 
@@ -58,8 +44,8 @@ void require_same_files(const char* what, const std::vector<FileFingerprint>& sa
   for (size_t i = 0; i < std::min(saved.size(), found.size()); ++i) {
     const FileFingerprint &was = saved[i], &is = found[i];
     require(was.bytes == is.bytes && was.hash == is.hash, ExitCode::data, is.path, ": the ", what,
-            " data changed since the checkpoint: ", was.path, " had ", was.bytes, " bytes and xxh64 ", hex(was.hash), ", now ", is.bytes,
-            " bytes and ", hex(is.hash));
+            " data changed since the checkpoint: ", was.path, " had ", was.bytes, " bytes and xxh64 ", was.hash, ", now ", is.bytes,
+            " bytes and ", is.hash);
   }
   require(saved.size() == found.size(), ExitCode::data, "the ", what, " data changed since the checkpoint: ", saved.size(), " files then, ",
           found.size(), " now");
@@ -69,18 +55,17 @@ void require_same_files(const char* what, const std::vector<FileFingerprint>& sa
 
 FileFingerprint fingerprint(const std::string& path) {
   const InputFile file(path);
-  const std::unique_ptr<XXH64_state_t, XXH_errorcode (*)(XXH64_state_t*)> state(XXH64_createState(), XXH64_freeState);
-  XXH64_reset(state.get(), 0);
+  StreamHash hash;
   if (file.size() < kChunk * kChunks) {
-    file.for_each_window([&](std::string_view bytes, int64_t) { XXH64_update(state.get(), bytes.data(), bytes.size()); });
+    file.for_each_window([&](std::string_view bytes, int64_t) { hash.update(std::as_bytes(std::span(bytes))); });
   } else {
-    std::vector<char> bytes(static_cast<size_t>(kChunk));
+    std::vector<std::byte> bytes(static_cast<size_t>(kChunk));
     for (int64_t chunk = 0; chunk < kChunks; ++chunk) {
       file.read(chunk_offset(chunk, file.size()), bytes.data(), kChunk);
-      XXH64_update(state.get(), bytes.data(), bytes.size());
+      hash.update(bytes);
     }
   }
-  return {.path = path, .bytes = file.size(), .hash = XXH64_digest(state.get())};
+  return {.path = path, .bytes = file.size(), .hash = hash.finish()};
 }
 
 std::string fingerprints_to_json(const DataFingerprints& data) {

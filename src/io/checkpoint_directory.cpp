@@ -6,9 +6,9 @@
 #include <cerrno>
 
 #include "io/checkpoint_steps.h"
+#include "mantissa/base/hash.h"
 #include "mantissa/base/log.h"
 #include "mantissa/base/pending_file.h"
-#include "mantissa/io/hash.h"
 
 namespace mantissa {
 namespace {
@@ -17,9 +17,10 @@ namespace fs = std::filesystem;
 
 // No two saves, of this or another process, use the same name for what is temporary.
 std::string unique_id() {
-  uint64_t value = 0;
-  require(::getrandom(&value, sizeof value, 0) == sizeof value, ExitCode::environment, "getrandom failed: ", system_message(errno));
-  return hex64(value);
+  Hash64 id;
+  require(::getrandom(&id.value, sizeof id.value, 0) == sizeof id.value, ExitCode::environment,
+          "getrandom failed: ", system_message(errno));
+  return id.text();
 }
 
 void remove_leftover(const fs::path& path) {
@@ -110,7 +111,7 @@ void put_back_or_delete(const fs::path& old) {
   const std::string name = old.filename().string().substr(std::string_view(".old-").size());
   const size_t dash = std::min(name.rfind('-'), name.size());
   const std::optional<int64_t> step = checkpoint_step(name.substr(0, dash));
-  if (!step || dash == name.size() || !parse_hex64(name.substr(dash + 1))) return;  // not one of ours
+  if (!step || dash == name.size() || !Hash64::parse(name.substr(dash + 1))) return;  // not one of ours
   const fs::path path = old.parent_path() / checkpoint_name(*step);
   std::error_code error;
   try {

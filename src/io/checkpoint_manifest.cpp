@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "mantissa/base/hash.h"
 #include "mantissa/base/json.h"
-#include "mantissa/io/hash.h"
 
 namespace mantissa {
 namespace {
@@ -69,7 +69,7 @@ Shard parse_shard(const json& value, const std::string& where) {
   const Fields fields(value, where, 4);
   Shard shard{.file = fields.string("file"), .bytes = fields.count("bytes"), .chunk_bytes = fields.count("chunk_bytes"), .hashes = {}};
   for (const json& digits : fields.array("xxh64", std::numeric_limits<size_t>::max())) {
-    const auto hash = digits.is_string() ? parse_hex64(digits.get_ref<const std::string&>()) : std::nullopt;
+    const auto hash = digits.is_string() ? Hash64::parse(digits.get_ref<const std::string&>()) : std::nullopt;
     require(hash.has_value(), ExitCode::data, where, ".xxh64: must hold strings of 16 hex digits");
     shard.hashes.push_back(*hash);
   }
@@ -117,7 +117,7 @@ Manifest parse_fields(const json& root, const std::string& source) {
 
 json shard_json(const Shard& shard) {
   json hashes = json::array();
-  for (const uint64_t hash : shard.hashes) hashes.push_back(hex64(hash));
+  for (const Hash64 hash : shard.hashes) hashes.push_back(hash.text());
   return {{"file", shard.file}, {"bytes", shard.bytes}, {"chunk_bytes", shard.chunk_bytes}, {"xxh64", std::move(hashes)}};
 }
 
@@ -178,14 +178,14 @@ std::string format_manifest(const Manifest& manifest) {
     fail(ExitCode::internal, "checkpoint manifest: ", error.what());
   }
   out += "\n}\n";
-  return out + hex64(xxh64(out)) + "\n";
+  return out + xxh64(out).text() + "\n";
 }
 
 Manifest parse_manifest(std::string_view content, const std::string& source) {
   require(content.size() > kHashLine && content.back() == '\n' && content[content.size() - kHashLine - 1] == '\n', ExitCode::data, source,
           ": is incomplete: it does not end with the line of its hash");
   const std::string_view body = content.substr(0, content.size() - kHashLine);
-  require(parse_hex64(manifest_hash(content)) == xxh64(body), ExitCode::data, source, ": is damaged: its hash is ", hex64(xxh64(body)),
+  require(Hash64::parse(manifest_hash(content)) == xxh64(body), ExitCode::data, source, ": is damaged: its hash is ", xxh64(body),
           ", its last line says otherwise");
   Manifest manifest = parse_fields(parse_strict_json(body, source), source);
   check_manifest(manifest, source, ExitCode::data);

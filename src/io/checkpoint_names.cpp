@@ -3,9 +3,9 @@
 
 #include "io/checkpoint_steps.h"
 #include "mantissa/base/file.h"
+#include "mantissa/base/hash.h"
 #include "mantissa/base/log.h"
 #include "mantissa/io/checkpoint_search.h"
-#include "mantissa/io/hash.h"
 
 namespace mantissa {
 namespace {
@@ -58,7 +58,7 @@ std::optional<LatestPointer> read_latest(const fs::path& folder) {
     const size_t space = content.find(' ');
     if (space != std::string::npos && content.back() == '\n') {
       LatestPointer pointer{.name = content.substr(0, space), .hash = content.substr(space + 1, content.size() - space - 2)};
-      if (checkpoint_step(pointer.name) && parse_hex64(pointer.hash)) return pointer;
+      if (checkpoint_step(pointer.name) && Hash64::parse(pointer.hash)) return pointer;
     }
     return LatestPointer{.problem = path.string() + ": is damaged"};
   } catch (const Error& problem) {

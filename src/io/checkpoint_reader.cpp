@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "mantissa/io/hash.h"
+#include "mantissa/base/hash.h"
 
 namespace mantissa {
 namespace {

@@ -7,8 +7,8 @@
 
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/file.h"
+#include "mantissa/base/hash.h"
 #include "mantissa/base/json.h"
-#include "mantissa/io/hash.h"
 #include "mantissa/tensor/nonfinite.h"
 
 namespace mantissa {
@@ -26,6 +26,34 @@ void for_slabs(const CheckpointTensor& tensor, const Slab& slab) {
 std::string canonical_json(const std::string& content, const char* name) {
   return parse_strict_json(content, text("checkpoint ", name), ExitCode::internal).dump();
 }
+
+// The hash of every kCheckpointChunkBytes of a stream that arrives in parts; the last chunk may be short.
+class ChunkHasher {
+ public:
+  void update(std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+      const size_t taken = std::min(bytes.size(), static_cast<size_t>(kCheckpointChunkBytes) - filled_);
+      chunk_.update(bytes.first(taken));
+      bytes = bytes.subspan(taken);
+      filled_ += taken;
+      if (filled_ == kCheckpointChunkBytes) end_chunk();
+    }
+  }
+  std::vector<Hash64> finish() {
+    if (filled_ > 0) end_chunk();
+    return std::move(hashes_);
+  }
+
+ private:
+  void end_chunk() {
+    hashes_.push_back(chunk_.finish());
+    filled_ = 0;
+  }
+
+  StreamHash chunk_;
+  size_t filled_ = 0;
+  std::vector<Hash64> hashes_;
+};
 
 ManifestTensor describe_tensor(const CheckpointTensor& tensor, int64_t& offset) {
   require(tensor.data.elements() == tensor.shape.elements(), tensor.name, " is ", tensor.shape, ", but its data has ",
@@ -77,8 +105,8 @@ Manifest describe_checkpoint(const CheckpointContent& content) {
                     .build_fingerprint = content.build_fingerprint,
                     .shards = {},
                     .tensors = {}};
-  manifest.config_fingerprint = hex64(xxh64(manifest.config));
-  ChunkHasher hasher(kCheckpointChunkBytes);
+  manifest.config_fingerprint = xxh64(manifest.config).text();
+  ChunkHasher hasher;
   int64_t offset = 0;
   for (const CheckpointTensor& tensor : content.tensors) {
     manifest.tensors.push_back(describe_tensor(tensor, offset));

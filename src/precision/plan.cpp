@@ -1,11 +1,10 @@
 #include "mantissa/precision/plan.h"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <array>
 #include <map>
 
+#include "mantissa/base/hash.h"
 #include "mantissa/base/json.h"
 #include "mantissa/base/nearest.h"
 
@@ -295,7 +294,7 @@ uint64_t PrecisionPlan::hash() const {
                 recipe.gemms.dgrad, recipe.gemms.wgrad, '|', stored_type_name(entry.storage), '|', stored_type_name(entry.wire), '|',
                 stored_type_name(entry.exported), '\n');
   }
-  return XXH64(all.data(), all.size(), 0);
+  return xxh64(all).value;
 }
 
 }  // namespace mantissa

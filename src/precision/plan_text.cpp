@@ -5,6 +5,7 @@
 #include <numeric>
 #include <set>
 
+#include "mantissa/base/hash.h"
 #include "mantissa/base/printable.h"
 #include "mantissa/precision/plan.h"
 
@@ -256,10 +257,7 @@ void warn_of_split_experts(const std::vector<ModulePrecision>& modules, std::vec
 json PrecisionPlan::to_json() const {
   json entries = json::array();
   for (const ModulePrecision& entry : modules_) entries.push_back(mantissa::to_json(entry));
-  std::string digits(16, '0');
-  uint64_t rest = hash();
-  for (size_t i = 16; i-- > 0; rest >>= 4) digits[i] = "0123456789abcdef"[rest & 15];
-  return {{"hash", digits}, {"modules", entries}, {"parameters", parameters()}, {"bytes", bytes()}};
+  return {{"hash", Hash64{hash()}.text()}, {"modules", entries}, {"parameters", parameters()}, {"bytes", bytes()}};
 }
 
 std::string PrecisionPlan::table(PlanTable form) const {

@@ -7,9 +7,9 @@
 #include <span>
 
 #include "mantissa/backend/functions.h"
+#include "mantissa/base/hash.h"
 #include "mantissa/base/json.h"
 #include "mantissa/base/log.h"
-#include "mantissa/io/hash.h"
 #include "mantissa/train/report.h"
 
 namespace mantissa {
@@ -24,8 +24,8 @@ json hashes(const QuantizedTensor& codes) {
   codes.device().download(codes.codes, both.data());
   codes.device().download(codes.scales, both.data() + codes.codes.bytes());
   return {{"how", text(codes.how)},
-          {"codes", hex64(xxh64(std::span<const std::byte>(both)))},
-          {"values", hex64(xxh64(HostBytes(values).get()))}};
+          {"codes", xxh64(std::span<const std::byte>(both)).text()},
+          {"values", xxh64(HostBytes(values).get()).text()}};
 }
 
 // What the products of a module read; gemms follows from the others and from what the recipe lists.

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <limits>
 
-#include "mantissa/io/hash.h"
+#include "mantissa/base/hash.h"
 #include "mantissa/train/estimate.h"
 #include "mantissa/train/generate.h"
 #include "training.h"

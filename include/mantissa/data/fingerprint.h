@@ -6,13 +6,15 @@
 #include <string_view>
 #include <vector>
 
+#include "mantissa/base/hash.h"
+
 namespace mantissa {
 
 struct FileFingerprint {
   std::string path;
   int64_t bytes = 0;
-  // xxh64 (seed 0) of the whole file below 64 MiB; of larger ones 64 chunks of 1 MiB, evenly spaced, the first and last MiB included.
-  uint64_t hash = 0;
+  // Of the whole file below 64 MiB; of larger ones 64 chunks of 1 MiB, evenly spaced, the first and last MiB included.
+  Hash64 hash;
 };
 
 struct DataFingerprints {  // in the order of the files

@@ -20,6 +20,7 @@
 #include <string_view>
 #include <vector>
 
+#include "mantissa/base/hash.h"
 #include "mantissa/tensor/tensor.h"
 
 namespace mantissa {
@@ -53,7 +54,7 @@ struct Shard {
   std::string file;  // a plain file name in the checkpoint's folder
   int64_t bytes = 0;
   int64_t chunk_bytes = 0;
-  std::vector<uint64_t> hashes;  // xxh64 of each chunk
+  std::vector<Hash64> hashes;  // of each chunk
   bool operator==(const Shard& other) const = default;
 };
 

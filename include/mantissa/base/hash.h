@@ -1,0 +1,40 @@
+// xxh64 (seed 0): finds damage, not forgery. In texts it is 16 lower-case hex digits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <ostream>
+#include <span>
+#include <string>
+#include <string_view>
+
+struct XXH64_state_s;  // of xxhash.h
+
+namespace mantissa {
+
+struct Hash64 {
+  uint64_t value = 0;
+
+  std::string text() const;
+  static std::optional<Hash64> parse(std::string_view digits);  // nullopt for anything but the 16 digits
+  bool operator==(const Hash64&) const = default;
+};
+inline std::ostream& operator<<(std::ostream& out, Hash64 hash) { return out << hash.text(); }
+
+Hash64 xxh64(std::span<const std::byte> bytes);
+Hash64 xxh64(std::string_view bytes);
+
+// Of a stream that arrives in parts.
+class StreamHash {
+ public:
+  StreamHash();
+  void update(std::span<const std::byte> bytes);
+  Hash64 finish();  // what follows is another stream
+
+ private:
+  std::unique_ptr<XXH64_state_s, void (*)(XXH64_state_s*)> state_;
+};
+
+}  // namespace mantissa
