@@ -2,6 +2,7 @@
 
 #include "bench_harness.h"
 #include "mantissa/backend/functions.h"
+#include "mantissa/base/integers.h"
 
 namespace mantissa::tools {
 namespace {
@@ -169,7 +170,7 @@ void add_update(Kernels& out, Backend& device, Dtype dtype) {
                                              .weight_decay = 0.1,
                                              .value = value})});
   if (dtype != Dtype::f32) return;
-  const Tensor partials = empty(device, Dtype::f64, {(shape[0] + 31) / 32});
+  const Tensor partials = empty(device, Dtype::f64, {ceil_div(shape[0], 32)});
   out.push_back({.bench = "kernel.squared_norm",
                  .shape = text(n),
                  .dtype = dtype,

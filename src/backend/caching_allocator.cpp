@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstdlib>
 
+#include "mantissa/base/integers.h"
 #include "mantissa/base/limits.h"
 
 namespace mantissa {
@@ -27,7 +28,7 @@ int64_t CachingAllocator::size_class(int64_t bytes) {
   require(bytes >= 0 && bytes <= kLargest, "cannot allocate ", bytes, " bytes");
   const int64_t wanted = std::max<int64_t>(bytes, 1);
   const int64_t step = std::max<int64_t>(kAlignment, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(wanted)) / 8));
-  return (wanted + step - 1) / step * step;
+  return round_up(wanted, step);
 }
 
 std::shared_ptr<std::byte> CachingAllocator::allocate(int64_t bytes) {

@@ -2,11 +2,13 @@
 
 #include "mantissa/tensor/nonfinite.h"
 
+#include "mantissa/base/integers.h"
+
 namespace mantissa {
 namespace {
 
 QuantizedTensor quantized_rows(const Tensor& x, const Quantization& how, int64_t block) {
-  QuantizedTensor out = empty_quantized(x.device(), {whole_blocks(x.dim(0), block), x.dim(1)}, how);
+  QuantizedTensor out = empty_quantized(x.device(), {round_up(x.dim(0), block), x.dim(1)}, how);
   x.device().run(Quantize{.x = x, .out = out});
   return out;
 }

@@ -1,5 +1,6 @@
 // Contracts of more than a few lines: of kernels on packed heads, and of those that take quantised tensors.
 #include "mantissa/backend/backend.h"
+#include "mantissa/base/integers.h"
 #include "mantissa/formats/swizzle.h"
 
 namespace mantissa {
@@ -16,7 +17,7 @@ void matrix(Contract& c, const char* name, const Operand& operand, const char* s
 
 // `codes` are of the M rows of x, rounded up to whole blocks at most.
 void covers(Contract& c, const Tensor& x, const char* name, const QuantizedTensor& codes) {
-  const int64_t rows = codes.shape[0], most = whole_blocks(c.size('M'), codes.how.block());
+  const int64_t rows = codes.shape[0], most = round_up(c.size('M'), codes.how.block());
   c.that(rows >= c.size('M') && rows <= most && codes.shape[1] == c.size('C'), "x is ", x.shape(), ", ", name, ' ', codes.shape);
 }
 

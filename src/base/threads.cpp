@@ -14,6 +14,7 @@
 #include "base/process_limit.h"
 #include "base/single_threaded_library.h"
 #include "mantissa/base/file.h"
+#include "mantissa/base/integers.h"
 #include "mantissa/base/limits.h"
 #include "mantissa/base/parallel.h"
 
@@ -155,7 +156,7 @@ void start_threads() {
 
 void detail::parallel_chunks(int64_t count, int64_t chunk, ChunkBody body, void* context) {
   if (count <= 0) return;
-  Job job{.body = body, .context = context, .count = count, .chunk = chunk, .pieces = (count + chunk - 1) / chunk};
+  Job job{.body = body, .context = context, .count = count, .chunk = chunk, .pieces = ceil_div(count, chunk)};
   const int threads = static_cast<int>(std::min<int64_t>(num_threads(), job.pieces));
   const SingleThreadedLibrary guard;
   if (threads <= 1 || !pool().run(job, threads - 1)) job.work();

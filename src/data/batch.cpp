@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "mantissa/base/integers.h"
+
 namespace mantissa {
 namespace {
 
@@ -91,7 +93,7 @@ ValidationData::ValidationData(std::vector<ValidationSet> sets, int64_t seq_len,
 
 int64_t ValidationData::windows(int set) const {
   const int64_t targets = sets_.at(static_cast<size_t>(set)).tokens.tokens() - 1;
-  return (targets + seq_len_ - 1) / seq_len_;
+  return ceil_div(targets, seq_len_);
 }
 
 Batch ValidationData::batch(int set, int64_t first, int64_t count) const {

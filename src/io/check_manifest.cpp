@@ -3,6 +3,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "mantissa/base/integers.h"
 #include "mantissa/io/checkpoint_manifest.h"
 
 namespace mantissa {
@@ -54,7 +55,7 @@ class ManifestChecker {
 
   void check_shard(const Shard& shard) const {
     check(shard.chunk_bytes > 0 && shard.chunk_bytes <= Manifest::kMaxChunkBytes, shard.file, ": chunks of ", shard.chunk_bytes, " bytes");
-    const int64_t chunks = shard.bytes / shard.chunk_bytes + (shard.bytes % shard.chunk_bytes != 0);
+    const int64_t chunks = ceil_div(shard.bytes, shard.chunk_bytes);
     check(shard.bytes >= 0 && std::cmp_equal(shard.hashes.size(), chunks), shard.file, ": ", shard.bytes, " bytes need ", chunks,
           " chunk hashes, found ", shard.hashes.size());
   }

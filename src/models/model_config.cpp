@@ -1,10 +1,12 @@
 #include "mantissa/models/model_config.h"
 
+#include "mantissa/base/integers.h"
+
 namespace mantissa {
 
 int64_t ModelConfig::padded_vocab_size() const {
   require(vocab_size.has_value(), "model.vocab_size is not known yet");
-  return (*vocab_size + pad_vocab_to - 1) / pad_vocab_to * pad_vocab_to;
+  return round_up(*vocab_size, pad_vocab_to);
 }
 
 void ModelConfig::validate(ConfigReport& report) const {

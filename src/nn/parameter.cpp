@@ -2,13 +2,14 @@
 
 #include <utility>
 
+#include "mantissa/base/integers.h"
 #include "mantissa/nn/arena.h"
 
 namespace mantissa {
 
 namespace {
 
-int64_t padded(int64_t elements) { return whole_blocks(elements, 32); }
+int64_t padded(int64_t elements) { return round_up(elements, 32); }
 
 Shape matrix(const Shape& shape) { return {shape.rows(), shape[-1]}; }
 

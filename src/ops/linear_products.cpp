@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "mantissa/backend/functions.h"
+#include "mantissa/base/integers.h"
 #include "mantissa/ops/quantization_observer.h"
 
 namespace mantissa {
@@ -39,7 +40,7 @@ OutputGradient output_gradient(const Tensor& dy, const Recipe& recipe, Dtype com
   OutputGradient out{high, high};
   const OperandChoice rows = choose_operands(recipe, GemmRole::dgrad).first, columns = choose_operands(recipe, GemmRole::wgrad).first;
   if (wants_rows && rows.is_codes() && wants_columns && columns.is_codes()) {
-    const Shape padded = dy.shape().with_dim0(whole_blocks(dy.dim(0), rows.how.block()));
+    const Shape padded = dy.shape().with_dim0(round_up(dy.dim(0), rows.how.block()));
     QuantizedTensor row = empty_quantized(dy.device(), padded, rows.how), column = empty_quantized(dy.device(), padded, columns.how);
     dy.device().run(Quantize{.x = source_of(dy), .out = row, .second = column});
     return {slice(row, 0, dy.dim(0)), column};

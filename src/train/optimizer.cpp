@@ -3,12 +3,13 @@
 #include <array>
 #include <cmath>
 
+#include "mantissa/base/integers.h"
 #include "mantissa/nn/arena.h"
 
 namespace mantissa {
 namespace {
 
-int64_t norm_bands(const Tensor& gradient) { return (gradient.dim(0) + 31) / 32; }
+int64_t norm_bands(const Tensor& gradient) { return ceil_div(gradient.dim(0), 32); }
 
 }  // namespace
 

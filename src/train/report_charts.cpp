@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "mantissa/base/error.h"
+#include "mantissa/base/integers.h"
 #include "train/svg.h"
 
 namespace mantissa {
@@ -150,7 +151,7 @@ std::string cell_title(const PrecisionReport& cell) {
 std::map<int64_t, size_t> columns_of(const std::vector<PrecisionReport>& cells) {
   std::set<int64_t> steps;
   for (const PrecisionReport& cell : cells) steps.insert(cell.step);
-  const size_t stride = (steps.size() + kMostSteps - 1) / kMostSteps;
+  const size_t stride = ceil_div(steps.size(), kMostSteps);
   std::map<int64_t, size_t> columns;
   size_t index = 0;
   for (const int64_t step : steps) {

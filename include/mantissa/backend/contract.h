@@ -14,7 +14,7 @@ namespace mantissa {
 inline Dtype stats_dtype(Dtype dtype) { return dtype == Dtype::f64 ? Dtype::f64 : Dtype::f32; }
 
 // `length` rounded up to whole blocks.
-inline int64_t whole_blocks(int64_t length, int64_t block) { return (length + block - 1) / block * block; }
+inline int64_t round_up(int64_t length, int64_t block) { return (length + block - 1) / block * block; }
 
 // Declares the operands of one call and checks each at once; throws Error(internal) with the kernel's and the operand's name.
 //

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "mantissa/backend/functions.h"
+#include "mantissa/base/integers.h"
 
 namespace mantissa {
 
@@ -19,7 +20,7 @@ class Arena {
   }
 
  private:
-  static int64_t aligned(int64_t elements) { return whole_blocks(elements, 64); }
+  static int64_t aligned(int64_t elements) { return round_up(elements, 64); }
   Dtype dtype_;
   int64_t size_ = 0, next_ = 0;
   Tensor memory_;

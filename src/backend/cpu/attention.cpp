@@ -4,6 +4,7 @@
 #include "backend/cpu/attention_query_block.h"
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/indices.h"
+#include "mantissa/base/integers.h"
 #include "mantissa/base/parallel.h"
 
 namespace mantissa {
@@ -11,7 +12,7 @@ namespace {
 
 template <class T>
 void forward(const AttentionForward& k) {
-  const int64_t length = k.qkv.dim(0) / k.batch, tiles = (length + kTile - 1) / kTile, heads = k.layout.heads, d = k.layout.head_dim;
+  const int64_t length = k.qkv.dim(0) / k.batch, tiles = ceil_div(length, kTile), heads = k.layout.heads, d = k.layout.head_dim;
   parallel_for(k.batch * heads * tiles, 1, [&](int64_t begin, int64_t end) {
     for (int64_t item = begin; item < end; ++item) {
       // The longest rows of key blocks first: what is left at the end is short.

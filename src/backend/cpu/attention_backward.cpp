@@ -7,6 +7,7 @@
 #include "backend/cpu/attention_products.h"
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/indices.h"
+#include "mantissa/base/integers.h"
 #include "mantissa/base/parallel.h"
 
 namespace mantissa {
@@ -100,7 +101,7 @@ class Backward {
         d_(k.layout.head_dim),
         ld_(round_up(d_, 16)),
         length_(k.qkv.dim(0) / k.batch),
-        tiles_((length_ + kTile - 1) / kTile),
+        tiles_(ceil_div(length_, kTile)),
         group_(k.layout.heads / k.layout.kv_heads),
         key_heads_(k.batch * k.layout.kv_heads),
         parts_(std::max<int64_t>(1, std::min(kWantedPieces / key_heads_, tiles_ * group_ / kLeastBlocks))),

@@ -117,7 +117,7 @@ class Cached {
   void run() {
     store_keys_and_values();
     if (rows_ >= kLeastBlockRows) {
-      const int64_t tiles = (rows_ + kTile - 1) / kTile;
+      const int64_t tiles = ceil_div(rows_, kTile);
       for_pieces(k_.layout.heads * tiles, 1, [&](int64_t i) { block(i / tiles, tiles - 1 - i % tiles); });
     } else {
       for_pieces(k_.layout.heads * rows_, rows_per_piece(keys_.length * d_), [&](int64_t i) { row(i / rows_, i % rows_); });

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "mantissa/base/integers.h"
 #include "mantissa/formats/bf16.h"
 
 namespace mantissa {
@@ -11,8 +12,6 @@ namespace mantissa {
 inline constexpr int64_t kTile = 64;          // queries and keys of a block
 inline constexpr int64_t kLargestHead = 256;  // head_dim that the scratch of a thread has room for
 inline constexpr float kNoScore = -3.0e38F;   // the running maximum before the first key
-
-inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 // Rows of head_dim values in memory, `stride` elements apart.
 template <class T>

@@ -124,14 +124,14 @@ struct alignas(64) CacheLine {
 };
 float* scratch(int64_t elements) {
   thread_local std::vector<CacheLine> memory;
-  const auto lines = static_cast<size_t>((elements + CacheLine::kFloats - 1) / CacheLine::kFloats);
+  const auto lines = static_cast<size_t>(ceil_div(elements, CacheLine::kFloats));
   if (memory.size() < lines) memory.resize(lines);
   return memory.data()->elements;
 }
 
 template <class T>
 void losses(const CrossEntropy& k) {
-  const int64_t columns = k.logits.dim(1), blocks = (k.vocab + kBlock - 1) / kBlock;
+  const int64_t columns = k.logits.dim(1), blocks = ceil_div(k.vocab, kBlock);
   const bool in_dlogits = k.dlogits.defined() && std::is_same_v<T, float>;
   const T* logits = k.logits.device_data<T>();
   T* dlogits = k.dlogits.defined() ? k.dlogits.device_data<T>() : nullptr;

@@ -6,12 +6,11 @@
 #include "backend/cpu/gemm_engine.h"
 #include "backend/cpu/widened_gemm.h"
 #include "mantissa/backend/functions.h"
+#include "mantissa/base/integers.h"
 #include "mantissa/base/parallel.h"
 
 namespace mantissa {
 namespace {
-
-int64_t pieces(int64_t size, int64_t step) { return (size + step - 1) / step; }
 
 // Columns of a tile. 384 keep the library's copy of b in the L2 cache; a deep transposed b is copied in long strides, which 768 columns
 // amortise.
@@ -23,7 +22,7 @@ int64_t tile_columns(int64_t cols, int64_t depth, bool b_transposed) {
 // cores finish together. Many tiles balance by themselves.
 int64_t tile_rows(int64_t rows, int64_t column_tiles) {
   for (const int64_t step : {256, 192, 128, 96, 64}) {
-    const int64_t tiles = pieces(rows, step) * column_tiles;
+    const int64_t tiles = ceil_div(rows, step) * column_tiles;
     if (tiles >= 16 || (tiles >= 4 && tiles % 2 == 0)) return std::min(step, rows);
   }
   return std::min<int64_t>(rows, 64);
@@ -82,7 +81,7 @@ struct GemmEngine::Problem {
 
   // A short last tile has a shape of its own: index 1.
   TileShape tile(bool last_row, bool last_col) const {
-    const int64_t row_rest = rows - (pieces(rows, row_step) - 1) * row_step, col_rest = cols - (pieces(cols, col_step) - 1) * col_step;
+    const int64_t row_rest = rows - (ceil_div(rows, row_step) - 1) * row_step, col_rest = cols - (ceil_div(cols, col_step) - 1) * col_step;
     return {.rows = last_row ? row_rest : row_step,
             .cols = last_col ? col_rest : col_step,
             .depth = depth,
@@ -107,7 +106,7 @@ const TileProduct& GemmEngine::product(const TileShape& shape) {
 
 void GemmEngine::run_tiles(const Problem& p) {
   const Gemm& k = p.k;
-  const int64_t row_tiles = pieces(p.rows, p.row_step), col_tiles = pieces(p.cols, p.col_step);
+  const int64_t row_tiles = ceil_div(p.rows, p.row_step), col_tiles = ceil_div(p.cols, p.col_step);
   std::array<const TileProduct*, 4> products{};
   for (const bool last_row : {false, true}) {
     for (const bool last_col : {false, true}) {
@@ -135,7 +134,7 @@ void GemmEngine::run_tiles(const Problem& p) {
     thread_local std::vector<uint32_t> packed;
     for (int64_t i = begin; i < end; ++i) {
       const int64_t rows = std::min(p.row_step, p.rows - i * p.row_step);
-      const auto words = static_cast<size_t>((rows * p.depth * a_bytes + 3) / 4);
+      const auto words = static_cast<size_t>(ceil_div(rows * p.depth * a_bytes, 4));
       if (packed.size() < words) packed.resize(words);
       transpose_range(at(p.a, i * p.row_step), p.rows, rows, p.depth, a_bytes, packed.data());
       for (int64_t j = 0; j < col_tiles; ++j) run_tile(i, j, packed.data());
@@ -148,7 +147,7 @@ bool GemmEngine::run_bands(const Gemm& k, Dtype dtype, Backend& device) {
   const int64_t rows = k.a.rows(), depth = k.a.cols(), cols = k.out.dim(1);
   if (rows == 0 || cols == 0) return true;
   const int64_t col_step = tile_columns(cols, depth, k.b.transposed), band = band_columns(k, col_step, dtype);
-  const int64_t row_step = tile_rows(rows, k.a.transposed ? 1 : pieces(cols, col_step));
+  const int64_t row_step = tile_rows(rows, k.a.transposed ? 1 : ceil_div(cols, col_step));
   const Tensor extreme = dtype == Dtype::bf16 && (k.a.quantized() || k.b.quantized()) ? zeros(device, Dtype::i32, {1}) : Tensor();
   const Tensor a = high_precision(k.a.value, dtype, extreme);
   for (int64_t first = 0; first < cols; first += band) {

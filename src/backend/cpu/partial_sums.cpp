@@ -24,7 +24,7 @@ MANTISSA_CLONES void add_pieces(const float* sums, int64_t pieces, int64_t strid
 PartialSums::PartialSums(Backend& device, int64_t rows, int64_t columns, int64_t work)
     : columns_(columns),
       rows_per_piece_(rows_per_partial(rows, work)),
-      pieces_((rows + rows_per_piece_ - 1) / rows_per_piece_),
+      pieces_(ceil_div(rows, rows_per_piece_)),
       memory_(device.allocate(pieces_ * columns * static_cast<int64_t>(sizeof(float)))) {}
 
 float* PartialSums::start(int64_t begin) {

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "mantissa/base/integers.h"
+
 namespace mantissa {
 
 inline constexpr int64_t kPieceElements = 32768;  // a few hundred KB of traffic: long against the start of a piece, short against a step
@@ -13,6 +15,6 @@ inline constexpr int64_t kPieceElements = 32768;  // a few hundred KB of traffic
 inline int64_t rows_per_piece(int64_t columns) { return std::max<int64_t>(1, kPieceElements / std::max<int64_t>(1, columns)); }
 
 // The same where every piece leaves partial sums of `columns` elements: at most 64 pieces, so that adding them stays cheap.
-inline int64_t rows_per_partial(int64_t rows, int64_t columns) { return std::max(rows_per_piece(columns), (rows + 63) / 64); }
+inline int64_t rows_per_partial(int64_t rows, int64_t columns) { return std::max(rows_per_piece(columns), ceil_div(rows, 64)); }
 
 }  // namespace mantissa

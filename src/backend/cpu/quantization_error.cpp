@@ -5,6 +5,7 @@
 #include "backend/cpu/quantized_rows.h"
 #include "backend/cpu/reference.h"
 #include "mantissa/backend/functions.h"
+#include "mantissa/base/integers.h"
 #include "mantissa/base/parallel.h"
 #include "mantissa/formats/with_element.h"
 
@@ -57,7 +58,7 @@ template <class E, class T>
 Sums sums_of(const QuantizationError& k, int64_t bands) {
   constexpr int64_t kRows = 64;  // of elements in a piece
   const int64_t chunk = std::max<int64_t>(1, kRows / k.q.how.block_rows);
-  std::vector<Sums> pieces(static_cast<size_t>((bands + chunk - 1) / chunk));
+  std::vector<Sums> pieces(static_cast<size_t>(ceil_div(bands, chunk)));
   parallel_for(bands, chunk,
                [&](int64_t begin, int64_t end) { pieces[static_cast<size_t>(begin / chunk)] = sums_of<E, T>(k, begin, end); });
   Sums total;
@@ -68,7 +69,7 @@ Sums sums_of(const QuantizationError& k, int64_t bands) {
 }  // namespace
 
 void CpuReference::execute(const QuantizationError& k) {
-  const int64_t bands = (k.x.dim(0) + k.q.how.block_rows - 1) / k.q.how.block_rows;
+  const int64_t bands = ceil_div(k.x.dim(0), k.q.how.block_rows);
   const Sums sums = with_element(
       k.q.how.format, [&]<class E>() { return k.x.dtype() == Dtype::f32 ? sums_of<E, float>(k, bands) : sums_of<E, bf16>(k, bands); });
   double* out = k.out.device_data<double>();

@@ -46,7 +46,7 @@ void CpuBackend::execute(const Quantize& k) {
   if (!taken_by_lanes(k)) return CpuReference::execute(k);
   const int64_t height = k.out.how.block(), rows = k.out.shape[0], cols = k.x.dim(1);
   std::atomic<bool> nonfinite = false;
-  parallel_for((rows + height - 1) / height, std::max<int64_t>(1, rows_per_piece(cols) / height), [&](int64_t begin, int64_t end) {
+  parallel_for(ceil_div(rows, height), std::max<int64_t>(1, rows_per_piece(cols) / height), [&](int64_t begin, int64_t end) {
     thread_local std::vector<int16_t> words;
     if (words.size() < static_cast<size_t>(cols)) words.resize(static_cast<size_t>(cols));
     for (int64_t i = begin; i < end; ++i) {  // band by band: what the first pass read is still in cache for the second

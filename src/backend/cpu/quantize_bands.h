@@ -9,6 +9,7 @@
 
 #include "backend/cpu/code_lanes.h"
 #include "backend/cpu/quantized_rows.h"
+#include "mantissa/base/integers.h"
 
 namespace mantissa::lanes {
 
@@ -44,7 +45,7 @@ template <class E>
 template <class E>
 [[gnu::always_inline]] inline Found shifts_of_blocks(int16_t* blocks, int64_t count, ScaleRule rule, uint8_t* scales) {
   Words tiny_or_infinite{}, infinite{};
-  std::fill(blocks + count, blocks + (count + kLanes - 1) / kLanes * kLanes, int16_t{0});
+  std::fill(blocks + count, blocks + round_up(count, kLanes), int16_t{0});
   for (int64_t i = 0; i < count; i += kLanes) {
     const Words amax = load(blocks + i), scale = scale_of<E>(amax, rule);
     tiny_or_infinite |= irregular<E>(amax, scale);
