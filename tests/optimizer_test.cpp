@@ -186,6 +186,16 @@ TEST_F(OptimizerTest, AMicroBatchWithoutAGradientIsAnError) {
   }
 }
 
+TEST_F(OptimizerTest, LossesAreSummedInTheOrderOfTheGradients) {
+  build(Dtype::f32);
+  Optimizer optimizer(set_, {});
+  set_gradients(1, 1.0);
+  const std::vector<double> losses = {1.0, 0x1p53, 1.0, -0x1p53};  // 1 + 2^53 is 2^53, and 1 - 2^53 is exact
+  const Tensor all = from_host(fast(), Dtype::f64, {4}, losses.data());
+  EXPECT_EQ(optimizer.update(0.0, {.losses = all}).loss, 0.0);
+  EXPECT_EQ(optimizer.update(0.0, {.losses = all, .pairwise = true}).loss, 1.0);
+}
+
 TEST_F(OptimizerTest, LargestFiniteGradientsHaveAFiniteNorm) {
   build(Dtype::f32);
   Optimizer optimizer(set_, {});
