@@ -56,6 +56,7 @@ class Contract {
     return *this;
   }
 
+  const char* kernel() const { return kernel_; }
   std::span<const Operand> operands() const { return {operands_.data(), count_}; }  // without those that are missing
 
  private:

@@ -1,0 +1,126 @@
+// Every fault that an operand can have, made from good kernel calls.
+#pragma once
+
+#include <set>
+
+#include "testing.h"
+
+namespace mantissa::test {
+
+// A backend that executes nothing. Of every call of one kernel that keeps its contract it makes calls with one fault each, expects for each
+// an error that names kernel and operand, and lists the faults for which none came: what the contract leaves open.
+class FaultyCalls : public Backend {
+ public:
+  explicit FaultyCalls(std::string kernel) : kernel_(std::move(kernel)) {}
+  const char* name() const override { return "faulty_calls"; }
+  std::shared_ptr<std::byte> allocate(int64_t bytes) override { return memory_->allocate(bytes); }
+  AllocatorStats allocator_stats() const override { return memory_->allocator_stats(); }
+  bool host_memory() const override { return true; }
+  void synchronise() override {}
+  void upload(const void* from, const Tensor& to) override { memory_->upload(from, to); }
+  void download(const Tensor& from, void* to) override { memory_->download(from, to); }
+
+  int calls() const { return calls_; }
+  // "weight: rows": the call is taken with another number of rows of weight.
+  const std::set<std::string>& accepted() const { return accepted_; }
+
+ protected:
+#define MANTISSA_EXECUTE(Kernel) \
+  void execute(const Kernel& k) override { take(k, #Kernel); }
+  MANTISSA_KERNELS(MANTISSA_EXECUTE)
+#undef MANTISSA_EXECUTE
+
+ private:
+  using Operand = Contract::Operand;
+  using Replaced = std::vector<std::pair<size_t, Tensor>>;
+  struct Fault {
+    const char* name;
+    Tensor tensor;
+  };
+
+  template <class Kernel>
+  void take(const Kernel& k, const char* kernel) {
+    executed_ = true;
+    if (trying_ || kernel != kernel_) return;
+    trying_ = true;
+    ++calls_;
+    const Contract contract = k.contract();
+    for (size_t i = 0; i < contract.operands().size(); ++i) {
+      const Operand& operand = contract.operands()[i];
+      for (const Fault& fault : faults(*operand.tensor)) expect_refusal(k, {{i, fault.tensor}}, text(operand.name, ": ", fault.name));
+      if (std::string(operand.spec).ends_with('?')) {
+        EXPECT_TRUE(attempt(k, {{i, Tensor()}}, "")) << operand.name << " may be missing";
+      } else {
+        expect_refusal(k, {{i, Tensor()}}, text(operand.name, " is missing"));
+      }
+      for (size_t j = 0; j < i; ++j) overlap(k, contract.operands()[j], j, operand, i);
+    }
+    trying_ = false;
+  }
+
+  std::vector<Fault> faults(const Tensor& good) {
+    const Shape& shape = good.shape();
+    const Shape wider = shape.rank() == 3 ? Shape{shape[0], shape[1], shape[2] + 1} : Shape{shape[0], shape[-1] + 1};
+    std::vector<Fault> out{{"rows", empty(*this, good.dtype(), shape.with_dim0(shape[0] + 1))},
+                           {"rank", good.view(shape.rank() == 3 ? Shape{good.elements()} : Shape{1, 1, good.elements()})}};
+    if (shape.rank() > 1) out.push_back({"columns", empty(*this, good.dtype(), wider)});
+    for (const Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f64, Dtype::i32, Dtype::u8}) {
+      const bool floats = is_floating(dtype) && is_floating(good.dtype());
+      if (dtype != good.dtype()) out.push_back({floats ? "floating dtype" : "dtype", empty(*this, dtype, shape)});
+    }
+    return out;
+  }
+
+  static bool is_floating(Dtype dtype) { return dtype != Dtype::i32 && dtype != Dtype::u8; }
+
+  // Both operands in one memory: at the same address, and one element apart.
+  template <class Kernel>
+  void overlap(const Kernel& k, const Operand& a, size_t i, const Operand& b, size_t j) {
+    if (a.role == Contract::Role::input && b.role == Contract::Role::input) return;
+    const auto memory = allocate(a.tensor->bytes() + b.tensor->bytes());
+    const auto at = [&](const Operand& o, int64_t first) {
+      const int64_t n = o.tensor->elements();
+      return Tensor(*this, memory, true, o.tensor->dtype(), {first + n}).slice(first, first + n).view(o.tensor->shape());
+    };
+    expect_refusal(k, {{i, at(a, 0)}, {j, at(b, 0)}}, text(b.name, ": memory of ", a.name));
+    if (a.tensor->bytes() <= dtype_bytes(b.tensor->dtype())) return;
+    expect_refusal(k, {{i, at(a, 0)}, {j, at(b, 1)}}, text(b.name, ": part of the memory of ", a.name));
+  }
+
+  template <class Kernel>
+  void expect_refusal(const Kernel& k, const Replaced& replaced, const std::string& fault) {
+    if (attempt(k, replaced, fault)) accepted_.insert(fault);
+  }
+
+  // Whether the call is taken with other operands in the places of these.
+  template <class Kernel>
+  bool attempt(const Kernel& good, const Replaced& replaced, const std::string& fault) {
+    Kernel bad = good;
+    const Contract contract = bad.contract();
+    for (const auto& [i, tensor] : replaced) const_cast<Tensor&>(*contract.operands()[i].tensor) = tensor;
+    executed_ = false;
+    try {
+      run(bad);
+    } catch (const Error& error) {
+      expect_names(contract, error, fault);
+    }
+    return executed_;
+  }
+
+  void expect_names(const Contract& contract, const Error& error, const std::string& fault) const {
+    const std::string message = error.what(), rest = message.substr(message.find(": ") + 2);
+    EXPECT_EQ(error.code(), ExitCode::internal) << message;
+    EXPECT_EQ(message.substr(0, message.find(": ")), contract.kernel()) << fault;
+    const auto named = [&](const Operand& operand) { return rest.find(operand.name) != std::string::npos; };
+    EXPECT_TRUE(std::any_of(contract.operands().begin(), contract.operands().end(), named)) << fault << ": " << message;
+    EXPECT_TRUE(!fault.ends_with(" is missing") || rest == fault) << message;
+  }
+
+  std::string kernel_;
+  std::unique_ptr<Backend> memory_ = make_backend("cpu_reference");
+  std::set<std::string> accepted_;
+  int calls_ = 0;
+  bool trying_ = false, executed_ = false;
+};
+
+}  // namespace mantissa::test
