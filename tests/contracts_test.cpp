@@ -38,6 +38,8 @@ const std::map<std::string, std::set<std::string>>& left_open() {
 class Contracts : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(Contracts, RefuseEveryFaultOfEveryOperandByName) {
+  static const std::set<std::string> without_fp64_values{
+      "Fill", "Quantize", "Dequantize", "FakeQuantize", "QuantizationError", "RequantizeColumns", "SwizzleScales", "FinishGradients"};
   FaultyCalls device(GetParam());
   for (const KernelCase& c : kernel_cases()) {
     if (c.kernel != GetParam()) continue;
@@ -50,6 +52,8 @@ TEST_P(Contracts, RefuseEveryFaultOfEveryOperandByName) {
   EXPECT_GT(device.calls(), 0);
   const auto open = left_open().find(GetParam());
   EXPECT_EQ(device.accepted(), open == left_open().end() ? std::set<std::string>() : open->second);
+  EXPECT_EQ(device.accepts_fp64(), !without_fp64_values.contains(GetParam()));
+  EXPECT_EQ(device.copies_fp64(), GetParam() == "Convert");
 }
 
 INSTANTIATE_TEST_SUITE_P(, Contracts, ::testing::ValuesIn(kernel_names()), [](const auto& c) { return c.param; });
@@ -310,6 +314,17 @@ TEST_F(ContractCheck, LossesArePairsOfPairs) {
   odd.losses = f64({3});
   odd.pairwise = false;
   accepts(odd);
+}
+
+TEST_F(ContractCheck, OnlyTheReferenceComputesFp64) {
+  const Add add{.a = f64({3}), .b = f64({3}), .out = f64({3})};
+  EXPECT_NO_THROW(reference().run(add));
+  EXPECT_THROW(fast().run(add), Error);
+  accepts(Fill{.out = f64({2}), .value = 1.0});
+  accepts(Convert{.x = f64({2}), .out = f64({2})});
+  EXPECT_THROW(fast().run(Convert{.x = f64({2}), .out = f32({2})}), Error);
+  accepts(Sum{.x = f32({7}), .out = f64({1}), .factor = 1.0});
+  accepts(SquaredNorm{.x = f32({32, 7}), .partials = f64({1})});
 }
 
 }  // namespace

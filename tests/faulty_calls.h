@@ -19,10 +19,13 @@ class FaultyCalls : public Backend {
   void synchronise() override {}
   void upload(const void* from, const Tensor& to) override { memory_->upload(from, to); }
   void download(const Tensor& from, void* to) override { memory_->download(from, to); }
+  bool computes_fp64() const override { return computes_fp64_; }
 
   int calls() const { return calls_; }
   // "weight: rows": the call is taken with another number of rows of weight.
   const std::set<std::string>& accepted() const { return accepted_; }
+  bool accepts_fp64() const { return accepts_fp64_; }  // for all operands whose dtype follows from the values
+  bool copies_fp64() const { return copies_fp64_; }    // also without computing it
 
  protected:
 #define MANTISSA_EXECUTE(Kernel) \
@@ -55,6 +58,7 @@ class FaultyCalls : public Backend {
       }
       for (size_t j = 0; j < i; ++j) overlap(k, contract.operands()[j], j, operand, i);
     }
+    in_fp64(k, contract);
     trying_ = false;
   }
 
@@ -92,6 +96,22 @@ class FaultyCalls : public Backend {
     if (attempt(k, replaced, fault)) accepted_.insert(fault);
   }
 
+  // The same call in fp64, also to a backend that computes none.
+  template <class Kernel>
+  void in_fp64(const Kernel& k, const Contract& contract) {
+    Replaced replaced;
+    for (size_t i = 0; i < contract.operands().size(); ++i) {
+      const auto& [name, tensor, role, spec] = contract.operands()[i];
+      const bool follows = !std::string(spec).starts_with("fp") && !std::string(spec).starts_with("any");
+      if (follows && is_floating(tensor->dtype())) replaced.push_back({i, empty(*this, Dtype::f64, tensor->shape())});
+    }
+    if (replaced.empty() || !attempt(k, replaced, "in fp64")) return;
+    accepts_fp64_ = true;
+    computes_fp64_ = false;
+    copies_fp64_ |= attempt(k, replaced, "in fp64");
+    computes_fp64_ = true;
+  }
+
   // Whether the call is taken with other operands in the places of these.
   template <class Kernel>
   bool attempt(const Kernel& good, const Replaced& replaced, const std::string& fault) {
@@ -120,7 +140,7 @@ class FaultyCalls : public Backend {
   std::unique_ptr<Backend> memory_ = make_backend("cpu_reference");
   std::set<std::string> accepted_;
   int calls_ = 0;
-  bool trying_ = false, executed_ = false;
+  bool trying_ = false, executed_ = false, computes_fp64_ = true, accepts_fp64_ = false, copies_fp64_ = false;
 };
 
 }  // namespace mantissa::test

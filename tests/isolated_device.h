@@ -55,6 +55,7 @@ class IsolatedDevice final : public Backend {
   AllocatorStats allocator_stats() const override { return allocator_->stats(); }
   int64_t fp32_products() const override { return kernels_->fp32_products(); }
   bool host_memory() const override { return false; }
+  bool computes_fp64() const override { return kernels_->computes_fp64(); }
   void upload(const void* from, const Tensor& to) override {
     ++uploads_;
     const Open open(*memory_);

@@ -127,6 +127,8 @@ Contract& Contract::declare(const Operand& operand) {
   if (!takes(spec, tensor.dtype()) || !takes(spec, tensor.shape())) {
     that(false, operand.name, " is ", tensor.dtype(), ' ', tensor.shape(), ", expected ", expected(spec));
   }
+  const bool computed = spec.values() || spec.dtype == "stats" || spec.dtype == "floating";
+  if (tensor.dtype() == Dtype::f64 && computed && fp64_ == nullptr) fp64_ = operand.name;
   return *this;
 }
 
@@ -139,6 +141,10 @@ Contract& Contract::declare(const char* name, const QuantizedTensor& tensor, Rol
   part(tensor.codes, codes_shape(tensor.shape, tensor.how));
   part(tensor.scales, scales_shape(tensor.shape, tensor.how));
   return *this;
+}
+
+void Contract::refuse_fp64(const char* backend) const {
+  if (fp64_) fail(ExitCode::internal, kernel_, ": ", fp64_, " is fp64, which the backend ", backend, " does not compute");
 }
 
 }  // namespace mantissa

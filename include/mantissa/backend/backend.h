@@ -13,6 +13,7 @@
 #include <memory>
 
 #include "mantissa/backend/contract.h"
+#include "mantissa/base/integers.h"
 #include "mantissa/base/rng.h"
 
 namespace mantissa {
@@ -421,7 +422,7 @@ struct SquaredNorm {
   Contract contract() const {
     Contract c("squared_norm");
     c.input("x", x, "[N, ...]");
-    return c.size('P', (c.size('N') + 31) / 32).output("partials", partials, "fp64 [P]");
+    return c.size('P', ceil_div(c.size('N'), 32)).output("partials", partials, "fp64 [P]");
   }
 };
 
@@ -486,10 +487,14 @@ class Backend {
   // How many products ran in fp32 so far because an operand held extreme scale codes, where others run in bf16.
   virtual int64_t fp32_products() const { return 0; }
 
+  // Whether values may be fp64. Sums that a contract declares fp64 are so on every backend.
+  virtual bool computes_fp64() const = 0;
+
   // Throws Error(internal) with the kernel's and the operand's name if the contract is broken, before anything is written.
   template <class Kernel>
   void run(const Kernel& k) {
-    k.contract();
+    const Contract contract = k.contract();
+    if (!computes_fp64()) contract.refuse_fp64(name());
     execute(k);
   }
 

@@ -13,9 +13,6 @@ namespace mantissa {
 // fp64 for fp64 values, else fp32: the dtype of statistics, losses and gradients that go with values of `dtype`.
 inline Dtype stats_dtype(Dtype dtype) { return dtype == Dtype::f64 ? Dtype::f64 : Dtype::f32; }
 
-// `length` rounded up to whole blocks.
-inline int64_t round_up(int64_t length, int64_t block) { return (length + block - 1) / block * block; }
-
 // Declares the operands of one call and checks each at once; throws Error(internal) with the kernel's and the operand's name.
 //
 // Dtype and shape are written as "[N, 2C]", "stats [N]", "i32 [1]?". The dtype is fp32, fp64 (of a sum, whatever the values are), i32, u8
@@ -24,7 +21,7 @@ inline int64_t round_up(int64_t length, int64_t block) { return (length + block 
 //   fp32|bf16  values that cannot be fp64
 //   stats      stats_dtype() of the values
 //   floating   fp32, bf16 or fp64, whatever the values are
-//   any
+//   any        also sums: nothing is computed from it
 // A letter is a size and "..." any further dimensions, the same throughout the contract. With "?" the operand may be missing.
 class Contract {
  public:
@@ -59,6 +56,9 @@ class Contract {
   const char* kernel() const { return kernel_; }
   std::span<const Operand> operands() const { return {operands_.data(), count_}; }  // without those that are missing
 
+  // Throws if values or stats are fp64, on behalf of the backend of this name.
+  void refuse_fp64(const char* backend) const;
+
  private:
   struct Spec;
   Contract& declare(const Operand& operand);
@@ -71,6 +71,7 @@ class Contract {
 
   const char* kernel_;
   std::optional<Dtype> values_;
+  const char* fp64_ = nullptr;     // the first operand of fp64 values or stats
   std::array<int64_t, 26> sizes_;  // by letter; -1: not known yet
   const Shape* rest_ = nullptr;    // whose dimensions from rest_from_ on "..." stands for
   int rest_from_ = 0;

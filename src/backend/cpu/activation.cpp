@@ -138,24 +138,12 @@ void backward(const GeluBackward& k) {
 
 }  // namespace
 
-void CpuBackend::execute(const SwiGluForward& k) {
-  if (k.x.dtype() == Dtype::f64) return CpuReference::execute(k);
-  k.x.dtype() == Dtype::f32 ? forward<float>(k) : forward<bf16>(k);
-}
+void CpuBackend::execute(const SwiGluForward& k) { k.x.dtype() == Dtype::f32 ? forward<float>(k) : forward<bf16>(k); }
 
-void CpuBackend::execute(const SwiGluBackward& k) {
-  if (k.x.dtype() == Dtype::f64) return CpuReference::execute(k);
-  k.x.dtype() == Dtype::f32 ? backward<float>(k) : backward<bf16>(k);
-}
+void CpuBackend::execute(const SwiGluBackward& k) { k.x.dtype() == Dtype::f32 ? backward<float>(k) : backward<bf16>(k); }
 
-void CpuBackend::execute(const GeluForward& k) {
-  if (k.x.dtype() == Dtype::f64) return CpuReference::execute(k);
-  k.x.dtype() == Dtype::f32 ? forward<float>(k) : forward<bf16>(k);
-}
+void CpuBackend::execute(const GeluForward& k) { k.x.dtype() == Dtype::f32 ? forward<float>(k) : forward<bf16>(k); }
 
-void CpuBackend::execute(const GeluBackward& k) {
-  if (k.x.dtype() == Dtype::f64) return CpuReference::execute(k);
-  k.x.dtype() == Dtype::f32 ? backward<float>(k) : backward<bf16>(k);
-}
+void CpuBackend::execute(const GeluBackward& k) { k.x.dtype() == Dtype::f32 ? backward<float>(k) : backward<bf16>(k); }
 
 }  // namespace mantissa

@@ -32,7 +32,7 @@ void forward(const AttentionForward& k) {
 }  // namespace
 
 void CpuBackend::execute(const AttentionForward& k) {
-  if (k.qkv.dtype() == Dtype::f64 || k.layout.head_dim > kLargestHead) return CpuReference::execute(k);
+  if (k.layout.head_dim > kLargestHead) return CpuReference::execute(k);
   check_segment_starts("attention", k.segment_starts, k.qkv.dim(0) / k.batch);
   k.qkv.dtype() == Dtype::bf16 ? forward<bf16>(k) : forward<float>(k);
 }

@@ -168,7 +168,7 @@ class Backward {
 }  // namespace
 
 void CpuBackend::execute(const AttentionBackward& k) {
-  if (k.qkv.dtype() == Dtype::f64 || k.layout.head_dim > kLargestHead) return CpuReference::execute(k);
+  if (k.layout.head_dim > kLargestHead) return CpuReference::execute(k);
   check_segment_starts("attention backward", k.segment_starts, k.qkv.dim(0) / k.batch);
   k.qkv.dtype() == Dtype::bf16 ? Backward<bf16>(k).run() : Backward<float>(k).run();
 }

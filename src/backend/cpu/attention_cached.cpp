@@ -177,7 +177,7 @@ class Cached {
 }  // namespace
 
 void CpuBackend::execute(const CachedAttention& k) {
-  if (k.qkv.dtype() == Dtype::f64 || k.layout.head_dim > kLargestHead) return CpuReference::execute(k);
+  if (k.layout.head_dim > kLargestHead) return CpuReference::execute(k);
   k.qkv.dtype() == Dtype::bf16 ? Cached<bf16>(k).run() : Cached<float>(k).run();
 }
 

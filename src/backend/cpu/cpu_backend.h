@@ -13,6 +13,7 @@ class CpuBackend final : public CpuReference {
   CpuBackend();
   ~CpuBackend() override;
   const char* name() const override { return "cpu"; }
+  bool computes_fp64() const override { return false; }
   int64_t fp32_products() const override;
 
  protected:

@@ -96,8 +96,6 @@ void sum_rows(const SumRows& k) {
   sums.write(k.out, k.accumulate);
 }
 
-bool fp32_and_bf16(Dtype a, Dtype b) { return (a == Dtype::f32 && b == Dtype::bf16) || (a == Dtype::bf16 && b == Dtype::f32); }
-
 }  // namespace
 
 void CpuBackend::execute(const Fill& k) {
@@ -111,18 +109,11 @@ void CpuBackend::execute(const Fill& k) {
 
 void CpuBackend::execute(const Convert& k) {
   if (k.x.dtype() == k.out.dtype()) return copy_parallel(k.x.device_bytes(), k.out.device_bytes(), k.x.bytes());
-  if (!fp32_and_bf16(k.x.dtype(), k.out.dtype())) return CpuReference::execute(k);
   k.x.dtype() == Dtype::f32 ? convert_parallel<float, bf16>(k) : convert_parallel<bf16, float>(k);
 }
 
-void CpuBackend::execute(const Add& k) {
-  if (k.out.dtype() == Dtype::f64) return CpuReference::execute(k);
-  k.out.dtype() == Dtype::f32 ? add_parallel<float>(k) : add_parallel<bf16>(k);
-}
+void CpuBackend::execute(const Add& k) { k.out.dtype() == Dtype::f32 ? add_parallel<float>(k) : add_parallel<bf16>(k); }
 
-void CpuBackend::execute(const SumRows& k) {
-  if (k.x.dtype() == Dtype::f64) return CpuReference::execute(k);
-  k.x.dtype() == Dtype::f32 ? sum_rows<float>(k) : sum_rows<bf16>(k);
-}
+void CpuBackend::execute(const SumRows& k) { k.x.dtype() == Dtype::f32 ? sum_rows<float>(k) : sum_rows<bf16>(k); }
 
 }  // namespace mantissa

@@ -80,7 +80,6 @@ void CpuBackend::execute(const EmbeddingForward& k) {
 }
 
 void CpuBackend::execute(const EmbeddingBackward& k) {
-  if (k.dy.dtype() == Dtype::f64) return CpuReference::execute(k);
   check_indices(ExitCode::data, "embedding backward", "ids", k.ids, k.dweight.dim(0));
   k.dy.dtype() == Dtype::f32 ? scatter_parallel<float>(k) : scatter_parallel<bf16>(k);
 }

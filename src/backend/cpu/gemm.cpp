@@ -182,7 +182,7 @@ CpuBackend::~CpuBackend() = default;
 int64_t CpuBackend::fp32_products() const { return gemm_->fp32_products(); }
 
 void CpuBackend::execute(const Gemm& k) {
-  const bool fast = k.out.dtype() != Dtype::f64 && k.out.dim(0) > 0 && k.a.cols() > 0;
+  const bool fast = k.out.dim(0) > 0 && k.a.cols() > 0;
   // A bf16 sum into a bf16 output would be rounded twice; the reference rounds once.
   if (!fast || (k.accumulate && k.out.dtype() == Dtype::bf16)) return CpuReference::execute(k);
   gemm_->run(k, *this);

@@ -156,24 +156,12 @@ void layer_backward(const LayerNormBackward& k) {
 
 }  // namespace
 
-void CpuBackend::execute(const RmsNormForward& k) {
-  if (k.x.dtype() == Dtype::f64) return CpuReference::execute(k);
-  k.x.dtype() == Dtype::f32 ? rms_forward<float>(k) : rms_forward<bf16>(k);
-}
+void CpuBackend::execute(const RmsNormForward& k) { k.x.dtype() == Dtype::f32 ? rms_forward<float>(k) : rms_forward<bf16>(k); }
 
-void CpuBackend::execute(const RmsNormBackward& k) {
-  if (k.x.dtype() == Dtype::f64) return CpuReference::execute(k);
-  k.x.dtype() == Dtype::f32 ? rms_backward<float>(k) : rms_backward<bf16>(k);
-}
+void CpuBackend::execute(const RmsNormBackward& k) { k.x.dtype() == Dtype::f32 ? rms_backward<float>(k) : rms_backward<bf16>(k); }
 
-void CpuBackend::execute(const LayerNormForward& k) {
-  if (k.x.dtype() == Dtype::f64) return CpuReference::execute(k);
-  k.x.dtype() == Dtype::f32 ? layer_forward<float>(k) : layer_forward<bf16>(k);
-}
+void CpuBackend::execute(const LayerNormForward& k) { k.x.dtype() == Dtype::f32 ? layer_forward<float>(k) : layer_forward<bf16>(k); }
 
-void CpuBackend::execute(const LayerNormBackward& k) {
-  if (k.x.dtype() == Dtype::f64) return CpuReference::execute(k);
-  k.x.dtype() == Dtype::f32 ? layer_backward<float>(k) : layer_backward<bf16>(k);
-}
+void CpuBackend::execute(const LayerNormBackward& k) { k.x.dtype() == Dtype::f32 ? layer_backward<float>(k) : layer_backward<bf16>(k); }
 
 }  // namespace mantissa

@@ -95,7 +95,6 @@ MANTISSA_CLONES void squares(const float* x, int64_t band, int64_t elements, dou
 }  // namespace
 
 void CpuBackend::execute(const AdamW& k) {
-  if (k.master.dtype() != Dtype::f32 || (k.value.defined() && k.value.dtype() == Dtype::f64)) return CpuReference::execute(k);
   if (k.step.device_data<float>()[static_cast<int>(StepValue::skip)] != 0.0F) return CpuReference::execute(k);
   const Update u = update_of(k);
   const int64_t elements = k.master.elements();

@@ -91,14 +91,8 @@ void backward(const QkNormBackward& k) {
 
 }  // namespace
 
-void CpuBackend::execute(const QkNormForward& k) {
-  if (k.x.dtype() == Dtype::f64) return CpuReference::execute(k);
-  k.x.dtype() == Dtype::f32 ? forward<float>(k) : forward<bf16>(k);
-}
+void CpuBackend::execute(const QkNormForward& k) { k.x.dtype() == Dtype::f32 ? forward<float>(k) : forward<bf16>(k); }
 
-void CpuBackend::execute(const QkNormBackward& k) {
-  if (k.x.dtype() == Dtype::f64) return CpuReference::execute(k);
-  k.x.dtype() == Dtype::f32 ? backward<float>(k) : backward<bf16>(k);
-}
+void CpuBackend::execute(const QkNormBackward& k) { k.x.dtype() == Dtype::f32 ? backward<float>(k) : backward<bf16>(k); }
 
 }  // namespace mantissa

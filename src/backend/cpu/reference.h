@@ -11,6 +11,7 @@ class CpuReference : public Backend {
  public:
   CpuReference();
   const char* name() const override { return "cpu_reference"; }
+  bool computes_fp64() const override { return true; }
   std::shared_ptr<std::byte> allocate(int64_t bytes) override;
   AllocatorStats allocator_stats() const override;
   bool host_memory() const override { return true; }

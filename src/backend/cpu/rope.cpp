@@ -60,7 +60,6 @@ void rope(const Rope& k) {
 }  // namespace
 
 void CpuBackend::execute(const Rope& k) {
-  if (k.x.dtype() == Dtype::f64) return CpuReference::execute(k);
   check_indices(ExitCode::internal, "rope", "positions", k.positions, k.table.dim(0));
   k.x.dtype() == Dtype::f32 ? rope<float>(k) : rope<bf16>(k);
 }
