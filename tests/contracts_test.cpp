@@ -24,9 +24,7 @@ const std::map<std::string, std::set<std::string>>& left_open() {
       {"EmbeddingForward", {"weight: rows"}},
       {"EmbeddingBackward", {"dweight: rows", "dy: floating dtype"}},
       {"Rope", {"table: rows"}},
-      {"CrossEntropy",
-       {"dlogits: memory of logits", "dlogits: memory of targets", "logits: columns",
-        "logits: floating dtype"}},  // the last two without dlogits
+      {"CrossEntropy", {"dlogits: memory of logits", "logits: columns", "logits: floating dtype"}},  // the last two without dlogits
       {"AdamW", {"value: floating dtype"}},
       {"FinishGradients", {"flags: rows", "partials: rows"}},
       {"Sum", {"x: floating dtype", "x: rank", "x: rows"}},

@@ -15,7 +15,7 @@ bool conflict(const Contract::Operand& a, const Contract::Operand& b) {
   if (a.role == input && b.role == input) return false;
   const Span x = span_of(*a.tensor), y = span_of(*b.tensor);
   const bool apart = x.end <= y.begin || y.end <= x.begin || x.begin == x.end || y.begin == y.end;
-  const bool same = x.begin == y.begin && x.end == y.end;
+  const bool same = x.begin == y.begin && x.end == y.end && a.tensor->dtype() == b.tensor->dtype();
   return !apart && !(same && (a.role == in_place) != (b.role == in_place) && a.role != output && b.role != output);
 }
 

@@ -35,7 +35,7 @@ class Contract {
 
   explicit Contract(const char* kernel) : kernel_(kernel) { sizes_.fill(-1); }
 
-  // An output shares no memory with any other operand; in place: but it may be an input, all of it.
+  // An output shares no memory with any other operand; in place: but it may be an input of its dtype, all of it.
   Contract& input(const char* name, const Tensor& tensor, const char* spec) { return declare({name, &tensor, Role::input, spec}); }
   Contract& output(const char* name, const Tensor& tensor, const char* spec) { return declare({name, &tensor, Role::output, spec}); }
   Contract& in_place(const char* name, const Tensor& tensor, const char* spec) { return declare({name, &tensor, Role::in_place, spec}); }
