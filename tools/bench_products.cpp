@@ -1,17 +1,9 @@
 #include <cmath>
-#include <vector>
 
-#include "bench_harness.h"
-#include "mantissa/backend/functions.h"
+#include "bench_operands.h"
 
 namespace mantissa::tools {
 namespace {
-
-Tensor normal(Backend& device, Dtype dtype, Shape shape, uint32_t what) {
-  Tensor out = empty(device, Dtype::f32, shape);
-  device.run(RandomNormal{.out = out, .key = {.seed = 3, .stream = RngStream::test}, .what = what, .first_index = 0, .std = 1.0});
-  return converted(out, dtype);
-}
 
 enum class Role { fprop, dgrad, wgrad };
 
@@ -20,8 +12,9 @@ struct LinearShape {
 };
 
 Workload linear_workload(Backend& device, Dtype dtype, Role role, const LinearShape& s) {
-  const Tensor x = normal(device, dtype, {s.tokens, s.in}, 0), w = normal(device, dtype, {s.out, s.in}, 1);
-  const Tensor dy = normal(device, dtype, {s.tokens, s.out}, 2), dw = zeros(device, Dtype::f32, {s.out, s.in});
+  BenchOperands o(device, dtype);
+  const Tensor x = o.values({s.tokens, s.in}), w = o.values({s.out, s.in}), dy = o.values({s.tokens, s.out}),
+               dw = zeros(device, Dtype::f32, {s.out, s.in});
   Gemm gemm{.a = {x}, .b = {w, true}, .out = empty_like(dy), .accumulate = false};
   if (role == Role::dgrad) gemm = {.a = {dy}, .b = {w}, .out = empty_like(x), .accumulate = false};
   if (role == Role::wgrad) gemm = {.a = {dy, true}, .b = {x}, .out = dw, .accumulate = true};
@@ -37,12 +30,13 @@ Workload attention_workload(Backend& device, Dtype dtype, bool backward, int64_t
   const HeadLayout layout{.heads = 12, .kv_heads = 12, .head_dim = 64};
   const int64_t rows = batch * length;
   const double scale = 1.0 / std::sqrt(static_cast<double>(layout.head_dim));
-  const Tensor qkv = normal(device, dtype, {rows, layout.row()}, 0), out = normal(device, dtype, {rows, layout.heads * layout.head_dim}, 1);
-  const Tensor lse = empty(device, Dtype::f32, {batch, layout.heads, length}), dout = empty_like(out), dqkv = empty_like(qkv);
+  const Shape heads{rows, layout.heads * layout.head_dim};
+  BenchOperands o(device, dtype);
+  const Tensor qkv = o.values({rows, layout.row()}), out = o.values(heads), dout = o.values(heads), dqkv = empty_like(qkv);
+  const Tensor lse = empty(device, Dtype::f32, {batch, layout.heads, length});
   const AttentionForward forward{.qkv = qkv, .out = out, .lse = lse, .batch = batch, .layout = layout, .scale = scale};
   const AttentionBackward gradient{
       .qkv = qkv, .out = out, .lse = lse, .dout = dout, .dqkv = dqkv, .batch = batch, .layout = layout, .scale = scale};
-  device.run(Convert{.x = normal(device, dtype, out.shape(), 2), .out = dout});
   device.run(forward);
   // Causal: half of the 4 T^2 D multiply-adds of the two products; five products in backward.
   const double pairs = static_cast<double>(batch * layout.heads) * static_cast<double>(length) * static_cast<double>(length) / 2.0;
