@@ -4,6 +4,7 @@
 
 #include "contract_check.h"
 #include "faulty_calls.h"
+#include "files.h"
 #include "kernel_cases.h"
 
 namespace mantissa::test {
@@ -69,7 +70,27 @@ TEST_F(ContractCheck, ExpectedDtypeAndShapeAreNamed) {
 TEST_F(ContractCheck, MemoryMayLieSideBySide) {
   const Tensor x = f32({4, 3});
   accepts(Convert{.x = x.slice(0, 2), .out = x.slice(2, 4)});
+  accepts(Convert{.x = x.slice(2, 4), .out = x.slice(0, 2)});
   refuses(Convert{.x = x.slice(0, 3), .out = x.slice(1, 4)}, "convert", {"out overlaps x"});
+}
+
+TEST_F(ContractCheck, InPlaceIsAllOfOneInput) {
+  const Tensor x = f32({4, 3});
+  const auto contract = [&](const Tensor& input, const Tensor& other) {
+    Contract("some kernel").input("x", input, "[N, C]").in_place("y", x, "[M, C]").in_place("z", other, "[K, C]");
+  };
+  EXPECT_NO_THROW(contract(x, f32({4, 3})));
+  EXPECT_THROW(contract(x.slice(0, 2), f32({4, 3})), Error) << "a part of it";
+  EXPECT_THROW(contract(f32({4, 3}), x), Error) << "in the place of another";
+}
+
+TEST_F(ContractCheck, Fp64IsNeitherReadNorWrittenWhereItIsNotComputed) {
+  const auto cpu = make_backend("cpu");
+  const Tensor wide = empty(*cpu, Dtype::f64, {4, 3}), narrow = empty(*cpu, Dtype::f32, {4, 3});
+  const auto refusal = [&](const Convert& k) { return std::string(error_of([&] { cpu->run(k); }).what()); };
+  EXPECT_EQ(refusal({.x = wide, .out = narrow}), "convert: x is fp64, which the backend cpu does not compute");
+  EXPECT_EQ(refusal({.x = narrow, .out = wide}), "convert: out is fp64, which the backend cpu does not compute");
+  EXPECT_NO_THROW(cpu->run(Convert{.x = wide, .out = empty_like(wide)})) << "a copy";
 }
 
 TEST_F(ContractCheck, ASumMayReplaceBothItsOperands) {
