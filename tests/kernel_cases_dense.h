@@ -145,11 +145,11 @@ inline void norms_cases(Cases& add) {
 inline constexpr Tolerance kGeluSlope{5e-6, 0x1p-7};
 
 inline void activations_cases(Cases& add) {
-  for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{1, 1}, {7, 5}, {33, 257}, {130, 64}}) {
+  for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{1, 1}, {7, 5}, {33, 257}, {130, 64}, {3, 255}, {2, 1026}}) {
     const Shape shape{rows, columns}, twice{rows, 2 * columns};
     const std::string size = named({rows, columns});
-    for (const double scale : {1.0, 50.0}) {  // 50: where exp and tanh saturate
-      const std::string variant = size + (scale > 1.0 ? "_wide" : "");
+    for (const double scale : {1.0, 50.0, 4096.0}) {  // 50: where exp and tanh saturate
+      const std::string variant = size + (scale > 1.0 ? "_times" + named({static_cast<int64_t>(scale)}) : "");
       add("SwiGluForward", variant, [=](Operands& o) {
         const Tensor x = o.input(twice, scale);
         o.device().run(SwiGluForward{.x = x, .out = o.output("out", shape, kValues)});

@@ -19,14 +19,15 @@ struct SwiGluRows {
 
 template <class T>
 struct SwiGlu {
-  [[gnu::always_inline]] float operator()(float gate, float up) const { return gate * up / lane::one_plus_exp2<T>(gate * -lane::kLog2E); }
+  [[gnu::always_inline]] float first(float gate, float) const { return lane::exponent(gate * -lane::kLog2E); }
+  [[gnu::always_inline]] float operator()(float gate, float up, float t) const { return gate * up / (1.0F + lane::exp2_inside<T>(t)); }
 };
 
 // With s = sigmoid(gate): dgate = dy up s (1 + gate (1 - s)), dup = dy gate s.
 template <class T>
 struct SwiGluSlopes {
   [[gnu::always_inline]] lane::Two operator()(float gate, float up, float dy) const {
-    const float s = 1.0F / lane::one_plus_exp2<T>(gate * -lane::kLog2E), ds = dy * s;
+    const float s = 1.0F / (1.0F + lane::exp2_inside<T>(lane::exponent(gate * -lane::kLog2E))), ds = dy * s;
     return {ds * up * lane::fma(gate, 1.0F - s, 1.0F), ds * gate};
   }
 };
@@ -36,7 +37,7 @@ template <class T>
   for (int64_t i = begin; i < end; ++i) {
     const T* gate = k.x + 2 * i * k.width;
     lane::prefetch_row(gate + 2 * k.width, 2 * k.width);
-    lane::map(SwiGlu<T>{}, k.width, k.out + i * k.width, gate, gate + k.width);
+    lane::map_steps(SwiGlu<T>{}, k.width, k.out + i * k.width, gate, gate + k.width);
   }
 }
 template <class T>
@@ -58,13 +59,15 @@ MANTISSA_CLONES void swiglu_backward(SwiGluRows<bf16> k, int64_t begin, int64_t 
 template <class T>
 struct GeluTanh {
   static constexpr float kFactor = -lane::kLog2E * 1.59576912F, kCubic = kFactor * 0.044715F;  // 2 sqrt(2/pi), for 2^-2u
-  [[gnu::always_inline]] float operator()(float x) const { return x / lane::one_plus_exp2<T>(x * lane::fma(x * x, kCubic, kFactor)); }
+  [[gnu::always_inline]] float first(float x) const { return lane::exponent(x * lane::fma(x * x, kCubic, kFactor)); }
+  [[gnu::always_inline]] float operator()(float x, float t) const { return x / (1.0F + lane::exp2_inside<T>(t)); }
 };
 template <class T>
 struct GeluTanhSlope {
-  [[gnu::always_inline]] float operator()(float x, float dy) const {
+  [[gnu::always_inline]] float first(float x, float) const { return GeluTanh<T>{}.first(x); }
+  [[gnu::always_inline]] float operator()(float x, float dy, float t) const {
     constexpr float kFactor = 1.59576912F, kCubic = 3.0F * kFactor * 0.044715F;
-    const float s = 1.0F / lane::one_plus_exp2<T>(x * lane::fma(x * x, GeluTanh<T>::kCubic, GeluTanh<T>::kFactor));
+    const float s = 1.0F / (1.0F + lane::exp2_inside<T>(t));
     return dy * lane::fma(x * s * (1.0F - s), lane::fma(x * x, kCubic, kFactor), s);
   }
 };
@@ -86,15 +89,15 @@ struct GeluErfSlope {
   }
 };
 
-MANTISSA_CLONES void gelu_tanh(const float* x, float* out, int64_t n) { lane::map(GeluTanh<float>{}, n, out, x); }
-MANTISSA_CLONES void gelu_tanh(const bf16* x, bf16* out, int64_t n) { lane::map(GeluTanh<bf16>{}, n, out, x); }
+MANTISSA_CLONES void gelu_tanh(const float* x, float* out, int64_t n) { lane::map_steps(GeluTanh<float>{}, n, out, x); }
+MANTISSA_CLONES void gelu_tanh(const bf16* x, bf16* out, int64_t n) { lane::map_steps(GeluTanh<bf16>{}, n, out, x); }
 MANTISSA_CLONES void gelu_erf(const float* x, float* out, int64_t n) { lane::map(GeluErf<float>{}, n, out, x); }
 MANTISSA_CLONES void gelu_erf(const bf16* x, bf16* out, int64_t n) { lane::map(GeluErf<bf16>{}, n, out, x); }
 MANTISSA_CLONES void gelu_tanh_backward(const float* x, const float* dy, float* dx, int64_t n) {
-  lane::map(GeluTanhSlope<float>{}, n, dx, x, dy);
+  lane::map_steps(GeluTanhSlope<float>{}, n, dx, x, dy);
 }
 MANTISSA_CLONES void gelu_tanh_backward(const bf16* x, const bf16* dy, bf16* dx, int64_t n) {
-  lane::map(GeluTanhSlope<bf16>{}, n, dx, x, dy);
+  lane::map_steps(GeluTanhSlope<bf16>{}, n, dx, x, dy);
 }
 MANTISSA_CLONES void gelu_erf_backward(const float* x, const float* dy, float* dx, int64_t n) {
   lane::map(GeluErfSlope<float>{}, n, dx, x, dy);

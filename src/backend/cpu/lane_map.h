@@ -47,4 +47,36 @@ template <class T, class F, class... In>
   }
 }
 
+// out = f(in..., f.first(in...)), for functions that are so long that the CPU has no more than four vectors of one in flight and waits for
+// results although none depends on another. On bf16 each step goes through a block before the other does.
+inline constexpr int64_t kStepWords = 128;
+
+template <class F>
+struct BothSteps {
+  F f;
+  template <class... In>
+  [[gnu::always_inline]] auto operator()(In... in) const {
+    return f(in..., f.first(in...));
+  }
+};
+
+template <class T, class F, class... In>
+[[gnu::always_inline]] inline void map_steps(const F& f, int64_t n, T* __restrict out, const In* __restrict... in) {
+  int64_t i = 0;
+  if constexpr (std::is_same_v<T, bf16>) {
+    alignas(64) float lows[kStepWords];
+    alignas(64) float highs[kStepWords];
+    for (; i + 2 * kStepWords <= n; i += 2 * kStepWords) {
+      for (int64_t j = 0; j < kStepWords; ++j) {
+        lows[j] = f.first(low(words(in + i)[j])...);
+        highs[j] = f.first(high(words(in + i)[j])...);
+      }
+      for (int64_t j = 0; j < kStepWords; ++j) {
+        words(out + i)[j] = word(f(low(words(in + i)[j])..., lows[j]), f(high(words(in + i)[j])..., highs[j]));
+      }
+    }
+  }
+  map(BothSteps<F>{f}, n - i, out + i, (in + i)...);
+}
+
 }  // namespace mantissa::lane

@@ -80,19 +80,18 @@ template <class T>
 
 inline constexpr float kLog2E = 1.44269504F;
 
-// e^x for x <= 0 with relative error 2e-7 + 1e-7 |x|. No subnormal results: 0 below -87.3. NaN stays. Selected by bits, because GCC does
-// not vectorise the choice between a constant and a computation that might trap.
+inline constexpr float kLeastExponent = -87.3F;  // e^x for x below it would be subnormal
+
+// e^x for x <= 0 with relative error 2e-7 + 1e-7 |x|. No subnormal results: 0 below kLeastExponent. NaN stays. Selected by bits, because
+// GCC does not vectorise the choice between a constant and a computation that might trap.
 [[gnu::always_inline]] inline float exp_negative(float x) {
-  const uint32_t keep = x < -87.3F ? 0U : ~0U;
+  const uint32_t keep = x < kLeastExponent ? 0U : ~0U;
   const float e = exp2_inside<float>(std::bit_cast<float>(std::bit_cast<uint32_t>(x * kLog2E) & keep));
   return std::bit_cast<float>(std::bit_cast<uint32_t>(e) & keep);
 }
 
-// 1 + 2^t, for the sigmoid 1 / (1 + e^-x). Not for NaN: multiply by x where one may come.
-template <class T>
-[[gnu::always_inline]] inline float one_plus_exp2(float t) {
-  return 1.0F + exp2_inside<T>(between(t, -126.0F, 127.0F));
-}
+// For the sigmoid 1 / (1 + 2^t): t as exp2_inside can take it. Not for NaN: multiply by x where one may come.
+[[gnu::always_inline]] inline float exponent(float t) { return between(t, -126.0F, 127.0F); }
 
 // The normal distribution: |x|, the bell exp(-x^2 / 2) and the upper tail 1 - Phi(|x|), beyond 13.2, where the tail is less than 1e-38, as
 // they are there. Not for NaN either.
