@@ -261,7 +261,7 @@ TEST_F(CheckpointTest, LeftoversAreSweptAtStart) {
   EXPECT_THAT(names_in(checkpoints()), ElementsAre(".bad-step-00000001-abc", "LOCK", "latest", "step-00000001"));
 }
 
-// ---- diff, hashes
+// ---- diff
 
 TEST_F(CheckpointTest, TheDifferenceNamesTensorsAndFirstElement) {
   CheckpointDirectory directory = open_directory(folder);
@@ -279,13 +279,6 @@ TEST_F(CheckpointTest, TheDifferenceNamesTensorsAndFirstElement) {
   EXPECT_EQ(differences[0].name + ": " + differences[0].what, "w: 2 of 1000 elements, the first at 17");
   EXPECT_EQ(differences[1].name + ": " + differences[1].what, "w.m: only in the first");
   EXPECT_EQ(differences[2].name + ": " + differences[2].what, "w.v: only in the second");
-}
-
-TEST(Hash, Xxh64HasThePublishedValues) {
-  EXPECT_EQ(xxh64("").text(), "ef46db3751d8e999");
-  EXPECT_EQ(xxh64("abc").text(), "44bc2cf5ad770999");
-  EXPECT_EQ(Hash64::parse("44bc2cf5ad770999"), Hash64{0x44bc2cf5ad770999u});
-  EXPECT_EQ(Hash64::parse("44BC2CF5AD770999"), std::nullopt);
 }
 
 }  // namespace

@@ -111,14 +111,6 @@ TEST(LocatedJson, QuotesAtMostSixtyCharacters) {
   EXPECT_LT(first_problem("[" + digits + test::repeated(digits, 10) + "e99999]").size(), 150u);
 }
 
-TEST(Shortened, CutsBehindWholeCharacters) {
-  EXPECT_EQ(shortened("añb", 3), "añb");
-  EXPECT_EQ(shortened("añb", 2), "añ...");
-  EXPECT_EQ(shortened("añb", 1), "a...");
-  EXPECT_EQ(shortened("", 0), "");
-  EXPECT_EQ(shortened(std::string(1000, '\x80'), 10), std::string(40, '\x80') + "...");  // no UTF-8 at all
-}
-
 TEST(TextLines, AgreesWithCountingFromTheStart) {
   std::string content;
   for (int i = 0; i < 3000; ++i) content += i % 7 == 0 ? "\n" : i % 3 == 0 ? "ü" : "x";

@@ -73,12 +73,6 @@ TEST(SampleBox, EveryLineIsAsWideAsTheOthersAndControlCharactersAreEscaped) {
   EXPECT_EQ(widths.size(), 6U);
 }
 
-TEST(CountText, HasAPluralForAllButOne) {
-  EXPECT_EQ(count_text(0, "thread"), "0 threads");
-  EXPECT_EQ(count_text(int64_t{1}, "thread"), "1 thread");
-  EXPECT_EQ(count_text(size_t{2}, "thread"), "2 threads");
-}
-
 TEST(Throughput, LeavesOutTheFirstStepAndCountsAStallByItsLength) {
   Throughput throughput;
   throughput.add(100, 10.0);

@@ -6,7 +6,6 @@
 #include "mantissa/base/parallel.h"
 #include "mantissa/base/printable.h"
 #include "mantissa/train/checkpoint.h"
-#include "mantissa/train/report.h"
 #include "mantissa/train/training_step.h"
 
 namespace mantissa::tools {

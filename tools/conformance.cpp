@@ -12,7 +12,6 @@
 #include "mantissa/base/file.h"
 #include "mantissa/base/json.h"
 #include "mantissa/base/printable.h"
-#include "mantissa/train/report.h"
 
 namespace mantissa::tools {
 namespace {

@@ -12,7 +12,6 @@
 #include "mantissa/data/fingerprint.h"
 #include "mantissa/io/checkpoint_diff.h"
 #include "mantissa/io/checkpoint_search.h"
-#include "mantissa/train/report.h"
 
 namespace mantissa::tools {
 namespace {

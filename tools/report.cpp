@@ -1,5 +1,3 @@
-#include "mantissa/train/report.h"
-
 #include <algorithm>
 #include <iostream>
 #include <memory>

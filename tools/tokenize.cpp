@@ -9,7 +9,6 @@
 #include "mantissa/base/printable.h"
 #include "mantissa/data/dataset.h"
 #include "mantissa/data/token_writer.h"
-#include "mantissa/train/report.h"
 
 namespace mantissa::tools {
 namespace {

@@ -4,7 +4,6 @@
 #include "command.h"
 #include "mantissa/base/printable.h"
 #include "mantissa/io/checkpoint_search.h"
-#include "mantissa/train/report.h"
 
 namespace mantissa::tools {
 namespace {

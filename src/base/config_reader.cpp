@@ -12,12 +12,6 @@ namespace {
 using detail::dotted;
 using nlohmann::json;
 
-std::string joined(const std::vector<std::string>& names) {
-  std::string all;
-  for (const std::string& name : names) all += (all.empty() ? "" : ", ") + name;
-  return all;
-}
-
 Field short_member(const Field& field) {
   std::vector<Field> members = field.members();
   return *std::find_if(members.begin(), members.end(), [&](const Field& member) { return member.name == field.short_form; });

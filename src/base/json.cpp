@@ -231,8 +231,6 @@ void parse(std::string_view text, Comments comments, Builder<Node>& builder) {
   json::sax_parse(text.begin(), text.end(), &builder, json::input_format_t::json, true, comments == Comments::allowed);
 }
 
-bool continues_character(char c) { return (static_cast<unsigned char>(c) & 0xc0) == 0x80; }
-
 // Line and column after the bytes, from those before them.
 void advance(uint32_t& line, uint32_t& column, std::string_view bytes) {
   for (const char c : bytes) {
@@ -325,17 +323,6 @@ std::string TextLines::at(size_t offset) const {
   auto [line, column] = marks_[mark];
   advance(line, column, text_.substr(mark * kMarkDistance, offset - mark * kMarkDistance));
   return text(line, ':', column);
-}
-
-std::string shortened(std::string_view content, size_t most) {
-  constexpr size_t kLongestCharacter = 4;  // what is no UTF-8 could continue one character for ever
-  size_t characters = 0;
-  for (size_t i = 0; i < content.size(); ++i) {
-    const bool starts = !continues_character(content[i]);
-    if ((starts && characters == most) || i == most * kLongestCharacter) return std::string(content.substr(0, i)) + "...";
-    characters += starts;
-  }
-  return std::string(content);
 }
 
 }  // namespace mantissa

@@ -4,6 +4,8 @@
 #include <array>
 #include <cstdio>
 
+#include "mantissa/base/text.h"
+
 namespace mantissa {
 namespace {
 

@@ -23,8 +23,8 @@ std::string listing(const fs::path& folder) {
   if (error) return text("; there is no folder ", folder.string());
   std::sort(names.begin(), names.end());
   constexpr size_t kShown = 20;
-  std::string out = text("; ", folder.string(), " holds ", names.empty() ? "nothing" : "");
-  for (size_t i = 0; i < std::min(names.size(), kShown); ++i) out += (i > 0 ? ", " : "") + names[i];
+  const std::string out =
+      text("; ", folder.string(), " holds ", names.empty() ? "nothing" : joined(std::span(names).first(std::min(names.size(), kShown))));
   return names.size() > kShown ? out + text(" and ", names.size() - kShown, " more") : out;
 }
 

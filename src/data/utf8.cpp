@@ -2,6 +2,8 @@
 
 #include <cstdio>
 
+#include "mantissa/base/text.h"
+
 namespace mantissa {
 namespace {
 
@@ -82,17 +84,16 @@ std::string describe_character(char32_t character) {
 
 std::string describe_characters(std::span<const char32_t> ascending) {
   constexpr size_t kShown = 40;
-  std::string list;
+  std::vector<std::string> entries;
   size_t next = 0;
   for (size_t shown = 0; next < ascending.size() && shown < kShown; ++shown, ++next) {
     const size_t first = next;
     while (next + 1 < ascending.size() && makes_range(ascending[next], ascending[next + 1])) ++next;
     if (next == first + 1) --next;  // a pair is no range
-    list += (list.empty() ? "" : " ") + list_entry(ascending[first]);
-    if (next > first) list += "-" + list_entry(ascending[next]);
+    entries.push_back(list_entry(ascending[first]));
+    if (next > first) entries.back() += "-" + list_entry(ascending[next]);
   }
-  if (next < ascending.size()) list += " and " + std::to_string(ascending.size() - next) + " more";
-  return list;
+  return joined(entries, " ") + (next < ascending.size() ? text(" and ", ascending.size() - next, " more") : "");
 }
 
 }  // namespace mantissa

@@ -148,11 +148,7 @@ std::vector<int64_t> dimensions(const Shape& shape) {
 
 Box whole_box(const std::vector<int64_t>& shape) { return {.start = std::vector<int64_t>(shape.size(), 0), .size = shape}; }
 
-std::string shape_text(const std::vector<int64_t>& shape) {
-  std::string out = "[";
-  for (size_t i = 0; i < shape.size(); ++i) out += (i ? ", " : "") + std::to_string(shape[i]);
-  return out + "]";
-}
+std::string shape_text(const std::vector<int64_t>& shape) { return "[" + joined(shape) + "]"; }
 
 std::string format_manifest(const Manifest& manifest) {
   json shards = json::array(), tensors = json::array();

@@ -67,19 +67,8 @@ class Sections {
   std::string_view left_;
 };
 
-std::vector<std::string_view> parts_of(std::string_view name) {
-  std::vector<std::string_view> out;
-  const std::string_view stem = name.substr(0, name.rfind('.'));
-  for (size_t begin = 0; begin <= stem.size();) {
-    const size_t end = std::min(stem.find('_', begin), stem.size());
-    out.push_back(stem.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return out;
-}
-
 void check_name(const std::string& name, const GoldenQuantization& file, const char* orientation) {
-  const std::vector<std::string_view> parts = parts_of(name);
+  const std::vector<std::string> parts = split(name.substr(0, name.rfind('.')), '_');
   expect(parts.size() >= (parts.front() == "swizzle" ? 3 : 4),
          "name: expected <format>_<rule>_<kind>_<row|col|tile>.mxg or swizzle_<R>x<C>_<row|col>.mxg");
   expect(parts.back() == orientation, "header: blocks are '", orientation, "', the name says '", parts.back(), "'");

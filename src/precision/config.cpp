@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "mantissa/base/json.h"
 #include "mantissa/base/nearest.h"
 
 namespace mantissa {
@@ -42,12 +41,6 @@ const std::vector<std::pair<std::string, RecipeConfig>>& presets() {
   return table;
 }
 
-std::string list_of(const std::vector<std::string>& names) {
-  std::string all;
-  for (const std::string& name : names) all += (all.empty() ? "" : ", ") + name;
-  return all;
-}
-
 // Fills one operand of an own recipe from the same one of its base.
 void complete_operand(std::optional<QuantizationConfig>& operand, const std::optional<QuantizationConfig>& base, const std::string& key,
                       ConfigReport& report) {
@@ -72,7 +65,7 @@ void complete(RecipeConfig& recipe, const std::string& key, ConfigReport& report
   if (!base) {
     const std::vector<std::string> names = preset_names();
     return report.error(key + ".base", "no preset \"" + shortened(recipe.base) + "\"" + did_you_mean(recipe.base, names) + " (there are " +
-                                           list_of(names) + ")");
+                                           joined(names) + ")");
   }
   complete_operand(recipe.weight, base->weight, key + ".weight", report);
   complete_operand(recipe.input, base->input, key + ".input", report);

@@ -5,7 +5,6 @@
 #include <map>
 
 #include "mantissa/base/hash.h"
-#include "mantissa/base/json.h"
 #include "mantissa/base/nearest.h"
 
 namespace mantissa {
@@ -115,9 +114,7 @@ class Resolver {
   std::string no_recipe(const std::string& name) const {
     std::vector<std::string> names = preset_names();
     for (const auto& [own, value] : config_.recipes) names.push_back(own);
-    std::string list;
-    for (const std::string& known : names) list += (list.empty() ? "" : ", ") + known;
-    return "no recipe \"" + shortened(name) + "\"" + did_you_mean(name, names) + " (there are " + list + ")";
+    return "no recipe \"" + shortened(name) + "\"" + did_you_mean(name, names) + " (there are " + joined(names) + ")";
   }
 
   ModulePrecision entry(const ModuleShape& module, std::optional<size_t> rule, const Recipe& ambient) {

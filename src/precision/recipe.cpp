@@ -33,14 +33,14 @@ void check_fake_quant(const Quantization& how, Problems& problems) {
 }
 
 std::string operand_names(const Recipe& recipe) {
-  std::string names;
+  std::vector<const char*> names;
   const auto add = [&](const char* name, const Quantization& how) {
-    if (how) names += (names.empty() ? "" : ", ") + std::string(name);
+    if (how) names.push_back(name);
   };
   add("weight", recipe.weight);
   add("input", recipe.input);
   add("output_grad", recipe.output_grad);
-  return names;
+  return joined(names);
 }
 
 void check_block_lengths(const Recipe& recipe, Problems& problems) {

@@ -3,26 +3,15 @@
 #include <algorithm>
 #include <set>
 
-#include "mantissa/base/json.h"
 #include "mantissa/base/nearest.h"
 
 namespace mantissa {
 namespace {
 
-std::vector<std::string> split(const std::string& path) {
-  std::vector<std::string> segments;
-  for (size_t begin = 0; begin <= path.size();) {
-    const size_t end = std::min(path.find('.', begin), path.size());
-    segments.push_back(path.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return segments;
-}
-
 int64_t count_layers(const std::vector<RuledModule>& modules) {
   int64_t layers = 0;
   for (const RuledModule& module : modules) {
-    const std::vector<std::string> segments = split(module.path);
+    const std::vector<std::string> segments = split(module.path, '.');
     if (segments.size() > 2 && segments[0] == "layers") layers = std::max(layers, int64_t{std::stoll(segments[1])} + 1);
   }
   return layers;
@@ -42,14 +31,13 @@ bool eligible(const Pattern& pattern, const RuledModule& module) {
 std::optional<std::string> corrected(const std::string& match, const std::vector<RuledModule>& modules, int64_t layers) {
   std::set<std::string> words;
   for (const RuledModule& module : modules) {
-    for (const std::string& segment : split(module.path)) words.insert(segment);
+    for (const std::string& segment : split(module.path, '.')) words.insert(segment);
   }
-  std::string pattern;
-  for (const std::string& segment : split(match)) {
+  const std::string pattern = joined(split(match, '.'), ".", [&](const std::string& segment) {
     const bool known = segment.find_first_of("*?{},-") != std::string::npos || words.count(segment) == 1;
     const std::string nearest = known ? "" : nearest_name(segment, {words.begin(), words.end()});
-    pattern += (pattern.empty() ? "" : ".") + (nearest.empty() ? segment : nearest);
-  }
+    return nearest.empty() ? segment : nearest;
+  });
   const Pattern compiled(pattern, layers);
   const bool right = std::any_of(modules.begin(), modules.end(), [&](const RuledModule& module) { return eligible(compiled, module); });
   return right ? std::optional(pattern) : std::nullopt;
@@ -77,13 +65,11 @@ std::string nearest_to(const std::string& match, const std::vector<RuledModule>&
     const std::string path = any_layer(module.path);
     if (module.kind != ModuleKind::output) ranked.insert({edit_distance(wanted, path), path});
   }
-  std::string names;
-  size_t shown = 0;
+  std::vector<std::string> names;
   for (const auto& [distance, path] : ranked) {
-    if (shown++ == kShown) break;
-    names += (names.empty() ? "; nearest modules: " : ", ") + path;
+    if (names.size() < kShown) names.push_back(path);
   }
-  return names;
+  return names.empty() ? "" : "; nearest modules: " + joined(names);
 }
 
 class Assignment {
@@ -186,10 +172,8 @@ class Assignment {
 
   void unreachable(size_t rule, const std::set<size_t>& before) {
     problem(rule, [&] {
-      std::string names;
-      for (const size_t earlier : before) {
-        names += text(names.empty() ? "" : ", ", "precision.rules.", earlier, " \"", shortened(rules_[earlier].match), '"');
-      }
+      const std::string names = joined(
+          before, ", ", [&](size_t earlier) { return text("precision.rules.", earlier, " \"", shortened(rules_[earlier].match), '"'); });
       return "can never be reached: all its modules are taken by " + names + " before it";
     });
   }
@@ -215,24 +199,22 @@ std::vector<std::optional<size_t>> assign_rules(const std::vector<RuleConfig>& r
 }
 
 std::string any_layer(const std::string& path) {
-  std::vector<std::string> segments = split(path);
+  std::vector<std::string> segments = split(path, '.');
   if (segments.size() > 2 && segments[0] == "layers") segments[1] = "*";
-  std::string joined;
-  for (const std::string& segment : segments) joined += (joined.empty() ? "" : ".") + segment;
-  return joined;
+  return joined(segments, ".");
 }
 
 std::string joined_path(const std::vector<std::string>& paths) {
   if (paths.size() == 1) return paths.front();
-  std::string layers;
+  std::vector<std::string> layers;
   for (size_t i = 0; i < paths.size();) {
-    const int64_t first = std::stoll(split(paths[i])[1]);
+    const int64_t first = std::stoll(split(paths[i], '.')[1]);
     int64_t last = first;
-    while (++i < paths.size() && std::stoll(split(paths[i])[1]) == last + 1) ++last;
-    layers += (layers.empty() ? "" : ",") + std::to_string(first) + (last > first ? ".." + std::to_string(last) : "");
+    while (++i < paths.size() && std::stoll(split(paths[i], '.')[1]) == last + 1) ++last;
+    layers.push_back(last > first ? text(first, "..", last) : text(first));
   }
   std::string path = any_layer(paths.front());
-  return path.replace(path.find('*'), 1, "{" + layers + "}");
+  return path.replace(path.find('*'), 1, "{" + joined(layers, ",") + "}");
 }
 
 }  // namespace mantissa

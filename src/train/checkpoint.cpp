@@ -101,16 +101,11 @@ std::vector<std::string> differences(const char* section, T saved, T current) {
 }
 
 void require_same_model(const RunConfig& saved, const RunConfig& current, const std::string& source) {
-  std::string list;
-  for (const std::string& line : differences("model", saved.model, current.model)) list += "\n  " + line;
-  require(list.empty(), ExitCode::usage, source, " is a checkpoint of another model:", list);
+  const std::vector<std::string> list = differences("model", saved.model, current.model);
+  require(list.empty(), ExitCode::usage, source, " is a checkpoint of another model:\n  ", joined(list, "\n  "));
 }
 
-std::string weights_text(const DataConfig& data) {
-  std::string list = "[";
-  for (const WeightedPath& set : data.train) list += text(list.size() > 1 ? ", " : "", set.weight);
-  return list + "]";
-}
+std::string weights_text(const DataConfig& data) { return "[" + joined(data.train, ", ", &WeightedPath::weight) + "]"; }
 
 // As the sampler sees them.
 std::vector<double> shares(const DataConfig& data) {
@@ -125,16 +120,14 @@ std::vector<double> shares(const DataConfig& data) {
 void require_same_order(const RunConfig& saved, const RunConfig& current, const std::string& source) {
   const std::set<std::string> deciding = {"data.valid_fraction", "data.format",   "data.dtype",      "data.append_eod",
                                           "data.eod_id",         "training.seed", "training.seq_len"};
-  std::string list;
-  if (shares(saved.data) != shares(current.data)) {
-    list += text("\n  data.train: weights ", weights_text(saved.data), " in the checkpoint, ", weights_text(current.data), " here");
-  }
   std::vector<std::string> lines = differences("data", saved.data, current.data);
   std::ranges::move(differences("training", saved.training, current.training), std::back_inserter(lines));
-  for (const std::string& line : lines) {
-    if (deciding.contains(line.substr(0, line.find(':')))) list += "\n  " + line;
+  std::erase_if(lines, [&](const std::string& line) { return !deciding.contains(line.substr(0, line.find(':'))); });
+  if (shares(saved.data) != shares(current.data)) {
+    lines.insert(lines.begin(),
+                 text("data.train: weights ", weights_text(saved.data), " in the checkpoint, ", weights_text(current.data), " here"));
   }
-  require(list.empty(), ExitCode::usage, source, " is a checkpoint of other tokens or another order of them:", list,
+  require(lines.empty(), ExitCode::usage, source, " is a checkpoint of other tokens or another order of them:\n  ", joined(lines, "\n  "),
           "\ncheckpoint.init_from starts a new run with its weights");
 }
 

@@ -3,7 +3,6 @@
 #include <bit>
 #include <filesystem>
 
-#include "mantissa/base/json.h"
 #include "mantissa/data/tokenizer.h"
 #include "mantissa/models/model_shape.h"
 

@@ -23,8 +23,7 @@ std::string formatted(const char* format, Values... values) {
 constexpr size_t kBoxWidth = 96;  // characters of text in a line
 
 size_t characters(const std::string& text) {
-  return static_cast<size_t>(
-      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+  return text.size() - static_cast<size_t>(std::count_if(text.begin(), text.end(), continues_character));
 }
 
 // Lines of at most kBoxWidth characters; UTF-8 sequences stay whole.
@@ -32,7 +31,7 @@ std::vector<std::string> wrapped(const std::string& text) {
   std::vector<std::string> lines(1);
   size_t width = 0;
   for (const char c : printable(text, "\n")) {
-    const bool continues = (static_cast<unsigned char>(c) & 0xC0) == 0x80;
+    const bool continues = continues_character(c);
     if (c == '\n' || (!continues && width == kBoxWidth)) {
       lines.emplace_back();
       width = 0;

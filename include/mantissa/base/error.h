@@ -1,9 +1,10 @@
 // Errors and exit codes. The library throws Error and never prints or exits; tools catch it and leave with its code.
 #pragma once
 
-#include <sstream>
 #include <stdexcept>
 #include <string>
+
+#include "mantissa/base/text.h"
 
 namespace mantissa {
 
@@ -29,14 +30,6 @@ class Error : public std::runtime_error {
  private:
   ExitCode code_;
 };
-
-// The parts written one after the other, as by operator<<.
-template <class... Parts>
-std::string text(const Parts&... parts) {
-  std::ostringstream out;
-  (out << ... << parts);
-  return std::move(out).str();
-}
 
 template <class... Parts>
 [[noreturn]] void fail(ExitCode code, const Parts&... parts) {

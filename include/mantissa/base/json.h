@@ -77,8 +77,4 @@ class TextLines {
   std::vector<Mark> marks_;
 };
 
-// At most `most` characters of the text; "..." stands for the rest. UTF-8 sequences stay whole.
-constexpr size_t kShownCharacters = 60;
-std::string shortened(std::string_view text, size_t most = kShownCharacters);
-
 }  // namespace mantissa

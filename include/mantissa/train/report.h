@@ -1,7 +1,6 @@
 // What train() tells while it runs, and the lines that people know. Nothing here prints.
 #pragma once
 
-#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -99,11 +98,6 @@ std::string sample_box(const SampleReport& report);
 
 std::string duration_text(double seconds);  // "53m33s", "2h05m", "12s"
 std::string bytes_text(int64_t bytes);      // "4.5 GiB"
-// "1 thread", "2 threads"
-template <std::integral T>
-std::string count_text(T count, const char* noun) {
-  return text(count, ' ', noun, count == 1 ? "" : "s");
-}
 
 // The speed of a run: tokens over seconds, both as moving averages (0.95, corrected for the start), so that a stall counts by its length.
 class Throughput {
