@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
@@ -15,6 +16,13 @@ namespace {
 using test::error_of;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
+
+// Counted from the start.
+std::string line_and_column(std::string_view content, size_t offset) {
+  const std::string_view before = content.substr(0, offset), last = before.substr(before.rfind('\n') + 1);
+  const auto columns = last.size() - static_cast<size_t>(std::ranges::count_if(last, continues_character));
+  return text(std::ranges::count(before, '\n') + 1, ':', columns + 1);
+}
 
 std::string first_problem(const std::string& content) {
   const LocatedJson parsed = parse_located_json(content);
@@ -89,16 +97,16 @@ TEST(LocatedJson, ListsFiftyProblemsAndCountsTheRest) {
   const LocatedJson parsed = parse_located_json(content + "}");
   EXPECT_EQ(parsed.problems.size(), 50u);
   EXPECT_EQ(parsed.more_problems, 950u);
-  EXPECT_EQ(parsed.problems.front().pointer, "/a");
+  EXPECT_EQ(parsed.problems.front().key, "a");
 }
 
 TEST(LocatedJson, NamesTheValueOfAProblem) {
-  const auto pointer = [](const std::string& content) { return parse_located_json(content).problems.at(0).pointer; };
-  EXPECT_EQ(pointer(R"({"a/~": [0, {"b": [1, 99999999999999999999]}]})"), "/a~1~0/1/b/1");
-  EXPECT_EQ(pointer(R"({"a": [0, {"b": 1, "c": {}, "b": 2}]})"), "/a/1/b");
-  EXPECT_EQ(pointer(R"({"a": [0, {"b": nope}]})"), "/a/1");
-  EXPECT_EQ(pointer("nope"), "");
-  EXPECT_EQ(pointer("99999999999999999999"), "");
+  const auto key = [](const std::string& content) { return parse_located_json(content).problems.at(0).key; };
+  EXPECT_EQ(key(R"({"a/~": [0, {"b": [1, 99999999999999999999]}]})"), "a/~.1.b.1");
+  EXPECT_EQ(key(R"({"a": [0, {"b": 1, "c": {}, "b": 2}]})"), "a.1.b");
+  EXPECT_EQ(key(R"({"a": [0, {"b": nope}]})"), "a.1");
+  EXPECT_EQ(key("nope"), "");
+  EXPECT_EQ(key("99999999999999999999"), "");
 }
 
 TEST(LocatedJson, QuotesAtMostSixtyCharacters) {

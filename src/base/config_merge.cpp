@@ -17,20 +17,6 @@ using nlohmann::json;
 constexpr int64_t kLargestConfig = int64_t{16} << 20;
 constexpr size_t kDeepestKey = 32;
 
-std::string dotted_pointer(const std::string& pointer) {
-  std::string key;
-  for (size_t i = 1; i < pointer.size(); ++i) {
-    if (pointer[i] == '/') {
-      key += '.';
-    } else if (pointer[i] == '~') {
-      key += pointer[++i] == '0' ? '~' : '/';
-    } else {
-      key += pointer[i];
-    }
-  }
-  return key;
-}
-
 std::string read_text(const std::string& file) {
   const File config = File::open_input(file);
   require(config.size() <= kLargestConfig, ExitCode::usage, file, ": too large for a config (more than 16 MiB)");
@@ -91,7 +77,7 @@ class Merger {
   void report_problems(const Source& source, const LocatedJson& parsed) {
     const TextLines lines(source.text);
     for (const JsonProblem& problem : parsed.problems) {
-      const std::string key = printable(shown_key(dotted_pointer(problem.pointer)));
+      const std::string key = printable(shown_key(problem.key));
       report_.source_error(text(key, key.empty() ? "" : ": ", problem.message, "   (", source.name, ":", lines.at(problem.offset), ")"),
                            source.base + static_cast<int64_t>(problem.offset));
     }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <utility>
 
 namespace mantissa {
@@ -85,29 +86,11 @@ std::string reason_of(const nlohmann::detail::exception& error) {
   return reason.substr(0, begin) + shortened(std::string_view(reason).substr(begin, end - begin)) + reason.substr(end);
 }
 
-void append_pointer(std::string& pointer, std::string_view name) {  // RFC 6901: ~ and / are escaped
-  pointer += '/';
-  for (const char c : name) {
-    if (c == '~') {
-      pointer += "~0";
-    } else if (c == '/') {
-      pointer += "~1";
-    } else {
-      pointer += c;
-    }
-  }
-}
-
-// What Builder asks of the tree it builds, for values and for places.
+// What Builder asks of the trees it builds beside what they have in common.
 struct Place {
   size_t key, value;
 };
 void make(json& node, json&& value, const Place&) { node = std::move(value); }
-bool is_object(const json& node) { return node.is_object(); }
-bool has_member(const json& object, const std::string& name) { return object.contains(name); }
-json& add_member(json& object, const std::string& name) { return object[name]; }
-json& add_entry(json& list) { return list.emplace_back(); }
-size_t count_entries(const json& list) { return list.size(); }
 void finish(json& node) {  // a vector that grew has up to as much room again
   if (node.is_array()) node.get_ref<json::array_t&>().shrink_to_fit();
 }
@@ -117,11 +100,6 @@ void make(JsonNode& node, json&& value, const Place& at) {
   if (value.is_object()) node.content.emplace<1>();
   if (value.is_array()) node.content.emplace<2>();
 }
-bool is_object(const JsonNode& node) { return node.is_object(); }
-bool has_member(const JsonNode& object, const std::string& name) { return object.members().contains(name); }
-JsonNode& add_member(JsonNode& object, const std::string& name) { return object.members()[name]; }
-JsonNode& add_entry(JsonNode& list) { return list.entries().emplace_back(); }
-size_t count_entries(const JsonNode& list) { return list.entries().size(); }
 void finish(JsonNode& node) {
   if (node.is_list() && !std::as_const(node).entries().empty()) node.entries().shrink_to_fit();
 }
@@ -152,7 +130,7 @@ class Builder : public nlohmann::json_sax<json> {
   bool key(string_t& name) override {
     key_offset_ = walker_.take();
     open_.back().name = std::move(name);
-    if (has_member(*open_.back().node, open_.back().name)) {
+    if (open_.back().node->contains(open_.back().name)) {
       problem(key_offset_, Where::value, "duplicate key " + shortened(json(open_.back().name).dump()));
     }
     return true;
@@ -179,23 +157,19 @@ class Builder : public nlohmann::json_sax<json> {
     if (problems.size() == LocatedJson::kMostProblems) {
       ++more_problems;
     } else {
-      problems.push_back({offset, pointer(where), std::move(message)});
+      problems.push_back({offset, key(where), std::move(message)});
     }
   }
-  std::string pointer(Where where) const {
-    std::string pointer;
+  std::string key(Where where) const {
     const size_t names = where == Where::value || open_.empty() ? open_.size() : open_.size() - 1;
-    for (size_t i = 0; i < names; ++i) {
-      const Container& in = open_[i];
-      append_pointer(pointer, is_object(*in.node) ? in.name : std::to_string(count_entries(*in.node) - 1));
-    }
-    return pointer;
+    return joined(std::span(open_).first(names), ".",
+                  [](const Container& in) { return in.node->is_object() ? in.name : std::to_string(in.node->size() - 1); });
   }
 
   Node& place(json&& value) {
     const size_t offset = place_of_last_ = walker_.take();
-    const bool member = !open_.empty() && is_object(*open_.back().node);
-    Node& node = open_.empty() ? root : member ? add_member(*open_.back().node, open_.back().name) : add_entry(*open_.back().node);
+    const bool member = !open_.empty() && open_.back().node->is_object();
+    Node& node = open_.empty() ? root : member ? (*open_.back().node)[open_.back().name] : open_.back().node->emplace_back();
     make(node, std::move(value), {.key = base_ + (member ? key_offset_ : offset), .value = base_ + offset});
     return node;
   }
@@ -252,7 +226,7 @@ nlohmann::json parse_strict_json(std::string_view content, const std::string& so
   parse(content, Comments::refused, builder);
   if (!builder.problems.empty()) {
     const JsonProblem& first = builder.problems.front();
-    fail(code, source, ":", line_and_column(content, first.offset), ": ", first.message);
+    fail(code, source, ":", TextLines(content).at(first.offset), ": ", first.message);
   }
   return std::move(builder.root);
 }
@@ -301,12 +275,6 @@ nlohmann::json json_scalar_at(std::string_view content, size_t offset) {
   TokenWalker walker(content.substr(offset), Comments::refused);
   walker.take();
   return json::parse(content.substr(offset, walker.position()));
-}
-
-std::string line_and_column(std::string_view content, size_t offset) {
-  uint32_t line = 1, column = 1;
-  advance(line, column, content.substr(0, offset));
-  return text(line, ':', column);
 }
 
 TextLines::TextLines(std::string_view content) : text_(content) {

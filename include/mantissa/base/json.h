@@ -39,11 +39,17 @@ struct JsonNode {
   const Entries& entries() const;  // none if this is no list
   Members& members();              // this becomes an object if it is none
   Entries& entries();              // this becomes a list if it is none
+
+  // As those of a nlohmann::json, for who builds either.
+  bool contains(const std::string& name) const { return members().contains(name); }
+  JsonNode& operator[](const std::string& name) { return members()[name]; }
+  JsonNode& emplace_back() { return entries().emplace_back(); }
+  size_t size() const { return is_list() ? entries().size() : members().size(); }
 };
 
 struct JsonProblem {
   size_t offset;
-  std::string pointer;  // JSON pointer of the value at hand, "" for the root
+  std::string key;  // of the value at hand, dotted: "data.train.0"; "" for the root
   std::string message;
 };
 
@@ -60,10 +66,8 @@ LocatedJson parse_located_json(std::string_view text, uint32_t base = 0);
 // The scalar that starts at the offset of a valid text.
 nlohmann::json json_scalar_at(std::string_view text, size_t offset);
 
-// "14:11": line and column from 1, in characters.
-std::string line_and_column(std::string_view text, size_t offset);
-
-// The same for many offsets of one text, which must outlive this: each costs a few hundred bytes of it, not all before the offset.
+// "14:11", line and column from 1 in characters, at offsets of a text, which must outlive this. Each costs a few hundred bytes of it, not
+// all before the offset.
 class TextLines {
  public:
   explicit TextLines(std::string_view text);
