@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 
-#include "data/utf8.h"
 #include "files.h"
+#include "mantissa/base/utf8.h"
 #include "mantissa/data/input_file.h"
 #include "mantissa/data/tokenizer.h"
 

@@ -5,12 +5,10 @@
 #include <cstdio>
 
 #include "mantissa/base/text.h"
+#include "mantissa/base/utf8.h"
 
 namespace mantissa {
 namespace {
-
-unsigned char byte_of(char c) { return static_cast<unsigned char>(c); }
-bool continues_character(char c) { return (byte_of(c) & 0xc0) == 0x80; }
 
 // Where the character begins that has the byte `at`.
 size_t character_at(std::string_view text, size_t at) {
@@ -20,13 +18,13 @@ size_t character_at(std::string_view text, size_t at) {
 
 // Bytes of the character that the text begins with; 0 if it is a control character or none.
 size_t printable_bytes(std::string_view text) {
-  const unsigned char lead = byte_of(text.front());
-  if (lead < 0x80) return lead >= 0x20 && lead != 0x7f ? 1 : 0;
-  const size_t bytes = lead < 0xc2 ? 0 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : lead < 0xf5 ? 4 : 0;
-  if (bytes == 0 || text.size() < bytes) return 0;
-  const bool whole = std::all_of(text.begin() + 1, text.begin() + static_cast<std::ptrdiff_t>(bytes), continues_character);
-  const bool control = lead == 0xc2 && byte_of(text[1]) < 0xa0;  // C1: U+0080 to U+009F
-  return whole && !control ? bytes : 0;
+  Utf8Decoder decoder;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto status = decoder.feed(static_cast<uint8_t>(text[i]));
+    if (status == Utf8Decoder::Status::invalid) return 0;
+    if (status == Utf8Decoder::Status::character) return is_control(decoder.character()) ? 0 : i + 1;
+  }
+  return 0;
 }
 
 }  // namespace
@@ -42,7 +40,7 @@ std::string printable(std::string_view text, std::string_view line_end) {
       out += line_end;
     } else {
       std::array<char, 8> escape{};
-      std::snprintf(escape.data(), escape.size(), "\\x%02x", byte_of(text.front()));
+      std::snprintf(escape.data(), escape.size(), "\\x%02x", static_cast<unsigned char>(text.front()));
       out += escape.data();
     }
     text.remove_prefix(std::max<size_t>(bytes, 1));

@@ -2,8 +2,8 @@
 #include <nlohmann/json.hpp>
 
 #include "data/token_layout.h"
-#include "data/utf8.h"
 #include "mantissa/base/json.h"
+#include "mantissa/base/utf8.h"
 
 namespace mantissa {
 namespace {

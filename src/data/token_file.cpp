@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "data/token_layout.h"
-#include "data/utf8.h"
+#include "mantissa/base/utf8.h"
 
 namespace mantissa {
 namespace {

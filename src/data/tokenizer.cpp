@@ -2,8 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "data/utf8.h"
 #include "mantissa/base/json.h"
+#include "mantissa/base/utf8.h"
 #include "mantissa/data/input_file.h"
 
 namespace mantissa {

@@ -24,6 +24,8 @@ class Utf8Decoder {
   int missing_ = 0;
 };
 
+bool is_utf8(std::string_view text);
+
 // Length of the text without a character that is cut off at its end.
 size_t whole_characters(std::string_view text);
 
@@ -31,6 +33,7 @@ size_t whole_characters(std::string_view text);
 void append_utf8(char32_t character, std::string& out);
 
 inline bool is_unicode_scalar(uint64_t value) { return value < 0xD800 || (value > 0xDFFF && value <= 0x10FFFF); }
+inline bool is_control(char32_t character) { return character < 0x20 || (character >= 0x7F && character < 0xA0); }
 
 // "U+00E9", with the character itself in quotes where it is printable.
 std::string describe_character(char32_t character);

@@ -1,4 +1,4 @@
-#include "data/utf8.h"
+#include "mantissa/base/utf8.h"
 
 #include <cstdio>
 
@@ -6,8 +6,6 @@
 
 namespace mantissa {
 namespace {
-
-bool is_control(char32_t character) { return character < 0x20 || (character >= 0x7F && character < 0xA0); }
 
 // Letters and digits make ranges that a person reads, punctuation does not.
 bool makes_range(char32_t first, char32_t second) {
@@ -44,6 +42,14 @@ Utf8Decoder::Status Utf8Decoder::feed(uint8_t byte) {
   value_ = (value_ << 6) | (byte & 0x3FU);
   if (--missing_ > 0) return Status::more;
   return value_ >= smallest_ && is_unicode_scalar(value_) ? Status::character : Status::invalid;
+}
+
+bool is_utf8(std::string_view text) {
+  Utf8Decoder decoder;
+  for (const char c : text) {
+    if (decoder.feed(static_cast<uint8_t>(c)) == Utf8Decoder::Status::invalid) return false;
+  }
+  return decoder.between_characters();
 }
 
 size_t whole_characters(std::string_view text) {
