@@ -24,8 +24,7 @@ constexpr auto choices(Colour) { return std::array{Choice{"red", Colour::red}, C
 struct Inner {
   std::string path;
   int small = 1;
-  template <class V>
-  void fields(V& v) {
+  void fields(auto& v) {
     v("path", path, "a file", limits::input_path);
     v("small", small, "an int", limits::between(-5, 5));
   }
@@ -34,8 +33,7 @@ struct Inner {
 struct Switch {
   static constexpr const char* kShortForm = "on";
   bool on = false, left = true;
-  template <class V>
-  void fields(V& v) {
+  void fields(auto& v) {
     v("on", on, "a switch");
     v("left", left, "another");
   }
@@ -56,8 +54,7 @@ struct Sample {
   Inner inner;
   std::map<std::string, Inner> named;
   Switch lamp;
-  template <class V>
-  void fields(V& v) {
+  void fields(auto& v) {
     v("flag", flag, "a flag");
     v("count", count, "a count", limits::positive);
     v("seed", seed, "any 64 bits");

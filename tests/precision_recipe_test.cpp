@@ -16,10 +16,7 @@ using ::testing::Not;
 
 struct Section {
   PrecisionConfig precision;
-  template <class V>
-  void fields(V& v) {
-    v("precision", precision, "");
-  }
+  void fields(auto& v) { v("precision", precision, ""); }
 };
 
 struct Resolved {

@@ -36,10 +36,10 @@ Read resolved(json sections, std::vector<std::string> sets = {}) {
 // A value the field accepts that is not the one it has.
 json another(const Field& field) {
   const Limits& limits = field.limits;
-  switch (field.kind) {
+  switch (field.kind()) {
     case FieldKind::boolean: return !std::get<bool>(field.get());
     case FieldKind::choice: {
-      for (const std::string& name : field.choices) {
+      for (const std::string& name : field.type->choices) {
         if (field.get() != Scalar(name)) return name;
       }
       return nullptr;
@@ -47,7 +47,7 @@ json another(const Field& field) {
     case FieldKind::integer: return std::isfinite(limits.max) ? static_cast<int64_t>(limits.max) : 9'876'543;
     case FieldKind::number: return std::isfinite(limits.max) ? 0.375 : 98.75;
     case FieldKind::text: return "another";
-    case FieldKind::list: return field.element ? json::array() : json();
+    case FieldKind::list: return json::array();
     case FieldKind::object:
     case FieldKind::map: return json::object();
   }
@@ -59,15 +59,15 @@ template <class Visit>
 void for_each_leaf(const std::vector<Field>& fields, const std::string& key, const Visit& visit) {
   for (const Field& field : fields) {
     const std::string here = key.empty() ? field.name : key + "." + field.name;
-    if (field.kind == FieldKind::object) {
+    if (field.kind() == FieldKind::object) {
       field.set(true);
       for_each_leaf(field.members(), here, visit);
-    } else if (field.kind == FieldKind::map) {
-      for_each_leaf(field.add("x").members(), here + ".x", visit);
-    } else if (field.kind == FieldKind::list) {
+    } else if (field.kind() == FieldKind::map) {
+      for_each_leaf(field.add("x")->members(), here + ".x", visit);
+    } else if (field.kind() == FieldKind::list) {
       field.resize(1);
       const Field element = field.element(0);
-      if (element.kind == FieldKind::object) {
+      if (element.kind() == FieldKind::object) {
         for_each_leaf(element.members(), here + ".0", visit);
       } else {
         visit(here + ".0", element);
@@ -84,7 +84,7 @@ TEST(RunConfig, EveryFieldChangesTheEffectiveConfigAndNothingElse) {
   for_each_leaf(fields_of(scratch), "", [&](const std::string& key, const Field& field) {
     ++leaves;
     const json value = another(field);
-    if (field.choices.size() == 1) return;  // optimizer.type: nothing else to choose yet
+    if (field.type->choices.size() == 1) return;  // optimizer.type: nothing else to choose yet
     Read r;
     read_config(ConfigSources{.file = "", .sets = {key + "=" + value.dump()}}, fields_of(r.config), r.report);
     ASSERT_EQ(r.errors(), "") << key;

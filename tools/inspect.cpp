@@ -84,27 +84,6 @@ TokenStatistics read_all(const TokenFile& file) {
   return statistics;
 }
 
-template <class E>
-const char* name_of(E value) {
-  for (const auto& choice : choices(value))
-    if (choice.value == value) return choice.name;
-  return "unknown";
-}
-
-template <class E>
-E value_of(const std::string& name) {
-  for (const auto& choice : choices(E{}))
-    if (name == choice.name) return choice.value;
-  fail(ExitCode::usage, "unknown choice ", name);
-}
-
-template <class E>
-std::vector<std::string> choice_names() {
-  std::vector<std::string> names;
-  for (const auto& choice : choices(E{})) names.emplace_back(choice.name);
-  return names;
-}
-
 struct Arguments {
   std::vector<std::string> paths;
   bool diff = false;
@@ -113,14 +92,14 @@ struct Arguments {
 
 void show_data(const std::string& path, const Arguments& arguments) {
   const Tokenizer bytes = Tokenizer::bytes();
-  const TokenFile file(path, {.format = value_of<DataFormat>(arguments.format),
-                              .dtype = value_of<TokenDtype>(arguments.dtype),
+  const TokenFile file(path, {.format = *choice_of<DataFormat>(arguments.format),
+                              .dtype = *choice_of<TokenDtype>(arguments.dtype),
                               .tokenizer = &bytes,
                               .vocab_size = std::numeric_limits<int32_t>::max(),
                               .eod_id = {}});
   const TokenStatistics statistics = read_all(file);
   const bool tokenised_here = file.format() == DataFormat::text || file.format() == DataFormat::jsonl;
-  std::cout << printable(path) << ": " << name_of(file.format()) << ", " << file.tokens()
+  std::cout << printable(path) << ": " << choice_name(file.format()) << ", " << file.tokens()
             << (tokenised_here ? " bytes of text" : " tokens");
   if (file.tokens() > 0) std::cout << ", ids " << statistics.least << " to " << statistics.most;
   if (file.has_documents()) std::cout << ", " << count_text(statistics.documents, "document");

@@ -6,17 +6,17 @@ namespace mantissa {
 namespace {
 
 void resolve(const Field& field, const std::string& key, ConfigReport& report) {
-  if (field.kind == FieldKind::list) {
+  if (field.kind() == FieldKind::list) {
     for (size_t i = 0; i < field.size(); ++i) resolve(field.element(i), key + "." + std::to_string(i), report);
     return;
   }
-  if (field.kind == FieldKind::map) {
+  if (field.kind() == FieldKind::map) {
     for (const Field& entry : field.members()) resolve(entry, key + "." + entry.name, report);
     return;
   }
   const Scalar value = field.get();
   if (std::holds_alternative<std::monostate>(value)) return;
-  if (field.kind == FieldKind::object) {
+  if (field.kind() == FieldKind::object) {
     for (const Field& member : field.members()) resolve(member, key.empty() ? member.name : key + "." + member.name, report);
   } else if (field.limits.input_path && !report.failed(key)) {
     const auto& path = std::get<std::string>(value);

@@ -1,8 +1,8 @@
 #include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "config_merge.h"
+#include "mantissa/base/json_fields.h"
 #include "mantissa/base/nearest.h"
 #include "source_tree.h"
 
@@ -14,48 +14,10 @@ using nlohmann::json;
 
 Field short_member(const Field& field) {
   std::vector<Field> members = field.members();
-  return *std::find_if(members.begin(), members.end(), [&](const Field& member) { return member.name == field.short_form; });
+  return *std::find_if(members.begin(), members.end(), [&](const Field& member) { return member.name == field.type->short_form; });
 }
 
-std::string wanted(const Field& field) {
-  const auto type = [&]() -> std::string {
-    switch (field.kind) {
-      case FieldKind::boolean: return "true or false";
-      case FieldKind::integer: return "an integer";
-      case FieldKind::number: return "a number";
-      case FieldKind::text: return "a string";
-      case FieldKind::choice: return "one of " + joined(field.choices);
-      case FieldKind::object: return "an object";
-      case FieldKind::list: return "a list";
-      case FieldKind::map: return "an object";
-    }
-    return "";
-  };
-  const std::string short_form = field.short_form.empty() ? "" : " or " + wanted(short_member(field));
-  return type() + short_form + (field.nullable ? " or null" : "");
-}
-
-bool within(const Limits& limits, double value) {
-  const bool low = limits.above_min ? value > limits.min : value >= limits.min;
-  const bool high = limits.below_max ? value < limits.max : value <= limits.max;
-  return low && high;
-}
-
-std::string plain(double bound) {
-  const bool whole = bound == std::floor(bound) && std::abs(bound) < 1e15;
-  return whole ? text(static_cast<int64_t>(bound)) : text(bound);
-}
-
-// The bound that the value crosses.
-std::string crossed(const Limits& limits, double value) {
-  if (value > limits.min || (value == limits.min && !limits.above_min)) {
-    return (limits.below_max ? "below " : "at most ") + plain(limits.max);
-  }
-  if (limits.min == 0) return limits.above_min ? "positive" : "0 or more";
-  return (limits.above_min ? "above " : "at least ") + plain(limits.min);
-}
-
-// Reads one JSON value into one field. The JSON type is checked before the value is taken: get<int>() takes 1.5 and wraps negatives.
+// Reads values into fields.
 class Reader {
  public:
   Reader(ConfigReport& report, const ForeignNames& foreign, std::vector<std::string> all_keys)
@@ -84,64 +46,25 @@ class Reader {
   }
 
   void structure(const Field& field, const JsonNode& value, const std::string& key) {
-    if (value.is_list()) return field.kind == FieldKind::list ? list(field, value, key) : type_error(field, value, key);
-    if (field.kind == FieldKind::map) return map(field, value, key);
-    if (field.kind != FieldKind::object) return type_error(field, value, key);
-    if (field.nullable) field.set(true);
+    if (value.is_list()) return field.kind() == FieldKind::list ? list(field, value, key) : type_error(field, value, key);
+    if (field.kind() == FieldKind::map) return map(field, value, key);
+    if (field.kind() != FieldKind::object) return type_error(field, value, key);
+    if (field.type->nullable) field.set(true);
     if (!value.members().empty()) object(field.members(), value, key);
   }
 
   void plain(const Field& field, const JsonNode& node, const std::string& key) {
     const json value = tree_.scalar(node);
-    if (value.is_null() && field.nullable) return field.set({});
-    switch (field.kind) {
-      case FieldKind::boolean: return value.is_boolean() ? field.set(value.get<bool>()) : type_error(field, node, key);
-      case FieldKind::integer: return integer(field, value, node, key);
-      case FieldKind::number: return number(field, value, node, key);
-      case FieldKind::text: return string(field, value, node, key);
-      case FieldKind::choice: return choice(field, value, node, key);
-      case FieldKind::object: return short_form(field, value, node, key);
-      case FieldKind::list:
-      case FieldKind::map: return type_error(field, node, key);
+    const std::string argument = field.kind() == FieldKind::text && !value.is_string() && !value.is_null() ? tree_.argument(node) : "";
+    if (!argument.empty()) {  // on the command line everything is text: --set logging.run_name=7 needs no quotes
+      field.set(argument);
+    } else if (value.is_boolean() && !field.type->short_form.empty()) {
+      const Field member = short_member(field);
+      report_.set_place(dotted(key, member.name), report_.place(key));
+      plain(member, node, key);
+    } else if (!detail::set_scalar(field, value)) {
+      report_.error(key, node, [&] { return detail::mismatch(field, value, tree_.shown(node)); });
     }
-  }
-
-  void integer(const Field& field, const json& value, const JsonNode& node, const std::string& key) {
-    if (!value.is_number_integer()) return type_error(field, node, key);
-    if (!within(field.limits, value.get<double>())) return range_error(field, value, node, key);
-    const bool negative = !value.is_number_unsigned() && value.get<int64_t>() < 0;
-    const bool fits = negative ? value.get<int64_t>() >= field.lowest : value.get<uint64_t>() <= field.highest;
-    const bool is_signed = field.lowest < 0;
-    if (fits) return field.set(is_signed ? Scalar(value.get<int64_t>()) : Scalar(value.get<uint64_t>()));
-    report_.error(key, node, [&] { return text("must be in [", field.lowest, ", ", field.highest, "], got ", tree_.shown(node)); });
-  }
-
-  void number(const Field& field, const json& value, const JsonNode& node, const std::string& key) {
-    if (!value.is_number()) return type_error(field, node, key);
-    if (!within(field.limits, value.get<double>())) return range_error(field, value, node, key);
-    field.set(value.get<double>());
-  }
-
-  // On the command line everything is text: --set logging.run_name=7 needs no quotes.
-  void string(const Field& field, const json& value, const JsonNode& node, const std::string& key) {
-    if (value.is_string()) return field.set(value.get<std::string>());
-    const std::string argument = tree_.argument(node);
-    if (!argument.empty() && !value.is_null()) return field.set(argument);
-    type_error(field, node, key);
-  }
-
-  void choice(const Field& field, const json& value, const JsonNode& node, const std::string& key) {
-    if (!value.is_string()) return type_error(field, node, key);
-    const auto name = value.get<std::string>();
-    if (std::find(field.choices.begin(), field.choices.end(), name) != field.choices.end()) return field.set(name);
-    report_.error(key, node, [&] { return "must be " + wanted(field) + ", got " + tree_.shown(node) + did_you_mean(name, field.choices); });
-  }
-
-  void short_form(const Field& field, const json& value, const JsonNode& node, const std::string& key) {
-    if (field.short_form.empty() || !value.is_boolean()) return type_error(field, node, key);
-    const Field member = short_member(field);
-    report_.set_place(dotted(key, member.name), report_.place(key));
-    plain(member, node, key);
   }
 
   // Names stay printable and free of the dot that separates keys.
@@ -156,7 +79,7 @@ class Reader {
       } else if (name.size() > kLongestName) {
         report_.key_error(dotted(key, name), entry, [] { return text("a name has at most ", kLongestName, " characters"); });
       } else {
-        read(field.add(name), entry, dotted(key, name));
+        read(*field.add(name), entry, dotted(key, name));
       }
     }
   }
@@ -168,14 +91,7 @@ class Reader {
   }
 
   void type_error(const Field& field, const JsonNode& node, const std::string& key) {
-    report_.error(key, node, [&] { return "must be " + wanted(field) + ", got " + tree_.shown(node); });
-  }
-
-  void range_error(const Field& field, const json& value, const JsonNode& node, const std::string& key) {
-    report_.error(key, node, [&] {
-      const std::string bound = crossed(field.limits, value.get<double>()) + (field.nullable ? " or null" : "");
-      return "must be " + bound + ", got " + tree_.shown(node);
-    });
+    report_.error(key, node, [&] { return detail::wrong_type(field, tree_.shown(node)); });
   }
 
   // The name in another place of this config, then the name of another program, then the nearest name in this place.
@@ -205,7 +121,7 @@ void collect_keys(const std::vector<Field>& fields, const std::string& key, std:
   for (const Field& field : fields) {
     const std::string here = dotted(key, field.name);
     keys.push_back(here);
-    const bool present = field.kind == FieldKind::object && !std::holds_alternative<std::monostate>(field.get());
+    const bool present = field.kind() == FieldKind::object && !std::holds_alternative<std::monostate>(field.get());
     if (present) collect_keys(field.members(), here, keys);
   }
 }

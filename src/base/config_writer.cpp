@@ -2,6 +2,8 @@
 #include <nlohmann/json.hpp>
 
 #include "config_merge.h"
+#include "mantissa/base/json.h"
+#include "mantissa/base/json_fields.h"
 
 namespace mantissa {
 namespace {
@@ -11,8 +13,8 @@ using nlohmann::ordered_json;
 
 ordered_json to_json(const Scalar& scalar) {
   return std::visit(
-      [](const auto& value) -> ordered_json {
-        if constexpr (std::is_same_v<std::decay_t<decltype(value)>, std::monostate>) {
+      []<class T>(const T& value) -> ordered_json {
+        if constexpr (std::is_same_v<T, std::monostate>) {
           return nullptr;
         } else {
           return value;
@@ -22,20 +24,35 @@ ordered_json to_json(const Scalar& scalar) {
 }
 
 bool is_null(const Field& field) {
-  return field.kind != FieldKind::list && field.kind != FieldKind::map && std::holds_alternative<std::monostate>(field.get());
+  return field.kind() != FieldKind::list && field.kind() != FieldKind::map && std::holds_alternative<std::monostate>(field.get());
 }
 
+// A line for each value, with its origin where there is a report, or compact.
 class Writer {
  public:
-  explicit Writer(const ConfigReport* report) : report_(report) {}
+  Writer(bool compact, const ConfigReport* report) : compact_(compact), report_(report) {}
 
   void object(const std::vector<Field>& fields, const std::string& key) {
     block('{', '}', fields.size(), [&](size_t i) {
-      out_ += to_json(Scalar(fields[i].name)).dump() + ": ";
-      return Entry{fields[i], dotted(key, fields[i].name)};
+      out_ += ordered_json(fields[i].name).dump() + (compact_ ? ":" : ": ");
+      return Entry{fields[i], below(key, fields[i].name)};
     });
   }
-  std::string take() { return std::move(out_) + "\n"; }
+  void value(const Field& field, const std::string& key) {
+    if (is_null(field)) {
+      out_ += "null";
+    } else if (field.kind() == FieldKind::object || field.kind() == FieldKind::map) {
+      object(field.members(), key);
+    } else if (field.kind() == FieldKind::list) {
+      block('[', ']', field.size(), [&](size_t i) { return Entry{field.element(i), below(key, std::to_string(i))}; });
+    } else {
+      const ordered_json scalar = to_json(field.get());
+      const bool json = field.limits.json && scalar.is_string();
+      out_ += json ? parse_strict_json(scalar.get<std::string>(), field.name, ExitCode::internal).dump()
+                   : scalar.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+    }
+  }
+  std::string take() { return std::move(out_); }
 
  private:
   struct Entry {
@@ -46,38 +63,30 @@ class Writer {
   template <class Next>
   void block(char open, char close, size_t count, const Next& next) {
     out_ += open;
-    if (count == 0) {
-      out_ += close;
-      return;
-    }
     indent_ += "  ";
     for (size_t i = 0; i < count; ++i) {
-      out_ += '\n' + indent_;
+      new_line();
       const Entry entry = next(i);
       value(entry.field, entry.key);
       if (i + 1 < count) out_ += ',';
       if (is_leaf(entry.field)) comment(entry.key);
     }
     indent_.resize(indent_.size() - 2);
-    out_ += '\n' + indent_ + close;
+    if (count > 0) new_line();
+    out_ += close;
   }
 
-  void value(const Field& field, const std::string& key) {
-    if (is_null(field)) {
-      out_ += "null";
-    } else if (field.kind == FieldKind::object || field.kind == FieldKind::map) {
-      object(field.members(), key);
-    } else if (field.kind == FieldKind::list) {
-      block('[', ']', field.size(), [&](size_t i) { return Entry{field.element(i), dotted(key, std::to_string(i))}; });
-    } else {
-      out_ += to_json(field.get()).dump(-1, ' ', false, ordered_json::error_handler_t::replace);
-    }
+  void new_line() {
+    if (!compact_) out_ += '\n' + indent_;
   }
+
+  // Keys are for origins.
+  std::string below(const std::string& key, const std::string& name) const { return report_ != nullptr ? dotted(key, name) : ""; }
 
   static bool is_leaf(const Field& field) {
-    if (field.kind == FieldKind::list) return field.size() == 0;
-    if (field.kind == FieldKind::map) return field.members().empty();
-    return field.kind != FieldKind::object || is_null(field);
+    if (field.kind() == FieldKind::list) return field.size() == 0;
+    if (field.kind() == FieldKind::map) return field.members().empty();
+    return field.kind() != FieldKind::object || is_null(field);
   }
 
   void comment(const std::string& key) {
@@ -85,6 +94,7 @@ class Writer {
     out_ += "  // " + report_->origin(key);
   }
 
+  bool compact_;
   const ConfigReport* report_;
   std::string out_, indent_;
 };
@@ -119,7 +129,7 @@ void add_limits(const Field& field, ordered_json& schema) {
   const Limits& limits = field.limits;
   if (std::isfinite(limits.min)) schema[limits.above_min ? "exclusiveMinimum" : "minimum"] = number(limits.min);
   if (std::isfinite(limits.max)) schema[limits.below_max ? "exclusiveMaximum" : "maximum"] = number(limits.max);
-  if (field.kind == FieldKind::integer && field.lowest == 0 && !schema.contains("minimum")) schema["minimum"] = 0;
+  if (field.kind() == FieldKind::integer && field.type->lowest == 0 && !schema.contains("minimum")) schema["minimum"] = 0;
 }
 
 // A list of objects is empty by default.
@@ -131,31 +141,31 @@ ordered_json list_default(const Field& field) {
 
 // One name, or a list of them.
 ordered_json types_of(const Field& field) {
-  ordered_json types = ordered_json::array({schema_type(field.kind)});
-  if (!field.short_form.empty()) types.push_back("boolean");
-  if (field.nullable) types.push_back("null");
+  ordered_json types = ordered_json::array({schema_type(field.kind())});
+  if (!field.type->short_form.empty()) types.push_back("boolean");
+  if (field.type->nullable) types.push_back("null");
   return types.size() == 1 ? types[0] : types;
 }
 
 ordered_json schema_of(const Field& field) {
   ordered_json schema;
-  if (!field.description.empty()) schema["description"] = field.description;
+  if (field.description[0] != '\0') schema["description"] = field.description;
   schema["type"] = types_of(field);
-  if (field.kind == FieldKind::choice) {
-    schema["enum"] = field.choices;
-    if (field.nullable) schema["enum"].push_back(nullptr);
+  if (field.kind() == FieldKind::choice) {
+    schema["enum"] = field.type->choices;
+    if (field.type->nullable) schema["enum"].push_back(nullptr);
   }
   add_limits(field, schema);
-  if (field.kind == FieldKind::list) {
+  if (field.kind() == FieldKind::list) {
     schema["default"] = list_default(field);
     field.resize(1);
     schema["items"] = schema_of(field.element(0));
-  } else if (field.kind == FieldKind::map) {
+  } else if (field.kind() == FieldKind::map) {
     schema["default"] = ordered_json::object();
-    ordered_json entry = schema_of(field.add("x"));
+    ordered_json entry = schema_of(*field.add("x"));
     schema["additionalProperties"] = std::move(entry);
-  } else if (field.kind == FieldKind::object) {
-    if (field.nullable) schema["default"] = nullptr;
+  } else if (field.kind() == FieldKind::object) {
+    if (field.type->nullable) schema["default"] = nullptr;
     field.set(true);
     schema["additionalProperties"] = false;
     schema["properties"] = properties_of(field.members());
@@ -168,8 +178,14 @@ ordered_json schema_of(const Field& field) {
 }  // namespace
 
 std::string effective_config(const std::vector<Field>& fields, const ConfigReport* report) {
-  Writer writer(report);
+  Writer writer(false, report);
   writer.object(fields, "");
+  return writer.take() + "\n";
+}
+
+std::string json_text(const Field& field) {
+  Writer writer(true, nullptr);
+  writer.value(field, "");
   return writer.take();
 }
 

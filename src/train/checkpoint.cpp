@@ -91,7 +91,7 @@ std::vector<std::string> differences(const char* section, T saved, T current) {
   const std::vector<Field> left = fields_of(saved), right = fields_of(current);
   std::vector<std::string> found;
   for (size_t i = 0; i < left.size(); ++i) {
-    const FieldKind kind = left[i].kind;
+    const FieldKind kind = left[i].kind();
     const bool single = kind != FieldKind::list && kind != FieldKind::map && kind != FieldKind::object;
     if (!single || left[i].get() == right[i].get()) continue;
     found.push_back(

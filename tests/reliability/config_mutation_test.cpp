@@ -45,7 +45,7 @@ struct Leaf {
 std::vector<Leaf> leaves(const std::vector<Field>& fields, const std::string& prefix = "") {
   std::vector<Leaf> all;
   for (const Field& field : fields) {
-    if (field.kind == FieldKind::object && !field.nullable) {
+    if (field.kind() == FieldKind::object && !field.type->nullable) {
       for (Leaf& leaf : leaves(field.members(), prefix + field.name + ".")) all.push_back(std::move(leaf));
     } else {
       all.push_back({prefix + field.name, field.name, field});
@@ -70,7 +70,7 @@ std::vector<std::string> misspelt(const std::string& name) {
 }
 
 bool accepts(const Field& field, const json& value) {
-  switch (field.kind) {
+  switch (field.kind()) {
     case FieldKind::boolean: return value.is_boolean();
     case FieldKind::integer: return value.is_number_integer();
     case FieldKind::number: return value.is_number();
@@ -104,7 +104,7 @@ TEST(ConfigMutation, AValueOfAnotherTypeIsRefusedWithItsPlace) {
   for (const Leaf& leaf : leaves(fields_of(config))) {
     for (const char* const value : {"true", "7", "7.5", "\"seven\"", "[]", "{}", "null"}) {
       const json parsed = json::parse(value);
-      if (accepts(leaf.field, parsed) || (leaf.field.nullable && parsed.is_null())) continue;
+      if (accepts(leaf.field, parsed) || (leaf.field.type->nullable && parsed.is_null())) continue;
       const std::string errors = errors_of(nested(leaf.key, leaf.name, value));
       EXPECT_THAT(errors, HasSubstr(leaf.key + ": must be ")) << value;
       EXPECT_THAT(errors, HasSubstr(std::string("got ") + value + "   (c.json:2:1)")) << leaf.key;
@@ -119,7 +119,7 @@ TEST(ConfigMutation, ANumberOutOfRangeIsRefusedWithItsPlace) {
     std::vector<std::string> values;
     if (std::isfinite(limits.min)) values.push_back(json(static_cast<int64_t>(limits.min) - (limits.above_min ? 0 : 1)).dump());
     if (std::isfinite(limits.max)) values.push_back(json(static_cast<int64_t>(limits.max) + (limits.below_max ? 0 : 1)).dump());
-    if (leaf.field.kind == FieldKind::integer && leaf.field.lowest < 0) values.push_back("9223372036854775808");
+    if (leaf.field.kind() == FieldKind::integer && leaf.field.type->lowest < 0) values.push_back("9223372036854775808");
     for (const std::string& value : values) {
       EXPECT_THAT(errors_of(nested(leaf.key, leaf.name, value)), HasSubstr(leaf.key + ": must be ")) << value;
     }

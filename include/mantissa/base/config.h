@@ -1,117 +1,19 @@
-// Configuration. A config struct declares each field once, with name, meaning and limits; that list reads JSON, checks types and ranges,
-// writes the effective config, names the origin of each value and generates the schema. The default is the member's initialiser.
-//
-//   struct AdamWConfig {
-//     double beta1 = 0.9, weight_decay = 0.1;
-//     template <class V> void fields(V& v) {
-//       v("beta1", beta1, "first moment decay", limits::fraction);
-//       v("weight_decay", weight_decay, "decoupled weight decay", limits::not_negative);
-//     }
-//   };
-//
-// Members may be bool, integers, double, std::string, an enum with choices(), another config struct, std::optional of these (null in JSON)
-// and std::vector of these; std::map<std::string, T> is an object whose names the file chooses. Numbers are double, so that 0.1 in a file
-// is written back as 0.1. A struct with `static constexpr const char* kShortForm = "enabled";` may be written as the value of that member
-// alone.
+// Configuration: a struct with fields() (fields.h) read from files that people write and from the command line, with the origin of each
+// value, and written back; its schema.
 #pragma once
 
-#include <array>
-#include <concepts>
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
-#include <utility>
-#include <variant>
 #include <vector>
 
-#include "mantissa/base/error.h"
+#include "mantissa/base/fields.h"
 
 namespace mantissa {
-
-// What a field accepts beyond its type.
-struct Limits {
-  double min = -std::numeric_limits<double>::infinity();
-  double max = std::numeric_limits<double>::infinity();
-  bool above_min = false;   // min itself is excluded
-  bool below_max = false;   // max itself is excluded
-  bool input_path = false;  // a path that is read: relative to the file that names it; on the command line, to the working directory
-};
-
-namespace limits {
-inline constexpr Limits none{};
-inline constexpr Limits positive{.min = 0, .above_min = true};
-inline constexpr Limits not_negative{.min = 0};
-inline constexpr Limits fraction{.min = 0, .max = 1, .below_max = true};                          // [0, 1)
-inline constexpr Limits open_fraction{.min = 0, .max = 1, .above_min = true, .below_max = true};  // (0, 1)
-inline constexpr Limits ratio{.min = 0, .max = 1};                                                // [0, 1]
-inline constexpr Limits input_path{.input_path = true};
-constexpr Limits at_least(double min) { return {.min = min}; }
-constexpr Limits between(double min, double max) { return {.min = min, .max = max}; }
-}  // namespace limits
-
-// The names of an enum in JSON: constexpr auto choices(Norm) { return std::array{Choice{"rms", Norm::rms}, Choice{"layer", Norm::layer}}; }
-template <class E>
-struct Choice {
-  const char* name;
-  E value;
-};
-template <class E>
-Choice(const char*, E) -> Choice<E>;
-
-template <class E>
-const char* choice_name(E value) {
-  for (const auto& choice : choices(value)) {
-    if (choice.value == value) return choice.name;
-  }
-  fail(ExitCode::internal, "enum value ", static_cast<int64_t>(value), " has no name");
-}
-
-// One value of a field without its type: null, bool, integer, number, text (also the name of a choice).
-using Scalar = std::variant<std::monostate, bool, int64_t, uint64_t, double, std::string>;
-
-enum class FieldKind { boolean, integer, number, text, choice, object, list, map };
-
-// Erased access to one member of a config struct. Valid as long as the struct (for elements: as long as the list keeps its size).
-struct Field {
-  std::string name, description;
-  Limits limits;
-  FieldKind kind = FieldKind::text;
-  bool nullable = false;
-  std::vector<std::string> choices;  // choice
-  int64_t lowest = 0;                // integer: range of the member's type
-  uint64_t highest = 0;
-  std::string short_form;                        // object: the member that a plain value stands for, or ""
-  std::function<Scalar()> get;                   // all but list and map; an object is null or true
-  std::function<void(const Scalar&)> set;        // takes what get returns; true creates an absent optional object
-  std::function<std::vector<Field>()> members;   // object, map
-  std::function<Field(const std::string&)> add;  // map: the entry of that name, made if absent
-  std::function<size_t()> size;                  // list
-  std::function<void(size_t)> resize;
-  std::function<Field(size_t)> element;
-};
-
-// The visitor that turns fields() into data.
-class FieldList {
- public:
-  template <class T>
-  void operator()(const char* name, T& member, const char* description, Limits limits = {});
-  std::vector<Field> take() { return std::move(fields_); }
-
- private:
-  std::vector<Field> fields_;
-};
-
-template <class T>
-std::vector<Field> fields_of(T& config) {
-  FieldList list;
-  config.fields(list);
-  return list.take();
-}
 
 // A config file and what the command line adds. Order: defaults < file < set_files (objects merge, all else replaces) < sets.
 struct ConfigSources {
@@ -227,5 +129,3 @@ T config_from_json(const std::string& text, const std::string& name, ExitCode co
 }
 
 }  // namespace mantissa
-
-#include "mantissa/base/config_fields.h"

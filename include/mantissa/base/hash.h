@@ -15,6 +15,7 @@ struct XXH64_state_s;  // of xxhash.h
 namespace mantissa {
 
 struct Hash64 {
+  static constexpr const char* kTextForm = "16 hex digits";
   uint64_t value = 0;
 
   std::string text() const;

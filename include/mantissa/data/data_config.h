@@ -28,8 +28,7 @@ struct WeightedPath {
   std::string path;
   double weight = 1.0;
 
-  template <class V>
-  void fields(V& v) {
+  void fields(auto& v) {
     v("path", path, "file, glob, or prefix of a Megatron .bin/.idx pair", limits::input_path);
     v("weight", weight, "share of the samples, relative to the other entries", limits::positive);
   }
@@ -51,8 +50,7 @@ struct DataConfig {
 
   void validate(ConfigReport& report) const;
 
-  template <class V>
-  void fields(V& v) {
+  void fields(auto& v) {
     v("path", path, "short form for one file or glob: its tail is the validation part; excludes train and valid", limits::input_path);
     v("valid_fraction", valid_fraction, "with path: the last part of the tokens, kept for validation", limits::fraction);
     v("train", train, "training sets, mixed by weight");

@@ -67,8 +67,7 @@ struct ModelConfig {
   // What no single field can show: divisibility, options that exclude each other. Keys are reported as "model.<name>".
   void validate(ConfigReport& report) const;
 
-  template <class V>
-  void fields(V& v) {
+  void fields(auto& v) {
     v("vocab_size", vocab_size, "token ids; null: the size of the tokenizer", limits::between(1, std::numeric_limits<int32_t>::max()));
     v("pad_vocab_to", pad_vocab_to, "rows of embedding and output are rounded up to a multiple of this; padded ids are never predicted",
       limits::between(1, 65536));

@@ -28,8 +28,7 @@ struct QuantizationConfig {
   std::vector<int64_t> block = {1, 32};
   ScaleRule rule = ScaleRule::rceil;
 
-  template <class V>
-  void fields(V& v) {
+  void fields(auto& v) {
     v("format", format, "element format");
     v("block", block,
       "rows and columns that share a scale: [1, 32] or [1, 128], along the contraction; for weight also [32, 32] or [128, 128]; "
@@ -47,8 +46,7 @@ struct RecipeConfig {
   std::optional<QuantizationConfig> weight, input, output_grad, weight_fake_quant;
   std::vector<GemmRole> gemms;
 
-  template <class V>
-  void fields(V& v) {
+  void fields(auto& v) {
     v("base", base, "preset that the other keys change: high, bf16, fp32, mxfp8, mxfp8_weights, fp8_block, mxfp4_qat, mxfp4_qat_mxfp8_act");
     v("compute", compute, "type of operands that are not quantised; null: precision.dtype");
     v("weight", weight, "weight operand; null: not quantised; excludes weight_fake_quant");
@@ -62,8 +60,7 @@ struct RecipeConfig {
 struct RuleConfig {
   std::string match, recipe;
 
-  template <class V>
-  void fields(V& v) {
+  void fields(auto& v) {
     v("match", match, "modules: anchored glob (* ? {a,b}, layers.{0,-1}), or re: and a regular expression");
     v("recipe", recipe, "preset or own recipe");
   }
@@ -74,8 +71,7 @@ struct OutputProjectionConfig {
   static constexpr const char* kShortForm = "enabled";
   bool enabled = false, fprop = true, dgrad = true, wgrad = true;
 
-  template <class V>
-  void fields(V& v) {
+  void fields(auto& v) {
     v("enabled", enabled, "quantise the output projection as the ambient recipe says");
     v("fprop", fprop, "its forward GEMM");
     v("dgrad", dgrad, "its input-gradient GEMM");
@@ -92,8 +88,7 @@ struct PrecisionConfig {
   bool fp8_param_gather = false;
   int64_t report_interval = 0;
 
-  template <class V>
-  void fields(V& v) {
+  void fields(auto& v) {
     v("dtype", dtype, "compute type of activations and GEMM operands; master weights are fp32");
     v("recipe", recipe, "ambient recipe: of every linear that no rule matches");
     v("recipes", recipes, "own recipes by name");

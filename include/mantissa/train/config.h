@@ -49,8 +49,7 @@ struct OptimizerConfig {
   OptimizerType type = OptimizerType::adamw;
   double lr = 6e-4, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, grad_clip = 1.0;
 
-  template <class V>
-  void fields(V& v) {
+  void fields(auto& v) {
     v("type", type, "optimizer");
     v("lr", lr, "peak learning rate", limits::positive);
     v("beta1", beta1, "first moment decay", limits::fraction);
@@ -67,8 +66,7 @@ struct ScheduleConfig {
   std::optional<int64_t> decay_steps;
   double min_lr_ratio = 0.1;
 
-  template <class V>
-  void fields(V& v) {
+  void fields(auto& v) {
     v("type", type, "course of the learning rate after the warm-up; wsd: stable, then linear decay over decay_steps");
     v("warmup_steps", warmup_steps, "linear rise from 0", limits::between(0, kMostSteps));
     v("decay_steps", decay_steps, "length of the decay; null: to the end", limits::between(1, kMostSteps));
@@ -94,8 +92,7 @@ struct TrainingConfig {
   // The name that make_backend() takes.
   std::string backend() const { return device == DeviceChoice::automatic ? "cpu" : choice_name(device); }
 
-  template <class V>
-  void fields(V& v) {
+  void fields(auto& v) {
     v("steps", steps, "optimizer steps", limits::between(1, kMostSteps));
     v("seq_len", seq_len, "tokens per sequence", limits::between(1, 1 << 24));
     v("micro_batch_size", micro_batch_size, "sequences per forward pass", limits::between(1, 1 << 24));
@@ -119,8 +116,7 @@ struct SamplesConfig {
   int64_t top_k = 50;
   double top_p = 1.0;
 
-  template <class V>
-  void fields(V& v) {
+  void fields(auto& v) {
     v("interval", interval, "steps between samples; the last step writes some in any case", limits::between(1, kMostSteps));
     v("prompts", prompts, "texts to continue");
     v("max_new_tokens", max_new_tokens, "tokens to write", limits::between(1, 1 << 24));
@@ -135,8 +131,7 @@ struct EvalConfig {
   std::optional<int64_t> iters = 20;
   std::optional<SamplesConfig> samples;
 
-  template <class V>
-  void fields(V& v) {
+  void fields(auto& v) {
     v("interval", interval, "steps between evaluations; 0: only at the end", limits::between(0, kMostSteps));
     v("iters", iters, "micro batches per evaluation; null: the whole validation part", limits::between(1, kLargestCount));
     v("samples", samples, "texts written during training; null: none");
@@ -152,8 +147,7 @@ struct CheckpointConfig {
   std::optional<std::string> init_from;
   bool allow_recipe_change = false;
 
-  template <class V>
-  void fields(V& v) {
+  void fields(auto& v) {
     v("dir", dir, "folder of the checkpoints; %d: logging.dir, %n: run name");
     v("interval", interval, "steps between checkpoints; 0: only at the end", limits::between(0, kMostSteps));
     v("keep_latest", keep_latest, "newest checkpoints to keep; at least 2, so that one survives a fault during a save",
@@ -177,8 +171,7 @@ struct LoggingConfig {
   bool tensorboard = true;
   LogLevel level = LogLevel::info;
 
-  template <class V>
-  void fields(V& v) {
+  void fields(auto& v) {
     v("run_name", run_name, "null: the config's file name without extension");
     v("dir", dir, "run folder; %n: run name");
     v("interval", interval, "steps between step lines", limits::between(1, kMostSteps));
@@ -200,8 +193,7 @@ struct RunConfig {
   CheckpointConfig checkpoint;
   LoggingConfig logging;
 
-  template <class V>
-  void fields(V& v) {
+  void fields(auto& v) {
     v("model", model, "shape and options of the GPT");
     v("precision", precision, "number formats per module");
     v("optimizer", optimizer, "AdamW");
