@@ -21,7 +21,7 @@ struct BoxedTensor {
         for (int64_t c = box.start[1]; c < box.start[1] + box.size[1]; ++c) stored.push_back(static_cast<float>(r * 6 + c));
   }
   CheckpointContent content() const {
-    CheckpointContent out{.step = 1, .dataset_fingerprint = "", .build_fingerprint = "", .tensors = {}};
+    CheckpointContent out{{.step = 1}, {}};
     out.tensors = {{.name = "w", .shape = {4, 6}, .boxes = boxes, .data = saved_tensor({24}, stored)}};
     return out;
   }
@@ -58,7 +58,7 @@ TEST_F(CheckpointTest, AThreeDimensionalTensorIsReadAcrossPieces) {
     for (int a = 0; a < 2; ++a)
       for (int b = begin; b < end; ++b)
         for (int c = 0; c < 4; ++c) stored.push_back(static_cast<float>((a * 3 + b) * 4 + c));
-  CheckpointContent content{.step = 1, .dataset_fingerprint = "", .build_fingerprint = "", .tensors = {}};
+  CheckpointContent content{{.step = 1}, {}};
   content.tensors = {
       {.name = "w", .shape = {2, 3, 4}, .boxes = {{{0, 0, 0}, {2, 1, 4}}, {{0, 1, 0}, {2, 2, 4}}}, .data = saved_tensor({24}, stored)}};
   CheckpointReader reader(open_directory(folder).save(content).path);

@@ -122,28 +122,28 @@ TEST_F(HostileManifest, TextThatIsNotStrictJsonIsRefused) {
 
 TEST_F(HostileManifest, WrongFieldsAreRefused) {
   static constexpr Change kChanges[] = {
-      {"has 12 keys instead of 11", {"/extra", "1"}},
-      {"has 10 keys instead of 11", {"/samples"}},
+      {"has an unknown key \"extra\"", {"/extra", "1"}},
+      {"has no \"samples\"", {"/samples"}},
       {"has no \"samples\"", {"/samples"}, {"/other", "1"}},
       {"format version 2", {"/format_version", "2"}},
       {"format_version: must be an integer", {"/format_version", "1.0"}},
-      {"step: must be an integer", {"/step", "-1"}},
+      {"step: must be 0 or more, got -1", {"/step", "-1"}},
       {"step: must be an integer", {"/step", "1.5"}},
       {"step: must be an integer", {"/step", "\"7\""}},
-      {"step: 9223372036854775808 is too large", {"/step", "9223372036854775808"}},
+      {"step: must be in [-9223372036854775808, 9223372036854775807], got 9223372036854775808", {"/step", "9223372036854775808"}},
       {"fingerprints.build: must be a string", {"/fingerprints/build", "5"}},
-      {"fingerprints: has 2 keys", {"/fingerprints/build"}},
-      {"shards: must be an array", {"/shards", "{}"}},
+      {"fingerprints: has no \"build\"", {"/fingerprints/build"}},
+      {"shards: must be a list, got {}", {"/shards", "{}"}},
       {"there is no shard 0", {"/shards", "[]"}},
       {"two shards are called", {"/shards/-", R"({"file": "shard-00000.bin", "bytes": 0, "chunk_bytes": 1, "xxh64": []})"}},
-      {"tensors: must be an array", {"/tensors", "null"}},
+      {"tensors: must be a list, got null", {"/tensors", "null"}},
       {"belong to no tensor", {"/tensors", "[]"}},
       {"two tensors are called w", {"/tensors/1/name", "\"w\""}},
       {"name has 0 bytes", {"/tensors/0/name", "\"\""}},
       {"name with control characters", {"/tensors/0/name", R"("w\u001b[2J")"}},
       {"name with control characters", {"/tensors/0/name", R"("w\u0000")"}},
-      {"unknown dtype \"float\"", {"/tensors/0/dtype", "\"float\""}},
-      {"unknown dtype", {"/tensors/0/dtype", "\"\""}},
+      {"tensors[0].dtype: must be the name of a dtype, got \"float\"", {"/tensors/0/dtype", "\"float\""}},
+      {"tensors[0].dtype: must be the name of a dtype", {"/tensors/0/dtype", "\"\""}},
   };
   expect_all_refused(kChanges);
   body_["tensors"][0]["name"] = std::string(1025, 'a');
@@ -162,15 +162,16 @@ TEST_F(HostileManifest, ShardsThatDoNotFitAreRefused) {
       {"has 8000 bytes, the manifest says 0",
        {"/shards/0", R"({"file": "shard-00000.bin", "bytes": 0, "chunk_bytes": 1, "xxh64": []})"},
        {"/tensors", "[]"}},
-      {"bytes: 18446744073709551615 is too large", {"/shards/0/bytes", "18446744073709551615"}},
+      {"shards[0].bytes: must be in [-9223372036854775808, 9223372036854775807], got 18446744073709551615",
+       {"/shards/0/bytes", "18446744073709551615"}},
       {"need 2199023255552 chunk hashes, found 1", {"/shards/0/bytes", "9223372036854775807"}},
       {"chunks of 0 bytes", {"/shards/0/chunk_bytes", "0"}},
       {"chunks of 67108865 bytes", {"/shards/0/chunk_bytes", "67108865"}},
       {"need 8000 chunk hashes", {"/shards/0/chunk_bytes", "1"}},
       {"found 0", {"/shards/0/xxh64", "[]"}},
-      {"16 hex digits", {"/shards/0/xxh64/0", R"("0123456789ABCDEF")"}},
-      {"16 hex digits", {"/shards/0/xxh64/0", "5"}},
-      {"must be an object", {"/shards/0", "5"}},
+      {"shards[0].xxh64[0]: must be 16 hex digits, got \"0123456789ABCDEF\"", {"/shards/0/xxh64/0", R"("0123456789ABCDEF")"}},
+      {"shards[0].xxh64[0]: must be 16 hex digits, got 5", {"/shards/0/xxh64/0", "5"}},
+      {"shards[0]: must be an object, got 5", {"/shards/0", "5"}},
   };
   expect_all_refused(kChanges);
   body_["shards"][0]["file"] = std::string(300, 'a');
@@ -179,9 +180,9 @@ TEST_F(HostileManifest, ShardsThatDoNotFitAreRefused) {
 
 TEST_F(HostileManifest, BoxesOutsideTheirTensorAreRefused) {
   static constexpr Change kChanges[] = {
-      {"shape: must be an integer", {"/tensors/0/shape", "[-100, -10]"}},
-      {"pieces[0].size: must be an integer", {"/tensors/0/pieces/0/size", "[-100, -10]"}},
-      {"start: must be an integer", {"/tensors/0/pieces/0/start", "[-1, 0]"}},
+      {"tensors[0].shape[0]: must be 0 or more, got -100", {"/tensors/0/shape", "[-100, -10]"}},
+      {"pieces[0].size[0]: must be 0 or more, got -100", {"/tensors/0/pieces/0/size", "[-100, -10]"}},
+      {"start[0]: must be 0 or more, got -1", {"/tensors/0/pieces/0/start", "[-1, 0]"}},
       {"at most 5", {"/tensors/0/shape", "[1, 1, 1, 1, 1, 1000]"}},
       {"another rank", {"/tensors/0/pieces/0/start", "[0]"}},
       {"another rank", {"/tensors/0/pieces/0/start", "[0]"}, {"/tensors/0/pieces/0/size", "[1000]"}},
@@ -193,8 +194,8 @@ TEST_F(HostileManifest, BoxesOutsideTheirTensorAreRefused) {
       {"is not inside", {"/tensors/0/pieces/0/size", "[0, 10]"}},
       {"cover 990 of 1000", {"/tensors/0/pieces/0/size", "[99, 10]"}},
       {"cover 0 of 1000", {"/tensors/0/pieces", "[]"}},
-      {"must be an object", {"/tensors/0/pieces/0", "[]"}},
-      {"has 5 keys", {"/tensors/0/pieces/0/extra", "0"}},
+      {"pieces[0]: must be an object, got []", {"/tensors/0/pieces/0", "[]"}},
+      {"pieces[0]: has an unknown key \"extra\"", {"/tensors/0/pieces/0/extra", "0"}},
   };
   expect_all_refused(kChanges);
 }

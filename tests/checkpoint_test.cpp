@@ -29,8 +29,8 @@ TEST_F(CheckpointTest, SavedStateIsReadBackBitForBit) {
   EXPECT_EQ(reader.manifest().config, R"({"model":{"hidden_size":512}})");
   EXPECT_EQ(reader.manifest().tokenizer, R"({"type":"byte"})");
   EXPECT_EQ(reader.manifest().state, R"({"skipped":0,"window":[1,2.5]})");
-  EXPECT_EQ(reader.manifest().dataset_fingerprint, "data");
-  EXPECT_EQ(reader.manifest().build_fingerprint, "build");
+  EXPECT_EQ(reader.manifest().fingerprints.dataset, "data");
+  EXPECT_EQ(reader.manifest().fingerprints.build, "build");
 }
 
 TEST_F(CheckpointTest, TheFingerprintOfTheConfigIsTheHashOfItsTextInTheManifest) {
@@ -40,7 +40,7 @@ TEST_F(CheckpointTest, TheFingerprintOfTheConfigIsTheHashOfItsTextInTheManifest)
   const SavedCheckpoint saved = open_directory(folder).save(content);
   const Manifest manifest = CheckpointReader(saved.path).manifest();
   EXPECT_EQ(manifest.config, "{\"a\":\"\u00e9\",\"b\":1.5}");
-  EXPECT_EQ(manifest.config_fingerprint, xxh64(manifest.config).text());
+  EXPECT_EQ(manifest.fingerprints.config, xxh64(manifest.config).text());
 }
 
 TEST_F(CheckpointTest, TheFolderHoldsLockLatestAndCheckpointsOnly) {
@@ -56,7 +56,7 @@ TEST_F(CheckpointTest, EveryDtypeEmptyTensorsAndScalarsAreSaved) {
   const std::vector<bf16> narrow(6, bf16{0x3f80});
   const std::vector<double> wide = {1.5};
   const std::vector<int32_t> integers = {-1, 2, 3};
-  CheckpointContent content{.step = 1, .dataset_fingerprint = "", .build_fingerprint = "", .tensors = {}};
+  CheckpointContent content{{.step = 1}, {}};
   content.tensors = {{.name = "bf16", .shape = {2, 3}, .boxes = {}, .data = saved_tensor({2, 3}, narrow)},
                      {.name = "scalar", .shape = {}, .boxes = {}, .data = saved_tensor({}, wide)},
                      {.name = "empty", .shape = {0, 5}, .boxes = {}, .data = saved_tensor({0, 5}, std::vector<float>())},
@@ -94,7 +94,7 @@ TEST_F(CheckpointTest, NonFiniteValuesAreNeverSaved) {
 }
 
 TEST_F(CheckpointTest, DataOfAnotherSizeThanTheTensorIsRefused) {
-  CheckpointContent content{.step = 1, .dataset_fingerprint = "", .build_fingerprint = "", .tensors = {}};
+  CheckpointContent content{{.step = 1}, {}};
   content.tensors = {{.name = "w", .shape = {3}, .boxes = {}, .data = saved_tensor({2}, std::vector<float>(2))}};
   const Error error = error_of([&] { describe_checkpoint(content); });
   EXPECT_EQ(error.code(), ExitCode::internal);
@@ -106,7 +106,7 @@ TEST_F(CheckpointTest, NonFiniteValuesAreFoundInEveryFloatingDtype) {
   const std::vector<double> wide = {1e308, std::numeric_limits<double>::quiet_NaN()};
   const std::vector<int32_t> integers = {0x7f800000, -1};
   const auto content = [](const auto& elements) {
-    CheckpointContent out{.step = 1, .dataset_fingerprint = "", .build_fingerprint = "", .tensors = {}};
+    CheckpointContent out{{.step = 1}, {}};
     out.tensors = {{.name = "w", .shape = {2}, .boxes = {}, .data = saved_tensor({2}, elements)}};
     return out;
   };

@@ -35,15 +35,14 @@ class State {
   }
 
   CheckpointContent content() const {
-    return {.step = step_,
-            .samples = step_ * 64,
-            .config = R"({"model":{"hidden_size":512}})",
-            .tokenizer = R"({"type":"byte"})",
-            .state = R"({"skipped":0,"window":[1,2.5]})",
-            .dataset_fingerprint = "data",
-            .build_fingerprint = "build",
-            .tensors = {{.name = "w", .shape = {size() / 10, 10}, .boxes = {}, .data = saved_tensor({size()}, weights_)},
-                        {.name = "w.m", .shape = {size()}, .boxes = {}, .data = saved_tensor({size()}, moments_)}}};
+    return {{.step = step_,
+             .samples = step_ * 64,
+             .config = R"({"model":{"hidden_size":512}})",
+             .tokenizer = R"({"type":"byte"})",
+             .state = R"({"skipped":0,"window":[1,2.5]})",
+             .fingerprints = {.build = "build", .config = "", .dataset = "data"}},
+            {{.name = "w", .shape = {size() / 10, 10}, .boxes = {}, .data = saved_tensor({size()}, weights_)},
+             {.name = "w.m", .shape = {size()}, .boxes = {}, .data = saved_tensor({size()}, moments_)}}};
   }
 
   // Whether the checkpoint holds exactly this state; reads everything.

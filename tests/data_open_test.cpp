@@ -4,6 +4,7 @@
 #include <set>
 
 #include "files.h"
+#include "mantissa/base/json_fields.h"
 #include "mantissa/data/open_data.h"
 #include "mantissa/data/token_writer.h"
 
@@ -254,7 +255,7 @@ TEST_F(OpenDataTest, EmptyMatchNamesPatternAndFolder) {
 
 TEST_F(OpenDataTest, FingerprintsTellChangedDataApart) {
   const DataConfig config = text_config("The quick brown fox jumps over the lazy dog");
-  const auto saved = fingerprints_from_json(fingerprints_to_json(open_data(config, {.seq_len = 4}).fingerprints), "checkpoint");
+  const auto saved = from_json<DataFingerprints>(json_text(open_data(config, {.seq_len = 4}).fingerprints), "checkpoint");
   require_same_data(saved, open_data(config, {.seq_len = 4}).fingerprints);
   for (const char* changed : {"The quick brown fox jumps over the lazy dOg", "The quick brown fox jumps over the lazy dog."}) {
     const Error error = error_of([&] { require_same_data(saved, open_data(text_config(changed), {.seq_len = 4}).fingerprints); });

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "mantissa/base/integers.h"
+#include "mantissa/base/utf8.h"
 #include "mantissa/io/checkpoint_manifest.h"
 
 namespace mantissa {
@@ -31,6 +32,7 @@ class ManifestChecker {
     for (const ManifestTensor& tensor : manifest_.tensors) {
       check(!tensor.name.empty() && tensor.name.size() <= Manifest::kMaxNameBytes, "a tensor name has ", tensor.name.size(), " bytes");
       check(std::none_of(tensor.name.begin(), tensor.name.end(), is_control), "a tensor has a name with control characters");
+      check(is_utf8(tensor.name), "a tensor has a name that is no UTF-8");
       check(names.insert(tensor.name).second, "two tensors are called ", tensor.name);
       check_tensor(tensor);
     }
@@ -70,8 +72,8 @@ class ManifestChecker {
   }
 
   void check_tensor(const ManifestTensor& tensor) {
-    check(tensor.shape.size() <= Shape::kMaxRank, tensor.name, ": more than ", Shape::kMaxRank, " dimensions");
-    check(tensor.pieces.size() <= Manifest::kMaxPieces, tensor.name, ": more than ", Manifest::kMaxPieces, " pieces");
+    check(tensor.shape.size() <= Shape::kMaxRank, tensor.name, ": ", tensor.shape.size(), " dimensions, at most ", Shape::kMaxRank);
+    check(tensor.pieces.size() <= Manifest::kMaxPieces, tensor.name, ": ", tensor.pieces.size(), " pieces, at most ", Manifest::kMaxPieces);
     const int64_t elements = checked_elements(tensor.shape, tensor);
     int64_t covered = 0;
     for (const Piece& piece : tensor.pieces) {

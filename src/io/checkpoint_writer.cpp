@@ -22,11 +22,6 @@ void for_slabs(const CheckpointTensor& tensor, const Slab& slab) {
   for (int64_t begin = 0; begin < count; begin += step) slab(begin, HostBytes(flat.slice(begin, std::min(count, begin + step))).get());
 }
 
-// The text as the manifest returns it, so that two states can be compared by their texts.
-std::string canonical_json(const std::string& content, const char* name) {
-  return parse_strict_json(content, text("checkpoint ", name), ExitCode::internal).dump();
-}
-
 // The hash of every kCheckpointChunkBytes of a stream that arrives in parts; the last chunk may be short.
 class ChunkHasher {
  public:
@@ -94,18 +89,12 @@ void write_manifest(const Manifest& manifest, const std::filesystem::path& direc
 }  // namespace
 
 Manifest describe_checkpoint(const CheckpointContent& content) {
-  Manifest manifest{.step = content.step,
-                    .samples = content.samples,
-                    .config = canonical_json(content.config, "config"),
-                    .tokenizer = canonical_json(content.tokenizer, "tokenizer"),
-                    .plan = canonical_json(content.plan, "plan"),
-                    .state = canonical_json(content.state, "state"),
-                    .config_fingerprint = "",
-                    .dataset_fingerprint = content.dataset_fingerprint,
-                    .build_fingerprint = content.build_fingerprint,
-                    .shards = {},
-                    .tensors = {}};
-  manifest.config_fingerprint = xxh64(manifest.config).text();
+  Manifest manifest{content, Manifest::kFormatVersion, {}, {}};
+  for (const Field& field : fields_of<CheckpointHead>(manifest)) {  // as the manifest returns them, so that two states can be compared
+    if (field.limits.json)
+      field.set(parse_strict_json(std::get<std::string>(field.get()), "checkpoint " + field.name, ExitCode::internal).dump());
+  }
+  manifest.fingerprints.config = xxh64(manifest.config).text();
   ChunkHasher hasher;
   int64_t offset = 0;
   for (const CheckpointTensor& tensor : content.tensors) {

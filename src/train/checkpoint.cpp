@@ -1,67 +1,22 @@
 #include "mantissa/train/checkpoint.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <span>
 
 #include "mantissa/backend/functions.h"
-#include "mantissa/base/json.h"
+#include "mantissa/base/json_fields.h"
 #include "mantissa/base/log.h"
 #include "mantissa/base/version.h"
 
 namespace mantissa {
 namespace {
 
-using nlohmann::ordered_json;
-
-std::string state_text(const TrainState& state, int64_t updates) {
-  ordered_json json = {{"updates", updates},
-                       {"tokens", state.tokens},
-                       {"skipped_steps", state.skipped_steps},
-                       {"nonfinite_in_a_row", state.nonfinite_in_a_row},
-                       {"best_valid_loss", nullptr},
-                       {"owes_evaluation", state.owes_evaluation},
-                       {"owes_samples", state.owes_samples}};
-  if (state.best_valid_loss) json["best_valid_loss"] = *state.best_valid_loss;
-  return json.dump();
-}
-
-int64_t counter(const nlohmann::json& json, const char* name, const std::string& source) {
-  const auto found = json.find(name);
-  const bool good = found != json.end() && found->is_number_integer() && found->get<int64_t>() >= 0;
-  require(good, ExitCode::data, source, ": state.", name, " must be an integer of at least 0");
-  return found->get<int64_t>();
-}
-
-// False if it is missing.
-bool flag(const nlohmann::json& json, const char* name, const std::string& source) {
-  const auto found = json.find(name);
-  if (found == json.end()) return false;
-  require(found->is_boolean(), ExitCode::data, source, ": state.", name, " must be true or false");
-  return found->get<bool>();
-}
-
-struct SavedState {
-  TrainState state;
-  int64_t updates = 0;
-};
-
-SavedState parse_state(const Manifest& manifest, const std::string& source) {
-  const nlohmann::json json = parse_strict_json(manifest.state, source);
-  require(json.is_object(), ExitCode::data, source, ": state must be an object");
-  SavedState saved{.state = {.step = manifest.step,
-                             .samples = manifest.samples,
-                             .tokens = counter(json, "tokens", source),
-                             .skipped_steps = counter(json, "skipped_steps", source),
-                             .nonfinite_in_a_row = counter(json, "nonfinite_in_a_row", source),
-                             .owes_evaluation = flag(json, "owes_evaluation", source),
-                             .owes_samples = flag(json, "owes_samples", source)},
-                   .updates = counter(json, "updates", source)};
-  if (const auto best = json.find("best_valid_loss"); best != json.end() && best->is_number()) {
-    saved.state.best_valid_loss = best->get<double>();
-  }
-  return saved;
+TrainState saved_state(const Manifest& manifest, const std::string& source) {
+  auto state = from_json<TrainState>(manifest.state, source + ": state");
+  state.step = manifest.step;
+  state.samples = manifest.samples;
+  return state;
 }
 
 void add_tensor(CheckpointContent& content, const std::string& name, const Tensor& tensor) {
@@ -141,8 +96,8 @@ void log_changes(const RunConfig& saved, const RunConfig& current, const std::ve
   log_all(differences("schedule", saved.schedule, current.schedule));
   log_all(differences("training", saved.training, current.training));
   log_all(differences("data", saved.data, current.data));
-  if (manifest.build_fingerprint != build_fingerprint()) {
-    log_warning("the checkpoint was written by another build (", manifest.build_fingerprint, "; this one: ", build_fingerprint(),
+  if (manifest.fingerprints.build != build_fingerprint()) {
+    log_warning("the checkpoint was written by another build (", manifest.fingerprints.build, "; this one: ", build_fingerprint(),
                 "): the run continues, but not bit for bit as it would have");
   }
 }
@@ -151,15 +106,16 @@ void log_changes(const RunConfig& saved, const RunConfig& current, const std::ve
 
 CheckpointContent checkpoint_content(const TrainedParts& parts, const TrainState& state) {
   const std::optional<Tokenizer>& tokenizer = parts.data.tokenizer;
-  CheckpointContent content{.step = state.step,
-                            .samples = state.samples,
-                            .config = effective_config(parts.config),
-                            .plan = plan_manifest(parts.plan, parts.parameters),
-                            .tokenizer = tokenizer ? tokenizer->to_json() : "null",
-                            .state = state_text(state, parts.optimizer.updates()),
-                            .dataset_fingerprint = fingerprints_to_json(parts.data.fingerprints),
-                            .build_fingerprint = build_fingerprint(),
-                            .tensors = {}};
+  TrainState now = state;
+  now.updates = parts.optimizer.updates();
+  CheckpointContent content{{.step = state.step,
+                             .samples = state.samples,
+                             .config = effective_config(parts.config),
+                             .tokenizer = tokenizer ? tokenizer->to_json() : "null",
+                             .plan = plan_manifest(parts.plan, parts.parameters),
+                             .state = json_text(now),
+                             .fingerprints = {.build = build_fingerprint(), .dataset = json_text(parts.data.fingerprints)}},
+                            {}};
   size_t i = 0;
   for (const Parameter& parameter : parts.parameters.all()) {
     add_tensor(content, "master." + parameter.name, parts.optimizer.master(i));
@@ -176,13 +132,14 @@ TrainState restore(CheckpointReader& reader, const TrainedParts& parts) {
   const std::string source = (reader.directory() / "manifest.json").string();
   const RunConfig saved = saved_config(reader);
   require_same_model(saved, config, reader.directory().string());
-  require_same_data(fingerprints_from_json(reader.manifest().dataset_fingerprint, source), parts.data.fingerprints);
+  require_same_data(from_json<DataFingerprints>(reader.manifest().fingerprints.dataset, source + ": fingerprints.dataset"),
+                    parts.data.fingerprints);
   require_same_order(saved, config, reader.directory().string());
   require_same_tokenizer(reader, parts.data);
-  const SavedState state = parse_state(reader.manifest(), source);
+  const TrainState state = saved_state(reader.manifest(), source);
   const std::vector<std::string> plan_changes = allowed_plan_changes(reader.manifest().plan, parts.plan, source, purpose);
-  require(state.state.step <= config.training.steps, ExitCode::usage, "training.steps: ", config.training.steps, " is less than the ",
-          state.state.step, " steps of ", reader.directory().string());
+  require(state.step <= config.training.steps, ExitCode::usage, "training.steps: ", config.training.steps, " is less than the ", state.step,
+          " steps of ", reader.directory().string());
   load_weights(reader, parts.plan, purpose, parts.parameters, &parts.optimizer);
   size_t i = 0;
   for (const Parameter& parameter : parts.parameters.all()) {
@@ -192,7 +149,7 @@ TrainState restore(CheckpointReader& reader, const TrainedParts& parts) {
   }
   parts.optimizer.set_updates(state.updates);
   log_changes(saved, config, plan_changes, reader.manifest());
-  return state.state;
+  return state;
 }
 
 void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor purpose, ParameterSet& parameters, Optimizer* optimizer) {

@@ -186,7 +186,7 @@ TEST_F(RunState, ResumeSaysWhichSettingsAndWhetherTheBuildChanged) {
   EXPECT_THAT(same, Not(HasSubstr("another build")));
 
   Manifest manifest = CheckpointReader(path).manifest();
-  manifest.build_fingerprint = "an old compiler";
+  manifest.fingerprints.build = "an old compiler";
   test::write_file(path + "/manifest.json", format_manifest(manifest));
   std::filesystem::copy(folder_ / "text.txt", folder_ / "copy.txt");
   const std::vector<std::pair<std::string, std::string>> changes = {

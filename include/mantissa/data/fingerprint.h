@@ -3,9 +3,9 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <vector>
 
+#include "mantissa/base/fields.h"
 #include "mantissa/base/hash.h"
 
 namespace mantissa {
@@ -15,18 +15,25 @@ struct FileFingerprint {
   int64_t bytes = 0;
   // Of the whole file below 64 MiB; of larger ones 64 chunks of 1 MiB, evenly spaced, the first and last MiB included.
   Hash64 hash;
+
+  void fields(auto& v) {
+    v("bytes", bytes, limits::not_negative);
+    v("path", path);
+    v("xxh64", hash);
+  }
 };
 
 struct DataFingerprints {  // in the order of the files
   std::vector<FileFingerprint> train, valid;
+
+  void fields(auto& v) {
+    v("train", train);
+    v("valid", valid);
+  }
 };
 
 // At most 64 MiB are read, whatever the size: in a larger file a change of the same length between the chunks goes unnoticed.
 FileFingerprint fingerprint(const std::string& path);
-
-// {"train": [{"path": ..., "bytes": ..., "xxh64": "16 hex digits"}, ...], "valid": [...]}
-std::string fingerprints_to_json(const DataFingerprints& data);
-DataFingerprints fingerprints_from_json(std::string_view json, const std::string& name);  // Error(data) with `name`
 
 // Throws Error(data) naming the first file that differs in number, size or hash. Paths may differ: data may move. Validation data count
 // too: over other data neither the curve nor the best loss of the run would mean anything.

@@ -16,10 +16,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "mantissa/base/fields.h"
 #include "mantissa/base/hash.h"
 #include "mantissa/tensor/tensor.h"
 
@@ -39,14 +41,40 @@ struct Piece {
   int64_t shard = 0;
   Box box;
   int64_t offset = 0;  // bytes
+
+  void fields(auto& v) {
+    v("offset", offset, limits::not_negative);
+    v("shard", shard, limits::not_negative);
+    v("size", box.size, limits::not_negative);
+    v("start", box.start, limits::not_negative);
+  }
   bool operator==(const Piece& other) const = default;
+};
+
+// Any dtype by its name; a config takes few of them.
+struct NamedDtype {
+  static constexpr const char* kTextForm = "the name of a dtype";
+  Dtype dtype = Dtype::f32;
+
+  NamedDtype() = default;
+  NamedDtype(Dtype value) : dtype(value) {}
+  operator Dtype() const { return dtype; }
+  std::string text() const { return dtype_name(dtype); }
+  static std::optional<NamedDtype> parse(const std::string& name);
 };
 
 struct ManifestTensor {
   std::string name;
-  Dtype dtype = Dtype::f32;
+  NamedDtype dtype;
   std::vector<int64_t> shape;
   std::vector<Piece> pieces;
+
+  void fields(auto& v) {
+    v("dtype", dtype);
+    v("name", name);
+    v("pieces", pieces);
+    v("shape", shape, limits::not_negative);
+  }
   bool operator==(const ManifestTensor& other) const = default;
 };
 
@@ -55,22 +83,62 @@ struct Shard {
   int64_t bytes = 0;
   int64_t chunk_bytes = 0;
   std::vector<Hash64> hashes;  // of each chunk
+
+  void fields(auto& v) {
+    v("bytes", bytes, limits::not_negative);
+    v("chunk_bytes", chunk_bytes, limits::not_negative);
+    v("file", file);
+    v("xxh64", hashes);
+  }
   bool operator==(const Shard& other) const = default;
 };
 
-struct Manifest {
+struct Fingerprints {
+  std::string build = {}, config = {}, dataset = {};
+
+  void fields(auto& v) {
+    v("build", build);
+    v("config", config);
+    v("dataset", dataset);
+  }
+};
+
+// What a checkpoint says beside its tensors.
+struct CheckpointHead {
+  int64_t step = 0;
+  int64_t samples = 0;
+  // JSON texts; NaN has no JSON form, so what may be NaN is stored as bits.
+  std::string config = "null", tokenizer = "null", plan = "null", layout = R"({"data":1,"expert":1,"tensor":1})", state = "null";
+  Fingerprints fingerprints = {};
+
+  void fields(auto& v) {
+    v("step", step, limits::not_negative);
+    v("samples", samples, limits::not_negative);
+    v("config", config, limits::json);
+    v("tokenizer", tokenizer, limits::json);
+    v("plan", plan, limits::json);
+    v("layout", layout, limits::json);
+    v("fingerprints", fingerprints);
+    v("state", state, limits::json);
+  }
+};
+
+struct Manifest : CheckpointHead {
   static constexpr int64_t kFormatVersion = 1;
   static constexpr int64_t kMaxBytes = 100'000'000;
   static constexpr int64_t kMaxChunkBytes = 64 << 20;
   static constexpr size_t kMaxTensors = 1'000'000, kMaxPieces = 4'096, kMaxShards = 100'000, kMaxNameBytes = 1024;
 
-  int64_t step = 0;
-  int64_t samples = 0;
-  // JSON texts.
-  std::string config = "null", tokenizer = "null", plan = "null", layout = R"({"data":1,"expert":1,"tensor":1})", state = "null";
-  std::string config_fingerprint, dataset_fingerprint, build_fingerprint;
+  int64_t format_version = kFormatVersion;
   std::vector<Shard> shards;
   std::vector<ManifestTensor> tensors;
+
+  void fields(auto& v) {
+    v("format_version", format_version);
+    CheckpointHead::fields(v);
+    v("shards", shards);
+    v("tensors", tensors);
+  }
 };
 
 // Throws Error(code) unless counts, names, boxes, offsets and chunks fit together as said above, within the caps.

@@ -19,12 +19,7 @@ struct CheckpointTensor {
   Tensor data;
 };
 
-struct CheckpointContent {
-  int64_t step = 0;
-  int64_t samples = 0;
-  std::string config = "null", plan = "null", tokenizer = "null",
-              state = "null";  // JSON texts; NaN has no JSON form, so what may be NaN is stored as bits
-  std::string dataset_fingerprint, build_fingerprint;
+struct CheckpointContent : CheckpointHead {
   std::vector<CheckpointTensor> tensors;
 };
 

@@ -20,11 +20,23 @@ namespace mantissa {
 struct TrainState {
   int64_t step = 0;     // steps done, skipped ones included
   int64_t samples = 0;  // sequences consumed: the position in the data
+  int64_t updates = 0;  // of the optimizer
   int64_t tokens = 0;
   int64_t skipped_steps = 0;
   int64_t nonfinite_in_a_row = 0;
   std::optional<double> best_valid_loss = {};
   bool owes_evaluation = false, owes_samples = false;  // of this step: a stop or an error cut them short
+
+  // The manifest's "state"; step and samples stand beside it.
+  void fields(auto& v) {
+    v("updates", updates, limits::not_negative);
+    v("tokens", tokens, limits::not_negative);
+    v("skipped_steps", skipped_steps, limits::not_negative);
+    v("nonfinite_in_a_row", nonfinite_in_a_row, limits::not_negative);
+    v("best_valid_loss", best_valid_loss);
+    v("owes_evaluation", owes_evaluation, limits::later);
+    v("owes_samples", owes_samples, limits::later);
+  }
 
   bool owes_anything() const { return owes_evaluation || owes_samples; }
 };
@@ -38,7 +50,7 @@ struct TrainedParts {
   Optimizer& optimizer;
 };
 
-// What is saved. It refers to the memory of parameters and optimizer.
+// What is saved; the updates are those of the optimizer. It refers to the memory of parameters and optimizer.
 CheckpointContent checkpoint_content(const TrainedParts& parts, const TrainState& state);
 
 // The way back. Throws Error(usage) if the checkpoint is of another model or tokenizer, beyond training.steps, or of settings that give
