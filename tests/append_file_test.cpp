@@ -59,6 +59,12 @@ TEST_F(AppendFileTest, RecordThatIsCutShortIsTakenBackAndCounted) {
   EXPECT_EQ(file.failures(), 2);
 }
 
+TEST_F(AppendFileTest, AFullDiskIsCountedAndNotThrown) {
+  AppendFile file("/dev/full");
+  for (int i = 0; i < 3; ++i) file.append("{}\n");
+  EXPECT_EQ(file.failures(), 3);
+}
+
 TEST_F(AppendFileTest, WarningGivesTheReasonOfTheSystemOnce) {
   AppendFile file(folder_ / "lines");
   file.append(first_);

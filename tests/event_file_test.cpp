@@ -10,10 +10,15 @@
 #include "event_records.h"
 #include "files.h"
 #include "mantissa/base/log.h"
-#include "mantissa/io/jsonl.h"
+#include "mantissa/train/run_folder.h"
 
 namespace mantissa::test {
 namespace {
+
+using ::testing::ElementsAre;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 std::string bytes_of_hex(const std::string& digits) {
   std::string out;
@@ -92,44 +97,59 @@ TEST(EventFile, AMissingFolderIsAnEnvironmentError) {
 
 // ---- metrics.jsonl
 
-TEST(JsonLines, WritesOneObjectALineInTheGivenOrder) {
-  const TemporaryFolder folder;
-  JsonLines file(folder / "metrics.jsonl");
-  file.write({{"type", "step"}, {"step", 1}, {"loss", 2.5}});
-  EXPECT_EQ(read_file(folder / "metrics.jsonl"), "{\"type\":\"step\",\"step\":1,\"loss\":2.5}\n");
+class MetricsLines : public ::testing::Test {
+ protected:
+  Metrics metrics() const { return Metrics({.run_name = {}, .dir = folder_.path().string(), .tensorboard = false}); }
+  std::string content() const { return read_file(folder_ / "metrics.jsonl"); }
+
+  // Of the only line.
+  std::vector<std::string> keys() const {
+    std::vector<std::string> keys;
+    const auto line = nlohmann::ordered_json::parse(content());
+    for (const auto& [key, value] : line.items()) keys.push_back(key);
+    return keys;
+  }
+
+  TemporaryFolder folder_;
+};
+
+TEST_F(MetricsLines, StepsHaveTheirKeysInOrderAndThoseOfPrecisionLast) {
+  metrics().write(StepReport{.mfu = {}, .precision = PrecisionSummary{.fp32_products = 3}});
+  EXPECT_THAT(keys(), ElementsAre("type", "step", "loss", "lr", "grad_norm", "tokens", "dt_ms", "tok_s", "mfu", "mem_gib", "eta_s",
+                                  "skipped", "time", "q_sqnr_db", "fp32_products"));
+  EXPECT_THAT(content(), EndsWith(",\"q_sqnr_db\":null,\"fp32_products\":3}\n"));
 }
 
-TEST(JsonLines, NanBecomesNullAndBrokenTextIsReplaced) {
-  const TemporaryFolder folder;
-  JsonLines file(folder / "metrics.jsonl");
-  file.write({{"loss", std::numeric_limits<double>::quiet_NaN()}, {"text", "a\xff\nb"}});
-  EXPECT_EQ(read_file(folder / "metrics.jsonl"), "{\"loss\":null,\"text\":\"a\xef\xbf\xbd\\nb\"}\n");
+TEST_F(MetricsLines, ASaveThatFailedEndsWithItsProblem) {
+  metrics().write(SaveReport{.step = 7, .problem = "no space"});
+  EXPECT_THAT(keys(), ElementsAre("type", "step", "path", "seconds", "time", "problem"));
+  EXPECT_THAT(content(), StartsWith("{\"type\":\"checkpoint\",\"step\":7,\"path\":\"\",\"seconds\":0.0,\"time\":"));
 }
 
-TEST(JsonLines, AResumedRunAppends) {
-  const TemporaryFolder folder;
-  JsonLines(folder / "metrics.jsonl").write({{"step", 1}});
-  JsonLines(folder / "metrics.jsonl").write({{"step", 2}});
-  EXPECT_EQ(read_file(folder / "metrics.jsonl"), "{\"step\":1}\n{\"step\":2}\n");
+TEST_F(MetricsLines, ScalesStandInTheOrderOfTheirCodes) {
+  metrics().write(PrecisionReport{.step = 1, .module = "m", .role = "input", .amax = 0.5, .scales = {{126, 1}, {9, 2}, {255, 3}}});
+  EXPECT_THAT(content(),
+              StartsWith("{\"type\":\"precision\",\"step\":1,\"module\":\"m\",\"role\":\"input\",\"sqnr_db\":null,\"clipped\":0.0,"
+                         "\"flushed\":0.0,\"amax\":0.5,\"scales\":{\"9\":2,\"126\":1,\"255\":3},\"time\":"));
 }
 
-TEST(JsonLines, ATornLastLineIsCutOnResume) {
-  const TemporaryFolder folder;
+TEST_F(MetricsLines, NanBecomesNullAndBrokenTextIsReplaced) {
+  metrics().write(EvaluationReport{.result = {.loss = std::numeric_limits<double>::quiet_NaN()}});
+  EXPECT_THAT(content(), HasSubstr("\"loss\":null,"));
+  metrics().write(SampleReport{.step = 1, .prompt = "", .text = "a\xff\nb"});
+  EXPECT_THAT(content(), HasSubstr("\"text\":\"a\xef\xbf\xbd\\nb\","));
+}
+
+TEST_F(MetricsLines, AResumedRunAppendsAndATornLastLineIsCut) {
   const std::string whole = "{\"step\":1}\n";
   for (const std::string& torn : {std::string("{\"st"), std::string(10000, 'x'), std::string()}) {
-    write_file(folder / "metrics.jsonl", whole + torn);
-    JsonLines(folder / "metrics.jsonl").write({{"step", 2}});
-    EXPECT_EQ(read_file(folder / "metrics.jsonl"), whole + "{\"step\":2}\n");
+    write_file(folder_ / "metrics.jsonl", whole + torn);
+    metrics().write(StartReport{});
+    EXPECT_THAT(content(), StartsWith(whole + "{\"type\":\"start\","));
   }
-  write_file(folder / "metrics.jsonl", "torn from the start");
-  JsonLines(folder / "metrics.jsonl").write({{"step", 2}});
-  EXPECT_EQ(read_file(folder / "metrics.jsonl"), "{\"step\":2}\n");
-}
-
-TEST(JsonLines, AFullDiskIsCountedAndNotThrown) {
-  JsonLines file("/dev/full");
-  for (int step = 0; step < 3; ++step) file.write({{"step", step}});
-  EXPECT_EQ(file.failures(), 3);
+  write_file(folder_ / "metrics.jsonl", "torn from the start");
+  metrics().write(StartReport{});
+  EXPECT_THAT(content(), StartsWith("{\"type\":\"start\","));
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ StepReport report() {
           .milliseconds = 1709.2,
           .tokens_per_second = 38347.0,
           .mfu = 0.469,
-          .memory_bytes = 4831838208,
+          .memory_gib = 4.5,
           .remaining_seconds = 3213.0,
           .tokens = 1};
 }

@@ -33,7 +33,7 @@ class Sums {
     report.clipped = parts_[Part::clipped] / elements_;
     report.flushed = parts_[Part::flushed] / elements_;
     if (std::isfinite(parts_[Part::amax])) report.amax = parts_[Part::amax];
-    for (int code = 0; code < 256; ++code) {
+    for (uint16_t code = 0; code < 256; ++code) {
       const auto blocks = static_cast<int64_t>(parts_[static_cast<size_t>(Part::scales + code)]);
       if (blocks > 0) report.scales[code] = blocks;
     }

@@ -81,7 +81,7 @@ std::string step_line(const StepReport& report) {
                                static_cast<long long>(report.step), static_cast<long long>(report.steps), report.loss, report.gradient_norm,
                                report.lr, report.milliseconds, report.tokens_per_second);
   line += report.mfu ? formatted("%.1f%%", 100.0 * *report.mfu) : "n/a";
-  line += " | mem " + bytes_text(report.memory_bytes) + " | eta " + duration_text(report.remaining_seconds);
+  line += " | mem " + bytes_text(static_cast<int64_t>(report.memory_gib * 0x1p30)) + " | eta " + duration_text(report.remaining_seconds);
   if (report.precision) line += precision_part(*report.precision);
   return report.skipped ? line + " | skipped" : line;
 }

@@ -6,6 +6,8 @@
 #include <chrono>
 #include <nlohmann/json.hpp>
 
+#include "io/host_name.h"
+#include "mantissa/base/json_fields.h"
 #include "mantissa/base/pending_file.h"
 #include "mantissa/base/version.h"
 #include "mantissa/io/checkpoint_search.h"
@@ -15,14 +17,8 @@ namespace mantissa {
 namespace {
 
 namespace fs = std::filesystem;
-using nlohmann::ordered_json;
 
 double unix_time() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
-}
 
 bool holds_metrics(const fs::path& file) {
   std::error_code missing;
@@ -41,21 +37,39 @@ void require_no_run(const RunConfig& config, bool used) {
           *config.logging.run_name, "-2");
 }
 
-ordered_json or_null(const std::optional<double>& value) { return value ? ordered_json(*value) : ordered_json(); }
+// A line of metrics.jsonl.
+template <class Report>
+struct Line {
+  std::string type;
+  Report report;
+  double time;
+
+  void fields(auto& v) {
+    v("type", type);
+    report.fields(v);
+    v("time", time);
+    if constexpr (requires { report.last_fields(v); }) report.last_fields(v);
+  }
+};
+
+template <class Report>
+void append(std::optional<AppendFile>& lines, const char* type, const Report& report, double time = unix_time()) {
+  if (lines) lines->append(json_text(Line<Report>{type, report, time}) + "\n");
+}
 
 void write_descriptions(const LoadedConfig& loaded, const std::vector<std::string>& arguments, const fs::path& folder) {
   std::error_code error;
   write_file_atomically(folder / "config.json", effective_config(loaded.config));
   write_file_atomically(folder / "config-origins.json", effective_config(loaded.config, &loaded.report));
-  const ordered_json run = {{"arguments", arguments},
-                            {"version", version()},
-                            {"git_revision", git_revision()},
-                            {"build", build_fingerprint()},
-                            {"host", host_name()},
-                            {"pid", getpid()},
-                            {"directory", fs::current_path(error).string()},
-                            {"started", unix_time()}};
-  write_file_atomically(folder / "run.json", run.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n");
+  const nlohmann::ordered_json run = {{"arguments", arguments},
+                                      {"version", version()},
+                                      {"git_revision", git_revision()},
+                                      {"build", build_fingerprint()},
+                                      {"host", host_name()},
+                                      {"pid", getpid()},
+                                      {"directory", fs::current_path(error).string()},
+                                      {"started", unix_time()}};
+  write_file_atomically(folder / "run.json", run.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
 
 }  // namespace
@@ -83,97 +97,43 @@ void write_run_folder(const LoadedConfig& loaded, const std::vector<std::string>
 }
 
 Metrics::Metrics(const LoggingConfig& config) {
-  if (config.jsonl) lines_.emplace(fs::path(config.dir) / "metrics.jsonl");
+  if (config.jsonl) {
+    lines_.emplace(fs::path(config.dir) / "metrics.jsonl");
+    lines_->cut_torn_line();
+  }
   if (config.tensorboard) events_.emplace(config.dir, unix_time());
 }
 
 int64_t Metrics::dropped() const { return (lines_ ? lines_->failures() : 0) + (events_ ? events_->failures() : 0); }
 
-void Metrics::write(const StartReport& report) {
-  if (!lines_) return;
-  lines_->write({{"type", "start"},
-                 {"step", report.step},
-                 {"steps", report.steps},
-                 {"resumed", report.resumed},
-                 {"parameters", report.parameters},
-                 {"precision", report.precision},
-                 {"device", report.device},
-                 {"threads", report.threads},
-                 {"time", unix_time()}});
-}
+void Metrics::write(const StartReport& report) { append(lines_, "start", report); }
 
 void Metrics::write(const StepReport& report) {
-  const double now = unix_time(), memory = static_cast<double>(report.memory_bytes) * 0x1p-30;
-  if (lines_) {
-    ordered_json line = {{"type", "step"},
-                         {"step", report.step},
-                         {"loss", report.loss},
-                         {"lr", report.lr},
-                         {"grad_norm", report.gradient_norm},
-                         {"tokens", report.tokens},
-                         {"dt_ms", report.milliseconds},
-                         {"tok_s", report.tokens_per_second},
-                         {"mfu", nullptr},
-                         {"mem_gib", memory},
-                         {"eta_s", report.remaining_seconds},
-                         {"skipped", report.skipped},
-                         {"time", now}};
-    if (report.mfu) line["mfu"] = *report.mfu;
-    if (report.precision) {
-      line["q_sqnr_db"] = or_null(report.precision->sqnr_db);
-      line["fp32_products"] = report.precision->fp32_products;
-    }
-    lines_->write(line);
-  }
+  const double now = unix_time();
+  append(lines_, "step", report, now);
   if (!events_) return;
   std::vector<TaggedValue> values = {{"train/loss", static_cast<float>(report.loss)},
                                      {"train/grad_norm", static_cast<float>(report.gradient_norm)},
                                      {"train/lr", static_cast<float>(report.lr)},
                                      {"perf/tokens_per_sec", static_cast<float>(report.tokens_per_second)},
-                                     {"mem/peak_gib", static_cast<float>(memory)}};
+                                     {"mem/peak_gib", static_cast<float>(report.memory_gib)}};
   if (report.mfu) values.push_back({"perf/mfu", static_cast<float>(*report.mfu)});
   events_->write(report.step, now, values);
 }
 
 void Metrics::write(const EvaluationReport& report) {
   const double now = unix_time();
-  if (lines_) {
-    ordered_json sets = ordered_json::array();
-    for (const SetLoss& set : report.result.sets) sets.push_back({{"name", set.name}, {"loss", set.loss}, {"targets", set.targets}});
-    lines_->write({{"type", "eval"},
-                   {"step", report.step},
-                   {"loss", report.result.loss},
-                   {"targets", report.result.targets},
-                   {"sets", sets},
-                   {"seconds", report.seconds},
-                   {"time", now}});
-  }
+  append(lines_, "eval", report, now);
   if (!events_) return;
   const std::array<TaggedValue, 1> values = {{{"valid/loss", static_cast<float>(report.result.loss)}}};
   events_->write(report.step, now, values);
 }
 
-void Metrics::write(const SampleReport& report) {
-  if (!lines_) return;
-  lines_->write({{"type", "sample"}, {"step", report.step}, {"prompt", report.prompt}, {"text", report.text}, {"time", unix_time()}});
-}
+void Metrics::write(const SampleReport& report) { append(lines_, "sample", report); }
 
 void Metrics::write(const PrecisionReport& report) {
   const double now = unix_time();
-  if (lines_) {
-    ordered_json scales = ordered_json::object();
-    for (const auto& [code, blocks] : report.scales) scales[std::to_string(code)] = blocks;
-    lines_->write({{"type", "precision"},
-                   {"step", report.step},
-                   {"module", report.module},
-                   {"role", report.role},
-                   {"sqnr_db", or_null(report.sqnr_db)},
-                   {"clipped", report.clipped},
-                   {"flushed", report.flushed},
-                   {"amax", or_null(report.amax)},
-                   {"scales", scales},
-                   {"time", now}});
-  }
+  append(lines_, "precision", report, now);
   if (!events_) return;
   const std::string tag = "precision/" + report.module + "/" + report.role + "/";
   const std::string amax = tag + "amax", sqnr = tag + "sqnr_db", clipped = tag + "clipped", flushed = tag + "flushed";
@@ -185,12 +145,6 @@ void Metrics::write(const PrecisionReport& report) {
   if (!exponents.empty()) events_->write_histogram(report.step, now, tag + "scale_exponent", exponents);
 }
 
-void Metrics::write(const SaveReport& report) {
-  if (!lines_) return;
-  ordered_json line = {
-      {"type", "checkpoint"}, {"step", report.step}, {"path", report.path}, {"seconds", report.seconds}, {"time", unix_time()}};
-  if (!report.problem.empty()) line["problem"] = report.problem;
-  lines_->write(line);
-}
+void Metrics::write(const SaveReport& report) { append(lines_, "checkpoint", report); }
 
 }  // namespace mantissa

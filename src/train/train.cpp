@@ -196,7 +196,7 @@ void report_step(Run& run, const StepResult& result, const std::optional<Precisi
                           .milliseconds = 1e3 * seconds,
                           .tokens_per_second = run.throughput.tokens_per_second(),
                           .mfu = {},
-                          .memory_bytes = peak_resident_bytes(),
+                          .memory_gib = static_cast<double>(peak_resident_bytes()) * 0x1p-30,
                           .remaining_seconds = run.throughput.seconds_per_step() * static_cast<double>(training.steps - run.state.step),
                           .tokens = run.state.tokens,
                           .skipped = result.skipped,

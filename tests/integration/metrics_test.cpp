@@ -32,7 +32,7 @@ class MetricsTest : public test::TrainingTest {
                            {"train/grad_norm", static_cast<float>(report.gradient_norm)},
                            {"train/lr", static_cast<float>(report.lr)},
                            {"perf/tokens_per_sec", static_cast<float>(report.tokens_per_second)},
-                           {"mem/peak_gib", static_cast<float>(static_cast<double>(report.memory_bytes) / (1 << 30))}}});
+                           {"mem/peak_gib", static_cast<float>(report.memory_gib)}}});
     };
     events.evaluated = [this](const EvaluationReport& report) {
       evaluations_.push_back(report);
@@ -74,7 +74,7 @@ TEST_F(MetricsTest, LinesHoldTheValuesOfTheReports) {
                      {"dt_ms", report.milliseconds},
                      {"tok_s", report.tokens_per_second},
                      {"mfu", nullptr},
-                     {"mem_gib", static_cast<double>(report.memory_bytes) / (1 << 30)},
+                     {"mem_gib", report.memory_gib},
                      {"eta_s", report.remaining_seconds},
                      {"skipped", false},
                      {"time", steps[i].at("time")}};

@@ -16,6 +16,12 @@ struct SetLoss {
   std::string name;
   double loss = 0.0;  // mean over its targets, in nats
   int64_t targets = 0;
+
+  void fields(auto& v) {
+    v("name", name);
+    v("loss", loss);
+    v("targets", targets);
+  }
 };
 
 struct Evaluation {

@@ -1,4 +1,4 @@
-// What train() tells while it runs, and the lines that people know. Nothing here prints.
+// What train() tells while it runs, the lines that people know and, as fields(), those of metrics.jsonl. Nothing here prints.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,11 @@ struct PrecisionSummary {
   std::string worst = {};              // the module with the least, and that
   double worst_db = 0.0;
   int64_t fp32_products = 0;  // of this step: products that ran in fp32 because an operand held extreme scale codes
+
+  void fields(auto& v) {
+    v("q_sqnr_db", sqnr_db);
+    v("fp32_products", fp32_products);
+  }
 };
 
 struct StepReport {
@@ -25,11 +30,28 @@ struct StepReport {
   double milliseconds = 0.0;
   double tokens_per_second = 0.0;  // bias-corrected moving average (0.95) without the first step
   std::optional<double> mfu;       // none: the peak of the device is not known
-  int64_t memory_bytes = 0;        // peak resident
+  double memory_gib = 0.0;         // peak resident
   double remaining_seconds = 0.0;
   int64_t tokens = 0;  // so far in the run
   bool skipped = false;
   std::optional<PrecisionSummary> precision = {};  // on steps that measure it
+
+  void fields(auto& v) {
+    v("step", step);
+    v("loss", loss);
+    v("lr", lr);
+    v("grad_norm", gradient_norm);
+    v("tokens", tokens);
+    v("dt_ms", milliseconds, limits::later);
+    v("tok_s", tokens_per_second);
+    v("mfu", mfu, limits::later);
+    v("mem_gib", memory_gib, limits::later);
+    v("eta_s", remaining_seconds, limits::later);
+    v("skipped", skipped, limits::later);
+  }
+  void last_fields(auto& v) {
+    if (precision) precision->fields(v);
+  }
 };
 
 struct EvaluationReport {
@@ -37,21 +59,46 @@ struct EvaluationReport {
   Evaluation result = {};
   double seconds = 0.0;
   bool best = false;
+
+  void fields(auto& v) {
+    v("step", step);
+    v("loss", result.loss);
+    v("targets", result.targets, limits::later);
+    v("sets", result.sets, limits::later);
+    v("seconds", seconds, limits::later);
+  }
 };
 
 struct SampleReport {
   int64_t step = 0;
   std::string prompt, text;
+
+  void fields(auto& v) {
+    v("step", step);
+    v("prompt", prompt);
+    v("text", text);
+  }
 };
 
 // How far codes are from what they stand for. `role` is "weight", "input" or "output_grad".
 struct PrecisionReport {
   int64_t step = 0;
   std::string module = {}, role = {};
-  std::optional<double> sqnr_db = {};   // 10 log10(sum x^2 / sum (x - code)^2); none: without error, or NaN or Inf among x
-  double clipped = 0.0, flushed = 0.0;  // shares of all elements: beyond the largest code; not zero and coded as zero
-  std::optional<double> amax = {};      // none: NaN or Inf among x
-  std::map<int, int64_t> scales = {};   // how many blocks have each scale code
+  std::optional<double> sqnr_db = {};       // 10 log10(sum x^2 / sum (x - code)^2); none: without error, or NaN or Inf among x
+  double clipped = 0.0, flushed = 0.0;      // shares of all elements: beyond the largest code; not zero and coded as zero
+  std::optional<double> amax = {};          // none: NaN or Inf among x
+  std::map<uint16_t, int64_t> scales = {};  // how many blocks have each scale code
+
+  void fields(auto& v) {
+    v("step", step);
+    v("module", module);
+    v("role", role);
+    v("sqnr_db", sqnr_db);
+    v("clipped", clipped);
+    v("flushed", flushed);
+    v("amax", amax);
+    v("scales", scales, limits::not_negative);
+  }
 
   // The same by the exponent of the scale; without blocks that hold a NaN, which have none.
   std::map<int, int64_t> scale_exponents() const;
@@ -62,6 +109,15 @@ struct SaveReport {
   std::string path = {};     // empty: it failed
   std::string problem = {};  // why
   double seconds = 0.0;
+
+  void fields(auto& v) {
+    v("step", step);
+    v("path", path);
+    v("seconds", seconds);
+  }
+  void last_fields(auto& v) {
+    if (!problem.empty()) v("problem", problem);
+  }
 };
 
 struct StartReport {
@@ -73,6 +129,16 @@ struct StartReport {
   std::string precision;  // "bf16, mxfp8, 2 rules"
   std::string device;
   int threads = 0;
+
+  void fields(auto& v) {
+    v("step", step);
+    v("steps", steps);
+    v("resumed", resumed);
+    v("parameters", parameters);
+    v("precision", precision);
+    v("device", device);
+    v("threads", threads);
+  }
 };
 
 // What somebody outside, such as a signal, asks for; in rising urgency.

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "mantissa/io/append_file.h"
 #include "mantissa/io/event_file.h"
-#include "mantissa/io/jsonl.h"
 #include "mantissa/train/config.h"
 #include "mantissa/train/report.h"
 
@@ -37,7 +37,7 @@ class Metrics {
   int64_t dropped() const;
 
  private:
-  std::optional<JsonLines> lines_;
+  std::optional<AppendFile> lines_;  // one JSON object each
   std::optional<EventFile> events_;
 };
 
