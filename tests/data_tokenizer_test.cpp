@@ -98,7 +98,7 @@ TEST(Tokenizer, JsonGivesTheSameTokenizerBack) {
   const Tokenizer again = Tokenizer::from_json(tokenizer.to_json(), "checkpoint");
   EXPECT_EQ(again.encode("hell\u00f6\n"), tokenizer.encode("hell\u00f6\n"));
   EXPECT_EQ(again.size(), tokenizer.size());
-  EXPECT_EQ(Tokenizer::from_json(Tokenizer::bytes().to_json(), "checkpoint").kind(), Tokenizer::Kind::byte);
+  EXPECT_EQ(Tokenizer::from_json(Tokenizer::bytes().to_json(), "checkpoint").kind(), TokenizerKind::byte);
 }
 
 TEST(Tokenizer, DamagedJsonIsRefused) {

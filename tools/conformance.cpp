@@ -11,6 +11,7 @@
 #include "command.h"
 #include "mantissa/base/file.h"
 #include "mantissa/base/json.h"
+#include "mantissa/base/json_fields.h"
 #include "mantissa/base/printable.h"
 
 namespace mantissa::tools {
@@ -56,12 +57,9 @@ std::map<std::string, nlohmann::json> read_manifest(const fs::path& folder) {
   if (!fs::exists(folder / kManifest, unknown)) return entries;
   const std::string source = (folder / kManifest).string();
   const nlohmann::json manifest = parse_strict_json(content_of(source), source);
-  require(manifest.is_object() && manifest.contains("files") && manifest["files"].is_array(), ExitCode::data, source,
-          ": expected a list \"files\"");
-  for (const nlohmann::json& entry : manifest["files"]) {
-    require(entry.is_object() && entry.contains("file") && entry["file"].is_string(), ExitCode::data, source, ": an entry has no \"file\"");
-    const bool added = entries.emplace(entry["file"].get<std::string>(), entry).second;
-    require(added, ExitCode::data, source, ": lists ", entry["file"].get<std::string>(), " twice");
+  for (const JsonReader& entry : JsonReader(manifest, source).at("files").entries()) {
+    const auto name = entry.at("file").as<std::string>();
+    require(entries.emplace(name, entry.value()).second, ExitCode::data, source, ": lists ", name, " twice");
   }
   require(!entries.empty(), ExitCode::data, source, ": lists no file");
   return entries;

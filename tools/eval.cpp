@@ -52,7 +52,7 @@ ExitCode run_eval(const EvalArguments& arguments) {
   const Data data = validation_data(arguments, loaded);
   const int64_t rows = arguments.micro_batch_size.value_or(loaded.config.training.micro_batch_size);
   const Evaluation result = evaluate(*loaded.model, data.valid, rows, arguments.iters);
-  const bool bytes = loaded.tokenizer && loaded.tokenizer->kind() == Tokenizer::Kind::byte;
+  const bool bytes = loaded.tokenizer && loaded.tokenizer->kind() == TokenizerKind::byte;
   std::cout.precision(6);
   if (result.sets.size() > 1) {
     for (const SetLoss& set : result.sets) print_loss(set.name, set.loss, set.targets, bytes);

@@ -102,7 +102,7 @@ ExitCode tokenize(const Arguments& arguments) {
     LlmcWriter writer(arguments.output + ".bin", writer_options);
     write_all(writer, paths, options, arguments.output + ".bin");
   }
-  if (tokenizer.kind() == Tokenizer::Kind::characters) {
+  if (tokenizer.kind() == TokenizerKind::character) {
     write_file_atomically(vocabulary_path(arguments), tokenizer.to_json());
     std::cout << printable(vocabulary_path(arguments)) << ": the characters by id; give it as --vocabulary for further files\n";
   }

@@ -85,7 +85,7 @@ class Opener {
   // Ids mean nothing without their characters, and files that number them differently look alike.
   void require_same_characters(const TokenFile& file) {
     const bool encoded = file.format() == DataFormat::text || file.format() == DataFormat::jsonl;
-    if (encoded || !data_.tokenizer || data_.tokenizer->kind() != Tokenizer::Kind::characters) return;
+    if (encoded || !data_.tokenizer || data_.tokenizer->kind() != TokenizerKind::character) return;
     const Characters beside = characters_beside(file.path());
     require(beside.tokenizer.to_json() == data_.tokenizer->to_json(), ExitCode::usage, beside.file, ": other characters than ",
             characters_from_);

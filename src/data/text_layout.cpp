@@ -3,6 +3,7 @@
 
 #include "data/token_layout.h"
 #include "mantissa/base/json.h"
+#include "mantissa/base/json_fields.h"
 #include "mantissa/base/utf8.h"
 
 namespace mantissa {
@@ -43,7 +44,7 @@ class TokenMemory {
 }  // namespace
 
 TokenLayout text_layout(const InputFile& file, const TokenFileOptions& options) {
-  if (options.tokenizer->kind() == Tokenizer::Kind::byte && !options.append_eod) {
+  if (options.tokenizer->kind() == TokenizerKind::byte && !options.append_eod) {
     TokenLayout layout{.type = ElementType::u8, .tokens = file.size()};
     if (layout.tokens > 0) layout.document_starts = {0};
     return layout;
@@ -75,10 +76,8 @@ TokenLayout jsonl_layout(const InputFile& file, const TokenFileOptions& options)
     ++number;
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
     const std::string name = text(file.path(), ", line ", number);
-    const auto object = parse_strict_json(line, name);
-    require(object.is_object() && object.contains("text") && object["text"].is_string(), ExitCode::data, name,
-            ": expected an object whose key \"text\" is a string");
-    memory.add_text(object["text"].get_ref<const std::string&>(), {.name = name, .code = ExitCode::data});
+    const nlohmann::json object = parse_strict_json(line, name);
+    memory.add_text(JsonReader(object, name).at("text").as<std::string>(), {.name = name, .code = ExitCode::data});
     memory.end_document();
   }
   return memory.take();

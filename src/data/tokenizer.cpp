@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "mantissa/base/json.h"
+#include "mantissa/base/json_fields.h"
 #include "mantissa/base/utf8.h"
 #include "mantissa/data/input_file.h"
 
@@ -11,6 +12,17 @@ namespace {
 
 constexpr char32_t kReplacement = 0xFFFD;
 constexpr size_t kCharacterCodes = 0x110000;
+
+// What a checkpoint and tokenizer.json hold.
+struct TokenizerFile {
+  std::vector<uint32_t> characters;  // code points by id
+  TokenizerKind type = TokenizerKind::byte;
+
+  void fields(auto& v) {
+    v("characters", characters, Limits{.min = 0, .max = kCharacterCodes - 1, .later = true});  // those of bytes need no list
+    v("type", type);
+  }
+};
 
 // Calls visit(character, position of its last byte) for each character. Throws Error(origin.code) where the bytes are not UTF-8.
 class CharacterReader {
@@ -48,7 +60,7 @@ char32_t only_character(const std::string& text, const std::string& name) {
 
 }  // namespace
 
-Tokenizer Tokenizer::bytes() { return Tokenizer(Kind::byte); }
+Tokenizer Tokenizer::bytes() { return Tokenizer(TokenizerKind::byte); }
 
 Tokenizer Tokenizer::characters(std::vector<char32_t> ascending) {
   require(!ascending.empty(), ExitCode::data, "char tokenizer: no characters");
@@ -56,7 +68,7 @@ Tokenizer Tokenizer::characters(std::vector<char32_t> ascending) {
     require(is_unicode_scalar(ascending[id]) && (id == 0 || ascending[id - 1] < ascending[id]), ExitCode::data, "char tokenizer: entry ",
             id, " (code ", static_cast<uint32_t>(ascending[id]), ") is no Unicode character or not in ascending order");
   }
-  Tokenizer tokenizer(Kind::characters);
+  Tokenizer tokenizer(TokenizerKind::character);
   tokenizer.id_of_.assign(ascending.back() + 1, -1);
   for (size_t id = 0; id < ascending.size(); ++id) tokenizer.id_of_[ascending[id]] = static_cast<int32_t>(id);
   tokenizer.characters_ = std::move(ascending);
@@ -80,12 +92,12 @@ Tokenizer Tokenizer::characters_of(std::span<const InputFile> files) {
   return characters(std::move(ascending));
 }
 
-int64_t Tokenizer::size() const { return kind_ == Kind::byte ? 256 : static_cast<int64_t>(characters_.size()); }
+int64_t Tokenizer::size() const { return kind_ == TokenizerKind::byte ? 256 : static_cast<int64_t>(characters_.size()); }
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text, const TextOrigin& origin) const {
   std::vector<int32_t> ids;
   ids.reserve(text.size());
-  if (kind_ == Kind::byte) {
+  if (kind_ == TokenizerKind::byte) {
     for (const char byte : text) ids.push_back(static_cast<uint8_t>(byte));
     return ids;
   }
@@ -105,7 +117,7 @@ std::string Tokenizer::decode(std::span<const int32_t> ids) const {
   for (const int32_t id : ids) {
     if (id < 0 || id >= size()) {
       append_utf8(kReplacement, text);
-    } else if (kind_ == Kind::byte) {
+    } else if (kind_ == TokenizerKind::byte) {
       text.push_back(static_cast<char>(static_cast<uint8_t>(id)));
     } else {
       append_utf8(characters_[static_cast<size_t>(id)], text);
@@ -115,36 +127,26 @@ std::string Tokenizer::decode(std::span<const int32_t> ids) const {
 }
 
 std::string Tokenizer::to_json() const {
-  if (kind_ == Kind::byte) return R"({"type":"byte"})";
-  nlohmann::json characters = nlohmann::json::array();
-  for (const char32_t character : characters_) characters.push_back(static_cast<uint32_t>(character));
-  return nlohmann::json{{"type", "char"}, {"characters", characters}}.dump();
+  if (kind_ == TokenizerKind::byte) return R"({"type":"byte"})";
+  return json_text(TokenizerFile{.characters = {characters_.begin(), characters_.end()}, .type = kind_});
 }
 
 Tokenizer Tokenizer::from_json(std::string_view json, const std::string& name) {
-  const auto value = parse_strict_json(json, name);
-  const bool typed = value.is_object() && value.contains("type");
-  if (typed && value["type"] == "byte") return bytes();
-  require(typed && value["type"] == "char" && value.contains("characters") && value["characters"].is_array(), ExitCode::data, name,
-          R"(: not a tokenizer written by mantissa ({"type": "byte"} or {"type": "char", "characters": [...]}))");
-  std::vector<char32_t> ascending;
-  for (const auto& entry : value["characters"]) {
-    require(entry.is_number_unsigned() && entry.get<uint64_t>() < kCharacterCodes, ExitCode::data, name, ": characters[", ascending.size(),
-            "] is no code point");
-    ascending.push_back(static_cast<char32_t>(entry.get<uint64_t>()));
-  }
-  return characters(std::move(ascending));
+  const auto file = mantissa::from_json<TokenizerFile>(json, name);
+  if (file.type == TokenizerKind::byte) return bytes();
+  require(!file.characters.empty(), ExitCode::data, name, ": characters: must hold at least one code point");
+  return characters({file.characters.begin(), file.characters.end()});
 }
 
 Tokenizer Tokenizer::from_nanogpt_meta(std::string_view json, const std::string& name) {
-  const auto value = parse_strict_json(json, name);
-  require(value.is_object() && value.contains("itos") && value["itos"].is_object(), ExitCode::data, name, ": no object \"itos\"");
-  const auto& by_id = value["itos"];
+  const nlohmann::json root = parse_strict_json(json, name);
+  const JsonReader itos = JsonReader(root, name).at("itos");
+  const nlohmann::json& by_id = itos.value();
+  itos.require(by_id.is_object(), "must be an object");
   std::vector<char32_t> ascending;
   for (size_t id = 0; id < by_id.size(); ++id) {
     const auto entry = by_id.find(std::to_string(id));
-    require(entry != by_id.end() && entry->is_string(), ExitCode::data, name, ": itos has ", by_id.size(), " entries but no character for ",
-            id);
+    itos.require(entry != by_id.end() && entry->is_string(), "has ", by_id.size(), " entries but no character for ", id);
     ascending.push_back(only_character(entry->get_ref<const std::string&>(), name));
   }
   return characters(std::move(ascending));

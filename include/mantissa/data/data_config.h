@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "mantissa/base/config.h"
+#include "mantissa/data/tokenizer.h"
 
 namespace mantissa {
 
 enum class DataFormat { automatic, text, jsonl, megatron, nanogpt, llmc, llmq };
 enum class TokenDtype { u16, u32 };
-enum class TokenizerKind { byte, character };
 
 constexpr auto choices(DataFormat) {
   return std::array{Choice{"auto", DataFormat::automatic},    Choice{"text", DataFormat::text},       Choice{"jsonl", DataFormat::jsonl},
@@ -22,7 +22,6 @@ constexpr auto choices(DataFormat) {
                     Choice{"llmq", DataFormat::llmq}};
 }
 constexpr auto choices(TokenDtype) { return std::array{Choice{"u16", TokenDtype::u16}, Choice{"u32", TokenDtype::u32}}; }
-constexpr auto choices(TokenizerKind) { return std::array{Choice{"byte", TokenizerKind::byte}, Choice{"char", TokenizerKind::character}}; }
 
 struct WeightedPath {
   std::string path;

@@ -3,13 +3,14 @@
 // data.eod_id.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "mantissa/base/error.h"
+#include "mantissa/base/fields.h"
 
 namespace mantissa {
 
@@ -22,10 +23,11 @@ struct TextOrigin {
   int64_t offset = 0;  // of the text's first byte in what it comes from
 };
 
+enum class TokenizerKind { byte, character };
+constexpr auto choices(TokenizerKind) { return std::array{Choice{"byte", TokenizerKind::byte}, Choice{"char", TokenizerKind::character}}; }
+
 class Tokenizer {
  public:
-  enum class Kind { byte, characters };
-
   static Tokenizer bytes();
   // Throws Error(data) unless strictly ascending Unicode scalar values, at least one.
   static Tokenizer characters(std::vector<char32_t> ascending);
@@ -39,7 +41,7 @@ class Tokenizer {
   // nanoGPT's meta.pkl as JSON: {"itos": {"0": "\n", "1": " ", ...}, ...}, ids in order of code points. Throws Error(data) with `name`.
   static Tokenizer from_nanogpt_meta(std::string_view json, const std::string& name);
 
-  Kind kind() const { return kind_; }
+  TokenizerKind kind() const { return kind_; }
   int64_t size() const;  // ids are 0 .. size()-1
 
   // Throws Error(origin.code) naming the character and its byte position if it is not in the vocabulary, or where the text is not UTF-8.
@@ -49,9 +51,9 @@ class Tokenizer {
   std::string decode(std::span<const int32_t> ids) const;
 
  private:
-  explicit Tokenizer(Kind kind) : kind_(kind) {}
+  explicit Tokenizer(TokenizerKind kind) : kind_(kind) {}
 
-  Kind kind_;
+  TokenizerKind kind_;
   std::vector<char32_t> characters_;  // ascending; the index is the id
   std::vector<int32_t> id_of_;        // by code point up to the largest; -1: none
 };
