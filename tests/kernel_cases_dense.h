@@ -211,10 +211,17 @@ inline void adamw_case(Operands& o, Shape shape, bool with_value, double skip) {
 }
 
 inline void loss_and_optimizer_cases(Cases& add) {
-  for (const auto& [rows, vocab, columns] : {std::tuple<int64_t, int64_t, int64_t>{1, 1, 1}, {5, 3, 8}, {33, 257, 257}, {70, 1000, 1024}}) {
-    for (const double scale : {1.0, 200.0}) {  // 200: exponentials overflow unless the largest logit is taken out
+  for (const auto& [rows, vocab, columns] : {std::tuple<int64_t, int64_t, int64_t>{1, 1, 1},
+                                             {5, 3, 8},
+                                             {33, 257, 257},
+                                             {70, 1000, 1024},
+                                             {9, 511, 512},
+                                             {5, 1025, 1025},
+                                             {3, 1536, 1540}}) {
+    // Beyond 1 exponentials underflow, and overflow unless the largest logit is taken out.
+    for (const double scale : {1.0, 40.0, 200.0, 4096.0}) {
       const int64_t r = rows, v = vocab, c = columns;
-      const std::string size = named({r, v, c}) + (scale > 1.0 ? "_wide" : "");
+      const std::string size = named({r, v, c}) + (scale > 1.0 ? "_times" + named({static_cast<int64_t>(scale)}) : "");
       add("CrossEntropy", size, [=](Operands& o) { cross_entropy_case(o, r, v, c, scale, Gradient::none); });
       add("CrossEntropy", size + "_gradient", [=](Operands& o) { cross_entropy_case(o, r, v, c, scale, Gradient::apart); });
       add("CrossEntropy", size + "_in_place", [=](Operands& o) { cross_entropy_case(o, r, v, c, scale, Gradient::in_place); });

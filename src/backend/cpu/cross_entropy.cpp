@@ -15,9 +15,10 @@ namespace {
 
 using simd::Floats, simd::Slots;
 
-// A row is read once: block by block, its exponentials against the largest logit so far are kept, and the second pass over the cached row
-// corrects each block by exp(its reference - the largest). So the memory is busy while the exponentials are computed, and there is one per
-// logit.
+// A row is read from memory once: block by block, its exponentials against the largest logit so far are added up, and the second pass over
+// the cached row corrects each block by exp(its reference - the largest). So the memory is busy while the exponentials are computed. Those
+// of fp32 are kept in dlogits; those of bf16 are computed again, which takes less time than to write twice the row into the second level of
+// the cache and to read it back.
 constexpr int64_t kBlock = 512;
 
 struct RowSums {
@@ -25,8 +26,7 @@ struct RowSums {
   float sum = 0.0F;                                      // of exp(logit - largest)
 };
 
-template <class T>
-[[gnu::always_inline]] inline float largest_of(const T* logits, int64_t n, float start) {
+[[gnu::always_inline]] inline float largest_of(const float* logits, int64_t n, float start) {
   Slots largest;
   for (Floats& slot : largest.slot) slot = simd::broadcast(start);
   simd::for_values(
@@ -37,20 +37,40 @@ template <class T>
   return result;
 }
 
-// exponentials = e^(logits - largest). Both may be the same memory: no element is read after another was written in its place.
-[[gnu::always_inline]] inline void exponentials_of(const float* logits, float largest, float* exponentials, int64_t n) {
+// By integers that are ordered as the elements are. Where one is NaN, any result will do: of that row everything becomes NaN.
+[[gnu::always_inline]] inline float largest_of(const bf16* logits, int64_t n, float start) {
+  const auto turned = [](int16_t key) __attribute__((always_inline)) { return static_cast<int16_t>(key ^ ((key >> 15) & 0x7FFF)); };
+  int16_t largest = std::numeric_limits<int16_t>::min();
+  for (int64_t j = 0; j < n; ++j) {
+    const int16_t key = turned(static_cast<int16_t>(logits[j].bits));
+    largest = key > largest ? key : largest;
+  }
+  const float value = lane::load(bf16{static_cast<uint16_t>(turned(largest))});
+  if (value > start) [[unlikely]]  // predicted, so that nothing waits for the search
+    return value;
+  return start;
+}
+
+// exponentials = e^(logits - largest), in two steps as in lane_map.h. Both may be the same memory: no element is read after another was
+// written in its place.
+[[gnu::always_inline]] inline void exponents_of(const float* logits, float largest, float* exponents, int64_t n) {
 #pragma GCC ivdep
-  for (int64_t j = 0; j < n; ++j) exponentials[j] = lane::exp_negative(logits[j] - largest);
+  for (int64_t j = 0; j < n; ++j) exponents[j] = lane::exponent_negative(logits[j] - largest);
 }
 // The lower halves of words, then the upper halves, then a last element.
-[[gnu::always_inline]] inline void exponentials_of(const bf16* logits, float largest, float* __restrict exponentials, int64_t n) {
+[[gnu::always_inline]] inline void exponents_of(const bf16* logits, float largest, float* __restrict exponents, int64_t n) {
   const int64_t half = n / 2;
   for (int64_t j = 0; j < half; ++j) {
     const uint32_t word = lane::words(logits)[j];
-    exponentials[j] = lane::exp_negative(lane::low(word) - largest);
-    exponentials[half + j] = lane::exp_negative(lane::high(word) - largest);
+    exponents[j] = lane::exponent_negative(lane::low(word) - largest);
+    exponents[half + j] = lane::exponent_negative(lane::high(word) - largest);
   }
-  if (n % 2 != 0) exponentials[n - 1] = lane::exp_negative(lane::load(logits[n - 1]) - largest);
+  if (n % 2 != 0) exponents[n - 1] = lane::exponent_negative(lane::load(logits[n - 1]) - largest);
+}
+template <class T>
+[[gnu::always_inline]] inline void exponentials_of(const T* logits, float largest, float* exponentials, int64_t n) {
+  exponents_of(logits, largest, exponentials, n);
+  for (int64_t j = 0; j < n; ++j) exponentials[j] = lane::exp2_inside<float>(exponentials[j]);
 }
 
 [[gnu::always_inline]] inline float sum_of(const float* x, int64_t n) {
@@ -65,7 +85,8 @@ template <class T>
 [[gnu::always_inline]] inline void add_block(const T* logits, int64_t n, RowSums& sums, float* exponentials) {
   const float largest = largest_of(logits, n, sums.largest);
   exponentials_of(logits, largest, exponentials, n);
-  sums.sum = sums.sum * std::exp(sums.largest - largest) + sum_of(exponentials, n);
+  if (largest > sums.largest) sums.sum *= std::exp(sums.largest - largest);
+  sums.sum += sum_of(exponentials, n);
   sums.largest = largest;
 }
 
@@ -88,24 +109,29 @@ struct Row {
   T* dlogits;  // may be null
   int64_t target, vocab, columns;
   float scale;
-  float *exponentials, *references;  // scratch: a row of fp32 (dlogits itself where that is fp32), and one element for each block
+  float *block, *references;  // scratch: the exponentials of a block, and one element for each block
+
+  [[gnu::always_inline]] float* exponentials(int64_t first) const {
+    if constexpr (std::is_same_v<T, float>) return dlogits == nullptr ? block : dlogits + first;
+    return block;
+  }
 };
 
-// One block of scratch is enough where there is no gradient.
 template <class T>
 [[gnu::always_inline]] inline float row_loss(Row<T> k) {
   const float target_logit = lane::load(k.logits[k.target]);
-  const bool keep = k.dlogits != nullptr;
   RowSums sums;
   for (int64_t j = 0; j < k.vocab; j += kBlock) {
-    add_block(k.logits + j, std::min(kBlock, k.vocab - j), sums, keep ? k.exponentials + j : k.exponentials);
+    add_block(k.logits + j, std::min(kBlock, k.vocab - j), sums, k.exponentials(j));
     k.references[j / kBlock] = sums.largest;
   }
   const float loss = sums.largest + std::log(sums.sum) - target_logit;
-  if (!keep) return loss;
+  if (k.dlogits == nullptr) return loss;
   for (int64_t j = 0; j < k.vocab; j += kBlock) {
-    const float factor = std::exp(k.references[j / kBlock] - sums.largest) / sums.sum * k.scale;
-    scale_block(k.exponentials + j, factor, k.dlogits + j, std::min(kBlock, k.vocab - j));
+    const int64_t n = std::min(kBlock, k.vocab - j);
+    const float reference = k.references[j / kBlock], factor = std::exp(reference - sums.largest) / sums.sum * k.scale;
+    if constexpr (std::is_same_v<T, bf16>) exponentials_of(k.logits + j, reference, k.block, n);
+    scale_block(k.exponentials(j), factor, k.dlogits + j, n);
   }
   const float p = std::exp(target_logit - sums.largest) / sums.sum;
   lane::store(k.dlogits[k.target], k.scale * (p - 1.0F));
@@ -116,29 +142,23 @@ template <class T>
 MANTISSA_CLONES float loss_of(Row<float> k) { return row_loss(k); }
 MANTISSA_CLONES float loss_of(Row<bf16> k) { return row_loss(k); }
 
-// Of the executing thread; grows to the longest row and is kept. In whole cache lines: a vector that crosses two is stored at half the
-// speed.
-struct alignas(64) CacheLine {
-  static constexpr int64_t kFloats = 16;
-  float elements[kFloats];
+// Of the executing thread; the references grow to the longest row and are kept.
+struct Scratch {
+  alignas(64) float block[kBlock];  // a vector that crosses cache lines is stored at half the speed
+  std::vector<float> references;
 };
-float* scratch(int64_t elements) {
-  thread_local std::vector<CacheLine> memory;
-  const auto lines = static_cast<size_t>(ceil_div(elements, CacheLine::kFloats));
-  if (memory.size() < lines) memory.resize(lines);
-  return memory.data()->elements;
-}
 
 template <class T>
 void losses(const CrossEntropy& k) {
-  const int64_t columns = k.logits.dim(1), blocks = ceil_div(k.vocab, kBlock);
-  const bool in_dlogits = k.dlogits.defined() && std::is_same_v<T, float>;
+  const int64_t columns = k.logits.dim(1);
+  const auto blocks = static_cast<size_t>(ceil_div(k.vocab, kBlock));
   const T* logits = k.logits.device_data<T>();
   T* dlogits = k.dlogits.defined() ? k.dlogits.device_data<T>() : nullptr;
   const int32_t* targets = k.targets.device_data<int32_t>();
   float* loss = k.loss.device_data<float>();
   parallel_for(k.logits.dim(0), rows_per_piece(4 * columns), [&](int64_t begin, int64_t end) {
-    float* memory = scratch((in_dlogits ? 0 : std::max(kBlock, k.vocab)) + blocks);
+    thread_local Scratch scratch;
+    if (scratch.references.size() < blocks) scratch.references.resize(blocks);
     for (int64_t i = begin; i < end; ++i) {
       T* gradient = dlogits == nullptr ? nullptr : dlogits + i * columns;
       if (targets[i] < 0) {
@@ -152,8 +172,8 @@ void losses(const CrossEntropy& k) {
                                .vocab = k.vocab,
                                .columns = columns,
                                .scale = static_cast<float>(k.scale),
-                               .exponentials = in_dlogits ? reinterpret_cast<float*>(gradient) : memory,
-                               .references = in_dlogits ? memory : memory + std::max(kBlock, k.vocab)});
+                               .block = scratch.block,
+                               .references = scratch.references.data()});
     }
   });
 }
