@@ -5,6 +5,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <cstring>
 
@@ -16,6 +17,9 @@ namespace mantissa::lanes {
 inline constexpr int64_t kLanes = 16, kPair = 2 * kLanes;
 using Words = int16_t __attribute__((vector_size(32)));
 using Unsigned = uint16_t __attribute__((vector_size(32)));
+
+template <int64_t kCount>
+using Groups = std::array<Words, static_cast<size_t>(kCount / kLanes)>;
 
 namespace detail {
 using Bytes = uint8_t __attribute__((vector_size(16)));
@@ -45,25 +49,44 @@ using Half = int16_t __attribute__((vector_size(16)));
   return out;
 }
 [[gnu::always_inline]] inline void store(int16_t* to, Words value) { std::memcpy(to, &value, sizeof value); }
+// Interleaved with zeros, which g++ 12 makes one instruction: __builtin_convertvector takes four.
+[[gnu::always_inline]] inline Words widened(detail::Bytes bytes) {
+  return reinterpret_cast<Words>(__builtin_shufflevector(bytes, detail::Bytes{}, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8,
+                                                         24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31));
+}
 [[gnu::always_inline]] inline Words load_bytes(const uint8_t* from) {
   detail::Bytes bytes;
   std::memcpy(&bytes, from, sizeof bytes);
-  return __builtin_convertvector(bytes, Words);
+  return widened(bytes);
 }
 [[gnu::always_inline]] inline void store_bytes(uint8_t* to, Words value) {
   const auto bytes = __builtin_convertvector(value, detail::Bytes);
   std::memcpy(to, &bytes, sizeof bytes);
 }
 
-// Codes of 16 elements, from and to memory: one a byte, or two.
-template <class E>
-[[gnu::always_inline]] inline Words load_codes(const uint8_t* from) {
-  if constexpr (E::codes_per_byte == 1) return load_bytes(from);
-  detail::Packed packed;
-  std::memcpy(&packed, from, sizeof packed);
-  const auto pairs = __builtin_convertvector(packed, detail::Half);
-  const detail::Half bytes = (pairs & 15) | ((pairs & 0xF0) << 4);
-  return __builtin_convertvector(reinterpret_cast<detail::Bytes>(bytes), Words);
+// `count` bytes, but no more than a vector has. Of a length that is not constant memcpy becomes a call.
+[[gnu::always_inline]] inline void copy_bytes(uint8_t* to, const uint8_t* from, int64_t count) {
+  if (count >= kLanes) [[likely]]
+    std::memcpy(to, from, kLanes);
+  else
+    std::memcpy(to, from, static_cast<size_t>(count));
+}
+
+// Codes of 16 or 32 elements, from and to memory: one a byte, or two.
+template <class E, int64_t kCount>
+[[gnu::always_inline]] inline Groups<kCount> load_codes(const uint8_t* from) {
+  if constexpr (E::codes_per_byte == 1 && kCount == kLanes) {
+    return {load_bytes(from)};
+  } else if constexpr (E::codes_per_byte == 1) {
+    return {load_bytes(from), load_bytes(from + kLanes)};
+  } else {
+    uint8_t packed[kLanes] = {};
+    std::memcpy(packed, from, kCount / 2);
+    const Words pairs = load_bytes(packed);
+    const auto codes = std::bit_cast<std::array<detail::Bytes, 2>>((pairs | pairs << 4) & 0x0F0F);
+    if constexpr (kCount == kLanes) return {widened(codes[0])};
+    if constexpr (kCount != kLanes) return {widened(codes[0]), widened(codes[1])};
+  }
 }
 template <class E>
 [[gnu::always_inline]] inline void store_codes(uint8_t* to, Words codes) {
@@ -73,7 +96,6 @@ template <class E>
   std::memcpy(to, &packed, sizeof packed);
 }
 
-// Codes of 32 elements.
 template <class E>
 [[gnu::always_inline]] inline void store_codes(uint8_t* to, Words low, Words high) {
   store_codes<E>(to, low);
@@ -83,9 +105,9 @@ template <class E>
 [[gnu::always_inline]] inline Words magnitude(Words bits) { return bits & 0x7FFF; }
 
 [[gnu::always_inline]] inline bool any(Words mask) {
-  uint64_t words[4];
-  std::memcpy(words, &mask, sizeof words);
-  return (words[0] | words[1] | words[2] | words[3]) != 0;
+  const auto halves = std::bit_cast<std::array<detail::Half, 2>>(mask);
+  const auto words = std::bit_cast<std::array<uint64_t, 2>>(halves[0] | halves[1]);
+  return (words[0] | words[1]) != 0;
 }
 
 // The largest lane; no lane is negative.
@@ -184,6 +206,23 @@ template <class E>
   const Words bits = wrapped_sum(m << kRaise, shift + static_cast<int16_t>((127 - E::bias) << 7)) & ~zero;
   const auto sign = reinterpret_cast<Unsigned>(code & static_cast<int16_t>(E::sign_bit)) << (16 - E::bits);
   return bits | reinterpret_cast<Words>(sign);
+}
+
+// table[index], lane by lane. clang-tidy does not know the instruction.
+template <class Lanes>
+[[gnu::always_inline]] inline Lanes looked_up(Lanes table, Lanes index) {
+  if constexpr (requires { __builtin_shuffle(table, index); }) return __builtin_shuffle(table, index);
+  Lanes out;
+  for (int i = 0; i < kLanes; ++i) out[i] = table[index[i]];
+  return out;
+}
+
+// The bf16 bits of all elements of a four-bit format at the scale of `shift`.
+template <class E>
+[[gnu::always_inline]] inline Words all_elements(Words shift) {
+  constexpr Words kCodes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  Words foreign{};
+  return decode<E>(kCodes, shift, foreign);
 }
 
 // block_scale() of bf16 amax bits below Inf.

@@ -40,7 +40,7 @@ class Reader {
   [[gnu::always_inline]] void decode_row(int64_t row, int16_t* words, const Take& take, const Scalar& scalar) const {
     const bool regular = shifts(row, words);
     for (int64_t c = 0; c < width_; c += kSpan) {
-      std::array<Words, static_cast<size_t>(kSpan / kLanes)> bits;
+      lanes::Groups<kSpan> bits;
       if (regular && decode_span(row, c, words, bits.data())) [[likely]] {
         take(c, bits[0]);
         if constexpr (kSpan > kLanes) take(c + kLanes, bits[1]);
@@ -64,10 +64,11 @@ class Reader {
 
  private:
   static constexpr int16_t kFirst = E::bias + E::mantissa_bits, kLast = 254 - E::emax;  // scales with which all elements are normal bf16
+  static constexpr bool kTable = E::codes_per_byte > 1 && !kColumnwise;  // the elements of a span are those of one small table
 
   uint8_t scale_at(int64_t row, int64_t col) const { return scales_[(row >> row_bits_) * (cols_ >> col_bits_) + (col >> col_bits_)]; }
-  [[gnu::always_inline]] Words load_codes(int64_t row, int64_t i) const {
-    return lanes::load_codes<E>(codes_ + (row * cols_ + first_ + i) / E::codes_per_byte);
+  [[gnu::always_inline]] const uint8_t* codes_at(int64_t row, int64_t i) const {
+    return codes_ + static_cast<uint64_t>(row * cols_ + first_ + i) / E::codes_per_byte;
   }
 
   // The shift of each column or span. Returns whether no scale is outside kFirst .. kLast.
@@ -78,7 +79,7 @@ class Reader {
     for (int64_t i = 0; i < count; i += kLanes) {
       uint8_t bytes[kLanes];
       lanes::store_bytes(bytes, lanes::broadcast(kFirst));
-      std::memcpy(bytes, scales + i, static_cast<size_t>(std::min(kLanes, count - i)));
+      lanes::copy_bytes(bytes, scales + i, count - i);
       const Words scale = lanes::load_bytes(bytes);
       outside |= (scale < kFirst) | (scale > kLast);
       lanes::store(words + i, lanes::exponent_shift(scale));
@@ -91,21 +92,25 @@ class Reader {
   // bf16 bits of the groups of a span whose scales are within kFirst .. kLast; false if one needs decode_group().
   [[gnu::always_inline]] bool decode_span(int64_t row, int64_t i, const int16_t* shifts, Words* bits) const {
     const Words all = kColumnwise ? Words{} : lanes::broadcast(shifts[i / kSpan]);
+    const Words elements = kTable ? zeros_as_rule(lanes::all_elements<E>(all)) : Words{};
+    const auto codes = lanes::load_codes<E, kSpan>(codes_at(row, i));
     Words other{};
 #pragma GCC unroll 2
     for (int64_t g = 0; g < kSpan / kLanes; ++g) {
-      const Words codes = load_codes(row, i + g * kLanes), shift = kColumnwise ? lanes::load(shifts + i + g * kLanes) : all;
-      if constexpr (E::mantissa_bits > 1) {  // with many binades few elements lie below the normal ones
-        bits[g] = lanes::decode_normal<E>(codes, shift, other);
+      const Words code = codes[static_cast<size_t>(g)], shift = kColumnwise ? lanes::load(shifts + i + g * kLanes) : all;
+      if constexpr (kTable) {
+        bits[g] = lanes::looked_up(elements, code);
+      } else if constexpr (E::mantissa_bits > 1) {  // with many binades few elements lie below the normal ones
+        bits[g] = lanes::decode_normal<E>(code, shift, other);
       } else {
-        bits[g] = zeros_as_rule(lanes::decode<E>(codes, shift, other));
+        bits[g] = zeros_as_rule(lanes::decode<E>(code, shift, other));
       }
     }
     return !lanes::any(other);
   }
   // The same for one group and any scales; false if it needs the scalar codec.
   [[gnu::always_inline]] bool decode_group(int64_t row, int64_t i, Words& bits) const {
-    const Words codes = load_codes(row, i);
+    const Words codes = lanes::load_codes<E, kLanes>(codes_at(row, i))[0];
     const Words scale =
         kColumnwise ? lanes::load_bytes(scales_ + (row >> row_bits_) * cols_ + first_ + i) : lanes::broadcast(scale_at(row, first_ + i));
     Words foreign = (scale < kFirst) | (scale > kLast);

@@ -53,7 +53,7 @@ template <class E>
     store(blocks + i, amax == 0 ? Words{} : exponent_shift(scale));
     uint8_t bytes[kLanes];
     store_bytes(bytes, scale);
-    std::memcpy(scales + i, bytes, static_cast<size_t>(std::min(kLanes, count - i)));
+    copy_bytes(scales + i, bytes, count - i);
   }
   return {.covered = !any(tiny_or_infinite), .nonfinite = any(infinite)};
 }
