@@ -25,6 +25,8 @@ namespace detail {
 using Bytes = uint8_t __attribute__((vector_size(16)));
 using Packed = uint8_t __attribute__((vector_size(8)));
 using Quads = uint64_t __attribute__((vector_size(32)));
+using TwoQuads = uint64_t __attribute__((vector_size(16)));
+using PairBytes = uint8_t __attribute__((vector_size(32)));
 using Half = int16_t __attribute__((vector_size(16)));
 }  // namespace detail
 
@@ -98,15 +100,24 @@ template <class E>
 
 template <class E>
 [[gnu::always_inline]] inline void store_codes(uint8_t* to, Words low, Words high) {
-  store_codes<E>(to, low);
-  store_codes<E>(to + kLanes / E::codes_per_byte, high);
+  if constexpr (E::codes_per_byte == 1) {
+    const auto codes =
+        __builtin_shufflevector(reinterpret_cast<detail::PairBytes>(low), reinterpret_cast<detail::PairBytes>(high), 0, 2, 4, 6, 8, 10, 12,
+                                14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36, 38, 40, 42, 44, 46, 48, 50, 52, 54, 56, 58, 60, 62);
+    std::memcpy(to, &codes, sizeof codes);
+  } else {
+    store_codes<E>(to, low);
+    store_codes<E>(to + kLanes / E::codes_per_byte, high);
+  }
 }
 
 [[gnu::always_inline]] inline Words magnitude(Words bits) { return bits & 0x7FFF; }
 
+// By shuffles and subscripts: what is copied g++ 12 sends through the stack.
 [[gnu::always_inline]] inline bool any(Words mask) {
-  const auto halves = std::bit_cast<std::array<detail::Half, 2>>(mask);
-  const auto words = std::bit_cast<std::array<uint64_t, 2>>(halves[0] | halves[1]);
+  const detail::Half halves =
+      __builtin_shufflevector(mask, mask, 0, 1, 2, 3, 4, 5, 6, 7) | __builtin_shufflevector(mask, mask, 8, 9, 10, 11, 12, 13, 14, 15);
+  const auto words = reinterpret_cast<detail::TwoQuads>(halves);
   return (words[0] | words[1]) != 0;
 }
 

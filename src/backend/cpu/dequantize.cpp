@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "backend/cpu/cpu_backend.h"
+#include "backend/cpu/lane_math.h"
 #include "backend/cpu/pieces.h"
 #include "backend/cpu/quantize_bands.h"
 #include "mantissa/base/host_device.h"
@@ -205,6 +206,7 @@ template <class E>
   for (int64_t r = 0; r < block; ++r) {
     bf16* out = values + r * cols;
     const auto take = [out](int64_t c, Words bits) __attribute__((always_inline)) { store(out + c, bits); };
+    lane::prefetch_row(k.x.codes.device_data<uint8_t>() + (row + block + r) * cols, cols);  // of the next band
     reader.decode_row(row + r, words, take, [&exact](int64_t) { exact = false; });
   }
   if (exact) {
