@@ -157,6 +157,26 @@ TEST_F(EveryBf16, GivesTheSameSwiGluInAnyPlace) {
   });
 }
 
+// What is far below the largest logit has a gradient of zero, not of some tiny number that a fast exponential makes of it.
+TEST(CrossEntropyGradient, IsZeroWhereTheProbabilityUnderflows) {
+  const auto device = make_backend("cpu");
+  constexpr int64_t kVocab = 1030;
+  std::vector<double> logits(kVocab, -100.0);
+  logits[3] = logits[700] = 0.0;
+  logits[5] = -std::numeric_limits<double>::infinity();
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+    const Tensor x = tensor_of(*device, dtype, {1, kVocab}, logits), dlogits = empty_like(x);
+    device->run(CrossEntropy{.logits = x,
+                             .targets = tensor_of(*device, Dtype::i32, {1}, {3}),
+                             .loss = empty(*device, Dtype::f32, {1}),
+                             .vocab = kVocab,
+                             .scale = 1.0,
+                             .dlogits = dlogits});
+    const std::vector<double> gradient = values(dlogits);
+    for (size_t i = 0; i < gradient.size(); ++i) EXPECT_EQ(gradient[i], i == 3 ? -0.5 : i == 700 ? 0.5 : 0.0) << i << ' ' << dtype;
+  }
+}
+
 TEST(KernelTable, EveryKernelHasACase) {
   std::set<std::string> covered;
   for (const KernelCase& c : kernel_cases()) covered.insert(c.kernel);
