@@ -6,10 +6,12 @@
 
 #include "files.h"
 #include "golden_vectors.h"
-#include "mantissa/io/conformance.h"
+#include "tools/golden_check.h"
 
 namespace mantissa {
 namespace {
+
+using namespace tools;
 
 const std::string kFolder = std::string(MANTISSA_SOURCE_DIR) + "/tests/golden/";
 constexpr size_t kHeader = 64;
@@ -40,7 +42,7 @@ std::string with_flipped_bit(std::string bytes, size_t at, int bit) {
 }
 
 std::string mended(std::string bytes) {
-  const uint32_t crc = crc32(std::string_view(bytes).substr(kHeader));
+  const uint32_t crc = reflected_crc<kZlibPolynomial>(std::string_view(bytes).substr(kHeader));
   std::memcpy(bytes.data() + 48, &crc, 4);
   return bytes;
 }
@@ -178,7 +180,7 @@ TEST_F(GoldenFiles, WhatIsCutOffOrAppendedIsFound) {
   }
 }
 
-TEST(Crc32, IsThatOfZlib) { EXPECT_EQ(crc32("123456789"), 0xCBF43926U); }
+TEST(Crc32, IsThatOfZlib) { EXPECT_EQ(reflected_crc<kZlibPolynomial>("123456789"), 0xCBF43926U); }
 
 }  // namespace
 }  // namespace mantissa

@@ -6,8 +6,9 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "mantissa/base/reflected_crc.h"
 #include "mantissa/base/rng.h"
-#include "mantissa/io/golden_file.h"
+#include "mantissa/tensor/quantized_tensor.h"
 #include "slow_formats.h"
 
 namespace mantissa::test {
@@ -21,7 +22,7 @@ void append(std::string& out, const std::vector<T>& values) {
 
 inline std::string golden_file(const char* magic, std::vector<uint32_t> words, const std::string& payload) {
   words.resize(15);
-  words[11] = crc32(payload);
+  words[11] = reflected_crc<kZlibPolynomial>(payload);
   std::string out(magic);
   append(out, words);
   return out + payload;

@@ -1,5 +1,5 @@
 // `mantissa report` and the page it writes, from runs whose metrics are written here line by line.
-#include "mantissa/train/report_page.h"
+#include "tools/report_page.h"
 
 #include <gmock/gmock.h>
 
@@ -8,11 +8,13 @@
 #include <regex>
 
 #include "process.h"
-#include "train/report_charts.h"
-#include "train/svg.h"
+#include "tools/report_charts.h"
+#include "tools/svg.h"
 
 namespace mantissa {
 namespace {
+
+using namespace tools;
 
 using test::error_of;
 using test::ProcessResult;

@@ -1,6 +1,4 @@
 // Golden vectors against a backend: the bits of the codecs, and products of quantised operands.
-#include "mantissa/io/conformance.h"
-
 #include <algorithm>
 #include <filesystem>
 #include <iostream>
@@ -9,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "command.h"
+#include "golden_check.h"
 #include "mantissa/base/file.h"
 #include "mantissa/base/json.h"
 #include "mantissa/base/json_fields.h"

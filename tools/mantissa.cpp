@@ -17,10 +17,8 @@
 #include "mantissa/base/file.h"
 #include "mantissa/base/limits.h"
 #include "mantissa/base/nearest.h"
-#include "mantissa/base/parallel.h"
 #include "mantissa/base/printable.h"
 #include "mantissa/base/version.h"
-#include "mantissa/train/config.h"
 
 namespace mantissa::tools {
 namespace {
@@ -82,9 +80,8 @@ void check_names(const std::vector<Command>& commands, const std::vector<std::st
   const auto found = std::find_if(commands.begin(), commands.end(), [&](const Command& command) { return command.name == words.front(); });
   if (found == commands.end()) {
     const std::vector<std::string> names = names_of(commands);
-    std::string list;
-    for (const std::string& name : names) list += " " + name;
-    fail(ExitCode::usage, before, ": no subcommand '", words.front(), "'", did_you_mean(words.front(), names), "\nsubcommands:", list);
+    fail(ExitCode::usage, before, ": no subcommand '", words.front(), "'", did_you_mean(words.front(), names),
+         "\nsubcommands: ", joined(names, " "));
   }
   check_names(found->subcommands, {words.begin() + 1, words.end()}, before + " " + found->name);
 }
@@ -121,23 +118,6 @@ ExitCode run(int argc, char** argv) {
 }
 
 }  // namespace
-
-std::vector<Option> config_options(ConfigSources& sources) {
-  return {{.name = "CONFIG", .target = &sources.file, .description = "run configuration (JSON with comments)", .required = true},
-          {.name = "--set",
-           .target = &sources.sets,
-           .description = "KEY=VALUE, as in optimizer.lr=3e-4 or data.train.0.path=a.txt; repeatable"},
-          {.name = "--set-file", .target = &sources.set_files, .description = "JSON file merged over the configuration; repeatable"}};
-}
-
-Option threads_option(int& threads) {
-  return {.name = "--threads", .target = &threads, .description = "CPU threads; 0: the cores this process may use"};
-}
-
-void use_threads(int threads) {
-  require(threads >= 0 && threads <= kMostThreads, ExitCode::usage, "--threads: must be 0 to ", kMostThreads, ", got ", threads);
-  set_num_threads(threads);
-}
 
 }  // namespace mantissa::tools
 

@@ -5,7 +5,7 @@
 #include "command.h"
 #include "mantissa/base/pending_file.h"
 #include "mantissa/base/printable.h"
-#include "mantissa/train/report_page.h"
+#include "report_page.h"
 
 namespace mantissa::tools {
 namespace {

@@ -8,8 +8,8 @@
 #include <cstdio>
 
 #include "io/host_name.h"
-#include "io/reflected_crc.h"
 #include "mantissa/base/error.h"
+#include "mantissa/base/reflected_crc.h"
 
 namespace mantissa {
 namespace {

@@ -1,4 +1,4 @@
-#include "mantissa/train/report_page.h"
+#include "report_page.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,10 +7,10 @@
 
 #include "mantissa/base/json.h"
 #include "mantissa/train/report.h"
-#include "train/report_charts.h"
-#include "train/svg.h"
+#include "report_charts.h"
+#include "svg.h"
 
-namespace mantissa {
+namespace mantissa::tools {
 namespace {
 
 using nlohmann::json;
@@ -130,24 +130,24 @@ std::string precision(const Runs& runs) {
   return out;
 }
 
-// ---- samples and configuration
+// ---- texts and configuration
 
-std::string samples(const RunMetrics& run) {
+std::string texts(const RunMetrics& run) {
   constexpr size_t kMost = 12;
   std::string out = "<h3>" + escaped(run.name) + "</h3>\n";
   const size_t shown = std::min(kMost, run.samples.size());
   if (shown < run.samples.size()) out += text("<p class=\"soft\">the newest ", shown, " of ", run.samples.size(), "</p>\n");
   for (size_t i = 0; i < shown; ++i) {
-    const SampleReport& sample = run.samples[run.samples.size() - 1 - i];
-    out += text("<details", i == 0 ? " open=\"open\"" : "", "><summary>step ", sample.step, "</summary><pre><b>", escaped(sample.prompt),
-                "</b>", escaped(sample.text), "</pre></details>\n");
+    const SampleReport& event = run.samples[run.samples.size() - 1 - i];
+    out += text("<details", i == 0 ? " open=\"open\"" : "", "><summary>step ", event.step, "</summary><pre><b>", escaped(event.prompt),
+                "</b>", escaped(event.text), "</pre></details>\n");
   }
   return shown > 0 ? out : std::string();
 }
 
-std::string all_samples(const Runs& runs) {
+std::string all_texts(const Runs& runs) {
   std::string out;
-  for (const RunMetrics& run : runs) out += samples(run);
+  for (const RunMetrics& run : runs) out += texts(run);
   return out.empty() ? out : "<h2>Samples</h2>\n" + out;
 }
 
@@ -203,7 +203,7 @@ std::string report_page(const Runs& runs) {
          "</style></head>\n<body>\n<h1>" + escaped(title) + "</h1>\n" + summary(runs) + "<div class=\"charts\">\n" + loss_chart(runs) +
          chart(runs, "learning rate", &RunMetrics::lr) + chart(runs, "gradient norm", &RunMetrics::gradient_norm) +
          chart(runs, "throughput, tokens per second", &RunMetrics::tokens_per_second) + "</div>\n<h2>Precision</h2>\n" + precision(runs) +
-         all_samples(runs) + configurations(runs) + "</body></html>\n";
+         all_texts(runs) + configurations(runs) + "</body></html>\n";
 }
 
-}  // namespace mantissa
+}  // namespace mantissa::tools

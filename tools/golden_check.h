@@ -5,18 +5,18 @@
 #include <string>
 #include <string_view>
 
+#include "golden_file.h"
 #include "mantissa/backend/backend.h"
-#include "mantissa/io/golden_file.h"
 
-namespace mantissa {
+namespace mantissa::tools {
 
 // The first section that differs, its first differing index and both values, as in "codes: [3, 17] is 0x3a, expected 0x3b; 12 of 2048
 // differ"; empty if none does. Sections: scales, codes, dequantised, swizzled; product.
 std::string conformance_difference(const GoldenFile& file, Backend& device);
 
-// The same for a file of readable blocks: a JSON list of {"title", "fmt", "mode", "input", "scale_code", "codes", "dequant"}, where the
-// rest of a block of 32 is zeros. Inputs are taken as bf16 and, except under flashinfer, as fp32. The section is followed by the title.
-// Throws Error(data) for a file that is something else.
+// In worked_examples.cpp. The same for a file of readable blocks: a JSON list of {"title", "fmt", "mode", "input", "scale_code", "codes",
+// "dequant"}, where the rest of a block of 32 is zeros. Inputs are taken as bf16 and, except under flashinfer, as fp32. The section is
+// followed by the title. Throws Error(data) for a file that is something else.
 std::string worked_examples_difference(std::string_view json, const std::string& source, Backend& device);
 
-}  // namespace mantissa
+}  // namespace mantissa::tools

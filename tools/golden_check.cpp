@@ -1,4 +1,4 @@
-#include "mantissa/io/conformance.h"
+#include "golden_check.h"
 
 #include <bit>
 #include <cmath>
@@ -10,7 +10,7 @@
 #include "mantissa/formats/swizzle.h"
 #include "mantissa/formats/with_element.h"
 
-namespace mantissa {
+namespace mantissa::tools {
 namespace {
 
 constexpr double kProductTolerance = 1e-6;          // of the sum of magnitudes, for fp32 accumulation at these lengths
@@ -48,14 +48,6 @@ std::string first_difference(const char* section, const std::vector<T>& actual, 
   return first_difference(section, actual, expected, columns, [&](size_t i) { return actual[i] == expected[i]; });
 }
 
-template <class T>
-std::vector<T> host_copy(const Tensor& tensor) {
-  std::vector<T> out(static_cast<size_t>(tensor.elements()));
-  require(out.size() * sizeof(T) == static_cast<size_t>(tensor.bytes()), "host_copy: elements of another size");
-  tensor.device().download(tensor, out.data());
-  return out;
-}
-
 // A nibble becomes an element of its own, so that an index is that of a column.
 std::vector<uint8_t> element_codes(const std::vector<uint8_t>& codes, Format format) {
   if (format != Format::e2m1) return codes;
@@ -89,16 +81,17 @@ std::string quantization_difference(const GoldenQuantization& file, Backend& dev
                                   .shape = shape,
                                   .how = file.how};
   device.run(Quantize{.x = from_host(device, file.input_dtype, shape, file.input.data()), .out = quantized});
-  std::string found = first_difference("scales", host_copy<uint8_t>(quantized.scales), file.scales, quantized.scales.dim(1));
+  std::string found = first_difference("scales", to_host<uint8_t>(quantized.scales), file.scales, quantized.scales.dim(1));
   if (!found.empty()) return found;
-  found = first_difference("codes", element_codes(host_copy<uint8_t>(quantized.codes), file.how.format),
+  found = first_difference("codes", element_codes(to_host<uint8_t>(quantized.codes), file.how.format),
                            element_codes(file.codes, file.how.format), file.columns);
   if (!found.empty()) return found;
   const QuantizedTensor given = uploaded(device, file.codes, file.scales, shape, file.how);
   if (!file.dequantised.empty()) {
     const Tensor values = prefilled(Dtype::f32, shape);
     device.run(Dequantize{.x = given, .out = values});
-    const std::vector<uint32_t> bits = host_copy<uint32_t>(values);
+    std::vector<uint32_t> bits;
+    for (const float value : to_host<float>(values)) bits.push_back(std::bit_cast<uint32_t>(value));
     found = first_difference("dequantised", bits, file.dequantised, file.columns,
                              [&](size_t i) { return same_value(bits[i], file.dequantised[i]); });
     if (!found.empty()) return found;
@@ -106,7 +99,7 @@ std::string quantization_difference(const GoldenQuantization& file, Backend& dev
   if (!file.swizzled.empty()) {
     const Tensor swizzled = prefilled(Dtype::u8, {static_cast<int64_t>(file.swizzled.size())});
     device.run(SwizzleScales{.x = given, .out = swizzled});
-    found = first_difference("swizzled", host_copy<uint8_t>(swizzled), file.swizzled, 512);
+    found = first_difference("swizzled", to_host<uint8_t>(swizzled), file.swizzled, 512);
   }
   return found;
 }
@@ -154,7 +147,7 @@ std::string product_difference(const GoldenProduct& file, Backend& device) {
                   .out = out,
                   .accumulate = false});
   std::vector<double> actual;
-  for (const float value : host_copy<float>(out)) actual.push_back(static_cast<double>(value));
+  for (const float value : to_host<float>(out)) actual.push_back(static_cast<double>(value));
   return first_difference("product", actual, file.product, file.n,
                           [&](size_t i) { return std::abs(actual[i] - file.product[i]) <= kProductTolerance * file.magnitude[i]; });
 }
@@ -166,4 +159,4 @@ std::string conformance_difference(const GoldenFile& file, Backend& device) {
   return product ? product_difference(*product, device) : quantization_difference(std::get<GoldenQuantization>(file), device);
 }
 
-}  // namespace mantissa
+}  // namespace mantissa::tools

@@ -1,11 +1,11 @@
-#include "train/svg.h"
+#include "svg.h"
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdio>
 
-namespace mantissa {
+namespace mantissa::tools {
 namespace {
 
 // The least of 1, 2, 5 times a power of ten that is not below `value`.
@@ -81,4 +81,4 @@ void Svg::text(double x, double y, const char* anchor, const std::string& conten
   out_ += "<text x=\"" + place_text(x) + "\" y=\"" + place_text(y) + "\" text-anchor=\"" + anchor + "\">" + escaped(content) + "</text>\n";
 }
 
-}  // namespace mantissa
+}  // namespace mantissa::tools

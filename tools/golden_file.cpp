@@ -1,13 +1,13 @@
-#include "mantissa/io/golden_file.h"
+#include "golden_file.h"
 
 #include <algorithm>
 #include <array>
 #include <cstring>
 
-#include "io/reflected_crc.h"
+#include "mantissa/base/reflected_crc.h"
 #include "mantissa/formats/swizzle.h"
 
-namespace mantissa {
+namespace mantissa::tools {
 namespace {
 
 constexpr size_t kHeaderBytes = 64;
@@ -30,7 +30,7 @@ Header parse_header(std::string_view bytes, const char* magic) {
   expect(bytes.substr(0, 4) == magic, "header: does not begin with ", magic);
   expect(words[1] == 1, "header: version ", words[1], ", expected 1");
   expect(words[13] == 0 && words[14] == 0 && words[15] == 0, "header: reserved words 13 to 15 are not zero");
-  const uint32_t crc = crc32(bytes.substr(kHeaderBytes));
+  const uint32_t crc = reflected_crc<kZlibPolynomial>(bytes.substr(kHeaderBytes));
   expect(words[12] == crc, "payload: crc32 is ", crc, ", the header says ", words[12]);
   return words;
 }
@@ -163,12 +163,10 @@ GoldenProduct parse_product(const std::string& name, std::string_view bytes) {
 
 }  // namespace
 
-uint32_t crc32(std::string_view bytes) { return reflected_crc<kZlibPolynomial>(bytes); }
-
 GoldenFile parse_golden_file(const std::string& name, std::string_view bytes) {
   if (name.ends_with(".mxm")) return parse_product(name, bytes);
   expect(name.ends_with(".mxg"), "name: expected .mxg or .mxm");
   return parse_quantization(name, bytes);
 }
 
-}  // namespace mantissa
+}  // namespace mantissa::tools

@@ -21,7 +21,7 @@
 
 #include "mantissa/tensor/quantized_tensor.h"
 
-namespace mantissa {
+namespace mantissa::tools {
 
 struct GoldenQuantization {
   Quantization how;
@@ -47,6 +47,4 @@ using GoldenFile = std::variant<GoldenQuantization, GoldenProduct>;
 // is exactly as described above, its name included.
 GoldenFile parse_golden_file(const std::string& name, std::string_view bytes);
 
-uint32_t crc32(std::string_view bytes);  // of zlib
-
-}  // namespace mantissa
+}  // namespace mantissa::tools

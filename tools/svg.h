@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-namespace mantissa {
+namespace mantissa::tools {
 
 // Text for element content and attribute values. Control characters, which XML forbids, become U+FFFD.
 std::string escaped(std::string_view text);
@@ -40,4 +40,4 @@ class Svg {
   std::string out_;
 };
 
-}  // namespace mantissa
+}  // namespace mantissa::tools

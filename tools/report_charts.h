@@ -6,7 +6,7 @@
 
 #include "mantissa/train/run_metrics.h"
 
-namespace mantissa {
+namespace mantissa::tools {
 
 constexpr size_t kRunColours = 8;
 
@@ -28,4 +28,4 @@ struct Decibels {
 std::string heat_map(const std::string& title, const std::vector<PrecisionReport>& cells, const Decibels& range);
 std::string heat_scale();  // the key to the colours
 
-}  // namespace mantissa
+}  // namespace mantissa::tools

@@ -1,4 +1,4 @@
-#include "train/report_charts.h"
+#include "report_charts.h"
 
 #include <algorithm>
 #include <array>
@@ -10,9 +10,9 @@
 
 #include "mantissa/base/error.h"
 #include "mantissa/base/integers.h"
-#include "train/svg.h"
+#include "svg.h"
 
-namespace mantissa {
+namespace mantissa::tools {
 namespace {
 
 // Beside the drawing there is room for half of a label of nine digits.
@@ -218,4 +218,4 @@ std::string heat_scale() {
   return std::move(svg).finish();
 }
 
-}  // namespace mantissa
+}  // namespace mantissa::tools

@@ -1,0 +1,26 @@
+// What several subcommands share.
+#include "command.h"
+
+#include "mantissa/base/parallel.h"
+#include "mantissa/train/config.h"
+
+namespace mantissa::tools {
+
+std::vector<Option> config_options(ConfigSources& sources) {
+  return {{.name = "CONFIG", .target = &sources.file, .description = "run configuration (JSON with comments)", .required = true},
+          {.name = "--set",
+           .target = &sources.sets,
+           .description = "KEY=VALUE, as in optimizer.lr=3e-4 or data.train.0.path=a.txt; repeatable"},
+          {.name = "--set-file", .target = &sources.set_files, .description = "JSON file merged over the configuration; repeatable"}};
+}
+
+Option threads_option(int& threads) {
+  return {.name = "--threads", .target = &threads, .description = "CPU threads; 0: the cores this process may use"};
+}
+
+void use_threads(int threads) {
+  require(threads >= 0 && threads <= kMostThreads, ExitCode::usage, "--threads: must be 0 to ", kMostThreads, ", got ", threads);
+  set_num_threads(threads);
+}
+
+}  // namespace mantissa::tools
