@@ -114,29 +114,29 @@ class MetricsLines : public ::testing::Test {
 };
 
 TEST_F(MetricsLines, StepsHaveTheirKeysInOrderAndThoseOfPrecisionLast) {
-  metrics().write(StepReport{.mfu = {}, .precision = PrecisionSummary{.fp32_products = 3}});
+  metrics().write(StepEvent{.mfu = {}, .precision = PrecisionSummary{.fp32_products = 3}});
   EXPECT_THAT(keys(), ElementsAre("type", "step", "loss", "lr", "grad_norm", "tokens", "dt_ms", "tok_s", "mfu", "mem_gib", "eta_s",
                                   "skipped", "time", "q_sqnr_db", "fp32_products"));
   EXPECT_THAT(content(), EndsWith(",\"q_sqnr_db\":null,\"fp32_products\":3}\n"));
 }
 
 TEST_F(MetricsLines, ASaveThatFailedEndsWithItsProblem) {
-  metrics().write(SaveReport{.step = 7, .problem = "no space"});
+  metrics().write(SaveEvent{.step = 7, .problem = "no space"});
   EXPECT_THAT(keys(), ElementsAre("type", "step", "path", "seconds", "time", "problem"));
   EXPECT_THAT(content(), StartsWith("{\"type\":\"checkpoint\",\"step\":7,\"path\":\"\",\"seconds\":0.0,\"time\":"));
 }
 
 TEST_F(MetricsLines, ScalesStandInTheOrderOfTheirCodes) {
-  metrics().write(PrecisionReport{.step = 1, .module = "m", .role = "input", .amax = 0.5, .scales = {{126, 1}, {9, 2}, {255, 3}}});
+  metrics().write(PrecisionEvent{.step = 1, .module = "m", .role = "input", .amax = 0.5, .scales = {{126, 1}, {9, 2}, {255, 3}}});
   EXPECT_THAT(content(),
               StartsWith("{\"type\":\"precision\",\"step\":1,\"module\":\"m\",\"role\":\"input\",\"sqnr_db\":null,\"clipped\":0.0,"
                          "\"flushed\":0.0,\"amax\":0.5,\"scales\":{\"9\":2,\"126\":1,\"255\":3},\"time\":"));
 }
 
 TEST_F(MetricsLines, NanBecomesNullAndBrokenTextIsReplaced) {
-  metrics().write(EvaluationReport{.result = {.loss = std::numeric_limits<double>::quiet_NaN()}});
+  metrics().write(EvaluationEvent{.result = {.loss = std::numeric_limits<double>::quiet_NaN()}});
   EXPECT_THAT(content(), HasSubstr("\"loss\":null,"));
-  metrics().write(SampleReport{.step = 1, .prompt = "", .text = "a\xff\nb"});
+  metrics().write(TextEvent{.step = 1, .prompt = "", .text = "a\xff\nb"});
   EXPECT_THAT(content(), HasSubstr("\"text\":\"a\xef\xbf\xbd\\nb\","));
 }
 
@@ -144,11 +144,11 @@ TEST_F(MetricsLines, AResumedRunAppendsAndATornLastLineIsCut) {
   const std::string whole = "{\"step\":1}\n";
   for (const std::string& torn : {std::string("{\"st"), std::string(10000, 'x'), std::string()}) {
     write_file(folder_ / "metrics.jsonl", whole + torn);
-    metrics().write(StartReport{});
+    metrics().write(StartEvent{});
     EXPECT_THAT(content(), StartsWith(whole + "{\"type\":\"start\","));
   }
   write_file(folder_ / "metrics.jsonl", "torn from the start");
-  metrics().write(StartReport{});
+  metrics().write(StartEvent{});
   EXPECT_THAT(content(), StartsWith("{\"type\":\"start\","));
 }
 

@@ -36,7 +36,7 @@ void linear_case(Backend& device, bool with_bias) {
 // The activation is saved as a recipe by linear, and made again in backward.
 void linear_of_recipe_case(Backend& device) {
   expect_gradients({activation(device, {5, 6}, 1), parameter(device, "weight", {4, 3}, 2)},
-                   [&](const std::vector<Var>& v) { return linear(swiglu(v[0], Keep::recipe), v[1], Var()); });
+                   [&](const std::vector<Var>& v) { return linear(swiglu(v[0], Keep::nothing), v[1], Var()); });
 }
 
 void layer_norm_case(Backend& device, bool with_bias) {
@@ -107,7 +107,7 @@ std::vector<OpCase> row_cases() {
        }},
       {"swiglu", "recipe",
        [](Backend& d) {
-         one_activation_case(d, {3, 10}, [](const Var& x) { return swiglu(x, Keep::recipe); });
+         one_activation_case(d, {3, 10}, [](const Var& x) { return swiglu(x, Keep::nothing); });
        }},
       {"gelu", "tanh",
        [](Backend& d) {
@@ -119,7 +119,7 @@ std::vector<OpCase> row_cases() {
        }},
       {"gelu", "erf_recipe",
        [](Backend& d) {
-         one_activation_case(d, {3, 5}, [](const Var& x) { return gelu(x, GeluForm::erf, Keep::recipe); });
+         one_activation_case(d, {3, 5}, [](const Var& x) { return gelu(x, GeluForm::erf, Keep::nothing); });
        }},
       {"cross_entropy", "all_columns",
        [](Backend& d) {

@@ -105,22 +105,22 @@ class StepStatistics : public TrainingTest {
     out.insert(out.end(), more.begin(), more.end());
     return out;
   }
-  std::vector<PrecisionReport> reports(const std::string& name, const std::vector<std::string>& more) const {
+  std::vector<PrecisionEvent> reports(const std::string& name, const std::vector<std::string>& more) const {
     run(name, sets(more));
     return read_run_metrics(run_folder(name)).precision;
   }
 };
 
-std::string described(const PrecisionReport& report) {
-  std::string out = text(report.step, ' ', report.module, ' ', report.role, ' ', *report.sqnr_db, ' ', report.clipped, ' ', report.flushed,
-                         ' ', *report.amax);
-  for (const auto& [code, blocks] : report.scales) out += text(' ', code, ':', blocks);
+std::string described(const PrecisionEvent& event) {
+  std::string out =
+      text(event.step, ' ', event.module, ' ', event.role, ' ', *event.sqnr_db, ' ', event.clipped, ' ', event.flushed, ' ', *event.amax);
+  for (const auto& [code, blocks] : event.scales) out += text(' ', code, ':', blocks);
   return out;
 }
 
-std::vector<std::string> described(const std::vector<PrecisionReport>& reports) {
+std::vector<std::string> described(const std::vector<PrecisionEvent>& reports) {
   std::vector<std::string> out;
-  for (const PrecisionReport& report : reports) out.push_back(described(report));
+  for (const PrecisionEvent& event : reports) out.push_back(described(event));
   return out;
 }
 
@@ -140,10 +140,10 @@ TEST_F(StepStatistics, ChangeNoBitOfTraining) {
 TEST_F(StepStatistics, CoverEveryRoleThatARecipeQuantisesOnTheStepsAskedFor) {
   const auto roles = [&](const std::string& recipe) {
     std::set<std::string> out;
-    for (const PrecisionReport& report : reports(recipe, {"precision.recipe=" + recipe, "precision.report_interval=2"})) {
-      EXPECT_TRUE(report.step == 2 || report.step == 4) << report.step;
-      if (report.module == "layers.1.mlp.down") out.insert(report.role);
-      EXPECT_NE(report.module, "embed");
+    for (const PrecisionEvent& event : reports(recipe, {"precision.recipe=" + recipe, "precision.report_interval=2"})) {
+      EXPECT_TRUE(event.step == 2 || event.step == 4) << event.step;
+      if (event.module == "layers.1.mlp.down") out.insert(event.role);
+      EXPECT_NE(event.module, "embed");
     }
     return out;
   };
@@ -157,21 +157,21 @@ TEST_F(StepStatistics, CoverEveryRoleThatARecipeQuantisesOnTheStepsAskedFor) {
 // Recomputation quantises inputs again, and two micro batches are two halves of the same tokens.
 TEST_F(StepStatistics, CountEachOperandOnceHoweverBackwardIsDone) {
   const std::vector<std::string> once = {"precision.recipe=mxfp8", "precision.report_interval=1", "training.steps=1"};
-  const std::vector<PrecisionReport> expected = reports("none", once);
+  const std::vector<PrecisionEvent> expected = reports("none", once);
   ASSERT_EQ(expected.size(), 2U * 4 * 3);
   for (const char* how : {"selective", "full"}) {
     std::vector<std::string> more = once;
     more.push_back(text("training.recompute=", how));
     EXPECT_EQ(described(reports(how, more)), described(expected)) << how;
   }
-  const auto blocks = [](const PrecisionReport& report) {
+  const auto blocks = [](const PrecisionEvent& event) {
     int64_t sum = 0;
-    for (const auto& [code, count] : report.scales) sum += count;
+    for (const auto& [code, count] : event.scales) sum += count;
     return sum;
   };
-  for (const PrecisionReport& report : expected) {
-    if (report.module != "layers.0.mlp.down") continue;  // [64, 96] on 8 * 16 tokens
-    EXPECT_EQ(blocks(report), report.role == "weight" ? 2 * 3 : report.role == "input" ? 128 * 3 : 128 * 2) << report.role;
+  for (const PrecisionEvent& event : expected) {
+    if (event.module != "layers.0.mlp.down") continue;  // [64, 96] on 8 * 16 tokens
+    EXPECT_EQ(blocks(event), event.role == "weight" ? 2 * 3 : event.role == "input" ? 128 * 3 : 128 * 2) << event.role;
   }
 }
 
@@ -183,7 +183,7 @@ TEST_F(StepStatistics, AreThoseOfTheTensorsThatThePlanQuantises) {
   Optimizer optimizer(model.parameters(), {});
   optimizer.initialise(5);
   const Parameter& weight = *model.parameters().find("layers.0.attn.out.weight");
-  const std::vector<PrecisionReport> measured = measure_precision(model.parameters(), optimizer, 7, [] {});
+  const std::vector<PrecisionEvent> measured = measure_precision(model.parameters(), optimizer, 7, [] {});
   ASSERT_EQ(measured.size(), 8U);
   EXPECT_EQ(measured[1].module, "layers.0.attn.out");
   EXPECT_EQ(measured[1].step, 7);
@@ -212,16 +212,16 @@ TEST_F(StepStatistics, GoToTensorBoardUnderTheirTags) {
 
 TEST(PrecisionSummary, NamesTheMeanAndTheWorstModule) {
   EXPECT_FALSE(summary_of({}));
-  const std::vector<PrecisionReport> reports = {{.step = 1, .module = "a", .role = "weight", .sqnr_db = 30.0, .scales = {}},
-                                                {.step = 1, .module = "b", .role = "input", .sqnr_db = 24.75, .scales = {}},
-                                                {.step = 1, .module = "c", .role = "input", .sqnr_db = {}, .scales = {}}};
-  std::optional<PrecisionSummary> summary = summary_of(reports);
+  const std::vector<PrecisionEvent> events = {{.step = 1, .module = "a", .role = "weight", .sqnr_db = 30.0, .scales = {}},
+                                              {.step = 1, .module = "b", .role = "input", .sqnr_db = 24.75, .scales = {}},
+                                              {.step = 1, .module = "c", .role = "input", .sqnr_db = {}, .scales = {}}};
+  std::optional<PrecisionSummary> summary = summary_of(events);
   ASSERT_TRUE(summary);
-  StepReport report;
-  report.precision = summary;
-  EXPECT_THAT(step_line(report), ::testing::EndsWith(" | q-sqnr 27.4 dB (worst b 24.8)"));
-  report.precision->fp32_products = 12;
-  EXPECT_THAT(step_line(report), ::testing::EndsWith(" | fp32 products 12"));
+  StepEvent event;
+  event.precision = summary;
+  EXPECT_THAT(step_line(event), ::testing::EndsWith(" | q-sqnr 27.4 dB (worst b 24.8)"));
+  event.precision->fp32_products = 12;
+  EXPECT_THAT(step_line(event), ::testing::EndsWith(" | fp32 products 12"));
 }
 
 }  // namespace

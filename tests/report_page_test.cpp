@@ -189,8 +189,8 @@ TEST_F(ReportPage, ExtremeStepsAndValuesHaveFiniteCoordinates) {
 }
 
 TEST_F(ReportPage, HeatMapOverAnEndlessRangeHasColours) {
-  std::vector<PrecisionReport> cells = {{.step = 1, .module = "a", .role = "input", .sqnr_db = -1.7e308, .amax = 1.0},
-                                        {.step = 1, .module = "b", .role = "input", .sqnr_db = 1.7e308, .amax = 1.0}};
+  std::vector<PrecisionEvent> cells = {{.step = 1, .module = "a", .role = "input", .sqnr_db = -1.7e308, .amax = 1.0},
+                                       {.step = 1, .module = "b", .role = "input", .sqnr_db = 1.7e308, .amax = 1.0}};
   const std::string map = heat_map("m", cells, {-1.7e308, 1.7e308});
   EXPECT_THAT(map, HasSubstr("rgb(68,1,84)"));
   EXPECT_THAT(map, Not(HasSubstr("rgb(-")));

@@ -8,6 +8,7 @@
 #include "files.h"
 #include "mantissa/base/rng.h"
 #include "mantissa/train/train.h"
+#include "testing.h"
 
 namespace mantissa::test {
 
@@ -28,7 +29,7 @@ struct TrainedRun {
   std::vector<double> losses, norms;  // by step of this call
   std::vector<double> valid_losses;
   std::vector<std::string> samples;
-  std::vector<StepReport> steps;
+  std::vector<StepEvent> steps;
 };
 
 class TrainingTest : public ::testing::Test {
@@ -54,13 +55,13 @@ class TrainingTest : public ::testing::Test {
   static TrainedRun run(const LoadedConfig& config, std::function<Request()> request = {}) {
     TrainedRun run;
     TrainEvents events;
-    events.step = [&run](const StepReport& report) {
-      run.losses.push_back(report.loss);
-      run.norms.push_back(report.gradient_norm);
-      run.steps.push_back(report);
+    events.step = [&run](const StepEvent& event) {
+      run.losses.push_back(event.loss);
+      run.norms.push_back(event.gradient_norm);
+      run.steps.push_back(event);
     };
-    events.evaluated = [&run](const EvaluationReport& report) { run.valid_losses.push_back(report.result.loss); };
-    events.sampled = [&run](const SampleReport& report) { run.samples.push_back(report.text); };
+    events.evaluated = [&run](const EvaluationEvent& event) { run.valid_losses.push_back(event.result.loss); };
+    events.wrote = [&run](const TextEvent& event) { run.samples.push_back(event.text); };
     events.request = std::move(request);
     run.summary = train(config, {"test"}, events);
     return run;
@@ -83,7 +84,7 @@ class TrainingTest : public ::testing::Test {
     CheckpointReader reader(checkpoint(name, step));
     const RunConfig saved = saved_config(reader);
     const std::unique_ptr<Backend> device = make_backend("cpu_reference");
-    const PrecisionPlan plan = PrecisionPlan::high(model_shape(saved.model), Dtype::f32);
+    const PrecisionPlan plan = high_plan(saved.model);
     Gpt model(saved.model, *device, plan, {});
     Optimizer optimizer(model.parameters(), saved.optimizer);
     load_weights(reader, plan, LoadFor::use, model.parameters(), &optimizer);

@@ -10,12 +10,12 @@ namespace {
 
 bool plain_wanted() { return std::getenv("NO_COLOR") != nullptr || std::getenv("CI") != nullptr; }
 
-std::string bar(const StepReport& report) {
+std::string bar(const StepEvent& event) {
   constexpr int64_t kWidth = 24;
-  const int64_t filled = kWidth * report.step / report.steps;
+  const int64_t filled = kWidth * event.step / event.steps;
   return "[" + std::string(static_cast<size_t>(filled), '#') + std::string(static_cast<size_t>(kWidth - filled), '.') + "] " +
-         std::to_string(100 * report.step / report.steps) + "% " + std::to_string(report.step) + "/" + std::to_string(report.steps) +
-         " | eta " + duration_text(report.remaining_seconds);
+         std::to_string(100 * event.step / event.steps) + "% " + std::to_string(event.step) + "/" + std::to_string(event.steps) +
+         " | eta " + duration_text(event.remaining_seconds);
 }
 
 }  // namespace
@@ -37,12 +37,12 @@ void Console::line(const std::string& text, Tone tone) {
   std::clearerr(stdout);
 }
 
-void Console::progress(const StepReport& report) {
+void Console::progress(const StepEvent& event) {
   const auto now = std::chrono::steady_clock::now();
   if (silent_ || !progress_ || (drawn_ && now - last_draw_ < std::chrono::milliseconds(100))) return;
   last_draw_ = now;
   drawn_ = true;
-  std::fprintf(stderr, "\r\x1b[K%s\r", bar(report).c_str());
+  std::fprintf(stderr, "\r\x1b[K%s\r", bar(event).c_str());
   std::fflush(stderr);
 }
 

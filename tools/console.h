@@ -7,7 +7,7 @@
 #include <string>
 
 #include "mantissa/train/config.h"
-#include "mantissa/train/report.h"
+#include "mantissa/train/events.h"
 
 namespace mantissa::tools {
 
@@ -21,7 +21,7 @@ class Console {
   enum class Tone { normal, alarm };  // alarm: red on a terminal
   void line(const std::string& text, Tone tone = Tone::normal);
   // Redrawn at most ten times a second.
-  void progress(const StepReport& report);
+  void progress(const StepEvent& event);
   void clear_progress();
   int64_t dropped_lines() const { return dropped_; }
 

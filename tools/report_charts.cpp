@@ -117,13 +117,13 @@ std::string colour_of(double share) {
   return out + ")";
 }
 
-std::string colour_of(const PrecisionReport& cell, const Decibels& range) {
+std::string colour_of(const PrecisionEvent& cell, const Decibels& range) {
   if (!cell.amax) return "rgb(213,0,50)";
   return cell.sqnr_db ? colour_of((*cell.sqnr_db - range.low) / std::max(1e-9, range.high - range.low)) : colour_of(1.0);
 }
 
 // The most frequent scales: ", scales 2^-9: 60%, 2^-8: 30% ...".
-std::string scales_text(const PrecisionReport& cell) {
+std::string scales_text(const PrecisionEvent& cell) {
   constexpr size_t kShown = 4;
   std::vector<std::pair<int64_t, int>> by_count;
   double blocks = 0.0;
@@ -140,7 +140,7 @@ std::string scales_text(const PrecisionReport& cell) {
   return by_count.size() > kShown ? out + " ..." : out;
 }
 
-std::string cell_title(const PrecisionReport& cell) {
+std::string cell_title(const PrecisionEvent& cell) {
   const std::string place = text(cell.module, ' ', cell.role, ", step ", cell.step, ": ");
   if (!cell.amax) return place + "NaN or Inf";
   return text(place, cell.sqnr_db ? number_text(*cell.sqnr_db, 4) + " dB" : "exact", ", clipped ", number_text(100.0 * cell.clipped, 3),
@@ -148,9 +148,9 @@ std::string cell_title(const PrecisionReport& cell) {
 }
 
 // Step to column.
-std::map<int64_t, size_t> columns_of(const std::vector<PrecisionReport>& cells) {
+std::map<int64_t, size_t> columns_of(const std::vector<PrecisionEvent>& cells) {
   std::set<int64_t> steps;
-  for (const PrecisionReport& cell : cells) steps.insert(cell.step);
+  for (const PrecisionEvent& cell : cells) steps.insert(cell.step);
   const size_t stride = ceil_div(steps.size(), kMostSteps);
   std::map<int64_t, size_t> columns;
   size_t index = 0;
@@ -160,9 +160,9 @@ std::map<int64_t, size_t> columns_of(const std::vector<PrecisionReport>& cells) 
   return columns;
 }
 
-std::vector<std::string> rows_of(const std::vector<PrecisionReport>& cells) {
+std::vector<std::string> rows_of(const std::vector<PrecisionEvent>& cells) {
   std::vector<std::string> rows;
-  for (const PrecisionReport& cell : cells) {
+  for (const PrecisionEvent& cell : cells) {
     if (std::find(rows.begin(), rows.end(), cell.module) == rows.end()) rows.push_back(cell.module);
   }
   return rows;
@@ -179,13 +179,13 @@ std::string line_chart(const std::string& title, const std::vector<ChartLine>& l
   return std::move(svg).finish();
 }
 
-std::string heat_map(const std::string& title, const std::vector<PrecisionReport>& cells, const Decibels& range) {
+std::string heat_map(const std::string& title, const std::vector<PrecisionEvent>& cells, const Decibels& range) {
   const std::map<int64_t, size_t> columns = columns_of(cells);
   const std::vector<std::string> rows = rows_of(cells);
   const double width = kCellsWidth / static_cast<double>(columns.size()), bottom = kCellHeight * static_cast<double>(rows.size());
   Svg svg(kNames + kCellsWidth, bottom + 20, title);
   for (size_t i = 0; i < rows.size(); ++i) svg.text(kNames - 6, kCellHeight * (static_cast<double>(i) + 0.75), "end", rows[i]);
-  for (const PrecisionReport& cell : cells) {
+  for (const PrecisionEvent& cell : cells) {
     const auto column = columns.find(cell.step);
     if (column == columns.end()) continue;
     const auto row = static_cast<double>(std::find(rows.begin(), rows.end(), cell.module) - rows.begin());

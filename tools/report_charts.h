@@ -25,7 +25,7 @@ struct Decibels {
   double low, high;
 };
 // Module over step, one row each, coloured by SQNR. `cells` by ascending step; at most 100 of the steps are shown.
-std::string heat_map(const std::string& title, const std::vector<PrecisionReport>& cells, const Decibels& range);
+std::string heat_map(const std::string& title, const std::vector<PrecisionEvent>& cells, const Decibels& range);
 std::string heat_scale();  // the key to the colours
 
 }  // namespace mantissa::tools

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "mantissa/base/json.h"
-#include "mantissa/train/report.h"
+#include "mantissa/train/events.h"
 #include "report_charts.h"
 #include "svg.h"
 
@@ -98,9 +98,9 @@ std::string loss_chart(const Runs& runs) {
 
 // ---- precision
 
-Decibels measured(const std::vector<PrecisionReport>& cells) {
+Decibels measured(const std::vector<PrecisionEvent>& cells) {
   Decibels range{HUGE_VAL, -HUGE_VAL};
-  for (const PrecisionReport& cell : cells) {
+  for (const PrecisionEvent& cell : cells) {
     if (!cell.sqnr_db) continue;
     range = {std::min(range.low, *cell.sqnr_db), std::max(range.high, *cell.sqnr_db)};
   }
@@ -119,8 +119,8 @@ std::string precision(const Runs& runs) {
       "tells more under the pointer.</p>\n" +
       heat_scale();
   for (const RunMetrics& run : runs) {
-    std::map<std::string, std::vector<PrecisionReport>> by_role;
-    for (const PrecisionReport& cell : run.precision) by_role[cell.role].push_back(cell);
+    std::map<std::string, std::vector<PrecisionEvent>> by_role;
+    for (const PrecisionEvent& cell : run.precision) by_role[cell.role].push_back(cell);
     for (const auto& [role, cells] : by_role) {
       const Decibels range = measured(cells);
       const std::string title = text(run.name, ": ", role, ", ", number_text(range.low, 3), " to ", number_text(range.high, 3), " dB");
@@ -135,10 +135,10 @@ std::string precision(const Runs& runs) {
 std::string texts(const RunMetrics& run) {
   constexpr size_t kMost = 12;
   std::string out = "<h3>" + escaped(run.name) + "</h3>\n";
-  const size_t shown = std::min(kMost, run.samples.size());
-  if (shown < run.samples.size()) out += text("<p class=\"soft\">the newest ", shown, " of ", run.samples.size(), "</p>\n");
+  const size_t shown = std::min(kMost, run.texts.size());
+  if (shown < run.texts.size()) out += text("<p class=\"soft\">the newest ", shown, " of ", run.texts.size(), "</p>\n");
   for (size_t i = 0; i < shown; ++i) {
-    const SampleReport& event = run.samples[run.samples.size() - 1 - i];
+    const TextEvent& event = run.texts[run.texts.size() - 1 - i];
     out += text("<details", i == 0 ? " open=\"open\"" : "", "><summary>step ", event.step, "</summary><pre><b>", escaped(event.prompt),
                 "</b>", escaped(event.text), "</pre></details>\n");
   }
@@ -148,7 +148,7 @@ std::string texts(const RunMetrics& run) {
 std::string all_texts(const Runs& runs) {
   std::string out;
   for (const RunMetrics& run : runs) out += texts(run);
-  return out.empty() ? out : "<h2>Samples</h2>\n" + out;
+  return out.empty() ? out : "<h2>Written texts</h2>\n" + out;
 }
 
 // By dotted key.

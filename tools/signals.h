@@ -2,7 +2,7 @@
 // second SIGINT kills the process. A reader of its output that goes away is no reason to stop.
 #pragma once
 
-#include "mantissa/train/report.h"
+#include "mantissa/train/events.h"
 
 namespace mantissa::tools {
 

@@ -41,17 +41,17 @@ std::string counted(double value) {
   return out.str();
 }
 
-std::string start_line(const StartReport& report) {
-  std::string line = text("run ", printable(report.folder), " | ", counted(static_cast<double>(report.parameters)), " parameters | ",
-                          report.training_tokens, " training tokens | ", report.precision, " | ", report.device, ", ",
-                          count_text(report.threads, "thread"), " | ", count_text(report.steps, "step"));
-  if (!report.resumed.empty()) line += text(" | continues at ", report.step, " from ", printable(report.resumed));
+std::string start_line(const StartEvent& event) {
+  std::string line = text("run ", printable(event.folder), " | ", counted(static_cast<double>(event.parameters)), " parameters | ",
+                          event.training_tokens, " training tokens | ", event.precision, " | ", event.device, ", ",
+                          count_text(event.threads, "thread"), " | ", count_text(event.steps, "step"));
+  if (!event.resumed.empty()) line += text(" | continues at ", event.step, " from ", printable(event.resumed));
   return line;
 }
 
-std::string save_line(const SaveReport& report) {
-  if (!report.problem.empty()) return text("save  ", report.step, " | FAILED: ", printable(report.problem));
-  return text("save  ", report.step, " | ", printable(report.path), " | ", duration_text(report.seconds));
+std::string save_line(const SaveEvent& event) {
+  if (!event.problem.empty()) return text("save  ", event.step, " | FAILED: ", printable(event.problem));
+  return text("save  ", event.step, " | ", printable(event.path), " | ", duration_text(event.seconds));
 }
 
 void print_summary(Console& console, const TrainSummary& summary) {
@@ -77,33 +77,33 @@ TrainEvents events_for(Console& console, LogLevel level) {
     log_info(line);
   };
   TrainEvents events;
-  events.started = [show, level](const StartReport& report) {
-    open_log({.level = level, .console = true, .console_level = LogLevel::warning, .file = report.folder + "/log.txt"});
-    show(start_line(report));
+  events.started = [show, level](const StartEvent& event) {
+    open_log({.level = level, .console = true, .console_level = LogLevel::warning, .file = event.folder + "/log.txt"});
+    show(start_line(event));
   };
-  events.step = [&console](const StepReport& report) {
-    console.line(step_line(report), report.skipped ? Console::Tone::alarm : Console::Tone::normal);
-    console.progress(report);
+  events.step = [&console](const StepEvent& event) {
+    console.line(step_line(event), event.skipped ? Console::Tone::alarm : Console::Tone::normal);
+    console.progress(event);
   };
-  events.evaluated = [show](const EvaluationReport& report) { show(evaluation_line(report)); };
-  events.sampled = [&console](const SampleReport& report) { console.line(sample_box(report)); };
-  events.saved = [show](const SaveReport& report) {
-    show(save_line(report), report.problem.empty() ? Console::Tone::normal : Console::Tone::alarm);
+  events.evaluated = [show](const EvaluationEvent& event) { show(evaluation_line(event)); };
+  events.wrote = [&console](const TextEvent& event) { console.line(text_box(event)); };
+  events.saved = [show](const SaveEvent& event) {
+    show(save_line(event), event.problem.empty() ? Console::Tone::normal : Console::Tone::alarm);
   };
   events.request = take_request;
   return events;
 }
 
-void print_plan(const RunPlan& plan) {
-  const TrainingConfig& training = plan.config.training;
-  const MemoryEstimate& memory = plan.memory;
-  const double step_flops = plan.flops_per_token * static_cast<double>(training.tokens_per_step());
-  std::cout << "model    " << counted(static_cast<double>(plan.precision.parameters())) << " parameters, vocabulary " << *plan.config.model.vocab_size
-            << '\n'
-            << "data     " << plan.training_tokens << " training tokens, " << plan.validation_windows << " validation windows\n"
+void print_preview(const RunPreview& preview) {
+  const TrainingConfig& training = preview.config.training;
+  const MemoryEstimate& memory = preview.memory;
+  const double step_flops = preview.flops_per_token * static_cast<double>(training.tokens_per_step());
+  std::cout << "model    " << counted(static_cast<double>(preview.precision.parameters())) << " parameters, vocabulary "
+            << *preview.config.model.vocab_size << '\n'
+            << "data     " << preview.training_tokens << " training tokens, " << preview.validation_windows << " validation windows\n"
             << "step     " << *training.grad_accum << " x " << training.micro_batch_size << " sequences of " << training.seq_len << " = "
             << training.tokens_per_step() << " tokens; " << count_text(training.steps, "step") << "\n"
-            << "compute  " << plan.flops_per_token << " FLOP per token, " << step_flops << " per step, "
+            << "compute  " << preview.flops_per_token << " FLOP per token, " << step_flops << " per step, "
             << step_flops * static_cast<double>(training.steps) << " in all\n"
             << "memory   " << bytes_text(memory.total()) << " of tensors\n"
             << "  master weights  " << bytes_text(memory.masters) << '\n'
@@ -130,9 +130,9 @@ ExitCode run_training(const TrainArguments& arguments) {
   const LogLevel level = loaded.config.logging.level;
   open_log({.level = level, .console = true, .console_level = LogLevel::warning, .file = {}});
   if (arguments.dry_run) {
-    const RunPlan plan = plan_run(loaded);
-    print_plan(plan);
-    for (const std::string& warning : plan.precision.warnings()) log_warning(warning);
+    const RunPreview preview = preview_run(loaded);
+    print_preview(preview);
+    for (const std::string& warning : preview.precision.warnings()) log_warning(warning);
     return ExitCode::ok;
   }
   watch_signals();

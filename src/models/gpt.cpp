@@ -30,7 +30,7 @@ MlpOptions mlp_options(const ModelConfig& config, Recompute recompute) {
   return {.gelu = gelu,
           .init_std = config.init_std,
           .down_init_std = residual_std(config),
-          .keep = recompute == Recompute::selective ? Keep::recipe : Keep::value};
+          .keep = recompute == Recompute::selective ? Keep::nothing : Keep::value};
 }
 
 // The config refuses the same; this is for a config object, or a recipe, that was changed afterwards.

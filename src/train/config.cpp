@@ -163,8 +163,8 @@ void check_sections(const RunConfig& config, ConfigReport& report) {
                                               " are more than training.steps ", config.training.steps));
   }
   if (config.training.device == DeviceChoice::cuda) report.error("training.device", "this build has no CUDA; take auto or cpu");
-  if (config.eval.samples && !config.data.tokenizer) report.error("eval.samples", "needs data.tokenizer, to read prompts and write text");
-  if (config.eval.samples && config.eval.samples->prompts.empty()) report.error("eval.samples.prompts", "must hold at least one text");
+  if (config.eval.texts && !config.data.tokenizer) report.error("eval.samples", "needs data.tokenizer, to read prompts and write text");
+  if (config.eval.texts && config.eval.texts->prompts.empty()) report.error("eval.samples.prompts", "must hold at least one text");
 }
 
 std::string replaced(std::string path, const std::string& placeholder, const std::string& value) {

@@ -10,7 +10,7 @@
 #include "mantissa/base/hash.h"
 #include "mantissa/base/json.h"
 #include "mantissa/base/log.h"
-#include "mantissa/train/report.h"
+#include "mantissa/train/events.h"
 
 namespace mantissa {
 namespace {

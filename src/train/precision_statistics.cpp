@@ -27,15 +27,15 @@ class Sums {
     elements_ += static_cast<double>(x.elements());
   }
 
-  void write(PrecisionReport& report) const {
+  void write(PrecisionEvent& event) const {
     const double signal = parts_[Part::signal], noise = parts_[Part::noise];
-    if (noise > 0.0 && std::isfinite(noise)) report.sqnr_db = 10.0 * std::log10(signal / noise);
-    report.clipped = parts_[Part::clipped] / elements_;
-    report.flushed = parts_[Part::flushed] / elements_;
-    if (std::isfinite(parts_[Part::amax])) report.amax = parts_[Part::amax];
+    if (noise > 0.0 && std::isfinite(noise)) event.sqnr_db = 10.0 * std::log10(signal / noise);
+    event.clipped = parts_[Part::clipped] / elements_;
+    event.flushed = parts_[Part::flushed] / elements_;
+    if (std::isfinite(parts_[Part::amax])) event.amax = parts_[Part::amax];
     for (uint16_t code = 0; code < 256; ++code) {
       const auto blocks = static_cast<int64_t>(parts_[static_cast<size_t>(Part::scales + code)]);
-      if (blocks > 0) report.scales[code] = blocks;
+      if (blocks > 0) event.scales[code] = blocks;
     }
   }
 
@@ -48,8 +48,8 @@ std::string module_of(const Parameter& parameter) { return parameter.name.substr
 
 }  // namespace
 
-std::vector<PrecisionReport> measure_precision(const ParameterSet& parameters, const Optimizer& optimizer, int64_t step,
-                                               const std::function<void()>& body) {
+std::vector<PrecisionEvent> measure_precision(const ParameterSet& parameters, const Optimizer& optimizer, int64_t step,
+                                              const std::function<void()>& body) {
   std::map<std::pair<const Leaf*, OperandRole>, Sums> sums;
   size_t i = 0;
   for (const Parameter& parameter : parameters.all()) {
@@ -62,28 +62,28 @@ std::vector<PrecisionReport> measure_precision(const ParameterSet& parameters, c
     const ObserverScope scope([&](const QuantizedOperand& operand) { sums[{operand.weight, operand.role}].add(operand.x, operand.codes); });
     body();
   }
-  std::vector<PrecisionReport> reports;
+  std::vector<PrecisionEvent> events;
   for (const Parameter& parameter : parameters.all()) {
     for (const OperandRole role : {OperandRole::weight, OperandRole::input, OperandRole::output_grad}) {
       const auto found = sums.find({&parameter.leaf, role});
       if (found == sums.end()) continue;
-      found->second.write(reports.emplace_back(PrecisionReport{.step = step, .module = module_of(parameter), .role = role_name(role)}));
+      found->second.write(events.emplace_back(PrecisionEvent{.step = step, .module = module_of(parameter), .role = role_name(role)}));
     }
   }
-  return reports;
+  return events;
 }
 
-std::optional<PrecisionSummary> summary_of(const std::vector<PrecisionReport>& reports) {
-  if (reports.empty()) return {};
+std::optional<PrecisionSummary> summary_of(const std::vector<PrecisionEvent>& events) {
+  if (events.empty()) return {};
   PrecisionSummary summary;
   double sum = 0.0, count = 0.0;
-  for (const PrecisionReport& report : reports) {
-    if (!report.sqnr_db) continue;
-    sum += *report.sqnr_db;
+  for (const PrecisionEvent& event : events) {
+    if (!event.sqnr_db) continue;
+    sum += *event.sqnr_db;
     count += 1.0;
-    if (!summary.worst.empty() && *report.sqnr_db >= summary.worst_db) continue;
-    summary.worst = report.module;
-    summary.worst_db = *report.sqnr_db;
+    if (!summary.worst.empty() && *event.sqnr_db >= summary.worst_db) continue;
+    summary.worst = event.module;
+    summary.worst_db = *event.sqnr_db;
   }
   if (count > 0.0) summary.sqnr_db = sum / count;
   return summary;

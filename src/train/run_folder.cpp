@@ -38,23 +38,23 @@ void require_no_run(const RunConfig& config, bool used) {
 }
 
 // A line of metrics.jsonl.
-template <class Report>
+template <class Event>
 struct Line {
   std::string type;
-  Report report;
+  Event event;
   double time;
 
   void fields(auto& v) {
     v("type", type);
-    report.fields(v);
+    event.fields(v);
     v("time", time);
-    if constexpr (requires { report.last_fields(v); }) report.last_fields(v);
+    if constexpr (requires { event.last_fields(v); }) event.last_fields(v);
   }
 };
 
-template <class Report>
-void append(std::optional<AppendFile>& lines, const char* type, const Report& report, double time = unix_time()) {
-  if (lines) lines->append(json_text(Line<Report>{type, report, time}) + "\n");
+template <class Event>
+void append(std::optional<AppendFile>& lines, const char* type, const Event& event, double time = unix_time()) {
+  if (lines) lines->append(json_text(Line<Event>{type, event, time}) + "\n");
 }
 
 void write_descriptions(const LoadedConfig& loaded, const std::vector<std::string>& arguments, const fs::path& folder) {
@@ -106,45 +106,45 @@ Metrics::Metrics(const LoggingConfig& config) {
 
 int64_t Metrics::dropped() const { return (lines_ ? lines_->failures() : 0) + (events_ ? events_->failures() : 0); }
 
-void Metrics::write(const StartReport& report) { append(lines_, "start", report); }
+void Metrics::write(const StartEvent& event) { append(lines_, "start", event); }
 
-void Metrics::write(const StepReport& report) {
+void Metrics::write(const StepEvent& event) {
   const double now = unix_time();
-  append(lines_, "step", report, now);
+  append(lines_, "step", event, now);
   if (!events_) return;
-  std::vector<TaggedValue> values = {{"train/loss", static_cast<float>(report.loss)},
-                                     {"train/grad_norm", static_cast<float>(report.gradient_norm)},
-                                     {"train/lr", static_cast<float>(report.lr)},
-                                     {"perf/tokens_per_sec", static_cast<float>(report.tokens_per_second)},
-                                     {"mem/peak_gib", static_cast<float>(report.memory_gib)}};
-  if (report.mfu) values.push_back({"perf/mfu", static_cast<float>(*report.mfu)});
-  events_->write(report.step, now, values);
+  std::vector<TaggedValue> values = {{"train/loss", static_cast<float>(event.loss)},
+                                     {"train/grad_norm", static_cast<float>(event.gradient_norm)},
+                                     {"train/lr", static_cast<float>(event.lr)},
+                                     {"perf/tokens_per_sec", static_cast<float>(event.tokens_per_second)},
+                                     {"mem/peak_gib", static_cast<float>(event.memory_gib)}};
+  if (event.mfu) values.push_back({"perf/mfu", static_cast<float>(*event.mfu)});
+  events_->write(event.step, now, values);
 }
 
-void Metrics::write(const EvaluationReport& report) {
+void Metrics::write(const EvaluationEvent& event) {
   const double now = unix_time();
-  append(lines_, "eval", report, now);
+  append(lines_, "eval", event, now);
   if (!events_) return;
-  const std::array<TaggedValue, 1> values = {{{"valid/loss", static_cast<float>(report.result.loss)}}};
-  events_->write(report.step, now, values);
+  const std::array<TaggedValue, 1> values = {{{"valid/loss", static_cast<float>(event.result.loss)}}};
+  events_->write(event.step, now, values);
 }
 
-void Metrics::write(const SampleReport& report) { append(lines_, "sample", report); }
+void Metrics::write(const TextEvent& event) { append(lines_, "sample", event); }
 
-void Metrics::write(const PrecisionReport& report) {
+void Metrics::write(const PrecisionEvent& event) {
   const double now = unix_time();
-  append(lines_, "precision", report, now);
+  append(lines_, "precision", event, now);
   if (!events_) return;
-  const std::string tag = "precision/" + report.module + "/" + report.role + "/";
+  const std::string tag = "precision/" + event.module + "/" + event.role + "/";
   const std::string amax = tag + "amax", sqnr = tag + "sqnr_db", clipped = tag + "clipped", flushed = tag + "flushed";
-  std::vector<TaggedValue> values = {{clipped, static_cast<float>(report.clipped)}, {flushed, static_cast<float>(report.flushed)}};
-  if (report.amax) values.push_back({amax, static_cast<float>(*report.amax)});
-  if (report.sqnr_db) values.push_back({sqnr, static_cast<float>(*report.sqnr_db)});
-  events_->write(report.step, now, values);
-  const std::map<int, int64_t> exponents = report.scale_exponents();
-  if (!exponents.empty()) events_->write_histogram(report.step, now, tag + "scale_exponent", exponents);
+  std::vector<TaggedValue> values = {{clipped, static_cast<float>(event.clipped)}, {flushed, static_cast<float>(event.flushed)}};
+  if (event.amax) values.push_back({amax, static_cast<float>(*event.amax)});
+  if (event.sqnr_db) values.push_back({sqnr, static_cast<float>(*event.sqnr_db)});
+  events_->write(event.step, now, values);
+  const std::map<int, int64_t> exponents = event.scale_exponents();
+  if (!exponents.empty()) events_->write_histogram(event.step, now, tag + "scale_exponent", exponents);
 }
 
-void Metrics::write(const SaveReport& report) { append(lines_, "checkpoint", report); }
+void Metrics::write(const SaveEvent& event) { append(lines_, "checkpoint", event); }
 
 }  // namespace mantissa

@@ -18,25 +18,25 @@ void forget_after(std::vector<Entry>& entries, int64_t step) {
 
 // A start at step s continues from a checkpoint of that step: what came after it is done again.
 void take_start(RunMetrics& run, const JsonReader& line) {
-  run.start = line.as<StartReport>();
+  run.start = line.as<StartEvent>();
   for (Series* series : {&run.loss, &run.valid_loss, &run.lr, &run.gradient_norm, &run.tokens_per_second})
     forget_after(*series, run.start.step);
   forget_after(run.precision, run.start.step);
-  forget_after(run.samples, run.start.step);
+  forget_after(run.texts, run.start.step);
 }
 
 void take_step(RunMetrics& run, const JsonReader& line) {
-  const auto report = line.as<StepReport>();
-  run.loss.push_back({report.step, report.loss});
-  run.lr.push_back({report.step, report.lr});
-  run.gradient_norm.push_back({report.step, report.gradient_norm});
-  run.tokens_per_second.push_back({report.step, report.tokens_per_second});
-  run.tokens = report.tokens;
+  const auto event = line.as<StepEvent>();
+  run.loss.push_back({event.step, event.loss});
+  run.lr.push_back({event.step, event.lr});
+  run.gradient_norm.push_back({event.step, event.gradient_norm});
+  run.tokens_per_second.push_back({event.step, event.tokens_per_second});
+  run.tokens = event.tokens;
 }
 
 void take_evaluation(RunMetrics& run, const JsonReader& line) {
-  const auto report = line.as<EvaluationReport>();
-  run.valid_loss.push_back({report.step, report.result.loss});
+  const auto event = line.as<EvaluationEvent>();
+  run.valid_loss.push_back({event.step, event.result.loss});
 }
 
 void take(RunMetrics& run, const JsonReader& line) {
@@ -44,8 +44,8 @@ void take(RunMetrics& run, const JsonReader& line) {
   if (type == "start") take_start(run, line);
   if (type == "step") take_step(run, line);
   if (type == "eval") take_evaluation(run, line);
-  if (type == "precision") run.precision.push_back(line.as<PrecisionReport>());
-  if (type == "sample") run.samples.push_back(line.as<SampleReport>());
+  if (type == "precision") run.precision.push_back(line.as<PrecisionEvent>());
+  if (type == "sample") run.texts.push_back(line.as<TextEvent>());
 }
 
 std::string content_of(const fs::path& path) { return File::open_input(path).content(std::numeric_limits<int64_t>::max()); }

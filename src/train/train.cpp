@@ -21,9 +21,9 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-template <class Report>
-void tell(const std::function<void(const Report&)>& event, const Report& report) {
-  if (event) event(report);
+template <class Event>
+void tell(const std::function<void(const Event&)>& callback, const Event& event) {
+  if (callback) callback(event);
 }
 
 Data open_run_data(LoadedConfig& loaded) {
@@ -45,11 +45,11 @@ PrecisionPlan plan_with_data(const RunConfig& config, const Data& data) {
 // Prompts are encoded before the run starts, so that one that cannot be is an error then.
 std::vector<std::vector<int32_t>> encode_prompts(const EvalConfig& config, const Data& data) {
   std::vector<std::vector<int32_t>> prompts;
-  if (!config.samples) return prompts;
+  if (!config.texts) return prompts;
   require(data.tokenizer.has_value(), ExitCode::usage, "eval.samples: needs data.tokenizer");
-  for (size_t i = 0; i < config.samples->prompts.size(); ++i) {
+  for (size_t i = 0; i < config.texts->prompts.size(); ++i) {
     const std::string name = text("eval.samples.prompts.", i);
-    prompts.push_back(data.tokenizer->encode(config.samples->prompts[i], {.name = name, .code = ExitCode::usage}));
+    prompts.push_back(data.tokenizer->encode(config.texts->prompts[i], {.name = name, .code = ExitCode::usage}));
     require(!prompts.back().empty(), ExitCode::usage, name, ": must not be empty");
   }
   return prompts;
@@ -154,19 +154,19 @@ void open_folder(Run& run, const std::vector<std::string>& arguments) {
   lock_folder(run);
   write_run_folder(run.loaded, arguments);
   run.metrics.emplace(run.config.logging);
-  const StartReport report{.folder = run.config.logging.dir,
-                           .resumed = run.resumed,
-                           .step = run.state.step,
-                           .steps = run.config.training.steps,
-                           .parameters = run.model.parameters().elements(),
-                           .training_tokens = run.data.train->tokens(),
-                           .validation_sets = run.data.valid.sets(),
-                           .precision = precision_text(run.config.precision),
-                           .device = run.device->name(),
-                           .threads = num_threads()};
-  tell(run.events.started, report);
+  const StartEvent event{.folder = run.config.logging.dir,
+                         .resumed = run.resumed,
+                         .step = run.state.step,
+                         .steps = run.config.training.steps,
+                         .parameters = run.model.parameters().elements(),
+                         .training_tokens = run.data.train->tokens(),
+                         .validation_sets = run.data.valid.sets(),
+                         .precision = precision_text(run.config.precision),
+                         .device = run.device->name(),
+                         .threads = num_threads()};
+  tell(run.events.started, event);
   for (const std::string& warning : run.plan.warnings()) log_warning(warning);
-  run.metrics->write(report);
+  run.metrics->write(event);
   run.newest_checkpoint = run.resumed;
 }
 
@@ -184,25 +184,25 @@ void count_nonfinite(Run& run, const StepResult& result) {
               " in a row, training.nonfinite_limit ", run.config.training.nonfinite_limit, ")");
 }
 
-void report_step(Run& run, const StepResult& result, const std::optional<PrecisionSummary>& precision, double lr, double seconds) {
+void tell_step(Run& run, const StepResult& result, const std::optional<PrecisionSummary>& precision, double lr, double seconds) {
   const TrainingConfig& training = run.config.training;
   run.throughput.add(training.tokens_per_step(), seconds);
   if (run.state.step % run.config.logging.interval != 0 && run.state.step != training.steps && !result.skipped && !precision) return;
-  const StepReport report{.step = run.state.step,
-                          .steps = training.steps,
-                          .loss = result.loss,
-                          .gradient_norm = result.gradient_norm,
-                          .lr = lr,
-                          .milliseconds = 1e3 * seconds,
-                          .tokens_per_second = run.throughput.tokens_per_second(),
-                          .mfu = {},
-                          .memory_gib = static_cast<double>(peak_resident_bytes()) * 0x1p-30,
-                          .remaining_seconds = run.throughput.seconds_per_step() * static_cast<double>(training.steps - run.state.step),
-                          .tokens = run.state.tokens,
-                          .skipped = result.skipped,
-                          .precision = precision};
-  run.metrics->write(report);
-  tell(run.events.step, report);
+  const StepEvent event{.step = run.state.step,
+                        .steps = training.steps,
+                        .loss = result.loss,
+                        .gradient_norm = result.gradient_norm,
+                        .lr = lr,
+                        .milliseconds = 1e3 * seconds,
+                        .tokens_per_second = run.throughput.tokens_per_second(),
+                        .mfu = {},
+                        .memory_gib = static_cast<double>(peak_resident_bytes()) * 0x1p-30,
+                        .remaining_seconds = run.throughput.seconds_per_step() * static_cast<double>(training.steps - run.state.step),
+                        .tokens = run.state.tokens,
+                        .skipped = result.skipped,
+                        .precision = precision};
+  run.metrics->write(event);
+  tell(run.events.step, event);
 }
 
 bool due(const Run& run, int64_t interval) {
@@ -218,9 +218,9 @@ StepResult measured_step(Run& run, const Batch& batch, double lr, std::optional<
   if (interval == 0 || number % interval != 0) return step();
   StepResult result{};
   const int64_t before = run.device->fp32_products();
-  const std::vector<PrecisionReport> reports = measure_precision(run.model.parameters(), run.optimizer, number, [&] { result = step(); });
-  for (const PrecisionReport& report : reports) run.metrics->write(report);
-  precision = summary_of(reports);
+  const std::vector<PrecisionEvent> events = measure_precision(run.model.parameters(), run.optimizer, number, [&] { result = step(); });
+  for (const PrecisionEvent& event : events) run.metrics->write(event);
+  precision = summary_of(events);
   if (precision) precision->fp32_products = run.device->fp32_products() - before;
   return result;
 }
@@ -236,9 +236,9 @@ void take_step(Run& run) {
   run.state.samples += *training.global_batch_size;
   run.state.tokens += training.tokens_per_step();
   run.state.owes_evaluation = run.data.valid.sets() > 0 && due(run, run.config.eval.interval);
-  run.state.owes_samples = run.config.eval.samples && due(run, run.config.eval.samples->interval);
+  run.state.owes_texts = run.config.eval.texts && due(run, run.config.eval.texts->interval);
   count_nonfinite(run, result);
-  report_step(run, result, precision, lr, seconds_since(start));
+  tell_step(run, result, precision, lr, seconds_since(start));
   require(run.state.nonfinite_in_a_row < training.nonfinite_limit, ExitCode::numerical, "stopped at step ", run.state.step, ": ",
           run.state.nonfinite_in_a_row, " steps in a row were not finite, the last because of ", result.bad,
           "; lower optimizer.lr or look at the data");
@@ -256,37 +256,37 @@ bool stopping(Run& run) { return poll(run) == Request::save_and_stop; }
 // False if a request to stop cut it short.
 bool run_evaluation(Run& run) {
   const auto start = Clock::now();
-  EvaluationReport report{.step = run.state.step};
+  EvaluationEvent event{.step = run.state.step};
   const auto stop = [&run] { return stopping(run); };
-  report.result = evaluate(run.model, run.data.valid, run.config.training.micro_batch_size, run.config.eval.iters, stop);
-  if (report.result.stopped) return false;
-  report.seconds = seconds_since(start);
-  run.last_valid_loss = report.result.loss;
-  report.best = std::isfinite(report.result.loss) && (!run.state.best_valid_loss || report.result.loss < *run.state.best_valid_loss);
-  if (report.best) run.state.best_valid_loss = report.result.loss;
-  run.metrics->write(report);
-  tell(run.events.evaluated, report);
+  event.result = evaluate(run.model, run.data.valid, run.config.training.micro_batch_size, run.config.eval.iters, stop);
+  if (event.result.stopped) return false;
+  event.seconds = seconds_since(start);
+  run.last_valid_loss = event.result.loss;
+  event.best = std::isfinite(event.result.loss) && (!run.state.best_valid_loss || event.result.loss < *run.state.best_valid_loss);
+  if (event.best) run.state.best_valid_loss = event.result.loss;
+  run.metrics->write(event);
+  tell(run.events.evaluated, event);
   return true;
 }
 
-// False if a request to stop cut them short; half a sample is none.
-bool write_samples(Run& run) {
-  const SamplesConfig& samples = *run.config.eval.samples;
+// False if a request to stop cut them short; half a text is none.
+bool write_texts(Run& run) {
+  const TextsConfig& texts = *run.config.eval.texts;
   const auto go_on = [&run](int32_t) { return !stopping(run); };
   for (size_t i = 0; i < run.prompts.size(); ++i) {
-    const SamplingOptions options{.max_new_tokens = samples.max_new_tokens,
-                                  .temperature = samples.temperature,
-                                  .top_k = samples.top_k,
-                                  .top_p = samples.top_p,
+    const SamplingOptions options{.max_new_tokens = texts.max_new_tokens,
+                                  .temperature = texts.temperature,
+                                  .top_k = texts.top_k,
+                                  .top_p = texts.top_p,
                                   .seed = run.config.training.seed,
                                   .what = static_cast<uint32_t>(i),
                                   .moment = static_cast<uint64_t>(run.state.step)};
     if (stopping(run)) return false;
     const std::vector<int32_t> ids = generate(run.model, run.prompts[i], options, go_on);
     if (stopping(run)) return false;
-    const SampleReport report{.step = run.state.step, .prompt = samples.prompts[i], .text = run.data.tokenizer->decode(ids)};
-    run.metrics->write(report);
-    tell(run.events.sampled, report);
+    const TextEvent event{.step = run.state.step, .prompt = texts.prompts[i], .text = run.data.tokenizer->decode(ids)};
+    run.metrics->write(event);
+    tell(run.events.wrote, event);
   }
   return true;
 }
@@ -294,35 +294,35 @@ bool write_samples(Run& run) {
 // False if the disk did not take it; training goes on and tries again at the next interval.
 bool save(Run& run) {
   const auto start = Clock::now();
-  SaveReport report{.step = run.state.step};
+  SaveEvent event{.step = run.state.step};
   try {
     const SavedCheckpoint saved = run.checkpoints->save(checkpoint_content(run.parts(), run.state));
-    report.path = run.newest_checkpoint = saved.path.string();
+    event.path = run.newest_checkpoint = saved.path.string();
   } catch (const Error& error) {
     if (error.code() != ExitCode::storage) throw;
     ++run.failed_saves;
-    report.problem = error.what();
+    event.problem = error.what();
     log_error("checkpoint of step ", run.state.step, " not saved: ", error.what());
   }
-  report.seconds = seconds_since(start);
-  run.metrics->write(report);
-  tell(run.events.saved, report);
-  return report.problem.empty();
+  event.seconds = seconds_since(start);
+  run.metrics->write(event);
+  tell(run.events.saved, event);
+  return event.problem.empty();
 }
 
 // They yield to a stop, which may have seconds left; what is cut stays owed, in the checkpoint too.
-void evaluate_and_sample(Run& run) {
+void evaluate_and_write(Run& run) {
   TrainState& state = run.state;
   state.owes_evaluation = state.owes_evaluation && run.data.valid.sets() > 0 && !run_evaluation(run);
-  state.owes_samples = state.owes_samples && run.config.eval.samples && !write_samples(run);
-  if (state.owes_anything()) log_warning("evaluation or samples of step ", state.step, " cut short; --resume does them first");
+  state.owes_texts = state.owes_texts && run.config.eval.texts && !write_texts(run);
+  if (state.owes_anything()) log_warning("evaluation or texts of step ", state.step, " cut short; --resume does them first");
 }
 
-// Evaluation, samples and the save that the step calls for. True if the state is on the disk. An error in the evaluation or the samples
+// Evaluation, texts and the save that the step calls for. True if the state is on the disk. An error in the evaluation or the texts
 // must not cost the steps that were done, so then it is saved in any case.
 bool after_step(Run& run) {
   try {
-    evaluate_and_sample(run);
+    evaluate_and_write(run);
   } catch (const Error&) {
     save(run);
     throw;
@@ -370,19 +370,19 @@ TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& a
           .checkpoint = run.newest_checkpoint};
 }
 
-RunPlan plan_run(const LoadedConfig& loaded) {
+RunPreview preview_run(const LoadedConfig& loaded) {
   LoadedConfig copy = loaded;
   const Data data = open_run_data(copy);
   const PrecisionPlan precision = plan_with_data(copy.config, data);
   encode_prompts(copy.config.eval, data);
-  RunPlan plan{.config = copy.config,
-               .precision = precision,
-               .flops_per_token = training_flops_per_token(model_shape(copy.config.model), copy.config.training.seq_len),
-               .memory = estimate_memory(copy.config, precision),
-               .training_tokens = data.train->tokens(),
-               .validation_windows = 0};
-  for (int set = 0; set < data.valid.sets(); ++set) plan.validation_windows += data.valid.windows(set);
-  return plan;
+  RunPreview preview{.config = copy.config,
+                     .precision = precision,
+                     .flops_per_token = training_flops_per_token(model_shape(copy.config.model), copy.config.training.seq_len),
+                     .memory = estimate_memory(copy.config, precision),
+                     .training_tokens = data.train->tokens(),
+                     .validation_windows = 0};
+  for (int set = 0; set < data.valid.sets(); ++set) preview.validation_windows += data.valid.windows(set);
+  return preview;
 }
 
 }  // namespace mantissa

@@ -9,7 +9,7 @@ int main(int argc, char** argv) {
   try {
     const mantissa::LoadedConfig loaded =
         mantissa::load_run_config({.file = argv[1], .sets = {mantissa::text("data.path=", argv[2]), "eval.samples=null"}});
-    const mantissa::RunPlan plan = mantissa::plan_run(loaded);
+    const mantissa::RunPreview plan = mantissa::preview_run(loaded);
     std::printf("mantissa %s: %lld parameters\n", mantissa::version().c_str(), static_cast<long long>(plan.precision.parameters()));
   } catch (const mantissa::Error& error) {
     std::fprintf(stderr, "%s\n", error.what());

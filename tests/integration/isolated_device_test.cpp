@@ -57,7 +57,7 @@ class IsolatedDeviceTest : public TrainingTest {
     Trainee run(first, config, data);
     run.optimizer.initialise(3);
     const auto reports = measure_precision(run.model.parameters(), run.optimizer, 1, [&] { add(out, run.step(batch)); });
-    for (const PrecisionReport& report : reports) out.numbers.insert(out.numbers.end(), {report.sqnr_db.value_or(0), report.clipped});
+    for (const PrecisionEvent& report : reports) out.numbers.insert(out.numbers.end(), {report.sqnr_db.value_or(0), report.clipped});
     add(out, run.step(batch));
     add(out, run.step(batch));
     out.numbers.push_back(evaluate(run.model, data.valid, 3, 2).loss);

@@ -25,18 +25,18 @@ class MetricsTest : public test::TrainingTest {
  protected:
   MetricsTest() {
     TrainEvents events;
-    events.step = [this](const StepReport& report) {
-      steps_.push_back(report);
-      scalars_.push_back({report.step,
-                          {{"train/loss", static_cast<float>(report.loss)},
-                           {"train/grad_norm", static_cast<float>(report.gradient_norm)},
-                           {"train/lr", static_cast<float>(report.lr)},
-                           {"perf/tokens_per_sec", static_cast<float>(report.tokens_per_second)},
-                           {"mem/peak_gib", static_cast<float>(report.memory_gib)}}});
+    events.step = [this](const StepEvent& event) {
+      steps_.push_back(event);
+      scalars_.push_back({event.step,
+                          {{"train/loss", static_cast<float>(event.loss)},
+                           {"train/grad_norm", static_cast<float>(event.gradient_norm)},
+                           {"train/lr", static_cast<float>(event.lr)},
+                           {"perf/tokens_per_sec", static_cast<float>(event.tokens_per_second)},
+                           {"mem/peak_gib", static_cast<float>(event.memory_gib)}}});
     };
-    events.evaluated = [this](const EvaluationReport& report) {
-      evaluations_.push_back(report);
-      scalars_.push_back({report.step, {{"valid/loss", static_cast<float>(report.result.loss)}}});
+    events.evaluated = [this](const EvaluationEvent& event) {
+      evaluations_.push_back(event);
+      scalars_.push_back({event.step, {{"valid/loss", static_cast<float>(event.result.loss)}}});
     };
     config_ = config("run", {"eval.interval=6", "logging.tensorboard=true"});
     summary_ = train(config_, {"test"}, events);
@@ -54,8 +54,8 @@ class MetricsTest : public test::TrainingTest {
 
   LoadedConfig config_;
   TrainSummary summary_;
-  std::vector<StepReport> steps_;
-  std::vector<EvaluationReport> evaluations_;
+  std::vector<StepEvent> steps_;
+  std::vector<EvaluationEvent> evaluations_;
   std::vector<Scalars> scalars_;  // of the reports, as TensorBoard should have them
 };
 
@@ -64,18 +64,18 @@ TEST_F(MetricsTest, LinesHoldTheValuesOfTheReports) {
   ASSERT_EQ(steps.size(), 20U);
   ASSERT_EQ(steps_.size(), 20U);
   for (size_t i = 0; i < steps.size(); ++i) {
-    const StepReport& report = steps_[i];
+    const StepEvent& event = steps_[i];
     json expected = {{"type", "step"},
                      {"step", i + 1},
-                     {"loss", report.loss},
-                     {"lr", report.lr},
-                     {"grad_norm", report.gradient_norm},
-                     {"tokens", report.tokens},
-                     {"dt_ms", report.milliseconds},
-                     {"tok_s", report.tokens_per_second},
+                     {"loss", event.loss},
+                     {"lr", event.lr},
+                     {"grad_norm", event.gradient_norm},
+                     {"tokens", event.tokens},
+                     {"dt_ms", event.milliseconds},
+                     {"tok_s", event.tokens_per_second},
                      {"mfu", nullptr},
-                     {"mem_gib", report.memory_gib},
-                     {"eta_s", report.remaining_seconds},
+                     {"mem_gib", event.memory_gib},
+                     {"eta_s", event.remaining_seconds},
                      {"skipped", false},
                      {"time", steps[i].at("time")}};
     EXPECT_EQ(steps[i], expected);
@@ -83,14 +83,14 @@ TEST_F(MetricsTest, LinesHoldTheValuesOfTheReports) {
   ASSERT_EQ(evaluations.size(), 4U) << "6, 12, 18 and the last";
   ASSERT_EQ(evaluations_.size(), 4U);
   for (size_t i = 0; i < evaluations.size(); ++i) {
-    const EvaluationReport& report = evaluations_[i];
-    const SetLoss& set = report.result.sets.at(0);
+    const EvaluationEvent& event = evaluations_[i];
+    const SetLoss& set = event.result.sets.at(0);
     json expected = {{"type", "eval"},
-                     {"step", report.step},
-                     {"loss", report.result.loss},
-                     {"targets", report.result.targets},
+                     {"step", event.step},
+                     {"loss", event.result.loss},
+                     {"targets", event.result.targets},
                      {"sets", {{{"name", set.name}, {"loss", set.loss}, {"targets", set.targets}}}},
-                     {"seconds", report.seconds},
+                     {"seconds", event.seconds},
                      {"time", evaluations[i].at("time")}};
     EXPECT_EQ(evaluations[i], expected);
   }
@@ -111,17 +111,17 @@ TEST_F(MetricsTest, TensorBoardHoldsTheValuesOfTheReports) {
 
 TEST_F(MetricsTest, ReportsAreReadBackFromTheLines) {
   const RunMetrics metrics = read_run_metrics(run_folder("run"));
-  const auto expect = [&](const Series& series, double StepReport::*value) {
+  const auto expect = [&](const Series& series, double StepEvent::*value) {
     ASSERT_EQ(series.size(), steps_.size());
     for (size_t i = 0; i < series.size(); ++i) {
       EXPECT_EQ(series[i].step, steps_[i].step);
       EXPECT_EQ(series[i].value, steps_[i].*value);
     }
   };
-  expect(metrics.loss, &StepReport::loss);
-  expect(metrics.lr, &StepReport::lr);
-  expect(metrics.gradient_norm, &StepReport::gradient_norm);
-  expect(metrics.tokens_per_second, &StepReport::tokens_per_second);
+  expect(metrics.loss, &StepEvent::loss);
+  expect(metrics.lr, &StepEvent::lr);
+  expect(metrics.gradient_norm, &StepEvent::gradient_norm);
+  expect(metrics.tokens_per_second, &StepEvent::tokens_per_second);
   EXPECT_EQ(metrics.tokens, steps_.back().tokens);
   ASSERT_EQ(metrics.valid_loss.size(), evaluations_.size());
   for (size_t i = 0; i < evaluations_.size(); ++i) {
@@ -134,13 +134,13 @@ TEST_F(MetricsTest, ReportsSayWhatIsSo) {
   const RunConfig& config = config_.config;
   Throughput speed;
   double seconds = 0;
-  for (const StepReport& report : steps_) {
-    EXPECT_EQ(report.lr, learning_rate(config.schedule, config.optimizer.lr, 20, report.step - 1)) << report.step;
-    EXPECT_EQ(report.tokens, 128 * report.step);
-    seconds += report.milliseconds / 1e3;
-    speed.add(128, report.milliseconds / 1e3);
-    EXPECT_NEAR(report.tokens_per_second, speed.tokens_per_second(), 1e-9 * speed.tokens_per_second()) << report.step;
-    EXPECT_NEAR(report.remaining_seconds, speed.seconds_per_step() * static_cast<double>(20 - report.step), 1e-9) << report.step;
+  for (const StepEvent& event : steps_) {
+    EXPECT_EQ(event.lr, learning_rate(config.schedule, config.optimizer.lr, 20, event.step - 1)) << event.step;
+    EXPECT_EQ(event.tokens, 128 * event.step);
+    seconds += event.milliseconds / 1e3;
+    speed.add(128, event.milliseconds / 1e3);
+    EXPECT_NEAR(event.tokens_per_second, speed.tokens_per_second(), 1e-9 * speed.tokens_per_second()) << event.step;
+    EXPECT_NEAR(event.remaining_seconds, speed.seconds_per_step() * static_cast<double>(20 - event.step), 1e-9) << event.step;
   }
   EXPECT_GT(seconds, 0);
   EXPECT_LT(seconds, summary_.seconds);

@@ -56,7 +56,7 @@ class BadSteps : public test::TrainingTest {
 
   static std::vector<int64_t> skipped(const TrainedRun& run) {
     std::vector<int64_t> out;
-    for (const StepReport& step : run.steps) {
+    for (const StepEvent& step : run.steps) {
       if (step.skipped) out.push_back(step.step);
     }
     return out;
@@ -107,9 +107,9 @@ class RunState : public test::TrainingTest {
 
 // The loss falls, and after a resume with a rate far too high it rises: neither the first nor the last stands for the best.
 TEST_F(RunState, BestLossIsTheLeastOfAllEvaluationsAlsoOfThoseBeforeAResume) {
-  std::vector<EvaluationReport> reports;
+  std::vector<EvaluationEvent> reports;
   TrainEvents events;
-  events.evaluated = [&reports](const EvaluationReport& report) { reports.push_back(report); };
+  events.evaluated = [&reports](const EvaluationEvent& event) { reports.push_back(event); };
   events.request = [&reports] { return reports.size() == 10 ? Request::save_and_stop : Request::none; };
   const TrainSummary first = train(config("run", {"eval.interval=1"}), {}, events);
   ASSERT_EQ(first.exit, ExitCode::stopped);

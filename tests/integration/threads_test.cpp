@@ -17,7 +17,7 @@ class ThreadsTest : public test::TrainingTest {
   Seen train_with(int threads) const {
     Seen seen;
     TrainEvents events;
-    events.started = [&seen](const StartReport& report) { seen.reported = report.threads; };
+    events.started = [&seen](const StartEvent& report) { seen.reported = report.threads; };
     const std::string name = text("threads-", threads);
     train(config(name, {"model.hidden_size=256", "model.intermediate_size=768", "model.num_layers=1", "training.steps=1",
                         text("training.threads=", threads)}),

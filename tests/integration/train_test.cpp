@@ -210,7 +210,7 @@ TEST_F(TrainTest, WrongInputLeavesNothingBehind) {
 }
 
 TEST_F(TrainTest, DryRunOpensTheDataAndWritesNothing) {
-  const RunPlan plan = plan_run(config("dry"));
+  const RunPreview plan = preview_run(config("dry"));
   EXPECT_EQ(*plan.config.model.vocab_size, 8);
   EXPECT_EQ(plan.training_tokens, 18000);
   EXPECT_EQ(plan.validation_windows, 125);
@@ -240,7 +240,7 @@ TEST_F(TrainTest, ValidationDataWithoutATargetIsRefusedAtTheStart) {
   const LoadedConfig ends =
       config("ends", {"data.path=null", R"(data.train=[{"path": ")" + folder_ / "text.txt" + R"("}])",
                       R"(data.valid=[{"path": ")" + folder_ / "ends.txt" + R"("}])", "data.eod_id=4", "data.mask_eod_loss=true"});
-  EXPECT_EQ(error_of([&] { plan_run(ends); }).code(), ExitCode::usage);
+  EXPECT_EQ(error_of([&] { preview_run(ends); }).code(), ExitCode::usage);
   EXPECT_THAT(error_of([&] { run(ends); }).what(), HasSubstr("no target counts"));
   EXPECT_FALSE(std::filesystem::exists(run_folder("ends")));
 }
@@ -291,9 +291,9 @@ TEST_F(TrainTest, StopsAfterTheLimitOfStepsThatAreNotFiniteWithoutAnotherSave) {
     master.device().run(Fill{.out = master, .value = 3e38});
   });
 
-  std::vector<StepReport> steps;
+  std::vector<StepEvent> steps;
   TrainEvents events;
-  events.step = [&steps](const StepReport& report) { steps.push_back(report); };
+  events.step = [&steps](const StepEvent& event) { steps.push_back(event); };
   const Error error = error_of([&] {
     train(config("poisoned", {"checkpoint.init_from=" + folder_ / "poison", "training.nonfinite_limit=4", "checkpoint.interval=1"}), {},
           events);
@@ -301,7 +301,7 @@ TEST_F(TrainTest, StopsAfterTheLimitOfStepsThatAreNotFiniteWithoutAnotherSave) {
   EXPECT_EQ(error.code(), ExitCode::numerical);
   EXPECT_THAT(error.what(), HasSubstr("step 4"));
   ASSERT_EQ(steps.size(), 4U);
-  for (const StepReport& step : steps) EXPECT_TRUE(step.skipped);
+  for (const StepEvent& step : steps) EXPECT_TRUE(step.skipped);
   EXPECT_NE(steps[1].lr, steps[0].lr) << "the schedule goes on";
   EXPECT_FALSE(std::filesystem::exists(checkpoint("poisoned", 4)));
 }

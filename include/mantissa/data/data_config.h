@@ -57,7 +57,7 @@ struct DataConfig {
     v("format", format, "auto recognises the file by magic number, sibling .idx, extension and content");
     v("dtype", dtype, "width of the ids of a raw nanoGPT file");
     v("tokenizer", tokenizer,
-      "for text and JSONL, and for samples: byte (256 ids), char (the characters of the data); null: token files only");
+      "for text and JSONL, and for written texts: byte (256 ids), char (the characters of the data); null: token files only");
     v("append_eod", append_eod, "add the tokenizer's end token after each document");
     v("eod_id", eod_id, "end-of-document id; null: the tokenizer's, else none", limits::between(0, std::numeric_limits<int32_t>::max()));
     v("mask_eod_loss", mask_eod_loss, "no loss where the input token is the end of a document");

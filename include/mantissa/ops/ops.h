@@ -24,8 +24,8 @@ struct LinearWeight {
   Backend& device() const { return high.defined() ? high.device() : codes.device(); }
 };
 
-// Whether an activation that is cheap to compute again is kept for backward.
-enum class Keep { value, recipe };
+// What is kept for backward of an activation that is cheap to compute again.
+enum class Keep { value, nothing };
 
 // rows of weight [V, C] by ids [N] i32: [N, C].
 Var embedding(const Tensor& ids, const Var& weight);

@@ -25,7 +25,7 @@ struct TrainState {
   int64_t skipped_steps = 0;
   int64_t nonfinite_in_a_row = 0;
   std::optional<double> best_valid_loss = {};
-  bool owes_evaluation = false, owes_samples = false;  // of this step: a stop or an error cut them short
+  bool owes_evaluation = false, owes_texts = false;  // of this step: a stop or an error cut them short
 
   // The manifest's "state"; step and samples stand beside it.
   void fields(auto& v) {
@@ -35,10 +35,10 @@ struct TrainState {
     v("nonfinite_in_a_row", nonfinite_in_a_row, limits::not_negative);
     v("best_valid_loss", best_valid_loss);
     v("owes_evaluation", owes_evaluation, limits::later);
-    v("owes_samples", owes_samples, limits::later);
+    v("owes_samples", owes_texts, limits::later);
   }
 
-  bool owes_anything() const { return owes_evaluation || owes_samples; }
+  bool owes_anything() const { return owes_evaluation || owes_texts; }
 };
 
 // What a checkpoint is made of, and what it is restored into.
@@ -65,7 +65,7 @@ TrainState restore(CheckpointReader& reader, const TrainedParts& parts);
 void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor purpose, ParameterSet& parameters,
                   Optimizer* optimizer = nullptr);
 
-// The config and the tokenizer it was made with. Throws Error(data).
+// Here to the end: load_model.cpp. The config and the tokenizer a checkpoint was made with. Throws Error(data).
 RunConfig saved_config(const CheckpointReader& reader);
 std::optional<Tokenizer> saved_tokenizer(const CheckpointReader& reader);
 

@@ -100,7 +100,7 @@ struct TrainingConfig {
     v("global_batch_size", global_batch_size, "sequences per step = micro_batch_size * grad_accum; null: derived",
       limits::between(1, 1 << 30));
     v("accumulation", accumulation, "order of the gradient sum over micro batches");
-    v("seed", seed, "of initialisation, data order and samples");
+    v("seed", seed, "of initialisation, data order and written texts");
     v("device", device, "auto: the fastest there is; cpu_reference: plain kernels, slow");
     v("threads", threads, "CPU threads; 0: the cores this process may use", limits::between(0, kMostThreads));
     v("recompute", recompute, "what backward recomputes: none, selective (attention and activation), full (all but layer inputs)");
@@ -108,7 +108,7 @@ struct TrainingConfig {
   }
 };
 
-struct SamplesConfig {
+struct TextsConfig {  // "samples"
   int64_t interval = 200;
   std::vector<std::string> prompts = {"Once"};
   int64_t max_new_tokens = 64;
@@ -117,7 +117,7 @@ struct SamplesConfig {
   double top_p = 1.0;
 
   void fields(auto& v) {
-    v("interval", interval, "steps between samples; the last step writes some in any case", limits::between(1, kMostSteps));
+    v("interval", interval, "steps between texts; the last step writes some in any case", limits::between(1, kMostSteps));
     v("prompts", prompts, "texts to continue");
     v("max_new_tokens", max_new_tokens, "tokens to write", limits::between(1, 1 << 24));
     v("temperature", temperature, "0: always the likeliest token", limits::not_negative);
@@ -129,12 +129,12 @@ struct SamplesConfig {
 struct EvalConfig {
   int64_t interval = 100;
   std::optional<int64_t> iters = 20;
-  std::optional<SamplesConfig> samples;
+  std::optional<TextsConfig> texts;
 
   void fields(auto& v) {
     v("interval", interval, "steps between evaluations; 0: only at the end", limits::between(0, kMostSteps));
     v("iters", iters, "micro batches per evaluation; null: the whole validation part", limits::between(1, kLargestCount));
-    v("samples", samples, "texts written during training; null: none");
+    v("samples", texts, "texts written during training; null: none");
   }
 };
 
@@ -200,7 +200,7 @@ struct RunConfig {
     v("schedule", schedule, "learning rate over time");
     v("training", training, "length, batch, device");
     v("data", data, "what to read");
-    v("eval", eval, "validation and samples during training");
+    v("eval", eval, "validation, and texts written during training");
     v("checkpoint", checkpoint, "saving and resuming");
     v("logging", logging, "run folder and output");
   }
@@ -224,8 +224,8 @@ PrecisionPlan resolve_plan(const RunConfig& config);
 // The part of it that needs no file on disk: checks across sections and everything that can be derived. `file` gives the run its name.
 void resolve_run_config(RunConfig& config, ConfigReport& report, const std::string& file);
 
-// Reports every input path that is needed and does not exist, with the pattern and what its folder holds. checkpoint.init_from is not
-// needed by a run that continues from its own checkpoints.
+// In config_inputs.cpp. Reports every input path that is needed and does not exist, with the pattern and what its folder holds.
+// checkpoint.init_from is not needed by a run that continues from its own checkpoints.
 void check_inputs_exist(const RunConfig& config, ConfigReport& report);
 
 }  // namespace mantissa

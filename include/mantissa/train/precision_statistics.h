@@ -5,18 +5,18 @@
 #include <optional>
 #include <vector>
 
+#include "mantissa/train/events.h"
 #include "mantissa/train/optimizer.h"
-#include "mantissa/train/report.h"
 
 namespace mantissa {
 
 // Measures the weights, then runs `body`, one training step of the model with these parameters, and measures every input and output
-// gradient that its linear operations quantise, over all micro batches. One report per module and role that is quantised, in the order of
+// gradient that its linear operations quantise, over all micro batches. One event per module and role that is quantised, in the order of
 // the parameters. Changes no bit of the step.
-std::vector<PrecisionReport> measure_precision(const ParameterSet& parameters, const Optimizer& optimizer, int64_t step,
-                                               const std::function<void()>& body);
+std::vector<PrecisionEvent> measure_precision(const ParameterSet& parameters, const Optimizer& optimizer, int64_t step,
+                                              const std::function<void()>& body);
 
 // None: nothing was quantised. fp32_products is the caller's to fill in.
-std::optional<PrecisionSummary> summary_of(const std::vector<PrecisionReport>& reports);
+std::optional<PrecisionSummary> summary_of(const std::vector<PrecisionEvent>& events);
 
 }  // namespace mantissa

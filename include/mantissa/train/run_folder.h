@@ -9,7 +9,7 @@
 #include "mantissa/io/append_file.h"
 #include "mantissa/io/event_file.h"
 #include "mantissa/train/config.h"
-#include "mantissa/train/report.h"
+#include "mantissa/train/events.h"
 
 namespace mantissa {
 
@@ -28,12 +28,12 @@ void write_run_folder(const LoadedConfig& loaded, const std::vector<std::string>
 class Metrics {
  public:
   explicit Metrics(const LoggingConfig& config);
-  void write(const StartReport& report);
-  void write(const StepReport& report);
-  void write(const EvaluationReport& report);
-  void write(const SampleReport& report);
-  void write(const SaveReport& report);
-  void write(const PrecisionReport& report);
+  void write(const StartEvent& event);
+  void write(const StepEvent& event);
+  void write(const EvaluationEvent& event);
+  void write(const TextEvent& event);
+  void write(const SaveEvent& event);
+  void write(const PrecisionEvent& event);
   int64_t dropped() const;
 
  private:

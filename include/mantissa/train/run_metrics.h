@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "mantissa/train/report.h"
+#include "mantissa/train/events.h"
 
 namespace mantissa {
 
@@ -18,11 +18,11 @@ using Series = std::vector<MetricPoint>;  // by ascending step
 struct RunMetrics {
   std::string name;    // of the folder, as valid UTF-8
   std::string config;  // content of config.json; "" if there is none
-  StartReport start;   // of the newest start; without folder
+  StartEvent start;    // of the newest start; without folder
   int64_t tokens = 0;
   Series loss, valid_loss, lr, gradient_norm, tokens_per_second;
-  std::vector<PrecisionReport> precision;
-  std::vector<SampleReport> samples;
+  std::vector<PrecisionEvent> precision;
+  std::vector<TextEvent> texts;
 };
 
 // Steps that a resumed run did again count once, as they were done last. A last line without its end, which a run leaves that is killed or

@@ -1,7 +1,7 @@
-// Trains a GPT: the loop over steps, evaluations, samples and checkpoints of one run.
+// Trains a GPT: the loop over steps, evaluations, written texts and checkpoints of one run.
 //
-// The order inside a step boundary is: update, step report, evaluation, samples, save, request. A request to stop that comes earlier cuts
-// the evaluation and the samples short; the checkpoint says so, and a run that continues from it does them first. A save happens only
+// The order inside a step boundary is: update, event of the step, evaluation, texts, save, request. A request to stop that comes earlier
+// cuts the evaluation and the texts short; the checkpoint says so, and a run that continues from it does them first. A save happens only
 // there, so N steps equal k steps, a save, a load and N - k steps, bit for bit.
 #pragma once
 
@@ -12,7 +12,7 @@
 #include "mantissa/train/checkpoint.h"
 #include "mantissa/train/config.h"
 #include "mantissa/train/estimate.h"
-#include "mantissa/train/report.h"
+#include "mantissa/train/events.h"
 
 namespace mantissa {
 
@@ -32,11 +32,12 @@ struct TrainSummary {
 // Runs the config to its last step, or to a request to stop. `arguments` is the command line, for run.json. Everything is checked before
 // the run folder is made. Throws Error: usage for configs that do not fit the data or the checkpoint and for a run folder in use,
 // a path in checkpoint.resume to another run included, environment if another process trains there, data for damaged or changed files,
-// numerical after training.nonfinite_limit steps in a row with NaN or Inf (nothing is saved then). After an Error in evaluation or samples
+// numerical after training.nonfinite_limit steps in a row with NaN or Inf (nothing is saved then). After an Error in evaluation or texts
 // the steps done are saved.
 TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& arguments, const TrainEvents& events);
 
-struct RunPlan {
+// What train() would do.
+struct RunPreview {
   RunConfig config;  // with the vocabulary size
   PrecisionPlan precision;
   double flops_per_token = 0.0;
@@ -45,7 +46,7 @@ struct RunPlan {
   int64_t validation_windows = 0;
 };
 
-// What train() would do: opens the data, writes nothing. Throws as train() does.
-RunPlan plan_run(const LoadedConfig& loaded);
+// Opens the data, writes nothing. Throws as train() does.
+RunPreview preview_run(const LoadedConfig& loaded);
 
 }  // namespace mantissa

@@ -1,4 +1,4 @@
-#include "mantissa/train/report.h"
+#include "mantissa/train/events.h"
 
 #include <algorithm>
 #include <array>
@@ -53,7 +53,7 @@ std::string precision_part(const PrecisionSummary& precision) {
 
 }  // namespace
 
-std::map<int, int64_t> PrecisionReport::scale_exponents() const {
+std::map<int, int64_t> PrecisionEvent::scale_exponents() const {
   std::map<int, int64_t> exponents;
   for (const auto& [code, blocks] : scales) {
     if (code != kScaleNan) exponents[code - 127] = blocks;
@@ -76,35 +76,35 @@ std::string bytes_text(int64_t bytes) {
   return formatted("%.1f KiB", value * 0x1p-10);
 }
 
-std::string step_line(const StepReport& report) {
+std::string step_line(const StepEvent& event) {
   std::string line = formatted("step %5lld/%lld | loss %.4f | norm %.3f | lr %.2e | %4.0f ms | %5.0f tok/s | mfu ",
-                               static_cast<long long>(report.step), static_cast<long long>(report.steps), report.loss, report.gradient_norm,
-                               report.lr, report.milliseconds, report.tokens_per_second);
-  line += report.mfu ? formatted("%.1f%%", 100.0 * *report.mfu) : "n/a";
-  line += " | mem " + bytes_text(static_cast<int64_t>(report.memory_gib * 0x1p30)) + " | eta " + duration_text(report.remaining_seconds);
-  if (report.precision) line += precision_part(*report.precision);
-  return report.skipped ? line + " | skipped" : line;
+                               static_cast<long long>(event.step), static_cast<long long>(event.steps), event.loss, event.gradient_norm,
+                               event.lr, event.milliseconds, event.tokens_per_second);
+  line += event.mfu ? formatted("%.1f%%", 100.0 * *event.mfu) : "n/a";
+  line += " | mem " + bytes_text(static_cast<int64_t>(event.memory_gib * 0x1p30)) + " | eta " + duration_text(event.remaining_seconds);
+  if (event.precision) line += precision_part(*event.precision);
+  return event.skipped ? line + " | skipped" : line;
 }
 
-std::string evaluation_line(const EvaluationReport& report) {
-  const Evaluation& result = report.result;
-  std::string line = formatted("eval %5lld | loss %.4f | ppl %.3f | %lld targets | %.1f s", static_cast<long long>(report.step),
-                               result.loss, std::exp(result.loss), static_cast<long long>(result.targets), report.seconds);
-  if (report.best) line += " | best";
+std::string evaluation_line(const EvaluationEvent& event) {
+  const Evaluation& result = event.result;
+  std::string line = formatted("eval %5lld | loss %.4f | ppl %.3f | %lld targets | %.1f s", static_cast<long long>(event.step), result.loss,
+                               std::exp(result.loss), static_cast<long long>(result.targets), event.seconds);
+  if (event.best) line += " | best";
   if (result.sets.size() < 2) return line;
   for (const SetLoss& set : result.sets) line += " | " + printable(set.name) + formatted(" %.4f", set.loss);
   return line;
 }
 
-std::string sample_box(const SampleReport& report) {
+std::string text_box(const TextEvent& event) {
   const auto bar = [](size_t width) {
     std::string line;
     for (size_t i = 0; i < width; ++i) line += "─";
     return line;
   };
-  const std::string title = formatted(" sample at step %lld ", static_cast<long long>(report.step));
+  const std::string title = formatted(" sample at step %lld ", static_cast<long long>(event.step));
   std::string out = "┌─" + title + bar(kBoxWidth + 1 - title.size()) + "┐\n";
-  for (const std::string& line : wrapped(report.prompt + report.text)) {
+  for (const std::string& line : wrapped(event.prompt + event.text)) {
     out += "│ " + line + std::string(kBoxWidth - characters(line), ' ') + " │\n";
   }
   return out + "└" + bar(kBoxWidth + 2) + "┘";

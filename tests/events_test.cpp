@@ -1,4 +1,4 @@
-#include "mantissa/train/report.h"
+#include "mantissa/train/events.h"
 
 #include <gmock/gmock.h>
 
@@ -9,7 +9,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-StepReport report() {
+StepEvent report() {
   return {.step = 120,
           .steps = 2000,
           .loss = 3.28264,
@@ -29,13 +29,13 @@ TEST(StepLine, IsTheDocumentedOne) {
 }
 
 TEST(StepLine, UnknownPeakIsNotGuessed) {
-  StepReport unknown = report();
+  StepEvent unknown = report();
   unknown.mfu.reset();
   EXPECT_THAT(step_line(unknown), HasSubstr("| mfu n/a |"));
 }
 
 TEST(StepLine, SkippedStepSaysSo) {
-  StepReport skipped = report();
+  StepEvent skipped = report();
   skipped.skipped = true;
   skipped.loss = std::numeric_limits<double>::quiet_NaN();
   EXPECT_THAT(step_line(skipped), HasSubstr("loss nan"));
@@ -43,7 +43,7 @@ TEST(StepLine, SkippedStepSaysSo) {
 }
 
 TEST(EvaluationLine, NamesTheSetsOnlyIfThereAreSeveral) {
-  EvaluationReport evaluation{.step = 20, .seconds = 1.25, .best = true};
+  EvaluationEvent evaluation{.step = 20, .seconds = 1.25, .best = true};
   evaluation.result = {.loss = 2.0, .targets = 30, .sets = {{.name = "a.txt", .loss = 2.0, .targets = 30}}};
   EXPECT_EQ(evaluation_line(evaluation), "eval    20 | loss 2.0000 | ppl 7.389 | 30 targets | 1.2 s | best");
   evaluation.result.sets.push_back({.name = "b.txt", .loss = 2.5, .targets = 10});
@@ -58,7 +58,7 @@ TEST(Durations, AreShortAndReadable) {
 }
 
 TEST(SampleBox, EveryLineIsAsWideAsTheOthersAndControlCharactersAreEscaped) {
-  const std::string box = sample_box({.step = 7, .prompt = "Zoë: ", .text = "\x1b[31m" + std::string(200, 'x') + "\nend\t"});
+  const std::string box = text_box({.step = 7, .prompt = "Zoë: ", .text = "\x1b[31m" + std::string(200, 'x') + "\nend\t"});
   EXPECT_THAT(box, HasSubstr("Zoë: \\x1b[31m"));
   EXPECT_THAT(box, HasSubstr("end\\x09"));
   EXPECT_EQ(box.find('\x1b'), std::string::npos);

@@ -24,7 +24,7 @@ struct PrecisionSummary {
   }
 };
 
-struct StepReport {
+struct StepEvent {
   int64_t step = 0, steps = 0;  // step counts from 1
   double loss = 0.0, gradient_norm = 0.0, lr = 0.0;
   double milliseconds = 0.0;
@@ -54,7 +54,7 @@ struct StepReport {
   }
 };
 
-struct EvaluationReport {
+struct EvaluationEvent {
   int64_t step = 0;
   Evaluation result = {};
   double seconds = 0.0;
@@ -69,7 +69,7 @@ struct EvaluationReport {
   }
 };
 
-struct SampleReport {
+struct TextEvent {
   int64_t step = 0;
   std::string prompt, text;
 
@@ -81,7 +81,7 @@ struct SampleReport {
 };
 
 // How far codes are from what they stand for. `role` is "weight", "input" or "output_grad".
-struct PrecisionReport {
+struct PrecisionEvent {
   int64_t step = 0;
   std::string module = {}, role = {};
   std::optional<double> sqnr_db = {};       // 10 log10(sum x^2 / sum (x - code)^2); none: without error, or NaN or Inf among x
@@ -104,7 +104,7 @@ struct PrecisionReport {
   std::map<int, int64_t> scale_exponents() const;
 };
 
-struct SaveReport {
+struct SaveEvent {
   int64_t step = 0;
   std::string path = {};     // empty: it failed
   std::string problem = {};  // why
@@ -120,7 +120,7 @@ struct SaveReport {
   }
 };
 
-struct StartReport {
+struct StartEvent {
   std::string folder;   // of the run; it exists by now
   std::string resumed;  // the checkpoint; "": a fresh start
   int64_t step = 0, steps = 0;
@@ -146,21 +146,21 @@ enum class Request { none, save, save_and_stop };
 
 // All optional. Called from the thread that trains, between steps.
 struct TrainEvents {
-  std::function<void(const StartReport&)> started = {};
-  std::function<void(const StepReport&)> step = {};
-  std::function<void(const EvaluationReport&)> evaluated = {};
-  std::function<void(const SampleReport&)> sampled = {};
-  std::function<void(const SaveReport&)> saved = {};
-  std::function<Request()> request = {};  // asked at least once a step, and during evaluation and samples; save is handed out once
+  std::function<void(const StartEvent&)> started = {};
+  std::function<void(const StepEvent&)> step = {};
+  std::function<void(const EvaluationEvent&)> evaluated = {};
+  std::function<void(const TextEvent&)> wrote = {};
+  std::function<void(const SaveEvent&)> saved = {};
+  std::function<Request()> request = {};  // asked at least once a step, and during evaluation and texts; save is handed out once
 };
 
 // "step   120/2000 | loss 3.2826 | norm 1.234 | lr 6.00e-04 | 1709 ms | 38347 tok/s | mfu 46.9% | mem 4.5 GiB | eta 53m33s"
 // With precision also " | q-sqnr 31.2 dB (worst layers.3.mlp.down 24.8)", and " | fp32 products 12" unless there are none.
-std::string step_line(const StepReport& report);
+std::string step_line(const StepEvent& event);
 // "eval   120 | loss 1.9012 | ppl 6.694 | 111539 targets | 2.1 s | best", then each set if there are several.
-std::string evaluation_line(const EvaluationReport& report);
+std::string evaluation_line(const EvaluationEvent& event);
 // The text in a box under a title, control characters escaped.
-std::string sample_box(const SampleReport& report);
+std::string text_box(const TextEvent& event);
 
 std::string duration_text(double seconds);  // "53m33s", "2h05m", "12s"
 std::string bytes_text(int64_t bytes);      // "4.5 GiB"
