@@ -30,7 +30,7 @@ class EvaluateTest : public test::BackendTest {
     config.max_position_embeddings = kLength;
     config.init_std = 0.3;
     model_ = std::make_unique<Gpt>(config, fast(), test::high_plan(config), GptOptions{.gradients = false});
-    model_->parameters().initialise(3);
+    test::initialise(model_->parameters(), 3);
   }
 
   Data open(std::vector<std::string> names) const {

@@ -87,7 +87,7 @@ class GptDefinition : public BackendTest, public ::testing::WithParamInterface<S
     ModelConfig config = odd_model();
     GetParam().set(config);
     Gpt model(config, device, high_plan(config, compute), {.recompute = recompute, .gradients = true});
-    model.parameters().initialise(5);
+    initialise(model.parameters(), 5);
     draw_vectors(model.parameters());
     const PlainGpt definition(config, model.parameters());
     Optimizer optimizer(model.parameters(), {});

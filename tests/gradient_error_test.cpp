@@ -36,7 +36,7 @@ class GradientError : public TrainingTest {
     config.model.vocab_size = 64;
     const auto device = make_backend("cpu");
     Gpt model(config.model, *device, resolve_plan(config), {.recompute = Recompute::none, .gradients = true});
-    model.parameters().initialise(5);
+    initialise(model.parameters(), 5);
     constexpr int64_t kRows = 4, kLength = 128, kTokens = kRows * kLength;
     std::vector<int32_t> positions(kTokens);
     for (size_t i = 0; i < positions.size(); ++i) positions[i] = static_cast<int32_t>(i % kLength);

@@ -113,7 +113,7 @@ TEST_F(OptimizerTest, InitialWeightsInTheComputeTypeAreRoundedFromTheMasters) {
   optimizer.initialise(5);
   for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(test::same_bits(set_.all()[i].value, converted(optimizer.master(i), Dtype::bf16)));
   const auto masters_of_five = masters(optimizer);
-  set_.initialise(5);  // without masters the same values
+  test::initialise(set_, 5);  // without masters the same values
   for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(test::same_bits(set_.all()[i].value, converted(optimizer.master(i), Dtype::bf16)));
   optimizer.initialise(6);
   EXPECT_NE(masters(optimizer)[0], masters_of_five[0]);

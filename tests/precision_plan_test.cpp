@@ -334,16 +334,6 @@ TEST(Plan, TheHashFollowsWhatIsComputedAndNotItsNames) {
   for (const char* const other : others) EXPECT_TRUE(hashes.insert(planned(other).plan.hash()).second) << other;
 }
 
-TEST(Plan, HighPrecisionIsTheRecipeHigh) {
-  for (const auto& [compute, section] :
-       {std::pair{Dtype::bf16, R"({"recipe": "high"})"}, {Dtype::f32, R"({"dtype": "fp32", "recipe": "high"})"}}) {
-    const PrecisionPlan plan = PrecisionPlan::high(model_shape(small_model()), compute);
-    EXPECT_EQ(plan.hash(), planned(section).plan.hash());
-    EXPECT_EQ(plan.bytes(), planned(section).plan.bytes());
-    EXPECT_EQ(plan.compute(), compute);
-  }
-}
-
 TEST(Plan, JsonHasEveryModuleAndTheTotals) {
   const PrecisionPlan plan = planned(R"({"recipe": "mxfp8", "rules": [{"match": "layers.0.*", "recipe": "high"}]})").plan;
   const nlohmann::json all = plan.to_json();

@@ -19,6 +19,7 @@
 #include "mantissa/base/parallel.h"
 #include "mantissa/base/rng.h"
 #include "mantissa/models/model_shape.h"
+#include "mantissa/nn/parameter.h"
 
 namespace mantissa::test {
 
@@ -33,9 +34,23 @@ class BackendTest : public ::testing::Test {
   std::unique_ptr<Backend> reference_, fast_;
 };
 
-// A plan without quantisation.
+// A plan without quantisation; fp64 is for the reference backend.
 inline PrecisionPlan high_plan(const ModelConfig& config, Dtype compute = Dtype::f32) {
-  return PrecisionPlan::high(model_shape(config), compute);
+  PrecisionConfig precision;
+  precision.dtype = compute;
+  ConfigReport report;
+  return PrecisionPlan::resolve(precision, model_shape(config), report);
+}
+
+// Draws and stores all weights, and keeps no master.
+inline void initialise(ParameterSet& parameters, uint64_t seed) {
+  parameters.clear_nonfinite();
+  for (size_t i = 0; i < parameters.all().size(); ++i) {
+    const Parameter& parameter = parameters.all()[i];
+    const Tensor master = parameters.room_for_master(parameter);
+    parameters.draw_initial(i, seed, master);
+    parameters.store(parameter, master);
+  }
 }
 
 // The number of threads until the end of the block.

@@ -77,12 +77,6 @@ int64_t TrainData::tokens() const {
   return sum;
 }
 
-int64_t TrainData::samples_per_epoch() const {
-  int64_t sum = 0;
-  for (const TokenDataset& dataset : datasets_) sum += (dataset.tokens() - 1) / seq_len_;
-  return sum;
-}
-
 ValidationData::ValidationData(std::vector<ValidationSet> sets, int64_t seq_len, DocumentOptions documents)
     : sets_(std::move(sets)), seq_len_(seq_len), documents_(documents) {
   for (const ValidationSet& set : sets_) {

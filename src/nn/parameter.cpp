@@ -109,15 +109,6 @@ void ParameterSet::store(const Parameter& parameter, const Tensor& master) {
   quantise(parameter, rounding);
 }
 
-void ParameterSet::initialise(uint64_t seed) {
-  clear_nonfinite();
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    const Tensor master = room_for_master(parameters_[i]);
-    draw_initial(i, seed, master);
-    store(parameters_[i], master);
-  }
-}
-
 Tensor ParameterSet::rounding_target(const Parameter& parameter) const {
   if (parameter.value.defined() && !value_is_master(parameter)) return parameter.value;
   if (!parameter.codes.defined()) return {};

@@ -237,15 +237,6 @@ PrecisionPlan PrecisionPlan::resolve(const PrecisionConfig& config, const ModelS
   return plan;
 }
 
-PrecisionPlan PrecisionPlan::high(const ModelShape& model, Dtype compute) {
-  std::vector<ModulePrecision> modules;
-  for (const ModuleShape& module : model.modules) {
-    modules.push_back({.module = module, .rule = "", .match = "", .recipe = {.name = "high", .compute = compute}});
-    decide_storage(modules.back(), false);
-  }
-  return PrecisionPlan(compute, std::move(modules));
-}
-
 PrecisionPlan::PrecisionPlan(Dtype compute, std::vector<ModulePrecision> modules) : compute_(compute), modules_(std::move(modules)) {
   for (size_t i = 0; i < modules_.size(); ++i) by_path_.emplace(modules_[i].module.path, i);
 }

@@ -65,7 +65,6 @@ class ParameterSet {
   void store(const Parameter& parameter, const Tensor& master);
   Tensor rounding_target(const Parameter& parameter) const;
   void quantise(const Parameter& parameter, const Tensor& rounding);
-  void initialise(uint64_t seed);  // draws and stores all, and keeps no master
 
   // [1] i32: not 0 if a weight that was quantised held NaN or Inf, which some formats would hide. Until it is cleared.
   const Tensor& nonfinite() const { return nonfinite_; }

@@ -76,8 +76,6 @@ class PrecisionPlan {
   // Own recipes must be complete (complete_recipes). Everything that is wrong goes to the report, with the key that is to blame; then the
   // plan is of no use.
   static PrecisionPlan resolve(const PrecisionConfig& config, const ModelShape& model, ConfigReport& report);
-  // Every module in high precision; fp64 is for the reference backend.
-  static PrecisionPlan high(const ModelShape& model, Dtype compute);
   // Of modules that are resolved already.
   PrecisionPlan(Dtype compute, std::vector<ModulePrecision> modules);
 
@@ -91,7 +89,7 @@ class PrecisionPlan {
 
   // XXH64 of what each module computes, stores, sends and exports; names of recipes and rules do not count.
   uint64_t hash() const;
-  // One entry per module, in the order of the model; "hash" as 16 hex digits.
+  // In plan_text.cpp, as what follows: one entry per module, in the order of the model; "hash" as 16 hex digits.
   nlohmann::json to_json() const;
   // Text with one line per module, equal layers taken together.
   std::string table(PlanTable form) const;
