@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the house rules that a compiler does not: layers, lengths, the #if budget, forbidden words, and the commands in README and CONTRIBUTING.
+"""Checks the house rules that a compiler does not: layers, names of files, lengths, the #if budget, forbidden words, and the commands in README and CONTRIBUTING.
 
     scripts/check.py [--binary BIN]              everything; with a built mantissa also subcommands and options in the documents
     scripts/check.py --run-readme --binary BIN   runs the README's blocks marked "sh runnable", in a temporary folder
@@ -28,6 +28,7 @@ LONG_FILES = {"include/mantissa/backend/backend.h", "include/mantissa/ops/ops.h"
 MAX_FUNCTION_LINES = 60
 SHORT_FUNCTION_LINES = 30
 SHORT_SHARE = 0.9
+FAMILIES = {"src/ops", "src/backend/cpu"}  # one file per op or family of kernels: ops.h, cpu_backend.h and reference.h say so
 CONDITIONAL_FILES = {"include/mantissa/base/host_device.h"}
 
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager"}
@@ -95,6 +96,18 @@ def check_layers(path, text, findings):
             findings.add(path, number, f"layer {layer} includes {target} of layer {other}, which does not stand below it")
         if layer == "formats" and target not in ("cstdint", "mantissa/base/host_device.h") and other != "formats":
             findings.add(path, number, f"formats includes only <cstdint> and base/host_device.h, not {target}")
+
+
+def check_implementations(texts, findings):
+    """A header is implemented in the file of its name; a header of its layer names any other file."""
+    headers = {path: text for path, text in texts.items() if path.suffix == ".h" and layer_of(path)}
+    for path in texts:
+        if path.suffix not in (".cpp", ".cu") or not layer_of(path) or str(path.parent) in FAMILIES:
+            continue
+        of_layer = {header: text for header, text in headers.items() if layer_of(header) == layer_of(path)}
+        named = rf"\b{re.escape(path.name)}\b|\bCommand {path.stem}_command\("
+        if not any(header.stem == path.stem or re.search(named, text) for header, text in of_layer.items()):
+            findings.add(path, 1, "implements no header of its name, and no header of its layer names it")
 
 
 def cpp_functions(text):
@@ -325,7 +338,7 @@ def main():
             parser.error("--run-readme needs --binary")
         sys.exit(run_readme(args.binary))
 
-    findings, product_lengths = Findings(), []
+    findings, product_lengths, texts = Findings(), [], {}
     for path in project_files():
         check_names(path, findings)
         if path.suffix not in (".h", ".cpp", ".cu", ".py", ".sh", ".md", ".cmake"):
@@ -336,6 +349,8 @@ def main():
             check_lengths(path, text, findings, product_lengths)
         if path.suffix in (".h", ".cpp", ".cu"):
             check_layers(path, text, findings)
+            texts[path] = text
+    check_implementations(texts, findings)
     check_short_share(product_lengths, findings)
     check_documents(args.binary, findings)
     for line in findings.lines:

@@ -98,6 +98,21 @@ class Words(unittest.TestCase):
         self.assertEqual(len(self.words("src/ops/a.cpp", "#include <oneapi/dnnl/dnnl.hpp>")), 1)
         self.assertEqual(len(self.words("src/ops/a.cpp", "std::normal_distribution<float> d;")), 1)
 
+    def test_files_that_no_header_names_are_found(self):
+        def found(**texts):
+            findings = check.Findings()
+            names = {"io": "src/io/a.cpp", "header": "include/mantissa/io/b.h", "other": "include/mantissa/data/a.h", "tool": "tools/a.cpp",
+                     "commands": "tools/command.h", "op": "src/ops/a.cpp"}
+            check.check_implementations({Path(names[name]): text for name, text in texts.items()}, findings)
+            return len(findings.lines)
+
+        self.assertEqual(found(io="", header="", other="// In a.cpp."), 1)
+        self.assertEqual(found(io="", header="// In a.cpp."), 0)
+        self.assertEqual(found(io="", header="// In aa.cpp."), 1)
+        self.assertEqual(found(tool="", commands="Command b_command();"), 1)
+        self.assertEqual(found(tool="", commands="Command a_command();"), 0)
+        self.assertEqual(found(op=""), 0)
+
     def test_names_that_say_nothing_are_found(self):
         self.assertEqual(len(findings_of(check.check_names, "src/io/string_utils.h")), 1)
         self.assertEqual(findings_of(check.check_names, "src/io/safetensors.h"), [])

@@ -1,6 +1,6 @@
-// The command line as data. A subcommand is one file that returns a Command; only mantissa.cpp knows the parser (CLI11 costs ten seconds
-// per translation unit) and only the tools print or exit. A new subcommand: its file, its declaration here, its line in the table of
-// mantissa.cpp.
+// The command line as data. A subcommand is one file, of its name, that returns a Command; only mantissa.cpp knows the parser (CLI11 costs
+// ten seconds per translation unit) and only the tools print or exit. A new subcommand: its file, its declaration here, its line in the
+// table of mantissa.cpp.
 //
 //   Command verify_command() {
 //     struct Arguments { std::string path; bool deep = false; };

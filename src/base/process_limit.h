@@ -1,4 +1,4 @@
-// What to say when the system refuses a thread.
+// What to say when the system refuses a thread (limits.cpp).
 #pragma once
 
 #include <string>

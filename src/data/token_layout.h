@@ -1,4 +1,5 @@
-// The readers of each format: they look at headers and indices and say where the tokens lie. All throw Error(data) with the file's name.
+// The readers of each format: they look at headers and indices and say where the tokens lie; those of texts in text_layout.cpp. All throw
+// Error(data) with the file's name.
 #pragma once
 
 #include <string>

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "io/checkpoint_steps.h"
+#include "io/checkpoint_names.h"
 #include "mantissa/base/hash.h"
 #include "mantissa/base/log.h"
 #include "mantissa/base/pending_file.h"

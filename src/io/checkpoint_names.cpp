@@ -1,7 +1,8 @@
 // The names in a folder of checkpoints, and the file `latest`.
+#include "io/checkpoint_names.h"
+
 #include <algorithm>
 
-#include "io/checkpoint_steps.h"
 #include "mantissa/base/file.h"
 #include "mantissa/base/hash.h"
 #include "mantissa/base/log.h"

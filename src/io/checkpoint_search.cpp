@@ -2,7 +2,7 @@
 
 #include <set>
 
-#include "io/checkpoint_steps.h"
+#include "io/checkpoint_names.h"
 #include "mantissa/base/log.h"
 
 namespace mantissa {

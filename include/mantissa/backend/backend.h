@@ -1,5 +1,5 @@
 // The table of contents of all mathematics: one struct of named operands per kernel, which run() takes, with its contract: the dtype and
-// the shape of every operand, as contract.h writes them. Callers see only Backend&.
+// the shape of every operand, as contract.h writes them, the longer ones in kernel_contracts.cpp. Callers see only Backend&.
 //
 // Conventions. N = rows (tokens), C = channels, V = vocabulary. Matrices are row-major. "Values" (x, y, weight, dy, dx) share one dtype:
 // fp32 or bf16, and on the reference backend also fp64. Statistics, losses and parameter gradients ("stats") are fp32, or fp64 where the

@@ -63,7 +63,8 @@ T from_json(std::string_view content, const std::string& source, UnknownNames un
   return out;
 }
 
-// Compact, members in the order of declaration. NaN and Inf, which JSON lacks, become null; bytes that are no UTF-8 become U+FFFD.
+// In config_writer.cpp. Compact, members in the order of declaration. NaN and Inf, which JSON lacks, become null; bytes that are no UTF-8
+// become U+FFFD.
 std::string json_text(const Field& field);
 template <class T>
 std::string json_text(const T& value) {

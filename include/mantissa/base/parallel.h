@@ -1,5 +1,5 @@
-// How work is spread over cores: one lasting pool of threads. Libraries with threads of their own (oneDNN) are kept at one thread inside
-// it.
+// How work is spread over cores: one lasting pool of threads (threads.cpp, thread_count.cpp). Libraries with threads of their own (oneDNN)
+// are kept at one thread inside it (library_threads.cpp).
 #pragma once
 
 #include <cstdint>

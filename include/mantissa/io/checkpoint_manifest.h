@@ -141,7 +141,7 @@ struct Manifest : CheckpointHead {
   }
 };
 
-// Throws Error(code) unless counts, names, boxes, offsets and chunks fit together as said above, within the caps.
+// In check_manifest.cpp. Throws Error(code) unless counts, names, boxes, offsets and chunks fit together as said above, within the caps.
 void check_manifest(const Manifest& manifest, const std::string& source, ExitCode code);
 
 // The file's text and back. Parsing verifies the hash first, then every field, and throws Error(data) naming `source` and the field; memory

@@ -18,7 +18,7 @@
 
 namespace mantissa {
 
-// "step-00001000", and back; nullopt for any other name.
+// "step-00001000", and back; nullopt for any other name. In checkpoint_names.cpp.
 std::string checkpoint_name(int64_t step);
 std::optional<int64_t> checkpoint_step(const std::string& name);
 

@@ -10,8 +10,8 @@
 
 namespace mantissa {
 
-// A tensor that does not change while it is saved. The boxes, in global coordinates, tile it; their values follow each other in `data`, each
-// row-major. No boxes: data is the whole tensor as it stands.
+// A tensor that does not change while it is saved. The boxes, in global coordinates, tile it; their values follow each other in `data`,
+// each row-major. No boxes: data is the whole tensor as it stands.
 struct CheckpointTensor {
   std::string name;
   Shape shape;

@@ -18,7 +18,7 @@ namespace mantissa {
 // What a module computes. Only linear, router and output have a GEMM.
 enum class ModuleKind { embedding, norm, linear, router, output };
 
-// A pattern without braces.
+// A pattern without braces. This and Pattern are in pattern.cpp.
 struct PatternAlternative {
   std::string written;                     // as it would stand alone
   std::string glob;                        // with layers counted from 0

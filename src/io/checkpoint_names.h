@@ -1,4 +1,4 @@
-// The names in a checkpoint folder.
+// The names in a folder of checkpoints, and the file `latest`.
 #pragma once
 
 #include <cstdint>
