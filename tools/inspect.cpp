@@ -12,17 +12,12 @@
 #include "mantissa/data/fingerprint.h"
 #include "mantissa/io/checkpoint_diff.h"
 #include "mantissa/io/checkpoint_search.h"
+#include "mantissa/train/events.h"
 
 namespace mantissa::tools {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string size_text(int64_t bytes) {
-  std::ostringstream out;
-  out << std::fixed << std::setprecision(1) << static_cast<double>(bytes) / (1 << 20) << " MiB";
-  return out.str();
-}
 
 void show_list(const fs::path& folder) {
   const auto list = list_checkpoints(folder);
@@ -31,7 +26,7 @@ void show_list(const fs::path& folder) {
     std::cout << status.path.filename().string() << "  ";
     if (status.problem.empty())
       std::cout << "complete  " << count_text(status.samples, "sample") << ", " << count_text(status.tensors, "tensor") << ", "
-                << size_text(status.bytes);
+                << bytes_text(status.bytes);
     else
       std::cout << "DAMAGED  " << printable(status.problem);
     std::cout << (status.latest ? "  (latest)\n" : "\n");
@@ -50,7 +45,7 @@ void show_checkpoint(const CheckpointReader& reader) {
   std::cout << printable(reader.directory().string()) << '\n'
             << "step          " << manifest.step << '\n'
             << "samples       " << manifest.samples << '\n'
-            << "size          " << size_text(reader.bytes()) << " in " << count_text(manifest.shards.size(), "shard") << '\n'
+            << "size          " << bytes_text(reader.bytes()) << " in " << count_text(manifest.shards.size(), "shard") << '\n'
             << "manifest      " << reader.hash() << '\n'
             << "build         " << printable(manifest.fingerprints.build) << '\n'
             << "data          " << printable(manifest.fingerprints.dataset) << '\n'
