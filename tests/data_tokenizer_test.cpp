@@ -93,6 +93,12 @@ TEST(Tokenizer, EveryScalarValueSurvivesUtf8) {
   }
 }
 
+TEST(Utf8, EndsWithAWholeCharacter) {
+  EXPECT_TRUE(is_utf8("h\u00f6"));
+  EXPECT_FALSE(is_utf8("h\xc3"));
+  EXPECT_FALSE(is_utf8("h\xff"));
+}
+
 TEST(Tokenizer, JsonGivesTheSameTokenizerBack) {
   const Tokenizer tokenizer = characters_of_text("hello w\u00f6rld\n");
   const Tokenizer again = Tokenizer::from_json(tokenizer.to_json(), "checkpoint");

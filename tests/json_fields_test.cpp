@@ -95,7 +95,8 @@ TEST(JsonFields, MembersHoldWhatTheTextSays) {
   EXPECT_EQ(record.hash, Hash64{0xff});
   EXPECT_EQ(record.place->y, -2);
   EXPECT_EQ(record.points.at(1).x, 5);
-  EXPECT_THAT(record.counts, ElementsAre(0, 9)) << "nothing of the default is left";
+  EXPECT_THAT(record.counts, ElementsAre(0, 9));
+  EXPECT_THAT(from_json<Record>(changed("/counts", "[]"), "a.json").counts, ElementsAre()) << "nothing of the default is left";
   EXPECT_THAT(record.by_code, ElementsAre(std::pair(9, 1), std::pair(127, 2)));
   EXPECT_EQ(record.raw, R"({"a":[1,null],"b":"x"})");
 }
