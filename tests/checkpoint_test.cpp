@@ -43,6 +43,15 @@ TEST_F(CheckpointTest, TheFingerprintOfTheConfigIsTheHashOfItsTextInTheManifest)
   EXPECT_EQ(manifest.fingerprints.config, xxh64(manifest.config).text());
 }
 
+// Two states are compared by these texts.
+TEST_F(CheckpointTest, WhatIsToBeSavedIsDescribedAsTheManifestReturnsIt) {
+  CheckpointContent content = State(1).content();
+  content.config = content.tokenizer = content.plan = content.layout = content.state = R"({ "b": 1.50, "a": 2 })";
+  const Manifest found = describe_checkpoint(content);
+  for (const std::string& json : {found.config, found.tokenizer, found.plan, found.layout, found.state})
+    EXPECT_EQ(json, R"({"a":2,"b":1.5})");
+}
+
 TEST_F(CheckpointTest, TheFolderHoldsLockLatestAndCheckpointsOnly) {
   CheckpointDirectory directory = open_directory(folder);
   directory.save(State(1).content());
