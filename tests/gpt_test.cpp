@@ -117,7 +117,7 @@ TEST_P(GptOptionTest, GradientsAgreeWithCentralDifferences) {
     ASSERT_TRUE(parameter.leaf.written) << parameter.name;
     const int64_t stride = std::max<int64_t>(1, parameter.shape.elements() / 24);
     for (int64_t i = 0; i < parameter.shape.elements(); i += stride) {
-      double& element = parameter.value.data<double>()[i];
+      double& element = parameter.value().data<double>()[i];
       const double before = element;
       element = before + kStep;
       const double above = loss();
@@ -233,7 +233,7 @@ TEST_F(GptTest, ATiedModelHasNoOutputParameterAndGeluNoGate) {
 // Matrices are normal with the deviation that goes with their name; norms start at 1, biases at 0.
 void expect_initial_weights(const ParameterSet& parameters, double inner_std, double residual_std) {
   for (const Parameter& parameter : parameters.all()) {
-    const std::vector<double> weights = values(parameter.value);
+    const std::vector<double> weights = values(parameter.value());
     if (!parameter.decays()) {
       EXPECT_EQ(weights, std::vector<double>(weights.size(), parameter.name.ends_with(".bias") ? 0.0 : 1.0)) << parameter.name;
       continue;
@@ -263,11 +263,11 @@ TEST_F(GptTest, InitialWeightsHaveTheDeviationsOfTheConfig) {
 TEST_F(GptTest, InitialWeightsFollowTheSeed) {
   Gpt model(small_model(), reference(), high_plan(small_model(), Dtype::f32), {.recompute = Recompute::none, .gradients = false});
   initialise(model.parameters(), 5);
-  const std::vector<double> first = values(model.parameters().find("embed.weight")->value);
+  const std::vector<double> first = values(model.parameters().find("embed.weight")->value());
   initialise(model.parameters(), 6);
-  EXPECT_NE(first, values(model.parameters().find("embed.weight")->value));
+  EXPECT_NE(first, values(model.parameters().find("embed.weight")->value()));
   initialise(model.parameters(), 5);
-  EXPECT_EQ(first, values(model.parameters().find("embed.weight")->value));
+  EXPECT_EQ(first, values(model.parameters().find("embed.weight")->value()));
 }
 
 TEST_F(GptTest, ThePlanOfAnotherModelIsRefused) {

@@ -59,7 +59,7 @@ class OptimizerTest : public test::BackendTest {
 
   static std::vector<std::vector<double>> masters(const Optimizer& optimizer) {
     std::vector<std::vector<double>> out;
-    for (size_t i = 0; i < 3; ++i) out.push_back(test::values(optimizer.master(i)));
+    for (size_t i = 0; i < 3; ++i) out.push_back(test::values(optimizer.states()[i].master));
     return out;
   }
 
@@ -88,8 +88,8 @@ TEST_P(OptimizerClipTest, FollowsAdamWInFp64OverManySteps) {
   for (const auto& weights : masters(optimizer)) {
     // 30 fp32 roundings of values near 1.
     EXPECT_TRUE(test::close(weights, reference.weights[i], 3e-6));
-    EXPECT_TRUE(test::close(test::values(optimizer.first_moment(i)), reference.m[i], 3e-6));
-    EXPECT_TRUE(test::close(test::values(optimizer.second_moment(i)), reference.v[i], 3e-6));
+    EXPECT_TRUE(test::close(test::values(optimizer.states()[i].first_moment), reference.m[i], 3e-6));
+    EXPECT_TRUE(test::close(test::values(optimizer.states()[i].second_moment), reference.v[i], 3e-6));
     ++i;
   }
 }
@@ -111,10 +111,10 @@ TEST_F(OptimizerTest, InitialWeightsInTheComputeTypeAreRoundedFromTheMasters) {
   build(Dtype::bf16);
   Optimizer optimizer(set_, {});
   optimizer.initialise(5);
-  for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(test::same_bits(set_.all()[i].value, converted(optimizer.master(i), Dtype::bf16)));
+  for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(test::same_bits(set_.all()[i].value(), converted(optimizer.states()[i].master, Dtype::bf16)));
   const auto masters_of_five = masters(optimizer);
   test::initialise(set_, 5);  // without masters the same values
-  for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(test::same_bits(set_.all()[i].value, converted(optimizer.master(i), Dtype::bf16)));
+  for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(test::same_bits(set_.all()[i].value(), converted(optimizer.states()[i].master, Dtype::bf16)));
   optimizer.initialise(6);
   EXPECT_NE(masters(optimizer)[0], masters_of_five[0]);
 }
@@ -125,7 +125,7 @@ TEST_F(OptimizerTest, WeightsInTheComputeTypeFollowTheMasters) {
   optimizer.initialise(5);
   set_gradients(1, 1.0);
   optimizer.update(0.01, no_loss());
-  for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(test::same_bits(set_.all()[i].value, converted(optimizer.master(i), Dtype::bf16)));
+  for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(test::same_bits(set_.all()[i].value(), converted(optimizer.states()[i].master, Dtype::bf16)));
 }
 
 TEST_F(OptimizerTest, SkippedUpdateChangesNothingAndIsNotCounted) {
@@ -135,18 +135,18 @@ TEST_F(OptimizerTest, SkippedUpdateChangesNothingAndIsNotCounted) {
   set_gradients(1, 1.0);
   optimizer.update(0.01, no_loss());
   const auto before = masters(optimizer),
-             moment = std::vector{test::values(optimizer.first_moment(0)), test::values(optimizer.second_moment(0))};
+             moment = std::vector{test::values(optimizer.states()[0].first_moment), test::values(optimizer.states()[0].second_moment)};
   set_.all()[1].leaf.grad.data<float>()[17] = std::numeric_limits<float>::quiet_NaN();
   const UpdateResult result = optimizer.update(0.01, no_loss());
   EXPECT_TRUE(std::isnan(result.gradient_norm));
   EXPECT_TRUE(result.skipped);
   EXPECT_EQ(masters(optimizer), before);
-  EXPECT_EQ((std::vector{test::values(optimizer.first_moment(0)), test::values(optimizer.second_moment(0))}), moment);
+  EXPECT_EQ((std::vector{test::values(optimizer.states()[0].first_moment), test::values(optimizer.states()[0].second_moment)}), moment);
   EXPECT_EQ(optimizer.updates(), 1);
   // The value follows the master all the same, also where no update wrote it.
-  fast().run(Fill{.out = set_.all()[0].value, .value = 7.0});
+  fast().run(Fill{.out = set_.all()[0].value(), .value = 7.0});
   optimizer.update(0.01, no_loss());
-  EXPECT_TRUE(test::same_bits(set_.all()[0].value, converted(optimizer.master(0), Dtype::bf16)));
+  EXPECT_TRUE(test::same_bits(set_.all()[0].value(), converted(optimizer.states()[0].master, Dtype::bf16)));
 }
 
 TEST_F(OptimizerTest, NormIsNotFiniteIfOneElementIsNotAndTheElementIsNamed) {
@@ -154,10 +154,10 @@ TEST_F(OptimizerTest, NormIsNotFiniteIfOneElementIsNotAndTheElementIsNamed) {
   Optimizer optimizer(set_, {});
   optimizer.initialise(5);
   set_gradients(1, 1.0);
-  EXPECT_EQ(first_nonfinite_gradient(set_), "");
+  EXPECT_EQ(optimizer.first_nonfinite_gradient(), "");
   set_.all()[2].leaf.grad.data<float>()[29] = -std::numeric_limits<float>::infinity();
   EXPECT_FALSE(std::isfinite(optimizer.update(0.0, no_loss()).gradient_norm));
-  EXPECT_EQ(first_nonfinite_gradient(set_), "cube[29] = -inf");
+  EXPECT_EQ(optimizer.first_nonfinite_gradient(), "cube[29] = -inf");
 }
 
 // Forward reads the rounding to bf16, in which the largest fp32 is Inf.
@@ -165,10 +165,10 @@ TEST_F(OptimizerTest, AWeightIsNamedAsForwardReadsIt) {
   build(Dtype::bf16);
   Optimizer optimizer(set_, {});
   optimizer.initialise(5);
-  EXPECT_EQ(first_nonfinite_weight(set_, optimizer), "");
-  optimizer.master(2).data<float>()[29] = std::numeric_limits<float>::max();
+  EXPECT_EQ(optimizer.first_nonfinite_weight(), "");
+  optimizer.states()[2].master.data<float>()[29] = std::numeric_limits<float>::max();
   optimizer.store_masters();
-  EXPECT_EQ(first_nonfinite_weight(set_, optimizer), "cube[29] = inf");
+  EXPECT_EQ(optimizer.first_nonfinite_weight(), "cube[29] = inf");
 }
 
 TEST_F(OptimizerTest, AMicroBatchWithoutAGradientIsAnError) {
@@ -212,14 +212,78 @@ TEST_F(OptimizerTest, ResumedCounterContinuesTheBiasCorrection) {
   first.initialise(5);
   Optimizer second(set_, {});
   second.set_updates(1000);  // no correction left: the update is 1 - beta1 over sqrt(1 - beta2) of the first one
-  const double before = test::values(set_.all()[1].value)[0];
+  const double before = test::values(set_.all()[1].value())[0];
   set_gradients(1, 1.0);
   first.update(1e-3, no_loss());
-  const double after_first = test::values(set_.all()[1].value)[0];
+  const double after_first = test::values(set_.all()[1].value())[0];
   second.update(1e-3, no_loss());
-  const double after_second = test::values(set_.all()[1].value)[0];
+  const double after_second = test::values(set_.all()[1].value())[0];
   EXPECT_NEAR((after_second - after_first) / (after_first - before), 0.1 / std::sqrt(0.05), 1e-3);
 }
+
+// Rows 0-31, 32-63 and so on, each a part of its own.
+std::vector<Part> single_bands(ParameterSet& set) {
+  std::vector<Part> parts;
+  for (const Part& whole : set.whole_parts()) {
+    for (int64_t begin = 0; begin < whole.end; begin += 32)
+      parts.push_back({.of = whole.of, .begin = begin, .end = std::min(begin + 32, whole.end)});
+  }
+  return parts;
+}
+
+class PartsTest : public OptimizerTest, public ::testing::WithParamInterface<Dtype> {
+ protected:
+  struct Trained {
+    std::vector<std::vector<double>> state;
+    std::vector<double> norms;
+  };
+  // Three updates, one of them skipped, of a set like the others, with quantised weights.
+  Trained train(bool in_bands) {
+    ParameterSet set;
+    set.add({.name = "tiles", .shape = {96, 64}, .init = {.std = 0.5}, .dtype = GetParam(), .quantised = {Format::e4m3, 32, 32}});
+    set.add(
+        {.name = "codes", .shape = {70, 64}, .init = {.std = 2.0}, .dtype = GetParam(), .quantised = {Format::e2m1}, .keeps_value = false});
+    set.add({.name = "vector", .shape = {75}, .init = {.constant = 1.0}, .dtype = GetParam()});
+    set.add({.name = "matrix", .shape = {33, 5}, .init = {.std = 0.1}, .dtype = GetParam()});
+    set.allocate(fast(), Dtype::f32, true);
+    Optimizer optimizer(set, {.grad_clip = 0.5}, in_bands ? single_bands(set) : set.whole_parts());
+    optimizer.initialise(5);
+    Trained out;
+    for (uint32_t step = 0; step < 3; ++step) {
+      uint32_t what = 10 * step;
+      for (Parameter& parameter : set.all())
+        test::assign(parameter.leaf.grad, test::random_values(parameter.shape.elements(), what++, 1.0));
+      if (step == 1) set.all()[1].leaf.grad.data<float>()[64 * 40 + 3] = std::numeric_limits<float>::infinity();
+      out.norms.push_back(optimizer.update(1e-2, no_loss()).gradient_norm);
+      EXPECT_EQ(optimizer.first_nonfinite_gradient(), step == 1 ? "codes[2563] = inf" : "");
+    }
+    for (Tensor Optimizer::State::*what : {&Optimizer::State::master, &Optimizer::State::first_moment, &Optimizer::State::second_moment}) {
+      std::vector<double>& all = out.state.emplace_back();
+      for (const Optimizer::State& state : optimizer.states()) std::ranges::copy(test::values(state.*what), std::back_inserter(all));
+    }
+    for (const Parameter& parameter : set.all()) {
+      if (parameter.keeps_value) out.state.push_back(test::values(parameter.value()));
+      if (!parameter.quantised) continue;
+      for (const Tensor& bytes : {parameter.codes().codes, parameter.codes().scales}) {
+        const std::vector<uint8_t> read = to_host<uint8_t>(bytes);
+        out.state.emplace_back(read.begin(), read.end());
+      }
+    }
+    return out;
+  }
+};
+
+TEST_P(PartsTest, OfBandsHaveTheBitsOfWholeParameters) {
+  const Trained whole = train(false), bands = train(true);
+  EXPECT_EQ(whole.state, bands.state);
+  ASSERT_EQ(whole.norms.size(), 3U);
+  EXPECT_TRUE(std::isnan(whole.norms[1]) || std::isinf(whole.norms[1]));
+  EXPECT_EQ(whole.norms[0], bands.norms[0]);
+  EXPECT_EQ(whole.norms[2], bands.norms[2]);
+}
+
+INSTANTIATE_TEST_SUITE_P(, PartsTest, ::testing::Values(Dtype::f32, Dtype::bf16),
+                         [](const auto& dtype) { return dtype_name(dtype.param); });
 
 }  // namespace
 }  // namespace mantissa

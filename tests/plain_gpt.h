@@ -19,7 +19,7 @@ class PlainGpt {
 
   // Parameters in fp32 or fp64: a value in bf16 is no master.
   PlainGpt(const ModelConfig& config, const ParameterSet& parameters) : c_(config) {
-    for (const Parameter& parameter : parameters.all()) weights_[parameter.name] = values(parameter.value);
+    for (const Parameter& parameter : parameters.all()) weights_[parameter.name] = values(parameter.value());
   }
 
   // Every weight moved by `distance` times its gradient.
@@ -184,7 +184,7 @@ inline void draw_vectors(ParameterSet& parameters) {
   uint32_t what = 100;
   for (const Parameter& parameter : parameters.all()) {
     if (parameter.decays()) continue;
-    assign(parameter.value, random_values(parameter.shape.elements(), ++what, 0.4, parameter.name.ends_with(".bias") ? 0.0 : 1.0));
+    assign(parameter.value(), random_values(parameter.shape.elements(), ++what, 0.4, parameter.name.ends_with(".bias") ? 0.0 : 1.0));
   }
 }
 

@@ -187,9 +187,9 @@ TEST_F(StepStatistics, AreThoseOfTheTensorsThatThePlanQuantises) {
   ASSERT_EQ(measured.size(), 8U);
   EXPECT_EQ(measured[1].module, "layers.0.attn.out");
   EXPECT_EQ(measured[1].step, 7);
-  const Tensor decoded = empty(*device, Dtype::f32, weight.codes.shape);
-  device->run(Dequantize{.x = weight.codes, .out = decoded});
-  const std::vector<double> x = values(converted(weight.value, Dtype::bf16)), q = values(decoded);
+  const Tensor decoded = empty(*device, Dtype::f32, weight.codes().shape);
+  device->run(Dequantize{.x = weight.codes(), .out = decoded});
+  const std::vector<double> x = values(converted(weight.value(), Dtype::bf16)), q = values(decoded);
   double signal = 0.0, noise = 0.0, amax = 0.0;
   for (size_t i = 0; i < x.size(); ++i) {
     signal += x[i] * x[i];

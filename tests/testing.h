@@ -45,11 +45,10 @@ inline PrecisionPlan high_plan(const ModelConfig& config, Dtype compute = Dtype:
 // Draws and stores all weights, and keeps no master.
 inline void initialise(ParameterSet& parameters, uint64_t seed) {
   parameters.clear_nonfinite();
-  for (size_t i = 0; i < parameters.all().size(); ++i) {
-    const Parameter& parameter = parameters.all()[i];
-    const Tensor master = parameters.room_for_master(parameter);
-    parameters.draw_initial(i, seed, master);
-    parameters.store(parameter, master);
+  for (const Part& part : parameters.whole_parts()) {
+    const Tensor master = parameters.room_for_master(part);
+    parameters.draw_initial(part, seed, master);
+    parameters.store(part, master);
   }
 }
 

@@ -90,7 +90,7 @@ struct Trainee {
   std::vector<double> gradients() { return test::values(model.parameters().gradients()); }
   std::vector<std::vector<double>> masters() {
     std::vector<std::vector<double>> out;
-    for (size_t i = 0; i < model.parameters().all().size(); ++i) out.push_back(test::values(optimizer.master(i)));
+    for (size_t i = 0; i < model.parameters().all().size(); ++i) out.push_back(test::values(optimizer.states()[i].master));
     return out;
   }
 };
@@ -171,7 +171,7 @@ TEST_F(TrainingStepTest, PoisonedParameterSkipsTheStepAndTheNextOneIsAsIfItHadNo
     Trainee poisoned(fast(), {.accumulation = how, .micro_batches = 4}), clean(fast(), {.accumulation = how, .micro_batches = 4});
     poisoned.step(random_batch(1));
     clean.step(random_batch(1));
-    float& victim = poisoned.model.parameters().all()[2].value.data<float>()[5];
+    float& victim = poisoned.model.parameters().all()[2].value().data<float>()[5];
     const float before = std::exchange(victim, std::numeric_limits<float>::quiet_NaN());
     const StepResult result = poisoned.step(random_batch(2));
     EXPECT_NE(result.bad.find("loss = "), std::string::npos) << result.bad;
@@ -188,9 +188,9 @@ TEST_F(TrainingStepTest, InfiniteGradientNormSkipsTheStepAlthoughTheLossIsFinite
   Trainee trainee(fast(), {.micro_batches = 4});
   for (Parameter& parameter : trainee.model.parameters().all()) {
     const bool inner = parameter.name.starts_with("layers.");
-    fast().run(Fill{.out = parameter.value, .value = parameter.name == "final_norm.weight" ? 1e-36 : inner ? 0.0 : 1.0});
+    fast().run(Fill{.out = parameter.value(), .value = parameter.name == "final_norm.weight" ? 1e-36 : inner ? 0.0 : 1.0});
   }
-  const Tensor output = trainee.model.parameters().find("output.weight")->value;
+  const Tensor output = trainee.model.parameters().find("output.weight")->value();
   fast().run(Fill{.out = output, .value = 3e38});
   fast().run(Fill{.out = output.slice(0, 1), .value = -3e38});
   trainee.optimizer.store_masters();
@@ -211,7 +211,7 @@ TEST_F(TrainingStepTest, BadWeightThatIsFakeQuantisedSkipsTheStepByItsNameAndEle
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::max()}) {
     Trainee trainee(fast(), {.qkv = qat});
     for (Parameter& parameter : trainee.model.parameters().all()) {
-      if (parameter.name == "layers.1.attn.qkv.weight") parameter.value.data<float>()[37] = bad;
+      if (parameter.name == "layers.1.attn.qkv.weight") parameter.value().data<float>()[37] = bad;
     }
     trainee.optimizer.store_masters();
     const std::string reason = trainee.step(random_batch(1)).bad;

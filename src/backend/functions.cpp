@@ -1,8 +1,7 @@
 #include "mantissa/backend/functions.h"
 
-#include "mantissa/tensor/nonfinite.h"
-
 #include "mantissa/base/integers.h"
+#include "mantissa/tensor/nonfinite.h"
 
 namespace mantissa {
 namespace {
@@ -53,13 +52,13 @@ void fill_from_host(const Tensor& tensor, const std::function<void(std::span<std
   tensor.device().upload(bytes.data(), tensor);
 }
 
-std::string nonfinite_text(const std::string& name, const Tensor& tensor) {
+std::string nonfinite_text(const std::string& name, const Tensor& tensor, int64_t first) {
   const int64_t index = first_nonfinite(tensor.dtype(), HostBytes(tensor).get());
   if (index < 0) return "";
   const Tensor element = tensor.view({tensor.elements()}).slice(index, index + 1);
   const double value =
       tensor.dtype() == Dtype::f64 ? to_host<double>(element)[0] : double{to_host<float>(converted(element, Dtype::f32))[0]};
-  return text(name, "[", index, "] = ", value);
+  return text(name, "[", first + index, "] = ", value);
 }
 
 Tensor converted(const Tensor& tensor, Dtype dtype) {

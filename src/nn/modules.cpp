@@ -11,13 +11,13 @@ namespace {
 constexpr Init kOnes{.constant = 1.0, .std = 0.0};
 
 // A bias is never quantised.
-Parameter bias_of(const ModulePrecision& module) {
+ParameterSpec bias_of(const ModulePrecision& module) {
   return {.name = module.module.path + ".bias", .shape = {module.module.bias}, .dtype = module.recipe.compute};
 }
 
 }  // namespace
 
-Parameter weight_of(const ModulePrecision& module, Init init) {
+ParameterSpec weight_of(const ModulePrecision& module, Init init) {
   const ModuleShape& of = module.module;
   return {.name = of.path + ".weight",
           .shape = of.in == 0 ? Shape{of.out} : Shape{of.out, of.in},

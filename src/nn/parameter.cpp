@@ -15,12 +15,14 @@ Shape matrix(const Shape& shape) { return {shape.rows(), shape[-1]}; }
 
 }  // namespace
 
-Parameter& ParameterSet::add(Parameter parameter) {
-  require(!find(parameter.name), "parameter ", parameter.name, " exists already");
-  require(!allocated(), "parameter ", parameter.name, " was added after the allocation");
+Parameter& ParameterSet::add(ParameterSpec spec) {
+  require(!find(spec.name), "parameter ", spec.name, " exists already");
+  require(!allocated(), "parameter ", spec.name, " was added after the allocation");
   offsets_.push_back(padded_elements_);
-  padded_elements_ += padded(parameter.shape.elements());
-  return parameters_.emplace_back(std::move(parameter));
+  padded_elements_ += padded(spec.shape.elements());
+  Parameter& parameter = parameters_.emplace_back(std::move(spec));
+  parameter.number_ = static_cast<uint32_t>(parameters_.size() - 1);
+  return parameter;
 }
 
 const Parameter* ParameterSet::find(const std::string& name) const {
@@ -59,7 +61,7 @@ void ParameterSet::allocate_values() {
   masters.allocate(*device_);
   roundings.allocate(*device_);
   for (Parameter& parameter : parameters_) {
-    if (parameter.keeps_value) parameter.value = arena_of(parameter).take(parameter.shape);
+    if (parameter.keeps_value) parameter.value_ = arena_of(parameter).take(parameter.shape);
   }
 }
 
@@ -75,49 +77,53 @@ void ParameterSet::allocate_codes() {
   for (Parameter& parameter : parameters_) {
     if (!parameter.quantised) continue;
     const Shape shape = matrix(parameter.shape);
-    parameter.codes = {.codes = codes.take(codes_shape(shape, parameter.quantised)),
-                       .scales = scales.take(scales_shape(shape, parameter.quantised)),
-                       .shape = shape,
-                       .how = parameter.quantised};
+    parameter.codes_ = {.codes = codes.take(codes_shape(shape, parameter.quantised)),
+                        .scales = scales.take(scales_shape(shape, parameter.quantised)),
+                        .shape = shape,
+                        .how = parameter.quantised};
   }
 }
 
-bool ParameterSet::value_is_master(const Parameter& parameter) const {
-  return parameter.value.defined() && parameter.value.dtype() == master_dtype_;
+std::vector<Part> ParameterSet::whole_parts() {
+  std::vector<Part> parts;
+  for (Parameter& parameter : parameters_) parts.push_back({.of = &parameter, .begin = 0, .end = parameter.shape[0]});
+  return parts;
 }
 
-Tensor ParameterSet::room_for_master(const Parameter& parameter) const {
-  return value_is_master(parameter) ? parameter.value : empty(*device_, master_dtype_, parameter.shape);
+bool ParameterSet::value_is_master(const Parameter& parameter) const { return parameter.keeps_value && parameter.dtype == master_dtype_; }
+
+Tensor ParameterSet::room_for_master(const Part& part) const {
+  return value_is_master(*part.of) ? part.of_rows(part.of->value_) : empty(*device_, master_dtype_, part.shape());
 }
 
-void ParameterSet::draw_initial(size_t index, uint64_t seed, const Tensor& master) const {
-  const Parameter& parameter = parameters_[index];
-  const Init& init = parameter.init;
+void ParameterSet::draw_initial(const Part& part, uint64_t seed, const Tensor& master) const {
+  const Init& init = part.of->init;
   if (init.std == 0.0) return device_->run(Fill{.out = master, .value = init.constant});
-  require(init.constant == 0.0, parameter.name, ": noise around a constant is not supported");
+  require(init.constant == 0.0, part.of->name, ": noise around a constant is not supported");
   device_->run(RandomNormal{.out = master,
                             .key = {.seed = seed, .stream = RngStream::init},
-                            .what = static_cast<uint32_t>(index),
-                            .first_index = 0,
+                            .what = part.of->number_,
+                            .first_index = part.first_element(),
                             .std = init.std});
 }
 
-void ParameterSet::store(const Parameter& parameter, const Tensor& master) {
-  const Tensor rounding = rounding_target(parameter);
+void ParameterSet::store(const Part& part, const Tensor& master) {
+  const Tensor rounding = rounding_target(part);
   if (!rounding.defined()) return;
   device_->run(Convert{.x = master, .out = rounding});
-  quantise(parameter, rounding);
+  quantise(part, rounding);
 }
 
-Tensor ParameterSet::rounding_target(const Parameter& parameter) const {
-  if (parameter.value.defined() && !value_is_master(parameter)) return parameter.value;
-  if (!parameter.codes.defined()) return {};
-  return empty(*device_, Dtype::bf16, parameter.shape);
+Tensor ParameterSet::rounding_target(const Part& part) const {
+  if (part.of->keeps_value && !value_is_master(*part.of)) return part.of_rows(part.of->value_);
+  if (!part.of->quantised) return {};
+  return empty(*device_, Dtype::bf16, part.shape());
 }
 
-void ParameterSet::quantise(const Parameter& parameter, const Tensor& rounding) {
-  if (!parameter.codes.defined()) return;
-  device_->run(Quantize{.x = rounding.view(parameter.codes.shape), .out = parameter.codes, .nonfinite = nonfinite_});
+void ParameterSet::quantise(const Part& part, const Tensor& rounding) {
+  if (!part.of->quantised) return;
+  const QuantizedTensor codes = slice(part.of->codes_, part.begin, part.end);
+  device_->run(Quantize{.x = rounding.view(codes.shape), .out = codes, .nonfinite = nonfinite_});
 }
 
 void ParameterSet::clear_nonfinite() { device_->run(Fill{.out = nonfinite_, .value = 0.0}); }
@@ -133,11 +139,12 @@ void ParameterSet::reset_gradients() {
   for (Parameter& parameter : parameters_) parameter.leaf.reset();
 }
 
-std::string nonfinite_weight(const Parameter& parameter, const Tensor& master) {
-  const Tensor& value = parameter.value;
-  const std::string found = value.defined() ? nonfinite_text(parameter.name, value) : "";
-  const bool rounds_for_codes = parameter.quantised && !(value.defined() && value.dtype() == Dtype::bf16);
-  return found.empty() && rounds_for_codes ? nonfinite_text(parameter.name, converted(master, Dtype::bf16)) : found;
+std::string nonfinite_weight(const Part& part, const Tensor& master) {
+  const Parameter& parameter = *part.of;
+  const auto first = [&](const Tensor& x) { return nonfinite_text(parameter.name, x, part.first_element()); };
+  const std::string found = parameter.keeps_value ? first(part.of_rows(parameter.value())) : "";
+  const bool rounds_for_codes = parameter.quantised && !(parameter.keeps_value && parameter.dtype == Dtype::bf16);
+  return found.empty() && rounds_for_codes ? first(converted(master, Dtype::bf16)) : found;
 }
 
 }  // namespace mantissa

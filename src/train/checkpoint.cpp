@@ -19,15 +19,23 @@ TrainState saved_state(const Manifest& manifest, const std::string& source) {
   return state;
 }
 
-void add_tensor(CheckpointContent& content, const std::string& name, const Tensor& tensor) {
-  content.tensors.push_back({.name = name, .shape = tensor.shape(), .boxes = {}, .data = tensor});
+Box box_of(const Part& part) {
+  Box box = whole_box(dimensions(part.shape()));
+  box.start.front() = part.begin;
+  return box;
 }
 
-void read_tensor(CheckpointReader& reader, const std::string& name, const Tensor& out) {
+void add_tensor(CheckpointContent& content, const char* prefix, const Part& part, const Tensor& data) {
+  content.tensors.push_back({.name = prefix + part.of->name, .shape = part.of->shape, .boxes = {box_of(part)}, .data = data});
+}
+
+void read_tensor(CheckpointReader& reader, const char* prefix, const Part& part, const Tensor& out) {
+  const std::string name = prefix + part.of->name;
   const ManifestTensor& saved = reader.tensor(name);
-  require(saved.dtype == out.dtype() && saved.shape == dimensions(out.shape()), ExitCode::usage, reader.directory().string(), ": ", name,
-          " is ", saved.dtype, " ", shape_text(saved.shape), ", the model needs ", out.dtype(), " ", shape_text(dimensions(out.shape())));
-  fill_from_host(out, [&](std::span<std::byte> bytes) { reader.read(name, bytes); });
+  const std::vector<int64_t> needed = dimensions(part.of->shape);
+  require(saved.dtype == out.dtype() && saved.shape == needed, ExitCode::usage, reader.directory().string(), ": ", name, " is ",
+          saved.dtype, " ", shape_text(saved.shape), ", the model needs ", out.dtype(), " ", shape_text(needed));
+  fill_from_host(out, [&](std::span<std::byte> bytes) { reader.read(name, box_of(part), bytes); });
 }
 
 std::string scalar_text(const Scalar& scalar) {
@@ -116,12 +124,10 @@ CheckpointContent checkpoint_content(const TrainedParts& parts, const TrainState
                              .state = json_text(now),
                              .fingerprints = {.build = build_fingerprint(), .dataset = json_text(parts.data.fingerprints)}},
                             {}};
-  size_t i = 0;
-  for (const Parameter& parameter : parts.parameters.all()) {
-    add_tensor(content, "master." + parameter.name, parts.optimizer.master(i));
-    add_tensor(content, "m." + parameter.name, parts.optimizer.first_moment(i));
-    add_tensor(content, "v." + parameter.name, parts.optimizer.second_moment(i));
-    ++i;
+  for (const Optimizer::State& own : parts.optimizer.states()) {
+    add_tensor(content, "master.", own.part, own.master);
+    add_tensor(content, "m.", own.part, own.first_moment);
+    add_tensor(content, "v.", own.part, own.second_moment);
   }
   return content;
 }
@@ -141,11 +147,9 @@ TrainState restore(CheckpointReader& reader, const TrainedParts& parts) {
   require(state.step <= config.training.steps, ExitCode::usage, "training.steps: ", config.training.steps, " is less than the ", state.step,
           " steps of ", reader.directory().string());
   load_weights(reader, parts.plan, purpose, parts.parameters, &parts.optimizer);
-  size_t i = 0;
-  for (const Parameter& parameter : parts.parameters.all()) {
-    read_tensor(reader, "m." + parameter.name, parts.optimizer.first_moment(i));
-    read_tensor(reader, "v." + parameter.name, parts.optimizer.second_moment(i));
-    ++i;
+  for (const Optimizer::State& own : parts.optimizer.states()) {
+    read_tensor(reader, "m.", own.part, own.first_moment);
+    read_tensor(reader, "v.", own.part, own.second_moment);
   }
   parts.optimizer.set_updates(state.updates);
   log_changes(saved, config, plan_changes, reader.manifest());
@@ -155,12 +159,15 @@ TrainState restore(CheckpointReader& reader, const TrainedParts& parts) {
 void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor purpose, ParameterSet& parameters, Optimizer* optimizer) {
   parameters.clear_nonfinite();  // a candidate that was given up may have raised it
   std::string bad;
-  size_t i = 0;
-  for (const Parameter& parameter : parameters.all()) {
-    const Tensor master = optimizer ? optimizer->master(i++) : parameters.room_for_master(parameter);
-    read_tensor(reader, "master." + parameter.name, master);
-    parameters.store(parameter, master);
-    if (bad.empty()) bad = nonfinite_weight(parameter, master);
+  const auto load = [&](const Part& part, const Tensor& master) {
+    read_tensor(reader, "master.", part, master);
+    parameters.store(part, master);
+    if (bad.empty()) bad = nonfinite_weight(part, master);
+  };
+  if (optimizer) {
+    for (const Optimizer::State& state : optimizer->states()) load(state.part, state.master);
+  } else {
+    for (const Part& part : parameters.whole_parts()) load(part, parameters.room_for_master(part));
   }
   for (const ManifestTensor& tensor : reader.manifest().tensors) {
     if (!tensor.name.ends_with("_extra_state") || tensor.pieces.empty()) continue;

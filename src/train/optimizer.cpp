@@ -9,45 +9,49 @@
 namespace mantissa {
 namespace {
 
-int64_t norm_bands(const Tensor& gradient) { return ceil_div(gradient.dim(0), 32); }
+int64_t norm_bands(const Part& part) { return ceil_div(part.end - part.begin, 32); }
 
 }  // namespace
 
-Optimizer::Optimizer(ParameterSet& parameters, const OptimizerConfig& config) : parameters_(parameters), config_(config) {
+Optimizer::Optimizer(ParameterSet& parameters, const OptimizerConfig& config, const std::vector<Part>& parts)
+    : parameters_(parameters), config_(config) {
   require(parameters.gradients().defined(), "optimizer: the parameters have no gradients");
-  allocate_masters();
-  const Tensor first = parameters.new_gradient_buffer(), second = parameters.new_gradient_buffer();
   int64_t bands = 0;
-  for (size_t i = 0; i < parameters.all().size(); ++i) {
-    first_.push_back(parameters.view_of(first, i));
-    second_.push_back(parameters.view_of(second, i));
-    bands += norm_bands(first_[i]);
+  for (const Part& part : parts) {
+    states_.push_back({.part = part, .master = {}, .first_moment = {}, .second_moment = {}});
+    bands += norm_bands(part);
   }
+  allocate();
   partials_ = empty(parameters.device(), Dtype::f64, {bands});
   step_ = zeros(parameters.device(), Dtype::f32, {static_cast<int64_t>(StepValue::count)});
   outcome_ = zeros(parameters.device(), Dtype::f64, {static_cast<int64_t>(StepOutcome::count)});
 }
 
-void Optimizer::allocate_masters() {
-  Arena arena(parameters_.master_dtype());
-  for (const Parameter& parameter : parameters_.all()) {
-    if (!parameters_.value_is_master(parameter)) arena.reserve(parameter.shape);
+void Optimizer::allocate() {
+  const Dtype dtype = parameters_.master_dtype();
+  Arena masters(dtype), first(dtype), second(dtype);
+  for (const State& state : states_) {
+    if (!parameters_.value_is_master(*state.part.of)) masters.reserve(state.part.shape());
+    first.reserve(state.part.shape());
+    second.reserve(state.part.shape());
   }
-  arena.allocate(parameters_.device());
-  for (const Parameter& parameter : parameters_.all()) {
-    masters_.push_back(parameters_.value_is_master(parameter) ? parameter.value : arena.take(parameter.shape));
+  for (Arena* arena : {&masters, &first, &second}) arena->allocate(parameters_.device());
+  for (State& state : states_) {
+    const Shape shape = state.part.shape();
+    state.master = parameters_.value_is_master(*state.part.of) ? parameters_.room_for_master(state.part) : masters.take(shape);
+    state.first_moment = first.take(shape);
+    state.second_moment = second.take(shape);
   }
 }
 
 void Optimizer::initialise(uint64_t seed) {
-  for (size_t i = 0; i < masters_.size(); ++i) parameters_.draw_initial(i, seed, masters_[i]);
+  for (const State& state : states_) parameters_.draw_initial(state.part, seed, state.master);
   store_masters();
 }
 
 void Optimizer::store_masters() {
   parameters_.clear_nonfinite();
-  size_t i = 0;
-  for (const Parameter& parameter : parameters_.all()) parameters_.store(parameter, masters_[i++]);
+  for (const State& state : states_) parameters_.store(state.part, state.master);
 }
 
 void Optimizer::finish_gradients(double lr, const StepLosses& losses) {
@@ -60,9 +64,9 @@ void Optimizer::finish_gradients(double lr, const StepLosses& losses) {
   set(StepValue::inverse_bias_correction2, 1.0 / (1.0 - std::pow(config_.beta2, n)));
   device.upload(step.data(), step_);
   int64_t begin = 0;
-  for (const Parameter& parameter : parameters_.all()) {
-    const int64_t end = begin + norm_bands(parameter.leaf.grad);
-    device.run(SquaredNorm{.x = parameter.leaf.grad, .partials = partials_.slice(begin, end)});
+  for (const State& state : states_) {
+    const int64_t end = begin + norm_bands(state.part);
+    device.run(SquaredNorm{.x = state.part.gradient(), .partials = partials_.slice(begin, end)});
     begin = end;
   }
   device.run(FinishGradients{.partials = partials_,
@@ -75,21 +79,19 @@ void Optimizer::finish_gradients(double lr, const StepLosses& losses) {
 }
 
 void Optimizer::apply() {
-  size_t i = 0;
-  for (const Parameter& parameter : parameters_.all()) {
-    const Tensor rounding = parameters_.rounding_target(parameter);
-    parameters_.device().run(AdamW{.master = masters_[i],
-                                   .m = first_[i],
-                                   .v = second_[i],
-                                   .grad = parameter.leaf.grad,
+  for (const State& state : states_) {
+    const Tensor rounding = parameters_.rounding_target(state.part);
+    parameters_.device().run(AdamW{.master = state.master,
+                                   .m = state.first_moment,
+                                   .v = state.second_moment,
+                                   .grad = state.part.gradient(),
                                    .step = step_,
                                    .beta1 = config_.beta1,
                                    .beta2 = config_.beta2,
                                    .eps = config_.eps,
-                                   .weight_decay = parameter.decays() ? config_.weight_decay : 0.0,
+                                   .weight_decay = state.part.of->decays() ? config_.weight_decay : 0.0,
                                    .value = rounding});
-    parameters_.quantise(parameter, rounding);
-    ++i;
+    parameters_.quantise(state.part, rounding);
   }
 }
 
@@ -106,18 +108,17 @@ UpdateResult Optimizer::update(double lr, const StepLosses& losses) {
   return result;
 }
 
-std::string first_nonfinite_gradient(const ParameterSet& parameters) {
-  for (const Parameter& parameter : parameters.all()) {
-    std::string found = nonfinite_text(parameter.name, parameter.leaf.grad);
+std::string Optimizer::first_nonfinite_gradient() const {
+  for (const State& state : states_) {
+    std::string found = nonfinite_text(state.part.of->name, state.part.gradient(), state.part.first_element());
     if (!found.empty()) return found;
   }
   return "";
 }
 
-std::string first_nonfinite_weight(const ParameterSet& parameters, const Optimizer& optimizer) {
-  size_t i = 0;
-  for (const Parameter& parameter : parameters.all()) {
-    std::string found = nonfinite_weight(parameter, optimizer.master(i++));
+std::string Optimizer::first_nonfinite_weight() const {
+  for (const State& state : states_) {
+    std::string found = nonfinite_weight(state.part, state.master);
     if (!found.empty()) return found;
   }
   return "";

@@ -109,7 +109,7 @@ std::string plan_manifest(const PrecisionPlan& plan, const ParameterSet& paramet
   json out = plan.to_json();
   out["quantised"] = json::object();
   for (const Parameter& parameter : parameters.all()) {
-    if (parameter.codes.defined()) out["quantised"][parameter.name] = hashes(parameter.codes);
+    if (parameter.quantised) out["quantised"][parameter.name] = hashes(parameter.codes());
   }
   return out.dump();
 }
@@ -146,11 +146,11 @@ void require_same_codes(const std::string& saved, const PrecisionPlan& plan, con
   for (const json& module : now.at("modules")) {
     const std::string path = module.at("module").get<std::string>(), name = path + ".weight";
     const Parameter* const parameter = parameters.find(name);
-    if (!parameter || !parameter->codes.defined()) continue;
+    if (!parameter || !parameter->quantised) continue;
     const json was = quantised->value(name, json());
-    const bool same_codes_asked = was.is_object() && was.value("how", json()) == text(parameter->codes.how);
+    const bool same_codes_asked = was.is_object() && was.value("how", json()) == text(parameter->quantised);
     if (!same_codes_asked && !same_formats(module_of(before, path, source), module)) continue;
-    const json is = hashes(parameter->codes);
+    const json is = hashes(parameter->codes());
     if (was == is) continue;
     const std::string message =
         text(source, ": plan.quantised: the codes of ", name, " are not those the checkpoint was written with: ", was.dump(), " there, ",

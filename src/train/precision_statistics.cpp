@@ -12,35 +12,35 @@
 namespace mantissa {
 namespace {
 
-using Part = QuantizationError::Part;
+using Sum = QuantizationError::Part;
 
 // Of one module and role, over everything added.
 class Sums {
  public:
   void add(const Tensor& x, const QuantizedTensor& codes) {
-    const Tensor out = empty(x.device(), Dtype::f64, {Part::size});
+    const Tensor out = empty(x.device(), Dtype::f64, {Sum::size});
     x.device().run(QuantizationError{.x = converted(x, Dtype::bf16), .q = codes, .out = out});
     const std::vector<double> parts = to_host<double>(out);
-    const double amax = std::isnan(parts_[Part::amax]) ? parts_[Part::amax] : std::max(parts[Part::amax], parts_[Part::amax]);
+    const double amax = std::isnan(parts_[Sum::amax]) ? parts_[Sum::amax] : std::max(parts[Sum::amax], parts_[Sum::amax]);
     for (size_t i = 0; i < parts_.size(); ++i) parts_[i] += parts[i];
-    parts_[Part::amax] = amax;
+    parts_[Sum::amax] = amax;
     elements_ += static_cast<double>(x.elements());
   }
 
   void write(PrecisionEvent& event) const {
-    const double signal = parts_[Part::signal], noise = parts_[Part::noise];
+    const double signal = parts_[Sum::signal], noise = parts_[Sum::noise];
     if (noise > 0.0 && std::isfinite(noise)) event.sqnr_db = 10.0 * std::log10(signal / noise);
-    event.clipped = parts_[Part::clipped] / elements_;
-    event.flushed = parts_[Part::flushed] / elements_;
-    if (std::isfinite(parts_[Part::amax])) event.amax = parts_[Part::amax];
+    event.clipped = parts_[Sum::clipped] / elements_;
+    event.flushed = parts_[Sum::flushed] / elements_;
+    if (std::isfinite(parts_[Sum::amax])) event.amax = parts_[Sum::amax];
     for (uint16_t code = 0; code < 256; ++code) {
-      const auto blocks = static_cast<int64_t>(parts_[static_cast<size_t>(Part::scales + code)]);
+      const auto blocks = static_cast<int64_t>(parts_[static_cast<size_t>(Sum::scales + code)]);
       if (blocks > 0) event.scales[code] = blocks;
     }
   }
 
  private:
-  std::array<double, Part::size> parts_{};
+  std::array<double, Sum::size> parts_{};
   double elements_ = 0.0;
 };
 
@@ -51,12 +51,11 @@ std::string module_of(const Parameter& parameter) { return parameter.name.substr
 std::vector<PrecisionEvent> measure_precision(const ParameterSet& parameters, const Optimizer& optimizer, int64_t step,
                                               const std::function<void()>& body) {
   std::map<std::pair<const Leaf*, OperandRole>, Sums> sums;
-  size_t i = 0;
-  for (const Parameter& parameter : parameters.all()) {
-    const Tensor& master = optimizer.master(i++);
-    if (!parameter.codes.defined()) continue;
-    const Tensor rounding = converted(master, Dtype::bf16).view(parameter.codes.shape);
-    sums[{&parameter.leaf, OperandRole::weight}].add(rounding, parameter.codes);
+  for (const Optimizer::State& state : optimizer.states()) {
+    const Part& part = state.part;
+    if (!part.of->quantised) continue;
+    const QuantizedTensor codes = slice(part.of->codes(), part.begin, part.end);
+    sums[{&part.of->leaf, OperandRole::weight}].add(converted(state.master, Dtype::bf16).view(codes.shape), codes);
   }
   {
     const ObserverScope scope([&](const QuantizedOperand& operand) { sums[{operand.weight, operand.role}].add(operand.x, operand.codes); });

@@ -17,10 +17,10 @@ Tensor forward_and_backward(Gpt& model, const DeviceBatch& rows, int64_t target_
 }
 
 // Fake quantisation may turn a NaN weight into a number, and the loss with it, so weights come first.
-std::string first_bad_value(const UpdateResult& update, const ParameterSet& parameters, const Optimizer& optimizer) {
-  if (update.bad_weights) return first_nonfinite_weight(parameters, optimizer);
+std::string first_bad_value(const UpdateResult& update, const Optimizer& optimizer) {
+  if (update.bad_weights) return optimizer.first_nonfinite_weight();
   if (!std::isfinite(update.loss)) return text("loss = ", update.loss);
-  return first_nonfinite_gradient(parameters);
+  return optimizer.first_nonfinite_gradient();
 }
 
 }  // namespace
@@ -35,7 +35,7 @@ StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& 
   return {.loss = update.loss,
           .gradient_norm = update.gradient_norm,
           .skipped = update.skipped,
-          .bad = update.skipped ? first_bad_value(update, model.parameters(), optimizer) : ""};
+          .bad = update.skipped ? first_bad_value(update, optimizer) : ""};
 }
 
 }  // namespace mantissa

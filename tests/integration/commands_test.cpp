@@ -154,7 +154,7 @@ TEST_F(CommandsTest, EvalTakesAsManyMicroBatchesAsItersSays) {
 TEST_F(CommandsTest, EvalOfALossThatIsNotFiniteGivesCode5) {
   run("seed", {"training.steps=1"});
   save_changed("seed", 1, "overflow", [](Gpt& model, CheckpointContent&) {  // every logit overflows, and every weight is finite
-    const Tensor& master = model.parameters().find("output.weight")->value;
+    const Tensor& master = model.parameters().find("output.weight")->value();
     master.device().run(Fill{.out = master, .value = 3e38});
   });
   const auto result = mantissa({"eval", folder_ / "overflow"});

@@ -80,7 +80,7 @@ class IsolatedDeviceTest : public TrainingTest {
     Trainee run(device, config, data);
     load_checkpoint(from, [&](CheckpointReader& reader) { restore(reader, run.parts()); });
     add(out, run.step(batch));
-    const Tensor master = run.optimizer.master(2);
+    const Tensor master = run.optimizer.states()[2].master;
     device.run(Fill{.out = master.view({master.elements()}).slice(7, 8), .value = std::nan("")});
     run.optimizer.store_masters();
     out.bad = run.step(batch).bad;

@@ -64,7 +64,8 @@ TEST_P(Recipes, KeepTheBytesThatThePlanCounts) {
     Gpt model(config.model, *device, resolve_plan(config), {.recompute = Recompute::none, .gradients = false});
     int64_t bytes = 0;
     for (const Parameter& parameter : model.parameters().all()) {
-      bytes += (parameter.value.defined() ? parameter.value.bytes() : 0) + (parameter.codes.defined() ? parameter.codes.bytes() : 0);
+      bytes +=
+          (parameter.value().defined() ? parameter.value().bytes() : 0) + (parameter.codes().defined() ? parameter.codes().bytes() : 0);
     }
     EXPECT_EQ(bytes, resolve_plan(config).bytes()) << gather;
     const int64_t handed_out = device->allocator_stats().in_use;
@@ -275,7 +276,7 @@ TEST_F(Plans, ANanWeightIsNotLaunderedByFakeQuantisation) {
   optimizer.initialise(1);
   EXPECT_EQ(to_host<int32_t>(model.parameters().nonfinite()), std::vector{0});
   for (size_t i = 0; i < model.parameters().all().size(); ++i) {
-    if (model.parameters().all()[i].name == "layers.1.mlp.down.weight") optimizer.master(i).data<float>()[5] = std::nanf("");
+    if (model.parameters().all()[i].name == "layers.1.mlp.down.weight") optimizer.states()[i].master.data<float>()[5] = std::nanf("");
   }
   optimizer.store_masters();
   EXPECT_EQ(to_host<int32_t>(model.parameters().nonfinite()), std::vector{1});

@@ -42,9 +42,9 @@ class BadSteps : public test::TrainingTest {
     run("seed", {"training.steps=1", "model.norm=layer", "model.norm_bias=true"});
     save_changed("seed", 1, "steep", [](Gpt& model, CheckpointContent&) {
       const auto fill = [](const Tensor& tensor, double value) { tensor.device().run(Fill{.out = tensor, .value = value}); };
-      fill(model.parameters().find("final_norm.weight")->value, 0);
-      fill(model.parameters().find("final_norm.bias")->value, 1);
-      fill(model.parameters().find("output.weight")->value.slice(8, 9), -3e38);
+      fill(model.parameters().find("final_norm.weight")->value(), 0);
+      fill(model.parameters().find("final_norm.bias")->value(), 1);
+      fill(model.parameters().find("output.weight")->value().slice(8, 9), -3e38);
     });
   }
 

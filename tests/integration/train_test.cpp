@@ -287,7 +287,7 @@ TEST_F(TrainTest, OnlyExtraStateThatHoldsSomethingIsWarnedAboutAndIgnored) {
 TEST_F(TrainTest, StopsAfterTheLimitOfStepsThatAreNotFiniteWithoutAnotherSave) {
   run("seed");
   save_changed("seed", 20, "poison", [](Gpt& model, CheckpointContent&) {  // output weights that are finite and overflow every logit
-    const Tensor& master = model.parameters().find("output.weight")->value;
+    const Tensor& master = model.parameters().find("output.weight")->value();
     master.device().run(Fill{.out = master, .value = 3e38});
   });
 

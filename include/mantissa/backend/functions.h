@@ -38,8 +38,8 @@ class HostBytes {
 // The way back: `fill` writes all bytes of the tensor.
 void fill_from_host(const Tensor& tensor, const std::function<void(std::span<std::byte>)>& fill);
 
-// "name[5] = nan": the first element that is NaN or Inf; "" if all are finite.
-std::string nonfinite_text(const std::string& name, const Tensor& tensor);
+// "name[5] = nan": the first element that is NaN or Inf; "" if all are finite. `tensor` is that of the name from element `first` on.
+std::string nonfinite_text(const std::string& name, const Tensor& tensor, int64_t first = 0);
 
 QuantizedTensor empty_quantized(Backend& device, Shape shape, const Quantization& how);  // not initialised
 // The rows of x are padded with zeros to whole blocks of `how`; quantized_padded() pads them to whole blocks of its transpose, too, so that

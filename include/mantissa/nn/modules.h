@@ -13,7 +13,7 @@
 namespace mantissa {
 
 // "<path>.weight", stored as the plan says.
-Parameter weight_of(const ModulePrecision& module, Init init);
+ParameterSpec weight_of(const ModulePrecision& module, Init init);
 
 class Linear {
  public:

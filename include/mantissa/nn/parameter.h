@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "mantissa/ops/ops.h"
@@ -18,28 +19,52 @@ struct Init {
   double std = 0.0;
 };
 
-// The first group says what a parameter is; allocate() makes the second.
-struct Parameter {
+// What a module asks for.
+struct ParameterSpec {
   std::string name;  // "layers.0.attn.qkv.weight"
   Shape shape;
   Init init{};
   Dtype dtype = Dtype::f32;  // of the value
   Quantization quantised{};  // kept as codes of the bf16 rounding, too
   bool keeps_value = true;   // else the codes are all that is kept
+};
 
-  Tensor value{};           // undefined if only codes are kept
-  QuantizedTensor codes{};  // of the shape as a matrix; undefined in high precision
-  Leaf leaf{};              // its gradient, if training
+// What allocate() made of it. Forward reads value and codes through the calls here and in no other way.
+class Parameter : public ParameterSpec {
+ public:
+  explicit Parameter(ParameterSpec spec) : ParameterSpec(std::move(spec)) {}
+
+  const Tensor& value() const { return value_; }           // undefined if only codes are kept
+  const QuantizedTensor& codes() const { return codes_; }  // of the shape as a matrix; undefined in high precision
+  Leaf leaf{};                                             // its gradient, if training
 
   bool decays() const { return shape.rank() >= 2; }
-  Var var() { return leaf.grad.defined() ? Var(value, leaf) : Var(value); }
-  LinearWeight weight() { return {value, codes, leaf.grad.defined() ? &leaf : nullptr}; }
+  Var var() { return leaf.grad.defined() ? Var(value(), leaf) : Var(value()); }
+  LinearWeight weight() { return {value(), codes(), leaf.grad.defined() ? &leaf : nullptr}; }
+
+ private:
+  friend class ParameterSet;
+  uint32_t number_ = 0;  // in its set
+  Tensor value_;
+  QuantizedTensor codes_;
+};
+
+// Consecutive rows of a parameter (elements of a vector): what is initialised, updated, measured and saved as one. Whole bands of 32 rows,
+// or of a block where that is longer; only the last band of a parameter may be short. So no block and no partial norm is cut.
+struct Part {
+  Parameter* of;
+  int64_t begin, end;  // rows
+
+  Shape shape() const { return of->shape.with_dim0(end - begin); }
+  int64_t first_element() const { return begin * of->shape.with_dim0(1).elements(); }
+  Tensor of_rows(const Tensor& tensor) const { return tensor.slice(begin, end); }  // of one that has the parameter's shape
+  Tensor gradient() const { return of_rows(of->leaf.grad); }
 };
 
 class ParameterSet {
  public:
   // The reference stays valid. Throws Error(internal) on a name that exists.
-  Parameter& add(Parameter parameter);
+  Parameter& add(ParameterSpec spec);
 
   std::deque<Parameter>& all() { return parameters_; }
   const std::deque<Parameter>& all() const { return parameters_; }
@@ -55,16 +80,19 @@ class ParameterSet {
   }
   Dtype master_dtype() const { return master_dtype_; }
 
+  // One part for each parameter.
+  std::vector<Part> whole_parts();
+
   // Masters. Some parameters have their value for one; for others there is a new tensor, which the caller keeps or drops.
   bool value_is_master(const Parameter& parameter) const;
-  Tensor room_for_master(const Parameter& parameter) const;
-  // Draws the initial master of parameter `index`: stream `init`, what = index, element index = counter.
-  void draw_initial(size_t index, uint64_t seed, const Tensor& master) const;
+  Tensor room_for_master(const Part& part) const;
+  // Draws the initial master of a part: stream `init`, what = index of the parameter, counter = element index in the parameter.
+  void draw_initial(const Part& part, uint64_t seed, const Tensor& master) const;
   // Value and codes from the master. For whoever writes a master and its rounding in one pass: where the rounding goes (undefined: the
   // value is the master; where no rounding is kept, a buffer that lives as long as the handle), and then the codes from it.
-  void store(const Parameter& parameter, const Tensor& master);
-  Tensor rounding_target(const Parameter& parameter) const;
-  void quantise(const Parameter& parameter, const Tensor& rounding);
+  void store(const Part& part, const Tensor& master);
+  Tensor rounding_target(const Part& part) const;
+  void quantise(const Part& part, const Tensor& rounding);
 
   // [1] i32: not 0 if a weight that was quantised held NaN or Inf, which some formats would hide. Until it is cleared.
   const Tensor& nonfinite() const { return nonfinite_; }
@@ -93,6 +121,6 @@ class ParameterSet {
 
 // "layers.0.mlp.down.weight[5] = nan": the first element that is NaN or Inf in the value stored from this master, or in the rounding that
 // codes are made from; "" if there is none.
-std::string nonfinite_weight(const Parameter& parameter, const Tensor& master);
+std::string nonfinite_weight(const Part& part, const Tensor& master);
 
 }  // namespace mantissa

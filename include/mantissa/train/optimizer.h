@@ -1,4 +1,4 @@
-// AdamW over all parameters of a model, with the global gradient norm and its clipping: owner of the fp32 masters and both moments.
+// AdamW over the parts of a model, with the global gradient norm and its clipping: owner of the fp32 masters and both moments.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,9 @@ class Optimizer {
  public:
   // The moments start at 0, the masters at nothing: initialise() or store_masters() comes before the first update. The set must be
   // allocated with gradients and outlive the optimizer.
-  Optimizer(ParameterSet& parameters, const OptimizerConfig& config);
+  Optimizer(ParameterSet& parameters, const OptimizerConfig& config) : Optimizer(parameters, config, parameters.whole_parts()) {}
+  // For these parts: in the order of the parameters and rows, without gaps.
+  Optimizer(ParameterSet& parameters, const OptimizerConfig& config, const std::vector<Part>& parts);
 
   // Draws the initial masters, and values and codes from them.
   void initialise(uint64_t seed);
@@ -43,27 +45,29 @@ class Optimizer {
   int64_t updates() const { return updates_; }
   void set_updates(int64_t updates) { updates_ = updates; }
 
-  // Master, first and second moment of parameter i, in its shape; the master is the value where that is fp32.
-  const Tensor& master(size_t i) const { return masters_[i]; }
-  const Tensor& first_moment(size_t i) const { return first_[i]; }
-  const Tensor& second_moment(size_t i) const { return second_[i]; }
+  // A part with its fp32 state, in its shape; the master is the value where that is fp32.
+  struct State {
+    Part part;
+    Tensor master, first_moment, second_moment;
+  };
+  const std::vector<State>& states() const { return states_; }  // in the order of the parameters, then of the rows
+
+  // "layers.0.mlp.down.weight[1234] = nan": the first gradient element, or element of a weight as forward reads it, that is not finite; ""
+  // if all are.
+  std::string first_nonfinite_gradient() const;
+  std::string first_nonfinite_weight() const;
 
  private:
-  void allocate_masters();
+  void allocate();
   void finish_gradients(double lr, const StepLosses& losses);
   void apply();
 
   ParameterSet& parameters_;
   OptimizerConfig config_;
   int64_t updates_ = 0;
-  std::vector<Tensor> masters_, first_, second_;  // by parameter: views of arenas
-  Tensor partials_;                               // squared norms of 32 rows each, fp64, in the order of the parameters
-  Tensor step_, outcome_;                         // StepValue, StepOutcome
+  std::vector<State> states_;
+  Tensor partials_;        // squared norms of 32 rows each, fp64, in the order of the parameters
+  Tensor step_, outcome_;  // StepValue, StepOutcome
 };
-
-// "layers.0.mlp.down.weight[1234] = nan": the first gradient element, or element of a weight as forward reads it, that is not finite; "" if
-// all are.
-std::string first_nonfinite_gradient(const ParameterSet& parameters);
-std::string first_nonfinite_weight(const ParameterSet& parameters, const Optimizer& optimizer);
 
 }  // namespace mantissa
