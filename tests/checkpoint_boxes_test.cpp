@@ -1,12 +1,17 @@
 // Tensors as boxes in global coordinates: what lets one layout of ranks read what another wrote.
 #include <gmock/gmock.h>
 
+#include <limits>
+#include <numeric>
+
 #include "checkpoint_testing.h"
 
 namespace mantissa::test {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAre;
 
 // A [4, 6] tensor stored as the two boxes of a split along dim 1 and one below: what another layout would have written.
 struct BoxedTensor {
@@ -90,6 +95,77 @@ TEST_F(CheckpointTest, AnUnknownTensorOrAWrongSizeIsAnErrorThatNamesIt) {
   EXPECT_EQ(error_code_of([&] { reader.tensor("v"); }), ExitCode::usage);
   EXPECT_EQ(error_code_of([&] { reader.read("w", out); }), ExitCode::internal);
   EXPECT_EQ(error_code_of([&] { reader.read("w", {{99, 9}, {1, 2}}, out); }), ExitCode::internal);
+}
+
+// ---- several shards
+
+// What process r of 3 saves of w [5, 2], elements 0 to 9, and of v [3], 20 to 22: rows in turn; the second owns nothing of v.
+std::vector<CheckpointTensor> share(int r) {
+  const auto numbers = [](int first, int count) {
+    std::vector<float> out(static_cast<size_t>(count));
+    std::iota(out.begin(), out.end(), static_cast<float>(first));
+    return saved_tensor({count}, out);
+  };
+  const int64_t begin = std::array{0, 2, 3}.at(static_cast<size_t>(r)), end = std::array{2, 3, 5}.at(static_cast<size_t>(r));
+  const int rows = static_cast<int>(end - begin);
+  std::vector<CheckpointTensor> out = {
+      {.name = "w", .shape = {5, 2}, .boxes = {{{begin, 0}, {rows, 2}}}, .data = numbers(static_cast<int>(2 * begin), 2 * rows)}};
+  if (r == 0) out.push_back({.name = "v", .shape = {3}, .boxes = {{{0}, {1}}}, .data = numbers(20, 1)});
+  if (r == 2) out.push_back({.name = "v", .shape = {3}, .boxes = {{{1}, {2}}}, .data = numbers(21, 2)});
+  return out;
+}
+
+std::vector<ShardEntry> entries(std::initializer_list<int> ranks) {
+  std::vector<ShardEntry> out;
+  for (const int r : ranks) out.push_back(describe_shard(share(r), static_cast<int64_t>(out.size()), 1));
+  return out;
+}
+
+TEST_F(CheckpointTest, ShardsOfSeveralProcessesAreOneCheckpoint) {
+  CheckpointDirectory directory = open_directory(folder);
+  const CheckpointDirectory::Save save = directory.begin(assemble_manifest({.step = 1}, entries({0, 1, 2})));
+  for (const int r : {2, 0, 1}) write_shard(share(r), save.manifest.shards[static_cast<size_t>(r)], save.folder);
+  const SavedCheckpoint saved = directory.commit(save);
+  EXPECT_THAT(names_in(saved.path), UnorderedElementsAre("manifest.json", "shard-00000.bin", "shard-00001.bin", "shard-00002.bin"));
+  CheckpointReader reader(saved.path);
+  std::vector<float> w(10), v(3);
+  reader.read("w", std::as_writable_bytes(std::span(w)));
+  reader.read("v", std::as_writable_bytes(std::span(v)));
+  EXPECT_THAT(w, ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 8, 9));
+  EXPECT_THAT(v, ElementsAre(20, 21, 22));
+  EXPECT_TRUE(directory.begin(assemble_manifest({.step = 1}, entries({0, 1, 2}))).folder.empty()) << "it is there";
+}
+
+TEST_F(CheckpointTest, AMissingOrDoubledShareIsRefusedBeforeAnythingIsWritten) {
+  for (const auto& ranks : {entries({0, 1}), entries({0, 2}), entries({0, 1, 1, 2})}) {
+    EXPECT_EQ(error_code_of([&] { assemble_manifest({.step = 1}, ranks); }), ExitCode::internal);
+  }
+  std::vector<ShardEntry> odd = entries({0, 1, 2});
+  odd[1].tensors[0].shape = {6, 2};
+  EXPECT_THAT(error_of([&] { assemble_manifest({.step = 1}, odd); }).what(), HasSubstr("w is fp32 [6, 2] in one shard, fp32 [5, 2]"));
+}
+
+TEST_F(CheckpointTest, AnAbandonedSaveLeavesNothing) {
+  CheckpointDirectory directory = open_directory(folder);
+  const CheckpointDirectory::Save save = directory.begin(assemble_manifest({.step = 1}, entries({0, 1, 2})));
+  write_shard(share(0), save.manifest.shards[0], save.folder);
+  directory.abandon(save);
+  EXPECT_THAT(names_in(checkpoints()), ElementsAre("LOCK"));
+}
+
+TEST_F(CheckpointTest, AShardThatWasNotWrittenIsNotPublished) {
+  CheckpointDirectory directory = open_directory(folder);
+  const CheckpointDirectory::Save save = directory.begin(assemble_manifest({.step = 1}, entries({0, 1, 2})));
+  for (const int r : {0, 2}) write_shard(share(r), save.manifest.shards[static_cast<size_t>(r)], save.folder);
+  EXPECT_EQ(error_code_of([&] { directory.commit(save); }), ExitCode::storage);
+  EXPECT_FALSE(load_newest(checkpoints(), [](CheckpointReader&) {}).has_value());
+}
+
+TEST_F(CheckpointTest, AValueThatIsNotFiniteIsNamedByItsPlaceInTheWholeTensor) {
+  const std::vector<float> bad = {1, 2, 3, 4, std::numeric_limits<float>::infinity(), 6};
+  const CheckpointTensor tensor{
+      .name = "w", .shape = {5, 4}, .boxes = {{{0, 0}, {1, 2}}, {{2, 1}, {2, 2}}}, .data = saved_tensor({6}, bad)};
+  EXPECT_STREQ(error_of([&] { describe_shard({tensor}, 3, 7); }).what(), "w: element 13 is NaN or Inf; step 7 is not saved");
 }
 
 }  // namespace

@@ -47,7 +47,7 @@ TEST_F(CheckpointTest, TheFingerprintOfTheConfigIsTheHashOfItsTextInTheManifest)
 TEST_F(CheckpointTest, WhatIsToBeSavedIsDescribedAsTheManifestReturnsIt) {
   CheckpointContent content = State(1).content();
   content.config = content.tokenizer = content.plan = content.layout = content.state = R"({ "b": 1.50, "a": 2 })";
-  const Manifest found = describe_checkpoint(content);
+  const Manifest found = assemble_manifest(content, {describe_shard(content.tensors, 0, content.step)});
   for (const std::string& json : {found.config, found.tokenizer, found.plan, found.layout, found.state})
     EXPECT_EQ(json, R"({"a":2,"b":1.5})");
 }
@@ -105,7 +105,7 @@ TEST_F(CheckpointTest, NonFiniteValuesAreNeverSaved) {
 TEST_F(CheckpointTest, DataOfAnotherSizeThanTheTensorIsRefused) {
   CheckpointContent content{{.step = 1}, {}};
   content.tensors = {{.name = "w", .shape = {3}, .boxes = {}, .data = saved_tensor({2}, std::vector<float>(2))}};
-  const Error error = error_of([&] { describe_checkpoint(content); });
+  const Error error = error_of([&] { describe_shard(content.tensors, 0, 1); });
   EXPECT_EQ(error.code(), ExitCode::internal);
   EXPECT_STREQ(error.what(), "w is [3], but its data has 2 elements");
 }
@@ -114,14 +114,12 @@ TEST_F(CheckpointTest, NonFiniteValuesAreFoundInEveryFloatingDtype) {
   const std::vector<bf16> narrow = {bf16{0x7f7f}, bf16{0xff80}};
   const std::vector<double> wide = {1e308, std::numeric_limits<double>::quiet_NaN()};
   const std::vector<int32_t> integers = {0x7f800000, -1};
-  const auto content = [](const auto& elements) {
-    CheckpointContent out{{.step = 1}, {}};
-    out.tensors = {{.name = "w", .shape = {2}, .boxes = {}, .data = saved_tensor({2}, elements)}};
-    return out;
+  const auto code_of = [](const auto& elements) {
+    return error_code_of([&] { describe_shard({{.name = "w", .shape = {2}, .boxes = {}, .data = saved_tensor({2}, elements)}}, 0, 1); });
   };
-  EXPECT_EQ(error_code_of([&] { require_finite(content(narrow)); }), ExitCode::numerical);
-  EXPECT_EQ(error_code_of([&] { require_finite(content(wide)); }), ExitCode::numerical);
-  EXPECT_EQ(error_code_of([&] { require_finite(content(integers)); }), ExitCode::ok);
+  EXPECT_EQ(code_of(narrow), ExitCode::numerical);
+  EXPECT_EQ(code_of(wide), ExitCode::numerical);
+  EXPECT_EQ(code_of(integers), ExitCode::ok);
 }
 
 // ---- the same step again

@@ -128,23 +128,28 @@ void put_back_or_delete(const fs::path& old) {
 }
 
 // Gives a new checkpoint its name. Returns where the valid one is that had it; "" if there was none.
-fs::path put_in_place(const fs::path& temporary, const fs::path& path, There there) {
+fs::path put_in_place(const fs::path& temporary, const fs::path& path, bool over_damage) {
+  std::error_code error;
   fs::path old;
   try {
-    if (there == There::nothing) {
-      rename_path(temporary, path);
-    } else {
+    if (fs::exists(fs::symlink_status(path, error))) {
       old = replace(temporary, path);
+    } else {
+      rename_path(temporary, path);
     }
   } catch (const Error&) {
     remove_leftover(temporary);
     throw;
   }
-  if (there == There::damaged) {
-    set_aside(old, path, "it is damaged");
-    old.clear();
-  }
-  return old;
+  if (!over_damage || old.empty()) return old;
+  set_aside(old, path, "it is damaged");
+  return {};
+}
+
+int64_t bytes_of(const Manifest& manifest) {
+  int64_t sum = 0;
+  for (const Shard& shard : manifest.shards) sum += shard.bytes;
+  return sum;
 }
 
 }  // namespace
@@ -219,36 +224,60 @@ void CheckpointDirectory::publish(const fs::path& path, int64_t step, const fs::
   }
 }
 
-// The new folder, not yet in its place.
-fs::path CheckpointDirectory::write(const CheckpointContent& content, const Manifest& manifest) const {
-  require_free_space(folder_, manifest.shards.front().bytes);
-  const fs::path temporary = folder_ / (".tmp-" + checkpoint_name(content.step).substr(5) + "-" + unique_id());
-  write_checkpoint(content, manifest, temporary);
-  return temporary;
+fs::path CheckpointDirectory::path_of(int64_t step) const { return folder_ / checkpoint_name(step); }
+
+CheckpointDirectory::Save CheckpointDirectory::begin(Manifest manifest) {
+  make_sure_it_is_ours();
+  Save save{.manifest = std::move(manifest), .folder = {}};
+  const There there = what_lies(path_of(save.manifest.step), save.manifest);
+  if (there == There::same) return save;
+  save.over_damage = there == There::damaged;
+  require_free_space(folder_, bytes_of(save.manifest));
+  save.folder = folder_ / (".tmp-" + checkpoint_name(save.manifest.step).substr(5) + "-" + unique_id());
+  make_directory(save.folder);
+  return save;
 }
 
-SavedCheckpoint CheckpointDirectory::save(const CheckpointContent& content) {
-  require_finite(content);
-  const Manifest manifest = describe_checkpoint(content);
-  const fs::path path = folder_ / checkpoint_name(content.step);
-  make_sure_it_is_ours();
-  const There there = what_lies(path, manifest);
-  SavedCheckpoint saved{.path = path, .bytes = manifest.shards.front().bytes, .already_there = there == There::same};
+void CheckpointDirectory::abandon(const Save& save) {
+  std::error_code ignored;  // the first error is the one to report; a leftover is swept at the next start
+  if (!save.folder.empty()) fs::remove_all(save.folder, ignored);
+}
+
+SavedCheckpoint CheckpointDirectory::commit(const Save& save) {
+  const int64_t step = save.manifest.step;
+  const SavedCheckpoint saved{.path = path_of(step), .bytes = bytes_of(save.manifest), .already_there = save.folder.empty()};
   fs::path superseded;
   if (!saved.already_there) {
-    superseded = put_in_place(write(content, manifest), path, there);
+    try {
+      write_manifest(save.manifest, save.folder);
+    } catch (...) {
+      abandon(save);
+      throw;
+    }
+    superseded = put_in_place(save.folder, saved.path, save.over_damage);
     if (!superseded.empty()) superseded_.push_back(superseded);
     sync_directory(folder_);
   }
-  publish(path, content.step, superseded);
-  log_info("checkpoint ", path.string(), saved.already_there ? " was saved before" : " saved", " (", saved.bytes, " bytes)");
+  publish(saved.path, step, superseded);
+  log_info("checkpoint ", saved.path.string(), saved.already_there ? " was saved before" : " saved", " (", saved.bytes, " bytes)");
   try {
     for (; !superseded_.empty(); superseded_.pop_back()) discard(superseded_.back());
-    delete_old(content.step);
+    delete_old(step);
   } catch (const Error& error) {
     log_warning("an old checkpoint was not deleted: ", error.what());
   }
   return saved;
+}
+
+SavedCheckpoint CheckpointDirectory::save(const CheckpointContent& content) {
+  const Save save = begin(assemble_manifest(content, {describe_shard(content.tensors, 0, content.step)}));
+  try {
+    if (!save.folder.empty()) write_shard(content.tensors, save.manifest.shards.front(), save.folder);
+  } catch (...) {
+    abandon(save);
+    throw;
+  }
+  return commit(save);
 }
 
 void CheckpointDirectory::delete_old(int64_t newest_step) const {

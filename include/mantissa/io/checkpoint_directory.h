@@ -2,7 +2,7 @@
 //
 //   LOCK                         who owns it (folder_lock.h)
 //   latest                       "step-00001000 HEX": the newest one that was reported, and the hash of its manifest
-//   step-00001000/               manifest.json and shard-00000.bin; complete if and only if manifest.json is there: it is written last
+//   step-00001000/               manifest.json and shard-00000.bin, ..; complete if and only if manifest.json is there: it is written last
 //   .tmp-00001000-<id>/          a save in progress
 //   .bad-*                       damaged ones that were set aside; the newest two are kept
 //   .old-step-00001000-<id>      replaced by another state of its step that is not published yet; only where names cannot be exchanged
@@ -47,9 +47,21 @@ class CheckpointDirectory {
   // cannot be made.
   CheckpointDirectory(const std::filesystem::path& folder, KeepPolicy keep, const std::string& job);
 
-  // On return the checkpoint is on the disk and named by `latest`. Throws Error(storage) if that was not possible: nothing old was deleted,
-  // training may go on and save again later; and Error(numerical) if a value is NaN or Inf (nothing is written). A valid checkpoint of this
-  // step with the same content is not written again; one that holds another state is deleted in the end, one that is damaged set aside.
+  // A save in three steps. begin() makes a temporary folder; there each process writes its shard (write_shard), in any order; commit()
+  // writes the manifest and publishes. On return the checkpoint is on the disk and named by `latest`. A valid checkpoint of this step with
+  // the same content is not written again; one that holds another state is deleted in the end, one that is damaged set aside. All throw
+  // Error(storage) if that was not possible: nothing old was deleted, training may go on and save again later. abandon() is for a shard
+  // that could not be written.
+  struct Save {
+    Manifest manifest;
+    std::filesystem::path folder;  // empty: this very state is there, no shard is to be written
+    bool over_damage = false;
+  };
+  Save begin(Manifest manifest);
+  SavedCheckpoint commit(const Save& save);
+  static void abandon(const Save& save);
+
+  // The whole of it for one process. Throws Error(numerical), too, if a value is NaN or Inf (nothing is written).
   SavedCheckpoint save(const CheckpointContent& content);
 
   // Makes `latest` name a checkpoint of this folder that a run continues from, unless it does. Throws Error(environment).
@@ -60,7 +72,7 @@ class CheckpointDirectory {
  private:
   void make_sure_it_is_ours();
   void sweep() const;
-  std::filesystem::path write(const CheckpointContent& content, const Manifest& manifest) const;
+  std::filesystem::path path_of(int64_t step) const;
   void name_latest(const std::string& name, const std::string& hash) const;
   void publish(const std::filesystem::path& path, int64_t step, const std::filesystem::path& superseded);
   void delete_old(int64_t newest_step) const;

@@ -1,4 +1,5 @@
-// What goes into a checkpoint, and the writing of one complete folder. CheckpointDirectory, above this, gives it its name and publishes it.
+// What goes into a checkpoint, and the writing of its files: one shard by each process that saves, and the manifest that names them all.
+// CheckpointDirectory, above this, gives the folder its name and publishes it.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +11,8 @@
 
 namespace mantissa {
 
-// A tensor that does not change while it is saved. The boxes, in global coordinates, tile it; their values follow each other in `data`,
-// each row-major. No boxes: data is the whole tensor as it stands.
+// A tensor, or what one process saves of it, that does not change while it is saved. The boxes are in global coordinates; their values
+// follow each other in `data`, each row-major. No boxes: data is the whole tensor as it stands. All shards together tile `shape`.
 struct CheckpointTensor {
   std::string name;
   Shape shape;
@@ -25,15 +26,27 @@ struct CheckpointContent : CheckpointHead {
 
 inline constexpr int64_t kCheckpointChunkBytes = 4 << 20;
 
-// The complete manifest, hashed from the memory and not from a file, so that damage on the way to the disk is found at load.
-// Throws Error(internal) if names or boxes do not fit.
-Manifest describe_checkpoint(const CheckpointContent& content);
+// One shard as the manifest names it: the file, and of each tensor the pieces that lie there.
+struct ShardEntry {
+  Shard shard;
+  std::vector<ManifestTensor> tensors;
 
-// Throws Error(numerical) naming tensor and index if a floating-point value is NaN or Inf: such a state is never saved.
-void require_finite(const CheckpointContent& content);
+  void fields(auto& v) {
+    v("shard", shard);
+    v("tensors", tensors);
+  }
+};
 
-// Makes the folder, which must not exist, and writes the shard, then, when that is on the disk, the manifest; all synced. On Error(storage)
-// the folder is removed again.
-void write_checkpoint(const CheckpointContent& content, const Manifest& manifest, const std::filesystem::path& directory);
+// Describes shard number `shard`, hashed from the memory and not from a file, so that damage on the way to the disk is found at load.
+// Throws Error(numerical) naming tensor and index if a floating-point value is NaN or Inf: such a state is never saved; Error(internal) if
+// boxes and data do not fit.
+ShardEntry describe_shard(const std::vector<CheckpointTensor>& tensors, int64_t shard, int64_t step);
+
+// The complete manifest, of the shards 0, 1, ... Throws Error(internal) if names or boxes do not fit together.
+Manifest assemble_manifest(const CheckpointHead& head, const std::vector<ShardEntry>& shards);
+
+// Into a folder that is there; on the disk when they return. Throw Error(storage).
+void write_shard(const std::vector<CheckpointTensor>& tensors, const Shard& shard, const std::filesystem::path& folder);
+void write_manifest(const Manifest& manifest, const std::filesystem::path& folder);
 
 }  // namespace mantissa
