@@ -24,7 +24,7 @@ std::optional<Hash64> Hash64::parse(std::string_view digits) {
   return Hash64{value};
 }
 
-Hash64 xxh64(std::span<const std::byte> bytes) { return {XXH64(bytes.data(), bytes.size(), 0)}; }
+Hash64 xxh64(std::span<const std::byte> bytes, uint64_t seed) { return {XXH64(bytes.data(), bytes.size(), seed)}; }
 Hash64 xxh64(std::string_view bytes) { return xxh64(std::as_bytes(std::span(bytes))); }
 
 StreamHash::StreamHash() : state_(XXH64_createState(), [](XXH64_state_s* state) { XXH64_freeState(state); }) {

@@ -52,7 +52,7 @@ class LoadedWeights : public test::TrainingTest {
   void change_codes(const std::string& name, const std::string& weight) const {
     change_manifest(name, [&](Manifest& manifest) {
       json plan = json::parse(manifest.plan);
-      plan["quantised"][weight]["codes"] = "0000000000000000";
+      plan["quantised"][weight]["codes_sum"] = "0000000000000000";
       manifest.plan = plan.dump();
     });
   }

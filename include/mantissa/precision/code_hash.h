@@ -1,0 +1,32 @@
+// Hashes of quantised tensors that do not depend on how the tensor is divided into shards.
+#pragma once
+
+#include <cstdint>
+
+#include "mantissa/tensor/quantized_tensor.h"
+
+namespace mantissa {
+
+// Sums mod 2^64 of xxh64 over cells of 32 x 32 elements (one block where a block is larger, in either direction; the last cell of a row or
+// column may be short). A cell is its code bytes by row, then its scale bytes by row; for `values` the fp32 values that they stand for, by
+// row. Its seed is (row of cells) * (cells in a row) + (column of cells) of the whole tensor, so the sums of shards add up to its sums.
+struct CodeSums {
+  uint64_t codes = 0, values = 0;
+
+  CodeSums& operator+=(const CodeSums& other) {
+    codes += other.codes;
+    values += other.values;
+    return *this;
+  }
+  bool operator==(const CodeSums&) const = default;
+};
+
+// Where a shard lies in the whole tensor. Its rows from `rows` on are not counted (padding); first_row and first_col are borders of cells.
+struct CodePlace {
+  int64_t rows;
+  int64_t columns;  // of the whole tensor
+  int64_t first_row = 0, first_col = 0;
+};
+CodeSums code_sums(const QuantizedTensor& shard, const CodePlace& place);
+
+}  // namespace mantissa

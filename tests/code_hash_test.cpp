@@ -1,0 +1,120 @@
+#include "mantissa/precision/code_hash.h"
+
+#include <gtest/gtest.h>
+
+#include "mantissa/base/hash.h"
+#include "testing.h"
+
+namespace mantissa {
+namespace {
+
+struct Case {
+  Quantization how;
+  Shape shape;
+};
+
+class CodeHash : public test::BackendTest, public ::testing::WithParamInterface<Case> {
+ protected:
+  QuantizedTensor codes() {
+    const auto& [how, shape] = GetParam();
+    QuantizedTensor out = empty_quantized(fast(), shape, how);
+    fast().run(Quantize{.x = test::random_tensor(fast(), Dtype::bf16, shape, 3), .out = out});
+    return out;
+  }
+  CodeSums whole() { return code_sums(codes(), {.rows = GetParam().shape[0], .columns = GetParam().shape[1]}); }
+};
+
+// Columns [begin, end) as a tensor of its own.
+QuantizedTensor columns(const QuantizedTensor& x, int64_t begin, int64_t end) {
+  QuantizedTensor out = empty_quantized(x.device(), {x.shape[0], end - begin}, x.how);
+  const auto copy = [&](const Tensor& from, const Tensor& to) {
+    const int64_t first = begin * from.dim(1) / x.shape[1], width = from.dim(1);
+    for (int64_t i = 0; i < from.dim(0); ++i)
+      for (int64_t j = 0; j < to.dim(1); ++j) to.data<uint8_t>()[i * to.dim(1) + j] = from.data<uint8_t>()[i * width + first + j];
+  };
+  copy(x.codes, out.codes);
+  copy(x.scales, out.scales);
+  return out;
+}
+
+// Cell by cell and byte by byte from the definition.
+TEST_P(CodeHash, IsTheSumOverCells) {
+  const QuantizedTensor x = codes();
+  const auto& [how, shape] = GetParam();
+  const Tensor decoded = empty(fast(), Dtype::f32, shape);
+  fast().run(Dequantize{.x = x, .out = decoded});
+  const int64_t rows = std::max<int64_t>(32, how.block_rows), cols = std::max<int64_t>(32, how.block_cols),
+                per_byte = shape[1] / x.codes.dim(1);
+  const int64_t cells = (shape[1] + cols - 1) / cols;
+  CodeSums sums;
+  for (int64_t r = 0; r < shape[0]; r += rows) {
+    for (int64_t c = 0; c < shape[1]; c += cols) {
+      std::string bytes, values;
+      const int64_t row_end = std::min(r + rows, shape[0]), col_end = std::min(c + cols, shape[1]);
+      for (int64_t i = r; i < row_end; ++i)
+        for (int64_t j = c; j < col_end; j += per_byte) bytes += static_cast<char>(x.codes.data<uint8_t>()[(i * shape[1] + j) / per_byte]);
+      for (int64_t i = r; i < row_end; i += how.block_rows)
+        for (int64_t j = c; j < col_end; j += how.block_cols)
+          bytes += static_cast<char>(x.scales.data<uint8_t>()[i / how.block_rows * x.scales.dim(1) + j / how.block_cols]);
+      for (int64_t i = r; i < row_end; ++i)
+        values.append(reinterpret_cast<const char*>(decoded.data<float>() + i * shape[1] + c), static_cast<size_t>(4 * (col_end - c)));
+      const auto seed = static_cast<uint64_t>(r / rows * cells + c / cols);
+      sums.codes += xxh64(std::as_bytes(std::span(bytes)), seed).value;
+      sums.values += xxh64(std::as_bytes(std::span(values)), seed).value;
+    }
+  }
+  EXPECT_EQ(sums, whole());
+}
+
+TEST_P(CodeHash, OfShardsAddsUp) {
+  const QuantizedTensor x = codes();
+  const auto& [how, shape] = GetParam();
+  const int64_t rows = std::max<int64_t>(32, how.block_rows), cols = std::max<int64_t>(32, how.block_cols);
+  CodeSums by_rows, by_columns;
+  for (int64_t r = 0; r < shape[0]; r += rows) {
+    const int64_t end = std::min(r + rows, shape[0]);
+    by_rows += code_sums(slice(x, r, end), {.rows = end - r, .columns = shape[1], .first_row = r});
+  }
+  for (int64_t c = 0; c < shape[1]; c += 2 * cols) {
+    const int64_t end = std::min(c + 2 * cols, shape[1]);
+    by_columns += code_sums(columns(x, c, end), {.rows = shape[0], .columns = shape[1], .first_col = c});
+  }
+  EXPECT_EQ(by_rows, whole());
+  EXPECT_EQ(by_columns, whole());
+}
+
+TEST_P(CodeHash, SeesEveryByteAndItsPlace) {
+  const QuantizedTensor x = codes();
+  const CodeSums before = whole();
+  const CodePlace place{.rows = x.shape[0], .columns = x.shape[1]};
+  for (const Tensor& bytes : {x.codes, x.scales}) {
+    for (const int64_t i : {int64_t{0}, bytes.elements() / 2, bytes.elements() - 1}) {
+      uint8_t& byte = bytes.data<uint8_t>()[i];
+      byte ^= 1;
+      EXPECT_NE(code_sums(x, place).codes, before.codes);
+      byte ^= 1;
+    }
+  }
+  if (x.shape[0] <= 32 && x.shape[1] <= 32) return;
+  EXPECT_NE(code_sums(x, {.rows = x.shape[0], .columns = x.shape[1], .first_row = 1024}).codes, before.codes);
+}
+
+// Rows that are padding of a block do not count, whatever they hold as long as the scale is the same.
+TEST_P(CodeHash, RowsOfPaddingDoNotCount) {
+  const QuantizedTensor x = codes();
+  const int64_t rows = x.shape[0] - 5, width = x.codes.dim(1);
+  const CodePlace place{.rows = rows, .columns = x.shape[1]};
+  const CodeSums before = code_sums(x, place);
+  EXPECT_NE(before, whole());
+  for (int64_t i = rows * width; i < x.shape[0] * width; ++i) x.codes.data<uint8_t>()[i] = 0;
+  EXPECT_EQ(code_sums(x, place), before);
+}
+
+INSTANTIATE_TEST_SUITE_P(, CodeHash,
+                         ::testing::Values(Case{{Format::e4m3, 32, 32}, {96, 160}}, Case{{Format::e4m3}, {70, 96}},
+                                           Case{{Format::e2m1}, {45, 64}}, Case{{Format::e5m2, 128, 128}, {256, 384}},
+                                           Case{{Format::e4m3, 1, 128}, {70, 256}}, Case{{Format::e4m3, 32, 32}, {2048, 1024}}),
+                         [](const auto& c) { return "case" + std::to_string(c.index); });
+
+}  // namespace
+}  // namespace mantissa
