@@ -71,7 +71,7 @@ TEST(ModelShape, IsWhatGptBuilds) {
     Gpt gpt(config, *device, test::high_plan(config), {.gradients = false});
     std::vector<std::string> built, shaped;
     for (const Parameter& parameter : gpt.parameters().all()) built.push_back(text(parameter.name, parameter.shape));
-    for (const ParameterShape& parameter : parameter_shapes(model_shape(config))) shaped.push_back(text(parameter.name, parameter.shape));
+    for (const ParameterShape& parameter : parameter_shapes(model_shape(config))) shaped.push_back(text(parameter.name, parameter.padded));
     for (const ModuleShape& module : model_shape(config).modules) {
       int64_t rows = 0;
       for (const ModulePart& part : module.parts) rows += part.out;

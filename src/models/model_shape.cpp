@@ -35,7 +35,8 @@ void add_mlp(const ModelConfig& config, const std::string& path, std::vector<Mod
 
 ModelShape model_shape(const ModelConfig& config) {
   const int64_t hidden = config.hidden_size, vocab = config.vocab_size ? config.padded_vocab_size() : 0;
-  std::vector<ModuleShape> modules = {{.path = "embed", .kind = ModuleKind::embedding, .out = vocab, .in = hidden}};
+  const int64_t padding = vocab - config.vocab_size.value_or(0);
+  std::vector<ModuleShape> modules = {{.path = "embed", .kind = ModuleKind::embedding, .out = vocab, .in = hidden, .padding = padding}};
   if (config.position == Position::learned) {
     modules.push_back({.path = "position", .kind = ModuleKind::embedding, .out = config.max_position_embeddings, .in = hidden});
   }
@@ -47,7 +48,9 @@ ModelShape model_shape(const ModelConfig& config) {
     add_mlp(config, layer + ".mlp", modules);
   }
   modules.push_back(norm("final_norm", hidden, config.norm_bias));
-  if (!config.tie_word_embeddings) modules.push_back({.path = "output", .kind = ModuleKind::output, .out = vocab, .in = hidden});
+  if (!config.tie_word_embeddings) {
+    modules.push_back({.path = "output", .kind = ModuleKind::output, .out = vocab, .in = hidden, .padding = padding});
+  }
   return {.modules = std::move(modules),
           .tied_embeddings = config.tie_word_embeddings,
           .fp32_logits = config.logits_dtype == LogitsDtype::fp32};
@@ -56,9 +59,9 @@ ModelShape model_shape(const ModelConfig& config) {
 std::vector<ParameterShape> parameter_shapes(const ModelShape& model) {
   std::vector<ParameterShape> shapes;
   for (const ModuleShape& module : model.modules) {
-    const Shape weight = module.in == 0 ? Shape{module.out} : Shape{module.out, module.in};
-    shapes.push_back({.name = module.path + ".weight", .shape = weight});
-    if (module.bias > 0) shapes.push_back({.name = module.path + ".bias", .shape = {module.bias}});
+    const Shape padded = module.in == 0 ? Shape{module.out} : Shape{module.out, module.in};
+    shapes.push_back({.name = module.path + ".weight", .shape = padded.with_dim0(module.out - module.padding), .padded = padded});
+    if (module.bias > 0) shapes.push_back({.name = module.path + ".bias", .shape = {module.bias}, .padded = {module.bias}});
   }
   return shapes;
 }

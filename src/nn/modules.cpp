@@ -24,7 +24,8 @@ ParameterSpec weight_of(const ModulePrecision& module, Init init) {
           .init = init,
           .dtype = module.recipe.compute,
           .quantised = module.resident_codes(),
-          .keeps_value = !module.stores_only_codes()};
+          .keeps_value = !module.stores_only_codes(),
+          .padding = of.padding};
 }
 
 Linear::Linear(ParameterSet& set, const ModulePrecision& module, double init_std)

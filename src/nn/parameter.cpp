@@ -100,7 +100,9 @@ void ParameterSet::draw_initial(const Part& part, uint64_t seed, const Tensor& m
   const Init& init = part.of->init;
   if (init.std == 0.0) return device_->run(Fill{.out = master, .value = init.constant});
   require(init.constant == 0.0, part.of->name, ": noise around a constant is not supported");
-  device_->run(RandomNormal{.out = master,
+  const int64_t rows = part.stored_end() - part.begin;
+  device_->run(Fill{.out = master.slice(rows, master.dim(0)), .value = 0.0});
+  device_->run(RandomNormal{.out = master.slice(0, rows),
                             .key = {.seed = seed, .stream = RngStream::init},
                             .what = part.of->number_,
                             .first_index = part.first_element(),

@@ -19,24 +19,61 @@ TrainState saved_state(const Manifest& manifest, const std::string& source) {
   return state;
 }
 
+// Of its rows without padding.
 Box box_of(const Part& part) {
   Box box = whole_box(dimensions(part.shape()));
   box.start.front() = part.begin;
+  box.size.front() = part.stored_end() - part.begin;
   return box;
 }
 
-void add_tensor(CheckpointContent& content, const char* prefix, const Part& part, const Tensor& data) {
-  content.tensors.push_back({.name = prefix + part.of->name, .shape = part.of->shape, .boxes = {box_of(part)}, .data = data});
+std::vector<int64_t> stored_shape(const Parameter& parameter) {
+  return dimensions(parameter.shape.with_dim0(parameter.shape[0] - parameter.padding));
 }
 
-void read_tensor(CheckpointReader& reader, const char* prefix, const Part& part, const Tensor& out) {
-  const std::string name = prefix + part.of->name;
-  const ManifestTensor& saved = reader.tensor(name);
-  const std::vector<int64_t> needed = dimensions(part.of->shape);
-  require(saved.dtype == out.dtype() && saved.shape == needed, ExitCode::usage, reader.directory().string(), ": ", name, " is ",
-          saved.dtype, " ", shape_text(saved.shape), ", the model needs ", out.dtype(), " ", shape_text(needed));
-  fill_from_host(out, [&](std::span<std::byte> bytes) { reader.read(name, box_of(part), bytes); });
+void add_tensor(CheckpointContent& content, const char* prefix, const Part& part, const Tensor& data) {
+  const Box box = box_of(part);
+  const int64_t rows = box.size.front();
+  if (rows == 0) return;
+  content.tensors.push_back({.name = prefix + part.of->name,
+                             .shape = part.of->shape.with_dim0(part.of->shape[0] - part.of->padding),
+                             .boxes = {box},
+                             .data = data.slice(0, rows)});
 }
+
+// Reads what belongs to a part.
+class PartReader {
+ public:
+  explicit PartReader(CheckpointReader& reader) : reader_(reader), model_(saved_config(reader).model) {}
+
+  void read(const char* prefix, const Part& part, const Tensor& out) {
+    const std::string name = prefix + part.of->name;
+    const ManifestTensor& saved = reader_.tensor(name);
+    const std::vector<int64_t> needed = stored_shape(*part.of);
+    const bool padded = saved.shape != needed && with_padding(saved.shape, needed);
+    require(saved.dtype == out.dtype() && (padded || saved.shape == needed), ExitCode::usage, reader_.directory().string(), ": ", name,
+            " is ", saved.dtype, " ", shape_text(saved.shape), ", the model needs ", out.dtype(), " ", shape_text(needed));
+    if (padded && padded_.empty()) padded_ = name;
+    const Box box = box_of(part);
+    const int64_t rows = box.size.front();
+    fill_from_host(out.slice(0, rows), [&](std::span<std::byte> bytes) { reader_.read(name, box, bytes); });
+    out.device().run(Fill{.out = out.slice(rows, out.dim(0)), .value = 0.0});
+  }
+
+  // The first tensor that was saved with its rows of padding, as all were once.
+  const std::string& padded() const { return padded_; }
+
+ private:
+  bool with_padding(std::vector<int64_t> saved, const std::vector<int64_t>& needed) const {
+    if (saved.empty() || saved.front() != model_.padded_vocab_size() || needed.front() != *model_.vocab_size) return false;
+    saved.front() = needed.front();
+    return saved == needed;
+  }
+
+  CheckpointReader& reader_;
+  ModelConfig model_;
+  std::string padded_;
+};
 
 std::string scalar_text(const Scalar& scalar) {
   return std::visit(
@@ -64,7 +101,8 @@ std::vector<std::string> differences(const char* section, T saved, T current) {
 }
 
 void require_same_model(const RunConfig& saved, const RunConfig& current, const std::string& source) {
-  const std::vector<std::string> list = differences("model", saved.model, current.model);
+  std::vector<std::string> list = differences("model", saved.model, current.model);
+  std::erase_if(list, [](const std::string& line) { return line.starts_with("model.pad_vocab_to:"); });  // padding is not stored
   require(list.empty(), ExitCode::usage, source, " is a checkpoint of another model:\n  ", joined(list, "\n  "));
 }
 
@@ -147,9 +185,10 @@ TrainState restore(CheckpointReader& reader, const TrainedParts& parts) {
   require(state.step <= config.training.steps, ExitCode::usage, "training.steps: ", config.training.steps, " is less than the ", state.step,
           " steps of ", reader.directory().string());
   load_weights(reader, parts.plan, purpose, parts.parameters, &parts.optimizer);
+  PartReader moments(reader);
   for (const Optimizer::State& own : parts.optimizer.states()) {
-    read_tensor(reader, "m.", own.part, own.first_moment);
-    read_tensor(reader, "v.", own.part, own.second_moment);
+    moments.read("m.", own.part, own.first_moment);
+    moments.read("v.", own.part, own.second_moment);
   }
   parts.optimizer.set_updates(state.updates);
   log_changes(saved, config, plan_changes, reader.manifest());
@@ -159,8 +198,9 @@ TrainState restore(CheckpointReader& reader, const TrainedParts& parts) {
 void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor purpose, ParameterSet& parameters, Optimizer* optimizer) {
   parameters.clear_nonfinite();  // a candidate that was given up may have raised it
   std::string bad;
+  PartReader masters(reader);
   const auto load = [&](const Part& part, const Tensor& master) {
-    read_tensor(reader, "master.", part, master);
+    masters.read("master.", part, master);
     parameters.store(part, master);
     if (bad.empty()) bad = nonfinite_weight(part, master);
   };
@@ -168,6 +208,9 @@ void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor p
     for (const Optimizer::State& state : optimizer->states()) load(state.part, state.master);
   } else {
     for (const Part& part : parameters.whole_parts()) load(part, parameters.room_for_master(part));
+  }
+  if (!masters.padded().empty()) {
+    log_warning(reader.directory().string(), ": ", masters.padded(), " was saved with the padding of the vocabulary, which is dropped");
   }
   for (const ManifestTensor& tensor : reader.manifest().tensors) {
     if (!tensor.name.ends_with("_extra_state") || tensor.pieces.empty()) continue;

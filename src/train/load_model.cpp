@@ -34,6 +34,9 @@ void check_saved(const RunConfig& config) {
   report.throw_if_failed();
 }
 
+// Padding is not stored, so no tensor shows that it fits; what is asked for is bounded beside them, in bytes.
+constexpr int64_t kMostPadding = 4 << 20;
+
 // The plan of its model. Before anything of the size that the config asks for is made.
 PrecisionPlan plan_for_tensors(const RunConfig& config, const CheckpointReader& reader) {
   const std::string source = source_of_config(reader);
@@ -43,9 +46,12 @@ PrecisionPlan plan_for_tensors(const RunConfig& config, const CheckpointReader& 
     const std::string name = "master." + parameter.name;
     require(reader.has(name), ExitCode::data, source, ": its model has ", parameter.name, ", but there is no tensor ", name);
     const ManifestTensor& saved = reader.tensor(name);
-    require(saved.dtype == Dtype::f32 && saved.shape == dimensions(parameter.shape), ExitCode::data, source, ": ", parameter.name,
-            " of its model is fp32 ", shape_text(dimensions(parameter.shape)), ", but the tensor is ", saved.dtype, " ",
-            shape_text(saved.shape));
+    const bool fits = saved.shape == dimensions(parameter.shape) || saved.shape == dimensions(parameter.padded);
+    require(saved.dtype == Dtype::f32 && fits, ExitCode::data, source, ": ", parameter.name, " of its model is fp32 ",
+            shape_text(dimensions(parameter.shape)), ", but the tensor is ", saved.dtype, " ", shape_text(saved.shape));
+    const int64_t padding = (parameter.padded.elements() - parameter.shape.elements()) * dtype_bytes(Dtype::f32);
+    require(padding <= reader.bytes() + kMostPadding, ExitCode::data, source, ": model.pad_vocab_to ", config.model.pad_vocab_to,
+            " asks for ", padding, " bytes of padding beside ", reader.bytes(), " bytes of tensors");
   }
   const auto masters = std::ranges::count_if(reader.manifest().tensors, is_master);
   require(std::cmp_equal(masters, parameters.size()), ExitCode::data, source, ": its model has ", parameters.size(),

@@ -20,7 +20,7 @@ using nlohmann::json;
 
 json hashes(const Parameter& parameter) {
   const Shape& shape = parameter.codes().shape;
-  const CodeSums sums = code_sums(parameter.codes(), {.rows = shape[0], .columns = shape[1]});
+  const CodeSums sums = code_sums(parameter.codes(), {.rows = shape[0] - parameter.padding, .columns = shape[1]});
   return {{"how", text(parameter.quantised)}, {"codes_sum", Hash64{sums.codes}.text()}, {"values_sum", Hash64{sums.values}.text()}};
 }
 

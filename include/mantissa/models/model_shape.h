@@ -13,10 +13,11 @@ namespace mantissa {
 // In the order in which Gpt makes them. While config.vocab_size is null, embedding and output have out 0.
 ModelShape model_shape(const ModelConfig& config);
 
-// The parameters of these modules, as Gpt calls them: "<path>.weight" and, where there is one, "<path>.bias".
+// The parameters of these modules, as checkpoints store them: "<path>.weight", without padding, and, where there is one, "<path>.bias".
 struct ParameterShape {
   std::string name;
   Shape shape;
+  Shape padded;  // with the rows of padding, which checkpoints held once
 };
 std::vector<ParameterShape> parameter_shapes(const ModelShape& model);
 

@@ -3,6 +3,7 @@
 // updates the parameter owns: the value is the master (fp32) or its rounding to bf16, and the codes are those of that rounding.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <string>
@@ -27,6 +28,7 @@ struct ParameterSpec {
   Dtype dtype = Dtype::f32;  // of the value
   Quantization quantised{};  // kept as codes of the bf16 rounding, too
   bool keeps_value = true;   // else the codes are all that is kept
+  int64_t padding = 0;       // last rows that no gradient reaches: zero, and never stored
 };
 
 // What allocate() made of it. Forward reads value and codes through the calls here and in no other way.
@@ -56,6 +58,7 @@ struct Part {
   int64_t begin, end;  // rows
 
   Shape shape() const { return of->shape.with_dim0(end - begin); }
+  int64_t stored_end() const { return std::clamp(of->shape[0] - of->padding, begin, end); }  // where its rows of padding begin
   int64_t first_element() const { return begin * of->shape.with_dim0(1).elements(); }
   Tensor of_rows(const Tensor& tensor) const { return tensor.slice(begin, end); }  // of one that has the parameter's shape
   Tensor gradient() const { return of_rows(of->leaf.grad); }

@@ -28,6 +28,7 @@ struct ModuleShape {
   ModuleKind kind = ModuleKind::linear;
   int64_t out = 0, in = 0;             // weight [out, in]; a norm has [out] and in 0. out 0: the vocabulary is not known yet
   int64_t bias = 0;                    // elements
+  int64_t padding = 0;                 // last rows of the weight, of no token: zero, and never stored
   std::vector<ModulePart> parts = {};  // empty: one part
   int64_t weight_elements() const { return in == 0 ? out : out * in; }
   int64_t parameters() const { return weight_elements() + bias; }

@@ -1,0 +1,123 @@
+// The padding of the vocabulary changes nothing that a run computes or keeps.
+#include <gmock/gmock.h>
+
+#include "mantissa/backend/functions.h"
+#include "mantissa/base/log.h"
+#include "mantissa/train/training_step.h"
+#include "training.h"
+
+namespace mantissa {
+namespace {
+
+using test::read_file;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+struct Case {
+  const char* name;
+  int64_t least;  // what the recipe asks the vocabulary to be padded to
+  std::vector<std::string> sets;
+};
+
+class Padding : public test::TrainingTest, public ::testing::WithParamInterface<Case> {
+ protected:
+  std::vector<std::string> sets(int64_t padding, std::vector<std::string> more = {}) const {
+    std::vector<std::string> out = GetParam().sets;
+    out.push_back(text("model.pad_vocab_to=", padding));
+    out.insert(out.end(), more.begin(), more.end());
+    return out;
+  }
+};
+
+TEST_P(Padding, ChangesNoBitAlsoFromOneRunToItsResume) {
+  const int64_t least = GetParam().least, more = 2 * least + 32;
+  const test::TrainedRun one = run("one", sets(least, {"checkpoint.interval=10", "eval.interval=10"})),
+                         many = run("many", sets(more, {"eval.interval=10"}));
+  EXPECT_EQ(one.losses, many.losses);
+  EXPECT_EQ(one.norms, many.norms);
+  EXPECT_EQ(one.valid_losses, many.valid_losses);
+  EXPECT_EQ(state_of("one", 20), state_of("many", 20));
+  run("resumed", sets(more, {"checkpoint.resume=" + checkpoint("one", 10)}));
+  EXPECT_EQ(state_of("one", 20), state_of("resumed", 20));
+}
+
+TEST_P(Padding, IsNeverStored) {
+  run("run", sets(GetParam().least + 32, {"training.steps=2"}));
+  const CheckpointReader reader(checkpoint("run", 2));
+  for (const ManifestTensor& tensor : reader.manifest().tensors) EXPECT_LT(tensor.shape.front(), 129) << tensor.name;
+  for (const char* prefix : {"master.", "m.", "v."})
+    EXPECT_EQ(reader.tensor(std::string(prefix) + "embed.weight").shape.front(), 8) << "letters";
+}
+
+// As all checkpoints were once, with anything in the rows of padding.
+TEST_P(Padding, ThatWasStoredIsDroppedWithOneWarning) {
+  run("run", sets(GetParam().least + 32, {"training.steps=2"}));
+  save_changed("run", 2, "old", [&](Gpt& model, CheckpointContent& content) {
+    content.plan = CheckpointReader(checkpoint("run", 2)).manifest().plan;
+    for (CheckpointTensor& tensor : content.tensors) {
+      if (!tensor.name.ends_with("embed.weight") && !tensor.name.ends_with("output.weight")) continue;
+      const Tensor padded = zeros(model.device(), Dtype::f32, {model.config().padded_vocab_size(), 32});
+      model.device().run(Fill{.out = padded, .value = 3.0});
+      model.device().run(Convert{.x = tensor.data, .out = padded.slice(0, tensor.data.dim(0))});
+      tensor.shape = padded.shape();
+      tensor.boxes.clear();
+      tensor.data = padded;
+    }
+  });
+  const auto from = [&](const std::string& name, const std::string& path, std::string& log) {
+    open_log({.console = false, .file = folder_ / (name + ".txt")});
+    const std::vector<double> losses = run(name, sets(GetParam().least, {"checkpoint.init_from=" + path, "training.steps=5"})).losses;
+    close_log();
+    log = read_file(folder_ / (name + ".txt"));
+    return losses;
+  };
+  std::string warned, silent;
+  EXPECT_EQ(from("warned", folder_ / "old", warned), from("silent", run_folder("run"), silent));
+  constexpr const char* kWarning = "master.embed.weight was saved with the padding of the vocabulary, which is dropped";
+  ASSERT_THAT(warned, HasSubstr(kWarning));
+  EXPECT_EQ(warned.find(kWarning), warned.rfind(kWarning)) << "once";
+  EXPECT_THAT(silent, Not(HasSubstr("padding")));
+  from("none", run_folder("silent"), silent);
+  EXPECT_THAT(silent, Not(HasSubstr("padding"))) << "as many rows as the vocabulary has, or as the padding makes them";
+  EXPECT_EQ(load_model(folder_ / "old").step, 0) << "for evaluation and generation, too";
+}
+
+TEST_P(Padding, IsZeroAtTheStartAndStaysZero) {
+  const LoadedConfig loaded = config("zero", sets(GetParam().least + 32));
+  RunConfig run = loaded.config;
+  Data data = open_data(run.data, {.seq_len = run.training.seq_len, .seed = 1});
+  run.model.vocab_size = data.vocab_size;
+  const std::unique_ptr<Backend> device = make_backend("cpu");
+  Gpt model(run.model, *device, resolve_plan(run), {});
+  Optimizer optimizer(model.parameters(), run.optimizer);
+  GradientAccumulator accumulator(model.parameters(), Accumulation::running, 1);
+  optimizer.initialise(1);
+  const auto padding = [&] {
+    std::vector<float> all;
+    for (const Optimizer::State& state : optimizer.states()) {
+      for (const Tensor& rows : {state.master, state.first_moment, state.second_moment}) {
+        const Tensor stored = rows.slice(state.part.stored_end() - state.part.begin, rows.dim(0));
+        if (stored.dim(0) > 0) std::ranges::copy(to_host<float>(stored), std::back_inserter(all));
+      }
+    }
+    return all;
+  };
+  EXPECT_EQ(padding().size() % (3 * 32), 0U);
+  EXPECT_FALSE(padding().empty());
+  EXPECT_THAT(padding(), Each(0.0F));
+  for (int64_t step = 0; step < 3; ++step) training_step(model, optimizer, accumulator, data.train->batch(8 * step, 8), 8, 1e-2);
+  EXPECT_THAT(padding(), Each(0.0F));
+}
+
+INSTANTIATE_TEST_SUITE_P(, Padding,
+                         ::testing::Values(Case{"fp32", 1, {}},
+                                           Case{"tied_bf16", 1, {"precision.dtype=bf16", "model.tie_word_embeddings=true"}},
+                                           Case{"mxfp8_output",
+                                                32,
+                                                {"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.fp8_output_proj=true",
+                                                 "model.intermediate_size=64"}}),
+                         [](const auto& c) { return std::string(c.param.name); });
+
+}  // namespace
+}  // namespace mantissa
