@@ -84,7 +84,7 @@ TEST_F(Conformance, AFolderWithoutGoldenFilesIsAUsageErrorAndABrokenManifestADat
   test::write_file(folder_ / "manifest.json", "{\"files\": [{}]}");
   const auto result = run();
   EXPECT_EQ(result.exit_code, 4);
-  EXPECT_THAT(result.errors, HasSubstr("manifest.json: an entry has no \"file\""));
+  EXPECT_THAT(result.errors, HasSubstr("manifest.json: files[0]: has no \"file\""));
 }
 
 }  // namespace
