@@ -56,6 +56,8 @@ TEST(Printable, LongLinesFoldAtSpacesAndElseAnywhere) {
   EXPECT_EQ(folded("12345678 9", 8), "12345678\n  9\n");
   EXPECT_EQ(folded("123 567 9", 8), "123 567\n  9\n");
   EXPECT_EQ(folded("123 5678 0123 56", 8), "123 5678\n  0123\n  56\n");
+  EXPECT_EQ(folded("ab 12 B c", 8), "ab 12 B\n  c\n");
+  EXPECT_EQ(folded("abc 123 B c", 8), "abc\n  123 B\n  c\n");
   EXPECT_EQ(folded("1234567890123456", 8), "12345678\n  901234\n  56\n");
   EXPECT_EQ(folded(" 234567890", 8), " 2345678\n  90\n");
   EXPECT_EQ(folded("1234567\u65e5z", 8), "1234567\n  \u65e5z\n");

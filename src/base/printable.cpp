@@ -58,11 +58,24 @@ std::string without_middle(std::string_view text, size_t most) {
   return std::string(text.substr(0, head)).append(kCut).append(text.substr(tail));
 }
 
+namespace {
+
+// Where a line is broken: the last space up to `width` that follows no number, else the last one; npos: there is none.
+size_t last_break(std::string_view line, size_t width) {
+  const size_t last = line.find_last_of(' ', width);
+  for (size_t space = last; space != std::string_view::npos && space > 0; space = line.find_last_of(' ', space - 1)) {
+    if (line[space - 1] < '0' || line[space - 1] > '9') return space;
+  }
+  return last;
+}
+
+}  // namespace
+
 std::string folded(std::string_view line, size_t most) {
   constexpr std::string_view kIndent = "  ";
   std::string out;
   for (size_t width = most; line.size() > width; width = most - kIndent.size()) {
-    const size_t space = line.find_last_of(' ', width);
+    const size_t space = last_break(line, width);
     const bool at_space = space != std::string_view::npos && space > 0;
     const size_t end = at_space ? space : character_at(line, width);
     out.append(line.substr(0, end)).append("\n").append(kIndent);

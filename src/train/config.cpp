@@ -162,7 +162,7 @@ void check_sections(const RunConfig& config, ConfigReport& report) {
     report.error("schedule.decay_steps", text("wsd: warmup_steps ", schedule.warmup_steps, " + decay_steps ", *schedule.decay_steps,
                                               " are more than training.steps ", config.training.steps));
   }
-  if (config.training.device == DeviceChoice::cuda) report.error("training.device", "this build has no CUDA; take auto or cpu");
+  if (config.training.device == DeviceChoice::cuda) report.error("training.device", "there is no backend for CUDA yet; take auto or cpu");
   if (config.eval.texts && !config.data.tokenizer) report.error("eval.samples", "needs data.tokenizer, to read prompts and write text");
   if (config.eval.texts && config.eval.texts->prompts.empty()) report.error("eval.samples.prompts", "must hold at least one text");
 }

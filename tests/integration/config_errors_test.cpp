@@ -78,7 +78,7 @@ const std::vector<Broken> kBrokenConfigs = {
     {R"("training": {"accumulation": "tree", "grad_accum": 3})", {"training.accumulation: tree needs a power of two", "c.json:2:30"}},
     {R"("model": {"hidden_size": 100})", {"model.hidden_size: must be a multiple", "c.json:2:26"}},
     {R"("training": {"seq_len": 4096})", {"training.seq_len: must be at most model.max_position_embeddings 1024", "c.json:2:25"}},
-    {R"("training": {"device": "cuda"})", {"training.device: this build has no CUDA", "c.json:2:24"}},
+    {R"("training": {"device": "cuda"})", {"training.device: there is no backend for CUDA yet", "c.json:2:24"}},
     // Files.
     {R"("checkpoint": {"init_from": "none"})", {"checkpoint.init_from: no such checkpoint", "c.json:2:29"}},
     {R"("checkpoint": {"resume": "none"})", {"checkpoint.resume: no such checkpoint", "c.json:2:26"}},
