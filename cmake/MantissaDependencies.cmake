@@ -49,6 +49,9 @@ mantissa_header_library(xxhash xxhash.h xxhash)
 mantissa_header_library(pcre2 pcre2.h pcre2-8)
 mantissa_header_library(dnnl oneapi/dnnl/dnnl.hpp dnnl)
 
+mantissa_header_library(ucp ucp/api/ucp.h ucp)
+mantissa_header_library(ucs ucs/debug/log_def.h ucs)
+
 # The 2.x and 3.x programming interfaces differ: each has its own source file.
 set(MANTISSA_ONEDNN_VERSION "")
 set(MANTISSA_ONEDNN_API "")
@@ -66,3 +69,17 @@ mantissa_dependency("spdlog" "log" libspdlog-dev "${spdlog_FOUND}" "${spdlog_VER
 mantissa_dependency("Random123" "random numbers" librandom123-dev "${Random123_FOUND}" "${Random123_INCLUDE}")
 mantissa_dependency("xxHash" "hashes of checkpoints, data and plans" libxxhash-dev "${xxhash_FOUND}" "${xxhash_LIBRARY}")
 mantissa_dependency("PCRE2" "rules by regular expression" libpcre2-dev "${pcre2_FOUND}" "${pcre2_LIBRARY}")
+
+# Optional: without it a build runs one rank. Not under ThreadSanitizer: UCX wraps madvise, which glibc calls for the stack of a thread that
+# has ended, where the run time of g++ 12 crashes.
+set(MANTISSA_UCX "")
+set(MANTISSA_ABSENT_UCX ucx_transport)
+if(CMAKE_CXX_FLAGS MATCHES "-fsanitize=thread")
+  list(APPEND MANTISSA_DEPENDENCY_TABLE "  absent   UCX               several ranks: not under ThreadSanitizer")
+elseif(ucp_FOUND AND ucs_FOUND)
+  set(MANTISSA_UCX ucp ucs)
+  set(MANTISSA_ABSENT_UCX no_ucx)
+  mantissa_dependency("UCX" "several ranks" libucx-dev TRUE "${ucp_LIBRARY}")
+else()
+  list(APPEND MANTISSA_DEPENDENCY_TABLE "  absent   UCX               several ranks: install libucx-dev")
+endif()

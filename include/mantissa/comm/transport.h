@@ -1,0 +1,67 @@
+// Messages between the ranks of a job: what collectives are made of. Below it lie threads of one process (tests) and UCX between processes.
+//
+// A message is matched by sender and tag; of several with the same two, the first sent is the first received. One thread at a time calls
+// send, receive, wait and cancel; every wait sleeps after a short spin and looks at the interrupt, so that a lost peer ends it.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace mantissa {
+
+class Transport {
+ public:
+  // Called at least every 20 ms while a wait lasts; it ends the wait by throwing, as Error(peer_lost).
+  using Interrupt = std::function<void()>;
+  using Request = size_t;  // valid until wait_all() or cancel()
+
+  explicit Transport(Interrupt interrupt) : interrupt_(std::move(interrupt)) {}
+  virtual ~Transport() = default;
+  Transport(const Transport&) = delete;
+  Transport& operator=(const Transport&) = delete;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  // Begin to move bytes, which must stay where they are until the request is done or cancelled. tag < 2^48. A message whose length is not
+  // that of `bytes` throws Error(internal), naming both ranks, from the wait for it.
+  virtual Request send(int to, uint64_t tag, std::span<const std::byte> bytes) = 0;
+  virtual Request receive(int from, uint64_t tag, std::span<std::byte> bytes) = 0;
+
+  void wait(Request request);
+  void wait_all();  // for everything begun since the last time
+
+  // Gives up what has begun; from then on the transport is of no use. A receive that was cancelled writes no more.
+  virtual void cancel() noexcept = 0;
+  // From any thread: a wait that is not over, now or later, throws Error(peer_lost).
+  void stop() { stopped_ = true; }
+
+ protected:
+  virtual bool done(Request request) = 0;  // makes progress first; throws if the request failed
+  virtual void sleep() = 0;                // until something may have happened since done(), at most kNap
+  virtual size_t begun() const = 0;        // requests 0 .. begun() - 1 are valid
+  virtual void forget() = 0;               // all of them
+  static constexpr int kNapMilliseconds = 20;
+
+ private:
+  Interrupt interrupt_;
+  std::atomic<bool> stopped_{false};
+};
+
+// Ranks as threads of this process: one transport for each, all over one mailbox.
+std::vector<std::unique_ptr<Transport>> thread_transports(int ranks, const Transport::Interrupt& interrupt = {});
+
+// Puts the address of this rank where all others find it, and returns those of all ranks, by rank.
+using AddressExchange = std::function<std::vector<std::string>(const std::string& own)>;
+
+// Ranks as processes: shared memory within a host, TCP or RDMA between hosts, as UCX finds them (UCX_TLS and UCX_NET_DEVICES choose). What
+// UCX has to say goes to the log. Throws Error(environment) if this build has no UCX, or /dev/shm has no room for it.
+std::unique_ptr<Transport> ucx_transport(int rank, const AddressExchange& exchange, Transport::Interrupt interrupt);
+
+}  // namespace mantissa

@@ -1,0 +1,10 @@
+#include "mantissa/base/error.h"
+#include "mantissa/comm/transport.h"
+
+namespace mantissa {
+
+std::unique_ptr<Transport> ucx_transport(int, const AddressExchange&, Transport::Interrupt) {
+  fail(ExitCode::environment, "several ranks need UCX, which this build has not: install libucx-dev, configure and build again");
+}
+
+}  // namespace mantissa
