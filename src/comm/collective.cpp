@@ -1,0 +1,122 @@
+#include "comm/collective.h"
+
+#include <algorithm>
+
+#include "mantissa/base/hash.h"
+
+namespace mantissa {
+namespace {
+
+constexpr size_t kLatest = 16;
+// Tags: the top bit (of 48) marks headers; else 23 bits of the group and 24 of the sequence. Calls of a process run one after the other and
+// messages of a pair with equal tags stay in order, so a tag that comes again is harmless.
+constexpr uint64_t kHeaderTag = uint64_t{1} << 47;
+
+uint64_t tag_of(const RankGroup& group) { return (group.hash & 0x7fffff) << 24 | (group.sequence & 0xffffff); }
+
+// Until the end of the block this process runs no other collective.
+class Busy {
+ public:
+  explicit Busy(Session& session) : session_(session) {
+    require(!session.busy.exchange(true, std::memory_order_acquire),
+            "a collective begins while another one of this process is under way: both belong into its CommQueue");
+  }
+  ~Busy() { session_.busy.store(false, std::memory_order_release); }
+  Busy(const Busy&) = delete;
+  Busy& operator=(const Busy&) = delete;
+
+ private:
+  Session& session_;
+};
+
+void remember(Session& session, const Header& header) {
+  const std::lock_guard lock(session.mutex);
+  if (session.latest.size() == kLatest) session.latest.pop_front();
+  session.latest.push_back(header);
+}
+
+}  // namespace
+
+std::string describe(const Header& header) {
+  static constexpr const char* kNames[] = {"all_gather", "all_to_all", "sum", "sum_scatter", "broadcast"};
+  const auto operation = static_cast<size_t>(header.operation);
+  std::string out = text(operation < std::size(kNames) ? kNames[operation] : "an unknown call", " of ", header.count, " ",
+                         header.dtype == Dtype::u8 ? "bytes" : dtype_name(header.dtype));
+  if (header.operation == Operation::broadcast) out += text(" from ", header.root);
+  return out + text(" (call ", header.sequence, " of group ", Hash64{header.group}, ", counts ", Hash64{header.counts}, ")");
+}
+
+void Collective::run(RankGroup& group, const Call& call, const std::function<void(Collective&)>& body) {
+  Session& session = *group.session;
+  const Busy busy(session);
+  if (session.failure) std::rethrow_exception(session.failure);
+  try {
+    Collective collective(group, call);
+    collective.begin(call);
+    body(collective);
+    collective.finish();
+    collective.over_ = true;
+  } catch (...) {
+    session.failure = std::current_exception();
+    throw;
+  }
+}
+
+Collective::Collective(RankGroup& group, const Call& call)
+    : group_(group), transport_(*group.session->transport), header_(call.header), purpose_(call.purpose), tag_(tag_of(group)) {
+  header_.group = group.hash;
+  header_.sequence = group.sequence++;
+  remember(*group.session, header_);
+}
+
+Collective::~Collective() {
+  if (!over_) transport_.cancel();
+}
+
+void Collective::begin(const Call& call) {
+  const int size = group_.size();
+  const int peers = call.to.empty() ? 1 : size - 1;
+  told_.reserve(static_cast<size_t>(peers));  // messages hold addresses of elements
+  expected_.reserve(static_cast<size_t>(peers));
+  for (int distance = 1; distance <= peers; ++distance) {
+    const int right = (group_.rank + distance) % size, left = (group_.rank + size - distance) % size;
+    expect(left, call.from.empty() ? header_.count : call.from[static_cast<size_t>(left)]);
+    tell(right, call.to.empty() ? header_.count : call.to[static_cast<size_t>(right)]);
+  }
+}
+
+void Collective::tell(int to, int64_t count) {
+  Header& header = told_.emplace_back(header_);
+  header.count = count;
+  transport_.send(group_.ranks[static_cast<size_t>(to)], kHeaderTag, std::as_bytes(std::span(&header, 1)));
+  group_.session->sent[static_cast<size_t>(Purpose::control)] += sizeof(Header);
+}
+
+void Collective::expect(int from, int64_t count) {
+  Expected& expected = expected_.emplace_back(Expected{.from = group_.ranks[static_cast<size_t>(from)], .count = count});
+  expected.request = transport_.receive(expected.from, kHeaderTag, std::as_writable_bytes(std::span(&expected.header, 1)));
+}
+
+void Collective::send(int to, std::span<const std::byte> bytes) {
+  if (bytes.empty()) return;
+  transport_.send(group_.ranks[static_cast<size_t>(to)], tag_, bytes);
+  group_.session->sent[static_cast<size_t>(purpose_)] += static_cast<int64_t>(bytes.size());
+}
+
+void Collective::receive(int from, std::span<std::byte> bytes) {
+  if (!bytes.empty()) transport_.receive(group_.ranks[static_cast<size_t>(from)], tag_, bytes);
+}
+
+void Collective::finish() {
+  for (const Expected& expected : expected_) {
+    transport_.wait(expected.request);
+    Header own = header_;
+    own.count = expected.count;
+    require(expected.header == own, "ranks ", expected.from, " and ", transport_.rank(), " make different calls: rank ", expected.from, " ",
+            describe(expected.header), ", rank ", transport_.rank(), " ", describe(own));
+  }
+  expected_.clear();
+  transport_.wait_all();
+}
+
+}  // namespace mantissa

@@ -1,0 +1,213 @@
+#include "mantissa/comm/communicator.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "comm/collective.h"
+#include "mantissa/backend/functions.h"
+#include "mantissa/base/hash.h"
+#include "mantissa/base/integers.h"
+
+namespace mantissa {
+namespace {
+
+// Elements of a share in a sum: whole cache lines of fp32, whose borders do not depend on who adds.
+constexpr int64_t kShareGrain = 16;
+
+uint64_t hash_of(std::span<const int64_t> numbers) { return xxh64(std::as_bytes(numbers)).value; }
+
+// counts[r] of `count` in all lie behind those of rank r - 1: where each rank's begin, and the end.
+std::vector<int64_t> borders(const char* call, std::span<const int64_t> counts, int ranks, int64_t count) {
+  require(counts.size() == static_cast<size_t>(ranks), call, ": ", counts.size(), " counts for ", ranks, " ranks");
+  std::vector<int64_t> out{0};
+  for (const int64_t c : counts) {
+    require(c >= 0, call, ": a count of ", c);
+    out.push_back(out.back() + c);
+  }
+  require(out.back() == count, call, ": counts of ", out.back(), " in all for ", count);
+  return out;
+}
+
+template <class Bytes>
+Bytes share(Bytes bytes, const std::vector<int64_t>& borders, int rank, int64_t element_bytes = 1) {
+  const auto r = static_cast<size_t>(rank);
+  return bytes.subspan(static_cast<size_t>(borders[r] * element_bytes), static_cast<size_t>((borders[r + 1] - borders[r]) * element_bytes));
+}
+
+// Everyone but this rank, the right neighbour first, so that ranks do not all begin with the same peer.
+template <class Body>
+void each_peer(const RankGroup& group, Body body) {
+  for (int distance = 1; distance < group.size(); ++distance) body((group.rank + distance) % group.size());
+}
+
+// Directly to all: every rank sends its bytes size - 1 times, as in a ring, but in one step, and unequal shares do not hold up each other.
+void post_gather(Collective& collective, const RankGroup& group, std::span<std::byte> bytes, const std::vector<int64_t>& borders,
+                 int64_t element_bytes = 1) {
+  each_peer(group, [&](int peer) { collective.receive(peer, share(bytes, borders, peer, element_bytes)); });
+  each_peer(group, [&](int peer) { collective.send(peer, share(bytes, borders, group.rank, element_bytes)); });
+}
+
+std::span<std::byte> memory(const Tensor& tensor) {
+  require(tensor.dtype() == Dtype::f32 || tensor.dtype() == Dtype::f64, "sum over ranks: a tensor of ", tensor.dtype());
+  void* const data = tensor.dtype() == Dtype::f32 ? static_cast<void*>(tensor.data<float>()) : tensor.data<double>();
+  return {static_cast<std::byte*>(data), static_cast<size_t>(tensor.bytes())};
+}
+
+// out = operands, summed as GradientAccumulator sums micro batches: at distance 1, then 2, then 4. Operands are overwritten; out may be
+// one.
+void tree_sum(const std::vector<Tensor>& operands, const Tensor& out) {
+  const size_t count = operands.size();
+  for (size_t distance = 1; distance < count; distance *= 2) {
+    const bool last = 2 * distance >= count;
+    for (size_t i = 0; i + distance < count; i += 2 * distance) {
+      out.device().run(Add{.a = operands[i], .b = operands[i + distance], .out = last ? out : operands[i]});
+    }
+  }
+}
+
+// Sends every peer its share of `flat` and sums what comes for the own one.
+void scatter(Collective& collective, const RankGroup& group, const Tensor& flat, const std::vector<int64_t>& borders) {
+  const auto r = static_cast<size_t>(group.rank);
+  const int64_t own = borders[r + 1] - borders[r];
+  const Tensor scratch = collective.keep(empty(flat.device(), flat.dtype(), {own * (group.size() - 1)}));
+  const Tensor mine = flat.slice(borders[r], borders[r + 1]);
+  std::vector<Tensor> operands;
+  for (int peer = 0, row = 0; peer < group.size(); ++peer) {
+    operands.push_back(peer == group.rank ? mine : scratch.slice(row * own, (row + 1) * own));
+    row += peer != group.rank;
+  }
+  each_peer(group, [&](int peer) { collective.receive(peer, memory(operands[static_cast<size_t>(peer)])); });
+  each_peer(group, [&](int peer) { collective.send(peer, share(memory(flat), borders, peer, dtype_bytes(flat.dtype()))); });
+  collective.finish();
+  if (own > 0) tree_sum(operands, mine);
+}
+
+}  // namespace
+
+Communicator::Communicator(std::unique_ptr<Transport> transport) {
+  if (transport->size() == 1) return;
+  group_ = std::make_shared<RankGroup>();
+  group_->rank = transport->rank();
+  group_->ranks.resize(static_cast<size_t>(transport->size()));
+  std::iota(group_->ranks.begin(), group_->ranks.end(), 0);
+  group_->hash = hash_of(std::vector<int64_t>{transport->size()});
+  group_->session = std::make_shared<Session>();
+  group_->session->transport = std::move(transport);
+}
+
+int Communicator::rank() const { return group_ ? group_->rank : 0; }
+int Communicator::size() const { return group_ ? group_->size() : 1; }
+
+Traffic Communicator::traffic() const {
+  if (!group_) return {};
+  const auto& sent = group_->session->sent;
+  return {.gradients = sent[0], .parameters = sent[1], .control = sent[2], .other = sent[3]};
+}
+
+std::vector<std::string> Communicator::latest_calls() const {
+  std::vector<std::string> out;
+  if (!group_) return out;
+  const std::lock_guard lock(group_->session->mutex);
+  for (const Header& header : group_->session->latest) out.push_back(describe(header));
+  return out;
+}
+
+void Communicator::stop() const {
+  if (group_) group_->session->transport->stop();
+}
+
+void Communicator::all_gather(std::span<std::byte> bytes, std::span<const int64_t> counts, Purpose purpose) const {
+  const Gather part{.bytes = bytes, .counts = counts};
+  all_gather({&part, 1}, purpose);
+}
+
+void Communicator::all_gather(std::span<const Gather> parts, Purpose purpose) const {
+  std::vector<std::vector<int64_t>> cuts;
+  Header header{.operation = Operation::all_gather};
+  for (const Gather& part : parts) {
+    cuts.push_back(borders("all_gather", part.counts, size(), static_cast<int64_t>(part.bytes.size())));
+    header.count += cuts.back().back();
+    header.counts = hash_of(std::vector<int64_t>{static_cast<int64_t>(header.counts), static_cast<int64_t>(hash_of(part.counts))});
+  }
+  if (!group_) return;
+  Collective::run(*group_, {.header = header, .purpose = purpose}, [&](Collective& collective) {
+    auto cut = cuts.begin();
+    for (const Gather& part : parts) post_gather(collective, *group_, part.bytes, *cut++);
+  });
+}
+
+void Communicator::all_to_all(std::span<const std::byte> in, std::span<const int64_t> in_counts, std::span<std::byte> out,
+                              std::span<const int64_t> out_counts, Purpose purpose) const {
+  const auto from = borders("all_to_all: in", in_counts, size(), static_cast<int64_t>(in.size()));
+  const auto to = borders("all_to_all: out", out_counts, size(), static_cast<int64_t>(out.size()));
+  const auto kept = share(in, from, rank());
+  const auto place = share(out, to, rank());
+  require(kept.size() == place.size(), "all_to_all: rank ", rank(), " keeps ", kept.size(), " bytes where ", place.size(), " belong");
+  if (!kept.empty()) std::memcpy(place.data(), kept.data(), kept.size());
+  if (!group_) return;
+  const Collective::Call call{.header = {.operation = Operation::all_to_all}, .purpose = purpose, .to = in_counts, .from = out_counts};
+  Collective::run(*group_, call, [&](Collective& collective) {
+    each_peer(*group_, [&](int peer) { collective.receive(peer, share(out, to, peer)); });
+    each_peer(*group_, [&](int peer) { collective.send(peer, share(in, from, peer)); });
+  });
+}
+
+void Communicator::sum(const Tensor& tensor, Purpose purpose) const {
+  const int64_t grains = ceil_div(tensor.elements(), kShareGrain);
+  std::vector<int64_t> cuts;
+  for (int r = 0; r <= size(); ++r) cuts.push_back(std::min(grains * r / size() * kShareGrain, tensor.elements()));
+  const auto bytes = memory(tensor);
+  if (!group_) return;
+  const Header header{.count = tensor.elements(), .operation = Operation::sum, .dtype = tensor.dtype()};
+  Collective::run(*group_, {.header = header, .purpose = purpose}, [&](Collective& collective) {
+    scatter(collective, *group_, tensor.view({tensor.elements()}), cuts);
+    post_gather(collective, *group_, bytes, cuts, dtype_bytes(tensor.dtype()));
+  });
+}
+
+void Communicator::sum_scatter(const Tensor& tensor, std::span<const int64_t> counts, Purpose purpose) const {
+  const auto cuts = borders("sum_scatter", counts, size(), tensor.elements());
+  memory(tensor);  // its dtype is checked in a group of one, too
+  if (!group_) return;
+  const Header header{.count = tensor.elements(), .counts = hash_of(counts), .operation = Operation::sum_scatter, .dtype = tensor.dtype()};
+  Collective::run(*group_, {.header = header, .purpose = purpose},
+                  [&](Collective& collective) { scatter(collective, *group_, tensor.view({tensor.elements()}), cuts); });
+}
+
+void Communicator::broadcast(std::span<std::byte> bytes, int root, Purpose purpose) const {
+  require(root >= 0 && root < size(), "broadcast from rank ", root, " of ", size());
+  if (!group_) return;
+  const Header header{.count = static_cast<int64_t>(bytes.size()), .root = static_cast<uint16_t>(root), .operation = Operation::broadcast};
+  Collective::run(*group_, {.header = header, .purpose = purpose}, [&](Collective& collective) {
+    if (group_->rank != root) return collective.receive(root, bytes);
+    each_peer(*group_, [&](int peer) { collective.send(peer, bytes); });
+  });
+}
+
+void Communicator::barrier() const { all(std::byte{}); }
+
+int64_t Communicator::sum(int64_t own) const {
+  uint64_t out = 0;
+  for (const int64_t each : all(own)) out += static_cast<uint64_t>(each);
+  return static_cast<int64_t>(out);
+}
+
+Communicator Communicator::split(int color) const {
+  const std::vector<int> colors = all(color);
+  if (!group_) return {};
+  auto group = std::make_shared<RankGroup>();
+  std::vector<int64_t> identity{static_cast<int64_t>(group_->hash), group_->sequence};
+  for (size_t r = 0; r < colors.size(); ++r) {
+    if (colors[r] != color) continue;
+    if (static_cast<int>(r) == group_->rank) group->rank = group->size();
+    group->ranks.push_back(group_->ranks[r]);
+    identity.push_back(group_->ranks[r]);
+  }
+  if (group->size() == 1) return {};
+  group->hash = hash_of(identity);
+  group->session = group_->session;
+  return Communicator(std::move(group));
+}
+
+}  // namespace mantissa

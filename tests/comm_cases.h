@@ -1,0 +1,151 @@
+// What every collective must do on any transport: each check runs on all ranks of a world and throws where it does not hold.
+#pragma once
+
+#include <cstring>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "mantissa/comm/mesh.h"
+#include "testing.h"
+
+namespace mantissa::test {
+
+using Bytes = std::vector<std::byte>;
+
+inline std::byte pattern(int from, int to, int64_t i) { return static_cast<std::byte>(from * 131 + to * 31 + i % 251); }
+
+// The same numbers on all ranks, about one in three being 0.
+inline std::vector<int64_t> random_counts(std::mt19937& random, size_t count, int64_t largest) {
+  std::vector<int64_t> out(count);
+  for (int64_t& c : out) c = random() % 3 == 0 ? 0 : static_cast<int64_t>(random() % static_cast<uint64_t>(largest + 1));
+  return out;
+}
+
+inline int64_t total(std::span<const int64_t> counts) {
+  int64_t out = 0;
+  for (const int64_t c : counts) out += c;
+  return out;
+}
+
+// Bytes of a gather: all of `which` ranks filled in, or only this one (-1: all).
+inline Bytes gathered(std::span<const int64_t> counts, int which) {
+  Bytes out;
+  for (size_t r = 0; r < counts.size(); ++r) {
+    for (int64_t i = 0; i < counts[r]; ++i) {
+      out.push_back(which < 0 || which == static_cast<int>(r) ? pattern(static_cast<int>(r), 0, i) : std::byte{0xee});
+    }
+  }
+  return out;
+}
+
+inline void check_all_gather(const Communicator& world, uint32_t seed, int64_t largest) {
+  std::mt19937 random(seed);
+  const auto size = static_cast<size_t>(world.size());
+  const auto codes = random_counts(random, size, largest), scales = random_counts(random, size, largest / 32 + 1);
+  Bytes a = gathered(codes, world.rank()), b = gathered(scales, world.rank());
+  const Communicator::Gather parts[] = {{a, codes}, {b, scales}};
+  world.all_gather(parts, Purpose::parameters);
+  require(a == gathered(codes, -1) && b == gathered(scales, -1), "all_gather: seed ", seed);
+}
+
+inline void check_all_to_all(const Communicator& world, uint32_t seed, int64_t largest) {
+  std::mt19937 random(seed);
+  const int size = world.size(), rank = world.rank();
+  const auto n = static_cast<size_t>(size);
+  const auto matrix = random_counts(random, n * n, largest);  // [from, to]
+  std::vector<int64_t> in_counts, out_counts;
+  Bytes in, expected;
+  for (int peer = 0; peer < size; ++peer) {
+    in_counts.push_back(matrix[static_cast<size_t>(rank * size + peer)]);
+    out_counts.push_back(matrix[static_cast<size_t>(peer * size + rank)]);
+    for (int64_t i = 0; i < in_counts.back(); ++i) in.push_back(pattern(rank, peer, i));
+    for (int64_t i = 0; i < out_counts.back(); ++i) expected.push_back(pattern(peer, rank, i));
+  }
+  Bytes out(expected.size());
+  world.all_to_all(in, in_counts, out, out_counts, Purpose::other);
+  require(out == expected, "all_to_all: seed ", seed);
+}
+
+// Of rank r; a wide range of magnitudes, so that another order of a sum shows.
+inline std::vector<double> addends(int rank, int64_t count, uint32_t seed) {
+  std::vector<double> out = random_values(count, seed * 64 + static_cast<uint32_t>(rank));
+  for (size_t i = 0; i < out.size(); ++i) out[i] = std::ldexp(out[i], static_cast<int>(i % 13) * (rank % 3));
+  return out;
+}
+
+// Element by element at distance 1, then 2, then 4.
+template <class T>
+std::vector<T> tree(std::vector<std::vector<T>> operands) {
+  for (size_t distance = 1; distance < operands.size(); distance *= 2) {
+    for (size_t i = 0; i + distance < operands.size(); i += 2 * distance) {
+      for (size_t e = 0; e < operands[i].size(); ++e) operands[i][e] += operands[i + distance][e];
+    }
+  }
+  return operands.at(0);
+}
+
+template <class T>
+std::vector<T> tree_of_ranks(int ranks, int64_t count, uint32_t seed) {
+  std::vector<std::vector<T>> operands;
+  for (int r = 0; r < ranks; ++r) {
+    const std::vector<double> values = addends(r, count, seed);
+    operands.emplace_back(values.begin(), values.end());
+  }
+  return tree(std::move(operands));
+}
+
+template <class T>
+void check_sum(Backend& device, const Communicator& world, int64_t count, uint32_t seed) {
+  const Tensor tensor = tensor_of(device, DtypeOf<T>::value, {count}, addends(world.rank(), count, seed));
+  world.sum(tensor, Purpose::gradients);
+  const std::vector<T> actual = to_host<T>(tensor), expected = tree_of_ranks<T>(world.size(), count, seed);
+  require(actual.empty() || std::memcmp(actual.data(), expected.data(), actual.size() * sizeof(T)) == 0, "sum of ", count, " elements");
+}
+
+inline void check_sum_scatter(Backend& device, const Communicator& world, uint32_t seed, int64_t largest) {
+  std::mt19937 random(seed);
+  const auto counts = random_counts(random, static_cast<size_t>(world.size()), largest);
+  const int64_t count = total(counts);
+  const std::vector<double> own = addends(world.rank(), count, seed);
+  const Tensor tensor = tensor_of(device, Dtype::f32, {count}, own);
+  world.sum_scatter(tensor, counts, Purpose::gradients);
+  const std::vector<float> actual = to_host<float>(tensor), sums = tree_of_ranks<float>(world.size(), count, seed);
+  const int64_t begin = total(std::span(counts).first(static_cast<size_t>(world.rank())));
+  for (int64_t i = 0; i < count; ++i) {
+    const auto at = static_cast<size_t>(i);
+    const bool mine = i >= begin && i < begin + counts[static_cast<size_t>(world.rank())];
+    require(actual[at] == (mine ? sums[at] : static_cast<float>(own[at])), "sum_scatter: seed ", seed, ", element ", i);
+  }
+}
+
+inline void check_small(const Communicator& world) {
+  for (int root = 0; root < world.size(); ++root) {
+    Bytes bytes = world.rank() == root ? Bytes(77, pattern(root, 1, 5)) : Bytes(77);
+    world.broadcast(bytes, root, Purpose::other);
+    require(bytes == Bytes(77, pattern(root, 1, 5)), "broadcast from ", root);
+  }
+  require(world.sum(int64_t{1} << world.rank()) == (int64_t{1} << world.size()) - 1, "sum of integers");
+  const std::vector<int> ranks = world.all(world.rank() * 3);
+  for (size_t r = 0; r < ranks.size(); ++r) require(ranks[r] == static_cast<int>(r) * 3, "all");
+  world.barrier();
+}
+
+// Groups of neighbours, of every second and of random colors, and of groups.
+inline void check_split(const Communicator& world, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<int> colors;
+  for (int r = 0; r < world.size(); ++r) colors.push_back(static_cast<int>(random() % 3) - 1);
+  const int color = colors[static_cast<size_t>(world.rank())];
+  const Communicator group = world.split(color);
+  std::vector<int> members;
+  for (int r = 0; r < world.size(); ++r) {
+    if (colors[static_cast<size_t>(r)] == color) members.push_back(r);
+  }
+  require(group.all(world.rank()) == members && members[static_cast<size_t>(group.rank())] == world.rank(), "members: seed ", seed);
+  check_all_gather(group, seed, 100);
+  check_small(world);
+  check_all_to_all(group.split(group.rank() % 2), seed, 100);
+}
+
+}  // namespace mantissa::test
