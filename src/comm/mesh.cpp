@@ -1,0 +1,56 @@
+#include "mantissa/comm/mesh.h"
+
+#include <new>
+#include <utility>
+
+namespace mantissa {
+namespace {
+
+struct Outcome {
+  int32_t code = 0;  // 0: fine, else ExitCode
+  int32_t length = 0;
+};
+
+// Code and message of what body throws.
+std::pair<ExitCode, std::string> outcome_of(const std::function<void()>& body) {
+  try {
+    body();
+    return {ExitCode::ok, ""};
+  } catch (const Error& error) {
+    if (error.code() == ExitCode::peer_lost) throw;
+    return {error.code(), error.what()};
+  } catch (const std::exception& error) {
+    return {ExitCode::internal, error.what()};
+  }
+}
+
+}  // namespace
+
+Mesh make_mesh(Communicator world, int tensor_size) {
+  require(tensor_size >= 1 && world.size() % tensor_size == 0, ExitCode::usage, "parallel.tensor is ", tensor_size,
+          ", which does not divide ", world.size(), " ranks");
+  Communicator tensor = world.split(world.rank() / tensor_size), data = world.split(world.rank() % tensor_size);
+  return {.world = std::move(world), .tensor = std::move(tensor), .data = std::move(data)};
+}
+
+void agree(const Communicator& world, const std::function<void()>& body) {
+  if (world.size() == 1) return body();
+  const auto [code, message] = outcome_of(body);
+  const auto outcomes = world.all(Outcome{.code = static_cast<int32_t>(code), .length = static_cast<int32_t>(message.size())});
+  for (int r = 0; r < world.size(); ++r) {
+    const Outcome& outcome = outcomes[static_cast<size_t>(r)];
+    if (outcome.code == 0) continue;
+    std::string first = message;
+    first.resize(static_cast<size_t>(outcome.length));
+    world.broadcast(std::as_writable_bytes(std::span(first)), r, Purpose::control);
+    // Nobody leaves before all know: a rank that is gone ends the waits of others, so this one may be ended, too.
+    try {
+      world.barrier();
+    } catch (const Error& error) {
+      if (error.code() != ExitCode::peer_lost) throw;
+    }
+    fail(static_cast<ExitCode>(outcome.code), r == world.rank() ? "" : text("rank ", r, ": "), first);
+  }
+}
+
+}  // namespace mantissa

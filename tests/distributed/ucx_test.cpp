@@ -1,0 +1,151 @@
+#include <gmock/gmock.h>
+#include <sched.h>
+#include <sys/mount.h>
+
+#include "comm_cases.h"
+#include "mantissa/backend/functions.h"
+#include "mantissa/comm/comm_queue.h"
+#include "process_ranks.h"
+
+namespace mantissa::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
+
+struct Way {
+  const char *name, *transports;
+};
+std::ostream& operator<<(std::ostream& out, const Way& way) { return out << way.name; }
+
+class Ucx : public ::testing::TestWithParam<Way> {
+ protected:
+  ProcessRanks ranks_;
+  void start(int ranks, const std::function<void(const Communicator&)>& body) { ranks_.start(ranks, GetParam().transports, body); }
+};
+
+TEST_P(Ucx, CollectivesOfEverySizeAgreeWithTheTree) {
+  for (const int count : {2, 3, 5}) {
+    ProcessRanks ranks;
+    ranks.start(count, GetParam().transports, [](const Communicator& world) {
+      set_num_threads(1);
+      const auto device = make_backend("cpu");
+      for (const int64_t largest : {10, 5000, 100000}) {
+        for (uint32_t seed = 0; seed < 6; ++seed) {
+          check_all_gather(world, seed, largest);
+          check_all_to_all(world, seed, largest);
+          check_sum_scatter(*device, world, seed, largest / 10);
+        }
+      }
+      for (const int64_t elements : {0, 1, 16, 17, 1000, 100001, 3000000}) check_sum<float>(*device, world, elements, 1);
+      for (uint32_t seed = 0; seed < 4; ++seed) check_split(world, seed);
+    });
+    EXPECT_THAT(ranks.ends(), Each(IsEmpty())) << count << " ranks";
+  }
+}
+
+// The queue's thread waits, asleep, while others come late; and the last messages of a rank that leaves arrive.
+TEST_P(Ucx, ARankThatLeavesAtOnceHasSentEverything) {
+  start(3, [](const Communicator& world) {
+    Bytes large(3000001);
+    for (size_t i = 0; world.rank() == 0 && i < large.size(); ++i) large[i] = pattern(0, 1, static_cast<int64_t>(i));
+    CommQueue queue(world);
+    std::vector<Work> work;
+    for (int round = 0; round < 10; ++round) work.push_back(queue.submit([&] { world.broadcast(large, 0, Purpose::other); }));
+    std::this_thread::sleep_for(std::chrono::milliseconds(50 * world.rank()));
+    for (const Work& w : work) w.wait();
+    for (size_t i = 0; i < large.size(); i += 999) require(large[i] == pattern(0, 1, static_cast<int64_t>(i)), "byte ", i);
+  });
+  EXPECT_THAT(ranks_.ends(), Each(IsEmpty()));
+}
+
+// From the first message on, and although the sender then waits for something else than its worker.
+TEST_P(Ucx, WhatACallSentArrivesWithoutTheSendersFurtherHelp) {
+  for (const size_t bytes : {size_t{1}, size_t{5000}, size_t{60000}, size_t{8000000}}) {
+    ProcessRanks ranks;
+    ranks.start(6, GetParam().transports, [&](const Communicator& world) {
+      Bytes sent(bytes);
+      for (int round = 1; round <= 5; ++round) {
+        world.broadcast(sent, round % 6, Purpose::other);
+        ++ranks.shared().ready;
+        const int64_t end = monotonic_microseconds() + 20000000;
+        while (ranks.shared().ready < 6 * round) require(monotonic_microseconds() < end, "round ", round, " is stuck on another rank");
+      }
+    });
+    EXPECT_THAT(ranks.ends(), Each(IsEmpty())) << bytes << " bytes";
+  }
+}
+
+TEST_P(Ucx, DifferentCallsEndWith70AndBothNames) {
+  start(2, [](const Communicator& world) {
+    Bytes bytes(1 << 20);
+    const std::vector<int64_t> counts{1 << 19, 1 << 19};
+    world.barrier();
+    world.rank() == 0 ? world.all_gather(bytes, counts, Purpose::other) : world.broadcast(bytes, 0, Purpose::other);
+    world.barrier();
+  });
+  EXPECT_THAT(ranks_.ends(), Each(AllOf(StartsWith("70: ranks "), HasSubstr("rank 0 all_gather of 1048576 bytes"),
+                                        HasSubstr("rank 1 broadcast of 1048576 bytes from 0"))));
+}
+
+// In the middle of large messages, of small ones, and asleep.
+TEST_P(Ucx, AKilledPeerEndsTheWaitOfOthersWithinASecond) {
+  for (const int64_t bytes : {1, 4096, 40000000}) {
+    ProcessRanks ranks;
+    ranks.start(3, GetParam().transports, [&](const Communicator& world) {
+      Bytes out(static_cast<size_t>(3 * bytes));
+      const std::vector<int64_t> counts(3, bytes);
+      world.all_gather(out, counts, Purpose::other);
+      ++ranks.shared().ready;
+      for (int64_t round = 0; true; ++round) {
+        if (bytes == 1 && world.rank() == 2 && round == 10) ::pause();
+        world.all_gather(out, counts, Purpose::other);
+      }
+    });
+    while (ranks.shared().ready < 3) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    ::kill(ranks.pid(2), SIGKILL);
+    EXPECT_EQ(ranks.end(2), "137: ");
+    const int64_t told = monotonic_microseconds();
+    ranks.shared().lost = true;
+    for (const int rank : {0, 1}) {
+      EXPECT_THAT(ranks.end(rank), StartsWith("6: ")) << bytes << " bytes, rank " << rank;
+      EXPECT_LT(ranks.shared().left_at[rank] - told, 1000000) << bytes << " bytes, rank " << rank;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, Ucx, ::testing::Values(Way{"SharedMemory", "posix,self"}, Way{"Tcp", "tcp,self"}, Way{"Default", ""}),
+                         [](const auto& way) { return std::string(way.param.name); });
+
+TEST(UcxStart, WithoutRoomInSharedMemoryNamesTheNeed) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    if (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) ::_exit(77);
+    if (::mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=2m") != 0) ::_exit(77);
+    try {
+      ucx_transport(0, [](const std::string& own) { return std::vector<std::string>{own, own}; }, {});
+    } catch (const Error& error) {
+      const std::string message = error.what();
+      const bool told = message.find("/dev/shm has 2048 KiB free") != std::string::npos && message.find("--shm-size") != std::string::npos;
+      ::_exit(told ? static_cast<int>(error.code()) : 1);
+    }
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  if (WEXITSTATUS(status) == 77) GTEST_SKIP() << "SKIPPED: no right to mount a small /dev/shm";
+  EXPECT_EQ(WEXITSTATUS(status), 3);
+}
+
+TEST(UcxStart, AnUnknownTransportIsAnErrorOfTheEnvironment) {
+  ProcessRanks ranks;
+  ranks.start(1, "nonsense", [](const Communicator&) {});
+  EXPECT_THAT(ranks.end(0), AllOf(StartsWith("3: UCX: "), HasSubstr("UCX_TLS")));
+}
+
+}  // namespace
+}  // namespace mantissa::test
