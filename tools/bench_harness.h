@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "mantissa/backend/ceilings.h"
+#include "mantissa/comm/communicator.h"
 
 namespace mantissa::tools {
 
@@ -79,5 +80,6 @@ void add_quantized(std::vector<Workload>& out, Backend& device, Dtype dtype);
 void bench_kernels(Backend& device, const BenchOptions& options);
 void bench_gemm(Backend& device, const BenchOptions& options);
 void bench_attention(Backend& device, const BenchOptions& options);
+void bench_comm(const Communicator& world, Backend& device, const BenchOptions& options);
 
 }  // namespace mantissa::tools
