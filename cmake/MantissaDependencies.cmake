@@ -47,6 +47,7 @@ find_package(spdlog QUIET)
 mantissa_header_library(Random123 Random123/philox.h)
 mantissa_header_library(xxhash xxhash.h xxhash)
 mantissa_header_library(pcre2 pcre2.h pcre2-8)
+mantissa_header_library(crypto openssl/hmac.h crypto)
 mantissa_header_library(dnnl oneapi/dnnl/dnnl.hpp dnnl)
 
 mantissa_header_library(ucp ucp/api/ucp.h ucp)
@@ -69,6 +70,7 @@ mantissa_dependency("spdlog" "log" libspdlog-dev "${spdlog_FOUND}" "${spdlog_VER
 mantissa_dependency("Random123" "random numbers" librandom123-dev "${Random123_FOUND}" "${Random123_INCLUDE}")
 mantissa_dependency("xxHash" "hashes of checkpoints, data and plans" libxxhash-dev "${xxhash_FOUND}" "${xxhash_LIBRARY}")
 mantissa_dependency("PCRE2" "rules by regular expression" libpcre2-dev "${pcre2_FOUND}" "${pcre2_LIBRARY}")
+mantissa_dependency("libcrypto" "proof of ranks to each other" libssl-dev "${crypto_FOUND}" "${crypto_LIBRARY}")
 
 # Optional: without it a build runs one rank. Not under ThreadSanitizer: UCX wraps madvise, which glibc calls for the stack of a thread that
 # has ended, where the run time of g++ 12 crashes.

@@ -9,7 +9,7 @@ set_target_properties(mantissa_core PROPERTIES OUTPUT_NAME mantissa EXPORT_NAME 
 target_compile_features(mantissa_core PUBLIC cxx_std_20)
 target_include_directories(mantissa_core INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 target_link_libraries(mantissa_core PUBLIC Random123 nlohmann_json::nlohmann_json
-                                    PRIVATE spdlog::spdlog OpenMP::OpenMP_CXX Threads::Threads dnnl pcre2 xxhash ${MANTISSA_UCX})
+                                    PRIVATE spdlog::spdlog OpenMP::OpenMP_CXX Threads::Threads dnnl pcre2 xxhash crypto ${MANTISSA_UCX})
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/mantissa)
 install(TARGETS mantissa RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
@@ -34,6 +34,6 @@ mark_as_advanced(DPKG_SHLIBDEPS)
 if(DPKG_SHLIBDEPS)
   set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 else()
-  set(CPACK_DEBIAN_PACKAGE_DEPENDS "libc6, libstdc++6, libgomp1, libdnnl2, libspdlog1.10, libpcre2-8-0, libucx0, libxxhash0")
+  set(CPACK_DEBIAN_PACKAGE_DEPENDS "libc6, libstdc++6, libgomp1, libdnnl2, libspdlog1.10, libpcre2-8-0, libssl3, libucx0, libxxhash0")
 endif()
 include(CPack)

@@ -7,8 +7,8 @@
 #include <bit>
 #include <cstdio>
 
-#include "io/host_name.h"
 #include "mantissa/base/error.h"
+#include "mantissa/base/host_name.h"
 #include "mantissa/base/reflected_crc.h"
 
 namespace mantissa {

@@ -11,8 +11,8 @@
 #include <span>
 #include <utility>
 
-#include "io/host_name.h"
 #include "mantissa/base/file.h"
+#include "mantissa/base/host_name.h"
 #include "mantissa/base/log.h"
 
 namespace mantissa {

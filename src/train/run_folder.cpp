@@ -6,7 +6,7 @@
 #include <chrono>
 #include <nlohmann/json.hpp>
 
-#include "io/host_name.h"
+#include "mantissa/base/host_name.h"
 #include "mantissa/base/json_fields.h"
 #include "mantissa/base/pending_file.h"
 #include "mantissa/base/version.h"

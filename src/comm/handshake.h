@@ -1,0 +1,53 @@
+// How two ends of a connection prove to each other that they know the job's token, before a byte of either is believed:
+//
+//   rank r -> rank 0   hello, 32 bytes
+//   rank 0 -> rank r   hello, 32 bytes
+//   rank r -> rank 0   HMAC-SHA256(token, "rank" | hello of r | hello of 0 | job), 32 bytes
+//   rank 0 -> rank r   HMAC-SHA256(token, "root" | hello of r | hello of 0 | job), 32 bytes
+//
+//   hello  0  4  "MTSA"
+//          4  2  protocol version      all numbers little-endian
+//          6  2  0
+//          8  4  attempt: restarts before this one
+//         12  4  rank
+//         16  4  world size
+//         20 12  nonce from the system
+//
+// A stranger is dropped after 5 s or 64 bytes. The numbers of a hello are looked at only after its proof.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace mantissa {
+
+inline constexpr uint16_t kStoreProtocol = 1;
+inline constexpr size_t kProofBytes = 32;
+inline constexpr double kProofSeconds = 5;
+
+using Proof = std::array<std::byte, kProofBytes>;
+using HelloBytes = std::array<std::byte, 32>;
+
+struct Hello {
+  uint16_t protocol = kStoreProtocol;
+  uint32_t attempt = 0, rank = 0, world = 0;
+};
+
+HelloBytes new_hello(const Hello& hello);  // with a nonce of its own
+Hello parse_hello(const HelloBytes& bytes);
+
+enum class Prover { rank, root };
+Proof proof_of(Prover prover, std::string_view token, const HelloBytes& of_rank, const HelloBytes& of_root, std::string_view job);
+
+Proof hmac_sha256(std::string_view key, std::span<const std::byte> message);
+// In a time that does not depend on where they differ.
+bool same_proof(std::span<const std::byte> a, const Proof& b);
+
+// `bytes` random bytes as hex digits.
+std::string random_hex(size_t bytes);
+
+}  // namespace mantissa

@@ -1,0 +1,315 @@
+#include "comm/rendezvous.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <filesystem>
+#include <thread>
+
+#include "comm/handshake.h"
+#include "mantissa/base/file.h"
+#include "mantissa/base/hash.h"
+#include "mantissa/base/log.h"
+
+namespace mantissa {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr int64_t kMostTokenBytes = 4096;
+
+std::string without_space_at_end(std::string token) {
+  token.erase(token.find_last_not_of(" \t\r\n") + 1);
+  return token;
+}
+
+// The content of a file of this user's that nobody else may read.
+std::string private_content(const std::string& path, int follow) {
+  const Socket file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | follow));
+  require(static_cast<bool>(file), ExitCode::usage, path, ": cannot be opened: ", system_message(errno));
+  struct stat status {};
+  require(::fstat(file.fd(), &status) == 0 && S_ISREG(status.st_mode), ExitCode::usage, path, ": is not a regular file");
+  require((status.st_mode & 077) == 0, ExitCode::usage, path, ": others may read this secret; chmod 600 it");
+  require(status.st_uid == ::geteuid() || ::geteuid() == 0, ExitCode::usage, path, ": belongs to another user");
+  std::string out(kMostTokenBytes, '\0');
+  const ssize_t got = ::pread(file.fd(), out.data(), out.size(), 0);
+  require(got >= 0, ExitCode::usage, path, ": cannot be read: ", system_message(errno));
+  out.resize(static_cast<size_t>(got));
+  return out;
+}
+
+fs::path meeting_folder(const std::string& chosen) {
+  if (!chosen.empty()) return chosen;
+  const Environment environment = process_environment();
+  const auto runtime = environment.find("XDG_RUNTIME_DIR");
+  return runtime != environment.end() && !runtime->second.empty() ? fs::path(runtime->second) : fs::temp_directory_path();
+}
+
+std::string meeting_prefix(const Launch& launch) {
+  const Hash64 key = xxh64(text(launch.job, '\n', launch.port));
+  return text("mantissa-", ::geteuid(), "-", key, "-", launch.restart, "-");
+}
+
+struct Address {
+  sockaddr_storage bytes{};
+  socklen_t size = 0;
+  bool loopback = false;
+};
+
+bool is_loopback(const sockaddr* address) {
+  if (address->sa_family == AF_INET) return ntohl(reinterpret_cast<const sockaddr_in*>(address)->sin_addr.s_addr) >> 24 == 127;
+  return address->sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
+}
+
+// Empty where the name service asks to try again.
+std::vector<Address> resolve(const std::string& host, int port) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const int problem = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (problem == EAI_AGAIN) return {};
+  require(problem == 0, ExitCode::environment, "MASTER_ADDR=", host, ": ", ::gai_strerror(problem));
+  std::vector<Address> out;
+  for (const addrinfo* entry = found; entry != nullptr; entry = entry->ai_next) {
+    Address& address = out.emplace_back();
+    std::memcpy(&address.bytes, entry->ai_addr, entry->ai_addrlen);
+    address.size = entry->ai_addrlen;
+    address.loopback = is_loopback(entry->ai_addr);
+  }
+  ::freeaddrinfo(found);
+  return out;
+}
+
+std::vector<Address> resolve_within(const Launch& launch, double deadline) {
+  for (;;) {
+    std::vector<Address> out = resolve(launch.address, launch.port);
+    if (!out.empty()) return out;
+    require(monotonic_now() < deadline, ExitCode::environment, "MASTER_ADDR=", launch.address, ": the name service does not answer");
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  }
+}
+
+// True if the token is to be found in a file of this host. Throws Error(usage) where there has to be one and is none.
+bool token_is_published(const Launch& launch, const StoreOptions& options, const std::vector<Address>& addresses) {
+  if (options.token) return false;
+  const bool here =
+      launch.local_size == launch.world && std::all_of(addresses.begin(), addresses.end(), [](const Address& a) { return a.loopback; });
+  require(here, ExitCode::usage, "ranks that meet at ", launch.address, ":", launch.port,
+          ", which other hosts may reach, need a secret: set MANTISSA_TOKEN or MANTISSA_TOKEN_FILE to the same 32 random bytes for all of "
+          "them");
+  return true;
+}
+
+Socket bound(const Launch& launch, Address address) {
+  if (address.loopback && launch.local_size < launch.world) {  // the name of a host may mean its loopback address on the host itself
+    if (address.bytes.ss_family == AF_INET) reinterpret_cast<sockaddr_in*>(&address.bytes)->sin_addr.s_addr = INADDR_ANY;
+    if (address.bytes.ss_family == AF_INET6) reinterpret_cast<sockaddr_in6*>(&address.bytes)->sin6_addr = in6addr_any;
+  }
+  Socket socket(::socket(address.bytes.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int on = 1;  // connections of the attempt before may linger; two listeners remain impossible
+  if (socket) ::setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  const bool ok = socket && ::bind(socket.fd(), reinterpret_cast<const sockaddr*>(&address.bytes), address.size) == 0 &&
+                  ::listen(socket.fd(), 1024) == 0;
+  if (ok) return socket;
+  const int error = errno;
+  require(error != EADDRINUSE, ExitCode::environment, "MASTER_PORT=", launch.port, ": the port is in use on ", launch.address);
+  errno = error;
+  return Socket();
+}
+
+int port_of(const Socket& socket) {
+  sockaddr_storage name{};
+  socklen_t size = sizeof name;
+  require(::getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&name), &size) == 0, ExitCode::environment,
+          "getsockname: ", system_message(errno));
+  return ntohs(name.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&name)->sin6_port
+                                          : reinterpret_cast<sockaddr_in*>(&name)->sin_port);
+}
+
+// Waits for `events` until the deadline.
+bool ready(const Socket& socket, short events, double deadline) {
+  for (;;) {
+    pollfd wait{.fd = socket.fd(), .events = events, .revents = 0};
+    const double left = deadline - monotonic_now();
+    const int found = ::poll(&wait, 1, static_cast<int>(std::ceil(std::max(left, 0.0) * 1e3)));
+    if (found > 0) return true;
+    if (found == 0 || errno != EINTR) return false;
+  }
+}
+
+bool read_exactly(const Socket& socket, std::span<std::byte> out, double deadline) {
+  while (!out.empty()) {
+    const ssize_t got = ready(socket, POLLIN, deadline) ? ::recv(socket.fd(), out.data(), out.size(), 0) : 0;
+    if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+    if (got <= 0) return false;
+    out = out.subspan(static_cast<size_t>(got));
+  }
+  return true;
+}
+
+// 32 bytes fit into the buffer of a new connection.
+bool write_all(const Socket& socket, std::span<const std::byte> bytes) {
+  return ::send(socket.fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size());
+}
+
+// Tries to reach rank 0; what stands in the way is kept for the message of the last try.
+class Caller {
+ public:
+  Caller(const Launch& launch, const StoreOptions& options)
+      : launch_(launch), options_(options), deadline_(monotonic_now() + options.init_timeout_s) {}
+
+  Connection call() {
+    const std::vector<Address> addresses = resolve_within(launch_, deadline_);
+    const bool published = launch_.port == 0 || token_is_published(launch_, options_, addresses);
+    for (int pause = 20;; pause = std::min(pause + pause / 4, 500)) {
+      if (!published) {
+        if (std::optional<Connection> found = try_addresses(addresses, *options_.token)) return std::move(*found);
+      } else {
+        problem_ = "no file in " + meeting_folder(options_.folder).string() + " says where rank 0 listens";
+        for (const Meeting& meeting : published_meetings(options_.folder, launch_)) {
+          const std::vector<Address> here = resolve(launch_.address, meeting.port);
+          if (std::optional<Connection> found = try_addresses(here, options_.token.value_or(meeting.token))) return std::move(*found);
+        }
+      }
+      require(monotonic_now() < deadline_, ExitCode::peer_lost, "rank ", launch_.rank, " did not reach rank 0 at ", launch_.address, ":",
+              launch_.port, " within ", options_.init_timeout_s, " s (parallel.init_timeout_s): ", problem_);
+      std::this_thread::sleep_for(std::chrono::milliseconds(pause));
+    }
+  }
+
+ private:
+  std::optional<Connection> try_addresses(const std::vector<Address>& addresses, const std::string& token) {
+    for (const Address& address : addresses) {
+      const double until = std::min(deadline_, monotonic_now() + kProofSeconds);
+      Socket socket(::socket(address.bytes.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+      if (!socket) continue;
+      configure(socket, options_.heartbeat_timeout_s);
+      int error = ::connect(socket.fd(), reinterpret_cast<const sockaddr*>(&address.bytes), address.size) == 0 ? 0 : errno;
+      if (error == EINPROGRESS) {
+        socklen_t size = sizeof error;
+        if (!ready(socket, POLLOUT, until))
+          error = ETIMEDOUT;
+        else
+          ::getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &size);
+      }
+      if (error != 0) {
+        problem_ = system_message(error);
+      } else if (prove(socket, token, until)) {
+        Connection connection(std::move(socket));
+        if (welcomed(connection, until)) return connection;
+      }
+    }
+    return {};
+  }
+
+  bool prove(const Socket& socket, const std::string& token, double until) {
+    problem_ = "what listens there does not prove the token: another job, or another MANTISSA_TOKEN";
+    const HelloBytes mine = new_hello({.attempt = static_cast<uint32_t>(launch_.restart),
+                                       .rank = static_cast<uint32_t>(launch_.rank),
+                                       .world = static_cast<uint32_t>(launch_.world)});
+    HelloBytes root{};
+    Proof proof{};
+    return write_all(socket, mine) && read_exactly(socket, root, until) &&
+           write_all(socket, proof_of(Prover::rank, token, mine, root, launch_.job)) && read_exactly(socket, proof, until) &&
+           same_proof(proof, proof_of(Prover::root, token, mine, root, launch_.job));
+  }
+
+  // False: later perhaps.
+  bool welcomed(Connection& connection, double until) {
+    problem_ = "rank 0 closed the connection";
+    while (monotonic_now() < until) {
+      if (std::optional<Frame> frame = connection.next()) {
+        if (frame->message() == Message::welcome) return true;
+        const auto code = static_cast<ExitCode>(frame->number<uint8_t>());
+        const bool later = frame->number<uint8_t>() != 0;
+        problem_ = "rank 0 refuses it: " + frame->text();
+        require(later, code, "rank ", launch_.rank, ": ", problem_);
+        return false;
+      }
+      pollfd wait{.fd = connection.fd(), .events = POLLIN, .revents = 0};
+      if (::poll(&wait, 1, 100) > 0 && !connection.receive()) return false;
+    }
+    return false;
+  }
+
+  const Launch& launch_;
+  const StoreOptions& options_;
+  double deadline_;
+  std::string problem_;
+};
+
+}  // namespace
+
+std::optional<std::string> job_token(const Environment& environment) {
+  const auto value = environment.find("MANTISSA_TOKEN"), file = environment.find("MANTISSA_TOKEN_FILE");
+  if (value == environment.end() && file == environment.end()) return {};
+  require(value == environment.end() || file == environment.end(), ExitCode::usage, "MANTISSA_TOKEN and MANTISSA_TOKEN_FILE are both set");
+  const char* const name = file == environment.end() ? "MANTISSA_TOKEN" : "MANTISSA_TOKEN_FILE";
+  std::string token;
+  try {
+    token = without_space_at_end(file == environment.end() ? value->second : private_content(file->second, 0));
+  } catch (const Error& error) {
+    fail(error.code(), name, ": ", error.what());
+  }
+  require(!token.empty() && token.size() < static_cast<size_t>(kMostTokenBytes), ExitCode::usage, name, ": a token has 1 to ",
+          kMostTokenBytes - 1, " bytes, this one ", token.size());
+  if (token.size() < 16)
+    log_warning(name, ": the token has ", token.size(), " bytes and can be guessed; take 32 random bytes as hex digits");
+  return token;
+}
+
+PublishedMeeting::PublishedMeeting(const std::string& folder, const Launch& launch, const Meeting& meeting)
+    : path_((meeting_folder(folder) / (meeting_prefix(launch) + random_hex(8))).string()) {
+  const std::string content = text("mantissa ", meeting.port, " ", meeting.token, "\n");
+  const Socket file(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  const bool written = file && ::write(file.fd(), content.data(), content.size()) == static_cast<ssize_t>(content.size());
+  const int error = errno;
+  if (file && !written) ::unlink(path_.c_str());
+  require(written, ExitCode::environment, path_,
+          ": cannot be written, and so the other ranks cannot find this one: ", system_message(error));
+}
+
+PublishedMeeting::~PublishedMeeting() { ::unlink(path_.c_str()); }
+
+std::vector<Meeting> published_meetings(const std::string& folder, const Launch& launch) {
+  std::vector<Meeting> out;
+  std::error_code unreadable;
+  const std::string prefix = meeting_prefix(launch);
+  for (const auto& entry : fs::directory_iterator(meeting_folder(folder), unreadable)) {
+    if (!entry.path().filename().string().starts_with(prefix)) continue;
+    try {  // gone meanwhile, somebody else's, or not yet written
+      const std::string content = private_content(entry.path().string(), O_NOFOLLOW);
+      const size_t space = content.find(' ', 9);
+      if (!content.starts_with("mantissa ") || space == std::string::npos || !content.ends_with('\n')) continue;
+      const int port = std::atoi(content.substr(9, space - 9).c_str());
+      if (port > 0 && port < 65536) out.push_back({.port = port, .token = without_space_at_end(content.substr(space + 1))});
+    } catch (const Error&) {
+      continue;
+    }
+  }
+  return out;
+}
+
+Listener listen_for_ranks(const Launch& launch, const StoreOptions& options) {
+  const std::vector<Address> addresses = resolve_within(launch, monotonic_now() + options.init_timeout_s);
+  const bool make_token = token_is_published(launch, options, addresses);
+  Listener out;
+  out.token = make_token ? random_hex(32) : *options.token;
+  for (size_t i = 0; i < addresses.size() && !out.socket; ++i) out.socket = bound(launch, addresses[i]);
+  require(static_cast<bool>(out.socket), ExitCode::environment, "MASTER_ADDR=", launch.address, " MASTER_PORT=", launch.port,
+          ": rank 0 cannot listen there: ", system_message(errno));
+  ::fcntl(out.socket.fd(), F_SETFL, O_NONBLOCK);
+  if (make_token || launch.port == 0)
+    out.published = std::make_unique<PublishedMeeting>(options.folder, launch, Meeting{port_of(out.socket), out.token});
+  return out;
+}
+
+Connection connect_to_root(const Launch& launch, const StoreOptions& options) { return Caller(launch, options).call(); }
+
+}  // namespace mantissa

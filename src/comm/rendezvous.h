@@ -1,0 +1,44 @@
+// Finding rank 0 and proving oneself to it; on rank 0, the port that it is found at.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/frames.h"
+#include "mantissa/comm/store.h"
+
+namespace mantissa {
+
+// How rank 0 tells the ranks of its host a port and a token that it chose: a file of this user's, 0600, named by user, job, attempt and a
+// nonce, so that what a killed job left behind stands in nobody's way: who reads tries all, and only the living one proves its token.
+struct Meeting {
+  int port = 0;
+  std::string token;
+};
+
+class PublishedMeeting {
+ public:
+  PublishedMeeting(const std::string& folder, const Launch& launch, const Meeting& meeting);
+  ~PublishedMeeting();
+  PublishedMeeting(const PublishedMeeting&) = delete;
+  PublishedMeeting& operator=(const PublishedMeeting&) = delete;
+
+ private:
+  std::string path_;
+};
+
+std::vector<Meeting> published_meetings(const std::string& folder, const Launch& launch);
+
+// Rank 0's side: a listening socket, and the token, published where it has to be. Throws Error(environment) if the port is taken.
+struct Listener {
+  Socket socket;
+  std::string token;
+  std::unique_ptr<PublishedMeeting> published;
+};
+Listener listen_for_ranks(const Launch& launch, const StoreOptions& options);
+
+// Another rank's: a connection on which both ends have proved the token and rank 0 has welcomed this rank. Tries until init_timeout_s.
+Connection connect_to_root(const Launch& launch, const StoreOptions& options);
+
+}  // namespace mantissa

@@ -1,0 +1,328 @@
+#include "mantissa/comm/store.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "comm/store_server.h"
+#include "mantissa/base/file.h"
+#include "mantissa/base/host_name.h"
+
+namespace mantissa {
+namespace {
+
+constexpr double kFarewellSeconds = 1;  // for the last frames to get out
+constexpr size_t kMostOddItems = 8;     // that one message names
+
+std::pair<Socket, Socket> socket_pair() {
+  int ends[2] = {-1, -1};
+  require(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0, ExitCode::environment, "no socket: ", system_message(errno));
+  return {Socket(ends[0]), Socket(ends[1])};
+}
+
+// What one rank gave to compare().
+struct Inputs {
+  std::string host;
+  std::map<std::string, std::string> items;
+};
+
+std::string inputs_text(const std::vector<NamedHash>& items) {
+  Fields fields;
+  fields.text(host_name()).number(static_cast<uint32_t>(items.size()));
+  for (const NamedHash& item : items) fields.text(item.name).text(item.value);
+  return fields.bytes();
+}
+
+Inputs read_inputs(const std::string& bytes) {
+  Frame frame(Message::set, bytes);
+  Inputs out{.host = frame.text(), .items = {}};
+  for (auto left = frame.number<uint32_t>(); left > 0; --left) {
+    const std::string name = frame.text();
+    out.items[name] = frame.text();
+  }
+  return out;
+}
+
+// The value of most ranks; of the lowest where several are as frequent.
+std::string usual_value(const std::vector<Inputs>& ranks, const std::string& name) {
+  std::map<std::string, size_t> counts;
+  size_t most = 0;
+  for (const Inputs& rank : ranks) most = std::max(most, ++counts[rank.items.contains(name) ? rank.items.at(name) : "none"]);
+  for (const Inputs& rank : ranks) {
+    const std::string value = rank.items.contains(name) ? rank.items.at(name) : "none";
+    if (counts[value] == most) return value;
+  }
+  return "";
+}
+
+// "" if all ranks gave the same.
+std::string odd_items(const std::vector<Inputs>& ranks) {
+  std::map<std::string, std::string> usual;
+  for (const Inputs& rank : ranks) {
+    for (const auto& [name, value] : rank.items) usual.try_emplace(name, "");
+  }
+  for (auto& [name, value] : usual) value = usual_value(ranks, name);
+  std::string out;
+  size_t found = 0;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    for (const auto& [name, value] : usual) {
+      const auto own = ranks[rank].items.find(name);
+      const std::string& has = own == ranks[rank].items.end() ? "none" : own->second;
+      if (has == value || ++found > kMostOddItems) continue;
+      out += text(out.empty() ? "" : "; ", name, " of rank ", rank, " (", ranks[rank].host, ") is ", has, ", of most ranks ", value);
+    }
+  }
+  return found > kMostOddItems ? text(out, "; and ", found - kMostOddItems, " more") : out;
+}
+
+}  // namespace
+
+// A rank's end: a thread that reads, sends heartbeats and watches rank 0; what waits sleeps until it has an answer or the job has failed.
+class Store::Client {
+ public:
+  Client(const Launch& launch, const StoreOptions& options)
+      : launch_(launch), options_(options), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), connection_(connect()) {
+    require(static_cast<bool>(wake_), ExitCode::environment, "no eventfd: ", system_message(errno));
+    connection_.send(Message::join, Fields().text(host_name()).number(launch.local_rank).number(launch.local_size));
+    thread_ = std::thread([this] { run(); });
+  }
+
+  ~Client() { end(); }
+
+  // Rank 0 waits for the others.
+  void leave() {
+    if (!raised_) post(Message::leave, {});
+    end();
+  }
+
+  void post(Message message, const Fields& fields) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!closed_) connection_.send(message, fields);
+    }
+    wake();
+  }
+
+  // The reply; `what` says what this waits for.
+  std::string request(Message message, double timeout_s, const std::string& what, const std::string& name) {
+    std::unique_lock lock(mutex_);
+    throw_failure();
+    const uint32_t number = ++requests_;
+    Fields fields = Fields().number(number);
+    if (message == Message::barrier) fields.number(timeout_s);
+    connection_.send(message, fields.text(name));
+    wake();
+    // Rank 0 knows first that a barrier is late, and who is missing.
+    const double patience = message == Message::barrier ? timeout_s + 2 * options_.heartbeat_timeout_s : timeout_s;
+    const auto answered = [&] { return failure_ || replies_.contains(number); };
+    if (!changed_.wait_for(lock, std::chrono::duration<double>(patience), answered)) {
+      lock.unlock();
+      const std::string message_text = text(what, " '", name, "': waited ", timeout_s, " s");
+      fail_all(ExitCode::peer_lost, message_text);
+      fail(ExitCode::peer_lost, message_text);
+    }
+    const auto reply = replies_.find(number);
+    if (reply == replies_.end()) throw_failure();
+    std::string value = std::move(reply->second);
+    replies_.erase(reply);
+    return value;
+  }
+
+  void fail_all(ExitCode code, const std::string& message) {
+    std::unique_lock lock(mutex_);
+    if (!raise({.code = code, .rank = launch_.rank, .message = message}) || closed_) return;
+    connection_.send(Message::abort, Fields().number(static_cast<uint8_t>(code)).text(message));
+    wake();
+    changed_.wait_for(lock, std::chrono::duration<double>(kFarewellSeconds), [&] { return closed_ || !connection_.waiting(); });
+  }
+
+  void check() const {
+    if (!raised_) return;
+    const std::lock_guard lock(mutex_);
+    throw_failure();
+  }
+  std::optional<Failure> failure() const {
+    const std::lock_guard lock(mutex_);
+    return failure_;
+  }
+  const std::atomic<bool>& raised() const { return raised_; }
+  double patience(double timeout_s) const { return timeout_s > 0 ? timeout_s : options_.init_timeout_s; }
+  const Launch& launch() const { return launch_; }
+  Progress& progress() { return progress_; }
+
+ private:
+  Connection connect() {
+    if (launch_.rank > 0) return connect_to_root(launch_, options_);
+    auto [mine, servers] = socket_pair();
+    server_ = std::make_unique<StoreServer>(launch_, options_, listen_for_ranks(launch_, options_), std::move(servers));
+    configure(mine, options_.heartbeat_timeout_s);
+    return Connection(std::move(mine));
+  }
+
+  void wake() {
+    const uint64_t one = 1;
+    if (::write(wake_.fd(), &one, sizeof one) < 0) return;  // full: it is awake
+  }
+
+  void end() {
+    ending_ = true;
+    wake();
+    if (thread_.joinable()) thread_.join();
+    connection_ = Connection(Socket());
+    server_.reset();
+  }
+
+  void throw_failure() const {
+    if (failure_) throw Error(failure_->code, failure_->message);
+  }
+
+  // With the lock held; false if there was a failure before.
+  bool raise(const Failure& failure) {
+    if (failure_) return false;
+    failure_ = failure;
+    raised_ = true;
+    changed_.notify_all();
+    return true;
+  }
+
+  void raise_loss(const std::string& how) {
+    const std::lock_guard lock(mutex_);
+    if (!ending_) raise({.code = ExitCode::peer_lost, .rank = 0, .message = text("rank 0 ", how)});
+  }
+
+  void run() {
+    try {
+      double ended = 0;
+      for (double now = monotonic_now(); !finished(now, ended); now = monotonic_now()) {
+        wait_for_input();
+        if (!connection_.receive()) {
+          raise_loss("closed its connection");
+          break;
+        }
+        while (std::optional<Frame> frame = connection_.next()) handle(*frame);
+        if (now > connection_.heard() + options_.heartbeat_timeout_s)
+          raise_loss(text("sent no heartbeat for ", options_.heartbeat_timeout_s, " s (parallel.heartbeat_timeout_s)"));
+        write(now);
+      }
+    } catch (const std::exception& error) {
+      raise_loss(text("cannot be understood: ", error.what()));
+    }
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+    changed_.notify_all();
+  }
+
+  bool finished(double now, double& ended) {
+    if (!ending_) return false;
+    if (ended == 0) ended = now;
+    const std::lock_guard lock(mutex_);
+    return !connection_.waiting() || now > ended + kFarewellSeconds;
+  }
+
+  void wait_for_input() {
+    const double period = std::clamp(options_.heartbeat_timeout_s / 10, 0.01, 0.5);
+    pollfd waits[] = {{.fd = connection_.fd(), .events = POLLIN, .revents = 0}, {.fd = wake_.fd(), .events = POLLIN, .revents = 0}};
+    {
+      const std::lock_guard lock(mutex_);
+      if (connection_.waiting()) waits[0].events |= POLLOUT;
+    }
+    ::poll(waits, 2, static_cast<int>(period * 1e3));
+    uint64_t times = 0;
+    if (::read(wake_.fd(), &times, sizeof times) < 0) return;  // nobody called
+  }
+
+  void handle(Frame& frame) {
+    const std::lock_guard lock(mutex_);
+    if (frame.message() == Message::reply) {
+      const auto number = frame.number<uint32_t>();
+      replies_[number] = frame.text();
+      changed_.notify_all();
+    } else if (frame.message() == Message::abort) {
+      const auto code = static_cast<ExitCode>(frame.number<uint8_t>());
+      const auto rank = frame.number<int32_t>();
+      raise({.code = code, .rank = rank, .message = frame.text()});
+    }
+  }
+
+  void write(double now) {
+    const std::lock_guard lock(mutex_);
+    if (now >= next_heartbeat_) {
+      connection_.send(
+          Message::heartbeat,
+          Fields().number(progress_.step()).number(progress_.sequence()).number(progress_.operation()).text(progress_.section()));
+      next_heartbeat_ = now + options_.heartbeat_timeout_s / 5;
+    }
+    if (!connection_.waiting()) return;
+    connection_.flush();
+    changed_.notify_all();  // fail_all() waits until its word is out
+  }
+
+  const Launch launch_;
+  const StoreOptions options_;
+  Socket wake_;
+  std::unique_ptr<StoreServer> server_;  // rank 0
+  Connection connection_;                // this thread reads, the lock guards what is written
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<uint32_t, std::string> replies_;
+  uint32_t requests_ = 0;
+  std::optional<Failure> failure_;
+  bool closed_ = false;
+  double next_heartbeat_ = 0;
+  std::atomic<bool> raised_{false}, ending_{false};
+  Progress progress_;
+  std::thread thread_;
+};
+
+Store::Store(const Launch& launch, const StoreOptions& options) {
+  require(launch.world > 1, "a world of one has no store");
+  client_ = std::make_unique<Client>(launch, options);
+  barrier(".start");
+}
+
+Store::~Store() = default;
+
+void Store::set(const std::string& key, const std::string& value) {
+  require(key.size() + value.size() <= kMostValueBytes, "value of ", value.size(), " bytes for the store; at most ", kMostValueBytes);
+  client_->check();
+  client_->post(Message::set, Fields().text(key).text(value));
+}
+
+std::string Store::get(const std::string& key, double timeout_s) {
+  return client_->request(Message::get, client_->patience(timeout_s), "value of", key);
+}
+
+void Store::barrier(const std::string& name, double timeout_s) {
+  client_->request(Message::barrier, client_->patience(timeout_s), "barrier", name);
+}
+
+void Store::compare(const std::vector<NamedHash>& items) {
+  const std::string key = text(".inputs/", compared_++, "/");
+  set(key + std::to_string(client_->launch().rank), inputs_text(items));
+  if (client_->launch().rank > 0) {
+    get(key + "equal");
+    return;
+  }
+  std::vector<Inputs> ranks;
+  for (int rank = 0; rank < client_->launch().world; ++rank) ranks.push_back(read_inputs(get(key + std::to_string(rank))));
+  const std::string odd = odd_items(ranks);
+  if (!odd.empty()) fail_all(ExitCode::usage, "the ranks were started with different inputs: " + odd);
+  check();
+  set(key + "equal", "");
+}
+
+void Store::fail_all(ExitCode code, const std::string& message) { client_->fail_all(code, message); }
+const std::atomic<bool>& Store::aborted() const { return client_->raised(); }
+std::optional<Failure> Store::failure() const { return client_->failure(); }
+void Store::check() const { client_->check(); }
+Progress& Store::progress() { return client_->progress(); }
+void Store::leave() { client_->leave(); }
+
+}  // namespace mantissa

@@ -1,0 +1,361 @@
+// Who is let in by the store and who is not: strangers on the port, files of others, and ranks that break the protocol.
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <poll.h>
+#include <sys/stat.h>
+
+#include <atomic>
+#include <random>
+
+#include "comm/handshake.h"
+#include "comm/rendezvous.h"
+#include "store_ranks.h"
+
+namespace mantissa {
+namespace {
+
+using ::testing::HasSubstr;
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+const std::string kToken = "0123456789abcdef0123456789abcdef";
+
+// A connection to a port of this host whose every byte the test decides.
+class RawConnection {
+ public:
+  explicit RawConnection(int port) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in name{};
+    name.sin_family = AF_INET;
+    name.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    name.sin_port = htons(static_cast<uint16_t>(port));
+    require(::connect(socket_.fd(), reinterpret_cast<sockaddr*>(&name), sizeof name) == 0, "connect");
+  }
+  explicit RawConnection(Socket socket) : socket_(std::move(socket)) {}
+
+  void send(std::span<const std::byte> bytes) { ::send(socket_.fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL); }
+  void send(const std::string& bytes) { send(std::as_bytes(std::span(bytes))); }
+
+  // Up to so many bytes; fewer if the other end closes or the time is over.
+  std::string receive(size_t bytes, double seconds = 30) {
+    const auto start = Clock::now();
+    std::string out;
+    while (out.size() < bytes && seconds_since(start) < seconds) {
+      pollfd wait{.fd = socket_.fd(), .events = POLLIN, .revents = 0};
+      if (::poll(&wait, 1, 100) == 0) continue;
+      char block[256];
+      const ssize_t got = ::recv(socket_.fd(), block, std::min(sizeof block, bytes - out.size()), 0);
+      if (got <= 0) break;
+      out.append(block, static_cast<size_t>(got));
+    }
+    return out;
+  }
+  // True if the other end closes, without a byte more, within the time.
+  bool is_closed_within(double seconds) {
+    const auto start = Clock::now();
+    return receive(1, seconds).empty() && seconds_since(start) < seconds;
+  }
+
+  // As a rank with the token; what was sent.
+  std::string prove(const Hello& hello, const std::string& token = kToken, const std::string& job = "job") {
+    const HelloBytes mine = new_hello(hello);
+    send(mine);
+    HelloBytes root{};
+    const std::string answer = receive(root.size());
+    std::memcpy(root.data(), answer.data(), std::min(answer.size(), root.size()));
+    const Proof proof = proof_of(Prover::rank, token, mine, root, job);
+    send(proof);
+    return std::string(reinterpret_cast<const char*>(mine.data()), mine.size()) +
+           std::string(reinterpret_cast<const char*>(proof.data()), proof.size());
+  }
+  Connection take() && { return Connection(std::move(socket_)); }
+
+ private:
+  Socket socket_;
+};
+
+class Strangers : public test::StoreTest {
+ protected:
+  int port(const Launch& of) const {
+    for (;;) {
+      const std::vector<Meeting> meetings = published_meetings(folder_.path(), of);
+      if (!meetings.empty()) return meetings.front().port;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+
+  // Two ranks work while body(port) plays the strangers; nothing may happen to them.
+  void beside_two_ranks(const std::function<void(int)>& body) {
+    std::atomic<bool> done{false};
+    const auto errors = on_ranks(3, [&](int thread) {
+      if (thread == 2) {
+        body(port(launch(0, 2)));
+        done = true;
+        return;
+      }
+      Store store(launch(thread, 2), options());
+      for (int step = 0; step < 20 || store.get("more " + std::to_string(step)) == "1"; ++step) {
+        store.barrier("step");
+        if (thread == 0) store.set("more " + std::to_string(step + 1), done ? "0" : "1");
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+      store.leave();
+    });
+    expect_no_errors(errors);
+  }
+
+  // Rank 1 as a raw connection that has proved itself and joined.
+  Connection joined_rank(int world) {
+    RawConnection raw(port(launch(0, world)));
+    raw.prove({.rank = 1, .world = static_cast<uint32_t>(world)});
+    EXPECT_EQ(raw.receive(kProofBytes).size(), kProofBytes);
+    Connection out = std::move(raw).take();
+    out.send(Message::join, Fields().text("raw").number(1).number(world));
+    out.send(Message::barrier, Fields().number(uint32_t{1}).number(60.0).text(".start"));
+    out.flush();
+    return out;
+  }
+};
+
+TEST_F(Strangers, GarbageIsDroppedAfter64Bytes) {
+  beside_two_ranks([](int port) {
+    std::mt19937 random(7);
+    for (int i = 0; i < 200; ++i) {
+      RawConnection raw(port);
+      std::string garbage(64, '\0');
+      for (char& c : garbage) c = static_cast<char>(random());
+      raw.send(garbage);
+      EXPECT_EQ(raw.receive(100).size(), 32U) << "its hello, and no proof";
+    }
+    RawConnection long_one(port);
+    long_one.send(std::string(100000, 'G'));
+    EXPECT_LE(long_one.receive(100).size(), 32U);
+  });
+}
+
+TEST_F(Strangers, ThousandConnectionsAtOnceKeepNobodyOut) {
+  beside_two_ranks([&](int port) {
+    std::vector<RawConnection> open;
+    for (int i = 0; i < 1000; ++i) {
+      if (open.size() >= 300) open.erase(open.begin());
+      open.emplace_back(port);
+    }
+    RawConnection last(port);
+    last.prove({.rank = 1, .world = 2});
+    EXPECT_EQ(last.receive(kProofBytes).size(), kProofBytes) << "who has the token is heard behind 300 who say nothing";
+  });
+}
+
+TEST_F(Strangers, SlowAndSilentOnesAreDroppedAfterFiveSeconds) {
+  beside_two_ranks([](int port) {
+    RawConnection silent(port), slow(port);
+    const auto start = Clock::now();
+    for (int i = 0; i < 40 && seconds_since(start) < 4; ++i) {
+      slow.send("x");
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    EXPECT_EQ(slow.receive(100, 15).size(), 32U);
+    EXPECT_TRUE(silent.is_closed_within(15));
+    EXPECT_GE(seconds_since(start), 4.5);
+    EXPECT_LT(seconds_since(start), 12);
+  });
+}
+
+TEST_F(Strangers, WrongTokenJobOrReplayGetNoProof) {
+  beside_two_ranks([](int port) {
+    const Hello hello{.rank = 1, .world = 2};
+    for (int i = 0; i < 20; ++i) {
+      RawConnection wrong_token(port), wrong_job(port), replay(port);
+      wrong_token.prove(hello, "another token");
+      EXPECT_TRUE(wrong_token.is_closed_within(10));
+      wrong_job.prove(hello, kToken, "another job");
+      EXPECT_TRUE(wrong_job.is_closed_within(10));
+      const std::string recorded = RawConnection(port).prove(hello);
+      replay.send(recorded);
+      EXPECT_EQ(replay.receive(100).size(), 32U);
+    }
+  });
+}
+
+TEST_F(Strangers, WhoHasTheTokenButNoPlaceIsToldSo) {
+  beside_two_ranks([&](int port) {
+    const auto refusal = [&](const Hello& hello) {
+      RawConnection raw(port);
+      raw.prove(hello);
+      EXPECT_EQ(raw.receive(kProofBytes).size(), kProofBytes);
+      return raw.receive(500);
+    };
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));  // both ranks are there
+    EXPECT_THAT(refusal({.rank = 1, .world = 2}), HasSubstr("rank 1 is there already"));
+    EXPECT_THAT(refusal({.rank = 0, .world = 2}), HasSubstr("rank 0 is there already"));
+    EXPECT_THAT(refusal({.rank = 2, .world = 2}), HasSubstr("there is no rank 2 among 2"));
+    EXPECT_THAT(refusal({.rank = 0xffffffff, .world = 2}), HasSubstr("there is no rank"));
+    EXPECT_THAT(refusal({.rank = 1, .world = 3}), HasSubstr("its world has 3 ranks, that of rank 0 has 2"));
+    EXPECT_THAT(refusal({.attempt = 1, .rank = 1, .world = 2}), HasSubstr("it belongs to restart 1, rank 0 to restart 0"));
+    EXPECT_THAT(refusal({.protocol = 9, .rank = 1, .world = 2}), HasSubstr("it speaks version 9"));
+  });
+}
+
+TEST_F(Strangers, RankThatDoesNotBelongLeavesWithUsage) {
+  const auto errors = on_ranks(3, [&](int thread) {
+    Launch of = launch(thread == 2 ? 1 : thread, 2);
+    if (thread == 2) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    Store store(of, options());
+    if (thread == 0) std::this_thread::sleep_for(std::chrono::milliseconds(600));
+    store.leave();
+  });
+  expect_error(errors[2], ExitCode::usage, "rank 0 refuses it: rank 1 is there already");
+  EXPECT_FALSE(errors[0]);
+  EXPECT_FALSE(errors[1]);
+}
+
+TEST_F(Strangers, RootWithoutTheTokenIsNotBelieved) {
+  Listener impostor = listen_for_ranks(launch(0, 2), {.token = std::string("not the token at all"), .folder = folder_.path()});
+  StoreOptions patient = options();
+  patient.init_timeout_s = 1;
+  Launch of = launch(1, 2);
+  const auto errors = on_ranks(2, [&](int thread) {
+    if (thread == 1) Store store(of, patient);
+    const auto end = Clock::now() + std::chrono::seconds(2);
+    while (Clock::now() < end) {
+      Socket socket(::accept4(impostor.socket.fd(), nullptr, nullptr, SOCK_CLOEXEC));
+      if (!socket) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        continue;
+      }
+      RawConnection raw(std::move(socket));
+      raw.receive(32);
+      raw.send(new_hello({.world = 2}));
+      raw.receive(32);
+      raw.send(std::string(32, 'x'));
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  });
+  expect_error(errors[1], ExitCode::peer_lost, "within 1 s");
+}
+
+TEST_F(Strangers, OtherAddressesThanLoopbackNeedASecret) {
+  for (const std::string address : {"0.0.0.0", "192.0.2.1", "::"}) {
+    for (const int rank : {0, 1}) {
+      Launch of = launch(rank, 2);
+      of.address = address;
+      of.port = 45671;
+      StoreOptions without = options();
+      without.token.reset();
+      const Error error = test::error_of([&] { Store store(of, without); });
+      EXPECT_EQ(error.code(), ExitCode::usage) << address;
+      EXPECT_THAT(error.what(), HasSubstr("MANTISSA_TOKEN or MANTISSA_TOKEN_FILE"));
+    }
+  }
+}
+
+TEST_F(Strangers, OnLoopbackRank0MakesThePrivateSecret) {
+  StoreOptions without = options();
+  without.token.reset();
+  expect_no_errors(in_store(3, without, [&](Store& store, int rank) {
+    if (rank == 0) {
+      for (const auto& entry : std::filesystem::directory_iterator(folder_.path())) {
+        struct stat status {};
+        EXPECT_EQ(::stat(entry.path().c_str(), &status), 0);
+        EXPECT_EQ(status.st_mode & 0777, 0600U);
+        const std::string content = test::read_file(entry.path());
+        EXPECT_GE(content.size(), 64U);
+      }
+      EXPECT_EQ(published_meetings(folder_.path(), launch(0, 3)).size(), 1U);
+    }
+    store.barrier("seen");
+  }));
+  EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
+}
+
+TEST_F(Strangers, FilesOfDeadJobsAndOfOthersStandInNobodysWay) {
+  const Launch of = launch(0, 2);
+  StoreOptions without = options();
+  without.token.reset();
+  Listener other = listen_for_ranks(launch(0, 2), {.token = kToken, .folder = folder_.path()});  // somebody listens, and does not answer
+  const PublishedMeeting dead(folder_.path(), of, {.port = 1, .token = "dead"});
+  std::string prefix;
+  for (const auto& entry : std::filesystem::directory_iterator(folder_.path())) prefix = entry.path().string();
+  prefix.resize(prefix.size() - 16);
+  for (const char* const content :
+       {"", "mantissa", "mantissa ", "mantissa x y\n", "mantissa 99999 y\n", "mantissa -1 y\n", "mantissa 5", "\n"}) {
+    const std::string path = prefix + std::to_string(std::hash<std::string>{}(content));
+    test::write_file(path, content);
+    ::chmod(path.c_str(), 0600);
+  }
+  test::write_file(prefix + "readable", "mantissa 5 token\n");
+  std::filesystem::create_symlink("/etc/passwd", prefix + "link");
+  EXPECT_EQ(published_meetings(folder_.path(), of).size(), 2U) << "the dead one and the silent one";
+  other.socket = Socket();
+  expect_no_errors(in_store(2, without, [](Store& store, int) { store.barrier("met"); }));
+}
+
+TEST_F(Strangers, RankThatFallsSilentIsLost) {
+  StoreOptions fast = options();
+  fast.heartbeat_timeout_s = 1;
+  const auto errors = on_ranks(2, [&](int thread) {
+    if (thread == 1) {
+      Connection silent = joined_rank(2);
+      std::this_thread::sleep_for(std::chrono::seconds(4));
+      return;
+    }
+    Store store(launch(0, 2), fast);
+    wait_for_failure(store);
+  });
+  expect_error(errors[0], ExitCode::peer_lost,
+               "rank 1 (raw) sent no heartbeat for 1 s (parallel.heartbeat_timeout_s); last seen at step 0 (start)");
+}
+
+TEST_F(Strangers, Rank0ThatFallsSilentIsLost) {
+  StoreOptions fast = options();
+  fast.heartbeat_timeout_s = 1;
+  const auto errors = on_ranks(2, [&](int thread) {
+    if (thread == 1) {
+      Store store(launch(1, 2), fast);
+      wait_for_failure(store);
+      return;
+    }
+    Listener listener = listen_for_ranks(launch(0, 2), fast);
+    Socket socket;
+    while (!socket) socket = Socket(::accept4(listener.socket.fd(), nullptr, nullptr, SOCK_CLOEXEC));
+    RawConnection raw(std::move(socket));
+    HelloBytes theirs{};
+    const std::string hello = raw.receive(32);
+    std::memcpy(theirs.data(), hello.data(), hello.size());
+    const HelloBytes mine = new_hello({.world = 2});
+    raw.send(mine);
+    raw.receive(32);
+    raw.send(proof_of(Prover::root, *fast.token, theirs, mine, "job"));
+    Connection silent = std::move(raw).take();
+    silent.send(Message::welcome);
+    silent.send(Message::reply, Fields().number(uint32_t{1}).text(""));  // the start
+    silent.flush();
+    std::this_thread::sleep_for(std::chrono::seconds(4));
+  });
+  expect_error(errors[1], ExitCode::peer_lost, "rank 0 sent no heartbeat for 1 s (parallel.heartbeat_timeout_s)");
+}
+
+TEST_F(Strangers, RankThatBreaksTheProtocolIsLostAndCostsNoMemory) {
+  const std::vector<std::string> frames = {std::string("\xff\xff\xff\xff", 4),               // a length beyond the cap
+                                           std::string("\0\0\0\0", 4),                       // none
+                                           std::string("\1\0\0\0\x63", 5),                   // no such message
+                                           std::string("\2\0\0\0\x04\x01", 6),               // fields missing
+                                           std::string("\5\0\0\0\x04\xff\xff\xff\xff", 9)};  // a text longer than its frame
+  for (const std::string& frame : frames) {
+    const auto errors = on_ranks(2, [&](int thread) {
+      if (thread == 1) {
+        Connection bad = joined_rank(2);
+        ::send(bad.fd(), frame.data(), frame.size(), MSG_NOSIGNAL);
+        const auto end = Clock::now() + std::chrono::seconds(10);
+        while (bad.receive() && Clock::now() < end) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        return;
+      }
+      Store store(launch(0, 2), options());
+      wait_for_failure(store);
+    });
+    expect_error(errors[0], ExitCode::peer_lost, "rank 1 (raw) sent what cannot be read");
+  }
+}
+
+}  // namespace
+}  // namespace mantissa
