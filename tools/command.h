@@ -44,6 +44,7 @@ struct Command {
   std::vector<Option> options = {};
   std::vector<Command> subcommands = {};  // with these, run stays empty and one of them must be given
   std::function<ExitCode()> run = {};     // may throw Error: the message goes to standard error and its code becomes the exit code
+  bool many_ranks = false;                // else a world above 1 in the environment is a mistake
 };
 
 // CONFIG, --set and --set-file, which every command that reads a run configuration takes.
@@ -65,5 +66,8 @@ Command doctor_command();
 Command explain_command();
 Command report_command();
 Command config_command();
+Command launch_command();
+
+std::vector<std::string> command_names();
 
 }  // namespace mantissa::tools

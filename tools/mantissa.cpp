@@ -19,13 +19,15 @@
 #include "mantissa/base/nearest.h"
 #include "mantissa/base/printable.h"
 #include "mantissa/base/version.h"
+#include "mantissa/comm/launch.h"
 
 namespace mantissa::tools {
 namespace {
 
 std::vector<Command> all_commands() {
-  return {train_command(),   eval_command(),   generate_command(), tokenize_command(),    inspect_command(), verify_command(),
-          explain_command(), report_command(), bench_command(),    conformance_command(), doctor_command(),  config_command()};
+  return {train_command(),  eval_command(),    generate_command(), tokenize_command(), inspect_command(),
+          verify_command(), explain_command(), report_command(),   bench_command(),    conformance_command(),
+          doctor_command(), config_command(),  launch_command()};
 }
 
 std::string replace_line_ends(const std::string& lines, const char* with) {
@@ -114,10 +116,16 @@ ExitCode run(int argc, char** argv) {
     if (!message.empty()) std::cerr << printable(message.substr(0, message.find_last_not_of('\n') + 1), "\n  ") << '\n';
     return code == 0 ? ExitCode::ok : ExitCode::usage;
   }
+  if (!chosen->many_ranks) {
+    const Launch launch = launch_from_environment();
+    require(launch.world == 1, ExitCode::usage, "mantissa ", chosen->name, " runs as one process, and this is ", describe(launch));
+  }
   return chosen->run();
 }
 
 }  // namespace
+
+std::vector<std::string> command_names() { return names_of(all_commands()); }
 
 }  // namespace mantissa::tools
 

@@ -158,7 +158,8 @@ Command train_command() {
           .summary = "train a GPT",
           .example = "mantissa train configs/quickstart.json --set training.steps=200 --set logging.run_name=short",
           .options = options,
-          .run = [arguments] { return run_training(*arguments); }};
+          .run = [arguments] { return run_training(*arguments); },
+          .many_ranks = true};
 }
 
 }  // namespace mantissa::tools

@@ -264,6 +264,8 @@ std::optional<std::string> job_token(const Environment& environment) {
   return token;
 }
 
+std::string new_token() { return random_hex(32); }
+
 PublishedMeeting::PublishedMeeting(const std::string& folder, const Launch& launch, const Meeting& meeting)
     : path_((meeting_folder(folder) / (meeting_prefix(launch) + random_hex(8))).string()) {
   const std::string content = text("mantissa ", meeting.port, " ", meeting.token, "\n");
@@ -300,7 +302,7 @@ Listener listen_for_ranks(const Launch& launch, const StoreOptions& options) {
   const std::vector<Address> addresses = resolve_within(launch, monotonic_now() + options.init_timeout_s);
   const bool make_token = token_is_published(launch, options, addresses);
   Listener out;
-  out.token = make_token ? random_hex(32) : *options.token;
+  out.token = make_token ? new_token() : *options.token;
   for (size_t i = 0; i < addresses.size() && !out.socket; ++i) out.socket = bound(launch, addresses[i]);
   require(static_cast<bool>(out.socket), ExitCode::environment, "MASTER_ADDR=", launch.address, " MASTER_PORT=", launch.port,
           ": rank 0 cannot listen there: ", system_message(errno));

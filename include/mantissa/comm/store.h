@@ -22,6 +22,8 @@ namespace mantissa {
 // nullopt without both. Throws Error(usage).
 std::optional<std::string> job_token(const Environment& environment = process_environment());
 
+std::string new_token();  // 32 random bytes as hex digits
+
 struct StoreOptions {
   double init_timeout_s = 300;      // parallel.init_timeout_s: until all ranks are there; also the limit of get() and barrier()
   double heartbeat_timeout_s = 10;  // parallel.heartbeat_timeout_s

@@ -1,0 +1,271 @@
+// mantissa launch: one process per rank on this node, with torchrun's option names and variables, restarted together where that can help.
+#include "mantissa/comm/launch.h"
+
+#include <arpa/inet.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <utility>
+
+#include "command.h"
+#include "launch_workers.h"
+#include "mantissa/base/file.h"
+#include "mantissa/base/host_name.h"
+#include "mantissa/base/parallel.h"
+#include "mantissa/base/printable.h"
+#include "mantissa/comm/store.h"
+
+namespace mantissa::tools {
+namespace {
+
+constexpr int kMostBarrenRestarts = 3;  // without a new step
+constexpr int kDefaultPort = 29500;     // torchrun's
+
+struct Arguments {
+  std::string workers = "1";
+  int nodes = 1, node_rank = 0, max_restarts = 0;
+  std::optional<int64_t> port, tee;
+  std::optional<std::string> address, log_folder, ranks;
+  bool standalone = false;
+  std::vector<std::string> command;
+};
+
+int number_in(const std::string& option, const std::string& value, int64_t least, int64_t most) {
+  int64_t number = 0;
+  const auto [end, problem] = std::from_chars(value.data(), value.data() + value.size(), number);
+  require(problem == std::errc{} && end == value.data() + value.size() && number >= least && number <= most, ExitCode::usage, option,
+          ": must be a whole number from ", least, " to ", most, ", got '", value, "'");
+  return static_cast<int>(number);
+}
+
+int worker_count(const std::string& value) {
+  require(value != "gpu", ExitCode::environment, "--nproc-per-node gpu: this build runs on CPUs only; say cpu or a number");
+  return value == "auto" || value == "cpu" ? num_threads() : number_in("--nproc-per-node", value, 1, kMostRanks);
+}
+
+std::set<int> ranks_in(const std::string& list, int world) {
+  std::set<int> out;
+  for (size_t begin = 0; begin <= list.size();) {
+    const size_t comma = std::min(list.find(',', begin), list.size());
+    out.insert(number_in("--ranks-filter", list.substr(begin, comma - begin), 0, world - 1));
+    begin = comma + 1;
+  }
+  return out;
+}
+
+// A free port, kept from others while this lives: bound but not listening, it leaves room for one listener that says SO_REUSEADDR.
+class ReservedPort {
+ public:
+  ReservedPort() : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    const int on = 1;
+    sockaddr_in name{};
+    name.sin_family = AF_INET;
+    name.sin_addr.s_addr = htonl(INADDR_ANY);
+    socklen_t size = sizeof name;
+    const bool ok = fd_ >= 0 && ::setsockopt(fd_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
+                    ::bind(fd_, reinterpret_cast<sockaddr*>(&name), size) == 0 &&
+                    ::getsockname(fd_, reinterpret_cast<sockaddr*>(&name), &size) == 0;
+    require(ok, ExitCode::environment, "no free port: ", system_message(errno));
+    port_ = ntohs(name.sin_port);
+  }
+  ~ReservedPort() { ::close(fd_); }
+  ReservedPort(const ReservedPort&) = delete;
+  ReservedPort& operator=(const ReservedPort&) = delete;
+  int port() const { return port_; }
+
+ private:
+  int fd_, port_ = 0;
+};
+
+// Where the ranks of this node write their highest steps; the workers inherit it.
+class StepReports {
+ public:
+  explicit StepReports(int workers) : fd_(::memfd_create("mantissa-steps", 0)), steps_(static_cast<size_t>(workers)) {
+    require(fd_ >= 0, ExitCode::environment, "no memory for step reports: ", system_message(errno));
+    clear();
+  }
+  ~StepReports() { ::close(fd_); }
+  StepReports(const StepReports&) = delete;
+  StepReports& operator=(const StepReports&) = delete;
+
+  int fd() const { return fd_; }
+  int64_t highest() {
+    const auto bytes = static_cast<ssize_t>(steps_.size() * sizeof(int64_t));
+    return ::pread(fd_, steps_.data(), static_cast<size_t>(bytes), 0) == bytes ? *std::max_element(steps_.begin(), steps_.end()) : 0;
+  }
+  void clear() {
+    const auto bytes = static_cast<off_t>(steps_.size() * sizeof(int64_t));
+    const bool ok = ::ftruncate(fd_, 0) == 0 && ::ftruncate(fd_, bytes) == 0;
+    require(ok, ExitCode::environment, "no memory for step reports: ", system_message(errno));
+  }
+
+ private:
+  int fd_;
+  std::vector<int64_t> steps_;
+};
+
+void check(const Arguments& arguments) {
+  require(arguments.nodes >= 1 && arguments.nodes <= kMostRanks, ExitCode::usage, "--nnodes: must be 1 to ", kMostRanks, ", got ",
+          arguments.nodes);
+  require(arguments.node_rank >= 0 && arguments.node_rank < arguments.nodes, ExitCode::usage,
+          "--node-rank: must be below --nnodes=", arguments.nodes, ", got ", arguments.node_rank);
+  require(arguments.max_restarts >= 0, ExitCode::usage, "--max-restarts: must not be negative, got ", arguments.max_restarts);
+  const int64_t port = arguments.port.value_or(kDefaultPort);
+  require(port >= 1 && port <= 65535, ExitCode::usage, "--master-port: must be 1 to 65535, got ", port);
+  require(arguments.nodes == 1 || arguments.address, ExitCode::usage, "--nnodes=", arguments.nodes,
+          " needs --master-addr, the host of rank 0");
+  require(!arguments.standalone || (arguments.nodes == 1 && !arguments.port && !arguments.address), ExitCode::usage,
+          "--standalone takes a free port of this host; leave out --nnodes, --master-addr and --master-port");
+  require(!arguments.tee || (*arguments.tee >= 0 && *arguments.tee <= 3), ExitCode::usage, "--tee: must be 0 to 3, got ",
+          arguments.tee.value_or(0));
+  require(!arguments.tee || arguments.log_folder, ExitCode::usage, "--tee chooses what is shown beside a log; it needs --log-dir");
+}
+
+// A subcommand of mantissa is run by this binary.
+std::vector<std::string> full_command(std::vector<std::string> words) {
+  const std::vector<std::string> own = command_names();
+  if (std::find(own.begin(), own.end(), words.front()) != own.end())
+    words.insert(words.begin(), std::filesystem::read_symlink("/proc/self/exe").string());
+  return words;
+}
+
+WorkerPlan plan_of(const Arguments& arguments) {
+  check(arguments);
+  WorkerPlan plan;
+  plan.workers = worker_count(arguments.workers);
+  require(int64_t{plan.workers} * arguments.nodes <= kMostRanks, ExitCode::usage, "--nnodes times --nproc-per-node: more than ", kMostRanks,
+          " ranks");
+  plan.world = plan.workers * arguments.nodes;
+  plan.first_rank = plan.workers * arguments.node_rank;
+  plan.node = arguments.node_rank;
+  plan.nodes = arguments.nodes;
+  plan.master_address = arguments.address.value_or("127.0.0.1");
+  plan.master_port = static_cast<int>(arguments.port.value_or(kDefaultPort));
+  plan.most_restarts = arguments.max_restarts;
+  plan.log_folder = arguments.log_folder.value_or("");
+  plan.shown = static_cast<int>(arguments.tee.value_or(3));
+  if (arguments.ranks) plan.shown_ranks = ranks_in(*arguments.ranks, plan.world);
+  const Environment environment = process_environment();
+  if (plan.nodes == 1 && !environment.contains("MANTISSA_TOKEN") && !environment.contains("MANTISSA_TOKEN_FILE")) plan.token = new_token();
+  plan.command = full_command(arguments.command);
+  return plan;
+}
+
+std::string how(const Ending& ending) {
+  if (ending.signal == 0) return text("exit code ", ending.code);
+  const char* const name = ::sigabbrev_np(ending.signal);
+  return name != nullptr ? text("SIG", name) : text("signal ", ending.signal);
+}
+
+void say(const std::string& message) { std::cerr << "mantissa launch: " << printable(message, "\n  ") << std::endl; }
+
+// The first by time is the cause; what follows mostly left because of it.
+void print_causes(const std::vector<Ending>& failures) {
+  const Ending& first = failures.front();
+  const bool logged = !first.log.empty();
+  std::string lines = text("rank ", first.rank, " failed first: ", how(first));
+  const auto add = [&](const std::string& rank, const std::string& host, const std::string& pid, const std::string& seconds,
+                       const std::string& ended, const std::string& log) {
+    std::array<char, 160> row{};
+    std::snprintf(row.data(), row.size(), "\n%6s  %-16.40s  %8s  %8s  %-*s", rank.c_str(), host.c_str(), pid.c_str(), seconds.c_str(),
+                  logged ? 13 : 0, ended.c_str());
+    lines += row.data() + (logged ? "  " + log : "");
+  };
+  add("rank", "host", "pid", "seconds", "ended by", "log");
+  for (const Ending& failure : failures) {
+    std::array<char, 32> seconds{};
+    std::snprintf(seconds.data(), seconds.size(), "%.3f", failure.seconds);
+    add(std::to_string(failure.rank), host_name(), std::to_string(failure.pid), seconds.data(), how(failure), failure.log);
+  }
+  say(lines);
+}
+
+// A lost peer, a bug, or a death that nobody here asked for.
+bool worth_a_restart(const Attempt& attempt) {
+  const Ending& first = attempt.failures.front();
+  if (first.signal != 0) return !attempt.forwarded.contains(first.signal);
+  return first.code == static_cast<int>(ExitCode::peer_lost) || first.code == static_cast<int>(ExitCode::internal);
+}
+
+ExitCode launch(const Arguments& arguments) {
+  WorkerPlan plan = plan_of(arguments);
+  std::unique_ptr<ReservedPort> reserved;
+  if (plan.nodes == 1 && !arguments.port) {
+    reserved = std::make_unique<ReservedPort>();
+    plan.master_port = reserved->port();
+  }
+  plan.run_id = plan.nodes == 1 ? text("mantissa-", ::getpid(), "-", plan.master_port) : "mantissa";
+  StepReports steps(plan.workers);
+  plan.step_fd = steps.fd();
+  SignalQueue signals;
+  int64_t highest = 0;
+  for (int barren = 0;; ++plan.restart) {
+    const Attempt attempt = run_workers(plan, signals);
+    if (attempt.killed) return static_cast<ExitCode>(128 + SIGINT);
+    if (attempt.failures.empty()) return ExitCode::ok;
+    const Ending& first = attempt.failures.front();
+    const bool asked = !attempt.forwarded.empty() && first.code == static_cast<int>(ExitCode::stopped);
+    if (!asked) print_causes(attempt.failures);
+    const int64_t step = steps.highest();
+    if (plan.restart > 0) barren = step > highest ? 0 : barren + 1;
+    highest = std::max(highest, step);
+    steps.clear();
+    if (plan.restart >= plan.most_restarts || !worth_a_restart(attempt)) return static_cast<ExitCode>(first.code);
+    if (barren >= kMostBarrenRestarts) {
+      say(text("no restart: ", barren, " brought no step after ", highest));
+      return static_cast<ExitCode>(first.code);
+    }
+    const std::vector<int> waiting = signals.take();
+    if (std::any_of(waiting.begin(), waiting.end(), [](int signal) { return signal != SIGCHLD; })) return static_cast<ExitCode>(first.code);
+    say(text("restart ", plan.restart + 1, " of ", plan.most_restarts));
+  }
+}
+
+}  // namespace
+
+Command launch_command() {
+  const auto a = std::make_shared<Arguments>();
+  return {
+      .name = "launch",
+      .summary = "run a command once per rank on this node",
+      .example =
+          "mantissa launch --nproc-per-node 2 -- train configs/quickstart.json\n"
+          "mantissa launch --nnodes 2 --node-rank 0 --nproc-per-node 4 --master-addr host0 --max-restarts 3 -- train run.json",
+      .options =
+          {{.name = "--nproc-per-node,--nproc_per_node",
+            .target = &a->workers,
+            .description = "ranks on this node: a number; cpu or auto: the cores"},
+           {.name = "--nnodes", .target = &a->nodes, .description = "nodes; this command runs on each of them"},
+           {.name = "--node-rank,--node_rank", .target = &a->node_rank, .description = "which of the nodes this one is"},
+           {.name = "--master-addr,--master_addr", .target = &a->address, .description = "host of rank 0 (127.0.0.1)"},
+           {.name = "--master-port,--master_port", .target = &a->port, .description = "port of rank 0 (one node: a free one; else 29500)"},
+           {.name = "--standalone", .target = &a->standalone, .description = "one node, a free port"},
+           {.name = "--max-restarts,--max_restarts",
+            .target = &a->max_restarts,
+            .description = "restarts of all ranks after exit codes 6 and 70 and deaths by a signal; three without a new step are the last"},
+           {.name = "--log-dir,--log_dir",
+            .target = &a->log_folder,
+            .description = "also write DIR/attempt_N/RANK/stdout.log and stderr.log"},
+           {.name = "--tee",
+            .target = &a->tee,
+            .description = "with --log-dir, still shown: 0 nothing, 1 standard output, 2 standard error, 3 both (3)"},
+           {.name = "--ranks-filter,--ranks_filter", .target = &a->ranks, .description = "ranks whose output is shown, as in 0,3 (all)"},
+           {.name = "COMMAND",
+            .target = &a->command,
+            .description = "after --; a subcommand of mantissa is run by this binary",
+            .required = true}},
+      .run = [a] { return launch(*a); },
+      .many_ranks = true};  // srun may start one on each node
+}
+
+}  // namespace mantissa::tools

@@ -1,0 +1,252 @@
+#include "launch_workers.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <map>
+
+#include "launch_output.h"
+#include "mantissa/base/error.h"
+#include "mantissa/base/file.h"
+#include "mantissa/comm/launch.h"
+
+namespace mantissa::tools {
+namespace {
+
+constexpr double kGraceSeconds = 30;
+constexpr double kDrainSeconds = 1;  // for output that a worker's own children hold open
+constexpr std::array kForwarded = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
+
+double now_seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+sigset_t handled_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGCHLD);
+  for (const int signal : kForwarded) sigaddset(&set, signal);
+  return set;
+}
+
+std::pair<int, int> new_pipe() {
+  int ends[2] = {-1, -1};
+  require(::pipe2(ends, O_CLOEXEC) == 0, ExitCode::environment, "no pipe to a worker: ", system_message(errno));
+  return {ends[0], ends[1]};
+}
+
+// All variables that torchrun sets.
+std::vector<std::string> environment_of(const WorkerPlan& plan, int local_rank) {
+  Environment out = process_environment();
+  const std::string rank = std::to_string(plan.first_rank + local_rank), world = std::to_string(plan.world);
+  out["RANK"] = out["ROLE_RANK"] = rank;
+  out["WORLD_SIZE"] = out["ROLE_WORLD_SIZE"] = world;
+  out["LOCAL_RANK"] = std::to_string(local_rank);
+  out["LOCAL_WORLD_SIZE"] = std::to_string(plan.workers);
+  out["GROUP_RANK"] = std::to_string(plan.node);
+  out["GROUP_WORLD_SIZE"] = std::to_string(plan.nodes);
+  out["ROLE_NAME"] = "default";
+  out["MASTER_ADDR"] = plan.master_address;
+  out["MASTER_PORT"] = std::to_string(plan.master_port);
+  out["TORCHELASTIC_RESTART_COUNT"] = std::to_string(plan.restart);
+  out["TORCHELASTIC_MAX_RESTARTS"] = std::to_string(plan.most_restarts);
+  out["TORCHELASTIC_RUN_ID"] = plan.run_id;
+  out["TORCHELASTIC_USE_AGENT_STORE"] = "False";
+  out["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1";
+  out["MANTISSA_STEP_FD"] = std::to_string(plan.step_fd);
+  if (plan.workers > 1) out.try_emplace("OMP_NUM_THREADS", "1");
+  if (!plan.token.empty()) out["MANTISSA_TOKEN"] = plan.token;
+  std::vector<std::string> lines;
+  for (const auto& [name, value] : out) lines.push_back(name + "=" + value);
+  return lines;
+}
+
+std::vector<char*> pointers(std::vector<std::string>& words) {
+  std::vector<char*> out;
+  for (std::string& word : words) out.push_back(word.data());
+  out.push_back(nullptr);
+  return out;
+}
+
+// In the child, between fork and exec: only calls that a signal handler may make. `problem` takes errno if the command cannot be run.
+[[noreturn]] void become(char* const* words, char* const* environment, int out, int err, int problem, pid_t launcher) {
+  const sigset_t all = handled_signals();
+  ::setpgid(0, 0);
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != launcher) ::_exit(128 + SIGKILL);  // it died before it could be watched
+  std::signal(SIGPIPE, SIG_DFL);
+  ::sigprocmask(SIG_UNBLOCK, &all, nullptr);
+  const int in = ::open("/dev/null", O_RDONLY);
+  if (in >= 0 && ::dup2(in, STDIN_FILENO) >= 0 && ::dup2(out, STDOUT_FILENO) >= 0 && ::dup2(err, STDERR_FILENO) >= 0)
+    ::execvpe(words[0], words, environment);
+  const int error = errno;
+  if (::write(problem, &error, sizeof error) < 0) ::_exit(126);
+  ::_exit(127);
+}
+
+class Group {
+ public:
+  Group(const WorkerPlan& plan, SignalQueue& signals) : plan_(plan), signals_(signals), began_(now_seconds()) {
+    try {
+      for (int local = 0; local < plan.workers; ++local) start(local);
+    } catch (...) {
+      end_all();
+      throw;
+    }
+  }
+
+  Attempt run() {
+    double drained_by = HUGE_VAL;
+    while (now_seconds() < drained_by &&
+           (!running_.empty() || std::any_of(streams_.begin(), streams_.end(), [](const auto& s) { return s.open(); }))) {
+      listen(running_.empty() ? drained_by : kill_at_);
+      if (running_.empty()) drained_by = std::min(drained_by, now_seconds() + kDrainSeconds);
+      if (now_seconds() < kill_at_) continue;
+      send_all(SIGKILL);
+      kill_at_ = HUGE_VAL;
+    }
+    for (WorkerStream& stream : streams_) stream.close();
+    return attempt_;
+  }
+
+  ~Group() { end_all(); }
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+ private:
+  std::string log_folder(int rank) const {
+    return plan_.log_folder.empty() ? "" : text(plan_.log_folder, "/attempt_", plan_.restart, "/", rank);
+  }
+
+  void start(int local) {
+    const int rank = plan_.first_rank + local;
+    const std::string folder = log_folder(rank), prefix = text("[rank", rank, "]:");
+    if (!folder.empty()) make_folders(folder);
+    const bool visible = plan_.shown_ranks.empty() || plan_.shown_ranks.contains(rank);
+    const auto stream = [&](int from, int to, const char* name) {
+      const bool shown = visible && (folder.empty() || (plan_.shown & to) != 0);
+      streams_.emplace_back(from, shown ? to : -1, prefix, folder.empty() ? "" : folder + name);
+    };
+    const auto [out, to_out] = new_pipe();
+    stream(out, STDOUT_FILENO, "/stdout.log");
+    const auto [err, to_err] = new_pipe();
+    stream(err, STDERR_FILENO, "/stderr.log");
+    const auto [problem, to_problem] = new_pipe();
+    std::vector<std::string> words = plan_.command, environment = environment_of(plan_, local);
+    const std::vector<char*> word_list = pointers(words), variable_list = pointers(environment);
+    const pid_t launcher = ::getpid(), child = ::fork();
+    const int error = errno;
+    if (child == 0) become(word_list.data(), variable_list.data(), to_out, to_err, to_problem, launcher);
+    for (const int end : {to_out, to_err, to_problem}) ::close(end);
+    if (child > 0) {
+      ::setpgid(child, child);  // whoever is first
+      running_[child] = rank;
+    }
+    int exec_error = 0;
+    const bool failed = ::read(problem, &exec_error, sizeof exec_error) == sizeof exec_error;
+    ::close(problem);
+    require(child > 0, ExitCode::environment, "no process for rank ", rank, ": ", system_message(error), " (ulimit -u)");
+    require(!failed, ExitCode::usage, plan_.command.front(), ": cannot be run: ", system_message(exec_error));
+  }
+
+  void listen(double until) {
+    std::vector<pollfd> waits = {{.fd = signals_.fd(), .events = POLLIN, .revents = 0}};
+    for (const WorkerStream& stream : streams_) waits.push_back({.fd = stream.fd(), .events = POLLIN, .revents = 0});  // -1 is passed over
+    const double left = std::clamp(until - now_seconds(), 0.0, 60.0);
+    if (::poll(waits.data(), waits.size(), static_cast<int>(std::ceil(left * 1e3))) <= 0) return;
+    for (size_t i = 0; i < streams_.size(); ++i) {
+      if (waits[i + 1].revents != 0) streams_[i].read();
+    }
+    for (const int signal : signals_.take()) {
+      if (signal != SIGCHLD) hand_on(signal);
+    }
+    reap();
+  }
+
+  void hand_on(int signal) {
+    const bool again = signal == SIGINT && attempt_.forwarded.contains(SIGINT);
+    attempt_.killed = attempt_.killed || again;
+    attempt_.forwarded.insert(signal);
+    send_all(again ? SIGKILL : signal);
+  }
+
+  void send_all(int signal) {
+    for (const auto& [pid, rank] : running_) ::kill(-pid, signal);
+  }
+
+  // Of several that ended at once, one that left because of another is not the first.
+  void reap() {
+    std::vector<Ending> ended;
+    for (siginfo_t info{}; ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0; info = {}) {
+      const pid_t pid = info.si_pid;
+      ::kill(-pid, SIGKILL);  // what it left behind; its number is its own until it is waited for
+      ::waitpid(pid, nullptr, 0);
+      const auto found = running_.find(pid);
+      if (found == running_.end()) continue;
+      const int signal = info.si_code == CLD_EXITED ? 0 : info.si_status, rank = found->second;
+      ended.push_back({.rank = rank,
+                       .pid = pid,
+                       .signal = signal,
+                       .code = signal == 0 ? info.si_status : 128 + signal,
+                       .seconds = now_seconds() - began_,
+                       .log = log_folder(rank)});
+      running_.erase(found);
+    }
+    std::erase_if(ended, [](const Ending& ending) { return ending.code == 0; });
+    if (ended.empty()) return;
+    std::stable_partition(ended.begin(), ended.end(), [](const Ending& e) { return e.code != static_cast<int>(ExitCode::peer_lost); });
+    if (attempt_.failures.empty()) {
+      send_all(SIGTERM);
+      kill_at_ = now_seconds() + kGraceSeconds;
+    }
+    attempt_.failures.insert(attempt_.failures.end(), ended.begin(), ended.end());
+  }
+
+  void end_all() {
+    send_all(SIGKILL);
+    for (const auto& [pid, rank] : running_) ::waitpid(pid, nullptr, 0);
+    running_.clear();
+  }
+
+  const WorkerPlan& plan_;
+  SignalQueue& signals_;
+  double began_, kill_at_ = HUGE_VAL;
+  std::map<pid_t, int> running_;  // rank by process, which is its group, too
+  std::vector<WorkerStream> streams_;
+  Attempt attempt_;
+};
+
+}  // namespace
+
+SignalQueue::SignalQueue() {
+  const sigset_t set = handled_signals();
+  std::signal(SIGPIPE, SIG_IGN);
+  ::sigprocmask(SIG_BLOCK, &set, nullptr);
+  fd_ = ::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+  require(fd_ >= 0, ExitCode::environment, "no signalfd: ", system_message(errno));
+}
+
+SignalQueue::~SignalQueue() {
+  const sigset_t set = handled_signals();
+  ::sigprocmask(SIG_UNBLOCK, &set, nullptr);
+  ::close(fd_);
+}
+
+std::vector<int> SignalQueue::take() {
+  std::vector<int> out;
+  signalfd_siginfo info{};
+  while (::read(fd_, &info, sizeof info) == sizeof info) out.push_back(static_cast<int>(info.ssi_signo));
+  return out;
+}
+
+Attempt run_workers(const WorkerPlan& plan, SignalQueue& signals) { return Group(plan, signals).run(); }
+
+}  // namespace mantissa::tools

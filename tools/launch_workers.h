@@ -1,0 +1,61 @@
+// The processes of one attempt of `mantissa launch`: started, listened to, signalled and waited for, from one thread.
+#pragma once
+
+#include <sys/types.h>
+
+#include <set>
+#include <string>
+#include <vector>
+
+namespace mantissa::tools {
+
+struct WorkerPlan {
+  std::vector<std::string> command;
+  int workers = 1;                // on this node, each with
+  int first_rank = 0, world = 1;  // ranks from here, of so many
+  int node = 0, nodes = 1;
+  std::string master_address;
+  int master_port = 0;
+  int restart = 0, most_restarts = 0;
+  std::string run_id, token;  // no token: the environment has one, or none is wanted
+  std::string log_folder;     // "": none
+  int shown = 3;              // beside a log: 1 standard output, 2 standard error, 3 both
+  std::set<int> shown_ranks;  // empty: all
+  int step_fd = -1;           // where ranks report their steps (report_step)
+};
+
+// How one worker ended.
+struct Ending {
+  int rank = 0;
+  pid_t pid = 0;
+  int signal = 0;      // that killed it, or 0
+  int code = 0;        // 128 + signal there
+  double seconds = 0;  // since the attempt began
+  std::string log;     // folder of its logs, or ""
+};
+
+struct Attempt {
+  std::vector<Ending> failures;  // by time; the first is the cause
+  std::set<int> forwarded;       // signals that were handed on
+  bool killed = false;           // by a second Ctrl-C
+};
+
+// Blocks the signals that a launcher hands on, and SIGCHLD, while it lives; SIGPIPE is ignored.
+class SignalQueue {
+ public:
+  SignalQueue();
+  ~SignalQueue();
+  SignalQueue(const SignalQueue&) = delete;
+  SignalQueue& operator=(const SignalQueue&) = delete;
+  int fd() const { return fd_; }
+  std::vector<int> take();  // those that came
+
+ private:
+  int fd_;
+};
+
+// Until every worker has ended. The first failure ends the others: SIGTERM, and SIGKILL after 30 s. Throws Error(usage) if the command
+// cannot be run.
+Attempt run_workers(const WorkerPlan& plan, SignalQueue& signals);
+
+}  // namespace mantissa::tools
