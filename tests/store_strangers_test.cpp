@@ -87,13 +87,16 @@ class Strangers : public test::StoreTest {
   // Two ranks work while body(port) plays the strangers; nothing may happen to them.
   void beside_two_ranks(const std::function<void(int)>& body) {
     std::atomic<bool> done{false};
+    std::atomic<int> inside{0};  // a stranger with the token must not take their place
     const auto errors = on_ranks(3, [&](int thread) {
       if (thread == 2) {
+        while (inside < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
         body(port(launch(0, 2)));
         done = true;
         return;
       }
       Store store(launch(thread, 2), options());
+      ++inside;
       for (int step = 0; step < 20 || store.get("more " + std::to_string(step)) == "1"; ++step) {
         store.barrier("step");
         if (thread == 0) store.set("more " + std::to_string(step + 1), done ? "0" : "1");
@@ -185,7 +188,6 @@ TEST_F(Strangers, WhoHasTheTokenButNoPlaceIsToldSo) {
       EXPECT_EQ(raw.receive(kProofBytes).size(), kProofBytes);
       return raw.receive(500);
     };
-    std::this_thread::sleep_for(std::chrono::milliseconds(300));  // both ranks are there
     EXPECT_THAT(refusal({.rank = 1, .world = 2}), HasSubstr("rank 1 is there already"));
     EXPECT_THAT(refusal({.rank = 0, .world = 2}), HasSubstr("rank 0 is there already"));
     EXPECT_THAT(refusal({.rank = 2, .world = 2}), HasSubstr("there is no rank 2 among 2"));
@@ -197,11 +199,18 @@ TEST_F(Strangers, WhoHasTheTokenButNoPlaceIsToldSo) {
 }
 
 TEST_F(Strangers, RankThatDoesNotBelongLeavesWithUsage) {
+  std::atomic<int> inside{0};
+  std::atomic<bool> refused{false};
   const auto errors = on_ranks(3, [&](int thread) {
-    Launch of = launch(thread == 2 ? 1 : thread, 2);
-    if (thread == 2) std::this_thread::sleep_for(std::chrono::milliseconds(300));
-    Store store(of, options());
-    if (thread == 0) std::this_thread::sleep_for(std::chrono::milliseconds(600));
+    if (thread == 2) {
+      while (inside < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      const Error error = test::error_of([&] { Store store(launch(1, 2), options()); });
+      refused = true;
+      throw error;
+    }
+    Store store(launch(thread, 2), options());
+    ++inside;
+    while (!refused) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     store.leave();
   });
   expect_error(errors[2], ExitCode::usage, "rank 0 refuses it: rank 1 is there already");
@@ -266,6 +275,34 @@ TEST_F(Strangers, OnLoopbackRank0MakesThePrivateSecret) {
     store.barrier("seen");
   }));
   EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
+}
+
+TEST_F(Strangers, PublishedFilesLieInTheRuntimeFolderOfTheUser) {
+  const char* const before = ::getenv("XDG_RUNTIME_DIR");
+  const std::string kept = before == nullptr ? "" : before;
+  ::setenv("XDG_RUNTIME_DIR", folder_.path().c_str(), 1);
+  StoreOptions unnamed = options();
+  unnamed.folder = "";
+  const Listener listener = listen_for_ranks(launch(0, 2), unnamed);
+  EXPECT_EQ(published_meetings(folder_.path(), launch(1, 2)).size(), 1U);
+  before == nullptr ? ::unsetenv("XDG_RUNTIME_DIR") : ::setenv("XDG_RUNTIME_DIR", kept.c_str(), 1);
+}
+
+// /etc/hosts may give a host's own name a loopback address, which is no use to the ranks of other hosts.
+TEST_F(Strangers, OnSeveralHostsRank0ListensBeyondLoopback) {
+  const auto reachable_elsewhere = [&](int local_size) {
+    Launch of = launch(0, 2);
+    of.local_size = local_size;
+    const Listener listener = listen_for_ranks(of, options());
+    sockaddr_in name{};
+    name.sin_family = AF_INET;
+    name.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1);
+    name.sin_port = htons(static_cast<uint16_t>(port(of)));
+    const Socket socket(::socket(AF_INET, SOCK_STREAM, 0));
+    return ::connect(socket.fd(), reinterpret_cast<sockaddr*>(&name), sizeof name) == 0;
+  };
+  EXPECT_TRUE(reachable_elsewhere(1));
+  EXPECT_FALSE(reachable_elsewhere(2));
 }
 
 TEST_F(Strangers, FilesOfDeadJobsAndOfOthersStandInNobodysWay) {
