@@ -1,6 +1,7 @@
 #include "mantissa/train/checkpoint.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <span>
 
@@ -8,6 +9,7 @@
 #include "mantissa/base/json_fields.h"
 #include "mantissa/base/log.h"
 #include "mantissa/base/version.h"
+#include "mantissa/models/model_shape.h"
 
 namespace mantissa {
 namespace {
@@ -44,13 +46,17 @@ void add_tensor(CheckpointContent& content, const char* prefix, const Part& part
 // Reads what belongs to a part.
 class PartReader {
  public:
-  explicit PartReader(CheckpointReader& reader) : reader_(reader), model_(saved_config(reader).model) {}
+  explicit PartReader(CheckpointReader& reader) : reader_(reader) {
+    for (const ParameterShape& parameter : parameter_shapes(model_shape(saved_config(reader).model))) {
+      if (parameter.padded != parameter.shape) padded_shapes_.emplace(parameter.name, parameter);
+    }
+  }
 
   void read(const char* prefix, const Part& part, const Tensor& out) {
     const std::string name = prefix + part.of->name;
     const ManifestTensor& saved = reader_.tensor(name);
     const std::vector<int64_t> needed = stored_shape(*part.of);
-    const bool padded = saved.shape != needed && with_padding(saved.shape, needed);
+    const bool padded = saved.shape != needed && with_padding(part.of->name, saved.shape, needed);
     require(saved.dtype == out.dtype() && (padded || saved.shape == needed), ExitCode::usage, reader_.directory().string(), ": ", name,
             " is ", saved.dtype, " ", shape_text(saved.shape), ", the model needs ", out.dtype(), " ", shape_text(needed));
     if (padded && padded_.empty()) padded_ = name;
@@ -64,14 +70,13 @@ class PartReader {
   const std::string& padded() const { return padded_; }
 
  private:
-  bool with_padding(std::vector<int64_t> saved, const std::vector<int64_t>& needed) const {
-    if (saved.empty() || saved.front() != model_.padded_vocab_size() || needed.front() != *model_.vocab_size) return false;
-    saved.front() = needed.front();
-    return saved == needed;
+  bool with_padding(const std::string& name, const std::vector<int64_t>& saved, const std::vector<int64_t>& needed) const {
+    const auto found = padded_shapes_.find(name);
+    return found != padded_shapes_.end() && saved == dimensions(found->second.padded) && needed == dimensions(found->second.shape);
   }
 
   CheckpointReader& reader_;
-  ModelConfig model_;
+  std::map<std::string, ParameterShape> padded_shapes_;  // of the model that was saved
   std::string padded_;
 };
 
@@ -136,6 +141,7 @@ void log_changes(const RunConfig& saved, const RunConfig& current, const std::ve
   const auto log_all = [](const std::vector<std::string>& lines) {
     for (const std::string& line : lines) log_warning("changed since the checkpoint: ", line);
   };
+  log_all(differences("model", saved.model, current.model));  // the padding of the vocabulary: all else was refused
   log_all(differences("precision", saved.precision, current.precision));
   for (const std::string& line : plan) log_warning("changed since the checkpoint: the precision of ", line);
   log_all(differences("optimizer", saved.optimizer, current.optimizer));

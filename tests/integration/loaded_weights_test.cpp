@@ -189,7 +189,6 @@ TEST_F(SavedConfig, ThatIsNotOfTheTensorsIsRefusedBeforeAnythingOfItsSizeIsMade)
   };
   const std::vector<Case> cases = {
       {{{"vocab_size", 2147483647}}, "embed.weight of its model is fp32 [2147483647, 32], but the tensor is fp32 [8, 32]"},
-      {{{"pad_vocab_to", 65536}}, "model.pad_vocab_to 65536 asks for 8387584 bytes of padding beside"},
       {{{"hidden_size", 1 << 20}}, "embed.weight of its model is fp32 [8, 1048576]"},
       {{{"num_layers", 10000}}, "its model has layers.2.attn_norm.weight, but there is no tensor master.layers.2.attn_norm.weight"},
       {{{"num_layers", 1}}, "its model has 11 parameters, but there are 19"},

@@ -30,6 +30,8 @@ class Padding : public test::TrainingTest, public ::testing::WithParamInterface<
   }
 };
 
+using OtherRows = test::TrainingTest;
+
 TEST_P(Padding, ChangesNoBitAlsoFromOneRunToItsResume) {
   const int64_t least = GetParam().least, more = 2 * least + 32;
   const test::TrainedRun one = run("one", sets(least, {"checkpoint.interval=10", "eval.interval=10"})),
@@ -81,6 +83,33 @@ TEST_P(Padding, ThatWasStoredIsDroppedWithOneWarning) {
   from("none", run_folder("silent"), silent);
   EXPECT_THAT(silent, Not(HasSubstr("padding"))) << "as many rows as the vocabulary has, or as the padding makes them";
   EXPECT_EQ(load_model(folder_ / "old").step, 0) << "for evaluation and generation, too";
+}
+
+// What has as many rows as the vocabulary and its padding, and is something else.
+TEST_F(OtherRows, AreNotTakenForPadding) {
+  const std::vector<std::string> learned = {"model.position=learned", "model.qk_norm=false"};
+  std::vector<std::string> sets = learned;
+  sets.insert(sets.end(), {"model.max_position_embeddings=16", "model.pad_vocab_to=16", "training.steps=2"});
+  run("positions", sets);
+  sets = learned;
+  sets.insert(sets.end(), {"model.max_position_embeddings=8", "training.seq_len=8", "checkpoint.init_from=" + run_folder("positions")});
+  EXPECT_THAT(test::error_of([&] { run("fewer", sets); }).what(),
+              HasSubstr("master.position.weight is fp32 [16, 32], the model needs fp32 [8, 32]"));
+}
+
+TEST_F(OtherRows, TheWidestPaddingIsNoReasonToRefuseACheckpoint) {
+  run("wide", {"model.pad_vocab_to=65536", "training.steps=2"});
+  const int64_t before = peak_resident_bytes();
+  EXPECT_EQ(load_model(checkpoint("wide", 2)).model->parameters().find("embed.weight")->shape, (Shape{8, 32}));
+  EXPECT_LT(peak_resident_bytes() - before, 4 << 20);
+}
+
+TEST_F(OtherRows, AnotherPaddingIsALineInTheLog) {
+  run("run", {"model.pad_vocab_to=16", "training.steps=2"});
+  open_log({.console = false, .file = folder_ / "log.txt"});
+  run("resumed", {"model.pad_vocab_to=32", "training.steps=3", "checkpoint.resume=" + checkpoint("run", 2)});
+  close_log();
+  EXPECT_THAT(read_file(folder_ / "log.txt"), HasSubstr("model.pad_vocab_to: 16 in the checkpoint, 32 here"));
 }
 
 TEST_P(Padding, IsZeroAtTheStartAndStaysZero) {
