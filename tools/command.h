@@ -66,8 +66,6 @@ Command doctor_command();
 Command explain_command();
 Command report_command();
 Command config_command();
-Command launch_command();
-
-std::vector<std::string> command_names();
+Command launch_command(std::vector<std::string> subcommands);  // those that it runs by this binary
 
 }  // namespace mantissa::tools

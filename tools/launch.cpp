@@ -37,7 +37,7 @@ struct Arguments {
   std::optional<int64_t> port, tee;
   std::optional<std::string> address, log_folder, ranks;
   bool standalone = false;
-  std::vector<std::string> command;
+  std::vector<std::string> command, subcommands;
 };
 
 int number_in(const std::string& option, const std::string& value, int64_t least, int64_t most) {
@@ -132,8 +132,7 @@ void check(const Arguments& arguments) {
 }
 
 // A subcommand of mantissa is run by this binary.
-std::vector<std::string> full_command(std::vector<std::string> words) {
-  const std::vector<std::string> own = command_names();
+std::vector<std::string> full_command(const std::vector<std::string>& own, std::vector<std::string> words) {
   if (std::find(own.begin(), own.end(), words.front()) != own.end())
     words.insert(words.begin(), std::filesystem::read_symlink("/proc/self/exe").string());
   return words;
@@ -157,7 +156,7 @@ WorkerPlan plan_of(const Arguments& arguments) {
   if (arguments.ranks) plan.shown_ranks = ranks_in(*arguments.ranks, plan.world);
   const Environment environment = process_environment();
   if (plan.nodes == 1 && !environment.contains("MANTISSA_TOKEN") && !environment.contains("MANTISSA_TOKEN_FILE")) plan.token = new_token();
-  plan.command = full_command(arguments.command);
+  plan.command = full_command(arguments.subcommands, arguments.command);
   return plan;
 }
 
@@ -233,8 +232,9 @@ ExitCode launch(const Arguments& arguments) {
 
 }  // namespace
 
-Command launch_command() {
+Command launch_command(std::vector<std::string> subcommands) {
   const auto a = std::make_shared<Arguments>();
+  a->subcommands = std::move(subcommands);
   return {
       .name = "launch",
       .summary = "run a command once per rank on this node",

@@ -24,10 +24,18 @@
 namespace mantissa::tools {
 namespace {
 
+std::vector<std::string> names_of(const std::vector<Command>& commands) {
+  std::vector<std::string> names;
+  for (const Command& command : commands) names.push_back(command.name);
+  return names;
+}
+
 std::vector<Command> all_commands() {
-  return {train_command(),  eval_command(),    generate_command(), tokenize_command(), inspect_command(),
-          verify_command(), explain_command(), report_command(),   bench_command(),    conformance_command(),
-          doctor_command(), config_command(),  launch_command()};
+  std::vector<Command> all = {train_command(),   eval_command(),        generate_command(), tokenize_command(),
+                              inspect_command(), verify_command(),      explain_command(),  report_command(),
+                              bench_command(),   conformance_command(), doctor_command(),   config_command()};
+  all.push_back(launch_command(names_of(all)));
+  return all;
 }
 
 std::string replace_line_ends(const std::string& lines, const char* with) {
@@ -68,12 +76,6 @@ void add_command(CLI::App& app, const Command& command, const Command*& chosen) 
   }
   for (const Command& nested : command.subcommands) add_command(*sub, nested, chosen);
   sub->require_subcommand(1);
-}
-
-std::vector<std::string> names_of(const std::vector<Command>& commands) {
-  std::vector<std::string> names;
-  for (const Command& command : commands) names.push_back(command.name);
-  return names;
 }
 
 // CLI11 calls an unknown subcommand an unexpected argument and suggests nothing.
@@ -124,8 +126,6 @@ ExitCode run(int argc, char** argv) {
 }
 
 }  // namespace
-
-std::vector<std::string> command_names() { return names_of(all_commands()); }
 
 }  // namespace mantissa::tools
 
