@@ -251,6 +251,12 @@ TEST(DifferentCalls, OtherSharesOfTheSameBytesAreFound) {
     world.all_gather(bytes, counts, Purpose::other);
   });
   EXPECT_THAT(gather, Contains(HasSubstr("make different calls")));
+  const auto scatter = run_ranks(2, [](const Communicator& world) {
+    const auto device = make_backend("cpu_reference");
+    const std::vector<int64_t> counts{world.rank() + 30, 70 - world.rank()};
+    world.sum_scatter(zeros(*device, Dtype::f32, {100}), counts, Purpose::gradients);
+  });
+  EXPECT_THAT(scatter, Contains(HasSubstr("make different calls")));
   const auto dispatch = run_ranks(4, [](const Communicator& world) {
     std::vector<int64_t> in(4, 8), out(4, 8);
     if (world.rank() == 0) in[2] = 0;
@@ -292,6 +298,22 @@ TEST(Failure, IsWhatEveryLaterCallThrows) {
     } catch (const Error& error) {
       EXPECT_STREQ(error.what(), "interrupt 0");
     }
+  }
+}
+
+TEST(Failure, LeavesNoMessageBehind) {
+  auto transports = thread_transports(3);
+  const Communicator first(std::move(transports[0])), second(std::move(transports[1]));
+  const std::vector<int64_t> counts{4, 4, 4};
+  Bytes in(12), out(12);
+  first.stop();
+  EXPECT_THROW(first.all_to_all(in, counts, out, counts, Purpose::other), Error);
+  second.stop();
+  try {
+    second.barrier();
+    ADD_FAILURE() << "nothing thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::peer_lost) << "it has read what the first told: " << error.what();
   }
 }
 

@@ -74,8 +74,8 @@ class Harness {
 
 double monotonic_seconds();
 
-// The subcommands; each measures what the filter admits. In bench_quantized.cpp (which appends the quantising kernels), bench_kernels.cpp
-// and bench_products.cpp.
+// The subcommands; each measures what the filter admits. In bench_quantized.cpp (which appends the quantising kernels), bench_kernels.cpp,
+// bench_products.cpp and, on every rank of `world`, bench_comm.cpp.
 void add_quantized(std::vector<Workload>& out, Backend& device, Dtype dtype);
 void bench_kernels(Backend& device, const BenchOptions& options);
 void bench_gemm(Backend& device, const BenchOptions& options);

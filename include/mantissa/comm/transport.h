@@ -54,14 +54,15 @@ class Transport {
   std::atomic<bool> stopped_{false};
 };
 
-// Ranks as threads of this process: one transport for each, all over one mailbox.
+// In thread_transport.cpp. Ranks as threads of this process: one transport for each, all over one mailbox.
 std::vector<std::unique_ptr<Transport>> thread_transports(int ranks, const Transport::Interrupt& interrupt = {});
 
 // Puts the address of this rank where all others find it, and returns those of all ranks, by rank.
 using AddressExchange = std::function<std::vector<std::string>(const std::string& own)>;
 
-// Ranks as processes: shared memory within a host, TCP or RDMA between hosts, as UCX finds them (UCX_TLS and UCX_NET_DEVICES choose). What
-// UCX has to say goes to the log. Throws Error(environment) if this build has no UCX, or /dev/shm has no room for it.
+// In ucx_transport.cpp, or no_ucx.cpp. Ranks as processes: shared memory within a host, TCP or RDMA between hosts, as UCX finds them
+// (UCX_TLS and UCX_NET_DEVICES choose). What UCX has to say goes to the log. Throws Error(environment) if this build has no UCX, or
+// /dev/shm has no room for it.
 std::unique_ptr<Transport> ucx_transport(int rank, const AddressExchange& exchange, Transport::Interrupt interrupt);
 
 }  // namespace mantissa
