@@ -44,6 +44,11 @@ HostBytes::HostBytes(const Tensor& tensor) {
   }
 }
 
+std::span<std::byte> host_memory(const Tensor& tensor) {
+  require(tensor.device().host_memory(), "the memory of a tensor ", tensor.dtype(), ' ', tensor.shape(), " belongs to its device");
+  return {tensor.device_bytes(), static_cast<size_t>(tensor.bytes())};
+}
+
 void fill_from_host(const Tensor& tensor, const std::function<void(std::span<std::byte>)>& fill) {
   const auto size = static_cast<size_t>(tensor.bytes());
   if (tensor.device().host_memory()) return fill({tensor.device_bytes(), size});

@@ -13,6 +13,17 @@ int64_t padded(int64_t elements) { return round_up(elements, 32); }
 
 Shape matrix(const Shape& shape) { return {shape.rows(), shape[-1]}; }
 
+// take(parameter) takes what the parameter has in this arena, or nothing.
+template <class Take>
+ArenaMap map_of(Arena& arena, std::deque<Parameter>& parameters, const Take& take) {
+  ArenaMap map{.memory = arena.memory(), .places = {}};
+  for (Parameter& parameter : parameters) {
+    const int64_t begin = arena.taken();
+    map.places.push_back({.begin = begin, .elements = take(parameter)});
+  }
+  return map;
+}
+
 }  // namespace
 
 Parameter& ParameterSet::add(ParameterSpec spec) {
@@ -47,41 +58,53 @@ void ParameterSet::allocate(Backend& device, Dtype masters, bool gradients) {
   device_ = &device;
   master_dtype_ = masters;
   allocate_values();
-  allocate_codes();
+  allocate_codes(true);
+  allocate_codes(false);
   nonfinite_ = zeros(device, Dtype::i32, {1});
   if (gradients) use_gradient_buffer(new_gradient_buffer());
 }
 
 void ParameterSet::allocate_values() {
-  Arena masters(master_dtype_), roundings(Dtype::bf16);
-  const auto arena_of = [&](const Parameter& parameter) -> Arena& { return parameter.dtype == master_dtype_ ? masters : roundings; };
-  for (const Parameter& parameter : parameters_) {
-    if (parameter.keeps_value) arena_of(parameter).reserve(parameter.shape);
-  }
-  masters.allocate(*device_);
-  roundings.allocate(*device_);
-  for (Parameter& parameter : parameters_) {
-    if (parameter.keeps_value) parameter.value_ = arena_of(parameter).take(parameter.shape);
+  for (const Dtype dtype : {master_dtype_, Dtype::bf16}) {
+    const auto here = [&](const Parameter& parameter) { return parameter.keeps_value && parameter.dtype == dtype; };
+    Arena arena(dtype);
+    for (const Parameter& parameter : parameters_) {
+      if (here(parameter)) arena.reserve(parameter.shape);
+    }
+    arena.allocate(*device_);
+    sources_.push_back(map_of(arena, parameters_, [&](Parameter& parameter) {
+      if (here(parameter)) parameter.value_ = arena.take(parameter.shape);
+      return here(parameter) ? parameter.shape.elements() : 0;
+    }));
   }
 }
 
-void ParameterSet::allocate_codes() {
+// Of parameters that have no value, or of those that have one.
+void ParameterSet::allocate_codes(bool are_weights) {
+  const auto here = [&](const Parameter& parameter) { return parameter.quantised && parameter.keeps_value != are_weights; };
   Arena codes(Dtype::u8), scales(Dtype::u8);
   for (const Parameter& parameter : parameters_) {
-    if (!parameter.quantised) continue;
+    if (!here(parameter)) continue;
     codes.reserve(codes_shape(matrix(parameter.shape), parameter.quantised));
     scales.reserve(scales_shape(matrix(parameter.shape), parameter.quantised));
   }
   codes.allocate(*device_);
   scales.allocate(*device_);
-  for (Parameter& parameter : parameters_) {
-    if (!parameter.quantised) continue;
+  ArenaMap code_map = map_of(codes, parameters_, [&](Parameter& parameter) {
+    if (!here(parameter)) return int64_t{0};
     const Shape shape = matrix(parameter.shape);
-    parameter.codes_ = {.codes = codes.take(codes_shape(shape, parameter.quantised)),
-                        .scales = scales.take(scales_shape(shape, parameter.quantised)),
-                        .shape = shape,
-                        .how = parameter.quantised};
-  }
+    parameter.codes_ = {
+        .codes = codes.take(codes_shape(shape, parameter.quantised)), .scales = {}, .shape = shape, .how = parameter.quantised};
+    return parameter.codes_.codes.elements();
+  });
+  ArenaMap scale_map = map_of(scales, parameters_, [&](Parameter& parameter) {
+    if (!here(parameter)) return int64_t{0};
+    parameter.codes_.scales = scales.take(scales_shape(parameter.codes_.shape, parameter.quantised));
+    return parameter.codes_.scales.elements();
+  });
+  if (!are_weights) return;
+  sources_.push_back(std::move(code_map));
+  sources_.push_back(std::move(scale_map));
 }
 
 std::vector<Part> ParameterSet::whole_parts() {
@@ -128,6 +151,10 @@ void ParameterSet::quantise(const Part& part, const Tensor& rounding) {
   device_->run(Quantize{.x = rounding.view(codes.shape), .out = codes, .nonfinite = nonfinite_});
 }
 
+void ParameterSet::quantise_value(const Part& part) {
+  if (part.of->quantised && part.of->keeps_value) quantise(part, converted(part.of_rows(part.of->value_), Dtype::bf16));
+}
+
 void ParameterSet::clear_nonfinite() { device_->run(Fill{.out = nonfinite_, .value = 0.0}); }
 
 Tensor ParameterSet::new_gradient_buffer() const { return zeros(*device_, master_dtype_, {padded_elements_}); }
@@ -135,6 +162,12 @@ Tensor ParameterSet::new_gradient_buffer() const { return zeros(*device_, master
 void ParameterSet::use_gradient_buffer(const Tensor& buffer) {
   gradients_ = buffer;
   for (size_t i = 0; i < parameters_.size(); ++i) parameters_[i].leaf.grad = view_of(buffer, i);
+}
+
+ArenaMap ParameterSet::gradient_map() const {
+  ArenaMap map{.memory = gradients_, .places = {}};
+  for (size_t i = 0; i < parameters_.size(); ++i) map.places.push_back({.begin = offsets_[i], .elements = parameters_[i].shape.elements()});
+  return map;
 }
 
 void ParameterSet::reset_gradients() {

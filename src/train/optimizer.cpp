@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cmath>
+#include <numeric>
 
 #include "mantissa/base/integers.h"
 #include "mantissa/nn/arena.h"
@@ -13,11 +14,11 @@ int64_t norm_bands(const Part& part) { return ceil_div(part.end - part.begin, 32
 
 }  // namespace
 
-Optimizer::Optimizer(ParameterSet& parameters, const OptimizerConfig& config, const std::vector<Part>& parts)
-    : parameters_(parameters), config_(config) {
+Optimizer::Optimizer(ParameterSet& parameters, const OptimizerConfig& config, Shards shards)
+    : parameters_(parameters), shards_(std::move(shards)), config_(config) {
   require(parameters.gradients().defined(), "optimizer: the parameters have no gradients");
   int64_t bands = 0;
-  for (const Part& part : parts) {
+  for (const Part& part : shards_.own()) {
     states_.push_back({.part = part, .master = {}, .first_moment = {}, .second_moment = {}});
     bands += norm_bands(part);
   }
@@ -52,6 +53,7 @@ void Optimizer::initialise(uint64_t seed) {
 void Optimizer::store_masters() {
   parameters_.clear_nonfinite();
   for (const State& state : states_) parameters_.store(state.part, state.master);
+  shards_.gather();
 }
 
 void Optimizer::finish_gradients(double lr, const StepLosses& losses) {
@@ -69,13 +71,50 @@ void Optimizer::finish_gradients(double lr, const StepLosses& losses) {
     device.run(SquaredNorm{.x = state.part.gradient(), .partials = partials_.slice(begin, end)});
     begin = end;
   }
-  device.run(FinishGradients{.partials = partials_,
-                             .losses = losses.losses,
-                             .flags = parameters_.nonfinite(),
-                             .step = step_,
-                             .outcome = outcome_,
-                             .clip = config_.grad_clip,
-                             .pairwise = losses.pairwise});
+  device.run(exchanged(losses));
+}
+
+// With the partial norms, losses and flags of all ranks, in one message: every rank then decides the same.
+FinishGradients Optimizer::exchanged(const StepLosses& losses) const {
+  FinishGradients finish{.partials = partials_,
+                         .losses = losses.losses,
+                         .flags = parameters_.nonfinite(),
+                         .step = step_,
+                         .outcome = outcome_,
+                         .clip = config_.grad_clip,
+                         .pairwise = losses.pairwise};
+  const Communicator& data = shards_.data();
+  if (data.size() == 1) return finish;
+  std::vector<int64_t> counts;
+  for (int r = 0; r < data.size(); ++r) counts.push_back(1 + losses.losses.elements() + shards_.norm_bands(r));
+  std::vector<double> all(static_cast<size_t>(std::accumulate(counts.begin(), counts.end(), int64_t{0})));
+  auto own = all.begin() + std::accumulate(counts.begin(), counts.begin() + data.rank(), int64_t{0});
+  *own++ = to_host<int32_t>(parameters_.nonfinite())[0];
+  own = std::ranges::copy(to_host<double>(losses.losses), own).out;
+  std::ranges::copy(to_host<double>(partials_), own);
+  std::vector<int64_t> bytes = counts;
+  for (int64_t& count : bytes) count *= static_cast<int64_t>(sizeof(double));
+  data.all_gather(std::as_writable_bytes(std::span(all)), bytes, Purpose::control);
+
+  std::vector<int32_t> flags;
+  std::vector<double> all_losses;
+  std::vector<std::vector<double>> partials;
+  auto next = all.cbegin();
+  for (const int64_t count : counts) {
+    const auto end = next + count;
+    flags.push_back(*next++ != 0.0 ? 1 : 0);
+    all_losses.insert(all_losses.end(), next, next + losses.losses.elements());
+    partials.emplace_back(next + losses.losses.elements(), end);
+    next = end;
+  }
+  Backend& device = parameters_.device();
+  const auto on_device = [&](const std::vector<double>& values) {
+    return from_host(device, Dtype::f64, {static_cast<int64_t>(values.size())}, values.data());
+  };
+  finish.partials = on_device(shards_.in_order(partials));
+  finish.losses = on_device(all_losses);
+  finish.flags = from_host(device, Dtype::i32, {static_cast<int64_t>(flags.size())}, flags.data());
+  return finish;
 }
 
 void Optimizer::apply() {
@@ -96,8 +135,10 @@ void Optimizer::apply() {
 }
 
 UpdateResult Optimizer::update(double lr, const StepLosses& losses) {
+  shards_.reduce_gradients();
   finish_gradients(lr, losses);
   apply();
+  shards_.gather();
   const std::vector<double> outcome = to_host<double>(outcome_);
   const auto get = [&](StepOutcome index) { return outcome[static_cast<size_t>(index)]; };
   const UpdateResult result{.loss = get(StepOutcome::loss),

@@ -35,6 +35,8 @@ class HostBytes {
   std::vector<std::byte> copy_;
   std::span<const std::byte> bytes_;
 };
+// The memory of a tensor that lies in memory of the host. Throws otherwise.
+std::span<std::byte> host_memory(const Tensor& tensor);
 // The way back: `fill` writes all bytes of the tensor.
 void fill_from_host(const Tensor& tensor, const std::function<void(std::span<std::byte>)>& fill);
 

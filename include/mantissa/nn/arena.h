@@ -18,6 +18,8 @@ class Arena {
     const int64_t begin = std::exchange(next_, next_ + aligned(shape.elements()));
     return memory_.slice(begin, begin + shape.elements()).view(shape);
   }
+  const Tensor& memory() const { return memory_; }  // undefined if nothing was reserved
+  int64_t taken() const { return next_; }           // elements, where the next tensor begins
 
  private:
   static int64_t aligned(int64_t elements) { return round_up(elements, 64); }

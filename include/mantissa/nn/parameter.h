@@ -64,6 +64,20 @@ struct Part {
   Tensor gradient() const { return of_rows(of->leaf.grad); }
 };
 
+// Where the parameters lie in one arena, in their order. One that has nothing there has no elements.
+struct ArenaMap {
+  struct Place {
+    int64_t begin, elements;
+  };
+  Tensor memory;
+  std::vector<Place> places;  // by parameter
+
+  // Where row `row` of `rows` of a parameter begins; a row that begins a band.
+  int64_t position(size_t parameter, int64_t row, int64_t rows) const {
+    return places[parameter].begin + places[parameter].elements * row / rows;
+  }
+};
+
 class ParameterSet {
  public:
   // The reference stays valid. Throws Error(internal) on a name that exists.
@@ -96,10 +110,14 @@ class ParameterSet {
   void store(const Part& part, const Tensor& master);
   Tensor rounding_target(const Part& part) const;
   void quantise(const Part& part, const Tensor& rounding);
+  void quantise_value(const Part& part);  // codes beside a value, from it
 
   // [1] i32: not 0 if a weight that was quantised held NaN or Inf, which some formats would hide. Until it is cleared.
   const Tensor& nonfinite() const { return nonfinite_; }
   void clear_nonfinite();
+
+  // The arenas from which everything else about a weight follows: values, and codes that are the weight. Not copies that are codes.
+  const std::vector<ArenaMap>& sources() const { return sources_; }
 
   // Gradient buffers. A buffer is one flat tensor with every parameter's gradient in it.
   Tensor gradients() const { return gradients_; }
@@ -108,16 +126,18 @@ class ParameterSet {
   void reset_gradients();                          // the next contribution overwrites
   // Parameter `index`'s part of a tensor laid out as a gradient buffer, in its shape.
   Tensor view_of(const Tensor& arena, size_t index) const;
+  ArenaMap gradient_map() const;  // of the buffer in use
 
  private:
   void allocate_values();
-  void allocate_codes();
+  void allocate_codes(bool are_weights);
 
   Backend* device_ = nullptr;
   Dtype master_dtype_ = Dtype::f32;
   std::deque<Parameter> parameters_;
   std::vector<int64_t> offsets_;  // in elements, multiples of 32 so that every view is 64-byte aligned
   int64_t padded_elements_ = 0;
+  std::vector<ArenaMap> sources_;
   Tensor gradients_;
   Tensor nonfinite_;  // [1] i32
 };

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "mantissa/nn/parameter.h"
+#include "mantissa/nn/shards.h"
 #include "mantissa/train/config.h"
 
 namespace mantissa {
@@ -27,18 +27,20 @@ class Optimizer {
  public:
   // The moments start at 0, the masters at nothing: initialise() or store_masters() comes before the first update. The set must be
   // allocated with gradients and outlive the optimizer.
-  Optimizer(ParameterSet& parameters, const OptimizerConfig& config) : Optimizer(parameters, config, parameters.whole_parts()) {}
-  // For these parts: in the order of the parameters and rows, without gaps.
-  Optimizer(ParameterSet& parameters, const OptimizerConfig& config, const std::vector<Part>& parts);
+  Optimizer(ParameterSet& parameters, const OptimizerConfig& config) : Optimizer(parameters, config, Shards(parameters)) {}
+  // With the parts that this rank owns. initialise(), store_masters() and update() are then calls of all ranks of the group.
+  Optimizer(ParameterSet& parameters, const OptimizerConfig& config, Shards shards);
+  const Shards& shards() const { return shards_; }
 
   // Draws the initial masters, and values and codes from them.
   void initialise(uint64_t seed);
   // Values and codes from masters that were written from outside.
   void store_masters();
 
-  // Update number updates() + 1, unless it is skipped. The norm is that of all gradients, summed in fp64 per 32 rows, then in the order of
-  // the parameters; NaN or Inf if and only if an element is. Decay applies to parameters of two or more dimensions. Everything is decided
-  // on the device; what is returned is the one thing that a step reads from it.
+  // Update number updates() + 1, unless it is skipped: gradients go to their owners, and forward's weights come back. The norm is that of
+  // all gradients, summed in fp64 per 32 rows, then in the order of the parameters; NaN or Inf if and only if an element is. Decay applies
+  // to parameters of two or more dimensions. Everything is decided on the device; what is returned is the one thing that a step reads from
+  // it.
   UpdateResult update(double lr, const StepLosses& losses);
 
   // How often the parameters were updated; the bias corrections follow it.
@@ -59,14 +61,16 @@ class Optimizer {
 
  private:
   void allocate();
+  FinishGradients exchanged(const StepLosses& losses) const;
   void finish_gradients(double lr, const StepLosses& losses);
   void apply();
 
   ParameterSet& parameters_;
+  Shards shards_;
   OptimizerConfig config_;
   int64_t updates_ = 0;
   std::vector<State> states_;
-  Tensor partials_;        // squared norms of 32 rows each, fp64, in the order of the parameters
+  Tensor partials_;        // squared norms of 32 rows each, fp64, of the own parts in the order of the parameters
   Tensor step_, outcome_;  // StepValue, StepOutcome
 };
 

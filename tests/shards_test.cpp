@@ -1,0 +1,194 @@
+#include "mantissa/nn/shards.h"
+
+#include <gmock/gmock.h>
+
+#include <limits>
+#include <mutex>
+#include <numeric>
+
+#include "mantissa/train/optimizer.h"
+#include "testing.h"
+#include "thread_ranks.h"
+
+namespace mantissa {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+TEST(CutBands, EachRankBeginsWithTheFirstBandAtOrAfterItsShare) {
+  for (uint32_t seed = 0; seed < 200; ++seed) {
+    const auto draw = random_words({.seed = 11}, seed, 0);
+    std::vector<int64_t> sizes(draw[0] % 40);
+    for (size_t i = 0; i < sizes.size(); ++i) sizes[i] = 1 + random_words({.seed = 12}, seed, i)[0] % (seed % 3 == 0 ? 1 : 100000);
+    const int ranks = 1 + static_cast<int>(draw[1] % 9);
+    const std::vector<int64_t> first = cut_bands(sizes, ranks);
+    const int64_t whole = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+    ASSERT_EQ(first.size(), static_cast<size_t>(ranks) + 1);
+    EXPECT_EQ(first.front(), 0);
+    EXPECT_EQ(first.back(), static_cast<int64_t>(sizes.size()));
+    for (int r = 1; r < ranks; ++r) {
+      const auto before = [&](int64_t band) { return std::accumulate(sizes.begin(), sizes.begin() + band, int64_t{0}); };
+      const int64_t band = first[static_cast<size_t>(r)];
+      EXPECT_GE(before(band) * ranks, whole * r);
+      EXPECT_TRUE(band == 0 || before(band - 1) * ranks < whole * r);
+    }
+  }
+}
+
+TEST(CutBands, MayLeaveARankWithNothing) {
+  EXPECT_THAT(cut_bands(std::vector<int64_t>{5}, 4), ElementsAre(0, 1, 1, 1, 1));
+  EXPECT_THAT(cut_bands({}, 3), ElementsAre(0, 0, 0, 0));
+}
+
+struct Case {
+  Dtype dtype;
+  int ranks;
+  int64_t bucket_bytes;
+};
+
+class ShardsTest : public ::testing::TestWithParam<Case> {
+ protected:
+  // Of all parameters: masters, moments, values and codes after three updates, the second of which is skipped; the norms.
+  struct Trained {
+    std::map<std::string, std::vector<double>> state;
+    std::vector<double> norms;
+    bool operator==(const Trained&) const = default;
+  };
+
+  static void add_parameters(ParameterSet& set, Dtype dtype) {
+    const Quantization tiles{Format::e4m3, 32, 32}, blocks{Format::e4m3, 128, 128};
+    set.add({.name = "embed.weight", .shape = {75, 64}, .init = {.std = 0.5}, .dtype = dtype, .padding = 11});
+    for (const char* layer : {"layers.0.", "layers.1."}) {
+      const auto name = [&](const char* rest) { return layer + std::string(rest); };
+      set.add({.name = name("norm.weight"), .shape = {75}, .init = {.constant = 1.0}, .dtype = dtype});
+      set.add({.name = name("tiles.weight"), .shape = {96, 64}, .init = {.std = 0.5}, .dtype = dtype, .quantised = tiles});
+      set.add({.name = name("codes.weight"),
+               .shape = {70, 64},
+               .init = {.std = 2.0},
+               .dtype = dtype,
+               .quantised = {Format::e2m1},
+               .keeps_value = false});
+      set.add({.name = name("blocks.weight"),
+               .shape = {256, 128},
+               .init = {.std = 1.0},
+               .dtype = dtype,
+               .quantised = blocks,
+               .keeps_value = false});
+      set.add({.name = name("bias"), .shape = {5}, .dtype = dtype});
+    }
+    set.add({.name = "output.weight", .shape = {33, 5}, .init = {.std = 0.1}, .dtype = dtype});
+  }
+
+  // The gradients of each step come from one rank, so that their sum is the same for any number of ranks.
+  static void set_gradients(ParameterSet& set, uint32_t step, bool here) {
+    uint32_t what = 100 * step;
+    for (Parameter& parameter : set.all()) {
+      test::assign(parameter.leaf.grad, test::random_values(parameter.shape.elements(), what++, here ? 1.0 : 0.0));
+    }
+    if (here && step == 1) set.all()[3].leaf.grad.data<float>()[64 * 40 + 3] = std::numeric_limits<float>::infinity();
+  }
+
+  static void put(Trained& out, const std::string& what, const Part& part, const Tensor& tensor) {
+    const std::vector<double> values = test::values(tensor);
+    std::vector<double>& all = out.state[what + part.of->name];
+    all.resize(static_cast<size_t>(part.of->shape.elements()));
+    std::ranges::copy(values, all.begin() + part.first_element());
+  }
+
+  // What a rank has; masters and moments go into `shared`, where those of all ranks meet.
+  static Trained train(const Communicator& data, Dtype dtype, int64_t bucket_bytes, Trained& shared, std::mutex& mutex) {
+    const auto device = make_backend("cpu");
+    ParameterSet set;
+    add_parameters(set, dtype);
+    set.allocate(*device, Dtype::f32, true);
+    Optimizer optimizer(set, {.grad_clip = 0.5}, Shards(set, data, bucket_bytes));
+    optimizer.initialise(5);
+    Trained out;
+    for (uint32_t step = 0; step < 3; ++step) {
+      set_gradients(set, step, data.rank() == static_cast<int>(step) % data.size());
+      const Tensor losses = zeros(*device, Dtype::f64, {1});
+      out.norms.push_back(optimizer.update(1e-2, {.losses = losses}).gradient_norm);
+    }
+    for (const Parameter& parameter : set.all()) {
+      if (parameter.keeps_value) out.state["value." + parameter.name] = test::values(parameter.value());
+      if (!parameter.quantised) continue;
+      for (const auto& [what, bytes] : {std::pair{"codes.", parameter.codes().codes}, {"scales.", parameter.codes().scales}}) {
+        const std::vector<uint8_t> read = to_host<uint8_t>(bytes);
+        out.state[what + parameter.name].assign(read.begin(), read.end());
+      }
+    }
+    const std::lock_guard lock(mutex);
+    for (const Optimizer::State& state : optimizer.states()) {
+      put(shared, "master.", state.part, state.master);
+      put(shared, "m.", state.part, state.first_moment);
+      put(shared, "v.", state.part, state.second_moment);
+    }
+    return out;
+  }
+};
+
+TEST_P(ShardsTest, HaveTheBitsOfOneRank) {
+  const test::Threads one(1);
+  std::mutex mutex;
+  Trained alone, shared;
+  const Trained expected = train({}, GetParam().dtype, Shards::kBucketBytes, alone, mutex);
+  const auto errors = test::run_ranks(GetParam().ranks, [&](const Communicator& data) {
+    const Trained own = train(data, GetParam().dtype, GetParam().bucket_bytes, shared, mutex);
+    EXPECT_EQ(own.state, expected.state) << "rank " << data.rank();
+    EXPECT_EQ(own.norms[0], expected.norms[0]);
+    EXPECT_FALSE(std::isfinite(own.norms[1]));
+    EXPECT_EQ(own.norms[2], expected.norms[2]);
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+  EXPECT_EQ(shared.state, alone.state);
+}
+
+// No array of masters or moments is full size on any rank.
+TEST_P(ShardsTest, OwnEveryRowOnceAndAboutEqually) {
+  const test::Threads one(1);
+  std::mutex mutex;
+  std::map<std::string, std::vector<int>> owners;
+  const auto errors = test::run_ranks(GetParam().ranks, [&](const Communicator& data) {
+    const auto device = make_backend("cpu");
+    ParameterSet set;
+    add_parameters(set, GetParam().dtype);
+    set.allocate(*device, Dtype::f32, true);
+    const Shards shards(set, data, GetParam().bucket_bytes);
+    EXPECT_EQ(shards.buckets(), GetParam().bucket_bytes == 1 ? 4U : 1U) << "embedding, two layers, output";
+    int64_t owned = 0, bands = 0;
+    const std::lock_guard lock(mutex);
+    for (const Part& part : shards.own()) {
+      std::vector<int>& rows = owners[part.of->name];
+      rows.resize(static_cast<size_t>(part.of->shape[0]));
+      for (int64_t row = part.begin; row < part.end; ++row) ++rows[static_cast<size_t>(row)];
+      EXPECT_EQ(part.begin % (part.of->quantised.block_rows == 128 ? 128 : 32), 0) << part.of->name;
+      owned += part.shape().elements();
+      bands += (part.end - part.begin + 31) / 32;
+    }
+    EXPECT_EQ(bands, shards.norm_bands(data.rank()));
+    const int64_t largest_band = 128 * 128;
+    EXPECT_LE(owned, set.elements() / data.size() + static_cast<int64_t>(shards.buckets()) * largest_band);
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+  EXPECT_EQ(owners.size(), 12U);
+  for (const auto& [name, rows] : owners) EXPECT_THAT(rows, Each(1)) << name;
+}
+
+std::vector<Case> cases() {
+  std::vector<Case> out;
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+    for (const int ranks : {1, 2, 3, 4, 8, 13}) out.push_back({dtype, ranks, ranks % 2 == 0 ? 1 : Shards::kBucketBytes});
+  }
+  out.push_back({Dtype::bf16, 3, 1});
+  return out;
+}
+
+INSTANTIATE_TEST_SUITE_P(, ShardsTest, ::testing::ValuesIn(cases()), [](const auto& c) {
+  return text(dtype_name(c.param.dtype), '_', c.param.ranks, "_ranks_", c.param.bucket_bytes == 1 ? "small" : "one", "_bucket",
+              c.param.bucket_bytes == 1 ? "s" : "");
+});
+
+}  // namespace
+}  // namespace mantissa
