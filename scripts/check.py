@@ -282,6 +282,10 @@ class CommandChecker:
             self.findings.add(path, line, f"{program} does not exist or is not executable")
 
     def check_mantissa(self, path, line, words):
+        if "--" in words:  # mantissa launch: what follows is a command of its own
+            end = words.index("--")
+            self.check_mantissa(path, line, words[end + 1:])
+            words = words[:end]
         for before, word in zip(words, words[1:]):
             key = word.split("=")[0]
             if before == "--set" and self.schema and not known_config_key(key, self.schema):

@@ -171,8 +171,7 @@ Command train_bench() {
               "--set training.global_batch_size=4\n"
               "mantissa bench train configs/quickstart.json --set precision.recipe=mxfp8 --against precision.recipe=high",
           .options = options,
-          .run = [arguments] { return bench_train(*arguments); },
-          .many_ranks = true};
+          .run = [arguments] { return bench_train(*arguments); }};
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "mantissa/base/log.h"
 #include "mantissa/base/printable.h"
 #include "mantissa/train/precision_setup.h"
+#include "rank_session.h"
 #include "signals.h"
 
 namespace mantissa::tools {
@@ -82,6 +83,7 @@ TrainEvents events_for(Console& console, LogLevel level) {
     show(start_line(event));
   };
   events.step = [&console](const StepEvent& event) {
+    report_step(event.step);
     console.line(step_line(event), event.skipped ? Console::Tone::alarm : Console::Tone::normal);
     console.progress(event);
   };
@@ -114,31 +116,38 @@ void print_preview(const RunPreview& preview) {
             << "  workspace       " << bytes_text(memory.workspace) << " (logits or one block's backward pass)\n";
 }
 
-LoadedConfig load(const TrainArguments& arguments) {
-  LoadedConfig loaded = load_run_config(arguments.sources);
-  if (!arguments.resume) return loaded;
+// A job that its launcher starts again goes on where it was.
+LoadedConfig load(const TrainArguments& arguments, const Launch& launch) {
+  LoadedConfig loaded = load_run_config(arguments.sources, Inputs::must_exist, launch.world);
+  const bool restarted = launch.restart > 0 && loaded.config.checkpoint.resume == "never";
+  if (!arguments.resume && !restarted) return loaded;
   const std::string& resume = loaded.config.checkpoint.resume;
   require(resume == "never" || resume == "auto", ExitCode::usage, "--resume continues this run, but checkpoint.resume names ", resume,
           "; leave out the one or the other (--set checkpoint.resume=never)");
   ConfigSources sources = arguments.sources;
   sources.sets.emplace_back("checkpoint.resume=\"auto\"");
-  return load_run_config(sources);
+  return load_run_config(sources, Inputs::must_exist, launch.world);
 }
 
 ExitCode run_training(const TrainArguments& arguments) {
-  const LoadedConfig loaded = load(arguments);
+  const Launch launch = launch_from_environment();
+  LoadedConfig loaded = load(arguments, launch);
+  share_cores(launch, loaded.config.training);
   const LogLevel level = loaded.config.logging.level;
   open_log({.level = level, .console = true, .console_level = LogLevel::warning, .file = {}});
   if (arguments.dry_run) {
+    if (launch.rank > 0) return ExitCode::ok;
     const RunPreview preview = preview_run(loaded);
     print_preview(preview);
     for (const std::string& warning : preview.precision.warnings()) log_warning(warning);
     return ExitCode::ok;
   }
   watch_signals();
-  Console console(loaded.config.logging.console);
-  const TrainSummary summary = train(loaded, command_line(), events_for(console, level));
-  print_summary(console, summary);
+  RankSession session(launch, loaded.config);
+  Console console(launch.rank == 0 ? loaded.config.logging.console : ConsoleMode::off);
+  TrainSummary summary;
+  session.run([&] { summary = train(loaded, command_line(), events_for(console, level), session.mesh()); });
+  if (launch.rank == 0) print_summary(console, summary);
   return summary.exit;
 }
 

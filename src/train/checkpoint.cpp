@@ -10,6 +10,7 @@
 #include "mantissa/base/log.h"
 #include "mantissa/base/version.h"
 #include "mantissa/models/model_shape.h"
+#include "train/ranks.h"
 
 namespace mantissa {
 namespace {
@@ -191,30 +192,37 @@ TrainState restore(CheckpointReader& reader, const TrainedParts& parts) {
   require(state.step <= config.training.steps, ExitCode::usage, "training.steps: ", config.training.steps, " is less than the ", state.step,
           " steps of ", reader.directory().string());
   load_weights(reader, parts.plan, purpose, parts.parameters, &parts.optimizer);
-  PartReader moments(reader);
-  for (const Optimizer::State& own : parts.optimizer.states()) {
-    moments.read("m.", own.part, own.first_moment);
-    moments.read("v.", own.part, own.second_moment);
-  }
+  agree_on_reading(parts.optimizer.shards().data(), [&] {
+    PartReader moments(reader);
+    for (const Optimizer::State& own : parts.optimizer.states()) {
+      moments.read("m.", own.part, own.first_moment);
+      moments.read("v.", own.part, own.second_moment);
+    }
+  });
   parts.optimizer.set_updates(state.updates);
   log_changes(saved, config, plan_changes, reader.manifest());
   return state;
 }
 
 void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor purpose, ParameterSet& parameters, Optimizer* optimizer) {
+  const Communicator ranks = optimizer ? optimizer->shards().data() : Communicator();
   parameters.clear_nonfinite();  // a candidate that was given up may have raised it
-  std::string bad;
   PartReader masters(reader);
-  const auto load = [&](const Part& part, const Tensor& master) {
-    masters.read("master.", part, master);
-    parameters.store(part, master);
-    if (bad.empty()) bad = nonfinite_weight(part, master);
-  };
-  if (optimizer) {
-    for (const Optimizer::State& state : optimizer->states()) load(state.part, state.master);
-  } else {
-    for (const Part& part : parameters.whole_parts()) load(part, parameters.room_for_master(part));
-  }
+  agree_on_reading(ranks, [&] {
+    std::string bad;
+    const auto load = [&](const Part& part, const Tensor& master) {
+      masters.read("master.", part, master);
+      parameters.store(part, master);
+      if (bad.empty()) bad = nonfinite_weight(part, master);
+    };
+    if (optimizer) {
+      for (const Optimizer::State& state : optimizer->states()) load(state.part, state.master);
+    } else {
+      for (const Part& part : parameters.whole_parts()) load(part, parameters.room_for_master(part));
+    }
+    require(bad.empty(), ExitCode::numerical, reader.directory().string(), ": ", bad, ": weights must be finite");
+  });
+  if (optimizer) optimizer->shards().gather();
   if (!masters.padded().empty()) {
     log_warning(reader.directory().string(), ": ", masters.padded(), " was saved with the padding of the vocabulary, which is dropped");
   }
@@ -222,7 +230,6 @@ void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor p
     if (!tensor.name.ends_with("_extra_state") || tensor.pieces.empty()) continue;
     log_warning(reader.directory().string(), ": ", tensor.name, " is ignored: quantisation here keeps no state of its own");
   }
-  require(bad.empty(), ExitCode::numerical, reader.directory().string(), ": ", bad, ": weights must be finite");
   require_same_codes(reader.manifest().plan, plan, parameters, (reader.directory() / "manifest.json").string(), purpose);
 }
 

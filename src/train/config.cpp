@@ -66,51 +66,81 @@ const ForeignNames kForeignNames = {
     {"matchers", "precision.rules"},
     {"first_last_layers_bf16", "precision.rules"},
     {"metrics", "logging"},
-    {"parallelism", "training.threads"},
+    {"parallelism", "parallel"},
+    {"data_parallel_replicate_degree", "parallel.data"},
+    {"tensor_model_parallel_size", "parallel.tensor"},
+    {"tensor_parallel_degree", "parallel.tensor"},
 };
 
-// micro_batch_size * grad_accum = global_batch_size (one replica). Any two give the third; a value that nobody stated yields.
-void resolve_batch(TrainingConfig& training, ConfigReport& report) {
+void resolve_parallel(ParallelConfig& parallel, int64_t world, ConfigReport& report) {
+  if (parallel.data == 0) report.error("parallel.data", "must be -1 or at least 1, got 0");
+  if (parallel.tensor != 1) report.error("parallel.tensor", text("tensor parallelism is not built yet: must be 1, got ", parallel.tensor));
+  if (report.failed("parallel")) return;
+  if (parallel.data == -1) {
+    if (world % parallel.tensor != 0)
+      report.error("parallel.tensor", text(parallel.tensor, " does not divide ", count_text(world, "rank")));
+    parallel.data = std::max<int64_t>(1, world / parallel.tensor);
+    report.derive("parallel.data");
+  } else if (world > 0 && parallel.world() != world) {
+    report.error("parallel.data",
+                 text("data ", parallel.data, " * tensor ", parallel.tensor, " needs ", count_text(parallel.world(), "rank"), ", but ",
+                      world == 1 ? "this is one process alone" : text(world, " were started"),
+                      ": start it with mantissa launch --nproc-per-node ", parallel.world(), " -- train ..., or mpirun"));
+  }
+}
+
+std::string of_replicas(int64_t replicas) { return replicas > 1 ? text(" * ", replicas) : ""; }
+
+// micro_batch_size * grad_accum * replicas = global_batch_size. Any two give the third; a value that nobody stated yields.
+void resolve_batch(TrainingConfig& training, int64_t replicas, ConfigReport& report) {
   const bool global_stated = training.global_batch_size && (report.given("training.global_batch_size") ||
                                                             training.global_batch_size != TrainingConfig{}.global_batch_size);
   int64_t& micro = training.micro_batch_size;
   if (!training.grad_accum && !training.global_batch_size) training.grad_accum = 1;
   if (training.grad_accum && !global_stated) {
-    training.global_batch_size = micro * *training.grad_accum;
+    training.global_batch_size = micro * *training.grad_accum * replicas;
     report.derive("training.global_batch_size");
     constexpr int64_t kLargest = int64_t{1} << 30;  // as for a given global_batch_size
     if (training.global_batch_size > kLargest) {
-      report.error("training.grad_accum",
-                   text("micro_batch_size ", micro, " * grad_accum ", *training.grad_accum, " is more than ", kLargest));
+      report.error("training.grad_accum", text("micro_batch_size ", micro, " * grad_accum ", *training.grad_accum, of_replicas(replicas),
+                                               " is more than ", kLargest));
     }
     return;
   }
-  const int64_t global = *training.global_batch_size;
+  const int64_t global = *training.global_batch_size, share = global / replicas;
+  if (global % replicas != 0) {
+    report.error("training.global_batch_size", text(global, " is not a multiple of parallel.data ", replicas));
+    return;
+  }
   if (!training.grad_accum) {
-    if (global % micro == 0) {
-      training.grad_accum = global / micro;
+    if (share % micro == 0) {
+      training.grad_accum = share / micro;
       report.derive("training.grad_accum");
     } else {
       report.error("training.micro_batch_size", text("global_batch_size ", global, " is not a multiple of micro_batch_size ", micro,
-                                                     "; give grad_accum, or another global_batch_size"));
+                                                     of_replicas(replicas), "; give grad_accum, or another global_batch_size"));
     }
     return;
   }
   const int64_t accum = *training.grad_accum;
-  if (!report.given("training.micro_batch_size") && micro == TrainingConfig{}.micro_batch_size && global % accum == 0) {
-    micro = global / accum;
+  if (!report.given("training.micro_batch_size") && micro == TrainingConfig{}.micro_batch_size && share % accum == 0) {
+    micro = share / accum;
     report.derive("training.micro_batch_size");
-  } else if (micro * accum != global) {
-    report.error("training.global_batch_size", text("micro_batch_size * grad_accum must be global_batch_size, but ", micro, " * ", accum,
-                                                    " = ", micro * accum, ", not ", global));
+  } else if (micro * accum != share) {
+    report.error("training.global_batch_size",
+                 text("micro_batch_size * grad_accum", replicas > 1 ? " * parallel.data" : "", " must be global_batch_size, but ", micro,
+                      " * ", accum, of_replicas(replicas), " = ", micro * accum * replicas, ", not ", global));
   }
 }
 
-void check_accumulation(const TrainingConfig& training, ConfigReport& report) {
+void check_accumulation(const TrainingConfig& training, int64_t replicas, ConfigReport& report) {
   if (training.accumulation != Accumulation::tree || !training.grad_accum) return;
   if (!std::has_single_bit(static_cast<uint64_t>(*training.grad_accum))) {
     report.error("training.accumulation",
                  text("tree needs a power of two of micro batches per step, got grad_accum ", *training.grad_accum));
+  }
+  if (!std::has_single_bit(static_cast<uint64_t>(replicas))) {
+    report.error("training.accumulation", text("tree needs a power of two of replicas, got parallel.data ", replicas));
   }
 }
 
@@ -192,10 +222,11 @@ void resolve_folders(RunConfig& config, ConfigReport& report, const std::string&
 
 }  // namespace
 
-void resolve_run_config(RunConfig& config, ConfigReport& report, const std::string& file) {
-  if (!report.failed("training")) {
-    resolve_batch(config.training, report);
-    check_accumulation(config.training, report);
+void resolve_run_config(RunConfig& config, ConfigReport& report, const std::string& file, int64_t world) {
+  if (!report.failed("parallel")) resolve_parallel(config.parallel, world, report);
+  if (!report.failed("training") && !report.failed("parallel")) {
+    resolve_batch(config.training, config.parallel.data, report);
+    check_accumulation(config.training, config.parallel.data, report);
   }
   if (!report.failed("model")) resolve_model(config, report);
   if (!report.failed("data")) config.data.validate(report);
@@ -222,10 +253,10 @@ PrecisionPlan resolve_plan(const RunConfig& config) {
   return plan;
 }
 
-LoadedConfig load_run_config(const ConfigSources& sources, Inputs inputs) {
+LoadedConfig load_run_config(const ConfigSources& sources, Inputs inputs, int64_t world) {
   LoadedConfig loaded;
   if (read_config(sources, fields_of(loaded.config), loaded.report, kForeignNames)) {
-    resolve_run_config(loaded.config, loaded.report, sources.file);
+    resolve_run_config(loaded.config, loaded.report, sources.file, world);
     if (inputs == Inputs::must_exist) check_inputs_exist(loaded.config, loaded.report);
   }
   loaded.report.throw_if_failed();

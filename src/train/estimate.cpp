@@ -97,11 +97,14 @@ MemoryEstimate estimate_memory(const RunConfig& config, const PrecisionPlan& pla
   const auto of_all_tokens = [tokens](int64_t each) { return static_cast<double>(tokens) * static_cast<double>(each); };
   const int64_t kept = model.num_layers * kept_bytes(widths, config.training.recompute, element) + 2 * model.hidden_size * element;
   MemoryEstimate estimate;
-  estimate.masters = bytes(4 * parameters);
+  // Masters that are no values, and the moments, are shared among the replicas (ZeRO-1).
+  const double replicas = static_cast<double>(std::max<int64_t>(1, config.parallel.data)),
+               shared = config.precision.dtype == Dtype::f32 ? 1.0 : replicas;
+  estimate.masters = bytes(4 * parameters / shared);
   estimate.values = plan.bytes_beside_masters();
   estimate.gradients =
       bytes(4 * parameters * static_cast<double>(GradientAccumulator::buffers(config.training.accumulation, *config.training.grad_accum)));
-  estimate.optimizer = bytes(8 * parameters);
+  estimate.optimizer = bytes(8 * parameters / replicas);
   estimate.activations = bytes(of_all_tokens(kept) + static_cast<double>(tokens) * codes_bytes(plan, config.training.recompute, element));
   estimate.workspace =
       bytes(std::max(logits_bytes(config, tokens, element),

@@ -8,17 +8,30 @@
 namespace mantissa {
 namespace {
 
-// The loss here is a sum. None if stopped.
+struct Partial {
+  double loss;
+  int64_t targets;
+};
+
+Partial sum_over_windows(Gpt& model, const ValidationData& data, int set, int64_t first, int64_t count) {
+  if (count <= 0) return {};
+  const Batch batch = data.batch(set, first, count);
+  if (batch.target_count == 0) return {};
+  const DeviceBatch rows = to_device(model, batch, 0, batch.sequences);
+  return {.loss = to_host<double>(model.loss(rows.tokens, rows.targets, 1).value())[0], .targets = batch.target_count};
+}
+
+// The loss here is a sum, in the order of the windows. None if stopped.
 std::optional<SetLoss> sum_over_set(Gpt& model, const ValidationData& data, int set, int64_t micro_batch_size, int64_t windows,
-                                    const std::function<bool()>& stop) {
+                                    const std::function<bool()>& stop, const Communicator& ranks) {
   SetLoss sum{.name = data.name(set)};
-  for (int64_t first = 0; first < windows; first += micro_batch_size) {
+  for (int64_t first = 0; first < windows; first += micro_batch_size * ranks.size()) {
     if (stop && stop()) return std::nullopt;
-    const Batch batch = data.batch(set, first, std::min(micro_batch_size, windows - first));
-    if (batch.target_count == 0) continue;
-    const DeviceBatch rows = to_device(model, batch, 0, batch.sequences);
-    sum.loss += to_host<double>(model.loss(rows.tokens, rows.targets, 1).value())[0];
-    sum.targets += batch.target_count;
+    const int64_t own = first + micro_batch_size * ranks.rank();
+    for (const Partial& part : ranks.all(sum_over_windows(model, data, set, own, std::min(micro_batch_size, windows - own)))) {
+      sum.loss += part.loss;
+      sum.targets += part.targets;
+    }
   }
   return sum;
 }
@@ -41,13 +54,13 @@ void require_targets(const ValidationData& data, int64_t micro_batch_size, std::
 }
 
 Evaluation evaluate(Gpt& model, const ValidationData& data, int64_t micro_batch_size, std::optional<int64_t> iters,
-                    const std::function<bool()>& stop) {
+                    const std::function<bool()>& stop, const Communicator& ranks) {
   const Tape::Scope paused(nullptr);
   require_targets(data, micro_batch_size, iters);
   Evaluation result;
   for (int set = 0; set < data.sets(); ++set) {
     const int64_t windows = windows_to_read(data, set, micro_batch_size, iters);
-    std::optional<SetLoss> summed = sum_over_set(model, data, set, micro_batch_size, windows, stop);
+    std::optional<SetLoss> summed = sum_over_set(model, data, set, micro_batch_size, windows, stop, ranks);
     if (!summed) return {.stopped = true};
     SetLoss& sum = *summed;
     result.loss += sum.loss;

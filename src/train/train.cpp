@@ -5,6 +5,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "mantissa/base/json_fields.h"
 #include "mantissa/base/log.h"
 #include "mantissa/base/parallel.h"
 #include "mantissa/train/generate.h"
@@ -13,6 +14,7 @@
 #include "mantissa/train/run_folder.h"
 #include "mantissa/train/schedule.h"
 #include "mantissa/train/training_step.h"
+#include "train/ranks.h"
 
 namespace mantissa {
 namespace {
@@ -21,17 +23,13 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-template <class Event>
-void tell(const std::function<void(const Event&)>& callback, const Event& event) {
-  if (callback) callback(event);
-}
-
-Data open_run_data(LoadedConfig& loaded) {
+Data open_run_data(LoadedConfig& loaded, const Communicator& world) {
   RunConfig& config = loaded.config;
   Data data =
       open_data(config.data, {.seq_len = config.training.seq_len, .vocab_size = config.model.vocab_size, .seed = config.training.seed});
   if (!config.model.vocab_size) loaded.report.derive("model.vocab_size");
   config.model.vocab_size = data.vocab_size;
+  require_same(world, "data", json_text(data.fingerprints));
   return data;
 }
 
@@ -59,7 +57,8 @@ std::vector<std::vector<int32_t>> encode_prompts(const EvalConfig& config, const
 struct Run {
   LoadedConfig loaded;
   const RunConfig& config = loaded.config;
-  const TrainEvents& events;
+  const Mesh& mesh;
+  const TrainEvents events;  // the ranks but 0 have only requests
   Data data;
   PrecisionPlan plan;
   std::vector<std::vector<int32_t>> prompts;
@@ -77,20 +76,28 @@ struct Run {
   int64_t failed_saves = 0;
   Request pending = Request::none;  // asked for, and not yet met
 
-  Run(const LoadedConfig& given, const TrainEvents& observers)
+  Run(const LoadedConfig& given, const TrainEvents& observers, const Mesh& ranks)
       : loaded(given),
-        events(observers),
-        data(open_run_data(loaded)),
+        mesh(ranks),
+        events(ranks.world.rank() == 0 ? observers : TrainEvents{.request = observers.request}),
+        data(open_run_data(loaded, mesh.world)),
         plan(plan_with_data(config, data)),
         prompts(encode_prompts(config.eval, data)),
         device(make_backend(config.training.backend())),
         model(config.model, *device, plan, {.recompute = config.training.recompute}),
-        optimizer(model.parameters(), config.optimizer),
+        optimizer(model.parameters(), config.optimizer, Shards(model.parameters(), mesh.data)),
         accumulator(model.parameters(), config.training.accumulation, *config.training.grad_accum) {}
   TrainedParts parts() { return {config, plan, data, model.parameters(), optimizer}; }
+  bool leads() const { return mesh.world.rank() == 0; }  // owns folder, lock, metrics and output
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
 };
+
+template <class Event>
+void publish(Run& run, const std::function<void(const Event&)>& callback, const Event& event) {
+  if (run.metrics) run.metrics->write(event);
+  if (callback) callback(event);
+}
 
 // ---- the start
 
@@ -104,19 +111,20 @@ void initial_weights(Run& run) {
 }
 
 void need_unused_folder(Run& run) {
+  if (!run.leads()) return;
   require_nobody_trains(run.config);
   require_unused_folder(run.config);
   run.needs_unused_folder = true;
 }
 
 void start_fresh(Run& run) {
-  need_unused_folder(run);
+  agree(run.mesh.world, [&run] { need_unused_folder(run); });
   initial_weights(run);
 }
 
 void take_checkpoints(Run& run) {
   const CheckpointConfig& keep = run.config.checkpoint;
-  if (run.checkpoints) return;
+  if (run.checkpoints || !run.leads()) return;
   run.checkpoints.emplace(keep.dir, KeepPolicy{.latest = static_cast<int>(keep.keep_latest), .every = keep.keep_every},
                           *run.config.logging.run_name);
 }
@@ -128,9 +136,11 @@ void resume(Run& run) {
   const NamedCheckpoint named = is_path(from) ? find_checkpoint(from) : NamedCheckpoint{.folder = run.config.checkpoint.dir, .name = ""};
   std::error_code missing;
   const bool own = !is_path(from) || std::filesystem::equivalent(named.folder, run.config.checkpoint.dir, missing);
-  if (!own) need_unused_folder(run);
-  // Locked before reading: another process that trains here could save between our load and our lock.
-  if (std::filesystem::exists(run.config.checkpoint.dir, missing)) take_checkpoints(run);
+  agree(run.mesh.world, [&] {
+    if (!own) need_unused_folder(run);
+    // Locked before reading: another process that trains here could save between our load and our lock.
+    if (std::filesystem::exists(run.config.checkpoint.dir, missing)) take_checkpoints(run);
+  });
   const auto load = [&](CheckpointReader& reader) { run.state = restore(reader, run.parts()); };
   const std::optional<LoadedCheckpoint> loaded = is_path(from) ? load_checkpoint(from, load) : load_newest(named.folder, load);
   if (!loaded) return initial_weights(run);
@@ -151,9 +161,14 @@ void lock_folder(Run& run) {
 
 // From here on the run leaves traces.
 void open_folder(Run& run, const std::vector<std::string>& arguments) {
-  lock_folder(run);
-  write_run_folder(run.loaded, arguments);
-  run.metrics.emplace(run.config.logging);
+  agree(run.mesh.world, [&] {
+    if (!run.leads()) return;
+    lock_folder(run);
+    write_run_folder(run.loaded, arguments);
+    run.metrics.emplace(run.config.logging);
+  });
+  run.newest_checkpoint = run.resumed;
+  if (!run.metrics) return;
   const StartEvent event{.folder = run.config.logging.dir,
                          .resumed = run.resumed,
                          .step = run.state.step,
@@ -164,10 +179,9 @@ void open_folder(Run& run, const std::vector<std::string>& arguments) {
                          .precision = precision_text(run.config.precision),
                          .device = run.device->name(),
                          .threads = num_threads()};
-  tell(run.events.started, event);
+  if (run.events.started) run.events.started(event);
   for (const std::string& warning : run.plan.warnings()) log_warning(warning);
   run.metrics->write(event);
-  run.newest_checkpoint = run.resumed;
 }
 
 // ---- one step
@@ -201,8 +215,7 @@ void tell_step(Run& run, const StepResult& result, const std::optional<Precision
                         .tokens = run.state.tokens,
                         .skipped = result.skipped,
                         .precision = precision};
-  run.metrics->write(event);
-  tell(run.events.step, event);
+  publish(run, run.events.step, event);
 }
 
 bool due(const Run& run, int64_t interval) {
@@ -219,7 +232,9 @@ StepResult measured_step(Run& run, const Batch& batch, double lr, std::optional<
   StepResult result{};
   const int64_t before = run.device->fp32_products();
   const std::vector<PrecisionEvent> events = measure_precision(run.model.parameters(), run.optimizer, number, [&] { result = step(); });
-  for (const PrecisionEvent& event : events) run.metrics->write(event);
+  for (const PrecisionEvent& event : events) {
+    if (run.metrics) run.metrics->write(event);
+  }
   precision = summary_of(events);
   if (precision) precision->fp32_products = run.device->fp32_products() - before;
   return result;
@@ -228,7 +243,8 @@ StepResult measured_step(Run& run, const Batch& batch, double lr, std::optional<
 void take_step(Run& run) {
   const TrainingConfig& training = run.config.training;
   const auto start = Clock::now();
-  const Batch batch = run.data.train->batch(run.state.samples, *training.global_batch_size);
+  const int64_t share = *training.global_batch_size / run.config.parallel.data;
+  const Batch batch = run.data.train->batch(run.state.samples + run.mesh.data.rank() * share, share);
   const double lr = learning_rate(run.config.schedule, run.config.optimizer.lr, training.steps, run.state.step);
   std::optional<PrecisionSummary> precision;
   const StepResult result = measured_step(run, batch, lr, precision);
@@ -247,8 +263,7 @@ void take_step(Run& run) {
 // ---- between steps
 
 Request poll(Run& run) {
-  if (run.events.request) run.pending = std::max(run.pending, run.events.request());
-  return run.pending;
+  return run.pending = agreed(run.mesh.world, std::max(run.pending, run.events.request ? run.events.request() : Request::none));
 }
 
 bool stopping(Run& run) { return poll(run) == Request::save_and_stop; }
@@ -258,14 +273,13 @@ bool run_evaluation(Run& run) {
   const auto start = Clock::now();
   EvaluationEvent event{.step = run.state.step};
   const auto stop = [&run] { return stopping(run); };
-  event.result = evaluate(run.model, run.data.valid, run.config.training.micro_batch_size, run.config.eval.iters, stop);
+  event.result = evaluate(run.model, run.data.valid, run.config.training.micro_batch_size, run.config.eval.iters, stop, run.mesh.data);
   if (event.result.stopped) return false;
   event.seconds = seconds_since(start);
   run.last_valid_loss = event.result.loss;
   event.best = std::isfinite(event.result.loss) && (!run.state.best_valid_loss || event.result.loss < *run.state.best_valid_loss);
   if (event.best) run.state.best_valid_loss = event.result.loss;
-  run.metrics->write(event);
-  tell(run.events.evaluated, event);
+  publish(run, run.events.evaluated, event);
   return true;
 }
 
@@ -285,8 +299,7 @@ bool write_texts(Run& run) {
     const std::vector<int32_t> ids = generate(run.model, run.prompts[i], options, go_on);
     if (stopping(run)) return false;
     const TextEvent event{.step = run.state.step, .prompt = texts.prompts[i], .text = run.data.tokenizer->decode(ids)};
-    run.metrics->write(event);
-    tell(run.events.wrote, event);
+    publish(run, run.events.wrote, event);
   }
   return true;
 }
@@ -296,8 +309,8 @@ bool save(Run& run) {
   const auto start = Clock::now();
   SaveEvent event{.step = run.state.step};
   try {
-    const SavedCheckpoint saved = run.checkpoints->save(checkpoint_content(run.parts(), run.state));
-    event.path = run.newest_checkpoint = saved.path.string();
+    const CheckpointContent content = checkpoint_content(run.parts(), run.state);
+    event.path = run.newest_checkpoint = save_together(run.mesh.world, run.checkpoints, content).path.string();
   } catch (const Error& error) {
     if (error.code() != ExitCode::storage) throw;
     ++run.failed_saves;
@@ -305,8 +318,7 @@ bool save(Run& run) {
     log_error("checkpoint of step ", run.state.step, " not saved: ", error.what());
   }
   event.seconds = seconds_since(start);
-  run.metrics->write(event);
-  tell(run.events.saved, event);
+  publish(run, run.events.saved, event);
   return event.problem.empty();
 }
 
@@ -349,14 +361,14 @@ ExitCode loop(Run& run) {
 
 }  // namespace
 
-TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& arguments, const TrainEvents& events) {
+TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& arguments, const TrainEvents& events, const Mesh& mesh) {
   const auto start = Clock::now();
   set_num_threads(loaded.config.training.threads);
-  Run run(loaded, events);
+  require_size(mesh.data, "parallel.data", loaded.config.parallel.data);
+  Run run(loaded, events, mesh);
   run.config.checkpoint.resume == "never" ? start_fresh(run) : resume(run);
   open_folder(run, arguments);
-  const ExitCode exit = loop(run);
-  return {.exit = exit,
+  return {.exit = loop(run),
           .steps = run.state.step,
           .tokens = run.state.tokens,
           .skipped_steps = run.state.skipped_steps,
@@ -365,14 +377,14 @@ TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& a
           .seconds = seconds_since(start),
           .tokens_per_second = run.throughput.mean_tokens_per_second(),
           .failed_saves = run.failed_saves,
-          .dropped_lines = run.metrics->dropped(),
+          .dropped_lines = run.metrics ? run.metrics->dropped() : 0,
           .folder = run.config.logging.dir,
           .checkpoint = run.newest_checkpoint};
 }
 
 RunPreview preview_run(const LoadedConfig& loaded) {
   LoadedConfig copy = loaded;
-  const Data data = open_run_data(copy);
+  const Data data = open_run_data(copy, {});
   const PrecisionPlan precision = plan_with_data(copy.config, data);
   encode_prompts(copy.config.eval, data);
   RunPreview preview{.config = copy.config,

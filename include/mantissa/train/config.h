@@ -19,6 +19,7 @@ enum class OptimizerType { adamw };
 enum class ScheduleType { cosine, linear, constant, wsd };  // wsd: stable, then linear decay over decay_steps
 enum class Accumulation { running, tree };
 enum class DeviceChoice { automatic, cpu, cuda, cpu_reference };
+enum class CommBackend { automatic, ucx };
 enum class ConsoleMode { automatic, progress, plain, off };
 
 constexpr auto choices(OptimizerType) { return std::array{Choice{"adamw", OptimizerType::adamw}}; }
@@ -31,6 +32,7 @@ constexpr auto choices(DeviceChoice) {
   return std::array{Choice{"auto", DeviceChoice::automatic}, Choice{"cpu", DeviceChoice::cpu}, Choice{"cuda", DeviceChoice::cuda},
                     Choice{"cpu_reference", DeviceChoice::cpu_reference}};
 }
+constexpr auto choices(CommBackend) { return std::array{Choice{"auto", CommBackend::automatic}, Choice{"ucx", CommBackend::ucx}}; }
 constexpr auto choices(ConsoleMode) {
   return std::array{Choice{"auto", ConsoleMode::automatic}, Choice{"progress", ConsoleMode::progress}, Choice{"plain", ConsoleMode::plain},
                     Choice{"off", ConsoleMode::off}};
@@ -77,7 +79,8 @@ struct ScheduleConfig {
 struct TrainingConfig {
   int64_t steps = 1000;
   int64_t seq_len = 1024;
-  // Any two of the three give the third: after load_run_config() all are set and micro_batch_size * grad_accum == global_batch_size.
+  // Any two of the three give the third: after load_run_config() all are set and micro_batch_size * grad_accum * parallel.data is
+  // global_batch_size.
   int64_t micro_batch_size = 8;
   std::optional<int64_t> grad_accum;
   std::optional<int64_t> global_batch_size = 64;  // in sequences
@@ -97,7 +100,7 @@ struct TrainingConfig {
     v("seq_len", seq_len, "tokens per sequence", limits::between(1, 1 << 24));
     v("micro_batch_size", micro_batch_size, "sequences per forward pass", limits::between(1, 1 << 24));
     v("grad_accum", grad_accum, "micro batches per step; null: derived", limits::between(1, 1 << 24));
-    v("global_batch_size", global_batch_size, "sequences per step = micro_batch_size * grad_accum; null: derived",
+    v("global_batch_size", global_batch_size, "sequences per step = micro_batch_size * grad_accum * parallel.data; null: derived",
       limits::between(1, 1 << 30));
     v("accumulation", accumulation, "order of the gradient sum over micro batches");
     v("seed", seed, "of initialisation, data order and written texts");
@@ -105,6 +108,25 @@ struct TrainingConfig {
     v("threads", threads, "CPU threads; 0: the cores this process may use", limits::between(0, kMostThreads));
     v("recompute", recompute, "what backward recomputes: none, selective (attention and activation), full (all but layer inputs)");
     v("nonfinite_limit", nonfinite_limit, "stop after so many steps in a row with NaN or Inf", limits::between(1, kLargestCount));
+  }
+};
+
+// Several ranks. There is no stage of ZeRO to choose: with several data ranks masters and moments are sharded (ZeRO-1).
+struct ParallelConfig {
+  CommBackend backend = CommBackend::automatic;
+  int64_t data = -1;  // after load_run_config() at least 1
+  int64_t tensor = 1;
+  double init_timeout_s = 300.0, heartbeat_timeout_s = 10.0;
+
+  int64_t world() const { return data * tensor; }
+
+  void fields(auto& v) {
+    v("backend", backend, "how ranks on CPUs talk: ucx (auto)");
+    v("data", data, "replicas, each with its share of the batch; -1: as many as ranks were started, / tensor",
+      limits::between(-1, 1 << 16));
+    v("tensor", tensor, "ranks that share one replica; 1", limits::between(1, 1 << 16));
+    v("init_timeout_s", init_timeout_s, "how long ranks wait for each other at the start", limits::positive);
+    v("heartbeat_timeout_s", heartbeat_timeout_s, "a rank that was silent for so long is lost", limits::positive);
   }
 };
 
@@ -188,6 +210,7 @@ struct RunConfig {
   OptimizerConfig optimizer;
   ScheduleConfig schedule;
   TrainingConfig training;
+  ParallelConfig parallel;
   DataConfig data;
   EvalConfig eval;
   CheckpointConfig checkpoint;
@@ -199,6 +222,7 @@ struct RunConfig {
     v("optimizer", optimizer, "AdamW");
     v("schedule", schedule, "learning rate over time");
     v("training", training, "length, batch, device");
+    v("parallel", parallel, "several ranks");
     v("data", data, "what to read");
     v("eval", eval, "validation, and texts written during training");
     v("checkpoint", checkpoint, "saving and resuming");
@@ -216,13 +240,14 @@ enum class Inputs { must_exist, unchecked };
 // Reads, checks and completes a configuration: batch sizes, heads, recipes, run name and placeholders are derived, input paths made
 // absolute, and every input path must exist unless told otherwise. model.vocab_size stays null where only the data can tell. No side
 // effects. Throws one Error(usage) that lists everything that is wrong.
-LoadedConfig load_run_config(const ConfigSources& sources, Inputs inputs = Inputs::must_exist);
+// world: how many ranks were started; 0: as many as `parallel` asks for.
+LoadedConfig load_run_config(const ConfigSources& sources, Inputs inputs = Inputs::must_exist, int64_t world = 0);
 
 // The precision of every module. model.vocab_size must be set. Throws Error(usage) for what only it can show.
 PrecisionPlan resolve_plan(const RunConfig& config);
 
 // The part of it that needs no file on disk: checks across sections and everything that can be derived. `file` gives the run its name.
-void resolve_run_config(RunConfig& config, ConfigReport& report, const std::string& file);
+void resolve_run_config(RunConfig& config, ConfigReport& report, const std::string& file, int64_t world = 0);
 
 // In config_inputs.cpp. Reports every input path that is needed and does not exist, with the pattern and what its folder holds.
 // checkpoint.init_from is not needed by a run that continues from its own checkpoints.

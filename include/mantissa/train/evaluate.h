@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "mantissa/comm/communicator.h"
 #include "mantissa/data/batch.h"
 #include "mantissa/models/gpt.h"
 
@@ -35,8 +36,9 @@ struct Evaluation {
 void require_targets(const ValidationData& data, int64_t micro_batch_size, std::optional<int64_t> iters);
 
 // The first iters * micro_batch_size windows of each set, or all of them; always the same ones. Throws Error(usage) if no target counts.
-// `stop` is asked before each micro batch; true ends the evaluation.
+// `stop` is asked before each round of micro batches, one for each of `ranks`; true, which all ranks must answer alike, ends the
+// evaluation. The result is the same for any number of ranks.
 Evaluation evaluate(Gpt& model, const ValidationData& data, int64_t micro_batch_size, std::optional<int64_t> iters,
-                    const std::function<bool()>& stop = {});
+                    const std::function<bool()>& stop = {}, const Communicator& ranks = {});
 
 }  // namespace mantissa

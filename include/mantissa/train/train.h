@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "mantissa/comm/mesh.h"
 #include "mantissa/train/checkpoint.h"
 #include "mantissa/train/config.h"
 #include "mantissa/train/estimate.h"
@@ -34,7 +35,10 @@ struct TrainSummary {
 // a path in checkpoint.resume to another run included, environment if another process trains there, data for damaged or changed files,
 // numerical after training.nonfinite_limit steps in a row with NaN or Inf (nothing is saved then). After an Error in evaluation or texts
 // the steps done are saved.
-TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& arguments, const TrainEvents& events);
+//
+// With several ranks every one of them calls this with its mesh, whose data group has parallel.data ranks; rank 0 alone owns folder, lock
+// and metrics and is told events. Results do not depend on the number of ranks under training.accumulation tree, bit for bit.
+TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& arguments, const TrainEvents& events, const Mesh& mesh = {});
 
 // What train() would do.
 struct RunPreview {

@@ -1,0 +1,34 @@
+// What the ranks of a run do together at its borders. All are calls of every rank; a group of one does them alone.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "mantissa/comm/communicator.h"
+#include "mantissa/io/checkpoint_directory.h"
+#include "mantissa/train/events.h"
+
+namespace mantissa {
+
+std::vector<std::string> gather_texts(const Communicator& world, const std::string& own);  // by rank
+
+// Throws Error(usage) unless the group has as many ranks as this key says.
+void require_size(const Communicator& group, const char* key, int64_t size);
+
+// Throws Error(usage) on all ranks unless all have the same, naming the first that has another than rank 0.
+void require_same(const Communicator& world, const std::string& what, const std::string& own);
+
+// The most urgent request of any rank.
+Request agreed(const Communicator& world, Request own);
+
+// As agree() (comm/mesh.h) for reading a checkpoint: damage that one rank met is CheckpointDamage on all, so that all try another one. The
+// body must not communicate.
+void agree_on_reading(const Communicator& world, const std::function<void()>& body);
+
+// Every rank writes its shard; rank 0, which alone has the directory, begins and commits. Throws on all ranks as
+// CheckpointDirectory::save() does on one. What is returned is rank 0's.
+SavedCheckpoint save_together(const Communicator& world, std::optional<CheckpointDirectory>& directory, const CheckpointContent& content);
+
+}  // namespace mantissa

@@ -1,0 +1,60 @@
+#include "rank_session.h"
+
+#include <algorithm>
+
+#include "mantissa/base/hash.h"
+#include "mantissa/base/log.h"
+#include "mantissa/base/parallel.h"
+#include "mantissa/base/version.h"
+
+namespace mantissa::tools {
+namespace {
+
+std::vector<std::string> exchange(Store& store, const Launch& launch, const std::string& own) {
+  store.set(text("address ", launch.rank), own);
+  std::vector<std::string> all;
+  for (int r = 0; r < launch.world; ++r) all.push_back(store.get(text("address ", r)));
+  return all;
+}
+
+// Hosts may have another number of cores.
+std::string compared(RunConfig config) {
+  config.training.threads = 0;
+  return xxh64(effective_config(config)).text();
+}
+
+}  // namespace
+
+RankSession::RankSession(const Launch& launch, const RunConfig& config) {
+  if (launch.world == 1) return;
+  log_info(describe(launch));
+  store_ = std::make_unique<Store>(
+      launch, StoreOptions{.init_timeout_s = config.parallel.init_timeout_s, .heartbeat_timeout_s = config.parallel.heartbeat_timeout_s});
+  store_->compare({{"config", compared(config)}, {"build", build_fingerprint()}});
+  Store* const store = store_.get();
+  auto transport = ucx_transport(
+      launch.rank, [&](const std::string& own) { return exchange(*store, launch, own); }, [store] { store->check(); });
+  mesh_ = make_mesh(Communicator(std::move(transport)), static_cast<int>(config.parallel.tensor));
+}
+
+void RankSession::run(const std::function<void()>& body) {
+  if (!store_) return body();
+  try {
+    body();
+    mesh_.world.barrier();
+  } catch (const Error& error) {
+    store_->fail_all(error.code(), error.what());
+    throw;
+  } catch (const std::exception& error) {
+    store_->fail_all(ExitCode::internal, error.what());
+    throw;
+  }
+  mesh_ = {};
+  store_->leave();
+}
+
+void share_cores(const Launch& launch, TrainingConfig& training) {
+  if (training.threads == 0 && launch.local_size > 1) training.threads = std::max(1, num_threads() / launch.local_size);
+}
+
+}  // namespace mantissa::tools

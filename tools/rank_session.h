@@ -1,0 +1,29 @@
+// The ranks of this job, for a command that runs on all of them: from the environment to a mesh that they talk through.
+#pragma once
+
+#include <memory>
+
+#include "mantissa/comm/mesh.h"
+#include "mantissa/comm/store.h"
+#include "mantissa/train/config.h"
+
+namespace mantissa::tools {
+
+class RankSession {
+ public:
+  // Returns when all ranks are there and found to have the same config and build. A process alone opens nothing. Throws as Store does.
+  RankSession(const Launch& launch, const RunConfig& config);
+
+  const Mesh& mesh() const { return mesh_; }
+  // Runs body; an error that it throws ends the job on every rank, with its code. Returns when all ranks are through.
+  void run(const std::function<void()>& body);
+
+ private:
+  std::unique_ptr<Store> store_;
+  Mesh mesh_;
+};
+
+// training.threads 0 becomes the share of this rank of the cores of its host.
+void share_cores(const Launch& launch, TrainingConfig& training);
+
+}  // namespace mantissa::tools
