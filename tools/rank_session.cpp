@@ -37,6 +37,10 @@ RankSession::RankSession(const Launch& launch, const RunConfig& config) {
   mesh_ = make_mesh(Communicator(std::move(transport)), static_cast<int>(config.parallel.tensor));
 }
 
+void RankSession::at(int64_t step, const char* section) {
+  if (store_) store_->progress().at(step, section);
+}
+
 void RankSession::run(const std::function<void()>& body) {
   if (!store_) return body();
   try {

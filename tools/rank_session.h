@@ -15,6 +15,8 @@ class RankSession {
   RankSession(const Launch& launch, const RunConfig& config);
 
   const Mesh& mesh() const { return mesh_; }
+  // What this rank does, for the reports of the others, who see it with the next heartbeat. `section` is a literal.
+  void at(int64_t step, const char* section);
   // Runs body; an error that it throws ends the job on every rank, with its code. Returns when all ranks are through.
   void run(const std::function<void()>& body);
 

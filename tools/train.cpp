@@ -146,7 +146,9 @@ ExitCode run_training(const TrainArguments& arguments) {
   RankSession session(launch, loaded.config);
   Console console(launch.rank == 0 ? loaded.config.logging.console : ConsoleMode::off);
   TrainSummary summary;
-  session.run([&] { summary = train(loaded, command_line(), events_for(console, level), session.mesh()); });
+  TrainEvents events = events_for(console, level);
+  events.doing = [&session](int64_t step, const char* section) { session.at(step, section); };
+  session.run([&] { summary = train(loaded, command_line(), events, session.mesh()); });
   if (launch.rank == 0) print_summary(console, summary);
   return summary.exit;
 }

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <filesystem>
 
-#include "mantissa/base/json_fields.h"
 #include "mantissa/base/log.h"
 #include "mantissa/base/parallel.h"
 #include "mantissa/train/generate.h"
@@ -15,6 +14,7 @@
 #include "mantissa/train/schedule.h"
 #include "mantissa/train/training_step.h"
 #include "train/ranks.h"
+#include "train/run_data.h"
 
 namespace mantissa {
 namespace {
@@ -23,42 +23,12 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-Data open_run_data(LoadedConfig& loaded, const Communicator& world) {
-  RunConfig& config = loaded.config;
-  Data data =
-      open_data(config.data, {.seq_len = config.training.seq_len, .vocab_size = config.model.vocab_size, .seed = config.training.seed});
-  if (!config.model.vocab_size) loaded.report.derive("model.vocab_size");
-  config.model.vocab_size = data.vocab_size;
-  require_same(world, "data", json_text(data.fingerprints));
-  return data;
-}
-
-// Refuses what only the data shows: a vocabulary that does not fit the plan, validation without targets.
-PrecisionPlan plan_with_data(const RunConfig& config, const Data& data) {
-  PrecisionPlan plan = resolve_plan(config);
-  if (data.valid.sets() > 0) require_targets(data.valid, config.training.micro_batch_size, config.eval.iters);
-  return plan;
-}
-
-// Prompts are encoded before the run starts, so that one that cannot be is an error then.
-std::vector<std::vector<int32_t>> encode_prompts(const EvalConfig& config, const Data& data) {
-  std::vector<std::vector<int32_t>> prompts;
-  if (!config.texts) return prompts;
-  require(data.tokenizer.has_value(), ExitCode::usage, "eval.samples: needs data.tokenizer");
-  for (size_t i = 0; i < config.texts->prompts.size(); ++i) {
-    const std::string name = text("eval.samples.prompts.", i);
-    prompts.push_back(data.tokenizer->encode(config.texts->prompts[i], {.name = name, .code = ExitCode::usage}));
-    require(!prompts.back().empty(), ExitCode::usage, name, ": must not be empty");
-  }
-  return prompts;
-}
-
 // What one run owns. The members are in the order in which they depend on each other.
 struct Run {
   LoadedConfig loaded;
   const RunConfig& config = loaded.config;
   const Mesh& mesh;
-  const TrainEvents events;  // the ranks but 0 have only requests
+  const TrainEvents events;  // only rank 0 is told what happens
   Data data;
   PrecisionPlan plan;
   std::vector<std::vector<int32_t>> prompts;
@@ -79,7 +49,7 @@ struct Run {
   Run(const LoadedConfig& given, const TrainEvents& observers, const Mesh& ranks)
       : loaded(given),
         mesh(ranks),
-        events(ranks.world.rank() == 0 ? observers : TrainEvents{.request = observers.request}),
+        events(ranks.world.rank() == 0 ? observers : TrainEvents{.request = observers.request, .doing = observers.doing}),
         data(open_run_data(loaded, mesh.world)),
         plan(plan_with_data(config, data)),
         prompts(encode_prompts(config.eval, data)),
@@ -88,6 +58,9 @@ struct Run {
         optimizer(model.parameters(), config.optimizer, Shards(model.parameters(), mesh.data)),
         accumulator(model.parameters(), config.training.accumulation, *config.training.grad_accum) {}
   TrainedParts parts() { return {config, plan, data, model.parameters(), optimizer}; }
+  void doing(const char* section) const {
+    if (events.doing) events.doing(state.step, section);
+  }
   bool leads() const { return mesh.world.rank() == 0; }  // owns folder, lock, metrics and output
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
@@ -243,6 +216,7 @@ StepResult measured_step(Run& run, const Batch& batch, double lr, std::optional<
 void take_step(Run& run) {
   const TrainingConfig& training = run.config.training;
   const auto start = Clock::now();
+  run.doing("step");
   const int64_t share = *training.global_batch_size / run.config.parallel.data;
   const Batch batch = run.data.train->batch(run.state.samples + run.mesh.data.rank() * share, share);
   const double lr = learning_rate(run.config.schedule, run.config.optimizer.lr, training.steps, run.state.step);
@@ -270,6 +244,7 @@ bool stopping(Run& run) { return poll(run) == Request::save_and_stop; }
 
 // False if a request to stop cut it short.
 bool run_evaluation(Run& run) {
+  run.doing("evaluation");
   const auto start = Clock::now();
   EvaluationEvent event{.step = run.state.step};
   const auto stop = [&run] { return stopping(run); };
@@ -285,6 +260,7 @@ bool run_evaluation(Run& run) {
 
 // False if a request to stop cut them short; half a text is none.
 bool write_texts(Run& run) {
+  run.doing("texts");
   const TextsConfig& texts = *run.config.eval.texts;
   const auto go_on = [&run](int32_t) { return !stopping(run); };
   for (size_t i = 0; i < run.prompts.size(); ++i) {
@@ -306,6 +282,7 @@ bool write_texts(Run& run) {
 
 // False if the disk did not take it; training goes on and tries again at the next interval.
 bool save(Run& run) {
+  run.doing("save");
   const auto start = Clock::now();
   SaveEvent event{.step = run.state.step};
   try {

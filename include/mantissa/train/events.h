@@ -152,6 +152,8 @@ struct TrainEvents {
   std::function<void(const TextEvent&)> wrote = {};
   std::function<void(const SaveEvent&)> saved = {};
   std::function<Request()> request = {};  // asked at least once a step, and during evaluation and texts; save is handed out once
+  // On every rank: what it begins, a literal ("step", "evaluation", "texts", "save"), after so many steps.
+  std::function<void(int64_t step, const char* section)> doing = {};
 };
 
 // "step   120/2000 | loss 3.2826 | norm 1.234 | lr 6.00e-04 | 1709 ms | 38347 tok/s | mfu 46.9% | mem 4.5 GiB | eta 53m33s"

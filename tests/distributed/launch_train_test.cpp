@@ -1,0 +1,157 @@
+// Runs of several processes over UCX, as a user starts them.
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "files.h"
+#include "process.h"
+
+namespace mantissa {
+namespace {
+
+using ::testing::HasSubstr;
+namespace fs = std::filesystem;
+
+class LaunchedTraining : public ::testing::Test {
+ protected:
+  LaunchedTraining() {
+    std::string words;
+    for (int i = 0; i < 4000; ++i) words += "abcdefgh"[(i * i + i / 7) % 8];
+    test::write_file(folder_ / "text.txt", words);
+    const nlohmann::json config = {
+        {"model",
+         {{"hidden_size", 64}, {"num_layers", 1}, {"num_attention_heads", 2}, {"intermediate_size", 96}, {"max_position_embeddings", 16}}},
+        {"precision", {{"recipe", "mxfp8"}, {"fp8_param_gather", true}}},
+        {"training",
+         {{"steps", 40},
+          {"seq_len", 16},
+          {"micro_batch_size", 1},
+          {"grad_accum", nullptr},
+          {"global_batch_size", 4},
+          {"accumulation", "tree"},
+          {"threads", 1}}},
+        {"data", {{"path", "text.txt"}, {"tokenizer", "char"}}},
+        {"eval", {{"interval", 20}, {"iters", 2}}},
+        {"checkpoint", {{"interval", 10}}},
+        {"logging", {{"tensorboard", false}}}};
+    test::write_file(folder_ / "run.json", config.dump());
+  }
+
+  static std::vector<std::string> train(const std::string& name, std::vector<std::string> more = {}) {
+    std::vector<std::string> words = {"train", "run.json", "--set", "logging.dir=" + name};
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  }
+  test::ProcessResult mantissa(std::vector<std::string> words) const { return test::run_mantissa(std::move(words), folder_.path()); }
+  test::ProcessResult launch(int ranks, std::vector<std::string> command, std::vector<std::string> options = {}) const {
+    std::vector<std::string> words = {"launch", "--nproc-per-node", std::to_string(ranks)};
+    words.insert(words.end(), options.begin(), options.end());
+    words.emplace_back("--");
+    words.insert(words.end(), command.begin(), command.end());
+    return mantissa(words);
+  }
+  // Each rank writes its process number before it becomes mantissa. `sets` may speak of $RANK.
+  test::ProcessResult launch_with_pids(int ranks, const std::string& name, const std::string& sets) const {
+    const std::string script =
+        std::string("echo $$ > pid.$RANK; exec ") + MANTISSA_BINARY + " train run.json --set logging.dir=" + name + " " + sets;
+    return launch(ranks, {"sh", "-c", script});
+  }
+  pid_t pid_of(int rank) const { return std::stoi(test::read_file(folder_ / ("pid." + std::to_string(rank)))); }
+
+  bool appears(const std::string& file) const {
+    for (int i = 0; i < 6000; ++i) {
+      if (fs::exists(folder_ / file)) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    return false;
+  }
+  void expect_equal(const std::string& a, const std::string& b) const {
+    const auto diff = mantissa({"inspect", a + "/checkpoints", "--diff", b + "/checkpoints"});
+    EXPECT_EQ(diff.exit_code, 0) << diff.output;
+    EXPECT_THAT(diff.output, HasSubstr("step 40 and step 40: all"));
+  }
+
+  test::TemporaryFolder folder_;
+};
+
+TEST_F(LaunchedTraining, HasTheWeightsOfOneProcess) {
+  ASSERT_EQ(mantissa(train("alone")).exit_code, 0);
+  for (const int ranks : {2, 4}) {
+    const std::string name = "ranks" + std::to_string(ranks);
+    const auto run = launch(ranks, train(name));
+    ASSERT_EQ(run.exit_code, 0) << run.errors;
+    EXPECT_THAT(run.output, HasSubstr("[rank0]:done | step 40"));
+    EXPECT_EQ(run.output.find("[rank1]:"), std::string::npos) << "only rank 0 prints";
+    expect_equal("alone", name);
+  }
+}
+
+TEST_F(LaunchedTraining, GoesOnFromTheNewestCheckpointAfterARankWasKilled) {
+  ASSERT_EQ(mantissa(train("alone")).exit_code, 0);
+  test::ProcessResult run;
+  std::thread launcher([&] { run = launch_with_pids(4, "killed", "--set training.steps=1000000"); });
+  ASSERT_TRUE(appears("killed/checkpoints/step-00000020"));
+  ::kill(pid_of(2), SIGKILL);
+  launcher.join();
+  EXPECT_EQ(run.exit_code, 137);
+  EXPECT_THAT(run.errors, HasSubstr("rank 2 failed first: SIGKILL"));
+  for (const char* rank : {"0", "1", "3"})
+    EXPECT_THAT(run.errors, ::testing::ContainsRegex(std::string("  ") + rank + " .* exit code 6")) << run.errors;
+  // Later checkpoints are of a schedule of more steps.
+  test::ProcessResult resumed;
+  for (const auto& entry : fs::directory_iterator(folder_ / "killed/checkpoints"))
+    if (entry.path().filename().string() > "step-00000020") fs::remove_all(entry.path());
+  resumed = launch(2, train("killed", {"--resume"}));
+  EXPECT_EQ(resumed.exit_code, 0) << resumed.errors;
+  EXPECT_THAT(resumed.output, HasSubstr("done | step 40"));
+}
+
+TEST_F(LaunchedTraining, IsStartedAgainByItsLauncher) {
+  ASSERT_EQ(mantissa(train("alone")).exit_code, 0);
+  // In the first attempt rank 1 dies after the first checkpoint.
+  const std::string script = std::string(R"(
+    if [ $TORCHELASTIC_RESTART_COUNT = 0 ] && [ $RANK = 1 ]; then
+      (while [ ! -e again/checkpoints/step-00000010 ]; do sleep 0.01; done; kill -9 $$) &
+    fi
+    exec )") + MANTISSA_BINARY +
+                             " train run.json --set logging.dir=again";
+  const auto run = launch(2, {"sh", "-c", script}, {"--max-restarts", "2"});
+  EXPECT_EQ(run.exit_code, 0) << run.errors;
+  EXPECT_THAT(run.errors, HasSubstr("restart 1 of 2"));
+  expect_equal("alone", "again");
+}
+
+TEST_F(LaunchedTraining, NamesTheRankWhoseConfigIsAnother) {
+  const auto run = launch_with_pids(
+      3, "odd", "--set training.accumulation=running --set training.global_batch_size=3 --set optimizer.lr=0.00$((RANK == 1 ? 2 : 1))");
+  EXPECT_EQ(run.exit_code, 2) << run.errors;
+  EXPECT_THAT(run.errors, HasSubstr("rank 1"));
+  EXPECT_THAT(run.errors, HasSubstr("config"));
+  EXPECT_FALSE(fs::exists(folder_ / "odd"));
+}
+
+TEST_F(LaunchedTraining, StopsOnASignalToOneRankAfterTheSameStepOfAll) {
+  test::ProcessResult run;
+  std::thread launcher([&] { run = launch_with_pids(2, "stopped", "--set training.steps=1000000"); });
+  ASSERT_TRUE(appears("stopped/checkpoints/step-00000010"));
+  ::kill(pid_of(1), SIGTERM);
+  launcher.join();
+  EXPECT_EQ(run.exit_code, 75) << run.errors;
+  EXPECT_THAT(run.output, HasSubstr("The same command with --resume continues."));
+}
+
+TEST_F(LaunchedTraining, ADamagedCheckpointEndsAllRanksWithTheCodeOfTheData) {
+  ASSERT_EQ(mantissa(train("run")).exit_code, 0);
+  const std::string shard = "run/checkpoints/step-00000040/shard-00000.bin";
+  std::string bytes = test::read_file(folder_ / shard);
+  bytes[bytes.size() - 5] ^= 1;  // in what the last rank reads
+  test::write_file(folder_ / shard, bytes);
+  const auto run = launch(2, train("other", {"--set", "checkpoint.resume=run/checkpoints/step-00000040"}));
+  EXPECT_EQ(run.exit_code, 4) << run.errors;
+  EXPECT_THAT(run.errors, HasSubstr("is damaged"));
+}
+
+}  // namespace
+}  // namespace mantissa
