@@ -144,6 +144,20 @@ TEST(JsonFields, WhatIsWrongIsNamedWithItsPlace) {
   EXPECT_EQ(problem("[1]"), "a.json: must be an object, got [1]");
 }
 
+TEST(JsonFields, AnIntegerBeyondItsTypeIsToldWhatTypeAndLimitsLeave) {
+  EXPECT_EQ(problem(changed("/counts/0", "9223372036854775808")),
+            "a.json: counts[0]: must be in [0, 9223372036854775807], got 9223372036854775808");
+  EXPECT_EQ(problem(changed("/place/y", "2147483648")), "a.json: place.y: must be in [-2147483648, 2147483647], got 2147483648");
+  EXPECT_EQ(problem(changed("/newer", "9223372036854775808")),
+            "a.json: newer: must be in [-9223372036854775808, 9223372036854775807], got 9223372036854775808");
+  const auto bounded = [](const Limits& limits, const nlohmann::json& value) {
+    int64_t member = 0;
+    return detail::mismatch(detail::field_of(member, "n", "", limits), value, "it");
+  };
+  EXPECT_EQ(bounded({.max = 1e30}, 9223372036854775808U), "must be in [-9223372036854775808, 9223372036854775807], got it");
+  EXPECT_EQ(bounded({.min = -2, .above_min = true}, 9223372036854775808U), "must be in (-2, 9223372036854775807], got it");
+}
+
 TEST(JsonFields, LongValuesAndNamesAreCut) {
   const std::string name(1000, 'n');
   EXPECT_LT(problem(changed("/flag", '"' + name + '"')).size(), 120U);

@@ -42,6 +42,16 @@ std::string plain(double bound) {
   return whole ? text(static_cast<int64_t>(bound)) : text(bound);
 }
 
+// What the type and the limits of an integer leave.
+std::string integer_range(const Field& field) {
+  const FieldType& type = *field.type;
+  const Limits& limits = field.limits;
+  const bool raised = limits.min > static_cast<double>(type.lowest), lowered = limits.max < static_cast<double>(type.highest);
+  const std::string low = raised ? (limits.above_min ? "(" : "[") + plain(limits.min) : text('[', type.lowest);
+  const std::string high = lowered ? plain(limits.max) + (limits.below_max ? ")" : "]") : text(type.highest, ']');
+  return "in " + low + ", " + high;
+}
+
 // The bound that the value crosses.
 std::string crossed(const Limits& limits, double value) {
   if (value > limits.min || (value == limits.min && !limits.above_min)) {
@@ -161,7 +171,7 @@ std::string detail::mismatch(const Field& field, const json& value, const std::s
   const bool integer = type.kind == FieldKind::integer && value.is_number_integer();
   if (integer || (type.kind == FieldKind::number && value.is_number())) {
     const bool fits = within(field.limits, value.get<double>());
-    const std::string range = fits ? text("in [", type.lowest, ", ", type.highest, "]") : crossed(field.limits, value.get<double>());
+    const std::string range = fits ? integer_range(field) : crossed(field.limits, value.get<double>());
     return "must be " + range + (type.nullable && !fits ? " or null" : "") + ", got " + shown;
   }
   const bool misspelt = type.kind == FieldKind::choice && value.is_string();
