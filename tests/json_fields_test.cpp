@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "files.h"
+#include "mantissa/base/config.h"
 #include "mantissa/base/hash.h"
 
 namespace mantissa {
@@ -60,6 +61,12 @@ struct Record {
     v("raw", raw, limits::json);
     v("newer", newer, limits::later);
   }
+};
+
+using ByText = std::map<std::string, int64_t>;
+struct Named {
+  ByText counts;
+  void fields(auto& v) { v("counts", counts); }
 };
 
 const std::string kWhole =
@@ -156,6 +163,22 @@ TEST(JsonFields, AnIntegerBeyondItsTypeIsToldWhatTypeAndLimitsLeave) {
   };
   EXPECT_EQ(bounded({.max = 1e30}, 9223372036854775808U), "must be in [-9223372036854775808, 9223372036854775807], got it");
   EXPECT_EQ(bounded({.min = -2, .above_min = true}, 9223372036854775808U), "must be in (-2, 9223372036854775807], got it");
+}
+
+TEST(JsonFields, AnyTextIsANameInAMapOfTexts) {
+  const std::string content = R"({"counts":{"":1," x":2,"a b":3,"é\n":4}})";
+  const auto named = from_json<Named>(content, "a.json");
+  EXPECT_EQ(named.counts, (ByText{{"", 1}, {" x", 2}, {"a b", 3}, {"é\n", 4}}));
+  EXPECT_EQ(json_text(named), content);
+}
+
+TEST(JsonFields, MapsOfNumbersAreNotForConfigurations) {
+  Record config;
+  ConfigReport report;
+  const ConfigSources sources{.file = "c.json", .text = R"({"by_code": {"x": 1}})", .sets = {}};
+  EXPECT_STREQ(error_of([&] { read_config(sources, fields_of(config), report); }).what(),
+               "by_code.x: the names of a map in a config are texts");
+  EXPECT_STREQ(error_of([&] { config_schema(fields_of(config), "t"); }).what(), "by_code: the names of a map in a config are texts");
 }
 
 TEST(JsonFields, LongValuesAndNamesAreCut) {

@@ -79,7 +79,9 @@ class Reader {
       } else if (name.size() > kLongestName) {
         report_.key_error(dotted(key, name), entry, [] { return text("a name has at most ", kLongestName, " characters"); });
       } else {
-        read(*field.add(name), entry, dotted(key, name));
+        const std::optional<Field> member = field.add(name);
+        require(member.has_value(), dotted(key, name), ": the names of a map in a config are texts");
+        read(*member, entry, dotted(key, name));
       }
     }
   }

@@ -162,8 +162,9 @@ ordered_json schema_of(const Field& field) {
     schema["items"] = schema_of(field.element(0));
   } else if (field.kind() == FieldKind::map) {
     schema["default"] = ordered_json::object();
-    ordered_json entry = schema_of(*field.add("x"));
-    schema["additionalProperties"] = std::move(entry);
+    const std::optional<Field> entry = field.add("x");
+    require(entry.has_value(), field.name, ": the names of a map in a config are texts");
+    schema["additionalProperties"] = schema_of(*entry);
   } else if (field.kind() == FieldKind::object) {
     if (field.type->nullable) schema["default"] = nullptr;
     field.set(true);

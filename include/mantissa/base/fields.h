@@ -15,11 +15,11 @@
 // with `static constexpr const char* kShortForm = "enabled";` may be written as the value of that member alone.
 #pragma once
 
+#include <charconv>
 #include <cstdint>
 #include <limits>
 #include <map>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -202,12 +202,16 @@ std::optional<T> from_scalar(const Scalar& scalar) {
   }
 }
 
-// None if the key is written otherwise, "007" for one.
+// A text is its own name. None if a number is written otherwise, "007" for one.
 template <class K>
 std::optional<K> key_of_name(const std::string& name) {
-  K key{};
-  std::istringstream(name) >> key;
-  return text(key) == name ? std::optional(key) : std::nullopt;
+  if constexpr (std::is_same_v<K, std::string>) {
+    return name;
+  } else {
+    K key{};
+    std::from_chars(name.data(), name.data() + name.size(), key);
+    return text(key) == name ? std::optional(key) : std::nullopt;
+  }
 }
 
 template <class T>
