@@ -142,8 +142,8 @@ TEST_F(HostileManifest, WrongFieldsAreRefused) {
       {"name has 0 bytes", {"/tensors/0/name", "\"\""}},
       {"name with control characters", {"/tensors/0/name", R"("w\u001b[2J")"}},
       {"name with control characters", {"/tensors/0/name", R"("w\u0000")"}},
-      {"tensors[0].dtype: must be the name of a dtype, got \"float\"", {"/tensors/0/dtype", "\"float\""}},
-      {"tensors[0].dtype: must be the name of a dtype", {"/tensors/0/dtype", "\"\""}},
+      {"tensors[0].dtype: must be one of fp32, bf16, fp64, i32, u8, got \"float\"", {"/tensors/0/dtype", "\"float\""}},
+      {"tensors[0].dtype: must be one of fp32", {"/tensors/0/dtype", "\"\""}},
   };
   expect_all_refused(kChanges);
   body_["tensors"][0]["name"] = std::string(1025, 'a');
@@ -262,6 +262,11 @@ TEST_F(HostileManifest, LinksFoldersAndPipesInTheFilesPlaceAreRefused) {
 TEST_F(HostileManifest, FormattedTextParsesToTheSameManifest) {
   const Manifest manifest = parse_manifest(good_, "manifest");
   EXPECT_EQ(format_manifest(manifest), good_);
+}
+
+TEST_F(HostileManifest, ADtypeIsNamedInTheListOfThem) {
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f64, Dtype::i32, Dtype::u8})
+    EXPECT_THAT(NamedDtype::kTextForm, HasSubstr(dtype_name(dtype)));
 }
 
 }  // namespace

@@ -53,7 +53,7 @@ struct Piece {
 
 // Any dtype by its name; a config takes few of them.
 struct NamedDtype {
-  static constexpr const char* kTextForm = "the name of a dtype";
+  static constexpr const char* kTextForm = "one of fp32, bf16, fp64, i32, u8";
   Dtype dtype = Dtype::f32;
 
   NamedDtype() = default;
