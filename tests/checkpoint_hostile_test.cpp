@@ -264,6 +264,21 @@ TEST_F(HostileManifest, FormattedTextParsesToTheSameManifest) {
   EXPECT_EQ(format_manifest(manifest), good_);
 }
 
+TEST_F(HostileManifest, WhatWouldNotBeReadIsNotFormatted) {
+  const Manifest good = parse_manifest(good_, "manifest");
+  const auto problem = [&](auto&& change) {
+    Manifest bad = good;
+    change(bad);
+    const Error error = error_of([&] { format_manifest(bad); });
+    EXPECT_EQ(error.code(), ExitCode::internal);
+    return std::string(error.what());
+  };
+  EXPECT_THAT(problem([](Manifest& bad) { bad.tensors[0].name = "w\xff"; }), HasSubstr("no UTF-8"));
+  EXPECT_THAT(problem([](Manifest& bad) { bad.shards[0].file = "w\xff"; }), HasSubstr("plain file name"));
+  EXPECT_THAT(problem([](Manifest& bad) { bad.shards[0].bytes += 1; }), HasSubstr("belong to no tensor"));
+  EXPECT_THAT(problem([](Manifest& bad) { bad.state = "{"; }), HasSubstr("state"));
+}
+
 TEST_F(HostileManifest, ADtypeIsNamedInTheListOfThem) {
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f64, Dtype::i32, Dtype::u8})
     EXPECT_THAT(NamedDtype::kTextForm, HasSubstr(dtype_name(dtype)));

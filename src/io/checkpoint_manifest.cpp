@@ -38,6 +38,7 @@ std::optional<NamedDtype> NamedDtype::parse(const std::string& name) {
 }
 
 std::string format_manifest(const Manifest& manifest) {
+  check_manifest(manifest, "checkpoint manifest", ExitCode::internal);
   std::string out;
   for (const Field& field : fields_of(const_cast<Manifest&>(manifest))) {  // which are only read
     out += text(out.empty() ? "{\n" : ",\n", '"', field.name, "\": ", json_text(field));

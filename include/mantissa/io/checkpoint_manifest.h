@@ -145,7 +145,8 @@ struct Manifest : CheckpointHead {
 void check_manifest(const Manifest& manifest, const std::string& source, ExitCode code);
 
 // The file's text and back. Parsing verifies the hash first, then every field, and throws Error(data) naming `source` and the field; memory
-// and time are bounded by the size of the text. Formatting throws Error(internal) for texts that are not JSON and names that are not UTF-8.
+// and time are bounded by the size of the text. Formatting throws Error(internal) for texts that are not JSON and for what check_manifest
+// refuses: it would not be read again.
 std::string format_manifest(const Manifest& manifest);
 Manifest parse_manifest(std::string_view content, const std::string& source);
 
