@@ -146,12 +146,6 @@ fs::path put_in_place(const fs::path& temporary, const fs::path& path, bool over
   return {};
 }
 
-int64_t bytes_of(const Manifest& manifest) {
-  int64_t sum = 0;
-  for (const Shard& shard : manifest.shards) sum += shard.bytes;
-  return sum;
-}
-
 }  // namespace
 
 CheckpointDirectory::CheckpointDirectory(const fs::path& folder, KeepPolicy keep, const std::string& job)
@@ -232,7 +226,7 @@ CheckpointDirectory::Save CheckpointDirectory::begin(Manifest manifest) {
   const There there = what_lies(path_of(save.manifest.step), save.manifest);
   if (there == There::same) return save;
   save.over_damage = there == There::damaged;
-  require_free_space(folder_, bytes_of(save.manifest));
+  require_free_space(folder_, save.manifest.bytes());
   save.folder = folder_ / (".tmp-" + checkpoint_name(save.manifest.step).substr(5) + "-" + unique_id());
   make_directory(save.folder);
   return save;
@@ -245,7 +239,7 @@ void CheckpointDirectory::abandon(const Save& save) {
 
 SavedCheckpoint CheckpointDirectory::commit(const Save& save) {
   const int64_t step = save.manifest.step;
-  const SavedCheckpoint saved{.path = path_of(step), .bytes = bytes_of(save.manifest), .already_there = save.folder.empty()};
+  const SavedCheckpoint saved{.path = path_of(step), .bytes = save.manifest.bytes(), .already_there = save.folder.empty()};
   fs::path superseded;
   if (!saved.already_there) {
     try {

@@ -37,6 +37,12 @@ std::optional<NamedDtype> NamedDtype::parse(const std::string& name) {
   return {};
 }
 
+int64_t Manifest::bytes() const {
+  int64_t sum = 0;
+  for (const Shard& shard : shards) sum += shard.bytes;
+  return sum;
+}
+
 std::string format_manifest(const Manifest& manifest) {
   check_manifest(manifest, "checkpoint manifest", ExitCode::internal);
   std::string out;

@@ -86,12 +86,6 @@ void CheckpointReader::check_sizes() const {
   }
 }
 
-int64_t CheckpointReader::bytes() const {
-  int64_t sum = 0;
-  for (const Shard& shard : manifest_.shards) sum += shard.bytes;
-  return sum;
-}
-
 const ManifestTensor& CheckpointReader::tensor(const std::string& name) const {
   const auto found = index_.find(name);
   require(found != index_.end(), ExitCode::usage, directory_.string(), ": has no tensor ", name, ": it was written by another model");

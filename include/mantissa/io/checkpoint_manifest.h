@@ -133,6 +133,8 @@ struct Manifest : CheckpointHead {
   std::vector<Shard> shards;
   std::vector<ManifestTensor> tensors;
 
+  int64_t bytes() const;  // of all shards
+
   void fields(auto& v) {
     v("format_version", format_version);
     CheckpointHead::fields(v);

@@ -34,7 +34,7 @@ class CheckpointReader {
   const std::filesystem::path& directory() const { return directory_; }
   const Manifest& manifest() const { return manifest_; }
   const std::string& hash() const { return hash_; }  // of the manifest, as in the file `latest`
-  int64_t bytes() const;                             // of all shards
+  int64_t bytes() const { return manifest_.bytes(); }
 
   bool has(const std::string& name) const { return index_.contains(name); }
   // Throws Error(usage) if the checkpoint has no such tensor: it is of another model.
