@@ -105,9 +105,14 @@ TEST_F(CheckpointTest, NonFiniteValuesAreNeverSaved) {
 TEST_F(CheckpointTest, DataOfAnotherSizeThanTheTensorIsRefused) {
   CheckpointContent content{{.step = 1}, {}};
   content.tensors = {{.name = "w", .shape = {3}, .boxes = {}, .data = saved_tensor({2}, std::vector<float>(2))}};
-  const Error error = error_of([&] { describe_shard(content.tensors, 0, 1); });
-  EXPECT_EQ(error.code(), ExitCode::internal);
-  EXPECT_STREQ(error.what(), "w is [3], but its data has 2 elements");
+  const auto problem = [&] {
+    const Error error = error_of([&] { describe_shard(content.tensors, 0, 1); });
+    EXPECT_EQ(error.code(), ExitCode::internal);
+    return std::string(error.what());
+  };
+  EXPECT_EQ(problem(), "w is [3], but its data has 2 elements");
+  content.tensors[0].boxes = {{.start = {0}, .size = {1}}};
+  EXPECT_EQ(problem(), "w is [3], of which its boxes have 1 elements, but its data has 2 elements");
 }
 
 TEST_F(CheckpointTest, NonFiniteValuesAreFoundInEveryFloatingDtype) {

@@ -64,8 +64,9 @@ std::vector<Box> boxes_of(const CheckpointTensor& tensor) {
 
 ManifestTensor describe_tensor(const CheckpointTensor& tensor, int64_t shard, int64_t& offset) {
   std::vector<Box> boxes = boxes_of(tensor);
-  require(tensor.data.elements() == elements_of(boxes), tensor.name, " is ", tensor.shape, ", but its data has ", tensor.data.elements(),
-          " elements");
+  const std::string part = tensor.boxes.empty() ? "" : text(", of which its boxes have ", elements_of(boxes), " elements");
+  require(tensor.data.elements() == elements_of(boxes), tensor.name, " is ", tensor.shape, part, ", but its data has ",
+          tensor.data.elements(), " elements");
   ManifestTensor entry{.name = tensor.name, .dtype = tensor.data.dtype(), .shape = dimensions(tensor.shape), .pieces = {}};
   for (Box& box : boxes) {
     const int64_t bytes = box.elements() * dtype_bytes(entry.dtype);

@@ -45,7 +45,8 @@ ShardEntry describe_shard(const std::vector<CheckpointTensor>& tensors, int64_t 
 // The complete manifest, of the shards 0, 1, ... Throws Error(internal) if names or boxes do not fit together.
 Manifest assemble_manifest(const CheckpointHead& head, const std::vector<ShardEntry>& shards);
 
-// Into a folder that is there; on the disk when they return. Throw Error(storage).
+// Into a folder that is there. On the disk when they return, but for the name of a shard: write_manifest, which comes last, syncs the
+// folder. Throw Error(storage).
 void write_shard(const std::vector<CheckpointTensor>& tensors, const Shard& shard, const std::filesystem::path& folder);
 void write_manifest(const Manifest& manifest, const std::filesystem::path& folder);
 
