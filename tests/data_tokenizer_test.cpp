@@ -117,6 +117,16 @@ TEST(Tokenizer, DamagedJsonIsRefused) {
   }
 }
 
+TEST(Tokenizer, FilesOfOtherProgramsAreToldFromDamagedOnes) {
+  const auto problem = [](const char* json) { return std::string(error_of([&] { Tokenizer::from_json(json, "t.json"); }).what()); };
+  const std::string foreign = R"(t.json: not a tokenizer written by mantissa ({"type": "byte"} or {"type": "char", "characters": [...]}))";
+  for (const char* json :
+       {R"({"version":"1.0","model":{"type":"BPE","vocab":{}}})", R"({"type":"bpe"})", R"({"type":1})", R"(["byte"])", "5"})
+    EXPECT_EQ(problem(json), foreign) << json;
+  EXPECT_EQ(problem(R"({"type":"char","characters":[-1]})"), "t.json: characters[0]: must be 0 or more, got -1");
+  EXPECT_EQ(problem(R"({"type":"char"})"), "t.json: characters: must hold at least one code point");
+}
+
 TEST(Tokenizer, IdWithoutATokenIsDecodedVisibly) {
   EXPECT_EQ(Tokenizer::bytes().decode(std::vector<int32_t>{97, 256, -1}), "a\uFFFD\uFFFD");
 }

@@ -132,7 +132,11 @@ std::string Tokenizer::to_json() const {
 }
 
 Tokenizer Tokenizer::from_json(std::string_view json, const std::string& name) {
-  const auto file = mantissa::from_json<TokenizerFile>(json, name);
+  const nlohmann::json root = parse_strict_json(json, name);
+  const auto type = root.find("type");  // first: other programs, too, write files of this name
+  require(type != root.end() && type->is_string() && choice_of<TokenizerKind>(type->get<std::string>()), ExitCode::data, name,
+          R"(: not a tokenizer written by mantissa ({"type": "byte"} or {"type": "char", "characters": [...]}))");
+  const auto file = JsonReader(root, name).as<TokenizerFile>();
   if (file.type == TokenizerKind::byte) return bytes();
   require(!file.characters.empty(), ExitCode::data, name, ": characters: must hold at least one code point");
   return characters({file.characters.begin(), file.characters.end()});
