@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "files.h"
 #include "mantissa/base/hash.h"
 #include "testing.h"
 
@@ -108,6 +109,20 @@ TEST_P(CodeHash, RowsOfPaddingDoNotCount) {
   EXPECT_NE(before, whole());
   for (int64_t i = rows * width; i < x.shape[0] * width; ++i) x.codes.data<uint8_t>()[i] = 0;
   EXPECT_EQ(code_sums(x, place), before);
+}
+
+class CodeHashContract : public test::BackendTest {};
+
+TEST_F(CodeHashContract, ShardsThatHaveNoWholeCellsAreRefused) {
+  const QuantizedTensor x = empty_quantized(fast(), {64, 96}, {Format::e4m3});
+  const auto problem = [&](const QuantizedTensor& shard, const CodePlace& place) {
+    return std::string(test::error_of([&] { code_sums(shard, place); }).what());
+  };
+  EXPECT_EQ(problem(x, {.rows = 65, .columns = 96}), "code_sums: 65 rows of a shard that is [64, 96]");
+  EXPECT_EQ(problem(x, {.rows = 64, .columns = 192, .first_col = 16}),
+            "code_sums: a shard at 0, 16 begins inside a cell of e4m3 1x32 rceil");
+  const QuantizedTensor odd = empty_quantized(fast(), {64, 96}, {Format::e2m1, 1, 24});
+  EXPECT_EQ(problem(odd, {.rows = 64, .columns = 96}), "code_sums: the blocks of e2m1 1x24 rceil do not divide a cell of 32 x 32");
 }
 
 INSTANTIATE_TEST_SUITE_P(, CodeHash,

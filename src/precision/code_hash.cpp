@@ -89,6 +89,9 @@ class Band {
 CodeSums code_sums(const QuantizedTensor& shard, const CodePlace& place) {
   constexpr int64_t kBandElements = 1 << 20;
   const int64_t cell_rows = std::max<int64_t>(32, shard.how.block_rows), cell_cols = std::max<int64_t>(32, shard.how.block_cols);
+  require(cell_rows % shard.how.block_rows == 0 && cell_cols % shard.how.block_cols == 0, "code_sums: the blocks of ", shard.how,
+          " do not divide a cell of ", cell_rows, " x ", cell_cols);
+  require(place.rows <= shard.shape[0], "code_sums: ", place.rows, " rows of a shard that is ", shard.shape);
   require(place.first_row % cell_rows == 0 && place.first_col % cell_cols == 0, "code_sums: a shard at ", place.first_row, ", ",
           place.first_col, " begins inside a cell of ", shard.how);
   const int64_t cells_per_row = ceil_div(place.columns, cell_cols), band = round_up(ceil_div(kBandElements, shard.shape[1]), cell_rows);

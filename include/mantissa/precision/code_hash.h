@@ -22,6 +22,7 @@ struct CodeSums {
 };
 
 // Where a shard lies in the whole tensor. Its rows from `rows` on are not counted (padding); first_row and first_col are borders of cells.
+// Throws Error(internal) otherwise, if the shard has fewer rows, or if a cell is not whole blocks (those of 24, say).
 struct CodePlace {
   int64_t rows;
   int64_t columns;  // of the whole tensor
