@@ -202,11 +202,12 @@ template <class E>
 [[gnu::always_inline]] inline void requantize_band(const RequantizeColumns& k, int64_t row, bf16* values, int16_t* words) {
   const int64_t block = k.out.how.block_rows, cols = k.x.shape[1];
   const Reader<E, kPair, false> reader(k.x, 0, cols);
+  const int64_t next = row + block < k.x.shape[0] ? row + block : row;  // the band to fetch; after the last one there is none
   bool exact = true;
   for (int64_t r = 0; r < block; ++r) {
     bf16* out = values + r * cols;
     const auto take = [out](int64_t c, Words bits) __attribute__((always_inline)) { store(out + c, bits); };
-    lane::prefetch_row(k.x.codes.device_data<uint8_t>() + (row + block + r) * cols, cols);  // of the next band
+    lane::prefetch_row(k.x.codes.device_data<uint8_t>() + (next + r) * cols, cols);
     reader.decode_row(row + r, words, take, [&exact](int64_t) { exact = false; });
   }
   if (exact) {
