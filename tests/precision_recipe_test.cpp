@@ -65,6 +65,8 @@ TEST(Recipe, PresetsHaveTheDocumentedFormats) {
   is("mxfp4_qat", {.weight_fake_quant = kFp4});
   is("mxfp4_qat_mxfp8_act", {.weight_fake_quant = kFp4, .input = kRow, .output_grad = kRow, .gemms = kAll});
   EXPECT_EQ(preset_names().size(), 8u);
+  RecipeConfig config;
+  EXPECT_EQ(fields_of(config).front().description, "preset that the other keys change: " + joined(preset_names()));
 }
 
 TEST(Recipe, HighTakesTheDtypeOfTheConfigAndTheNamedTypesDoNot) {

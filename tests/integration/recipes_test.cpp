@@ -16,9 +16,6 @@ using test::TrainedRun;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-const std::vector<std::string> kPresets = {"high",          "bf16",      "fp32",      "mxfp8",
-                                           "mxfp8_weights", "fp8_block", "mxfp4_qat", "mxfp4_qat_mxfp8_act"};
-
 class Recipes : public test::TrainingTest, public ::testing::WithParamInterface<std::string> {
  protected:
   // 128 channels, so that 128-blocks fit.
@@ -74,7 +71,7 @@ TEST_P(Recipes, KeepTheBytesThatThePlanCounts) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(, Recipes, ::testing::ValuesIn(kPresets), [](const auto& c) { return c.param; });
+INSTANTIATE_TEST_SUITE_P(, Recipes, ::testing::ValuesIn(preset_names()), [](const auto& c) { return c.param; });
 
 class Plans : public Recipes {
  protected:

@@ -192,8 +192,10 @@ bool dequantize_range(const Dequantize& k, int64_t begin, int64_t end) {
   switch (k.x.how.format) {
     case Format::e4m3: return dequantize_e4m3(k, begin, end, words);
     case Format::e5m2: return dequantize_e5m2(k, begin, end, words);
-    default: return dequantize_e2m1(k, begin, end, words);
+    case Format::none:  // its contract refuses it
+    case Format::e2m1: break;
   }
+  return dequantize_e2m1(k, begin, end, words);
 }
 
 // Columnwise codes of the rows of one block, by way of their values: those are exact in bf16 where every group is regular. `values` holds
@@ -225,6 +227,16 @@ MANTISSA_CLONES void requantize_e5m2(const RequantizeColumns& k, int64_t row, bf
   requantize_band<E5M2>(k, row, values, words);
 }
 
+auto requantize_of(Format format) {
+  switch (format) {
+    case Format::e4m3: return requantize_e4m3;
+    case Format::none:  // its contract refuses both
+    case Format::e2m1:
+    case Format::e5m2: break;
+  }
+  return requantize_e5m2;
+}
+
 // Blocks that are powers of two: 32 and 128, and of E2M1, which is fake-quantised in others as well, rows of 16, 64 ...
 bool taken_by_lanes(const QuantizedTensor& x) {
   const Quantization& how = x.how;
@@ -252,8 +264,7 @@ void CpuBackend::execute(const RequantizeColumns& k) {
     thread_local std::vector<bf16> values;
     if (values.size() < static_cast<size_t>(block * cols)) values.resize(static_cast<size_t>(block * cols));
     for (int64_t band = begin; band < end; ++band) {
-      const auto requantize = k.x.how.format == Format::e4m3 ? requantize_e4m3 : requantize_e5m2;
-      requantize(k, band * block, values.data(), words_of_columns(cols));
+      requantize_of(k.x.how.format)(k, band * block, values.data(), words_of_columns(cols));
     }
   });
 }
