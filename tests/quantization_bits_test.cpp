@@ -3,6 +3,8 @@
 #include <map>
 
 #include "golden_vectors.h"
+#include "mantissa/formats/block_scale.h"
+#include "mantissa/formats/with_element.h"
 #include "quantized_matrices.h"
 
 namespace mantissa::test {
@@ -118,6 +120,30 @@ TEST_F(QuantizationBits, QuantizeOfAnyPatternIsThatOfTheReference) {
           check_quantize(p, Dtype::bf16, {37, cols}, rows_of(format, 32, rule).transposed());
         }
         if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+// Row i has the magnitude whose bf16 bits are i, of either sign and anywhere in its block, and nothing as large beside it.
+TEST_F(QuantizationBits, ScalesAreThoseOfBlockScaleForEveryAmaxBelowNan) {
+  constexpr int64_t kInf = 0x7F80, kBlock = 32;
+  std::vector<bf16> x(static_cast<size_t>((kInf + 1) * kBlock));
+  for (int64_t i = 0; i <= kInf; ++i) {
+    for (int64_t c = 0; c < kBlock; ++c) x[static_cast<size_t>(i * kBlock + c)].bits = static_cast<uint16_t>(std::max<int64_t>(0, i - 1));
+    x[static_cast<size_t>(i * kBlock + i % kBlock)].bits = static_cast<uint16_t>(i | (i / kBlock % 2 == 0 ? 0 : 0x8000));
+  }
+  for (const Format format : kFormats) {
+    for (const ScaleRule rule : {ScaleRule::rceil, ScaleRule::floor, ScaleRule::flashinfer}) {
+      if (rule == ScaleRule::flashinfer && format != Format::e2m1) continue;
+      for (Backend* device : {&reference(), &fast()}) {
+        const QuantizedTensor out = stale(*device, {kInf + 1, kBlock}, rows_of(format, kBlock, rule));
+        device->run(Quantize{.x = from_host(*device, Dtype::bf16, out.shape, x.data()), .out = out});
+        for (int64_t i = 0; i <= kInf; ++i) {
+          const auto amax = static_cast<uint32_t>(i) << 16;
+          const int expected = with_element(format, [&]<class E>() { return block_scale<E>(amax, rule); });
+          ASSERT_EQ(int{out.scales.data<uint8_t>()[i]}, expected) << out.how << " of 0x" << std::hex << i << ", " << device->name();
+        }
       }
     }
   }
