@@ -1,12 +1,9 @@
 // Runs of several processes over UCX, as a user starts them.
-#include <gmock/gmock.h>
 #include <signal.h>
 
-#include <nlohmann/json.hpp>
 #include <thread>
 
-#include "files.h"
-#include "process.h"
+#include "launched_training.h"
 
 namespace mantissa {
 namespace {
@@ -14,44 +11,8 @@ namespace {
 using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
-class LaunchedTraining : public ::testing::Test {
+class LaunchedTraining : public test::LaunchedTraining {
  protected:
-  LaunchedTraining() {
-    std::string words;
-    for (int i = 0; i < 4000; ++i) words += "abcdefgh"[(i * i + i / 7) % 8];
-    test::write_file(folder_ / "text.txt", words);
-    const nlohmann::json config = {
-        {"model",
-         {{"hidden_size", 64}, {"num_layers", 1}, {"num_attention_heads", 2}, {"intermediate_size", 96}, {"max_position_embeddings", 16}}},
-        {"precision", {{"recipe", "mxfp8"}, {"fp8_param_gather", true}}},
-        {"training",
-         {{"steps", 40},
-          {"seq_len", 16},
-          {"micro_batch_size", 1},
-          {"grad_accum", nullptr},
-          {"global_batch_size", 4},
-          {"accumulation", "tree"},
-          {"threads", 1}}},
-        {"data", {{"path", "text.txt"}, {"tokenizer", "char"}}},
-        {"eval", {{"interval", 20}, {"iters", 2}}},
-        {"checkpoint", {{"interval", 10}}},
-        {"logging", {{"tensorboard", false}}}};
-    test::write_file(folder_ / "run.json", config.dump());
-  }
-
-  static std::vector<std::string> train(const std::string& name, std::vector<std::string> more = {}) {
-    std::vector<std::string> words = {"train", "run.json", "--set", "logging.dir=" + name};
-    words.insert(words.end(), more.begin(), more.end());
-    return words;
-  }
-  test::ProcessResult mantissa(std::vector<std::string> words) const { return test::run_mantissa(std::move(words), folder_.path()); }
-  test::ProcessResult launch(int ranks, std::vector<std::string> command, std::vector<std::string> options = {}) const {
-    std::vector<std::string> words = {"launch", "--nproc-per-node", std::to_string(ranks)};
-    words.insert(words.end(), options.begin(), options.end());
-    words.emplace_back("--");
-    words.insert(words.end(), command.begin(), command.end());
-    return mantissa(words);
-  }
   // Each rank writes its process number before it becomes mantissa. `sets` may speak of $RANK.
   test::ProcessResult launch_with_pids(int ranks, const std::string& name, const std::string& sets) const {
     const std::string script =
@@ -59,24 +20,9 @@ class LaunchedTraining : public ::testing::Test {
     return launch(ranks, {"sh", "-c", script});
   }
   pid_t pid_of(int rank) const { return std::stoi(test::read_file(folder_ / ("pid." + std::to_string(rank)))); }
-
-  bool appears(const std::string& file) const {
-    for (int i = 0; i < 6000; ++i) {
-      if (fs::exists(folder_ / file)) return true;
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-    return false;
-  }
-  void expect_equal(const std::string& a, const std::string& b) const {
-    const auto diff = mantissa({"inspect", a + "/checkpoints", "--diff", b + "/checkpoints"});
-    EXPECT_EQ(diff.exit_code, 0) << diff.output;
-    EXPECT_THAT(diff.output, HasSubstr("step 40 and step 40: all"));
-  }
-
-  test::TemporaryFolder folder_;
 };
 
-TEST_F(LaunchedTraining, HasTheWeightsOfOneProcess) {
+TEST_F(LaunchedTraining, HasTheLossesAndWeightsOfOneProcess) {
   ASSERT_EQ(mantissa(train("alone")).exit_code, 0);
   for (const int ranks : {2, 4}) {
     const std::string name = "ranks" + std::to_string(ranks);
@@ -84,6 +30,7 @@ TEST_F(LaunchedTraining, HasTheWeightsOfOneProcess) {
     ASSERT_EQ(run.exit_code, 0) << run.errors;
     EXPECT_THAT(run.output, HasSubstr("[rank0]:done | step 40"));
     EXPECT_EQ(run.output.find("[rank1]:"), std::string::npos) << "only rank 0 prints";
+    EXPECT_EQ(course(name), course("alone")) << ranks;
     expect_equal("alone", name);
   }
 }

@@ -1,0 +1,84 @@
+// Runs of several processes over UCX, as a user starts them: in a folder with a text and a configuration of 40 steps of 4 sequences.
+#pragma once
+
+#include <gmock/gmock.h>
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <thread>
+
+#include "files.h"
+#include "process.h"
+
+namespace mantissa::test {
+
+class LaunchedTraining : public ::testing::Test {
+ protected:
+  LaunchedTraining() {
+    std::string words;
+    for (int i = 0; i < 4000; ++i) words += "abcdefgh"[(i * i + i / 7) % 8];
+    write_file(folder_ / "text.txt", words);
+    const nlohmann::json config = {
+        {"model",
+         {{"hidden_size", 64}, {"num_layers", 1}, {"num_attention_heads", 2}, {"intermediate_size", 96}, {"max_position_embeddings", 16}}},
+        {"precision", {{"recipe", "mxfp8"}, {"fp8_param_gather", true}}},
+        {"training",
+         {{"steps", 40},
+          {"seq_len", 16},
+          {"micro_batch_size", 1},
+          {"grad_accum", nullptr},
+          {"global_batch_size", 4},
+          {"accumulation", "tree"},
+          {"threads", 1}}},
+        {"data", {{"path", "text.txt"}, {"tokenizer", "char"}}},
+        {"eval", {{"interval", 20}, {"iters", 2}}},
+        {"checkpoint", {{"interval", 10}}},
+        {"logging", {{"tensorboard", false}}}};
+    write_file(folder_ / "run.json", config.dump());
+  }
+
+  static std::vector<std::string> train(const std::string& name, std::vector<std::string> more = {}) {
+    std::vector<std::string> words = {"train", "run.json", "--set", "logging.dir=" + name};
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  }
+  ProcessResult mantissa(std::vector<std::string> words) const { return run_mantissa(std::move(words), folder_.path()); }
+  ProcessResult launch(int ranks, std::vector<std::string> command, std::vector<std::string> options = {}) const {
+    std::vector<std::string> words = {"launch", "--nproc-per-node", std::to_string(ranks)};
+    words.insert(words.end(), options.begin(), options.end());
+    words.emplace_back("--");
+    words.insert(words.end(), command.begin(), command.end());
+    return mantissa(words);
+  }
+
+  bool appears(const std::string& file) const {
+    for (int i = 0; i < 6000; ++i) {
+      if (std::filesystem::exists(folder_ / file)) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    return false;
+  }
+
+  // Step, loss and norm of every step and step and loss of every evaluation, to the last digit.
+  std::vector<std::string> course(const std::string& name) const {
+    std::istringstream lines(read_file(folder_ / (name + "/metrics.jsonl")));
+    std::vector<std::string> out;
+    for (std::string line; std::getline(lines, line);) {
+      const nlohmann::json event = nlohmann::json::parse(line);
+      if (event["type"] == "step") out.push_back(event["step"].dump() + " " + event["loss"].dump() + " " + event["grad_norm"].dump());
+      if (event["type"] == "eval") out.push_back(event["step"].dump() + " " + event["loss"].dump());
+    }
+    return out;
+  }
+  // The last checkpoints of two runs.
+  void expect_equal(const std::string& a, const std::string& b) const {
+    const auto diff = mantissa({"inspect", a + "/checkpoints", "--diff", b + "/checkpoints"});
+    EXPECT_EQ(diff.exit_code, 0) << diff.output;
+    EXPECT_THAT(diff.output, ::testing::HasSubstr("step 40 and step 40: all"));
+  }
+
+  TemporaryFolder folder_;
+};
+
+}  // namespace mantissa::test
