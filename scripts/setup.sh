@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Installs the packages of scripts/packages.txt that are missing, with apt-get. Does nothing, and needs no network, when all are there.
+# scripts/setup.sh [LIST]: installs the packages of LIST (scripts/packages.txt) that are missing, with apt-get. Does nothing, and needs no
+# network, when all are there.
 set -euo pipefail
-list=$(dirname "${BASH_SOURCE[0]}")/packages.txt
+list=${1:-$(dirname "${BASH_SOURCE[0]}")/packages.txt}
 mapfile -t packages < <(sed 's/#.*//; s/[[:space:]]//g; /^$/d' "$list")
 
 if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then

@@ -18,7 +18,10 @@ esac
 scripts/setup.sh
 . scripts/jobs.sh
 only=() target=all
-case $preset in asan | tsan) only=(-L unit) target=unit_tests ;; esac
+case $preset in
+  asan | tsan) only=(-L unit) target=unit_tests ;;
+  *) scripts/setup.sh scripts/packages-test.txt || echo "test: without these packages the tests that use them are skipped" >&2 ;;
+esac
 cmake --preset "$preset" -DMANTISSA_TESTS=ON
 cmake --build --preset "$preset" --parallel "$jobs" --target "$target"
 
