@@ -2,6 +2,7 @@
 #include "command.h"
 
 #include "mantissa/base/parallel.h"
+#include "mantissa/comm/launch.h"
 #include "mantissa/train/config.h"
 
 namespace mantissa::tools {
@@ -12,6 +13,18 @@ std::vector<Option> config_options(ConfigSources& sources) {
            .target = &sources.sets,
            .description = "KEY=VALUE, as in optimizer.lr=3e-4 or data.train.0.path=a.txt; repeatable"},
           {.name = "--set-file", .target = &sources.set_files, .description = "JSON file merged over the configuration; repeatable"}};
+}
+
+Option world_option(std::optional<int64_t>& world) {
+  return {.name = "--world",
+          .target = &world,
+          .description = "ranks that the run is meant for; none are started (as many as parallel asks for)"};
+}
+
+int64_t ranks_of(const std::optional<int64_t>& world) {
+  require(!world || (*world >= 1 && *world <= kMostRanks), ExitCode::usage, "--world: must be 1 to ", kMostRanks, ", got ",
+          world.value_or(0));
+  return world.value_or(0);
 }
 
 Option threads_option(int& threads) {

@@ -50,6 +50,11 @@ struct Command {
 // CONFIG, --set and --set-file, which every command that reads a run configuration takes.
 std::vector<Option> config_options(ConfigSources& sources);
 
+// --world, for commands that look at a configuration without running it: how many ranks it is meant for. ranks_of() is 0 where it is not
+// given, which stands for what the configuration implies; it throws Error(usage) for a number that is none.
+Option world_option(std::optional<int64_t>& world);
+int64_t ranks_of(const std::optional<int64_t>& world);
+
 // --threads, for commands that read no run configuration. use_threads() throws Error(usage) for a number that is none.
 Option threads_option(int& threads);
 void use_threads(int threads);

@@ -14,8 +14,13 @@ ExitCode print_schema() {
   return ExitCode::ok;
 }
 
-ExitCode check(const ConfigSources& sources) {
-  const LoadedConfig loaded = load_run_config(sources);
+struct CheckArguments {
+  ConfigSources sources;
+  std::optional<int64_t> world;
+};
+
+ExitCode check(const CheckArguments& arguments) {
+  const LoadedConfig loaded = load_run_config(arguments.sources, Inputs::must_exist, ranks_of(arguments.world));
   std::cout << effective_config(loaded.config, &loaded.report);
   return ExitCode::ok;
 }
@@ -23,7 +28,9 @@ ExitCode check(const ConfigSources& sources) {
 }  // namespace
 
 Command config_command() {
-  const auto sources = std::make_shared<ConfigSources>();
+  const auto arguments = std::make_shared<CheckArguments>();
+  std::vector<Option> options = config_options(arguments->sources);
+  options.push_back(world_option(arguments->world));
   const Command schema{.name = "schema",
                        .summary = "print the JSON schema of a run configuration",
                        .example = "mantissa config schema > configs/config.schema.json",
@@ -31,8 +38,8 @@ Command config_command() {
   const Command checked{.name = "check",
                         .summary = "check a configuration and print the effective one, each value with its origin",
                         .example = "mantissa config check configs/quickstart.json --set optimizer.lr=3e-4",
-                        .options = config_options(*sources),
-                        .run = [sources] { return check(*sources); }};
+                        .options = options,
+                        .run = [arguments] { return check(*arguments); }};
   return {.name = "config",
           .summary = "check a run configuration, or print its schema",
           .example = "mantissa config check configs/quickstart.json",

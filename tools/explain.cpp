@@ -15,6 +15,7 @@ namespace {
 
 struct ExplainArguments {
   ConfigSources sources;
+  std::optional<int64_t> world;
   bool json = false, wide = false;
 };
 
@@ -26,11 +27,11 @@ bool quantises_operands(const PrecisionPlan& plan) {
   return std::any_of(modules.begin(), modules.end(), [](const ModulePrecision& entry) { return entry.recipe.quantises_operands(); });
 }
 
-void print_json(const PrecisionPlan& plan, const std::string& device, const MemoryEstimate& memory) {
+void print_json(const PrecisionPlan& plan, const std::string& device, const RunConfig& config, const MemoryEstimate& memory) {
   nlohmann::json all = plan.to_json();
   all["device"] = device;
   all["quantised_gemms"] = quantises_operands(plan) ? nlohmann::json(kEmulated) : nlohmann::json();
-  all["layout"] = {{"tensor", 1}, {"data", 1}, {"expert", 1}};
+  all["layout"] = {{"tensor", config.parallel.tensor}, {"data", config.parallel.data}, {"expert", 1}};
   all["memory"] = {{"masters", memory.masters},     {"weights", memory.values},          {"gradients", memory.gradients},
                    {"optimizer", memory.optimizer}, {"activations", memory.activations}, {"workspace", memory.workspace}};
   all["warnings"] = plan.warnings();
@@ -40,8 +41,8 @@ void print_json(const PrecisionPlan& plan, const std::string& device, const Memo
 void print_text(const PrecisionPlan& plan, const std::string& device, const RunConfig& config, const MemoryEstimate& memory,
                 PlanTable form) {
   const auto print = [&](const std::string& line) { std::cout << (form == PlanTable::wide ? line + '\n' : folded(line, kNarrowColumns)); };
-  print(text("device ", device, " | ranks 1 | precision.dtype ", dtype_name(config.precision.dtype), " | precision.recipe ",
-             printable(config.precision.recipe)));
+  print(text("device ", device, " | ranks ", config.parallel.world(), " | precision.dtype ", dtype_name(config.precision.dtype),
+             " | precision.recipe ", printable(config.precision.recipe)));
   if (quantises_operands(plan)) {
     print(text("quantised GEMMs are ", kEmulated,
                " on this device: codes are dequantised, which is exact, and multiplied with fp32 accumulation"));
@@ -57,12 +58,12 @@ void print_text(const PrecisionPlan& plan, const std::string& device, const RunC
 }
 
 ExitCode explain(const ExplainArguments& arguments) {
-  RunConfig config = load_run_config(arguments.sources, Inputs::unchecked).config;
+  RunConfig config = load_run_config(arguments.sources, Inputs::unchecked, ranks_of(arguments.world)).config;
   if (!config.model.vocab_size) config.model.vocab_size = make_tokenizer(config.data)->size();
   const PrecisionPlan plan = resolve_plan(config);
   const MemoryEstimate memory = estimate_memory(config, plan);
   const std::string device = make_backend(config.training.backend())->name();
-  arguments.json ? print_json(plan, device, memory)
+  arguments.json ? print_json(plan, device, config, memory)
                  : print_text(plan, device, config, memory, arguments.wide ? PlanTable::wide : PlanTable::narrow);
   return ExitCode::ok;
 }
@@ -72,6 +73,7 @@ ExitCode explain(const ExplainArguments& arguments) {
 Command explain_command() {
   const auto arguments = std::make_shared<ExplainArguments>();
   std::vector<Option> options = config_options(arguments->sources);
+  options.push_back(world_option(arguments->world));
   options.push_back(
       {.name = "--wide", .target = &arguments->wide, .description = "also the operands of each GEMM and the exported format; nothing cut"});
   options.push_back({.name = "--json", .target = &arguments->json, .description = "one JSON object, every module by itself"});

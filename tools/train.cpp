@@ -19,6 +19,7 @@ namespace {
 struct TrainArguments {
   ConfigSources sources;
   bool resume = false, dry_run = false;
+  std::optional<int64_t> world;
 };
 
 // The words of this process, for run.json.
@@ -98,16 +99,18 @@ TrainEvents events_for(Console& console, LogLevel level) {
 
 void print_preview(const RunPreview& preview) {
   const TrainingConfig& training = preview.config.training;
+  const int64_t ranks = preview.config.parallel.world();
   const MemoryEstimate& memory = preview.memory;
   const double step_flops = preview.flops_per_token * static_cast<double>(training.tokens_per_step());
   std::cout << "model    " << counted(static_cast<double>(preview.precision.parameters())) << " parameters, vocabulary "
             << *preview.config.model.vocab_size << '\n'
             << "data     " << preview.training_tokens << " training tokens, " << preview.validation_windows << " validation windows\n"
-            << "step     " << *training.grad_accum << " x " << training.micro_batch_size << " sequences of " << training.seq_len << " = "
-            << training.tokens_per_step() << " tokens; " << count_text(training.steps, "step") << "\n"
+            << "step     " << (ranks > 1 ? text(ranks, " ranks x ") : "") << *training.grad_accum << " x " << training.micro_batch_size
+            << " sequences of " << training.seq_len << " = " << training.tokens_per_step() << " tokens; "
+            << count_text(training.steps, "step") << "\n"
             << "compute  " << preview.flops_per_token << " FLOP per token, " << step_flops << " per step, "
             << step_flops * static_cast<double>(training.steps) << " in all\n"
-            << "memory   " << bytes_text(memory.total()) << " of tensors\n"
+            << "memory   " << bytes_text(memory.total()) << " of tensors" << (ranks > 1 ? " on each rank" : "") << '\n'
             << "  master weights  " << bytes_text(memory.masters) << '\n'
             << "  weights beside  " << bytes_text(memory.values) << '\n'
             << "  gradients       " << bytes_text(memory.gradients) << '\n'
@@ -116,9 +119,23 @@ void print_preview(const RunPreview& preview) {
             << "  workspace       " << bytes_text(memory.workspace) << " (logits or one block's backward pass)\n";
 }
 
+// How many ranks the run has; 0: as many as the config asks for, if nothing else is said before a dry run.
+int64_t ranks(const TrainArguments& arguments, const Launch& launch) {
+  require(!arguments.world || arguments.dry_run, ExitCode::usage,
+          "--world says for how many ranks a dry run checks; to train, start them: mantissa launch --nproc-per-node N -- train ...");
+  const int64_t wanted = ranks_of(arguments.world);
+  const bool launched = launch.launcher != Launch{}.launcher;
+  if (!arguments.dry_run || launched) {
+    require(wanted == 0 || wanted == launch.world, ExitCode::usage, "--world ", wanted, ", but this is ", describe(launch));
+    return launch.world;
+  }
+  return wanted;
+}
+
 // A job that its launcher starts again goes on where it was.
 LoadedConfig load(const TrainArguments& arguments, const Launch& launch) {
-  LoadedConfig loaded = load_run_config(arguments.sources, Inputs::must_exist, launch.world);
+  const int64_t world = ranks(arguments, launch);
+  LoadedConfig loaded = load_run_config(arguments.sources, Inputs::must_exist, world);
   const bool restarted = launch.restart > 0 && loaded.config.checkpoint.resume == "never";
   if (!arguments.resume && !restarted) return loaded;
   const std::string& resume = loaded.config.checkpoint.resume;
@@ -126,7 +143,7 @@ LoadedConfig load(const TrainArguments& arguments, const Launch& launch) {
           "; leave out the one or the other (--set checkpoint.resume=never)");
   ConfigSources sources = arguments.sources;
   sources.sets.emplace_back("checkpoint.resume=\"auto\"");
-  return load_run_config(sources, Inputs::must_exist, launch.world);
+  return load_run_config(sources, Inputs::must_exist, world);
 }
 
 ExitCode run_training(const TrainArguments& arguments) {
@@ -165,6 +182,9 @@ Command train_command() {
   options.push_back({.name = "--dry-run",
                      .target = &arguments->dry_run,
                      .description = "check the configuration, open the data, estimate memory and FLOPs; write nothing"});
+  Option world = world_option(arguments->world);
+  world.description = "with --dry-run: " + world.description;
+  options.push_back(std::move(world));
   return {.name = "train",
           .summary = "train a GPT",
           .example = "mantissa train configs/quickstart.json --set training.steps=200 --set logging.run_name=short",

@@ -84,7 +84,7 @@ void resolve_parallel(ParallelConfig& parallel, int64_t world, ConfigReport& rep
   } else if (world > 0 && parallel.world() != world) {
     report.error("parallel.data",
                  text("data ", parallel.data, " * tensor ", parallel.tensor, " needs ", count_text(parallel.world(), "rank"), ", but ",
-                      world == 1 ? "this is one process alone" : text(world, " were started"),
+                      world == 1 ? "this is one process alone" : text("there are ", world),
                       ": start it with mantissa launch --nproc-per-node ", parallel.world(), " -- train ..., or mpirun"));
   }
 }

@@ -1,0 +1,145 @@
+// Configurations of many ranks, looked at by one process; and commands that are one process, started as many.
+#include <gmock/gmock.h>
+
+#include <nlohmann/json.hpp>
+
+#include "process.h"
+
+namespace mantissa {
+namespace {
+
+using nlohmann::json;
+using test::ProcessResult;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+using Words = std::vector<std::string>;
+
+class World : public ::testing::Test {
+ protected:
+  World() {
+    test::write_file(folder_ / "text.txt", std::string(5000, 'a') + "bc");
+    write(json::object());
+  }
+  void write(const json& parallel) const {
+    const json config = {{"model", {{"hidden_size", 64}, {"num_layers", 2}, {"num_attention_heads", 2}, {"intermediate_size", 96}}},
+                         {"training", {{"seq_len", 16}, {"micro_batch_size", 2}, {"grad_accum", 2}}},
+                         {"parallel", parallel},
+                         {"data", {{"path", "text.txt"}, {"tokenizer", "byte"}}}};
+    test::write_file(folder_ / "run.json", config.dump());
+  }
+  ProcessResult mantissa(Words words, const Words& environment = {}) const {
+    words.insert(words.begin(), MANTISSA_BINARY);
+    words.insert(words.begin(), environment.begin(), environment.end());
+    words.insert(words.begin(), "env");
+    return test::run_process(words, folder_.path());
+  }
+  // Of `config check`, `explain` and `train --dry-run` with these words, what each says about the number of ranks.
+  void expect_ranks(int ranks, const Words& more = {}) const {
+    const auto output = [&](Words words) {
+      words.insert(words.end(), more.begin(), more.end());
+      const ProcessResult result = mantissa(words);
+      EXPECT_EQ(result.exit_code, 0) << result.errors;
+      return result.output;
+    };
+    EXPECT_EQ(json::parse(output({"config", "check", "run.json"}), nullptr, true, true).at("parallel").at("data"), ranks);
+    EXPECT_EQ(json::parse(output({"explain", "run.json", "--json"})).at("layout").at("data"), ranks);
+    EXPECT_THAT(output({"explain", "run.json"}), HasSubstr(" | ranks " + std::to_string(ranks) + " | "));
+    const std::string preview = output({"train", "run.json", "--dry-run"});
+    EXPECT_THAT(preview, HasSubstr((ranks > 1 ? std::to_string(ranks) + " ranks x " : "step     ") +
+                                   "2 x 2 sequences of 16 = " + std::to_string(64 * ranks) + " tokens"));
+    EXPECT_EQ(preview.find("on each rank") != std::string::npos, ranks > 1);
+    EXPECT_FALSE(std::filesystem::exists(folder_ / "runs"));
+  }
+  // What the three say to these words, which they refuse.
+  void expect_refusal(const Words& more, const std::string& message) const {
+    for (Words words : {Words{"config", "check", "run.json"}, {"explain", "run.json"}, {"train", "run.json", "--dry-run"}}) {
+      words.insert(words.end(), more.begin(), more.end());
+      const ProcessResult result = mantissa(words);
+      EXPECT_EQ(result.exit_code, 2) << words.front();
+      EXPECT_THAT(result.errors, HasSubstr(message));
+      EXPECT_THAT(result.output, IsEmpty());
+    }
+  }
+
+  test::TemporaryFolder folder_;
+};
+
+TEST_F(World, IsWhatParallelImpliesWhereNothingElseIsSaid) {
+  expect_ranks(1);
+  write({{"data", 4}});
+  expect_ranks(4);
+}
+
+TEST_F(World, GivenInWordsIsThatOfTheRun) {
+  expect_ranks(8, {"--world", "8"});
+  expect_ranks(1, {"--world", "1"});
+  write({{"data", 4}});
+  expect_ranks(4, {"--world", "4"});
+  expect_refusal({"--world", "2"}, "parallel.data: data 4 * tensor 1 needs 4 ranks, but there are 2");
+  expect_refusal({"--world", "1"}, "needs 4 ranks, but this is one process alone");
+}
+
+TEST_F(World, OfNoOrTooManyRanksIsRefused) {
+  for (const char* const wrong : {"0", "-1", "65537"}) {
+    expect_refusal({"--world", wrong}, "--world: must be 1 to 65536, got " + std::string(wrong));
+  }
+}
+
+TEST_F(World, ToTrainInIsStartedByALauncher) {
+  const ProcessResult run = mantissa({"train", "run.json", "--world", "4"});
+  EXPECT_EQ(run.exit_code, 2);
+  EXPECT_THAT(run.errors, HasSubstr("mantissa launch --nproc-per-node N -- train"));
+  write({{"data", 4}});
+  EXPECT_EQ(mantissa({"train", "run.json"}).exit_code, 2);
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "runs"));
+}
+
+TEST_F(World, OfALauncherIsThatOfADryRun) {
+  const Words two = {"RANK=0", "WORLD_SIZE=2", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=29999"};
+  const ProcessResult run = mantissa({"train", "run.json", "--dry-run"}, two);
+  EXPECT_EQ(run.exit_code, 0) << run.errors;
+  EXPECT_THAT(run.output, HasSubstr("2 ranks x 2 x 2"));
+  const ProcessResult other = mantissa({"train", "run.json", "--dry-run", "--world", "4"}, two);
+  EXPECT_EQ(other.exit_code, 2);
+  EXPECT_THAT(other.errors, HasSubstr("--world 4, but this is rank 0 of 2"));
+}
+
+TEST_F(World, AboveOneIsRefusedByCommandsOfOneProcess) {
+  const std::vector<Words> commands = {{"config", "check", "run.json"},
+                                       {"config", "schema"},
+                                       {"explain", "run.json"},
+                                       {"eval", "runs/a"},
+                                       {"generate", "runs/a"},
+                                       {"tokenize", "text.txt", "--output", "t"},
+                                       {"inspect", "runs/a"},
+                                       {"verify", "runs/a"},
+                                       {"report", "runs/a"},
+                                       {"bench", "kernels"},
+                                       {"bench", "gemm"},
+                                       {"bench", "attention"},
+                                       {"conformance", "."},
+                                       {"doctor"}};
+  for (const Words& command : commands) {
+    const ProcessResult result =
+        mantissa(command, {"RANK=1", "WORLD_SIZE=2", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=29999"});
+    EXPECT_EQ(result.exit_code, 2) << command.front() << result.errors;
+    EXPECT_THAT(result.errors, HasSubstr("runs as one process, and this is rank 1 of 2"));
+    EXPECT_THAT(result.output, IsEmpty());
+    const ProcessResult half = mantissa(command, {"RANK=0"});
+    EXPECT_EQ(half.exit_code, 2) << command.front();
+    EXPECT_THAT(half.errors, HasSubstr("WORLD_SIZE"));
+  }
+}
+
+TEST_F(World, RankWithoutWorldSizeIsRefusedByCommandsOfManyRanks) {
+  for (const Words& command : {Words{"train", "run.json"}, {"train", "run.json", "--dry-run"}}) {
+    const ProcessResult result = mantissa(command, {"RANK=0"});
+    EXPECT_EQ(result.exit_code, 2) << result.errors;
+    EXPECT_THAT(result.errors, HasSubstr("WORLD_SIZE"));
+    EXPECT_THAT(result.output, IsEmpty());
+  }
+}
+
+}  // namespace
+}  // namespace mantissa
