@@ -89,6 +89,32 @@ TEST(CommQueue, AnExceptionThatUnwindsItsBlockEndsWhatIsUnderWay) {
   EXPECT_EQ(errors, (std::vector<std::string>{"6: rank 0 gave up its communication", ""}));
 }
 
+TEST(CommQueue, ACollectiveBesideItBeginsWhenItHasNoWork) {
+  EXPECT_THAT(run_ranks(4,
+                        [](const Communicator& world) {
+                          CommQueue queue(world);
+                          for (int round = 0; round < 50; ++round) {
+                            std::vector<int> submitted(3);
+                            for (int& sum : submitted) {
+                              queue.submit([&, round] { sum = static_cast<int>(world.sum(int64_t{world.rank()} + round)); });
+                            }
+                            const int64_t own = world.sum(int64_t{round});
+                            require(own == 4 * round && submitted == std::vector<int>(3, 6 + 4 * round), "before the queue's work");
+                          }
+                        }),
+              Each(IsEmpty()));
+}
+
+TEST(CommQueue, AProcessHasOneAtATime) {
+  run_ranks(2, [](const Communicator& world) {
+    for (int i = 0; i < 2; ++i) {
+      CommQueue queue(world);
+      EXPECT_THROW(CommQueue second(world), Error);
+      queue.submit([&] { world.barrier(); });
+    }
+  });
+}
+
 TEST(CommQueue, OfAGroupOfOneRunsAtOnce) {
   CommQueue queue{Communicator()};
   std::thread::id thread;

@@ -174,13 +174,16 @@ TEST_F(OptimizerTest, AWeightIsNamedAsForwardReadsIt) {
 TEST_F(OptimizerTest, AMicroBatchWithoutAGradientIsAnError) {
   build(Dtype::f32);
   const Tensor loss = zeros(fast(), Dtype::f64, {1});
+  Shards shards(set_);
   for (const Accumulation how : {Accumulation::running, Accumulation::tree}) {
     GradientAccumulator accumulator(set_, how, 2);
     const Error error = test::error_of([&] {
-      accumulator.accumulate([&](int64_t) {
-        set_.all()[0].leaf.target();
-        return loss;
-      });
+      accumulator.accumulate(
+          [&](int64_t) {
+            set_.all()[0].leaf.target();
+            return loss;
+          },
+          shards);
     });
     EXPECT_STREQ(error.what(), "vector received no gradient");
   }

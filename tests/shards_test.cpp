@@ -5,7 +5,9 @@
 #include <limits>
 #include <mutex>
 #include <numeric>
+#include <optional>
 
+#include "files.h"
 #include "mantissa/train/optimizer.h"
 #include "testing.h"
 #include "thread_ranks.h"
@@ -103,7 +105,7 @@ class ShardsTest : public ::testing::TestWithParam<Case> {
     ParameterSet set;
     add_parameters(set, dtype);
     set.allocate(*device, Dtype::f32, true);
-    Optimizer optimizer(set, {.grad_clip = 0.5}, Shards(set, data, bucket_bytes));
+    Optimizer optimizer(set, {.grad_clip = 0.5}, data, bucket_bytes);
     optimizer.initialise(5);
     Trained out;
     for (uint32_t step = 0; step < 3; ++step) {
@@ -174,6 +176,88 @@ TEST_P(ShardsTest, OwnEveryRowOnceAndAboutEqually) {
   EXPECT_THAT(errors, Each(IsEmpty()));
   EXPECT_EQ(owners.size(), 12U);
   for (const auto& [name, rows] : owners) EXPECT_THAT(rows, Each(1)) << name;
+}
+
+// Two buckets of one vector each on two ranks.
+struct TwoBuckets {
+  std::unique_ptr<Backend> device = make_backend("cpu");
+  ParameterSet set;
+  std::optional<Shards> shards;
+
+  explicit TwoBuckets(const Communicator& data) {
+    for (const char* name : {"layers.0.bias", "layers.1.bias"}) set.add({.name = name, .shape = {64}});
+    set.allocate(*device, Dtype::f32, true);
+    shards.emplace(set, data, 1);
+  }
+  Parameter& of(size_t i) { return set.all()[i]; }
+};
+
+TEST(ShardsBeside, ABucketsGradientsGoBeforeThoseOfOthersAreReady) {
+  const test::Threads one(1);
+  const auto errors = test::run_ranks(2, [](const Communicator& data) {
+    TwoBuckets two(data);
+    std::vector<std::pair<int64_t, int64_t>> finished;
+    for (size_t i = 0; i < 2; ++i) two.device->run(Fill{.out = two.of(i).leaf.grad, .value = 1.0 + data.rank()});
+    two.shards->send_when_ready(two.set.gradients(), [&](int64_t begin, int64_t end) { finished.emplace_back(begin, end); });
+    two.of(1).leaf.ready();
+    while (data.traffic().gradients == 0) std::this_thread::yield();  // ends: nothing waits for the other bucket
+    EXPECT_THAT(finished, ElementsAre(std::pair(64, 128)));
+    two.of(0).leaf.ready();
+    two.shards->send_rest();
+    two.shards->reduce_gradients();
+    EXPECT_THAT(finished, ElementsAre(std::pair(64, 128), std::pair(0, 64)));
+    for (const Part& part : two.shards->own()) EXPECT_THAT(test::values(part.gradient()), Each(3.0));
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+}
+
+TEST(ShardsBeside, AGradientThatWasCompleteIsNotUsedAgain) {
+  const auto errors = test::run_ranks(2, [](const Communicator& data) {
+    TwoBuckets two(data);
+    two.of(0).leaf.ready();  // nobody waits for it
+    two.shards->send_when_ready(two.set.gradients(), nullptr);
+    two.of(0).leaf.ready();
+    EXPECT_STREQ(test::error_of([&] { two.of(0).leaf.ready(); }).what(), "layers.0.bias: its gradient was complete, and then used again");
+    two.shards->send_rest();
+    EXPECT_STREQ(test::error_of([&] { two.shards->send_when_ready(two.set.gradients(), nullptr); }).what(),
+                 "gradients are sent again before they are reduced");
+    two.shards->reduce_gradients();
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+}
+
+// Rank 1 offers its part of the second bucket only after rank 0 has read the first.
+TEST(ShardsBeside, AParameterWaitsForItsOwnBucketAlone) {
+  const test::Threads one(1);
+  std::atomic<bool> first_read{false};
+  const auto errors = test::run_ranks(2, [&](const Communicator& data) {
+    TwoBuckets two(data);
+    for (const Part& part : two.shards->own()) {
+      two.device->run(
+          Fill{.out = part.of_rows(two.set.room_for_master({.of = part.of, .begin = 0, .end = 64})), .value = 5.0 + data.rank()});
+    }
+    two.shards->gather(0);
+    while (data.rank() == 1 && !first_read) std::this_thread::yield();
+    two.shards->gather(1);
+    for (size_t i = 0; i < 2; ++i) {
+      const std::vector<double> values = test::values(two.of(i).value());
+      EXPECT_EQ(values.front(), 5.0);
+      EXPECT_EQ(values.back(), 6.0);
+      if (data.rank() == 0) first_read = true;
+    }
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+}
+
+TEST(ShardsBeside, WhatOutlivesThemIsFree) {
+  const auto errors = test::run_ranks(2, [](const Communicator& data) {
+    TwoBuckets two(data);
+    two.shards->gather();
+    two.shards.reset();
+    two.of(0).value();
+    EXPECT_FALSE(two.of(1).leaf.ready);
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
 }
 
 std::vector<Case> cases() {

@@ -73,6 +73,45 @@ TEST_F(TapeTest, AnErrorRestoresThePreviousTape) {
   EXPECT_EQ(Tape::current(), &outer);
 }
 
+// Which of the leaves told that they are complete, in order, with how many nodes of the tape had run before.
+TEST_F(TapeTest, ALeafIsReadyWhenTheLastOperationThatUsedItHasRun) {
+  Leaf tied = leaf({3}), once = leaf({3}), unreached = leaf({3});
+  std::vector<std::string> told;
+  tied.ready = [&] { told.push_back(text("tied ", tied.written)); };
+  once.ready = [&] { told.push_back(text("once ", once.written)); };
+  unreached.ready = [&] { told.push_back(text("unreached ", unreached.written)); };
+  const Tensor w = random({3}, 2);
+  for (int pass = 1; pass <= 2; ++pass) {
+    told.clear();
+    Tape tape;
+    const Tape::Scope scope(&tape);
+    const Var x = tape.input(random({2, 3}, 1));
+    const Var first = rms_norm(x, Var(w, tied), 1e-5);
+    const Var second = rms_norm(first, Var(w, once), 1e-5);
+    rms_norm(second, Var(w, unreached), 1e-5);  // leads nowhere
+    const Var out = rms_norm(second, Var(w, tied), 1e-5);
+    EXPECT_EQ(tied.uses, 2);
+    tape.backward(out, random({2, 3}, 3));
+    EXPECT_EQ(told, (std::vector<std::string>{"unreached 0", "once 1", "tied 1"})) << "pass " << pass;
+    EXPECT_EQ(tied.uses, 0);
+  }
+}
+
+TEST_F(TapeTest, ALeafOfARecomputedSegmentIsReadyWithinIt) {
+  Leaf inner = leaf({3}), outer = leaf({3});
+  std::vector<std::string> told;
+  inner.ready = [&] { told.emplace_back("inner"); };
+  outer.ready = [&] { told.emplace_back("outer"); };
+  const Tensor w = random({3}, 2);
+  Tape tape;
+  const Tape::Scope scope(&tape);
+  const Var x = rms_norm(tape.input(random({2, 3}, 1)), Var(w, outer), 1e-5);
+  const Var out = recompute(x, [&](const Var& again) { return rms_norm(again, Var(w, inner), 1e-5); });
+  EXPECT_EQ(inner.uses, 0) << "nothing is recorded before backward";
+  tape.backward(out, random({2, 3}, 3));
+  EXPECT_EQ(told, (std::vector<std::string>{"inner", "outer"}));
+}
+
 TEST_F(TapeTest, BackwardOfAConstantIsRefused) {
   Tape tape;
   EXPECT_THROW(tape.backward(Var(random({1}, 1))), Error);

@@ -28,6 +28,7 @@ Batch random_batch(int64_t sequences, int64_t length, int64_t vocab, uint64_t se
               .positions = std::vector<int32_t>(n),
               .segment_starts = std::vector<int32_t>(n, 0),
               .target_count = sequences * length,
+              .all_count = true,
               .samples = {}};
   for (size_t i = 0; i < n; ++i) {
     const auto words = random_words({.seed = seed, .stream = RngStream::test}, 0, i);

@@ -39,8 +39,13 @@ Tensor Tape::take_gradient(const Var& input) {
 }
 
 Var Tape::record(const char* op, Tensor value, std::initializer_list<Var> inputs, Backward backward) {
-  Node node{op, {}, 0, std::move(backward)};
-  for (const Var& input : inputs) node.inputs.push_back(input.slot_);
+  Node node{op, {}, 0, std::move(backward), {}};
+  for (const Var& input : inputs) {
+    node.inputs.push_back(input.slot_);
+    if (input.leaf_ == nullptr) continue;
+    node.leaves.push_back(input.leaf_);
+    ++input.leaf_->uses;
+  }
   Var out = this->input(std::move(value));
   node.output = out.slot_;
   nodes_.push_back(std::move(node));
@@ -65,19 +70,24 @@ void Tape::backward(const Var& output, Tensor dy) {
   const bool from_one = !dy.defined();
   if (!from_one) gradients_[static_cast<size_t>(output.slot_)] = std::move(dy);
   for (auto node = nodes_.rbegin(); node != nodes_.rend(); ++node) {
-    const Tensor gradient = std::exchange(gradients_[static_cast<size_t>(node->output)], {});
-    const bool root = node->output == output.slot_;
-    if (gradient.defined() || (root && from_one)) {
-      const std::vector<Tensor> contributions = node->backward(gradient);
-      require(contributions.size() == node->inputs.size(), node->op, ": backward returned ", contributions.size(), " gradients for ",
-              node->inputs.size(), " inputs");
-      for (size_t i = 0; i < contributions.size(); ++i) {
-        if (node->inputs[i] >= 0 && contributions[i].defined()) add_gradient(node->inputs[i], contributions[i]);
-      }
-    }
+    run(*node, from_one && node->output == output.slot_);
     node->backward = nullptr;
+    for (Leaf* leaf : node->leaves) {  // a node that no gradient reaches has contributed, too
+      if (--leaf->uses == 0 && leaf->ready) leaf->ready();
+    }
   }
   nodes_.clear();
+}
+
+void Tape::run(Node& node, bool from_one) {
+  const Tensor gradient = std::exchange(gradients_[static_cast<size_t>(node.output)], {});
+  if (!gradient.defined() && !from_one) return;
+  const std::vector<Tensor> contributions = node.backward(gradient);
+  require(contributions.size() == node.inputs.size(), node.op, ": backward returned ", contributions.size(), " gradients for ",
+          node.inputs.size(), " inputs");
+  for (size_t i = 0; i < contributions.size(); ++i) {
+    if (node.inputs[i] >= 0 && contributions[i].defined()) add_gradient(node.inputs[i], contributions[i]);
+  }
 }
 
 bool recording(std::initializer_list<Var> inputs) {

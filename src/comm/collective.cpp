@@ -3,11 +3,13 @@
 #include <algorithm>
 
 #include "mantissa/base/hash.h"
+#include "mantissa/base/trace.h"
 
 namespace mantissa {
 namespace {
 
 constexpr size_t kLatest = 16;
+constexpr std::array kPurposes{"gradients", "parameters", "control", "other"};
 // Tags: the top bit (of 48) marks headers; else 23 bits of the group and 24 of the sequence. Calls of a process run one after the other and
 // messages of a pair with equal tags stay in order, so a tag that comes again is harmless.
 constexpr uint64_t kHeaderTag = uint64_t{1} << 47;
@@ -48,7 +50,10 @@ std::string describe(const Header& header) {
 
 void Collective::run(RankGroup& group, const Call& call, const std::function<void(Collective&)>& body) {
   Session& session = *group.session;
+  if (session.before_call) session.before_call();
   const Busy busy(session);
+  const TraceSpan span(Track::communication, kPurposes[static_cast<size_t>(call.purpose)],
+                       call.header.count * dtype_bytes(call.header.dtype));
   if (session.failure) std::rethrow_exception(session.failure);
   try {
     Collective collective(group, call);

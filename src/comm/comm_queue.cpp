@@ -2,6 +2,9 @@
 
 #include <utility>
 
+#include "comm/collective.h"
+#include "mantissa/base/trace.h"
+
 namespace mantissa {
 
 bool Work::done() const {
@@ -12,6 +15,7 @@ bool Work::done() const {
 
 void Work::wait() const {
   if (!state_) return;
+  const TraceSpan span(Track::wait, "wait");
   std::unique_lock lock(state_->mutex);
   state_->changed.wait(lock, [&] { return state_->done; });
   if (state_->error) std::rethrow_exception(state_->error);
@@ -25,7 +29,11 @@ void Work::finish(std::exception_ptr error) const {
 }
 
 CommQueue::CommQueue(Communicator world) : world_(std::move(world)), unwinding_(std::uncaught_exceptions()) {
-  if (world_.size() > 1) thread_ = std::thread([this] { loop(); });
+  if (world_.size() == 1) return;
+  std::function<void()>& before_call = world_.group_->session->before_call;
+  require(!before_call, "a second CommQueue of this process");
+  before_call = [this] { drain(); };
+  thread_ = std::thread([this] { loop(); });
 }
 
 CommQueue::~CommQueue() {
@@ -37,6 +45,7 @@ CommQueue::~CommQueue() {
     changed_.notify_one();
   }
   thread_.join();
+  world_.group_->session->before_call = nullptr;
 }
 
 Work CommQueue::submit(std::function<void()> body) {
@@ -72,9 +81,19 @@ void CommQueue::loop() {
     if (items_.empty()) return;
     Item item = std::move(items_.front());
     items_.pop_front();
+    running_ = true;
     lock.unlock();
     run(item);
+    lock.lock();
+    running_ = false;
+    idle_.notify_all();
   }
+}
+
+void CommQueue::drain() {
+  if (std::this_thread::get_id() == thread_.get_id()) return;
+  std::unique_lock lock(mutex_);
+  idle_.wait(lock, [&] { return items_.empty() && !running_; });
 }
 
 }  // namespace mantissa

@@ -59,10 +59,12 @@ TrainData::TrainData(std::vector<TokenDataset> datasets, std::vector<double> wei
     : datasets_(std::move(datasets)),
       seq_len_(seq_len),
       documents_(documents),
-      sampler_(sample_counts(datasets_, seq_len), std::move(weights), seed) {}
+      sampler_(sample_counts(datasets_, seq_len), std::move(weights), seed),
+      all_count_(!documents.mask_eod_loss && std::ranges::none_of(datasets_, &TokenDataset::has_mask)) {}
 
 Batch TrainData::batch(int64_t counter, int64_t sequences) {
   Batch batch = empty_batch(sequences, seq_len_);
+  batch.all_count = all_count_;
   for (int64_t row = 0; row < sequences; ++row) {
     const SampleId id = sampler_.at(counter + row);
     fill_row(datasets_[static_cast<size_t>(id.dataset)], id.sample * seq_len_, seq_len_, documents_, row, batch);

@@ -37,7 +37,8 @@ std::vector<int64_t> cut_bands(std::span<const int64_t> band_sizes, int ranks) {
   return first;
 }
 
-Shards::Shards(ParameterSet& parameters, Communicator data, int64_t bucket_bytes) : parameters_(parameters), data_(std::move(data)) {
+Shards::Shards(ParameterSet& parameters, Communicator data, int64_t bucket_bytes)
+    : parameters_(parameters), data_(std::move(data)), ready_(parameters.all().size()), queue_(data_) {
   const std::deque<Parameter>& all = parameters.all();
   size_t first = 0;
   int64_t bytes = 0;
@@ -48,11 +49,12 @@ Shards::Shards(ParameterSet& parameters, Communicator data, int64_t bucket_bytes
     add_bucket(std::exchange(first, i + 1), i + 1);
     bytes = 0;
   }
-  const auto rank = static_cast<size_t>(data_.rank());
-  for (const Bucket& bucket : buckets_) {
-    for (size_t r = 0; r + 1 < bucket.borders.size(); ++r) {
-      std::ranges::move(parts(bucket.borders[r], bucket.borders[r + 1]), std::back_inserter(r == rank ? own_ : others_));
-    }
+}
+
+Shards::~Shards() {
+  for (Parameter& parameter : parameters_.all()) {
+    parameter.stand_behind(nullptr);
+    parameter.leaf.ready = nullptr;
   }
 }
 
@@ -70,7 +72,39 @@ void Shards::add_bucket(size_t first, size_t last) {
   bands.push_back({.parameter = last, .row = 0});
   Bucket bucket;
   for (const int64_t band : cut_bands(sizes, data_.size())) bucket.borders.push_back(bands[static_cast<size_t>(band)]);
+  bucket.others_begin = others_.size();
+  for (int r = 0; r < data_.size(); ++r) {
+    const auto at = static_cast<size_t>(r);
+    std::ranges::move(parts(bucket.borders[at], bucket.borders[at + 1]), std::back_inserter(r == data_.rank() ? own_ : others_));
+  }
+  bucket.own_end = own_.size(), bucket.others_end = others_.size();
+  plan_exchanges(bucket);
   buckets_.push_back(std::move(bucket));
+  if (data_.size() > 1) listen(buckets_.size() - 1, first, last);
+}
+
+void Shards::plan_exchanges(Bucket& bucket) const {
+  const ArenaMap gradients = parameters_.gradient_map();
+  bucket.begin = position(gradients, bucket.borders.front()), bucket.end = position(gradients, bucket.borders.back());
+  bucket.gradient_counts = counts(gradients, bucket);
+  for (const ArenaMap& arena : parameters_.sources()) {
+    const int64_t begin = position(arena, bucket.borders.front()), end = position(arena, bucket.borders.back());
+    if (begin == end) continue;
+    Range range{.memory = arena.memory.slice(begin, end), .counts = counts(arena, bucket)};
+    for (int64_t& count : range.counts) count *= dtype_bytes(arena.memory.dtype());
+    bucket.sources.push_back(std::move(range));
+  }
+}
+
+// Parameters first .. last - 1 wait for what is gathered of them, and tell when their gradients are complete.
+void Shards::listen(size_t bucket, size_t first, size_t last) {
+  Gate& gate = *(buckets_[bucket].gate = std::make_unique<Gate>());
+  gate.pass = [this, bucket] { arrive(buckets_[bucket]); };
+  for (size_t i = first; i < last; ++i) {
+    Parameter& parameter = parameters_.all()[i];
+    parameter.stand_behind(&gate);
+    parameter.leaf.ready = [this, bucket, i] { count_ready(bucket, i); };
+  }
 }
 
 std::vector<Part> Shards::parts(const Border& begin, const Border& end) const {
@@ -101,32 +135,80 @@ std::vector<int64_t> Shards::counts(const ArenaMap& arena, const Bucket& bucket)
   return counts;
 }
 
-void Shards::reduce_gradients() const {
-  if (data_.size() == 1) return;
-  const ArenaMap arena = parameters_.gradient_map();
-  for (const Bucket& bucket : buckets_) {
-    const Tensor range = arena.memory.slice(position(arena, bucket.borders.front()), position(arena, bucket.borders.back()));
-    data_.sum_scatter(range, counts(arena, bucket), Purpose::gradients);
+void Shards::send_when_ready(const Tensor& sums, Finish finish) {
+  sums_ = sums;
+  finish_ = std::move(finish);
+  sending_ = true;
+  ready_.assign(ready_.size(), false);
+  for (Bucket& bucket : buckets_) {
+    require(!bucket.sent, "gradients are sent again before they are reduced");
+    bucket.waiting = bucket.borders.back().parameter - bucket.borders.front().parameter;
   }
 }
 
-void Shards::gather() const {
+void Shards::count_ready(size_t bucket, size_t parameter) {
+  if (!sending_) return;
+  require(!ready_[parameter], parameters_.all()[parameter].name, ": its gradient was complete, and then used again");
+  ready_[parameter] = true;
+  if (--buckets_[bucket].waiting == 0) send(buckets_[bucket]);
+}
+
+void Shards::send(Bucket& bucket) {
+  bucket.sent = true;
+  if (finish_) finish_(bucket.begin, bucket.end);
   if (data_.size() == 1) return;
-  for (const Bucket& bucket : buckets_) {
-    std::vector<std::vector<int64_t>> bytes;
-    std::vector<std::span<std::byte>> memory;
-    for (const ArenaMap& arena : parameters_.sources()) {
-      const int64_t begin = position(arena, bucket.borders.front()), end = position(arena, bucket.borders.back());
-      if (begin == end) continue;
-      memory.push_back(host_memory(arena.memory.slice(begin, end)));
-      bytes.push_back(counts(arena, bucket));
-      for (int64_t& count : bytes.back()) count *= dtype_bytes(arena.memory.dtype());
-    }
-    std::vector<Communicator::Gather> gathers;
-    for (size_t i = 0; i < memory.size(); ++i) gathers.push_back({.bytes = memory[i], .counts = bytes[i]});
-    data_.all_gather(gathers, Purpose::parameters);
+  bucket.gradients = queue_.submit([this, range = sums_.slice(bucket.begin, bucket.end), &counts = bucket.gradient_counts] {
+    data_.sum_scatter(range, counts, Purpose::gradients);
+  });
+}
+
+void Shards::send_rest() {
+  for (Bucket& bucket : buckets_) {
+    if (!bucket.sent) send(bucket);
   }
-  for (const Part& part : others_) parameters_.quantise_value(part);
+  finish_ = nullptr;
+  sending_ = false;
+}
+
+void Shards::reduce_gradients() {
+  if (!buckets_.front().sent) {
+    sums_ = parameters_.gradients();
+    send_rest();
+  }
+  for (Bucket& bucket : buckets_) {
+    bucket.gradients.wait();
+    bucket.gradients = {};
+    bucket.sent = false;
+  }
+  arrive();  // what no forward pass has read
+}
+
+void Shards::gather(size_t bucket) {
+  if (data_.size() == 1) return;
+  Bucket& gathered = buckets_[bucket];
+  arrive(gathered);
+  gathered.gate->open = false;
+  gathered.values = queue_.submit([this, &sources = gathered.sources] {
+    std::vector<Communicator::Gather> gathers;
+    for (const Range& range : sources) gathers.push_back({.bytes = host_memory(range.memory), .counts = range.counts});
+    data_.all_gather(gathers, Purpose::parameters);
+  });
+}
+
+void Shards::gather() {
+  for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) gather(bucket);
+}
+
+void Shards::arrive() {
+  for (Bucket& bucket : buckets_) arrive(bucket);
+}
+
+void Shards::arrive(Bucket& bucket) {
+  if (!bucket.gate || bucket.gate->open) return;
+  bucket.values.wait();
+  bucket.values = {};
+  bucket.gate->open = true;
+  for (size_t i = bucket.others_begin; i < bucket.others_end; ++i) parameters_.quantise_value(others_[i]);
 }
 
 int64_t Shards::norm_bands(int rank) const {

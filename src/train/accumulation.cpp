@@ -19,10 +19,17 @@ GradientAccumulator::GradientAccumulator(ParameterSet& parameters, Accumulation 
   while (static_cast<int64_t>(buffers_.size()) < buffers(how, micro_batches)) buffers_.push_back(parameters.new_gradient_buffer());
 }
 
-void GradientAccumulator::accumulate(const std::function<Tensor(int64_t)>& micro_batch) {
-  if (how_ == Accumulation::tree) return tree(micro_batch);
+void GradientAccumulator::accumulate(const std::function<Tensor(int64_t)>& micro_batch, Shards& shards) {
+  how_ == Accumulation::tree ? tree(micro_batch, shards) : running(micro_batch, shards);
+  shards.send_rest();
+}
+
+void GradientAccumulator::running(const std::function<Tensor(int64_t)>& micro_batch, Shards& shards) {
   parameters_.reset_gradients();
-  for (int64_t i = 0; i < micro_batches_; ++i) take(micro_batch, i);
+  for (int64_t i = 0; i < micro_batches_; ++i) {
+    if (i + 1 == micro_batches_) shards.send_when_ready(parameters_.gradients(), nullptr);
+    take(micro_batch, i);
+  }
 }
 
 void GradientAccumulator::take(const std::function<Tensor(int64_t)>& micro_batch, int64_t i) {
@@ -31,20 +38,31 @@ void GradientAccumulator::take(const std::function<Tensor(int64_t)>& micro_batch
   for (const Parameter& parameter : parameters_.all()) require(parameter.leaf.written, parameter.name, " received no gradient");
 }
 
-// A binary counter: after micro batch i there is one partial sum per set bit of i + 1.
-void GradientAccumulator::tree(const std::function<Tensor(int64_t)>& micro_batch) {
+// A binary counter: after micro batch i there is one partial sum per set bit of i + 1. After the last there is one; its merges are made
+// bucket by bucket, as the gradients become ready.
+void GradientAccumulator::tree(const std::function<Tensor(int64_t)>& micro_batch, Shards& shards) {
   size_t pending = 0;
   for (int64_t i = 0; i < micro_batches_; ++i) {
-    parameters_.use_gradient_buffer(buffers_[pending]);
+    const int merges = std::countr_one(static_cast<uint64_t>(i));
+    const bool last = i + 1 == micro_batches_;
+    parameters_.use_gradient_buffer(buffers_[pending++]);
     parameters_.reset_gradients();
-    take(micro_batch, i);
-    ++pending;
-    for (int merges = std::countr_one(static_cast<uint64_t>(i)); merges > 0; --merges, --pending) {
-      const Tensor &left = buffers_[pending - 2], &right = buffers_[pending - 1];
-      left.device().run(Add{.a = left, .b = right, .out = left});
+    if (last) {
+      shards.send_when_ready(buffers_[0], [this, pending, merges](int64_t begin, int64_t end) { merge(pending, merges, begin, end); });
     }
+    take(micro_batch, i);
+    if (!last) merge(pending, merges, 0, buffers_[0].elements());
+    pending -= static_cast<size_t>(merges);
   }
   parameters_.use_gradient_buffer(buffers_[0]);
+}
+
+// Adds the last of `pending` partial sums to the one before, and so on, over a range of elements.
+void GradientAccumulator::merge(size_t pending, int merges, int64_t begin, int64_t end) const {
+  for (; merges > 0; --merges, --pending) {
+    const Tensor left = buffers_[pending - 2].slice(begin, end), right = buffers_[pending - 1].slice(begin, end);
+    left.device().run(Add{.a = left, .b = right, .out = left});
+  }
 }
 
 }  // namespace mantissa

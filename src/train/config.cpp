@@ -182,7 +182,16 @@ void check_vocabulary(const RunConfig& config, ConfigReport& report) {
   }
 }
 
+void check_trace(const TrainingConfig& training, ConfigReport& report) {
+  if (!training.trace) return;
+  const std::vector<int64_t>& steps = training.trace->steps;
+  if (steps.size() != 2 || steps[0] < 1 || steps[1] < steps[0]) {
+    report.error("training.trace.steps", text("must be [first, last] with 1 <= first <= last, got [", joined(steps), "]"));
+  }
+}
+
 void check_sections(const RunConfig& config, ConfigReport& report) {
+  check_trace(config.training, report);
   if (config.training.seq_len > config.model.max_position_embeddings) {
     report.error("training.seq_len", text("must be at most model.max_position_embeddings ", config.model.max_position_embeddings, ", got ",
                                           config.training.seq_len));

@@ -12,10 +12,72 @@ namespace {
 
 int64_t norm_bands(const Part& part) { return ceil_div(part.end - part.begin, 32); }
 
+// What a rank tells in the one message of a step that decides it: these, then its losses, then its partial norms. All fp64.
+enum class Told { flag, vote, gradients, parameters, control, other, count };
+constexpr auto kTold = static_cast<int64_t>(Told::count);
+
+std::array<double, kTold> told(const FinishGradients& finish, int vote, const Traffic& sent) {
+  const auto number = [](int64_t bytes) { return static_cast<double>(bytes); };
+  return {static_cast<double>(to_host<int32_t>(finish.flags)[0]),
+          static_cast<double>(vote),
+          number(sent.gradients),
+          number(sent.parameters),
+          number(sent.control),
+          number(sent.other)};
+}
+
+void add(const std::array<double, kTold>& from, UpdateResult& to) {
+  const auto number = [&](Told what) { return static_cast<int64_t>(from[static_cast<size_t>(what)]); };
+  to.vote = std::max(to.vote, static_cast<int>(number(Told::vote)));
+  to.sent.gradients += number(Told::gradients);
+  to.sent.parameters += number(Told::parameters);
+  to.sent.control += number(Told::control);
+  to.sent.other += number(Told::other);
+}
+
+// Every rank decides by the partial norms, losses and flags of all.
+void exchange_control(const Shards& shards, FinishGradients& finish, UpdateResult& result) {
+  const Communicator& data = shards.data();
+  const int64_t losses = finish.losses.elements();
+  std::vector<int64_t> counts, bytes;
+  for (int r = 0; r < data.size(); ++r) {
+    counts.push_back(kTold + losses + shards.norm_bands(r));
+    bytes.push_back(counts.back() * static_cast<int64_t>(sizeof(double)));
+  }
+  std::vector<double> all(static_cast<size_t>(std::accumulate(counts.begin(), counts.end(), int64_t{0})));
+  auto own = all.begin() + std::accumulate(counts.begin(), counts.begin() + data.rank(), int64_t{0});
+  own = std::ranges::copy(told(finish, result.vote, data.traffic()), own).out;
+  own = std::ranges::copy(to_host<double>(finish.losses), own).out;
+  std::ranges::copy(to_host<double>(finish.partials), own);
+  data.all_gather(std::as_writable_bytes(std::span(all)), bytes, Purpose::control);
+
+  std::vector<int32_t> flags;
+  std::vector<double> all_losses;
+  std::vector<std::vector<double>> partials;
+  auto next = all.cbegin();
+  for (const int64_t count : counts) {
+    const auto end = next + count;
+    std::array<double, kTold> said{};
+    std::copy_n(next, kTold, said.begin());
+    add(said, result);
+    flags.push_back(said[static_cast<size_t>(Told::flag)] != 0.0 ? 1 : 0);
+    all_losses.insert(all_losses.end(), next + kTold, next + kTold + losses);
+    partials.emplace_back(next + kTold + losses, end);
+    next = end;
+  }
+  Backend& device = finish.partials.device();
+  const auto on_device = [&](const std::vector<double>& values) {
+    return from_host(device, Dtype::f64, {static_cast<int64_t>(values.size())}, values.data());
+  };
+  finish.partials = on_device(shards.in_order(partials));
+  finish.losses = on_device(all_losses);
+  finish.flags = from_host(device, Dtype::i32, {static_cast<int64_t>(flags.size())}, flags.data());
+}
+
 }  // namespace
 
-Optimizer::Optimizer(ParameterSet& parameters, const OptimizerConfig& config, Shards shards)
-    : parameters_(parameters), shards_(std::move(shards)), config_(config) {
+Optimizer::Optimizer(ParameterSet& parameters, const OptimizerConfig& config, const Communicator& data, int64_t bucket_bytes)
+    : parameters_(parameters), shards_(parameters, data, bucket_bytes), config_(config) {
   require(parameters.gradients().defined(), "optimizer: the parameters have no gradients");
   int64_t bands = 0;
   for (const Part& part : shards_.own()) {
@@ -51,12 +113,13 @@ void Optimizer::initialise(uint64_t seed) {
 }
 
 void Optimizer::store_masters() {
+  shards_.arrive();
   parameters_.clear_nonfinite();
   for (const State& state : states_) parameters_.store(state.part, state.master);
   shards_.gather();
 }
 
-void Optimizer::finish_gradients(double lr, const StepLosses& losses) {
+void Optimizer::finish_gradients(double lr, const StepLosses& losses, UpdateResult& result) {
   Backend& device = parameters_.device();
   std::array<float, static_cast<size_t>(StepValue::count)> step{};
   const auto set = [&](StepValue index, double value) { step[static_cast<size_t>(index)] = static_cast<float>(value); };
@@ -71,11 +134,6 @@ void Optimizer::finish_gradients(double lr, const StepLosses& losses) {
     device.run(SquaredNorm{.x = state.part.gradient(), .partials = partials_.slice(begin, end)});
     begin = end;
   }
-  device.run(exchanged(losses));
-}
-
-// With the partial norms, losses and flags of all ranks, in one message: every rank then decides the same.
-FinishGradients Optimizer::exchanged(const StepLosses& losses) const {
   FinishGradients finish{.partials = partials_,
                          .losses = losses.losses,
                          .flags = parameters_.nonfinite(),
@@ -83,68 +141,46 @@ FinishGradients Optimizer::exchanged(const StepLosses& losses) const {
                          .outcome = outcome_,
                          .clip = config_.grad_clip,
                          .pairwise = losses.pairwise};
-  const Communicator& data = shards_.data();
-  if (data.size() == 1) return finish;
-  std::vector<int64_t> counts;
-  for (int r = 0; r < data.size(); ++r) counts.push_back(1 + losses.losses.elements() + shards_.norm_bands(r));
-  std::vector<double> all(static_cast<size_t>(std::accumulate(counts.begin(), counts.end(), int64_t{0})));
-  auto own = all.begin() + std::accumulate(counts.begin(), counts.begin() + data.rank(), int64_t{0});
-  *own++ = to_host<int32_t>(parameters_.nonfinite())[0];
-  own = std::ranges::copy(to_host<double>(losses.losses), own).out;
-  std::ranges::copy(to_host<double>(partials_), own);
-  std::vector<int64_t> bytes = counts;
-  for (int64_t& count : bytes) count *= static_cast<int64_t>(sizeof(double));
-  data.all_gather(std::as_writable_bytes(std::span(all)), bytes, Purpose::control);
-
-  std::vector<int32_t> flags;
-  std::vector<double> all_losses;
-  std::vector<std::vector<double>> partials;
-  auto next = all.cbegin();
-  for (const int64_t count : counts) {
-    const auto end = next + count;
-    flags.push_back(*next++ != 0.0 ? 1 : 0);
-    all_losses.insert(all_losses.end(), next, next + losses.losses.elements());
-    partials.emplace_back(next + losses.losses.elements(), end);
-    next = end;
-  }
-  Backend& device = parameters_.device();
-  const auto on_device = [&](const std::vector<double>& values) {
-    return from_host(device, Dtype::f64, {static_cast<int64_t>(values.size())}, values.data());
-  };
-  finish.partials = on_device(shards_.in_order(partials));
-  finish.losses = on_device(all_losses);
-  finish.flags = from_host(device, Dtype::i32, {static_cast<int64_t>(flags.size())}, flags.data());
-  return finish;
+  result.vote = losses.vote;
+  if (shards_.data().size() > 1) exchange_control(shards_, finish, result);
+  device.run(finish);
 }
 
+void Optimizer::apply_to(const State& state) {
+  const Tensor rounding = parameters_.rounding_target(state.part);
+  parameters_.device().run(AdamW{.master = state.master,
+                                 .m = state.first_moment,
+                                 .v = state.second_moment,
+                                 .grad = state.part.gradient(),
+                                 .step = step_,
+                                 .beta1 = config_.beta1,
+                                 .beta2 = config_.beta2,
+                                 .eps = config_.eps,
+                                 .weight_decay = state.part.of->decays() ? config_.weight_decay : 0.0,
+                                 .value = rounding});
+  parameters_.quantise(state.part, rounding);
+}
+
+// What is done of a bucket is on its way while the next is updated.
 void Optimizer::apply() {
-  for (const State& state : states_) {
-    const Tensor rounding = parameters_.rounding_target(state.part);
-    parameters_.device().run(AdamW{.master = state.master,
-                                   .m = state.first_moment,
-                                   .v = state.second_moment,
-                                   .grad = state.part.gradient(),
-                                   .step = step_,
-                                   .beta1 = config_.beta1,
-                                   .beta2 = config_.beta2,
-                                   .eps = config_.eps,
-                                   .weight_decay = state.part.of->decays() ? config_.weight_decay : 0.0,
-                                   .value = rounding});
-    parameters_.quantise(state.part, rounding);
+  size_t next = 0;
+  for (size_t bucket = 0; bucket < shards_.buckets(); ++bucket) {
+    for (; next < shards_.own_end(bucket); ++next) apply_to(states_[next]);
+    shards_.gather(bucket);
   }
 }
 
 UpdateResult Optimizer::update(double lr, const StepLosses& losses) {
+  UpdateResult result{};
   shards_.reduce_gradients();
-  finish_gradients(lr, losses);
+  finish_gradients(lr, losses, result);
   apply();
-  shards_.gather();
   const std::vector<double> outcome = to_host<double>(outcome_);
   const auto get = [&](StepOutcome index) { return outcome[static_cast<size_t>(index)]; };
-  const UpdateResult result{.loss = get(StepOutcome::loss),
-                            .gradient_norm = get(StepOutcome::gradient_norm),
-                            .bad_weights = get(StepOutcome::bad_weights) != 0.0,
-                            .skipped = get(StepOutcome::skip) != 0.0};
+  result.loss = get(StepOutcome::loss);
+  result.gradient_norm = get(StepOutcome::gradient_norm);
+  result.bad_weights = get(StepOutcome::bad_weights) != 0.0;
+  result.skipped = get(StepOutcome::skip) != 0.0;
   if (!result.skipped) ++updates_;
   return result;
 }

@@ -15,6 +15,7 @@
 #include "mantissa/train/training_step.h"
 #include "train/ranks.h"
 #include "train/run_data.h"
+#include "train/run_trace.h"
 
 namespace mantissa {
 namespace {
@@ -44,7 +45,9 @@ struct Run {
   Throughput throughput;
   std::optional<double> last_valid_loss;
   int64_t failed_saves = 0;
-  Request pending = Request::none;  // asked for, and not yet met
+  Request pending = Request::none;  // asked for by any rank, and not yet met
+  Traffic sent;                     // by all ranks up to the latest step
+  RunTrace trace;
 
   Run(const LoadedConfig& given, const TrainEvents& observers, const Mesh& ranks)
       : loaded(given),
@@ -55,8 +58,9 @@ struct Run {
         prompts(encode_prompts(config.eval, data)),
         device(make_backend(config.training.backend())),
         model(config.model, *device, plan, {.recompute = config.training.recompute}),
-        optimizer(model.parameters(), config.optimizer, Shards(model.parameters(), mesh.data)),
-        accumulator(model.parameters(), config.training.accumulation, *config.training.grad_accum) {}
+        optimizer(model.parameters(), config.optimizer, mesh.data),
+        accumulator(model.parameters(), config.training.accumulation, *config.training.grad_accum),
+        trace(config, mesh.world.rank()) {}
   TrainedParts parts() { return {config, plan, data, model.parameters(), optimizer}; }
   void doing(const char* section) const {
     if (events.doing) events.doing(state.step, section);
@@ -171,9 +175,20 @@ void count_nonfinite(Run& run, const StepResult& result) {
               " in a row, training.nonfinite_limit ", run.config.training.nonfinite_limit, ")");
 }
 
+// What all ranks sent since the step before.
+std::optional<Traffic> sent_since(Run& run, const Traffic& now) {
+  const Traffic before = std::exchange(run.sent, now);
+  if (run.mesh.world.size() == 1) return {};
+  return Traffic{.gradients = now.gradients - before.gradients,
+                 .parameters = now.parameters - before.parameters,
+                 .control = now.control - before.control,
+                 .other = now.other - before.other};
+}
+
 void tell_step(Run& run, const StepResult& result, const std::optional<PrecisionSummary>& precision, double lr, double seconds) {
   const TrainingConfig& training = run.config.training;
   run.throughput.add(training.tokens_per_step(), seconds);
+  const std::optional<Traffic> comm_bytes = sent_since(run, result.sent);
   if (run.state.step % run.config.logging.interval != 0 && run.state.step != training.steps && !result.skipped && !precision) return;
   const StepEvent event{.step = run.state.step,
                         .steps = training.steps,
@@ -187,6 +202,7 @@ void tell_step(Run& run, const StepResult& result, const std::optional<Precision
                         .remaining_seconds = run.throughput.seconds_per_step() * static_cast<double>(training.steps - run.state.step),
                         .tokens = run.state.tokens,
                         .skipped = result.skipped,
+                        .comm_bytes = comm_bytes,
                         .precision = precision};
   publish(run, run.events.step, event);
 }
@@ -195,10 +211,13 @@ bool due(const Run& run, int64_t interval) {
   return run.state.step == run.config.training.steps || (interval > 0 && run.state.step % interval == 0);
 }
 
+Request own_request(const Run& run) { return run.events.request ? run.events.request() : Request::none; }
+
 // The step, and what it quantises where the config asks for that.
 StepResult measured_step(Run& run, const Batch& batch, double lr, std::optional<PrecisionSummary>& precision) {
   const auto step = [&] {
-    return training_step(run.model, run.optimizer, run.accumulator, batch, run.config.training.micro_batch_size, lr);
+    return training_step(run.model, run.optimizer, run.accumulator, batch, run.config.training.micro_batch_size, lr,
+                         [&run] { return static_cast<int>(own_request(run)); });
   };
   const int64_t interval = run.config.precision.report_interval, number = run.state.step + 1;
   if (interval == 0 || number % interval != 0) return step();
@@ -217,12 +236,14 @@ void take_step(Run& run) {
   const TrainingConfig& training = run.config.training;
   const auto start = Clock::now();
   run.doing("step");
+  run.trace.begin_step(run.state.step + 1);
   const int64_t share = *training.global_batch_size / run.config.parallel.data;
   const Batch batch = run.data.train->batch(run.state.samples + run.mesh.data.rank() * share, share);
   const double lr = learning_rate(run.config.schedule, run.config.optimizer.lr, training.steps, run.state.step);
   std::optional<PrecisionSummary> precision;
   const StepResult result = measured_step(run, batch, lr, precision);
   ++run.state.step;
+  run.pending = std::max(run.pending, static_cast<Request>(result.vote));
   run.state.samples += *training.global_batch_size;
   run.state.tokens += training.tokens_per_step();
   run.state.owes_evaluation = run.data.valid.sets() > 0 && due(run, run.config.eval.interval);
@@ -236,9 +257,7 @@ void take_step(Run& run) {
 
 // ---- between steps
 
-Request poll(Run& run) {
-  return run.pending = agreed(run.mesh.world, std::max(run.pending, run.events.request ? run.events.request() : Request::none));
-}
+Request poll(Run& run) { return run.pending = agreed(run.mesh.world, std::max(run.pending, own_request(run))); }
 
 bool stopping(Run& run) { return poll(run) == Request::save_and_stop; }
 
@@ -324,8 +343,9 @@ ExitCode loop(Run& run) {
   bool saved = !run.resumed.empty() && run.config.checkpoint.resume == "auto";
   const auto at_end = [&run] { return run.state.step >= run.config.training.steps; };
   if (run.state.owes_anything() || (at_end() && !saved)) saved = after_step(run);
-  while (true) {
-    const Request request = poll(run);
+  for (bool stepped = false;; stepped = true) {
+    // A step has agreed already.
+    const Request request = stepped && run.mesh.world.size() > 1 ? run.pending : poll(run);
     run.pending = Request::none;
     const bool finished = at_end() && !run.state.owes_anything();
     if (request != Request::none && !saved) saved = save(run);

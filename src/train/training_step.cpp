@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "mantissa/base/trace.h"
 #include "mantissa/train/device_batch.h"
 #include "train/ranks.h"
 
@@ -12,7 +13,12 @@ namespace {
 Tensor forward_and_backward(Gpt& model, const DeviceBatch& rows, int64_t target_count) {
   Tape tape;
   const Tape::Scope scope(&tape);
-  const Var loss = model.loss(rows.tokens, rows.targets, target_count);
+  const auto forward = [&] {
+    const TraceSpan span(Track::compute, "forward");
+    return model.loss(rows.tokens, rows.targets, target_count);
+  };
+  const Var loss = forward();
+  const TraceSpan span(Track::compute, "backward");
   tape.backward(loss);
   return loss.value();
 }
@@ -31,19 +37,29 @@ std::string first_of_ranks(const Communicator& ranks, const std::string& own) {
   return *std::ranges::max_element(all, {}, [](const std::string& text) { return !text.empty(); });
 }
 
+// An exchange would wait for the weights of the step before, which forward can do without at first.
+int64_t targets_of_ranks(const Communicator& ranks, const Batch& batch) {
+  return batch.all_count ? batch.target_count * ranks.size() : ranks.sum(batch.target_count);
+}
+
 }  // namespace
 
 StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& accumulator, const Batch& batch, int64_t micro_batch_size,
-                         double lr) {
+                         double lr, const std::function<int()>& vote) {
   // A batch without a target (everything masked) has loss 0 and no gradient.
-  const int64_t targets = std::max<int64_t>(1, optimizer.shards().data().sum(batch.target_count));
+  const int64_t targets = std::max<int64_t>(1, targets_of_ranks(optimizer.shards().data(), batch));
   accumulator.accumulate(
-      [&](int64_t i) { return forward_and_backward(model, to_device(model, batch, i * micro_batch_size, micro_batch_size), targets); });
-  const UpdateResult update = optimizer.update(lr, {.losses = accumulator.losses(), .pairwise = accumulator.pairwise()});
+      [&](int64_t i) { return forward_and_backward(model, to_device(model, batch, i * micro_batch_size, micro_batch_size), targets); },
+      optimizer.shards());
+  const TraceSpan span(Track::compute, "optimizer");
+  const UpdateResult update =
+      optimizer.update(lr, {.losses = accumulator.losses(), .pairwise = accumulator.pairwise(), .vote = vote ? vote() : 0});
   return {.loss = update.loss,
           .gradient_norm = update.gradient_norm,
           .skipped = update.skipped,
-          .bad = update.skipped ? first_of_ranks(optimizer.shards().data(), first_bad_value(update, optimizer)) : ""};
+          .bad = update.skipped ? first_of_ranks(optimizer.shards().data(), first_bad_value(update, optimizer)) : "",
+          .vote = update.vote,
+          .sent = update.sent};
 }
 
 }  // namespace mantissa

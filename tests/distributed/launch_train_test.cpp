@@ -1,6 +1,10 @@
 // Runs of several processes over UCX, as a user starts them.
 #include <signal.h>
 
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
 #include <thread>
 
 #include "launched_training.h"
@@ -33,6 +37,50 @@ TEST_F(LaunchedTraining, HasTheLossesAndWeightsOfOneProcess) {
     EXPECT_EQ(course(name), course("alone")) << ranks;
     expect_equal("alone", name);
   }
+}
+
+TEST_F(LaunchedTraining, TellsWhatAllRanksSent) {
+  ASSERT_EQ(launch(2, train("run", {"--set", "training.steps=4", "--set", "eval.interval=0"})).exit_code, 0);
+  std::istringstream lines(test::read_file(folder_ / "run/metrics.jsonl"));
+  std::vector<nlohmann::json> sent;
+  for (std::string line; std::getline(lines, line);) {
+    const nlohmann::json json = nlohmann::json::parse(line);
+    if (json.at("type") == "step") sent.push_back(json.at("comm_bytes"));
+  }
+  ASSERT_EQ(sent.size(), 4U);
+  EXPECT_EQ(sent[2], sent[3]) << "steps without an evaluation are alike";
+  // Both ranks send what the other owns of the gradients (fp32) and what they own of the weights: all of them once. Codes and scales of the
+  // matrices, the others bf16. In the arenas each parameter is padded to 32 elements.
+  const int64_t matrices = 4 * 64 * 64 + 3 * 96 * 64, others = 8 * 64 + 16 * 64 + 3 * 64 + 8 * 64;
+  EXPECT_GE(sent[3].at("gradients"), 4 * (matrices + others) - 4 * 16 * 64);
+  EXPECT_LE(sent[3].at("gradients"), 4 * (matrices + others) + 4 * 64 * 32);
+  EXPECT_GE(sent[3].at("parameters"), matrices);
+  EXPECT_LE(sent[3].at("parameters"), matrices + matrices / 32 + 2 * (others + 64 * 32));
+  EXPECT_GT(sent[3].at("control"), 0);
+  EXPECT_EQ(sent[3].at("other"), 0);
+}
+
+TEST_F(LaunchedTraining, WritesATimeLineOfEachRank) {
+  ASSERT_EQ(launch(2, train("run", {"--set", "training.steps=4", "--set", R"(training.trace={"steps":[2,3]})"})).exit_code, 0);
+  for (const int rank : {0, 1}) {
+    const nlohmann::json trace = nlohmann::json::parse(test::read_file(folder_ / ("run/trace-rank0000" + std::to_string(rank) + ".json")));
+    std::map<std::string, int> spans;
+    std::map<std::string, std::set<int>> threads;
+    for (const nlohmann::json& event : trace.at("traceEvents")) {
+      EXPECT_EQ(event.at("pid"), rank);
+      ++spans[event.at("name")];
+      threads[event.at("name")].insert(event.at("tid").get<int>());
+    }
+    for (const auto& [name, least] :
+         {std::pair{"forward", 4}, {"backward", 4}, {"optimizer", 2}, {"gradients", 2}, {"parameters", 2}, {"gemm", 24}})
+      EXPECT_GE(spans[name], least) << name;
+    EXPECT_EQ(spans["forward"], 4) << "two micro batches in each of two steps";
+    EXPECT_EQ(threads["gemm"].size(), 1U);
+    EXPECT_EQ(threads["gradients"].size(), 1U);
+    EXPECT_NE(threads["gradients"], threads["gemm"]) << "exchanges run beside the computation";
+    EXPECT_EQ(threads["parameters"], threads["gradients"]);
+  }
+  EXPECT_EQ(mantissa(train("bad", {"--set", R"(training.trace={"steps":[3,2]})"})).exit_code, 2);
 }
 
 TEST_F(LaunchedTraining, GoesOnFromTheNewestCheckpointAfterARankWasKilled) {

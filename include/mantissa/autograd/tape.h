@@ -20,13 +20,15 @@ namespace mantissa {
 struct Leaf {
   Tensor grad;  // stats dtype, shape of the parameter
   bool written = false;
+  int uses = 0;                   // operations on a tape that still may contribute
+  std::function<void()> ready{};  // if set, called by backward when none is left; once for each tape that used it
 
   struct Target {
     Tensor out;
     bool accumulate;
   };
   Target target() { return {grad, std::exchange(written, true)}; }
-  void reset() { written = false; }
+  void reset() { written = false, uses = 0; }
 };
 
 // A tensor on the tape.
@@ -103,7 +105,9 @@ class Tape {
     std::vector<int64_t> inputs;  // slots, -1: wants none
     int64_t output;
     Backward backward;
+    std::vector<Leaf*> leaves;
   };
+  void run(Node& node, bool from_one);
   void add_gradient(int64_t slot, const Tensor& gradient);
 
   std::vector<Node> nodes_;

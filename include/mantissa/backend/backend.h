@@ -15,6 +15,7 @@
 #include "mantissa/backend/contract.h"
 #include "mantissa/base/integers.h"
 #include "mantissa/base/rng.h"
+#include "mantissa/base/trace.h"
 
 namespace mantissa {
 
@@ -495,6 +496,7 @@ class Backend {
   void run(const Kernel& k) {
     const Contract contract = k.contract();
     if (!computes_fp64()) contract.refuse_fp64(name());
+    const TraceSpan span(Track::compute, contract.kernel());
     execute(k);
   }
 

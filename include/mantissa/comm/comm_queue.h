@@ -1,5 +1,5 @@
 // Collectives beside the computation: a thread that runs what it is given, one after the other, in the order of submission. That order is
-// the program's on every rank, so one thread submits; while the queue has work, no collective of the process runs elsewhere.
+// the program's on every rank, so one thread submits; a collective that this thread calls itself begins when the queue has no work.
 #pragma once
 
 #include <condition_variable>
@@ -36,7 +36,7 @@ class Work {
 
 class CommQueue {
  public:
-  // For a group of one there is no thread: submit() runs the body.
+  // For a group of one there is no thread: submit() runs the body. A process has one queue at a time.
   explicit CommQueue(Communicator world);
   // Runs what is left. When an exception unwinds the block, world.stop() ends what is under way: peers may never come to it.
   ~CommQueue();
@@ -53,14 +53,15 @@ class CommQueue {
   };
   void run(Item& item);
   void loop();
+  void drain();  // returns on the queue's own thread at once
 
   Communicator world_;
   int unwinding_;
   std::exception_ptr error_;  // of the first that failed; belongs to whoever runs bodies
   std::mutex mutex_;
-  std::condition_variable changed_;
+  std::condition_variable changed_, idle_;
   std::deque<Item> items_;
-  bool closing_ = false;
+  bool closing_ = false, running_ = false;
   std::thread thread_;
 };
 

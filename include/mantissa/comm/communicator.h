@@ -6,8 +6,8 @@
 // neighbours, then pairs of neighbours, and so on, whoever computes them.
 //
 // One collective of a process runs at a time, on whatever thread, because all its groups share one transport: a second one that begins
-// meanwhile throws. Where another thread has work under way, all go through one CommQueue. A collective that fails leaves the process
-// without communication: every later one throws what the first did.
+// meanwhile throws, but one of the thread that submits to a CommQueue waits for what it submitted. A collective that fails leaves the
+// process without communication: every later one throws what the first did.
 //
 // Each call sends its right neighbour 32 bytes, operation, group, sequence, dtype and counts (an all_to_all: every peer, whose count it
 // is), beside the payload, and compares what comes from the left: if calls differ within a group, somewhere two neighbours differ, and that
@@ -31,8 +31,15 @@ struct RankGroup;
 
 // What bytes were sent for.
 enum class Purpose { gradients, parameters, control, other };
-struct Traffic {  // bytes that this process sent
+struct Traffic {  // bytes sent
   int64_t gradients = 0, parameters = 0, control = 0, other = 0;
+
+  void fields(auto& v) {
+    v("gradients", gradients);
+    v("parameters", parameters);
+    v("control", control);
+    v("other", other);
+  }
 };
 
 class Communicator {
@@ -83,6 +90,7 @@ class Communicator {
   Communicator split(int color) const;
 
  private:
+  friend class CommQueue;
   explicit Communicator(std::shared_ptr<RankGroup> group) : group_(std::move(group)) {}
 
   std::shared_ptr<RankGroup> group_;  // null: a group of one

@@ -20,6 +20,7 @@ struct Batch {
   std::vector<int32_t> positions;       // 0..T-1, or restarting at each document
   std::vector<int32_t> segment_starts;  // the first position of the row that position t may attend to; 0 without document_mask
   int64_t target_count = 0;             // targets that count
+  bool all_count = false;               // all, in every batch of this data
   std::vector<SampleId> samples;        // [B]: which samples these are
 };
 
@@ -46,6 +47,7 @@ class TrainData {
   int64_t seq_len_;
   DocumentOptions documents_;
   Sampler sampler_;
+  bool all_count_;
 };
 
 struct ValidationSet {

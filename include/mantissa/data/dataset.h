@@ -21,6 +21,7 @@ class TokenFiles {
 
   int64_t tokens() const { return ends_.back(); }
   bool has_documents() const;  // every file knows its documents
+  bool has_mask() const;       // some file may mark tokens untrained
   const std::vector<TokenFile>& files() const { return files_; }
   // As TokenFile::read, across files.
   void read(int64_t begin, int64_t count, int32_t* out, uint8_t* marks = nullptr) const;
@@ -37,6 +38,7 @@ class TokenDataset {
   TokenDataset(const TokenFiles& files, int64_t begin, int64_t end);
 
   int64_t tokens() const { return end_ - begin_; }
+  bool has_mask() const { return files_->has_mask(); }
   void read(int64_t begin, int64_t count, int32_t* out, uint8_t* marks = nullptr) const;
 
  private:

@@ -60,6 +60,8 @@ class TokenFile {
   int64_t tokens() const { return layout_.tokens; }
   // Whether document boundaries are known: from an index, from the text, or from eod_id.
   bool has_documents() const { return !layout_.document_starts.empty() || options_.eod_id.has_value(); }
+  // Whether some tokens may be marked untrained.
+  bool has_mask() const { return layout_.mask_offset >= 0; }
   // The files it was read from, for fingerprints.
   const std::vector<std::string>& files() const { return files_; }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,14 +32,21 @@ struct ParameterSpec {
   int64_t padding = 0;       // last rows that no gradient reaches: zero, and never stored
 };
 
+// Stands before the memory of parameters while something else than the optimizer, a gather, writes it.
+struct Gate {
+  bool open = true;
+  std::function<void()> pass;  // waits until it may be read, and opens
+};
+
 // What allocate() made of it. Forward reads value and codes through the calls here and in no other way.
 class Parameter : public ParameterSpec {
  public:
   explicit Parameter(ParameterSpec spec) : ParameterSpec(std::move(spec)) {}
 
-  const Tensor& value() const { return value_; }           // undefined if only codes are kept
-  const QuantizedTensor& codes() const { return codes_; }  // of the shape as a matrix; undefined in high precision
-  Leaf leaf{};                                             // its gradient, if training
+  const Tensor& value() const { return behind_gate(value_); }           // undefined if only codes are kept
+  const QuantizedTensor& codes() const { return behind_gate(codes_); }  // of the shape as a matrix; undefined in high precision
+  Leaf leaf{};                                                          // its gradient, if training
+  void stand_behind(Gate* gate) { gate_ = gate; }                       // nullptr: behind none
 
   bool decays() const { return shape.rank() >= 2; }
   Var var() { return leaf.grad.defined() ? Var(value(), leaf) : Var(value()); }
@@ -46,7 +54,14 @@ class Parameter : public ParameterSpec {
 
  private:
   friend class ParameterSet;
+  template <class Memory>
+  const Memory& behind_gate(const Memory& memory) const {
+    if (gate_ && !gate_->open) gate_->pass();
+    return memory;
+  }
+
   uint32_t number_ = 0;  // in its set
+  Gate* gate_ = nullptr;
   Tensor value_;
   QuantizedTensor codes_;
 };

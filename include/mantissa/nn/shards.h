@@ -3,13 +3,18 @@
 //
 // A bucket is a run of parameters, contiguous in every arena. In each bucket every rank owns one contiguous run of whole bands of rows, of
 // nearly equal size and possibly none, so a bucket is exchanged and gathered in place with one count per rank.
+//
+// Both exchanges run beside the computation. The gradients of a bucket go while backward computes those of others, and what is gathered
+// arrives while forward already reads other buckets: parameters wait for theirs (Gate).
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
-#include "mantissa/comm/communicator.h"
+#include "mantissa/comm/comm_queue.h"
 #include "mantissa/nn/parameter.h"
 
 namespace mantissa {
@@ -25,16 +30,31 @@ class Shards {
 
   // Of a set that is allocated and outlives this. A group of one owns everything and exchanges nothing.
   explicit Shards(ParameterSet& parameters, Communicator data = {}, int64_t bucket_bytes = kBucketBytes);
+  ~Shards();
+  Shards(const Shards&) = delete;
+  Shards& operator=(const Shards&) = delete;
 
   const Communicator& data() const { return data_; }
   size_t buckets() const { return buckets_.size(); }
-  // In the order of the parameters and of the rows.
+  // In the order of the buckets, the parameters and the rows. own_end(b): how many lie in buckets 0 .. b.
   const std::vector<Part>& own() const { return own_; }
+  size_t own_end(size_t bucket) const { return buckets_[bucket].own_end; }
 
-  // Adds the gradients of the own parts over the ranks, in the order of an aligned binary tree; those of other parts are then unspecified.
-  void reduce_gradients() const;
-  // Values, or codes that are the weight, of all parts from their owners; codes beside a value are made again from it.
-  void gather() const;
+  // Before the last backward pass of a step: as soon as the gradients of a bucket have their last contribution, `finish` is called for
+  // where they lie, elements [begin, end) of a gradient buffer; then they are in `sums` and go to their owners. send_rest() does so for
+  // buckets that have not gone, and forgets `finish`.
+  using Finish = std::function<void(int64_t begin, int64_t end)>;
+  void send_when_ready(const Tensor& sums, Finish finish);
+  void send_rest();
+  // Returns when the gradients of the own parts are summed over the ranks, in the order of an aligned binary tree; those of other parts are
+  // then unspecified. Sends the gradients in use if nothing was sent.
+  void reduce_gradients();
+
+  // Begins to bring values, or codes that are the weight, of a bucket from their owners; codes beside a value are made again from it. All
+  // ranks, bucket by bucket in the same order. Nobody writes to the bucket's parameters before it has arrived.
+  void gather(size_t bucket);
+  void gather();
+  void arrive();  // returns when all of it is there
 
   // fp64 [of all ranks] partial norms, in the order of the parameters, from what each rank computed for its own parts, in that order.
   // by_rank[r] is what rank r has.
@@ -47,10 +67,27 @@ class Shards {
     size_t parameter;
     int64_t row;
   };
+  struct Range {  // of an arena
+    Tensor memory;
+    std::vector<int64_t> counts;  // by rank: elements of gradients, bytes of what is gathered
+  };
   struct Bucket {
     std::vector<Border> borders;  // where the rows of each rank begin, and the end
+    size_t own_end = 0, others_begin = 0, others_end = 0;
+    int64_t begin = 0, end = 0;            // of a gradient buffer
+    std::vector<int64_t> gradient_counts;  // by rank
+    std::vector<Range> sources;            // what is gathered
+    std::unique_ptr<Gate> gate = {};
+    size_t waiting = 0;  // parameters whose gradients are not complete
+    bool sent = false;
+    Work gradients = {}, values = {};
   };
   void add_bucket(size_t first, size_t last);
+  void plan_exchanges(Bucket& bucket) const;
+  void listen(size_t bucket, size_t first, size_t last);
+  void count_ready(size_t bucket, size_t parameter);
+  void send(Bucket& bucket);
+  void arrive(Bucket& bucket);
   std::vector<Part> parts(const Border& begin, const Border& end) const;
   std::vector<int64_t> counts(const ArenaMap& arena, const Bucket& bucket) const;
   int64_t position(const ArenaMap& arena, const Border& border) const;
@@ -59,6 +96,11 @@ class Shards {
   Communicator data_;
   std::vector<Bucket> buckets_;
   std::vector<Part> own_, others_;
+  std::vector<bool> ready_;  // by parameter: its gradient is complete
+  bool sending_ = false;     // between send_when_ready() and send_rest()
+  Tensor sums_;
+  Finish finish_;
+  CommQueue queue_;  // last: its work uses all others
 };
 
 }  // namespace mantissa

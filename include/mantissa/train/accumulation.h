@@ -5,7 +5,7 @@
 #include <functional>
 #include <vector>
 
-#include "mantissa/nn/parameter.h"
+#include "mantissa/nn/shards.h"
 #include "mantissa/train/config.h"
 
 namespace mantissa {
@@ -18,8 +18,9 @@ class GradientAccumulator {
   GradientAccumulator(ParameterSet& parameters, Accumulation how, int64_t micro_batches);
 
   // Calls micro_batch(i) for i = 0 .. M-1; each runs forward and backward and returns its part of the loss, one fp64. Afterwards the
-  // gradients of the set hold the sum, and losses() [M] all parts.
-  void accumulate(const std::function<Tensor(int64_t)>& micro_batch);
+  // gradients of the set hold the sum, which is on its way to the owners of its parts (the last backward pass sends it), and losses() [M]
+  // all parts.
+  void accumulate(const std::function<Tensor(int64_t)>& micro_batch, Shards& shards);
   const Tensor& losses() const { return losses_; }
   bool pairwise() const { return how_ == Accumulation::tree; }  // the order in which losses are to be summed, as the gradients were
 
@@ -28,7 +29,9 @@ class GradientAccumulator {
 
  private:
   void take(const std::function<Tensor(int64_t)>& micro_batch, int64_t i);
-  void tree(const std::function<Tensor(int64_t)>& micro_batch);
+  void running(const std::function<Tensor(int64_t)>& micro_batch, Shards& shards);
+  void tree(const std::function<Tensor(int64_t)>& micro_batch, Shards& shards);
+  void merge(size_t pending, int merges, int64_t begin, int64_t end) const;
 
   ParameterSet& parameters_;
   Accumulation how_;

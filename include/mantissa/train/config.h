@@ -76,6 +76,12 @@ struct ScheduleConfig {
   }
 };
 
+struct TraceConfig {
+  std::vector<int64_t> steps = {2, 3};
+
+  void fields(auto& v) { v("steps", steps, "the first and the last step that are traced"); }
+};
+
 struct TrainingConfig {
   int64_t steps = 1000;
   int64_t seq_len = 1024;
@@ -90,6 +96,7 @@ struct TrainingConfig {
   int threads = 0;
   Recompute recompute = Recompute::none;
   int64_t nonfinite_limit = 3;
+  std::optional<TraceConfig> trace;
 
   int64_t tokens_per_step() const { return *global_batch_size * seq_len; }
   // The name that make_backend() takes.
@@ -108,6 +115,7 @@ struct TrainingConfig {
     v("threads", threads, "CPU threads; 0: the cores this process may use", limits::between(0, kMostThreads));
     v("recompute", recompute, "what backward recomputes: none, selective (attention and activation), full (all but layer inputs)");
     v("nonfinite_limit", nonfinite_limit, "stop after so many steps in a row with NaN or Inf", limits::between(1, kLargestCount));
+    v("trace", trace, "a time line of compute, communication and waits of each rank, trace-rank00000.json in the run folder; null: none");
   }
 };
 

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "mantissa/comm/communicator.h"
 #include "mantissa/train/evaluate.h"
 
 namespace mantissa {
@@ -34,6 +35,7 @@ struct StepEvent {
   double remaining_seconds = 0.0;
   int64_t tokens = 0;  // so far in the run
   bool skipped = false;
+  std::optional<Traffic> comm_bytes = {};          // of several ranks, all of them: what they sent since the gradients of the step before
   std::optional<PrecisionSummary> precision = {};  // on steps that measure it
 
   void fields(auto& v) {
@@ -50,6 +52,7 @@ struct StepEvent {
     v("skipped", skipped, limits::later);
   }
   void last_fields(auto& v) {
+    if (comm_bytes) v("comm_bytes", *comm_bytes);
     if (precision) precision->fields(v);
   }
 };

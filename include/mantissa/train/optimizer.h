@@ -14,6 +14,7 @@ namespace mantissa {
 struct StepLosses {
   Tensor losses;
   bool pairwise = false;
+  int vote = 0;  // what this rank asks for
 };
 
 struct UpdateResult {
@@ -21,15 +22,18 @@ struct UpdateResult {
   double gradient_norm;  // before clipping
   bool bad_weights;      // a quantised weight is NaN or Inf
   bool skipped;          // because of that, or since loss or norm are: masters, moments and the update counter stay as they are
+  int vote;              // the largest of all ranks
+  Traffic sent;          // by all ranks up to then
 };
 
 class Optimizer {
  public:
   // The moments start at 0, the masters at nothing: initialise() or store_masters() comes before the first update. The set must be
   // allocated with gradients and outlive the optimizer.
-  Optimizer(ParameterSet& parameters, const OptimizerConfig& config) : Optimizer(parameters, config, Shards(parameters)) {}
-  // With the parts that this rank owns. initialise(), store_masters() and update() are then calls of all ranks of the group.
-  Optimizer(ParameterSet& parameters, const OptimizerConfig& config, Shards shards);
+  // Among several data ranks this one owns its Shards; initialise(), store_masters() and update() are then calls of all.
+  Optimizer(ParameterSet& parameters, const OptimizerConfig& config, const Communicator& data = {},
+            int64_t bucket_bytes = Shards::kBucketBytes);
+  Shards& shards() { return shards_; }
   const Shards& shards() const { return shards_; }
 
   // Draws the initial masters, and values and codes from them.
@@ -61,9 +65,9 @@ class Optimizer {
 
  private:
   void allocate();
-  FinishGradients exchanged(const StepLosses& losses) const;
-  void finish_gradients(double lr, const StepLosses& losses);
+  void finish_gradients(double lr, const StepLosses& losses, UpdateResult& result);
   void apply();
+  void apply_to(const State& state);
 
   ParameterSet& parameters_;
   Shards shards_;

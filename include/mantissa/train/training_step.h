@@ -1,6 +1,7 @@
 // One optimizer step: gradients of a global batch, their norm, the update.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "mantissa/data/batch.h"
@@ -15,11 +16,14 @@ struct StepResult {
   double gradient_norm;  // before clipping
   bool skipped;
   std::string bad;  // why: the first value that is not finite
+  int vote;         // the largest of all ranks
+  Traffic sent;     // by all ranks, from their start to the gradients of this step
 };
 
 // `batch` is split into equal micro batches of micro_batch_size sequences. Targets are counted before the first backward pass. If a
-// weight, loss or norm is not finite nothing is updated.
+// weight, loss or norm is not finite nothing is updated. `vote` says what
+// this rank asks for, at the end of its backward passes.
 StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& accumulator, const Batch& batch, int64_t micro_batch_size,
-                         double lr);
+                         double lr, const std::function<int()>& vote = {});
 
 }  // namespace mantissa

@@ -1,0 +1,42 @@
+// A time line of this process: spans of what its threads do, kept while tracing is on, for chrome://tracing or ui.perfetto.dev.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+namespace mantissa {
+
+enum class Track { compute, communication, wait };
+
+// Begins to keep spans, or goes on.
+void start_trace();
+bool tracing();
+
+// Ends that and forgets the spans, which it returns as a JSON object in Chrome's trace event format: microseconds of the monotonic clock,
+// so that ranks of one host line up; the process is the rank, a thread its number in the order of first spans.
+std::string finish_trace(int rank);
+
+// From construction to the end of the block. `name` is a literal. Costs a look at one flag while nobody traces.
+class TraceSpan {
+ public:
+  TraceSpan(Track track, const char* name, int64_t bytes = 0) : name_(tracing() ? name : nullptr), track_(track), bytes_(bytes) {
+    if (name_) begin_ = Clock::now();
+  }
+  ~TraceSpan() {
+    if (name_) keep();
+  }
+  TraceSpan(const TraceSpan&) = delete;
+  TraceSpan& operator=(const TraceSpan&) = delete;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  void keep() const noexcept;
+
+  const char* name_;
+  Track track_;
+  int64_t bytes_;
+  Clock::time_point begin_;
+};
+
+}  // namespace mantissa

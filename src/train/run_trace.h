@@ -1,0 +1,27 @@
+// training.trace: which steps of a run are traced, and the file of each rank.
+#pragma once
+
+#include <cstdint>
+
+#include "mantissa/train/config.h"
+
+namespace mantissa {
+
+class RunTrace {
+ public:
+  RunTrace(const RunConfig& config, int rank) : config_(config), rank_(rank) {}
+  ~RunTrace() { write(); }  // of a run that ends before
+  RunTrace(const RunTrace&) = delete;
+  RunTrace& operator=(const RunTrace&) = delete;
+
+  // A trace lasts until the step after its last begins, so that what is gathered after it is in it.
+  void begin_step(int64_t number);
+
+ private:
+  void write() const noexcept;
+
+  const RunConfig& config_;
+  int rank_;
+};
+
+}  // namespace mantissa
