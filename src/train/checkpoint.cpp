@@ -159,13 +159,14 @@ void log_changes(const RunConfig& saved, const RunConfig& current, const std::ve
 
 CheckpointContent checkpoint_content(const TrainedParts& parts, const TrainState& state) {
   const std::optional<Tokenizer>& tokenizer = parts.data.tokenizer;
+  const Shards& shards = parts.optimizer.shards();
   TrainState now = state;
   now.updates = parts.optimizer.updates();
   CheckpointContent content{{.step = state.step,
                              .samples = state.samples,
                              .config = effective_config(parts.config),
                              .tokenizer = tokenizer ? tokenizer->to_json() : "null",
-                             .plan = plan_manifest(parts.plan, parts.parameters),
+                             .plan = plan_manifest(parts.plan, codes_by_weight(parts.parameters, shards.own(), shards.data())),
                              .state = json_text(now),
                              .fingerprints = {.build = build_fingerprint(), .dataset = json_text(parts.data.fingerprints)}},
                             {}};
@@ -230,7 +231,9 @@ void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor p
     if (!tensor.name.ends_with("_extra_state") || tensor.pieces.empty()) continue;
     log_warning(reader.directory().string(), ": ", tensor.name, " is ignored: quantisation here keeps no state of its own");
   }
-  require_same_codes(reader.manifest().plan, plan, parameters, (reader.directory() / "manifest.json").string(), purpose);
+  const std::vector<Part> own = optimizer ? optimizer->shards().own() : parameters.whole_parts();
+  const std::string source = (reader.directory() / "manifest.json").string();
+  require_same_codes(reader.manifest().plan, plan, codes_by_weight(parameters, own, ranks), source, purpose);
 }
 
 }  // namespace mantissa

@@ -1,6 +1,8 @@
 // What a checkpoint says of its model, and the model made from it.
 #include <algorithm>
+#include <span>
 
+#include "mantissa/backend/functions.h"
 #include "mantissa/models/model_shape.h"
 #include "mantissa/train/checkpoint.h"
 
@@ -77,6 +79,25 @@ void require_same_tokenizer(const CheckpointReader& reader, const Data& data) {
   const std::optional<Tokenizer> saved = saved_tokenizer(reader);
   require(!saved || !data.tokenizer || saved->to_json() == data.tokenizer->to_json(), ExitCode::usage, reader.directory().string(),
           " was trained with another tokenizer than data.tokenizer names");
+}
+
+int64_t verify_codes(CheckpointReader& reader) {
+  const PrecisionPlan plan = plan_for_tensors(saved_config(reader), reader);
+  const std::unique_ptr<Backend> device = make_backend("cpu");
+  CodesByWeight codes;
+  for (const ModulePrecision& module : plan.modules()) {
+    const Quantization how = module.resident_codes();
+    if (!how) continue;
+    const std::string name = module.module.path + ".weight";
+    const Shape shape{module.module.out - module.module.padding, module.module.in};
+    const Tensor master = empty(*device, Dtype::f32, shape);
+    const Box unpadded{.start = {0, 0}, .size = dimensions(shape)};
+    reader.read("master." + name, unpadded, std::as_writable_bytes(std::span(master.data<float>(), static_cast<size_t>(shape.elements()))));
+    const CodePlace whole{.rows = shape[0], .columns = shape[1]};
+    codes[name] = {.how = text(how), .sums = code_sums(quantized(converted(master, Dtype::bf16), how), whole)};
+  }
+  require_same_codes(reader.manifest().plan, plan, codes, (reader.directory() / "manifest.json").string(), LoadFor::use);
+  return static_cast<int64_t>(codes.size());
 }
 
 LoadedModel load_model(const fs::path& path) {

@@ -18,10 +18,8 @@ namespace {
 
 using nlohmann::json;
 
-json hashes(const Parameter& parameter) {
-  const Shape& shape = parameter.codes().shape;
-  const CodeSums sums = code_sums(parameter.codes(), {.rows = shape[0] - parameter.padding, .columns = shape[1]});
-  return {{"how", text(parameter.quantised)}, {"codes_sum", Hash64{sums.codes}.text()}, {"values_sum", Hash64{sums.values}.text()}};
+json entry_of(const WeightCodes& weight) {
+  return {{"how", weight.how}, {"codes_sum", Hash64{weight.sums.codes}.text()}, {"values_sum", Hash64{weight.sums.values}.text()}};
 }
 
 // What the products of a module read; gemms follows from the others and from what the recipe lists.
@@ -101,12 +99,34 @@ void refuse(const std::vector<std::string>& changes, const std::string& source) 
 
 }  // namespace
 
-std::string plan_manifest(const PrecisionPlan& plan, const ParameterSet& parameters) {
+CodesByWeight codes_by_weight(const ParameterSet& parameters, const std::vector<Part>& own, const Communicator& ranks) {
+  std::map<const Parameter*, size_t> place;
+  for (const Parameter& parameter : parameters.all()) {
+    if (parameter.quantised) place.emplace(&parameter, place.size());
+  }
+  std::vector<CodeSums> all(place.size() * static_cast<size_t>(ranks.size()));
+  const auto mine = std::span(all).subspan(place.size() * static_cast<size_t>(ranks.rank()), place.size());
+  for (const Part& part : own) {
+    if (!part.of->quantised) continue;
+    const QuantizedTensor& whole = part.of->codes();
+    const CodePlace rows{.rows = part.stored_end() - part.begin, .columns = whole.shape[1], .first_row = part.begin};
+    mine[place.at(part.of)] += code_sums(slice(whole, part.begin, part.end), rows);
+  }
+  const std::vector<int64_t> counts(static_cast<size_t>(ranks.size()), static_cast<int64_t>(mine.size_bytes()));
+  ranks.all_gather(std::as_writable_bytes(std::span(all)), counts, Purpose::control);
+  CodesByWeight codes;
+  for (const auto& [parameter, index] : place) {
+    WeightCodes& weight = codes[parameter->name];
+    weight.how = text(parameter->quantised);
+    for (size_t i = index; i < all.size(); i += place.size()) weight.sums += all[i];
+  }
+  return codes;
+}
+
+std::string plan_manifest(const PrecisionPlan& plan, const CodesByWeight& codes) {
   json out = plan.to_json();
   out["quantised"] = json::object();
-  for (const Parameter& parameter : parameters.all()) {
-    if (parameter.quantised) out["quantised"][parameter.name] = hashes(parameter);
-  }
+  for (const auto& [name, weight] : codes) out["quantised"][name] = entry_of(weight);
   return out.dump();
 }
 
@@ -131,7 +151,7 @@ std::string precision_text(const PrecisionConfig& config) {
   return out;
 }
 
-void require_same_codes(const std::string& saved, const PrecisionPlan& plan, const ParameterSet& parameters, const std::string& source,
+void require_same_codes(const std::string& saved, const PrecisionPlan& plan, const CodesByWeight& codes, const std::string& source,
                         LoadFor purpose) {
   const json manifest = parse_strict_json(saved, source);
   if (manifest.is_null()) return;
@@ -142,12 +162,12 @@ void require_same_codes(const std::string& saved, const PrecisionPlan& plan, con
   bool older = false;
   for (const json& module : now.at("modules")) {
     const std::string path = module.at("module").get<std::string>(), name = path + ".weight";
-    const Parameter* const parameter = parameters.find(name);
-    if (!parameter || !parameter->quantised) continue;
+    const auto weight = codes.find(name);
+    if (weight == codes.end()) continue;
     const json was = quantised->value(name, json());
-    const bool same_codes_asked = was.is_object() && was.value("how", json()) == text(parameter->quantised);
+    const bool same_codes_asked = was.is_object() && was.value("how", json()) == weight->second.how;
     if (!same_codes_asked && !same_formats(module_of(before, path, source), module)) continue;
-    const json is = hashes(*parameter);
+    const json is = entry_of(weight->second);
     const bool hashed_whole = was.is_object() && was.contains("codes") && !was.contains("codes_sum");
     older = older || hashed_whole;
     if (was == is || hashed_whole) continue;

@@ -155,9 +155,26 @@ TEST_F(Plans, ACheckpointKeepsThePlanAndTheHashesOfItsCodes) {
   const nlohmann::json plan = nlohmann::json::parse(reader.manifest().plan);
   ASSERT_EQ(plan["quantised"].size(), 8U) << "four linears in each of two layers";
   const LoadedModel loaded = load_model(checkpoint("saved", 6));
-  const nlohmann::json again = nlohmann::json::parse(plan_manifest(resolve_plan(loaded.config), loaded.model->parameters()));
+  const nlohmann::json again = nlohmann::json::parse(
+      plan_manifest(resolve_plan(loaded.config), codes_by_weight(loaded.model->parameters(), loaded.model->parameters().whole_parts())));
   EXPECT_EQ(again["quantised"], plan["quantised"]) << "codes are rebuilt from the masters";
   EXPECT_EQ(again["hash"], plan["hash"]);
+}
+
+TEST_F(Plans, TheCodesOfACheckpointFollowFromItsMastersInEveryRecipe) {
+  const auto verified = [&](const std::string& name, int64_t step) {
+    CheckpointReader reader(checkpoint(name, step));
+    return verify_codes(reader);
+  };
+  int number = 0;
+  for (const char* recipe : {"mxfp8", "fp8_block", "mxfp4_qat_mxfp8_act", "high"}) {
+    const std::string name = text("run", ++number);
+    run(name, sets(recipe, {"training.steps=1", "model.hidden_size=128", "model.intermediate_size=128"}));
+    EXPECT_EQ(verified(name, 1), recipe == std::string("high") ? 0 : 8) << recipe;
+  }
+  run("gathered",
+      sets("mxfp8", {"training.steps=1", "precision.fp8_param_gather=true", "model.pad_vocab_to=32", "precision.fp8_output_proj=true"}));
+  EXPECT_EQ(verified("gathered", 1), 9);
 }
 
 TEST_F(Plans, CodesThatDifferFromThoseOfTheCheckpointAreRefusedUnlessAllowed) {
@@ -179,6 +196,8 @@ TEST_F(Plans, CodesThatDifferFromThoseOfTheCheckpointAreRefusedUnlessAllowed) {
     const Error error = error_of([&] { resume("refused", change); });
     EXPECT_EQ(error.code(), ExitCode::data) << change;
     EXPECT_THAT(error.what(), HasSubstr(change.is_null() ? "plan.quantised must be an object" : "layers.1.mlp.down.weight")) << change;
+    CheckpointReader reader(checkpoint("saved", 2));
+    EXPECT_EQ(error_of([&] { verify_codes(reader); }).code(), ExitCode::data) << change;
   }
   const nlohmann::json older = {
       {"layers.1.mlp.down.weight", {{"codes", "0000000000000000"}, {"codes_sum", nullptr}, {"values", "1"}, {"values_sum", nullptr}}}};

@@ -50,7 +50,8 @@ struct TrainedParts {
   Optimizer& optimizer;
 };
 
-// What is saved; the updates are those of the optimizer. It refers to the memory of parameters and optimizer.
+// What is saved, of this rank's parts; the updates are those of the optimizer. It refers to the memory of parameters and optimizer. A call
+// of all ranks, as are the next two.
 CheckpointContent checkpoint_content(const TrainedParts& parts, const TrainState& state);
 
 // The way back. Throws Error(usage) if the checkpoint is of another model or tokenizer, beyond training.steps, or of settings that give
@@ -81,6 +82,10 @@ struct LoadedModel {
   std::unique_ptr<Backend> device;
   std::unique_ptr<Gpt> model;
 };
+
+// Makes the codes of every quantised weight again from its master, one weight after the other, and compares them with the manifest's, as
+// require_same_codes() does. Returns how many there are.
+int64_t verify_codes(CheckpointReader& reader);
 
 // Of the checkpoint that a path stands for (load_checkpoint). The saved config is compared with the tensors before anything of its size is
 // made: Error(data) where they do not fit.

@@ -1,10 +1,13 @@
 // What a checkpoint says of the precision plan of its run, and how a run compares its own with it.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
+#include "mantissa/comm/communicator.h"
 #include "mantissa/nn/parameter.h"
+#include "mantissa/precision/code_hash.h"
 #include "mantissa/precision/plan.h"
 
 namespace mantissa {
@@ -13,9 +16,19 @@ namespace mantissa {
 // generation.
 enum class LoadFor { resume, resume_changed, use };
 
-// The manifest's "plan": PrecisionPlan::to_json() and, by parameter that is kept as codes, how, the xxh64 of codes followed by scales
-// ("codes") and of the dequantised fp32 values ("values"). The hash of the values outlives requantisation, where a scale may drop by one.
-std::string plan_manifest(const PrecisionPlan& plan, const ParameterSet& parameters);
+// The codes of a weight, told by their sums (code_hash.h).
+struct WeightCodes {
+  std::string how;  // "e4m3 [32, 32] rceil"
+  CodeSums sums;
+};
+using CodesByWeight = std::map<std::string, WeightCodes>;  // by parameter that is kept as codes
+
+// From the parts that this rank owns, together with those of the others: a call of all of them.
+CodesByWeight codes_by_weight(const ParameterSet& parameters, const std::vector<Part>& own, const Communicator& ranks = {});
+
+// The manifest's "plan": PrecisionPlan::to_json() and the codes by parameter: how, "codes_sum", "values_sum". The sum of the values
+// outlives requantisation, where a scale may drop by one.
+std::string plan_manifest(const PrecisionPlan& plan, const CodesByWeight& codes);
 
 // "layers.{0..1}.attn.qkv: mxfp8 -> high" for modules whose products read other formats under `plan` than in the manifest's. Throws
 // Error(usage) that names them, unless resume_changed; the output projection may always differ: its parameter is high precision either way.
@@ -28,7 +41,7 @@ std::string precision_text(const PrecisionConfig& config);  // "bf16, mxfp8, 2 r
 // Compares the codes, made from the loaded masters, with those of the manifest's plan: of every weight that has the formats it had then.
 // Throws Error(data) that names the first that differs; a warning for resume_changed. It is no
 // CheckpointDamage: older checkpoints would differ alike where it is this build that quantises otherwise, so a search for a good one ends.
-void require_same_codes(const std::string& saved, const PrecisionPlan& plan, const ParameterSet& parameters, const std::string& source,
+void require_same_codes(const std::string& saved, const PrecisionPlan& plan, const CodesByWeight& codes, const std::string& source,
                         LoadFor purpose);
 
 }  // namespace mantissa
