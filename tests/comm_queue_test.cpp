@@ -106,13 +106,14 @@ TEST(CommQueue, ACollectiveBesideItBeginsWhenItHasNoWork) {
 }
 
 TEST(CommQueue, AProcessHasOneAtATime) {
-  run_ranks(2, [](const Communicator& world) {
+  const auto errors = run_ranks(2, [](const Communicator& world) {
     for (int i = 0; i < 2; ++i) {
       CommQueue queue(world);
       EXPECT_THROW(CommQueue second(world), Error);
       queue.submit([&] { world.barrier(); });
     }
   });
+  EXPECT_THAT(errors, Each(IsEmpty()));
 }
 
 TEST(CommQueue, OfAGroupOfOneRunsAtOnce) {

@@ -97,6 +97,23 @@ TEST_F(TapeTest, ALeafIsReadyWhenTheLastOperationThatUsedItHasRun) {
   }
 }
 
+TEST_F(TapeTest, ATapeThatIsDroppedHoldsNoLeafBackAfterItsReset) {
+  Leaf used = leaf({3});
+  int told = 0;
+  used.ready = [&] { ++told; };
+  const auto recorded = [&](Tape& tape) { return rms_norm(tape.input(random({2, 3}, 1)), Var(random({3}, 2), used), 1e-5); };
+  {
+    Tape dropped;
+    const Tape::Scope scope(&dropped);
+    recorded(dropped);
+  }
+  used.reset();
+  Tape tape;
+  const Tape::Scope scope(&tape);
+  tape.backward(recorded(tape), random({2, 3}, 3));
+  EXPECT_EQ(told, 1);
+}
+
 TEST_F(TapeTest, ALeafOfARecomputedSegmentIsReadyWithinIt) {
   Leaf inner = leaf({3}), outer = leaf({3});
   std::vector<std::string> told;

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <map>
+#include <span>
 #include <utility>
 
 #include "mantissa/backend/functions.h"
@@ -21,10 +22,21 @@ class Sums {
     const Tensor out = empty(x.device(), Dtype::f64, {Sum::size});
     x.device().run(QuantizationError{.x = converted(x, Dtype::bf16), .q = codes, .out = out});
     const std::vector<double> parts = to_host<double>(out);
+    add(parts, static_cast<double>(x.elements()));
+  }
+  void add(std::span<const double> parts, double elements) {
     const double amax = std::isnan(parts_[Sum::amax]) ? parts_[Sum::amax] : std::max(parts[Sum::amax], parts_[Sum::amax]);
     for (size_t i = 0; i < parts_.size(); ++i) parts_[i] += parts[i];
     parts_[Sum::amax] = amax;
-    elements_ += static_cast<double>(x.elements());
+    elements_ += elements;
+  }
+  bool none() const { return elements_ == 0.0; }
+
+  // Of this rank, and then of all, in their order.
+  Sums of_ranks(const Communicator& ranks) const {
+    Sums out;
+    for (const Sums& each : ranks.all(*this)) out.add(each.parts_, each.elements_);
+    return out;
   }
 
   void write(PrecisionEvent& event) const {
@@ -63,10 +75,11 @@ std::vector<PrecisionEvent> measure_precision(const ParameterSet& parameters, co
   }
   std::vector<PrecisionEvent> events;
   for (const Parameter& parameter : parameters.all()) {
+    if (parameter.shape.rank() < 2) continue;  // no operand of a product
     for (const OperandRole role : {OperandRole::weight, OperandRole::input, OperandRole::output_grad}) {
-      const auto found = sums.find({&parameter.leaf, role});
-      if (found == sums.end()) continue;
-      found->second.write(events.emplace_back(PrecisionEvent{.step = step, .module = module_of(parameter), .role = role_name(role)}));
+      const Sums all = sums[{&parameter.leaf, role}].of_ranks(optimizer.shards().data());
+      if (all.none()) continue;
+      all.write(events.emplace_back(PrecisionEvent{.step = step, .module = module_of(parameter), .role = role_name(role)}));
     }
   }
   return events;

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include "mantissa/base/hash.h"
+#include "mantissa/train/run_metrics.h"
 #include "thread_ranks.h"
 #include "training.h"
 
@@ -103,6 +104,33 @@ INSTANTIATE_TEST_SUITE_P(, TrainRanks,
 
 using RanksTogether = test::TrainingTest;
 
+TEST_F(RanksTogether, MeasureThePrecisionOfTheWholeBatchAndOfEveryPart) {
+  const auto precision = [&](int ranks) {
+    const std::string name = text("ranks", ranks);
+    const LoadedConfig loaded =
+        config(name, {"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.report_interval=2", "training.steps=2",
+                      "training.micro_batch_size=1", "training.grad_accum=null", "training.global_batch_size=8",
+                      "training.accumulation=tree", "training.threads=1", "model.intermediate_size=64", text("parallel.data=", ranks)});
+    if (ranks == 1) {
+      run(loaded);
+    } else {
+      EXPECT_THAT(test::run_ranks(ranks, [&](const Communicator& world) { run(loaded, {}, make_mesh(world, 1)); }), Each(IsEmpty()));
+    }
+    return read_run_metrics(run_folder(name)).precision;
+  };
+  const std::vector<PrecisionEvent> alone = precision(1), together = precision(4);
+  ASSERT_EQ(alone.size(), 24U) << "three roles of eight linears";
+  ASSERT_EQ(together.size(), alone.size());
+  for (size_t i = 0; i < alone.size(); ++i) {
+    EXPECT_EQ(together[i].module, alone[i].module);
+    EXPECT_EQ(together[i].role, alone[i].role);
+    EXPECT_NEAR(*together[i].sqnr_db, *alone[i].sqnr_db, 1e-9) << alone[i].module;
+    EXPECT_EQ(together[i].amax, alone[i].amax);
+    EXPECT_EQ(together[i].scales, alone[i].scales);
+    EXPECT_NEAR(together[i].flushed, alone[i].flushed, 1e-12);
+  }
+}
+
 TEST_F(RanksTogether, WriteTextsAndStopAtTheSameStep) {
   std::vector<std::string> texts;
   const LoadedConfig loaded =
@@ -126,8 +154,8 @@ TEST_F(RanksTogether, WriteTextsAndStopAtTheSameStep) {
 
 TEST_F(RanksTogether, RefuseAJobOfAnotherSizeThanTheConfigAsksFor) {
   const nlohmann::json json = {{"parallel", {{"data", 4}}}};
-  const Error error =
-      test::error_of([&] { load_run_config({.file = "run.json", .text = json.dump(), .set_files = {}, .sets = {}}, Inputs::unchecked, 1); });
+  const Error error = test::error_of(
+      [&] { load_run_config({.file = "run.json", .text = json.dump(), .set_files = {}, .sets = {}}, Inputs::unchecked, 1); });
   EXPECT_EQ(error.code(), ExitCode::usage);
   EXPECT_THAT(error.what(), HasSubstr("parallel.data: data 4 * tensor 1 needs 4 ranks, but this is one process alone: start it with "
                                       "mantissa launch --nproc-per-node 4"));

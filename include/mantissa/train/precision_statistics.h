@@ -12,7 +12,7 @@ namespace mantissa {
 
 // Measures the weights, then runs `body`, one training step of the model with these parameters, and measures every input and output
 // gradient that its linear operations quantise, over all micro batches. One event per module and role that is quantised, in the order of
-// the parameters. Changes no bit of the step.
+// the parameters, over all ranks, whose call this is. Changes no bit of the step.
 std::vector<PrecisionEvent> measure_precision(const ParameterSet& parameters, const Optimizer& optimizer, int64_t step,
                                               const std::function<void()>& body);
 
