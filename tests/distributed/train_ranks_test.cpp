@@ -1,10 +1,7 @@
-// A run on several ranks, here threads of one process, has the losses, weights and files of a run alone.
-#include <gmock/gmock.h>
-
-#include "mantissa/base/hash.h"
+// A run on several ranks, here threads of one process, resumes on another number, stops as one and is of the size that
+// its configuration asks for.
 #include "mantissa/train/run_metrics.h"
-#include "thread_ranks.h"
-#include "training.h"
+#include "training_on_ranks.h"
 
 namespace mantissa {
 namespace {
@@ -19,9 +16,9 @@ struct Case {
   std::vector<std::string> sets;
 };
 
-class TrainRanks : public test::TrainingTest, public ::testing::WithParamInterface<Case> {
+class TrainRanks : public test::TrainingOnRanks, public ::testing::WithParamInterface<Case> {
  protected:
-  std::vector<std::string> sets(int ranks, std::vector<std::string> more = {}) const {
+  TrainedRun run_case(int ranks, const std::string& name, std::vector<std::string> more = {}) const {
     std::vector<std::string> out = {"training.micro_batch_size=1",
                                     "training.grad_accum=null",
                                     "training.global_batch_size=8",
@@ -29,66 +26,21 @@ class TrainRanks : public test::TrainingTest, public ::testing::WithParamInterfa
                                     "training.threads=1",
                                     "checkpoint.interval=6",
                                     "eval.interval=10",
-                                    "training.steps=12",
-                                    text("parallel.data=", ranks)};
+                                    "training.steps=12"};
     out.insert(out.end(), GetParam().sets.begin(), GetParam().sets.end());
     out.insert(out.end(), more.begin(), more.end());
-    return out;
-  }
-
-  // What rank 0 was told.
-  TrainedRun run_on(int ranks, const std::string& name, const std::vector<std::string>& more = {}) const {
-    const LoadedConfig loaded = config(name, sets(ranks, more));
-    if (ranks == 1) return run(loaded);
-    TrainedRun out;
-    const auto errors = test::run_ranks(ranks, [&](const Communicator& world) {
-      TrainedRun own = run(loaded, {}, make_mesh(world, 1));
-      if (world.rank() == 0) {
-        out = std::move(own);
-      } else {
-        EXPECT_THAT(own.losses, IsEmpty()) << "only rank 0 is told";
-      }
-    });
-    EXPECT_THAT(errors, Each(IsEmpty()));
-    return out;
-  }
-
-  // Every tensor of a checkpoint, whole, by name; and the training state.
-  std::map<std::string, std::string> contents(const std::string& name, int64_t step) const {
-    CheckpointReader reader(checkpoint(name, step));
-    std::map<std::string, std::string> out = {{"state", reader.manifest().state}, {"plan", reader.manifest().plan}};
-    for (const ManifestTensor& tensor : reader.manifest().tensors) {
-      std::string bytes(static_cast<size_t>(whole_box(tensor.shape).elements() * dtype_bytes(tensor.dtype)), '\0');
-      reader.read(tensor.name, std::as_writable_bytes(std::span(bytes)));
-      out[tensor.name] = std::move(bytes);
-    }
-    return out;
+    return run_on(ranks, name, out);
   }
 };
 
-TEST_P(TrainRanks, HaveTheBitsOfOne) {
-  const TrainedRun alone = run_on(1, "alone");
-  ASSERT_EQ(alone.losses.size(), 12U);
-  for (const int ranks : {2, 4, 8}) {
-    const std::string name = text("ranks", ranks);
-    const TrainedRun together = run_on(ranks, name);
-    EXPECT_EQ(together.losses, alone.losses) << ranks;
-    EXPECT_EQ(together.norms, alone.norms) << ranks;
-    EXPECT_EQ(together.valid_losses, alone.valid_losses) << ranks;
-    EXPECT_EQ(contents(name, 12), contents("alone", 12)) << ranks;
-    EXPECT_EQ(CheckpointReader(checkpoint(name, 12)).manifest().shards.size(), static_cast<size_t>(ranks));
-  }
-}
-
 TEST_P(TrainRanks, ResumeOnAnyOtherNumber) {
-  run_on(1, "alone");
-  const auto expected = contents("alone", 12);
+  run_case(1, "alone");
   for (const auto& [first, second] : {std::pair{4, 2}, {2, 8}, {8, 1}, {1, 4}}) {
     const std::string name = text("from", first, "to", second);
-    run_on(first, name, {"training.steps=12"});
+    run_case(first, name);
     std::filesystem::remove_all(checkpoint(name, 12));
-    run_on(second, name, {"checkpoint.resume=auto"});
-    EXPECT_EQ(contents(name, 12), expected) << first << " to " << second;
+    run_case(second, name, {"checkpoint.resume=auto"});
+    expect_same_checkpoints("alone", name, 12);
   }
 }
 
