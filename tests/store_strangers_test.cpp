@@ -1,14 +1,13 @@
 // Who is let in by the store and who is not: strangers on the port, files of others, and ranks that break the protocol.
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
-#include <poll.h>
 #include <sys/stat.h>
 
 #include <atomic>
 #include <random>
 
-#include "comm/handshake.h"
 #include "comm/rendezvous.h"
+#include "raw_connection.h"
 #include "store_ranks.h"
 
 namespace mantissa {
@@ -16,63 +15,10 @@ namespace {
 
 using ::testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+using test::RawConnection;
+using test::seconds_since;
 
 const std::string kToken = "0123456789abcdef0123456789abcdef";
-
-// A connection to a port of this host whose every byte the test decides.
-class RawConnection {
- public:
-  explicit RawConnection(int port) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
-    sockaddr_in name{};
-    name.sin_family = AF_INET;
-    name.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    name.sin_port = htons(static_cast<uint16_t>(port));
-    require(::connect(socket_.fd(), reinterpret_cast<sockaddr*>(&name), sizeof name) == 0, "connect");
-  }
-  explicit RawConnection(Socket socket) : socket_(std::move(socket)) {}
-
-  void send(std::span<const std::byte> bytes) { ::send(socket_.fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL); }
-  void send(const std::string& bytes) { send(std::as_bytes(std::span(bytes))); }
-
-  // Up to so many bytes; fewer if the other end closes or the time is over.
-  std::string receive(size_t bytes, double seconds = 30) {
-    const auto start = Clock::now();
-    std::string out;
-    while (out.size() < bytes && seconds_since(start) < seconds) {
-      pollfd wait{.fd = socket_.fd(), .events = POLLIN, .revents = 0};
-      if (::poll(&wait, 1, 100) == 0) continue;
-      char block[256];
-      const ssize_t got = ::recv(socket_.fd(), block, std::min(sizeof block, bytes - out.size()), 0);
-      if (got <= 0) break;
-      out.append(block, static_cast<size_t>(got));
-    }
-    return out;
-  }
-  // True if the other end closes, without a byte more, within the time.
-  bool is_closed_within(double seconds) {
-    const auto start = Clock::now();
-    return receive(1, seconds).empty() && seconds_since(start) < seconds;
-  }
-
-  // As a rank with the token; what was sent.
-  std::string prove(const Hello& hello, const std::string& token = kToken, const std::string& job = "job") {
-    const HelloBytes mine = new_hello(hello);
-    send(mine);
-    HelloBytes root{};
-    const std::string answer = receive(root.size());
-    std::memcpy(root.data(), answer.data(), std::min(answer.size(), root.size()));
-    const Proof proof = proof_of(Prover::rank, token, mine, root, job);
-    send(proof);
-    return std::string(reinterpret_cast<const char*>(mine.data()), mine.size()) +
-           std::string(reinterpret_cast<const char*>(proof.data()), proof.size());
-  }
-  Connection take() && { return Connection(std::move(socket_)); }
-
- private:
-  Socket socket_;
-};
 
 class Strangers : public test::StoreTest {
  protected:
@@ -110,7 +56,7 @@ class Strangers : public test::StoreTest {
   // Rank 1 as a raw connection that has proved itself and joined.
   Connection joined_rank(int world) {
     RawConnection raw(port(launch(0, world)));
-    raw.prove({.rank = 1, .world = static_cast<uint32_t>(world)});
+    raw.prove({.rank = 1, .world = static_cast<uint32_t>(world)}, kToken);
     EXPECT_EQ(raw.receive(kProofBytes).size(), kProofBytes);
     Connection out = std::move(raw).take();
     out.send(Message::join, Fields().text("raw").number(1).number(world));
@@ -144,7 +90,7 @@ TEST_F(Strangers, ThousandConnectionsAtOnceKeepNobodyOut) {
       open.emplace_back(port);
     }
     RawConnection last(port);
-    last.prove({.rank = 1, .world = 2});
+    last.prove({.rank = 1, .world = 2}, kToken);
     EXPECT_EQ(last.receive(kProofBytes).size(), kProofBytes) << "who has the token is heard behind 300 who say nothing";
   });
 }
@@ -173,7 +119,7 @@ TEST_F(Strangers, WrongTokenJobOrReplayGetNoProof) {
       EXPECT_TRUE(wrong_token.is_closed_within(10));
       wrong_job.prove(hello, kToken, "another job");
       EXPECT_TRUE(wrong_job.is_closed_within(10));
-      const std::string recorded = RawConnection(port).prove(hello);
+      const std::string recorded = RawConnection(port).prove(hello, kToken);
       replay.send(recorded);
       EXPECT_EQ(replay.receive(100).size(), 32U);
     }
@@ -184,7 +130,7 @@ TEST_F(Strangers, WhoHasTheTokenButNoPlaceIsToldSo) {
   beside_two_ranks([&](int port) {
     const auto refusal = [&](const Hello& hello) {
       RawConnection raw(port);
-      raw.prove(hello);
+      raw.prove(hello, kToken);
       EXPECT_EQ(raw.receive(kProofBytes).size(), kProofBytes);
       return raw.receive(500);
     };
