@@ -72,10 +72,10 @@ class LaunchedTraining : public ::testing::Test {
     return out;
   }
   // The last checkpoints of two runs.
-  void expect_equal(const std::string& a, const std::string& b) const {
+  void expect_equal(const std::string& a, const std::string& b, int64_t step = 40) const {
     const auto diff = mantissa({"inspect", a + "/checkpoints", "--diff", b + "/checkpoints"});
     EXPECT_EQ(diff.exit_code, 0) << diff.output;
-    EXPECT_THAT(diff.output, ::testing::HasSubstr("step 40 and step 40: all"));
+    EXPECT_THAT(diff.output, ::testing::HasSubstr("step " + std::to_string(step) + " and step " + std::to_string(step) + ": all"));
   }
 
   TemporaryFolder folder_;
