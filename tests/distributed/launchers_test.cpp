@@ -1,4 +1,4 @@
-// Runs that the launchers of others start, as their users do: the losses and the weights of one process.
+// Runs that the launchers of others start, as their users do: the losses and the weights of one process. A process alone opens no socket.
 #include "launched_training.h"
 
 namespace mantissa {
@@ -57,6 +57,30 @@ TEST_F(Launchers, SlurmOnTwoNodes) {
   expect_run_of_one(by_slurm("SLURM_STEP_TASKS_PER_NODE='2(x2)' SLURM_STEP_NODELIST=localhost,localhost "
                              "MANTISSA_TOKEN=0123456789abcdef0123456789abcdef per_node=2"),
                     "slurm");
+}
+
+class SystemCalls : public test::LaunchedTraining {
+ protected:
+  // How often `words` call socket() in all their processes and threads.
+  int sockets_of(const std::vector<std::string>& words) const {
+    std::vector<std::string> traced = {"strace", "-f", "-e", "trace=socket,socketpair", "-o", "calls"};
+    traced.insert(traced.end(), words.begin(), words.end());
+    const auto run = test::run_process(traced, folder_.path());
+    EXPECT_EQ(run.exit_code, 0) << run.errors;
+    const std::string calls = test::read_file(folder_ / "calls");
+    int count = 0;
+    for (size_t at = calls.find("socket"); at != std::string::npos; at = calls.find("socket", at + 1)) ++count;
+    return count;
+  }
+};
+
+TEST_F(SystemCalls, AProcessAloneOpensNoSocket) {
+  if (!runs({"strace", "-f", "-o", "/dev/null", "true"}, "")) GTEST_SKIP() << "no strace, or it may not trace";
+  std::vector<std::string> alone = {MANTISSA_BINARY}, together = {MANTISSA_BINARY, "launch", "--nproc-per-node", "2", "--"};
+  for (const std::string& word : train("alone")) alone.push_back(word);
+  for (const std::string& word : train("together")) together.push_back(word);
+  EXPECT_EQ(sockets_of(alone), 0);
+  EXPECT_GT(sockets_of(together), 0) << "or nothing was traced";
 }
 
 }  // namespace
