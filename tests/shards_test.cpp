@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include <atomic>
 #include <limits>
 #include <mutex>
 #include <numeric>
@@ -145,6 +146,31 @@ TEST_P(ShardsTest, HaveTheBitsOfOneRank) {
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
   EXPECT_EQ(shared.state, alone.state);
+}
+
+// The weight lies in the part of one rank, and codes of e2m1 hide that it is NaN.
+TEST_P(ShardsTest, AWeightThatIsNotFiniteOnOneRankIsSeenByAll) {
+  std::atomic<int> owners{0};
+  const auto errors = test::run_ranks(GetParam().ranks, [&](const Communicator& data) {
+    const auto device = make_backend("cpu");
+    ParameterSet set;
+    add_parameters(set, GetParam().dtype);
+    set.allocate(*device, Dtype::f32, true);
+    Optimizer optimizer(set, {}, data, GetParam().bucket_bytes);
+    optimizer.initialise(5);
+    const Parameter& bad = *set.find("layers.1.codes.weight");
+    for (const Optimizer::State& state : optimizer.states()) {
+      if (state.part.of != &bad || state.part.begin > 40 || state.part.end <= 40) continue;
+      state.master.data<float>()[(40 - state.part.begin) * 64] = std::numeric_limits<float>::quiet_NaN();
+      ++owners;
+    }
+    optimizer.store_masters();
+    set_gradients(set, 0, data.rank() == 0);
+    const UpdateResult result = optimizer.update(1e-2, {.losses = zeros(*device, Dtype::f64, {1})});
+    EXPECT_TRUE(result.skipped && result.bad_weights) << "rank " << data.rank();
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+  EXPECT_EQ(owners, 1);
 }
 
 // No array of masters or moments is full size on any rank.
