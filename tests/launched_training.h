@@ -34,6 +34,7 @@ class LaunchedTraining : public ::testing::Test {
         {"data", {{"path", "text.txt"}, {"tokenizer", "char"}}},
         {"eval", {{"interval", 20}, {"iters", 2}}},
         {"checkpoint", {{"interval", 10}}},
+        {"parallel", {{"init_timeout_s", 60}}},
         {"logging", {{"tensorboard", false}}}};
     write_file(folder_ / "run.json", config.dump());
   }
