@@ -104,8 +104,10 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, const TextOrigin& 
   CharacterReader reader(origin);
   reader.read(text, origin.offset, [&](char32_t character, int64_t position) {
     const int32_t id = character < id_of_.size() ? id_of_[character] : -1;
-    require(id >= 0, origin.code, origin.name, ": the character ", describe_character(character), " ending at byte ", position,
-            " is not among the ", size(), " characters of the training data: ", describe_characters(characters_));
+    if (id < 0) {  // not require(), which would describe the characters for each that is known
+      fail(origin.code, origin.name, ": the character ", describe_character(character), " ending at byte ", position, " is not among the ",
+           size(), " characters of the training data: ", describe_characters(characters_));
+    }
     ids.push_back(id);
   });
   reader.finish();
