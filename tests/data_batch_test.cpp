@@ -109,6 +109,7 @@ TEST_F(BatchTest, WithoutOptionsDocumentsChangeNothing) {
   EXPECT_THAT(row.positions, ElementsAre(0, 1, 2, 3, 4, 5, 6));
   EXPECT_THAT(row.segment_starts, Each(0));
   EXPECT_EQ(row.target_count, 7);
+  EXPECT_TRUE(row.all_count);
 }
 
 TEST_F(BatchTest, EachOptionActsAlone) {
@@ -116,11 +117,13 @@ TEST_F(BatchTest, EachOptionActsAlone) {
   EXPECT_THAT(masked.tokens, ElementsAre(1, 2, kEod, 3, kEod, 4, 5));
   EXPECT_THAT(masked.targets, ElementsAre(2, kEod, kNoTarget, kEod, kNoTarget, 5, kEod));
   EXPECT_EQ(masked.target_count, 5);
+  EXPECT_FALSE(masked.all_count);
   EXPECT_THAT(masked.positions, ElementsAre(0, 1, 2, 3, 4, 5, 6));
   const Batch reset = one_row(documents("d", kDocuments, kEod), {.reset_position_ids = true});
   EXPECT_THAT(reset.positions, ElementsAre(0, 1, 2, 0, 1, 0, 1));
   EXPECT_THAT(reset.segment_starts, Each(0));
   EXPECT_EQ(reset.target_count, 7);
+  EXPECT_TRUE(reset.all_count);
   const Batch separate = one_row(documents("d", kDocuments, kEod), {.document_mask = true});
   EXPECT_THAT(separate.segment_starts, ElementsAre(0, 0, 0, 3, 3, 5, 5));
   EXPECT_THAT(separate.positions, ElementsAre(0, 1, 2, 3, 4, 5, 6));
@@ -197,6 +200,7 @@ TEST_F(BatchTest, LlmqMasksTakeTargetsOutOfTheLoss) {
   const Batch row = one_row(TokenFile(folder_ / "q.bin", {.vocab_size = 1000}), {});
   EXPECT_THAT(row.targets, ElementsAre(kNoTarget, 3, kNoTarget));
   EXPECT_EQ(row.target_count, 1);
+  EXPECT_FALSE(row.all_count);
 }
 
 }  // namespace

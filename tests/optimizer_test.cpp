@@ -154,10 +154,10 @@ TEST_F(OptimizerTest, NormIsNotFiniteIfOneElementIsNotAndTheElementIsNamed) {
   Optimizer optimizer(set_, {});
   optimizer.initialise(5);
   set_gradients(1, 1.0);
-  EXPECT_EQ(optimizer.first_nonfinite_gradient(), "");
+  EXPECT_EQ(optimizer.first_nonfinite_gradient().text, "");
   set_.all()[2].leaf.grad.data<float>()[29] = -std::numeric_limits<float>::infinity();
   EXPECT_FALSE(std::isfinite(optimizer.update(0.0, no_loss()).gradient_norm));
-  EXPECT_EQ(optimizer.first_nonfinite_gradient(), "cube[29] = -inf");
+  EXPECT_EQ(optimizer.first_nonfinite_gradient().text, "cube[29] = -inf");
 }
 
 // Forward reads the rounding to bf16, in which the largest fp32 is Inf.
@@ -165,10 +165,10 @@ TEST_F(OptimizerTest, AWeightIsNamedAsForwardReadsIt) {
   build(Dtype::bf16);
   Optimizer optimizer(set_, {});
   optimizer.initialise(5);
-  EXPECT_EQ(optimizer.first_nonfinite_weight(), "");
+  EXPECT_EQ(optimizer.first_nonfinite_weight().text, "");
   optimizer.states()[2].master.data<float>()[29] = std::numeric_limits<float>::max();
   optimizer.store_masters();
-  EXPECT_EQ(optimizer.first_nonfinite_weight(), "cube[29] = inf");
+  EXPECT_EQ(optimizer.first_nonfinite_weight().text, "cube[29] = inf");
 }
 
 TEST_F(OptimizerTest, AMicroBatchWithoutAGradientIsAnError) {

@@ -16,23 +16,26 @@ class OtherVersion : public CheckpointDamage {
   using CheckpointDamage::CheckpointDamage;
 };
 
-LoadedCheckpoint load_candidate(const CheckpointCandidate& candidate, const std::function<void(CheckpointReader&)>& load) {
+LoadedCheckpoint load_candidate(const CheckpointCandidate& candidate, const std::function<void(CheckpointReader&)>& load,
+                                const SearchTogether& together) {
   return with_second_try<CheckpointUnread>([&] {
-    CheckpointReader reader = open_candidate(candidate);
-    load(reader);
-    return LoadedCheckpoint{.path = candidate.path, .step = reader.manifest().step, .hash = reader.hash()};
+    std::optional<CheckpointReader> reader;
+    together.read([&] { reader.emplace(open_candidate(candidate)); });
+    together.require_same(text("manifest of ", candidate.path.string()), reader->hash());
+    load(*reader);
+    return LoadedCheckpoint{.path = candidate.path, .step = reader->manifest().step, .hash = reader->hash()};
   });
 }
 
 std::optional<LoadedCheckpoint> load_first(const fs::path& folder, const std::vector<CheckpointCandidate>& candidates,
-                                           const std::function<void(CheckpointReader&)>& load) {
+                                           const std::function<void(CheckpointReader&)>& load, const SearchTogether& together) {
   std::set<fs::path> damaged;
   const CheckpointCandidate* better = nullptr;  // the first that was passed over
   int passed_over = 0;
   for (const CheckpointCandidate& candidate : candidates) {
     if (damaged.contains(candidate.path)) continue;
     try {
-      LoadedCheckpoint loaded = load_candidate(candidate, load);
+      LoadedCheckpoint loaded = load_candidate(candidate, load, together);
       loaded.passed_over = passed_over;
       if (better && better->path != loaded.path && better->step)
         log_warning(folder.string(), ": step ", loaded.step, " is taken instead of step ", *better->step);
@@ -100,14 +103,17 @@ CheckpointReader open_checkpoint(const fs::path& path) {
   return open_candidate(candidates.front());
 }
 
-std::optional<LoadedCheckpoint> load_newest(const fs::path& folder, const std::function<void(CheckpointReader&)>& load) {
-  return load_first(folder, checkpoint_candidates({.folder = folder, .name = ""}), load);
+void SearchTogether::require_same(const std::string&, const std::string&) const {}
+
+std::optional<LoadedCheckpoint> load_newest(const fs::path& folder, const std::function<void(CheckpointReader&)>& load,
+                                            const SearchTogether& together) {
+  return load_first(folder, together.first_of(checkpoint_candidates({.folder = folder, .name = ""})), load, together);
 }
 
-LoadedCheckpoint load_checkpoint(const fs::path& path, const std::function<void(CheckpointReader&)>& load) {
+LoadedCheckpoint load_checkpoint(const fs::path& path, const std::function<void(CheckpointReader&)>& load, const SearchTogether& together) {
   const NamedCheckpoint named = find_checkpoint(path);
-  if (!named.name.empty()) return load_candidate(checkpoint_candidates(named).front(), load);
-  const auto loaded = load_newest(named.folder, load);
+  if (!named.name.empty()) return load_candidate(checkpoint_candidates(named).front(), load, together);
+  const auto loaded = load_newest(named.folder, load, together);
   require(loaded.has_value(), ExitCode::usage, path.string(), ": no checkpoint here; name a run folder or a folder step-…");
   return *loaded;
 }

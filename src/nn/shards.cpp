@@ -109,13 +109,10 @@ void Shards::listen(size_t bucket, size_t first, size_t last) {
 
 std::vector<Part> Shards::parts(const Border& begin, const Border& end) const {
   std::vector<Part> parts;
-  for (size_t i = begin.parameter; i < parameters_.all().size(); ++i) {
+  for (size_t i = begin.parameter; i < parameters_.all().size() && i <= end.parameter; ++i) {
     Parameter& parameter = parameters_.all()[i];
-    const Part part{.of = &parameter,
-                    .begin = i == begin.parameter ? begin.row : 0,
-                    .end = i < end.parameter    ? parameter.shape[0]
-                           : i == end.parameter ? end.row
-                                                : 0};
+    const Part part{
+        .of = &parameter, .begin = i == begin.parameter ? begin.row : 0, .end = i < end.parameter ? parameter.shape[0] : end.row};
     if (part.begin < part.end) parts.push_back(part);
   }
   return parts;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "mantissa/backend/functions.h"
+#include "mantissa/comm/mesh.h"
 #include "mantissa/train/device_batch.h"
 
 namespace mantissa {
@@ -28,7 +29,9 @@ std::optional<SetLoss> sum_over_set(Gpt& model, const ValidationData& data, int 
   for (int64_t first = 0; first < windows; first += micro_batch_size * ranks.size()) {
     if (stop && stop()) return std::nullopt;
     const int64_t own = first + micro_batch_size * ranks.rank();
-    for (const Partial& part : ranks.all(sum_over_windows(model, data, set, own, std::min(micro_batch_size, windows - own)))) {
+    Partial here{};
+    agree(ranks, [&] { here = sum_over_windows(model, data, set, own, std::min(micro_batch_size, windows - own)); });
+    for (const Partial& part : ranks.all(here)) {
       sum.loss += part.loss;
       sum.targets += part.targets;
     }

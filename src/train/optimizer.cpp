@@ -185,20 +185,24 @@ UpdateResult Optimizer::update(double lr, const StepLosses& losses) {
   return result;
 }
 
-std::string Optimizer::first_nonfinite_gradient() const {
-  for (const State& state : states_) {
-    std::string found = nonfinite_text(state.part.of->name, state.part.gradient(), state.part.first_element());
-    if (!found.empty()) return found;
-  }
-  return "";
+Optimizer::Nonfinite Optimizer::first_nonfinite_gradient() const {
+  return first_found(
+      [](const State& state) { return nonfinite_text(state.part.of->name, state.part.gradient(), state.part.first_element()); });
 }
 
-std::string Optimizer::first_nonfinite_weight() const {
+Optimizer::Nonfinite Optimizer::first_nonfinite_weight() const {
+  return first_found([](const State& state) { return nonfinite_weight(state.part, state.master); });
+}
+
+Optimizer::Nonfinite Optimizer::first_found(const std::function<std::string(const State&)>& search) const {
   for (const State& state : states_) {
-    std::string found = nonfinite_weight(state.part, state.master);
-    if (!found.empty()) return found;
+    const std::string found = search(state);
+    if (found.empty()) continue;
+    size_t parameter = 0;
+    while (&parameters_.all()[parameter] != state.part.of) ++parameter;
+    return {.text = found, .parameter = parameter, .row = state.part.begin};
   }
-  return "";
+  return {};
 }
 
 }  // namespace mantissa

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 #include <span>
+#include <sstream>
 
 #include "mantissa/base/hash.h"
 #include "mantissa/base/json_fields.h"
@@ -11,12 +12,10 @@
 
 namespace mantissa {
 
-std::vector<std::string> gather_texts(const Communicator& world, const std::string& own) {
-  const std::vector<int64_t> sizes = world.all(static_cast<int64_t>(own.size()));
-  std::string all(static_cast<size_t>(std::accumulate(sizes.begin(), sizes.end(), int64_t{0})), '\0');
-  const int64_t place = std::accumulate(sizes.begin(), sizes.begin() + world.rank(), int64_t{0});
-  std::ranges::copy(own, all.begin() + place);
-  world.all_gather(std::as_writable_bytes(std::span(all)), sizes, Purpose::control);
+namespace {
+
+// What lies in `all`, of these sizes.
+std::vector<std::string> cut(const std::string& all, std::span<const int64_t> sizes) {
   std::vector<std::string> texts;
   size_t begin = 0;
   for (const int64_t size : sizes) {
@@ -24,6 +23,36 @@ std::vector<std::string> gather_texts(const Communicator& world, const std::stri
     begin += static_cast<size_t>(size);
   }
   return texts;
+}
+
+std::string room_for(std::span<const int64_t> sizes) {
+  return std::string(static_cast<size_t>(std::accumulate(sizes.begin(), sizes.end(), int64_t{0})), '\0');
+}
+
+}  // namespace
+
+std::vector<std::string> gather_texts(const Communicator& world, const std::string& own) {
+  const std::vector<int64_t> sizes = world.all(static_cast<int64_t>(own.size()));
+  std::string all = room_for(sizes);
+  std::ranges::copy(own, all.begin() + std::accumulate(sizes.begin(), sizes.begin() + world.rank(), int64_t{0}));
+  world.all_gather(std::as_writable_bytes(std::span(all)), sizes, Purpose::control);
+  return cut(all, sizes);
+}
+
+std::vector<std::string> texts_at_first(const Communicator& world, const std::string& own) {
+  std::vector<int64_t> from = world.all(static_cast<int64_t>(own.size())), to(from.size());
+  to.front() = static_cast<int64_t>(own.size());
+  if (world.rank() != 0) std::ranges::fill(from, 0);
+  std::string all = room_for(from);
+  world.all_to_all(std::as_bytes(std::span(own)), to, std::as_writable_bytes(std::span(all)), from, Purpose::control);
+  return world.rank() == 0 ? cut(all, from) : std::vector<std::string>{own};
+}
+
+std::string text_of_first(const Communicator& world, const std::string& own) {
+  std::string text = own;
+  text.resize(static_cast<size_t>(world.all(static_cast<int64_t>(own.size())).front()));
+  world.broadcast(std::as_writable_bytes(std::span(text)), 0, Purpose::control);
+  return text;
 }
 
 void require_size(const Communicator& group, const char* key, int64_t size) {
@@ -44,27 +73,59 @@ Request agreed(const Communicator& world, Request own) {
 }
 
 void agree_on_reading(const Communicator& world, const std::function<void()>& body) {
-  bool damaged = false;
+  if (world.size() == 1) return body();
+  enum class Met { nothing, unread, damage } met = Met::nothing;
   try {
     agree(world, [&] {
       try {
         body();
+      } catch (const CheckpointUnread&) {
+        met = Met::unread;
+        throw;
       } catch (const CheckpointDamage&) {
-        damaged = true;
+        met = Met::damage;
         throw;
       }
     });
   } catch (const Error& error) {
-    if (error.code() == ExitCode::data && world.sum(int64_t{damaged}) > 0) throw CheckpointDamage(error.what());
+    if (error.code() != ExitCode::data) throw;
+    const Met worst = std::ranges::max(world.all(met));
+    if (worst == Met::unread) throw CheckpointUnread(error.what());
+    if (worst == Met::damage) throw CheckpointDamage(error.what());
     throw;
   }
+}
+
+std::vector<CheckpointCandidate> RanksTogether::first_of(const std::vector<CheckpointCandidate>& own) const {
+  std::string told;
+  for (const CheckpointCandidate& candidate : own) {
+    for (const std::string& word :
+         {candidate.path.string(), candidate.step ? text(*candidate.step) : "", candidate.hash, candidate.problem})
+      told += word + '\0';
+  }
+  std::istringstream words(text_of_first(world_, told));
+  std::vector<CheckpointCandidate> candidates;
+  for (std::string path, step, hash, problem; std::getline(words, path, '\0');) {
+    std::getline(words, step, '\0');
+    std::getline(words, hash, '\0');
+    std::getline(words, problem, '\0');
+    candidates.push_back(
+        {.path = path, .step = step.empty() ? std::nullopt : std::optional<int64_t>(std::stoll(step)), .hash = hash, .problem = problem});
+  }
+  return candidates;
+}
+
+void RanksTogether::require_same(const std::string& what, const std::string& own) const {
+  const std::vector<Hash64> all = world_.all(xxh64(own));
+  const auto odd = std::ranges::find_if(all, [&](const Hash64& hash) { return hash != all.front(); });
+  if (odd != all.end()) throw CheckpointDamage(text("rank ", odd - all.begin(), " sees another ", what, " than rank 0"));
 }
 
 SavedCheckpoint save_together(const Communicator& world, std::optional<CheckpointDirectory>& directory, const CheckpointContent& content) {
   if (world.size() == 1) return directory->save(content);
   ShardEntry own;
   agree(world, [&] { own = describe_shard(content.tensors, world.rank(), content.step); });
-  const std::vector<std::string> texts = gather_texts(world, json_text(own));
+  const std::vector<std::string> texts = texts_at_first(world, json_text(own));
   CheckpointDirectory::Save save;
   agree(world, [&] {
     if (!directory) return;
@@ -72,7 +133,7 @@ SavedCheckpoint save_together(const Communicator& world, std::optional<Checkpoin
     for (size_t r = 0; r < texts.size(); ++r) shards.push_back(from_json<ShardEntry>(texts[r], text("the shard of rank ", r)));
     save = directory->begin(assemble_manifest(content, shards));
   });
-  const std::string folder = gather_texts(world, save.folder.string()).front();
+  const std::string folder = text_of_first(world, save.folder.string());
   try {
     agree(world, [&] {
       if (!folder.empty()) write_shard(content.tensors, own.shard, folder);

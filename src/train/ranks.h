@@ -8,11 +8,14 @@
 
 #include "mantissa/comm/communicator.h"
 #include "mantissa/io/checkpoint_directory.h"
+#include "mantissa/io/checkpoint_search.h"
 #include "mantissa/train/events.h"
 
 namespace mantissa {
 
-std::vector<std::string> gather_texts(const Communicator& world, const std::string& own);  // by rank
+std::vector<std::string> gather_texts(const Communicator& world, const std::string& own);    // by rank
+std::vector<std::string> texts_at_first(const Communicator& world, const std::string& own);  // by rank on rank 0; on others its own alone
+std::string text_of_first(const Communicator& world, const std::string& own);
 
 // Throws Error(usage) unless the group has as many ranks as this key says.
 void require_size(const Communicator& group, const char* key, int64_t size);
@@ -23,9 +26,21 @@ void require_same(const Communicator& world, const std::string& what, const std:
 // The most urgent request of any rank.
 Request agreed(const Communicator& world, Request own);
 
-// As agree() (comm/mesh.h) for reading a checkpoint: damage that one rank met is CheckpointDamage on all, so that all try another one. The
-// body must not communicate.
+// As agree() (comm/mesh.h) for reading a checkpoint: CheckpointUnread or other CheckpointDamage that one rank met is that on all, so that
+// all try again, or another one. The body must not communicate.
 void agree_on_reading(const Communicator& world, const std::function<void()>& body);
+
+// Rank 0 chooses the candidates; all open the same one, in the same version.
+class RanksTogether : public SearchTogether {
+ public:
+  explicit RanksTogether(const Communicator& world) : world_(world) {}
+  std::vector<CheckpointCandidate> first_of(const std::vector<CheckpointCandidate>& own) const override;
+  void read(const std::function<void()>& body) const override { agree_on_reading(world_, body); }
+  void require_same(const std::string& what, const std::string& own) const override;
+
+ private:
+  const Communicator& world_;
+};
 
 // Every rank writes its shard; rank 0, which alone has the directory, begins and commits. Throws on all ranks as
 // CheckpointDirectory::save() does on one. What is returned is rank 0's.

@@ -80,10 +80,13 @@ void publish(Run& run, const std::function<void(const Event&)>& callback, const 
 
 void initial_weights(Run& run) {
   if (!run.config.checkpoint.init_from) return run.optimizer.initialise(run.config.training.seed);
-  const LoadedCheckpoint from = load_checkpoint(*run.config.checkpoint.init_from, [&](CheckpointReader& reader) {
-    require_same_tokenizer(reader, run.data);
-    load_weights(reader, run.plan, LoadFor::use, run.model.parameters(), &run.optimizer);
-  });
+  const LoadedCheckpoint from = load_checkpoint(
+      *run.config.checkpoint.init_from,
+      [&](CheckpointReader& reader) {
+        require_same_tokenizer(reader, run.data);
+        load_weights(reader, run.plan, LoadFor::use, run.model.parameters(), &run.optimizer);
+      },
+      RanksTogether(run.mesh.world));
   log_info("weights from ", from.path.string());
 }
 
@@ -119,7 +122,9 @@ void resume(Run& run) {
     if (std::filesystem::exists(run.config.checkpoint.dir, missing)) take_checkpoints(run);
   });
   const auto load = [&](CheckpointReader& reader) { run.state = restore(reader, run.parts()); };
-  const std::optional<LoadedCheckpoint> loaded = is_path(from) ? load_checkpoint(from, load) : load_newest(named.folder, load);
+  const RanksTogether together(run.mesh.world);
+  const std::optional<LoadedCheckpoint> loaded =
+      is_path(from) ? load_checkpoint(from, load, together) : load_newest(named.folder, load, together);
   if (!loaded) return initial_weights(run);
   run.resumed = loaded->path.string();
   if (own && run.checkpoints && named.name.empty()) run.checkpoints->adopt(*loaded);  // others may have been passed over
@@ -178,11 +183,7 @@ void count_nonfinite(Run& run, const StepResult& result) {
 // What all ranks sent since the step before.
 std::optional<Traffic> sent_since(Run& run, const Traffic& now) {
   const Traffic before = std::exchange(run.sent, now);
-  if (run.mesh.world.size() == 1) return {};
-  return Traffic{.gradients = now.gradients - before.gradients,
-                 .parameters = now.parameters - before.parameters,
-                 .control = now.control - before.control,
-                 .other = now.other - before.other};
+  return run.mesh.world.size() == 1 ? std::nullopt : std::optional(now - before);
 }
 
 void tell_step(Run& run, const StepResult& result, const std::optional<PrecisionSummary>& precision, double lr, double seconds) {
@@ -331,8 +332,9 @@ void evaluate_and_write(Run& run) {
 bool after_step(Run& run) {
   try {
     evaluate_and_write(run);
-  } catch (const Error&) {
-    save(run);
+  } catch (const Error& error) {
+    // The others are at another place, unless they have thrown alike.
+    if (run.mesh.world.size() == 1 || error.code() == ExitCode::data) save(run);
     throw;
   }
   return due(run, run.config.checkpoint.interval) && save(run);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "mantissa/base/trace.h"
 #include "mantissa/train/device_batch.h"
@@ -24,17 +25,25 @@ Tensor forward_and_backward(Gpt& model, const DeviceBatch& rows, int64_t target_
 }
 
 // Fake quantisation may turn a NaN weight into a number, and the loss with it, so weights come first.
-std::string first_bad_value(const UpdateResult& update, const Optimizer& optimizer) {
+Optimizer::Nonfinite first_bad_value(const UpdateResult& update, const Optimizer& optimizer) {
   if (update.bad_weights) return optimizer.first_nonfinite_weight();
-  if (!std::isfinite(update.loss)) return text("loss = ", update.loss);
+  if (!std::isfinite(update.loss)) return {.text = text("loss = ", update.loss)};
   return optimizer.first_nonfinite_gradient();
 }
 
-// What is bad may lie in the parts of one rank.
-std::string first_of_ranks(const Communicator& ranks, const std::string& own) {
-  if (ranks.size() == 1) return own;
-  const std::vector<std::string> all = gather_texts(ranks, own);
-  return *std::ranges::max_element(all, {}, [](const std::string& text) { return !text.empty(); });
+// What is bad may lie in the parts of one rank: the first in the order of the parameters, and whose it is.
+std::string first_of_ranks(const Communicator& ranks, const Optimizer::Nonfinite& own) {
+  if (ranks.size() == 1) return own.text;
+  using Place = std::pair<size_t, int64_t>;
+  struct Found {
+    size_t parameter;
+    int64_t row;
+  };
+  const std::vector<Found> all = ranks.all(Found{own.parameter, own.row});
+  const auto first = std::ranges::min_element(all, {}, [](const Found& found) { return Place(found.parameter, found.row); }) - all.begin();
+  const std::string bad = gather_texts(ranks, own.text)[static_cast<size_t>(first)];
+  const bool everywhere = all[static_cast<size_t>(first)].parameter == Optimizer::Nonfinite().parameter;
+  return everywhere ? bad : text(bad, " (rank ", first, ")");
 }
 
 // An exchange would wait for the weights of the step before, which forward can do without at first.

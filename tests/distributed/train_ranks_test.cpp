@@ -1,5 +1,6 @@
 // A run on several ranks, here threads of one process, resumes on another number, stops as one and is of the size that
 // its configuration asks for.
+#include "mantissa/data/token_writer.h"
 #include "mantissa/train/run_metrics.h"
 #include "training_on_ranks.h"
 
@@ -45,7 +46,7 @@ TEST_P(TrainRanks, ResumeOnAnyOtherNumber) {
 }
 
 INSTANTIATE_TEST_SUITE_P(, TrainRanks,
-                         ::testing::Values(Case{"fp32", {}},
+                         ::testing::Values(Case{"fp32", {}}, Case{"masked_targets", {"data.eod_id=3", "data.mask_eod_loss=true"}},
                                            Case{"mxfp8_gather_tied",
                                                 {"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.fp8_param_gather=true",
                                                  "model.tie_word_embeddings=true", "model.intermediate_size=64"}},
@@ -102,6 +103,28 @@ TEST_F(RanksTogether, WriteTextsAndStopAtTheSameStep) {
   EXPECT_THAT(errors, Each(IsEmpty()));
   EXPECT_EQ(finished % 2, 0) << "both at one step";
   EXPECT_FALSE(texts.empty());
+}
+
+// The sixth window of 16 tokens, which the second rank reads.
+TEST_F(RanksTogether, EndAlikeWhereTheDataOfOneIsDamaged) {
+  const auto shard = [&](const std::string& name, int32_t late_id) {
+    LlmcWriter writer(folder_ / name, {.vocab_size = 1000});
+    std::vector<int32_t> ids(200, 'a');
+    ids[85] = late_id;
+    writer.add_document(ids);
+    writer.finish();
+    return R"([{"path": ")" + folder_ / name + R"("}])";
+  };
+  const LoadedConfig loaded =
+      config("run", {"data.path=null", "data.tokenizer=byte", "data.train=" + shard("good.bin", 'b'), "data.valid=" + shard("bad.bin", 300),
+                     "training.steps=2", "training.micro_batch_size=1", "training.grad_accum=1", "training.global_batch_size=null",
+                     "training.threads=1", "eval.iters=null", "parallel.data=2"});
+  const auto errors = test::run_ranks(2, [&](const Communicator& world) { run(loaded, {}, make_mesh(world, 1)); });
+  for (const std::string& error : errors) {
+    EXPECT_THAT(error, ::testing::StartsWith("4: "));
+    EXPECT_THAT(error, HasSubstr("bad.bin"));
+  }
+  EXPECT_TRUE(std::filesystem::exists(checkpoint("run", 2))) << "the steps that were done are not lost";
 }
 
 TEST_F(RanksTogether, RefuseAJobOfAnotherSizeThanTheConfigAsksFor) {

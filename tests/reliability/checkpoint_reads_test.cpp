@@ -6,6 +6,7 @@
 
 #include "checkpoint_testing.h"
 #include "reliability/fault_injection.h"
+#include "training.h"
 
 namespace mantissa::test {
 namespace {
@@ -70,6 +71,26 @@ TEST_F(CheckpointReads, ACheckpointThatIsNamedIsTriedTwiceToo) {
     EXPECT_EQ(error_code_of([&] { load_checkpoint(path, load); }), times == 1 ? ExitCode::ok : ExitCode::data);
     disarm_fault();
   }
+}
+
+// Through everything that a resume reads.
+class ResumeReads : public TrainingTest {};
+
+TEST_F(ResumeReads, ASingleErrorInAShardCostsNoStep) {
+  run("run", {"training.steps=4", "checkpoint.interval=2"});
+  int taken = 0;
+  for (int at = 1; at == 1 || fault_state.hit; ++at) {
+    ASSERT_LT(at, 200);
+    arm_fault({.kind = Fault::error, .at = at, .error_number = EIO, .only = "pread"});
+    try {
+      EXPECT_TRUE(run("run", {"training.steps=4", "checkpoint.resume=auto"}).losses.empty()) << "steps were lost by read " << at;
+      ++taken;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::environment) << error.what();  // in the text, before any checkpoint is read
+    }
+  }
+  disarm_fault();
+  EXPECT_GT(taken, 2);
 }
 
 }  // namespace

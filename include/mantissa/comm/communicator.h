@@ -41,6 +41,9 @@ struct Traffic {  // bytes sent
     v("other", other);
   }
 };
+inline Traffic operator-(const Traffic& a, const Traffic& b) {
+  return {a.gradients - b.gradients, a.parameters - b.parameters, a.control - b.control, a.other - b.other};
+}
 
 class Communicator {
  public:

@@ -53,15 +53,33 @@ struct LoadedCheckpoint {
   int passed_over = 0;    // candidates that were tried before
 };
 
+// Between processes that look for one checkpoint together, each of which makes the same calls; nothing for a process alone.
+class SearchTogether {
+ public:
+  SearchTogether() = default;
+  virtual ~SearchTogether() = default;
+  SearchTogether(const SearchTogether&) = delete;
+  SearchTogether& operator=(const SearchTogether&) = delete;
+
+  // Those of the first process, on all.
+  virtual std::vector<CheckpointCandidate> first_of(const std::vector<CheckpointCandidate>& own) const { return own; }
+  // Runs body on each. What it throws on one is thrown on all: CheckpointUnread, CheckpointDamage, or another Error.
+  virtual void read(const std::function<void()>& body) const { body(); }
+  // Throws CheckpointDamage on all unless the text is the same on all.
+  virtual void require_same(const std::string& what, const std::string& own) const;
+};
+
 // Calls `load` with one candidate after the other until a call returns without CheckpointDamage; each that is passed over is a line in the
 // log, and so is the step that is taken instead. One that the system fails to read is tried twice. `load` must overwrite whatever an
 // earlier call left. Throws Error(data) if there are candidates and all are damaged; other errors of `load` pass through.
 //
 // Of a folder of checkpoints; nullopt: there is no checkpoint at all.
-std::optional<LoadedCheckpoint> load_newest(const std::filesystem::path& folder, const std::function<void(CheckpointReader&)>& load);
+std::optional<LoadedCheckpoint> load_newest(const std::filesystem::path& folder, const std::function<void(CheckpointReader&)>& load,
+                                            const SearchTogether& together = {});
 // Of a path given by a user. A checkpoint that it names is not replaced by another: its damage is thrown. Throws Error(usage) if there is
 // none.
-LoadedCheckpoint load_checkpoint(const std::filesystem::path& path, const std::function<void(CheckpointReader&)>& load);
+LoadedCheckpoint load_checkpoint(const std::filesystem::path& path, const std::function<void(CheckpointReader&)>& load,
+                                 const SearchTogether& together = {});
 
 struct CheckpointStatus {
   std::filesystem::path path;

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -58,13 +60,19 @@ class Optimizer {
   };
   const std::vector<State>& states() const { return states_; }  // in the order of the parameters, then of the rows
 
-  // "layers.0.mlp.down.weight[1234] = nan": the first gradient element, or element of a weight as forward reads it, that is not finite; ""
-  // if all are.
-  std::string first_nonfinite_gradient() const;
-  std::string first_nonfinite_weight() const;
+  // "layers.0.mlp.down.weight[1234] = nan": the first gradient element, or element of a weight as forward reads it, of the own parts that
+  // is not finite; "" if all are. Parameter and row of the part order what several ranks found.
+  struct Nonfinite {
+    std::string text = {};
+    size_t parameter = std::numeric_limits<size_t>::max();
+    int64_t row = 0;
+  };
+  Nonfinite first_nonfinite_gradient() const;
+  Nonfinite first_nonfinite_weight() const;
 
  private:
   void allocate();
+  Nonfinite first_found(const std::function<std::string(const State&)>& search) const;
   void finish_gradients(double lr, const StepLosses& losses, UpdateResult& result);
   void apply();
   void apply_to(const State& state);
