@@ -37,11 +37,11 @@ std::shared_ptr<std::byte> CachingAllocator::allocate(int64_t bytes) {
   {
     const std::lock_guard lock(mutex_);
     block = take(size);
-    stats_.in_use += size;
+    stats_.in_use += bytes;
     stats_.peak_in_use = std::max(stats_.peak_in_use, stats_.in_use);
   }
   // If the handle itself cannot be made, shared_ptr calls the deleter.
-  return {block, [owner = shared_from_this(), size](std::byte* memory) { owner->give_back(memory, size); }};
+  return {block, [owner = shared_from_this(), bytes](std::byte* memory) { owner->give_back(memory, bytes); }};
 }
 
 AllocatorStats CachingAllocator::stats() const {
@@ -78,7 +78,7 @@ std::byte* CachingAllocator::from_source(int64_t size) {
 void CachingAllocator::give_back(std::byte* block, int64_t size) noexcept {
   const std::lock_guard lock(mutex_);
   stats_.in_use -= size;
-  cached_.find(size)->second.push_back(block);
+  cached_.find(size_class(size))->second.push_back(block);
 }
 
 void CachingAllocator::release_cached() {

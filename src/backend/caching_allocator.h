@@ -37,7 +37,7 @@ class CachingAllocator : public std::enable_shared_from_this<CachingAllocator> {
   // then throws Error(internal) with the size.
   std::shared_ptr<std::byte> allocate(int64_t bytes);
 
-  // In bytes of size classes, so in_use is up to an eighth more than what was asked for.
+  // in_use is what was asked for; reserved is in bytes of size classes, up to an eighth more.
   AllocatorStats stats() const;
 
   // `bytes` rounded up to a multiple of 64, and to three bits below its leading one: at most an eighth is lost.
