@@ -28,6 +28,15 @@ ParameterSpec weight_of(const ModulePrecision& module, Init init) {
           .padding = of.padding};
 }
 
+std::vector<ParameterSpec> parameter_specs(const PrecisionPlan& plan) {
+  std::vector<ParameterSpec> specs;
+  for (const ModulePrecision& module : plan.modules()) {
+    specs.push_back(weight_of(module, {}));
+    if (module.module.bias > 0) specs.push_back(bias_of(module));
+  }
+  return specs;
+}
+
 Linear::Linear(ParameterSet& set, const ModulePrecision& module, double init_std)
     : recipe_(module.recipe), weight_(&set.add(weight_of(module, {.constant = 0.0, .std = init_std}))) {
   if (module.module.bias > 0) bias_ = &set.add(bias_of(module));

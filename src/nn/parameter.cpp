@@ -9,8 +9,6 @@ namespace mantissa {
 
 namespace {
 
-int64_t padded(int64_t elements) { return round_up(elements, 32); }
-
 Shape matrix(const Shape& shape) { return {shape.rows(), shape[-1]}; }
 
 // take(parameter) takes what the parameter has in this arena, or nothing.
@@ -26,11 +24,13 @@ ArenaMap map_of(Arena& arena, std::deque<Parameter>& parameters, const Take& tak
 
 }  // namespace
 
+int64_t gradient_elements(int64_t elements) { return round_up(elements, 32); }
+
 Parameter& ParameterSet::add(ParameterSpec spec) {
   require(!find(spec.name), "parameter ", spec.name, " exists already");
   require(!allocated(), "parameter ", spec.name, " was added after the allocation");
   offsets_.push_back(padded_elements_);
-  padded_elements_ += padded(spec.shape.elements());
+  padded_elements_ += gradient_elements(spec.shape.elements());
   Parameter& parameter = parameters_.emplace_back(std::move(spec));
   parameter.number_ = static_cast<uint32_t>(parameters_.size() - 1);
   return parameter;

@@ -8,21 +8,23 @@
 
 namespace mantissa {
 
-// First every tensor is reserved, then the memory is allocated, zeroed, and cut in the same order; each starts at a multiple of 64 bytes.
+// How many elements a tensor takes of an arena: each begins at a multiple of 64 bytes, whatever its dtype.
+inline int64_t arena_elements(int64_t elements) { return round_up(elements, 64); }
+
+// First every tensor is reserved, then the memory is allocated, zeroed, and cut in the same order.
 class Arena {
  public:
   explicit Arena(Dtype dtype) : dtype_(dtype) {}
-  void reserve(const Shape& shape) { size_ += aligned(shape.elements()); }
+  void reserve(const Shape& shape) { size_ += arena_elements(shape.elements()); }
   void allocate(Backend& device) { memory_ = size_ > 0 ? zeros(device, dtype_, {size_}) : Tensor(); }
   Tensor take(const Shape& shape) {
-    const int64_t begin = std::exchange(next_, next_ + aligned(shape.elements()));
+    const int64_t begin = std::exchange(next_, next_ + arena_elements(shape.elements()));
     return memory_.slice(begin, begin + shape.elements()).view(shape);
   }
   const Tensor& memory() const { return memory_; }  // undefined if nothing was reserved
   int64_t taken() const { return next_; }           // elements, where the next tensor begins
 
  private:
-  static int64_t aligned(int64_t elements) { return round_up(elements, 64); }
   Dtype dtype_;
   int64_t size_ = 0, next_ = 0;
   Tensor memory_;

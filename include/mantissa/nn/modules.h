@@ -5,6 +5,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "mantissa/nn/parameter.h"
 #include "mantissa/ops/ops.h"
@@ -14,6 +15,9 @@ namespace mantissa {
 
 // "<path>.weight", stored as the plan says.
 ParameterSpec weight_of(const ModulePrecision& module, Init init);
+
+// Weights and biases of all modules in the order in which a model adds them, without initial values.
+std::vector<ParameterSpec> parameter_specs(const PrecisionPlan& plan);
 
 class Linear {
  public:

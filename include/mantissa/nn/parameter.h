@@ -93,6 +93,9 @@ struct ArenaMap {
   }
 };
 
+// How many elements a parameter takes of a gradient buffer, so that every view of fp32 begins at a multiple of 64 bytes.
+int64_t gradient_elements(int64_t elements);
+
 class ParameterSet {
  public:
   // The reference stays valid. Throws Error(internal) on a name that exists.
@@ -150,7 +153,7 @@ class ParameterSet {
   Backend* device_ = nullptr;
   Dtype master_dtype_ = Dtype::f32;
   std::deque<Parameter> parameters_;
-  std::vector<int64_t> offsets_;  // in elements, multiples of 32 so that every view is 64-byte aligned
+  std::vector<int64_t> offsets_;  // in elements of a gradient buffer
   int64_t padded_elements_ = 0;
   std::vector<ArenaMap> sources_;
   Tensor gradients_;

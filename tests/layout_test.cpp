@@ -1,0 +1,143 @@
+// What Layout says of a model without memory is what ParameterSet, Shards and Optimizer do with it.
+#include "mantissa/nn/layout.h"
+
+#include <gmock/gmock.h>
+
+#include "mantissa/nn/arena.h"
+#include "mantissa/train/optimizer.h"
+#include "testing.h"
+#include "thread_ranks.h"
+
+namespace mantissa {
+namespace {
+
+using ::testing::Each;
+using ::testing::IsEmpty;
+
+// Sizes that do not divide: short bands, vectors, blocks of 128, padding, codes with and without a value.
+std::vector<ParameterSpec> odd_specs(Dtype dtype) {
+  const Quantization tiles{Format::e4m3, 32, 32}, rows{Format::e4m3}, blocks{Format::e4m3, 128, 128};
+  std::vector<ParameterSpec> specs = {{.name = "embed.weight", .shape = {75, 64}, .dtype = dtype, .padding = 11}};
+  for (const char* layer : {"layers.0.", "layers.1.", "layers.2."}) {
+    const auto name = [&](const char* rest) { return layer + std::string(rest); };
+    specs.push_back({.name = name("norm.weight"), .shape = {75}, .dtype = dtype});
+    specs.push_back({.name = name("copy.weight"), .shape = {96, 64}, .dtype = dtype, .quantised = tiles});
+    specs.push_back({.name = name("tiles.weight"), .shape = {416, 160}, .dtype = dtype, .quantised = tiles, .keeps_value = false});
+    specs.push_back({.name = name("rows.weight"), .shape = {70, 64}, .dtype = dtype, .quantised = rows, .keeps_value = false});
+    specs.push_back({.name = name("blocks.weight"), .shape = {384, 128}, .dtype = dtype, .quantised = blocks, .keeps_value = false});
+    specs.push_back({.name = name("bias"), .shape = {5}, .dtype = dtype});
+  }
+  specs.push_back({.name = "output.weight", .shape = {33, 5}, .dtype = dtype});
+  return specs;
+}
+
+struct Case {
+  Dtype dtype;
+  int64_t bucket_bytes;
+};
+
+class LayoutTest : public ::testing::TestWithParam<Case> {
+ protected:
+  Layout layout_{odd_specs(GetParam().dtype), GetParam().bucket_bytes};
+};
+
+TEST_P(LayoutTest, TotalsAreTheBytesOfTheArenas) {
+  const auto device = make_backend("cpu");
+  ParameterSet set;
+  for (const ParameterSpec& spec : odd_specs(GetParam().dtype)) set.add(spec);
+  set.allocate(*device, Dtype::f32, true);
+  const Layout::Totals& totals = layout_.totals();
+  EXPECT_EQ(totals.gradients, set.gradients().bytes());
+  int64_t sources = 0, one_by_one = 0, copies = 0;
+  for (const ArenaMap& arena : set.sources()) sources += arena.memory.defined() ? arena.memory.bytes() : 0;
+  EXPECT_EQ(totals.gathered(), sources);
+  for (size_t i = 0; i < layout_.parameters().size(); ++i) one_by_one += layout_.gathered(i);
+  EXPECT_EQ(one_by_one, sources);
+  for (const Parameter& parameter : set.all()) copies += parameter.keeps_value && parameter.quantised ? parameter.codes().bytes() : 0;
+  EXPECT_GE(totals.copies, copies);
+  EXPECT_LT(totals.copies, copies + 3 * 2 * 64);
+  EXPECT_EQ(totals.fp32_values > 0, GetParam().dtype == Dtype::f32);
+}
+
+TEST_P(LayoutTest, SharesAreWhatRanksOwnAndSend) {
+  for (const int ranks : {1, 2, 3, 4, 7}) {
+    std::vector<Layout::Share> expected(static_cast<size_t>(ranks));
+    Layout::Share all;
+    for (const Layout::Bucket& bucket : layout_.buckets()) {
+      const std::vector<Layout::Share> shares = layout_.shares(bucket, ranks);
+      for (size_t r = 0; r < shares.size(); ++r) {
+        for (Layout::Share* sum : {&expected[r], &all}) {
+          sum->gradients += shares[r].gradients;
+          sum->gathered += shares[r].gathered;
+          sum->masters += shares[r].masters;
+          sum->moments += shares[r].moments;
+          sum->norm_bands += shares[r].norm_bands;
+        }
+      }
+    }
+    EXPECT_EQ(all.gradients, layout_.totals().gradients);
+    EXPECT_EQ(all.gathered, layout_.totals().gathered());
+    const auto errors = test::run_ranks(ranks, [&](const Communicator& data) {
+      const Layout::Share& own = expected[static_cast<size_t>(data.rank())];
+      const auto device = make_backend("cpu");
+      ParameterSet set;
+      for (const ParameterSpec& spec : odd_specs(GetParam().dtype)) set.add(spec);
+      set.allocate(*device, Dtype::f32, true);
+      Optimizer optimizer(set, {}, data, GetParam().bucket_bytes);
+      EXPECT_EQ(optimizer.shards().buckets(), layout_.buckets().size());
+      EXPECT_EQ(optimizer.shards().norm_bands(data.rank()), own.norm_bands);
+      int64_t moments = 0, masters = 0;
+      for (const Optimizer::State& state : optimizer.states()) {
+        moments += 8 * arena_elements(state.part.shape().elements());
+        masters += set.value_is_master(*state.part.of) ? 0 : 4 * arena_elements(state.part.shape().elements());
+      }
+      EXPECT_EQ(moments, own.moments);
+      EXPECT_EQ(masters, own.masters);
+      optimizer.initialise(1);
+      optimizer.shards().arrive();
+      EXPECT_EQ(data.traffic().parameters, (ranks - 1) * own.gathered) << data.rank() << " of " << ranks;
+      optimizer.update(1e-3, {.losses = zeros(*device, Dtype::f64, {1})});
+      EXPECT_EQ(data.traffic().gradients, ranks == 1 ? 0 : all.gradients - own.gradients) << data.rank() << " of " << ranks;
+    });
+    EXPECT_THAT(errors, Each(IsEmpty())) << ranks;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, LayoutTest,
+                         ::testing::Values(Case{Dtype::f32, 1}, Case{Dtype::bf16, 1}, Case{Dtype::bf16, 700'000},
+                                           Case{Dtype::f32, Shards::kBucketBytes}),
+                         [](const auto& c) { return dtype_name(c.param.dtype) + std::string("_") + std::to_string(c.param.bucket_bytes); });
+
+// Far more ranks than bands, and sizes that no machine holds.
+TEST(LayoutOfManyRanks, CutsWhereCutBandsDoes) {
+  for (const int64_t rows : {33, 50257, 1 << 20}) {
+    const Layout layout(
+        {{.name = "a.weight", .shape = {rows, 768}, .dtype = Dtype::bf16}, {.name = "a.bias", .shape = {rows}, .dtype = Dtype::bf16}}, 1);
+    ASSERT_EQ(layout.buckets().size(), 1U);
+    std::vector<int64_t> bands;
+    for (const int64_t row_elements : {768, 1}) {
+      for (int64_t row = 0; row < rows; row += 32) bands.push_back(std::min<int64_t>(32, rows - row) * row_elements);
+    }
+    for (const int ranks : {2, 5, 1000, 4096}) {
+      const std::vector<int64_t> cuts = cut_bands(bands, ranks);
+      const std::vector<Layout::Share> shares = layout.shares(layout.buckets().front(), ranks);
+      for (size_t r = 0; r < shares.size(); ++r) ASSERT_EQ(shares[r].norm_bands, cuts[r + 1] - cuts[r]) << rows << ' ' << ranks << ' ' << r;
+    }
+  }
+}
+
+TEST(LayoutOfManyRanks, CountsWhatNoMachineHolds) {
+  const int64_t rows = int64_t{1} << 31, columns = 1 << 20;
+  const Layout layout({{.name = "embed.weight", .shape = {rows, columns}, .dtype = Dtype::bf16}}, 1);
+  int64_t gradients = 0, bands = 0;
+  for (const Layout::Share& share : layout.shares(layout.buckets().front(), 65536)) {
+    EXPECT_EQ(share.gradients, 4 * rows * columns / 65536);
+    gradients += share.gradients;
+    bands += share.norm_bands;
+  }
+  EXPECT_EQ(gradients, 4 * rows * columns);
+  EXPECT_EQ(bands, rows / 32);
+}
+
+}  // namespace
+}  // namespace mantissa
