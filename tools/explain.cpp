@@ -8,6 +8,7 @@
 #include "mantissa/base/printable.h"
 #include "mantissa/data/open_data.h"
 #include "mantissa/train/checkpoint.h"
+#include "mantissa/train/cost.h"
 #include "mantissa/train/estimate.h"
 
 namespace mantissa::tools {
@@ -16,6 +17,7 @@ namespace {
 struct ExplainArguments {
   ConfigSources sources;
   std::optional<int64_t> world;
+  Rates rates;
   bool json = false, wide = false;
 };
 
@@ -27,19 +29,124 @@ bool quantises_operands(const PrecisionPlan& plan) {
   return std::any_of(modules.begin(), modules.end(), [](const ModulePrecision& entry) { return entry.recipe.quantises_operands(); });
 }
 
-void print_json(const PrecisionPlan& plan, const std::string& device, const RunConfig& config, const MemoryEstimate& memory) {
+// All that is told of a run.
+struct Explanation {
+  RunConfig config;
+  PrecisionPlan plan;
+  std::string device;
+  MemoryEstimate memory;
+  StepBytes bytes;
+  GatherBytes gather;
+  Rates rates;
+  StepTime time;
+};
+
+Explanation explanation(const ExplainArguments& arguments) {
+  RunConfig config = load_run_config(arguments.sources, Inputs::unchecked, ranks_of(arguments.world)).config;
+  for (const auto& [name, rate] : {std::pair{"--flops", arguments.rates.flops}, {"--link", arguments.rates.link}}) {
+    require(!rate || (*rate > 0 && *rate <= 1e30), ExitCode::usage, name, ": must be positive, got ", rate.value_or(0));
+  }
+  if (!config.model.vocab_size) config.model.vocab_size = make_tokenizer(config.data)->size();
+  PrecisionPlan plan = resolve_plan(config);
+  Explanation out{.config = config,
+                  .plan = plan,
+                  .device = make_backend(config.training.backend())->name(),
+                  .memory = estimate_memory(config, plan),
+                  .bytes = step_bytes(config, plan),
+                  .gather = gather_bytes(plan),
+                  .rates = arguments.rates,
+                  .time = step_time(config, plan, arguments.rates)};
+  return out;
+}
+
+nlohmann::json number(const std::optional<double>& value) { return value ? nlohmann::json(*value) : nlohmann::json(); }
+
+nlohmann::json json_of(const StepBytes& bytes) {
+  const Traffic& sent = bytes.sent;
+  return {{"gradients", sent.gradients}, {"parameters", sent.parameters}, {"control", sent.control},
+          {"other", sent.other},         {"buckets", bytes.buckets},      {"busiest_rank", bytes.busiest}};
+}
+
+nlohmann::json json_of(const StepTime& time, const Rates& rates) {
+  return {{"flops", number(rates.flops)},
+          {"link", number(rates.link)},
+          {"compute", number(time.compute)},
+          {"exchange", number(time.exchange)},
+          {"gather", number(time.gather)},
+          {"exchange_not_hidden", number(time.exchange_not_hidden)},
+          {"gather_not_hidden", number(time.gather_not_hidden)},
+          {"step", number(time.step)}};
+}
+
+void print_json(const Explanation& of) {
+  const auto& [config, plan, device, memory, bytes, gather, rates, time] = of;
   nlohmann::json all = plan.to_json();
   all["device"] = device;
   all["quantised_gemms"] = quantises_operands(plan) ? nlohmann::json(kEmulated) : nlohmann::json();
   all["layout"] = {{"tensor", config.parallel.tensor}, {"data", config.parallel.data}, {"expert", 1}};
   all["memory"] = {{"masters", memory.masters},     {"weights", memory.values},          {"gradients", memory.gradients},
-                   {"optimizer", memory.optimizer}, {"activations", memory.activations}, {"workspace", memory.workspace}};
+                   {"optimizer", memory.optimizer}, {"activations", memory.activations}, {"workspace", memory.workspace},
+                   {"exchange", memory.exchange}};
+  all["bytes_per_step"] = json_of(bytes);
+  all["gather"] = {{"bytes_per_code", gather.codes}, {"bytes_per_value", gather.values}};
+  all["seconds_per_step"] = json_of(time, rates);
   all["warnings"] = plan.warnings();
   std::cout << all.dump(1) << '\n';
 }
 
-void print_text(const PrecisionPlan& plan, const std::string& device, const RunConfig& config, const MemoryEstimate& memory,
-                PlanTable form) {
+std::string seconds(double value) {
+  return value < 1e-3 ? text(std::setprecision(3), value * 1e6, " us")
+         : value < 1  ? text(std::setprecision(3), value * 1e3, " ms")
+                      : text(std::setprecision(4), value, " s");
+}
+
+std::string share_text(const char* name, const std::optional<double>& all, const std::optional<double>& not_hidden, const char* behind) {
+  if (!all) return "";
+  return text(" | ", name, ' ', seconds(*all), not_hidden ? text(", ", seconds(*not_hidden), " of it not behind ", behind) : "");
+}
+
+// Which rate would tell the rest.
+std::string missing(const Rates& rates, int64_t ranks) {
+  std::string out;
+  if (!rates.flops) out += " | give --flops, FLOP/s of a rank, which bench train or bench gemm measures";
+  if (!rates.link && ranks > 1) out += " | give --link, bytes/s of a rank, which bench comm measures";
+  return out;
+}
+
+std::string time_line(const Explanation& of) {
+  const int64_t ranks = of.config.parallel.world();
+  const auto& [compute, exchange, gather, exchange_not_hidden, gather_not_hidden, step] = of.time;
+  std::string line = step ? text("time | ", seconds(*step), " a step, ", std::fixed, std::setprecision(0),
+                                 static_cast<double>(of.config.training.tokens_per_step()) / *step, " tokens/s, ", std::setprecision(2),
+                                 *compute / *step, " of it computing")
+                          : "time of a step | not known";
+  if (compute) line += text(" | compute ", seconds(*compute));
+  if (ranks > 1) {
+    line += share_text("exchange", exchange, exchange_not_hidden, "backward") + share_text("gather", gather, gather_not_hidden, "forward");
+  }
+  return line + missing(of.rates, ranks);
+}
+
+std::string bytes_line(const Explanation& of) {
+  const Traffic& sent = of.bytes.sent;
+  return text("bytes sent a step, all ranks | gradients ", sent.gradients, " B | parameters ", sent.parameters, " B | control ",
+              sent.control, " B | other ", sent.other, " B | in ", count_text(of.bytes.buckets, "bucket"), ", ", of.bytes.busiest,
+              " B of the busiest rank");
+}
+
+std::string gather_line(const GatherBytes& gather) {
+  std::string line = "a gather moves";
+  const auto add = [&](double bytes, const char* what) {
+    if (bytes > 0) line += text(line.ends_with("moves") ? " " : " | ", std::fixed, std::setprecision(3), bytes, " B per ", what);
+  };
+  add(gather.codes, "parameter that is codes");
+  add(gather.values, "parameter that is a value");
+  return line;
+}
+
+void print_text(const Explanation& of, PlanTable form) {
+  const auto& [config, plan, device, memory, bytes, gather, rates, time] = of;
+  const bool together = config.parallel.world() > 1;
   const auto print = [&](const std::string& line) { std::cout << (form == PlanTable::wide ? line + '\n' : folded(line, kNarrowColumns)); };
   print(text("device ", device, " | ranks ", config.parallel.world(), " | precision.dtype ", dtype_name(config.precision.dtype),
              " | precision.recipe ", printable(config.precision.recipe)));
@@ -51,20 +158,18 @@ void print_text(const PrecisionPlan& plan, const std::string& device, const RunC
   const double per_parameter = static_cast<double>(plan.bytes()) / static_cast<double>(plan.parameters());
   print(text(plan.parameters(), " parameters | resident weights ", plan.bytes(), " B, ", std::fixed, std::setprecision(3), per_parameter,
              " B per parameter"));
-  print(text("memory | masters ", memory.masters, " B | weights beside them ", memory.values, " B | gradients ", memory.gradients,
-             " B | optimizer ", memory.optimizer, " B | activations ", memory.activations, " B | workspace ", memory.workspace, " B"));
+  print(text(together ? "memory of a rank | masters " : "memory | masters ", memory.masters, " B | weights beside them ", memory.values,
+             " B | gradients ", memory.gradients, " B | optimizer ", memory.optimizer, " B | activations ", memory.activations,
+             " B | workspace ", memory.workspace, " B", together ? text(" | exchange ", memory.exchange, " B") : ""));
+  if (together) print(bytes_line(of)), print(gather_line(gather));
+  if (together || rates.flops || rates.link) print(time_line(of));
   for (const std::string& warning : plan.warnings()) print("warning: " + printable(warning));
   print("plan " + plan.to_json().at("hash").get<std::string>());
 }
 
 ExitCode explain(const ExplainArguments& arguments) {
-  RunConfig config = load_run_config(arguments.sources, Inputs::unchecked, ranks_of(arguments.world)).config;
-  if (!config.model.vocab_size) config.model.vocab_size = make_tokenizer(config.data)->size();
-  const PrecisionPlan plan = resolve_plan(config);
-  const MemoryEstimate memory = estimate_memory(config, plan);
-  const std::string device = make_backend(config.training.backend())->name();
-  arguments.json ? print_json(plan, device, config, memory)
-                 : print_text(plan, device, config, memory, arguments.wide ? PlanTable::wide : PlanTable::narrow);
+  const Explanation all = explanation(arguments);
+  arguments.json ? print_json(all) : print_text(all, arguments.wide ? PlanTable::wide : PlanTable::narrow);
   return ExitCode::ok;
 }
 
@@ -74,12 +179,20 @@ Command explain_command() {
   const auto arguments = std::make_shared<ExplainArguments>();
   std::vector<Option> options = config_options(arguments->sources);
   options.push_back(world_option(arguments->world));
+  options.push_back({.name = "--flops",
+                     .target = &arguments->rates.flops,
+                     .description = "FLOP/s of a rank, for the time of a step; bench train measures it, bench gemm what it is at best"});
+  options.push_back({.name = "--link",
+                     .target = &arguments->rates.link,
+                     .description = "bytes/s that a rank sends while it receives as many, for the time of a step; bench comm measures it"});
   options.push_back(
       {.name = "--wide", .target = &arguments->wide, .description = "also the operands of each GEMM and the exported format; nothing cut"});
   options.push_back({.name = "--json", .target = &arguments->json, .description = "one JSON object, every module by itself"});
   return {.name = "explain",
-          .summary = "show which number formats each module of a run computes, stores, sends and exports",
-          .example = "mantissa explain configs/quickstart.json --set precision.recipe=mxfp8",
+          .summary = "show what each module of a run computes, stores, sends and exports, and what the run needs",
+          .example =
+              "mantissa explain configs/quickstart.json --set precision.recipe=mxfp8\n"
+              "mantissa explain configs/gpt2-124m.json --world 64 --flops 1e12 --link 3e9",
           .options = options,
           .run = [arguments] { return explain(*arguments); }};
 }

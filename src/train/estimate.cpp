@@ -4,6 +4,9 @@
 
 #include <algorithm>
 
+#include "mantissa/nn/layout.h"
+#include "mantissa/nn/modules.h"
+#include "mantissa/nn/shards.h"
 #include "mantissa/train/accumulation.h"
 
 namespace mantissa {
@@ -87,24 +90,44 @@ double logits_bytes(const RunConfig& config, int64_t tokens, int64_t element) {
          static_cast<double>(tokens) * static_cast<double>(config.model.hidden_size * element);
 }
 
+// Weights, their gradients and moments.
+void add_parameters(const RunConfig& config, const PrecisionPlan& plan, MemoryEstimate& estimate) {
+  const Layout layout(parameter_specs(plan), Shards::kBucketBytes);
+  const auto ranks = static_cast<int>(std::max<int64_t>(1, config.parallel.data));
+  struct Own {
+    int64_t masters = 0, moments = 0;
+    int64_t all() const { return masters + moments; }
+  };
+  std::vector<Own> owned(static_cast<size_t>(ranks));
+  int64_t largest = 0;
+  for (const Layout::Bucket& bucket : layout.buckets()) {
+    const std::vector<Layout::Share> shares = layout.shares(bucket, ranks);
+    for (size_t r = 0; r < shares.size(); ++r) {
+      owned[r].masters += shares[r].masters;
+      owned[r].moments += shares[r].moments;
+      largest = std::max(largest, shares[r].gradients);
+    }
+  }
+  const Own most = *std::ranges::max_element(owned, {}, &Own::all);
+  const Layout::Totals& all = layout.totals();
+  const int64_t buffers = GradientAccumulator::buffers(config.training.accumulation, *config.training.grad_accum);
+  estimate.masters = bytes(static_cast<double>(all.fp32_values) + static_cast<double>(most.masters));
+  estimate.values = bytes(static_cast<double>(all.other_values + all.codes + all.copies));
+  estimate.gradients = bytes(static_cast<double>(all.gradients) * static_cast<double>(buffers));
+  estimate.optimizer = bytes(static_cast<double>(most.moments));
+  estimate.exchange = bytes(static_cast<double>(largest) * static_cast<double>(ranks - 1));
+}
+
 }  // namespace
 
 MemoryEstimate estimate_memory(const RunConfig& config, const PrecisionPlan& plan) {
   const ModelConfig& model = config.model;
   const BlockWidths widths = block_widths(model, plan);
-  const auto parameters = static_cast<double>(plan.parameters());
   const int64_t element = dtype_bytes(config.precision.dtype), tokens = config.training.micro_batch_size * config.training.seq_len;
   const auto of_all_tokens = [tokens](int64_t each) { return static_cast<double>(tokens) * static_cast<double>(each); };
   const int64_t kept = model.num_layers * kept_bytes(widths, config.training.recompute, element) + 2 * model.hidden_size * element;
   MemoryEstimate estimate;
-  // Masters that are no values, and the moments, are shared among the replicas (ZeRO-1).
-  const double replicas = static_cast<double>(std::max<int64_t>(1, config.parallel.data)),
-               shared = config.precision.dtype == Dtype::f32 ? 1.0 : replicas;
-  estimate.masters = bytes(4 * parameters / shared);
-  estimate.values = plan.bytes_beside_masters();
-  estimate.gradients =
-      bytes(4 * parameters * static_cast<double>(GradientAccumulator::buffers(config.training.accumulation, *config.training.grad_accum)));
-  estimate.optimizer = bytes(8 * parameters / replicas);
+  add_parameters(config, plan, estimate);
   estimate.activations = bytes(of_all_tokens(kept) + static_cast<double>(tokens) * codes_bytes(plan, config.training.recompute, element));
   estimate.workspace =
       bytes(std::max(logits_bytes(config, tokens, element),

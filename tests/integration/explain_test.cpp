@@ -58,8 +58,8 @@ std::string narrow(const std::string& config, const std::filesystem::path& folde
   return result.output;
 }
 
-TEST(Explain, TenConfigurationsGiveTheExpectedText) {
-  EXPECT_EQ(configs().size(), 10u);
+TEST(Explain, ElevenConfigurationsGiveTheExpectedText) {
+  EXPECT_EQ(configs().size(), 11u);
   for (const std::string& name : configs()) {
     EXPECT_EQ(narrow(name + ".json", kGolden), read_file((kGolden / (name + ".txt")).string())) << name;
     const ProcessResult wide = run_mantissa({"explain", "--wide", name + ".json"}, kGolden);

@@ -10,8 +10,10 @@ namespace {
 
 using nlohmann::json;
 using test::ProcessResult;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 using Words = std::vector<std::string>;
 
@@ -105,6 +107,60 @@ TEST_F(World, OfALauncherIsThatOfADryRun) {
   EXPECT_THAT(other.errors, HasSubstr("--world 4, but this is rank 0 of 2"));
 }
 
+TEST_F(World, OfExplainTellsBytesAndWhichRateIsMissingForTheTime) {
+  const auto explained = [&](Words more) {
+    more.insert(more.begin(), {"explain", "run.json", "--wide"});
+    const ProcessResult result = mantissa(more);
+    EXPECT_EQ(result.exit_code, 0) << result.errors;
+    return result.output;
+  };
+  const std::string alone = explained({});
+  for (const char* const line : {"bytes sent a step", "a gather moves", "time", "of a rank"}) EXPECT_THAT(alone, Not(HasSubstr(line)));
+  const std::string neither = explained({"--world", "4"}), flops = explained({"--world", "4", "--flops", "1e9"}),
+                    link = explained({"--world", "4", "--link", "1e6"}),
+                    both = explained({"--world", "4", "--flops", "1e9", "--link", "1e6"});
+  for (const std::string& output : {neither, flops, link, both}) {
+    for (const char* const part : {"memory of a rank | masters ", " B | exchange ", "bytes sent a step, all ranks | gradients ",
+                                   "a gather moves 2.002 B per parameter that is a value\n"})
+      EXPECT_THAT(output, HasSubstr(part));
+  }
+  const char* const give_flops = "give --flops, FLOP/s of a rank, which bench train or bench gemm measures";
+  const char* const give_link = "give --link, bytes/s of a rank, which bench comm measures";
+  EXPECT_THAT(neither, AllOf(HasSubstr("time of a step | not known | "), HasSubstr(give_flops), HasSubstr(give_link)));
+  EXPECT_THAT(flops, AllOf(HasSubstr("time of a step | not known | compute "), HasSubstr(give_link), Not(HasSubstr(give_flops))));
+  EXPECT_THAT(link, AllOf(HasSubstr("time of a step | not known | exchange "), HasSubstr(give_flops), Not(HasSubstr(give_link))));
+  EXPECT_THAT(both, AllOf(HasSubstr("time | "), HasSubstr(" a step, "), HasSubstr(" of it not behind backward | gather "),
+                          HasSubstr(" of it not behind forward\n"), Not(HasSubstr("give --"))));
+}
+
+TEST_F(World, OfExplainInJsonHasTheSameNumbers) {
+  const auto explained = [&](Words more) {
+    more.insert(more.begin(), {"explain", "run.json", "--json"});
+    return json::parse(mantissa(more).output);
+  };
+  const json both = explained({"--world", "4", "--flops", "1e9", "--link", "1e6"}), none = explained({"--world", "4"}), one = explained({});
+  const json &seconds = both.at("seconds_per_step"), &bytes = both.at("bytes_per_step");
+  EXPECT_DOUBLE_EQ(seconds.at("step"), seconds.at("compute").get<double>() + seconds.at("exchange_not_hidden").get<double>() +
+                                           seconds.at("gather_not_hidden").get<double>());
+  EXPECT_GT(bytes.at("gradients"), 3 * 4 * both.at("parameters").get<int64_t>() - 1);
+  EXPECT_EQ(bytes.at("other"), 0);
+  EXPECT_EQ(none.at("bytes_per_step"), bytes);
+  for (const auto& [name, value] : none.at("seconds_per_step").items()) EXPECT_TRUE(value.is_null()) << name;
+  EXPECT_EQ(one.at("bytes_per_step").at("gradients"), 0);
+  EXPECT_LT(both.at("memory").at("optimizer"), one.at("memory").at("optimizer").get<int64_t>() / 3);
+}
+
+TEST_F(World, RatesOfExplainArePositive) {
+  for (const char* const rate : {"--flops", "--link"}) {
+    for (const char* const wrong : {"0", "-1", "inf", "nan", "fast"}) {
+      const ProcessResult result = mantissa({"explain", "run.json", rate, wrong});
+      EXPECT_EQ(result.exit_code, 2) << rate << ' ' << wrong;
+      EXPECT_THAT(result.errors, HasSubstr(rate));
+      EXPECT_THAT(result.output, IsEmpty());
+    }
+  }
+}
+
 TEST_F(World, AboveOneIsRefusedByCommandsOfOneProcess) {
   const std::vector<Words> commands = {{"config", "check", "run.json"},
                                        {"config", "schema"},
@@ -133,7 +189,8 @@ TEST_F(World, AboveOneIsRefusedByCommandsOfOneProcess) {
 }
 
 TEST_F(World, RankWithoutWorldSizeIsRefusedByCommandsOfManyRanks) {
-  for (const Words& command : {Words{"train", "run.json"}, {"train", "run.json", "--dry-run"}}) {
+  for (const Words& command :
+       {Words{"train", "run.json"}, {"train", "run.json", "--dry-run"}, {"bench", "train", "run.json"}, {"bench", "comm"}}) {
     const ProcessResult result = mantissa(command, {"RANK=0"});
     EXPECT_EQ(result.exit_code, 2) << result.errors;
     EXPECT_THAT(result.errors, HasSubstr("WORLD_SIZE"));

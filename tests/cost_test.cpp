@@ -1,0 +1,243 @@
+// The plan of a run on many ranks: what it sends, and how long a step takes by the formula of cost.h.
+#include "mantissa/train/cost.h"
+
+#include <gmock/gmock.h>
+
+#include "mantissa/models/gpt.h"
+#include "mantissa/models/model_shape.h"
+#include "mantissa/nn/layout.h"
+#include "mantissa/train/accumulation.h"
+#include "mantissa/train/optimizer.h"
+#include "thread_ranks.h"
+#include "training.h"
+
+namespace mantissa {
+namespace {
+
+using test::TrainedRun;
+using ::testing::Each;
+using ::testing::IsEmpty;
+
+// Four layers, of which each is a bucket, between tables of other sizes; no attention to speak of.
+RunConfig config_of(int64_t ranks, const std::vector<std::string>& sets = {}) {
+  const nlohmann::json json = {{"model",
+                                {{"vocab_size", 4096},
+                                 {"hidden_size", 1024},
+                                 {"num_layers", 4},
+                                 {"num_attention_heads", 8},
+                                 {"intermediate_size", 4096},
+                                 {"max_position_embeddings", 64}}},
+                               {"training", {{"seq_len", 64}, {"micro_batch_size", 2}, {"grad_accum", 3}}},
+                               {"data", {{"path", "none"}}}};
+  return load_run_config({.file = "c.json", .text = json.dump(), .set_files = {}, .sets = sets}, Inputs::unchecked, ranks).config;
+}
+
+StepTime time_of(const RunConfig& config, const Rates& rates) { return step_time(config, resolve_plan(config), rates); }
+
+TEST(StepTime, OfOneRankIsItsFlopsByTheirRate) {
+  const RunConfig config = config_of(1);
+  const double flops = training_flops_per_token(model_shape(config.model), 64) * 64 * 6;
+  const StepTime time = time_of(config, {.flops = 1e9, .link = {}});
+  EXPECT_NEAR(*time.compute, flops * 1e-9, 1e-9 * flops * 1e-9);
+  EXPECT_EQ(*time.step, *time.compute);
+}
+
+TEST(StepTime, TiedEmbeddingsMultiplyAsOftenAsUntiedOnes) {
+  const RunConfig untied = config_of(1), tied = config_of(1, {"model.tie_word_embeddings=true"});
+  EXPECT_DOUBLE_EQ(*time_of(untied, {.flops = 1e9, .link = {}}).compute, *time_of(tied, {.flops = 1e9, .link = {}}).compute);
+}
+
+TEST(StepTime, RecomputeFullIsAThirdMoreOfTheLayers) {
+  const double none = *time_of(config_of(1), {.flops = 1.0, .link = {}}).compute;
+  const double full = *time_of(config_of(1, {"training.recompute=full"}), {.flops = 1.0, .link = {}}).compute;
+  const double selective = *time_of(config_of(1, {"training.recompute=selective"}), {.flops = 1.0, .link = {}}).compute;
+  const double head = 6.0 * 4096 * 1024 * 64 * 6, attention = 6.0 * 4 * 1024 * 64 * 64 * 6;
+  EXPECT_NEAR(full, none + (none - head) / 3, 1e-9 * full);
+  EXPECT_NEAR(selective, none + attention / 3, 1e-9 * selective);
+}
+
+TEST(StepTime, WithoutARateIsNotInvented) {
+  const RunConfig config = config_of(4);
+  const StepTime nothing = time_of(config, {}), computes = time_of(config, {.flops = 1e12, .link = {}}),
+                 sends = time_of(config, {.flops = {}, .link = 1e9});
+  EXPECT_FALSE(nothing.compute || nothing.exchange || nothing.gather || nothing.step);
+  EXPECT_TRUE(computes.compute);
+  EXPECT_FALSE(computes.exchange || computes.gather || computes.exchange_not_hidden || computes.step);
+  EXPECT_TRUE(sends.exchange && sends.gather);
+  EXPECT_FALSE(sends.compute || sends.exchange_not_hidden || sends.gather_not_hidden || sends.step);
+}
+
+TEST(StepTime, OfALinkThatIsFastIsThatOfTheFirstBucket) {
+  const RunConfig config = config_of(2);
+  const StepTime time = time_of(config, {.flops = 1e9, .link = 1e12});
+  // Backward ends with the embedding and layer 0, and the first forward begins with them.
+  const double half = (4096.0 * 1024 + 4 * 1024 * 1024 + 3 * 4096 * 1024) / 2 / 1e12;
+  EXPECT_NEAR(*time.exchange_not_hidden, 4 * half, 0.02 * 4 * half);
+  EXPECT_NEAR(*time.gather_not_hidden, 2 * half, 0.02 * 2 * half);
+  EXPECT_NEAR(*time.step, *time.compute + *time.exchange_not_hidden + *time.gather_not_hidden, 1e-9);
+}
+
+TEST(StepTime, OfALinkThatIsSlowIsTheSumOfItsTransfers) {
+  const RunConfig config = config_of(2);
+  const StepTime time = time_of(config, {.flops = 1e15, .link = 1e6});
+  const auto parameters = static_cast<double>(resolve_plan(config).parameters());
+  EXPECT_NEAR(*time.exchange, 4 * parameters / 2 / 1e6, 0.01 * *time.exchange);
+  EXPECT_NEAR(*time.gather, 2 * parameters / 2 / 1e6, 0.01 * *time.gather);
+  EXPECT_GT(*time.exchange_not_hidden, 0.999 * *time.exchange);
+  EXPECT_LE(*time.exchange_not_hidden, *time.exchange);
+  EXPECT_GT(*time.gather_not_hidden, 0.999 * *time.gather);
+  EXPECT_LE(*time.gather_not_hidden, *time.gather);
+}
+
+// Between the two: all buckets but the last to be computed are exchanged behind backward only where backward is as long.
+TEST(StepTime, HidesAsMuchAsOneMicroBatchHasRoomFor) {
+  const RunConfig config = config_of(2);
+  const Layout layout(parameter_specs(resolve_plan(config)), Shards::kBucketBytes);
+  ASSERT_GE(layout.buckets().size(), 5U);
+  double before = 0.0;
+  for (const double link : {1e8, 1e9, 1e10, 1e11}) {
+    const StepTime time = time_of(config, {.flops = 1e12, .link = link});
+    const double hidden = *time.exchange - *time.exchange_not_hidden, backward = *time.compute / 3 * 2 / 3;
+    EXPECT_GE(hidden, 0.0) << link;
+    EXPECT_LE(hidden, backward) << link;
+    EXPECT_GE(hidden / *time.exchange, before - 1e-9) << link;
+    before = hidden / *time.exchange;
+  }
+  EXPECT_NEAR(before, 1.0 - 20971520.0 / static_cast<double>(resolve_plan(config).parameters()), 0.01);  // all but the first bucket
+}
+
+// A rank that owns a band receives it from all others, however many they are.
+TEST(StepTime, GrowsWithRanksThatOwnNothing) {
+  const double few = *time_of(config_of(16), {.flops = {}, .link = 1e9}).exchange;
+  const double many = *time_of(config_of(16384), {.flops = {}, .link = 1e9}).exchange;
+  EXPECT_GT(many, 8 * few);
+}
+
+TEST(GatherBytes, AreThoseOfCodesWithTheirScalesAndOfValues) {
+  const auto bytes = [](const std::vector<std::string>& sets) { return gather_bytes(resolve_plan(config_of(2, sets))); };
+  EXPECT_EQ(bytes({}).codes, 0.0);
+  EXPECT_NEAR(bytes({}).values, 2.0, 1e-3);
+  EXPECT_NEAR(bytes({"precision.dtype=fp32"}).values, 4.0, 1e-3);
+  const std::string rows = R"(precision.recipes={"rows":{"base":"mxfp8","weight":{"block":[1,32]}}})";
+  EXPECT_NEAR(bytes({"precision.recipe=mxfp8", "precision.fp8_param_gather=true"}).codes, 1.0 + 1.0 / 1024, 1e-6);
+  EXPECT_NEAR(bytes({rows, "precision.recipe=rows", "precision.fp8_param_gather=true"}).codes, 1.0 + 1.0 / 32, 1e-6);
+  EXPECT_EQ(bytes({"precision.recipe=mxfp8"}).codes, 0.0);
+}
+
+TEST(ParameterSpecs, AreThoseOfTheModel) {
+  for (const std::vector<std::string>& sets :
+       {std::vector<std::string>{"precision.recipe=mxfp8", "precision.fp8_param_gather=true", "model.pad_vocab_to=32"},
+        {"model.tie_word_embeddings=true", "model.position=learned", "model.norm=layer", "model.norm_bias=true", "model.mlp_bias=true",
+         "model.attention_bias=all", "model.qk_norm=false", "model.activation=gelu_tanh", "precision.recipe=mxfp4_qat",
+         "precision.dtype=fp32"}}) {
+    std::vector<std::string> small = sets;
+    for (const char* set : {"model.hidden_size=64", "model.num_attention_heads=2", "model.intermediate_size=96", "model.vocab_size=75"})
+      small.emplace_back(set);
+    const RunConfig config = config_of(1, small);
+    const PrecisionPlan plan = resolve_plan(config);
+    const auto device = make_backend("cpu");
+    Gpt model(config.model, *device, plan, {.gradients = false});
+    const std::vector<ParameterSpec> specs = parameter_specs(plan);
+    ASSERT_EQ(specs.size(), model.parameters().all().size());
+    for (size_t i = 0; i < specs.size(); ++i) {
+      const Parameter& parameter = model.parameters().all()[i];
+      EXPECT_EQ(specs[i].name, parameter.name);
+      EXPECT_EQ(specs[i].shape, parameter.shape) << parameter.name;
+      EXPECT_EQ(specs[i].dtype, parameter.dtype) << parameter.name;
+      EXPECT_EQ(specs[i].quantised, parameter.quantised) << parameter.name;
+      EXPECT_EQ(specs[i].keeps_value, parameter.keeps_value) << parameter.name;
+    }
+  }
+}
+
+// ---- what runs on ranks send and hold
+
+class PlannedRun : public test::TrainingTest {
+ protected:
+  // Bytes that all ranks sent in a step of such a run, and what they hold.
+  void expect_as_planned(int ranks, std::vector<std::string> sets, const std::string& name) const {
+    sets.insert(sets.end(), {text("parallel.data=", ranks), "training.threads=1", "training.steps=3", "model.intermediate_size=64"});
+    const LoadedConfig loaded = config(name, sets);
+    RunConfig known = loaded.config;
+    known.model.vocab_size = 8;
+    const PrecisionPlan plan = resolve_plan(known);
+    const StepBytes planned = step_bytes(known, plan);
+    Traffic all;
+    const auto errors = test::run_ranks(ranks, [&](const Communicator& world) {
+      const TrainedRun own = run(loaded, {}, make_mesh(world, 1));
+      if (world.rank() == 0) all = own.steps.at(2).comm_bytes.value();
+    });
+    EXPECT_THAT(errors, Each(IsEmpty()));
+    EXPECT_EQ(planned.sent.gradients, all.gradients) << name;
+    EXPECT_EQ(planned.sent.parameters, all.parameters) << name;
+    EXPECT_EQ(planned.sent.control, all.control) << name;
+    EXPECT_EQ(planned.sent.other, all.other) << name;
+    EXPECT_GE(planned.busiest, (all.gradients + all.parameters) / ranks);
+  }
+};
+
+TEST_F(PlannedRun, SendsTheBytesThatArePlanned) {
+  const std::string rows = R"(precision.recipes={"rows":{"base":"mxfp8","weight":{"block":[1,32]}}})";
+  for (const int ranks : {2, 4}) {
+    const auto check = [&](std::vector<std::string> sets, const char* name) {
+      sets.insert(sets.end(), {"training.micro_batch_size=1", "training.grad_accum=2", "training.global_batch_size=null"});
+      expect_as_planned(ranks, sets, text(name, ranks));
+    };
+    check({"precision.dtype=fp32"}, "fp32");
+    check({"data.eod_id=3", "data.mask_eod_loss=true"}, "masked");
+    check({"precision.dtype=bf16", "precision.recipe=mxfp8"}, "values");
+    check({"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.fp8_param_gather=true", "model.tie_word_embeddings=true"}, "tiles");
+    check({"precision.dtype=bf16", rows, "precision.recipe=rows", "precision.fp8_param_gather=true"}, "rows");
+  }
+}
+
+TEST(Estimate, OfAnExchangeIsWhatTheOthersSendOfTheLargestShare) {
+  const RunConfig config = config_of(4);
+  const PrecisionPlan plan = resolve_plan(config);
+  const MemoryEstimate memory = estimate_memory(config, plan);
+  // The first bucket, of the embedding and layer 0, is the largest; its shares differ by less than a band.
+  const double share = 4 * 20971520.0 / 4;
+  EXPECT_NEAR(static_cast<double>(memory.exchange), 3 * share, 3 * 4.0 * 32 * 4096);
+  EXPECT_EQ(estimate_memory(config_of(1), plan).exchange, 0);
+}
+
+// Between steps a rank holds weights, gradients and moments, and no more than small scalars beside them.
+TEST(Estimate, IsWhatARankHoldsBetweenSteps) {
+  for (const int ranks : {1, 2, 4}) {
+    for (const std::vector<std::string>& sets :
+         {std::vector<std::string>{"precision.dtype=fp32"},
+          {"precision.recipe=mxfp8"},
+          {"precision.recipe=mxfp8", "precision.fp8_param_gather=true"},
+          {"precision.recipe=mxfp4_qat", "training.accumulation=tree", "training.grad_accum=4", "model.tie_word_embeddings=true"}}) {
+      std::vector<std::string> small = sets;
+      for (const char* set :
+           {"model.hidden_size=128", "model.num_attention_heads=2", "model.intermediate_size=416", "model.vocab_size=259"})
+        small.emplace_back(set);
+      const RunConfig config = config_of(ranks, small);
+      const PrecisionPlan plan = resolve_plan(config);
+      const MemoryEstimate memory = estimate_memory(config, plan);
+      const int64_t expected = memory.masters + memory.values + memory.gradients + memory.optimizer;
+      std::vector<int64_t> held(static_cast<size_t>(ranks));
+      const auto errors = test::run_ranks(ranks, [&](const Communicator& data) {
+        const auto device = make_backend("cpu");
+        Gpt model(config.model, *device, plan, {});
+        Optimizer optimizer(model.parameters(), config.optimizer, data);
+        GradientAccumulator accumulator(model.parameters(), config.training.accumulation, *config.training.grad_accum);
+        optimizer.initialise(1);
+        held[static_cast<size_t>(data.rank())] = device->allocator_stats().in_use;
+      });
+      EXPECT_THAT(errors, Each(IsEmpty()));
+      const auto most = static_cast<double>(*std::ranges::max_element(held));
+      EXPECT_NEAR(static_cast<double>(expected), most, 0.01 * most) << ranks << ' ' << sets.front();
+      // Masters and moments: 12 bytes of each own parameter, and at most a band of each bucket more than that.
+      const Layout layout(parameter_specs(plan), Shards::kBucketBytes);
+      const double whole = 12.0 * static_cast<double>(plan.parameters()), band = 12.0 * 32 * 416;
+      const bool fp32 = config.precision.dtype == Dtype::f32;
+      const auto own = static_cast<double>(memory.optimizer + (fp32 ? 0 : memory.masters));
+      EXPECT_LE(own, (fp32 ? whole * 2 / 3 : whole) / ranks * 1.01 + band * static_cast<double>(layout.buckets().size())) << ranks;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace mantissa
