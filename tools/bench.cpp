@@ -1,12 +1,15 @@
 #include <cstdio>
 #include <memory>
+#include <utility>
 
 #include "bench_harness.h"
 #include "command.h"
 #include "mantissa/base/parallel.h"
 #include "mantissa/base/printable.h"
 #include "mantissa/train/checkpoint.h"
+#include "mantissa/train/cost.h"
 #include "mantissa/train/training_step.h"
+#include "rank_session.h"
 
 namespace mantissa::tools {
 namespace {
@@ -16,6 +19,7 @@ struct Arguments {
   int threads = 0;
   ConfigSources config;
   std::vector<std::string> against;
+  bool alone = false;
 };
 
 // A batch of uniform random tokens: speed does not depend on what they say.
@@ -39,34 +43,44 @@ Batch random_batch(int64_t sequences, int64_t length, int64_t vocab, uint64_t se
   return batch;
 }
 
-RunConfig configuration(const ConfigSources& sources) {
-  RunConfig config = load_run_config(sources, Inputs::unchecked).config;
+RunConfig configuration(const ConfigSources& sources, const Launch& launch) {
+  RunConfig config = load_run_config(sources, Inputs::unchecked, launch.world).config;
   require(config.model.vocab_size.has_value(), ExitCode::usage,
           "model.vocab_size: is not set, and no data is read here; add --set model.vocab_size=N");
+  share_cores(launch, config.training);
   return config;
 }
 
 // The configuration with --against, if it is given.
-std::optional<RunConfig> opponent(ConfigSources sources, const std::vector<std::string>& against) {
+std::optional<RunConfig> opponent(ConfigSources sources, const std::vector<std::string>& against, const Launch& launch) {
   if (against.empty()) return std::nullopt;
   sources.sets.insert(sources.sets.end(), against.begin(), against.end());
   try {
-    return configuration(sources);
+    return configuration(sources, launch);
   } catch (const Error& error) {
     fail(error.code(), "with --against: ", error.what());
   }
 }
 
-// Optimizer steps of a configured model on random tokens.
+// The same step by one process with the threads of all ranks, in as many micro batches.
+RunConfig of_one_process(RunConfig config) {
+  const auto ranks = static_cast<int>(std::exchange(config.parallel.data, 1));
+  config.training.micro_batch_size *= ranks;
+  config.training.threads *= ranks;
+  return config;
+}
+
+// Optimizer steps of a configured model on random tokens, of which each rank has its share.
 class TrainingRun {
  public:
-  explicit TrainingRun(const RunConfig& config)
+  TrainingRun(const RunConfig& config, const Communicator& data)
       : config_(config),
         device_(opened(config.training)),
         model_(config.model, *device_, resolve_plan(config), {.recompute = config.training.recompute}),
-        optimizer_(model_.parameters(), config.optimizer),
+        optimizer_(model_.parameters(), config.optimizer, data),
         accumulator_(model_.parameters(), config.training.accumulation, *config.training.grad_accum),
-        batch_(random_batch(*config.training.global_batch_size, config.training.seq_len, *config.model.vocab_size, config.training.seed)) {
+        batch_(random_batch(*config.training.global_batch_size / data.size(), config.training.seq_len, *config.model.vocab_size,
+                            config.training.seed + static_cast<uint64_t>(data.rank()))) {
     optimizer_.initialise(config.training.seed);
   }
 
@@ -110,26 +124,49 @@ std::string joined(const std::vector<std::string>& words) {
   return out;
 }
 
-// Against the GEMM floor, the FLOPs of the model formula at the ceiling's rate; with --against, against the run with other settings.
-ExitCode bench_train(const Arguments& arguments) {
-  const RunConfig config = configuration(arguments.config);
-  const std::optional<RunConfig> other_config = opponent(arguments.config, arguments.against);
+void check(const Arguments& arguments, const Launch& launch) {
+  require(arguments.against.empty() || launch.world == 1, ExitCode::usage, "--against is for one process, and this is ", describe(launch),
+          "; --alone compares ranks with one process");
+  if (!arguments.alone) return;
+  require(launch.world > 1 && launch.local_size == launch.world, ExitCode::usage,
+          "--alone compares several ranks on one host with one process, and this is ", describe(launch));
+}
+
+// The FLOPs of the model formula at the GEMM ceiling's rate are the floor; --against and --alone name another opponent.
+void measure_training(const Arguments& arguments, const RunConfig& config, const std::optional<RunConfig>& other_config,
+                      const Communicator& world) {
   const std::string name = printable(*config.logging.run_name);
-  TrainingRun run(config);
-  Harness harness(run.device(), arguments.bench);
+  TrainingRun run(config, world);
+  Harness harness(run.device(), arguments.bench, world);
   std::optional<TrainingRun> other;
   Workload workload = run.workload("train." + name), against;
-  if (other_config) {
-    against = other.emplace(*other_config).workload(joined(arguments.against));
-    workload.against = &against;
+  if (arguments.alone) {
+    const RunConfig alone = of_one_process(config);
+    against = {.bench = "one process", .shape = {}, .run = [] {}, .tokens = workload.tokens};  // for which the other ranks wait
+    if (world.rank() == 0) against.run = other.emplace(alone, Communicator()).workload(against.bench).run;
+  } else if (other_config) {
+    against = other.emplace(*other_config, Communicator()).workload(joined(arguments.against));
   }
+  if (against.run) workload.against = &against;
   const Measurement result = harness.measure(workload);
+  if (world.rank() > 0) return;
   set_num_threads(config.training.threads);
   const std::string reference =
-      other_config ? text("the speed with ", against.bench, " in ", result.slices, " slices") : "the GEMM floor's speed";
-  std::printf("%s: %.3f of %s, %.1f ms a step, %.0f tokens/s, %s, %s\n", name.c_str(), result.ratio.median, reference.c_str(),
-              result.seconds.median * 1e3, workload.tokens / result.seconds.median, gemm_instruction_set().c_str(),
+      workload.against ? text("the speed with ", against.bench, " in ", result.slices, " slices") : "the GEMM floor's speed";
+  const double flops = *step_time(config, resolve_plan(config), {.flops = 1.0, .link = {}}).compute / result.seconds.median;
+  std::printf("%s: %.3f of %s, %.1f ms a step, %.0f tokens/s, %.3g FLOP/s of each rank, %s, %s%s\n", name.c_str(), result.ratio.median,
+              reference.c_str(), result.seconds.median * 1e3, workload.tokens / result.seconds.median, flops,
+              gemm_instruction_set().c_str(), world.size() > 1 ? text(world.size(), " ranks x ").c_str() : "",
               count_text(num_threads(), "thread").c_str());
+}
+
+ExitCode bench_train(const Arguments& arguments) {
+  const Launch launch = launch_from_environment();
+  check(arguments, launch);
+  const RunConfig config = configuration(arguments.config, launch);
+  const std::optional<RunConfig> other = opponent(arguments.config, arguments.against, launch);
+  RankSession session(launch, config);
+  session.run([&] { measure_training(arguments, config, other, session.mesh().data); });
   return ExitCode::ok;
 }
 
@@ -157,6 +194,29 @@ Command device_bench(const std::string& name, const std::string& summary, Bench 
           }};
 }
 
+Command comm_bench() {
+  const auto arguments = std::make_shared<Arguments>();
+  return {.name = "comm",
+          .summary = "collectives of several ranks against a copy within each",
+          .example = "mantissa launch --nproc-per-node 2 -- bench comm --json results.jsonl",
+          .options = {{.name = "--filter", .target = &arguments->bench.filter, .description = "only benches whose name contains this"},
+                      {.name = "--json", .target = &arguments->bench.json, .description = "append one JSON object a line to this file"},
+                      threads_option(arguments->threads)},
+          .run =
+              [arguments] {
+                const Launch launch = launch_from_environment();
+                RunConfig config;
+                config.training.threads = arguments->threads;
+                share_cores(launch, config.training);
+                use_threads(config.training.threads);
+                const auto device = make_backend("cpu");
+                RankSession session(launch, config);
+                session.run([&] { bench_comm(session.mesh().world, *device, arguments->bench); });
+                return ExitCode::ok;
+              },
+          .many_ranks = true};
+}
+
 Command train_bench() {
   const auto arguments = std::make_shared<Arguments>();
   std::vector<Option> options = config_options(arguments->config);
@@ -165,14 +225,19 @@ Command train_bench() {
                      .target = &arguments->against,
                      .description = "KEY=VALUE as for --set: instead of the GEMM floor, the same run with it takes turns, until the time "
                                     "budget is used up; repeatable, all for the one other run"});
+  options.push_back({.name = "--alone",
+                     .target = &arguments->alone,
+                     .description = "of several ranks on one host: likewise, one process with the threads of all takes turns"});
   return {.name = "train",
           .summary = "training steps on random tokens against the GEMM floor or other settings",
           .example =
               "mantissa bench train configs/gpt2-124m.json --set training.micro_batch_size=4 --set training.seq_len=64 "
               "--set training.global_batch_size=4\n"
-              "mantissa bench train configs/quickstart.json --set precision.recipe=mxfp8 --against precision.recipe=high",
+              "mantissa bench train configs/quickstart.json --set precision.recipe=mxfp8 --against precision.recipe=high\n"
+              "mantissa launch --nproc-per-node 2 -- bench train configs/quickstart.json --alone",
           .options = options,
-          .run = [arguments] { return bench_train(*arguments); }};
+          .run = [arguments] { return bench_train(*arguments); },
+          .many_ranks = true};
 }
 
 }  // namespace
@@ -185,7 +250,7 @@ Command bench_command() {
               "mantissa bench train configs/quickstart.json --time-budget 20",
           .subcommands = {device_bench("kernels", "row kernels against a parallel memory copy", bench_kernels),
                           device_bench("gemm", "matrix products of GPT-2 shapes against oneDNN's 2048^3", bench_gemm),
-                          device_bench("attention", "attention against the GEMM ceiling", bench_attention), train_bench()}};
+                          device_bench("attention", "attention against the GEMM ceiling", bench_attention), train_bench(), comm_bench()}};
 }
 
 }  // namespace mantissa::tools

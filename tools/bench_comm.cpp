@@ -8,6 +8,7 @@
 
 #include "bench_harness.h"
 #include "mantissa/backend/functions.h"
+#include "mantissa/base/version.h"
 
 namespace mantissa::tools {
 namespace {
@@ -42,6 +43,8 @@ class CommBench {
   }
 
   void run() {
+    if (world_.rank() == 0)
+      std::printf("mantissa %s, %d ranks; seconds of one call, of the slowest rank [p10 .. p90]\n", version().c_str(), world_.size());
     wake_up();
     for (int64_t size = 8; size <= kLargest; size = std::min(size * 8, size == kLargest ? 2 * kLargest : kLargest)) {
       const std::vector<int64_t> counts = equal_shares(size);
@@ -54,6 +57,7 @@ class CommBench {
       measure("tree_sum", size, [&] { world_.sum(tensor, Purpose::other); });
       measure("broadcast", size, [&] { world_.broadcast(in, 0, Purpose::other); });
     }
+    report_link();
   }
 
  private:
@@ -75,6 +79,14 @@ class CommBench {
       ratios.push_back(copied / seconds.back());
     }
     report(name, size, spread_of(seconds), spread_of(ratios));
+    if (size == kLargest && (name == "all_gather" || name == "all_to_all")) exchanges_.push_back(spread_of(seconds).median);
+  }
+
+  // What a rank sends a second, while it receives as much, of the largest exchanges; the cost model's rate.
+  void report_link() const {
+    if (world_.rank() > 0 || exchanges_.size() < 2) return;
+    const double sent = static_cast<double>(kLargest) * (world_.size() - 1) / world_.size();
+    std::printf("link %.3g bytes/s of each rank, for mantissa explain --link\n", sent / *std::ranges::max_element(exchanges_));
   }
 
   // 8 bytes to a rank that sleeps: the way there and back, which finds its receiver awake.
@@ -113,6 +125,7 @@ class CommBench {
   BenchOptions options_;
   std::vector<std::byte> bytes_, copy_;
   Tensor sums_;
+  std::vector<double> exchanges_;  // seconds of the largest
   std::ofstream json_;
 };
 

@@ -9,8 +9,11 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "mantissa/base/hash.h"
+#include "mantissa/base/host_name.h"
 #include "mantissa/base/parallel.h"
 #include "mantissa/base/version.h"
+#include "mantissa/comm/mesh.h"
 
 namespace mantissa::tools {
 namespace {
@@ -34,31 +37,18 @@ double busy_core_seconds() {
   return (user + nice + system + irq + softirq + steal) / static_cast<double>(sysconf(_SC_CLK_TCK));
 }
 
-// Share of the cores that others used while it lived.
+// Share of the cores that others used while it lived, others than the ranks of this host.
 class ForeignLoad {
  public:
-  double share() const {
+  double share(const Communicator& host) const {
     const double wall = monotonic_seconds() - wall_, own = clock_seconds(CLOCK_PROCESS_CPUTIME_ID) - own_;
-    return std::max(0.0, busy_core_seconds() - busy_ - own) / (wall * static_cast<double>(sysconf(_SC_NPROCESSORS_ONLN)));
+    const double ours = static_cast<double>(host.sum(std::llround(own * 1e6))) * 1e-6;
+    return std::max(0.0, busy_core_seconds() - busy_ - ours) / (wall * static_cast<double>(sysconf(_SC_NPROCESSORS_ONLN)));
   }
 
  private:
   double wall_ = monotonic_seconds(), own_ = clock_seconds(CLOCK_PROCESS_CPUTIME_ID), busy_ = busy_core_seconds();
 };
-
-// Seconds of one call: repeated until the slice is full.
-double timed(Backend& device, const std::function<void()>& run) {
-  const double begin = monotonic_seconds();
-  int calls = 0;
-  double elapsed = 0.0;
-  do {
-    run();
-    device.synchronise();
-    ++calls;
-    elapsed = monotonic_seconds() - begin;
-  } while (elapsed < kSliceSeconds);
-  return elapsed / calls;
-}
 
 nlohmann::json percentiles(const Spread& spread, double scale) {
   return {{"med", spread.median * scale}, {"p10", spread.p10 * scale}, {"p90", spread.p90 * scale}};
@@ -91,37 +81,74 @@ Spread spread_of(std::vector<double> values) {
   return {.median = at(0.5), .p10 = at(0.1), .p90 = at(0.9)};
 }
 
-Harness::Harness(Backend& device, const BenchOptions& options)
-    : device_(device), options_(options), deadline_(monotonic_seconds() + options.time_budget), threads_(num_threads()) {
-  if (!options.json.empty()) {
-    std::error_code unknown;
-    require(!std::filesystem::is_fifo(options.json, unknown), ExitCode::usage, "--json ", options.json, ": is a pipe, not a file");
-    json_.open(options.json, std::ios::app);
-    require(json_.is_open(), ExitCode::usage, "--json ", options.json, ": cannot be opened for writing");
-  }
-  std::printf("mantissa %s (%s), %s, %d threads; ratio = median of alternating slices [p10 .. p90]\n", version().c_str(),
-              git_revision().c_str(), gemm_instruction_set().c_str(), threads_);
+Harness::Harness(Backend& device, const BenchOptions& options, const Communicator& world)
+    : device_(device),
+      options_(options),
+      world_(world),
+      host_(world.split(static_cast<int>(xxh64(host_name()).value & 0x7fffffff))),
+      deadline_(monotonic_seconds() + options.time_budget),
+      threads_(num_threads()) {
+  agree(world_, [this] { open_json(); });
+  if (world_.rank() > 0) return;
+  const std::string ranks = world_.size() > 1 ? text(world_.size(), " ranks x ") : "";
+  std::printf("mantissa %s (%s), %s, %s%d threads; ratio = median of alternating slices [p10 .. p90]\n", version().c_str(),
+              git_revision().c_str(), gemm_instruction_set().c_str(), ranks.c_str(), threads_);
+}
+
+void Harness::open_json() {
+  if (world_.rank() > 0 || options_.json.empty()) return;
+  std::error_code unknown;
+  require(!std::filesystem::is_fifo(options_.json, unknown), ExitCode::usage, "--json ", options_.json, ": is a pipe, not a file");
+  json_.open(options_.json, std::ios::app);
+  require(json_.is_open(), ExitCode::usage, "--json ", options_.json, ": cannot be opened for writing");
+}
+
+bool Harness::decided(bool own) const { return world_.all(static_cast<char>(own)).front() != 0; }
+
+// Seconds of one call: repeated until the slice is full.
+double Harness::timed(const std::function<void()>& run) const {
+  world_.barrier();
+  const double begin = monotonic_seconds();
+  int calls = 0;
+  double elapsed = 0.0;
+  do {
+    run();
+    device_.synchronise();
+    ++calls;
+    elapsed = std::ranges::max(world_.all(monotonic_seconds() - begin));
+  } while (elapsed < kSliceSeconds);
+  return elapsed / calls;
+}
+
+// The same without a collective between the calls, for which one would wait that is under way.
+double Harness::timed_in_a_row(const std::function<void()>& run, int calls) const {
+  world_.barrier();
+  run();
+  const double begin = monotonic_seconds();
+  for (int i = 0; i < calls; ++i) run();
+  device_.synchronise();
+  return std::ranges::max(world_.all(monotonic_seconds() - begin)) / calls;
 }
 
 double Harness::gemm_rate(Dtype dtype) {
   std::optional<GemmCeiling>& ceiling = gemm_[dtype == Dtype::bf16 ? 1 : 0];
   if (!ceiling) {
     ceiling.emplace(device_, dtype);
-    timed(device_, [&] { ceiling->run(); });
+    timed([&] { ceiling->run(); });
   }
-  return ceiling->flops() / timed(device_, [&] { ceiling->run(); });
+  return world_.size() * ceiling->flops() / timed([&] { ceiling->run(); });
 }
 
 double Harness::copy_rate() {
   if (!copy_) {
     copy_.emplace(device_, int64_t{256} << 20);
-    timed(device_, [&] { copy_->run(); });
+    timed([&] { copy_->run(); });
   }
-  return copy_->bytes() / timed(device_, [&] { copy_->run(); });
+  return world_.size() * copy_->bytes() / timed([&] { copy_->run(); });
 }
 
 double Harness::ceiling_rate(const Workload& workload) {
-  if (workload.against != nullptr) return workload.against->tokens / timed(device_, workload.against->run);
+  if (workload.against != nullptr) return workload.against->tokens / timed(workload.against->run);
   return workload.flops > 0.0 ? gemm_rate(workload.dtype) : copy_rate();
 }
 
@@ -129,18 +156,18 @@ Measurement Harness::measure(const Workload& workload) {
   const bool compares = workload.against != nullptr;
   const double budget = std::max(0.0, deadline_ - monotonic_seconds()) / std::max(1, remaining_--);
   const double end = monotonic_seconds() + budget;
-  timed(device_, workload.run);
+  const int calls = static_cast<int>(std::ceil(kSliceSeconds / timed(workload.run)));  // alike on all ranks
   if (compares) ceiling_rate(workload);
   std::vector<double> ratios, seconds, ceilings;
   int disturbed = 0;
-  while (ratios.size() < kSlices || (compares && monotonic_seconds() < end)) {
+  while (ratios.size() < kSlices || decided(compares && monotonic_seconds() < end)) {
     const ForeignLoad load;
     const bool last = compares && ratios.size() % 2 == 1;
     double ceiling = last ? 0.0 : ceiling_rate(workload);
-    const double elapsed = timed(device_, workload.run);
+    const double elapsed = world_.size() > 1 ? timed_in_a_row(workload.run, calls) : timed(workload.run);
     if (last) ceiling = ceiling_rate(workload);
-    const bool foreign = load.share() > kForeignLoad;
-    if (foreign && monotonic_seconds() < end) continue;
+    const bool foreign = world_.sum(load.share(host_) > kForeignLoad ? 1 : 0) > 0;
+    if (decided(foreign && monotonic_seconds() < end)) continue;
     disturbed += foreign ? 1 : 0;
     ceilings.push_back(ceiling);
     seconds.push_back(elapsed);
@@ -156,6 +183,7 @@ Measurement Harness::measure(const Workload& workload) {
 }
 
 void Harness::report(const Workload& workload, const Measurement& result) {
+  if (world_.rank() > 0) return;
   const Unit unit = unit_of(workload);
   const std::string name = workload.against != nullptr ? workload.against->bench
                            : workload.flops == 0.0     ? "copy"
@@ -175,7 +203,7 @@ void Harness::report(const Workload& workload, const Measurement& result) {
   line["ceiling"] = {{"name", name}, {"rate", result.ceiling_rate}};
   line["slices"] = result.slices;
   line["disturbed"] = result.disturbed;
-  line["device"] = {{"isa", gemm_instruction_set()}, {"threads", threads_}};
+  line["device"] = {{"isa", gemm_instruction_set()}, {"threads", threads_}, {"ranks", world_.size()}};
   json_ << line.dump() << std::endl;
   require(json_.good(), ExitCode::storage, "--json ", options_.json, ": write failed");
 }

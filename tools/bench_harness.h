@@ -1,6 +1,10 @@
 // How speed is measured: ceiling and workload alternate in short slices, and the result is the median of the per-slice ratios with its
 // spread. A slice during which other processes took more than 5% of the cores is repeated while the time budget lasts. Two workloads
 // alternate as long as it lasts, and which is the first of a slice alternates, too.
+//
+// On several ranks each takes part in every slice, which begins together and lasts as long as on the slowest; rates are those of all ranks,
+// and rank 0 decides and reports. What one call of a workload leaves under way, a gather, is met by the next: one goes before those that
+// count.
 #pragma once
 
 #include <cstdint>
@@ -49,7 +53,7 @@ struct BenchOptions {
 
 class Harness {
  public:
-  Harness(Backend& device, const BenchOptions& options);
+  Harness(Backend& device, const BenchOptions& options, const Communicator& world = {});
   bool wants(const std::string& bench) const { return bench.find(options_.filter) != std::string::npos; }
   // Workloads that will follow, so that the time budget is shared out.
   void expect(int workloads) { remaining_ = workloads; }
@@ -57,6 +61,10 @@ class Harness {
   Measurement measure(const Workload& workload);
 
  private:
+  double timed(const std::function<void()>& run) const;
+  double timed_in_a_row(const std::function<void()>& run, int calls) const;
+  bool decided(bool own) const;
+  void open_json();
   double gemm_rate(Dtype dtype);
   double copy_rate();
   double ceiling_rate(const Workload& workload);
@@ -64,6 +72,7 @@ class Harness {
 
   Backend& device_;
   BenchOptions options_;
+  Communicator world_, host_;  // all ranks, and those on this host
   std::ofstream json_;
   double deadline_;
   int threads_;

@@ -1,4 +1,5 @@
 #include <cmath>
+#include <cstdio>
 
 #include "bench_operands.h"
 
@@ -63,12 +64,16 @@ void bench_gemm(Backend& device, const BenchOptions& options) {
   shapes.push_back({768, 128, 512});
   harness.expect(static_cast<int>(shapes.size()) * 6);
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+    double flops = 0.0, seconds = 0.0;  // of all that were measured
     for (const LinearShape& shape : shapes) {
       for (const Role role : {Role::fprop, Role::dgrad, Role::wgrad}) {
         const Workload workload = linear_workload(device, dtype, role, shape);
-        if (harness.wants(workload.bench)) harness.measure(workload);
+        if (!harness.wants(workload.bench)) continue;
+        seconds += harness.measure(workload).seconds.median;
+        flops += workload.flops;
       }
     }
+    if (seconds > 0.0) std::printf("%s products together %.3g FLOP/s, for mantissa explain --flops\n", dtype_name(dtype), flops / seconds);
   }
 }
 
