@@ -189,9 +189,10 @@ void print_causes(const std::vector<Ending>& failures) {
   say(lines);
 }
 
-// A lost peer, a bug, or a death that nobody here asked for.
+// A lost peer, a bug, or a death, unless somebody asked for an end: SIGUSR2 alone does not.
 bool worth_a_restart(const Attempt& attempt) {
   const Ending& first = attempt.failures.front();
+  if (std::any_of(attempt.forwarded.begin(), attempt.forwarded.end(), [](int signal) { return signal != SIGUSR2; })) return false;
   if (first.signal != 0) return !attempt.forwarded.contains(first.signal);
   return first.code == static_cast<int>(ExitCode::peer_lost) || first.code == static_cast<int>(ExitCode::internal);
 }

@@ -42,14 +42,15 @@ class LaunchTest : public ::testing::Test {
   }
 
   // Does something to a running launcher once `script` has written the file "ready.R" for every rank R.
-  test::ProcessResult disturbed(int ranks, const std::string& script, const std::function<void(pid_t)>& disturb) const {
+  test::ProcessResult disturbed(int ranks, const std::string& script, const std::function<void(pid_t)>& disturb,
+                                int most_restarts = 0) const {
     test::ProcessResult result;
     std::filesystem::remove(folder_ / "launcher");
     for (int rank = 0; rank < ranks; ++rank) std::filesystem::remove(folder_ / ("ready." + std::to_string(rank)));
     // exec: the number in "launcher" is the launcher's.
     std::thread runner([&] {
       result = test::run_process({"sh", "-c", "echo $$ > launcher; exec \"$@\"", "sh", MANTISSA_BINARY, "launch", "--nproc-per-node",
-                                  std::to_string(ranks), "--", "sh", "-c", script},
+                                  std::to_string(ranks), "--max-restarts", std::to_string(most_restarts), "--", "sh", "-c", script},
                                  folder_.path());
     });
     bool all = eventually([&] {
@@ -191,6 +192,25 @@ TEST_F(LaunchTest, SignalsAreHandedOnAndEndWithoutRestart) {
   }
   const auto dead = disturbed(2, "touch ready.$RANK; exec sleep 30", [](pid_t launcher) { ::kill(launcher, SIGTERM); });
   EXPECT_EQ(dead.exit_code, 128 + SIGTERM);
+}
+
+// A peer that left first makes a worker's answer to the signal a 6.
+TEST_F(LaunchTest, WhoWasAskedToStopIsNotStartedAgain) {
+  for (const std::string end : {"exit 6", "exit 70", "kill -9 $$"}) {
+    for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1}) {
+      const auto run = disturbed(
+          2,
+          "[ $TORCHELASTIC_RESTART_COUNT = 0 ] || exit 0; trap '" + end +
+              "' TERM INT HUP QUIT USR1; touch ready.$RANK; while :; do sleep 0.05; done",
+          [&](pid_t launcher) { ::kill(launcher, signal); }, 2);
+      EXPECT_EQ(run.exit_code, end == "exit 6" ? 6 : end == "exit 70" ? 70 : 137) << signal << run.errors;
+      EXPECT_THAT(run.errors, Not(HasSubstr("restart 1 of 2"))) << signal;
+    }
+  }
+  const auto saved = disturbed(
+      1, "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; trap 'exit 6' USR2; touch ready.$RANK; while :; do sleep 0.05; done",
+      [](pid_t launcher) { ::kill(launcher, SIGUSR2); }, 2);
+  EXPECT_EQ(saved.exit_code, 0) << "SIGUSR2 asks for a save, and not for an end" << saved.errors;
 }
 
 TEST_F(LaunchTest, SecondInterruptKillsAtOnce) {
