@@ -84,7 +84,6 @@ TrainEvents events_for(Console& console, LogLevel level) {
     show(start_line(event));
   };
   events.step = [&console](const StepEvent& event) {
-    report_step(event.step);
     console.line(step_line(event), event.skipped ? Console::Tone::alarm : Console::Tone::normal);
     console.progress(event);
   };
@@ -164,7 +163,10 @@ ExitCode run_training(const TrainArguments& arguments) {
   Console console(launch.rank == 0 ? loaded.config.logging.console : ConsoleMode::off);
   TrainSummary summary;
   TrainEvents events = events_for(console, level);
-  events.doing = [&session](int64_t step, const char* section) { session.at(step, section); };
+  events.doing = [&session](int64_t step, const char* section) {
+    report_step(step);
+    session.at(step, section);
+  };
   session.run([&] { summary = train(loaded, command_line(), events, session.mesh()); });
   if (launch.rank == 0) print_summary(console, summary);
   return summary.exit;
