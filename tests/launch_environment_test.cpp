@@ -97,6 +97,17 @@ TEST(LaunchEnvironment, MpiOnSeveralHostsNeedsThePlace) {
   expect_refused({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}}, "MASTER_ADDR");
 }
 
+// The name enters the proof, and the launcher's processes on two hosts have two numbers.
+TEST(LaunchEnvironment, ParentNamesNoJobThatMeetsAtAPort) {
+  Environment unnamed = kOpenMpi;
+  unnamed.erase("PMIX_NAMESPACE");
+  for (const Environment& one_host : {unnamed, kHydra}) {
+    EXPECT_EQ(launch_of(one_host).job, "parent-77");
+    EXPECT_EQ(launch_of(with(one_host, {{"MASTER_ADDR", "a"}, {"MASTER_PORT", "99"}})).job, "");
+  }
+  EXPECT_EQ(launch_of(with(kOpenMpi, {{"MASTER_ADDR", "a"}, {"MASTER_PORT", "99"}})).job, "openmpi-463732737");
+}
+
 TEST(LaunchEnvironment, SlurmNeedsAStep) {
   Environment allocation = kSlurm;
   allocation.erase("SLURM_STEP_ID");

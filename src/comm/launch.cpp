@@ -95,13 +95,15 @@ Launch by_torchrun(const Variables& variables) {
   return launch;
 }
 
-// Launchers that name no place: on one host rank 0 chooses one, known by the name of the job.
-Launch by_mpi(const Variables& variables, const Names& names, const std::string& launcher, const std::string& job) {
+// Launchers that name no place: on one host rank 0 chooses one, known by the name of the job, or, without one, by the parent of its ranks,
+// which those of another host do not share.
+Launch by_mpi(const Variables& variables, const Names& names, const std::string& launcher, const std::string& job, int64_t parent) {
   Launch launch = ranks_by(variables, names, launcher);
   launch.job = job;
   if (launch.world == 1 || meet_at_master(variables, launch)) return launch;
   require(launch.local_size == launch.world, ExitCode::usage, launcher, " started ", launch.world, " ranks on several hosts (",
           names.local_size, "=", launch.local_size, "): say where rank 0 listens with -x MASTER_ADDR=HOST -x MASTER_PORT=PORT");
+  if (job.empty()) launch.job = text("parent-", parent);
   return launch;
 }
 
@@ -137,11 +139,11 @@ Launch launch_by(const Variables& variables, int64_t parent) {
   if (variables.has_pair("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")) {
     const bool named = variables.has("PMIX_NAMESPACE");
     return by_mpi(variables, {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
-                  "Open MPI", named ? text("openmpi-", variables.text_of("PMIX_NAMESPACE")) : text("parent-", parent));
+                  "Open MPI", named ? text("openmpi-", variables.text_of("PMIX_NAMESPACE")) : "", parent);
   }
   // srun sets these two as well where its plugin is PMI2, but not the local ones of Hydra, whose ranks on a host have one parent.
   if (variables.has_pair("PMI_RANK", "PMI_SIZE") && (variables.has("MPI_LOCALRANKID") || !slurm_step))
-    return by_mpi(variables, {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"}, "MPICH", text("parent-", parent));
+    return by_mpi(variables, {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"}, "MPICH", "", parent);
   return slurm_step ? by_slurm(variables) : Launch{};
 }
 
