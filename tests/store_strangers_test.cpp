@@ -234,6 +234,54 @@ TEST_F(Strangers, PublishedFilesLieInTheRuntimeFolderOfTheUser) {
   before == nullptr ? ::unsetenv("XDG_RUNTIME_DIR") : ::setenv("XDG_RUNTIME_DIR", kept.c_str(), 1);
 }
 
+TEST_F(Strangers, RuntimeFolderThatIsNoneOfTheUsersIsPassedOver) {
+  const char* const before = ::getenv("XDG_RUNTIME_DIR");
+  const std::string kept = before == nullptr ? "" : before;
+  test::write_file(folder_ / "file", "");
+  std::filesystem::create_directory(folder_ / "others");
+  std::vector<std::string> never = {"", folder_ / "absent", folder_ / "file"};
+  if (::chown((folder_ / "others").c_str(), 12345, 12345) == 0) never.push_back(folder_ / "others");
+  for (const std::string& runtime : never) {
+    ::setenv("XDG_RUNTIME_DIR", runtime.c_str(), 1);
+    StoreOptions unnamed = options();
+    unnamed.folder = "";
+    Launch of = launch(0, 2);
+    of.job = "runtime folder " + std::to_string(::getpid());
+    const Listener listener = listen_for_ranks(of, unnamed);
+    EXPECT_EQ(published_meetings(std::filesystem::temp_directory_path(), of).size(), 1U) << runtime;
+  }
+  before == nullptr ? ::unsetenv("XDG_RUNTIME_DIR") : ::setenv("XDG_RUNTIME_DIR", kept.c_str(), 1);
+}
+
+TEST_F(Strangers, MeetingFileOfAnotherUserIsNotBelievedByRootEither) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can give a file away";
+  const Launch of = launch(0, 2);
+  const PublishedMeeting published(folder_.path(), of, {.port = 1, .token = "token"});
+  const std::string path = std::filesystem::directory_iterator(folder_.path())->path();
+  EXPECT_EQ(published_meetings(folder_.path(), of).size(), 1U);
+  ASSERT_EQ(::chown(path.c_str(), 12345, 12345), 0);
+  EXPECT_EQ(published_meetings(folder_.path(), of).size(), 0U);
+  EXPECT_TRUE(job_token({{"MANTISSA_TOKEN_FILE", path}})) << "a file that root names himself";
+}
+
+TEST_F(Strangers, WhoPublishesDeletesWhatDeadJobsOfTheUserLeft) {
+  Launch of = launch(0, 2);
+  const std::string prefix = "mantissa-" + std::to_string(::geteuid()) + "-";
+  const std::vector<std::string> kept = {"mantissa-" + std::to_string(::geteuid() + 1) + "-0-0-0", "other", prefix + "no-meeting"};
+  for (const std::string& name : kept) test::write_file(folder_ / name, name == kept.back() ? "x" : "mantissa 1 token\n");
+  const PublishedMeeting living(folder_.path(), of, {.port = 1, .token = "of another job"});
+  for (const std::string name : {"0-0-0", "0-0-1"}) test::write_file(folder_ / (prefix + name), "mantissa 1 token\n");
+  for (const auto& entry : std::filesystem::directory_iterator(folder_.path())) ::chmod(entry.path().c_str(), 0600);
+  of.job = "next";
+  {
+    const PublishedMeeting next(folder_.path(), of, {.port = 2, .token = "token"});
+    EXPECT_EQ(published_meetings(folder_.path(), of).size(), 1U);
+  }
+  EXPECT_EQ(published_meetings(folder_.path(), launch(0, 2)).size(), 1U) << "its job lives";
+  for (const std::string name : {"0-0-0", "0-0-1"}) EXPECT_FALSE(std::filesystem::exists(folder_ / (prefix + name)));
+  for (const std::string& name : kept) EXPECT_TRUE(std::filesystem::exists(folder_ / name)) << name;
+}
+
 // /etc/hosts may give a host's own name a loopback address, which is no use to the ranks of other hosts.
 TEST_F(Strangers, OnSeveralHostsRank0ListensBeyondLoopback) {
   const auto reachable_elsewhere = [&](int local_size) {
@@ -256,7 +304,7 @@ TEST_F(Strangers, FilesOfDeadJobsAndOfOthersStandInNobodysWay) {
   StoreOptions without = options();
   without.token.reset();
   Listener other = listen_for_ranks(launch(0, 2), {.token = kToken, .folder = folder_.path()});  // somebody listens, and does not answer
-  const PublishedMeeting dead(folder_.path(), of, {.port = 1, .token = "dead"});
+  const PublishedMeeting dead(folder_.path(), of, {.port = 1, .token = "dead"});                 // its lock is held
   std::string prefix;
   for (const auto& entry : std::filesystem::directory_iterator(folder_.path())) prefix = entry.path().string();
   prefix.resize(prefix.size() - 16);

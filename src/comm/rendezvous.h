@@ -26,6 +26,7 @@ class PublishedMeeting {
 
  private:
   std::string path_;
+  Socket file_;  // holds its lock: whoever publishes next deletes whole files without one
 };
 
 std::vector<Meeting> published_meetings(const std::string& folder, const Launch& launch);
