@@ -282,15 +282,28 @@ TEST_F(StoreRanks, ExplicitPortServesOneJobAfterTheOther) {
   }
 }
 
-TEST_F(StoreRanks, OpenFileLimitIsNamedBeforeItIsMet) {
-  rlimit before{};
+TEST_F(StoreRanks, SoftLimitOfOpenFilesIsRaised) {
+  rlimit before{}, raised{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
   const rlimit low{.rlim_cur = 150, .rlim_max = before.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
-  const Error error = test::error_of([&] { Store store(launch(0, 2), options()); });
+  expect_no_errors(in_store(2, options(), [](Store& store, int) { store.barrier("met"); }));
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &raised), 0);
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
-  EXPECT_EQ(error.code(), ExitCode::environment);
-  EXPECT_THAT(error.what(), HasSubstr("open files, and the limit is 150 (ulimit -n)"));
+  EXPECT_EQ(raised.rlim_cur, 2U + 128U + 64U);
+  EXPECT_EQ(raised.rlim_max, before.rlim_max);
+}
+
+TEST_F(StoreRanks, HardLimitOfOpenFilesIsNamedBeforeItIsMet) {
+  const auto with_hard_limit = [&] {
+    const rlimit low{.rlim_cur = 100, .rlim_max = 150};
+    ::setrlimit(RLIMIT_NOFILE, &low);
+    const Error error = test::error_of([&] { Store store(launch(0, 2), options()); });
+    std::cerr << error.what();
+    ::_exit(static_cast<int>(error.code()));
+  };
+  EXPECT_EXIT(with_hard_limit(), ::testing::ExitedWithCode(static_cast<int>(ExitCode::environment)),
+              "needs 194 open files, and the limit is 150 .ulimit -Hn.");
 }
 
 TEST_F(StoreRanks, ManyJobsAtOnceEachFindTheirOwn) {

@@ -18,11 +18,14 @@ constexpr double kDroppedLogSeconds = 60;
 constexpr double kFarewellSeconds = 1;  // for the word of a failure to get out
 constexpr char kStartBarrier[] = ".start";
 
+// The soft limit is there for programs that use select(); it is raised to what this one needs.
 void require_descriptors(int world) {
   const rlim_t need = static_cast<rlim_t>(world) + kMostStrangers + 64;
   rlimit limit{};
-  require(::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= need, ExitCode::environment, "rank 0 of ", world, " needs ", need,
-          " open files, and the limit is ", limit.rlim_cur, " (ulimit -n)");
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= need) return;
+  const rlim_t found = std::exchange(limit.rlim_cur, need);
+  require(limit.rlim_max >= need && ::setrlimit(RLIMIT_NOFILE, &limit) == 0, ExitCode::environment, "rank 0 of ", world, " needs ", need,
+          " open files, and the limit is ", limit.rlim_max >= need ? found : limit.rlim_max, " (ulimit -Hn)");
 }
 
 }  // namespace
