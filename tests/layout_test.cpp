@@ -126,6 +126,17 @@ TEST(LayoutOfManyRanks, CutsWhereCutBandsDoes) {
   }
 }
 
+// Shares that would begin with each element of a bucket, so with the last one of a parameter, too.
+TEST(LayoutOfManyRanks, CutsWhereCutBandsDoesAtEveryElement) {
+  const Layout layout({{.name = "a.weight", .shape = {33}}, {.name = "a.bias", .shape = {64}}}, 1);
+  const std::vector<int64_t> bands = {32, 1, 32, 32};
+  for (int ranks = 2; ranks <= 97; ++ranks) {
+    const std::vector<int64_t> cuts = cut_bands(bands, ranks);
+    const std::vector<Layout::Share> shares = layout.shares(layout.buckets().front(), ranks);
+    for (size_t r = 0; r < shares.size(); ++r) ASSERT_EQ(shares[r].norm_bands, cuts[r + 1] - cuts[r]) << ranks << ' ' << r;
+  }
+}
+
 TEST(LayoutOfManyRanks, CountsWhatNoMachineHolds) {
   const int64_t rows = int64_t{1} << 31, columns = 1 << 20;
   const Layout layout({{.name = "embed.weight", .shape = {rows, columns}, .dtype = Dtype::bf16}}, 1);
