@@ -9,7 +9,7 @@ namespace mantissa {
 namespace {
 
 constexpr size_t kLatest = 16;
-constexpr std::array kPurposes{"gradients", "parameters", "control", "other"};
+constexpr std::array kPurposes{"gradients", "parameters", "activations", "control", "other"};
 // Tags: the top bit (of 48) marks headers; else 23 bits of the group and 24 of the sequence. Calls of a process run one after the other and
 // messages of a pair with equal tags stay in order, so a tag that comes again is harmless.
 constexpr uint64_t kHeaderTag = uint64_t{1} << 47;

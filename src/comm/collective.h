@@ -33,7 +33,7 @@ std::string describe(const Header& header);  // "sum of 64 fp32 (call 17 of grou
 // What all groups of a process share.
 struct Session {
   std::unique_ptr<Transport> transport;
-  std::array<std::atomic<int64_t>, 4> sent{};  // by Purpose
+  std::array<std::atomic<int64_t>, 5> sent{};  // by Purpose
   std::function<void()> before_call;           // waits for the work of the process's CommQueue, if there is one
   std::atomic<bool> busy{false};
   std::exception_ptr failure;  // of the first collective that failed; belongs to whoever is busy

@@ -49,9 +49,9 @@ void post_gather(Collective& collective, const RankGroup& group, std::span<std::
 }
 
 std::span<std::byte> memory(const Tensor& tensor) {
-  require(tensor.dtype() == Dtype::f32 || tensor.dtype() == Dtype::f64, "sum over ranks: a tensor of ", tensor.dtype());
-  void* const data = tensor.dtype() == Dtype::f32 ? static_cast<void*>(tensor.data<float>()) : tensor.data<double>();
-  return {static_cast<std::byte*>(data), static_cast<size_t>(tensor.bytes())};
+  const Dtype dtype = tensor.dtype();
+  require(dtype == Dtype::f32 || dtype == Dtype::f64 || dtype == Dtype::bf16, "sum over ranks: a tensor of ", dtype);
+  return host_memory(tensor);
 }
 
 // out = operands, summed as GradientAccumulator sums micro batches: at distance 1, then 2, then 4. Operands are overwritten; out may be
@@ -102,7 +102,7 @@ int Communicator::size() const { return group_ ? group_->size() : 1; }
 Traffic Communicator::traffic() const {
   if (!group_) return {};
   const auto& sent = group_->session->sent;
-  return {.gradients = sent[0], .parameters = sent[1], .control = sent[2], .other = sent[3]};
+  return {.gradients = sent[0], .parameters = sent[1], .activations = sent[2], .control = sent[3], .other = sent[4]};
 }
 
 std::vector<std::string> Communicator::latest_calls() const {

@@ -11,7 +11,7 @@ namespace mantissa {
 namespace {
 
 constexpr int64_t kHeader = 32;  // bytes of each call to the right neighbour (communicator.h)
-constexpr int64_t kTold = 6;     // numbers that a rank tells before its losses and norms (optimizer.cpp)
+constexpr int64_t kTold = 7;     // numbers that a rank tells before its losses and norms (optimizer.cpp)
 
 Layout layout_of(const PrecisionPlan& plan) { return {parameter_specs(plan), Shards::kBucketBytes}; }
 

@@ -13,7 +13,7 @@ namespace {
 int64_t norm_bands(const Part& part) { return ceil_div(part.end - part.begin, 32); }
 
 // What a rank tells in the one message of a step that decides it: these, then its losses, then its partial norms. All fp64.
-enum class Told { flag, vote, gradients, parameters, control, other, count };
+enum class Told { flag, vote, gradients, parameters, activations, control, other, count };
 constexpr auto kTold = static_cast<int64_t>(Told::count);
 
 std::array<double, kTold> told(const FinishGradients& finish, int vote, const Traffic& sent) {
@@ -22,6 +22,7 @@ std::array<double, kTold> told(const FinishGradients& finish, int vote, const Tr
           static_cast<double>(vote),
           number(sent.gradients),
           number(sent.parameters),
+          number(sent.activations),
           number(sent.control),
           number(sent.other)};
 }
@@ -31,6 +32,7 @@ void add(const std::array<double, kTold>& from, UpdateResult& to) {
   to.vote = std::max(to.vote, static_cast<int>(number(Told::vote)));
   to.sent.gradients += number(Told::gradients);
   to.sent.parameters += number(Told::parameters);
+  to.sent.activations += number(Told::activations);
   to.sent.control += number(Told::control);
   to.sent.other += number(Told::other);
 }

@@ -30,19 +30,20 @@ namespace mantissa {
 struct RankGroup;
 
 // What bytes were sent for.
-enum class Purpose { gradients, parameters, control, other };
+enum class Purpose { gradients, parameters, activations, control, other };
 struct Traffic {  // bytes sent
-  int64_t gradients = 0, parameters = 0, control = 0, other = 0;
+  int64_t gradients = 0, parameters = 0, activations = 0, control = 0, other = 0;
 
   void fields(auto& v) {
     v("gradients", gradients);
     v("parameters", parameters);
+    v("activations", activations);
     v("control", control);
     v("other", other);
   }
 };
 inline Traffic operator-(const Traffic& a, const Traffic& b) {
-  return {a.gradients - b.gradients, a.parameters - b.parameters, a.control - b.control, a.other - b.other};
+  return {a.gradients - b.gradients, a.parameters - b.parameters, a.activations - b.activations, a.control - b.control, a.other - b.other};
 }
 
 class Communicator {
@@ -70,7 +71,8 @@ class Communicator {
   void all_to_all(std::span<const std::byte> in, std::span<const int64_t> in_counts, std::span<std::byte> out,
                   std::span<const int64_t> out_counts, Purpose purpose) const;
 
-  // Sums fp32 or fp64 elements over the ranks, in place. sum_scatter: only own elements are summed, rank r owning counts[r] behind those of
+  // Sums fp32 or fp64 elements over the ranks, in place; bf16 ones where all but one of a sum are zero, because every addition of more
+  // would be rounded. sum_scatter: only own elements are summed, rank r owning counts[r] behind those of
   // rank r - 1; the others are as before. Scratch: as much as the own share from each other rank.
   void sum(const Tensor& tensor, Purpose purpose) const;
   void sum_scatter(const Tensor& tensor, std::span<const int64_t> counts, Purpose purpose) const;
