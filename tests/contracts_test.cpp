@@ -17,6 +17,7 @@ const std::map<std::string, std::set<std::string>>& left_open() {
       {"Convert", {"out: floating dtype", "x: floating dtype"}},
       {"RandomNormal", {"out: floating dtype", "out: rank", "out: rows"}},
       {"Add", {"out: memory of a", "out: memory of b"}},
+      {"AddBias", {"x: memory of out"}},
       {"Gemm", {"out: floating dtype"}},                                    // values or stats
       {"Quantize", {"second is missing", "x: floating dtype", "x: rows"}},  // rows up to whole blocks
       {"Dequantize", {"out: columns", "out: floating dtype"}},              // columns of blocks that are one wide
@@ -26,6 +27,8 @@ const std::map<std::string, std::set<std::string>>& left_open() {
       {"EmbeddingBackward", {"dweight: rows", "dy: floating dtype"}},
       {"Rope", {"table: rows"}},
       {"CrossEntropy", {"dlogits: memory of logits", "logits: columns", "logits: floating dtype"}},  // the last two without dlogits
+      {"CrossEntropyShare", {"logits: columns", "logits: floating dtype"}},  // fp32 and bf16 values have the same stats
+      {"CrossEntropyOfShares", {"dlogits: memory of logits", "logits: columns", "logits: floating dtype", "sums: rows"}},
       {"AdamW", {"value: floating dtype"}},
       {"FinishGradients", {"flags: rows", "partials: rows"}},
       {"Sum", {"x: floating dtype", "x: rank", "x: rows"}},
@@ -227,6 +230,26 @@ TEST_F(ContractCheck, IdsAreInTheVocabulary) {
   }
 }
 
+TEST_F(ContractCheck, PartsOfATableLieInIt) {
+  const TableRows good{.first = 6, .rows = 11};
+  const EmbeddingForward forward{.ids = i32({4}), .weight = f32({5, 3}), .out = f32({4, 3}), .part = good};
+  const EmbeddingBackward backward{.ids = forward.ids, .dy = f32({4, 3}), .dweight = f32({5, 3}), .accumulate = false, .part = good};
+  accepts(forward);
+  accepts(backward);
+  for (const TableRows part : {TableRows{-1, 11}, TableRows{7, 11}, TableRows{0, 4}, TableRows{1, 0}}) {
+    EmbeddingForward bad = forward;
+    EmbeddingBackward bad_backward = backward;
+    bad.part = bad_backward.part = part;
+    refuses(bad, "embedding", {text("from ", part.first), "5", text(part.rows)});
+    refuses(bad_backward, "embedding backward", {text("from ", part.first), "5", text(part.rows)});
+  }
+  for (const int32_t id : {-1, 11}) {
+    forward.ids.data<int32_t>()[2] = id;
+    refuses(forward, "embedding", {"ids[2]", std::to_string(id), "11"}, ExitCode::data);
+    refuses(backward, "embedding backward", {"ids[2]", std::to_string(id), "11"}, ExitCode::data);
+  }
+}
+
 TEST_F(ContractCheck, QueryHeadsShareKeyHeadsEvenly) {
   const Shape row{3, kLayout.row()};
   const QkNormForward good{
@@ -314,6 +337,31 @@ TEST_F(ContractCheck, TargetsAreInTheVocabulary) {
     good.targets.data<int32_t>()[3] = target;
     refuses(good, "cross_entropy", {"targets[3]", std::to_string(target), "5"}, ExitCode::data);
   }
+}
+
+TEST_F(ContractCheck, TargetsOfSharesAreInTheWholeVocabulary) {
+  const Tensor targets = i32({4});
+  const CrossEntropyShare share{.logits = f32({4, 8}), .targets = targets, .sums = f32({4, 2}), .first = 16, .vocab = 5};
+  const CrossEntropyOfShares whole{.logits = share.logits,
+                                   .targets = targets,
+                                   .sums = f32({3, 4, 2}),
+                                   .loss = f32({4}),
+                                   .first = 16,
+                                   .vocab = 5,
+                                   .scale = 1.0,
+                                   .dlogits = f32({4, 8})};
+  accepts(share);
+  accepts(whole);
+  for (const auto& [first, vocab] : {std::pair<int64_t, int64_t>{-1, 5}, {0, 0}}) {
+    CrossEntropyShare bad = share;
+    CrossEntropyOfShares bad_whole = whole;
+    bad.first = bad_whole.first = first, bad.vocab = bad_whole.vocab = vocab;
+    refuses(bad, "cross_entropy_share", {text("from ", first), text("of ", vocab)});
+    refuses(bad_whole, "cross_entropy_of_shares", {text("from ", first), text("of ", vocab)});
+  }
+  targets.data<int32_t>()[3] = 5;
+  refuses(share, "cross_entropy_share", {"targets[3]", "5"}, ExitCode::data);
+  refuses(whole, "cross_entropy_of_shares", {"targets[3]", "5"}, ExitCode::data);
 }
 
 TEST_F(ContractCheck, PartialSumsAreOf32Rows) {

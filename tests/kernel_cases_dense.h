@@ -27,6 +27,14 @@ inline void elementwise_cases(Cases& add) {
       const Tensor a = o.updated("a", o.input({n}), kExact), b = o.input({n});
       o.device().run(Add{.a = b, .b = a, .out = a});
     });
+    add("AddBias", size, [n](Operands& o) {
+      const Tensor x = o.input_of(Dtype::f32, {3, n}), bias = o.input({n});
+      o.device().run(AddBias{.x = x, .bias = bias, .out = o.output("out", {3, n}, kExact)});
+    });
+    add("AddBias", size + "_in_place", [n](Operands& o) {
+      const Tensor x = o.updated("out", o.input_of(Dtype::f32, {3, n}), kExact), bias = o.input_of(Dtype::f32, {n});
+      o.device().run(AddBias{.x = x, .bias = bias, .out = x});
+    });
     add("Sum", size, [n](Operands& o) {
       const Tensor x = o.input_of(Dtype::f32, {n});
       o.device().run(Sum{.x = x, .out = o.output_of(Dtype::f64, "out", {1}, {1e-14, 1e-14}), .factor = 0.25});
@@ -71,10 +79,20 @@ inline void products_cases(Cases& add) {
         const Tensor dweight = o.gradient("dweight", {11, c}, kExact, accumulate);
         o.device().run(EmbeddingBackward{.ids = ids, .dy = dy, .dweight = dweight, .accumulate = accumulate});
       });
+      add("EmbeddingBackward", variant + "_part", [=, r = rows, c = columns](Operands& o) {
+        const Tensor ids = o.indices(r, 11), dy = o.input({r, c});
+        const Tensor dweight = o.gradient("dweight", {4, c}, kExact, accumulate);
+        o.device().run(
+            EmbeddingBackward{.ids = ids, .dy = dy, .dweight = dweight, .accumulate = accumulate, .part = {.first = 3, .rows = 11}});
+      });
       if (accumulate) continue;
       add("EmbeddingForward", variant, [r = rows, c = columns](Operands& o) {
         const Tensor ids = o.indices(r, 11), weight = o.input({11, c});
         o.device().run(EmbeddingForward{.ids = ids, .weight = weight, .out = o.output("out", {r, c}, kExact)});
+      });
+      add("EmbeddingForward", variant + "_part", [r = rows, c = columns](Operands& o) {
+        const Tensor ids = o.indices(r, 11), weight = o.input({4, c}), out = o.output("out", {r, c}, kExact);
+        o.device().run(EmbeddingForward{.ids = ids, .weight = weight, .out = out, .part = {.first = 3, .rows = 11}});
       });
     }
   }
@@ -190,6 +208,43 @@ inline void cross_entropy_case(Operands& o, int64_t rows, int64_t vocab, int64_t
                               .dlogits = dlogits});
 }
 
+// Columns in the middle of the whole; the last ones are padding.
+inline void cross_entropy_share_case(Operands& o, int64_t rows, int64_t own, int64_t columns, double scale) {
+  const Tensor logits = o.input({rows, columns}, scale);
+  std::vector<double> targets = values(o.indices(rows, columns + own));
+  for (size_t i = 1; i < targets.size(); i += 4) targets[i] = -100.0;
+  o.device().run(CrossEntropyShare{.logits = logits,
+                                   .targets = o.given(Dtype::i32, {rows}, targets),
+                                   .sums = o.output_of(Dtype::f32, "sums", {rows, 2}, kStatSums),
+                                   .first = columns,
+                                   .vocab = columns + own});
+}
+
+// What two other ranks have, one of which has no column, and the largest logit of this one.
+inline void cross_entropy_of_shares_case(Operands& o, int64_t rows, int64_t own, int64_t columns, double scale, Gradient gradient) {
+  const Tensor logits = o.input({rows, columns}, scale);
+  std::vector<double> targets = values(o.indices(rows, columns + own)), sums;
+  for (size_t i = 1; i < targets.size(); i += 4) targets[i] = -100.0;
+  const std::vector<double> all = random_values(rows * columns, 1, scale);
+  for (int64_t i = 0; i < 3 * rows; ++i) {
+    const auto row = all.begin() + i % rows * columns;
+    const double largest = *std::max_element(row, row + own) + 0.5;
+    sums.push_back(i < rows ? largest - 0.25 : i < 2 * rows ? largest : -HUGE_VAL);
+    sums.push_back(i < rows ? largest - 3.0 : 0.0);
+  }
+  const Tensor dlogits = gradient == Gradient::apart      ? o.output("dlogits", {rows, columns}, kSums)
+                         : gradient == Gradient::in_place ? o.updated("dlogits", logits, kSums)
+                                                          : Tensor();
+  o.device().run(CrossEntropyOfShares{.logits = logits,
+                                      .targets = o.given(Dtype::i32, {rows}, targets),
+                                      .sums = o.given(Dtype::f32, {3, rows, 2}, sums),
+                                      .loss = o.output_of(Dtype::f32, "loss", {rows}, kStatSums),
+                                      .first = columns,
+                                      .vocab = columns + own,
+                                      .scale = 0.125,
+                                      .dlogits = dlogits});
+}
+
 inline void adamw_case(Operands& o, Shape shape, bool with_value, double skip) {
   const Tensor master = o.updated("master", o.input_of(Dtype::f32, shape), kExact);
   const Tensor m = o.updated("m", o.input_of(Dtype::f32, shape, 0.1), kExact), grad = o.input_of(Dtype::f32, shape);
@@ -225,6 +280,10 @@ inline void loss_and_optimizer_cases(Cases& add) {
       add("CrossEntropy", size, [=](Operands& o) { cross_entropy_case(o, r, v, c, scale, Gradient::none); });
       add("CrossEntropy", size + "_gradient", [=](Operands& o) { cross_entropy_case(o, r, v, c, scale, Gradient::apart); });
       add("CrossEntropy", size + "_in_place", [=](Operands& o) { cross_entropy_case(o, r, v, c, scale, Gradient::in_place); });
+      add("CrossEntropyShare", size, [=](Operands& o) { cross_entropy_share_case(o, r, v, c, scale); });
+      for (const auto& [of, name] : {std::pair{Gradient::none, ""}, {Gradient::apart, "_gradient"}, {Gradient::in_place, "_in_place"}}) {
+        add("CrossEntropyOfShares", size + name, [=, g = of](Operands& o) { cross_entropy_of_shares_case(o, r, v, c, scale, g); });
+      }
     }
   }
   for (const Shape shape : {Shape{1}, Shape{7, 5}, Shape{70001}}) {

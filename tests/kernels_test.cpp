@@ -177,6 +177,37 @@ TEST(CrossEntropyGradient, IsZeroWhereTheProbabilityUnderflows) {
   }
 }
 
+// A rank whose columns are all padding, and one whose columns are all -Inf, say so with a number that changes no sum.
+TEST(CrossEntropyShareKernel, IsMinusInfinityWithoutColumns) {
+  for (const char* name : {"cpu", "cpu_reference"}) {
+    const auto device = make_backend(name);
+    for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+      const Tensor sums = empty(*device, Dtype::f32, {2, 2}), targets = tensor_of(*device, Dtype::i32, {2}, {3, 64});
+      const CrossEntropyShare share{
+          .logits = random_tensor(*device, dtype, {2, 32}, 1), .targets = targets, .sums = sums, .first = 96, .vocab = 65};
+      device->run(share);
+      EXPECT_EQ(values(sums), (std::vector<double>{-HUGE_VAL, 0, -HUGE_VAL, 0})) << name << dtype;
+      CrossEntropyShare masked = share;
+      device->run(Fill{.out = share.logits, .value = -HUGE_VAL});
+      masked.first = 0;
+      device->run(masked);
+      EXPECT_EQ(values(sums), (std::vector<double>{-HUGE_VAL, -HUGE_VAL, -HUGE_VAL, 0})) << name << dtype;
+      const Tensor all = tensor_of(*device, Dtype::f32, {2, 2, 2}, {2, 0.5, 3, 0, -HUGE_VAL, 0, -HUGE_VAL, 1});
+      const Tensor loss = empty(*device, Dtype::f32, {2}), dlogits = empty(*device, dtype, {2, 32});
+      device->run(CrossEntropyOfShares{.logits = share.logits,
+                                       .targets = targets,
+                                       .sums = all,
+                                       .loss = loss,
+                                       .first = 96,
+                                       .vocab = 65,
+                                       .scale = 1.0,
+                                       .dlogits = dlogits});
+      EXPECT_EQ(values(loss), (std::vector<double>{1.5, 2})) << name << dtype;
+      EXPECT_EQ(values(dlogits), std::vector<double>(64)) << name << dtype;
+    }
+  }
+}
+
 TEST(KernelTable, EveryKernelHasACase) {
   std::set<std::string> covered;
   for (const KernelCase& c : kernel_cases()) covered.insert(c.kernel);

@@ -20,6 +20,8 @@ void add_norms(Kernels& out, Backend& device, Dtype dtype) {
   add("kernel.layer_norm_backward",
       LayerNormBackward{
           .x = x, .weight = w, .mean = mean, .rstd = rstd, .dy = y, .dx = dx, .dweight = dw, .accumulate = true, .dbias = db});
+  const Tensor sums = o.stats({kRows, kWidth});
+  add("kernel.add_bias", AddBias{.x = sums, .bias = w, .out = y});
   add("kernel.sum_rows", SumRows{.x = x, .out = dw, .accumulate = true});
 }
 
@@ -64,6 +66,12 @@ void add_vocabulary(Kernels& out, Backend& device, Dtype dtype) {
   const Tensor logits = o.values({rows, kVocab}), targets = o.ids(rows, kVocab), loss = o.stats({rows});
   const CrossEntropy in_place{.logits = logits, .targets = targets, .loss = loss, .vocab = kVocab, .scale = 1e-3, .dlogits = logits};
   out.push_back(o.workload("kernel.cross_entropy", text(rows, "x", kVocab), in_place));
+  const Tensor share = o.stats({rows, 2}), shares = o.stats({2, rows, 2});
+  out.push_back(o.workload("kernel.cross_entropy_share", text(rows, "x", kVocab),
+                           CrossEntropyShare{.logits = logits, .targets = targets, .sums = share, .first = 0, .vocab = kVocab}));
+  const CrossEntropyOfShares of_shares{
+      .logits = logits, .targets = targets, .sums = shares, .loss = loss, .first = 0, .vocab = kVocab, .scale = 1e-3, .dlogits = logits};
+  out.push_back(o.workload("kernel.cross_entropy_of_shares", text(rows, "x", kVocab), of_shares));
   // Of the tables only the rows of the ids are read, and read and written.
   const Tensor weight = o.values({kVocab, kWidth}), ids = o.ids(kRows, kVocab), y = o.values({kRows, kWidth});
   const Tensor dweight = o.stats({kVocab, kWidth});

@@ -59,6 +59,15 @@ struct Add {  // out = a + b; out may be a or b
   Contract contract() const { return Contract("add").input("a", a, "[...]").input("b", b, "[...]").in_place("out", out, "[...]"); }
 };
 
+// out = x + bias in every row, x being sums that are not rounded yet; out may be x.
+struct AddBias {
+  Tensor x, bias, out;
+
+  Contract contract() const {
+    return Contract("add_bias").input("bias", bias, "[C]").in_place("out", out, "[N, C]").input("x", x, "stats [N, C]");
+  }
+};
+
 struct Operand {  // a matrix, read transposed where the flag says so
   Value value;
   bool transposed = false;
@@ -154,20 +163,38 @@ struct SumRows {  // out (+)= sum over rows of x
   Contract contract() const { return Contract("sum_rows").input("x", x, "[N, C]").output("out", out, "stats [C]"); }
 };
 
-struct EmbeddingForward {  // out = weight[ids]; ids in [0, V)
+// Which rows of a table an operand of V rows has: [first, first + V) of `rows`, or, where that is 0, all.
+struct TableRows {
+  int64_t first = 0, rows = 0;
+
+  // That it is so, V being known.
+  Contract& check(Contract& c) const {
+    const bool inside = rows == 0 ? first == 0 : first >= 0 && first + c.size('V') <= rows;
+    return c.that(inside, "the table's rows from ", first, " on, ", c.size('V'), " of them, are not among ", rows);
+  }
+  int64_t limit(int64_t own) const { return rows == 0 ? own : rows; }  // of ids
+};
+
+struct EmbeddingForward {  // out = weight[ids], 0 where weight has no such row; ids in [0, V) or [0, part.rows)
   Tensor ids, weight, out;
+  TableRows part{};
 
   Contract contract() const {
-    return Contract("embedding").input("ids", ids, "i32 [N]").input("weight", weight, "[V, C]").output("out", out, "[N, C]");
+    Contract c("embedding");
+    c.input("ids", ids, "i32 [N]").input("weight", weight, "[V, C]").output("out", out, "[N, C]");
+    return part.check(c);
   }
 };
 
-struct EmbeddingBackward {  // dweight (+)= rows of dy summed by id, in row order
+struct EmbeddingBackward {  // dweight (+)= rows of dy summed by id, in row order, of the ids that dweight has a row for
   Tensor ids, dy, dweight;
   bool accumulate;
+  TableRows part{};
 
   Contract contract() const {
-    return Contract("embedding backward").input("ids", ids, "i32 [N]").input("dy", dy, "[N, C]").output("dweight", dweight, "stats [V, C]");
+    Contract c("embedding backward");
+    c.input("ids", ids, "i32 [N]").input("dy", dy, "[N, C]").output("dweight", dweight, "stats [V, C]");
+    return part.check(c);
   }
 };
 
@@ -365,6 +392,36 @@ struct CrossEntropy {
   }
 };
 
+// CrossEntropy of logits whose columns several ranks share, in two kernels. The columns here are [first, first + V) of the whole, of which
+// the first `vocab` take part in the softmax: all of these, some or none. The first kernel: per row, log-sum-exp over the own columns, -Inf
+// if there are none, and the target's logit if it is among them, else 0; both 0 where the target is negative. A target >= vocab throws.
+struct CrossEntropyShare {
+  Tensor logits, targets, sums;
+  int64_t first, vocab;
+
+  Contract contract() const {
+    Contract c("cross_entropy_share");
+    c.input("logits", logits, "[N, V]").input("targets", targets, "i32 [N]").output("sums", sums, "stats [N, 2]");
+    return c.that(first >= 0 && vocab > 0, "columns from ", first, " on of ", vocab);
+  }
+};
+
+// The second: loss and dlogits as those of CrossEntropy, from what the first one gave on R ranks, combined in their order. The loss has the
+// same bits on all of them.
+struct CrossEntropyOfShares {
+  Tensor logits, targets, sums, loss;
+  int64_t first, vocab;
+  double scale;
+  Tensor dlogits{};
+
+  Contract contract() const {
+    Contract c("cross_entropy_of_shares");
+    c.input("logits", logits, "[N, V]").input("targets", targets, "i32 [N]").input("sums", sums, "stats [R, N, 2]");
+    c.output("loss", loss, "stats [N]").in_place("dlogits", dlogits, "[N, V]?");
+    return c.that(first >= 0 && vocab > 0, "columns from ", first, " on of ", vocab);
+  }
+};
+
 // Index into the small fp32 tensor that holds what changes each step, so that a step can be replayed without new arguments.
 enum class StepValue : int { lr, inverse_bias_correction1, inverse_bias_correction2, clip_factor, skip, count };
 
@@ -433,6 +490,7 @@ struct SquaredNorm {
   DECLARE(Convert)                \
   DECLARE(RandomNormal)           \
   DECLARE(Add)                    \
+  DECLARE(AddBias)                \
   DECLARE(Gemm)                   \
   DECLARE(Quantize)               \
   DECLARE(Dequantize)             \
@@ -458,6 +516,8 @@ struct SquaredNorm {
   DECLARE(GeluForward)            \
   DECLARE(GeluBackward)           \
   DECLARE(CrossEntropy)           \
+  DECLARE(CrossEntropyShare)      \
+  DECLARE(CrossEntropyOfShares)   \
   DECLARE(AdamW)                  \
   DECLARE(FinishGradients)        \
   DECLARE(Sum)                    \

@@ -21,6 +21,7 @@ class CpuBackend final : public CpuReference {
   void execute(const Fill& k) override;
   void execute(const Convert& k) override;
   void execute(const Add& k) override;
+  void execute(const AddBias& k) override;
   void execute(const Gemm& k) override;
   void execute(const Quantize& k) override;
   void execute(const Dequantize& k) override;
@@ -43,6 +44,8 @@ class CpuBackend final : public CpuReference {
   void execute(const GeluForward& k) override;
   void execute(const GeluBackward& k) override;
   void execute(const CrossEntropy& k) override;
+  void execute(const CrossEntropyShare& k) override;
+  void execute(const CrossEntropyOfShares& k) override;
   void execute(const AdamW& k) override;
   void execute(const SquaredNorm& k) override;
 

@@ -6,6 +6,7 @@
 #include "backend/cpu/indices.h"
 #include "backend/cpu/lane_math.h"
 #include "backend/cpu/pieces.h"
+#include "backend/cpu/shared_loss.h"
 #include "backend/cpu/simd.h"
 #include "mantissa/base/host_device.h"
 #include "mantissa/base/parallel.h"
@@ -142,6 +143,81 @@ template <class T>
 MANTISSA_CLONES float loss_of(Row<float> k) { return row_loss(k); }
 MANTISSA_CLONES float loss_of(Row<bf16> k) { return row_loss(k); }
 
+template <class T>
+[[gnu::always_inline]] inline float log_sum_of_row(const T* logits, int64_t columns, float* block) {
+  RowSums sums;
+  for (int64_t j = 0; j < columns; j += kBlock) add_block(logits + j, std::min(kBlock, columns - j), sums, block);
+  return sums.largest + std::log(sums.sum);
+}
+
+MANTISSA_CLONES float log_sum_of(const float* logits, int64_t columns, float* block) { return log_sum_of_row(logits, columns, block); }
+MANTISSA_CLONES float log_sum_of(const bf16* logits, int64_t columns, float* block) { return log_sum_of_row(logits, columns, block); }
+
+template <class T>
+void sums_of_share(const CrossEntropyShare& k) {
+  const int64_t columns = k.logits.dim(1), own = own_columns(k.first, columns, k.vocab);
+  const int32_t* targets = k.targets.device_data<int32_t>();
+  float* sums = k.sums.device_data<float>();
+  parallel_for(k.logits.dim(0), rows_per_piece(2 * columns), [&](int64_t begin, int64_t end) {
+    alignas(64) float block[kBlock];
+    for (int64_t i = begin; i < end; ++i) {
+      const T* logits = k.logits.device_data<T>() + i * columns;
+      const int64_t target = targets[i] - k.first;
+      sums[2 * i] = targets[i] < 0 ? 0.0F : log_sum_of(logits, own, block);
+      sums[2 * i + 1] = targets[i] >= 0 && target >= 0 && target < own ? lane::load(logits[target]) : 0.0F;
+    }
+  });
+}
+
+// dlogits = scale * e^(logits - log_sum), of which the caller takes scale at the target.
+template <class T>
+[[gnu::always_inline]] inline void scaled_softmax_of(const T* logits, float log_sum, float scale, T* dlogits, int64_t own, float* scratch) {
+  for (int64_t j = 0; j < own; j += kBlock) {
+    const int64_t n = std::min(kBlock, own - j);
+    exponentials_of(logits + j, log_sum, scratch, n);
+    scale_block(scratch, scale, dlogits + j, n);
+  }
+}
+MANTISSA_CLONES void scaled_softmax(const float* logits, float log_sum, float scale, float* dlogits, int64_t own, float* scratch) {
+  scaled_softmax_of(logits, log_sum, scale, dlogits, own, scratch);
+}
+MANTISSA_CLONES void scaled_softmax(const bf16* logits, float log_sum, float scale, bf16* dlogits, int64_t own, float* scratch) {
+  scaled_softmax_of(logits, log_sum, scale, dlogits, own, scratch);
+}
+
+template <class T>
+void gradient_of_row(const CrossEntropyOfShares& k, int64_t i, float log_sum, float* scratch) {
+  const int64_t columns = k.logits.dim(1), own = own_columns(k.first, columns, k.vocab), id = k.targets.device_data<int32_t>()[i];
+  const T* logits = k.logits.device_data<T>() + i * columns;
+  T* dlogits = k.dlogits.device_data<T>() + i * columns;
+  if (id < 0) {
+    std::fill_n(dlogits, columns, T{});
+    return;
+  }
+  const int64_t target = id - k.first;
+  const bool here = target >= 0 && target < own;
+  const float scale = static_cast<float>(k.scale), p = here ? std::exp(lane::load(logits[target]) - log_sum) : 0.0F;
+  scaled_softmax(logits, log_sum, scale, dlogits, own, scratch);
+  if (here) lane::store(dlogits[target], scale * (p - 1.0F));
+  std::fill(dlogits + own, dlogits + columns, T{});
+}
+
+template <class T>
+void losses_of_shares(const CrossEntropyOfShares& k) {
+  const int64_t rows = k.logits.dim(0), columns = k.logits.dim(1);
+  const int32_t* targets = k.targets.device_data<int32_t>();
+  const float* sums = k.sums.device_data<float>();
+  float* loss = k.loss.device_data<float>();
+  parallel_for(rows, rows_per_piece(2 * columns), [&](int64_t begin, int64_t end) {
+    alignas(64) float scratch[kBlock];
+    for (int64_t i = begin; i < end; ++i) {
+      const auto row = combined(sums, k.sums.dim(0), rows, i);
+      loss[i] = targets[i] < 0 ? 0.0F : row.loss;
+      if (k.dlogits.defined()) gradient_of_row<T>(k, i, row.log_sum, scratch);
+    }
+  });
+}
+
 // Of the executing thread; the references grow to the longest row and are kept.
 struct Scratch {
   alignas(64) float block[kBlock];  // a vector that crosses cache lines is stored at half the speed
@@ -183,6 +259,16 @@ void losses(const CrossEntropy& k) {
 void CpuBackend::execute(const CrossEntropy& k) {
   check_targets("cross_entropy", k.targets, k.vocab);
   k.logits.dtype() == Dtype::f32 ? losses<float>(k) : losses<bf16>(k);
+}
+
+void CpuBackend::execute(const CrossEntropyShare& k) {
+  check_targets("cross_entropy_share", k.targets, k.vocab);
+  k.logits.dtype() == Dtype::f32 ? sums_of_share<float>(k) : sums_of_share<bf16>(k);
+}
+
+void CpuBackend::execute(const CrossEntropyOfShares& k) {
+  check_targets("cross_entropy_of_shares", k.targets, k.vocab);
+  k.logits.dtype() == Dtype::f32 ? losses_of_shares<float>(k) : losses_of_shares<bf16>(k);
 }
 
 }  // namespace mantissa

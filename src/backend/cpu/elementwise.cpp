@@ -49,6 +49,34 @@ void add_parallel(const Add& k) {
 }
 
 template <class T>
+[[gnu::always_inline]] inline void add_bias_rows(const float* x, const T* bias, T* out, int64_t columns, int64_t rows) {
+  for (int64_t i = 0; i < rows; ++i) {
+    const float* from = x + i * columns;
+    T* to = out + i * columns;
+    simd::for_lanes(
+        columns, [&](int64_t j, auto part) __attribute__((always_inline)) {
+          simd::store(to + j, simd::load(from + j, part) + simd::load(bias + j, part), part);
+        });
+  }
+}
+MANTISSA_CLONES void add_bias(const float* x, const float* bias, float* out, int64_t columns, int64_t rows) {
+  add_bias_rows(x, bias, out, columns, rows);
+}
+MANTISSA_CLONES void add_bias(const float* x, const bf16* bias, bf16* out, int64_t columns, int64_t rows) {
+  add_bias_rows(x, bias, out, columns, rows);
+}
+
+template <class T>
+void add_bias_parallel(const AddBias& k) {
+  const int64_t columns = k.x.dim(1);
+  const float* x = k.x.device_data<float>();
+  const T* bias = k.bias.device_data<T>();
+  T* out = k.out.device_data<T>();
+  parallel_for(k.x.dim(0), rows_per_piece(columns),
+               [&](int64_t begin, int64_t end) { add_bias(x + begin * columns, bias, out + begin * columns, columns, end - begin); });
+}
+
+template <class T>
 void fill_parallel(const Tensor& tensor, T value) {
   T* out = tensor.device_data<T>();
   parallel_for(tensor.elements(), kPieceElements, [&](int64_t begin, int64_t end) { std::fill(out + begin, out + end, value); });
@@ -113,6 +141,8 @@ void CpuBackend::execute(const Convert& k) {
 }
 
 void CpuBackend::execute(const Add& k) { k.out.dtype() == Dtype::f32 ? add_parallel<float>(k) : add_parallel<bf16>(k); }
+
+void CpuBackend::execute(const AddBias& k) { k.out.dtype() == Dtype::f32 ? add_bias_parallel<float>(k) : add_bias_parallel<bf16>(k); }
 
 void CpuBackend::execute(const SumRows& k) { k.x.dtype() == Dtype::f32 ? sum_rows<float>(k) : sum_rows<bf16>(k); }
 

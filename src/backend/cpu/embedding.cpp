@@ -13,14 +13,23 @@ namespace mantissa {
 namespace {
 
 void gather(const EmbeddingForward& k) {
-  const int64_t bytes = k.weight.dim(1) * dtype_bytes(k.weight.dtype());
+  const int64_t bytes = k.weight.dim(1) * dtype_bytes(k.weight.dtype()), rows = k.weight.dim(0), first = k.part.first;
   const int32_t* ids = k.ids.device_data<int32_t>();
   const std::byte* weight = k.weight.device_bytes();
   std::byte* out = k.out.device_bytes();
+  const auto row_of = [=](int32_t id) {
+    const int64_t row = id - first;
+    return row >= 0 && row < rows ? weight + row * bytes : nullptr;
+  };
   parallel_for(k.ids.dim(0), rows_per_piece(k.weight.dim(1)), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      lane::prefetch_row(weight + ids[std::min(i + 1, end - 1)] * bytes, bytes);  // rows anywhere: no hardware foresees them
-      std::memcpy(out + i * bytes, weight + ids[i] * bytes, static_cast<size_t>(bytes));
+      const std::byte *row = row_of(ids[i]), *next = row_of(ids[std::min(i + 1, end - 1)]);
+      if (next != nullptr) lane::prefetch_row(next, bytes);  // rows anywhere: no hardware foresees them
+      if (row == nullptr) {
+        std::memset(out + i * bytes, 0, static_cast<size_t>(bytes));
+      } else {
+        std::memcpy(out + i * bytes, row, static_cast<size_t>(bytes));
+      }
     }
   });
 }
@@ -62,25 +71,29 @@ MANTISSA_CLONES void scatter(Scatter<bf16> k, int64_t begin, int64_t end) { scat
 
 template <class T>
 void scatter_parallel(const EmbeddingBackward& k) {
-  const int64_t count = k.ids.dim(0), channels = k.dy.dim(1);
+  const int64_t channels = k.dy.dim(1), rows = k.dweight.dim(0);
   const int32_t* ids = k.ids.device_data<int32_t>();
-  const auto memory = k.dy.device().allocate(count * static_cast<int64_t>(sizeof(Use)));
+  const auto memory = k.dy.device().allocate(k.ids.dim(0) * static_cast<int64_t>(sizeof(Use)));
   Use* uses = reinterpret_cast<Use*>(memory.get());
-  for (int64_t i = 0; i < count; ++i) uses[i] = {ids[i], static_cast<int32_t>(i)};
+  int64_t count = 0;
+  for (int64_t i = 0; i < k.ids.dim(0); ++i) {
+    const int64_t row = ids[i] - k.part.first;
+    if (row >= 0 && row < rows) uses[count++] = {static_cast<int32_t>(row), static_cast<int32_t>(i)};
+  }
   std::sort(uses, uses + count);
   const Scatter<T> work{uses, count, k.dy.device_data<T>(), k.dweight.device_data<float>(), channels, k.accumulate};
-  parallel_for(k.dweight.dim(0), rows_per_piece(channels), [&](int64_t begin, int64_t end) { scatter(work, begin, end); });
+  parallel_for(rows, rows_per_piece(channels), [&](int64_t begin, int64_t end) { scatter(work, begin, end); });
 }
 
 }  // namespace
 
 void CpuBackend::execute(const EmbeddingForward& k) {
-  check_indices(ExitCode::data, "embedding", "ids", k.ids, k.weight.dim(0));
+  check_indices(ExitCode::data, "embedding", "ids", k.ids, k.part.limit(k.weight.dim(0)));
   gather(k);
 }
 
 void CpuBackend::execute(const EmbeddingBackward& k) {
-  check_indices(ExitCode::data, "embedding backward", "ids", k.ids, k.dweight.dim(0));
+  check_indices(ExitCode::data, "embedding backward", "ids", k.ids, k.part.limit(k.dweight.dim(0)));
   k.dy.dtype() == Dtype::f32 ? scatter_parallel<float>(k) : scatter_parallel<bf16>(k);
 }
 

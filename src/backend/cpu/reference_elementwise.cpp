@@ -1,4 +1,4 @@
-// Fill, Convert, RandomNormal, Add, and the allocator behind every tensor.
+// Fill, Convert, RandomNormal, Add, AddBias, and the allocator behind every tensor.
 #include <cstring>
 
 #include "backend/cpu/reference.h"
@@ -38,6 +38,15 @@ void add(const Add& k) {
   for (int64_t i = 0; i < k.out.elements(); ++i) out[i] = store<T>(load(a[i]) + load(b[i]));
 }
 
+template <class T>
+void add_bias(const AddBias& k) {
+  const auto* x = k.x.device_data<Arithmetic<T>>();
+  const T* bias = k.bias.device_data<T>();
+  T* out = k.out.device_data<T>();
+  const int64_t columns = k.x.dim(1);
+  for (int64_t i = 0; i < k.out.elements(); ++i) out[i] = store<T>(x[i] + load(bias[i % columns]));
+}
+
 }  // namespace
 
 CpuReference::CpuReference() { start_threads(); }
@@ -69,6 +78,10 @@ void CpuReference::execute(const RandomNormal& k) {
 
 void CpuReference::execute(const Add& k) {
   with_values(k.out.dtype(), [&]<class T>() { add<T>(k); });
+}
+
+void CpuReference::execute(const AddBias& k) {
+  with_values(k.out.dtype(), [&]<class T>() { add_bias<T>(k); });
 }
 
 }  // namespace mantissa

@@ -1,0 +1,32 @@
+// A row of CrossEntropyOfShares: what the ranks found in their columns becomes one. Both backends combine alike.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+namespace mantissa {
+
+// Valid ones among the columns [first, first + columns).
+inline int64_t own_columns(int64_t first, int64_t columns, int64_t vocab) { return std::clamp<int64_t>(vocab - first, 0, columns); }
+
+template <class S>
+struct RowOfShares {
+  S log_sum, loss;
+};
+
+// sums [R, N, 2]: of row i. The largest starts from a finite number, so that shares without columns add zeros.
+template <class S>
+RowOfShares<S> combined(const S* sums, int64_t ranks, int64_t rows, int64_t i) {
+  S largest = std::numeric_limits<S>::lowest(), sum = 0, target_logit = 0;
+  for (int64_t r = 0; r < ranks; ++r) largest = std::max(largest, sums[2 * (r * rows + i)]);
+  for (int64_t r = 0; r < ranks; ++r) {
+    sum += std::exp(sums[2 * (r * rows + i)] - largest);
+    target_logit += sums[2 * (r * rows + i) + 1];
+  }
+  const S log_sum = largest + std::log(sum);
+  return {log_sum, log_sum - target_logit};
+}
+
+}  // namespace mantissa
