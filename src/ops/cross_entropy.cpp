@@ -1,34 +1,57 @@
 #include <algorithm>
 
 #include "mantissa/backend/functions.h"
+#include "mantissa/base/integers.h"
 #include "mantissa/ops/ops.h"
 #include "ops/linear_products.h"
 
 namespace mantissa {
 namespace {
 
-// Rows whose logits exist at the same time.
-int64_t chunk_rows(int64_t limit, int64_t padded_vocab) { return std::max<int64_t>(64, (limit / padded_vocab) / 64 * 64); }
+// Rows whose logits exist at the same time. Chunks but the last are whole blocks of tokens.
+int64_t chunk_rows(int64_t limit, int64_t columns, const Recipe& recipe) {
+  const int64_t grain = std::max<int64_t>(64, recipe.block());
+  return std::max(grain, (limit / columns) / grain * grain);
+}
 
 struct Chunk {
-  Tensor x, targets;
+  LinearInput x;
+  Tensor targets;
   Tensor loss;  // [rows]
 };
 
-// x is read by fprop and, if gradients are wanted, once more by wgrad: quantised once.
-struct ChunkLogits {
-  LinearInput input;
-  Tensor logits;
-};
-
-ChunkLogits chunk_logits(const Chunk& chunk, const LinearProducts& products, int64_t columns, const LossOptions& options) {
-  ChunkLogits out{products.input(chunk.x), empty(chunk.x.device(), options.logits_dtype, {chunk.x.dim(0), columns})};
-  products.fprop(out.input, {}, out.logits);
+// Rows [begin, end) of what fprop reads. What was not gathered is quantised here, where only a chunk of it exists; x is read by fprop and,
+// if gradients are wanted, once more by wgrad: quantised once.
+LinearInput chunk_input(const LinearInput& all, const LinearProducts& products, int64_t begin, int64_t end) {
+  if (!all.codes.defined()) return products.input(all.high.slice(begin, end));
+  LinearInput out{.codes = slice(all.codes, begin, std::min(all.codes.dim(0), round_up(end, all.codes.how.block())))};
+  if (all.high.defined()) out.high = all.high.slice(begin, end);
   return out;
 }
 
-void chunk_loss(const Chunk& chunk, const Tensor& logits, const LossOptions& options, double scale, const Tensor& dlogits) {
-  chunk.x.device().run(CrossEntropy{
+// Of columns that the ranks share: each says what its own amount to, then all know the loss.
+void shared_loss(const Chunk& chunk, const Tensor& logits, const LossOptions& options, const Place& place, double scale,
+                 const Tensor& dlogits) {
+  const int64_t rows = logits.dim(0), first = logits.dim(1) * place.group.rank(), rank = place.group.rank(), ranks = place.group.size();
+  Backend& device = logits.device();
+  const Tensor sums = empty(device, chunk.loss.dtype(), {ranks, rows, 2}), own = sums.slice(rank, rank + 1).view({rows, 2});
+  device.run(CrossEntropyShare{.logits = logits, .targets = chunk.targets, .sums = own, .first = first, .vocab = options.vocab});
+  const std::vector<int64_t> counts(static_cast<size_t>(ranks), own.bytes());
+  place.group.all_gather(host_memory(sums), counts, Purpose::activations);
+  device.run(CrossEntropyOfShares{.logits = logits,
+                                  .targets = chunk.targets,
+                                  .sums = sums,
+                                  .loss = chunk.loss,
+                                  .first = first,
+                                  .vocab = options.vocab,
+                                  .scale = scale,
+                                  .dlogits = dlogits});
+}
+
+void chunk_loss(const Chunk& chunk, const Tensor& logits, const LossOptions& options, const Place& place, double scale,
+                const Tensor& dlogits) {
+  if (shared(place)) return shared_loss(chunk, logits, options, place, scale, dlogits);
+  logits.device().run(CrossEntropy{
       .logits = logits, .targets = chunk.targets, .loss = chunk.loss, .vocab = options.vocab, .scale = scale, .dlogits = dlogits});
 }
 
@@ -40,23 +63,30 @@ Tensor mean_loss(const Tensor& losses, double scale) {
 
 }  // namespace
 
-Var cross_entropy(const Var& x, const LinearWeight& weight, const Tensor& targets, const LossOptions& options, const Recipe& recipe) {
+Var cross_entropy(const Var& x, const LinearWeight& weight, const Tensor& targets, const LossOptions& options, const Recipe& recipe,
+                  const Place& place) {
   require(options.target_count > 0, "cross_entropy: no targets to average over");
+  require(place.split != Split::columns, "cross_entropy: only shares of rows of the weight have logits");
+  require_own_rows("cross_entropy", place, x.value());
   const Tensor& value = x.value();
-  const int64_t rows = value.dim(0), columns = weight.shape()[0], step = chunk_rows(options.chunk_elements, columns);
+  const int64_t rows = targets.dim(0), columns = weight.shape()[0], step = chunk_rows(options.chunk_elements, columns, recipe);
   const double scale = 1.0 / static_cast<double>(options.target_count);
-  const bool training = recording({x, weight.var()});
+  const bool training = recording({x, weight.var()}), wants_dx = training && x.wants_gradient();
   const LinearProducts products(weight, recipe);
-  Tensor losses = empty(value.device(), stats_dtype(value.dtype()), {rows});
-  const Tensor dx = training && x.wants_gradient() ? empty_like(value) : Tensor();
+  const LinearInput input = by_tokens(place) ? products.gathered_input(place, value, training) : LinearInput{.high = value};
+  const Tensor losses = empty(value.device(), stats_dtype(value.dtype()), {rows});
+  Tensor dx;
+  if (wants_dx) dx = empty(value.device(), shared(place) ? losses.dtype() : value.dtype(), {rows, value.dim(1)});
   for (int64_t begin = 0; begin < rows; begin += step) {
     const int64_t end = std::min(rows, begin + step);
-    const Chunk chunk{value.slice(begin, end), targets.slice(begin, end), losses.slice(begin, end)};
-    const auto [input, logits] = chunk_logits(chunk, products, columns, options);
-    chunk_loss(chunk, logits, options, scale, training ? logits : Tensor());
+    const Chunk chunk{chunk_input(input, products, begin, end), targets.slice(begin, end), losses.slice(begin, end)};
+    const Tensor logits = empty(value.device(), options.logits_dtype, {end - begin, columns});
+    products.fprop(chunk.x, {}, logits);
+    chunk_loss(chunk, logits, options, place, scale, training ? logits : Tensor());
     if (!training) continue;
-    products.backward(products.kept(input), converted(logits, value.dtype()), dx.defined() ? dx.slice(begin, end) : Tensor());
+    products.backward(products.kept(chunk.x), converted(logits, value.dtype()), wants_dx ? dx.slice(begin, end) : Tensor());
   }
+  if (wants_dx && shared(place)) dx = summed(place, dx, {}, value.dtype());
   return record("cross_entropy", mean_loss(losses, scale), {x, weight.var()}, [dx](const Tensor& dy) {
     require(!dy.defined(), "cross_entropy: backward must start at the loss");
     return std::vector<Tensor>{dx, {}};

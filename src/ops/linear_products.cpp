@@ -60,6 +60,32 @@ LinearInput LinearProducts::input(const Tensor& x) const {
   return out;
 }
 
+LinearInput LinearProducts::gathered_input(const Place& place, const Tensor& x, bool recorded) const {
+  const OperandChoice choice = choose_operands(recipe_, GemmRole::fprop).first;
+  const bool as_codes = choice.is_codes() && (keeps_codes() || !recorded);
+  if (!by_tokens(place) || !as_codes) return input(gathered_rows(place, x));
+  return {.codes = gathered_codes(place, x, choice.how)};
+}
+
+// Blocks of 1 x b lie within a token, so each rank quantises its own. The rows behind the last token are those of zeros, as in
+// quantized_padded().
+QuantizedTensor LinearProducts::gathered_codes(const Place& place, const Tensor& x, const Quantization& how) const {
+  const int64_t padded = round_up(place.tokens, how.block());
+  const RowRange own = share_of(place.tokens, place.group.rank(), place.group.size());
+  QuantizedTensor out = empty_quantized(x.device(), {padded, x.dim(1)}, how);
+  if (own.size() > 0) {
+    const QuantizedTensor codes = slice(out, own.begin, own.end);
+    x.device().run(Quantize{.x = source_of(x), .out = codes});
+    if (!Tape::in_backward()) observe_quantization({.weight = weight_.leaf, .role = OperandRole::input, .x = x, .codes = codes});
+  }
+  if (place.tokens < padded) {
+    const Tensor nothing = zeros(x.device(), Dtype::bf16, {padded - place.tokens, x.dim(1)});
+    x.device().run(Quantize{.x = nothing, .out = slice(out, place.tokens, padded)});
+  }
+  gather_rows(place, out);
+  return out;
+}
+
 LinearInput LinearProducts::kept(const LinearInput& input) const {
   return keeps_codes() ? LinearInput{.codes = input.codes} : LinearInput{.high = input.high};
 }

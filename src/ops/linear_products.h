@@ -4,6 +4,7 @@
 
 #include "mantissa/ops/ops.h"
 #include "mantissa/precision/operands.h"
+#include "ops/exchange.h"
 
 namespace mantissa {
 
@@ -18,6 +19,9 @@ class LinearProducts {
   LinearProducts(LinearWeight weight, const Recipe& recipe) : weight_(std::move(weight)), recipe_(recipe) {}
 
   LinearInput input(const Tensor& x) const;
+  // Of this rank's share of tokens: the input of all, gathered as codes if nobody reads more, to the same bits. Without sequence
+  // parallelism input(x). recorded: backward will read it.
+  LinearInput gathered_input(const Place& place, const Tensor& x, bool recorded) const;
   // What backward needs of an input: the codes where wgrad derives its operand from them, else the tensor.
   LinearInput kept(const LinearInput& input) const;
   bool keeps_codes() const { return saves_input_codes(recipe_); }
@@ -27,6 +31,7 @@ class LinearProducts {
 
  private:
   Dtype compute() const { return weight_.high.defined() ? weight_.high.dtype() : recipe_.compute; }
+  QuantizedTensor gathered_codes(const Place& place, const Tensor& x, const Quantization& how) const;
   Value weight(GemmRole role) const;
   Value wgrad_input(const LinearInput& x) const;
   void wgrad(const LinearInput& x, const Value& dy) const;

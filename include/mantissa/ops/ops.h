@@ -4,6 +4,7 @@
 #pragma once
 
 #include "mantissa/autograd/tape.h"
+#include "mantissa/ops/place.h"
 #include "mantissa/precision/recipe.h"
 
 namespace mantissa {
@@ -27,17 +28,26 @@ struct LinearWeight {
 // What is kept for backward of an activation that is cheap to compute again.
 enum class Keep { value, nothing };
 
-// rows of weight [V, C] by ids [N] i32: [N, C].
-Var embedding(const Tensor& ids, const Var& weight);
+// Rows of weight [V, C] by ids [N] i32: [N, C]. Split::rows: weight has V rows of V * size, from V * rank on, and the outputs are summed
+// over the group, which is exact; with sequence parallelism ids are of all tokens, the result is this rank's share.
+Var embedding(const Tensor& ids, const Var& weight, const Place& place = {});
 
 Var add(const Var& a, const Var& b);
 
 // x [N, in] * weight [out, in]^T + bias [out] (optional: default Var): [N, out] in the dtype of x. Which of the three products reads which
 // operand in which format is the recipe's matter; without one all are high precision.
-Var linear(const Var& x, const LinearWeight& weight, const Var& bias, const Recipe& recipe = {});
+//
+// Split::rows: weight and bias are this rank's rows, x is whole, the result [N, out of this rank]. Split::columns: weight is [out, in of
+// this rank], x [N, in of this rank], bias and result are whole. What is a sum over the ranks, dx of the first and the result of the
+// second, stays fp32 until it is added up, is added in tree order and rounded once; the bias is added after that sum. With sequence
+// parallelism x of Split::rows and the result of Split::columns are shares of tokens; rows of x that fprop reads as codes travel as codes,
+// with the bits of quantising all of them; and the bias gradient of Split::columns is that of the own tokens, which whoever owns it sums
+// over the group.
+Var linear(const Var& x, const LinearWeight& weight, const Var& bias, const Recipe& recipe = {}, const Place& place = {});
 
-// The forward product alone, in any dtype; nothing is recorded.
-Tensor linear_product(const Tensor& x, const LinearWeight& weight, Dtype out, const Recipe& recipe);
+// The forward product alone, in any dtype; nothing is recorded. Split::rows: the columns of all ranks are gathered to whole rows, of all
+// tokens.
+Tensor linear_product(const Tensor& x, const LinearWeight& weight, Dtype out, const Recipe& recipe, const Place& place = {});
 
 Var rms_norm(const Var& x, const Var& weight, double eps);
 
@@ -58,12 +68,14 @@ struct LossOptions {
   int64_t vocab;         // columns that take part in the softmax; the rest are padding
   int64_t target_count;  // the loss is the sum over targets divided by this
   Dtype logits_dtype;
-  int64_t chunk_elements = int64_t{1} << 26;  // logits that exist at a time (256 MiB in fp32), in whole multiples of 64 rows
+  int64_t chunk_elements = int64_t{1} << 26;  // logits that exist at a time (256 MiB in fp32), in whole multiples of 64 rows or a block
 };
 
 // Output projection, softmax and cross entropy in chunks of rows, so that logits [N, Vp] never exist as a whole. x [N, C], weight [Vp, C],
 // targets [N] i32 (negative: ignored): one fp64 [1]. Gradients are computed with the loss and scaled to d(loss) = 1: backward must start
-// here.
-Var cross_entropy(const Var& x, const LinearWeight& weight, const Tensor& targets, const LossOptions& options, const Recipe& recipe = {});
+// here. Split::rows: weight has Vp rows of Vp * size, from Vp * rank on; the loss, over all of them, has the same bits on every rank; x is
+// whole or, with sequence parallelism, this rank's share, while targets are of all tokens. Two numbers a row are exchanged.
+Var cross_entropy(const Var& x, const LinearWeight& weight, const Tensor& targets, const LossOptions& options, const Recipe& recipe = {},
+                  const Place& place = {});
 
 }  // namespace mantissa

@@ -1,0 +1,150 @@
+// An operation on ranks that share its weight, as threads: what each gets is cut from whole tensors, what each gives is put together again.
+#pragma once
+
+#include <gmock/gmock.h>
+
+#include <mutex>
+
+#include "mantissa/ops/ops.h"
+#include "testing.h"
+#include "thread_ranks.h"
+
+namespace mantissa::test {
+
+// What a rank has of a tensor: all; an equal share of its rows or columns; its share of tokens.
+enum class Cut { none, rows, columns, tokens };
+
+inline RowRange range_of(Cut cut, Shape shape, int rank, int ranks) {
+  if (cut == Cut::none) return {0, shape[0]};
+  return share_of(cut == Cut::columns ? shape[-1] : shape[0], rank, ranks);
+}
+
+// Elements of a matrix or a vector; columns of a vector are its elements.
+inline std::vector<double> cut_of(const std::vector<double>& whole, Shape shape, Cut cut, int rank, int ranks) {
+  const RowRange own = range_of(cut, shape, rank, ranks);
+  const int64_t columns = shape[-1];
+  if (cut != Cut::columns) {
+    const int64_t width = shape.with_dim0(1).elements();
+    return {whole.begin() + own.begin * width, whole.begin() + own.end * width};
+  }
+  std::vector<double> out;
+  for (int64_t row = 0; row < shape.elements() / columns; ++row) {
+    out.insert(out.end(), whole.begin() + row * columns + own.begin, whole.begin() + row * columns + own.end);
+  }
+  return out;
+}
+
+inline Tensor cut_of(Backend& device, const Tensor& whole, Cut cut, int rank, int ranks) {
+  const RowRange own = range_of(cut, whole.shape(), rank, ranks);
+  const Shape shape =
+      cut == Cut::columns && whole.shape().rank() == 2 ? Shape{whole.dim(0), own.size()} : whole.shape().with_dim0(own.size());
+  return tensor_of(device, whole.dtype(), shape, cut_of(values(whole), whole.shape(), cut, rank, ranks));
+}
+
+struct SplitInput {
+  Tensor whole;
+  Cut cut = Cut::none;
+  bool parameter = false;
+  bool partial = false;  // its gradient is to be summed over the ranks; else that of an uncut one is the same on all of them
+};
+
+struct SplitOperation {
+  std::vector<SplitInput> inputs;
+  Cut output;
+  std::function<Var(const std::vector<Var>&, const Place&)> run;
+  Place place;  // without the group
+};
+
+// Whole again.
+struct SplitResult {
+  Tensor y;
+  std::vector<Tensor> gradients;
+  std::vector<Traffic> sent;  // by rank
+};
+
+// Puts together what the ranks bring, one after the other.
+class Joined {
+ public:
+  Joined(Shape shape, Dtype dtype, Cut cut, bool partial = false)
+      : shape_(shape), dtype_(dtype), cut_(cut), partial_(partial), values_(static_cast<size_t>(shape.elements())) {}
+
+  void add(const Tensor& piece, int rank, int ranks) {
+    const std::vector<double> from = values(piece);
+    if (cut_ == Cut::none && !partial_) {
+      if (rank == 0) values_ = from;
+      EXPECT_EQ(from, values_) << "rank " << rank << " has other bits than rank 0";
+      return;
+    }
+    std::vector<double> at(values_.size());  // where each element belongs
+    for (size_t i = 0; i < at.size(); ++i) at[i] = static_cast<double>(i);
+    at = cut_of(at, shape_, cut_, rank, ranks);
+    ASSERT_EQ(at.size(), from.size()) << "rank " << rank << " has " << piece.shape() << " of " << shape_;
+    for (size_t i = 0; i < at.size(); ++i) values_[static_cast<size_t>(at[i])] += from[i];
+  }
+  Tensor tensor(Backend& device) const { return tensor_of(device, dtype_, shape_, values_); }
+
+ private:
+  Shape shape_;
+  Dtype dtype_;
+  Cut cut_;
+  bool partial_;
+  std::vector<double> values_;
+};
+
+struct RankResult {
+  std::unique_ptr<Backend> device;
+  Tensor y;
+  std::vector<Tensor> gradients;
+  Traffic sent;
+};
+
+// dy whole; where it is undefined, backward starts from the loss.
+inline RankResult run_rank(const SplitOperation& operation, const Communicator& group, const char* backend, bool gradients,
+                           const Tensor& dy) {
+  RankResult out{make_backend(backend), {}, {}, {}};
+  Place place = operation.place;
+  place.group = group;
+  std::deque<Leaf> leaves;
+  std::vector<Var> vars;
+  Tape tape;
+  const Tape::Scope scope(gradients ? &tape : nullptr);
+  for (const SplitInput& input : operation.inputs) {
+    const Tensor own = cut_of(*out.device, input.whole, input.cut, group.rank(), group.size());
+    Leaf& leaf = leaves.emplace_back();
+    if (input.parameter) leaf.grad = empty(*out.device, stats_dtype(own.dtype()), own.shape());
+    vars.push_back(!gradients ? Var(own) : input.parameter ? Var(own, leaf) : tape.input(own));
+  }
+  const Var y = operation.run(vars, place);
+  out.y = y.value();
+  if (gradients) tape.backward(y, dy.defined() ? cut_of(*out.device, dy, operation.output, group.rank(), group.size()) : Tensor());
+  for (size_t i = 0; gradients && i < vars.size(); ++i) {
+    out.gradients.push_back(operation.inputs[i].parameter ? leaves[i].grad : tape.take_gradient(vars[i]));
+  }
+  out.sent = group.traffic();
+  return out;
+}
+
+inline SplitResult run_split(const SplitOperation& operation, int ranks, Backend& device, Shape y_shape, bool gradients = false,
+                             const Tensor& dy = {}) {
+  std::vector<RankResult> of(static_cast<size_t>(ranks));
+  EXPECT_THAT(run_ranks(ranks,
+                        [&](const Communicator& group) {
+                          of[static_cast<size_t>(group.rank())] = run_rank(operation, group, device.name(), gradients, dy);
+                        }),
+              ::testing::Each(::testing::IsEmpty()));
+  SplitResult out;
+  if (::testing::Test::HasFailure()) return out;
+  Joined y(y_shape, of[0].y.dtype(), operation.output);
+  for (int r = 0; r < ranks; ++r) y.add(of[static_cast<size_t>(r)].y, r, ranks);
+  out.y = y.tensor(device);
+  for (size_t i = 0; gradients && i < operation.inputs.size(); ++i) {
+    const SplitInput& input = operation.inputs[i];
+    Joined gradient(input.whole.shape(), of[0].gradients[i].dtype(), input.cut, input.partial);
+    for (int r = 0; r < ranks; ++r) gradient.add(of[static_cast<size_t>(r)].gradients[i], r, ranks);
+    out.gradients.push_back(gradient.tensor(device));
+  }
+  for (const RankResult& rank : of) out.sent.push_back(rank.sent);
+  return out;
+}
+
+}  // namespace mantissa::test
