@@ -214,6 +214,62 @@ TEST_P(SplitRecipes, SendWhatTheirFormulaSays) {
   EXPECT_EQ(sent, others * (c.by_tokens ? 4 * elements + gathered : 2 * 4 * elements));
 }
 
+// Chunks of gathered codes have the blocks of tokens that chunks of values have. The log-sum-exp is rounded once more than on one rank, the
+// gradient of logits is rounded to bf16, and dx is a sum of parts.
+TEST(SplitVocabulary, TakesChunksOfGatheredCodes) {
+  const Threads one(1);
+  for (const Named& named : kRecipes) {
+    const auto device = make_backend("cpu_reference");
+    const int64_t n = width(named.recipe), tokens = 165;
+    SplitOperation operation{
+        .inputs = {{.whole = random_tensor(*device, Dtype::bf16, {tokens, n}, 1)},
+                   {.whole = random_tensor(*device, Dtype::bf16, {n, n}, 2, 0.1), .cut = Cut::rows, .parameter = true}},
+        .output = Cut::none,
+        .run =
+            [recipe = named.recipe, n](const std::vector<Var>& v, const Place& place) {
+              const LossOptions options{.vocab = n - 3, .target_count = tokens, .logits_dtype = Dtype::f32, .chunk_elements = 1};
+              const Tensor targets = random_indices(v[0].value().device(), tokens, n - 3, 6);
+              return cross_entropy(v[0], weight_of(recipe, v[1]), targets, options, recipe, place);
+            },
+        .place = {.split = Split::rows}};
+    const SplitResult whole = run_split(operation, 1, *device, {1}, true);
+    for (const bool by_tokens : {false, true}) {
+      operation.place.tokens = by_tokens ? tokens : 0;
+      operation.inputs[0].cut = by_tokens ? Cut::tokens : Cut::none;
+      const SplitResult split = run_split(operation, 2, *device, {1}, true);
+      ASSERT_FALSE(::testing::Test::HasFailure());
+      EXPECT_TRUE(close(split.y, whole.y, 1e-6)) << named.name;
+      EXPECT_TRUE(close(split.gradients[0], whole.gradients[0], 0x1p-6)) << named.name;
+      EXPECT_TRUE(close(split.gradients[1], whole.gradients[1], 0x1p-8)) << named.name;
+    }
+  }
+}
+
+// Of a sum only the own share stays, and backward needs no gradient of a constant.
+TEST(SplitLinear, KeepsOnlyItsShareAndTakesConstants) {
+  const auto device = make_backend("cpu");
+  const Tensor x = random_tensor(*device, Dtype::f32, {64, 64}, 1), dy = random_tensor(*device, Dtype::f32, {64, 64}, 4);
+  EXPECT_THAT(run_ranks(4,
+                        [&](const Communicator& group) {
+                          const auto own = make_backend("cpu");
+                          const Tensor w = cut_of(*own, x, Cut::columns, group.rank(), 4), dw = zeros(*own, Dtype::f32, {64, 16});
+                          const Tensor share = cut_of(*own, dy, Cut::tokens, group.rank(), 4);
+                          Leaf leaf{.grad = dw};
+                          const Place place{.group = group, .split = Split::columns, .tokens = 64};
+                          const Recipe recipe{.compute = Dtype::f32};
+                          {
+                            const int64_t before = own->allocator_stats().in_use;
+                            const Var y = linear(Var(w), Var(w), Var(), recipe, place);
+                            require(own->allocator_stats().in_use - before == 16 * 64 * 4, "keeps more than its share");
+                          }
+                          Tape tape;
+                          const Tape::Scope scope(&tape);
+                          tape.backward(linear(Var(w), Var(w, leaf), Var(), recipe, place), share);
+                          require(leaf.written, "no gradient");
+                        }),
+              ::testing::Each(::testing::IsEmpty()));
+}
+
 // Two fp32 numbers a row to every other rank, the vectors of the embedding and gradients of x.
 TEST(SplitVocabulary, SendsTwoNumbersARow) {
   const Threads one(1);
