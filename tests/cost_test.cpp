@@ -221,7 +221,7 @@ TEST(Estimate, IsWhatARankHoldsBetweenSteps) {
       const auto errors = test::run_ranks(ranks, [&](const Communicator& data) {
         const auto device = make_backend("cpu");
         Gpt model(config.model, *device, plan, {});
-        Optimizer optimizer(model.parameters(), config.optimizer, data);
+        Optimizer optimizer(model.parameters(), config.optimizer, make_mesh(data, 1));
         GradientAccumulator accumulator(model.parameters(), config.training.accumulation, *config.training.grad_accum);
         optimizer.initialise(1);
         held[static_cast<size_t>(data.rank())] = device->allocator_stats().in_use;

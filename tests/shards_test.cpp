@@ -106,7 +106,7 @@ class ShardsTest : public ::testing::TestWithParam<Case> {
     ParameterSet set;
     add_parameters(set, dtype);
     set.allocate(*device, Dtype::f32, true);
-    Optimizer optimizer(set, {.grad_clip = 0.5}, data, bucket_bytes);
+    Optimizer optimizer(set, {.grad_clip = 0.5}, make_mesh(data, 1), bucket_bytes);
     optimizer.initialise(5);
     Trained out;
     for (uint32_t step = 0; step < 3; ++step) {
@@ -156,7 +156,7 @@ TEST_P(ShardsTest, AWeightThatIsNotFiniteOnOneRankIsSeenByAll) {
     ParameterSet set;
     add_parameters(set, GetParam().dtype);
     set.allocate(*device, Dtype::f32, true);
-    Optimizer optimizer(set, {}, data, GetParam().bucket_bytes);
+    Optimizer optimizer(set, {}, make_mesh(data, 1), GetParam().bucket_bytes);
     optimizer.initialise(5);
     const Parameter& bad = *set.find("layers.1.codes.weight");
     for (const Optimizer::State& state : optimizer.states()) {
@@ -183,7 +183,7 @@ TEST_P(ShardsTest, OwnEveryRowOnceAndAboutEqually) {
     ParameterSet set;
     add_parameters(set, GetParam().dtype);
     set.allocate(*device, Dtype::f32, true);
-    const Shards shards(set, data, GetParam().bucket_bytes);
+    const Shards shards(set, make_mesh(data, 1), GetParam().bucket_bytes);
     EXPECT_EQ(shards.buckets(), GetParam().bucket_bytes == 1 ? 4U : 1U) << "embedding, two layers, output";
     int64_t owned = 0, bands = 0;
     const std::lock_guard lock(mutex);
@@ -213,7 +213,7 @@ struct TwoBuckets {
   explicit TwoBuckets(const Communicator& data) {
     for (const char* name : {"layers.0.bias", "layers.1.bias"}) set.add({.name = name, .shape = {64}});
     set.allocate(*device, Dtype::f32, true);
-    shards.emplace(set, data, 1);
+    shards.emplace(set, make_mesh(data, 1), 1);
   }
   Parameter& of(size_t i) { return set.all()[i]; }
 };

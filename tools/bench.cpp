@@ -64,23 +64,24 @@ std::optional<RunConfig> opponent(ConfigSources sources, const std::vector<std::
 
 // The same step by one process with the threads of all ranks, in as many micro batches.
 RunConfig of_one_process(RunConfig config) {
-  const auto ranks = static_cast<int>(std::exchange(config.parallel.data, 1));
-  config.training.micro_batch_size *= ranks;
-  config.training.threads *= ranks;
+  config.training.threads *= static_cast<int>(config.parallel.world());
+  config.training.micro_batch_size *= config.parallel.data;
+  config.parallel = {.data = 1};
   return config;
 }
 
 // Optimizer steps of a configured model on random tokens, of which each rank has its share.
 class TrainingRun {
  public:
-  TrainingRun(const RunConfig& config, const Communicator& data)
+  TrainingRun(const RunConfig& config, const Mesh& mesh)
       : config_(config),
         device_(opened(config.training)),
-        model_(config.model, *device_, resolve_plan(config), {.recompute = config.training.recompute}),
-        optimizer_(model_.parameters(), config.optimizer, data),
+        model_(config.model, *device_, resolve_plan(config),
+               {.recompute = config.training.recompute, .tensor = {.group = mesh.tensor, .sequence = config.parallel.sequence_parallel}}),
+        optimizer_(model_.parameters(), config.optimizer, mesh),
         accumulator_(model_.parameters(), config.training.accumulation, *config.training.grad_accum),
-        batch_(random_batch(*config.training.global_batch_size / data.size(), config.training.seq_len, *config.model.vocab_size,
-                            config.training.seed + static_cast<uint64_t>(data.rank()))) {
+        batch_(random_batch(*config.training.global_batch_size / mesh.data.size(), config.training.seq_len, *config.model.vocab_size,
+                            config.training.seed + static_cast<uint64_t>(mesh.data.rank()))) {
     optimizer_.initialise(config.training.seed);
   }
 
@@ -134,18 +135,19 @@ void check(const Arguments& arguments, const Launch& launch) {
 
 // The FLOPs of the model formula at the GEMM ceiling's rate are the floor; --against and --alone name another opponent.
 void measure_training(const Arguments& arguments, const RunConfig& config, const std::optional<RunConfig>& other_config,
-                      const Communicator& world) {
+                      const Mesh& mesh) {
+  const Communicator& world = mesh.world;
   const std::string name = printable(*config.logging.run_name);
-  TrainingRun run(config, world);
+  TrainingRun run(config, mesh);
   Harness harness(run.device(), arguments.bench, world);
   std::optional<TrainingRun> other;
   Workload workload = run.workload("train." + name), against;
   if (arguments.alone) {
     const RunConfig alone = of_one_process(config);
     against = {.bench = "one process", .shape = {}, .run = [] {}, .tokens = workload.tokens};  // for which the other ranks wait
-    if (world.rank() == 0) against.run = other.emplace(alone, Communicator()).workload(against.bench).run;
+    if (world.rank() == 0) against.run = other.emplace(alone, Mesh()).workload(against.bench).run;
   } else if (other_config) {
-    against = other.emplace(*other_config, Communicator()).workload(joined(arguments.against));
+    against = other.emplace(*other_config, Mesh()).workload(joined(arguments.against));
   }
   if (against.run) workload.against = &against;
   const Measurement result = harness.measure(workload);
@@ -166,7 +168,7 @@ ExitCode bench_train(const Arguments& arguments) {
   const RunConfig config = configuration(arguments.config, launch);
   const std::optional<RunConfig> other = opponent(arguments.config, arguments.against, launch);
   RankSession session(launch, config);
-  session.run([&] { measure_training(arguments, config, other, session.mesh().data); });
+  session.run([&] { measure_training(arguments, config, other, session.mesh()); });
   return ExitCode::ok;
 }
 

@@ -8,6 +8,7 @@
 #include "mantissa/base/printable.h"
 #include "mantissa/train/checkpoint.h"
 #include "mantissa/train/evaluate.h"
+#include "rank_session.h"
 
 namespace mantissa::tools {
 namespace {
@@ -17,6 +18,7 @@ struct EvalArguments {
   std::optional<std::string> data;
   std::optional<int64_t> iters, micro_batch_size;
   int threads = 0;
+  int64_t tensor = 1;
 };
 
 Data validation_data(const EvalArguments& arguments, const LoadedModel& loaded) {
@@ -41,6 +43,22 @@ void print_loss(const std::string& name, double loss, int64_t targets, bool byte
   std::cout << " | " << targets << " targets\n";
 }
 
+void evaluate_on(const TensorRanks& ranks, const EvalArguments& arguments) {
+  const LoadedModel loaded = load_model(arguments.checkpoint, ranks);
+  const Data data = validation_data(arguments, loaded);
+  const int64_t rows = arguments.micro_batch_size.value_or(loaded.config.training.micro_batch_size);
+  const Evaluation result = evaluate(*loaded.model, data.valid, rows, arguments.iters);
+  const bool bytes = loaded.tokenizer && loaded.tokenizer->kind() == TokenizerKind::byte;
+  if (ranks.group.rank() == 0) {
+    std::cout.precision(6);
+    if (result.sets.size() > 1) {
+      for (const SetLoss& set : result.sets) print_loss(set.name, set.loss, set.targets, bytes);
+    }
+    print_loss(loaded.path.string(), result.loss, result.targets, bytes);
+  }
+  require(std::isfinite(result.loss), ExitCode::numerical, "the loss is not finite");
+}
+
 ExitCode run_eval(const EvalArguments& arguments) {
   open_log({.level = LogLevel::warning, .console = true, .file = {}});
   const int64_t micro_batch_size = arguments.micro_batch_size.value_or(0);
@@ -48,17 +66,7 @@ ExitCode run_eval(const EvalArguments& arguments) {
           micro_batch_size);
   require(!arguments.iters || *arguments.iters > 0, ExitCode::usage, "--iters: must be positive, got ", arguments.iters.value_or(0));
   use_threads(arguments.threads);
-  const LoadedModel loaded = load_model(arguments.checkpoint);
-  const Data data = validation_data(arguments, loaded);
-  const int64_t rows = arguments.micro_batch_size.value_or(loaded.config.training.micro_batch_size);
-  const Evaluation result = evaluate(*loaded.model, data.valid, rows, arguments.iters);
-  const bool bytes = loaded.tokenizer && loaded.tokenizer->kind() == TokenizerKind::byte;
-  std::cout.precision(6);
-  if (result.sets.size() > 1) {
-    for (const SetLoss& set : result.sets) print_loss(set.name, set.loss, set.targets, bytes);
-  }
-  print_loss(loaded.path.string(), result.loss, result.targets, bytes);
-  require(std::isfinite(result.loss), ExitCode::numerical, "the loss is not finite");
+  on_tensor_ranks(arguments.tensor, arguments.checkpoint, [&](const TensorRanks& ranks) { evaluate_on(ranks, arguments); });
   return ExitCode::ok;
 }
 
@@ -80,8 +88,10 @@ Command eval_command() {
                       {.name = "--micro-batch-size",
                        .target = &arguments->micro_batch_size,
                        .description = "sequences at a time; default: as in training"},
-                      threads_option(arguments->threads)},
-          .run = [arguments] { return run_eval(*arguments); }};
+                      threads_option(arguments->threads),
+                      tensor_option(arguments->tensor)},
+          .run = [arguments] { return run_eval(*arguments); },
+          .many_ranks = true};
 }
 
 }  // namespace mantissa::tools

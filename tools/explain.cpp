@@ -59,6 +59,9 @@ Explanation explanation(const ExplainArguments& arguments) {
   return out;
 }
 
+// The cost model has no activations that tensor ranks exchange.
+bool knows_step(const RunConfig& config) { return config.parallel.tensor == 1; }
+
 nlohmann::json number(const std::optional<double>& value) { return value ? nlohmann::json(*value) : nlohmann::json(); }
 
 nlohmann::json json_of(const StepBytes& bytes) {
@@ -87,9 +90,9 @@ void print_json(const Explanation& of) {
   all["memory"] = {{"masters", memory.masters},     {"weights", memory.values},          {"gradients", memory.gradients},
                    {"optimizer", memory.optimizer}, {"activations", memory.activations}, {"workspace", memory.workspace},
                    {"exchange", memory.exchange}};
-  all["bytes_per_step"] = json_of(bytes);
+  all["bytes_per_step"] = knows_step(config) ? json_of(bytes) : nlohmann::json();
   all["gather"] = {{"bytes_per_code", gather.codes}, {"bytes_per_value", gather.values}};
-  all["seconds_per_step"] = json_of(time, rates);
+  all["seconds_per_step"] = knows_step(config) ? json_of(time, rates) : nlohmann::json();
   all["warnings"] = plan.warnings();
   std::cout << all.dump(1) << '\n';
 }
@@ -161,8 +164,12 @@ void print_text(const Explanation& of, PlanTable form) {
   print(text(together ? "memory of a rank | masters " : "memory | masters ", memory.masters, " B | weights beside them ", memory.values,
              " B | gradients ", memory.gradients, " B | optimizer ", memory.optimizer, " B | activations ", memory.activations,
              " B | workspace ", memory.workspace, " B", together ? text(" | exchange ", memory.exchange, " B") : ""));
-  if (together) print(bytes_line(of)), print(gather_line(gather));
-  if (together || rates.flops || rates.link) print(time_line(of));
+  if (!knows_step(config)) {
+    print("bytes and time of a step are not told where parallel.tensor is above 1: what tensor ranks exchange is not in the model");
+  } else {
+    if (together) print(bytes_line(of)), print(gather_line(gather));
+    if (together || rates.flops || rates.link) print(time_line(of));
+  }
   for (const std::string& warning : plan.warnings()) print("warning: " + printable(warning));
   print("plan " + plan.to_json().at("hash").get<std::string>());
 }

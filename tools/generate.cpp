@@ -7,6 +7,7 @@
 #include "command.h"
 #include "mantissa/base/log.h"
 #include "mantissa/train/checkpoint.h"
+#include "rank_session.h"
 
 namespace mantissa::tools {
 namespace {
@@ -15,6 +16,7 @@ struct GenerateArguments {
   std::string checkpoint;
   std::string prompt = "\n";
   int threads = 0;
+  int64_t tensor = 1;
   SamplingOptions sampling = {.max_new_tokens = 200, .temperature = 0.8, .top_k = 50, .top_p = 1.0, .seed = 1234};
 };
 
@@ -26,20 +28,26 @@ void check_sampling(const SamplingOptions& sampling) {
   require(sampling.top_p > 0.0 && sampling.top_p <= 1.0, ExitCode::usage, "--top-p: must be in (0, 1], got ", sampling.top_p);
 }
 
+// All ranks draw the same text; the first prints it.
+void generate_on(const TensorRanks& ranks, const GenerateArguments& arguments) {
+  const LoadedModel loaded = load_model(arguments.checkpoint, ranks);
+  require(loaded.tokenizer.has_value(), ExitCode::usage, loaded.path.string(), " has no tokenizer: it was trained on token files");
+  const std::vector<int32_t> prompt = loaded.tokenizer->encode(arguments.prompt, {.name = "--prompt", .code = ExitCode::usage});
+  const bool prints = ranks.group.rank() == 0;
+  if (prints) std::cout << arguments.prompt << std::flush;
+  generate(*loaded.model, prompt, arguments.sampling, [&](int32_t id) {
+    if (prints) std::cout << loaded.tokenizer->decode(std::span(&id, 1)) << std::flush;
+    return ranks.group.sum(std::cout.good() ? 0 : 1) == 0;
+  });
+  if (prints) std::cout << '\n';
+}
+
 ExitCode run_generate(const GenerateArguments& arguments) {
   open_log({.level = LogLevel::warning, .console = true, .file = {}});
   check_sampling(arguments.sampling);
   require(!arguments.prompt.empty(), ExitCode::usage, "--prompt: must not be empty");
   use_threads(arguments.threads);
-  const LoadedModel loaded = load_model(arguments.checkpoint);
-  require(loaded.tokenizer.has_value(), ExitCode::usage, loaded.path.string(), " has no tokenizer: it was trained on token files");
-  const std::vector<int32_t> prompt = loaded.tokenizer->encode(arguments.prompt, {.name = "--prompt", .code = ExitCode::usage});
-  std::cout << arguments.prompt << std::flush;
-  generate(*loaded.model, prompt, arguments.sampling, [&](int32_t id) {
-    std::cout << loaded.tokenizer->decode(std::span(&id, 1)) << std::flush;
-    return std::cout.good();
-  });
-  std::cout << '\n';
+  on_tensor_ranks(arguments.tensor, arguments.checkpoint, [&](const TensorRanks& ranks) { generate_on(ranks, arguments); });
   return ExitCode::ok;
 }
 
@@ -61,8 +69,10 @@ Command generate_command() {
                       {.name = "--top-k", .target = &sampling.top_k, .description = "draw from the k likeliest tokens; 0: from all"},
                       {.name = "--top-p", .target = &sampling.top_p, .description = "draw from the likeliest tokens that together reach p"},
                       {.name = "--seed", .target = &sampling.seed, .description = "equal seeds give equal texts"},
-                      threads_option(arguments->threads)},
-          .run = [arguments] { return run_generate(*arguments); }};
+                      threads_option(arguments->threads),
+                      tensor_option(arguments->tensor)},
+          .run = [arguments] { return run_generate(*arguments); },
+          .many_ranks = true};
 }
 
 }  // namespace mantissa::tools

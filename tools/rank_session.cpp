@@ -57,6 +57,23 @@ void RankSession::run(const std::function<void()>& body) {
   store_->leave();
 }
 
+Option tensor_option(int64_t& tensor) {
+  return {.name = "--tensor", .target = &tensor, .description = "ranks that share the model, each started by a launcher; default: 1"};
+}
+
+void on_tensor_ranks(int64_t tensor, const std::string& checkpoint, const std::function<void(const TensorRanks&)>& body) {
+  const Launch launch = launch_from_environment();
+  require(tensor == launch.world, ExitCode::usage, "--tensor ", tensor, " needs ", count_text(tensor, "rank"), ", and this is ",
+          describe(launch), "; start them with mantissa launch --nproc-per-node ", tensor, " -- ...");
+  RunConfig config;  // what ranks compare
+  config.parallel = {.data = 1, .tensor = tensor};
+  config.checkpoint.init_from = checkpoint;
+  share_cores(launch, config.training);
+  if (launch.world > 1) use_threads(config.training.threads);
+  RankSession session(launch, config);
+  session.run([&] { body({.group = session.mesh().tensor}); });
+}
+
 void share_cores(const Launch& launch, TrainingConfig& training) {
   if (training.threads == 0 && launch.local_size > 1) training.threads = std::max(1, num_threads() / launch.local_size);
 }

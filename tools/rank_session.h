@@ -1,10 +1,14 @@
 // The ranks of this job, for a command that runs on all of them: from the environment to a mesh that they talk through.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <string>
 
+#include "command.h"
 #include "mantissa/comm/mesh.h"
 #include "mantissa/comm/store.h"
+#include "mantissa/nn/modules.h"
 #include "mantissa/train/config.h"
 
 namespace mantissa::tools {
@@ -24,6 +28,11 @@ class RankSession {
   std::unique_ptr<Store> store_;
   Mesh mesh_;
 };
+
+// For a command whose ranks hold one model together: --tensor.
+Option tensor_option(int64_t& tensor);
+// Runs body on each of so many ranks; one alone needs no launcher. `checkpoint` must be the same on all.
+void on_tensor_ranks(int64_t tensor, const std::string& checkpoint, const std::function<void(const TensorRanks&)>& body);
 
 // training.threads 0 becomes the share of this rank of the cores of its host.
 void share_cores(const Launch& launch, TrainingConfig& training);

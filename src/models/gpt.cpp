@@ -34,12 +34,13 @@ MlpOptions mlp_options(const ModelConfig& config, Recompute recompute) {
 }
 
 // The config refuses the same; this is for a config object, or a recipe, that was changed afterwards.
-void require_projection(const Recipe& recipe, const ModelConfig& config) {
+void require_projection(const Recipe& recipe, const ModelConfig& config, int64_t tensor) {
   if (!recipe.quantises()) return;
   const std::vector<std::string> problems = output_projection_problems(recipe, {.tied_embeddings = config.tie_word_embeddings,
                                                                                 .fp32_logits = config.logits_dtype == LogitsDtype::fp32,
                                                                                 .rows = config.padded_vocab_size(),
-                                                                                .hidden = config.hidden_size});
+                                                                                .hidden = config.hidden_size,
+                                                                                .tensor = tensor});
   if (!problems.empty()) fail(ExitCode::usage, "precision.fp8_output_proj: ", problems.front());
 }
 
@@ -70,16 +71,23 @@ Gpt::Gpt(const ModelConfig& config, Backend& device, const PrecisionPlan& plan, 
       device_(device),
       compute_(plan.compute()),
       options_(options),
-      layout_{.heads = config.num_attention_heads, .kv_heads = config.kv_heads(), .head_dim = config.head_size()} {
+      layout_{.heads = config.num_attention_heads / options.tensor.group.size(),
+              .kv_heads = config.kv_heads() / options.tensor.group.size(),
+              .head_dim = config.head_size()} {
   const ModulePrecision* const output = plan.find("output");
-  if (output) require_projection(output->recipe, config);
+  if (output) require_projection(output->recipe, config, options.tensor.group.size());
   require_plan_of(model_shape(config), plan);
   const Init normal{.constant = 0.0, .std = config.init_std};
-  embed_ = &parameters_.add(weight_of(plan.of("embed"), normal));
-  if (config.position == Position::learned) position_ = &parameters_.add(weight_of(plan.of("position"), normal));
+  const TensorRanks& ranks = options_.tensor;
+  embed_ = &parameters_.add(weight_of(plan.of("embed"), normal, ranks.share()));
+  if (config.position == Position::learned) {
+    ParameterSpec position = weight_of(plan.of("position"), normal, ranks.share());
+    position.partial_gradient = ranks.sequence;
+    position_ = &parameters_.add(std::move(position));
+  }
   for (int64_t i = 0; i < config.num_layers; ++i) add_block(i, plan);
-  final_norm_.emplace(parameters_, plan.of("final_norm"), norm_options(config));
-  output_ = output ? &parameters_.add(weight_of(*output, normal)) : embed_;
+  final_norm_.emplace(parameters_, plan.of("final_norm"), norm_options(config), ranks);
+  output_ = output ? &parameters_.add(weight_of(*output, normal, ranks.share())) : embed_;
   output_recipe_ = output ? output->recipe : Recipe{.name = "high", .compute = compute_};
   parameters_.allocate(device, stats_dtype(compute_), options.gradients);
 }
@@ -88,20 +96,31 @@ void Gpt::add_block(int64_t index, const PrecisionPlan& plan) {
   const std::string path = text("layers.", index);
   const NormOptions norm = norm_options(config_);
   // Braces: members are built in this order, so parameters are numbered in it.
-  blocks_.push_back(Block{NormLayer(parameters_, plan.of(path + ".attn_norm"), norm),
-                          Attention(parameters_, plan, path + ".attn", attention_options(config_, layout_, options_.recompute)),
-                          NormLayer(parameters_, plan.of(path + ".mlp_norm"), norm),
-                          Mlp(parameters_, plan, path + ".mlp", mlp_options(config_, options_.recompute))});
+  const TensorRanks& ranks = options_.tensor;
+  blocks_.push_back(Block{NormLayer(parameters_, plan.of(path + ".attn_norm"), norm, ranks),
+                          Attention(parameters_, plan, path + ".attn", attention_options(config_, layout_, options_.recompute), ranks),
+                          NormLayer(parameters_, plan.of(path + ".mlp_norm"), norm, ranks),
+                          Mlp(parameters_, plan, path + ".mlp", mlp_options(config_, options_.recompute), ranks)});
 }
 
+Place Gpt::place(const TokenBatch& batch) const { return options_.tensor.place(Split::rows, batch.tokens.dim(0)); }
+
 Var Gpt::embed(const TokenBatch& batch) {
-  const Var x = embedding(batch.tokens, embed_->var());
-  return position_ ? add(x, embedding(batch.positions, position_->var())) : x;
+  const Var x = embedding(batch.tokens, embed_->var(), place(batch));
+  return position_ ? add(x, embedding(own_tokens(batch.positions), position_->var())) : x;
+}
+
+// Those that this rank has of what all of them together hold.
+Tensor Gpt::own_tokens(const Tensor& rows) const {
+  const TensorRanks& ranks = options_.tensor;
+  if (!ranks.sequence) return rows;
+  const RowRange own = share_of(rows.dim(0), ranks.group.rank(), ranks.group.size());
+  return rows.slice(own.begin, own.end);
 }
 
 Var Gpt::block_forward(const Block& block, const Var& x, const SequenceContext& context) const {
   const Var middle = add(x, block.attn.forward(block.attn_norm.forward(x), context));
-  return add(middle, block.mlp.forward(block.mlp_norm.forward(middle)));
+  return add(middle, block.mlp.forward(block.mlp_norm.forward(middle), context.tokens));
 }
 
 // max_position_embeddings says how long sequences may get; most are far shorter.
@@ -117,6 +136,7 @@ Tensor Gpt::rope_table(int64_t positions) {
 
 Var Gpt::hidden(const TokenBatch& batch) {
   const SequenceContext context{.batch = batch.batch,
+                                .tokens = batch.tokens.dim(0),
                                 .positions = batch.positions,
                                 .segment_starts = batch.segment_starts,
                                 .rope_table = rope_table(batch.tokens.dim(0) / batch.batch),
@@ -132,18 +152,32 @@ Var Gpt::hidden(const TokenBatch& batch) {
   return final_norm_->forward(x);
 }
 
+// The last token's, on every rank; the last rank has it in any case.
+Tensor Gpt::last_row(const Tensor& x) const {
+  const TensorRanks& ranks = options_.tensor;
+  const int last = ranks.group.size() - 1;
+  const bool here = !ranks.sequence || ranks.group.rank() == last;
+  const Tensor row = empty(device_, x.dtype(), {1, x.dim(1)});
+  if (here) device_.run(Convert{.x = x.slice(x.dim(0) - 1, x.dim(0)), .out = row});
+  if (ranks.sequence) ranks.group.broadcast(host_memory(row), last, Purpose::other);
+  return row;
+}
+
 Dtype Gpt::logits_dtype() const { return config_.logits_dtype == LogitsDtype::fp32 ? stats_dtype(compute_) : compute_; }
 
 Var Gpt::loss(const TokenBatch& batch, const Tensor& targets, int64_t target_count) {
   return cross_entropy(hidden(batch), output_->weight(), targets,
-                       {.vocab = *config_.vocab_size, .target_count = target_count, .logits_dtype = logits_dtype()}, output_recipe_);
+                       {.vocab = *config_.vocab_size, .target_count = target_count, .logits_dtype = logits_dtype()}, output_recipe_,
+                       place(batch));
 }
 
-Tensor Gpt::project(const Tensor& hidden) const { return linear_product(hidden, output_->weight(), logits_dtype(), output_recipe_); }
+Tensor Gpt::project(const Tensor& hidden, const Place& at) const {
+  return linear_product(hidden, output_->weight(), logits_dtype(), output_recipe_, at);
+}
 
 Tensor Gpt::logits(const TokenBatch& batch) {
   const Tape::Scope paused(nullptr);
-  return project(hidden(batch).value());
+  return project(hidden(batch).value(), place(batch));
 }
 
 std::vector<KeyValueCache> Gpt::new_cache(int64_t positions) const {
@@ -170,11 +204,13 @@ Tensor Gpt::next_logits(const std::vector<int32_t>& tokens, std::vector<KeyValue
   const Tensor table = rope_table(first + count);
   Var x = embed(batch);
   for (size_t i = 0; i < blocks_.size(); ++i) {
-    x = block_forward(blocks_[i], x,
-                      {.batch = 1, .positions = batch.positions, .segment_starts = {}, .rope_table = table, .cache = &cache[i]});
+    x = block_forward(
+        blocks_[i], x,
+        {.batch = 1, .tokens = count, .positions = batch.positions, .segment_starts = {}, .rope_table = table, .cache = &cache[i]});
   }
-  const Tensor last = final_norm_->forward(Var(x.value().slice(count - 1, count))).value();
-  return converted(project(last), Dtype::f32).view({output_->shape[0]});
+  const Tensor logits = converted(
+      project(final_norm_->forward(Var(last_row(x.value()))).value(), {.group = options_.tensor.group, .split = Split::rows}), Dtype::f32);
+  return logits.view({logits.elements()});
 }
 
 }  // namespace mantissa

@@ -3,8 +3,9 @@
 namespace mantissa {
 namespace {
 
-ModuleShape linear(const std::string& path, int64_t out, int64_t in, bool bias, std::vector<ModulePart> parts = {}) {
-  return {.path = path, .kind = ModuleKind::linear, .out = out, .in = in, .bias = bias ? out : 0, .parts = std::move(parts)};
+ModuleShape linear(const std::string& path, int64_t out, int64_t in, bool bias, Split split, std::vector<ModulePart> parts = {}) {
+  return {
+      .path = path, .kind = ModuleKind::linear, .out = out, .in = in, .bias = bias ? out : 0, .parts = std::move(parts), .split = split};
 }
 
 ModuleShape norm(const std::string& path, int64_t channels, bool bias) {
@@ -14,8 +15,8 @@ ModuleShape norm(const std::string& path, int64_t channels, bool bias) {
 void add_attention(const ModelConfig& config, const std::string& path, std::vector<ModuleShape>& modules) {
   const int64_t q = config.num_attention_heads * config.head_size(), kv = config.kv_heads() * config.head_size();
   const bool qkv_bias = config.attention_bias != AttentionBias::none, out_bias = config.attention_bias == AttentionBias::all;
-  modules.push_back(linear(path + ".qkv", q + 2 * kv, config.hidden_size, qkv_bias, {{"q", q}, {"k", kv}, {"v", kv}}));
-  modules.push_back(linear(path + ".out", config.hidden_size, q, out_bias));
+  modules.push_back(linear(path + ".qkv", q + 2 * kv, config.hidden_size, qkv_bias, Split::rows, {{"q", q}, {"k", kv}, {"v", kv}}));
+  modules.push_back(linear(path + ".out", config.hidden_size, q, out_bias, Split::columns));
   if (!config.qk_norm) return;
   modules.push_back(norm(path + ".q_norm", config.head_size(), false));
   modules.push_back(norm(path + ".k_norm", config.head_size(), false));
@@ -24,19 +25,20 @@ void add_attention(const ModelConfig& config, const std::string& path, std::vect
 void add_mlp(const ModelConfig& config, const std::string& path, std::vector<ModuleShape>& modules) {
   const int64_t hidden = config.hidden_size, inner = config.intermediate_size;
   if (config.activation == Activation::swiglu) {
-    modules.push_back(linear(path + ".gate_up", 2 * inner, hidden, config.mlp_bias, {{"gate", inner}, {"up", inner}}));
+    modules.push_back(linear(path + ".gate_up", 2 * inner, hidden, config.mlp_bias, Split::rows, {{"gate", inner}, {"up", inner}}));
   } else {
-    modules.push_back(linear(path + ".up", inner, hidden, config.mlp_bias));
+    modules.push_back(linear(path + ".up", inner, hidden, config.mlp_bias, Split::rows));
   }
-  modules.push_back(linear(path + ".down", hidden, inner, config.mlp_bias));
+  modules.push_back(linear(path + ".down", hidden, inner, config.mlp_bias, Split::columns));
 }
 
 }  // namespace
 
-ModelShape model_shape(const ModelConfig& config) {
+ModelShape model_shape(const ModelConfig& config, int64_t tensor) {
   const int64_t hidden = config.hidden_size, vocab = config.vocab_size ? config.padded_vocab_size() : 0;
   const int64_t padding = vocab - config.vocab_size.value_or(0);
-  std::vector<ModuleShape> modules = {{.path = "embed", .kind = ModuleKind::embedding, .out = vocab, .in = hidden, .padding = padding}};
+  std::vector<ModuleShape> modules = {
+      {.path = "embed", .kind = ModuleKind::embedding, .out = vocab, .in = hidden, .padding = padding, .split = Split::rows}};
   if (config.position == Position::learned) {
     modules.push_back({.path = "position", .kind = ModuleKind::embedding, .out = config.max_position_embeddings, .in = hidden});
   }
@@ -49,11 +51,12 @@ ModelShape model_shape(const ModelConfig& config) {
   }
   modules.push_back(norm("final_norm", hidden, config.norm_bias));
   if (!config.tie_word_embeddings) {
-    modules.push_back({.path = "output", .kind = ModuleKind::output, .out = vocab, .in = hidden, .padding = padding});
+    modules.push_back({.path = "output", .kind = ModuleKind::output, .out = vocab, .in = hidden, .padding = padding, .split = Split::rows});
   }
   return {.modules = std::move(modules),
           .tied_embeddings = config.tie_word_embeddings,
-          .fp32_logits = config.logits_dtype == LogitsDtype::fp32};
+          .fp32_logits = config.logits_dtype == LogitsDtype::fp32,
+          .tensor = tensor};
 }
 
 std::vector<ParameterShape> parameter_shapes(const ModelShape& model) {

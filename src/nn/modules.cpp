@@ -10,42 +10,58 @@ namespace {
 
 constexpr Init kOnes{.constant = 1.0, .std = 0.0};
 
-// A bias is never quantised.
-ParameterSpec bias_of(const ModulePrecision& module) {
-  return {.name = module.module.path + ".bias", .shape = {module.module.bias}, .dtype = module.recipe.compute};
+std::vector<int64_t> rows_of(const std::vector<ModulePart>& parts) {
+  std::vector<int64_t> rows;
+  for (const ModulePart& part : parts) rows.push_back(part.out);
+  return rows;
+}
+
+// A bias is never quantised. Where the columns of the weight are divided it is whole on each rank.
+ParameterSpec bias_of(const ModulePrecision& module, ShareOf share, bool shared_tokens = false) {
+  const ModuleShape& of = module.module;
+  const bool by_rows = of.split == Split::rows;
+  ParameterSpec bias{.name = of.path + ".bias", .shape = {of.bias}, .dtype = module.recipe.compute};
+  if (by_rows) bias.parts = rows_of(of.parts);
+  bias.partial_gradient = !by_rows && shared_tokens;
+  return share_of(bias, by_rows ? Split::rows : Split::none, share);
 }
 
 }  // namespace
 
-ParameterSpec weight_of(const ModulePrecision& module, Init init) {
+ParameterSpec weight_of(const ModulePrecision& module, Init init, ShareOf share) {
   const ModuleShape& of = module.module;
-  return {.name = of.path + ".weight",
-          .shape = of.in == 0 ? Shape{of.out} : Shape{of.out, of.in},
-          .init = init,
-          .dtype = module.recipe.compute,
-          .quantised = module.resident_codes(),
-          .keeps_value = !module.stores_only_codes(),
-          .padding = of.padding};
+  return share_of({.name = of.path + ".weight",
+                   .shape = of.in == 0 ? Shape{of.out} : Shape{of.out, of.in},
+                   .init = init,
+                   .dtype = module.recipe.compute,
+                   .quantised = module.resident_codes(),
+                   .keeps_value = !module.stores_only_codes(),
+                   .padding = of.padding,
+                   .parts = rows_of(of.parts)},
+                  of.split, share);
 }
 
-std::vector<ParameterSpec> parameter_specs(const PrecisionPlan& plan) {
+std::vector<ParameterSpec> parameter_specs(const PrecisionPlan& plan, ShareOf share) {
   std::vector<ParameterSpec> specs;
   for (const ModulePrecision& module : plan.modules()) {
-    specs.push_back(weight_of(module, {}));
-    if (module.module.bias > 0) specs.push_back(bias_of(module));
+    specs.push_back(weight_of(module, {}, share));
+    if (module.module.bias > 0) specs.push_back(bias_of(module, share));
   }
   return specs;
 }
 
-Linear::Linear(ParameterSet& set, const ModulePrecision& module, double init_std)
-    : recipe_(module.recipe), weight_(&set.add(weight_of(module, {.constant = 0.0, .std = init_std}))) {
-  if (module.module.bias > 0) bias_ = &set.add(bias_of(module));
+Linear::Linear(ParameterSet& set, const ModulePrecision& module, double init_std, const TensorRanks& ranks)
+    : recipe_(module.recipe), ranks_(ranks), weight_(&set.add(weight_of(module, {.constant = 0.0, .std = init_std}, ranks.share()))) {
+  if (module.module.bias > 0) bias_ = &set.add(bias_of(module, ranks.share(), ranks.sequence));
 }
 
-NormLayer::NormLayer(ParameterSet& set, const ModulePrecision& module, const NormOptions& options)
-    : weight_(&set.add(weight_of(module, kOnes))), options_(options) {
+NormLayer::NormLayer(ParameterSet& set, const ModulePrecision& module, const NormOptions& options, const TensorRanks& ranks)
+    : options_(options) {
+  ParameterSpec weight = weight_of(module, kOnes, ranks.share());
+  weight.partial_gradient = ranks.sequence;
+  weight_ = &set.add(std::move(weight));
   require(module.module.bias == 0 || options.layer_norm, module.module.path, ": RMSNorm has no bias");
-  if (module.module.bias > 0) bias_ = &set.add(bias_of(module));
+  if (module.module.bias > 0) bias_ = &set.add(bias_of(module, ranks.share(), ranks.sequence));
 }
 
 Var NormLayer::forward(const Var& x) const {
@@ -53,11 +69,20 @@ Var NormLayer::forward(const Var& x) const {
   return layer_norm(x, weight_->var(), bias_ ? bias_->var() : Var(), options_.eps);
 }
 
-Attention::Attention(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const AttentionOptions& options)
-    : options_(options), qkv_(set, plan.of(path + ".qkv"), options.init_std), out_(set, plan.of(path + ".out"), options.out_init_std) {
+// Heads of one norm lie on all ranks.
+Attention::Attention(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const AttentionOptions& options,
+                     const TensorRanks& ranks)
+    : options_(options),
+      qkv_(set, plan.of(path + ".qkv"), options.init_std, ranks),
+      out_(set, plan.of(path + ".out"), options.out_init_std, ranks) {
   if (!plan.find(path + ".q_norm")) return;
-  q_norm_ = &set.add(weight_of(plan.of(path + ".q_norm"), kOnes));
-  k_norm_ = &set.add(weight_of(plan.of(path + ".k_norm"), kOnes));
+  const auto add = [&](const char* name) {
+    ParameterSpec weight = weight_of(plan.of(path + name), kOnes, ranks.share());
+    weight.partial_gradient = ranks.group.size() > 1;
+    return &set.add(std::move(weight));
+  };
+  q_norm_ = add(".q_norm");
+  k_norm_ = add(".k_norm");
 }
 
 Var Attention::core(const Var& qkv, const SequenceContext& context) const {
@@ -86,19 +111,19 @@ Var Attention::cached(const Var& qkv, const SequenceContext& context) const {
 }
 
 Var Attention::forward(const Var& x, const SequenceContext& context) const {
-  const Var qkv = qkv_.forward(x);
-  if (!options_.recompute || !recording({qkv})) return out_.forward(core(qkv, context));
-  return out_.forward(recompute(qkv, [this, context](const Var& again) { return core(again, context); }));
+  const Var qkv = qkv_.forward(x, context.tokens);
+  if (!options_.recompute || !recording({qkv})) return out_.forward(core(qkv, context), context.tokens);
+  return out_.forward(recompute(qkv, [this, context](const Var& again) { return core(again, context); }), context.tokens);
 }
 
-Mlp::Mlp(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const MlpOptions& options)
+Mlp::Mlp(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const MlpOptions& options, const TensorRanks& ranks)
     : options_(options),
-      up_(set, plan.of(path + (options.gelu ? ".up" : ".gate_up")), options.init_std),
-      down_(set, plan.of(path + ".down"), options.down_init_std) {}
+      up_(set, plan.of(path + (options.gelu ? ".up" : ".gate_up")), options.init_std, ranks),
+      down_(set, plan.of(path + ".down"), options.down_init_std, ranks) {}
 
-Var Mlp::forward(const Var& x) const {
-  const Var up = up_.forward(x);
-  return down_.forward(options_.gelu ? gelu(up, *options_.gelu, options_.keep) : swiglu(up, options_.keep));
+Var Mlp::forward(const Var& x, int64_t tokens) const {
+  const Var up = up_.forward(x, tokens);
+  return down_.forward(options_.gelu ? gelu(up, *options_.gelu, options_.keep) : swiglu(up, options_.keep), tokens);
 }
 
 }  // namespace mantissa

@@ -1,5 +1,6 @@
 #include "mantissa/nn/parameter.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "mantissa/base/integers.h"
@@ -25,6 +26,44 @@ ArenaMap map_of(Arena& arena, std::deque<Parameter>& parameters, const Take& tak
 }  // namespace
 
 int64_t gradient_elements(int64_t elements) { return round_up(elements, 32); }
+
+ParameterSpec share_of(ParameterSpec whole, Split split, ShareOf share) {
+  if (share.ranks == 1) return whole;
+  const auto divided = [&](int64_t size) {
+    require(size % share.ranks == 0, whole.name, ": ", size, " cannot be divided among ", share.ranks, " ranks");
+    return size / share.ranks;
+  };
+  whole.split = split;
+  whole.share = share;
+  if (split == Split::columns) whole.shape = {whole.shape[0], divided(whole.shape[1])};
+  if (split != Split::rows) return whole;
+  const int64_t rows = divided(whole.shape[0]), stored = whole.shape[0] - whole.padding;
+  require(whole.padding == 0 || whole.parts.empty(), whole.name, ": fused parts have no padding");
+  for (int64_t& part : whole.parts) part = divided(part);
+  whole.stored_rows = stored;
+  whole.shape = whole.shape.with_dim0(rows);
+  whole.padding = std::clamp<int64_t>(rows * (share.rank + 1) - stored, 0, rows);
+  return whole;
+}
+
+Shape Parameter::stored_shape() const {
+  if (split == Split::columns) return {shape[0], shape[1] * share.ranks};
+  return shape.with_dim0(split == Split::rows ? stored_rows : shape[0] - padding);
+}
+
+std::vector<Part::Slab> Part::slabs() const {
+  std::vector<Slab> slabs;
+  const bool by_rows = of->split == Split::rows;
+  const int64_t column = of->split == Split::columns ? of->share.rank * of->shape[1] : 0;
+  int64_t first = 0;  // row of a fused part in the parameter; in the whole every part before it has as many rows on each rank
+  for (const int64_t rows : of->parts.empty() ? std::vector<int64_t>{of->shape[0]} : of->parts) {
+    const int64_t from = std::max(begin, first), to = std::min(stored_end(), first + rows);
+    const int64_t moved = by_rows ? first * (of->share.ranks - 1) + of->share.rank * rows : 0;
+    if (from < to) slabs.push_back({.begin = from, .end = to, .row = from + moved, .column = column});
+    first += rows;
+  }
+  return slabs;
+}
 
 Parameter& ParameterSet::add(ParameterSpec spec) {
   require(!find(spec.name), "parameter ", spec.name, " exists already");
@@ -123,13 +162,16 @@ void ParameterSet::draw_initial(const Part& part, uint64_t seed, const Tensor& m
   const Init& init = part.of->init;
   if (init.std == 0.0) return device_->run(Fill{.out = master, .value = init.constant});
   require(init.constant == 0.0, part.of->name, ": noise around a constant is not supported");
-  const int64_t rows = part.stored_end() - part.begin;
-  device_->run(Fill{.out = master.slice(rows, master.dim(0)), .value = 0.0});
-  device_->run(RandomNormal{.out = master.slice(0, rows),
-                            .key = {.seed = seed, .stream = RngStream::init},
-                            .what = part.of->number_,
-                            .first_index = part.first_element(),
-                            .std = init.std});
+  device_->run(Fill{.out = master.slice(part.stored_end() - part.begin, master.dim(0)), .value = 0.0});
+  const int64_t columns = part.of->stored_shape().with_dim0(1).elements();
+  for (const Part::Slab& slab : part.slabs()) {
+    device_->run(RandomNormal{.out = master.slice(slab.begin - part.begin, slab.end - part.begin),
+                              .key = {.seed = seed, .stream = RngStream::init},
+                              .what = part.of->number_,
+                              .first_index = slab.row * columns + slab.column,
+                              .std = init.std,
+                              .row_stride = part.of->split == Split::columns ? columns : 0});
+  }
 }
 
 void ParameterSet::store(const Part& part, const Tensor& master) {

@@ -37,8 +37,8 @@ std::vector<int64_t> cut_bands(std::span<const int64_t> band_sizes, int ranks) {
   return first;
 }
 
-Shards::Shards(ParameterSet& parameters, Communicator data, int64_t bucket_bytes)
-    : parameters_(parameters), data_(std::move(data)), ready_(parameters.all().size()), queue_(data_) {
+Shards::Shards(ParameterSet& parameters, Mesh mesh, int64_t bucket_bytes)
+    : parameters_(parameters), mesh_(std::move(mesh)), ready_(parameters.all().size()), queue_(mesh_.world) {
   const std::deque<Parameter>& all = parameters.all();
   size_t first = 0;
   int64_t bytes = 0;
@@ -71,22 +71,26 @@ void Shards::add_bucket(size_t first, size_t last) {
   }
   bands.push_back({.parameter = last, .row = 0});
   Bucket bucket;
-  for (const int64_t band : cut_bands(sizes, data_.size())) bucket.borders.push_back(bands[static_cast<size_t>(band)]);
+  for (const int64_t band : cut_bands(sizes, mesh_.data.size())) bucket.borders.push_back(bands[static_cast<size_t>(band)]);
   bucket.others_begin = others_.size();
-  for (int r = 0; r < data_.size(); ++r) {
+  for (int r = 0; r < mesh_.data.size(); ++r) {
     const auto at = static_cast<size_t>(r);
-    std::ranges::move(parts(bucket.borders[at], bucket.borders[at + 1]), std::back_inserter(r == data_.rank() ? own_ : others_));
+    std::ranges::move(parts(bucket.borders[at], bucket.borders[at + 1]), std::back_inserter(r == mesh_.data.rank() ? own_ : others_));
   }
   bucket.own_end = own_.size(), bucket.others_end = others_.size();
   plan_exchanges(bucket);
   buckets_.push_back(std::move(bucket));
-  if (data_.size() > 1) listen(buckets_.size() - 1, first, last);
+  if (mesh_.world.size() > 1) listen(buckets_.size() - 1, first, last);
 }
 
 void Shards::plan_exchanges(Bucket& bucket) const {
   const ArenaMap gradients = parameters_.gradient_map();
   bucket.begin = position(gradients, bucket.borders.front()), bucket.end = position(gradients, bucket.borders.back());
   bucket.gradient_counts = counts(gradients, bucket);
+  for (size_t i = bucket.borders.front().parameter; i < bucket.borders.back().parameter; ++i) {
+    const ArenaMap::Place& place = gradients.places[i];
+    if (parameters_.all()[i].partial_gradient) bucket.partial.emplace_back(place.begin, place.begin + place.elements);
+  }
   for (const ArenaMap& arena : parameters_.sources()) {
     const int64_t begin = position(arena, bucket.borders.front()), end = position(arena, bucket.borders.back());
     if (begin == end) continue;
@@ -153,10 +157,29 @@ void Shards::count_ready(size_t bucket, size_t parameter) {
 void Shards::send(Bucket& bucket) {
   bucket.sent = true;
   if (finish_) finish_(bucket.begin, bucket.end);
-  if (data_.size() == 1) return;
-  bucket.gradients = queue_.submit([this, range = sums_.slice(bucket.begin, bucket.end), &counts = bucket.gradient_counts] {
-    data_.sum_scatter(range, counts, Purpose::gradients);
+  if (mesh_.world.size() == 1) return;
+  bucket.gradients = queue_.submit([this, sums = sums_, &bucket] {
+    sum_partial(bucket, sums);
+    mesh_.data.sum_scatter(sums.slice(bucket.begin, bucket.end), bucket.gradient_counts, Purpose::gradients);
   });
+}
+
+// In one exchange.
+void Shards::sum_partial(const Bucket& bucket, const Tensor& sums) const {
+  if (mesh_.tensor.size() == 1 || bucket.partial.empty()) return;
+  int64_t elements = 0;
+  for (const auto& [begin, end] : bucket.partial) elements += end - begin;
+  const Tensor together = empty(sums.device(), sums.dtype(), {elements});
+  const auto each = [&](const auto& body) {
+    int64_t at = 0;
+    for (const auto& [begin, end] : bucket.partial) {
+      body(sums.slice(begin, end), together.slice(at, at + end - begin));
+      at += end - begin;
+    }
+  };
+  each([](const Tensor& gradient, const Tensor& copy) { copy.device().run(Convert{.x = gradient, .out = copy}); });
+  mesh_.tensor.sum(together, Purpose::gradients);
+  each([](const Tensor& gradient, const Tensor& copy) { copy.device().run(Convert{.x = copy, .out = gradient}); });
 }
 
 void Shards::send_rest() {
@@ -177,18 +200,16 @@ void Shards::reduce_gradients() {
     bucket.gradients = {};
     bucket.sent = false;
   }
-  arrive();  // what no forward pass has read
 }
 
 void Shards::gather(size_t bucket) {
-  if (data_.size() == 1) return;
+  if (mesh_.data.size() == 1) return;
   Bucket& gathered = buckets_[bucket];
-  arrive(gathered);
   gathered.gate->open = false;
   gathered.values = queue_.submit([this, &sources = gathered.sources] {
     std::vector<Communicator::Gather> gathers;
     for (const Range& range : sources) gathers.push_back({.bytes = host_memory(range.memory), .counts = range.counts});
-    data_.all_gather(gathers, Purpose::parameters);
+    mesh_.data.all_gather(gathers, Purpose::parameters);
   });
 }
 
@@ -211,7 +232,7 @@ void Shards::arrive(Bucket& bucket) {
 int64_t Shards::norm_bands(int rank) const {
   int64_t bands = 0;
   for (const Bucket& bucket : buckets_) {
-    const auto r = static_cast<size_t>(rank);
+    const auto r = static_cast<size_t>(rank / mesh_.tensor.size());
     for (const Part& part : parts(bucket.borders[r], bucket.borders[r + 1])) bands += partial_norms(part);
   }
   return bands;
@@ -219,13 +240,17 @@ int64_t Shards::norm_bands(int rank) const {
 
 std::vector<double> Shards::in_order(const std::vector<std::vector<double>>& by_rank) const {
   std::vector<double> all;
+  const auto tensor_ranks = static_cast<size_t>(mesh_.tensor.size());
   std::vector<size_t> next(by_rank.size());
-  for (const Bucket& bucket : buckets_) {
-    for (size_t r = 0; r < by_rank.size(); ++r) {
-      for (const Part& part : parts(bucket.borders[r], bucket.borders[r + 1])) {
-        const auto from = by_rank[r].begin() + static_cast<int64_t>(next[r]);
-        all.insert(all.end(), from, from + partial_norms(part));
-        next[r] += static_cast<size_t>(partial_norms(part));
+  for (size_t tensor = 0; tensor < tensor_ranks; ++tensor) {
+    for (const Bucket& bucket : buckets_) {
+      for (size_t data = 0; data + 1 < bucket.borders.size(); ++data) {
+        const size_t rank = data * tensor_ranks + tensor;
+        for (const Part& part : parts(bucket.borders[data], bucket.borders[data + 1])) {
+          const auto from = by_rank[rank].begin() + static_cast<int64_t>(next[rank]);
+          if (tensor == 0 || part.of->split != Split::none) all.insert(all.end(), from, from + partial_norms(part));
+          next[rank] += static_cast<size_t>(partial_norms(part));
+        }
       }
     }
   }

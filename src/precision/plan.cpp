@@ -40,20 +40,29 @@ void decide_storage(ModulePrecision& entry, bool primary_codes) {
   if (entry.resident_codes()) entry.bytes += quantised_bytes(entry.module, entry.resident_codes());
 }
 
-// The sizes of a weight that hold no whole number of blocks: "out 100 of part q is not a multiple of 32, the block of recipe mxfp8"; "" if
-// there is none.
-std::string size_problem(const ModuleShape& module, const Recipe& recipe) {
-  const int64_t fake = recipe.weight_fake_quant ? recipe.weight_fake_quant.block_cols : 1;
-  if (module.in % fake != 0)
-    return text("in ", module.in, " is not a multiple of ", fake, ", the block of weight_fake_quant in recipe ", recipe.name);
-  const int64_t block = recipe.block();
-  if (block == 0) return "";
-  const std::string not_multiple = text(" is not a multiple of ", block, ", the block of recipe ", recipe.name);
-  if (module.in % block != 0) return text("in ", module.in, not_multiple);
-  for (const ModulePart& part : module.parts) {
-    if (part.out % block != 0) return text("out ", part.out, " of part ", part.name, not_multiple);
+// Why each rank's share of a size holds no whole number of blocks: "out 100 of part q is not a multiple of 32, the block of recipe mxfp8";
+// "" if it does.
+std::string share_problem(const std::string& what, int64_t size, int64_t ranks, int64_t block, const std::string& of) {
+  if (size % (ranks * block) == 0) return "";
+  if (ranks == 1) return text(what, " is not a multiple of ", block, ", the block of ", of);
+  return text(what, " cannot be divided among the ", ranks, " ranks of parallel.tensor in multiples of ", block, ", the block of ", of);
+}
+
+// The sizes of a weight that cannot be divided so; "" if all can.
+std::string size_problem(const ModuleShape& module, const Recipe& recipe, int64_t tensor) {
+  const int64_t rows = module.split == Split::rows ? tensor : 1, columns = module.split == Split::columns ? tensor : 1;
+  const int64_t fake = recipe.weight_fake_quant ? recipe.weight_fake_quant.block_cols : 1, block = recipe.block();
+  const std::string in = text("in ", module.in), of = "recipe " + recipe.name;
+  std::vector<std::string> problems = {share_problem(in, module.in, columns, fake, "weight_fake_quant in " + of)};
+  if (block > 0) {
+    problems.push_back(share_problem(in, module.in, columns, block, of));
+    for (const ModulePart& part : module.parts) {
+      problems.push_back(share_problem(text("out ", part.out, " of part ", part.name), part.out, rows, block, of));
+    }
+    problems.push_back(share_problem(text("out ", module.out), module.out, rows, block, of));
   }
-  return module.out % block == 0 ? "" : text("out ", module.out, not_multiple);
+  const auto first = std::ranges::find_if(problems, [](const std::string& problem) { return !problem.empty(); });
+  return first == problems.end() ? "" : *first;
 }
 
 // Keys that were given and change nothing.
@@ -151,7 +160,7 @@ class Resolver {
     const Recipe& recipe = entry.recipe;
     if (kind == ModuleKind::output) return "";
     if (kind == ModuleKind::linear || kind == ModuleKind::router) {
-      const std::string size = size_problem(entry.module, recipe);
+      const std::string size = size_problem(entry.module, recipe, model_.tensor);
       return size.empty() ? "" : text("does not fit its recipe: ", size, "; change the size, or give it another recipe by a rule");
     }
     if (recipe.quantises()) return text("has no GEMM, so \"", recipe.name, "\" has nothing to quantise");
@@ -172,7 +181,7 @@ class Resolver {
     const OutputProjectionConfig& on = config_.fp8_output_proj;
     const auto output = std::find_if(model_.modules.begin(), model_.modules.end(),
                                      [](const ModuleShape& module) { return module.kind == ModuleKind::output; });
-    OutputProjection projection{.tied_embeddings = model_.tied_embeddings, .fp32_logits = model_.fp32_logits};
+    OutputProjection projection{.tied_embeddings = model_.tied_embeddings, .fp32_logits = model_.fp32_logits, .tensor = model_.tensor};
     if (output != model_.modules.end()) projection.rows = output->out, projection.hidden = output->in;
     for (const std::string& problem : output_projection_problems(ambient, projection)) report_.error("precision.fp8_output_proj", problem);
     if (!on.fprop && !on.dgrad && !on.wgrad)
@@ -225,8 +234,11 @@ std::vector<std::string> output_projection_problems(const Recipe& ambient, const
   if (output.tied_embeddings) problems.push_back("needs an output projection of its own: model.tie_word_embeddings must be false");
   if (output.fp32_logits) problems.push_back("excludes model.logits_dtype fp32");
   if (output.hidden % 32 != 0) problems.push_back(text("needs model.hidden_size in multiples of 32, got ", output.hidden));
-  if (output.rows % 32 != 0) {
-    problems.push_back(text("needs a padded vocabulary in multiples of 32, got ", output.rows, ": set model.pad_vocab_to to 32"));
+  const int64_t multiple = 32 * output.tensor;
+  if (output.rows % multiple != 0) {
+    const std::string per_rank = output.tensor == 1 ? "" : text(", 32 for each rank of parallel.tensor");
+    problems.push_back(text("needs a padded vocabulary in multiples of ", multiple, per_rank, ", got ", output.rows,
+                            ": set model.pad_vocab_to to ", multiple));
   }
   return problems;
 }

@@ -22,26 +22,23 @@ TrainState saved_state(const Manifest& manifest, const std::string& source) {
   return state;
 }
 
-// Of its rows without padding.
-Box box_of(const Part& part) {
+Box box_of(const Part& part, const Part::Slab& slab) {
   Box box = whole_box(dimensions(part.shape()));
-  box.start.front() = part.begin;
-  box.size.front() = part.stored_end() - part.begin;
+  box.start.front() = slab.row;
+  box.size.front() = slab.end - slab.begin;
+  if (box.start.size() > 1) box.start.back() = slab.column;
   return box;
 }
 
-std::vector<int64_t> stored_shape(const Parameter& parameter) {
-  return dimensions(parameter.shape.with_dim0(parameter.shape[0] - parameter.padding));
-}
-
+// What several tensor ranks hold alike the first of them writes.
 void add_tensor(CheckpointContent& content, const char* prefix, const Part& part, const Tensor& data) {
-  const Box box = box_of(part);
-  const int64_t rows = box.size.front();
-  if (rows == 0) return;
+  std::vector<Box> boxes;
+  for (const Part::Slab& slab : part.slabs()) boxes.push_back(box_of(part, slab));
+  if (boxes.empty() || (part.of->split == Split::none && part.of->share.rank > 0)) return;
   content.tensors.push_back({.name = prefix + part.of->name,
-                             .shape = part.of->shape.with_dim0(part.of->shape[0] - part.of->padding),
-                             .boxes = {box},
-                             .data = data.slice(0, rows)});
+                             .shape = part.of->stored_shape(),
+                             .boxes = std::move(boxes),
+                             .data = data.slice(0, part.stored_end() - part.begin)});
 }
 
 // Reads what belongs to a part.
@@ -56,15 +53,16 @@ class PartReader {
   void read(const char* prefix, const Part& part, const Tensor& out) {
     const std::string name = prefix + part.of->name;
     const ManifestTensor& saved = reader_.tensor(name);
-    const std::vector<int64_t> needed = stored_shape(*part.of);
+    const std::vector<int64_t> needed = dimensions(part.of->stored_shape());
     const bool padded = saved.shape != needed && with_padding(part.of->name, saved.shape, needed);
     require(saved.dtype == out.dtype() && (padded || saved.shape == needed), ExitCode::usage, reader_.directory().string(), ": ", name,
             " is ", saved.dtype, " ", shape_text(saved.shape), ", the model needs ", out.dtype(), " ", shape_text(needed));
     if (padded && padded_.empty()) padded_ = name;
-    const Box box = box_of(part);
-    const int64_t rows = box.size.front();
-    fill_from_host(out.slice(0, rows), [&](std::span<std::byte> bytes) { reader_.read(name, box, bytes); });
-    out.device().run(Fill{.out = out.slice(rows, out.dim(0)), .value = 0.0});
+    for (const Part::Slab& slab : part.slabs()) {
+      const Tensor rows = out.slice(slab.begin - part.begin, slab.end - part.begin);
+      fill_from_host(rows, [&](std::span<std::byte> bytes) { reader_.read(name, box_of(part, slab), bytes); });
+    }
+    out.device().run(Fill{.out = out.slice(part.stored_end() - part.begin, out.dim(0)), .value = 0.0});
   }
 
   // The first tensor that was saved with its rows of padding, as all were once.
@@ -166,7 +164,7 @@ CheckpointContent checkpoint_content(const TrainedParts& parts, const TrainState
                              .samples = state.samples,
                              .config = effective_config(parts.config),
                              .tokenizer = tokenizer ? tokenizer->to_json() : "null",
-                             .plan = plan_manifest(parts.plan, codes_by_weight(parts.parameters, shards.own(), shards.data())),
+                             .plan = plan_manifest(parts.plan, codes_by_weight(parts.parameters, shards.own(), shards.mesh().world)),
                              .state = json_text(now),
                              .fingerprints = {.build = build_fingerprint(), .dataset = json_text(parts.data.fingerprints)}},
                             {}};
@@ -193,7 +191,7 @@ TrainState restore(CheckpointReader& reader, const TrainedParts& parts) {
   require(state.step <= config.training.steps, ExitCode::usage, "training.steps: ", config.training.steps, " is less than the ", state.step,
           " steps of ", reader.directory().string());
   load_weights(reader, parts.plan, purpose, parts.parameters, &parts.optimizer);
-  agree_on_reading(parts.optimizer.shards().data(), [&] {
+  agree_on_reading(parts.optimizer.shards().mesh().world, [&] {
     PartReader moments(reader);
     for (const Optimizer::State& own : parts.optimizer.states()) {
       moments.read("m.", own.part, own.first_moment);
@@ -205,8 +203,9 @@ TrainState restore(CheckpointReader& reader, const TrainedParts& parts) {
   return state;
 }
 
-void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor purpose, ParameterSet& parameters, Optimizer* optimizer) {
-  const Communicator ranks = optimizer ? optimizer->shards().data() : Communicator();
+void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor purpose, ParameterSet& parameters, Optimizer* optimizer,
+                  const Communicator& replica) {
+  const Communicator ranks = optimizer ? optimizer->shards().mesh().world : replica;
   parameters.clear_nonfinite();  // a candidate that was given up may have raised it
   PartReader masters(reader);
   agree_on_reading(ranks, [&] {

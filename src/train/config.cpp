@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <filesystem>
+#include <numeric>
 
 #include "mantissa/data/tokenizer.h"
 #include "mantissa/models/model_shape.h"
@@ -74,7 +75,9 @@ const ForeignNames kForeignNames = {
 
 void resolve_parallel(ParallelConfig& parallel, int64_t world, ConfigReport& report) {
   if (parallel.data == 0) report.error("parallel.data", "must be -1 or at least 1, got 0");
-  if (parallel.tensor != 1) report.error("parallel.tensor", text("tensor parallelism is not built yet: must be 1, got ", parallel.tensor));
+  if (parallel.sequence_parallel && parallel.tensor == 1) {
+    report.error("parallel.sequence_parallel", "divides tokens among the ranks of parallel.tensor, which is 1");
+  }
   if (report.failed("parallel")) return;
   if (parallel.data == -1) {
     if (world % parallel.tensor != 0)
@@ -156,6 +159,7 @@ void resolve_model(RunConfig& config, ConfigReport& report) {
     model.vocab_size = Tokenizer::bytes().size();
     report.derive("model.vocab_size");
   }
+  divide_model(model, config.parallel.tensor, report);
 }
 
 // The plan itself is not kept: the vocabulary may follow from the data.
@@ -164,7 +168,7 @@ void resolve_precision(RunConfig& config, ConfigReport& report) {
   if (report.failed("model")) {
     resolve_recipes(config.precision, report);
   } else {
-    PrecisionPlan::resolve(config.precision, model_shape(config.model), report);
+    PrecisionPlan::resolve(config.precision, model_shape(config.model, config.parallel.tensor), report);
   }
 }
 
@@ -231,6 +235,20 @@ void resolve_folders(RunConfig& config, ConfigReport& report, const std::string&
 
 }  // namespace
 
+void divide_model(ModelConfig& model, int64_t tensor, ConfigReport& report) {
+  if (tensor == 1) return;
+  const auto divide = [&](const char* what, int64_t size) {
+    if (size % tensor == 0) return;
+    report.error("parallel.tensor", text(what, " ", size, " cannot be divided among ", tensor, " ranks"));
+  };
+  divide("model.num_attention_heads", model.num_attention_heads);
+  divide("model.num_key_value_heads", model.kv_heads());
+  divide("model.intermediate_size", model.intermediate_size);
+  if (model.pad_vocab_to % tensor == 0) return;
+  model.pad_vocab_to = std::lcm(model.pad_vocab_to, tensor);
+  report.derive("model.pad_vocab_to");
+}
+
 void resolve_run_config(RunConfig& config, ConfigReport& report, const std::string& file, int64_t world) {
   if (!report.failed("parallel")) resolve_parallel(config.parallel, world, report);
   if (!report.failed("training") && !report.failed("parallel")) {
@@ -257,7 +275,7 @@ void resolve_run_config(RunConfig& config, ConfigReport& report, const std::stri
 
 PrecisionPlan resolve_plan(const RunConfig& config) {
   ConfigReport report;
-  PrecisionPlan plan = PrecisionPlan::resolve(config.precision, model_shape(config.model), report);
+  PrecisionPlan plan = PrecisionPlan::resolve(config.precision, model_shape(config.model, config.parallel.tensor), report);
   report.throw_if_failed();
   return plan;
 }

@@ -15,31 +15,36 @@ namespace {
 // Sizes that no machine has are cut off, so that nothing wraps.
 int64_t bytes(double count) { return static_cast<int64_t>(std::min(count, 1e18)); }
 
-// Elements per token inside one block: what its modules read and write.
+// Elements per token inside one block: what its modules read and write on one of the ranks that share it.
 struct BlockWidths {
-  int64_t hidden, qkv, heads, up, inner;
+  int64_t hidden;
+  int64_t own;  // of hidden, outside split operations: under sequence parallelism this rank's share of tokens
+  int64_t qkv, heads, up, inner;
   int64_t norms, statistics;  // fp32; of the norms before attention and MLP, of all
   int64_t head_norm;          // q|k|v once more
 };
 
-BlockWidths block_widths(const ModelConfig& model, const PrecisionPlan& plan) {
+BlockWidths block_widths(const RunConfig& config, const PrecisionPlan& plan) {
+  const ModelConfig& model = config.model;
+  const int64_t ranks = config.parallel.tensor;
   const auto shape = [&](const char* module) -> const ModuleShape& { return plan.of(text("layers.0.", module)).module; };
   const ModuleShape &qkv = shape("attn.qkv"), &up = shape(model.activation == Activation::swiglu ? "mlp.gate_up" : "mlp.up");
   const int64_t heads = model.num_attention_heads, norms = model.norm == Norm::layer ? 4 : 2;
   return {.hidden = qkv.in,
-          .qkv = qkv.out,
-          .heads = shape("attn.out").in,
-          .up = up.out,
-          .inner = shape("mlp.down").in,
+          .own = config.parallel.sequence_parallel ? qkv.in / ranks : qkv.in,
+          .qkv = qkv.out / ranks,
+          .heads = shape("attn.out").in / ranks,
+          .up = up.out / ranks,
+          .inner = shape("mlp.down").in / ranks,
           .norms = norms,
-          .statistics = norms + heads + (model.qk_norm ? heads + model.kv_heads() : 0),
-          .head_norm = model.qk_norm ? qkv.out : 0};
+          .statistics = norms + (heads + (model.qk_norm ? heads + model.kv_heads() : 0)) / ranks,
+          .head_norm = model.qk_norm ? qkv.out / ranks : 0};
 }
 
 // What backward finds in memory: inputs of norms and of linears, q|k|v before the head norm and as attention reads it, statistics.
 int64_t kept_bytes(const BlockWidths& width, Recompute recompute, int64_t element) {
-  const int64_t ends = 4 * width.hidden + width.qkv + width.heads + width.up;  // of all segments
-  if (recompute == Recompute::full) return width.hidden * element;
+  const int64_t ends = 2 * (width.own + width.hidden) + width.qkv + width.heads + width.up;  // of all segments
+  if (recompute == Recompute::full) return width.own * element;
   if (recompute == Recompute::selective) return ends * element + 4 * width.norms;
   return (ends + width.head_norm + width.inner) * element + 4 * width.statistics;
 }
@@ -52,7 +57,7 @@ int64_t backward_bytes(const BlockWidths& width, Recompute recompute, int64_t el
 
 // Per token, what backward finds beyond kept_bytes() where linears keep codes of their input instead, mostly below 0. Attention keeps its
 // output beside the codes of it; an input that is computed again is kept as neither.
-double codes_bytes(const PrecisionPlan& plan, Recompute recompute, int64_t element) {
+double codes_bytes(const PrecisionPlan& plan, Recompute recompute, int64_t element, int64_t ranks) {
   if (recompute == Recompute::full) return 0.0;
   double sum = 0.0;
   for (const ModulePrecision& entry : plan.modules()) {
@@ -62,7 +67,8 @@ double codes_bytes(const PrecisionPlan& plan, Recompute recompute, int64_t eleme
     if (selective && path.ends_with(".mlp.down")) continue;
     const bool beside = !selective && path.ends_with(".attn.out");
     const double codes = 1.0 + 1.0 / static_cast<double>(entry.recipe.input.block());
-    sum += static_cast<double>(entry.module.in) * (codes - (beside ? 0.0 : static_cast<double>(element)));
+    const int64_t in = entry.module.in / (entry.module.split == Split::columns ? ranks : 1);
+    sum += static_cast<double>(in) * (codes - (beside ? 0.0 : static_cast<double>(element)));
   }
   return sum;
 }
@@ -83,7 +89,7 @@ double dequantised_bytes(const PrecisionPlan& plan, int64_t tokens) {
 
 // One chunk of the output projection (ops/cross_entropy.cpp: at least 64 rows, at most 2^26 logits) and the gradient of its input.
 double logits_bytes(const RunConfig& config, int64_t tokens, int64_t element) {
-  const int64_t vocab = config.model.padded_vocab_size();
+  const int64_t vocab = config.model.padded_vocab_size() / config.parallel.tensor;
   const int64_t rows = std::min(tokens, std::max<int64_t>(64, ((int64_t{1} << 26) / vocab) / 64 * 64));
   const bool converts = config.model.logits_dtype == LogitsDtype::fp32 && element != 4;
   return static_cast<double>(rows * vocab * (converts ? 4 + element : element)) +
@@ -92,7 +98,7 @@ double logits_bytes(const RunConfig& config, int64_t tokens, int64_t element) {
 
 // Weights, their gradients and moments.
 void add_parameters(const RunConfig& config, const PrecisionPlan& plan, MemoryEstimate& estimate) {
-  const Layout layout(parameter_specs(plan), Shards::kBucketBytes);
+  const Layout layout(parameter_specs(plan, {.rank = 0, .ranks = static_cast<int>(config.parallel.tensor)}), Shards::kBucketBytes);
   const auto ranks = static_cast<int>(std::max<int64_t>(1, config.parallel.data));
   struct Own {
     int64_t masters = 0, moments = 0;
@@ -122,13 +128,14 @@ void add_parameters(const RunConfig& config, const PrecisionPlan& plan, MemoryEs
 
 MemoryEstimate estimate_memory(const RunConfig& config, const PrecisionPlan& plan) {
   const ModelConfig& model = config.model;
-  const BlockWidths widths = block_widths(model, plan);
+  const BlockWidths widths = block_widths(config, plan);
   const int64_t element = dtype_bytes(config.precision.dtype), tokens = config.training.micro_batch_size * config.training.seq_len;
   const auto of_all_tokens = [tokens](int64_t each) { return static_cast<double>(tokens) * static_cast<double>(each); };
-  const int64_t kept = model.num_layers * kept_bytes(widths, config.training.recompute, element) + 2 * model.hidden_size * element;
+  const int64_t kept = model.num_layers * kept_bytes(widths, config.training.recompute, element) + 2 * widths.own * element;
   MemoryEstimate estimate;
   add_parameters(config, plan, estimate);
-  estimate.activations = bytes(of_all_tokens(kept) + static_cast<double>(tokens) * codes_bytes(plan, config.training.recompute, element));
+  estimate.activations = bytes(of_all_tokens(kept) +
+                               static_cast<double>(tokens) * codes_bytes(plan, config.training.recompute, element, config.parallel.tensor));
   estimate.workspace =
       bytes(std::max(logits_bytes(config, tokens, element),
                      of_all_tokens(backward_bytes(widths, config.training.recompute, element)) + dequantised_bytes(plan, tokens)));

@@ -5,6 +5,7 @@
 #include "mantissa/backend/functions.h"
 #include "mantissa/models/model_shape.h"
 #include "mantissa/train/checkpoint.h"
+#include "train/ranks.h"
 
 namespace mantissa {
 namespace {
@@ -38,12 +39,23 @@ void check_saved(const RunConfig& config) {
 
 // Padding changes no value and no tensor shows how much there was: no more than the plan needs, whatever the config says.
 RunConfig with_least_padding(RunConfig config) {
-  config.model.pad_vocab_to = config.precision.fp8_output_proj.enabled ? 32 : 1;
+  config.model.pad_vocab_to = config.parallel.tensor * (config.precision.fp8_output_proj.enabled ? 32 : 1);
   return config;
 }
 
-// The plan of its model. Before anything of the size that the config asks for is made.
-PrecisionPlan plan_for_tensors(const RunConfig& config, const CheckpointReader& reader) {
+// As it is to be held by so many ranks, whatever it was trained on. Throws Error(usage) where it cannot be divided so.
+RunConfig for_ranks(RunConfig config, const TensorRanks& ranks) {
+  config.parallel.data = 1;
+  config.parallel.tensor = ranks.group.size();
+  config.parallel.sequence_parallel = ranks.sequence;
+  ConfigReport report;
+  divide_model(config.model, config.parallel.tensor, report);
+  report.throw_if_failed();
+  return with_least_padding(config);
+}
+
+// The plan of its model, as `use` holds it. Before anything of the size that the saved config asks for is made.
+PrecisionPlan plan_for_tensors(const RunConfig& config, const CheckpointReader& reader, const RunConfig& use) {
   const std::string source = source_of_config(reader);
   as_data(source, [&] { check_saved(config); });
   const std::vector<ParameterShape> parameters = parameter_shapes(model_shape(config.model));
@@ -58,7 +70,7 @@ PrecisionPlan plan_for_tensors(const RunConfig& config, const CheckpointReader& 
   const auto masters = std::ranges::count_if(reader.manifest().tensors, is_master);
   require(std::cmp_equal(masters, parameters.size()), ExitCode::data, source, ": its model has ", parameters.size(),
           " parameters, but there are ", masters);
-  return as_data(source, [&] { return resolve_plan(with_least_padding(config)); });
+  return as_data(source, [&] { return resolve_plan(use); });
 }
 
 }  // namespace
@@ -82,7 +94,8 @@ void require_same_tokenizer(const CheckpointReader& reader, const Data& data) {
 }
 
 int64_t verify_codes(CheckpointReader& reader) {
-  const PrecisionPlan plan = plan_for_tensors(saved_config(reader), reader);
+  const RunConfig saved = saved_config(reader);
+  const PrecisionPlan plan = plan_for_tensors(saved, reader, for_ranks(saved, {}));
   const std::unique_ptr<Backend> device = make_backend("cpu");
   CodesByWeight codes;
   for (const ModulePrecision& module : plan.modules()) {
@@ -100,17 +113,19 @@ int64_t verify_codes(CheckpointReader& reader) {
   return static_cast<int64_t>(codes.size());
 }
 
-LoadedModel load_model(const fs::path& path) {
+LoadedModel load_model(const fs::path& path, const TensorRanks& ranks) {
   LoadedModel loaded;
-  const LoadedCheckpoint from = load_checkpoint(path, [&](CheckpointReader& reader) {
-    loaded.config = with_least_padding(saved_config(reader));
-    const PrecisionPlan plan = plan_for_tensors(saved_config(reader), reader);
+  const auto load = [&](CheckpointReader& reader) {
+    const RunConfig saved = saved_config(reader);
+    loaded.config = for_ranks(saved, ranks);
+    const PrecisionPlan plan = plan_for_tensors(saved, reader, loaded.config);
     loaded.tokenizer = saved_tokenizer(reader);
     loaded.model.reset();  // before the device it lives on
     loaded.device = make_backend(loaded.config.training.backend());
-    loaded.model = std::make_unique<Gpt>(loaded.config.model, *loaded.device, plan, GptOptions{.gradients = false});
-    load_weights(reader, plan, LoadFor::use, loaded.model->parameters());
-  });
+    loaded.model = std::make_unique<Gpt>(loaded.config.model, *loaded.device, plan, GptOptions{.gradients = false, .tensor = ranks});
+    load_weights(reader, plan, LoadFor::use, loaded.model->parameters(), nullptr, ranks.group);
+  };
+  const LoadedCheckpoint from = load_checkpoint(path, load, RanksTogether(ranks.group));
   loaded.path = from.path;
   loaded.step = from.step;
   return loaded;

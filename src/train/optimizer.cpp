@@ -39,31 +39,32 @@ void add(const std::array<double, kTold>& from, UpdateResult& to) {
 
 // Every rank decides by the partial norms, losses and flags of all.
 void exchange_control(const Shards& shards, FinishGradients& finish, UpdateResult& result) {
-  const Communicator& data = shards.data();
+  const Communicator& world = shards.mesh().world;
+  const int tensor_ranks = shards.mesh().tensor.size();
   const int64_t losses = finish.losses.elements();
   std::vector<int64_t> counts, bytes;
-  for (int r = 0; r < data.size(); ++r) {
+  for (int r = 0; r < world.size(); ++r) {
     counts.push_back(kTold + losses + shards.norm_bands(r));
     bytes.push_back(counts.back() * static_cast<int64_t>(sizeof(double)));
   }
   std::vector<double> all(static_cast<size_t>(std::accumulate(counts.begin(), counts.end(), int64_t{0})));
-  auto own = all.begin() + std::accumulate(counts.begin(), counts.begin() + data.rank(), int64_t{0});
-  own = std::ranges::copy(told(finish, result.vote, data.traffic()), own).out;
+  auto own = all.begin() + std::accumulate(counts.begin(), counts.begin() + world.rank(), int64_t{0});
+  own = std::ranges::copy(told(finish, result.vote, world.traffic()), own).out;
   own = std::ranges::copy(to_host<double>(finish.losses), own).out;
   std::ranges::copy(to_host<double>(finish.partials), own);
-  data.all_gather(std::as_writable_bytes(std::span(all)), bytes, Purpose::control);
+  world.all_gather(std::as_writable_bytes(std::span(all)), bytes, Purpose::control);
 
   std::vector<int32_t> flags;
   std::vector<double> all_losses;
   std::vector<std::vector<double>> partials;
   auto next = all.cbegin();
-  for (const int64_t count : counts) {
-    const auto end = next + count;
+  for (int r = 0; r < world.size(); ++r) {
+    const auto end = next + counts[static_cast<size_t>(r)];
     std::array<double, kTold> said{};
     std::copy_n(next, kTold, said.begin());
     add(said, result);
     flags.push_back(said[static_cast<size_t>(Told::flag)] != 0.0 ? 1 : 0);
-    all_losses.insert(all_losses.end(), next + kTold, next + kTold + losses);
+    if (r % tensor_ranks == 0) all_losses.insert(all_losses.end(), next + kTold, next + kTold + losses);  // the others have the same
     partials.emplace_back(next + kTold + losses, end);
     next = end;
   }
@@ -78,8 +79,8 @@ void exchange_control(const Shards& shards, FinishGradients& finish, UpdateResul
 
 }  // namespace
 
-Optimizer::Optimizer(ParameterSet& parameters, const OptimizerConfig& config, const Communicator& data, int64_t bucket_bytes)
-    : parameters_(parameters), shards_(parameters, data, bucket_bytes), config_(config) {
+Optimizer::Optimizer(ParameterSet& parameters, const OptimizerConfig& config, const Mesh& mesh, int64_t bucket_bytes)
+    : parameters_(parameters), shards_(parameters, mesh, bucket_bytes), config_(config) {
   require(parameters.gradients().defined(), "optimizer: the parameters have no gradients");
   int64_t bands = 0;
   for (const Part& part : shards_.own()) {
@@ -144,7 +145,7 @@ void Optimizer::finish_gradients(double lr, const StepLosses& losses, UpdateResu
                          .clip = config_.grad_clip,
                          .pairwise = losses.pairwise};
   result.vote = losses.vote;
-  if (shards_.data().size() > 1) exchange_control(shards_, finish, result);
+  if (shards_.mesh().world.size() > 1) exchange_control(shards_, finish, result);
   device.run(finish);
 }
 

@@ -109,8 +109,12 @@ CodesByWeight codes_by_weight(const ParameterSet& parameters, const std::vector<
   for (const Part& part : own) {
     if (!part.of->quantised) continue;
     const QuantizedTensor& whole = part.of->codes();
-    const CodePlace rows{.rows = part.stored_end() - part.begin, .columns = whole.shape[1], .first_row = part.begin};
-    mine[place.at(part.of)] += code_sums(slice(whole, part.begin, part.end), rows);
+    for (const Part::Slab& slab : part.slabs()) {
+      const CodePlace at{
+          .rows = slab.end - slab.begin, .columns = part.of->stored_shape()[-1], .first_row = slab.row, .first_col = slab.column};
+      const int64_t end = slab.end == part.stored_end() ? part.end : slab.end;  // whole blocks
+      mine[place.at(part.of)] += code_sums(slice(whole, slab.begin, end), at);
+    }
   }
   const std::vector<int64_t> counts(static_cast<size_t>(ranks.size()), static_cast<int64_t>(mine.size_bytes()));
   ranks.all_gather(std::as_writable_bytes(std::span(all)), counts, Purpose::control);

@@ -77,7 +77,7 @@ std::vector<PrecisionEvent> measure_precision(const ParameterSet& parameters, co
   for (const Parameter& parameter : parameters.all()) {
     if (parameter.shape.rank() < 2) continue;  // no operand of a product
     for (const OperandRole role : {OperandRole::weight, OperandRole::input, OperandRole::output_grad}) {
-      const Sums all = sums[{&parameter.leaf, role}].of_ranks(optimizer.shards().data());
+      const Sums all = sums[{&parameter.leaf, role}].of_ranks(optimizer.shards().mesh().world);
       if (all.none()) continue;
       all.write(events.emplace_back(PrecisionEvent{.step = step, .module = module_of(parameter), .role = role_name(role)}));
     }

@@ -57,8 +57,9 @@ struct Run {
         plan(plan_with_data(config, data)),
         prompts(encode_prompts(config.eval, data)),
         device(make_backend(config.training.backend())),
-        model(config.model, *device, plan, {.recompute = config.training.recompute}),
-        optimizer(model.parameters(), config.optimizer, mesh.data),
+        model(config.model, *device, plan,
+              {.recompute = config.training.recompute, .tensor = {.group = mesh.tensor, .sequence = config.parallel.sequence_parallel}}),
+        optimizer(model.parameters(), config.optimizer, mesh),
         accumulator(model.parameters(), config.training.accumulation, *config.training.grad_accum),
         trace(config, mesh.world.rank()) {}
   TrainedParts parts() { return {config, plan, data, model.parameters(), optimizer}; }

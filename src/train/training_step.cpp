@@ -56,7 +56,7 @@ int64_t targets_of_ranks(const Communicator& ranks, const Batch& batch) {
 StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& accumulator, const Batch& batch, int64_t micro_batch_size,
                          double lr, const std::function<int()>& vote) {
   // A batch without a target (everything masked) has loss 0 and no gradient.
-  const int64_t targets = std::max<int64_t>(1, targets_of_ranks(optimizer.shards().data(), batch));
+  const int64_t targets = std::max<int64_t>(1, targets_of_ranks(optimizer.shards().mesh().data, batch));
   accumulator.accumulate(
       [&](int64_t i) { return forward_and_backward(model, to_device(model, batch, i * micro_batch_size, micro_batch_size), targets); },
       optimizer.shards());
@@ -66,7 +66,7 @@ StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& 
   return {.loss = update.loss,
           .gradient_norm = update.gradient_norm,
           .skipped = update.skipped,
-          .bad = update.skipped ? first_of_ranks(optimizer.shards().data(), first_bad_value(update, optimizer)) : "",
+          .bad = update.skipped ? first_of_ranks(optimizer.shards().mesh().world, first_bad_value(update, optimizer)) : "",
           .vote = update.vote,
           .sent = update.sent};
 }

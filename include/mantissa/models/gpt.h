@@ -13,6 +13,7 @@ namespace mantissa {
 struct GptOptions {
   Recompute recompute = Recompute::none;
   bool gradients = true;  // allocate gradient buffers
+  TensorRanks tensor{};   // that hold this model together
 };
 
 // Rows of tokens with what belongs to them; all i32 tensors [batch * length].
@@ -56,11 +57,14 @@ class Gpt {
   };
   void add_block(int64_t index, const PrecisionPlan& plan);
   Dtype logits_dtype() const;
+  Place place(const TokenBatch& batch) const;  // of the embedding and the output projection
+  Tensor own_tokens(const Tensor& rows) const;
+  Tensor last_row(const Tensor& x) const;
   Var embed(const TokenBatch& batch);
   Var block_forward(const Block& block, const Var& x, const SequenceContext& context) const;
-  Var hidden(const TokenBatch& batch);         // after the final norm, [N, hidden]
-  Tensor project(const Tensor& hidden) const;  // logits
-  Tensor rope_table(int64_t positions);        // of at least so many; undefined without rotary positions
+  Var hidden(const TokenBatch& batch);                          // after the final norm, [N, hidden]
+  Tensor project(const Tensor& hidden, const Place& at) const;  // logits, of the whole vocabulary
+  Tensor rope_table(int64_t positions);                         // of at least so many; undefined without rotary positions
 
   ModelConfig config_;
   Backend& device_;

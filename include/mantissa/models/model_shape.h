@@ -10,8 +10,9 @@
 
 namespace mantissa {
 
-// In the order in which Gpt makes them. While config.vocab_size is null, embedding and output have out 0.
-ModelShape model_shape(const ModelConfig& config);
+// In the order in which Gpt makes them. While config.vocab_size is null, embedding and output have out 0. tensor: the ranks that are to
+// share each weight; the shapes are those of the whole.
+ModelShape model_shape(const ModelConfig& config, int64_t tensor = 1);
 
 // The parameters of these modules, as checkpoints store them: "<path>.weight", without padding, and, where there is one, "<path>.bias".
 struct ParameterShape {

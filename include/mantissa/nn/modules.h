@@ -13,22 +13,33 @@
 
 namespace mantissa {
 
-// "<path>.weight", stored as the plan says.
-ParameterSpec weight_of(const ModulePrecision& module, Init init);
+// "<path>.weight", stored as the plan says, and this rank's share of it as the module is divided.
+ParameterSpec weight_of(const ModulePrecision& module, Init init, ShareOf share = {});
+
+// The ranks that hold one replica of a model together. tokens > 0: sequence parallelism, see Place.
+struct TensorRanks {
+  Communicator group{};
+  bool sequence = false;
+
+  ShareOf share() const { return {.rank = group.rank(), .ranks = group.size()}; }
+  Place place(Split split, int64_t tokens) const { return {.group = group, .split = split, .tokens = sequence ? tokens : 0}; }
+};
 
 // Weights and biases of all modules in the order in which a model adds them, without initial values.
-std::vector<ParameterSpec> parameter_specs(const PrecisionPlan& plan);
+std::vector<ParameterSpec> parameter_specs(const PrecisionPlan& plan, ShareOf share = {});
 
 class Linear {
  public:
   // weight [out, in]; a bias starts at 0.
-  Linear(ParameterSet& set, const ModulePrecision& module, double init_std);
-  Var forward(const Var& x) const {  // [N, in] -> [N, out]
-    return linear(x, weight_->weight(), bias_ ? bias_->var() : Var(), recipe_);
+  Linear(ParameterSet& set, const ModulePrecision& module, double init_std, const TensorRanks& ranks = {});
+  // [N, in] -> [N, out], of what this rank holds of either. tokens: N of all ranks.
+  Var forward(const Var& x, int64_t tokens) const {
+    return linear(x, weight_->weight(), bias_ ? bias_->var() : Var(), recipe_, ranks_.place(weight_->split, tokens));
   }
 
  private:
   Recipe recipe_;
+  TensorRanks ranks_;
   Parameter* weight_;
   Parameter* bias_ = nullptr;
 };
@@ -40,7 +51,7 @@ struct NormOptions {
 
 class NormLayer {
  public:
-  NormLayer(ParameterSet& set, const ModulePrecision& module, const NormOptions& options);
+  NormLayer(ParameterSet& set, const ModulePrecision& module, const NormOptions& options, const TensorRanks& ranks = {});
   Var forward(const Var& x) const;  // [N, C] -> [N, C]
 
  private:
@@ -58,6 +69,7 @@ struct KeyValueCache {
 // What attention needs besides its input.
 struct SequenceContext {
   int64_t batch = 1;
+  int64_t tokens = 0;              // N, of all ranks
   Tensor positions;                // [N] i32
   Tensor segment_starts;           // [N] i32, or undefined
   Tensor rope_table;               // undefined: no rotation
@@ -73,7 +85,8 @@ struct AttentionOptions {
 class Attention {
  public:
   // path.qkv, path.out and, where the plan has them, path.q_norm and path.k_norm.
-  Attention(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const AttentionOptions& options);
+  Attention(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const AttentionOptions& options,
+            const TensorRanks& ranks = {});
   Var forward(const Var& x, const SequenceContext& context) const;  // [N, hidden] -> [N, hidden]
 
  private:
@@ -95,8 +108,8 @@ struct MlpOptions {
 class Mlp {
  public:
   // path.up or path.gate_up, and path.down.
-  Mlp(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const MlpOptions& options);
-  Var forward(const Var& x) const;  // [N, hidden] -> [N, hidden]
+  Mlp(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const MlpOptions& options, const TensorRanks& ranks = {});
+  Var forward(const Var& x, int64_t tokens) const;  // [N, hidden] -> [N, hidden]
 
  private:
   MlpOptions options_;

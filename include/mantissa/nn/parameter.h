@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "mantissa/ops/ops.h"
+#include "mantissa/tensor/split.h"
 
 namespace mantissa {
 
@@ -24,13 +25,23 @@ struct Init {
 // What a module asks for.
 struct ParameterSpec {
   std::string name;  // "layers.0.attn.qkv.weight"
-  Shape shape;
+  Shape shape;       // of this rank's share
   Init init{};
   Dtype dtype = Dtype::f32;  // of the value
   Quantization quantised{};  // kept as codes of the bf16 rounding, too
   bool keeps_value = true;   // else the codes are all that is kept
   int64_t padding = 0;       // last rows that no gradient reaches: zero, and never stored
+  // Of a tensor that several ranks share; share_of() sets them.
+  Split split = Split::none;
+  ShareOf share{};
+  int64_t stored_rows = 0;        // of all ranks, without padding, where they share its rows
+  std::vector<int64_t> parts{};   // rows of fused parts (q, k, v), each of which is divided; empty: one part
+  bool partial_gradient = false;  // each rank that shares the tensor computes a part of its gradient, which is the sum
 };
+
+// Divides a tensor, whose shape, parts and padding are those of the whole, by rows of each part or by columns. Throws Error(internal) if
+// the ranks do not get equal shares.
+ParameterSpec share_of(ParameterSpec whole, Split split, ShareOf share);
 
 // Stands before the memory of parameters while something else than the optimizer, a gather, writes it.
 struct Gate {
@@ -49,6 +60,8 @@ class Parameter : public ParameterSpec {
   void stand_behind(Gate* gate) { gate_ = gate; }                       // nullptr: behind none
 
   bool decays() const { return shape.rank() >= 2; }
+  // Of the tensor that all ranks together hold, as it is stored: without padding.
+  Shape stored_shape() const;
   Var var() { return leaf.grad.defined() ? Var(value(), leaf) : Var(value()); }
   LinearWeight weight() { return {value(), codes(), leaf.grad.defined() ? &leaf : nullptr}; }
 
@@ -71,6 +84,12 @@ class Parameter : public ParameterSpec {
 struct Part {
   Parameter* of;
   int64_t begin, end;  // rows
+
+  // Runs of its rows without padding, [begin, end) of the parameter, that lie together in the stored tensor: where, [row, column].
+  struct Slab {
+    int64_t begin, end, row, column;
+  };
+  std::vector<Slab> slabs() const;
 
   Shape shape() const { return of->shape.with_dim0(end - begin); }
   int64_t stored_end() const { return std::clamp(of->shape[0] - of->padding, begin, end); }  // where its rows of padding begin

@@ -12,9 +12,11 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "mantissa/comm/comm_queue.h"
+#include "mantissa/comm/mesh.h"
 #include "mantissa/nn/parameter.h"
 
 namespace mantissa {
@@ -29,12 +31,12 @@ class Shards {
   static constexpr int64_t kBucketBytes = 25'000'000;
 
   // Of a set that is allocated and outlives this. A group of one owns everything and exchanges nothing.
-  explicit Shards(ParameterSet& parameters, Communicator data = {}, int64_t bucket_bytes = kBucketBytes);
+  explicit Shards(ParameterSet& parameters, Mesh mesh = {}, int64_t bucket_bytes = kBucketBytes);
   ~Shards();
   Shards(const Shards&) = delete;
   Shards& operator=(const Shards&) = delete;
 
-  const Communicator& data() const { return data_; }
+  const Mesh& mesh() const { return mesh_; }
   size_t buckets() const { return buckets_.size(); }
   // In the order of the buckets, the parameters and the rows. own_end(b): how many lie in buckets 0 .. b.
   const std::vector<Part>& own() const { return own_; }
@@ -46,20 +48,21 @@ class Shards {
   using Finish = std::function<void(int64_t begin, int64_t end)>;
   void send_when_ready(const Tensor& sums, Finish finish);
   void send_rest();
-  // Returns when the gradients of the own parts are summed over the ranks, in the order of an aligned binary tree; those of other parts are
-  // then unspecified. Sends the gradients in use if nothing was sent.
+  // Returns when the gradients of the own parts are summed over the data ranks, in the order of an aligned binary tree, partial ones over
+  // the tensor ranks before; those of other parts are then unspecified. Sends the gradients in use if nothing was sent.
   void reduce_gradients();
 
   // Begins to bring values, or codes that are the weight, of a bucket from their owners; codes beside a value are made again from it. All
-  // ranks, bucket by bucket in the same order. Nobody writes to the bucket's parameters before it has arrived.
+  // ranks, bucket by bucket in the same order. Nobody writes to the bucket's parameters before it has arrived, as it has
+  // when gradients that were sent later are reduced.
   void gather(size_t bucket);
   void gather();
   void arrive();  // returns when all of it is there
 
-  // fp64 [of all ranks] partial norms, in the order of the parameters, from what each rank computed for its own parts, in that order.
-  // by_rank[r] is what rank r has.
+  // fp64 [of all ranks] partial norms, in the order of the parameters, from what each rank of the world computed for its own parts, in that
+  // order: of the first tensor rank all, of the others those of parameters that are divided. by_rank[r] is what rank r has.
   std::vector<double> in_order(const std::vector<std::vector<double>>& by_rank) const;
-  // Partial norms of rank r: one for each 32 rows that it owns.
+  // Partial norms of a rank of the world: one for each 32 rows that it owns.
   int64_t norm_bands(int rank) const;
 
  private:
@@ -74,9 +77,10 @@ class Shards {
   struct Bucket {
     std::vector<Border> borders;  // where the rows of each rank begin, and the end
     size_t own_end = 0, others_begin = 0, others_end = 0;
-    int64_t begin = 0, end = 0;            // of a gradient buffer
-    std::vector<int64_t> gradient_counts;  // by rank
-    std::vector<Range> sources;            // what is gathered
+    int64_t begin = 0, end = 0;                        // of a gradient buffer
+    std::vector<int64_t> gradient_counts;              // by data rank
+    std::vector<std::pair<int64_t, int64_t>> partial;  // ranges of a gradient buffer that are summed over the tensor ranks
+    std::vector<Range> sources;                        // what is gathered
     std::unique_ptr<Gate> gate = {};
     size_t waiting = 0;  // parameters whose gradients are not complete
     bool sent = false;
@@ -87,13 +91,14 @@ class Shards {
   void listen(size_t bucket, size_t first, size_t last);
   void count_ready(size_t bucket, size_t parameter);
   void send(Bucket& bucket);
+  void sum_partial(const Bucket& bucket, const Tensor& sums) const;
   void arrive(Bucket& bucket);
   std::vector<Part> parts(const Border& begin, const Border& end) const;
   std::vector<int64_t> counts(const ArenaMap& arena, const Bucket& bucket) const;
   int64_t position(const ArenaMap& arena, const Border& border) const;
 
   ParameterSet& parameters_;
-  Communicator data_;
+  Mesh mesh_;
   std::vector<Bucket> buckets_;
   std::vector<Part> own_, others_;
   std::vector<bool> ready_;  // by parameter: its gradient is complete

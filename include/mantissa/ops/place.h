@@ -4,12 +4,9 @@
 #pragma once
 
 #include "mantissa/comm/communicator.h"
+#include "mantissa/tensor/split.h"
 
 namespace mantissa {
-
-// Of a weight [out, in]: whole everywhere; or each rank has rows of it (column-parallel in Megatron's words) or columns (row-parallel), as
-// many as every other.
-enum class Split { none, rows, columns };
 
 struct Place {
   Communicator group{};       // the ranks that share the weight; a group of one changes nothing and costs nothing

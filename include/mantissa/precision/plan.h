@@ -10,6 +10,7 @@
 
 #include "mantissa/precision/operands.h"
 #include "mantissa/precision/rules.h"
+#include "mantissa/tensor/split.h"
 
 namespace mantissa {
 
@@ -30,6 +31,7 @@ struct ModuleShape {
   int64_t bias = 0;                    // elements
   int64_t padding = 0;                 // last rows of the weight, of no token: zero, and never stored
   std::vector<ModulePart> parts = {};  // empty: one part
+  Split split = Split::none;           // how tensor parallelism divides the weight: each part by rows, or all by columns
   int64_t weight_elements() const { return in == 0 ? out : out * in; }
   int64_t parameters() const { return weight_elements() + bias; }
   bool operator==(const ModuleShape& other) const = default;
@@ -40,6 +42,7 @@ struct ModelShape {
   std::vector<ModuleShape> modules;
   bool tied_embeddings = false;  // then there is no module `output`
   bool fp32_logits = false;
+  int64_t tensor = 1;  // ranks that share each weight
 };
 
 // `rule` is the key that decided, "precision.recipe", "precision.rules.2", "precision.fp8_output_proj", or "" where nothing did; `match` is
@@ -64,6 +67,7 @@ struct ModulePrecision {
 struct OutputProjection {
   bool tied_embeddings = false, fp32_logits = false;
   int64_t rows = 0, hidden = 0;  // padded vocabulary, 0 if it is not known yet
+  int64_t tensor = 1;            // ranks that share the rows
 };
 // What precision.fp8_output_proj asks for and does not find: each message reads on from the name of the switch. For the config and for the
 // constructor of the layer.

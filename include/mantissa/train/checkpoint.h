@@ -63,8 +63,9 @@ TrainState restore(CheckpointReader& reader, const TrainedParts& parts);
 // The weights of a model of `plan`, from the masters, which the optimizer keeps, if there is one. Throws Error(usage) if a tensor is
 // missing or of another shape; Error(numerical) that names the first weight which is NaN or Inf; and for codes as require_same_codes().
 // Neither is a reason to take another checkpoint.
+// replica: without an optimizer, the ranks that hold the model together.
 void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor purpose, ParameterSet& parameters,
-                  Optimizer* optimizer = nullptr);
+                  Optimizer* optimizer = nullptr, const Communicator& replica = {});
 
 // Here to the end: load_model.cpp. The config and the tokenizer a checkpoint was made with. Throws Error(data).
 RunConfig saved_config(const CheckpointReader& reader);
@@ -88,7 +89,7 @@ struct LoadedModel {
 int64_t verify_codes(CheckpointReader& reader);
 
 // Of the checkpoint that a path stands for (load_checkpoint). The saved config is compared with the tensors before anything of its size is
-// made: Error(data) where they do not fit.
-LoadedModel load_model(const std::filesystem::path& path);
+// made: Error(data) where they do not fit; Error(usage) where the model cannot be divided among the ranks, which call this together.
+LoadedModel load_model(const std::filesystem::path& path, const TensorRanks& ranks = {});
 
 }  // namespace mantissa

@@ -124,6 +124,7 @@ struct ParallelConfig {
   CommBackend backend = CommBackend::automatic;
   int64_t data = -1;  // after load_run_config() at least 1
   int64_t tensor = 1;
+  bool sequence_parallel = false;
   double init_timeout_s = 300.0, heartbeat_timeout_s = 10.0;
 
   int64_t world() const { return data * tensor; }
@@ -132,7 +133,8 @@ struct ParallelConfig {
     v("backend", backend, "how ranks on CPUs talk: ucx (auto)");
     v("data", data, "replicas, each with its share of the batch; -1: as many as ranks were started, / tensor",
       limits::between(-1, 1 << 16));
-    v("tensor", tensor, "ranks that share one replica; 1", limits::between(1, 1 << 16));
+    v("tensor", tensor, "ranks that share each replica: its linears, embedding, output projection and heads", limits::between(1, 1 << 16));
+    v("sequence_parallel", sequence_parallel, "the tensor ranks also share the tokens of norms and residuals");
     v("init_timeout_s", init_timeout_s, "how long ranks wait for each other at the start", limits::positive);
     v("heartbeat_timeout_s", heartbeat_timeout_s, "a rank that was silent for so long is lost", limits::positive);
   }
@@ -250,6 +252,9 @@ enum class Inputs { must_exist, unchecked };
 // effects. Throws one Error(usage) that lists everything that is wrong.
 // world: how many ranks were started; 0: as many as `parallel` asks for.
 LoadedConfig load_run_config(const ConfigSources& sources, Inputs inputs = Inputs::must_exist, int64_t world = 0);
+
+// Refuses a model that so many tensor ranks cannot share equally, heads whole, and pads its vocabulary for them.
+void divide_model(ModelConfig& model, int64_t tensor, ConfigReport& report);
 
 // The precision of every module. model.vocab_size must be set. Throws Error(usage) for what only it can show.
 PrecisionPlan resolve_plan(const RunConfig& config);

@@ -32,9 +32,8 @@ class Optimizer {
  public:
   // The moments start at 0, the masters at nothing: initialise() or store_masters() comes before the first update. The set must be
   // allocated with gradients and outlive the optimizer.
-  // Among several data ranks this one owns its Shards; initialise(), store_masters() and update() are then calls of all.
-  Optimizer(ParameterSet& parameters, const OptimizerConfig& config, const Communicator& data = {},
-            int64_t bucket_bytes = Shards::kBucketBytes);
+  // Among several ranks this one owns its Shards; initialise(), store_masters() and update() are then calls of all.
+  Optimizer(ParameterSet& parameters, const OptimizerConfig& config, const Mesh& mesh = {}, int64_t bucket_bytes = Shards::kBucketBytes);
   Shards& shards() { return shards_; }
   const Shards& shards() const { return shards_; }
 

@@ -1,0 +1,99 @@
+// Models whose layers are divided among processes: training, evaluation, generation and checkpoints as a user starts them.
+#include "launched_training.h"
+
+namespace mantissa {
+namespace {
+
+using ::testing::HasSubstr;
+namespace fs = std::filesystem;
+
+class LaunchedTensorRanks : public test::LaunchedTraining {
+ protected:
+  // fp32, four heads; 19 tokens are no multiple of the ranks.
+  static std::vector<std::string> model(std::vector<std::string> more) {
+    std::vector<std::string> words;
+    for (const char* set :
+         {"precision.dtype=fp32", "precision.recipe=high", "precision.fp8_param_gather=false", "model.hidden_size=64",
+          "model.num_attention_heads=4", "model.num_layers=2", "model.max_position_embeddings=96", "training.seq_len=19"}) {
+      words.emplace_back("--set");
+      words.emplace_back(set);
+    }
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  }
+  // Of the line "... | loss X | ...".
+  static double loss_of(const test::ProcessResult& result) {
+    const size_t at = result.output.find("| loss ");
+    EXPECT_NE(at, std::string::npos) << result.output << result.errors;
+    return at == std::string::npos ? 0.0 : std::stod(result.output.substr(at + 7));
+  }
+  // What rank 0 wrote, without the mark of its launcher.
+  static std::string text_of(std::string output) {
+    for (size_t at; (at = output.find("[rank0]:")) != std::string::npos;) output.erase(at, 8);
+    return output;
+  }
+};
+
+TEST_F(LaunchedTensorRanks, EvaluateAndWriteWhatOneProcessDoes) {
+  ASSERT_EQ(mantissa(train("run", model({}))).exit_code, 0);
+  const double alone = loss_of(mantissa({"eval", "run"}));
+  const std::vector<std::string> write = {"generate", "run", "--prompt", "abcd", "--temperature", "0", "--max-new-tokens", "64"};
+  const std::string text = mantissa(write).output;
+  EXPECT_GT(text.size(), 60U);
+  for (const int ranks : {2, 4}) {
+    const auto evaluated = launch(ranks, {"eval", "run", "--tensor", std::to_string(ranks)});
+    EXPECT_EQ(evaluated.exit_code, 0) << evaluated.errors;
+    EXPECT_NEAR(loss_of(evaluated), alone, 2e-6 * alone);
+    EXPECT_EQ(evaluated.output.find("[rank1]:"), std::string::npos) << "only rank 0 prints";
+    std::vector<std::string> together = write;
+    together.insert(together.end(), {"--tensor", std::to_string(ranks)});
+    const auto written = launch(ranks, together);
+    EXPECT_EQ(text_of(written.output), text) << written.errors;
+  }
+}
+
+TEST_F(LaunchedTensorRanks, NeedAsManyRanksAsTheyAskFor) {
+  ASSERT_EQ(mantissa(train("run", model({"--set", "training.steps=1"}))).exit_code, 0);
+  const auto alone = mantissa({"eval", "run", "--tensor", "2"});
+  EXPECT_EQ(alone.exit_code, 2);
+  EXPECT_THAT(alone.errors, HasSubstr("--tensor 2 needs 2 ranks, and this is one rank"));
+  EXPECT_EQ(launch(2, {"eval", "run"}).exit_code, 2);
+  const auto heads = launch(3, {"eval", "run", "--tensor", "3"});
+  EXPECT_EQ(heads.exit_code, 2);
+  EXPECT_THAT(heads.errors, HasSubstr("model.num_attention_heads 4 cannot be divided among 3 ranks"));
+}
+
+// Data ranks, then both, then one process; a rank is killed on the way.
+TEST_F(LaunchedTensorRanks, GoOnFromAnyLayoutAtAnyOther) {
+  const std::string more = " --set parallel.tensor=2 --set parallel.sequence_parallel=true --set training.steps=1000000";
+  std::string sets;
+  for (const std::string& word : model({})) sets += " " + word;
+  ASSERT_EQ(launch(4, train("run", model({"--set", "training.steps=10"}))).exit_code, 0);
+  const std::string script =
+      std::string("echo $$ > pid.$RANK; exec ") + MANTISSA_BINARY + " train run.json --resume --set logging.dir=run" + sets + more;
+  test::ProcessResult killed;
+  std::thread launcher([&] { killed = launch(4, {"sh", "-c", script}); });
+  const bool saved = appears("run/checkpoints/step-00000020");
+  ::kill(std::stoi(test::read_file(folder_ / "pid.3")), SIGKILL);
+  launcher.join();
+  ASSERT_TRUE(saved) << killed.errors;
+  EXPECT_EQ(killed.exit_code, 137) << killed.errors;
+  for (const auto& entry : fs::directory_iterator(folder_ / "run/checkpoints"))
+    if (entry.path().filename().string() > "step-00000020") fs::remove_all(entry.path());
+  const auto alone = mantissa(train("run", model({"--resume"})));
+  EXPECT_EQ(alone.exit_code, 0) << alone.errors;
+  EXPECT_THAT(alone.output, HasSubstr("done | step 40"));
+  EXPECT_THAT(mantissa({"verify", "run"}).output, HasSubstr("intact: step 40"));
+}
+
+TEST_F(LaunchedTensorRanks, TrainTheConfigurationThatIsShipped) {
+  const std::string config = std::string(MANTISSA_SOURCE_DIR) + "/configs/tp2-dp2.json";
+  const auto run = launch(4, {"train", config, "--set", "logging.dir=shipped", "--set", "training.steps=6", "--set", "eval.iters=1",
+                              "--set", "training.threads=1"});
+  EXPECT_EQ(run.exit_code, 0) << run.errors;
+  EXPECT_THAT(run.output, HasSubstr("done | step 6"));
+  EXPECT_THAT(mantissa({"verify", "shipped"}).output, HasSubstr("; the codes of 16 weights follow from their masters"));
+}
+
+}  // namespace
+}  // namespace mantissa
