@@ -210,6 +210,15 @@ TEST(RunConfig, CrossFieldErrorsNameTheKey) {
   for (const auto& [sections, message] : cases) EXPECT_THAT(resolved(sections).errors(), HasSubstr(message)) << sections;
 }
 
+// Clocks and sockets count in integers.
+TEST(RunConfig, TimeoutsAreAtMostAMillionSeconds) {
+  for (const std::string key : {"init_timeout_s", "heartbeat_timeout_s"}) {
+    EXPECT_EQ(resolved({{"parallel", {{key, 1e6}}}}).errors(), "");
+    for (const double never : {0.0, -1.0, 1000001.0, 1e10, 1e300})
+      EXPECT_THAT(resolved({{"parallel", {{key, never}}}}).errors(), HasSubstr("parallel." + key)) << never;
+  }
+}
+
 TEST(RunConfig, UnknownKeysOfEntriesOfListsAreRefused) {
   const json data = {
       {"tokenizer", "byte"}, {"train", {{{"path", "x"}}, {{"path", "y"}, {"wieght", 2}}}}, {"valid", {{{"path", "z"}, {"weigth", 1}}}}};

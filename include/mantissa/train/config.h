@@ -120,6 +120,9 @@ struct TrainingConfig {
 };
 
 // Several ranks. There is no stage of ZeRO to choose: with several data ranks masters and moments are sharded (ZeRO-1).
+// A timeout in seconds: what clocks and sockets count in integers holds it.
+inline constexpr Limits kTimeout{.min = 0, .max = 1e6, .above_min = true};
+
 struct ParallelConfig {
   CommBackend backend = CommBackend::automatic;
   int64_t data = -1;  // after load_run_config() at least 1
@@ -135,8 +138,8 @@ struct ParallelConfig {
       limits::between(-1, 1 << 16));
     v("tensor", tensor, "ranks that share each replica: its linears, embedding, output projection and heads", limits::between(1, 1 << 16));
     v("sequence_parallel", sequence_parallel, "the tensor ranks also share the tokens of norms and residuals");
-    v("init_timeout_s", init_timeout_s, "how long ranks wait for each other at the start", limits::positive);
-    v("heartbeat_timeout_s", heartbeat_timeout_s, "a rank that was silent for so long is lost", limits::positive);
+    v("init_timeout_s", init_timeout_s, "how long ranks wait for each other at the start", kTimeout);
+    v("heartbeat_timeout_s", heartbeat_timeout_s, "a rank that was silent for so long is lost", kTimeout);
   }
 };
 
