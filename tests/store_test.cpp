@@ -56,6 +56,19 @@ TEST_F(StoreRanks, LargeValuesTravelAndTooLargeOnesAreRefused) {
   }));
 }
 
+TEST_F(StoreRanks, WhatAllGiveReachesAll) {
+  for (const size_t bytes : {size_t{0}, size_t{200}, Store::kMostValueBytes * 2 / 5, Store::kMostValueBytes - 2000}) {
+    expect_no_errors(in_store(5, options(), [&](Store& store, int rank) {
+      const auto given = [&](int of) { return std::string(bytes, static_cast<char>('a' + of)) + std::to_string(of); };
+      for (const std::string name : {"first", "second"}) {
+        const std::vector<std::string> all = store.gather(name, given(rank) + name);
+        ASSERT_EQ(all.size(), 5U);
+        for (int of = 0; of < 5; ++of) EXPECT_EQ(all[static_cast<size_t>(of)], given(of) + name);
+      }
+    }));
+  }
+}
+
 TEST_F(StoreRanks, NobodyPassesABarrierBeforeAllAreThere) {
   std::atomic<int> arrived{0};
   expect_no_errors(in_store(4, options(), [&](Store& store, int rank) {

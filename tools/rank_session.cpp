@@ -10,13 +10,6 @@
 namespace mantissa::tools {
 namespace {
 
-std::vector<std::string> exchange(Store& store, const Launch& launch, const std::string& own) {
-  store.set(text("address ", launch.rank), own);
-  std::vector<std::string> all;
-  for (int r = 0; r < launch.world; ++r) all.push_back(store.get(text("address ", r)));
-  return all;
-}
-
 // Hosts may have another number of cores.
 std::string compared(RunConfig config) {
   config.training.threads = 0;
@@ -33,7 +26,7 @@ RankSession::RankSession(const Launch& launch, const RunConfig& config) {
   store_->compare({{"config", compared(config)}, {"build", build_fingerprint()}});
   Store* const store = store_.get();
   auto transport = ucx_transport(
-      launch.rank, [&](const std::string& own) { return exchange(*store, launch, own); }, [store] { store->check(); });
+      launch.rank, [store](const std::string& own) { return store->gather("address", own); }, [store] { store->check(); });
   mesh_ = make_mesh(Communicator(std::move(transport)), static_cast<int>(config.parallel.tensor));
 }
 

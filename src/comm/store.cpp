@@ -18,8 +18,9 @@
 namespace mantissa {
 namespace {
 
-constexpr double kFarewellSeconds = 1;  // for the last frames to get out
-constexpr size_t kMostOddItems = 8;     // that one message names
+constexpr double kFarewellSeconds = 1;     // for the last frames to get out
+constexpr size_t kBlockSpareBytes = 1024;  // of a gathered block: its key and counts
+constexpr size_t kMostOddItems = 8;        // that one message names
 
 std::pair<Socket, Socket> socket_pair() {
   int ends[2] = {-1, -1};
@@ -301,6 +302,35 @@ std::string Store::get(const std::string& key, double timeout_s) {
 
 void Store::barrier(const std::string& name, double timeout_s) {
   client_->request(Message::barrier, client_->patience(timeout_s), "barrier", name);
+}
+
+// Rank 0 sets blocks as large as values may be: the number of values in each, then these.
+std::vector<std::string> Store::gather(const std::string& name, const std::string& own) {
+  const auto world = static_cast<size_t>(client_->launch().world);
+  const std::string key = ".gathered/" + name + "/", block_key = key + "block ";
+  std::vector<std::string> all;
+  if (client_->launch().rank > 0) {
+    set(key + std::to_string(client_->launch().rank), own);
+    for (size_t block = 0; all.size() < world; ++block) {
+      Frame values(Message::set, get(block_key + std::to_string(block)));
+      for (auto left = values.number<uint32_t>(); left > 0; --left) all.push_back(values.text());
+    }
+    return all;
+  }
+  size_t blocks = 0;
+  uint32_t count = 0;
+  Fields block;
+  const auto put = [&] {
+    set(block_key + std::to_string(blocks++), Fields().number(std::exchange(count, 0)).bytes() + std::exchange(block, {}).bytes());
+  };
+  for (size_t rank = 0; rank < world; ++rank) {
+    all.push_back(rank == 0 ? own : get(key + std::to_string(rank)));
+    if (count > 0 && block.bytes().size() + all.back().size() > kMostValueBytes - kBlockSpareBytes) put();
+    block.text(all.back());
+    ++count;
+  }
+  put();
+  return all;
 }
 
 void Store::compare(const std::vector<NamedHash>& items) {

@@ -84,6 +84,9 @@ class Store {
   void barrier(const std::string& name, double timeout_s = 0);
   static constexpr size_t kMostValueBytes = size_t{1} << 20;
 
+  // What every rank gives under this name, good for one call, by rank: rank 0 collects, others wait once for each MiB. Limit: 1 KiB less.
+  std::vector<std::string> gather(const std::string& name, const std::string& own);
+
   // Throws Error(usage) on all ranks that names the odd rank and the odd item unless every rank gives the same.
   void compare(const std::vector<NamedHash>& items);
 
