@@ -192,6 +192,17 @@ TEST(LaunchEnvironment, AWorldOfOneNeedsNoPlace) {
   EXPECT_EQ(launch_of({{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}}).world, 1);
 }
 
+// mpirun and srun bind a rank to its own cores, which it need not divide again.
+TEST(LaunchEnvironment, RankTakesItsPartOfTheCores) {
+  Launch launch;
+  launch.world = launch.local_size = 4;
+  EXPECT_EQ(threads_of_rank(launch, 16, 16), 4);
+  EXPECT_EQ(threads_of_rank(launch, 4, 16), 4) << "bound to its part";
+  EXPECT_EQ(threads_of_rank(launch, 1, 16), 1);
+  EXPECT_EQ(threads_of_rank(launch, 8, 16), 4) << "bound to a half, which it shares";
+  EXPECT_EQ(threads_of_rank(launch, 3, 3), 1) << "more ranks than cores";
+}
+
 TEST(LaunchEnvironment, SlurmsHostLists) {
   const auto first = [](const std::string& list) { return first_host("LIST", list); };
   EXPECT_EQ(first("n1"), "n1");

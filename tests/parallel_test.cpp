@@ -107,6 +107,14 @@ TEST(Threads, DefaultIsRestoredByZero) {
   EXPECT_EQ(num_threads(), cores + 5);
   set_num_threads(0);
   EXPECT_EQ(num_threads(), cores);
+  set_default_threads(cores + 2);
+  EXPECT_EQ(num_threads(), cores + 2);
+  set_num_threads(1);
+  EXPECT_EQ(num_threads(), 1) << "a number that somebody gives beats the default";
+  set_num_threads(0);
+  EXPECT_EQ(num_threads(), cores + 2);
+  set_default_threads(0);
+  EXPECT_EQ(num_threads(), cores);
 }
 
 }  // namespace

@@ -47,7 +47,7 @@ RunConfig configuration(const ConfigSources& sources, const Launch& launch) {
   RunConfig config = load_run_config(sources, Inputs::unchecked, launch.world).config;
   require(config.model.vocab_size.has_value(), ExitCode::usage,
           "model.vocab_size: is not set, and no data is read here; add --set model.vocab_size=N");
-  share_cores(launch, config.training);
+  share_cores(launch);
   return config;
 }
 
@@ -64,7 +64,8 @@ std::optional<RunConfig> opponent(ConfigSources sources, const std::vector<std::
 
 // The same step by one process with the threads of all ranks, in as many micro batches.
 RunConfig of_one_process(RunConfig config) {
-  config.training.threads *= static_cast<int>(config.parallel.world());
+  const int threads = config.training.threads > 0 ? config.training.threads : num_threads();
+  config.training.threads = threads * static_cast<int>(config.parallel.world());
   config.training.micro_batch_size *= config.parallel.data;
   config.parallel = {.data = 1};
   return config;
@@ -209,7 +210,7 @@ Command comm_bench() {
                 const Launch launch = launch_from_environment();
                 RunConfig config;
                 config.training.threads = arguments->threads;
-                share_cores(launch, config.training);
+                share_cores(launch);
                 use_threads(config.training.threads);
                 const auto device = make_backend("cpu");
                 RankSession session(launch, config);

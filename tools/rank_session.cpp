@@ -1,6 +1,6 @@
 #include "rank_session.h"
 
-#include <algorithm>
+#include <unistd.h>
 
 #include "mantissa/base/hash.h"
 #include "mantissa/base/log.h"
@@ -61,14 +61,14 @@ void on_tensor_ranks(int64_t tensor, const std::string& checkpoint, const std::f
   RunConfig config;  // what ranks compare
   config.parallel = {.data = 1, .tensor = tensor};
   config.checkpoint.init_from = checkpoint;
-  share_cores(launch, config.training);
-  if (launch.world > 1) use_threads(config.training.threads);
+  share_cores(launch);
   RankSession session(launch, config);
   session.run([&] { body({.group = session.mesh().tensor}); });
 }
 
-void share_cores(const Launch& launch, TrainingConfig& training) {
-  if (training.threads == 0 && launch.local_size > 1) training.threads = std::max(1, num_threads() / launch.local_size);
+void share_cores(const Launch& launch) {
+  const auto online = static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
+  if (launch.local_size > 1) set_default_threads(threads_of_rank(launch, num_threads(), online));
 }
 
 }  // namespace mantissa::tools

@@ -15,8 +15,9 @@ namespace mantissa::tools {
 
 class RankSession {
  public:
-  // Returns when all ranks are there and found to have the same config and build. A process alone opens nothing. Throws as Store does.
-  RankSession(const Launch& launch, const RunConfig& config);
+  // Returns when all ranks are there and found to have the same config and build. A process alone opens nothing. Throws as Store does;
+  // once the ranks have met, an error of one is that of all.
+  RankSession(const Launch& launch, const RunConfig& config, const std::function<bool()>& stop_asked = {});
 
   const Mesh& mesh() const { return mesh_; }
   // What this rank does, for the reports of the others, who see it with the next heartbeat. `section` is a literal.
@@ -25,6 +26,8 @@ class RankSession {
   void run(const std::function<void()>& body);
 
  private:
+  void meet(const Launch& launch, const RunConfig& config);
+  void told_to_all(const std::function<void()>& body);
   std::unique_ptr<Store> store_;
   Mesh mesh_;
 };
@@ -34,7 +37,7 @@ Option tensor_option(int64_t& tensor);
 // Runs body on each of so many ranks; one alone needs no launcher. `checkpoint` must be the same on all.
 void on_tensor_ranks(int64_t tensor, const std::string& checkpoint, const std::function<void(const TensorRanks&)>& body);
 
-// training.threads 0 becomes the share of this rank of the cores of its host.
-void share_cores(const Launch& launch, TrainingConfig& training);
+// training.threads 0 means from now on the part of this rank of the cores of its host (threads_of_rank).
+void share_cores(const Launch& launch);
 
 }  // namespace mantissa::tools

@@ -148,7 +148,7 @@ LoadedConfig load(const TrainArguments& arguments, const Launch& launch) {
 ExitCode run_training(const TrainArguments& arguments) {
   const Launch launch = launch_from_environment();
   LoadedConfig loaded = load(arguments, launch);
-  share_cores(launch, loaded.config.training);
+  share_cores(launch);
   const LogLevel level = loaded.config.logging.level;
   open_log({.level = level, .console = true, .console_level = LogLevel::warning, .file = {}});
   if (arguments.dry_run) {

@@ -178,6 +178,10 @@ std::string describe(const Launch& launch) {
               launch.launcher, ", meeting ", place, launch.restart > 0 ? text(", restart ", launch.restart) : "");
 }
 
+int threads_of_rank(const Launch& launch, int usable_cores, int online_cores) {
+  return std::max(1, std::min(usable_cores, online_cores / launch.local_size));
+}
+
 void report_step(int64_t step) {
   static const std::optional<std::pair<int, off_t>> place = [] {
     const Environment environment = process_environment();

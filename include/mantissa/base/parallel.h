@@ -8,9 +8,11 @@
 
 namespace mantissa {
 
-// Threads used by parallel_for; at least 1. set_num_threads(0) restores the default: the cores this process may run on.
+// Threads used by parallel_for; at least 1. set_num_threads(0) restores the default: the cores this process may run on, or what
+// set_default_threads() was given, for a process that shares them with others; there 0 means the cores again.
 int num_threads();
 void set_num_threads(int threads);
+void set_default_threads(int threads);
 
 // Starts the threads that parallel_for will use and makes sure of the stack that its bodies need (limits.h). Opening a backend calls it, so
 // that a limit of the system is met there and not in the middle of a run. Throws Error(environment) that names limit, value and need, as

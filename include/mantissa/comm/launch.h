@@ -38,6 +38,9 @@ Launch launch_from_environment(const Environment& environment = process_environm
 // "rank 3 of 8 (2 of 4 on this host), started by torchrun, meeting at 10.0.0.1:29500"
 std::string describe(const Launch& launch);
 
+// How many threads a rank takes that is told no number: its part of the host's cores, but no more than it may run on.
+int threads_of_rank(const Launch& launch, int usable_cores, int online_cores);
+
 // The highest finished step of this rank, for a launcher that gives up when restarts bring nothing new: written where MANTISSA_STEP_FD,
 // which `mantissa launch` sets, says. Does nothing without it.
 void report_step(int64_t step);
