@@ -189,6 +189,32 @@ TEST_F(StoreRanks, LeavingIsNoLoss) {
   }));
 }
 
+TEST_F(StoreRanks, RequestToStopEndsEveryWaitOfTheStart) {
+  for (const std::set<int>& there : {std::set{0}, {1}, {0, 1}, {0, 1, 3}}) {  // of 4 ranks; the lowest is asked
+    std::atomic<bool> asked{false};
+    const auto errors = on_ranks(5, [&](int rank) {
+      if (rank == 4) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        asked = true;
+      }
+      if (!there.contains(rank)) return;
+      StoreOptions of = options();
+      if (rank == *there.begin()) of.stop_asked = [&] { return asked.load(); };
+      Store store(launch(rank, 4), of);
+    });
+    for (const int rank : there) expect_error(errors[static_cast<size_t>(rank)], ExitCode::stopped, "asked to stop");
+  }
+}
+
+TEST_F(StoreRanks, LongTimeoutsDoNotOverflow) {
+  StoreOptions patient = options();
+  patient.init_timeout_s = patient.heartbeat_timeout_s = 1e6;
+  expect_no_errors(in_store(2, patient, [](Store& store, int rank) {
+    if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    store.barrier("late");
+  }));
+}
+
 TEST_F(StoreRanks, MissingRanksAreNamedWithTheirHosts) {
   StoreOptions short_wait = options();
   short_wait.init_timeout_s = 1;

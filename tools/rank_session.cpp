@@ -18,16 +18,34 @@ std::string compared(RunConfig config) {
 
 }  // namespace
 
-RankSession::RankSession(const Launch& launch, const RunConfig& config) {
+RankSession::RankSession(const Launch& launch, const RunConfig& config, const std::function<bool()>& stop_asked) {
   if (launch.world == 1) return;
   log_info(describe(launch));
-  store_ = std::make_unique<Store>(
-      launch, StoreOptions{.init_timeout_s = config.parallel.init_timeout_s, .heartbeat_timeout_s = config.parallel.heartbeat_timeout_s});
+  store_ = std::make_unique<Store>(launch, StoreOptions{.init_timeout_s = config.parallel.init_timeout_s,
+                                                        .heartbeat_timeout_s = config.parallel.heartbeat_timeout_s,
+                                                        .stop_asked = stop_asked});
+  told_to_all([&] { meet(launch, config); });
+}
+
+void RankSession::meet(const Launch& launch, const RunConfig& config) {
   store_->compare({{"config", compared(config)}, {"build", build_fingerprint()}});
   Store* const store = store_.get();
   auto transport = ucx_transport(
       launch.rank, [store](const std::string& own) { return store->gather("address", own); }, [store] { store->check(); });
   mesh_ = make_mesh(Communicator(std::move(transport)), static_cast<int>(config.parallel.tensor));
+}
+
+// An error of one rank ends all, with its code.
+void RankSession::told_to_all(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    store_->fail_all(error.code(), error.what());
+    throw;
+  } catch (const std::exception& error) {
+    store_->fail_all(ExitCode::internal, error.what());
+    throw;
+  }
 }
 
 void RankSession::at(int64_t step, const char* section) {
@@ -36,16 +54,10 @@ void RankSession::at(int64_t step, const char* section) {
 
 void RankSession::run(const std::function<void()>& body) {
   if (!store_) return body();
-  try {
+  told_to_all([&] {
     body();
     mesh_.world.barrier();
-  } catch (const Error& error) {
-    store_->fail_all(error.code(), error.what());
-    throw;
-  } catch (const std::exception& error) {
-    store_->fail_all(ExitCode::internal, error.what());
-    throw;
-  }
+  });
   mesh_ = {};
   store_->leave();
 }

@@ -30,8 +30,10 @@ void watch_signals() {
   watch(SIGPIPE, SIG_IGN, 0);
 }
 
+bool stop_requested() { return stop_asked != 0; }
+
 Request take_request() {
-  if (stop_asked != 0) return Request::save_and_stop;
+  if (stop_requested()) return Request::save_and_stop;
   if (save_asked == 0) return Request::none;
   save_asked = 0;
   return Request::save;

@@ -9,6 +9,9 @@ namespace mantissa::tools {
 // The handler sets a flag and nothing else.
 void watch_signals();
 
+// Somebody has asked to stop.
+bool stop_requested();
+
 // What was asked for since the last call; stopping beats saving.
 Request take_request();
 

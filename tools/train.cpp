@@ -159,7 +159,7 @@ ExitCode run_training(const TrainArguments& arguments) {
     return ExitCode::ok;
   }
   watch_signals();
-  RankSession session(launch, loaded.config);
+  RankSession session(launch, loaded.config, stop_requested);
   Console console(launch.rank == 0 ? loaded.config.logging.console : ConsoleMode::off);
   TrainSummary summary;
   TrainEvents events = events_for(console, level);

@@ -25,6 +25,12 @@ namespace {
 
 namespace fs = std::filesystem;
 constexpr int64_t kMostTokenBytes = 4096;
+constexpr double kLookSeconds = 0.1;  // between looks at a request to stop
+
+void look_for_stop(const Launch& launch, const StoreOptions& options) {
+  require(!options.stop_asked || !options.stop_asked(), ExitCode::stopped, "rank ", launch.rank,
+          ": asked to stop before it reached rank 0");
+}
 
 std::string without_space_at_end(std::string token) {
   token.erase(token.find_last_not_of(" \t\r\n") + 1);
@@ -133,8 +139,9 @@ std::vector<Address> resolve(const std::string& host, int port) {
   return out;
 }
 
-std::vector<Address> resolve_within(const Launch& launch, double deadline) {
+std::vector<Address> resolve_within(const Launch& launch, const StoreOptions& options, double deadline) {
   for (;;) {
+    look_for_stop(launch, options);
     std::vector<Address> out = resolve(launch.address, launch.port);
     if (!out.empty()) return out;
     require(monotonic_now() < deadline, ExitCode::environment, "MASTER_ADDR=", launch.address, ": the name service does not answer");
@@ -179,27 +186,6 @@ int port_of(const Socket& socket) {
                                           : reinterpret_cast<sockaddr_in*>(&name)->sin_port);
 }
 
-// Waits for `events` until the deadline.
-bool ready(const Socket& socket, short events, double deadline) {
-  for (;;) {
-    pollfd wait{.fd = socket.fd(), .events = events, .revents = 0};
-    const double left = deadline - monotonic_now();
-    const int found = ::poll(&wait, 1, static_cast<int>(std::ceil(std::max(left, 0.0) * 1e3)));
-    if (found > 0) return true;
-    if (found == 0 || errno != EINTR) return false;
-  }
-}
-
-bool read_exactly(const Socket& socket, std::span<std::byte> out, double deadline) {
-  while (!out.empty()) {
-    const ssize_t got = ready(socket, POLLIN, deadline) ? ::recv(socket.fd(), out.data(), out.size(), 0) : 0;
-    if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
-    if (got <= 0) return false;
-    out = out.subspan(static_cast<size_t>(got));
-  }
-  return true;
-}
-
 // 32 bytes fit into the buffer of a new connection.
 bool write_all(const Socket& socket, std::span<const std::byte> bytes) {
   return ::send(socket.fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size());
@@ -212,9 +198,10 @@ class Caller {
       : launch_(launch), options_(options), deadline_(monotonic_now() + options.init_timeout_s) {}
 
   Connection call() {
-    const std::vector<Address> addresses = resolve_within(launch_, deadline_);
+    const std::vector<Address> addresses = resolve_within(launch_, options_, deadline_);
     const bool published = launch_.port == 0 || token_is_published(launch_, options_, addresses);
     for (int pause = 20;; pause = std::min(pause + pause / 4, 500)) {
+      look_for_stop(launch_, options_);
       if (!published) {
         if (std::optional<Connection> found = try_addresses(addresses, *options_.token)) return std::move(*found);
       } else {
@@ -231,6 +218,28 @@ class Caller {
   }
 
  private:
+  // Waits for `events` until the deadline.
+  bool ready(const Socket& socket, short events, double deadline) const {
+    for (;;) {
+      look_for_stop(launch_, options_);
+      pollfd wait{.fd = socket.fd(), .events = events, .revents = 0};
+      const double left = deadline - monotonic_now();
+      const int found = ::poll(&wait, 1, static_cast<int>(std::ceil(std::clamp(left, 0.0, kLookSeconds) * 1e3)));
+      if (found > 0) return true;
+      if (left <= 0 || (found < 0 && errno != EINTR)) return false;
+    }
+  }
+
+  bool read_exactly(const Socket& socket, std::span<std::byte> out, double deadline) const {
+    while (!out.empty()) {
+      const ssize_t got = ready(socket, POLLIN, deadline) ? ::recv(socket.fd(), out.data(), out.size(), 0) : 0;
+      if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+      if (got <= 0) return false;
+      out = out.subspan(static_cast<size_t>(got));
+    }
+    return true;
+  }
+
   std::optional<Connection> try_addresses(const std::vector<Address>& addresses, const std::string& token) {
     for (const Address& address : addresses) {
       const double until = std::min(deadline_, monotonic_now() + kProofSeconds);
@@ -279,8 +288,9 @@ class Caller {
         require(later, code, "rank ", launch_.rank, ": ", problem_);
         return false;
       }
+      look_for_stop(launch_, options_);
       pollfd wait{.fd = connection.fd(), .events = POLLIN, .revents = 0};
-      if (::poll(&wait, 1, 100) > 0 && !connection.receive()) return false;
+      if (::poll(&wait, 1, static_cast<int>(kLookSeconds * 1e3)) > 0 && !connection.receive()) return false;
     }
     return false;
   }
@@ -338,7 +348,7 @@ std::vector<Meeting> published_meetings(const std::string& folder, const Launch&
 }
 
 Listener listen_for_ranks(const Launch& launch, const StoreOptions& options) {
-  const std::vector<Address> addresses = resolve_within(launch, monotonic_now() + options.init_timeout_s);
+  const std::vector<Address> addresses = resolve_within(launch, options, monotonic_now() + options.init_timeout_s);
   const bool make_token = token_is_published(launch, options, addresses);
   Listener out;
   out.token = make_token ? new_token() : *options.token;

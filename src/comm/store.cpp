@@ -19,6 +19,7 @@ namespace mantissa {
 namespace {
 
 constexpr double kFarewellSeconds = 1;     // for the last frames to get out
+constexpr double kLookSeconds = 0.1;       // between looks at a request to stop
 constexpr size_t kBlockSpareBytes = 1024;  // of a gathered block: its key and counts
 constexpr size_t kMostOddItems = 8;        // that one message names
 
@@ -123,11 +124,16 @@ class Store::Client {
     // Rank 0 knows first that a barrier is late, and who is missing.
     const double patience = message == Message::barrier ? timeout_s + 2 * options_.heartbeat_timeout_s : timeout_s;
     const auto answered = [&] { return failure_ || replies_.contains(number); };
-    if (!changed_.wait_for(lock, std::chrono::duration<double>(patience), answered)) {
+    const double deadline = monotonic_now() + patience;
+    while (!changed_.wait_for(lock, std::chrono::duration<double>(kLookSeconds), answered)) {
+      const bool stop = options_.stop_asked && options_.stop_asked();
+      if (!stop && monotonic_now() < deadline) continue;
       lock.unlock();
-      const std::string message_text = text(what, " '", name, "': waited ", timeout_s, " s");
-      fail_all(ExitCode::peer_lost, message_text);
-      fail(ExitCode::peer_lost, message_text);
+      const std::string waited_for = text(what, " '", name, "': ");
+      const std::string message_text = stop ? waited_for + "asked to stop while waiting" : text(waited_for, "waited ", timeout_s, " s");
+      const ExitCode code = stop ? ExitCode::stopped : ExitCode::peer_lost;
+      fail_all(code, message_text);
+      fail(code, message_text);
     }
     const auto reply = replies_.find(number);
     if (reply == replies_.end()) throw_failure();

@@ -154,6 +154,42 @@ TEST_F(LaunchedTraining, StopsOnASignalToOneRankAfterTheSameStepOfAll) {
   EXPECT_THAT(run.output, HasSubstr("The same command with --resume continues."));
 }
 
+TEST_F(LaunchedTraining, RankThatFailsBeforeTheMeetingDoesNotHoldTheOthers) {
+  for (const std::string odd : {"0", "1"}) {
+    const std::string script =
+        "[ $RANK = " + odd + " ] && sleep 1 && exit 2; exec " + MANTISSA_BINARY + " train run.json --set logging.dir=never";
+    const auto run = launch(2, {"sh", "-c", script});
+    EXPECT_EQ(run.exit_code, 2) << run.errors;
+    EXPECT_EQ(run.errors.find("SIGKILL"), std::string::npos) << "the launcher waited 30 s for a rank to heed SIGTERM\n" << run.errors;
+  }
+}
+
+TEST_F(LaunchedTraining, RequestToStopInTheMeetingIsOneOfAll) {
+  test::ProcessResult run;
+  std::thread launcher([&] {
+    const std::string command = std::string("exec ") + MANTISSA_BINARY + " train run.json --set logging.dir=never";
+    run = launch(4, {"sh", "-c", "[ $RANK = 3 ] && exec sleep 60; echo $$ > pid.$RANK; " + command});
+  });
+  ASSERT_TRUE(appears("pid.0") && appears("pid.1"));
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  ::kill(pid_of(1), SIGTERM);
+  launcher.join();
+  EXPECT_EQ(run.exit_code, 75) << run.errors;
+  EXPECT_FALSE(fs::exists(folder_ / "never"));
+}
+
+TEST_F(LaunchedTraining, TransportThatOneRankCannotOpenEndsAllWithItsCode) {
+  const std::string script = std::string("[ $RANK = 1 ] && export UCX_TLS=nonesuch; exec ") + MANTISSA_BINARY + " train run.json";
+  const auto run = launch(4, {"sh", "-c", script});
+  EXPECT_EQ(run.exit_code, 3) << run.errors;
+  for (const std::string rank : {"0", "1", "2", "3"}) EXPECT_THAT(run.errors, ::testing::ContainsRegex("  " + rank + " .* exit code 3"));
+}
+
+TEST_F(LaunchedTraining, ThreadsThatNobodyChoseAreNotStored) {
+  ASSERT_EQ(launch(2, train("run", {"--set", "training.threads=0", "--set", "training.steps=2"})).exit_code, 0);
+  EXPECT_EQ(nlohmann::json::parse(test::read_file(folder_ / "run/config.json")).at("training").at("threads"), 0);
+}
+
 TEST_F(LaunchedTraining, ADamagedCheckpointEndsAllRanksWithTheCodeOfTheData) {
   ASSERT_EQ(mantissa(train("run")).exit_code, 0);
   const std::string shard = "run/checkpoints/step-00000040/shard-00000.bin";

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -30,6 +31,8 @@ struct StoreOptions {
   std::optional<std::string> token = job_token();
   // Where a token or a port that rank 0 chose is published to the ranks on this host; "": $XDG_RUNTIME_DIR, else the temporary folder.
   std::string folder = {};
+  // Looked at by whatever waits; once it is true, the job ends with ExitCode::stopped.
+  std::function<bool()> stop_asked = {};
 };
 
 // Who failed first, and how.
