@@ -71,6 +71,7 @@ Collective::Collective(RankGroup& group, const Call& call)
     : group_(group), transport_(*group.session->transport), header_(call.header), purpose_(call.purpose), tag_(tag_of(group)) {
   header_.group = group.hash;
   header_.sequence = group.sequence++;
+  ++group.session->calls;
   remember(*group.session, header_);
 }
 

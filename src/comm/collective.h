@@ -35,6 +35,7 @@ struct Session {
   std::unique_ptr<Transport> transport;
   std::array<std::atomic<int64_t>, 5> sent{};  // by Purpose
   std::function<void()> before_call;           // waits for the work of the process's CommQueue, if there is one
+  std::atomic<int64_t> calls{0};
   std::atomic<bool> busy{false};
   std::exception_ptr failure;  // of the first collective that failed; belongs to whoever is busy
   std::mutex mutex;            // of latest

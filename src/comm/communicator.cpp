@@ -113,6 +113,8 @@ std::vector<std::string> Communicator::latest_calls() const {
   return out;
 }
 
+int64_t Communicator::calls() const { return group_ ? group_->session->calls.load() : 0; }
+
 void Communicator::stop() const {
   if (group_) group_->session->transport->stop();
 }

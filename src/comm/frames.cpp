@@ -7,11 +7,8 @@
 
 #include <array>
 #include <cerrno>
-#include <chrono>
 
 namespace mantissa {
-
-double monotonic_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 void configure(const Socket& socket, double timeout_s) {
   const int on = 1;

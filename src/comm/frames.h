@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "mantissa/base/error.h"
+#include "mantissa/comm/progress.h"
 
 namespace mantissa {
 
@@ -27,13 +28,11 @@ enum class Message : uint8_t {
   barrier,      // u32 request, f64 seconds, name
   reply,        // root: u32 request, value
   heartbeat,    // i64 step, u32 sequence, u32 operation, section; of root: nothing
-  abort,        // u8 code, message; of root: u8 code, u32 rank, message
+  abort,        // u8 code, u8 stuck, message; of root: u8 code, u8 stuck, i32 rank, message
   leave,
 };
 
 constexpr size_t kMostFrameBytes = (size_t{1} << 20) + 4096;
-
-double monotonic_now();  // seconds
 
 // Owner of a descriptor.
 class Socket {

@@ -25,7 +25,7 @@
 
 namespace mantissa {
 
-inline constexpr uint16_t kStoreProtocol = 1;
+inline constexpr uint16_t kStoreProtocol = 2;
 inline constexpr size_t kProofBytes = 32;
 inline constexpr double kProofSeconds = 5;
 

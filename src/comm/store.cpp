@@ -11,6 +11,7 @@
 #include <mutex>
 #include <thread>
 
+#include "comm/inputs.h"
 #include "comm/store_server.h"
 #include "mantissa/base/file.h"
 #include "mantissa/base/host_name.h"
@@ -21,67 +22,12 @@ namespace {
 constexpr double kFarewellSeconds = 1;     // for the last frames to get out
 constexpr double kLookSeconds = 0.1;       // between looks at a request to stop
 constexpr size_t kBlockSpareBytes = 1024;  // of a gathered block: its key and counts
-constexpr size_t kMostOddItems = 8;        // that one message names
+constexpr double kLeaveSeconds = 5;        // for the main thread to notice that the job has failed
 
 std::pair<Socket, Socket> socket_pair() {
   int ends[2] = {-1, -1};
   require(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0, ExitCode::environment, "no socket: ", system_message(errno));
   return {Socket(ends[0]), Socket(ends[1])};
-}
-
-// What one rank gave to compare().
-struct Inputs {
-  std::string host;
-  std::map<std::string, std::string> items;
-};
-
-std::string inputs_text(const std::vector<NamedHash>& items) {
-  Fields fields;
-  fields.text(host_name()).number(static_cast<uint32_t>(items.size()));
-  for (const NamedHash& item : items) fields.text(item.name).text(item.value);
-  return fields.bytes();
-}
-
-Inputs read_inputs(const std::string& bytes) {
-  Frame frame(Message::set, bytes);
-  Inputs out{.host = frame.text(), .items = {}};
-  for (auto left = frame.number<uint32_t>(); left > 0; --left) {
-    const std::string name = frame.text();
-    out.items[name] = frame.text();
-  }
-  return out;
-}
-
-// The value of most ranks; of the lowest where several are as frequent.
-std::string usual_value(const std::vector<Inputs>& ranks, const std::string& name) {
-  std::map<std::string, size_t> counts;
-  size_t most = 0;
-  for (const Inputs& rank : ranks) most = std::max(most, ++counts[rank.items.contains(name) ? rank.items.at(name) : "none"]);
-  for (const Inputs& rank : ranks) {
-    const std::string value = rank.items.contains(name) ? rank.items.at(name) : "none";
-    if (counts[value] == most) return value;
-  }
-  return "";
-}
-
-// "" if all ranks gave the same.
-std::string odd_items(const std::vector<Inputs>& ranks) {
-  std::map<std::string, std::string> usual;
-  for (const Inputs& rank : ranks) {
-    for (const auto& [name, value] : rank.items) usual.try_emplace(name, "");
-  }
-  for (auto& [name, value] : usual) value = usual_value(ranks, name);
-  std::string out;
-  size_t found = 0;
-  for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    for (const auto& [name, value] : usual) {
-      const auto own = ranks[rank].items.find(name);
-      const std::string& has = own == ranks[rank].items.end() ? "none" : own->second;
-      if (has == value || ++found > kMostOddItems) continue;
-      out += text(out.empty() ? "" : "; ", name, " of rank ", rank, " (", ranks[rank].host, ") is ", has, ", of most ranks ", value);
-    }
-  }
-  return found > kMostOddItems ? text(out, "; and ", found - kMostOddItems, " more") : out;
 }
 
 }  // namespace
@@ -145,7 +91,7 @@ class Store::Client {
   void fail_all(ExitCode code, const std::string& message) {
     std::unique_lock lock(mutex_);
     if (!raise({.code = code, .rank = launch_.rank, .message = message}) || closed_) return;
-    connection_.send(Message::abort, Fields().number(static_cast<uint8_t>(code)).text(message));
+    send_abort(*failure_);
     wake();
     changed_.wait_for(lock, std::chrono::duration<double>(kFarewellSeconds), [&] { return closed_ || !connection_.waiting(); });
   }
@@ -163,6 +109,10 @@ class Store::Client {
   double patience(double timeout_s) const { return timeout_s > 0 ? timeout_s : options_.init_timeout_s; }
   const Launch& launch() const { return launch_; }
   Progress& progress() { return progress_; }
+  void watch(Watch watch) {
+    const std::lock_guard lock(mutex_);
+    watch_ = std::move(watch);
+  }
 
  private:
   Connection connect() {
@@ -193,15 +143,37 @@ class Store::Client {
   // With the lock held; false if there was a failure before.
   bool raise(const Failure& failure) {
     if (failure_) return false;
+    if (failure.stuck && watch_.report) watch_.report(failure.message);
     failure_ = failure;
+    failed_at_ = monotonic_now();
     raised_ = true;
     changed_.notify_all();
     return true;
   }
 
-  void raise_loss(const std::string& how) {
+  void raise_loss(const std::string& how, bool silent = false) {
     const std::lock_guard lock(mutex_);
-    if (!ending_) raise({.code = ExitCode::peer_lost, .rank = 0, .message = text("rank 0 ", how)});
+    if (!ending_) raise({.code = ExitCode::peer_lost, .rank = 0, .message = text("rank 0 ", how), .stuck = silent});
+  }
+
+  // With the lock held.
+  void send_abort(const Failure& failure) {
+    connection_.send(Message::abort,
+                     Fields().number(static_cast<uint8_t>(failure.code)).number(uint8_t{failure.stuck}).text(failure.message));
+  }
+
+  // The main thread of this rank: whether it goes on, and, once the job has failed, whether it leaves.
+  void watch_over(double now) {
+    const std::lock_guard lock(mutex_);
+    if (ending_) return;
+    if (failure_) {
+      if (watch_.leave && now > failed_at_ + kLeaveSeconds) watch_.leave(*failure_);
+      return;
+    }
+    const std::string late = watch_.report && !told_stuck_ ? overdue(progress_, watch_.patience, now) : "";
+    if (late.empty()) return;
+    told_stuck_ = true;  // rank 0 knows who is behind, and tells all, this rank too
+    send_abort({.code = ExitCode::peer_lost, .rank = launch_.rank, .message = late, .stuck = true});
   }
 
   void run() {
@@ -215,15 +187,29 @@ class Store::Client {
         }
         while (std::optional<Frame> frame = connection_.next()) handle(*frame);
         if (now > connection_.heard() + options_.heartbeat_timeout_s)
-          raise_loss(text("sent no heartbeat for ", options_.heartbeat_timeout_s, " s (parallel.heartbeat_timeout_s)"));
+          raise_loss(text("sent no heartbeat for ", options_.heartbeat_timeout_s, " s (parallel.heartbeat_timeout_s)"), true);
+        watch_over(now);
         write(now);
       }
     } catch (const std::exception& error) {
       raise_loss(text("cannot be understood: ", error.what()));
     }
-    const std::lock_guard lock(mutex_);
-    closed_ = true;
-    changed_.notify_all();
+    {
+      const std::lock_guard lock(mutex_);
+      closed_ = true;
+      changed_.notify_all();
+    }
+    while (!ending_) {  // the main thread still has to leave
+      watch_over(monotonic_now());
+      pollfd wait{.fd = wake_.fd(), .events = POLLIN, .revents = 0};
+      ::poll(&wait, 1, 500);
+      forget_calls();
+    }
+  }
+
+  void forget_calls() {
+    uint64_t times = 0;
+    if (::read(wake_.fd(), &times, sizeof times) < 0) return;  // nobody called
   }
 
   bool finished(double now, double& ended) {
@@ -241,8 +227,7 @@ class Store::Client {
       if (connection_.waiting()) waits[0].events |= POLLOUT;
     }
     ::poll(waits, 2, static_cast<int>(period * 1e3));
-    uint64_t times = 0;
-    if (::read(wake_.fd(), &times, sizeof times) < 0) return;  // nobody called
+    forget_calls();
   }
 
   void handle(Frame& frame) {
@@ -253,14 +238,16 @@ class Store::Client {
       changed_.notify_all();
     } else if (frame.message() == Message::abort) {
       const auto code = static_cast<ExitCode>(frame.number<uint8_t>());
+      const bool stuck = frame.number<uint8_t>() != 0;
       const auto rank = frame.number<int32_t>();
-      raise({.code = code, .rank = rank, .message = frame.text()});
+      raise({.code = code, .rank = rank, .message = frame.text(), .stuck = stuck});
     }
   }
 
   void write(double now) {
     const std::lock_guard lock(mutex_);
     if (now >= next_heartbeat_) {
+      if (watch_.collectives) progress_.collective(static_cast<uint32_t>(watch_.collectives()), 0);
       connection_.send(
           Message::heartbeat,
           Fields().number(progress_.step()).number(progress_.sequence()).number(progress_.operation()).text(progress_.section()));
@@ -281,7 +268,9 @@ class Store::Client {
   std::map<uint32_t, std::string> replies_;
   uint32_t requests_ = 0;
   std::optional<Failure> failure_;
-  bool closed_ = false;
+  Watch watch_;
+  bool closed_ = false, told_stuck_ = false;
+  double failed_at_ = 0;
   double next_heartbeat_ = 0;
   std::atomic<bool> raised_{false}, ending_{false};
   Progress progress_;
@@ -359,6 +348,7 @@ const std::atomic<bool>& Store::aborted() const { return client_->raised(); }
 std::optional<Failure> Store::failure() const { return client_->failure(); }
 void Store::check() const { client_->check(); }
 Progress& Store::progress() { return client_->progress(); }
+void Store::watch(Watch watch) { client_->watch(std::move(watch)); }
 void Store::leave() { client_->leave(); }
 
 }  // namespace mantissa

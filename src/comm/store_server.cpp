@@ -31,7 +31,11 @@ void require_descriptors(int world) {
 }  // namespace
 
 Fields failure_fields(const Failure& failure) {
-  return Fields().number(static_cast<uint8_t>(failure.code)).number(static_cast<int32_t>(failure.rank)).text(failure.message);
+  return Fields()
+      .number(static_cast<uint8_t>(failure.code))
+      .number(uint8_t{failure.stuck})
+      .number(static_cast<int32_t>(failure.rank))
+      .text(failure.message);
 }
 
 StoreServer::StoreServer(const Launch& launch, const StoreOptions& options, Listener listener, Socket own)
@@ -222,9 +226,12 @@ void StoreServer::handle(int rank, Frame& frame) {
     }
     case Message::abort: {
       const auto code = static_cast<ExitCode>(frame.number<uint8_t>());
+      const bool stuck = frame.number<uint8_t>() != 0;
       const std::string message = frame.text();
-      return fail_job(
-          {.code = code, .rank = rank, .message = text(name_of(rank), ": ", message, code == ExitCode::peer_lost ? laggard() : "")});
+      return fail_job({.code = code,
+                       .rank = rank,
+                       .message = text(name_of(rank), ": ", message, code == ExitCode::peer_lost ? laggard() : ""),
+                       .stuck = stuck});
     }
     default: fail(ExitCode::peer_lost, "message ", static_cast<int>(frame.message()));
   }
@@ -283,7 +290,7 @@ void StoreServer::expire(double now) {
   for (size_t rank = 0; rank < peers_.size(); ++rank) {
     const std::optional<Connection>& connection = peers_[rank].connection;
     if (connection && now > connection->heard() + options_.heartbeat_timeout_s)
-      lose(static_cast<int>(rank), text("sent no heartbeat for ", options_.heartbeat_timeout_s, " s (parallel.heartbeat_timeout_s)"));
+      lose(static_cast<int>(rank), text("sent no heartbeat for ", options_.heartbeat_timeout_s, " s (parallel.heartbeat_timeout_s)"), true);
   }
   for (const auto& [name, barrier] : barriers_) {
     if (failure_ || now < barrier.deadline) continue;
@@ -307,11 +314,12 @@ void StoreServer::fail_job(const Failure& failure) {
   send_all(Message::abort, failure_fields(failure));
 }
 
-void StoreServer::lose(int rank, const std::string& how) {
+void StoreServer::lose(int rank, const std::string& how, bool silent) {
   const Peer& peer = peers_[static_cast<size_t>(rank)];
   fail_job({.code = ExitCode::peer_lost,
             .rank = rank,
-            .message = text(name_of(rank), " ", how, "; last seen at step ", peer.step, " (", peer.section, ")")});
+            .message = text(name_of(rank), " ", how, "; last seen at step ", peer.step, " (", peer.section, ")"),
+            .stuck = silent});
   peers_[static_cast<size_t>(rank)].connection.reset();
 }
 

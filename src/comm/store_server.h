@@ -58,7 +58,7 @@ class StoreServer {
   void expire(double now);
   void send_all(Message message, const Fields& fields);
   void fail_job(const Failure& failure);
-  void lose(int rank, const std::string& how);
+  void lose(int rank, const std::string& how, bool silent = false);
   void dropped_stranger(double now, const std::string& why);
   std::string name_of(int rank) const;
   std::string laggard() const;

@@ -56,6 +56,7 @@ class Communicator {
   // What this process sent so far, in all groups, and its latest calls, oldest first, for reports. From any thread.
   Traffic traffic() const;
   std::vector<std::string> latest_calls() const;
+  int64_t calls() const;  // begun so far, in all groups
   // From any thread: the call under way and all later ones of this process throw Error(peer_lost).
   void stop() const;
 

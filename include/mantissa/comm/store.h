@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "mantissa/comm/launch.h"
+#include "mantissa/comm/progress.h"
 
 namespace mantissa {
 
@@ -40,35 +41,21 @@ struct Failure {
   ExitCode code = ExitCode::peer_lost;
   int rank = -1;  // -1: no single one
   std::string message;
+  bool stuck = false;  // silence or no progress: every rank says where it is
 };
 
 struct NamedHash {
   std::string name, value;  // "config", its hash
 };
 
-// What a rank says of itself with each heartbeat. Written by its main thread without a lock.
-class Progress {
- public:
-  // `section` is a literal: "forward", "save".
-  void at(int64_t step, const char* section) {
-    step_.store(step, std::memory_order_relaxed);
-    section_.store(section, std::memory_order_relaxed);
-  }
-  // The collective that begins now: its number in the program order that all ranks share, and a hash of what all of them must agree on
-  // (operation, dtype, ...), or 0 for none. Two ranks at one number with two hashes end the job with code 70.
-  void collective(uint32_t sequence, uint32_t operation) {
-    collective_.store(uint64_t{operation} << 32 | sequence, std::memory_order_relaxed);
-  }
-
-  int64_t step() const { return step_.load(std::memory_order_relaxed); }
-  const char* section() const { return section_.load(std::memory_order_relaxed); }
-  uint32_t sequence() const { return static_cast<uint32_t>(collective_.load(std::memory_order_relaxed)); }
-  uint32_t operation() const { return static_cast<uint32_t>(collective_.load(std::memory_order_relaxed) >> 32); }
-
- private:
-  std::atomic<int64_t> step_{0};
-  std::atomic<const char*> section_{"start"};
-  std::atomic<uint64_t> collective_{0};  // both in one word: a pair that never was would end a job
+// How a rank is watched, and what is done about it. The functions are called by the thread of the store and must not call it.
+struct Watch {
+  Patience patience = {};
+  std::function<int64_t()> collectives = {};  // how many this rank has begun: tells who is behind
+  // Nobody knows why the job does not go on, and the main thread is still where it was: the time to say where.
+  std::function<void(const std::string& why)> report = {};
+  // The job failed some seconds ago, and the main thread has not come back: the process has to end without it.
+  std::function<void(const Failure&)> leave = {};
 };
 
 class Store {
@@ -100,7 +87,10 @@ class Store {
   std::optional<Failure> failure() const;
   void check() const;  // throws Error of the failure, if there is one
 
+  // What this rank says of itself with each heartbeat.
   Progress& progress();
+  // From now on a main thread without progress ends the job with peer_lost.
+  void watch(Watch watch);
   // The end of a job that went well; every rank calls it. Rank 0 stays until all have.
   void leave();
 

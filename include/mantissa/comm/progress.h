@@ -1,0 +1,48 @@
+// What the main thread of a rank is doing, and for how long it may be without progress. It writes without a lock; the thread of the store
+// reads.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace mantissa {
+
+double monotonic_now();  // seconds
+
+class Progress {
+ public:
+  // A new place, or progress in the same. `section` is a literal: "step", "save"; "step" is one optimizer step, and its time is measured.
+  void at(int64_t step, const char* section);
+  // The collective that begins now: its number in the program order that all ranks share, and a hash of what all of them must agree on
+  // (operation, dtype, ...), or 0 for none. Two ranks at one number with two hashes end the job with code 70.
+  void collective(uint32_t sequence, uint32_t operation) {
+    collective_.store(uint64_t{operation} << 32 | sequence, std::memory_order_relaxed);
+  }
+
+  int64_t step() const { return step_.load(std::memory_order_relaxed); }
+  const char* section() const { return section_.load(std::memory_order_acquire); }
+  double since() const { return since_.load(std::memory_order_relaxed); }  // monotonic_now() of the latest progress
+  int measured_steps() const { return measured_.load(std::memory_order_relaxed); }
+  double mean_step_seconds() const { return mean_.load(std::memory_order_relaxed); }  // of the last steps, about 20
+  uint32_t sequence() const { return static_cast<uint32_t>(collective_.load(std::memory_order_relaxed)); }
+  uint32_t operation() const { return static_cast<uint32_t>(collective_.load(std::memory_order_relaxed) >> 32); }
+
+ private:
+  std::atomic<int64_t> step_{0};
+  std::atomic<const char*> section_{"start"};  // written last: who reads it first finds a time that is not older
+  std::atomic<double> since_{monotonic_now()}, mean_{0.0};
+  std::atomic<int> measured_{0};
+  std::atomic<uint64_t> collective_{0};  // both in one word: a pair that never was would end a job
+};
+
+struct Patience {
+  std::optional<double> step_timeout_s = {};  // parallel.step_timeout_s; none: max(30, 5 x mean), 600 until 5 steps are measured
+  double section_timeout_s = 420;             // parallel.section_timeout_s: for everything that is not a step
+};
+
+// "no progress for 30 s (parallel.step_timeout_s), at step 7 (step)" if patience is over, else "".
+std::string overdue(const Progress& progress, const Patience& patience, double now);
+
+}  // namespace mantissa
