@@ -2,18 +2,45 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+
+#include "main_stack.h"
 #include "mantissa/base/hash.h"
 #include "mantissa/base/log.h"
 #include "mantissa/base/parallel.h"
+#include "mantissa/base/printable.h"
 #include "mantissa/base/version.h"
 
 namespace mantissa::tools {
 namespace {
 
+constexpr size_t kReportedCalls = 4;
+
 // Hosts may have another number of cores.
 std::string compared(RunConfig config) {
   config.training.threads = 0;
   return xxh64(effective_config(config)).text();
+}
+
+// Not by std::cerr, which flushes std::cout first: the main thread may be stuck there, in a pipe that nobody reads.
+void write_error(const std::string& lines) {
+  if (::write(STDERR_FILENO, lines.data(), lines.size()) < 0) return;
+}
+
+void report(Store& store, const Communicator& world, const std::string& why) {
+  const Progress& progress = store.progress();
+  std::vector<std::string> calls = world.latest_calls();
+  calls.erase(calls.begin(), calls.end() - static_cast<int64_t>(std::min(calls.size(), kReportedCalls)));
+  const std::string rank = text("rank ", world.rank());
+  write_error(text(rank, ": ", printable(why, " "), "\n", rank, " is at step ", progress.step(), " (", progress.section(),
+                   "); its latest collectives: ", calls.empty() ? "none" : joined(calls, ", "), "; the stack of its main thread:\n"));
+  if (!print_main_stack()) write_error(text(rank, ": the main thread does not say; it is stopped\n"));
+}
+
+// For when the main thread cannot.
+[[noreturn]] void end_process(const Failure& failure) {
+  write_error(text("error: ", printable(failure.message, "\n  "), '\n'));
+  ::_exit(static_cast<int>(failure.code));
 }
 
 }  // namespace
@@ -48,6 +75,27 @@ void RankSession::told_to_all(const std::function<void()>& body) {
   }
 }
 
+RankSession::~RankSession() {
+  if (store_) watch_the_end();
+}
+
+void RankSession::watch(const ParallelConfig& config) {
+  if (!store_) return;
+  watch_main_stack();
+  const auto tell = [store = store_.get(), world = mesh_.world](const std::string& why) { report(*store, world, why); };
+  const auto give_up = [tell](const Failure& failure) {
+    tell(failure.message);
+    end_process(failure);
+  };
+  store_->watch({.patience = {.step_timeout_s = config.step_timeout_s, .section_timeout_s = config.section_timeout_s},
+                 .collectives = [world = mesh_.world] { return world.calls(); },
+                 .report = tell,
+                 .leave = give_up});
+}
+
+// What is watched from now on may not keep the transport, which ends before the store does.
+void RankSession::watch_the_end() { store_->watch({.leave = end_process}); }
+
 void RankSession::at(int64_t step, const char* section) {
   if (store_) store_->progress().at(step, section);
 }
@@ -58,6 +106,7 @@ void RankSession::run(const std::function<void()>& body) {
     body();
     mesh_.world.barrier();
   });
+  watch_the_end();
   mesh_ = {};
   store_->leave();
 }

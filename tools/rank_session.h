@@ -18,8 +18,14 @@ class RankSession {
   // Returns when all ranks are there and found to have the same config and build. A process alone opens nothing. Throws as Store does;
   // once the ranks have met, an error of one is that of all.
   RankSession(const Launch& launch, const RunConfig& config, const std::function<bool()>& stop_asked = {});
+  ~RankSession();
+  RankSession(const RankSession&) = delete;
+  RankSession& operator=(const RankSession&) = delete;
 
   const Mesh& mesh() const { return mesh_; }
+  // From now on at() has to be called within parallel.step_timeout_s and parallel.section_timeout_s, else the job ends with peer_lost;
+  // then, and when another rank is stuck, a report of where this one is goes to standard error. The calling thread is the main one.
+  void watch(const ParallelConfig& config);
   // What this rank does, for the reports of the others, who see it with the next heartbeat. `section` is a literal.
   void at(int64_t step, const char* section);
   // Runs body; an error that it throws ends the job on every rank, with its code. Returns when all ranks are through.
@@ -28,6 +34,8 @@ class RankSession {
  private:
   void meet(const Launch& launch, const RunConfig& config);
   void told_to_all(const std::function<void()>& body);
+  void watch_the_end();
+
   std::unique_ptr<Store> store_;
   Mesh mesh_;
 };

@@ -161,6 +161,7 @@ ExitCode run_training(const TrainArguments& arguments) {
   watch_signals();
   RankSession session(launch, loaded.config, stop_requested);
   Console console(launch.rank == 0 ? loaded.config.logging.console : ConsoleMode::off);
+  session.watch(loaded.config.parallel);
   TrainSummary summary;
   TrainEvents events = events_for(console, level);
   events.doing = [&session](int64_t step, const char* section) {

@@ -261,14 +261,18 @@ void take_step(Run& run) {
 
 Request poll(Run& run) { return run.pending = agreed(run.mesh.world, std::max(run.pending, own_request(run))); }
 
-bool stopping(Run& run) { return poll(run) == Request::save_and_stop; }
+// Asked often in a long section, and so a sign of life, too.
+bool stopping(Run& run, const char* section) {
+  run.doing(section);
+  return poll(run) == Request::save_and_stop;
+}
 
 // False if a request to stop cut it short.
 bool run_evaluation(Run& run) {
   run.doing("evaluation");
   const auto start = Clock::now();
   EvaluationEvent event{.step = run.state.step};
-  const auto stop = [&run] { return stopping(run); };
+  const auto stop = [&run] { return stopping(run, "evaluation"); };
   event.result = evaluate(run.model, run.data.valid, run.config.training.micro_batch_size, run.config.eval.iters, stop, run.mesh.data);
   if (event.result.stopped) return false;
   event.seconds = seconds_since(start);
@@ -283,7 +287,7 @@ bool run_evaluation(Run& run) {
 bool write_texts(Run& run) {
   run.doing("texts");
   const TextsConfig& texts = *run.config.eval.texts;
-  const auto go_on = [&run](int32_t) { return !stopping(run); };
+  const auto go_on = [&run](int32_t) { return !stopping(run, "texts"); };
   for (size_t i = 0; i < run.prompts.size(); ++i) {
     const SamplingOptions options{.max_new_tokens = texts.max_new_tokens,
                                   .temperature = texts.temperature,
@@ -292,9 +296,9 @@ bool write_texts(Run& run) {
                                   .seed = run.config.training.seed,
                                   .what = static_cast<uint32_t>(i),
                                   .moment = static_cast<uint64_t>(run.state.step)};
-    if (stopping(run)) return false;
+    if (stopping(run, "texts")) return false;
     const std::vector<int32_t> ids = generate(run.model, run.prompts[i], options, go_on);
-    if (stopping(run)) return false;
+    if (stopping(run, "texts")) return false;
     const TextEvent event{.step = run.state.step, .prompt = texts.prompts[i], .text = run.data.tokenizer->decode(ids)};
     publish(run, run.events.wrote, event);
   }

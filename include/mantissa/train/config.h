@@ -129,6 +129,8 @@ struct ParallelConfig {
   int64_t tensor = 1;
   bool sequence_parallel = false;
   double init_timeout_s = 300.0, heartbeat_timeout_s = 10.0;
+  std::optional<double> step_timeout_s = {};
+  double section_timeout_s = 420.0;
 
   int64_t world() const { return data * tensor; }
 
@@ -140,6 +142,9 @@ struct ParallelConfig {
     v("sequence_parallel", sequence_parallel, "the tensor ranks also share the tokens of norms and residuals");
     v("init_timeout_s", init_timeout_s, "how long ranks wait for each other at the start", kTimeout);
     v("heartbeat_timeout_s", heartbeat_timeout_s, "a rank that was silent for so long is lost", kTimeout);
+    v("step_timeout_s", step_timeout_s, "longest step; null: five times the mean and at least 30, before 5 steps are measured 600",
+      kTimeout);
+    v("section_timeout_s", section_timeout_s, "longest time without progress in start, evaluation, texts or a save", kTimeout);
   }
 };
 
