@@ -44,6 +44,15 @@ TEST_F(LogTest, RecordsAreKeptForOneFileOnly) {
   EXPECT_THAT(written(), ::testing::ContainsRegex("^[^\n]+ early\n$"));
 }
 
+TEST_F(LogTest, WhoSpeaksIsSaidBeforeTheMessageUntilTheNextOpening) {
+  open_log({.console = false, .file = {}, .who = "rank 3: "});
+  log_warning("a {} brace");
+  open_with_file();
+  log_warning("late");
+  EXPECT_THAT(written(), HasSubstr(" warning rank 3: a {} brace\n"));
+  EXPECT_THAT(written(), HasSubstr(" warning late\n"));
+}
+
 TEST_F(LogTest, OfManyRecordsTheNewestThousandAreKept) {
   open_without_file();
   for (int i = 1; i <= 1200; ++i) log_info("record ", i, ".");

@@ -150,7 +150,11 @@ ExitCode run_training(const TrainArguments& arguments) {
   LoadedConfig loaded = load(arguments, launch);
   share_cores(launch);
   const LogLevel level = loaded.config.logging.level;
-  open_log({.level = level, .console = true, .console_level = LogLevel::warning, .file = {}});
+  open_log({.level = level,
+            .console = true,
+            .console_level = LogLevel::warning,
+            .file = {},
+            .who = launch.rank > 0 ? text("rank ", launch.rank, ": ") : ""});
   if (arguments.dry_run) {
     if (launch.rank > 0) return ExitCode::ok;
     const RunPreview preview = preview_run(loaded);

@@ -23,6 +23,7 @@ using KeptRecords = spdlog::sinks::ringbuffer_sink_mt;
 std::atomic<int64_t> dropped{0};
 std::mutex mutex;
 std::shared_ptr<spdlog::logger> logger;
+std::string speaker;                // of the log that is open
 std::shared_ptr<KeptRecords> kept;  // the records of a log without a file, until one is named
 
 spdlog::level::level_enum to_spdlog(LogLevel level) {
@@ -74,6 +75,7 @@ void open_log(const LogOptions& options) {
   if (has_file) write_kept(*sinks.back());
   kept = keeping;
   logger = std::move(next);
+  speaker = options.who;
 }
 
 void close_log() {
@@ -86,11 +88,13 @@ int64_t dropped_log_lines() { return dropped; }
 
 void write_log(LogLevel level, const std::string& message) {
   std::shared_ptr<spdlog::logger> current;
+  std::string who;
   {
     const std::lock_guard lock(mutex);
     current = logger;
+    who = speaker;
   }
-  if (current) current->log(to_spdlog(level), "{}", printable(message, kContinued));
+  if (current) current->log(to_spdlog(level), "{}{}", who, printable(message, kContinued));
 }
 
 }  // namespace mantissa

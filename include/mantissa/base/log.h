@@ -15,6 +15,7 @@ struct LogOptions {
   bool console = true;                       // standard error
   LogLevel console_level = LogLevel::debug;  // least severe message there, if above `level`
   std::string file;                          // empty: none; opened for appending
+  std::string who = {};                      // before every message, "rank 3: "
 };
 
 // Replaces the sinks. A log without a file keeps its newest 1,000 records; opening it again with a file writes them there first: the folder
