@@ -122,6 +122,15 @@ std::vector<Part> Shards::parts(const Border& begin, const Border& end) const {
   return parts;
 }
 
+std::vector<Part> Shards::of_rank(int rank) const {
+  std::vector<Part> out;
+  for (const Bucket& bucket : buckets_) {
+    const auto r = static_cast<size_t>(rank);
+    std::ranges::move(parts(bucket.borders[r], bucket.borders[r + 1]), std::back_inserter(out));
+  }
+  return out;
+}
+
 int64_t Shards::position(const ArenaMap& arena, const Border& border) const {
   if (border.parameter == parameters_.all().size()) return arena.memory.defined() ? arena.memory.elements() : 0;
   return arena.position(border.parameter, border.row, parameters_.all()[border.parameter].shape[0]);

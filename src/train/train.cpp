@@ -14,6 +14,7 @@
 #include "mantissa/train/schedule.h"
 #include "mantissa/train/training_step.h"
 #include "train/ranks.h"
+#include "train/replicas.h"
 #include "train/run_data.h"
 #include "train/run_trace.h"
 
@@ -252,6 +253,8 @@ void take_step(Run& run) {
   run.state.owes_texts = run.config.eval.texts && due(run, run.config.eval.texts->interval);
   count_nonfinite(run, result);
   tell_step(run, result, precision, lr, seconds_since(start));
+  const int64_t check = training.replica_check_interval;
+  if (check > 0 && run.state.step % check == 0) require_same_replicas(run.optimizer.shards());
   require(run.state.nonfinite_in_a_row < training.nonfinite_limit, ExitCode::numerical, "stopped at step ", run.state.step, ": ",
           run.state.nonfinite_in_a_row, " steps in a row were not finite, the last because of ", result.bad,
           "; lower optimizer.lr or look at the data");

@@ -41,6 +41,7 @@ class Shards {
   // In the order of the buckets, the parameters and the rows. own_end(b): how many lie in buckets 0 .. b.
   const std::vector<Part>& own() const { return own_; }
   size_t own_end(size_t bucket) const { return buckets_[bucket].own_end; }
+  std::vector<Part> of_rank(int rank) const;
 
   // Before the last backward pass of a step: as soon as the gradients of a bucket have their last contribution, `finish` is called for
   // where they lie, elements [begin, end) of a gradient buffer; then they are in `sums` and go to their owners. send_rest() does so for

@@ -96,6 +96,7 @@ struct TrainingConfig {
   int threads = 0;
   Recompute recompute = Recompute::none;
   int64_t nonfinite_limit = 3;
+  int64_t replica_check_interval = 100;
   std::optional<TraceConfig> trace;
 
   int64_t tokens_per_step() const { return *global_batch_size * seq_len; }
@@ -115,6 +116,8 @@ struct TrainingConfig {
     v("threads", threads, "CPU threads; 0: the cores this process may use", limits::between(0, kMostThreads));
     v("recompute", recompute, "what backward recomputes: none, selective (attention and activation), full (all but layer inputs)");
     v("nonfinite_limit", nonfinite_limit, "stop after so many steps in a row with NaN or Inf", limits::between(1, kLargestCount));
+    v("replica_check_interval", replica_check_interval, "steps between comparisons of the weights of all ranks; 0: never",
+      limits::between(0, kMostSteps));
     v("trace", trace, "a time line of compute, communication and waits of each rank, trace-rank00000.json in the run folder; null: none");
   }
 };

@@ -1,0 +1,68 @@
+// Weights that differ between ranks are found and named.
+#include "train/replicas.h"
+
+#include <gmock/gmock.h>
+
+#include "mantissa/train/optimizer.h"
+#include "testing.h"
+#include "thread_ranks.h"
+
+namespace mantissa {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
+
+// What each of three ranks ends with that have the same weights, but for what change(rank, set) did.
+std::vector<std::string> compare(const std::function<void(int, ParameterSet&)>& change) {
+  return test::run_ranks(3, [&](const Communicator& world) {
+    const auto device = make_backend("cpu");
+    ParameterSet set;
+    const Quantization tiles{Format::e4m3, 32, 32};
+    set.add({.name = "fp32.weight", .shape = {96, 5}, .init = {.std = 0.5}});
+    set.add({.name = "bf16.weight", .shape = {96, 5}, .init = {.std = 0.5}, .dtype = Dtype::bf16});
+    set.add({.name = "copy.weight", .shape = {96, 64}, .init = {.std = 0.5}, .dtype = Dtype::bf16, .quantised = tiles});
+    set.add({.name = "codes.weight", .shape = {96, 64}, .init = {.std = 0.5}, .quantised = tiles, .keeps_value = false});
+    set.add({.name = "bias", .shape = {5}});
+    set.allocate(*device, Dtype::f32, true);
+    Optimizer optimizer(set, {}, make_mesh(world, 1), 1);
+    optimizer.initialise(5);
+    change(world.rank(), set);
+    require_same_replicas(optimizer.shards());
+  });
+}
+
+void flip(const Tensor& tensor, int64_t byte) { host_memory(tensor)[static_cast<size_t>(byte)] ^= std::byte{1}; }
+
+TEST(Replicas, EqualWeightsAreEqual) {
+  EXPECT_THAT(compare([](int, ParameterSet&) {}), Each(IsEmpty()));
+}
+
+// Each parameter of 96 rows has 32 on each rank.
+TEST(Replicas, OneBitNamesRankTensorAndOwnerOnAllRanks) {
+  const auto expect = [](int rank, const std::string& message, const std::function<void(ParameterSet&)>& change) {
+    const auto errors = compare([&](int own, ParameterSet& set) {
+      if (own == rank) change(set);
+    });
+    EXPECT_THAT(errors, Each(AllOf(StartsWith("5: "), HasSubstr(message)))) << message;
+  };
+  expect(1, "rank 1 has other bytes of fp32.weight, rows 0 to 31, than rank 0,", [](ParameterSet& set) { flip(set.all()[0].value(), 3); });
+  expect(2, "rank 2 has other bytes of bf16.weight, rows 32 to 63, than rank 1,",
+         [](ParameterSet& set) { flip(set.all()[1].value(), 32 * 5 * 2); });
+  expect(0, "rank 0 has other bytes of copy.weight, rows 64 to 95, than rank 2,",
+         [](ParameterSet& set) { flip(set.all()[2].value(), 96 * 64 * 2 - 1); });
+  expect(0, "rank 0 has other bytes of copy.weight, rows 64 to 95, than rank 2,",
+         [](ParameterSet& set) { flip(set.all()[2].codes().codes, 96 * 64 - 1); });
+  expect(0, "rank 0 has other bytes of codes.weight, rows 32 to 63, than rank 1,",
+         [](ParameterSet& set) { flip(set.all()[3].codes().codes, 40 * 64); });
+  expect(0, "rank 0 has other bytes of codes.weight, rows 32 to 63, than rank 1,",
+         [](ParameterSet& set) { flip(set.all()[3].codes().scales, 2); });
+  expect(0, "rank 1 has other bytes of fp32.weight, rows 0 to 31, than rank 0,",
+         [](ParameterSet& set) { flip(set.all()[0].value(), 0); });  // the owner is right
+}
+
+}  // namespace
+}  // namespace mantissa
