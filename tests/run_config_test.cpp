@@ -212,11 +212,22 @@ TEST(RunConfig, CrossFieldErrorsNameTheKey) {
 
 // Clocks and sockets count in integers.
 TEST(RunConfig, TimeoutsAreAtMostAMillionSeconds) {
-  for (const std::string key : {"init_timeout_s", "heartbeat_timeout_s"}) {
+  for (const std::string key : {"init_timeout_s", "heartbeat_timeout_s", "step_timeout_s", "section_timeout_s"}) {
     EXPECT_EQ(resolved({{"parallel", {{key, 1e6}}}}).errors(), "");
     for (const double never : {0.0, -1.0, 1000001.0, 1e10, 1e300})
       EXPECT_THAT(resolved({{"parallel", {{key, never}}}}).errors(), HasSubstr("parallel." + key)) << never;
   }
+}
+
+TEST(RunConfig, AStageOfZeroIsAnsweredByName) {
+  const auto read = [](const json& sections) {
+    return std::string(error_of([&] { load_run_config({.file = "c.json", .text = sections.dump()}, Inputs::unchecked); }).what());
+  };
+  const std::string answer = "unknown key; there is no stage of ZeRO to choose: with several data ranks it is 1";
+  for (const char* name : {"zero_stage", "zero-stage", "use_distributed_optimizer"}) {
+    EXPECT_THAT(read({{"parallel", {{name, 1}}}}), HasSubstr(std::string("parallel.") + name + ": " + answer));
+  }
+  EXPECT_THAT(read({{"zero_optimization", {{"stage", 1}}}}), HasSubstr("zero_optimization: " + answer));
 }
 
 TEST(RunConfig, UnknownKeysOfEntriesOfListsAreRefused) {

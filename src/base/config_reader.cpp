@@ -107,7 +107,9 @@ class Reader {
     if (elsewhere != all_keys_.end() && std::find(siblings.begin(), siblings.end(), plain) == siblings.end()) {
       return "; did you mean '" + *elsewhere + "'?";
     }
-    return foreign != foreign_.end() ? "; here it is '" + foreign->second + "'" : did_you_mean(plain, siblings);
+    if (foreign == foreign_.end()) return did_you_mean(plain, siblings);
+    const bool words = foreign->second.find(' ') != std::string::npos;
+    return words ? "; " + foreign->second : "; here it is '" + foreign->second + "'";
   }
 
   // Of a map, whose entries come with places of their own for all that they leave out.

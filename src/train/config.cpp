@@ -10,6 +10,8 @@
 namespace mantissa {
 namespace {
 
+constexpr const char* kZeroStage = "there is no stage of ZeRO to choose: with several data ranks it is 1";
+
 // Keys of Megatron, torchtitan and DeepSpeed (and of Hugging Face where they differ), as written or with dashes.
 const ForeignNames kForeignNames = {
     {"train_iters", "training.steps"},
@@ -69,6 +71,11 @@ const ForeignNames kForeignNames = {
     {"metrics", "logging"},
     {"parallelism", "parallel"},
     {"data_parallel_replicate_degree", "parallel.data"},
+    {"zero_stage", kZeroStage},
+    {"zero_optimization", kZeroStage},
+    {"use_distributed_optimizer", kZeroStage},
+    {"data_parallel_sharding_strategy", kZeroStage},
+    {"data_parallel_shard_degree", kZeroStage},
     {"tensor_model_parallel_size", "parallel.tensor"},
     {"tensor_parallel_degree", "parallel.tensor"},
 };

@@ -89,7 +89,7 @@ class ConfigReport {
   size_t errors_ = 0;
 };
 
-// Names that people bring from other programs, with the key that does the same here.
+// Names that people bring from other programs, with the key that does the same here, or, in several words, what there is instead.
 using ForeignNames = std::map<std::string, std::string>;
 
 // Reads the sources into the fields. What is wrong goes to the report and leaves the default. False if a file could not be read or parsed:
