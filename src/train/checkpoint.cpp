@@ -155,6 +155,18 @@ void log_changes(const RunConfig& saved, const RunConfig& current, const std::ve
 
 }  // namespace
 
+void require_same_batch(const RunConfig& saved, const LoadedConfig& current, const std::string& source) {
+  const TrainingConfig &before = saved.training, &now = current.config.training;
+  const bool derived = current.report.origin("training.global_batch_size") == "derived";
+  if (!derived || before.global_batch_size == now.global_batch_size || before.micro_batch_size != now.micro_batch_size ||
+      before.grad_accum != now.grad_accum)
+    return;
+  fail(ExitCode::usage, source, " was trained with a global batch of ", *before.global_batch_size, " on ",
+       count_text(saved.parallel.data, "data rank"), ", and ", current.config.parallel.data, " would make it ", *now.global_batch_size,
+       "; set training.global_batch_size to ", *before.global_batch_size,
+       " and training.grad_accum to null to go on with it, or training.global_batch_size to ", *now.global_batch_size, " to change it");
+}
+
 CheckpointContent checkpoint_content(const TrainedParts& parts, const TrainState& state) {
   const std::optional<Tokenizer>& tokenizer = parts.data.tokenizer;
   const Shards& shards = parts.optimizer.shards();

@@ -123,7 +123,10 @@ void resume(Run& run) {
     // Locked before reading: another process that trains here could save between our load and our lock.
     if (std::filesystem::exists(run.config.checkpoint.dir, missing)) take_checkpoints(run);
   });
-  const auto load = [&](CheckpointReader& reader) { run.state = restore(reader, run.parts()); };
+  const auto load = [&](CheckpointReader& reader) {
+    require_same_batch(saved_config(reader), run.loaded, reader.directory().string());
+    run.state = restore(reader, run.parts());
+  };
   const RanksTogether together(run.mesh.world);
   const std::optional<LoadedCheckpoint> loaded =
       is_path(from) ? load_checkpoint(from, load, together) : load_newest(named.folder, load, together);

@@ -60,6 +60,10 @@ CheckpointContent checkpoint_content(const TrainedParts& parts, const TrainState
 // a line in the log under checkpoint.allow_recipe_change. Other settings may differ; each that does is a line in the log.
 TrainState restore(CheckpointReader& reader, const TrainedParts& parts);
 
+// Throws Error(usage) if this run would train on another global batch than the checkpoint's only because it has another number of ranks:
+// nobody stated one, and micro batches and their number per rank are the same.
+void require_same_batch(const RunConfig& saved, const LoadedConfig& current, const std::string& source);
+
 // The weights of a model of `plan`, from the masters, which the optimizer keeps, if there is one. Throws Error(usage) if a tensor is
 // missing or of another shape; Error(numerical) that names the first weight which is NaN or Inf; and for codes as require_same_codes().
 // Neither is a reason to take another checkpoint.
