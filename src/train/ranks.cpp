@@ -5,9 +5,11 @@
 #include <span>
 #include <sstream>
 
+#include "mantissa/base/file.h"
 #include "mantissa/base/hash.h"
 #include "mantissa/base/json_fields.h"
 #include "mantissa/comm/mesh.h"
+#include "mantissa/comm/store.h"
 #include "mantissa/io/checkpoint_reader.h"
 
 namespace mantissa {
@@ -59,12 +61,50 @@ void require_size(const Communicator& group, const char* key, int64_t size) {
   require(group.size() == size, ExitCode::usage, key, ": ", size, ", but this runs on ", count_text(group.size(), "rank"));
 }
 
+void fail_alike(const Communicator& world, ExitCode code, const std::string& message) {
+  try {
+    world.barrier();
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::peer_lost) throw;
+  }
+  fail(code, message);
+}
+
 void require_same(const Communicator& world, const std::string& what, const std::string& own) {
   if (world.size() == 1) return;
   const std::vector<Hash64> all = world.all(xxh64(own));
-  for (size_t r = 1; r < all.size(); ++r) {
-    require(all[r] == all[0], ExitCode::usage, "rank ", r, " has another ", what, " than rank 0");
-  }
+  const auto times = [&](Hash64 hash) { return std::ranges::count(all, hash); };
+  const Hash64 usual = std::ranges::max(all, {}, times);
+  const auto odd = std::ranges::find_if(all, [&](Hash64 hash) { return hash != usual; });
+  if (odd == all.end()) return;
+  fail_alike(world, ExitCode::usage,
+             text("the ranks were started with different inputs: ", what, " of rank ", odd - all.begin(), " is ", *odd, ", of most ranks ",
+                  usual));
+}
+
+bool is_shared_folder(const Communicator& world, bool there, const std::filesystem::path& folder) {
+  if (world.size() == 1) return there;
+  if (world.all(uint8_t{there}).front() == 0) return false;
+  // Under a new name, which no cache of a network's file system can hold; CheckpointDirectory sweeps what a killed process leaves.
+  const std::string nonce = gather_texts(world, world.rank() == 0 ? new_token() : "").front();
+  const std::filesystem::path file = folder / (".tmp-nonce-" + nonce);
+  agree(world, [&] {
+    if (world.rank() != 0) return;
+    try {
+      File::create(file).close();
+    } catch (const Error& error) {
+      fail(ExitCode::environment, error.what());  // no work was lost
+    }
+  });
+  std::error_code error;
+  const bool found = std::filesystem::exists(file, error);
+  const std::vector<uint8_t> all = world.all(static_cast<uint8_t>(found));
+  if (world.rank() == 0) std::filesystem::remove(file, error);
+  const auto lost = std::ranges::find(all, 0);
+  if (lost == all.end()) return true;
+  fail_alike(world, ExitCode::environment,
+             text("checkpoint.dir: rank ", lost - all.begin(), " does not find in ", folder.string(),
+                  " what rank 0 writes there: it is not shared between hosts"));
 }
 
 Request agreed(const Communicator& world, Request own) {

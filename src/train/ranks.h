@@ -1,6 +1,7 @@
 // What the ranks of a run do together at its borders. All are calls of every rank; a group of one does them alone.
 #pragma once
 
+#include <filesystem>
 #include <functional>
 #include <optional>
 #include <string>
@@ -20,8 +21,16 @@ std::string text_of_first(const Communicator& world, const std::string& own);
 // Throws Error(usage) unless the group has as many ranks as this key says.
 void require_size(const Communicator& group, const char* key, int64_t size);
 
-// Throws Error(usage) on all ranks unless all have the same, naming the first that has another than rank 0.
+// Throws Error(code) where all ranks have come to the same conclusion, and nobody leaves before all have: a rank that is gone ends the
+// waits of others.
+[[noreturn]] void fail_alike(const Communicator& world, ExitCode code, const std::string& message);
+
+// Throws Error(usage) on all ranks unless all have the same, naming the first that has another than most.
 void require_same(const Communicator& world, const std::string& what, const std::string& own);
+
+// Whether rank 0 has this folder (there, of rank 0) and locked it. Then throws Error(environment) on all ranks, naming one, unless all find
+// in it what rank 0 writes there: else each host has a folder of its own under this name.
+bool is_shared_folder(const Communicator& world, bool there, const std::filesystem::path& folder);
 
 // The most urgent request of any rank.
 Request agreed(const Communicator& world, Request own);

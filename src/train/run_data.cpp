@@ -1,7 +1,10 @@
 #include "train/run_data.h"
 
+#include "mantissa/base/hash.h"
 #include "mantissa/base/json_fields.h"
+#include "mantissa/models/model_shape.h"
 #include "mantissa/train/evaluate.h"
+#include "mantissa/train/train.h"
 #include "train/ranks.h"
 
 namespace mantissa {
@@ -12,12 +15,13 @@ Data open_run_data(LoadedConfig& loaded, const Communicator& world) {
       open_data(config.data, {.seq_len = config.training.seq_len, .vocab_size = config.model.vocab_size, .seed = config.training.seed});
   if (!config.model.vocab_size) loaded.report.derive("model.vocab_size");
   config.model.vocab_size = data.vocab_size;
-  require_same(world, "data", json_text(data.fingerprints));
+  require_same(world, "the data", json_text(data.fingerprints));
   return data;
 }
 
-PrecisionPlan plan_with_data(const RunConfig& config, const Data& data) {
+PrecisionPlan plan_with_data(const RunConfig& config, const Data& data, const Communicator& world) {
   PrecisionPlan plan = resolve_plan(config);
+  require_same(world, "the precision plan", Hash64{plan.hash()}.text());
   if (data.valid.sets() > 0) require_targets(data.valid, config.training.micro_batch_size, config.eval.iters);
   return plan;
 }
@@ -32,6 +36,21 @@ std::vector<std::vector<int32_t>> encode_prompts(const EvalConfig& config, const
     require(!prompts.back().empty(), ExitCode::usage, name, ": must not be empty");
   }
   return prompts;
+}
+
+RunPreview preview_run(const LoadedConfig& loaded) {
+  LoadedConfig copy = loaded;
+  const Data data = open_run_data(copy, {});
+  const PrecisionPlan precision = plan_with_data(copy.config, data);
+  encode_prompts(copy.config.eval, data);
+  RunPreview preview{.config = copy.config,
+                     .precision = precision,
+                     .flops_per_token = training_flops_per_token(model_shape(copy.config.model), copy.config.training.seq_len),
+                     .memory = estimate_memory(copy.config, precision),
+                     .training_tokens = data.train->tokens(),
+                     .validation_windows = 0};
+  for (int set = 0; set < data.valid.sets(); ++set) preview.validation_windows += data.valid.windows(set);
+  return preview;
 }
 
 }  // namespace mantissa

@@ -13,8 +13,8 @@ namespace mantissa {
 // Sets model.vocab_size where only the data can tell. Throws what open_data() does, and Error(usage) if a rank has other data than rank 0.
 Data open_run_data(LoadedConfig& loaded, const Communicator& world);
 
-// Refuses what only the data shows: a vocabulary that does not fit the plan, validation without targets.
-PrecisionPlan plan_with_data(const RunConfig& config, const Data& data);
+// Refuses what only the data shows: a vocabulary that does not fit the plan, validation without targets; and a rank with another plan.
+PrecisionPlan plan_with_data(const RunConfig& config, const Data& data, const Communicator& world = {});
 
 // Prompts are encoded before the run starts, so that one that cannot be is an error then.
 std::vector<std::vector<int32_t>> encode_prompts(const EvalConfig& config, const Data& data);

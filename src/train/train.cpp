@@ -42,6 +42,7 @@ struct Run {
   std::string resumed, newest_checkpoint;
   bool needs_unused_folder = false;  // until it is locked another process may train there
   std::optional<CheckpointDirectory> checkpoints;
+  bool shared = false;  // the folder was found to be that of all ranks
   std::optional<Metrics> metrics;
   Throughput throughput;
   std::optional<double> last_valid_loss;
@@ -55,7 +56,7 @@ struct Run {
         mesh(ranks),
         events(ranks.world.rank() == 0 ? observers : TrainEvents{.request = observers.request, .doing = observers.doing}),
         data(open_run_data(loaded, mesh.world)),
-        plan(plan_with_data(config, data)),
+        plan(plan_with_data(config, data, mesh.world)),
         prompts(encode_prompts(config.eval, data)),
         device(make_backend(config.training.backend())),
         model(config.model, *device, plan,
@@ -82,14 +83,11 @@ void publish(Run& run, const std::function<void(const Event&)>& callback, const 
 
 void initial_weights(Run& run) {
   if (!run.config.checkpoint.init_from) return run.optimizer.initialise(run.config.training.seed);
-  const LoadedCheckpoint from = load_checkpoint(
-      *run.config.checkpoint.init_from,
-      [&](CheckpointReader& reader) {
-        require_same_tokenizer(reader, run.data);
-        load_weights(reader, run.plan, LoadFor::use, run.model.parameters(), &run.optimizer);
-      },
-      RanksTogether(run.mesh.world));
-  log_info("weights from ", from.path.string());
+  const auto load = [&](CheckpointReader& reader) {
+    require_same_tokenizer(reader, run.data);
+    load_weights(reader, run.plan, LoadFor::use, run.model.parameters(), &run.optimizer);
+  };
+  log_info("weights from ", load_checkpoint(*run.config.checkpoint.init_from, load, RanksTogether(run.mesh.world)).path.string());
 }
 
 void need_unused_folder(Run& run) {
@@ -111,6 +109,11 @@ void take_checkpoints(Run& run) {
                           *run.config.logging.run_name);
 }
 
+// Once rank 0 has the folder. False if it has none yet.
+bool share_folder(Run& run) {
+  return run.shared = run.shared || is_shared_folder(run.mesh.world, run.checkpoints.has_value(), run.config.checkpoint.dir);
+}
+
 bool is_path(const std::string& resume) { return resume != "never" && resume != "auto"; }
 
 void resume(Run& run) {
@@ -123,6 +126,7 @@ void resume(Run& run) {
     // Locked before reading: another process that trains here could save between our load and our lock.
     if (std::filesystem::exists(run.config.checkpoint.dir, missing)) take_checkpoints(run);
   });
+  if (!share_folder(run) && !is_path(from)) return initial_weights(run);
   const auto load = [&](CheckpointReader& reader) {
     require_same_batch(saved_config(reader), run.loaded, reader.directory().string());
     run.state = restore(reader, run.parts());
@@ -154,6 +158,7 @@ void open_folder(Run& run, const std::vector<std::string>& arguments) {
     write_run_folder(run.loaded, arguments);
     run.metrics.emplace(run.config.logging);
   });
+  share_folder(run);
   run.newest_checkpoint = run.resumed;
   if (!run.metrics) return;
   const StartEvent event{.folder = run.config.logging.dir,
@@ -390,21 +395,6 @@ TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& a
           .dropped_lines = run.metrics ? run.metrics->dropped() : 0,
           .folder = run.config.logging.dir,
           .checkpoint = run.newest_checkpoint};
-}
-
-RunPreview preview_run(const LoadedConfig& loaded) {
-  LoadedConfig copy = loaded;
-  const Data data = open_run_data(copy, {});
-  const PrecisionPlan precision = plan_with_data(copy.config, data);
-  encode_prompts(copy.config.eval, data);
-  RunPreview preview{.config = copy.config,
-                     .precision = precision,
-                     .flops_per_token = training_flops_per_token(model_shape(copy.config.model), copy.config.training.seq_len),
-                     .memory = estimate_memory(copy.config, precision),
-                     .training_tokens = data.train->tokens(),
-                     .validation_windows = 0};
-  for (int set = 0; set < data.valid.sets(); ++set) preview.validation_windows += data.valid.windows(set);
-  return preview;
 }
 
 }  // namespace mantissa

@@ -1,0 +1,93 @@
+// What ranks, here threads of one process, compare at the start of a run and while it goes on.
+#include <gmock/gmock.h>
+
+#include "thread_ranks.h"
+#include "training.h"
+
+namespace mantissa {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
+
+class RanksCompare : public test::TrainingTest {
+ protected:
+  static std::vector<std::string> three_ranks(const std::vector<std::string>& more) {
+    std::vector<std::string> out = {"training.micro_batch_size=1", "training.grad_accum=1", "training.threads=1", "parallel.data=3"};
+    out.insert(out.end(), more.begin(), more.end());
+    return out;
+  }
+};
+
+// As one rank would see it whose host has a folder of its own under this name.
+TEST_F(RanksCompare, RefuseAFolderThatNotAllSee) {
+  const auto on_ranks = [&](const std::vector<std::string>& more) {
+    return test::run_ranks(3, [&](const Communicator& world) {
+      std::vector<std::string> sets = three_ranks(more);
+      if (world.rank() == 2) sets.push_back("checkpoint.dir=" + (folder_ / "elsewhere"));
+      run(config("shared", sets), {}, make_mesh(world, 1));
+    });
+  };
+  const auto refused = AllOf(StartsWith("3: checkpoint.dir: rank 2 does not find in "), HasSubstr("it is not shared between hosts"));
+  EXPECT_THAT(on_ranks({}), Each(refused));
+  EXPECT_THAT(on_ranks({"checkpoint.resume=auto"}), Each(refused));
+  for (const auto& entry : std::filesystem::directory_iterator(run_folder("shared") + "/checkpoints")) {
+    EXPECT_EQ(entry.path().filename(), "LOCK");
+  }
+}
+
+TEST_F(RanksCompare, NameTheRankWhosePlanOrDataAreOthers) {
+  test::write_file(folder_ / "other.txt", test::second_order_text(10000));
+  const auto with_odd = [&](int odd, const std::string& set) {
+    return test::run_ranks(3, [&](const Communicator& world) {
+      run(config("odd", three_ranks(world.rank() == odd ? std::vector{set} : std::vector<std::string>{})), {}, make_mesh(world, 1));
+    });
+  };
+  const std::string start = "2: the ranks were started with different inputs: ";
+  EXPECT_THAT(with_odd(0, "precision.dtype=bf16"), Each(StartsWith(start + "the precision plan of rank 0 is ")));
+  EXPECT_THAT(with_odd(2, "data.path=" + (folder_ / "other.txt")), Each(StartsWith(start + "the data of rank 2 is ")));
+  EXPECT_FALSE(std::filesystem::exists(run_folder("odd")));
+}
+
+TEST_F(RanksCompare, RefuseAnotherBatchThatOnlyTheirNumberMakes) {
+  const auto run_on = [&](int ranks, std::vector<std::string> more) {
+    more.insert(more.begin(),
+                {"training.micro_batch_size=2", "training.threads=1", "checkpoint.interval=10", text("parallel.data=", ranks)});
+    const LoadedConfig loaded = config("batch", more);
+    return test::run_ranks(ranks, [&](const Communicator& world) { run(loaded, {}, make_mesh(world, 1)); });
+  };
+  ASSERT_THAT(run_on(2, {"training.grad_accum=2", "training.steps=10"}), Each(IsEmpty()));
+  const std::vector<std::string> more = {"training.steps=12", "checkpoint.resume=auto"};
+  const auto with = [&](std::vector<std::string> sets) {
+    sets.insert(sets.end(), more.begin(), more.end());
+    return sets;
+  };
+  EXPECT_THAT(run_on(4, with({"training.grad_accum=2"})),
+              Each(AllOf(StartsWith("2: "), HasSubstr("was trained with a global batch of 8 on 2 data ranks, and 4 would make it 16; set "
+                                                      "training.global_batch_size to 8 and training.grad_accum to null"))));
+  EXPECT_THAT(run_on(4, with({"training.grad_accum=2", "training.global_batch_size=16", "training.steps=11"})), Each(IsEmpty()))
+      << "asked for";
+  EXPECT_THAT(run_on(4, with({"training.grad_accum=null", "training.global_batch_size=8"})), Each(IsEmpty()));
+}
+
+TEST_F(RanksCompare, CompareTheirWeightsAsOftenAsAsked) {
+  const auto control_bytes = [&](const std::string& name, int64_t interval) {  // names travel: of one length
+    std::atomic<int64_t> bytes{0};
+    const LoadedConfig loaded = config(name, three_ranks({text("training.replica_check_interval=", interval)}));
+    const auto errors = test::run_ranks(3, [&](const Communicator& world) {
+      run(loaded, {}, make_mesh(world, 1));
+      if (world.rank() == 0) bytes = world.traffic().control;
+    });
+    EXPECT_THAT(errors, Each(IsEmpty()));
+    return bytes.load();
+  };
+  const int64_t never = control_bytes("never", 0), twice = control_bytes("twice", 10), always = control_bytes("every", 1);
+  EXPECT_GT(twice, never);
+  EXPECT_EQ(always - never, 10 * (twice - never)) << "of 20 steps";
+}
+
+}  // namespace
+}  // namespace mantissa
