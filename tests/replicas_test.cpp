@@ -64,5 +64,32 @@ TEST(Replicas, OneBitNamesRankTensorAndOwnerOnAllRanks) {
          [](ParameterSet& set) { flip(set.all()[0].value(), 0); });  // the owner is right
 }
 
+// Two tensor ranks in each of two replicas hold norms alike, and rows of matrices apart.
+TEST(Replicas, OfTensorRanksAreComparedWhereTheyHoldTheSame) {
+  const auto compare_four = [](const std::function<void(int, ParameterSet&)>& change) {
+    return test::run_ranks(4, [&](const Communicator& world) {
+      const Mesh mesh = make_mesh(world, 2);
+      const auto device = make_backend("cpu");
+      ParameterSet set;
+      set.add(share_of({.name = "norm.weight", .shape = {64}, .init = {.constant = 1.0}}, Split::none, {mesh.tensor.rank(), 2}));
+      set.add(share_of({.name = "up.weight", .shape = {128, 8}, .init = {.std = 0.5}}, Split::rows, {mesh.tensor.rank(), 2}));
+      set.allocate(*device, Dtype::f32, true);
+      Optimizer optimizer(set, {}, mesh, 1);
+      optimizer.initialise(5);
+      change(world.rank(), set);
+      require_same_replicas(optimizer.shards());
+    });
+  };
+  EXPECT_THAT(compare_four([](int, ParameterSet&) {}), Each(IsEmpty()));
+  const auto norms = compare_four([](int rank, ParameterSet& set) {
+    if (rank == 1 || rank == 3) flip(set.all()[0].value(), 3);  // both replicas: only the tensor ranks differ
+  });
+  EXPECT_THAT(norms, Each(HasSubstr("rank 1 has other bytes of norm.weight, rows 0 to 31, than rank 0,")));
+  const auto rows = compare_four([](int rank, ParameterSet& set) {
+    if (rank == 3) flip(set.all()[1].value(), 3);
+  });
+  EXPECT_THAT(rows, Each(HasSubstr("rank 3 has other bytes of up.weight, rows 0 to 31, than rank 1,")));
+}
+
 }  // namespace
 }  // namespace mantissa

@@ -135,8 +135,7 @@ void check(const Arguments& arguments, const Launch& launch) {
 }
 
 // The FLOPs of the model formula at the GEMM ceiling's rate are the floor; --against and --alone name another opponent.
-void measure_training(const Arguments& arguments, const RunConfig& config, const std::optional<RunConfig>& other_config,
-                      const Mesh& mesh) {
+void measure_training(const Arguments& arguments, const RunConfig& config, const std::optional<RunConfig>& other_config, const Mesh& mesh) {
   const Communicator& world = mesh.world;
   const std::string name = printable(*config.logging.run_name);
   TrainingRun run(config, mesh);

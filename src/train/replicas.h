@@ -5,8 +5,9 @@
 
 namespace mantissa {
 
-// Compares what forward reads, values and codes, with what its owner in the data group has, in one small exchange of hashes; a call of
-// every rank, between steps. Throws Error(numerical) on all ranks that names rank and tensor.
+// Compares what forward reads, values and codes, with what its owner in the data group has, and what tensor ranks hold alike with what the
+// first of them has, in two small exchanges of hashes; a call of every rank, between steps. Throws Error(numerical) on all ranks that names
+// rank and tensor.
 void require_same_replicas(const Shards& shards);
 
 }  // namespace mantissa

@@ -11,10 +11,13 @@
 
 namespace mantissa {
 
-void RunTrace::begin_step(int64_t number) {
+void RunTrace::begin_step(int64_t number, const std::function<void()>& settle) {
   if (!config_.training.trace) return;
   const std::vector<int64_t>& steps = config_.training.trace->steps;
-  if (number > steps[1]) return write();
+  if (number > steps[1]) {
+    if (tracing()) settle();
+    return write();
+  }
   if (number >= steps[0]) start_trace();
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "mantissa/train/config.h"
 
@@ -14,8 +15,8 @@ class RunTrace {
   RunTrace(const RunTrace&) = delete;
   RunTrace& operator=(const RunTrace&) = delete;
 
-  // A trace lasts until the step after its last begins, so that what is gathered after it is in it.
-  void begin_step(int64_t number);
+  // A trace lasts until the step after its last begins; settle() then waits for what is still under way, which belongs to it.
+  void begin_step(int64_t number, const std::function<void()>& settle);
 
  private:
   void write() const noexcept;

@@ -247,7 +247,7 @@ void take_step(Run& run) {
   const TrainingConfig& training = run.config.training;
   const auto start = Clock::now();
   run.doing("step");
-  run.trace.begin_step(run.state.step + 1);
+  run.trace.begin_step(run.state.step + 1, [&run] { run.optimizer.shards().arrive(); });
   const int64_t share = *training.global_batch_size / run.config.parallel.data;
   const Batch batch = run.data.train->batch(run.state.samples + run.mesh.data.rank() * share, share);
   const double lr = learning_rate(run.config.schedule, run.config.optimizer.lr, training.steps, run.state.step);
