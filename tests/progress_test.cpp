@@ -70,6 +70,14 @@ TEST(Progress, OnlyStepsAreMeasured) {
   EXPECT_LT(progress.mean_step_seconds(), 0.15);
 }
 
+TEST(Progress, ARunThatContinuesHasTakenNoStepYet) {
+  Progress progress;
+  progress.at(100, "step");
+  EXPECT_EQ(progress.measured_steps(), 0);
+  progress.at(101, "step");
+  EXPECT_EQ(progress.measured_steps(), 1);
+}
+
 TEST(Progress, EachCallIsProgress) {
   Progress progress;
   progress.at(3, "texts");
