@@ -159,8 +159,8 @@ void print_text(const Explanation& of, PlanTable form) {
   }
   std::cout << '\n' << printable(plan.table(form), "\n") << '\n';
   const double per_parameter = static_cast<double>(plan.bytes()) / static_cast<double>(plan.parameters());
-  print(text(plan.parameters(), " parameters | resident weights ", plan.bytes(), " B, ", std::fixed, std::setprecision(3), per_parameter,
-             " B per parameter"));
+  print(text(plan.parameters(), " parameters | resident weights", config.parallel.tensor > 1 ? " of all tensor ranks " : " ", plan.bytes(),
+             " B, ", std::fixed, std::setprecision(3), per_parameter, " B per parameter"));
   print(text(together ? "memory of a rank | masters " : "memory | masters ", memory.masters, " B | weights beside them ", memory.values,
              " B | gradients ", memory.gradients, " B | optimizer ", memory.optimizer, " B | activations ", memory.activations,
              " B | workspace ", memory.workspace, " B", together ? text(" | exchange ", memory.exchange, " B") : ""));

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "main_stack.h"
+#include "mantissa/backend/ceilings.h"
 #include "mantissa/base/hash.h"
 #include "mantissa/base/log.h"
 #include "mantissa/base/parallel.h"
@@ -55,7 +56,9 @@ RankSession::RankSession(const Launch& launch, const RunConfig& config, const st
 }
 
 void RankSession::meet(const Launch& launch, const RunConfig& config) {
-  store_->compare({{"config", compared(config)}, {"build", build_fingerprint()}});
+  // Tensor ranks compute some gradients alike, so they need the same kernels.
+  const std::string kernels = config.parallel.tensor > 1 ? gemm_instruction_set() : "any";
+  store_->compare({{"config", compared(config)}, {"build", build_fingerprint()}, {"instruction set", kernels}});
   Store* const store = store_.get();
   auto transport = ucx_transport(
       launch.rank, [store](const std::string& own) { return store->gather("address", own); }, [store] { store->check(); });
@@ -81,6 +84,7 @@ RankSession::~RankSession() {
 
 void RankSession::watch(const ParallelConfig& config) {
   if (!store_) return;
+  store_->progress().at(0, "start");  // the wait for the others was none of it
   watch_main_stack();
   const auto tell = [store = store_.get(), world = mesh_.world](const std::string& why) { report(*store, world, why); };
   const auto give_up = [tell](const Failure& failure) {
@@ -117,8 +121,12 @@ Option tensor_option(int64_t& tensor) {
 
 void on_tensor_ranks(int64_t tensor, const std::string& checkpoint, const std::function<void(const TensorRanks&)>& body) {
   const Launch launch = launch_from_environment();
-  require(tensor == launch.world, ExitCode::usage, "--tensor ", tensor, " needs ", count_text(tensor, "rank"), ", and this is ",
-          describe(launch), "; start them with mantissa launch --nproc-per-node ", tensor, " -- ...");
+  const bool shared = launch.world > 1;
+  require(tensor > 1 || !shared, ExitCode::usage, "without --tensor it runs as one process, and this is ", describe(launch), "; --tensor ",
+          launch.world, " lets these ranks share the model");
+  require(tensor == launch.world, ExitCode::usage, "--tensor ", tensor, " needs ", count_text(tensor, "rank"), ", and ",
+          shared ? text("this is ", describe(launch)) : "this is one process", "; start them with mantissa launch --nproc-per-node ",
+          tensor, " -- ...");
   RunConfig config;  // what ranks compare
   config.parallel = {.data = 1, .tensor = tensor};
   config.checkpoint.init_from = checkpoint;

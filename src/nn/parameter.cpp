@@ -52,14 +52,17 @@ Shape Parameter::stored_shape() const {
 }
 
 std::vector<Part::Slab> Part::slabs() const {
+  if (begin >= stored_end()) return {};
+  if (of->split != Split::rows) {  // fused parts lie together
+    const int64_t column = of->split == Split::columns ? of->share.rank * of->shape[1] : 0;
+    return {{.begin = begin, .end = stored_end(), .row = begin, .column = column}};
+  }
   std::vector<Slab> slabs;
-  const bool by_rows = of->split == Split::rows;
-  const int64_t column = of->split == Split::columns ? of->share.rank * of->shape[1] : 0;
   int64_t first = 0;  // row of a fused part in the parameter; in the whole every part before it has as many rows on each rank
   for (const int64_t rows : of->parts.empty() ? std::vector<int64_t>{of->shape[0]} : of->parts) {
     const int64_t from = std::max(begin, first), to = std::min(stored_end(), first + rows);
-    const int64_t moved = by_rows ? first * (of->share.ranks - 1) + of->share.rank * rows : 0;
-    if (from < to) slabs.push_back({.begin = from, .end = to, .row = from + moved, .column = column});
+    const int64_t moved = first * (of->share.ranks - 1) + of->share.rank * rows;
+    if (from < to) slabs.push_back({.begin = from, .end = to, .row = from + moved, .column = 0});
     first += rows;
   }
   return slabs;

@@ -48,12 +48,24 @@ std::string share_problem(const std::string& what, int64_t size, int64_t ranks, 
   return text(what, " cannot be divided among the ", ranks, " ranks of parallel.tensor in multiples of ", block, ", the block of ", of);
 }
 
+// Tensor ranks hash the codes of their shares in cells of 32 x 32 elements (precision/code_hash.h).
+std::string cell_problem(const ModuleShape& module, const Recipe& recipe, int64_t rows, int64_t columns) {
+  constexpr int64_t kCell = 32;
+  const std::string of = text("codes of recipe ", recipe.name);
+  std::string problem = columns > 1 ? share_problem(text("in ", module.in), module.in, columns, kCell, of) : "";
+  for (const ModulePart& part : module.parts) {
+    if (rows > 1 && problem.empty()) problem = share_problem(text("out ", part.out, " of part ", part.name), part.out, rows, kCell, of);
+  }
+  return rows > 1 && problem.empty() ? share_problem(text("out ", module.out), module.out, rows, kCell, of) : problem;
+}
+
 // The sizes of a weight that cannot be divided so; "" if all can.
 std::string size_problem(const ModuleShape& module, const Recipe& recipe, int64_t tensor) {
   const int64_t rows = module.split == Split::rows ? tensor : 1, columns = module.split == Split::columns ? tensor : 1;
   const int64_t fake = recipe.weight_fake_quant ? recipe.weight_fake_quant.block_cols : 1, block = recipe.block();
   const std::string in = text("in ", module.in), of = "recipe " + recipe.name;
-  std::vector<std::string> problems = {share_problem(in, module.in, columns, fake, "weight_fake_quant in " + of)};
+  std::vector<std::string> problems;
+  if (fake > 1) problems.push_back(share_problem(in, module.in, columns, fake, "weight_fake_quant in " + of));
   if (block > 0) {
     problems.push_back(share_problem(in, module.in, columns, block, of));
     for (const ModulePart& part : module.parts) {
@@ -61,6 +73,7 @@ std::string size_problem(const ModuleShape& module, const Recipe& recipe, int64_
     }
     problems.push_back(share_problem(text("out ", module.out), module.out, rows, block, of));
   }
+  if (recipe.reads_weight_codes() || recipe.weight_fake_quant) problems.push_back(cell_problem(module, recipe, rows, columns));
   const auto first = std::ranges::find_if(problems, [](const std::string& problem) { return !problem.empty(); });
   return first == problems.end() ? "" : *first;
 }

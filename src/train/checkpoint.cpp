@@ -172,14 +172,16 @@ CheckpointContent checkpoint_content(const TrainedParts& parts, const TrainState
   const Shards& shards = parts.optimizer.shards();
   TrainState now = state;
   now.updates = parts.optimizer.updates();
-  CheckpointContent content{{.step = state.step,
-                             .samples = state.samples,
-                             .config = effective_config(parts.config),
-                             .tokenizer = tokenizer ? tokenizer->to_json() : "null",
-                             .plan = plan_manifest(parts.plan, codes_by_weight(parts.parameters, shards.own(), shards.mesh().world)),
-                             .state = json_text(now),
-                             .fingerprints = {.build = build_fingerprint(), .dataset = json_text(parts.data.fingerprints)}},
-                            {}};
+  CheckpointContent content{
+      {.step = state.step,
+       .samples = state.samples,
+       .config = effective_config(parts.config),
+       .tokenizer = tokenizer ? tokenizer->to_json() : "null",
+       .plan = plan_manifest(parts.plan, codes_by_weight(parts.parameters, shards.own(), shards.mesh().world)),
+       .layout = text(R"({"data":)", shards.mesh().data.size(), R"(,"expert":1,"tensor":)", shards.mesh().tensor.size(), "}"),
+       .state = json_text(now),
+       .fingerprints = {.build = build_fingerprint(), .dataset = json_text(parts.data.fingerprints)}},
+      {}};
   for (const Optimizer::State& own : parts.optimizer.states()) {
     add_tensor(content, "master.", own.part, own.master);
     add_tensor(content, "m.", own.part, own.first_moment);
@@ -211,7 +213,7 @@ TrainState restore(CheckpointReader& reader, const TrainedParts& parts) {
     }
   });
   parts.optimizer.set_updates(state.updates);
-  log_changes(saved, config, plan_changes, reader.manifest());
+  if (parts.optimizer.shards().mesh().world.rank() == 0) log_changes(saved, config, plan_changes, reader.manifest());
   return state;
 }
 

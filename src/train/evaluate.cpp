@@ -14,9 +14,7 @@ struct Partial {
   int64_t targets;
 };
 
-Partial sum_over_windows(Gpt& model, const ValidationData& data, int set, int64_t first, int64_t count) {
-  if (count <= 0) return {};
-  const Batch batch = data.batch(set, first, count);
+Partial sum_over(Gpt& model, const Batch& batch) {
   if (batch.target_count == 0) return {};
   const DeviceBatch rows = to_device(model, batch, 0, batch.sequences);
   return {.loss = to_host<double>(model.loss(rows.tokens, rows.targets, 1).value())[0], .targets = batch.target_count};
@@ -29,9 +27,11 @@ std::optional<SetLoss> sum_over_set(Gpt& model, const ValidationData& data, int 
   for (int64_t first = 0; first < windows; first += micro_batch_size * ranks.size()) {
     if (stop && stop()) return std::nullopt;
     const int64_t own = first + micro_batch_size * ranks.rank();
-    Partial here{};
-    agree(ranks, [&] { here = sum_over_windows(model, data, set, own, std::min(micro_batch_size, windows - own)); });
-    for (const Partial& part : ranks.all(here)) {
+    Batch batch;
+    agree(ranks, [&] {
+      if (own < windows) batch = data.batch(set, own, std::min(micro_batch_size, windows - own));
+    });
+    for (const Partial& part : ranks.all(sum_over(model, batch))) {
       sum.loss += part.loss;
       sum.targets += part.targets;
     }

@@ -165,7 +165,7 @@ void open_folder(Run& run, const std::vector<std::string>& arguments) {
                          .resumed = run.resumed,
                          .step = run.state.step,
                          .steps = run.config.training.steps,
-                         .parameters = run.model.parameters().elements(),
+                         .parameters = run.plan.parameters(),
                          .training_tokens = run.data.train->tokens(),
                          .validation_sets = run.data.valid.sets(),
                          .precision = precision_text(run.config.precision),
@@ -228,7 +228,7 @@ Request own_request(const Run& run) { return run.events.request ? run.events.req
 StepResult measured_step(Run& run, const Batch& batch, double lr, std::optional<PrecisionSummary>& precision) {
   const auto step = [&] {
     return training_step(run.model, run.optimizer, run.accumulator, batch, run.config.training.micro_batch_size, lr,
-                         [&run] { return static_cast<int>(own_request(run)); });
+                         [&run] { return run.mesh.world.size() > 1 ? static_cast<int>(own_request(run)) : 0; });
   };
   const int64_t interval = run.config.precision.report_interval, number = run.state.step + 1;
   if (interval == 0 || number % interval != 0) return step();

@@ -56,7 +56,8 @@ TEST_F(LaunchedTensorRanks, NeedAsManyRanksAsTheyAskFor) {
   ASSERT_EQ(mantissa(train("run", model({"--set", "training.steps=1"}))).exit_code, 0);
   const auto alone = mantissa({"eval", "run", "--tensor", "2"});
   EXPECT_EQ(alone.exit_code, 2);
-  EXPECT_THAT(alone.errors, HasSubstr("--tensor 2 needs 2 ranks, and this is one rank"));
+  EXPECT_THAT(alone.errors,
+              HasSubstr("--tensor 2 needs 2 ranks, and this is one process; start them with mantissa launch --nproc-per-node 2"));
   EXPECT_EQ(launch(2, {"eval", "run"}).exit_code, 2);
   const auto heads = launch(3, {"eval", "run", "--tensor", "3"});
   EXPECT_EQ(heads.exit_code, 2);

@@ -198,6 +198,23 @@ const auto kName = [](const ::testing::TestParamInfo<Case>& c) { return std::str
 INSTANTIATE_TEST_SUITE_P(, TensorRanks, ::testing::ValuesIn(cases()), kName);
 INSTANTIATE_TEST_SUITE_P(, TensorTexts, ::testing::Values(cases()[0], cases()[1]), kName);
 
+// Parts of 16 rows: on one rank they are one run of rows, on two they cannot be hashed.
+using FineParts = test::TrainingTest;
+
+TEST_F(FineParts, AreFusedOnOneRankAndRefusedOnTwo) {
+  const std::vector<std::string> sets = {
+      "precision.dtype=bf16",        "precision.recipe=mxfp4_qat",  "model.hidden_size=128", "model.num_attention_heads=8",
+      "model.num_key_value_heads=1", "model.intermediate_size=128", "training.steps=1"};
+  run("run", sets);
+  CheckpointReader reader(checkpoint("run", 1));
+  EXPECT_EQ(verify_codes(reader), 8);
+  std::vector<std::string> two = sets;
+  two.insert(two.end(), {"parallel.tensor=2", "parallel.data=1", "model.num_key_value_heads=2"});
+  const Error error = test::error_of([&] { config("two", two); });
+  EXPECT_EQ(error.code(), ExitCode::usage);
+  EXPECT_THAT(error.what(), HasSubstr("out 32 of part k cannot be divided among the 2 ranks of parallel.tensor in multiples of 32"));
+}
+
 using TensorRanksRefused = test::TrainingTest;
 
 TEST_F(TensorRanksRefused, WhereHeadsOrBlocksCannotBeDivided) {

@@ -89,7 +89,7 @@ struct LoadedModel {
 };
 
 // Makes the codes of every quantised weight again from its master, one weight after the other, and compares them with the manifest's, as
-// require_same_codes() does. Returns how many there are.
+// require_same_codes() does. Returns how many there are; a checkpoint without a plan says nothing of codes.
 int64_t verify_codes(CheckpointReader& reader);
 
 // Of the checkpoint that a path stands for (load_checkpoint). The saved config is compared with the tensors before anything of its size is
