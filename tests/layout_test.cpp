@@ -3,6 +3,8 @@
 
 #include <gmock/gmock.h>
 
+#include <numeric>
+
 #include "mantissa/nn/arena.h"
 #include "mantissa/train/optimizer.h"
 #include "testing.h"
@@ -108,33 +110,62 @@ INSTANTIATE_TEST_SUITE_P(, LayoutTest,
                                            Case{Dtype::f32, Shards::kBucketBytes}),
                          [](const auto& c) { return dtype_name(c.param.dtype) + std::string("_") + std::to_string(c.param.bucket_bytes); });
 
+// The definition, band by band: entry r is the first band of rank r, which begins at or after r / ranks of the whole.
+std::vector<int64_t> cut_bands(const std::vector<int64_t>& sizes, int ranks) {
+  const int64_t whole = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+  std::vector<int64_t> first = {0};
+  size_t band = 0;
+  int64_t before = 0;
+  for (int r = 1; r < ranks; ++r) {
+    while (band < sizes.size() && before * ranks < whole * r) before += sizes[band++];
+    first.push_back(static_cast<int64_t>(band));
+  }
+  first.push_back(static_cast<int64_t>(sizes.size()));
+  return first;
+}
+
+void expect_cuts(const Layout& layout, const std::vector<int64_t>& bands, int ranks) {
+  ASSERT_EQ(layout.buckets().size(), 1U);
+  const std::vector<int64_t> cuts = cut_bands(bands, ranks);
+  const std::vector<Layout::Share> shares = layout.shares(layout.buckets().front(), ranks);
+  ASSERT_EQ(shares.size(), static_cast<size_t>(ranks));
+  for (size_t r = 0; r < shares.size(); ++r) ASSERT_EQ(shares[r].norm_bands, cuts[r + 1] - cuts[r]) << r << " of " << ranks;
+}
+
+TEST(LayoutOfManyRanks, CutsParametersOfAnySizesByTheDefinition) {
+  for (uint32_t seed = 0; seed < 200; ++seed) {
+    const auto draw = random_words({.seed = 11}, seed, 0);
+    std::vector<ParameterSpec> specs;
+    std::vector<int64_t> bands;
+    for (uint32_t i = 0; i <= draw[0] % 5; ++i) {
+      const auto size = random_words({.seed = 12}, seed, i);
+      const int64_t rows = 1 + size[0] % 400, columns = 1 + size[1] % (seed % 3 == 0 ? 1 : 500);
+      specs.push_back({.name = text("a.", i), .shape = {rows, columns}});
+      for (int64_t row = 0; row < rows; row += 32) bands.push_back(std::min<int64_t>(32, rows - row) * columns);
+    }
+    expect_cuts(Layout(specs, 1), bands, 1 + static_cast<int>(draw[1] % 9));
+  }
+  expect_cuts(Layout({{.name = "a.bias", .shape = {5}}}, 1), {5}, 4);  // three ranks have nothing
+}
+
 // Far more ranks than bands, and sizes that no machine holds.
-TEST(LayoutOfManyRanks, CutsWhereCutBandsDoes) {
+TEST(LayoutOfManyRanks, CutsByTheDefinition) {
   for (const int64_t rows : {33, 50257, 1 << 20}) {
     const Layout layout(
         {{.name = "a.weight", .shape = {rows, 768}, .dtype = Dtype::bf16}, {.name = "a.bias", .shape = {rows}, .dtype = Dtype::bf16}}, 1);
-    ASSERT_EQ(layout.buckets().size(), 1U);
     std::vector<int64_t> bands;
     for (const int64_t row_elements : {768, 1}) {
       for (int64_t row = 0; row < rows; row += 32) bands.push_back(std::min<int64_t>(32, rows - row) * row_elements);
     }
-    for (const int ranks : {2, 5, 1000, 4096}) {
-      const std::vector<int64_t> cuts = cut_bands(bands, ranks);
-      const std::vector<Layout::Share> shares = layout.shares(layout.buckets().front(), ranks);
-      for (size_t r = 0; r < shares.size(); ++r) ASSERT_EQ(shares[r].norm_bands, cuts[r + 1] - cuts[r]) << rows << ' ' << ranks << ' ' << r;
-    }
+    for (const int ranks : {2, 5, 1000, 4096}) expect_cuts(layout, bands, ranks);
   }
 }
 
 // Shares that would begin with each element of a bucket, so with the last one of a parameter, too.
-TEST(LayoutOfManyRanks, CutsWhereCutBandsDoesAtEveryElement) {
+TEST(LayoutOfManyRanks, CutsByTheDefinitionAtEveryElement) {
   const Layout layout({{.name = "a.weight", .shape = {33}}, {.name = "a.bias", .shape = {64}}}, 1);
   const std::vector<int64_t> bands = {32, 1, 32, 32};
-  for (int ranks = 2; ranks <= 97; ++ranks) {
-    const std::vector<int64_t> cuts = cut_bands(bands, ranks);
-    const std::vector<Layout::Share> shares = layout.shares(layout.buckets().front(), ranks);
-    for (size_t r = 0; r < shares.size(); ++r) ASSERT_EQ(shares[r].norm_bands, cuts[r + 1] - cuts[r]) << ranks << ' ' << r;
-  }
+  for (int ranks = 2; ranks <= 97; ++ranks) expect_cuts(layout, bands, ranks);
 }
 
 TEST(LayoutOfManyRanks, CountsWhatNoMachineHolds) {

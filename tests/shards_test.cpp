@@ -5,7 +5,6 @@
 #include <atomic>
 #include <limits>
 #include <mutex>
-#include <numeric>
 #include <optional>
 
 #include "files.h"
@@ -19,31 +18,6 @@ namespace {
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-
-TEST(CutBands, EachRankBeginsWithTheFirstBandAtOrAfterItsShare) {
-  for (uint32_t seed = 0; seed < 200; ++seed) {
-    const auto draw = random_words({.seed = 11}, seed, 0);
-    std::vector<int64_t> sizes(draw[0] % 40);
-    for (size_t i = 0; i < sizes.size(); ++i) sizes[i] = 1 + random_words({.seed = 12}, seed, i)[0] % (seed % 3 == 0 ? 1 : 100000);
-    const int ranks = 1 + static_cast<int>(draw[1] % 9);
-    const std::vector<int64_t> first = cut_bands(sizes, ranks);
-    const int64_t whole = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
-    ASSERT_EQ(first.size(), static_cast<size_t>(ranks) + 1);
-    EXPECT_EQ(first.front(), 0);
-    EXPECT_EQ(first.back(), static_cast<int64_t>(sizes.size()));
-    for (int r = 1; r < ranks; ++r) {
-      const auto before = [&](int64_t band) { return std::accumulate(sizes.begin(), sizes.begin() + band, int64_t{0}); };
-      const int64_t band = first[static_cast<size_t>(r)];
-      EXPECT_GE(before(band) * ranks, whole * r);
-      EXPECT_TRUE(band == 0 || before(band - 1) * ranks < whole * r);
-    }
-  }
-}
-
-TEST(CutBands, MayLeaveARankWithNothing) {
-  EXPECT_THAT(cut_bands(std::vector<int64_t>{5}, 4), ElementsAre(0, 1, 1, 1, 1));
-  EXPECT_THAT(cut_bands({}, 3), ElementsAre(0, 0, 0, 0));
-}
 
 struct Case {
   Dtype dtype;

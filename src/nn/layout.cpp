@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kFp32Bytes = 4;
 
-// "layers.3" of "layers.3.mlp.down.weight", "embed" of "embed.weight".
+// Parameters of one layer have one: "layers.3" of "layers.3.mlp.down.weight", "embed" of "embed.weight".
 std::string layer_of(const std::string& name) {
   const size_t dot = name.find('.');
   return name.substr(0, name.starts_with("layers.") ? name.find('.', dot + 1) : dot);
@@ -76,8 +76,8 @@ int64_t Layout::gathered(size_t parameter) const {
   return bytes;
 }
 
-// As cut_bands(), without a look at each band: the share of rank r begins with the first band at or after r / ranks of the elements.
-std::vector<Layout::Border> Layout::cut(const Bucket& bucket, int ranks) const {
+// Without a look at each band.
+std::vector<Layout::Border> Layout::borders(const Bucket& bucket, int ranks) const {
   int64_t whole = 0;
   for (size_t i = bucket.first; i < bucket.last; ++i) whole += parameters_[i].shape.elements();
   std::vector<Border> borders = {{.parameter = bucket.first, .row = 0}};
@@ -123,9 +123,9 @@ Layout::Share Layout::share(const Border& begin, const Border& end) const {
 }
 
 std::vector<Layout::Share> Layout::shares(const Bucket& bucket, int ranks) const {
-  const std::vector<Border> borders = cut(bucket, ranks);
+  const std::vector<Border> cuts = borders(bucket, ranks);
   std::vector<Share> out;
-  for (size_t r = 0; r + 1 < borders.size(); ++r) out.push_back(share(borders[r], borders[r + 1]));
+  for (size_t r = 0; r + 1 < cuts.size(); ++r) out.push_back(share(cuts[r], cuts[r + 1]));
   return out;
 }
 

@@ -10,45 +10,14 @@
 namespace mantissa {
 namespace {
 
-// Parameters of one layer have one; "layers.3" of "layers.3.mlp.down.weight", "embed" of "embed.weight".
-std::string layer_of(const std::string& name) {
-  const size_t dot = name.find('.');
-  return name.substr(0, name.starts_with("layers.") ? name.find('.', dot + 1) : dot);
-}
-
-int64_t band_rows(const Parameter& parameter) { return std::max<int64_t>(32, parameter.quantised ? parameter.quantised.block() : 1); }
-
-int64_t row_elements(const Parameter& parameter) { return parameter.shape.with_dim0(1).elements(); }
-
 int64_t partial_norms(const Part& part) { return ceil_div(part.end - part.begin, 32); }
 
 }  // namespace
 
-std::vector<int64_t> cut_bands(std::span<const int64_t> band_sizes, int ranks) {
-  int64_t whole = 0;
-  for (const int64_t size : band_sizes) whole += size;
-  std::vector<int64_t> first = {0};
-  int64_t band = 0, before = 0;
-  for (int r = 1; r < ranks; ++r) {
-    while (std::cmp_less(band, band_sizes.size()) && before * ranks < whole * r) before += band_sizes[static_cast<size_t>(band++)];
-    first.push_back(band);
-  }
-  first.push_back(static_cast<int64_t>(band_sizes.size()));
-  return first;
-}
-
 Shards::Shards(ParameterSet& parameters, Mesh mesh, int64_t bucket_bytes)
     : parameters_(parameters), mesh_(std::move(mesh)), ready_(parameters.all().size()), queue_(mesh_.world) {
-  const std::deque<Parameter>& all = parameters.all();
-  size_t first = 0;
-  int64_t bytes = 0;
-  for (size_t i = 0; i < all.size(); ++i) {
-    bytes += all[i].shape.elements() * dtype_bytes(Dtype::f32);
-    const bool last = i + 1 == all.size();
-    if (!last && (bytes < bucket_bytes || layer_of(all[i].name) == layer_of(all[i + 1].name))) continue;
-    add_bucket(std::exchange(first, i + 1), i + 1);
-    bytes = 0;
-  }
+  const Layout layout({parameters.all().begin(), parameters.all().end()}, bucket_bytes);
+  for (const Layout::Bucket& bucket : layout.buckets()) add_bucket(layout.borders(bucket, mesh_.data.size()));
 }
 
 Shards::~Shards() {
@@ -58,20 +27,9 @@ Shards::~Shards() {
   }
 }
 
-void Shards::add_bucket(size_t first, size_t last) {
-  std::vector<int64_t> sizes;
-  std::vector<Border> bands;
-  for (size_t i = first; i < last; ++i) {
-    const Parameter& parameter = parameters_.all()[i];
-    const int64_t rows = parameter.shape[0], step = band_rows(parameter);
-    for (int64_t row = 0; row < rows; row += step) {
-      sizes.push_back(std::min(step, rows - row) * row_elements(parameter));
-      bands.push_back({.parameter = i, .row = row});
-    }
-  }
-  bands.push_back({.parameter = last, .row = 0});
+void Shards::add_bucket(std::vector<Border> borders) {
   Bucket bucket;
-  for (const int64_t band : cut_bands(sizes, mesh_.data.size())) bucket.borders.push_back(bands[static_cast<size_t>(band)]);
+  bucket.borders = std::move(borders);
   bucket.others_begin = others_.size();
   for (int r = 0; r < mesh_.data.size(); ++r) {
     const auto at = static_cast<size_t>(r);
@@ -80,7 +38,7 @@ void Shards::add_bucket(size_t first, size_t last) {
   bucket.own_end = own_.size(), bucket.others_end = others_.size();
   plan_exchanges(bucket);
   buckets_.push_back(std::move(bucket));
-  if (mesh_.world.size() > 1) listen(buckets_.size() - 1, first, last);
+  if (mesh_.world.size() > 1) listen(buckets_.size() - 1);
 }
 
 void Shards::plan_exchanges(Bucket& bucket) const {
@@ -100,11 +58,12 @@ void Shards::plan_exchanges(Bucket& bucket) const {
   }
 }
 
-// Parameters first .. last - 1 wait for what is gathered of them, and tell when their gradients are complete.
-void Shards::listen(size_t bucket, size_t first, size_t last) {
+// The parameters of a bucket wait for what is gathered of them, and tell when their gradients are complete.
+void Shards::listen(size_t bucket) {
+  const std::vector<Border>& borders = buckets_[bucket].borders;
   Gate& gate = *(buckets_[bucket].gate = std::make_unique<Gate>());
   gate.pass = [this, bucket] { arrive(buckets_[bucket]); };
-  for (size_t i = first; i < last; ++i) {
+  for (size_t i = borders.front().parameter; i < borders.back().parameter; ++i) {
     Parameter& parameter = parameters_.all()[i];
     parameter.stand_behind(&gate);
     parameter.leaf.ready = [this, bucket, i] { count_ready(bucket, i); };

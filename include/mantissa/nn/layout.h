@@ -1,5 +1,5 @@
-// Where the parameters of a model lie in arenas and buckets and which rank owns which rows, from their specs alone: what ParameterSet,
-// Shards and Optimizer will do, for a plan of a run that needs more memory or ranks than there are.
+// Where the parameters of a model lie in arenas and buckets and which rank owns which rows, from their specs alone: what Shards go by, and
+// what ParameterSet and Optimizer will do, for a plan of a run that needs more memory or ranks than there are.
 #pragma once
 
 #include <array>
@@ -28,10 +28,19 @@ class Layout {
   const std::vector<ParameterSpec>& parameters() const { return parameters_; }
   int64_t gathered(size_t parameter) const;  // of one
 
+  // A run of whole layers, of at least bucket_bytes of fp32 gradients but for the last.
   struct Bucket {
     size_t first, last;  // parameters [first, last)
   };
   const std::vector<Bucket>& buckets() const { return buckets_; }
+
+  // Where the rows of each rank begin, and the end: each has one run of whole bands, 32 rows or a block where that is longer. That of rank
+  // r begins with the first band at or after r / ranks of the bucket's elements.
+  struct Border {
+    size_t parameter;
+    int64_t row;
+  };
+  std::vector<Border> borders(const Bucket& bucket, int ranks) const;
 
   // What a rank owns of a bucket.
   struct Share {
@@ -44,12 +53,7 @@ class Layout {
 
  private:
   enum Arena : size_t { kFp32, kBf16, kCodes, kScales, kGradients, kArenas };
-  struct Border {
-    size_t parameter;
-    int64_t row;
-  };
   using Bytes = std::array<int64_t, kArenas>;
-  std::vector<Border> cut(const Bucket& bucket, int ranks) const;
   Bytes position(const Border& border) const;
   Share share(const Border& begin, const Border& end) const;
 

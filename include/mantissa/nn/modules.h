@@ -16,7 +16,7 @@ namespace mantissa {
 // "<path>.weight", stored as the plan says, and this rank's share of it as the module is divided.
 ParameterSpec weight_of(const ModulePrecision& module, Init init, ShareOf share = {});
 
-// The ranks that hold one replica of a model together. tokens > 0: sequence parallelism, see Place.
+// The ranks that hold one replica of a model together; sequence: they share its tokens, too (Place).
 struct TensorRanks {
   Communicator group{};
   bool sequence = false;

@@ -11,19 +11,14 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <span>
 #include <utility>
 #include <vector>
 
 #include "mantissa/comm/comm_queue.h"
 #include "mantissa/comm/mesh.h"
-#include "mantissa/nn/parameter.h"
+#include "mantissa/nn/layout.h"
 
 namespace mantissa {
-
-// Cuts consecutive bands into one run per rank: entry r is the first band of rank r, which begins at or after r / ranks of the whole; the
-// last entry is the number of bands.
-std::vector<int64_t> cut_bands(std::span<const int64_t> band_sizes, int ranks);
 
 class Shards {
  public:
@@ -54,8 +49,8 @@ class Shards {
   void reduce_gradients();
 
   // Begins to bring values, or codes that are the weight, of a bucket from their owners; codes beside a value are made again from it. All
-  // ranks, bucket by bucket in the same order. Nobody writes to the bucket's parameters before it has arrived, as it has
-  // when gradients that were sent later are reduced.
+  // ranks, bucket by bucket in the same order. Nobody writes to the bucket's parameters before it has arrived, as it has when
+  // gradients that were sent later are reduced.
   void gather(size_t bucket);
   void gather();
   void arrive();  // returns when all of it is there
@@ -67,10 +62,7 @@ class Shards {
   int64_t norm_bands(int rank) const;
 
  private:
-  struct Border {
-    size_t parameter;
-    int64_t row;
-  };
+  using Border = Layout::Border;
   struct Range {  // of an arena
     Tensor memory;
     std::vector<int64_t> counts;  // by rank: elements of gradients, bytes of what is gathered
@@ -87,9 +79,9 @@ class Shards {
     bool sent = false;
     Work gradients = {}, values = {};
   };
-  void add_bucket(size_t first, size_t last);
+  void add_bucket(std::vector<Border> borders);
   void plan_exchanges(Bucket& bucket) const;
-  void listen(size_t bucket, size_t first, size_t last);
+  void listen(size_t bucket);
   void count_ready(size_t bucket, size_t parameter);
   void send(Bucket& bucket);
   void sum_partial(const Bucket& bucket, const Tensor& sums) const;
