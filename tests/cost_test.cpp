@@ -67,6 +67,16 @@ TEST(StepTime, WithoutARateIsNotInvented) {
   EXPECT_FALSE(sends.compute || sends.exchange_not_hidden || sends.gather_not_hidden || sends.step);
 }
 
+// What tensor ranks exchange is not in the model, so nothing but their share of the products is told.
+TEST(StepTime, OfTensorRanksIsTheirComputeAlone) {
+  const RunConfig alone = config_of(1), together = config_of(4, {"parallel.tensor=2"});
+  const Rates rates{.flops = 1e9, .link = 1e9};
+  const StepTime time = time_of(together, rates);
+  EXPECT_DOUBLE_EQ(*time.compute, *time_of(alone, rates).compute / 2);
+  EXPECT_FALSE(time.exchange || time.gather || time.exchange_not_hidden || time.step);
+  EXPECT_FALSE(step_bytes(together, resolve_plan(together)));
+}
+
 TEST(StepTime, OfALinkThatIsFastIsThatOfTheFirstBucket) {
   const RunConfig config = config_of(2);
   const StepTime time = time_of(config, {.flops = 1e9, .link = 1e12});
@@ -161,7 +171,7 @@ class PlannedRun : public test::TrainingTest {
     RunConfig known = loaded.config;
     known.model.vocab_size = 8;
     const PrecisionPlan plan = resolve_plan(known);
-    const StepBytes planned = step_bytes(known, plan);
+    const StepBytes planned = *step_bytes(known, plan);
     Traffic all;
     const auto errors = test::run_ranks(ranks, [&](const Communicator& world) {
       const TrainedRun own = run(loaded, {}, make_mesh(world, 1));

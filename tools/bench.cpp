@@ -155,8 +155,7 @@ void measure_training(const Arguments& arguments, const RunConfig& config, const
   set_num_threads(config.training.threads);
   const std::string reference =
       workload.against ? text("the speed with ", against.bench, " in ", result.slices, " slices") : "the GEMM floor's speed";
-  const double flops = *step_time(config, resolve_plan(config), {.flops = 1.0, .link = {}}).compute /
-                       static_cast<double>(config.parallel.tensor) / result.seconds.median;
+  const double flops = *step_time(config, resolve_plan(config), {.flops = 1.0, .link = {}}).compute / result.seconds.median;
   std::printf("%s: %.3f of %s, %.1f ms a step, %.0f tokens/s, %.3g FLOP/s of each rank, %s, %s%s\n", name.c_str(), result.ratio.median,
               reference.c_str(), result.seconds.median * 1e3, workload.tokens / result.seconds.median, flops,
               gemm_instruction_set().c_str(), world.size() > 1 ? text(world.size(), " ranks x ").c_str() : "",

@@ -35,7 +35,7 @@ struct Explanation {
   PrecisionPlan plan;
   std::string device;
   MemoryEstimate memory;
-  StepBytes bytes;
+  std::optional<StepBytes> bytes;
   GatherBytes gather;
   Rates rates;
   StepTime time;
@@ -58,9 +58,6 @@ Explanation explanation(const ExplainArguments& arguments) {
                   .time = step_time(config, plan, arguments.rates)};
   return out;
 }
-
-// The cost model has no activations that tensor ranks exchange.
-bool knows_step(const RunConfig& config) { return config.parallel.tensor == 1; }
 
 nlohmann::json number(const std::optional<double>& value) { return value ? nlohmann::json(*value) : nlohmann::json(); }
 
@@ -90,9 +87,9 @@ void print_json(const Explanation& of) {
   all["memory"] = {{"masters", memory.masters},     {"weights", memory.values},          {"gradients", memory.gradients},
                    {"optimizer", memory.optimizer}, {"activations", memory.activations}, {"workspace", memory.workspace},
                    {"exchange", memory.exchange}};
-  all["bytes_per_step"] = knows_step(config) ? json_of(bytes) : nlohmann::json();
+  all["bytes_per_step"] = bytes ? json_of(*bytes) : nlohmann::json();
   all["gather"] = {{"bytes_per_code", gather.codes}, {"bytes_per_value", gather.values}};
-  all["seconds_per_step"] = knows_step(config) ? json_of(time, rates) : nlohmann::json();
+  all["seconds_per_step"] = json_of(time, rates);
   all["warnings"] = plan.warnings();
   std::cout << all.dump(1) << '\n';
 }
@@ -130,10 +127,10 @@ std::string time_line(const Explanation& of) {
   return line + missing(of.rates, ranks);
 }
 
-std::string bytes_line(const Explanation& of) {
-  const Traffic& sent = of.bytes.sent;
+std::string bytes_line(const StepBytes& bytes) {
+  const Traffic& sent = bytes.sent;
   return text("bytes sent a step, all ranks | gradients ", sent.gradients, " B | parameters ", sent.parameters, " B | control ",
-              sent.control, " B | other ", sent.other, " B | in ", count_text(of.bytes.buckets, "bucket"), ", ", of.bytes.busiest,
+              sent.control, " B | other ", sent.other, " B | in ", count_text(bytes.buckets, "bucket"), ", ", bytes.busiest,
               " B of the busiest rank");
 }
 
@@ -164,10 +161,10 @@ void print_text(const Explanation& of, PlanTable form) {
   print(text(together ? "memory of a rank | masters " : "memory | masters ", memory.masters, " B | weights beside them ", memory.values,
              " B | gradients ", memory.gradients, " B | optimizer ", memory.optimizer, " B | activations ", memory.activations,
              " B | workspace ", memory.workspace, " B", together ? text(" | exchange ", memory.exchange, " B") : ""));
-  if (!knows_step(config)) {
+  if (!bytes) {
     print("bytes and time of a step are not told where parallel.tensor is above 1: what tensor ranks exchange is not in the model");
   } else {
-    if (together) print(bytes_line(of)), print(gather_line(gather));
+    if (together) print(bytes_line(*bytes)), print(gather_line(gather));
     if (together || rates.flops || rates.link) print(time_line(of));
   }
   for (const std::string& warning : plan.warnings()) print("warning: " + printable(warning));

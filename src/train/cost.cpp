@@ -118,7 +118,8 @@ double sum(const std::vector<double>& values) {
 
 }  // namespace
 
-StepBytes step_bytes(const RunConfig& config, const PrecisionPlan& plan) {
+std::optional<StepBytes> step_bytes(const RunConfig& config, const PrecisionPlan& plan) {
+  if (config.parallel.tensor > 1) return {};
   const Layout layout = layout_of(plan);
   const int64_t ranks = config.parallel.data;
   StepBytes out{.sent = {}, .buckets = static_cast<int64_t>(layout.buckets().size())};
@@ -157,8 +158,10 @@ StepTime step_time(const RunConfig& config, const PrecisionPlan& plan, const Rat
   const auto tokens = static_cast<double>(config.training.micro_batch_size * config.training.seq_len);
   const auto ranks = static_cast<int>(config.parallel.data);
   StepTime out;
-  if (rates.flops) out.compute = of_all(work) * tokens * static_cast<double>(*config.training.grad_accum) / *rates.flops;
-  if (!rates.link && ranks > 1) return out;
+  const double of_rank =
+      of_all(work) * tokens * static_cast<double>(*config.training.grad_accum) / static_cast<double>(config.parallel.tensor);
+  if (rates.flops) out.compute = of_rank / *rates.flops;
+  if (config.parallel.tensor > 1 || (!rates.link && ranks > 1)) return out;
   std::vector<double> exchange, gather;
   for (const Layout::Bucket& bucket : layout.buckets()) {
     const BucketBytes bytes = ranks > 1 ? busiest(layout.shares(bucket, ranks)) : BucketBytes{};

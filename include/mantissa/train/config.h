@@ -122,10 +122,10 @@ struct TrainingConfig {
   }
 };
 
-// Several ranks. There is no stage of ZeRO to choose: with several data ranks masters and moments are sharded (ZeRO-1).
 // A timeout in seconds: what clocks and sockets count in integers holds it.
 inline constexpr Limits kTimeout{.min = 0, .max = 1e6, .above_min = true};
 
+// Several ranks. There is no stage of ZeRO to choose: with several data ranks masters and moments are sharded (ZeRO-1).
 struct ParallelConfig {
   CommBackend backend = CommBackend::automatic;
   int64_t data = -1;  // after load_run_config() at least 1

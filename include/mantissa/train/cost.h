@@ -40,13 +40,15 @@ struct Rates {
   std::optional<double> flops, link;
 };
 
-// Seconds; nothing where a rate is missing that it needs.
+// Seconds; nothing where a rate is missing that it needs, and, but for compute, where tensor ranks exchange activations, which are not in
+// the model.
 struct StepTime {
   std::optional<double> compute, exchange, gather, exchange_not_hidden, gather_not_hidden, step;
 };
 
-// model.vocab_size must be set; `plan` is that of the config, on parallel.data ranks.
-StepBytes step_bytes(const RunConfig& config, const PrecisionPlan& plan);
+// model.vocab_size must be set; `plan` is that of the config, on its ranks. The bytes: none for parallel.tensor above 1, for the same
+// reason.
+std::optional<StepBytes> step_bytes(const RunConfig& config, const PrecisionPlan& plan);
 GatherBytes gather_bytes(const PrecisionPlan& plan);
 StepTime step_time(const RunConfig& config, const PrecisionPlan& plan, const Rates& rates);
 
