@@ -73,16 +73,19 @@ double codes_bytes(const PrecisionPlan& plan, Recompute recompute, int64_t eleme
   return sum;
 }
 
-// The largest operand that a product dequantises to bf16: tokens by channels, or a weight, of which 8 MiB at a time (cpu/gemm.cpp).
-double dequantised_bytes(const PrecisionPlan& plan, int64_t tokens) {
+// The largest operand that a product of one of the ranks dequantises to bf16: tokens by channels, or a weight, of which 8 MiB at a time
+// (cpu/gemm.cpp).
+double dequantised_bytes(const PrecisionPlan& plan, int64_t tokens, int64_t ranks) {
   double largest = 0.0;
   for (const ModulePrecision& entry : plan.modules()) {
     const ModuleShape& module = entry.module;
     const auto size = [](int64_t rows, int64_t cols) { return 2.0 * static_cast<double>(rows) * static_cast<double>(cols); };
     if (module.kind != ModuleKind::linear) continue;
-    if (entry.recipe.input) largest = std::max(largest, size(tokens, module.in));
-    if (entry.recipe.output_grad) largest = std::max(largest, size(tokens, module.out));
-    if (entry.recipe.weight || entry.recipe.weight_fake_quant) largest = std::max(largest, std::min(0x1p23, size(module.out, module.in)));
+    const int64_t in = module.in / (module.split == Split::columns ? ranks : 1),
+                  out = module.out / (module.split == Split::rows ? ranks : 1);
+    if (entry.recipe.input) largest = std::max(largest, size(tokens, in));
+    if (entry.recipe.output_grad) largest = std::max(largest, size(tokens, out));
+    if (entry.recipe.weight || entry.recipe.weight_fake_quant) largest = std::max(largest, std::min(0x1p23, size(out, in)));
   }
   return largest;
 }
@@ -137,8 +140,8 @@ MemoryEstimate estimate_memory(const RunConfig& config, const PrecisionPlan& pla
   estimate.activations = bytes(of_all_tokens(kept) +
                                static_cast<double>(tokens) * codes_bytes(plan, config.training.recompute, element, config.parallel.tensor));
   estimate.workspace =
-      bytes(std::max(logits_bytes(config, tokens, element),
-                     of_all_tokens(backward_bytes(widths, config.training.recompute, element)) + dequantised_bytes(plan, tokens)));
+      bytes(std::max(logits_bytes(config, tokens, element), of_all_tokens(backward_bytes(widths, config.training.recompute, element)) +
+                                                                dequantised_bytes(plan, tokens, config.parallel.tensor)));
   return estimate;
 }
 

@@ -1,0 +1,151 @@
+// What tensor ranks hold, against the estimate of it: between steps, and from forward to backward.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+
+#include "mantissa/train/device_batch.h"
+#include "mantissa/train/estimate.h"
+#include "mantissa/train/training_step.h"
+#include "thread_ranks.h"
+#include "training.h"
+
+namespace mantissa {
+namespace {
+
+using ::testing::Each;
+using ::testing::IsEmpty;
+
+struct Layout {
+  int data, tensor;
+  bool sequence;
+
+  int ranks() const { return data * tensor; }
+};
+
+// In the shape of GPT-2, and in that of Qwen3.
+nlohmann::json gpt2() {
+  return {{"norm", "layer"},  {"norm_bias", true},       {"position", "learned"}, {"activation", "gelu_tanh"},
+          {"mlp_bias", true}, {"attention_bias", "all"}, {"qk_norm", false},      {"tie_word_embeddings", true}};
+}
+nlohmann::json qwen3() { return {{"num_key_value_heads", 4}, {"tie_word_embeddings", false}}; }
+
+RunConfig config_of(nlohmann::json model, const Layout& layout, std::vector<std::string> sets = {}) {
+  model.update({{"vocab_size", 300},
+                {"hidden_size", 256},
+                {"num_layers", 2},
+                {"num_attention_heads", 8},
+                {"intermediate_size", 1024},
+                {"max_position_embeddings", 64}});
+  const nlohmann::json json = {
+      {"model", model}, {"training", {{"seq_len", 64}, {"micro_batch_size", 4}, {"grad_accum", 1}}}, {"data", {{"path", "none"}}}};
+  sets.insert(sets.end(), {text("parallel.data=", layout.data), text("parallel.tensor=", layout.tensor),
+                           text("parallel.sequence_parallel=", layout.sequence ? "true" : "false")});
+  return load_run_config({.file = "c.json", .text = json.dump(), .set_files = {}, .sets = sets}, Inputs::unchecked, layout.ranks()).config;
+}
+
+Batch batch_of(const RunConfig& config) {
+  Batch batch;
+  batch.sequences = config.training.micro_batch_size * *config.training.grad_accum;
+  batch.length = config.training.seq_len;
+  for (int64_t i = 0; i < batch.sequences * batch.length; ++i) {
+    batch.tokens.push_back(static_cast<int32_t>(i % 293));
+    batch.positions.push_back(static_cast<int32_t>(i % batch.length));
+  }
+  batch.targets = batch.tokens;
+  batch.segment_starts.assign(batch.tokens.size(), 0);
+  batch.target_count = static_cast<int64_t>(batch.tokens.size());
+  batch.all_count = true;
+  return batch;
+}
+
+// Bytes in use of the rank that has most.
+struct Held {
+  int64_t between = 0;      // steps
+  int64_t activations = 0;  // more after forward than before
+  int64_t peak = 0;
+};
+
+// After a step, which makes tables of rotations, too.
+Held held(const RunConfig& config, const Mesh& mesh) {
+  const auto device = make_backend("cpu");
+  const auto in_use = [&] { return device->allocator_stats().in_use; };
+  Gpt model(config.model, *device, resolve_plan(config),
+            {.recompute = config.training.recompute, .tensor = {.group = mesh.tensor, .sequence = config.parallel.sequence_parallel}});
+  Optimizer optimizer(model.parameters(), config.optimizer, mesh);
+  GradientAccumulator accumulator(model.parameters(), config.training.accumulation, *config.training.grad_accum);
+  optimizer.initialise(1);
+  const Batch batch = batch_of(config);
+  training_step(model, optimizer, accumulator, batch, config.training.micro_batch_size, 1e-3);
+  optimizer.shards().arrive();
+  Held out{.between = in_use(), .activations = 0, .peak = device->allocator_stats().peak_in_use};
+  const DeviceBatch rows = to_device(model, batch, 0, config.training.micro_batch_size);
+  const int64_t before = in_use();
+  Tape tape;
+  const Tape::Scope scope(&tape);
+  const Var loss = model.loss(rows.tokens, rows.targets, batch.target_count);
+  out.activations = in_use() - before;
+  return out;
+}
+
+Held most_held(const RunConfig& config) {
+  std::vector<Held> all(static_cast<size_t>(config.parallel.world()));
+  const auto errors = test::run_ranks(static_cast<int>(config.parallel.world()), [&](const Communicator& world) {
+    all[static_cast<size_t>(world.rank())] = held(config, make_mesh(world, static_cast<int>(config.parallel.tensor)));
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+  const auto most = [&](int64_t Held::*of) { return (*std::ranges::max_element(all, {}, of)).*of; };
+  return {.between = most(&Held::between), .activations = most(&Held::activations), .peak = most(&Held::peak)};
+}
+
+double between_steps(const MemoryEstimate& memory) {
+  return static_cast<double>(memory.masters + memory.values + memory.gradients + memory.optimizer);
+}
+
+double ratio(int64_t estimated, int64_t found) { return static_cast<double>(estimated) / static_cast<double>(found); }
+
+void expect_as_predicted(const nlohmann::json& model, const Layout& layout, const std::vector<std::string>& sets) {
+  const RunConfig config = config_of(model, layout, sets);
+  const MemoryEstimate memory = estimate_memory(config, resolve_plan(config));
+  const Held found = most_held(config);
+  const std::string what = text(model.contains("norm") ? "gpt2" : "qwen3", " tp", layout.tensor, layout.sequence ? "sp" : "", " dp",
+                                layout.data, ' ', ::testing::PrintToString(sets));
+  EXPECT_NEAR(between_steps(memory) / static_cast<double>(found.between), 1.0, 0.005) << what;
+  EXPECT_NEAR(ratio(memory.activations, found.activations), 1.0, 0.01) << what;
+  // Not all of it is in use at one time: when an exchange has its scratch depends on the ranks' threads.
+  EXPECT_GT(ratio(memory.total(), found.peak), 0.98) << what;
+  EXPECT_LT(ratio(memory.total(), found.peak), 1.25) << what;
+}
+
+constexpr Layout kLayouts[] = {{1, 1, false}, {1, 2, false}, {1, 2, true}, {1, 4, false}, {1, 4, true}, {2, 2, false}, {2, 2, true}};
+
+TEST(RankMemory, IsWhatIsPredicted) {
+  for (const nlohmann::json& model : {gpt2(), qwen3()}) {
+    for (const Layout& layout : kLayouts) {
+      expect_as_predicted(model, layout, {"precision.dtype=fp32"});
+      expect_as_predicted(model, layout, {"precision.dtype=bf16"});
+      expect_as_predicted(model, layout, {"precision.dtype=bf16", "training.recompute=full"});
+      expect_as_predicted(model, layout, {"precision.recipe=mxfp8", "precision.dtype=fp32"});
+      expect_as_predicted(model, layout, {"precision.recipe=mxfp8", "precision.fp8_param_gather=true"});
+      expect_as_predicted(model, layout, {"precision.recipe=mxfp8", "training.recompute=selective"});
+      expect_as_predicted(model, layout, {"precision.recipe=mxfp4_qat"});
+    }
+  }
+}
+
+// Position table, norms and biases of what is divided by columns are whole on each rank; the inputs of norms without sequence parallelism.
+TEST(RankMemory, OfTwoTensorRanksIsHalf) {
+  for (const char* const recipe : {"precision.recipe=high", "precision.recipe=mxfp8"}) {
+    const auto memory = [&](const Layout& layout) {
+      const RunConfig config = config_of(gpt2(), layout, {recipe, "model.vocab_size=4000"});
+      return estimate_memory(config, resolve_plan(config));
+    };
+    const MemoryEstimate alone = memory({1, 1, false}), shared = memory({1, 2, false}), sequence = memory({1, 2, true});
+    EXPECT_LE(between_steps(shared), 0.55 * between_steps(alone)) << recipe;
+    EXPECT_EQ(between_steps(sequence), between_steps(shared)) << recipe;
+    EXPECT_LE(ratio(sequence.activations, alone.activations), 0.60) << recipe;
+    EXPECT_LT(sequence.activations, shared.activations) << recipe;
+  }
+}
+
+}  // namespace
+}  // namespace mantissa
