@@ -1,0 +1,186 @@
+// Runs whose layers are divided among ranks, here threads of one process, beside a run alone: what they must have in common with it.
+#pragma once
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "mantissa/io/checkpoint_diff.h"
+#include "mantissa/train/precision_setup.h"
+#include "thread_ranks.h"
+#include "training.h"
+
+namespace mantissa::test {
+
+struct TensorLayout {
+  int data, tensor;
+  bool sequence;
+
+  int ranks() const { return data * tensor; }
+  std::string name() const { return text("dp", data, "tp", tensor, sequence ? "sp" : ""); }
+};
+
+inline const std::vector<TensorLayout> kTensorLayouts = {{1, 2, false}, {1, 2, true},  {1, 4, false},
+                                                         {1, 4, true},  {2, 2, false}, {2, 2, true}};
+
+struct TensorCase {
+  const char* name;
+  double loss;    // largest relative difference of the first loss
+  double cosine;  // least, of any gradient
+  std::vector<std::string> sets;
+};
+
+inline double cosine(const std::vector<float>& a, const std::vector<float>& b) {
+  double ab = 0.0, aa = 0.0, bb = 0.0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    ab += double{a[i]} * double{b[i]};
+    aa += double{a[i]} * double{a[i]};
+    bb += double{b[i]} * double{b[i]};
+  }
+  return aa == 0.0 && bb == 0.0 ? 1.0 : ab / std::sqrt(aa * bb);
+}
+
+class TensorRuns : public TrainingTest, public ::testing::WithParamInterface<TensorCase> {
+ protected:
+  // 19 tokens a sequence: token shares are ragged.
+  std::vector<std::string> sets(const TensorLayout& layout, const std::vector<std::string>& more) const {
+    std::vector<std::string> out = {"model.hidden_size=256",
+                                    "model.intermediate_size=128",
+                                    "model.num_attention_heads=8",
+                                    "model.num_key_value_heads=4",
+                                    "model.qk_norm=true",
+                                    "model.max_position_embeddings=19",
+                                    "training.seq_len=19",
+                                    "training.micro_batch_size=1",
+                                    "training.grad_accum=null",
+                                    "training.global_batch_size=4",
+                                    "training.accumulation=tree",
+                                    "training.threads=1",
+                                    "training.steps=1",
+                                    "optimizer.grad_clip=0",
+                                    text("parallel.data=", layout.data),
+                                    text("parallel.tensor=", layout.tensor),
+                                    text("parallel.sequence_parallel=", layout.sequence ? "true" : "false")};
+    out.insert(out.end(), GetParam().sets.begin(), GetParam().sets.end());
+    out.insert(out.end(), more.begin(), more.end());
+    return out;
+  }
+
+  // What rank 0 was told.
+  TrainedRun run_on(const TensorLayout& layout, const std::string& name, const std::vector<std::string>& more = {}) const {
+    const LoadedConfig loaded = config(name, sets(layout, more));
+    if (layout.ranks() == 1) return run(loaded);
+    TrainedRun out;
+    const auto errors = run_ranks(layout.ranks(), [&](const Communicator& world) {
+      TrainedRun own = run(loaded, {}, make_mesh(world, layout.tensor));
+      if (world.rank() == 0) out = std::move(own);
+    });
+    EXPECT_THAT(errors, ::testing::Each(::testing::IsEmpty())) << name;
+    return out;
+  }
+
+  // Norms and biases that are not one and zero.
+  std::string trained_weights() const {
+    run_on({1, 1, false}, "weights", {"training.steps=8", "optimizer.lr=3e-2"});
+    return "checkpoint.init_from=" + checkpoint("weights", 8);
+  }
+
+  std::vector<float> tensor(const std::string& name, int64_t step, const std::string& of) const {
+    CheckpointReader reader(checkpoint(name, step));
+    std::vector<float> out(static_cast<size_t>(whole_box(reader.tensor(of).shape).elements()));
+    reader.read(of, std::as_writable_bytes(std::span(out)));
+    return out;
+  }
+  std::vector<std::string> parameters(const std::string& name, int64_t step) const {
+    std::vector<std::string> out;
+    const CheckpointReader reader(checkpoint(name, step));
+    for (const ManifestTensor& tensor : reader.manifest().tensors) {
+      if (tensor.name.starts_with("master.")) out.push_back(tensor.name.substr(7));
+    }
+    return out;
+  }
+  std::string codes(const std::string& name, int64_t step) const {
+    return nlohmann::json::parse(CheckpointReader(checkpoint(name, step)).manifest().plan).at("quantised").dump();
+  }
+
+  // Loss, norm and the gradients of the first step, from weights whose norms and biases are not one and zero, and the table of how near
+  // they are.
+  void expect_the_first_step_of_one() const {
+    const std::string weights = trained_weights();
+    const TrainedRun alone = run_on({1, 1, false}, "alone", {weights});
+    for (const TensorLayout& layout : kTensorLayouts) {
+      const TrainedRun together = run_on(layout, layout.name(), {weights});
+      ASSERT_EQ(together.losses.size(), 1U) << layout.name();
+      EXPECT_NEAR(together.losses[0], alone.losses[0], GetParam().loss * alone.losses[0]) << layout.name();
+      EXPECT_NEAR(together.norms[0], alone.norms[0], 20 * GetParam().loss * alone.norms[0]) << layout.name();
+      double least = 1.0;
+      for (const std::string& parameter : parameters("alone", 1)) {
+        const double near = cosine(tensor(layout.name(), 1, "m." + parameter), tensor("alone", 1, "m." + parameter));
+        EXPECT_GE(near, GetParam().cosine) << layout.name() << ' ' << parameter;
+        least = std::min(least, near);
+      }
+      std::printf("%-20s %-8s loss %.1e  least cosine %.7f\n", GetParam().name, layout.name().c_str(),
+                  std::abs(together.losses[0] / alone.losses[0] - 1.0), least);
+    }
+  }
+
+  // At a rate that is 0 in fp32, what is drawn, loaded and saved is the same at every layout.
+  void expect_the_same_weights_and_codes(int steps) const {
+    const std::vector<std::string> still = {"optimizer.lr=1e-60", text("training.steps=", steps)};
+    run_on({1, 1, false}, "alone", still);
+    for (const TensorLayout& layout : kTensorLayouts) {
+      run_on(layout, layout.name(), still);
+      EXPECT_EQ(codes(layout.name(), steps), codes("alone", steps)) << layout.name();
+      for (const std::string& parameter : parameters("alone", steps)) {
+        EXPECT_EQ(tensor(layout.name(), steps, "master." + parameter), tensor("alone", steps, "master." + parameter))
+            << layout.name() << ' ' << parameter;
+      }
+    }
+  }
+
+  // The recorded codes are those of the saved masters, what ranks hold alike is alike, and who loads it at another layout saves the same.
+  void expect_saves_that_any_layout_loads(const std::vector<TensorLayout>& from, const std::vector<TensorLayout>& to, int steps) const {
+    const std::string length = text("training.steps=", steps);
+    for (const TensorLayout& first : from) {
+      const std::string name = "from" + first.name();
+      run_on(first, name, {length, "training.replica_check_interval=2"});
+      CheckpointReader reader(checkpoint(name, steps));
+      EXPECT_NO_THROW(verify_codes(reader));
+      for (const TensorLayout& second : to) {
+        const std::string again = name + "to" + second.name();
+        run_on(second, again, {length, "checkpoint.resume=" + checkpoint(name, steps)});
+        CheckpointReader other(checkpoint(again, steps));
+        for (const TensorDifference& difference : diff_checkpoints(reader, other))
+          ADD_FAILURE() << again << ": " << difference.name << ": " << difference.what;
+        EXPECT_EQ(codes(again, steps), codes(name, steps)) << again;
+      }
+    }
+  }
+};
+
+inline std::vector<TensorCase> tensor_cases() {
+  const auto recipe = [](const char* name, std::vector<std::string> more = {}) {
+    std::vector<std::string> sets = {"precision.dtype=bf16", std::string("precision.recipe=") + name};
+    sets.insert(sets.end(), more.begin(), more.end());
+    return sets;
+  };
+  return {{"fp32", 1e-6, 0.99999, {"model.attention_bias=all", "model.mlp_bias=true"}},
+          {"gpt2",
+           1e-6,
+           0.99999,
+           {"model.norm=layer", "model.norm_bias=true", "model.position=learned", "model.activation=gelu_tanh", "model.attention_bias=all",
+            "model.mlp_bias=true", "model.tie_word_embeddings=true", "training.recompute=full"}},
+          {"bf16", 1e-4, 0.999, recipe("high")},
+          {"mxfp8", 1e-3, 0.99, recipe("mxfp8")},
+          {"mxfp8_gather", 1e-3, 0.99, recipe("mxfp8", {"precision.fp8_param_gather=true", "training.recompute=selective"})},
+          {"fp8_block", 1e-3, 0.99,
+           recipe("fp8_block", {"model.hidden_size=512", "model.intermediate_size=512", "model.num_key_value_heads=8"})},
+          {"mxfp4_qat_mxfp8_act", 1e-3, 0.99, recipe("mxfp4_qat_mxfp8_act")},
+          {"mxfp8_output", 1e-3, 0.99, recipe("mxfp8", {"precision.fp8_output_proj=true", "model.pad_vocab_to=128"})}};
+}
+
+}  // namespace mantissa::test
