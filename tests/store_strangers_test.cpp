@@ -7,8 +7,7 @@
 #include <random>
 
 #include "comm/rendezvous.h"
-#include "raw_connection.h"
-#include "store_ranks.h"
+#include "raw_ranks.h"
 
 namespace mantissa {
 namespace {
@@ -18,18 +17,10 @@ using Clock = std::chrono::steady_clock;
 using test::RawConnection;
 using test::seconds_since;
 
-const std::string kToken = "0123456789abcdef0123456789abcdef";
+using test::kToken;
 
-class Strangers : public test::StoreTest {
+class Strangers : public test::RawRanksTest {
  protected:
-  int port(const Launch& of) const {
-    for (;;) {
-      const std::vector<Meeting> meetings = published_meetings(folder_.path(), of);
-      if (!meetings.empty()) return meetings.front().port;
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-  }
-
   // Two ranks work while body(port) plays the strangers; nothing may happen to them.
   void beside_two_ranks(const std::function<void(int)>& body) {
     std::atomic<bool> done{false};
@@ -51,18 +42,6 @@ class Strangers : public test::StoreTest {
       store.leave();
     });
     expect_no_errors(errors);
-  }
-
-  // Rank 1 as a raw connection that has proved itself and joined.
-  Connection joined_rank(int world) {
-    RawConnection raw(port(launch(0, world)));
-    raw.prove({.rank = 1, .world = static_cast<uint32_t>(world)}, kToken);
-    EXPECT_EQ(raw.receive(kProofBytes).size(), kProofBytes);
-    Connection out = std::move(raw).take();
-    out.send(Message::join, Fields().text("raw").number(1).number(world));
-    out.send(Message::barrier, Fields().number(uint32_t{1}).number(60.0).text(".start"));
-    out.flush();
-    return out;
   }
 };
 
@@ -347,17 +326,7 @@ TEST_F(Strangers, Rank0ThatFallsSilentIsLost) {
       return;
     }
     Listener listener = listen_for_ranks(launch(0, 2), fast);
-    Socket socket;
-    while (!socket) socket = Socket(::accept4(listener.socket.fd(), nullptr, nullptr, SOCK_CLOEXEC));
-    RawConnection raw(std::move(socket));
-    HelloBytes theirs{};
-    const std::string hello = raw.receive(32);
-    std::memcpy(theirs.data(), hello.data(), hello.size());
-    const HelloBytes mine = new_hello({.world = 2});
-    raw.send(mine);
-    raw.receive(32);
-    raw.send(proof_of(Prover::root, *fast.token, theirs, mine, "job"));
-    Connection silent = std::move(raw).take();
+    Connection silent = proved_root(listener).take();
     silent.send(Message::welcome);
     silent.send(Message::reply, Fields().number(uint32_t{1}).text(""));  // the start
     silent.flush();
