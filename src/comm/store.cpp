@@ -181,11 +181,12 @@ class Store::Client {
       double ended = 0;
       for (double now = monotonic_now(); !finished(now, ended); now = monotonic_now()) {
         wait_for_input();
-        if (!connection_.receive()) {
+        const bool open = connection_.receive();
+        while (std::optional<Frame> frame = connection_.next()) handle(*frame);  // the reason of an end comes before it
+        if (!open) {
           raise_loss("closed its connection");
           break;
         }
-        while (std::optional<Frame> frame = connection_.next()) handle(*frame);
         if (now > connection_.heard() + options_.heartbeat_timeout_s)
           raise_loss(text("sent no heartbeat for ", options_.heartbeat_timeout_s, " s (parallel.heartbeat_timeout_s)"), true);
         watch_over(now);
