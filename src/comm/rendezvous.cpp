@@ -26,6 +26,8 @@ namespace {
 namespace fs = std::filesystem;
 constexpr int64_t kMostTokenBytes = 4096;
 constexpr double kLookSeconds = 0.1;  // between looks at a request to stop
+// A dead job of the same name may have left its file; rank 0 of this one sweeps it when it comes.
+constexpr double kDeadMeetingSeconds = 5;
 
 void look_for_stop(const Launch& launch, const StoreOptions& options) {
   require(!options.stop_asked || !options.stop_asked(), ExitCode::stopped, "rank ", launch.rank,
@@ -206,7 +208,9 @@ class Caller {
         if (std::optional<Connection> found = try_addresses(addresses, *options_.token)) return std::move(*found);
       } else {
         problem_ = "no file in " + meeting_folder(options_.folder).string() + " says where rank 0 listens";
-        for (const Meeting& meeting : published_meetings(options_.folder, launch_)) {
+        const std::vector<Meeting> meetings = published_meetings(options_.folder, launch_);
+        look_for_death(meetings);
+        for (const Meeting& meeting : meetings) {
           const std::vector<Address> here = resolve(launch_.address, meeting.port);
           if (std::optional<Connection> found = try_addresses(here, options_.token.value_or(meeting.token))) return std::move(*found);
         }
@@ -218,6 +222,13 @@ class Caller {
   }
 
  private:
+  void look_for_death(const std::vector<Meeting>& meetings) {
+    const double now = monotonic_now();
+    if (meetings.empty() || std::ranges::any_of(meetings, &Meeting::held)) alive_at_ = now;
+    require(now < alive_at_ + kDeadMeetingSeconds, ExitCode::peer_lost, "rank ", launch_.rank,
+            " did not reach rank 0, which has died: ", meeting_folder(options_.folder).string(), " says where it listened");
+  }
+
   // Waits for `events` until the deadline.
   bool ready(const Socket& socket, short events, double deadline) const {
     for (;;) {
@@ -290,14 +301,15 @@ class Caller {
       }
       look_for_stop(launch_, options_);
       pollfd wait{.fd = connection.fd(), .events = POLLIN, .revents = 0};
-      if (::poll(&wait, 1, static_cast<int>(kLookSeconds * 1e3)) > 0 && !connection.receive()) return false;
+      const bool open = ::poll(&wait, 1, static_cast<int>(kLookSeconds * 1e3)) <= 0 || connection.receive();
+      require(open, ExitCode::peer_lost, "rank ", launch_.rank, ": rank 0 closed its connection before it welcomed this rank");
     }
     return false;
   }
 
   const Launch& launch_;
   const StoreOptions& options_;
-  double deadline_;
+  double deadline_, alive_at_ = monotonic_now();
   std::string problem_;
 };
 
@@ -342,8 +354,10 @@ PublishedMeeting::~PublishedMeeting() { ::unlink(path_.c_str()); }
 
 std::vector<Meeting> published_meetings(const std::string& folder, const Launch& launch) {
   std::vector<Meeting> out;
-  for_meetings(meeting_folder(folder), meeting_prefix(launch),
-               [&](const std::string&, const Socket&, const Meeting& meeting) { out.push_back(meeting); });
+  for_meetings(meeting_folder(folder), meeting_prefix(launch), [&](const std::string&, const Socket& file, Meeting meeting) {
+    meeting.held = ::flock(file.fd(), LOCK_SH | LOCK_NB) != 0;
+    out.push_back(meeting);
+  });
   return out;
 }
 

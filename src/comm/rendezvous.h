@@ -15,6 +15,7 @@ namespace mantissa {
 struct Meeting {
   int port = 0;
   std::string token;
+  bool held = true;  // its file is locked by the process that published it; else that has died
 };
 
 class PublishedMeeting {
@@ -39,7 +40,9 @@ struct Listener {
 };
 Listener listen_for_ranks(const Launch& launch, const StoreOptions& options);
 
-// Another rank's: a connection on which both ends have proved the token and rank 0 has welcomed this rank. Tries until init_timeout_s.
+// Another rank's: a connection on which both ends have proved the token and rank 0 has welcomed this rank. Tries until init_timeout_s, and
+// gives up before, with Error(peer_lost), once rank 0 is known to have died: its connection ends after the proof, or nobody but the dead
+// has published a meeting for some seconds.
 Connection connect_to_root(const Launch& launch, const StoreOptions& options);
 
 }  // namespace mantissa

@@ -16,6 +16,7 @@ namespace {
 constexpr size_t kMostStrangers = 128;
 constexpr double kDroppedLogSeconds = 60;
 constexpr double kFarewellSeconds = 1;  // for the word of a failure to get out
+constexpr double kLateSeconds = 5;      // between the first and the last rank of a start
 constexpr char kStartBarrier[] = ".start";
 
 // The soft limit is there for programs that use select(); it is raised to what this one needs.
@@ -75,10 +76,16 @@ void StoreServer::serve() {
 
 bool StoreServer::finished(double now) const {
   const double asked = stop_at_;
-  if (asked < 0) return false;
+  if (asked < 0 || expects_more_to_tell(now)) return false;
   if (failure_ && now > asked + kFarewellSeconds) return true;
   return std::all_of(peers_.begin(), peers_.end(),
                      [&](const Peer& peer) { return !peer.connection || (failure_ && !peer.connection->waiting()); });
+}
+
+bool StoreServer::expects_more_to_tell(double now) const {
+  const bool of_one = failure_ && failure_->rank >= 0, asked_to_stop = options_.stop_asked && options_.stop_asked();
+  return of_one && !asked_to_stop && now < failed_at_ + kLateSeconds &&
+         std::any_of(peers_.begin() + 1, peers_.end(), [](const Peer& peer) { return !peer.joined; });
 }
 
 std::vector<int> StoreServer::ranks_with_input(double tick) {
@@ -311,6 +318,7 @@ void StoreServer::send_all(Message message, const Fields& fields) {
 void StoreServer::fail_job(const Failure& failure) {
   if (failure_) return;
   failure_ = failure;
+  failed_at_ = monotonic_now();
   send_all(Message::abort, failure_fields(failure));
 }
 

@@ -21,7 +21,9 @@ class StoreServer {
  public:
   // `own` is the connection to rank 0 itself.
   StoreServer(const Launch& launch, const StoreOptions& options, Listener listener, Socket own);
-  ~StoreServer();  // once all ranks have left, or, after a failure, have been told of it
+  // Once all ranks have left, or, after a failure, have been told of it; of one rank's before all were there, for some seconds also those
+  // that come later, who would wait for a rank 0 that is gone.
+  ~StoreServer();
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
 
@@ -46,6 +48,7 @@ class StoreServer {
 
   void serve();
   bool finished(double now) const;
+  bool expects_more_to_tell(double now) const;
   std::vector<int> ranks_with_input(double tick);
   void accept_strangers(double now);
   bool still_proving(Stranger& stranger, double now);
@@ -73,6 +76,7 @@ class StoreServer {
   std::multimap<std::string, std::pair<int, uint32_t>> readers_;
   std::map<std::string, Barrier> barriers_;
   std::optional<Failure> failure_;
+  double failed_at_ = 0;
   int64_t dropped_ = 0, dropped_told_ = 0;
   double told_at_ = -1e9, next_heartbeat_ = 0;
   std::atomic<double> stop_at_{-1.0};  // when the owner asked to end

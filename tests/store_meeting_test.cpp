@@ -1,0 +1,127 @@
+// Ranks that die before all have met: those that are there leave at once, those that come later soon, and strangers end nothing.
+#include <gmock/gmock.h>
+#include <sys/stat.h>
+
+#include "raw_ranks.h"
+
+namespace mantissa {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using test::kToken;
+using test::RawConnection;
+using test::seconds_since;
+using ::testing::HasSubstr;
+
+class StoreMeeting : public test::RawRanksTest {};
+
+TEST_F(StoreMeeting, ARankThatDiesEndsThoseThatAreThereAndThoseThatComeLater) {
+  const auto errors = on_ranks(3, [&](int rank) {
+    if (rank == 1) {
+      joined_rank(3);
+      return;
+    }
+    if (rank == 2) std::this_thread::sleep_for(std::chrono::seconds(2));
+    Store store(launch(rank, 3), options());
+  });
+  for (const int rank : {0, 2})
+    expect_error(errors[static_cast<size_t>(rank)], ExitCode::peer_lost, "rank 1 (raw) closed its connection; last seen at step 0 (start)");
+}
+
+TEST_F(StoreMeeting, WhoIsAskedToStopTellsNobodyThatComesLater) {
+  const auto start = Clock::now();
+  const auto errors = on_ranks(2, [&](int rank) {
+    if (rank == 1) {
+      joined_rank(3);
+      return;
+    }
+    StoreOptions asked = options();
+    asked.stop_asked = [&] { return seconds_since(start) > 1; };
+    Store store(launch(0, 3), asked);
+  });
+  EXPECT_TRUE(errors[0]);
+  EXPECT_LT(seconds_since(start), 4) << "of at least 5 otherwise";
+}
+
+TEST_F(StoreMeeting, ARankThatFallsSilentEndsTheMeeting) {
+  StoreOptions fast = options();
+  fast.heartbeat_timeout_s = 1;
+  const auto errors = on_ranks(2, [&](int rank) {
+    if (rank == 1) {
+      const Connection silent = joined_rank(3);
+      std::this_thread::sleep_for(std::chrono::seconds(4));
+      return;
+    }
+    Store store(launch(0, 3), fast);
+  });
+  expect_error(errors[0], ExitCode::peer_lost, "rank 1 (raw) sent no heartbeat for 1 s (parallel.heartbeat_timeout_s)");
+}
+
+TEST_F(StoreMeeting, StrangersThatGoEndNothing) {
+  expect_no_errors(on_ranks(3, [&](int thread) {
+    if (thread == 2) {
+      const int of = port(launch(0, 2));
+      for (int i = 0; i < 20; ++i) {
+        RawConnection silent(of), half(of), wrong(of);
+        half.send(new_hello({.rank = 1, .world = 2}));
+        half.receive(sizeof(HelloBytes));
+        wrong.prove({.rank = 1, .world = 2}, "another token");
+        EXPECT_TRUE(wrong.is_closed_within(10));
+      }
+      return;
+    }
+    if (thread == 1) std::this_thread::sleep_for(std::chrono::seconds(1));
+    Store store(launch(thread, 2), options());
+    store.leave();
+  }));
+}
+
+TEST_F(StoreMeeting, Rank0ThatDiesIsNotWaitedFor) {
+  const std::string before = "rank 0 closed its connection before it welcomed this rank", after = "rank 0 closed its connection";
+  for (const bool welcomes : {false, true}) {
+    const auto errors = on_ranks(2, [&](int thread) {
+      if (thread == 1) Store store(launch(1, 2), options());
+      if (thread == 1) return;
+      const Listener listener = listen_for_ranks(launch(0, 2), options());
+      Connection connection = proved_root(listener).take();
+      if (welcomes) connection.send(Message::welcome);
+      connection.flush();
+    });
+    expect_error(errors[1], ExitCode::peer_lost, welcomes ? after : before);
+  }
+}
+
+// The file that says where rank 0 listens outlives a kill; its lock does not.
+TEST_F(StoreMeeting, ARankThatComesAfterRank0DiedFindsThatOut) {
+  std::string path;
+  {
+    const PublishedMeeting living(folder_.path(), launch(0, 2), {.port = 1, .token = kToken});
+    path = std::filesystem::directory_iterator(folder_.path())->path();
+    ASSERT_EQ(published_meetings(folder_.path(), launch(0, 2)).size(), 1U);
+    EXPECT_TRUE(published_meetings(folder_.path(), launch(0, 2))[0].held);
+  }
+  test::write_file(path, "mantissa 1 " + kToken + "\n");
+  ::chmod(path.c_str(), 0600);
+  EXPECT_FALSE(published_meetings(folder_.path(), launch(0, 2))[0].held);
+  const Error error = test::error_of([&] { Store store(launch(1, 2), options()); });
+  EXPECT_EQ(error.code(), ExitCode::peer_lost);
+  EXPECT_THAT(error.what(), HasSubstr("rank 1 did not reach rank 0, which has died: " + folder_.path().string()));
+}
+
+TEST_F(StoreMeeting, AFileOfADeadJobIsNoneOfThisRank0) {
+  std::string path;
+  {
+    const PublishedMeeting named(folder_.path(), launch(0, 2), {.port = 1, .token = kToken});
+    path = std::filesystem::directory_iterator(folder_.path())->path();
+  }
+  test::write_file(path, "mantissa 1 " + kToken + "\n");
+  ::chmod(path.c_str(), 0600);
+  expect_no_errors(on_ranks(2, [&](int rank) {
+    if (rank == 0) std::this_thread::sleep_for(std::chrono::seconds(1));
+    Store store(launch(rank, 2), options());
+    store.leave();
+  }));
+}
+
+}  // namespace
+}  // namespace mantissa
