@@ -1,0 +1,55 @@
+// scripts/trace_share.py on what a launched run wrote.
+#include "launched_training.h"
+
+namespace mantissa {
+namespace {
+
+using ::testing::HasSubstr;
+
+class TraceShare : public test::LaunchedTraining {
+ protected:
+  test::ProcessResult share(const std::string& run) const {
+    return test::run_process({"python3", MANTISSA_SOURCE_DIR "/scripts/trace_share.py", run}, folder_.path());
+  }
+};
+
+// Of two tensor ranks and two layers: four exchanges in each and direction, and outside them what embedding and loss need.
+TEST_F(TraceShare, SaysWhereTheTimeOfEveryRankWent) {
+  std::vector<std::string> words = train("run");
+  for (const char* set : {"precision.recipe=high", "precision.fp8_param_gather=false", "model.num_layers=2", "training.steps=4",
+                          "parallel.tensor=2", "parallel.sequence_parallel=true", R"(training.trace={"steps":[2,3]})"}) {
+    words.emplace_back("--set");
+    words.emplace_back(set);
+  }
+  const test::ProcessResult run = launch(2, words);
+  ASSERT_EQ(run.exit_code, 0) << run.errors;
+  const test::ProcessResult told = share("run");
+  EXPECT_EQ(told.exit_code, 0) << told.errors;
+  EXPECT_THAT(told.output, HasSubstr("run | steps 2 to 3 |"));
+  std::istringstream lines(told.output);
+  std::string line;
+  std::getline(lines, line), std::getline(lines, line);
+  for (int rank = 0; rank < 2; ++rank) {
+    int number = -1;
+    double ms = 0.0, kernels = 0.0, exchanges = 0.0, waits = 0.0, rest = 0.0;
+    ASSERT_TRUE(lines >> number >> ms >> kernels >> exchanges >> waits >> rest) << told.output;
+    EXPECT_EQ(number, rank);
+    EXPECT_GT(ms, 0.0);
+    EXPECT_GT(kernels, 0.0);
+    EXPECT_GT(exchanges, 0.0);
+    for (const double part : {kernels, exchanges, waits, rest}) EXPECT_GE(part, -0.001) << told.output;
+    EXPECT_NEAR(kernels + exchanges + waits + rest, 1.0, 0.003);
+    std::getline(lines, line);
+    EXPECT_THAT(line, HasSubstr(" 12 (6.00)        9 (4.50)"));
+  }
+}
+
+TEST_F(TraceShare, NeedsTraces) {
+  std::filesystem::create_directory(folder_ / "empty");
+  const test::ProcessResult told = share("empty");
+  EXPECT_EQ(told.exit_code, 1);
+  EXPECT_THAT(told.errors, HasSubstr("empty: no trace-rank*.json; train with --set 'training.trace="));
+}
+
+}  // namespace
+}  // namespace mantissa
