@@ -14,7 +14,6 @@
 namespace mantissa {
 namespace {
 
-using test::TrainedRun;
 using ::testing::Each;
 using ::testing::IsEmpty;
 
@@ -67,14 +66,22 @@ TEST(StepTime, WithoutARateIsNotInvented) {
   EXPECT_FALSE(sends.compute || sends.exchange_not_hidden || sends.gather_not_hidden || sends.step);
 }
 
-// What tensor ranks exchange is not in the model, so nothing but their share of the products is told.
-TEST(StepTime, OfTensorRanksIsTheirComputeAlone) {
+// Their share of the products, and nothing hidden.
+TEST(StepTime, OfTensorRanksHasTheirActivations) {
   const RunConfig alone = config_of(1), together = config_of(4, {"parallel.tensor=2"});
   const Rates rates{.flops = 1e9, .link = 1e9};
   const StepTime time = time_of(together, rates);
   EXPECT_DOUBLE_EQ(*time.compute, *time_of(alone, rates).compute / 2);
-  EXPECT_FALSE(time.exchange || time.gather || time.exchange_not_hidden || time.step);
-  EXPECT_FALSE(step_bytes(together, resolve_plan(together)));
+  // Of 128 tokens: the table's rows and in each layer four sums, of fp32 but for the table, half of each sent twice by each of two ranks;
+  // two numbers of each row; the gradient of the last hidden state.
+  const double micro = 128.0 * (1024 * 2 + 4 * 4 * 1024 * 4 + 8 + 1024 * 4);
+  EXPECT_NEAR(*time.activations, 3 * micro / 1e9, 1e-12);
+  EXPECT_EQ(*time.exchange_not_hidden, *time.exchange);
+  EXPECT_EQ(*time.gather_not_hidden, *time.gather);
+  EXPECT_DOUBLE_EQ(*time.step, *time.compute + *time.activations + *time.exchange + *time.gather);
+  EXPECT_EQ(*time_of(alone, rates).activations, 0.0);
+  const StepTime computes = time_of(together, {.flops = 1e9, .link = {}});
+  EXPECT_FALSE(computes.activations || computes.step);
 }
 
 TEST(StepTime, OfALinkThatIsFastIsThatOfTheFirstBucket) {
@@ -124,7 +131,10 @@ TEST(StepTime, GrowsWithRanksThatOwnNothing) {
 }
 
 TEST(GatherBytes, AreThoseOfCodesWithTheirScalesAndOfValues) {
-  const auto bytes = [](const std::vector<std::string>& sets) { return gather_bytes(resolve_plan(config_of(2, sets))); };
+  const auto bytes = [](const std::vector<std::string>& sets) {
+    const RunConfig config = config_of(2, sets);
+    return gather_bytes(config, resolve_plan(config));
+  };
   EXPECT_EQ(bytes({}).codes, 0.0);
   EXPECT_NEAR(bytes({}).values, 2.0, 1e-3);
   EXPECT_NEAR(bytes({"precision.dtype=fp32"}).values, 4.0, 1e-3);
@@ -134,20 +144,19 @@ TEST(GatherBytes, AreThoseOfCodesWithTheirScalesAndOfValues) {
   EXPECT_EQ(bytes({"precision.recipe=mxfp8"}).codes, 0.0);
 }
 
-TEST(ParameterSpecs, AreThoseOfTheModel) {
-  for (const std::vector<std::string>& sets :
-       {std::vector<std::string>{"precision.recipe=mxfp8", "precision.fp8_param_gather=true", "model.pad_vocab_to=32"},
-        {"model.tie_word_embeddings=true", "model.position=learned", "model.norm=layer", "model.norm_bias=true", "model.mlp_bias=true",
-         "model.attention_bias=all", "model.qk_norm=false", "model.activation=gelu_tanh", "precision.recipe=mxfp4_qat",
-         "precision.dtype=fp32"}}) {
-    std::vector<std::string> small = sets;
-    for (const char* set : {"model.hidden_size=64", "model.num_attention_heads=2", "model.intermediate_size=96", "model.vocab_size=75"})
-      small.emplace_back(set);
-    const RunConfig config = config_of(1, small);
-    const PrecisionPlan plan = resolve_plan(config);
+// Those of each rank of `ranks` that share every weight.
+void expect_specs_of_the_model(const std::vector<std::string>& sets, int ranks, bool sequence) {
+  std::vector<std::string> all = sets;
+  for (const char* set : {"model.hidden_size=64", "model.num_attention_heads=2", "model.intermediate_size=128", "model.vocab_size=75"})
+    all.emplace_back(set);
+  all.push_back(text("parallel.tensor=", ranks));
+  all.push_back(text("parallel.sequence_parallel=", sequence ? "true" : "false"));
+  const RunConfig config = config_of(ranks, all);
+  const PrecisionPlan plan = resolve_plan(config);
+  const auto errors = test::run_ranks(ranks, [&](const Communicator& group) {
     const auto device = make_backend("cpu");
-    Gpt model(config.model, *device, plan, {.gradients = false});
-    const std::vector<ParameterSpec> specs = parameter_specs(plan);
+    Gpt model(config.model, *device, plan, {.gradients = false, .tensor = {.group = group, .sequence = sequence}});
+    const std::vector<ParameterSpec> specs = parameter_specs(plan, {.rank = group.rank(), .ranks = group.size()}, sequence);
     ASSERT_EQ(specs.size(), model.parameters().all().size());
     for (size_t i = 0; i < specs.size(); ++i) {
       const Parameter& parameter = model.parameters().all()[i];
@@ -156,50 +165,25 @@ TEST(ParameterSpecs, AreThoseOfTheModel) {
       EXPECT_EQ(specs[i].dtype, parameter.dtype) << parameter.name;
       EXPECT_EQ(specs[i].quantised, parameter.quantised) << parameter.name;
       EXPECT_EQ(specs[i].keeps_value, parameter.keeps_value) << parameter.name;
+      EXPECT_EQ(specs[i].partial_gradient, parameter.partial_gradient) << parameter.name;
     }
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+}
+
+TEST(ParameterSpecs, AreThoseOfTheModel) {
+  for (const std::vector<std::string>& sets :
+       {std::vector<std::string>{"precision.recipe=mxfp8", "precision.fp8_param_gather=true", "model.pad_vocab_to=32"},
+        {"model.tie_word_embeddings=true", "model.position=learned", "model.norm=layer", "model.norm_bias=true", "model.mlp_bias=true",
+         "model.attention_bias=all", "model.qk_norm=false", "model.activation=gelu_tanh", "precision.recipe=mxfp4_qat",
+         "precision.dtype=fp32"}}) {
+    expect_specs_of_the_model(sets, 1, false);
+    expect_specs_of_the_model(sets, 2, false);
+    expect_specs_of_the_model(sets, 2, true);
   }
 }
 
-// ---- what runs on ranks send and hold
-
-class PlannedRun : public test::TrainingTest {
- protected:
-  // Bytes that all ranks sent in a step of such a run, and what they hold.
-  void expect_as_planned(int ranks, std::vector<std::string> sets, const std::string& name) const {
-    sets.insert(sets.end(), {text("parallel.data=", ranks), "training.threads=1", "training.steps=3", "model.intermediate_size=64"});
-    const LoadedConfig loaded = config(name, sets);
-    RunConfig known = loaded.config;
-    known.model.vocab_size = 8;
-    const PrecisionPlan plan = resolve_plan(known);
-    const StepBytes planned = *step_bytes(known, plan);
-    Traffic all;
-    const auto errors = test::run_ranks(ranks, [&](const Communicator& world) {
-      const TrainedRun own = run(loaded, {}, make_mesh(world, 1));
-      if (world.rank() == 0) all = own.steps.at(2).comm_bytes.value();
-    });
-    EXPECT_THAT(errors, Each(IsEmpty()));
-    EXPECT_EQ(planned.sent.gradients, all.gradients) << name;
-    EXPECT_EQ(planned.sent.parameters, all.parameters) << name;
-    EXPECT_EQ(planned.sent.control, all.control) << name;
-    EXPECT_EQ(planned.sent.other, all.other) << name;
-    EXPECT_GE(planned.busiest, (all.gradients + all.parameters) / ranks);
-  }
-};
-
-TEST_F(PlannedRun, SendsTheBytesThatArePlanned) {
-  const std::string rows = R"(precision.recipes={"rows":{"base":"mxfp8","weight":{"block":[1,32]}}})";
-  for (const int ranks : {2, 4}) {
-    const auto check = [&](std::vector<std::string> sets, const char* name) {
-      sets.insert(sets.end(), {"training.micro_batch_size=1", "training.grad_accum=2", "training.global_batch_size=null"});
-      expect_as_planned(ranks, sets, text(name, ranks));
-    };
-    check({"precision.dtype=fp32"}, "fp32");
-    check({"data.eod_id=3", "data.mask_eod_loss=true"}, "masked");
-    check({"precision.dtype=bf16", "precision.recipe=mxfp8"}, "values");
-    check({"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.fp8_param_gather=true", "model.tie_word_embeddings=true"}, "tiles");
-    check({"precision.dtype=bf16", rows, "precision.recipe=rows", "precision.fp8_param_gather=true"}, "rows");
-  }
-}
+// ---- what ranks hold
 
 TEST(Estimate, OfAnExchangeIsWhatTheOthersSendOfTheLargestShare) {
   const RunConfig config = config_of(4);

@@ -35,7 +35,7 @@ struct Explanation {
   PrecisionPlan plan;
   std::string device;
   MemoryEstimate memory;
-  std::optional<StepBytes> bytes;
+  StepBytes bytes;
   GatherBytes gather;
   Rates rates;
   StepTime time;
@@ -53,7 +53,7 @@ Explanation explanation(const ExplainArguments& arguments) {
                   .device = make_backend(config.training.backend())->name(),
                   .memory = estimate_memory(config, plan),
                   .bytes = step_bytes(config, plan),
-                  .gather = gather_bytes(plan),
+                  .gather = gather_bytes(config, plan),
                   .rates = arguments.rates,
                   .time = step_time(config, plan, arguments.rates)};
   return out;
@@ -63,7 +63,7 @@ nlohmann::json number(const std::optional<double>& value) { return value ? nlohm
 
 nlohmann::json json_of(const StepBytes& bytes) {
   const Traffic& sent = bytes.sent;
-  return {{"gradients", sent.gradients}, {"parameters", sent.parameters}, {"control", sent.control},
+  return {{"gradients", sent.gradients}, {"parameters", sent.parameters}, {"activations", sent.activations}, {"control", sent.control},
           {"other", sent.other},         {"buckets", bytes.buckets},      {"busiest_rank", bytes.busiest}};
 }
 
@@ -71,6 +71,7 @@ nlohmann::json json_of(const StepTime& time, const Rates& rates) {
   return {{"flops", number(rates.flops)},
           {"link", number(rates.link)},
           {"compute", number(time.compute)},
+          {"activations", number(time.activations)},
           {"exchange", number(time.exchange)},
           {"gather", number(time.gather)},
           {"exchange_not_hidden", number(time.exchange_not_hidden)},
@@ -87,7 +88,7 @@ void print_json(const Explanation& of) {
   all["memory"] = {{"masters", memory.masters},     {"weights", memory.values},          {"gradients", memory.gradients},
                    {"optimizer", memory.optimizer}, {"activations", memory.activations}, {"workspace", memory.workspace},
                    {"exchange", memory.exchange}};
-  all["bytes_per_step"] = bytes ? json_of(*bytes) : nlohmann::json();
+  all["bytes_per_step"] = json_of(bytes);
   all["gather"] = {{"bytes_per_code", gather.codes}, {"bytes_per_value", gather.values}};
   all["seconds_per_step"] = json_of(time, rates);
   all["warnings"] = plan.warnings();
@@ -115,12 +116,13 @@ std::string missing(const Rates& rates, int64_t ranks) {
 
 std::string time_line(const Explanation& of) {
   const int64_t ranks = of.config.parallel.world();
-  const auto& [compute, exchange, gather, exchange_not_hidden, gather_not_hidden, step] = of.time;
+  const auto& [compute, activations, exchange, gather, exchange_not_hidden, gather_not_hidden, step] = of.time;
   std::string line = step ? text("time | ", seconds(*step), " a step, ", std::fixed, std::setprecision(0),
                                  static_cast<double>(of.config.training.tokens_per_step()) / *step, " tokens/s, ", std::setprecision(2),
                                  *compute / *step, " of it computing")
                           : "time of a step | not known";
   if (compute) line += text(" | compute ", seconds(*compute));
+  if (activations && of.config.parallel.tensor > 1) line += text(" | activations ", seconds(*activations));
   if (ranks > 1) {
     line += share_text("exchange", exchange, exchange_not_hidden, "backward") + share_text("gather", gather, gather_not_hidden, "forward");
   }
@@ -129,9 +131,9 @@ std::string time_line(const Explanation& of) {
 
 std::string bytes_line(const StepBytes& bytes) {
   const Traffic& sent = bytes.sent;
-  return text("bytes sent a step, all ranks | gradients ", sent.gradients, " B | parameters ", sent.parameters, " B | control ",
-              sent.control, " B | other ", sent.other, " B | in ", count_text(bytes.buckets, "bucket"), ", ", bytes.busiest,
-              " B of the busiest rank");
+  return text("bytes sent a step, all ranks | gradients ", sent.gradients, " B | parameters ", sent.parameters, " B | activations ",
+              sent.activations, " B | control ", sent.control, " B | other ", sent.other, " B | in ", count_text(bytes.buckets, "bucket"),
+              ", ", bytes.busiest, " B of the busiest rank");
 }
 
 std::string gather_line(const GatherBytes& gather) {
@@ -161,12 +163,9 @@ void print_text(const Explanation& of, PlanTable form) {
   print(text(together ? "memory of a rank | masters " : "memory | masters ", memory.masters, " B | weights beside them ", memory.values,
              " B | gradients ", memory.gradients, " B | optimizer ", memory.optimizer, " B | activations ", memory.activations,
              " B | workspace ", memory.workspace, " B", together ? text(" | exchange ", memory.exchange, " B") : ""));
-  if (!bytes) {
-    print("bytes and time of a step are not told where parallel.tensor is above 1: what tensor ranks exchange is not in the model");
-  } else {
-    if (together) print(bytes_line(*bytes)), print(gather_line(gather));
-    if (together || rates.flops || rates.link) print(time_line(of));
-  }
+  if (together) print(bytes_line(bytes));
+  if (config.parallel.data > 1) print(gather_line(gather));
+  if (together || rates.flops || rates.link) print(time_line(of));
   for (const std::string& warning : plan.warnings()) print("warning: " + printable(warning));
   print("plan " + plan.to_json().at("hash").get<std::string>());
 }

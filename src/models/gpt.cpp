@@ -81,9 +81,7 @@ Gpt::Gpt(const ModelConfig& config, Backend& device, const PrecisionPlan& plan, 
   const TensorRanks& ranks = options_.tensor;
   embed_ = &parameters_.add(weight_of(plan.of("embed"), normal, ranks.share()));
   if (config.position == Position::learned) {
-    ParameterSpec position = weight_of(plan.of("position"), normal, ranks.share());
-    position.partial_gradient = ranks.sequence;
-    position_ = &parameters_.add(std::move(position));
+    position_ = &parameters_.add(weight_of(plan.of("position"), normal, ranks.share(), ranks.sequence));
   }
   for (int64_t i = 0; i < config.num_layers; ++i) add_block(i, plan);
   final_norm_.emplace(parameters_, plan.of("final_norm"), norm_options(config), ranks);

@@ -16,19 +16,24 @@ std::vector<int64_t> rows_of(const std::vector<ModulePart>& parts) {
   return rows;
 }
 
+// What all ranks hold whole has a gradient that is the sum of theirs where each applies it to its own tokens, or to its own heads.
+bool partial_gradient(const ModuleShape& of, ShareOf share, bool sequence) {
+  return share.ranks > 1 && (sequence || of.path.ends_with(".q_norm") || of.path.ends_with(".k_norm"));
+}
+
 // A bias is never quantised. Where the columns of the weight are divided it is whole on each rank.
-ParameterSpec bias_of(const ModulePrecision& module, ShareOf share, bool shared_tokens = false) {
+ParameterSpec bias_of(const ModulePrecision& module, ShareOf share, bool sequence) {
   const ModuleShape& of = module.module;
   const bool by_rows = of.split == Split::rows;
   ParameterSpec bias{.name = of.path + ".bias", .shape = {of.bias}, .dtype = module.recipe.compute};
   if (by_rows) bias.parts = rows_of(of.parts);
-  bias.partial_gradient = !by_rows && shared_tokens;
+  bias.partial_gradient = !by_rows && partial_gradient(of, share, sequence);
   return share_of(bias, by_rows ? Split::rows : Split::none, share);
 }
 
 }  // namespace
 
-ParameterSpec weight_of(const ModulePrecision& module, Init init, ShareOf share) {
+ParameterSpec weight_of(const ModulePrecision& module, Init init, ShareOf share, bool sequence) {
   const ModuleShape& of = module.module;
   return share_of({.name = of.path + ".weight",
                    .shape = of.in == 0 ? Shape{of.out} : Shape{of.out, of.in},
@@ -37,15 +42,16 @@ ParameterSpec weight_of(const ModulePrecision& module, Init init, ShareOf share)
                    .quantised = module.resident_codes(),
                    .keeps_value = !module.stores_only_codes(),
                    .padding = of.padding,
-                   .parts = rows_of(of.parts)},
+                   .parts = rows_of(of.parts),
+                   .partial_gradient = of.split == Split::none && partial_gradient(of, share, sequence)},
                   of.split, share);
 }
 
-std::vector<ParameterSpec> parameter_specs(const PrecisionPlan& plan, ShareOf share) {
+std::vector<ParameterSpec> parameter_specs(const PrecisionPlan& plan, ShareOf share, bool sequence) {
   std::vector<ParameterSpec> specs;
   for (const ModulePrecision& module : plan.modules()) {
-    specs.push_back(weight_of(module, {}, share));
-    if (module.module.bias > 0) specs.push_back(bias_of(module, share));
+    specs.push_back(weight_of(module, {}, share, sequence));
+    if (module.module.bias > 0) specs.push_back(bias_of(module, share, sequence));
   }
   return specs;
 }
@@ -57,9 +63,7 @@ Linear::Linear(ParameterSet& set, const ModulePrecision& module, double init_std
 
 NormLayer::NormLayer(ParameterSet& set, const ModulePrecision& module, const NormOptions& options, const TensorRanks& ranks)
     : options_(options) {
-  ParameterSpec weight = weight_of(module, kOnes, ranks.share());
-  weight.partial_gradient = ranks.sequence;
-  weight_ = &set.add(std::move(weight));
+  weight_ = &set.add(weight_of(module, kOnes, ranks.share(), ranks.sequence));
   require(module.module.bias == 0 || options.layer_norm, module.module.path, ": RMSNorm has no bias");
   if (module.module.bias > 0) bias_ = &set.add(bias_of(module, ranks.share(), ranks.sequence));
 }
@@ -69,18 +73,13 @@ Var NormLayer::forward(const Var& x) const {
   return layer_norm(x, weight_->var(), bias_ ? bias_->var() : Var(), options_.eps);
 }
 
-// Heads of one norm lie on all ranks.
 Attention::Attention(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const AttentionOptions& options,
                      const TensorRanks& ranks)
     : options_(options),
       qkv_(set, plan.of(path + ".qkv"), options.init_std, ranks),
       out_(set, plan.of(path + ".out"), options.out_init_std, ranks) {
   if (!plan.find(path + ".q_norm")) return;
-  const auto add = [&](const char* name) {
-    ParameterSpec weight = weight_of(plan.of(path + name), kOnes, ranks.share());
-    weight.partial_gradient = ranks.group.size() > 1;
-    return &set.add(std::move(weight));
-  };
+  const auto add = [&](const char* name) { return &set.add(weight_of(plan.of(path + name), kOnes, ranks.share(), ranks.sequence)); };
   q_norm_ = add(".q_norm");
   k_norm_ = add(".k_norm");
 }

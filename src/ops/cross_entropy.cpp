@@ -8,12 +8,6 @@
 namespace mantissa {
 namespace {
 
-// Rows whose logits exist at the same time. Chunks but the last are whole blocks of tokens.
-int64_t chunk_rows(int64_t limit, int64_t columns, const Recipe& recipe) {
-  const int64_t grain = std::max<int64_t>(64, recipe.block());
-  return std::max(grain, (limit / columns) / grain * grain);
-}
-
 struct Chunk {
   LinearInput x;
   Tensor targets;
@@ -63,13 +57,18 @@ Tensor mean_loss(const Tensor& losses, double scale) {
 
 }  // namespace
 
+int64_t chunk_rows(int64_t columns, const Recipe& recipe, int64_t elements) {
+  const int64_t grain = std::max<int64_t>(64, recipe.block());
+  return std::max(grain, (elements / columns) / grain * grain);
+}
+
 Var cross_entropy(const Var& x, const LinearWeight& weight, const Tensor& targets, const LossOptions& options, const Recipe& recipe,
                   const Place& place) {
   require(options.target_count > 0, "cross_entropy: no targets to average over");
   require(place.split != Split::columns, "cross_entropy: only shares of rows of the weight have logits");
   require_own_rows("cross_entropy", place, x.value());
   const Tensor& value = x.value();
-  const int64_t rows = targets.dim(0), columns = weight.shape()[0], step = chunk_rows(options.chunk_elements, columns, recipe);
+  const int64_t rows = targets.dim(0), columns = weight.shape()[0], step = chunk_rows(columns, recipe, options.chunk_elements);
   const double scale = 1.0 / static_cast<double>(options.target_count);
   const bool training = recording({x, weight.var()}), wants_dx = training && x.wants_gradient();
   const LinearProducts products(weight, recipe);

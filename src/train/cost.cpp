@@ -2,10 +2,12 @@
 
 #include <algorithm>
 
+#include "mantissa/base/integers.h"
 #include "mantissa/models/model_shape.h"
 #include "mantissa/nn/layout.h"
 #include "mantissa/nn/modules.h"
 #include "mantissa/nn/shards.h"
+#include "train/tensor_exchanges.h"
 
 namespace mantissa {
 namespace {
@@ -13,17 +15,33 @@ namespace {
 constexpr int64_t kHeader = 32;  // bytes of each call to the right neighbour (communicator.h)
 constexpr int64_t kTold = 7;     // numbers that a rank tells before its losses and norms (optimizer.cpp)
 
-Layout layout_of(const PrecisionPlan& plan) { return {parameter_specs(plan), Shards::kBucketBytes}; }
+// Of each rank alike: tensor ranks hold shares of equal size.
+Layout layout_of(const RunConfig& config, const PrecisionPlan& plan) {
+  const ShareOf share{.rank = 0, .ranks = static_cast<int>(config.parallel.tensor)};
+  return {parameter_specs(plan, share, config.parallel.sequence_parallel), Shards::kBucketBytes};
+}
+
+// fp32 gradients of a bucket that tensor ranks sum before its exchange, in one call.
+int64_t partial_bytes(const Layout& layout, const Layout::Bucket& bucket) {
+  int64_t bytes = 0;
+  for (size_t i = bucket.first; i < bucket.last; ++i) {
+    const ParameterSpec& parameter = layout.parameters()[i];
+    if (parameter.partial_gradient) bytes += parameter.shape.elements() * dtype_bytes(Dtype::f32);
+  }
+  return bytes;
+}
 
 // Of a bucket: what the busiest rank sends or receives of it.
 struct BucketBytes {
   int64_t gradients = 0, gathered = 0;
+  int64_t all() const { return gradients + gathered; }
 };
 
 // A rank sends its gradients of what others own and receives theirs of what it owns; a gather is the reverse.
 int64_t busiest(int64_t all, int64_t least, int64_t most, int64_t ranks) { return std::max(all - least, most * (ranks - 1)); }
 
-BucketBytes busiest(const std::vector<Layout::Share>& shares) {
+// partial: of its gradients, what `tensor` ranks sum.
+BucketBytes busiest(const std::vector<Layout::Share>& shares, int64_t partial, int64_t tensor) {
   Layout::Share all, least = shares.front(), most;
   for (const Layout::Share& share : shares) {
     all.gradients += share.gradients;
@@ -32,16 +50,17 @@ BucketBytes busiest(const std::vector<Layout::Share>& shares) {
     most = {.gradients = std::max(most.gradients, share.gradients), .gathered = std::max(most.gathered, share.gathered)};
   }
   const auto ranks = static_cast<int64_t>(shares.size());
-  return {.gradients = busiest(all.gradients, least.gradients, most.gradients, ranks),
+  return {.gradients = busiest(all.gradients, least.gradients, most.gradients, ranks) + 2 * ceil_div(partial * (tensor - 1), tensor),
           .gathered = busiest(all.gathered, least.gathered, most.gathered, ranks)};
 }
 
-// All-gathers of numbers of 8 bytes: the message that decides the step, with what each rank tells, its losses and its norms; and where some
-// targets may not count, how many do.
+// All-gathers of numbers of 8 bytes: the message that decides the step, with what each rank of the world tells, its losses and its norms;
+// and where some targets may not count, how many do, among the data ranks.
 int64_t control_bytes(const RunConfig& config, int64_t norm_bands) {
-  const int64_t ranks = config.parallel.data, calls = config.data.mask_eod_loss ? 2 : 1;
-  const int64_t numbers = ranks * (kTold + *config.training.grad_accum + calls - 1) + norm_bands;
-  return (ranks - 1) * numbers * static_cast<int64_t>(sizeof(double)) + calls * ranks * kHeader;
+  const int64_t world = config.parallel.world(), data = config.parallel.data;
+  const int64_t told = (world - 1) * (world * (kTold + *config.training.grad_accum) + norm_bands);
+  const int64_t targets = config.data.mask_eod_loss && data > 1 ? (data - 1) * world : 0;
+  return (told + targets) * static_cast<int64_t>(sizeof(double)) + (targets > 0 ? 2 : 1) * world * kHeader;
 }
 
 // FLOPs of one token, forward and backward, and what is computed again before backward.
@@ -118,27 +137,32 @@ double sum(const std::vector<double>& values) {
 
 }  // namespace
 
-std::optional<StepBytes> step_bytes(const RunConfig& config, const PrecisionPlan& plan) {
-  if (config.parallel.tensor > 1) return {};
-  const Layout layout = layout_of(plan);
-  const int64_t ranks = config.parallel.data;
+StepBytes step_bytes(const RunConfig& config, const PrecisionPlan& plan) {
+  const Layout layout = layout_of(config, plan);
+  const int64_t data = config.parallel.data, tensor = config.parallel.tensor, world = config.parallel.world();
   StepBytes out{.sent = {}, .buckets = static_cast<int64_t>(layout.buckets().size())};
-  if (ranks == 1) return out;
-  int64_t norm_bands = 0;
+  if (world == 1) return out;
+  const TensorExchanges activations = tensor_exchanges(config, plan);
+  const int64_t replicas = data * *config.training.grad_accum;  // micro batches of all
+  int64_t norm_bands = 0, partial = 0, calls = 0;
   for (const Layout::Bucket& bucket : layout.buckets()) {
-    const std::vector<Layout::Share> shares = layout.shares(bucket, static_cast<int>(ranks));
+    const std::vector<Layout::Share> shares = layout.shares(bucket, static_cast<int>(data));
     for (const Layout::Share& share : shares) norm_bands += share.norm_bands;
-    const BucketBytes of_one = busiest(shares);
-    out.busiest += of_one.gradients + of_one.gathered;
+    const int64_t summed = partial_bytes(layout, bucket);
+    partial += summed;
+    calls += (data > 1 ? 2 : 0) + (summed > 0 ? 1 : 0);
+    out.busiest += busiest(shares, summed, tensor).all();
   }
-  out.sent.gradients = (ranks - 1) * layout.totals().gradients;
-  out.sent.parameters = (ranks - 1) * layout.totals().gathered();
-  out.sent.control = control_bytes(config, norm_bands) + 2 * out.buckets * ranks * kHeader;
+  out.busiest += *config.training.grad_accum * activations.busiest;
+  out.sent.gradients = tensor * (data - 1) * layout.totals().gradients + data * 2 * (tensor - 1) * partial;
+  out.sent.parameters = tensor * (data - 1) * layout.totals().gathered();
+  out.sent.activations = replicas * activations.bytes;
+  out.sent.control = control_bytes(config, tensor * norm_bands) + (calls * world + replicas * activations.calls * tensor) * kHeader;
   return out;
 }
 
-GatherBytes gather_bytes(const PrecisionPlan& plan) {
-  const Layout layout = layout_of(plan);
+GatherBytes gather_bytes(const RunConfig& config, const PrecisionPlan& plan) {
+  const Layout layout = layout_of(config, plan);
   struct Moved {
     int64_t bytes = 0, elements = 0;
     double ratio() const { return elements > 0 ? static_cast<double>(bytes) / static_cast<double>(elements) : 0.0; }
@@ -153,27 +177,29 @@ GatherBytes gather_bytes(const PrecisionPlan& plan) {
 }
 
 StepTime step_time(const RunConfig& config, const PrecisionPlan& plan, const Rates& rates) {
-  const Layout layout = layout_of(plan);
+  const Layout layout = layout_of(config, plan);
   const ModelWork work = model_work(config, plan, layout);
-  const auto tokens = static_cast<double>(config.training.micro_batch_size * config.training.seq_len);
-  const auto ranks = static_cast<int>(config.parallel.data);
+  const int64_t tensor = config.parallel.tensor, micro_batches = *config.training.grad_accum;
+  const double tokens = static_cast<double>(config.training.micro_batch_size * config.training.seq_len) / static_cast<double>(tensor);
+  const double link = rates.link.value_or(1.0);
   StepTime out;
-  const double of_rank =
-      of_all(work) * tokens * static_cast<double>(*config.training.grad_accum) / static_cast<double>(config.parallel.tensor);
-  if (rates.flops) out.compute = of_rank / *rates.flops;
-  if (config.parallel.tensor > 1 || (!rates.link && ranks > 1)) return out;
+  if (rates.flops) out.compute = of_all(work) * tokens * static_cast<double>(micro_batches) / *rates.flops;
+  if (!rates.link && config.parallel.world() > 1) return out;
   std::vector<double> exchange, gather;
   for (const Layout::Bucket& bucket : layout.buckets()) {
-    const BucketBytes bytes = ranks > 1 ? busiest(layout.shares(bucket, ranks)) : BucketBytes{};
-    exchange.push_back(static_cast<double>(bytes.gradients) / rates.link.value_or(1.0));
-    gather.push_back(static_cast<double>(bytes.gathered) / rates.link.value_or(1.0));
+    const std::vector<Layout::Share> shares = layout.shares(bucket, static_cast<int>(config.parallel.data));
+    const BucketBytes bytes = busiest(shares, partial_bytes(layout, bucket), tensor);
+    exchange.push_back(static_cast<double>(bytes.gradients) / link);
+    gather.push_back(static_cast<double>(bytes.gathered) / link);
   }
   out.exchange = sum(exchange);
   out.gather = sum(gather);
+  out.activations = static_cast<double>(micro_batches * tensor_exchanges(config, plan).busiest) / link;
   if (!rates.flops) return out;
-  out.exchange_not_hidden = exchange_not_hidden(work, exchange, tokens / *rates.flops);
-  out.gather_not_hidden = gather_not_hidden(work, gather, tokens / *rates.flops);
-  out.step = *out.compute + *out.exchange_not_hidden + *out.gather_not_hidden;
+  const bool beside = tensor == 1;
+  out.exchange_not_hidden = beside ? exchange_not_hidden(work, exchange, tokens / *rates.flops) : *out.exchange;
+  out.gather_not_hidden = beside ? gather_not_hidden(work, gather, tokens / *rates.flops) : *out.gather;
+  out.step = *out.compute + *out.activations + *out.exchange_not_hidden + *out.gather_not_hidden;
   return out;
 }
 

@@ -90,10 +90,11 @@ double dequantised_bytes(const PrecisionPlan& plan, int64_t tokens, int64_t rank
   return largest;
 }
 
-// One chunk of the output projection (ops/cross_entropy.cpp: at least 64 rows, at most 2^26 logits) and the gradient of its input.
-double logits_bytes(const RunConfig& config, int64_t tokens, int64_t element) {
+// One chunk of the output projection and the gradient of its input.
+double logits_bytes(const RunConfig& config, const PrecisionPlan& plan, int64_t tokens, int64_t element) {
   const int64_t vocab = config.model.padded_vocab_size() / config.parallel.tensor;
-  const int64_t rows = std::min(tokens, std::max<int64_t>(64, ((int64_t{1} << 26) / vocab) / 64 * 64));
+  const ModulePrecision* const output = plan.find("output");
+  const int64_t rows = std::min(tokens, chunk_rows(vocab, output ? output->recipe : Recipe{}));
   const bool converts = config.model.logits_dtype == LogitsDtype::fp32 && element != 4;
   return static_cast<double>(rows * vocab * (converts ? 4 + element : element)) +
          static_cast<double>(tokens) * static_cast<double>(config.model.hidden_size * element);
@@ -139,9 +140,9 @@ MemoryEstimate estimate_memory(const RunConfig& config, const PrecisionPlan& pla
   add_parameters(config, plan, estimate);
   estimate.activations = bytes(of_all_tokens(kept) +
                                static_cast<double>(tokens) * codes_bytes(plan, config.training.recompute, element, config.parallel.tensor));
-  estimate.workspace =
-      bytes(std::max(logits_bytes(config, tokens, element), of_all_tokens(backward_bytes(widths, config.training.recompute, element)) +
-                                                                dequantised_bytes(plan, tokens, config.parallel.tensor)));
+  estimate.workspace = bytes(std::max(
+      logits_bytes(config, plan, tokens, element),
+      of_all_tokens(backward_bytes(widths, config.training.recompute, element)) + dequantised_bytes(plan, tokens, config.parallel.tensor)));
   return estimate;
 }
 

@@ -13,8 +13,8 @@
 
 namespace mantissa {
 
-// "<path>.weight", stored as the plan says, and this rank's share of it as the module is divided.
-ParameterSpec weight_of(const ModulePrecision& module, Init init, ShareOf share = {});
+// "<path>.weight", stored as the plan says, and this rank's share of it as the module is divided. sequence: the ranks share tokens, too.
+ParameterSpec weight_of(const ModulePrecision& module, Init init, ShareOf share = {}, bool sequence = false);
 
 // The ranks that hold one replica of a model together; sequence: they share its tokens, too (Place).
 struct TensorRanks {
@@ -26,7 +26,7 @@ struct TensorRanks {
 };
 
 // Weights and biases of all modules in the order in which a model adds them, without initial values.
-std::vector<ParameterSpec> parameter_specs(const PrecisionPlan& plan, ShareOf share = {});
+std::vector<ParameterSpec> parameter_specs(const PrecisionPlan& plan, ShareOf share = {}, bool sequence = false);
 
 class Linear {
  public:

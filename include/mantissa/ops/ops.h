@@ -64,12 +64,17 @@ Var attention(const Var& qkv, int64_t batch, HeadLayout layout, const Tensor& se
 Var swiglu(const Var& x, Keep keep);
 Var gelu(const Var& x, GeluForm form, Keep keep);
 
+inline constexpr int64_t kLogitsAtATime = int64_t{1} << 26;  // 256 MiB in fp32
+
 struct LossOptions {
   int64_t vocab;         // columns that take part in the softmax; the rest are padding
   int64_t target_count;  // the loss is the sum over targets divided by this
   Dtype logits_dtype;
-  int64_t chunk_elements = int64_t{1} << 26;  // logits that exist at a time (256 MiB in fp32), in whole multiples of 64 rows or a block
+  int64_t chunk_elements = kLogitsAtATime;
 };
+
+// Rows whose logits, `columns` in each, exist at a time: whole multiples of 64 or of a block, even where one of them has more elements.
+int64_t chunk_rows(int64_t columns, const Recipe& recipe, int64_t elements = kLogitsAtATime);
 
 // Output projection, softmax and cross entropy in chunks of rows, so that logits [N, Vp] never exist as a whole. x [N, C], weight [Vp, C],
 // targets [N] i32 (negative: ignored): one fp64 [1]. Gradients are computed with the loss and scaled to d(loss) = 1: backward must start

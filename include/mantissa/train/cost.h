@@ -1,15 +1,19 @@
 // What a step of a run on many ranks sends, and how long it takes: known before a rank is started.
 //
-// The bytes are those that Communicator counts. The time is a model of four things, with F FLOPs of a rank's step (the formula of
+// The bytes are those that Communicator counts. The time is a model of five things, with F FLOPs of a rank's step (the formula of
 // training_flops_per_token(), and what training.recompute computes again), and for each bucket b the seconds x_b and g_b that its gradients
 // and its parameters need on the link of the rank that sends or receives most of them:
 //
-//   compute    F / flops
-//   exchange   the sum of x_b. While the last micro batch's backward pass goes from the last bucket to the first, x_b begins when it has
-//              passed b and x of the bucket before is through. What ends after the pass is not hidden.
-//   gather     the sum of g_b, from the first bucket on. The next step's first forward pass enters b when g_b has ended; what it waits is
-//              not hidden.
-//   step       compute + what is not hidden of exchange and gather
+//   compute      F / flops
+//   activations  what a rank sends or receives of those that tensor ranks exchange, one exchange after the other; not hidden
+//   exchange     the sum of x_b. While the last micro batch's backward pass goes from the last bucket to the first, x_b begins when it has
+//                passed b and x of the bucket before is through. What ends after the pass is not hidden.
+//   gather       the sum of g_b, from the first bucket on. The next step's first forward pass enters b when g_b has ended; what it waits
+//                is not hidden.
+//   step         compute + activations + what is not hidden of exchange and gather
+//
+// With tensor ranks nothing of exchange and gather is hidden, since an exchange of activations waits until what was begun before is
+// through.
 //
 // It knows no latency (a bucket takes 2 (R - 1) messages of each rank), no stragglers, and no time of the optimizer but what is in `flops`:
 // the rate at which a rank does whole steps, which bench train prints; that of bench gemm is what it can be at best.
@@ -40,16 +44,14 @@ struct Rates {
   std::optional<double> flops, link;
 };
 
-// Seconds; nothing where a rate is missing that it needs, and, but for compute, where tensor ranks exchange activations, which are not in
-// the model.
+// Seconds; nothing where a rate is missing that it needs.
 struct StepTime {
-  std::optional<double> compute, exchange, gather, exchange_not_hidden, gather_not_hidden, step;
+  std::optional<double> compute, activations, exchange, gather, exchange_not_hidden, gather_not_hidden, step;
 };
 
-// model.vocab_size must be set; `plan` is that of the config, on its ranks. The bytes: none for parallel.tensor above 1, for the same
-// reason.
-std::optional<StepBytes> step_bytes(const RunConfig& config, const PrecisionPlan& plan);
-GatherBytes gather_bytes(const PrecisionPlan& plan);
+// model.vocab_size must be set; `plan` is that of the config, on its ranks.
+StepBytes step_bytes(const RunConfig& config, const PrecisionPlan& plan);
+GatherBytes gather_bytes(const RunConfig& config, const PrecisionPlan& plan);
 StepTime step_time(const RunConfig& config, const PrecisionPlan& plan, const Rates& rates);
 
 }  // namespace mantissa
