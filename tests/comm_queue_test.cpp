@@ -43,6 +43,33 @@ TEST(CommQueue, RunsWhatItIsGivenInOrderOnAThreadOfItsOwn) {
               Each(IsEmpty()));
 }
 
+TEST(CommQueue, TimeInCommunicationIsCountedByThread) {
+  EXPECT_THAT(run_ranks(2,
+                        [](const Communicator& world) {
+                          const double late = 0.1;
+                          const auto be_late = [&] {
+                            if (world.rank() == 1) std::this_thread::sleep_for(std::chrono::duration<double>(late));
+                          };
+                          const auto waited = [&, before = communication_seconds()] { return communication_seconds() - before; };
+                          be_late();
+                          EXPECT_EQ(waited(), 0) << "what a thread does else is none";
+                          world.barrier();
+                          const double called = waited();
+                          CommQueue queue(world);
+                          const Work work = queue.submit([&] {
+                            be_late();
+                            world.barrier();
+                          });
+                          EXPECT_EQ(waited(), called) << "nor what the queue does";
+                          work.wait();
+                          if (world.rank() == 0) {
+                            EXPECT_GT(called, 0.5 * late);
+                            EXPECT_GT(waited() - called, 0.5 * late);
+                          }
+                        }),
+              Each(IsEmpty()));
+}
+
 TEST(CommQueue, AnExceptionReachesEveryWaitAndWhatFollowsDoesNotRun) {
   for (const int ranks : {1, 2}) {
     EXPECT_THAT(run_ranks(ranks,

@@ -4,6 +4,7 @@
 
 #include "mantissa/base/hash.h"
 #include "mantissa/base/trace.h"
+#include "mantissa/comm/progress.h"
 
 namespace mantissa {
 namespace {
@@ -15,6 +16,8 @@ constexpr std::array kPurposes{"gradients", "parameters", "activations", "contro
 constexpr uint64_t kHeaderTag = uint64_t{1} << 47;
 
 uint64_t tag_of(const RankGroup& group) { return (group.hash & 0x7fffff) << 24 | (group.sequence & 0xffffff); }
+
+thread_local double communicated = 0;
 
 // Until the end of the block this process runs no other collective.
 class Busy {
@@ -39,6 +42,10 @@ void remember(Session& session, const Header& header) {
 
 }  // namespace
 
+CommunicationTime::CommunicationTime() : begin_(monotonic_now()) {}
+CommunicationTime::~CommunicationTime() { communicated += monotonic_now() - begin_; }
+double communication_seconds() { return communicated; }
+
 std::string describe(const Header& header) {
   static constexpr const char* kNames[] = {"all_gather", "all_to_all", "sum", "sum_scatter", "broadcast"};
   const auto operation = static_cast<size_t>(header.operation);
@@ -50,6 +57,7 @@ std::string describe(const Header& header) {
 
 void Collective::run(RankGroup& group, const Call& call, const std::function<void(Collective&)>& body) {
   Session& session = *group.session;
+  const CommunicationTime time;
   if (session.before_call) session.before_call();
   const Busy busy(session);
   const TraceSpan span(Track::communication, kPurposes[static_cast<size_t>(call.purpose)],

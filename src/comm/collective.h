@@ -42,6 +42,18 @@ struct Session {
   std::deque<Header> latest;
 };
 
+// Until the end of the block the time of this thread counts as communication.
+class CommunicationTime {
+ public:
+  CommunicationTime();
+  ~CommunicationTime();
+  CommunicationTime(const CommunicationTime&) = delete;
+  CommunicationTime& operator=(const CommunicationTime&) = delete;
+
+ private:
+  double begin_;
+};
+
 struct RankGroup {
   std::shared_ptr<Session> session;
   std::vector<int> ranks;  // in the world, by rank within the group

@@ -15,6 +15,7 @@ bool Work::done() const {
 
 void Work::wait() const {
   if (!state_) return;
+  const CommunicationTime time;
   const TraceSpan span(Track::wait, "wait");
   std::unique_lock lock(state_->mutex);
   state_->changed.wait(lock, [&] { return state_->done; });

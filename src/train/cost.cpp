@@ -13,7 +13,7 @@ namespace mantissa {
 namespace {
 
 constexpr int64_t kHeader = 32;  // bytes of each call to the right neighbour (communicator.h)
-constexpr int64_t kTold = 7;     // numbers that a rank tells before its losses and norms (optimizer.cpp)
+constexpr int64_t kTold = 8;     // numbers that a rank tells before its losses and norms (optimizer.cpp)
 
 // Of each rank alike: tensor ranks hold shares of equal size.
 Layout layout_of(const RunConfig& config, const PrecisionPlan& plan) {

@@ -13,13 +13,14 @@ namespace {
 int64_t norm_bands(const Part& part) { return ceil_div(part.end - part.begin, 32); }
 
 // What a rank tells in the one message of a step that decides it: these, then its losses, then its partial norms. All fp64.
-enum class Told { flag, vote, gradients, parameters, activations, control, other, count };
+enum class Told { flag, vote, seconds, gradients, parameters, activations, control, other, count };
 constexpr auto kTold = static_cast<int64_t>(Told::count);
 
-std::array<double, kTold> told(const FinishGradients& finish, int vote, const Traffic& sent) {
+std::array<double, kTold> told(const FinishGradients& finish, const StepLosses& step, const Traffic& sent) {
   const auto number = [](int64_t bytes) { return static_cast<double>(bytes); };
   return {static_cast<double>(to_host<int32_t>(finish.flags)[0]),
-          static_cast<double>(vote),
+          static_cast<double>(step.vote),
+          step.seconds,
           number(sent.gradients),
           number(sent.parameters),
           number(sent.activations),
@@ -30,6 +31,7 @@ std::array<double, kTold> told(const FinishGradients& finish, int vote, const Tr
 void add(const std::array<double, kTold>& from, UpdateResult& to) {
   const auto number = [&](Told what) { return static_cast<int64_t>(from[static_cast<size_t>(what)]); };
   to.vote = std::max(to.vote, static_cast<int>(number(Told::vote)));
+  to.seconds.push_back(from[static_cast<size_t>(Told::seconds)]);
   to.sent.gradients += number(Told::gradients);
   to.sent.parameters += number(Told::parameters);
   to.sent.activations += number(Told::activations);
@@ -38,7 +40,7 @@ void add(const std::array<double, kTold>& from, UpdateResult& to) {
 }
 
 // Every rank decides by the partial norms, losses and flags of all.
-void exchange_control(const Shards& shards, FinishGradients& finish, UpdateResult& result) {
+void exchange_control(const Shards& shards, const StepLosses& step, FinishGradients& finish, UpdateResult& result) {
   const Communicator& world = shards.mesh().world;
   const int tensor_ranks = shards.mesh().tensor.size();
   const int64_t losses = finish.losses.elements();
@@ -49,7 +51,7 @@ void exchange_control(const Shards& shards, FinishGradients& finish, UpdateResul
   }
   std::vector<double> all(static_cast<size_t>(std::accumulate(counts.begin(), counts.end(), int64_t{0})));
   auto own = all.begin() + std::accumulate(counts.begin(), counts.begin() + world.rank(), int64_t{0});
-  own = std::ranges::copy(told(finish, result.vote, world.traffic()), own).out;
+  own = std::ranges::copy(told(finish, step, world.traffic()), own).out;
   own = std::ranges::copy(to_host<double>(finish.losses), own).out;
   std::ranges::copy(to_host<double>(finish.partials), own);
   world.all_gather(std::as_writable_bytes(std::span(all)), bytes, Purpose::control);
@@ -145,7 +147,7 @@ void Optimizer::finish_gradients(double lr, const StepLosses& losses, UpdateResu
                          .clip = config_.grad_clip,
                          .pairwise = losses.pairwise};
   result.vote = losses.vote;
-  if (shards_.mesh().world.size() > 1) exchange_control(shards_, finish, result);
+  if (shards_.mesh().world.size() > 1) exchange_control(shards_, losses, finish, result);
   device.run(finish);
 }
 

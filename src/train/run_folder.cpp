@@ -131,6 +131,8 @@ void Metrics::write(const EvaluationEvent& event) {
 
 void Metrics::write(const TextEvent& event) { append(lines_, "sample", event); }
 
+void Metrics::write(const StragglerEvent& event) { append(lines_, "straggler", event, unix_time()); }
+
 void Metrics::write(const PrecisionEvent& event) {
   const double now = unix_time();
   append(lines_, "precision", event, now);

@@ -17,6 +17,7 @@
 #include "train/replicas.h"
 #include "train/run_data.h"
 #include "train/run_trace.h"
+#include "train/stragglers.h"
 
 namespace mantissa {
 namespace {
@@ -50,6 +51,7 @@ struct Run {
   Request pending = Request::none;  // asked for by any rank, and not yet met
   Traffic sent;                     // by all ranks up to the latest step
   RunTrace trace;
+  Stragglers stragglers{mesh.world.size()};
 
   Run(const LoadedConfig& given, const TrainEvents& observers, const Mesh& ranks)
       : loaded(given),
@@ -180,10 +182,7 @@ void open_folder(Run& run, const std::vector<std::string>& arguments) {
 
 void count_nonfinite(Run& run, const StepResult& result) {
   TrainState& state = run.state;
-  if (!result.skipped) {
-    state.nonfinite_in_a_row = 0;
-    return;
-  }
+  if (!result.skipped) return void(state.nonfinite_in_a_row = 0);
   ++state.skipped_steps;
   ++state.nonfinite_in_a_row;
   log_warning("step ", state.step, " skipped: ", result.bad, " is not finite (", state.nonfinite_in_a_row,
@@ -261,6 +260,7 @@ void take_step(Run& run) {
   run.state.owes_texts = run.config.eval.texts && due(run, run.config.eval.texts->interval);
   count_nonfinite(run, result);
   tell_step(run, result, precision, lr, seconds_since(start));
+  report_stragglers(run.stragglers, result.seconds, run.state.step, run.metrics);
   const int64_t check = training.replica_check_interval;
   if (check > 0 && run.state.step % check == 0) require_same_replicas(run.optimizer.shards());
   require(run.state.nonfinite_in_a_row < training.nonfinite_limit, ExitCode::numerical, "stopped at step ", run.state.step, ": ",

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "mantissa/base/trace.h"
+#include "mantissa/comm/progress.h"
 #include "mantissa/train/device_batch.h"
 #include "train/ranks.h"
 
@@ -57,18 +58,21 @@ StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& 
                          double lr, const std::function<int()>& vote) {
   // A batch without a target (everything masked) has loss 0 and no gradient.
   const int64_t targets = std::max<int64_t>(1, targets_of_ranks(optimizer.shards().mesh().data, batch));
+  const double began = monotonic_now(), communicated = communication_seconds();
   accumulator.accumulate(
       [&](int64_t i) { return forward_and_backward(model, to_device(model, batch, i * micro_batch_size, micro_batch_size), targets); },
       optimizer.shards());
+  const double seconds = monotonic_now() - began - (communication_seconds() - communicated);
   const TraceSpan span(Track::compute, "optimizer");
-  const UpdateResult update =
-      optimizer.update(lr, {.losses = accumulator.losses(), .pairwise = accumulator.pairwise(), .vote = vote ? vote() : 0});
+  const UpdateResult update = optimizer.update(
+      lr, {.losses = accumulator.losses(), .pairwise = accumulator.pairwise(), .vote = vote ? vote() : 0, .seconds = seconds});
   return {.loss = update.loss,
           .gradient_norm = update.gradient_norm,
           .skipped = update.skipped,
           .bad = update.skipped ? first_of_ranks(optimizer.shards().mesh().world, first_bad_value(update, optimizer)) : "",
           .vote = update.vote,
-          .sent = update.sent};
+          .sent = update.sent,
+          .seconds = update.seconds};
 }
 
 }  // namespace mantissa

@@ -161,6 +161,30 @@ TEST_F(Failures, SignalsToOneRankAreAnsweredByAll) {
   expect_codes(*run, 75);
 }
 
+// It runs a tenth of the time.
+TEST_F(Failures, ASlowRankIsReportedAndEndsNothing) {
+  const auto run = start({"training.grad_accum=8", "training.steps=2000", "checkpoint.interval=0"});
+  ASSERT_TRUE(appears("run/metrics.jsonl"));
+  const auto reported = [&] { return run->errors(0).find("the others wait for rank 1, whose forward and backward ran below 0.7") != -1UL; };
+  while (!reported() && !run->ended(1)) {
+    for (const auto& [signal, milliseconds] : {std::pair(SIGSTOP, 20), std::pair(SIGCONT, 2)}) {
+      run->send(1, signal);
+      std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+    }
+  }
+  expect_codes(*run, 0);
+  EXPECT_TRUE(reported()) << run->errors(0);
+  EXPECT_THAT(test::read_file(folder_ / "run/metrics.jsonl"),
+              ::testing::ContainsRegex("\"type\":\"straggler\",.*\"rank\":1,\"section\":\"forward and backward\",\"ratio\":0\\.[0-6]"));
+  EXPECT_THAT(run->errors(1) + run->errors(2), Not(HasSubstr("wait for rank"))) << "only rank 0 says it";
+}
+
+TEST_F(Failures, EqualRanksAreNotReported) {
+  const auto run = start({"training.grad_accum=8", "training.steps=300", "checkpoint.interval=0"});
+  expect_codes(*run, 0);
+  EXPECT_THAT(test::read_file(folder_ / "run/metrics.jsonl"), Not(HasSubstr("straggler")));
+}
+
 TEST_F(Failures, ASecondJobInTheSameFolderEndsWith3OnAllRanks) {
   const auto first = start();
   ASSERT_TRUE(appears("run/checkpoints/step-00000010"));

@@ -102,4 +102,7 @@ class Communicator {
   std::shared_ptr<RankGroup> group_;  // null: a group of one
 };
 
+// Seconds that the calling thread has spent so far in collectives, and waiting for work of a CommQueue.
+double communication_seconds();
+
 }  // namespace mantissa

@@ -144,6 +144,21 @@ struct StartEvent {
   }
 };
 
+// A rank that the others keep waiting for, in `section` of a step.
+struct StragglerEvent {
+  int64_t step = 0;
+  int rank = 0;
+  std::string section = {};
+  double ratio = 0.0;  // of its speed to the median of all ranks
+
+  void fields(auto& v) {
+    v("step", step);
+    v("rank", rank);
+    v("section", section);
+    v("ratio", ratio);
+  }
+};
+
 // What somebody outside, such as a signal, asks for; in rising urgency.
 enum class Request { none, save, save_and_stop };
 

@@ -16,7 +16,8 @@ namespace mantissa {
 struct StepLosses {
   Tensor losses;
   bool pairwise = false;
-  int vote = 0;  // what this rank asks for
+  int vote = 0;          // what this rank asks for
+  double seconds = 0.0;  // that it computed for them
 };
 
 struct UpdateResult {
@@ -26,6 +27,8 @@ struct UpdateResult {
   bool skipped;          // because of that, or since loss or norm are: masters, moments and the update counter stay as they are
   int vote;              // the largest of all ranks
   Traffic sent;          // by all ranks up to then
+  // StepLosses::seconds by rank; empty for one.
+  std::vector<double> seconds;
 };
 
 class Optimizer {

@@ -34,6 +34,7 @@ class Metrics {
   void write(const TextEvent& event);
   void write(const SaveEvent& event);
   void write(const PrecisionEvent& event);
+  void write(const StragglerEvent& event);
   int64_t dropped() const;
 
  private:

@@ -18,6 +18,8 @@ struct StepResult {
   std::string bad;  // why: the first value that is not finite
   int vote;         // the largest of all ranks
   Traffic sent;     // by all ranks, from their start to the gradients of this step
+  // Of forward and backward without waits for other ranks, by rank; empty for one.
+  std::vector<double> seconds;
 };
 
 // `batch` is split into equal micro batches of micro_batch_size sequences. Targets are counted before the first backward pass. If a

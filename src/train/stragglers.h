@@ -1,0 +1,41 @@
+// Ranks that the others keep waiting for. A slow rank is no reason to end a job, but every step takes as long as its slowest: it is
+// reported when its speed, in steps per second of its own computation, was below 0.7 of the median in 10 windows of 10 steps in a row. A
+// rank that was reported is so again only after a window in which it was not slow. Of an even number of speeds the median is the upper one
+// of both in the middle, so that one of two ranks can be a straggler.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "mantissa/train/run_folder.h"
+
+namespace mantissa {
+
+struct Straggler {
+  int rank = 0;
+  double ratio = 0.0;  // of its speed to the median, in the latest window
+};
+
+class Stragglers {
+ public:
+  static constexpr int kWindowSteps = 10, kWindows = 10;
+  static constexpr double kSlow = 0.7;
+
+  explicit Stragglers(int ranks) : sums_(static_cast<size_t>(ranks)), slow_(static_cast<size_t>(ranks)) {}
+
+  // seconds[r] is what rank r computed in one step, without its waits. Those to be reported now.
+  std::vector<Straggler> add(std::span<const double> seconds);
+
+ private:
+  std::vector<double> sums_;  // of this window, by rank
+  std::vector<int> slow_;     // windows in a row, by rank
+  int steps_ = 0;             // of this window
+};
+
+// One step of all ranks (StepResult::seconds; none of one rank). Where there are metrics, on rank 0, a rank to be reported becomes a line
+// of them and a warning.
+void report_stragglers(Stragglers& stragglers, std::span<const double> seconds, int64_t step, std::optional<Metrics>& metrics);
+
+}  // namespace mantissa
