@@ -167,6 +167,11 @@ void expect_specs_of_the_model(const std::vector<std::string>& sets, int ranks, 
       EXPECT_EQ(specs[i].keeps_value, parameter.keeps_value) << parameter.name;
       EXPECT_EQ(specs[i].partial_gradient, parameter.partial_gradient) << parameter.name;
     }
+    int64_t bytes = 0;
+    for (const Parameter& parameter : model.parameters().all()) {
+      bytes += (parameter.keeps_value ? parameter.value().bytes() : 0) + (parameter.quantised ? parameter.codes().bytes() : 0);
+    }
+    EXPECT_EQ(plan.bytes_on_rank(ranks), bytes);
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
 }

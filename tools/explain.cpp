@@ -59,6 +59,8 @@ Explanation explanation(const ExplainArguments& arguments) {
   return out;
 }
 
+const char* split_name(Split split) { return split == Split::none ? "none" : split == Split::rows ? "rows" : "columns"; }
+
 nlohmann::json number(const std::optional<double>& value) { return value ? nlohmann::json(*value) : nlohmann::json(); }
 
 nlohmann::json json_of(const StepBytes& bytes) {
@@ -82,6 +84,13 @@ nlohmann::json json_of(const StepTime& time, const Rates& rates) {
 void print_json(const Explanation& of) {
   const auto& [config, plan, device, memory, bytes, gather, rates, time] = of;
   nlohmann::json all = plan.to_json();
+  for (size_t i = 0; i < plan.modules().size(); ++i) {
+    const ModulePrecision& entry = plan.modules()[i];
+    const ModuleShape held = entry.module.on_rank(config.parallel.tensor);
+    all["modules"][i]["on_rank"] = {{"split", split_name(held.split)},
+                                    {"shape", held.in == 0 ? nlohmann::json{held.out} : nlohmann::json{held.out, held.in}},
+                                    {"bytes", entry.bytes_on_rank(config.parallel.tensor)}};
+  }
   all["device"] = device;
   all["quantised_gemms"] = quantises_operands(plan) ? nlohmann::json(kEmulated) : nlohmann::json();
   all["layout"] = {{"tensor", config.parallel.tensor}, {"data", config.parallel.data}, {"expert", 1}};
@@ -146,6 +155,13 @@ std::string gather_line(const GatherBytes& gather) {
   return line;
 }
 
+std::string tensor_line(const RunConfig& config, const PrecisionPlan& plan) {
+  const int64_t ranks = config.parallel.tensor, rows = config.model.padded_vocab_size();
+  return text("parallel.tensor ", ranks, ": a rank holds ", plan.bytes_on_rank(ranks), " B of the weights | vocabulary ",
+              *config.model.vocab_size, " in ", rows, " rows, a multiple of parallel.tensor and model.pad_vocab_to: ", rows / ranks,
+              " on each rank | tokens of norms and residuals ", config.parallel.sequence_parallel ? "divided" : "whole on each rank");
+}
+
 void print_text(const Explanation& of, PlanTable form) {
   const auto& [config, plan, device, memory, bytes, gather, rates, time] = of;
   const bool together = config.parallel.world() > 1;
@@ -156,10 +172,11 @@ void print_text(const Explanation& of, PlanTable form) {
     print(text("quantised GEMMs are ", kEmulated,
                " on this device: codes are dequantised, which is exact, and multiplied with fp32 accumulation"));
   }
-  std::cout << '\n' << printable(plan.table(form), "\n") << '\n';
+  std::cout << '\n' << printable(plan.table(form, config.parallel.tensor), "\n") << '\n';
   const double per_parameter = static_cast<double>(plan.bytes()) / static_cast<double>(plan.parameters());
-  print(text(plan.parameters(), " parameters | resident weights", config.parallel.tensor > 1 ? " of all tensor ranks " : " ", plan.bytes(),
-             " B, ", std::fixed, std::setprecision(3), per_parameter, " B per parameter"));
+  print(text(plan.parameters(), " parameters | resident weights ", plan.bytes(), " B, ", std::fixed, std::setprecision(3), per_parameter,
+             " B per parameter"));
+  if (config.parallel.tensor > 1) print(tensor_line(config, plan));
   print(text(together ? "memory of a rank | masters " : "memory | masters ", memory.masters, " B | weights beside them ", memory.values,
              " B | gradients ", memory.gradients, " B | optimizer ", memory.optimizer, " B | activations ", memory.activations,
              " B | workspace ", memory.workspace, " B", together ? text(" | exchange ", memory.exchange, " B") : ""));

@@ -26,18 +26,22 @@ int64_t quantised_bytes(const ModuleShape& module, const Quantization& how) {
   return codes + module.weight_elements() / (how.block_rows * how.block_cols);
 }
 
+// Of a module, or of what a rank holds of it.
+int64_t resident_bytes(const ModulePrecision& entry, const ModuleShape& held) {
+  const int64_t values = held.bias + (entry.stores_only_codes() ? 0 : held.weight_elements());
+  return dtype_bytes(entry.recipe.compute) * values + (entry.resident_codes() ? quantised_bytes(held, entry.resident_codes()) : 0);
+}
+
 // Follows from the recipe: what is stored, sent and exported, and what that takes.
 void decide_storage(ModulePrecision& entry, bool primary_codes) {
   const Recipe& recipe = entry.recipe;
   const StoredType high = recipe.compute == Dtype::f32 ? StoredType::fp32 : StoredType::bf16;
-  const int64_t element = dtype_bytes(recipe.compute);
   const bool primary = primary_codes && recipe.reads_only_weight_codes();
   entry.storage = entry.wire = primary ? element_of(recipe.weight.format) : high;
   entry.exported = high;
   if (recipe.weight && recipe.gemms.fprop) entry.exported = element_of(recipe.weight.format);
   if (recipe.weight_fake_quant) entry.exported = element_of(recipe.weight_fake_quant.format);
-  entry.bytes = element * (entry.module.bias + (primary ? 0 : entry.module.weight_elements()));
-  if (entry.resident_codes()) entry.bytes += quantised_bytes(entry.module, entry.resident_codes());
+  entry.bytes = resident_bytes(entry, entry.module);
 }
 
 // Why each rank's share of a size holds no whole number of blocks: "out 100 of part q is not a multiple of 32, the block of recipe mxfp8";
@@ -256,6 +260,18 @@ std::vector<std::string> output_projection_problems(const Recipe& ambient, const
   return problems;
 }
 
+ModuleShape ModuleShape::on_rank(int64_t tensor) const {
+  ModuleShape held = *this;
+  if (split == Split::columns) held.in /= tensor;
+  if (split != Split::rows) return held;
+  held.out /= tensor;
+  held.bias /= tensor;
+  for (ModulePart& part : held.parts) part.out /= tensor;
+  return held;
+}
+
+int64_t ModulePrecision::bytes_on_rank(int64_t tensor) const { return resident_bytes(*this, module.on_rank(tensor)); }
+
 PrecisionPlan PrecisionPlan::resolve(const PrecisionConfig& config, const ModelShape& model, ConfigReport& report) {
   PrecisionPlan plan(config.dtype, Resolver(config, model, report).resolve());
   plan.idle_keys_ = idle_keys(config, plan.modules_);
@@ -286,6 +302,12 @@ int64_t PrecisionPlan::parameters() const {
 int64_t PrecisionPlan::bytes() const {
   int64_t sum = 0;
   for (const ModulePrecision& entry : modules_) sum += entry.bytes;
+  return sum;
+}
+
+int64_t PrecisionPlan::bytes_on_rank(int64_t tensor) const {
+  int64_t sum = 0;
+  for (const ModulePrecision& entry : modules_) sum += entry.bytes_on_rank(tensor);
   return sum;
 }
 

@@ -70,12 +70,19 @@ std::string shape_text(const ModuleShape& module) {
   return module.in == 0 ? text('[', module.out, ']') : text('[', module.out, ", ", module.in, ']');
 }
 
+// "rows [192, 64]": how the weight is divided, and what one rank has of it.
+std::string share_text(const ModuleShape& module, int64_t tensor) {
+  if (module.split == Split::none) return "whole";
+  return text(module.split == Split::rows ? "rows " : "columns ", shape_text(module.on_rank(tensor)));
+}
+
 // All but path and bytes.
-Cells cells_of(const ModulePrecision& entry) {
+Cells cells_of(const ModulePrecision& entry, int64_t tensor) {
   const std::string rule = entry.rule.empty() ? "-" : entry.rule;
   Cells cells = {shape_text(entry.module), entry.match.empty() ? rule : rule + " \"" + entry.match + "\"", entry.recipe.name};
   for (const GemmRole role : kRoles) cells.push_back(has_gemm(entry.module) ? gemm_text(entry.recipe, role) : "-");
   for (const StoredType type : {entry.storage, entry.wire, entry.exported}) cells.emplace_back(stored_type_name(type));
+  if (tensor > 1) cells.push_back(share_text(entry.module, tensor));
   return cells;
 }
 
@@ -86,11 +93,11 @@ struct Group {
   int64_t bytes = 0;
 };
 
-std::vector<Group> grouped(const std::vector<ModulePrecision>& modules) {
+std::vector<Group> grouped(const std::vector<ModulePrecision>& modules, int64_t tensor) {
   std::vector<Group> groups;
   std::map<Cells, size_t> known;
   for (const ModulePrecision& entry : modules) {
-    Cells key = cells_of(entry);
+    Cells key = cells_of(entry, tensor);
     key.push_back(any_layer(entry.module.path));
     const auto [found, added] = known.insert({key, groups.size()});
     if (added) groups.push_back({.paths = {}, .cells = {key.begin(), key.end() - 1}});
@@ -120,9 +127,10 @@ std::string aligned(const std::vector<Cells>& rows) {
   return out;
 }
 
-constexpr std::array kHeads = {"module", "shape", "rule", "recipe", "fprop", "dgrad", "wgrad", "storage", "wire", "export", "bytes"};
-constexpr std::array<size_t, 7> kNarrow = {0, 1, 3, 2, 7, 8, 10};  // of these the narrow table has
-constexpr size_t kModule = 0, kRecipe = 2, kRule = 3;              // the columns of the narrow table that may be cut
+// Behind them what a rank holds, if ranks share weights, and the bytes.
+constexpr std::array kHeads = {"module", "shape", "rule", "recipe", "fprop", "dgrad", "wgrad", "storage", "wire", "export"};
+constexpr std::array<size_t, 6> kNarrow = {0, 1, 3, 2, 7, 8};  // of these the narrow table has, and all behind them
+constexpr size_t kModule = 0, kRecipe = 2, kRule = 3;          // the columns of the narrow table that may be cut
 
 // "layers.{0,2,...,998}.mlp.up": without some layers.
 std::string cut_module(const std::string& path, size_t most) {
@@ -159,6 +167,7 @@ std::vector<Cells> narrowed(const std::vector<Cells>& wide) {
   for (const Cells& all : wide) {
     Cells row;
     for (const size_t column : kNarrow) row.push_back(printable(all[column]));
+    row.insert(row.end(), all.begin() + kHeads.size(), all.end());
     if (row[kRule].starts_with(kSection)) row[kRule].erase(0, kSection.size());
     rows.push_back(std::move(row));
   }
@@ -260,9 +269,11 @@ json PrecisionPlan::to_json() const {
   return {{"hash", Hash64{hash()}.text()}, {"modules", entries}, {"parameters", parameters()}, {"bytes", bytes()}};
 }
 
-std::string PrecisionPlan::table(PlanTable form) const {
+std::string PrecisionPlan::table(PlanTable form, int64_t tensor) const {
   std::vector<Cells> rows = {{kHeads.begin(), kHeads.end()}};
-  for (const Group& group : grouped(modules_)) {
+  if (tensor > 1) rows.front().emplace_back("on a rank");
+  rows.front().emplace_back("bytes");
+  for (const Group& group : grouped(modules_, tensor)) {
     Cells row = {joined_path(group.paths)};
     row.insert(row.end(), group.cells.begin(), group.cells.end());
     row.push_back(std::to_string(group.bytes));

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -58,8 +59,8 @@ std::string narrow(const std::string& config, const std::filesystem::path& folde
   return result.output;
 }
 
-TEST(Explain, ElevenConfigurationsGiveTheExpectedText) {
-  EXPECT_EQ(configs().size(), 11u);
+TEST(Explain, TwelveConfigurationsGiveTheExpectedText) {
+  EXPECT_EQ(configs().size(), 12u);
   for (const std::string& name : configs()) {
     EXPECT_EQ(narrow(name + ".json", kGolden), read_file((kGolden / (name + ".txt")).string())) << name;
     const ProcessResult wide = run_mantissa({"explain", "--wide", name + ".json"}, kGolden);
@@ -157,6 +158,25 @@ TEST(Explain, JsonAndTextAgree) {
       for (const auto& [role, operands] : gemms.items()) EXPECT_THAT(text, HasSubstr(operands.get<std::string>())) << role;
     }
   }
+}
+
+// Of a module that ranks share, by rows of each part, by columns, or whole.
+TEST(Explain, SaysWhatATensorRankHolds) {
+  const json all = json::parse(run_mantissa({"explain", "--json", "tensor.json"}, kGolden).output);
+  std::map<std::string, json> held;
+  int64_t bytes = 0, of_all = 0;
+  for (const json& entry : all.at("modules")) {
+    held[entry.at("module")] = entry.at("on_rank");
+    const bool divided = entry.at("on_rank").at("split") != "none";
+    bytes += entry.at("on_rank").at("bytes").get<int64_t>();
+    of_all += entry.at("bytes").get<int64_t>() / (divided ? 2 : 1);
+  }
+  EXPECT_EQ(held["layers.0.attn.qkv"], (json{{"split", "rows"}, {"shape", {128, 128}}, {"bytes", 16400}}));
+  EXPECT_EQ(held["layers.1.mlp.down"].at("shape"), (json{128, 96}));
+  EXPECT_EQ(held["layers.1.mlp.down"].at("split"), "columns");
+  EXPECT_EQ(held["final_norm"].at("split"), "none");
+  EXPECT_EQ(bytes, of_all);
+  EXPECT_THAT(read_file((kGolden / "tensor.wide.txt").string()), HasSubstr("a rank holds " + std::to_string(bytes) + " B of the weights"));
 }
 
 // A model whose weights would not fit into any memory: 3e14 parameters.

@@ -34,6 +34,7 @@ struct ModuleShape {
   Split split = Split::none;           // how tensor parallelism divides the weight: each part by rows, or all by columns
   int64_t weight_elements() const { return in == 0 ? out : out * in; }
   int64_t parameters() const { return weight_elements() + bias; }
+  ModuleShape on_rank(int64_t tensor) const;  // what each of so many ranks that share the weight holds: out, in, bias and parts of it
   bool operator==(const ModuleShape& other) const = default;
 };
 
@@ -56,6 +57,8 @@ struct ModulePrecision {
   StoredType wire = StoredType::bf16;      // what a gather of parameters moves
   StoredType exported = StoredType::bf16;  // what fprop multiplies by, and so what an export holds
   int64_t bytes = 0;
+
+  int64_t bytes_on_rank(int64_t tensor) const;  // of `bytes`, what each of so many ranks holds that share the weight
 
   // The codes are the parameter; there is no value beside them.
   bool stores_only_codes() const { return storage != StoredType::fp32 && storage != StoredType::bf16; }
@@ -89,15 +92,16 @@ class PrecisionPlan {
   const ModulePrecision* find(const std::string& path) const;  // null: the plan has no such module
   const ModulePrecision& of(const std::string& path) const;    // throws Error(internal) in that case
   int64_t parameters() const;
-  int64_t bytes() const;                 // resident, of all modules
+  int64_t bytes() const;  // resident, of all modules
+  int64_t bytes_on_rank(int64_t tensor) const;
   int64_t bytes_beside_masters() const;  // the same without fp32 parameters, which are the masters
 
   // XXH64 of what each module computes, stores, sends and exports; names of recipes and rules do not count.
   uint64_t hash() const;
   // In plan_text.cpp, as what follows: one entry per module, in the order of the model; "hash" as 16 hex digits.
   nlohmann::json to_json() const;
-  // Text with one line per module, equal layers taken together.
-  std::string table(PlanTable form) const;
+  // Text with one line per module, equal layers taken together; for several ranks that share each weight also what one of them holds.
+  std::string table(PlanTable form, int64_t tensor = 1) const;
   // What is allowed but costs something or may not be meant; one sentence each.
   std::vector<std::string> warnings() const;
 
