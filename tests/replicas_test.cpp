@@ -31,7 +31,7 @@ std::vector<std::string> compare(const std::function<void(int, ParameterSet&)>& 
     Optimizer optimizer(set, {}, make_mesh(world, 1), 1);
     optimizer.initialise(5);
     change(world.rank(), set);
-    require_same_replicas(optimizer.shards());
+    require_same_replicas(optimizer);
   });
 }
 
@@ -64,31 +64,53 @@ TEST(Replicas, OneBitNamesRankTensorAndOwnerOnAllRanks) {
          [](ParameterSet& set) { flip(set.all()[0].value(), 0); });  // the owner is right
 }
 
-// Two tensor ranks in each of two replicas hold norms alike, and rows of matrices apart.
+// What each of four ranks ends with, two tensor ranks in each of two replicas, that hold norms alike and rows of matrices apart.
+std::vector<std::string> compare_four(const std::function<void(int, ParameterSet&, Optimizer&)>& change) {
+  return test::run_ranks(4, [&](const Communicator& world) {
+    const Mesh mesh = make_mesh(world, 2);
+    const auto device = make_backend("cpu");
+    ParameterSet set;
+    set.add(share_of({.name = "norm.weight", .shape = {64}, .init = {.constant = 1.0}, .dtype = Dtype::bf16}, Split::none,
+                     {mesh.tensor.rank(), 2}));
+    set.add(share_of({.name = "up.weight", .shape = {128, 8}, .init = {.std = 0.5}}, Split::rows, {mesh.tensor.rank(), 2}));
+    set.allocate(*device, Dtype::f32, true);
+    Optimizer optimizer(set, {}, mesh, 1);
+    optimizer.initialise(5);
+    for (const Optimizer::State& state : optimizer.states()) {
+      for (const Tensor& moment : {state.first_moment, state.second_moment}) device->run(Fill{.out = moment, .value = 0.25});
+    }
+    change(world.rank(), set, optimizer);
+    require_same_replicas(optimizer);
+  });
+}
+
 TEST(Replicas, OfTensorRanksAreComparedWhereTheyHoldTheSame) {
-  const auto compare_four = [](const std::function<void(int, ParameterSet&)>& change) {
-    return test::run_ranks(4, [&](const Communicator& world) {
-      const Mesh mesh = make_mesh(world, 2);
-      const auto device = make_backend("cpu");
-      ParameterSet set;
-      set.add(share_of({.name = "norm.weight", .shape = {64}, .init = {.constant = 1.0}}, Split::none, {mesh.tensor.rank(), 2}));
-      set.add(share_of({.name = "up.weight", .shape = {128, 8}, .init = {.std = 0.5}}, Split::rows, {mesh.tensor.rank(), 2}));
-      set.allocate(*device, Dtype::f32, true);
-      Optimizer optimizer(set, {}, mesh, 1);
-      optimizer.initialise(5);
-      change(world.rank(), set);
-      require_same_replicas(optimizer.shards());
-    });
-  };
-  EXPECT_THAT(compare_four([](int, ParameterSet&) {}), Each(IsEmpty()));
-  const auto norms = compare_four([](int rank, ParameterSet& set) {
+  EXPECT_THAT(compare_four([](int, ParameterSet&, Optimizer&) {}), Each(IsEmpty()));
+  const auto norms = compare_four([](int rank, ParameterSet& set, Optimizer&) {
     if (rank == 1 || rank == 3) flip(set.all()[0].value(), 3);  // both replicas: only the tensor ranks differ
   });
   EXPECT_THAT(norms, Each(HasSubstr("rank 1 has other bytes of norm.weight, rows 0 to 31, than rank 0,")));
-  const auto rows = compare_four([](int rank, ParameterSet& set) {
+  const auto rows = compare_four([](int rank, ParameterSet& set, Optimizer&) {
     if (rank == 3) flip(set.all()[1].value(), 3);
   });
   EXPECT_THAT(rows, Each(HasSubstr("rank 3 has other bytes of up.weight, rows 0 to 31, than rank 1,")));
+}
+
+// Each of the two data ranks has 32 of the norm's 64 masters: rank 3 those that rank 2 has.
+TEST(Replicas, OfTensorRanksHaveTheSameMastersAndMomentsToTheBit) {
+  const std::pair<const char*, Tensor Optimizer::State::*> members[] = {
+      {"master.", &Optimizer::State::master}, {"m.", &Optimizer::State::first_moment}, {"v.", &Optimizer::State::second_moment}};
+  for (const auto& [name, member] : members) {
+    const auto errors = compare_four([&](int rank, ParameterSet&, Optimizer& optimizer) {
+      if (rank == 3) flip(optimizer.states().front().*member, 32 * 4 - 1);
+    });
+    EXPECT_THAT(errors, Each(AllOf(StartsWith("5: "),
+                                   HasSubstr(text("rank 3 has other bytes of ", name, "norm.weight, rows 32 to 63, than rank 2,")))));
+  }
+  const auto apart = compare_four([](int rank, ParameterSet&, Optimizer& optimizer) {
+    if (rank == 3) flip(optimizer.states().back().first_moment, 0);  // of a matrix that nobody else has
+  });
+  EXPECT_THAT(apart, Each(IsEmpty()));
 }
 
 }  // namespace

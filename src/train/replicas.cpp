@@ -8,7 +8,15 @@
 namespace mantissa {
 namespace {
 
-uint64_t hash_of(const Part& part) {
+// Some rows, what they are of, and which rank of a group has their true bytes.
+struct Compared {
+  std::string name;
+  int64_t begin, end;
+  int owner;
+  uint64_t hash;
+};
+
+Compared weight(const Part& part, int owner) {
   StreamHash hash;
   if (part.of->value().defined()) hash.update(host_memory(part.of_rows(part.of->value())));
   if (part.of->quantised) {
@@ -16,28 +24,29 @@ uint64_t hash_of(const Part& part) {
     hash.update(host_memory(codes.codes));
     hash.update(host_memory(codes.scales));
   }
-  return hash.finish().value;
+  return {.name = part.of->name, .begin = part.begin, .end = part.end, .owner = owner, .hash = hash.finish().value};
 }
 
-// A part, and which rank of a group has its true bytes.
-struct Owned {
-  Part part;
-  int owner;
-};
+// Of the state of a part, under its name in a checkpoint.
+Compared state(const Part& part, const char* of, const Tensor& tensor) {
+  StreamHash hash;
+  hash.update(host_memory(tensor));
+  return {.name = of + part.of->name, .begin = part.begin, .end = part.end, .owner = 0, .hash = hash.finish().value};
+}
 
 // "" if all ranks of the group have the bytes of the owners. world_rank: of a rank of the group.
-std::string difference(const Communicator& group, const std::vector<Owned>& parts, const std::function<int(int)>& world_rank) {
-  const size_t count = parts.size(), ranks = static_cast<size_t>(group.size());
-  std::vector<uint64_t> hashes(count * ranks);  // [rank, part]
-  for (size_t i = 0; i < count; ++i) hashes[static_cast<size_t>(group.rank()) * count + i] = hash_of(parts[i].part);
+std::string difference(const Communicator& group, const std::vector<Compared>& rows, const std::function<int(int)>& world_rank) {
+  const size_t count = rows.size(), ranks = static_cast<size_t>(group.size());
+  std::vector<uint64_t> hashes(count * ranks);  // [rank, rows]
+  for (size_t i = 0; i < count; ++i) hashes[static_cast<size_t>(group.rank()) * count + i] = rows[i].hash;
   const std::vector<int64_t> bytes(ranks, static_cast<int64_t>(count * sizeof(uint64_t)));
   group.all_gather(std::as_writable_bytes(std::span(hashes)), bytes, Purpose::control);
   for (size_t rank = 0; rank < ranks; ++rank) {
     for (size_t i = 0; i < count; ++i) {
-      const auto& [part, owner] = parts[i];
-      if (hashes[rank * count + i] == hashes[static_cast<size_t>(owner) * count + i]) continue;
-      return text("rank ", world_rank(static_cast<int>(rank)), " has other bytes of ", part.of->name, ", rows ", part.begin, " to ",
-                  part.end - 1, ", than rank ", world_rank(owner),
+      const Compared& of = rows[i];
+      if (hashes[rank * count + i] == hashes[static_cast<size_t>(of.owner) * count + i]) continue;
+      return text("rank ", world_rank(static_cast<int>(rank)), " has other bytes of ", of.name, ", rows ", of.begin, " to ", of.end - 1,
+                  ", than rank ", world_rank(of.owner),
                   ", which owns them (training.replica_check_interval): its memory or the network changed them");
     }
   }
@@ -46,29 +55,33 @@ std::string difference(const Communicator& group, const std::vector<Owned>& part
 
 std::string among_data_ranks(const Shards& shards) {
   const Mesh& mesh = shards.mesh();
-  std::vector<Owned> parts;
+  std::vector<Compared> rows;
   for (int rank = 0; rank < mesh.data.size(); ++rank) {
-    for (const Part& part : shards.of_rank(rank)) parts.push_back({part, rank});
+    for (const Part& part : shards.of_rank(rank)) rows.push_back(weight(part, rank));
   }
-  return difference(mesh.data, parts, [&](int rank) { return rank * mesh.tensor.size() + mesh.tensor.rank(); });
+  return difference(mesh.data, rows, [&](int rank) { return rank * mesh.tensor.size() + mesh.tensor.rank(); });
 }
 
 // What they hold alike is the first one's; each looks at its own parts.
-std::string among_tensor_ranks(const Shards& shards) {
-  const Mesh& mesh = shards.mesh();
-  std::vector<Owned> parts;
-  for (const Part& part : shards.own()) {
-    if (part.of->split == Split::none) parts.push_back({part, 0});
+std::string among_tensor_ranks(const Optimizer& optimizer) {
+  const Mesh& mesh = optimizer.shards().mesh();
+  std::vector<Compared> rows;
+  for (const Optimizer::State& of : optimizer.states()) {
+    if (mesh.tensor.size() == 1 || of.part.of->split != Split::none) continue;
+    rows.push_back(weight(of.part, 0));
+    rows.push_back(state(of.part, "master.", of.master));
+    rows.push_back(state(of.part, "m.", of.first_moment));
+    rows.push_back(state(of.part, "v.", of.second_moment));
   }
-  return difference(mesh.tensor, parts, [&](int rank) { return mesh.data.rank() * mesh.tensor.size() + rank; });
+  return difference(mesh.tensor, rows, [&](int rank) { return mesh.data.rank() * mesh.tensor.size() + rank; });
 }
 
 }  // namespace
 
-void require_same_replicas(const Shards& shards) {
-  const Mesh& mesh = shards.mesh();
+void require_same_replicas(const Optimizer& optimizer) {
+  const Mesh& mesh = optimizer.shards().mesh();
   if (mesh.world.size() == 1) return;
-  const std::string data = among_data_ranks(shards), tensor = among_tensor_ranks(shards);
+  const std::string data = among_data_ranks(optimizer.shards()), tensor = among_tensor_ranks(optimizer);
   agree(mesh.world, [&] { require(data.empty() && tensor.empty(), ExitCode::numerical, data.empty() ? tensor : data); });
 }
 
