@@ -57,13 +57,13 @@ void fill_from_host(const Tensor& tensor, const std::function<void(std::span<std
   tensor.device().upload(bytes.data(), tensor);
 }
 
-std::string nonfinite_text(const std::string& name, const Tensor& tensor, int64_t first) {
+std::optional<NonfiniteElement> nonfinite_element(const Tensor& tensor) {
   const int64_t index = first_nonfinite(tensor.dtype(), HostBytes(tensor).get());
-  if (index < 0) return "";
+  if (index < 0) return {};
   const Tensor element = tensor.view({tensor.elements()}).slice(index, index + 1);
-  const double value =
-      tensor.dtype() == Dtype::f64 ? to_host<double>(element)[0] : double{to_host<float>(converted(element, Dtype::f32))[0]};
-  return text(name, "[", first + index, "] = ", value);
+  return NonfiniteElement{
+      .index = index,
+      .value = tensor.dtype() == Dtype::f64 ? to_host<double>(element)[0] : double{to_host<float>(converted(element, Dtype::f32))[0]}};
 }
 
 Tensor converted(const Tensor& tensor, Dtype dtype) {

@@ -1,6 +1,7 @@
 #include "mantissa/nn/parameter.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "mantissa/base/integers.h"
@@ -219,9 +220,22 @@ void ParameterSet::reset_gradients() {
   for (Parameter& parameter : parameters_) parameter.leaf.reset();
 }
 
+std::string nonfinite_text(const Part& part, const Tensor& values) {
+  const std::optional<NonfiniteElement> found = nonfinite_element(values);
+  if (!found) return "";
+  const int64_t columns = values.elements() / values.dim(0), own_row = part.begin + found->index / columns;
+  // Padding lies in no slab.
+  Part::Slab at{.begin = 0, .end = 0, .row = part.of->split == Split::rows ? part.of->share.rank * part.of->shape[0] : 0, .column = 0};
+  for (const Part::Slab& slab : part.slabs()) {
+    if (own_row >= slab.begin && own_row < slab.end) at = slab;
+  }
+  const int64_t row = at.row + own_row - at.begin, column = at.column + found->index % columns;
+  return text(part.of->name, "[", row, values.shape().rank() > 1 ? text(", ", column) : "", "] = ", found->value);
+}
+
 std::string nonfinite_weight(const Part& part, const Tensor& master) {
   const Parameter& parameter = *part.of;
-  const auto first = [&](const Tensor& x) { return nonfinite_text(parameter.name, x, part.first_element()); };
+  const auto first = [&](const Tensor& x) { return nonfinite_text(part, x); };
   const std::string found = parameter.keeps_value ? first(part.of_rows(parameter.value())) : "";
   const bool rounds_for_codes = parameter.quantised && !(parameter.keeps_value && parameter.dtype == Dtype::bf16);
   return found.empty() && rounds_for_codes ? first(converted(master, Dtype::bf16)) : found;

@@ -76,7 +76,8 @@ QuantizedTensor LinearProducts::gathered_codes(const Place& place, const Tensor&
   if (own.size() > 0) {
     const QuantizedTensor codes = slice(out, own.begin, own.end);
     x.device().run(Quantize{.x = source_of(x), .out = codes});
-    if (!Tape::in_backward()) observe_quantization({.weight = weight_.leaf, .role = OperandRole::input, .x = x, .codes = codes});
+    if (!Tape::in_backward())
+      observe_quantization({.weight = weight_.leaf, .role = OperandRole::input, .x = x, .codes = codes, .own_tokens = true});
   }
   if (place.tokens < padded) {
     const Tensor nothing = zeros(x.device(), Dtype::bf16, {padded - place.tokens, x.dim(1)});

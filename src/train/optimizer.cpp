@@ -191,8 +191,7 @@ UpdateResult Optimizer::update(double lr, const StepLosses& losses) {
 }
 
 Optimizer::Nonfinite Optimizer::first_nonfinite_gradient() const {
-  return first_found(
-      [](const State& state) { return nonfinite_text(state.part.of->name, state.part.gradient(), state.part.first_element()); });
+  return first_found([](const State& state) { return nonfinite_text(state.part, state.part.gradient()); });
 }
 
 Optimizer::Nonfinite Optimizer::first_nonfinite_weight() const {

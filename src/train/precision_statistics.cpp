@@ -56,6 +56,12 @@ class Sums {
   double elements_ = 0.0;
 };
 
+// What all ranks that share a weight quantise alike is counted on the first.
+bool counted_here(const QuantizedOperand& operand, Split split, const Communicator& tensor) {
+  const bool alike = operand.role == OperandRole::input ? split == Split::rows && !operand.own_tokens : split == Split::columns;
+  return !alike || tensor.rank() == 0;
+}
+
 std::string module_of(const Parameter& parameter) { return parameter.name.substr(0, parameter.name.rfind('.')); }
 
 }  // namespace
@@ -70,7 +76,12 @@ std::vector<PrecisionEvent> measure_precision(const ParameterSet& parameters, co
     sums[{&part.of->leaf, OperandRole::weight}].add(converted(state.master, Dtype::bf16).view(codes.shape), codes);
   }
   {
-    const ObserverScope scope([&](const QuantizedOperand& operand) { sums[{operand.weight, operand.role}].add(operand.x, operand.codes); });
+    std::map<const Leaf*, Split> splits;
+    for (const Parameter& parameter : parameters.all()) splits[&parameter.leaf] = parameter.split;
+    const ObserverScope scope([&](const QuantizedOperand& operand) {
+      if (!counted_here(operand, splits.at(operand.weight), optimizer.shards().mesh().tensor)) return;
+      sums[{operand.weight, operand.role}].add(operand.x, operand.codes);
+    });
     body();
   }
   std::vector<PrecisionEvent> events;

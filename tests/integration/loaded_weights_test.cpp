@@ -81,9 +81,9 @@ TEST_F(LoadedWeights, NanOrInfInAnyWeightEndsEveryLoadAndNamesTheFirstElement) {
     const char* message;
   };
   for (const Spoilt& spoilt : {Spoilt{"final_norm.weight", -kInf, "final_norm.weight[5] = -inf"},
-                               Spoilt{"layers.1.mlp.down.weight", std::nanf(""), "layers.1.mlp.down.weight[5] = nan"},
-                               Spoilt{"layers.0.attn.qkv.weight", kInf, "layers.0.attn.qkv.weight[5] = inf"},
-                               Spoilt{"embed.weight", std::nanf(""), "embed.weight[5] = nan"}}) {
+                               Spoilt{"layers.1.mlp.down.weight", std::nanf(""), "layers.1.mlp.down.weight[0, 5] = nan"},
+                               Spoilt{"layers.0.attn.qkv.weight", kInf, "layers.0.attn.qkv.weight[0, 5] = inf"},
+                               Spoilt{"embed.weight", std::nanf(""), "embed.weight[0, 5] = nan"}}) {
     set_element("run", std::string("master.") + spoilt.tensor, 5, spoilt.value);
     set_element("run", std::string("master.") + spoilt.tensor, 7, spoilt.value);
     for (const Error& error : errors_of_loading("run", "mxfp4_qat")) {
@@ -100,7 +100,7 @@ TEST_F(LoadedWeights, AMasterThatIsInfOnlyInBf16IsFoundWhetherOrNotItsRoundingIs
     set_element(name, "master.layers.0.mlp.down.weight", 300, 3.4e38F);
     const Error error = error_of([&] { load_model(checkpoint(name, 4)); });
     EXPECT_EQ(error.code(), ExitCode::numerical);
-    EXPECT_THAT(error.what(), HasSubstr("layers.0.mlp.down.weight[300] = inf"));
+    EXPECT_THAT(error.what(), HasSubstr("layers.0.mlp.down.weight[2, 44] = inf"));
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -40,8 +41,12 @@ std::span<std::byte> host_memory(const Tensor& tensor);
 // The way back: `fill` writes all bytes of the tensor.
 void fill_from_host(const Tensor& tensor, const std::function<void(std::span<std::byte>)>& fill);
 
-// "name[5] = nan": the first element that is NaN or Inf; "" if all are finite. `tensor` is that of the name from element `first` on.
-std::string nonfinite_text(const std::string& name, const Tensor& tensor, int64_t first = 0);
+// The first element that is NaN or Inf.
+struct NonfiniteElement {
+  int64_t index;
+  double value;
+};
+std::optional<NonfiniteElement> nonfinite_element(const Tensor& tensor);
 
 QuantizedTensor empty_quantized(Backend& device, Shape shape, const Quantization& how);  // not initialised
 // The rows of x are padded with zeros to whole blocks of `how`; quantized_padded() pads them to whole blocks of its transpose, too, so that

@@ -179,8 +179,10 @@ class ParameterSet {
   Tensor nonfinite_;  // [1] i32
 };
 
-// "layers.0.mlp.down.weight[5] = nan": the first element that is NaN or Inf in the value stored from this master, or in the rounding that
-// codes are made from; "" if there is none.
+// "layers.0.mlp.down.weight[3, 5] = nan": the first element that is NaN or Inf in something of the part's shape, by its row and column in
+// the tensor as it is stored, which ranks may share; "" if there is none.
+std::string nonfinite_text(const Part& part, const Tensor& values);
+// The same of the value stored from this master, or of the rounding that codes are made from.
 std::string nonfinite_weight(const Part& part, const Tensor& master);
 
 }  // namespace mantissa

@@ -17,6 +17,7 @@ struct QuantizedOperand {
   OperandRole role;              // input or output_grad
   const Tensor& x;               // [N, C]; what is quantised is its rounding to bf16
   const QuantizedTensor& codes;  // N rounded up to whole blocks
+  bool own_tokens = false;       // of x [N, C] each rank that shares the weight has rows of its own: sequence parallelism
 };
 
 using QuantizationObserver = std::function<void(const QuantizedOperand&)>;

@@ -62,7 +62,7 @@ class Optimizer {
   };
   const std::vector<State>& states() const { return states_; }  // in the order of the parameters, then of the rows
 
-  // "layers.0.mlp.down.weight[1234] = nan": the first gradient element, or element of a weight as forward reads it, of the own parts that
+  // "layers.0.mlp.down.weight[3, 5] = nan": the first gradient element, or element of a weight as forward reads it, of the own parts that
   // is not finite; "" if all are. Parameter and row of the part order what several ranks found.
   struct Nonfinite {
     std::string text = {};
