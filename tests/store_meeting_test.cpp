@@ -76,6 +76,38 @@ TEST_F(StoreMeeting, StrangersThatGoEndNothing) {
   }));
 }
 
+TEST_F(StoreMeeting, ARankWithAnotherTokenIsToldSo) {
+  const auto errors = on_ranks(2, [&](int rank) {
+    StoreOptions of = options();
+    if (rank == 1) of.token = "another token of this length";
+    if (rank == 0) of.init_timeout_s = 9;
+    Store store(launch(rank, 2), of);
+  });
+  expect_error(errors[1], ExitCode::usage, "rank 1: rank 0 at 127.0.0.1:0 refuses its token: MANTISSA_TOKEN or MANTISSA_TOKEN_FILE must");
+  expect_error(errors[0], ExitCode::peer_lost, "not all ranks are there");
+}
+
+// The port of a job may for a while be that of the one before.
+TEST_F(StoreMeeting, ARefusalOfShortDurationIsNone) {
+  Launch of = launch(0, 2);
+  {
+    const Listener free = listen_for_ranks(of, options());
+    of.port = port(of);
+  }
+  expect_no_errors(on_ranks(2, [&](int rank) {
+    if (rank == 0) {
+      StoreOptions other = options();
+      other.token = "another token of this length";
+      other.init_timeout_s = 1;
+      test::error_of([&] { Store before(of, other); });
+    }
+    Launch own = of;
+    own.rank = own.local_rank = rank;
+    Store store(own, options());
+    store.leave();
+  }));
+}
+
 TEST_F(StoreMeeting, Rank0ThatDiesIsNotWaitedFor) {
   const std::string before = "rank 0 closed its connection before it welcomed this rank", after = "rank 0 closed its connection";
   for (const bool welcomes : {false, true}) {

@@ -39,6 +39,8 @@ HelloBytes new_hello(const Hello& hello) {
   return out;
 }
 
+bool is_hello(const HelloBytes& bytes) { return std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) == 0; }
+
 Hello parse_hello(const HelloBytes& bytes) {
   Hello out;
   std::memcpy(&out.protocol, &bytes[4], sizeof out.protocol);

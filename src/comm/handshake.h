@@ -38,6 +38,7 @@ struct Hello {
 };
 
 HelloBytes new_hello(const Hello& hello);  // with a nonce of its own
+bool is_hello(const HelloBytes& bytes);
 Hello parse_hello(const HelloBytes& bytes);
 
 enum class Prover { rank, root };

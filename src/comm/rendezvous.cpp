@@ -28,6 +28,7 @@ constexpr int64_t kMostTokenBytes = 4096;
 constexpr double kLookSeconds = 0.1;  // between looks at a request to stop
 // A dead job of the same name may have left its file; rank 0 of this one sweeps it when it comes.
 constexpr double kDeadMeetingSeconds = 5;
+constexpr double kRefusedSeconds = 5;  // in which rank 0 of another job may free the port
 
 void look_for_stop(const Launch& launch, const StoreOptions& options) {
   require(!options.stop_asked || !options.stop_asked(), ExitCode::stopped, "rank ", launch.rank,
@@ -266,6 +267,7 @@ class Caller {
           ::getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &size);
       }
       if (error != 0) {
+        look_for_refusal(false);
         problem_ = system_message(error);
       } else if (prove(socket, token, until)) {
         Connection connection(std::move(socket));
@@ -275,6 +277,16 @@ class Caller {
     return {};
   }
 
+  // What answers with a hello and goes without a proof has found that this rank's is wrong.
+  void look_for_refusal(bool refused) {
+    const double now = monotonic_now();
+    if (!refused) accepted_at_ = now;
+    require(!options_.token || now < accepted_at_ + kRefusedSeconds, ExitCode::usage, "rank ", launch_.rank, ": rank 0 at ",
+            launch_.address, ":", launch_.port,
+            " refuses its token: MANTISSA_TOKEN or MANTISSA_TOKEN_FILE must give all ranks the same, and ",
+            "the launcher one name of the job");
+  }
+
   bool prove(const Socket& socket, const std::string& token, double until) {
     problem_ = "what listens there does not prove the token: another job, or another MANTISSA_TOKEN";
     const HelloBytes mine = new_hello({.attempt = static_cast<uint32_t>(launch_.restart),
@@ -282,9 +294,11 @@ class Caller {
                                        .world = static_cast<uint32_t>(launch_.world)});
     HelloBytes root{};
     Proof proof{};
-    return write_all(socket, mine) && read_exactly(socket, root, until) &&
-           write_all(socket, proof_of(Prover::rank, token, mine, root, launch_.job)) && read_exactly(socket, proof, until) &&
-           same_proof(proof, proof_of(Prover::root, token, mine, root, launch_.job));
+    const bool met = write_all(socket, mine) && read_exactly(socket, root, until) && is_hello(root) &&
+                     write_all(socket, proof_of(Prover::rank, token, mine, root, launch_.job));
+    const bool answered = met && read_exactly(socket, proof, until);
+    look_for_refusal(met && !answered && monotonic_now() < until);
+    return answered && same_proof(proof, proof_of(Prover::root, token, mine, root, launch_.job));
   }
 
   // False: later perhaps.
@@ -309,7 +323,7 @@ class Caller {
 
   const Launch& launch_;
   const StoreOptions& options_;
-  double deadline_, alive_at_ = monotonic_now();
+  double deadline_, alive_at_ = monotonic_now(), accepted_at_ = alive_at_;
   std::string problem_;
 };
 
