@@ -90,7 +90,8 @@ void check_names(const std::vector<Command>& commands, const std::vector<std::st
   check_names(found->subcommands, {words.begin() + 1, words.end()}, before + " " + found->name);
 }
 
-void print_error(const char* kind, const std::string& message) { std::cerr << kind << "error: " << printable(message, "\n  ") << '\n'; }
+// In one write: who is killed meanwhile has said all or nothing.
+void print_error(const char* kind, const std::string& message) { std::cerr << text(kind, "error: ", printable(message, "\n  "), '\n'); }
 
 // Else the first files that are opened become standard input, output and error, and what is printed goes into them.
 void occupy_standard_streams() {
