@@ -1,5 +1,7 @@
 // Every launcher's variables, and what is wrong with them.
 #include <gmock/gmock.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "files.h"
 #include "mantissa/comm/launch.h"
@@ -226,6 +228,28 @@ TEST(LaunchEnvironment, SlurmsTaskLists) {
        {"", ",", "4,", ",4", "0", "-1", "4(x)", "4(x0)", "4(x-1)", "(x2)", "4(2)", "4(x2", "4x2", "1(x99999999)", "1(x65536),1"}) {
     EXPECT_EQ(test::error_of([&] { tasks(bad); }).code(), ExitCode::usage) << bad;
   }
+}
+
+TEST(LaunchEnvironment, ACauseIsReportedBehindTheStepsOfAllRanks) {
+  const int fd = ::memfd_create("reports", 0);
+  ASSERT_GE(fd, 0);
+  const std::vector<std::pair<const char*, std::string>> variables = {
+      {"MANTISSA_STEP_FD", std::to_string(fd)}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "3"}};
+  for (const auto& [name, value] : variables) ::setenv(name, value.c_str(), 1);
+  report_cause(6);
+  for (const auto& [name, value] : variables) ::unsetenv(name);
+  int64_t number = 0;
+  EXPECT_EQ(::pread(fd, &number, sizeof number, (3 + 1) * sizeof number), static_cast<ssize_t>(sizeof number));
+  EXPECT_EQ(number, 7);
+  ::close(fd);
+  report_cause(6);  // nobody to be told
+}
+
+TEST(LaunchEnvironment, TheOwnLauncherIsNamed) {
+  Environment environment = {{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}};
+  EXPECT_EQ(launch_from_environment(environment).launcher, "torchrun (RANK, WORLD_SIZE)");
+  environment["MANTISSA_STEP_FD"] = "5";
+  EXPECT_EQ(launch_from_environment(environment).launcher, "mantissa launch (RANK, WORLD_SIZE)");
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ class StoreTest : public ::testing::Test {
     Launch out;
     out.rank = out.local_rank = rank;
     out.world = out.local_size = world;
-    out.launcher = "torchrun";
+    out.in_order = true;
     out.job = "job";
     return out;
   }

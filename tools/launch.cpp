@@ -87,32 +87,54 @@ class ReservedPort {
   int fd_, port_ = 0;
 };
 
-// Where the ranks of this node write their highest steps; the workers inherit it.
-class StepReports {
+// Where the ranks of this node write their highest steps, and behind these whose failure ended them (report_step, report_cause); the
+// workers inherit it.
+class Reports {
  public:
-  explicit StepReports(int workers) : fd_(::memfd_create("mantissa-steps", 0)), steps_(static_cast<size_t>(workers)) {
-    require(fd_ >= 0, ExitCode::environment, "no memory for step reports: ", system_message(errno));
+  explicit Reports(int workers)
+      : fd_(::memfd_create("mantissa-reports", 0)), workers_(workers), numbers_(2 * static_cast<size_t>(workers)) {
+    require(fd_ >= 0, ExitCode::environment, "no memory for the reports of ranks: ", system_message(errno));
     clear();
   }
-  ~StepReports() { ::close(fd_); }
-  StepReports(const StepReports&) = delete;
-  StepReports& operator=(const StepReports&) = delete;
+  ~Reports() { ::close(fd_); }
+  Reports(const Reports&) = delete;
+  Reports& operator=(const Reports&) = delete;
 
   int fd() const { return fd_; }
-  int64_t highest() {
-    const auto bytes = static_cast<ssize_t>(steps_.size() * sizeof(int64_t));
-    return ::pread(fd_, steps_.data(), static_cast<size_t>(bytes), 0) == bytes ? *std::max_element(steps_.begin(), steps_.end()) : 0;
+  void read() {
+    const auto size = static_cast<size_t>(bytes());
+    if (::pread(fd_, numbers_.data(), size, 0) != bytes()) numbers_.assign(numbers_.size(), 0);
   }
+  int64_t highest_step() const { return *std::max_element(numbers_.begin(), numbers_.begin() + workers_); }
+  int cause(int local_rank) const { return static_cast<int>(numbers_[static_cast<size_t>(workers_ + local_rank)]) - 1; }  // -1: none
   void clear() {
-    const auto bytes = static_cast<off_t>(steps_.size() * sizeof(int64_t));
-    const bool ok = ::ftruncate(fd_, 0) == 0 && ::ftruncate(fd_, bytes) == 0;
-    require(ok, ExitCode::environment, "no memory for step reports: ", system_message(errno));
+    const bool ok = ::ftruncate(fd_, 0) == 0 && ::ftruncate(fd_, bytes()) == 0;
+    require(ok, ExitCode::environment, "no memory for the reports of ranks: ", system_message(errno));
   }
 
  private:
-  int fd_;
-  std::vector<int64_t> steps_;
+  ssize_t bytes() const { return static_cast<ssize_t>(numbers_.size() * sizeof(int64_t)); }
+
+  int fd_, workers_;
+  std::vector<int64_t> numbers_;
 };
+
+// Brings to the front who failed first: whom others name; else the first by time that names nobody and was not ended because of another;
+// else the first.
+void put_cause_first(std::vector<Ending>& failures, const Reports& reports, int first_rank) {
+  const auto cause = [&](const Ending& ending) { return reports.cause(ending.rank - first_rank); };
+  const auto named = [&](const Ending& ending) {
+    return std::any_of(failures.begin(), failures.end(), [&](const Ending& other) { return cause(other) == ending.rank; });
+  };
+  const auto order = [&](const Ending& ending) {
+    const bool left = ending.code == static_cast<int>(ExitCode::peer_lost) || ending.code == static_cast<int>(ExitCode::stopped);
+    if (cause(ending) >= 0) return 2;
+    return named(ending) ? 0 : left || ending.sent ? 2 : 1;
+  };
+  const auto by_order = [&](const Ending& a, const Ending& b) { return order(a) < order(b); };
+  const auto first = std::min_element(failures.begin(), failures.end(), by_order);
+  std::rotate(failures.begin(), first, first + 1);
+}
 
 void check(const Arguments& arguments) {
   require(arguments.nodes >= 1 && arguments.nodes <= kMostRanks, ExitCode::usage, "--nnodes: must be 1 to ", kMostRanks, ", got ",
@@ -168,11 +190,15 @@ std::string how(const Ending& ending) {
 
 void say(const std::string& message) { std::cerr << "mantissa launch: " << printable(message, "\n  ") << std::endl; }
 
-// The first by time is the cause; what follows mostly left because of it.
-void print_causes(const std::vector<Ending>& failures) {
-  const Ending& first = failures.front();
+// What follows the first mostly left because of it.
+void print_causes(const Attempt& attempt) {
+  const Ending& first = attempt.failures.front();
   const bool logged = !first.log.empty();
   std::string lines = text("rank ", first.rank, " failed first: ", how(first));
+  if (!attempt.repeated.empty()) {
+    const std::vector<int> ranks(attempt.repeated.begin(), attempt.repeated.end());
+    lines += text("; an error above is also that of ", ranks.size() == 1 ? "rank " : "ranks ", joined(ranks, ", "));
+  }
   const auto add = [&](const std::string& rank, const std::string& host, const std::string& pid, const std::string& seconds,
                        const std::string& ended, const std::string& log) {
     std::array<char, 160> row{};
@@ -181,7 +207,7 @@ void print_causes(const std::vector<Ending>& failures) {
     lines += row.data() + (logged ? "  " + log : "");
   };
   add("rank", "host", "pid", "seconds", "ended by", "log");
-  for (const Ending& failure : failures) {
+  for (const Ending& failure : attempt.failures) {
     std::array<char, 32> seconds{};
     std::snprintf(seconds.data(), seconds.size(), "%.3f", failure.seconds);
     add(std::to_string(failure.rank), host_name(), std::to_string(failure.pid), seconds.data(), how(failure), failure.log);
@@ -197,6 +223,13 @@ bool worth_a_restart(const Attempt& attempt) {
   return first.code == static_cast<int>(ExitCode::peer_lost) || first.code == static_cast<int>(ExitCode::internal);
 }
 
+// Asked to stop through this launcher, or all of them by somebody else: nothing failed.
+bool was_stopped(const Attempt& attempt) {
+  const auto stopped = [](const Ending& ending) { return ending.code == static_cast<int>(ExitCode::stopped); };
+  return stopped(attempt.failures.front()) &&
+         (!attempt.forwarded.empty() || std::all_of(attempt.failures.begin(), attempt.failures.end(), stopped));
+}
+
 ExitCode launch(const Arguments& arguments) {
   WorkerPlan plan = plan_of(arguments);
   std::unique_ptr<ReservedPort> reserved;
@@ -205,21 +238,22 @@ ExitCode launch(const Arguments& arguments) {
     plan.master_port = reserved->port();
   }
   plan.run_id = plan.nodes == 1 ? text("mantissa-", ::getpid(), "-", plan.master_port) : "mantissa";
-  StepReports steps(plan.workers);
-  plan.step_fd = steps.fd();
+  Reports reports(plan.workers);
+  plan.step_fd = reports.fd();
   SignalQueue signals;
   int64_t highest = 0;
   for (int barren = 0;; ++plan.restart) {
-    const Attempt attempt = run_workers(plan, signals);
+    Attempt attempt = run_workers(plan, signals);
     if (attempt.killed) return static_cast<ExitCode>(128 + SIGINT);
     if (attempt.failures.empty()) return ExitCode::ok;
+    reports.read();
+    put_cause_first(attempt.failures, reports, plan.first_rank);
     const Ending& first = attempt.failures.front();
-    const bool asked = !attempt.forwarded.empty() && first.code == static_cast<int>(ExitCode::stopped);
-    if (!asked) print_causes(attempt.failures);
-    const int64_t step = steps.highest();
+    if (!was_stopped(attempt)) print_causes(attempt);
+    const int64_t step = reports.highest_step();
     if (plan.restart > 0) barren = step > highest ? 0 : barren + 1;
     highest = std::max(highest, step);
-    steps.clear();
+    reports.clear();
     if (plan.restart >= plan.most_restarts || !worth_a_restart(attempt)) return static_cast<ExitCode>(first.code);
     if (barren >= kMostBarrenRestarts) {
       say(text("no restart: ", barren, " brought no step after ", highest));

@@ -15,6 +15,7 @@ namespace mantissa::tools {
 namespace {
 
 constexpr size_t kMostPending = size_t{1} << 16;
+constexpr size_t kMostErrors = 1024;  // that are remembered
 
 // A reader that went away or a full disk is no reason to stop.
 void write_all(int fd, std::string_view bytes) {
@@ -34,15 +35,18 @@ int opened_log(const std::string& path) {
 
 }  // namespace
 
-WorkerStream::WorkerStream(int from, int to, std::string prefix, const std::string& log)
-    : from_(from), to_(to), log_(opened_log(log)), prefix_(std::move(prefix)) {}
+WorkerStream::WorkerStream(int from, int to, std::string prefix, const std::string& log, ShownErrors& errors)
+    : from_(from), to_(to), log_(opened_log(log)), prefix_(std::move(prefix)), errors_(&errors) {}
 
 WorkerStream::WorkerStream(WorkerStream&& other) noexcept
     : from_(std::exchange(other.from_, -1)),
       to_(other.to_),
       log_(std::exchange(other.log_, -1)),
       prefix_(std::move(other.prefix_)),
-      pending_(std::move(other.pending_)) {}
+      pending_(std::move(other.pending_)),
+      errors_(other.errors_),
+      error_(std::move(other.error_)),
+      held_(std::move(other.held_)) {}
 
 WorkerStream::~WorkerStream() {
   if (from_ >= 0) ::close(from_);
@@ -65,12 +69,28 @@ void WorkerStream::close() {
   if (from_ >= 0) ::close(std::exchange(from_, -1));
 }
 
+// Nothing, the line behind its prefix, or that and what was held back before it.
+std::string WorkerStream::shown(const std::string& line) {
+  const bool begins = line.starts_with("error: "), continues = !error_.empty() && line.starts_with("  ");
+  if (!continues) {
+    error_.clear();
+    held_.clear();
+  }
+  if (!begins && !continues) return prefix_ + line;
+  error_ += line;
+  held_ += prefix_ + line;
+  const auto found = errors_->find(error_);
+  if (found != errors_->end() && found->second != prefix_) return "";
+  if (found == errors_->end() && errors_->size() < kMostErrors) errors_->emplace(error_, prefix_);
+  return std::exchange(held_, {});
+}
+
 // In one write, so that lines of several launchers do not mix.
 void WorkerStream::show(bool all) {
   std::string out;
   size_t begin = 0;
   for (size_t end = pending_.find('\n'); end != std::string::npos; end = pending_.find('\n', begin)) {
-    out += prefix_ + pending_.substr(begin, end + 1 - begin);
+    out += shown(pending_.substr(begin, end + 1 - begin));
     begin = end + 1;
   }
   pending_.erase(0, begin);

@@ -1,15 +1,21 @@
 // What the workers of `mantissa launch` print: line by line behind "[rank3]:", and as it is into files.
 #pragma once
 
+#include <map>
 #include <string>
 
 namespace mantissa::tools {
+
+// What was shown of errors: each beginning of one, and behind whose prefix.
+using ShownErrors = std::map<std::string, std::string>;
 
 // One stream of one worker. Lines longer than 64 KiB are cut, so that memory stays bounded.
 class WorkerStream {
  public:
   // `from` is the reading end of a pipe and becomes this object's. Shown on descriptor `to`, unless that is -1; `log` is a file, or "".
-  WorkerStream(int from, int to, std::string prefix, const std::string& log);
+  // An error, a line that begins with "error: " and those that follow with two spaces, which another stream of `errors` has shown, is not
+  // shown again.
+  WorkerStream(int from, int to, std::string prefix, const std::string& log, ShownErrors& errors);
   WorkerStream(WorkerStream&& other) noexcept;
   WorkerStream(const WorkerStream&) = delete;
   WorkerStream& operator=(const WorkerStream&) = delete;
@@ -17,14 +23,18 @@ class WorkerStream {
 
   int fd() const { return from_; }
   bool open() const { return from_ >= 0; }
-  void read();   // what is there; closes at the end
-  void close();  // shows what has no line end yet
+  void read();                                     // what is there; closes at the end
+  void close();                                    // shows what has no line end yet
+  bool repeats() const { return !held_.empty(); }  // its last error was that of another
 
  private:
   void show(bool all);
+  std::string shown(const std::string& line);
 
   int from_, to_, log_;
   std::string prefix_, pending_;
+  ShownErrors* errors_;
+  std::string error_, held_;  // the error that goes on, so far, and what of it is held back
 };
 
 }  // namespace mantissa::tools

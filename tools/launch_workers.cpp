@@ -113,7 +113,10 @@ class Group {
       send_all(SIGKILL);
       kill_at_ = HUGE_VAL;
     }
-    for (WorkerStream& stream : streams_) stream.close();
+    for (size_t i = 0; i < streams_.size(); ++i) {
+      streams_[i].close();
+      if (streams_[i].repeats()) attempt_.repeated.insert(plan_.first_rank + static_cast<int>(i / 2));
+    }
     return attempt_;
   }
 
@@ -133,7 +136,7 @@ class Group {
     const bool visible = plan_.shown_ranks.empty() || plan_.shown_ranks.contains(rank);
     const auto stream = [&](int from, int to, const char* name) {
       const bool shown = visible && (folder.empty() || (plan_.shown & to) != 0);
-      streams_.emplace_back(from, shown ? to : -1, prefix, folder.empty() ? "" : folder + name);
+      streams_.emplace_back(from, shown ? to : -1, prefix, folder.empty() ? "" : folder + name, errors_);
     };
     const auto [out, to_out] = new_pipe();
     stream(out, STDOUT_FILENO, "/stdout.log");
@@ -182,7 +185,6 @@ class Group {
     for (const auto& [pid, rank] : running_) ::kill(-pid, signal);
   }
 
-  // Of several that ended at once, one that left because of another is not the first.
   void reap() {
     std::vector<Ending> ended;
     for (siginfo_t info{}; ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0; info = {}) {
@@ -197,12 +199,12 @@ class Group {
                        .signal = signal,
                        .code = signal == 0 ? info.si_status : 128 + signal,
                        .seconds = now_seconds() - began_,
-                       .log = log_folder(rank)});
+                       .log = log_folder(rank),
+                       .sent = !attempt_.failures.empty() && (signal == SIGTERM || signal == SIGKILL)});
       running_.erase(found);
     }
     std::erase_if(ended, [](const Ending& ending) { return ending.code == 0; });
     if (ended.empty()) return;
-    std::stable_partition(ended.begin(), ended.end(), [](const Ending& e) { return e.code != static_cast<int>(ExitCode::peer_lost); });
     if (attempt_.failures.empty()) {
       send_all(SIGTERM);
       kill_at_ = now_seconds() + kGraceSeconds;
@@ -219,8 +221,9 @@ class Group {
   const WorkerPlan& plan_;
   SignalQueue& signals_;
   double began_, kill_at_ = HUGE_VAL;
-  std::map<pid_t, int> running_;  // rank by process, which is its group, too
-  std::vector<WorkerStream> streams_;
+  std::map<pid_t, int> running_;       // rank by process, which is its group, too
+  std::vector<WorkerStream> streams_;  // output and errors of each
+  ShownErrors errors_;
   Attempt attempt_;
 };
 

@@ -32,10 +32,12 @@ struct Ending {
   int code = 0;        // 128 + signal there
   double seconds = 0;  // since the attempt began
   std::string log;     // folder of its logs, or ""
+  bool sent = false;   // the signal was the launcher's, after another had failed
 };
 
 struct Attempt {
-  std::vector<Ending> failures;  // by time; the first is the cause
+  std::vector<Ending> failures;  // by time
+  std::set<int> repeated;        // ranks whose error was shown as that of another, and not again
   std::set<int> forwarded;       // signals that were handed on
   bool killed = false;           // by a second Ctrl-C
 };

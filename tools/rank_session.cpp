@@ -39,14 +39,15 @@ void report(Store& store, const Communicator& world, const std::string& why) {
 }
 
 // For when the main thread cannot.
-[[noreturn]] void end_process(const Failure& failure) {
+[[noreturn]] void end_process(int rank, const Failure& failure) {
+  if (failure.rank >= 0 && failure.rank != rank) report_cause(failure.rank);
   write_error(text("error: ", printable(failure.message, "\n  "), '\n'));
   ::_exit(static_cast<int>(failure.code));
 }
 
 }  // namespace
 
-RankSession::RankSession(const Launch& launch, const RunConfig& config, const std::function<bool()>& stop_asked) {
+RankSession::RankSession(const Launch& launch, const RunConfig& config, const std::function<bool()>& stop_asked) : rank_(launch.rank) {
   if (launch.world == 1) return;
   log_info(describe(launch));
   store_ = std::make_unique<Store>(launch, StoreOptions{.init_timeout_s = config.parallel.init_timeout_s,
@@ -79,7 +80,10 @@ void RankSession::told_to_all(const std::function<void()>& body) {
 }
 
 RankSession::~RankSession() {
-  if (store_) watch_the_end();
+  if (!store_) return;
+  const std::optional<Failure> failure = store_->failure();
+  if (failure && failure->rank >= 0 && failure->rank != rank_) report_cause(failure->rank);
+  watch_the_end();
 }
 
 void RankSession::watch(const ParallelConfig& config) {
@@ -87,9 +91,9 @@ void RankSession::watch(const ParallelConfig& config) {
   store_->progress().at(0, "start");  // the wait for the others was none of it
   watch_main_stack();
   const auto tell = [store = store_.get(), world = mesh_.world](const std::string& why) { report(*store, world, why); };
-  const auto give_up = [tell](const Failure& failure) {
+  const auto give_up = [tell, world = mesh_.world](const Failure& failure) {
     tell(failure.message);
-    end_process(failure);
+    end_process(world.rank(), failure);
   };
   store_->watch({.patience = {.step_timeout_s = config.step_timeout_s, .section_timeout_s = config.section_timeout_s},
                  .collectives = [world = mesh_.world] { return world.calls(); },
@@ -98,7 +102,9 @@ void RankSession::watch(const ParallelConfig& config) {
 }
 
 // What is watched from now on may not keep the transport, which ends before the store does.
-void RankSession::watch_the_end() { store_->watch({.leave = end_process}); }
+void RankSession::watch_the_end() {
+  store_->watch({.leave = [rank = rank_](const Failure& failure) { end_process(rank, failure); }});
+}
 
 void RankSession::at(int64_t step, const char* section) {
   if (store_) store_->progress().at(step, section);

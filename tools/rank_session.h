@@ -36,6 +36,7 @@ class RankSession {
   void told_to_all(const std::function<void()>& body);
   void watch_the_end();
 
+  int rank_;
   std::unique_ptr<Store> store_;
   Mesh mesh_;
 };

@@ -11,6 +11,8 @@ namespace mantissa {
 namespace {
 
 constexpr int kLastPort = 65535;
+constexpr const char *kOwnLauncher = "mantissa launch", *kTorchrun = "torchrun";
+constexpr std::string_view kReports = "MANTISSA_STEP_FD";  // set by the own launcher
 
 std::optional<int64_t> whole_number(std::string_view digits) {
   int64_t value = 0;
@@ -82,7 +84,9 @@ bool meet_at_master(const Variables& variables, Launch& launch) {
 }
 
 Launch by_torchrun(const Variables& variables) {
-  Launch launch = ranks_by(variables, {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}, "torchrun (RANK, WORLD_SIZE)");
+  const std::string launcher = variables.has(kReports) ? kOwnLauncher : kTorchrun;
+  Launch launch = ranks_by(variables, {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}, launcher + " (RANK, WORLD_SIZE)");
+  launch.in_order = true;
   if (variables.has("TORCHELASTIC_RESTART_COUNT")) launch.restart = variables.number("TORCHELASTIC_RESTART_COUNT", 0, 1 << 20);
   if (variables.has("TORCHELASTIC_RUN_ID")) launch.job = variables.text_of("TORCHELASTIC_RUN_ID");
   if (launch.world == 1) return launch;
@@ -182,16 +186,31 @@ int threads_of_rank(const Launch& launch, int usable_cores, int online_cores) {
   return std::max(1, std::min(usable_cores, online_cores / launch.local_size));
 }
 
+namespace {
+
+// Where this rank reports number `index` of those that the launcher keeps for every rank of the node; nothing without one.
+std::optional<std::pair<int, off_t>> report_place(int index) {
+  const Environment environment = process_environment();
+  const Variables variables(environment);
+  if (!variables.has(kReports)) return {};
+  const int local = variables.number("LOCAL_RANK", 0, kMostRanks), of = variables.number("LOCAL_WORLD_SIZE", 1, kMostRanks);
+  const auto at = (off_t{index} * of + local) * static_cast<off_t>(sizeof(int64_t));
+  return std::pair(variables.number(kReports, 3, 1 << 20), at);
+}
+
+}  // namespace
+
 void report_step(int64_t step) {
-  static const std::optional<std::pair<int, off_t>> place = [] {
-    const Environment environment = process_environment();
-    const Variables variables(environment);
-    if (!variables.has("MANTISSA_STEP_FD")) return std::optional<std::pair<int, off_t>>{};
-    return std::optional(std::pair(variables.number("MANTISSA_STEP_FD", 3, 1 << 20),
-                                   off_t{variables.number("LOCAL_RANK", 0, kMostRanks)} * static_cast<off_t>(sizeof(int64_t))));
-  }();
+  static const std::optional<std::pair<int, off_t>> place = report_place(0);
   // A report that cannot be made costs a restart at most.
   if (place && ::pwrite(place->first, &step, sizeof step, place->second) != sizeof step) return;
+}
+
+void report_cause(int rank) {
+  const std::optional<std::pair<int, off_t>> place = report_place(1);
+  const int64_t number = int64_t{rank} + 1;
+  // One that cannot be made costs a name in a message.
+  if (place && ::pwrite(place->first, &number, sizeof number, place->second) != sizeof number) return;
 }
 
 std::string first_host(std::string_view variable, std::string_view list) {

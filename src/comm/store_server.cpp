@@ -248,7 +248,7 @@ void StoreServer::joined(int rank, Frame& frame) {
   const std::string host = frame.text();
   const int local_rank = frame.number<int32_t>(), local_size = frame.number<int32_t>();
   peers_[static_cast<size_t>(rank)].host = host;
-  if (!launch_.launcher.starts_with("torchrun")) return;  // others may place ranks in any order
+  if (!launch_.in_order) return;  // others may place ranks in any order
   const int first = std::max(0, rank - local_rank), end = static_cast<int>(std::min<int64_t>(launch_.world, int64_t{first} + local_size));
   for (int other = first; other < end; ++other) {
     if (std::string& of = peers_[static_cast<size_t>(other)].host; of.empty()) of = host;

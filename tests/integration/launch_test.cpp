@@ -104,6 +104,7 @@ TEST_F(LaunchTest, CommandOfOneProcessIsRefusedOnMany) {
   const auto run = mantissa({"--nproc-per-node", "2", "--", "doctor"});
   EXPECT_EQ(run.exit_code, 2);
   EXPECT_THAT(run.errors, HasSubstr("mantissa doctor runs as one process, and this is rank"));
+  EXPECT_THAT(run.errors, HasSubstr("started by mantissa launch (RANK, WORLD_SIZE)"));
   const auto half = test::run_process({"env", "RANK=0", MANTISSA_BINARY, "doctor"}, folder_.path());
   EXPECT_EQ(half.exit_code, 2);
   EXPECT_THAT(half.errors, HasSubstr("RANK=0 is set, and WORLD_SIZE is not"));
@@ -148,6 +149,54 @@ TEST_F(LaunchTest, FirstFailureByTimeGivesTheCodeAndTheTable) {
   const auto killed = launch({"--nproc-per-node", "2"}, "[ $RANK = 0 ] && kill -SEGV $$; sleep 30");
   EXPECT_EQ(killed.exit_code, 128 + SIGSEGV);
   EXPECT_THAT(killed.errors, HasSubstr("rank 0 failed first: SIGSEGV"));
+}
+
+// Who leaves because of another is often faster than the other.
+TEST_F(LaunchTest, WhoLeftBecauseOfAnotherIsNotTheFirst) {
+  const auto after = [](const std::string& name) { return "while [ ! -e " + name + " ]; do sleep 0.02; done; "; };
+  const auto lost =
+      launch({"--nproc-per-node", "3"}, "trap '' TERM; [ $RANK = 1 ] && touch a && sleep 0.5 && exit 4; " + after("a") + "exit 6");
+  EXPECT_EQ(lost.exit_code, 4);
+  EXPECT_THAT(lost.errors, HasSubstr("rank 1 failed first: exit code 4"));
+  const auto alone = launch({"--nproc-per-node", "3"}, "[ $RANK = 1 ] && exit 6; exec sleep 30");
+  EXPECT_EQ(alone.exit_code, 6) << "the others were ended by the launcher";
+  EXPECT_THAT(alone.errors, HasSubstr("rank 1 failed first: exit code 6"));
+  const auto named =
+      launch({"--nproc-per-node", "3"}, "trap '' TERM; [ $RANK = 2 ] && touch b && sleep 1 && exit 4; " + after("b") +
+                                            "python3 -c 'import os; os.pwrite(int(os.environ[\"MANTISSA_STEP_FD\"]), (3).to_bytes(8, "
+                                            "\"little\"), 8 * (3 + int(os.environ[\"LOCAL_RANK\"])))'; exit 4");
+  EXPECT_EQ(named.exit_code, 4);
+  EXPECT_THAT(named.errors, HasSubstr("rank 2 failed first: exit code 4"));
+}
+
+TEST_F(LaunchTest, AnErrorOfSeveralRanksIsShownOnce) {
+  const auto run = launch({"--nproc-per-node", "3", "--log-dir", "logs"},
+                          "sleep 0.$RANK; printf 'error: %s\n  %s\n' 'two mistakes' 'and where' >&2; sleep 1; exit 2");
+  EXPECT_EQ(run.exit_code, 2);
+  EXPECT_EQ(run.errors.find("error: two mistakes"), run.errors.rfind("error: two mistakes")) << run.errors;
+  EXPECT_THAT(run.errors, HasSubstr("[rank0]:  and where\n"));
+  EXPECT_THAT(run.errors, HasSubstr("; an error above is also that of ranks 1, 2\n"));
+  for (const std::string rank : {"0", "1", "2"})
+    EXPECT_EQ(test::read_file(folder_ / ("logs/attempt_0/" + rank + "/stderr.log")), "error: two mistakes\n  and where\n");
+  const auto other = launch({"--nproc-per-node", "2"}, "sleep 0.$RANK; printf 'error: a mistake\n  of %s\nend\n' $RANK >&2; sleep 0.3");
+  for (const std::string line :
+       {"[rank0]:error: a mistake\n", "[rank0]:  of 0\n", "[rank1]:error: a mistake\n[rank1]:  of 1\n[rank1]:end\n"})
+    EXPECT_THAT(other.errors, HasSubstr(line));
+  const auto again = launch({}, "for i in 1 2; do echo 'error: x' >&2; done");
+  EXPECT_EQ(again.errors, "[rank0]:error: x\n[rank0]:error: x\n") << "one rank may repeat itself";
+}
+
+// A scheduler may send the signal to the ranks themselves.
+TEST_F(LaunchTest, RanksThatWereAllStoppedHaveNotFailed) {
+  const auto stopped =
+      launch({"--nproc-per-node", "2"}, "trap '' TERM; touch c.$RANK; while [ ! -e c.1 ]; do sleep 0.02; done; sleep 0.$RANK; exit 75");
+  EXPECT_EQ(stopped.exit_code, 75);
+  EXPECT_EQ(stopped.errors, "");
+  const auto one =
+      launch({"--nproc-per-node", "2"},
+             "trap '' TERM; touch d.$RANK; while [ ! -e d.1 ]; do sleep 0.02; done; [ $RANK = 0 ] && exit 75; sleep 0.3; exit 7");
+  EXPECT_EQ(one.exit_code, 7);
+  EXPECT_THAT(one.errors, HasSubstr("rank 1 failed first: exit code 7"));
 }
 
 TEST_F(LaunchTest, OnlyFailuresThatARestartMayHealGetOne) {

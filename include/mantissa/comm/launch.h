@@ -27,8 +27,9 @@ struct Launch {
   // Where rank 0 listens. Port 0: all ranks are on this host; rank 0 takes a free port and publishes it in a file (rendezvous by `job`).
   std::string address = "127.0.0.1";
   int port = 0;
-  std::string job;  // the launcher's name for this job; all its ranks have the same, and enter it into their proof
-  int restart = 0;  // attempts before this one
+  std::string job;        // the launcher's name for this job; all its ranks have the same, and enter it into their proof
+  int restart = 0;        // attempts before this one
+  bool in_order = false;  // the ranks of a host follow each other; launchers may place them in any order
 };
 
 // Throws Error(usage) that names the variable and its value. Hydra names no job: its ranks on a host are those with one parent.
@@ -44,6 +45,9 @@ int threads_of_rank(const Launch& launch, int usable_cores, int online_cores);
 // The highest finished step of this rank, for a launcher that gives up when restarts bring nothing new: written where MANTISSA_STEP_FD,
 // which `mantissa launch` sets, says. Does nothing without it.
 void report_step(int64_t step);
+// This rank ends because that one has failed: for the same launcher, which names the rank that failed first. Behind the steps of all ranks
+// of the node: the rank and one.
+void report_cause(int rank);
 
 // Slurm's notations. "n[01-04,7],m" begins with the host "n01"; "4(x2),2" are the tasks of three nodes. `variable` is whose value it is.
 std::string first_host(std::string_view variable, std::string_view list);
