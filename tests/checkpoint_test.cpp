@@ -85,6 +85,17 @@ TEST_F(CheckpointTest, EveryDtypeEmptyTensorsAndScalarsAreSaved) {
 
 // ---- what is never saved
 
+TEST_F(CheckpointTest, ALargeShardTellsThatItGoesOn) {
+  const int64_t elements = 2 * kCheckpointChunkBytes / 4 + 1;
+  const std::vector<float> values(static_cast<size_t>(elements));
+  const std::vector<CheckpointTensor> tensors = {{.name = "w", .shape = {elements}, .boxes = {}, .data = saved_tensor({elements}, values)}};
+  int hashed = 0, written = 0;
+  const ShardEntry entry = describe_shard(tensors, 0, 1, [&] { ++hashed; });
+  write_shard(tensors, entry.shard, folder.path(), [&] { ++written; });
+  EXPECT_EQ(hashed, 3);
+  EXPECT_EQ(written, 3);
+}
+
 TEST_F(CheckpointTest, NonFiniteValuesAreNeverSaved) {
   CheckpointDirectory directory = open_directory(folder);
   for (const float bad :

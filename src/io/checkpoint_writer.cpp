@@ -116,7 +116,7 @@ void add_pieces(Manifest& manifest, std::unordered_map<std::string, size_t>& pla
 
 }  // namespace
 
-ShardEntry describe_shard(const std::vector<CheckpointTensor>& tensors, int64_t shard, int64_t step) {
+ShardEntry describe_shard(const std::vector<CheckpointTensor>& tensors, int64_t shard, int64_t step, const Progressed& progressed) {
   ShardEntry entry;
   ChunkHasher hasher;
   int64_t offset = 0;
@@ -125,6 +125,7 @@ ShardEntry describe_shard(const std::vector<CheckpointTensor>& tensors, int64_t 
     for_slabs(tensor, [&](int64_t begin, std::span<const std::byte> bytes) {
       require_finite(tensor, begin, bytes, step);
       hasher.update(bytes);
+      if (progressed) progressed();
     });
   }
   entry.shard = {.file = shard_name(shard), .bytes = offset, .chunk_bytes = kCheckpointChunkBytes, .hashes = hasher.finish()};
@@ -147,13 +148,15 @@ Manifest assemble_manifest(const CheckpointHead& head, const std::vector<ShardEn
   return manifest;
 }
 
-void write_shard(const std::vector<CheckpointTensor>& tensors, const Shard& shard, const std::filesystem::path& folder) {
+void write_shard(const std::vector<CheckpointTensor>& tensors, const Shard& shard, const std::filesystem::path& folder,
+                 const Progressed& progressed) {
   File file = File::create(folder / shard.file, shard.bytes);
   int64_t offset = 0;
   for (const CheckpointTensor& tensor : tensors) {
     for_slabs(tensor, [&](int64_t, std::span<const std::byte> bytes) {
       file.write_at(offset, bytes);
       offset += static_cast<int64_t>(bytes.size());
+      if (progressed) progressed();
     });
   }
   file.sync();

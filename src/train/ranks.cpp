@@ -161,12 +161,15 @@ void RanksTogether::require_same(const std::string& what, const std::string& own
   if (odd != all.end()) throw CheckpointDamage(text("rank ", odd - all.begin(), " sees another ", what, " than rank 0"));
 }
 
-SavedCheckpoint save_together(const Communicator& world, std::optional<CheckpointDirectory>& directory, const CheckpointContent& content) {
+SavedCheckpoint save_together(const Communicator& world, std::optional<CheckpointDirectory>& directory, const CheckpointContent& content,
+                              const Progressed& progressed) {
+  progressed();
   if (world.size() == 1) return directory->save(content);
   ShardEntry own;
-  agree(world, [&] { own = describe_shard(content.tensors, world.rank(), content.step); });
+  agree(world, [&] { own = describe_shard(content.tensors, world.rank(), content.step, progressed); });
   const std::vector<std::string> texts = texts_at_first(world, json_text(own));
   CheckpointDirectory::Save save;
+  progressed();
   agree(world, [&] {
     if (!directory) return;
     std::vector<ShardEntry> shards;
@@ -174,15 +177,17 @@ SavedCheckpoint save_together(const Communicator& world, std::optional<Checkpoin
     save = directory->begin(assemble_manifest(content, shards));
   });
   const std::string folder = text_of_first(world, save.folder.string());
+  progressed();
   try {
     agree(world, [&] {
-      if (!folder.empty()) write_shard(content.tensors, own.shard, folder);
+      if (!folder.empty()) write_shard(content.tensors, own.shard, folder, progressed);
     });
   } catch (...) {
     if (directory) CheckpointDirectory::abandon(save);
     throw;
   }
   SavedCheckpoint saved;
+  progressed();
   agree(world, [&] {
     if (directory) saved = directory->commit(save);
   });

@@ -52,7 +52,9 @@ class RanksTogether : public SearchTogether {
 };
 
 // Every rank writes its shard; rank 0, which alone has the directory, begins and commits. Throws on all ranks as
-// CheckpointDirectory::save() does on one. What is returned is rank 0's.
-SavedCheckpoint save_together(const Communicator& world, std::optional<CheckpointDirectory>& directory, const CheckpointContent& content);
+// CheckpointDirectory::save() does on one. What is returned is rank 0's. `progressed` is called at each phase and, of several ranks,
+// within.
+SavedCheckpoint save_together(const Communicator& world, std::optional<CheckpointDirectory>& directory, const CheckpointContent& content,
+                              const Progressed& progressed);
 
 }  // namespace mantissa

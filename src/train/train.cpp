@@ -318,12 +318,12 @@ bool write_texts(Run& run) {
 
 // False if the disk did not take it; training goes on and tries again at the next interval.
 bool save(Run& run) {
-  run.doing("save");
+  const auto progressed = [&run] { run.doing("save"); };
   const auto start = Clock::now();
   SaveEvent event{.step = run.state.step};
   try {
     const CheckpointContent content = checkpoint_content(run.parts(), run.state);
-    event.path = run.newest_checkpoint = save_together(run.mesh.world, run.checkpoints, content).path.string();
+    event.path = run.newest_checkpoint = save_together(run.mesh.world, run.checkpoints, content, progressed).path.string();
   } catch (const Error& error) {
     if (error.code() != ExitCode::storage) throw;
     ++run.failed_saves;

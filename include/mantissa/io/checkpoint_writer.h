@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -39,15 +40,17 @@ struct ShardEntry {
 
 // Describes shard number `shard`, hashed from the memory and not from a file, so that damage on the way to the disk is found at load.
 // Throws Error(numerical) naming tensor and index if a floating-point value is NaN or Inf: such a state is never saved; Error(internal) if
-// boxes and data do not fit.
-ShardEntry describe_shard(const std::vector<CheckpointTensor>& tensors, int64_t shard, int64_t step);
+// boxes and data do not fit. `progressed` is called after each part of kCheckpointChunkBytes or less: a large shard takes minutes.
+using Progressed = std::function<void()>;
+ShardEntry describe_shard(const std::vector<CheckpointTensor>& tensors, int64_t shard, int64_t step, const Progressed& progressed = {});
 
 // The complete manifest, of the shards 0, 1, ... Throws Error(internal) if names or boxes do not fit together.
 Manifest assemble_manifest(const CheckpointHead& head, const std::vector<ShardEntry>& shards);
 
 // Into a folder that is there. On the disk when they return, but for the name of a shard: write_manifest, which comes last, syncs the
 // folder. Throw Error(storage).
-void write_shard(const std::vector<CheckpointTensor>& tensors, const Shard& shard, const std::filesystem::path& folder);
+void write_shard(const std::vector<CheckpointTensor>& tensors, const Shard& shard, const std::filesystem::path& folder,
+                 const Progressed& progressed = {});
 void write_manifest(const Manifest& manifest, const std::filesystem::path& folder);
 
 }  // namespace mantissa
