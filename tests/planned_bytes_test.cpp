@@ -82,7 +82,8 @@ TEST_F(PlannedBytes, OfTensorRanksAreSent) {
     check({"precision.dtype=bf16", "precision.recipe=mxfp8"}, "mxfp8");
     check({"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.fp8_param_gather=true", "training.recompute=full"}, "gather");
     check({"precision.recipe=mxfp8", "precision.fp8_output_proj=true", "model.pad_vocab_to=128"}, "output");
-    check({"precision.dtype=bf16", forward, "precision.recipe=forward", "training.recompute=full"}, "forward");
+    check({"precision.dtype=bf16", forward, "precision.recipe=forward"}, "forward");
+    check({"precision.dtype=bf16", forward, "precision.recipe=forward", "training.recompute=full"}, "again");
   }
 }
 
