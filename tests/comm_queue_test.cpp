@@ -66,6 +66,10 @@ TEST(CommQueue, TimeInCommunicationIsCountedByThread) {
                             EXPECT_GT(called, 0.5 * late);
                             EXPECT_GT(waited() - called, 0.5 * late);
                           }
+                          const double before = waited();
+                          const Work beside = queue.submit([&] { world.barrier(); });
+                          while (!beside.done()) std::this_thread::yield();
+                          EXPECT_EQ(waited(), before) << "nor what the queue did meanwhile";
                         }),
               Each(IsEmpty()));
 }

@@ -28,6 +28,37 @@ TEST_F(StoreMeeting, ARankThatDiesEndsThoseThatAreThereAndThoseThatComeLater) {
     expect_error(errors[static_cast<size_t>(rank)], ExitCode::peer_lost, "rank 1 (raw) closed its connection; last seen at step 0 (start)");
 }
 
+// Two jobs beside one whose rank 0 still waits for a rank to tell.
+TEST_F(StoreMeeting, WhereNobodyCanComeLaterRank0LeavesAtOnce) {
+  StoreOptions fast = options();
+  fast.heartbeat_timeout_s = 2;
+  std::atomic<bool> told{false};
+  const auto errors = on_ranks(2, [&](int thread) {
+    if (thread == 0) {
+      test::error_of([&] { Store store(launch(0, 3), fast); });
+      told = true;
+      return;
+    }
+    joined_rank(3);
+    const auto all_there = on_ranks(2, [&](int rank) {
+      Launch of = launch(rank, 2);
+      of.job = "full";
+      Store store(of, fast);
+      if (rank == 0) wait_for_failure(store);
+    });
+    expect_error(all_there[0], ExitCode::peer_lost, "rank 1 (");
+    EXPECT_FALSE(told) << "all were there";
+    StoreOptions short_of_time = fast;
+    short_of_time.init_timeout_s = 0.1;
+    Launch alone = launch(0, 2);
+    alone.job = "alone";
+    const Error late = test::error_of([&] { Store store(alone, short_of_time); });
+    EXPECT_THAT(late.what(), HasSubstr("not all ranks are there within 0.1 s"));
+    EXPECT_FALSE(told) << "who comes now has no time left either";
+  });
+  expect_no_errors(errors);
+}
+
 TEST_F(StoreMeeting, WhoIsAskedToStopTellsNobodyThatComesLater) {
   const auto start = Clock::now();
   const auto errors = on_ranks(2, [&](int rank) {
@@ -105,6 +136,65 @@ TEST_F(StoreMeeting, ARefusalOfShortDurationIsNone) {
     own.rank = own.local_rank = rank;
     Store store(own, options());
     store.leave();
+  }));
+}
+
+// What answers at the port of a job that is another's, until a flag is set.
+void answer(const Listener& listener, const std::function<void(RawConnection&)>& how, const std::atomic<bool>& over) {
+  std::vector<RawConnection> open;
+  while (!over) {
+    Socket socket(::accept4(listener.socket.fd(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!socket) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    if (!socket) continue;
+    open.emplace_back(std::move(socket));
+    how(open.back());
+  }
+}
+
+// For longer than a refusal or a death takes to be believed: a proxy that closes, another protocol, a rank 0 that hangs, and one that comes
+// late, with and without a port of its own.
+TEST_F(StoreMeeting, WhatIsNoRefusalAndNoDeathIsWaitedFor) {
+  const auto closes = [](RawConnection& raw) { const RawConnection ended(std::move(raw)); };
+  const auto greets = [&](RawConnection& raw) {
+    raw.receive(sizeof(HelloBytes));
+    raw.send("SSH-2.0-" + std::string(100, 'x'));
+    closes(raw);
+  };
+  const auto hangs = [](RawConnection& raw) { raw.send(new_hello({.world = 2})); };
+  StoreOptions patient = options();
+  patient.init_timeout_s = 6;
+  const auto not_reached = [&](const std::function<void(RawConnection&)>& how, const std::string& job) {
+    Launch of = launch(0, 2);
+    of.job = job;
+    const Listener listener = listen_for_ranks(of, options());
+    of.port = port(of);
+    of.rank = of.local_rank = 1;
+    std::atomic<bool> over{false};
+    std::thread other([&] { answer(listener, how, over); });
+    const Error error = test::error_of([&] { Store store(of, patient); });
+    over = true;
+    other.join();
+    EXPECT_EQ(error.code(), ExitCode::peer_lost) << job;
+    EXPECT_THAT(error.what(), HasSubstr("rank 1 did not reach rank 0")) << job;
+  };
+  const auto meets = [&](int rank, const std::string& job, int at) {
+    Launch of = launch(rank, 2);
+    of.job = job;
+    of.port = at;
+    if (rank == 0) std::this_thread::sleep_for(std::chrono::seconds(6));
+    Store store(of, options());
+    store.leave();
+  };
+  int free = 0;
+  {
+    const Listener taken = listen_for_ranks(launch(0, 2), options());
+    free = port(launch(0, 2));
+  }
+  expect_no_errors(on_ranks(7, [&](int thread) {
+    if (thread == 0) not_reached(closes, "closes");
+    if (thread == 1) not_reached(greets, "greets");
+    if (thread == 2) not_reached(hangs, "hangs");
+    if (thread >= 3) meets(thread % 2, thread < 5 ? "late" : "late with a port", thread < 5 ? 0 : free);
   }));
 }
 

@@ -151,6 +151,17 @@ TEST_F(LaunchTest, FirstFailureByTimeGivesTheCodeAndTheTable) {
   EXPECT_THAT(killed.errors, HasSubstr("rank 0 failed first: SIGSEGV"));
 }
 
+// As report_cause() does, for a command of so many workers.
+std::string names_as_cause(int rank, int workers) {
+  return text(R"(python3 -c 'import os; os.pwrite(int(os.environ["MANTISSA_STEP_FD"]), ()", rank + 1, R"().to_bytes(8, "little"), 8 * ()",
+              workers, R"( + int(os.environ["LOCAL_RANK"])))'; )");
+}
+
+// Until so many workers are there, whom SIGTERM does not end from then on.
+std::string all_there(const std::string& name, int workers) {
+  return text("trap '' TERM; touch ", name, ".$RANK; while [ $(ls ", name, ".* | wc -l) -lt ", workers, " ]; do sleep 0.02; done; ");
+}
+
 // Who leaves because of another is often faster than the other.
 TEST_F(LaunchTest, WhoLeftBecauseOfAnotherIsNotTheFirst) {
   const auto after = [](const std::string& name) { return "while [ ! -e " + name + " ]; do sleep 0.02; done; "; };
@@ -161,12 +172,37 @@ TEST_F(LaunchTest, WhoLeftBecauseOfAnotherIsNotTheFirst) {
   const auto alone = launch({"--nproc-per-node", "3"}, "[ $RANK = 1 ] && exit 6; exec sleep 30");
   EXPECT_EQ(alone.exit_code, 6) << "the others were ended by the launcher";
   EXPECT_THAT(alone.errors, HasSubstr("rank 1 failed first: exit code 6"));
-  const auto named =
-      launch({"--nproc-per-node", "3"}, "trap '' TERM; [ $RANK = 2 ] && touch b && sleep 1 && exit 4; " + after("b") +
-                                            "python3 -c 'import os; os.pwrite(int(os.environ[\"MANTISSA_STEP_FD\"]), (3).to_bytes(8, "
-                                            "\"little\"), 8 * (3 + int(os.environ[\"LOCAL_RANK\"])))'; exit 4");
+  const auto named = launch({"--nproc-per-node", "3"},
+                            "trap '' TERM; [ $RANK = 2 ] && touch b && sleep 1 && exit 4; " + after("b") + names_as_cause(2, 3) + "exit 4");
   EXPECT_EQ(named.exit_code, 4);
   EXPECT_THAT(named.errors, HasSubstr("rank 2 failed first: exit code 4"));
+}
+
+TEST_F(LaunchTest, CausesAreThoseOfTheirNodeAndAttempt) {
+  const auto second = launch({"--nnodes", "2", "--node-rank", "1", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"},
+                             all_there("c", 2) + "[ $RANK = 3 ] && sleep 1 && exit 4; " + names_as_cause(3, 2) + "exit 4");
+  EXPECT_EQ(second.exit_code, 4);
+  EXPECT_THAT(second.errors, HasSubstr("rank 3 failed first: exit code 4"));
+  const auto again = launch({"--nproc-per-node", "2", "--max-restarts", "1"}, all_there("d.$TORCHELASTIC_RESTART_COUNT", 2) +
+                                                                                  "[ $RANK = 0 ] && sleep 0.5 && exit 70; "
+                                                                                  "[ $TORCHELASTIC_RESTART_COUNT = 0 ] && " +
+                                                                                  names_as_cause(0, 2) + "exit 70");
+  EXPECT_THAT(again.errors, ContainsRegex("rank 0 failed first: exit code 70.*restart 1 of 1.*rank 1 failed first: exit code 70"));
+}
+
+TEST_F(LaunchTest, WhoWasKilledFirstIsTheFirstAndTheOthersFollowByTime) {
+  const auto killed = launch({"--nproc-per-node", "2"}, all_there("e", 2) + "[ $RANK = 0 ] && kill -KILL $$; sleep 0.5; exit 70");
+  EXPECT_THAT(killed.errors, HasSubstr("rank 0 failed first: SIGKILL"));
+  const auto order =
+      launch({"--nproc-per-node", "3"}, all_there("f", 3) + "case $RANK in 0) exit 6;; 1) sleep 1; exit 4;; 2) sleep 0.5; exit 6;; esac");
+  EXPECT_THAT(order.errors, ContainsRegex("\n +1 .*exit code 4 *\n +0 .*exit code 6 *\n +2 .*exit code 6"));
+}
+
+TEST_F(LaunchTest, WhatIsNoErrorOrWasNotShownIsNotHeldBack) {
+  const auto table = launch({"--nproc-per-node", "2"}, "printf 'a table\n  of rows\n' >&2");
+  for (const int rank : {0, 1}) EXPECT_THAT(table.errors, HasSubstr(text("[rank", rank, "]:a table\n[rank", rank, "]:  of rows\n")));
+  const auto hidden = launch({"--nproc-per-node", "2", "--ranks-filter", "1"}, "sleep 0.$RANK; echo 'error: x' >&2");
+  EXPECT_EQ(hidden.errors, "[rank1]:error: x\n");
 }
 
 TEST_F(LaunchTest, AnErrorOfSeveralRanksIsShownOnce) {
