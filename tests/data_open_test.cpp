@@ -45,6 +45,32 @@ TEST_F(OpenDataTest, ShortFormHoldsTheTailOut) {
   EXPECT_EQ(*seen.rbegin(), 91);
 }
 
+// Of 2 MiB and a byte: a reader has three windows.
+TEST_F(OpenDataTest, WhatTakesLongTellsThatItGoesOn) {
+  int told = 0;
+  const auto calls = [&](const DataConfig& config, bool validation = false) {
+    told = 0;
+    const DataOptions options = {.seq_len = 4, .progressed = [&] { ++told; }};
+    const Data data = validation ? open_validation_data(config, options) : open_data(config, options);
+    const int opening = told;
+    std::vector<int32_t> ids(5);
+    data.files[0]->read(0, 5, ids.data());
+    EXPECT_EQ(told, opening) << "reading later is none of it";
+    return opening;
+  };
+  DataConfig characters = text_config(std::string((2 << 20) + 1, 'a'), TokenizerKind::character);
+  EXPECT_EQ(calls(characters), 3 + 3 + 3 + 3 + 1) << "is it text, its characters; is it text, its tokens; its fingerprint";
+  EXPECT_EQ(calls(characters, true), 3 + 3 + 3 + 3);
+  characters.format = DataFormat::text;
+  EXPECT_EQ(calls(characters), 3 + 3 + 1);
+  DataConfig lines = text_config("{\"text\": \"ab\"}\n\n{\"text\": \"cdefghijklmnopqrstuvwxyz\"}\n");
+  lines.format = DataFormat::jsonl;
+  EXPECT_EQ(calls(lines), 2 + 1) << "lines and a fingerprint";
+  lines.path.reset();
+  lines.train = lines.valid = {{.path = folder_ / "a.txt"}};
+  EXPECT_EQ(calls(lines), 2 * (2 + 1));
+}
+
 TEST_F(OpenDataTest, TheSeedDecidesTheOrder) {
   std::string content;
   for (int i = 0; i < 105; ++i) content += static_cast<char>(i);

@@ -39,27 +39,28 @@ Characters characters_beside(const std::string& path) {
   return {meta, Tokenizer::from_nanogpt_meta(content_of(meta), meta)};
 }
 
-Tokenizer characters_of_training_data(const DataConfig& config) {
+Tokenizer characters_of_training_data(const DataConfig& config, const Progressed& progressed) {
   const std::vector<InputFile> files = input_files(config);
   for (const InputFile& file : files) {
-    const DataFormat format = config.format == DataFormat::automatic ? recognise_format(file) : config.format;
+    const DataFormat format = config.format == DataFormat::automatic ? recognise_format(file, progressed) : config.format;
     require(format != DataFormat::jsonl, ExitCode::usage, "data.tokenizer: char takes its characters from text files; tokenise ",
             file.path(), " with mantissa tokenize --vocabulary");
     if (format != DataFormat::text) return characters_beside(file.path()).tokenizer;
   }
-  return Tokenizer::characters_of(files);
+  return Tokenizer::characters_of(files, progressed);
 }
 
 // Opens the files of one path and keeps them in `data`.
 class Opener {
  public:
-  Opener(const DataConfig& config, Data& data) : config_(config), data_(data) {
+  Opener(const DataConfig& config, const DataOptions& options, Data& data) : config_(config), data_(data) {
     options_ = {.format = config.format,
                 .dtype = config.dtype,
                 .tokenizer = data.tokenizer ? &*data.tokenizer : nullptr,
                 .vocab_size = data.vocab_size,
                 .eod_id = {},
-                .append_eod = config.append_eod};
+                .append_eod = config.append_eod,
+                .progressed = options.progressed};
     if (!config.eod_id) return;
     require(*config.eod_id < data.vocab_size, ExitCode::usage, "data.eod_id: ", *config.eod_id, " is not below the vocabulary size ",
             data.vocab_size);
@@ -99,7 +100,8 @@ class Opener {
 };
 
 Data empty_data(const DataConfig& config, const DataOptions& options) {
-  Data data{.tokenizer = options.tokenizer ? options.tokenizer : make_tokenizer(config), .valid = ValidationData({}, options.seq_len, {})};
+  Data data{.tokenizer = options.tokenizer ? options.tokenizer : make_tokenizer(config, options.progressed),
+            .valid = ValidationData({}, options.seq_len, {})};
   require(data.tokenizer || options.vocab_size, ExitCode::usage,
           "model.vocab_size: null stands for the tokenizer's size, but data.tokenizer is null");
   data.vocab_size = options.vocab_size ? *options.vocab_size : data.tokenizer->size();
@@ -119,9 +121,12 @@ std::vector<ValidationSet> tail(const std::string& path, const TokenFiles& files
   return {{.name = path, .tokens = TokenDataset(files, split, files.tokens())}};
 }
 
-void add_fingerprints(const TokenFiles& files, std::vector<FileFingerprint>& out) {
+void add_fingerprints(const TokenFiles& files, const DataOptions& options, std::vector<FileFingerprint>& out) {
   for (const TokenFile& file : files.files()) {
-    for (const std::string& path : file.files()) out.push_back(fingerprint(path));
+    for (const std::string& path : file.files()) {
+      out.push_back(fingerprint(path));
+      if (options.progressed) options.progressed();
+    }
   }
 }
 
@@ -133,21 +138,21 @@ std::vector<ValidationSet> validation_sets(const DataConfig& config, Opener& ope
 
 }  // namespace
 
-std::optional<Tokenizer> make_tokenizer(const DataConfig& config) {
+std::optional<Tokenizer> make_tokenizer(const DataConfig& config, const Progressed& progressed) {
   if (!config.tokenizer) return std::nullopt;
-  return *config.tokenizer == TokenizerKind::byte ? Tokenizer::bytes() : characters_of_training_data(config);
+  return *config.tokenizer == TokenizerKind::byte ? Tokenizer::bytes() : characters_of_training_data(config, progressed);
 }
 
 Data open_data(const DataConfig& config, const DataOptions& options) {
   Data data = empty_data(config, options);
-  Opener opener(config, data);
+  Opener opener(config, options, data);
   std::vector<TokenDataset> sets;
   std::vector<double> weights;
   std::vector<ValidationSet> valid;
   const auto add = [&](const TokenFiles& files, int64_t tokens, double weight) {
     sets.push_back(TokenDataset(files, 0, tokens));
     weights.push_back(weight);
-    add_fingerprints(files, data.fingerprints.train);
+    add_fingerprints(files, options, data.fingerprints.train);
   };
   if (config.path) {
     const TokenFiles& files = opener.open(*config.path);
@@ -160,7 +165,7 @@ Data open_data(const DataConfig& config, const DataOptions& options) {
     }
     const size_t of_training = data.files.size();
     valid = validation_sets(config, opener);
-    for (size_t i = of_training; i < data.files.size(); ++i) add_fingerprints(*data.files[i], data.fingerprints.valid);
+    for (size_t i = of_training; i < data.files.size(); ++i) add_fingerprints(*data.files[i], options, data.fingerprints.valid);
   }
   require(!sets.empty(), ExitCode::usage, "data: give data.path or data.train");
   data.train.emplace(std::move(sets), std::move(weights), options.seq_len, options.seed, document_options(config));
@@ -170,7 +175,7 @@ Data open_data(const DataConfig& config, const DataOptions& options) {
 
 Data open_validation_data(const DataConfig& config, const DataOptions& options) {
   Data data = empty_data(config, options);
-  Opener opener(config, data);
+  Opener opener(config, options, data);
   auto sets = config.path ? tail(*config.path, opener.open(*config.path), config.valid_fraction) : validation_sets(config, opener);
   data.valid = ValidationData(std::move(sets), options.seq_len, document_options(config));
   return data;

@@ -52,13 +52,14 @@ TokenLayout text_layout(const InputFile& file, const TokenFileOptions& options) 
   TokenMemory memory(options, file.size() + 1);
   std::string carried;  // a character cut off by the end of the window
   TextOrigin origin{.name = file.path(), .code = ExitCode::data};
-  file.for_each_window([&](std::string_view window, int64_t) {
+  const auto add = [&](std::string_view window, int64_t) {
     carried += window;
     const size_t whole = whole_characters(carried);
     memory.add_text(std::string_view(carried).substr(0, whole), origin);
     carried.erase(0, whole);
     origin.offset += static_cast<int64_t>(whole);
-  });
+  };
+  file.for_each_window(add, options.progressed);
   memory.add_text(carried, origin);
   memory.end_document();
   return memory.take();
@@ -79,6 +80,7 @@ TokenLayout jsonl_layout(const InputFile& file, const TokenFileOptions& options)
     const nlohmann::json object = parse_strict_json(line, name);
     memory.add_text(JsonReader(object, name).at("text").as<std::string>(), {.name = name, .code = ExitCode::data});
     memory.end_document();
+    if (options.progressed) options.progressed();
   }
   return memory.take();
 }

@@ -10,12 +10,13 @@
 namespace mantissa {
 namespace {
 
-bool is_utf8(const InputFile& file) {
+bool is_utf8(const InputFile& file, const Progressed& progressed) {
   Utf8Decoder decoder;
   bool valid = true;
-  file.for_each_window([&](std::string_view bytes, int64_t) {
+  const auto decode = [&](std::string_view bytes, int64_t) {
     for (size_t i = 0; valid && i < bytes.size(); ++i) valid = decoder.feed(static_cast<uint8_t>(bytes[i])) != Utf8Decoder::Status::invalid;
-  });
+  };
+  file.for_each_window(decode, progressed);
   return valid && decoder.between_characters();
 }
 
@@ -109,23 +110,24 @@ int64_t element_bytes(ElementType type) {
   fail(ExitCode::internal, "unknown token element type");
 }
 
-DataFormat recognise_format(const InputFile& file) {
+DataFormat recognise_format(const InputFile& file, const Progressed& progressed) {
   const DataFormat by_magic = format_by_magic(file);
   if (by_magic != DataFormat::automatic) return by_magic;
   const std::string& path = file.path();
   if (path.ends_with(".bin")) return file_exists(with_extension(path, ".idx")) ? DataFormat::megatron : DataFormat::nanogpt;
   if (path.ends_with(".jsonl")) return DataFormat::jsonl;
-  require(is_utf8(file), ExitCode::data, path,
+  require(is_utf8(file, progressed), ExitCode::data, path,
           ": neither a known token file nor UTF-8 text; set data.format to one of megatron, llmc, llmq, nanogpt, text, jsonl");
   return DataFormat::text;
 }
 
 TokenFile::TokenFile(const std::string& path, const TokenFileOptions& options)
     : options_(options), file_(data_path(path, options.format)), format_(options.format) {
-  if (format_ == DataFormat::automatic) format_ = recognise_format(file_);
+  if (format_ == DataFormat::automatic) format_ = recognise_format(file_, options_.progressed);
   check_options(file_, format_, options_);
   layout_ = layout_of(file_, format_, options_);
-  options_.tokenizer = nullptr;  // used for opening only: it need not outlive that
+  options_.tokenizer = nullptr;  // used for opening only: they need not outlive that
+  options_.progressed = nullptr;
   files_ = {file_.path()};
   if (format_ == DataFormat::megatron) files_.push_back(with_extension(file_.path(), ".idx"));
 }

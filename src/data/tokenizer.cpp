@@ -75,14 +75,15 @@ Tokenizer Tokenizer::characters(std::vector<char32_t> ascending) {
   return tokenizer;
 }
 
-Tokenizer Tokenizer::characters_of(std::span<const InputFile> files) {
+Tokenizer Tokenizer::characters_of(std::span<const InputFile> files, const Progressed& progressed) {
   std::vector<bool> seen(kCharacterCodes);
   for (const InputFile& file : files) {
     const TextOrigin origin{.name = file.path(), .code = ExitCode::data, .offset = 0};
     CharacterReader reader(origin);
-    file.for_each_window([&](std::string_view bytes, int64_t offset) {
+    const auto see = [&](std::string_view bytes, int64_t offset) {
       reader.read(bytes, offset, [&seen](char32_t character, int64_t) { seen[character] = true; });
-    });
+    };
+    file.for_each_window(see, progressed);
     reader.finish();
   }
   std::vector<char32_t> ascending;

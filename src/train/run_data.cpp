@@ -9,10 +9,14 @@
 
 namespace mantissa {
 
-Data open_run_data(LoadedConfig& loaded, const Communicator& world) {
+Data open_run_data(LoadedConfig& loaded, const Communicator& world, const TrainEvents& events) {
   RunConfig& config = loaded.config;
-  Data data =
-      open_data(config.data, {.seq_len = config.training.seq_len, .vocab_size = config.model.vocab_size, .seed = config.training.seed});
+  const auto progressed = [&events] {
+    if (events.doing) events.doing(0, "start");
+  };
+  Data data = open_data(
+      config.data,
+      {.seq_len = config.training.seq_len, .vocab_size = config.model.vocab_size, .seed = config.training.seed, .progressed = progressed});
   if (!config.model.vocab_size) loaded.report.derive("model.vocab_size");
   config.model.vocab_size = data.vocab_size;
   require_same(world, "the data", json_text(data.fingerprints));

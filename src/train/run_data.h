@@ -7,11 +7,13 @@
 #include "mantissa/comm/communicator.h"
 #include "mantissa/data/open_data.h"
 #include "mantissa/train/config.h"
+#include "mantissa/train/events.h"
 
 namespace mantissa {
 
-// Sets model.vocab_size where only the data can tell. Throws what open_data() does, and Error(usage) if a rank has other data than rank 0.
-Data open_run_data(LoadedConfig& loaded, const Communicator& world);
+// Sets model.vocab_size where only the data can tell. While it reads it tells events.doing, at step 0, that it goes on. Throws what
+// open_data() does, and Error(usage) if a rank has other data than rank 0.
+Data open_run_data(LoadedConfig& loaded, const Communicator& world, const TrainEvents& events = {});
 
 // Refuses what only the data shows: a vocabulary that does not fit the plan, validation without targets; and a rank with another plan.
 PrecisionPlan plan_with_data(const RunConfig& config, const Data& data, const Communicator& world = {});

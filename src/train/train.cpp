@@ -57,7 +57,7 @@ struct Run {
       : loaded(given),
         mesh(ranks),
         events(ranks.world.rank() == 0 ? observers : TrainEvents{.request = observers.request, .doing = observers.doing}),
-        data(open_run_data(loaded, mesh.world)),
+        data(open_run_data(loaded, mesh.world, events)),
         plan(plan_with_data(config, data, mesh.world)),
         prompts(encode_prompts(config.eval, data)),
         device(make_backend(config.training.backend())),

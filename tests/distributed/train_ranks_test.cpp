@@ -84,6 +84,22 @@ TEST_F(RanksTogether, MeasureThePrecisionOfTheWholeBatchAndOfEveryPart) {
   }
 }
 
+TEST_F(RanksTogether, TellWhatTheyGoOnWith) {
+  const LoadedConfig loaded = config("run", {"parallel.data=2", "training.steps=2", "training.micro_batch_size=1", "training.grad_accum=1",
+                                             "training.global_batch_size=null", "training.threads=1"});
+  const auto errors = test::run_ranks(2, [&](const Communicator& world) {
+    std::vector<std::string> told;
+    TrainEvents events;
+    events.doing = [&told](int64_t step, const char* section) { told.push_back(text(step, " ", section)); };
+    train(loaded, {"test"}, events, make_mesh(world, 1));
+    EXPECT_THAT(told, ::testing::IsSupersetOf({"0 start", "0 start", "0 step", "1 step", "2 save"})) << "data are read in parts";
+    EXPECT_GT(std::ranges::count(told, "2 save"), 4 + 2 * 8) << "each phase, and each tensor twice";
+    EXPECT_EQ(told.front(), "0 start");
+    EXPECT_EQ(told.back(), "2 save");
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+}
+
 TEST_F(RanksTogether, WriteTextsAndStopAtTheSameStep) {
   std::vector<std::string> texts;
   const LoadedConfig loaded =

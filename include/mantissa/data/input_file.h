@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "mantissa/base/file.h"
+#include "mantissa/base/progressed.h"
 
 namespace mantissa {
 
@@ -23,8 +24,8 @@ class InputFile {
     file_.read_at(offset, {static_cast<std::byte*>(out), static_cast<size_t>(bytes)});
   }
 
-  // The whole file in order, in windows of at most 1 MiB: visit(bytes, offset of the first).
-  void for_each_window(const std::function<void(std::string_view, int64_t)>& visit) const;
+  // The whole file in order, in windows of at most 1 MiB: visit(bytes, offset of the first), and progressed() after each.
+  void for_each_window(const std::function<void(std::string_view, int64_t)>& visit, const Progressed& progressed = {}) const;
 
  private:
   File file_;

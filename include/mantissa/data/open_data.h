@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "mantissa/base/progressed.h"
 #include "mantissa/data/batch.h"
 #include "mantissa/data/data_config.h"
 #include "mantissa/data/fingerprint.h"
@@ -18,6 +19,7 @@ struct DataOptions {
   std::optional<int64_t> vocab_size = {};   // model.vocab_size; none: the tokenizer's size
   uint64_t seed = 0;                        // training.seed
   std::optional<Tokenizer> tokenizer = {};  // of a checkpoint: takes the place of data.tokenizer, nothing is collected from the data
+  Progressed progressed = {};               // called often while files are read: large ones take minutes
 };
 
 struct Data {
@@ -31,7 +33,7 @@ struct Data {
 
 // The tokenizer that data.tokenizer names; none if it is null. `char` reads the training text (with data.path the whole file); for token
 // files it reads PREFIX.tokenizer.json or nanoGPT's meta.json beside the first, and the files below must all have the same beside them.
-std::optional<Tokenizer> make_tokenizer(const DataConfig& config);
+std::optional<Tokenizer> make_tokenizer(const DataConfig& config, const Progressed& progressed = {});
 
 // Opens the data of a training run. Throws Error(usage) for paths that match nothing, options that do not fit the files, data too short for
 // a sample, and a vocabulary size that is missing or smaller than the tokenizer's; Error(data) for files that are damaged.

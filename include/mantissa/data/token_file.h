@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "mantissa/base/progressed.h"
 #include "mantissa/data/data_config.h"
 #include "mantissa/data/input_file.h"
 #include "mantissa/data/tokenizer.h"
@@ -17,7 +18,7 @@ namespace mantissa {
 
 // data.format auto: magic number; else a sibling .idx (Megatron); else extension .bin (nanoGPT); else .jsonl; else valid UTF-8 (text); else
 // Error(data).
-DataFormat recognise_format(const InputFile& file);
+DataFormat recognise_format(const InputFile& file, const Progressed& progressed = {});
 
 enum class ElementType { u8, i8, i16, u16, i32, u32, i64 };
 int64_t element_bytes(ElementType type);
@@ -29,6 +30,7 @@ struct TokenFileOptions {
   int64_t vocab_size = 0;                // ids must be below
   std::optional<int32_t> eod_id = {};    // ends a document in nanoGPT and llmq files, starts one in llm.c
   bool append_eod = false;               // text and JSONL: eod_id after each document
+  Progressed progressed = {};            // called for each line of JSONL and each MiB of text while it is opened
 };
 
 // What is known about a token beside its id.

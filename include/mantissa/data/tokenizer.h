@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "mantissa/base/fields.h"
+#include "mantissa/base/progressed.h"
 
 namespace mantissa {
 
@@ -32,7 +33,7 @@ class Tokenizer {
   // Throws Error(data) unless strictly ascending Unicode scalar values, at least one.
   static Tokenizer characters(std::vector<char32_t> ascending);
   // The distinct characters of the files. Throws Error(data), with the position, where one is not UTF-8.
-  static Tokenizer characters_of(std::span<const InputFile> files);
+  static Tokenizer characters_of(std::span<const InputFile> files, const Progressed& progressed = {});
 
   // {"type": "byte"} or {"type": "char", "characters": [10, 32, ...]} (code points by id). from_json throws Error(data) with `name`.
   std::string to_json() const;

@@ -4,10 +4,10 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <string>
 #include <vector>
 
+#include "mantissa/base/progressed.h"
 #include "mantissa/io/checkpoint_manifest.h"
 
 namespace mantissa {
@@ -41,7 +41,6 @@ struct ShardEntry {
 // Describes shard number `shard`, hashed from the memory and not from a file, so that damage on the way to the disk is found at load.
 // Throws Error(numerical) naming tensor and index if a floating-point value is NaN or Inf: such a state is never saved; Error(internal) if
 // boxes and data do not fit. `progressed` is called after each part of kCheckpointChunkBytes or less: a large shard takes minutes.
-using Progressed = std::function<void()>;
 ShardEntry describe_shard(const std::vector<CheckpointTensor>& tensors, int64_t shard, int64_t step, const Progressed& progressed = {});
 
 // The complete manifest, of the shards 0, 1, ... Throws Error(internal) if names or boxes do not fit together.

@@ -170,7 +170,7 @@ struct TrainEvents {
   std::function<void(const TextEvent&)> wrote = {};
   std::function<void(const SaveEvent&)> saved = {};
   std::function<Request()> request = {};  // asked at least once a step, and during evaluation and texts; save is handed out once
-  // On every rank: what it begins or goes on with, a literal ("step", "evaluation", "texts", "save"), after so many steps.
+  // On every rank: what it begins or goes on with, a literal ("start", "step", "evaluation", "texts", "save"), after so many steps.
   std::function<void(int64_t step, const char* section)> doing = {};
 };
 

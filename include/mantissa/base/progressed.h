@@ -1,0 +1,10 @@
+// Called again and again by what may take minutes, so that who watches does not take it for stuck. Empty: nobody watches.
+#pragma once
+
+#include <functional>
+
+namespace mantissa {
+
+using Progressed = std::function<void()>;
+
+}  // namespace mantissa
