@@ -3,6 +3,7 @@
 
 #include "kernel_cases_dense.h"
 #include "kernel_cases_heads.h"
+#include "kernel_cases_moe.h"
 #include "kernel_cases_quantized.h"
 
 namespace mantissa::test {
@@ -17,7 +18,7 @@ inline const std::vector<KernelCase>& kernel_cases() {
   static const std::vector<KernelCase> all = [] {
     Cases add;
     for (const auto append : {elementwise_cases, products_cases, norms_cases, heads_cases, attention_cases, activations_cases,
-                              loss_and_optimizer_cases, quantize_cases, dequantize_cases}) {
+                              loss_and_optimizer_cases, quantize_cases, dequantize_cases, route_cases, dispatch_cases, grouped_cases}) {
       append(add);
     }
     return std::move(add.all);

@@ -176,6 +176,18 @@ inline void activations_cases(Cases& add) {
         const Tensor x = o.input(twice, scale), dy = o.input(shape);
         o.device().run(SwiGluBackward{.x = x, .dy = dy, .dx = o.output("dx", twice, kValues)});
       });
+      add("SwiGluForward", variant + "_weighted", [=](Operands& o) {
+        const Tensor x = o.input(twice, scale), weights = o.input_of(Dtype::f32, {rows});
+        o.device().run(SwiGluForward{.x = x, .out = o.output("out", shape, kValues), .row_weights = weights});
+      });
+      add("SwiGluBackward", variant + "_weighted", [=](Operands& o) {
+        const Tensor x = o.input(twice, scale), dy = o.input(shape), weights = o.input_of(Dtype::f32, {rows});
+        o.device().run(SwiGluBackward{.x = x,
+                                      .dy = dy,
+                                      .dx = o.output("dx", twice, kValues),
+                                      .row_weights = weights,
+                                      .drow_weights = o.output_of(Dtype::f32, "drow_weights", {rows}, kStatSums)});
+      });
       for (const GeluForm form : {GeluForm::tanh, GeluForm::erf}) {
         const std::string formed = variant + (form == GeluForm::tanh ? "_tanh" : "_erf");
         add("GeluForward", formed, [=](Operands& o) {

@@ -1,4 +1,6 @@
 // Contracts of more than a few lines: of kernels on packed heads, and of those that take quantised tensors.
+#include <algorithm>
+
 #include "mantissa/backend/backend.h"
 #include "mantissa/base/integers.h"
 #include "mantissa/formats/swizzle.h"
@@ -11,8 +13,19 @@ void allowed(Contract& c, const Quantization& how, Dtype input) {
          "the rule flashinfer takes bf16 to e2m1, not ", input, " to ", how);
 }
 
-void matrix(Contract& c, const char* name, const Operand& operand, const char* spec) {
-  operand.quantized() ? c.input(name, *operand.quantized()) : c.input(name, operand.dense(), spec);
+void matrix(Contract& c, const char* name, const Value& value, const char* spec) {
+  const auto* codes = std::get_if<QuantizedTensor>(&value);
+  codes ? c.input(name, *codes) : c.input(name, std::get<Tensor>(value), spec);
+}
+
+void sequences(Contract& c) {
+  c.that(c.size('S') > 0 && c.size('N') % c.size('S') == 0, "counts is of ", c.size('S'), " sequences, of ", c.size('N'), " tokens");
+}
+
+// The dtype of the values that a and b stand for, and an out that fits it.
+Contract& product_dtypes(Contract& c, const Operand& a, const Operand& b, const Tensor& out) {
+  const Dtype dtype = a.quantized() && b.quantized() ? Dtype::bf16 : (a.quantized() ? b : a).dense().dtype();
+  return c.that(out.dtype() == dtype || out.dtype() == stats_dtype(dtype), "out is ", out.dtype(), ", the operands are ", dtype);
 }
 
 // `codes` are of the M rows of x, rounded up to whole blocks at most.
@@ -40,8 +53,8 @@ Contract HeadLayout::contract(const char* kernel, const Tensor& qkv, int64_t bat
 
 Contract Gemm::contract() const {
   Contract c("gemm");
-  matrix(c, "a", a, "[A, B]");
-  matrix(c, "b", b, "[C, D]");
+  matrix(c, "a", a.value, "[A, B]");
+  matrix(c, "b", b.value, "[C, D]");
   c.that(a.cols() == b.rows(), "op(a) is ", Shape{a.rows(), a.cols()}, ", op(b) is ", Shape{b.rows(), b.cols()});
   c.size('M', a.rows()).size('N', b.cols()).output("out", out, "floating [M, N]").input("bias", bias, "floating [N]?");
   const bool codes_only = a.quantized() && b.quantized(), codes = a.quantized() || b.quantized();
@@ -102,6 +115,93 @@ Contract QuantizationError::contract() const {
   c.input("x", x, "fp32|bf16 [M, C]").input("q", q);
   covers(c, x, "q", q);
   return c.size('S', size).output("out", out, "fp64 [S]");
+}
+
+Contract& RoutingRule::check(Contract& c, int64_t experts) const {
+  c.that(choices > 0 && choices <= experts, "choices is ", choices, " of ", experts, " experts");
+  c.that(groups > 0 && experts % groups == 0 && groups_kept > 0 && groups_kept <= groups && groups_kept * (experts / groups) >= choices,
+         "groups ", groups, ", of which ", groups_kept, " are kept, for ", choices, " choices of ", experts, " experts");
+  return c.that(!score_after_choice || score == RouterScore::softmax, "score_after_choice is of softmax");
+}
+
+Contract RouteForward::contract() const {
+  Contract c("route");
+  c.input("logits", logits, "stats [N, E]").input("bias", bias, "stats [E]?");
+  rule.check(c, c.size('E')).size('K', rule.choices);
+  c.output("experts", experts, "i32 [N, K]").output("weights", weights, "stats [N, K]").output("scores", scores, "stats [N, E]");
+  c.output("counts", counts, "i32 [S, E]");
+  sequences(c);
+  return c;
+}
+
+Contract RouteBackward::contract() const {
+  Contract c("route backward");
+  c.input("logits", logits, "stats [N, E]").input("scores", scores, "stats [N, E]").input("experts", experts, "i32 [N, K]");
+  c.input("counts", counts, "i32 [S, E]").input("dweights", dweights, "stats [N, K]").output("dlogits", dlogits, "stats [N, E]");
+  rule.check(c, c.size('E')).that(rule.choices == c.size('K'), "experts is ", experts.shape(), ", of ", rule.choices, " choices");
+  sequences(c);
+  return c;
+}
+
+Contract RouterLosses::contract() const {
+  Contract c("router losses");
+  c.input("logits", logits, "stats [N, E]").input("scores", scores, "stats [N, E]").input("counts", counts, "i32 [S, E]");
+  rule.check(c, c.size('E')).output("out", out, "fp64 [3]");
+  sequences(c);
+  return c;
+}
+
+int64_t dispatch_rows(int64_t choices, int64_t experts, int64_t multiple) {
+  return (choices + std::min(experts, choices) * (multiple - 1)) / multiple * multiple;
+}
+
+Contract DispatchTable::contract() const {
+  Contract c("dispatch_table");
+  c.input("experts", experts, "i32 [N, K]").output("offsets", offsets, "i32 [P]").output("rows", rows, "i32 [N, K]");
+  c.output("choices", choices, "i32 [R]").that(c.size('P') > 1 && multiple > 0 && capacity >= 0, "offsets is ", offsets.shape());
+  const int64_t room = dispatch_rows(experts.elements(), c.size('P') - 1, multiple);
+  c.that(c.size('R') <= INT32_MAX, "choices has ", c.size('R'), " rows, too many for indices of 32 bits");
+  return c.that(c.size('R') % multiple == 0 && c.size('R') >= room, "choices has ", c.size('R'), " rows, expected ", room);
+}
+
+Contract Permute::contract() const {
+  Contract c("permute");
+  c.that(x.index() == out.index(), "of x and out one is codes, one values");
+  if (const auto* codes = std::get_if<QuantizedTensor>(&x)) {
+    const auto& to = std::get<QuantizedTensor>(out);
+    c.input("x", *codes).output("out", to).that(codes->how.rowwise() && to.how == codes->how, "x is ", codes->how, ", out ", to.how);
+    c.size('R', to.shape[0]).that(to.shape[1] == codes->shape[1], "x is ", codes->shape, ", out ", to.shape);
+  } else {
+    c.input("x", std::get<Tensor>(x), "[N, C]").output("out", std::get<Tensor>(out), "[R, C]");
+  }
+  return c.input("choices", choices, "i32 [R]").that(per_row > 0, "per_row is ", per_row);
+}
+
+Contract GroupedGemm::contract() const {
+  Contract c("grouped_gemm");
+  matrix(c, "a", a.value, "[R, I]");
+  matrix(c, "b", b.value, "[C, D]");
+  c.input("offsets", offsets, "i32 [P]").output("out", out, "floating [R, O]");
+  const Shape stack = shape_of(b.value);
+  const int64_t matrices = c.size('P') - 1, rows = matrices > 0 ? stack[0] / matrices : 0,
+                block = b.quantized() ? b.quantized()->how.block_rows : 1;
+  c.that(!a.transposed && matrices > 0 && stack[0] % matrices == 0 && rows % block == 0, "offsets is ", offsets.shape(), ", of ", matrices,
+         " matrices, b ", stack);
+  const int64_t depth = b.transposed ? stack[1] : rows, cols = b.transposed ? rows : stack[1];
+  c.that(a.rows() == out.dim(0) && a.cols() == depth && out.dim(1) == cols, "out is ", out.shape(), ", a ", shape_of(a.value),
+         ", op(b) of a group ", Shape{depth, cols});
+  return product_dtypes(c, a, b, out);
+}
+
+Contract GroupedWeightGradient::contract() const {
+  Contract c("grouped_weight_gradient");
+  matrix(c, "a", a, "[R, A]");
+  matrix(c, "b", b, "[R, B]");
+  c.input("offsets", offsets, "i32 [P]").output("out", out, "stats [M, B]");
+  const int64_t groups = c.size('P') - 1;
+  c.that(shape_of(a)[0] == shape_of(b)[0] && groups > 0 && out.shape() == Shape{groups * shape_of(a)[1], shape_of(b)[1]}, "out is ",
+         out.shape(), " of ", groups, " groups, a ", shape_of(a), ", b ", shape_of(b));
+  return product_dtypes(c, {a}, {b}, out);
 }
 
 }  // namespace mantissa

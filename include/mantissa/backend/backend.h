@@ -346,17 +346,26 @@ struct CachedAttention {
   }
 };
 
-struct SwiGluForward {  // out = silu(gate) * up, x = gate | up (Shazeer 2020)
+// out = silu(gate) * up, x = gate | up (Shazeer 2020), times the row's weight where there are weights.
+struct SwiGluForward {
   Tensor x, out;
-
-  Contract contract() const { return Contract("swiglu").input("x", x, "[N, 2C]").output("out", out, "[N, C]"); }
-};
-
-struct SwiGluBackward {
-  Tensor x, dy, dx;
+  Tensor row_weights{};
 
   Contract contract() const {
-    return Contract("swiglu backward").input("x", x, "[N, 2C]").input("dy", dy, "[N, C]").output("dx", dx, "[N, 2C]");
+    Contract c("swiglu");
+    return c.input("x", x, "[N, 2C]").input("row_weights", row_weights, "stats [N]?").output("out", out, "[N, C]");
+  }
+};
+
+struct SwiGluBackward {  // drow_weights present if and only if the forward had weights
+  Tensor x, dy, dx;
+  Tensor row_weights{}, drow_weights{};
+
+  Contract contract() const {
+    Contract c("swiglu backward");
+    c.input("x", x, "[N, 2C]").input("dy", dy, "[N, C]").output("dx", dx, "[N, 2C]");
+    if (!row_weights.defined() && !drow_weights.defined()) return c;
+    return c.input("row_weights", row_weights, "stats [N]").output("drow_weights", drow_weights, "stats [N]");
   }
 };
 
@@ -420,6 +429,104 @@ struct CrossEntropyOfShares {
     c.output("loss", loss, "stats [N]").in_place("dlogits", dlogits, "[N, V]?");
     return c.that(first >= 0 && vocab > 0, "columns from ", first, " on of ", vocab);
   }
+};
+
+// Mixture of experts. E = experts, K = choices of a token, S = sequences of one length, R = rows of a dispatch: groups, one for each
+// expert, each padded to whole multiples, and rows of no group behind them.
+
+enum class RouterScore { softmax, sigmoid };
+
+// Which experts a token goes to and what their outputs count. Its choices are the K experts with the largest score (softmax or sigmoid of
+// the logits) + bias, ties to the lowest index, NaN below everything, written ascending. With groups only experts of the groups_kept best
+// groups are chosen, a group counting the sum of its best K / groups_kept, at least one, of score + bias (DeepSeek-V3). The weights are the
+// chosen scores; score_after_choice: softmax over the chosen logits (Mixtral); renormalise: divided by their sum (sigmoid: + 1e-20); then
+// times scale. A NaN among the logits of a token makes all of its weights NaN.
+struct RoutingRule {
+  int64_t choices;
+  RouterScore score;
+  bool score_after_choice, renormalise;
+  double scale;
+  int64_t groups = 1, groups_kept = 1;
+  bool forced = false;  // for benchmarks: choice j of token n is expert (n K + j) mod E, whatever its score
+
+  // That it is one for so many experts.
+  Contract& check(Contract& c, int64_t experts) const;
+};
+
+// scores: softmax over all experts, or sigmoid. counts[s, e]: choices of expert e in sequence s.
+struct RouteForward {
+  Tensor logits, experts, weights, scores, counts;
+  RoutingRule rule;
+  Tensor bias{};
+
+  Contract contract() const;
+};
+
+// dlogits of dweights and of three losses: balance * E / (K N^2) * sum_e n_e sum_t P_te with N tokens, of which expert e has n_e choices, P
+// being scores, divided by their sum where they are sigmoids; sequence_balance * the same of each sequence, averaged; z * mean of
+// log-sum-exp(logits)^2 (Switch Transformer, Fedus et al. 2021; ST-MoE, Zoph et al. 2022). Counts are constants.
+struct RouteBackward {
+  Tensor logits, scores, experts, counts, dweights, dlogits;
+  RoutingRule rule;
+  double balance, sequence_balance, z;
+
+  Contract contract() const;
+};
+
+struct RouterLosses {  // out = these three losses, each with a factor of 1
+  Tensor logits, scores, counts, out;
+  RoutingRule rule;
+
+  Contract contract() const;
+};
+
+// How many rows a dispatch of so many choices to so many experts has room for: a whole multiple, which no padding exceeds.
+int64_t dispatch_rows(int64_t choices, int64_t experts, int64_t multiple);
+
+// Stable counting sort of choices by expert. Group e is rows [offsets[e], offsets[e + 1]), a whole multiple, its last ones padding.
+// choices[r] = n K + j, or -1 in rows of padding and behind the last group; rows[n, j] is where choice j of token n is, or -1: dropped, as
+// all beyond the first `capacity` of an expert are, in token order, if that is not 0.
+struct DispatchTable {
+  Tensor experts, offsets, rows, choices;
+  int64_t multiple, capacity = 0;
+
+  Contract contract() const;
+};
+
+// out[r] = x[choices[r] / per_row], zeros where that is -1: codes 0 with scale 0. Rowwise codes, or values.
+struct Permute {
+  Value x, out;
+  Tensor choices;
+  int64_t per_row;
+
+  Contract contract() const;
+};
+
+struct Unpermute {  // out[n] = sum over ascending j of x[rows[n, j]] without those that are -1, rounded once
+  Tensor x, rows, out;
+
+  Contract contract() const {
+    return Contract("unpermute").input("x", x, "[R, C]").input("rows", rows, "i32 [N, K]").output("out", out, "[N, C]");
+  }
+};
+
+// Products of a stack of G matrices, viewed as one below the other, each with the rows of its group: out[r] = a[r] * op(b_g), b_g [I, O]
+// or, transposed, [O, I]. Rows of no group become zeros. Operands as in Gemm. A row's result does not depend on how many others there are.
+struct GroupedGemm {
+  Operand a, b;
+  Tensor out, offsets;
+
+  Contract contract() const;
+};
+
+// out_g (+)= transposed a_g * b_g for every group g, [A, B] each, viewed as one below the other: zeros, or nothing added, where a group has
+// no rows. Operands as in Gemm, codes columnwise; groups begin at whole blocks.
+struct GroupedWeightGradient {
+  Value a, b;
+  Tensor out, offsets;
+  bool accumulate;
+
+  Contract contract() const;
 };
 
 // Index into the small fp32 tensor that holds what changes each step, so that a step can be replayed without new arguments.
@@ -518,6 +625,14 @@ struct SquaredNorm {
   DECLARE(CrossEntropy)           \
   DECLARE(CrossEntropyShare)      \
   DECLARE(CrossEntropyOfShares)   \
+  DECLARE(RouteForward)           \
+  DECLARE(RouteBackward)          \
+  DECLARE(RouterLosses)           \
+  DECLARE(DispatchTable)          \
+  DECLARE(Permute)                \
+  DECLARE(Unpermute)              \
+  DECLARE(GroupedGemm)            \
+  DECLARE(GroupedWeightGradient)  \
   DECLARE(AdamW)                  \
   DECLARE(FinishGradients)        \
   DECLARE(Sum)                    \

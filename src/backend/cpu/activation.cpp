@@ -141,9 +141,15 @@ void backward(const GeluBackward& k) {
 
 }  // namespace
 
-void CpuBackend::execute(const SwiGluForward& k) { k.x.dtype() == Dtype::f32 ? forward<float>(k) : forward<bf16>(k); }
+void CpuBackend::execute(const SwiGluForward& k) {
+  if (k.row_weights.defined()) return CpuReference::execute(k);
+  k.x.dtype() == Dtype::f32 ? forward<float>(k) : forward<bf16>(k);
+}
 
-void CpuBackend::execute(const SwiGluBackward& k) { k.x.dtype() == Dtype::f32 ? backward<float>(k) : backward<bf16>(k); }
+void CpuBackend::execute(const SwiGluBackward& k) {
+  if (k.row_weights.defined()) return CpuReference::execute(k);
+  k.x.dtype() == Dtype::f32 ? backward<float>(k) : backward<bf16>(k);
+}
 
 void CpuBackend::execute(const GeluForward& k) { k.x.dtype() == Dtype::f32 ? forward<float>(k) : forward<bf16>(k); }
 

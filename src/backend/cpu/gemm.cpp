@@ -4,6 +4,7 @@
 
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/gemm_engine.h"
+#include "backend/cpu/gemm_tiles.h"
 #include "backend/cpu/widened_gemm.h"
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/integers.h"
@@ -11,12 +12,6 @@
 
 namespace mantissa {
 namespace {
-
-// Columns of a tile. 384 keep the library's copy of b in the L2 cache; a deep transposed b is copied in long strides, which 768 columns
-// amortise.
-int64_t tile_columns(int64_t cols, int64_t depth, bool b_transposed) {
-  return std::min<int64_t>(cols, b_transposed && depth >= 2048 ? 768 : 384);
-}
 
 // Rows of a tile: as many as possible, because each tile copies b anew, but at least four tiles in an even number, so that two or four
 // cores finish together. Many tiles balance by themselves.
@@ -60,16 +55,6 @@ int64_t band_columns(const Gemm& k, int64_t col_step, Dtype dtype) {
   if (col_step % (k.b.transposed ? b->how.block_rows : b->how.block_cols) != 0) return k.out.dim(1);
   return std::max<int64_t>(1, kBandBytes / (k.b.rows() * col_step * dtype_bytes(dtype))) * col_step;
 }
-
-const std::byte* at(const Tensor& tensor, int64_t element) { return tensor.device_bytes() + element * dtype_bytes(tensor.dtype()); }
-
-bool is_set(const Tensor& flag) { return *flag.device_data<int32_t>() != 0; }
-
-bool reads_fp32(const Gemm& k) {
-  const auto fp32 = [](const Tensor& tensor) { return tensor.defined() && tensor.dtype() == Dtype::f32; };
-  return fp32(k.bias) || (!k.a.quantized() && fp32(k.a.dense())) || (!k.b.quantized() && fp32(k.b.dense()));
-}
-std::byte* at_output(const Tensor& tensor, int64_t element) { return tensor.device_bytes() + element * dtype_bytes(tensor.dtype()); }
 
 }  // namespace
 
@@ -117,7 +102,7 @@ void GemmEngine::run_tiles(const Problem& p) {
   const auto run_tile = [&](int64_t i, int64_t j, const void* a) {
     const int64_t col = j * p.col_step;
     products[static_cast<size_t>(2 * (i + 1 == row_tiles) + (j + 1 == col_tiles))]->run(
-        a, at(p.b, k.b.transposed ? col * p.depth : col), at_output(k.out, i * p.row_step * k.out.dim(1) + p.first + col),
+        a, at(p.b, k.b.transposed ? col * p.depth : col), at(k.out, i * p.row_step * k.out.dim(1) + p.first + col),
         k.bias.defined() ? at(k.bias, p.first + col) : nullptr);
   };
   if (!k.a.transposed) {
@@ -169,7 +154,7 @@ bool GemmEngine::run_bands(const Gemm& k, Dtype dtype, Backend& device) {
 
 // Widening bf16 is exact, and so is dequantising to bf16 unless a scale is extreme: each path gives the product of the values.
 void GemmEngine::run(const Gemm& k, Backend& device) {
-  if (onednn_has_bf16() && !reads_fp32(k)) {
+  if (onednn_has_bf16() && !is_fp32(k.a) && !is_fp32(k.b) && !is_fp32(k.bias)) {
     if (run_bands(k, Dtype::bf16, device)) return;
     ++fp32_products_;
   }

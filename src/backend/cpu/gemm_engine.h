@@ -2,6 +2,9 @@
 // library call inside our own parallel loop, so results do not depend on the number of threads (oneDNN's own threading changes bits with
 // it). A transposed first operand is packed contiguously per tile: the library's AVX2 path is 2.5 times slower on it.
 //
+// Groups of rows (grouped_gemm.cpp) are cut into tiles of whole multiples of 64 rows, counted from the start of the group, the last one
+// filled up: the library treats the rows of a remainder differently, so a row's bits would depend on how many others its group has.
+//
 // TileProduct is one oneDNN primitive (tile_product.cpp).
 #pragma once
 
@@ -38,6 +41,7 @@ const char* onednn_isa_name();  // what oneDNN dispatches to: "AVX2", "AVX-512",
 class GemmEngine {
  public:
   void run(const Gemm& k, Backend& device);  // fp32, bf16 and quantised; checked by the caller
+  void run(const GroupedGemm& k, Backend& device);
   int64_t fp32_products() const { return fp32_products_; }
 
  private:
@@ -45,6 +49,9 @@ class GemmEngine {
   const TileProduct& product(const TileShape& shape);
   bool run_bands(const Gemm& k, Dtype dtype, Backend& device);
   void run_tiles(const Problem& problem);
+  struct GroupProblem;
+  bool run_groups(const GroupedGemm& k, Dtype dtype, Backend& device);
+  void run_tiles(const GroupProblem& problem);
 
   std::atomic<int64_t> fp32_products_ = 0;
   std::mutex mutex_;

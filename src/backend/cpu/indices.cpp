@@ -9,6 +9,13 @@ void check_indices(ExitCode code, const char* kernel, const char* operand, const
   }
 }
 
+void check_optional_indices(const char* kernel, const char* operand, const Tensor& indices, int64_t limit) {
+  const int32_t* values = indices.device_data<int32_t>();
+  for (int64_t i = 0; i < indices.elements(); ++i) {
+    require(values[i] >= -1 && values[i] < limit, kernel, ": ", operand, '[', i, "] is ", values[i], ", not in [-1, ", limit, ')');
+  }
+}
+
 void check_targets(const char* kernel, const Tensor& targets, int64_t vocab) {
   const int32_t* values = targets.device_data<int32_t>();
   for (int64_t i = 0; i < targets.elements(); ++i) {

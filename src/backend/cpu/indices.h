@@ -8,6 +8,9 @@ namespace mantissa {
 // Every element of i32 `indices` is in [0, limit). Throws Error(code) with the position and the value of the first that is not.
 void check_indices(ExitCode code, const char* kernel, const char* operand, const Tensor& indices, int64_t limit);
 
+// The same, but -1 is allowed: there is none. Throws Error(internal).
+void check_optional_indices(const char* kernel, const char* operand, const Tensor& indices, int64_t limit);
+
 // The same, but negative elements are allowed: they are ignored targets.
 void check_targets(const char* kernel, const Tensor& targets, int64_t vocab);
 

@@ -42,6 +42,12 @@ Slope<S> gelu(S x, GeluForm form) {
   return form == GeluForm::tanh ? gelu_tanh(x) : gelu_erf(x);
 }
 
+// The weight of a row, 1 without weights.
+template <class S>
+S row_weight(const Tensor& weights, int64_t row) {
+  return weights.defined() ? weights.device_data<S>()[row] : S{1};
+}
+
 template <class T>
 void swiglu(const SwiGluForward& k) {
   using S = Arithmetic<T>;
@@ -49,14 +55,15 @@ void swiglu(const SwiGluForward& k) {
   for (int64_t i = 0; i < k.out.dim(0); ++i) {
     const T *gate = k.x.device_data<T>() + 2 * i * width, *up = gate + width;
     T* out = k.out.device_data<T>() + i * width;
+    const S weight = row_weight<S>(k.row_weights, i);
     for (int64_t j = 0; j < width; ++j) {
       const S g = load(gate[j]);
-      out[j] = store<T>(g * sigmoid(g) * load(up[j]));
+      out[j] = store<T>(g * sigmoid(g) * load(up[j]) * weight);
     }
   }
 }
 
-// With s = sigmoid(g): dgate = dy up s (1 + g (1 - s)), dup = dy g s.
+// With s = sigmoid(g): dgate = dy up s (1 + g (1 - s)), dup = dy g s, both times the weight, whose gradient is the sum of dy up g s.
 template <class T>
 void swiglu_backward(const SwiGluBackward& k) {
   using S = Arithmetic<T>;
@@ -64,11 +71,15 @@ void swiglu_backward(const SwiGluBackward& k) {
   for (int64_t i = 0; i < k.dy.dim(0); ++i) {
     const T *gate = k.x.device_data<T>() + 2 * i * width, *up = gate + width, *dy = k.dy.device_data<T>() + i * width;
     T *dgate = k.dx.device_data<T>() + 2 * i * width, *dup = dgate + width;
+    const S weight = row_weight<S>(k.row_weights, i);
+    S dweight = 0;
     for (int64_t j = 0; j < width; ++j) {
-      const S g = load(gate[j]), s = sigmoid(g), d = load(dy[j]);
+      const S g = load(gate[j]), s = sigmoid(g), d = load(dy[j]) * weight;
       dgate[j] = store<T>(d * load(up[j]) * s * (S{1} + g * (S{1} - s)));
       dup[j] = store<T>(d * g * s);
+      dweight += load(dy[j]) * load(up[j]) * g * s;
     }
+    if (k.drow_weights.defined()) k.drow_weights.device_data<S>()[i] = dweight;
   }
 }
 

@@ -12,13 +12,15 @@ Tensor high_precision(const Value& value, Dtype dtype, const Tensor& extreme = {
 // Columns [first, first + width) of op(b), whole blocks of a quantised b, dequantised; stored as b is.
 Tensor dequantized_band(const Operand& b, Dtype dtype, int64_t first, int64_t width, const Tensor& extreme);
 
-// product(k with an out and bias of dtype `wide`, fp32 or fp64); out is rounded once at the end if it is bf16.
-template <class Product>
-void multiply_widened(Backend& device, const Gemm& k, Dtype wide, const Product& product) {
+// product(k, a Gemm or GroupedGemm, with an out and bias of dtype `wide`, fp32 or fp64); out is rounded once at the end if it is bf16.
+template <class Kernel, class Product>
+void multiply_widened(Backend& device, const Kernel& k, Dtype wide, const Product& product) {
   const bool rounds = k.out.dtype() == Dtype::bf16;
-  Gemm widened = k;
+  Kernel widened = k;
   if (rounds) widened.out = empty(device, wide, k.out.shape());
-  if (k.bias.defined()) widened.bias = converted(k.bias, wide);
+  if constexpr (requires { k.bias; }) {
+    if (k.bias.defined()) widened.bias = converted(k.bias, wide);
+  }
   product(widened);
   if (rounds) device.run(Convert{.x = widened.out, .out = k.out});
 }
