@@ -252,7 +252,9 @@ Command bench_command() {
               "mantissa bench train configs/quickstart.json --time-budget 20",
           .subcommands = {device_bench("kernels", "row kernels against a parallel memory copy", bench_kernels),
                           device_bench("gemm", "matrix products of GPT-2 shapes against oneDNN's 2048^3", bench_gemm),
-                          device_bench("attention", "attention against the GEMM ceiling", bench_attention), train_bench(), comm_bench()}};
+                          device_bench("attention", "attention against the GEMM ceiling", bench_attention),
+                          device_bench("moe", "products of groups of rows against one as large, and what moves the rows", bench_moe),
+                          train_bench(), comm_bench()}};
 }
 
 }  // namespace mantissa::tools

@@ -84,11 +84,12 @@ class Harness {
 double monotonic_seconds();
 
 // The subcommands; each measures what the filter admits. In bench_quantized.cpp (which appends the quantising kernels), bench_kernels.cpp,
-// bench_products.cpp and, on every rank of `world`, bench_comm.cpp.
+// bench_products.cpp, bench_moe.cpp and, on every rank of `world`, bench_comm.cpp.
 void add_quantized(std::vector<Workload>& out, Backend& device, Dtype dtype);
 void bench_kernels(Backend& device, const BenchOptions& options);
 void bench_gemm(Backend& device, const BenchOptions& options);
 void bench_attention(Backend& device, const BenchOptions& options);
+void bench_moe(Backend& device, const BenchOptions& options);
 void bench_comm(const Communicator& world, Backend& device, const BenchOptions& options);
 
 }  // namespace mantissa::tools
