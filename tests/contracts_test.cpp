@@ -1,48 +1,13 @@
 // What kernels refuse. Every operand of every case of a kernel missing, of another dtype, shape or in the memory of another one; then what
 // depends on indices, sizes and formats.
-#include <map>
-
 #include "contract_check.h"
 #include "faulty_calls.h"
 #include "files.h"
 #include "kernel_cases.h"
+#include "left_open.h"
 
 namespace mantissa::test {
 namespace {
-
-// What a contract leaves open, by kernel: all else that can be wrong with an operand is refused.
-const std::map<std::string, std::set<std::string>>& left_open() {
-  static const std::map<std::string, std::set<std::string>> all{
-      {"Fill", {"out: dtype", "out: floating dtype", "out: rank", "out: rows"}},
-      {"Convert", {"out: floating dtype", "x: floating dtype"}},
-      {"RandomNormal", {"out: floating dtype", "out: rank", "out: rows"}},
-      {"Add", {"out: memory of a", "out: memory of b"}},
-      {"AddBias", {"x: memory of out"}},
-      {"Gemm", {"out: floating dtype"}},                                    // values or stats
-      {"Quantize", {"second is missing", "x: floating dtype", "x: rows"}},  // rows up to whole blocks
-      {"Dequantize", {"out: columns", "out: floating dtype"}},              // columns of blocks that are one wide
-      {"QuantizationError", {"x: floating dtype", "x: rows"}},
-      {"SumRows", {"x: floating dtype", "x: rows"}},  // fp32 and bf16 values have the same stats
-      {"EmbeddingForward", {"weight: rows"}},
-      {"EmbeddingBackward", {"dweight: rows", "dy: floating dtype"}},
-      {"Rope", {"table: rows"}},
-      {"CrossEntropy", {"dlogits: memory of logits", "logits: columns", "logits: floating dtype"}},  // the last two without dlogits
-      {"CrossEntropyShare", {"logits: columns", "logits: floating dtype"}},  // fp32 and bf16 values have the same stats
-      {"CrossEntropyOfShares", {"dlogits: memory of logits", "logits: columns", "logits: floating dtype", "sums: rows"}},
-      {"RouteForward", {"counts: rows"}},
-      {"RouteBackward", {"counts: rows"}},
-      {"RouterLosses", {"counts: rows"}},
-      {"DispatchTable", {"choices: rows", "offsets: rows"}},  // room for more than there is
-      {"Permute", {"x: rows"}},
-      {"Unpermute", {"rows: columns", "x: rows"}},
-      {"GroupedGemm", {"a: floating dtype", "out: floating dtype"}},  // values or stats, and values of either dtype beside codes
-      {"AdamW", {"value: floating dtype"}},
-      {"FinishGradients", {"flags: rows", "partials: rows"}},
-      {"Sum", {"x: floating dtype", "x: rank", "x: rows"}},
-      {"SquaredNorm", {"x: columns", "x: floating dtype", "x: rank", "x: rows"}},
-  };
-  return all;
-}
 
 class Contracts : public ::testing::TestWithParam<std::string> {};
 

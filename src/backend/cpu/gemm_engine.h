@@ -2,8 +2,8 @@
 // library call inside our own parallel loop, so results do not depend on the number of threads (oneDNN's own threading changes bits with
 // it). A transposed first operand is packed contiguously per tile: the library's AVX2 path is 2.5 times slower on it.
 //
-// Groups of rows (grouped_gemm.cpp) are cut into tiles of whole multiples of 64 rows, counted from the start of the group, the last one
-// filled up: the library treats the rows of a remainder differently, so a row's bits would depend on how many others its group has.
+// Groups of rows (grouped_gemm.cpp) are cut into tiles of such heights that a row's bits do not depend on how many others its group has,
+// the last one filled up.
 //
 // TileProduct is one oneDNN primitive (tile_product.cpp).
 #pragma once
@@ -35,7 +35,8 @@ class TileProduct {
 
 // Throws Error(internal) if oneDNN has no implementation.
 std::unique_ptr<TileProduct> make_tile_product(const TileShape& shape);
-bool onednn_has_bf16();         // a bf16 dot product in hardware; without one, operands are widened to fp32, which is exact
+bool onednn_has_bf16();  // a bf16 dot product in hardware; without one, operands are widened to fp32, which is exact
+bool onednn_has_avx512();
 const char* onednn_isa_name();  // what oneDNN dispatches to: "AVX2", "AVX-512", "AVX-512 bf16", ...
 
 class GemmEngine {

@@ -12,16 +12,20 @@
 namespace mantissa {
 namespace {
 
-// A row has the same bits in tiles of 64, 128, 192 and 256 rows, which the tests hold the library to. Each tile copies its part of b anew,
-// so they are as high as possible.
-constexpr int64_t kRowStep = 64, kMostRows = 256;
-
 struct Tile {
   int64_t matrix;     // of the b at hand
   int64_t row, rows;  // what the group has of it
+  int64_t computed;   // rows with those it is filled up with
   int64_t col;
-  int64_t computed() const { return round_up(rows, kRowStep); }
 };
+
+// Rows of the next tile of a group that has so many left: only such in which a row has the same bits wherever it is, and as many as
+// possible, because each tile copies its part of b anew. oneDNN's AVX-512 kernels treat all rows of more than a few alike, its AVX2 kernels
+// do not in the last rows of 128 or 256.
+int64_t tile_height(int64_t rows) {
+  if (onednn_has_avx512()) return std::min<int64_t>(round_up(rows, 32), 256);
+  return rows > 128 ? 192 : 64;
+}
 
 // Memory of a thread that lasts.
 std::byte* scratch(std::vector<uint32_t>& memory, int64_t bytes) {
@@ -41,14 +45,14 @@ struct GemmEngine::GroupProblem {
 
   int64_t width(const Tile& tile) const { return std::min(col_step, cols - tile.col); }
 
-  // A tile that is filled up has an output of its own.
+  // The distance of the output's rows is the same for all tiles: bits depend on it.
   TileShape shape(const Tile& tile) const {
-    return {.rows = tile.computed(),
+    return {.rows = tile.computed,
             .cols = width(tile),
             .depth = depth,
             .lda = depth,
             .ldb = b.front().dim(1),
-            .ldc = tile.rows == tile.computed() ? cols : width(tile),
+            .ldc = cols,
             .in = a.dtype(),
             .out = k.out.dtype(),
             .b_transposed = k.b.transposed,
@@ -58,31 +62,29 @@ struct GemmEngine::GroupProblem {
 
   void add_tiles(int64_t matrix, Group group) {
     for (int64_t col = 0; col < cols; col += col_step) {  // tiles that read the same part of b follow each other
-      for (int64_t row = group.begin; row < group.end; row += kMostRows) {
-        tiles.push_back({.matrix = matrix, .row = row, .rows = std::min(kMostRows, group.end - row), .col = col});
+      for (int64_t row = group.begin, height = 0; row < group.end; row += height) {
+        height = tile_height(group.end - row);
+        tiles.push_back({.matrix = matrix, .row = row, .rows = std::min(height, group.end - row), .computed = height, .col = col});
       }
     }
   }
 
   void run(const TileProduct& product, const Tile& tile) const {
     const void* part = at(b[static_cast<size_t>(tile.matrix)], k.b.transposed ? tile.col * depth : tile.col);
-    if (tile.rows == tile.computed()) {
-      return product.run(at(a, tile.row * depth), part, at(k.out, tile.row * cols + tile.col), nullptr);
-    }
+    if (tile.rows == tile.computed) return product.run(at(a, tile.row * depth), part, at(k.out, tile.row * cols + tile.col), nullptr);
     run_filled_up(product, tile, part);
   }
 
   void run_filled_up(const TileProduct& product, const Tile& tile, const void* part) const {
     thread_local std::vector<uint32_t> in, out;
-    const int64_t in_row = depth * dtype_bytes(a.dtype()), element = dtype_bytes(k.out.dtype()), out_row = width(tile) * element;
-    std::byte* rows = scratch(in, tile.computed() * in_row);
-    std::byte* results = scratch(out, tile.computed() * out_row);
+    const int64_t in_row = depth * dtype_bytes(a.dtype()), out_row = cols * dtype_bytes(k.out.dtype());
+    std::byte* rows = scratch(in, tile.computed * in_row);
+    std::byte* results = scratch(out, tile.computed * out_row);
     std::memcpy(rows, at(a, tile.row * depth), static_cast<size_t>(tile.rows * in_row));
-    std::memset(rows + tile.rows * in_row, 0, static_cast<size_t>((tile.computed() - tile.rows) * in_row));
+    std::memset(rows + tile.rows * in_row, 0, static_cast<size_t>((tile.computed - tile.rows) * in_row));
     product.run(rows, part, results, nullptr);
-    for (int64_t i = 0; i < tile.rows; ++i) {
-      std::memcpy(at(k.out, (tile.row + i) * cols + tile.col), results + i * out_row, static_cast<size_t>(out_row));
-    }
+    const auto bytes = static_cast<size_t>(width(tile) * dtype_bytes(k.out.dtype()));
+    for (int64_t i = 0; i < tile.rows; ++i) std::memcpy(at(k.out, (tile.row + i) * cols + tile.col), results + i * out_row, bytes);
   }
 };
 

@@ -81,10 +81,12 @@ std::unique_ptr<TileProduct> make_tile_product(const TileShape& shape) {
 // The instruction sets are ordered in oneDNN: each includes those before it.
 bool onednn_has_bf16() { return dnnl::get_effective_cpu_isa() >= dnnl::cpu_isa::avx512_core_bf16; }
 
+bool onednn_has_avx512() { return dnnl::get_effective_cpu_isa() >= dnnl::cpu_isa::avx512_core; }
+
 const char* onednn_isa_name() {
   const auto isa = dnnl::get_effective_cpu_isa();
   if (isa >= dnnl::cpu_isa::avx512_core_bf16) return "AVX-512 bf16";
-  if (isa >= dnnl::cpu_isa::avx512_core) return "AVX-512";
+  if (onednn_has_avx512()) return "AVX-512";
   if (isa >= dnnl::cpu_isa::avx2) return "AVX2";
   return "SSE4.1";
 }
