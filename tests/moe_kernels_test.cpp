@@ -6,6 +6,7 @@
 #include "contract_check.h"
 #include "gemm_shapes.h"
 #include "kernel_cases_moe.h"
+#include "mantissa/backend/ceilings.h"
 #include "mantissa/base/integers.h"
 
 namespace mantissa::test {
@@ -307,6 +308,14 @@ TEST_F(MoeKernels, GiveWeightGradientsOfExpertsAloneAndNothingWithoutRows) {
         }
       }
     }
+  }
+}
+
+TEST_F(MoeKernels, ComputeFewMoreRowsThanGroupsHave) {
+  EXPECT_EQ(grouped_rows(0), 0);
+  for (int64_t rows = 1; rows < 700; ++rows) {
+    EXPECT_GE(grouped_rows(rows), rows);
+    EXPECT_LT(grouped_rows(rows), rows + 64);
   }
 }
 

@@ -9,7 +9,6 @@ namespace mantissa::tools {
 namespace {
 
 constexpr int64_t kHidden = 768, kGateUp = 2048, kMultiple = 32;
-constexpr int64_t kTileRows = 64;  // what grouped products of a CPU round the rows of a group up to
 
 enum class Role { fprop, dgrad, wgrad };
 
@@ -20,7 +19,7 @@ struct Load {
   int64_t asked() const { return std::accumulate(rows.begin(), rows.end(), int64_t{0}); }
   int64_t computed() const {
     int64_t sum = 0;
-    for (const int64_t r : rows) sum += round_up(r, kTileRows);
+    for (const int64_t r : rows) sum += grouped_rows(round_up(r, kMultiple));
     return sum;
   }
 };

@@ -37,4 +37,7 @@ class CopyCeiling {
 // The instruction set that matrix products use: "AVX2", "AVX-512", "AVX-512 bf16".
 std::string gemm_instruction_set();
 
+// How many rows products of the backend "cpu" compute for a group of so many.
+int64_t grouped_rows(int64_t rows);
+
 }  // namespace mantissa

@@ -6,6 +6,7 @@
 #include "backend/cpu/gemm_tiles.h"
 #include "backend/cpu/groups.h"
 #include "backend/cpu/widened_gemm.h"
+#include "mantissa/backend/ceilings.h"
 #include "mantissa/base/integers.h"
 #include "mantissa/base/parallel.h"
 
@@ -36,6 +37,12 @@ std::byte* scratch(std::vector<uint32_t>& memory, int64_t bytes) {
 
 }  // namespace
 
+int64_t grouped_rows(int64_t rows) {
+  int64_t out = 0;
+  while (out < rows) out += tile_height(rows - out);
+  return out;
+}
+
 struct GemmEngine::GroupProblem {
   const GroupedGemm& k;
   Tensor a;               // of rows that belong to a group
@@ -45,14 +52,14 @@ struct GemmEngine::GroupProblem {
 
   int64_t width(const Tile& tile) const { return std::min(col_step, cols - tile.col); }
 
-  // The distance of the output's rows is the same for all tiles: bits depend on it.
+  // An output without gaps between its rows, be it scratch: the library is faster by a tenth, and sums in another order than with gaps.
   TileShape shape(const Tile& tile) const {
     return {.rows = tile.computed,
             .cols = width(tile),
             .depth = depth,
             .lda = depth,
             .ldb = b.front().dim(1),
-            .ldc = cols,
+            .ldc = width(tile),
             .in = a.dtype(),
             .out = k.out.dtype(),
             .b_transposed = k.b.transposed,
@@ -71,20 +78,24 @@ struct GemmEngine::GroupProblem {
 
   void run(const TileProduct& product, const Tile& tile) const {
     const void* part = at(b[static_cast<size_t>(tile.matrix)], k.b.transposed ? tile.col * depth : tile.col);
-    if (tile.rows == tile.computed) return product.run(at(a, tile.row * depth), part, at(k.out, tile.row * cols + tile.col), nullptr);
-    run_filled_up(product, tile, part);
+    const void* rows = tile.rows == tile.computed ? at(a, tile.row * depth) : filled_up(tile);
+    std::byte* out = at(k.out, tile.row * cols + tile.col);
+    if (tile.rows == tile.computed && width(tile) == cols) return product.run(rows, part, out, nullptr);
+    thread_local std::vector<uint32_t> memory;
+    const int64_t element = dtype_bytes(k.out.dtype()), bytes = width(tile) * element;
+    std::byte* results = scratch(memory, tile.computed * bytes);
+    product.run(rows, part, results, nullptr);
+    for (int64_t i = 0; i < tile.rows; ++i) std::memcpy(out + i * cols * element, results + i * bytes, static_cast<size_t>(bytes));
   }
 
-  void run_filled_up(const TileProduct& product, const Tile& tile, const void* part) const {
-    thread_local std::vector<uint32_t> in, out;
-    const int64_t in_row = depth * dtype_bytes(a.dtype()), out_row = cols * dtype_bytes(k.out.dtype());
-    std::byte* rows = scratch(in, tile.computed * in_row);
-    std::byte* results = scratch(out, tile.computed * out_row);
-    std::memcpy(rows, at(a, tile.row * depth), static_cast<size_t>(tile.rows * in_row));
-    std::memset(rows + tile.rows * in_row, 0, static_cast<size_t>((tile.computed - tile.rows) * in_row));
-    product.run(rows, part, results, nullptr);
-    const auto bytes = static_cast<size_t>(width(tile) * dtype_bytes(k.out.dtype()));
-    for (int64_t i = 0; i < tile.rows; ++i) std::memcpy(at(k.out, (tile.row + i) * cols + tile.col), results + i * out_row, bytes);
+  // The rows of a tile, and zeros behind them.
+  const std::byte* filled_up(const Tile& tile) const {
+    thread_local std::vector<uint32_t> memory;
+    const int64_t bytes = depth * dtype_bytes(a.dtype());
+    std::byte* out = scratch(memory, tile.computed * bytes);
+    std::memcpy(out, at(a, tile.row * depth), static_cast<size_t>(tile.rows * bytes));
+    std::memset(out + tile.rows * bytes, 0, static_cast<size_t>((tile.computed - tile.rows) * bytes));
+    return out;
   }
 };
 
