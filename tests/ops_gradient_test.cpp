@@ -154,10 +154,61 @@ std::vector<OpCase> head_cases() {
   };
 }
 
+// 5 tokens of 4 experts, two each; the third has none, the last is chosen by all.
+Dispatch five_tokens(Backend& device) { return dispatch(tensor_of(device, Dtype::i32, {5, 2}, {0, 3, 1, 3, 0, 3, 1, 3, 0, 3}), 4, 4); }
+
+void route_case(Backend& device, const RoutingRule& rule) {
+  expect_gradients({activation(device, {5, 6}, 1)}, [&](const std::vector<Var>& v) { return route(v[0], {.rule = rule}).weights; });
+}
+
+void dispatched_swiglu_case(Backend& device, Keep keep) {
+  const Dispatch to = five_tokens(device);
+  expect_gradients({activation(device, {5, 3}, 1), activation(device, {5, 2}, 2), parameter(device, "gate_up", {4 * 6, 3}, 3)},
+                   [&](const std::vector<Var>& v) { return dispatched_swiglu(v[0], v[1], v[2], to, {.compute = Dtype::f64}, keep, true); });
+}
+
+void combined_linear_case(Backend& device) {
+  const Dispatch from = five_tokens(device);
+  expect_gradients({activation(device, {from.choices.dim(0), 3}, 1), parameter(device, "down", {4 * 5, 3}, 2)},
+                   [&](const std::vector<Var>& v) { return combined_linear(v[0], v[1], from, {.compute = Dtype::f64}); });
+}
+
+// Both products, the second of an activation that is made again in backward.
+void experts_case(Backend& device) {
+  const Dispatch by = five_tokens(device);
+  expect_gradients({activation(device, {5, 3}, 1), activation(device, {5, 2}, 2), parameter(device, "gate_up", {4 * 6, 3}, 3),
+                    parameter(device, "down", {4 * 2, 3}, 4)},
+                   [&](const std::vector<Var>& v) {
+                     const Var inner = dispatched_swiglu(v[0], v[1], v[2], by, {.compute = Dtype::f64}, Keep::nothing, true);
+                     return combined_linear(inner, v[3], by, {.compute = Dtype::f64});
+                   });
+}
+
+std::vector<OpCase> expert_cases() {
+  using enum RouterScore;
+  const auto routed = [](RoutingRule rule) { return [rule](Backend& d) { route_case(d, rule); }; };
+  return {
+      {"convert", "same",
+       [](Backend& d) {
+         one_activation_case(d, {3, 5}, [](const Var& x) { return convert(x, Dtype::f64); });
+       }},
+      {"route", "softmax", routed({.choices = 2, .score = softmax, .score_after_choice = false, .renormalise = false, .scale = 1.5})},
+      {"route", "renormalised", routed({.choices = 3, .score = softmax, .score_after_choice = false, .renormalise = true, .scale = 1.0})},
+      {"route", "after_choice", routed({.choices = 2, .score = softmax, .score_after_choice = true, .renormalise = false, .scale = 1.0})},
+      {"route", "sigmoid", routed({.choices = 2, .score = sigmoid, .score_after_choice = false, .renormalise = true, .scale = 2.5})},
+      {"route", "all_experts", routed({.choices = 6, .score = softmax, .score_after_choice = false, .renormalise = false, .scale = 1.0})},
+      {"dispatched_swiglu", "value", [](Backend& d) { dispatched_swiglu_case(d, Keep::value); }},
+      {"dispatched_swiglu", "recipe", [](Backend& d) { dispatched_swiglu_case(d, Keep::nothing); }},
+      {"combined_linear", "rows", combined_linear_case},
+      {"combined_linear", "of_dispatched_swiglu", experts_case},
+  };
+}
+
 const std::vector<OpCase>& cases() {
   static const std::vector<OpCase> all = [] {
     std::vector<OpCase> joined = row_cases();
     for (const OpCase& c : head_cases()) joined.push_back(c);
+    for (const OpCase& c : expert_cases()) joined.push_back(c);
     return joined;
   }();
   return all;
@@ -173,7 +224,7 @@ TEST_P(OpsGradient, EqualsCentralDifferences) {
 INSTANTIATE_TEST_SUITE_P(, OpsGradient, ::testing::ValuesIn(cases()), [](const auto& c) { return c.param.op + "_" + c.param.variant; });
 
 TEST(OpsGradientTable, EveryOperationHasACheck) {
-  const std::vector<std::string> ops = declared_in("include/mantissa/ops/ops.h", R"(\nVar (\w+)\()");
+  const std::vector<std::string> ops = declared_in("include/mantissa/ops/ops.h", R"(\n(?:Var|Routing) (\w+)\()");
   ASSERT_GE(ops.size(), 11U) << "the header is no longer understood";
   std::set<std::string> checked;
   for (const OpCase& c : cases()) checked.insert(c.op);

@@ -1,28 +1,9 @@
-#include <optional>
-
 #include "mantissa/backend/functions.h"
 #include "mantissa/ops/ops.h"
 #include "ops/linear_products.h"
 
 namespace mantissa {
 namespace {
-
-// What backward reads of the input: what was gathered, its codes, or the tensor, or the means to compute that again.
-class SavedInput {
- public:
-  SavedInput(const Var& x, const LinearInput& read, const LinearProducts& products, bool gathered) {
-    if (gathered || (products.keeps_codes() && !x.rebuilt())) {
-      kept_ = products.kept(read);
-    } else {
-      tensor_.emplace(x);
-    }
-  }
-  LinearInput get(const LinearProducts& products) const { return tensor_ ? products.kept(products.input(tensor_->get())) : kept_; }
-
- private:
-  LinearInput kept_;
-  std::optional<Saved> tensor_;
-};
 
 // y [N, out] of x [N, in].
 Tensor output(const LinearProducts& products, const LinearInput& x, Shape shape, const Var& bias, const Tensor& like, const Place& place) {

@@ -5,7 +5,6 @@
 
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/integers.h"
-#include "mantissa/ops/quantization_observer.h"
 
 namespace mantissa {
 namespace {
@@ -19,6 +18,13 @@ QuantizedTensor columnwise(const QuantizedTensor& rowwise) {
   return out;
 }
 
+// Of all choices that were not dropped, by token.
+Tensor rows_of_choices(const Dispatch& groups) {
+  std::vector<int32_t> rows = to_host<int32_t>(groups.rows);
+  std::erase(rows, -1);
+  return from_host(groups.rows.device(), Dtype::i32, {static_cast<int64_t>(rows.size())}, rows.data());
+}
+
 int64_t rows_of(const Value& value) { return shape_of(value)[0]; }
 
 // Codes stand for whole blocks of tokens; the operand beside them in high precision gets zero rows to match.
@@ -30,15 +36,12 @@ Value padded(const Value& value, int64_t rows) {
   return out;
 }
 
-// The gradient of the output along both contractions, in one pass where both are quantised.
-struct OutputGradient {
-  Value rows, columns;
-};
-
+// In one pass where both are quantised.
 OutputGradient output_gradient(const Tensor& dy, const Recipe& recipe, Dtype compute, bool wants_rows, bool wants_columns) {
   const Tensor high = converted(dy, compute);
   OutputGradient out{high, high};
   const OperandChoice rows = choose_operands(recipe, GemmRole::dgrad).first, columns = choose_operands(recipe, GemmRole::wgrad).first;
+  require(columns.source != OperandSource::shifted, "output gradients that are shifted come as codes");
   if (wants_rows && rows.is_codes() && wants_columns && columns.is_codes()) {
     const Shape padded = dy.shape().with_dim0(round_up(dy.dim(0), rows.how.block()));
     QuantizedTensor row = empty_quantized(dy.device(), padded, rows.how), column = empty_quantized(dy.device(), padded, columns.how);
@@ -56,9 +59,45 @@ LinearInput LinearProducts::input(const Tensor& x) const {
   const OperandChoice choice = choose_operands(recipe_, GemmRole::fprop).first;
   if (!choice.is_codes()) return {.high = x};
   LinearInput out{.high = x, .codes = quantized_padded(source_of(x), choice.how)};
-  if (!Tape::in_backward()) observe_quantization({.weight = weight_.leaf, .role = OperandRole::input, .x = x, .codes = out.codes});
+  if (!Tape::in_backward()) observe(OperandRole::input, x, out.codes);
   return out;
 }
+
+// Rows of a dispatch are shown in the order of tokens, without those of padding, and columnwise codes, which go across these, not at all.
+void LinearProducts::observe(OperandRole role, const Tensor& x, const QuantizedTensor& codes) const {
+  const auto show = [&](const Tensor& of, const QuantizedTensor& are) {
+    observe_quantization({.weight = weight_.leaf, .role = role, .x = of, .codes = are});
+  };
+  if (!groups_.offsets.defined()) return show(x, codes);
+  if (!observing_quantization() || !codes.how.rowwise()) return;
+  const Tensor rows = rows_of_choices(groups_);
+  const Tensor values = empty(x.device(), x.dtype(), x.shape().with_dim0(rows.dim(0)));
+  const QuantizedTensor compact = empty_quantized(x.device(), values.shape(), codes.how);
+  x.device().run(Permute{.x = x, .out = values, .choices = rows, .per_row = 1});
+  x.device().run(Permute{.x = codes, .out = compact, .choices = rows, .per_row = 1});
+  show(values, compact);
+}
+
+QuantizedTensor LinearProducts::codes_of_tokens(OperandRole role, const Tensor& x) const {
+  const GemmRole product = role == OperandRole::input ? GemmRole::fprop : GemmRole::dgrad;
+  QuantizedTensor codes = quantized(source_of(x), choose_operands(recipe_, product).first.how);
+  const bool again = role == OperandRole::input && Tape::in_backward();
+  if (!again) observe_quantization({.weight = weight_.leaf, .role = role, .x = x, .codes = codes});
+  return codes;
+}
+
+Value LinearProducts::to_experts(const Value& tokens, int64_t per_row) const {
+  const Tensor& choices = groups_.choices;
+  const Shape shape{choices.dim(0), shape_of(tokens)[1]};
+  const auto moved = [&](const Value& out) {
+    choices.device().run(Permute{.x = tokens, .out = out, .choices = choices, .per_row = per_row});
+    return out;
+  };
+  if (const auto* codes = std::get_if<QuantizedTensor>(&tokens)) return moved(empty_quantized(choices.device(), shape, codes->how));
+  return moved(empty(choices.device(), std::get<Tensor>(tokens).dtype(), shape));
+}
+
+OutputGradient LinearProducts::gradient_of_codes(const QuantizedTensor& rows) const { return {rows, columnwise(rows)}; }
 
 LinearInput LinearProducts::gathered_input(const Place& place, const Tensor& x, bool recorded) const {
   const OperandChoice choice = choose_operands(recipe_, GemmRole::fprop).first;
@@ -102,12 +141,22 @@ Value LinearProducts::weight(GemmRole role) const {
   fail(ExitCode::internal, "no such operand of ", gemm_name(role));
 }
 
+void LinearProducts::multiply(const Value& a, GemmRole role, const Tensor& out, const Tensor& bias) const {
+  const Operand b{.value = weight(role), .transposed = role == GemmRole::fprop};
+  const bool same = out.dtype() == compute() || out.dtype() == stats_dtype(compute());
+  const Tensor product = same ? out : empty(out.device(), compute(), out.shape());
+  if (groups_.offsets.defined()) {
+    require(!bias.defined(), "products of experts have no bias");
+    out.device().run(GroupedGemm{.a = {a}, .b = b, .out = product, .offsets = groups_.offsets});
+  } else {
+    out.device().run(Gemm{.a = {a}, .b = b, .out = product, .accumulate = false, .bias = bias});
+  }
+  if (!same) out.device().run(Convert{.x = product, .out = out});
+}
+
 void LinearProducts::fprop(const LinearInput& x, const Tensor& bias, const Tensor& y) const {
   const Value a = x.codes.defined() ? Value(slice(x.codes, 0, y.dim(0))) : Value(converted(x.high, compute()));
-  const bool same = y.dtype() == compute() || y.dtype() == stats_dtype(compute());
-  const Tensor out = same ? y : empty(y.device(), compute(), y.shape());
-  y.device().run(Gemm{.a = {a}, .b = {weight(GemmRole::fprop), true}, .out = out, .accumulate = false, .bias = bias});
-  if (!same) y.device().run(Convert{.x = out, .out = y});
+  multiply(a, GemmRole::fprop, y, bias);
 }
 
 Value LinearProducts::wgrad_input(const LinearInput& x) const {
@@ -115,13 +164,16 @@ Value LinearProducts::wgrad_input(const LinearInput& x) const {
   if (!choice.is_codes()) return converted(x.high, compute());
   if (choice.source == OperandSource::shifted) return columnwise(x.codes);
   QuantizedTensor codes = quantized(source_of(x.high), choice.how);
-  observe_quantization({.weight = weight_.leaf, .role = OperandRole::input, .x = x.high, .codes = codes});
+  observe(OperandRole::input, x.high, codes);
   return codes;
 }
 
 void LinearProducts::wgrad(const LinearInput& x, const Value& dy) const {
   const auto [dweight, accumulate] = weight_.leaf->target();
   const Value input = wgrad_input(x);
+  if (groups_.offsets.defined())
+    return dweight.device().run(
+        GroupedWeightGradient{.a = dy, .b = input, .out = dweight, .offsets = groups_.offsets, .accumulate = accumulate});
   const int64_t rows = std::max(rows_of(dy), rows_of(input));
   dweight.device().run(Gemm{.a = {padded(dy, rows), true}, .b = {padded(input, rows)}, .out = dweight, .accumulate = accumulate});
 }
@@ -130,13 +182,13 @@ void LinearProducts::backward(const LinearInput& x, const Tensor& dy, const Tens
   const OutputGradient gradient = output_gradient(dy, recipe_, compute(), dx.defined(), weight_.leaf != nullptr);
   const auto* rows = std::get_if<QuantizedTensor>(&gradient.rows);
   const auto* codes = rows ? rows : std::get_if<QuantizedTensor>(&gradient.columns);
-  if (codes) observe_quantization({.weight = weight_.leaf, .role = OperandRole::output_grad, .x = dy, .codes = *codes});
-  if (weight_.leaf) wgrad(x, gradient.columns);
-  if (!dx.defined()) return;
-  const bool same = dx.dtype() == compute() || dx.dtype() == stats_dtype(compute());
-  const Tensor out = same ? dx : empty(dx.device(), compute(), dx.shape());
-  dx.device().run(Gemm{.a = {gradient.rows}, .b = {weight(GemmRole::dgrad)}, .out = out, .accumulate = false});
-  if (!same) dx.device().run(Convert{.x = out, .out = dx});
+  if (codes) observe(OperandRole::output_grad, dy, *codes);
+  backward(x, gradient, dx);
+}
+
+void LinearProducts::backward(const LinearInput& x, const OutputGradient& dy, const Tensor& dx) const {
+  if (weight_.leaf) wgrad(x, dy.columns);
+  if (dx.defined()) multiply(dy.rows, GemmRole::dgrad, dx, {});
 }
 
 }  // namespace mantissa

@@ -26,4 +26,6 @@ void observe_quantization(const QuantizedOperand& operand) {
   if (current_observer) (*current_observer)(operand);
 }
 
+bool observing_quantization() { return current_observer != nullptr; }
+
 }  // namespace mantissa

@@ -25,7 +25,9 @@ OperandChoice weight_operand(const Recipe& recipe, GemmRole role) {
 
 OperandChoice output_grad_operand(const Recipe& recipe, GemmRole role) {
   if (!recipe.output_grad || !recipe.gemms.holds(role)) return {};
-  return codes(role == GemmRole::dgrad ? recipe.output_grad : recipe.output_grad.transposed());
+  if (role == GemmRole::dgrad) return codes(recipe.output_grad);
+  const bool shifted = recipe.shifts_output_grad && recipe.gemms.dgrad;
+  return {shifted ? OperandSource::shifted : OperandSource::codes, recipe.output_grad.transposed()};
 }
 
 OperandChoice input_operand(const Recipe& recipe, GemmRole role) {

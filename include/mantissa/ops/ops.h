@@ -60,11 +60,50 @@ Var rope(const Var& qkv, const Tensor& table, const Tensor& positions, HeadLayou
 // [N, heads * D]; scores are scaled by 1/sqrt(head_dim). segment_starts optional: default Tensor.
 Var attention(const Var& qkv, int64_t batch, HeadLayout layout, const Tensor& segment_starts);
 
+// x in another dtype; its gradient in that of x.
+Var convert(const Var& x, Dtype dtype);
+
 // x [N, 2I] = gate | up: [N, I].
 Var swiglu(const Var& x, Keep keep);
 Var gelu(const Var& x, GeluForm form, Keep keep);
 
 inline constexpr int64_t kLogitsAtATime = int64_t{1} << 26;  // 256 MiB in fp32
+
+// ---- mixture of experts: N tokens, E experts, K choices of each token
+
+struct RoutingOptions {
+  RoutingRule rule;
+  int64_t sequences = 1;                            // into which the tokens are divided
+  double balance = 0, sequence_balance = 0, z = 0;  // how much of each auxiliary loss (RouteBackward) joins the gradient of the logits
+};
+
+struct Routing {
+  Var weights;     // [N, K], in the dtype of the logits
+  Tensor experts;  // [N, K] i32
+  Tensor scores;   // [N, E]
+  Tensor counts;   // [sequences, E] i32
+};
+
+// logits [N, E] fp32 (or fp64). bias [E], optional, chooses only. The gradient of the logits is that of the weights and of the auxiliary
+// losses, which no loss on the tape holds.
+Routing route(const Var& logits, const RoutingOptions& options, const Tensor& bias = {});
+
+// Where the rows of each choice lie (DispatchTable).
+struct Dispatch {
+  Tensor offsets, rows, choices;
+  int64_t per_row = 1;  // choices of a token
+};
+Dispatch dispatch(const Tensor& experts, int64_t num_experts, int64_t multiple, int64_t capacity = 0);
+
+// The first product of every expert, gate and up as one, on the rows of its tokens, and SwiGLU times the weight of each row: x [N, in],
+// weights [N, K], gate_up a stack [E * 2I, in]: [R, I]. as_codes: where fprop reads x as codes they are made of x once and rows of codes
+// move, else rows of values, which become the same codes.
+Var dispatched_swiglu(const Var& x, const Var& weights, const LinearWeight& gate_up, const Dispatch& to, const Recipe& recipe, Keep keep,
+                      bool as_codes);
+
+// The second product of every expert, and the sum of a token's rows: x [R, I], down a stack [E * out, I]: [N, out]. Where the recipe shifts
+// the output gradient its rowwise codes are made of dy once and move; else values do.
+Var combined_linear(const Var& x, const LinearWeight& down, const Dispatch& from, const Recipe& recipe);
 
 struct LossOptions {
   int64_t vocab;         // columns that take part in the softmax; the rest are padding

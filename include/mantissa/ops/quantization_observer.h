@@ -11,7 +11,8 @@ enum class OperandRole { weight, input, output_grad };
 const char* role_name(OperandRole role);  // as in a recipe
 
 // What an operation quantised from high precision: each operand once, also where it is recomputed or read by two products. Where dgrad and
-// wgrad both read an output gradient as codes, these are the rowwise ones; codes shifted from others are not shown.
+// wgrad both read an output gradient as codes, these are the rowwise ones; codes shifted from others are not shown, nor columnwise ones of
+// rows of experts, which hold padding.
 struct QuantizedOperand {
   const Leaf* weight;            // gradient of the weight of the operation; null: it is not trained
   OperandRole role;              // input or output_grad
@@ -36,5 +37,6 @@ class ObserverScope {
 };
 
 void observe_quantization(const QuantizedOperand& operand);  // no-op without an observer
+bool observing_quantization();
 
 }  // namespace mantissa

@@ -25,6 +25,7 @@ struct Recipe {
   Quantization weight_fake_quant = {};                     // rounds the weight in forward; the gradient passes straight through
   Quantization weight = {}, input = {}, output_grad = {};  // operands of the GEMMs in `gemms`
   GemmSet gemms = {};                                      // the GEMMs that take quantised operands
+  bool shifts_output_grad = false;  // wgrad's codes of the output gradient follow from dgrad's, which are made elsewhere, by exponent shift
 
   bool quantises() const { return weight_fake_quant || weight || input || output_grad; }
   bool quantises_operands() const { return weight || input || output_grad; }

@@ -1,0 +1,116 @@
+// Which kernels a layer of experts runs: with codes that move, one quantisation and one permutation each way, and no other pass over codes
+// or scales between the quantisation and the product that reads them.
+#include <gmock/gmock.h>
+
+#include "backend/cpu/reference.h"
+#include "mantissa/backend/functions.h"
+#include "mantissa/ops/ops.h"
+#include "mantissa/precision/config.h"
+#include "testing.h"
+
+namespace mantissa::test {
+namespace {
+
+using ::testing::ElementsAre;
+
+// The reference, which writes down what callers ask for; kernels that are made of others count as one. A permutation with what it moves.
+class TracingBackend : public CpuReference {
+ public:
+  std::vector<std::string> take() { return std::exchange(calls_, {}); }
+
+ protected:
+#define MANTISSA_TRACED(Kernel)                             \
+  void execute(const Kernel& k) override {                  \
+    if (depth_ == 0) calls_.push_back(name_of(k, #Kernel)); \
+    ++depth_;                                               \
+    CpuReference::execute(k);                               \
+    --depth_;                                               \
+  }
+  MANTISSA_KERNELS(MANTISSA_TRACED)
+#undef MANTISSA_TRACED
+
+ private:
+  template <class Kernel>
+  static std::string name_of(const Kernel&, const char* name) {
+    return name;
+  }
+  static std::string name_of(const Permute& k, const char*) {
+    const auto* codes = std::get_if<QuantizedTensor>(&k.out);
+    if (!codes) return text("Permute ", dtype_name(std::get<Tensor>(k.out).dtype()));
+    return text("Permute ", codes->codes.bytes() / codes->shape[0], " + ", codes->scales.bytes() / codes->shape[0], " B a row");
+  }
+
+  std::vector<std::string> calls_;
+  int depth_ = 0;
+};
+
+// 40 tokens of 64 channels, 4 experts of 32.
+struct Layer {
+  explicit Layer(Backend& device)
+      : x(random_tensor(device, Dtype::bf16, {40, 64}, 1)),
+        weights(random_tensor(device, Dtype::f32, {40, 2}, 2)),
+        gate_up(random_tensor(device, Dtype::bf16, {4 * 64, 64}, 3)),
+        down(random_tensor(device, Dtype::bf16, {4 * 64, 32}, 4)) {
+    std::vector<int32_t> experts;
+    for (int32_t t = 0; t < 40; ++t) experts.insert(experts.end(), {t % 3, 3});
+    to = dispatch(from_host(device, Dtype::i32, {40, 2}, experts.data()), 4, 32);
+    gate_up_leaf.grad = empty(device, Dtype::f32, gate_up.shape());
+    down_leaf.grad = empty(device, Dtype::f32, down.shape());
+  }
+  LinearWeight weight(const Tensor& value, Leaf& leaf, const Recipe& recipe) const {
+    if (!recipe.weight) return Var(value, leaf);
+    return {value, quantized(value, recipe.weight), &leaf};
+  }
+
+  Tensor x, weights, gate_up, down;
+  Dispatch to;
+  Leaf gate_up_leaf, down_leaf;
+};
+
+struct Calls {
+  std::vector<std::string> forward, backward;
+};
+
+Calls calls_of(const Recipe& recipe, bool as_codes) {
+  Recipe of_down = recipe;
+  of_down.shifts_output_grad = as_codes;
+  TracingBackend device;
+  Layer layer(device);
+  const LinearWeight gate_up = layer.weight(layer.gate_up, layer.gate_up_leaf, recipe),
+                     down = layer.weight(layer.down, layer.down_leaf, recipe);
+  Tape tape;
+  const Tape::Scope scope(&tape);
+  const Var x = tape.input(layer.x), weights = tape.input(layer.weights);
+  device.take();
+  const Var inner = dispatched_swiglu(x, weights, gate_up, layer.to, recipe, Keep::value, as_codes);
+  const Var y = combined_linear(inner, down, layer.to, of_down);
+  Calls calls{.forward = device.take(), .backward = {}};
+  tape.backward(y, layer.x);
+  calls.backward = device.take();
+  return calls;
+}
+
+TEST(MoeTrace, CodesAreMadeOnceAndMovedOnce) {
+  const Calls calls = calls_of(preset_recipe("mxfp8"), true);
+  EXPECT_THAT(calls.forward, ElementsAre("Permute fp32", "Quantize", "Permute 64 + 2 B a row", "GroupedGemm", "SwiGluForward", "Quantize",
+                                         "GroupedGemm", "Unpermute"));
+  EXPECT_THAT(calls.backward, ElementsAre("Quantize", "Permute 64 + 2 B a row", "RequantizeColumns", "RequantizeColumns",
+                                          "GroupedWeightGradient", "GroupedGemm", "SwiGluBackward", "Quantize", "RequantizeColumns",
+                                          "GroupedWeightGradient", "GroupedGemm", "Unpermute", "Permute fp32"));
+}
+
+TEST(MoeTrace, ValuesMoveWhereNothingReadsCodesOrTheyAreToMove) {
+  const Calls high = calls_of(preset_recipe("high"), true);
+  EXPECT_THAT(high.forward, ElementsAre("Permute fp32", "Permute bf16", "GroupedGemm", "SwiGluForward", "GroupedGemm", "Unpermute"));
+  EXPECT_THAT(high.backward, ElementsAre("Permute bf16", "GroupedWeightGradient", "GroupedGemm", "SwiGluBackward", "GroupedWeightGradient",
+                                         "GroupedGemm", "Unpermute", "Permute fp32"));
+  const Calls values = calls_of(preset_recipe("mxfp8"), false);
+  EXPECT_THAT(values.forward, ElementsAre("Permute fp32", "Permute bf16", "Quantize", "GroupedGemm", "SwiGluForward", "Quantize",
+                                          "GroupedGemm", "Unpermute"));
+  EXPECT_THAT(values.backward,
+              ElementsAre("Permute bf16", "Quantize", "RequantizeColumns", "GroupedWeightGradient", "GroupedGemm", "SwiGluBackward",
+                          "Quantize", "RequantizeColumns", "GroupedWeightGradient", "GroupedGemm", "Unpermute", "Permute fp32"));
+}
+
+}  // namespace
+}  // namespace mantissa::test
