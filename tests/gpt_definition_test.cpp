@@ -37,22 +37,56 @@ void layer_norm_and_biases(ModelConfig& config) {
   config.qk_norm = false;
 }
 
-const std::vector<Shaped> kShapes = {{"qwen3", [](ModelConfig&) {}},
-                                     {"qwen2",
-                                      [](ModelConfig& c) {
-                                        c.qk_norm = false;
-                                        c.attention_bias = AttentionBias::qkv;
-                                      }},
-                                     {"gpt2",
-                                      [](ModelConfig& c) {
-                                        layer_norm_and_biases(c);
-                                        c.activation = Activation::gelu_tanh;
-                                        c.tie_word_embeddings = true;
-                                      }},
-                                     {"nanogpt", [](ModelConfig& c) {
-                                        layer_norm_and_biases(c);
-                                        c.activation = Activation::gelu_erf;
-                                      }}};
+// With auxiliary losses that weigh as much as the loss.
+MoeConfig experts(MoeConfig moe) {
+  moe.aux_loss_coef = 0.7;
+  moe.seq_aux_loss_coef = 0.4;
+  moe.z_loss_coef = 0.3;
+  return moe;
+}
+
+const std::vector<Shaped> kShapes = {
+    {"qwen3", [](ModelConfig&) {}},
+    {"qwen2",
+     [](ModelConfig& c) {
+       c.qk_norm = false;
+       c.attention_bias = AttentionBias::qkv;
+     }},
+    {"gpt2",
+     [](ModelConfig& c) {
+       layer_norm_and_biases(c);
+       c.activation = Activation::gelu_tanh;
+       c.tie_word_embeddings = true;
+     }},
+    {"mixtral", [](ModelConfig& c) { c.moe = experts({.num_experts = 5, .num_experts_per_tok = 2, .intermediate_size = 3}); }},
+    {"qwen3_moe",
+     [](ModelConfig& c) {
+       c.moe = experts({.num_experts = 4, .num_experts_per_tok = 4, .intermediate_size = 5, .norm_topk_prob = false});
+       c.moe->dense_layers = {0};
+     }},
+    {"gpt_oss",
+     [](ModelConfig& c) {
+       c.moe = experts({.num_experts = 7, .num_experts_per_tok = 3, .intermediate_size = 2, .score_after_choice = true});
+     }},
+    {"switch_transformer",
+     [](ModelConfig& c) {
+       c.moe = experts({.num_experts = 3, .num_experts_per_tok = 1, .intermediate_size = 6, .norm_topk_prob = false});
+     }},
+    {"deepseek",
+     [](ModelConfig& c) {
+       c.moe = experts({.num_experts = 6,
+                        .num_experts_per_tok = 2,
+                        .intermediate_size = 4,
+                        .shared_intermediate_size = 3,
+                        .score = RouterScore::sigmoid,
+                        .routed_scaling_factor = 2.5,
+                        .n_group = 3,
+                        .topk_group = 2});
+     }},
+    {"nanogpt", [](ModelConfig& c) {
+       layer_norm_and_biases(c);
+       c.activation = Activation::gelu_erf;
+     }}};
 
 // Four sequences of nine tokens. The first is one document; in the others documents end anywhere. Positions count from the start of the
 // document.
@@ -86,7 +120,7 @@ class GptDefinition : public BackendTest, public ::testing::WithParamInterface<S
     SCOPED_TRACE(text(device.name(), ", recompute ", choice_name(recompute)));
     ModelConfig config = odd_model();
     GetParam().set(config);
-    Gpt model(config, device, high_plan(config, compute), {.recompute = recompute, .gradients = true});
+    Gpt model(config, device, high_plan(config, compute), {.recompute = recompute, .gradients = true, .micro_batches = 4});
     initialise(model.parameters(), 5);
     draw_vectors(model.parameters());
     const PlainGpt definition(config, model.parameters());
@@ -97,8 +131,8 @@ class GptDefinition : public BackendTest, public ::testing::WithParamInterface<S
     EXPECT_NEAR(result.loss, definition.loss(batch), tolerance.loss * result.loss);
     // Along itself a gradient g of the loss has the slope |g|^2.
     const double squared = result.gradient_norm * result.gradient_norm, distance = 1e-4 / result.gradient_norm;
-    const double above = definition.moved(model.parameters(), distance).loss(batch),
-                 below = definition.moved(model.parameters(), -distance).loss(batch);
+    const double above = definition.moved(model.parameters(), distance).objective(batch),
+                 below = definition.moved(model.parameters(), -distance).objective(batch);
     EXPECT_NEAR((above - below) / (2 * distance), squared, tolerance.gradient * squared);
   }
 };

@@ -45,6 +45,13 @@ void gpt2_shape(ModelConfig& config) {
   config.num_key_value_heads.reset();
 }
 
+// Without auxiliary losses, which the loss does not hold.
+void with_experts(ModelConfig& config) {
+  config.moe = MoeConfig{.num_experts = 5, .num_experts_per_tok = 2, .intermediate_size = 6, .shared_intermediate_size = 4};
+  config.moe->aux_loss_coef = 0.0;
+  config.moe->dense_layers = {1};
+}
+
 std::vector<Option> options() {
   return {{"qwen3", [](ModelConfig&) {}},
           {"llama", [](ModelConfig& c) { c.qk_norm = false; }},
@@ -57,6 +64,8 @@ std::vector<Option> options() {
              c.activation = Activation::gelu_erf;
            }},
           {"layer_norm_without_bias", [](ModelConfig& c) { c.norm = Norm::layer; }},
+          {"experts", with_experts},
+          {"experts_recomputed", with_experts, Recompute::full},
           {"qkv_bias", [](ModelConfig& c) { c.attention_bias = AttentionBias::qkv; }},
           {"mlp_bias", [](ModelConfig& c) { c.mlp_bias = true; }},
           {"learned_positions", [](ModelConfig& c) { c.position = Position::learned; }},

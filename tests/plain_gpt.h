@@ -1,9 +1,10 @@
 // The GPT of model_config.h once more, as the papers write it: fp64, one token after the other, no kernel, no table. It shares nothing with
 // the product but the names and shapes of the parameters, so a fault that every backend has shows against it.
 //   RMSNorm: Zhang and Sennrich 2019; RoPE: Su et al. 2021, in halves as GPT-NeoX; SwiGLU: Shazeer 2020; GELU: Hendrycks and Gimpel 2016;
-//   normalised queries and keys: Qwen3.
+//   normalised queries and keys: Qwen3; experts: Mixtral, DeepSeek-V3; auxiliary losses: Fedus et al. 2021, Zoph et al. 2022.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <numbers>
 
@@ -33,19 +34,29 @@ class PlainGpt {
   }
 
   // The mean of -log p(target) over the targets that count; p is over the vocabulary without its padding.
-  double loss(const Batch& batch) const {
-    double sum = 0.0;
+  double loss(const Batch& batch) const { return both(batch).loss; }
+  // And with the auxiliary losses of routers, each sequence being a micro batch.
+  double objective(const Batch& batch) const {
+    const Losses losses = both(batch);
+    return losses.loss + losses.auxiliary / static_cast<double>(batch.sequences);
+  }
+
+ private:
+  struct Losses {
+    double loss, auxiliary;
+  };
+  Losses both(const Batch& batch) const {
+    double sum = 0.0, auxiliary = 0.0;
     for (int64_t sequence = 0; sequence < batch.sequences; ++sequence) {
-      const std::vector<Row> rows = hidden(batch, sequence);
+      const std::vector<Row> rows = hidden(batch, sequence, auxiliary);
       for (size_t t = 0; t < rows.size(); ++t) {
         const int32_t target = batch.targets[static_cast<size_t>(sequence * batch.length) + t];
         if (target != kNoTarget) sum -= log_probability(rows[t], target);
       }
     }
-    return sum / static_cast<double>(batch.target_count);
+    return {sum / static_cast<double>(batch.target_count), auxiliary};
   }
 
- private:
   const Row& weight(const std::string& name) const { return weights_.at(name); }
   double bias(const std::string& path, size_t i) const {
     const auto found = weights_.find(path + ".bias");
@@ -135,14 +146,96 @@ class PlainGpt {
       for (double& value : up) value = gelu(value);
       return linear(up, path + ".down");
     }
-    const Row both = linear(x, path + ".gate_up");
+    return linear(swiglu(linear(x, path + ".gate_up")), path + ".down");
+  }
+
+  static Row swiglu(const Row& both) {
     Row product(both.size() / 2);
     for (size_t i = 0; i < product.size(); ++i) product[i] = both[i] / (1.0 + std::exp(-both[i])) * both[product.size() + i];
-    return linear(product, path + ".down");
+    return product;
+  }
+
+  // Row `row` of matrix `expert` of a stack, times x.
+  Row of_expert(const Row& x, const std::string& path, size_t expert) const {
+    const Row& stack = weight(path + ".weight");
+    const size_t rows = stack.size() / x.size() / static_cast<size_t>(c_.moe->num_experts);
+    Row out(rows);
+    for (size_t i = 0; i < rows; ++i) out[i] = dot(&stack[(expert * rows + i) * x.size()], x.data(), x.size());
+    return out;
+  }
+
+  // Softmax over all experts, or sigmoid of each.
+  Row scores(const Row& logits) const {
+    Row out;
+    double sum = 0.0;
+    for (const double z : logits) sum += std::exp(z);
+    for (const double z : logits) out.push_back(c_.moe->score == RouterScore::softmax ? std::exp(z) / sum : 1.0 / (1.0 + std::exp(-z)));
+    return out;
+  }
+
+  // Among the groups whose best scores have the largest sums, the experts with the largest scores.
+  std::vector<size_t> chosen(const Row& score) const {
+    const MoeConfig& moe = *c_.moe;
+    const size_t groups = static_cast<size_t>(moe.n_group), kept = static_cast<size_t>(moe.topk_group), size = score.size() / groups;
+    const auto k = static_cast<size_t>(moe.num_experts_per_tok);
+    std::vector<std::pair<double, size_t>> of_groups, of_experts;
+    for (size_t g = 0; g < groups; ++g) {
+      Row in(score.begin() + static_cast<int64_t>(g * size), score.begin() + static_cast<int64_t>((g + 1) * size));
+      std::sort(in.rbegin(), in.rend());
+      double sum = 0.0;
+      for (size_t i = 0; i < std::min(size, k / kept); ++i) sum += in[i];
+      of_groups.emplace_back(-sum, g);
+    }
+    std::sort(of_groups.begin(), of_groups.end());
+    for (size_t g = 0; g < kept; ++g)
+      for (size_t i = 0; i < size; ++i) of_experts.emplace_back(-score[of_groups[g].second * size + i], of_groups[g].second * size + i);
+    std::sort(of_experts.begin(), of_experts.end());
+    std::vector<size_t> out;
+    for (size_t j = 0; j < k; ++j) out.push_back(of_experts[j].second);
+    return out;
+  }
+
+  // Of the tokens of one micro batch in one layer.
+  struct Router {
+    Row counts, probabilities;
+    double squares = 0.0;  // of log-sum-exp of the logits
+  };
+
+  Row moe(const Row& x, const std::string& path, Router& router) const {
+    const MoeConfig& moe = *c_.moe;
+    const Row logits = linear(x, path + ".router"), score = scores(logits);
+    const std::vector<size_t> experts = chosen(score);
+    double exponentials = 0.0, all = 0.0, of_chosen = 0.0;
+    for (size_t e = 0; e < score.size(); ++e) exponentials += std::exp(logits[e]), all += score[e];
+    for (const size_t e : experts) of_chosen += score[e];
+    router.counts.resize(score.size());
+    router.probabilities.resize(score.size());
+    for (size_t e = 0; e < score.size(); ++e) router.probabilities[e] += score[e] / all;
+    router.squares += std::log(exponentials) * std::log(exponentials);
+    Row out(x.size());
+    for (const size_t e : experts) {
+      router.counts[e] += 1.0;
+      const bool divides = moe.norm_topk_prob.value_or(moe.num_experts_per_tok > 1) || moe.score_after_choice;
+      const double share = score[e] / (divides ? of_chosen : 1.0) * moe.routed_scaling_factor;
+      const Row y = of_expert(swiglu(of_expert(x, path + ".experts.gate_up", e)), path + ".experts.down", e);
+      for (size_t i = 0; i < out.size(); ++i) out[i] += share * y[i];
+    }
+    if (moe.shared_intermediate_size > 0) add(out, mlp(x, path + ".shared"));
+    return out;
+  }
+
+  // Here a micro batch is one sequence, so both losses of balance are the same but for their coefficients.
+  double auxiliary_loss(const Router& router, int64_t tokens) const {
+    const MoeConfig& moe = *c_.moe;
+    const auto n = static_cast<double>(tokens);
+    double sum = 0.0;
+    for (size_t e = 0; e < router.counts.size(); ++e) sum += router.counts[e] * router.probabilities[e];
+    const double balance = static_cast<double>(router.counts.size()) / (static_cast<double>(moe.num_experts_per_tok) * n * n) * sum;
+    return (moe.aux_loss_coef + moe.seq_aux_loss_coef) * balance + moe.z_loss_coef * router.squares / n;
   }
 
   // One sequence, after the final norm.
-  std::vector<Row> hidden(const Batch& batch, int64_t sequence) const {
+  std::vector<Row> hidden(const Batch& batch, int64_t sequence, double& auxiliary) const {
     const auto first = static_cast<size_t>(sequence * batch.length);
     std::vector<Row> x;
     for (size_t t = first; t < first + static_cast<size_t>(batch.length); ++t) {
@@ -154,10 +247,13 @@ class PlainGpt {
       std::vector<Row> normed;
       for (const Row& row : x) normed.push_back(norm(row, path + ".attn_norm"));
       const std::vector<Row> attended = attention(normed, path + ".attn", &batch.positions[first], &batch.segment_starts[first]);
+      Router router;
       for (size_t t = 0; t < x.size(); ++t) {
         add(x[t], attended[t]);
-        add(x[t], mlp(norm(x[t], path + ".mlp_norm"), path + ".mlp"));
+        const Row row = norm(x[t], path + ".mlp_norm");
+        add(x[t], c_.has_experts(layer) ? moe(row, path + ".moe", router) : mlp(row, path + ".mlp"));
       }
+      if (c_.has_experts(layer)) auxiliary += auxiliary_loss(router, batch.length);
     }
     for (Row& row : x) row = norm(row, "final_norm");
     return x;

@@ -27,7 +27,11 @@ inline std::vector<RankSetting> recipe_settings() {
           {"mxfp8", with(blocks_of_32, {"precision.recipe=mxfp8"})},
           {"gather", with(blocks_of_32, {"precision.recipe=mxfp8", "precision.fp8_param_gather=true", "model.attention_bias=qkv"})},
           {"mxfp4_qat_mxfp8_act", with(blocks_of_32, {"precision.recipe=mxfp4_qat_mxfp8_act", "model.mlp_bias=true"})},
-          {"fp8_block", with(blocks_of_128, {"precision.recipe=fp8_block"})}};
+          {"fp8_block", with(blocks_of_128, {"precision.recipe=fp8_block"})},
+          {"experts", with(blocks_of_32, {"precision.recipe=mxfp8", "precision.fp8_param_gather=true", "model.moe.num_experts=3",
+                                          "model.moe.num_experts_per_tok=2", "model.moe.intermediate_size=32", "model.moe.dense_layers=[0]",
+                                          "model.moe.shared_intermediate_size=64", "model.moe.seq_aux_loss_coef=0.01",
+                                          R"(precision.rules=[{"match":"layers.*.moe.experts.*","recipe":"mxfp4_qat_mxfp8_act"}])"})}};
 }
 
 class RankSettings : public TrainingOnRanks, public ::testing::WithParamInterface<RankSetting> {

@@ -37,7 +37,7 @@ Read resolved(json sections, std::vector<std::string> sets = {}) {
 json another(const Field& field) {
   const Limits& limits = field.limits;
   switch (field.kind()) {
-    case FieldKind::boolean: return !std::get<bool>(field.get());
+    case FieldKind::boolean: return field.get() != Scalar(true);
     case FieldKind::choice: {
       for (const std::string& name : field.type->choices) {
         if (field.get() != Scalar(name)) return name;

@@ -77,8 +77,7 @@ class TrainingRun {
   TrainingRun(const RunConfig& config, const Mesh& mesh)
       : config_(config),
         device_(opened(config.training)),
-        model_(config.model, *device_, resolve_plan(config),
-               {.recompute = config.training.recompute, .tensor = {.group = mesh.tensor, .sequence = config.parallel.sequence_parallel}}),
+        model_(config.model, *device_, resolve_plan(config), training_options(config, mesh)),
         optimizer_(model_.parameters(), config.optimizer, mesh),
         accumulator_(model_.parameters(), config.training.accumulation, *config.training.grad_accum),
         batch_(random_batch(*config.training.global_batch_size / mesh.data.size(), config.training.seq_len, *config.model.vocab_size,

@@ -174,8 +174,9 @@ void print_text(const Explanation& of, PlanTable form) {
   }
   std::cout << '\n' << printable(plan.table(form, config.parallel.tensor), "\n") << '\n';
   const double per_parameter = static_cast<double>(plan.bytes()) / static_cast<double>(plan.parameters());
-  print(text(plan.parameters(), " parameters | resident weights ", plan.bytes(), " B, ", std::fixed, std::setprecision(3), per_parameter,
-             " B per parameter"));
+  print(text(plan.parameters(), " parameters",
+             plan.active_parameters() < plan.parameters() ? text(", ", plan.active_parameters(), " of them active") : "",
+             " | resident weights ", plan.bytes(), " B, ", std::fixed, std::setprecision(3), per_parameter, " B per parameter"));
   if (config.parallel.tensor > 1) print(tensor_line(config, plan));
   print(text(together ? "memory of a rank | masters " : "memory | masters ", memory.masters, " B | weights beside them ", memory.values,
              " B | gradients ", memory.gradients, " B | optimizer ", memory.optimizer, " B | activations ", memory.activations,

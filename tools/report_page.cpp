@@ -193,6 +193,12 @@ std::string configurations(const Runs& runs) {
   return out;
 }
 
+// Only where a run has experts.
+std::string load_chart(const Runs& runs) {
+  const bool any = std::ranges::any_of(runs, [](const RunMetrics& run) { return !run.imbalance.empty(); });
+  return any ? chart(runs, "load of experts, largest over mean, worst layer", &RunMetrics::imbalance) : "";
+}
+
 }  // namespace
 
 std::string report_page(const Runs& runs) {
@@ -202,8 +208,8 @@ std::string report_page(const Runs& runs) {
          "</title>\n<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n<style>" + style() +
          "</style></head>\n<body>\n<h1>" + escaped(title) + "</h1>\n" + summary(runs) + "<div class=\"charts\">\n" + loss_chart(runs) +
          chart(runs, "learning rate", &RunMetrics::lr) + chart(runs, "gradient norm", &RunMetrics::gradient_norm) +
-         chart(runs, "throughput, tokens per second", &RunMetrics::tokens_per_second) + "</div>\n<h2>Precision</h2>\n" + precision(runs) +
-         all_texts(runs) + configurations(runs) + "</body></html>\n";
+         chart(runs, "throughput, tokens per second", &RunMetrics::tokens_per_second) + load_chart(runs) + "</div>\n<h2>Precision</h2>\n" +
+         precision(runs) + all_texts(runs) + configurations(runs) + "</body></html>\n";
 }
 
 }  // namespace mantissa::tools

@@ -23,14 +23,27 @@ AttentionOptions attention_options(const ModelConfig& config, HeadLayout layout,
           .recompute = recompute == Recompute::selective};
 }
 
+Keep keep_of(Recompute recompute) { return recompute == Recompute::selective ? Keep::nothing : Keep::value; }
+
 MlpOptions mlp_options(const ModelConfig& config, Recompute recompute) {
   std::optional<GeluForm> gelu;
   if (config.activation == Activation::gelu_tanh) gelu = GeluForm::tanh;
   if (config.activation == Activation::gelu_erf) gelu = GeluForm::erf;
-  return {.gelu = gelu,
+  return {.gelu = gelu, .init_std = config.init_std, .down_init_std = residual_std(config), .keep = keep_of(recompute)};
+}
+
+MoeOptions moe_options(const ModelConfig& config, const GptOptions& options) {
+  const MoeConfig& moe = *config.moe;
+  const auto share = static_cast<double>(options.micro_batches);
+  return {.routing = {.rule = moe.rule(),
+                      .balance = moe.aux_loss_coef / share,
+                      .sequence_balance = moe.seq_aux_loss_coef / share,
+                      .z = moe.z_loss_coef / share},
+          .experts = moe.num_experts,
           .init_std = config.init_std,
           .down_init_std = residual_std(config),
-          .keep = recompute == Recompute::selective ? Keep::nothing : Keep::value};
+          .keep = keep_of(options.recompute),
+          .quantised_dispatch = options.quantised_dispatch};
 }
 
 // The config refuses the same; this is for a config object, or a recipe, that was changed afterwards.
@@ -97,8 +110,13 @@ void Gpt::add_block(int64_t index, const PrecisionPlan& plan) {
   const TensorRanks& ranks = options_.tensor;
   blocks_.push_back(Block{NormLayer(parameters_, plan.of(path + ".attn_norm"), norm, ranks),
                           Attention(parameters_, plan, path + ".attn", attention_options(config_, layout_, options_.recompute), ranks),
-                          NormLayer(parameters_, plan.of(path + ".mlp_norm"), norm, ranks),
-                          Mlp(parameters_, plan, path + ".mlp", mlp_options(config_, options_.recompute), ranks)});
+                          NormLayer(parameters_, plan.of(path + ".mlp_norm"), norm, ranks), mlp_of(index, plan)});
+}
+
+std::variant<Mlp, Moe> Gpt::mlp_of(int64_t index, const PrecisionPlan& plan) {
+  const std::string path = text("layers.", index);
+  if (config_.has_experts(index)) return Moe(parameters_, plan, path + ".moe", moe_options(config_, options_));
+  return Mlp(parameters_, plan, path + ".mlp", mlp_options(config_, options_.recompute), options_.tensor);
 }
 
 Place Gpt::place(const TokenBatch& batch) const { return options_.tensor.place(Split::rows, batch.tokens.dim(0)); }
@@ -116,9 +134,12 @@ Tensor Gpt::own_tokens(const Tensor& rows) const {
   return rows.slice(own.begin, own.end);
 }
 
-Var Gpt::block_forward(const Block& block, const Var& x, const SequenceContext& context) const {
+Var Gpt::block_forward(const Block& block, const Var& x, const SequenceContext& context, RoutingTally* tally) const {
   const Var middle = add(x, block.attn.forward(block.attn_norm.forward(x), context));
-  return add(middle, block.mlp.forward(block.mlp_norm.forward(middle), context.tokens));
+  const Var normed = block.mlp_norm.forward(middle);
+  if (const auto* mlp = std::get_if<Mlp>(&block.mlp)) return add(middle, mlp->forward(normed, context.tokens));
+  const int64_t capacity = tally ? config_.moe->capacity(context.tokens) : 0;
+  return add(middle, std::get<Moe>(block.mlp).forward(normed, context.batch, capacity, tally));
 }
 
 // max_position_embeddings says how long sequences may get; most are far shorter.
@@ -132,7 +153,7 @@ Tensor Gpt::rope_table(int64_t positions) {
   return rope_table_;
 }
 
-Var Gpt::hidden(const TokenBatch& batch) {
+Var Gpt::hidden(const TokenBatch& batch, RoutingTally* tally) {
   const SequenceContext context{.batch = batch.batch,
                                 .tokens = batch.tokens.dim(0),
                                 .positions = batch.positions,
@@ -142,9 +163,9 @@ Var Gpt::hidden(const TokenBatch& batch) {
   Var x = embed(batch);
   for (const Block& block : blocks_) {
     if (options_.recompute == Recompute::full && recording({x})) {
-      x = recompute(x, [this, &block, context](const Var& again) { return block_forward(block, again, context); });
+      x = recompute(x, [this, &block, context, tally](const Var& again) { return block_forward(block, again, context, tally); });
     } else {
-      x = block_forward(block, x, context);
+      x = block_forward(block, x, context, tally);
     }
   }
   return final_norm_->forward(x);
@@ -163,8 +184,8 @@ Tensor Gpt::last_row(const Tensor& x) const {
 
 Dtype Gpt::logits_dtype() const { return config_.logits_dtype == LogitsDtype::fp32 ? stats_dtype(compute_) : compute_; }
 
-Var Gpt::loss(const TokenBatch& batch, const Tensor& targets, int64_t target_count) {
-  return cross_entropy(hidden(batch), output_->weight(), targets,
+Var Gpt::loss(const TokenBatch& batch, const Tensor& targets, int64_t target_count, RoutingTally* tally) {
+  return cross_entropy(hidden(batch, tally), output_->weight(), targets,
                        {.vocab = *config_.vocab_size, .target_count = target_count, .logits_dtype = logits_dtype()}, output_recipe_,
                        place(batch));
 }

@@ -32,6 +32,22 @@ void add_mlp(const ModelConfig& config, const std::string& path, std::vector<Mod
   modules.push_back(linear(path + ".down", hidden, inner, config.mlp_bias, Split::columns));
 }
 
+void add_moe(const ModelConfig& config, const std::string& path, std::vector<ModuleShape>& modules) {
+  const MoeConfig& moe = *config.moe;
+  const int64_t hidden = config.hidden_size, inner = moe.intermediate_size, shared = moe.shared_intermediate_size;
+  modules.push_back({.path = path + ".router", .kind = ModuleKind::router, .out = moe.num_experts, .in = hidden});
+  const auto stack = [&](ModuleShape one) {
+    one.matrices = moe.num_experts;
+    one.active = moe.num_experts_per_tok;
+    modules.push_back(std::move(one));
+  };
+  stack(linear(path + ".experts.gate_up", 2 * inner, hidden, false, Split::rows, {{"gate", inner}, {"up", inner}}));
+  stack(linear(path + ".experts.down", hidden, inner, false, Split::columns));
+  if (shared == 0) return;
+  modules.push_back(linear(path + ".shared.gate_up", 2 * shared, hidden, false, Split::rows, {{"gate", shared}, {"up", shared}}));
+  modules.push_back(linear(path + ".shared.down", hidden, shared, false, Split::columns));
+}
+
 }  // namespace
 
 ModelShape model_shape(const ModelConfig& config, int64_t tensor) {
@@ -47,7 +63,7 @@ ModelShape model_shape(const ModelConfig& config, int64_t tensor) {
     modules.push_back(norm(layer + ".attn_norm", hidden, config.norm_bias));
     add_attention(config, layer + ".attn", modules);
     modules.push_back(norm(layer + ".mlp_norm", hidden, config.norm_bias));
-    add_mlp(config, layer + ".mlp", modules);
+    config.has_experts(i) ? add_moe(config, layer + ".moe", modules) : add_mlp(config, layer + ".mlp", modules);
   }
   modules.push_back(norm("final_norm", hidden, config.norm_bias));
   if (!config.tie_word_embeddings) {
@@ -62,8 +78,8 @@ ModelShape model_shape(const ModelConfig& config, int64_t tensor) {
 std::vector<ParameterShape> parameter_shapes(const ModelShape& model) {
   std::vector<ParameterShape> shapes;
   for (const ModuleShape& module : model.modules) {
-    const Shape padded = module.in == 0 ? Shape{module.out} : Shape{module.out, module.in};
-    shapes.push_back({.name = module.path + ".weight", .shape = padded.with_dim0(module.out - module.padding), .padded = padded});
+    const Shape padded = module.in == 0 ? Shape{module.out} : Shape{module.rows(), module.in};
+    shapes.push_back({.name = module.path + ".weight", .shape = padded.with_dim0(module.rows() - module.padding), .padded = padded});
     if (module.bias > 0) shapes.push_back({.name = module.path + ".bias", .shape = {module.bias}, .padded = {module.bias}});
   }
   return shapes;
@@ -73,7 +89,8 @@ double training_flops_per_token(const ModelShape& model, int64_t seq_len) {
   int64_t multiplied = 0, attention = 0;
   for (const ModuleShape& module : model.modules) {
     const bool projects = module.kind == ModuleKind::output || (model.tied_embeddings && module.path == "embed");
-    if (projects || module.kind == ModuleKind::linear) multiplied += module.weight_elements();
+    const bool multiplies = projects || module.kind == ModuleKind::linear || module.kind == ModuleKind::router;
+    if (multiplies) multiplied += module.active_elements();
     if (module.path.ends_with(".attn.out")) attention += module.in;
   }
   return 6.0 * static_cast<double>(multiplied) + 6.0 * static_cast<double>(attention) * static_cast<double>(seq_len);

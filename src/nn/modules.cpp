@@ -36,13 +36,13 @@ ParameterSpec bias_of(const ModulePrecision& module, ShareOf share, bool sequenc
 ParameterSpec weight_of(const ModulePrecision& module, Init init, ShareOf share, bool sequence) {
   const ModuleShape& of = module.module;
   return share_of({.name = of.path + ".weight",
-                   .shape = of.in == 0 ? Shape{of.out} : Shape{of.out, of.in},
+                   .shape = of.in == 0 ? Shape{of.out} : Shape{of.rows(), of.in},
                    .init = init,
                    .dtype = module.recipe.compute,
                    .quantised = module.resident_codes(),
                    .keeps_value = !module.stores_only_codes(),
                    .padding = of.padding,
-                   .parts = rows_of(of.parts),
+                   .parts = of.matrices > 1 ? std::vector<int64_t>() : rows_of(of.parts),
                    .partial_gradient = of.split == Split::none && partial_gradient(of, share, sequence)},
                   of.split, share);
 }

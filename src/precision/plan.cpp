@@ -4,6 +4,7 @@
 #include <array>
 #include <map>
 
+#include "mantissa/backend/contract.h"
 #include "mantissa/base/hash.h"
 #include "mantissa/base/nearest.h"
 
@@ -152,13 +153,18 @@ class Resolver {
     } else if (module.kind == ModuleKind::linear) {
       entry.rule = "precision.recipe";
       entry.recipe = ambient;
-    } else if (module.kind == ModuleKind::output && config_.fp8_output_proj.enabled) {
+    }
+    if (module.kind == ModuleKind::router && !entry.recipe.quantises())
+      entry.recipe.compute = stats_dtype(config_.dtype);
+    else if (module.kind == ModuleKind::output && config_.fp8_output_proj.enabled) {
       const OutputProjectionConfig& on = config_.fp8_output_proj;
       entry.rule = "precision.fp8_output_proj";
       entry.recipe = ambient;
       entry.recipe.compute = config_.dtype;
       entry.recipe.gemms = {.fprop = on.fprop, .dgrad = on.dgrad, .wgrad = on.wgrad};
     }
+    // Output gradients of experts.down arrive as the rowwise codes that their source made.
+    entry.recipe.shifts_output_grad = config_.quantised_dispatch && module.path.ends_with(".moe.experts.down");
     check_module(entry);
     decide_storage(entry, config_.fp8_param_gather && module.kind != ModuleKind::output);
     return entry;
@@ -293,6 +299,12 @@ const ModulePrecision& PrecisionPlan::of(const std::string& path) const {
   return *found;
 }
 
+int64_t PrecisionPlan::active_parameters() const {
+  int64_t sum = 0;
+  for (const ModulePrecision& entry : modules_) sum += entry.module.active_elements() + entry.module.bias;
+  return sum;
+}
+
 int64_t PrecisionPlan::parameters() const {
   int64_t sum = 0;
   for (const ModulePrecision& entry : modules_) sum += entry.module.parameters();
@@ -324,10 +336,11 @@ uint64_t PrecisionPlan::hash() const {
   std::string all;
   for (const ModulePrecision& entry : modules_) {
     const Recipe& recipe = entry.recipe;
-    all += text(entry.module.path, " [", entry.module.out, ", ", entry.module.in, "] ", entry.module.bias, '|', recipe.compute, '|',
-                recipe.weight_fake_quant, '|', recipe.weight, '|', recipe.input, '|', recipe.output_grad, '|', recipe.gemms.fprop,
-                recipe.gemms.dgrad, recipe.gemms.wgrad, '|', stored_type_name(entry.storage), '|', stored_type_name(entry.wire), '|',
-                stored_type_name(entry.exported), '\n');
+    all += text(entry.module.path, " [", entry.module.matrices > 1 ? text(entry.module.matrices, ", ") : "", entry.module.out, ", ",
+                entry.module.in, "] ", entry.module.bias, '|', recipe.compute, '|', recipe.weight_fake_quant, '|', recipe.weight, '|',
+                recipe.input, '|', recipe.output_grad, '|', recipe.gemms.fprop, recipe.gemms.dgrad, recipe.gemms.wgrad,
+                choose_operands(recipe, GemmRole::wgrad).first.source == OperandSource::shifted ? "|shifted|" : "|",
+                stored_type_name(entry.storage), '|', stored_type_name(entry.wire), '|', stored_type_name(entry.exported), '\n');
   }
   return xxh64(all).value;
 }

@@ -34,6 +34,11 @@ json to_json(const Quantization& how) {
   return {{"format", format_name(how.format)}, {"block", {how.block_rows, how.block_cols}}, {"rule", scale_rule_name(how.rule)}};
 }
 
+json shape_json(const ModuleShape& module) {
+  if (module.in == 0) return json{module.out};
+  return module.matrices > 1 ? json{module.matrices, module.out, module.in} : json{module.out, module.in};
+}
+
 json to_json(const ModulePrecision& entry) {
   const ModuleShape& module = entry.module;
   const Recipe& recipe = entry.recipe;
@@ -45,7 +50,7 @@ json to_json(const ModulePrecision& entry) {
   for (const ModulePart& part : module.parts) parts.push_back({{"name", part.name}, {"out", part.out}});
   return {{"module", module.path},
           {"kind", kind_name(module.kind)},
-          {"shape", module.in == 0 ? json{module.out} : json{module.out, module.in}},
+          {"shape", shape_json(module)},
           {"parts", parts},
           {"bias", module.bias},
           {"rule", entry.rule.empty() ? json() : json(entry.rule)},
@@ -67,6 +72,7 @@ using Cells = std::vector<std::string>;
 
 std::string shape_text(const ModuleShape& module) {
   if (module.out == 0) return text("[?, ", module.in, ']');
+  if (module.matrices > 1) return text('[', module.matrices, ", ", module.out, ", ", module.in, ']');
   return module.in == 0 ? text('[', module.out, ']') : text('[', module.out, ", ", module.in, ']');
 }
 
@@ -266,7 +272,11 @@ void warn_of_split_experts(const std::vector<ModulePrecision>& modules, std::vec
 json PrecisionPlan::to_json() const {
   json entries = json::array();
   for (const ModulePrecision& entry : modules_) entries.push_back(mantissa::to_json(entry));
-  return {{"hash", Hash64{hash()}.text()}, {"modules", entries}, {"parameters", parameters()}, {"bytes", bytes()}};
+  return {{"hash", Hash64{hash()}.text()},
+          {"modules", entries},
+          {"parameters", parameters()},
+          {"active_parameters", active_parameters()},
+          {"bytes", bytes()}};
 }
 
 std::string PrecisionPlan::table(PlanTable form, int64_t tensor) const {

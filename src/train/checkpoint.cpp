@@ -104,9 +104,27 @@ std::vector<std::string> differences(const char* section, T saved, T current) {
   return found;
 }
 
+// Coefficients of losses, the capacity and a forced balance are no part of the model.
+std::vector<std::string> expert_differences(const std::optional<MoeConfig>& saved, const std::optional<MoeConfig>& current) {
+  if (saved.has_value() != current.has_value())
+    return {saved ? "model.moe: in the checkpoint, null here" : "model.moe: null in the checkpoint, not here"};
+  if (!saved) return {};
+  std::vector<std::string> list = differences("model.moe", *saved, *current);
+  std::erase_if(list, [](const std::string& line) {
+    const std::string key = line.substr(0, line.find(':'));
+    return key.ends_with("_coef") || key.ends_with(".capacity_factor") || key.ends_with(".force_balance");
+  });
+  if (saved->dense_layers != current->dense_layers) {
+    list.push_back(
+        text("model.moe.dense_layers: [", joined(saved->dense_layers), "] in the checkpoint, [", joined(current->dense_layers), "] here"));
+  }
+  return list;
+}
+
 void require_same_model(const RunConfig& saved, const RunConfig& current, const std::string& source) {
   std::vector<std::string> list = differences("model", saved.model, current.model);
   std::erase_if(list, [](const std::string& line) { return line.starts_with("model.pad_vocab_to:"); });  // padding is not stored
+  std::ranges::move(expert_differences(saved.model.moe, current.model.moe), std::back_inserter(list));
   require(list.empty(), ExitCode::usage, source, " is a checkpoint of another model:\n  ", joined(list, "\n  "));
 }
 
@@ -141,6 +159,7 @@ void log_changes(const RunConfig& saved, const RunConfig& current, const std::ve
     for (const std::string& line : lines) log_warning("changed since the checkpoint: ", line);
   };
   log_all(differences("model", saved.model, current.model));  // the padding of the vocabulary: all else was refused
+  if (saved.model.moe && current.model.moe) log_all(differences("model.moe", *saved.model.moe, *current.model.moe));
   log_all(differences("precision", saved.precision, current.precision));
   for (const std::string& line : plan) log_warning("changed since the checkpoint: the precision of ", line);
   log_all(differences("optimizer", saved.optimizer, current.optimizer));

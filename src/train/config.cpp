@@ -245,6 +245,7 @@ void resolve_folders(RunConfig& config, ConfigReport& report, const std::string&
 
 void divide_model(ModelConfig& model, int64_t tensor, ConfigReport& report) {
   if (tensor == 1) return;
+  if (model.moe) report.error("parallel.tensor", text("layers with experts are not divided among tensor ranks, got ", tensor));
   const auto divide = [&](const char* what, int64_t size) {
     if (size % tensor == 0) return;
     report.error("parallel.tensor", text(what, " ", size, " cannot be divided among ", tensor, " ranks"));

@@ -7,6 +7,7 @@
 #include "mantissa/nn/layout.h"
 #include "mantissa/nn/modules.h"
 #include "mantissa/nn/shards.h"
+#include "train/routing_summary.h"
 #include "train/tensor_exchanges.h"
 
 namespace mantissa {
@@ -54,13 +55,20 @@ BucketBytes busiest(const std::vector<Layout::Share>& shares, int64_t partial, i
           .gathered = busiest(all.gathered, least.gathered, most.gathered, ranks)};
 }
 
+// What routers did, in the steps that are told.
+int64_t routing_bytes(const RunConfig& config) {
+  const int64_t data = config.parallel.data, numbers = routing_numbers(config.model);
+  return data == 1 || numbers == 0 ? 0 : data * ((data - 1) * numbers * static_cast<int64_t>(sizeof(double)) + kHeader);
+}
+
 // All-gathers of numbers of 8 bytes: the message that decides the step, with what each rank of the world tells, its losses and its norms;
 // and where some targets may not count, how many do, among the data ranks.
 int64_t control_bytes(const RunConfig& config, int64_t norm_bands) {
   const int64_t world = config.parallel.world(), data = config.parallel.data;
   const int64_t told = (world - 1) * (world * (kTold + *config.training.grad_accum) + norm_bands);
   const int64_t targets = config.data.mask_eod_loss && data > 1 ? (data - 1) * world : 0;
-  return (told + targets) * static_cast<int64_t>(sizeof(double)) + (targets > 0 ? 2 : 1) * world * kHeader;
+  const int64_t always = (told + targets) * static_cast<int64_t>(sizeof(double)) + (targets > 0 ? 2 : 1) * world * kHeader;
+  return always + routing_bytes(config) / config.logging.interval;
 }
 
 // FLOPs of one token, forward and backward, and what is computed again before backward.
@@ -76,11 +84,11 @@ struct ModelWork {
 };
 
 Work work_of(const ModuleShape& module, const TrainingConfig& training) {
-  const bool multiplies = module.kind == ModuleKind::linear || module.kind == ModuleKind::output;
-  const double products = multiplies ? 6.0 * static_cast<double>(module.weight_elements()) : 0.0;
+  const bool multiplies = module.kind != ModuleKind::embedding && module.kind != ModuleKind::norm;
+  const double products = multiplies ? 6.0 * static_cast<double>(module.active_elements()) : 0.0;
   const bool attends = module.path.ends_with(".attn.out");
   const double attention = attends ? 6.0 * static_cast<double>(module.in) * static_cast<double>(training.seq_len) : 0.0;
-  const bool layer = module.kind == ModuleKind::linear;
+  const bool layer = module.kind == ModuleKind::linear || module.kind == ModuleKind::router;
   const double again = training.recompute == Recompute::full && layer ? (products + attention) / 3
                        : training.recompute == Recompute::selective   ? attention / 3
                                                                       : 0.0;

@@ -3,9 +3,10 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "mantissa/nn/layout.h"
-#include "mantissa/nn/modules.h"
+#include "mantissa/nn/moe.h"
 #include "mantissa/nn/shards.h"
 #include "mantissa/train/accumulation.h"
 
@@ -19,31 +20,57 @@ int64_t bytes(double count) { return static_cast<int64_t>(std::min(count, 1e18))
 struct BlockWidths {
   int64_t hidden;
   int64_t own;  // of hidden, outside split operations: under sequence parallelism this rank's share of tokens
-  int64_t qkv, heads, up, inner;
+  int64_t qkv, heads, up = 0, inner = 0;
   int64_t norms, statistics;  // fp32; of the norms before attention and MLP, of all
   int64_t head_norm;          // q|k|v once more
+  int64_t dispatched = 0;     // of experts: their input, in rows of its own, and what the router reads, in fp32
 };
 
-BlockWidths block_widths(const RunConfig& config, const PrecisionPlan& plan) {
+// Rows of experts, with their padding, for each token; 1 in an MLP.
+double rows_per_token(const RunConfig& config, const PrecisionPlan& plan, const ModuleShape& module) {
+  if (module.matrices == 1) return 1.0;
+  const std::string moe = module.path.substr(0, module.path.find(".experts."));
+  const int64_t tokens = config.training.micro_batch_size * config.training.seq_len;
+  const int64_t multiple = row_multiple(plan.of(moe + ".experts.gate_up").recipe, plan.of(moe + ".experts.down").recipe);
+  return static_cast<double>(dispatch_rows(tokens * module.active, module.matrices, multiple)) / static_cast<double>(tokens);
+}
+
+// Experts, and an MLP beside them that all tokens go to, in place of the MLP.
+void add_experts(const RunConfig& config, const PrecisionPlan& plan, const std::string& path, BlockWidths& widths) {
+  const ModuleShape &up = plan.of(path + ".experts.gate_up").module, &down = plan.of(path + ".experts.down").module;
+  const double rows = rows_per_token(config, plan, up);
+  const auto of_rows = [rows](int64_t columns) { return static_cast<int64_t>(std::ceil(rows * static_cast<double>(columns))); };
+  widths.up = of_rows(up.out) + 2 * config.model.moe->shared_intermediate_size;
+  widths.inner = of_rows(down.in) + config.model.moe->shared_intermediate_size;
+  const int64_t element = dtype_bytes(config.precision.dtype), numbers = 2 * up.matrices;  // logits and scores
+  widths.dispatched = of_rows(up.in) + (element == 4 ? 0 : up.in * 4 / element) + numbers * 4 / element;
+}
+
+BlockWidths block_widths(const RunConfig& config, const PrecisionPlan& plan, int64_t layer) {
   const ModelConfig& model = config.model;
   const int64_t ranks = config.parallel.tensor;
-  const auto shape = [&](const char* module) -> const ModuleShape& { return plan.of(text("layers.0.", module)).module; };
-  const ModuleShape &qkv = shape("attn.qkv"), &up = shape(model.activation == Activation::swiglu ? "mlp.gate_up" : "mlp.up");
+  const auto shape = [&](const char* module) -> const ModuleShape& { return plan.of(text("layers.", layer, '.', module)).module; };
+  const ModuleShape& qkv = shape("attn.qkv");
   const int64_t heads = model.num_attention_heads, norms = model.norm == Norm::layer ? 4 : 2;
-  return {.hidden = qkv.in,
-          .own = config.parallel.sequence_parallel ? qkv.in / ranks : qkv.in,
-          .qkv = qkv.out / ranks,
-          .heads = shape("attn.out").in / ranks,
-          .up = up.out / ranks,
-          .inner = shape("mlp.down").in / ranks,
-          .norms = norms,
-          .statistics = norms + (heads + (model.qk_norm ? heads + model.kv_heads() : 0)) / ranks,
-          .head_norm = model.qk_norm ? qkv.out / ranks : 0};
+  BlockWidths widths{.hidden = qkv.in,
+                     .own = config.parallel.sequence_parallel ? qkv.in / ranks : qkv.in,
+                     .qkv = qkv.out / ranks,
+                     .heads = shape("attn.out").in / ranks,
+                     .norms = norms,
+                     .statistics = norms + (heads + (model.qk_norm ? heads + model.kv_heads() : 0)) / ranks,
+                     .head_norm = model.qk_norm ? qkv.out / ranks : 0};
+  if (model.has_experts(layer)) {
+    add_experts(config, plan, text("layers.", layer, ".moe"), widths);
+  } else {
+    widths.up = shape(model.activation == Activation::swiglu ? "mlp.gate_up" : "mlp.up").out / ranks;
+    widths.inner = shape("mlp.down").in / ranks;
+  }
+  return widths;
 }
 
 // What backward finds in memory: inputs of norms and of linears, q|k|v before the head norm and as attention reads it, statistics.
 int64_t kept_bytes(const BlockWidths& width, Recompute recompute, int64_t element) {
-  const int64_t ends = 2 * (width.own + width.hidden) + width.qkv + width.heads + width.up;  // of all segments
+  const int64_t ends = 2 * (width.own + width.hidden) + width.qkv + width.heads + width.up + width.dispatched;  // of all segments
   if (recompute == Recompute::full) return width.own * element;
   if (recompute == Recompute::selective) return ends * element + 4 * width.norms;
   return (ends + width.head_norm + width.inner) * element + 4 * width.statistics;
@@ -51,41 +78,47 @@ int64_t kept_bytes(const BlockWidths& width, Recompute recompute, int64_t elemen
 
 // Gradients in flight in the MLP of one block, beside its recomputed activations if nothing else was kept.
 int64_t backward_bytes(const BlockWidths& width, Recompute recompute, int64_t element) {
-  const int64_t gradients = (2 * width.hidden + std::max(width.up + width.inner, 2 * width.qkv)) * element;
+  const int64_t gradients = (2 * width.hidden + width.dispatched + std::max(width.up + width.inner, 2 * width.qkv)) * element;
   return gradients + (recompute == Recompute::full ? kept_bytes(width, Recompute::none, element) : 0);
 }
 
 // Per token, what backward finds beyond kept_bytes() where linears keep codes of their input instead, mostly below 0. Attention keeps its
 // output beside the codes of it; an input that is computed again is kept as neither.
-double codes_bytes(const PrecisionPlan& plan, Recompute recompute, int64_t element, int64_t ranks) {
+double codes_bytes(const RunConfig& config, const PrecisionPlan& plan) {
+  const Recompute recompute = config.training.recompute;
+  const int64_t element = dtype_bytes(config.precision.dtype), ranks = config.parallel.tensor;
   if (recompute == Recompute::full) return 0.0;
   double sum = 0.0;
   for (const ModulePrecision& entry : plan.modules()) {
     const std::string& path = entry.module.path;
     if (entry.module.kind != ModuleKind::linear || !saves_input_codes(entry.recipe)) continue;
     const bool selective = recompute == Recompute::selective;
-    if (selective && path.ends_with(".mlp.down")) continue;
+    if (selective && path.ends_with(".down")) continue;
     const bool beside = !selective && path.ends_with(".attn.out");
     const double codes = 1.0 + 1.0 / static_cast<double>(entry.recipe.input.block());
     const int64_t in = entry.module.in / (entry.module.split == Split::columns ? ranks : 1);
-    sum += static_cast<double>(in) * (codes - (beside ? 0.0 : static_cast<double>(element)));
+    sum += rows_per_token(config, plan, entry.module) * static_cast<double>(in) * (codes - (beside ? 0.0 : static_cast<double>(element)));
   }
   return sum;
 }
 
 // The largest operand that a product of one of the ranks dequantises to bf16: tokens by channels, or a weight, of which 8 MiB at a time
 // (cpu/gemm.cpp).
-double dequantised_bytes(const PrecisionPlan& plan, int64_t tokens, int64_t ranks) {
+double dequantised_bytes(const RunConfig& config, const PrecisionPlan& plan) {
+  const int64_t ranks = config.parallel.tensor;
+  const auto tokens = static_cast<double>(config.training.micro_batch_size * config.training.seq_len);
   double largest = 0.0;
   for (const ModulePrecision& entry : plan.modules()) {
     const ModuleShape& module = entry.module;
-    const auto size = [](int64_t rows, int64_t cols) { return 2.0 * static_cast<double>(rows) * static_cast<double>(cols); };
+    const auto size = [](double rows, int64_t cols) { return 2.0 * rows * static_cast<double>(cols); };
     if (module.kind != ModuleKind::linear) continue;
+    const double rows = tokens * rows_per_token(config, plan, module);
     const int64_t in = module.in / (module.split == Split::columns ? ranks : 1),
                   out = module.out / (module.split == Split::rows ? ranks : 1);
-    if (entry.recipe.input) largest = std::max(largest, size(tokens, in));
-    if (entry.recipe.output_grad) largest = std::max(largest, size(tokens, out));
-    if (entry.recipe.weight || entry.recipe.weight_fake_quant) largest = std::max(largest, std::min(0x1p23, size(out, in)));
+    if (entry.recipe.input) largest = std::max(largest, size(rows, in));
+    if (entry.recipe.output_grad) largest = std::max(largest, size(rows, out));
+    if (entry.recipe.weight || entry.recipe.weight_fake_quant)
+      largest = std::max(largest, std::min(0x1p23, size(static_cast<double>(out), in)));
   }
   return largest;
 }
@@ -132,17 +165,20 @@ void add_parameters(const RunConfig& config, const PrecisionPlan& plan, MemoryEs
 
 MemoryEstimate estimate_memory(const RunConfig& config, const PrecisionPlan& plan) {
   const ModelConfig& model = config.model;
-  const BlockWidths widths = block_widths(config, plan);
   const int64_t element = dtype_bytes(config.precision.dtype), tokens = config.training.micro_batch_size * config.training.seq_len;
   const auto of_all_tokens = [tokens](int64_t each) { return static_cast<double>(tokens) * static_cast<double>(each); };
-  const int64_t kept = model.num_layers * kept_bytes(widths, config.training.recompute, element) + 2 * widths.own * element;
+  int64_t kept = 0, in_flight = 0;
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    const BlockWidths widths = block_widths(config, plan, layer);
+    kept += kept_bytes(widths, config.training.recompute, element);
+    in_flight = std::max(in_flight, backward_bytes(widths, config.training.recompute, element));
+    if (layer == 0) kept += 2 * widths.own * element;
+  }
   MemoryEstimate estimate;
   add_parameters(config, plan, estimate);
-  estimate.activations = bytes(of_all_tokens(kept) +
-                               static_cast<double>(tokens) * codes_bytes(plan, config.training.recompute, element, config.parallel.tensor));
-  estimate.workspace = bytes(std::max(
-      logits_bytes(config, plan, tokens, element),
-      of_all_tokens(backward_bytes(widths, config.training.recompute, element)) + dequantised_bytes(plan, tokens, config.parallel.tensor)));
+  estimate.activations = bytes(of_all_tokens(kept) + static_cast<double>(tokens) * codes_bytes(config, plan));
+  estimate.workspace =
+      bytes(std::max(logits_bytes(config, plan, tokens, element), of_all_tokens(in_flight) + dequantised_bytes(config, plan)));
   return estimate;
 }
 

@@ -51,6 +51,14 @@ std::string precision_part(const PrecisionSummary& precision) {
   return part;
 }
 
+// "load 1.40x (worst layer 3), 2.1% dropped"
+std::string routing_part(const std::vector<LayerRouting>& layers) {
+  const LayerRouting& worst = most_uneven(layers);
+  std::string out = formatted(" | load %.2fx (worst layer %lld)", worst.imbalance, static_cast<long long>(worst.layer));
+  const double dropped = mean_dropped(layers);
+  return dropped > 0.0 ? out + formatted(", %.1f%% dropped", 100.0 * dropped) : out;
+}
+
 }  // namespace
 
 std::map<int, int64_t> PrecisionEvent::scale_exponents() const {
@@ -76,12 +84,23 @@ std::string bytes_text(int64_t bytes) {
   return formatted("%.1f KiB", value * 0x1p-10);
 }
 
+double mean_dropped(const std::vector<LayerRouting>& layers) {
+  double sum = 0.0;
+  for (const LayerRouting& layer : layers) sum += layer.dropped / static_cast<double>(layers.size());
+  return sum;
+}
+
+const LayerRouting& most_uneven(const std::vector<LayerRouting>& layers) {
+  return *std::ranges::max_element(layers, {}, &LayerRouting::imbalance);
+}
+
 std::string step_line(const StepEvent& event) {
   std::string line = formatted("step %5lld/%lld | loss %.4f | norm %.3f | lr %.2e | %4.0f ms | %5.0f tok/s | mfu ",
                                static_cast<long long>(event.step), static_cast<long long>(event.steps), event.loss, event.gradient_norm,
                                event.lr, event.milliseconds, event.tokens_per_second);
   line += event.mfu ? formatted("%.1f%%", 100.0 * *event.mfu) : "n/a";
   line += " | mem " + bytes_text(static_cast<int64_t>(event.memory_gib * 0x1p30)) + " | eta " + duration_text(event.remaining_seconds);
+  if (!event.routing.empty()) line += routing_part(event.routing);
   if (event.precision) line += precision_part(*event.precision);
   return event.skipped ? line + " | skipped" : line;
 }

@@ -103,7 +103,7 @@ int64_t verify_codes(CheckpointReader& reader) {
     const Quantization how = module.resident_codes();
     if (!how) continue;
     const std::string name = module.module.path + ".weight";
-    const Shape shape{module.module.out - module.module.padding, module.module.in};
+    const Shape shape{module.module.rows() - module.module.padding, module.module.in};
     const Tensor master = empty(*device, Dtype::f32, shape);
     const Box unpadded{.start = {0, 0}, .size = dimensions(shape)};
     reader.read("master." + name, unpadded, std::as_writable_bytes(std::span(master.data<float>(), static_cast<size_t>(shape.elements()))));

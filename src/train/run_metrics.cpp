@@ -19,7 +19,7 @@ void forget_after(std::vector<Entry>& entries, int64_t step) {
 // A start at step s continues from a checkpoint of that step: what came after it is done again.
 void take_start(RunMetrics& run, const JsonReader& line) {
   run.start = line.as<StartEvent>();
-  for (Series* series : {&run.loss, &run.valid_loss, &run.lr, &run.gradient_norm, &run.tokens_per_second})
+  for (Series* series : {&run.loss, &run.valid_loss, &run.lr, &run.gradient_norm, &run.tokens_per_second, &run.imbalance})
     forget_after(*series, run.start.step);
   forget_after(run.precision, run.start.step);
   forget_after(run.texts, run.start.step);
@@ -32,6 +32,10 @@ void take_step(RunMetrics& run, const JsonReader& line) {
   run.gradient_norm.push_back({event.step, event.gradient_norm});
   run.tokens_per_second.push_back({event.step, event.tokens_per_second});
   run.tokens = event.tokens;
+  if (!line.value().contains("moe")) return;
+  std::vector<LayerRouting> layers;
+  for (const JsonReader& layer : line.at("moe").entries()) layers.push_back(layer.as<LayerRouting>());
+  if (!layers.empty()) run.imbalance.push_back({event.step, most_uneven(layers).imbalance});
 }
 
 void take_evaluation(RunMetrics& run, const JsonReader& line) {

@@ -15,6 +15,7 @@
 #include "mantissa/train/training_step.h"
 #include "train/ranks.h"
 #include "train/replicas.h"
+#include "train/routing_summary.h"
 #include "train/run_data.h"
 #include "train/run_trace.h"
 #include "train/stragglers.h"
@@ -61,8 +62,7 @@ struct Run {
         plan(plan_with_data(config, data, mesh.world)),
         prompts(encode_prompts(config.eval, data)),
         device(make_backend(config.training.backend())),
-        model(config.model, *device, plan,
-              {.recompute = config.training.recompute, .tensor = {.group = mesh.tensor, .sequence = config.parallel.sequence_parallel}}),
+        model(config.model, *device, plan, training_options(config, mesh)),
         optimizer(model.parameters(), config.optimizer, mesh),
         accumulator(model.parameters(), config.training.accumulation, *config.training.grad_accum),
         trace(config, mesh.world.rank()) {}
@@ -191,8 +191,7 @@ void count_nonfinite(Run& run, const StepResult& result) {
 
 // What all ranks sent since the step before.
 std::optional<Traffic> sent_since(Run& run, const Traffic& now) {
-  const Traffic before = std::exchange(run.sent, now);
-  return run.mesh.world.size() == 1 ? std::nullopt : std::optional(now - before);
+  return run.mesh.world.size() == 1 ? std::nullopt : std::optional(now - std::exchange(run.sent, now));
 }
 
 void tell_step(Run& run, const StepResult& result, const std::optional<PrecisionSummary>& precision, double lr, double seconds) {
@@ -213,6 +212,7 @@ void tell_step(Run& run, const StepResult& result, const std::optional<Precision
                         .tokens = run.state.tokens,
                         .skipped = result.skipped,
                         .comm_bytes = comm_bytes,
+                        .routing = routing_summary(result.routing, run.config, run.mesh.data),
                         .precision = precision};
   publish(run, run.events.step, event);
 }

@@ -12,12 +12,12 @@
 namespace mantissa {
 namespace {
 
-Tensor forward_and_backward(Gpt& model, const DeviceBatch& rows, int64_t target_count) {
+Tensor forward_and_backward(Gpt& model, const DeviceBatch& rows, int64_t target_count, RoutingTally& routing) {
   Tape tape;
   const Tape::Scope scope(&tape);
   const auto forward = [&] {
     const TraceSpan span(Track::compute, "forward");
-    return model.loss(rows.tokens, rows.targets, target_count);
+    return model.loss(rows.tokens, rows.targets, target_count, &routing);
   };
   const Var loss = forward();
   const TraceSpan span(Track::compute, "backward");
@@ -54,13 +54,23 @@ int64_t targets_of_ranks(const Communicator& ranks, const Batch& batch) {
 
 }  // namespace
 
+GptOptions training_options(const RunConfig& config, const Mesh& mesh) {
+  return {.recompute = config.training.recompute,
+          .tensor = {.group = mesh.tensor, .sequence = config.parallel.sequence_parallel},
+          .micro_batches = *config.training.grad_accum * mesh.data.size(),
+          .quantised_dispatch = config.precision.quantised_dispatch};
+}
+
 StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& accumulator, const Batch& batch, int64_t micro_batch_size,
                          double lr, const std::function<int()>& vote) {
-  // A batch without a target (everything masked) has loss 0 and no gradient.
+  // A batch without a target (everything masked) has loss 0 and no gradient but that of routers' auxiliary losses.
   const int64_t targets = std::max<int64_t>(1, targets_of_ranks(optimizer.shards().mesh().data, batch));
+  RoutingTally routing;
   const double began = monotonic_now(), communicated = communication_seconds();
   accumulator.accumulate(
-      [&](int64_t i) { return forward_and_backward(model, to_device(model, batch, i * micro_batch_size, micro_batch_size), targets); },
+      [&](int64_t i) {
+        return forward_and_backward(model, to_device(model, batch, i * micro_batch_size, micro_batch_size), targets, routing);
+      },
       optimizer.shards());
   const double seconds = monotonic_now() - began - (communication_seconds() - communicated);
   const TraceSpan span(Track::compute, "optimizer");
@@ -72,7 +82,8 @@ StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& 
           .bad = update.skipped ? first_of_ranks(optimizer.shards().mesh().world, first_bad_value(update, optimizer)) : "",
           .vote = update.vote,
           .sent = update.sent,
-          .seconds = update.seconds};
+          .seconds = update.seconds,
+          .routing = std::move(routing)};
 }
 
 }  // namespace mantissa

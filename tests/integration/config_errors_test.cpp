@@ -36,7 +36,7 @@ const std::vector<Broken> kBrokenConfigs = {
     {R"("training": {"warmup_steps": 5})", {"did you mean 'schedule.warmup_steps'?", "c.json:2:14"}},
     {R"("training": {"train-iters": 5})", {"here it is 'training.steps'", "c.json:2:14"}},
     {R"("model": {"n_embd": 64})", {"here it is 'model.hidden_size'", "c.json:2:11"}},
-    {R"("model": {"moe": null})", {"model.moe: unknown key", "c.json:2:11"}},
+    {R"("model": {"mob": null})", {"model.mob: unknown key", "c.json:2:11"}},
     {R"("eval": {"samples": {"promts": []}})", {"did you mean 'prompts'?", "c.json:2:22"}},
     // Types.
     {R"("training": {"steps": "100"})", {"training.steps: must be an integer, got \"100\"", "c.json:2:23"}},

@@ -3,17 +3,20 @@
 
 #include <deque>
 #include <limits>
+#include <variant>
 #include <vector>
 
 #include "mantissa/models/model_shape.h"
-#include "mantissa/nn/modules.h"
+#include "mantissa/nn/moe.h"
 
 namespace mantissa {
 
 struct GptOptions {
   Recompute recompute = Recompute::none;
-  bool gradients = true;  // allocate gradient buffers
-  TensorRanks tensor{};   // that hold this model together
+  bool gradients = true;           // allocate gradient buffers
+  TensorRanks tensor{};            // that hold this model together
+  int64_t micro_batches = 1;       // of a global batch: each has its share of the auxiliary losses of routers
+  bool quantised_dispatch = true;  // of tokens to experts
 };
 
 // Rows of tokens with what belongs to them; all i32 tensors [batch * length].
@@ -37,8 +40,10 @@ class Gpt {
   Backend& device() const { return device_; }
   Dtype compute() const { return compute_; }
 
-  // Loss: the sum over targets (>= 0) divided by target_count; one fp64. Under a Tape::Scope, gradients can be asked for.
-  Var loss(const TokenBatch& batch, const Tensor& targets, int64_t target_count);
+  // Loss: the sum over targets (>= 0) divided by target_count; one fp64. Under a Tape::Scope, gradients can be asked for; they are those of
+  // the auxiliary losses of routers, too. tally: gets what the router of each layer with experts did, and its experts take as many tokens
+  // as their capacity, as in training; without one they take all.
+  Var loss(const TokenBatch& batch, const Tensor& targets, int64_t target_count, RoutingTally* tally = nullptr);
   // Logits [batch * length, padded vocabulary] of a whole batch in the logits dtype; for tests and small evaluations.
   Tensor logits(const TokenBatch& batch);
 
@@ -53,18 +58,19 @@ class Gpt {
     NormLayer attn_norm;
     Attention attn;
     NormLayer mlp_norm;
-    Mlp mlp;
+    std::variant<Mlp, Moe> mlp;
   };
+  std::variant<Mlp, Moe> mlp_of(int64_t index, const PrecisionPlan& plan);
   void add_block(int64_t index, const PrecisionPlan& plan);
   Dtype logits_dtype() const;
   Place place(const TokenBatch& batch) const;  // of the embedding and the output projection
   Tensor own_tokens(const Tensor& rows) const;
   Tensor last_row(const Tensor& x) const;
   Var embed(const TokenBatch& batch);
-  Var block_forward(const Block& block, const Var& x, const SequenceContext& context) const;
-  Var hidden(const TokenBatch& batch);                          // after the final norm, [N, hidden]
-  Tensor project(const Tensor& hidden, const Place& at) const;  // logits, of the whole vocabulary
-  Tensor rope_table(int64_t positions);                         // of at least so many; undefined without rotary positions
+  Var block_forward(const Block& block, const Var& x, const SequenceContext& context, RoutingTally* tally = nullptr) const;
+  Var hidden(const TokenBatch& batch, RoutingTally* tally = nullptr);  // after the final norm, [N, hidden]
+  Tensor project(const Tensor& hidden, const Place& at) const;         // logits, of the whole vocabulary
+  Tensor rope_table(int64_t positions);                                // of at least so many; undefined without rotary positions
 
   ModelConfig config_;
   Backend& device_;

@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <vector>
 
+#include "mantissa/backend/backend.h"
 #include "mantissa/base/config.h"
 
 namespace mantissa {
@@ -31,6 +33,57 @@ constexpr auto choices(LogitsDtype) { return std::array{Choice{"compute", Logits
 constexpr auto choices(Recompute) {
   return std::array{Choice{"none", Recompute::none}, Choice{"selective", Recompute::selective}, Choice{"full", Recompute::full}};
 }
+
+constexpr auto choices(RouterScore) { return std::array{Choice{"softmax", RouterScore::softmax}, Choice{"sigmoid", RouterScore::sigmoid}}; }
+
+// Section "model.moe": which layers have experts in place of an MLP, and how tokens find them (RoutingRule).
+struct MoeConfig {
+  int64_t num_experts = 8;
+  int64_t num_experts_per_tok = 2;
+  int64_t intermediate_size = 512;
+  int64_t shared_intermediate_size = 0;
+  std::vector<int64_t> dense_layers = {};
+  RouterScore score = RouterScore::softmax;
+  bool score_after_choice = false;
+  std::optional<bool> norm_topk_prob = {};
+  double routed_scaling_factor = 1.0;
+  int64_t n_group = 1;
+  int64_t topk_group = 1;
+  double aux_loss_coef = 0.001;
+  double seq_aux_loss_coef = 0.0;
+  double z_loss_coef = 0.0;
+  std::optional<double> capacity_factor = {};
+  bool force_balance = false;
+
+  RoutingRule rule() const;
+  // Choices that one expert takes of so many tokens: ceil(tokens * num_experts_per_tok / num_experts * capacity_factor); 0: all.
+  int64_t capacity(int64_t tokens) const;
+  void validate(const struct ModelConfig& model, ConfigReport& report) const;
+
+  void fields(auto& v) {
+    v("num_experts", num_experts, "experts of a layer", limits::between(1, 65536));
+    v("num_experts_per_tok", num_experts_per_tok, "experts that each token goes to", limits::between(1, 1024));
+    v("intermediate_size", intermediate_size, "width inside an expert", limits::between(1, 1 << 22));
+    v("shared_intermediate_size", shared_intermediate_size, "width of an MLP beside the experts that every token goes to; 0: none",
+      limits::between(0, 1 << 22));
+    v("dense_layers", dense_layers, "layers, counted from 0, that keep their MLP");
+    v("score", score, "of the router: softmax over the experts, or sigmoid of each");
+    v("score_after_choice", score_after_choice, "weights are softmax over the logits of the chosen experts only; needs score softmax");
+    v("norm_topk_prob", norm_topk_prob,
+      "the weights of a token are divided by their sum; null: if it goes to several experts, because a single weight would always be 1");
+    v("routed_scaling_factor", routed_scaling_factor, "the weights are multiplied by this", limits::positive);
+    v("n_group", n_group, "groups of experts, of which only the best are chosen from", limits::between(1, 65536));
+    v("topk_group", topk_group, "groups that are kept", limits::between(1, 65536));
+    v("aux_loss_coef", aux_loss_coef, "of the load-balance loss of a micro batch", limits::between(0, 1000));
+    v("seq_aux_loss_coef", seq_aux_loss_coef, "of the load-balance loss of each sequence", limits::between(0, 1000));
+    v("z_loss_coef", z_loss_coef, "of the mean of log-sum-exp(logits)^2", limits::between(0, 1000));
+    v("capacity_factor", capacity_factor,
+      "an expert takes ceil(tokens * num_experts_per_tok / num_experts * this) tokens of a micro batch and drops later ones, in training; "
+      "null: all",
+      limits::positive);
+    v("force_balance", force_balance, "for benchmarks: tokens go to experts in turn, whatever their scores");
+  }
+};
 
 // So that counts of parameters fit into 64 bits.
 inline constexpr int64_t kWidestHeads = 1 << 22;
@@ -58,7 +111,9 @@ struct ModelConfig {
   LogitsDtype logits_dtype = LogitsDtype::compute;
   double init_std = 0.02;
   bool init_residual_scale = true;
+  std::optional<MoeConfig> moe;
 
+  bool has_experts(int64_t layer) const;
   int64_t kv_heads() const { return num_key_value_heads.value_or(num_attention_heads); }
   int64_t head_size() const { return head_dim.value_or(hidden_size / num_attention_heads); }
   // Rows of the embedding and the output projection. Throws Error(internal) while vocab_size is null.
@@ -91,7 +146,8 @@ struct ModelConfig {
     v("tie_word_embeddings", tie_word_embeddings, "the output projection is the embedding");
     v("logits_dtype", logits_dtype, "compute: precision.dtype; fp32");
     v("init_std", init_std, "standard deviation of the initial weights", limits::positive);
-    v("init_residual_scale", init_residual_scale, "attn.out and mlp.down start at init_std / sqrt(2 * num_layers)");
+    v("init_residual_scale", init_residual_scale, "attn.out and down start at init_std / sqrt(2 * num_layers)");
+    v("moe", moe, "mixture of experts; null: dense");
   }
 };
 

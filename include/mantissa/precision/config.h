@@ -86,6 +86,7 @@ struct PrecisionConfig {
   std::vector<RuleConfig> rules;
   OutputProjectionConfig fp8_output_proj;
   bool fp8_param_gather = false;
+  bool quantised_dispatch = true;
   int64_t report_interval = 0;
 
   void fields(auto& v) {
@@ -95,6 +96,8 @@ struct PrecisionConfig {
     v("rules", rules, "which modules take another recipe; the first that matches wins");
     v("fp8_output_proj", fp8_output_proj, "MXFP8 output projection; a bool stands for {\"enabled\": it}");
     v("fp8_param_gather", fp8_param_gather, "MXFP8 codes are the weights, and what is gathered; masters live in the optimizer only");
+    v("quantised_dispatch", quantised_dispatch,
+      "tokens go to experts, and their gradients back, as codes where products there read codes; false: as values");
     v("report_interval", report_interval, "steps between error statistics per module and role; 0: none", limits::between(0, 1e12));
   }
 };

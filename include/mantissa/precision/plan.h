@@ -32,7 +32,10 @@ struct ModuleShape {
   int64_t padding = 0;                 // last rows of the weight, of no token: zero, and never stored
   std::vector<ModulePart> parts = {};  // empty: one part
   Split split = Split::none;           // how tensor parallelism divides the weight: each part by rows, or all by columns
-  int64_t weight_elements() const { return in == 0 ? out : out * in; }
+  int64_t matrices = 1, active = 1;    // of a stack of experts' weights, one below the other; those that a token is multiplied with
+  int64_t rows() const { return matrices * out; }
+  int64_t weight_elements() const { return in == 0 ? out : rows() * in; }
+  int64_t active_elements() const { return weight_elements() / matrices * active; }
   int64_t parameters() const { return weight_elements() + bias; }
   ModuleShape on_rank(int64_t tensor) const;  // what each of so many ranks that share the weight holds: out, in, bias and parts of it
   bool operator==(const ModuleShape& other) const = default;
@@ -92,7 +95,8 @@ class PrecisionPlan {
   const ModulePrecision* find(const std::string& path) const;  // null: the plan has no such module
   const ModulePrecision& of(const std::string& path) const;    // throws Error(internal) in that case
   int64_t parameters() const;
-  int64_t bytes() const;  // resident, of all modules
+  int64_t active_parameters() const;  // that a token is computed with: of a stack of experts, those it goes to
+  int64_t bytes() const;              // resident, of all modules
   int64_t bytes_on_rank(int64_t tensor) const;
   int64_t bytes_beside_masters() const;  // the same without fp32 parameters, which are the masters
 

@@ -25,6 +25,28 @@ struct PrecisionSummary {
   }
 };
 
+// What the router of a layer did in a step: load by expert in choices, its largest over its mean, the share of choices that were dropped,
+// and the auxiliary losses before their coefficients (RouteBackward), averaged over micro batches.
+struct LayerRouting {
+  int64_t layer = 0;
+  double imbalance = 0.0, dropped = 0.0;
+  double balance_loss = 0.0, sequence_balance_loss = 0.0, z_loss = 0.0;
+  std::vector<int64_t> load = {};
+
+  void fields(auto& v) {
+    v("layer", layer);
+    v("imbalance", imbalance);
+    v("dropped", dropped);
+    v("balance_loss", balance_loss);
+    v("sequence_balance_loss", sequence_balance_loss);
+    v("z_loss", z_loss);
+    v("load", load);
+  }
+};
+
+double mean_dropped(const std::vector<LayerRouting>& layers);
+const LayerRouting& most_uneven(const std::vector<LayerRouting>& layers);  // the first with the largest imbalance
+
 struct StepEvent {
   int64_t step = 0, steps = 0;  // step counts from 1
   double loss = 0.0, gradient_norm = 0.0, lr = 0.0;
@@ -36,6 +58,7 @@ struct StepEvent {
   int64_t tokens = 0;  // so far in the run
   bool skipped = false;
   std::optional<Traffic> comm_bytes = {};          // of several ranks, all of them: what they sent since the gradients of the step before
+  std::vector<LayerRouting> routing = {};          // layers with experts
   std::optional<PrecisionSummary> precision = {};  // on steps that measure it
 
   void fields(auto& v) {
@@ -53,6 +76,7 @@ struct StepEvent {
   }
   void last_fields(auto& v) {
     if (comm_bytes) v("comm_bytes", *comm_bytes);
+    if (!routing.empty()) v("moe", routing);
     if (precision) precision->fields(v);
   }
 };

@@ -21,6 +21,7 @@ struct RunMetrics {
   StartEvent start;    // of the newest start; without folder
   int64_t tokens = 0;
   Series loss, valid_loss, lr, gradient_norm, tokens_per_second;
+  Series imbalance;  // of the layer with experts where it is largest
   std::vector<PrecisionEvent> precision;
   std::vector<TextEvent> texts;
 };

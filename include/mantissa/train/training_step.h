@@ -7,6 +7,7 @@
 #include "mantissa/data/batch.h"
 #include "mantissa/models/gpt.h"
 #include "mantissa/train/accumulation.h"
+#include "mantissa/train/config.h"
 #include "mantissa/train/optimizer.h"
 
 namespace mantissa {
@@ -20,7 +21,11 @@ struct StepResult {
   Traffic sent;     // by all ranks, from their start to the gradients of this step
   // Of forward and backward without waits for other ranks, by rank; empty for one.
   std::vector<double> seconds;
+  RoutingTally routing;  // of this rank's micro batches
 };
+
+// The model of a config as a run trains it, by the ranks of a mesh.
+GptOptions training_options(const RunConfig& config, const Mesh& mesh);
 
 // `batch` is split into equal micro batches of micro_batch_size sequences. Targets are counted before the first backward pass. If a
 // weight, loss or norm is not finite nothing is updated. `vote` says what

@@ -1,0 +1,47 @@
+// Mixture of experts in place of an MLP: a router, experts whose weights are stacks, and, where the plan has it, an MLP that every token
+// goes to.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "mantissa/nn/modules.h"
+
+namespace mantissa {
+
+struct MoeOptions {
+  RoutingOptions routing;  // of one sequence; forward() knows how many there are
+  int64_t experts;
+  double init_std, down_init_std;
+  Keep keep;
+  bool quantised_dispatch;  // codes move where the products read codes
+};
+
+// What the routers of one forward pass did, by layer.
+struct RoutingRecord {
+  Tensor counts;  // [sequences, E] i32: choices, before any was dropped
+  Tensor losses;  // [3] fp64: RouterLosses
+};
+using RoutingTally = std::vector<RoutingRecord>;
+
+// Groups of rows begin at whole blocks of both products: rows of an expert are padded to a multiple of this.
+int64_t row_multiple(const Recipe& gate_up, const Recipe& down);
+
+class Moe {
+ public:
+  // path.router, path.experts.gate_up and .down, and, where the plan has them, path.shared.gate_up and .down.
+  Moe(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const MoeOptions& options);
+  // [N, hidden] -> [N, hidden], of so many sequences, each expert taking `capacity` tokens; 0: all. What the router did goes to the tally,
+  // if there is one, but not what it does again in backward.
+  Var forward(const Var& x, int64_t sequences, int64_t capacity, RoutingTally* tally) const;
+
+ private:
+  MoeOptions options_;
+  int64_t multiple_;  // rows of experts are padded to it
+  Linear router_;
+  Recipe gate_up_recipe_, down_recipe_;
+  Parameter *gate_up_, *down_;
+  std::optional<Mlp> shared_;
+};
+
+}  // namespace mantissa

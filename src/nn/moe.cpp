@@ -1,0 +1,46 @@
+#include "mantissa/nn/moe.h"
+
+#include <algorithm>
+
+#include "mantissa/backend/functions.h"
+
+namespace mantissa {
+namespace {
+
+RoutingRecord record_of(const Tensor& logits, const Routing& routing, const RoutingRule& rule) {
+  const Tensor losses = empty(logits.device(), Dtype::f64, {3});
+  logits.device().run(RouterLosses{.logits = logits, .scores = routing.scores, .counts = routing.counts, .out = losses, .rule = rule});
+  return {.counts = routing.counts, .losses = losses};
+}
+
+}  // namespace
+
+int64_t row_multiple(const Recipe& gate_up, const Recipe& down) { return std::max({int64_t{32}, gate_up.block(), down.block()}); }
+
+Moe::Moe(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const MoeOptions& options)
+    : options_(options),
+      multiple_(row_multiple(plan.of(path + ".experts.gate_up").recipe, plan.of(path + ".experts.down").recipe)),
+      router_(set, plan.of(path + ".router"), options.init_std),
+      gate_up_recipe_(plan.of(path + ".experts.gate_up").recipe),
+      down_recipe_(plan.of(path + ".experts.down").recipe),
+      gate_up_(&set.add(weight_of(plan.of(path + ".experts.gate_up"), {.constant = 0.0, .std = options.init_std}))),
+      down_(&set.add(weight_of(plan.of(path + ".experts.down"), {.constant = 0.0, .std = options.down_init_std}))) {
+  if (!plan.find(path + ".shared.down")) return;
+  shared_.emplace(set, plan, path + ".shared",
+                  MlpOptions{.gelu = {}, .init_std = options.init_std, .down_init_std = options.down_init_std, .keep = options.keep});
+}
+
+Var Moe::forward(const Var& x, int64_t sequences, int64_t capacity, RoutingTally* tally) const {
+  RoutingOptions routing = options_.routing;
+  routing.sequences = sequences;
+  const Var logits = router_.forward(convert(x, stats_dtype(x.value().dtype())), x.value().dim(0));
+  const Routing chosen = route(logits, routing);
+  if (tally && !Tape::in_backward()) tally->push_back(record_of(logits.value(), chosen, routing.rule));
+  const Dispatch to = dispatch(chosen.experts, options_.experts, multiple_, capacity);
+  const Var inner =
+      dispatched_swiglu(x, chosen.weights, gate_up_->weight(), to, gate_up_recipe_, options_.keep, options_.quantised_dispatch);
+  const Var y = combined_linear(inner, down_->weight(), to, down_recipe_);
+  return shared_ ? add(y, shared_->forward(x, x.value().dim(0))) : y;
+}
+
+}  // namespace mantissa

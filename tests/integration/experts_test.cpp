@@ -1,0 +1,304 @@
+// Mixtures of experts in training runs: what each recipe of the experts' weights means, and sizes at the edge.
+#include <gmock/gmock.h>
+
+#include <cmath>
+
+#include "mantissa/backend/functions.h"
+#include "mantissa/io/checkpoint_diff.h"
+#include "mantissa/train/generate.h"
+#include "mantissa/train/run_metrics.h"
+#include "mantissa/train/training_step.h"
+#include "training.h"
+
+namespace mantissa {
+namespace {
+
+using test::TrainedRun;
+using ::testing::HasSubstr;
+
+class Experts : public test::TrainingTest {
+ protected:
+  // Two layers of 5 experts; 64 channels, experts of 32.
+  static std::vector<std::string> sets(std::vector<std::string> more) {
+    std::vector<std::string> out = {"precision.dtype=bf16",        "model.hidden_size=64",           "model.intermediate_size=96",
+                                    "model.moe.num_experts=5",     "model.moe.intermediate_size=32", "model.moe.num_experts_per_tok=2",
+                                    "model.moe.aux_loss_coef=0.01"};
+    out.insert(out.end(), more.begin(), more.end());
+    return out;
+  }
+  TrainedRun run_experts(const std::string& name, std::vector<std::string> more) const { return run(name, sets(std::move(more))); }
+
+  std::vector<float> tensor(const std::string& name, int64_t step, const std::string& of) const {
+    CheckpointReader reader(checkpoint(name, step));
+    std::vector<float> out(static_cast<size_t>(whole_box(reader.tensor(of).shape).elements()));
+    reader.read(of, std::as_writable_bytes(std::span(out)));
+    return out;
+  }
+  std::vector<std::string> parameters(const std::string& name, int64_t step) const {
+    std::vector<std::string> out;
+    const CheckpointReader reader(checkpoint(name, step));
+    for (const ManifestTensor& tensor : reader.manifest().tensors) {
+      if (tensor.name.starts_with("master.")) out.push_back(tensor.name.substr(7));
+    }
+    return out;
+  }
+};
+
+const char* const kQatOfExperts = R"(precision.rules=[{"match":"layers.*.moe.experts.*","recipe":"mxfp4_qat"}])";
+
+// A model, and what trains it by training_step().
+struct Trained {
+  Trained(const RunConfig& config, Backend& device)
+      : model(config.model, device, resolve_plan(config), training_options(config, {})),
+        optimizer(model.parameters(), config.optimizer),
+        accumulator(model.parameters(), Accumulation::running, 1) {
+    optimizer.initialise(1);
+  }
+  Gpt model;
+  Optimizer optimizer;
+  GradientAccumulator accumulator;
+};
+
+// bf16 masters, rounded, quantised and dequantised, in place of the values that forward reads.
+void round_values_of_experts(Trained& run, const Quantization& how) {
+  for (const Optimizer::State& state : run.optimizer.states()) {
+    const Parameter& parameter = *state.part.of;
+    if (parameter.name.find(".moe.experts.") == std::string::npos) continue;
+    const Tensor rounded = converted(state.master, Dtype::bf16);
+    rounded.device().run(FakeQuantize{.x = rounded, .out = state.part.of_rows(parameter.value()), .how = how});
+  }
+}
+
+TEST_F(Experts, UnderQatAreTrainedAsIfTheirValuesWereRounded) {
+  const auto configured = [&](const std::vector<std::string>& more) {
+    RunConfig config = this->config("qat", sets(more)).config;
+    config.model.vocab_size = 8;
+    return config;
+  };
+  const auto device = make_backend("cpu");
+  Trained qat(configured({kQatOfExperts}), *device), high(configured({}), *device);
+  const Quantization how{.format = Format::e2m1, .block_rows = 1, .block_cols = 32, .rule = ScaleRule::flashinfer};
+  const LoadedConfig data_config = config("data");
+  Data data = open_data(data_config.config.data, {.seq_len = 16});
+  for (int64_t step = 0; step < 10; ++step) {
+    const Batch batch = data.train->batch(8 * step, 8);
+    round_values_of_experts(high, how);
+    const StepResult a = training_step(qat.model, qat.optimizer, qat.accumulator, batch, 8, 1e-2),
+                     b = training_step(high.model, high.optimizer, high.accumulator, batch, 8, 1e-2);
+    EXPECT_EQ(a.loss, b.loss) << step;
+    EXPECT_EQ(a.gradient_norm, b.gradient_norm) << step;
+  }
+  for (size_t i = 0; i < qat.optimizer.states().size(); ++i) {
+    EXPECT_EQ(to_host<float>(qat.optimizer.states()[i].master), to_host<float>(high.optimizer.states()[i].master))
+        << qat.optimizer.states()[i].part.of->name;
+  }
+}
+
+TEST_F(Experts, KeepTheirMastersAtARateOfZero) {
+  for (const std::string recipe : {"mxfp8", "mxfp4_qat", "mxfp4_qat_mxfp8_act"}) {
+    const std::string set = "precision.recipe=" + recipe;
+    run_experts("start" + recipe, {set, "optimizer.lr=1e-60", "training.steps=1"});
+    run_experts("later" + recipe, {set, "optimizer.lr=1e-60", "training.steps=20"});
+    for (const std::string& name : parameters("start" + recipe, 1))
+      EXPECT_EQ(tensor("start" + recipe, 1, "master." + name), tensor("later" + recipe, 20, "master." + name)) << name;
+  }
+}
+
+// What is computed again has the bits of what was kept.
+TEST_F(Experts, LearnTheSameWhateverIsRecomputedAndGathered) {
+  for (const std::string recipe : {"high", "mxfp8", "mxfp4_qat_mxfp8_act"}) {
+    const std::string set = "precision.recipe=" + recipe;
+    run_experts(recipe, {set});
+    std::vector<std::vector<std::string>> others = {{"training.recompute=selective"}, {"training.recompute=full"}};
+    if (recipe == "mxfp8") others.push_back({"precision.fp8_param_gather=true"});
+    for (std::vector<std::string>& more : others) {
+      const std::string name = recipe + more.front();
+      more.push_back(set);
+      run_experts(name, more);
+      EXPECT_TRUE(state_of(name, 20) == state_of(recipe, 20)) << name;
+    }
+  }
+}
+
+// Where rows move as values instead of codes only the columnwise codes of down's output gradient are others.
+TEST_F(Experts, ReadTheSameCodesWhetherCodesMoveOrValues) {
+  const std::vector<std::string> common = {"precision.recipe=mxfp8", "training.steps=1", "optimizer.grad_clip=0", "model.init_std=0.2"};
+  const auto with = [&](const char* set) {
+    std::vector<std::string> out = common;
+    out.emplace_back(set);
+    return out;
+  };
+  const TrainedRun codes = run_experts("codes", common), values = run_experts("values", with("precision.quantised_dispatch=false"));
+  EXPECT_EQ(codes.losses, values.losses);
+  for (const std::string& name : parameters("codes", 1)) {
+    const std::vector<float> a = tensor("codes", 1, "m." + name), b = tensor("values", 1, "m." + name);
+    if (!name.ends_with("experts.down.weight")) {
+      EXPECT_EQ(a, b) << name;
+      continue;
+    }
+    double squares = 0.0, difference = 0.0;
+    for (size_t i = 0; i < a.size(); ++i) {
+      squares += double{b[i]} * double{b[i]};
+      difference += (double{a[i]} - double{b[i]}) * (double{a[i]} - double{b[i]});
+    }
+    EXPECT_LE(std::sqrt(difference / squares), 0.01) << name;
+  }
+}
+
+TEST_F(Experts, TellWhatTheirRoutersDid) {
+  const TrainedRun dropping = run_experts("dropping", {"model.moe.capacity_factor=0.5", "training.steps=2"});
+  for (const StepEvent& step : dropping.steps) {
+    ASSERT_EQ(step.routing.size(), 2U);
+    for (const LayerRouting& layer : step.routing) {
+      EXPECT_EQ(std::accumulate(layer.load.begin(), layer.load.end(), int64_t{0}), 8 * 16 * 2) << "two experts for each token of a step";
+      EXPECT_GE(layer.dropped, 0.45) << "each of 5 experts takes 13 of 128 choices of a micro batch";
+      EXPECT_GE(layer.imbalance, 1.0);
+      EXPECT_GT(layer.z_loss, 0.0);
+    }
+  }
+  const TrainedRun forced = run_experts("forced", {"model.moe.force_balance=true", "model.moe.num_experts=4", "training.steps=1"});
+  for (const LayerRouting& layer : forced.steps.front().routing) {
+    EXPECT_EQ(layer.load, std::vector<int64_t>(4, 64));
+    EXPECT_EQ(layer.imbalance, 1.0);
+    EXPECT_EQ(layer.dropped, 0.0);
+    EXPECT_NEAR(layer.balance_loss, 1.0, 1e-6) << "the mean probabilities sum to 1, whatever they are";
+  }
+}
+
+// 16 tokens for 128 experts; a single expert; experts that most tokens never reach.
+TEST_F(Experts, TrainSaveResumeAndGenerateAtTheEdge) {
+  const std::vector<std::vector<std::string>> edges = {
+      {"model.moe.num_experts=128", "model.moe.num_experts_per_tok=8", "training.micro_batch_size=1", "training.grad_accum=1"},
+      {"model.moe.num_experts=1", "model.moe.num_experts_per_tok=1"},
+      {"model.moe.num_experts=40", "model.moe.num_experts_per_tok=1", "training.micro_batch_size=1", "training.grad_accum=1"},
+      {"model.moe.num_experts=6", "model.moe.num_experts_per_tok=6", "model.moe.score=sigmoid", "model.moe.n_group=3",
+       "model.moe.topk_group=3", "model.moe.shared_intermediate_size=32"}};
+  for (size_t i = 0; i < edges.size(); ++i) {
+    std::vector<std::string> more = edges[i];
+    more.insert(more.end(), {"precision.recipe=mxfp8", "checkpoint.interval=5", "schedule.type=constant"});
+    const std::string whole = text("whole", i), cut = text("cut", i);
+    run_experts(whole, more);
+    more.emplace_back("training.steps=5");
+    run_experts(cut, more);
+    more.back() = "checkpoint.resume=auto";
+    run_experts(cut, more);
+    CheckpointReader a(checkpoint(whole, 20)), b(checkpoint(cut, 20));
+    EXPECT_TRUE(diff_checkpoints(a, b).empty()) << i;
+    LoadedModel loaded = load_model(checkpoint(whole, 20));
+    SamplingOptions greedy;
+    greedy.max_new_tokens = 9;
+    greedy.temperature = 0.0;
+    EXPECT_EQ(generate(*loaded.model, {1, 2, 3}, greedy, [](int32_t) { return true; }).size(), 9U) << i;
+  }
+}
+
+// Statistics are of the rows that tokens have, not of padding nor of what was dropped: 64 of a step's 128 tokens, each for 2 of 5 experts.
+TEST_F(Experts, AreMeasuredWithoutPadding) {
+  for (const std::string more : {"model.moe.capacity_factor=null", "model.moe.capacity_factor=0.5"}) {
+    const TrainedRun trained =
+        run_experts("measured" + more, {"precision.recipe=mxfp8", "precision.report_interval=1", "training.steps=1", more});
+    int64_t choices = 0;
+    for (const int64_t load : trained.steps[0].routing[0].load) choices += load;
+    const double kept = static_cast<double>(choices) * (1.0 - trained.steps[0].routing[0].dropped);
+    const RunMetrics metrics = read_run_metrics(run_folder("measured" + more));
+    for (const PrecisionEvent& event : metrics.precision) {
+      if (event.module != "layers.0.moe.experts.down" || event.role != "input") continue;
+      int64_t blocks = 0;
+      for (const auto& [scale, count] : event.scales) blocks += count;
+      EXPECT_EQ(event.scales.count(0), 0U) << "a block of zeros";
+      EXPECT_EQ(blocks, std::llround(kept)) << "one of 32 channels a row";
+    }
+    EXPECT_FALSE(metrics.precision.empty());
+  }
+}
+
+TEST_F(Experts, DropNothingInEvaluationAndTexts) {
+  run_experts("dropping", {"model.moe.capacity_factor=0.3", "model.init_std=0.3"});
+  LoadedModel loaded = load_model(checkpoint("dropping", 20));
+  Gpt& model = *loaded.model;
+  const std::vector<int32_t> tokens = {1, 4, 7, 0, 2, 3, 5, 6}, positions = {0, 1, 2, 3, 4, 5, 6, 7};
+  const Tensor all = model.logits({.batch = 1,
+                                   .tokens = from_host(model.device(), Dtype::i32, {8}, tokens.data()),
+                                   .positions = from_host(model.device(), Dtype::i32, {8}, positions.data()),
+                                   .segment_starts = {}});
+  auto cache = model.new_cache();
+  model.next_logits({1, 4, 7, 0, 2, 3, 5}, cache);
+  const std::vector<float> last = to_host<float>(model.next_logits({6}, cache)),
+                           expected = to_host<float>(converted(all.slice(7, 8), Dtype::f32));
+  for (size_t i = 0; i < last.size(); ++i) EXPECT_NEAR(last[i], expected[i], 0.02) << i;
+}
+
+// Whatever the compute type and whoever asks for high precision.
+TEST_F(Experts, HaveARouterInFp32) {
+  for (const std::string recipe : {"high", "bf16", "fp32"}) {
+    RunConfig config =
+        this->config("router", sets({R"(precision.rules=[{"match":"layers.*.moe.router","recipe":")" + recipe + R"("}])"})).config;
+    config.model.vocab_size = 8;
+    EXPECT_EQ(resolve_plan(config).of("layers.0.moe.router").recipe.compute, Dtype::f32) << recipe;
+  }
+}
+
+// Codes of experts.down's output gradient are shifted where they move, and the plan says so.
+TEST_F(Experts, HaveAPlanThatKnowsWhatMoves) {
+  const auto plan = [&](const std::string& more) {
+    RunConfig config = this->config("plan", sets({"precision.recipe=mxfp8", more})).config;
+    config.model.vocab_size = 8;
+    return resolve_plan(config);
+  };
+  const PrecisionPlan codes = plan("precision.quantised_dispatch=true"), values = plan("precision.quantised_dispatch=false");
+  EXPECT_NE(codes.hash(), values.hash());
+  const auto wgrad = [](const PrecisionPlan& of, const char* module) { return gemm_text(of.of(module).recipe, GemmRole::wgrad); };
+  EXPECT_EQ(wgrad(codes, "layers.0.moe.experts.down"), "e4m3 32x1 from 1x32 * e4m3 32x1 from 1x32");
+  EXPECT_EQ(wgrad(values, "layers.0.moe.experts.down"), "e4m3 32x1 * e4m3 32x1 from 1x32");
+  EXPECT_EQ(wgrad(codes, "layers.0.moe.experts.gate_up"), "e4m3 32x1 * e4m3 32x1 from 1x32");
+}
+
+// Scores that vanish beside the others, and a single weight.
+TEST_F(Experts, HaveFiniteWeightsWhateverTheyAreForcedTo) {
+  const TrainedRun forced = run_experts("forced", {"model.moe.force_balance=true", "model.init_std=20", "training.steps=1"});
+  EXPECT_FALSE(forced.steps[0].skipped);
+  EXPECT_TRUE(std::isfinite(forced.losses[0])) << forced.losses[0];
+  const std::vector<std::string> single = {"model.moe.num_experts_per_tok=1", "model.moe.aux_loss_coef=0", "training.steps=3"};
+  run_experts("single", single);
+  for (const float m : tensor("single", 3, "m.layers.0.moe.router.weight")) {
+    if (m != 0.0F) return;
+  }
+  FAIL() << "the router learns nothing of the loss";
+}
+
+TEST_F(Experts, OfAnotherKindAreNotResumed) {
+  run_experts("run", {"training.steps=2"});
+  const auto resumed = [&](const std::string& set) { run_experts("run", {"training.steps=3", "checkpoint.resume=auto", set}); };
+  for (const char* set : {"model.moe=null", "model.moe.num_experts_per_tok=1", "model.moe.score=sigmoid", "model.moe.dense_layers=[0]",
+                          "model.moe.norm_topk_prob=false"}) {
+    const Error error = test::error_of([&] { resumed(set); });
+    EXPECT_EQ(error.code(), ExitCode::usage) << set;
+    EXPECT_THAT(error.what(), HasSubstr(std::string(set).substr(0, std::string(set).find('=')) + ": ")) << set;
+  }
+  EXPECT_NO_THROW(resumed("model.moe.aux_loss_coef=0.5"));
+}
+
+TEST_F(Experts, AreRefusedWhereTheyCannotBe) {
+  const auto message = [&](std::vector<std::string> more) {
+    const Error error = test::error_of([&] { config("refused", sets(std::move(more))); });
+    EXPECT_EQ(error.code(), ExitCode::usage);
+    return std::string(error.what());
+  };
+  EXPECT_THAT(message({"model.moe.num_experts_per_tok=6"}), HasSubstr("num_experts_per_tok: must be at most num_experts 5, got 6"));
+  EXPECT_THAT(message({"model.moe.n_group=2"}), HasSubstr("n_group: must divide num_experts 5, got 2"));
+  EXPECT_THAT(message({"model.moe.num_experts=6", "model.moe.n_group=6", "model.moe.topk_group=1"}),
+              HasSubstr("1 group of 1 experts have fewer than num_experts_per_tok 2"));
+  EXPECT_THAT(message({"model.moe.score=sigmoid", "model.moe.score_after_choice=true"}), HasSubstr("needs model.moe.score softmax"));
+  EXPECT_THAT(message({"model.moe.num_experts_per_tok=1", "model.moe.score_after_choice=true"}), HasSubstr("the router learns nothing"));
+  EXPECT_THAT(message({"model.moe.dense_layers=[2]"}), HasSubstr("there is no layer 2, model.num_layers is 2"));
+  EXPECT_THAT(message({"model.moe.dense_layers=[0,0]"}), HasSubstr("names layer 0 twice"));
+  EXPECT_THAT(message({"model.moe.dense_layers=[0,1]"}), HasSubstr("names every layer"));
+  EXPECT_THAT(message({"model.activation=gelu_erf"}), HasSubstr("experts need swiglu"));
+  EXPECT_THAT(message({"model.mlp_bias=true"}), HasSubstr("experts have no biases"));
+  EXPECT_THAT(message({"parallel.tensor=2", "parallel.data=1"}), HasSubstr("experts are not divided among tensor ranks"));
+  EXPECT_THAT(message({"precision.recipe=mxfp8", "model.moe.intermediate_size=48"}),
+              HasSubstr("moe.experts.gate_up does not fit its recipe: out 48 of part gate is not a multiple of 32"));
+}
+
+}  // namespace
+}  // namespace mantissa
