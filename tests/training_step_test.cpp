@@ -285,7 +285,10 @@ TEST(Estimate, PredictsThePeakOfAStep) {
   ModelConfig gpt2 = qwen;
   gpt2.norm = Norm::layer, gpt2.norm_bias = true, gpt2.activation = Activation::gelu_tanh, gpt2.position = Position::learned;
   gpt2.qk_norm = false, gpt2.attention_bias = AttentionBias::all, gpt2.mlp_bias = true, gpt2.tie_word_embeddings = true;
-  for (const ModelConfig& model : {qwen, gpt2}) {
+  ModelConfig experts = qwen;
+  experts.moe = MoeConfig{.num_experts = 24, .num_experts_per_tok = 3, .intermediate_size = 64, .shared_intermediate_size = 32};
+  experts.moe->dense_layers = {1};
+  for (const ModelConfig& model : {qwen, gpt2, experts}) {
     for (const Dtype compute : {Dtype::f32, Dtype::bf16}) {
       for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
         const Measured measured = measure(model, {.micro_batches = 1, .compute = compute, .recompute = recompute});
