@@ -123,17 +123,23 @@ class Reports {
 // else the first.
 void put_cause_first(std::vector<Ending>& failures, const Reports& reports, int first_rank) {
   const auto cause = [&](const Ending& ending) { return reports.cause(ending.rank - first_rank); };
-  const auto named = [&](const Ending& ending) {
-    return std::any_of(failures.begin(), failures.end(), [&](const Ending& other) { return cause(other) == ending.rank; });
+  // One whom the launcher ended counts if somebody left because of it by himself.
+  const auto blamer = [&](const Ending& of) {
+    const auto blames = [&](const Ending& other) { return cause(other) == of.rank && !(of.sent && other.sent); };
+    return std::find_if(failures.begin(), failures.end(), blames);
   };
   const auto order = [&](const Ending& ending) {
     const bool left = ending.code == static_cast<int>(ExitCode::peer_lost) || ending.code == static_cast<int>(ExitCode::stopped);
     if (cause(ending) >= 0) return 2;
-    return named(ending) ? 0 : left || ending.sent ? 2 : 1;
+    return blamer(ending) != failures.end() ? 0 : left || ending.sent ? 2 : 1;
   };
   const auto by_order = [&](const Ending& a, const Ending& b) { return order(a) < order(b); };
   const auto first = std::min_element(failures.begin(), failures.end(), by_order);
   std::rotate(failures.begin(), first, first + 1);
+  // Where the launcher ended it before it had ended by itself, its code is that of those who left because of it.
+  Ending& front = failures.front();
+  const auto told = blamer(front);
+  if (front.sent && told != failures.end()) front.code = told->code, front.signal = told->signal;
 }
 
 void check(const Arguments& arguments) {

@@ -178,6 +178,20 @@ TEST_F(LaunchTest, WhoLeftBecauseOfAnotherIsNotTheFirst) {
   EXPECT_THAT(named.errors, HasSubstr("rank 2 failed first: exit code 4"));
 }
 
+TEST_F(LaunchTest, WhoWasEndedBeforeItLeftHasTheCodeOfItsError) {
+  const auto slow = launch({"--nproc-per-node", "3", "--max-restarts", "1"},
+                           all_there("g", 3) + "[ $RANK = 2 ] && trap - TERM && exec sleep 30; " + names_as_cause(2, 3) + "exit 4");
+  EXPECT_EQ(slow.exit_code, 4);
+  EXPECT_THAT(slow.errors, HasSubstr("rank 2 failed first: exit code 4"));
+  EXPECT_EQ(slow.errors.find("restart 1"), std::string::npos) << "an error of the data is no reason to start again";
+  // All have the error; the launcher ends two of them, of whom one had blamed the other.
+  const auto all =
+      launch({"--nproc-per-node", "3"}, all_there("h", 3) + "[ $RANK = 0 ] && sleep 1 && exit 4; trap - TERM; [ $RANK = 1 ] && " +
+                                            names_as_cause(2, 3) + "exec sleep 30");
+  EXPECT_EQ(all.exit_code, 4);
+  EXPECT_THAT(all.errors, HasSubstr("rank 0 failed first: exit code 4"));
+}
+
 TEST_F(LaunchTest, CausesAreThoseOfTheirNodeAndAttempt) {
   const auto second = launch({"--nnodes", "2", "--node-rank", "1", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"},
                              all_there("c", 2) + "[ $RANK = 3 ] && sleep 1 && exit 4; " + names_as_cause(3, 2) + "exit 4");
