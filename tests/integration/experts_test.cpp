@@ -156,12 +156,49 @@ TEST_F(Experts, TellWhatTheirRoutersDid) {
       EXPECT_GT(layer.z_loss, 0.0);
     }
   }
+  const TrainedRun again = run_experts("again", {"training.recompute=full", "training.steps=1"});
+  for (const LayerRouting& layer : again.steps.front().routing)
+    EXPECT_EQ(std::accumulate(layer.load.begin(), layer.load.end(), int64_t{0}), 8 * 16 * 2) << "what is computed again counts once";
   const TrainedRun forced = run_experts("forced", {"model.moe.force_balance=true", "model.moe.num_experts=4", "training.steps=1"});
   for (const LayerRouting& layer : forced.steps.front().routing) {
     EXPECT_EQ(layer.load, std::vector<int64_t>(4, 64));
     EXPECT_EQ(layer.imbalance, 1.0);
     EXPECT_EQ(layer.dropped, 0.0);
     EXPECT_NEAR(layer.balance_loss, 1.0, 1e-6) << "the mean probabilities sum to 1, whatever they are";
+  }
+}
+
+TEST_F(Experts, TakeTheirShareOfTokensTimesTheFactorRoundedUp) {
+  MoeConfig moe;
+  moe.num_experts = 5;
+  EXPECT_EQ(moe.capacity(64), 0) << "all";
+  moe.capacity_factor = 0.5;
+  EXPECT_EQ(moe.capacity(64), 13) << "64 * 2 / 5 / 2 = 12.8";
+  EXPECT_EQ(moe.capacity(1), 1);
+  moe.capacity_factor = 1e300;
+  EXPECT_EQ(moe.capacity(64), 64);
+}
+
+// Blocks of 32 before blocks of 128 and the reverse, and products of which only some read codes: rows are padded for both, and what wgrad
+// reads in high precision is there.
+TEST_F(Experts, MayHaveAnotherRecipeInEachProduct) {
+  const std::string recipes =
+      R"(precision.recipes={"forward":{"base":"mxfp8","gemms":["fprop"]},"back":{"base":"mxfp8","gemms":["dgrad","wgrad"]}})";
+  const std::vector<std::string> names = {"mxfp8", "fp8_block", "forward", "back", "high"};
+  for (const std::string& up : names) {
+    for (const std::string& down : names) {
+      const std::string rules = R"(precision.rules=[{"match":"layers.*.experts.gate_up","recipe":")" + up +
+                                R"("},{"match":"layers.*.experts.down","recipe":")" + down + R"("}])";
+      const std::vector<std::string> common = {recipes, rules, "model.hidden_size=128", "model.moe.intermediate_size=128",
+                                               "training.steps=2"};
+      const TrainedRun codes = run_experts(up + down, common);
+      std::vector<std::string> more = common;
+      more.emplace_back("precision.quantised_dispatch=false");
+      const TrainedRun values = run_experts(up + down + "values", more);
+      EXPECT_EQ(codes.losses[0], values.losses[0]) << up << ' ' << down;
+      EXPECT_NEAR(codes.losses[1], values.losses[1], 0.02 * values.losses[1]) << up << ' ' << down;
+      EXPECT_FALSE(codes.steps[1].skipped) << up << ' ' << down;
+    }
   }
 }
 
