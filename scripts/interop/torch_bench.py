@@ -4,7 +4,9 @@
     .venv-interop/bin/python scripts/interop/torch_bench.py --mantissa build/release/bin/mantissa --config configs/quickstart.json --steps 20
 
 Prints one JSON object per step and, last, a summary: milliseconds per step (medians), ours over theirs, and the largest relative difference
-of the losses. The learning rate of each step is the one mantissa logs. Exit 1 if --loss-tolerance is exceeded.
+of the losses; of a mixture of experts also that of auxiliary losses, in how many layers and steps loads differ, and by how much the logit of
+the last expert chosen exceeded the next, at the least. The learning rate of each step is the one mantissa logs. Exit 1 if --loss-tolerance is
+exceeded, by an auxiliary loss, too, and then also for other loads, or for a smaller margin than --margin: rounding may choose others there.
 """
 import argparse
 import json
@@ -19,6 +21,7 @@ import torch
 
 from mantissa_files import Checkpoint, TrainingBatches
 from torch_gpt import Gpt, Trainer
+from torch_moe import MoeGpt, RoutingComparison
 
 UNTIMED_STEPS = 2  # the first ones allocate
 
@@ -32,7 +35,9 @@ def arguments():
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=2, help="times each of the two trains")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--experts", choices=["loop", "grouped"], default="loop", help="in PyTorch: one after the other, or by its grouped product")
     parser.add_argument("--loss-tolerance", type=float, help="largest relative difference of the losses")
+    parser.add_argument("--margin", type=float, default=0.0, help="of routing that --loss-tolerance asks for")
     args = parser.parse_args()
     if args.steps <= UNTIMED_STEPS:
         parser.error(f"--steps must be more than {UNTIMED_STEPS}")
@@ -60,35 +65,50 @@ def initial_checkpoint(args, folder):
     return Checkpoint(train(args, folder, *steps)[1])
 
 
+def model_of(start, experts):
+    config, vocab_size = start.config["model"], start.vocab_size()
+    return MoeGpt(config, vocab_size, experts) if config["moe"] else Gpt(config, vocab_size)
+
+
 def report(who, step, loss, milliseconds, times):
     if step >= UNTIMED_STEPS:
         times.append(milliseconds)
     print(json.dumps({"who": who, "step": step + 1, "loss": loss, "ms": round(milliseconds, 2)}), flush=True)
 
 
+def train_in_turn(args, work):
+    """The checkpoint both start from, milliseconds of both, and how far their losses and their routing are apart."""
+    ours, theirs, worst = [], [], 0.0
+    start = initial_checkpoint(args, work / "init")
+    weights, batches = start.masters(), TrainingBatches(start)
+    routing = RoutingComparison() if start.config["model"]["moe"] else None
+    for number in range(args.rounds):
+        steps, _ = train(args, work / f"round-{number}", f"checkpoint.init_from={start.folder}")
+        for step, record in enumerate(steps):
+            report("mantissa", step, record["loss"], record["dt_ms"], ours)
+        trainer = Trainer(model_of(start, args.experts), weights, start.config, args.dtype == "bf16")
+        for step, record in enumerate(steps):
+            loss, milliseconds = trainer.step(batches.step(step), record["lr"])
+            report("torch", step, loss, milliseconds, theirs)
+            worst = max(worst, abs(record["loss"] - loss) / abs(loss))
+            if routing:
+                routing.add(record["moe"], *trainer.model.take_tally())
+    return start, ours, theirs, worst, routing
+
+
 def main():
     args = arguments()
     torch.set_num_threads(args.threads)
-    ours, theirs, worst = [], [], 0.0
     with tempfile.TemporaryDirectory(prefix="torch-bench-") as work:
-        start = initial_checkpoint(args, Path(work) / "init")
-        weights = start.masters()
-        batches = TrainingBatches(start)
-        for number in range(args.rounds):
-            steps, _ = train(args, Path(work) / f"round-{number}", f"checkpoint.init_from={start.folder}")
-            for step, record in enumerate(steps):
-                report("mantissa", step, record["loss"], record["dt_ms"], ours)
-            trainer = Trainer(Gpt(start.config["model"], start.vocab_size()), weights, start.config, args.dtype == "bf16")
-            for step, record in enumerate(steps):
-                loss, milliseconds = trainer.step(batches.step(step), record["lr"])
-                report("torch", step, loss, milliseconds, theirs)
-                worst = max(worst, abs(record["loss"] - loss) / abs(loss))
+        start, ours, theirs, worst, routing = train_in_turn(args, Path(work))
     mantissa_ms, torch_ms = statistics.median(ours), statistics.median(theirs)
     training = start.config["training"]
     print(json.dumps({"summary": args.config, "dtype": args.dtype, "threads": args.threads, "tokens_per_step": training["global_batch_size"] * training["seq_len"],
                       "steps": args.steps, "rounds": args.rounds, "mantissa_ms": round(mantissa_ms, 2), "torch_ms": round(torch_ms, 2),
-                      "ours_over_theirs": round(mantissa_ms / torch_ms, 3), "largest_relative_loss_difference": worst, "torch": torch.__version__}))
-    sys.exit(args.loss_tolerance is not None and not worst <= args.loss_tolerance)
+                      "ours_over_theirs": round(mantissa_ms / torch_ms, 3), "largest_relative_loss_difference": worst,
+                      **(routing.summary() if routing else {}), "torch": torch.__version__}))
+    if args.loss_tolerance is not None:
+        sys.exit(not (worst <= args.loss_tolerance and (routing is None or routing.agrees(args.loss_tolerance, args.margin))))
 
 
 if __name__ == "__main__":

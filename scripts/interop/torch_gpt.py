@@ -54,6 +54,9 @@ class Gpt:
         form = "tanh" if self.c["activation"] == "gelu_tanh" else "none"
         return self.linear(F.gelu(self.linear(x, p, path + ".up"), approximate=form), p, path + ".down")
 
+    def feed_forward(self, x, p, layer):
+        return self.mlp(x, p, f"layers.{layer}.mlp")
+
     def loss(self, p, tokens, targets):
         """The sum over targets; logits are widened to fp32 first."""
         x = F.embedding(tokens, p["embed.weight"])
@@ -61,10 +64,18 @@ class Gpt:
             x = x + p["position.weight"][: tokens.shape[1]]
         for i in range(self.c["num_layers"]):
             x = x + self.attention(self.norm(x, p, f"layers.{i}.attn_norm"), p, f"layers.{i}.attn")
-            x = x + self.mlp(self.norm(x, p, f"layers.{i}.mlp_norm"), p, f"layers.{i}.mlp")
+            x = x + self.feed_forward(self.norm(x, p, f"layers.{i}.mlp_norm"), p, i)
         x = self.norm(x, p, "final_norm")
         logits = F.linear(x, p["embed.weight" if self.c["tie_word_embeddings"] else "output.weight"])[..., : self.vocab]
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
+
+    def value_dtype(self, _name):
+        """Of a parameter under fp32 masters."""
+        return torch.bfloat16
+
+    def auxiliary_loss(self):
+        """What training adds to the loss of a step for the micro batch of the last loss(), times the number of micro batches."""
+        return 0.0
 
 
 class Trainer:
@@ -74,7 +85,7 @@ class Trainer:
         self.model, self.bf16 = model, bf16
         self.micro, self.clip = config["training"]["micro_batch_size"], config["optimizer"]["grad_clip"]
         self.masters = {name: torch.from_numpy(value).clone().requires_grad_() for name, value in weights.items()}
-        self.values = {name: m.detach().bfloat16().requires_grad_() for name, m in self.masters.items()} if bf16 else self.masters
+        self.values = {name: m.detach().to(model.value_dtype(name)).requires_grad_() for name, m in self.masters.items()} if bf16 else self.masters
         o = config["optimizer"]
         matrices = [m for m in self.masters.values() if m.dim() >= 2]
         vectors = [m for m in self.masters.values() if m.dim() < 2]
@@ -85,9 +96,10 @@ class Trainer:
         """One optimizer step on tokens [global batch, T + 1]: loss and milliseconds."""
         start = time.perf_counter()
         tokens, loss = torch.from_numpy(rows), 0.0
-        for micro in tokens.split(self.micro):
+        micro_batches = tokens.split(self.micro)
+        for micro in micro_batches:
             part = self.model.loss(self.values, micro[:, :-1], micro[:, 1:]) / tokens[:, 1:].numel()
-            part.backward()
+            (part + self.model.auxiliary_loss() / len(micro_batches)).backward()
             loss += part.item()
         if self.bf16:
             for name, value in self.values.items():

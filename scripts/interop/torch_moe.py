@@ -1,0 +1,129 @@
+"""mantissa's mixture of experts written in PyTorch: the GPT of torch_gpt.py with routers and experts in place of MLPs."""
+import torch
+import torch.nn.functional as F
+
+from torch_gpt import Gpt
+
+
+class Routing:
+    """What a router makes of its logits [N, E], of so many sequences: who goes where, and the auxiliary losses before their coefficients."""
+
+    def __init__(self, logits, sequences, moe):
+        self.k, self.of = moe["num_experts_per_tok"], logits.shape[1]
+        sigmoid = moe["score"] == "sigmoid"
+        tiny = 1e-20 if sigmoid else 0.0
+        scores = logits.sigmoid() if sigmoid else logits.softmax(-1)
+        self.experts = scores.topk(self.k).indices
+        weights = logits.gather(1, self.experts).softmax(-1) if moe["score_after_choice"] else scores.gather(1, self.experts)
+        renormalise = self.k > 1 if moe["norm_topk_prob"] is None else moe["norm_topk_prob"]
+        if renormalise:
+            weights = weights / (weights.sum(-1, keepdim=True) + tiny)
+        self.weights = weights * moe["routed_scaling_factor"]
+        probabilities = scores / (scores.sum(-1, keepdim=True) + tiny) if sigmoid else scores
+        self.counts = F.one_hot(self.experts, self.of).sum(1).view(sequences, -1, self.of)
+        self.logits, self.probabilities = logits, probabilities.view(sequences, -1, self.of)
+
+    def balance(self):
+        """E / (k T^2) * sum over experts of choices times summed probabilities; T: all tokens."""
+        return self.product(self.counts.sum((0, 1)), self.probabilities.sum((0, 1)), self.logits.shape[0])
+
+    def sequence_balance(self):
+        """The same of each sequence, averaged."""
+        return self.product(self.counts.sum(1), self.probabilities.sum(1), self.counts.shape[1]) / self.counts.shape[0]
+
+    def product(self, counts, probabilities, tokens):
+        return (counts * probabilities).sum() * (self.of / (self.k * tokens**2))
+
+    def z(self):
+        return self.logits.logsumexp(-1).square().mean()
+
+    def margin(self):
+        """By how much the logit of the last expert chosen exceeds that of the first one that was not, at the least."""
+        if self.k == self.of:
+            return float("inf")
+        best = self.logits.topk(self.k + 1).values
+        return (best[:, -2] - best[:, -1]).min().item()
+
+
+class MoeGpt(Gpt):
+    """experts: "loop" over them, or "grouped", by the grouped product of PyTorch."""
+
+    def __init__(self, config, vocab_size, experts="loop"):
+        super().__init__(config, vocab_size)
+        self.moe, self.multiply = config["moe"], self.grouped if experts == "grouped" else self.loop
+        self.routing, self.tally = {}, []  # by layer: of the last loss(), and of each since the last take_tally()
+        if self.moe["n_group"] > 1 or self.moe["capacity_factor"] or self.moe["force_balance"]:
+            raise SystemExit("groups of experts, capacities and forced balance are not supported by this comparison")
+
+    def loss(self, p, tokens, targets):
+        self.routing = {}
+        self.tally.append(self.routing)
+        return super().loss(p, tokens, targets)
+
+    def value_dtype(self, name):
+        return torch.float32 if name.endswith(".moe.router.weight") else super().value_dtype(name)
+
+    def auxiliary_loss(self):
+        terms = (("aux_loss_coef", Routing.balance), ("seq_aux_loss_coef", Routing.sequence_balance), ("z_loss_coef", Routing.z))
+        return sum(self.moe[key] * term(routing) for routing in self.routing.values() for key, term in terms if self.moe[key] > 0)
+
+    def feed_forward(self, x, p, layer):
+        if layer in self.moe["dense_layers"]:
+            return super().feed_forward(x, p, layer)
+        path, rows = f"layers.{layer}.moe", x.flatten(0, 1)
+        routing = Routing(F.linear(rows.float(), p[path + ".router.weight"].float()), x.shape[0], self.moe)
+        self.routing[layer] = routing
+        stacks = (p[f"{path}.experts.{name}.weight"].unflatten(0, (routing.of, -1)) for name in ("gate_up", "down"))
+        y = self.multiply(rows, routing, *stacks)
+        if self.moe["shared_intermediate_size"] > 0:
+            y = y + self.mlp(rows, p, path + ".shared")
+        return y.view_as(x)
+
+    @staticmethod
+    def loop(rows, routing, gate_up, down):
+        out = torch.zeros_like(rows)
+        for expert, (first, second) in enumerate(zip(gate_up.unbind(), down.unbind())):
+            token, choice = (routing.experts == expert).nonzero(as_tuple=True)
+            gate, up = F.linear(rows[token], first).chunk(2, -1)
+            inner = F.silu(gate) * up * routing.weights[token, choice].to(rows.dtype).unsqueeze(1)
+            out = out.index_add(0, token, F.linear(inner, second))
+        return out
+
+    @staticmethod
+    def grouped(rows, routing, gate_up, down):
+        order = routing.experts.flatten().argsort(stable=True)
+        token, ends = order // routing.k, routing.counts.sum((0, 1)).cumsum(0).int()
+        gate, up = F.grouped_mm(rows[token], gate_up.mT, offs=ends).chunk(2, -1)
+        inner = F.silu(gate) * up * routing.weights.flatten()[order].to(rows.dtype).unsqueeze(1)
+        return torch.zeros_like(rows).index_add(0, token, F.grouped_mm(inner, down.mT, offs=ends))
+
+    @torch.no_grad()
+    def take_tally(self):
+        """What the micro batches of a step did, by layer, as metrics.jsonl tells it; and the smallest margin of any choice."""
+        batches, self.tally = self.tally, []
+        layers = [{"layer": layer, "load": sum(b[layer].counts.sum((0, 1)) for b in batches).tolist(),
+                   "balance_loss": sum(b[layer].balance().item() for b in batches) / len(batches),
+                   "sequence_balance_loss": sum(b[layer].sequence_balance().item() for b in batches) / len(batches),
+                   "z_loss": sum(b[layer].z().item() for b in batches) / len(batches)} for layer in batches[0]]
+        return layers, min(routing.margin() for b in batches for routing in b.values())
+
+
+class RoutingComparison:
+    """Of what mantissa and PyTorch tell of their routers, step by step."""
+
+    LOSSES = ("balance_loss", "sequence_balance_loss", "z_loss")
+
+    def __init__(self):
+        self.other_loads, self.largest, self.margin = 0, 0.0, float("inf")
+
+    def add(self, ours, layers, margin):
+        self.margin = min(self.margin, margin)
+        for a, b in zip(ours, layers, strict=True):
+            self.other_loads += a["layer"] != b["layer"] or a["load"] != b["load"]
+            self.largest = max([self.largest, *(abs(a[name] - b[name]) / abs(b[name]) for name in self.LOSSES)])
+
+    def summary(self):
+        return {"layers_with_other_loads": self.other_loads, "largest_relative_auxiliary_loss_difference": self.largest, "smallest_margin": self.margin}
+
+    def agrees(self, tolerance, margin):
+        return self.other_loads == 0 and self.largest <= tolerance and self.margin >= margin
