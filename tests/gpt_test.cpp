@@ -308,6 +308,11 @@ TEST_F(GptTest, TheFlopsOfGpt2AreThoseOfTheFormula) {
   // 12 * 12 * 768^2 block weights and the tied output; 6 * 12 * 768 * T for causal attention.
   EXPECT_DOUBLE_EQ(training_flops_per_token(model_shape(config), 64),
                    6.0 * (12 * 12 * 768.0 * 768.0 + 50257 * 768.0) + 6.0 * 12 * 768 * 64);
+  // Of 5 experts of 6 those 2 that a token goes to, the router, and the MLP beside them; the other layer is dense.
+  ModelConfig experts = small_model();
+  with_experts(experts);
+  const double attention = 32 * 8 + 8 * 16, of_token = 2 * (12 * 8 + 8 * 6) + 5 * 8 + 8 * 8 + 8 * 4, dense = 20 * 8 + 8 * 10;
+  EXPECT_DOUBLE_EQ(training_flops_per_token(model_shape(experts), 5), 6.0 * (2 * attention + of_token + dense + 11 * 8) + 6.0 * 2 * 16 * 5);
 }
 
 }  // namespace

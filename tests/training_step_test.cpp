@@ -316,6 +316,23 @@ TEST(Estimate, PredictsThePeakOfAStepWithQuantisedOperands) {
   }
 }
 
+// The same weights, and more rows of them: what is added are activations.
+TEST(Estimate, GrowsWithTheExpertsOfAToken) {
+  ModelConfig one = model_of(64, 4, 160, 128);
+  one.moe = MoeConfig{.num_experts = 6, .num_experts_per_tok = 1, .intermediate_size = 96};
+  ModelConfig five = one;
+  five.moe->num_experts_per_tok = 5;
+  for (const char* const recipe : {"high", "mxfp8"}) {
+    for (const Recompute recompute : {Recompute::none, Recompute::selective}) {
+      const StepOptions options{.micro_batches = 1, .compute = Dtype::bf16, .recompute = recompute};
+      const Measured few = measure(one, options, recipe), many = measure(five, options, recipe);
+      const double ratio = static_cast<double>(many.predicted - few.predicted) / static_cast<double>(many.peak - few.peak);
+      EXPECT_TRUE(ratio > 0.8 && ratio < 1.25) << recipe << ' ' << choice_name(recompute) << ": predicted "
+                                               << many.predicted - few.predicted << " more, measured " << many.peak - few.peak;
+    }
+  }
+}
+
 TEST(Estimate, CountsTheBuffersOfTheTree) {
   const ModelConfig model = model_of(64, 2, 128, 8);
   const Measured running = measure(model, {.micro_batches = 4});
