@@ -89,20 +89,6 @@ class TensorRuns : public TrainingTest, public ::testing::WithParamInterface<Ten
     return "checkpoint.init_from=" + checkpoint("weights", 8);
   }
 
-  std::vector<float> tensor(const std::string& name, int64_t step, const std::string& of) const {
-    CheckpointReader reader(checkpoint(name, step));
-    std::vector<float> out(static_cast<size_t>(whole_box(reader.tensor(of).shape).elements()));
-    reader.read(of, std::as_writable_bytes(std::span(out)));
-    return out;
-  }
-  std::vector<std::string> parameters(const std::string& name, int64_t step) const {
-    std::vector<std::string> out;
-    const CheckpointReader reader(checkpoint(name, step));
-    for (const ManifestTensor& tensor : reader.manifest().tensors) {
-      if (tensor.name.starts_with("master.")) out.push_back(tensor.name.substr(7));
-    }
-    return out;
-  }
   std::string codes(const std::string& name, int64_t step) const {
     return nlohmann::json::parse(CheckpointReader(checkpoint(name, step)).manifest().plan).at("quantised").dump();
   }

@@ -77,6 +77,22 @@ class TrainingTest : public ::testing::Test {
     return read_file(checkpoint(name, step) + "/shard-00000.bin") + reader.manifest().state;
   }
 
+  // A tensor of it, and the names of its parameters.
+  std::vector<float> tensor(const std::string& name, int64_t step, const std::string& of) const {
+    CheckpointReader reader(checkpoint(name, step));
+    std::vector<float> out(static_cast<size_t>(whole_box(reader.tensor(of).shape).elements()));
+    reader.read(of, std::as_writable_bytes(std::span(out)));
+    return out;
+  }
+  std::vector<std::string> parameters(const std::string& name, int64_t step) const {
+    std::vector<std::string> out;
+    const CheckpointReader reader(checkpoint(name, step));
+    for (const ManifestTensor& tensor : reader.manifest().tensors) {
+      if (tensor.name.starts_with("master.")) out.push_back(tensor.name.substr(7));
+    }
+    return out;
+  }
+
   // The checkpoint of a run and step, saved again in the folder `target` as step 0 with other contents; change(model, content) is called
   // before.
   template <class Change>

@@ -27,21 +27,6 @@ class Experts : public test::TrainingTest {
     return out;
   }
   TrainedRun run_experts(const std::string& name, std::vector<std::string> more) const { return run(name, sets(std::move(more))); }
-
-  std::vector<float> tensor(const std::string& name, int64_t step, const std::string& of) const {
-    CheckpointReader reader(checkpoint(name, step));
-    std::vector<float> out(static_cast<size_t>(whole_box(reader.tensor(of).shape).elements()));
-    reader.read(of, std::as_writable_bytes(std::span(out)));
-    return out;
-  }
-  std::vector<std::string> parameters(const std::string& name, int64_t step) const {
-    std::vector<std::string> out;
-    const CheckpointReader reader(checkpoint(name, step));
-    for (const ManifestTensor& tensor : reader.manifest().tensors) {
-      if (tensor.name.starts_with("master.")) out.push_back(tensor.name.substr(7));
-    }
-    return out;
-  }
 };
 
 const char* const kQatOfExperts = R"(precision.rules=[{"match":"layers.*.moe.experts.*","recipe":"mxfp4_qat"}])";
