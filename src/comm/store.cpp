@@ -46,6 +46,7 @@ class Store::Client {
 
   // Rank 0 waits for the others.
   void leave() {
+    leaving_ = true;  // rank 0 closes the connection, maybe before this rank does
     if (!raised_) post(Message::leave, {});
     end();
   }
@@ -153,7 +154,7 @@ class Store::Client {
 
   void raise_loss(const std::string& how, bool silent = false) {
     const std::lock_guard lock(mutex_);
-    if (!ending_) raise({.code = ExitCode::peer_lost, .rank = 0, .message = text("rank 0 ", how), .stuck = silent});
+    if (!ending_ && !leaving_) raise({.code = ExitCode::peer_lost, .rank = 0, .message = text("rank 0 ", how), .stuck = silent});
   }
 
   // With the lock held.
@@ -273,7 +274,7 @@ class Store::Client {
   bool closed_ = false, told_stuck_ = false;
   double failed_at_ = 0;
   double next_heartbeat_ = 0;
-  std::atomic<bool> raised_{false}, ending_{false};
+  std::atomic<bool> raised_{false}, leaving_{false}, ending_{false};
   Progress progress_;
   std::thread thread_;
 };

@@ -104,19 +104,22 @@ TEST_F(LaunchedTraining, GoesOnFromTheNewestCheckpointAfterARankWasKilled) {
   expect_equal("alone", "killed");
 }
 
-// A launcher that does not host rank 0 sees these alone.
+// A launcher that does not host rank 0 sees these alone. More than its step a rank reports only if it blames another; where leaving looked
+// like a loss, one run in four did.
 TEST_F(LaunchedTraining, EveryRankReportsEveryStepToItsLauncher) {
   const std::string script = std::string("exec 9<>steps.$RANK; MANTISSA_STEP_FD=9 exec ") + MANTISSA_BINARY +
-                             " train run.json --set logging.dir=run --set logging.interval=1000 --set checkpoint.interval=1000 --set " +
-                             "eval.interval=0 --set training.steps=7";
-  const auto run = launch(2, {"sh", "-c", script});
-  ASSERT_EQ(run.exit_code, 0) << run.errors;
-  for (const size_t rank : {size_t{0}, size_t{1}}) {
-    const std::string bytes = test::read_file(folder_ / ("steps." + std::to_string(rank)));
-    int64_t step = 0;
-    ASSERT_EQ(bytes.size(), (rank + 1) * sizeof step);
-    std::memcpy(&step, bytes.data() + rank * sizeof step, sizeof step);
-    EXPECT_EQ(step, 7) << "of rank " << rank;
+                             " train run.json --set logging.dir=run$TIME --set logging.interval=1000 --set " +
+                             "checkpoint.interval=1000 --set eval.interval=0 --set training.steps=7";
+  for (const std::string time : {"1", "2", "3", "4", "5", "6"}) {
+    const auto run = launch(2, {"sh", "-c", "TIME=" + time + "; " + script});
+    ASSERT_EQ(run.exit_code, 0) << run.errors;
+    for (const size_t rank : {size_t{0}, size_t{1}}) {
+      const std::string bytes = test::read_file(folder_ / ("steps." + std::to_string(rank)));
+      int64_t step = 0;
+      ASSERT_EQ(bytes.size(), (rank + 1) * sizeof step);
+      std::memcpy(&step, bytes.data() + rank * sizeof step, sizeof step);
+      EXPECT_EQ(step, 7) << "of rank " << rank;
+    }
   }
 }
 
