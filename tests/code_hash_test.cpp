@@ -111,6 +111,64 @@ TEST_P(CodeHash, RowsOfPaddingDoNotCount) {
   EXPECT_EQ(code_sums(x, place), before);
 }
 
+// Whatever part of the stack a shard is, and also where a matrix ends inside 32 rows.
+class CodeHashOfStacks : public test::BackendTest {
+ protected:
+  void expect_sums_by_matrix(const Quantization& how, int64_t matrices, int64_t matrix_rows, int64_t shard_rows) {
+    const Shape shape{matrices * matrix_rows, 96};
+    const QuantizedTensor x = empty_quantized(fast(), shape, how);
+    fast().run(Quantize{.x = test::random_tensor(fast(), Dtype::bf16, shape, 3), .out = x});
+    std::vector<CodeSums> sums(static_cast<size_t>(matrices));
+    const auto place = [&](int64_t begin, int64_t end) {
+      return CodePlace{.rows = end - begin, .columns = shape[1], .first_row = begin, .matrix_rows = matrix_rows};
+    };
+    for (int64_t r = 0; r < shape[0]; r += shard_rows) {
+      const int64_t end = std::min(r + shard_rows, shape[0]);
+      add_code_sums(slice(x, r, end), place(r, end), sums);
+    }
+    CodeSums whole;
+    for (int64_t i = 0; i < matrices; ++i) {
+      const int64_t begin = i * matrix_rows, end = begin + matrix_rows;
+      EXPECT_EQ(code_sums(slice(x, begin, end), place(begin, end)), sums[static_cast<size_t>(i)]) << "matrix " << i;
+      whole += sums[static_cast<size_t>(i)];
+    }
+    EXPECT_EQ(code_sums(x, place(0, shape[0])), whole);
+    if (matrix_rows % 32 != 0) return;
+    EXPECT_EQ(code_sums(x, {.rows = shape[0], .columns = shape[1]}), whole) << "as of one matrix";
+  }
+};
+
+TEST_F(CodeHashOfStacks, AreThoseOfEachMatrix) {
+  const Quantization tiles{Format::e4m3, 32, 32}, rows{Format::e2m1, 1, 32};
+  expect_sums_by_matrix(tiles, 5, 64, 5 * 64);
+  expect_sums_by_matrix(tiles, 5, 64, 64);
+  expect_sums_by_matrix(tiles, 5, 64, 96);
+  expect_sums_by_matrix(rows, 40, 512, 3 * 512 + 32);
+  expect_sums_by_matrix(rows, 6, 80, 6 * 80);
+  expect_sums_by_matrix(rows, 6, 80, 32);
+  expect_sums_by_matrix(rows, 6, 80, 2 * 80);
+  expect_sums_by_matrix(rows, 3, 7, 7);
+}
+
+TEST_F(CodeHashOfStacks, TellWhichMatrixDiffers) {
+  const QuantizedTensor x = empty_quantized(fast(), {3 * 48, 64}, {Format::e2m1, 1, 32});
+  fast().run(Quantize{.x = test::random_tensor(fast(), Dtype::bf16, x.shape, 3), .out = x});
+  const auto sums = [&] {
+    std::vector<CodeSums> out(3);
+    add_code_sums(x, {.rows = x.shape[0], .columns = x.shape[1], .matrix_rows = 48}, out);
+    return out;
+  };
+  const std::vector<CodeSums> before = sums();
+  for (const int64_t row : {48, 64, 95}) {
+    uint8_t& byte = x.codes.data<uint8_t>()[row * x.codes.dim(1)];
+    byte ^= 1;
+    EXPECT_EQ(sums()[0], before[0]);
+    EXPECT_NE(sums()[1].codes, before[1].codes) << row;
+    EXPECT_EQ(sums()[2], before[2]);
+    byte ^= 1;
+  }
+}
+
 class CodeHashContract : public test::BackendTest {};
 
 TEST_F(CodeHashContract, ShardsThatHaveNoWholeCellsAreRefused) {
@@ -121,6 +179,8 @@ TEST_F(CodeHashContract, ShardsThatHaveNoWholeCellsAreRefused) {
   EXPECT_EQ(problem(x, {.rows = 65, .columns = 96}), "code_sums: 65 rows of a shard that is [64, 96]");
   EXPECT_EQ(problem(x, {.rows = 64, .columns = 192, .first_col = 16}),
             "code_sums: a shard at 0, 16 begins inside a cell of e4m3 1x32 rceil");
+  EXPECT_EQ(problem(empty_quantized(fast(), {96, 96}, {Format::e4m3, 32, 32}), {.rows = 96, .columns = 96, .matrix_rows = 48}),
+            "code_sums: the blocks of e4m3 32x32 rceil do not divide a cell of 16 x 32");
   const QuantizedTensor odd = empty_quantized(fast(), {64, 96}, {Format::e2m1, 1, 24});
   EXPECT_EQ(problem(odd, {.rows = 64, .columns = 96}), "code_sums: the blocks of e2m1 1x24 rceil do not divide a cell of 32 x 32");
 }

@@ -13,6 +13,7 @@
 #include "mantissa/io/checkpoint_diff.h"
 #include "mantissa/io/checkpoint_search.h"
 #include "mantissa/train/events.h"
+#include "mantissa/train/precision_setup.h"
 
 namespace mantissa::tools {
 namespace {
@@ -115,18 +116,23 @@ void show(const std::string& path, const Arguments& arguments) {
   for (const std::string& file : expand_paths(path)) show_data(file, arguments);
 }
 
+void show_line(const std::string& name, const std::string& what) {
+  std::cout << "  " << std::left << std::setw(44) << printable(name) << ' ' << printable(what) << '\n';
+}
+
 ExitCode show_difference(const std::string& first, const std::string& second) {
   CheckpointReader a = open_checkpoint(first), b = open_checkpoint(second);
   const auto differences = diff_checkpoints(a, b);
   std::cout << "step " << a.manifest().step << " and step " << b.manifest().step << ": ";
-  if (differences.empty()) {
+  if (differences.empty())
     std::cout << "all " << a.manifest().tensors.size() << " tensors are equal\n";
-    return ExitCode::ok;
-  }
-  std::cout << count_text(differences.size(), "tensor") << (differences.size() == 1 ? " differs\n" : " differ\n");
-  for (const TensorDifference& difference : differences)
-    std::cout << "  " << std::left << std::setw(44) << printable(difference.name) << ' ' << difference.what << '\n';
-  return ExitCode::difference;
+  else
+    std::cout << count_text(differences.size(), "tensor") << (differences.size() == 1 ? " differs\n" : " differ\n");
+  for (const TensorDifference& difference : differences) show_line(difference.name, difference.what);
+  const auto codes = codes_that_differ(a.manifest().plan, b.manifest().plan);
+  if (!codes.empty()) std::cout << "codes of " << count_text(codes.size(), "weight") << " differ\n";
+  for (const CodesDifference& difference : codes) show_line(difference.weight, difference.what);
+  return differences.empty() && codes.empty() ? ExitCode::ok : ExitCode::difference;
 }
 
 ExitCode inspect(const Arguments& arguments) {
@@ -154,7 +160,8 @@ Command inspect_command() {
                    .required = true},
                   {.name = "--diff",
                    .target = &arguments->diff,
-                   .description = "name the tensors that differ between two checkpoints (exit code 1)"},
+                   .description =
+                       "name the tensors, and the weights and experts by their codes, that differ between two checkpoints (exit code 1)"},
                   {.name = "--format", .target = &arguments->format, .description = "of data files", .choices = choice_names<DataFormat>()},
                   {.name = "--dtype",
                    .target = &arguments->dtype,

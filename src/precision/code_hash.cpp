@@ -1,6 +1,8 @@
 #include "mantissa/precision/code_hash.h"
 
 #include <algorithm>
+#include <limits>
+#include <numeric>
 #include <span>
 #include <vector>
 
@@ -87,28 +89,35 @@ class Band {
 }  // namespace
 
 CodeSums code_sums(const QuantizedTensor& shard, const CodePlace& place) {
+  const int64_t matrices = place.matrix_rows > 0 ? ceil_div(place.first_row + place.rows, place.matrix_rows) : 1;
+  std::vector<CodeSums> sums(static_cast<size_t>(matrices));
+  add_code_sums(shard, place, sums);
+  return std::reduce(sums.begin(), sums.end(), CodeSums(), [](CodeSums a, const CodeSums& b) { return a += b; });
+}
+
+void add_code_sums(const QuantizedTensor& shard, const CodePlace& place, std::span<CodeSums> sums) {
   constexpr int64_t kBandElements = 1 << 20;
-  const int64_t cell_rows = std::max<int64_t>(32, shard.how.block_rows), cell_cols = std::max<int64_t>(32, shard.how.block_cols);
+  const int64_t whole_cell = std::max<int64_t>(32, shard.how.block_rows), cell_cols = std::max<int64_t>(32, shard.how.block_cols);
+  const int64_t cell_rows = std::gcd(whole_cell, place.matrix_rows);
   require(cell_rows % shard.how.block_rows == 0 && cell_cols % shard.how.block_cols == 0, "code_sums: the blocks of ", shard.how,
           " do not divide a cell of ", cell_rows, " x ", cell_cols);
   require(place.rows <= shard.shape[0], "code_sums: ", place.rows, " rows of a shard that is ", shard.shape);
   require(place.first_row % cell_rows == 0 && place.first_col % cell_cols == 0, "code_sums: a shard at ", place.first_row, ", ",
           place.first_col, " begins inside a cell of ", shard.how);
   const int64_t cells_per_row = ceil_div(place.columns, cell_cols), band = round_up(ceil_div(kBandElements, shard.shape[1]), cell_rows);
-  CodeSums sums;
+  const int64_t cells_per_matrix = place.matrix_rows > 0 ? place.matrix_rows / cell_rows : std::numeric_limits<int64_t>::max();
   for (int64_t begin = 0; begin < place.rows; begin += band) {
     const Band rows(slice(shard, begin, std::min(begin + band, shard.shape[0])), cell_rows, cell_cols);
-    const int64_t count = ceil_div(std::min(band, place.rows - begin), cell_rows);
+    const int64_t count = ceil_div(std::min(band, place.rows - begin), cell_rows), first_cell = (place.first_row + begin) / cell_rows;
     std::vector<CodeSums> parts(static_cast<size_t>(count));
     parallel_for(count, 1, [&](int64_t first, int64_t last) {
       for (int64_t i = first; i < last; ++i) {
-        const int64_t row_cell = (place.first_row + begin) / cell_rows + i, seed = row_cell * cells_per_row + place.first_col / cell_cols;
+        const int64_t seed = (first_cell + i) * cells_per_row + place.first_col / cell_cols;
         parts[static_cast<size_t>(i)] = rows.sums(i, place.rows - begin, static_cast<uint64_t>(seed));
       }
     });
-    for (const CodeSums& part : parts) sums += part;
+    for (int64_t i = 0; i < count; ++i) sums[static_cast<size_t>((first_cell + i) / cells_per_matrix)] += parts[static_cast<size_t>(i)];
   }
-  return sums;
 }
 
 }  // namespace mantissa

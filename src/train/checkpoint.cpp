@@ -196,7 +196,7 @@ CheckpointContent checkpoint_content(const TrainedParts& parts, const TrainState
        .samples = state.samples,
        .config = effective_config(parts.config),
        .tokenizer = tokenizer ? tokenizer->to_json() : "null",
-       .plan = plan_manifest(parts.plan, codes_by_weight(parts.parameters, shards.own(), shards.mesh().world)),
+       .plan = plan_manifest(parts.plan, codes_by_weight(parts.parameters, parts.plan, shards.own(), shards.mesh().world)),
        .layout = text(R"({"data":)", shards.mesh().data.size(), R"(,"expert":1,"tensor":)", shards.mesh().tensor.size(), "}"),
        .state = json_text(now),
        .fingerprints = {.build = build_fingerprint(), .dataset = json_text(parts.data.fingerprints)}},
@@ -265,7 +265,7 @@ void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor p
   }
   const std::vector<Part> own = optimizer ? optimizer->shards().own() : parameters.whole_parts();
   const std::string source = (reader.directory() / "manifest.json").string();
-  require_same_codes(reader.manifest().plan, plan, codes_by_weight(parameters, own, ranks), source, purpose);
+  require_same_codes(reader.manifest().plan, plan, codes_by_weight(parameters, plan, own, ranks), source, purpose);
 }
 
 }  // namespace mantissa

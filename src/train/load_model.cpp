@@ -107,8 +107,10 @@ int64_t verify_codes(CheckpointReader& reader) {
     const Tensor master = empty(*device, Dtype::f32, shape);
     const Box unpadded{.start = {0, 0}, .size = dimensions(shape)};
     reader.read("master." + name, unpadded, std::as_writable_bytes(std::span(master.data<float>(), static_cast<size_t>(shape.elements()))));
-    const CodePlace whole{.rows = shape[0], .columns = shape[1]};
-    codes[name] = {.how = text(how), .sums = code_sums(quantized(converted(master, Dtype::bf16), how), whole)};
+    const int64_t matrices = module.module.matrices;
+    const CodePlace whole{.rows = shape[0], .columns = shape[1], .matrix_rows = matrices > 1 ? module.module.out : 0};
+    codes[name] = {.how = text(how), .sums = std::vector<CodeSums>(static_cast<size_t>(matrices))};
+    add_code_sums(quantized(converted(master, Dtype::bf16), how), whole, codes[name].sums);
   }
   require_same_codes(reader.manifest().plan, plan, codes, (reader.directory() / "manifest.json").string(), LoadFor::use);
   return static_cast<int64_t>(codes.size());

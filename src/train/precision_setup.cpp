@@ -18,8 +18,55 @@ namespace {
 
 using nlohmann::json;
 
+constexpr std::array kSums = {"codes_sum", "values_sum"};
+constexpr std::array kByExpert = {"codes_by_expert", "values_by_expert"};
+
 json entry_of(const WeightCodes& weight) {
-  return {{"how", weight.how}, {"codes_sum", Hash64{weight.sums.codes}.text()}, {"values_sum", Hash64{weight.sums.values}.text()}};
+  CodeSums whole;
+  json codes = json::array(), values = json::array();
+  for (const CodeSums& sums : weight.sums) {
+    whole += sums;
+    codes.push_back(Hash64{sums.codes}.text());
+    values.push_back(Hash64{sums.values}.text());
+  }
+  json entry = {{"how", weight.how}, {kSums[0], Hash64{whole.codes}.text()}, {kSums[1], Hash64{whole.values}.text()}};
+  if (weight.sums.size() > 1) entry.update({{kByExpert[0], codes}, {kByExpert[1], values}});
+  return entry;
+}
+
+// Of an entry, what it says of all experts together.
+json whole_of(json entry) {
+  if (!entry.is_object()) return entry;
+  for (const char* key : kByExpert) entry.erase(key);
+  return entry;
+}
+
+// Of an entry, what it says of an expert; null: nothing.
+json expert_of(const json& entry, size_t expert) {
+  json out = json::object();
+  for (size_t i = 0; i < kSums.size(); ++i) {
+    const json list = entry.is_object() ? entry.value(kByExpert[i], json()) : json();
+    if (!list.is_array() || expert >= list.size()) return {};
+    out[kSums[i]] = list[expert];
+  }
+  return out;
+}
+
+// Those that both entries know and that differ.
+std::vector<size_t> differing_experts(const json& a, const json& b) {
+  std::vector<size_t> experts;
+  for (size_t e = 0; !expert_of(a, e).is_null() && !expert_of(b, e).is_null(); ++e) {
+    if (expert_of(a, e) != expert_of(b, e)) experts.push_back(e);
+  }
+  return experts;
+}
+
+// "expert 3", "experts 1, 3 and 5 more".
+std::string experts_text(const std::vector<size_t>& experts) {
+  constexpr size_t kShown = 8;
+  std::string out = experts.size() == 1 ? "expert " : "experts ";
+  for (size_t i = 0; i < std::min(kShown, experts.size()); ++i) out += text(i == 0 ? "" : ", ", experts[i]);
+  return experts.size() > kShown ? out + text(" and ", experts.size() - kShown, " more") : out;
 }
 
 // What the products of a module read; gemms follows from the others and from what the recipe lists.
@@ -97,32 +144,76 @@ void refuse(const std::vector<std::string>& changes, const std::string& source) 
           "\ncontinue with its recipes, or set checkpoint.allow_recipe_change to true to go on with the new ones");
 }
 
+// Where the sums of a weight lie among those of all weights.
+struct SumsPlace {
+  size_t first, count;
+  int64_t matrix_rows;  // of each expert; 0: no stack
+};
+
+const ModuleShape& module_shape(const PrecisionPlan& plan, const Parameter& weight) {
+  return plan.of(weight.name.substr(0, weight.name.rfind('.'))).module;
+}
+
+// Adds what this rank holds of the weight that the part is of.
+void add_sums(const Part& part, const SumsPlace& place, std::span<CodeSums> sums) {
+  const QuantizedTensor& whole = part.of->codes();
+  for (const Part::Slab& slab : part.slabs()) {
+    const CodePlace at{.rows = slab.end - slab.begin,
+                       .columns = part.of->stored_shape()[-1],
+                       .first_row = slab.row,
+                       .first_col = slab.column,
+                       .matrix_rows = place.matrix_rows};
+    const int64_t end = slab.end == part.stored_end() ? part.end : slab.end;  // whole blocks
+    add_code_sums(slice(whole, slab.begin, end), at, sums.subspan(place.first, place.count));
+  }
+}
+
+// Whether the sums of a saved entry are made as those of this weight are. Once they were of whole tensors, and of cells that may lie in two
+// experts.
+bool comparable(const json& was, const json& is, const ModuleShape& module) {
+  if (!was.is_object()) return true;
+  const bool hashed_whole = was.contains("codes") && !was.contains(kSums[0]);
+  const bool other_cells = is.contains(kByExpert[0]) && !was.contains(kByExpert[0]) && module.out % 32 != 0;
+  return !hashed_whole && !other_cells;
+}
+
+// What is wrong with a saved entry, on from "the codes of "; "" if nothing is. Without lists by expert, as stacks once had none, it is the
+// sums of the whole that count.
+std::string problem_with(const std::string& name, const json& was, const json& is) {
+  const bool lists = was.is_object() && was.contains(kByExpert[0]);
+  if (was == (lists ? is : whole_of(is))) return "";
+  const std::vector<size_t> experts = differing_experts(was, is);
+  const std::string of = experts.empty() ? name : name + ", " + experts_text(experts) + ",";
+  const json there = experts.empty() ? whole_of(was) : expert_of(was, experts.front()),
+             here = experts.empty() ? whole_of(is) : expert_of(is, experts.front());
+  return text(of, " are not those the checkpoint was written with: ", there.dump(), " there, ", here.dump(), " from its master");
+}
+
 }  // namespace
 
-CodesByWeight codes_by_weight(const ParameterSet& parameters, const std::vector<Part>& own, const Communicator& ranks) {
-  std::map<const Parameter*, size_t> place;
+CodesByWeight codes_by_weight(const ParameterSet& parameters, const PrecisionPlan& plan, const std::vector<Part>& own,
+                              const Communicator& ranks) {
+  std::map<const Parameter*, SumsPlace> places;
+  size_t count = 0;
   for (const Parameter& parameter : parameters.all()) {
-    if (parameter.quantised) place.emplace(&parameter, place.size());
+    if (!parameter.quantised) continue;
+    const ModuleShape& module = module_shape(plan, parameter);
+    const auto matrices = static_cast<size_t>(module.matrices);
+    places.emplace(&parameter, SumsPlace{.first = count, .count = matrices, .matrix_rows = matrices > 1 ? module.out : 0});
+    count += matrices;
   }
-  std::vector<CodeSums> all(place.size() * static_cast<size_t>(ranks.size()));
-  const auto mine = std::span(all).subspan(place.size() * static_cast<size_t>(ranks.rank()), place.size());
+  std::vector<CodeSums> all(count * static_cast<size_t>(ranks.size()));
+  const auto mine = std::span(all).subspan(count * static_cast<size_t>(ranks.rank()), count);
   for (const Part& part : own) {
-    if (!part.of->quantised) continue;
-    const QuantizedTensor& whole = part.of->codes();
-    for (const Part::Slab& slab : part.slabs()) {
-      const CodePlace at{
-          .rows = slab.end - slab.begin, .columns = part.of->stored_shape()[-1], .first_row = slab.row, .first_col = slab.column};
-      const int64_t end = slab.end == part.stored_end() ? part.end : slab.end;  // whole blocks
-      mine[place.at(part.of)] += code_sums(slice(whole, slab.begin, end), at);
-    }
+    if (part.of->quantised) add_sums(part, places.at(part.of), mine);
   }
-  const std::vector<int64_t> counts(static_cast<size_t>(ranks.size()), static_cast<int64_t>(mine.size_bytes()));
-  ranks.all_gather(std::as_writable_bytes(std::span(all)), counts, Purpose::control);
+  const std::vector<int64_t> bytes(static_cast<size_t>(ranks.size()), static_cast<int64_t>(mine.size_bytes()));
+  ranks.all_gather(std::as_writable_bytes(std::span(all)), bytes, Purpose::control);
+  for (size_t i = count; i < all.size(); ++i) all[i % count] += all[i];
   CodesByWeight codes;
-  for (const auto& [parameter, index] : place) {
-    WeightCodes& weight = codes[parameter->name];
-    weight.how = text(parameter->quantised);
-    for (size_t i = index; i < all.size(); i += place.size()) weight.sums += all[i];
+  for (const auto& [parameter, place] : places) {
+    const auto sums = std::span(all).subspan(place.first, place.count);
+    codes[parameter->name] = {.how = text(parameter->quantised), .sums = {sums.begin(), sums.end()}};
   }
   return codes;
 }
@@ -172,17 +263,36 @@ void require_same_codes(const std::string& saved, const PrecisionPlan& plan, con
     const bool same_codes_asked = was.is_object() && was.value("how", json()) == weight->second.how;
     if (!same_codes_asked && !same_formats(module_of(before, path, source), module)) continue;
     const json is = entry_of(weight->second);
-    const bool hashed_whole = was.is_object() && was.contains("codes") && !was.contains("codes_sum");
-    older = older || hashed_whole;
-    if (was == is || hashed_whole) continue;
-    const std::string message =
-        text(source, ": plan.quantised: the codes of ", name, " are not those the checkpoint was written with: ", was.dump(), " there, ",
-             is.dump(), " from its master");
+    if (!comparable(was, is, plan.of(path).module)) {
+      older = true;
+      continue;
+    }
+    const std::string problem = problem_with(name, was, is);
+    if (problem.empty()) continue;
+    const std::string message = text(source, ": plan.quantised: the codes of ", problem);
     require(purpose == LoadFor::resume_changed, ExitCode::data, message, "\nthe checkpoint is damaged, or this build quantises otherwise",
             purpose == LoadFor::resume ? "; checkpoint.allow_recipe_change goes on with the new codes" : "");
     log_warning(message);
   }
   if (older) log_warning(source, ": plan.quantised has hashes of whole tensors, as once was done; they are not compared");
+}
+
+std::vector<CodesDifference> codes_that_differ(const std::string& plan, const std::string& other) {
+  const auto entries = [](const std::string& saved) {
+    const json manifest = json::parse(saved);
+    const json quantised = manifest.is_object() ? manifest.value("quantised", json()) : json();
+    return quantised.is_object() ? quantised : json::object();
+  };
+  std::vector<CodesDifference> out;
+  const json ours = entries(plan), theirs = entries(other);
+  for (const auto& [name, a] : ours.items()) {
+    const json b = theirs.value(name, json()), how = a.is_object() ? a.value("how", json()) : json();
+    if (!how.is_string() || !b.is_object() || b.value("how", json()) != how || whole_of(a) == whole_of(b)) continue;
+    const std::vector<size_t> experts = differing_experts(a, b);
+    const std::string list = experts.empty() ? "" : text(", ", experts_text(experts), " of ", a.at(kByExpert[0]).size());
+    out.push_back({.weight = name, .what = how.get<std::string>() + list});
+  }
+  return out;
 }
 
 }  // namespace mantissa

@@ -155,8 +155,9 @@ TEST_F(Plans, ACheckpointKeepsThePlanAndTheHashesOfItsCodes) {
   const nlohmann::json plan = nlohmann::json::parse(reader.manifest().plan);
   ASSERT_EQ(plan["quantised"].size(), 8U) << "four linears in each of two layers";
   const LoadedModel loaded = load_model(checkpoint("saved", 6));
+  const PrecisionPlan resolved = resolve_plan(loaded.config);
   const nlohmann::json again = nlohmann::json::parse(
-      plan_manifest(resolve_plan(loaded.config), codes_by_weight(loaded.model->parameters(), loaded.model->parameters().whole_parts())));
+      plan_manifest(resolved, codes_by_weight(loaded.model->parameters(), resolved, loaded.model->parameters().whole_parts())));
   EXPECT_EQ(again["quantised"], plan["quantised"]) << "codes are rebuilt from the masters";
   EXPECT_EQ(again["hash"], plan["hash"]);
 }

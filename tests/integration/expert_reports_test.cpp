@@ -1,0 +1,186 @@
+// What checkpoints and statistics say of each expert of a stack.
+#include <gmock/gmock.h>
+
+#include <cstring>
+#include <functional>
+
+#include "mantissa/backend/functions.h"
+#include "mantissa/base/hash.h"
+#include "mantissa/base/log.h"
+#include "training_on_ranks.h"
+
+namespace mantissa {
+namespace {
+
+using nlohmann::json;
+using test::error_of;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr const char* kStack = "layers.1.moe.experts.down.weight";
+
+class ExpertReports : public test::TrainingOnRanks {
+ protected:
+  // Two layers of 5 experts; 64 channels, experts of 32: stacks of 5 x 64 rows.
+  static std::vector<std::string> sets(std::vector<std::string> more) {
+    std::vector<std::string> out = {"precision.dtype=bf16",
+                                    "precision.recipe=mxfp8",
+                                    "model.hidden_size=64",
+                                    "model.intermediate_size=96",
+                                    "model.moe.num_experts=5",
+                                    "model.moe.intermediate_size=32",
+                                    "model.moe.num_experts_per_tok=2",
+                                    "training.accumulation=tree",
+                                    "training.steps=2"};
+    out.insert(out.end(), more.begin(), more.end());
+    return out;
+  }
+
+  json codes_of(const std::string& name) const {
+    return json::parse(CheckpointReader(checkpoint(name, 2)).manifest().plan).at("quantised");
+  }
+
+  void change_codes(const std::string& name, const std::function<void(json&)>& change) const {
+    Manifest manifest = CheckpointReader(checkpoint(name, 2)).manifest();
+    json plan = json::parse(manifest.plan);
+    change(plan.at("quantised").at(kStack));
+    manifest.plan = plan.dump();
+    test::write_file(checkpoint(name, 2) + "/manifest.json", format_manifest(manifest));
+  }
+
+  // A master of one expert is another, and the hashes of the bytes are right again.
+  void set_master(const std::string& name, int64_t expert, float value) const {
+    const std::string path = checkpoint(name, 2), file = path + "/shard-00000.bin";
+    const CheckpointReader reader(path);
+    const ManifestTensor& master = reader.tensor(std::string("master.") + kStack);
+    Manifest manifest = reader.manifest();
+    std::string bytes = test::read_file(file);
+    const int64_t element = expert * 64 * 32 + 5;
+    std::memcpy(bytes.data() + master.pieces.at(0).offset + element * 4, &value, 4);
+    manifest.shards.at(0).hashes = {xxh64(bytes)};
+    test::write_file(file, bytes);
+    test::write_file(path + "/manifest.json", format_manifest(manifest));
+  }
+
+  Error error_of_verify(const std::string& name) const {
+    CheckpointReader reader(checkpoint(name, 2));
+    return error_of([&] { verify_codes(reader); });
+  }
+};
+
+TEST_F(ExpertReports, ACheckpointTellsTheCodesOfEachExpert) {
+  run("saved", sets({}));
+  const json entry = codes_of("saved").at(kStack);
+  const LoadedModel loaded = load_model(checkpoint("saved", 2));
+  const QuantizedTensor& codes = loaded.model->parameters().find(kStack)->codes();
+  uint64_t sum = 0;
+  ASSERT_EQ(entry.at("codes_by_expert").size(), 5U);
+  ASSERT_EQ(entry.at("values_by_expert").size(), 5U);
+  for (int64_t e = 0; e < 5; ++e) {
+    const CodeSums sums = code_sums(slice(codes, 64 * e, 64 * (e + 1)), {.rows = 64, .columns = 32, .first_row = 64 * e});
+    EXPECT_EQ(entry["codes_by_expert"][static_cast<size_t>(e)], Hash64{sums.codes}.text()) << e;
+    EXPECT_EQ(entry["values_by_expert"][static_cast<size_t>(e)], Hash64{sums.values}.text()) << e;
+    sum += sums.codes;
+  }
+  EXPECT_EQ(entry["codes_sum"], Hash64{sum}.text()) << "of all";
+  EXPECT_FALSE(codes_of("saved").at("layers.1.attn.qkv.weight").contains("codes_by_expert"));
+}
+
+// Shards are bands of 32 rows: they end inside experts. And in rows of 40 also cells would.
+TEST_F(ExpertReports, TheCodesOfEachExpertAreThoseOfAnyLayout) {
+  const std::string fake = R"(precision.recipes={"up":{"base":"mxfp4_qat"}})";
+  const std::string rules = R"(precision.rules=[{"match":"layers.*.moe.experts.gate_up","recipe":"up"}])";
+  for (const std::vector<std::string>& more :
+       {std::vector<std::string>{"training.global_batch_size=8", "training.grad_accum=null", "training.micro_batch_size=2"},
+        {"precision.recipe=high", fake, rules, "model.moe.intermediate_size=40", "training.global_batch_size=8", "training.grad_accum=null",
+         "training.micro_batch_size=2"}}) {
+    const std::string name = text("run", more.size());
+    run_on(1, name + "-1", sets(more));
+    for (const int ranks : {2, 4}) {
+      const std::string other = text(name, '-', ranks);
+      run_on(ranks, other, sets(more));
+      EXPECT_EQ(codes_of(other), codes_of(name + "-1")) << other;
+    }
+    CheckpointReader reader(checkpoint(name + "-4", 2));
+    EXPECT_NO_THROW(verify_codes(reader));
+    EXPECT_EQ(codes_of(name + "-1").at("layers.0.moe.experts.gate_up.weight").at("codes_by_expert").size(), 5U);
+  }
+}
+
+TEST_F(ExpertReports, CodesThatDifferAreRefusedByTheNamesOfTheirExperts) {
+  run("saved", sets({}));
+  set_master("saved", 3, 5.0F);
+  const auto expect_expert = [](const Error& error, const std::string& experts) {
+    EXPECT_EQ(error.code(), ExitCode::data);
+    EXPECT_THAT(error.what(), HasSubstr(text("the codes of ", kStack, ", ", experts, ", are not those the checkpoint was written with: ")));
+    EXPECT_THAT(error.what(), Not(HasSubstr("by_expert"))) << "one expert's sums, not the lists";
+  };
+  expect_expert(error_of_verify("saved"), "expert 3");
+  expect_expert(error_of([&] { load_model(checkpoint("saved", 2)); }), "expert 3");
+  set_master("saved", 0, 5.0F);
+  expect_expert(error_of_verify("saved"), "experts 0, 3");
+  const json there = codes_of("saved").at(kStack);
+  EXPECT_THAT(
+      error_of_verify("saved").what(),
+      HasSubstr(text(json{{"codes_sum", there["codes_by_expert"][0]}, {"values_sum", there["values_by_expert"][0]}}.dump(), " there, ")));
+}
+
+TEST_F(ExpertReports, ManyExpertsThatDifferAreNamedInShort) {
+  run("saved", sets({"model.moe.num_experts=12"}));
+  change_codes("saved", [](json& entry) {
+    for (json& sum : entry["values_by_expert"]) sum = "0000000000000000";
+  });
+  EXPECT_THAT(error_of_verify("saved").what(), HasSubstr(", experts 0, 1, 2, 3, 4, 5, 6, 7 and 4 more, are not those"));
+}
+
+// Once there was one sum of each stack.
+TEST_F(ExpertReports, AManifestWithoutListsIsComparedAsAWhole) {
+  run("saved", sets({}));
+  const auto drop_lists = [](json& entry) {
+    entry.erase("codes_by_expert");
+    entry.erase("values_by_expert");
+  };
+  change_codes("saved", drop_lists);
+  EXPECT_NO_THROW(load_model(checkpoint("saved", 2)));
+  run("resumed", sets({"training.steps=3", "checkpoint.resume=" + checkpoint("saved", 2)}));
+  set_master("saved", 3, 5.0F);
+  EXPECT_THAT(error_of_verify("saved").what(), HasSubstr(text("the codes of ", kStack, " are not those")));
+}
+
+TEST_F(ExpertReports, OlderSumsOfCellsInTwoExpertsAreNotCompared) {
+  run("saved", sets({"precision.recipe=high", "model.moe.intermediate_size=40", R"(precision.recipes={"up":{"base":"mxfp4_qat"}})",
+                     R"(precision.rules=[{"match":"layers.*.moe.experts.gate_up","recipe":"up"}])"}));
+  Manifest manifest = CheckpointReader(checkpoint("saved", 2)).manifest();
+  json plan = json::parse(manifest.plan);
+  for (auto& [name, entry] : plan.at("quantised").items())
+    entry = {{"how", entry["how"]}, {"codes_sum", "0000000000000000"}, {"values_sum", "0000000000000000"}};
+  manifest.plan = plan.dump();
+  test::write_file(checkpoint("saved", 2) + "/manifest.json", format_manifest(manifest));
+  open_log({.console = false, .file = folder_ / "log.txt"});
+  EXPECT_NO_THROW(load_model(checkpoint("saved", 2)));
+  close_log();
+  EXPECT_THAT(test::read_file(folder_ / "log.txt"), HasSubstr("as once was done; they are not compared"));
+}
+
+TEST_F(ExpertReports, InspectNamesTheExpertsWhoseCodesDiffer) {
+  run("a", sets({}));
+  run("b", sets({}));
+  const auto difference = [&] { return test::run_mantissa({"inspect", "--diff", checkpoint("a", 2), checkpoint("b", 2)}, folder_.path()); };
+  EXPECT_EQ(difference().exit_code, 0) << difference().output;
+  change_codes("b", [](json& entry) {
+    entry["codes_sum"] = "0000000000000000";
+    for (const size_t e : {1U, 3U}) entry["codes_by_expert"][e] = "0000000000000000";
+  });
+  const test::ProcessResult result = difference();
+  EXPECT_EQ(result.exit_code, 1) << result.errors;
+  EXPECT_THAT(result.output, HasSubstr("codes of 1 weight differ\n"));
+  EXPECT_THAT(result.output, ::testing::ContainsRegex(std::string(kStack) + " +e4m3 32x32 rceil, experts 1, 3 of 5\n"));
+  change_codes("a", [](json& entry) {
+    entry.erase("codes_by_expert");
+    entry.erase("values_by_expert");
+  });
+  EXPECT_THAT(difference().output, ::testing::ContainsRegex(std::string(kStack) + " +e4m3 32x32 rceil\n"));
+}
+
+}  // namespace
+}  // namespace mantissa
