@@ -9,10 +9,14 @@ constexpr int kSpins = 100;  // about 10 us over UCX; a wait that sleeps is woke
 
 }  // namespace
 
+void Transport::heed_interrupt() const {
+  require(!stopped_, ExitCode::peer_lost, "rank ", rank(), " gave up its communication");
+  if (interrupt_) interrupt_();
+}
+
 void Transport::wait(Request request) {
   for (int round = 0; !done(request); ++round) {
-    require(!stopped_, ExitCode::peer_lost, "rank ", rank(), " gave up its communication");
-    if (interrupt_) interrupt_();
+    heed_interrupt();
     if (round >= kSpins) sleep();
   }
 }

@@ -10,6 +10,7 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <thread>
 
 #include "mantissa/base/error.h"
 #include "mantissa/base/log.h"
@@ -21,6 +22,8 @@ namespace {
 constexpr int kSenderShift = 48;                     // of a UCX tag: the sender above, the tag of the message below
 constexpr int64_t kSharedMemory = int64_t{5} << 20;  // a worker takes 4.3 MB of /dev/shm
 constexpr const char* kSharedMemoryHint = " (a container: --shm-size; without shared memory of POSIX: UCX_TLS=sysv,tcp,self)";
+
+constexpr std::chrono::seconds kMoment{2};
 
 ucs_log_func_rc_t write_ucx_log(const char*, unsigned, const char*, ucs_log_level_t level, const ucs_log_component_config_t*,
                                 const char* format, va_list arguments) {
@@ -170,8 +173,17 @@ class UcxTransport final : public Transport {
     params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE;
     params.address = reinterpret_cast<const ucp_address_t*>(addresses_[static_cast<size_t>(to)].data());
     params.err_mode = UCP_ERR_HANDLING_MODE_NONE;
-    check(ucp_ep_create(worker_.get(), &params, &found), text("reaching rank ", to).c_str());
+    const ucs_status_t status = ucp_ep_create(worker_.get(), &params, &found);
+    if (status != UCS_OK) await_interrupt();
+    check(status, text("reaching rank ", to).c_str());
     return found;
+  }
+
+  // Who has died cannot be reached, either, and is known to have died a moment later.
+  void await_interrupt() const {
+    const auto end = std::chrono::steady_clock::now() + kMoment;
+    for (heed_interrupt(); std::chrono::steady_clock::now() < end; heed_interrupt())
+      std::this_thread::sleep_for(std::chrono::milliseconds(kNapMilliseconds));
   }
 
   // A send may be done although its bytes lie in a buffer of ours. Peers may have left, so the wait has an end.

@@ -147,5 +147,48 @@ TEST(UcxStart, AnUnknownTransportIsAnErrorOfTheEnvironment) {
   EXPECT_THAT(ranks.end(0), AllOf(StartsWith("3: UCX: "), HasSubstr("UCX_TLS")));
 }
 
+// The exit code of a process that sends to a rank which was killed before, and hears of that after so many looks; 0: never.
+int code_of_sender_to_killed(int looks) {
+  int pipe[2];
+  if (::pipe(pipe) != 0 || ::setenv("UCX_TLS", "sysv,self", 1) != 0) return 1;
+  const pid_t peer = ::fork();
+  if (peer == 0) {
+    const auto transport = ucx_transport(0,
+                                         [&](const std::string& own) {
+                                           if (::write(pipe[1], own.data(), own.size()) < 0) ::_exit(1);
+                                           return std::vector<std::string>{own};
+                                         },
+                                         {});
+    ::pause();
+  }
+  std::string address(4096, '\0');
+  address.resize(static_cast<size_t>(std::max<ssize_t>(0, ::read(pipe[0], address.data(), address.size()))));
+  ::kill(peer, SIGKILL);
+  ::waitpid(peer, nullptr, 0);
+  try {
+    int looked = 0;
+    const auto transport = ucx_transport(
+        0,
+        [&](const std::string& own) {
+          return std::vector<std::string>{own, address};
+        },
+        [&] { require(++looked != looks, ExitCode::peer_lost, "rank 1 was killed"); });
+    transport->send(1, 0, std::as_bytes(std::span(address)));
+  } catch (const Error& error) {
+    return static_cast<int>(error.code());
+  }
+  return 0;
+}
+
+TEST(UcxStart, ARankThatDiedBeforeItWasReachedIsLost) {
+  for (const auto& [looks, code] : {std::pair(4, 6), std::pair(0, 3)}) {
+    const pid_t child = ::fork();
+    if (child == 0) ::_exit(code_of_sender_to_killed(looks));
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_EQ(WEXITSTATUS(status), code) << "after " << looks << " looks";
+  }
+}
+
 }  // namespace
 }  // namespace mantissa::test

@@ -48,6 +48,7 @@ class Transport {
   virtual size_t begun() const = 0;        // requests 0 .. begun() - 1 are valid
   virtual void forget() = 0;               // all of them
   static constexpr int kNapMilliseconds = 20;
+  void heed_interrupt() const;  // throws if the wait is to end
 
  private:
   Interrupt interrupt_;
