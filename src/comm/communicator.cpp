@@ -139,19 +139,29 @@ void Communicator::all_gather(std::span<const Gather> parts, Purpose purpose) co
   });
 }
 
-void Communicator::all_to_all(std::span<const std::byte> in, std::span<const int64_t> in_counts, std::span<std::byte> out,
-                              std::span<const int64_t> out_counts, Purpose purpose) const {
-  const auto from = borders("all_to_all: in", in_counts, size(), static_cast<int64_t>(in.size()));
-  const auto to = borders("all_to_all: out", out_counts, size(), static_cast<int64_t>(out.size()));
-  const auto kept = share(in, from, rank());
-  const auto place = share(out, to, rank());
-  require(kept.size() == place.size(), "all_to_all: rank ", rank(), " keeps ", kept.size(), " bytes where ", place.size(), " belong");
-  if (!kept.empty()) std::memcpy(place.data(), kept.data(), kept.size());
+void Communicator::all_to_all(std::span<const Exchange> parts, Purpose purpose) const {
+  struct Cuts {
+    std::vector<int64_t> in, out;
+  };
+  std::vector<Cuts> cuts;
+  std::vector<int64_t> to(static_cast<size_t>(size())), from(to);  // bytes of all parts
+  for (const Exchange& part : parts) {
+    cuts.push_back({.in = borders("all_to_all: in", part.in_counts, size(), static_cast<int64_t>(part.in.size())),
+                    .out = borders("all_to_all: out", part.out_counts, size(), static_cast<int64_t>(part.out.size()))});
+    const auto kept = share(part.in, cuts.back().in, rank());
+    const auto place = share(part.out, cuts.back().out, rank());
+    require(kept.size() == place.size(), "all_to_all: rank ", rank(), " keeps ", kept.size(), " bytes where ", place.size(), " belong");
+    if (!kept.empty()) std::memcpy(place.data(), kept.data(), kept.size());
+    std::ranges::transform(to, part.in_counts, to.begin(), std::plus{});
+    std::ranges::transform(from, part.out_counts, from.begin(), std::plus{});
+  }
   if (!group_) return;
-  const Collective::Call call{.header = {.operation = Operation::all_to_all}, .purpose = purpose, .to = in_counts, .from = out_counts};
+  const Collective::Call call{.header = {.operation = Operation::all_to_all}, .purpose = purpose, .to = to, .from = from};
   Collective::run(*group_, call, [&](Collective& collective) {
-    each_peer(*group_, [&](int peer) { collective.receive(peer, share(out, to, peer)); });
-    each_peer(*group_, [&](int peer) { collective.send(peer, share(in, from, peer)); });
+    for (size_t i = 0; i < parts.size(); ++i) {
+      each_peer(*group_, [&](int peer) { collective.receive(peer, share(parts[i].out, cuts[i].out, peer)); });
+      each_peer(*group_, [&](int peer) { collective.send(peer, share(parts[i].in, cuts[i].in, peer)); });
+    }
   });
 }
 

@@ -26,11 +26,19 @@ std::pair<ExitCode, std::string> outcome_of(const std::function<void()>& body) {
 
 }  // namespace
 
-Mesh make_mesh(Communicator world, int tensor_size) {
+Mesh make_mesh(Communicator world, int tensor_size, int expert_size) {
   require(tensor_size >= 1 && world.size() % tensor_size == 0, ExitCode::usage, "parallel.tensor is ", tensor_size,
           ", which does not divide ", world.size(), " ranks");
   Communicator tensor = world.split(world.rank() / tensor_size), data = world.split(world.rank() % tensor_size);
-  return {.world = std::move(world), .tensor = std::move(tensor), .data = std::move(data)};
+  require(expert_size >= 1 && data.size() % expert_size == 0, ExitCode::usage, "parallel.expert is ", expert_size,
+          ", which does not divide ", data.size(), " data ranks");
+  if (expert_size == 1) return {.world = std::move(world), .tensor = std::move(tensor), .data = data, .expert = {}, .expert_data = data};
+  Communicator expert = data.split(data.rank() / expert_size), expert_data = data.split(data.rank() % expert_size);
+  return {.world = std::move(world),
+          .tensor = std::move(tensor),
+          .data = std::move(data),
+          .expert = std::move(expert),
+          .expert_data = std::move(expert_data)};
 }
 
 void agree(const Communicator& world, const std::function<void()>& body) {

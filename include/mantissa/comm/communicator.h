@@ -69,8 +69,18 @@ class Communicator {
   void all_gather(std::span<const Gather> parts, Purpose purpose) const;  // as one call
 
   // in_counts[r] bytes go to rank r, out_counts[r] come from it, each behind those of the rank before. in and out are apart.
+  struct Exchange {
+    std::span<const std::byte> in;
+    std::span<const int64_t> in_counts;
+    std::span<std::byte> out;
+    std::span<const int64_t> out_counts;
+  };
+  void all_to_all(std::span<const Exchange> parts, Purpose purpose) const;  // as one call
   void all_to_all(std::span<const std::byte> in, std::span<const int64_t> in_counts, std::span<std::byte> out,
-                  std::span<const int64_t> out_counts, Purpose purpose) const;
+                  std::span<const int64_t> out_counts, Purpose purpose) const {
+    const Exchange part{.in = in, .in_counts = in_counts, .out = out, .out_counts = out_counts};
+    all_to_all({&part, 1}, purpose);
+  }
 
   // Sums fp32 or fp64 elements over the ranks, in place; bf16 ones where all but one of a sum are zero, because every addition of more
   // would be rounded. sum_scatter: only own elements are summed, rank r owning counts[r] behind those of

@@ -1,4 +1,5 @@
-// The ranks of a job as a grid, data x tensor. Ranks are ordered tensor-fastest: rank = data * tensor size + tensor.
+// The ranks of a job as a grid, data x tensor. Ranks are ordered tensor-fastest: rank = data * tensor size + tensor. Neighbouring data
+// ranks share experts, data rank = expert data * expert size + expert.
 #pragma once
 
 #include <functional>
@@ -8,13 +9,15 @@
 namespace mantissa {
 
 struct Mesh {
-  Communicator world;   // all ranks
-  Communicator tensor;  // those that share the matrices of one replica
-  Communicator data;    // those that hold the same part of each replica
+  Communicator world;             // all ranks
+  Communicator tensor;            // those that share the matrices of one replica
+  Communicator data;              // those that hold the same part of each replica
+  Communicator expert = {};       // data ranks that share the experts of one replica
+  Communicator expert_data = {};  // data ranks that hold the same experts
 };
 
-// Throws Error(usage) unless the tensor size divides the world.
-Mesh make_mesh(Communicator world, int tensor_size);
+// Throws Error(usage) unless the tensor size divides the world and the expert size the data ranks.
+Mesh make_mesh(Communicator world, int tensor_size, int expert_size = 1);
 
 // Runs body on every rank; if it throws on any, all throw the error of the lowest such rank, which the others name. The body must not
 // communicate. An Error(peer_lost) is thrown as it is: there is nobody to agree with.
