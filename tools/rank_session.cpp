@@ -63,7 +63,7 @@ void RankSession::meet(const Launch& launch, const RunConfig& config) {
   Store* const store = store_.get();
   auto transport = ucx_transport(
       launch.rank, [store](const std::string& own) { return store->gather("address", own); }, [store] { store->check(); });
-  mesh_ = make_mesh(Communicator(std::move(transport)), static_cast<int>(config.parallel.tensor));
+  mesh_ = make_mesh(Communicator(std::move(transport)), static_cast<int>(config.parallel.tensor), static_cast<int>(config.parallel.expert));
 }
 
 // An error of one rank ends all, with its code.

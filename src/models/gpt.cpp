@@ -43,7 +43,8 @@ MoeOptions moe_options(const ModelConfig& config, const GptOptions& options) {
           .init_std = config.init_std,
           .down_init_std = residual_std(config),
           .keep = keep_of(options.recompute),
-          .quantised_dispatch = options.quantised_dispatch};
+          .quantised_dispatch = options.quantised_dispatch,
+          .ranks = options.experts};
 }
 
 // The config refuses the same; this is for a config object, or a recipe, that was changed afterwards.
@@ -188,6 +189,13 @@ Var Gpt::loss(const TokenBatch& batch, const Tensor& targets, int64_t target_cou
   return cross_entropy(hidden(batch, tally), output_->weight(), targets,
                        {.vocab = *config_.vocab_size, .target_count = target_count, .logits_dtype = logits_dtype()}, output_recipe_,
                        place(batch));
+}
+
+void Gpt::serve_experts() const {
+  if (options_.experts.group.size() == 1) return;
+  for (const Block& block : blocks_) {
+    if (const auto* moe = std::get_if<Moe>(&block.mlp)) moe->serve(empty(device_, compute_, {0, config_.hidden_size}));
+  }
 }
 
 Tensor Gpt::project(const Tensor& hidden, const Place& at) const {

@@ -50,16 +50,20 @@ Layout::Layout(std::vector<ParameterSpec> parameters, int64_t bucket_bytes) : pa
     const int64_t value = dtype_bytes(parameter.dtype);
     if (parameter.keeps_value) put(parameter.dtype == Dtype::f32 ? kFp32 : kBf16, elements * value, (elements + gap) * value);
     if (!parameter.keeps_value) put(kCodes, codes, arena_elements(codes)), put(kScales, scales, arena_elements(scales));
-    put(kGradients, elements * kFp32Bytes, gradient_elements(elements) * kFp32Bytes);
+    put(kGradients, elements * kFp32Bytes, gradient_elements(elements * parameter.sources) * kFp32Bytes);
     if (parameter.keeps_value) totals_.copies += arena_elements(codes) + arena_elements(scales);
     begin_.push_back(end);
     size_.push_back(size);
     std::ranges::transform(end, room, end.begin(), std::plus{});
 
     bytes += elements * kFp32Bytes;
-    const bool last = i + 1 == parameters_.size();
-    if (!last && (bytes < bucket_bytes || layer_of(parameter.name) == layer_of(parameters_[i + 1].name))) continue;
-    buckets_.push_back({.first = std::exchange(first, i + 1), .last = i + 1});
+    if (i + 1 < parameters_.size()) {
+      const ParameterSpec& next = parameters_[i + 1];
+      const bool same_ranks = parameter.among_experts() == next.among_experts(),
+                 same_layer = layer_of(parameter.name) == layer_of(next.name);
+      if (same_ranks && (bytes < bucket_bytes || same_layer)) continue;
+    }
+    buckets_.push_back({.first = std::exchange(first, i + 1), .last = i + 1, .of_experts = parameter.among_experts()});
     bytes = 0;
   }
   begin_.push_back(end);
@@ -109,6 +113,7 @@ Layout::Bytes Layout::position(const Border& border) const {
 Layout::Share Layout::share(const Border& begin, const Border& end) const {
   const Bytes from = position(begin), to = position(end);
   Share share{.gradients = to[kGradients] - from[kGradients]};
+  int64_t of_experts = 0;
   for (const Arena arena : {kFp32, kBf16, kCodes, kScales}) share.gathered += to[arena] - from[arena];
   for (size_t i = begin.parameter; i <= end.parameter && i < parameters_.size(); ++i) {
     const ParameterSpec& parameter = parameters_[i];
@@ -118,7 +123,9 @@ Layout::Share Layout::share(const Border& begin, const Border& end) const {
     if (size_[i][kFp32] == 0) share.masters += room;
     share.moments += 2 * room;
     share.norm_bands += ceil_div(last - first, 32);
+    if (parameter.among_experts()) of_experts += (last - first) * row_elements(parameter) * kFp32Bytes;
   }
+  if (of_experts > 0) share.gradients = of_experts;  // each parameter by itself, without gaps
   return share;
 }
 

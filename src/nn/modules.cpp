@@ -47,10 +47,20 @@ ParameterSpec weight_of(const ModulePrecision& module, Init init, ShareOf share,
                   of.split, share);
 }
 
-std::vector<ParameterSpec> parameter_specs(const PrecisionPlan& plan, ShareOf share, bool sequence) {
+ParameterSpec stack_of(const ModulePrecision& module, Init init, const ExpertShare& experts) {
+  ParameterSpec whole = weight_of(module, init);
+  whole.shares_experts = true;
+  whole.matrices = module.module.matrices;
+  ParameterSpec own = share_of(std::move(whole), Split::rows, experts.share);
+  if (experts.by_source) own.sources = experts.share.ranks;
+  return own;
+}
+
+std::vector<ParameterSpec> parameter_specs(const PrecisionPlan& plan, ShareOf share, bool sequence, const ExpertShare& experts) {
   std::vector<ParameterSpec> specs;
   for (const ModulePrecision& module : plan.modules()) {
-    specs.push_back(weight_of(module, {}, share, sequence));
+    const bool stack = module.module.matrices > 1 && experts.share.ranks > 1;
+    specs.push_back(stack ? stack_of(module, {}, experts) : weight_of(module, {}, share, sequence));
     if (module.module.bias > 0) specs.push_back(bias_of(module, share, sequence));
   }
   return specs;

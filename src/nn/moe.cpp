@@ -13,6 +13,10 @@ RoutingRecord record_of(const Tensor& logits, const Routing& routing, const Rout
   return {.counts = routing.counts, .losses = losses};
 }
 
+ExpertShare share_of(const ExpertRanks& ranks) {
+  return {.share = {.rank = ranks.group.rank(), .ranks = ranks.group.size()}, .by_source = ranks.by_source};
+}
+
 }  // namespace
 
 int64_t row_multiple(const Recipe& gate_up, const Recipe& down) { return std::max({int64_t{32}, gate_up.block(), down.block()}); }
@@ -23,8 +27,8 @@ Moe::Moe(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, 
       router_(set, plan.of(path + ".router"), options.init_std),
       gate_up_recipe_(plan.of(path + ".experts.gate_up").recipe),
       down_recipe_(plan.of(path + ".experts.down").recipe),
-      gate_up_(&set.add(weight_of(plan.of(path + ".experts.gate_up"), {.constant = 0.0, .std = options.init_std}))),
-      down_(&set.add(weight_of(plan.of(path + ".experts.down"), {.constant = 0.0, .std = options.down_init_std}))) {
+      gate_up_(&set.add(stack_of(plan.of(path + ".experts.gate_up"), {.constant = 0.0, .std = options.init_std}, share_of(options.ranks)))),
+      down_(&set.add(stack_of(plan.of(path + ".experts.down"), {.constant = 0.0, .std = options.down_init_std}, share_of(options.ranks)))) {
   if (!plan.find(path + ".shared.down")) return;
   shared_.emplace(set, plan, path + ".shared",
                   MlpOptions{.gelu = {}, .init_std = options.init_std, .down_init_std = options.down_init_std, .keep = options.keep});
@@ -36,11 +40,20 @@ Var Moe::forward(const Var& x, int64_t sequences, int64_t capacity, RoutingTally
   const Var logits = router_.forward(convert(x, stats_dtype(x.value().dtype())), x.value().dim(0));
   const Routing chosen = route(logits, routing);
   if (tally && !Tape::in_backward()) tally->push_back(record_of(logits.value(), chosen, routing.rule));
-  const Dispatch to = dispatch(chosen.experts, options_.experts, multiple_, capacity);
-  const Var inner =
-      dispatched_swiglu(x, chosen.weights, gate_up_->weight(), to, gate_up_recipe_, options_.keep, options_.quantised_dispatch);
-  const Var y = combined_linear(inner, down_->weight(), to, down_recipe_);
+  const Var y = experts(x, chosen.weights, dispatch(chosen.experts, options_.experts, multiple_, capacity, options_.ranks));
   return shared_ ? add(y, shared_->forward(x, x.value().dim(0))) : y;
+}
+
+Var Moe::experts(const Var& x, const Var& weights, const Dispatch& to) const {
+  const Var inner = dispatched_swiglu(x, weights, gate_up_->weight(), to, gate_up_recipe_, options_.keep, options_.quantised_dispatch);
+  return combined_linear(inner, down_->weight(), to, down_recipe_);
+}
+
+void Moe::serve(const Tensor& x) const {
+  const Tape::Scope paused(nullptr);
+  const Shape none{0, options_.routing.rule.choices};
+  const Tensor choices = empty(x.device(), Dtype::i32, none), weights = empty(x.device(), stats_dtype(x.dtype()), none);
+  experts(Var(x), Var(weights), dispatch(choices, options_.experts, multiple_, 0, options_.ranks));
 }
 
 }  // namespace mantissa

@@ -38,6 +38,7 @@ ParameterSpec share_of(ParameterSpec whole, Split split, ShareOf share) {
   whole.share = share;
   if (split == Split::columns) whole.shape = {whole.shape[0], divided(whole.shape[1])};
   if (split != Split::rows) return whole;
+  whole.matrices = whole.shares_experts ? divided(whole.matrices) : whole.matrices;
   const int64_t rows = divided(whole.shape[0]), stored = whole.shape[0] - whole.padding;
   require(whole.padding == 0 || whole.parts.empty(), whole.name, ": fused parts have no padding");
   for (int64_t& part : whole.parts) part = divided(part);
@@ -73,7 +74,7 @@ Parameter& ParameterSet::add(ParameterSpec spec) {
   require(!find(spec.name), "parameter ", spec.name, " exists already");
   require(!allocated(), "parameter ", spec.name, " was added after the allocation");
   offsets_.push_back(padded_elements_);
-  padded_elements_ += gradient_elements(spec.shape.elements());
+  padded_elements_ += gradient_elements(spec.shape.elements() * spec.sources);
   Parameter& parameter = parameters_.emplace_back(std::move(spec));
   parameter.number_ = static_cast<uint32_t>(parameters_.size() - 1);
   return parameter;
@@ -93,8 +94,27 @@ int64_t ParameterSet::elements() const {
 }
 
 Tensor ParameterSet::view_of(const Tensor& arena, size_t index) const {
-  const Shape& shape = parameters_[index].shape;
+  const Shape shape = parameters_[index].shape.with_dim0(parameters_[index].gradient_rows());
   return arena.slice(offsets_[index], offsets_[index] + shape.elements()).view(shape);
+}
+
+// In place: what comes to lie in a row was joined, or moved, before.
+void ParameterSet::join_sources(const Tensor& buffer, size_t index) const {
+  const Parameter& parameter = parameters_[index];
+  if (parameter.sources == 1) return;
+  const Tensor all = view_of(buffer, index);
+  const int64_t rows = parameter.shape[0] / parameter.matrices;
+  for (int64_t matrix = 0; matrix < parameter.matrices; ++matrix) {
+    const auto of = [&](int64_t source) {
+      const int64_t begin = (matrix * parameter.sources + source) * rows;
+      return all.slice(begin, begin + rows);
+    };
+    for (int64_t distance = 1; distance < parameter.sources; distance *= 2) {
+      for (int64_t source = 0; source + distance < parameter.sources; source += 2 * distance)
+        device_->run(Add{.a = of(source), .b = of(source + distance), .out = of(source)});
+    }
+    if (matrix > 0) device_->run(Convert{.x = of(0), .out = all.slice(matrix * rows, (matrix + 1) * rows)});
+  }
 }
 
 void ParameterSet::allocate(Backend& device, Dtype masters, bool gradients) {

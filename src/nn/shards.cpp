@@ -1,6 +1,8 @@
 #include "mantissa/nn/shards.h"
 
 #include <algorithm>
+#include <array>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -17,7 +19,7 @@ int64_t partial_norms(const Part& part) { return ceil_div(part.end - part.begin,
 Shards::Shards(ParameterSet& parameters, Mesh mesh, int64_t bucket_bytes)
     : parameters_(parameters), mesh_(std::move(mesh)), ready_(parameters.all().size()), queue_(mesh_.world) {
   const Layout layout({parameters.all().begin(), parameters.all().end()}, bucket_bytes);
-  for (const Layout::Bucket& bucket : layout.buckets()) add_bucket(layout.borders(bucket, mesh_.data.size()));
+  for (const Layout::Bucket& bucket : layout.buckets()) add_bucket(layout, bucket);
 }
 
 Shards::~Shards() {
@@ -27,13 +29,14 @@ Shards::~Shards() {
   }
 }
 
-void Shards::add_bucket(std::vector<Border> borders) {
+void Shards::add_bucket(const Layout& layout, const Layout::Bucket& of) {
   Bucket bucket;
-  bucket.borders = std::move(borders);
+  bucket.of_experts = of.of_experts;
+  bucket.borders = layout.borders(of, group(bucket).size());
   bucket.others_begin = others_.size();
-  for (int r = 0; r < mesh_.data.size(); ++r) {
+  for (int r = 0; r < group(bucket).size(); ++r) {
     const auto at = static_cast<size_t>(r);
-    std::ranges::move(parts(bucket.borders[at], bucket.borders[at + 1]), std::back_inserter(r == mesh_.data.rank() ? own_ : others_));
+    std::ranges::move(parts(bucket.borders[at], bucket.borders[at + 1]), std::back_inserter(r == group(bucket).rank() ? own_ : others_));
   }
   bucket.own_end = own_.size(), bucket.others_end = others_.size();
   plan_exchanges(bucket);
@@ -42,19 +45,31 @@ void Shards::add_bucket(std::vector<Border> borders) {
 }
 
 void Shards::plan_exchanges(Bucket& bucket) const {
-  const ArenaMap gradients = parameters_.gradient_map();
-  bucket.begin = position(gradients, bucket.borders.front()), bucket.end = position(gradients, bucket.borders.back());
-  bucket.gradient_counts = counts(gradients, bucket);
-  for (size_t i = bucket.borders.front().parameter; i < bucket.borders.back().parameter; ++i) {
-    const ArenaMap::Place& place = gradients.places[i];
-    if (parameters_.all()[i].partial_gradient) bucket.partial.emplace_back(place.begin, place.begin + place.elements);
-  }
+  plan_gradients(bucket);
   for (const ArenaMap& arena : parameters_.sources()) {
     const int64_t begin = position(arena, bucket.borders.front()), end = position(arena, bucket.borders.back());
     if (begin == end) continue;
     Range range{.memory = arena.memory.slice(begin, end), .counts = counts(arena, bucket)};
     for (int64_t& count : range.counts) count *= dtype_bytes(arena.memory.dtype());
     bucket.sources.push_back(std::move(range));
+  }
+}
+
+void Shards::plan_gradients(Bucket& bucket) const {
+  const ArenaMap gradients = parameters_.gradient_map();
+  bucket.begin = position(gradients, bucket.borders.front()), bucket.end = position(gradients, bucket.borders.back());
+  if (!bucket.of_experts) bucket.exchanged.push_back({.begin = bucket.begin, .end = bucket.end, .counts = counts(gradients, bucket)});
+  for (size_t i = bucket.borders.front().parameter; i < bucket.borders.back().parameter; ++i) {
+    const ArenaMap::Place& place = gradients.places[i];
+    if (parameters_.all()[i].partial_gradient) bucket.partial.emplace_back(place.begin, place.begin + place.elements);
+    if (!bucket.of_experts) continue;
+    // Each by itself: behind the sum lie the gradients by source.
+    Gradients own{.begin = place.begin, .end = place.begin + place.elements, .counts = {}};
+    const int64_t rows = parameters_.all()[i].shape[0];
+    const auto row = [&](const Border& border) { return border.parameter < i ? 0 : border.parameter > i ? rows : border.row; };
+    for (size_t r = 0; r + 1 < bucket.borders.size(); ++r)
+      own.counts.push_back((row(bucket.borders[r + 1]) - row(bucket.borders[r])) * (place.elements / rows));
+    bucket.exchanged.push_back(std::move(own));
   }
 }
 
@@ -81,9 +96,10 @@ std::vector<Part> Shards::parts(const Border& begin, const Border& end) const {
   return parts;
 }
 
-std::vector<Part> Shards::of_rank(int rank) const {
+std::vector<Part> Shards::of_rank(bool of_experts, int rank) const {
   std::vector<Part> out;
   for (const Bucket& bucket : buckets_) {
+    if (bucket.of_experts != of_experts) continue;
     const auto r = static_cast<size_t>(rank);
     std::ranges::move(parts(bucket.borders[r], bucket.borders[r + 1]), std::back_inserter(out));
   }
@@ -126,9 +142,11 @@ void Shards::send(Bucket& bucket) {
   bucket.sent = true;
   if (finish_) finish_(bucket.begin, bucket.end);
   if (mesh_.world.size() == 1) return;
+  for (size_t i = bucket.borders.front().parameter; i < bucket.borders.back().parameter; ++i) parameters_.join_sources(sums_, i);
   bucket.gradients = queue_.submit([this, sums = sums_, &bucket] {
     sum_partial(bucket, sums);
-    mesh_.data.sum_scatter(sums.slice(bucket.begin, bucket.end), bucket.gradient_counts, Purpose::gradients);
+    for (const Gradients& range : bucket.exchanged)
+      group(bucket).sum_scatter(sums.slice(range.begin, range.end), range.counts, Purpose::gradients);
   });
 }
 
@@ -171,13 +189,13 @@ void Shards::reduce_gradients() {
 }
 
 void Shards::gather(size_t bucket) {
-  if (mesh_.data.size() == 1) return;
   Bucket& gathered = buckets_[bucket];
+  if (group(gathered).size() == 1) return;
   gathered.gate->open = false;
-  gathered.values = queue_.submit([this, &sources = gathered.sources] {
+  gathered.values = queue_.submit([this, &gathered] {
     std::vector<Communicator::Gather> gathers;
-    for (const Range& range : sources) gathers.push_back({.bytes = host_memory(range.memory), .counts = range.counts});
-    mesh_.data.all_gather(gathers, Purpose::parameters);
+    for (const Range& range : gathered.sources) gathers.push_back({.bytes = host_memory(range.memory), .counts = range.counts});
+    group(gathered).all_gather(gathers, Purpose::parameters);
   });
 }
 
@@ -197,31 +215,43 @@ void Shards::arrive(Bucket& bucket) {
   for (size_t i = bucket.others_begin; i < bucket.others_end; ++i) parameters_.quantise_value(others_[i]);
 }
 
+size_t Shards::place(const Bucket& bucket, int data_rank) const {
+  return static_cast<size_t>(bucket.of_experts ? data_rank / mesh_.expert.size() : data_rank);
+}
+
 int64_t Shards::norm_bands(int rank) const {
   int64_t bands = 0;
   for (const Bucket& bucket : buckets_) {
-    const auto r = static_cast<size_t>(rank / mesh_.tensor.size());
-    for (const Part& part : parts(bucket.borders[r], bucket.borders[r + 1])) bands += partial_norms(part);
+    const size_t at = place(bucket, rank / mesh_.tensor.size());
+    for (const Part& part : parts(bucket.borders[at], bucket.borders[at + 1])) bands += partial_norms(part);
   }
   return bands;
 }
 
 std::vector<double> Shards::in_order(const std::vector<std::vector<double>>& by_rank) const {
-  std::vector<double> all;
-  const auto tensor_ranks = static_cast<size_t>(mesh_.tensor.size());
-  std::vector<size_t> next(by_rank.size());
-  for (size_t tensor = 0; tensor < tensor_ranks; ++tensor) {
+  struct Norms {
+    std::array<int64_t, 4> order;  // tensor rank, parameter, which of those that share experts, row
+    std::span<const double> values;
+  };
+  std::vector<Norms> found;
+  const int tensor_ranks = mesh_.tensor.size();
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    const int tensor = static_cast<int>(rank) % tensor_ranks, data = static_cast<int>(rank) / tensor_ranks;
+    std::span<const double> left = by_rank[rank];
     for (const Bucket& bucket : buckets_) {
-      for (size_t data = 0; data + 1 < bucket.borders.size(); ++data) {
-        const size_t rank = data * tensor_ranks + tensor;
-        for (const Part& part : parts(bucket.borders[data], bucket.borders[data + 1])) {
-          const auto from = by_rank[rank].begin() + static_cast<int64_t>(next[rank]);
-          if (tensor == 0 || part.of->split != Split::none) all.insert(all.end(), from, from + partial_norms(part));
-          next[rank] += static_cast<size_t>(partial_norms(part));
-        }
+      const size_t at = place(bucket, data);
+      for (const Part& part : parts(bucket.borders[at], bucket.borders[at + 1])) {
+        const auto count = static_cast<size_t>(partial_norms(part));
+        const int share = bucket.of_experts ? data % mesh_.expert.size() : 0;
+        if (tensor == 0 || part.of->split != Split::none)
+          found.push_back({.order = {tensor, part.of->number(), share, part.begin}, .values = left.first(count)});
+        left = left.subspan(count);
       }
     }
   }
+  std::ranges::sort(found, {}, &Norms::order);
+  std::vector<double> all;
+  for (const Norms& norms : found) all.insert(all.end(), norms.values.begin(), norms.values.end());
   return all;
 }
 

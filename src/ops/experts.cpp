@@ -1,35 +1,20 @@
 #include "mantissa/backend/functions.h"
 #include "mantissa/ops/ops.h"
+#include "ops/expert_rows.h"
 #include "ops/linear_products.h"
 
 namespace mantissa {
 namespace {
 
-// x [N, in] by expert, as the products read it. Codes move where nobody reads values.
-LinearInput input_of_experts(const LinearProducts& products, const Tensor& x, const Recipe& recipe, int64_t per_row, bool as_codes,
-                             bool recorded) {
+// x [N, in] as it moves to the experts: codes where nobody there reads values.
+Value tokens_of(const LinearProducts& products, const Tensor& x, const Recipe& recipe, bool as_codes, bool recorded) {
   const bool codes = choose_operands(recipe, GemmRole::fprop).first.is_codes() && (saves_input_codes(recipe) || !recorded);
-  if (!as_codes || !codes) return products.input(std::get<Tensor>(products.to_experts(x, per_row)));
-  return {.codes = std::get<QuantizedTensor>(products.to_experts(products.codes_of_tokens(OperandRole::input, x), per_row))};
+  return as_codes && codes ? Value(products.codes_of_tokens(OperandRole::input, x)) : Value(x);
 }
 
-// One number for each row of `to`: that of its choice in [N, K], 0 for none; and back.
-Tensor by_row(const Tensor& weights, const Dispatch& to) {
-  const Tensor out = empty(weights.device(), weights.dtype(), {to.choices.dim(0), 1});
-  weights.device().run(Permute{.x = weights.view({weights.elements(), 1}), .out = out, .choices = to.choices, .per_row = 1});
-  return out.view({out.dim(0)});
-}
-Tensor by_choice(const Tensor& rows, const Dispatch& from) {
-  const int64_t choices = from.rows.elements();
-  const Tensor out = empty(rows.device(), rows.dtype(), {choices, 1});
-  rows.device().run(Permute{.x = rows.view({rows.dim(0), 1}), .out = out, .choices = from.rows.view({choices}), .per_row = 1});
-  return out.view(from.rows.shape());
-}
-
-Tensor to_tokens(const Tensor& rows, const Dispatch& from) {
-  const Tensor out = empty(rows.device(), rows.dtype(), {from.rows.dim(0), rows.dim(1)});
-  rows.device().run(Unpermute{.x = rows, .rows = from.rows, .out = out});
-  return out;
+LinearInput input_of(const LinearProducts& products, const Value& rows) {
+  if (const auto* codes = std::get_if<QuantizedTensor>(&rows)) return {.codes = *codes};
+  return products.input(std::get<Tensor>(rows));
 }
 
 // Rows of each expert's weight in the stack.
@@ -40,9 +25,11 @@ int64_t out_of(const LinearWeight& stack, const Dispatch& to) { return stack.sha
 Var dispatched_swiglu(const Var& x, const Var& weights, const LinearWeight& gate_up, const Dispatch& to, const Recipe& recipe, Keep keep,
                       bool as_codes) {
   const LinearProducts products(gate_up, recipe, to);
-  const Tensor &value = x.value(), row_weights = by_row(weights.value(), to);
+  const Tensor& value = x.value();
   const bool recorded = recording({x, weights, gate_up.var()});
-  const LinearInput input = input_of_experts(products, value, recipe, to.per_row, as_codes, recorded);
+  const ExpertRows moved = to_experts(to, tokens_of(products, value, recipe, as_codes, recorded), weights.value());
+  const LinearInput input = input_of(products, moved.rows);
+  const Tensor row_weights = moved.weights;
   const Tensor up = empty(value.device(), value.dtype(), {to.choices.dim(0), out_of(gate_up, to)});
   products.fprop(input, {}, up);
   const auto activation = [up, row_weights] {
@@ -58,7 +45,8 @@ Var dispatched_swiglu(const Var& x, const Var& weights, const LinearWeight& gate
                dy.device().run(SwiGluBackward{.x = up, .dy = dy, .dx = dup, .row_weights = row_weights, .drow_weights = drow_weights});
                const Tensor dx = empty(dy.device(), dy.dtype(), {dy.dim(0), columns});
                products.backward(kept, dup, dx);
-               return std::vector<Tensor>{to_tokens(dx, to), by_choice(drow_weights, to), {}};
+               const TokenRows back = to_tokens(to, dx, drow_weights);
+               return std::vector<Tensor>{back.sums, back.weights, {}};
              });
   return keep == Keep::value ? out : rebuilt_on_demand(out, activation);
 }
@@ -69,7 +57,7 @@ Var combined_linear(const Var& x, const LinearWeight& down, const Dispatch& from
   const LinearInput input = products.input(value);
   const Tensor rows = empty(value.device(), value.dtype(), {value.dim(0), out_of(down, from)});
   products.fprop(input, {}, rows);
-  const Tensor y = to_tokens(rows, from);
+  const Tensor y = to_tokens(from, rows).sums;
   if (!recording({x, down.var()})) return Var(y);
   const bool codes_move = choose_operands(recipe, GemmRole::wgrad).first.source == OperandSource::shifted;
   return record("combined_linear", y, {x, down.var()},
@@ -77,11 +65,10 @@ Var combined_linear(const Var& x, const LinearWeight& down, const Dispatch& from
                   const Tensor dx = empty(dy.device(), dy.dtype(), {from.choices.dim(0), columns});
                   const LinearInput kept = saved.get(products);
                   if (codes_move) {
-                    const QuantizedTensor codes = products.codes_of_tokens(OperandRole::output_grad, dy);
-                    products.backward(kept, products.gradient_of_codes(std::get<QuantizedTensor>(products.to_experts(codes, from.per_row))),
-                                      dx);
+                    const ExpertRows codes = to_experts(from, products.codes_of_tokens(OperandRole::output_grad, dy));
+                    products.backward(kept, products.gradient_of_codes(std::get<QuantizedTensor>(codes.rows)), dx);
                   } else {
-                    products.backward(kept, std::get<Tensor>(products.to_experts(dy, from.per_row)), dx);
+                    products.backward(kept, std::get<Tensor>(to_experts(from, dy).rows), dx);
                   }
                   return std::vector<Tensor>{dx, {}};
                 });

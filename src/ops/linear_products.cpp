@@ -86,17 +86,6 @@ QuantizedTensor LinearProducts::codes_of_tokens(OperandRole role, const Tensor& 
   return codes;
 }
 
-Value LinearProducts::to_experts(const Value& tokens, int64_t per_row) const {
-  const Tensor& choices = groups_.choices;
-  const Shape shape{choices.dim(0), shape_of(tokens)[1]};
-  const auto moved = [&](const Value& out) {
-    choices.device().run(Permute{.x = tokens, .out = out, .choices = choices, .per_row = per_row});
-    return out;
-  };
-  if (const auto* codes = std::get_if<QuantizedTensor>(&tokens)) return moved(empty_quantized(choices.device(), shape, codes->how));
-  return moved(empty(choices.device(), std::get<Tensor>(tokens).dtype(), shape));
-}
-
 OutputGradient LinearProducts::gradient_of_codes(const QuantizedTensor& rows) const { return {rows, columnwise(rows)}; }
 
 LinearInput LinearProducts::gathered_input(const Place& place, const Tensor& x, bool recorded) const {
@@ -171,9 +160,10 @@ Value LinearProducts::wgrad_input(const LinearInput& x) const {
 void LinearProducts::wgrad(const LinearInput& x, const Value& dy) const {
   const auto [dweight, accumulate] = weight_.leaf->target();
   const Value input = wgrad_input(x);
-  if (groups_.offsets.defined())
-    return dweight.device().run(
-        GroupedWeightGradient{.a = dy, .b = input, .out = dweight, .offsets = groups_.offsets, .accumulate = accumulate});
+  if (groups_.offsets.defined()) {
+    const Tensor& offsets = groups_.gradient_offsets.defined() ? groups_.gradient_offsets : groups_.offsets;
+    return dweight.device().run(GroupedWeightGradient{.a = dy, .b = input, .out = dweight, .offsets = offsets, .accumulate = accumulate});
+  }
   const int64_t rows = std::max(rows_of(dy), rows_of(input));
   dweight.device().run(Gemm{.a = {padded(dy, rows), true}, .b = {padded(input, rows)}, .out = dweight, .accumulate = accumulate});
 }

@@ -36,9 +36,8 @@ class LinearProducts {
   LinearInput kept(const LinearInput& input) const;
   bool keeps_codes() const { return saves_input_codes(recipe_); }
 
-  // Rows [N, C] of tokens as rowwise codes, told to the observer; their rows by expert, and as an output gradient.
+  // Rows [N, C] of tokens as rowwise codes, told to the observer; and rows of experts as an output gradient.
   QuantizedTensor codes_of_tokens(OperandRole role, const Tensor& x) const;
-  Value to_experts(const Value& tokens, int64_t per_row) const;
   OutputGradient gradient_of_codes(const QuantizedTensor& rows) const;
 
   void fprop(const LinearInput& x, const Tensor& bias, const Tensor& y) const;    // y [N, out]

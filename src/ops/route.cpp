@@ -1,5 +1,6 @@
 #include "mantissa/backend/functions.h"
 #include "mantissa/ops/ops.h"
+#include "ops/expert_rows.h"
 
 namespace mantissa {
 
@@ -37,7 +38,8 @@ Routing route(const Var& logits, const RoutingOptions& options, const Tensor& bi
   return out;
 }
 
-Dispatch dispatch(const Tensor& experts, int64_t num_experts, int64_t multiple, int64_t capacity) {
+Dispatch dispatch(const Tensor& experts, int64_t num_experts, int64_t multiple, int64_t capacity, const ExpertRanks& ranks) {
+  if (ranks.group.size() > 1) return dispatch_among(ranks, experts, num_experts, multiple, capacity);
   Backend& device = experts.device();
   Dispatch out{.offsets = empty(device, Dtype::i32, {num_experts + 1}),
                .rows = empty_like(experts),

@@ -197,7 +197,8 @@ CheckpointContent checkpoint_content(const TrainedParts& parts, const TrainState
        .config = effective_config(parts.config),
        .tokenizer = tokenizer ? tokenizer->to_json() : "null",
        .plan = plan_manifest(parts.plan, codes_by_weight(parts.parameters, parts.plan, shards.own(), shards.mesh().world)),
-       .layout = text(R"({"data":)", shards.mesh().data.size(), R"(,"expert":1,"tensor":)", shards.mesh().tensor.size(), "}"),
+       .layout = text(R"({"data":)", shards.mesh().data.size(), R"(,"expert":)", shards.mesh().expert.size(), R"(,"tensor":)",
+                      shards.mesh().tensor.size(), "}"),
        .state = json_text(now),
        .fingerprints = {.build = build_fingerprint(), .dataset = json_text(parts.data.fingerprints)}},
       {}};

@@ -78,6 +78,8 @@ const ForeignNames kForeignNames = {
     {"data_parallel_shard_degree", kZeroStage},
     {"tensor_model_parallel_size", "parallel.tensor"},
     {"tensor_parallel_degree", "parallel.tensor"},
+    {"expert_model_parallel_size", "parallel.expert"},
+    {"expert_parallel_degree", "parallel.expert"},
 };
 
 void resolve_parallel(ParallelConfig& parallel, int64_t world, ConfigReport& report) {
@@ -98,6 +100,8 @@ void resolve_parallel(ParallelConfig& parallel, int64_t world, ConfigReport& rep
              world == 1 ? "this is one process alone" : text("there are ", world), ": start it with mantissa launch --nproc-per-node ",
              parallel.world(), " -- train ..., or mpirun; parallel.data -1 takes as many as there are"));
   }
+  if (!report.failed("parallel") && parallel.data % parallel.expert != 0)
+    report.error("parallel.expert", text(parallel.expert, " does not divide parallel.data ", parallel.data));
 }
 
 std::string of_replicas(int64_t replicas) { return replicas > 1 ? text(" * ", replicas) : ""; }
@@ -155,6 +159,24 @@ void check_accumulation(const TrainingConfig& training, int64_t replicas, Config
   }
 }
 
+// Ranks hold whole experts, and whole bands of 32 rows, which norms and hashes are sums of.
+void divide_experts(const RunConfig& config, ConfigReport& report) {
+  const int64_t ranks = config.parallel.expert;
+  if (ranks == 1) return;
+  if (!config.model.moe) return report.error("parallel.expert", "shares experts, and model.moe is null");
+  const MoeConfig& moe = *config.model.moe;
+  if (moe.num_experts % ranks != 0)
+    return report.error("parallel.expert", text(ranks, " does not divide model.moe.num_experts ", moe.num_experts));
+  const auto check = [&](const char* what, int64_t rows) {
+    const int64_t own = moe.num_experts / ranks * rows;
+    if (own % 32 == 0) return;
+    report.error("parallel.expert", text(count_text(moe.num_experts / ranks, "expert"), " of a rank have ", own, " rows of experts.", what,
+                                         ", which is no multiple of 32; take fewer ranks"));
+  };
+  check("gate_up", 2 * moe.intermediate_size);
+  check("down", config.model.hidden_size);
+}
+
 void resolve_model(RunConfig& config, ConfigReport& report) {
   ModelConfig& model = config.model;
   model.validate(report);
@@ -168,6 +190,7 @@ void resolve_model(RunConfig& config, ConfigReport& report) {
     report.derive("model.vocab_size");
   }
   divide_model(model, config.parallel.tensor, report);
+  divide_experts(config, report);
 }
 
 // The plan itself is not kept: the vocabulary may follow from the data.

@@ -15,7 +15,10 @@ struct Partial {
 };
 
 Partial sum_over(Gpt& model, const Batch& batch) {
-  if (batch.target_count == 0) return {};
+  if (batch.target_count == 0) {
+    model.serve_experts();
+    return {};
+  }
   const DeviceBatch rows = to_device(model, batch, 0, batch.sequences);
   return {.loss = to_host<double>(model.loss(rows.tokens, rows.targets, 1).value())[0], .targets = batch.target_count};
 }

@@ -53,13 +53,16 @@ std::string difference(const Communicator& group, const std::vector<Compared>& r
   return "";
 }
 
-std::string among_data_ranks(const Shards& shards) {
+// Of the parameters that data ranks hold alike, or of those that do who hold the same experts.
+std::string among_data_ranks(const Shards& shards, bool of_experts) {
   const Mesh& mesh = shards.mesh();
+  const Communicator& group = shards.group(of_experts);
   std::vector<Compared> rows;
-  for (int rank = 0; rank < mesh.data.size(); ++rank) {
-    for (const Part& part : shards.of_rank(rank)) rows.push_back(weight(part, rank));
+  for (int rank = 0; rank < group.size(); ++rank) {
+    for (const Part& part : shards.of_rank(of_experts, rank)) rows.push_back(weight(part, rank));
   }
-  return difference(mesh.data, rows, [&](int rank) { return rank * mesh.tensor.size() + mesh.tensor.rank(); });
+  const int apart = of_experts ? mesh.expert.size() : 1, first = of_experts ? mesh.expert.rank() : 0;
+  return difference(group, rows, [&](int rank) { return (rank * apart + first) * mesh.tensor.size() + mesh.tensor.rank(); });
 }
 
 // What they hold alike is the first one's; each looks at its own parts.
@@ -81,8 +84,13 @@ std::string among_tensor_ranks(const Optimizer& optimizer) {
 void require_same_replicas(const Optimizer& optimizer) {
   const Mesh& mesh = optimizer.shards().mesh();
   if (mesh.world.size() == 1) return;
-  const std::string data = among_data_ranks(optimizer.shards()), tensor = among_tensor_ranks(optimizer);
-  agree(mesh.world, [&] { require(data.empty() && tensor.empty(), ExitCode::numerical, data.empty() ? tensor : data); });
+  std::string found = among_data_ranks(optimizer.shards(), false);
+  const auto or_else = [&found](std::string other) {
+    if (found.empty()) found = std::move(other);
+  };
+  if (mesh.expert.size() > 1) or_else(among_data_ranks(optimizer.shards(), true));
+  or_else(among_tensor_ranks(optimizer));
+  agree(mesh.world, [&] { require(found.empty(), ExitCode::numerical, found); });
 }
 
 }  // namespace mantissa

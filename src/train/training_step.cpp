@@ -58,7 +58,8 @@ GptOptions training_options(const RunConfig& config, const Mesh& mesh) {
   return {.recompute = config.training.recompute,
           .tensor = {.group = mesh.tensor, .sequence = config.parallel.sequence_parallel},
           .micro_batches = *config.training.grad_accum * mesh.data.size(),
-          .quantised_dispatch = config.precision.quantised_dispatch};
+          .quantised_dispatch = config.precision.quantised_dispatch,
+          .experts = {.group = mesh.expert, .by_source = config.training.accumulation == Accumulation::tree}};
 }
 
 StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& accumulator, const Batch& batch, int64_t micro_batch_size,

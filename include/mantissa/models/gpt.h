@@ -17,6 +17,7 @@ struct GptOptions {
   TensorRanks tensor{};            // that hold this model together
   int64_t micro_batches = 1;       // of a global batch: each has its share of the auxiliary losses of routers
   bool quantised_dispatch = true;  // of tokens to experts
+  ExpertRanks experts{};           // that share the experts, each with its own tokens
 };
 
 // Rows of tokens with what belongs to them; all i32 tensors [batch * length].
@@ -44,6 +45,8 @@ class Gpt {
   // the auxiliary losses of routers, too. tally: gets what the router of each layer with experts did, and its experts take as many tokens
   // as their capacity, as in training; without one they take all.
   Var loss(const TokenBatch& batch, const Tensor& targets, int64_t target_count, RoutingTally* tally = nullptr);
+  // The part of a rank without a batch in a loss() of those that share its experts, without gradients.
+  void serve_experts() const;
   // Logits [batch * length, padded vocabulary] of a whole batch in the logits dtype; for tests and small evaluations.
   Tensor logits(const TokenBatch& batch);
 

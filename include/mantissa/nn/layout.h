@@ -28,14 +28,18 @@ class Layout {
   const std::vector<ParameterSpec>& parameters() const { return parameters_; }
   int64_t gathered(size_t parameter) const;  // of one
 
-  // A run of whole layers, of at least bucket_bytes of fp32 gradients but for the last.
+  // A run of whole layers, of at least bucket_bytes of fp32 gradients but for the last; it ends, too, where parameters of experts that
+  // ranks share begin or end.
   struct Bucket {
-    size_t first, last;  // parameters [first, last)
+    size_t first, last;       // parameters [first, last)
+    bool of_experts = false;  // that ranks share: the data ranks which hold the same are 1 / expert_ranks() of all
   };
   const std::vector<Bucket>& buckets() const { return buckets_; }
 
-  // Where the rows of each rank begin, and the end: each has one run of whole bands, 32 rows or a block where that is longer. That of rank
-  // r begins with the first band at or after r / ranks of the bucket's elements.
+  int expert_ranks(const Bucket& bucket) const { return bucket.of_experts ? parameters_[bucket.first].share.ranks : 1; }
+
+  // Where the rows of each of the ranks that hold the bucket begin, and the end: each has one run of whole bands, 32 rows or a block where
+  // that is longer. That of rank r begins with the first band at or after r / ranks of the bucket's elements.
   struct Border {
     size_t parameter;
     int64_t row;

@@ -15,6 +15,7 @@ struct MoeOptions {
   double init_std, down_init_std;
   Keep keep;
   bool quantised_dispatch;  // codes move where the products read codes
+  ExpertRanks ranks{};      // that share the experts
 };
 
 // What the routers of one forward pass did, by layer.
@@ -33,9 +34,14 @@ class Moe {
   Moe(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const MoeOptions& options);
   // [N, hidden] -> [N, hidden], of so many sequences, each expert taking `capacity` tokens; 0: all. What the router did goes to the tally,
   // if there is one, but not what it does again in backward.
+  // A call of all ranks that share the experts, forward and backward.
   Var forward(const Var& x, int64_t sequences, int64_t capacity, RoutingTally* tally) const;
+  // The part of a rank without tokens in a forward() of the others. x [0, hidden].
+  void serve(const Tensor& x) const;
 
  private:
+  Var experts(const Var& x, const Var& weights, const Dispatch& to) const;
+
   MoeOptions options_;
   int64_t multiple_;  // rows of experts are padded to it
   Linear router_;

@@ -37,6 +37,13 @@ struct ParameterSpec {
   int64_t stored_rows = 0;        // of all ranks, without padding, where they share its rows
   std::vector<int64_t> parts{};   // rows of fused parts (q, k, v), each of which is divided; empty: one part
   bool partial_gradient = false;  // each rank that shares the tensor computes a part of its gradient, which is the sum
+  // Of a stack of experts' weights.
+  bool shares_experts = false;  // the ranks that share it are those that share experts; each has whole matrices of it
+  int64_t matrices = 1;         // of this rank
+  int64_t sources = 1;          // ranks whose gradients are kept apart until join_sources(): [matrices, sources, ...]
+
+  bool among_experts() const { return shares_experts && share.ranks > 1; }
+  int64_t gradient_rows() const { return shape[0] * sources; }
 };
 
 // Divides a tensor, whose shape, parts and padding are those of the whole, by rows of each part or by columns. Throws Error(internal) if
@@ -59,6 +66,7 @@ class Parameter : public ParameterSpec {
   Leaf leaf{};                                                          // its gradient, if training
   void stand_behind(Gate* gate) { gate_ = gate; }                       // nullptr: behind none
 
+  uint32_t number() const { return number_; }  // in its set
   bool decays() const { return shape.rank() >= 2; }
   // Of the tensor that all ranks together hold, as it is stored: without padding.
   Shape stored_shape() const;
@@ -73,7 +81,7 @@ class Parameter : public ParameterSpec {
     return memory;
   }
 
-  uint32_t number_ = 0;  // in its set
+  uint32_t number_ = 0;
   Gate* gate_ = nullptr;
   Tensor value_;
   QuantizedTensor codes_;
@@ -161,9 +169,11 @@ class ParameterSet {
   Tensor new_gradient_buffer() const;
   void use_gradient_buffer(const Tensor& buffer);  // later backward passes write there
   void reset_gradients();                          // the next contribution overwrites
-  // Parameter `index`'s part of a tensor laid out as a gradient buffer, in its shape.
+  // Parameter `index`'s part of a tensor laid out as a gradient buffer, in its shape; with several sources it has all of their rows.
   Tensor view_of(const Tensor& arena, size_t index) const;
   ArenaMap gradient_map() const;  // of the buffer in use
+  // Sums the gradients of a parameter in a buffer over their sources, in the order of an aligned binary tree: the first rows of its part.
+  void join_sources(const Tensor& buffer, size_t index) const;
 
  private:
   void allocate_values();

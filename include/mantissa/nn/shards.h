@@ -2,7 +2,8 @@
 // follow from it: gradients go to the owner of each part, and what forward reads of it comes back.
 //
 // A bucket is a run of parameters, contiguous in every arena. In each bucket every rank owns one contiguous run of whole bands of rows, of
-// nearly equal size and possibly none, so a bucket is exchanged and gathered in place with one count per rank.
+// nearly equal size and possibly none, so a bucket is exchanged and gathered in place with one count per rank. Where ranks share experts,
+// the buckets of these belong to the ranks that hold the same experts; gradients that are kept apart by source are joined first.
 //
 // Both exchanges run beside the computation. The gradients of a bucket go while backward computes those of others, and what is gathered
 // arrives while forward already reads other buckets: parameters wait for theirs (Gate).
@@ -36,7 +37,9 @@ class Shards {
   // In the order of the buckets, the parameters and the rows. own_end(b): how many lie in buckets 0 .. b.
   const std::vector<Part>& own() const { return own_; }
   size_t own_end(size_t bucket) const { return buckets_[bucket].own_end; }
-  std::vector<Part> of_rank(int rank) const;
+  // What the data ranks hold alike, or those that hold the same experts, and which parts of it a rank of this group owns.
+  const Communicator& group(bool of_experts) const { return of_experts ? mesh_.expert_data : mesh_.data; }
+  std::vector<Part> of_rank(bool of_experts, int rank) const;
 
   // Before the last backward pass of a step: as soon as the gradients of a bucket have their last contribution, `finish` is called for
   // where they lie, elements [begin, end) of a gradient buffer; then they are in `sums` and go to their owners. send_rest() does so for
@@ -56,7 +59,8 @@ class Shards {
   void arrive();  // returns when all of it is there
 
   // fp64 [of all ranks] partial norms, in the order of the parameters, from what each rank of the world computed for its own parts, in that
-  // order: of the first tensor rank all, of the others those of parameters that are divided. by_rank[r] is what rank r has.
+  // order: of the first tensor rank all, of the others those of parameters that are divided; of experts in their order, whichever rank
+  // has them. by_rank[r] is what rank r has.
   std::vector<double> in_order(const std::vector<std::vector<double>>& by_rank) const;
   // Partial norms of a rank of the world: one for each 32 rows that it owns.
   int64_t norm_bands(int rank) const;
@@ -65,13 +69,18 @@ class Shards {
   using Border = Layout::Border;
   struct Range {  // of an arena
     Tensor memory;
-    std::vector<int64_t> counts;  // by rank: elements of gradients, bytes of what is gathered
+    std::vector<int64_t> counts;  // bytes, by rank of the group
+  };
+  struct Gradients {  // of a gradient buffer
+    int64_t begin, end;
+    std::vector<int64_t> counts;  // elements, by rank of the group
   };
   struct Bucket {
-    std::vector<Border> borders;  // where the rows of each rank begin, and the end
+    bool of_experts = false;      // that ranks share
+    std::vector<Border> borders;  // where the rows of each rank of the group begin, and the end
     size_t own_end = 0, others_begin = 0, others_end = 0;
-    int64_t begin = 0, end = 0;                        // of a gradient buffer
-    std::vector<int64_t> gradient_counts;              // by data rank
+    int64_t begin = 0, end = 0;  // of a gradient buffer
+    std::vector<Gradients> exchanged;
     std::vector<std::pair<int64_t, int64_t>> partial;  // ranges of a gradient buffer that are summed over the tensor ranks
     std::vector<Range> sources;                        // what is gathered
     std::unique_ptr<Gate> gate = {};
@@ -79,8 +88,12 @@ class Shards {
     bool sent = false;
     Work gradients = {}, values = {};
   };
-  void add_bucket(std::vector<Border> borders);
+  void add_bucket(const Layout& layout, const Layout::Bucket& of);
   void plan_exchanges(Bucket& bucket) const;
+  void plan_gradients(Bucket& bucket) const;
+  const Communicator& group(const Bucket& bucket) const { return group(bucket.of_experts); }
+  // Where the borders of a data rank lie: it and its neighbours may share experts.
+  size_t place(const Bucket& bucket, int data_rank) const;
   void listen(size_t bucket);
   void count_ready(size_t bucket, size_t parameter);
   void send(Bucket& bucket);

@@ -3,6 +3,8 @@
 // tests/ops_gradient_test.cpp; a test fails when one is missing.
 #pragma once
 
+#include <memory>
+
 #include "mantissa/autograd/tape.h"
 #include "mantissa/ops/place.h"
 #include "mantissa/precision/recipe.h"
@@ -88,16 +90,29 @@ struct Routing {
 // losses, which no loss on the tape holds.
 Routing route(const Var& logits, const RoutingOptions& options, const Tensor& bias = {});
 
-// Where the rows of each choice lie (DispatchTable).
+// Ranks that share the experts of a layer, each with as many, in their order: rank r has experts [r E / size, (r + 1) E / size). Each has
+// its own tokens; their rows travel to the experts and back. by_source: the gradients of weights are those of each rank's tokens, kept
+// apart [experts of this rank, size, ...]; else their sum.
+struct ExpertRanks {
+  Communicator group{};
+  bool by_source = false;
+};
+
+// Where the rows of each choice lie (DispatchTable). Among several ranks: of the choices of all of them that go to experts of this one, in
+// the order of rank, expert and token; rows of an expert are those of rank 0, then of rank 1, and so on, each a whole multiple.
 struct Dispatch {
   Tensor offsets, rows, choices;
-  int64_t per_row = 1;  // choices of a token
+  int64_t per_row = 1;                                    // choices of a token
+  Tensor gradient_offsets{};                              // of the groups that have a gradient of their own; undefined: offsets
+  std::shared_ptr<const struct ExpertJourney> journey{};  // null: all experts are here
 };
-Dispatch dispatch(const Tensor& experts, int64_t num_experts, int64_t multiple, int64_t capacity = 0);
+// A call of all these ranks, as are the two operations with what it returns, forward and backward.
+Dispatch dispatch(const Tensor& experts, int64_t num_experts, int64_t multiple, int64_t capacity = 0, const ExpertRanks& ranks = {});
 
 // The first product of every expert, gate and up as one, on the rows of its tokens, and SwiGLU times the weight of each row: x [N, in],
-// weights [N, K], gate_up a stack [E * 2I, in]: [R, I]. as_codes: where fprop reads x as codes they are made of x once and rows of codes
-// move, else rows of values, which become the same codes.
+// weights [N, K], gate_up a stack [E * 2I, in], of this rank's experts: [R, I]. as_codes: where fprop reads x as codes they are made of x
+// once and rows of codes move, else rows of values, which become the same codes. What travels between ranks travels as it moves: in one
+// exchange with the weights, and back in one.
 Var dispatched_swiglu(const Var& x, const Var& weights, const LinearWeight& gate_up, const Dispatch& to, const Recipe& recipe, Keep keep,
                       bool as_codes);
 

@@ -130,6 +130,7 @@ struct ParallelConfig {
   CommBackend backend = CommBackend::automatic;
   int64_t data = -1;  // after load_run_config() at least 1
   int64_t tensor = 1;
+  int64_t expert = 1;
   bool sequence_parallel = false;
   double init_timeout_s = 300.0, heartbeat_timeout_s = 10.0;
   std::optional<double> step_timeout_s = {};
@@ -142,6 +143,8 @@ struct ParallelConfig {
     v("data", data, "replicas, each with its share of the batch; -1: as many as ranks were started, / tensor",
       limits::between(-1, 1 << 16));
     v("tensor", tensor, "ranks that share each replica: its linears, embedding, output projection and heads", limits::between(1, 1 << 16));
+    v("expert", expert, "neighbouring data ranks that share the experts of a layer, each with as many; divides data",
+      limits::between(1, 1 << 16));
     v("sequence_parallel", sequence_parallel, "the tensor ranks also share the tokens of norms and residuals");
     v("init_timeout_s", init_timeout_s, "how long ranks wait for each other at the start", kTimeout);
     v("heartbeat_timeout_s", heartbeat_timeout_s, "a rank that was silent for so long is lost", kTimeout);

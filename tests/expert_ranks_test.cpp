@@ -1,0 +1,91 @@
+// Ranks that share the experts of their layers have the bits of one process under accumulation tree.
+#include "training_on_ranks.h"
+
+namespace mantissa {
+namespace {
+
+using test::TrainedRun;
+
+struct ExpertLayout {
+  int data, expert;
+  std::string name() const { return text("dp", data, "ep", expert); }
+};
+const std::vector<ExpertLayout> kLayouts = {{2, 2}, {4, 4}, {4, 2}};
+
+struct ExpertCase {
+  const char* name;
+  std::vector<std::string> sets;
+};
+
+class ExpertRanks : public test::TrainingOnRanks, public ::testing::WithParamInterface<ExpertCase> {
+ protected:
+  // 19 tokens a sequence; eight experts of which a token takes three; evaluation in 5 batches, which 2 and 4 ranks do not share alike.
+  std::vector<std::string> sets(const std::vector<std::string>& more) const {
+    std::vector<std::string> out = {"model.hidden_size=64",
+                                    "model.intermediate_size=96",
+                                    "model.max_position_embeddings=19",
+                                    "model.moe.num_experts=8",
+                                    "model.moe.num_experts_per_tok=3",
+                                    "model.moe.intermediate_size=32",
+                                    "model.moe.seq_aux_loss_coef=0.01",
+                                    "model.moe.z_loss_coef=0.001",
+                                    "training.seq_len=19",
+                                    "training.micro_batch_size=1",
+                                    "training.grad_accum=null",
+                                    "training.global_batch_size=8",
+                                    "training.accumulation=tree",
+                                    "training.threads=1",
+                                    "training.replica_check_interval=5",
+                                    "eval.interval=10",
+                                    "eval.iters=5",
+                                    "checkpoint.interval=10"};
+    out.insert(out.end(), GetParam().sets.begin(), GetParam().sets.end());
+    out.insert(out.end(), more.begin(), more.end());
+    return out;
+  }
+  TrainedRun run_at(const ExpertLayout& layout, const std::string& name, std::vector<std::string> more = {}) const {
+    more.push_back(text("parallel.expert=", layout.expert));
+    return run_on(layout.data, name, sets(more));
+  }
+};
+
+TEST_P(ExpertRanks, HaveTheBitsOfOne) {
+  const TrainedRun alone = run_at({1, 1}, "alone");
+  ASSERT_EQ(alone.losses.size(), 20U);
+  ASSERT_EQ(alone.valid_losses.size(), 2U);
+  EXPECT_LT(alone.losses.back(), alone.losses.front());
+  for (const ExpertLayout& layout : kLayouts) {
+    SCOPED_TRACE(layout.name());
+    expect_same_course(alone, run_at(layout, layout.name()));
+    expect_same_checkpoints("alone", layout.name(), 20);
+  }
+}
+
+TEST_P(ExpertRanks, ContinueWhatAnyOtherLayoutSaved) {
+  run_at({4, 2}, "first");
+  for (const ExpertLayout& layout : {ExpertLayout{2, 2}, ExpertLayout{1, 1}, ExpertLayout{4, 4}, ExpertLayout{4, 1}}) {
+    SCOPED_TRACE(layout.name());
+    const std::string name = "on" + layout.name();
+    run_at(layout, name, {"checkpoint.resume=" + checkpoint("first", 10)});
+    expect_same_checkpoints("first", name, 20);
+  }
+}
+
+const std::vector<ExpertCase> kCases = {
+    {"fp32", {"precision.dtype=fp32"}},
+    {"bf16", {"precision.dtype=bf16", "training.recompute=full"}},
+    {"mxfp8", {"precision.dtype=bf16", "precision.recipe=mxfp8", "training.recompute=selective"}},
+    {"gather", {"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.fp8_param_gather=true"}},
+    {"values", {"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.quantised_dispatch=false"}},
+    {"qat",
+     {"precision.dtype=bf16", "precision.recipe=mxfp8", "model.moe.capacity_factor=1.1", "model.moe.shared_intermediate_size=64",
+      "model.moe.dense_layers=[0]", R"(precision.rules=[{"match":"layers.*.moe.experts.*","recipe":"mxfp4_qat_mxfp8_act"}])"}},
+    {"fp8_block",
+     {"precision.dtype=bf16", "precision.recipe=fp8_block", "model.hidden_size=128", "model.moe.intermediate_size=128",
+      "model.intermediate_size=128"}},
+};
+
+INSTANTIATE_TEST_SUITE_P(, ExpertRanks, ::testing::ValuesIn(kCases), [](const auto& c) { return c.param.name; });
+
+}  // namespace
+}  // namespace mantissa
