@@ -171,7 +171,7 @@ void expect_specs_of_the_model(const std::vector<std::string>& sets, int ranks, 
     for (const Parameter& parameter : model.parameters().all()) {
       bytes += (parameter.keeps_value ? parameter.value().bytes() : 0) + (parameter.quantised ? parameter.codes().bytes() : 0);
     }
-    EXPECT_EQ(plan.bytes_on_rank(ranks), bytes);
+    EXPECT_EQ(plan.bytes_on_rank({.tensor = ranks}), bytes);
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
 }

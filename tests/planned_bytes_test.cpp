@@ -15,17 +15,18 @@ using ::testing::IsEmpty;
 struct Grid {
   int data, tensor;
   bool sequence = false;
+  int expert = 1;
 
-  std::string name() const { return text("dp", data, "tp", tensor, sequence ? "sp" : ""); }
+  std::string name() const { return text("dp", data, "tp", tensor, sequence ? "sp" : "", "ep", expert); }
 };
 
 class PlannedBytes : public test::TrainingTest {
  protected:
   void expect(const Grid& grid, std::vector<std::string> sets, const std::string& what) const {
-    sets.insert(sets.end(),
-                {text("parallel.data=", grid.data), text("parallel.tensor=", grid.tensor),
-                 text("parallel.sequence_parallel=", grid.sequence ? "true" : "false"), "training.threads=1", "training.steps=3",
-                 "training.micro_batch_size=1", "training.grad_accum=2", "training.global_batch_size=null"});
+    sets.insert(sets.end(), {text("parallel.data=", grid.data), text("parallel.tensor=", grid.tensor),
+                             text("parallel.sequence_parallel=", grid.sequence ? "true" : "false"), text("parallel.expert=", grid.expert),
+                             "training.threads=1", "training.steps=3", "training.micro_batch_size=1", "training.grad_accum=2",
+                             "training.global_batch_size=null"});
     const std::string name = what + grid.name();
     const LoadedConfig loaded = config(name, sets);
     RunConfig known = loaded.config;
@@ -33,7 +34,7 @@ class PlannedBytes : public test::TrainingTest {
     const StepBytes planned = step_bytes(known, resolve_plan(known));
     Traffic all;
     const auto errors = test::run_ranks(grid.data * grid.tensor, [&](const Communicator& world) {
-      const TrainedRun own = run(loaded, {}, make_mesh(world, grid.tensor));
+      const TrainedRun own = run(loaded, {}, make_mesh(world, grid.tensor, grid.expert));
       if (world.rank() == 0) all = own.steps.at(2).comm_bytes.value();
     });
     EXPECT_THAT(errors, Each(IsEmpty())) << name;
@@ -85,6 +86,22 @@ TEST_F(PlannedBytes, OfTensorRanksAreSent) {
     check({"precision.recipe=mxfp8", "precision.fp8_output_proj=true", "model.pad_vocab_to=128"}, "output");
     check({"precision.dtype=bf16", forward, "precision.recipe=forward"}, "forward");
     check({"precision.dtype=bf16", forward, "precision.recipe=forward", "training.recompute=full"}, "again");
+  }
+}
+
+// With as many rows for each expert: 16 tokens, of which each goes to two of four.
+TEST_F(PlannedBytes, OfRanksThatShareExpertsAreSent) {
+  for (const Grid& grid : {Grid{2, 1, false, 2}, {4, 1, false, 4}, {4, 1, false, 2}}) {
+    const auto check = [&](std::vector<std::string> sets, const char* name) {
+      sets.insert(sets.end(), {"model.hidden_size=64", "model.moe.num_experts=4", "model.moe.intermediate_size=32",
+                               "model.moe.force_balance=true", "model.moe.shared_intermediate_size=32"});
+      expect(grid, sets, name);
+    };
+    check({"precision.dtype=fp32"}, "fp32");
+    check({"precision.dtype=bf16", "precision.recipe=mxfp8", "training.accumulation=tree"}, "mxfp8");
+    check({"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.fp8_param_gather=true", "training.recompute=full"}, "gather");
+    check({"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.quantised_dispatch=false"}, "unquantised");
+    check({"precision.dtype=bf16", "precision.recipe=mxfp4_qat", "training.recompute=selective"}, "qat");
   }
 }
 

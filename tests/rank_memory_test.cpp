@@ -18,6 +18,7 @@ using ::testing::IsEmpty;
 struct Layout {
   int data, tensor;
   bool sequence;
+  int expert = 1;
 
   int ranks() const { return data * tensor; }
 };
@@ -38,8 +39,9 @@ RunConfig config_of(nlohmann::json model, const Layout& layout, std::vector<std:
                 {"max_position_embeddings", 64}});
   const nlohmann::json json = {
       {"model", model}, {"training", {{"seq_len", 64}, {"micro_batch_size", 4}, {"grad_accum", 1}}}, {"data", {{"path", "none"}}}};
-  sets.insert(sets.end(), {text("parallel.data=", layout.data), text("parallel.tensor=", layout.tensor),
-                           text("parallel.sequence_parallel=", layout.sequence ? "true" : "false")});
+  sets.insert(sets.end(),
+              {text("parallel.data=", layout.data), text("parallel.tensor=", layout.tensor),
+               text("parallel.sequence_parallel=", layout.sequence ? "true" : "false"), text("parallel.expert=", layout.expert)});
   return load_run_config({.file = "c.json", .text = json.dump(), .set_files = {}, .sets = sets}, Inputs::unchecked, layout.ranks()).config;
 }
 
@@ -69,8 +71,7 @@ struct Held {
 Held held(const RunConfig& config, const Mesh& mesh) {
   const auto device = make_backend("cpu");
   const auto in_use = [&] { return device->allocator_stats().in_use; };
-  Gpt model(config.model, *device, resolve_plan(config),
-            {.recompute = config.training.recompute, .tensor = {.group = mesh.tensor, .sequence = config.parallel.sequence_parallel}});
+  Gpt model(config.model, *device, resolve_plan(config), training_options(config, mesh));
   Optimizer optimizer(model.parameters(), config.optimizer, mesh);
   GradientAccumulator accumulator(model.parameters(), config.training.accumulation, *config.training.grad_accum);
   optimizer.initialise(1);
@@ -90,7 +91,8 @@ Held held(const RunConfig& config, const Mesh& mesh) {
 Held most_held(const RunConfig& config) {
   std::vector<Held> all(static_cast<size_t>(config.parallel.world()));
   const auto errors = test::run_ranks(static_cast<int>(config.parallel.world()), [&](const Communicator& world) {
-    all[static_cast<size_t>(world.rank())] = held(config, make_mesh(world, static_cast<int>(config.parallel.tensor)));
+    all[static_cast<size_t>(world.rank())] =
+        held(config, make_mesh(world, static_cast<int>(config.parallel.tensor), static_cast<int>(config.parallel.expert)));
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
   const auto most = [&](int64_t Held::*of) { return (*std::ranges::max_element(all, {}, of)).*of; };
@@ -144,6 +146,26 @@ TEST(RankMemory, OfTwoTensorRanksIsHalf) {
     EXPECT_EQ(between_steps(sequence), between_steps(shared)) << recipe;
     EXPECT_LE(ratio(sequence.activations, alone.activations), 0.60) << recipe;
     EXPECT_LT(sequence.activations, shared.activations) << recipe;
+  }
+}
+
+// With as many rows for each expert.
+TEST(RankMemory, OfRanksThatShareExpertsIsWhatIsPredicted) {
+  nlohmann::json model = qwen3();
+  model["moe"] = {{"num_experts", 8}, {"num_experts_per_tok", 2}, {"intermediate_size", 256}, {"force_balance", true}};
+  for (const Layout& layout : {Layout{2, 1, false, 2}, {4, 1, false, 2}, {4, 1, false, 4}}) {
+    for (const std::vector<std::string>& sets : {std::vector<std::string>{"precision.dtype=fp32"},
+                                                 {"precision.dtype=bf16", "training.accumulation=tree", "training.grad_accum=2"},
+                                                 {"precision.recipe=mxfp8", "precision.fp8_param_gather=true"}}) {
+      const RunConfig config = config_of(model, layout, sets);
+      const MemoryEstimate memory = estimate_memory(config, resolve_plan(config));
+      const Held found = most_held(config);
+      const std::string what = text("dp", layout.data, "ep", layout.expert, ' ', ::testing::PrintToString(sets));
+      EXPECT_NEAR(between_steps(memory) / static_cast<double>(found.between), 1.0, 0.005) << what;
+      // Predicted are groups whose last blocks hold one row; those here are full.
+      EXPECT_GE(ratio(memory.activations, found.activations), 1.0) << what;
+      EXPECT_LE(ratio(memory.activations, found.activations), 1.25) << what;
+    }
   }
 }
 

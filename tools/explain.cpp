@@ -86,14 +86,14 @@ void print_json(const Explanation& of) {
   nlohmann::json all = plan.to_json();
   for (size_t i = 0; i < plan.modules().size(); ++i) {
     const ModulePrecision& entry = plan.modules()[i];
-    const ModuleShape held = entry.module.on_rank(config.parallel.tensor);
+    const ModuleShape held = entry.module.on_rank(config.parallel.per_weight());
     all["modules"][i]["on_rank"] = {{"split", split_name(held.split)},
                                     {"shape", held.in == 0 ? nlohmann::json{held.out} : nlohmann::json{held.out, held.in}},
-                                    {"bytes", entry.bytes_on_rank(config.parallel.tensor)}};
+                                    {"bytes", entry.bytes_on_rank(config.parallel.per_weight())}};
   }
   all["device"] = device;
   all["quantised_gemms"] = quantises_operands(plan) ? nlohmann::json(kEmulated) : nlohmann::json();
-  all["layout"] = {{"tensor", config.parallel.tensor}, {"data", config.parallel.data}, {"expert", 1}};
+  all["layout"] = {{"tensor", config.parallel.tensor}, {"data", config.parallel.data}, {"expert", config.parallel.expert}};
   all["memory"] = {{"masters", memory.masters},     {"weights", memory.values},          {"gradients", memory.gradients},
                    {"optimizer", memory.optimizer}, {"activations", memory.activations}, {"workspace", memory.workspace},
                    {"exchange", memory.exchange}};
@@ -131,7 +131,7 @@ std::string time_line(const Explanation& of) {
                                  *compute / *step, " of it computing")
                           : "time of a step | not known";
   if (compute) line += text(" | compute ", seconds(*compute));
-  if (activations && of.config.parallel.tensor > 1) line += text(" | activations ", seconds(*activations));
+  if (activations && of.config.parallel.per_weight().several()) line += text(" | activations ", seconds(*activations));
   if (ranks > 1) {
     line += share_text("exchange", exchange, exchange_not_hidden, "backward") + share_text("gather", gather, gather_not_hidden, "forward");
   }
@@ -157,9 +157,16 @@ std::string gather_line(const GatherBytes& gather) {
 
 std::string tensor_line(const RunConfig& config, const PrecisionPlan& plan) {
   const int64_t ranks = config.parallel.tensor, rows = config.model.padded_vocab_size();
-  return text("parallel.tensor ", ranks, ": a rank holds ", plan.bytes_on_rank(ranks), " B of the weights | vocabulary ",
-              *config.model.vocab_size, " in ", rows, " rows, a multiple of parallel.tensor and model.pad_vocab_to: ", rows / ranks,
+  return text("parallel.tensor ", ranks, ": a rank holds ", plan.bytes_on_rank(config.parallel.per_weight()),
+              " B of the weights | vocabulary ", *config.model.vocab_size, " in ", rows,
+              " rows, a multiple of parallel.tensor and model.pad_vocab_to: ", rows / ranks,
               " on each rank | tokens of norms and residuals ", config.parallel.sequence_parallel ? "divided" : "whole on each rank");
+}
+
+std::string expert_line(const RunConfig& config, const PrecisionPlan& plan) {
+  const int64_t ranks = config.parallel.expert, experts = config.model.moe->num_experts;
+  return text("parallel.expert ", ranks, ": a rank holds ", experts / ranks, " of the ", experts, " experts of a layer, and ",
+              plan.bytes_on_rank(config.parallel.per_weight()), " B of the weights | rows travel to the ranks of their experts");
 }
 
 void print_text(const Explanation& of, PlanTable form) {
@@ -172,12 +179,13 @@ void print_text(const Explanation& of, PlanTable form) {
     print(text("quantised GEMMs are ", kEmulated,
                " on this device: codes are dequantised, which is exact, and multiplied with fp32 accumulation"));
   }
-  std::cout << '\n' << printable(plan.table(form, config.parallel.tensor), "\n") << '\n';
+  std::cout << '\n' << printable(plan.table(form, config.parallel.per_weight()), "\n") << '\n';
   const double per_parameter = static_cast<double>(plan.bytes()) / static_cast<double>(plan.parameters());
   print(text(plan.parameters(), " parameters",
              plan.active_parameters() < plan.parameters() ? text(", ", plan.active_parameters(), " of them active") : "",
              " | resident weights ", plan.bytes(), " B, ", std::fixed, std::setprecision(3), per_parameter, " B per parameter"));
   if (config.parallel.tensor > 1) print(tensor_line(config, plan));
+  if (config.parallel.expert > 1) print(expert_line(config, plan));
   print(text(together ? "memory of a rank | masters " : "memory | masters ", memory.masters, " B | weights beside them ", memory.values,
              " B | gradients ", memory.gradients, " B | optimizer ", memory.optimizer, " B | activations ", memory.activations,
              " B | workspace ", memory.workspace, " B", together ? text(" | exchange ", memory.exchange, " B") : ""));

@@ -266,8 +266,10 @@ std::vector<std::string> output_projection_problems(const Recipe& ambient, const
   return problems;
 }
 
-ModuleShape ModuleShape::on_rank(int64_t tensor) const {
+ModuleShape ModuleShape::on_rank(const RanksPerWeight& ranks) const {
   ModuleShape held = *this;
+  const int64_t tensor = ranks.tensor;
+  if (matrices > 1) held.matrices /= ranks.expert;
   if (split == Split::columns) held.in /= tensor;
   if (split != Split::rows) return held;
   held.out /= tensor;
@@ -276,7 +278,7 @@ ModuleShape ModuleShape::on_rank(int64_t tensor) const {
   return held;
 }
 
-int64_t ModulePrecision::bytes_on_rank(int64_t tensor) const { return resident_bytes(*this, module.on_rank(tensor)); }
+int64_t ModulePrecision::bytes_on_rank(const RanksPerWeight& ranks) const { return resident_bytes(*this, module.on_rank(ranks)); }
 
 PrecisionPlan PrecisionPlan::resolve(const PrecisionConfig& config, const ModelShape& model, ConfigReport& report) {
   PrecisionPlan plan(config.dtype, Resolver(config, model, report).resolve());
@@ -317,9 +319,9 @@ int64_t PrecisionPlan::bytes() const {
   return sum;
 }
 
-int64_t PrecisionPlan::bytes_on_rank(int64_t tensor) const {
+int64_t PrecisionPlan::bytes_on_rank(const RanksPerWeight& ranks) const {
   int64_t sum = 0;
-  for (const ModulePrecision& entry : modules_) sum += entry.bytes_on_rank(tensor);
+  for (const ModulePrecision& entry : modules_) sum += entry.bytes_on_rank(ranks);
   return sum;
 }
 

@@ -77,18 +77,20 @@ std::string shape_text(const ModuleShape& module) {
 }
 
 // "rows [192, 64]": how the weight is divided, and what one rank has of it.
-std::string share_text(const ModuleShape& module, int64_t tensor) {
-  if (module.split == Split::none) return "whole";
-  return text(module.split == Split::rows ? "rows " : "columns ", shape_text(module.on_rank(tensor)));
+std::string share_text(const ModuleShape& module, const RanksPerWeight& ranks) {
+  const std::string held = shape_text(module.on_rank(ranks));
+  if (module.matrices > 1 && ranks.expert > 1) return "experts " + held;
+  if (module.split == Split::none || ranks.tensor == 1) return "whole";
+  return text(module.split == Split::rows ? "rows " : "columns ", held);
 }
 
 // All but path and bytes.
-Cells cells_of(const ModulePrecision& entry, int64_t tensor) {
+Cells cells_of(const ModulePrecision& entry, const RanksPerWeight& ranks) {
   const std::string rule = entry.rule.empty() ? "-" : entry.rule;
   Cells cells = {shape_text(entry.module), entry.match.empty() ? rule : rule + " \"" + entry.match + "\"", entry.recipe.name};
   for (const GemmRole role : kRoles) cells.push_back(has_gemm(entry.module) ? gemm_text(entry.recipe, role) : "-");
   for (const StoredType type : {entry.storage, entry.wire, entry.exported}) cells.emplace_back(stored_type_name(type));
-  if (tensor > 1) cells.push_back(share_text(entry.module, tensor));
+  if (ranks.several()) cells.push_back(share_text(entry.module, ranks));
   return cells;
 }
 
@@ -99,11 +101,11 @@ struct Group {
   int64_t bytes = 0;
 };
 
-std::vector<Group> grouped(const std::vector<ModulePrecision>& modules, int64_t tensor) {
+std::vector<Group> grouped(const std::vector<ModulePrecision>& modules, const RanksPerWeight& ranks) {
   std::vector<Group> groups;
   std::map<Cells, size_t> known;
   for (const ModulePrecision& entry : modules) {
-    Cells key = cells_of(entry, tensor);
+    Cells key = cells_of(entry, ranks);
     key.push_back(any_layer(entry.module.path));
     const auto [found, added] = known.insert({key, groups.size()});
     if (added) groups.push_back({.paths = {}, .cells = {key.begin(), key.end() - 1}});
@@ -279,11 +281,11 @@ json PrecisionPlan::to_json() const {
           {"bytes", bytes()}};
 }
 
-std::string PrecisionPlan::table(PlanTable form, int64_t tensor) const {
+std::string PrecisionPlan::table(PlanTable form, const RanksPerWeight& ranks) const {
   std::vector<Cells> rows = {{kHeads.begin(), kHeads.end()}};
-  if (tensor > 1) rows.front().emplace_back("on a rank");
+  if (ranks.several()) rows.front().emplace_back("on a rank");
   rows.front().emplace_back("bytes");
-  for (const Group& group : grouped(modules_, tensor)) {
+  for (const Group& group : grouped(modules_, ranks)) {
     Cells row = {joined_path(group.paths)};
     row.insert(row.end(), group.cells.begin(), group.cells.end());
     row.push_back(std::to_string(group.bytes));

@@ -7,8 +7,8 @@
 #include "mantissa/nn/layout.h"
 #include "mantissa/nn/modules.h"
 #include "mantissa/nn/shards.h"
+#include "train/activation_exchanges.h"
 #include "train/routing_summary.h"
-#include "train/tensor_exchanges.h"
 
 namespace mantissa {
 namespace {
@@ -16,10 +16,18 @@ namespace {
 constexpr int64_t kHeader = 32;  // bytes of each call to the right neighbour (communicator.h)
 constexpr int64_t kTold = 8;     // numbers that a rank tells before its losses and norms (optimizer.cpp)
 
-// Of each rank alike: tensor ranks hold shares of equal size.
+// Of each rank alike: tensor ranks hold shares of equal size, and so do ranks that share experts.
 Layout layout_of(const RunConfig& config, const PrecisionPlan& plan) {
   const ShareOf share{.rank = 0, .ranks = static_cast<int>(config.parallel.tensor)};
-  return {parameter_specs(plan, share, config.parallel.sequence_parallel), Shards::kBucketBytes};
+  return {parameter_specs(plan, share, config.parallel.sequence_parallel, expert_share(config)), Shards::kBucketBytes};
+}
+
+// Ranks that hold a bucket alike, each a share.
+int64_t holders(const RunConfig& config, const Layout& layout, const Layout::Bucket& bucket) {
+  return config.parallel.data / layout.expert_ranks(bucket);
+}
+std::vector<Layout::Share> shares_of(const RunConfig& config, const Layout& layout, const Layout::Bucket& bucket) {
+  return layout.shares(bucket, static_cast<int>(holders(config, layout, bucket)));
 }
 
 // fp32 gradients of a bucket that tensor ranks sum before its exchange, in one call.
@@ -150,22 +158,28 @@ StepBytes step_bytes(const RunConfig& config, const PrecisionPlan& plan) {
   const int64_t data = config.parallel.data, tensor = config.parallel.tensor, world = config.parallel.world();
   StepBytes out{.sent = {}, .buckets = static_cast<int64_t>(layout.buckets().size())};
   if (world == 1) return out;
-  const TensorExchanges activations = tensor_exchanges(config, plan);
-  const int64_t replicas = data * *config.training.grad_accum;  // micro batches of all
-  int64_t norm_bands = 0, partial = 0, calls = 0;
+  const Exchanges activations = tensor_exchanges(config, plan), experts = expert_exchanges(config, plan);
+  const int64_t replicas = data * *config.training.grad_accum;                  // micro batches of all
+  const int64_t groups = replicas / config.parallel.expert;                     // each of one of every rank that shares experts
+  const int64_t peers = config.parallel.expert * (config.parallel.expert - 1);  // each tells every other
+  int64_t norm_bands = 0, calls = 0;
   for (const Layout::Bucket& bucket : layout.buckets()) {
-    const std::vector<Layout::Share> shares = layout.shares(bucket, static_cast<int>(data));
-    for (const Layout::Share& share : shares) norm_bands += share.norm_bands;
-    const int64_t summed = partial_bytes(layout, bucket);
-    partial += summed;
-    calls += (data > 1 ? 2 : 0) + (summed > 0 ? 1 : 0);
+    const std::vector<Layout::Share> shares = shares_of(config, layout, bucket);
+    const int64_t ranks = std::ssize(shares), alike = tensor * layout.expert_ranks(bucket), summed = partial_bytes(layout, bucket);
+    for (const Layout::Share& share : shares) {
+      norm_bands += alike * share.norm_bands;
+      out.sent.gradients += alike * (ranks - 1) * share.gradients;
+      out.sent.parameters += alike * (ranks - 1) * share.gathered;
+    }
+    out.sent.gradients += data * 2 * (tensor - 1) * summed;
+    const auto sums = bucket.of_experts ? static_cast<int64_t>(bucket.last - bucket.first) : 1;  // each of its parameters by itself
+    calls += (ranks > 1 ? sums + 1 : 0) + (summed > 0 ? 1 : 0);
     out.busiest += busiest(shares, summed, tensor).all();
   }
-  out.busiest += *config.training.grad_accum * activations.busiest;
-  out.sent.gradients = tensor * (data - 1) * layout.totals().gradients + data * 2 * (tensor - 1) * partial;
-  out.sent.parameters = tensor * (data - 1) * layout.totals().gathered();
-  out.sent.activations = replicas * activations.bytes;
-  out.sent.control = control_bytes(config, tensor * norm_bands) + (calls * world + replicas * activations.calls * tensor) * kHeader;
+  out.busiest += *config.training.grad_accum * (activations.busiest + experts.busiest);
+  out.sent.activations = replicas * activations.bytes + groups * experts.bytes;
+  out.sent.control = control_bytes(config, norm_bands) + groups * experts.control +
+                     (calls * world + replicas * activations.calls * tensor + groups * experts.calls * peers) * kHeader;
   return out;
 }
 
@@ -195,16 +209,16 @@ StepTime step_time(const RunConfig& config, const PrecisionPlan& plan, const Rat
   if (!rates.link && config.parallel.world() > 1) return out;
   std::vector<double> exchange, gather;
   for (const Layout::Bucket& bucket : layout.buckets()) {
-    const std::vector<Layout::Share> shares = layout.shares(bucket, static_cast<int>(config.parallel.data));
-    const BucketBytes bytes = busiest(shares, partial_bytes(layout, bucket), tensor);
+    const BucketBytes bytes = busiest(shares_of(config, layout, bucket), partial_bytes(layout, bucket), tensor);
     exchange.push_back(static_cast<double>(bytes.gradients) / link);
     gather.push_back(static_cast<double>(bytes.gathered) / link);
   }
   out.exchange = sum(exchange);
   out.gather = sum(gather);
-  out.activations = static_cast<double>(micro_batches * tensor_exchanges(config, plan).busiest) / link;
+  const int64_t exchanged = tensor_exchanges(config, plan).busiest + expert_exchanges(config, plan).busiest;
+  out.activations = static_cast<double>(micro_batches * exchanged) / link;
   if (!rates.flops) return out;
-  const bool beside = tensor == 1;
+  const bool beside = tensor == 1 && config.parallel.expert == 1;
   out.exchange_not_hidden = beside ? exchange_not_hidden(work, exchange, tokens / *rates.flops) : *out.exchange;
   out.gather_not_hidden = beside ? gather_not_hidden(work, gather, tokens / *rates.flops) : *out.gather;
   out.step = *out.compute + *out.activations + *out.exchange_not_hidden + *out.gather_not_hidden;

@@ -9,6 +9,7 @@
 #include "mantissa/nn/moe.h"
 #include "mantissa/nn/shards.h"
 #include "mantissa/train/accumulation.h"
+#include "train/activation_exchanges.h"
 
 namespace mantissa {
 namespace {
@@ -135,7 +136,8 @@ double logits_bytes(const RunConfig& config, const PrecisionPlan& plan, int64_t 
 
 // Weights, their gradients and moments.
 void add_parameters(const RunConfig& config, const PrecisionPlan& plan, MemoryEstimate& estimate) {
-  const Layout layout(parameter_specs(plan, {.rank = 0, .ranks = static_cast<int>(config.parallel.tensor)}), Shards::kBucketBytes);
+  const ShareOf tensor{.rank = 0, .ranks = static_cast<int>(config.parallel.tensor)};
+  const Layout layout(parameter_specs(plan, tensor, false, expert_share(config)), Shards::kBucketBytes);
   const auto ranks = static_cast<int>(std::max<int64_t>(1, config.parallel.data));
   struct Own {
     int64_t masters = 0, moments = 0;
@@ -144,11 +146,13 @@ void add_parameters(const RunConfig& config, const PrecisionPlan& plan, MemoryEs
   std::vector<Own> owned(static_cast<size_t>(ranks));
   int64_t largest = 0;
   for (const Layout::Bucket& bucket : layout.buckets()) {
-    const std::vector<Layout::Share> shares = layout.shares(bucket, ranks);
-    for (size_t r = 0; r < shares.size(); ++r) {
-      owned[r].masters += shares[r].masters;
-      owned[r].moments += shares[r].moments;
-      largest = std::max(largest, shares[r].gradients);
+    const int apart = layout.expert_ranks(bucket);
+    const std::vector<Layout::Share> shares = layout.shares(bucket, ranks / apart);
+    for (size_t r = 0; r < owned.size(); ++r) {
+      const Layout::Share& share = shares[r / static_cast<size_t>(apart)];
+      owned[r].masters += share.masters;
+      owned[r].moments += share.moments;
+      largest = std::max(largest, share.gradients * (std::ssize(shares) - 1));
     }
   }
   const Own most = *std::ranges::max_element(owned, {}, &Own::all);
@@ -158,7 +162,7 @@ void add_parameters(const RunConfig& config, const PrecisionPlan& plan, MemoryEs
   estimate.values = bytes(static_cast<double>(all.other_values + all.codes + all.copies));
   estimate.gradients = bytes(static_cast<double>(all.gradients) * static_cast<double>(buffers));
   estimate.optimizer = bytes(static_cast<double>(most.moments));
-  estimate.exchange = bytes(static_cast<double>(largest) * static_cast<double>(ranks - 1));
+  estimate.exchange = bytes(static_cast<double>(largest));
 }
 
 }  // namespace

@@ -24,6 +24,12 @@ struct ModulePart {
   bool operator==(const ModulePart& other) const = default;
 };
 
+// So many share each weight, and so many the experts of a layer.
+struct RanksPerWeight {
+  int64_t tensor = 1, expert = 1;
+  bool several() const { return tensor > 1 || expert > 1; }
+};
+
 struct ModuleShape {
   std::string path;
   ModuleKind kind = ModuleKind::linear;
@@ -37,7 +43,7 @@ struct ModuleShape {
   int64_t weight_elements() const { return in == 0 ? out : rows() * in; }
   int64_t active_elements() const { return weight_elements() / matrices * active; }
   int64_t parameters() const { return weight_elements() + bias; }
-  ModuleShape on_rank(int64_t tensor) const;  // what each of so many ranks that share the weight holds: out, in, bias and parts of it
+  ModuleShape on_rank(const RanksPerWeight& ranks) const;  // what each holds: matrices, out, in, bias and parts of it
   bool operator==(const ModuleShape& other) const = default;
 };
 
@@ -61,7 +67,7 @@ struct ModulePrecision {
   StoredType exported = StoredType::bf16;  // what fprop multiplies by, and so what an export holds
   int64_t bytes = 0;
 
-  int64_t bytes_on_rank(int64_t tensor) const;  // of `bytes`, what each of so many ranks holds that share the weight
+  int64_t bytes_on_rank(const RanksPerWeight& ranks) const;  // of `bytes`, what each rank holds
 
   // The codes are the parameter; there is no value beside them.
   bool stores_only_codes() const { return storage != StoredType::fp32 && storage != StoredType::bf16; }
@@ -97,15 +103,15 @@ class PrecisionPlan {
   int64_t parameters() const;
   int64_t active_parameters() const;  // that a token is computed with: of a stack of experts, those it goes to
   int64_t bytes() const;              // resident, of all modules
-  int64_t bytes_on_rank(int64_t tensor) const;
+  int64_t bytes_on_rank(const RanksPerWeight& ranks) const;
   int64_t bytes_beside_masters() const;  // the same without fp32 parameters, which are the masters
 
   // XXH64 of what each module computes, stores, sends and exports; names of recipes and rules do not count.
   uint64_t hash() const;
   // In plan_text.cpp, as what follows: one entry per module, in the order of the model; "hash" as 16 hex digits.
   nlohmann::json to_json() const;
-  // Text with one line per module, equal layers taken together; for several ranks that share each weight also what one of them holds.
-  std::string table(PlanTable form, int64_t tensor = 1) const;
+  // Text with one line per module, equal layers taken together; for several ranks that share weights also what one of them holds.
+  std::string table(PlanTable form, const RanksPerWeight& ranks = {}) const;
   // What is allowed but costs something or may not be meant; one sentence each.
   std::vector<std::string> warnings() const;
 

@@ -137,6 +137,7 @@ struct ParallelConfig {
   double section_timeout_s = 420.0;
 
   int64_t world() const { return data * tensor; }
+  RanksPerWeight per_weight() const { return {.tensor = tensor, .expert = expert}; }
 
   void fields(auto& v) {
     v("backend", backend, "how ranks on CPUs talk: ucx (auto)");

@@ -1,4 +1,4 @@
-#include "train/tensor_exchanges.h"
+#include "train/activation_exchanges.h"
 
 #include <algorithm>
 
@@ -19,7 +19,7 @@ class Count {
         tokens_(config.training.micro_batch_size * config.training.seq_len),
         element_(dtype_bytes(config.precision.dtype)),
         sequence_(config.parallel.sequence_parallel) {}
-  const TensorExchanges& all() const { return all_; }
+  const Exchanges& all() const { return all_; }
 
   void linear(const ModulePrecision& entry, Pass pass) {
     const ModuleShape& of = entry.module;
@@ -63,12 +63,12 @@ class Count {
 
   int64_t ranks_, tokens_, element_;
   bool sequence_;
-  TensorExchanges all_;
+  Exchanges all_;
 };
 
 }  // namespace
 
-TensorExchanges tensor_exchanges(const RunConfig& config, const PrecisionPlan& plan) {
+Exchanges tensor_exchanges(const RunConfig& config, const PrecisionPlan& plan) {
   if (config.parallel.tensor == 1) return {};
   const bool twice = config.training.recompute == Recompute::full;
   Count count(config);
@@ -83,6 +83,66 @@ TensorExchanges tensor_exchanges(const RunConfig& config, const PrecisionPlan& p
   }
   count.loss(output ? output->recipe : Recipe{}, table.in, table.out);
   return count.all();
+}
+
+namespace {
+
+int64_t row_bytes(const Quantization& how, int64_t columns) {
+  return codes_shape({1, columns}, how).elements() + scales_shape({1, columns}, how).elements();
+}
+
+// Bytes of a row in each direction, as src/ops/experts.cpp moves it. Weights are fp32.
+struct RowBytes {
+  RowBytes(const RunConfig& config, const Recipe& gate_up, const Recipe& down, int64_t hidden) {
+    constexpr int64_t kWeight = 4;
+    const int64_t values = hidden * dtype_bytes(config.precision.dtype);
+    const OperandChoice input = choose_operands(gate_up, GemmRole::fprop).first, gradient = choose_operands(down, GemmRole::dgrad).first;
+    const bool as_codes = config.precision.quantised_dispatch && input.is_codes();
+    there_alone = (as_codes ? row_bytes(input.how, hidden) : values) + kWeight;
+    there = as_codes && saves_input_codes(gate_up) ? there_alone : values + kWeight;
+    back = values;
+    const bool shifted = choose_operands(down, GemmRole::wgrad).first.source == OperandSource::shifted;
+    gradient_there = shifted ? row_bytes(gradient.how, hidden) : values;
+    gradient_back = values + kWeight;
+  }
+  int64_t there_alone, there, back, gradient_there, gradient_back;
+};
+
+}  // namespace
+
+Exchanges expert_exchanges(const RunConfig& config, const PrecisionPlan& plan) {
+  const int64_t ranks = config.parallel.expert;
+  Exchanges all;
+  if (ranks == 1) return all;
+  const int64_t choices = config.training.micro_batch_size * config.training.seq_len * config.model.moe->num_experts_per_tok;
+  const auto away = [&](int64_t each) { return each * choices * (ranks - 1) / ranks; };  // of a rank
+  const auto add = [&](int64_t each) {
+    ++all.calls;
+    all.bytes += ranks * away(each);
+    all.busiest += away(each);
+  };
+  for (const ModulePrecision& entry : plan.modules()) {
+    const std::string suffix = ".experts.gate_up", &path = entry.module.path;
+    if (!path.ends_with(suffix)) continue;
+    const Recipe& down = plan.of(path.substr(0, path.size() - suffix.size()) + ".experts.down").recipe;
+    const RowBytes bytes(config, entry.recipe, down, entry.module.in);
+    const auto forward = [&](int64_t there) {
+      ++all.calls;
+      all.control += (ranks - 1) * entry.module.matrices * static_cast<int64_t>(sizeof(int64_t));
+      add(there);
+      add(bytes.back);
+    };
+    if (config.training.recompute == Recompute::full) forward(bytes.there_alone);
+    forward(bytes.there);
+    add(bytes.gradient_there);
+    add(bytes.gradient_back);
+  }
+  return all;
+}
+
+ExpertShare expert_share(const RunConfig& config) {
+  return {.share = {.rank = 0, .ranks = static_cast<int>(config.parallel.expert)},
+          .by_source = config.training.accumulation == Accumulation::tree};
 }
 
 }  // namespace mantissa
