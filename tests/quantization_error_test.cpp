@@ -183,7 +183,7 @@ TEST_F(StepStatistics, AreThoseOfTheTensorsThatThePlanQuantises) {
   Optimizer optimizer(model.parameters(), {});
   optimizer.initialise(5);
   const Parameter& weight = *model.parameters().find("layers.0.attn.out.weight");
-  const std::vector<PrecisionEvent> measured = measure_precision(model.parameters(), optimizer, 7, [] {});
+  const std::vector<PrecisionEvent> measured = measure_precision(model.parameters(), resolve_plan(config), optimizer, 7, [] {});
   ASSERT_EQ(measured.size(), 8U);
   EXPECT_EQ(measured[1].module, "layers.0.attn.out");
   EXPECT_EQ(measured[1].step, 7);

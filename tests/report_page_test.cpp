@@ -127,6 +127,15 @@ TEST_F(ReportPage, HeatMapHasACellPerModuleAndStepWithItsFiguresAsTooltip) {
   EXPECT_EQ(drawings(report_page({a})), 6);
 }
 
+TEST_F(ReportPage, HeatMapNamesTheWorstExpertOfAStack) {
+  std::string line = precision_line(1, "layers.0.moe.experts.down", "20");
+  line.insert(line.find_last_of('}'), R"(,"worst_expert":{"expert":3,"sqnr_db":17.25})");
+  const RunMetrics a = run("a", kStart + step_line(1, "3.5") + line + precision_line(1, "output", "30"));
+  ASSERT_TRUE(a.precision[0].worst_expert);
+  EXPECT_FALSE(a.precision[1].worst_expert);
+  EXPECT_THAT(heat_map("a: input", a.precision, {20, 30}), HasSubstr("2^0: 25%, worst expert 3: 17.25 dB</title>"));
+}
+
 TEST_F(ReportPage, EveryHeatMapHasARangeOfItsOwnOfThreeDecibelsOrMore) {
   const RunMetrics fine = run("fine", kStart + step_line(1, "3.5") + precision_line(1, "a", "31.5") + precision_line(1, "b", "32"));
   const RunMetrics coarse = run("coarse", kStart + step_line(1, "3.5") + precision_line(1, "a", "14") + precision_line(1, "b", "19"));

@@ -145,10 +145,12 @@ void Metrics::write(const PrecisionEvent& event) {
   append(lines_, "precision", event, now);
   if (!events_) return;
   const std::string tag = "precision/" + event.module + "/" + event.role + "/";
-  const std::string amax = tag + "amax", sqnr = tag + "sqnr_db", clipped = tag + "clipped", flushed = tag + "flushed";
+  const std::string amax = tag + "amax", sqnr = tag + "sqnr_db", clipped = tag + "clipped", flushed = tag + "flushed",
+                    worst = tag + "worst_expert_sqnr_db";
   std::vector<TaggedValue> values = {{clipped, static_cast<float>(event.clipped)}, {flushed, static_cast<float>(event.flushed)}};
   if (event.amax) values.push_back({amax, static_cast<float>(*event.amax)});
   if (event.sqnr_db) values.push_back({sqnr, static_cast<float>(*event.sqnr_db)});
+  if (event.worst_expert) values.push_back({worst, static_cast<float>(event.worst_expert->sqnr_db)});
   events_->write(event.step, now, values);
   const std::map<int, int64_t> exponents = event.scale_exponents();
   if (!exponents.empty()) events_->write_histogram(event.step, now, tag + "scale_exponent", exponents);

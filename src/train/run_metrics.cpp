@@ -38,6 +38,11 @@ void take_step(RunMetrics& run, const JsonReader& line) {
   if (!layers.empty()) run.imbalance.push_back({event.step, most_uneven(layers).imbalance});
 }
 
+void take_precision(RunMetrics& run, const JsonReader& line) {
+  PrecisionEvent& event = run.precision.emplace_back(line.as<PrecisionEvent>());
+  if (line.value().contains("worst_expert")) event.worst_expert = line.at("worst_expert").as<WorstExpert>();
+}
+
 void take_evaluation(RunMetrics& run, const JsonReader& line) {
   const auto event = line.as<EvaluationEvent>();
   run.valid_loss.push_back({event.step, event.result.loss});
@@ -48,7 +53,7 @@ void take(RunMetrics& run, const JsonReader& line) {
   if (type == "start") take_start(run, line);
   if (type == "step") take_step(run, line);
   if (type == "eval") take_evaluation(run, line);
-  if (type == "precision") run.precision.push_back(line.as<PrecisionEvent>());
+  if (type == "precision") take_precision(run, line);
   if (type == "sample") run.texts.push_back(line.as<TextEvent>());
 }
 

@@ -233,7 +233,7 @@ StepResult measured_step(Run& run, const Batch& batch, double lr, std::optional<
   if (interval == 0 || number % interval != 0) return step();
   StepResult result{};
   const int64_t before = run.device->fp32_products();
-  const std::vector<PrecisionEvent> events = measure_precision(run.model.parameters(), run.optimizer, number, [&] { result = step(); });
+  const std::vector<PrecisionEvent> events = measure_precision(run.model.parameters(), run.plan, run.optimizer, number, [&] { result = step(); });
   for (const PrecisionEvent& event : events) {
     if (run.metrics) run.metrics->write(event);
   }

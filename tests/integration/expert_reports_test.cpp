@@ -1,12 +1,14 @@
 // What checkpoints and statistics say of each expert of a stack.
 #include <gmock/gmock.h>
 
+#include <cmath>
 #include <cstring>
 #include <functional>
 
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/hash.h"
 #include "mantissa/base/log.h"
+#include "mantissa/train/run_metrics.h"
 #include "training_on_ranks.h"
 
 namespace mantissa {
@@ -180,6 +182,98 @@ TEST_F(ExpertReports, InspectNamesTheExpertsWhoseCodesDiffer) {
     entry.erase("values_by_expert");
   });
   EXPECT_THAT(difference().output, ::testing::ContainsRegex(std::string(kStack) + " +e4m3 32x32 rceil\n"));
+}
+
+// ---- statistics
+
+struct ExpertError {
+  int64_t expert = -1;
+  double sqnr_db = 1e300;
+};
+
+class ExpertErrors : public ExpertReports {
+ protected:
+  // Weights of the first step are those of the checkpoint, which the update does not change.
+  static std::vector<std::string> measured(std::vector<std::string> more) {
+    more.insert(more.end(), {"precision.report_interval=1", "training.steps=1", "optimizer.lr=1e-60", "training.global_batch_size=8",
+                             "training.grad_accum=null", "training.micro_batch_size=2"});
+    return sets(std::move(more));
+  }
+
+  // By the definition, from the masters.
+  ExpertError worst_of(const std::string& name, const std::string& module, int64_t rows, int64_t columns, const Quantization& how) const {
+    const auto device = make_backend("cpu_reference");
+    const std::vector<float> master = tensor(name, 1, "master." + module + ".weight");
+    const int64_t experts = std::ssize(master) / (rows * columns);
+    const Tensor x = converted(from_host(*device, Dtype::f32, {experts * rows, columns}, master.data()), Dtype::bf16);
+    const Tensor decoded = empty(*device, Dtype::f32, x.shape());
+    device->run(Dequantize{.x = quantized(x, how), .out = decoded});
+    const std::vector<float> a = to_host<float>(converted(x, Dtype::f32)), b = to_host<float>(decoded);
+    ExpertError worst;
+    for (int64_t e = 0; e < experts; ++e) {
+      double signal = 0.0, noise = 0.0;
+      for (auto i = static_cast<size_t>(e * rows * columns); i < static_cast<size_t>((e + 1) * rows * columns); ++i) {
+        signal += double{a[i]} * double{a[i]};
+        noise += (double{a[i]} - double{b[i]}) * (double{a[i]} - double{b[i]});
+      }
+      const double db = 10.0 * std::log10(signal / noise);
+      if (db < worst.sqnr_db) worst = {e, db};
+    }
+    return worst;
+  }
+};
+
+TEST_F(ExpertErrors, NameTheWorstOfEachStackOnAnyLayout) {
+  for (const int ranks : {1, 2, 4}) {
+    const std::string name = text("ranks", ranks);
+    run_on(ranks, name, measured({}));
+    const ExpertError up = worst_of(name, "layers.1.moe.experts.gate_up", 64, 64, {Format::e4m3, 32, 32}),
+                      down = worst_of(name, "layers.1.moe.experts.down", 64, 32, {Format::e4m3, 32, 32});
+    int stacks = 0;
+    for (const PrecisionEvent& event : read_run_metrics(run_folder(name)).precision) {
+      const bool stack = event.role == "weight" && event.module.find(".experts.") != std::string::npos;
+      EXPECT_EQ(event.worst_expert.has_value(), stack) << event.module << ' ' << event.role;
+      if (!stack || !event.module.starts_with("layers.1.")) continue;
+      ++stacks;
+      const ExpertError& expected = event.module.ends_with("gate_up") ? up : down;
+      EXPECT_EQ(event.worst_expert->expert, expected.expert) << event.module;
+      EXPECT_NEAR(event.worst_expert->sqnr_db, expected.sqnr_db, 1e-6) << event.module;
+      EXPECT_LE(event.worst_expert->sqnr_db, event.sqnr_db.value()) << "no better than all together";
+    }
+    EXPECT_EQ(stacks, 2);
+  }
+}
+
+// Bands of 32 rows that end inside an expert of 80.
+TEST_F(ExpertErrors, AreThoseOfExpertsWhoseRowsAreNoWholeBands) {
+  const std::vector<std::string> odd = {"precision.recipe=high", "model.moe.intermediate_size=40",
+                                        R"(precision.recipes={"up":{"base":"mxfp4_qat"}})",
+                                        R"(precision.rules=[{"match":"layers.*.moe.experts.gate_up","recipe":"up"}])"};
+  for (const int ranks : {1, 4}) {
+    const std::string name = text("odd", ranks);
+    run_on(ranks, name, measured(odd));
+    const Quantization how{.format = Format::e2m1, .block_rows = 1, .block_cols = 32, .rule = ScaleRule::flashinfer};
+    const ExpertError expected = worst_of(name, "layers.0.moe.experts.gate_up", 80, 64, how);
+    const std::vector<PrecisionEvent> events = read_run_metrics(run_folder(name)).precision;
+    ASSERT_EQ(events.size(), 2U);
+    EXPECT_EQ(events[0].worst_expert->expert, expected.expert);
+    EXPECT_NEAR(events[0].worst_expert->sqnr_db, expected.sqnr_db, 1e-6);
+    int64_t blocks = 0;
+    for (const auto& [scale, count] : events[0].scales) blocks += count;
+    EXPECT_EQ(blocks, 5 * 80 * 2) << "each row of each expert once";
+  }
+}
+
+TEST_F(ExpertErrors, GoToTensorBoard) {
+  std::vector<std::string> more = measured({});
+  more.emplace_back("logging.tensorboard=true");
+  run("tags", more);
+  std::string events;
+  for (const auto& entry : std::filesystem::directory_iterator(run_folder("tags"))) {
+    if (entry.path().filename().string().starts_with("events.")) events += test::read_file(entry.path());
+  }
+  EXPECT_THAT(events, HasSubstr("precision/layers.1.moe.experts.down/weight/worst_expert_sqnr_db"));
+  EXPECT_THAT(events, Not(HasSubstr("precision/layers.1.attn.qkv/weight/worst_expert_sqnr_db")));
 }
 
 }  // namespace

@@ -56,7 +56,7 @@ class IsolatedDeviceTest : public TrainingTest {
     const Batch batch = data.train->batch(0, *config.training.global_batch_size);
     Trainee run(first, config, data);
     run.optimizer.initialise(3);
-    const auto reports = measure_precision(run.model.parameters(), run.optimizer, 1, [&] { add(out, run.step(batch)); });
+    const auto reports = measure_precision(run.model.parameters(), run.plan, run.optimizer, 1, [&] { add(out, run.step(batch)); });
     for (const PrecisionEvent& report : reports) out.numbers.insert(out.numbers.end(), {report.sqnr_db.value_or(0), report.clipped});
     add(out, run.step(batch));
     add(out, run.step(batch));

@@ -107,6 +107,17 @@ struct TextEvent {
   }
 };
 
+// The expert of a stack whose codes are the farthest from what they stand for.
+struct WorstExpert {
+  int64_t expert = 0;
+  double sqnr_db = 0.0;
+
+  void fields(auto& v) {
+    v("expert", expert);
+    v("sqnr_db", sqnr_db);
+  }
+};
+
 // How far codes are from what they stand for. `role` is "weight", "input" or "output_grad".
 struct PrecisionEvent {
   int64_t step = 0;
@@ -115,6 +126,7 @@ struct PrecisionEvent {
   double clipped = 0.0, flushed = 0.0;      // shares of all elements: beyond the largest code; not zero and coded as zero
   std::optional<double> amax = {};          // none: NaN or Inf among x
   std::map<uint16_t, int64_t> scales = {};  // how many blocks have each scale code
+  std::optional<WorstExpert> worst_expert = {};  // of the weights of experts; none: none has a finite error
 
   void fields(auto& v) {
     v("step", step);
@@ -125,6 +137,9 @@ struct PrecisionEvent {
     v("flushed", flushed);
     v("amax", amax);
     v("scales", scales, limits::not_negative);
+  }
+  void last_fields(auto& v) {
+    if (worst_expert) v("worst_expert", *worst_expert);
   }
 
   // The same by the exponent of the scale; without blocks that hold a NaN, which have none.
