@@ -107,7 +107,7 @@ class TrainingRun {
 
   void step() {
     set_num_threads(config_.training.threads);
-    training_step(model_, optimizer_, accumulator_, batch_, config_.training.micro_batch_size, 1e-4);
+    training_step(model_, optimizer_, accumulator_, batch_, config_.training.micro_batch_size, 1e-4, {}, RouterFigures::counts);
     device_->synchronise();
   }
 

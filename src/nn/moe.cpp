@@ -7,7 +7,8 @@
 namespace mantissa {
 namespace {
 
-RoutingRecord record_of(const Tensor& logits, const Routing& routing, const RoutingRule& rule) {
+RoutingRecord record_of(const Tensor& logits, const Routing& routing, const RoutingRule& rule, RouterFigures wanted) {
+  if (wanted == RouterFigures::counts) return {.counts = routing.counts, .losses = {}};
   const Tensor losses = empty(logits.device(), Dtype::f64, {3});
   logits.device().run(RouterLosses{.logits = logits, .scores = routing.scores, .counts = routing.counts, .out = losses, .rule = rule});
   return {.counts = routing.counts, .losses = losses};
@@ -39,7 +40,7 @@ Var Moe::forward(const Var& x, int64_t sequences, int64_t capacity, RoutingTally
   routing.sequences = sequences;
   const Var logits = router_.forward(convert(x, stats_dtype(x.value().dtype())), x.value().dim(0));
   const Routing chosen = route(logits, routing);
-  if (tally && !Tape::in_backward()) tally->push_back(record_of(logits.value(), chosen, routing.rule));
+  if (tally && !Tape::in_backward()) tally->records.push_back(record_of(logits.value(), chosen, routing.rule, tally->wanted));
   const Var y = experts(x, chosen.weights, dispatch(chosen.experts, options_.experts, multiple_, capacity, options_.ranks));
   return shared_ ? add(y, shared_->forward(x, x.value().dim(0))) : y;
 }

@@ -27,9 +27,10 @@ void add(const RoutingRecord& record, int64_t experts, int64_t capacity, Sums& s
     sums.numbers[static_cast<size_t>(e)] += static_cast<double>(chosen);
     if (capacity > 0) sums.dropped() += static_cast<double>(std::max<int64_t>(0, chosen - capacity));
   }
+  sums.batches() += 1.0;
+  if (!record.losses.defined()) return;
   const std::vector<double> losses = to_host<double>(record.losses);
   for (size_t i = 0; i < kLosses; ++i) sums.losses()[i] += losses[i];
-  sums.batches() += 1.0;
 }
 
 // Over the ranks, in their order, in one exchange.
@@ -47,7 +48,7 @@ void add_up(const Communicator& ranks, std::vector<Sums>& layers) {
   }
 }
 
-LayerRouting told(Sums sums, int64_t layer, int64_t experts) {
+LayerRouting told(Sums sums, int64_t layer, int64_t experts, RouterFigures figures) {
   LayerRouting out{.layer = layer};
   double all = 0.0, most = 0.0;
   for (int64_t e = 0; e < experts; ++e) {
@@ -58,6 +59,7 @@ LayerRouting told(Sums sums, int64_t layer, int64_t experts) {
   }
   out.imbalance = most * static_cast<double>(experts) / all;
   out.dropped = sums.dropped() / all;
+  if (figures == RouterFigures::counts) return out;
   out.balance_loss = sums.losses()[0] / sums.batches();
   out.sequence_balance_loss = sums.losses()[1] / sums.batches();
   out.z_loss = sums.losses()[2] / sums.batches();
@@ -82,10 +84,10 @@ std::vector<LayerRouting> routing_summary(const RoutingTally& tally, const RunCo
     if (model.has_experts(i)) layers.push_back(i);
   }
   std::vector<Sums> sums(layers.size(), Sums(static_cast<size_t>(experts)));
-  for (size_t i = 0; i < tally.size(); ++i) add(tally[i], experts, capacity, sums[i % layers.size()]);
+  for (size_t i = 0; i < tally.records.size(); ++i) add(tally.records[i], experts, capacity, sums[i % layers.size()]);
   add_up(ranks, sums);
   std::vector<LayerRouting> out;
-  for (size_t i = 0; i < layers.size(); ++i) out.push_back(told(sums[i], layers[i], experts));
+  for (size_t i = 0; i < layers.size(); ++i) out.push_back(told(sums[i], layers[i], experts, tally.wanted));
   return out;
 }
 

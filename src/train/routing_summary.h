@@ -10,7 +10,7 @@
 
 namespace mantissa {
 
-// One entry for each layer with experts, over the micro batches of all ranks: these sum what they tell.
+// One entry for each layer with experts, over the micro batches of all ranks: these sum what they tell. They want the same figures.
 std::vector<LayerRouting> routing_summary(const RoutingTally& tally, const RunConfig& config, const Communicator& ranks);
 
 // How many fp64 numbers each rank then tells the others, in one exchange.

@@ -120,8 +120,8 @@ void Metrics::write(const StepEvent& event) {
   if (!event.routing.empty()) {
     const LayerRouting& worst = most_uneven(event.routing);
     values.push_back({"moe/imbalance", static_cast<float>(worst.imbalance)});
-    values.push_back({"moe/balance_loss", static_cast<float>(worst.balance_loss)});
-    values.push_back({"moe/z_loss", static_cast<float>(worst.z_loss)});
+    if (worst.balance_loss) values.push_back({"moe/balance_loss", static_cast<float>(*worst.balance_loss)});
+    if (worst.z_loss) values.push_back({"moe/z_loss", static_cast<float>(*worst.z_loss)});
     values.push_back({"moe/dropped", static_cast<float>(mean_dropped(event.routing))});
   }
   if (event.mfu) values.push_back({"perf/mfu", static_cast<float>(*event.mfu)});

@@ -189,15 +189,10 @@ void count_nonfinite(Run& run, const StepResult& result) {
               " in a row, training.nonfinite_limit ", run.config.training.nonfinite_limit, ")");
 }
 
-// What all ranks sent since the step before.
-std::optional<Traffic> sent_since(Run& run, const Traffic& now) {
-  return run.mesh.world.size() == 1 ? std::nullopt : std::optional(now - std::exchange(run.sent, now));
-}
-
 void tell_step(Run& run, const StepResult& result, const std::optional<PrecisionSummary>& precision, double lr, double seconds) {
   const TrainingConfig& training = run.config.training;
   run.throughput.add(training.tokens_per_step(), seconds);
-  const std::optional<Traffic> comm_bytes = sent_since(run, result.sent);
+  const Traffic sent = result.sent - std::exchange(run.sent, result.sent);  // by all ranks since the step before
   if (run.state.step % run.config.logging.interval != 0 && run.state.step != training.steps && !result.skipped && !precision) return;
   const StepEvent event{.step = run.state.step,
                         .steps = training.steps,
@@ -211,7 +206,7 @@ void tell_step(Run& run, const StepResult& result, const std::optional<Precision
                         .remaining_seconds = run.throughput.seconds_per_step() * static_cast<double>(training.steps - run.state.step),
                         .tokens = run.state.tokens,
                         .skipped = result.skipped,
-                        .comm_bytes = comm_bytes,
+                        .comm_bytes = run.mesh.world.size() == 1 ? std::nullopt : std::optional(sent),
                         .routing = routing_summary(result.routing, run.config, run.mesh.data),
                         .precision = precision};
   publish(run, run.events.step, event);
@@ -225,15 +220,19 @@ Request own_request(const Run& run) { return run.events.request ? run.events.req
 
 // The step, and what it quantises where the config asks for that.
 StepResult measured_step(Run& run, const Batch& batch, double lr, std::optional<PrecisionSummary>& precision) {
-  const auto step = [&] {
-    return training_step(run.model, run.optimizer, run.accumulator, batch, run.config.training.micro_batch_size, lr,
-                         [&run] { return run.mesh.world.size() > 1 ? static_cast<int>(own_request(run)) : 0; });
-  };
   const int64_t interval = run.config.precision.report_interval, number = run.state.step + 1;
-  if (interval == 0 || number % interval != 0) return step();
+  const bool measures = interval > 0 && number % interval == 0,
+             tells = measures || number % run.config.logging.interval == 0 || number == run.config.training.steps;
+  const auto step = [&] {
+    const auto vote = [&run] { return run.mesh.world.size() > 1 ? static_cast<int>(own_request(run)) : 0; };
+    return training_step(run.model, run.optimizer, run.accumulator, batch, run.config.training.micro_batch_size, lr, vote,
+                         tells ? RouterFigures::counts_and_losses : RouterFigures::counts);
+  };
+  if (!measures) return step();
   StepResult result{};
   const int64_t before = run.device->fp32_products();
-  const std::vector<PrecisionEvent> events = measure_precision(run.model.parameters(), run.plan, run.optimizer, number, [&] { result = step(); });
+  const std::vector<PrecisionEvent> events =
+      measure_precision(run.model.parameters(), run.plan, run.optimizer, number, [&] { result = step(); });
   for (const PrecisionEvent& event : events) {
     if (run.metrics) run.metrics->write(event);
   }

@@ -63,10 +63,10 @@ GptOptions training_options(const RunConfig& config, const Mesh& mesh) {
 }
 
 StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& accumulator, const Batch& batch, int64_t micro_batch_size,
-                         double lr, const std::function<int()>& vote) {
+                         double lr, const std::function<int()>& vote, RouterFigures routers) {
   // A batch without a target (everything masked) has loss 0 and no gradient but that of routers' auxiliary losses.
   const int64_t targets = std::max<int64_t>(1, targets_of_ranks(optimizer.shards().mesh().data, batch));
-  RoutingTally routing;
+  RoutingTally routing{.wanted = routers};
   const double began = monotonic_now(), communicated = communication_seconds();
   accumulator.accumulate(
       [&](int64_t i) {

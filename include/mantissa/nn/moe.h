@@ -18,12 +18,20 @@ struct MoeOptions {
   ExpertRanks ranks{};      // that share the experts
 };
 
-// What the routers of one forward pass did, by layer.
+// What a router did in one forward pass.
 struct RoutingRecord {
   Tensor counts;  // [sequences, E] i32: choices, before any was dropped
-  Tensor losses;  // [3] fp64: RouterLosses
+  Tensor losses;  // [3] fp64: RouterLosses; undefined where nobody asked
 };
-using RoutingTally = std::vector<RoutingRecord>;
+
+// What is kept of each router: its counts are there anyway, its losses take a pass over all scores in fp64.
+enum class RouterFigures { counts, counts_and_losses };
+
+// By forward pass and layer.
+struct RoutingTally {
+  RouterFigures wanted = RouterFigures::counts_and_losses;
+  std::vector<RoutingRecord> records = {};
+};
 
 // Groups of rows begin at whole blocks of both products: rows of an expert are padded to a multiple of this.
 int64_t row_multiple(const Recipe& gate_up, const Recipe& down);

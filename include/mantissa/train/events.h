@@ -26,11 +26,12 @@ struct PrecisionSummary {
 };
 
 // What the router of a layer did in a step: load by expert in choices, its largest over its mean, the share of choices that were dropped,
-// and the auxiliary losses before their coefficients (RouteBackward), averaged over micro batches.
+// and the auxiliary losses before their coefficients (RouteBackward), averaged over micro batches; none: a step that is told of only because
+// it was skipped.
 struct LayerRouting {
   int64_t layer = 0;
   double imbalance = 0.0, dropped = 0.0;
-  double balance_loss = 0.0, sequence_balance_loss = 0.0, z_loss = 0.0;
+  std::optional<double> balance_loss = {}, sequence_balance_loss = {}, z_loss = {};
   std::vector<int64_t> load = {};
 
   void fields(auto& v) {
