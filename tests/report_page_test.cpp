@@ -127,6 +127,30 @@ TEST_F(ReportPage, HeatMapHasACellPerModuleAndStepWithItsFiguresAsTooltip) {
   EXPECT_EQ(drawings(report_page({a})), 6);
 }
 
+TEST_F(ReportPage, TablesTheLoadOfExpertsOfEachLayer) {
+  const auto line = [](int64_t step, const std::string& imbalance, const std::string& load, const std::string& z) {
+    std::string out = step_line(step, "3.5");
+    const auto layer = [&](int number, const std::string& loads) {
+      return text(R"({"layer":)", number, R"(,"imbalance":)", imbalance, R"(,"dropped":0.125,"balance_loss":1.0625,)",
+                  R"("sequence_balance_loss":1.5,"z_loss":)", z, R"(,"load":)", loads, "}");
+    };
+    out.insert(out.find_last_of('}'), R"(,"moe":[)" + layer(1, load) + "," + layer(3, "[10,10]") + "]");
+    return out;
+  };
+  const RunMetrics a = run("a", kStart + line(1, "2", "[1000,0]", "2.5") + line(51, "1.75", "[10,30]", "2.5") +
+                                    line(101, "1.25", "[15,25]", "2.5") + line(150, "1.5", "[5,15]", "null"));
+  ASSERT_EQ(a.routing.size(), 3U) << "of the newest 100 steps";
+  EXPECT_EQ(a.imbalance.size(), 4U);
+  const std::string page = report_page({a, run("dense", kStart + step_line(1, "3.5"))});
+  EXPECT_THAT(page, HasSubstr("<h2>Experts</h2>\n<h3>a</h3>"));
+  EXPECT_THAT(page, HasSubstr("<th>load, largest over mean, step 150</th><th>the same of the steps from 51</th>"));
+  EXPECT_THAT(page, HasSubstr("<tr><td>1</td><td>1.5</td><td>1.4</td><td>1</td><td>12.5%</td><td>1.062</td><td>-</td></tr>"))
+      << "70 of 100";
+  EXPECT_THAT(page, HasSubstr("<tr><td>3</td><td>1.5</td><td>1</td><td>0</td><td>12.5%</td><td>1.062</td><td>-</td></tr>"));
+  EXPECT_THAT(page, Not(HasSubstr("<h3>dense</h3>")));
+  EXPECT_THAT(report_page({run("other", kStart + step_line(1, "3.5"))}), Not(HasSubstr("Experts</h2>")));
+}
+
 TEST_F(ReportPage, HeatMapNamesTheWorstExpertOfAStack) {
   std::string line = precision_line(1, "layers.0.moe.experts.down", "20");
   line.insert(line.find_last_of('}'), R"(,"worst_expert":{"expert":3,"sqnr_db":17.25})");

@@ -193,6 +193,57 @@ std::string configurations(const Runs& runs) {
   return out;
 }
 
+// ---- experts
+
+// Choices of each expert of a layer in all that is told of the newest steps.
+std::vector<int64_t> load_of(const std::vector<RoutingPoint>& routing, int64_t layer) {
+  std::vector<int64_t> sum;
+  for (const RoutingPoint& point : routing) {
+    for (const LayerRouting& of : point.layers) {
+      if (of.layer != layer) continue;
+      sum.resize(std::max(sum.size(), of.load.size()));
+      for (size_t e = 0; e < of.load.size(); ++e) sum[e] += of.load[e];
+    }
+  }
+  return sum;
+}
+
+std::string layer_row(const RunMetrics& run, const LayerRouting& newest) {
+  const std::vector<int64_t> load = load_of(run.routing, newest.layer);
+  const auto most = std::ranges::max_element(load);
+  double all = 0.0;
+  for (const int64_t choices : load) all += static_cast<double>(choices);
+  const bool any = all > 0.0;
+  const double over_mean = any ? static_cast<double>(*most) * static_cast<double>(load.size()) / all : 0.0;
+  const auto optional = [](const std::optional<double>& value) { return value ? number_text(*value, 4) : std::string("-"); };
+  std::string row = "<tr>";
+  for (const std::string& cell :
+       {text(newest.layer), number_text(newest.imbalance, 4), any ? number_text(over_mean, 4) : "-", any ? text(most - load.begin()) : "-",
+        number_text(100.0 * newest.dropped, 3) + "%", optional(newest.balance_loss), optional(newest.z_loss)})
+    row += "<td>" + cell + "</td>";
+  return row + "</tr>\n";
+}
+
+// A row for each layer with experts.
+std::string experts(const RunMetrics& run) {
+  if (run.routing.empty()) return {};
+  const RoutingPoint& newest = run.routing.back();
+  std::string out = "<h3>" + escaped(run.name) + "</h3>\n<div class=\"scroll\"><table>\n<tr>";
+  for (const std::string& head : {std::string("layer"), text("load, largest over mean, step ", newest.step),
+                                  text("the same of the steps from ", run.routing.front().step), std::string("busiest expert in these"),
+                                  std::string("dropped"), std::string("balance loss"), std::string("z-loss")})
+    out += "<th>" + head + "</th>";
+  out += "</tr>\n";
+  for (const LayerRouting& layer : newest.layers) out += layer_row(run, layer);
+  return out + "</table></div>\n";
+}
+
+std::string all_experts(const Runs& runs) {
+  std::string out;
+  for (const RunMetrics& run : runs) out += experts(run);
+  return out.empty() ? out : "<h2>Experts</h2>\n" + out;
+}
+
 // Only where a run has experts.
 std::string load_chart(const Runs& runs) {
   const bool any = std::ranges::any_of(runs, [](const RunMetrics& run) { return !run.imbalance.empty(); });
@@ -208,8 +259,8 @@ std::string report_page(const Runs& runs) {
          "</title>\n<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n<style>" + style() +
          "</style></head>\n<body>\n<h1>" + escaped(title) + "</h1>\n" + summary(runs) + "<div class=\"charts\">\n" + loss_chart(runs) +
          chart(runs, "learning rate", &RunMetrics::lr) + chart(runs, "gradient norm", &RunMetrics::gradient_norm) +
-         chart(runs, "throughput, tokens per second", &RunMetrics::tokens_per_second) + load_chart(runs) + "</div>\n<h2>Precision</h2>\n" +
-         precision(runs) + all_texts(runs) + configurations(runs) + "</body></html>\n";
+         chart(runs, "throughput, tokens per second", &RunMetrics::tokens_per_second) + load_chart(runs) + "</div>\n" + all_experts(runs) +
+         "<h2>Precision</h2>\n" + precision(runs) + all_texts(runs) + configurations(runs) + "</body></html>\n";
 }
 
 }  // namespace mantissa::tools

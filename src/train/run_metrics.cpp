@@ -22,6 +22,7 @@ void take_start(RunMetrics& run, const JsonReader& line) {
   for (Series* series : {&run.loss, &run.valid_loss, &run.lr, &run.gradient_norm, &run.tokens_per_second, &run.imbalance})
     forget_after(*series, run.start.step);
   forget_after(run.precision, run.start.step);
+  forget_after(run.routing, run.start.step);
   forget_after(run.texts, run.start.step);
 }
 
@@ -35,7 +36,10 @@ void take_step(RunMetrics& run, const JsonReader& line) {
   if (!line.value().contains("moe")) return;
   std::vector<LayerRouting> layers;
   for (const JsonReader& layer : line.at("moe").entries()) layers.push_back(layer.as<LayerRouting>());
-  if (!layers.empty()) run.imbalance.push_back({event.step, most_uneven(layers).imbalance});
+  if (layers.empty()) return;
+  run.imbalance.push_back({event.step, most_uneven(layers).imbalance});
+  std::erase_if(run.routing, [&](const RoutingPoint& point) { return point.step <= event.step - kRoutingSteps; });
+  run.routing.push_back({event.step, std::move(layers)});
 }
 
 void take_precision(RunMetrics& run, const JsonReader& line) {

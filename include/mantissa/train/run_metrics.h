@@ -15,13 +15,20 @@ struct MetricPoint {
 };
 using Series = std::vector<MetricPoint>;  // by ascending step
 
+struct RoutingPoint {
+  int64_t step;
+  std::vector<LayerRouting> layers;  // those with experts
+};
+constexpr int64_t kRoutingSteps = 100;
+
 struct RunMetrics {
   std::string name;    // of the folder, as valid UTF-8
   std::string config;  // content of config.json; "" if there is none
   StartEvent start;    // of the newest start; without folder
   int64_t tokens = 0;
   Series loss, valid_loss, lr, gradient_norm, tokens_per_second;
-  Series imbalance;  // of the layer with experts where it is largest
+  Series imbalance;                   // of the layer with experts where it is largest
+  std::vector<RoutingPoint> routing;  // what is told of the newest kRoutingSteps steps
   std::vector<PrecisionEvent> precision;
   std::vector<TextEvent> texts;
 };
