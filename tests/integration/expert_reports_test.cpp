@@ -264,6 +264,29 @@ TEST_F(ExpertErrors, AreThoseOfExpertsWhoseRowsAreNoWholeBands) {
   }
 }
 
+// Each rank holds whole experts.
+TEST_F(ExpertErrors, AndCodesAreTheSameWhereRanksShareExperts) {
+  const std::string six = "model.moe.num_experts=6";
+  run_on(1, "alone", measured({six}));
+  const auto plan = [&](const std::string& name) { return json::parse(CheckpointReader(checkpoint(name, 1)).manifest().plan); };
+  const auto worst = [&](const std::string& name) {
+    std::vector<std::string> out;
+    for (const PrecisionEvent& event : read_run_metrics(run_folder(name)).precision) {
+      if (event.worst_expert) out.push_back(text(event.module, ' ', event.worst_expert->expert));
+    }
+    return out;
+  };
+  ASSERT_EQ(worst("alone").size(), 4U);
+  for (const int ranks : {2, 4}) {
+    const std::string name = text("shared", ranks);
+    run_on(ranks, name, measured({six, "parallel.expert=2"}));
+    EXPECT_EQ(worst(name), worst("alone")) << name;
+    EXPECT_EQ(plan(name).at("quantised"), plan("alone").at("quantised")) << name;
+    CheckpointReader reader(checkpoint(name, 1));
+    EXPECT_NO_THROW(verify_codes(reader));
+  }
+}
+
 TEST_F(ExpertErrors, GoToTensorBoard) {
   std::vector<std::string> more = measured({});
   more.emplace_back("logging.tensorboard=true");
