@@ -19,7 +19,7 @@ struct Arguments {
   int threads = 0;
   ConfigSources config;
   std::vector<std::string> against;
-  bool alone = false;
+  bool alone = false, without_update = false;
 };
 
 // A batch of uniform random tokens: speed does not depend on what they say.
@@ -87,15 +87,15 @@ class TrainingRun {
 
   Backend& device() { return *device_; }
 
-  // `name` tells what it is a workload of.
-  Workload workload(const std::string& name) {
+  // `name` tells what it is a workload of. without_update: of a step, forward and backward.
+  Workload workload(const std::string& name, bool without_update = false) {
     const auto& training = config_.training;
     const auto tokens = static_cast<double>(training.tokens_per_step());
     return {.bench = name,
             .shape = text("B", training.micro_batch_size, " T", training.seq_len, " accum", *training.grad_accum),
             .dtype = config_.precision.dtype,
             .flops = training_flops_per_token(model_shape(config_.model), training.seq_len) * tokens,
-            .run = [this] { step(); },
+            .run = [this, without_update] { without_update ? gradients() : step(); },
             .tokens = tokens};
   }
 
@@ -108,6 +108,16 @@ class TrainingRun {
   void step() {
     set_num_threads(config_.training.threads);
     training_step(model_, optimizer_, accumulator_, batch_, config_.training.micro_batch_size, 1e-4, {}, RouterFigures::counts);
+    device_->synchronise();
+  }
+
+  void gradients() {
+    set_num_threads(config_.training.threads);
+    RoutingTally routing{.wanted = RouterFigures::counts};
+    model_.parameters().reset_gradients();
+    const int64_t rows = config_.training.micro_batch_size;
+    for (int64_t i = 0; i < batch_.sequences; i += rows)
+      forward_and_backward(model_, to_device(model_, batch_, i, rows), batch_.target_count, routing);
     device_->synchronise();
   }
 
@@ -126,6 +136,8 @@ std::string joined(const std::vector<std::string>& words) {
 }
 
 void check(const Arguments& arguments, const Launch& launch) {
+  require(!arguments.without_update || launch.world == 1, ExitCode::usage, "--without-update is for one process, and this is ",
+          describe(launch));
   require(arguments.against.empty() || launch.world == 1, ExitCode::usage, "--against is for one process, and this is ", describe(launch),
           "; --alone compares ranks with one process");
   if (!arguments.alone) return;
@@ -140,13 +152,13 @@ void measure_training(const Arguments& arguments, const RunConfig& config, const
   TrainingRun run(config, mesh);
   Harness harness(run.device(), arguments.bench, world);
   std::optional<TrainingRun> other;
-  Workload workload = run.workload("train." + name), against;
+  Workload workload = run.workload("train." + name, arguments.without_update), against;
   if (arguments.alone) {
     const RunConfig alone = of_one_process(config);
     against = {.bench = "one process", .shape = {}, .run = [] {}, .tokens = workload.tokens};  // for which the other ranks wait
     if (world.rank() == 0) against.run = other.emplace(alone, Mesh()).workload(against.bench).run;
   } else if (other_config) {
-    against = other.emplace(*other_config, Mesh()).workload(joined(arguments.against));
+    against = other.emplace(*other_config, Mesh()).workload(joined(arguments.against), arguments.without_update);
   }
   if (against.run) workload.against = &against;
   const Measurement result = harness.measure(workload);
@@ -155,10 +167,10 @@ void measure_training(const Arguments& arguments, const RunConfig& config, const
   const std::string reference =
       workload.against ? text("the speed with ", against.bench, " in ", result.slices, " slices") : "the GEMM floor's speed";
   const double flops = *step_time(config, resolve_plan(config), {.flops = 1.0, .link = {}}).compute / result.seconds.median;
-  std::printf("%s: %.3f of %s, %.1f ms a step, %.0f tokens/s, %.3g FLOP/s of each rank, %s, %s%s\n", name.c_str(), result.ratio.median,
-              reference.c_str(), result.seconds.median * 1e3, workload.tokens / result.seconds.median, flops,
-              gemm_instruction_set().c_str(), world.size() > 1 ? text(world.size(), " ranks x ").c_str() : "",
-              count_text(num_threads(), "thread").c_str());
+  std::printf("%s: %.3f of %s, %.1f ms %s, %.0f tokens/s, %.3g FLOP/s of each rank, %s, %s%s\n", name.c_str(), result.ratio.median,
+              reference.c_str(), result.seconds.median * 1e3, arguments.without_update ? "for forward and backward" : "a step",
+              workload.tokens / result.seconds.median, flops, gemm_instruction_set().c_str(),
+              world.size() > 1 ? text(world.size(), " ranks x ").c_str() : "", count_text(num_threads(), "thread").c_str());
 }
 
 ExitCode bench_train(const Arguments& arguments) {
@@ -229,6 +241,9 @@ Command train_bench() {
   options.push_back({.name = "--alone",
                      .target = &arguments->alone,
                      .description = "of several ranks on one host: likewise, one process with the threads of all takes turns"});
+  options.push_back({.name = "--without-update",
+                     .target = &arguments->without_update,
+                     .description = "forward and backward of a step alone; for one process"});
   return {.name = "train",
           .summary = "training steps on random tokens against the GEMM floor or other settings",
           .example =

@@ -6,24 +6,10 @@
 
 #include "mantissa/base/trace.h"
 #include "mantissa/comm/progress.h"
-#include "mantissa/train/device_batch.h"
 #include "train/ranks.h"
 
 namespace mantissa {
 namespace {
-
-Tensor forward_and_backward(Gpt& model, const DeviceBatch& rows, int64_t target_count, RoutingTally& routing) {
-  Tape tape;
-  const Tape::Scope scope(&tape);
-  const auto forward = [&] {
-    const TraceSpan span(Track::compute, "forward");
-    return model.loss(rows.tokens, rows.targets, target_count, &routing);
-  };
-  const Var loss = forward();
-  const TraceSpan span(Track::compute, "backward");
-  tape.backward(loss);
-  return loss.value();
-}
 
 // Fake quantisation may turn a NaN weight into a number, and the loss with it, so weights come first.
 Optimizer::Nonfinite first_bad_value(const UpdateResult& update, const Optimizer& optimizer) {
@@ -60,6 +46,19 @@ GptOptions training_options(const RunConfig& config, const Mesh& mesh) {
           .micro_batches = *config.training.grad_accum * mesh.data.size(),
           .quantised_dispatch = config.precision.quantised_dispatch,
           .experts = {.group = mesh.expert, .by_source = config.training.accumulation == Accumulation::tree}};
+}
+
+Tensor forward_and_backward(Gpt& model, const DeviceBatch& rows, int64_t target_count, RoutingTally& routing) {
+  Tape tape;
+  const Tape::Scope scope(&tape);
+  const auto forward = [&] {
+    const TraceSpan span(Track::compute, "forward");
+    return model.loss(rows.tokens, rows.targets, target_count, &routing);
+  };
+  const Var loss = forward();
+  const TraceSpan span(Track::compute, "backward");
+  tape.backward(loss);
+  return loss.value();
 }
 
 StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& accumulator, const Batch& batch, int64_t micro_batch_size,

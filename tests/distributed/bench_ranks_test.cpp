@@ -63,6 +63,9 @@ TEST_F(BenchOnRanks, AloneIsRefusedWhereThereIsNobodyToCompareWith) {
   const auto both = launch(2, train({"--alone", "--against", "training.threads=2"}));
   EXPECT_EQ(both.exit_code, 2);
   EXPECT_THAT(both.errors, HasSubstr("--against is for one process, and this is rank "));
+  const auto part = launch(2, train({"--without-update"}));
+  EXPECT_EQ(part.exit_code, 2);
+  EXPECT_THAT(part.errors, HasSubstr("--without-update is for one process, and this is rank "));
 }
 
 TEST_F(BenchOnRanks, OfCollectivesReportsSmallAndLargeOnesAndTheLink) {

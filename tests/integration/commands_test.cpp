@@ -317,6 +317,14 @@ TEST_F(CommandsTest, BenchOfTrainingComparesTwoSettingsByTurns) {
   EXPECT_LE(result["ratio_against"]["med"], result["ratio_against"]["p90"]);
 }
 
+TEST_F(CommandsTest, BenchOfTrainingMeasuresForwardAndBackwardAlone) {
+  const auto bench = mantissa({"bench", "train", "run.json", "--time-budget", "0", "--without-update", "--against", "training.threads=1",
+                               "--set", "training.grad_accum=2"});
+  EXPECT_EQ(bench.exit_code, 0) << bench.errors;
+  EXPECT_THAT(bench.output, ContainsRegex("\nrun: [0-9.]+ of the speed with training.threads=1 in 9 slices, [0-9.]+ ms for forward and "
+                                          "backward, "));
+}
+
 TEST_F(CommandsTest, BenchOfTrainingRefusesSettingsBeforeItMeasures) {
   const auto against = [&](const std::string& set) { return mantissa({"bench", "train", "run.json", "--against", set}); };
   const std::vector<std::pair<std::string, std::string>> wrong = {{"precision.recip=high", "did you mean"},

@@ -8,6 +8,7 @@
 #include "mantissa/models/gpt.h"
 #include "mantissa/train/accumulation.h"
 #include "mantissa/train/config.h"
+#include "mantissa/train/device_batch.h"
 #include "mantissa/train/optimizer.h"
 
 namespace mantissa {
@@ -27,11 +28,13 @@ struct StepResult {
 // The model of a config as a run trains it, by the ranks of a mesh.
 GptOptions training_options(const RunConfig& config, const Mesh& mesh);
 
+// The gradients of a micro batch, added to those that are there, and its loss, of so many targets of the whole batch.
+Tensor forward_and_backward(Gpt& model, const DeviceBatch& rows, int64_t target_count, RoutingTally& routing);
+
 // `batch` is split into equal micro batches of micro_batch_size sequences. Targets are counted before the first backward pass. If a
 // weight, loss or norm is not finite nothing is updated. `vote` says what
 // this rank asks for, at the end of its backward passes; `routers` what the tally is to hold.
 StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& accumulator, const Batch& batch, int64_t micro_batch_size,
-                         double lr, const std::function<int()>& vote = {},
-                         RouterFigures routers = RouterFigures::counts_and_losses);
+                         double lr, const std::function<int()>& vote = {}, RouterFigures routers = RouterFigures::counts_and_losses);
 
 }  // namespace mantissa
