@@ -69,10 +69,12 @@ TEST_F(Experts, UnderQatAreTrainedAsIfTheirValuesWereRounded) {
     const Batch batch = data.train->batch(8 * step, 8);
     round_values_of_experts(high, how);
     const StepResult a = training_step(qat.model, qat.optimizer, qat.accumulator, batch, 8, 1e-2),
-                     b = training_step(high.model, high.optimizer, high.accumulator, batch, 8, 1e-2);
+                     b = training_step(high.model, high.optimizer, high.accumulator, batch, 8, 1e-2, {}, RouterFigures::counts);
     EXPECT_EQ(a.loss, b.loss) << step;
     EXPECT_EQ(a.gradient_norm, b.gradient_norm) << step;
-    EXPECT_EQ(a.routing.records.size(), 2U);
+    ASSERT_EQ(a.routing.records.size(), 2U);
+    EXPECT_TRUE(a.routing.records[0].losses.defined());
+    EXPECT_FALSE(b.routing.records[0].losses.defined()) << "nobody asked";
   }
   for (size_t i = 0; i < qat.optimizer.states().size(); ++i) {
     EXPECT_EQ(to_host<float>(qat.optimizer.states()[i].master), to_host<float>(high.optimizer.states()[i].master))
