@@ -86,6 +86,17 @@ TEST_F(PlannedBytes, OfTensorRanksAreSent) {
     check({"precision.recipe=mxfp8", "precision.fp8_output_proj=true", "model.pad_vocab_to=128"}, "output");
     check({"precision.dtype=bf16", forward, "precision.recipe=forward"}, "forward");
     check({"precision.dtype=bf16", forward, "precision.recipe=forward", "training.recompute=full"}, "again");
+    if (grid.sequence) continue;
+    const std::vector<std::string> experts = {"model.moe.num_experts=5",
+                                              "model.moe.intermediate_size=128",
+                                              "model.moe.shared_intermediate_size=128",
+                                              "model.moe.dense_layers=[1]",
+                                              "precision.dtype=bf16",
+                                              "precision.recipe=mxfp8"};
+    check(experts, "experts");
+    std::vector<std::string> again = experts;
+    again.insert(again.end(), {"training.recompute=full", "precision.fp8_param_gather=true"});
+    check(again, "experts_again");
   }
 }
 

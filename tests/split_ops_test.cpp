@@ -66,7 +66,21 @@ SplitOperation cross_entropy_operation(Backend& device, const SplitCase& c) {
           .place = {.split = c.split, .tokens = c.tokens}};
 }
 
+// 5 tokens that go to two of three experts, each a group of 8 rows or none.
+SplitOperation experts_operation(Backend& device) {
+  return {.inputs = {{.whole = random_tensor(device, Dtype::f64, {24, 8}, 1), .cut = Cut::columns},
+                     {.whole = random_tensor(device, Dtype::f64, {3 * 4, 8}, 2), .cut = Cut::columns, .parameter = true}},
+          .output = Cut::none,
+          .run =
+              [](const std::vector<Var>& v, const Place& place) {
+                const Tensor experts = tensor_of(v[0].value().device(), Dtype::i32, {5, 2}, {0, 2, 0, 2, 0, 2, 0, 2, 0, 2});
+                return combined_linear(v[0], v[1], dispatch(experts, 3, 8), {}, place);
+              },
+          .place = {.split = Split::columns}};
+}
+
 SplitOperation operation_of(Backend& device, const SplitCase& c) {
+  if (c.op == "experts") return experts_operation(device);
   return c.op == "linear"      ? linear_operation(device, c)
          : c.op == "embedding" ? embedding_operation(device, c)
                                : cross_entropy_operation(device, c);
@@ -139,6 +153,7 @@ std::vector<SplitCase> split_cases() {
       for (const Split split : {Split::rows, Split::columns}) out.push_back({"linear", split, ranks, tokens});
       for (const char* op : {"embedding", "cross_entropy"}) out.push_back({op, Split::rows, ranks, tokens});
     }
+    out.push_back({"experts", Split::columns, ranks, 0});
   }
   return out;
 }

@@ -19,9 +19,10 @@ namespace mantissa::test {
 struct TensorLayout {
   int data, tensor;
   bool sequence;
+  int expert = 1;
 
   int ranks() const { return data * tensor; }
-  std::string name() const { return text("dp", data, "tp", tensor, sequence ? "sp" : ""); }
+  std::string name() const { return text("dp", data, "tp", tensor, sequence ? "sp" : "", expert > 1 ? text("ep", expert) : ""); }
 };
 
 inline const std::vector<TensorLayout> kTensorLayouts = {{1, 2, false}, {1, 2, true},  {1, 4, false},
@@ -32,6 +33,7 @@ struct TensorCase {
   double loss;    // largest relative difference of the first loss
   double cosine;  // least, of any gradient
   std::vector<std::string> sets;
+  bool experts = false;  // which need whole tokens
 };
 
 inline double cosine(const std::vector<float>& a, const std::vector<float>& b) {
@@ -64,10 +66,16 @@ class TensorRuns : public TrainingTest, public ::testing::WithParamInterface<Ten
                                     "optimizer.grad_clip=0",
                                     text("parallel.data=", layout.data),
                                     text("parallel.tensor=", layout.tensor),
+                                    text("parallel.expert=", layout.expert),
                                     text("parallel.sequence_parallel=", layout.sequence ? "true" : "false")};
     out.insert(out.end(), GetParam().sets.begin(), GetParam().sets.end());
     out.insert(out.end(), more.begin(), more.end());
     return out;
+  }
+
+  static std::vector<TensorLayout> layouts() {
+    if (GetParam().experts) return {{1, 2, false}, {1, 4, false}, {2, 2, false}, {2, 2, false, 2}};
+    return kTensorLayouts;
   }
 
   // What rank 0 was told.
@@ -76,7 +84,7 @@ class TensorRuns : public TrainingTest, public ::testing::WithParamInterface<Ten
     if (layout.ranks() == 1) return run(loaded);
     TrainedRun out;
     const auto errors = run_ranks(layout.ranks(), [&](const Communicator& world) {
-      TrainedRun own = run(loaded, {}, make_mesh(world, layout.tensor));
+      TrainedRun own = run(loaded, {}, make_mesh(world, layout.tensor, layout.expert));
       if (world.rank() == 0) out = std::move(own);
     });
     EXPECT_THAT(errors, ::testing::Each(::testing::IsEmpty())) << name;
@@ -98,7 +106,7 @@ class TensorRuns : public TrainingTest, public ::testing::WithParamInterface<Ten
   void expect_the_first_step_of_one() const {
     const std::string weights = trained_weights();
     const TrainedRun alone = run_on({1, 1, false}, "alone", {weights});
-    for (const TensorLayout& layout : kTensorLayouts) {
+    for (const TensorLayout& layout : layouts()) {
       const TrainedRun together = run_on(layout, layout.name(), {weights});
       ASSERT_EQ(together.losses.size(), 1U) << layout.name();
       EXPECT_NEAR(together.losses[0], alone.losses[0], GetParam().loss * alone.losses[0]) << layout.name();
@@ -118,7 +126,7 @@ class TensorRuns : public TrainingTest, public ::testing::WithParamInterface<Ten
   void expect_the_same_weights_and_codes(int steps) const {
     const std::vector<std::string> still = {"optimizer.lr=1e-60", text("training.steps=", steps)};
     run_on({1, 1, false}, "alone", still);
-    for (const TensorLayout& layout : kTensorLayouts) {
+    for (const TensorLayout& layout : layouts()) {
       run_on(layout, layout.name(), still);
       EXPECT_EQ(codes(layout.name(), steps), codes("alone", steps)) << layout.name();
       for (const std::string& parameter : parameters("alone", steps)) {
@@ -167,6 +175,22 @@ inline std::vector<TensorCase> tensor_cases() {
            recipe("fp8_block", {"model.hidden_size=512", "model.intermediate_size=512", "model.num_key_value_heads=8"})},
           {"mxfp4_qat_mxfp8_act", 1e-3, 0.99, recipe("mxfp4_qat_mxfp8_act")},
           {"mxfp8_output", 1e-3, 0.99, recipe("mxfp8", {"precision.fp8_output_proj=true", "model.pad_vocab_to=128"})}};
+}
+
+// Four experts of which a token takes two, beside one that all take.
+inline std::vector<TensorCase> tensor_cases_of_experts() {
+  const std::vector<std::string> experts = {"model.moe.num_experts=4", "model.moe.num_experts_per_tok=2", "model.moe.intermediate_size=128",
+                                            "model.moe.shared_intermediate_size=128"};
+  const auto with = [&](std::vector<std::string> sets) {
+    sets.insert(sets.end(), experts.begin(), experts.end());
+    return sets;
+  };
+  return {{"experts", 1e-6, 0.99999, with({"precision.dtype=fp32"}), true},
+          {"experts_mxfp8", 1e-3, 0.99, with({"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.fp8_param_gather=true"}), true},
+          {"experts_qat", 1e-3, 0.99,
+           with({"precision.dtype=bf16", "precision.recipe=mxfp8", "training.recompute=selective",
+                 R"(precision.rules=[{"match":"layers.*.moe.experts.*","recipe":"mxfp4_qat_mxfp8_act"}])"}),
+           true}};
 }
 
 }  // namespace mantissa::test

@@ -116,7 +116,7 @@ void Gpt::add_block(int64_t index, const PrecisionPlan& plan) {
 
 std::variant<Mlp, Moe> Gpt::mlp_of(int64_t index, const PrecisionPlan& plan) {
   const std::string path = text("layers.", index);
-  if (config_.has_experts(index)) return Moe(parameters_, plan, path + ".moe", moe_options(config_, options_));
+  if (config_.has_experts(index)) return Moe(parameters_, plan, path + ".moe", moe_options(config_, options_), options_.tensor);
   return Mlp(parameters_, plan, path + ".mlp", mlp_options(config_, options_.recompute), options_.tensor);
 }
 

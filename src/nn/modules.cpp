@@ -1,6 +1,8 @@
 #include "mantissa/nn/modules.h"
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "mantissa/backend/functions.h"
 
@@ -47,20 +49,23 @@ ParameterSpec weight_of(const ModulePrecision& module, Init init, ShareOf share,
                   of.split, share);
 }
 
-ParameterSpec stack_of(const ModulePrecision& module, Init init, const ExpertShare& experts) {
-  ParameterSpec whole = weight_of(module, init);
-  whole.shares_experts = true;
-  whole.matrices = module.module.matrices;
-  ParameterSpec own = share_of(std::move(whole), Split::rows, experts.share);
+ParameterSpec stack_of(const ModulePrecision& module, Init init, const ExpertShare& experts, ShareOf share) {
+  const ModuleShape& of = module.module;
+  ParameterSpec own = weight_of(module, init);
+  own.experts = experts.share;
+  own.matrices = of.matrices / experts.share.ranks;
+  own.shape = own.shape.with_dim0(own.matrices * of.out);
+  own.parts.clear();
+  for (int64_t i = 0; i < own.matrices; ++i) std::ranges::copy(rows_of(of.parts), std::back_inserter(own.parts));
   if (experts.by_source) own.sources = experts.share.ranks;
-  return own;
+  return share_of(std::move(own), of.split, share);
 }
 
 std::vector<ParameterSpec> parameter_specs(const PrecisionPlan& plan, ShareOf share, bool sequence, const ExpertShare& experts) {
   std::vector<ParameterSpec> specs;
   for (const ModulePrecision& module : plan.modules()) {
-    const bool stack = module.module.matrices > 1 && experts.share.ranks > 1;
-    specs.push_back(stack ? stack_of(module, {}, experts) : weight_of(module, {}, share, sequence));
+    const bool stack = module.module.matrices > 1;
+    specs.push_back(stack ? stack_of(module, {}, experts, share) : weight_of(module, {}, share, sequence));
     if (module.module.bias > 0) specs.push_back(bias_of(module, share, sequence));
   }
   return specs;

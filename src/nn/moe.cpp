@@ -22,17 +22,21 @@ ExpertShare share_of(const ExpertRanks& ranks) {
 
 int64_t row_multiple(const Recipe& gate_up, const Recipe& down) { return std::max({int64_t{32}, gate_up.block(), down.block()}); }
 
-Moe::Moe(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const MoeOptions& options)
+Moe::Moe(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const MoeOptions& options, const TensorRanks& ranks)
     : options_(options),
+      ranks_(ranks),
       multiple_(row_multiple(plan.of(path + ".experts.gate_up").recipe, plan.of(path + ".experts.down").recipe)),
-      router_(set, plan.of(path + ".router"), options.init_std),
+      router_(set, plan.of(path + ".router"), options.init_std, ranks),
       gate_up_recipe_(plan.of(path + ".experts.gate_up").recipe),
       down_recipe_(plan.of(path + ".experts.down").recipe),
-      gate_up_(&set.add(stack_of(plan.of(path + ".experts.gate_up"), {.constant = 0.0, .std = options.init_std}, share_of(options.ranks)))),
-      down_(&set.add(stack_of(plan.of(path + ".experts.down"), {.constant = 0.0, .std = options.down_init_std}, share_of(options.ranks)))) {
+      gate_up_(&set.add(stack_of(plan.of(path + ".experts.gate_up"), {.constant = 0.0, .std = options.init_std}, share_of(options.ranks),
+                                 ranks.share()))),
+      down_(&set.add(stack_of(plan.of(path + ".experts.down"), {.constant = 0.0, .std = options.down_init_std}, share_of(options.ranks),
+                              ranks.share()))) {
   if (!plan.find(path + ".shared.down")) return;
   shared_.emplace(set, plan, path + ".shared",
-                  MlpOptions{.gelu = {}, .init_std = options.init_std, .down_init_std = options.down_init_std, .keep = options.keep});
+                  MlpOptions{.gelu = {}, .init_std = options.init_std, .down_init_std = options.down_init_std, .keep = options.keep},
+                  ranks);
 }
 
 Var Moe::forward(const Var& x, int64_t sequences, int64_t capacity, RoutingTally* tally) const {
@@ -46,8 +50,9 @@ Var Moe::forward(const Var& x, int64_t sequences, int64_t capacity, RoutingTally
 }
 
 Var Moe::experts(const Var& x, const Var& weights, const Dispatch& to) const {
-  const Var inner = dispatched_swiglu(x, weights, gate_up_->weight(), to, gate_up_recipe_, options_.keep, options_.quantised_dispatch);
-  return combined_linear(inner, down_->weight(), to, down_recipe_);
+  const Var inner = dispatched_swiglu(x, weights, gate_up_->weight(), to, gate_up_recipe_, options_.keep, options_.quantised_dispatch,
+                                      ranks_.place(Split::rows, 0));
+  return combined_linear(inner, down_->weight(), to, down_recipe_, ranks_.place(Split::columns, 0));
 }
 
 void Moe::serve(const Tensor& x) const {

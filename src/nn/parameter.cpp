@@ -38,7 +38,6 @@ ParameterSpec share_of(ParameterSpec whole, Split split, ShareOf share) {
   whole.share = share;
   if (split == Split::columns) whole.shape = {whole.shape[0], divided(whole.shape[1])};
   if (split != Split::rows) return whole;
-  whole.matrices = whole.shares_experts ? divided(whole.matrices) : whole.matrices;
   const int64_t rows = divided(whole.shape[0]), stored = whole.shape[0] - whole.padding;
   require(whole.padding == 0 || whole.parts.empty(), whole.name, ": fused parts have no padding");
   for (int64_t& part : whole.parts) part = divided(part);
@@ -49,21 +48,22 @@ ParameterSpec share_of(ParameterSpec whole, Split split, ShareOf share) {
 }
 
 Shape Parameter::stored_shape() const {
-  if (split == Split::columns) return {shape[0], shape[1] * share.ranks};
-  return shape.with_dim0(split == Split::rows ? stored_rows : shape[0] - padding);
+  const int64_t rows = (split == Split::rows ? stored_rows : shape[0] - padding) * experts.ranks;
+  return split == Split::columns ? Shape{rows, shape[1] * share.ranks} : shape.with_dim0(rows);
 }
 
 std::vector<Part::Slab> Part::slabs() const {
   if (begin >= stored_end()) return {};
-  if (of->split != Split::rows) {  // fused parts lie together
+  const int64_t experts_before = of->stored_shape()[0] / of->experts.ranks * of->experts.rank;  // their rows
+  if (of->split != Split::rows) {                                                               // fused parts lie together
     const int64_t column = of->split == Split::columns ? of->share.rank * of->shape[1] : 0;
-    return {{.begin = begin, .end = stored_end(), .row = begin, .column = column}};
+    return {{.begin = begin, .end = stored_end(), .row = experts_before + begin, .column = column}};
   }
   std::vector<Slab> slabs;
   int64_t first = 0;  // row of a fused part in the parameter; in the whole every part before it has as many rows on each rank
   for (const int64_t rows : of->parts.empty() ? std::vector<int64_t>{of->shape[0]} : of->parts) {
     const int64_t from = std::max(begin, first), to = std::min(stored_end(), first + rows);
-    const int64_t moved = first * (of->share.ranks - 1) + of->share.rank * rows;
+    const int64_t moved = experts_before + first * (of->share.ranks - 1) + of->share.rank * rows;
     if (from < to) slabs.push_back({.begin = from, .end = to, .row = from + moved, .column = 0});
     first += rows;
   }

@@ -98,7 +98,6 @@ class Groups {
     }
     by_expert_.push_back(size());
     by_source_.push_back(size());
-    choices_.resize(std::max(choices_.size(), static_cast<size_t>(multiple)), -1);  // products of no rows at all have a shape, too
   }
 
   Dispatch on(Backend& device, bool by_source) const {

@@ -23,7 +23,7 @@ int64_t out_of(const LinearWeight& stack, const Dispatch& to) { return stack.sha
 }  // namespace
 
 Var dispatched_swiglu(const Var& x, const Var& weights, const LinearWeight& gate_up, const Dispatch& to, const Recipe& recipe, Keep keep,
-                      bool as_codes) {
+                      bool as_codes, const Place& place) {
   const LinearProducts products(gate_up, recipe, to);
   const Tensor& value = x.value();
   const bool recorded = recording({x, weights, gate_up.var()});
@@ -40,24 +40,27 @@ Var dispatched_swiglu(const Var& x, const Var& weights, const LinearWeight& gate
   if (!recorded) return Var(activation());
   const Var out =
       record("dispatched_swiglu", activation(), {x, weights, gate_up.var()},
-             [products, up, row_weights, to, kept = products.kept(input), columns = value.dim(1)](const Tensor& dy) {
+             [products, up, row_weights, to, place, kept = products.kept(input), columns = value.dim(1)](const Tensor& dy) {
                const Tensor dup = empty_like(up), drow_weights = empty_like(row_weights);
                dy.device().run(SwiGluBackward{.x = up, .dy = dy, .dx = dup, .row_weights = row_weights, .drow_weights = drow_weights});
-               const Tensor dx = empty(dy.device(), dy.dtype(), {dy.dim(0), columns});
+               const bool partial = shared(place, Split::rows);
+               const Tensor dx = empty(dy.device(), partial ? stats_dtype(dy.dtype()) : dy.dtype(), {dy.dim(0), columns});
                products.backward(kept, dup, dx);
-               const TokenRows back = to_tokens(to, dx, drow_weights);
+               if (partial) place.group.sum(drow_weights, Purpose::activations);
+               const TokenRows back = to_tokens(to, partial ? summed(place, dx, {}, dy.dtype()) : dx, drow_weights);
                return std::vector<Tensor>{back.sums, back.weights, {}};
              });
   return keep == Keep::value ? out : rebuilt_on_demand(out, activation);
 }
 
-Var combined_linear(const Var& x, const LinearWeight& down, const Dispatch& from, const Recipe& recipe) {
+Var combined_linear(const Var& x, const LinearWeight& down, const Dispatch& from, const Recipe& recipe, const Place& place) {
   const LinearProducts products(down, recipe, from);
   const Tensor& value = x.value();
   const LinearInput input = products.input(value);
-  const Tensor rows = empty(value.device(), value.dtype(), {value.dim(0), out_of(down, from)});
+  const bool partial = shared(place, Split::columns);
+  const Tensor rows = empty(value.device(), partial ? stats_dtype(value.dtype()) : value.dtype(), {value.dim(0), out_of(down, from)});
   products.fprop(input, {}, rows);
-  const Tensor y = to_tokens(from, rows).sums;
+  const Tensor y = to_tokens(from, partial ? summed(place, rows, {}, value.dtype()) : rows).sums;
   if (!recording({x, down.var()})) return Var(y);
   const bool codes_move = choose_operands(recipe, GemmRole::wgrad).first.source == OperandSource::shifted;
   return record("combined_linear", y, {x, down.var()},

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "mantissa/base/integers.h"
+#include "mantissa/nn/moe.h"
 #include "mantissa/ops/ops.h"
 
 namespace mantissa {
@@ -25,6 +26,16 @@ class Count {
     const ModuleShape& of = entry.module;
     if (of.split == Split::rows) pass == Pass::backward ? summed(of.in * kPartial) : gathered(input_bytes(entry.recipe, of.in, pass));
     if (of.split == Split::columns) pass == Pass::backward ? gathered(of.out * element_) : summed(of.out * kPartial);
+  }
+  // Of a stack of experts: rows of all choices, with their padding, are summed as they are grouped.
+  void experts(const ModulePrecision& entry, int64_t rows, Pass pass) {
+    constexpr int64_t kWeight = 4;  // bytes of the gradient of a row's weight
+    const ModuleShape& of = entry.module;
+    const auto sum = [&](int64_t row_bytes) { add(1, 2 * (ranks_ - 1) * rows * row_bytes, busiest_of(rows) * 2 * row_bytes); };
+    if (of.split == Split::columns && pass != Pass::backward) sum(of.out * kPartial);
+    if (of.split != Split::rows || pass != Pass::backward) return;
+    sum(kWeight);
+    sum(of.in * kPartial);
   }
   // All ranks but one add zeros, in the dtype of the table.
   void embedding(int64_t hidden) {
@@ -51,10 +62,9 @@ class Count {
   }
   // The sum of all ranks' rows, to the rank that has a share of them, without sequence parallelism then to all.
   void summed(int64_t row_bytes) { shared(sequence_ ? row_bytes : 2 * row_bytes); }
-  void shared(int64_t row_bytes) {
-    const int64_t least = tokens_ / ranks_, most = ceil_div(tokens_, ranks_);
-    add(1, (ranks_ - 1) * tokens_ * row_bytes, std::max(tokens_ - least, (ranks_ - 1) * most) * row_bytes);
-  }
+  void shared(int64_t row_bytes) { add(1, (ranks_ - 1) * tokens_ * row_bytes, busiest_of(tokens_) * row_bytes); }
+  // Rows that the rank with most of them sends or receives if each has a share.
+  int64_t busiest_of(int64_t rows) const { return std::max(rows - rows / ranks_, (ranks_ - 1) * ceil_div(rows, ranks_)); }
   void add(int64_t calls, int64_t bytes, int64_t busiest) {
     all_.calls += calls;
     all_.bytes += bytes;
@@ -68,6 +78,17 @@ class Count {
 
 }  // namespace
 
+namespace {
+
+// Of a dispatch on one rank.
+int64_t rows_of_experts(const RunConfig& config, const PrecisionPlan& plan, const ModuleShape& stack) {
+  const std::string path = stack.path.substr(0, stack.path.rfind('.'));
+  const int64_t choices = config.training.micro_batch_size * config.training.seq_len * stack.active;
+  return dispatch_rows(choices, stack.matrices, row_multiple(plan.of(path + ".gate_up").recipe, plan.of(path + ".down").recipe));
+}
+
+}  // namespace
+
 Exchanges tensor_exchanges(const RunConfig& config, const PrecisionPlan& plan) {
   if (config.parallel.tensor == 1) return {};
   const bool twice = config.training.recompute == Recompute::full;
@@ -77,6 +98,13 @@ Exchanges tensor_exchanges(const RunConfig& config, const PrecisionPlan& plan) {
   count.embedding(table.in);
   for (const ModulePrecision& entry : plan.modules()) {
     if (entry.module.kind != ModuleKind::linear) continue;
+    if (entry.module.path.find(".experts.") != std::string::npos) {
+      const int64_t rows = rows_of_experts(config, plan, entry.module);
+      if (twice) count.experts(entry, rows, Pass::forward_alone);
+      count.experts(entry, rows, Pass::forward);
+      count.experts(entry, rows, Pass::backward);
+      continue;
+    }
     if (twice) count.linear(entry, Pass::forward_alone);
     count.linear(entry, Pass::forward);
     count.linear(entry, Pass::backward);

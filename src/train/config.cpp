@@ -191,6 +191,10 @@ void resolve_model(RunConfig& config, ConfigReport& report) {
   }
   divide_model(model, config.parallel.tensor, report);
   divide_experts(config, report);
+  if (model.moe && config.parallel.sequence_parallel) {
+    report.error("parallel.sequence_parallel",
+                 "routers choose for all tokens of a rank, and model.moe is there; false leaves tokens whole");
+  }
 }
 
 // The plan itself is not kept: the vocabulary may follow from the data.
@@ -268,7 +272,6 @@ void resolve_folders(RunConfig& config, ConfigReport& report, const std::string&
 
 void divide_model(ModelConfig& model, int64_t tensor, ConfigReport& report) {
   if (tensor == 1) return;
-  if (model.moe) report.error("parallel.tensor", text("layers with experts are not divided among tensor ranks, got ", tensor));
   const auto divide = [&](const char* what, int64_t size) {
     if (size % tensor == 0) return;
     report.error("parallel.tensor", text(what, " ", size, " cannot be divided among ", tensor, " ranks"));
@@ -276,6 +279,10 @@ void divide_model(ModelConfig& model, int64_t tensor, ConfigReport& report) {
   divide("model.num_attention_heads", model.num_attention_heads);
   divide("model.num_key_value_heads", model.kv_heads());
   divide("model.intermediate_size", model.intermediate_size);
+  if (model.moe) {
+    divide("model.moe.intermediate_size", model.moe->intermediate_size);
+    divide("model.moe.shared_intermediate_size", model.moe->shared_intermediate_size);
+  }
   if (model.pad_vocab_to % tensor == 0) return;
   model.pad_vocab_to = std::lcm(model.pad_vocab_to, tensor);
   report.derive("model.pad_vocab_to");

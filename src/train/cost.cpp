@@ -66,7 +66,7 @@ BucketBytes busiest(const std::vector<Layout::Share>& shares, int64_t partial, i
 // What routers did, in the steps that are told.
 int64_t routing_bytes(const RunConfig& config) {
   const int64_t data = config.parallel.data, numbers = routing_numbers(config.model);
-  return data == 1 || numbers == 0 ? 0 : data * ((data - 1) * numbers * static_cast<int64_t>(sizeof(double)) + kHeader);
+  return data == 1 || numbers == 0 ? 0 : config.parallel.tensor * data * ((data - 1) * numbers * static_cast<int64_t>(sizeof(double)) + kHeader);
 }
 
 // All-gathers of numbers of 8 bytes: the message that decides the step, with what each rank of the world tells, its losses and its norms;

@@ -41,8 +41,9 @@ void add_experts(const RunConfig& config, const PrecisionPlan& plan, const std::
   const ModuleShape &up = plan.of(path + ".experts.gate_up").module, &down = plan.of(path + ".experts.down").module;
   const double rows = rows_per_token(config, plan, up);
   const auto of_rows = [rows](int64_t columns) { return static_cast<int64_t>(std::ceil(rows * static_cast<double>(columns))); };
-  widths.up = of_rows(up.out) + 2 * config.model.moe->shared_intermediate_size;
-  widths.inner = of_rows(down.in) + config.model.moe->shared_intermediate_size;
+  const int64_t ranks = config.parallel.tensor, shared = config.model.moe->shared_intermediate_size / ranks;
+  widths.up = of_rows(up.out / ranks) + 2 * shared;
+  widths.inner = of_rows(down.in / ranks) + shared;
   const int64_t element = dtype_bytes(config.precision.dtype), numbers = 2 * up.matrices;  // logits and scores
   widths.dispatched = of_rows(up.in) + (element == 4 ? 0 : up.in * 4 / element) + numbers * 4 / element;
 }

@@ -17,6 +17,15 @@ TEST_P(TensorRanks, SaveWhatAnyOtherLayoutLoads) {
                                      {{1, 1, false}, {4, 1, false}, {1, 2, false}, {1, 4, true}}, 4);
 }
 
+class TensorRanksWithExperts : public test::TensorRuns {};
+
+TEST_P(TensorRanksWithExperts, TakeTheFirstStepOfOne) { expect_the_first_step_of_one(); }
+TEST_P(TensorRanksWithExperts, StartFromTheSameWeightsAndCodes) { expect_the_same_weights_and_codes(3); }
+TEST_P(TensorRanksWithExperts, SaveWhatAnyOtherLayoutLoads) {
+  expect_saves_that_any_layout_loads({{1, 2, false}, {2, 2, false, 2}, {2, 1, false, 2}},
+                                     {{1, 1, false}, {4, 1, false, 4}, {1, 4, false}, {2, 2, false, 2}}, 4);
+}
+
 // The prompt is one token, and so is every later step: under sequence parallelism all ranks but the last have no row of it.
 // In fp32: else the likelier of two near tokens may be the other.
 class TensorTexts : public test::TensorRuns {};
@@ -26,7 +35,7 @@ TEST_P(TensorTexts, AreThoseOfOne) {
                                          R"(eval.samples={"interval":6,"temperature":0,"max_new_tokens":12,"prompts":["a","abcab"]})"};
   const TrainedRun alone = run_on({1, 1, false}, "alone", more);
   ASSERT_EQ(alone.samples.size(), 4U);
-  for (const TensorLayout& layout : test::kTensorLayouts) {
+  for (const TensorLayout& layout : layouts()) {
     const TrainedRun together = run_on(layout, layout.name(), more);
     EXPECT_EQ(together.samples, alone.samples) << layout.name();
     ASSERT_EQ(together.valid_losses.size(), alone.valid_losses.size());
@@ -37,7 +46,9 @@ TEST_P(TensorTexts, AreThoseOfOne) {
 
 const auto kName = [](const ::testing::TestParamInfo<test::TensorCase>& c) { return std::string(c.param.name); };
 INSTANTIATE_TEST_SUITE_P(, TensorRanks, ::testing::ValuesIn(test::tensor_cases()), kName);
-INSTANTIATE_TEST_SUITE_P(, TensorTexts, ::testing::Values(test::tensor_cases()[0], test::tensor_cases()[1]), kName);
+INSTANTIATE_TEST_SUITE_P(OfExperts, TensorRanksWithExperts, ::testing::ValuesIn(test::tensor_cases_of_experts()), kName);
+INSTANTIATE_TEST_SUITE_P(, TensorTexts,
+                         ::testing::Values(test::tensor_cases()[0], test::tensor_cases()[1], test::tensor_cases_of_experts()[0]), kName);
 
 // Parts of 16 rows: on one rank they are one run of rows, on two they cannot be hashed.
 using FineParts = test::TrainingTest;

@@ -348,7 +348,15 @@ TEST_F(Experts, AreRefusedWhereTheyCannotBe) {
   EXPECT_THAT(message({"model.moe.dense_layers=[0,1]"}), HasSubstr("names every layer"));
   EXPECT_THAT(message({"model.activation=gelu_erf"}), HasSubstr("experts need swiglu"));
   EXPECT_THAT(message({"model.mlp_bias=true"}), HasSubstr("experts have no biases"));
-  EXPECT_THAT(message({"parallel.tensor=2", "parallel.data=1"}), HasSubstr("experts are not divided among tensor ranks"));
+  EXPECT_THAT(message({"parallel.tensor=2", "parallel.data=1", "parallel.sequence_parallel=true"}),
+              HasSubstr("parallel.sequence_parallel: routers choose for all tokens"));
+  EXPECT_THAT(message({"parallel.tensor=2", "parallel.data=1", "model.moe.intermediate_size=63"}),
+              HasSubstr("model.moe.intermediate_size 63 cannot be divided among 2 ranks"));
+  EXPECT_THAT(message({"parallel.data=4", "parallel.expert=2"}), HasSubstr("2 does not divide model.moe.num_experts 5"));
+  EXPECT_THAT(message({"parallel.data=4", "parallel.expert=3"}), HasSubstr("3 does not divide parallel.data 4"));
+  EXPECT_THAT(message({"parallel.data=2", "parallel.expert=2", "model.moe.num_experts=4", "model.moe.intermediate_size=8",
+                       "model.moe.shared_intermediate_size=0", "model.hidden_size=40", "model.num_attention_heads=2"}),
+              HasSubstr("2 experts of a rank have 80 rows of experts.down, which is no multiple of 32"));
   EXPECT_THAT(message({"precision.recipe=mxfp8", "model.moe.intermediate_size=48"}),
               HasSubstr("moe.experts.gate_up does not fit its recipe: out 48 of part gate is not a multiple of 32"));
 }

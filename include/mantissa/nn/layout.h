@@ -36,7 +36,7 @@ class Layout {
   };
   const std::vector<Bucket>& buckets() const { return buckets_; }
 
-  int expert_ranks(const Bucket& bucket) const { return bucket.of_experts ? parameters_[bucket.first].share.ranks : 1; }
+  int expert_ranks(const Bucket& bucket) const { return bucket.of_experts ? parameters_[bucket.first].experts.ranks : 1; }
 
   // Where the rows of each of the ranks that hold the bucket begin, and the end: each has one run of whole bands, 32 rows or a block where
   // that is longer. That of rank r begins with the first band at or after r / ranks of the bucket's elements.

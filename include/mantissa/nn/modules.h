@@ -25,12 +25,13 @@ struct TensorRanks {
   Place place(Split split, int64_t tokens) const { return {.group = group, .split = split, .tokens = sequence ? tokens : 0}; }
 };
 
-// A stack of experts' weights, "<path>.weight", of which each of the ranks that share experts has as many, one after the other.
+// A stack of experts' weights, "<path>.weight", of which each of the ranks that share experts has as many, one after the other, and each
+// tensor rank its share of every one.
 struct ExpertShare {
   ShareOf share{};
   bool by_source = false;  // ExpertRanks
 };
-ParameterSpec stack_of(const ModulePrecision& module, Init init, const ExpertShare& experts);
+ParameterSpec stack_of(const ModulePrecision& module, Init init, const ExpertShare& experts, ShareOf share = {});
 
 // Weights and biases of all modules in the order in which a model adds them, without initial values.
 std::vector<ParameterSpec> parameter_specs(const PrecisionPlan& plan, ShareOf share = {}, bool sequence = false,

@@ -39,7 +39,8 @@ int64_t row_multiple(const Recipe& gate_up, const Recipe& down);
 class Moe {
  public:
   // path.router, path.experts.gate_up and .down, and, where the plan has them, path.shared.gate_up and .down.
-  Moe(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const MoeOptions& options);
+  // Tensor ranks share every expert, and may not share tokens.
+  Moe(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const MoeOptions& options, const TensorRanks& ranks = {});
   // [N, hidden] -> [N, hidden], of so many sequences, each expert taking `capacity` tokens; 0: all. What the router did goes to the tally,
   // if there is one, but not what it does again in backward.
   // A call of all ranks that share the experts, forward and backward.
@@ -51,6 +52,7 @@ class Moe {
   Var experts(const Var& x, const Var& weights, const Dispatch& to) const;
 
   MoeOptions options_;
+  TensorRanks ranks_;
   int64_t multiple_;  // rows of experts are padded to it
   Linear router_;
   Recipe gate_up_recipe_, down_recipe_;

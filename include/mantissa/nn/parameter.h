@@ -31,18 +31,18 @@ struct ParameterSpec {
   Quantization quantised{};  // kept as codes of the bf16 rounding, too
   bool keeps_value = true;   // else the codes are all that is kept
   int64_t padding = 0;       // last rows that no gradient reaches: zero, and never stored
-  // Of a tensor that several ranks share; share_of() sets them.
+  // Of a tensor that several tensor ranks share; share_of() sets them.
   Split split = Split::none;
   ShareOf share{};
-  int64_t stored_rows = 0;        // of all ranks, without padding, where they share its rows
+  int64_t stored_rows = 0;        // of all these ranks, without padding, where they share its rows
   std::vector<int64_t> parts{};   // rows of fused parts (q, k, v), each of which is divided; empty: one part
   bool partial_gradient = false;  // each rank that shares the tensor computes a part of its gradient, which is the sum
   // Of a stack of experts' weights.
-  bool shares_experts = false;  // the ranks that share it are those that share experts; each has whole matrices of it
-  int64_t matrices = 1;         // of this rank
-  int64_t sources = 1;          // ranks whose gradients are kept apart until join_sources(): [matrices, sources, ...]
+  ShareOf experts{};     // each of these ranks has whole matrices of it, which tensor ranks may share
+  int64_t matrices = 1;  // of this rank
+  int64_t sources = 1;   // ranks whose gradients are kept apart until join_sources(): [matrices, sources, ...]
 
-  bool among_experts() const { return shares_experts && share.ranks > 1; }
+  bool among_experts() const { return experts.ranks > 1; }
   int64_t gradient_rows() const { return shape[0] * sources; }
 };
 

@@ -113,12 +113,15 @@ Dispatch dispatch(const Tensor& experts, int64_t num_experts, int64_t multiple, 
 // weights [N, K], gate_up a stack [E * 2I, in], of this rank's experts: [R, I]. as_codes: where fprop reads x as codes they are made of x
 // once and rows of codes move, else rows of values, which become the same codes. What travels between ranks travels as it moves: in one
 // exchange with the weights, and back in one.
+// Where tensor ranks share experts, each has rows of gate and of up: x and weights are whole, the result is [R, I of this rank], and their
+// gradients are sums over the ranks, rounded once.
 Var dispatched_swiglu(const Var& x, const Var& weights, const LinearWeight& gate_up, const Dispatch& to, const Recipe& recipe, Keep keep,
-                      bool as_codes);
+                      bool as_codes, const Place& place = {});
 
 // The second product of every expert, and the sum of a token's rows: x [R, I], down a stack [E * out, I]: [N, out]. Where the recipe shifts
-// the output gradient its rowwise codes are made of dy once and move; else values do.
-Var combined_linear(const Var& x, const LinearWeight& down, const Dispatch& from, const Recipe& recipe);
+// the output gradient its rowwise codes are made of dy once and move; else values do. Where tensor ranks share experts each has columns of
+// down, and the rows are summed over the ranks in fp32 and rounded once before those of a token are added.
+Var combined_linear(const Var& x, const LinearWeight& down, const Dispatch& from, const Recipe& recipe, const Place& place = {});
 
 struct LossOptions {
   int64_t vocab;         // columns that take part in the softmax; the rest are padding
