@@ -113,5 +113,24 @@ TEST(Replicas, OfTensorRanksHaveTheSameMastersAndMomentsToTheBit) {
   EXPECT_THAT(apart, Each(IsEmpty()));
 }
 
+// Ranks 0 and 2 hold the first experts, 1 and 3 the others.
+TEST(Replicas, OfExpertsAreComparedByWhoHoldsTheSame) {
+  const auto compare_experts = [](int changed) {
+    return test::run_ranks(4, [&](const Communicator& world) {
+      const auto device = make_backend("cpu");
+      ParameterSet set;
+      set.add({.name = "norm.weight", .shape = {64}, .init = {.constant = 1.0}});
+      set.add({.name = "up.weight", .shape = {64, 8}, .init = {.std = 0.5}, .experts = {world.rank() % 2, 2}, .matrices = 2});
+      set.allocate(*device, Dtype::f32, true);
+      Optimizer optimizer(set, {}, make_mesh(world, 1, 2), 1);
+      optimizer.initialise(5);
+      if (world.rank() == changed) flip(set.all()[1].value(), 3);
+      require_same_replicas(optimizer);
+    });
+  };
+  EXPECT_THAT(compare_experts(-1), Each(IsEmpty()));
+  EXPECT_THAT(compare_experts(3), Each(HasSubstr("rank 3 has other bytes of up.weight, rows 0 to 31, than rank 1,")));
+}
+
 }  // namespace
 }  // namespace mantissa

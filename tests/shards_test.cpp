@@ -274,5 +274,48 @@ INSTANTIATE_TEST_SUITE_P(, ShardsTest, ::testing::ValuesIn(cases()), [](const au
               c.param.bucket_bytes == 1 ? "s" : "");
 });
 
+// Four data ranks, of which neighbours share six experts of 32 rows: norms come in the order of one process, and the owner of every row is
+// one of those that hold it.
+TEST(ShardsOfExperts, AreInTheOrderOfOneProcess) {
+  const auto errors = test::run_ranks(4, [](const Communicator& world) {
+    const auto device = make_backend("cpu");
+    ParameterSet set;
+    const ShareOf experts{.rank = world.rank() % 2, .ranks = 2};
+    set.add({.name = "layers.0.router.weight", .shape = {70, 8}});
+    set.add({.name = "layers.0.up.weight", .shape = {96, 8}, .experts = experts, .matrices = 3});
+    set.add({.name = "layers.0.down.weight", .shape = {96, 4}, .experts = experts, .matrices = 3});
+    set.add({.name = "final.weight", .shape = {40}});
+    set.allocate(*device, Dtype::f32, true);
+    const Shards shards(set, make_mesh(world, 1, 2));
+    // Of each 32 rows their place in the whole: parameter and row.
+    std::vector<double> own;
+    for (const Part& part : shards.own()) {
+      const auto first = static_cast<double>(int64_t{1000} * part.of->number() +
+                                             (part.of->among_experts() ? int64_t{96} * experts.rank : int64_t{0}) + part.begin);
+      for (int64_t row = part.begin; row < part.end; row += 32) own.push_back(first + static_cast<double>(row - part.begin));
+    }
+    ASSERT_EQ(std::ssize(own), shards.norm_bands(world.rank()));
+    std::vector<std::vector<double>> by_rank(4);
+    const std::vector<int64_t> sizes = world.all(static_cast<int64_t>(own.size()));
+    for (size_t r = 0; r < 4; ++r) {
+      by_rank[r] = own;
+      by_rank[r].resize(static_cast<size_t>(sizes[r]));
+      world.broadcast(std::as_writable_bytes(std::span(by_rank[r])), static_cast<int>(r), Purpose::other);
+    }
+    EXPECT_THAT(shards.in_order(by_rank),
+                ElementsAre(0, 32, 64, 1000, 1032, 1064, 1096, 1128, 1160, 2000, 2032, 2064, 2096, 2128, 2160, 3000, 3032));
+    for (const bool of_experts : {false, true}) {
+      std::map<std::string, int64_t> rows;
+      for (int rank = 0; rank < shards.group(of_experts).size(); ++rank) {
+        for (const Part& part : shards.of_rank(of_experts, rank)) rows[part.of->name] += part.end - part.begin;
+      }
+      const std::map<std::string, int64_t> shared = {{"layers.0.up.weight", 96}, {"layers.0.down.weight", 96}},
+                                           alike = {{"layers.0.router.weight", 70}, {"final.weight", 40}};
+      EXPECT_EQ(rows, of_experts ? shared : alike);
+    }
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+}
+
 }  // namespace
 }  // namespace mantissa

@@ -353,6 +353,8 @@ TEST_F(Experts, AreRefusedWhereTheyCannotBe) {
   EXPECT_THAT(message({"parallel.tensor=2", "parallel.data=1", "model.moe.intermediate_size=63"}),
               HasSubstr("model.moe.intermediate_size 63 cannot be divided among 2 ranks"));
   EXPECT_THAT(message({"parallel.data=4", "parallel.expert=2"}), HasSubstr("2 does not divide model.moe.num_experts 5"));
+  EXPECT_THAT(message({"parallel.data=4", "parallel.expert=4", "model.moe.num_experts=6"}),
+              HasSubstr("4 does not divide model.moe.num_experts 6"));
   EXPECT_THAT(message({"parallel.data=4", "parallel.expert=3"}), HasSubstr("3 does not divide parallel.data 4"));
   EXPECT_THAT(message({"parallel.data=2", "parallel.expert=2", "model.moe.num_experts=4", "model.moe.intermediate_size=8",
                        "model.moe.shared_intermediate_size=0", "model.hidden_size=40", "model.num_attention_heads=2"}),
