@@ -84,25 +84,49 @@ TEST_F(LaunchedTraining, WritesATimeLineOfEachRank) {
   EXPECT_EQ(mantissa(train("bad", {"--set", R"(training.trace={"steps":[3,2]})"})).exit_code, 2);
 }
 
-TEST_F(LaunchedTraining, GoesOnFromTheNewestCheckpointAfterARankWasKilled) {
-  const std::string constant = "schedule.type=constant";  // the rate of a step does not depend on how many there are
-  ASSERT_EQ(mantissa(train("alone", {"--set", constant})).exit_code, 0);
+struct KilledRun {
+  const char* name;
+  std::vector<std::string> model;
+  std::string at_four, at_two;  // settings of four ranks, and of the two that go on
+};
+
+class KilledTraining : public LaunchedTraining, public ::testing::WithParamInterface<KilledRun> {};
+
+TEST_P(KilledTraining, GoesOnFromTheNewestCheckpointAfterARankWasKilled) {
+  std::vector<std::string> sets = {"--set", "schedule.type=constant"};  // the rate of a step does not depend on how many there are
+  for (const std::string& set : GetParam().model) sets.insert(sets.end(), {"--set", set});
+  ASSERT_EQ(mantissa(train("alone", sets)).exit_code, 0);
   test::ProcessResult run;
-  std::thread launcher([&] { run = launch_with_pids(4, "killed", "--set training.steps=1000000 --set " + constant); });
-  ASSERT_TRUE(appears("killed/checkpoints/step-00000020"));
+  std::thread launcher([&] {
+    std::string all = "--set training.steps=1000000 --set " + GetParam().at_four;
+    for (const std::string& set : sets) all += ' ' + set;
+    run = launch_with_pids(4, "killed", all);
+  });
+  const bool saved = appears("killed/checkpoints/step-00000020");
   ::kill(pid_of(2), SIGKILL);
   launcher.join();
+  ASSERT_TRUE(saved) << run.errors;
   EXPECT_EQ(run.exit_code, 137);
   EXPECT_THAT(run.errors, HasSubstr("rank 2 failed first: SIGKILL"));
   for (const char* rank : {"0", "1", "3"})
     EXPECT_THAT(run.errors, ::testing::ContainsRegex(std::string("  ") + rank + " .* exit code 6")) << run.errors;
   for (const auto& entry : fs::directory_iterator(folder_ / "killed/checkpoints"))  // a busy machine may have got beyond 40
     if (entry.path().filename().string() > "step-00000020") fs::remove_all(entry.path());
-  const auto resumed = launch(2, train("killed", {"--resume", "--set", constant}));
+  sets.insert(sets.end(), {"--resume", "--set", GetParam().at_two});
+  const auto resumed = launch(2, train("killed", sets));
   EXPECT_EQ(resumed.exit_code, 0) << resumed.errors;
   EXPECT_THAT(resumed.output, HasSubstr("done | step 40"));
   expect_equal("alone", "killed");
 }
+
+INSTANTIATE_TEST_SUITE_P(, KilledTraining,
+                         ::testing::Values(KilledRun{"dense", {}, "parallel.expert=1", "parallel.expert=1"},
+                                           KilledRun{"experts",
+                                                     {"model.moe.num_experts=8", "model.moe.num_experts_per_tok=2",
+                                                      "model.moe.intermediate_size=32"},
+                                                     "parallel.expert=4",
+                                                     "parallel.expert=2"}),
+                         [](const auto& c) { return std::string(c.param.name); });
 
 // A launcher that does not host rank 0 sees these alone. More than its step a rank reports only if it blames another; where leaving looked
 // like a loss, one run in four did.
