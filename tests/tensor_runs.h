@@ -111,6 +111,12 @@ class TensorRuns : public TrainingTest, public ::testing::WithParamInterface<Ten
       ASSERT_EQ(together.losses.size(), 1U) << layout.name();
       EXPECT_NEAR(together.losses[0], alone.losses[0], GetParam().loss * alone.losses[0]) << layout.name();
       EXPECT_NEAR(together.norms[0], alone.norms[0], 20 * GetParam().loss * alone.norms[0]) << layout.name();
+      const auto loads = [](const TrainedRun& of) {
+        std::vector<std::vector<int64_t>> out;
+        for (const LayerRouting& layer : of.steps.at(0).routing) out.push_back(layer.load);
+        return out;
+      };
+      EXPECT_EQ(loads(together), loads(alone)) << layout.name();
       double least = 1.0;
       for (const std::string& parameter : parameters("alone", 1)) {
         const double near = cosine(tensor(layout.name(), 1, "m." + parameter), tensor("alone", 1, "m." + parameter));
