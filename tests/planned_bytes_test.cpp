@@ -64,6 +64,8 @@ TEST_F(PlannedBytes, OfDataRanksAreSent) {
     check({"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.fp8_param_gather=true", "model.tie_word_embeddings=true"}, "tiles");
     check({"precision.dtype=bf16", kRows, "precision.recipe=rows", "precision.fp8_param_gather=true"}, "rows");
     check({"model.moe.num_experts=5", "model.moe.intermediate_size=32", "model.moe.shared_intermediate_size=16"}, "experts");
+    check({"model.moe.num_experts=5", "model.moe.intermediate_size=32", "model.moe.score=sigmoid", "model.moe.bias_update_rate=1e-3"},
+          "biased");
   }
 }
 

@@ -27,11 +27,12 @@ std::vector<std::string> compare(const std::function<void(int, ParameterSet&)>& 
     set.add({.name = "copy.weight", .shape = {96, 64}, .init = {.std = 0.5}, .dtype = Dtype::bf16, .quantised = tiles});
     set.add({.name = "codes.weight", .shape = {96, 64}, .init = {.std = 0.5}, .quantised = tiles, .keeps_value = false});
     set.add({.name = "bias", .shape = {5}});
+    set.add_buffer({.name = "expert_bias", .shape = {7}});
     set.allocate(*device, Dtype::f32, true);
     Optimizer optimizer(set, {}, make_mesh(world, 1), 1);
     optimizer.initialise(5);
     change(world.rank(), set);
-    require_same_replicas(optimizer);
+    require_same_replicas(optimizer, set);
   });
 }
 
@@ -62,6 +63,8 @@ TEST(Replicas, OneBitNamesRankTensorAndOwnerOnAllRanks) {
          [](ParameterSet& set) { flip(set.all()[3].codes().scales, 2); });
   expect(0, "rank 1 has other bytes of fp32.weight, rows 0 to 31, than rank 0,",
          [](ParameterSet& set) { flip(set.all()[0].value(), 0); });  // the owner is right
+  expect(2, "rank 2 has other bytes of expert_bias, rows 0 to 6, than rank 0,",
+         [](ParameterSet& set) { flip(set.buffers()[0].value, 27); });
 }
 
 // What each of four ranks ends with, two tensor ranks in each of two replicas, that hold norms alike and rows of matrices apart.
@@ -80,7 +83,7 @@ std::vector<std::string> compare_four(const std::function<void(int, ParameterSet
       for (const Tensor& moment : {state.first_moment, state.second_moment}) device->run(Fill{.out = moment, .value = 0.25});
     }
     change(world.rank(), set, optimizer);
-    require_same_replicas(optimizer);
+    require_same_replicas(optimizer, set);
   });
 }
 
@@ -125,7 +128,7 @@ TEST(Replicas, OfExpertsAreComparedByWhoHoldsTheSame) {
       Optimizer optimizer(set, {}, make_mesh(world, 1, 2), 1);
       optimizer.initialise(5);
       if (world.rank() == changed) flip(set.all()[1].value(), 3);
-      require_same_replicas(optimizer);
+      require_same_replicas(optimizer, set);
     });
   };
   EXPECT_THAT(compare_experts(-1), Each(IsEmpty()));

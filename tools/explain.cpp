@@ -91,6 +91,7 @@ void print_json(const Explanation& of) {
                                     {"shape", held.in == 0 ? nlohmann::json{held.out} : nlohmann::json{held.out, held.in}},
                                     {"bytes", entry.bytes_on_rank(config.parallel.per_weight())}};
   }
+  all["buffers"] = plan.buffers();
   all["device"] = device;
   all["quantised_gemms"] = quantises_operands(plan) ? nlohmann::json(kEmulated) : nlohmann::json();
   all["layout"] = {{"tensor", config.parallel.tensor}, {"data", config.parallel.data}, {"expert", config.parallel.expert}};
@@ -183,6 +184,7 @@ void print_text(const Explanation& of, PlanTable form) {
   const double per_parameter = static_cast<double>(plan.bytes()) / static_cast<double>(plan.parameters());
   print(text(plan.parameters(), " parameters",
              plan.active_parameters() < plan.parameters() ? text(", ", plan.active_parameters(), " of them active") : "",
+             plan.buffers() > 0 ? text(", and expert biases of ", plan.buffers(), " elements, which are not trained") : "",
              " | resident weights ", plan.bytes(), " B, ", std::fixed, std::setprecision(3), per_parameter, " B per parameter"));
   if (config.parallel.tensor > 1) print(tensor_line(config, plan));
   if (config.parallel.expert > 1) print(expert_line(config, plan));

@@ -68,6 +68,7 @@ void MoeConfig::validate(const ModelConfig& model, ConfigReport& report) const {
   refuse(score_after_choice && score != RouterScore::softmax, "score_after_choice", "needs model.moe.score softmax");
   refuse(score_after_choice && num_experts_per_tok == 1, "score_after_choice",
          "with num_experts_per_tok 1 every weight is 1 and the router learns nothing from the loss");
+  refuse(has_expert_bias() && score != RouterScore::sigmoid, "bias_update_rate", "needs model.moe.score sigmoid");
   std::set<int64_t> dense;
   for (const int64_t layer : dense_layers) {
     refuse(layer < 0 || layer >= model.num_layers, "dense_layers",

@@ -35,7 +35,11 @@ void add_mlp(const ModelConfig& config, const std::string& path, std::vector<Mod
 void add_moe(const ModelConfig& config, const std::string& path, std::vector<ModuleShape>& modules) {
   const MoeConfig& moe = *config.moe;
   const int64_t hidden = config.hidden_size, inner = moe.intermediate_size, shared = moe.shared_intermediate_size;
-  modules.push_back({.path = path + ".router", .kind = ModuleKind::router, .out = moe.num_experts, .in = hidden});
+  modules.push_back({.path = path + ".router",
+                     .kind = ModuleKind::router,
+                     .out = moe.num_experts,
+                     .in = hidden,
+                     .buffer = moe.has_expert_bias() ? moe.num_experts : 0});
   const auto stack = [&](ModuleShape one) {
     one.matrices = moe.num_experts;
     one.active = moe.num_experts_per_tok;
@@ -81,6 +85,16 @@ std::vector<ParameterShape> parameter_shapes(const ModelShape& model) {
     const Shape padded = module.in == 0 ? Shape{module.out} : Shape{module.rows(), module.in};
     shapes.push_back({.name = module.path + ".weight", .shape = padded.with_dim0(module.rows() - module.padding), .padded = padded});
     if (module.bias > 0) shapes.push_back({.name = module.path + ".bias", .shape = {module.bias}, .padded = {module.bias}});
+  }
+  return shapes;
+}
+
+std::vector<ParameterShape> buffer_shapes(const ModelShape& model) {
+  std::vector<ParameterShape> shapes;
+  for (const ModuleShape& module : model.modules) {
+    if (module.buffer == 0) continue;
+    const std::string experts = module.path.substr(0, module.path.rfind('.'));
+    shapes.push_back({.name = experts + ".expert_bias", .shape = {module.buffer}, .padded = {module.buffer}});
   }
   return shapes;
 }

@@ -33,6 +33,8 @@ Moe::Moe(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, 
                                  ranks.share()))),
       down_(&set.add(stack_of(plan.of(path + ".experts.down"), {.constant = 0.0, .std = options.down_init_std}, share_of(options.ranks),
                               ranks.share()))) {
+  const int64_t biased = plan.of(path + ".router").module.buffer;
+  if (biased > 0) expert_bias_ = &set.add_buffer({.name = path + ".expert_bias", .shape = {biased}});
   if (!plan.find(path + ".shared.down")) return;
   shared_.emplace(set, plan, path + ".shared",
                   MlpOptions{.gelu = {}, .init_std = options.init_std, .down_init_std = options.down_init_std, .keep = options.keep},
@@ -43,7 +45,7 @@ Var Moe::forward(const Var& x, int64_t sequences, int64_t capacity, RoutingTally
   RoutingOptions routing = options_.routing;
   routing.sequences = sequences;
   const Var logits = router_.forward(convert(x, stats_dtype(x.value().dtype())), x.value().dim(0));
-  const Routing chosen = route(logits, routing);
+  const Routing chosen = route(logits, routing, expert_bias_ ? expert_bias_->value : Tensor());
   if (tally && !Tape::in_backward()) tally->records.push_back(record_of(logits.value(), chosen, routing.rule, tally->wanted));
   const Var y = experts(x, chosen.weights, dispatch(chosen.experts, options_.experts, multiple_, capacity, options_.ranks));
   return shared_ ? add(y, shared_->forward(x, x.value().dim(0))) : y;

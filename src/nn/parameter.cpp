@@ -80,6 +80,12 @@ Parameter& ParameterSet::add(ParameterSpec spec) {
   return parameter;
 }
 
+Buffer& ParameterSet::add_buffer(Buffer buffer) {
+  require(std::ranges::find(buffers_, buffer.name, &Buffer::name) == buffers_.end(), "buffer ", buffer.name, " exists already");
+  require(!allocated(), "buffer ", buffer.name, " was added after the allocation");
+  return buffers_.emplace_back(std::move(buffer));
+}
+
 const Parameter* ParameterSet::find(const std::string& name) const {
   for (const Parameter& parameter : parameters_) {
     if (parameter.name == name) return &parameter;
@@ -123,6 +129,7 @@ void ParameterSet::allocate(Backend& device, Dtype masters, bool gradients) {
   allocate_values();
   allocate_codes(true);
   allocate_codes(false);
+  for (Buffer& buffer : buffers_) buffer.value = zeros(device, masters, buffer.shape);
   nonfinite_ = zeros(device, Dtype::i32, {1});
   if (gradients) use_gradient_buffer(new_gradient_buffer());
 }

@@ -313,6 +313,12 @@ int64_t PrecisionPlan::parameters() const {
   return sum;
 }
 
+int64_t PrecisionPlan::buffers() const {
+  int64_t sum = 0;
+  for (const ModulePrecision& entry : modules_) sum += entry.module.buffer;
+  return sum;
+}
+
 int64_t PrecisionPlan::bytes() const {
   int64_t sum = 0;
   for (const ModulePrecision& entry : modules_) sum += entry.bytes;

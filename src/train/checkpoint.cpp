@@ -41,6 +41,12 @@ void add_tensor(CheckpointContent& content, const char* prefix, const Part& part
                              .data = data.slice(0, part.stored_end() - part.begin)});
 }
 
+void require_saved_as(const ManifestTensor& saved, bool fits, const Tensor& out, const std::vector<int64_t>& needed,
+                      const CheckpointReader& reader) {
+  require(saved.dtype == out.dtype() && fits, ExitCode::usage, reader.directory().string(), ": ", saved.name, " is ", saved.dtype, " ",
+          shape_text(saved.shape), ", the model needs ", out.dtype(), " ", shape_text(needed));
+}
+
 // Reads what belongs to a part.
 class PartReader {
  public:
@@ -55,8 +61,7 @@ class PartReader {
     const ManifestTensor& saved = reader_.tensor(name);
     const std::vector<int64_t> needed = dimensions(part.of->stored_shape());
     const bool padded = saved.shape != needed && with_padding(part.of->name, saved.shape, needed);
-    require(saved.dtype == out.dtype() && (padded || saved.shape == needed), ExitCode::usage, reader_.directory().string(), ": ", name,
-            " is ", saved.dtype, " ", shape_text(saved.shape), ", the model needs ", out.dtype(), " ", shape_text(needed));
+    require_saved_as(saved, padded || saved.shape == needed, out, needed, reader_);
     if (padded && padded_.empty()) padded_ = name;
     for (const Part::Slab& slab : part.slabs()) {
       const Tensor rows = out.slice(slab.begin - part.begin, slab.end - part.begin);
@@ -78,6 +83,35 @@ class PartReader {
   std::map<std::string, ParameterShape> padded_shapes_;  // of the model that was saved
   std::string padded_;
 };
+
+// Whole, on every rank.
+void read_buffer(CheckpointReader& reader, const Buffer& buffer) {
+  const std::string name = "buffer." + buffer.name;
+  const std::vector<int64_t> needed = dimensions(buffer.shape);
+  require_saved_as(reader.tensor(name), reader.tensor(name).shape == needed, buffer.value, needed, reader);
+  fill_from_host(buffer.value, [&](std::span<std::byte> bytes) { reader.read(name, bytes); });
+  const std::optional<NonfiniteElement> bad = nonfinite_element(buffer.value);
+  if (bad)
+    fail(ExitCode::numerical, reader.directory().string(), ": ", buffer.name, "[", bad->index, "] = ", bad->value, ": must be finite");
+}
+
+void load_buffers(CheckpointReader& reader, ParameterSet& parameters) {
+  const std::optional<MoeConfig> saved = saved_config(reader).model.moe;
+  const bool has_any = saved && saved->has_expert_bias();
+  require(
+      !has_any || !parameters.buffers().empty(), ExitCode::usage, reader.directory().string(),
+      ": has expert biases, without which its routers choose other experts: set model.moe.bias_update_rate, which is 0 here (1e-30 keeps "
+      "them as they are)");
+  for (const Buffer& buffer : parameters.buffers()) {
+    has_any ? read_buffer(reader, buffer) : parameters.device().run(Fill{.out = buffer.value, .value = 0.0});
+  }
+}
+
+void warn_of_new_biases(const CheckpointReader& reader, const ParameterSet& parameters) {
+  const std::optional<MoeConfig> saved = saved_config(reader).model.moe;
+  if (parameters.buffers().empty() || (saved && saved->has_expert_bias())) return;
+  log_warning(reader.directory().string(), ": was trained without model.moe.bias_update_rate, so expert biases start at 0");
+}
 
 std::string scalar_text(const Scalar& scalar) {
   return std::visit(
@@ -104,7 +138,7 @@ std::vector<std::string> differences(const char* section, T saved, T current) {
   return found;
 }
 
-// Coefficients of losses, the capacity and a forced balance are no part of the model.
+// Coefficients of losses, the capacity and a forced balance are no part of the model; load_buffers() judges the rate of expert biases.
 std::vector<std::string> expert_differences(const std::optional<MoeConfig>& saved, const std::optional<MoeConfig>& current) {
   if (saved.has_value() != current.has_value())
     return {saved ? "model.moe: in the checkpoint, null here" : "model.moe: null in the checkpoint, not here"};
@@ -112,7 +146,8 @@ std::vector<std::string> expert_differences(const std::optional<MoeConfig>& save
   std::vector<std::string> list = differences("model.moe", *saved, *current);
   std::erase_if(list, [](const std::string& line) {
     const std::string key = line.substr(0, line.find(':'));
-    return key.ends_with("_coef") || key.ends_with(".capacity_factor") || key.ends_with(".force_balance");
+    return key.ends_with("_coef") || key.ends_with(".bias_update_rate") || key.ends_with(".capacity_factor") ||
+           key.ends_with(".force_balance");
   });
   if (saved->dense_layers != current->dense_layers) {
     list.push_back(
@@ -207,6 +242,11 @@ CheckpointContent checkpoint_content(const TrainedParts& parts, const TrainState
     add_tensor(content, "m.", own.part, own.first_moment);
     add_tensor(content, "v.", own.part, own.second_moment);
   }
+  if (shards.mesh().world.rank() > 0) return content;
+  for (const Buffer& buffer : parts.parameters.buffers()) {
+    const std::vector<int64_t> shape = dimensions(buffer.shape);
+    content.tensors.push_back({.name = "buffer." + buffer.name, .shape = buffer.shape, .boxes = {whole_box(shape)}, .data = buffer.value});
+  }
   return content;
 }
 
@@ -255,8 +295,10 @@ void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor p
       for (const Part& part : parameters.whole_parts()) load(part, parameters.room_for_master(part));
     }
     require(bad.empty(), ExitCode::numerical, reader.directory().string(), ": ", bad, ": weights must be finite");
+    load_buffers(reader, parameters);
   });
   if (optimizer) optimizer->shards().gather();
+  warn_of_new_biases(reader, parameters);
   if (!masters.padded().empty()) {
     log_warning(reader.directory().string(), ": ", masters.padded(), " was saved with the padding of the vocabulary, which is dropped");
   }

@@ -14,7 +14,7 @@ namespace mantissa {
 namespace {
 
 constexpr int64_t kHeader = 32;  // bytes of each call to the right neighbour (communicator.h)
-constexpr int64_t kTold = 8;     // numbers that a rank tells before its losses and norms (optimizer.cpp)
+constexpr int64_t kTold = 8;     // numbers that a rank tells before its losses, choices of experts and norms (optimizer.cpp)
 
 // Of each rank alike: tensor ranks hold shares of equal size, and so do ranks that share experts.
 Layout layout_of(const RunConfig& config, const PrecisionPlan& plan) {
@@ -69,11 +69,11 @@ int64_t routing_bytes(const RunConfig& config) {
   return data == 1 || numbers == 0 ? 0 : config.parallel.tensor * data * ((data - 1) * numbers * static_cast<int64_t>(sizeof(double)) + kHeader);
 }
 
-// All-gathers of numbers of 8 bytes: the message that decides the step, with what each rank of the world tells, its losses and its norms;
-// and where some targets may not count, how many do, among the data ranks.
-int64_t control_bytes(const RunConfig& config, int64_t norm_bands) {
+// All-gathers of numbers of 8 bytes: the message that decides the step, with what each rank of the world tells, its losses, its choices and
+// its norms; and where some targets may not count, how many do, among the data ranks.
+int64_t control_bytes(const RunConfig& config, int64_t choices, int64_t norm_bands) {
   const int64_t world = config.parallel.world(), data = config.parallel.data;
-  const int64_t told = (world - 1) * (world * (kTold + *config.training.grad_accum) + norm_bands);
+  const int64_t told = (world - 1) * (world * (kTold + *config.training.grad_accum + choices) + norm_bands);
   const int64_t targets = config.data.mask_eod_loss && data > 1 ? (data - 1) * world : 0;
   const int64_t always = (told + targets) * static_cast<int64_t>(sizeof(double)) + (targets > 0 ? 2 : 1) * world * kHeader;
   return always + routing_bytes(config) / config.logging.interval;
@@ -178,7 +178,7 @@ StepBytes step_bytes(const RunConfig& config, const PrecisionPlan& plan) {
   }
   out.busiest += *config.training.grad_accum * (activations.busiest + experts.busiest);
   out.sent.activations = replicas * activations.bytes + groups * experts.bytes;
-  out.sent.control = control_bytes(config, norm_bands) + groups * experts.control +
+  out.sent.control = control_bytes(config, plan.buffers(), norm_bands) + groups * experts.control +
                      (calls * world + replicas * activations.calls * tensor + groups * experts.calls * peers) * kHeader;
   return out;
 }

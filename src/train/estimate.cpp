@@ -160,7 +160,7 @@ void add_parameters(const RunConfig& config, const PrecisionPlan& plan, MemoryEs
   const Layout::Totals& all = layout.totals();
   const int64_t buffers = GradientAccumulator::buffers(config.training.accumulation, *config.training.grad_accum);
   estimate.masters = bytes(static_cast<double>(all.fp32_values) + static_cast<double>(most.masters));
-  estimate.values = bytes(static_cast<double>(all.other_values + all.codes + all.copies));
+  estimate.values = bytes(static_cast<double>(all.other_values + all.codes + all.copies + 4 * plan.buffers()));
   estimate.gradients = bytes(static_cast<double>(all.gradients) * static_cast<double>(buffers));
   estimate.optimizer = bytes(static_cast<double>(most.moments));
   estimate.exchange = bytes(static_cast<double>(largest));

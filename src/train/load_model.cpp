@@ -14,7 +14,20 @@ namespace fs = std::filesystem;
 
 std::string source_of_config(const CheckpointReader& reader) { return (reader.directory() / "manifest.json").string() + " (config)"; }
 
-bool is_master(const ManifestTensor& tensor) { return tensor.name.starts_with("master."); }
+// That the checkpoint has these tensors of a model, and no others of their kind; padded: once stored with its padding.
+void require_tensors(const CheckpointReader& reader, const std::string& prefix, const char* kind, const std::vector<ParameterShape>& of) {
+  const std::string source = source_of_config(reader);
+  for (const ParameterShape& needed : of) {
+    const std::string name = prefix + needed.name;
+    require(reader.has(name), ExitCode::data, source, ": its model has ", needed.name, ", but there is no tensor ", name);
+    const ManifestTensor& saved = reader.tensor(name);
+    const bool fits = saved.shape == dimensions(needed.shape) || saved.shape == dimensions(needed.padded);
+    require(saved.dtype == Dtype::f32 && fits, ExitCode::data, source, ": ", needed.name, " of its model is fp32 ",
+            shape_text(dimensions(needed.shape)), ", but the tensor is ", saved.dtype, " ", shape_text(saved.shape));
+  }
+  const auto found = std::ranges::count_if(reader.manifest().tensors, [&](const auto& tensor) { return tensor.name.starts_with(prefix); });
+  require(std::cmp_equal(found, of.size()), ExitCode::data, source, ": its model has ", of.size(), " ", kind, ", but there are ", found);
+}
 
 // What is wrong with a config is wrong with the checkpoint that it was saved in.
 template <class Check>
@@ -58,18 +71,9 @@ RunConfig for_ranks(RunConfig config, const TensorRanks& ranks) {
 PrecisionPlan plan_for_tensors(const RunConfig& config, const CheckpointReader& reader, const RunConfig& use) {
   const std::string source = source_of_config(reader);
   as_data(source, [&] { check_saved(config); });
-  const std::vector<ParameterShape> parameters = parameter_shapes(model_shape(config.model));
-  for (const ParameterShape& parameter : parameters) {
-    const std::string name = "master." + parameter.name;
-    require(reader.has(name), ExitCode::data, source, ": its model has ", parameter.name, ", but there is no tensor ", name);
-    const ManifestTensor& saved = reader.tensor(name);
-    const bool fits = saved.shape == dimensions(parameter.shape) || saved.shape == dimensions(parameter.padded);
-    require(saved.dtype == Dtype::f32 && fits, ExitCode::data, source, ": ", parameter.name, " of its model is fp32 ",
-            shape_text(dimensions(parameter.shape)), ", but the tensor is ", saved.dtype, " ", shape_text(saved.shape));
-  }
-  const auto masters = std::ranges::count_if(reader.manifest().tensors, is_master);
-  require(std::cmp_equal(masters, parameters.size()), ExitCode::data, source, ": its model has ", parameters.size(),
-          " parameters, but there are ", masters);
+  const ModelShape model = model_shape(config.model);
+  require_tensors(reader, "master.", "parameters", parameter_shapes(model));
+  require_tensors(reader, "buffer.", "buffers", buffer_shapes(model));
   return as_data(source, [&] { return resolve_plan(use); });
 }
 

@@ -12,7 +12,8 @@ namespace {
 
 int64_t norm_bands(const Part& part) { return ceil_div(part.end - part.begin, 32); }
 
-// What a rank tells in the one message of a step that decides it: these, then its losses, then its partial norms. All fp64.
+// What a rank tells in the one message of a step that decides it: these, then its losses, its counts of choices, and its partial norms. All
+// fp64.
 enum class Told { flag, vote, seconds, gradients, parameters, activations, control, other, count };
 constexpr auto kTold = static_cast<int64_t>(Told::count);
 
@@ -43,22 +44,24 @@ void add(const std::array<double, kTold>& from, UpdateResult& to) {
 void exchange_control(const Shards& shards, const StepLosses& step, FinishGradients& finish, UpdateResult& result) {
   const Communicator& world = shards.mesh().world;
   const int tensor_ranks = shards.mesh().tensor.size();
-  const int64_t losses = finish.losses.elements();
+  const int64_t losses = finish.losses.elements(), choices = std::ssize(step.choices);
   std::vector<int64_t> counts, bytes;
   for (int r = 0; r < world.size(); ++r) {
-    counts.push_back(kTold + losses + shards.norm_bands(r));
+    counts.push_back(kTold + losses + choices + shards.norm_bands(r));
     bytes.push_back(counts.back() * static_cast<int64_t>(sizeof(double)));
   }
   std::vector<double> all(static_cast<size_t>(std::accumulate(counts.begin(), counts.end(), int64_t{0})));
   auto own = all.begin() + std::accumulate(counts.begin(), counts.begin() + world.rank(), int64_t{0});
   own = std::ranges::copy(told(finish, step, world.traffic()), own).out;
   own = std::ranges::copy(to_host<double>(finish.losses), own).out;
+  own = std::ranges::copy(step.choices, own).out;
   std::ranges::copy(to_host<double>(finish.partials), own);
   world.all_gather(std::as_writable_bytes(std::span(all)), bytes, Purpose::control);
 
   std::vector<int32_t> flags;
   std::vector<double> all_losses;
   std::vector<std::vector<double>> partials;
+  result.choices.assign(step.choices.size(), 0.0);
   auto next = all.cbegin();
   for (int r = 0; r < world.size(); ++r) {
     const auto end = next + counts[static_cast<size_t>(r)];
@@ -66,8 +69,12 @@ void exchange_control(const Shards& shards, const StepLosses& step, FinishGradie
     std::copy_n(next, kTold, said.begin());
     add(said, result);
     flags.push_back(said[static_cast<size_t>(Told::flag)] != 0.0 ? 1 : 0);
-    if (r % tensor_ranks == 0) all_losses.insert(all_losses.end(), next + kTold, next + kTold + losses);  // the others have the same
-    partials.emplace_back(next + kTold + losses, end);
+    const auto its_choices = next + kTold + losses, norms = its_choices + choices;
+    if (r % tensor_ranks == 0) {  // the others have the same
+      all_losses.insert(all_losses.end(), next + kTold, its_choices);
+      std::transform(its_choices, norms, result.choices.begin(), result.choices.begin(), std::plus());
+    }
+    partials.emplace_back(norms, end);
     next = end;
   }
   Backend& device = finish.partials.device();
@@ -147,6 +154,7 @@ void Optimizer::finish_gradients(double lr, const StepLosses& losses, UpdateResu
                          .clip = config_.grad_clip,
                          .pairwise = losses.pairwise};
   result.vote = losses.vote;
+  result.choices = losses.choices;
   if (shards_.mesh().world.size() > 1) exchange_control(shards_, losses, finish, result);
   device.run(finish);
 }

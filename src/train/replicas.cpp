@@ -34,6 +34,13 @@ Compared state(const Part& part, const char* of, const Tensor& tensor) {
   return {.name = of + part.of->name, .begin = part.begin, .end = part.end, .owner = 0, .hash = hash.finish().value};
 }
 
+// Whole on every rank.
+Compared buffer(const Buffer& of) {
+  StreamHash hash;
+  hash.update(host_memory(of.value));
+  return {.name = of.name, .begin = 0, .end = of.shape[0], .owner = 0, .hash = hash.finish().value};
+}
+
 // "" if all ranks of the group have the bytes of the owners. world_rank: of a rank of the group.
 std::string difference(const Communicator& group, const std::vector<Compared>& rows, const std::function<int(int)>& world_rank) {
   const size_t count = rows.size(), ranks = static_cast<size_t>(group.size());
@@ -65,6 +72,13 @@ std::string among_data_ranks(const Shards& shards, bool of_experts) {
   return difference(group, rows, [&](int rank) { return (rank * apart + first) * mesh.tensor.size() + mesh.tensor.rank(); });
 }
 
+// All ranks hold them alike; the first one's are taken for the true ones.
+std::string among_buffers(const Mesh& mesh, const ParameterSet& parameters) {
+  std::vector<Compared> rows;
+  for (const Buffer& of : parameters.buffers()) rows.push_back(buffer(of));
+  return difference(mesh.world, rows, [](int rank) { return rank; });
+}
+
 // What they hold alike is the first one's; each looks at its own parts.
 std::string among_tensor_ranks(const Optimizer& optimizer) {
   const Mesh& mesh = optimizer.shards().mesh();
@@ -81,7 +95,7 @@ std::string among_tensor_ranks(const Optimizer& optimizer) {
 
 }  // namespace
 
-void require_same_replicas(const Optimizer& optimizer) {
+void require_same_replicas(const Optimizer& optimizer, const ParameterSet& parameters) {
   const Mesh& mesh = optimizer.shards().mesh();
   if (mesh.world.size() == 1) return;
   std::string found = among_data_ranks(optimizer.shards(), false);
@@ -89,6 +103,7 @@ void require_same_replicas(const Optimizer& optimizer) {
     if (found.empty()) found = std::move(other);
   };
   if (mesh.expert.size() > 1) or_else(among_data_ranks(optimizer.shards(), true));
+  if (!parameters.buffers().empty()) or_else(among_buffers(mesh, parameters));
   or_else(among_tensor_ranks(optimizer));
   agree(mesh.world, [&] { require(found.empty(), ExitCode::numerical, found); });
 }

@@ -261,7 +261,7 @@ void take_step(Run& run) {
   tell_step(run, result, precision, lr, seconds_since(start));
   report_stragglers(run.stragglers, result.seconds, run.state.step, run.metrics);
   const int64_t check = training.replica_check_interval;
-  if (check > 0 && run.state.step % check == 0) require_same_replicas(run.optimizer);
+  if (check > 0 && run.state.step % check == 0) require_same_replicas(run.optimizer, run.model.parameters());
   require(run.state.nonfinite_in_a_row < training.nonfinite_limit, ExitCode::numerical, "stopped at step ", run.state.step, ": ",
           run.state.nonfinite_in_a_row, " steps in a row were not finite, the last because of ", result.bad,
           "; lower optimizer.lr or look at the data");

@@ -6,6 +6,7 @@
 
 #include "mantissa/base/trace.h"
 #include "mantissa/comm/progress.h"
+#include "train/expert_bias.h"
 #include "train/ranks.h"
 
 namespace mantissa {
@@ -74,8 +75,14 @@ StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& 
       optimizer.shards());
   const double seconds = monotonic_now() - began - (communication_seconds() - communicated);
   const TraceSpan span(Track::compute, "optimizer");
-  const UpdateResult update = optimizer.update(
-      lr, {.losses = accumulator.losses(), .pairwise = accumulator.pairwise(), .vote = vote ? vote() : 0, .seconds = seconds});
+  const UpdateResult update = optimizer.update(lr, {.losses = accumulator.losses(),
+                                                    .pairwise = accumulator.pairwise(),
+                                                    .vote = vote ? vote() : 0,
+                                                    .seconds = seconds,
+                                                    .choices = expert_choices(model.parameters(), routing)});
+  if (!update.skipped && !update.choices.empty()) {
+    update_expert_biases(model.parameters(), model.config().moe->bias_update_rate, update.choices);
+  }
   return {.loss = update.loss,
           .gradient_norm = update.gradient_norm,
           .skipped = update.skipped,

@@ -52,10 +52,12 @@ struct MoeConfig {
   double aux_loss_coef = 0.001;
   double seq_aux_loss_coef = 0.0;
   double z_loss_coef = 0.0;
+  double bias_update_rate = 0.0;
   std::optional<double> capacity_factor = {};
   bool force_balance = false;
 
   RoutingRule rule() const;
+  bool has_expert_bias() const { return bias_update_rate > 0.0; }
   // Choices that one expert takes of so many tokens: ceil(tokens * num_experts_per_tok / num_experts * capacity_factor); 0: all.
   int64_t capacity(int64_t tokens) const;
   void validate(const struct ModelConfig& model, ConfigReport& report) const;
@@ -77,6 +79,10 @@ struct MoeConfig {
     v("aux_loss_coef", aux_loss_coef, "of the load-balance loss of a micro batch", limits::between(0, 1000));
     v("seq_aux_loss_coef", seq_aux_loss_coef, "of the load-balance loss of each sequence", limits::between(0, 1000));
     v("z_loss_coef", z_loss_coef, "of the mean of log-sum-exp(logits)^2", limits::between(0, 1000));
+    v("bias_update_rate", bias_update_rate,
+      "balances without a loss: after each step the bias of every expert, which is added to its score for the choice only, moves by this "
+      "against its load; 0: no biases; needs score sigmoid",
+      limits::between(0, 1000));
     v("capacity_factor", capacity_factor,
       "an expert takes ceil(tokens * num_experts_per_tok / num_experts * this) tokens of a micro batch and drops later ones, in training; "
       "null: all",

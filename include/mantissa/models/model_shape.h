@@ -21,6 +21,8 @@ struct ParameterShape {
   Shape padded;  // with the rows of padding, which checkpoints held once
 };
 std::vector<ParameterShape> parameter_shapes(const ModelShape& model);
+// Their buffers: "<path of the layer's experts>.expert_bias".
+std::vector<ParameterShape> buffer_shapes(const ModelShape& model);
 
 // Training FLOPs per token at a sequence length: 6 N_mm + 6 L heads D T, N_mm counting every weight a token is multiplied with (block
 // linears and output projection, also when tied).

@@ -38,7 +38,8 @@ int64_t row_multiple(const Recipe& gate_up, const Recipe& down);
 
 class Moe {
  public:
-  // path.router, path.experts.gate_up and .down, and, where the plan has them, path.shared.gate_up and .down.
+  // path.router, path.experts.gate_up and .down, and, where the plan has them, path.shared.gate_up and .down, and the buffer
+  // path.expert_bias, which the router adds to its scores for the choice only.
   // Tensor ranks share every expert, and may not share tokens.
   Moe(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const MoeOptions& options, const TensorRanks& ranks = {});
   // [N, hidden] -> [N, hidden], of so many sequences, each expert taking `capacity` tokens; 0: all. What the router did goes to the tally,
@@ -55,6 +56,7 @@ class Moe {
   TensorRanks ranks_;
   int64_t multiple_;  // rows of experts are padded to it
   Linear router_;
+  const Buffer* expert_bias_ = nullptr;
   Recipe gate_up_recipe_, down_recipe_;
   Parameter *gate_up_, *down_;
   std::optional<Mlp> shared_;

@@ -106,6 +106,13 @@ struct Part {
   Tensor gradient() const { return of_rows(of->leaf.grad); }
 };
 
+// State of a model that no gradient trains: whole on every rank, which all change it alike, 0 at first, and saved beside the parameters.
+struct Buffer {
+  std::string name;  // "layers.0.moe.expert_bias"
+  Shape shape;
+  Tensor value{};  // of the dtype of masters
+};
+
 // Where the parameters lie in one arena, in their order. One that has nothing there has no elements.
 struct ArenaMap {
   struct Place {
@@ -131,6 +138,9 @@ class ParameterSet {
   std::deque<Parameter>& all() { return parameters_; }
   const std::deque<Parameter>& all() const { return parameters_; }
   const Parameter* find(const std::string& name) const;
+  Buffer& add_buffer(Buffer buffer);  // as add()
+  std::deque<Buffer>& buffers() { return buffers_; }
+  const std::deque<Buffer>& buffers() const { return buffers_; }
   int64_t elements() const;  // without padding between parameters
 
   // Memory for all parameters, masters and gradients being fp32 or fp64; gradients only if asked for. Values are not initialised.
@@ -182,6 +192,7 @@ class ParameterSet {
   Backend* device_ = nullptr;
   Dtype master_dtype_ = Dtype::f32;
   std::deque<Parameter> parameters_;
+  std::deque<Buffer> buffers_;
   std::vector<int64_t> offsets_;  // in elements of a gradient buffer
   int64_t padded_elements_ = 0;
   std::vector<ArenaMap> sources_;

@@ -39,6 +39,7 @@ struct ModuleShape {
   std::vector<ModulePart> parts = {};  // empty: one part
   Split split = Split::none;           // how tensor parallelism divides the weight: each part by rows, or all by columns
   int64_t matrices = 1, active = 1;    // of a stack of experts' weights, one below the other; those that a token is multiplied with
+  int64_t buffer = 0;                  // elements beside the parameters that no gradient trains: a router's expert bias
   int64_t rows() const { return matrices * out; }
   int64_t weight_elements() const { return in == 0 ? out : rows() * in; }
   int64_t active_elements() const { return weight_elements() / matrices * active; }
@@ -101,6 +102,7 @@ class PrecisionPlan {
   const ModulePrecision* find(const std::string& path) const;  // null: the plan has no such module
   const ModulePrecision& of(const std::string& path) const;    // throws Error(internal) in that case
   int64_t parameters() const;
+  int64_t buffers() const;            // elements that are no parameters, because no gradient trains them
   int64_t active_parameters() const;  // that a token is computed with: of a stack of experts, those it goes to
   int64_t bytes() const;              // resident, of all modules
   int64_t bytes_on_rank(const RanksPerWeight& ranks) const;

@@ -1,6 +1,6 @@
-// The state of a run in a checkpoint: for each parameter the fp32 master ("master.<name>") and both moments ("m.<name>", "v.<name>"), the
-// counters, the resolved config, the tokenizer and the fingerprints of the data. The learning rate is a function of the step; the
-// values in the compute dtype are rounded from the masters on load.
+// The state of a run in a checkpoint: for each parameter the fp32 master ("master.<name>") and both moments ("m.<name>", "v.<name>"), each
+// buffer ("buffer.<name>"), the counters, the resolved config, the tokenizer and the fingerprints of the data. The learning rate is a
+// function of the step; the values in the compute dtype are rounded from the masters on load.
 #pragma once
 
 #include <filesystem>
@@ -67,6 +67,8 @@ void require_same_batch(const RunConfig& saved, const LoadedConfig& current, con
 // The weights of a model of `plan`, from the masters, which the optimizer keeps, if there is one. Throws Error(usage) if a tensor is
 // missing or of another shape; Error(numerical) that names the first weight which is NaN or Inf; and for codes as require_same_codes().
 // Neither is a reason to take another checkpoint.
+// Expert biases start at 0, which the log says, where the checkpoint was trained without; Error(usage) where the model has none and the
+// checkpoint does, because routers would choose others.
 // replica: without an optimizer, the ranks that hold the model together.
 void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor purpose, ParameterSet& parameters,
                   Optimizer* optimizer = nullptr, const Communicator& replica = {});

@@ -11,7 +11,7 @@ namespace mantissa {
 // exactly, but for scalars and sums of a few kilobytes.
 struct MemoryEstimate {
   int64_t masters = 0;      // fp32 weights: the own ones, and those of others where forward reads them
-  int64_t values = 0;       // beside the masters: copies in the compute dtype (fp32: the masters), codes and scales
+  int64_t values = 0;       // beside the masters: copies in the compute dtype (fp32: the masters), codes and scales; buffers
   int64_t gradients = 0;    // fp32, as many buffers as training.accumulation needs
   int64_t optimizer = 0;    // two moments of the own weights
   int64_t activations = 0;  // kept between forward and backward of one micro batch, for training.recompute

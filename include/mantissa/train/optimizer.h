@@ -16,8 +16,9 @@ namespace mantissa {
 struct StepLosses {
   Tensor losses;
   bool pairwise = false;
-  int vote = 0;          // what this rank asks for
-  double seconds = 0.0;  // that it computed for them
+  int vote = 0;                      // what this rank asks for
+  double seconds = 0.0;              // that it computed for them
+  std::vector<double> choices = {};  // of experts, in its micro batches: whole numbers, as many on all ranks
 };
 
 struct UpdateResult {
@@ -29,6 +30,7 @@ struct UpdateResult {
   Traffic sent;          // by all ranks up to then
   // StepLosses::seconds by rank; empty for one.
   std::vector<double> seconds;
+  std::vector<double> choices;  // StepLosses::choices of all data ranks, added up
 };
 
 class Optimizer {

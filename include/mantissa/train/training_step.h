@@ -32,7 +32,7 @@ GptOptions training_options(const RunConfig& config, const Mesh& mesh);
 Tensor forward_and_backward(Gpt& model, const DeviceBatch& rows, int64_t target_count, RoutingTally& routing);
 
 // `batch` is split into equal micro batches of micro_batch_size sequences. Targets are counted before the first backward pass. If a
-// weight, loss or norm is not finite nothing is updated. `vote` says what
+// weight, loss or norm is not finite nothing is updated, expert biases no more than weights. `vote` says what
 // this rank asks for, at the end of its backward passes; `routers` what the tally is to hold.
 StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& accumulator, const Batch& batch, int64_t micro_batch_size,
                          double lr, const std::function<int()>& vote = {}, RouterFigures routers = RouterFigures::counts_and_losses);
