@@ -4,8 +4,9 @@
     scripts/moe_quality.py build/moe_quality [--steps 1000]
 
 The gap of a recipe is its validation loss over that of bf16 from the same seed, less 1: mean and twice the standard error over the seeds.
-Balance is the largest load of an expert over the mean, of all choices of the last 100 steps. The cosine is that of the gradients (first
-moments) of each parameter after one step. Exit 1 if a goal is missed or a recipe has fewer than two seeds.
+Balance is the largest load of an expert over the mean, of all choices of the last 100 steps; without auxiliary loss and biases it is
+reported. The cosine is that of the gradients (first moments) of each parameter after one step. Exit 1 if a goal is missed or a recipe has
+fewer than two seeds.
 """
 import argparse
 import json
@@ -17,6 +18,7 @@ from pathlib import Path
 
 GAP = {"mxfp8": 0.015, "mxfp4_qat": 0.03, "mxfp4_qat_mxfp8_act": 0.03}
 COSINE = {"mxfp8": 0.99, "mxfp4_qat": 0.93, "mxfp4_qat_mxfp8_act": 0.93}
+BALANCED, UNBALANCED = ("high", *GAP, "sigmoid-bias"), ("sigmoid-alone", "softmax-alone")
 BALANCE, LAST = 1.5, 100
 
 
@@ -76,11 +78,14 @@ def balance(run):
 
 def print_balance(folder, goals):
     print(f"\nlargest over mean load of an expert, last {LAST} steps, worst seed (in brackets: of single steps, on average)")
-    for recipe in ("high", *GAP):
-        runs = [balance(run) for run in finished(folder / recipe).values()]
+    for name in (*BALANCED, *UNBALANCED):
+        runs = [balance(run) for run in finished(folder / name).values()]
+        if not runs:
+            print(f"{name:<22} not trained  {goals.verdict(False)}")
         for layer in runs[0] if runs else ():
             (worst, _), steps = max(run[layer] for run in runs), max(run[layer][1] for run in runs)
-            print(f"{recipe:<22} layer {layer}: {worst:.3f} ({steps:.3f})  {goals.verdict(worst <= BALANCE)}")
+            verdict = goals.verdict(worst <= BALANCE) if name in BALANCED else "reported"
+            print(f"{name:<22} layer {layer}: {worst:.3f} ({steps:.3f})  {verdict}")
 
 
 class FirstMoments:

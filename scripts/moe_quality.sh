@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # What quantised experts cost: configs/moe-tiny.json trained on a text with experts in bf16, mxfp8, mxfp4_qat and mxfp4_qat_mxfp8_act, 5 seeds
-# each, and the gradients of one step from the same weights. scripts/moe_quality.py holds the results against the goals; exit 1 if one is missed.
+# each, and the gradients of one step from the same weights. What balances them: expert biases, or nothing, in place of the auxiliary loss, in
+# bf16. scripts/moe_quality.py holds the results against the goals; exit 1 if one is missed.
 #   scripts/moe_quality.sh TEXT [STEPS]   1,000 steps; hours of one core. Started again it goes on where it was.
 # MANTISSA names another binary, OUT_DIR another folder than build/moe_quality, SEEDS other seeds than "1 2 3 4 5".
 set -euo pipefail
 case ${1:-} in
   '') echo "moe_quality: name a text, such as tinyshakespeare.txt" >&2; exit 2 ;;
-  -h | --help) sed -n '2,5s/^# //p' "$0"; exit 0 ;;
+  -h | --help) sed -n '2,6s/^# //p' "$0"; exit 0 ;;
 esac
 text=$(realpath -e "$1") steps=${2:-1000}
 [ -z "${MANTISSA:-}" ] || MANTISSA=$(realpath -e "$MANTISSA")
@@ -33,10 +34,15 @@ mkdir -p "$out"
 for recipe in "${recipes[@]}"; do
   train "first-step/$recipe" "$recipe" training.steps=1 optimizer.grad_clip=0 eval.iters=1
 done
+whole() {  # name, recipe, seed, settings
+  local name=$steps-steps/$1/seed-$3
+  train "$name" "$2" "training.steps=$steps" "training.seed=$3" checkpoint.interval=200 eval.iters=null "${@:4}"
+  rm -rf "$out/$name/checkpoints"
+}
 for seed in "${seeds[@]}"; do
-  for recipe in "${recipes[@]}"; do
-    train "$steps-steps/$recipe/seed-$seed" "$recipe" "training.steps=$steps" "training.seed=$seed" checkpoint.interval=200 eval.iters=null
-    rm -rf "$out/$steps-steps/$recipe/seed-$seed/checkpoints"
-  done
+  for recipe in "${recipes[@]}"; do whole "$recipe" "$recipe" "$seed"; done
+  whole sigmoid-bias high "$seed" model.moe.score=sigmoid model.moe.aux_loss_coef=0 model.moe.bias_update_rate=1e-3
+  whole sigmoid-alone high "$seed" model.moe.score=sigmoid model.moe.aux_loss_coef=0
+  whole softmax-alone high "$seed" model.moe.aux_loss_coef=0
 done
 python3 scripts/moe_quality.py "$out" --steps "$steps"
