@@ -35,6 +35,10 @@ class Checkpoint:
         """The fp32 weights by parameter name."""
         return {name.removeprefix("master."): self.read(name) for name in self.tensors if name.startswith("master.")}
 
+    def buffers(self):
+        """What is not trained, by name: "layers.0.moe.expert_bias"."""
+        return {name.removeprefix("buffer."): self.read(name) for name in self.tensors if name.startswith("buffer.")}
+
     def vocab_size(self):
         tokenizer = self.manifest["tokenizer"]
         return self.config["model"]["vocab_size"] or (256 if tokenizer["type"] == "byte" else len(tokenizer["characters"]))

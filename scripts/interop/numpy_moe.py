@@ -18,13 +18,18 @@ def softmax(x):
     return e / e.sum(-1, keepdims=True)
 
 
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
 def silu(x):
-    return x / (1 + np.exp(-x))
+    return x * sigmoid(x)
 
 
 class Model:
     def __init__(self, checkpoint):
         self.c, self.p = checkpoint.config["model"], {name: value.astype(np.float64) for name, value in checkpoint.masters().items()}
+        self.biases = checkpoint.buffers()
         expected = {"norm": "rms", "position": "rope", "activation": "swiglu", "attention_bias": "none", "mlp_bias": False}
         other = [key for key, value in expected.items() if self.c[key] != value]
         if other or not self.c["moe"]:
@@ -63,20 +68,20 @@ class Model:
         gate, up = np.split(x @ gate_up.T, 2, -1)
         return silu(gate) * up @ down.T
 
-    def route(self, logits):
-        """Experts [N, k] and their weights; the first of equal scores is taken."""
+    def route(self, logits, bias):
+        """Experts [N, k] and their weights; the first of equal scores is taken. The bias counts for the choice only."""
         moe = self.c["moe"]
-        if moe["score"] != "softmax" or moe["n_group"] > 1 or moe["force_balance"]:
-            raise SystemExit("this comparison routes by softmax, without groups or forced balance")
-        k, scores = moe["num_experts_per_tok"], softmax(logits)
-        experts = np.argsort(-scores, -1, kind="stable")[:, :k]
+        if moe["n_group"] > 1 or moe["force_balance"]:
+            raise SystemExit("this comparison routes without groups or forced balance")
+        k, scores = moe["num_experts_per_tok"], softmax(logits) if moe["score"] == "softmax" else sigmoid(logits)
+        experts = np.argsort(-(scores + bias), -1, kind="stable")[:, :k]
         weights = np.take_along_axis(scores, experts, -1)
         if moe["score_after_choice"] or (k > 1 if moe["norm_topk_prob"] is None else moe["norm_topk_prob"]):
             weights /= weights.sum(-1, keepdims=True)
         return experts, weights * moe["routed_scaling_factor"]
 
     def experts(self, x, name):
-        experts, weights = self.route(self.linear(x, name + ".router"))
+        experts, weights = self.route(self.linear(x, name + ".router"), self.biases.get(name + ".expert_bias", 0.0))
         count, k = self.c["moe"]["num_experts"], experts.shape[1]
         gate_up, down = (self.p[f"{name}.experts.{which}.weight"].reshape(count, -1, inner) for which, inner in
                          (("gate_up", x.shape[1]), ("down", self.c["moe"]["intermediate_size"])))

@@ -4,9 +4,10 @@
     .venv-interop/bin/python scripts/interop/torch_bench.py --mantissa build/release/bin/mantissa --config configs/quickstart.json --steps 20
 
 Prints one JSON object per step and, last, a summary: milliseconds per step (medians), ours over theirs, and the largest relative difference
-of the losses; of a mixture of experts also that of auxiliary losses, in how many layers and steps loads differ, and by how much the logit of
-the last expert chosen exceeded the next, at the least. The learning rate of each step is the one mantissa logs. Exit 1 if --loss-tolerance is
-exceeded, by an auxiliary loss, too, and then also for other loads, or for a smaller margin than --margin: rounding may choose others there.
+of the losses; of a mixture of experts also that of auxiliary losses, in how many layers and steps loads differ, and by how much the logit (with
+expert biases: the biased score) of the last expert chosen exceeded the next, at the least. The learning rate of each step is the one mantissa
+logs. Exit 1 if --loss-tolerance is exceeded, by an auxiliary loss, too, and then also for other loads, or for a smaller margin than --margin:
+rounding may choose others there.
 """
 import argparse
 import json
@@ -67,7 +68,7 @@ def initial_checkpoint(args, folder):
 
 def model_of(start, experts):
     config, vocab_size = start.config["model"], start.vocab_size()
-    return MoeGpt(config, vocab_size, experts) if config["moe"] else Gpt(config, vocab_size)
+    return MoeGpt(config, vocab_size, start.buffers(), experts) if config["moe"] else Gpt(config, vocab_size)
 
 
 def report(who, step, loss, milliseconds, times):

@@ -77,6 +77,9 @@ class Gpt:
         """What training adds to the loss of a step for the micro batch of the last loss(), times the number of micro batches."""
         return 0.0
 
+    def step_taken(self):
+        """After each step of the optimizer."""
+
 
 class Trainer:
     """fp32, or bf16 parameters and activations under fp32 masters."""
@@ -109,6 +112,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
+        self.model.step_taken()
         self.optimizer.zero_grad()
         if self.bf16:
             with torch.no_grad():

@@ -6,14 +6,16 @@ from torch_gpt import Gpt
 
 
 class Routing:
-    """What a router makes of its logits [N, E], of so many sequences: who goes where, and the auxiliary losses before their coefficients."""
+    """What a router makes of its logits [N, E], of so many sequences: who goes where, and the auxiliary losses before their coefficients.
+    The bias [E] is added to the scores for the choice only."""
 
-    def __init__(self, logits, sequences, moe):
+    def __init__(self, logits, sequences, moe, bias):
         self.k, self.of = moe["num_experts_per_tok"], logits.shape[1]
         sigmoid = moe["score"] == "sigmoid"
         tiny = 1e-20 if sigmoid else 0.0
         scores = logits.sigmoid() if sigmoid else logits.softmax(-1)
-        self.experts = scores.topk(self.k).indices
+        self.ranked = logits if bias is None else scores + bias
+        self.experts = self.ranked.topk(self.k).indices
         weights = logits.gather(1, self.experts).softmax(-1) if moe["score_after_choice"] else scores.gather(1, self.experts)
         renormalise = self.k > 1 if moe["norm_topk_prob"] is None else moe["norm_topk_prob"]
         if renormalise:
@@ -38,18 +40,19 @@ class Routing:
         return self.logits.logsumexp(-1).square().mean()
 
     def margin(self):
-        """By how much the logit of the last expert chosen exceeds that of the first one that was not, at the least."""
+        """By how much the logit (the biased score) of the last expert chosen exceeds that of the first one that was not, at the least."""
         if self.k == self.of:
             return float("inf")
-        best = self.logits.topk(self.k + 1).values
+        best = self.ranked.topk(self.k + 1).values
         return (best[:, -2] - best[:, -1]).min().item()
 
 
 class MoeGpt(Gpt):
-    """experts: "loop" over them, or "grouped", by the grouped product of PyTorch."""
+    """experts: "loop" over them, or "grouped", by the grouped product of PyTorch. buffers: of the checkpoint, by name."""
 
-    def __init__(self, config, vocab_size, experts="loop"):
+    def __init__(self, config, vocab_size, buffers, experts="loop"):
         super().__init__(config, vocab_size)
+        self.biases = {int(name.split(".")[1]): torch.from_numpy(value).clone() for name, value in buffers.items()}
         self.moe, self.multiply = config["moe"], self.grouped if experts == "grouped" else self.loop
         self.routing, self.tally = {}, []  # by layer: of the last loss(), and of each since the last take_tally()
         if self.moe["n_group"] > 1 or self.moe["capacity_factor"] or self.moe["force_balance"]:
@@ -71,7 +74,7 @@ class MoeGpt(Gpt):
         if layer in self.moe["dense_layers"]:
             return super().feed_forward(x, p, layer)
         path, rows = f"layers.{layer}.moe", x.flatten(0, 1)
-        routing = Routing(F.linear(rows.float(), p[path + ".router.weight"].float()), x.shape[0], self.moe)
+        routing = Routing(F.linear(rows.float(), p[path + ".router.weight"].float()), x.shape[0], self.moe, self.biases.get(layer))
         self.routing[layer] = routing
         stacks = (p[f"{path}.experts.{name}.weight"].unflatten(0, (routing.of, -1)) for name in ("gate_up", "down"))
         y = self.multiply(rows, routing, *stacks)
@@ -96,6 +99,12 @@ class MoeGpt(Gpt):
         gate, up = F.grouped_mm(rows[token], gate_up.mT, offs=ends).chunk(2, -1)
         inner = F.silu(gate) * up * routing.weights.flatten()[order].to(rows.dtype).unsqueeze(1)
         return torch.zeros_like(rows).index_add(0, token, F.grouped_mm(inner, down.mT, offs=ends))
+
+    @torch.no_grad()
+    def step_taken(self):
+        for layer, bias in self.biases.items():
+            load = sum(batch[layer].counts.sum((0, 1)) for batch in self.tally)
+            bias -= self.moe["bias_update_rate"] * (load * len(bias) - load.sum()).sign()
 
     @torch.no_grad()
     def take_tally(self):

@@ -26,4 +26,5 @@ compare() {  # settings
 
 runs=0
 compare
+compare model.moe.score=sigmoid model.moe.bias_update_rate=0.02 model.moe.aux_loss_coef=0
 compare model.qk_norm=false model.tie_word_embeddings=true model.moe.num_experts_per_tok=3 model.moe.shared_intermediate_size=64 model.moe.norm_topk_prob=false

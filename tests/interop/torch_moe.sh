@@ -14,7 +14,7 @@ sets=(model.vocab_size=null data.train=[] data.valid=[] data.path=LICENSE data.v
 case $2 in
   qwen3) config=qwen3-moe-30b-a3b sets+=(training.seed=11 model.head_dim=32 model.moe.num_experts=16 model.moe.num_experts_per_tok=4) ;;
   mixtral) config=mixtral-8x7b sets+=(training.seed=6) ;;
-  deepseek) config=mixtral-8x7b sets+=(training.seed=3 model.moe.score=sigmoid model.moe.routed_scaling_factor=2.5 model.moe.shared_intermediate_size=48 "model.moe.dense_layers=[0]") ;;
+  deepseek) config=mixtral-8x7b sets+=(training.seed=3 model.moe.score=sigmoid model.moe.bias_update_rate=0.01 model.moe.routed_scaling_factor=2.5 model.moe.shared_intermediate_size=48 "model.moe.dense_layers=[0]") ;;
   *) echo "torch_moe: no shape '$2'" >&2; exit 2 ;;
 esac
 options=()
