@@ -79,6 +79,18 @@ TEST_P(ExpertRanks, HaveTheBitsOfOne) {
   }
 }
 
+// One gradient of an expert over the rows of all ranks: another order of sums than one process has, the same each time.
+TEST_P(ExpertRanks, LearnWithoutTheTreeWhatOneLearns) {
+  const std::vector<std::string> more = {"training.accumulation=running", "training.steps=6"};
+  const TrainedRun alone = run_at({1, 1}, "alone", more), first = run_at({4, 2}, "first", more), second = run_at({4, 2}, "second", more);
+  expect_same_course(first, second);
+  expect_same_checkpoints("first", "second", 6);
+  EXPECT_NEAR(first.losses.front(), alone.losses.front(), 1e-12 * alone.losses.front());
+  EXPECT_NEAR(first.norms.front(), alone.norms.front(), 1e-3 * alone.norms.front());
+  for (size_t i = 0; i < alone.losses.size(); ++i)
+    EXPECT_NEAR(first.losses[i], alone.losses[i], 0.02 * alone.losses[i]) << "step " << i + 1;
+}
+
 TEST_P(ExpertRanks, ContinueWhatAnyOtherLayoutSaved) {
   run_at({4, 2}, "first");
   for (const ExpertLayout& layout : {ExpertLayout{2, 2}, ExpertLayout{1, 1}, ExpertLayout{4, 4}, ExpertLayout{4, 1}}) {
