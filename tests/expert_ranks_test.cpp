@@ -105,6 +105,7 @@ const std::vector<ExpertCase> kCases = {
     {"fp32", {"precision.dtype=fp32"}},
     {"bf16", {"precision.dtype=bf16", "training.recompute=full"}},
     {"mxfp8", {"precision.dtype=bf16", "precision.recipe=mxfp8", "training.recompute=selective"}},
+    {"bias", {"precision.dtype=bf16", "model.moe.score=sigmoid", "model.moe.bias_update_rate=0.01", "model.moe.aux_loss_coef=0"}},
     {"gather", {"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.fp8_param_gather=true"}},
     {"values", {"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.quantised_dispatch=false"}},
     {"qat",
