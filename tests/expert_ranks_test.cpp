@@ -49,7 +49,7 @@ class ExpertRanks : public test::TrainingOnRanks, public ::testing::WithParamInt
   }
 };
 
-// Routes to the last choice; what is reported of the losses is a sum over ranks, whose order is another.
+// The load of every expert; what is reported of the losses is a sum over ranks, whose order is another.
 void expect_same_routing(const TrainedRun& a, const TrainedRun& b) {
   ASSERT_EQ(a.steps.size(), b.steps.size());
   for (size_t i = 0; i < a.steps.size(); ++i) {

@@ -104,10 +104,11 @@ TEST_F(PlannedBytes, OfTensorRanksAreSent) {
 
 // With as many rows for each expert: 16 tokens, of which each goes to two of four.
 TEST_F(PlannedBytes, OfRanksThatShareExpertsAreSent) {
-  for (const Grid& grid : {Grid{2, 1, false, 2}, {4, 1, false, 4}, {4, 1, false, 2}}) {
+  for (const Grid& grid : {Grid{2, 1, false, 2}, {4, 1, false, 4}, {4, 1, false, 2}, {2, 2, false, 2}}) {
     const auto check = [&](std::vector<std::string> sets, const char* name) {
-      sets.insert(sets.end(), {"model.hidden_size=64", "model.moe.num_experts=4", "model.moe.intermediate_size=32",
-                               "model.moe.force_balance=true", "model.moe.shared_intermediate_size=32"});
+      sets.insert(sets.end(),
+                  {"model.hidden_size=64", "model.num_attention_heads=4", "model.intermediate_size=64", "model.moe.num_experts=4",
+                   "model.moe.intermediate_size=64", "model.moe.force_balance=true", "model.moe.shared_intermediate_size=64"});
       expect(grid, sets, name);
     };
     check({"precision.dtype=fp32"}, "fp32");

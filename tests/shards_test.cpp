@@ -305,9 +305,12 @@ TEST(ShardsOfExperts, AreInTheOrderOfOneProcess) {
     EXPECT_THAT(shards.in_order(by_rank),
                 ElementsAre(0, 32, 64, 1000, 1032, 1064, 1096, 1128, 1160, 2000, 2032, 2064, 2096, 2128, 2160, 3000, 3032));
     for (const bool of_experts : {false, true}) {
-      std::map<std::string, int64_t> rows;
+      std::map<std::string, int64_t> rows;  // of which those before have an owner
       for (int rank = 0; rank < shards.group(of_experts).size(); ++rank) {
-        for (const Part& part : shards.of_rank(of_experts, rank)) rows[part.of->name] += part.end - part.begin;
+        for (const Part& part : shards.of_rank(of_experts, rank)) {
+          EXPECT_EQ(part.begin, rows[part.of->name]);
+          rows[part.of->name] = part.end;
+        }
       }
       const std::map<std::string, int64_t> shared = {{"layers.0.up.weight", 96}, {"layers.0.down.weight", 96}},
                                            alike = {{"layers.0.router.weight", 70}, {"final.weight", 40}};

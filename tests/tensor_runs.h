@@ -187,11 +187,17 @@ inline std::vector<TensorCase> tensor_cases() {
 inline std::vector<TensorCase> tensor_cases_of_experts() {
   const std::vector<std::string> experts = {"model.moe.num_experts=4", "model.moe.num_experts_per_tok=2", "model.moe.intermediate_size=128",
                                             "model.moe.shared_intermediate_size=128"};
-  const auto with = [&](std::vector<std::string> sets) {
+  const auto with = [&](std::vector<std::string> sets, const char* last = "training.threads=1") {
     sets.insert(sets.end(), experts.begin(), experts.end());
+    sets.emplace_back(last);
     return sets;
   };
   return {{"experts", 1e-6, 0.99999, with({"precision.dtype=fp32"}), true},
+          {"experts_router", 1e-3, 0.99,
+           with({"precision.dtype=bf16", "model.moe.score=sigmoid", "model.moe.bias_update_rate=0.01",
+                 R"(precision.rules=[{"match":"layers.*.moe.router","recipe":"mxfp8"}])"},
+                "model.moe.num_experts=32"),
+           true},
           {"experts_mxfp8", 1e-3, 0.99, with({"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.fp8_param_gather=true"}), true},
           {"experts_qat", 1e-3, 0.99,
            with({"precision.dtype=bf16", "precision.recipe=mxfp8", "training.recompute=selective",

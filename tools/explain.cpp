@@ -87,8 +87,11 @@ void print_json(const Explanation& of) {
   for (size_t i = 0; i < plan.modules().size(); ++i) {
     const ModulePrecision& entry = plan.modules()[i];
     const ModuleShape held = entry.module.on_rank(config.parallel.per_weight());
-    all["modules"][i]["on_rank"] = {{"split", split_name(held.split)},
-                                    {"shape", held.in == 0 ? nlohmann::json{held.out} : nlohmann::json{held.out, held.in}},
+    const nlohmann::json shape = held.experts   ? nlohmann::json{held.matrices, held.out, held.in}
+                                 : held.in == 0 ? nlohmann::json{held.out}
+                                                : nlohmann::json{held.out, held.in};
+    all["modules"][i]["on_rank"] = {{"split", config.parallel.tensor > 1 ? split_name(held.split) : "none"},
+                                    {"shape", shape},
                                     {"bytes", entry.bytes_on_rank(config.parallel.per_weight())}};
   }
   all["buffers"] = plan.buffers();

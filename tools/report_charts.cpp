@@ -145,8 +145,9 @@ std::string cell_title(const PrecisionEvent& cell) {
   if (!cell.amax) return place + "NaN or Inf";
   return text(place, cell.sqnr_db ? number_text(*cell.sqnr_db, 4) + " dB" : "exact", ", clipped ", number_text(100.0 * cell.clipped, 3),
               "%, flushed ", number_text(100.0 * cell.flushed, 3), "%, amax ", number_text(*cell.amax, 4), scales_text(cell),
-              cell.worst_expert ? text(", worst expert ", cell.worst_expert->expert, ": ", number_text(cell.worst_expert->sqnr_db, 4), " dB")
-                                : std::string());
+              cell.worst_expert
+                  ? text(", worst expert ", cell.worst_expert->expert, ": ", number_text(cell.worst_expert->sqnr_db, 4), " dB")
+                  : std::string());
 }
 
 // Step to column.

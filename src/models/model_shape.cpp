@@ -41,6 +41,7 @@ void add_moe(const ModelConfig& config, const std::string& path, std::vector<Mod
                      .in = hidden,
                      .buffer = moe.has_expert_bias() ? moe.num_experts : 0});
   const auto stack = [&](ModuleShape one) {
+    one.experts = true;
     one.matrices = moe.num_experts;
     one.active = moe.num_experts_per_tok;
     modules.push_back(std::move(one));

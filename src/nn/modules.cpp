@@ -64,8 +64,7 @@ ParameterSpec stack_of(const ModulePrecision& module, Init init, const ExpertSha
 std::vector<ParameterSpec> parameter_specs(const PrecisionPlan& plan, ShareOf share, bool sequence, const ExpertShare& experts) {
   std::vector<ParameterSpec> specs;
   for (const ModulePrecision& module : plan.modules()) {
-    const bool stack = module.module.matrices > 1;
-    specs.push_back(stack ? stack_of(module, {}, experts, share) : weight_of(module, {}, share, sequence));
+    specs.push_back(module.module.experts ? stack_of(module, {}, experts, share) : weight_of(module, {}, share, sequence));
     if (module.module.bias > 0) specs.push_back(bias_of(module, share, sequence));
   }
   return specs;

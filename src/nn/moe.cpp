@@ -35,6 +35,8 @@ Moe::Moe(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, 
                               ranks.share()))) {
   const int64_t biased = plan.of(path + ".router").module.buffer;
   if (biased > 0) expert_bias_ = &set.add_buffer({.name = path + ".expert_bias", .shape = {biased}});
+  require(!ranks.sequence || ranks.group.size() == 1, ExitCode::usage, "parallel.sequence_parallel: ", path,
+          " has experts, and routers choose for all tokens of a rank");
   if (!plan.find(path + ".shared.down")) return;
   shared_.emplace(set, plan, path + ".shared",
                   MlpOptions{.gelu = {}, .init_std = options.init_std, .down_init_std = options.down_init_std, .keep = options.keep},

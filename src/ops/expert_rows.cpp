@@ -98,6 +98,7 @@ class Groups {
     }
     by_expert_.push_back(size());
     by_source_.push_back(size());
+    require(choices_.size() <= INT32_MAX, choices_.size(), " rows arrived for experts, too many for indices of 32 bits");
   }
 
   Dispatch on(Backend& device, bool by_source) const {

@@ -79,9 +79,9 @@ std::string shape_text(const ModuleShape& module) {
 // "rows [192, 64]": how the weight is divided, and what one rank has of it.
 std::string share_text(const ModuleShape& module, const RanksPerWeight& ranks) {
   const std::string held = shape_text(module.on_rank(ranks));
-  if (module.matrices > 1 && ranks.expert > 1) return "experts " + held;
-  if (module.split == Split::none || ranks.tensor == 1) return "whole";
-  return text(module.split == Split::rows ? "rows " : "columns ", held);
+  const bool experts = module.matrices > 1 && ranks.expert > 1, divided = module.split != Split::none && ranks.tensor > 1;
+  if (!experts && !divided) return "whole";
+  return text(experts ? "experts " : "", !divided ? "" : module.split == Split::rows ? "rows " : "columns ", held);
 }
 
 // All but path and bytes.

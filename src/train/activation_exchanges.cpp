@@ -76,44 +76,14 @@ class Count {
   Exchanges all_;
 };
 
-}  // namespace
-
-namespace {
-
-// Of a dispatch on one rank.
+// Of a dispatch on one rank: room for all choices, or, among ranks that share experts, what arrives if every expert gets as many.
 int64_t rows_of_experts(const RunConfig& config, const PrecisionPlan& plan, const ModuleShape& stack) {
   const std::string path = stack.path.substr(0, stack.path.rfind('.'));
   const int64_t choices = config.training.micro_batch_size * config.training.seq_len * stack.active;
-  return dispatch_rows(choices, stack.matrices, row_multiple(plan.of(path + ".gate_up").recipe, plan.of(path + ".down").recipe));
+  const int64_t multiple = row_multiple(plan.of(path + ".gate_up").recipe, plan.of(path + ".down").recipe);
+  if (config.parallel.expert == 1) return dispatch_rows(choices, stack.matrices, multiple);
+  return stack.matrices * round_up(ceil_div(choices, stack.matrices), multiple);
 }
-
-}  // namespace
-
-Exchanges tensor_exchanges(const RunConfig& config, const PrecisionPlan& plan) {
-  if (config.parallel.tensor == 1) return {};
-  const bool twice = config.training.recompute == Recompute::full;
-  Count count(config);
-  const ModulePrecision* const output = plan.find("output");
-  const ModuleShape& table = plan.of("embed").module;
-  count.embedding(table.in);
-  for (const ModulePrecision& entry : plan.modules()) {
-    if (entry.module.kind != ModuleKind::linear) continue;
-    if (entry.module.path.find(".experts.") != std::string::npos) {
-      const int64_t rows = rows_of_experts(config, plan, entry.module);
-      if (twice) count.experts(entry, rows, Pass::forward_alone);
-      count.experts(entry, rows, Pass::forward);
-      count.experts(entry, rows, Pass::backward);
-      continue;
-    }
-    if (twice) count.linear(entry, Pass::forward_alone);
-    count.linear(entry, Pass::forward);
-    count.linear(entry, Pass::backward);
-  }
-  count.loss(output ? output->recipe : Recipe{}, table.in, table.out);
-  return count.all();
-}
-
-namespace {
 
 int64_t row_bytes(const Quantization& how, int64_t columns) {
   return codes_shape({1, columns}, how).elements() + scales_shape({1, columns}, how).elements();
@@ -138,6 +108,30 @@ struct RowBytes {
 
 }  // namespace
 
+Exchanges tensor_exchanges(const RunConfig& config, const PrecisionPlan& plan) {
+  if (config.parallel.tensor == 1) return {};
+  const bool twice = config.training.recompute == Recompute::full;
+  Count count(config);
+  const ModulePrecision* const output = plan.find("output");
+  const ModuleShape& table = plan.of("embed").module;
+  count.embedding(table.in);
+  for (const ModulePrecision& entry : plan.modules()) {
+    if (entry.module.kind != ModuleKind::linear) continue;
+    if (entry.module.experts) {
+      const int64_t rows = rows_of_experts(config, plan, entry.module);
+      if (twice) count.experts(entry, rows, Pass::forward_alone);
+      count.experts(entry, rows, Pass::forward);
+      count.experts(entry, rows, Pass::backward);
+      continue;
+    }
+    if (twice) count.linear(entry, Pass::forward_alone);
+    count.linear(entry, Pass::forward);
+    count.linear(entry, Pass::backward);
+  }
+  count.loss(output ? output->recipe : Recipe{}, table.in, table.out);
+  return count.all();
+}
+
 Exchanges expert_exchanges(const RunConfig& config, const PrecisionPlan& plan) {
   const int64_t ranks = config.parallel.expert;
   Exchanges all;
@@ -150,9 +144,9 @@ Exchanges expert_exchanges(const RunConfig& config, const PrecisionPlan& plan) {
     all.busiest += away(each);
   };
   for (const ModulePrecision& entry : plan.modules()) {
-    const std::string suffix = ".experts.gate_up", &path = entry.module.path;
-    if (!path.ends_with(suffix)) continue;
-    const Recipe& down = plan.of(path.substr(0, path.size() - suffix.size()) + ".experts.down").recipe;
+    const ModuleShape& of = entry.module;
+    if (!of.experts || of.split != Split::rows) continue;
+    const Recipe& down = plan.of(of.path.substr(0, of.path.rfind('.')) + ".down").recipe;
     const RowBytes bytes(config, entry.recipe, down, entry.module.in);
     const auto forward = [&](int64_t there) {
       ++all.calls;

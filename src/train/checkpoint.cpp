@@ -34,7 +34,7 @@ Box box_of(const Part& part, const Part::Slab& slab) {
 void add_tensor(CheckpointContent& content, const char* prefix, const Part& part, const Tensor& data) {
   std::vector<Box> boxes;
   for (const Part::Slab& slab : part.slabs()) boxes.push_back(box_of(part, slab));
-  if (boxes.empty() || (part.of->split == Split::none && part.of->share.rank > 0)) return;
+  if (boxes.empty() || part.of->is_copy()) return;
   content.tensors.push_back({.name = prefix + part.of->name,
                              .shape = part.of->stored_shape(),
                              .boxes = std::move(boxes),

@@ -91,7 +91,7 @@ void resolve_parallel(ParallelConfig& parallel, int64_t world, ConfigReport& rep
   if (parallel.data == -1) {
     if (world % parallel.tensor != 0)
       report.error("parallel.tensor", text(parallel.tensor, " does not divide ", count_text(world, "rank")));
-    parallel.data = std::max<int64_t>(1, world / parallel.tensor);
+    parallel.data = std::max<int64_t>(world == 0 ? parallel.expert : 1, world / parallel.tensor);
     report.derive("parallel.data");
   } else if (world > 0 && parallel.world() != world) {
     report.error(
@@ -191,7 +191,7 @@ void resolve_model(RunConfig& config, ConfigReport& report) {
   }
   divide_model(model, config.parallel.tensor, report);
   divide_experts(config, report);
-  if (model.moe && config.parallel.sequence_parallel) {
+  if (model.moe && config.parallel.sequence_parallel && config.parallel.tensor > 1) {
     report.error("parallel.sequence_parallel",
                  "routers choose for all tokens of a rank, and model.moe is there; false leaves tokens whole");
   }

@@ -66,7 +66,9 @@ BucketBytes busiest(const std::vector<Layout::Share>& shares, int64_t partial, i
 // What routers did, in the steps that are told.
 int64_t routing_bytes(const RunConfig& config) {
   const int64_t data = config.parallel.data, numbers = routing_numbers(config.model);
-  return data == 1 || numbers == 0 ? 0 : config.parallel.tensor * data * ((data - 1) * numbers * static_cast<int64_t>(sizeof(double)) + kHeader);
+  return data == 1 || numbers == 0
+             ? 0
+             : config.parallel.tensor * data * ((data - 1) * numbers * static_cast<int64_t>(sizeof(double)) + kHeader);
 }
 
 // All-gathers of numbers of 8 bytes: the message that decides the step, with what each rank of the world tells, its losses, its choices and
@@ -177,9 +179,9 @@ StepBytes step_bytes(const RunConfig& config, const PrecisionPlan& plan) {
     out.busiest += busiest(shares, summed, tensor).all();
   }
   out.busiest += *config.training.grad_accum * (activations.busiest + experts.busiest);
-  out.sent.activations = replicas * activations.bytes + groups * experts.bytes;
-  out.sent.control = control_bytes(config, plan.buffers(), norm_bands) + groups * experts.control +
-                     (calls * world + replicas * activations.calls * tensor + groups * experts.calls * peers) * kHeader;
+  out.sent.activations = replicas * activations.bytes + tensor * groups * experts.bytes;
+  out.sent.control = control_bytes(config, plan.buffers(), norm_bands) + tensor * groups * experts.control +
+                     (calls * world + replicas * activations.calls * tensor + tensor * groups * experts.calls * peers) * kHeader;
   return out;
 }
 

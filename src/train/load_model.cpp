@@ -58,7 +58,7 @@ RunConfig with_least_padding(RunConfig config) {
 
 // As it is to be held by so many ranks, whatever it was trained on. Throws Error(usage) where it cannot be divided so.
 RunConfig for_ranks(RunConfig config, const TensorRanks& ranks) {
-  config.parallel.data = 1;
+  config.parallel.data = config.parallel.expert = 1;
   config.parallel.tensor = ranks.group.size();
   config.parallel.sequence_parallel = ranks.sequence;
   ConfigReport report;

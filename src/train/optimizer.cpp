@@ -212,7 +212,8 @@ Optimizer::Nonfinite Optimizer::first_found(const std::function<std::string(cons
     if (found.empty()) continue;
     size_t parameter = 0;
     while (&parameters_.all()[parameter] != state.part.of) ++parameter;
-    return {.text = found, .parameter = parameter, .row = state.part.begin};
+    const std::vector<Part::Slab> slabs = state.part.slabs();
+    return {.text = found, .parameter = parameter, .row = slabs.empty() ? state.part.begin : slabs.front().row};
   }
   return {};
 }

@@ -205,7 +205,7 @@ CodesByWeight codes_by_weight(const ParameterSet& parameters, const PrecisionPla
   std::vector<CodeSums> all(count * static_cast<size_t>(ranks.size()));
   const auto mine = std::span(all).subspan(count * static_cast<size_t>(ranks.rank()), count);
   for (const Part& part : own) {
-    if (part.of->quantised) add_sums(part, places.at(part.of), mine);
+    if (part.of->quantised && !part.of->is_copy()) add_sums(part, places.at(part.of), mine);
   }
   const std::vector<int64_t> bytes(static_cast<size_t>(ranks.size()), static_cast<int64_t>(mine.size_bytes()));
   ranks.all_gather(std::as_writable_bytes(std::span(all)), bytes, Purpose::control);
@@ -288,6 +288,8 @@ std::vector<CodesDifference> codes_that_differ(const std::string& plan, const st
   for (const auto& [name, a] : ours.items()) {
     const json b = theirs.value(name, json()), how = a.is_object() ? a.value("how", json()) : json();
     if (!how.is_string() || !b.is_object() || b.value("how", json()) != how || whole_of(a) == whole_of(b)) continue;
+    // Sums that are made otherwise say nothing (comparable()).
+    if (a.contains(kSums[0]) != b.contains(kSums[0]) || a.contains(kByExpert[0]) != b.contains(kByExpert[0])) continue;
     const std::vector<size_t> experts = differing_experts(a, b);
     const std::string list = experts.empty() ? "" : text(", ", experts_text(experts), " of ", a.at(kByExpert[0]).size());
     out.push_back({.weight = name, .what = how.get<std::string>() + list});

@@ -134,9 +134,9 @@ Sums error_of(const Optimizer::State& state, ExpertErrors& experts) {
 }
 
 // What all ranks that share a weight quantise alike is counted on the first.
-bool counted_here(const QuantizedOperand& operand, Split split, const Communicator& tensor) {
-  const bool alike = operand.role == OperandRole::input ? split == Split::rows && !operand.own_tokens : split == Split::columns;
-  return !alike || tensor.rank() == 0;
+bool counted_here(const QuantizedOperand& operand, const Parameter& of) {
+  const bool alike = of.split == Split::none || (operand.role == OperandRole::input ? of.split == Split::rows : of.split == Split::columns);
+  return !alike || operand.own_tokens || of.share.rank == 0;
 }
 
 std::string module_of(const Parameter& parameter) { return parameter.name.substr(0, parameter.name.rfind('.')); }
@@ -159,16 +159,16 @@ std::vector<PrecisionEvent> measure_precision(const ParameterSet& parameters, co
   std::map<const Leaf*, ExpertErrors> stacks = stacks_of(parameters, plan);
   for (const Optimizer::State& state : optimizer.states()) {
     const Part& part = state.part;
-    if (!part.of->quantised) continue;
+    if (!part.of->quantised || part.of->is_copy()) continue;
     const auto stack = stacks.find(&part.of->leaf);
     sums[{&part.of->leaf, OperandRole::weight}].add(stack == stacks.end() ? error_of(state, part.begin, part.end)
                                                                           : error_of(state, stack->second));
   }
   {
-    std::map<const Leaf*, Split> splits;
-    for (const Parameter& parameter : parameters.all()) splits[&parameter.leaf] = parameter.split;
+    std::map<const Leaf*, const Parameter*> weights;
+    for (const Parameter& parameter : parameters.all()) weights[&parameter.leaf] = &parameter;
     const ObserverScope scope([&](const QuantizedOperand& operand) {
-      if (!counted_here(operand, splits.at(operand.weight), optimizer.shards().mesh().tensor)) return;
+      if (!counted_here(operand, *weights.at(operand.weight))) return;
       sums[{operand.weight, operand.role}].add(operand.x, operand.codes);
     });
     body();

@@ -32,24 +32,37 @@ class LaunchedTensorRanks : public test::LaunchedTraining {
     for (size_t at; (at = output.find("[rank0]:")) != std::string::npos;) output.erase(at, 8);
     return output;
   }
+
+  // Of the run `run`.
+  void expect_alike_alone_and_together() const {
+    const double alone = loss_of(mantissa({"eval", "run"}));
+    const std::vector<std::string> write = {"generate", "run", "--prompt", "abcd", "--temperature", "0", "--max-new-tokens", "64"};
+    const std::string text = mantissa(write).output;
+    EXPECT_GT(text.size(), 60U);
+    for (const int ranks : {2, 4}) {
+      const auto evaluated = launch(ranks, {"eval", "run", "--tensor", std::to_string(ranks)});
+      EXPECT_EQ(evaluated.exit_code, 0) << evaluated.errors;
+      EXPECT_NEAR(loss_of(evaluated), alone, 2e-6 * alone);
+      EXPECT_EQ(evaluated.output.find("[rank1]:"), std::string::npos) << "only rank 0 prints";
+      std::vector<std::string> together = write;
+      together.insert(together.end(), {"--tensor", std::to_string(ranks)});
+      const auto written = launch(ranks, together);
+      EXPECT_EQ(text_of(written.output), text) << written.errors;
+    }
+  }
 };
 
 TEST_F(LaunchedTensorRanks, EvaluateAndWriteWhatOneProcessDoes) {
   ASSERT_EQ(mantissa(train("run", model({}))).exit_code, 0);
-  const double alone = loss_of(mantissa({"eval", "run"}));
-  const std::vector<std::string> write = {"generate", "run", "--prompt", "abcd", "--temperature", "0", "--max-new-tokens", "64"};
-  const std::string text = mantissa(write).output;
-  EXPECT_GT(text.size(), 60U);
-  for (const int ranks : {2, 4}) {
-    const auto evaluated = launch(ranks, {"eval", "run", "--tensor", std::to_string(ranks)});
-    EXPECT_EQ(evaluated.exit_code, 0) << evaluated.errors;
-    EXPECT_NEAR(loss_of(evaluated), alone, 2e-6 * alone);
-    EXPECT_EQ(evaluated.output.find("[rank1]:"), std::string::npos) << "only rank 0 prints";
-    std::vector<std::string> together = write;
-    together.insert(together.end(), {"--tensor", std::to_string(ranks)});
-    const auto written = launch(ranks, together);
-    EXPECT_EQ(text_of(written.output), text) << written.errors;
-  }
+  expect_alike_alone_and_together();
+}
+
+// Saved by ranks that share the experts.
+TEST_F(LaunchedTensorRanks, EvaluateAndWriteWithExpertsWhatOneProcessDoes) {
+  const auto run = launch(2, train("run", model({"--set", "model.moe.num_experts=4", "--set", "model.moe.num_experts_per_tok=2", "--set",
+                                                 "model.moe.intermediate_size=32", "--set", "parallel.expert=2"})));
+  ASSERT_EQ(run.exit_code, 0) << run.errors;
+  expect_alike_alone_and_together();
 }
 
 TEST_F(LaunchedTensorRanks, NeedAsManyRanksAsTheyAskFor) {

@@ -43,7 +43,7 @@ class Gpt {
 
   // Loss: the sum over targets (>= 0) divided by target_count; one fp64. Under a Tape::Scope, gradients can be asked for; they are those of
   // the auxiliary losses of routers, too. tally: gets what the router of each layer with experts did, and its experts take as many tokens
-  // as their capacity, as in training; without one they take all.
+  // as their capacity, as in training; without one they take all. A call of all ranks that share experts, as is logits().
   Var loss(const TokenBatch& batch, const Tensor& targets, int64_t target_count, RoutingTally* tally = nullptr);
   // The part of a rank without a batch in a loss() of those that share its experts, without gradients.
   void serve_experts() const;

@@ -43,6 +43,7 @@ struct ParameterSpec {
   int64_t sources = 1;   // ranks whose gradients are kept apart until join_sources(): [matrices, sources, ...]
 
   bool among_experts() const { return experts.ranks > 1; }
+  bool is_copy() const { return split == Split::none && share.rank > 0; }  // of what the first tensor rank has
   int64_t gradient_rows() const { return shape[0] * sources; }
 };
 

@@ -98,13 +98,15 @@ struct ExpertRanks {
   bool by_source = false;
 };
 
+struct ExpertJourney;
+
 // Where the rows of each choice lie (DispatchTable). Among several ranks: of the choices of all of them that go to experts of this one, in
 // the order of rank, expert and token; rows of an expert are those of rank 0, then of rank 1, and so on, each a whole multiple.
 struct Dispatch {
   Tensor offsets, rows, choices;
-  int64_t per_row = 1;                                    // choices of a token
-  Tensor gradient_offsets{};                              // of the groups that have a gradient of their own; undefined: offsets
-  std::shared_ptr<const struct ExpertJourney> journey{};  // null: all experts are here
+  int64_t per_row = 1;                             // choices of a token
+  Tensor gradient_offsets{};                       // of the groups that have a gradient of their own; undefined: offsets
+  std::shared_ptr<const ExpertJourney> journey{};  // null: all experts are here
 };
 // A call of all these ranks, as are the two operations with what it returns, forward and backward.
 Dispatch dispatch(const Tensor& experts, int64_t num_experts, int64_t multiple, int64_t capacity = 0, const ExpertRanks& ranks = {});

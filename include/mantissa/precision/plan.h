@@ -38,7 +38,8 @@ struct ModuleShape {
   int64_t padding = 0;                 // last rows of the weight, of no token: zero, and never stored
   std::vector<ModulePart> parts = {};  // empty: one part
   Split split = Split::none;           // how tensor parallelism divides the weight: each part by rows, or all by columns
-  int64_t matrices = 1, active = 1;    // of a stack of experts' weights, one below the other; those that a token is multiplied with
+  bool experts = false;                // a stack of experts' weights, one below the other
+  int64_t matrices = 1, active = 1;    // of it; those that a token is multiplied with
   int64_t buffer = 0;                  // elements beside the parameters that no gradient trains: a router's expert bias
   int64_t rows() const { return matrices * out; }
   int64_t weight_elements() const { return in == 0 ? out : rows() * in; }

@@ -26,8 +26,8 @@ struct PrecisionSummary {
 };
 
 // What the router of a layer did in a step: load by expert in choices, its largest over its mean, the share of choices that were dropped,
-// and the auxiliary losses before their coefficients (RouteBackward), averaged over micro batches; none: a step that is told of only because
-// it was skipped.
+// and the auxiliary losses before their coefficients (RouteBackward), averaged over micro batches; none: a step that is told of only
+// because it was skipped.
 struct LayerRouting {
   int64_t layer = 0;
   double imbalance = 0.0, dropped = 0.0;
@@ -123,10 +123,10 @@ struct WorstExpert {
 struct PrecisionEvent {
   int64_t step = 0;
   std::string module = {}, role = {};
-  std::optional<double> sqnr_db = {};       // 10 log10(sum x^2 / sum (x - code)^2); none: without error, or NaN or Inf among x
-  double clipped = 0.0, flushed = 0.0;      // shares of all elements: beyond the largest code; not zero and coded as zero
-  std::optional<double> amax = {};          // none: NaN or Inf among x
-  std::map<uint16_t, int64_t> scales = {};  // how many blocks have each scale code
+  std::optional<double> sqnr_db = {};            // 10 log10(sum x^2 / sum (x - code)^2); none: without error, or NaN or Inf among x
+  double clipped = 0.0, flushed = 0.0;           // shares of all elements: beyond the largest code; not zero and coded as zero
+  std::optional<double> amax = {};               // none: NaN or Inf among x
+  std::map<uint16_t, int64_t> scales = {};       // how many blocks have each scale code
   std::optional<WorstExpert> worst_expert = {};  // of the weights of experts; none: none has a finite error
 
   void fields(auto& v) {
