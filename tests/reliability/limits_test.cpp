@@ -97,7 +97,8 @@ TEST_F(Limits, MoreThreadsThanTheAddressSpaceHoldsIsAnErrorThatNamesTheThread) {
   if (!address_space_can_be_limited()) GTEST_SKIP() << "the program does not start in 1 GB of address space";
   const auto run = limited("-v 400000", "train run.json --set training.threads=500");
   EXPECT_EQ(run.exit_code, 3) << run.errors;
-  EXPECT_THAT(run.errors, ::testing::ContainsRegex("thread [0-9]+ of 500 needs 4096 KiB more memory"));
+  // Threads that run already take address space, too, maybe after the look whether there is enough.
+  EXPECT_THAT(run.errors, ::testing::ContainsRegex("thread [0-9]+ of 500 (needs 4096 KiB more memory|cannot be started)"));
   EXPECT_THAT(run.errors, HasSubstr("limited to 400000 KiB (ulimit -v)"));
   EXPECT_FALSE(std::filesystem::exists(run_folder("run"))) << "refused before it leaves traces";
 }
