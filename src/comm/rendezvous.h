@@ -1,6 +1,8 @@
-// Finding rank 0 and proving oneself to it; on rank 0, the port that it is found at.
+// Finding rank 0 and proving oneself to it; on rank 0, the port that it is found at. The files by which they meet: meeting.cpp.
 #pragma once
 
+#include <chrono>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,8 +17,12 @@ namespace mantissa {
 struct Meeting {
   int port = 0;
   std::string token;
-  bool held = true;  // its file is locked by the process that published it; else that has died
+  bool held = true;                                      // its file is locked by the process that published it; else that has died
+  std::chrono::system_clock::time_point published = {};  // not before it was
 };
+
+// Where these files lie.
+std::filesystem::path meeting_folder(const std::string& chosen);
 
 class PublishedMeeting {
  public:
@@ -41,8 +47,8 @@ struct Listener {
 Listener listen_for_ranks(const Launch& launch, const StoreOptions& options);
 
 // Another rank's: a connection on which both ends have proved the token and rank 0 has welcomed this rank. Tries until init_timeout_s, and
-// gives up before, with Error(peer_lost), once rank 0 is known to have died: its connection ends after the proof, or nobody but the dead
-// has published a meeting for some seconds.
+// gives up before, with Error(peer_lost), once rank 0 is known to have died: its connection ends after the proof, who published a meeting
+// since this rank began is dead, or nobody but the dead has published one for some seconds.
 Connection connect_to_root(const Launch& launch, const StoreOptions& options);
 
 }  // namespace mantissa

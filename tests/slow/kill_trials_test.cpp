@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 using test::RankProcesses;
 
 constexpr int kRanks = 4, kSteps = 40;
-constexpr double kMostSeconds = 10;
+constexpr double kMostSeconds = 10, kPromptSeconds = 1;
 
 class KillTrials : public ::testing::Test {
  protected:
@@ -113,6 +113,9 @@ class KillTrials : public ::testing::Test {
       last = std::max(last, run.ended_at(rank));
       came = came && run.errors(rank).find("parallel.init_timeout_s") == std::string::npos;
     }
+    for (int rank = 0; rank < kRanks && last - killed > kPromptSeconds; ++rank)  // where did who was late stand?
+      std::cout << "trial " << trial << ": rank " << rank << (rank == victim ? " (killed)" : "") << " left after "
+                << run.ended_at(rank) - killed << " s: " << run.errors(rank) << std::endl;
     return Trial{.seconds = last - killed, .came = came};
   }
 

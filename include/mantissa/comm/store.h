@@ -7,6 +7,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -26,6 +27,9 @@ std::optional<std::string> job_token(const Environment& environment = process_en
 
 std::string new_token();  // 32 random bytes as hex digits
 
+// When this binary was loaded, or a little later.
+std::chrono::system_clock::time_point process_began();
+
 struct StoreOptions {
   double init_timeout_s = 300;      // parallel.init_timeout_s: until all ranks are there; also the limit of get() and barrier()
   double heartbeat_timeout_s = 10;  // parallel.heartbeat_timeout_s
@@ -34,6 +38,8 @@ struct StoreOptions {
   std::string folder = {};
   // Looked at by whatever waits; once it is true, the job ends with ExitCode::stopped.
   std::function<bool()> stop_asked = {};
+  // When this rank began: rank 0 of its job has published where it listens since then, that of an earlier job before.
+  std::chrono::system_clock::time_point began = process_began();
 };
 
 // Who failed first, and how.
