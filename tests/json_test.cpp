@@ -61,6 +61,7 @@ TEST(LocatedJson, CountsColumnsInCharacters) {
 TEST(LocatedJson, NamesWhatIsNotJson) {
   EXPECT_EQ(first_problem("{\"a\": 1,\n}"), "2:1 comma after the last entry");
   EXPECT_EQ(first_problem("[1, 2, ]"), "1:8 comma after the last entry");
+  EXPECT_EQ(first_problem(std::string("[1]\0 x", 6)), "1:4 a zero byte") << "no end of the text, as the parser takes it";
   EXPECT_EQ(first_problem("\xef\xbb\xbf{}"), "1:1 starts with a byte order mark; save the file as UTF-8 without one");
   EXPECT_EQ(first_problem("{\"a\": 1, \"b\": 2, \"a\": 3}"), "1:18 duplicate key \"a\"");
   EXPECT_EQ(first_problem("[18446744073709551616]"), "1:2 integer beyond 64 bits: 18446744073709551616");

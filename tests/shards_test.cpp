@@ -320,5 +320,35 @@ TEST(ShardsOfExperts, AreInTheOrderOfOneProcess) {
   EXPECT_THAT(errors, Each(IsEmpty()));
 }
 
+// Of each rank the first row that it owns of the experts is bad: rank 2 owns later rows of the experts that rank 0 holds, too, and both
+// come before those of ranks 1 and 3.
+TEST(ShardsOfExperts, OrderWhatIsNotFiniteByItsRowInTheWhole) {
+  std::vector<Optimizer::Nonfinite> found(4);
+  const auto errors = test::run_ranks(4, [&](const Communicator& world) {
+    const auto device = make_backend("cpu");
+    ParameterSet set;
+    const ShareOf experts{.rank = world.rank() % 2, .ranks = 2};
+    set.add({.name = "router.weight", .shape = {70, 8}});
+    set.add({.name = "up.weight", .shape = {96, 8}, .experts = experts, .matrices = 3});
+    set.allocate(*device, Dtype::f32, true);
+    Optimizer optimizer(set, {}, make_mesh(world, 1, 2), 1);
+    optimizer.initialise(5);
+    for (const Optimizer::State& state : optimizer.states()) {
+      if (state.part.of->among_experts()) device->run(Fill{.out = state.part.gradient(), .value = std::numeric_limits<double>::infinity()});
+    }
+    found[static_cast<size_t>(world.rank())] = optimizer.first_nonfinite_gradient();
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+  std::vector<int> order = {0, 1, 2, 3};
+  std::ranges::sort(order, {}, [&](int rank) { return found[static_cast<size_t>(rank)].row; });
+  EXPECT_THAT(order, ElementsAre(0, 2, 1, 3));
+  for (const Optimizer::Nonfinite& of_rank : found) {
+    EXPECT_EQ(of_rank.parameter, 1U);
+    EXPECT_EQ(of_rank.text, text("up.weight[", of_rank.row, ", 0] = inf"));
+  }
+  EXPECT_EQ(found[0].row, 0);
+  EXPECT_EQ(found[1].row, 96);
+}
+
 }  // namespace
 }  // namespace mantissa

@@ -76,16 +76,6 @@ class TokenWalker {
   bool comma_ = false;
 };
 
-// nlohmann's reasons quote what was read, which may be the whole text.
-std::string reason_of(const nlohmann::detail::exception& error) {
-  std::string reason = error.what();  // "[json.exception.parse_error.101] parse error at line 3, column 5: syntax error while ..."
-  reason.erase(0, reason.find("] ") + 2);
-  if (reason.starts_with("parse error at")) reason.erase(0, reason.find(": ") + 2);
-  const size_t begin = reason.find('\'') + 1, end = reason.rfind('\'');
-  if (begin == 0 || begin > end) return reason;
-  return reason.substr(0, begin) + shortened(std::string_view(reason).substr(begin, end - begin)) + reason.substr(end);
-}
-
 // What Builder asks of the trees it builds beside what they have in common.
 struct Place {
   size_t key, value;
@@ -138,7 +128,7 @@ class Builder : public nlohmann::json_sax<json> {
 
   bool parse_error(size_t, const std::string&, const nlohmann::detail::exception& error) override {
     const size_t offset = walker_.start();
-    problem(offset, Where::container, walker_.trailing_comma() ? "comma after the last entry" : reason_of(error));
+    problem(offset, Where::container, walker_.trailing_comma() ? "comma after the last entry" : json_problem(error));
     return false;
   }
 
@@ -202,6 +192,10 @@ void parse(std::string_view text, Comments comments, Builder<Node>& builder) {
     builder.problems.push_back({0, "", "starts with a byte order mark; save the file as UTF-8 without one"});
     return;
   }
+  if (const size_t zero = text.find('\0'); zero != std::string_view::npos) {  // to nlohmann it is the end, whatever follows
+    builder.problems.push_back({zero, "", "a zero byte"});
+    return;
+  }
   json::sax_parse(text.begin(), text.end(), &builder, json::input_format_t::json, true, comments == Comments::allowed);
 }
 
@@ -220,6 +214,15 @@ void advance(uint32_t& line, uint32_t& column, std::string_view bytes) {
 constexpr size_t kMarkDistance = 256;
 
 }  // namespace
+
+std::string json_problem(const std::exception& error) {
+  std::string reason = error.what();  // "[json.exception.parse_error.101] parse error at line 3, column 5: syntax error while ..."
+  reason.erase(0, reason.find("] ") + 2);
+  if (reason.starts_with("parse error at")) reason.erase(0, reason.find(": ") + 2);
+  const size_t begin = reason.find('\'') + 1, end = reason.rfind('\'');
+  if (begin == 0 || begin > end) return reason;
+  return reason.substr(0, begin) + shortened(std::string_view(reason).substr(begin, end - begin)) + reason.substr(end);
+}
 
 nlohmann::json parse_strict_json(std::string_view content, const std::string& source, ExitCode code) {
   Builder<json> builder(content, Comments::refused);

@@ -25,8 +25,13 @@ PendingFile::~PendingFile() {
 }
 
 void PendingFile::append(std::span<const std::byte> bytes) {
-  buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
-  if (buffer_.size() >= kBufferBytes) flush();
+  if (buffer_.size() + bytes.size() >= kBufferBytes) flush();
+  if (bytes.size() >= kBufferBytes) {
+    file_.write_at(written_, bytes);
+    written_ += static_cast<int64_t>(bytes.size());
+  } else {
+    buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
+  }
 }
 
 void PendingFile::flush() {
@@ -44,6 +49,7 @@ void PendingFile::sync() {
   flush();
   file_.sync();
   file_.close();
+  std::vector<std::byte>().swap(buffer_);
 }
 
 void PendingFile::publish() {

@@ -3,6 +3,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "io/plain_file_name.h"
 #include "mantissa/base/integers.h"
 #include "mantissa/base/utf8.h"
 #include "mantissa/io/checkpoint_manifest.h"
@@ -46,14 +47,6 @@ class ManifestChecker {
   }
 
   static bool is_control(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }
-
-  // No separators, no leading dot: the name cannot leave the folder, nor mean another file than it says.
-  static bool is_plain_file_name(std::string_view name) {
-    const auto plain = [](char c) {
-      return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_' || c == '.';
-    };
-    return !name.empty() && name.size() <= 255 && name[0] != '.' && std::all_of(name.begin(), name.end(), plain);
-  }
 
   void check_shard(const Shard& shard) const {
     check(shard.chunk_bytes > 0 && shard.chunk_bytes <= Manifest::kMaxChunkBytes, shard.file, ": chunks of ", shard.chunk_bytes, " bytes");

@@ -203,10 +203,11 @@ void CheckpointDirectory::adopt(const LoadedCheckpoint& loaded) const {
   }
 }
 
-void CheckpointDirectory::publish(const fs::path& path, int64_t step, const fs::path& superseded) {
+std::string CheckpointDirectory::publish(const fs::path& path, int64_t step, const fs::path& superseded) {
   try {
     const CheckpointReader reader = open_step(path, step);
     name_latest(path.filename().string(), reader.hash());
+    return reader.hash();
   } catch (const CheckpointDamage& damage) {
     fs::path unread = path;
     if (!superseded.empty()) {  // first the old one has its name again
@@ -239,7 +240,7 @@ void CheckpointDirectory::abandon(const Save& save) {
 
 SavedCheckpoint CheckpointDirectory::commit(const Save& save) {
   const int64_t step = save.manifest.step;
-  const SavedCheckpoint saved{.path = path_of(step), .bytes = save.manifest.bytes(), .already_there = save.folder.empty()};
+  SavedCheckpoint saved{.path = path_of(step), .bytes = save.manifest.bytes(), .already_there = save.folder.empty()};
   fs::path superseded;
   if (!saved.already_there) {
     try {
@@ -252,7 +253,7 @@ SavedCheckpoint CheckpointDirectory::commit(const Save& save) {
     if (!superseded.empty()) superseded_.push_back(superseded);
     sync_directory(folder_);
   }
-  publish(saved.path, step, superseded);
+  saved.hash = publish(saved.path, step, superseded);
   log_info("checkpoint ", saved.path.string(), saved.already_there ? " was saved before" : " saved", " (", saved.bytes, " bytes)");
   try {
     for (; !superseded_.empty(); superseded_.pop_back()) discard(superseded_.back());

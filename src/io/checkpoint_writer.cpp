@@ -6,9 +6,9 @@
 #include <unordered_map>
 #include <utility>
 
+#include "io/chunk_hasher.h"
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/file.h"
-#include "mantissa/base/hash.h"
 #include "mantissa/base/json.h"
 #include "mantissa/tensor/nonfinite.h"
 
@@ -22,34 +22,6 @@ void for_slabs(const CheckpointTensor& tensor, const Slab& slab) {
   const Tensor flat = tensor.data.view({count});
   for (int64_t begin = 0; begin < count; begin += step) slab(begin, HostBytes(flat.slice(begin, std::min(count, begin + step))).get());
 }
-
-// The hash of every kCheckpointChunkBytes of a stream that arrives in parts; the last chunk may be short.
-class ChunkHasher {
- public:
-  void update(std::span<const std::byte> bytes) {
-    while (!bytes.empty()) {
-      const size_t taken = std::min(bytes.size(), static_cast<size_t>(kCheckpointChunkBytes) - filled_);
-      chunk_.update(bytes.first(taken));
-      bytes = bytes.subspan(taken);
-      filled_ += taken;
-      if (filled_ == kCheckpointChunkBytes) end_chunk();
-    }
-  }
-  std::vector<Hash64> finish() {
-    if (filled_ > 0) end_chunk();
-    return std::move(hashes_);
-  }
-
- private:
-  void end_chunk() {
-    hashes_.push_back(chunk_.finish());
-    filled_ = 0;
-  }
-
-  StreamHash chunk_;
-  size_t filled_ = 0;
-  std::vector<Hash64> hashes_;
-};
 
 int64_t elements_of(const std::vector<Box>& boxes) {
   int64_t sum = 0;
@@ -98,11 +70,6 @@ void require_finite(const CheckpointTensor& tensor, int64_t begin, std::span<con
   const int64_t index = first_nonfinite(tensor.data.dtype(), bytes);
   require(index < 0, ExitCode::numerical, tensor.name, ": element ", global_index(tensor, begin + index), " is NaN or Inf; step ", step,
           " is not saved");
-}
-
-std::string shard_name(int64_t shard) {
-  const std::string digits = text(shard);
-  return "shard-" + std::string(5 - std::min<size_t>(5, digits.size()), '0') + digits + ".bin";
 }
 
 void add_pieces(Manifest& manifest, std::unordered_map<std::string, size_t>& places, const ManifestTensor& tensor) {

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <map>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
@@ -22,6 +23,9 @@ nlohmann::json parse_strict_json(std::string_view text, const std::string& sourc
 
 // For one line of a file, which `source` names with its number. The message starts with "source: ".
 nlohmann::json parse_json_line(std::string_view line, const std::string& source, ExitCode code = ExitCode::data);
+
+// What nlohmann's parser says of a text that is none, without its own framing: it quotes what was read, which may be the whole text.
+std::string json_problem(const std::exception& error);
 
 // For files that people write: // and /* */ comments, and the place of everything. A value is its place and what it contains; the text is
 // asked for the rest. There may be one of these for two bytes of text, so they are small.

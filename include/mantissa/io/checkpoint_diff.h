@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "mantissa/io/checkpoint_reader.h"
+#include "mantissa/io/safetensors.h"
 
 namespace mantissa {
 
@@ -17,5 +18,7 @@ struct TensorDifference {
 // Compares all tensors bit for bit, however they are cut into pieces; ordered by name, empty if they are equal. Throws CheckpointDamage if
 // a byte cannot be trusted.
 std::vector<TensorDifference> diff_checkpoints(CheckpointReader& a, CheckpointReader& b);
+// The same of two models' folders, whose tensors may be of any type.
+std::vector<TensorDifference> diff_folders(SafetensorsFolder& a, SafetensorsFolder& b);
 
 }  // namespace mantissa

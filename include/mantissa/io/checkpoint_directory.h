@@ -37,6 +37,7 @@ struct SavedCheckpoint {
   std::filesystem::path path;
   int64_t bytes = 0;
   bool already_there = false;  // this very state had been saved before
+  std::string hash = {};       // of the manifest, as in `latest`
 };
 
 // For the one process that trains; not for several threads at once.
@@ -74,7 +75,7 @@ class CheckpointDirectory {
   void sweep() const;
   std::filesystem::path path_of(int64_t step) const;
   void name_latest(const std::string& name, const std::string& hash) const;
-  void publish(const std::filesystem::path& path, int64_t step, const std::filesystem::path& superseded);
+  std::string publish(const std::filesystem::path& path, int64_t step, const std::filesystem::path& superseded);  // the hash
   void delete_old(int64_t newest_step) const;
 
   std::filesystem::path folder_;

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -45,6 +47,23 @@ ShardEntry describe_shard(const std::vector<CheckpointTensor>& tensors, int64_t 
 
 // The complete manifest, of the shards 0, 1, ... Throws Error(internal) if names or boxes do not fit together.
 Manifest assemble_manifest(const CheckpointHead& head, const std::vector<ShardEntry>& shards);
+
+// In shard_stream.cpp. A shard of whole tensors that nobody has in memory: written slab by slab, and hashed as it is.
+class ShardStream {
+ public:
+  // Shard number 0 of a checkpoint, in a folder that is there; throws Error(storage) if there is no space for so many bytes.
+  ShardStream(const std::filesystem::path& folder, int64_t bytes);
+  ~ShardStream();
+
+  void begin(const std::string& name, Dtype dtype, const std::vector<int64_t>& shape);  // the tensor before is complete
+  void write(std::span<const std::byte> bytes);
+  // The shard is on the disk. Throws Error(internal) if the last tensor is incomplete or the number of bytes is another.
+  ShardEntry finish();
+
+ private:
+  class State;
+  std::unique_ptr<State> state_;
+};
 
 // Into a folder that is there. On the disk when they return, but for the name of a shard: write_manifest, which comes last, syncs the
 // folder. Throw Error(storage).

@@ -1,0 +1,181 @@
+// Files in the safetensors format, one by one and as the folders that model hubs hand out: model.safetensors, or shards beside
+// model.safetensors.index.json. Little-endian, row-major:
+//
+//   u64     N       length of the header, at most 100,000,000
+//   N bytes JSON    {"__metadata__":{"format":"pt"},"NAME":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]}, ...}, padded with spaces
+//   rest    buffer  what the offsets count in; the tensors tile it, without hole or overlap
+//
+// Nothing that was not checked leaves the readers. What is wrong with a file is Error(data) that names file, byte and tensor; a file that
+// is not there Error(usage), one that the system fails to read Error(environment). The user's own links are followed: the caches of hubs
+// are made of them. In safetensors_header.cpp, safetensors_reader.cpp and safetensors_writer.cpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <ostream>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "mantissa/base/file.h"
+#include "mantissa/base/pending_file.h"
+
+namespace mantissa {
+
+// In the format's own order, in which a file's tensors are written from the last to the first: sizes never grow, so all are aligned.
+enum class FileDtype : uint8_t {
+  boolean,
+  f4,
+  f6_e2m3,
+  f6_e3m2,
+  u8,
+  i8,
+  f8_e5m2,
+  f8_e4m3,
+  f8_e8m0,
+  f8_e4m3fnuz,
+  f8_e5m2fnuz,
+  i16,
+  u16,
+  f16,
+  bf16,
+  i32,
+  u32,
+  f32,
+  c64,
+  f64,
+  i64,
+  u64
+};
+inline constexpr int kFileDtypes = 22;
+
+const char* file_dtype_name(FileDtype dtype);  // "BOOL", "F4", ..., "U64"
+std::optional<FileDtype> parse_file_dtype(std::string_view name);
+int file_dtype_bits(FileDtype dtype);
+std::ostream& operator<<(std::ostream& out, FileDtype dtype);
+
+struct SafetensorsTensor {
+  std::string name;
+  FileDtype dtype = FileDtype::f32;
+  std::vector<int64_t> shape;  // [] has one element; dimensions may be 0
+};
+
+// What a reader found: its sizes are possible and its bytes inside the file.
+struct SafetensorsEntry : SafetensorsTensor {
+  int64_t begin = 0, end = 0;  // bytes in the file
+  int32_t file = 0;            // of SafetensorsFolder::files()
+
+  int64_t bytes() const { return end - begin; }
+};
+
+struct SafetensorsLimits {
+  static constexpr int64_t kHeaderBytes = 100'000'000;  // of an index, too
+  static constexpr size_t kTensors = 1'000'000;         // of a folder
+  static constexpr size_t kRank = 8;
+  static constexpr size_t kNameBytes = 1024;
+};
+
+using SafetensorsMetadata = std::map<std::string, std::string>;
+
+struct SafetensorsHeader {
+  std::vector<SafetensorsEntry> entries;  // by name
+  SafetensorsMetadata metadata;
+};
+
+// Of a file of `file_bytes` bytes, without its first 8. Memory is proportional to the text.
+SafetensorsHeader parse_safetensors_header(std::string_view json, int64_t file_bytes, const std::string& source);
+
+// The first bytes of a file, length and padding included; the tensors as they will follow. Throws Error(internal) for what no reader takes.
+std::string format_safetensors_header(std::span<const SafetensorsTensor> tensors, const SafetensorsMetadata& metadata);
+
+// Tensor name -> name of the file beside the index, which is a plain one. `source` is the index's path.
+std::map<std::string, std::string> parse_safetensors_index(std::string_view json, const std::string& source);
+
+// One file, which stays open. Not for use by several threads at once.
+class SafetensorsFile {
+ public:
+  explicit SafetensorsFile(const std::filesystem::path& path);
+
+  const std::filesystem::path& path() const { return file_.path(); }
+  const std::vector<SafetensorsEntry>& entries() const { return header_.entries; }  // by name
+  const SafetensorsMetadata& metadata() const { return header_.metadata; }
+  const SafetensorsEntry* find(std::string_view name) const;  // null if there is none
+
+  // Exactly out.size() bytes of the entry, from byte `offset` of it.
+  void read(const SafetensorsEntry& entry, int64_t offset, std::span<std::byte> out) const;
+
+ private:
+  friend class SafetensorsFolder;
+  File file_;
+  int64_t bytes_ = 0;
+  SafetensorsHeader header_;
+};
+
+// A model's folder: all files that belong to it, checked when it is opened; of these one is open at a time. Every tensor of the index is in
+// the file that it names, and every tensor of those files is in the index. Not for use by several threads at once.
+class SafetensorsFolder {
+ public:
+  // Error(usage) if the folder has no model.safetensors and no model.safetensors.index.json, or both.
+  explicit SafetensorsFolder(const std::filesystem::path& folder);
+
+  const std::vector<SafetensorsEntry>& entries() const { return entries_; }  // by name
+  const std::vector<std::filesystem::path>& files() const { return files_; }
+  const SafetensorsEntry* find(std::string_view name) const;  // null if there is none
+  void read(const SafetensorsEntry& entry, int64_t offset, std::span<std::byte> out);
+
+ private:
+  void add_file(const std::filesystem::path& path);
+  void require_as_indexed(const std::map<std::string, std::string>& weight_map, const std::string& index) const;
+
+  std::vector<std::filesystem::path> files_;
+  std::vector<int64_t> file_bytes_;
+  std::vector<SafetensorsEntry> entries_;
+  File open_;  // files_[open_file_]
+  int32_t open_file_ = -1;
+};
+
+// As a file has them: the last dtype first, then by name.
+std::vector<SafetensorsTensor> in_file_order(std::vector<SafetensorsTensor> tensors);
+
+// Writes a model's files into a folder that is there, tensor by tensor in file order. Files
+// take their names when all of them are on the disk, the index last; without finish() nothing stays. Throws Error(storage).
+class SafetensorsWriter {
+ public:
+  static constexpr int64_t kShardBytes = 5'000'000'000;
+
+  // A shard is full when the next tensor would take its tensors above `shard_bytes`. `metadata` goes into every file, after "format": "pt".
+  // Throws Error(internal) for names and shapes that no reader takes, Error(storage) if the disk has too little space.
+  SafetensorsWriter(const std::filesystem::path& folder, std::vector<SafetensorsTensor> tensors, const SafetensorsMetadata& metadata = {},
+                    int64_t shard_bytes = kShardBytes);
+  ~SafetensorsWriter();
+
+  const std::vector<SafetensorsTensor>& order() const { return tensors_; }
+
+  // The next bytes of the first tensor of order() that is not complete yet. Throws Error(internal) if they are more than it lacks.
+  void write(std::span<const std::byte> bytes);
+  void finish();  // throws Error(internal) if tensors are incomplete
+
+ private:
+  void lay_out(int64_t shard_bytes);
+  void begin_tensors();
+  std::string file_name(size_t shard) const;
+  std::string index() const;
+
+  std::filesystem::path folder_;
+  std::vector<SafetensorsTensor> tensors_;
+  SafetensorsMetadata metadata_;
+  std::vector<size_t> shard_begin_;                  // of tensors_; one more than there are shards
+  std::vector<std::unique_ptr<PendingFile>> files_;  // the last one is being written
+  size_t tensor_ = 0;                                // which is being written
+  int64_t missing_ = 0;                              // bytes of it
+};
+
+// Bytes of a tensor. Throws Error(internal) if there are none of such a type and shape.
+int64_t safetensors_bytes(const SafetensorsTensor& tensor);
+
+}  // namespace mantissa
