@@ -37,6 +37,7 @@ constexpr HeadLayout kLayout{4, 2, 6};
 
 TEST_F(ContractCheck, ExpectedDtypeAndShapeAreNamed) {
   refuses(SwiGluForward{.x = f32({4, 7}), .out = f32({4, 3})}, "swiglu", {"x is fp32 [4, 7], expected fp32 [4, 2C]"});
+  refuses(SwiGluForward{.x = f32({4, 6}), .out = f32({4, 3}), .limit = -1}, "swiglu", {"limit is -1"});
   refuses(SwiGluForward{.x = f32({4, 6}), .out = bf16s({3, 4})}, "swiglu", {"out is bf16 [3, 4], expected fp32 [4, 3]"});
   refuses(SumRows{.x = bf16s({4, 3}), .out = bf16s({3}), .accumulate = false}, "sum_rows", {"out is bf16 [3], expected fp32 [3]"});
   refuses(Convert{.x = f32({4, 3}), .out = bf16s({4, 4})}, "convert", {"out is bf16 [4, 4], expected fp32, bf16 or fp64 [4, 3]"});
@@ -271,6 +272,9 @@ TEST_F(ContractCheck, SegmentsStartInTheirSequence) {
   accepts(forward);
   accepts(backward);
   AttentionForward bad = forward;
+  bad.window = -1;
+  refuses(bad, "attention", {"window is -1"});
+  bad = forward;
   for (const int64_t batch : {4, 0, -2}) {
     bad.batch = batch;
     refuses(bad, "attention", {"6 rows", text(batch, " sequences")});
@@ -292,6 +296,9 @@ TEST_F(ContractCheck, CachedPositionsAreInTheCache) {
                              .scale = 1.0};
   accepts(good);
   CachedAttention bad = good;
+  bad.window = -1;
+  refuses(bad, "cached_attention", {"window is -1"});
+  bad = good;
   for (const int64_t first : {-1, 8}) {
     bad.first = first;
     refuses(bad, "cached_attention", {std::to_string(first), "9"});

@@ -181,7 +181,9 @@ TEST(ParameterSpecs, AreThoseOfTheModel) {
        {std::vector<std::string>{"precision.recipe=mxfp8", "precision.fp8_param_gather=true", "model.pad_vocab_to=32"},
         {"model.tie_word_embeddings=true", "model.position=learned", "model.norm=layer", "model.norm_bias=true", "model.mlp_bias=true",
          "model.attention_bias=all", "model.qk_norm=false", "model.activation=gelu_tanh", "precision.recipe=mxfp4_qat",
-         "precision.dtype=fp32"}}) {
+         "precision.dtype=fp32"},
+        {"model.moe.num_experts=4", "model.moe.num_experts_per_tok=2", "model.moe.intermediate_size=64",
+         "model.moe.shared_intermediate_size=64"}}) {
     expect_specs_of_the_model(sets, 1, false);
     expect_specs_of_the_model(sets, 2, false);
     expect_specs_of_the_model(sets, 2, true);

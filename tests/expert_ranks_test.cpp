@@ -65,11 +65,20 @@ void expect_same_routing(const TrainedRun& a, const TrainedRun& b) {
   }
 }
 
+bool drops(const TrainedRun& run) {
+  return std::ranges::any_of(run.steps, [](const StepEvent& step) { return mean_dropped(step.routing) > 0.0; });
+}
+
+bool limits_experts(const ExpertCase& c) {
+  return std::ranges::any_of(c.sets, [](const std::string& set) { return set.starts_with("model.moe.capacity_factor="); });
+}
+
 TEST_P(ExpertRanks, HaveTheBitsOfOne) {
   const TrainedRun alone = run_at({1, 1}, "alone");
   ASSERT_EQ(alone.losses.size(), 20U);
   ASSERT_EQ(alone.valid_losses.size(), 2U);
   EXPECT_LT(alone.losses.back(), alone.losses.front());
+  EXPECT_EQ(drops(alone), limits_experts(GetParam())) << "what is compared below would be 0";
   for (const ExpertLayout& layout : kLayouts) {
     SCOPED_TRACE(layout.name());
     const TrainedRun together = run_at(layout, layout.name());
@@ -106,6 +115,10 @@ const std::vector<ExpertCase> kCases = {
     {"bf16", {"precision.dtype=bf16", "training.recompute=full"}},
     {"mxfp8", {"precision.dtype=bf16", "precision.recipe=mxfp8", "training.recompute=selective"}},
     {"bias", {"precision.dtype=bf16", "model.moe.score=sigmoid", "model.moe.bias_update_rate=0.01", "model.moe.aux_loss_coef=0"}},
+    {"gpt_oss",
+     {"precision.dtype=bf16", "precision.recipe=mxfp8", "model.moe.router_bias=true", "model.moe.expert_mlp_bias=true",
+      "model.moe.score_after_choice=true", "model.moe.capacity_factor=1.2", "model.activation=swiglu_clamped", "model.attention_sinks=true",
+      "model.sliding_window=7", "model.sliding_layers=[0]"}},
     {"gather", {"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.fp8_param_gather=true"}},
     {"values", {"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.quantised_dispatch=false"}},
     {"qat",

@@ -39,7 +39,7 @@ Tokens random_tokens(std::mt19937_64& rng, int64_t count, int64_t likely) {
 }
 
 struct Result {
-  std::vector<double> y, dx, dweights, gate_up, down;
+  std::vector<double> y, dx, dweights, gate_up, down, gate_up_bias, down_bias;
 };
 
 Result run(const Tokens& tokens, const Recipe& recipe, int64_t capacity, const ExpertRanks& ranks) {
@@ -54,6 +54,10 @@ Result run(const Tokens& tokens, const Recipe& recipe, int64_t capacity, const E
                down = share(random_tensor(*device, dtype, {kExperts * kHidden, kInner}, 4));
   Leaf gate_up_leaf{.grad = empty(*device, Dtype::f32, {own * sources * 2 * kInner, kHidden})},
       down_leaf{.grad = empty(*device, Dtype::f32, {own * sources * kHidden, kInner})};
+  const Tensor gate_up_bias = share(random_tensor(*device, dtype, {kExperts * 2 * kInner}, 5)),
+               down_bias = share(random_tensor(*device, dtype, {kExperts * kHidden}, 6));
+  Leaf gate_up_bias_leaf{.grad = empty(*device, Dtype::f32, {own * sources * 2 * kInner})},
+      down_bias_leaf{.grad = empty(*device, Dtype::f32, {own * sources * kHidden})};
   const auto weight = [&](const Tensor& value, Leaf& leaf) {
     const Quantization how = recipe.weight ? recipe.weight : recipe.weight_fake_quant;
     return LinearWeight(value, how ? quantized(value, how) : QuantizedTensor(), &leaf);
@@ -67,14 +71,17 @@ Result run(const Tokens& tokens, const Recipe& recipe, int64_t capacity, const E
   const Var x = tape.input(tensor(dtype, kHidden, tokens.x)), weights = tape.input(tensor(Dtype::f32, kChoices, tokens.weights));
   Recipe direct = recipe;  // only the gradient of what goes back to tokens is shifted
   direct.shifts_output_grad = false;
-  const Var inner = dispatched_swiglu(x, weights, weight(gate_up, gate_up_leaf), to, direct, Keep::value, true);
-  const Var y = combined_linear(inner, weight(down, down_leaf), to, recipe);
+  const Var inner = dispatched_swiglu(x, weights, weight(gate_up, gate_up_leaf), Var(gate_up_bias, gate_up_bias_leaf), to, direct,
+                                      {.keep = Keep::value, .as_codes = true});
+  const Var y = combined_linear(inner, weight(down, down_leaf), Var(down_bias, down_bias_leaf), to, recipe);
   tape.backward(y, tensor(dtype, kHidden, tokens.dy));
   return {.y = values(y.value()),
           .dx = values(tape.take_gradient(x)),
           .dweights = values(tape.take_gradient(weights)),
           .gate_up = values(gate_up_leaf.grad),
-          .down = values(down_leaf.grad)};
+          .down = values(down_leaf.grad),
+          .gate_up_bias = values(gate_up_bias_leaf.grad),
+          .down_bias = values(down_bias_leaf.grad)};
 }
 
 // Of gradients [experts of a rank, sources, ...] those of an expert from a source.
@@ -114,8 +121,9 @@ TEST_P(ExpertRows, OfRanksAreThoseOfEachAlone) {
       const size_t own = kExperts / ranks;
       for (size_t expert = 0; expert < kExperts; ++expert) {
         const Result& owner = together[expert / own];
-        EXPECT_EQ(of_source(owner.gate_up, own, ranks, expert % own, r), of_source(alone.gate_up, kExperts, 1, expert, 0)) << expert;
-        EXPECT_EQ(of_source(owner.down, own, ranks, expert % own, r), of_source(alone.down, kExperts, 1, expert, 0)) << expert;
+        for (const auto gradient : {&Result::gate_up, &Result::down, &Result::gate_up_bias, &Result::down_bias}) {
+          EXPECT_EQ(of_source(owner.*gradient, own, ranks, expert % own, r), of_source(alone.*gradient, kExperts, 1, expert, 0)) << expert;
+        }
       }
     }
   }

@@ -58,15 +58,53 @@ const std::vector<Shaped> kShapes = {
        c.activation = Activation::gelu_tanh;
        c.tie_word_embeddings = true;
      }},
+    {"llama3",
+     [](ModelConfig& c) {
+       c.qk_norm = false;
+       c.rope_scaling = {.type = RopeScaling::llama3, .factor = 3, .original_max_position_embeddings = 20};
+     }},
+    {"yarn",
+     [](ModelConfig& c) {
+       c.rope_scaling = {.type = RopeScaling::yarn, .factor = 5, .original_max_position_embeddings = 30};
+       c.rope_scaling->beta_fast = 4, c.rope_scaling->beta_slow = 0.25, c.rope_scaling->truncate = false;
+     }},
+    {"mistral", [](ModelConfig& c) { c.sliding_window = 3; }},
+    {"alternating_windows",
+     [](ModelConfig& c) {
+       c.sliding_window = 2;
+       c.sliding_layers = {0};
+     }},
+    {"sinks",
+     [](ModelConfig& c) {
+       c.attention_sinks = true;
+       c.sliding_window = 4;
+       c.sliding_layers = {1};
+     }},
     {"mixtral", [](ModelConfig& c) { c.moe = experts({.num_experts = 5, .num_experts_per_tok = 2, .intermediate_size = 3}); }},
     {"qwen3_moe",
      [](ModelConfig& c) {
        c.moe = experts({.num_experts = 4, .num_experts_per_tok = 4, .intermediate_size = 5, .norm_topk_prob = false});
        c.moe->dense_layers = {0};
      }},
+    {"clamped",
+     [](ModelConfig& c) {
+       c.activation = Activation::swiglu_clamped;
+       c.swiglu_limit = 0.65;  // which no value is so near that the slope below would cross it
+     }},
     {"gpt_oss",
      [](ModelConfig& c) {
-       c.moe = experts({.num_experts = 7, .num_experts_per_tok = 3, .intermediate_size = 2, .score_after_choice = true});
+       c.activation = Activation::swiglu_clamped;
+       c.attention_bias = AttentionBias::all;
+       c.attention_sinks = true;
+       c.sliding_window = 3;
+       c.sliding_layers = {0};
+       c.qk_norm = false;
+       c.moe = experts({.num_experts = 7,
+                        .num_experts_per_tok = 3,
+                        .intermediate_size = 2,
+                        .score_after_choice = true,
+                        .router_bias = true,
+                        .expert_mlp_bias = true});
      }},
     {"switch_transformer",
      [](ModelConfig& c) {

@@ -76,6 +76,30 @@ std::vector<Option> options() {
           {"unscaled_residuals", [](ModelConfig& c) { c.init_residual_scale = false; }},
           {"norm_eps", [](ModelConfig& c) { c.norm_eps = 0.1; }},
           {"rope_theta", [](ModelConfig& c) { c.rope_theta = 100; }},
+          {"llama3_rope", [](ModelConfig& c) { c.rope_scaling = {.factor = 4, .original_max_position_embeddings = 3}; }},
+          {"yarn_rope", [](ModelConfig& c) { c.rope_scaling = {.type = RopeScaling::yarn, .original_max_position_embeddings = 40}; }},
+          {"window", [](ModelConfig& c) { c.sliding_window = 3; }},
+          {"window_of_one_layer", [](ModelConfig& c) { c.sliding_window = 2, c.sliding_layers = {1}; }, Recompute::selective, true},
+          {"sinks", [](ModelConfig& c) { c.attention_sinks = true; }},
+          {"sinks_recomputed", [](ModelConfig& c) { c.attention_sinks = true, c.sliding_window = 3; }, Recompute::selective},
+          {"clamped_swiglu", [](ModelConfig& c) { c.activation = Activation::swiglu_clamped; }},
+          {"clamped_experts",
+           [](ModelConfig& c) {
+             with_experts(c);
+             c.activation = Activation::swiglu_clamped;
+             c.swiglu_limit = 2;
+           }},
+          {"biased_experts",
+           [](ModelConfig& c) {
+             with_experts(c);
+             c.moe->router_bias = c.moe->expert_mlp_bias = true;
+           }},
+          {"biased_experts_recomputed",
+           [](ModelConfig& c) {
+             with_experts(c);
+             c.moe->expert_mlp_bias = true;
+           },
+           Recompute::full},
           {"documents", [](ModelConfig&) {}, Recompute::none, true},
           {"selective_recompute", [](ModelConfig&) {}, Recompute::selective},
           {"full_recompute", [](ModelConfig&) {}, Recompute::full}};
@@ -229,6 +253,35 @@ TEST_F(GptTest, ModulesHaveTheNamesThatRulesMatch) {
   EXPECT_EQ(names, expected);
 }
 
+TEST_F(GptTest, SinksAreOneForEachHeadAndDoNotDecay) {
+  ModelConfig config = small_model();
+  config.attention_sinks = true;
+  Gpt model(config, reference(), high_plan(config, Dtype::f32), {.recompute = Recompute::none, .gradients = false});
+  const Parameter* const sinks = model.parameters().find("layers.1.attn.sinks");
+  ASSERT_NE(sinks, nullptr);
+  EXPECT_EQ(sinks->shape, (Shape{4}));
+  EXPECT_FALSE(sinks->decays());
+}
+
+TEST_F(GptTest, BiasesOfExpertsAreStacks) {
+  ModelConfig config = small_model();
+  with_experts(config);
+  config.moe->router_bias = config.moe->expert_mlp_bias = true;
+  Gpt model(config, reference(), high_plan(config, Dtype::f32), {.recompute = Recompute::none, .gradients = false});
+  const auto shape = [&](const char* name) {
+    const Parameter* const found = model.parameters().find(text("layers.0.moe.", name));
+    return found ? found->shape : Shape{};
+  };
+  EXPECT_EQ(shape("router.bias"), (Shape{5}));
+  EXPECT_EQ(shape("experts.gate_up.bias"), (Shape{5 * 12}));
+  EXPECT_EQ(shape("experts.down.bias"), (Shape{5 * 8}));
+  // Of each expert's 12 and 8 biases a token is computed with those of two.
+  ModelConfig plain = small_model();
+  with_experts(plain);
+  EXPECT_EQ(high_plan(config).parameters() - high_plan(plain).parameters(), 5 + 5 * 20);
+  EXPECT_EQ(high_plan(config).active_parameters() - high_plan(plain).active_parameters(), 5 + 2 * 20);
+}
+
 TEST_F(GptTest, ATiedModelHasNoOutputParameterAndGeluNoGate) {
   ModelConfig config = small_model();
   gpt2_shape(config);
@@ -243,7 +296,7 @@ TEST_F(GptTest, ATiedModelHasNoOutputParameterAndGeluNoGate) {
 void expect_initial_weights(const ParameterSet& parameters, double inner_std, double residual_std) {
   for (const Parameter& parameter : parameters.all()) {
     const std::vector<double> weights = values(parameter.value());
-    if (!parameter.decays()) {
+    if (!parameter.decays() && !parameter.name.ends_with(".sinks")) {
       EXPECT_EQ(weights, std::vector<double>(weights.size(), parameter.name.ends_with(".bias") ? 0.0 : 1.0)) << parameter.name;
       continue;
     }
@@ -262,6 +315,7 @@ TEST_F(GptTest, InitialWeightsHaveTheDeviationsOfTheConfig) {
   ModelConfig unscaled = scaled;
   gpt2_shape(unscaled);
   unscaled.init_residual_scale = false;
+  unscaled.attention_sinks = true;
   for (const ModelConfig& config : {scaled, unscaled}) {
     Gpt model(config, reference(), high_plan(config, Dtype::f32), {.recompute = Recompute::none, .gradients = false});
     initialise(model.parameters(), 5);
@@ -305,6 +359,11 @@ TEST_F(GptTest, TheFlopsOfGpt2AreThoseOfTheFormula) {
   // Heads wider than the residual stream, and an output projection of its own: only that one is multiplied with, not the embedding.
   const double block = 32 * 8 + 8 * 16 + 20 * 8 + 8 * 10;
   EXPECT_DOUBLE_EQ(training_flops_per_token(model_shape(small_model()), 5), 6.0 * (2 * block + 11 * 8) + 6.0 * 2 * 16 * 5);
+  // Rows 0 to 4 of five see 1, 2, 3, 3, 3 keys: about 3 (1 - 3 / 10) on average, in the one layer that has the window.
+  ModelConfig window = small_model();
+  window.sliding_window = 3, window.sliding_layers = {1};
+  EXPECT_DOUBLE_EQ(training_flops_per_token(model_shape(window), 5), 6.0 * (2 * block + 11 * 8) + 6.0 * 16 * 5 + 12.0 * 16 * 3 * (1 - 0.3));
+  EXPECT_DOUBLE_EQ(training_flops_per_token(model_shape(window), 3), training_flops_per_token(model_shape(small_model()), 3));
   // 12 * 12 * 768^2 block weights and the tied output; 6 * 12 * 768 * T for causal attention.
   EXPECT_DOUBLE_EQ(training_flops_per_token(model_shape(config), 64),
                    6.0 * (12 * 12 * 768.0 * 768.0 + 50257 * 768.0) + 6.0 * 12 * 768 * 64);

@@ -168,26 +168,30 @@ inline void activations_cases(Cases& add) {
     const std::string size = named({rows, columns});
     for (const double scale : {1.0, 50.0, 4096.0}) {  // 50: where exp and tanh saturate
       const std::string variant = size + (scale > 1.0 ? "_times" + named({static_cast<int64_t>(scale)}) : "");
-      add("SwiGluForward", variant, [=](Operands& o) {
-        const Tensor x = o.input(twice, scale);
-        o.device().run(SwiGluForward{.x = x, .out = o.output("out", shape, kValues)});
-      });
-      add("SwiGluBackward", variant, [=](Operands& o) {
-        const Tensor x = o.input(twice, scale), dy = o.input(shape);
-        o.device().run(SwiGluBackward{.x = x, .dy = dy, .dx = o.output("dx", twice, kValues)});
-      });
-      add("SwiGluForward", variant + "_weighted", [=](Operands& o) {
-        const Tensor x = o.input(twice, scale), weights = o.input_of(Dtype::f32, {rows});
-        o.device().run(SwiGluForward{.x = x, .out = o.output("out", shape, kValues), .row_weights = weights});
-      });
-      add("SwiGluBackward", variant + "_weighted", [=](Operands& o) {
-        const Tensor x = o.input(twice, scale), dy = o.input(shape), weights = o.input_of(Dtype::f32, {rows});
-        o.device().run(SwiGluBackward{.x = x,
-                                      .dy = dy,
-                                      .dx = o.output("dx", twice, kValues),
-                                      .row_weights = weights,
-                                      .drow_weights = o.output_of(Dtype::f32, "drow_weights", {rows}, kStatSums)});
-      });
+      for (const double limit : {0.0, 1.0, 7.0}) {
+        const std::string limited = variant + (limit > 0.0 ? "_limit" + named({static_cast<int64_t>(limit)}) : "");
+        add("SwiGluForward", limited, [=](Operands& o) {
+          const Tensor x = o.input(twice, scale);
+          o.device().run(SwiGluForward{.x = x, .out = o.output("out", shape, kValues), .limit = limit});
+        });
+        add("SwiGluBackward", limited, [=](Operands& o) {
+          const Tensor x = o.input(twice, scale), dy = o.input(shape);
+          o.device().run(SwiGluBackward{.x = x, .dy = dy, .dx = o.output("dx", twice, kValues), .limit = limit});
+        });
+        add("SwiGluForward", limited + "_weighted", [=](Operands& o) {
+          const Tensor x = o.input(twice, scale), weights = o.input_of(Dtype::f32, {rows});
+          o.device().run(SwiGluForward{.x = x, .out = o.output("out", shape, kValues), .row_weights = weights, .limit = limit});
+        });
+        add("SwiGluBackward", limited + "_weighted", [=](Operands& o) {
+          const Tensor x = o.input(twice, scale), dy = o.input(shape), weights = o.input_of(Dtype::f32, {rows});
+          o.device().run(SwiGluBackward{.x = x,
+                                        .dy = dy,
+                                        .dx = o.output("dx", twice, kValues),
+                                        .row_weights = weights,
+                                        .drow_weights = o.output_of(Dtype::f32, "drow_weights", {rows}, kStatSums),
+                                        .limit = limit});
+        });
+      }
       for (const GeluForm form : {GeluForm::tanh, GeluForm::erf}) {
         const std::string formed = variant + (form == GeluForm::tanh ? "_tanh" : "_erf");
         add("GeluForward", formed, [=](Operands& o) {

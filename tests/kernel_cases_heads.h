@@ -60,28 +60,45 @@ inline Tensor random_segments(Operands& o, int64_t batch, int64_t length) {
   return o.given(Dtype::i32, {batch * length}, starts);
 }
 
-inline void attention_case(Operands& o, int64_t batch, int64_t length, HeadLayout layout, bool segments) {
+// What hides keys beside the order of positions, and what else is in the softmax.
+struct Hidden {
+  bool segments;
+  int64_t window;
+  bool sinks = false;
+};
+
+inline Tensor sinks_of(Operands& o, HeadLayout layout, bool given) { return given ? o.input({layout.heads}, 2.0) : Tensor(); }
+
+inline void attention_case(Operands& o, int64_t batch, int64_t length, HeadLayout layout, Hidden hidden) {
   const int64_t rows = batch * length;
-  const Tensor qkv = o.input({rows, layout.row()}), starts = segments ? random_segments(o, batch, length) : Tensor();
+  const Tensor qkv = o.input({rows, layout.row()}), starts = hidden.segments ? random_segments(o, batch, length) : Tensor();
   o.device().run(AttentionForward{.qkv = qkv,
                                   .out = o.output("out", {rows, layout.heads * layout.head_dim}, kAttention),
                                   .lse = o.output_of(Dtype::f32, "lse", {batch, layout.heads, length}, kStatSums),
                                   .batch = batch,
                                   .layout = layout,
                                   .scale = 1.0 / std::sqrt(static_cast<double>(layout.head_dim)),
-                                  .segment_starts = starts});
+                                  .segment_starts = starts,
+                                  .window = hidden.window,
+                                  .sinks = sinks_of(o, layout, hidden.sinks)});
 }
 
 // out and lse come from the reference, so that only the backward kernel is compared.
-inline void attention_backward_case(Operands& o, int64_t batch, int64_t length, HeadLayout layout, bool segments) {
+inline void attention_backward_case(Operands& o, int64_t batch, int64_t length, HeadLayout layout, Hidden hidden) {
   const int64_t rows = batch * length;
   const double scale = 1.0 / std::sqrt(static_cast<double>(layout.head_dim));
-  const Tensor qkv = o.input({rows, layout.row()}), starts = segments ? random_segments(o, batch, length) : Tensor();
+  const Tensor qkv = o.input({rows, layout.row()}), starts = hidden.segments ? random_segments(o, batch, length) : Tensor();
   const auto reference = make_backend("cpu_reference");
   const Shape out_shape{rows, layout.heads * layout.head_dim}, lse_shape{batch, layout.heads, length};
   const Tensor out = empty(*reference, o.dtype(), out_shape), lse = empty(*reference, Dtype::f32, lse_shape);
-  reference->run(
-      AttentionForward{.qkv = qkv, .out = out, .lse = lse, .batch = batch, .layout = layout, .scale = scale, .segment_starts = starts});
+  reference->run(AttentionForward{.qkv = qkv,
+                                  .out = out,
+                                  .lse = lse,
+                                  .batch = batch,
+                                  .layout = layout,
+                                  .scale = scale,
+                                  .segment_starts = starts,
+                                  .window = hidden.window});
   o.device().run(AttentionBackward{.qkv = qkv,
                                    .out = o.given(o.dtype(), out_shape, values(out)),
                                    .lse = o.given(Dtype::f32, lse_shape, values(lse)),
@@ -90,10 +107,24 @@ inline void attention_backward_case(Operands& o, int64_t batch, int64_t length, 
                                    .batch = batch,
                                    .layout = layout,
                                    .scale = scale,
-                                   .segment_starts = starts});
+                                   .segment_starts = starts,
+                                   .window = hidden.window});
 }
 
-inline void cached_attention_case(Operands& o, int64_t first, int64_t rows, HeadLayout layout) {
+inline void sink_gradient_case(Operands& o, int64_t batch, int64_t length, HeadLayout layout, bool accumulate) {
+  const Shape shape{batch * length, layout.heads * layout.head_dim};
+  const Tensor sinks = o.input({layout.heads}), out = o.input(shape), dout = o.input(shape);
+  o.device().run(AttentionSinkGradient{.sinks = sinks,
+                                       .out = out,
+                                       .lse = o.input_of(Dtype::f32, {batch, layout.heads, length}, 0.5, 1.0),
+                                       .dout = dout,
+                                       .dsinks = o.gradient("dsinks", {layout.heads}, kStatSums, accumulate),
+                                       .batch = batch,
+                                       .layout = layout,
+                                       .accumulate = accumulate});
+}
+
+inline void cached_attention_case(Operands& o, int64_t first, int64_t rows, HeadLayout layout, Hidden hidden) {
   const int64_t channels = layout.kv_heads * layout.head_dim;
   const Tensor qkv = o.input({rows, layout.row()});
   const Tensor keys = o.updated("keys", o.input({first + rows + 3, channels}), kExact);
@@ -104,22 +135,33 @@ inline void cached_attention_case(Operands& o, int64_t first, int64_t rows, Head
                                  .out = o.output("out", {rows, layout.heads * layout.head_dim}, kAttention),
                                  .first = first,
                                  .layout = layout,
-                                 .scale = 0.3});
+                                 .scale = 0.3,
+                                 .window = hidden.window,
+                                 .sinks = sinks_of(o, layout, hidden.sinks)});
 }
 
 inline void attention_cases(Cases& add) {
   for (const HeadLayout& layout : kLayouts) {
     for (const auto& [batch, length] : {std::pair<int64_t, int64_t>{1, 1}, {3, 5}, {2, 64}, {1, 150}}) {
-      for (const bool segments : {false, true}) {
+      for (const Hidden hidden : {Hidden{false, 0}, {true, 0}, {false, 3}, {false, 70}, {true, 4}, {false, 0, true}, {true, 5, true}}) {
         const int64_t b = batch, t = length;
-        const std::string variant = named({b, t}) + "_" + named(layout) + (segments ? "_segments" : "");
-        add("AttentionForward", variant, [=](Operands& o) { attention_case(o, b, t, layout, segments); });
-        add("AttentionBackward", variant, [=](Operands& o) { attention_backward_case(o, b, t, layout, segments); });
+        const std::string window = hidden.window > 0 ? "_window" + named({hidden.window}) : "";
+        const std::string variant =
+            named({b, t}) + "_" + named(layout) + (hidden.segments ? "_segments" : "") + window + (hidden.sinks ? "_sinks" : "");
+        add("AttentionForward", variant, [=](Operands& o) { attention_case(o, b, t, layout, hidden); });
+        if (!hidden.sinks) add("AttentionBackward", variant, [=](Operands& o) { attention_backward_case(o, b, t, layout, hidden); });
+      }
+      for (const bool accumulate : {false, true}) {
+        add("AttentionSinkGradient", named({batch, length}) + "_" + named(layout) + (accumulate ? "_accumulate" : ""),
+            [=, b = batch, t = length](Operands& o) { sink_gradient_case(o, b, t, layout, accumulate); });
       }
     }
     for (const auto& [first, rows] : {std::pair<int64_t, int64_t>{0, 1}, {0, 9}, {100, 1}, {37, 5}}) {
-      add("CachedAttention", named({first, rows}) + "_" + named(layout),
-          [=, f = first, r = rows](Operands& o) { cached_attention_case(o, f, r, layout); });
+      for (const Hidden hidden : {Hidden{false, 0}, {false, 4}, {false, 0, true}}) {
+        add("CachedAttention",
+            named({first, rows}) + "_" + named(layout) + (hidden.window > 0 ? "_window" : "") + (hidden.sinks ? "_sinks" : ""),
+            [=, f = first, r = rows](Operands& o) { cached_attention_case(o, f, r, layout, hidden); });
+      }
     }
   }
 }

@@ -176,6 +176,32 @@ inline void weight_gradient_case(Operands& o, const GroupedShape& s, const Value
   o.device().run(GroupedWeightGradient{.a = a, .b = b, .out = out, .offsets = offsets, .accumulate = accumulate});
 }
 
+inline void grouped_bias_cases(Cases& add, const GroupedShape& s) {
+  for (const bool flag : {false, true}) {
+    const std::string variant = s.name() + (flag ? "_weighted" : "");
+    add("AddGroupedBias", variant, [=](Operands& o) {
+      const Tensor x = o.input_of(Dtype::f32, {s.rows, s.out}), bias = o.input({s.groups() * s.out});
+      const Tensor offsets = o.given(Dtype::i32, {s.groups() + 1}, s.offsets), weights = flag ? o.input_of(Dtype::f32, {s.rows}) : Tensor();
+      o.device().run(
+          AddGroupedBias{.x = x, .bias = bias, .out = o.output("out", x.shape(), kValues), .offsets = offsets, .row_weights = weights});
+    });
+    for (const bool accumulate : {false, true}) {
+      add("GroupedBiasGradient", variant + (accumulate ? "_accumulate" : ""), [=](Operands& o) {
+        const Tensor dy = o.input({s.rows, s.out}), offsets = o.given(Dtype::i32, {s.groups() + 1}, s.offsets);
+        const Tensor weights = flag ? o.input_of(Dtype::f32, {s.rows}) : Tensor();
+        const Tensor dbias = o.gradient("dbias", {s.groups() * s.out}, kStatSums, accumulate);
+        o.device().run(GroupedBiasGradient{.dy = dy, .dbias = dbias, .offsets = offsets, .accumulate = accumulate, .row_weights = weights});
+      });
+    }
+  }
+  add("GroupedBiasProduct", s.name(), [=](Operands& o) {
+    const Tensor dy = o.input({s.rows, s.out}), bias = o.input({s.groups() * s.out});
+    const Tensor offsets = o.given(Dtype::i32, {s.groups() + 1}, s.offsets);
+    o.device().run(
+        GroupedBiasProduct{.dy = dy, .bias = bias, .out = o.output_of(Dtype::f32, "out", {s.rows}, kStatSums), .offsets = offsets});
+  });
+}
+
 inline void quantised_grouped_cases(Cases& add, const GroupedShape& s, int64_t block) {
   for (const Format format : {Format::e4m3, Format::e2m1}) {
     const Quantization rows{format, 1, block}, columns = rows.transposed(), tiles{format, block, block};
@@ -208,6 +234,7 @@ inline void quantised_grouped_cases(Cases& add, const GroupedShape& s, int64_t b
 
 inline void grouped_cases(Cases& add) {
   for (const GroupedShape& s : grouped_shapes()) {
+    grouped_bias_cases(add, s);
     for (const bool transposed : {false, true}) {
       for (const bool fp32 : {false, true}) {
         add("GroupedGemm", s.name() + (transposed ? "_bt" : "_b") + (fp32 ? "_fp32" : ""), [=](Operands& o) {

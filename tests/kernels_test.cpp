@@ -145,16 +145,44 @@ TEST_F(EveryBf16, GivesTheSameGeluInAnyPlace) {
 }
 
 TEST_F(EveryBf16, GivesTheSameSwiGluInAnyPlace) {
-  expect_alike_in_any_place(2, [&](const std::vector<Tensor>& in, int64_t) {
-    const Tensor out = empty_like(in[0]);
-    fast().run(SwiGluForward{.x = halves(in[0], in[1]), .out = out});
-    return out;
-  });
-  expect_alike_in_any_place(3, [&](const std::vector<Tensor>& in, int64_t width) {
-    const Tensor dx = empty(fast(), Dtype::bf16, {1, 2 * width});
-    fast().run(SwiGluBackward{.x = halves(in[0], in[1]), .dy = in[2], .dx = dx});
-    return dx;
-  });
+  for (const double limit : {0.0, 7.0}) {
+    expect_alike_in_any_place(2, [&](const std::vector<Tensor>& in, int64_t) {
+      const Tensor out = empty_like(in[0]);
+      fast().run(SwiGluForward{.x = halves(in[0], in[1]), .out = out, .limit = limit});
+      return out;
+    });
+    expect_alike_in_any_place(3, [&](const std::vector<Tensor>& in, int64_t width) {
+      const Tensor dx = empty(fast(), Dtype::bf16, {1, 2 * width});
+      fast().run(SwiGluBackward{.x = halves(in[0], in[1]), .dy = in[2], .dx = dx, .limit = limit});
+      return dx;
+    });
+  }
+}
+
+// What a limit cuts off has no gradient, what it does not has, the limit itself included; a NaN is not cut off.
+TEST(ClampedSwiGlu, IsThatOfGptOss) {
+  const double nan = std::nan("");
+  const std::vector<double> gate{1, 7, 8, -20, 3, 2, nan, 2}, up{2, 7, 0.5, 1, -9, 8, 1, nan};
+  const auto value = [](double g, double u) {
+    return std::min(g, 7.0) / (1 + std::exp(-1.702 * std::min(g, 7.0))) * (std::clamp(u, -7.0, 7.0) + 1);
+  };
+  std::vector<double> both = gate;
+  both.insert(both.end(), up.begin(), up.end());
+  for (const char* name : {"cpu_reference", "cpu"}) {
+    const auto device = make_backend(name);
+    for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+      const Tensor x = tensor_of(*device, dtype, {1, 16}, both), out = empty(*device, dtype, {1, 8}), dx = empty_like(x);
+      device->run(SwiGluForward{.x = x, .out = out, .limit = 7.0});
+      device->run(SwiGluBackward{.x = x, .dy = tensor_of(*device, dtype, {1, 8}, std::vector<double>(8, 1.0)), .dx = dx, .limit = 7.0});
+      const std::vector<double> y = values(out), d = values(dx);
+      for (size_t i = 0; i < 6; ++i) {
+        EXPECT_NEAR(y[i], value(gate[i], up[i]), std::abs(value(gate[i], up[i])) * 0.005 + 1e-9) << name << i;
+        EXPECT_EQ(d[i] == 0.0, gate[i] > 7) << name << i;
+        EXPECT_EQ(d[8 + i] == 0.0, std::abs(up[i]) > 7) << name << i;
+      }
+      for (const size_t i : {6U, 7U}) EXPECT_TRUE(std::isnan(y[i]) && std::isnan(d[i])) << name << i;
+    }
+  }
 }
 
 // What is far below the largest logit has a gradient of zero, not of some tiny number that a fast exponential makes of it.

@@ -15,9 +15,11 @@ inline const std::map<std::string, std::set<std::string>>& left_open() {
       {"RandomNormal", {"out: floating dtype", "out: rank", "out: rows"}},
       {"Add", {"out: memory of a", "out: memory of b"}},
       {"AddBias", {"x: memory of out"}},
-      {"Gemm", {"out: floating dtype"}},                                    // values or stats
-      {"Quantize", {"second is missing", "x: floating dtype", "x: rows"}},  // rows up to whole blocks
-      {"Dequantize", {"out: columns", "out: floating dtype"}},              // columns of blocks that are one wide
+      {"AddGroupedBias", {"out: memory of bias", "row_weights: memory of out", "x: memory of out"}},  // the first two of one element
+      {"GroupedBiasGradient", {"dy: floating dtype", "dy: rows"}},                                    // without weights of rows
+      {"Gemm", {"out: floating dtype"}},                                                              // values or stats
+      {"Quantize", {"second is missing", "x: floating dtype", "x: rows"}},                            // rows up to whole blocks
+      {"Dequantize", {"out: columns", "out: floating dtype"}},                                        // columns of blocks that are one wide
       {"QuantizationError", {"x: floating dtype", "x: rows"}},
       {"SumRows", {"x: floating dtype", "x: rows"}},  // fp32 and bf16 values have the same stats
       {"EmbeddingForward", {"weight: rows"}},

@@ -87,8 +87,8 @@ Calls calls_of(const Recipe& recipe, bool as_codes, const Communicator& group = 
   const Var x = tape.input(layer.x), weights = tape.input(layer.weights);
   device.take();
   const int64_t before = sent(group);
-  const Var inner = dispatched_swiglu(x, weights, gate_up, layer.to, recipe, Keep::value, as_codes);
-  const Var y = combined_linear(inner, down, layer.to, of_down);
+  const Var inner = dispatched_swiglu(x, weights, gate_up, Var(), layer.to, recipe, {.keep = Keep::value, .as_codes = as_codes});
+  const Var y = combined_linear(inner, down, Var(), layer.to, of_down);
   Calls calls{.forward = device.take(), .backward = {}, .forward_bytes = sent(group) - before};
   tape.backward(y, layer.x);
   calls.backward = device.take();

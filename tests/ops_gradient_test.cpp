@@ -59,11 +59,16 @@ void rope_case(Backend& device, HeadLayout layout) {
                    [&](const std::vector<Var>& v) { return rope(v[0], table, positions, layout); });
 }
 
-void attention_case(Backend& device, HeadLayout layout, const std::vector<double>& starts) {
+void attention_case(Backend& device, HeadLayout layout, const std::vector<double>& starts, int64_t window = 0) {
   const int64_t batch = 2, length = 5;
   const Tensor segment_starts = starts.empty() ? Tensor() : tensor_of(device, Dtype::i32, {batch * length}, starts);
   expect_gradients({activation(device, {batch * length, layout.row()}, 1)},
-                   [&](const std::vector<Var>& v) { return attention(v[0], batch, layout, segment_starts); });
+                   [&](const std::vector<Var>& v) { return attention(v[0], batch, layout, segment_starts, window); });
+}
+
+void attention_with_sinks_case(Backend& device, HeadLayout layout, int64_t window) {
+  expect_gradients({activation(device, {10, layout.row()}, 1), parameter(device, "sinks", {layout.heads}, 2)},
+                   [&](const std::vector<Var>& v) { return attention(v[0], 2, layout, {}, window, v[1]); });
 }
 
 void cross_entropy_case(Backend& device, int64_t vocab, const std::vector<double>& targets) {
@@ -101,26 +106,6 @@ std::vector<OpCase> row_cases() {
        }},
       {"layer_norm", "without_bias", [](Backend& d) { layer_norm_case(d, false); }},
       {"layer_norm", "with_bias", [](Backend& d) { layer_norm_case(d, true); }},
-      {"swiglu", "value",
-       [](Backend& d) {
-         one_activation_case(d, {3, 10}, [](const Var& x) { return swiglu(x, Keep::value); });
-       }},
-      {"swiglu", "recipe",
-       [](Backend& d) {
-         one_activation_case(d, {3, 10}, [](const Var& x) { return swiglu(x, Keep::nothing); });
-       }},
-      {"gelu", "tanh",
-       [](Backend& d) {
-         one_activation_case(d, {3, 5}, [](const Var& x) { return gelu(x, GeluForm::tanh, Keep::value); });
-       }},
-      {"gelu", "erf",
-       [](Backend& d) {
-         one_activation_case(d, {3, 5}, [](const Var& x) { return gelu(x, GeluForm::erf, Keep::value); });
-       }},
-      {"gelu", "erf_recipe",
-       [](Backend& d) {
-         one_activation_case(d, {3, 5}, [](const Var& x) { return gelu(x, GeluForm::erf, Keep::nothing); });
-       }},
       {"cross_entropy", "all_columns",
        [](Backend& d) {
          cross_entropy_case(d, 8, {0, 7, 3});
@@ -138,6 +123,39 @@ std::vector<OpCase> row_cases() {
   };
 }
 
+std::vector<OpCase> activation_cases() {
+  return {
+      {"swiglu", "value",
+       [](Backend& d) {
+         one_activation_case(d, {3, 10}, [](const Var& x) { return swiglu(x, Keep::value); });
+       }},
+      {"swiglu", "recipe",
+       [](Backend& d) {
+         one_activation_case(d, {3, 10}, [](const Var& x) { return swiglu(x, Keep::nothing); });
+       }},
+      {"swiglu", "clamped",  // within a limit that a third of what is normal exceeds
+       [](Backend& d) {
+         one_activation_case(d, {6, 20}, [](const Var& x) { return swiglu(x, Keep::value, 1.0); });
+       }},
+      {"swiglu", "clamped_recipe",
+       [](Backend& d) {
+         one_activation_case(d, {3, 10}, [](const Var& x) { return swiglu(x, Keep::nothing, 1.0); });
+       }},
+      {"gelu", "tanh",
+       [](Backend& d) {
+         one_activation_case(d, {3, 5}, [](const Var& x) { return gelu(x, GeluForm::tanh, Keep::value); });
+       }},
+      {"gelu", "erf",
+       [](Backend& d) {
+         one_activation_case(d, {3, 5}, [](const Var& x) { return gelu(x, GeluForm::erf, Keep::value); });
+       }},
+      {"gelu", "erf_recipe",
+       [](Backend& d) {
+         one_activation_case(d, {3, 5}, [](const Var& x) { return gelu(x, GeluForm::erf, Keep::nothing); });
+       }},
+  };
+}
+
 std::vector<OpCase> head_cases() {
   static constexpr HeadLayout plain{2, 2, 4}, grouped{6, 2, 4}, one_key_head{3, 1, 2};
   return {
@@ -151,6 +169,13 @@ std::vector<OpCase> head_cases() {
        [](Backend& d) {
          attention_case(d, one_key_head, {0, 0, 2, 2, 2, 0, 1, 2, 3, 3});
        }},
+      {"attention", "sinks", [](Backend& d) { attention_with_sinks_case(d, grouped, 0); }},
+      {"attention", "sinks_window", [](Backend& d) { attention_with_sinks_case(d, one_key_head, 3); }},
+      {"attention", "window", [](Backend& d) { attention_case(d, grouped, {}, 2); }},
+      {"attention", "window_segments",
+       [](Backend& d) {
+         attention_case(d, one_key_head, {0, 0, 0, 0, 3, 0, 0, 2, 2, 2}, 2);
+       }},
   };
 }
 
@@ -161,16 +186,19 @@ void route_case(Backend& device, const RoutingRule& rule) {
   expect_gradients({activation(device, {5, 6}, 1)}, [&](const std::vector<Var>& v) { return route(v[0], {.rule = rule}).weights; });
 }
 
-void dispatched_swiglu_case(Backend& device, Keep keep) {
+void dispatched_swiglu_case(Backend& device, Keep keep, double limit = 0.0) {
   const Dispatch to = five_tokens(device);
   expect_gradients({activation(device, {5, 3}, 1), activation(device, {5, 2}, 2), parameter(device, "gate_up", {4 * 6, 3}, 3)},
-                   [&](const std::vector<Var>& v) { return dispatched_swiglu(v[0], v[1], v[2], to, {.compute = Dtype::f64}, keep, true); });
+                   [&](const std::vector<Var>& v) {
+                     return dispatched_swiglu(v[0], v[1], v[2], Var(), to, {.compute = Dtype::f64},
+                                              {.keep = keep, .as_codes = true, .limit = limit});
+                   });
 }
 
 void combined_linear_case(Backend& device) {
   const Dispatch from = five_tokens(device);
   expect_gradients({activation(device, {from.choices.dim(0), 3}, 1), parameter(device, "down", {4 * 5, 3}, 2)},
-                   [&](const std::vector<Var>& v) { return combined_linear(v[0], v[1], from, {.compute = Dtype::f64}); });
+                   [&](const std::vector<Var>& v) { return combined_linear(v[0], v[1], Var(), from, {.compute = Dtype::f64}); });
 }
 
 // Both products, the second of an activation that is made again in backward.
@@ -179,9 +207,27 @@ void experts_case(Backend& device) {
   expect_gradients({activation(device, {5, 3}, 1), activation(device, {5, 2}, 2), parameter(device, "gate_up", {4 * 6, 3}, 3),
                     parameter(device, "down", {4 * 2, 3}, 4)},
                    [&](const std::vector<Var>& v) {
-                     const Var inner = dispatched_swiglu(v[0], v[1], v[2], by, {.compute = Dtype::f64}, Keep::nothing, true);
-                     return combined_linear(inner, v[3], by, {.compute = Dtype::f64});
+                     const Var inner =
+                         dispatched_swiglu(v[0], v[1], v[2], Var(), by, {.compute = Dtype::f64}, {.keep = Keep::nothing, .as_codes = true});
+                     return combined_linear(inner, v[3], Var(), by, {.compute = Dtype::f64});
                    });
+}
+
+// What ranks that share tokens send each other has its check in split_ops_test.cpp.
+void tokens_case(Backend& d, Var (*op)(const Var&, const Place&)) {
+  expect_gradients({activation(d, {3, 2}, 1)}, [op](const std::vector<Var>& v) { return op(v[0], {}); });
+}
+
+// The bias of down is multiplied by the weights, too.
+void biased_experts_case(Backend& device, Keep keep, int64_t capacity) {
+  const Dispatch by = dispatch(tensor_of(device, Dtype::i32, {5, 2}, {0, 3, 1, 3, 0, 3, 1, 3, 0, 3}), 4, 4, capacity);
+  expect_gradients(
+      {activation(device, {5, 3}, 1), activation(device, {5, 2}, 2), parameter(device, "gate_up", {4 * 6, 3}, 3),
+       parameter(device, "gate_up_bias", {4 * 6}, 4), parameter(device, "down", {4 * 2, 3}, 5), parameter(device, "down_bias", {4 * 2}, 6)},
+      [&](const std::vector<Var>& v) {
+        const Var inner = dispatched_swiglu(v[0], v[1], v[2], v[3], by, {.compute = Dtype::f64}, {.keep = keep, .as_codes = true});
+        return combined_linear(inner, v[4], v[5], by, {.compute = Dtype::f64});
+      });
 }
 
 std::vector<OpCase> expert_cases() {
@@ -199,14 +245,20 @@ std::vector<OpCase> expert_cases() {
       {"route", "all_experts", routed({.choices = 6, .score = softmax, .score_after_choice = false, .renormalise = false, .scale = 1.0})},
       {"dispatched_swiglu", "value", [](Backend& d) { dispatched_swiglu_case(d, Keep::value); }},
       {"dispatched_swiglu", "recipe", [](Backend& d) { dispatched_swiglu_case(d, Keep::nothing); }},
+      {"dispatched_swiglu", "clamped", [](Backend& d) { dispatched_swiglu_case(d, Keep::value, 0.5); }},
+      {"gathered_tokens", "alone", [](Backend& d) { tokens_case(d, gathered_tokens); }},
+      {"own_tokens", "alone", [](Backend& d) { tokens_case(d, own_tokens); }},
       {"combined_linear", "rows", combined_linear_case},
       {"combined_linear", "of_dispatched_swiglu", experts_case},
+      {"combined_linear", "with_biases", [](Backend& d) { biased_experts_case(d, Keep::value, 0); }},
+      {"combined_linear", "with_biases_dropping", [](Backend& d) { biased_experts_case(d, Keep::nothing, 2); }},
   };
 }
 
 const std::vector<OpCase>& cases() {
   static const std::vector<OpCase> all = [] {
     std::vector<OpCase> joined = row_cases();
+    for (const OpCase& c : activation_cases()) joined.push_back(c);
     for (const OpCase& c : head_cases()) joined.push_back(c);
     for (const OpCase& c : expert_cases()) joined.push_back(c);
     return joined;

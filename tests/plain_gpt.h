@@ -94,7 +94,30 @@ class PlainGpt {
     return {begin, begin + c_.head_size()};
   }
 
-  // A query or key: normalised over the root of its mean square, then each pair (i, i + d/2) turned by position * theta^(-2i/d).
+  // Of pair i: theta^(-2i/d), part of which rope_scaling divides by its factor. Llama 3: by how often it turns within the first length.
+  // YaRN: by where i lies between the pairs that turn beta_fast and beta_slow times.
+  double frequency(size_t i, size_t d) const {
+    const double plain = std::pow(c_.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(d));
+    if (!c_.rope_scaling) return plain;
+    const RopeScalingConfig& scaling = *c_.rope_scaling;
+    const double length = static_cast<double>(scaling.original_max_position_embeddings), wave = 2.0 * std::numbers::pi / plain;
+    if (scaling.type == RopeScaling::llama3) {
+      if (length / wave > 4.0) return plain;
+      if (length / wave < 1.0) return plain / scaling.factor;
+      const double smooth = (length / wave - 1.0) / 3.0;
+      return (1.0 - smooth) * plain / scaling.factor + smooth * plain;
+    }
+    const auto pair_of = [&](double turns) {  // theta^(2 pair / d) = length / (2 pi turns)
+      return static_cast<double>(d) / 2.0 * std::log(length / (2.0 * std::numbers::pi * turns)) / std::log(c_.rope_theta);
+    };
+    const double low = std::max(0.0, pair_of(*scaling.beta_fast)),
+                 high = std::min(static_cast<double>(d) - 1.0, pair_of(*scaling.beta_slow));
+    const double ramp = std::min(1.0, std::max(0.0, (static_cast<double>(i) - low) / (high - low)));
+    return plain / scaling.factor * ramp + plain * (1.0 - ramp);
+  }
+
+  // A query or key: normalised over the root of its mean square, then each pair (i, i + d/2) turned by position * frequency; YaRN makes
+  // both longer.
   Row query_or_key(Row x, const std::string& path, int32_t position) const {
     const size_t d = x.size();
     if (c_.qk_norm) {
@@ -103,16 +126,19 @@ class PlainGpt {
     }
     if (c_.position != Position::rope) return x;
     for (size_t i = 0; i < d / 2; ++i) {
-      const double angle = position * std::pow(c_.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(d));
+      const double angle = position * frequency(i, d);
       const double first = x[i], second = x[i + d / 2];
       x[i] = first * std::cos(angle) - second * std::sin(angle);
       x[i + d / 2] = second * std::cos(angle) + first * std::sin(angle);
     }
+    const bool yarn = c_.rope_scaling && c_.rope_scaling->type == RopeScaling::yarn;
+    for (double& value : x) value *= yarn ? 0.1 * std::log(c_.rope_scaling->factor) + 1.0 : 1.0;
     return x;
   }
 
-  // Row t attends to rows starts[t] .. t.
-  std::vector<Row> attention(const std::vector<Row>& x, const std::string& path, const int32_t* positions, const int32_t* starts) const {
+  // Row t attends to rows starts[t] .. t, of these to the last `window`.
+  std::vector<Row> attention(const std::vector<Row>& x, const std::string& path, const int32_t* positions, const int32_t* starts,
+                             size_t window) const {
     std::vector<Row> qkv, out;
     for (const Row& row : x) qkv.push_back(linear(row, path + ".qkv"));
     for (size_t t = 0; t < x.size(); ++t) {
@@ -121,8 +147,9 @@ class PlainGpt {
         const int64_t key = c_.num_attention_heads + h / (c_.num_attention_heads / c_.kv_heads()), value = key + c_.kv_heads();
         const Row q = query_or_key(head(qkv[t], h), path + ".q_norm", positions[t]);
         Row mixed(q.size());
-        double sum = 0.0;
+        double sum = c_.attention_sinks ? std::exp(weight(path + ".sinks")[static_cast<size_t>(h)]) : 0.0;
         for (auto s = static_cast<size_t>(starts[t]); s <= t; ++s) {
+          if (t - s >= window) continue;
           const Row k = query_or_key(head(qkv[s], key), path + ".k_norm", positions[s]), v = head(qkv[s], value);
           const double share = std::exp(dot(q.data(), k.data(), q.size()) / std::sqrt(static_cast<double>(q.size())));
           sum += share;
@@ -141,7 +168,7 @@ class PlainGpt {
   }
 
   Row mlp(const Row& x, const std::string& path) const {
-    if (c_.activation != Activation::swiglu) {
+    if (c_.activation == Activation::gelu_tanh || c_.activation == Activation::gelu_erf) {
       Row up = linear(x, path + ".up");
       for (double& value : up) value = gelu(value);
       return linear(up, path + ".down");
@@ -149,18 +176,26 @@ class PlainGpt {
     return linear(swiglu(linear(x, path + ".gate_up")), path + ".down");
   }
 
-  static Row swiglu(const Row& both) {
+  Row swiglu(const Row& both) const {
     Row product(both.size() / 2);
-    for (size_t i = 0; i < product.size(); ++i) product[i] = both[i] / (1.0 + std::exp(-both[i])) * both[product.size() + i];
+    for (size_t i = 0; i < product.size(); ++i) {
+      double gate = both[i], up = both[product.size() + i], slope = 1.0;
+      if (c_.activation == Activation::swiglu_clamped) {
+        const double limit = c_.swiglu_limit.value_or(7.0);
+        gate = std::min(gate, limit), up = std::clamp(up, -limit, limit) + 1.0, slope = 1.702;
+      }
+      product[i] = gate / (1.0 + std::exp(-slope * gate)) * up;
+    }
     return product;
   }
 
-  // Row `row` of matrix `expert` of a stack, times x.
+  // Matrix `expert` of a stack times x, and its bias.
   Row of_expert(const Row& x, const std::string& path, size_t expert) const {
     const Row& stack = weight(path + ".weight");
     const size_t rows = stack.size() / x.size() / static_cast<size_t>(c_.moe->num_experts);
     Row out(rows);
-    for (size_t i = 0; i < rows; ++i) out[i] = dot(&stack[(expert * rows + i) * x.size()], x.data(), x.size());
+    for (size_t i = 0; i < rows; ++i)
+      out[i] = dot(&stack[(expert * rows + i) * x.size()], x.data(), x.size()) + bias(path, expert * rows + i);
     return out;
   }
 
@@ -246,7 +281,9 @@ class PlainGpt {
       const std::string path = text("layers.", layer);
       std::vector<Row> normed;
       for (const Row& row : x) normed.push_back(norm(row, path + ".attn_norm"));
-      const std::vector<Row> attended = attention(normed, path + ".attn", &batch.positions[first], &batch.segment_starts[first]);
+      const bool slides = c_.sliding_window && (c_.sliding_layers.empty() || std::ranges::count(c_.sliding_layers, layer) > 0);
+      const size_t window = slides ? static_cast<size_t>(*c_.sliding_window) : x.size();
+      const std::vector<Row> attended = attention(normed, path + ".attn", &batch.positions[first], &batch.segment_starts[first], window);
       Router router;
       for (size_t t = 0; t < x.size(); ++t) {
         add(x[t], attended[t]);

@@ -88,7 +88,6 @@ TEST_F(PlannedBytes, OfTensorRanksAreSent) {
     check({"precision.recipe=mxfp8", "precision.fp8_output_proj=true", "model.pad_vocab_to=128"}, "output");
     check({"precision.dtype=bf16", forward, "precision.recipe=forward"}, "forward");
     check({"precision.dtype=bf16", forward, "precision.recipe=forward", "training.recompute=full"}, "again");
-    if (grid.sequence) continue;
     const std::vector<std::string> experts = {"model.moe.num_experts=5",
                                               "model.moe.intermediate_size=128",
                                               "model.moe.shared_intermediate_size=128",
@@ -99,12 +98,15 @@ TEST_F(PlannedBytes, OfTensorRanksAreSent) {
     std::vector<std::string> again = experts;
     again.insert(again.end(), {"training.recompute=full", "precision.fp8_param_gather=true"});
     check(again, "experts_again");
+    std::vector<std::string> biased = experts;
+    biased.insert(biased.end(), {"model.moe.router_bias=true", "model.moe.expert_mlp_bias=true", "model.attention_sinks=true"});
+    check(biased, "experts_biased");
   }
 }
 
 // With as many rows for each expert: 16 tokens, of which each goes to two of four.
 TEST_F(PlannedBytes, OfRanksThatShareExpertsAreSent) {
-  for (const Grid& grid : {Grid{2, 1, false, 2}, {4, 1, false, 4}, {4, 1, false, 2}, {2, 2, false, 2}}) {
+  for (const Grid& grid : {Grid{2, 1, false, 2}, {4, 1, false, 4}, {4, 1, false, 2}, {2, 2, false, 2}, {2, 2, true, 2}}) {
     const auto check = [&](std::vector<std::string> sets, const char* name) {
       sets.insert(sets.end(),
                   {"model.hidden_size=64", "model.num_attention_heads=4", "model.intermediate_size=64", "model.moe.num_experts=4",
@@ -116,6 +118,7 @@ TEST_F(PlannedBytes, OfRanksThatShareExpertsAreSent) {
     check({"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.fp8_param_gather=true", "training.recompute=full"}, "gather");
     check({"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.quantised_dispatch=false"}, "unquantised");
     check({"precision.dtype=bf16", "precision.recipe=mxfp4_qat", "training.recompute=selective"}, "qat");
+    check({"precision.dtype=bf16", "precision.recipe=mxfp8", "model.moe.router_bias=true", "model.moe.expert_mlp_bias=true"}, "biased");
   }
 }
 

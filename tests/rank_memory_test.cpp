@@ -154,9 +154,11 @@ TEST(RankMemory, OfRanksThatShareExpertsIsWhatIsPredicted) {
   nlohmann::json model = qwen3();
   model["moe"] = {{"num_experts", 8}, {"num_experts_per_tok", 2}, {"intermediate_size", 256}, {"force_balance", true}};
   for (const Layout& layout : {Layout{2, 1, false, 2}, {4, 1, false, 2}, {4, 1, false, 4}}) {
-    for (const std::vector<std::string>& sets : {std::vector<std::string>{"precision.dtype=fp32"},
-                                                 {"precision.dtype=bf16", "training.accumulation=tree", "training.grad_accum=2"},
-                                                 {"precision.recipe=mxfp8", "precision.fp8_param_gather=true"}}) {
+    for (const std::vector<std::string>& sets :
+         {std::vector<std::string>{"precision.dtype=fp32"},
+          {"precision.dtype=bf16", "training.accumulation=tree", "training.grad_accum=2"},
+          {"precision.recipe=mxfp8", "precision.fp8_param_gather=true"},
+          {"precision.dtype=bf16", "model.moe.expert_mlp_bias=true", "model.attention_sinks=true"}}) {
       const RunConfig config = config_of(model, layout, sets);
       const MemoryEstimate memory = estimate_memory(config, resolve_plan(config));
       const Held found = most_held(config);

@@ -74,13 +74,40 @@ SplitOperation experts_operation(Backend& device) {
           .run =
               [](const std::vector<Var>& v, const Place& place) {
                 const Tensor experts = tensor_of(v[0].value().device(), Dtype::i32, {5, 2}, {0, 2, 0, 2, 0, 2, 0, 2, 0, 2});
-                return combined_linear(v[0], v[1], dispatch(experts, 3, 8), {}, place);
+                return combined_linear(v[0], v[1], Var(), dispatch(experts, 3, 8), {}, place);
               },
           .place = {.split = Split::columns}};
 }
 
+// The same choices; gate and up of each of the three experts are shared, and so are the columns of what they give.
+SplitOperation experts_up_operation(Backend& device) {
+  return {.inputs = {{.whole = random_tensor(device, Dtype::f64, {5, 3}, 1)},
+                     {.whole = random_tensor(device, Dtype::f64, {5, 2}, 2)},
+                     {.whole = random_tensor(device, Dtype::f64, {3 * 2 * 4, 3}, 3), .cut = Cut::rows, .parameter = true, .parts = 3 * 2},
+                     {.whole = random_tensor(device, Dtype::f64, {3 * 2 * 4}, 4), .cut = Cut::rows, .parameter = true, .parts = 3 * 2}},
+          .output = Cut::columns,
+          .run =
+              [](const std::vector<Var>& v, const Place& place) {
+                const Tensor experts = tensor_of(v[0].value().device(), Dtype::i32, {5, 2}, {0, 2, 0, 2, 0, 2, 0, 2, 0, 2});
+                return dispatched_swiglu(v[0], v[1], v[2], v[3], dispatch(experts, 3, 8), {}, {.keep = Keep::value, .as_codes = false},
+                                         place);
+              },
+          .place = {.split = Split::rows}};
+}
+
+SplitOperation tokens_operation(Backend& device, const SplitCase& c) {
+  const bool gathers = c.op == "gathered_tokens";
+  return {.inputs = {{.whole = random_tensor(device, Dtype::f64, {c.tokens, 3}, 1), .cut = gathers ? Cut::tokens : Cut::none}},
+          .output = gathers ? Cut::none : Cut::tokens,
+          .run = [gathers](const std::vector<Var>& v,
+                           const Place& place) { return gathers ? gathered_tokens(v[0], place) : own_tokens(v[0], place); },
+          .place = {.split = c.split, .tokens = c.tokens}};
+}
+
 SplitOperation operation_of(Backend& device, const SplitCase& c) {
+  if (c.op.ends_with("_tokens")) return tokens_operation(device, c);
   if (c.op == "experts") return experts_operation(device);
+  if (c.op == "experts_up") return experts_up_operation(device);
   return c.op == "linear"      ? linear_operation(device, c)
          : c.op == "embedding" ? embedding_operation(device, c)
                                : cross_entropy_operation(device, c);
@@ -152,7 +179,10 @@ std::vector<SplitCase> split_cases() {
     for (const int64_t tokens : {0, 1, 3, 33}) {
       for (const Split split : {Split::rows, Split::columns}) out.push_back({"linear", split, ranks, tokens});
       for (const char* op : {"embedding", "cross_entropy"}) out.push_back({op, Split::rows, ranks, tokens});
+      if (tokens == 0) continue;
+      for (const char* op : {"gathered_tokens", "own_tokens"}) out.push_back({op, Split::rows, ranks, tokens});
     }
+    out.push_back({"experts_up", Split::rows, ranks, 0});
     out.push_back({"experts", Split::columns, ranks, 0});
   }
   return out;
@@ -253,6 +283,10 @@ TEST(SplitOperands, AreNamedWhereTheyDoNotFit) {
   throws(
       2, [&](Backend& d, const Place& p) { linear_product(matrix(d, 5).value(), matrix(d, 4), Dtype::f32, {}, p); }, Split::columns,
       "linear_product: only shares of rows");
+  throws(
+      2, [&](Backend& d, const Place& p) { gathered_tokens(matrix(d, 5), p); }, Split::rows, "gathered_tokens: 5 rows, but rank");
+  throws(
+      2, [&](Backend& d, const Place& p) { own_tokens(matrix(d, 4), p); }, Split::rows, "a share of 4 rows of 5 tokens");
   throws(
       2, [&](Backend& d, const Place& p) { embedding(zeros(d, Dtype::i32, {4}), matrix(d, 4), p); }, Split::rows, "4 ids of 5 tokens");
   throws(

@@ -46,6 +46,11 @@ struct SplitInput {
   Cut cut = Cut::none;
   bool parameter = false;
   bool partial = false;  // its gradient is to be summed over the ranks; else that of an uncut one is the same on all of them
+  int64_t parts = 1;     // with Cut::rows: of each of so many equal parts
+
+  // Rows of each part lie together, as columns of a matrix with a row for each part do.
+  Cut cut_of_parts() const { return parts > 1 ? Cut::columns : cut; }
+  Shape shape_of_parts() const { return parts > 1 ? Shape{parts, whole.elements() / parts} : whole.shape(); }
 };
 
 struct SplitOperation {
@@ -109,7 +114,8 @@ inline RankResult run_rank(const SplitOperation& operation, const Communicator& 
   Tape tape;
   const Tape::Scope scope(gradients ? &tape : nullptr);
   for (const SplitInput& input : operation.inputs) {
-    const Tensor own = cut_of(*out.device, input.whole, input.cut, group.rank(), group.size());
+    const Tensor cut = cut_of(*out.device, input.whole.view(input.shape_of_parts()), input.cut_of_parts(), group.rank(), group.size());
+    const Tensor own = input.parts > 1 ? cut.view(input.whole.shape().with_dim0(input.whole.dim(0) / group.size())) : cut;
     Leaf& leaf = leaves.emplace_back();
     if (input.parameter) leaf.grad = empty(*out.device, stats_dtype(own.dtype()), own.shape());
     vars.push_back(!gradients ? Var(own) : input.parameter ? Var(own, leaf) : tape.input(own));
@@ -139,9 +145,9 @@ inline SplitResult run_split(const SplitOperation& operation, int ranks, Backend
   out.y = y.tensor(device);
   for (size_t i = 0; gradients && i < operation.inputs.size(); ++i) {
     const SplitInput& input = operation.inputs[i];
-    Joined gradient(input.whole.shape(), of[0].gradients[i].dtype(), input.cut, input.partial);
+    Joined gradient(input.shape_of_parts(), of[0].gradients[i].dtype(), input.cut_of_parts(), input.partial);
     for (int r = 0; r < ranks; ++r) gradient.add(of[static_cast<size_t>(r)].gradients[i], r, ranks);
-    out.gradients.push_back(gradient.tensor(device));
+    out.gradients.push_back(gradient.tensor(device).view(input.whole.shape()));
   }
   for (const RankResult& rank : of) out.sent.push_back(rank.sent);
   return out;

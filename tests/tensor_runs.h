@@ -33,7 +33,7 @@ struct TensorCase {
   double loss;    // largest relative difference of the first loss
   double cosine;  // least, of any gradient
   std::vector<std::string> sets;
-  bool experts = false;  // which need whole tokens
+  bool experts = false;  // which ranks may share
 };
 
 inline double cosine(const std::vector<float>& a, const std::vector<float>& b) {
@@ -74,7 +74,7 @@ class TensorRuns : public TrainingTest, public ::testing::WithParamInterface<Ten
   }
 
   static std::vector<TensorLayout> layouts() {
-    if (GetParam().experts) return {{1, 2, false}, {1, 4, false}, {2, 2, false}, {2, 2, false, 2}};
+    if (GetParam().experts) return {{1, 2, false}, {1, 2, true}, {1, 4, false}, {2, 2, true}, {2, 2, false, 2}, {2, 2, true, 2}};
     return kTensorLayouts;
   }
 
@@ -172,8 +172,9 @@ inline std::vector<TensorCase> tensor_cases() {
           {"gpt2",
            1e-6,
            0.99999,
-           {"model.norm=layer", "model.norm_bias=true", "model.position=learned", "model.activation=gelu_tanh", "model.attention_bias=all",
-            "model.mlp_bias=true", "model.tie_word_embeddings=true", "training.recompute=full"}},
+           {"model.norm=layer", "model.norm_bias=true", "model.attention_sinks=true", "model.sliding_window=6", "model.position=learned",
+            "model.activation=gelu_tanh", "model.attention_bias=all", "model.mlp_bias=true", "model.tie_word_embeddings=true",
+            "training.recompute=full"}},
           {"bf16", 1e-4, 0.999, recipe("high")},
           {"mxfp8", 1e-3, 0.99, recipe("mxfp8")},
           {"mxfp8_gather", 1e-3, 0.99, recipe("mxfp8", {"precision.fp8_param_gather=true", "training.recompute=selective"})},
@@ -193,6 +194,11 @@ inline std::vector<TensorCase> tensor_cases_of_experts() {
     return sets;
   };
   return {{"experts", 1e-6, 0.99999, with({"precision.dtype=fp32"}), true},
+          {"gpt_oss", 1e-6, 0.99999,
+           with({"precision.dtype=fp32", "model.attention_sinks=true", "model.sliding_window=6", "model.sliding_layers=[1]",
+                 "model.activation=swiglu_clamped", "model.moe.router_bias=true", "training.recompute=selective"},
+                "model.moe.expert_mlp_bias=true"),
+           true},
           {"experts_router", 1e-3, 0.99,
            with({"precision.dtype=bf16", "model.moe.score=sigmoid", "model.moe.bias_update_rate=0.01",
                  R"(precision.rules=[{"match":"layers.*.moe.router","recipe":"mxfp8"}])"},

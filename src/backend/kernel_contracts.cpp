@@ -22,6 +22,13 @@ void sequences(Contract& c) {
   c.that(c.size('S') > 0 && c.size('N') % c.size('S') == 0, "counts is of ", c.size('S'), " sequences, of ", c.size('N'), " tokens");
 }
 
+// [B] is a bias of C channels for each group.
+Contract& biases(Contract& c, const char* name, const Tensor& offsets) {
+  const int64_t groups = c.size('P') - 1;
+  return c.that(groups > 0 && c.size('B') == groups * c.size('C'), "offsets is ", offsets.shape(), ", ", name, " has ", c.size('B'),
+                " elements, of groups of ", c.size('C'));
+}
+
 // The dtype of the values that a and b stand for, and an out that fits it.
 Contract& product_dtypes(Contract& c, const Operand& a, const Operand& b, const Tensor& out) {
   const Dtype dtype = a.quantized() && b.quantized() ? Dtype::bf16 : (a.quantized() ? b : a).dense().dtype();
@@ -49,6 +56,15 @@ Contract HeadLayout::contract(const char* kernel, const Tensor& qkv, int64_t bat
   c.input("qkv", qkv, "[N, R]").input("segment_starts", segment_starts, "i32 [N]?");
   c.that(batch > 0 && c.size('N') % batch == 0, "qkv has ", c.size('N'), " rows, not ", batch, " sequences of one length");
   return c.size('B', batch).size('T', c.size('N') / batch);
+}
+
+Contract AttentionSinkGradient::contract() const {
+  Contract c = layout.contract("attention sink gradient");
+  c.input("out", out, "[N, Q]")
+      .that(batch > 0 && c.size('N') % batch == 0, "out has ", c.size('N'), " rows, not ", batch, " sequences of one length");
+  c.size('B', batch).size('T', c.size('N') / batch);
+  c.input("sinks", sinks, "[H]").input("lse", lse, "stats [B, H, T]").input("dout", dout, "[N, Q]");
+  return c.output("dsinks", dsinks, "stats [H]");
 }
 
 Contract Gemm::contract() const {
@@ -202,6 +218,24 @@ Contract GroupedWeightGradient::contract() const {
   c.that(shape_of(a)[0] == shape_of(b)[0] && groups > 0 && out.shape() == Shape{groups * shape_of(a)[1], shape_of(b)[1]}, "out is ",
          out.shape(), " of ", groups, " groups, a ", shape_of(a), ", b ", shape_of(b));
   return product_dtypes(c, {a}, {b}, out);
+}
+
+Contract AddGroupedBias::contract() const {
+  Contract c("add_grouped_bias");
+  c.input("bias", bias, "[B]").in_place("out", out, "[R, C]").input("x", x, "stats [R, C]").input("offsets", offsets, "i32 [P]");
+  return biases(c, "bias", offsets).input("row_weights", row_weights, "stats [R]?");
+}
+
+Contract GroupedBiasGradient::contract() const {
+  Contract c("grouped_bias_gradient");
+  c.input("dy", dy, "[R, C]").output("dbias", dbias, "stats [B]").input("offsets", offsets, "i32 [P]");
+  return biases(c, "dbias", offsets).input("row_weights", row_weights, "stats [R]?");
+}
+
+Contract GroupedBiasProduct::contract() const {
+  Contract c("grouped_bias_product");
+  c.input("dy", dy, "[R, C]").input("bias", bias, "[B]").input("offsets", offsets, "i32 [P]").output("out", out, "stats [R]");
+  return biases(c, "bias", offsets);
 }
 
 }  // namespace mantissa

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "mantissa/backend/functions.h"
+#include "models/rope_table.h"
 
 namespace mantissa {
 namespace {
@@ -15,12 +16,13 @@ double residual_std(const ModelConfig& config) {
   return config.init_residual_scale ? config.init_std / std::sqrt(2.0 * static_cast<double>(config.num_layers)) : config.init_std;
 }
 
-AttentionOptions attention_options(const ModelConfig& config, HeadLayout layout, Recompute recompute) {
+AttentionOptions attention_options(const ModelConfig& config, int64_t layer, HeadLayout layout, Recompute recompute) {
   return {.layout = layout,
           .norm_eps = config.norm_eps,
           .init_std = config.init_std,
           .out_init_std = residual_std(config),
-          .recompute = recompute == Recompute::selective};
+          .recompute = recompute == Recompute::selective,
+          .window = config.window(layer)};
 }
 
 Keep keep_of(Recompute recompute) { return recompute == Recompute::selective ? Keep::nothing : Keep::value; }
@@ -29,7 +31,11 @@ MlpOptions mlp_options(const ModelConfig& config, Recompute recompute) {
   std::optional<GeluForm> gelu;
   if (config.activation == Activation::gelu_tanh) gelu = GeluForm::tanh;
   if (config.activation == Activation::gelu_erf) gelu = GeluForm::erf;
-  return {.gelu = gelu, .init_std = config.init_std, .down_init_std = residual_std(config), .keep = keep_of(recompute)};
+  return {.gelu = gelu,
+          .init_std = config.init_std,
+          .down_init_std = residual_std(config),
+          .keep = keep_of(recompute),
+          .limit = config.glu_limit()};
 }
 
 MoeOptions moe_options(const ModelConfig& config, const GptOptions& options) {
@@ -43,6 +49,7 @@ MoeOptions moe_options(const ModelConfig& config, const GptOptions& options) {
           .init_std = config.init_std,
           .down_init_std = residual_std(config),
           .keep = keep_of(options.recompute),
+          .limit = config.glu_limit(),
           .quantised_dispatch = options.quantised_dispatch,
           .ranks = options.experts};
 }
@@ -62,20 +69,6 @@ void require_plan_of(const ModelShape& model, const PrecisionPlan& plan) {
   require(model.modules.front().out > 0, "model.vocab_size is not known yet");
   const auto same = [](const ModuleShape& module, const ModulePrecision& entry) { return module == entry.module; };
   require(std::ranges::equal(model.modules, plan.modules(), same), "the precision plan is of another model");
-}
-
-// Built in double so that every device reads the same bits.
-Tensor make_rope_table(Backend& device, int64_t positions, int64_t head_dim, double theta) {
-  std::vector<float> table(static_cast<size_t>(positions * head_dim));
-  const int64_t half = head_dim / 2;
-  for (int64_t p = 0; p < positions; ++p) {
-    for (int64_t i = 0; i < half; ++i) {
-      const double angle = static_cast<double>(p) * std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
-      table[static_cast<size_t>(p * head_dim + i)] = static_cast<float>(std::cos(angle));
-      table[static_cast<size_t>(p * head_dim + half + i)] = static_cast<float>(std::sin(angle));
-    }
-  }
-  return from_host(device, Dtype::f32, {positions, head_dim}, table.data());
 }
 
 }  // namespace
@@ -109,9 +102,10 @@ void Gpt::add_block(int64_t index, const PrecisionPlan& plan) {
   const NormOptions norm = norm_options(config_);
   // Braces: members are built in this order, so parameters are numbered in it.
   const TensorRanks& ranks = options_.tensor;
-  blocks_.push_back(Block{NormLayer(parameters_, plan.of(path + ".attn_norm"), norm, ranks),
-                          Attention(parameters_, plan, path + ".attn", attention_options(config_, layout_, options_.recompute), ranks),
-                          NormLayer(parameters_, plan.of(path + ".mlp_norm"), norm, ranks), mlp_of(index, plan)});
+  blocks_.push_back(
+      Block{NormLayer(parameters_, plan.of(path + ".attn_norm"), norm, ranks),
+            Attention(parameters_, plan, path + ".attn", attention_options(config_, index, layout_, options_.recompute), ranks),
+            NormLayer(parameters_, plan.of(path + ".mlp_norm"), norm, ranks), mlp_of(index, plan)});
 }
 
 std::variant<Mlp, Moe> Gpt::mlp_of(int64_t index, const PrecisionPlan& plan) {
@@ -140,7 +134,7 @@ Var Gpt::block_forward(const Block& block, const Var& x, const SequenceContext& 
   const Var normed = block.mlp_norm.forward(middle);
   if (const auto* mlp = std::get_if<Mlp>(&block.mlp)) return add(middle, mlp->forward(normed, context.tokens));
   const int64_t capacity = tally ? config_.moe->capacity(context.tokens) : 0;
-  return add(middle, std::get<Moe>(block.mlp).forward(normed, context.batch, capacity, tally));
+  return add(middle, std::get<Moe>(block.mlp).forward(normed, context.tokens, context.batch, capacity, tally));
 }
 
 // max_position_embeddings says how long sequences may get; most are far shorter.
@@ -149,7 +143,8 @@ Tensor Gpt::rope_table(int64_t positions) {
   if (config_.position != Position::rope) return {};
   if (!rope_table_.defined() || rope_table_.dim(0) < positions) {
     const int64_t wanted = std::max(kLeast, static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(positions))));
-    rope_table_ = make_rope_table(device_, std::min(config_.max_position_embeddings, wanted), layout_.head_dim, config_.rope_theta);
+    rope_table_ = make_rope_table(device_, std::min(config_.max_position_embeddings, wanted),
+                                  rope_frequencies(layout_.head_dim, config_.rope_theta, config_.rope_scaling));
   }
   return rope_table_;
 }
@@ -189,6 +184,15 @@ Var Gpt::loss(const TokenBatch& batch, const Tensor& targets, int64_t target_cou
   return cross_entropy(hidden(batch, tally), output_->weight(), targets,
                        {.vocab = *config_.vocab_size, .target_count = target_count, .logits_dtype = logits_dtype()}, output_recipe_,
                        place(batch));
+}
+
+Tensor Gpt::target_losses(const TokenBatch& batch, const Tensor& targets) {
+  const Tape::Scope paused(nullptr);
+  const Tensor losses = empty(device_, stats_dtype(compute_), {targets.elements()});
+  cross_entropy(hidden(batch), output_->weight(), targets,
+                {.vocab = *config_.vocab_size, .target_count = 1, .logits_dtype = logits_dtype(), .row_losses = losses}, output_recipe_,
+                place(batch));
+  return losses;
 }
 
 void Gpt::serve_experts() const {

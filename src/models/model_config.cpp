@@ -8,6 +8,24 @@
 
 namespace mantissa {
 
+namespace {
+
+// Layers that are there, each once.
+void validate_layers(const std::vector<int64_t>& layers, int64_t num_layers, const std::string& key, ConfigReport& report) {
+  std::set<int64_t> seen;
+  for (const int64_t layer : layers) {
+    if (layer < 0 || layer >= num_layers) report.error(key, text("there is no layer ", layer, ", model.num_layers is ", num_layers));
+    if (!seen.insert(layer).second) report.error(key, text("names layer ", layer, " twice"));
+  }
+}
+
+void validate_sliding_layers(const ModelConfig& config, ConfigReport& report) {
+  validate_layers(config.sliding_layers, config.num_layers, "model.sliding_layers", report);
+  if (!config.sliding_layers.empty() && !config.sliding_window) report.error("model.sliding_layers", "needs model.sliding_window");
+}
+
+}  // namespace
+
 int64_t ModelConfig::padded_vocab_size() const {
   require(vocab_size.has_value(), "model.vocab_size is not known yet");
   return round_up(*vocab_size, pad_vocab_to);
@@ -28,11 +46,48 @@ void ModelConfig::validate(ConfigReport& report) const {
     report.error("model.num_attention_heads",
                  text("num_attention_heads ", num_attention_heads, " * head_dim ", head_size(), " is more than ", kWidestHeads));
   }
+  validate_sliding_layers(*this, report);
+  if (swiglu_limit && activation != Activation::swiglu_clamped) report.error("model.swiglu_limit", "needs model.activation swiglu_clamped");
+  if (rope_scaling) rope_scaling->validate(*this, report);
   if (moe) moe->validate(*this, report);
   if (norm_bias && norm == Norm::rms) report.error("model.norm_bias", "RMSNorm has no bias: needs model.norm layer");
 }
 
+void RopeScalingConfig::validate(const ModelConfig& model, ConfigReport& report) const {
+  if (model.position != Position::rope) return report.error("model.rope_scaling", "needs model.position rope");
+  const auto refuse = [&](bool wrong, const char* key, const std::string& why) {
+    if (wrong) report.error(std::string("model.rope_scaling.") + key, why);
+  };
+  const bool yarn = type == RopeScaling::yarn;
+  const auto only = [&](RopeScaling of, const char* key, bool given) {
+    refuse(given && type != of, key, text("is of model.rope_scaling.type ", choice_name(of), ", which is ", choice_name(type)));
+  };
+  only(RopeScaling::llama3, "low_freq_factor", low_freq_factor.has_value());
+  only(RopeScaling::llama3, "high_freq_factor", high_freq_factor.has_value());
+  only(RopeScaling::yarn, "beta_fast", beta_fast.has_value());
+  only(RopeScaling::yarn, "beta_slow", beta_slow.has_value());
+  only(RopeScaling::yarn, "truncate", truncate.has_value());
+  only(RopeScaling::yarn, "attention_factor", attention_factor.has_value());
+  only(RopeScaling::yarn, "mscale", mscale.has_value());
+  only(RopeScaling::yarn, "mscale_all_dim", mscale_all_dim.has_value());
+  const double low = low_freq_factor.value_or(1.0), high = high_freq_factor.value_or(4.0);
+  refuse(!yarn && high <= low, "high_freq_factor", text("must be above low_freq_factor ", low, ", got ", high));
+  const double fast = beta_fast.value_or(32.0), slow = beta_slow.value_or(1.0);
+  refuse(yarn && fast <= slow, "beta_fast", text("must be above beta_slow ", slow, ", got ", fast));
+  refuse(yarn && mscale.has_value() != mscale_all_dim.has_value(), mscale ? "mscale" : "mscale_all_dim",
+         "needs mscale and mscale_all_dim together");
+  refuse(yarn && mscale && attention_factor, "mscale", "does nothing beside attention_factor");
+  if (yarn && model.rope_theta <= 1.0) {
+    report.error("model.rope_theta", text("must be above 1 for model.rope_scaling.type yarn, got ", model.rope_theta));
+  }
+}
+
 bool ModelConfig::has_experts(int64_t layer) const { return moe && std::ranges::find(moe->dense_layers, layer) == moe->dense_layers.end(); }
+
+int64_t ModelConfig::window(int64_t layer) const {
+  const bool slides = sliding_layers.empty() || std::ranges::find(sliding_layers, layer) != sliding_layers.end();
+  return slides ? sliding_window.value_or(0) : 0;
+}
 
 // Softmax over the chosen logits is the scores of the chosen divided by their sum, and stays finite where these vanish.
 RoutingRule MoeConfig::rule() const {
@@ -69,15 +124,11 @@ void MoeConfig::validate(const ModelConfig& model, ConfigReport& report) const {
   refuse(score_after_choice && num_experts_per_tok == 1, "score_after_choice",
          "with num_experts_per_tok 1 every weight is 1 and the router learns nothing from the loss");
   refuse(has_expert_bias() && score != RouterScore::sigmoid, "bias_update_rate", "needs model.moe.score sigmoid");
-  std::set<int64_t> dense;
-  for (const int64_t layer : dense_layers) {
-    refuse(layer < 0 || layer >= model.num_layers, "dense_layers",
-           text("there is no layer ", layer, ", model.num_layers is ", model.num_layers));
-    refuse(!dense.insert(layer).second, "dense_layers", text("names layer ", layer, " twice"));
-  }
-  refuse(static_cast<int64_t>(dense.size()) >= model.num_layers, "dense_layers", "names every layer: leave model.moe out");
-  if (model.activation != Activation::swiglu) report.error("model.activation", "experts need swiglu");
-  if (model.mlp_bias) report.error("model.mlp_bias", "experts have no biases");
+  validate_layers(dense_layers, model.num_layers, "model.moe.dense_layers", report);
+  refuse(static_cast<int64_t>(std::set(dense_layers.begin(), dense_layers.end()).size()) >= model.num_layers, "dense_layers",
+         "names every layer: leave model.moe out");
+  if (!model.gated()) report.error("model.activation", "experts need swiglu or swiglu_clamped");
+  if (model.mlp_bias) report.error("model.mlp_bias", "is of dense models; biases of experts are model.moe.expert_mlp_bias");
 }
 
 }  // namespace mantissa

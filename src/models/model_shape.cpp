@@ -12,19 +12,23 @@ ModuleShape norm(const std::string& path, int64_t channels, bool bias) {
   return {.path = path, .kind = ModuleKind::norm, .out = channels, .in = 0, .bias = bias ? channels : 0};
 }
 
-void add_attention(const ModelConfig& config, const std::string& path, std::vector<ModuleShape>& modules) {
+void add_attention(const ModelConfig& config, int64_t layer, const std::string& path, std::vector<ModuleShape>& modules) {
   const int64_t q = config.num_attention_heads * config.head_size(), kv = config.kv_heads() * config.head_size();
   const bool qkv_bias = config.attention_bias != AttentionBias::none, out_bias = config.attention_bias == AttentionBias::all;
   modules.push_back(linear(path + ".qkv", q + 2 * kv, config.hidden_size, qkv_bias, Split::rows, {{"q", q}, {"k", kv}, {"v", kv}}));
   modules.push_back(linear(path + ".out", config.hidden_size, q, out_bias, Split::columns));
-  if (!config.qk_norm) return;
-  modules.push_back(norm(path + ".q_norm", config.head_size(), false));
-  modules.push_back(norm(path + ".k_norm", config.head_size(), false));
+  modules.back().window = config.window(layer);
+  if (config.qk_norm) {
+    modules.push_back(norm(path + ".q_norm", config.head_size(), false));
+    modules.push_back(norm(path + ".k_norm", config.head_size(), false));
+  }
+  if (!config.attention_sinks) return;
+  modules.push_back({.path = path + ".sinks", .kind = ModuleKind::sinks, .out = config.num_attention_heads, .split = Split::rows});
 }
 
 void add_mlp(const ModelConfig& config, const std::string& path, std::vector<ModuleShape>& modules) {
   const int64_t hidden = config.hidden_size, inner = config.intermediate_size;
-  if (config.activation == Activation::swiglu) {
+  if (config.gated()) {
     modules.push_back(linear(path + ".gate_up", 2 * inner, hidden, config.mlp_bias, Split::rows, {{"gate", inner}, {"up", inner}}));
   } else {
     modules.push_back(linear(path + ".up", inner, hidden, config.mlp_bias, Split::rows));
@@ -39,15 +43,17 @@ void add_moe(const ModelConfig& config, const std::string& path, std::vector<Mod
                      .kind = ModuleKind::router,
                      .out = moe.num_experts,
                      .in = hidden,
+                     .bias = moe.router_bias ? moe.num_experts : 0,
                      .buffer = moe.has_expert_bias() ? moe.num_experts : 0});
   const auto stack = [&](ModuleShape one) {
     one.experts = true;
     one.matrices = moe.num_experts;
+    one.bias *= moe.num_experts;
     one.active = moe.num_experts_per_tok;
     modules.push_back(std::move(one));
   };
-  stack(linear(path + ".experts.gate_up", 2 * inner, hidden, false, Split::rows, {{"gate", inner}, {"up", inner}}));
-  stack(linear(path + ".experts.down", hidden, inner, false, Split::columns));
+  stack(linear(path + ".experts.gate_up", 2 * inner, hidden, moe.expert_mlp_bias, Split::rows, {{"gate", inner}, {"up", inner}}));
+  stack(linear(path + ".experts.down", hidden, inner, moe.expert_mlp_bias, Split::columns));
   if (shared == 0) return;
   modules.push_back(linear(path + ".shared.gate_up", 2 * shared, hidden, false, Split::rows, {{"gate", shared}, {"up", shared}}));
   modules.push_back(linear(path + ".shared.down", hidden, shared, false, Split::columns));
@@ -66,7 +72,7 @@ ModelShape model_shape(const ModelConfig& config, int64_t tensor) {
   for (int64_t i = 0; i < config.num_layers; ++i) {
     const std::string layer = text("layers.", i);
     modules.push_back(norm(layer + ".attn_norm", hidden, config.norm_bias));
-    add_attention(config, layer + ".attn", modules);
+    add_attention(config, i, layer + ".attn", modules);
     modules.push_back(norm(layer + ".mlp_norm", hidden, config.norm_bias));
     config.has_experts(i) ? add_moe(config, layer + ".moe", modules) : add_mlp(config, layer + ".mlp", modules);
   }
@@ -84,7 +90,7 @@ std::vector<ParameterShape> parameter_shapes(const ModelShape& model) {
   std::vector<ParameterShape> shapes;
   for (const ModuleShape& module : model.modules) {
     const Shape padded = module.in == 0 ? Shape{module.out} : Shape{module.rows(), module.in};
-    shapes.push_back({.name = module.path + ".weight", .shape = padded.with_dim0(module.rows() - module.padding), .padded = padded});
+    shapes.push_back({.name = module.weight_name(), .shape = padded.with_dim0(module.rows() - module.padding), .padded = padded});
     if (module.bias > 0) shapes.push_back({.name = module.path + ".bias", .shape = {module.bias}, .padded = {module.bias}});
   }
   return shapes;
@@ -100,15 +106,23 @@ std::vector<ParameterShape> buffer_shapes(const ModelShape& model) {
   return shapes;
 }
 
+double attention_flops_per_token(const ModuleShape& module, int64_t seq_len) {
+  if (!module.path.ends_with(".attn.out")) return 0.0;
+  const auto heads = static_cast<double>(module.in), length = static_cast<double>(seq_len), window = static_cast<double>(module.window);
+  if (module.window == 0 || module.window >= seq_len) return 6.0 * heads * length;
+  return 12.0 * heads * window * (1.0 - window / (2.0 * length));
+}
+
 double training_flops_per_token(const ModelShape& model, int64_t seq_len) {
-  int64_t multiplied = 0, attention = 0;
+  int64_t multiplied = 0;
+  double attention = 0.0;
   for (const ModuleShape& module : model.modules) {
     const bool projects = module.kind == ModuleKind::output || (model.tied_embeddings && module.path == "embed");
     const bool multiplies = projects || module.kind == ModuleKind::linear || module.kind == ModuleKind::router;
     if (multiplies) multiplied += module.active_elements();
-    if (module.path.ends_with(".attn.out")) attention += module.in;
+    attention += attention_flops_per_token(module, seq_len);
   }
-  return 6.0 * static_cast<double>(multiplied) + 6.0 * static_cast<double>(attention) * static_cast<double>(seq_len);
+  return 6.0 * static_cast<double>(multiplied) + attention;
 }
 
 }  // namespace mantissa

@@ -18,9 +18,10 @@ std::vector<int64_t> rows_of(const std::vector<ModulePart>& parts) {
   return rows;
 }
 
-// What all ranks hold whole has a gradient that is the sum of theirs where each applies it to its own tokens, or to its own heads.
+// What all ranks hold whole has a gradient that is the sum of theirs where each applies it to its own tokens, or to its own heads. Routers
+// read all tokens on every rank.
 bool partial_gradient(const ModuleShape& of, ShareOf share, bool sequence) {
-  return share.ranks > 1 && (sequence || of.path.ends_with(".q_norm") || of.path.ends_with(".k_norm"));
+  return share.ranks > 1 && ((sequence && of.kind != ModuleKind::router) || of.path.ends_with(".q_norm") || of.path.ends_with(".k_norm"));
 }
 
 // A bias is never quantised. Where the columns of the weight are divided it is whole on each rank.
@@ -37,7 +38,7 @@ ParameterSpec bias_of(const ModulePrecision& module, ShareOf share, bool sequenc
 
 ParameterSpec weight_of(const ModulePrecision& module, Init init, ShareOf share, bool sequence) {
   const ModuleShape& of = module.module;
-  return share_of({.name = of.path + ".weight",
+  return share_of({.name = of.weight_name(),
                    .shape = of.in == 0 ? Shape{of.out} : Shape{of.rows(), of.in},
                    .init = init,
                    .dtype = module.recipe.compute,
@@ -49,23 +50,37 @@ ParameterSpec weight_of(const ModulePrecision& module, Init init, ShareOf share,
                   of.split, share);
 }
 
+namespace {
+
+// The share of a rank of `whole`, the matrices of a stack or their biases, which tensor ranks divide so.
+ParameterSpec stacked(ParameterSpec whole, const ModuleShape& of, const ExpertShare& experts, Split split, ShareOf share) {
+  whole.experts = experts.share;
+  whole.matrices = of.matrices / experts.share.ranks;
+  whole.shape = whole.shape.with_dim0(whole.matrices * of.out);
+  whole.parts.clear();
+  for (int64_t i = 0; i < whole.matrices; ++i) std::ranges::copy(rows_of(of.parts), std::back_inserter(whole.parts));
+  if (experts.by_source) whole.sources = experts.share.ranks;
+  return share_of(std::move(whole), split, share);
+}
+
+}  // namespace
+
 ParameterSpec stack_of(const ModulePrecision& module, Init init, const ExpertShare& experts, ShareOf share) {
-  const ModuleShape& of = module.module;
-  ParameterSpec own = weight_of(module, init);
-  own.experts = experts.share;
-  own.matrices = of.matrices / experts.share.ranks;
-  own.shape = own.shape.with_dim0(own.matrices * of.out);
-  own.parts.clear();
-  for (int64_t i = 0; i < own.matrices; ++i) std::ranges::copy(rows_of(of.parts), std::back_inserter(own.parts));
-  if (experts.by_source) own.sources = experts.share.ranks;
-  return share_of(std::move(own), of.split, share);
+  return stacked(weight_of(module, init), module.module, experts, module.module.split, share);
+}
+
+ParameterSpec stacked_bias_of(const ModulePrecision& module, const ExpertShare& experts, ShareOf share) {
+  const Split split = module.module.split == Split::rows ? Split::rows : Split::none;
+  return stacked(bias_of(module, {}, false), module.module, experts, split, share);
 }
 
 std::vector<ParameterSpec> parameter_specs(const PrecisionPlan& plan, ShareOf share, bool sequence, const ExpertShare& experts) {
   std::vector<ParameterSpec> specs;
   for (const ModulePrecision& module : plan.modules()) {
-    specs.push_back(module.module.experts ? stack_of(module, {}, experts, share) : weight_of(module, {}, share, sequence));
-    if (module.module.bias > 0) specs.push_back(bias_of(module, share, sequence));
+    const bool stack = module.module.experts;
+    specs.push_back(stack ? stack_of(module, {}, experts, share) : weight_of(module, {}, share, sequence));
+    if (module.module.bias == 0) continue;
+    specs.push_back(stack ? stacked_bias_of(module, experts, share) : bias_of(module, share, sequence));
   }
   return specs;
 }
@@ -92,10 +107,13 @@ Attention::Attention(ParameterSet& set, const PrecisionPlan& plan, const std::st
     : options_(options),
       qkv_(set, plan.of(path + ".qkv"), options.init_std, ranks),
       out_(set, plan.of(path + ".out"), options.out_init_std, ranks) {
-  if (!plan.find(path + ".q_norm")) return;
-  const auto add = [&](const char* name) { return &set.add(weight_of(plan.of(path + name), kOnes, ranks.share(), ranks.sequence)); };
-  q_norm_ = add(".q_norm");
-  k_norm_ = add(".k_norm");
+  const auto add = [&](const char* name, Init init) -> Parameter* {
+    const ModulePrecision* const found = plan.find(path + name);
+    return found ? &set.add(weight_of(*found, init, ranks.share(), ranks.sequence)) : nullptr;
+  };
+  q_norm_ = add(".q_norm", kOnes);
+  k_norm_ = add(".k_norm", kOnes);
+  sinks_ = add(".sinks", {.constant = 0.0, .std = options.init_std});
 }
 
 Var Attention::core(const Var& qkv, const SequenceContext& context) const {
@@ -103,7 +121,7 @@ Var Attention::core(const Var& qkv, const SequenceContext& context) const {
   if (q_norm_) x = qk_norm(x, q_norm_->var(), k_norm_->var(), options_.layout, options_.norm_eps);
   if (context.rope_table.defined()) x = rope(x, context.rope_table, context.positions, options_.layout);
   if (context.cache) return cached(x, context);
-  return attention(x, context.batch, options_.layout, context.segment_starts);
+  return attention(x, context.batch, options_.layout, context.segment_starts, options_.window, sinks_ ? sinks_->var() : Var());
 }
 
 // Generation only: nothing is recorded.
@@ -118,7 +136,9 @@ Var Attention::cached(const Var& qkv, const SequenceContext& context) const {
                                  .out = out,
                                  .first = cache.length,
                                  .layout = options_.layout,
-                                 .scale = 1.0 / std::sqrt(static_cast<double>(options_.layout.head_dim))});
+                                 .scale = 1.0 / std::sqrt(static_cast<double>(options_.layout.head_dim)),
+                                 .window = options_.window,
+                                 .sinks = sinks_ ? sinks_->value() : Tensor()});
   cache.length += x.dim(0);
   return Var(out);
 }
@@ -136,7 +156,7 @@ Mlp::Mlp(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, 
 
 Var Mlp::forward(const Var& x, int64_t tokens) const {
   const Var up = up_.forward(x, tokens);
-  return down_.forward(options_.gelu ? gelu(up, *options_.gelu, options_.keep) : swiglu(up, options_.keep), tokens);
+  return down_.forward(options_.gelu ? gelu(up, *options_.gelu, options_.keep) : swiglu(up, options_.keep, options_.limit), tokens);
 }
 
 }  // namespace mantissa

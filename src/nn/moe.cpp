@@ -27,36 +27,43 @@ Moe::Moe(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, 
       ranks_(ranks),
       multiple_(row_multiple(plan.of(path + ".experts.gate_up").recipe, plan.of(path + ".experts.down").recipe)),
       router_(set, plan.of(path + ".router"), options.init_std, ranks),
-      gate_up_recipe_(plan.of(path + ".experts.gate_up").recipe),
-      down_recipe_(plan.of(path + ".experts.down").recipe),
-      gate_up_(&set.add(stack_of(plan.of(path + ".experts.gate_up"), {.constant = 0.0, .std = options.init_std}, share_of(options.ranks),
-                                 ranks.share()))),
-      down_(&set.add(stack_of(plan.of(path + ".experts.down"), {.constant = 0.0, .std = options.down_init_std}, share_of(options.ranks),
-                              ranks.share()))) {
+      gate_up_(stack(set, plan.of(path + ".experts.gate_up"), options.init_std)),
+      down_(stack(set, plan.of(path + ".experts.down"), options.down_init_std)) {
   const int64_t biased = plan.of(path + ".router").module.buffer;
   if (biased > 0) expert_bias_ = &set.add_buffer({.name = path + ".expert_bias", .shape = {biased}});
-  require(!ranks.sequence || ranks.group.size() == 1, ExitCode::usage, "parallel.sequence_parallel: ", path,
-          " has experts, and routers choose for all tokens of a rank");
   if (!plan.find(path + ".shared.down")) return;
-  shared_.emplace(set, plan, path + ".shared",
-                  MlpOptions{.gelu = {}, .init_std = options.init_std, .down_init_std = options.down_init_std, .keep = options.keep},
-                  ranks);
+  shared_.emplace(
+      set, plan, path + ".shared",
+      MlpOptions{
+          .gelu = {}, .init_std = options.init_std, .down_init_std = options.down_init_std, .keep = options.keep, .limit = options.limit},
+      ranks);
 }
 
-Var Moe::forward(const Var& x, int64_t sequences, int64_t capacity, RoutingTally* tally) const {
+Moe::Stack Moe::stack(ParameterSet& set, const ModulePrecision& module, double init_std) const {
+  const ExpertShare experts = share_of(options_.ranks);
+  Stack out{.recipe = module.recipe, .weight = &set.add(stack_of(module, {.constant = 0.0, .std = init_std}, experts, ranks_.share()))};
+  if (module.module.bias > 0) out.bias = &set.add(stacked_bias_of(module, experts, ranks_.share()));
+  return out;
+}
+
+Var Moe::forward(const Var& x, int64_t tokens, int64_t sequences, int64_t capacity, RoutingTally* tally) const {
   RoutingOptions routing = options_.routing;
   routing.sequences = sequences;
-  const Var logits = router_.forward(convert(x, stats_dtype(x.value().dtype())), x.value().dim(0));
+  const Place shared_tokens = ranks_.place(Split::rows, tokens);
+  const Var all = gathered_tokens(x, shared_tokens);
+  const Var logits = router_.forward(convert(all, stats_dtype(all.value().dtype())), tokens);
   const Routing chosen = route(logits, routing, expert_bias_ ? expert_bias_->value : Tensor());
   if (tally && !Tape::in_backward()) tally->records.push_back(record_of(logits.value(), chosen, routing.rule, tally->wanted));
-  const Var y = experts(x, chosen.weights, dispatch(chosen.experts, options_.experts, multiple_, capacity, options_.ranks));
-  return shared_ ? add(y, shared_->forward(x, x.value().dim(0))) : y;
+  const Dispatch to = dispatch(chosen.experts, options_.experts, multiple_, capacity, options_.ranks);
+  const Var y = own_tokens(experts(all, chosen.weights, to), shared_tokens);
+  return shared_ ? add(y, shared_->forward(x, tokens)) : y;
 }
 
 Var Moe::experts(const Var& x, const Var& weights, const Dispatch& to) const {
-  const Var inner = dispatched_swiglu(x, weights, gate_up_->weight(), to, gate_up_recipe_, options_.keep, options_.quantised_dispatch,
+  const Var inner = dispatched_swiglu(x, weights, gate_up_.weight->weight(), gate_up_.bias_var(), to, gate_up_.recipe,
+                                      {.keep = options_.keep, .as_codes = options_.quantised_dispatch, .limit = options_.limit},
                                       ranks_.place(Split::rows, 0));
-  return combined_linear(inner, down_->weight(), to, down_recipe_, ranks_.place(Split::columns, 0));
+  return combined_linear(inner, down_.weight->weight(), down_.bias_var(), to, down_.recipe, ranks_.place(Split::columns, 0));
 }
 
 void Moe::serve(const Tensor& x) const {

@@ -43,8 +43,15 @@ ParameterSpec share_of(ParameterSpec whole, Split split, ShareOf share) {
   for (int64_t& part : whole.parts) part = divided(part);
   whole.stored_rows = stored;
   whole.shape = whole.shape.with_dim0(rows);
-  whole.padding = std::clamp<int64_t>(rows * (share.rank + 1) - stored, 0, rows);
-  return whole;
+  return as_of(std::move(whole), share.rank, whole.experts.rank);
+}
+
+ParameterSpec as_of(ParameterSpec own, int tensor_rank, int expert_rank) {
+  own.share.rank = tensor_rank;
+  own.experts.rank = expert_rank;
+  const int64_t rows = own.shape[0];
+  if (own.split == Split::rows) own.padding = std::clamp<int64_t>(rows * (tensor_rank + 1) - own.stored_rows, 0, rows);
+  return own;
 }
 
 Shape Parameter::stored_shape() const {

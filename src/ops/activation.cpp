@@ -11,15 +11,15 @@ Var kept(Var out, Keep keep, std::function<Tensor()> forward) {
 
 }  // namespace
 
-Var swiglu(const Var& x, Keep keep) {
-  const auto forward = [value = x.value()] {
+Var swiglu(const Var& x, Keep keep, double limit) {
+  const auto forward = [value = x.value(), limit] {
     Tensor out = empty(value.device(), value.dtype(), {value.dim(0), value.dim(1) / 2});
-    value.device().run(SwiGluForward{.x = value, .out = out});
+    value.device().run(SwiGluForward{.x = value, .out = out, .limit = limit});
     return out;
   };
-  Var out = record("swiglu", forward(), {x}, [value = x.value()](const Tensor& dy) {
+  Var out = record("swiglu", forward(), {x}, [value = x.value(), limit](const Tensor& dy) {
     Tensor dx = empty_like(value);
-    dy.device().run(SwiGluBackward{.x = value, .dy = dy, .dx = dx});
+    dy.device().run(SwiGluBackward{.x = value, .dy = dy, .dx = dx, .limit = limit});
     return std::vector<Tensor>{dx};
   });
   return kept(std::move(out), keep, forward);

@@ -41,26 +41,46 @@ Var rope(const Var& qkv, const Tensor& table, const Tensor& positions, HeadLayou
   return record("rope", rotated(qkv.value(), false), {qkv}, [rotated](const Tensor& dy) { return std::vector<Tensor>{rotated(dy, true)}; });
 }
 
-Var attention(const Var& qkv, int64_t batch, HeadLayout layout, const Tensor& segment_starts) {
+Var attention(const Var& qkv, int64_t batch, HeadLayout layout, const Tensor& segment_starts, int64_t window, const Var& sinks) {
   const Tensor& x = qkv.value();
   const double scale = 1.0 / std::sqrt(static_cast<double>(layout.head_dim));
   Tensor out = empty(x.device(), x.dtype(), {x.dim(0), layout.heads * layout.head_dim});
   Tensor lse = empty(x.device(), stats_dtype(x.dtype()), {batch, layout.heads, x.dim(0) / batch});
-  x.device().run(AttentionForward{
-      .qkv = x, .out = out, .lse = lse, .batch = batch, .layout = layout, .scale = scale, .segment_starts = segment_starts});
-  return record("attention", out, {qkv}, [x, out, lse, batch, layout, scale, segment_starts](const Tensor& dy) {
-    Tensor dqkv = empty_like(x);
-    dy.device().run(AttentionBackward{.qkv = x,
-                                      .out = out,
-                                      .lse = lse,
-                                      .dout = dy,
-                                      .dqkv = dqkv,
-                                      .batch = batch,
-                                      .layout = layout,
-                                      .scale = scale,
-                                      .segment_starts = segment_starts});
-    return std::vector<Tensor>{dqkv};
-  });
+  x.device().run(AttentionForward{.qkv = x,
+                                  .out = out,
+                                  .lse = lse,
+                                  .batch = batch,
+                                  .layout = layout,
+                                  .scale = scale,
+                                  .segment_starts = segment_starts,
+                                  .window = window,
+                                  .sinks = sinks.value()});
+  return record("attention", out, {qkv, sinks},
+                [x, out, lse, batch, layout, scale, segment_starts, window, sink = sinks.value(), leaf = sinks.leaf()](const Tensor& dy) {
+                  Tensor dqkv = empty_like(x);
+                  dy.device().run(AttentionBackward{.qkv = x,
+                                                    .out = out,
+                                                    .lse = lse,
+                                                    .dout = dy,
+                                                    .dqkv = dqkv,
+                                                    .batch = batch,
+                                                    .layout = layout,
+                                                    .scale = scale,
+                                                    .segment_starts = segment_starts,
+                                                    .window = window});
+                  if (leaf) {
+                    const auto [dsinks, accumulate] = leaf->target();
+                    dy.device().run(AttentionSinkGradient{.sinks = sink,
+                                                          .out = out,
+                                                          .lse = lse,
+                                                          .dout = dy,
+                                                          .dsinks = dsinks,
+                                                          .batch = batch,
+                                                          .layout = layout,
+                                                          .accumulate = accumulate});
+                  }
+                  return std::vector<Tensor>{dqkv, {}};
+                });
 }
 
 }  // namespace mantissa

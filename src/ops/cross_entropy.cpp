@@ -73,7 +73,8 @@ Var cross_entropy(const Var& x, const LinearWeight& weight, const Tensor& target
   const bool training = recording({x, weight.var()}), wants_dx = training && x.wants_gradient();
   const LinearProducts products(weight, recipe);
   const LinearInput input = by_tokens(place) ? products.gathered_input(place, value, training) : LinearInput{.high = value};
-  const Tensor losses = empty(value.device(), stats_dtype(value.dtype()), {rows});
+  const bool asked = options.row_losses.defined();
+  const Tensor losses = asked ? options.row_losses : empty(value.device(), stats_dtype(value.dtype()), {rows});
   Tensor dx;
   if (wants_dx) dx = empty(value.device(), shared(place) ? losses.dtype() : value.dtype(), {rows, value.dim(1)});
   for (int64_t begin = 0; begin < rows; begin += step) {

@@ -31,6 +31,15 @@ Tensor gathered_rows(const Place& place, const Tensor& share) {
   return out;
 }
 
+Tensor share_of_rows(const Place& place, const Tensor& rows) {
+  if (!by_tokens(place)) return rows;
+  require(rows.dim(0) == place.tokens, "a share of ", rows.dim(0), " rows of ", place.tokens, " tokens");
+  const RowRange own = own_rows(place);
+  Tensor out = empty(rows.device(), rows.dtype(), rows.shape().with_dim0(own.size()));
+  rows.device().run(Convert{.x = rows.slice(own.begin, own.end), .out = out});
+  return out;
+}
+
 void gather_rows(const Place& place, const QuantizedTensor& codes) {
   const QuantizedTensor rows = slice(codes, 0, place.tokens);
   const auto code_counts = row_counts(place, row_bytes(rows.codes)), scale_counts = row_counts(place, row_bytes(rows.scales));

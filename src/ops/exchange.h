@@ -12,7 +12,9 @@ inline bool by_tokens(const Place& place) { return shared(place) && place.tokens
 
 // All rows [tokens, ...] of which each rank brings its share. Without sequence parallelism what it is given.
 Tensor gathered_rows(const Place& place, const Tensor& share);
-// The same in place, of rowwise codes with at least `tokens` rows.
+// The way back: a copy of this rank's rows of them, so that the others need not live as long.
+Tensor share_of_rows(const Place& place, const Tensor& rows);
+// gathered_rows() in place, of rowwise codes with at least `tokens` rows.
 void gather_rows(const Place& place, const QuantizedTensor& codes);
 // [N, C of each rank, by rank] where the ranks share columns.
 Tensor gathered_columns(const Place& place, const Tensor& columns);

@@ -1,3 +1,5 @@
+#include <utility>
+
 #include "mantissa/backend/functions.h"
 #include "mantissa/ops/ops.h"
 #include "ops/expert_rows.h"
@@ -20,60 +22,122 @@ LinearInput input_of(const LinearProducts& products, const Value& rows) {
 // Rows of each expert's weight in the stack.
 int64_t out_of(const LinearWeight& stack, const Dispatch& to) { return stack.shape()[0] / (to.offsets.dim(0) - 1); }
 
+// Sums of products [R, C], not rounded yet, with the bias of each row's expert.
+Tensor with_bias(const Tensor& sums, const Var& bias, const Dispatch& at, const Tensor& row_weights, Dtype dtype) {
+  const Tensor out = sums.dtype() == dtype ? sums : empty(sums.device(), dtype, sums.shape());
+  sums.device().run(AddGroupedBias{.x = sums, .bias = bias.value(), .out = out, .offsets = at.offsets, .row_weights = row_weights});
+  return out;
+}
+
+void bias_gradient(Leaf& bias, const Tensor& dy, const Dispatch& at, const Tensor& row_weights) {
+  const auto [dbias, accumulate] = bias.target();
+  const Tensor& offsets = at.gradient_offsets.defined() ? at.gradient_offsets : at.offsets;
+  dy.device().run(GroupedBiasGradient{.dy = dy, .dbias = dbias, .offsets = offsets, .accumulate = accumulate, .row_weights = row_weights});
+}
+
+// Rows of dy as they arrived, as values.
+Tensor values_of(const Value& dy, Dtype dtype) {
+  if (const auto* values = std::get_if<Tensor>(&dy)) return *values;
+  const auto& codes = std::get<QuantizedTensor>(dy);
+  const Tensor out = empty(codes.device(), dtype, codes.shape);
+  codes.device().run(Dequantize{.x = codes, .out = out});
+  return out;
+}
+
+// The gradients of down's bias and of the weights of rows, as far as it is the bias that they multiply.
+struct DownBias {
+  Tensor value{};  // undefined: there is none
+  Leaf* leaf = nullptr;
+
+  void backward(const Value& rows, Dtype dtype, const Dispatch& from) const {
+    if (!value.defined()) return;
+    const Tensor dy = values_of(rows, dtype), product = empty_like(from.weights->values);
+    dy.device().run(GroupedBiasProduct{.dy = dy, .bias = value, .out = product, .offsets = from.offsets});
+    from.weights->more_gradient = product;
+    if (leaf) bias_gradient(*leaf, dy, from, from.weights->values);
+  }
+};
+
+// x of gate and up, before the activation.
+Tensor first_product(const LinearProducts& products, const LinearInput& x, const Var& bias, const Dispatch& to, Shape shape, Dtype dtype) {
+  const bool biased = bias.value().defined();
+  const Tensor sums = empty(to.choices.device(), biased ? stats_dtype(dtype) : dtype, shape);
+  products.fprop(x, {}, sums);
+  return biased ? with_bias(sums, bias, to, {}, dtype) : sums;
+}
+
+// Rows of all experts, whole on each of the tensor ranks.
+Tensor second_product(const LinearProducts& products, const LinearInput& x, const Var& bias, const Dispatch& from, Shape shape, Dtype dtype,
+                      const Place& place) {
+  const bool biased = bias.value().defined(), partial = shared(place, Split::columns);
+  const Tensor rows = empty(from.choices.device(), partial || biased ? stats_dtype(dtype) : dtype, shape);
+  products.fprop(x, {}, rows);
+  const Tensor whole = partial ? summed(place, rows, {}, biased ? rows.dtype() : dtype) : rows;
+  return biased ? with_bias(whole, bias, from, from.weights->values, dtype) : whole;
+}
+
 }  // namespace
 
-Var dispatched_swiglu(const Var& x, const Var& weights, const LinearWeight& gate_up, const Dispatch& to, const Recipe& recipe, Keep keep,
-                      bool as_codes, const Place& place) {
+Var dispatched_swiglu(const Var& x, const Var& weights, const LinearWeight& gate_up, const Var& bias, const Dispatch& to,
+                      const Recipe& recipe, const DispatchedOptions& options, const Place& place) {
   const LinearProducts products(gate_up, recipe, to);
   const Tensor& value = x.value();
-  const bool recorded = recording({x, weights, gate_up.var()});
-  const ExpertRows moved = to_experts(to, tokens_of(products, value, recipe, as_codes, recorded), weights.value());
+  const bool recorded = recording({x, weights, gate_up.var(), bias});
+  const ExpertRows moved = to_experts(to, tokens_of(products, value, recipe, options.as_codes, recorded), weights.value());
   const LinearInput input = input_of(products, moved.rows);
   const Tensor row_weights = moved.weights;
-  const Tensor up = empty(value.device(), value.dtype(), {to.choices.dim(0), out_of(gate_up, to)});
-  products.fprop(input, {}, up);
-  const auto activation = [up, row_weights] {
+  to.weights->values = row_weights;
+  const Tensor up = first_product(products, input, bias, to, {to.choices.dim(0), out_of(gate_up, to)}, value.dtype());
+  const auto activation = [up, row_weights, limit = options.limit] {
     const Tensor out = empty(up.device(), up.dtype(), {up.dim(0), up.dim(1) / 2});
-    up.device().run(SwiGluForward{.x = up, .out = out, .row_weights = row_weights});
+    up.device().run(SwiGluForward{.x = up, .out = out, .row_weights = row_weights, .limit = limit});
     return out;
   };
   if (!recorded) return Var(activation());
-  const Var out =
-      record("dispatched_swiglu", activation(), {x, weights, gate_up.var()},
-             [products, up, row_weights, to, place, kept = products.kept(input), columns = value.dim(1)](const Tensor& dy) {
-               const Tensor dup = empty_like(up), drow_weights = empty_like(row_weights);
-               dy.device().run(SwiGluBackward{.x = up, .dy = dy, .dx = dup, .row_weights = row_weights, .drow_weights = drow_weights});
-               const bool partial = shared(place, Split::rows);
-               const Tensor dx = empty(dy.device(), partial ? stats_dtype(dy.dtype()) : dy.dtype(), {dy.dim(0), columns});
-               products.backward(kept, dup, dx);
-               if (partial) place.group.sum(drow_weights, Purpose::activations);
-               const TokenRows back = to_tokens(to, partial ? summed(place, dx, {}, dy.dtype()) : dx, drow_weights);
-               return std::vector<Tensor>{back.sums, back.weights, {}};
-             });
-  return keep == Keep::value ? out : rebuilt_on_demand(out, activation);
+  const Var out = record("dispatched_swiglu", activation(), {x, weights, gate_up.var(), bias},
+                         [products, up, row_weights, to, place, limit = options.limit, kept = products.kept(input), columns = value.dim(1),
+                          bias_leaf = bias.leaf()](const Tensor& dy) {
+                           const Tensor dup = empty_like(up), drow_weights = empty_like(row_weights);
+                           dy.device().run(SwiGluBackward{
+                               .x = up, .dy = dy, .dx = dup, .row_weights = row_weights, .drow_weights = drow_weights, .limit = limit});
+                           const bool partial = shared(place, Split::rows);
+                           const Tensor dx = empty(dy.device(), partial ? stats_dtype(dy.dtype()) : dy.dtype(), {dy.dim(0), columns});
+                           products.backward(kept, dup, dx);
+                           if (bias_leaf) bias_gradient(*bias_leaf, dup, to, {});
+                           if (partial) place.group.sum(drow_weights, Purpose::activations);
+                           const Tensor of_bias = std::exchange(to.weights->more_gradient, {});
+                           if (of_bias.defined()) dy.device().run(Add{.a = drow_weights, .b = of_bias, .out = drow_weights});
+                           const TokenRows back = to_tokens(to, partial ? summed(place, dx, {}, dy.dtype()) : dx, drow_weights);
+                           return std::vector<Tensor>{back.sums, back.weights, {}, {}};
+                         });
+  return options.keep == Keep::value ? out : rebuilt_on_demand(out, activation);
 }
 
-Var combined_linear(const Var& x, const LinearWeight& down, const Dispatch& from, const Recipe& recipe, const Place& place) {
+Var combined_linear(const Var& x, const LinearWeight& down, const Var& bias, const Dispatch& from, const Recipe& recipe,
+                    const Place& place) {
   const LinearProducts products(down, recipe, from);
   const Tensor& value = x.value();
   const LinearInput input = products.input(value);
-  const bool partial = shared(place, Split::columns);
-  const Tensor rows = empty(value.device(), partial ? stats_dtype(value.dtype()) : value.dtype(), {value.dim(0), out_of(down, from)});
-  products.fprop(input, {}, rows);
-  const Tensor y = to_tokens(from, partial ? summed(place, rows, {}, value.dtype()) : rows).sums;
-  if (!recording({x, down.var()})) return Var(y);
+  const bool biased = bias.value().defined();
+  require(!biased || from.weights->values.defined(), "combined_linear: a bias needs the weights that dispatched_swiglu leaves");
+  const Tensor rows = second_product(products, input, bias, from, {value.dim(0), out_of(down, from)}, value.dtype(), place);
+  const Tensor y = to_tokens(from, rows).sums;
+  if (!recording({x, down.var(), bias})) return Var(y);
   const bool codes_move = choose_operands(recipe, GemmRole::wgrad).first.source == OperandSource::shifted;
-  return record("combined_linear", y, {x, down.var()},
-                [products, from, codes_move, saved = SavedInput(x, input, products, false), columns = value.dim(1)](const Tensor& dy) {
+  return record("combined_linear", y, {x, down.var(), bias},
+                [products, from, codes_move, saved = SavedInput(x, input, products, false), columns = value.dim(1),
+                 down_bias = DownBias{bias.value(), bias.leaf()}](const Tensor& dy) {
                   const Tensor dx = empty(dy.device(), dy.dtype(), {from.choices.dim(0), columns});
                   const LinearInput kept = saved.get(products);
+                  const Value moving = codes_move ? Value(products.codes_of_tokens(OperandRole::output_grad, dy)) : Value(dy);
+                  const Value arrived = to_experts(from, moving).rows;
+                  down_bias.backward(arrived, dy.dtype(), from);
                   if (codes_move) {
-                    const ExpertRows codes = to_experts(from, products.codes_of_tokens(OperandRole::output_grad, dy));
-                    products.backward(kept, products.gradient_of_codes(std::get<QuantizedTensor>(codes.rows)), dx);
+                    products.backward(kept, products.gradient_of_codes(std::get<QuantizedTensor>(arrived)), dx);
                   } else {
-                    products.backward(kept, std::get<Tensor>(to_experts(from, dy).rows), dx);
+                    products.backward(kept, std::get<Tensor>(arrived), dx);
                   }
-                  return std::vector<Tensor>{dx, {}};
+                  return std::vector<Tensor>{dx, {}, {}};
                 });
 }
 

@@ -269,7 +269,7 @@ std::vector<std::string> output_projection_problems(const Recipe& ambient, const
 ModuleShape ModuleShape::on_rank(const RanksPerWeight& ranks) const {
   ModuleShape held = *this;
   const int64_t tensor = ranks.tensor;
-  if (matrices > 1) held.matrices /= ranks.expert;
+  if (matrices > 1) held.matrices /= ranks.expert, held.bias /= ranks.expert;
   if (split == Split::columns) held.in /= tensor;
   if (split != Split::rows) return held;
   held.out /= tensor;
@@ -303,7 +303,7 @@ const ModulePrecision& PrecisionPlan::of(const std::string& path) const {
 
 int64_t PrecisionPlan::active_parameters() const {
   int64_t sum = 0;
-  for (const ModulePrecision& entry : modules_) sum += entry.module.active_elements() + entry.module.bias;
+  for (const ModulePrecision& entry : modules_) sum += entry.module.active_parameters();
   return sum;
 }
 

@@ -31,6 +31,8 @@ class Count {
   void experts(const ModulePrecision& entry, int64_t rows, Pass pass) {
     constexpr int64_t kWeight = 4;  // bytes of the gradient of a row's weight
     const ModuleShape& of = entry.module;
+    if (of.split == Split::rows && pass != Pass::backward) gathered(of.in * element_);  // of all tokens, once
+    if (of.split == Split::columns && pass == Pass::backward) gathered(of.out * element_);
     const auto sum = [&](int64_t row_bytes) { add(1, 2 * (ranks_ - 1) * rows * row_bytes, busiest_of(rows) * 2 * row_bytes); };
     if (of.split == Split::columns && pass != Pass::backward) sum(of.out * kPartial);
     if (of.split != Split::rows || pass != Pass::backward) return;

@@ -94,10 +94,8 @@ struct ModelWork {
 };
 
 Work work_of(const ModuleShape& module, const TrainingConfig& training) {
-  const bool multiplies = module.kind != ModuleKind::embedding && module.kind != ModuleKind::norm;
-  const double products = multiplies ? 6.0 * static_cast<double>(module.active_elements()) : 0.0;
-  const bool attends = module.path.ends_with(".attn.out");
-  const double attention = attends ? 6.0 * static_cast<double>(module.in) * static_cast<double>(training.seq_len) : 0.0;
+  const double products = has_gemm(module.kind) ? 6.0 * static_cast<double>(module.active_elements()) : 0.0;
+  const double attention = attention_flops_per_token(module, training.seq_len);
   const bool layer = module.kind == ModuleKind::linear || module.kind == ModuleKind::router;
   const double again = training.recompute == Recompute::full && layer ? (products + attention) / 3
                        : training.recompute == Recompute::selective   ? attention / 3

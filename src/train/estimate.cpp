@@ -24,6 +24,7 @@ struct BlockWidths {
   int64_t qkv, heads, up = 0, inner = 0;
   int64_t norms, statistics;  // fp32; of the norms before attention and MLP, of all
   int64_t head_norm;          // q|k|v once more
+  int64_t sums = 0;           // bytes of a product of experts before its bias is added, if they have any
   int64_t dispatched = 0;     // of experts: their input, in rows of its own, and what the router reads, in fp32
 };
 
@@ -44,6 +45,9 @@ void add_experts(const RunConfig& config, const PrecisionPlan& plan, const std::
   const int64_t ranks = config.parallel.tensor, shared = config.model.moe->shared_intermediate_size / ranks;
   widths.up = of_rows(up.out / ranks) + 2 * shared;
   widths.inner = of_rows(down.in / ranks) + shared;
+  if (config.model.moe->expert_mlp_bias && config.precision.dtype != Dtype::f32) {
+    widths.sums = dtype_bytes(Dtype::f32) * of_rows(std::max(up.out / ranks, down.out));
+  }
   const int64_t element = dtype_bytes(config.precision.dtype), numbers = 2 * up.matrices;  // logits and scores
   widths.dispatched = of_rows(up.in) + (element == 4 ? 0 : up.in * 4 / element) + numbers * 4 / element;
 }
@@ -64,7 +68,7 @@ BlockWidths block_widths(const RunConfig& config, const PrecisionPlan& plan, int
   if (model.has_experts(layer)) {
     add_experts(config, plan, text("layers.", layer, ".moe"), widths);
   } else {
-    widths.up = shape(model.activation == Activation::swiglu ? "mlp.gate_up" : "mlp.up").out / ranks;
+    widths.up = shape(model.gated() ? "mlp.gate_up" : "mlp.up").out / ranks;
     widths.inner = shape("mlp.down").in / ranks;
   }
   return widths;
@@ -176,7 +180,7 @@ MemoryEstimate estimate_memory(const RunConfig& config, const PrecisionPlan& pla
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
     const BlockWidths widths = block_widths(config, plan, layer);
     kept += kept_bytes(widths, config.training.recompute, element);
-    in_flight = std::max(in_flight, backward_bytes(widths, config.training.recompute, element));
+    in_flight = std::max({in_flight, backward_bytes(widths, config.training.recompute, element), widths.sums});
     if (layer == 0) kept += 2 * widths.own * element;
   }
   MemoryEstimate estimate;

@@ -22,8 +22,8 @@ class TensorRanksWithExperts : public test::TensorRuns {};
 TEST_P(TensorRanksWithExperts, TakeTheFirstStepOfOne) { expect_the_first_step_of_one(); }
 TEST_P(TensorRanksWithExperts, StartFromTheSameWeightsAndCodes) { expect_the_same_weights_and_codes(3); }
 TEST_P(TensorRanksWithExperts, SaveWhatAnyOtherLayoutLoads) {
-  expect_saves_that_any_layout_loads({{1, 2, false}, {2, 2, false, 2}, {2, 1, false, 2}},
-                                     {{1, 1, false}, {4, 1, false, 4}, {1, 4, false}, {2, 2, false, 2}}, 4);
+  expect_saves_that_any_layout_loads({{1, 2, true}, {2, 2, false, 2}, {2, 1, false, 2}},
+                                     {{1, 1, false}, {4, 1, false, 4}, {1, 4, false}, {2, 2, true, 2}}, 4);
 }
 
 // The prompt is one token, and so is every later step: under sequence parallelism all ranks but the last have no row of it.

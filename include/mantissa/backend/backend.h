@@ -303,56 +303,82 @@ struct Rope {
 
 // Causal softmax attention (blocked as in FlashAttention-2, Dao 2023: memory linear in T). lse: log of the sum of exponentials of the
 // scaled scores. Query head h reads key head h / (heads / kv_heads). segment_starts: position i of a row attends to [segment_starts[i], i];
-// absent: to [0, i].
+// absent: to [0, i]. window: of these to the last so many; 0: to all. Key blocks that no query of a block sees cost nothing.
+// sinks: one more score for each query head, which is not scaled and has no value: exp(sink) joins the sum of exponentials (gpt-oss).
 struct AttentionForward {
   Tensor qkv, out, lse;
   int64_t batch;
   HeadLayout layout;
   double scale;
   Tensor segment_starts{};
+  int64_t window = 0;
+  Tensor sinks{};
 
   Contract contract() const {
-    return layout.contract("attention", qkv, batch, segment_starts).output("out", out, "[N, Q]").output("lse", lse, "stats [B, H, T]");
+    Contract c = layout.contract("attention", qkv, batch, segment_starts);
+    c.input("sinks", sinks, "[H]?").output("out", out, "[N, Q]").output("lse", lse, "stats [B, H, T]");
+    return c.that(window >= 0, "window is ", window);
   }
 };
 
-struct AttentionBackward {
+struct AttentionBackward {  // of scores; with sinks lse holds all that there is to know of them
   Tensor qkv, out, lse, dout, dqkv;
   int64_t batch;
   HeadLayout layout;
   double scale;
   Tensor segment_starts{};
+  int64_t window = 0;
 
   Contract contract() const {
     Contract c = layout.contract("attention backward", qkv, batch, segment_starts);
     c.input("out", out, "[N, Q]").input("lse", lse, "stats [B, H, T]").input("dout", dout, "[N, Q]");
-    return c.output("dqkv", dqkv, "[N, R]");
+    return c.output("dqkv", dqkv, "[N, R]").that(window >= 0, "window is ", window);
   }
 };
 
+// dsinks (+)= -sum over rows of exp(sinks - lse) * (dout out), which is what a score without a value gets.
+struct AttentionSinkGradient {
+  Tensor sinks, out, lse, dout, dsinks;
+  int64_t batch;
+  HeadLayout layout;
+  bool accumulate;
+
+  Contract contract() const;
+};
+
 // One step of generation: rows qkv at positions first .. first + n - 1 of one sequence. Their keys and values are stored into keys, values,
-// then each row attends to everything up to itself.
+// then each row attends to everything up to itself, or to the last `window` of that.
 struct CachedAttention {
   Tensor qkv, keys, values, out;
   int64_t first;
   HeadLayout layout;
   double scale;
+  int64_t window = 0;
+  Tensor sinks{};
 
   Contract contract() const {
     Contract c = layout.contract("cached_attention");
-    c.input("qkv", qkv, "[N, R]").output("keys", keys, "[P, K]").output("values", values, "[P, K]").output("out", out, "[N, Q]");
+    c.input("qkv", qkv, "[N, R]")
+        .input("sinks", sinks, "[H]?")
+        .output("keys", keys, "[P, K]")
+        .output("values", values, "[P, K]")
+        .output("out", out, "[N, Q]");
     const int64_t last = first + c.size('N') - 1;
+    c.that(window >= 0, "window is ", window);
     return c.that(first >= 0 && last < c.size('P'), "positions ", first, " to ", last, " do not fit a cache of ", c.size('P'));
   }
 };
 
-// out = silu(gate) * up, x = gate | up (Shazeer 2020), times the row's weight where there are weights.
+// out = silu(gate) * up, x = gate | up (Shazeer 2020), times the row's weight where there are weights. With a limit, as gpt-oss has it:
+// out = gate * sigmoid(1.702 gate) * (up + 1), gate no larger than limit, up in [-limit, limit]; what is cut off has no gradient.
 struct SwiGluForward {
   Tensor x, out;
   Tensor row_weights{};
+  double limit = 0.0;  // 0: none
 
   Contract contract() const {
     Contract c("swiglu");
+    c.that(limit >= 0.0, "limit is ", limit);
     return c.input("x", x, "[N, 2C]").input("row_weights", row_weights, "stats [N]?").output("out", out, "[N, C]");
   }
 };
@@ -360,9 +386,11 @@ struct SwiGluForward {
 struct SwiGluBackward {  // drow_weights present if and only if the forward had weights
   Tensor x, dy, dx;
   Tensor row_weights{}, drow_weights{};
+  double limit = 0.0;
 
   Contract contract() const {
     Contract c("swiglu backward");
+    c.that(limit >= 0.0, "limit is ", limit);
     c.input("x", x, "[N, 2C]").input("dy", dy, "[N, C]").output("dx", dx, "[N, 2C]");
     if (!row_weights.defined() && !drow_weights.defined()) return c;
     return c.input("row_weights", row_weights, "stats [N]").output("drow_weights", drow_weights, "stats [N]");
@@ -529,6 +557,31 @@ struct GroupedWeightGradient {
   Contract contract() const;
 };
 
+// Biases of a stack of matrices, [G * C] one after the other: out[r] = x[r] + bias_g in the rows of group g, times the row's weight where
+// there are weights; x in rows of no group. x are sums that are not rounded yet.
+struct AddGroupedBias {
+  Tensor x, bias, out, offsets;
+  Tensor row_weights{};
+
+  Contract contract() const;
+};
+
+// dbias_g (+)= the sum of dy[r] over the rows of group g, times their weights; zeros, or nothing added, where a group has no rows.
+struct GroupedBiasGradient {
+  Tensor dy, dbias, offsets;
+  bool accumulate;
+  Tensor row_weights{};
+
+  Contract contract() const;
+};
+
+// out[r] = dy[r] . bias_g in the rows of group g, 0 in others: what the bias adds to the gradient of a row's weight.
+struct GroupedBiasProduct {
+  Tensor dy, bias, out, offsets;
+
+  Contract contract() const;
+};
+
 // Index into the small fp32 tensor that holds what changes each step, so that a step can be replayed without new arguments.
 enum class StepValue : int { lr, inverse_bias_correction1, inverse_bias_correction2, clip_factor, skip, count };
 
@@ -617,6 +670,7 @@ struct SquaredNorm {
   DECLARE(Rope)                   \
   DECLARE(AttentionForward)       \
   DECLARE(AttentionBackward)      \
+  DECLARE(AttentionSinkGradient)  \
   DECLARE(CachedAttention)        \
   DECLARE(SwiGluForward)          \
   DECLARE(SwiGluBackward)         \
@@ -633,6 +687,9 @@ struct SquaredNorm {
   DECLARE(Unpermute)              \
   DECLARE(GroupedGemm)            \
   DECLARE(GroupedWeightGradient)  \
+  DECLARE(AddGroupedBias)         \
+  DECLARE(GroupedBiasGradient)    \
+  DECLARE(GroupedBiasProduct)     \
   DECLARE(AdamW)                  \
   DECLARE(FinishGradients)        \
   DECLARE(Sum)                    \

@@ -47,6 +47,9 @@ class Gpt {
   Var loss(const TokenBatch& batch, const Tensor& targets, int64_t target_count, RoutingTally* tally = nullptr);
   // The part of a rank without a batch in a loss() of those that share its experts, without gradients.
   void serve_experts() const;
+  // What each target adds to the loss, [batch * length] of stats: minus the logarithm of its probability; 0 where there is none. No
+  // gradients.
+  Tensor target_losses(const TokenBatch& batch, const Tensor& targets);
   // Logits [batch * length, padded vocabulary] of a whole batch in the logits dtype; for tests and small evaluations.
   Tensor logits(const TokenBatch& batch);
 

@@ -14,16 +14,18 @@ namespace mantissa {
 
 enum class Norm { rms, layer };
 enum class Position { rope, learned };
-enum class Activation { swiglu, gelu_tanh, gelu_erf };  // gelu_tanh: GPT-2 of Hugging Face and llm.c; gelu_erf: nanoGPT
-enum class AttentionBias { none, qkv, all };            // qkv: Qwen2; all: GPT-2
+enum class RopeScaling { llama3, yarn };
+enum class Activation { swiglu, swiglu_clamped, gelu_tanh, gelu_erf };  // gelu_tanh: GPT-2 of Hugging Face and llm.c; gelu_erf: nanoGPT
+enum class AttentionBias { none, qkv, all };                            // qkv: Qwen2; all: GPT-2
 enum class LogitsDtype { compute, fp32 };
 enum class Recompute { none, selective, full };  // selective: attention and activation; full: only the layer input is kept
 
 constexpr auto choices(Norm) { return std::array{Choice{"rms", Norm::rms}, Choice{"layer", Norm::layer}}; }
 constexpr auto choices(Position) { return std::array{Choice{"rope", Position::rope}, Choice{"learned", Position::learned}}; }
+constexpr auto choices(RopeScaling) { return std::array{Choice{"llama3", RopeScaling::llama3}, Choice{"yarn", RopeScaling::yarn}}; }
 constexpr auto choices(Activation) {
-  return std::array{Choice{"swiglu", Activation::swiglu}, Choice{"gelu_tanh", Activation::gelu_tanh},
-                    Choice{"gelu_erf", Activation::gelu_erf}};
+  return std::array{Choice{"swiglu", Activation::swiglu}, Choice{"swiglu_clamped", Activation::swiglu_clamped},
+                    Choice{"gelu_tanh", Activation::gelu_tanh}, Choice{"gelu_erf", Activation::gelu_erf}};
 }
 constexpr auto choices(AttentionBias) {
   return std::array{Choice{"none", AttentionBias::none}, Choice{"qkv", AttentionBias::qkv}, Choice{"all", AttentionBias::all}};
@@ -35,6 +37,37 @@ constexpr auto choices(Recompute) {
 }
 
 constexpr auto choices(RouterScore) { return std::array{Choice{"softmax", RouterScore::softmax}, Choice{"sigmoid", RouterScore::sigmoid}}; }
+
+// Section "model.rope_scaling": rotary frequencies for longer sequences than those of a first training, as Hugging Face's rope_scaling of
+// the same type (models/rope_table.h). Members of the other type stay null.
+struct RopeScalingConfig {
+  RopeScaling type = RopeScaling::llama3;
+  double factor = 8.0;
+  int64_t original_max_position_embeddings = 8192;
+  std::optional<double> low_freq_factor = {}, high_freq_factor = {};
+  std::optional<double> beta_fast = {}, beta_slow = {};
+  std::optional<bool> truncate = {};
+  std::optional<double> attention_factor = {}, mscale = {}, mscale_all_dim = {};
+
+  void validate(const struct ModelConfig& model, ConfigReport& report) const;
+
+  void fields(auto& v) {
+    v("type", type, "llama3: low frequencies are divided by factor; yarn: the same, and cos and sin are scaled");
+    v("factor", factor, "how many times longer sequences get", Limits{.min = 1});
+    v("original_max_position_embeddings", original_max_position_embeddings, "longest sequence of the first training",
+      limits::between(1, 1 << 24));
+    v("low_freq_factor", low_freq_factor, "llama3: frequencies that turn fewer times within that sequence are divided; null: 1",
+      limits::positive);
+    v("high_freq_factor", high_freq_factor, "llama3: those that turn more often stay, between them is a blend; null: 4", limits::positive);
+    v("beta_fast", beta_fast, "yarn: channels that turn more often within that sequence stay; null: 32", limits::positive);
+    v("beta_slow", beta_slow, "yarn: channels that turn fewer times are divided, between them is a blend; null: 1", limits::positive);
+    v("truncate", truncate, "yarn: the blend begins and ends at whole channels; null: true");
+    v("attention_factor", attention_factor,
+      "yarn: of cos and sin; null: m(1), or m(mscale) / m(mscale_all_dim), with m(s) = 0.1 * s * log(factor) + 1", limits::positive);
+    v("mscale", mscale, "yarn: see attention_factor", limits::positive);
+    v("mscale_all_dim", mscale_all_dim, "yarn: see attention_factor", limits::positive);
+  }
+};
 
 // Section "model.moe": which layers have experts in place of an MLP, and how tokens find them (RoutingRule).
 struct MoeConfig {
@@ -55,6 +88,8 @@ struct MoeConfig {
   double bias_update_rate = 0.0;
   std::optional<double> capacity_factor = {};
   bool force_balance = false;
+  bool router_bias = false;
+  bool expert_mlp_bias = false;
 
   RoutingRule rule() const;
   bool has_expert_bias() const { return bias_update_rate > 0.0; }
@@ -88,6 +123,8 @@ struct MoeConfig {
       "null: all",
       limits::positive);
     v("force_balance", force_balance, "for benchmarks: tokens go to experts in turn, whatever their scores");
+    v("router_bias", router_bias, "a trained bias of the router's logits");
+    v("expert_mlp_bias", expert_mlp_bias, "biases of both linears of every expert");
   }
 };
 
@@ -109,8 +146,13 @@ struct ModelConfig {
   bool norm_bias = false;
   Position position = Position::rope;
   double rope_theta = 10000.0;
+  std::optional<RopeScalingConfig> rope_scaling;
   Activation activation = Activation::swiglu;
+  std::optional<double> swiglu_limit;
   AttentionBias attention_bias = AttentionBias::none;
+  std::optional<int64_t> sliding_window;
+  std::vector<int64_t> sliding_layers;
+  bool attention_sinks = false;
   bool mlp_bias = false;
   bool qk_norm = true;
   bool tie_word_embeddings = false;
@@ -120,6 +162,9 @@ struct ModelConfig {
   std::optional<MoeConfig> moe;
 
   bool has_experts(int64_t layer) const;
+  int64_t window(int64_t layer) const;  // keys that a query of the layer sees at most; 0: all
+  bool gated() const { return activation == Activation::swiglu || activation == Activation::swiglu_clamped; }
+  double glu_limit() const { return activation == Activation::swiglu_clamped ? swiglu_limit.value_or(7.0) : 0.0; }  // 0: none
   int64_t kv_heads() const { return num_key_value_heads.value_or(num_attention_heads); }
   int64_t head_size() const { return head_dim.value_or(hidden_size / num_attention_heads); }
   // Rows of the embedding and the output projection. Throws Error(internal) while vocab_size is null.
@@ -145,8 +190,16 @@ struct ModelConfig {
     v("norm_bias", norm_bias, "bias in the norms; needs norm layer");
     v("position", position, "rope: rotary (rotate-half); learned: an embedding per position");
     v("rope_theta", rope_theta, "base of the rotary frequencies", limits::positive);
-    v("activation", activation, "MLP: swiglu (gated SiLU), gelu_tanh (tanh form), gelu_erf (exact form)");
+    v("rope_scaling", rope_scaling, "of the rotary frequencies, for longer sequences; null: none");
+    v("activation", activation,
+      "MLP: swiglu (gated SiLU), swiglu_clamped (that of gpt-oss, within swiglu_limit), gelu_tanh (tanh form), gelu_erf (exact form)");
+    v("swiglu_limit", swiglu_limit, "swiglu_clamped: bound of the gate from above and of what it lets through on both sides; null: 7",
+      limits::positive);
     v("attention_bias", attention_bias, "biases of the attention linears: none, qkv, all (qkv and out)");
+    v("sliding_window", sliding_window, "a token sees only so many of the latest tokens, itself included; null: all before it",
+      limits::between(1, 1 << 24));
+    v("sliding_layers", sliding_layers, "layers, counted from 0, that have the window; empty: all; needs sliding_window");
+    v("attention_sinks", attention_sinks, "a learned score for each query head, without a key, that takes its share of the softmax");
     v("mlp_bias", mlp_bias, "biases of the MLP linears");
     v("qk_norm", qk_norm, "RMSNorm over each query and key head before the position encoding");
     v("tie_word_embeddings", tie_word_embeddings, "the output projection is the embedding");

@@ -13,7 +13,8 @@
 
 namespace mantissa {
 
-// "<path>.weight", stored as the plan says, and this rank's share of it as the module is divided. sequence: the ranks share tokens, too.
+// "<path>.weight", or of sinks the path itself, stored as the plan says, and this rank's share of it as the module is divided. sequence:
+// the ranks share tokens, too.
 ParameterSpec weight_of(const ModulePrecision& module, Init init, ShareOf share = {}, bool sequence = false);
 
 // The ranks that hold one replica of a model together; sequence: they share its tokens, too (Place).
@@ -32,6 +33,8 @@ struct ExpertShare {
   bool by_source = false;  // ExpertRanks
 };
 ParameterSpec stack_of(const ModulePrecision& module, Init init, const ExpertShare& experts, ShareOf share = {});
+// And their biases, "<path>.bias", as many, each beside its weight.
+ParameterSpec stacked_bias_of(const ModulePrecision& module, const ExpertShare& experts, ShareOf share = {});
 
 // Weights and biases of all modules in the order in which a model adds them, without initial values.
 std::vector<ParameterSpec> parameter_specs(const PrecisionPlan& plan, ShareOf share = {}, bool sequence = false,
@@ -88,12 +91,13 @@ struct SequenceContext {
 struct AttentionOptions {
   HeadLayout layout;
   double norm_eps, init_std, out_init_std;
-  bool recompute;  // keep only the projected q|k|v for backward
+  bool recompute;      // keep only the projected q|k|v for backward
+  int64_t window = 0;  // keys that a query sees; 0: all
 };
 
 class Attention {
  public:
-  // path.qkv, path.out and, where the plan has them, path.q_norm and path.k_norm.
+  // path.qkv, path.out and, where the plan has them, path.q_norm, path.k_norm and path.sinks, which tensor ranks share by heads.
   Attention(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const AttentionOptions& options,
             const TensorRanks& ranks = {});
   Var forward(const Var& x, const SequenceContext& context) const;  // [N, hidden] -> [N, hidden]
@@ -106,12 +110,14 @@ class Attention {
   Linear qkv_, out_;
   Parameter* q_norm_ = nullptr;
   Parameter* k_norm_ = nullptr;
+  Parameter* sinks_ = nullptr;
 };
 
 struct MlpOptions {
   std::optional<GeluForm> gelu;  // none: SwiGLU with gate and up fused
   double init_std, down_init_std;
   Keep keep;
+  double limit = 0.0;  // of SwiGLU (SwiGluForward)
 };
 
 class Mlp {

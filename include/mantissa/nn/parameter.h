@@ -51,6 +51,9 @@ struct ParameterSpec {
 // the ranks do not get equal shares.
 ParameterSpec share_of(ParameterSpec whole, Split split, ShareOf share);
 
+// The same tensor as another of the ranks that share it has it.
+ParameterSpec as_of(ParameterSpec own, int tensor_rank, int expert_rank);
+
 // Stands before the memory of parameters while something else than the optimizer, a gather, writes it.
 struct Gate {
   bool open = true;

@@ -59,14 +59,14 @@ Var layer_norm(const Var& x, const Var& weight, const Var& bias, double eps);
 // The next three take packed q|k|v rows [N, layout.row()]; see the kernels of the same names.
 Var qk_norm(const Var& qkv, const Var& q_weight, const Var& k_weight, HeadLayout layout, double eps);
 Var rope(const Var& qkv, const Tensor& table, const Tensor& positions, HeadLayout layout);
-// [N, heads * D]; scores are scaled by 1/sqrt(head_dim). segment_starts optional: default Tensor.
-Var attention(const Var& qkv, int64_t batch, HeadLayout layout, const Tensor& segment_starts);
+// [N, heads * D]; scores are scaled by 1/sqrt(head_dim). segment_starts optional: default Tensor; sinks [heads] optional: default Var.
+Var attention(const Var& qkv, int64_t batch, HeadLayout layout, const Tensor& segment_starts, int64_t window = 0, const Var& sinks = {});
 
 // x in another dtype; its gradient in that of x.
 Var convert(const Var& x, Dtype dtype);
 
-// x [N, 2I] = gate | up: [N, I].
-Var swiglu(const Var& x, Keep keep);
+// x [N, 2I] = gate | up: [N, I]. limit: SwiGluForward.
+Var swiglu(const Var& x, Keep keep, double limit = 0.0);
 Var gelu(const Var& x, GeluForm form, Keep keep);
 
 inline constexpr int64_t kLogitsAtATime = int64_t{1} << 26;  // 256 MiB in fp32
@@ -98,7 +98,19 @@ struct ExpertRanks {
   bool by_source = false;
 };
 
+// Around operations that take all tokens where tensor ranks share them (sequence parallelism; else both are what they are given): all rows,
+// of which each rank brings its share, and this rank's share of rows that all of them have alike. The gradient that all ranks have alike of
+// the first is not added up: each takes its share.
+Var gathered_tokens(const Var& x, const Place& place);
+Var own_tokens(const Var& x, const Place& place);
+
 struct ExpertJourney;
+
+// The weights of the rows of a dispatch. dispatched_swiglu() leaves them; a bias of combined_linear() leaves what it adds to their
+// gradient, which travels back with the rest of it.
+struct RowWeights {
+  Tensor values{}, more_gradient{};
+};
 
 // Where the rows of each choice lie (DispatchTable). Among several ranks: of the choices of all of them that go to experts of this one, in
 // the order of rank, expert and token; rows of an expert are those of rank 0, then of rank 1, and so on, each a whole multiple.
@@ -107,29 +119,36 @@ struct Dispatch {
   int64_t per_row = 1;                             // choices of a token
   Tensor gradient_offsets{};                       // of the groups that have a gradient of their own; undefined: offsets
   std::shared_ptr<const ExpertJourney> journey{};  // null: all experts are here
+  std::shared_ptr<RowWeights> weights = std::make_shared<RowWeights>();
 };
 // A call of all these ranks, as are the two operations with what it returns, forward and backward.
 Dispatch dispatch(const Tensor& experts, int64_t num_experts, int64_t multiple, int64_t capacity = 0, const ExpertRanks& ranks = {});
 
 // The first product of every expert, gate and up as one, on the rows of its tokens, and SwiGLU times the weight of each row: x [N, in],
-// weights [N, K], gate_up a stack [E * 2I, in], of this rank's experts: [R, I]. as_codes: where fprop reads x as codes they are made of x
-// once and rows of codes move, else rows of values, which become the same codes. What travels between ranks travels as it moves: in one
-// exchange with the weights, and back in one.
-// Where tensor ranks share experts, each has rows of gate and of up: x and weights are whole, the result is [R, I of this rank], and their
-// gradients are sums over the ranks, rounded once.
-Var dispatched_swiglu(const Var& x, const Var& weights, const LinearWeight& gate_up, const Dispatch& to, const Recipe& recipe, Keep keep,
-                      bool as_codes, const Place& place = {});
+// weights [N, K], gate_up a stack [E * 2I, in] and bias [E * 2I] (optional: default Var), of this rank's experts: [R, I]. What travels
+// between ranks travels as it moves: in one exchange with the weights, and back in one. Where tensor ranks share experts, each has rows of
+// gate and of up: x and weights are whole, the result is [R, I of this rank], and their gradients are sums over the ranks, rounded once.
+struct DispatchedOptions {
+  Keep keep;
+  bool as_codes;       // where fprop reads x as codes they are made of x once and rows of codes move, else rows of values
+  double limit = 0.0;  // SwiGluForward
+};
+Var dispatched_swiglu(const Var& x, const Var& weights, const LinearWeight& gate_up, const Var& bias, const Dispatch& to,
+                      const Recipe& recipe, const DispatchedOptions& options, const Place& place = {});
 
 // The second product of every expert, and the sum of a token's rows: x [R, I], down a stack [E * out, I]: [N, out]. Where the recipe shifts
 // the output gradient its rowwise codes are made of dy once and move; else values do. Where tensor ranks share experts each has columns of
-// down, and the rows are summed over the ranks in fp32 and rounded once before those of a token are added.
-Var combined_linear(const Var& x, const LinearWeight& down, const Dispatch& from, const Recipe& recipe, const Place& place = {});
+// down, and the rows are summed over the ranks in fp32 and rounded once before those of a token are added. bias [E * out] (optional:
+// default Var), whole on each of these ranks, is multiplied by the weights of the rows, as x is already; its gradient is of dy as it moves.
+Var combined_linear(const Var& x, const LinearWeight& down, const Var& bias, const Dispatch& from, const Recipe& recipe,
+                    const Place& place = {});
 
 struct LossOptions {
   int64_t vocab;         // columns that take part in the softmax; the rest are padding
   int64_t target_count;  // the loss is the sum over targets divided by this
   Dtype logits_dtype;
   int64_t chunk_elements = kLogitsAtATime;
+  Tensor row_losses{};  // where given, [N] of stats: gets the loss of each row
 };
 
 // Rows whose logits, `columns` in each, exist at a time: whole multiples of 64 or of a block, even where one of them has more elements.

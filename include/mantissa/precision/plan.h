@@ -33,17 +33,20 @@ struct RanksPerWeight {
 struct ModuleShape {
   std::string path;
   ModuleKind kind = ModuleKind::linear;
-  int64_t out = 0, in = 0;             // weight [out, in]; a norm has [out] and in 0. out 0: the vocabulary is not known yet
-  int64_t bias = 0;                    // elements
+  int64_t out = 0, in = 0;             // weight [out, in]; norms and sinks have [out] and in 0. out 0: the vocabulary is not known yet
+  int64_t bias = 0;                    // elements, of a stack of all its matrices
   int64_t padding = 0;                 // last rows of the weight, of no token: zero, and never stored
   std::vector<ModulePart> parts = {};  // empty: one part
   Split split = Split::none;           // how tensor parallelism divides the weight: each part by rows, or all by columns
   bool experts = false;                // a stack of experts' weights, one below the other
   int64_t matrices = 1, active = 1;    // of it; those that a token is multiplied with
+  int64_t window = 0;                  // of the output of attention: keys that a query sees at most; 0: all
   int64_t buffer = 0;                  // elements beside the parameters that no gradient trains: a router's expert bias
+  std::string weight_name() const { return kind == ModuleKind::sinks ? path : path + ".weight"; }
   int64_t rows() const { return matrices * out; }
   int64_t weight_elements() const { return in == 0 ? out : rows() * in; }
   int64_t active_elements() const { return weight_elements() / matrices * active; }
+  int64_t active_parameters() const { return active_elements() + bias / matrices * active; }
   int64_t parameters() const { return weight_elements() + bias; }
   ModuleShape on_rank(const RanksPerWeight& ranks) const;  // what each holds: matrices, out, in, bias and parts of it
   bool operator==(const ModuleShape& other) const = default;
@@ -113,7 +116,8 @@ class PrecisionPlan {
   uint64_t hash() const;
   // In plan_text.cpp, as what follows: one entry per module, in the order of the model; "hash" as 16 hex digits.
   nlohmann::json to_json() const;
-  // Text with one line per module, equal layers taken together; for several ranks that share weights also what one of them holds.
+  // Text with one line per module, equal layers taken together; where ranks share weights the narrow table has the shape as
+  // "[128/8, 1536/4, 2048]" (128 experts over 8 ranks, 1536 rows over 4), the wide one also what a rank holds.
   std::string table(PlanTable form, const RanksPerWeight& ranks = {}) const;
   // What is allowed but costs something or may not be meant; one sentence each.
   std::vector<std::string> warnings() const;

@@ -15,8 +15,9 @@
 
 namespace mantissa {
 
-// What a module computes. Only linear, router and output have a GEMM.
-enum class ModuleKind { embedding, norm, linear, router, output };
+// What a module computes. Only linear, router and output have a GEMM. sinks: scores of attention, one for each head.
+enum class ModuleKind { embedding, norm, linear, router, output, sinks };
+constexpr bool has_gemm(ModuleKind kind) { return kind == ModuleKind::linear || kind == ModuleKind::router || kind == ModuleKind::output; }
 
 // A pattern without braces. This and Pattern are in pattern.cpp.
 struct PatternAlternative {
@@ -51,8 +52,8 @@ struct RuledModule {
   ModuleKind kind;
 };
 
-// The index of the first rule that matches each module, none if there is none. Linears are matched by any rule; embeddings, norms and the
-// router by alternatives with a literal end; the output projection by none. Reports at precision.rules.N.match: patterns that are none,
+// The index of the first rule that matches each module, none if there is none. Linears are matched by any rule, what has no GEMM and the
+// router by alternatives with a literal end, the output projection by none. Reports at precision.rules.N.match: patterns that are none,
 // rules that match nothing or have a word in braces with which they match nothing (with the nearest that would), rules that can never be
 // reached, and rules that name `output`: as an alternative, or by a regular expression that matches it and not every module.
 std::vector<std::optional<size_t>> assign_rules(const std::vector<RuleConfig>& rules, const std::vector<RuledModule>& modules,

@@ -18,105 +18,154 @@ struct SwiGluRows {
   int64_t width;
   const float* weights = nullptr;  // of rows, and their gradient
   float* dweights = nullptr;
+  float limit = 0.0F;
 };
+
+template <class T>
+[[gnu::always_inline]] inline float sigmoid(float x) {
+  return 1.0F / (1.0F + lane::exp2_inside<T>(lane::exponent(x * -lane::kLog2E)));
+}
 
 template <class T>
 struct SwiGlu {
   [[gnu::always_inline]] float first(float gate, float) const { return lane::exponent(gate * -lane::kLog2E); }
   [[gnu::always_inline]] float operator()(float gate, float up, float t) const { return gate * up / (1.0F + lane::exp2_inside<T>(t)); }
-};
-
-template <class T>
-struct WeightedSwiGlu {
-  float weight;
-  [[gnu::always_inline]] float first(float gate, float up) const { return SwiGlu<T>{}.first(gate, up); }
-  [[gnu::always_inline]] float operator()(float gate, float up, float t) const { return SwiGlu<T>{}(gate, up, t) * weight; }
-};
-
-// With s = sigmoid(gate): dgate = dy up s (1 + gate (1 - s)), dup = dy gate s.
-template <class T>
-struct SwiGluSlopes {
-  [[gnu::always_inline]] lane::Two operator()(float gate, float up, float dy) const {
-    const float s = 1.0F / (1.0F + lane::exp2_inside<T>(lane::exponent(gate * -lane::kLog2E))), ds = dy * s;
+  // With s = sigmoid(gate): dgate = dy up s (1 + gate (1 - s)), dup = dy gate s.
+  [[gnu::always_inline]] lane::Two slopes(float gate, float up, float dy) const {
+    const float s = sigmoid<T>(gate), ds = dy * s;
     return {ds * up * lane::fma(gate, 1.0F - s, 1.0F), ds * gate};
   }
+  SwiGlu<float> exact() const { return {}; }
 };
 
 template <class T>
-struct WeightedSwiGluSlopes {
+struct ClampedSwiGlu {
+  static constexpr float kSlope = 1.702F;
+  float limit;
+  [[gnu::always_inline]] float inside(float up) const { return lane::cut_below(lane::cut_above(up, limit), -limit); }
+  [[gnu::always_inline]] float first(float gate, float) const {
+    return lane::exponent(lane::cut_above(gate, limit) * (-lane::kLog2E * kSlope));
+  }
+  [[gnu::always_inline]] float operator()(float gate, float up, float t) const {
+    return lane::cut_above(gate, limit) * (inside(up) + 1.0F) / (1.0F + lane::exp2_inside<T>(t));
+  }
+  // With s = sigmoid(1.702 gate): dgate = dy (up + 1) s (1 + 1.702 gate (1 - s)), dup = dy gate s; 0 beyond the limits.
+  [[gnu::always_inline]] lane::Two slopes(float gate, float up, float dy) const {
+    const float g = lane::cut_above(gate, limit), s = sigmoid<T>(g * kSlope), ds = dy * s;
+    const float dgate = ds * (inside(up) + 1.0F) * lane::fma(g * kSlope, 1.0F - s, 1.0F);
+    const float magnitude = __builtin_fabsf(up);
+    return {lane::chosen(0.0F, dgate, gate > limit ? ~0U : 0U), lane::chosen(0.0F, ds * g, magnitude > limit ? ~0U : 0U)};
+  }
+  ClampedSwiGlu<float> exact() const { return {limit}; }
+};
+
+template <class Glu>
+struct Weighted {
+  Glu glu;
   float weight;
-  [[gnu::always_inline]] lane::Two operator()(float gate, float up, float dy) const { return SwiGluSlopes<T>{}(gate, up, dy * weight); }
+  [[gnu::always_inline]] float first(float gate, float up) const { return glu.first(gate, up); }
+  [[gnu::always_inline]] float operator()(float gate, float up, float t) const { return glu(gate, up, t) * weight; }
+};
+
+template <class Glu>
+struct Slopes {
+  Glu glu;
+  [[gnu::always_inline]] lane::Two operator()(float gate, float up, float dy) const { return glu.slopes(gate, up, dy); }
+};
+
+template <class Glu>
+struct WeightedSlopes {
+  Glu glu;
+  float weight;
+  [[gnu::always_inline]] lane::Two operator()(float gate, float up, float dy) const { return glu.slopes(gate, up, dy * weight); }
 };
 
 // dy times the value, for the gradient of a row's weight: a sum, so as exact for bf16 as for fp32.
-[[gnu::always_inline]] inline float weight_slope(float gate, float up, float dy) {
-  return dy * SwiGlu<float>{}(gate, up, SwiGlu<float>{}.first(gate, up));
+template <class Exact>
+[[gnu::always_inline]] inline float weight_slope(const Exact& glu, float gate, float up, float dy) {
+  return dy * glu(gate, up, glu.first(gate, up));
 }
 
 // Of n elements, bf16 ones added in pairs. Returns how many terms there are.
-template <class T>
-[[gnu::always_inline]] inline int64_t weight_slopes(const T* __restrict gate, const T* __restrict up, const T* __restrict dy, int64_t n,
-                                                    float* __restrict terms) {
+template <class T, class Exact>
+[[gnu::always_inline]] inline int64_t weight_slopes(const Exact& glu, const T* __restrict gate, const T* __restrict up,
+                                                    const T* __restrict dy, int64_t n, float* __restrict terms) {
   if constexpr (std::is_same_v<T, float>) {
-    for (int64_t j = 0; j < n; ++j) terms[j] = weight_slope(gate[j], up[j], dy[j]);
+    for (int64_t j = 0; j < n; ++j) terms[j] = weight_slope(glu, gate[j], up[j], dy[j]);
     return n;
   } else {
     using lane::high, lane::low, lane::words;
     for (int64_t j = 0; j < n / 2; ++j) {
       const uint32_t g = words(gate)[j], u = words(up)[j], d = words(dy)[j];
-      terms[j] = weight_slope(low(g), low(u), low(d)) + weight_slope(high(g), high(u), high(d));
+      terms[j] = weight_slope(glu, low(g), low(u), low(d)) + weight_slope(glu, high(g), high(u), high(d));
     }
-    if (n % 2 != 0) terms[n / 2] = weight_slope(lane::load(gate[n - 1]), lane::load(up[n - 1]), lane::load(dy[n - 1]));
+    if (n % 2 != 0) terms[n / 2] = weight_slope(glu, lane::load(gate[n - 1]), lane::load(up[n - 1]), lane::load(dy[n - 1]));
     return (n + 1) / 2;
   }
 }
 
 // In blocks that stay in the L1 cache; the order of the sum depends on the width only.
-template <class T>
-[[gnu::always_inline]] inline float weight_gradient(const T* gate, const T* up, const T* dy, int64_t width) {
+template <class T, class Exact>
+[[gnu::always_inline]] inline float weight_gradient(const Exact& glu, const T* gate, const T* up, const T* dy, int64_t width) {
   constexpr int64_t kBlock = 1024;
   alignas(64) float terms[kBlock];
   simd::Slots sums;
   for (int64_t j = 0; j < width; j += kBlock) {
-    const int64_t n = weight_slopes(gate + j, up + j, dy + j, std::min(kBlock, width - j), terms);
+    const int64_t n = weight_slopes(glu, gate + j, up + j, dy + j, std::min(kBlock, width - j), terms);
     simd::for_values(
         terms, n, 0.0F, [&](simd::Floats value, int slot) __attribute__((always_inline)) { sums.slot[slot] += value; });
   }
   return simd::sum(sums);
 }
 
-template <class T>
-[[gnu::always_inline]] inline void swiglu_rows(SwiGluRows<T> k, int64_t begin, int64_t end) {
+template <class Glu, class T>
+[[gnu::always_inline]] inline void swiglu_rows(const Glu& glu, SwiGluRows<T> k, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; ++i) {
     const T* gate = k.x + 2 * i * k.width;
     lane::prefetch_row(gate + 2 * k.width, 2 * k.width);
     if (k.weights == nullptr) {
-      lane::map_steps(SwiGlu<T>{}, k.width, k.out + i * k.width, gate, gate + k.width);
+      lane::map_steps(glu, k.width, k.out + i * k.width, gate, gate + k.width);
     } else {
-      lane::map_steps(WeightedSwiGlu<T>{k.weights[i]}, k.width, k.out + i * k.width, gate, gate + k.width);
+      lane::map_steps(Weighted<Glu>{glu, k.weights[i]}, k.width, k.out + i * k.width, gate, gate + k.width);
     }
   }
 }
-template <class T>
-[[gnu::always_inline]] inline void swiglu_rows_backward(SwiGluRows<T> k, int64_t begin, int64_t end) {
+template <class Glu, class T>
+[[gnu::always_inline]] inline void swiglu_rows_backward(const Glu& glu, SwiGluRows<T> k, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; ++i) {
     const T* gate = k.x + 2 * i * k.width;
     T* dgate = k.out + 2 * i * k.width;
     lane::prefetch_row(gate + 2 * k.width, 2 * k.width);
     const T *up = gate + k.width, *dy = k.dy + i * k.width;
     if (k.weights == nullptr) {
-      lane::map(SwiGluSlopes<T>{}, k.width, dgate, dgate + k.width, gate, up, dy);
+      lane::map(Slopes<Glu>{glu}, k.width, dgate, dgate + k.width, gate, up, dy);
     } else {
-      lane::map(WeightedSwiGluSlopes<T>{k.weights[i]}, k.width, dgate, dgate + k.width, gate, up, dy);
-      k.dweights[i] = weight_gradient(gate, up, dy, k.width);
+      lane::map(WeightedSlopes<Glu>{glu, k.weights[i]}, k.width, dgate, dgate + k.width, gate, up, dy);
+      k.dweights[i] = weight_gradient(glu.exact(), gate, up, dy, k.width);
     }
   }
 }
 
-MANTISSA_CLONES void swiglu(SwiGluRows<float> k, int64_t begin, int64_t end) { swiglu_rows(k, begin, end); }
-MANTISSA_CLONES void swiglu(SwiGluRows<bf16> k, int64_t begin, int64_t end) { swiglu_rows(k, begin, end); }
-MANTISSA_CLONES void swiglu_backward(SwiGluRows<float> k, int64_t begin, int64_t end) { swiglu_rows_backward(k, begin, end); }
-MANTISSA_CLONES void swiglu_backward(SwiGluRows<bf16> k, int64_t begin, int64_t end) { swiglu_rows_backward(k, begin, end); }
+MANTISSA_CLONES void swiglu(SwiGluRows<float> k, int64_t begin, int64_t end) { swiglu_rows(SwiGlu<float>{}, k, begin, end); }
+MANTISSA_CLONES void swiglu(SwiGluRows<bf16> k, int64_t begin, int64_t end) { swiglu_rows(SwiGlu<bf16>{}, k, begin, end); }
+MANTISSA_CLONES void swiglu_backward(SwiGluRows<float> k, int64_t begin, int64_t end) {
+  swiglu_rows_backward(SwiGlu<float>{}, k, begin, end);
+}
+MANTISSA_CLONES void swiglu_backward(SwiGluRows<bf16> k, int64_t begin, int64_t end) {
+  swiglu_rows_backward(SwiGlu<bf16>{}, k, begin, end);
+}
+MANTISSA_CLONES void clamped_swiglu(SwiGluRows<float> k, int64_t begin, int64_t end) {
+  swiglu_rows(ClampedSwiGlu<float>{k.limit}, k, begin, end);
+}
+MANTISSA_CLONES void clamped_swiglu(SwiGluRows<bf16> k, int64_t begin, int64_t end) {
+  swiglu_rows(ClampedSwiGlu<bf16>{k.limit}, k, begin, end);
+}
+MANTISSA_CLONES void clamped_swiglu_backward(SwiGluRows<float> k, int64_t begin, int64_t end) {
+  swiglu_rows_backward(ClampedSwiGlu<float>{k.limit}, k, begin, end);
+}
+MANTISSA_CLONES void clamped_swiglu_backward(SwiGluRows<bf16> k, int64_t begin, int64_t end) {
+  swiglu_rows_backward(ClampedSwiGlu<bf16>{k.limit}, k, begin, end);
+}
 
 // 0.5 (1 + tanh(u)) is sigmoid(2u): one exponential, and no cancellation for negative x.
 template <class T>
@@ -175,9 +224,10 @@ void forward(const SwiGluForward& k) {
                            .dy = nullptr,
                            .out = k.out.device_data<T>(),
                            .width = k.out.dim(1),
-                           .weights = k.row_weights.defined() ? k.row_weights.device_data<float>() : nullptr};
+                           .weights = k.row_weights.defined() ? k.row_weights.device_data<float>() : nullptr,
+                           .limit = static_cast<float>(k.limit)};
   parallel_for(k.out.dim(0), std::max<int64_t>(1, kPiece / std::max<int64_t>(1, rows.width)),
-               [&](int64_t begin, int64_t end) { swiglu(rows, begin, end); });
+               [&](int64_t begin, int64_t end) { k.limit > 0.0 ? clamped_swiglu(rows, begin, end) : swiglu(rows, begin, end); });
 }
 
 template <class T>
@@ -188,9 +238,11 @@ void backward(const SwiGluBackward& k) {
                            .out = k.dx.device_data<T>(),
                            .width = k.dy.dim(1),
                            .weights = weighted ? k.row_weights.device_data<float>() : nullptr,
-                           .dweights = weighted ? k.drow_weights.device_data<float>() : nullptr};
-  parallel_for(k.dy.dim(0), std::max<int64_t>(1, kPiece / std::max<int64_t>(1, rows.width)),
-               [&](int64_t begin, int64_t end) { swiglu_backward(rows, begin, end); });
+                           .dweights = weighted ? k.drow_weights.device_data<float>() : nullptr,
+                           .limit = static_cast<float>(k.limit)};
+  parallel_for(k.dy.dim(0), std::max<int64_t>(1, kPiece / std::max<int64_t>(1, rows.width)), [&](int64_t begin, int64_t end) {
+    k.limit > 0.0 ? clamped_swiglu_backward(rows, begin, end) : swiglu_backward(rows, begin, end);
+  });
 }
 
 template <class T>

@@ -19,8 +19,8 @@ void forward(const AttentionForward& k) {
       const int64_t tile = tiles - 1 - item % tiles, bh = item / tiles, b = bh / heads, h = bh % heads;
       const int64_t key = heads + h / (heads / k.layout.kv_heads), value = key + k.layout.kv_heads;
       const HeadRows<const T> qkv = sequence<const T>(k.qkv, b, k.batch, d);
-      const FirstKeys first_keys(k.segment_starts, b, length);
-      QueryBlock block(qkv.tile(h, tile), static_cast<float>(k.scale));
+      const FirstKeys first_keys(k.segment_starts, b, length, k.window);
+      QueryBlock block(qkv.tile(h, tile), static_cast<float>(k.scale), softmax_start(k.sinks, h));
       for (int64_t j = first_keys.first_tile(tile); j <= tile; ++j) {
         block.attend(qkv.tile(key, j), qkv.tile(value, j), first_keys.mask(tile, j));
       }

@@ -132,7 +132,7 @@ class Backward {
 
   void query_block(int64_t b, int64_t kv, int64_t h, int64_t tile, int64_t part) {
     const HeadRows<const T> qkv = sequence<const T>(k_.qkv, b, k_.batch, d_);
-    const FirstKeys first_keys(k_.segment_starts, b, length_);
+    const FirstKeys first_keys(k_.segment_starts, b, length_, k_.window);
     const int64_t key = k_.layout.heads + kv, value = key + k_.layout.kv_heads;
     QueryBlockBackward block(qkv.tile(h, tile), sequence<const T>(k_.out, b, k_.batch, d_).tile(h, tile),
                              sequence<const T>(k_.dout, b, k_.batch, d_).tile(h, tile),

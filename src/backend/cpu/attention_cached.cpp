@@ -21,11 +21,12 @@ constexpr int64_t kLeastBlockRows = 16;  // fewer rows leave most of a block emp
 struct RowState {
   alignas(32) float query[kLargestHead];  // scaled
   alignas(32) float out[kLargestHead];
-  float maximum = kNoScore, sum = 0.0F;
+  float maximum, sum;
 };
 
 template <class T>
-[[gnu::always_inline]] inline void start(const T* query, int64_t d, float scale, RowState& state) {
+[[gnu::always_inline]] inline void start(const T* query, int64_t d, float scale, SoftmaxStart softmax, RowState& state) {
+  state.maximum = softmax.maximum, state.sum = softmax.sum;
   for (int64_t j = 0; j < d; j += kLanes) simd::store(state.out + j, Floats{});
   simd::for_lanes(
       d, [&](int64_t j, auto part) __attribute__((always_inline)) { simd::store(state.query + j, simd::load(query + j, part) * scale); });
@@ -69,9 +70,10 @@ template <class T>
 }
 
 template <class T>
-[[gnu::always_inline]] inline void attend_all(const T* query, TileRows<const T> keys, const T* values, float scale, T* out) {
+[[gnu::always_inline]] inline void attend_all(const T* query, TileRows<const T> keys, const T* values, float scale, SoftmaxStart softmax,
+                                              T* out) {
   RowState state;
-  start(query, keys.head_dim, scale, state);
+  start(query, keys.head_dim, scale, softmax, state);
   for (int64_t first = 0; first < keys.rows; first += kTile) {
     const int64_t at = first * keys.stride;
     attend({keys.first + at, keys.stride, std::min(kTile, keys.rows - first), keys.head_dim}, values + at, state);
@@ -82,21 +84,23 @@ template <class T>
 }
 
 // out [head_dim] = attention of one query over all rows of keys, and of values with the same stride.
-MANTISSA_CLONES void attend_row(const float* query, TileRows<const float> keys, const float* values, float scale, float* out) {
-  attend_all(query, keys, values, scale, out);
+MANTISSA_CLONES void attend_row(const float* query, TileRows<const float> keys, const float* values, float scale, SoftmaxStart softmax,
+                                float* out) {
+  attend_all(query, keys, values, scale, softmax, out);
 }
-MANTISSA_CLONES void attend_row(const bf16* query, TileRows<const bf16> keys, const bf16* values, float scale, bf16* out) {
-  attend_all(query, keys, values, scale, out);
+MANTISSA_CLONES void attend_row(const bf16* query, TileRows<const bf16> keys, const bf16* values, float scale, SoftmaxStart softmax,
+                                bf16* out) {
+  attend_all(query, keys, values, scale, softmax, out);
 }
 
 // Queries at positions `first` and up, keys from position key_tile * kTile.
-TileMask mask(int64_t first, int64_t key_tile) {
+TileMask mask(int64_t first, int64_t key_tile, int64_t window) {
   const int64_t ahead = first - key_tile * kTile;
   TileMask mask;
   mask.diagonal = ahead == 0;
-  mask.partial = ahead < kTile - 1;
+  mask.partial = ahead < kTile - 1 || window_start(first + kTile - 1, window) > key_tile * kTile;
   for (int64_t i = 0; i < kTile; ++i) {
-    mask.first[i] = 0;
+    mask.first[i] = static_cast<int32_t>(std::max<int64_t>(0, window_start(first + i, window) - key_tile * kTile));
     mask.last[i] = static_cast<int32_t>(std::min(kTile - 1, ahead + i));
   }
   return mask;
@@ -150,17 +154,17 @@ class Cached {
   }
 
   void row(int64_t h, int64_t i) const {
-    const int64_t column = key_head(h) * d_;
-    attend_row(qkv_.first + i * qkv_.stride + h * d_, {keys_.first + column, keys_.stride, k_.first + i + 1, d_}, values_.first + column,
-               static_cast<float>(k_.scale), out_.first + i * out_.stride + h * d_);
+    const int64_t end = k_.first + i + 1, begin = window_start(end - 1, k_.window), at = begin * keys_.stride + key_head(h) * d_;
+    attend_row(qkv_.first + i * qkv_.stride + h * d_, {keys_.first + at, keys_.stride, end - begin, d_}, values_.first + at,
+               static_cast<float>(k_.scale), softmax_start(k_.sinks, h), out_.first + i * out_.stride + h * d_);
   }
 
   void block(int64_t h, int64_t tile) const {
     const TileRows<const T> queries = qkv_.tile(h, tile);
     const int64_t first = k_.first + tile * kTile, last_tile = (first + queries.rows - 1) / kTile;
-    QueryBlock block(queries, static_cast<float>(k_.scale));
-    for (int64_t j = 0; j <= last_tile; ++j) {
-      block.attend(read_only(keys_.tile(key_head(h), j)), read_only(values_.tile(key_head(h), j)), mask(first, j));
+    QueryBlock block(queries, static_cast<float>(k_.scale), softmax_start(k_.sinks, h));
+    for (int64_t j = window_start(first, k_.window) / kTile; j <= last_tile; ++j) {
+      block.attend(read_only(keys_.tile(key_head(h), j)), read_only(values_.tile(key_head(h), j)), mask(first, j, k_.window));
     }
     float lse[kTile];
     block.finish(out_.tile(h, tile), lse);

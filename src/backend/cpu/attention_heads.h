@@ -26,17 +26,23 @@ HeadRows<T> sequence(const Tensor& rows, int64_t b, int64_t batch, int64_t head_
   return {rows.device_data<std::remove_const_t<T>>() + b * length * stride, stride, length, head_dim};
 }
 
-// The first key of each query of one sequence; zero where segment_starts is undefined.
+// Where the last `window` keys up to a position begin; 0: all keys count.
+inline int64_t window_start(int64_t position, int64_t window) { return window > 0 ? std::max<int64_t>(0, position - window + 1) : 0; }
+
+// The first key of each query of one sequence.
 class FirstKeys {
  public:
-  FirstKeys(const Tensor& segment_starts, int64_t b, int64_t length)
-      : starts_(segment_starts.defined() ? segment_starts.device_data<int32_t>() + b * length : nullptr), length_(length) {}
+  FirstKeys(const Tensor& segment_starts, int64_t b, int64_t length, int64_t window)
+      : starts_(segment_starts.defined() ? segment_starts.device_data<int32_t>() + b * length : nullptr),
+        length_(length),
+        window_(window) {}
 
   // The first key block that a query of the block sees. Starts need not rise from row to row.
   int64_t first_tile(int64_t query_tile) const {
-    if (starts_ == nullptr) return 0;
-    const int64_t begin = query_tile * kTile;
-    return *std::min_element(starts_ + begin, starts_ + std::min(length_, begin + kTile)) / kTile;
+    const int64_t begin = query_tile * kTile, in_window = window_start(begin, window_);
+    if (starts_ == nullptr) return in_window / kTile;
+    const int64_t start = *std::min_element(starts_ + begin, starts_ + std::min(length_, begin + kTile));
+    return std::max(start, in_window) / kTile;
   }
 
   TileMask mask(int64_t query_tile, int64_t key_tile) const {
@@ -45,7 +51,7 @@ class FirstKeys {
     mask.partial = mask.diagonal;
     for (int64_t i = 0; i < kTile; ++i) {
       const int64_t row = query_tile * kTile + i;
-      const int64_t first = starts_ == nullptr || row >= length_ ? 0 : std::max<int64_t>(0, starts_[row] - key_tile * kTile);
+      const int64_t first = row >= length_ ? 0 : std::max<int64_t>(0, first_key(row) - key_tile * kTile);
       mask.partial = mask.partial || first > 0;
       mask.first[i] = static_cast<int32_t>(first);
       mask.last[i] = static_cast<int32_t>(mask.diagonal ? i : kTile - 1);
@@ -54,8 +60,13 @@ class FirstKeys {
   }
 
  private:
+  int64_t first_key(int64_t row) const {
+    const int64_t in_window = window_start(row, window_);
+    return starts_ == nullptr ? in_window : std::max<int64_t>(starts_[row], in_window);
+  }
+
   const int32_t* starts_;
-  int64_t length_;
+  int64_t length_, window_;
 };
 
 }  // namespace mantissa

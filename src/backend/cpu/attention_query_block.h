@@ -5,19 +5,31 @@
 #include <cmath>
 
 #include "backend/cpu/attention_products.h"
+#include "mantissa/tensor/tensor.h"
 
 namespace mantissa {
+
+// What a softmax holds before the first key: nothing, or the sink of its head.
+struct SoftmaxStart {
+  float maximum = kNoScore, sum = 0.0F;
+};
+
+inline SoftmaxStart softmax_start(const Tensor& sinks, int64_t head) {
+  if (!sinks.defined()) return {};
+  const bool wide = sinks.dtype() == Dtype::f32;
+  return {.maximum = wide ? sinks.device_data<float>()[head] : to_float(sinks.device_data<bf16>()[head]), .sum = 1.0F};
+}
 
 // One block of queries and its running output. Lives on the stack of the thread: a few hundred KB of which head_dim decides what is
 // touched.
 class QueryBlock {
  public:
   template <class T>
-  QueryBlock(TileRows<const T> queries, float scale) : rows_(queries.rows), ld_(round_up(queries.head_dim, 16)) {
+  QueryBlock(TileRows<const T> queries, float scale, SoftmaxStart start) : rows_(queries.rows), ld_(round_up(queries.head_dim, 16)) {
     widen_tile(queries, scale, keys_, ld_);
     transpose_tile(keys_, round_up(rows_, 8), ld_, queries_);
-    std::fill_n(softmax_.maximum, kTile, kNoScore);
-    std::fill_n(softmax_.sum, kTile, 0.0F);
+    std::fill_n(softmax_.maximum, kTile, start.maximum);
+    std::fill_n(softmax_.sum, kTile, start.sum);
   }
 
   template <class T>

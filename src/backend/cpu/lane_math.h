@@ -78,6 +78,13 @@ template <class T>
   return std::bit_cast<float>(least(static_cast<uint32_t>(below), std::bit_cast<uint32_t>(negative)));
 }
 
+// x, or the bound beyond it. NaN stays.
+[[gnu::always_inline]] inline float chosen(float a, float b, uint32_t of_a) {
+  return std::bit_cast<float>((std::bit_cast<uint32_t>(a) & of_a) | (std::bit_cast<uint32_t>(b) & ~of_a));
+}
+[[gnu::always_inline]] inline float cut_above(float x, float bound) { return chosen(bound, x, x > bound ? ~0U : 0U); }
+[[gnu::always_inline]] inline float cut_below(float x, float bound) { return chosen(bound, x, x < bound ? ~0U : 0U); }
+
 inline constexpr float kLog2E = 1.44269504F;
 
 // e^x = 2^t for x <= 0, t as exp2_inside can take it, with relative error 2e-7 + 1e-7 |x|. No subnormal results: below -87.3 t is -127, of

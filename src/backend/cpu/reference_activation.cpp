@@ -48,6 +48,32 @@ S row_weight(const Tensor& weights, int64_t row) {
   return weights.defined() ? weights.device_data<S>()[row] : S{1};
 }
 
+// What a gate and what it lets through become, and both derivatives.
+template <class S>
+struct Gated {
+  S value, dgate, dup;
+};
+
+// With s = sigmoid(gate): dgate = up s (1 + gate (1 - s)), dup = gate s.
+template <class S>
+Gated<S> plain_glu(S gate, S up) {
+  const S s = sigmoid(gate);
+  return {gate * s * up, up * s * (S{1} + gate * (S{1} - s)), gate * s};
+}
+
+// As torch's clamp, whose derivative is 1 at its bounds. NaN stays.
+template <class S>
+Gated<S> clamped_glu(S gate, S up, S limit) {
+  const S slope = static_cast<S>(1.702), g = gate > limit ? limit : gate, u = up > limit ? limit : (up < -limit ? -limit : up);
+  const S s = sigmoid(slope * g);
+  return {g * s * (u + S{1}), gate > limit ? S{0} : (u + S{1}) * s * (S{1} + slope * g * (S{1} - s)), std::abs(up) > limit ? S{0} : g * s};
+}
+
+template <class S>
+Gated<S> glu(S gate, S up, double limit) {
+  return limit > 0.0 ? clamped_glu(gate, up, static_cast<S>(limit)) : plain_glu(gate, up);
+}
+
 template <class T>
 void swiglu(const SwiGluForward& k) {
   using S = Arithmetic<T>;
@@ -56,14 +82,11 @@ void swiglu(const SwiGluForward& k) {
     const T *gate = k.x.device_data<T>() + 2 * i * width, *up = gate + width;
     T* out = k.out.device_data<T>() + i * width;
     const S weight = row_weight<S>(k.row_weights, i);
-    for (int64_t j = 0; j < width; ++j) {
-      const S g = load(gate[j]);
-      out[j] = store<T>(g * sigmoid(g) * load(up[j]) * weight);
-    }
+    for (int64_t j = 0; j < width; ++j) out[j] = store<T>(glu<S>(load(gate[j]), load(up[j]), k.limit).value * weight);
   }
 }
 
-// With s = sigmoid(g): dgate = dy up s (1 + g (1 - s)), dup = dy g s, both times the weight, whose gradient is the sum of dy up g s.
+// Both derivatives times dy and the weight, whose gradient is the sum of dy times the values.
 template <class T>
 void swiglu_backward(const SwiGluBackward& k) {
   using S = Arithmetic<T>;
@@ -74,10 +97,11 @@ void swiglu_backward(const SwiGluBackward& k) {
     const S weight = row_weight<S>(k.row_weights, i);
     S dweight = 0;
     for (int64_t j = 0; j < width; ++j) {
-      const S g = load(gate[j]), s = sigmoid(g), d = load(dy[j]) * weight;
-      dgate[j] = store<T>(d * load(up[j]) * s * (S{1} + g * (S{1} - s)));
-      dup[j] = store<T>(d * g * s);
-      dweight += load(dy[j]) * load(up[j]) * g * s;
+      const Gated<S> gated = glu<S>(load(gate[j]), load(up[j]), k.limit);
+      const S d = load(dy[j]) * weight;
+      dgate[j] = store<T>(d * gated.dgate);
+      dup[j] = store<T>(d * gated.dup);
+      dweight += load(dy[j]) * gated.value;
     }
     if (k.drow_weights.defined()) k.drow_weights.device_data<S>()[i] = dweight;
   }

@@ -2,6 +2,7 @@
 // scores.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "backend/cpu/indices.h"
@@ -27,15 +28,21 @@ struct HeadRows {
   T* operator[](int64_t row) const { return first + row * stride; }
 };
 
+// The score of a head that stands beside those of keys; -Inf, which changes nothing, without sinks.
+template <class T>
+Arithmetic<T> sink_of(const Tensor& sinks, int64_t head) {
+  return sinks.defined() ? load(sinks.device_data<T>()[head]) : -std::numeric_limits<Arithmetic<T>>::infinity();
+}
+
 // out = softmax(scale * q k^T) v over key rows [begin, end). Returns the log of the sum of exponentials.
 template <class T>
 Arithmetic<T> attend(const T* q, HeadRows<const T> keys, HeadRows<const T> values, T* out, int64_t begin, int64_t end, int64_t d,
-                     double scale) {
+                     double scale, Arithmetic<T> sink) {
   using S = Arithmetic<T>;
   std::vector<S> scores(static_cast<size_t>(end - begin)), mixed(static_cast<size_t>(d), S{0});
   for (int64_t j = begin; j < end; ++j) scores[static_cast<size_t>(j - begin)] = static_cast<S>(scale) * dot(q, keys[j], d);
-  const S largest = *std::max_element(scores.begin(), scores.end());
-  S sum = 0;
+  const S largest = std::max(*std::max_element(scores.begin(), scores.end()), sink);
+  S sum = std::exp(sink - largest);
   for (S& score : scores) sum += score = std::exp(score - largest);
   for (int64_t j = begin; j < end; ++j) {
     const S p = scores[static_cast<size_t>(j - begin)] / sum;
@@ -55,8 +62,10 @@ struct Sequence {
   HeadRows<T> value(int64_t kv_head) const { return query(layout.heads + layout.kv_heads + kv_head); }
 };
 
-int64_t first_key(const Tensor& segment_starts, int64_t row) {
-  return segment_starts.defined() ? segment_starts.device_data<int32_t>()[row] : 0;
+// Of the query at `position` of its sequence, in row `row` of all.
+int64_t first_key(const Tensor& segment_starts, int64_t row, int64_t position, int64_t window) {
+  const int64_t start = segment_starts.defined() ? segment_starts.device_data<int32_t>()[row] : 0;
+  return window > 0 ? std::max(start, position - window + 1) : start;
 }
 
 template <class T>
@@ -71,7 +80,7 @@ void forward(const AttentionForward& k) {
         const int64_t row = b * length + i;
         k.lse.device_data<Arithmetic<T>>()[item * length + i] =
             attend<T>(rows.query(h)[i], rows.key(kv), rows.value(kv), k.out.device_data<T>() + row * channels + h * d,
-                      first_key(k.segment_starts, row), i + 1, d, k.scale);
+                      first_key(k.segment_starts, row, i, k.window), i + 1, d, k.scale, sink_of<T>(k.sinks, h));
       }
     }
   });
@@ -113,7 +122,7 @@ class KeyHeadBackward {
     const S lse = k_.lse.device_data<S>()[(b_ * k_.layout.heads + h) * length_ + i], scale = static_cast<S>(k_.scale);
     const S delta = dot<T>(dout, k_.out.device_data<T>() + at, d_);
     std::vector<S> dq(static_cast<size_t>(d_), S{0});
-    for (int64_t j = first_key(k_.segment_starts, row); j <= i; ++j) {
+    for (int64_t j = first_key(k_.segment_starts, row, i, k_.window); j <= i; ++j) {
       const T *key = x_.key(kv_)[j], *value = x_.value(kv_)[j];
       const S p = std::exp(scale * dot<T>(q, key, d_) - lse);
       const S ds = p * (dot<T>(dout, value, d_) - delta) * scale;
@@ -137,6 +146,26 @@ class KeyHeadBackward {
   std::vector<S> dkey_, dvalue_;
 };
 
+// The sum over the rows of one head is fp64, in their order.
+template <class T>
+void sink_gradient(const AttentionSinkGradient& k) {
+  using S = Arithmetic<T>;
+  const int64_t heads = k.layout.heads, d = k.layout.head_dim, length = k.out.dim(0) / k.batch;
+  parallel_for(heads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t h = begin; h < end; ++h) {
+      const S sink = load(k.sinks.device_data<T>()[h]);
+      double sum = 0.0;
+      for (int64_t row = 0; row < k.out.dim(0); ++row) {
+        const int64_t at = (row * heads + h) * d;
+        const S lse = k.lse.device_data<S>()[(row / length * heads + h) * length + row % length];
+        sum -= static_cast<double>(std::exp(sink - lse) * dot<T>(k.dout.device_data<T>() + at, k.out.device_data<T>() + at, d));
+      }
+      S& out = k.dsinks.device_data<S>()[h];
+      out = static_cast<S>(sum) + (k.accumulate ? out : S{0});
+    }
+  });
+}
+
 template <class T>
 void cached(const CachedAttention& k) {
   const HeadLayout& layout = k.layout;
@@ -150,7 +179,8 @@ void cached(const CachedAttention& k) {
     for (int64_t h = 0; h < layout.heads; ++h) {
       const int64_t kv = h / (layout.heads / layout.kv_heads);
       attend<T>(x.query(h)[i], {k.keys.device_data<T>() + kv * d, channels}, {k.values.device_data<T>() + kv * d, channels},
-                k.out.device_data<T>() + (i * layout.heads + h) * d, 0, k.first + i + 1, d, k.scale);
+                k.out.device_data<T>() + (i * layout.heads + h) * d, first_key({}, i, k.first + i, k.window), k.first + i + 1, d, k.scale,
+                sink_of<T>(k.sinks, h));
     }
   }
 }
@@ -169,6 +199,10 @@ void CpuReference::execute(const AttentionBackward& k) {
       for (int64_t item = begin; item < end; ++item) KeyHeadBackward<T>(k, item / k.layout.kv_heads, item % k.layout.kv_heads).run();
     });
   });
+}
+
+void CpuReference::execute(const AttentionSinkGradient& k) {
+  with_values(k.out.dtype(), [&]<class T>() { sink_gradient<T>(k); });
 }
 
 void CpuReference::execute(const CachedAttention& k) {
