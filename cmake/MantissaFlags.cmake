@@ -7,6 +7,14 @@ target_compile_options(mantissa_warnings INTERFACE
 if(CMAKE_CXX_FLAGS MATCHES "-fsanitize")
   target_compile_options(mantissa_warnings INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
 endif()
+if(MANTISSA_FUZZ)
+  if(NOT CMAKE_CXX_COMPILER_ID STREQUAL Clang)
+    message(FATAL_ERROR "MANTISSA_FUZZ needs clang, which has libFuzzer: cmake --preset fuzz")
+  endif()
+  add_compile_options(-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=address,undefined)
+  target_compile_options(mantissa_warnings INTERFACE -Wno-error)  # the product is held to those of g++
+endif()
 
 set(MANTISSA_ROUNDING_FLAGS -ffp-contract=off)
 add_compile_options(${MANTISSA_ROUNDING_FLAGS})

@@ -14,6 +14,7 @@ namespace {
 using test::error_of;
 using test::write_file;
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 
 class OpenDataTest : public ::testing::Test {
@@ -276,6 +277,21 @@ TEST_F(OpenDataTest, EmptyMatchNamesPatternAndFolder) {
   EXPECT_THAT(error.what(), HasSubstr("holds train.txt"));
   EXPECT_THAT(error_of([&] { expand_paths(folder_ / "no/such/*.txt"); }).what(), HasSubstr("there is no folder"));
   EXPECT_THAT(error_of([&] { expand_paths(folder_.path()); }).what(), HasSubstr("is a folder"));
+}
+
+TEST_F(OpenDataTest, EmptyMatchNamesAFewFilesAndTheKeyToSet) {
+  for (int i = 0; i < 8; ++i) write_file(folder_ / (std::to_string(i) + ".txt"), "x");
+  EXPECT_THAT(error_of([&] { expand_paths(folder_ / "none*"); }).what(), EndsWith("holds 0.txt, 1.txt, 2.txt, 3.txt, 4.txt and 3 more"));
+  EXPECT_THAT(error_of([&] { expand_paths(folder_ / "none*", "data.path"); }).what(), EndsWith("; name yours with --set data.path=FILE"));
+  DataConfig config = text_config("x");
+  config.path.reset();
+  config.train = {{.path = folder_ / "0.txt"}, {.path = folder_ / "none*"}};
+  EXPECT_THAT(error_of([&] { open_data(config, {.seq_len = 4}); }).what(), HasSubstr("--set data.train.1.path=FILE"));
+  config.tokenizer = TokenizerKind::character;
+  EXPECT_THAT(error_of([&] { make_tokenizer(config); }).what(), HasSubstr("--set data.train.1.path=FILE"));
+  config.train.pop_back();
+  config.valid = {{.path = folder_ / "none*"}};
+  EXPECT_THAT(error_of([&] { open_data(config, {.seq_len = 4}); }).what(), HasSubstr("--set data.valid.0.path=FILE"));
 }
 
 TEST_F(OpenDataTest, FingerprintsTellChangedDataApart) {

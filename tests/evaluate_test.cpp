@@ -1,12 +1,14 @@
 #include "mantissa/train/evaluate.h"
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include <cmath>
 #include <limits>
 
 #include "files.h"
+#include "mantissa/backend/functions.h"
 #include "mantissa/data/open_data.h"
+#include "mantissa/train/device_batch.h"
 #include "testing.h"
 
 namespace mantissa {
@@ -83,6 +85,55 @@ TEST_F(EvaluateTest, LossIsTheMeanOfTheNegativeLogProbabilities) {
   }
   const Evaluation result = evaluate(*model_, data.valid, 4, {});
   EXPECT_NEAR(result.loss, sum / 149.0, 1e-5 * result.loss);
+}
+
+// Two sequences of which some tokens have no target.
+Batch two_sequences() {
+  Batch batch = batch_of({3, 255, 0, 17, 17, 90});
+  const Batch other = batch_of({7, 8, 9, 10, 11, 12});
+  batch.sequences = 2;
+  for (auto member : {&Batch::tokens, &Batch::targets, &Batch::positions, &Batch::segment_starts})
+    (batch.*member).insert((batch.*member).end(), (other.*member).begin(), (other.*member).end());
+  batch.targets[2] = batch.targets[9] = kNoTarget;
+  batch.target_count = 8;
+  return batch;
+}
+
+TEST_F(EvaluateTest, LogProbabilitiesAreThoseOfTheSoftmaxOfTheLogitsOfEachToken) {
+  const Batch batch = two_sequences();
+  const std::vector<double> logits = test::values(model_->logits(to_device(*model_, batch, 0, 2).tokens));
+  const std::vector<float> logprobs = target_logprobs(*model_, batch);
+  ASSERT_EQ(logprobs.size(), 10U);
+  for (size_t t = 0; t < 10; ++t) {
+    double total = 0.0;
+    for (size_t v = 0; v < 256; ++v) total += std::exp(logits[t * 256 + v]);
+    const int32_t target = batch.targets[t];
+    const double expected = target < 0 ? 0.0 : logits[t * 256 + static_cast<size_t>(target)] - std::log(total);
+    EXPECT_NEAR(double{logprobs[t]}, expected, 1e-5) << t;
+    EXPECT_EQ(logprobs[t] == 0.0F, target < 0) << t;
+  }
+}
+
+TEST_F(EvaluateTest, LogProbabilitiesOfAllWindowsAddUpToTheLoss) {
+  const Data data = open({"short.txt"});
+  double sum = 0.0;
+  for (int64_t window = 0; window < data.valid.windows(0); window += 3) {
+    for (const float logprob : target_logprobs(*model_, data.valid.batch(0, window, 3))) sum -= double{logprob};
+  }
+  EXPECT_NEAR(sum / 149.0, evaluate(*model_, data.valid, 4, {}).loss, 1e-6);
+}
+
+TEST_F(EvaluateTest, AProbabilityThatIsNotANumberIsAnErrorThatNamesItsToken) {
+  const Tensor& weight = model_->parameters().find("embed.weight")->value();
+  const Tensor row = weight.slice(9, 10);
+  row.device().run(Fill{.out = row, .value = std::numeric_limits<double>::quiet_NaN()});
+  const Error error = test::error_of([&] { target_logprobs(*model_, two_sequences()); });
+  EXPECT_EQ(error.code(), ExitCode::numerical);
+  EXPECT_THAT(error.what(), ::testing::HasSubstr("the target [1, "));
+}
+
+TEST_F(EvaluateTest, OneTokenHasNothingToPredict) {
+  EXPECT_EQ(test::error_of([] { batch_of({5}); }).code(), ExitCode::internal);
 }
 
 TEST_F(EvaluateTest, SeveralSetsAreReportedApartAndAveragedByTargets) {

@@ -126,6 +126,11 @@ TEST_F(MetricsLines, ASaveThatFailedEndsWithItsProblem) {
   EXPECT_THAT(content(), StartsWith("{\"type\":\"checkpoint\",\"step\":7,\"path\":\"\",\"seconds\":0.0,\"time\":"));
 }
 
+TEST_F(MetricsLines, ASaveNamesTheExportBesideIt) {
+  metrics().write(SaveEvent{.step = 7, .path = "c", .exported = "e"});
+  EXPECT_THAT(keys(), ElementsAre("type", "step", "path", "seconds", "time", "export"));
+}
+
 TEST_F(MetricsLines, ScalesStandInTheOrderOfTheirCodes) {
   metrics().write(PrecisionEvent{.step = 1, .module = "m", .role = "input", .amax = 0.5, .scales = {{126, 1}, {9, 2}, {255, 3}}});
   EXPECT_THAT(content(),

@@ -180,12 +180,29 @@ TEST(RunConfig, CrossFieldErrorsNameTheKey) {
     all.update(more);
     return json{{"data", all}};
   };
+  const auto rope = [](const json& scaling) { return json{{"model", {{"rope_scaling", scaling}}}}; };
   const std::pair<json, const char*> cases[] = {
       {{{"model", {{"hidden_size", 100}}}}, "model.hidden_size: must be a multiple of num_attention_heads 8"},
       {{{"model", {{"hidden_size", 24}}}}, "model.hidden_size: rotary positions need an even head_dim, got 3"},
       {{{"model", {{"head_dim", 33}}}}, "model.head_dim: rotary positions need an even head_dim, got 33"},
       {{{"model", {{"num_key_value_heads", 3}}}}, "model.num_key_value_heads: must divide num_attention_heads 8, got 3"},
       {{{"model", {{"norm_bias", true}}}}, "model.norm_bias: RMSNorm has no bias"},
+      {{{"model", {{"position", "learned"}, {"rope_scaling", {{"type", "yarn"}}}}}}, "model.rope_scaling: needs model.position rope"},
+      {{{"model", {{"rope_theta", 1}, {"rope_scaling", {{"type", "yarn"}}}}}},
+       "model.rope_theta: must be above 1 for model.rope_scaling.type"},
+      {rope({{"type", "llama3"}, {"beta_fast", 3}}), "model.rope_scaling.beta_fast: is of model.rope_scaling.type yarn, which is llama3"},
+      {rope({{"type", "yarn"}, {"high_freq_factor", 3}}), "model.rope_scaling.high_freq_factor: is of model.rope_scaling.type llama3"},
+      {rope({{"low_freq_factor", 4}}), "model.rope_scaling.high_freq_factor: must be above low_freq_factor 4, got 4"},
+      {rope({{"type", "yarn"}, {"beta_slow", 32}}), "model.rope_scaling.beta_fast: must be above beta_slow 32, got 32"},
+      {rope({{"type", "yarn"}, {"mscale", 1}}), "model.rope_scaling.mscale: needs mscale and mscale_all_dim together"},
+      {rope({{"type", "yarn"}, {"mscale", 1}, {"mscale_all_dim", 1}, {"attention_factor", 1}}),
+       "model.rope_scaling.mscale: does nothing beside attention_factor"},
+      {{{"model", {{"sliding_layers", {0}}}}}, "model.sliding_layers: needs model.sliding_window"},
+      {{{"model", {{"sliding_window", 4}, {"sliding_layers", {8}}}}}, "model.sliding_layers: there is no layer 8, model.num_layers is 8"},
+      {{{"model", {{"sliding_window", 4}, {"sliding_layers", {1, 1}}}}}, "model.sliding_layers: names layer 1 twice"},
+      {{{"model", {{"swiglu_limit", 7}}}}, "model.swiglu_limit: needs model.activation swiglu_clamped"},
+      {{{"model", {{"activation", "gelu_erf"}, {"moe", json::object()}}}}, "model.activation: experts need swiglu or swiglu_clamped"},
+      {{{"model", {{"mlp_bias", true}, {"moe", json::object()}}}}, "model.mlp_bias: is of dense models"},
       {{{"model", {{"vocab_size", 255}}}}, "model.vocab_size: the byte tokenizer has 256 ids, got 255"},
       {{{"training", {{"seq_len", 2048}}}}, "training.seq_len: must be at most model.max_position_embeddings 1024"},
       {{{"training", {{"device", "cuda"}}}}, "training.device: there is no backend for CUDA yet"},
@@ -260,6 +277,8 @@ TEST(RunConfig, MissingInputsAreNamedWithWhatIsThere) {
   EXPECT_EQ(error.code(), ExitCode::usage);
   EXPECT_THAT(error.what(), HasSubstr("3 errors"));
   EXPECT_THAT(error.what(), HasSubstr("gone-*.txt\" matches no file"));
+  EXPECT_THAT(error.what(), HasSubstr("name yours with --set data.train.1.path=FILE"));
+  EXPECT_THAT(error.what(), HasSubstr("name yours with --set data.valid.0.path=FILE"));
   EXPECT_THAT(error.what(), HasSubstr("there.txt"));
   EXPECT_THAT(error.what(), HasSubstr("c.json:2:40)"));
   EXPECT_THAT(error.what(), HasSubstr("checkpoint.init_from: no such checkpoint"));

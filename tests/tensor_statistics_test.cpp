@@ -11,6 +11,17 @@ namespace {
 using ::testing::Each;
 using ::testing::IsEmpty;
 
+int64_t blocks(const PrecisionEvent& event) {
+  int64_t sum = 0;
+  for (const auto& [code, count] : event.scales) sum += count;
+  return sum;
+}
+
+struct StatisticsLayout {
+  int data, tensor;
+  bool sequence;
+};
+
 class TensorStatistics : public test::TrainingTest {
  protected:
   // Of the first step. 32 tokens: no block of tokens is short.
@@ -37,37 +48,43 @@ class TensorStatistics : public test::TrainingTest {
                 Each(IsEmpty()));
     return read_run_metrics(run_folder(name)).precision;
   }
-};
 
-int64_t blocks(const PrecisionEvent& event) {
-  int64_t sum = 0;
-  for (const auto& [code, count] : event.scales) sum += count;
-  return sum;
-}
+  // Of each recipe, on one rank and on all layouts.
+  void expect_every_block_once(const std::vector<std::vector<std::string>>& recipes, const std::vector<StatisticsLayout>& layouts) const {
+    for (const std::vector<std::string>& recipe : recipes) {
+      const std::vector<PrecisionEvent> alone = measured(1, 1, false, recipe);
+      ASSERT_FALSE(alone.empty());
+      for (const auto& [data, tensor, sequence] : layouts) {
+        const std::vector<PrecisionEvent> together = measured(data, tensor, sequence, recipe);
+        ASSERT_EQ(together.size(), alone.size());
+        for (size_t i = 0; i < alone.size(); ++i) {
+          const std::string what =
+              text(recipe.front(), " tp", tensor, " dp", data, sequence ? " sp " : " ", alone[i].module, ' ', alone[i].role);
+          EXPECT_EQ(together[i].module, alone[i].module);
+          EXPECT_EQ(together[i].role, alone[i].role);
+          EXPECT_EQ(blocks(together[i]), blocks(alone[i])) << what;
+          EXPECT_NEAR(*together[i].sqnr_db, *alone[i].sqnr_db, 0.2) << what;
+          EXPECT_TRUE(alone[i].role != "weight" || together[i].scales == alone[i].scales) << what;
+        }
+      }
+    }
+  }
+};
 
 // The last recipe gathers values, which all ranks then quantise, because wgrad reads them beside the codes.
 TEST_F(TensorStatistics, CountEveryBlockOnce) {
   const std::string forward = R"(precision.recipes={"forward":{"base":"mxfp8","gemms":["fprop","dgrad"]}})";
-  for (const std::vector<std::string>& recipe : {std::vector<std::string>{"precision.recipe=mxfp8"},
-                                                 {"precision.recipe=mxfp8", "precision.fp8_output_proj=true", "model.pad_vocab_to=128"},
-                                                 {"precision.recipe=forward", forward}}) {
-    const std::vector<PrecisionEvent> alone = measured(1, 1, false, recipe);
-    ASSERT_FALSE(alone.empty());
-    for (const auto& [data, tensor, sequence] :
-         {std::tuple{1, 2, false}, {1, 2, true}, {1, 4, false}, {1, 4, true}, {2, 2, false}, {2, 2, true}}) {
-      const std::vector<PrecisionEvent> together = measured(data, tensor, sequence, recipe);
-      ASSERT_EQ(together.size(), alone.size());
-      for (size_t i = 0; i < alone.size(); ++i) {
-        const std::string what =
-            text(recipe.front(), " tp", tensor, " dp", data, sequence ? " sp " : " ", alone[i].module, ' ', alone[i].role);
-        EXPECT_EQ(together[i].module, alone[i].module);
-        EXPECT_EQ(together[i].role, alone[i].role);
-        EXPECT_EQ(blocks(together[i]), blocks(alone[i])) << what;
-        EXPECT_NEAR(*together[i].sqnr_db, *alone[i].sqnr_db, 0.2) << what;
-        EXPECT_TRUE(alone[i].role != "weight" || together[i].scales == alone[i].scales) << what;
-      }
-    }
-  }
+  expect_every_block_once({{"precision.recipe=mxfp8"},
+                           {"precision.recipe=mxfp8", "precision.fp8_output_proj=true", "model.pad_vocab_to=128"},
+                           {"precision.recipe=forward", forward}},
+                          {{1, 2, false}, {1, 2, true}, {1, 4, false}, {1, 4, true}, {2, 2, false}, {2, 2, true}});
+}
+
+// Tensor ranks hold a router and what it reads alike.
+TEST_F(TensorStatistics, CountARouterOnce) {
+  const std::string rule = R"(precision.rules=[{"match":"layers.*.moe.router","recipe":"mxfp8"}])";
+  expect_every_block_once({{rule, "model.moe.num_experts=32", "model.moe.num_experts_per_tok=2", "model.moe.intermediate_size=128"}},
+                          {{1, 2, false}, {1, 4, true}, {2, 2, true}});
 }
 
 TEST(NonfiniteText, NamesRowAndColumnOfTheWhole) {

@@ -5,6 +5,7 @@
 
 #include <limits>
 
+#include "mantissa/base/bytes_text.h"
 #include "mantissa/base/hash.h"
 #include "mantissa/base/integers.h"
 
@@ -59,6 +60,18 @@ TEST(Hash, OfAStreamIsThatOfItsPartsTogetherAndTheNextOneStartsAnew) {
   for (const std::string part : {"a", "", "bc"}) stream.update(std::as_bytes(std::span(part)));
   EXPECT_EQ(stream.finish(), xxh64("abc"));
   EXPECT_EQ(stream.finish(), xxh64(""));
+}
+
+TEST(BytesText, IsInTheLargestUnitOfWhichThereIsOne) {
+  EXPECT_EQ(bytes_text(0), "0 B");
+  EXPECT_EQ(bytes_text(1023), "1023 B");
+  EXPECT_EQ(bytes_text(1024), "1.0 KiB");
+  EXPECT_EQ(bytes_text((int64_t{1} << 20) - 1), "1024.0 KiB");
+  EXPECT_EQ(bytes_text(int64_t{3} << 19), "1.5 MiB");
+  EXPECT_EQ(bytes_text(int64_t{9} << 29), "4.5 GiB");
+  EXPECT_EQ(bytes_text(int64_t{1} << 40), "1.0 TiB");
+  EXPECT_EQ(bytes_text(int64_t{1000} << 50), "1000.0 PiB");
+  EXPECT_EQ(bytes_text(std::numeric_limits<int64_t>::max()), "8.0 EiB");
 }
 
 TEST(Integers, AreDividedAndRoundedUpWithoutOverflow) {

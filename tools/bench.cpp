@@ -45,8 +45,7 @@ Batch random_batch(int64_t sequences, int64_t length, int64_t vocab, uint64_t se
 
 RunConfig configuration(const ConfigSources& sources, const Launch& launch) {
   RunConfig config = load_run_config(sources, Inputs::unchecked, launch.world).config;
-  require(config.model.vocab_size.has_value(), ExitCode::usage,
-          "model.vocab_size: is not set, and no data is read here; add --set model.vocab_size=N");
+  set_vocabulary(config);
   share_cores(launch);
   return config;
 }

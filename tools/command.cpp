@@ -3,6 +3,7 @@
 
 #include "mantissa/base/parallel.h"
 #include "mantissa/comm/launch.h"
+#include "mantissa/data/open_data.h"
 #include "mantissa/train/config.h"
 
 namespace mantissa::tools {
@@ -27,6 +28,18 @@ int64_t ranks_of(const std::optional<int64_t>& world) {
   return world.value_or(0);
 }
 
+std::string layout_text(const ParallelConfig& parallel) {
+  std::string out = count_text(parallel.world(), "rank");
+  if (parallel.world() > 1) out += text(": data ", parallel.data);
+  if (parallel.tensor > 1) out += text(" x tensor ", parallel.tensor);
+  if (parallel.expert > 1) out += text(", experts over ", parallel.expert, " data ranks");
+  return out;
+}
+
+void set_vocabulary(RunConfig& config) {
+  if (!config.model.vocab_size) config.model.vocab_size = make_tokenizer(config.data)->size();
+}
+
 Option threads_option(int& threads) {
   return {.name = "--threads", .target = &threads, .description = "CPU threads; 0: the cores this process may use"};
 }
@@ -34,6 +47,18 @@ Option threads_option(int& threads) {
 void use_threads(int threads) {
   require(threads >= 0 && threads <= kMostThreads, ExitCode::usage, "--threads: must be 0 to ", kMostThreads, ", got ", threads);
   set_num_threads(threads);
+}
+
+Option dtype_option(std::optional<std::string>& dtype) {
+  return {.name = "--dtype",
+          .target = &dtype,
+          .description = "compute type of what is not quantised and of no recipe that names its own; default: as saved",
+          .choices = {"bf16", "fp32"}};
+}
+
+std::optional<Dtype> dtype_of(const std::optional<std::string>& dtype) {
+  if (!dtype) return std::nullopt;
+  return *dtype == "fp32" ? Dtype::f32 : Dtype::bf16;
 }
 
 }  // namespace mantissa::tools

@@ -21,8 +21,14 @@
 
 #include "mantissa/base/config.h"
 #include "mantissa/base/error.h"
+#include "mantissa/tensor/tensor.h"
 
-namespace mantissa::tools {
+namespace mantissa {
+
+struct ParallelConfig;
+struct RunConfig;
+
+namespace tools {
 
 // Where a parsed value goes; it keeps the default that stands there. bool is a flag. A vector takes every occurrence, one value each; as a
 // positional it takes all that follow. The pointer must stay valid until run() returns: point into an object that run() owns.
@@ -55,14 +61,26 @@ std::vector<Option> config_options(ConfigSources& sources);
 Option world_option(std::optional<int64_t>& world);
 int64_t ranks_of(const std::optional<int64_t>& world);
 
+// "1 rank"; "8 ranks: data 4 x tensor 2, experts over 2 data ranks". After load_run_config().
+std::string layout_text(const ParallelConfig& parallel);
+
+// Where model.vocab_size is null: that of the tokenizer, for which `char` reads the training text. After load_run_config().
+void set_vocabulary(RunConfig& config);
+
 // --threads, for commands that read no run configuration. use_threads() throws Error(usage) for a number that is none.
 Option threads_option(int& threads);
 void use_threads(int threads);
+
+// --dtype, for commands that compute with a saved model; dtype_of() is what load_model() takes.
+Option dtype_option(std::optional<std::string>& dtype);
+std::optional<Dtype> dtype_of(const std::optional<std::string>& dtype);
 
 Command train_command();
 Command eval_command();
 Command generate_command();
 Command tokenize_command();
+Command import_command();
+Command export_command();
 Command inspect_command();
 Command verify_command();
 Command bench_command();
@@ -73,4 +91,5 @@ Command report_command();
 Command config_command();
 Command launch_command(std::vector<std::string> subcommands);  // those that it runs by this binary
 
-}  // namespace mantissa::tools
+}  // namespace tools
+}  // namespace mantissa

@@ -1,21 +1,28 @@
+#include <array>
+#include <charconv>
 #include <cmath>
 #include <iostream>
+#include <limits>
 #include <memory>
 #include <numbers>
+#include <utility>
 
 #include "command.h"
 #include "mantissa/base/log.h"
+#include "mantissa/base/pending_file.h"
 #include "mantissa/base/printable.h"
 #include "mantissa/train/checkpoint.h"
 #include "mantissa/train/evaluate.h"
 #include "rank_session.h"
+#include "token_ids.h"
 
 namespace mantissa::tools {
 namespace {
 
 struct EvalArguments {
   std::string checkpoint;
-  std::optional<std::string> data;
+  std::optional<std::string> data, logprobs, dtype;
+  std::vector<std::string> prompt_ids;
   std::optional<int64_t> iters, micro_batch_size;
   int threads = 0;
   int64_t tensor = 1;
@@ -43,11 +50,95 @@ void print_loss(const std::string& name, double loss, int64_t targets, bool byte
   std::cout << " | " << targets << " targets\n";
 }
 
+// The sequences of a batch as lines of JSON: its tokens up to the last one that is a target, and their log-probabilities, null where a
+// token is none. Digits give back the same fp32.
+void append_lines(PendingFile& file, const Batch& batch, const std::vector<float>& logprobs) {
+  for (int64_t row = 0; row < batch.sequences; ++row) {
+    const auto begin = static_cast<size_t>(row * batch.length);
+    size_t end = begin + static_cast<size_t>(batch.length);
+    while (end > begin && batch.targets[end - 1] == kNoTarget) --end;
+    if (end == begin) continue;
+    std::string tokens = std::to_string(batch.tokens[begin]), values = "null";
+    for (size_t i = begin; i < end; ++i) {
+      std::array<char, 32> digits{};
+      char* const stop = std::to_chars(digits.data(), digits.data() + digits.size(), logprobs[i]).ptr;
+      const bool is_target = batch.targets[i] != kNoTarget;
+      tokens += ',' + std::to_string(is_target ? batch.targets[i] : batch.tokens[i + 1]);
+      values += ',' + (is_target ? std::string(digits.data(), stop) : "null");
+    }
+    const std::string line = R"({"tokens":[)" + tokens + R"(],"logprobs":[)" + values + "]}\n";
+    file.append(std::as_bytes(std::span(line)));
+  }
+}
+
+void score(Gpt& model, const Batch& batch, PendingFile* file, SetLoss& sum) {
+  const std::vector<float> logprobs = target_logprobs(model, batch);
+  for (const float logprob : logprobs) sum.loss -= double{logprob};
+  sum.targets += batch.target_count;
+  if (file != nullptr) append_lines(*file, batch, logprobs);
+}
+
+std::vector<Batch> prompts(const EvalArguments& arguments, const ModelConfig& model) {
+  std::vector<Batch> batches;
+  for (const std::string& ids : arguments.prompt_ids) {
+    const std::vector<int32_t> sequence = parse_token_ids("--prompt-ids", ids, *model.vocab_size);
+    require(sequence.size() >= 2, ExitCode::usage, "--prompt-ids: one token has nothing to predict; give at least two");
+    require(std::cmp_less_equal(sequence.size(), model.max_position_embeddings + 1), ExitCode::usage, "--prompt-ids: ", sequence.size(),
+            " tokens, the model has ", model.max_position_embeddings, " positions");
+    batches.push_back(batch_of(sequence));
+  }
+  return batches;
+}
+
+// What evaluate() gives, summed over the probabilities of single tokens, which go to `file`, if there is one.
+Evaluation score_data(Gpt& model, const ValidationData& data, int64_t rows, std::optional<int64_t> iters, PendingFile* file) {
+  require_targets(data, rows, iters);
+  Evaluation result;
+  for (int set = 0; set < data.sets(); ++set) {
+    SetLoss sum{.name = data.name(set)};
+    int64_t left = iters.value_or(std::numeric_limits<int64_t>::max());
+    for (int64_t first = 0; first < data.windows(set) && left > 0; first += rows, --left)
+      score(model, data.batch(set, first, rows), file, sum);
+    result.sets.push_back(std::move(sum));
+  }
+  return result;
+}
+
+Evaluation with_means(Evaluation sums) {
+  for (SetLoss& set : sums.sets) {
+    sums.loss += set.loss;
+    sums.targets += set.targets;
+    if (set.targets > 0) set.loss /= static_cast<double>(set.targets);
+  }
+  sums.loss /= static_cast<double>(sums.targets);
+  return sums;
+}
+
+// By --prompt-ids or --logprobs. All ranks compute the same; the first one writes.
+Evaluation score_all(const TensorRanks& ranks, const EvalArguments& arguments, const LoadedModel& loaded, int64_t rows) {
+  std::optional<PendingFile> file;
+  if (arguments.logprobs && ranks.group.rank() == 0) file.emplace(*arguments.logprobs);
+  PendingFile* const out = file ? &*file : nullptr;
+  Evaluation sums;
+  if (arguments.prompt_ids.empty()) {
+    sums = score_data(*loaded.model, validation_data(arguments, loaded).valid, rows, arguments.iters, out);
+  } else {
+    SetLoss& sum = sums.sets.emplace_back();
+    for (const Batch& batch : prompts(arguments, loaded.config.model)) score(*loaded.model, batch, out, sum);
+  }
+  if (file) {
+    file->sync();
+    file->publish();
+  }
+  return with_means(std::move(sums));
+}
+
 void evaluate_on(const TensorRanks& ranks, const EvalArguments& arguments) {
-  const LoadedModel loaded = load_model(arguments.checkpoint, ranks);
-  const Data data = validation_data(arguments, loaded);
+  const LoadedModel loaded = load_model(arguments.checkpoint, ranks, dtype_of(arguments.dtype));
   const int64_t rows = arguments.micro_batch_size.value_or(loaded.config.training.micro_batch_size);
-  const Evaluation result = evaluate(*loaded.model, data.valid, rows, arguments.iters);
+  const bool tokens = arguments.logprobs || !arguments.prompt_ids.empty();
+  const Evaluation result = tokens ? score_all(ranks, arguments, loaded, rows)
+                                   : evaluate(*loaded.model, validation_data(arguments, loaded).valid, rows, arguments.iters);
   const bool bytes = loaded.tokenizer && loaded.tokenizer->kind() == TokenizerKind::byte;
   if (ranks.group.rank() == 0) {
     std::cout.precision(6);
@@ -65,6 +156,9 @@ ExitCode run_eval(const EvalArguments& arguments) {
   require(!arguments.micro_batch_size || micro_batch_size > 0, ExitCode::usage, "--micro-batch-size: must be positive, got ",
           micro_batch_size);
   require(!arguments.iters || *arguments.iters > 0, ExitCode::usage, "--iters: must be positive, got ", arguments.iters.value_or(0));
+  require(arguments.prompt_ids.empty() || (!arguments.data && !arguments.iters), ExitCode::usage,
+          "--prompt-ids stands for the data: --data and --iters do not go with it");
+  if (arguments.logprobs) require_output_file(*arguments.logprobs);
   use_threads(arguments.threads);
   on_tensor_ranks(arguments.tensor, arguments.checkpoint, [&](const TensorRanks& ranks) { evaluate_on(ranks, arguments); });
   return ExitCode::ok;
@@ -88,6 +182,14 @@ Command eval_command() {
                       {.name = "--micro-batch-size",
                        .target = &arguments->micro_batch_size,
                        .description = "sequences at a time; default: as in training"},
+                      {.name = "--prompt-ids",
+                       .target = &arguments->prompt_ids,
+                       .description = "token ids to evaluate instead, as in 1,2,3; repeatable, a sequence each"},
+                      {.name = "--logprobs",
+                       .target = &arguments->logprobs,
+                       .description = "file for the natural log-probability of each token: per sequence (or window of training.seq_len "
+                                      "tokens) a line {\"tokens\": [ids], \"logprobs\": [null, ...]}"},
+                      dtype_option(arguments->dtype),
                       threads_option(arguments->threads),
                       tensor_option(arguments->tensor)},
           .run = [arguments] { return run_eval(*arguments); },

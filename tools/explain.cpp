@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "command.h"
+#include "mantissa/base/bytes_text.h"
 #include "mantissa/base/printable.h"
-#include "mantissa/data/open_data.h"
 #include "mantissa/train/checkpoint.h"
 #include "mantissa/train/cost.h"
 #include "mantissa/train/estimate.h"
@@ -46,7 +46,7 @@ Explanation explanation(const ExplainArguments& arguments) {
   for (const auto& [name, rate] : {std::pair{"--flops", arguments.rates.flops}, {"--link", arguments.rates.link}}) {
     require(!rate || (*rate > 0 && *rate <= 1e30), ExitCode::usage, name, ": must be positive, got ", rate.value_or(0));
   }
-  if (!config.model.vocab_size) config.model.vocab_size = make_tokenizer(config.data)->size();
+  set_vocabulary(config);
   PrecisionPlan plan = resolve_plan(config);
   Explanation out{.config = config,
                   .plan = plan,
@@ -58,6 +58,12 @@ Explanation explanation(const ExplainArguments& arguments) {
                   .time = step_time(config, plan, arguments.rates)};
   return out;
 }
+
+// Numbers of bytes: to be read, or all digits.
+struct Amount {
+  PlanTable form;
+  std::string operator()(int64_t bytes) const { return form == PlanTable::wide ? text(bytes, " B") : bytes_text(bytes); }
+};
 
 const char* split_name(Split split) { return split == Split::none ? "none" : split == Split::rows ? "rows" : "columns"; }
 
@@ -98,9 +104,10 @@ void print_json(const Explanation& of) {
   all["device"] = device;
   all["quantised_gemms"] = quantises_operands(plan) ? nlohmann::json(kEmulated) : nlohmann::json();
   all["layout"] = {{"tensor", config.parallel.tensor}, {"data", config.parallel.data}, {"expert", config.parallel.expert}};
-  all["memory"] = {{"masters", memory.masters},     {"weights", memory.values},          {"gradients", memory.gradients},
-                   {"optimizer", memory.optimizer}, {"activations", memory.activations}, {"workspace", memory.workspace},
-                   {"exchange", memory.exchange}};
+  all["memory"] = {{"masters", memory.masters},         {"weights", memory.values},
+                   {"gradients", memory.gradients},     {"optimizer", memory.optimizer},
+                   {"activations", memory.activations}, {"workspace", memory.workspace},
+                   {"exchange", memory.exchange},       {"total", memory.total()}};
   all["bytes_per_step"] = json_of(bytes);
   all["gather"] = {{"bytes_per_code", gather.codes}, {"bytes_per_value", gather.values}};
   all["seconds_per_step"] = json_of(time, rates);
@@ -142,11 +149,18 @@ std::string time_line(const Explanation& of) {
   return line + missing(of.rates, ranks);
 }
 
-std::string bytes_line(const StepBytes& bytes) {
+std::string bytes_line(const StepBytes& bytes, const Amount& amount) {
   const Traffic& sent = bytes.sent;
-  return text("bytes sent a step, all ranks | gradients ", sent.gradients, " B | parameters ", sent.parameters, " B | activations ",
-              sent.activations, " B | control ", sent.control, " B | other ", sent.other, " B | in ", count_text(bytes.buckets, "bucket"),
-              ", ", bytes.busiest, " B of the busiest rank");
+  return text("bytes sent a step, all ranks | gradients ", amount(sent.gradients), " | parameters ", amount(sent.parameters),
+              " | activations ", amount(sent.activations), " | control ", amount(sent.control), " | other ", amount(sent.other), " | in ",
+              count_text(bytes.buckets, "bucket"), ", ", amount(bytes.busiest), " of the busiest rank");
+}
+
+std::string memory_line(const MemoryEstimate& memory, bool together, const Amount& amount) {
+  return text(together ? "memory of a rank | total " : "memory | total ", amount(memory.total()), " | masters ", amount(memory.masters),
+              " | weights beside them ", amount(memory.values), " | gradients ", amount(memory.gradients), " | optimizer ",
+              amount(memory.optimizer), " | activations ", amount(memory.activations), " | workspace ", amount(memory.workspace),
+              together ? text(" | exchange ", amount(memory.exchange)) : "");
 }
 
 std::string gather_line(const GatherBytes& gather) {
@@ -159,25 +173,26 @@ std::string gather_line(const GatherBytes& gather) {
   return line;
 }
 
-std::string tensor_line(const RunConfig& config, const PrecisionPlan& plan) {
+std::string tensor_line(const RunConfig& config, const PrecisionPlan& plan, const Amount& amount) {
   const int64_t ranks = config.parallel.tensor, rows = config.model.padded_vocab_size();
-  return text("parallel.tensor ", ranks, ": a rank holds ", plan.bytes_on_rank(config.parallel.per_weight()),
-              " B of the weights | vocabulary ", *config.model.vocab_size, " in ", rows,
+  return text("parallel.tensor ", ranks, ": a rank holds ", amount(plan.bytes_on_rank(config.parallel.per_weight())),
+              " of the weights | vocabulary ", *config.model.vocab_size, " in ", rows,
               " rows, a multiple of parallel.tensor and model.pad_vocab_to: ", rows / ranks,
               " on each rank | tokens of norms and residuals ", config.parallel.sequence_parallel ? "divided" : "whole on each rank");
 }
 
-std::string expert_line(const RunConfig& config, const PrecisionPlan& plan) {
+std::string expert_line(const RunConfig& config, const PrecisionPlan& plan, const Amount& amount) {
   const int64_t ranks = config.parallel.expert, experts = config.model.moe->num_experts;
   return text("parallel.expert ", ranks, ": a rank holds ", experts / ranks, " of the ", experts, " experts of a layer, and ",
-              plan.bytes_on_rank(config.parallel.per_weight()), " B of the weights | rows travel to the ranks of their experts");
+              amount(plan.bytes_on_rank(config.parallel.per_weight())), " of the weights | rows travel to the ranks of their experts");
 }
 
 void print_text(const Explanation& of, PlanTable form) {
   const auto& [config, plan, device, memory, bytes, gather, rates, time] = of;
   const bool together = config.parallel.world() > 1;
+  const Amount amount{form};
   const auto print = [&](const std::string& line) { std::cout << (form == PlanTable::wide ? line + '\n' : folded(line, kNarrowColumns)); };
-  print(text("device ", device, " | ranks ", config.parallel.world(), " | precision.dtype ", dtype_name(config.precision.dtype),
+  print(text("device ", device, " | ", layout_text(config.parallel), " | precision.dtype ", dtype_name(config.precision.dtype),
              " | precision.recipe ", printable(config.precision.recipe)));
   if (quantises_operands(plan)) {
     print(text("quantised GEMMs are ", kEmulated,
@@ -188,13 +203,11 @@ void print_text(const Explanation& of, PlanTable form) {
   print(text(plan.parameters(), " parameters",
              plan.active_parameters() < plan.parameters() ? text(", ", plan.active_parameters(), " of them active") : "",
              plan.buffers() > 0 ? text(", and expert biases of ", plan.buffers(), " elements, which are not trained") : "",
-             " | resident weights ", plan.bytes(), " B, ", std::fixed, std::setprecision(3), per_parameter, " B per parameter"));
-  if (config.parallel.tensor > 1) print(tensor_line(config, plan));
-  if (config.parallel.expert > 1) print(expert_line(config, plan));
-  print(text(together ? "memory of a rank | masters " : "memory | masters ", memory.masters, " B | weights beside them ", memory.values,
-             " B | gradients ", memory.gradients, " B | optimizer ", memory.optimizer, " B | activations ", memory.activations,
-             " B | workspace ", memory.workspace, " B", together ? text(" | exchange ", memory.exchange, " B") : ""));
-  if (together) print(bytes_line(bytes));
+             " | resident weights ", amount(plan.bytes()), ", ", std::fixed, std::setprecision(3), per_parameter, " B per parameter"));
+  if (config.parallel.tensor > 1) print(tensor_line(config, plan, amount));
+  if (config.parallel.expert > 1) print(expert_line(config, plan, amount));
+  print(memory_line(memory, together, amount));
+  if (together) print(bytes_line(bytes, amount));
   if (config.parallel.data > 1) print(gather_line(gather));
   if (together || rates.flops || rates.link) print(time_line(of));
   for (const std::string& warning : plan.warnings()) print("warning: " + printable(warning));

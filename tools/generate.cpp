@@ -1,5 +1,6 @@
 #include "mantissa/train/generate.h"
 
+#include <algorithm>
 #include <cmath>
 #include <iostream>
 #include <memory>
@@ -8,13 +9,14 @@
 #include "mantissa/base/log.h"
 #include "mantissa/train/checkpoint.h"
 #include "rank_session.h"
+#include "token_ids.h"
 
 namespace mantissa::tools {
 namespace {
 
 struct GenerateArguments {
   std::string checkpoint;
-  std::string prompt = "\n";
+  std::optional<std::string> prompt, prompt_ids, dtype;
   int threads = 0;
   int64_t tensor = 1;
   SamplingOptions sampling = {.max_new_tokens = 200, .temperature = 0.8, .top_k = 50, .top_p = 1.0, .seed = 1234};
@@ -28,15 +30,22 @@ void check_sampling(const SamplingOptions& sampling) {
   require(sampling.top_p > 0.0 && sampling.top_p <= 1.0, ExitCode::usage, "--top-p: must be in (0, 1], got ", sampling.top_p);
 }
 
+std::vector<int32_t> prompt_of(const GenerateArguments& arguments, const LoadedModel& loaded) {
+  if (arguments.prompt_ids) return parse_token_ids("--prompt-ids", *arguments.prompt_ids, *loaded.config.model.vocab_size);
+  require(loaded.tokenizer.has_value(), ExitCode::usage, loaded.path.string(),
+          " has no tokenizer: it was trained on token files; give --prompt-ids");
+  return loaded.tokenizer->encode(arguments.prompt.value_or("\n"), {.name = "--prompt", .code = ExitCode::usage});
+}
+
 // All ranks draw the same text; the first prints it.
 void generate_on(const TensorRanks& ranks, const GenerateArguments& arguments) {
-  const LoadedModel loaded = load_model(arguments.checkpoint, ranks);
-  require(loaded.tokenizer.has_value(), ExitCode::usage, loaded.path.string(), " has no tokenizer: it was trained on token files");
-  const std::vector<int32_t> prompt = loaded.tokenizer->encode(arguments.prompt, {.name = "--prompt", .code = ExitCode::usage});
-  const bool prints = ranks.group.rank() == 0;
-  if (prints) std::cout << arguments.prompt << std::flush;
+  const LoadedModel loaded = load_model(arguments.checkpoint, ranks, dtype_of(arguments.dtype));
+  const std::vector<int32_t> prompt = prompt_of(arguments, loaded);
+  const bool prints = ranks.group.rank() == 0, ids = arguments.prompt_ids.has_value();
+  if (prints) std::cout << (ids ? joined(prompt, " ") : arguments.prompt.value_or("\n")) << std::flush;
   generate(*loaded.model, prompt, arguments.sampling, [&](int32_t id) {
-    if (prints) std::cout << loaded.tokenizer->decode(std::span(&id, 1)) << std::flush;
+    if (std::ranges::find(loaded.end_tokens, id) != loaded.end_tokens.end()) return false;
+    if (prints) std::cout << (ids ? text(' ', id) : loaded.tokenizer->decode(std::span(&id, 1))) << std::flush;
     return ranks.group.sum(std::cout.good() ? 0 : 1) == 0;
   });
   if (prints) std::cout << '\n';
@@ -45,7 +54,8 @@ void generate_on(const TensorRanks& ranks, const GenerateArguments& arguments) {
 ExitCode run_generate(const GenerateArguments& arguments) {
   open_log({.level = LogLevel::warning, .console = true, .file = {}});
   check_sampling(arguments.sampling);
-  require(!arguments.prompt.empty(), ExitCode::usage, "--prompt: must not be empty");
+  require(!arguments.prompt || !arguments.prompt_ids, ExitCode::usage, "--prompt and --prompt-ids exclude each other");
+  require(!arguments.prompt || !arguments.prompt->empty(), ExitCode::usage, "--prompt: must not be empty");
   use_threads(arguments.threads);
   on_tensor_ranks(arguments.tensor, arguments.checkpoint, [&](const TensorRanks& ranks) { generate_on(ranks, arguments); });
   return ExitCode::ok;
@@ -63,8 +73,14 @@ Command generate_command() {
                        .target = &arguments->checkpoint,
                        .description = "a checkpoint, or a run folder: the one that `latest` names, else its newest valid one",
                        .required = true},
-                      {.name = "--prompt", .target = &arguments->prompt, .description = "text to continue; default: a line end"},
-                      {.name = "--max-new-tokens", .target = &sampling.max_new_tokens, .description = "tokens to write"},
+                      {.name = "--prompt", .target = &arguments->prompt, .description = "text to continue; default: \\n, a line end"},
+                      {.name = "--prompt-ids",
+                       .target = &arguments->prompt_ids,
+                       .description = "token ids to continue, as in 1,2,3: all ids are printed, no text"},
+                      dtype_option(arguments->dtype),
+                      {.name = "--max-new-tokens",
+                       .target = &sampling.max_new_tokens,
+                       .description = "tokens to write; an imported model ends at the end tokens of its generation_config.json"},
                       {.name = "--temperature", .target = &sampling.temperature, .description = "0: always the likeliest token"},
                       {.name = "--top-k", .target = &sampling.top_k, .description = "draw from the k likeliest tokens; 0: from all"},
                       {.name = "--top-p", .target = &sampling.top_p, .description = "draw from the likeliest tokens that together reach p"},

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "command.h"
+#include "mantissa/base/bytes_text.h"
 #include "mantissa/base/printable.h"
 #include "mantissa/data/dataset.h"
 #include "mantissa/data/fingerprint.h"
@@ -14,6 +15,7 @@
 #include "mantissa/io/checkpoint_search.h"
 #include "mantissa/train/events.h"
 #include "mantissa/train/precision_setup.h"
+#include "mantissa/train/weights.h"
 
 namespace mantissa::tools {
 namespace {
@@ -120,6 +122,17 @@ void show_line(const std::string& name, const std::string& what) {
   std::cout << "  " << std::left << std::setw(44) << printable(name) << ' ' << printable(what) << '\n';
 }
 
+ExitCode show_folder_difference(const std::string& first, const std::string& second) {
+  SafetensorsFolder a{std::filesystem::path(first)}, b{std::filesystem::path(second)};
+  const auto differences = diff_folders(a, b);
+  if (differences.empty())
+    std::cout << "all " << a.entries().size() << " tensors are equal\n";
+  else
+    std::cout << count_text(differences.size(), "tensor") << (differences.size() == 1 ? " differs\n" : " differ\n");
+  for (const TensorDifference& difference : differences) show_line(difference.name, difference.what);
+  return differences.empty() ? ExitCode::ok : ExitCode::difference;
+}
+
 ExitCode show_difference(const std::string& first, const std::string& second) {
   CheckpointReader a = open_checkpoint(first), b = open_checkpoint(second);
   const auto differences = diff_checkpoints(a, b);
@@ -138,7 +151,10 @@ ExitCode show_difference(const std::string& first, const std::string& second) {
 ExitCode inspect(const Arguments& arguments) {
   if (arguments.diff) {
     require(arguments.paths.size() == 2, ExitCode::usage, "inspect --diff: needs two checkpoints, got ", arguments.paths.size());
-    return show_difference(arguments.paths[0], arguments.paths[1]);
+    const bool folder = is_family_folder(arguments.paths[0]), other = is_family_folder(arguments.paths[1]);
+    require(folder == other, ExitCode::usage, "inspect --diff: an export is compared with a checkpoint by verify --against");
+    return folder ? show_folder_difference(arguments.paths[0], arguments.paths[1])
+                  : show_difference(arguments.paths[0], arguments.paths[1]);
   }
   for (const std::string& path : arguments.paths) show(path, arguments);
   return ExitCode::ok;
@@ -161,7 +177,8 @@ Command inspect_command() {
                   {.name = "--diff",
                    .target = &arguments->diff,
                    .description =
-                       "name the tensors, and the weights and experts by their codes, that differ between two checkpoints (exit code 1)"},
+                       "name the tensors, and the weights and experts by their codes, that differ between two checkpoints, or the tensors "
+                       "of two exports (exit code 1)"},
                   {.name = "--format", .target = &arguments->format, .description = "of data files", .choices = choice_names<DataFormat>()},
                   {.name = "--dtype",
                    .target = &arguments->dtype,

@@ -7,6 +7,7 @@
 
 #include "command.h"
 #include "console.h"
+#include "mantissa/base/bytes_text.h"
 #include "mantissa/base/log.h"
 #include "mantissa/base/printable.h"
 #include "mantissa/train/precision_setup.h"
@@ -43,17 +44,21 @@ std::string counted(double value) {
   return out.str();
 }
 
-std::string start_line(const StartEvent& event) {
-  std::string line = text("run ", printable(event.folder), " | ", counted(static_cast<double>(event.parameters)), " parameters | ",
-                          event.training_tokens, " training tokens | ", event.precision, " | ", event.device, ", ",
-                          count_text(event.threads, "thread"), " | ", count_text(event.steps, "step"));
+std::string start_line(const StartEvent& event, const ParallelConfig& parallel) {
+  std::string line =
+      text("run ", printable(event.folder), " | ", parallel.world() > 1 ? layout_text(parallel) + " | " : "",
+           counted(static_cast<double>(event.parameters)), " parameters | ", event.training_tokens, " training tokens | ", event.precision,
+           " | ", event.device, ", ", count_text(event.threads, "thread"), " | ", count_text(event.steps, "step"));
   if (!event.resumed.empty()) line += text(" | continues at ", event.step, " from ", printable(event.resumed));
   return line;
 }
 
 std::string save_line(const SaveEvent& event) {
-  if (!event.problem.empty()) return text("save  ", event.step, " | FAILED: ", printable(event.problem));
-  return text("save  ", event.step, " | ", printable(event.path), " | ", duration_text(event.seconds));
+  const std::string saved = event.path.empty() ? "" : text(" | ", printable(event.path));
+  if (!event.problem.empty())
+    return text("save  ", event.step, saved, event.path.empty() ? " | FAILED: " : " | export FAILED: ", printable(event.problem));
+  return text("save  ", event.step, saved, event.exported.empty() ? "" : text(" | ", printable(event.exported)), " | ",
+              duration_text(event.seconds));
 }
 
 void print_summary(Console& console, const TrainSummary& summary) {
@@ -73,15 +78,15 @@ void print_summary(Console& console, const TrainSummary& summary) {
   log_info(line);
 }
 
-TrainEvents events_for(Console& console, LogLevel level) {
+TrainEvents events_for(Console& console, LogLevel level, const ParallelConfig& parallel) {
   const auto show = [&console](const std::string& line, Console::Tone tone = Console::Tone::normal) {
     console.line(line, tone);
     log_info(line);
   };
   TrainEvents events;
-  events.started = [show, level](const StartEvent& event) {
+  events.started = [show, level, parallel](const StartEvent& event) {
     open_log({.level = level, .console = true, .console_level = LogLevel::warning, .file = event.folder + "/log.txt"});
-    show(start_line(event));
+    show(start_line(event, parallel));
   };
   events.step = [&console](const StepEvent& event) {
     console.line(step_line(event), event.skipped ? Console::Tone::alarm : Console::Tone::normal);
@@ -98,24 +103,27 @@ TrainEvents events_for(Console& console, LogLevel level) {
 
 void print_preview(const RunPreview& preview) {
   const TrainingConfig& training = preview.config.training;
-  const int64_t ranks = preview.config.parallel.world();
+  const ParallelConfig& parallel = preview.config.parallel;
+  const bool together = parallel.world() > 1;
   const MemoryEstimate& memory = preview.memory;
   const double step_flops = preview.flops_per_token * static_cast<double>(training.tokens_per_step());
   std::cout << "model    " << counted(static_cast<double>(preview.precision.parameters())) << " parameters, vocabulary "
             << *preview.config.model.vocab_size << '\n'
             << "data     " << preview.training_tokens << " training tokens, " << preview.validation_windows << " validation windows\n"
-            << "step     " << (ranks > 1 ? text(ranks, " ranks x ") : "") << *training.grad_accum << " x " << training.micro_batch_size
-            << " sequences of " << training.seq_len << " = " << training.tokens_per_step() << " tokens; "
+            << (together ? text("layout   ", layout_text(parallel), '\n') : "") << "step     "
+            << (parallel.data > 1 ? text(parallel.data, " data ranks x ") : "") << *training.grad_accum << " x "
+            << training.micro_batch_size << " sequences of " << training.seq_len << " = " << training.tokens_per_step() << " tokens; "
             << count_text(training.steps, "step") << "\n"
             << "compute  " << preview.flops_per_token << " FLOP per token, " << step_flops << " per step, "
             << step_flops * static_cast<double>(training.steps) << " in all\n"
-            << "memory   " << bytes_text(memory.total()) << " of tensors" << (ranks > 1 ? " on each rank" : "") << '\n'
+            << "memory   " << bytes_text(memory.total()) << " of tensors" << (together ? " on each rank" : "") << '\n'
             << "  master weights  " << bytes_text(memory.masters) << '\n'
             << "  weights beside  " << bytes_text(memory.values) << '\n'
             << "  gradients       " << bytes_text(memory.gradients) << '\n'
             << "  optimizer       " << bytes_text(memory.optimizer) << '\n'
             << "  activations     " << bytes_text(memory.activations) << " (recompute " << choice_name(training.recompute) << ")\n"
             << "  workspace       " << bytes_text(memory.workspace) << " (logits or one block's backward pass)\n";
+  if (together) std::cout << "  exchange        " << bytes_text(memory.exchange) << " (gradients from other ranks)\n";
 }
 
 // How many ranks the run has; 0: as many as the config asks for, if nothing else is said before a dry run.
@@ -167,7 +175,7 @@ ExitCode run_training(const TrainArguments& arguments) {
   Console console(launch.rank == 0 ? loaded.config.logging.console : ConsoleMode::off);
   session.watch(loaded.config.parallel);
   TrainSummary summary;
-  TrainEvents events = events_for(console, level);
+  TrainEvents events = events_for(console, level, loaded.config.parallel);
   events.doing = [&session](int64_t step, const char* section) {
     report_step(step);
     session.at(step, section);

@@ -2,14 +2,50 @@
 #include <memory>
 
 #include "command.h"
+#include "mantissa/base/log.h"
 #include "mantissa/base/printable.h"
 #include "mantissa/io/checkpoint_search.h"
 #include "mantissa/train/checkpoint.h"
+#include "mantissa/train/export.h"
 
 namespace mantissa::tools {
 namespace {
 
-ExitCode verify(const std::string& path) {
+struct VerifyArguments {
+  std::string path;
+  std::optional<std::string> against;
+};
+
+ExitCode verify_folder_against(const VerifyArguments& arguments) {
+  FamilyWeights folder(arguments.path);
+  CheckpointReader reader = open_checkpoint(*arguments.against);
+  const SavedModel saved = saved_model(reader);
+  const std::vector<std::string> others = export_model_differences(folder, saved.config.model);
+  if (!others.empty()) {
+    std::cout << printable(arguments.path) << " is of another model than " << printable(reader.directory().string()) << ":\n";
+    for (const std::string& line : others) std::cout << "  " << printable(line) << '\n';
+    return ExitCode::difference;
+  }
+  CheckpointWeights source(reader);
+  ForwardWeights weights(source, saved.plan);
+  const std::optional<std::string> difference = export_difference(folder, weights);
+  if (difference) {
+    std::cout << printable(arguments.path) << ": " << printable(*difference) << " (" << printable(reader.directory().string()) << ")\n";
+    return ExitCode::difference;
+  }
+  std::cout << printable(arguments.path) << ": 0 values differ in " << count_text(folder.tensors().size(), "tensor")
+            << " from what forward multiplies by in " << printable(reader.directory().string()) << '\n';
+  return ExitCode::ok;
+}
+
+ExitCode verify_folder(const VerifyArguments& arguments) {
+  if (arguments.against) return verify_folder_against(arguments);
+  const int64_t tensors = verify_export(arguments.path);
+  std::cout << printable(arguments.path) << ": intact: " << count_text(tensors, "tensor") << " as exported\n";
+  return ExitCode::ok;
+}
+
+ExitCode verify_checkpoint(const std::string& path) {
   CheckpointReader reader = open_checkpoint(path);
   reader.verify();
   const int64_t quantised = verify_codes(reader);
@@ -21,18 +57,28 @@ ExitCode verify(const std::string& path) {
   return ExitCode::ok;
 }
 
+ExitCode verify(const VerifyArguments& arguments) {
+  open_log({.level = LogLevel::warning, .console = true, .file = {}});
+  if (is_family_folder(arguments.path)) return verify_folder(arguments);
+  require(!arguments.against, ExitCode::usage, "--against compares an export with a checkpoint; ", arguments.path, " is no export");
+  return verify_checkpoint(arguments.path);
+}
+
 }  // namespace
 
 Command verify_command() {
-  const auto path = std::make_shared<std::string>();
+  const auto arguments = std::make_shared<VerifyArguments>();
   return {.name = "verify",
-          .summary = "read and hash every byte of a checkpoint, and make its codes again; damage is exit code 4",
-          .example = "mantissa verify runs/quickstart/checkpoints/step-00000500",
-          .options = {{.name = "CHECKPOINT",
-                       .target = path.get(),
-                       .description = "checkpoint folder; of a run or a folder of checkpoints, the one that `latest` names",
-                       .required = true}},
-          .run = [path] { return verify(*path); }};
+          .summary = "read and hash every byte of a checkpoint or an export, and make its codes again; damage is exit code 4",
+          .example = "mantissa verify runs/quickstart/checkpoints/step-00000500\nmantissa verify quickstart-hf --against runs/quickstart",
+          .options = {{.name = "PATH",
+                       .target = &arguments->path,
+                       .description = "checkpoint folder; of a run or a folder of checkpoints, the one that `latest` names; or an export",
+                       .required = true},
+                      {.name = "--against",
+                       .target = &arguments->against,
+                       .description = "of an export: the checkpoint whose forward weights it must hold, bit for bit; else exit code 1"}},
+          .run = [arguments] { return verify(*arguments); }};
 }
 
 }  // namespace mantissa::tools

@@ -22,7 +22,7 @@ std::string listing(const fs::path& folder) {
   }
   if (error) return text("; there is no folder ", folder.string());
   std::sort(names.begin(), names.end());
-  constexpr size_t kShown = 20;
+  constexpr size_t kShown = 5;
   const std::string out =
       text("; ", folder.string(), " holds ", names.empty() ? "nothing" : joined(std::span(names).first(std::min(names.size(), kShown))));
   return names.size() > kShown ? out + text(" and ", names.size() - kShown, " more") : out;
@@ -47,7 +47,7 @@ std::vector<std::string> matches(const std::string& pattern) {
 
 }  // namespace
 
-std::vector<std::string> expand_paths(const std::string& pattern) {
+std::vector<std::string> expand_paths(const std::string& pattern, const std::string& key) {
   require(!pattern.empty(), ExitCode::usage, "data path: is empty");
   if (file_exists(pattern)) return {pattern};
   if (file_exists(pattern + ".bin") && file_exists(pattern + ".idx")) return {pattern + ".bin"};
@@ -61,7 +61,7 @@ std::vector<std::string> expand_paths(const std::string& pattern) {
     paths.push_back(path.ends_with(".idx") && file_exists(bin) ? bin : path);
   }
   require(!paths.empty(), ExitCode::usage, "data path \"", pattern, "\" matches no file", listing(folder_of(pattern)),
-          "; name yours with --set data.path=FILE");
+          key.empty() ? "" : text("; name yours with --set ", key, "=FILE"));
   std::sort(paths.begin(), paths.end());
   paths.erase(std::unique(paths.begin(), paths.end()), paths.end());
   return paths;

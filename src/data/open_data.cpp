@@ -7,13 +7,23 @@
 namespace mantissa {
 namespace {
 
+// A path or glob and its key in the configuration.
+struct Input {
+  std::string pattern, key;
+};
+
+std::vector<Input> inputs_of(const std::vector<WeightedPath>& sets, const char* list) {
+  std::vector<Input> inputs;
+  for (const WeightedPath& set : sets) inputs.push_back({set.path, text(list, '.', inputs.size(), ".path")});
+  return inputs;
+}
+
+Input short_form(const DataConfig& config) { return {*config.path, "data.path"}; }
+
 std::vector<InputFile> input_files(const DataConfig& config) {
-  std::vector<std::string> patterns;
-  if (config.path) patterns.push_back(*config.path);
-  for (const WeightedPath& set : config.train) patterns.push_back(set.path);
   std::vector<InputFile> files;
-  for (const std::string& pattern : patterns) {
-    for (const std::string& path : expand_paths(pattern)) files.emplace_back(path);
+  for (const Input& input : config.path ? std::vector{short_form(config)} : inputs_of(config.train, "data.train")) {
+    for (const std::string& path : expand_paths(input.pattern, input.key)) files.emplace_back(path);
   }
   return files;
 }
@@ -67,9 +77,9 @@ class Opener {
     options_.eod_id = static_cast<int32_t>(*config.eod_id);
   }
 
-  const TokenFiles& open(const std::string& pattern) {
+  const TokenFiles& open(const Input& input) {
     std::vector<TokenFile> files;
-    for (const std::string& path : expand_paths(pattern)) {
+    for (const std::string& path : expand_paths(input.pattern, input.key)) {
       files.emplace_back(path, options_);
       require_same_characters(files.back());
     }
@@ -77,7 +87,7 @@ class Opener {
     const TokenFiles& opened = *data_.files.back();
     const bool bounded = config_.mask_eod_loss || config_.reset_position_ids || config_.document_mask;
     require(!bounded || opened.has_documents(), ExitCode::usage,
-            "data.mask_eod_loss, data.reset_position_ids and data.document_mask need to know where documents end, but ", pattern,
+            "data.mask_eod_loss, data.reset_position_ids and data.document_mask need to know where documents end, but ", input.pattern,
             " does not say; set data.eod_id");
     return opened;
   }
@@ -132,7 +142,9 @@ void add_fingerprints(const TokenFiles& files, const DataOptions& options, std::
 
 std::vector<ValidationSet> validation_sets(const DataConfig& config, Opener& opener) {
   std::vector<ValidationSet> sets;
-  for (const WeightedPath& set : config.valid) sets.push_back({.name = set.path, .tokens = TokenDataset(opener.open(set.path))});
+  for (const Input& input : inputs_of(config.valid, "data.valid")) {
+    sets.push_back({.name = input.pattern, .tokens = TokenDataset(opener.open(input))});
+  }
   return sets;
 }
 
@@ -155,13 +167,14 @@ Data open_data(const DataConfig& config, const DataOptions& options) {
     add_fingerprints(files, options, data.fingerprints.train);
   };
   if (config.path) {
-    const TokenFiles& files = opener.open(*config.path);
+    const TokenFiles& files = opener.open(short_form(config));
     add(files, training_tokens(files.tokens(), config.valid_fraction), 1.0);
     valid = tail(*config.path, files, config.valid_fraction);
   } else {
-    for (const WeightedPath& set : config.train) {
-      const TokenFiles& files = opener.open(set.path);
-      add(files, files.tokens(), set.weight);
+    const std::vector<Input> inputs = inputs_of(config.train, "data.train");
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const TokenFiles& files = opener.open(inputs[i]);
+      add(files, files.tokens(), config.train[i].weight);
     }
     const size_t of_training = data.files.size();
     valid = validation_sets(config, opener);
@@ -176,7 +189,7 @@ Data open_data(const DataConfig& config, const DataOptions& options) {
 Data open_validation_data(const DataConfig& config, const DataOptions& options) {
   Data data = empty_data(config, options);
   Opener opener(config, options, data);
-  auto sets = config.path ? tail(*config.path, opener.open(*config.path), config.valid_fraction) : validation_sets(config, opener);
+  auto sets = config.path ? tail(*config.path, opener.open(short_form(config)), config.valid_fraction) : validation_sets(config, opener);
   data.valid = ValidationData(std::move(sets), options.seq_len, document_options(config));
   return data;
 }

@@ -4,6 +4,7 @@
 
 #include "mantissa/base/json.h"
 #include "mantissa/base/json_fields.h"
+#include "mantissa/base/printable.h"
 #include "mantissa/base/utf8.h"
 #include "mantissa/data/input_file.h"
 
@@ -54,7 +55,7 @@ char32_t only_character(const std::string& text, const std::string& name) {
   CharacterReader reader(origin);
   reader.read(text, 0, [&characters](char32_t character, int64_t) { characters.push_back(character); });
   reader.finish();
-  require(characters.size() == 1, ExitCode::data, name, ": \"", shortened(text), "\" is not one character");
+  require(characters.size() == 1, ExitCode::data, name, ": \"", printable(shortened(text)), "\" is not one character");
   return characters.front();
 }
 

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <set>
 
+#include "mantissa/base/bytes_text.h"
 #include "mantissa/base/hash.h"
 #include "mantissa/base/printable.h"
 #include "mantissa/precision/plan.h"
@@ -16,8 +17,6 @@ using nlohmann::json;
 
 constexpr std::array kRoles = {GemmRole::fprop, GemmRole::dgrad, GemmRole::wgrad};
 
-bool has_gemm(const ModuleShape& module) { return module.kind != ModuleKind::embedding && module.kind != ModuleKind::norm; }
-
 const char* kind_name(ModuleKind kind) {
   switch (kind) {
     case ModuleKind::embedding: return "embedding";
@@ -25,6 +24,7 @@ const char* kind_name(ModuleKind kind) {
     case ModuleKind::linear: return "linear";
     case ModuleKind::router: return "router";
     case ModuleKind::output: return "output";
+    case ModuleKind::sinks: return "sinks";
   }
   return "unknown";
 }
@@ -44,7 +44,7 @@ json to_json(const ModulePrecision& entry) {
   const Recipe& recipe = entry.recipe;
   json gemms = nullptr;
   for (const GemmRole role : kRoles) {
-    if (has_gemm(module)) gemms[gemm_name(role)] = gemm_text(recipe, role);
+    if (has_gemm(module.kind)) gemms[gemm_name(role)] = gemm_text(recipe, role);
   }
   json parts = json::array();
   for (const ModulePart& part : module.parts) parts.push_back({{"name", part.name}, {"out", part.out}});
@@ -76,6 +76,15 @@ std::string shape_text(const ModuleShape& module) {
   return module.in == 0 ? text('[', module.out, ']') : text('[', module.out, ", ", module.in, ']');
 }
 
+// "[8/2, 384/4, 64]": 8 experts over 2 ranks, and of each 384 rows over 4.
+std::string divided_shape_text(const ModuleShape& module, const RanksPerWeight& ranks) {
+  const ModuleShape held = module.on_rank(ranks);
+  const auto size = [](int64_t whole, int64_t on_rank) { return whole == on_rank ? text(whole) : text(whole, '/', whole / on_rank); };
+  const std::string rows = module.out == 0 ? "?" : size(module.out, held.out);
+  if (module.in == 0) return text('[', rows, ']');
+  return text('[', module.matrices > 1 ? size(module.matrices, held.matrices) + ", " : "", rows, ", ", size(module.in, held.in), ']');
+}
+
 // "rows [192, 64]": how the weight is divided, and what one rank has of it.
 std::string share_text(const ModuleShape& module, const RanksPerWeight& ranks) {
   const std::string held = shape_text(module.on_rank(ranks));
@@ -85,12 +94,13 @@ std::string share_text(const ModuleShape& module, const RanksPerWeight& ranks) {
 }
 
 // All but path and bytes.
-Cells cells_of(const ModulePrecision& entry, const RanksPerWeight& ranks) {
+Cells cells_of(const ModulePrecision& entry, PlanTable form, const RanksPerWeight& ranks) {
   const std::string rule = entry.rule.empty() ? "-" : entry.rule;
-  Cells cells = {shape_text(entry.module), entry.match.empty() ? rule : rule + " \"" + entry.match + "\"", entry.recipe.name};
-  for (const GemmRole role : kRoles) cells.push_back(has_gemm(entry.module) ? gemm_text(entry.recipe, role) : "-");
+  const std::string shape = form == PlanTable::wide ? shape_text(entry.module) : divided_shape_text(entry.module, ranks);
+  Cells cells = {shape, entry.match.empty() ? rule : rule + " \"" + entry.match + "\"", entry.recipe.name};
+  for (const GemmRole role : kRoles) cells.push_back(has_gemm(entry.module.kind) ? gemm_text(entry.recipe, role) : "-");
   for (const StoredType type : {entry.storage, entry.wire, entry.exported}) cells.emplace_back(stored_type_name(type));
-  if (ranks.several()) cells.push_back(share_text(entry.module, ranks));
+  if (form == PlanTable::wide && ranks.several()) cells.push_back(share_text(entry.module, ranks));
   return cells;
 }
 
@@ -101,11 +111,11 @@ struct Group {
   int64_t bytes = 0;
 };
 
-std::vector<Group> grouped(const std::vector<ModulePrecision>& modules, const RanksPerWeight& ranks) {
+std::vector<Group> grouped(const std::vector<ModulePrecision>& modules, PlanTable form, const RanksPerWeight& ranks) {
   std::vector<Group> groups;
   std::map<Cells, size_t> known;
   for (const ModulePrecision& entry : modules) {
-    Cells key = cells_of(entry, ranks);
+    Cells key = cells_of(entry, form, ranks);
     key.push_back(any_layer(entry.module.path));
     const auto [found, added] = known.insert({key, groups.size()});
     if (added) groups.push_back({.paths = {}, .cells = {key.begin(), key.end() - 1}});
@@ -135,10 +145,18 @@ std::string aligned(const std::vector<Cells>& rows) {
   return out;
 }
 
-// Behind them what a rank holds, if ranks share weights, and the bytes.
+// Behind them in the wide table what a rank holds, if ranks share weights; then the bytes.
 constexpr std::array kHeads = {"module", "shape", "rule", "recipe", "fprop", "dgrad", "wgrad", "storage", "wire", "export"};
-constexpr std::array<size_t, 6> kNarrow = {0, 1, 3, 2, 7, 8};  // of these the narrow table has, and all behind them
+constexpr std::array<size_t, 6> kNarrow = {0, 1, 3, 2, 7, 8};  // of these the narrow table has, and the bytes
 constexpr size_t kModule = 0, kRecipe = 2, kRule = 3;          // the columns of the narrow table that may be cut
+
+Cells heads(PlanTable form, const RanksPerWeight& ranks) {
+  Cells cells = {kHeads.begin(), kHeads.end()};
+  if (ranks.several() && form == PlanTable::wide) cells.emplace_back("on a rank");
+  if (ranks.several() && form == PlanTable::narrow) cells[1] += "/ranks";
+  cells.emplace_back("bytes");
+  return cells;
+}
 
 // "layers.{0,2,...,998}.mlp.up": without some layers.
 std::string cut_module(const std::string& path, size_t most) {
@@ -156,14 +174,16 @@ std::string cut_rule(const std::string& rule, size_t most) {
   return rule.substr(0, key + 1) + without_middle(std::string_view(rule).substr(key + 1), most - key - 1);
 }
 
-// Takes from the column that is most above its floor until all fit.
+// Takes from the column that is most above its floor until all fit; below the floors, which only shapes beyond all models need, from the
+// module, of which most is left.
 std::vector<size_t> narrow_widths(const std::vector<Cells>& rows) {
   constexpr std::array<std::pair<size_t, int64_t>, 3> kFloors = {{{kModule, 30}, {kRecipe, 8}, {kRule, 8}}};
   std::vector<size_t> widths = widths_of(rows);
   const auto above = [&](const auto& column) { return static_cast<int64_t>(widths[column.first]) - column.second; };
   size_t total = std::accumulate(widths.begin(), widths.end(), kGap * (widths.size() - 1));
   for (; total > kNarrowColumns; --total) {
-    --widths[std::max_element(kFloors.begin(), kFloors.end(), [&](const auto& a, const auto& b) { return above(a) < above(b); })->first];
+    const auto most = std::max_element(kFloors.begin(), kFloors.end(), [&](const auto& a, const auto& b) { return above(a) < above(b); });
+    --widths[above(*most) > 0 ? most->first : kModule];
   }
   return widths;
 }
@@ -175,7 +195,7 @@ std::vector<Cells> narrowed(const std::vector<Cells>& wide) {
   for (const Cells& all : wide) {
     Cells row;
     for (const size_t column : kNarrow) row.push_back(printable(all[column]));
-    row.insert(row.end(), all.begin() + kHeads.size(), all.end());
+    row.push_back(all.back());
     if (row[kRule].starts_with(kSection)) row[kRule].erase(0, kSection.size());
     rows.push_back(std::move(row));
   }
@@ -282,13 +302,11 @@ json PrecisionPlan::to_json() const {
 }
 
 std::string PrecisionPlan::table(PlanTable form, const RanksPerWeight& ranks) const {
-  std::vector<Cells> rows = {{kHeads.begin(), kHeads.end()}};
-  if (ranks.several()) rows.front().emplace_back("on a rank");
-  rows.front().emplace_back("bytes");
-  for (const Group& group : grouped(modules_, ranks)) {
+  std::vector<Cells> rows = {heads(form, ranks)};
+  for (const Group& group : grouped(modules_, form, ranks)) {
     Cells row = {joined_path(group.paths)};
     row.insert(row.end(), group.cells.begin(), group.cells.end());
-    row.push_back(std::to_string(group.bytes));
+    row.push_back(form == PlanTable::wide ? std::to_string(group.bytes) : bytes_text(group.bytes));
     rows.push_back(std::move(row));
   }
   return aligned(form == PlanTable::wide ? rows : narrowed(rows));

@@ -10,7 +10,10 @@
 #include "mantissa/base/log.h"
 #include "mantissa/base/version.h"
 #include "mantissa/models/model_shape.h"
+#include "mantissa/train/weights.h"
+#include "train/config_differences.h"
 #include "train/ranks.h"
+#include "train/read_part.h"
 
 namespace mantissa {
 namespace {
@@ -20,14 +23,6 @@ TrainState saved_state(const Manifest& manifest, const std::string& source) {
   state.step = manifest.step;
   state.samples = manifest.samples;
   return state;
-}
-
-Box box_of(const Part& part, const Part::Slab& slab) {
-  Box box = whole_box(dimensions(part.shape()));
-  box.start.front() = slab.row;
-  box.size.front() = slab.end - slab.begin;
-  if (box.start.size() > 1) box.start.back() = slab.column;
-  return box;
 }
 
 // What several tensor ranks hold alike the first of them writes.
@@ -54,6 +49,17 @@ class PartReader {
     for (const ParameterShape& parameter : parameter_shapes(model_shape(saved_config(reader).model))) {
       if (parameter.padded != parameter.shape) padded_shapes_.emplace(parameter.name, parameter);
     }
+  }
+
+  // What training starts from: the master, or what an imported file holds.
+  void read_weight(const Part& part, const Tensor& master) {
+    const std::string &name = part.of->name, value = "value." + name;
+    if (!reader_.has(value) && !reader_.has("codes." + name)) return read("master.", part, master);
+    const std::vector<int64_t> needed = dimensions(part.of->stored_shape());
+    require(!reader_.has(value) || reader_.tensor(value).shape == needed, ExitCode::usage, reader_.directory().string(), ": ", name,
+            " has another shape than ", shape_text(needed), ", which the model needs");
+    CheckpointWeights weights(reader_);
+    read_part(weights, part, master);
   }
 
   void read(const char* prefix, const Part& part, const Tensor& out) {
@@ -111,56 +117,6 @@ void warn_of_new_biases(const CheckpointReader& reader, const ParameterSet& para
   const std::optional<MoeConfig> saved = saved_config(reader).model.moe;
   if (parameters.buffers().empty() || (saved && saved->has_expert_bias())) return;
   log_warning(reader.directory().string(), ": was trained without model.moe.bias_update_rate, so expert biases start at 0");
-}
-
-std::string scalar_text(const Scalar& scalar) {
-  return std::visit(
-      []<class T>(const T& value) {
-        if constexpr (std::is_same_v<T, std::monostate>) return std::string("null");
-        if constexpr (std::is_same_v<T, bool>) return std::string(value ? "true" : "false");
-        if constexpr (!std::is_same_v<T, std::monostate> && !std::is_same_v<T, bool>) return text(value);
-      },
-      scalar);
-}
-
-// "hidden_size: 64 in the checkpoint, 128 here" for every scalar that differs.
-template <class T>
-std::vector<std::string> differences(const char* section, T saved, T current) {
-  const std::vector<Field> left = fields_of(saved), right = fields_of(current);
-  std::vector<std::string> found;
-  for (size_t i = 0; i < left.size(); ++i) {
-    const FieldKind kind = left[i].kind();
-    const bool single = kind != FieldKind::list && kind != FieldKind::map && kind != FieldKind::object;
-    if (!single || left[i].get() == right[i].get()) continue;
-    found.push_back(
-        text(section, ".", left[i].name, ": ", scalar_text(left[i].get()), " in the checkpoint, ", scalar_text(right[i].get()), " here"));
-  }
-  return found;
-}
-
-// Coefficients of losses, the capacity and a forced balance are no part of the model; load_buffers() judges the rate of expert biases.
-std::vector<std::string> expert_differences(const std::optional<MoeConfig>& saved, const std::optional<MoeConfig>& current) {
-  if (saved.has_value() != current.has_value())
-    return {saved ? "model.moe: in the checkpoint, null here" : "model.moe: null in the checkpoint, not here"};
-  if (!saved) return {};
-  std::vector<std::string> list = differences("model.moe", *saved, *current);
-  std::erase_if(list, [](const std::string& line) {
-    const std::string key = line.substr(0, line.find(':'));
-    return key.ends_with("_coef") || key.ends_with(".bias_update_rate") || key.ends_with(".capacity_factor") ||
-           key.ends_with(".force_balance");
-  });
-  if (saved->dense_layers != current->dense_layers) {
-    list.push_back(
-        text("model.moe.dense_layers: [", joined(saved->dense_layers), "] in the checkpoint, [", joined(current->dense_layers), "] here"));
-  }
-  return list;
-}
-
-void require_same_model(const RunConfig& saved, const RunConfig& current, const std::string& source) {
-  std::vector<std::string> list = differences("model", saved.model, current.model);
-  std::erase_if(list, [](const std::string& line) { return line.starts_with("model.pad_vocab_to:"); });  // padding is not stored
-  std::ranges::move(expert_differences(saved.model.moe, current.model.moe), std::back_inserter(list));
-  require(list.empty(), ExitCode::usage, source, " is a checkpoint of another model:\n  ", joined(list, "\n  "));
 }
 
 std::string weights_text(const DataConfig& data) { return "[" + joined(data.train, ", ", &WeightedPath::weight) + "]"; }
@@ -243,6 +199,13 @@ CheckpointContent checkpoint_content(const TrainedParts& parts, const TrainState
     add_tensor(content, "v.", own.part, own.second_moment);
   }
   if (shards.mesh().world.rank() > 0) return content;
+  for (const CarriedFile& file : parts.files) {
+    const Shape size{static_cast<int64_t>(file.bytes.size())};
+    content.tensors.push_back({.name = kCarriedPrefix + file.name,
+                               .shape = size,
+                               .boxes = {},
+                               .data = from_host(parts.parameters.device(), Dtype::u8, size, file.bytes.data())});
+  }
   for (const Buffer& buffer : parts.parameters.buffers()) {
     const std::vector<int64_t> shape = dimensions(buffer.shape);
     content.tensors.push_back({.name = "buffer." + buffer.name, .shape = buffer.shape, .boxes = {whole_box(shape)}, .data = buffer.value});
@@ -255,6 +218,10 @@ TrainState restore(CheckpointReader& reader, const TrainedParts& parts) {
   const LoadFor purpose = config.checkpoint.allow_recipe_change ? LoadFor::resume_changed : LoadFor::resume;
   const std::string source = (reader.directory() / "manifest.json").string();
   const RunConfig saved = saved_config(reader);
+  const bool weights_only =
+      std::ranges::none_of(reader.manifest().tensors, [](const ManifestTensor& tensor) { return tensor.name.starts_with("m."); });
+  require(!weights_only, ExitCode::usage, reader.directory().string(),
+          ": holds weights, and no state of a run to continue; checkpoint.init_from starts a new run with them");
   require_same_model(saved, config, reader.directory().string());
   require_same_data(from_json<DataFingerprints>(reader.manifest().fingerprints.dataset, source + ": fingerprints.dataset"),
                     parts.data.fingerprints);
@@ -285,14 +252,14 @@ void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor p
   agree_on_reading(ranks, [&] {
     std::string bad;
     const auto load = [&](const Part& part, const Tensor& master) {
-      masters.read("master.", part, master);
+      masters.read_weight(part, master);
       parameters.store(part, master);
       if (bad.empty()) bad = nonfinite_weight(part, master);
     };
     if (optimizer) {
       for (const Optimizer::State& state : optimizer->states()) load(state.part, state.master);
     } else {
-      for (const Part& part : parameters.whole_parts()) load(part, parameters.room_for_master(part));
+      for (const Part& part : slabs_of(parameters)) load(part, parameters.room_for_master(part));
     }
     require(bad.empty(), ExitCode::numerical, reader.directory().string(), ": ", bad, ": weights must be finite");
     load_buffers(reader, parameters);

@@ -6,6 +6,8 @@
 
 #include "mantissa/data/tokenizer.h"
 #include "mantissa/models/model_shape.h"
+#include "train/config_differences.h"
+#include "train/run_saves.h"
 
 namespace mantissa {
 namespace {
@@ -191,10 +193,6 @@ void resolve_model(RunConfig& config, ConfigReport& report) {
   }
   divide_model(model, config.parallel.tensor, report);
   divide_experts(config, report);
-  if (model.moe && config.parallel.sequence_parallel && config.parallel.tensor > 1) {
-    report.error("parallel.sequence_parallel",
-                 "routers choose for all tokens of a rank, and model.moe is there; false leaves tokens whole");
-  }
 }
 
 // The plan itself is not kept: the vocabulary may follow from the data.
@@ -310,6 +308,8 @@ void resolve_run_config(RunConfig& config, ConfigReport& report, const std::stri
   if (resume != "never" && resume != "auto" && config.checkpoint.init_from) {
     report.error("checkpoint.init_from", "starts at step 0 and excludes checkpoint.resume " + resume);
   }
+  check_model_changes(config.checkpoint.allow_model_change, report);
+  check_export(config, report);
 }
 
 PrecisionPlan resolve_plan(const RunConfig& config) {
@@ -322,6 +322,7 @@ PrecisionPlan resolve_plan(const RunConfig& config) {
 LoadedConfig load_run_config(const ConfigSources& sources, Inputs inputs, int64_t world) {
   LoadedConfig loaded;
   if (read_config(sources, fields_of(loaded.config), loaded.report, kForeignNames)) {
+    take_saved_model(loaded);
     resolve_run_config(loaded.config, loaded.report, sources.file, world);
     if (inputs == Inputs::must_exist) check_inputs_exist(loaded.config, loaded.report);
   }

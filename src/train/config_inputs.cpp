@@ -10,7 +10,7 @@ namespace {
 void check_data(const std::string& path, const std::string& key, ConfigReport& report) {
   if (report.failed(key)) return;
   try {
-    expand_paths(path);
+    expand_paths(path, key);
   } catch (const Error& error) {
     report.error(key, error.what());
   }

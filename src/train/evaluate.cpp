@@ -1,6 +1,8 @@
 #include "mantissa/train/evaluate.h"
 
 #include <algorithm>
+#include <cmath>
+#include <numeric>
 
 #include "mantissa/backend/functions.h"
 #include "mantissa/comm/mesh.h"
@@ -76,6 +78,32 @@ Evaluation evaluate(Gpt& model, const ValidationData& data, int64_t micro_batch_
   }
   result.loss /= static_cast<double>(result.targets);
   return result;
+}
+
+Batch batch_of(const std::vector<int32_t>& sequence) {
+  require(sequence.size() >= 2, "a sequence of ", sequence.size(), " tokens has nothing to predict");
+  Batch batch;
+  batch.sequences = 1;
+  batch.length = batch.target_count = static_cast<int64_t>(sequence.size()) - 1;
+  batch.all_count = true;
+  batch.tokens.assign(sequence.begin(), sequence.end() - 1);
+  batch.targets.assign(sequence.begin() + 1, sequence.end());
+  batch.positions.resize(batch.tokens.size());
+  std::iota(batch.positions.begin(), batch.positions.end(), 0);
+  batch.segment_starts.assign(batch.tokens.size(), 0);
+  return batch;
+}
+
+std::vector<float> target_logprobs(Gpt& model, const Batch& batch) {
+  const DeviceBatch rows = to_device(model, batch, 0, batch.sequences);
+  std::vector<float> logprobs = to_host<float>(converted(model.target_losses(rows.tokens, rows.targets), Dtype::f32));
+  for (size_t i = 0; i < logprobs.size(); ++i) {
+    const auto at = static_cast<int64_t>(i);
+    require(std::isfinite(logprobs[i]), ExitCode::numerical, "the probability of the target [", at / batch.length, ", ", at % batch.length,
+            "] is not a number");
+    logprobs[i] = batch.targets[i] == kNoTarget ? 0.0F : 0.0F - logprobs[i];  // not -0
+  }
+  return logprobs;
 }
 
 }  // namespace mantissa

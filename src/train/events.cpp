@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <vector>
 
+#include "mantissa/base/bytes_text.h"
 #include "mantissa/base/printable.h"
 #include "mantissa/formats/element.h"
 
@@ -75,13 +76,6 @@ std::string duration_text(double seconds) {
   if (hours > 0) return formatted("%lldh%02lldm", static_cast<long long>(hours), static_cast<long long>(minutes));
   if (minutes > 0) return formatted("%lldm%02llds", static_cast<long long>(minutes), static_cast<long long>(total % 60));
   return formatted("%llds", static_cast<long long>(total));
-}
-
-std::string bytes_text(int64_t bytes) {
-  const auto value = static_cast<double>(bytes);
-  if (bytes >= int64_t{1} << 30) return formatted("%.1f GiB", value * 0x1p-30);
-  if (bytes >= int64_t{1} << 20) return formatted("%.1f MiB", value * 0x1p-20);
-  return formatted("%.1f KiB", value * 0x1p-10);
 }
 
 double mean_dropped(const std::vector<LayerRouting>& layers) {

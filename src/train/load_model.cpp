@@ -1,11 +1,15 @@
 // What a checkpoint says of its model, and the model made from it.
 #include <algorithm>
+#include <cstdlib>
+#include <functional>
 #include <span>
 
 #include "mantissa/backend/functions.h"
 #include "mantissa/models/model_shape.h"
 #include "mantissa/train/checkpoint.h"
+#include "mantissa/train/weights.h"
 #include "train/ranks.h"
+#include "train/read_part.h"
 
 namespace mantissa {
 namespace {
@@ -14,19 +18,60 @@ namespace fs = std::filesystem;
 
 std::string source_of_config(const CheckpointReader& reader) { return (reader.directory() / "manifest.json").string() + " (config)"; }
 
-// That the checkpoint has these tensors of a model, and no others of their kind; padded: once stored with its padding.
-void require_tensors(const CheckpointReader& reader, const std::string& prefix, const char* kind, const std::vector<ParameterShape>& of) {
+void require_no_others(const CheckpointReader& reader, const std::vector<std::string>& prefixes, const char* kind, size_t expected) {
+  const auto of_kind = [&](const ManifestTensor& tensor) {
+    return std::ranges::any_of(prefixes, [&](const std::string& prefix) { return tensor.name.starts_with(prefix); });
+  };
+  const auto found = std::ranges::count_if(reader.manifest().tensors, of_kind);
+  require(std::cmp_equal(found, expected), ExitCode::data, source_of_config(reader), ": its model has ", expected, " ", kind,
+          ", but there are ", found);
+}
+
+// Of codes and scales, which are rows of whole blocks.
+void require_codes(const CheckpointReader& reader, const ParameterShape& needed) {
+  const std::string source = source_of_config(reader);
+  require(reader.has("scales." + needed.name), ExitCode::data, source, ": there are codes of ", needed.name, ", but no scales");
+  const ManifestTensor &codes = reader.tensor("codes." + needed.name), &scales = reader.tensor("scales." + needed.name);
+  const std::vector<int64_t> shape = dimensions(needed.shape);
+  const bool matrix = shape.size() == 2 && codes.shape.size() == 2 && scales.shape == std::vector{shape[0], shape[1] / kPackedBlock};
+  const bool fits = matrix && codes.shape[0] == shape[0] && (codes.shape[1] == shape[1] || codes.shape[1] * 2 == shape[1]);
+  require(fits && codes.dtype == Dtype::u8 && scales.dtype == Dtype::u8 && shape[1] % kPackedBlock == 0, ExitCode::data, source, ": ",
+          needed.name, " of its model is ", shape_text(shape), ", but its codes are ", shape_text(codes.shape), " and its scales ",
+          shape_text(scales.shape));
+}
+
+// That the checkpoint has these parameters of a model, and no others, as masters or as values or codes of an imported file. padded: once
+// stored with its padding.
+void require_parameters(const CheckpointReader& reader, const std::vector<ParameterShape>& of) {
   const std::string source = source_of_config(reader);
   for (const ParameterShape& needed : of) {
-    const std::string name = prefix + needed.name;
+    if (reader.has("codes." + needed.name)) {
+      require_codes(reader, needed);
+      continue;
+    }
+    const bool imported = reader.has("value." + needed.name);
+    const std::string name = (imported ? "value." : "master.") + needed.name;
     require(reader.has(name), ExitCode::data, source, ": its model has ", needed.name, ", but there is no tensor ", name);
     const ManifestTensor& saved = reader.tensor(name);
-    const bool fits = saved.shape == dimensions(needed.shape) || saved.shape == dimensions(needed.padded);
-    require(saved.dtype == Dtype::f32 && fits, ExitCode::data, source, ": ", needed.name, " of its model is fp32 ",
-            shape_text(dimensions(needed.shape)), ", but the tensor is ", saved.dtype, " ", shape_text(saved.shape));
+    const bool typed = saved.dtype == Dtype::f32 || (imported && saved.dtype == Dtype::bf16);
+    const bool fits = saved.shape == dimensions(needed.shape) || (!imported && saved.shape == dimensions(needed.padded));
+    require(typed && fits, ExitCode::data, source, ": ", needed.name, " of its model is fp32 ", shape_text(dimensions(needed.shape)),
+            ", but the tensor is ", saved.dtype, " ", shape_text(saved.shape));
   }
-  const auto found = std::ranges::count_if(reader.manifest().tensors, [&](const auto& tensor) { return tensor.name.starts_with(prefix); });
-  require(std::cmp_equal(found, of.size()), ExitCode::data, source, ": its model has ", of.size(), " ", kind, ", but there are ", found);
+  require_no_others(reader, {"master.", "value.", "codes."}, "parameters", of.size());
+}
+
+void require_buffers(const CheckpointReader& reader, const std::vector<ParameterShape>& of) {
+  const std::string source = source_of_config(reader);
+  for (const ParameterShape& needed : of) {
+    const std::string name = "buffer." + needed.name;
+    require(reader.has(name), ExitCode::data, source, ": its model has ", needed.name, ", but there is no tensor ", name);
+    const ManifestTensor& saved = reader.tensor(name);
+    require(saved.dtype == Dtype::f32 && saved.shape == dimensions(needed.shape), ExitCode::data, source, ": ", needed.name,
+            " of its model is fp32 ", shape_text(dimensions(needed.shape)), ", but the tensor is ", saved.dtype, " ",
+            shape_text(saved.shape));
+  }
+  require_no_others(reader, {"buffer."}, "buffers", of.size());
 }
 
 // What is wrong with a config is wrong with the checkpoint that it was saved in.
@@ -72,8 +117,8 @@ PrecisionPlan plan_for_tensors(const RunConfig& config, const CheckpointReader& 
   const std::string source = source_of_config(reader);
   as_data(source, [&] { check_saved(config); });
   const ModelShape model = model_shape(config.model);
-  require_tensors(reader, "master.", "parameters", parameter_shapes(model));
-  require_tensors(reader, "buffer.", "buffers", buffer_shapes(model));
+  require_parameters(reader, parameter_shapes(model));
+  require_buffers(reader, buffer_shapes(model));
   return as_data(source, [&] { return resolve_plan(use); });
 }
 
@@ -91,16 +136,35 @@ std::optional<Tokenizer> saved_tokenizer(const CheckpointReader& reader) {
   return Tokenizer::from_json(reader.manifest().tokenizer, (reader.directory() / "manifest.json").string() + " (tokenizer)");
 }
 
+std::vector<CarriedFile> carried_files(CheckpointReader& reader) {
+  std::vector<CarriedFile> files;
+  for (const ManifestTensor& tensor : reader.manifest().tensors) {
+    if (!tensor.name.starts_with(kCarriedPrefix)) continue;
+    const std::string name = tensor.name.substr(kCarriedPrefix.size());
+    const bool known = std::ranges::find(kCarriedFiles, name) != kCarriedFiles.end();
+    require(known && tensor.dtype == Dtype::u8 && tensor.shape.size() == 1, ExitCode::data, reader.directory().string(), ": ", tensor.name,
+            " must be the bytes of a file that goes with a model");
+    std::string bytes(static_cast<size_t>(tensor.shape[0]), '\0');
+    reader.read(tensor.name, std::as_writable_bytes(std::span(bytes)));
+    files.push_back({.name = name, .bytes = std::move(bytes)});
+  }
+  return files;
+}
+
 void require_same_tokenizer(const CheckpointReader& reader, const Data& data) {
   const std::optional<Tokenizer> saved = saved_tokenizer(reader);
   require(!saved || !data.tokenizer || saved->to_json() == data.tokenizer->to_json(), ExitCode::usage, reader.directory().string(),
           " was trained with another tokenizer than data.tokenizer names");
 }
 
+SavedModel saved_model(const CheckpointReader& reader) {
+  const RunConfig saved = saved_config(reader), config = for_ranks(saved, {});
+  return {.config = config, .plan = plan_for_tensors(saved, reader, config)};
+}
+
 int64_t verify_codes(CheckpointReader& reader) {
   if (reader.manifest().plan == "null") return 0;
-  const RunConfig saved = saved_config(reader);
-  const PrecisionPlan plan = plan_for_tensors(saved, reader, for_ranks(saved, {}));
+  const PrecisionPlan plan = saved_model(reader).plan;
   const std::unique_ptr<Backend> device = make_backend("cpu");
   CodesByWeight codes;
   for (const ModulePrecision& module : plan.modules()) {
@@ -120,13 +184,82 @@ int64_t verify_codes(CheckpointReader& reader) {
   return static_cast<int64_t>(codes.size());
 }
 
-LoadedModel load_model(const fs::path& path, const TensorRanks& ranks) {
+namespace {
+
+// text_of(name): the content of a file that belongs to the model, none if there is no such file.
+std::vector<int32_t> end_tokens(const std::function<std::optional<std::string>(const std::string&)>& text_of, int64_t vocab_size) {
+  for (const char* const name : {"generation_config.json", "config.json"}) {
+    const std::optional<std::string> content = text_of(name);
+    const std::string tokens = content ? read_special_tokens(*content, name).end : "";
+    if (tokens.empty() || tokens == "[]") continue;
+    std::vector<int32_t> ids;
+    for (const std::string& id : split(tokens.front() == '[' ? std::string_view(tokens).substr(1, tokens.size() - 2) : tokens, ','))
+      if (const int64_t number = std::atoll(id.c_str()); number >= 0 && number < vocab_size) ids.push_back(static_cast<int32_t>(number));
+    if (!ids.empty()) return ids;
+  }
+  return {};
+}
+
+// In place of precision.dtype, also of the recipes that an import made, which name it.
+void compute_in(Dtype dtype, PrecisionConfig& precision) {
+  for (auto& [name, recipe] : precision.recipes) {
+    if (recipe.compute == precision.dtype) recipe.compute = dtype;
+  }
+  precision.dtype = dtype;
+}
+
+// The model of a folder of Hugging Face's form.
+LoadedModel load_family(const fs::path& folder, const TensorRanks& ranks, std::optional<Dtype> dtype) {
+  LoadedModel loaded;
+  loaded.path = folder;
+  agree_on_reading(ranks.group, [&] {
+    FamilyWeights weights(folder);
+    loaded.config = for_ranks(weights.run_config(), ranks);
+    if (dtype) compute_in(*dtype, loaded.config.precision);
+    const PrecisionPlan plan = resolve_plan(loaded.config);
+    loaded.end_tokens = end_tokens(
+        [&](const std::string& name) -> std::optional<std::string> {
+          std::error_code missing;
+          if (!fs::exists(folder / name, missing)) return {};
+          return family_file(folder, name);
+        },
+        *loaded.config.model.vocab_size);
+    loaded.device = make_backend(loaded.config.training.backend());
+    loaded.model = std::make_unique<Gpt>(loaded.config.model, *loaded.device, plan, GptOptions{.gradients = false, .tensor = ranks});
+    ParameterSet& parameters = loaded.model->parameters();
+    for (const Part& part : slabs_of(parameters)) {
+      const Tensor master = parameters.room_for_master(part);
+      read_part(weights, part, master);
+      parameters.store(part, master);
+      const std::string bad = nonfinite_weight(part, master);
+      require(bad.empty(), ExitCode::numerical, folder.string(), ": ", bad, ": weights must be finite");
+    }
+  });
+  return loaded;
+}
+
+}  // namespace
+
+LoadedModel load_model(const fs::path& path, const TensorRanks& ranks, std::optional<Dtype> dtype) {
+  if (is_family_folder(path)) return load_family(path, ranks, dtype);
   LoadedModel loaded;
   const auto load = [&](CheckpointReader& reader) {
     const RunConfig saved = saved_config(reader);
     loaded.config = for_ranks(saved, ranks);
-    const PrecisionPlan plan = plan_for_tensors(saved, reader, loaded.config);
+    PrecisionPlan plan = plan_for_tensors(saved, reader, loaded.config);
+    if (dtype) {
+      compute_in(*dtype, loaded.config.precision);
+      plan = resolve_plan(loaded.config);
+    }
     loaded.tokenizer = saved_tokenizer(reader);
+    const std::vector<CarriedFile> files = carried_files(reader);
+    loaded.end_tokens = end_tokens(
+        [&](const std::string& name) -> std::optional<std::string> {
+          const auto found = std::ranges::find(files, name, &CarriedFile::name);
+          if (found == files.end()) return {};
+          return found->bytes;
+        },
+        *loaded.config.model.vocab_size);
     loaded.model.reset();  // before the device it lives on
     loaded.device = make_backend(loaded.config.training.backend());
     loaded.model = std::make_unique<Gpt>(loaded.config.model, *loaded.device, plan, GptOptions{.gradients = false, .tensor = ranks});

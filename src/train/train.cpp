@@ -3,22 +3,18 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <filesystem>
 
 #include "mantissa/base/log.h"
 #include "mantissa/base/parallel.h"
 #include "mantissa/train/generate.h"
 #include "mantissa/train/precision_setup.h"
 #include "mantissa/train/precision_statistics.h"
-#include "mantissa/train/run_folder.h"
 #include "mantissa/train/schedule.h"
-#include "mantissa/train/training_step.h"
 #include "train/ranks.h"
 #include "train/replicas.h"
 #include "train/routing_summary.h"
-#include "train/run_data.h"
-#include "train/run_trace.h"
-#include "train/stragglers.h"
+#include "train/run.h"
+#include "train/run_saves.h"
 
 namespace mantissa {
 namespace {
@@ -26,157 +22,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-// What one run owns. The members are in the order in which they depend on each other.
-struct Run {
-  LoadedConfig loaded;
-  const RunConfig& config = loaded.config;
-  const Mesh& mesh;
-  const TrainEvents events;  // only rank 0 is told what happens
-  Data data;
-  PrecisionPlan plan;
-  std::vector<std::vector<int32_t>> prompts;
-  std::unique_ptr<Backend> device;
-  Gpt model;
-  Optimizer optimizer;
-  GradientAccumulator accumulator;
-  TrainState state;
-  std::string resumed, newest_checkpoint;
-  bool needs_unused_folder = false;  // until it is locked another process may train there
-  std::optional<CheckpointDirectory> checkpoints;
-  bool shared = false;  // the folder was found to be that of all ranks
-  std::optional<Metrics> metrics;
-  Throughput throughput;
-  std::optional<double> last_valid_loss;
-  int64_t failed_saves = 0;
-  Request pending = Request::none;  // asked for by any rank, and not yet met
-  Traffic sent;                     // by all ranks up to the latest step
-  RunTrace trace;
-  Stragglers stragglers{mesh.world.size()};
-
-  Run(const LoadedConfig& given, const TrainEvents& observers, const Mesh& ranks)
-      : loaded(given),
-        mesh(ranks),
-        events(ranks.world.rank() == 0 ? observers : TrainEvents{.request = observers.request, .doing = observers.doing}),
-        data(open_run_data(loaded, mesh.world, events)),
-        plan(plan_with_data(config, data, mesh.world)),
-        prompts(encode_prompts(config.eval, data)),
-        device(make_backend(config.training.backend())),
-        model(config.model, *device, plan, training_options(config, mesh)),
-        optimizer(model.parameters(), config.optimizer, mesh),
-        accumulator(model.parameters(), config.training.accumulation, *config.training.grad_accum),
-        trace(config, mesh.world.rank()) {}
-  TrainedParts parts() { return {config, plan, data, model.parameters(), optimizer}; }
-  void doing(const char* section) const {
-    if (events.doing) events.doing(state.step, section);
-  }
-  bool leads() const { return mesh.world.rank() == 0; }  // owns folder, lock, metrics and output
-  Run(const Run&) = delete;
-  Run& operator=(const Run&) = delete;
-};
-
-template <class Event>
-void publish(Run& run, const std::function<void(const Event&)>& callback, const Event& event) {
-  if (run.metrics) run.metrics->write(event);
-  if (callback) callback(event);
-}
-
-// ---- the start
-
-void initial_weights(Run& run) {
-  if (!run.config.checkpoint.init_from) return run.optimizer.initialise(run.config.training.seed);
-  const auto load = [&](CheckpointReader& reader) {
-    require_same_tokenizer(reader, run.data);
-    load_weights(reader, run.plan, LoadFor::use, run.model.parameters(), &run.optimizer);
-  };
-  log_info("weights from ", load_checkpoint(*run.config.checkpoint.init_from, load, RanksTogether(run.mesh.world)).path.string());
-}
-
-void need_unused_folder(Run& run) {
-  if (!run.leads()) return;
-  require_nobody_trains(run.config);
-  require_unused_folder(run.config);
-  run.needs_unused_folder = true;
-}
-
-void start_fresh(Run& run) {
-  agree(run.mesh.world, [&run] { need_unused_folder(run); });
-  initial_weights(run);
-}
-
-void take_checkpoints(Run& run) {
-  const CheckpointConfig& keep = run.config.checkpoint;
-  if (run.checkpoints || !run.leads()) return;
-  run.checkpoints.emplace(keep.dir, KeepPolicy{.latest = static_cast<int>(keep.keep_latest), .every = keep.keep_every},
-                          *run.config.logging.run_name);
-}
-
-// Once rank 0 has the folder. False if it has none yet.
-bool share_folder(Run& run) {
-  return run.shared = run.shared || is_shared_folder(run.mesh.world, run.checkpoints.has_value(), run.config.checkpoint.dir);
-}
-
-bool is_path(const std::string& resume) { return resume != "never" && resume != "auto"; }
-
-void resume(Run& run) {
-  const std::string& from = run.config.checkpoint.resume;
-  const NamedCheckpoint named = is_path(from) ? find_checkpoint(from) : NamedCheckpoint{.folder = run.config.checkpoint.dir, .name = ""};
-  std::error_code missing;
-  const bool own = !is_path(from) || std::filesystem::equivalent(named.folder, run.config.checkpoint.dir, missing);
-  agree(run.mesh.world, [&] {
-    if (!own) need_unused_folder(run);
-    // Locked before reading: another process that trains here could save between our load and our lock.
-    if (std::filesystem::exists(run.config.checkpoint.dir, missing)) take_checkpoints(run);
-  });
-  if (!share_folder(run) && !is_path(from)) return initial_weights(run);
-  const auto load = [&](CheckpointReader& reader) {
-    require_same_batch(saved_config(reader), run.loaded, reader.directory().string());
-    run.state = restore(reader, run.parts());
-  };
-  const RanksTogether together(run.mesh.world);
-  const std::optional<LoadedCheckpoint> loaded =
-      is_path(from) ? load_checkpoint(from, load, together) : load_newest(named.folder, load, together);
-  if (!loaded) return initial_weights(run);
-  run.resumed = loaded->path.string();
-  if (own && run.checkpoints && named.name.empty()) run.checkpoints->adopt(*loaded);  // others may have been passed over
-}
-
-// The folder is this run's from here on. What was seen of it before may be true no more: another process may have trained there meanwhile.
-void lock_folder(Run& run) {
-  const bool was_locked = run.checkpoints.has_value();
-  take_checkpoints(run);
-  if (run.needs_unused_folder) {
-    require_unused_folder(run.config);
-  } else if (!was_locked) {
-    require_no_checkpoints(run.config);
-  }
-}
-
-// From here on the run leaves traces.
-void open_folder(Run& run, const std::vector<std::string>& arguments) {
-  agree(run.mesh.world, [&] {
-    if (!run.leads()) return;
-    lock_folder(run);
-    write_run_folder(run.loaded, arguments);
-    run.metrics.emplace(run.config.logging);
-  });
-  share_folder(run);
-  run.newest_checkpoint = run.resumed;
-  if (!run.metrics) return;
-  const StartEvent event{.folder = run.config.logging.dir,
-                         .resumed = run.resumed,
-                         .step = run.state.step,
-                         .steps = run.config.training.steps,
-                         .parameters = run.plan.parameters(),
-                         .training_tokens = run.data.train->tokens(),
-                         .validation_sets = run.data.valid.sets(),
-                         .precision = precision_text(run.config.precision),
-                         .device = run.device->name(),
-                         .threads = num_threads()};
-  if (run.events.started) run.events.started(event);
-  for (const std::string& warning : run.plan.warnings()) log_warning(warning);
-  run.metrics->write(event);
-}
 
 // ---- one step
 
@@ -316,20 +161,10 @@ bool write_texts(Run& run) {
 }
 
 // False if the disk did not take it; training goes on and tries again at the next interval.
-bool save(Run& run) {
-  const auto progressed = [&run] { run.doing("save"); };
-  const auto start = Clock::now();
-  SaveEvent event{.step = run.state.step};
-  try {
-    const CheckpointContent content = checkpoint_content(run.parts(), run.state);
-    event.path = run.newest_checkpoint = save_together(run.mesh.world, run.checkpoints, content, progressed).path.string();
-  } catch (const Error& error) {
-    if (error.code() != ExitCode::storage) throw;
-    ++run.failed_saves;
-    event.problem = error.what();
-    log_error("checkpoint of step ", run.state.step, " not saved: ", error.what());
-  }
-  event.seconds = seconds_since(start);
+bool save(Run& run, SaveFor purpose) {
+  const SaveEvent event = save_run(run.parts(), run.state, run.checkpoints, purpose, [&run] { run.doing("save"); });
+  if (!event.path.empty()) run.newest_checkpoint = event.path;
+  if (!event.problem.empty()) ++run.failed_saves;
   publish(run, run.events.saved, event);
   return event.problem.empty();
 }
@@ -349,15 +184,22 @@ bool after_step(Run& run) {
     evaluate_and_write(run);
   } catch (const Error& error) {
     // The others are at another place, unless they have thrown alike.
-    if (run.mesh.world.size() == 1 || error.code() == ExitCode::data) save(run);
+    if (run.mesh.world.size() == 1 || error.code() == ExitCode::data) save(run, SaveFor::stopping);
     throw;
   }
-  return due(run, run.config.checkpoint.interval) && save(run);
+  return due(run, run.config.checkpoint.interval) && save(run, SaveFor::keeping);
+}
+
+// Beside the checkpoint that it continues from, where there is to be one.
+bool has_export(const Run& run) {
+  std::error_code error;
+  const bool own = !run.config.checkpoint.exported || std::filesystem::exists(export_folder(run.config, run.state.step), error);
+  return run.mesh.world.all(uint8_t{own}).front() != 0;
 }
 
 ExitCode loop(Run& run) {
-  // Whether this state is on the disk, in this run's folder: a path may have named a checkpoint of another run.
-  bool saved = !run.resumed.empty() && run.config.checkpoint.resume == "auto";
+  // Whether this state is on the disk, with its export and in this run's folder: a path may have named a checkpoint of another run.
+  bool saved = !run.resumed.empty() && run.config.checkpoint.resume == "auto" && has_export(run);
   const auto at_end = [&run] { return run.state.step >= run.config.training.steps; };
   if (run.state.owes_anything() || (at_end() && !saved)) saved = after_step(run);
   for (bool stepped = false;; stepped = true) {
@@ -365,7 +207,7 @@ ExitCode loop(Run& run) {
     const Request request = stepped && run.mesh.world.size() > 1 ? run.pending : poll(run);
     run.pending = Request::none;
     const bool finished = at_end() && !run.state.owes_anything();
-    if (request != Request::none && !saved) saved = save(run);
+    if (request != Request::none && !saved) saved = save(run, request == Request::save_and_stop ? SaveFor::stopping : SaveFor::keeping);
     if (request == Request::save_and_stop && !finished) return saved ? ExitCode::stopped : ExitCode::storage;
     if (finished) return saved ? ExitCode::ok : ExitCode::storage;
     take_step(run);
@@ -376,11 +218,11 @@ ExitCode loop(Run& run) {
 }  // namespace
 
 TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& arguments, const TrainEvents& events, const Mesh& mesh) {
-  const auto start = Clock::now();
+  const auto began = Clock::now();
   set_num_threads(loaded.config.training.threads);
   require_size(mesh.data, "parallel.data", loaded.config.parallel.data);
   Run run(loaded, events, mesh);
-  run.config.checkpoint.resume == "never" ? start_fresh(run) : resume(run);
+  start(run);
   open_folder(run, arguments);
   return {.exit = loop(run),
           .steps = run.state.step,
@@ -388,7 +230,7 @@ TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& a
           .skipped_steps = run.state.skipped_steps,
           .best_valid_loss = run.state.best_valid_loss,
           .last_valid_loss = run.last_valid_loss,
-          .seconds = seconds_since(start),
+          .seconds = seconds_since(began),
           .tokens_per_second = run.throughput.mean_tokens_per_second(),
           .failed_saves = run.failed_saves,
           .dropped_lines = run.metrics ? run.metrics->dropped() : 0,

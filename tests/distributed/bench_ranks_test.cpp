@@ -23,7 +23,7 @@ class BenchOnRanks : public LaunchedTraining {
     return out;
   }
   static std::vector<std::string> train(std::vector<std::string> more) {
-    std::vector<std::string> words = {"bench", "train", "run.json", "--set", "model.vocab_size=64", "--time-budget", "0"};
+    std::vector<std::string> words = {"bench", "train", "run.json", "--time-budget", "0"};
     words.insert(words.end(), more.begin(), more.end());
     return words;
   }

@@ -62,6 +62,7 @@ TEST_F(LaunchedTensorRanks, EvaluateAndWriteWithExpertsWhatOneProcessDoes) {
   const auto run = launch(2, train("run", model({"--set", "model.moe.num_experts=4", "--set", "model.moe.num_experts_per_tok=2", "--set",
                                                  "model.moe.intermediate_size=32", "--set", "parallel.expert=2"})));
   ASSERT_EQ(run.exit_code, 0) << run.errors;
+  EXPECT_THAT(run.output, HasSubstr("run run | 2 ranks: data 2, experts over 2 data ranks | "));
   expect_alike_alone_and_together();
 }
 
@@ -105,6 +106,7 @@ TEST_F(LaunchedTensorRanks, TrainTheConfigurationThatIsShipped) {
   const auto run = launch(4, {"train", config, "--set", "logging.dir=shipped", "--set", "training.steps=6", "--set", "eval.iters=1",
                               "--set", "training.threads=1"});
   EXPECT_EQ(run.exit_code, 0) << run.errors;
+  EXPECT_THAT(run.output, HasSubstr("run shipped | 4 ranks: data 2 x tensor 2 | "));
   EXPECT_THAT(run.output, HasSubstr("done | step 6"));
   EXPECT_THAT(mantissa({"verify", "shipped"}).output, HasSubstr("; the codes of 16 weights follow from their masters"));
 }

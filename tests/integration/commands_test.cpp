@@ -294,6 +294,18 @@ TEST_F(CommandsTest, BenchOfTrainingMeasuresStepsWithoutReadingData) {
   EXPECT_EQ(mantissa({"bench", "train", "run.json", "--time-budget", "1", "--json", "/dev/full"}).exit_code, 7);
 }
 
+// As train does; without the text the message says what to set.
+TEST_F(CommandsTest, BenchOfTrainingTakesTheVocabularyFromTheTokenizer) {
+  const std::vector<std::string> command = {
+      "bench", "train", "run.json", "--time-budget", "0", "--set", "model.vocab_size=null", "--set", "data.tokenizer=char"};
+  const auto bench = mantissa(command);
+  EXPECT_EQ(bench.exit_code, 0) << bench.errors;
+  std::filesystem::remove(folder_ / "text.txt");
+  const auto refused = mantissa(command);
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_THAT(refused.errors, HasSubstr("name yours with --set data.path=FILE"));
+}
+
 // Forty times the layers are slower on any machine.
 TEST_F(CommandsTest, BenchOfTrainingComparesTwoSettingsByTurns) {
   const std::vector<std::string> deeper = {"--against", "model.num_layers=80", "--against", "training.threads=1"};

@@ -79,6 +79,13 @@ const std::vector<Broken> kBrokenConfigs = {
     {R"("model": {"hidden_size": 100})", {"model.hidden_size: must be a multiple", "c.json:2:26"}},
     {R"("training": {"seq_len": 4096})", {"training.seq_len: must be at most model.max_position_embeddings 1024", "c.json:2:25"}},
     {R"("training": {"device": "cuda"})", {"training.device: there is no backend for CUDA yet", "c.json:2:24"}},
+    // What no export could hold.
+    {R"("model": {"norm": "layer"}, "checkpoint": {"export": {}})",
+     {"checkpoint.export: no model of Hugging Face has these options", "model.position must be learned", "c.json:2:54"}},
+    {R"("precision": {"recipe": "mxfp4_qat"}, "checkpoint": {"export": {"weights": "packed", "convention": "sglang"}})",
+     {"checkpoint.export: ", "take the convention compressed-tensors"}},
+    {R"("precision": {"dtype": "fp32"}, "checkpoint": {"export": {"dtype": "bf16"}})",
+     {"checkpoint.export.dtype: bf16 does not hold embed, which computes in fp32: take auto or fp32", "c.json:2:68"}},
     // Files.
     {R"("checkpoint": {"init_from": "none"})", {"checkpoint.init_from: no such checkpoint", "c.json:2:29"}},
     {R"("checkpoint": {"resume": "none"})", {"checkpoint.resume: no such checkpoint", "c.json:2:26"}},

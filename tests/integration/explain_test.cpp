@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "mantissa/base/printable.h"
+#include "mantissa/base/text.h"
 #include "process.h"
 
 namespace mantissa {
@@ -18,8 +19,11 @@ using test::read_file;
 using test::run_mantissa;
 using test::TemporaryFolder;
 using test::write_file;
+using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::MatchesRegex;
+using ::testing::Not;
 
 const std::filesystem::path kGolden = std::filesystem::path(MANTISSA_SOURCE_DIR) / "tests" / "golden" / "explain";
 
@@ -85,8 +89,9 @@ TEST(Explain, LongNamesAndManyLayersStayWithinAHundredColumns) {
   const std::string pattern = R"(re:layers\\.\\d*[02468]\\.()" + std::string(900, 'x') + "|mlp.*|.*out)";
   write_file(folder / "c.json", deep_config(name, pattern));
   const std::string output = narrow("c.json", folder.path());
-  for (const char* const part : {"layers.{0,2,4,...,998}.mlp.up ", "layers.{1,3,...,999}.mlp.down ", "layers.{0,2,...,998}.attn.out ",
-                                 "layers.{0..999}.mlp_norm ", "position ", "[4194304, 1048576]", "fr...to ", "mx...ct ", " rules.0 "}) {
+  for (const char* const part :
+       {"layers.{0,2,4,6,...,998}.mlp.up ", "layers.{1,3,5,...,999}.mlp.down ", "layers.{0,2,4,...,998}.attn.out ",
+        "layers.{0..999}.mlp_norm ", "position ", "[4194304, 1048576]", "fro..._to ", "mxf...act ", " rules.0 ", "8.8 PiB"}) {
     EXPECT_THAT(output, HasSubstr(part));
   }
   const ProcessResult wide = run_mantissa({"explain", "--wide", "c.json"}, folder.path());
@@ -130,16 +135,97 @@ TEST(Explain, PatternsAreCutBetweenCharacters) {
   }
 }
 
+std::vector<std::filesystem::path> shipped_configs() {
+  std::vector<std::filesystem::path> paths;
+  for (const auto& config : std::filesystem::directory_iterator(std::filesystem::path(MANTISSA_SOURCE_DIR) / "configs")) {
+    if (config.path().extension() == ".json" && config.path().filename() != "config.schema.json") paths.push_back(config.path());
+  }
+  return paths;
+}
+
 TEST(Explain, EveryPresetWithEveryShippedConfigurationStaysWithinAHundredColumns) {
-  const std::filesystem::path root = MANTISSA_SOURCE_DIR;
-  for (const auto& config : std::filesystem::directory_iterator(root / "configs")) {
-    if (config.path().extension() != ".json" || config.path().filename() == "config.schema.json") continue;
+  for (const std::filesystem::path& path : shipped_configs()) {
     for (const char* const recipe : {"high", "mxfp8", "mxfp8_weights", "mxfp4_qat", "mxfp4_qat_mxfp8_act"}) {
       const std::vector<std::string> sets = {
           "--set", "model.vocab_size=50304", "--set", "model.intermediate_size=12288", "--set", std::string("precision.recipe=") + recipe};
-      EXPECT_THAT(narrow("configs/" + config.path().filename().string(), root, sets), HasSubstr(recipe));
+      EXPECT_THAT(narrow("configs/" + path.filename().string(), MANTISSA_SOURCE_DIR, sets), HasSubstr(recipe));
     }
   }
+}
+
+// The cells of a column of the narrow table.
+std::vector<std::string> column_of(const std::string& output, const std::string& head) {
+  const std::vector<std::string> table = table_of(output);
+  if (table.empty()) return {};
+  const size_t begin = table.front().find("  " + head + "  ");
+  std::vector<std::string> cells;
+  for (const std::string& line : table) cells.push_back(line.substr(begin + 2, line.find(' ', begin + 2) - begin - 2));
+  return cells;
+}
+
+// Of a table whose ranks share weights nothing is cut to nothing: of a recipe its ends are left, of a rule its key.
+void expect_recipes_and_rules(const std::string& output) {
+  EXPECT_THAT(column_of(output, "recipe"), Contains("high"));
+  for (const std::string& recipe : column_of(output, "recipe")) {
+    EXPECT_THAT(recipe, MatchesRegex("recipe|high|mxfp8|mxfp4_qat_mxfp8_act|mxf[^ ]*\\.\\.\\.[^ ]*ct"));
+  }
+  for (const std::string& rule : column_of(output, "rule")) EXPECT_THAT(rule, MatchesRegex("rule|recipe|-|rules\\.[01]"));
+}
+
+TEST(Explain, EveryShippedConfigurationOnRanksThatShareWeightsStaysWithinAHundredColumns) {
+  const std::string rules =
+      R"(precision.rules=[{"match": "layers.0.*", "recipe": "high"}, {"match": "layers.*.down", "recipe": "mxfp4_qat_mxfp8_act"}])";
+  for (const std::filesystem::path& path : shipped_configs()) {
+    const bool experts = read_file(path.string()).find("num_experts") != std::string::npos;
+    for (const auto& [tensor, expert] : {std::pair{2, 1}, {1, 4}, {2, 2}, {4, 8}}) {
+      if (expert > 1 && !experts) continue;
+      std::vector<std::string> words = {"--world", std::to_string(tensor * expert), "--set", "precision.recipe=mxfp8", "--set", rules};
+      for (const std::string& set :
+           {text("parallel.data=", expert), text("parallel.tensor=", tensor), text("parallel.expert=", expert),
+            text("training.global_batch_size=null"), text("training.grad_accum=1"), text("model.vocab_size=50304"),
+            text("model.num_attention_heads=16"), text("model.num_key_value_heads=16"), text("model.intermediate_size=12288")}) {
+        words.insert(words.end(), {"--set", set});
+      }
+      SCOPED_TRACE(text(path, " tensor ", tensor, " expert ", expert));
+      const std::string output = narrow("configs/" + path.filename().string(), MANTISSA_SOURCE_DIR, words);
+      EXPECT_THAT(output, HasSubstr(text(tensor * expert, " ranks: data ", expert)));
+      expect_recipes_and_rules(output);
+    }
+  }
+}
+
+// "experts / ranks" of the shape, whole where nothing is divided; the wide table has the shape and what a rank holds, in full.
+TEST(Explain, TheNarrowTableDividesTheShapeByTheRanks) {
+  const std::vector<std::string> words = {"--world",           "16",    "--set",          "parallel.tensor=2", "--set",
+                                          "parallel.expert=8", "--set", "parallel.data=8"};
+  const std::string output = narrow("configs/qwen3-moe-30b-a3b.json", MANTISSA_SOURCE_DIR, words);
+  for (const char* const part :
+       {"shape/ranks", " [128/8, 1536/2, 2048] ", " [128/8, 2048, 768/2] ", " [128, 2048] ", " [2048] ", " [151936/2, 2048] ",
+        "16 ranks: data 8 x tensor 2, experts over 8 data ranks", "36.0 GiB", "memory of a rank | total "}) {
+    EXPECT_THAT(output, HasSubstr(part));
+  }
+  EXPECT_THAT(output, Not(HasSubstr("on a rank  ")));
+  std::vector<std::string> wide = {"explain", "--wide", "configs/qwen3-moe-30b-a3b.json"};
+  wide.insert(wide.end(), words.begin(), words.end());
+  const std::string all = run_mantissa(wide, MANTISSA_SOURCE_DIR).output;
+  for (const char* const part : {" [128, 1536, 2048] ", " experts rows [16, 768, 2048] ", " experts columns [16, 2048, 384] ", " whole ",
+                                 "38654705664\n", "layers.{0..47}.moe.experts.gate_up "}) {
+    EXPECT_THAT(all, HasSubstr(part));
+  }
+}
+
+// Shapes beyond all models take room from the module alone.
+TEST(Explain, HugeShapesOnManyRanksStayWithinAHundredColumns) {
+  const TemporaryFolder folder;
+  write_file(folder / "c.json",
+             R"({"model": {"vocab_size": 1048576, "hidden_size": 1048576, "num_layers": 1000, "num_attention_heads": 4096,
+      "intermediate_size": 4194304, "moe": {"num_experts": 4096, "num_experts_per_tok": 2, "intermediate_size": 4194304}},
+    "precision": {"recipe": "mxfp4_qat_mxfp8_act"}, "parallel": {"data": 1024, "tensor": 64, "expert": 1024},
+    "training": {"seq_len": 512, "micro_batch_size": 1, "global_batch_size": 1024}, "data": {"path": "nowhere.txt"}})");
+  const std::string output = narrow("c.json", folder.path());
+  EXPECT_THAT(output, HasSubstr(" [4096/1024, 8388608/64, 1048576] "));
+  EXPECT_THAT(output, HasSubstr(" mxf...ct "));
+  EXPECT_THAT(output, HasSubstr("EiB"));
 }
 
 TEST(Explain, JsonAndTextAgree) {

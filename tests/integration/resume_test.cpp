@@ -242,6 +242,24 @@ TEST_F(ResumeTest, ChangedValidationDataIsRefused) {
   EXPECT_THAT(error.what(), HasSubstr("valid.txt: the validation data changed since the checkpoint"));
 }
 
+TEST_F(ResumeTest, AnotherModelIsRefused) {
+  const std::vector<std::string> scaled{R"(model.rope_scaling={"type": "yarn", "factor": 4})"};
+  run("plain"), run("scaled", scaled);
+  const auto refused = [&](const std::string& name, std::vector<std::string> sets) {
+    sets.insert(sets.end(), {"training.steps=30", "checkpoint.resume=auto"});
+    const Error error = error_of([&] { run(name, sets); });
+    EXPECT_EQ(error.code(), ExitCode::usage);
+    return std::string(error.what());
+  };
+  EXPECT_THAT(refused("plain", scaled), HasSubstr("model.rope_scaling: null in the checkpoint, not here"));
+  EXPECT_THAT(refused("plain", {"model.sliding_window=9"}), HasSubstr("model.sliding_window: 0, 0 by layer in the checkpoint, 9, 9 here"));
+  EXPECT_THAT(refused("plain", {"model.sliding_window=9", "model.sliding_layers=[0]"}),
+              HasSubstr("model.sliding_window: 0, 0 by layer in the checkpoint, 9, 0 here"));
+  EXPECT_THAT(refused("scaled", {}), HasSubstr("model.rope_scaling: in the checkpoint, null here"));
+  EXPECT_THAT(refused("scaled", {R"(model.rope_scaling={"type": "yarn", "factor": 5})"}),
+              HasSubstr("model.rope_scaling.factor: 4 in the checkpoint, 5 here"));
+}
+
 TEST_F(ResumeTest, AnotherDataOrderIsRefused) {
   const auto refused = [&](const std::string& name, std::vector<std::string> sets) {
     sets.insert(sets.end(), {"training.steps=30", "checkpoint.resume=auto"});

@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "mantissa/base/text.h"
 #include "process.h"
 
 namespace mantissa {
@@ -46,10 +47,12 @@ class World : public ::testing::Test {
     };
     EXPECT_EQ(json::parse(output({"config", "check", "run.json"}), nullptr, true, true).at("parallel").at("data"), ranks);
     EXPECT_EQ(json::parse(output({"explain", "run.json", "--json"})).at("layout").at("data"), ranks);
-    EXPECT_THAT(output({"explain", "run.json"}), HasSubstr(" | ranks " + std::to_string(ranks) + " | "));
+    EXPECT_THAT(output({"explain", "run.json"}), HasSubstr(ranks > 1 ? text(" | ", ranks, " ranks: data ", ranks, " | ") : " | 1 rank | "));
     const std::string preview = output({"train", "run.json", "--dry-run"});
-    EXPECT_THAT(preview, HasSubstr((ranks > 1 ? std::to_string(ranks) + " ranks x " : "step     ") +
+    EXPECT_THAT(preview, HasSubstr((ranks > 1 ? text(ranks, " data ranks x ") : "step     ") +
                                    "2 x 2 sequences of 16 = " + std::to_string(64 * ranks) + " tokens"));
+    EXPECT_EQ(preview.find(text("layout   ", ranks, " ranks: data ", ranks, '\n')) != std::string::npos, ranks > 1);
+    EXPECT_EQ(preview.find("  exchange        ") != std::string::npos, ranks > 1);
     EXPECT_EQ(preview.find("on each rank") != std::string::npos, ranks > 1);
     EXPECT_FALSE(std::filesystem::exists(folder_ / "runs"));
   }
@@ -82,6 +85,19 @@ TEST_F(World, GivenInWordsIsThatOfTheRun) {
   expect_refusal({"--world", "1"}, "needs 4 ranks, but this is one process alone");
 }
 
+TEST_F(World, IsNamedByWhatTheRanksShare) {
+  json config = json::parse(test::read_file(folder_ / "run.json"));
+  config["model"]["moe"] = {{"num_experts", 4}, {"num_experts_per_tok", 2}, {"intermediate_size", 32}};
+  config["parallel"] = {{"tensor", 2}, {"expert", 2}};
+  test::write_file(folder_ / "run.json", config.dump());
+  const ProcessResult preview = mantissa({"train", "run.json", "--dry-run", "--world", "8"});
+  EXPECT_EQ(preview.exit_code, 0) << preview.errors;
+  for (const char* const part : {"layout   8 ranks: data 4 x tensor 2, experts over 2 data ranks\n",
+                                 "4 data ranks x 2 x 2 sequences of 16 = 256 tokens", " of tensors on each rank\n", "  exchange        "}) {
+    EXPECT_THAT(preview.output, HasSubstr(part));
+  }
+}
+
 TEST_F(World, OfNoOrTooManyRanksIsRefused) {
   for (const char* const wrong : {"0", "-1", "65537"}) {
     expect_refusal({"--world", wrong}, "--world: must be 1 to 65536, got " + std::string(wrong));
@@ -101,7 +117,7 @@ TEST_F(World, OfALauncherIsThatOfADryRun) {
   const Words two = {"RANK=0", "WORLD_SIZE=2", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=29999"};
   const ProcessResult run = mantissa({"train", "run.json", "--dry-run"}, two);
   EXPECT_EQ(run.exit_code, 0) << run.errors;
-  EXPECT_THAT(run.output, HasSubstr("2 ranks x 2 x 2"));
+  EXPECT_THAT(run.output, HasSubstr("2 data ranks x 2 x 2"));
   const ProcessResult other = mantissa({"train", "run.json", "--dry-run", "--world", "4"}, two);
   EXPECT_EQ(other.exit_code, 2);
   EXPECT_THAT(other.errors, HasSubstr("--world 4, but this is rank 0 of 2"));
@@ -120,8 +136,8 @@ TEST_F(World, OfExplainTellsBytesAndWhichRateIsMissingForTheTime) {
                     link = explained({"--world", "4", "--link", "1e6"}),
                     both = explained({"--world", "4", "--flops", "1e9", "--link", "1e6"});
   for (const std::string& output : {neither, flops, link, both}) {
-    for (const char* const part : {"memory of a rank | masters ", " B | exchange ", "bytes sent a step, all ranks | gradients ",
-                                   "a gather moves 2.002 B per parameter that is a value\n"})
+    for (const char* const part : {"memory of a rank | total ", " B | masters ", " B | exchange ",
+                                   "bytes sent a step, all ranks | gradients ", "a gather moves 2.002 B per parameter that is a value\n"})
       EXPECT_THAT(output, HasSubstr(part));
   }
   const char* const give_flops = "give --flops, FLOP/s of a rank, which bench train or bench gemm measures";

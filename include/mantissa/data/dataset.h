@@ -11,8 +11,9 @@
 namespace mantissa {
 
 // The files a path or glob names: sorted by bytes; of a Megatron pair the .bin; a prefix P stands for P.bin with P.idx. A name that exists
-// is taken literally. Throws Error(usage) with the pattern and what the folder holds if nothing matches, or for a folder.
-std::vector<std::string> expand_paths(const std::string& pattern);
+// is taken literally. Throws Error(usage) with the pattern and what the folder holds if nothing matches, or for a folder; with `key`, that
+// of the pattern in a configuration, also how to name another file.
+std::vector<std::string> expand_paths(const std::string& pattern, const std::string& key = {});
 
 // The concatenation of files in the given order.
 class TokenFiles {

@@ -1,12 +1,16 @@
 // The state of a run in a checkpoint: for each parameter the fp32 master ("master.<name>") and both moments ("m.<name>", "v.<name>"), each
-// buffer ("buffer.<name>"), the counters, the resolved config, the tokenizer and the fingerprints of the data. The learning rate is a
-// function of the step; the values in the compute dtype are rounded from the masters on load.
+// buffer ("buffer.<name>"), files that came with an imported model ("file.<name>"), the counters, the resolved config, the tokenizer and
+// the fingerprints of the data. The learning rate is a function of the step; the values in the compute dtype are rounded from the masters
+// on load.
 #pragma once
 
+#include <array>
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "mantissa/data/open_data.h"
 #include "mantissa/io/checkpoint_directory.h"
@@ -41,6 +45,27 @@ struct TrainState {
   bool owes_anything() const { return owes_evaluation || owes_texts; }
 };
 
+// The bytes of a file that came with an imported model and goes with it: tokenizers, generation_config.json, the config.json it had. In a
+// checkpoint "file.<name>".
+struct CarriedFile {
+  std::string name, bytes;
+};
+inline const std::string kCarriedPrefix = "file.";
+inline constexpr std::array kCarriedFiles = {"config.json",
+                                             "generation_config.json",
+                                             "tokenizer.json",
+                                             "tokenizer_config.json",
+                                             "special_tokens_map.json",
+                                             "added_tokens.json",
+                                             "vocab.json",
+                                             "merges.txt",
+                                             "tokenizer.model",
+                                             "chat_template.jinja",
+                                             "chat_template.json"};
+
+// Throws Error(data) for other names.
+std::vector<CarriedFile> carried_files(CheckpointReader& reader);
+
 // What a checkpoint is made of, and what it is restored into.
 struct TrainedParts {
   const RunConfig& config;
@@ -48,6 +73,7 @@ struct TrainedParts {
   const Data& data;
   ParameterSet& parameters;
   Optimizer& optimizer;
+  std::span<const CarriedFile> files = {};
 };
 
 // What is saved, of this rank's parts; the updates are those of the optimizer. It refers to the memory of parameters and optimizer. A call
@@ -86,6 +112,7 @@ struct LoadedModel {
   int64_t step = 0;
   RunConfig config;
   std::optional<Tokenizer> tokenizer;
+  std::vector<int32_t> end_tokens;  // of an imported model: those of generation_config.json, else of config.json
   std::unique_ptr<Backend> device;
   std::unique_ptr<Gpt> model;
 };
@@ -94,8 +121,17 @@ struct LoadedModel {
 // require_same_codes() does. Returns how many there are; a checkpoint without a plan says nothing of codes.
 int64_t verify_codes(CheckpointReader& reader);
 
+// The config of a checkpoint, for one process, and the plan of its model, without the model. Throws Error(data) if its tensors are not the
+// model's.
+struct SavedModel {
+  RunConfig config;
+  PrecisionPlan plan;
+};
+SavedModel saved_model(const CheckpointReader& reader);
+
 // Of the checkpoint that a path stands for (load_checkpoint). The saved config is compared with the tensors before anything of its size is
 // made: Error(data) where they do not fit; Error(usage) where the model cannot be divided among the ranks, which call this together.
-LoadedModel load_model(const std::filesystem::path& path, const TensorRanks& ranks = {});
+// dtype: stands for precision.dtype; the codes are those of the checkpoint either way.
+LoadedModel load_model(const std::filesystem::path& path, const TensorRanks& ranks = {}, std::optional<Dtype> dtype = {});
 
 }  // namespace mantissa

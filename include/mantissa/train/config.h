@@ -12,6 +12,7 @@
 #include "mantissa/data/data_config.h"
 #include "mantissa/models/model_config.h"
 #include "mantissa/precision/plan.h"
+#include "mantissa/train/export_options.h"
 
 namespace mantissa {
 
@@ -193,6 +194,8 @@ struct CheckpointConfig {
   std::string resume = "never";
   std::optional<std::string> init_from;
   bool allow_recipe_change = false;
+  std::vector<std::string> allow_model_change = {};
+  std::optional<ExportOptions> exported = {};  // "export"
 
   void fields(auto& v) {
     v("dir", dir, "folder of the checkpoints; %d: logging.dir, %n: run name");
@@ -203,9 +206,16 @@ struct CheckpointConfig {
     v("resume", resume,
       "never: refuse a run folder that is in use; auto: the checkpoint that `latest` names, else the newest valid one, else a fresh start; "
       "or a path");
-    v("init_from", init_from, "checkpoint whose weights start this run at step 0 with a new optimizer; excludes a path in resume",
+    v("init_from", init_from,
+      "checkpoint whose weights start this run at step 0 with a new optimizer; without a section model its model is taken; excludes a path "
+      "in resume",
       limits::input_path);
     v("allow_recipe_change", allow_recipe_change, "resume although modules compute in other formats than those of the checkpoint");
+    v("allow_model_change", allow_model_change,
+      "keys of section model, as model.rope_theta, that may differ from the model of init_from although they change what it computes");
+    v("export", exported,
+      "a folder of Hugging Face's form beside every checkpoint of interval, of the end and of SIGUSR2: exports/step-* in the run folder; "
+      "null: none");
   }
 };
 

@@ -149,8 +149,9 @@ struct PrecisionEvent {
 
 struct SaveEvent {
   int64_t step = 0;
-  std::string path = {};     // empty: it failed
-  std::string problem = {};  // why
+  std::string path = {};      // empty: it failed
+  std::string exported = {};  // folder of the export beside it; empty: there is none, or it failed
+  std::string problem = {};   // why
   double seconds = 0.0;
 
   void fields(auto& v) {
@@ -159,6 +160,7 @@ struct SaveEvent {
     v("seconds", seconds);
   }
   void last_fields(auto& v) {
+    if (!exported.empty()) v("export", exported);
     if (!problem.empty()) v("problem", problem);
   }
 };
@@ -223,7 +225,6 @@ std::string evaluation_line(const EvaluationEvent& event);
 std::string text_box(const TextEvent& event);
 
 std::string duration_text(double seconds);  // "53m33s", "2h05m", "12s"
-std::string bytes_text(int64_t bytes);      // "4.5 GiB"
 
 // The speed of a run: tokens over seconds, both as moving averages (0.95, corrected for the start), so that a stall counts by its length.
 class Throughput {

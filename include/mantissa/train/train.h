@@ -18,14 +18,15 @@
 namespace mantissa {
 
 struct TrainSummary {
-  ExitCode exit = ExitCode::ok;  // ok; stopped: a request was met, a checkpoint exists; storage: the last save failed
-  int64_t steps = 0;             // done in the run so far
+  ExitCode exit =
+      ExitCode::ok;   // ok; stopped: a request was met, a checkpoint exists; storage: the last save failed, or the export beside it
+  int64_t steps = 0;  // done in the run so far
   int64_t tokens = 0;
   int64_t skipped_steps = 0;
   std::optional<double> best_valid_loss, last_valid_loss;
   double seconds = 0.0;  // of this call
   double tokens_per_second = 0.0;
-  int64_t failed_saves = 0;
+  int64_t failed_saves = 0;        // of a checkpoint, or of the export beside it
   int64_t dropped_lines = 0;       // of metrics and events
   std::string folder, checkpoint;  // the run folder; the newest checkpoint, "" if there is none
 };

@@ -1,0 +1,12 @@
+// Numbers of bytes as people read them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace mantissa {
+
+// "512 B", "1.5 KiB", "4.5 GiB": in the largest of B, KiB, ... EiB of which there is at least one; not negative.
+std::string bytes_text(int64_t bytes);
+
+}  // namespace mantissa

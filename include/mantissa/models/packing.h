@@ -1,0 +1,69 @@
+// How codes and scales lie in files of Hugging Face's form: the names of their tensors and quantization_config, by convention.
+//
+//   compressed-tensors  X.weight F8_E4M3 or X.weight_packed U8 [out, in / 2], X.weight_scale U8 [out, in / 32]
+//   sglang              X.weight F8_E4M3, X.weight_scale_inv U8, which holds the scale in spite of its name
+//   modelopt            X.weight F8_E4M3, X.weight_scale U8; hf_quant_config.json beside config.json
+//   gpt-oss             its experts only: X_blocks U8 [E, out, in / 32, 16], X_scales U8 [E, out, in / 32], whatever is asked for
+//
+// Scales are E8M0, compact, one for 32 values along a row, whatever the blocks they come from. sglang and modelopt have no E2M1.
+#pragma once
+
+#include <array>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "mantissa/base/fields.h"
+#include "mantissa/formats/format.h"
+
+namespace mantissa {
+
+enum class Convention { compressed_tensors, sglang, modelopt };
+constexpr auto choices(Convention) {
+  return std::array{Choice{"compressed-tensors", Convention::compressed_tensors}, Choice{"sglang", Convention::sglang},
+                    Choice{"modelopt", Convention::modelopt}};
+}
+
+inline constexpr int64_t kPackedBlock = 32;
+
+// What a server multiplies by: codes of a weight, and whether it quantises the input to E4M3 as well.
+struct PackedScheme {
+  Format format = Format::e4m3;
+  bool inputs = false;
+  auto operator<=>(const PackedScheme&) const = default;
+};
+
+struct PackedNames {
+  std::string codes, scales;
+};
+// Of a tensor "X.weight", or, of gpt-oss, "X".
+PackedNames packed_names(const std::string& weight, Format format, Convention convention);
+// Linears of a file by name ("model.layers.0.mlp.up_proj"): those with a scheme are codes, the others are not.
+using PackedModules = std::map<std::string, std::optional<PackedScheme>>;
+
+// Throws Error(usage) for what the convention has not: E2M1, or inputs that are quantised in one module and not in another.
+std::string quantization_config(const PackedModules& modules, Convention convention);
+// Of gpt-oss: only experts are codes.
+std::string mxfp4_config();
+// hf_quant_config.json of modelopt.
+std::string modelopt_side_file(const PackedModules& modules);
+
+// The way back: whether inputs are quantised, of modules that are codes. Throws Error(usage) for a quantization_config of which mantissa
+// does not know what it means, Error(data) for what is none.
+class PackedConfig {
+ public:
+  PackedConfig(std::string_view json, const std::string& source);
+  bool quantises_input(const std::string& module) const;
+
+ private:
+  struct Group {
+    std::vector<std::string> targets;
+    bool inputs;
+  };
+  void read_groups(const std::string& json, const std::string& source);
+  std::vector<Group> groups_;
+};
+
+}  // namespace mantissa

@@ -1,0 +1,41 @@
+// A checkpoint as a folder of Hugging Face's form whose weights are what forward multiplies by, and the proof that they are.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "mantissa/io/checkpoint_reader.h"
+#include "mantissa/models/hugging_face.h"
+#include "mantissa/train/export_options.h"
+#include "mantissa/train/forward_weights.h"
+
+namespace mantissa {
+
+struct ExportedModel {
+  Family family = Family::qwen3;
+  int64_t tensors = 0, bytes = 0;
+};
+
+// Writes `output`, a folder that is not there yet: config.json, the weights, tokenizer and generation files as they were imported, and
+// mantissa.json, which says of every tensor what it was made from and its hash. Before it gets its name the weights are read back and
+// compared. Memory is a slab of some megabytes, or one matrix where the family keeps it transposed; no model is built.
+// Throws Error(usage) for a model that no family expresses, for values that the type cannot hold and for codes that the convention cannot,
+// with the name of the module, Error(data) for a damaged checkpoint
+// and for values that are NaN or Inf, Error(storage).
+ExportedModel export_model(CheckpointReader& reader, const std::filesystem::path& output, const ExportOptions& options);
+
+// In what a folder's model computes otherwise than a checkpoint's: "model.rope_theta: 10000 in the checkpoint, 500 here"; nothing if it is
+// the same.
+std::vector<std::string> export_model_differences(const FamilyWeights& folder, const ModelConfig& model);
+
+// Of one model: the first value of a folder that differs from what forward multiplies by: "model.embed_tokens.weight[3, 5] is 0.5, and the
+// ... 0.25". Zeros are equal whatever their sign where forward decodes -0 as 0.
+std::optional<std::string> export_difference(FamilyWeights& folder, ForwardReader& weights);
+
+// Compares the bytes of every tensor with the hashes in the folder's mantissa.json: how many tensors there are. Throws Error(data) that
+// names the first that differs, Error(usage) if the folder has no such file.
+int64_t verify_export(const std::filesystem::path& folder);
+
+}  // namespace mantissa

@@ -1,0 +1,106 @@
+#include "models/family_keys.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "mantissa/base/text.h"
+
+namespace mantissa {
+
+using nlohmann::json;
+
+namespace {
+
+constexpr size_t kShownBytes = 80;
+
+std::string shown(const json& value) {
+  const std::string whole = value.dump(-1, ' ', false, json::error_handler_t::replace);
+  return whole.size() <= kShownBytes ? whole : whole.substr(0, kShownBytes) + " ...";
+}
+
+}  // namespace
+
+FamilyKeys::FamilyKeys(const json& object, std::string source, std::string prefix)
+    : object_(object), source_(std::move(source)), prefix_(std::move(prefix)) {
+  require(object.is_object(), ExitCode::data, source_, ": ", prefix_.empty() ? "must be" : prefix_ + " must be", " a JSON object");
+}
+
+bool FamilyKeys::has(const std::string& name) {
+  known_.insert(name);
+  const auto found = object_.find(name);
+  return found != object_.end() && !found->is_null();
+}
+
+const json& FamilyKeys::value(const std::string& name) { return object_.at(name); }
+
+std::optional<int64_t> FamilyKeys::integer(const std::string& name) {
+  if (!has(name)) return {};
+  const json& found = value(name);
+  const bool whole = found.is_number_integer() && (!found.is_number_unsigned() || found.get<uint64_t>() <= uint64_t{INT64_MAX});
+  if (!whole) wrong(name, "an integer");
+  return found.get<int64_t>();
+}
+
+int64_t FamilyKeys::needed_integer(const std::string& name) {
+  const std::optional<int64_t> found = integer(name);
+  require(found.has_value(), ExitCode::data, source_, ": ", prefix_, name, " is missing");
+  return *found;
+}
+
+std::optional<double> FamilyKeys::number(const std::string& name) {
+  if (!has(name)) return {};
+  if (!value(name).is_number()) wrong(name, "a number");
+  return value(name).get<double>();
+}
+
+bool FamilyKeys::flag(const std::string& name, bool fallback) {
+  if (!has(name)) return fallback;
+  if (!value(name).is_boolean()) wrong(name, "true or false");
+  return value(name).get<bool>();
+}
+
+std::string FamilyKeys::word(const std::string& name, const std::string& fallback) {
+  if (!has(name)) return fallback;
+  if (!value(name).is_string()) wrong(name, "a string");
+  return value(name).get<std::string>();
+}
+
+std::vector<int64_t> FamilyKeys::integers(const std::string& name) {
+  std::vector<int64_t> out;
+  if (!has(name)) return out;
+  if (!value(name).is_array()) wrong(name, "a list of integers");
+  for (const json& entry : value(name)) {
+    if (!entry.is_number_integer()) wrong(name, "a list of integers");
+    out.push_back(entry.get<int64_t>());
+  }
+  return out;
+}
+
+void FamilyKeys::ignore(std::initializer_list<const char*> names) { known_.insert(names.begin(), names.end()); }
+
+void FamilyKeys::only(const std::string& name, const std::vector<json>& allowed) {
+  if (!has(name) || std::ranges::find(allowed, value(name)) != allowed.end()) return;
+  refuse(name, "mantissa computes only " + joined(allowed, " or ", [](const json& one) { return one.dump(); }));
+}
+
+void FamilyKeys::require_all_known() const {
+  std::vector<std::string> unknown;
+  for (const auto& [name, value] : object_.items()) {
+    if (!known_.contains(name) && !value.is_null()) unknown.push_back(text(prefix_, name, " = ", shown(value)));
+  }
+  constexpr size_t kShown = 10;
+  const size_t more = unknown.size() > kShown ? unknown.size() - kShown : 0;
+  unknown.resize(unknown.size() - more);
+  require(unknown.empty(), ExitCode::usage, source_, ": keys that mantissa does not know, and that may change what the model computes:\n  ",
+          joined(unknown, "\n  "), more > 0 ? text("\n  and ", more, " more") : "", "\nremove them if they change nothing");
+}
+
+void FamilyKeys::refuse(const std::string& name, const std::string& why) const {
+  fail(ExitCode::usage, source_, ": ", prefix_, name, " = ", shown(object_.at(name)), ": ", why);
+}
+
+void FamilyKeys::wrong(const std::string& name, const std::string& wanted) const {
+  fail(ExitCode::data, source_, ": ", prefix_, name, " must be ", wanted, ", got ", shown(object_.at(name)));
+}
+
+}  // namespace mantissa

@@ -1,0 +1,43 @@
+// The keys of a config.json: which were read, and what is wrong with them.
+#pragma once
+
+#include <initializer_list>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "mantissa/base/error.h"
+
+namespace mantissa {
+
+// null counts as absent. What has a value of another type is Error(data), what asks for something that is not to be had Error(usage).
+class FamilyKeys {
+ public:
+  FamilyKeys(const nlohmann::json& object, std::string source, std::string prefix = "");
+
+  bool has(const std::string& name);
+  const nlohmann::json& value(const std::string& name);  // that has() says is there
+  std::optional<int64_t> integer(const std::string& name);
+  std::optional<double> number(const std::string& name);
+  bool flag(const std::string& name, bool fallback);
+  std::string word(const std::string& name, const std::string& fallback);
+  std::vector<int64_t> integers(const std::string& name);
+  int64_t needed_integer(const std::string& name);
+
+  // Changes nothing that the model computes, whatever it says.
+  void ignore(std::initializer_list<const char*> names);
+  // Must be absent or one of these.
+  void only(const std::string& name, const std::vector<nlohmann::json>& allowed);
+  // Throws Error(usage) that lists the keys nobody asked for.
+  void require_all_known() const;
+  [[noreturn]] void refuse(const std::string& name, const std::string& why) const;
+  [[noreturn]] void wrong(const std::string& name, const std::string& wanted) const;
+
+ private:
+  const nlohmann::json& object_;
+  std::string source_, prefix_;
+  std::set<std::string> known_;
+};
+
+}  // namespace mantissa

@@ -1,0 +1,182 @@
+#include "mantissa/models/packing.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "mantissa/base/json.h"
+#include "mantissa/precision/rules.h"
+#include "models/family_keys.h"
+
+namespace mantissa {
+namespace {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+ordered_json operand(int bits, bool dynamic) {
+  return {{"num_bits", bits},  {"type", "float"},    {"strategy", "group"},         {"group_size", kPackedBlock},
+          {"symmetric", true}, {"dynamic", dynamic}, {"scale_dtype", "torch.uint8"}};
+}
+
+const char* format_of(const PackedScheme& scheme) { return scheme.format == Format::e4m3 ? "mxfp8-quantized" : "mxfp4-pack-quantized"; }
+
+// Modules by name; experts of a layer, of which there may be thousands, by one expression.
+std::vector<std::string> targets_of(const std::vector<std::string>& modules) {
+  std::vector<std::string> targets;
+  std::set<std::string> seen;
+  for (const std::string& module : modules) {
+    const size_t experts = module.find(".experts.");
+    std::string target = module;
+    if (experts != std::string::npos) {
+      const std::string head = module.substr(0, experts), tail = module.substr(module.rfind('.') + 1);
+      std::string escaped;
+      for (const char c : head) escaped += c == '.' ? std::string("\\.") : std::string(1, c);
+      target = "re:" + escaped + "\\.experts\\.\\d+\\." + tail + "$";
+    }
+    if (seen.insert(target).second) targets.push_back(target);
+  }
+  return targets;
+}
+
+std::map<PackedScheme, std::vector<std::string>> by_scheme(const PackedModules& modules) {
+  std::map<PackedScheme, std::vector<std::string>> schemes;
+  for (const auto& [name, scheme] : modules) {
+    if (scheme) schemes[*scheme].push_back(name);
+  }
+  return schemes;
+}
+
+std::vector<std::string> not_packed(const PackedModules& modules) {
+  std::vector<std::string> names;
+  for (const auto& [name, scheme] : modules) {
+    if (!scheme) names.push_back(name);
+  }
+  return targets_of(names);
+}
+
+ordered_json compressed_tensors(const PackedModules& modules) {
+  const auto schemes = by_scheme(modules);
+  ordered_json groups = ordered_json::object();
+  for (const auto& [scheme, names] : schemes) {
+    const int bits = scheme.format == Format::e4m3 ? 8 : 4;
+    ordered_json group = {{"targets", schemes.size() == 1 ? std::vector<std::string>{"Linear"} : targets_of(names)},
+                          {"format", format_of(scheme)},
+                          {"weights", operand(bits, false)}};
+    if (scheme.inputs) group["input_activations"] = operand(8, true);
+    groups[text("group_", groups.size())] = std::move(group);
+  }
+  return {{"quant_method", "compressed-tensors"}, {"format", schemes.size() == 1 ? format_of(schemes.begin()->first) : "mixed-precision"},
+          {"quantization_status", "compressed"},  {"version", "0.12.0"},
+          {"global_compression_ratio", nullptr},  {"kv_cache_scheme", nullptr},
+          {"ignore", not_packed(modules)},        {"config_groups", std::move(groups)}};
+}
+
+// Both others know one scheme: E4M3 with inputs quantised by the server.
+void require_one_scheme(const PackedModules& modules, Convention convention) {
+  for (const auto& [name, scheme] : modules) {
+    if (!scheme) continue;
+    require(scheme->format == Format::e4m3, ExitCode::usage, name, " is E2M1, which ", choice_name(convention),
+            " has no form for: take the convention compressed-tensors");
+    require(scheme->inputs, ExitCode::usage, name, " reads its input in high precision, which ", choice_name(convention),
+            " has no form for: take the convention compressed-tensors");
+  }
+}
+
+}  // namespace
+
+PackedNames packed_names(const std::string& weight, Format format, Convention convention) {
+  if (!weight.ends_with(".weight")) return {.codes = weight + "_blocks", .scales = weight + "_scales"};
+  return {.codes = format == Format::e2m1 ? weight + "_packed" : weight,
+          .scales = weight + (convention == Convention::sglang ? "_scale_inv" : "_scale")};
+}
+
+std::string quantization_config(const PackedModules& modules, Convention convention) {
+  if (convention == Convention::compressed_tensors) return compressed_tensors(modules).dump();
+  require_one_scheme(modules, convention);
+  if (convention == Convention::modelopt)
+    return ordered_json{{"quant_method", "modelopt"},
+                        {"quant_algo", "MXFP8"},
+                        {"group_size", kPackedBlock},
+                        {"ignore", not_packed(modules)},
+                        {"producer", {{"name", "mantissa"}}}}
+        .dump();
+  return ordered_json{{"quant_method", "mxfp8"}, {"activation_scheme", "dynamic"},
+                      {"fmt", "e4m3"},           {"weight_block_size", {1, kPackedBlock}},
+                      {"scale_fmt", "ue8m0"},    {"modules_to_not_convert", not_packed(modules)}}
+      .dump();
+}
+
+std::string mxfp4_config() {
+  return ordered_json{
+      {"quant_method", "mxfp4"},
+      {"modules_to_not_convert", {"model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"}}}
+      .dump();
+}
+
+std::string modelopt_side_file(const PackedModules& modules) {
+  const ordered_json side = {{"producer", {{"name", "mantissa"}}},
+                             {"quantization",
+                              {{"quant_algo", "MXFP8"},
+                               {"group_size", kPackedBlock},
+                               {"kv_cache_quant_algo", nullptr},
+                               {"exclude_modules", not_packed(modules)}}}};
+  return side.dump(2) + "\n";
+}
+
+PackedConfig::PackedConfig(std::string_view content, const std::string& source) {
+  const json config = parse_strict_json(content, source);
+  FamilyKeys keys(config, source, "quantization_config.");
+  const std::string method = keys.word("quant_method", "");
+  if (method == "compressed-tensors") {
+    read_groups(config.dump(), source);
+    return;
+  }
+  if (method == "mxfp4") return;  // experts of gpt-oss, whose inputs stay in high precision
+  if (method == "mxfp8") {
+    keys.only("activation_scheme", {"dynamic"});
+    keys.only("fmt", {"e4m3"});
+  }
+  const bool known = method == "mxfp8" || (method == "modelopt" && keys.word("quant_algo", "") == "MXFP8");
+  require(known, ExitCode::usage, source, ": quantization_config.quant_method \"", shortened(method),
+          "\": mantissa knows compressed-tensors in MXFP8 and MXFP4, mxfp8, mxfp4, and modelopt with quant_algo MXFP8");
+  groups_ = {{.targets = {"Linear"}, .inputs = true}};
+}
+
+void PackedConfig::read_groups(const std::string& content, const std::string& source) {
+  const json config = json::parse(content);
+  const json groups = config.value("config_groups", json());
+  require(groups.is_object(), ExitCode::data, source, ": quantization_config.config_groups must be an object");
+  for (const auto& [name, group] : groups.items()) {
+    FamilyKeys keys(group, source, "quantization_config.config_groups." + name + ".");
+    Group read{.targets = {}, .inputs = keys.has("input_activations")};
+    if (read.inputs) {  // E4M3 with a scale for 32 values, made as they come
+      FamilyKeys inputs(keys.value("input_activations"), source, "quantization_config.config_groups." + name + ".input_activations.");
+      inputs.only("num_bits", {8});
+      inputs.only("type", {"float"});
+      inputs.only("strategy", {"group"});
+      inputs.only("group_size", {kPackedBlock});
+      inputs.only("dynamic", {true});
+    }
+    if (!keys.has("targets") || !keys.value("targets").is_array()) keys.wrong("targets", "a list of names");
+    for (const json& target : keys.value("targets")) {
+      if (!target.is_string()) keys.wrong("targets", "a list of names");
+      read.targets.push_back(target.get<std::string>());
+    }
+    groups_.push_back(std::move(read));
+  }
+}
+
+bool PackedConfig::quantises_input(const std::string& module) const {
+  for (const Group& group : groups_) {
+    for (const std::string& target : group.targets) {
+      // From the start of the name, and not to its end unless it says so.
+      const bool expression = target.starts_with("re:");
+      if (target == "Linear" || target == module || (expression && Pattern("re:(?:" + target.substr(3) + ").*", 1).matches(module)))
+        return group.inputs;
+    }
+  }
+  return false;
+}
+
+}  // namespace mantissa

@@ -1,0 +1,80 @@
+#include "train/export_files.h"
+
+#include <nlohmann/json.hpp>
+
+#include "mantissa/base/file.h"
+#include "mantissa/base/utf8.h"
+
+namespace mantissa {
+namespace {
+
+using nlohmann::ordered_json;
+
+// As GPT-2 writes bytes: those that are printable stand for themselves, the others follow from U+0100 on.
+std::string letter_of_byte(int byte) {
+  const auto stands_for_itself = [](int b) { return (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174; };
+  auto letter = static_cast<char32_t>(byte);
+  if (!stands_for_itself(byte)) letter = 0x100;
+  for (int b = 0; b < byte && !stands_for_itself(byte); ++b) letter += stands_for_itself(b) ? 0U : 1U;
+  std::string out;
+  append_utf8(letter, out);
+  return out;
+}
+
+ordered_json tokenizer_json(const Tokenizer& tokenizer) {
+  const bool bytes = tokenizer.kind() == TokenizerKind::byte;
+  ordered_json vocab = ordered_json::object();
+  for (int32_t id = 0; id < static_cast<int32_t>(tokenizer.size()); ++id)
+    vocab[bytes ? letter_of_byte(id) : tokenizer.decode({&id, 1})] = id;
+  const ordered_json level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
+  return {{"version", "1.0"},
+          {"truncation", nullptr},
+          {"padding", nullptr},
+          {"added_tokens", ordered_json::array()},
+          {"normalizer", nullptr},
+          {"pre_tokenizer", bytes ? level : ordered_json(nullptr)},
+          {"post_processor", nullptr},
+          {"decoder", bytes ? level : ordered_json{{"type", "Fuse"}}},
+          {"model",
+           {{"type", "BPE"},
+            {"dropout", nullptr},
+            {"unk_token", nullptr},
+            {"continuing_subword_prefix", nullptr},
+            {"end_of_word_suffix", nullptr},
+            {"fuse_unk", false},
+            {"byte_fallback", false},
+            {"vocab", vocab},
+            {"merges", ordered_json::array()}}}};
+}
+
+}  // namespace
+
+void write_export_file(const std::filesystem::path& folder, const std::string& name, std::string_view content) {
+  File file = File::create(folder / name);
+  file.write_at(0, std::as_bytes(std::span(content)));
+  file.sync();
+  file.close();
+}
+
+SpecialTokens special_tokens(const std::vector<CarriedFile>& files) {
+  for (const CarriedFile& file : files) {
+    if (file.name == "config.json") return read_special_tokens(file.bytes, "config.json of the imported model");
+  }
+  return {};
+}
+
+void write_model_files(const std::vector<CarriedFile>& files, const std::optional<Tokenizer>& tokenizer,
+                       const std::filesystem::path& folder) {
+  bool has_tokenizer = false;
+  for (const CarriedFile& file : files) {
+    if (file.name == "config.json") continue;
+    has_tokenizer = has_tokenizer || file.name.starts_with("tokenizer");
+    write_export_file(folder, file.name, file.bytes);
+  }
+  if (has_tokenizer || !tokenizer) return;
+  write_export_file(folder, "tokenizer.json", tokenizer_json(*tokenizer).dump(1) + "\n");
+  const ordered_json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}, {"clean_up_tokenization_spaces", false}};
+  write_export_file(folder, "tokenizer_config.json", config.dump(1) + "\n");
+}
+
+}  // namespace mantissa

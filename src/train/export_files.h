@@ -1,0 +1,26 @@
+// The files of an export that are no weights.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "mantissa/data/tokenizer.h"
+#include "mantissa/models/hugging_face.h"
+#include "mantissa/train/checkpoint.h"
+
+namespace mantissa {
+
+// On the disk when it returns.
+void write_export_file(const std::filesystem::path& folder, const std::string& name, std::string_view content);
+
+// Ids that the imported config.json gave a meaning; none for a model that was trained from the start.
+SpecialTokens special_tokens(const std::vector<CarriedFile>& files);
+
+// Those that were imported, byte for byte; else tokenizer.json of a byte or char tokenizer: one token a symbol, no merges.
+void write_model_files(const std::vector<CarriedFile>& files, const std::optional<Tokenizer>& tokenizer,
+                       const std::filesystem::path& folder);
+
+}  // namespace mantissa

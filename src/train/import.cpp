@@ -1,0 +1,148 @@
+#include "mantissa/train/import.h"
+
+#include <algorithm>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "mantissa/base/version.h"
+#include "mantissa/formats/element.h"
+#include "mantissa/io/checkpoint_writer.h"
+#include "mantissa/io/pending_folder.h"
+#include "mantissa/models/model_shape.h"
+#include "mantissa/tensor/nonfinite.h"
+#include "mantissa/train/checkpoint.h"
+
+namespace mantissa {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kSlabBytes = 8 << 20;
+
+std::vector<CarriedFile> files_of(const fs::path& folder) {
+  std::vector<CarriedFile> files;
+  for (const char* const name : kCarriedFiles) {
+    std::error_code error;
+    if (fs::exists(folder / name, error)) files.push_back({.name = name, .bytes = family_file(folder, name)});
+  }
+  return files;
+}
+
+// Types of tensors whose parameter is kept in a wider one: of these the checkpoint would not know.
+nlohmann::json narrow_tensors(const FamilyWeights& weights) {
+  nlohmann::json names = nlohmann::json::array();
+  for (const FamilyTensor& tensor : weights.tensors()) {
+    if (weights.file_dtype(tensor) != weights.form(tensor.parameter).dtype) names.push_back(tensor.name);
+  }
+  return names;
+}
+
+CheckpointHead head_of(const FamilyWeights& weights) {
+  const RunConfig config = weights.run_config();
+  return {
+      .config = effective_config(config),
+      .state = nlohmann::json{{"imported", {{"family", family_name(weights.config().family)}, {"bf16_tensors", narrow_tensors(weights)}}}}
+                   .dump(),
+      .fingerprints = {.build = build_fingerprint()}};
+}
+
+// Whether the parameter stays codes. The output projection, embeddings and routers are in high precision here, whatever a file has.
+bool keeps_codes(const FamilyWeights& weights, const PrecisionPlan& plan, const std::string& parameter) {
+  return weights.form(parameter).codes && plan.of(parameter.substr(0, parameter.rfind('.'))).resident_codes();
+}
+
+int64_t bytes_of(const FamilyWeights& weights, const PrecisionPlan& plan, const ParameterShape& parameter) {
+  const WeightForm form = weights.form(parameter.name);
+  if (keeps_codes(weights, plan, parameter.name)) return parameter.shape[0] * (code_bytes(form) + scale_bytes(form));
+  return parameter.shape.elements() * dtype_bytes(form.dtype);
+}
+
+// Calls body(first row, last row + 1) for slabs of rows of so many bytes.
+void for_slabs(int64_t rows, int64_t row_bytes, const std::function<void(int64_t, int64_t)>& body) {
+  const int64_t step = std::max<int64_t>(1, kSlabBytes / row_bytes);
+  for (int64_t row = 0; row < rows; row += step) body(row, std::min(rows, row + step));
+}
+
+void write_values(FamilyWeights& weights, const ParameterShape& parameter, ShardStream& shard) {
+  const WeightForm form = weights.form(parameter.name);
+  shard.begin("value." + parameter.name, form.dtype, dimensions(parameter.shape));
+  const int64_t columns = parameter.shape.with_dim0(1).elements();
+  std::vector<std::byte> slab;
+  for_slabs(parameter.shape[0], columns * dtype_bytes(form.dtype), [&](int64_t begin, int64_t end) {
+    Box box = whole_box(dimensions(parameter.shape));
+    box.start[0] = begin;
+    box.size[0] = end - begin;
+    slab.resize(static_cast<size_t>(box.elements() * dtype_bytes(form.dtype)));
+    if (form.codes) {
+      weights.read_fp32(parameter.name, box, {reinterpret_cast<float*>(slab.data()), static_cast<size_t>(box.elements())});
+    } else {
+      weights.read(parameter.name, box, slab);
+    }
+    const int64_t bad = first_nonfinite(form.dtype, slab);
+    require(bad < 0, ExitCode::data, weights.where(), ": ", parameter.name, ": row ", begin + bad / columns, ", column ", bad % columns,
+            " is NaN or Inf");
+    shard.write(slab);
+  });
+}
+
+// A scale of 255, or in E4M3 a code of 0x7F, is NaN.
+void require_numbers(const WeightForm& form, const std::string& what, int64_t begin, std::span<const std::byte> codes,
+                     std::span<const std::byte> scales) {
+  const auto refuse = [&](size_t at, int64_t row_bytes, const char* kind) {
+    fail(ExitCode::data, what, ": row ", begin + static_cast<int64_t>(at) / row_bytes, ": ", kind, " ",
+         static_cast<int64_t>(at) % row_bytes, " is NaN");
+  };
+  for (size_t i = 0; i < scales.size(); ++i) {
+    if (scales[i] == std::byte{kScaleNan}) refuse(i, scale_bytes(form), "scale");
+  }
+  for (size_t i = 0; i < codes.size() && form.codes.format == Format::e4m3; ++i) {
+    if ((codes[i] & std::byte{0x7F}) == std::byte{0x7F}) refuse(i, code_bytes(form), "code");
+  }
+}
+
+void write_codes(FamilyWeights& weights, const ParameterShape& parameter, ShardStream& shard) {
+  const WeightForm form = weights.form(parameter.name);
+  std::vector<std::byte> codes, scales;
+  for (const bool of_codes : {true, false}) {
+    shard.begin((of_codes ? "codes." : "scales.") + parameter.name, Dtype::u8,
+                {parameter.shape[0], of_codes ? code_bytes(form) : scale_bytes(form)});
+    for_slabs(parameter.shape[0], code_bytes(form), [&](int64_t begin, int64_t end) {
+      codes.resize(static_cast<size_t>((end - begin) * code_bytes(form)));
+      scales.resize(static_cast<size_t>((end - begin) * scale_bytes(form)));
+      weights.read_codes(parameter.name, begin, end, codes, scales);
+      require_numbers(form, weights.where() + ": " + parameter.name, begin, codes, scales);
+      shard.write(of_codes ? codes : scales);
+    });
+  }
+}
+
+}  // namespace
+
+ImportedModel import_model(const fs::path& folder, const fs::path& output) {
+  FamilyWeights weights(folder);
+  const std::vector<CarriedFile> files = files_of(folder);
+  read_special_tokens(family_file(folder, "config.json"), (folder / "config.json").string());  // an export will need them
+  const std::vector<ParameterShape> parameters = parameter_shapes(model_shape(weights.config().model));
+  ImportedModel imported{.family = weights.config().family};
+  const PrecisionPlan plan = resolve_plan(weights.run_config());
+  for (const ParameterShape& parameter : parameters) {
+    imported.parameters += parameter.shape.elements();
+    imported.bytes += bytes_of(weights, plan, parameter);
+  }
+  for (const CarriedFile& file : files) imported.bytes += static_cast<int64_t>(file.bytes.size());
+  const CheckpointHead head = head_of(weights);
+  PendingFolder pending(output);
+  ShardStream shard(pending.path(), imported.bytes);
+  for (const ParameterShape& parameter : parameters)
+    keeps_codes(weights, plan, parameter.name) ? write_codes(weights, parameter, shard) : write_values(weights, parameter, shard);
+  for (const CarriedFile& file : files) {
+    shard.begin(kCarriedPrefix + file.name, Dtype::u8, {static_cast<int64_t>(file.bytes.size())});
+    shard.write(std::as_bytes(std::span(file.bytes)));
+  }
+  write_manifest(assemble_manifest(head, {shard.finish()}), pending.path());
+  CheckpointReader(pending.path()).verify();
+  pending.publish();
+  return imported;
+}
+
+}  // namespace mantissa

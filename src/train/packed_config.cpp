@@ -1,0 +1,88 @@
+// The configuration of a folder of Hugging Face's form whose weights may be codes.
+#include <algorithm>
+#include <set>
+
+#include "mantissa/models/model_shape.h"
+#include "mantissa/train/weights.h"
+
+namespace mantissa {
+namespace {
+
+constexpr int64_t kUsualLength = 1024;
+constexpr const char* kLayers = "layers.";
+
+std::string recipe_name(const PackedScheme& scheme) { return text("packed_", format_name(scheme.format), scheme.inputs ? "_inputs" : ""); }
+
+QuantizationConfig blocks_of(Format format) {
+  const Quantization how = packed_form(format);
+  return {.format = format, .block = {how.block_rows, how.block_cols}, .rule = how.rule};
+}
+
+// The weight as the codes of the file, or their values where there is no product of such codes; the input as the server quantises it.
+RecipeConfig recipe_of(const PackedScheme& scheme, Dtype dtype) {
+  RecipeConfig recipe{.base = "high", .compute = dtype, .weight = {}, .input = {}, .output_grad = {}, .weight_fake_quant = {}, .gemms = {}};
+  const bool multiplied = scheme.format == Format::e4m3;
+  (multiplied ? recipe.weight : recipe.weight_fake_quant) = blocks_of(scheme.format);
+  if (scheme.inputs) recipe.input = blocks_of(Format::e4m3);
+  if (multiplied) recipe.gemms = {GemmRole::fprop, GemmRole::dgrad};
+  if (!multiplied && scheme.inputs) recipe.gemms = {GemmRole::fprop};
+  return recipe;
+}
+
+// "layers.3.mlp.down" as layer "3" and "mlp.down".
+struct LayerModule {
+  std::string layer, rest;
+};
+LayerModule split_path(const std::string& path) {
+  const size_t begin = std::string_view(kLayers).size(), dot = path.find('.', begin);
+  return {.layer = path.substr(begin, dot - begin), .rest = path.substr(dot + 1)};
+}
+
+// One rule for all layers whose module has this scheme.
+std::vector<RuleConfig> rules_of(const std::map<std::string, PackedScheme>& packed, const std::vector<ModuleShape>& modules) {
+  std::map<std::pair<std::string, PackedScheme>, std::vector<std::string>> layers;
+  std::map<std::string, size_t> all;
+  for (const ModuleShape& module : modules) {
+    if (!module.path.starts_with(kLayers)) continue;
+    const LayerModule at = split_path(module.path);
+    ++all[at.rest];
+    const auto found = packed.find(module.path);
+    if (found != packed.end()) layers[{at.rest, found->second}].push_back(at.layer);
+  }
+  std::vector<RuleConfig> rules;
+  for (const auto& [key, list] : layers) {
+    const std::string which = list.size() == all[key.first] ? "*" : list.size() == 1 ? list[0] : "{" + joined(list, ",") + "}";
+    rules.push_back({.match = text(kLayers, which, ".", key.first), .recipe = recipe_name(key.second)});
+  }
+  return rules;
+}
+
+}  // namespace
+
+std::map<std::string, PackedScheme> FamilyWeights::packed_modules() const {
+  std::map<std::string, PackedScheme> packed;
+  if (config_.quantization.empty()) return packed;
+  const PackedConfig config(config_.quantization, (folder_ / "config.json").string());
+  for (const auto& [name, pieces] : pieces_) {
+    const std::string module = name.substr(0, name.rfind('.'));
+    if (!pieces.front().scales || !module.starts_with(kLayers)) continue;
+    const std::string& tensor = pieces.front().tensor->name;
+    packed[module] = {.format = pieces.front().format(), .inputs = config.quantises_input(tensor.substr(0, tensor.rfind('.')))};
+  }
+  return packed;
+}
+
+RunConfig FamilyWeights::run_config() const {
+  RunConfig config;
+  config.model = config_.model;
+  config.model.num_key_value_heads = config.model.kv_heads();
+  config.model.head_dim = config.model.head_size();
+  config.precision.dtype = config_.dtype;
+  config.training.seq_len = std::min(kUsualLength, config_.model.max_position_embeddings);
+  const std::map<std::string, PackedScheme> packed = packed_modules();
+  for (const auto& [module, scheme] : packed) config.precision.recipes[recipe_name(scheme)] = recipe_of(scheme, config_.dtype);
+  config.precision.rules = rules_of(packed, model_shape(config_.model).modules);
+  return config;
+}
+
+}  // namespace mantissa

@@ -1,0 +1,80 @@
+// A run of train(): what it owns, and how it starts (train_start.cpp).
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "mantissa/train/run_metrics.h"
+#include "mantissa/train/train.h"
+#include "mantissa/train/training_step.h"
+#include "train/config_differences.h"
+#include "train/ranks.h"
+#include "train/run_data.h"
+#include "train/run_trace.h"
+#include "train/stragglers.h"
+
+namespace mantissa {
+
+// What one run owns. The members are in the order in which they depend on each other.
+struct Run {
+  LoadedConfig loaded;
+  const RunConfig& config = loaded.config;
+  const Mesh& mesh;
+  const TrainEvents events;  // only rank 0 is told what happens
+  Data data;
+  PrecisionPlan plan;
+  std::vector<std::vector<int32_t>> prompts;
+  std::unique_ptr<Backend> device;
+  Gpt model;
+  Optimizer optimizer;
+  GradientAccumulator accumulator;
+  TrainState state;
+  std::vector<CarriedFile> files;  // of the model that it started from
+  std::string resumed, newest_checkpoint;
+  bool needs_unused_folder = false;  // until it is locked another process may train there
+  std::optional<CheckpointDirectory> checkpoints;
+  bool shared = false;  // the folder was found to be that of all ranks
+  std::optional<Metrics> metrics;
+  Throughput throughput;
+  std::optional<double> last_valid_loss;
+  int64_t failed_saves = 0;
+  Request pending = Request::none;  // asked for by any rank, and not yet met
+  Traffic sent;                     // by all ranks up to the latest step
+  RunTrace trace;
+  Stragglers stragglers{mesh.world.size()};
+
+  Run(const LoadedConfig& given, const TrainEvents& observers, const Mesh& ranks)
+      : loaded(given),
+        mesh(ranks),
+        events(ranks.world.rank() == 0 ? observers : TrainEvents{.request = observers.request, .doing = observers.doing}),
+        data(open_run_data(loaded, mesh.world, events)),
+        plan(plan_with_data(config, data, mesh.world)),
+        prompts(encode_prompts(config.eval, data)),
+        device(make_backend(config.training.backend())),
+        model(config.model, *device, plan, training_options(config, mesh)),
+        optimizer(model.parameters(), config.optimizer, mesh),
+        accumulator(model.parameters(), config.training.accumulation, *config.training.grad_accum),
+        trace(config, mesh.world.rank()) {}
+  TrainedParts parts() { return {config, plan, data, model.parameters(), optimizer, files}; }
+  void doing(const char* section) const {
+    if (events.doing) events.doing(state.step, section);
+  }
+  bool leads() const { return mesh.world.rank() == 0; }  // owns folder, lock, metrics and output
+  Run(const Run&) = delete;
+  Run& operator=(const Run&) = delete;
+};
+
+template <class Event>
+void publish(Run& run, const std::function<void(const Event&)>& callback, const Event& event) {
+  if (run.metrics) run.metrics->write(event);
+  if (callback) callback(event);
+}
+
+// The weights and the state to start from, fresh or of a checkpoint. A call of all ranks, as is the next.
+void start(Run& run);
+// From here on the run leaves traces.
+void open_folder(Run& run, const std::vector<std::string>& arguments);
+
+}  // namespace mantissa

@@ -1,0 +1,114 @@
+#include <filesystem>
+
+#include "mantissa/base/log.h"
+#include "mantissa/base/parallel.h"
+#include "mantissa/train/run_folder.h"
+#include "train/run.h"
+
+namespace mantissa {
+namespace {
+
+void initial_weights(Run& run) {
+  if (!run.config.checkpoint.init_from) return run.optimizer.initialise(run.config.training.seed);
+  const auto load = [&](CheckpointReader& reader) {
+    require_initial_model(saved_config(reader), run.config, reader.directory().string());
+    require_same_tokenizer(reader, run.data);
+    run.files = carried_files(reader);
+    load_weights(reader, run.plan, LoadFor::use, run.model.parameters(), &run.optimizer);
+    if (!run.leads()) return;
+    for (const std::string& line : reconciled_weights(reader, run.plan)) log_info("reconciled: ", line);
+  };
+  log_info("weights from ", load_checkpoint(*run.config.checkpoint.init_from, load, RanksTogether(run.mesh.world)).path.string());
+}
+
+void need_unused_folder(Run& run) {
+  if (!run.leads()) return;
+  require_nobody_trains(run.config);
+  require_unused_folder(run.config);
+  run.needs_unused_folder = true;
+}
+
+void start_fresh(Run& run) {
+  agree(run.mesh.world, [&run] { need_unused_folder(run); });
+  initial_weights(run);
+}
+
+void take_checkpoints(Run& run) {
+  const CheckpointConfig& keep = run.config.checkpoint;
+  if (run.checkpoints || !run.leads()) return;
+  run.checkpoints.emplace(keep.dir, KeepPolicy{.latest = static_cast<int>(keep.keep_latest), .every = keep.keep_every},
+                          *run.config.logging.run_name);
+}
+
+// Once rank 0 has the folder. False if it has none yet.
+bool share_folder(Run& run) {
+  return run.shared = run.shared || is_shared_folder(run.mesh.world, run.checkpoints.has_value(), run.config.checkpoint.dir);
+}
+
+bool is_path(const std::string& resume) { return resume != "never" && resume != "auto"; }
+
+void resume(Run& run) {
+  const std::string& from = run.config.checkpoint.resume;
+  const NamedCheckpoint named = is_path(from) ? find_checkpoint(from) : NamedCheckpoint{.folder = run.config.checkpoint.dir, .name = ""};
+  std::error_code missing;
+  const bool own = !is_path(from) || std::filesystem::equivalent(named.folder, run.config.checkpoint.dir, missing);
+  agree(run.mesh.world, [&] {
+    if (!own) need_unused_folder(run);
+    // Locked before reading: another process that trains here could save between our load and our lock.
+    if (std::filesystem::exists(run.config.checkpoint.dir, missing)) take_checkpoints(run);
+  });
+  if (!share_folder(run) && !is_path(from)) return initial_weights(run);
+  const auto load = [&](CheckpointReader& reader) {
+    require_same_batch(saved_config(reader), run.loaded, reader.directory().string());
+    run.state = restore(reader, run.parts());
+    run.files = carried_files(reader);
+  };
+  const RanksTogether together(run.mesh.world);
+  const std::optional<LoadedCheckpoint> loaded =
+      is_path(from) ? load_checkpoint(from, load, together) : load_newest(named.folder, load, together);
+  if (!loaded) return initial_weights(run);
+  run.resumed = loaded->path.string();
+  if (own && run.checkpoints && named.name.empty()) run.checkpoints->adopt(*loaded);  // others may have been passed over
+}
+
+// The folder is this run's from here on. What was seen of it before may be true no more: another process may have trained there meanwhile.
+void lock_folder(Run& run) {
+  const bool was_locked = run.checkpoints.has_value();
+  take_checkpoints(run);
+  if (run.needs_unused_folder) {
+    require_unused_folder(run.config);
+  } else if (!was_locked) {
+    require_no_checkpoints(run.config);
+  }
+}
+
+}  // namespace
+
+void start(Run& run) { run.config.checkpoint.resume == "never" ? start_fresh(run) : resume(run); }
+
+void open_folder(Run& run, const std::vector<std::string>& arguments) {
+  agree(run.mesh.world, [&] {
+    if (!run.leads()) return;
+    lock_folder(run);
+    write_run_folder(run.loaded, arguments);
+    run.metrics.emplace(run.config.logging);
+  });
+  share_folder(run);
+  run.newest_checkpoint = run.resumed;
+  if (!run.metrics) return;
+  const StartEvent event{.folder = run.config.logging.dir,
+                         .resumed = run.resumed,
+                         .step = run.state.step,
+                         .steps = run.config.training.steps,
+                         .parameters = run.plan.parameters(),
+                         .training_tokens = run.data.train->tokens(),
+                         .validation_sets = run.data.valid.sets(),
+                         .precision = precision_text(run.config.precision),
+                         .device = run.device->name(),
+                         .threads = num_threads()};
+  if (run.events.started) run.events.started(event);
+  for (const std::string& warning : run.plan.warnings()) log_warning(warning);
+  run.metrics->write(event);
+}
+
+}  // namespace mantissa

@@ -1,0 +1,84 @@
+// Runs, and folders of Hugging Face's form made of them.
+#pragma once
+
+#include <gmock/gmock.h>
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "family_folders.h"
+#include "mantissa/backend/functions.h"
+#include "mantissa/train/export.h"
+#include "mantissa/train/import.h"
+#include "training.h"
+
+namespace mantissa::test {
+
+// Sizes that no tile of 32 rows divides inside q, k and v.
+inline const std::vector<std::string> kShape = {
+    "model.hidden_size=64", "model.intermediate_size=96", "model.num_attention_heads=3",     "model.num_key_value_heads=1",
+    "model.head_dim=32",    "training.steps=3",           "model.max_position_embeddings=16"};
+
+struct Trained {
+  const char* name;
+  std::vector<std::string> sets;
+};
+
+class ExportTest : public TrainingTest {
+ protected:
+  std::string path(const std::string& name) const { return folder_ / name; }
+  Error import_error(const std::string& from) const {
+    return error_of([&] { import_model(path(from), path("refused")); });
+  }
+  void export_to(const std::string& checkpoint, const std::string& name, const ExportOptions& options = {}) const {
+    CheckpointReader reader(checkpoint);
+    export_model(reader, path(name), options);
+  }
+  void pack_to(const std::string& checkpoint, const std::string& name, Convention convention = Convention::compressed_tensors) const {
+    export_to(checkpoint, name, {.weights = ExportWeights::packed, .convention = convention});
+  }
+  std::map<std::string, std::string> all_bytes(const std::string& folder) const {
+    const FamilyFolder read(path(folder));
+    std::map<std::string, std::string> out;
+    for (const std::string& name : read.names()) out[name] = read.bytes(name);
+    return out;
+  }
+  // With a vocabulary, which otherwise follows from the data.
+  RunConfig config_named(const std::string& name, std::vector<std::string> sets) const {
+    RunConfig out = config(name, std::move(sets)).config;
+    out.model.vocab_size = 8;
+    return out;
+  }
+
+  int runs_ = 0;
+
+  std::optional<std::string> difference(const std::string& folder, const std::string& checkpoint) const {
+    CheckpointReader reader(checkpoint);
+    const SavedModel saved = saved_model(reader);
+    CheckpointWeights source(reader);
+    ForwardWeights weights(source, saved.plan);
+    FamilyWeights written(path(folder));
+    return export_difference(written, weights);
+  }
+};
+
+// Of a model loaded for use, on one sequence.
+inline std::vector<float> logits_of(const std::string& path) {
+  const LoadedModel loaded = load_model(path);
+  std::vector<int32_t> tokens(16), positions(16);
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    tokens[i] = static_cast<int32_t>((i * 5 + i / 3) % 8);
+    positions[i] = static_cast<int32_t>(i);
+  }
+  const Shape shape{16};
+  Backend& device = *loaded.device;
+  return to_host<float>(converted(loaded.model->logits({.batch = 1,
+                                                        .tokens = from_host(device, Dtype::i32, shape, tokens.data()),
+                                                        .positions = from_host(device, Dtype::i32, shape, positions.data()),
+                                                        .segment_starts = {}}),
+                                  Dtype::f32));
+}
+
+}  // namespace mantissa::test

@@ -1,0 +1,285 @@
+// config.json and tensor names of the families: what is read, what is written, and what is refused by which name.
+#include "mantissa/models/hugging_face.h"
+
+#include <gmock/gmock.h>
+
+#include <nlohmann/json.hpp>
+
+#include "files.h"
+#include "mantissa/base/rng.h"
+#include "mantissa/models/model_shape.h"
+#include "testing.h"
+
+namespace mantissa {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+
+json config_of(const std::string& type) {
+  if (type == "gpt2") {
+    return {{"model_type", "gpt2"}, {"architectures", {"GPT2LMHeadModel"}},
+            {"vocab_size", 259},    {"n_embd", 96},
+            {"n_layer", 2},         {"n_head", 4},
+            {"n_positions", 64},    {"n_inner", nullptr}};
+  }
+  json config = {{"model_type", type},          {"vocab_size", 259},        {"hidden_size", 96},
+                 {"intermediate_size", 160},    {"num_hidden_layers", 3},   {"num_attention_heads", 4},
+                 {"num_key_value_heads", 2},    {"head_dim", 32},           {"max_position_embeddings", 64},
+                 {"rms_norm_eps", 1e-5},        {"rope_theta", 5e5},        {"hidden_act", "silu"},
+                 {"tie_word_embeddings", true}, {"torch_dtype", "bfloat16"}};
+  if (type == "qwen2") config.erase("head_dim");
+  if (type == "gpt_oss")
+    config.update({{"num_local_experts", 6}, {"num_experts_per_tok", 2}, {"attention_bias", true}, {"sliding_window", 4}});
+  if (type == "mixtral") config.update({{"num_local_experts", 6}, {"num_experts_per_tok", 2}});
+  if (type == "qwen3_moe")
+    config.update({{"num_experts", 6},
+                   {"num_experts_per_tok", 2},
+                   {"moe_intermediate_size", 64},
+                   {"norm_topk_prob", true},
+                   {"mlp_only_layers", {1}}});
+  return config;
+}
+
+FamilyConfig read(const json& config) { return read_family_config(config.dump(), "config.json"); }
+Error refused(const json& config) {
+  return test::error_of([&] { read(config); });
+}
+
+class Families : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(Families, AConfigThatIsWrittenIsReadAgain) {
+  const FamilyConfig first = read(config_of(GetParam()));
+  EXPECT_EQ(family_of(first.model), first.family);
+  const std::string written = family_config(first.model, first.dtype, {.begin = "1", .end = "[2,3]", .pad = ""});
+  const FamilyConfig again = read_family_config(written, "written");
+  EXPECT_EQ(again.family, first.family);
+  EXPECT_EQ(again.dtype, first.dtype);
+  EXPECT_EQ(effective_config(again.model), effective_config(first.model));
+  EXPECT_EQ(read_special_tokens(written, "written").end, "[2,3]");
+}
+
+TEST_P(Families, EveryKeyThatChangesTheModelIsReadOrRefused) {
+  const json original = config_of(GetParam());
+  json config = original;
+  const std::string before = effective_config(read(config).model);
+  for (const auto& [key, value] : original.items()) {
+    if (!value.is_number_integer()) continue;
+    config[key] = value.get<int64_t>() * 2;
+    EXPECT_NE(effective_config(read(config).model), before) << key;
+    config[key] = value;
+  }
+  for (const char* key : {"attn_logit_softcapping", "clip_qkv", "mystery"}) {
+    config[key] = 1;
+    const Error error = refused(config);
+    EXPECT_EQ(error.code(), ExitCode::usage);
+    EXPECT_THAT(error.what(), HasSubstr(text(key, " = 1")));
+    config.erase(key);
+  }
+}
+
+// Rows of all tensors of a parameter are its rows, once each.
+TEST_P(Families, TensorsTileTheParameters) {
+  const ModelConfig model = read(config_of(GetParam())).model;
+  const std::vector<FamilyTensor> tensors = family_tensors(family_of(model), model);
+  std::set<std::string> names;
+  for (const ParameterShape& parameter : parameter_shapes(model_shape(model))) {
+    std::vector<int> seen(static_cast<size_t>(parameter.shape[0]));
+    for (const FamilyTensor& tensor : tensors) {
+      if (tensor.parameter != parameter.name) continue;
+      EXPECT_TRUE(names.insert(tensor.name).second) << tensor.name;
+      EXPECT_EQ(tensor.columns(), parameter.shape.with_dim0(1).elements()) << tensor.name;
+      for (const RowRun& run : tensor.runs) {
+        for (int64_t row = 0; row < run.rows; ++row) {
+          ++seen.at(static_cast<size_t>(run.row + row));
+          EXPECT_LT(run.file_row + row * run.step, tensor.rows());
+        }
+      }
+    }
+    EXPECT_THAT(seen, ::testing::Each(1)) << parameter.name;
+  }
+  EXPECT_EQ(names.size(), tensors.size());
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Families, ::testing::Values("llama", "qwen2", "qwen3", "qwen3_moe", "mixtral", "gpt2", "gpt_oss"),
+                         [](const auto& one) { return std::string(one.param); });
+
+TEST(HuggingFaceConfig, WhatModelsAreCalledElsewhereIsTheSameHere) {
+  const ModelConfig moe = read(config_of("qwen3_moe")).model;
+  EXPECT_TRUE(moe.qk_norm);
+  EXPECT_EQ(moe.moe->dense_layers, std::vector<int64_t>{1});
+  EXPECT_EQ(moe.moe->intermediate_size, 64);
+  json stepped = config_of("qwen3_moe");
+  stepped["decoder_sparse_step"] = 2;
+  EXPECT_FALSE(read(stepped).model.moe.has_value());
+  stepped["mlp_only_layers"] = json::array();
+  EXPECT_EQ(read(stepped).model.moe->dense_layers, (std::vector<int64_t>{0, 2}));
+  stepped.erase("norm_topk_prob");
+  EXPECT_FALSE(*read(stepped).model.moe->norm_topk_prob);  // the default of this family
+  const ModelConfig gpt2 = read(config_of("gpt2")).model;
+  EXPECT_EQ(gpt2.intermediate_size, 4 * 96);
+  EXPECT_TRUE(gpt2.tie_word_embeddings);
+  json newer = config_of("llama");
+  newer.erase("rope_theta");
+  newer.erase("torch_dtype");
+  newer["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 12345.0}};
+  newer["dtype"] = "float16";
+  EXPECT_EQ(read(newer).model.rope_theta, 12345.0);
+  EXPECT_EQ(read(newer).dtype, Dtype::f32);
+}
+
+TEST(HuggingFaceConfig, ScaledRotaryFrequenciesAreWrittenAsTheyWereRead) {
+  json llama = config_of("llama");
+  llama["rope_scaling"] = {{"rope_type", "llama3"},
+                           {"factor", 4.0},
+                           {"low_freq_factor", 1.5},
+                           {"high_freq_factor", 3.0},
+                           {"original_max_position_embeddings", 32}};
+  json yarn = config_of("qwen3");
+  yarn.erase("rope_theta");
+  yarn["rope_parameters"] = {{"rope_type", "yarn"}, {"rope_theta", 777.0},      {"beta_fast", 16.0},
+                             {"truncate", false},   {"attention_factor", 1.25}, {"original_max_position_embeddings", 16}};
+  for (const json& config : {llama, yarn}) {
+    const ModelConfig model = read(config).model;
+    ASSERT_TRUE(model.rope_scaling.has_value());
+    EXPECT_EQ(model.rope_scaling->factor, 4.0);  // of yarn what is longer than the original
+    const FamilyConfig again = read_family_config(family_config(model, Dtype::f32, {}), "written");
+    EXPECT_EQ(effective_config(again.model), effective_config(model));
+  }
+  EXPECT_EQ(read(yarn).model.rope_scaling->attention_factor, 1.25);
+  EXPECT_EQ(read(yarn).model.rope_theta, 777.0);
+}
+
+struct Refusal {
+  const char* type;
+  json change;
+  const char* what;
+};
+
+TEST(HuggingFaceConfig, WhatMantissaDoesNotComputeIsRefusedByName) {
+  const std::vector<Refusal> refusals = {
+      {"llama", {{"model_type", "gemma2"}}, "model_type \"gemma2\": mantissa knows llama, qwen2"},
+      {"llama", {{"architectures", {"LlamaForSequenceClassification"}}}, "architectures = [\"LlamaForSequenceClassification\"]"},
+      {"llama", {{"hidden_act", "gelu"}}, "hidden_act = \"gelu\": mantissa computes only \"silu\""},
+      {"llama", {{"partial_rotary_factor", 0.5}}, "partial_rotary_factor = 0.5"},
+      {"llama", {{"rope_scaling", {{"type", "dynamic"}, {"factor", 2.0}}}}, "rope_scaling.type = \"dynamic\""},
+      {"llama", {{"pretraining_tp", 2}}, "pretraining_tp = 2"},
+      {"llama", {{"torch_dtype", "float8_e4m3fn"}}, "torch_dtype = \"float8_e4m3fn\""},
+      {"llama", {{"num_key_value_heads", 3}}, "num_key_value_heads"},
+      {"llama", {{"head_dim", 31}}, "head_dim"},
+      {"mixtral", {{"router_jitter_noise", 0.1}}, "router_jitter_noise = 0.1"},
+      {"qwen3_moe", {{"num_experts", 0}}, "a qwen3_moe without experts"},
+      {"gpt2", {{"scale_attn_by_inverse_layer_idx", true}}, "scale_attn_by_inverse_layer_idx = true"},
+      {"gpt2", {{"activation_function", "relu"}}, "activation_function = \"relu\""}};
+  for (const Refusal& refusal : refusals) {
+    json config = config_of(refusal.type);
+    config.update(refusal.change);
+    const Error error = refused(config);
+    EXPECT_EQ(error.code(), ExitCode::usage) << error.what();
+    EXPECT_THAT(error.what(), HasSubstr(refusal.what));
+  }
+}
+
+TEST(HuggingFaceConfig, LayersBeyondNumberAreRefusedBeforeAnythingIsDoneForEach) {
+  for (const char* type : {"mixtral", "qwen3_moe", "gpt_oss"}) {
+    json config = config_of(type);
+    config.update({{"num_hidden_layers", 1000000000000000000}, {"sliding_window", 8}});
+    EXPECT_EQ(refused(config).code(), ExitCode::usage);
+    EXPECT_THAT(refused(config).what(), HasSubstr("num_hidden_layers = 1000000000000000000: mantissa takes 1 to 10000"));
+  }
+}
+
+TEST(HuggingFaceConfig, HeadsOfQwen2MayHaveAnotherSize) {
+  json config = config_of("qwen2");
+  config["head_dim"] = 32;
+  const ModelConfig model = read(config).model;
+  EXPECT_EQ(read_family_config(family_config(model, Dtype::f32, {}), "written").model.head_size(), 32);
+}
+
+TEST(HuggingFaceConfig, WhatIsNoConfigIsDamage) {
+  for (const json& config : {json::array(), json("text"), json(5)}) EXPECT_EQ(refused(config).code(), ExitCode::data);
+  for (const char* text : {"", "{", "{\"model_type\":\"llama\",\"model_type\":\"llama\"}", "{\"a\":NaN}", "\xff"})
+    EXPECT_EQ(test::error_of([&] { read_family_config(text, "config.json"); }).code(), ExitCode::data) << text;
+  const std::vector<json> wrong = {{{"vocab_size", "259"}},   {{"hidden_size", 1.5}},       {{"hidden_size", nullptr}},
+                                   {{"rope_theta", "big"}},   {{"tie_word_embeddings", 1}}, {{"hidden_size", 18446744073709551615ULL}},
+                                   {{"rope_parameters", {1}}}};
+  for (const json& change : wrong) {
+    json config = config_of("llama");
+    config.update(change);
+    const Error error = refused(config);
+    EXPECT_EQ(error.code(), ExitCode::data) << error.what();
+    EXPECT_THAT(error.what(), HasSubstr(change.items().begin().key()));
+  }
+}
+
+TEST(HuggingFaceConfig, AModelThatNoFamilyHasIsRefusedWithEveryReason) {
+  ModelConfig model = read(config_of("qwen3_moe")).model;
+  model.moe->score = RouterScore::sigmoid;
+  model.moe->shared_intermediate_size = 32;
+  model.moe->routed_scaling_factor = 2.0;
+  const Error error = test::error_of([&] { family_of(model); });
+  EXPECT_EQ(error.code(), ExitCode::usage);
+  for (const char* key : {"model.moe.score", "model.moe.shared_intermediate_size", "model.moe.routed_scaling_factor"})
+    EXPECT_THAT(error.what(), HasSubstr(key));
+  ModelConfig mixtral = read(config_of("mixtral")).model;
+  mixtral.moe->norm_topk_prob = false;
+  EXPECT_THAT(test::error_of([&] { family_of(mixtral); }).what(), HasSubstr("model.moe.norm_topk_prob"));
+  ModelConfig gpt2 = read(config_of("gpt2")).model;
+  gpt2.mlp_bias = false;
+  EXPECT_THAT(test::error_of([&] { family_of(gpt2); }).what(), HasSubstr("model.mlp_bias"));
+  ModelConfig layered = read(config_of("llama")).model;
+  layered.norm = Norm::layer;
+  EXPECT_THAT(test::error_of([&] { family_of(layered); }).what(), HasSubstr("model.position must be learned"));
+}
+
+TEST(HuggingFaceConfig, OptionsOfAnotherFamilyAreRefusedByName) {
+  const auto refused_with = [](const char* type, auto set) {
+    ModelConfig model = read(config_of(type)).model;
+    set(model);
+    return std::string(test::error_of([&] { family_of(model); }).what());
+  };
+  for (const char* type : {"llama", "gpt2"})
+    EXPECT_THAT(refused_with(type, [](ModelConfig& m) { m.sliding_window = 4; }), HasSubstr("model.sliding_window: "));
+  for (const char* type : {"llama", "mixtral", "gpt2"}) {
+    EXPECT_THAT(refused_with(type, [](ModelConfig& m) { m.attention_sinks = true; }),
+                HasSubstr("model.attention_sinks: only gpt-oss has them"));
+  }
+  for (const char* type : {"llama", "mixtral"})
+    EXPECT_THAT(refused_with(type, [](ModelConfig& m) { m.activation = Activation::swiglu_clamped; }),
+                HasSubstr("of which gpt-oss is the nearest:\n  model.attention_bias must be all\n  model.attention_sinks must be true"));
+  EXPECT_THAT(refused_with("mixtral", [](ModelConfig& m) { m.moe->router_bias = true; }), HasSubstr("model.moe.router_bias: only gpt-oss"));
+  EXPECT_THAT(refused_with("mixtral", [](ModelConfig& m) { m.moe->expert_mlp_bias = true; }),
+              HasSubstr("model.moe.expert_mlp_bias: only gpt-oss"));
+  EXPECT_THAT(refused_with("gpt_oss", [](ModelConfig& m) { m.moe->router_bias = false; }), HasSubstr("model.moe.router_bias must be true"));
+  EXPECT_THAT(refused_with("qwen3_moe",
+                           [](ModelConfig& m) {
+                             m.sliding_window = 4;
+                             m.sliding_layers = {1};
+                           }),
+              HasSubstr("model.sliding_layers: Mixtral and Qwen3-MoE have windows in all layers or none"));
+}
+
+TEST(HuggingFaceConfig, WindowsAreThoseOfTheFamily) {
+  const auto sliding = [](json config, const json& change) {
+    config.update(change);
+    const ModelConfig model = read(config).model;
+    std::vector<int64_t> windows;
+    for (int64_t i = 0; i < model.num_layers; ++i) windows.push_back(model.window(i));
+    const ModelConfig again = read_family_config(family_config(model, Dtype::f32, {}), "written").model;
+    EXPECT_EQ(effective_config(again), effective_config(model));
+    return windows;
+  };
+  const std::vector<int64_t> none = {0, 0, 0}, all = {8, 8, 8};
+  const json window = {{"sliding_window", 8}}, used = {{"sliding_window", 8}, {"use_sliding_window", true}, {"max_window_layers", 1}};
+  EXPECT_EQ(sliding(config_of("mixtral"), window), all);
+  EXPECT_EQ(sliding(config_of("qwen2"), window), none);  // not used
+  EXPECT_EQ(sliding(config_of("qwen2"), used), (std::vector<int64_t>{0, 8, 8}));
+  EXPECT_EQ(sliding(config_of("qwen3_moe"), used), all);
+  EXPECT_EQ(sliding(config_of("gpt_oss"), window), (std::vector<int64_t>{8, 0, 8}));
+  json last = window;
+  last["layer_types"] = {"full_attention", "full_attention", "sliding_attention"};
+  EXPECT_EQ(sliding(config_of("gpt_oss"), last), (std::vector<int64_t>{0, 0, 8}));
+}
+
+}  // namespace
+}  // namespace mantissa

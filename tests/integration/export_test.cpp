@@ -1,0 +1,294 @@
+// Models of Hugging Face's form in and out: every byte of what training never touched, and of what it did the values of forward.
+#include "exports.h"
+#include "mantissa/io/checkpoint_diff.h"
+#include "train/config_differences.h"
+
+namespace mantissa {
+namespace {
+
+using test::FamilyFolder;
+using test::kShape;
+using test::Trained;
+using ::testing::HasSubstr;
+
+class Exports : public test::ExportTest {};
+
+class Unchanged : public Exports, public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(Unchanged, EveryByteComesBack) {
+  for (const char* types : {"F32", "BF16", "F32 BF16", "F16"}) {
+    const std::string name = text(GetParam(), types);
+    const FamilyFolder original(path(name), GetParam(), types);
+    import_model(path(name), path(name + " in"));
+    export_to(path(name + " in"), name + " out");
+    const FamilyFolder back(path(name + " out"));
+    ASSERT_EQ(back.names(), original.names());
+    for (const std::string& tensor : original.names()) {
+      if (std::string(types) == "F16") {
+        EXPECT_EQ(back.values(tensor), original.values(tensor)) << tensor;
+      } else {
+        EXPECT_EQ(back.dtype(tensor), original.dtype(tensor)) << tensor;
+        EXPECT_EQ(back.bytes(tensor), original.bytes(tensor)) << tensor;
+      }
+    }
+    EXPECT_EQ(test::read_file(path(name + " out/tokenizer.json")), test::read_file(path(name + "/tokenizer.json")));
+    EXPECT_STREQ(family_name(read_family_config(test::read_file(path(name + " out/config.json")), "").family), GetParam());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Unchanged, ::testing::ValuesIn(test::kFamilyTypes), [](const auto& one) { return std::string(one.param); });
+
+TEST_F(Exports, ATensorMoreOrLessOrOfAnotherShapeIsDamageByName) {
+  FamilyFolder folder(path("llama"), "llama", "F32");
+  folder.without("model.layers.1.mlp.up_proj.weight").write(path("less"));
+  EXPECT_EQ(import_error("less").code(), ExitCode::data);
+  EXPECT_THAT(import_error("less").what(), HasSubstr("lacks tensors of its model:\n  model.layers.1.mlp.up_proj.weight"));
+  folder.with("model.layers.0.self_attn.q_norm.weight", {32}).write(path("more"));
+  EXPECT_EQ(import_error("more").code(), ExitCode::data);
+  EXPECT_THAT(import_error("more").what(), HasSubstr("no place for:\n  model.layers.0.self_attn.q_norm.weight"));
+  folder.with("model.norm.weight", {95}).write(path("other"));
+  EXPECT_THAT(import_error("other").what(), HasSubstr("model.norm.weight is [95], config.json makes it [96]"));
+  EXPECT_FALSE(std::filesystem::exists(path("refused")));
+}
+
+TEST_F(Exports, AConfigOfMillionsOfTensorsIsRefusedBeforeTheyAreNamed) {
+  const FamilyFolder folder(path("moe"), "qwen3_moe", "F32");
+  auto config = nlohmann::json::parse(test::read_file(path("moe/config.json")));
+  config["num_hidden_layers"] = 10000;
+  config["num_experts"] = 65536;
+  test::write_file(path("moe/config.json"), config.dump());
+  EXPECT_EQ(import_error("moe").code(), ExitCode::usage);
+  EXPECT_THAT(import_error("moe").what(), HasSubstr("config.json: the model has more than"));
+}
+
+// An export whose config.json says other mathematics, or another size, is of another model, whatever its values.
+TEST_F(Exports, AFolderOfAnotherModelIsNotTheCheckpoints) {
+  const auto differs = [&](const std::vector<std::string>& more, const nlohmann::json& change) {
+    std::vector<std::string> sets = kShape;
+    sets.insert(sets.end(), more.begin(), more.end());
+    const std::string name = text("run ", ++runs_);
+    run(name, sets);
+    export_to(checkpoint(name, 3), name + " out");
+    const ModelConfig model = saved_config(CheckpointReader(checkpoint(name, 3))).model;
+    EXPECT_THAT(export_model_differences(FamilyWeights(path(name + " out")), model), ::testing::IsEmpty()) << name;
+    auto config = nlohmann::json::parse(test::read_file(path(name + " out/config.json")));
+    config.update(change);
+    FamilyConfig other = read_family_config(config.dump(), "config.json");
+    return joined(forward_differences(model, other.model));
+  };
+  const std::string moe = R"(model.moe={"num_experts": 3, "num_experts_per_tok": 2, "intermediate_size": 96})";
+  EXPECT_THAT(differs({}, {{"rope_theta", 500.0}}), HasSubstr("model.rope_theta: 10000 in the checkpoint, 500 here"));
+  EXPECT_THAT(differs({"model.qk_norm=false", "model.attention_bias=qkv"}, {{"num_hidden_layers", 1}}), HasSubstr("model.num_layers"));
+  EXPECT_THAT(
+      differs({moe, "model.qk_norm=false", "model.num_attention_heads=2", "model.num_key_value_heads=2"}, {{"num_experts_per_tok", 1}}),
+      HasSubstr("model.moe.num_experts_per_tok: 2"));
+  EXPECT_THAT(differs({"model.sliding_window=8", "model.sliding_layers=[1]"}, {{"sliding_window", 7}}),
+              HasSubstr("model.sliding_window: 0, 8 by layer in the checkpoint, 0, 7 here"));
+  EXPECT_THAT(differs({R"(model.rope_scaling={"type": "llama3"})"}, {{"rms_norm_eps", 0.5}}), HasSubstr("model.norm_eps"));
+}
+
+TEST_F(Exports, TwoFoldersAreComparedTensorByTensor) {
+  const FamilyFolder folder(path("a"), "qwen2", "F32 BF16");
+  const std::string name = "model.layers.1.mlp.up_proj.weight", bias = "model.layers.0.self_attn.q_proj.bias";
+  folder.flip(name, 4 * 7 + 2, 1).flip(name, 4 * 9, 1).without(bias).write(path("b"));
+  SafetensorsFolder a{std::filesystem::path(path("a"))}, b{std::filesystem::path(path("b"))};
+  const std::vector<TensorDifference> differences = diff_folders(a, b);
+  ASSERT_EQ(differences.size(), 2U);
+  EXPECT_EQ(differences[0].name + ": " + differences[0].what, bias + ": only in the first");
+  EXPECT_EQ(differences[1].name, name);
+  EXPECT_THAT(differences[1].what, HasSubstr("2 of 15360 elements, the first at "));
+  EXPECT_THAT(diff_folders(a, a), ::testing::IsEmpty());
+}
+
+TEST_F(Exports, AnOutputBesideTiedEmbeddingsMustBeThese) {
+  FamilyFolder folder(path("tied"), "qwen3", "BF16");
+  folder.copy("model.embed_tokens.weight", "lm_head.weight").write(path("same"));
+  import_model(path("same"), path("same in"));
+  folder.with("lm_head.weight", {259, 96}).write(path("other"));
+  EXPECT_EQ(import_error("other").code(), ExitCode::data);
+  EXPECT_THAT(import_error("other").what(), HasSubstr("lm_head.weight differs from the embeddings"));
+}
+
+TEST_F(Exports, WhatIsNotFiniteIsNotImported) {
+  FamilyFolder folder(path("nan"), "llama", "F32");
+  folder.poison("model.layers.0.self_attn.k_proj.weight", 5).write(path("nan2"));
+  EXPECT_EQ(import_error("nan2").code(), ExitCode::data);
+  EXPECT_THAT(import_error("nan2").what(), HasSubstr("layers.0.attn.qkv.weight: row 128, column 5 is NaN or Inf"));
+}
+
+TEST_F(Exports, AFolderThatIsThereIsRefused) {
+  const FamilyFolder folder(path("llama"), "llama", "F32");
+  std::filesystem::create_directory(path("there"));
+  const Error error = test::error_of([&] { import_model(path("llama"), path("there")); });
+  EXPECT_EQ(error.code(), ExitCode::usage);
+  EXPECT_THAT(error.what(), HasSubstr("is there already"));
+}
+
+class ForwardValues : public Exports, public ::testing::WithParamInterface<Trained> {};
+
+TEST_P(ForwardValues, AreWhatAnExportHolds) {
+  std::vector<std::string> sets = kShape;
+  sets.insert(sets.end(), GetParam().sets.begin(), GetParam().sets.end());
+  run("run", sets);
+  const std::string saved = checkpoint("run", 3);
+  export_to(saved, "out");
+  EXPECT_EQ(difference("out", saved), std::nullopt);
+  EXPECT_GT(verify_export(path("out")), 0);
+
+  const LoadedModel trained = load_model(saved), exported = load_model(path("out"));
+  for (Parameter& parameter : trained.model->parameters().all()) {
+    const Parameter& other = *exported.model->parameters().find(parameter.name);
+    const Tensor here = parameter.codes().defined() && !parameter.name.starts_with("output")
+                            ? empty(*trained.device, Dtype::f32, parameter.codes().shape)
+                            : Tensor();
+    if (!here.defined()) continue;
+    trained.device->run(Dequantize{.x = parameter.codes(), .out = here});
+    const Tensor there = converted(other.value(), Dtype::f32);
+    const auto rows = static_cast<size_t>(there.elements());
+    const std::vector<float> a = to_host<float>(here), b = to_host<float>(there);
+    ASSERT_GE(a.size(), rows);
+    for (size_t i = 0; i < rows; ++i) ASSERT_EQ(a[i], b[i]) << parameter.name << " " << i;
+  }
+
+  FamilyFolder changed(path("out"));
+  changed.flip("model.layers.1.mlp.down_proj.weight", 2 * 7, 0x40).write(path("out"));
+  EXPECT_THAT(difference("out", saved).value_or(""), HasSubstr("model.layers.1.mlp.down_proj.weight[0, 7] is "));
+  const Error error = test::error_of([&] { verify_export(path("out")); });
+  EXPECT_EQ(error.code(), ExitCode::data);
+  EXPECT_THAT(error.what(), HasSubstr("model.layers.1.mlp.down_proj.weight is not what was exported"));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Recipes, ForwardValues,
+    ::testing::Values(
+        Trained{"high", {"precision.dtype=bf16"}}, Trained{"mxfp8", {"precision.dtype=bf16", "precision.recipe=mxfp8"}},
+        Trained{"weights", {"precision.dtype=bf16", "precision.recipe=mxfp8_weights"}},
+        Trained{"qat", {"precision.dtype=bf16", "precision.recipe=mxfp4_qat"}},
+        Trained{"qat_act", {"precision.dtype=bf16", "precision.recipe=mxfp4_qat_mxfp8_act", "model.tie_word_embeddings=true"}},
+        Trained{"output", {"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.fp8_output_proj=true", "model.pad_vocab_to=32"}},
+        Trained{"mixed",
+                {"precision.dtype=bf16", "precision.recipe=mxfp8", R"(precision.rules=[{"match": "layers.0.*", "recipe": "mxfp4_qat"}])"}},
+        Trained{"blocks128",
+                {"precision.dtype=bf16", "precision.recipe=fp8_block", "model.hidden_size=128", "model.intermediate_size=256",
+                 "model.num_attention_heads=4", "model.num_key_value_heads=4"}}),
+    [](const auto& one) { return std::string(one.param.name); });
+
+TEST_F(Exports, WhatATypeCannotHoldIsRefusedByName) {
+  run("fine", kShape);  // fp32
+  CheckpointReader reader(checkpoint("fine", 3));
+  const Error error = test::error_of([&] { export_model(reader, path("coarse"), {.dtype = ExportDtype::bf16}); });
+  EXPECT_EQ(error.code(), ExitCode::usage);
+  EXPECT_THAT(error.what(), HasSubstr("which bf16 does not hold exactly: take dtype auto or fp32"));
+  EXPECT_FALSE(std::filesystem::exists(path("coarse")));
+  export_to(checkpoint("fine", 3), "auto");
+  EXPECT_EQ(FamilyFolder(path("auto")).dtype("model.norm.weight"), FileDtype::f32);
+}
+
+// A char tokenizer becomes one without merges; its ids are those of the characters.
+TEST_F(Exports, ATokenizerOfCharactersIsWritten) {
+  run("run", kShape);
+  export_to(checkpoint("run", 3), "out");
+  const auto tokenizer = nlohmann::json::parse(test::read_file(path("out/tokenizer.json")));
+  EXPECT_EQ(tokenizer["model"]["vocab"], nlohmann::json({{"a", 0}, {"b", 1}, {"c", 2}, {"d", 3}, {"e", 4}, {"f", 5}, {"g", 6}, {"h", 7}}));
+  EXPECT_EQ(tokenizer["model"]["merges"], nlohmann::json::array());
+}
+
+// A run that starts from a model has its mathematics, or says where not.
+TEST_F(Exports, AModelThatDiffersIsRefusedByKey) {
+  run("first", kShape);
+  const auto started = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> sets = kShape;
+    sets.push_back("checkpoint.init_from=" + checkpoint("first", 3));
+    sets.push_back("training.steps=1");
+    sets.insert(sets.end(), more.begin(), more.end());
+    const std::string name = text("run ", ++runs_);
+    run(name, sets);
+    return saved_config(CheckpointReader(checkpoint(name, 1))).model;
+  };
+  const std::vector<std::string> refused = {"rope_theta=500",           "norm_eps=1e-3",        "activation=gelu_erf", "qk_norm=false",
+                                            "tie_word_embeddings=true", "num_attention_heads=4"};
+  for (const std::string& change : refused) {
+    const Error error = test::error_of([&] { started({"model." + change}); });
+    EXPECT_EQ(error.code(), ExitCode::usage) << change;
+    EXPECT_THAT(error.what(), HasSubstr("is of another model:\n  model." + change.substr(0, change.find('=')))) << change;
+  }
+  EXPECT_EQ(started({"model.rope_theta=500", R"(checkpoint.allow_model_change=["model.rope_theta"])"}).rope_theta, 500);
+  EXPECT_EQ(started({"model.init_std=0.5", "model.max_position_embeddings=32", "model.logits_dtype=fp32"}).max_position_embeddings, 32);
+  const Error error = test::error_of([&] { started({R"(checkpoint.allow_model_change=["model.rope_teta"])"}); });
+  EXPECT_THAT(error.what(), HasSubstr("\"model.rope_teta\" is no key of section model; did you mean 'model.rope_theta'?"));
+}
+
+TEST_F(Exports, WithoutASectionModelThatOfTheCheckpointIsTaken) {
+  run("first", kShape);
+  const nlohmann::json json = {{"training", {{"steps", 1}, {"seq_len", 16}, {"micro_batch_size", 4}, {"grad_accum", 2}}},
+                               {"data", {{"path", path("text.txt")}, {"tokenizer", "char"}}},
+                               {"checkpoint", {{"init_from", "runs/first"}}},
+                               {"logging", {{"run_name", "second"}, {"dir", path("runs/%n")}, {"tensorboard", false}}}};
+  const LoadedConfig loaded = load_run_config({.file = path("second.json"), .text = json.dump(), .set_files = {}, .sets = {}});
+  EXPECT_EQ(loaded.config.model.hidden_size, 64);
+  EXPECT_EQ(loaded.config.model.num_attention_heads, 3);
+  EXPECT_EQ(loaded.report.origin("model.hidden_size"), "derived");
+  EXPECT_EQ(run(loaded).losses.size(), 1U);
+}
+
+// Tokenizer and ids of an imported model come out of what was trained from it, also after a resume.
+TEST_F(Exports, FilesOfAnImportedModelGoAlong) {
+  run("first", kShape);
+  export_to(checkpoint("first", 3), "out");
+  test::write_file(path("out/tokenizer.json"), "{ \"mine\":1 }");
+  test::write_file(path("out/generation_config.json"), "{\"eos_token_id\": 5}");
+  auto config = nlohmann::json::parse(test::read_file(path("out/config.json")));
+  config["eos_token_id"] = {5, 6};
+  test::write_file(path("out/config.json"), config.dump());
+  import_model(path("out"), path("in"));
+  std::vector<std::string> sets = kShape;
+  sets.push_back("checkpoint.init_from=" + path("in"));
+  run("second", sets);
+  sets.back() = "checkpoint.resume=auto";
+  sets.push_back("training.steps=5");
+  run("second", sets);
+  export_to(checkpoint("second", 5), "again");
+  for (const char* name : {"tokenizer.json", "generation_config.json"})
+    EXPECT_EQ(test::read_file(path("again/") + name), test::read_file(path("out/") + name));
+  EXPECT_EQ(nlohmann::json::parse(test::read_file(path("again/config.json")))["eos_token_id"], nlohmann::json({5, 6}));
+}
+
+TEST_F(Exports, EndTokensAreThoseOfTheGenerationConfig) {
+  FamilyFolder(path("llama"), "llama", "F32");
+  EXPECT_THAT(load_model(path("llama")).end_tokens, ::testing::IsEmpty());
+  auto config = nlohmann::json::parse(test::read_file(path("llama/config.json")));
+  config["eos_token_id"] = 7;
+  test::write_file(path("llama/config.json"), config.dump());
+  EXPECT_THAT(load_model(path("llama")).end_tokens, ::testing::ElementsAre(7));
+  test::write_file(path("llama/generation_config.json"), R"({"eos_token_id": []})");
+  EXPECT_THAT(load_model(path("llama")).end_tokens, ::testing::ElementsAre(7));
+  test::write_file(path("llama/generation_config.json"), R"({"eos_token_id": [3, 258, 9999, -1]})");
+  import_model(path("llama"), path("in"));
+  for (const char* model : {"llama", "in"}) EXPECT_THAT(load_model(path(model)).end_tokens, ::testing::ElementsAre(3, 258)) << model;
+}
+
+// Masters start as the values of the file, whatever their type.
+TEST_F(Exports, TrainingStartsFromWhatWasImported) {
+  run("first", kShape);
+  export_to(checkpoint("first", 3), "out");
+  import_model(path("out"), path("in"));
+  std::vector<std::string> sets = kShape;
+  sets.push_back("training.steps=0");
+  const auto started = [&](const std::string& name, const std::string& from) {
+    std::vector<std::string> more = kShape;
+    more.push_back("checkpoint.init_from=" + from);
+    more.push_back("training.steps=1");
+    return run(name, more).losses.at(0);
+  };
+  EXPECT_EQ(started("of import", path("in")), started("of checkpoint", checkpoint("first", 3)));
+  const Error error = test::error_of([&] {
+    std::vector<std::string> more = kShape;
+    more.push_back("checkpoint.resume=" + path("in"));
+    run("resumed", more);
+  });
+  EXPECT_EQ(error.code(), ExitCode::usage);
+  EXPECT_THAT(error.what(), HasSubstr("checkpoint.init_from"));
+}
+
+}  // namespace
+}  // namespace mantissa

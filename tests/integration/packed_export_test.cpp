@@ -1,0 +1,158 @@
+// Codes and scales as servers read them, out and in.
+#include "exports.h"
+#include "train/config_differences.h"
+
+namespace mantissa {
+namespace {
+
+using test::FamilyFolder;
+using test::kShape;
+using test::logits_of;
+using test::Trained;
+using ::testing::HasSubstr;
+
+class Exports : public test::ExportTest {};
+
+class Packed : public Exports, public ::testing::WithParamInterface<Trained> {};
+
+// Codes and scales go out and in and out again with every byte; what they stand for is what a dequantised export holds.
+TEST_P(Packed, CodesAreThoseOfForward) {
+  std::vector<std::string> sets = kShape;
+  sets.push_back("precision.dtype=bf16");
+  sets.insert(sets.end(), GetParam().sets.begin(), GetParam().sets.end());
+  run("run", sets);
+  const std::string saved = checkpoint("run", 3);
+  export_to(saved, "values");
+  for (const Convention convention : {Convention::compressed_tensors, Convention::sglang, Convention::modelopt}) {
+    const std::string name = choice_name(convention);
+    if (convention != Convention::compressed_tensors && std::string(GetParam().name) != "mxfp8" &&
+        std::string(GetParam().name) != "blocks128") {
+      const Error error = test::error_of([&] { pack_to(saved, name, convention); });
+      EXPECT_EQ(error.code(), ExitCode::usage);
+      EXPECT_THAT(error.what(), HasSubstr("take the convention compressed-tensors"));
+      EXPECT_FALSE(std::filesystem::exists(path(name)));
+      continue;
+    }
+    pack_to(saved, name, convention);
+    EXPECT_THAT(test::read_file(path(name + "/config.json")), HasSubstr("\"lm_head\""));  // which nobody quantises, tied or not
+    EXPECT_EQ(difference(name, saved), std::nullopt);
+    import_model(path(name), path(name + " in"));
+    pack_to(path(name + " in"), name + " again", convention);
+    EXPECT_EQ(all_bytes(name), all_bytes(name + " again"));
+    EXPECT_EQ(test::read_file(path(name + "/config.json")), test::read_file(path(name + " again/config.json")));
+    export_to(path(name + " in"), name + " values");
+    EXPECT_EQ(all_bytes("values"), all_bytes(name + " values"));
+    for (const std::string& packed : {path(name + " in"), path(name)}) EXPECT_EQ(logits_of(packed), logits_of(saved)) << packed;
+  }
+  const std::string scales = "model.layers.1.mlp.down_proj.weight_scale";
+  FamilyFolder(path("compressed-tensors")).flip(scales, 3 + 2, 1).write(path("compressed-tensors"));
+  EXPECT_THAT(difference("compressed-tensors", saved).value_or(""), HasSubstr("model.layers.1.mlp.down_proj.weight[1, 64] is "));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Recipes, Packed,
+    ::testing::Values(Trained{"mxfp8", {"precision.recipe=mxfp8"}}, Trained{"weights", {"precision.recipe=mxfp8_weights"}},
+                      Trained{"qat", {"precision.recipe=mxfp4_qat", "model.tie_word_embeddings=true"}},
+                      Trained{"qat_act", {"precision.recipe=mxfp4_qat_mxfp8_act"}},
+                      Trained{"mixed", {"precision.recipe=mxfp8", R"(precision.rules=[{"match": "layers.0.*", "recipe": "mxfp4_qat"}])"}},
+                      Trained{"some", {"precision.recipe=mxfp8_weights", R"(precision.rules=[{"match": "layers.0.*", "recipe": "high"}])"}},
+                      Trained{"experts",
+                              {"precision.recipe=mxfp8",
+                               R"(model.moe={"num_experts": 3, "num_experts_per_tok": 2, "intermediate_size": 96, "dense_layers": [1]})",
+                               R"(precision.rules=[{"match": "layers.*.moe.experts.*", "recipe": "mxfp4_qat_mxfp8_act"}])"}}),
+    [](const auto& one) { return std::string(one.param.name); });
+
+// The experts of gpt-oss are blocks in two tensors, whose rows are gate and up in turn.
+TEST_F(Exports, ExpertsOfGptOssArePackedInItsOwnBlocks) {
+  std::vector<std::string> sets = kShape;
+  for (const char* const set :
+       {"precision.dtype=bf16", "model.qk_norm=false", "model.attention_bias=all", "model.attention_sinks=true",
+        "model.activation=swiglu_clamped",
+        R"(model.moe={"num_experts": 3, "num_experts_per_tok": 2, "intermediate_size": 96, "router_bias": true, "expert_mlp_bias": true})",
+        R"(precision.rules=[{"match": "layers.*.moe.experts.*", "recipe": "mxfp4_qat"}])"})
+    sets.push_back(set);
+  run("run", sets);
+  const std::string saved = checkpoint("run", 3), blocks = "model.layers.1.mlp.experts.gate_up_proj_blocks";
+  export_to(saved, "values");
+  pack_to(saved, "packed");
+  EXPECT_EQ(difference("values", saved), std::nullopt);
+  EXPECT_EQ(difference("packed", saved), std::nullopt);
+  import_model(path("packed"), path("in"));
+  pack_to(path("in"), "again");
+  EXPECT_EQ(all_bytes("packed"), all_bytes("again"));
+  export_to(path("in"), "in values");
+  EXPECT_EQ(all_bytes("values"), all_bytes("in values"));
+  for (const std::string& packed : {path("in"), path("packed"), path("values")}) EXPECT_EQ(logits_of(packed), logits_of(saved)) << packed;
+  // Row 5 of expert 2 is up's third: values 2 and 3 of its second block, of 16 bytes.
+  FamilyFolder(path("packed")).flip(blocks, ((2 * 192 + 5) * 2 + 1) * 16 + 1, 0x11).write(path("packed"));
+  EXPECT_THAT(difference("packed", saved).value_or(""), HasSubstr("model.layers.1.mlp.experts.gate_up_proj[2, 34, 5] is "));
+  sets.back() = R"(precision.rules=[{"match": "layers.1.moe.experts.*", "recipe": "mxfp4_qat"}])";
+  run("half", sets);
+  EXPECT_THAT(test::error_of([&] { pack_to(checkpoint("half", 3), "refused"); }).what(),
+              HasSubstr("gpt-oss has MXFP4 in all layers or none"));
+  sets.back() = "precision.recipe=mxfp8";
+  run("other", sets);
+  EXPECT_THAT(test::error_of([&] { pack_to(checkpoint("other", 3), "refused"); }).what(), HasSubstr("of gpt-oss only experts are packed"));
+}
+
+// A run that starts from packed weights has their values, in whatever form its plan keeps them, and says what changed.
+TEST_F(Exports, PackedWeightsAreReconciledWithThePlan) {
+  std::vector<std::string> sets = kShape;
+  sets.push_back("precision.dtype=bf16");
+  sets.push_back("precision.recipe=mxfp8");
+  run("first", sets);
+  pack_to(checkpoint("first", 3), "packed");
+  import_model(path("packed"), path("in"));
+  CheckpointReader reader(path("in"));
+  const auto lines = [&](const std::string& recipe) {
+    std::vector<std::string> other = kShape;
+    other.push_back("precision.dtype=bf16");
+    other.push_back("precision.recipe=" + recipe);
+    RunConfig config = config_named(recipe, other);
+    return reconciled_weights(reader, resolve_plan(config));
+  };
+  EXPECT_THAT(lines("mxfp8"), ::testing::Contains("layers.{0..1}.attn.qkv: e4m3 1x32 in the file, e4m3 32x32 here"));
+  EXPECT_THAT(lines("high"), ::testing::Contains("layers.{0..1}.mlp.down: e4m3 1x32 in the file, bf16 here"));
+  EXPECT_THAT(lines("mxfp4_qat"), ::testing::Contains("layers.{0..1}.mlp.down: e4m3 1x32 in the file, e2m1 1x32 here"));
+  sets.push_back("training.steps=1");
+  const auto first_loss = [&](const std::string& name, const std::string& from) {
+    std::vector<std::string> more = sets;
+    more.push_back("checkpoint.init_from=" + from);
+    return run(name, more).losses.at(0);
+  };
+  // Masters are other, but forward reads the same values.
+  EXPECT_EQ(first_loss("from codes", path("in")), first_loss("from masters", checkpoint("first", 3)));
+}
+
+TEST_F(Exports, WhatNoServerReadsIsRefusedByModuleAndRule) {
+  const std::string moe = R"(model.moe={"num_experts": 3, "num_experts_per_tok": 2, "intermediate_size": 96})";
+  struct Refused {
+    std::string name, why;
+    std::vector<std::string> sets;
+  };
+  const std::vector<Refused> refusals = {
+      {"e5m2",
+       "layers.0.attn.qkv (recipe mine, e5m2 1x32 rceil): no server reads E5M2 weights",
+       {"precision.recipe=mine",
+        R"(precision.recipes={"mine": {"base": "mxfp8_weights", "weight": {"format": "e5m2", "block": [1, 32]}}})"}},
+      {"blocks16",
+       "packed weights have blocks of 32",
+       {"precision.recipe=mine", R"(precision.recipes={"mine": {"base": "mxfp4_qat", "weight_fake_quant": {"block": [1, 16]}}})"}},
+      {"fused",
+       "layers.0.moe.experts.gate_up has recipe mxfp8 (precision.rules.0) and layers.0.moe.experts.down has mxfp4_qat (precision.rules.1)",
+       {moe,
+        R"(precision.rules=[{"match": "layers.*.moe.experts.gate_up", "recipe": "mxfp8"}, {"match": "layers.*.moe.experts.down", "recipe": "mxfp4_qat"}])"}}};
+  for (const Refused& refused : refusals) {
+    std::vector<std::string> sets = kShape;
+    sets.push_back("precision.dtype=bf16");
+    sets.insert(sets.end(), refused.sets.begin(), refused.sets.end());
+    run(refused.name, sets);
+    const Error error = test::error_of([&] { pack_to(checkpoint(refused.name, 3), "refused"); });
+    EXPECT_EQ(error.code(), ExitCode::usage) << refused.name;
+    EXPECT_THAT(error.what(), HasSubstr(refused.why));
+    export_to(checkpoint(refused.name, 3), refused.name + " values");
+  }
+}
+
+}  // namespace
+}  // namespace mantissa

@@ -1,0 +1,67 @@
+#include "mantissa/train/export.h"
+
+#include <iostream>
+#include <memory>
+
+#include "command.h"
+#include "mantissa/base/log.h"
+#include "mantissa/base/printable.h"
+#include "mantissa/io/checkpoint_search.h"
+
+namespace mantissa::tools {
+namespace {
+
+struct ExportArguments {
+  std::string checkpoint, output, weights = "dequantized", convention = "compressed-tensors", dtype = "auto";
+};
+
+// The parser has refused all other names.
+template <class Enum>
+Enum chosen(const std::string& name) {
+  for (const auto& choice : choices(Enum{})) {
+    if (name == choice.name) return choice.value;
+  }
+  fail(ExitCode::usage, "no such choice: ", name);
+}
+
+ExitCode run_export(const ExportArguments& arguments) {
+  open_log({.level = LogLevel::warning, .console = true, .file = {}});
+  CheckpointReader reader = open_checkpoint(arguments.checkpoint);
+  const ExportedModel done = export_model(reader, arguments.output,
+                                          {.weights = chosen<ExportWeights>(arguments.weights),
+                                           .convention = chosen<Convention>(arguments.convention),
+                                           .dtype = chosen<ExportDtype>(arguments.dtype)});
+  std::cout << printable(arguments.output) << ": " << family_name(done.family) << " of step " << reader.manifest().step << ", "
+            << count_text(done.tensors, "tensor") << ", " << done.bytes << " bytes; read back and equal to what forward multiplies by\n";
+  return ExitCode::ok;
+}
+
+}  // namespace
+
+Command export_command() {
+  const auto arguments = std::make_shared<ExportArguments>();
+  return {.name = "export",
+          .summary = "write a checkpoint in Hugging Face's form, with the weights that forward multiplies by",
+          .example = "mantissa export runs/quickstart --output quickstart-hf\nmantissa export runs/mx --output mx-hf --weights packed",
+          .options = {{.name = "CHECKPOINT",
+                       .target = &arguments->checkpoint,
+                       .description = "checkpoint folder; of a run or a folder of checkpoints, the one that `latest` names",
+                       .required = true},
+                      {.name = "--output", .target = &arguments->output, .description = "a folder that is not there yet", .required = true},
+                      {.name = "--weights",
+                       .target = &arguments->weights,
+                       .description = "dequantized: values; packed: codes and scales of what the plan quantises",
+                       .choices = choice_names<ExportWeights>()},
+                      {.name = "--convention",
+                       .target = &arguments->convention,
+                       .description = "of packed weights: how a server expects them",
+                       .choices = choice_names<Convention>()},
+                      {.name = "--dtype",
+                       .target = &arguments->dtype,
+                       .description = "of the weights; auto: the narrowest that holds each tensor exactly, for one that was never trained "
+                                      "that of its file",
+                       .choices = choice_names<ExportDtype>()}},
+          .run = [arguments] { return run_export(*arguments); }};
+}
+
+}  // namespace mantissa::tools

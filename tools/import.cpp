@@ -1,0 +1,44 @@
+#include "mantissa/train/import.h"
+
+#include <iostream>
+#include <memory>
+
+#include "command.h"
+#include "mantissa/base/log.h"
+#include "mantissa/base/printable.h"
+
+namespace mantissa::tools {
+namespace {
+
+struct ImportArguments {
+  std::string folder, output;
+};
+
+ExitCode run_import(const ImportArguments& arguments) {
+  open_log({.level = LogLevel::warning, .console = true, .file = {}});
+  const ImportedModel imported = import_model(arguments.folder, arguments.output);
+  std::cout << printable(arguments.output) << ": " << family_name(imported.family) << ", " << imported.parameters << " parameters, "
+            << imported.bytes << " bytes\n";
+  return ExitCode::ok;
+}
+
+}  // namespace
+
+Command import_command() {
+  const auto arguments = std::make_shared<ImportArguments>();
+  return {.name = "import",
+          .summary = "make a checkpoint of a model in Hugging Face's form",
+          .example =
+              "mantissa import Qwen3-0.6B --output qwen3\nmantissa train configs/shakespeare-qwen3.json --set checkpoint.init_from=qwen3",
+          .options = {{.name = "FOLDER",
+                       .target = &arguments->folder,
+                       .description = "with config.json and model.safetensors, or its shards and their index",
+                       .required = true},
+                      {.name = "--output",
+                       .target = &arguments->output,
+                       .description = "the checkpoint, a folder that is not there yet: for checkpoint.init_from, eval, generate and export",
+                       .required = true}},
+          .run = [arguments] { return run_import(*arguments); }};
+}
+
+}  // namespace mantissa::tools
