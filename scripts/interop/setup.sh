@@ -1,15 +1,25 @@
 #!/usr/bin/env bash
-# Makes .venv-interop, the Python environment of the optional comparisons: PyTorch and NumPy from PyPI. Tests labelled interop then run.
+# setup.sh [4]: makes .venv-interop, the Python environment of the optional comparisons: PyTorch, NumPy and transformers from PyPI. Tests
+# labelled interop then run. With 4 also .venv-interop4, which has transformers 4 and takes the rest from .venv-interop.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+[ $# = 0 ] || [ "$*" = 4 ] || { echo "interop: usage: setup.sh [4]" >&2; exit 2; }
 
-requirements=scripts/interop/requirements.txt
-if cmp -s "$requirements" .venv-interop/installed; then
-  echo "interop: .venv-interop is up to date"
-  exit 0
-fi
-python3 -c 'import ensurepip' 2>/dev/null || { echo "interop: Python lacks venv; install it: apt-get install python3-venv" >&2; exit 3; }
-python3 -m venv .venv-interop
-.venv-interop/bin/pip install --quiet --requirement "$requirements"
-.venv-interop/bin/python -c 'import torch; print("interop: torch", torch.__version__)'
-cp "$requirements" .venv-interop/installed
+make() {  # folder, requirements, the folder whose packages it also sees
+  if cmp -s "$2" "$1/installed"; then
+    echo "interop: $1 is up to date"
+    return
+  fi
+  python3 -c 'import ensurepip' 2>/dev/null || { echo "interop: Python lacks venv; install it: apt-get install python3-venv" >&2; exit 3; }
+  python3 -m venv "$1"
+  if [ $# = 3 ]; then
+    packages() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
+    packages "$3" >"$(packages "$1")/interop.pth"
+  fi
+  "$1/bin/python" -m pip install --quiet --requirement "$2"
+  "$1/bin/python" -c 'import torch, transformers; print("interop: torch", torch.__version__, "transformers", transformers.__version__)'
+  cp "$2" "$1/installed"
+}
+
+make .venv-interop scripts/interop/requirements.txt
+if [ "${1:-}" = 4 ]; then make .venv-interop4 scripts/interop/requirements4.txt .venv-interop; fi

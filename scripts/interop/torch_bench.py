@@ -61,8 +61,8 @@ def train(args, folder, *settings):
 
 
 def initial_checkpoint(args, folder):
-    # After some large steps: at the start norm weights are 1 and biases 0, which would hide where they are applied.
-    steps = ["training.steps=10", "optimizer.lr=3e-2", "schedule.type=constant", "schedule.warmup_steps=0"]
+    # After some steps: at the start norm weights are 1 and biases 0, which would hide where they are applied. Large ones collapse routers.
+    steps = ["training.steps=10", "optimizer.lr=1e-3", "schedule.type=constant", "schedule.warmup_steps=0"]
     return Checkpoint(train(args, folder, *steps)[1])
 
 

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Builds the targets of tests/fuzz with clang and runs one, or all:   scripts/fuzz.sh [TARGET|all] [arguments of libFuzzer]
+# By default for 60 seconds each. What it keeps is in build/fuzz/work/TARGET, an input that fails beside it. Needs clang with libFuzzer.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+case ${1:-} in
+  -h | --help) sed -n '2,3s/^# //p' "$0"; exit 0 ;;
+esac
+. scripts/jobs.sh
+targets=(tests/fuzz/corpus/*)
+[ "${1:-all}" = all ] || targets=("tests/fuzz/corpus/$1")
+shift $(($# < 1 ? $# : 1))
+[ -d "${targets[0]}" ] || { echo "fuzz: unknown target '${targets[0]##*/}' ($(ls tests/fuzz/corpus | xargs))" >&2; exit 2; }
+
+cmake --preset fuzz
+cmake --build --preset fuzz --parallel "$jobs"
+for corpus in "${targets[@]}"; do
+  name=${corpus##*/} work=build/fuzz/work/${corpus##*/}
+  mkdir -p "$work"
+  "build/fuzz/bin/fuzz_$name" "$work" "$corpus" -dict=tests/fuzz/json.dict -artifact_prefix="$work-" -max_len=1024 -max_total_time=60 "$@"
+done

@@ -1,0 +1,159 @@
+#!/usr/bin/env python3
+"""Holds mantissa's import and export of a family of models against transformers.
+
+    .venv-interop/bin/python scripts/interop/hf_parity.py --mantissa build/release/bin/mantissa llama
+
+Every case of hf_models.py: transformers writes a random model, mantissa imports it, tells the log-probabilities of some tokens and takes one
+training step, and exports the import, which transformers reads again. Log-probabilities in fp32 agree to 1e-4, gradients to 1e-3 of their root
+mean square, tensors that were not trained to the byte. Prints a line per case, and exits with 1 if something differs.
+"""
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from safetensors.torch import load_file, save
+
+from hf_gradients import as_mantissa, loss_gradients
+from hf_models import FAMILIES, load, log_probabilities, make, pairwise, prompts
+from mantissa_program import Failed, Mantissa
+from mx_numpy import Folder, packed_weights
+
+LOG_PROBABILITY, GRADIENT = 1e-4, 1e-3  # tolerances
+SIDE_FILES = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+
+
+def require(holds, *what):
+    if not holds:
+        raise Failed(" ".join(map(str, what)))
+
+
+def apart(ours, theirs, tolerance, what):
+    """The largest difference of log-probabilities."""
+    worst = max(np.abs(a - b).max() for a, b in zip(ours, theirs, strict=True))
+    require(worst <= tolerance, f"{what}: log-probabilities differ by {worst:.2e}, more than {tolerance:.0e}")
+    return worst
+
+
+def gradients_apart(ours, theirs):
+    """The largest relative root mean square of a tensor's difference, and its name."""
+    require(ours.keys() == theirs.keys(), "gradients of other tensors:", sorted(ours.keys() ^ theirs.keys()))
+    worst = 0.0, ""
+    for name, expected in theirs.items():
+        found = ours[name]
+        require(found.shape == expected.shape, f"gradient of {name} is {found.shape}, not {expected.shape}")
+        size = np.sqrt(np.mean(np.square(expected, dtype=np.float64)))
+        require(size > 0, f"gradient of {name} is zero and shows nothing")
+        worst = max(worst, (float(np.sqrt(np.mean(np.square(found - expected, dtype=np.float64))) / size), name))
+    require(worst[0] <= GRADIENT, f"gradient of {worst[1]} differs by {worst[0]:.2e} of its size, more than {GRADIENT:.0e}")
+    return worst
+
+
+def stored_names(made):
+    """Of the tensors that an export has to hold, by their names there: with GPT-2's prefix, without its buffers and gpt-oss' blocks."""
+    names = {}
+    for name in Folder(made.folder).names():
+        if made.family == "gpt2":
+            if name.endswith((".attn.bias", ".attn.masked_bias")):
+                continue
+            names[name if name.startswith(("transformer.", "lm_head.")) else "transformer." + name] = name
+        elif not name.endswith("_scales"):
+            names[name.removesuffix("_blocks")] = name
+    return names
+
+
+def same_tensors(made, export):
+    """An import that was not trained goes out as it came in."""
+    before, after, names = Folder(made.folder), Folder(export), stored_names(made)
+    packed = packed_weights(before)
+    require(after.names() == names.keys(), "export has other tensors:", sorted(after.names() ^ names.keys()))
+    for name, source in names.items():
+        if before.dtype(source) == "F16":
+            same = before.bytes(source)[1] == after.bytes(name)[1] and np.array_equal(before.values(source), after.values(name))
+        elif name in packed:
+            same = after.dtype(name) == "BF16" and np.array_equal(packed[name][0], after.values(name))
+        else:
+            same = before.bytes(source) == after.bytes(name)
+        require(same, f"{name}: {before.dtype(source)} {before.bytes(source)[1]} went out as other {after.dtype(name)} {after.bytes(name)[1]}")
+    same_side_files(made, export)
+
+
+def same_side_files(made, export):
+    for file in SIDE_FILES:
+        source = made.folder / file
+        require(not source.exists() or source.read_bytes() == (export / file).read_bytes(), f"{file} did not go along byte for byte")
+
+
+def same_header(export):
+    """safetensors takes the files, and heads them as they are headed."""
+    for file in sorted(export.glob("*.safetensors")):
+        raw = file.read_bytes()
+        end = 8 + int.from_bytes(raw[:8], "little")
+        require(save(load_file(file), {"format": "pt"})[:end] == raw[:end], f"safetensors heads {file.name} otherwise")
+
+
+def same_words(made, export):
+    if made.case["vocab_size"] == 259:
+        before, after = (transformers.AutoTokenizer.from_pretrained(folder) for folder in (made.folder, export))
+        text = "Straße <|begin|> \n\t12 ⅔ 日本"
+        require(before(text)["input_ids"] == after(text)["input_ids"], "the exported tokenizer has other ids")
+
+
+def check(mantissa, made, number):
+    """What agreed by how much."""
+    checkpoint, tokens = mantissa.work / f"import-{number}", prompts(made.case["vocab_size"])
+    theirs = [log_probabilities(made.model, ids) for ids in tokens]
+    mantissa.run("import", made.folder, "--output", checkpoint)
+    ours = mantissa.log_probabilities(checkpoint, tokens, "--dtype", "fp32")
+    outcome = f"import {apart(ours, theirs, LOG_PROBABILITY, 'import'):.1e}"
+    apart(mantissa.log_probabilities(made.folder, tokens, "--dtype", "fp32"), ours, 0, "eval of the folder and of its import")
+    outcome += f" export {exported(mantissa, made, checkpoint, tokens, theirs):.1e}"
+    gradients, rows = mantissa.one_step(checkpoint, made.case["vocab_size"])
+    worst, name = gradients_apart(gradients, as_mantissa(loss_gradients(made.model, rows), made.family))
+    return f"{outcome} gradients {worst:.1e} ({name})"
+
+
+def exported(mantissa, made, checkpoint, tokens, theirs):
+    """How far log-probabilities of the export are from those of the model that was imported."""
+    export = mantissa.work / "export"
+    mantissa.run("export", checkpoint, "--output", export)
+    mantissa.run("verify", export, "--against", checkpoint)
+    same_tensors(made, export)
+    same_header(export)
+    same_words(made, export)
+    model, complaints = load(export)
+    require(not complaints, "from_pretrained:", complaints)
+    require(type(model) is type(made.model), f"the export is a {type(model).__name__}")
+    return apart([log_probabilities(model, ids) for ids in tokens], theirs, LOG_PROBABILITY, "export")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mantissa", required=True, help="the program")
+    parser.add_argument("--case", type=int, action="append", help="only these, by number")
+    parser.add_argument("family", choices=FAMILIES)
+    args = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    versions = f"{args.family} | transformers {transformers.__version__} torch {torch.__version__}"
+    failures = 0
+    for number, case in enumerate(pairwise(args.family)):
+        if args.case and number not in args.case:
+            continue
+        with tempfile.TemporaryDirectory(prefix="hf-parity-") as work:
+            made = make(args.family, case, Path(work) / "model")
+            try:
+                outcome = check(Mantissa(args.mantissa, work), made, number)
+            except Failed as failure:
+                outcome, failures = f"FAILED: {failure}", failures + 1
+        print(f"{versions} | {number}: {made.label()} | {outcome}", flush=True)
+    print(f"hf_parity: {args.family}: {failures} cases failed")
+    sys.exit(failures > 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Runs mantissa as a user would, and reads what it writes."""
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+
+from mantissa_files import Checkpoint, TrainingBatches
+
+
+class Failed(Exception):
+    """A command of mantissa that did not end as it should have, or a comparison that does not hold."""
+
+
+class Mantissa:
+    def __init__(self, binary, work):
+        self.binary, self.work = binary, Path(work)
+
+    def run(self, *arguments, exit_code=0):
+        """What a command prints, to both streams."""
+        command = [self.binary, *map(str, arguments)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode != exit_code:
+            shown = " ".join(command[1:]).replace(str(self.work), "")
+            raise Failed(f"mantissa {shown}: exit {done.returncode}, not {exit_code}: {done.stdout[-1500:].strip()}")
+        return done.stdout
+
+    def log_probabilities(self, folder, prompts, *options):
+        """One array for each list of token ids: of every token after the first."""
+        out = self.work / "logprobs.jsonl"
+        out.unlink(missing_ok=True)
+        ids = [argument for tokens in prompts for argument in ("--prompt-ids", ",".join(map(str, tokens)))]
+        self.run("eval", folder, *ids, "--logprobs", out, *options)
+        records = [json.loads(line) for line in out.read_text().splitlines()]
+        if [record["tokens"] for record in records] != prompts or any(record["logprobs"][0] is not None for record in records):
+            raise Failed("eval --logprobs tells other tokens than it was asked for")
+        return [np.array(record["logprobs"][1:], np.float64) for record in records]
+
+    def trained(self, name, tokens, config):
+        """The checkpoint after training on a list of token ids."""
+        data, run = self.work / f"{name}.bin", self.work / name
+        np.array(tokens, np.uint16).tofile(data)
+        whole = {"data": {"path": str(data), "dtype": "u16", "valid_fraction": 0.1}, "eval": {"interval": 0, "iters": 1}, "logging": {"dir": str(run)}, **config}
+        (self.work / f"{name}.json").write_text(json.dumps(whole))
+        self.run("train", self.work / f"{name}.json")
+        return Checkpoint(run / "checkpoints" / (run / "checkpoints/latest").read_text().split()[0])
+
+    def one_step(self, start, vocab_size):
+        """Gradients of the first step that starts from a checkpoint, by mantissa's names, and the tokens [B, T + 1] of that step."""
+        tokens = np.random.default_rng(2).integers(0, vocab_size, 500).tolist()
+        after = self.trained(f"step-from-{Path(start).name}", tokens, {
+            "checkpoint": {"init_from": str(start)},
+            "training": {"steps": 1, "seq_len": 32, "micro_batch_size": 2, "grad_accum": 1, "threads": 1},
+            "precision": {"dtype": "fp32", "recipe": "high"},
+            "optimizer": {"lr": 1e-12, "beta1": 0.5, "weight_decay": 0.0, "grad_clip": 0.0},
+            "schedule": {"type": "constant", "warmup_steps": 0}})
+        moments = {name.removeprefix("m."): after.read(name) for name in after.tensors if name.startswith("m.")}
+        return {name: moment / 0.5 for name, moment in moments.items()}, TrainingBatches(after).step(0)

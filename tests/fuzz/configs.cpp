@@ -1,0 +1,55 @@
+// Accepted: what is written of it is read as the same. Refused: an error says where, of what people write.
+#include <algorithm>
+#include <vector>
+
+#include "mantissa/base/json_fields.h"
+#include "mantissa/data/tokenizer.h"
+#include "mantissa/models/hugging_face.h"
+#include "mantissa/train/config.h"
+#include "targets.h"
+
+namespace mantissa::fuzz {
+
+bool run_config(std::string_view input) {
+  RunConfig config;
+  const auto read = [](std::string_view text, const char* name) {
+    return config_from_json<RunConfig>(std::string(text), name, ExitCode::data);
+  };
+  try {
+    config = read(input, "config");
+  } catch (const Error& error) {
+    promise(std::string_view(error.what()).find("config:") != std::string_view::npos, "an error has a position");
+    promise(error.code() == ExitCode::data, error.what());
+    return false;
+  }
+  const std::string text = effective_config(config);
+  promise(effective_config(read(text, "effective")) == text, "a configuration is read as it was written");
+  return true;
+}
+
+bool tokenizer(std::string_view input) {
+  const bool meta = take_byte(input) % 2 == 1;
+  return accepted([&] {
+    const Tokenizer read = meta ? Tokenizer::from_nanogpt_meta(input, "meta") : Tokenizer::from_json(input, "tokenizer");
+    promise(Tokenizer::from_json(read.to_json(), "again").to_json() == read.to_json(), "a tokenizer is read as it was written");
+    std::vector<int32_t> ids;
+    for (int32_t id = 0; id < std::min<int64_t>(read.size(), 300); ++id) ids.push_back(id);
+    promise(read.encode(read.decode(ids)) == ids, "ids of a text are those it was decoded from");
+    promise(read.kind() != TokenizerKind::byte || read.decode(read.encode(input)) == input, "bytes stay bytes");
+  });
+}
+
+bool hugging_face_config(std::string_view input) {
+  return accepted([&] {
+    const FamilyConfig read = read_family_config(input, "config.json");
+    const SpecialTokens tokens = read_special_tokens(input, "config.json");
+    promise(read.model.vocab_size.has_value() && *read.model.vocab_size > 0, "a model of Hugging Face has a vocabulary");
+    const std::string written = family_config(read.model, read.dtype, tokens, read.quantization);
+    const FamilyConfig again = read_family_config(written, "again");
+    promise(again.dtype == read.dtype && again.quantization == read.quantization, "the file's types are read as they were written");
+    const std::string twice = family_config(again.model, again.dtype, read_special_tokens(written, "again"), again.quantization);
+    promise(twice == written, "a model is read as it was written");  // what was left to a default is then written out
+  });
+}
+
+}  // namespace mantissa::fuzz

@@ -1,0 +1,98 @@
+// The fuzz targets without a fuzzer: over their corpus, where good-* are inputs that are accepted, bad-* refused and found-* what a fuzzer
+// found, and over changes of it that are the same in every run.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <map>
+#include <vector>
+
+#include "files.h"
+#include "fuzz/targets.h"
+#include "mantissa/base/rng.h"
+
+namespace mantissa::test {
+namespace {
+
+using fuzz::kTargets;
+using fuzz::Named;
+
+std::map<std::string, std::string> corpus_of(const Named& target) {
+  std::map<std::string, std::string> corpus;
+  for (const auto& entry : std::filesystem::directory_iterator(std::string(MANTISSA_SOURCE_DIR "/tests/fuzz/corpus/") + target.name))
+    corpus[entry.path().filename().string()] = read_file(entry.path().string());
+  return corpus;
+}
+
+class FuzzTarget : public ::testing::TestWithParam<Named> {};
+
+TEST_P(FuzzTarget, KeepsItsPromisesOverItsCorpus) {
+  int good = 0, bad = 0;
+  for (const auto& [name, input] : corpus_of(GetParam())) {
+    bool accepted = false;
+    ASSERT_NO_THROW(accepted = GetParam().target(input)) << name;
+    good += name.starts_with("good-") ? 1 : 0;
+    bad += name.starts_with("bad-") ? 1 : 0;
+    EXPECT_TRUE(accepted || !name.starts_with("good-")) << name;
+    EXPECT_FALSE(accepted && name.starts_with("bad-")) << name;
+  }
+  EXPECT_GE(good, 2);
+  EXPECT_GE(bad, 2);
+}
+
+// Bits flipped, bytes set, stretches cut out, doubled and taken from another input.
+class Changes {
+ public:
+  explicit Changes(uint64_t number) : number_(number) {}
+
+  std::string of(std::string input, const std::string& other) {
+    for (uint32_t i = 0, count = 1 + below(4); i < count && !input.empty(); ++i) change(input, other);
+    return input;
+  }
+
+ private:
+  uint32_t below(size_t count) {
+    return random_words({.seed = 11, .stream = RngStream::test}, draw_++, number_)[0] % static_cast<uint32_t>(count);
+  }
+
+  void change(std::string& input, const std::string& other) {
+    static constexpr std::string_view telling("\0\xff\x7f\"{}[],:0-9\\ ", 17);
+    const size_t at = below(input.size()), length = 1 + below(std::min<size_t>(64, input.size() - at));
+    switch (below(6)) {
+      case 0: input[at] = static_cast<char>(input[at] ^ 1 << below(8)); break;
+      case 1: input[at] = telling[below(telling.size())]; break;
+      case 2: input.erase(at, length); break;
+      case 3: input.insert(at, input.substr(at, length)); break;
+      case 4: input.resize(at); break;
+      default: input.insert(at, other.substr(std::min(other.size(), at), length));
+    }
+  }
+
+  uint64_t number_;
+  uint32_t draw_ = 0;
+};
+
+TEST_P(FuzzTarget, KeepsItsPromisesOverChangesOfItsCorpus) {
+  const auto corpus = corpus_of(GetParam());
+  uint64_t number = 0;
+  for (const auto& [name, input] : corpus) {
+    for (const auto& [unused, other] : corpus) {
+      for (int i = 0; i < 100; ++i) {
+        const std::string changed = Changes(++number).of(input, other);
+        ASSERT_NO_THROW(GetParam().target(changed)) << name << ": " << ::testing::PrintToString(changed);
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, FuzzTarget, ::testing::ValuesIn(kTargets), [](const auto& target) { return std::string(target.param.name); });
+
+// Without this a target that promises nothing would pass.
+TEST(FuzzTargets, ABrokenPromiseIsThrown) {
+  EXPECT_THROW(fuzz::promise(false, "x"), std::logic_error);
+  EXPECT_THROW(fuzz::accepted([] { fail(ExitCode::internal, "a reason that is long"); }), std::logic_error);
+  EXPECT_THROW(fuzz::accepted([] { fail(ExitCode::data, "short"); }), std::logic_error);
+  EXPECT_FALSE(fuzz::accepted([] { fail(ExitCode::data, "a reason that is long"); }));
+}
+
+}  // namespace
+}  // namespace mantissa::test
