@@ -169,6 +169,8 @@ TEST(HuggingFaceConfig, WhatMantissaDoesNotComputeIsRefusedByName) {
       {"llama", {{"head_dim", 31}}, "head_dim"},
       {"mixtral", {{"router_jitter_noise", 0.1}}, "router_jitter_noise = 0.1"},
       {"qwen3_moe", {{"num_experts", 0}}, "a qwen3_moe without experts"},
+      {"gpt_oss", {{"rope_scaling", nullptr}}, "rope_scaling = null: transformers 4 takes this as unscaled and transformers 5 as yarn"},
+      {"gpt_oss", {{"sliding_window", nullptr}}, "sliding_window = null: every second layer of gpt-oss has one"},
       {"gpt2", {{"scale_attn_by_inverse_layer_idx", true}}, "scale_attn_by_inverse_layer_idx = true"},
       {"gpt2", {{"activation_function", "relu"}}, "activation_function = \"relu\""}};
   for (const Refusal& refusal : refusals) {
@@ -275,10 +277,17 @@ TEST(HuggingFaceConfig, WindowsAreThoseOfTheFamily) {
   EXPECT_EQ(sliding(config_of("qwen2"), window), none);  // not used
   EXPECT_EQ(sliding(config_of("qwen2"), used), (std::vector<int64_t>{0, 8, 8}));
   EXPECT_EQ(sliding(config_of("qwen3_moe"), used), all);
+  const json whole = {{"sliding_window", nullptr}, {"use_sliding_window", true}, {"max_window_layers", 1}};
+  for (const char* type : {"qwen2", "qwen3", "qwen3_moe"}) EXPECT_EQ(sliding(config_of(type), whole), none) << type;
   EXPECT_EQ(sliding(config_of("gpt_oss"), window), (std::vector<int64_t>{8, 0, 8}));
   json last = window;
   last["layer_types"] = {"full_attention", "full_attention", "sliding_attention"};
   EXPECT_EQ(sliding(config_of("gpt_oss"), last), (std::vector<int64_t>{0, 0, 8}));
+  json nowhere = config_of("gpt_oss");
+  nowhere.update({{"sliding_window", 8}, {"layer_types", {"full_attention", "full_attention", "full_attention"}}});
+  EXPECT_EQ(sliding(nowhere, json::object()), none);
+  // Transformers makes the mask of sliding layers, though there are none.
+  EXPECT_TRUE(json::parse(family_config(read(nowhere).model, Dtype::f32, {}))["sliding_window"].is_number_integer());
 }
 
 }  // namespace

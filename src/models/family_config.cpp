@@ -154,8 +154,10 @@ void read_windows(FamilyKeys& keys, Family family, json& model) {
   const bool uses = keys.flag("use_sliding_window", false) || always;
   const int64_t first = keys.integer("max_window_layers").value_or(28);
   std::optional<int64_t> window = keys.integer("sliding_window");
-  if (!window && family == Family::gpt_oss) window = 128;  // as the classes of transformers have it
-  if (!window && !always && uses) window = 4096;
+  if (!window && !keys.is_null("sliding_window")) {  // as the classes of transformers have it
+    if (family == Family::gpt_oss) window = 128;
+    if (!always && uses) window = 4096;
+  }
   std::vector<int64_t> sliding;
   for (int64_t i = 0; i < layers && uses && window; ++i) {
     if (always || family == Family::qwen3_moe || i >= first) sliding.push_back(i);
@@ -171,6 +173,7 @@ void read_windows(FamilyKeys& keys, Family family, json& model) {
     }
     if (!sliding.empty() && !window) keys.refuse("layer_types", "there is no sliding_window");
   } else if (family == Family::gpt_oss) {
+    if (!window) keys.refuse("sliding_window", "every second layer of gpt-oss has one, unless layer_types says otherwise");
     std::erase_if(sliding, [](int64_t layer) { return layer % 2 == 1; });
   }
   if (sliding.empty()) return;
@@ -259,6 +262,10 @@ json rms_options(FamilyKeys& keys, const std::string& source, Family family) {
 
 json gpt_oss_options(FamilyKeys& keys, const std::string& source) {
   json model = common_options(keys, source, Family::gpt_oss);
+  if (keys.is_null("rope_scaling") && !keys.has("rope_parameters")) {
+    keys.refuse("rope_scaling",
+                "transformers 4 takes this as unscaled and transformers 5 as yarn; write {\"rope_type\": \"default\"} or the scaling");
+  }
   if (!keys.has("rope_scaling") && !keys.has("rope_parameters")) {  // as transformers' class has it
     model["rope_scaling"] = {{"type", "yarn"},   {"factor", 32.0},    {"beta_fast", 32.0},
                              {"beta_slow", 1.0}, {"truncate", false}, {"original_max_position_embeddings", 4096}};

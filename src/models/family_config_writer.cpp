@@ -104,6 +104,7 @@ void write_windows(Family family, const ModelConfig& model, ordered_json& out) {
   if (qwen) out["use_sliding_window"] = model.sliding_window.has_value();
   if (family == Family::llama) return;
   out["sliding_window"] = model.sliding_window ? ordered_json(*model.sliding_window) : ordered_json(nullptr);
+  if (!model.sliding_window && family == Family::gpt_oss) out["sliding_window"] = 128;  // must be there, though no layer slides
   if (!windows_by_layer(family) || (!model.sliding_window && family != Family::gpt_oss)) return;
   ordered_json types = ordered_json::array();
   for (int64_t i = 0; i < model.num_layers; ++i) types.push_back(model.window(i) > 0 ? "sliding_attention" : "full_attention");

@@ -31,6 +31,11 @@ bool FamilyKeys::has(const std::string& name) {
   return found != object_.end() && !found->is_null();
 }
 
+bool FamilyKeys::is_null(const std::string& name) const {
+  const auto found = object_.find(name);
+  return found != object_.end() && found->is_null();
+}
+
 const json& FamilyKeys::value(const std::string& name) { return object_.at(name); }
 
 std::optional<int64_t> FamilyKeys::integer(const std::string& name) {

@@ -17,6 +17,7 @@ class FamilyKeys {
   FamilyKeys(const nlohmann::json& object, std::string source, std::string prefix = "");
 
   bool has(const std::string& name);
+  bool is_null(const std::string& name) const;           // there, and null
   const nlohmann::json& value(const std::string& name);  // that has() says is there
   std::optional<int64_t> integer(const std::string& name);
   std::optional<double> number(const std::string& name);

@@ -46,7 +46,8 @@ CheckpointHead head_of(const FamilyWeights& weights) {
       .fingerprints = {.build = build_fingerprint()}};
 }
 
-// Whether the parameter stays codes. The output projection, embeddings and routers are in high precision here, whatever a file has.
+// Whether the parameter stays codes. Embeddings and routers are in high precision here, whatever a file has, and so is an output projection
+// that is not E4M3 with quantised inputs.
 bool keeps_codes(const FamilyWeights& weights, const PrecisionPlan& plan, const std::string& parameter) {
   return weights.form(parameter).codes && plan.of(parameter.substr(0, parameter.rfind('.'))).resident_codes();
 }

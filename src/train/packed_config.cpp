@@ -10,6 +10,8 @@ namespace {
 
 constexpr int64_t kUsualLength = 1024;
 constexpr const char* kLayers = "layers.";
+constexpr const char* kOutput = "output";
+constexpr const char* kOutputRecipe = "packed_output";
 
 std::string recipe_name(const PackedScheme& scheme) { return text("packed_", format_name(scheme.format), scheme.inputs ? "_inputs" : ""); }
 
@@ -38,21 +40,26 @@ LayerModule split_path(const std::string& path) {
   return {.layer = path.substr(begin, dot - begin), .rest = path.substr(dot + 1)};
 }
 
-// One rule for all layers whose module has this scheme.
+// One rule for all layers whose module has this scheme, or is a linear of none where the ambient recipe is not high.
 std::vector<RuleConfig> rules_of(const std::map<std::string, PackedScheme>& packed, const std::vector<ModuleShape>& modules) {
-  std::map<std::pair<std::string, PackedScheme>, std::vector<std::string>> layers;
+  const bool ambient = packed.contains(kOutput);
+  std::map<std::pair<std::string, std::string>, std::vector<std::string>> layers;
   std::map<std::string, size_t> all;
   for (const ModuleShape& module : modules) {
     if (!module.path.starts_with(kLayers)) continue;
     const LayerModule at = split_path(module.path);
     ++all[at.rest];
     const auto found = packed.find(module.path);
-    if (found != packed.end()) layers[{at.rest, found->second}].push_back(at.layer);
+    if (found != packed.end()) {
+      layers[{at.rest, recipe_name(found->second)}].push_back(at.layer);
+    } else if (ambient && module.kind == ModuleKind::linear) {
+      layers[{at.rest, "high"}].push_back(at.layer);
+    }
   }
   std::vector<RuleConfig> rules;
   for (const auto& [key, list] : layers) {
     const std::string which = list.size() == all[key.first] ? "*" : list.size() == 1 ? list[0] : "{" + joined(list, ",") + "}";
-    rules.push_back({.match = text(kLayers, which, ".", key.first), .recipe = recipe_name(key.second)});
+    rules.push_back({.match = text(kLayers, which, ".", key.first), .recipe = key.second});
   }
   return rules;
 }
@@ -65,9 +72,11 @@ std::map<std::string, PackedScheme> FamilyWeights::packed_modules() const {
   const PackedConfig config(config_.quantization, (folder_ / "config.json").string());
   for (const auto& [name, pieces] : pieces_) {
     const std::string module = name.substr(0, name.rfind('.'));
-    if (!pieces.front().scales || !module.starts_with(kLayers)) continue;
+    if (!pieces.front().scales) continue;
     const std::string& tensor = pieces.front().tensor->name;
-    packed[module] = {.format = pieces.front().format(), .inputs = config.quantises_input(tensor.substr(0, tensor.rfind('.')))};
+    const PackedScheme scheme{.format = pieces.front().format(), .inputs = config.quantises_input(tensor.substr(0, tensor.rfind('.')))};
+    const bool as_projection = module == kOutput && scheme.format == Format::e4m3 && scheme.inputs;
+    if (module.starts_with(kLayers) || as_projection) packed[module] = scheme;
   }
   return packed;
 }
@@ -80,7 +89,18 @@ RunConfig FamilyWeights::run_config() const {
   config.precision.dtype = config_.dtype;
   config.training.seq_len = std::min(kUsualLength, config_.model.max_position_embeddings);
   const std::map<std::string, PackedScheme> packed = packed_modules();
-  for (const auto& [module, scheme] : packed) config.precision.recipes[recipe_name(scheme)] = recipe_of(scheme, config_.dtype);
+  for (const auto& [module, scheme] : packed) {
+    RecipeConfig recipe = recipe_of(scheme, config_.dtype);
+    if (module != kOutput) {
+      config.precision.recipes[recipe_name(scheme)] = recipe;
+      continue;
+    }
+    recipe.output_grad = recipe.input;  // as every ambient recipe of a quantised output projection has it
+    config.precision.recipes[kOutputRecipe] = recipe;
+    config.precision.recipe = kOutputRecipe;
+    config.precision.fp8_output_proj = {.enabled = true, .fprop = true, .dgrad = true, .wgrad = false};
+    config.model.pad_vocab_to = kPackedBlock;
+  }
   config.precision.rules = rules_of(packed, model_shape(config_.model).modules);
   return config;
 }

@@ -25,8 +25,8 @@ TEST_P(Packed, CodesAreThoseOfForward) {
   export_to(saved, "values");
   for (const Convention convention : {Convention::compressed_tensors, Convention::sglang, Convention::modelopt}) {
     const std::string name = choice_name(convention);
-    if (convention != Convention::compressed_tensors && std::string(GetParam().name) != "mxfp8" &&
-        std::string(GetParam().name) != "blocks128") {
+    if (convention != Convention::compressed_tensors &&
+        !std::set<std::string>{"mxfp8", "projection", "projection_some"}.contains(GetParam().name)) {
       const Error error = test::error_of([&] { pack_to(saved, name, convention); });
       EXPECT_EQ(error.code(), ExitCode::usage);
       EXPECT_THAT(error.what(), HasSubstr("take the convention compressed-tensors"));
@@ -34,7 +34,9 @@ TEST_P(Packed, CodesAreThoseOfForward) {
       continue;
     }
     pack_to(saved, name, convention);
-    EXPECT_THAT(test::read_file(path(name + "/config.json")), HasSubstr("\"lm_head\""));  // which nobody quantises, tied or not
+    const bool head = std::string(GetParam().name).starts_with("projection");
+    EXPECT_EQ(test::read_file(path(name + "/config.json")).find("\"lm_head\"") == std::string::npos,
+              head);  // named, tied or not, unless quantised
     EXPECT_EQ(difference(name, saved), std::nullopt);
     import_model(path(name), path(name + " in"));
     pack_to(path(name + " in"), name + " again", convention);
@@ -55,6 +57,10 @@ INSTANTIATE_TEST_SUITE_P(
                       Trained{"qat", {"precision.recipe=mxfp4_qat", "model.tie_word_embeddings=true"}},
                       Trained{"qat_act", {"precision.recipe=mxfp4_qat_mxfp8_act"}},
                       Trained{"mixed", {"precision.recipe=mxfp8", R"(precision.rules=[{"match": "layers.0.*", "recipe": "mxfp4_qat"}])"}},
+                      Trained{"projection", {"precision.recipe=mxfp8", "precision.fp8_output_proj=true", "model.pad_vocab_to=32"}},
+                      Trained{"projection_some",
+                              {"precision.recipe=mxfp8", "precision.fp8_output_proj=true", "model.pad_vocab_to=32",
+                               R"(precision.rules=[{"match": "layers.0.*", "recipe": "high"}])"}},
                       Trained{"some", {"precision.recipe=mxfp8_weights", R"(precision.rules=[{"match": "layers.0.*", "recipe": "high"}])"}},
                       Trained{"experts",
                               {"precision.recipe=mxfp8",
@@ -100,6 +106,8 @@ TEST_F(Exports, PackedWeightsAreReconciledWithThePlan) {
   std::vector<std::string> sets = kShape;
   sets.push_back("precision.dtype=bf16");
   sets.push_back("precision.recipe=mxfp8");
+  sets.push_back("precision.fp8_output_proj=true");
+  sets.push_back("model.pad_vocab_to=32");
   run("first", sets);
   pack_to(checkpoint("first", 3), "packed");
   import_model(path("packed"), path("in"));
@@ -113,6 +121,7 @@ TEST_F(Exports, PackedWeightsAreReconciledWithThePlan) {
   };
   EXPECT_THAT(lines("mxfp8"), ::testing::Contains("layers.{0..1}.attn.qkv: e4m3 1x32 in the file, e4m3 32x32 here"));
   EXPECT_THAT(lines("high"), ::testing::Contains("layers.{0..1}.mlp.down: e4m3 1x32 in the file, bf16 here"));
+  EXPECT_THAT(lines("high"), ::testing::Contains("output: e4m3 1x32 in the file, bf16 here"));
   EXPECT_THAT(lines("mxfp4_qat"), ::testing::Contains("layers.{0..1}.mlp.down: e4m3 1x32 in the file, e2m1 1x32 here"));
   sets.push_back("training.steps=1");
   const auto first_loss = [&](const std::string& name, const std::string& from) {
