@@ -4,7 +4,7 @@
     .venv-interop/bin/python scripts/interop/hf_models.py FAMILY FOLDER     writes every case of a family and loads it again
 
 The cases of a family are few enough to run and cover every pair of options once. Nothing in a model is one or zero where it need not be: norms,
-biases and sinks are random. Sizes are multiples of 32 except where the case is called odd, so that every matrix can be quantised; of 128 where it
+biases and sinks are random, and numbers such as the epsilon of norms are no family's own. Sizes are multiples of 32 except where the case is called odd, so that every matrix can be quantised; of 128 where it
 is called wide.
 """
 import itertools
@@ -24,6 +24,7 @@ FAMILIES = ("llama", "qwen2", "qwen3", "gpt2", "qwen3_moe", "mixtral", "gpt_oss"
 CLASSES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "gpt2": "GPT2", "qwen3_moe": "Qwen3Moe", "mixtral": "Mixtral", "gpt_oss": "GptOss"}
 HEAD = {"gpt2": "LMHeadModel"}
 FIFTH = int(transformers.__version__.split(".")[0]) >= 5
+EPSILON = 3e-3
 
 # Of the files. The first value of each is what one-case tests take.
 FILES = {"dtype": ["fp32", "bf16", "fp16", "mixed"], "shards": ["one", "many"]}
@@ -34,9 +35,11 @@ OPTIONS = {
     "qwen2": {**COMMON, "kv_heads": [2, 1], "rope": ["default", "llama3", "yarn"], "window": [False, True]},
     "qwen3": {**COMMON, **ATTENTION, "rope": [*ATTENTION["rope"], "yarn mscale"], "biases": [False, True], "window": [False, True]},
     "gpt2": {**COMMON, "tied": [True, False], "prefix": [True, False], "buffers": [False, True], "n_inner": [None, 96], "activation": ["gelu_new", "gelu"]},
-    "qwen3_moe": {**COMMON, **ATTENTION, "biases": [False, True], "norm_topk_prob": [True, False], "dense": ["none", "first", "every second"]},
+    "qwen3_moe": {**COMMON, **ATTENTION, "biases": [False, True], "norm_topk_prob": [True, False], "dense": ["none", "first", "every second"],
+                  "window": [False, True]},
     "mixtral": {**COMMON, **ATTENTION, "window": [False, True]},
-    "gpt_oss": {**COMMON, **ATTENTION, "rope": ["yarn", "default"], "dtype": ["fp32", "bf16", "fp16", "mixed", "mxfp4"], "window": ["alternating", "last"]},
+    "gpt_oss": {**COMMON, **ATTENTION, "rope": ["yarn", "default", "llama3"], "dtype": ["fp32", "bf16", "fp16", "mixed", "mxfp4"],
+                "window": ["alternating", "last", "none"]},
 }
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "mixed": torch.bfloat16, "mxfp4": torch.bfloat16}
@@ -91,21 +94,22 @@ def sizes(case):
 
 
 def rope(name, family):
-    theta = 150000.0 if family == "gpt_oss" else 10000.0
+    theta = 30000.0 if family == "gpt_oss" else 7000.0
     scaling = {**ROPE[name], **({"truncate": False} if family == "gpt_oss" and name == "yarn" else {})}
     if FIFTH:
         return {"rope_parameters": {"rope_theta": theta, **scaling}}
-    return {"rope_theta": theta, "rope_scaling": None if name == "default" else scaling}
+    return {"rope_theta": theta, "rope_scaling": None if name == "default" and family != "gpt_oss" else scaling}  # None means yarn to version 5
 
 
 def config_of(family, case):
     hidden, heads, head_dim, intermediate, expert = sizes(case)
     settings = {"vocab_size": case["vocab_size"], "tie_word_embeddings": case["tied"], "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None}
     if family == "gpt2":
-        settings.update(n_positions=160, n_embd=hidden, n_layer=2, n_head=heads, n_inner=case["n_inner"] and intermediate, activation_function=case["activation"])
+        settings.update(n_positions=160, n_embd=hidden, n_layer=2, n_head=heads, n_inner=case["n_inner"] and intermediate, activation_function=case["activation"],
+                        layer_norm_epsilon=EPSILON)
         return transformers.GPT2Config(**settings)
     settings.update(hidden_size=hidden, num_hidden_layers=2, num_attention_heads=heads, num_key_value_heads=case["kv_heads"], intermediate_size=intermediate,
-                    max_position_embeddings=256, **rope(case["rope"], family))
+                    max_position_embeddings=256, rms_norm_eps=EPSILON, **rope(case["rope"], family))
     if "head_dim" in case:
         settings["head_dim"] = head_dim
     if "biases" in case:
@@ -119,8 +123,13 @@ def config_of(family, case):
     if family == "qwen3_moe":
         settings.update(router_aux_loss_coef=0.0, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=expert, norm_topk_prob=case["norm_topk_prob"],
                         mlp_only_layers=[0] if case["dense"] == "first" else [], decoder_sparse_step=2 if case["dense"] == "every second" else 1)
+    if family == "qwen3_moe" and case["window"]:
+        settings.update(use_sliding_window=True, sliding_window=8)
     if family == "gpt_oss":
-        layers = ["sliding_attention", "full_attention"] * 2 if case["window"] == "alternating" else ["full_attention", "full_attention", "sliding_attention", "full_attention"]
+        if FIFTH:
+            settings["swiglu_limit"] = 1.5  # transformers 4 computes with 7 whatever the file says
+        sliding = {"alternating": (0, 2), "last": (2,), "none": ()}[case["window"]]
+        layers = ["sliding_attention" if layer in sliding else "full_attention" for layer in range(4)]
         settings.update(router_aux_loss_coef=0.0, num_local_experts=4, num_experts_per_tok=2, sliding_window=8, layer_types=layers, num_hidden_layers=4)
     return getattr(transformers, CLASSES[family] + "Config")(**settings)
 
@@ -256,6 +265,17 @@ def log_probabilities(model, tokens):
     """Of each token after the first, given those before it."""
     logits = model(torch.tensor([tokens])).logits[0].float()
     return logits.log_softmax(-1)[:-1].gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].numpy()
+
+
+@torch.no_grad()
+def likeliest(model, tokens, count):
+    """Tokens that follow, each with all those before it anew; fewer at the end token."""
+    found = list(tokens)
+    while len(found) < len(tokens) + count:
+        found.append(int(model(torch.tensor([found])).logits[0, -1].argmax()))
+        if found[-1] == model.config.eos_token_id:
+            return found[len(tokens) : -1]
+    return found[len(tokens) :]
 
 
 def prompts(vocab_size):

@@ -24,6 +24,7 @@ from compressed_tensors.utils.match import is_match
 
 from hf_models import load, log_probabilities, make, pairwise, prompts
 from hf_parity import LOG_PROBABILITY, apart, require, same_header, same_side_files
+from mantissa_files import Checkpoint
 from mantissa_program import Failed, Mantissa
 from mx_numpy import Folder, packed_weights
 
@@ -39,11 +40,13 @@ RECIPES = {
     "mixed": {"recipe": "high", "rules": [{"match": ATTENTION, "recipe": "mxfp8_weights"}, {"match": "layers.*.mlp.*", "recipe": "mxfp4_qat"}]},
     "mixed experts": {"recipe": "high", "rules": [{"match": ATTENTION, "recipe": "mxfp8_weights"}, {"match": EXPERTS, "recipe": "mxfp4_qat"}]},
     "mxfp4 experts": {"recipe": "high", "rules": [{"match": EXPERTS, "recipe": "mxfp4_qat"}]},
+    "fp8_output_proj": {"recipe": "mxfp8", "fp8_output_proj": True},
+    "fp32": {"dtype": "fp32", "recipe": "mxfp8_weights"},
 }
-HIGH_INPUTS = ("mxfp8_weights", "mxfp4_qat", "mixed", "mixed experts", "mxfp4 experts")  # forward rounds weights only
+HIGH_INPUTS = ("mxfp8_weights", "mxfp4_qat", "mixed", "mixed experts", "mxfp4 experts", "fp32")  # forward rounds weights only
 FOUR_BITS = ("mxfp4_qat", "mxfp4_qat_mxfp8_act", "mixed", "mixed experts")
 CASES = [*(("qwen3", recipe) for recipe in RECIPES if "experts" not in recipe), ("llama", "mxfp4_qat_mxfp8_act"), ("qwen2", "mxfp8"), ("mixtral", "mxfp8"),
-         ("qwen3_moe", "mxfp8"), ("qwen3_moe", "mxfp4_qat"), ("qwen3_moe", "mixed experts")]
+         ("qwen3_moe", "mxfp8"), ("qwen3_moe", "mxfp4_qat"), ("qwen3_moe", "mixed experts"), ("gpt_oss", "mxfp4 experts")]
 
 
 def model_of(family, recipe, folder):
@@ -57,7 +60,9 @@ def trained(mantissa, made, recipe):
     """A checkpoint some large steps away from the model, so that masters are no bf16 values."""
     start = mantissa.work / "import"
     mantissa.run("import", made.folder, "--output", start)
+    model = {**Checkpoint(start).config["model"], "pad_vocab_to": 32}  # rows of the head are quantised 32 at a time
     return mantissa.trained("run", np.random.default_rng(4).integers(0, 259, 2000).tolist(), {
+        **({"model": model} if recipe == "fp8_output_proj" else {}),
         "checkpoint": {"init_from": str(start), "allow_recipe_change": True},
         "training": {"steps": 3, "seq_len": 64, "micro_batch_size": 2, "grad_accum": 1, "threads": 1},
         "precision": {"dtype": "bf16", **RECIPES[recipe]},
@@ -114,7 +119,7 @@ def loaded(packed, plain_model, convention):
     if convention == "modelopt":
         return "transformers has no loader"
     if convention == "compressed-tensors" and any(".experts." in name and not four_bits for name, (_, _, four_bits) in packed_weights(packed).items()):
-        return "transformers cannot load MXFP8 experts"  # 5.23 multiplies their codes with scales of another shape
+        return cannot_load(packed.folder)
     model, complaints = load(packed.folder, dtype=torch.bfloat16)
     require(not complaints, f"transformers, {convention}:", complaints)
     for module in model.modules():
@@ -122,7 +127,22 @@ def loaded(packed, plain_model, convention):
     for name, expected in plain_model.named_parameters():
         found = model.get_parameter(name).detach()
         same_values(found.float().numpy(), expected.detach().to(found.dtype).float().numpy(), True, f"transformers, {convention}: {name}")
-    return "transformers loads it"
+    if convention == "compressed-tensors":
+        return "transformers loads it"  # and rounds inputs
+    rounded = type(plain_model)(plain_model.config).eval()
+    rounded.load_state_dict({name: value.to(model.get_parameter(name).dtype) for name, value in plain_model.state_dict().items()})
+    found, expected = ([log_probabilities(one.float(), ids) for ids in prompts(259)] for one in (model, rounded))
+    return f"transformers loads it and computes the same to {apart(found, expected, LOG_PROBABILITY, f'transformers, {convention}'):.1e}"
+
+
+def cannot_load(folder):
+    """transformers 5.23 multiplies codes of MXFP8 experts with scales of another shape."""
+    try:
+        load(folder, dtype=torch.bfloat16)
+    except RuntimeError as error:
+        require("CONVERSION" in str(error), "transformers cannot load MXFP8 experts for another reason:", error)
+        return "transformers cannot load MXFP8 experts"
+    raise Failed("transformers loads MXFP8 experts of compressed-tensors: README.md and this comparison say that it cannot")
 
 
 def flipped_scale(mantissa, export, checkpoint):
@@ -157,6 +177,11 @@ def place(export, name, byte):
     raise Failed(f"no file has {name}")
 
 
+def verify(mantissa, export, checkpoint, plain):
+    told = mantissa.run("verify", export, "--against", checkpoint)
+    require(f": 0 values differ in {len(plain.names())} tensors " in told, f"verify tells of other tensors: {told}")
+
+
 def again(mantissa, export, options, packed):
     """A packed export that is imported and exported again has the same bytes."""
     start, out = mantissa.work / f"again-{export.name}", mantissa.work / f"again-{export.name}-export"
@@ -165,21 +190,22 @@ def again(mantissa, export, options, packed):
     repeated = Folder(out)
     require(repeated.entries == packed.entries, f"{export.name}: packed again, tensors differ:",
             sorted(name for name in repeated.names() | packed.names() if repeated.entries.get(name) != packed.entries.get(name))[:3])
+    return repeated
 
 
-def check_packed(mantissa, checkpoint, plain, model, convention, forward, forward_tolerance=0):
+def check_packed(mantissa, checkpoint, plain, model, convention, forward, dtype, forward_tolerance=0):
     """forward: the log-probabilities of the checkpoint, which its codes and scales have, too, where inputs are quantised in blocks of 32."""
     export, options = mantissa.work / f"packed-{convention}", ["--weights", "packed"]
     if convention != GPT_OSS:
         options += ["--convention", convention]
     mantissa.run("export", checkpoint, "--output", export, *options)
-    mantissa.run("verify", export, "--against", checkpoint)
+    verify(mantissa, export, checkpoint, plain)
     mantissa.run("verify", export)
     same_header(export)
-    served = mantissa.log_probabilities(export, prompts(259), "--dtype", "bf16")
-    apart(served, forward, forward_tolerance, f"{convention}: eval of the checkpoint and of its packed export")
+    served = mantissa.log_probabilities(export, prompts(259), "--dtype", dtype)
+    gap = apart(served, forward, forward_tolerance, f"{convention}: eval of the checkpoint and of its packed export")
     packed = Folder(export)
-    words = f"{convention}: {decoded_by_numpy(packed, plain)} weights by NumPy"
+    words = f"{convention}: gap {gap:.1e}, {decoded_by_numpy(packed, plain)} weights by NumPy"
     if convention == "compressed-tensors":
         words += f", {decompressed(packed, plain)} by compressed-tensors"
     words += ", " + loaded(packed, model, convention)
@@ -189,33 +215,39 @@ def check_packed(mantissa, checkpoint, plain, model, convention, forward, forwar
 
 
 def check_blocks(mantissa):
-    """Blocks of a gpt-oss that was not trained go out as they came in."""
+    """Blocks of a gpt-oss that was not trained, of every code, go out as they came in, and are to transformers what they are to NumPy."""
     blocks = make("gpt_oss", {**pairwise("gpt_oss")[0], "dtype": "mxfp4"}, mantissa.work / "blocks")
-    again(mantissa, blocks.folder, ["--weights", "packed"], Folder(blocks.folder))
+    export = again(mantissa, blocks.folder, ["--weights", "packed"], Folder(blocks.folder))
+    model, complaints = load(export.folder, dtype=torch.bfloat16)
+    require(not complaints, "transformers, blocks:", complaints)
+    weights = packed_weights(export)
+    for name, (values, _, _) in weights.items():
+        same_values(model.get_parameter(name).detach().float().numpy(), values, True, f"transformers, blocks: {name}")
+    return f"{len(weights)} weights in blocks go out as they came in, transformers has the values of NumPy"
 
 
 def check(mantissa, made, recipe):
     checkpoint, export = trained(mantissa, made, recipe), mantissa.work / "plain"
     mantissa.run("export", checkpoint, "--output", export)
-    mantissa.run("verify", export, "--against", checkpoint)
+    verify(mantissa, export, checkpoint, Folder(export))
     model, complaints = load(export)
     require(not complaints, "from_pretrained:", complaints)
     same_side_files(made, export)
     tokens = prompts(259)
     ours = mantissa.log_probabilities(export, tokens, "--dtype", "fp32")
     plain = apart([log_probabilities(model, ids) for ids in tokens], ours, LOG_PROBABILITY, "dequantised export")
-    trained_form, served_form = (mantissa.log_probabilities(folder, tokens, "--dtype", "bf16") for folder in (checkpoint, export))
+    dtype = RECIPES[recipe].get("dtype", "bf16")
+    trained_form, served_form = (mantissa.log_probabilities(folder, tokens, "--dtype", dtype) for folder in (checkpoint, export))
     gap = apart(trained_form, served_form, 0 if recipe in HIGH_INPUTS else np.inf, "eval of the checkpoint and of its export")
     outcome = [f"dequantised {plain:.1e}, checkpoint and export {gap:.1e}"]
     if made.family == "gpt_oss":
-        check_blocks(mantissa)
-        return "; ".join([*outcome, check_packed(mantissa, checkpoint, Folder(export), model, GPT_OSS, trained_form)])
+        return "; ".join([*outcome, check_blocks(mantissa), check_packed(mantissa, checkpoint, Folder(export), model, GPT_OSS, trained_form, dtype)])
     for convention in ("compressed-tensors", "sglang", "modelopt"):
         if recipe in (*FOUR_BITS, *HIGH_INPUTS) and convention != "compressed-tensors":
             mantissa.run("export", checkpoint, "--output", mantissa.work / "refused", "--weights", "packed", "--convention", convention, exit_code=2)
             require(not (mantissa.work / "refused").exists(), "a refused export left a folder")
         else:
-            outcome.append(check_packed(mantissa, checkpoint, Folder(export), model, convention, trained_form, np.inf if recipe == "fp8_block" else 0))
+            outcome.append(check_packed(mantissa, checkpoint, Folder(export), model, convention, trained_form, dtype, np.inf if recipe == "fp8_block" else 0))
     return "; ".join(outcome)
 
 

@@ -36,6 +36,15 @@ class Mantissa:
             raise Failed("eval --logprobs tells other tokens than it was asked for")
         return [np.array(record["logprobs"][1:], np.float64) for record in records]
 
+    def likeliest(self, folder, tokens, count, *options):
+        """The tokens with which generate goes on after those given; fewer at an end token."""
+        ids = ",".join(map(str, tokens))
+        told = self.run("generate", folder, "--prompt-ids", ids, "--max-new-tokens", count, "--temperature", 0, *options)
+        found = [int(word) for word in told.split()]
+        if found[: len(tokens)] != tokens:
+            raise Failed(f"generate goes on from other tokens than it was given: {told[-400:]}")
+        return found[len(tokens) :]
+
     def trained(self, name, tokens, config):
         """The checkpoint after training on a list of token ids."""
         data, run = self.work / f"{name}.bin", self.work / name
@@ -45,10 +54,10 @@ class Mantissa:
         self.run("train", self.work / f"{name}.json")
         return Checkpoint(run / "checkpoints" / (run / "checkpoints/latest").read_text().split()[0])
 
-    def one_step(self, start, vocab_size):
+    def one_step(self, start, vocab_size, seed):
         """Gradients of the first step that starts from a checkpoint, by mantissa's names, and the tokens [B, T + 1] of that step."""
-        tokens = np.random.default_rng(2).integers(0, vocab_size, 500).tolist()
-        after = self.trained(f"step-from-{Path(start).name}", tokens, {
+        tokens = np.random.default_rng(seed).integers(0, vocab_size, 500).tolist()
+        after = self.trained(f"step-{seed}-from-{Path(start).name}", tokens, {
             "checkpoint": {"init_from": str(start)},
             "training": {"steps": 1, "seq_len": 32, "micro_batch_size": 2, "grad_accum": 1, "threads": 1},
             "precision": {"dtype": "fp32", "recipe": "high"},
