@@ -38,6 +38,7 @@ def arguments():
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--experts", choices=["loop", "grouped"], default="loop", help="in PyTorch: one after the other, or by its grouped product")
     parser.add_argument("--loss-tolerance", type=float, help="largest relative difference of the losses")
+    parser.add_argument("--start-lr", type=float, default=3e-2, help="of the steps before those that are compared; with experts large ones collapse the routers, for speed take 1e-3")
     parser.add_argument("--margin", type=float, default=0.0, help="of routing that --loss-tolerance asks for")
     args = parser.parse_args()
     if args.steps <= UNTIMED_STEPS:
@@ -61,8 +62,8 @@ def train(args, folder, *settings):
 
 
 def initial_checkpoint(args, folder):
-    # After some steps: at the start norm weights are 1 and biases 0, which would hide where they are applied. Large ones collapse routers.
-    steps = ["training.steps=10", "optimizer.lr=1e-3", "schedule.type=constant", "schedule.warmup_steps=0"]
+    # After some large steps: at the start norm weights are 1 and biases 0, which would hide where they are applied.
+    steps = ["training.steps=10", f"optimizer.lr={args.start_lr}", "schedule.type=constant", "schedule.warmup_steps=0"]
     return Checkpoint(train(args, folder, *steps)[1])
 
 
