@@ -1,4 +1,7 @@
 // What blocked attention adds to kernels_test.cpp: many blocks, one key head cut into parts, heads of every size, prompts over a cache.
+#include <algorithm>
+#include <limits>
+
 #include "testing.h"
 
 namespace mantissa::test {
@@ -124,6 +127,25 @@ TEST_F(AttentionBlocks, AWindowIsTheLatestKeys) {
     }
   }
   EXPECT_EQ(means(200), means(0));
+}
+
+// What lies in blocks of keys that no query of a block sees costs nothing: it is not even multiplied by 0.
+TEST_F(AttentionBlocks, BlocksThatAWindowOrASegmentHidesAreNotRead) {
+  const HeadLayout layout{1, 1, 16};
+  const std::vector<double> segments = [] {
+    std::vector<double> starts(256, 0.0);
+    std::fill(starts.begin() + 128, starts.end(), 128.0);
+    return starts;
+  }();
+  for (const int64_t window : {5, 250}) {
+    const Tensor qkv = zeros(fast(), Dtype::f32, {256, layout.row()}), dout = zeros(fast(), Dtype::f32, {256, 16});
+    for (int64_t i = 0; i < 64; ++i) qkv.data<float>()[i * layout.row() + 32] = std::numeric_limits<float>::quiet_NaN();
+    const Tensor starts = window == 250 ? tensor_of(fast(), Dtype::i32, {256}, segments) : Tensor();
+    const Tensor out = empty(fast(), Dtype::f32, {256, 16}), lse = empty(fast(), Dtype::f32, {1, 1, 256});
+    fast().run(AttentionForward{
+        .qkv = qkv, .out = out, .lse = lse, .batch = 1, .layout = layout, .scale = 0.25, .segment_starts = starts, .window = window});
+    for (int64_t i = 128; i < 256; ++i) EXPECT_EQ(out.data<float>()[i * 16], 0.0F) << window << " at " << i;
+  }
 }
 
 TEST_F(AttentionBlocks, SinksAgreeWithFp64) {

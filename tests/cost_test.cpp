@@ -240,5 +240,29 @@ TEST(Estimate, IsWhatARankHoldsBetweenSteps) {
   }
 }
 
+// Of a stack ranks divide the matrices and with them their biases, which tensor ranks divide only with the rows.
+TEST(Cost, RanksHoldTheirShareOfAStackWithItsBiases) {
+  const ModuleShape rows{.path = "up",
+                         .out = 64,
+                         .in = 32,
+                         .bias = 4 * 64,
+                         .parts = {{"gate", 32}, {"up", 32}},
+                         .split = Split::rows,
+                         .experts = true,
+                         .matrices = 4};
+  const ModuleShape share = rows.on_rank({.tensor = 2, .expert = 2});
+  EXPECT_EQ(share.matrices, 2);
+  EXPECT_EQ(share.out, 32);
+  EXPECT_EQ(share.in, 32);
+  EXPECT_EQ(share.bias, 2 * 32);
+  EXPECT_EQ(share.parts[1].out, 16);
+  EXPECT_EQ(rows.on_rank({.tensor = 1, .expert = 4}).bias, 64);
+  const ModuleShape columns{.path = "down", .out = 64, .in = 32, .bias = 4 * 64, .split = Split::columns, .experts = true, .matrices = 4};
+  EXPECT_EQ(columns.on_rank({.tensor = 2, .expert = 2}).bias, 2 * 64);
+  EXPECT_EQ(columns.on_rank({.tensor = 2, .expert = 2}).in, 16);
+  const ModuleShape one{.path = "router", .out = 4, .in = 32, .bias = 4};
+  EXPECT_EQ(one.on_rank({.tensor = 2, .expert = 2}), one);
+}
+
 }  // namespace
 }  // namespace mantissa

@@ -118,6 +118,9 @@ TEST_F(Safetensors, ATensorAboveTheLimitHasAShardOfItsOwn) {
   std::string files;
   for (const SafetensorsEntry& entry : read.entries()) files += text(entry.name, entry.file, ' ');
   EXPECT_EQ(files, "a0 b1 c2 d2 ");
+  std::filesystem::create_directory(folder() + "/first");
+  write_model(folder() + "/first", {{"a", FileDtype::u8, {300}}}, {}, 100);
+  EXPECT_TRUE(std::filesystem::exists(folder() + "/first/model.safetensors"));  // no empty shard before it
 }
 
 TEST_F(Safetensors, SlabsAreReadFromAnyPosition) {
