@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "family_configs.h"
 #include "files.h"
 #include "mantissa/base/rng.h"
 #include "mantissa/models/model_shape.h"
@@ -14,37 +15,11 @@ namespace mantissa {
 namespace {
 
 using nlohmann::json;
+using test::config_of;
+using test::read;
+using test::Refusal;
+using test::refused;
 using ::testing::HasSubstr;
-
-json config_of(const std::string& type) {
-  if (type == "gpt2") {
-    return {{"model_type", "gpt2"}, {"architectures", {"GPT2LMHeadModel"}},
-            {"vocab_size", 259},    {"n_embd", 96},
-            {"n_layer", 2},         {"n_head", 4},
-            {"n_positions", 64},    {"n_inner", nullptr}};
-  }
-  json config = {{"model_type", type},          {"vocab_size", 259},        {"hidden_size", 96},
-                 {"intermediate_size", 160},    {"num_hidden_layers", 3},   {"num_attention_heads", 4},
-                 {"num_key_value_heads", 2},    {"head_dim", 32},           {"max_position_embeddings", 64},
-                 {"rms_norm_eps", 1e-5},        {"rope_theta", 5e5},        {"hidden_act", "silu"},
-                 {"tie_word_embeddings", true}, {"torch_dtype", "bfloat16"}};
-  if (type == "qwen2") config.erase("head_dim");
-  if (type == "gpt_oss")
-    config.update({{"num_local_experts", 6}, {"num_experts_per_tok", 2}, {"attention_bias", true}, {"sliding_window", 4}});
-  if (type == "mixtral") config.update({{"num_local_experts", 6}, {"num_experts_per_tok", 2}});
-  if (type == "qwen3_moe")
-    config.update({{"num_experts", 6},
-                   {"num_experts_per_tok", 2},
-                   {"moe_intermediate_size", 64},
-                   {"norm_topk_prob", true},
-                   {"mlp_only_layers", {1}}});
-  return config;
-}
-
-FamilyConfig read(const json& config) { return read_family_config(config.dump(), "config.json"); }
-Error refused(const json& config) {
-  return test::error_of([&] { read(config); });
-}
 
 class Families : public ::testing::TestWithParam<const char*> {};
 
@@ -138,7 +113,8 @@ TEST(HuggingFaceConfig, ScaledRotaryFrequenciesAreWrittenAsTheyWereRead) {
   json yarn = config_of("qwen3");
   yarn.erase("rope_theta");
   yarn["rope_parameters"] = {{"rope_type", "yarn"}, {"rope_theta", 777.0},      {"beta_fast", 16.0},
-                             {"truncate", false},   {"attention_factor", 1.25}, {"original_max_position_embeddings", 16}};
+                             {"truncate", false},   {"attention_factor", 1.25}, {"original_max_position_embeddings", 16},
+                             {"factor", nullptr}};
   for (const json& config : {llama, yarn}) {
     const ModelConfig model = read(config).model;
     ASSERT_TRUE(model.rope_scaling.has_value());
@@ -149,12 +125,6 @@ TEST(HuggingFaceConfig, ScaledRotaryFrequenciesAreWrittenAsTheyWereRead) {
   EXPECT_EQ(read(yarn).model.rope_scaling->attention_factor, 1.25);
   EXPECT_EQ(read(yarn).model.rope_theta, 777.0);
 }
-
-struct Refusal {
-  const char* type;
-  json change;
-  const char* what;
-};
 
 TEST(HuggingFaceConfig, WhatMantissaDoesNotComputeIsRefusedByName) {
   const std::vector<Refusal> refusals = {
@@ -171,6 +141,11 @@ TEST(HuggingFaceConfig, WhatMantissaDoesNotComputeIsRefusedByName) {
       {"qwen3_moe", {{"num_experts", 0}}, "a qwen3_moe without experts"},
       {"gpt_oss", {{"rope_scaling", nullptr}}, "rope_scaling = null: transformers 4 takes this as unscaled and transformers 5 as yarn"},
       {"gpt_oss", {{"sliding_window", nullptr}}, "sliding_window = null: every second layer of gpt-oss has one"},
+      {"llama", {{"is_encoder_decoder", true}}, "is_encoder_decoder = true"},
+      {"llama", {{"rope_parameters", {{"partial_rotary_factor", 0.5}}}}, "rope_parameters.partial_rotary_factor = 0.5"},
+      {"gpt_oss", {{"swiglu_alpha", 1.5}}, "swiglu_alpha = 1.5"},
+      {"gpt_oss", {{"layer_types", {"full_attention", "full_attention"}}}, "layer_types = "},
+      {"gpt2", {{"scale_attn_weights", false}}, "scale_attn_weights = false"},
       {"gpt2", {{"scale_attn_by_inverse_layer_idx", true}}, "scale_attn_by_inverse_layer_idx = true"},
       {"gpt2", {{"activation_function", "relu"}}, "activation_function = \"relu\""}};
   for (const Refusal& refusal : refusals) {
@@ -259,6 +234,82 @@ TEST(HuggingFaceConfig, OptionsOfAnotherFamilyAreRefusedByName) {
                              m.sliding_layers = {1};
                            }),
               HasSubstr("model.sliding_layers: Mixtral and Qwen3-MoE have windows in all layers or none"));
+}
+
+TEST(HuggingFaceConfig, EveryOptionThatAFamilyLacksHasItsReason) {
+  const auto reason = [](const char* type, auto set) {
+    ModelConfig model = read(config_of(type)).model;
+    set(model);
+    return std::string(test::error_of([&] { family_of(model); }).what());
+  };
+  EXPECT_THAT(reason("qwen3_moe", [](ModelConfig& m) { m.moe->n_group = 2; }), HasSubstr("model.moe.n_group"));
+  EXPECT_THAT(reason("qwen3_moe", [](ModelConfig& m) { m.moe->bias_update_rate = 0.1; }), HasSubstr("model.moe.bias_update_rate"));
+  EXPECT_THAT(reason("qwen3_moe", [](ModelConfig& m) { m.attention_bias = AttentionBias::qkv; }), HasSubstr("model.attention_bias: qkv"));
+  EXPECT_THAT(reason("qwen3", [](ModelConfig& m) { m.mlp_bias = true; }), HasSubstr("model.mlp_bias: only Llama has it"));
+  EXPECT_THAT(reason("mixtral", [](ModelConfig& m) { m.moe->dense_layers = {1}; }), HasSubstr("model.moe.dense_layers: Mixtral"));
+  EXPECT_THAT(reason("mixtral", [](ModelConfig& m) { m.attention_bias = AttentionBias::all; }), HasSubstr("Mixtral has none"));
+  EXPECT_THAT(reason("llama", [](ModelConfig& m) { m.hidden_size = 98; }), HasSubstr("model.num_attention_heads: transformers refuses"));
+  EXPECT_THAT(reason("gpt2", [](ModelConfig& m) { m.num_key_value_heads = 2; }), HasSubstr("model.num_key_value_heads must be"));
+  EXPECT_THAT(reason("gpt2", [](ModelConfig& m) { m.head_dim = 32; }), HasSubstr("model.head_dim must be"));
+  EXPECT_THAT(reason("gpt_oss", [](ModelConfig& m) { m.moe->dense_layers = {1}; }), HasSubstr("model.moe.dense_layers: every layer"));
+  EXPECT_THAT(reason("gpt_oss", [](ModelConfig& m) { m.moe->norm_topk_prob = m.moe->score_after_choice = false; }),
+              HasSubstr("model.moe.norm_topk_prob must be true"));
+}
+
+// What a reader would take for something else if it were left out or written as usual.
+TEST(HuggingFaceConfig, UnusualValuesAreReadAndWritten) {
+  const auto again = [](const char* type, const json& change) {
+    json config = config_of(type);
+    config.update(change);
+    const ModelConfig model = read(config).model;
+    EXPECT_EQ(effective_config(read_family_config(family_config(model, Dtype::f32, {}), "written").model), effective_config(model)) << type;
+    return model;
+  };
+  EXPECT_EQ(again("gpt2", {{"activation_function", "gelu"}}).activation, Activation::gelu_erf);
+  EXPECT_EQ(again("gpt2", {{"n_inner", 100}}).intermediate_size, 100);
+  EXPECT_TRUE(again("llama", {{"mlp_bias", true}}).mlp_bias);
+  EXPECT_EQ(again("qwen3", {{"attention_bias", true}}).attention_bias, AttentionBias::all);
+  EXPECT_EQ(again("qwen3", {{"head_dim", 24}}).head_size(), 24);
+  EXPECT_EQ(again("qwen3_moe", {{"norm_topk_prob", false}}).moe->norm_topk_prob, false);
+  EXPECT_FALSE(again("gpt_oss", {{"rope_scaling", {{"rope_type", "default"}}}}).rope_scaling.has_value());
+  EXPECT_TRUE(again("llama", {{"mystery", nullptr}}).gated());  // unknown, but nothing
+  json windows = config_of("qwen3");
+  windows.update({{"use_sliding_window", true}, {"sliding_window", 8}, {"max_window_layers", 1}});
+  const json written = json::parse(family_config(read(windows).model, Dtype::f32, {}));
+  EXPECT_EQ(written["max_window_layers"], 0);  // for readers that look at nothing else
+  const SpecialTokens tokens = read_special_tokens(R"({"bos_token_id": 1, "eos_token_id": [2, 3], "pad_token_id": 7})", "config.json");
+  EXPECT_EQ(tokens.pad, "7");
+  for (const char* text : {R"({"eos_token_id": "x"})", R"({"eos_token_id": [1, "x"]})"})
+    EXPECT_THAT(test::error_of([&] { read_special_tokens(text, "config.json"); }).what(), HasSubstr("eos_token_id must be a token id"));
+}
+
+TEST(HuggingFaceTensors, BuffersAndPrefixesAreThoseOfOlderFiles) {
+  for (const char* name : {"transformer.h.0.attn.bias", "h.0.attn.masked_bias"}) {
+    EXPECT_TRUE(is_family_buffer(Family::gpt2, name)) << name;
+    EXPECT_FALSE(is_family_buffer(Family::llama, name)) << name;
+  }
+  EXPECT_TRUE(is_family_buffer(Family::llama, "model.layers.0.self_attn.rotary_emb.inv_freq"));
+  EXPECT_FALSE(is_family_buffer(Family::gpt2, "transformer.h.0.attn.c_attn.bias"));
+  EXPECT_EQ(with_family_prefix(Family::gpt2, "h.0.ln_1.weight"), "transformer.h.0.ln_1.weight");
+  EXPECT_EQ(with_family_prefix(Family::llama, "norm.weight"), "model.norm.weight");
+  for (const char* whole : {"lm_head.weight", "model.norm.weight"}) EXPECT_EQ(with_family_prefix(Family::llama, whole), whole);
+}
+
+// Even columns of the file are gate, odd ones up, which stand one below the other here.
+TEST(HuggingFaceTensors, GateAndUpOfGptOssAlternate) {
+  const ModelConfig model = read(config_of("gpt_oss")).model;
+  for (const FamilyTensor& tensor : family_tensors(Family::gpt_oss, model)) {
+    if (!tensor.name.starts_with("model.layers.1.mlp.experts.gate_up_proj")) continue;
+    const int64_t inner = model.moe->intermediate_size;
+    for (int64_t expert = 0; expert < model.moe->num_experts; ++expert) {
+      const RowRun &gate = tensor.runs.at(static_cast<size_t>(2 * expert)), &up = tensor.runs.at(static_cast<size_t>(2 * expert + 1));
+      EXPECT_EQ(gate.file_row, expert * 2 * inner);
+      EXPECT_EQ(gate.row, expert * 2 * inner);
+      EXPECT_EQ(up.file_row, expert * 2 * inner + 1);
+      EXPECT_EQ(up.row, expert * 2 * inner + inner);
+      EXPECT_EQ(gate.step * up.step, 4);
+    }
+  }
 }
 
 TEST(HuggingFaceConfig, WindowsAreThoseOfTheFamily) {

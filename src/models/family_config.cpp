@@ -8,6 +8,7 @@
 #include "mantissa/base/json.h"
 #include "mantissa/models/hugging_face.h"
 #include "models/family_keys.h"
+#include "models/family_options.h"
 
 namespace mantissa {
 namespace {
@@ -114,73 +115,6 @@ Dtype dtype_of(FamilyKeys& keys) {
   return Dtype::f32;
 }
 
-// Members that are named alike here; null where the family says nothing.
-json scaling_of(FamilyKeys& rope, const std::string& type, int64_t longest) {
-  json out = {{"type", type}, {"original_max_position_embeddings", rope.integer("original_max_position_embeddings").value_or(longest)}};
-  const auto original = static_cast<double>(out["original_max_position_embeddings"].get<int64_t>());
-  out["factor"] = rope.number("factor").value_or(static_cast<double>(longest) / std::max(1.0, original));
-  const std::vector<const char*> llama3 = {"low_freq_factor", "high_freq_factor"},
-                                 yarn = {"beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"};
-  for (const char* const name : type == "yarn" ? yarn : llama3) {
-    if (const std::optional<double> number = rope.number(name)) out[name] = *number;
-  }
-  if (type == "yarn" && rope.has("truncate")) out["truncate"] = rope.flag("truncate", true);
-  return out;
-}
-
-// Angles of rotary positions: rope_theta and rope_scaling, or both in rope_parameters.
-void read_rope(FamilyKeys& keys, const std::string& source, double default_theta, json& model) {
-  keys.only("partial_rotary_factor", {1.0, 1});
-  std::optional<double> theta = keys.number("rope_theta");
-  for (const char* const name : {"rope_scaling", "rope_parameters"}) {
-    if (!keys.has(name)) continue;
-    FamilyKeys rope(keys.value(name), source, std::string(name) + ".");
-    if (const std::optional<double> inside = rope.number("rope_theta")) theta = inside;
-    rope.only("partial_rotary_factor", {1.0, 1});
-    const std::string type = rope.word("rope_type", rope.word("type", "default"));
-    const bool scales = type == "llama3" || type == "yarn";
-    if (!scales && type != "default") rope.refuse(rope.has("rope_type") ? "rope_type" : "type", "mantissa knows default, llama3 and yarn");
-    rope.ignore({"type"});
-    if (scales) model["rope_scaling"] = scaling_of(rope, type, model["max_position_embeddings"].get<int64_t>());
-    rope.require_all_known();
-  }
-  model["rope_theta"] = theta.value_or(default_theta);
-}
-
-// Which layers see only the last tokens: by layer_types, else all of Mixtral's, and of Qwen's those from max_window_layers on.
-void read_windows(FamilyKeys& keys, Family family, json& model) {
-  const auto layers = model["num_layers"].get<int64_t>();
-  const bool always = family == Family::mixtral || family == Family::gpt_oss;
-  const bool uses = keys.flag("use_sliding_window", false) || always;
-  const int64_t first = keys.integer("max_window_layers").value_or(28);
-  std::optional<int64_t> window = keys.integer("sliding_window");
-  if (!window && !keys.is_null("sliding_window")) {  // as the classes of transformers have it
-    if (family == Family::gpt_oss) window = 128;
-    if (!always && uses) window = 4096;
-  }
-  std::vector<int64_t> sliding;
-  for (int64_t i = 0; i < layers && uses && window; ++i) {
-    if (always || family == Family::qwen3_moe || i >= first) sliding.push_back(i);
-  }
-  if (keys.has("layer_types")) {
-    const json& types = keys.value("layer_types");
-    const bool known = types.is_array() && std::cmp_equal(types.size(), layers) &&
-                       std::ranges::all_of(types, [](const json& type) { return type == "full_attention" || type == "sliding_attention"; });
-    if (!known) keys.refuse("layer_types", "mantissa knows \"full_attention\" and \"sliding_attention\", one for each layer");
-    sliding.clear();
-    for (int64_t i = 0; i < layers; ++i) {
-      if (types[static_cast<size_t>(i)] == "sliding_attention") sliding.push_back(i);
-    }
-    if (!sliding.empty() && !window) keys.refuse("layer_types", "there is no sliding_window");
-  } else if (family == Family::gpt_oss) {
-    if (!window) keys.refuse("sliding_window", "every second layer of gpt-oss has one, unless layer_types says otherwise");
-    std::erase_if(sliding, [](int64_t layer) { return layer % 2 == 1; });
-  }
-  if (sliding.empty()) return;
-  model["sliding_window"] = *window;
-  if (std::cmp_less(sliding.size(), layers)) model["sliding_layers"] = sliding;
-}
-
 // Before anything is done for each of them.
 int64_t layers_of(FamilyKeys& keys) {
   constexpr int64_t kMost = 10000;
@@ -189,39 +123,50 @@ int64_t layers_of(FamilyKeys& keys) {
   return layers;
 }
 
+// Heads of keys and values, or the size of one; none: what ModelConfig makes of the heads of queries.
+std::optional<int64_t> size_of_heads(FamilyKeys& keys, const char* name, const ClassDefault& of_class) {
+  if (keys.is_null(name) && !of_class.null) keys.wrong(name, "an integer");
+  return keys.has(name) || keys.is_null(name) ? keys.integer(name) : of_class.absent;
+}
+
 json common_options(FamilyKeys& keys, const std::string& source, Family family) {
+  const ClassDefaults& defaults = class_defaults(family);
   json model = {{"vocab_size", keys.needed_integer("vocab_size")},
                 {"hidden_size", keys.needed_integer("hidden_size")},
                 {"num_layers", layers_of(keys)},
                 {"num_attention_heads", keys.needed_integer("num_attention_heads")},
                 {"intermediate_size", keys.needed_integer("intermediate_size")},
-                {"max_position_embeddings", keys.integer("max_position_embeddings").value_or(family == Family::mixtral ? 131072 : 2048)},
+                {"max_position_embeddings", keys.integer_or("max_position_embeddings", defaults.positions)},
                 {"norm", "rms"},
                 {"position", "rope"},
                 {"activation", "swiglu"},
-                {"norm_eps", keys.number("rms_norm_eps").value_or(family == Family::mixtral || family == Family::gpt_oss ? 1e-5 : 1e-6)},
+                {"norm_eps", keys.number_or("rms_norm_eps", defaults.norm_eps)},
                 {"tie_word_embeddings", keys.flag("tie_word_embeddings", false)}};
-  if (const auto heads = keys.integer("num_key_value_heads")) model["num_key_value_heads"] = *heads;
-  if (const auto size = keys.integer("head_dim")) model["head_dim"] = *size;
+  if (const auto heads = size_of_heads(keys, "num_key_value_heads", defaults.kv_heads)) model["num_key_value_heads"] = *heads;
+  if (const auto size = size_of_heads(keys, "head_dim", defaults.head_dim)) model["head_dim"] = *size;
   keys.only("hidden_act", {"silu"});
-  read_rope(keys, source, family == Family::mixtral ? 1e6 : family == Family::gpt_oss ? 150000.0 : 1e4, model);
+  read_rope(keys, source, family, model);
   if (family != Family::llama) read_windows(keys, family, model);  // its class has none
   return model;
 }
 
-json experts_of(FamilyKeys& keys) {
+json experts_of(FamilyKeys& keys, Family family) {
+  const ClassDefaults& defaults = class_defaults(family);
   const std::optional<int64_t> local = keys.integer("num_local_experts"), plain = keys.integer("num_experts");
-  json moe = {{"num_experts", local ? *local : plain.value_or(0)},
-              {"num_experts_per_tok", keys.needed_integer("num_experts_per_tok")},
-              {"aux_loss_coef", keys.number("router_aux_loss_coef").value_or(0.001)}};
-  return moe;
+  if (local && plain && *local != *plain) keys.refuse("num_experts", text("num_local_experts is ", *local));
+  for (const char* const name : {"num_local_experts", "num_experts"}) {
+    if (keys.is_null(name)) keys.wrong(name, "an integer");
+  }
+  return {{"num_experts", local ? *local : plain.value_or(defaults.experts)},
+          {"num_experts_per_tok", keys.integer_or("num_experts_per_tok", defaults.experts_per_token)},
+          {"aux_loss_coef", keys.number_or("router_aux_loss_coef", 0.001)}};
 }
 
 // Layer i has experts unless it is listed in mlp_only_layers or decoder_sparse_step passes over it.
 std::vector<int64_t> dense_layers(FamilyKeys& keys, int64_t layers) {
   const std::vector<int64_t> given = keys.integers("mlp_only_layers");
   const std::set<int64_t> listed(given.begin(), given.end());
-  const int64_t step = keys.integer("decoder_sparse_step").value_or(1);
+  const int64_t step = keys.integer_or("decoder_sparse_step", 1);
   if (step < 1) keys.wrong("decoder_sparse_step", "1 or more");
   std::vector<int64_t> dense;
   for (int64_t i = 0; i < layers; ++i) {
@@ -241,16 +186,16 @@ json rms_options(FamilyKeys& keys, const std::string& source, Family family) {
     keys.only("pretraining_tp", {1});
   }
   if (family == Family::mixtral) {
-    json moe = experts_of(keys);
+    json moe = experts_of(keys, family);
     moe["intermediate_size"] = model["intermediate_size"];
     moe["norm_topk_prob"] = true;
     keys.only("router_jitter_noise", {0.0, 0});
     model["moe"] = std::move(moe);
   }
   if (family == Family::qwen3_moe) {
-    json moe = experts_of(keys);
+    json moe = experts_of(keys, family);
     if (moe["num_experts"] == 0) fail(ExitCode::usage, source, ": num_experts: a qwen3_moe without experts; write it as qwen3");
-    moe["intermediate_size"] = keys.needed_integer("moe_intermediate_size");
+    moe["intermediate_size"] = keys.integer_or("moe_intermediate_size", 768);
     moe["norm_topk_prob"] = keys.flag("norm_topk_prob", false);
     const auto layers = model["num_layers"].get<int64_t>();
     const std::vector<int64_t> dense = dense_layers(keys, layers);
@@ -262,18 +207,10 @@ json rms_options(FamilyKeys& keys, const std::string& source, Family family) {
 
 json gpt_oss_options(FamilyKeys& keys, const std::string& source) {
   json model = common_options(keys, source, Family::gpt_oss);
-  if (keys.is_null("rope_scaling") && !keys.has("rope_parameters")) {
-    keys.refuse("rope_scaling",
-                "transformers 4 takes this as unscaled and transformers 5 as yarn; write {\"rope_type\": \"default\"} or the scaling");
-  }
-  if (!keys.has("rope_scaling") && !keys.has("rope_parameters")) {  // as transformers' class has it
-    model["rope_scaling"] = {{"type", "yarn"},   {"factor", 32.0},    {"beta_fast", 32.0},
-                             {"beta_slow", 1.0}, {"truncate", false}, {"original_max_position_embeddings", 4096}};
-  }
   keys.only("attention_bias", {true});
   keys.only("swiglu_alpha", {1.702});
   keys.ignore({"initial_context_length", "experts_per_token"});
-  json moe = experts_of(keys);
+  json moe = experts_of(keys, Family::gpt_oss);
   moe.update({{"intermediate_size", model["intermediate_size"]},
               {"score_after_choice", true},
               {"norm_topk_prob", true},
@@ -283,7 +220,7 @@ json gpt_oss_options(FamilyKeys& keys, const std::string& source) {
                 {"attention_bias", "all"},
                 {"attention_sinks", true},
                 {"activation", "swiglu_clamped"},
-                {"swiglu_limit", keys.number("swiglu_limit").value_or(7.0)},
+                {"swiglu_limit", keys.number_or("swiglu_limit", 7.0)},
                 {"moe", std::move(moe)}});
   return model;
 }
@@ -296,41 +233,25 @@ json gpt2_options(FamilyKeys& keys) {
   if (!activations.contains(activation)) keys.refuse("activation_function", "mantissa knows gelu_new, gelu_pytorch_tanh and gelu");
   keys.ignore({"n_ctx", "attn_pdrop", "embd_pdrop", "resid_pdrop", "reorder_and_upcast_attn", "summary_activation", "summary_first_dropout",
                "summary_proj_to_labels", "summary_type", "summary_use_proj"});
+  const int64_t heads = keys.needed_integer("n_head");
+  if (heads > 0 && hidden % heads != 0) keys.refuse("n_embd", text("must be a multiple of n_head ", heads));
   keys.only("scale_attn_weights", {true});
   keys.only("scale_attn_by_inverse_layer_idx", {false});
   return {{"vocab_size", keys.needed_integer("vocab_size")},
           {"hidden_size", hidden},
           {"num_layers", keys.needed_integer("n_layer")},
-          {"num_attention_heads", keys.needed_integer("n_head")},
+          {"num_attention_heads", heads},
           {"intermediate_size", keys.integer("n_inner").value_or(hidden > INT64_MAX / 4 ? hidden : 4 * hidden)},
-          {"max_position_embeddings", keys.integer("n_positions").value_or(1024)},
+          {"max_position_embeddings", keys.integer_or("n_positions", 1024)},
           {"norm", "layer"},
           {"norm_bias", true},
-          {"norm_eps", keys.number("layer_norm_epsilon").value_or(1e-5)},
+          {"norm_eps", keys.number_or("layer_norm_epsilon", 1e-5)},
           {"position", "learned"},
           {"activation", activations.at(activation)},
           {"attention_bias", "all"},
           {"mlp_bias", true},
           {"qk_norm", false},
           {"tie_word_embeddings", keys.flag("tie_word_embeddings", true)}};
-}
-
-struct ModelSection {
-  ModelConfig model;
-  void fields(auto& v) { v("model", model, "of a config.json"); }
-};
-
-// Limits and divisibility are those of a run's config.
-ModelConfig checked_model(const json& options, const std::string& source) {
-  const auto section = config_from_json<ModelSection>(json{{"model", options}}.dump(), source, ExitCode::usage);
-  ConfigReport report;
-  section.model.validate(report);
-  try {
-    report.throw_if_failed();
-  } catch (const Error& error) {
-    fail(ExitCode::usage, source, ": ", error.what());
-  }
-  return section.model;
 }
 
 json parsed_config(std::string_view content, const std::string& source) {
@@ -355,7 +276,7 @@ FamilyConfig read_family_config(std::string_view content, const std::string& sou
                                                        : rms_options(keys, source, out.family);
   keys.require_all_known();
   if (keys.has("quantization_config")) out.quantization = keys.value("quantization_config").dump();
-  out.model = checked_model(options, source);
+  out.model = family_model(options, keys, out.family, source);
   return out;
 }
 

@@ -31,7 +31,8 @@ bool FamilyKeys::has(const std::string& name) {
   return found != object_.end() && !found->is_null();
 }
 
-bool FamilyKeys::is_null(const std::string& name) const {
+bool FamilyKeys::is_null(const std::string& name) {
+  known_.insert(name);
   const auto found = object_.find(name);
   return found != object_.end() && found->is_null();
 }
@@ -46,10 +47,13 @@ std::optional<int64_t> FamilyKeys::integer(const std::string& name) {
   return found.get<int64_t>();
 }
 
+void FamilyKeys::require_present(const std::string& name) {
+  require(has(name), ExitCode::data, source_, ": ", prefix_, name, " is missing");
+}
+
 int64_t FamilyKeys::needed_integer(const std::string& name) {
-  const std::optional<int64_t> found = integer(name);
-  require(found.has_value(), ExitCode::data, source_, ": ", prefix_, name, " is missing");
-  return *found;
+  require_present(name);
+  return *integer(name);
 }
 
 std::optional<double> FamilyKeys::number(const std::string& name) {
@@ -58,7 +62,23 @@ std::optional<double> FamilyKeys::number(const std::string& name) {
   return value(name).get<double>();
 }
 
+double FamilyKeys::needed_number(const std::string& name) {
+  require_present(name);
+  return *number(name);
+}
+
+int64_t FamilyKeys::integer_or(const std::string& name, int64_t fallback) {
+  if (is_null(name)) wrong(name, "an integer");
+  return integer(name).value_or(fallback);
+}
+
+double FamilyKeys::number_or(const std::string& name, double fallback) {
+  if (is_null(name)) wrong(name, "a number");
+  return number(name).value_or(fallback);
+}
+
 bool FamilyKeys::flag(const std::string& name, bool fallback) {
+  if (is_null(name)) wrong(name, "true or false");
   if (!has(name)) return fallback;
   if (!value(name).is_boolean()) wrong(name, "true or false");
   return value(name).get<bool>();
@@ -85,6 +105,7 @@ void FamilyKeys::ignore(std::initializer_list<const char*> names) { known_.inser
 
 void FamilyKeys::only(const std::string& name, const std::vector<json>& allowed) {
   if (!has(name) || std::ranges::find(allowed, value(name)) != allowed.end()) return;
+  if (allowed.empty()) refuse(name, "mantissa knows it as null only");
   refuse(name, "mantissa computes only " + joined(allowed, " or ", [](const json& one) { return one.dump(); }));
 }
 

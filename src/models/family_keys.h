@@ -11,23 +11,29 @@
 
 namespace mantissa {
 
-// null counts as absent. What has a value of another type is Error(data), what asks for something that is not to be had Error(usage).
+// null counts as absent where nothing else is said. What has a value of another type is Error(data), what asks for something that is not to
+// be had Error(usage).
 class FamilyKeys {
  public:
   FamilyKeys(const nlohmann::json& object, std::string source, std::string prefix = "");
 
   bool has(const std::string& name);
-  bool is_null(const std::string& name) const;           // there, and null
+  bool is_null(const std::string& name);                 // is there, as null
   const nlohmann::json& value(const std::string& name);  // that has() says is there
   std::optional<int64_t> integer(const std::string& name);
   std::optional<double> number(const std::string& name);
+  // With what the class of transformers has where the file says nothing. null is not nothing: of these the class takes none.
+  int64_t integer_or(const std::string& name, int64_t fallback);
+  double number_or(const std::string& name, double fallback);
   bool flag(const std::string& name, bool fallback);
   std::string word(const std::string& name, const std::string& fallback);
   std::vector<int64_t> integers(const std::string& name);
   int64_t needed_integer(const std::string& name);
+  double needed_number(const std::string& name);
 
   // Changes nothing that the model computes, whatever it says.
   void ignore(std::initializer_list<const char*> names);
+  void require_present(const std::string& name);  // Error(data) otherwise
   // Must be absent or one of these.
   void only(const std::string& name, const std::vector<nlohmann::json>& allowed);
   // Throws Error(usage) that lists the keys nobody asked for.

@@ -4,10 +4,6 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "mantissa/base/json.h"
-#include "mantissa/precision/rules.h"
-#include "models/family_keys.h"
-
 namespace mantissa {
 namespace {
 
@@ -122,61 +118,6 @@ std::string modelopt_side_file(const PackedModules& modules) {
                                {"kv_cache_quant_algo", nullptr},
                                {"exclude_modules", not_packed(modules)}}}};
   return side.dump(2) + "\n";
-}
-
-PackedConfig::PackedConfig(std::string_view content, const std::string& source) {
-  const json config = parse_strict_json(content, source);
-  FamilyKeys keys(config, source, "quantization_config.");
-  const std::string method = keys.word("quant_method", "");
-  if (method == "compressed-tensors") {
-    read_groups(config.dump(), source);
-    return;
-  }
-  if (method == "mxfp4") return;  // experts of gpt-oss, whose inputs stay in high precision
-  if (method == "mxfp8") {
-    keys.only("activation_scheme", {"dynamic"});
-    keys.only("fmt", {"e4m3"});
-  }
-  const bool known = method == "mxfp8" || (method == "modelopt" && keys.word("quant_algo", "") == "MXFP8");
-  require(known, ExitCode::usage, source, ": quantization_config.quant_method \"", shortened(method),
-          "\": mantissa knows compressed-tensors in MXFP8 and MXFP4, mxfp8, mxfp4, and modelopt with quant_algo MXFP8");
-  groups_ = {{.targets = {"Linear"}, .inputs = true}};
-}
-
-void PackedConfig::read_groups(const std::string& content, const std::string& source) {
-  const json config = json::parse(content);
-  const json groups = config.value("config_groups", json());
-  require(groups.is_object(), ExitCode::data, source, ": quantization_config.config_groups must be an object");
-  for (const auto& [name, group] : groups.items()) {
-    FamilyKeys keys(group, source, "quantization_config.config_groups." + name + ".");
-    Group read{.targets = {}, .inputs = keys.has("input_activations")};
-    if (read.inputs) {  // E4M3 with a scale for 32 values, made as they come
-      FamilyKeys inputs(keys.value("input_activations"), source, "quantization_config.config_groups." + name + ".input_activations.");
-      inputs.only("num_bits", {8});
-      inputs.only("type", {"float"});
-      inputs.only("strategy", {"group"});
-      inputs.only("group_size", {kPackedBlock});
-      inputs.only("dynamic", {true});
-    }
-    if (!keys.has("targets") || !keys.value("targets").is_array()) keys.wrong("targets", "a list of names");
-    for (const json& target : keys.value("targets")) {
-      if (!target.is_string()) keys.wrong("targets", "a list of names");
-      read.targets.push_back(target.get<std::string>());
-    }
-    groups_.push_back(std::move(read));
-  }
-}
-
-bool PackedConfig::quantises_input(const std::string& module) const {
-  for (const Group& group : groups_) {
-    for (const std::string& target : group.targets) {
-      // From the start of the name, and not to its end unless it says so.
-      const bool expression = target.starts_with("re:");
-      if (target == "Linear" || target == module || (expression && Pattern("re:(?:" + target.substr(3) + ").*", 1).matches(module)))
-        return group.inputs;
-    }
-  }
-  return false;
 }
 
 }  // namespace mantissa

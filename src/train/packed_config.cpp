@@ -66,17 +66,42 @@ std::vector<RuleConfig> rules_of(const std::map<std::string, PackedScheme>& pack
 
 }  // namespace
 
+// What the file holds and what quantization_config says of it must be the same, for all parts of one weight.
+std::optional<PackedScheme> FamilyWeights::scheme_of(const std::vector<Piece>& pieces, const PackedConfig& config) const {
+  const std::string source = (folder_ / "config.json").string();
+  const auto module_of = [](const Piece& piece) { return piece.tensor->name.substr(0, piece.tensor->name.rfind('.')); };
+  const auto told = [](const std::optional<PackedScheme>& scheme) {
+    if (!scheme) return std::string("not quantised");
+    return text(format_name(scheme->format), scheme->inputs ? " with quantised inputs" : " with inputs in high precision");
+  };
+  const std::string first = module_of(pieces.front());
+  const std::optional<PackedScheme> scheme = config.scheme(first);
+  for (const Piece& piece : pieces) {
+    const std::string module = module_of(piece);
+    const std::optional<PackedScheme> said = config.scheme(module);
+    require(said == scheme, ExitCode::usage, source, ": quantization_config: ", first, " is ", told(scheme), " and ", module, " is ",
+            told(said), ", but both are parts of ", piece.tensor->parameter, ", which has one scheme");
+    const bool same = said ? said->format == piece.format() : !piece.scales;
+    require(same, ExitCode::usage, source, ": quantization_config: ", module, " is ", told(said), ", but ", piece.entry->name, " is ",
+            piece.entry->dtype, piece.scales ? " with scales" : " without scales");
+  }
+  return scheme;
+}
+
 std::map<std::string, PackedScheme> FamilyWeights::packed_modules() const {
   std::map<std::string, PackedScheme> packed;
   if (config_.quantization.empty()) return packed;
   const PackedConfig config(config_.quantization, (folder_ / "config.json").string());
-  for (const auto& [name, pieces] : pieces_) {
-    const std::string module = name.substr(0, name.rfind('.'));
-    if (!pieces.front().scales) continue;
-    const std::string& tensor = pieces.front().tensor->name;
-    const PackedScheme scheme{.format = pieces.front().format(), .inputs = config.quantises_input(tensor.substr(0, tensor.rfind('.')))};
-    const bool as_projection = module == kOutput && scheme.format == Format::e4m3 && scheme.inputs;
-    if (module.starts_with(kLayers) || as_projection) packed[module] = scheme;
+  for (const ModuleShape& module : model_shape(config_.model).modules) {
+    const bool output = module.path == kOutput;
+    if (module.kind != ModuleKind::linear && !output) continue;
+    const std::vector<Piece>& pieces = pieces_of(module.path + ".weight");
+    const Piece& first = pieces.front();
+    const bool conv = first.tensor->transposed && !first.scales;  // no Linear, and never codes
+    if (conv || (!first.scales && (output || !config.names_modules()))) continue;
+    const std::optional<PackedScheme> scheme = scheme_of(pieces, config);
+    const bool as_projection = scheme && scheme->format == Format::e4m3 && scheme->inputs;
+    if (scheme && (!output || as_projection)) packed[module.path] = *scheme;
   }
   return packed;
 }

@@ -133,6 +133,49 @@ TEST_F(Exports, PackedWeightsAreReconciledWithThePlan) {
   EXPECT_EQ(first_loss("from codes", path("in")), first_loss("from masters", checkpoint("first", 3)));
 }
 
+// Servers fuse q, k and v, gate and up, and all experts of a layer.
+TEST_F(Exports, QuantizationConfigMustSayOneThingOfOneWeightAndWhatItIs) {
+  std::vector<std::string> sets = kShape;
+  sets.push_back("precision.dtype=bf16");
+  sets.push_back("precision.recipe=mxfp8");
+  run("run", sets);
+  pack_to(checkpoint("run", 3), "packed");
+  const nlohmann::json written = nlohmann::json::parse(test::read_file(path("packed/config.json")));
+  const auto error_with = [&](const std::string& target, const nlohmann::json& change, const std::vector<std::string>& ignore) {
+    nlohmann::json config = written;
+    nlohmann::json& quantization = config["quantization_config"];
+    nlohmann::json group = quantization["config_groups"]["group_0"];
+    group["targets"] = {target};
+    group.merge_patch(change);
+    if (!target.empty()) quantization["config_groups"]["group_1"] = group;
+    for (const std::string& name : ignore) quantization["ignore"].push_back(name);
+    test::write_file(path("packed/config.json"), config.dump());
+    const Error error = import_error("packed");
+    EXPECT_EQ(error.code(), ExitCode::usage);
+    EXPECT_FALSE(std::filesystem::exists(path("refused")));
+    return std::string(error.what());
+  };
+  const std::string k = "model.layers.1.self_attn.k_proj", up = "model.layers.0.mlp.up_proj";
+  EXPECT_THAT(
+      error_with(k, {{"input_activations", nullptr}}, {}),
+      ::testing::AllOf(HasSubstr("model.layers.1.self_attn.q_proj is e4m3 with quantised inputs"),
+                       HasSubstr(k + " is e4m3 with inputs in high precision"), HasSubstr("both are parts of layers.1.attn.qkv.weight")));
+  EXPECT_THAT(error_with("", {}, {"re:.*up_proj"}), HasSubstr(up + " is not quantised, but both are parts of layers.0.mlp.gate_up.weight"));
+  EXPECT_THAT(error_with("", {}, {"re:.*down_proj"}),
+              HasSubstr("mlp.down_proj is not quantised, but model.layers.0.mlp.down_proj.weight is "
+                        "F8_E4M3 with scales"));
+  EXPECT_THAT(error_with("re:.*down_proj", {{"format", "mxfp4-pack-quantized"}, {"weights", {{"num_bits", 4}}}}, {}),
+              HasSubstr("mlp.down_proj is e2m1 with quantised inputs, but model.layers.0.mlp.down_proj.weight is F8_E4M3"));
+  sets.back() = "precision.recipe=high";
+  run("high", sets);
+  export_to(checkpoint("high", 3), "values");
+  nlohmann::json plain = nlohmann::json::parse(test::read_file(path("values/config.json")));
+  plain["quantization_config"] = written["quantization_config"];
+  test::write_file(path("values/config.json"), plain.dump());
+  EXPECT_THAT(import_error("values").what(), HasSubstr("self_attn.q_proj is e4m3 with quantised inputs, but "
+                                                       "model.layers.0.self_attn.q_proj.weight is BF16 without scales"));
+}
+
 TEST_F(Exports, WhatNoServerReadsIsRefusedByModuleAndRule) {
   const std::string moe = R"(model.moe={"num_experts": 3, "num_experts_per_tok": 2, "intermediate_size": 96})";
   struct Refused {

@@ -1,5 +1,6 @@
 // Models as transformers of Hugging Face describes and names them: config.json, and the tensors of model.safetensors, of the families that
-// the options of ModelConfig can express. In family_config.cpp, family_config_writer.cpp and family_tensors.cpp.
+// the options of ModelConfig can express. In family_config.cpp (with models/family_options.h), family_config_writer.cpp and
+// family_tensors.cpp.
 #pragma once
 
 #include <cstdint>

@@ -11,12 +11,15 @@
 #include <array>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "mantissa/base/fields.h"
 #include "mantissa/formats/format.h"
+#include "mantissa/precision/rules.h"
 
 namespace mantissa {
 
@@ -50,20 +53,21 @@ std::string mxfp4_config();
 // hf_quant_config.json of modelopt.
 std::string modelopt_side_file(const PackedModules& modules);
 
-// The way back: whether inputs are quantised, of modules that are codes. Throws Error(usage) for a quantization_config of which mantissa
-// does not know what it means, Error(data) for what is none.
+// The way back, in quantization_config.cpp: what a server makes of linears by name. Throws Error(usage) for a quantization_config of which
+// mantissa does not know what it means, with the key, Error(data) for what is none.
 class PackedConfig {
  public:
   PackedConfig(std::string_view json, const std::string& source);
-  bool quantises_input(const std::string& module) const;
+  // None: it is not quantised. Conventions other than compressed-tensors have one scheme, for whatever is codes.
+  std::optional<PackedScheme> scheme(const std::string& module) const;
+  bool names_modules() const { return !one_; }  // else scheme() is the same for all
 
  private:
-  struct Group {
-    std::vector<std::string> targets;
-    bool inputs;
-  };
-  void read_groups(const std::string& json, const std::string& source);
-  std::vector<Group> groups_;
+  std::optional<PackedScheme> one_;
+  std::map<std::string, PackedScheme> targets_;                // by name, or class
+  std::vector<std::pair<Pattern, PackedScheme>> expressions_;  // the first that matches counts
+  std::set<std::string> ignored_;                              // as targets_
+  std::vector<Pattern> ignored_expressions_;
 };
 
 }  // namespace mantissa

@@ -106,6 +106,7 @@ class FamilyWeights : public WeightSource {
   bool find(const FamilyTensor& tensor, Unused& unused);
   void require_form(const FamilyTensor& tensor, const SafetensorsEntry& entry, const SafetensorsEntry* scales) const;
   void require_one_form() const;
+  std::optional<PackedScheme> scheme_of(const std::vector<Piece>& pieces, const PackedConfig& config) const;
   std::map<std::string, PackedScheme> packed_modules() const;
   void require_tied_output(const SafetensorsEntry& output);
   const std::vector<Piece>& pieces_of(const std::string& parameter) const;

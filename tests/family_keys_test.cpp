@@ -1,0 +1,375 @@
+// Keys of config.json and of its quantization_config: absent ones, limits, and which scheme a linear has.
+#include <gmock/gmock.h>
+
+#include <array>
+#include <nlohmann/json.hpp>
+
+#include "family_configs.h"
+#include "mantissa/models/packing.h"
+
+namespace mantissa {
+namespace {
+
+using nlohmann::json;
+using test::config_of;
+using test::read;
+using test::Refusal;
+using test::refused;
+using ::testing::HasSubstr;
+
+// What the configuration classes of transformers 4.57 and 5.23 have where the file is silent.
+TEST(FamilyKeys, AbsentKeysAreThoseOfTheClass) {
+  struct OfClass {
+    const char* type;
+    int64_t kv_heads, head_size, positions;
+    double norm_eps, theta;
+  };
+  for (const OfClass& of_class : {OfClass{"llama", 32, 64, 2048, 1e-6, 1e4}, OfClass{"qwen2", 32, 64, 32768, 1e-6, 1e4},
+                                  OfClass{"qwen3", 32, 128, 32768, 1e-6, 1e4}, OfClass{"qwen3_moe", 4, 64, 32768, 1e-6, 1e4},
+                                  OfClass{"mixtral", 8, 64, 131072, 1e-5, 1e6}, OfClass{"gpt_oss", 8, 64, 131072, 1e-5, 150000}}) {
+    const json config = {{"model_type", of_class.type}, {"vocab_size", 259},      {"hidden_size", 2048},
+                         {"intermediate_size", 160},    {"num_hidden_layers", 3}, {"num_attention_heads", 32}};
+    SCOPED_TRACE(of_class.type);
+    const FamilyConfig family = read(config);
+    const ModelConfig& model = family.model;
+    EXPECT_EQ(model.kv_heads(), of_class.kv_heads);
+    EXPECT_EQ(model.head_size(), of_class.head_size);
+    EXPECT_EQ(model.max_position_embeddings, of_class.positions);
+    EXPECT_EQ(model.norm_eps, of_class.norm_eps);
+    EXPECT_EQ(model.rope_theta, of_class.theta);
+    EXPECT_EQ(model.rope_scaling.has_value(), of_class.type == std::string("gpt_oss"));
+    EXPECT_FALSE(model.tie_word_embeddings);
+    EXPECT_EQ(family.dtype, Dtype::f32);
+    const std::string bias = choice_name(model.attention_bias);
+    EXPECT_EQ(bias, family.family == Family::qwen2 ? "qkv" : family.family == Family::gpt_oss ? "all" : "none");
+    EXPECT_FALSE(model.mlp_bias);
+  }
+  const auto experts = [](const char* type) {
+    json config = config_of(type);
+    for (const char* key : {"num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "mlp_only_layers"})
+      config.erase(key);
+    const MoeConfig moe = *read(config).model.moe;
+    return std::array{moe.num_experts, moe.num_experts_per_tok, moe.intermediate_size};
+  };
+  EXPECT_EQ(experts("mixtral"), (std::array<int64_t, 3>{8, 2, 160}));
+  EXPECT_EQ(experts("qwen3_moe"), (std::array<int64_t, 3>{128, 8, 768}));
+  EXPECT_EQ(experts("gpt_oss"), (std::array<int64_t, 3>{128, 4, 160}));
+  const RopeScalingConfig yarn = *read(config_of("gpt_oss")).model.rope_scaling;
+  EXPECT_EQ(yarn.type, RopeScaling::yarn);
+  EXPECT_EQ(yarn.factor, 32.0);
+  EXPECT_EQ(yarn.original_max_position_embeddings, 4096);
+  EXPECT_EQ(yarn.truncate, false);
+  const ModelConfig gpt2 = read({{"model_type", "gpt2"}, {"vocab_size", 259}, {"n_embd", 96}, {"n_layer", 2}, {"n_head", 4}}).model;
+  EXPECT_EQ(gpt2.max_position_embeddings, 1024);
+  EXPECT_EQ(gpt2.norm_eps, 1e-5);
+  EXPECT_EQ(gpt2.activation, Activation::gelu_tanh);
+}
+
+// null is what a class has as None, which is not always what it has without the key.
+TEST(FamilyKeys, NullIsNotAbsent) {
+  const auto with = [](const char* type, const json& change) {
+    json config = config_of(type);
+    config.update(change);
+    return config;
+  };
+  for (const char* type : {"llama", "qwen2", "qwen3", "mixtral", "gpt_oss"})
+    EXPECT_EQ(read(with(type, {{"num_key_value_heads", nullptr}})).model.kv_heads(), 4) << type;
+  for (const char* type : {"llama", "mixtral", "gpt_oss"})
+    EXPECT_EQ(read(with(type, {{"head_dim", nullptr}})).model.head_size(), 24) << type;
+  const json window = {{"use_sliding_window", true}, {"sliding_window", nullptr}, {"max_window_layers", 0}};
+  EXPECT_FALSE(read(with("qwen3", window)).model.sliding_window.has_value());
+  json absent = with("qwen3", window);
+  absent.erase("sliding_window");
+  EXPECT_EQ(read(absent).model.sliding_window, 4096);
+  for (const auto& [type, key] : std::vector<std::pair<const char*, const char*>>{{"qwen3_moe", "num_key_value_heads"},
+                                                                                  {"qwen3", "head_dim"},
+                                                                                  {"qwen2", "head_dim"},
+                                                                                  {"qwen3_moe", "head_dim"},
+                                                                                  {"llama", "max_position_embeddings"},
+                                                                                  {"qwen3", "rms_norm_eps"},
+                                                                                  {"qwen3", "attention_bias"},
+                                                                                  {"mixtral", "num_local_experts"}}) {
+    const Error error = refused(with(type, {{key, nullptr}}));
+    EXPECT_EQ(error.code(), ExitCode::data) << type;
+    EXPECT_THAT(error.what(), HasSubstr(text("config.json: ", key, " must be "))) << type;
+  }
+}
+
+// Whoever reads the message has the file, not a configuration of a run.
+TEST(FamilyKeys, LimitsAreToldInTheWordsOfTheFile) {
+  const std::vector<Refusal> refusals = {
+      {"llama", {{"num_attention_heads", 0}}, "config.json: num_attention_heads: must be at least 1"},
+      {"llama", {{"hidden_size", -96}}, "config.json: hidden_size: must be at least 1"},
+      {"llama", {{"rms_norm_eps", 0}}, "config.json: rms_norm_eps: must be positive"},
+      {"llama", {{"vocab_size", 99999999999}}, "config.json: vocab_size: must be "},
+      {"llama", {{"num_key_value_heads", 3}}, "config.json: num_key_value_heads: must divide num_attention_heads 4, got 3"},
+      {"llama",
+       {{"num_attention_heads", 5}, {"num_key_value_heads", 1}, {"head_dim", nullptr}},
+       "config.json: hidden_size: must be a multiple of num_attention_heads 5"},
+      {"qwen3", {{"head_dim", 31}}, "config.json: head_dim: rotary positions need an even head_dim, got 31"},
+      {"mixtral", {{"num_local_experts", 1}}, "config.json: num_experts_per_tok: must be at most num_local_experts 1, got 2"},
+      {"mixtral", {{"num_local_experts", 0}}, "config.json: num_local_experts: must be at least 1"},
+      {"qwen3_moe", {{"intermediate_size", 0}}, "config.json: intermediate_size: must be at least 1"},
+      {"qwen3_moe", {{"moe_intermediate_size", 0}}, "config.json: moe_intermediate_size: must be at least 1"},
+      {"qwen3_moe", {{"num_experts", 1}}, "config.json: num_experts_per_tok: must be at most num_experts 1, got 2"},
+      {"qwen3_moe", {{"router_aux_loss_coef", -1}}, "config.json: router_aux_loss_coef: must be 0 or more"},
+      {"gpt_oss", {{"num_experts_per_tok", 1}}, "config.json: num_experts_per_tok: with num_experts_per_tok 1"},
+      {"gpt_oss", {{"swiglu_limit", 0}}, "config.json: swiglu_limit: must be positive"},
+      {"gpt_oss", {{"sliding_window", 0}}, "config.json: sliding_window: must be at least 1"},
+      {"llama",
+       {{"rope_theta", 1}, {"rope_scaling", {{"rope_type", "yarn"}, {"factor", 2}}}},
+       "config.json: rope_theta: must be above 1 for rope_scaling.rope_type yarn"},
+      {"llama",
+       {{"rope_scaling", {{"rope_type", "llama3"}, {"factor", 2}, {"low_freq_factor", 4}, {"high_freq_factor", 1}}}},
+       "config.json: rope_scaling.high_freq_factor: must be above rope_scaling.low_freq_factor 4, got 1"},
+      {"llama",
+       {{"rope_theta", nullptr}, {"rope_parameters", {{"rope_type", "yarn"}, {"rope_theta", 5}, {"factor", 0.5}}}},
+       "config.json: rope_parameters.factor: must be at least 1"},
+      {"gpt2", {{"n_head", 5}}, "config.json: n_embd = 96: must be a multiple of n_head 5"},
+      {"gpt2", {{"n_head", -4}}, "config.json: n_head: must be at least 1"},
+      {"gpt2", {{"n_layer", 0}}, "config.json: n_layer: must be at least 1"},
+      {"gpt2", {{"n_positions", 0}}, "config.json: n_positions: must be at least 1"},
+      {"gpt2", {{"n_inner", -1}}, "config.json: n_inner: must be at least 1"},
+      {"gpt2", {{"layer_norm_epsilon", -1}}, "config.json: layer_norm_epsilon: must be positive"}};
+  for (const Refusal& refusal : refusals) {
+    json config = config_of(refusal.type);
+    config.update(refusal.change);
+    const Error error = refused(config);
+    EXPECT_EQ(error.code(), ExitCode::usage) << error.what();
+    EXPECT_THAT(error.what(), HasSubstr(refusal.what));
+    EXPECT_THAT(error.what(), ::testing::Not(::testing::AnyOf(HasSubstr("model."), HasSubstr(":1:"), HasSubstr("moe.")))) << refusal.type;
+  }
+  json both = config_of("llama");
+  both.update({{"vocab_size", 0}, {"num_hidden_layers", 0}});
+  both["num_hidden_layers"] = 3;
+  both["rms_norm_eps"] = -1;
+  EXPECT_THAT(refused(both).what(),
+              ::testing::AllOf(HasSubstr("config.json: 2 errors"), HasSubstr("\n  vocab_size: must be at least 1, got 0"),
+                               HasSubstr("\n  rms_norm_eps: must be ")));
+  json silent = config_of("qwen2");
+  silent.erase("num_key_value_heads");
+  EXPECT_THAT(refused(silent).what(), HasSubstr("num_key_value_heads: must divide num_attention_heads 4, got 32; the file does not say"));
+}
+
+// transformers 4 writes rope_theta and rope_scaling, 5 writes rope_parameters.
+TEST(FamilyKeys, BothFormsOfRotaryPositionsAreRead) {
+  const json scaling = {{"rope_type", "yarn"}, {"factor", 2.0}, {"original_max_position_embeddings", 32}};
+  json within = scaling;
+  within["rope_theta"] = 777.0;
+  for (const char* type : {"llama", "qwen2", "qwen3", "qwen3_moe", "mixtral", "gpt_oss"}) {
+    json four = config_of(type), five = config_of(type), plain = config_of(type);
+    four.update({{"rope_theta", 777.0}, {"rope_scaling", scaling}});
+    five.erase("rope_theta");
+    five["rope_parameters"] = within;
+    const std::string read_four = effective_config(read(four).model);
+    EXPECT_EQ(effective_config(read(five).model), read_four);
+    json both = four;
+    both["rope_parameters"] = within;
+    EXPECT_EQ(effective_config(read(both).model), read_four);
+    EXPECT_THAT(read_four, HasSubstr("\"rope_theta\": 777"));
+    both["rope_theta"] = 778.0;
+    EXPECT_THAT(refused(both).what(), HasSubstr("rope_theta differs: 778 stands beside it"));
+    both["rope_theta"] = 777.0;
+    both["rope_parameters"]["factor"] = 3.0;
+    EXPECT_THAT(refused(both).what(), HasSubstr("rope_scaling says otherwise"));
+    both["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 777.0}};
+    EXPECT_THAT(refused(both).what(), HasSubstr("rope_scaling says otherwise"));
+    plain["rope_parameters"] = {{"rope_theta", plain["rope_theta"]}};
+    EXPECT_FALSE(read(plain).model.rope_scaling.has_value());
+  }
+}
+
+TEST(FamilyKeys, WhatIsLackingOrUnclearInPositionsIsRefusedByName) {
+  const json llama3 = {{"rope_type", "llama3"},
+                       {"factor", 8.0},
+                       {"low_freq_factor", 1.0},
+                       {"high_freq_factor", 4.0},
+                       {"original_max_position_embeddings", 8}};
+  const auto scaled = [&](const char* type, const json& scaling) {
+    json config = config_of(type);
+    config["rope_scaling"] = scaling;
+    return config;
+  };
+  EXPECT_EQ(read(scaled("llama", llama3)).model.rope_scaling->original_max_position_embeddings, 8);
+  for (const char* key : {"factor", "low_freq_factor", "high_freq_factor"}) {
+    json without = llama3;
+    without.erase(key);
+    EXPECT_THAT(refused(scaled("llama", without)).what(), HasSubstr(text("rope_scaling.", key, " is missing")));
+  }
+  EXPECT_THAT(refused(scaled("llama", {{"type", "yarn"}})).what(), HasSubstr("rope_scaling.factor is missing"));
+  json length = llama3;
+  length.erase("original_max_position_embeddings");
+  EXPECT_EQ(read(scaled("llama", length)).model.rope_scaling->original_max_position_embeddings, 64);
+  json named_twice = llama3;
+  named_twice["type"] = "yarn";
+  EXPECT_THAT(refused(scaled("llama", named_twice)).what(), HasSubstr("rope_scaling.type = \"yarn\": rope_type is \"llama3\""));
+  for (const json& nothing : {json(nullptr), json::object()})
+    EXPECT_THAT(refused(scaled("gpt_oss", nothing)).what(), HasSubstr("rope_scaling = ")) << nothing;
+  EXPECT_FALSE(read(scaled("gpt_oss", {{"rope_type", "default"}})).model.rope_scaling.has_value());
+}
+
+TEST(FamilyKeys, WindowsThatTheClassDoesNotHaveAreRefused) {
+  const auto with = [](const char* type, const json& change) {
+    json config = config_of(type);
+    config.update(change);
+    return config;
+  };
+  const json types = {"sliding_attention", "full_attention", "full_attention"};
+  const std::vector<Refusal> refusals = {
+      {"qwen3", {{"layer_types", types}, {"sliding_window", 8}}, "layer_types = "},  // not used
+      {"mixtral", {{"layer_types", types}, {"sliding_window", 8}}, "layer_types = "},
+      {"qwen3_moe", {{"layer_types", types}, {"sliding_window", 8}, {"use_sliding_window", true}}, "layer_types = "},
+      {"gpt_oss", {{"sliding_window", nullptr}}, "sliding_window = null: every second layer"},
+      {"qwen2", {{"use_sliding_window", true}, {"max_window_layers", nullptr}}, "max_window_layers must be an integer"},
+      {"mixtral", {{"num_experts", 5}}, "num_experts = 5: num_local_experts is 6"}};
+  for (const Refusal& refusal : refusals) EXPECT_THAT(refused(with(refusal.type, refusal.change)).what(), HasSubstr(refusal.what));
+  const json alike = {"full_attention", "full_attention", "full_attention"};
+  EXPECT_FALSE(read(with("mixtral", {{"layer_types", alike}})).model.sliding_window.has_value());
+}
+
+json operand(int bits, bool dynamic) {
+  return {{"num_bits", bits},  {"type", "float"},    {"strategy", "group"},         {"group_size", 32},
+          {"symmetric", true}, {"dynamic", dynamic}, {"scale_dtype", "torch.uint8"}};
+}
+
+json group(const std::vector<std::string>& targets, int bits, bool inputs) {
+  json out = {{"targets", targets}, {"weights", operand(bits, false)}};
+  if (inputs) out["input_activations"] = operand(8, true);
+  return out;
+}
+
+json quantization(const json& groups, const json& ignore = json::array()) {
+  return {{"quant_method", "compressed-tensors"}, {"quantization_status", "compressed"}, {"config_groups", groups}, {"ignore", ignore}};
+}
+
+PackedConfig packed(const json& config) { return PackedConfig(config.dump(), "config.json"); }
+Error packed_error(const json& config) {
+  return test::error_of([&] { packed(config); });
+}
+
+constexpr PackedScheme kMxfp8{.format = Format::e4m3, .inputs = true}, kMxfp8Weights{.format = Format::e4m3, .inputs = false},
+    kMxfp4{.format = Format::e2m1, .inputs = false};
+
+// As match_targets() of compressed-tensors 0.20 orders them, whatever the order of the groups.
+TEST(PackedConfigs, ANameGoesBeforeExpressionsAndThoseBeforeTheClass) {
+  const std::string module = "model.layers.0.mlp.down_proj";
+  const json by_class = group({"Linear"}, 8, true), by_expression = group({"re:.*down_proj"}, 8, false),
+             by_name = group({module}, 4, false);
+  for (const auto& order : std::vector<std::array<json, 3>>{{by_class, by_expression, by_name}, {by_name, by_expression, by_class}}) {
+    const PackedConfig config = packed(quantization({{"a", order[0]}, {"b", order[1]}, {"c", order[2]}}));
+    EXPECT_EQ(config.scheme(module), kMxfp4);
+    EXPECT_EQ(config.scheme("model.layers.1.mlp.down_proj"), kMxfp8Weights);
+    EXPECT_EQ(config.scheme("model.layers.1.mlp.up_proj"), kMxfp8);
+  }
+  const PackedConfig two = packed(quantization({{"a", group({"re:.*proj"}, 8, true)}, {"b", group({"re:.*down.*"}, 4, false)}}));
+  EXPECT_EQ(two.scheme(module), kMxfp4);  // by alphabet
+  EXPECT_EQ(two.scheme("model.layers.0.mlp.gate"), std::nullopt);
+  const PackedConfig later = packed(quantization({{"a", group({"Linear"}, 8, true)}, {"b", group({"Linear"}, 4, false)}}));
+  EXPECT_EQ(later.scheme(module), kMxfp4);
+  const PackedConfig above = packed(quantization({{"a", group({"Module"}, 8, true)}, {"b", group({"Linear"}, 4, false)}}));
+  EXPECT_EQ(above.scheme(module), kMxfp4);
+  EXPECT_EQ(packed(quantization({{"a", group({"Module"}, 8, true)}})).scheme(module), kMxfp8);
+  EXPECT_EQ(packed(quantization({{"a", group({"Embedding"}, 8, true)}})).scheme(module), std::nullopt);
+}
+
+TEST(PackedConfigs, ExpressionsBeginWithTheNameAndNeedNotEndWithIt) {
+  const auto matches = [](const std::string& target, const std::string& module) {
+    return packed(quantization({{"a", group({target}, 8, true)}})).scheme(module).has_value();
+  };
+  EXPECT_TRUE(matches("re:model.layers", "model.layers.0.mlp.up_proj"));
+  EXPECT_FALSE(matches("re:mlp", "model.layers.0.mlp.up_proj"));
+  EXPECT_TRUE(matches("re:.*mlp\\.gate", "model.layers.0.mlp.gate_proj"));
+  EXPECT_FALSE(matches("re:.*mlp\\.gate$", "model.layers.0.mlp.gate_proj"));
+  EXPECT_TRUE(matches("re:lm_head|model.*", "model.layers.0.mlp.gate_proj"));
+  EXPECT_FALSE(matches("model.layers", "model.layers.0.mlp.up_proj"));
+  for (const char* target : {"re:(", "re:a)|(b"}) {
+    const Error error = packed_error(quantization({{"a", group({target}, 8, true)}}));
+    EXPECT_EQ(error.code(), ExitCode::usage);
+    EXPECT_THAT(error.what(), HasSubstr(text("config.json: quantization_config.config_groups: \"", target, "\" ")));
+  }
+}
+
+TEST(PackedConfigs, WhatIsIgnoredHasNoScheme) {
+  const json groups = {{"a", group({"Linear", "model.layers.0.mlp.up_proj"}, 8, true)}};
+  const PackedConfig config = packed(quantization(groups, {"lm_head", "re:.*mlp\\.up_proj"}));
+  EXPECT_EQ(config.scheme("lm_head"), std::nullopt);
+  EXPECT_EQ(config.scheme("lm_heads"), kMxfp8);
+  EXPECT_EQ(config.scheme("model.layers.0.mlp.up_proj"), std::nullopt);
+  EXPECT_EQ(config.scheme("model.layers.0.mlp.down_proj"), kMxfp8);
+  EXPECT_EQ(packed(quantization(groups, {"Linear"})).scheme("lm_head"), std::nullopt);
+  EXPECT_EQ(packed(quantization(groups, nullptr)).scheme("lm_head"), kMxfp8);
+}
+
+TEST(PackedConfigs, WhatIsNeutralIsTakenAndAllElseRefusedByName) {
+  const json good = quantization({{"a", group({"Linear"}, 8, true)}});
+  json neutral = good;
+  neutral.update({{"version", "0.20.0"}, {"format", "mxfp8-quantized"}, {"kv_cache_scheme", nullptr}, {"sparsity_config", json::object()}});
+  neutral["config_groups"]["a"].update({{"format", "mxfp8-quantized"}, {"output_activations", nullptr}});
+  neutral["config_groups"]["a"]["weights"].update({{"observer", "minmax"}, {"block_structure", nullptr}, {"actorder", nullptr}});
+  EXPECT_EQ(packed(neutral).scheme("x"), kMxfp8);
+  struct Wrong {
+    const char* pointer;
+    json value;
+    const char* what;
+    ExitCode code = ExitCode::usage;
+  };
+  const std::vector<Wrong> wrongs = {
+      {"/kv_cache_scheme", {{"num_bits", 8}}, "quantization_config.kv_cache_scheme = "},
+      {"/transform_config", {{"config_groups", 1}}, "quantization_config.transform_config = "},
+      {"/quantization_status", "frozen", "quantization_config.quantization_status = \"frozen\""},
+      {"/format", "nvfp4-pack-quantized", "quantization_config.format = "},
+      {"/mystery", 1, "quantization_config.mystery = 1"},
+      {"/config_groups", nullptr, "quantization_config.config_groups is missing", ExitCode::data},
+      {"/config_groups/a", {"Linear"}, "quantization_config.config_groups.a is the name of a scheme"},
+      {"/config_groups/a/mystery", 1, "quantization_config.config_groups.a.mystery = 1"},
+      {"/config_groups/a/output_activations", 1, "quantization_config.config_groups.a.output_activations = 1"},
+      {"/config_groups/a/format", "mxfp4-pack-quantized", "quantization_config.config_groups.a.format = "},
+      {"/config_groups/a/targets", nullptr, "quantization_config.config_groups.a.targets is missing", ExitCode::data},
+      {"/config_groups/a/targets", {1}, "config_groups.a.targets must be a list of names", ExitCode::data},
+      {"/ignore", "lm_head", "quantization_config.ignore must be a list of names", ExitCode::data},
+      {"/config_groups/a/weights", nullptr, "config_groups.a.weights is missing", ExitCode::data},
+      {"/config_groups/a/weights/mystery", 1, "config_groups.a.weights.mystery = 1"},
+      {"/config_groups/a/weights/dynamic", true, "config_groups.a.weights.dynamic = true"},
+      {"/config_groups/a/weights/symmetric", false, "config_groups.a.weights.symmetric = false"},
+      {"/config_groups/a/weights/num_bits", 6, "config_groups.a.weights.num_bits = 6"},
+      {"/config_groups/a/weights/type", "int", "config_groups.a.weights.type = \"int\""},
+      {"/config_groups/a/weights/type", nullptr, "config_groups.a.weights.type is missing", ExitCode::data},
+      {"/config_groups/a/weights/group_size", 16, "config_groups.a.weights.group_size = 16"},
+      {"/config_groups/a/weights/strategy", "tensor_group", "config_groups.a.weights.strategy = "},
+      {"/config_groups/a/weights/block_structure", {128, 128}, "config_groups.a.weights.block_structure = [128,128]"},
+      {"/config_groups/a/weights/scale_dtype", "torch.float8_e4m3fn", "config_groups.a.weights.scale_dtype = "},
+      {"/config_groups/a/input_activations/num_bits", 4, "config_groups.a.input_activations.num_bits = 4"},
+      {"/config_groups/a/input_activations/dynamic", nullptr, "config_groups.a.input_activations.dynamic is missing", ExitCode::data},
+      {"/config_groups/a/input_activations/dynamic", "local", "config_groups.a.input_activations.dynamic = "},
+      {"/config_groups/a/input_activations/mystery", 1, "config_groups.a.input_activations.mystery = 1"}};
+  for (const Wrong& wrong : wrongs) {
+    json config = good;
+    config[json::json_pointer(wrong.pointer)] = wrong.value;
+    const Error error = packed_error(config);
+    EXPECT_EQ(error.code(), wrong.code) << wrong.pointer;
+    EXPECT_THAT(error.what(), ::testing::AllOf(::testing::StartsWith("config.json: "), HasSubstr(wrong.what)));
+  }
+}
+
+TEST(PackedConfigs, OtherConventionsHaveOneScheme) {
+  EXPECT_EQ(packed({{"quant_method", "mxfp4"}}).scheme("x"), kMxfp4);
+  EXPECT_EQ(packed({{"quant_method", "mxfp8"}, {"weight_block_size", {1, 32}}}).scheme("x"), kMxfp8);
+  EXPECT_EQ(packed({{"quant_method", "modelopt"}, {"quant_algo", "MXFP8"}, {"group_size", 32}}).scheme("x"), kMxfp8);
+  EXPECT_FALSE(packed({{"quant_method", "mxfp4"}}).names_modules());
+  const std::vector<std::pair<json, const char*>> refusals = {
+      {{{"quant_method", "modelopt"}, {"quant_algo", "NVFP4"}}, "quant_method \"modelopt\": mantissa knows"},
+      {{{"quant_method", "gptq"}}, "quant_method \"gptq\": mantissa knows"},
+      {{{"quant_method", "modelopt"}, {"quant_algo", "MXFP8"}, {"group_size", 16}}, "quantization_config.group_size = 16"},
+      {{{"quant_method", "modelopt"}, {"quant_algo", "MXFP8"}, {"kv_cache_quant_algo", "FP8"}}, "kv_cache_quant_algo = \"FP8\""},
+      {{{"quant_method", "mxfp8"}, {"weight_block_size", {128, 128}}}, "quantization_config.weight_block_size = [128,128]"},
+      {{{"quant_method", "mxfp8"}, {"activation_scheme", "static"}}, "quantization_config.activation_scheme = \"static\""},
+      {{{"quant_method", "mxfp8"}, {"scale_fmt", "fp32"}}, "quantization_config.scale_fmt = \"fp32\""},
+      {{{"quant_method", "mxfp4"}, {"mystery", 1}}, "quantization_config.mystery = 1"}};
+  for (const auto& [config, what] : refusals) {
+    EXPECT_EQ(packed_error(config).code(), ExitCode::usage);
+    EXPECT_THAT(packed_error(config).what(), HasSubstr(what));
+  }
+}
+
+}  // namespace
+}  // namespace mantissa
