@@ -133,6 +133,25 @@ TEST_F(Exports, PackedWeightsAreReconciledWithThePlan) {
   EXPECT_EQ(first_loss("from codes", path("in")), first_loss("from masters", checkpoint("first", 3)));
 }
 
+TEST_F(Exports, ScalesAndCodesThatAreNoNumbersAreNotImported) {
+  std::vector<std::string> sets = kShape;
+  sets.push_back("precision.dtype=bf16");
+  sets.push_back("precision.recipe=mxfp8");
+  run("run", sets);
+  pack_to(checkpoint("run", 3), "packed");
+  const FamilyFolder packed(path("packed"));
+  const auto error_with = [&](const std::string& name, size_t byte, int value) {
+    packed.flip(name, byte, static_cast<char>(packed.bytes(name)[byte] ^ value)).write(path("bad"));
+    const Error error = import_error("bad");
+    EXPECT_EQ(error.code(), ExitCode::data);
+    return std::string(error.what());
+  };
+  const std::string weight = "model.layers.1.mlp.down_proj.weight";  // 96 columns
+  EXPECT_THAT(error_with(weight + "_scale", 5 * 3 + 1, 0xFF), HasSubstr("layers.1.mlp.down.weight: row 5: scale 1 is NaN"));
+  for (const int nan : {0x7F, 0xFF})
+    EXPECT_THAT(error_with(weight, 5 * 96 + 40, nan), HasSubstr("layers.1.mlp.down.weight: row 5: code 40 is NaN"));
+}
+
 // Servers fuse q, k and v, gate and up, and all experts of a layer.
 TEST_F(Exports, QuantizationConfigMustSayOneThingOfOneWeightAndWhatItIs) {
   std::vector<std::string> sets = kShape;
