@@ -5,6 +5,7 @@
 #include "mantissa/base/json_fields.h"
 #include "mantissa/data/tokenizer.h"
 #include "mantissa/models/hugging_face.h"
+#include "mantissa/models/packing.h"
 #include "mantissa/train/config.h"
 #include "targets.h"
 
@@ -49,6 +50,17 @@ bool hugging_face_config(std::string_view input) {
     promise(again.dtype == read.dtype && again.quantization == read.quantization, "the file's types are read as they were written");
     const std::string twice = family_config(again.model, again.dtype, read_special_tokens(written, "again"), again.quantization);
     promise(twice == written, "a model is read as it was written");  // what was left to a default is then written out
+  });
+}
+
+bool quantization_config(std::string_view input) {
+  return accepted([&] {
+    const PackedConfig read(input, "config.json");
+    for (const char* const module : {"model.layers.0.mlp.down_proj", "model.layers.11.self_attn.q_proj", "lm_head"}) {
+      const std::optional<PackedScheme> scheme = read.scheme(module);
+      promise(!scheme || scheme->format == Format::e4m3 || scheme->format == Format::e2m1, "a scheme is MXFP8 or MXFP4");
+      promise(read.names_modules() || scheme == read.scheme("another"), "one scheme is that of all modules");
+    }
   });
 }
 

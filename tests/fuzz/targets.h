@@ -27,6 +27,7 @@ bool run_config(std::string_view input);
 bool token_file(std::string_view input);  // a byte: the format; a byte: the length of .idx; .idx; .bin
 bool tokenizer(std::string_view input);   // a byte: whose; then the JSON
 bool hugging_face_config(std::string_view input);
+bool quantization_config(std::string_view input);  // the object of that name in config.json
 
 struct Named {
   const char* name;
@@ -40,7 +41,8 @@ inline constexpr Named kTargets[] = {{"safetensors_header", safetensors_header},
                                      {"run_config", run_config},
                                      {"token_file", token_file},
                                      {"tokenizer", tokenizer},
-                                     {"hugging_face_config", hugging_face_config}};
+                                     {"hugging_face_config", hugging_face_config},
+                                     {"quantization_config", quantization_config}};
 
 inline void promise(bool kept, const char* what) {
   if (!kept) throw std::logic_error(what);
