@@ -174,6 +174,17 @@ void rename_path(const std::filesystem::path& from, const std::filesystem::path&
     fail(ExitCode::storage, from.string(), ": renaming to ", to.string(), " failed: ", system_message(errno));
 }
 
+bool rename_folder_to_new(const std::filesystem::path& from, const std::filesystem::path& to) {
+  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return true;
+  if (errno == EEXIST) return false;
+  if (errno != EINVAL && errno != ENOSYS && errno != ENOTSUP) storage_error(from, "renaming it");
+  struct stat status {};
+  if (::lstat(to.c_str(), &status) == 0) return false;
+  if (::rename(from.c_str(), to.c_str()) == 0) return true;
+  if (errno == EEXIST || errno == ENOTEMPTY || errno == ENOTDIR) return false;
+  storage_error(from, "renaming it");
+}
+
 bool exchange_paths(const std::filesystem::path& a, const std::filesystem::path& b) {
   return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
 }

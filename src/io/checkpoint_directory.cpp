@@ -1,11 +1,9 @@
 #include "mantissa/io/checkpoint_directory.h"
 
-#include <sys/random.h>
-
 #include <algorithm>
-#include <cerrno>
 
 #include "io/checkpoint_names.h"
+#include "io/leftovers.h"
 #include "mantissa/base/hash.h"
 #include "mantissa/base/log.h"
 #include "mantissa/base/pending_file.h"
@@ -14,27 +12,6 @@ namespace mantissa {
 namespace {
 
 namespace fs = std::filesystem;
-
-// No two saves, of this or another process, use the same name for what is temporary.
-std::string unique_id() {
-  Hash64 id;
-  require(::getrandom(&id.value, sizeof id.value, 0) == sizeof id.value, ExitCode::environment,
-          "getrandom failed: ", system_message(errno));
-  return id.text();
-}
-
-void remove_leftover(const fs::path& path) {
-  std::error_code error;
-  fs::remove_all(path, error);
-  if (error) log_warning(path.string(), ": could not be deleted: ", error.message());
-}
-
-// Deleted under another name, so that a part of it is never taken for the whole.
-void discard(const fs::path& path) {
-  const fs::path trash = path.parent_path() / (".trash-" + path.filename().string() + "-" + unique_id());
-  rename_path(path, trash);
-  remove_leftover(trash);
-}
 
 // Renames what lies at `path` and was known as `known_as`.
 void set_aside(const fs::path& path, const fs::path& known_as, const std::string& reason) {

@@ -40,6 +40,21 @@ void write_record(int fd, const std::filesystem::path& path, const std::string& 
   if (!written) log_warning(path.string(), ": the owner record could not be written: ", system_message(errno));
 }
 
+// 0, or why not.
+int lock_error(int fd, int operation) {
+  int result = 0;
+  do result = ::flock(fd, operation | LOCK_NB);
+  while (result != 0 && errno == EINTR);
+  return result == 0 ? 0 : errno;
+}
+
+// False once the file was removed or replaced.
+bool has_name(int fd, const std::filesystem::path& path) {
+  struct stat held {};
+  struct stat named {};
+  return ::fstat(fd, &held) == 0 && ::lstat(path.c_str(), &named) == 0 && held.st_ino == named.st_ino && held.st_dev == named.st_dev;
+}
+
 // The file, open and locked. Throws Error(environment) naming the owner if somebody else has it.
 int open_locked(const std::filesystem::path& path, int flags, int operation) {
   const int fd = ::open(path.c_str(), flags | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0666);  // no waiting for the writer of a pipe
@@ -49,11 +64,8 @@ int open_locked(const std::filesystem::path& path, int flags, int operation) {
     ::close(fd);
     fail(ExitCode::usage, path.string(), ": is not a regular file");
   }
-  int result = 0;
-  do result = ::flock(fd, operation | LOCK_NB);
-  while (result != 0 && errno == EINTR);
-  if (result == 0) return fd;
-  const int error = errno;
+  const int error = lock_error(fd, operation);
+  if (error == 0) return fd;
   const std::string owner = read_record(fd);
   ::close(fd);
   require(error == EWOULDBLOCK, ExitCode::environment, path.string(), ": cannot be locked: ", system_message(error));
@@ -91,10 +103,37 @@ FolderLock::~FolderLock() {
   ::close(fd_);
 }
 
-bool FolderLock::still_ours() const {
-  struct stat held {};
-  struct stat named {};
-  return ::fstat(fd_, &held) == 0 && ::stat(path_.c_str(), &named) == 0 && held.st_ino == named.st_ino && held.st_dev == named.st_dev;
+bool FolderLock::still_ours() const { return has_name(fd_, path_); }
+
+std::optional<OwnerFile> OwnerFile::create(const std::filesystem::path& path) {
+  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+  require(fd >= 0, ExitCode::storage, path.string(), ": creating the file failed: ", system_message(errno));
+  OwnerFile file(fd, path);
+  const int error = lock_error(fd, LOCK_EX);
+  if (error != 0 && error != EWOULDBLOCK) file.remove();
+  require(error == 0 || error == EWOULDBLOCK, ExitCode::environment, path.string(), ": cannot be locked: ", system_message(error));
+  return error == 0 && has_name(fd, path) ? std::optional(std::move(file)) : std::nullopt;
 }
+
+std::optional<OwnerFile> OwnerFile::left_at(const std::filesystem::path& path) {
+  const int fd = ::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return {};
+  OwnerFile file(fd, path);
+  return lock_error(fd, LOCK_EX) == 0 && has_name(fd, path) ? std::optional(std::move(file)) : std::nullopt;
+}
+
+OwnerFile::OwnerFile(OwnerFile&& other) noexcept : fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)) {}
+
+OwnerFile& OwnerFile::operator=(OwnerFile&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  std::swap(path_, other.path_);
+  return *this;
+}
+
+OwnerFile::~OwnerFile() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+void OwnerFile::remove() const { ::unlink(path_.c_str()); }
 
 }  // namespace mantissa

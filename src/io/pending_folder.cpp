@@ -1,9 +1,9 @@
 #include "mantissa/io/pending_folder.h"
 
-#include <sys/random.h>
+#include <string_view>
+#include <vector>
 
-#include <cerrno>
-
+#include "io/leftovers.h"
 #include "mantissa/base/file.h"
 #include "mantissa/base/hash.h"
 
@@ -12,37 +12,64 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr std::string_view kPrefix = ".tmp-", kLock = ".lock";
+constexpr size_t kIdLetters = 16;
+
 fs::path without_slash(const fs::path& path) { return path.has_filename() ? path : path.parent_path(); }
 
-std::string nonce() {
-  Hash64 id;
-  require(::getrandom(&id.value, sizeof id.value, 0) == sizeof id.value, ExitCode::environment,
-          "getrandom failed: ", system_message(errno));
-  return id.text();
+fs::path lock_of(const fs::path& pending) { return pending.string() + std::string(kLock); }
+
+// NAME of .tmp-NAME-<id>.lock.
+std::optional<std::string> pending_name(const std::string& lock) {
+  const size_t around = kPrefix.size() + 1 + kIdLetters + kLock.size();
+  if (lock.size() <= around || !lock.starts_with(kPrefix) || !lock.ends_with(kLock)) return {};
+  const size_t dash = lock.size() - kLock.size() - kIdLetters - 1;
+  if (lock[dash] != '-' || !Hash64::parse(lock.substr(dash + 1, kIdLetters))) return {};
+  return lock.substr(kPrefix.size(), dash - kPrefix.size());
 }
 
 }  // namespace
 
+void sweep_pending_folders(const fs::path& folder, const std::optional<std::string>& name) {
+  std::error_code unread;  // then nothing is known to be left
+  std::vector<fs::path> locks;
+  for (fs::directory_iterator entry(folder, unread), end; !unread && entry != end; entry.increment(unread)) {
+    const std::optional<std::string> of = pending_name(entry->path().filename().string());
+    if (of && of == name.value_or(*of)) locks.push_back(entry->path());
+  }
+  for (const fs::path& lock : locks) {
+    const std::optional<OwnerFile> owner = OwnerFile::left_at(lock);
+    if (owner && remove_leftover(lock.parent_path() / lock.stem())) owner->remove();
+  }
+}
+
 PendingFolder::PendingFolder(const fs::path& target) : target_(fs::absolute(without_slash(target))) {
+  const std::string name = target_.filename().string();
+  sweep_pending_folders(target_.parent_path(), name);
   std::error_code error;
   require(!fs::exists(fs::symlink_status(target_, error)), ExitCode::usage, target.string(),
           ": is there already; give a name that is free");
   require(fs::is_directory(target_.parent_path(), error), ExitCode::usage, target.string(), ": there is no folder ",
           target_.parent_path().string());
-  temporary_ = target_.parent_path() / (".tmp-" + target_.filename().string() + "-" + nonce());
-  make_directory(temporary_);
+  while (!owner_) {
+    temporary_ = target_.parent_path() / text(kPrefix, name, "-", unique_id());
+    owner_ = OwnerFile::create(lock_of(temporary_));
+  }
+  try {
+    make_directory(temporary_);
+  } catch (...) {
+    owner_->remove();
+    throw;
+  }
 }
 
 PendingFolder::~PendingFolder() {
-  std::error_code ignored;
-  if (!published_) fs::remove_all(temporary_, ignored);
+  if (published_ || remove_leftover(temporary_)) owner_->remove();
 }
 
 void PendingFolder::publish() {
   sync_directory(temporary_);
-  std::error_code error;
-  require(!fs::exists(fs::symlink_status(target_, error)), ExitCode::storage, target_.string(), ": is there now; it was not before");
-  rename_path(temporary_, target_);
+  require(rename_folder_to_new(temporary_, target_), ExitCode::storage, target_.string(), ": is there now; it was not before");
   published_ = true;
   sync_directory(target_.parent_path());
 }

@@ -5,8 +5,10 @@
 #include <numeric>
 
 #include "io/checkpoint_names.h"
+#include "io/leftovers.h"
 #include "mantissa/base/file.h"
 #include "mantissa/base/log.h"
+#include "mantissa/io/pending_folder.h"
 #include "mantissa/models/model_shape.h"
 #include "train/live_weights.h"
 #include "train/ranks.h"
@@ -30,28 +32,18 @@ void as_storage(const Body& body) {
   }
 }
 
-// Under a name that is taken for no export.
-void discard(const fs::path& path) {
-  std::error_code error;
-  if (!fs::exists(fs::symlink_status(path, error))) return;
-  const fs::path trash = path.parent_path() / (".trash-" + path.filename().string());
-  fs::remove_all(trash, error);
-  rename_path(path, trash);
-  fs::remove_all(trash, error);
-  if (error) log_warning(trash.string(), ": could not be deleted: ", error.message());
-}
-
 // What a killed process left, and an export of another state of this step.
 void make_room(const fs::path& output) {
-  make_folders(output.parent_path());
+  const fs::path folder = output.parent_path();
+  make_folders(folder);
+  sweep_pending_folders(folder);
   std::error_code error;
   std::vector<fs::path> left;
-  for (fs::directory_iterator entry(output.parent_path(), error), end; !error && entry != end; entry.increment(error)) {
-    const std::string name = entry->path().filename().string();
-    if (name.starts_with(".tmp-") || name.starts_with(".trash-")) left.push_back(entry->path());
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    if (entry->path().filename().string().starts_with(".trash-")) left.push_back(entry->path());
   }
-  for (const fs::path& path : left) fs::remove_all(path, error);
-  discard(output);
+  for (const fs::path& path : left) remove_leftover(path);
+  if (fs::exists(fs::symlink_status(output, error))) discard(output);
 }
 
 // Of rank 0 alone: nothing that happens here may end the run.

@@ -71,6 +71,9 @@ void require_output_file(const std::filesystem::path& path);
 void make_directory(const std::filesystem::path& path);  // the last component only; it must not exist
 void sync_directory(const std::filesystem::path& path);
 void rename_path(const std::filesystem::path& from, const std::filesystem::path& to);
+// Gives a folder a name that nothing has: false if something has it. Where the file system cannot do that in one step, an empty folder that
+// appears meanwhile is replaced; nothing else is.
+bool rename_folder_to_new(const std::filesystem::path& from, const std::filesystem::path& to);
 // Swaps two names in one step; false where the file system cannot.
 bool exchange_paths(const std::filesystem::path& a, const std::filesystem::path& b);
 

@@ -4,7 +4,9 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
+#include <utility>
 
 namespace mantissa {
 
@@ -26,6 +28,29 @@ class FolderLock {
   bool still_ours() const;
 
  private:
+  int fd_ = -1;
+  std::filesystem::path path_;
+};
+
+// A file, locked for as long as its owner works at what lies beside it and removed with that: one that is found unlocked was left by a
+// process that was killed.
+class OwnerFile {
+ public:
+  // A new one. nullopt if another process has just taken it for one that was left; the next name will do. Throws Error(storage), and
+  // Error(environment) where files cannot be locked.
+  static std::optional<OwnerFile> create(const std::filesystem::path& path);
+  // One that was left, locked now; nullopt if its owner is at work, or may be.
+  static std::optional<OwnerFile> left_at(const std::filesystem::path& path);
+  OwnerFile(OwnerFile&& other) noexcept;
+  OwnerFile& operator=(OwnerFile&& other) noexcept;
+  OwnerFile(const OwnerFile&) = delete;
+  OwnerFile& operator=(const OwnerFile&) = delete;
+  ~OwnerFile();  // leaves it, unlocked
+
+  void remove() const;  // the work is done, or undone
+
+ private:
+  OwnerFile(int fd, std::filesystem::path path) : fd_(fd), path_(std::move(path)) {}
   int fd_ = -1;
   std::filesystem::path path_;
 };

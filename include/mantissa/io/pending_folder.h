@@ -1,15 +1,20 @@
-// A folder that is written beside its place and renamed into it when complete: nobody sees a part of it.
+// A folder that is written beside its place, as .tmp-NAME-<id>, and renamed into it when complete: nobody sees a part of it. What a killed
+// process left goes when the next one makes a folder of this name; .tmp-NAME-<id>.lock tells the two apart.
 #pragma once
 
 #include <filesystem>
+#include <optional>
+#include <string>
 
 #include "mantissa/base/error.h"
+#include "mantissa/io/folder_lock.h"
 
 namespace mantissa {
 
 class PendingFolder {
  public:
-  // Throws Error(usage) if there is something at `target`, or no folder for it to be in; Error(storage) if it cannot be made.
+  // Throws Error(usage) if there is something at `target`, or no folder for it to be in; Error(storage) if it cannot be made, and
+  // Error(environment) where files cannot be locked.
   explicit PendingFolder(const std::filesystem::path& target);
   ~PendingFolder();  // deletes it unless published
   PendingFolder(const PendingFolder&) = delete;
@@ -20,7 +25,11 @@ class PendingFolder {
 
  private:
   std::filesystem::path target_, temporary_;
+  std::optional<OwnerFile> owner_;
   bool published_ = false;
 };
+
+// Deletes what killed processes left of pending folders in `folder`: of those named `name`, or of all. None that is being written.
+void sweep_pending_folders(const std::filesystem::path& folder, const std::optional<std::string>& name = {});
 
 }  // namespace mantissa

@@ -1,0 +1,169 @@
+// Folders that are written beside their place: kills at every file operation, processes at work, and names that somebody else took.
+#include "mantissa/io/pending_folder.h"
+
+#include <gmock/gmock.h>
+#include <sys/wait.h>
+
+#include <cerrno>
+#include <csignal>
+#include <span>
+
+#include "files.h"
+#include "mantissa/base/file.h"
+#include "reliability/fault_injection.h"
+
+namespace mantissa::test {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+class PendingFolders : public ::testing::TestWithParam<bool> {
+ protected:
+  ~PendingFolders() override { disarm_fault(); }
+
+  fs::path target() const { return folder_.path() / "model-hf"; }
+  Fault fault(Fault::Kind kind, int point) const { return {.kind = kind, .at = point, .no_exchange = GetParam()}; }
+  static void write(PendingFolder& pending) {
+    File file = File::create(pending.path() / "weights");
+    file.write_at(0, std::as_bytes(std::span(std::string_view("all of it"))));
+    file.sync();
+    file.close();
+    pending.publish();
+  }
+  void make() const {
+    PendingFolder pending(target());
+    write(pending);
+  }
+  std::vector<std::string> names() const {
+    std::vector<std::string> out;
+    for (const auto& entry : fs::directory_iterator(folder_.path())) out.push_back(entry.path().filename());
+    std::ranges::sort(out);
+    return out;
+  }
+
+  TemporaryFolder folder_;
+};
+
+INSTANTIATE_TEST_SUITE_P(FileSystem, PendingFolders, ::testing::Bool(),
+                         [](const auto& tested) { return tested.param ? "ThatMayReplace" : "ThatNeverReplaces"; });
+
+TEST_P(PendingFolders, KillsLeaveNothingForTheNextOne) {
+  for (int point = 1;; ++point) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      arm_fault(fault(Fault::kill, point));
+      make();
+      ::_exit(0);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    if (!WIFSIGNALED(status)) {
+      EXPECT_GT(point, 8);
+      EXPECT_THAT(names(), ElementsAre("model-hf"));
+      return;
+    }
+    // Complete or not there at all; what is left goes when the name is asked for again, also where that is refused.
+    if (fs::exists(target())) {
+      EXPECT_EQ(read_file(target() / "weights"), "all of it") << point;
+      EXPECT_EQ(error_of([&] { make(); }).code(), ExitCode::usage) << point;
+    } else {
+      make();
+    }
+    EXPECT_THAT(names(), ElementsAre("model-hf")) << point;
+    fs::remove_all(target());
+  }
+}
+
+TEST_P(PendingFolders, ErrorsLeaveNothing) {
+  for (int point = 1;; ++point) {
+    arm_fault(fault(Fault::error, point));
+    bool failed = false;
+    try {
+      make();
+    } catch (const Error& error) {
+      failed = true;
+      EXPECT_EQ(error.code(), ExitCode::storage) << point << ": " << error.what();
+    }
+    if (!disarm_fault()) {
+      EXPECT_FALSE(failed);
+      break;
+    }
+    const bool made = fs::exists(target());
+    sweep_pending_folders(folder_.path());
+    EXPECT_EQ(names().size(), made ? 1U : 0U) << point;
+    fs::remove_all(target());
+  }
+}
+
+// Another process that writes one of the same name, and one of a name that begins alike.
+TEST_P(PendingFolders, OnesInUseStay) {
+  std::optional<PendingFolder> first(target()), other(target().string() + "-0123456789abcdef");
+  const fs::path lying = first->path(), beside = other->path();
+  make();
+  EXPECT_TRUE(fs::is_directory(lying));
+  EXPECT_TRUE(fs::is_directory(beside));
+  fs::remove_all(target());
+  sweep_pending_folders(folder_.path());
+  EXPECT_TRUE(fs::is_directory(lying));
+  write(*first);
+  EXPECT_EQ(read_file(target() / "weights"), "all of it");
+  first.reset();
+  other.reset();
+  EXPECT_THAT(names(), ElementsAre("model-hf"));
+}
+
+// Left of `name` by a process that was killed.
+void leave(const fs::path& name) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    PendingFolder pending(name);
+    write_file(pending.path() / "weights", "a part");
+    ::raise(SIGKILL);
+  }
+  ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+}
+
+TEST_P(PendingFolders, OfOtherNamesStay) {
+  leave(target());
+  leave(folder_.path() / "model");
+  leave(target().string() + "-0123456789abcdef");
+  write_file(folder_ / ".tmp-model-hf-0123456789abcdef", "a file of somebody else");
+  write_file(folder_ / ".tmp-model-hf-0123456789abcdeX.lock", "and another");
+  EXPECT_EQ(names().size(), 8U);
+  make();
+  EXPECT_EQ(names().size(), 7U);
+  EXPECT_THAT(names(), Contains(StartsWith(".tmp-model-hf-0123456789abcdef-")));
+  sweep_pending_folders(folder_.path());
+  EXPECT_THAT(names(), ElementsAre(".tmp-model-hf-0123456789abcdeX.lock", ".tmp-model-hf-0123456789abcdef", "model-hf"));
+}
+
+TEST_P(PendingFolders, WhatAppearedMeanwhileIsNotReplaced) {
+  const std::vector<std::function<void()>> appears = {[&] { fs::create_directory(target()); },
+                                                      [&] {
+                                                        fs::create_directory(target());
+                                                        write_file(target() / "theirs", "");
+                                                      },
+                                                      [&] { write_file(target(), "theirs"); },
+                                                      [&] { fs::create_symlink("nowhere", target()); }};
+  for (const auto& appear : appears) {
+    {
+      PendingFolder pending(target());
+      appear();
+      arm_fault(fault(Fault::none, 0));
+      const Error error = error_of([&] { write(pending); });
+      disarm_fault();
+      EXPECT_EQ(error.code(), ExitCode::storage);
+      EXPECT_THAT(error.what(), HasSubstr("model-hf: is there now; it was not before"));
+      EXPECT_FALSE(fs::exists(target() / "weights"));
+    }
+    EXPECT_THAT(names(), ElementsAre("model-hf"));
+    fs::remove_all(target());
+  }
+}
+
+}  // namespace
+}  // namespace mantissa::test
