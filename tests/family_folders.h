@@ -43,7 +43,9 @@ inline nlohmann::json family_json(const std::string& type) {
 class FamilyFolder {
  public:
   // Written here, with random values of these types in turn ("F32 BF16").
-  FamilyFolder(const std::string& path, const std::string& type, const std::string& types) : config_(family_json(type)) {
+  FamilyFolder(const std::string& path, const std::string& type, const std::string& types, const nlohmann::json& change = {})
+      : config_(family_json(type)) {
+    if (!change.is_null()) config_.update(change);
     const FamilyConfig family = read_family_config(config_.dump(), "config.json");
     const std::vector<std::string> turns = split(types, ' ');
     for (const FamilyTensor& tensor : family_tensors(family.family, family.model))
@@ -94,6 +96,12 @@ class FamilyFolder {
   FamilyFolder copy(const std::string& from, const std::string& to) const {
     FamilyFolder out = *this;
     out.tensors_[to] = tensors_.at(from);
+    return out;
+  }
+  FamilyFolder as(const std::string& name, FileDtype dtype, std::vector<int64_t> shape) const {  // the same bytes
+    FamilyFolder out = *this;
+    out.tensors_.at(name).dtype = dtype;
+    out.tensors_.at(name).shape = std::move(shape);
     return out;
   }
   FamilyFolder flip(const std::string& name, size_t byte, char bits) const {

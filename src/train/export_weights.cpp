@@ -191,6 +191,7 @@ json ExportedWeights::entry_of(const Item& item) const {
   json entry = {{"tensor", item.file.name},
                 {"module", types_.module_of(item.tensor->parameter).module.path},
                 {"dtype", file_dtype_name(item.file.dtype)},
+                {"shape", item.file.shape},
                 {"format", nullptr}};
   if (!how) return entry;
   entry["format"] = format_name(how.format);

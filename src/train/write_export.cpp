@@ -1,6 +1,8 @@
 #include "train/write_export.h"
 
 #include <algorithm>
+#include <set>
+#include <string_view>
 
 #include "mantissa/base/hash.h"
 #include "mantissa/base/json.h"
@@ -17,15 +19,30 @@ using nlohmann::json;
 constexpr const char* kProof = "mantissa.json";
 constexpr int64_t kSlabBytes = 2 << 20;
 
-json read_proof(const fs::path& folder) {
+std::string type_text(const std::string& dtype, const std::vector<int64_t>& shape) { return text(dtype, " ", shape_text(shape)); }
+
+ProvenTensor proven_tensor(const json& entry, const std::string& source) {
+  const auto of = [&](const char* member) { return entry.is_object() ? entry.value(member, json()) : json(); };
+  const json name = of("tensor"), dtype = of("dtype"), shape = of("shape"), hash = of("xxh64");
+  const bool sizes = shape.is_array() && std::ranges::all_of(shape, [](const json& size) { return size.is_number_integer(); });
+  require(name.is_string() && dtype.is_string() && sizes && hash.is_string(), ExitCode::data, source,
+          ": tensors must have tensor, dtype, shape and xxh64");
+  return {.name = name.get<std::string>(),
+          .type = type_text(dtype.get<std::string>(), shape.get<std::vector<int64_t>>()),
+          .xxh64 = hash.get<std::string>()};
+}
+
+std::vector<ProvenTensor> read_proof(const fs::path& folder) {
   const std::string source = (folder / kProof).string();
   std::error_code error;
   require(fs::exists(folder / kProof, error), ExitCode::usage, source,
           ": there is none, so nothing says what the weights were; --against CHECKPOINT compares them");
-  json proof = parse_strict_json(family_file(folder, kProof), source);
+  const json proof = parse_strict_json(family_file(folder, kProof), source);
   require(proof.is_object() && proof.contains("tensors") && proof["tensors"].is_array(), ExitCode::data, source,
           ": tensors must be a list");
-  return proof;
+  std::vector<ProvenTensor> tensors;
+  for (const json& entry : proof["tensors"]) tensors.push_back(proven_tensor(entry, source));
+  return tensors;
 }
 
 void write_files(const ExportedWeights& exported, const ExportHead& head, json tensors, const fs::path& folder) {
@@ -66,20 +83,21 @@ ExportedModel write_export(const ExportedWeights& exported, ForwardReader& weigh
   return out;
 }
 
-ExportProof::ExportProof(const fs::path& folder) : folder_(folder), proof_(read_proof(folder)), files_(folder) {}
-
-void ExportProof::require_no_others() const {
-  require(tensors() == files_.entries().size(), ExitCode::data, folder_.string(), ": holds ", files_.entries().size(), " tensors, ", kProof,
-          " names ", tensors());
+ExportProof::ExportProof(const fs::path& folder) : folder_(folder), tensors_(read_proof(folder)), files_(folder) {
+  std::set<std::string_view> named;
+  for (const ProvenTensor& tensor : tensors_) {
+    require(named.insert(tensor.name).second, ExitCode::data, (folder / kProof).string(), ": names ", tensor.name, " twice");
+    require(files_.find(tensor.name) != nullptr, ExitCode::data, folder.string(), ": lacks ", tensor.name, ", which ", kProof, " names");
+  }
+  for (const SafetensorsEntry& entry : files_.entries())
+    require(named.contains(entry.name), ExitCode::data, folder.string(), ": holds ", entry.name, ", which ", kProof, " does not name");
 }
 
 void ExportProof::verify(size_t tensor) {
-  const json& entry = proof_["tensors"][tensor];
-  const bool good = entry.is_object() && entry.value("tensor", json()).is_string() && entry.value("xxh64", json()).is_string();
-  require(good, ExitCode::data, (folder_ / kProof).string(), ": tensors must have a name and a hash");
-  const std::string name = entry["tensor"].get<std::string>();
+  const auto& [name, type, xxh64] = tensors_.at(tensor);
   const SafetensorsEntry* const found = files_.find(name);
-  require(found != nullptr, ExitCode::data, folder_.string(), ": lacks ", name, ", which ", kProof, " names");
+  const std::string there = type_text(file_dtype_name(found->dtype), found->shape);
+  require(there == type, ExitCode::data, folder_.string(), ": ", name, " is not what was exported: it is ", there, ", and was ", type);
   StreamHash hash;
   std::vector<std::byte> slab;
   for (int64_t at = 0; at < found->bytes(); at += kSlabBytes) {
@@ -87,8 +105,7 @@ void ExportProof::verify(size_t tensor) {
     files_.read(*found, at, slab);
     hash.update(slab);
   }
-  require(hash.finish().text() == entry["xxh64"].get<std::string>(), ExitCode::data, folder_.string(), ": ", name,
-          " is not what was exported: its hash differs");
+  require(hash.finish().text() == xxh64, ExitCode::data, folder_.string(), ": ", name, " is not what was exported: its hash differs");
 }
 
 }  // namespace mantissa

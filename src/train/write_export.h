@@ -31,17 +31,21 @@ struct ExportHead {
 ExportedModel write_export(const ExportedWeights& exported, ForwardReader& weights, const ExportHead& head,
                            const std::filesystem::path& output, const std::function<void(const std::filesystem::path&)>& read_back);
 
-// The mantissa.json of a folder, and the tensors that it speaks of. Throws what verify_export() does.
+// A tensor as the mantissa.json of a folder has it.
+struct ProvenTensor {
+  std::string name, type, xxh64;  // type: "BF16 [259, 64]"
+};
+
+// The tensors of a folder, which are those that its mantissa.json names, each once. Throws what verify_export() does.
 class ExportProof {
  public:
   explicit ExportProof(const std::filesystem::path& folder);
-  size_t tensors() const { return proof_["tensors"].size(); }
-  void verify(size_t tensor);
-  void require_no_others() const;
+  size_t tensors() const { return tensors_.size(); }
+  void verify(size_t tensor);  // its type, shape and bytes
 
  private:
   std::filesystem::path folder_;
-  nlohmann::json proof_;
+  std::vector<ProvenTensor> tensors_;
   SafetensorsFolder files_;
 };
 

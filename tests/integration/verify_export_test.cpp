@@ -1,0 +1,188 @@
+// That an export is what it says: what is read back when it is written, and `mantissa verify`.
+#include "exports.h"
+#include "process.h"
+#include "reliability/fault_injection.h"
+
+namespace mantissa::test {
+namespace {
+
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+const std::string kDown = "model.layers.1.mlp.down_proj.weight";
+
+class Verify : public ExportTest {
+ protected:
+  ~Verify() override { disarm_fault(); }
+  std::vector<std::string> quantised() const {
+    std::vector<std::string> sets = kShape;
+    sets.insert(sets.end(),
+                {"precision.dtype=bf16", "precision.recipe=mxfp8", R"(precision.rules=[{"match": "layers.0.*", "recipe": "mxfp4_qat"}])"});
+    return sets;
+  }
+};
+
+// Also where every byte is as it was.
+TEST_F(Verify, KnowsNamesTypesAndShapes) {
+  run("run", kShape);
+  export_to(checkpoint("run", 3), "out");
+  const FamilyFolder folder(path("out"));
+  const std::string proof = read_file(path("out/mantissa.json")), name = "model.layers.1.mlp.down_proj.weight", norm = "model.norm.weight";
+  const auto problem = [&](const FamilyFolder& changed, const std::string& list) {
+    changed.write(path("out"));
+    write_file(path("out/mantissa.json"), list);
+    const Error error = error_of([&] { verify_export(path("out")); });
+    EXPECT_EQ(error.code(), ExitCode::data) << error.what();
+    return std::string(error.what());
+  };
+  EXPECT_THAT(problem(folder.as(name, FileDtype::f32, {96, 64}), proof),
+              HasSubstr(name + " is not what was exported: it is F32 [96, 64], and was F32 [64, 96]"));
+  EXPECT_THAT(problem(folder.as(norm, FileDtype::i32, {64}), proof),
+              HasSubstr(norm + " is not what was exported: it is I32 [64], and was F32"));
+  EXPECT_THAT(problem(folder.without(norm), proof), HasSubstr("lacks " + norm + ", which mantissa.json names"));
+  EXPECT_THAT(problem(folder.copy(norm, "model.norm2.weight"), proof),
+              HasSubstr("holds model.norm2.weight, which mantissa.json does not name"));
+  const auto with = [&](const auto& change) {
+    auto json = nlohmann::json::parse(proof);
+    change(json["tensors"]);
+    return json.dump();
+  };
+  EXPECT_THAT(problem(folder, with([](auto& tensors) { tensors.push_back(tensors[3]); })), HasSubstr(" twice"));
+  EXPECT_THAT(problem(folder, with([](auto& tensors) { tensors.erase(0); })), HasSubstr(", which mantissa.json does not name"));
+  for (const char* member : {"tensor", "dtype", "shape", "xxh64"}) {
+    for (const nlohmann::json& value : {nlohmann::json(5), nlohmann::json({"64"}), nlohmann::json(nullptr)}) {
+      EXPECT_THAT(problem(folder, with([&](auto& tensors) { tensors[1][member] = value; })),
+                  HasSubstr("tensors must have tensor, dtype, shape and xxh64"))
+          << member << value;
+    }
+  }
+  folder.write(path("out"));
+  write_file(path("out/mantissa.json"), proof);
+  EXPECT_EQ(verify_export(path("out")), static_cast<int64_t>(folder.names().size()));
+}
+
+TEST_F(Verify, TheCommandTellsDamageFromAnotherModel) {
+  run("run", quantised());
+  export_to(checkpoint("run", 3), "out");
+  const std::string out = path("out"), run = run_folder("run");
+  const auto verify = [&](const std::vector<std::string>& arguments, int code, const std::string& what) {
+    std::vector<std::string> all = {"verify"};
+    all.insert(all.end(), arguments.begin(), arguments.end());
+    const ProcessResult result = run_mantissa(all, folder_.path());
+    EXPECT_EQ(result.exit_code, code) << result.output << result.errors;
+    EXPECT_THAT(result.output + result.errors, HasSubstr(what));
+  };
+  verify({out}, 0, out + ": intact: 25 tensors as exported");
+  verify({out, "--against", run}, 0, out + ": 0 values differ in 25 tensors from what forward multiplies by in " + checkpoint("run", 3));
+  verify({run, "--against", run}, 2, "is no export");
+
+  const FamilyFolder folder(out);
+  folder.flip(kDown, 2 * 7, 0x40).write(out);
+  verify({out}, 4, kDown + " is not what was exported: its hash differs");
+  verify({out, "--against", run}, 1, kDown + "[0, 7] is ");
+  folder.write(out);
+  const std::string proof = read_file(out + "/mantissa.json");
+  std::filesystem::remove(out + "/mantissa.json");
+  verify({out}, 2, "mantissa.json: there is none");
+  auto config = nlohmann::json::parse(read_file(out + "/config.json"));
+  config["rope_theta"] = 77.0;
+  write_file(out + "/config.json", config.dump());
+  verify({out, "--against", run}, 1, "model.rope_theta: 10000 in the checkpoint, 77 here");
+}
+
+// A zero has a sign, but where forward has none.
+TEST_F(Verify, SignsOfZerosAreComparedWhereForwardHasThem) {
+  run("run", quantised());
+  export_to(checkpoint("run", 3), "out");
+  const FamilyFolder out(path("out"));
+  const std::string up = "model.layers.0.mlp.up_proj.weight";  // of MXFP4
+  const std::vector<float> values = out.values(up);
+  const auto zero = static_cast<size_t>(std::ranges::find(values, 0.0F) - values.begin());
+  ASSERT_LT(zero, values.size());
+  out.flip(up, zero * 2 + 1, static_cast<char>(0x80)).write(path("flipped"));
+  EXPECT_EQ(difference("flipped", checkpoint("run", 3)), std::nullopt);
+
+  const FamilyFolder random(path("random"), "llama", "BF16");
+  const FamilyFolder zeros = random.flip(up, 6, random.bytes(up)[6]).flip(up, 7, random.bytes(up)[7]);
+  zeros.write(path("zeros"));
+  import_model(path("zeros"), path("in"));
+  EXPECT_EQ(difference("zeros", path("in")), std::nullopt);
+  zeros.flip(up, 7, static_cast<char>(0x80)).write(path("zeros"));
+  EXPECT_THAT(difference("zeros", path("in")).value_or(""), HasSubstr(up + "[0, 3] is -0, forward multiplies by 0"));
+}
+
+TEST_F(Verify, MantissaJsonSaysWhatEachTensorWasMadeFrom) {
+  run("run", quantised());
+  const std::string saved = checkpoint("run", 3);
+  export_to(saved, "out");
+  const auto proof = nlohmann::json::parse(read_file(path("out/mantissa.json")));
+  EXPECT_EQ(proof["checkpoint"], nlohmann::json({{"step", 3}, {"manifest", CheckpointReader(saved).hash()}}));
+  EXPECT_THAT(proof["tensors"], SizeIs(25));
+  EXPECT_THAT(proof["tensors"], Each(::testing::ResultOf([](const auto& tensor) { return tensor.size(); }, ::testing::AnyOf(6U, 8U))));
+  const auto entry = [&](const std::string& name) {
+    for (nlohmann::json tensor : proof["tensors"]) {
+      if (tensor["tensor"] != name) continue;
+      tensor.erase("xxh64");
+      return tensor;
+    }
+    return nlohmann::json();
+  };
+  EXPECT_EQ(entry("model.layers.0.self_attn.k_proj.weight"), nlohmann::json({{"tensor", "model.layers.0.self_attn.k_proj.weight"},
+                                                                             {"module", "layers.0.attn.qkv"},
+                                                                             {"dtype", "BF16"},
+                                                                             {"shape", {32, 64}},
+                                                                             {"format", "e2m1"},
+                                                                             {"block", {1, 32}},
+                                                                             {"rule", "flashinfer"}}));
+  EXPECT_EQ(entry(kDown), nlohmann::json({{"tensor", kDown},
+                                          {"module", "layers.1.mlp.down"},
+                                          {"dtype", "BF16"},
+                                          {"shape", {64, 96}},
+                                          {"format", "e4m3"},
+                                          {"block", {32, 32}},
+                                          {"rule", "rceil"}}));
+  EXPECT_EQ(
+      entry("model.norm.weight"),
+      nlohmann::json({{"tensor", "model.norm.weight"}, {"module", "final_norm"}, {"dtype", "BF16"}, {"shape", {64}}, {"format", nullptr}}));
+}
+
+// More elements than are read and converted at once, and more bytes than are hashed at once.
+TEST_F(Verify, ALargeTensorIsWholeAndHashedToTheEnd) {
+  const FamilyFolder original(path("large"), "qwen3", "BF16", {{"vocab_size", 70000}, {"hidden_size", 32}, {"num_hidden_layers", 1}});
+  import_model(path("large"), path("in"));
+  export_to(path("in"), "out");
+  EXPECT_EQ(all_bytes("out"), all_bytes("large"));
+  const FamilyFolder out(path("out"));
+  const std::string embed = "model.embed_tokens.weight";
+  out.flip(embed, out.bytes(embed).size() - 1, 1).write(path("out"));
+  EXPECT_THAT(error_of([&] { verify_export(path("out")); }).what(), HasSubstr(embed + " is not what was exported"));
+  EXPECT_THAT(difference("out", path("in")).value_or(""), HasSubstr(embed + "[69999, 31] is "));
+}
+
+// Between its writing and its reading back.
+TEST_F(Verify, AByteThatChangesOnTheDiskIsFoundBeforeTheFolderHasItsName) {
+  run("run", quantised());
+  CheckpointReader reader(checkpoint("run", 3));
+  bool flipped = false;
+  const auto flip = [&] {
+    for (const auto& entry : std::filesystem::directory_iterator(folder_.path())) {
+      const std::string file = entry.path() / "model.safetensors";
+      if (!std::filesystem::exists(file)) continue;
+      std::string bytes = read_file(file);
+      bytes.back() = static_cast<char>(bytes.back() ^ 1);
+      write_file(file, bytes);
+      flipped = true;
+    }
+  };
+  arm_fault({.kind = Fault::other, .at = 1, .only = "open", .path = "mantissa.json", .action = flip});
+  const Error error = error_of([&] { export_model(reader, path("out"), {}); });
+  EXPECT_TRUE(disarm_fault() && flipped);
+  EXPECT_EQ(error.code(), ExitCode::storage);
+  EXPECT_THAT(error.what(), HasSubstr("what was written is not what was to be: "));
+  for (const auto& entry : std::filesystem::directory_iterator(folder_.path()))
+    EXPECT_THAT(entry.path().filename().string(), ::testing::AnyOf("runs", "text.txt"));
+}
+
+}  // namespace
+}  // namespace mantissa::test
