@@ -232,7 +232,7 @@ LoadedModel load_family(const fs::path& folder, const TensorRanks& ranks, std::o
       read_part(weights, part, master);
       parameters.store(part, master);
       const std::string bad = nonfinite_weight(part, master);
-      require(bad.empty(), ExitCode::numerical, folder.string(), ": ", bad, ": weights must be finite");
+      require(bad.empty(), ExitCode::data, folder.string(), ": ", bad, ": weights must be finite");
     }
   });
   return loaded;

@@ -47,7 +47,12 @@ TEST_P(Packed, CodesAreThoseOfForward) {
     for (const std::string& packed : {path(name + " in"), path(name)}) EXPECT_EQ(logits_of(packed), logits_of(saved)) << packed;
   }
   const std::string scales = "model.layers.1.mlp.down_proj.weight_scale";
-  FamilyFolder(path("compressed-tensors")).flip(scales, 3 + 2, 1).write(path("compressed-tensors"));
+  const FamilyFolder packed(path("compressed-tensors"));
+  packed.flip(scales, 1, static_cast<char>(~packed.bytes(scales)[1])).write(path("nan"));  // a scale of 255 is NaN
+  EXPECT_EQ(import_error("nan").code(), ExitCode::data);
+  EXPECT_EQ(test::error_of([&] { load_model(path("nan")); }).code(), ExitCode::data);
+  EXPECT_THAT(difference("nan", saved).value_or(""), HasSubstr("model.layers.1.mlp.down_proj.weight[0, 32] is "));
+  packed.flip(scales, 3 + 2, 1).write(path("compressed-tensors"));
   EXPECT_THAT(difference("compressed-tensors", saved).value_or(""), HasSubstr("model.layers.1.mlp.down_proj.weight[1, 64] is "));
 }
 
