@@ -12,7 +12,8 @@ namespace mantissa::tools {
 namespace {
 
 struct ExportArguments {
-  std::string checkpoint, output, weights = "dequantized", convention = "compressed-tensors", dtype = "auto";
+  std::string checkpoint, output, weights = "dequantized", dtype = "auto";
+  std::optional<std::string> convention;
 };
 
 // The parser has refused all other names.
@@ -26,11 +27,14 @@ Enum chosen(const std::string& name) {
 
 ExitCode run_export(const ExportArguments& arguments) {
   open_log({.level = LogLevel::warning, .console = true, .file = {}});
+  ExportOptions options{.weights = chosen<ExportWeights>(arguments.weights), .dtype = chosen<ExportDtype>(arguments.dtype)};
+  if (arguments.convention) {
+    require(options.weights == ExportWeights::packed, ExitCode::usage,
+            "--convention is of packed weights, and these are dequantized: drop it, or add --weights packed");
+    options.convention = chosen<Convention>(*arguments.convention);
+  }
   CheckpointReader reader = open_checkpoint(arguments.checkpoint);
-  const ExportedModel done = export_model(reader, arguments.output,
-                                          {.weights = chosen<ExportWeights>(arguments.weights),
-                                           .convention = chosen<Convention>(arguments.convention),
-                                           .dtype = chosen<ExportDtype>(arguments.dtype)});
+  const ExportedModel done = export_model(reader, arguments.output, options);
   std::cout << printable(arguments.output) << ": " << family_name(done.family) << " of step " << reader.manifest().step << ", "
             << count_text(done.tensors, "tensor") << ", " << done.bytes << " bytes; read back and equal to what forward multiplies by\n";
   return ExitCode::ok;
@@ -54,7 +58,7 @@ Command export_command() {
                        .choices = choice_names<ExportWeights>()},
                       {.name = "--convention",
                        .target = &arguments->convention,
-                       .description = "of packed weights: how a server expects them",
+                       .description = "of packed weights: how a server expects them; compressed-tensors unless given",
                        .choices = choice_names<Convention>()},
                       {.name = "--dtype",
                        .target = &arguments->dtype,

@@ -68,6 +68,8 @@ void for_slabs(const FamilyTensor& tensor, const std::function<void(const RowRun
 ExportedWeights::ExportedWeights(const ForwardTypes& types, const ModelConfig& model, const ExportOptions& options,
                                  std::set<std::string> narrow)
     : types_(types), options_(options), family_(family_of(model)), tensors_(family_tensors(family_, model)), narrow_(std::move(narrow)) {
+  require(options.weights == ExportWeights::packed || options.convention == Convention::compressed_tensors, ExitCode::usage, "convention ",
+          choice_name(options.convention), " is of packed weights, and these are dequantized: drop it, or take weights packed");
   if (options.weights == ExportWeights::packed) find_modules();
   for (const FamilyTensor& tensor : tensors_) {
     if (!packs(tensor)) {
@@ -147,6 +149,8 @@ std::string ExportedWeights::quantization() const {
       require(scheme || name.find(".experts.") == std::string::npos, ExitCode::usage, name,
               " is in high precision, and gpt-oss has MXFP4 in all layers or none: take dequantized weights");
     }
+    require(options_.convention == Convention::compressed_tensors, ExitCode::usage, "convention ", choice_name(options_.convention),
+            ": gpt-oss has a form of its own, blocks and scales: drop the convention");
     return mxfp4_config();
   }
   return any ? quantization_config(modules_, options_.convention) : "";

@@ -209,6 +209,12 @@ TEST_F(CommandsTest, MistakesGiveTheirCodes) {
   EXPECT_EQ(mantissa({"generate", run, "--top-p", "0"}).exit_code, 2);
   EXPECT_EQ(mantissa({"generate", run, "--prompt", ""}).exit_code, 2);
   EXPECT_EQ(mantissa({"train", "run.json"}).exit_code, 2) << "the folder is in use";
+  for (const char* convention : {"compressed-tensors", "sglang"}) {
+    const auto ignored = mantissa({"export", run, "--output", "out", "--convention", convention});
+    EXPECT_EQ(ignored.exit_code, 2);
+    EXPECT_THAT(ignored.errors,
+                HasSubstr("--convention is of packed weights, and these are dequantized: drop it, or add --weights packed"));
+  }
   std::filesystem::resize_file(shard, std::filesystem::file_size(shard) - 1);
   EXPECT_EQ(mantissa({"generate", run + "/checkpoints/step-00000020"}).exit_code, 4);
   EXPECT_EQ(mantissa({"generate", run}).exit_code, 4) << "no valid one is left";

@@ -97,6 +97,10 @@ TEST_F(Exports, ExpertsOfGptOssArePackedInItsOwnBlocks) {
   // Row 5 of expert 2 is up's third: values 2 and 3 of its second block, of 16 bytes.
   FamilyFolder(path("packed")).flip(blocks, ((2 * 192 + 5) * 2 + 1) * 16 + 1, 0x11).write(path("packed"));
   EXPECT_THAT(difference("packed", saved).value_or(""), HasSubstr("model.layers.1.mlp.experts.gate_up_proj[2, 34, 5] is "));
+  const Error own = test::error_of([&] { pack_to(saved, "refused", Convention::sglang); });
+  EXPECT_EQ(own.code(), ExitCode::usage);
+  EXPECT_THAT(own.what(), HasSubstr("convention sglang: gpt-oss has a form of its own, blocks and scales: drop the convention"));
+  EXPECT_FALSE(std::filesystem::exists(path("refused")));
   sets.back() = R"(precision.rules=[{"match": "layers.1.moe.experts.*", "recipe": "mxfp4_qat"}])";
   run("half", sets);
   EXPECT_THAT(test::error_of([&] { pack_to(checkpoint("half", 3), "refused"); }).what(),

@@ -26,7 +26,7 @@ struct ExportOptions {
 
   void fields(auto& v) {
     v("weights", weights, "dequantized: values; packed: codes and scales of what the plan quantises");
-    v("convention", convention, "of packed weights: how a server expects them");
+    v("convention", convention, "of packed weights: how a server expects them; gpt-oss has a form of its own");
     v("dtype", dtype, "of values; auto: the narrowest that holds each tensor exactly");
   }
 };
