@@ -52,6 +52,7 @@ Problems expert_problems(const MoeConfig& moe, bool qwen) {
   one(moe.score == RouterScore::softmax, "score: the family has softmax");
   one(moe.n_group == 1, "n_group: the family chooses among all experts");
   one(moe.routed_scaling_factor == 1.0, "routed_scaling_factor: the family has none");
+  one(!moe.force_balance, "force_balance: the family chooses by scores");
   one(moe.shared_intermediate_size == 0, "shared_intermediate_size: the family has no shared experts");
   if (qwen) return problems;
   one(divides(moe), "norm_topk_prob: Mixtral has true, and without model.qk_norm there is only Mixtral");

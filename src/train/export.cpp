@@ -4,8 +4,10 @@
 #include <bit>
 #include <nlohmann/json.hpp>
 
+#include "mantissa/base/log.h"
 #include "mantissa/train/checkpoint.h"
 #include "train/config_differences.h"
+#include "train/export_files.h"
 #include "train/write_export.h"
 
 namespace mantissa {
@@ -63,6 +65,7 @@ ExportedModel export_model(CheckpointReader& reader, const fs::path& output, con
   const ExportedWeights exported(weights, saved.config.model, options, narrow_tensors(reader));
   const std::vector<CarriedFile> files = carried_files(reader);
   const std::optional<Tokenizer> tokenizer = saved_tokenizer(reader);
+  for (const std::string& warning : export_warnings(saved.config.model, own_tokenizer(files, tokenizer))) log_warning(warning);
   const ExportHead head{.model = saved.config.model,
                         .options = options,
                         .files = files,
@@ -74,6 +77,19 @@ ExportedModel export_model(CheckpointReader& reader, const fs::path& output, con
     const std::optional<std::string> difference = export_difference(written, weights);
     require(!difference, ExitCode::storage, output.string(), ": what was written is not what was to be: ", difference.value_or(""));
   });
+}
+
+std::vector<std::string> export_warnings(const ModelConfig& model, const std::optional<Tokenizer>& tokenizer) {
+  std::vector<std::string> warnings;
+  if (model.moe && model.moe->capacity_factor)
+    warnings.emplace_back("model.moe.capacity_factor: training dropped choices, a server drops none, as eval does");
+  if (model.moe && !model.moe->dense_layers.empty())
+    warnings.emplace_back(
+        "model.moe.dense_layers: layers without experts among others are read by transformers and vLLM only, not by llama.cpp");
+  if (tokenizer)
+    warnings.emplace_back(
+        "tokenizer.json: llama.cpp knows tokenizers by their pieces of a certain text, and refuses this one, which has no merges");
+  return warnings;
 }
 
 std::vector<std::string> export_model_differences(const FamilyWeights& folder, const ModelConfig& model) {

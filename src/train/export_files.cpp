@@ -1,5 +1,6 @@
 #include "train/export_files.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "mantissa/base/file.h"
@@ -63,16 +64,19 @@ SpecialTokens special_tokens(const std::vector<CarriedFile>& files) {
   return {};
 }
 
+std::optional<Tokenizer> own_tokenizer(const std::vector<CarriedFile>& files, const std::optional<Tokenizer>& tokenizer) {
+  const bool carried = std::ranges::any_of(files, [](const CarriedFile& file) { return file.name.starts_with("tokenizer"); });
+  return carried ? std::nullopt : tokenizer;
+}
+
 void write_model_files(const std::vector<CarriedFile>& files, const std::optional<Tokenizer>& tokenizer,
                        const std::filesystem::path& folder) {
-  bool has_tokenizer = false;
   for (const CarriedFile& file : files) {
-    if (file.name == "config.json") continue;
-    has_tokenizer = has_tokenizer || file.name.starts_with("tokenizer");
-    write_export_file(folder, file.name, file.bytes);
+    if (file.name != "config.json") write_export_file(folder, file.name, file.bytes);
   }
-  if (has_tokenizer || !tokenizer) return;
-  write_export_file(folder, "tokenizer.json", tokenizer_json(*tokenizer).dump(1) + "\n");
+  const std::optional<Tokenizer> own = own_tokenizer(files, tokenizer);
+  if (!own) return;
+  write_export_file(folder, "tokenizer.json", tokenizer_json(*own).dump(1) + "\n");
   const ordered_json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}, {"clean_up_tokenization_spaces", false}};
   write_export_file(folder, "tokenizer_config.json", config.dump(1) + "\n");
 }

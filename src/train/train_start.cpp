@@ -2,7 +2,9 @@
 
 #include "mantissa/base/log.h"
 #include "mantissa/base/parallel.h"
+#include "mantissa/train/export.h"
 #include "mantissa/train/run_folder.h"
+#include "train/export_files.h"
 #include "train/run.h"
 
 namespace mantissa {
@@ -108,6 +110,10 @@ void open_folder(Run& run, const std::vector<std::string>& arguments) {
                          .threads = num_threads()};
   if (run.events.started) run.events.started(event);
   for (const std::string& warning : run.plan.warnings()) log_warning(warning);
+  if (run.config.checkpoint.exported) {
+    const std::vector<std::string> warnings = export_warnings(run.config.model, own_tokenizer(run.files, run.data.tokenizer));
+    for (const std::string& warning : warnings) log_warning("checkpoint.export: ", warning);
+  }
   run.metrics->write(event);
 }
 

@@ -84,6 +84,11 @@ const std::vector<Broken> kBrokenConfigs = {
      {"checkpoint.export: no model of Hugging Face has these options", "model.position must be learned", "c.json:2:54"}},
     {R"("precision": {"recipe": "mxfp4_qat"}, "checkpoint": {"export": {"weights": "packed", "convention": "sglang"}})",
      {"checkpoint.export: ", "take the convention compressed-tensors"}},
+    {R"("checkpoint": {"export": {"convention": "modelopt"}})",
+     {"checkpoint.export: convention modelopt is of packed weights, and these are dequantized: drop it, or take weights packed",
+      "c.json:2:26"}},
+    {R"("model": {"moe": {"force_balance": true}}, "checkpoint": {"export": {}})",
+     {"model.moe.force_balance: the family chooses by scores"}},
     {R"("precision": {"dtype": "fp32"}, "checkpoint": {"export": {"dtype": "bf16"}})",
      {"checkpoint.export.dtype: bf16 does not hold embed, which computes in fp32: take auto or fp32", "c.json:2:68"}},
     // Files.

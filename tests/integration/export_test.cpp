@@ -1,5 +1,6 @@
 // Models of Hugging Face's form in and out: every byte of what training never touched, and of what it did the values of forward.
 #include "exports.h"
+#include "mantissa/base/log.h"
 #include "mantissa/io/checkpoint_diff.h"
 #include "train/config_differences.h"
 
@@ -9,7 +10,9 @@ namespace {
 using test::FamilyFolder;
 using test::kShape;
 using test::Trained;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class Exports : public test::ExportTest {};
 
@@ -194,6 +197,36 @@ TEST_F(Exports, ATokenizerOfCharactersIsWritten) {
   const auto tokenizer = nlohmann::json::parse(test::read_file(path("out/tokenizer.json")));
   EXPECT_EQ(tokenizer["model"]["vocab"], nlohmann::json({{"a", 0}, {"b", 1}, {"c", 2}, {"d", 3}, {"e", 4}, {"f", 5}, {"g", 6}, {"h", 7}}));
   EXPECT_EQ(tokenizer["model"]["merges"], nlohmann::json::array());
+}
+
+// When it is written, and when a run begins that will write some.
+TEST_F(Exports, WhatOnlySomeProgramsReadIsALineInTheLog) {
+  const auto logged = [&](const auto& body) {
+    const std::string name = path(text("log ", ++runs_));
+    open_log({.console = false, .file = name});
+    body();
+    close_log();
+    return test::read_file(name);
+  };
+  const std::string moe = R"(model.moe={"num_experts": 2, "num_experts_per_tok": 1, "norm_topk_prob": true, "intermediate_size": 32, )";
+  std::vector<std::string> sets = kShape;
+  sets.insert(sets.end(), {moe + R"("dense_layers": [1], "capacity_factor": 2})", "training.steps=1"});
+  const std::string dropping = "model.moe.capacity_factor: ", mixed = "model.moe.dense_layers: ", merges = "tokenizer.json: llama.cpp ";
+  const std::string first = logged([&] { run("mixed", sets); });
+  sets.emplace_back("checkpoint.export={}");
+  const std::string beside = logged([&] { run("beside", sets); });
+  const std::string here = logged([&] { export_to(checkpoint("mixed", 1), "out"); });
+  for (const std::string& warning : {dropping, mixed, merges}) {
+    EXPECT_THAT(first, Not(HasSubstr(warning)));
+    EXPECT_THAT(beside, HasSubstr("checkpoint.export: " + warning));
+    EXPECT_THAT(here, HasSubstr(warning));
+  }
+  import_model(path("out"), path("in"));  // whose tokenizer may be anybody's
+  sets = kShape;
+  sets.insert(sets.end(), {moe + R"("dense_layers": []})", "training.steps=1"});
+  run("all", sets);
+  EXPECT_THAT(logged([&] { export_to(path("in"), "again"); }), AllOf(HasSubstr(mixed), Not(HasSubstr(merges)), Not(HasSubstr(dropping))));
+  EXPECT_THAT(logged([&] { export_to(checkpoint("all", 1), "all out"); }), AllOf(HasSubstr(merges), Not(HasSubstr(mixed))));
 }
 
 // A run that starts from a model has its mathematics, or says where not.

@@ -5,7 +5,9 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "mantissa/data/tokenizer.h"
 #include "mantissa/io/checkpoint_reader.h"
 #include "mantissa/models/hugging_face.h"
 #include "mantissa/train/export_options.h"
@@ -25,6 +27,9 @@ struct ExportedModel {
 // with the name of the module, Error(data) for a damaged checkpoint
 // and for values that are NaN or Inf, Error(storage).
 ExportedModel export_model(CheckpointReader& reader, const std::filesystem::path& output, const ExportOptions& options);
+
+// What of a model only some programs read, or none does as training did. tokenizer: one that an export writes itself.
+std::vector<std::string> export_warnings(const ModelConfig& model, const std::optional<Tokenizer>& tokenizer);
 
 // In what a folder's model computes otherwise than a checkpoint's: "model.rope_theta: 10000 in the checkpoint, 500 here"; nothing if it is
 // the same.
