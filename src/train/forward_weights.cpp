@@ -4,6 +4,7 @@
 
 #include "mantissa/backend/functions.h"
 #include "mantissa/models/model_shape.h"
+#include "mantissa/tensor/nonfinite.h"
 
 namespace mantissa {
 namespace {
@@ -66,7 +67,10 @@ ForwardWeights::Blocks ForwardWeights::blocks(const std::string& parameter, int6
     return {.codes = imported_codes(parameter, begin, end), .first = begin};
   const int64_t first = begin / how.block_rows * how.block_rows;
   const int64_t last = std::min(shapes_.at(parameter)[0], (end + how.block_rows - 1) / how.block_rows * how.block_rows);
-  return {.codes = mantissa::quantized(converted(values(parameter, first, last), Dtype::bf16), how), .first = first};
+  const Tensor rounded = converted(values(parameter, first, last), Dtype::bf16);
+  const int64_t bad = first_nonfinite(Dtype::bf16, host_memory(rounded)), columns = rounded.dim(1);
+  require(bad < 0, ExitCode::data, source_.where(), ": ", parameter, "[", first + bad / columns, ", ", bad % columns, "] is NaN or Inf");
+  return {.codes = mantissa::quantized(rounded, how), .first = first};
 }
 
 void ForwardWeights::read(const std::string& parameter, int64_t begin, int64_t end, std::span<float> out) {

@@ -7,6 +7,7 @@
 
 #include "mantissa/base/hash.h"
 #include "mantissa/train/estimate.h"
+#include "mantissa/train/export.h"
 #include "mantissa/train/generate.h"
 #include "training.h"
 
@@ -15,6 +16,8 @@ namespace {
 
 using nlohmann::json;
 using test::error_of;
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 class LoadedWeights : public test::TrainingTest {
@@ -89,6 +92,14 @@ TEST_F(LoadedWeights, NanOrInfInAnyWeightEndsEveryLoadAndNamesTheFirstElement) {
     for (const Error& error : errors_of_loading("run", "mxfp4_qat")) {
       EXPECT_EQ(error.code(), ExitCode::numerical) << error.what();
       EXPECT_THAT(error.what(), HasSubstr(checkpoint("run", 4) + ": " + spoilt.message));
+    }
+    for (const ExportWeights weights : {ExportWeights::dequantized, ExportWeights::packed}) {
+      CheckpointReader reader(checkpoint("run", 4));
+      const Error error = error_of([&] { export_model(reader, folder_ / "out", {.weights = weights}); });
+      EXPECT_EQ(error.code(), ExitCode::data);
+      EXPECT_THAT(error.what(),
+                  AllOf(HasSubstr(checkpoint("run", 4) + ": "), ContainsRegex("5\\] is (nan|-inf: not exported|NaN or Inf)")));
+      EXPECT_FALSE(std::filesystem::exists(folder_ / "out"));
     }
   }
 }
