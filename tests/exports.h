@@ -16,7 +16,7 @@
 
 namespace mantissa::test {
 
-// Sizes that no tile of 32 rows divides inside q, k and v.
+// Heads that are no power of two, and of another size than hidden_size gives them.
 inline const std::vector<std::string> kShape = {
     "model.hidden_size=64", "model.intermediate_size=96", "model.num_attention_heads=3",     "model.num_key_value_heads=1",
     "model.head_dim=32",    "training.steps=3",           "model.max_position_embeddings=16"};

@@ -199,6 +199,40 @@ TEST_F(Exports, ATokenizerOfCharactersIsWritten) {
   EXPECT_EQ(tokenizer["model"]["merges"], nlohmann::json::array());
 }
 
+// A byte tokenizer's tokens are named as GPT-2's are.
+TEST_F(Exports, ATokenizerOfBytesIsWritten) {
+  std::vector<std::string> sets = kShape;
+  sets.insert(sets.end(), {"data.tokenizer=byte", "training.steps=1"});
+  run("run", sets);
+  export_to(checkpoint("run", 1), "out");
+  const auto vocab = nlohmann::json::parse(test::read_file(path("out/tokenizer.json")))["model"]["vocab"];
+  EXPECT_EQ(vocab.size(), 256U);
+  const std::map<std::string, int> letters = {{"!", 33},       {"~", 126},      {"\u00a1", 161}, {"\u00ac", 172},
+                                              {"\u00ae", 174}, {"\u00ff", 255}, {"\u0100", 0},   {"\u0120", 32},
+                                              {"\u0121", 127}, {"\u0142", 160}, {"\u0143", 173}};
+  for (const auto& [letter, byte] : letters) EXPECT_EQ(vocab.value(letter, -1), byte) << byte;
+  EXPECT_EQ(nlohmann::json::parse(test::read_file(path("out/tokenizer_config.json")))["tokenizer_class"], "PreTrainedTokenizerFast");
+}
+
+// Also where vectors, or the values that codes stand for, are of another.
+TEST_F(Exports, TheTypeOfAModelIsThatOfItsMatrices) {
+  const auto type = [&](const std::string& folder) {
+    return nlohmann::json::parse(test::read_file(path(folder + "/config.json")))["torch_dtype"].get<std::string>();
+  };
+  FamilyFolder(path("model"), "llama", "F32").without("model.norm.weight").with("model.norm.weight", {96}).write(path("model"));
+  import_model(path("model"), path("in"));
+  export_to(path("in"), "out");
+  EXPECT_EQ(FamilyFolder(path("out")).dtype("model.norm.weight"), FileDtype::bf16);
+  EXPECT_EQ(type("out"), "float32");
+  std::vector<std::string> sets = kShape;
+  sets.emplace_back("precision.recipe=mxfp8");
+  run("run", sets);
+  export_to(checkpoint("run", 3), "values");
+  pack_to(checkpoint("run", 3), "packed");
+  EXPECT_EQ(type("values"), "bfloat16");
+  EXPECT_EQ(type("packed"), "bfloat16");
+}
+
 // When it is written, and when a run begins that will write some.
 TEST_F(Exports, WhatOnlySomeProgramsReadIsALineInTheLog) {
   const auto logged = [&](const auto& body) {

@@ -105,9 +105,14 @@ TEST_F(Exports, ExpertsOfGptOssArePackedInItsOwnBlocks) {
   run("half", sets);
   EXPECT_THAT(test::error_of([&] { pack_to(checkpoint("half", 3), "refused"); }).what(),
               HasSubstr("gpt-oss has MXFP4 in all layers or none"));
-  sets.back() = "precision.recipe=mxfp8";
-  run("other", sets);
-  EXPECT_THAT(test::error_of([&] { pack_to(checkpoint("other", 3), "refused"); }).what(), HasSubstr("of gpt-oss only experts are packed"));
+  const std::vector<std::string> others = {"precision.recipe=mxfp8", "precision.recipe=mxfp4_qat",
+                                           R"(precision.rules=[{"match": "layers.*.moe.experts.*", "recipe": "mxfp4_qat_mxfp8_act"}])"};
+  for (const std::string& other : others) {
+    sets.back() = other;
+    const std::string name = text("other ", ++runs_);
+    run(name, sets);
+    EXPECT_THAT(test::error_of([&] { pack_to(checkpoint(name, 3), "refused"); }).what(), HasSubstr("of gpt-oss only experts are packed"));
+  }
 }
 
 // A run that starts from packed weights has their values, in whatever form its plan keeps them, and says what changed.
@@ -218,6 +223,18 @@ TEST_F(Exports, WhatNoServerReadsIsRefusedByModuleAndRule) {
       {"blocks16",
        "packed weights have blocks of 32",
        {"precision.recipe=mine", R"(precision.recipes={"mine": {"base": "mxfp4_qat", "weight_fake_quant": {"block": [1, 16]}}})"}},
+      {"blocks64",
+       "packed weights have blocks of 32",
+       {"precision.recipe=mine", "model.num_attention_heads=2", "model.intermediate_size=128",
+        R"(precision.recipes={"mine": {"base": "mxfp4_qat", "weight_fake_quant": {"block": [1, 64]}}})"}},
+      {"inputs",
+       "its input is e5m2 1x32 rceil, and servers quantise inputs to E4M3 only",
+       {"precision.recipe=mine", R"(precision.recipes={"mine": {"base": "mxfp8", "input": {"format": "e5m2"}}})"}},
+      {"gpt2",
+       "GPT-2 keeps its weights [in, out], where no server reads blocks",
+       {"precision.recipe=mxfp8_weights", "model.norm=layer", "model.norm_bias=true", "model.position=learned",
+        "model.activation=gelu_tanh", "model.attention_bias=all", "model.mlp_bias=true", "model.qk_norm=false",
+        "model.num_attention_heads=2", "model.num_key_value_heads=2"}},
       {"fused",
        "layers.0.moe.experts.gate_up has recipe mxfp8 (precision.rules.0) and layers.0.moe.experts.down has mxfp4_qat (precision.rules.1)",
        {moe,

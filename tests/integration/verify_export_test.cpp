@@ -91,6 +91,36 @@ TEST_F(Verify, TheCommandTellsDamageFromAnotherModel) {
   verify({out, "--against", run}, 1, "model.rope_theta: 10000 in the checkpoint, 77 here");
 }
 
+// Slabs of an export begin and end inside of tiles, of which each has another scale here.
+TEST_F(Verify, RowsInsideOfTilesAreThoseOfTheWhole) {
+  const FamilyFolder random(path("random"), "llama", "BF16");
+  import_model(path("random"), path("in"));
+  CheckpointReader reader(path("in"));
+  RunConfig config = saved_model(reader).config;
+  config.precision.recipe = "mxfp8";
+  const PrecisionPlan plan = resolve_plan(config);
+  CheckpointWeights source(reader);
+  ForwardWeights weights(source, plan);
+  for (const std::string name : {"layers.0.mlp.gate_up.weight", "layers.1.mlp_norm.weight"}) {
+    const int64_t rows = name.find("norm") == std::string::npos ? 320 : 96, columns = rows == 320 ? 96 : 1, begin = 5, end = 45;
+    std::vector<float> all(static_cast<size_t>(rows * columns)), some(static_cast<size_t>((end - begin) * columns));
+    weights.read(name, 0, rows, all);
+    weights.read(name, begin, end, some);
+    EXPECT_TRUE(std::equal(some.begin(), some.end(), all.begin() + begin * columns)) << name;
+    ASSERT_EQ(static_cast<bool>(weights.quantised(name)), columns > 1);
+    if (columns == 1) continue;
+    for (const bool codes : {true, false}) {
+      const auto read = [&](int64_t first, int64_t last) {
+        return codes ? weights.codes(name, first, last) : weights.scales(name, first, last);
+      };
+      const std::vector<std::byte> whole = read(0, rows), part = read(begin, end);
+      const auto width = static_cast<int64_t>(whole.size()) / rows;
+      ASSERT_EQ(std::ssize(part), (end - begin) * width);
+      EXPECT_TRUE(std::equal(part.begin(), part.end(), whole.begin() + begin * width)) << name << codes;
+    }
+  }
+}
+
 // A zero has a sign, but where forward has none.
 TEST_F(Verify, SignsOfZerosAreComparedWhereForwardHasThem) {
   run("run", quantised());
@@ -153,6 +183,7 @@ TEST_F(Verify, ALargeTensorIsWholeAndHashedToTheEnd) {
   import_model(path("large"), path("in"));
   export_to(path("in"), "out");
   EXPECT_EQ(all_bytes("out"), all_bytes("large"));
+  EXPECT_GT(verify_export(path("out")), 0);
   const FamilyFolder out(path("out"));
   const std::string embed = "model.embed_tokens.weight";
   out.flip(embed, out.bytes(embed).size() - 1, 1).write(path("out"));
