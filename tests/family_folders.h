@@ -53,7 +53,7 @@ class FamilyFolder {
     write(path);
   }
   // Written before.
-  explicit FamilyFolder(const std::string& path) : config_(nlohmann::json::parse(read_file(path + "/config.json"))) {
+  explicit FamilyFolder(const std::string& path) : text_(read_file(path + "/config.json")), config_(nlohmann::json::parse(text_)) {
     SafetensorsFolder folder{std::filesystem::path(path)};
     for (const SafetensorsEntry& entry : folder.entries()) {
       Content& tensor = tensors_[entry.name];
@@ -124,8 +124,8 @@ class FamilyFolder {
     SafetensorsWriter writer(path, list);
     for (const SafetensorsTensor& tensor : writer.order()) writer.write(std::as_bytes(std::span(tensors_.at(tensor.name).bytes)));
     writer.finish();
-    write_file(path + "/config.json", config_.dump());
-    write_file(path + "/tokenizer.json", "{\"version\": \"1.0\"}   \n");
+    write_file(path + "/config.json", text_.empty() ? config_.dump() : text_);
+    if (text_.empty()) write_file(path + "/tokenizer.json", "{\"version\": \"1.0\"}   \n");
   }
 
  private:
@@ -151,6 +151,7 @@ class FamilyFolder {
     tensors_[name] = {.dtype = dtype, .shape = std::move(shape), .bytes = std::move(bytes)};
   }
 
+  std::string text_;  // as it was read
   nlohmann::json config_;
   std::map<std::string, Content> tensors_;
 };

@@ -69,7 +69,7 @@ ExitCode verify(const VerifyArguments& arguments) {
 Command verify_command() {
   const auto arguments = std::make_shared<VerifyArguments>();
   return {.name = "verify",
-          .summary = "read and hash every byte of a checkpoint or an export, and make its codes again; damage is exit code 4",
+          .summary = "read and hash every byte of a checkpoint, and make its codes again, or of an export; damage is exit code 4",
           .example = "mantissa verify runs/quickstart/checkpoints/step-00000500\nmantissa verify quickstart-hf --against runs/quickstart",
           .options = {{.name = "PATH",
                        .target = &arguments->path,

@@ -35,6 +35,12 @@ std::string read_record(int fd) {
   return out.substr(0, out.find('\n'));
 }
 
+std::string owner_record(const std::string& job) {
+  return text("host ", host_name(), ", process ", ::getpid(), ", since ", utc_now(), ", job ", job, "\n");
+}
+
+bool of_this_host(const std::string& record) { return record.starts_with("host " + host_name() + ","); }
+
 void write_record(int fd, const std::filesystem::path& path, const std::string& record) {
   const bool written = ::ftruncate(fd, 0) == 0 && ::pwrite(fd, record.data(), record.size(), 0) == static_cast<ssize_t>(record.size());
   if (!written) log_warning(path.string(), ": the owner record could not be written: ", system_message(errno));
@@ -84,8 +90,8 @@ FolderLock::FolderLock(const std::filesystem::path& folder, const std::string& j
   const std::string owner = read_record(fd_);
   if (!owner.empty())
     log_warning(folder.string(), ": taken over from ", owner, ", which did not end properly",
-                owner.starts_with("host " + host_name() + ",") ? "" : "; make sure that it no longer runs there");
-  write_record(fd_, path_, text("host ", host_name(), ", process ", ::getpid(), ", since ", utc_now(), ", job ", job, "\n"));
+                of_this_host(owner) ? "" : "; make sure that it no longer runs there");
+  write_record(fd_, path_, owner_record(job));
 }
 
 FolderLock::FolderLock(FolderLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)) {}
@@ -107,19 +113,27 @@ bool FolderLock::still_ours() const { return has_name(fd_, path_); }
 
 std::optional<OwnerFile> OwnerFile::create(const std::filesystem::path& path) {
   const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
-  require(fd >= 0, ExitCode::storage, path.string(), ": creating the file failed: ", system_message(errno));
+  const bool forbidden = errno == EACCES || errno == EPERM || errno == EROFS || errno == ENOENT;  // ENOENT: of /proc and its like
+  require(fd >= 0, forbidden ? ExitCode::environment : ExitCode::storage, path.string(),
+          ": creating the file failed: ", system_message(errno));
   OwnerFile file(fd, path);
   const int error = lock_error(fd, LOCK_EX);
   if (error != 0 && error != EWOULDBLOCK) file.remove();
   require(error == 0 || error == EWOULDBLOCK, ExitCode::environment, path.string(), ": cannot be locked: ", system_message(error));
-  return error == 0 && has_name(fd, path) ? std::optional(std::move(file)) : std::nullopt;
+  if (error != 0 || !has_name(fd, path)) return {};
+  write_record(fd, path, owner_record("export or import"));
+  return file;
 }
 
 std::optional<OwnerFile> OwnerFile::left_at(const std::filesystem::path& path) {
   const int fd = ::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return {};
   OwnerFile file(fd, path);
-  return lock_error(fd, LOCK_EX) == 0 && has_name(fd, path) ? std::optional(std::move(file)) : std::nullopt;
+  if (lock_error(fd, LOCK_EX) != 0 || !has_name(fd, path)) return {};
+  const std::string owner = read_record(fd);
+  if (owner.empty() || of_this_host(owner)) return file;
+  log_warning(path.string(), ": is of ", owner, "; if it no longer runs there, delete the file and what lies beside it");
+  return {};
 }
 
 OwnerFile::OwnerFile(OwnerFile&& other) noexcept : fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)) {}

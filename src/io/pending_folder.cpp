@@ -1,5 +1,6 @@
 #include "mantissa/io/pending_folder.h"
 
+#include <climits>
 #include <string_view>
 #include <vector>
 
@@ -13,7 +14,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = ".tmp-", kLock = ".lock";
-constexpr size_t kIdLetters = 16;
+constexpr size_t kIdLetters = 16, kAround = kPrefix.size() + 1 + kIdLetters + kLock.size();
 
 fs::path without_slash(const fs::path& path) { return path.has_filename() ? path : path.parent_path(); }
 
@@ -21,11 +22,23 @@ fs::path lock_of(const fs::path& pending) { return pending.string() + std::strin
 
 // NAME of .tmp-NAME-<id>.lock.
 std::optional<std::string> pending_name(const std::string& lock) {
-  const size_t around = kPrefix.size() + 1 + kIdLetters + kLock.size();
-  if (lock.size() <= around || !lock.starts_with(kPrefix) || !lock.ends_with(kLock)) return {};
+  if (lock.size() <= kAround || !lock.starts_with(kPrefix) || !lock.ends_with(kLock)) return {};
   const size_t dash = lock.size() - kLock.size() - kIdLetters - 1;
   if (lock[dash] != '-' || !Hash64::parse(lock.substr(dash + 1, kIdLetters))) return {};
   return lock.substr(kPrefix.size(), dash - kPrefix.size());
+}
+
+// Where the folder is to lie. Throws Error(usage) as the constructor does.
+fs::path checked_target(const fs::path& target) {
+  require(!target.empty(), ExitCode::usage, "\"\" is no name for a folder");
+  const fs::path path = fs::absolute(without_slash(target));
+  require(path.filename().string().size() + kAround <= NAME_MAX, ExitCode::usage, target.string(), ": the name is longer than ",
+          NAME_MAX - kAround, " bytes");
+  std::error_code error;
+  require(!fs::exists(fs::symlink_status(path, error)), ExitCode::usage, target.string(), ": is there already; give a name that is free");
+  require(fs::is_directory(path.parent_path(), error), ExitCode::usage, target.string(), ": there is no folder ",
+          path.parent_path().string());
+  return path;
 }
 
 }  // namespace
@@ -43,14 +56,9 @@ void sweep_pending_folders(const fs::path& folder, const std::optional<std::stri
   }
 }
 
-PendingFolder::PendingFolder(const fs::path& target) : target_(fs::absolute(without_slash(target))) {
+PendingFolder::PendingFolder(const fs::path& target) : target_(checked_target(target)) {
   const std::string name = target_.filename().string();
   sweep_pending_folders(target_.parent_path(), name);
-  std::error_code error;
-  require(!fs::exists(fs::symlink_status(target_, error)), ExitCode::usage, target.string(),
-          ": is there already; give a name that is free");
-  require(fs::is_directory(target_.parent_path(), error), ExitCode::usage, target.string(), ": there is no folder ",
-          target_.parent_path().string());
   while (!owner_) {
     temporary_ = target_.parent_path() / text(kPrefix, name, "-", unique_id());
     owner_ = OwnerFile::create(lock_of(temporary_));

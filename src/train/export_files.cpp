@@ -1,6 +1,7 @@
 #include "train/export_files.h"
 
 #include <algorithm>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "mantissa/base/file.h"
@@ -69,16 +70,15 @@ std::optional<Tokenizer> own_tokenizer(const std::vector<CarriedFile>& files, co
   return carried ? std::nullopt : tokenizer;
 }
 
-void write_model_files(const std::vector<CarriedFile>& files, const std::optional<Tokenizer>& tokenizer,
-                       const std::filesystem::path& folder) {
-  for (const CarriedFile& file : files) {
-    if (file.name != "config.json") write_export_file(folder, file.name, file.bytes);
-  }
+std::vector<CarriedFile> model_files(const std::vector<CarriedFile>& files, const std::optional<Tokenizer>& tokenizer) {
+  std::vector<CarriedFile> out;
+  std::ranges::copy_if(files, std::back_inserter(out), [](const CarriedFile& file) { return file.name != "config.json"; });
   const std::optional<Tokenizer> own = own_tokenizer(files, tokenizer);
-  if (!own) return;
-  write_export_file(folder, "tokenizer.json", tokenizer_json(*own).dump(1) + "\n");
+  if (!own) return out;
   const ordered_json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}, {"clean_up_tokenization_spaces", false}};
-  write_export_file(folder, "tokenizer_config.json", config.dump(1) + "\n");
+  out.push_back({.name = "tokenizer.json", .bytes = tokenizer_json(*own).dump(1) + "\n"});
+  out.push_back({.name = "tokenizer_config.json", .bytes = config.dump(1) + "\n"});
+  return out;
 }
 
 }  // namespace mantissa

@@ -22,8 +22,8 @@ SpecialTokens special_tokens(const std::vector<CarriedFile>& files);
 // The tokenizer of a run, unless an imported one goes along in its place.
 std::optional<Tokenizer> own_tokenizer(const std::vector<CarriedFile>& files, const std::optional<Tokenizer>& tokenizer);
 
-// Those that were imported, byte for byte; else tokenizer.json of a byte or char tokenizer: one token a symbol, no merges.
-void write_model_files(const std::vector<CarriedFile>& files, const std::optional<Tokenizer>& tokenizer,
-                       const std::filesystem::path& folder);
+// Those that were imported, byte for byte and without config.json; else tokenizer.json of a byte or char tokenizer: one token a symbol, no
+// merges.
+std::vector<CarriedFile> model_files(const std::vector<CarriedFile>& files, const std::optional<Tokenizer>& tokenizer);
 
 }  // namespace mantissa

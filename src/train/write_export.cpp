@@ -4,6 +4,7 @@
 #include <set>
 #include <string_view>
 
+#include "io/plain_file_name.h"
 #include "mantissa/base/hash.h"
 #include "mantissa/base/json.h"
 #include "mantissa/base/version.h"
@@ -17,6 +18,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr const char* kProof = "mantissa.json";
+constexpr int kFormatVersion = 1;
 constexpr int64_t kSlabBytes = 2 << 20;
 
 std::string type_text(const std::string& dtype, const std::vector<int64_t>& shape) { return text(dtype, " ", shape_text(shape)); }
@@ -32,28 +34,53 @@ ProvenTensor proven_tensor(const json& entry, const std::string& source) {
           .xxh64 = hash.get<std::string>()};
 }
 
-std::vector<ProvenTensor> read_proof(const fs::path& folder) {
+json read_proof(const fs::path& folder) {
   const std::string source = (folder / kProof).string();
   std::error_code error;
   require(fs::exists(folder / kProof, error), ExitCode::usage, source,
           ": there is none, so nothing says what the weights were; --against CHECKPOINT compares them");
-  const json proof = parse_strict_json(family_file(folder, kProof), source);
-  require(proof.is_object() && proof.contains("tensors") && proof["tensors"].is_array(), ExitCode::data, source,
-          ": tensors must be a list");
+  json proof = parse_strict_json(family_file(folder, kProof), source);
+  require(proof.is_object() && proof.value("format_version", json()) == kFormatVersion, ExitCode::data, source, ": format_version must be ",
+          kFormatVersion);
+  require(proof.value("tensors", json()).is_array(), ExitCode::data, source, ": tensors must be a list");
+  require(proof.value("files", json()).is_object(), ExitCode::data, source, ": files must be an object");
+  return proof;
+}
+
+std::vector<ProvenTensor> proven_tensors(const json& proof, const std::string& source) {
   std::vector<ProvenTensor> tensors;
   for (const json& entry : proof["tensors"]) tensors.push_back(proven_tensor(entry, source));
   return tensors;
 }
 
-void write_files(const ExportedWeights& exported, const ExportHead& head, json tensors, const fs::path& folder) {
-  write_export_file(folder, "config.json",
-                    family_config(head.model, exported.common_dtype(), special_tokens(head.files), exported.quantization()));
+void verify_file(const fs::path& folder, const std::string& name, const json& hash) {
+  const std::string source = (folder / kProof).string();
+  require(is_plain_file_name(name) && hash.is_string(), ExitCode::data, source, ": files must be names of files with hashes");
+  std::error_code error;
+  require(fs::exists(folder / name, error), ExitCode::data, folder.string(), ": lacks ", name, ", which ", kProof, " names");
+  require(xxh64(family_file(folder, name)).text() == hash.get<std::string>(), ExitCode::data, folder.string(), ": ", name,
+          " is not what was exported: its hash differs");
+}
+
+std::vector<CarriedFile> files_beside(const ExportedWeights& exported, const ExportHead& head) {
+  std::vector<CarriedFile> files = model_files(head.files, head.tokenizer);
+  files.push_back({.name = "config.json",
+                   .bytes = family_config(head.model, exported.common_dtype(), special_tokens(head.files), exported.quantization())});
   if (head.options.weights == ExportWeights::packed && head.options.convention == Convention::modelopt)
-    write_export_file(folder, "hf_quant_config.json", modelopt_side_file(exported.modules()));
-  write_model_files(head.files, head.tokenizer, folder);
-  const json proof = {{"format_version", 1},
+    files.push_back({.name = "hf_quant_config.json", .bytes = modelopt_side_file(exported.modules())});
+  return files;
+}
+
+void write_files(const ExportedWeights& exported, const ExportHead& head, json tensors, const fs::path& folder) {
+  json hashes = json::object();
+  for (const CarriedFile& file : files_beside(exported, head)) {
+    write_export_file(folder, file.name, file.bytes);
+    hashes[file.name] = xxh64(file.bytes).text();
+  }
+  const json proof = {{"format_version", kFormatVersion},
                       {"mantissa", version()},
                       {"checkpoint", {{"step", head.step}, {"manifest", head.manifest}}},
+                      {"files", std::move(hashes)},
                       {"tensors", std::move(tensors)}};
   write_export_file(folder, kProof, proof.dump(1) + "\n");
 }
@@ -83,7 +110,10 @@ ExportedModel write_export(const ExportedWeights& exported, ForwardReader& weigh
   return out;
 }
 
-ExportProof::ExportProof(const fs::path& folder) : folder_(folder), tensors_(read_proof(folder)), files_(folder) {
+ExportProof::ExportProof(const fs::path& folder) : folder_(folder), files_(folder) {
+  const json proof = read_proof(folder);
+  for (const auto& [name, hash] : proof["files"].items()) verify_file(folder, name, hash);
+  tensors_ = proven_tensors(proof, (folder / kProof).string());
   std::set<std::string_view> named;
   for (const ProvenTensor& tensor : tensors_) {
     require(named.insert(tensor.name).second, ExitCode::data, (folder / kProof).string(), ": names ", tensor.name, " twice");

@@ -36,7 +36,8 @@ struct ProvenTensor {
   std::string name, type, xxh64;  // type: "BF16 [259, 64]"
 };
 
-// The tensors of a folder, which are those that its mantissa.json names, each once. Throws what verify_export() does.
+// The tensors of a folder, which are those that its mantissa.json names, each once, beside the files that it names. Throws what
+// verify_export() does.
 class ExportProof {
  public:
   explicit ExportProof(const std::filesystem::path& folder);

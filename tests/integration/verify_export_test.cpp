@@ -57,6 +57,15 @@ TEST_F(Verify, KnowsNamesTypesAndShapes) {
           << member << value;
     }
   }
+  const auto json_with = [&](const char* member, const nlohmann::json& value) {
+    auto json = nlohmann::json::parse(proof);
+    json[member] = value;
+    return json.dump();
+  };
+  EXPECT_THAT(problem(folder, json_with("format_version", 2)), HasSubstr("format_version must be 1"));
+  EXPECT_THAT(problem(folder, json_with("files", nullptr)), HasSubstr("files must be an object"));
+  EXPECT_THAT(problem(folder, json_with("files", {{"../out/config.json", "0"}})), HasSubstr("files must be names of files with hashes"));
+  EXPECT_THAT(problem(folder, json_with("files", {{"config.json", 5}})), HasSubstr("files must be names of files with hashes"));
   folder.write(path("out"));
   write_file(path("out/mantissa.json"), proof);
   EXPECT_EQ(verify_export(path("out")), static_cast<int64_t>(folder.names().size()));
@@ -82,12 +91,14 @@ TEST_F(Verify, TheCommandTellsDamageFromAnotherModel) {
   verify({out}, 4, kDown + " is not what was exported: its hash differs");
   verify({out, "--against", run}, 1, kDown + "[0, 7] is ");
   folder.write(out);
-  const std::string proof = read_file(out + "/mantissa.json");
-  std::filesystem::remove(out + "/mantissa.json");
-  verify({out}, 2, "mantissa.json: there is none");
+  std::filesystem::remove(out + "/tokenizer.json");
+  verify({out}, 4, "lacks tokenizer.json, which mantissa.json names");
   auto config = nlohmann::json::parse(read_file(out + "/config.json"));
   config["rope_theta"] = 77.0;
   write_file(out + "/config.json", config.dump());
+  verify({out}, 4, "config.json is not what was exported: its hash differs");
+  std::filesystem::remove(out + "/mantissa.json");
+  verify({out}, 2, "mantissa.json: there is none");
   verify({out, "--against", run}, 1, "model.rope_theta: 10000 in the checkpoint, 77 here");
 }
 

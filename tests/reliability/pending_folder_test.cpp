@@ -17,7 +17,9 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::Contains;
+using ::testing::Each;
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
@@ -66,13 +68,15 @@ TEST_P(PendingFolders, KillsLeaveNothingForTheNextOne) {
       EXPECT_THAT(names(), ElementsAre("model-hf"));
       return;
     }
-    // Complete or not there at all; what is left goes when the name is asked for again, also where that is refused.
+    // Complete or not there at all; what is left goes when the name is asked for again, not before it is known to be free.
     if (fs::exists(target())) {
       EXPECT_EQ(read_file(target() / "weights"), "all of it") << point;
+      const std::vector<std::string> before = names();
       EXPECT_EQ(error_of([&] { make(); }).code(), ExitCode::usage) << point;
-    } else {
-      make();
+      EXPECT_EQ(names(), before) << point;
+      fs::remove_all(target());
     }
+    make();
     EXPECT_THAT(names(), ElementsAre("model-hf")) << point;
     fs::remove_all(target());
   }
@@ -93,6 +97,9 @@ TEST_P(PendingFolders, ErrorsLeaveNothing) {
       break;
     }
     const bool made = fs::exists(target());
+    std::vector<std::string> left = names();
+    std::erase(left, "model-hf");
+    EXPECT_THAT(left, Each(EndsWith(".lock"))) << point;  // if it cannot be deleted itself
     sweep_pending_folders(folder_.path());
     EXPECT_EQ(names().size(), made ? 1U : 0U) << point;
     fs::remove_all(target());
@@ -125,6 +132,34 @@ void leave(const fs::path& name) {
     ::raise(SIGKILL);
   }
   ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+}
+
+// Where flock is local to a host, a lock that is found free may be held on another.
+TEST_P(PendingFolders, OnesOfOtherHostsStay) {
+  leave(target());
+  const std::vector<std::string> left = names();
+  ASSERT_EQ(left.size(), 2U);
+  EXPECT_THAT(read_file(folder_ / left[1]), StartsWith("host "));
+  write_file(folder_ / left[1], "host another.example, process 1, since 2026-01-01T00:00:00Z, job export or import\n");
+  make();
+  EXPECT_THAT(names(), ElementsAre(left[0], left[1], "model-hf"));
+  fs::remove_all(target());
+  write_file(folder_ / left[1], "");
+  make();
+  EXPECT_THAT(names(), ElementsAre("model-hf"));
+}
+
+TEST_P(PendingFolders, NamesThatCannotBeAreMistakes) {
+  for (const fs::path& name : {fs::path(), folder_.path() / std::string(229, 'x'), folder_.path() / "not-there" / "model"}) {
+    const Error error = error_of([&] { PendingFolder pending(name); });
+    EXPECT_EQ(error.code(), ExitCode::usage) << error.what();
+  }
+  EXPECT_EQ(error_of([] { PendingFolder pending("/proc/model"); }).code(), ExitCode::environment);
+  {
+    PendingFolder longest(folder_.path() / std::string(228, 'x'));
+    write(longest);
+  }
+  EXPECT_THAT(names(), ElementsAre(std::string(228, 'x')));
 }
 
 TEST_P(PendingFolders, OfOtherNamesStay) {

@@ -32,14 +32,14 @@ class FolderLock {
   std::filesystem::path path_;
 };
 
-// A file, locked for as long as its owner works at what lies beside it and removed with that: one that is found unlocked was left by a
-// process that was killed.
+// A file with an owner record, locked for as long as its owner works at what lies beside it and removed with that: one of this host that is
+// found unlocked was left by a process that was killed.
 class OwnerFile {
  public:
   // A new one. nullopt if another process has just taken it for one that was left; the next name will do. Throws Error(storage), and
-  // Error(environment) where files cannot be locked.
+  // Error(environment) where files cannot be made or locked.
   static std::optional<OwnerFile> create(const std::filesystem::path& path);
-  // One that was left, locked now; nullopt if its owner is at work, or may be.
+  // One that was left, locked now; nullopt if its owner is at work, or may be: of another host, which is a line in the log.
   static std::optional<OwnerFile> left_at(const std::filesystem::path& path);
   OwnerFile(OwnerFile&& other) noexcept;
   OwnerFile& operator=(OwnerFile&& other) noexcept;

@@ -13,8 +13,8 @@ namespace mantissa {
 
 class PendingFolder {
  public:
-  // Throws Error(usage) if there is something at `target`, or no folder for it to be in; Error(storage) if it cannot be made, and
-  // Error(environment) where files cannot be locked.
+  // Throws Error(usage) if there is something at `target`, no folder for it to be in, or its name is none or above 228 bytes; Error(storage)
+  // if it cannot be made, and Error(environment) where that is not permitted or files cannot be locked.
   explicit PendingFolder(const std::filesystem::path& target);
   ~PendingFolder();  // deletes it unless published
   PendingFolder(const PendingFolder&) = delete;
@@ -29,7 +29,8 @@ class PendingFolder {
   bool published_ = false;
 };
 
-// Deletes what killed processes left of pending folders in `folder`: of those named `name`, or of all. None that is being written.
+// Deletes what killed processes left of pending folders in `folder`: of those named `name`, or of all. None that is being written, nor one
+// that was left by another host, where a lock may not be seen.
 void sweep_pending_folders(const std::filesystem::path& folder, const std::optional<std::string>& name = {});
 
 }  // namespace mantissa

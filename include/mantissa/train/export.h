@@ -39,8 +39,9 @@ std::vector<std::string> export_model_differences(const FamilyWeights& folder, c
 // ... 0.25". Zeros are equal whatever their sign where forward decodes -0 as 0.
 std::optional<std::string> export_difference(FamilyWeights& folder, ForwardReader& weights);
 
-// Compares names, types, shapes and the hashes of the bytes of all tensors with the folder's mantissa.json: how many tensors there are.
-// Throws Error(data) that names the first that differs, is missing or is one more, Error(usage) if the folder has no such file.
+// Compares names, types, shapes and the hashes of the bytes of all tensors, and the hashes of the files beside them, with the folder's
+// mantissa.json: how many tensors there are. Throws Error(data) that names the first that differs, is missing or, a tensor, is one more,
+// Error(usage) if the folder has no such file.
 int64_t verify_export(const std::filesystem::path& folder);
 
 }  // namespace mantissa
