@@ -99,7 +99,8 @@ CheckpointReader open_candidate(const CheckpointCandidate& candidate) {
 
 CheckpointReader open_checkpoint(const fs::path& path) {
   const std::vector<CheckpointCandidate> candidates = checkpoint_candidates(find_checkpoint(path));
-  require(!candidates.empty(), ExitCode::usage, path.string(), ": no checkpoint here; name a run folder or a folder step-…");
+  require(!candidates.empty(), ExitCode::usage, path.string(),
+          ": no checkpoint here; name a run folder or a folder step-…, or make one of a model in Hugging Face's form by mantissa import");
   return open_candidate(candidates.front());
 }
 
@@ -114,7 +115,8 @@ LoadedCheckpoint load_checkpoint(const fs::path& path, const std::function<void(
   const NamedCheckpoint named = find_checkpoint(path);
   if (!named.name.empty()) return load_candidate(checkpoint_candidates(named).front(), load, together);
   const auto loaded = load_newest(named.folder, load, together);
-  require(loaded.has_value(), ExitCode::usage, path.string(), ": no checkpoint here; name a run folder or a folder step-…");
+  require(loaded.has_value(), ExitCode::usage, path.string(),
+          ": no checkpoint here; name a run folder or a folder step-…, or make one of a model in Hugging Face's form by mantissa import");
   return *loaded;
 }
 

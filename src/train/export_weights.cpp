@@ -256,20 +256,22 @@ std::vector<std::byte> ExportedWeights::value_bytes(const Rows& rows, const std:
   const Dtype dtype = dtype_of(rows.tensor);
   std::vector<std::byte> out(rows.values.size() * static_cast<size_t>(dtype_bytes(dtype)));
   for (size_t i = 0; i < rows.values.size(); ++i) {
-    const auto at = [&] {
+    const auto at = [&] {  // asked for where there is an error only: it costs more than all else
       const int64_t index = static_cast<int64_t>(i), columns = rows.tensor.columns();
       const int64_t row = rows.run.file_row + (rows.begin - rows.run.row + index / columns) * rows.run.step;
       return text(where, ": ", element_name(rows.tensor, row, index % columns));
     };
     const float value = rows.values[i];
-    require(std::isfinite(value), ExitCode::data, at(), " is ", value, ": not exported");
+    if (!std::isfinite(value)) fail(ExitCode::data, at(), " is ", value, ": not exported");
     if (dtype == Dtype::f32) {
       std::memcpy(out.data() + i * sizeof value, &value, sizeof value);
       continue;
     }
     const bf16 narrow = to_bf16(value);
-    require(std::bit_cast<uint32_t>(to_float(narrow)) == std::bit_cast<uint32_t>(value), ExitCode::usage, at(), " is ", value,
-            ", which bf16 does not hold exactly: take dtype ", options_.dtype == ExportDtype::bf16 ? "auto or fp32" : "fp32");
+    if (std::bit_cast<uint32_t>(to_float(narrow)) != std::bit_cast<uint32_t>(value)) {
+      fail(ExitCode::usage, at(), " is ", value, ", which bf16 does not hold exactly: take dtype ",
+           options_.dtype == ExportDtype::bf16 ? "auto or fp32" : "fp32");
+    }
     std::memcpy(out.data() + i * sizeof narrow, &narrow, sizeof narrow);
   }
   return out;

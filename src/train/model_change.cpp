@@ -126,7 +126,7 @@ void check_model_changes(const std::vector<std::string>& keys, ConfigReport& rep
   for (size_t i = 0; i < keys.size(); ++i) {
     if (std::ranges::find(known, keys[i]) != known.end()) continue;
     report.error(text("checkpoint.allow_model_change.", i),
-                 text("\"", keys[i], "\" is no key of section model", did_you_mean(keys[i], known)));
+                 text("\"", keys[i], "\" is no key of section model, as \"model.rope_theta\" is", did_you_mean(keys[i], known)));
   }
 }
 
