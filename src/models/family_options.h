@@ -1,5 +1,5 @@
-// What a config.json says as options of section "model", in parts: what the classes of transformers have where a file says nothing, and
-// positions and windows (family_positions.cpp); limits of the whole, in the words of the file (family_limits.cpp).
+// What a config.json says as options of section "model", in parts: what the classes of transformers have where a file says nothing
+// (family_defaults.cpp); positions and windows (family_positions.cpp); limits of the whole, in the words of the file (family_limits.cpp).
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <array>
 #include <nlohmann/json.hpp>
 
 #include "mantissa/base/text.h"
@@ -9,43 +8,6 @@ namespace mantissa {
 namespace {
 
 using nlohmann::json;
-
-constexpr ClassDefault kNoNull{.null = false};
-
-constexpr std::array kDefaults = {
-    ClassDefaults{.family = Family::llama, .kv_heads = {}, .head_dim = {}, .positions = 2048, .norm_eps = 1e-6, .rope_theta = 1e4},
-    ClassDefaults{
-        .family = Family::qwen2, .kv_heads = {.absent = 32}, .head_dim = kNoNull, .positions = 32768, .norm_eps = 1e-6, .rope_theta = 1e4},
-    ClassDefaults{.family = Family::qwen3,
-                  .kv_heads = {.absent = 32},
-                  .head_dim = {.absent = 128, .null = false},
-                  .positions = 32768,
-                  .norm_eps = 1e-6,
-                  .rope_theta = 1e4},
-    ClassDefaults{.family = Family::qwen3_moe,
-                  .kv_heads = {.absent = 4, .null = false},
-                  .head_dim = kNoNull,
-                  .positions = 32768,
-                  .norm_eps = 1e-6,
-                  .rope_theta = 1e4,
-                  .experts = 128,
-                  .experts_per_token = 8},
-    ClassDefaults{.family = Family::mixtral,
-                  .kv_heads = {.absent = 8},
-                  .head_dim = {},
-                  .positions = 131072,
-                  .norm_eps = 1e-5,
-                  .rope_theta = 1e6,
-                  .experts = 8,
-                  .experts_per_token = 2},
-    ClassDefaults{.family = Family::gpt_oss,
-                  .kv_heads = {.absent = 8},
-                  .head_dim = {.absent = 64},
-                  .positions = 131072,
-                  .norm_eps = 1e-5,
-                  .rope_theta = 150000.0,
-                  .experts = 128,
-                  .experts_per_token = 4}};
 
 // Members that are named alike here; null where the family says nothing.
 json scaling_of(FamilyKeys& rope, const std::string& type, int64_t longest) {
@@ -129,10 +91,6 @@ std::vector<int64_t> layers_by_class(FamilyKeys& keys, Family family, int64_t la
 }
 
 }  // namespace
-
-const ClassDefaults& class_defaults(Family family) {
-  return *std::ranges::find_if(kDefaults, [&](const ClassDefaults& one) { return one.family == family; });
-}
 
 void read_rope(FamilyKeys& keys, const std::string& source, Family family, json& model) {
   keys.only("partial_rotary_factor", {1.0, 1});
