@@ -227,6 +227,69 @@ TEST(FamilyKeys, WindowsThatTheClassDoesNotHaveAreRefused) {
   EXPECT_FALSE(read(with("mixtral", {{"layer_types", alike}})).model.sliding_window.has_value());
 }
 
+// The keys of published files, with small numbers: every key is known, and the options are those of the family.
+TEST(FamilyKeys, PublishedFilesAreRead) {
+  const std::string run = R"("use_cache":true,"bos_token_id":1,"eos_token_id":2,"initializer_range":0.02,"transformers_version":"4.46.0",)",
+                    sizes = run + R"("vocab_size":259,"hidden_size":96,"intermediate_size":160,"num_hidden_layers":2,"hidden_act":"silu",
+    "num_attention_heads":4,"num_key_value_heads":2,"max_position_embeddings":64,"rms_norm_eps":1e-06,"tie_word_embeddings":false,)",
+                    gpt2 = run + R"("model_type":"gpt2","architectures":["GPT2LMHeadModel"],"activation_function":"gelu_new",
+    "attn_pdrop":0.1,"embd_pdrop":0.1,"resid_pdrop":0.1,"layer_norm_epsilon":1e-05,"n_ctx":64,"n_embd":96,"n_head":4,"n_layer":2,
+    "n_positions":64,"summary_activation":null,"summary_first_dropout":0.1,"summary_proj_to_labels":true,"summary_type":"cls_index",
+    "summary_use_proj":true,"task_specific_params":{"text-generation":{"do_sample":true,"max_length":50}},"vocab_size":259)",
+                    llama = R"("model_type":"llama","architectures":["LlamaForCausalLM"],"pretraining_tp":1,"torch_dtype":"bfloat16",)",
+                    qwen = R"("attention_dropout":0.0,"use_sliding_window":false,"max_window_layers":28,"torch_dtype":"bfloat16",)",
+                    moe = qwen + R"("model_type":"qwen3_moe","architectures":["Qwen3MoeForCausalLM"],"attention_bias":false,"head_dim":32,
+    "decoder_sparse_step":1,"mlp_only_layers":[],"moe_intermediate_size":64,"norm_topk_prob":true,"num_experts":6,"num_experts_per_tok":2,
+    "output_router_logits":false,"rope_scaling":null,"rope_theta":1000000.0,"router_aux_loss_coef":0.001,"sliding_window":null)";
+  const std::vector<std::pair<const char*, std::string>> files = {
+      {"Llama 2", sizes + llama + R"("_name_or_path":"x","max_length":4096,"pad_token_id":0,"rope_scaling":null)"},
+      {"Llama 3.2", sizes + llama + R"("attention_bias":false,"attention_dropout":0.0,"mlp_bias":false,"head_dim":24,"rope_theta":500000.0,
+        "rope_scaling":{"factor":32.0,"high_freq_factor":4.0,"low_freq_factor":1.0,"original_max_position_embeddings":8,
+        "rope_type":"llama3"})"},
+      {"SmolLM2", sizes + llama + R"("is_llama_config":true,"rope_interleaved":false,"rope_scaling":null,"rope_theta":130000,
+        "transformers.js_config":{"kv_cache_dtype":{"fp16":"float16","q4f16":"float16"}}, "attention_bias":false,"mlp_bias":false)"},
+      {"Qwen2.5", sizes + qwen + R"("model_type":"qwen2","architectures":["Qwen2ForCausalLM"],"sliding_window":131072,"use_mrope":false,
+        "rope_theta":1000000.0,"_attn_implementation_autoset":true)"},
+      {"Qwen3", sizes + qwen + R"("model_type":"qwen3","architectures":["Qwen3ForCausalLM"],"attention_bias":false,"head_dim":32,
+        "rope_scaling":null,"rope_theta":1000000,"sliding_window":null)"},
+      {"Qwen3-30B-A3B", sizes + moe},
+      {"Qwen3-Coder-30B-A3B", sizes + moe + R"(,"qkv_bias":false,"shared_expert_intermediate_size":0,"use_qk_norm":true)"},
+      {"Mixtral", sizes + R"("model_type":"mixtral","architectures":["MixtralForCausalLM"],"attention_dropout":0.0,"num_local_experts":6,
+        "num_experts_per_tok":2,"output_router_logits":false,"rope_theta":1000000.0,"router_aux_loss_coef":0.02,"sliding_window":null,
+        "router_jitter_noise":0.0,"torch_dtype":"bfloat16")"},
+      {"gpt-oss", sizes + R"("model_type":"gpt_oss","architectures":["GptOssForCausalLM"],"attention_bias":true,"attention_dropout":0.0,
+        "experts_per_token":2,"head_dim":32,"initial_context_length":32,"layer_types":["sliding_attention","full_attention"],
+        "num_experts_per_tok":2,"num_local_experts":6,"output_router_logits":false,"pad_token_id":3,"quantization_config":{
+        "modules_to_not_convert":["model.layers.*.self_attn","model.layers.*.mlp.router","model.embed_tokens","lm_head"],
+        "quant_method":"mxfp4"},"rope_scaling":{"beta_fast":32.0,"beta_slow":1.0,"factor":32.0,"original_max_position_embeddings":32,
+        "rope_type":"yarn","truncate":false},"rope_theta":150000,"router_aux_loss_coef":0.9,"sliding_window":128,"swiglu_limit":7.0)"},
+      {"GPT-2", gpt2},
+      {"GPT-2 XL", gpt2 + R"(,"n_special":0,"predict_special_tokens":true,"output_past":true)"},
+      {"DistilGPT2", gpt2 + R"(,"_num_labels":1,"id2label":{"0":"LABEL_0"},"label2id":{"LABEL_0":0})"}};
+  for (const auto& [name, keys] : files) {
+    SCOPED_TRACE(name);
+    EXPECT_NO_THROW(EXPECT_EQ(read(json::parse("{" + keys + "}")).model.vocab_size, 259));
+  }
+}
+
+// Keys that are neutral by the value that published files have.
+TEST(FamilyKeys, WhatIsNoOptionOfTheClassMustBeAsItIs) {
+  const std::vector<Refusal> refusals = {{"qwen2", {{"use_mrope", true}}, "use_mrope = true: mantissa computes only false"},
+                                         {"llama", {{"rope_interleaved", true}}, "rope_interleaved = true"},
+                                         {"llama", {{"is_llama_config", false}}, "is_llama_config = false"},
+                                         {"llama", {{"use_qk_norm", true}}, "use_qk_norm = true"},
+                                         {"llama", {{"qkv_bias", true}}, "qkv_bias = true"},
+                                         {"qwen3_moe", {{"use_qk_norm", false}}, "use_qk_norm = false"},
+                                         {"qwen3_moe", {{"qkv_bias", true}}, "qkv_bias = true"},
+                                         {"qwen3_moe", {{"shared_expert_intermediate_size", 64}}, "shared_expert_intermediate_size = 64"}};
+  for (const Refusal& refusal : refusals) {
+    json config = config_of(refusal.type);
+    config.update(refusal.change);
+    EXPECT_EQ(refused(config).code(), ExitCode::usage);
+    EXPECT_THAT(refused(config).what(), HasSubstr(refusal.what));
+  }
+}
+
 json operand(int bits, bool dynamic) {
   return {{"num_bits", bits},  {"type", "float"},    {"strategy", "group"},         {"group_size", 32},
           {"symmetric", true}, {"dynamic", dynamic}, {"scale_dtype", "torch.uint8"}};

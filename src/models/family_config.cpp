@@ -42,10 +42,17 @@ Family family_named(FamilyKeys& keys, const std::string& source) {
 // What says nothing of the mathematics of a causal language model, in any family: how it is run, saved, trained or asked.
 constexpr std::initializer_list<const char*> kNeutral = {"_name_or_path",
                                                          "_attn_implementation",
-                                                         "attn_implementation",
+                                                         "_attn_implementation_autoset",
+                                                         "_attn_implementation_internal",
+                                                         "_commit_hash",
+                                                         "_experts_implementation",
+                                                         "_flash_attn_2_enabled",
+                                                         "_num_labels",
                                                          "attention_dropout",
+                                                         "attn_implementation",
                                                          "auto_map",
                                                          "bad_words_ids",
+                                                         "begin_suppress_tokens",
                                                          "bos_token_id",
                                                          "chunk_size_feed_forward",
                                                          "classifier_dropout",
@@ -60,19 +67,23 @@ constexpr std::initializer_list<const char*> kNeutral = {"_name_or_path",
                                                          "finetuning_task",
                                                          "forced_bos_token_id",
                                                          "forced_eos_token_id",
+                                                         "gradient_checkpointing",
                                                          "id2label",
                                                          "initializer_range",
                                                          "is_decoder",
                                                          "label2id",
                                                          "length_penalty",
                                                          "max_length",
+                                                         "max_sequence_length",
                                                          "min_length",
                                                          "no_repeat_ngram_size",
                                                          "num_beam_groups",
                                                          "num_beams",
+                                                         "num_labels",
                                                          "num_return_sequences",
                                                          "output_attentions",
                                                          "output_hidden_states",
+                                                         "output_past",
                                                          "output_router_logits",
                                                          "output_scores",
                                                          "pad_token_id",
@@ -94,17 +105,30 @@ constexpr std::initializer_list<const char*> kNeutral = {"_name_or_path",
                                                          "top_k",
                                                          "top_p",
                                                          "torchscript",
+                                                         "transformers.js_config",
                                                          "transformers_version",
                                                          "typical_p",
                                                          "unsloth_fixed",
                                                          "unsloth_version",
                                                          "use_bfloat16",
-                                                         "use_cache"};
+                                                         "use_cache",
+                                                         "xla_device"};
 
 void ignore_neutral(FamilyKeys& keys) {
   keys.ignore(kNeutral);
   keys.only("is_encoder_decoder", {false});
   keys.only("add_cross_attention", {false});
+}
+
+// What some published files say of options that no class of these families reads: that they are as they are here.
+void require_as_here(FamilyKeys& keys, Family family) {
+  keys.only("use_mrope", {false});
+  keys.only("rope_interleaved", {false});
+  keys.only("is_llama_config", {family == Family::llama});
+  keys.only("shared_expert_intermediate_size", {0});
+  const bool qwen3 = family == Family::qwen3 || family == Family::qwen3_moe;
+  if (family != Family::gpt2) keys.only("use_qk_norm", {qwen3});
+  keys.only("qkv_bias", {family == Family::qwen2 || family == Family::gpt2 || family == Family::gpt_oss});
 }
 
 Dtype dtype_of(FamilyKeys& keys) {
@@ -231,8 +255,8 @@ json gpt2_options(FamilyKeys& keys) {
       {"gelu_new", "gelu_tanh"}, {"gelu_pytorch_tanh", "gelu_tanh"}, {"gelu", "gelu_erf"}};
   const std::string activation = keys.word("activation_function", "gelu_new");
   if (!activations.contains(activation)) keys.refuse("activation_function", "mantissa knows gelu_new, gelu_pytorch_tanh and gelu");
-  keys.ignore({"n_ctx", "attn_pdrop", "embd_pdrop", "resid_pdrop", "reorder_and_upcast_attn", "summary_activation", "summary_first_dropout",
-               "summary_proj_to_labels", "summary_type", "summary_use_proj"});
+  keys.ignore({"n_ctx", "n_special", "predict_special_tokens", "attn_pdrop", "embd_pdrop", "resid_pdrop", "reorder_and_upcast_attn",
+               "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj"});
   const int64_t heads = keys.needed_integer("n_head");
   if (heads > 0 && hidden % heads != 0) keys.refuse("n_embd", text("must be a multiple of n_head ", heads));
   keys.only("scale_attn_weights", {true});
@@ -270,6 +294,7 @@ FamilyConfig read_family_config(std::string_view content, const std::string& sou
   FamilyKeys keys(config, source);
   ignore_neutral(keys);
   FamilyConfig out{.family = family_named(keys, source)};
+  require_as_here(keys, out.family);
   out.dtype = dtype_of(keys);
   const json options = out.family == Family::gpt2      ? gpt2_options(keys)
                        : out.family == Family::gpt_oss ? gpt_oss_options(keys, source)
