@@ -290,6 +290,17 @@ TEST(FamilyKeys, WhatIsNoOptionOfTheClassMustBeAsItIs) {
   }
 }
 
+TEST(FamilyKeys, PartsOfTheFileAreToldByTheirName) {
+  json config = config_of("qwen3_moe");
+  config["rope_scaling"] = {1};
+  EXPECT_STREQ(refused(config).what(), "config.json: rope_scaling must be a JSON object");
+  EXPECT_STREQ(test::error_of([] { PackedConfig("[]", "config.json"); }).what(), "config.json: quantization_config must be a JSON object");
+  config = config_of("qwen3_moe");
+  config["mlp_only_layers"] = {1, 18446744073709551615ULL};
+  EXPECT_EQ(refused(config).code(), ExitCode::data);
+  EXPECT_THAT(refused(config).what(), HasSubstr("mlp_only_layers must be a list of integers"));
+}
+
 json operand(int bits, bool dynamic) {
   return {{"num_bits", bits},  {"type", "float"},    {"strategy", "group"},         {"group_size", 32},
           {"symmetric", true}, {"dynamic", dynamic}, {"scale_dtype", "torch.uint8"}};

@@ -13,6 +13,10 @@ namespace {
 
 constexpr size_t kShownBytes = 80;
 
+bool is_whole(const json& value) {
+  return value.is_number_integer() && (!value.is_number_unsigned() || value.get<uint64_t>() <= uint64_t{INT64_MAX});
+}
+
 std::string shown(const json& value) {
   const std::string whole = value.dump(-1, ' ', false, json::error_handler_t::replace);
   return whole.size() <= kShownBytes ? whole : whole.substr(0, kShownBytes) + " ...";
@@ -22,7 +26,8 @@ std::string shown(const json& value) {
 
 FamilyKeys::FamilyKeys(const json& object, std::string source, std::string prefix)
     : object_(object), source_(std::move(source)), prefix_(std::move(prefix)) {
-  require(object.is_object(), ExitCode::data, source_, ": ", prefix_.empty() ? "must be" : prefix_ + " must be", " a JSON object");
+  const std::string name = prefix_.substr(0, prefix_.rfind('.'));  // prefix "rope_scaling." is of members
+  require(object.is_object(), ExitCode::data, source_, ": ", name.empty() ? "must be" : name + " must be", " a JSON object");
 }
 
 bool FamilyKeys::has(const std::string& name) {
@@ -41,10 +46,8 @@ const json& FamilyKeys::value(const std::string& name) { return object_.at(name)
 
 std::optional<int64_t> FamilyKeys::integer(const std::string& name) {
   if (!has(name)) return {};
-  const json& found = value(name);
-  const bool whole = found.is_number_integer() && (!found.is_number_unsigned() || found.get<uint64_t>() <= uint64_t{INT64_MAX});
-  if (!whole) wrong(name, "an integer");
-  return found.get<int64_t>();
+  if (!is_whole(value(name))) wrong(name, "an integer");
+  return value(name).get<int64_t>();
 }
 
 void FamilyKeys::require_present(const std::string& name) {
@@ -95,7 +98,7 @@ std::vector<int64_t> FamilyKeys::integers(const std::string& name) {
   if (!has(name)) return out;
   if (!value(name).is_array()) wrong(name, "a list of integers");
   for (const json& entry : value(name)) {
-    if (!entry.is_number_integer()) wrong(name, "a list of integers");
+    if (!is_whole(entry)) wrong(name, "a list of integers");
     out.push_back(entry.get<int64_t>());
   }
   return out;
