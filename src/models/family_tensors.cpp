@@ -94,6 +94,7 @@ class Tensors {
       : family_(family), module_(module), most_(most), out_(out) {}
 
   void add() {
+    if (full()) return;
     const std::string layers = "layers.";
     if (!module_.path.starts_with(layers)) return add_part(outer_name(family_, module_.path), 0, module_.rows() - module_.padding);
     const size_t dot = module_.path.find('.', layers.size());
@@ -101,10 +102,12 @@ class Tensors {
     const std::string prefix = (family_ == Family::gpt2 ? "transformer.h." : "model.layers.") + layer + ".";
     const ModuleName& names = layer_name(family_, module_.path.substr(dot + 1));
     if (family_ == Family::gpt_oss && module_.experts) return add_stack(prefix + names.parts[0].name);
-    for (int64_t expert = 0; expert < module_.matrices; ++expert) add_matrix(prefix, names, expert);
+    for (int64_t expert = 0; expert < module_.matrices && !full(); ++expert) add_matrix(prefix, names, expert);
   }
 
  private:
+  bool full() const { return out_.size() >= most_; }
+
   void add_matrix(const std::string& prefix, const ModuleName& names, int64_t expert) {
     int64_t row = expert * module_.out;
     for (size_t i = 0; i < names.parts.size(); ++i) {
@@ -115,7 +118,6 @@ class Tensors {
   }
 
   void add_part(const std::string& name, int64_t row, int64_t rows) {
-    require(out_.size() < most_, ExitCode::usage, "the model has more than ", most_, " tensors");
     const std::vector<RowRun> runs = {{.file_row = 0, .row = row, .rows = rows}};
     const bool conv = family_ == Family::gpt2 && module_.kind == ModuleKind::linear;
     std::vector<int64_t> shape = {rows};
@@ -176,9 +178,16 @@ std::string element_name(const FamilyTensor& tensor, int64_t file_row, int64_t c
   return text(tensor.name, "[", joined(index), "]");
 }
 
-std::vector<FamilyTensor> family_tensors(Family family, const ModelConfig& model, size_t most) {
+std::vector<FamilyTensor> first_family_tensors(Family family, const ModelConfig& model, size_t most) {
   std::vector<FamilyTensor> tensors;
   for (const ModuleShape& module : model_shape(model).modules) Tensors(family, module, most, tensors).add();
+  tensors.resize(std::min(most, tensors.size()));  // a matrix is added with all its parts
+  return tensors;
+}
+
+std::vector<FamilyTensor> family_tensors(Family family, const ModelConfig& model) {
+  std::vector<FamilyTensor> tensors = first_family_tensors(family, model, kMostFamilyTensors + 1);
+  require(tensors.size() <= kMostFamilyTensors, ExitCode::usage, "the model has more than ", kMostFamilyTensors, " tensors");
   return tensors;
 }
 

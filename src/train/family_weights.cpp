@@ -33,20 +33,24 @@ void convert_values(FileDtype from, std::span<const std::byte> in, Dtype to, std
   }
 }
 
-// A config may say anything; no more tensors than the folder could have, so that the first that are missing can be named.
-std::vector<FamilyTensor> tensors_of(const FamilyConfig& config, const SafetensorsFolder& files, const fs::path& source) {
-  constexpr size_t kSpare = 1000;
-  try {
-    return family_tensors(config.family, config.model, std::min(kMostFamilyTensors, files.entries().size() + kSpare));
-  } catch (const Error& error) {
-    fail(error.code(), source.string(), ": ", error.what(), ", and the folder holds ", files.entries().size());
-  }
+// A config may ask for more tensors than memory holds: of those that the folder cannot have enough that the first can be named.
+constexpr size_t kSpareTensors = 100;
+bool lacks_more(const std::vector<FamilyTensor>& tensors, const SafetensorsFolder& files) {
+  return tensors.size() > files.entries().size() + kSpareTensors;
 }
 
-std::string names_text(const std::vector<std::string>& names) {
+std::vector<FamilyTensor> tensors_of(const FamilyConfig& config, const SafetensorsFolder& files, const fs::path& source) {
+  const size_t most = files.entries().size() + kSpareTensors + 1;
+  std::vector<FamilyTensor> tensors = first_family_tensors(config.family, config.model, std::min(most, kMostFamilyTensors + 1));
+  require(tensors.size() <= kMostFamilyTensors, ExitCode::usage, source.string(), ": the model has more than ", kMostFamilyTensors,
+          " tensors, and the folder holds ", files.entries().size());
+  return tensors;
+}
+
+std::string names_text(const std::vector<std::string>& names, const char* least = "") {
   const size_t shown = std::min(kShownNames, names.size());
   const std::string list = joined(std::span(names).first(shown), "\n  ");
-  return shown < names.size() ? text(list, "\n  and ", names.size() - shown, " more") : list;
+  return shown < names.size() ? text(list, "\n  and ", least, names.size() - shown, " more") : list;
 }
 
 }  // namespace
@@ -60,10 +64,7 @@ bool is_family_folder(const fs::path& folder) {
 std::string family_file(const fs::path& folder, const std::string& name) { return File::open_input(folder / name).content(kMostTextBytes); }
 
 FamilyWeights::FamilyWeights(const fs::path& folder)
-    : folder_(folder),
-      config_(read_family_config(family_file(folder, "config.json"), (folder / "config.json").string())),
-      files_(folder),
-      tensors_(tensors_of(config_, files_, folder / "config.json")) {
+    : folder_(folder), config_(read_family_config(family_file(folder, "config.json"), (folder / "config.json").string())), files_(folder), tensors_(tensors_of(config_, files_, folder / "config.json")) {
   find_tensors();
 }
 
@@ -145,7 +146,8 @@ void FamilyWeights::find_tensors() {
   for (const FamilyTensor& tensor : tensors_) {
     if (!find(tensor, unused)) missing.push_back(tensor.name);
   }
-  require(missing.empty(), ExitCode::data, where(), ": lacks tensors of its model:\n  ", names_text(missing));
+  require(missing.empty(), ExitCode::data, where(), ": lacks tensors of its model:\n  ",
+          names_text(missing, lacks_more(tensors_, files_) ? "at least " : ""));
   const auto output = unused.find("lm_head.weight");
   if (config_.model.tie_word_embeddings && output != unused.end()) {
     require_tied_output(*output->second);

@@ -54,14 +54,25 @@ TEST_F(Exports, ATensorMoreOrLessOrOfAnotherShapeIsDamageByName) {
   EXPECT_FALSE(std::filesystem::exists(path("refused")));
 }
 
-TEST_F(Exports, AConfigOfMillionsOfTensorsIsRefusedBeforeTheyAreNamed) {
-  const FamilyFolder folder(path("moe"), "qwen3_moe", "F32");
-  auto config = nlohmann::json::parse(test::read_file(path("moe/config.json")));
-  config["num_hidden_layers"] = 10000;
-  config["num_experts"] = 65536;
-  test::write_file(path("moe/config.json"), config.dump());
-  EXPECT_EQ(import_error("moe").code(), ExitCode::usage);
-  EXPECT_THAT(import_error("moe").what(), HasSubstr("config.json: the model has more than"));
+TEST_F(Exports, OfMillionsOfTensorsTheFirstThatAreMissingAreNamed) {
+  for (const char* type : {"qwen3_moe", "gpt_oss", "gpt2"}) {
+    const FamilyFolder folder(path(type), type, "F32");
+    auto config = nlohmann::json::parse(test::read_file(path(text(type, "/config.json"))));
+    const auto error_with = [&](const char* key, int64_t value) {
+      config[key] = value;
+      test::write_file(path(text(type, "/config.json")), config.dump());
+      const Error error = import_error(type);
+      EXPECT_EQ(error.code(), ExitCode::data) << error.what();
+      return std::string(error.what());
+    };
+    const bool gpt2 = type == std::string("gpt2");
+    EXPECT_THAT(error_with(gpt2 ? "n_layer" : "num_hidden_layers", 10000),
+                AllOf(HasSubstr(text("lacks tensors of its model:\n  ", gpt2 ? "transformer.h.2." : "model.layers.2.")),
+                      HasSubstr("\n  and at least ")));
+    if (gpt2) continue;
+    EXPECT_THAT(error_with(config.contains("num_experts") ? "num_experts" : "num_local_experts", 65536),
+                HasSubstr("is [3, 96], config.json makes it [65536, 96]"));
+  }
 }
 
 // An export whose config.json says other mathematics, or another size, is of another model, whatever its values.

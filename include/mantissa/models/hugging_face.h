@@ -22,7 +22,7 @@ const char* family_architecture(Family family);  // its class: "Qwen3MoeForCausa
 struct FamilyConfig {
   Family family = Family::qwen3;
   ModelConfig model = {};
-  Dtype dtype = Dtype::f32;       // torch_dtype; float16, which nothing here computes in, is fp32
+  Dtype dtype = Dtype::f32;       // torch_dtype or dtype; float16, which nothing here computes in, is fp32
   std::string quantization = {};  // the JSON text of quantization_config; "": none
 };
 
@@ -68,9 +68,11 @@ struct FamilyTensor {
 std::string element_name(const FamilyTensor& tensor, int64_t file_row, int64_t column);
 
 // All tensors of a model, in the order of its parameters and their rows, which they tile. vocab_size must be set. Throws Error(usage) if
-// there are more than `most`: a config of a few bytes can ask for thousands of layers with thousands of experts.
+// there are more than kMostFamilyTensors: a config of a few bytes can ask for thousands of layers with thousands of experts.
 inline constexpr size_t kMostFamilyTensors = 1'000'000;
-std::vector<FamilyTensor> family_tensors(Family family, const ModelConfig& model, size_t most = kMostFamilyTensors);
+std::vector<FamilyTensor> family_tensors(Family family, const ModelConfig& model);
+// No more than `most` of them, and nothing is done for the others.
+std::vector<FamilyTensor> first_family_tensors(Family family, const ModelConfig& model, size_t most);
 
 // Tensors that older versions of a family saved and nothing reads.
 bool is_family_buffer(Family family, const std::string& name);
