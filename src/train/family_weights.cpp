@@ -53,6 +53,14 @@ std::string names_text(const std::vector<std::string>& names, const char* least 
   return shown < names.size() ? text(list, "\n  and ", least, names.size() - shown, " more") : list;
 }
 
+// A quantization_config that mantissa does not know is told before any tensor is missed that it has in another form.
+FamilyConfig config_in(const fs::path& folder) {
+  const std::string source = (folder / "config.json").string();
+  FamilyConfig config = read_family_config(family_file(folder, "config.json"), source);
+  if (!config.quantization.empty()) PackedConfig(config.quantization, source);
+  return config;
+}
+
 }  // namespace
 
 bool is_family_folder(const fs::path& folder) {
@@ -64,7 +72,7 @@ bool is_family_folder(const fs::path& folder) {
 std::string family_file(const fs::path& folder, const std::string& name) { return File::open_input(folder / name).content(kMostTextBytes); }
 
 FamilyWeights::FamilyWeights(const fs::path& folder)
-    : folder_(folder), config_(read_family_config(family_file(folder, "config.json"), (folder / "config.json").string())), files_(folder), tensors_(tensors_of(config_, files_, folder / "config.json")) {
+    : folder_(folder), config_(config_in(folder)), files_(folder), tensors_(tensors_of(config_, files_, folder / "config.json")) {
   find_tensors();
 }
 

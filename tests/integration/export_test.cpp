@@ -75,6 +75,13 @@ TEST_F(Exports, OfMillionsOfTensorsTheFirstThatAreMissingAreNamed) {
   }
 }
 
+TEST_F(Exports, AnUnknownFormIsToldBeforeTensorsAreMissed) {
+  const FamilyFolder folder(path("packed"), "llama", "BF16", {{"quantization_config", {{"quant_method", "gptq"}, {"bits", 4}}}});
+  folder.without("model.layers.0.mlp.up_proj.weight").write(path("packed"));
+  EXPECT_EQ(import_error("packed").code(), ExitCode::usage);
+  EXPECT_THAT(import_error("packed").what(), HasSubstr("config.json: quantization_config.quant_method \"gptq\": mantissa knows"));
+}
+
 // An export whose config.json says other mathematics, or another size, is of another model, whatever its values.
 TEST_F(Exports, AFolderOfAnotherModelIsNotTheCheckpoints) {
   const auto differs = [&](const std::vector<std::string>& more, const nlohmann::json& change) {
