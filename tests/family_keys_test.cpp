@@ -40,6 +40,7 @@ TEST(FamilyKeys, AbsentKeysAreThoseOfTheClass) {
     EXPECT_EQ(model.rope_scaling.has_value(), of_class.type == std::string("gpt_oss"));
     EXPECT_FALSE(model.tie_word_embeddings);
     EXPECT_EQ(family.dtype, Dtype::f32);
+    EXPECT_FALSE(family.says_dtype);
     const std::string bias = choice_name(model.attention_bias);
     EXPECT_EQ(bias, family.family == Family::qwen2 ? "qkv" : family.family == Family::gpt_oss ? "all" : "none");
     EXPECT_FALSE(model.mlp_bias);

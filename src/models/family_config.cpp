@@ -296,6 +296,7 @@ FamilyConfig read_family_config(std::string_view content, const std::string& sou
   FamilyConfig out{.family = family_named(keys, source)};
   require_as_here(keys, out.family);
   out.dtype = dtype_of(keys);
+  out.says_dtype = keys.has("dtype") || keys.has("torch_dtype");
   const json options = out.family == Family::gpt2      ? gpt2_options(keys)
                        : out.family == Family::gpt_oss ? gpt_oss_options(keys, source)
                                                        : rms_options(keys, source, out.family);

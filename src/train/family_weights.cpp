@@ -74,6 +74,7 @@ std::string family_file(const fs::path& folder, const std::string& name) { retur
 FamilyWeights::FamilyWeights(const fs::path& folder)
     : folder_(folder), config_(config_in(folder)), files_(folder), tensors_(tensors_of(config_, files_, folder / "config.json")) {
   find_tensors();
+  if (!config_.says_dtype) config_.dtype = dtype_of_tensors();
 }
 
 FamilyWeights::Unused FamilyWeights::all_tensors() const {
@@ -165,6 +166,16 @@ void FamilyWeights::find_tensors() {
   require(left.empty(), ExitCode::data, where(), ": holds tensors that its model has no place for:\n  ", names_text(left));
   for (auto& [name, pieces] : pieces_) std::ranges::sort(pieces, {}, [](const Piece& piece) { return piece.run.row; });
   require_one_form();
+}
+
+// bf16 if all values are, beside which there may be codes.
+Dtype FamilyWeights::dtype_of_tensors() const {
+  bool bf16 = false, other = false;
+  for (const auto& [name, entry] : entries_) {
+    bf16 = bf16 || entry->dtype == FileDtype::bf16;
+    other = other || entry->dtype == FileDtype::f32 || entry->dtype == FileDtype::f16;
+  }
+  return bf16 && !other ? Dtype::bf16 : Dtype::f32;
 }
 
 void FamilyWeights::require_tied_output(const SafetensorsEntry& output) {

@@ -82,6 +82,21 @@ TEST_F(Exports, AnUnknownFormIsToldBeforeTensorsAreMissed) {
   EXPECT_THAT(import_error("packed").what(), HasSubstr("config.json: quantization_config.quant_method \"gptq\": mantissa knows"));
 }
 
+// Without a word of config.json.
+TEST_F(Exports, TheTypeOfTheTensorsIsThatOfTheModel) {
+  const auto dtype = [&](const char* types, const nlohmann::json& change = {}) {
+    const FamilyFolder folder(path(types), "llama", types, change);
+    return FamilyWeights(path(types)).run_config().precision.dtype;
+  };
+  EXPECT_EQ(dtype("BF16"), Dtype::bf16);
+  EXPECT_EQ(dtype("BF16 F32"), Dtype::f32);
+  EXPECT_EQ(dtype("BF16 F16"), Dtype::f32);
+  EXPECT_EQ(dtype("F16"), Dtype::f32);
+  EXPECT_EQ(dtype("F32"), Dtype::f32);
+  EXPECT_EQ(dtype("BF16", {{"torch_dtype", "float32"}}), Dtype::f32);
+  EXPECT_EQ(dtype("F32", {{"dtype", "bfloat16"}}), Dtype::bf16);
+}
+
 // An export whose config.json says other mathematics, or another size, is of another model, whatever its values.
 TEST_F(Exports, AFolderOfAnotherModelIsNotTheCheckpoints) {
   const auto differs = [&](const std::vector<std::string>& more, const nlohmann::json& change) {

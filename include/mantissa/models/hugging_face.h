@@ -23,6 +23,7 @@ struct FamilyConfig {
   Family family = Family::qwen3;
   ModelConfig model = {};
   Dtype dtype = Dtype::f32;       // torch_dtype or dtype; float16, which nothing here computes in, is fp32
+  bool says_dtype = false;        // else dtype is f32, and the tensors of the files have to say
   std::string quantization = {};  // the JSON text of quantization_config; "": none
 };
 

@@ -79,7 +79,7 @@ class FamilyWeights : public WeightSource {
 
   const FamilyConfig& config() const { return config_; }
   // The configuration that a checkpoint of it has: its model in the type that config.json names, weights that are codes as their recipes
-  // read them, sequences of at most 1,024 tokens.
+  // read them, sequences of at most 1,024 tokens. Where config.json names no type, it is bf16 if all tensors of values are BF16, else fp32.
   RunConfig run_config() const;
   const std::vector<FamilyTensor>& tensors() const { return tensors_; }
   // As the tensor is in its file; F16 counts as F32, which it becomes.
@@ -108,6 +108,7 @@ class FamilyWeights : public WeightSource {
   void require_one_form() const;
   std::optional<PackedScheme> scheme_of(const std::vector<Piece>& pieces, const PackedConfig& config) const;
   std::map<std::string, PackedScheme> packed_modules() const;
+  Dtype dtype_of_tensors() const;
   void require_tied_output(const SafetensorsEntry& output);
   const std::vector<Piece>& pieces_of(const std::string& parameter) const;
   void read_rows(const Piece& piece, int64_t begin, int64_t end, std::span<std::byte> out);
