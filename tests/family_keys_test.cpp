@@ -1,11 +1,10 @@
-// Keys of config.json and of its quantization_config: absent ones, limits, and which scheme a linear has.
+// Keys of config.json: absent ones, those of published files, and limits.
 #include <gmock/gmock.h>
 
 #include <array>
 #include <nlohmann/json.hpp>
 
 #include "family_configs.h"
-#include "mantissa/models/packing.h"
 
 namespace mantissa {
 namespace {
@@ -295,155 +294,10 @@ TEST(FamilyKeys, PartsOfTheFileAreToldByTheirName) {
   json config = config_of("qwen3_moe");
   config["rope_scaling"] = {1};
   EXPECT_STREQ(refused(config).what(), "config.json: rope_scaling must be a JSON object");
-  EXPECT_STREQ(test::error_of([] { PackedConfig("[]", "config.json"); }).what(), "config.json: quantization_config must be a JSON object");
   config = config_of("qwen3_moe");
   config["mlp_only_layers"] = {1, 18446744073709551615ULL};
   EXPECT_EQ(refused(config).code(), ExitCode::data);
   EXPECT_THAT(refused(config).what(), HasSubstr("mlp_only_layers must be a list of integers"));
-}
-
-json operand(int bits, bool dynamic) {
-  return {{"num_bits", bits},  {"type", "float"},    {"strategy", "group"},         {"group_size", 32},
-          {"symmetric", true}, {"dynamic", dynamic}, {"scale_dtype", "torch.uint8"}};
-}
-
-json group(const std::vector<std::string>& targets, int bits, bool inputs) {
-  json out = {{"targets", targets}, {"weights", operand(bits, false)}};
-  if (inputs) out["input_activations"] = operand(8, true);
-  return out;
-}
-
-json quantization(const json& groups, const json& ignore = json::array()) {
-  return {{"quant_method", "compressed-tensors"}, {"quantization_status", "compressed"}, {"config_groups", groups}, {"ignore", ignore}};
-}
-
-PackedConfig packed(const json& config) { return PackedConfig(config.dump(), "config.json"); }
-Error packed_error(const json& config) {
-  return test::error_of([&] { packed(config); });
-}
-
-constexpr PackedScheme kMxfp8{.format = Format::e4m3, .inputs = true}, kMxfp8Weights{.format = Format::e4m3, .inputs = false},
-    kMxfp4{.format = Format::e2m1, .inputs = false};
-
-// As match_targets() of compressed-tensors 0.20 orders them, whatever the order of the groups.
-TEST(PackedConfigs, ANameGoesBeforeExpressionsAndThoseBeforeTheClass) {
-  const std::string module = "model.layers.0.mlp.down_proj";
-  const json by_class = group({"Linear"}, 8, true), by_expression = group({"re:.*down_proj"}, 8, false),
-             by_name = group({module}, 4, false);
-  for (const auto& order : std::vector<std::array<json, 3>>{{by_class, by_expression, by_name}, {by_name, by_expression, by_class}}) {
-    const PackedConfig config = packed(quantization({{"a", order[0]}, {"b", order[1]}, {"c", order[2]}}));
-    EXPECT_EQ(config.scheme(module), kMxfp4);
-    EXPECT_EQ(config.scheme("model.layers.1.mlp.down_proj"), kMxfp8Weights);
-    EXPECT_EQ(config.scheme("model.layers.1.mlp.up_proj"), kMxfp8);
-  }
-  const PackedConfig two = packed(quantization({{"a", group({"re:.*proj"}, 8, true)}, {"b", group({"re:.*down.*"}, 4, false)}}));
-  EXPECT_EQ(two.scheme(module), kMxfp4);  // by alphabet
-  EXPECT_EQ(two.scheme("model.layers.0.mlp.gate"), std::nullopt);
-  const PackedConfig later = packed(quantization({{"a", group({"Linear"}, 8, true)}, {"b", group({"Linear"}, 4, false)}}));
-  EXPECT_EQ(later.scheme(module), kMxfp4);
-  const PackedConfig above = packed(quantization({{"a", group({"Module"}, 8, true)}, {"b", group({"Linear"}, 4, false)}}));
-  EXPECT_EQ(above.scheme(module), kMxfp4);
-  EXPECT_EQ(packed(quantization({{"a", group({"Module"}, 8, true)}})).scheme(module), kMxfp8);
-  EXPECT_EQ(packed(quantization({{"a", group({"Embedding"}, 8, true)}})).scheme(module), std::nullopt);
-}
-
-TEST(PackedConfigs, ExpressionsBeginWithTheNameAndNeedNotEndWithIt) {
-  const auto matches = [](const std::string& target, const std::string& module) {
-    return packed(quantization({{"a", group({target}, 8, true)}})).scheme(module).has_value();
-  };
-  EXPECT_TRUE(matches("re:model.layers", "model.layers.0.mlp.up_proj"));
-  EXPECT_FALSE(matches("re:mlp", "model.layers.0.mlp.up_proj"));
-  EXPECT_TRUE(matches("re:.*mlp\\.gate", "model.layers.0.mlp.gate_proj"));
-  EXPECT_FALSE(matches("re:.*mlp\\.gate$", "model.layers.0.mlp.gate_proj"));
-  EXPECT_TRUE(matches("re:lm_head|model.*", "model.layers.0.mlp.gate_proj"));
-  EXPECT_FALSE(matches("model.layers", "model.layers.0.mlp.up_proj"));
-  for (const char* target : {"re:(", "re:a)|(b"}) {
-    const Error error = packed_error(quantization({{"a", group({target}, 8, true)}}));
-    EXPECT_EQ(error.code(), ExitCode::usage);
-    EXPECT_THAT(error.what(), HasSubstr(text("config.json: quantization_config.config_groups: \"", target, "\" ")));
-  }
-}
-
-TEST(PackedConfigs, WhatIsIgnoredHasNoScheme) {
-  const json groups = {{"a", group({"Linear", "model.layers.0.mlp.up_proj"}, 8, true)}};
-  const PackedConfig config = packed(quantization(groups, {"lm_head", "re:.*mlp\\.up_proj"}));
-  EXPECT_EQ(config.scheme("lm_head"), std::nullopt);
-  EXPECT_EQ(config.scheme("lm_heads"), kMxfp8);
-  EXPECT_EQ(config.scheme("model.layers.0.mlp.up_proj"), std::nullopt);
-  EXPECT_EQ(config.scheme("model.layers.0.mlp.down_proj"), kMxfp8);
-  EXPECT_EQ(packed(quantization(groups, {"Linear"})).scheme("lm_head"), std::nullopt);
-  EXPECT_EQ(packed(quantization(groups, nullptr)).scheme("lm_head"), kMxfp8);
-}
-
-TEST(PackedConfigs, WhatIsNeutralIsTakenAndAllElseRefusedByName) {
-  const json good = quantization({{"a", group({"Linear"}, 8, true)}});
-  json neutral = good;
-  neutral.update({{"version", "0.20.0"}, {"format", "mxfp8-quantized"}, {"kv_cache_scheme", nullptr}, {"sparsity_config", json::object()}});
-  neutral["config_groups"]["a"].update({{"format", "mxfp8-quantized"}, {"output_activations", nullptr}});
-  neutral["config_groups"]["a"]["weights"].update({{"observer", "minmax"}, {"block_structure", nullptr}, {"actorder", nullptr}});
-  EXPECT_EQ(packed(neutral).scheme("x"), kMxfp8);
-  struct Wrong {
-    const char* pointer;
-    json value;
-    const char* what;
-    ExitCode code = ExitCode::usage;
-  };
-  const std::vector<Wrong> wrongs = {
-      {"/kv_cache_scheme", {{"num_bits", 8}}, "quantization_config.kv_cache_scheme = "},
-      {"/transform_config", {{"config_groups", 1}}, "quantization_config.transform_config = "},
-      {"/quantization_status", "frozen", "quantization_config.quantization_status = \"frozen\""},
-      {"/format", "nvfp4-pack-quantized", "quantization_config.format = "},
-      {"/mystery", 1, "quantization_config.mystery = 1"},
-      {"/config_groups", nullptr, "quantization_config.config_groups is missing", ExitCode::data},
-      {"/config_groups/a", {"Linear"}, "quantization_config.config_groups.a is the name of a scheme"},
-      {"/config_groups/a/mystery", 1, "quantization_config.config_groups.a.mystery = 1"},
-      {"/config_groups/a/output_activations", 1, "quantization_config.config_groups.a.output_activations = 1"},
-      {"/config_groups/a/format", "mxfp4-pack-quantized", "quantization_config.config_groups.a.format = "},
-      {"/config_groups/a/targets", nullptr, "quantization_config.config_groups.a.targets is missing", ExitCode::data},
-      {"/config_groups/a/targets", {1}, "config_groups.a.targets must be a list of names", ExitCode::data},
-      {"/ignore", "lm_head", "quantization_config.ignore must be a list of names", ExitCode::data},
-      {"/config_groups/a/weights", nullptr, "config_groups.a.weights is missing", ExitCode::data},
-      {"/config_groups/a/weights/mystery", 1, "config_groups.a.weights.mystery = 1"},
-      {"/config_groups/a/weights/dynamic", true, "config_groups.a.weights.dynamic = true"},
-      {"/config_groups/a/weights/symmetric", false, "config_groups.a.weights.symmetric = false"},
-      {"/config_groups/a/weights/num_bits", 6, "config_groups.a.weights.num_bits = 6"},
-      {"/config_groups/a/weights/type", "int", "config_groups.a.weights.type = \"int\""},
-      {"/config_groups/a/weights/type", nullptr, "config_groups.a.weights.type is missing", ExitCode::data},
-      {"/config_groups/a/weights/group_size", 16, "config_groups.a.weights.group_size = 16"},
-      {"/config_groups/a/weights/strategy", "tensor_group", "config_groups.a.weights.strategy = "},
-      {"/config_groups/a/weights/block_structure", {128, 128}, "config_groups.a.weights.block_structure = [128,128]"},
-      {"/config_groups/a/weights/scale_dtype", "torch.float8_e4m3fn", "config_groups.a.weights.scale_dtype = "},
-      {"/config_groups/a/input_activations/num_bits", 4, "config_groups.a.input_activations.num_bits = 4"},
-      {"/config_groups/a/input_activations/dynamic", nullptr, "config_groups.a.input_activations.dynamic is missing", ExitCode::data},
-      {"/config_groups/a/input_activations/dynamic", "local", "config_groups.a.input_activations.dynamic = "},
-      {"/config_groups/a/input_activations/mystery", 1, "config_groups.a.input_activations.mystery = 1"}};
-  for (const Wrong& wrong : wrongs) {
-    json config = good;
-    config[json::json_pointer(wrong.pointer)] = wrong.value;
-    const Error error = packed_error(config);
-    EXPECT_EQ(error.code(), wrong.code) << wrong.pointer;
-    EXPECT_THAT(error.what(), ::testing::AllOf(::testing::StartsWith("config.json: "), HasSubstr(wrong.what)));
-  }
-}
-
-TEST(PackedConfigs, OtherConventionsHaveOneScheme) {
-  EXPECT_EQ(packed({{"quant_method", "mxfp4"}}).scheme("x"), kMxfp4);
-  EXPECT_EQ(packed({{"quant_method", "mxfp8"}, {"weight_block_size", {1, 32}}}).scheme("x"), kMxfp8);
-  EXPECT_EQ(packed({{"quant_method", "modelopt"}, {"quant_algo", "MXFP8"}, {"group_size", 32}}).scheme("x"), kMxfp8);
-  EXPECT_FALSE(packed({{"quant_method", "mxfp4"}}).names_modules());
-  const std::vector<std::pair<json, const char*>> refusals = {
-      {{{"quant_method", "modelopt"}, {"quant_algo", "NVFP4"}}, "quant_method \"modelopt\": mantissa knows"},
-      {{{"quant_method", "gptq"}}, "quant_method \"gptq\": mantissa knows"},
-      {{{"quant_method", "modelopt"}, {"quant_algo", "MXFP8"}, {"group_size", 16}}, "quantization_config.group_size = 16"},
-      {{{"quant_method", "modelopt"}, {"quant_algo", "MXFP8"}, {"kv_cache_quant_algo", "FP8"}}, "kv_cache_quant_algo = \"FP8\""},
-      {{{"quant_method", "mxfp8"}, {"weight_block_size", {128, 128}}}, "quantization_config.weight_block_size = [128,128]"},
-      {{{"quant_method", "mxfp8"}, {"activation_scheme", "static"}}, "quantization_config.activation_scheme = \"static\""},
-      {{{"quant_method", "mxfp8"}, {"scale_fmt", "fp32"}}, "quantization_config.scale_fmt = \"fp32\""},
-      {{{"quant_method", "mxfp4"}, {"mystery", 1}}, "quantization_config.mystery = 1"}};
-  for (const auto& [config, what] : refusals) {
-    EXPECT_EQ(packed_error(config).code(), ExitCode::usage);
-    EXPECT_THAT(packed_error(config).what(), HasSubstr(what));
-  }
 }
 
 }  // namespace

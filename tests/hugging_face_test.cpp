@@ -7,9 +7,7 @@
 
 #include "family_configs.h"
 #include "files.h"
-#include "mantissa/base/rng.h"
 #include "mantissa/models/model_shape.h"
-#include "mantissa/models/packing.h"
 #include "testing.h"
 
 namespace mantissa {
@@ -340,94 +338,6 @@ TEST(HuggingFaceConfig, WindowsAreThoseOfTheFamily) {
   EXPECT_EQ(sliding(nowhere, json::object()), none);
   // Transformers makes the mask of sliding layers, though there are none.
   EXPECT_TRUE(json::parse(family_config(read(nowhere).model, Dtype::f32, {}))["sliding_window"].is_number_integer());
-}
-
-const PackedScheme kMxfp8{.format = Format::e4m3, .inputs = true}, kMxfp4{.format = Format::e2m1, .inputs = false};
-
-json operand(int bits, bool dynamic) {
-  return {{"num_bits", bits},  {"type", "float"},    {"strategy", "group"},         {"group_size", 32},
-          {"symmetric", true}, {"dynamic", dynamic}, {"scale_dtype", "torch.uint8"}};
-}
-
-TEST(Packing, OneSchemeIsThatOfAllLinearsButThoseThatAreIgnored) {
-  const PackedModules modules = {{"lm_head", {}},
-                                 {"model.layers.0.mlp.gate", {}},
-                                 {"model.layers.0.mlp.gate_proj", kMxfp8},
-                                 {"model.layers.1.mlp.experts.0.up_proj", {}},
-                                 {"model.layers.1.mlp.experts.10.up_proj", {}}};
-  const json ignore = {"lm_head", "model.layers.0.mlp.gate", R"(re:model\.layers\.1\.mlp\.experts\.\d+\.up_proj$)"};
-  const auto config = [&](Convention convention) { return json::parse(quantization_config(modules, convention)); };
-  EXPECT_EQ(config(Convention::compressed_tensors), (json{{"quant_method", "compressed-tensors"},
-                                                          {"format", "mxfp8-quantized"},
-                                                          {"quantization_status", "compressed"},
-                                                          {"version", "0.12.0"},
-                                                          {"global_compression_ratio", nullptr},
-                                                          {"kv_cache_scheme", nullptr},
-                                                          {"ignore", ignore},
-                                                          {"config_groups",
-                                                           {{"group_0",
-                                                             {{"targets", {"Linear"}},
-                                                              {"format", "mxfp8-quantized"},
-                                                              {"weights", operand(8, false)},
-                                                              {"input_activations", operand(8, true)}}}}}}));
-  EXPECT_EQ(config(Convention::sglang), (json{{"quant_method", "mxfp8"},
-                                              {"activation_scheme", "dynamic"},
-                                              {"fmt", "e4m3"},
-                                              {"weight_block_size", {1, 32}},
-                                              {"scale_fmt", "ue8m0"},
-                                              {"modules_to_not_convert", ignore}}));
-  EXPECT_EQ(config(Convention::modelopt), (json{{"quant_method", "modelopt"},
-                                                {"quant_algo", "MXFP8"},
-                                                {"group_size", 32},
-                                                {"ignore", ignore},
-                                                {"producer", {{"name", "mantissa"}}}}));
-  EXPECT_EQ(json::parse(modelopt_side_file(modules)),
-            (json{{"producer", {{"name", "mantissa"}}},
-                  {"quantization",
-                   {{"quant_algo", "MXFP8"}, {"group_size", 32}, {"kv_cache_quant_algo", nullptr}, {"exclude_modules", ignore}}}}));
-}
-
-TEST(Packing, SeveralSchemesAreGroupsWithTheirTargets) {
-  const PackedModules modules = {{"lm_head", {}},
-                                 {"model.layers.0.mlp.experts.0.up_proj", kMxfp4},
-                                 {"model.layers.0.mlp.experts.1.up_proj", kMxfp4},
-                                 {"model.layers.0.self_attn.q_proj", kMxfp8}};
-  const json eight = {{"targets", {"model.layers.0.self_attn.q_proj"}},
-                      {"format", "mxfp8-quantized"},
-                      {"weights", operand(8, false)},
-                      {"input_activations", operand(8, true)}},
-             four = {{"targets", {R"(re:model\.layers\.0\.mlp\.experts\.\d+\.up_proj$)"}},
-                     {"format", "mxfp4-pack-quantized"},
-                     {"weights", operand(4, false)}};
-  const json config = json::parse(quantization_config(modules, Convention::compressed_tensors));
-  EXPECT_EQ(config["format"], "mixed-precision");
-  EXPECT_EQ(config["ignore"], json({"lm_head"}));
-  const json groups = config["config_groups"];
-  ASSERT_EQ(groups.size(), 2U);
-  const bool first = groups["group_0"] == eight;
-  EXPECT_EQ(groups[first ? "group_0" : "group_1"], eight);
-  EXPECT_EQ(groups[first ? "group_1" : "group_0"], four);
-  for (const Convention convention : {Convention::sglang, Convention::modelopt}) {
-    EXPECT_THAT(test::error_of([&] { quantization_config(modules, convention); }).what(), HasSubstr("experts.0.up_proj is E2M1"));
-    const PackedModules weights_only = {{"model.layers.0.mlp.up_proj", PackedScheme{.format = Format::e4m3, .inputs = false}}};
-    EXPECT_THAT(test::error_of([&] { quantization_config(weights_only, convention); }).what(),
-                HasSubstr("up_proj reads its input in high precision"));
-  }
-  EXPECT_EQ(json::parse(mxfp4_config()),
-            (json{{"quant_method", "mxfp4"},
-                  {"modules_to_not_convert", {"model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"}}}));
-}
-
-TEST(Packing, NamesAreThoseOfTheConventions) {
-  const auto names = [](const char* weight, Format format, Convention convention) {
-    const PackedNames both = packed_names(weight, format, convention);
-    return both.codes + " " + both.scales;
-  };
-  EXPECT_EQ(names("a.weight", Format::e4m3, Convention::compressed_tensors), "a.weight a.weight_scale");
-  EXPECT_EQ(names("a.weight", Format::e2m1, Convention::compressed_tensors), "a.weight_packed a.weight_scale");
-  EXPECT_EQ(names("a.weight", Format::e4m3, Convention::modelopt), "a.weight a.weight_scale");
-  EXPECT_EQ(names("a.weight", Format::e4m3, Convention::sglang), "a.weight a.weight_scale_inv");
-  EXPECT_EQ(names("a.gate_up_proj", Format::e2m1, Convention::compressed_tensors), "a.gate_up_proj_blocks a.gate_up_proj_scales");
 }
 
 }  // namespace
