@@ -221,6 +221,10 @@ TEST_F(GptTest, TheAnglesOfPositionsGrowWithTheSequences) {
   initialise(fresh.parameters(), 5);
   logits(grown, 3);
   EXPECT_EQ(logits(grown, kLength), logits(fresh, kLength));
+  Gpt small(small_model(), fast(), high_plan(small_model()), {.gradients = false});
+  initialise(small.parameters(), 5);
+  EXPECT_EQ(logits(small, 8).size(), 8U * 11);
+  EXPECT_THAT(error_of([&] { logits(small, 9); }).what(), ::testing::HasSubstr("rope: positions[8] is 8"));
 }
 
 TEST_F(GptTest, ACacheHoldsThePositionsItWasMadeFor) {

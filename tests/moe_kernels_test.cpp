@@ -311,6 +311,27 @@ TEST_F(MoeKernels, GiveWeightGradientsOfExpertsAloneAndNothingWithoutRows) {
   }
 }
 
+TEST_F(MoeKernels, BiasesBelongToTheRowsOfTheirGroups) {
+  constexpr int64_t kRows = 6, kColumns = 3, kGroups = 3;  // two rows of the first and the last group, two of none
+  for (Backend* device : {&reference(), &fast()}) {
+    for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+      std::vector<double> ones(kRows * kColumns, 1.0);
+      const Tensor dy = tensor_of(*device, dtype, {kRows, kColumns}, ones), x = tensor_of(*device, Dtype::f32, {kRows, kColumns}, ones),
+                   bias = tensor_of(*device, dtype, {kGroups * kColumns}, {1, 2, 3, 4, 5, 6, 7, 8, 9}),
+                   offsets = tensor_of(*device, Dtype::i32, {kGroups + 1}, {0, 2, 2, 4});
+      const Tensor sums = empty(*device, dtype, {kRows, kColumns}), dbias = empty(*device, Dtype::f32, {kGroups * kColumns}),
+                   product = empty(*device, Dtype::f32, {kRows});
+      for (const Tensor& out : {sums, dbias, product}) set_nan(out);
+      device->run(AddGroupedBias{.x = x, .bias = bias, .out = sums, .offsets = offsets});
+      device->run(GroupedBiasGradient{.dy = dy, .dbias = dbias, .offsets = offsets, .accumulate = false});
+      device->run(GroupedBiasProduct{.dy = dy, .bias = bias, .out = product, .offsets = offsets});
+      EXPECT_EQ(values(sums), (std::vector<double>{2, 3, 4, 2, 3, 4, 8, 9, 10, 8, 9, 10, 1, 1, 1, 1, 1, 1})) << device->name();
+      EXPECT_EQ(values(dbias), (std::vector<double>{2, 2, 2, 0, 0, 0, 2, 2, 2})) << device->name();
+      EXPECT_EQ(values(product), (std::vector<double>{6, 6, 24, 24, 0, 0})) << device->name();
+    }
+  }
+}
+
 TEST_F(MoeKernels, ComputeFewMoreRowsThanGroupsHave) {
   EXPECT_EQ(grouped_rows(0), 0);
   for (int64_t rows = 1; rows < 700; ++rows) {

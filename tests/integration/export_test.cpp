@@ -322,7 +322,9 @@ TEST_F(Exports, AModelThatDiffersIsRefusedByKey) {
 }
 
 TEST_F(Exports, WithoutASectionModelThatOfTheCheckpointIsTaken) {
-  run("first", kShape);
+  std::vector<std::string> padded = kShape;
+  padded.push_back("model.pad_vocab_to=16");
+  run("first", padded);
   const nlohmann::json json = {{"training", {{"steps", 1}, {"seq_len", 16}, {"micro_batch_size", 4}, {"grad_accum", 2}}},
                                {"data", {{"path", path("text.txt")}, {"tokenizer", "char"}}},
                                {"checkpoint", {{"init_from", "runs/first"}}},
@@ -330,6 +332,7 @@ TEST_F(Exports, WithoutASectionModelThatOfTheCheckpointIsTaken) {
   const LoadedConfig loaded = load_run_config({.file = path("second.json"), .text = json.dump(), .set_files = {}, .sets = {}});
   EXPECT_EQ(loaded.config.model.hidden_size, 64);
   EXPECT_EQ(loaded.config.model.num_attention_heads, 3);
+  EXPECT_EQ(loaded.config.model.pad_vocab_to, 1) << "which is none of its values";
   EXPECT_EQ(loaded.report.origin("model.hidden_size"), "derived");
   EXPECT_EQ(run(loaded).losses.size(), 1U);
 }

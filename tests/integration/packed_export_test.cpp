@@ -89,6 +89,10 @@ TEST_F(Exports, ExpertsOfGptOssArePackedInItsOwnBlocks) {
   EXPECT_EQ(difference("values", saved), std::nullopt);
   EXPECT_EQ(difference("packed", saved), std::nullopt);
   import_model(path("packed"), path("in"));
+  CheckpointReader reader(path("in"));
+  EXPECT_THAT(reconciled_weights(reader, resolve_plan(saved_config(reader))), ::testing::IsEmpty());
+  EXPECT_THAT(reconciled_weights(reader, test::high_plan(saved_config(reader).model, Dtype::bf16)),
+              ::testing::Contains("layers.{0..1}.moe.experts.down: e2m1 1x32 in the file, bf16 here"));
   pack_to(path("in"), "again");
   EXPECT_EQ(all_bytes("packed"), all_bytes("again"));
   export_to(path("in"), "in values");
@@ -137,6 +141,7 @@ TEST_F(Exports, PackedWeightsAreReconciledWithThePlan) {
   EXPECT_THAT(lines("high"), ::testing::Contains("layers.{0..1}.mlp.down: e4m3 1x32 in the file, bf16 here"));
   EXPECT_THAT(lines("high"), ::testing::Contains("output: e4m3 1x32 in the file, bf16 here"));
   EXPECT_THAT(lines("mxfp4_qat"), ::testing::Contains("layers.{0..1}.mlp.down: e4m3 1x32 in the file, e2m1 1x32 here"));
+  EXPECT_THAT(reconciled_weights(reader, resolve_plan(saved_config(reader))), ::testing::IsEmpty());
   sets.push_back("training.steps=1");
   const auto first_loss = [&](const std::string& name, const std::string& from) {
     std::vector<std::string> more = sets;
@@ -145,6 +150,54 @@ TEST_F(Exports, PackedWeightsAreReconciledWithThePlan) {
   };
   // Masters are other, but forward reads the same values.
   EXPECT_EQ(first_loss("from codes", path("in")), first_loss("from masters", checkpoint("first", 3)));
+}
+
+// Its tensors must be those of the model in its manifest, in types that an import writes.
+TEST_F(Exports, AnImportThatIsNotOfItsModelIsRefused) {
+  std::vector<std::string> sets = kShape;
+  sets.push_back("precision.dtype=bf16");
+  sets.push_back("precision.recipe=mxfp8");
+  run("run", sets);
+  pack_to(checkpoint("run", 3), "packed");
+  import_model(path("packed"), path("in"));
+  const Manifest written = CheckpointReader(path("in")).manifest();
+  const auto error_with = [&](const std::function<void(Manifest&)>& change) {
+    Manifest manifest = written;
+    change(manifest);
+    test::write_file(path("in/manifest.json"), format_manifest(manifest));
+    const Error error = test::error_of([&] { load_model(path("in")); });
+    EXPECT_EQ(error.code(), ExitCode::data);
+    return std::string(error.what());
+  };
+  const auto renamed = [](Manifest& manifest, const std::string& from, const std::string& to) {
+    std::ranges::find(manifest.tensors, from, &ManifestTensor::name)->name = to;
+  };
+  const std::string up = "layers.0.mlp.gate_up.weight", down = "layers.0.mlp.down.weight";
+  EXPECT_THAT(error_with([&](Manifest& m) { renamed(m, "scales." + down, "others." + down); }),
+              HasSubstr("there are codes of layers.0.mlp.down.weight, but no scales"));
+  EXPECT_THAT(error_with([&](Manifest& m) {
+                renamed(m, "scales." + down, "others." + down);
+                renamed(m, "scales." + up, "scales." + down);
+                renamed(m, "others." + down, "scales." + up);
+              }),
+              HasSubstr(" of its model is [192, 64], but its codes are [192, 64] and its scales [64, 3]"));
+  EXPECT_THAT(error_with([&](Manifest& m) { renamed(m, "value.final_norm.weight", "master.final_norm.weight"); }),
+              HasSubstr("final_norm.weight of its model is fp32 [64], but the tensor is bf16 [64]"));
+  EXPECT_THAT(error_with([](Manifest& m) {
+                auto config = nlohmann::json::parse(m.config);
+                config["model"].update({{"vocab_size", 7}, {"pad_vocab_to", 8}});
+                m.config = config.dump();
+              }),
+              HasSubstr("embed.weight of its model is fp32 [7, 64], but the tensor is bf16 [8, 64]"));
+  EXPECT_THAT(
+      error_with([&](Manifest& m) { renamed(m, std::string(kCarriedPrefix) + "tokenizer.json", std::string(kCarriedPrefix) + "other"); }),
+      HasSubstr("other must be the bytes of a file that goes with a model"));
+  test::write_file(path("in/manifest.json"), format_manifest(written));
+  for (const char* from : {"in", "packed"}) {
+    const LoadedModel wide = load_model(path(from), {}, Dtype::f32);
+    EXPECT_EQ(wide.model->compute(), Dtype::f32) << from;
+    for (const auto& [name, recipe] : wide.config.precision.recipes) EXPECT_EQ(recipe.compute, Dtype::f32) << from << ": " << name;
+  }
 }
 
 TEST_F(Exports, ScalesAndCodesThatAreNoNumbersAreNotImported) {
