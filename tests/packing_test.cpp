@@ -29,6 +29,8 @@ TEST(Packing, OneSchemeIsThatOfAllLinearsButThoseThatAreIgnored) {
                                  {"model.layers.1.mlp.experts.0.up_proj", {}},
                                  {"model.layers.1.mlp.experts.10.up_proj", {}}};
   const json ignore = {"lm_head", "model.layers.0.mlp.gate", R"(re:model\.layers\.1\.mlp\.experts\.\d+\.up_proj$)"};
+  const json names = {"lm_head", "model.layers.0.mlp.gate", "model.layers.1.mlp.experts"},
+             wildcards = {"lm_head", "model.layers.0.mlp.gate", "model.layers.1.mlp.experts*"};
   const auto config = [&](Convention convention) { return json::parse(quantization_config(modules, convention)); };
   EXPECT_EQ(config(Convention::compressed_tensors), (json{{"quant_method", "compressed-tensors"},
                                                           {"format", "mxfp8-quantized"},
@@ -48,16 +50,16 @@ TEST(Packing, OneSchemeIsThatOfAllLinearsButThoseThatAreIgnored) {
                                               {"fmt", "e4m3"},
                                               {"weight_block_size", {1, 32}},
                                               {"scale_fmt", "ue8m0"},
-                                              {"modules_to_not_convert", ignore}}));
+                                              {"modules_to_not_convert", names}}));
   EXPECT_EQ(config(Convention::modelopt), (json{{"quant_method", "modelopt"},
                                                 {"quant_algo", "MXFP8"},
                                                 {"group_size", 32},
-                                                {"ignore", ignore},
+                                                {"ignore", wildcards},
                                                 {"producer", {{"name", "mantissa"}}}}));
   EXPECT_EQ(json::parse(modelopt_side_file(modules)),
             (json{{"producer", {{"name", "mantissa"}}},
                   {"quantization",
-                   {{"quant_algo", "MXFP8"}, {"group_size", 32}, {"kv_cache_quant_algo", nullptr}, {"exclude_modules", ignore}}}}));
+                   {{"quant_algo", "MXFP8"}, {"group_size", 32}, {"kv_cache_quant_algo", nullptr}, {"exclude_modules", wildcards}}}}));
 }
 
 TEST(Packing, SeveralSchemesAreGroupsWithTheirTargets) {

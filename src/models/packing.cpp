@@ -48,8 +48,25 @@ std::vector<std::string> not_packed(const PackedModules& modules) {
   for (const auto& [name, scheme] : modules) {
     if (!scheme) names.push_back(name);
   }
-  return targets_of(names);
+  return names;
 }
+
+// By name, for readers without "re:". All experts of a layer are one module to them, and have one scheme. after_experts: how a list names
+// what lies below that module.
+std::vector<std::string> names_not_packed(const PackedModules& modules, const std::string& after_experts) {
+  constexpr std::string_view kExperts = ".experts";
+  std::vector<std::string> names;
+  for (const std::string& module : not_packed(modules)) {
+    const size_t experts = module.find(text(kExperts, "."));
+    std::string name = experts == std::string::npos ? module : module.substr(0, experts + kExperts.size()) + after_experts;
+    if (std::ranges::find(names, name) == names.end()) names.push_back(std::move(name));
+  }
+  return names;
+}
+
+// transformers takes names as expressions that end where a module does, ModelOpt as wildcards for the whole name.
+std::vector<std::string> names_for_transformers(const PackedModules& modules) { return names_not_packed(modules, ""); }
+std::vector<std::string> names_for_modelopt(const PackedModules& modules) { return names_not_packed(modules, "*"); }
 
 ordered_json compressed_tensors(const PackedModules& modules) {
   const auto schemes = by_scheme(modules);
@@ -62,10 +79,11 @@ ordered_json compressed_tensors(const PackedModules& modules) {
     if (scheme.inputs) group["input_activations"] = operand(8, true);
     groups[text("group_", groups.size())] = std::move(group);
   }
-  return {{"quant_method", "compressed-tensors"}, {"format", schemes.size() == 1 ? format_of(schemes.begin()->first) : "mixed-precision"},
-          {"quantization_status", "compressed"},  {"version", "0.12.0"},
-          {"global_compression_ratio", nullptr},  {"kv_cache_scheme", nullptr},
-          {"ignore", not_packed(modules)},        {"config_groups", std::move(groups)}};
+  return {
+      {"quant_method", "compressed-tensors"},      {"format", schemes.size() == 1 ? format_of(schemes.begin()->first) : "mixed-precision"},
+      {"quantization_status", "compressed"},       {"version", "0.12.0"},
+      {"global_compression_ratio", nullptr},       {"kv_cache_scheme", nullptr},
+      {"ignore", targets_of(not_packed(modules))}, {"config_groups", std::move(groups)}};
 }
 
 // Both others know one scheme: E4M3 with inputs quantised by the server.
@@ -94,12 +112,12 @@ std::string quantization_config(const PackedModules& modules, Convention convent
     return ordered_json{{"quant_method", "modelopt"},
                         {"quant_algo", "MXFP8"},
                         {"group_size", kPackedBlock},
-                        {"ignore", not_packed(modules)},
+                        {"ignore", names_for_modelopt(modules)},
                         {"producer", {{"name", "mantissa"}}}}
         .dump();
   return ordered_json{{"quant_method", "mxfp8"}, {"activation_scheme", "dynamic"},
                       {"fmt", "e4m3"},           {"weight_block_size", {1, kPackedBlock}},
-                      {"scale_fmt", "ue8m0"},    {"modules_to_not_convert", not_packed(modules)}}
+                      {"scale_fmt", "ue8m0"},    {"modules_to_not_convert", names_for_transformers(modules)}}
       .dump();
 }
 
@@ -116,7 +134,7 @@ std::string modelopt_side_file(const PackedModules& modules) {
                               {{"quant_algo", "MXFP8"},
                                {"group_size", kPackedBlock},
                                {"kv_cache_quant_algo", nullptr},
-                               {"exclude_modules", not_packed(modules)}}}};
+                               {"exclude_modules", names_for_modelopt(modules)}}}};
   return side.dump(2) + "\n";
 }
 
