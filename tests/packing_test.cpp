@@ -134,8 +134,6 @@ TEST(PackedConfigs, ANameGoesBeforeExpressionsAndThoseBeforeTheClass) {
   const PackedConfig two = packed(quantization({{"a", group({"re:.*proj"}, 8, true)}, {"b", group({"re:.*down.*"}, 4, false)}}));
   EXPECT_EQ(two.scheme(module), kMxfp4);  // by alphabet
   EXPECT_EQ(two.scheme("model.layers.0.mlp.gate"), std::nullopt);
-  const PackedConfig later = packed(quantization({{"a", group({"Linear"}, 8, true)}, {"b", group({"Linear"}, 4, false)}}));
-  EXPECT_EQ(later.scheme(module), kMxfp4);
   const PackedConfig above = packed(quantization({{"a", group({"Module"}, 8, true)}, {"b", group({"Linear"}, 4, false)}}));
   EXPECT_EQ(above.scheme(module), kMxfp4);
   EXPECT_EQ(packed(quantization({{"a", group({"Module"}, 8, true)}})).scheme(module), kMxfp8);
@@ -157,6 +155,27 @@ TEST(PackedConfigs, ExpressionsBeginWithTheNameAndNeedNotEndWithIt) {
     EXPECT_EQ(error.code(), ExitCode::usage);
     EXPECT_THAT(error.what(), HasSubstr(text("config.json: quantization_config.config_groups: \"", target, "\" ")));
   }
+}
+
+// JSON here has no order, so the later of two groups cannot be told.
+TEST(PackedConfigs, ATargetHasOneScheme) {
+  for (const char* target : {"Linear", "re:.*proj"}) {
+    const Error error = packed_error(quantization({{"z", group({target}, 8, true)}, {"b", group({"lm_head", target}, 4, false)}}));
+    EXPECT_EQ(error.code(), ExitCode::usage);
+    EXPECT_THAT(error.what(), HasSubstr(text("config.json: quantization_config.config_groups: b and z both name the target \"", target,
+                                             "\", with different schemes")));
+    EXPECT_EQ(packed(quantization({{"z", group({target}, 8, true)}, {"b", group({target}, 8, true)}})).scheme("up_proj"), kMxfp8);
+  }
+}
+
+TEST(PackedConfigs, AnExpressionThatNeedsTooManyStepsIsNamedWithItsPlace) {
+  const std::string steps = R"(re:(a*)*(a*)*(a*)*$)", module(40, 'a');
+  const json groups = {{"a", group({"Linear"}, 8, true)}};
+  const Error ignored = test::error_of([&] { (void)packed(quantization(groups, {steps})).scheme(module + "b"); });
+  EXPECT_EQ(ignored.code(), ExitCode::usage);
+  EXPECT_THAT(ignored.what(), HasSubstr("config.json: quantization_config.ignore: \"" + steps + "\" "));
+  const Error target = test::error_of([&] { (void)packed(quantization({{"a", group({steps}, 8, true)}})).scheme(module + "b"); });
+  EXPECT_THAT(target.what(), HasSubstr("config.json: quantization_config.config_groups: \"" + steps + "\" "));
 }
 
 TEST(PackedConfigs, WhatIsIgnoredHasNoScheme) {
@@ -221,9 +240,17 @@ TEST(PackedConfigs, WhatIsNeutralIsTakenAndAllElseRefusedByName) {
   }
 }
 
+const json kMxfp8Config = {{"quant_method", "mxfp8"}, {"weight_block_size", {1, 32}}, {"scale_fmt", "ue8m0"}};
+
+json with(json config, const json& change) {
+  config.update(change);
+  return config;
+}
+
 TEST(PackedConfigs, OtherConventionsHaveOneScheme) {
   EXPECT_EQ(packed({{"quant_method", "mxfp4"}}).scheme("x"), kMxfp4);
-  EXPECT_EQ(packed({{"quant_method", "mxfp8"}, {"weight_block_size", {1, 32}}}).scheme("x"), kMxfp8);
+  EXPECT_EQ(packed(kMxfp8Config).scheme("x"), kMxfp8);
+  EXPECT_EQ(packed(with(kMxfp8Config, {{"dequantize", false}})).scheme("x"), kMxfp8);
   EXPECT_EQ(packed({{"quant_method", "modelopt"}, {"quant_algo", "MXFP8"}, {"group_size", 32}}).scheme("x"), kMxfp8);
   EXPECT_FALSE(packed({{"quant_method", "mxfp4"}}).names_modules());
   EXPECT_STREQ(packed_error(json::array()).what(), "config.json: quantization_config must be a JSON object");
@@ -232,14 +259,67 @@ TEST(PackedConfigs, OtherConventionsHaveOneScheme) {
       {{{"quant_method", "gptq"}}, "quant_method \"gptq\": mantissa knows"},
       {{{"quant_method", "modelopt"}, {"quant_algo", "MXFP8"}, {"group_size", 16}}, "quantization_config.group_size = 16"},
       {{{"quant_method", "modelopt"}, {"quant_algo", "MXFP8"}, {"kv_cache_quant_algo", "FP8"}}, "kv_cache_quant_algo = \"FP8\""},
-      {{{"quant_method", "mxfp8"}, {"weight_block_size", {128, 128}}}, "quantization_config.weight_block_size = [128,128]"},
-      {{{"quant_method", "mxfp8"}, {"activation_scheme", "static"}}, "quantization_config.activation_scheme = \"static\""},
-      {{{"quant_method", "mxfp8"}, {"scale_fmt", "fp32"}}, "quantization_config.scale_fmt = \"fp32\""},
+      {with(kMxfp8Config, {{"weight_block_size", {128, 128}}}), "quantization_config.weight_block_size = [128,128]"},
+      {with(kMxfp8Config, {{"weight_block_size", nullptr}}), "quantization_config.weight_block_size is missing"},
+      {with(kMxfp8Config, {{"activation_scheme", "static"}}), "quantization_config.activation_scheme = \"static\""},
+      {with(kMxfp8Config, {{"scale_fmt", "float"}}), "quantization_config.scale_fmt = \"float\""},
+      {with(kMxfp8Config, {{"scale_fmt", nullptr}}), "quantization_config.scale_fmt is missing"},
+      {with(kMxfp8Config, {{"dequantize", true}}), "quantization_config.dequantize = true"},
+      {with(kMxfp8Config, {{"ignored_layers", {"a"}}, {"modules_to_not_convert", {"b"}}}), "quantization_config.ignored_layers = [\"a\"]"},
+      {with(kMxfp8Config, {{"ignored_layers", {"*.gate"}}}), "config.json: quantization_config.ignored_layers: \"*.gate\" "},
+      {{{"quant_method", "modelopt"}, {"quant_algo", "MXFP8"}, {"ignore", {"lm[h]"}}}, "quantization_config.ignore: \"lm[h]\" has ["},
+      {{{"quant_method", "mxfp4"}, {"dequantize", true}}, "quantization_config.dequantize = true"},
       {{{"quant_method", "mxfp4"}, {"mystery", 1}}, "quantization_config.mystery = 1"}};
   for (const auto& [config, what] : refusals) {
     EXPECT_EQ(packed_error(config).code(), ExitCode::usage);
     EXPECT_THAT(packed_error(config).what(), HasSubstr(what));
   }
+}
+
+// should_convert_module() of transformers 5.23 and fnmatch of Python answer so.
+TEST(PackedConfigs, ListsOfOtherConventionsHaveTheirOwnRules) {
+  const json modelopt = {{"quant_method", "modelopt"}, {"quant_algo", "MXFP8"}}, mxfp4 = {{"quant_method", "mxfp4"}};
+  const auto listed = [](const json& config, const char* key, const char* name, const std::string& module) {
+    return !packed(with(config, {{key, {name}}})).scheme(module).has_value();
+  };
+  for (const char* key : {"modules_to_not_convert", "ignored_layers"}) {
+    const auto is = [&](const char* name, const std::string& module) { return listed(kMxfp8Config, key, name, module); };
+    EXPECT_TRUE(is("model.layers.1", "model.layers.1.mlp.up_proj"));
+    EXPECT_FALSE(is("model.layers.1", "model.layers.11.mlp.up_proj"));
+    EXPECT_TRUE(is("model.layers.*", "model.layers.11.mlp.up_proj"));
+    EXPECT_TRUE(is("model.layers.", "model.layers.11.mlp.up_proj"));
+    EXPECT_FALSE(is("mlp.gate", "model.layers.1.mlp.gate_proj"));
+    EXPECT_TRUE(is("_proj", "model.layers.1.mlp.gate_proj"));
+    EXPECT_FALSE(is("up|gate", "model.layers.1.mlp.gate_proj"));
+  }
+  EXPECT_TRUE(listed(mxfp4, "modules_to_not_convert", "model.layers.*.mlp.experts", "model.layers.1.mlp.experts"));
+  EXPECT_FALSE(listed(mxfp4, "modules_to_not_convert", "model.layers.*.mlp.router", "model.layers.1.mlp.experts"));
+  for (const char* key : {"ignore", "exclude_modules"}) {
+    const auto is = [&](const char* name, const std::string& module) { return listed(modelopt, key, name, module); };
+    EXPECT_TRUE(is("model.layers.1.mlp.experts*", "model.layers.1.mlp.experts.7.up_proj"));
+    EXPECT_FALSE(is("model.layers.1.mlp", "model.layers.1.mlp.up_proj"));
+    EXPECT_TRUE(is("*.mlp.?p_proj", "model.layers.1.mlp.up_proj"));
+    EXPECT_FALSE(is("model.layers.?.mlp*", "model.layers.11.mlp.up_proj"));
+    EXPECT_FALSE(is("modelxlayers*", "model.layers"));
+    EXPECT_FALSE(is("model.layers", "modelxlayers"));
+  }
+}
+
+TEST(PackedConfigs, TheSideFileOfModelOptIsReadAsOne) {
+  const json file = {
+      {"producer", {{"name", "modelopt"}}},
+      {"quantization", {{"quant_algo", "MXFP8"}, {"group_size", 32}, {"kv_cache_quant_algo", nullptr}, {"exclude_modules", {"lm_head"}}}}};
+  const PackedConfig config = PackedConfig::of_modelopt(file.dump(), "side");
+  EXPECT_EQ(config.scheme("lm_head"), std::nullopt);
+  EXPECT_EQ(config.scheme("x"), kMxfp8);
+  const auto error = [&](const json& change) {
+    json other = file;
+    other.merge_patch(change);
+    return std::string(test::error_of([&] { PackedConfig::of_modelopt(other.dump(), "side"); }).what());
+  };
+  EXPECT_THAT(error({{"quantization", {{"kv_cache_quant_algo", "FP8"}}}}), HasSubstr("side: quantization.kv_cache_quant_algo = \"FP8\""));
+  EXPECT_THAT(error({{"quantization", nullptr}}), HasSubstr("side: quantization is missing"));
+  EXPECT_THAT(error({{"mystery", 1}}), HasSubstr("mystery = 1"));
 }
 
 }  // namespace

@@ -15,15 +15,32 @@ constexpr std::string_view kExpression = "re:";
 // What torch calls all linears of these families, and what these are made of.
 constexpr std::array kClasses = {"Linear", "Module"};
 
-// Python's re.match: from the start of the name, and not to its end unless the expression says so.
-Pattern expression_of(const std::string& written, const std::string& where) {
-  const std::string expression = written.substr(kExpression.size());
+bool is_word(char c) { return c == '_' || (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+
+// What goes wrong with an expression is said with where it stands.
+template <class Body>
+auto at_expression(const std::string& where, const Body& body) {
   try {
-    Pattern(text(kExpression, expression), 1);  // alone, so that no bracket of it closes those around it
-    return Pattern(text(kExpression, "(?:", expression, ").*"), 1);
+    return body();
   } catch (const Error& error) {
-    fail(error.code(), where, ": \"", shortened(written), "\" ", error.what());
+    fail(error.code(), where, " ", error.what());
   }
+}
+
+// Python's re.match: from the start of the name, and not to its end unless `after` says so.
+Pattern expression_of(const std::string& expression, const std::string& after, const std::string& where) {
+  return at_expression(where, [&] {
+    Pattern(text(kExpression, expression), 1);  // alone, so that no bracket of it closes those around it
+    return Pattern(text(kExpression, "(?:", expression, ")", after, ".*"), 1);
+  });
+}
+
+// fnmatch of Python: * and ? for the whole name.
+std::string expression_of_wildcards(const std::string& name, const std::string& where) {
+  require(name.find('[') == std::string::npos, ExitCode::usage, where, " has [: mantissa reads the wildcards * and ?");
+  std::string out;
+  for (const char c : name) out += c == '*' ? std::string(".*") : c == '?' ? "." : is_word(c) ? std::string(1, c) : text("\\", c);
+  return out + "$";
 }
 
 std::vector<std::string> names_of(FamilyKeys& keys, const std::string& key) {
@@ -73,92 +90,142 @@ PackedScheme read_group(const json& group, const std::string& source, const std:
   return scheme;
 }
 
-// Targets of all groups with their schemes. What two groups name is the later one's.
-std::map<std::string, PackedScheme> read_groups(FamilyKeys& keys, const std::string& source) {
-  keys.require_present("config_groups");
-  const json& groups = keys.value("config_groups");
-  if (!groups.is_object()) keys.wrong("config_groups", "an object");
-  std::map<std::string, PackedScheme> targets;
-  for (const auto& [name, group] : groups.items()) {
-    const std::string where = "quantization_config.config_groups." + name;
-    require(!group.is_array(), ExitCode::usage, source, ": ", where, " is the name of a scheme: write the scheme out");
-    const PackedScheme scheme = read_group(group, source, where + ".");
-    FamilyKeys of_group(group, source, where + ".");
-    of_group.require_present("targets");
-    for (const std::string& target : names_of(of_group, "targets")) targets[target] = scheme;
-  }
-  return targets;
-}
+}  // namespace
 
-// Beside config_groups and ignore.
-void read_compressed_tensors(FamilyKeys& keys) {
+class PackedConfig::Keys : public FamilyKeys {
+ public:
+  Keys(const json& object, const std::string& file, const std::string& at)
+      : FamilyKeys(object, file, at + "."), source(file), key(at), where(file + ": " + at + ".") {}
+  const std::string source, key, where;
+
+  std::string where_of(const std::string& list, const std::string& name) const { return text(where, list, ": \"", shortened(name), "\""); }
+  // What transformers takes where the file says nothing is not MX.
+  void require_said(const std::string& name, const char* otherwise) {
+    require(has(name), ExitCode::usage, where, name, " is missing: transformers takes ", otherwise, ", which is not MX");
+  }
+};
+
+// Of several groups a target may have one scheme: which of two counts depends on the order in the file.
+void PackedConfig::read_compressed_tensors(Keys& keys) {
   keys.ignore({"quant_method", "version", "global_compression_ratio", "run_compressed"});
   keys.only("format", {"mxfp8-quantized", "mxfp4-pack-quantized", "mixed-precision"});
   keys.only("quantization_status", {"compressed"});
   keys.only("kv_cache_scheme", {});
   for (const char* const name : {"sparsity_config", "transform_config"}) keys.only(name, {json::object()});
   keys.only("moe_sparsity_config", {});
-}
-
-PackedScheme read_one_scheme(FamilyKeys& keys, const std::string& method, const std::string& source) {
-  keys.ignore({"quant_method"});
-  if (method == "mxfp4") {  // experts of gpt-oss, whose inputs stay in high precision
-    keys.ignore({"modules_to_not_convert", "dequantize"});
-    return {.format = Format::e2m1, .inputs = false};
+  keys.require_present("config_groups");
+  const json& groups = keys.value("config_groups");
+  if (!groups.is_object()) keys.wrong("config_groups", "an object");
+  std::map<std::string, std::string> group_of;
+  for (const auto& [name, group] : groups.items()) {
+    require(!group.is_array(), ExitCode::usage, keys.where, "config_groups.", name, " is the name of a scheme: write the scheme out");
+    const std::string where = text(keys.key, ".config_groups.", name, ".");
+    const PackedScheme scheme = read_group(group, keys.source, where);
+    FamilyKeys of_group(group, keys.source, where);
+    of_group.require_present("targets");
+    for (const std::string& target : names_of(of_group, "targets")) {
+      const auto [named, is_new] = targets_.emplace(target, scheme);
+      require(is_new || named->second == scheme, ExitCode::usage, keys.where, "config_groups: ", group_of[target], " and ", name,
+              " both name the target \"", shortened(target), "\", with different schemes: name it in one of them");
+      group_of.emplace(target, name);
+    }
   }
-  if (method == "mxfp8") {
-    keys.only("activation_scheme", {"dynamic"});
-    keys.only("fmt", {"e4m3"});
-    keys.only("scale_fmt", {"ue8m0"});
-    keys.only("weight_block_size", {json::array({1, kPackedBlock})});
-    keys.ignore({"modules_to_not_convert", "ignored_layers", "dequantize"});
-    return {.format = Format::e4m3, .inputs = true};
-  }
-  require(method == "modelopt" && keys.word("quant_algo", "") == "MXFP8", ExitCode::usage, source, ": quantization_config.quant_method \"",
-          shortened(method), "\": mantissa knows compressed-tensors in MXFP8 and MXFP4, mxfp8, mxfp4, and modelopt with quant_algo MXFP8");
-  keys.only("group_size", {kPackedBlock});
-  for (const char* const name : {"kv_cache_quant_algo", "kv_cache_scheme"}) keys.only(name, {});
-  keys.ignore({"ignore", "exclude_modules", "producer"});
-  return {.format = Format::e4m3, .inputs = true};
-}
-
-}  // namespace
-
-PackedConfig::PackedConfig(std::string_view content, const std::string& source) {
-  const json config = parse_strict_json(content, source);
-  FamilyKeys keys(config, source, "quantization_config.");
-  const std::string method = keys.word("quant_method", "");
-  if (method != "compressed-tensors") {
-    one_ = read_one_scheme(keys, method, source);
-    keys.require_all_known();
-    return;
-  }
-  read_compressed_tensors(keys);
-  for (const auto& [target, scheme] : read_groups(keys, source)) {
-    if (target.starts_with(kExpression))
-      expressions_.emplace_back(expression_of(target, source + ": quantization_config.config_groups"), scheme);
-    else
-      targets_[target] = scheme;
+  for (const auto& [target, scheme] : targets_) {
+    if (!target.starts_with(kExpression)) continue;
+    const std::string where = keys.where_of("config_groups", target);
+    Pattern pattern = expression_of(target.substr(kExpression.size()), "", where);
+    expressions_.emplace_back(Expression{.where = where, .pattern = std::move(pattern)}, scheme);
   }
   for (const std::string& name : names_of(keys, "ignore")) {
+    const std::string where = keys.where_of("ignore", name);
     if (name.starts_with(kExpression))
-      ignored_expressions_.push_back(expression_of(name, source + ": quantization_config.ignore"));
+      ignored_expressions_.push_back({.where = where, .pattern = expression_of(name.substr(kExpression.size()), "", where)});
     else
       ignored_.insert(name);
   }
+}
+
+// As should_convert_module() of transformers has it: names are expressions that match up to the end of a module, or ends of names.
+void PackedConfig::read_not_converted(Keys& keys, const std::string& key) {
+  for (const std::string& name : names_of(keys, key)) {
+    const std::string where = keys.where_of(key, name);
+    ignored_expressions_.push_back({.where = where, .pattern = expression_of(name, R"((?:(?<=\.)|(?=\.|$)))", where)});
+    ignored_ends_.insert(name);
+  }
+}
+
+void PackedConfig::read_one_scheme(Keys& keys, const std::string& method) {
+  keys.ignore({"quant_method"});
+  if (method == "mxfp4") {  // experts of gpt-oss, whose inputs stay in high precision, and nothing else whatever the list says
+    names_modules_ = false;
+    one_ = PackedScheme{.format = Format::e2m1, .inputs = false};
+    keys.only("dequantize", {false});
+    return read_not_converted(keys, "modules_to_not_convert");
+  }
+  one_ = PackedScheme{.format = Format::e4m3, .inputs = true};
+  if (method == "mxfp8") {
+    keys.only("activation_scheme", {"dynamic"});
+    keys.only("fmt", {"e4m3"});
+    keys.require_said("scale_fmt", "\"float\"");
+    keys.only("scale_fmt", {"ue8m0"});
+    keys.require_said("weight_block_size", "[128,128]");
+    keys.only("weight_block_size", {json::array({1, kPackedBlock})});
+    keys.only("dequantize", {false});
+    const bool both = keys.has("modules_to_not_convert") && keys.has("ignored_layers");
+    if (both && keys.value("modules_to_not_convert") != keys.value("ignored_layers"))
+      keys.refuse("ignored_layers", "modules_to_not_convert says otherwise");
+    return read_not_converted(keys, keys.has("modules_to_not_convert") ? "modules_to_not_convert" : "ignored_layers");
+  }
+  require(method == "modelopt" && keys.word("quant_algo", "") == "MXFP8", ExitCode::usage, keys.where, "quant_method \"", shortened(method),
+          "\": mantissa knows compressed-tensors in MXFP8 and MXFP4, mxfp8, mxfp4, and modelopt with quant_algo MXFP8");
+  keys.only("group_size", {kPackedBlock});
+  for (const char* const name : {"kv_cache_quant_algo", "kv_cache_scheme"}) keys.only(name, {});
+  keys.ignore({"producer"});
+  for (const char* const key : {"ignore", "exclude_modules"}) {
+    for (const std::string& name : names_of(keys, key)) {
+      const std::string where = keys.where_of(key, name);
+      ignored_expressions_.push_back({.where = where, .pattern = expression_of(expression_of_wildcards(name, where), "", where)});
+    }
+  }
+}
+
+PackedConfig::PackedConfig(std::string_view content, const std::string& source, const std::string& key) : where_(source + ": " + key) {
+  const json config = parse_strict_json(content, source);
+  Keys keys(config, source, key);
+  const std::string method = keys.word("quant_method", "");
+  method == "compressed-tensors" ? read_compressed_tensors(keys) : read_one_scheme(keys, method);
   keys.require_all_known();
+}
+
+PackedConfig PackedConfig::of_modelopt(std::string_view side_file, const std::string& source) {
+  const json file = parse_strict_json(side_file, source);
+  FamilyKeys keys(file, source);
+  keys.ignore({"producer"});
+  keys.require_present("quantization");
+  json config = keys.value("quantization");
+  if (!config.is_object()) keys.wrong("quantization", "an object");
+  keys.require_all_known();
+  config["quant_method"] = "modelopt";
+  return PackedConfig(config.dump(), source, "quantization");
+}
+
+bool PackedConfig::Expression::matches(const std::string& module) const {
+  return at_expression(where, [&] { return pattern.matches(module); });
+}
+
+bool PackedConfig::ignores(const std::string& module) const {
+  return ignored_.contains(module) || std::ranges::any_of(kClasses, [&](const char* name) { return ignored_.contains(name); }) ||
+         std::ranges::any_of(ignored_ends_, [&](const std::string& end) { return module.ends_with(end); }) ||
+         std::ranges::any_of(ignored_expressions_, [&](const Expression& one) { return one.matches(module); });
 }
 
 // As match_targets() of compressed-tensors has it: a name before expressions, these by alphabet, and a class last.
 std::optional<PackedScheme> PackedConfig::scheme(const std::string& module) const {
+  if (ignores(module)) return {};
   if (one_) return one_;
-  const bool ignored = ignored_.contains(module) ||
-                       std::ranges::any_of(kClasses, [&](const char* name) { return ignored_.contains(name); }) ||
-                       std::ranges::any_of(ignored_expressions_, [&](const Pattern& one) { return one.matches(module); });
-  if (ignored) return {};
   if (const auto named = targets_.find(module); named != targets_.end()) return named->second;
-  for (const auto& [pattern, scheme] : expressions_) {
-    if (pattern.matches(module)) return scheme;
+  for (const auto& [expression, scheme] : expressions_) {
+    if (expression.matches(module)) return scheme;
   }
   for (const char* const name : kClasses) {
     if (const auto of_class = targets_.find(name); of_class != targets_.end()) return of_class->second;

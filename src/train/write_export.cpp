@@ -67,7 +67,7 @@ std::vector<CarriedFile> files_beside(const ExportedWeights& exported, const Exp
   files.push_back({.name = "config.json",
                    .bytes = family_config(head.model, exported.common_dtype(), special_tokens(head.files), exported.quantization())});
   if (head.options.weights == ExportWeights::packed && head.options.convention == Convention::modelopt)
-    files.push_back({.name = "hf_quant_config.json", .bytes = modelopt_side_file(exported.modules())});
+    files.push_back({.name = kModeloptSideFile, .bytes = modelopt_side_file(exported.modules())});
   return files;
 }
 

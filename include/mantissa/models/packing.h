@@ -50,24 +50,42 @@ using PackedModules = std::map<std::string, std::optional<PackedScheme>>;
 std::string quantization_config(const PackedModules& modules, Convention convention);
 // Of gpt-oss: only experts are codes.
 std::string mxfp4_config();
-// hf_quant_config.json of modelopt.
+inline constexpr const char* kModeloptSideFile = "hf_quant_config.json";
 std::string modelopt_side_file(const PackedModules& modules);
 
 // The way back, in quantization_config.cpp: what a server makes of linears by name. Throws Error(usage) for a quantization_config of which
 // mantissa does not know what it means, with the key, Error(data) for what is none.
 class PackedConfig {
  public:
-  PackedConfig(std::string_view json, const std::string& source);
-  // None: it is not quantised. Conventions other than compressed-tensors have one scheme, for whatever is codes.
+  // key: under which the object stands in its file.
+  PackedConfig(std::string_view json, const std::string& source, const std::string& key = "quantization_config");
+  // Of hf_quant_config.json.
+  static PackedConfig of_modelopt(std::string_view side_file, const std::string& source);
+
+  // None: it is not quantised.
   std::optional<PackedScheme> scheme(const std::string& module) const;
-  bool names_modules() const { return !one_; }  // else scheme() is the same for all
+  bool names_modules() const { return names_modules_; }  // else scheme() is that of whatever is codes
+  const std::string& where() const { return where_; }    // file and key, for messages
 
  private:
-  std::optional<PackedScheme> one_;
-  std::map<std::string, PackedScheme> targets_;                // by name, or class
-  std::vector<std::pair<Pattern, PackedScheme>> expressions_;  // the first that matches counts
-  std::set<std::string> ignored_;                              // as targets_
-  std::vector<Pattern> ignored_expressions_;
+  struct Expression {
+    std::string where;  // with the expression as it is written
+    Pattern pattern;
+    bool matches(const std::string& module) const;
+  };
+  class Keys;
+  void read_one_scheme(Keys& keys, const std::string& method);
+  void read_compressed_tensors(Keys& keys);
+  void read_not_converted(Keys& keys, const std::string& key);
+  bool ignores(const std::string& module) const;
+
+  std::string where_;
+  bool names_modules_ = true;
+  std::optional<PackedScheme> one_;                               // all conventions but compressed-tensors
+  std::map<std::string, PackedScheme> targets_;                   // by name, or class
+  std::vector<std::pair<Expression, PackedScheme>> expressions_;  // the first that matches counts
+  std::set<std::string> ignored_, ignored_ends_;                  // as targets_; by the end of their names
+  std::vector<Expression> ignored_expressions_;
 };
 
 }  // namespace mantissa
