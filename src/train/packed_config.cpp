@@ -68,7 +68,6 @@ std::vector<RuleConfig> rules_of(const std::map<std::string, PackedScheme>& pack
 
 // What the file holds and what quantization_config says of it must be the same, for all parts of one weight.
 std::optional<PackedScheme> FamilyWeights::scheme_of(const std::vector<Piece>& pieces, const PackedConfig& config) const {
-  const std::string source = (folder_ / "config.json").string();
   const auto module_of = [](const Piece& piece) { return piece.tensor->name.substr(0, piece.tensor->name.rfind('.')); };
   const auto told = [](const std::optional<PackedScheme>& scheme) {
     if (!scheme) return std::string("not quantised");
@@ -79,19 +78,36 @@ std::optional<PackedScheme> FamilyWeights::scheme_of(const std::vector<Piece>& p
   for (const Piece& piece : pieces) {
     const std::string module = module_of(piece);
     const std::optional<PackedScheme> said = config.scheme(module);
-    require(said == scheme, ExitCode::usage, source, ": quantization_config: ", first, " is ", told(scheme), " and ", module, " is ",
-            told(said), ", but both are parts of ", piece.tensor->parameter, ", which has one scheme");
+    require(said == scheme, ExitCode::usage, config.where(), ": ", first, " is ", told(scheme), " and ", module, " is ", told(said),
+            ", but both are parts of ", piece.tensor->parameter, ", which has one scheme");
     const bool same = said ? said->format == piece.format() : !piece.scales;
-    require(same, ExitCode::usage, source, ": quantization_config: ", module, " is ", told(said), ", but ", piece.entry->name, " is ",
+    require(same, ExitCode::usage, config.where(), ": ", module, " is ", told(said), ", but ", piece.entry->name, " is ",
             piece.entry->dtype, piece.scales ? " with scales" : " without scales");
   }
   return scheme;
 }
 
+// Codes alone do not say how a server quantises what they are multiplied by.
+std::optional<PackedConfig> FamilyWeights::packed_config() const {
+  const std::filesystem::path side = folder_ / kModeloptSideFile;
+  if (!config_.quantization.empty()) return PackedConfig(config_.quantization, (folder_ / "config.json").string());
+  std::error_code error;
+  for (const auto& [parameter, pieces] : pieces_) {
+    const auto codes = std::ranges::find_if(pieces, [](const Piece& piece) { return piece.scales != nullptr; });
+    if (codes == pieces.end()) continue;
+    if (std::filesystem::exists(side, error)) return PackedConfig::of_modelopt(family_file(folder_, kModeloptSideFile), side.string());
+    fail(ExitCode::usage, where(), ": ", codes->entry->name, " is ", codes->entry->dtype,
+         " with scales, but config.json has no quantization_config, and there is no ", kModeloptSideFile,
+         ", to say of which modules inputs are quantised: add the one that belongs to these weights");
+  }
+  return {};
+}
+
 std::map<std::string, PackedScheme> FamilyWeights::packed_modules() const {
   std::map<std::string, PackedScheme> packed;
-  if (config_.quantization.empty()) return packed;
-  const PackedConfig config(config_.quantization, (folder_ / "config.json").string());
+  const std::optional<PackedConfig> found = packed_config();
+  if (!found) return packed;
+  const PackedConfig& config = *found;
   for (const ModuleShape& module : model_shape(config_.model).modules) {
     const bool output = module.path == kOutput;
     if (module.kind != ModuleKind::linear && !output) continue;

@@ -262,6 +262,33 @@ TEST_F(Exports, QuantizationConfigMustSayOneThingOfOneWeightAndWhatItIs) {
                                                        "model.layers.0.self_attn.q_proj.weight is BF16 without scales"));
 }
 
+// Which inputs are quantised stands nowhere else.
+TEST_F(Exports, CodesNeedWhatSaysHowTheyAreMultiplied) {
+  std::vector<std::string> sets = kShape;
+  sets.push_back("precision.dtype=bf16");
+  sets.push_back("precision.recipe=mxfp8");
+  sets.push_back(R"(precision.rules=[{"match": "layers.0.*", "recipe": "high"}])");
+  run("run", sets);
+  pack_to(checkpoint("run", 3), "packed", Convention::modelopt);
+  nlohmann::json config = nlohmann::json::parse(test::read_file(path("packed/config.json")));
+  config.erase("quantization_config");
+  test::write_file(path("packed/config.json"), config.dump());
+  EXPECT_EQ(logits_of(path("packed")), logits_of(checkpoint("run", 3)));
+  const std::string side = path("packed/hf_quant_config.json");
+  nlohmann::json other = nlohmann::json::parse(test::read_file(side));
+  other["quantization"]["exclude_modules"].push_back("*.down_proj");
+  test::write_file(side, other.dump());
+  EXPECT_THAT(
+      import_error("packed").what(),
+      HasSubstr(side +
+                ": quantization: model.layers.1.mlp.down_proj is not quantised, but model.layers.1.mlp.down_proj.weight is F8_E4M3"));
+  std::filesystem::remove(side);
+  const Error error = import_error("packed");
+  EXPECT_EQ(error.code(), ExitCode::usage);
+  EXPECT_THAT(error.what(),
+              HasSubstr("model.layers.1.self_attn.q_proj.weight is F8_E4M3 with scales, but config.json has no quantization_config"));
+}
+
 TEST_F(Exports, WhatNoServerReadsIsRefusedByModuleAndRule) {
   const std::string moe = R"(model.moe={"num_experts": 3, "num_experts_per_tok": 2, "intermediate_size": 96})";
   struct Refused {

@@ -107,6 +107,7 @@ class FamilyWeights : public WeightSource {
   void require_form(const FamilyTensor& tensor, const SafetensorsEntry& entry, const SafetensorsEntry* scales) const;
   void require_one_form() const;
   std::optional<PackedScheme> scheme_of(const std::vector<Piece>& pieces, const PackedConfig& config) const;
+  std::optional<PackedConfig> packed_config() const;
   std::map<std::string, PackedScheme> packed_modules() const;
   Dtype dtype_of_tensors() const;
   void require_tied_output(const SafetensorsEntry& output);
