@@ -201,13 +201,14 @@ TEST(ModelChange, KeysThatMayBeListedAreThoseOfTheModel) {
   ConfigReport report;
   check_model_changes({"model.rope_theta", "model.moe.num_experts", "model.rope_scaling.factor"}, report);
   EXPECT_NO_THROW(report.throw_if_failed());
-  check_model_changes({"model.rope_scaling.faktor"}, report);
+  check_model_changes({"model.rope_scaling.faktor", "rope_theta"}, report);
   try {
     report.throw_if_failed();
     ADD_FAILURE();
   } catch (const Error& error) {
     EXPECT_THAT(error.what(),
                 HasSubstr("\"model.rope_scaling.faktor\" is no key of section model; did you mean 'model.rope_scaling.factor'?"));
+    EXPECT_THAT(error.what(), HasSubstr("\"rope_theta\" is no key of section model; write \"model.rope_theta\""));
   }
 }
 

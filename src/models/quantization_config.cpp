@@ -125,9 +125,9 @@ void PackedConfig::read_compressed_tensors(Keys& keys) {
     of_group.require_present("targets");
     for (const std::string& target : names_of(of_group, "targets")) {
       const auto [named, is_new] = targets_.emplace(target, scheme);
-      require(is_new || named->second == scheme, ExitCode::usage, keys.where, "config_groups: ", group_of[target], " and ", name,
+      const std::string& first = group_of.emplace(target, name).first->second;
+      require(is_new || named->second == scheme, ExitCode::usage, keys.where, "config_groups: ", first, " and ", name,
               " both name the target \"", shortened(target), "\", with different schemes: name it in one of them");
-      group_of.emplace(target, name);
     }
   }
   for (const auto& [target, scheme] : targets_) {

@@ -125,8 +125,10 @@ void check_model_changes(const std::vector<std::string>& keys, ConfigReport& rep
   for (const Field& field : fields_of(rope)) known.push_back("model.rope_scaling." + field.name);
   for (size_t i = 0; i < keys.size(); ++i) {
     if (std::ranges::find(known, keys[i]) != known.end()) continue;
+    const bool lacks_section = std::ranges::find(known, "model." + keys[i]) != known.end();
     report.error(text("checkpoint.allow_model_change.", i),
-                 text("\"", keys[i], "\" is no key of section model, as \"model.rope_theta\" is", did_you_mean(keys[i], known)));
+                 text("\"", keys[i], "\" is no key of section model",
+                      lacks_section ? text("; write \"model.", keys[i], "\"") : did_you_mean(keys[i], known)));
   }
 }
 

@@ -145,22 +145,6 @@ TEST_F(Exports, AnOutputBesideTiedEmbeddingsMustBeThese) {
   EXPECT_THAT(import_error("other").what(), HasSubstr("lm_head.weight differs from the embeddings"));
 }
 
-// What is read and compared in pieces of 8 MiB.
-TEST_F(Exports, AWideTableIsThatOfTheFileInEveryRow) {
-  const FamilyFolder folder(path("wide"), "qwen3", "F32", {{"vocab_size", 22000}, {"num_hidden_layers", 1}});
-  const std::string table = "model.embed_tokens.weight", output = "lm_head.weight";
-  const FamilyFolder tied = folder.copy(table, output);
-  ASSERT_GT(folder.bytes(table).size(), size_t{8} << 20);
-  tied.write(path("wide"));
-  import_model(path("wide"), path("in"));
-  CheckpointReader reader(path("in"));
-  std::string imported(folder.bytes(table).size(), '\0');
-  reader.read("value.embed.weight", std::as_writable_bytes(std::span(imported)));
-  EXPECT_TRUE(imported == folder.bytes(table));
-  tied.flip(output, imported.size() - 1, 1).write(path("wide"));
-  EXPECT_THAT(import_error("wide").what(), HasSubstr("lm_head.weight differs from the embeddings"));
-}
-
 TEST_F(Exports, WhatIsNotFiniteIsNeitherImportedNorLoaded) {
   FamilyFolder folder(path("nan"), "llama", "F32");
   folder.poison("model.layers.0.self_attn.k_proj.weight", 5).write(path("nan2"));
@@ -334,7 +318,7 @@ TEST_F(Exports, AModelThatDiffersIsRefusedByKey) {
   EXPECT_EQ(started({"model.rope_theta=500", R"(checkpoint.allow_model_change=["model.rope_theta"])"}).rope_theta, 500);
   EXPECT_EQ(started({"model.init_std=0.5", "model.max_position_embeddings=32", "model.logits_dtype=fp32"}).max_position_embeddings, 32);
   const Error error = test::error_of([&] { started({R"(checkpoint.allow_model_change=["model.rope_teta"])"}); });
-  EXPECT_THAT(error.what(), AllOf(HasSubstr("\"model.rope_teta\" is no key of section model"), HasSubstr("; did you mean 'model.rope_theta'?")));
+  EXPECT_THAT(error.what(), HasSubstr("\"model.rope_teta\" is no key of section model; did you mean 'model.rope_theta'?"));
 }
 
 TEST_F(Exports, WithoutASectionModelThatOfTheCheckpointIsTaken) {

@@ -202,6 +202,23 @@ TEST_F(Verify, ALargeTensorIsWholeAndHashedToTheEnd) {
   EXPECT_THAT(difference("out", path("in")).value_or(""), HasSubstr(embed + "[69999, 31] is "));
 }
 
+// What is read and compared in pieces of 8 MiB.
+TEST_F(Verify, AWideTableIsThatOfTheFileInEveryRow) {
+  const FamilyFolder folder(path("wide"), "qwen3", "F32", {{"vocab_size", 22000}, {"num_hidden_layers", 1}});
+  const std::string table = "model.embed_tokens.weight", output = "lm_head.weight";
+  const FamilyFolder tied = folder.copy(table, output);
+  ASSERT_GT(folder.bytes(table).size(), size_t{8} << 20);
+  tied.write(path("wide"));
+  import_model(path("wide"), path("in"));
+  CheckpointReader reader(path("in"));
+  std::string imported(folder.bytes(table).size(), '\0');
+  reader.read("value.embed.weight", std::as_writable_bytes(std::span(imported)));
+  EXPECT_TRUE(imported == folder.bytes(table));
+  tied.flip(output, imported.size() - 1, 1).write(path("wide"));
+  EXPECT_THAT(test::error_of([&] { import_model(path("wide"), path("again")); }).what(),
+              HasSubstr("lm_head.weight differs from the embeddings"));
+}
+
 // Between its writing and its reading back.
 TEST_F(Verify, AByteThatChangesOnTheDiskIsFoundBeforeTheFolderHasItsName) {
   run("run", quantised());
