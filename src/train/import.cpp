@@ -4,6 +4,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
+#include "mantissa/base/log.h"
 #include "mantissa/base/version.h"
 #include "mantissa/formats/element.h"
 #include "mantissa/io/checkpoint_writer.h"
@@ -101,6 +102,19 @@ void require_numbers(const WeightForm& form, const std::string& what, int64_t be
   }
 }
 
+// Codes in the largest scales may be beyond fp32, of which there are few.
+void require_finite(FamilyWeights& weights, const ParameterShape& parameter, int64_t begin, int64_t end,
+                    std::span<const std::byte> scales) {
+  constexpr std::byte kSafe{240};  // 448 * 2^(240 - 127) and less is in fp32
+  if (std::ranges::none_of(scales, [&](std::byte scale) { return scale > kSafe; })) return;
+  const int64_t columns = parameter.shape.with_dim0(1).elements();
+  std::vector<float> values(static_cast<size_t>((end - begin) * columns));
+  weights.read_fp32(parameter.name, {.start = {begin, 0}, .size = {end - begin, columns}}, values);
+  const int64_t bad = first_nonfinite(Dtype::f32, std::as_bytes(std::span(values)));
+  require(bad < 0, ExitCode::data, weights.where(), ": ", parameter.name, ": row ", begin + bad / columns, ", column ", bad % columns,
+          " is Inf: its code times its scale is beyond fp32");
+}
+
 void write_codes(FamilyWeights& weights, const ParameterShape& parameter, ShardStream& shard) {
   const WeightForm form = weights.form(parameter.name);
   std::vector<std::byte> codes, scales;
@@ -112,6 +126,7 @@ void write_codes(FamilyWeights& weights, const ParameterShape& parameter, ShardS
       scales.resize(static_cast<size_t>((end - begin) * scale_bytes(form)));
       weights.read_codes(parameter.name, begin, end, codes, scales);
       require_numbers(form, weights.where() + ": " + parameter.name, begin, codes, scales);
+      if (of_codes) require_finite(weights, parameter, begin, end, scales);
       shard.write(of_codes ? codes : scales);
     });
   }
@@ -131,6 +146,10 @@ ImportedModel import_model(const fs::path& folder, const fs::path& output) {
     imported.bytes += bytes_of(weights, plan, parameter);
   }
   for (const CarriedFile& file : files) imported.bytes += static_cast<int64_t>(file.bytes.size());
+  for (const ParameterShape& parameter : parameters) {
+    if (weights.form(parameter.name).codes && !keeps_codes(weights, plan, parameter.name))
+      log_warning(parameter.name, ": codes in ", folder.string(), ", imported as values: no recipe computes with this module's codes so");
+  }
   const CheckpointHead head = head_of(weights);
   PendingFolder pending(output);
   ShardStream shard(pending.path(), imported.bytes);
