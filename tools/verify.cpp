@@ -20,14 +20,16 @@ ExitCode verify_folder_against(const VerifyArguments& arguments) {
   FamilyWeights folder(arguments.path);
   CheckpointReader reader = open_checkpoint(*arguments.against);
   const SavedModel saved = saved_model(reader);
-  const std::vector<std::string> others = export_model_differences(folder, saved.config.model);
-  if (!others.empty()) {
-    std::cout << printable(arguments.path) << " is of another model than " << printable(reader.directory().string()) << ":\n";
-    for (const std::string& line : others) std::cout << "  " << printable(line) << '\n';
-    return ExitCode::difference;
-  }
+  const auto differs = [&](const char* how, const std::vector<std::string>& lines) {
+    if (lines.empty()) return false;
+    std::cout << printable(arguments.path) << ' ' << how << ' ' << printable(reader.directory().string()) << ":\n";
+    for (const std::string& line : lines) std::cout << "  " << printable(line) << '\n';
+    return true;
+  };
+  if (differs("is of another model than", export_model_differences(folder, saved.config.model))) return ExitCode::difference;
   CheckpointWeights source(reader);
   ForwardWeights weights(source, saved.plan);
+  if (differs("is not multiplied by as", export_scheme_differences(folder, weights))) return ExitCode::difference;
   const std::optional<std::string> difference = export_difference(folder, weights);
   if (difference) {
     std::cout << printable(arguments.path) << ": " << printable(*difference) << " (" << printable(reader.directory().string()) << ")\n";

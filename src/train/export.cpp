@@ -96,6 +96,15 @@ std::vector<std::string> export_model_differences(const FamilyWeights& folder, c
   return forward_differences(model, folder.config().model);
 }
 
+std::vector<std::string> export_scheme_differences(const FamilyWeights& folder, const ForwardTypes& types) {
+  std::vector<std::string> differences;
+  for (const auto& [module, here] : folder.packed_modules()) {
+    const std::optional<PackedScheme> there = types.scheme(module + ".weight");
+    if (there != here) differences.push_back(text(module, ": ", scheme_text(there), " in the checkpoint, ", scheme_text(here), " here"));
+  }
+  return differences;
+}
+
 std::optional<std::string> export_difference(FamilyWeights& folder, ForwardReader& weights) {
   for (const FamilyTensor& tensor : folder.tensors()) {
     if (std::optional<std::string> difference = tensor_difference(tensor, folder, weights)) return difference;

@@ -98,9 +98,8 @@ void ExportedWeights::find_modules() {
     const bool linear = kind == ModuleKind::linear || kind == ModuleKind::router || kind == ModuleKind::output;
     if (!linear || !tensor.parameter.ends_with(".weight")) continue;
     std::optional<PackedScheme>& scheme = modules_[module_name(tensor)];
-    if (!types_.quantised(tensor.parameter)) continue;
-    require_expressible(tensor);
-    scheme = PackedScheme{.format = types_.quantised(tensor.parameter).format, .inputs = module.recipe.input && module.recipe.gemms.fprop};
+    scheme = types_.scheme(tensor.parameter);
+    if (scheme) require_expressible(tensor);
   }
   if (family_ != Family::gpt2) modules_.try_emplace("lm_head");  // which a server has, also where it is the embedding
   require_one_scheme_per_layer();
@@ -122,9 +121,8 @@ void ExportedWeights::require_expressible(const FamilyTensor& tensor) const {
     return;
   }
   const Quantization& input = module.recipe.input;
-  const bool inputs = input && module.recipe.gemms.fprop;
-  require(!inputs || (input.format == Format::e4m3 && input.block_cols == how.block()), ExitCode::usage, who, ": its input is ", input,
-          ", and servers quantise inputs to E4M3 only");
+  require(!types_.scheme(tensor.parameter)->inputs || (input.format == Format::e4m3 && input.block_cols == how.block()), ExitCode::usage,
+          who, ": its input is ", input, ", and servers quantise inputs to E4M3 only");
 }
 
 // Servers fuse all experts of a layer, and all three of their weights.

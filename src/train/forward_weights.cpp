@@ -29,6 +29,13 @@ Quantization ForwardTypes::quantised(const std::string& parameter) const {
   return high || !parameter.ends_with(".weight") ? Quantization{} : module.resident_codes();
 }
 
+std::optional<PackedScheme> ForwardTypes::scheme(const std::string& parameter) const {
+  const Quantization how = quantised(parameter);
+  if (!how) return {};
+  const Recipe& recipe = module_of(parameter).recipe;
+  return PackedScheme{.format = how.format, .inputs = recipe.input && recipe.gemms.fprop};
+}
+
 Dtype ForwardTypes::dtype(const std::string& parameter) const {
   return quantised(parameter) ? Dtype::bf16 : module_of(parameter).recipe.compute;
 }

@@ -69,19 +69,15 @@ std::vector<RuleConfig> rules_of(const std::map<std::string, PackedScheme>& pack
 // What the file holds and what quantization_config says of it must be the same, for all parts of one weight.
 std::optional<PackedScheme> FamilyWeights::scheme_of(const std::vector<Piece>& pieces, const PackedConfig& config) const {
   const auto module_of = [](const Piece& piece) { return piece.tensor->name.substr(0, piece.tensor->name.rfind('.')); };
-  const auto told = [](const std::optional<PackedScheme>& scheme) {
-    if (!scheme) return std::string("not quantised");
-    return text(format_name(scheme->format), scheme->inputs ? " with quantised inputs" : " with inputs in high precision");
-  };
   const std::string first = module_of(pieces.front());
   const std::optional<PackedScheme> scheme = config.scheme(first);
   for (const Piece& piece : pieces) {
     const std::string module = module_of(piece);
     const std::optional<PackedScheme> said = config.scheme(module);
-    require(said == scheme, ExitCode::usage, config.where(), ": ", first, " is ", told(scheme), " and ", module, " is ", told(said),
-            ", but both are parts of ", piece.tensor->parameter, ", which has one scheme");
+    require(said == scheme, ExitCode::usage, config.where(), ": ", first, " is ", scheme_text(scheme), " and ", module, " is ",
+            scheme_text(said), ", but both are parts of ", piece.tensor->parameter, ", which has one scheme");
     const bool same = said ? said->format == piece.format() : !piece.scales;
-    require(same, ExitCode::usage, config.where(), ": ", module, " is ", told(said), ", but ", piece.entry->name, " is ",
+    require(same, ExitCode::usage, config.where(), ": ", module, " is ", scheme_text(said), ", but ", piece.entry->name, " is ",
             piece.entry->dtype, piece.scales ? " with scales" : " without scales");
   }
   return scheme;

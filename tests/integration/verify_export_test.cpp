@@ -8,6 +8,7 @@ namespace {
 
 using ::testing::Each;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::SizeIs;
 
 const std::string kDown = "model.layers.1.mlp.down_proj.weight";
@@ -151,6 +152,44 @@ TEST_F(Verify, SignsOfZerosAreComparedWhereForwardHasThem) {
   EXPECT_EQ(difference("zeros", path("in")), std::nullopt);
   zeros.flip(up, 7, static_cast<char>(0x80)).write(path("zeros"));
   EXPECT_THAT(difference("zeros", path("in")).value_or(""), HasSubstr(up + "[0, 3] is -0, forward multiplies by 0"));
+}
+
+// Equal codes are not enough: what they are multiplied by is a part of the answer.
+TEST_F(Verify, CodesOfAnotherSchemeDiffer) {
+  run("run", quantised());
+  pack_to(checkpoint("run", 3), "packed");
+  const std::string packed = path("packed"), run = run_folder("run");
+  const auto verify = [&](int code, const std::string& what) {
+    const ProcessResult result = run_mantissa({"verify", packed, "--against", run}, folder_.path());
+    EXPECT_EQ(result.exit_code, code) << result.output << result.errors;
+    EXPECT_THAT(result.output, HasSubstr(what));
+    return result.output;
+  };
+  verify(0, "0 values differ");
+  const nlohmann::json config = nlohmann::json::parse(read_file(packed + "/config.json"));
+  const auto with_inputs = [&](const std::string& format, const nlohmann::json& inputs) {
+    nlohmann::json changed = config;
+    int groups = 0;
+    for (nlohmann::json& group : changed["quantization_config"]["config_groups"]) {
+      if (group["format"] != format) continue;
+      group["input_activations"] = inputs;
+      ++groups;
+    }
+    EXPECT_EQ(groups, 1);
+    write_file(packed + "/config.json", changed.dump());
+  };
+  with_inputs("mxfp8-quantized", nullptr);
+  const std::string high =
+      verify(1, packed + " is not multiplied by as " + checkpoint("run", 3) +
+                    ":\n  layers.1.attn.out: e4m3 with quantised inputs in the checkpoint, e4m3 with inputs in high precision here\n");
+  EXPECT_THAT(high, Not(HasSubstr("layers.0")));
+  EXPECT_EQ(std::ranges::count(high, '\n'), 5);
+  nlohmann::json inputs;
+  for (const nlohmann::json& group : config["quantization_config"]["config_groups"]) {
+    if (group["format"] == "mxfp8-quantized") inputs = group["input_activations"];
+  }
+  with_inputs("mxfp4-pack-quantized", inputs);
+  verify(1, "layers.0.mlp.down: e2m1 with inputs in high precision in the checkpoint, e2m1 with quantised inputs here\n");
 }
 
 TEST_F(Verify, MantissaJsonSaysWhatEachTensorWasMadeFrom) {

@@ -35,6 +35,10 @@ std::vector<std::string> export_warnings(const ModelConfig& model, const std::op
 // the same.
 std::vector<std::string> export_model_differences(const FamilyWeights& folder, const ModelConfig& model);
 
+// Codes of a folder whose products a server computes otherwise than a checkpoint's forward: "layers.0.mlp.down: E4M3 with quantised inputs
+// in the checkpoint, E4M3 with inputs in high precision here".
+std::vector<std::string> export_scheme_differences(const FamilyWeights& folder, const ForwardTypes& types);
+
 // Of one model: the first value of a folder that differs from what forward multiplies by: "model.embed_tokens.weight[3, 5] is 0.5, and the
 // ... 0.25". Zeros are equal whatever their sign where forward decodes -0 as 0.
 std::optional<std::string> export_difference(FamilyWeights& folder, ForwardReader& weights);

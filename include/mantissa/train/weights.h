@@ -82,6 +82,8 @@ class FamilyWeights : public WeightSource {
   // read them, sequences of at most 1,024 tokens. Where config.json names no type, it is bf16 if all tensors of values are BF16, else fp32.
   RunConfig run_config() const;
   const std::vector<FamilyTensor>& tensors() const { return tensors_; }
+  // Modules by path whose weights are codes that a server multiplies by.
+  std::map<std::string, PackedScheme> packed_modules() const;
   // As the tensor is in its file; F16 counts as F32, which it becomes.
   Dtype file_dtype(const FamilyTensor& tensor) const;
 
@@ -108,7 +110,6 @@ class FamilyWeights : public WeightSource {
   void require_one_form() const;
   std::optional<PackedScheme> scheme_of(const std::vector<Piece>& pieces, const PackedConfig& config) const;
   std::optional<PackedConfig> packed_config() const;
-  std::map<std::string, PackedScheme> packed_modules() const;
   Dtype dtype_of_tensors() const;
   void require_tied_output(const SafetensorsEntry& output);
   const std::vector<Piece>& pieces_of(const std::string& parameter) const;
