@@ -31,9 +31,9 @@ std::vector<std::string> names_of(const std::vector<Command>& commands) {
 }
 
 std::vector<Command> all_commands() {
-  std::vector<Command> all = {train_command(),   eval_command(),        generate_command(), tokenize_command(),
-                              import_command(), export_command(), inspect_command(), verify_command(),      explain_command(),  report_command(),
-                              bench_command(),   conformance_command(), doctor_command(),   config_command()};
+  std::vector<Command> all = {train_command(),  eval_command(),        generate_command(), tokenize_command(), import_command(),
+                              export_command(), inspect_command(),     verify_command(),   explain_command(),  report_command(),
+                              bench_command(),  conformance_command(), doctor_command(),   config_command()};
   all.push_back(launch_command(names_of(all)));
   return all;
 }
@@ -116,7 +116,7 @@ ExitCode run(int argc, char** argv) {
     std::ostringstream problem;
     const int code = app.exit(error, std::cout, problem);
     const std::string message = problem.str();
-    if (!message.empty()) std::cerr << printable(message.substr(0, message.find_last_not_of('\n') + 1), "\n  ") << '\n';
+    if (!message.empty()) print_error("", message.substr(0, message.find_last_not_of('\n') + 1));
     return code == 0 ? ExitCode::ok : ExitCode::usage;
   }
   if (!chosen->many_ranks) {

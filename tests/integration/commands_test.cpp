@@ -15,6 +15,7 @@ namespace {
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::StartsWith;
 
 class CommandsTest : public test::TrainingTest {
  protected:
@@ -42,6 +43,16 @@ TEST_F(CommandsTest, TrainPrintsStepLinesAndWhereTheFilesAre) {
   EXPECT_THAT(trained.output, HasSubstr(run_folder("run") + "/checkpoints/step-00000020"));
   EXPECT_EQ(trained.errors, "") << "no progress line without a terminal";
   EXPECT_THAT(test::read_file(run_folder("run") + "/run.json"), HasSubstr("run.json"));
+}
+
+TEST_F(CommandsTest, ArgumentsThatDoNotFitAreErrorsLikeAllOthers) {
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{}, {"train"}, {"trian"}, {"bench", "--foo"}, {"eval", "a", "b"}}) {
+    const auto refused = mantissa(arguments);
+    EXPECT_EQ(refused.exit_code, 2) << ::testing::PrintToString(arguments);
+    EXPECT_EQ(refused.output, "");
+    EXPECT_THAT(refused.errors, StartsWith("error: "));
+  }
 }
 
 TEST_F(CommandsTest, WarningsOfTheResumeAreInTheLogOfTheRun) {
