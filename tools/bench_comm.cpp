@@ -14,6 +14,7 @@ namespace mantissa::tools {
 namespace {
 
 constexpr int kSlices = 9;
+constexpr double kUntilAsleep = 100e-6;  // waits spin for 10
 constexpr double kSliceSeconds = 0.02;
 constexpr int64_t kLargest = int64_t{64} << 20;
 
@@ -89,17 +90,22 @@ class CommBench {
     std::printf("link %.3g bytes/s of each rank, for mantissa explain --link\n", sent / *std::ranges::max_element(exchanges_));
   }
 
-  // 8 bytes to a rank that sleeps: the way there and back, which finds its receiver awake.
+  // 8 bytes one way, to a rank that sleeps while the sender computes: half of the way there and back.
   void wake_up() {
     if (std::string("comm.wake_up").find(options_.filter) == std::string::npos) return;
     std::vector<double> seconds;
     const std::span<std::byte> bytes(bytes_.data(), 8);
-    for (int i = 0; i < 200; ++i) {
-      if (world_.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const auto compute = [] {
+      for (const double end = monotonic_seconds() + kUntilAsleep; monotonic_seconds() < end;) {
+      }
+    };
+    for (int i = 0; i < 1000; ++i) {
       const double begin = monotonic_seconds();
-      world_.broadcast(bytes, 0, Purpose::other);
-      world_.broadcast(bytes, 1, Purpose::other);
-      seconds.push_back(monotonic_seconds() - begin);
+      for (const int sender : {0, 1}) {
+        if (world_.rank() == sender) compute();
+        world_.broadcast(bytes, sender, Purpose::other);
+      }
+      seconds.push_back((monotonic_seconds() - begin) / 2 - kUntilAsleep);
     }
     report("wake_up", 8, spread_of(seconds), {});
   }
