@@ -198,6 +198,14 @@ const std::vector<FamilyWeights::Piece>& FamilyWeights::pieces_of(const std::str
   return found->second;
 }
 
+std::string FamilyWeights::element(const std::string& parameter, int64_t row, int64_t column) const {
+  const auto holds = [&](const Piece& piece) { return row >= piece.run.row && row < piece.run.row + piece.run.rows; };
+  const std::vector<Piece>& pieces = pieces_of(parameter);
+  const auto piece = std::ranges::find_if(pieces, holds);
+  require(piece != pieces.end(), where(), ": ", parameter, " has no row ", row);
+  return element_name(*piece->tensor, piece->run.file_row + (row - piece->run.row) * piece->run.step, column);
+}
+
 Dtype FamilyWeights::file_dtype(const FamilyTensor& tensor) const {
   return entries_.at(tensor.name)->dtype == FileDtype::bf16 ? Dtype::bf16 : Dtype::f32;
 }
@@ -243,8 +251,8 @@ void FamilyWeights::read_codes(const std::string& parameter, int64_t begin, int6
       const auto count = static_cast<size_t>((last - first) * row_bytes);
       read_file_rows(piece, entry, row_bytes, first, last, out.subspan(static_cast<size_t>((first - begin) * row_bytes), count));
     };
-    take(*piece.entry, code_bytes(kept), codes);
-    take(*piece.scales, scale_bytes(kept), scales);
+    if (!codes.empty()) take(*piece.entry, code_bytes(kept), codes);
+    if (!scales.empty()) take(*piece.scales, scale_bytes(kept), scales);
   }
 }
 

@@ -65,6 +65,10 @@ void for_slabs(int64_t rows, int64_t row_bytes, const std::function<void(int64_t
   for (int64_t row = 0; row < rows; row += step) body(row, std::min(rows, row + step));
 }
 
+[[noreturn]] void refuse(const FamilyWeights& weights, const ParameterShape& parameter, int64_t row, int64_t column, const char* why) {
+  fail(ExitCode::data, weights.where(), ": ", weights.element(parameter.name, row, column), ' ', why);
+}
+
 void write_values(FamilyWeights& weights, const ParameterShape& parameter, ShardStream& shard) {
   const WeightForm form = weights.form(parameter.name);
   shard.begin("value." + parameter.name, form.dtype, dimensions(parameter.shape));
@@ -81,55 +85,64 @@ void write_values(FamilyWeights& weights, const ParameterShape& parameter, Shard
       weights.read(parameter.name, box, slab);
     }
     const int64_t bad = first_nonfinite(form.dtype, slab);
-    require(bad < 0, ExitCode::data, weights.where(), ": ", parameter.name, ": row ", begin + bad / columns, ", column ", bad % columns,
-            " is NaN or Inf");
+    if (bad >= 0) refuse(weights, parameter, begin + bad / columns, bad % columns, "is NaN or Inf");
     shard.write(slab);
   });
 }
 
+// Rows of codes from row `begin` of a parameter.
+struct CodeRows {
+  int64_t begin, end;
+  std::span<const std::byte> codes, scales;
+};
+
 // A scale of 255, or in E4M3 a code of 0x7F, is NaN.
-void require_numbers(const WeightForm& form, const std::string& what, int64_t begin, std::span<const std::byte> codes,
-                     std::span<const std::byte> scales) {
-  const auto refuse = [&](size_t at, int64_t row_bytes, const char* kind) {
-    fail(ExitCode::data, what, ": row ", begin + static_cast<int64_t>(at) / row_bytes, ": ", kind, " ",
-         static_cast<int64_t>(at) % row_bytes, " is NaN");
+void require_numbers(const FamilyWeights& weights, const ParameterShape& parameter, const CodeRows& rows) {
+  const WeightForm form = weights.form(parameter.name);
+  const auto refuse_at = [&](size_t at, int64_t row_bytes, int64_t values, const char* why) {
+    const auto index = static_cast<int64_t>(at);
+    refuse(weights, parameter, rows.begin + index / row_bytes, index % row_bytes * values, why);
   };
-  for (size_t i = 0; i < scales.size(); ++i) {
-    if (scales[i] == std::byte{kScaleNan}) refuse(i, scale_bytes(form), "scale");
+  for (size_t i = 0; i < rows.scales.size(); ++i) {
+    if (rows.scales[i] == std::byte{kScaleNan}) refuse_at(i, scale_bytes(form), kPackedBlock, "has a scale that is NaN");
   }
-  for (size_t i = 0; i < codes.size() && form.codes.format == Format::e4m3; ++i) {
-    if ((codes[i] & std::byte{0x7F}) == std::byte{0x7F}) refuse(i, code_bytes(form), "code");
+  for (size_t i = 0; i < rows.codes.size() && form.codes.format == Format::e4m3; ++i) {
+    if ((rows.codes[i] & std::byte{0x7F}) == std::byte{0x7F}) refuse_at(i, code_bytes(form), 1, "is NaN");
   }
 }
 
 // Codes in the largest scales may be beyond fp32, of which there are few.
-void require_finite(FamilyWeights& weights, const ParameterShape& parameter, int64_t begin, int64_t end,
-                    std::span<const std::byte> scales) {
+void require_finite(FamilyWeights& weights, const ParameterShape& parameter, const CodeRows& rows) {
   constexpr std::byte kSafe{240};  // 448 * 2^(240 - 127) and less is in fp32
-  if (std::ranges::none_of(scales, [&](std::byte scale) { return scale > kSafe; })) return;
+  if (std::ranges::none_of(rows.scales, [&](std::byte scale) { return scale > kSafe; })) return;
   const int64_t columns = parameter.shape.with_dim0(1).elements();
-  std::vector<float> values(static_cast<size_t>((end - begin) * columns));
-  weights.read_fp32(parameter.name, {.start = {begin, 0}, .size = {end - begin, columns}}, values);
+  std::vector<float> values(static_cast<size_t>((rows.end - rows.begin) * columns));
+  weights.read_fp32(parameter.name, {.start = {rows.begin, 0}, .size = {rows.end - rows.begin, columns}}, values);
   const int64_t bad = first_nonfinite(Dtype::f32, std::as_bytes(std::span(values)));
-  require(bad < 0, ExitCode::data, weights.where(), ": ", parameter.name, ": row ", begin + bad / columns, ", column ", bad % columns,
-          " is Inf: its code times its scale is beyond fp32");
+  if (bad >= 0) refuse(weights, parameter, rows.begin + bad / columns, bad % columns, "is Inf: its code times its scale is beyond fp32");
 }
 
+// All codes, then all scales, of which there are few enough to be read twice.
 void write_codes(FamilyWeights& weights, const ParameterShape& parameter, ShardStream& shard) {
   const WeightForm form = weights.form(parameter.name);
+  const int64_t row_codes = code_bytes(form), row_scales = scale_bytes(form);
   std::vector<std::byte> codes, scales;
-  for (const bool of_codes : {true, false}) {
-    shard.begin((of_codes ? "codes." : "scales.") + parameter.name, Dtype::u8,
-                {parameter.shape[0], of_codes ? code_bytes(form) : scale_bytes(form)});
-    for_slabs(parameter.shape[0], code_bytes(form), [&](int64_t begin, int64_t end) {
-      codes.resize(static_cast<size_t>((end - begin) * code_bytes(form)));
-      scales.resize(static_cast<size_t>((end - begin) * scale_bytes(form)));
-      weights.read_codes(parameter.name, begin, end, codes, scales);
-      require_numbers(form, weights.where() + ": " + parameter.name, begin, codes, scales);
-      if (of_codes) require_finite(weights, parameter, begin, end, scales);
-      shard.write(of_codes ? codes : scales);
-    });
-  }
+  shard.begin("codes." + parameter.name, Dtype::u8, {parameter.shape[0], row_codes});
+  for_slabs(parameter.shape[0], row_codes, [&](int64_t begin, int64_t end) {
+    codes.resize(static_cast<size_t>((end - begin) * row_codes));
+    scales.resize(static_cast<size_t>((end - begin) * row_scales));
+    weights.read_codes(parameter.name, begin, end, codes, scales);
+    const CodeRows rows{.begin = begin, .end = end, .codes = codes, .scales = scales};
+    require_numbers(weights, parameter, rows);
+    require_finite(weights, parameter, rows);
+    shard.write(codes);
+  });
+  shard.begin("scales." + parameter.name, Dtype::u8, {parameter.shape[0], row_scales});
+  for_slabs(parameter.shape[0], row_scales, [&](int64_t begin, int64_t end) {
+    scales.resize(static_cast<size_t>((end - begin) * row_scales));
+    weights.read_codes(parameter.name, begin, end, {}, scales);
+    shard.write(scales);
+  });
 }
 
 }  // namespace

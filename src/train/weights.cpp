@@ -75,8 +75,11 @@ void CheckpointWeights::read(const std::string& parameter, const Box& box, std::
 void CheckpointWeights::read_codes(const std::string& parameter, int64_t begin, int64_t end, std::span<std::byte> codes,
                                    std::span<std::byte> scales) {
   const WeightForm kept = form(parameter);
-  reader_.read("codes." + parameter, {.start = {begin, 0}, .size = {end - begin, code_bytes(kept)}}, codes);
-  reader_.read("scales." + parameter, {.start = {begin, 0}, .size = {end - begin, scale_bytes(kept)}}, scales);
+  const auto take = [&](const char* kind, int64_t columns, std::span<std::byte> out) {
+    if (!out.empty()) reader_.read(kind + parameter, {.start = {begin, 0}, .size = {end - begin, columns}}, out);
+  };
+  take("codes.", code_bytes(kept), codes);
+  take("scales.", scale_bytes(kept), scales);
 }
 
 }  // namespace mantissa

@@ -36,7 +36,8 @@ class WeightSource {
 
   virtual std::string where() const = 0;  // for messages
   virtual WeightForm form(const std::string& parameter) const = 0;
-  // A box of values, row-major, in form().dtype. Of codes whole rows [begin, end), E2M1 two in a byte, and their scales.
+  // A box of values, row-major, in form().dtype. Of codes whole rows [begin, end), E2M1 two in a byte, and their scales; what is empty is
+  // not read.
   virtual void read(const std::string& parameter, const Box& box, std::span<std::byte> out) = 0;
   virtual void read_codes(const std::string& parameter, int64_t begin, int64_t end, std::span<std::byte> codes,
                           std::span<std::byte> scales) = 0;
@@ -84,6 +85,8 @@ class FamilyWeights : public WeightSource {
   const std::vector<FamilyTensor>& tensors() const { return tensors_; }
   // Modules by path whose weights are codes that a server multiplies by.
   std::map<std::string, PackedScheme> packed_modules() const;
+  // An element of a parameter by its place in the file: "model.layers.0.self_attn.k_proj.weight[3, 5]".
+  std::string element(const std::string& parameter, int64_t row, int64_t column) const;
   // As the tensor is in its file; F16 counts as F32, which it becomes.
   Dtype file_dtype(const FamilyTensor& tensor) const;
 
