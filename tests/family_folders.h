@@ -68,6 +68,7 @@ class FamilyFolder {
     return out;
   }
   FileDtype dtype(const std::string& name) const { return tensors_.at(name).dtype; }
+  const std::vector<int64_t>& shape(const std::string& name) const { return tensors_.at(name).shape; }
   const std::string& bytes(const std::string& name) const { return tensors_.at(name).bytes; }
   std::vector<float> values(const std::string& name) const {
     const Content& tensor = tensors_.at(name);

@@ -199,9 +199,8 @@ const std::vector<FamilyWeights::Piece>& FamilyWeights::pieces_of(const std::str
 }
 
 std::string FamilyWeights::element(const std::string& parameter, int64_t row, int64_t column) const {
-  const auto holds = [&](const Piece& piece) { return row >= piece.run.row && row < piece.run.row + piece.run.rows; };
-  const std::vector<Piece>& pieces = pieces_of(parameter);
-  const auto piece = std::ranges::find_if(pieces, holds);
+  const std::vector<Piece>& pieces = pieces_of(parameter);  // in the order of their rows
+  const auto piece = std::ranges::find_if(pieces, [&](const Piece& next) { return row < next.run.row + next.run.rows; });
   require(piece != pieces.end(), where(), ": ", parameter, " has no row ", row);
   return element_name(*piece->tensor, piece->run.file_row + (row - piece->run.row) * piece->run.step, column);
 }

@@ -138,7 +138,7 @@ void write_codes(FamilyWeights& weights, const ParameterShape& parameter, ShardS
     shard.write(codes);
   });
   shard.begin("scales." + parameter.name, Dtype::u8, {parameter.shape[0], row_scales});
-  for_slabs(parameter.shape[0], row_scales, [&](int64_t begin, int64_t end) {
+  for_slabs(parameter.shape[0], row_codes, [&](int64_t begin, int64_t end) {
     scales.resize(static_cast<size_t>((end - begin) * row_scales));
     weights.read_codes(parameter.name, begin, end, {}, scales);
     shard.write(scales);

@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 
+#include "mantissa/io/pending_folder.h"
 #include "mantissa/train/export.h"
 #include "mantissa/train/import.h"
 #include "mantissa/train/training_step.h"
@@ -127,6 +128,10 @@ INSTANTIATE_TEST_SUITE_P(
                               {kAlone, {1, 2, false}}},
                       Setting{"mxfp8", {"precision.recipe=mxfp8"}},
                       Setting{"mxfp8_gather", {"precision.recipe=mxfp8", "precision.fp8_param_gather=true"}},
+                      Setting{"fp8_block",
+                              {"precision.recipe=fp8_block", "model.hidden_size=256", "model.intermediate_size=256",
+                               "model.num_key_value_heads=4"},
+                              {kAlone, {2, 2, false}}},
                       Setting{"mxfp4_qat", {"precision.recipe=mxfp4_qat"}}, Setting{"experts", kExperts, kExpertLayouts}),
     [](const auto& one) { return std::string(one.param.name); });
 
@@ -196,6 +201,25 @@ TEST_F(RunExports, OfKeptCheckpointsAloneAndNoLonger) {
   resumed.insert(resumed.end(), {"training.steps=5", "checkpoint.resume=auto"});
   EXPECT_EQ(run_on(kAlone, "asked", resumed).summary.exit, ExitCode::ok);
   EXPECT_THAT(exports_of(run_folder("asked")), ElementsAre("step-00000002", "step-00000005")) << "that of the end was missing";
+}
+
+// What a process that was killed left, and an export that is of another state of this step.
+TEST_F(RunExports, LeftoversGo) {
+  const std::string exports = run_folder("again") + "/exports/";
+  for (const std::string left : {".trash-step-00000001-5", "step-00000002"}) {
+    std::filesystem::create_directories(exports + left);
+    test::write_file(exports + left + "/left.txt", "left");
+  }
+  {
+    const PendingFolder pending(exports + "step-00000001");  // of a process at work, and copied one of none
+    const std::string copy = exports + ".tmp-step-00000001-0123456789abcdef";
+    std::filesystem::copy(pending.path(), copy);
+    std::filesystem::copy(pending.path().string() + ".lock", copy + ".lock");
+  }
+  EXPECT_EQ(exports_of(run_folder("again")).size(), 4U);
+  EXPECT_EQ(run_on(kAlone, "again", {"checkpoint.export={}"}).summary.exit, ExitCode::ok);
+  EXPECT_THAT(exports_of(run_folder("again")), ElementsAre("step-00000002"));
+  expect_same_files(files_of(exported("again", 2)), files_from(checkpoint("again", 2), "from checkpoint", {}));
 }
 
 TEST_F(RunExports, FilesOfAnImportedModelGoAlong) {

@@ -91,6 +91,9 @@ const std::vector<Broken> kBrokenConfigs = {
      {"model.moe.force_balance: the family chooses by scores"}},
     {R"("precision": {"dtype": "fp32"}, "checkpoint": {"export": {"dtype": "bf16"}})",
      {"checkpoint.export.dtype: bf16 does not hold embed, which computes in fp32: take auto or fp32", "c.json:2:68"}},
+    {R"("precision": {"dtype": "bf16", "recipes": {"wide": {"base": "mxfp8", "compute": "fp32"}},
+"rules": [{"match": "*.mlp.down", "recipe": "wide"}]}, "model": {"mlp_bias": true, "qk_norm": false}, "checkpoint": {"export": {"dtype": "bf16"}})",
+     {"checkpoint.export.dtype: bf16 does not hold layers.0.mlp.down, which computes in fp32: take auto or fp32"}},
     // Files.
     {R"("checkpoint": {"init_from": "none"})", {"checkpoint.init_from: no such checkpoint", "c.json:2:29"}},
     {R"("checkpoint": {"resume": "none"})", {"checkpoint.resume: no such checkpoint", "c.json:2:26"}},
@@ -141,6 +144,17 @@ TEST(ConfigErrors, AllComeInOneRun) {
   for (const char* const part : {"c.json:1:22", "c.json:1:26", "c.json:2:24", "no.txt", "(--set eval.iters=0)", "did you mean 'model'?"}) {
     EXPECT_THAT(result.errors, HasSubstr(part));
   }
+}
+
+// Codes times scales are exact in bf16, whatever the module computes in.
+TEST(ConfigErrors, AModuleOfCodesMayComputeInFp32AndBeExportedInBf16) {
+  const TemporaryFolder folder;
+  write_file(folder / "text.txt", std::string(20'000, 'x'));
+  write_file(folder / "c.json", "{" + std::string(kData) +
+                                    R"(, "precision": {"dtype": "bf16", "recipes": {"wide": {"base": "mxfp8", "compute": "fp32"}},
+"rules": [{"match": "*.mlp.down", "recipe": "wide"}]}, "checkpoint": {"export": {"dtype": "bf16"}}})");
+  const ProcessResult result = run_mantissa({"config", "check", "c.json"}, folder.path());
+  EXPECT_EQ(result.exit_code, 0) << result.errors;
 }
 
 TEST(CommandLine, MistakesAreUsageErrorsWithASuggestion) {

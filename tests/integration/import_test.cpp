@@ -1,0 +1,131 @@
+// What is read of folders of Hugging Face's form: parts of tensors, forms that they cannot have, and codes of several slabs.
+#include "exports.h"
+#include "mantissa/io/checkpoint_search.h"
+
+namespace mantissa {
+namespace {
+
+using test::FamilyFolder;
+using test::kShape;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+class Import : public test::ExportTest {
+ protected:
+  // A run by a recipe, packed.
+  FamilyFolder packed_run(const std::string& recipe, const std::vector<std::string>& more = {}) {
+    std::vector<std::string> sets = kShape;
+    sets.insert(sets.end(), {"precision.dtype=bf16", "precision.recipe=" + recipe});
+    sets.insert(sets.end(), more.begin(), more.end());
+    run("run", sets);
+    pack_to(checkpoint("run", 3), "packed");
+    return FamilyFolder(path("packed"));
+  }
+  // "x[1, 2]" as a number that counts the elements of a tensor of this shape.
+  static size_t flat_index(const std::string& element, const std::vector<int64_t>& shape) {
+    const std::vector<std::string> index = split(element.substr(element.find('[') + 1), ' ');
+    EXPECT_EQ(index.size(), shape.size()) << element;
+    size_t flat = 0;
+    for (size_t i = 0; i < shape.size(); ++i) flat = flat * static_cast<size_t>(shape[i]) + static_cast<size_t>(std::stoll(index[i]));
+    return flat;
+  }
+  void expect_parts_of_the_whole(const FamilyFolder& folder, FamilyWeights& weights, const ParameterShape& parameter, uint64_t seed) const;
+};
+
+void Import::expect_parts_of_the_whole(const FamilyFolder& folder, FamilyWeights& weights, const ParameterShape& parameter,
+                                       uint64_t seed) const {
+  const int64_t rows = parameter.shape[0], columns = parameter.shape.with_dim0(1).elements();
+  const bool matrix = parameter.shape.rank() > 1;
+  const auto box_of = [&](int64_t row, int64_t height, int64_t column, int64_t width) {
+    return matrix ? Box{.start = {row, column}, .size = {height, width}} : Box{.start = {row}, .size = {height}};
+  };
+  std::vector<float> whole(static_cast<size_t>(rows * columns));
+  weights.read_fp32(parameter.name, box_of(0, rows, 0, columns), whole);
+  for (uint64_t draw = 0; draw < 8; ++draw) {
+    const auto words = random_words({.seed = seed, .stream = RngStream::test}, 3, draw);
+    const int64_t row = words[0] % rows, height = 1 + words[1] % (rows - row), column = words[2] % columns;
+    const int64_t width = matrix ? 1 + words[3] % (columns - column) : 1;
+    std::vector<float> part(static_cast<size_t>(height * width));
+    weights.read_fp32(parameter.name, box_of(row, height, column, width), part);
+    for (int64_t i = 0; i < height * width; ++i)
+      ASSERT_EQ(part[static_cast<size_t>(i)], whole[static_cast<size_t>((row + i / width) * columns + column + i % width)])
+          << parameter.name << " row " << row << " of " << rows << ", column " << column << " of " << columns << ", element " << i;
+    const std::string element = weights.element(parameter.name, row, column), name = element.substr(0, element.find('['));
+    EXPECT_EQ(folder.values(name).at(flat_index(element, folder.shape(name))), whole[static_cast<size_t>(row * columns + column)])
+        << element << " of " << parameter.name;
+  }
+}
+
+TEST_F(Import, APartOfAParameterIsThatOfTheWholeAndHasItsPlaceInTheFile) {
+  uint64_t seed = 0;
+  for (const std::string family : test::kFamilyTypes) {
+    const FamilyFolder folder(path(family), family, "BF16 F32 F16");
+    FamilyWeights weights(path(family));
+    for (const ParameterShape& parameter : parameter_shapes(model_shape(weights.config().model)))
+      expect_parts_of_the_whole(folder, weights, parameter, ++seed);
+    EXPECT_THAT(test::error_of([&] { weights.element("final_norm.weight", 96, 0); }).what(), HasSubstr("final_norm.weight has no row 96"));
+  }
+}
+
+TEST_F(Import, FormsThatTensorsCannotHaveAreRefusedByName) {
+  const FamilyFolder codes = packed_run("mxfp8");
+  const std::string down = "model.layers.1.mlp.down_proj.weight", norm = "model.norm.weight", table = "model.embed_tokens.weight";
+  const auto refused = [&](const FamilyFolder& folder, ExitCode code, const std::string& what) {
+    folder.write(path("bad"));
+    const Error error = import_error("bad");
+    EXPECT_EQ(error.code(), code) << error.what();
+    EXPECT_THAT(error.what(), HasSubstr(what));
+  };
+  refused(codes.as(down, FileDtype::f8_e5m2, {64, 96}), ExitCode::usage, down + " is F8_E5M2 with scales in U8; mantissa imports");
+  refused(codes.as(down + "_scale", FileDtype::f8_e4m3, {64, 3}), ExitCode::usage, down + " is F8_E4M3 with scales in F8_E4M3; mantissa");
+  refused(codes.as(down, FileDtype::u8, {64, 96}), ExitCode::usage, down + " is U8 with scales in U8; mantissa imports");
+
+  const FamilyFolder values(path("values"), "llama", "F32", {{"intermediate_size", 80}});
+  refused(values.as(norm, FileDtype::i32, {96}), ExitCode::usage, norm + " is I32; mantissa imports F32, BF16, F16 and");
+  refused(values.with(down + "_scale", {96, 1}).as(down + "_scale", FileDtype::u8, {96, 2}), ExitCode::data,
+          down + " has 80 columns, no whole blocks of 32");
+  const FamilyFolder tied(path("tied"), "qwen3", "BF16");
+  refused(tied.with("lm_head.weight", {260, 96}), ExitCode::data, "lm_head.weight is another tensor than the embeddings");
+  const FamilyFolder gpt2(path("gpt2"), "gpt2", "BF16");
+  const std::string prefix = "transformer.", name = prefix + "wte.weight";
+  ASSERT_TRUE(gpt2.names().contains(name));
+  refused(gpt2.copy(name, name.substr(prefix.size())), ExitCode::data, "holds " + name + " twice, with and without its prefix");
+}
+
+// config.json lies beside the weights of other programs as well.
+TEST_F(Import, AFolderWithAManifestIsACheckpoint) {
+  FamilyFolder(path("folder"), "llama", "BF16");
+  EXPECT_TRUE(is_family_folder(path("folder")));
+  test::write_file(path("folder/manifest.json"), "{}");
+  EXPECT_FALSE(is_family_folder(path("folder")));
+}
+
+TEST_F(Import, ProductsOfCodesAreThoseOfAServerAndTheirInputGradients) {
+  packed_run("mxfp8");
+  import_model(path("packed"), path("in"));
+  CheckpointReader reader(path("in"));
+  const Recipe& recipe = saved_model(reader).plan.of("layers.1.mlp.down").recipe;
+  EXPECT_TRUE(recipe.gemms.fprop && recipe.gemms.dgrad);
+  EXPECT_FALSE(recipe.gemms.wgrad);
+}
+
+// Codes and scales are read 8 MiB of codes at once.
+TEST_F(Import, CodesOfSeveralSlabsAreThoseOfTheFile) {
+  const FamilyFolder packed =
+      packed_run("mxfp8", {"model.hidden_size=128", "model.num_layers=1", "model.intermediate_size=70016", "training.threads=2"});
+  const std::string up = "model.layers.0.mlp.up_proj.weight", scale = up + "_scale";
+  ASSERT_GT(packed.bytes(up).size(), size_t{8} << 20);
+  import_model(path("packed"), path("in"));
+  pack_to(path("in"), "again");
+  EXPECT_TRUE(all_bytes("again") == all_bytes("packed"));
+  const size_t at = 69000 * 4 + 2;
+  const auto with_scale = [&](int value) {
+    packed.flip(scale, at, static_cast<char>(packed.bytes(scale)[at] ^ value)).write(path("bad"));
+    return std::string(import_error("bad").what());
+  };
+  EXPECT_THAT(with_scale(255), HasSubstr(up + "[69000, 64] has a scale that is NaN"));
+  EXPECT_THAT(with_scale(254), HasSubstr(up + "[69000, "));
+}
+
+}  // namespace
+}  // namespace mantissa
