@@ -14,7 +14,7 @@ namespace mantissa::tools {
 namespace {
 
 constexpr int kSlices = 9;
-constexpr double kUntilAsleep = 100e-6;  // waits spin for 10
+constexpr double kUntilAsleep = 100e-6;  // a wait spins for about 10 us before it sleeps
 constexpr double kSliceSeconds = 0.02;
 constexpr int64_t kLargest = int64_t{64} << 20;
 
@@ -90,14 +90,14 @@ class CommBench {
     std::printf("link %.3g bytes/s of each rank, for mantissa explain --link\n", sent / *std::ranges::max_element(exchanges_));
   }
 
-  // 8 bytes one way, to a rank that sleeps while the sender computes: half of the way there and back.
+  // 8 bytes one way, to ranks that sleep while the sender computes: half of the way there and back.
   void wake_up() {
     if (std::string("comm.wake_up").find(options_.filter) == std::string::npos) return;
     std::vector<double> seconds;
     const std::span<std::byte> bytes(bytes_.data(), 8);
     const auto compute = [] {
-      for (const double end = monotonic_seconds() + kUntilAsleep; monotonic_seconds() < end;) {
-      }
+      const double end = monotonic_seconds() + kUntilAsleep;
+      while (monotonic_seconds() < end) continue;
     };
     for (int i = 0; i < 1000; ++i) {
       const double begin = monotonic_seconds();

@@ -32,7 +32,6 @@ std::vector<std::string> shipped_configs() {
 }
 
 // What `config check` says of the configuration with these settings; nullopt where it refuses them.
-// A smaller vocabulary has the same last block.
 std::optional<RunConfig> checked(const std::string& name, const std::vector<std::string>& sets, bool whole_vocabulary = false) {
   ConfigSources sources{.file = std::string(MANTISSA_SOURCE_DIR) + "/configs/" + name + ".json", .sets = sets};
   for (const char* cut :
@@ -50,6 +49,7 @@ std::optional<RunConfig> checked(const std::string& name, const std::vector<std:
   try {
     RunConfig config = load_run_config(sources, Inputs::unchecked).config;
     if (!config.model.vocab_size) config.model.vocab_size = 65;  // that of a character text
+    // A smaller vocabulary that is the same modulo all blocks, as only embeddings and output projection know it.
     if (!whole_vocabulary) config.model.vocab_size = std::min(*config.model.vocab_size, 1024 + *config.model.vocab_size % 128);
     resolve_plan(config);
     return config;
@@ -121,7 +121,7 @@ TEST_P(ShippedConfig, TrainsUnderEveryPreset) {
 
 TEST_P(ShippedConfig, TrainsWithGatheredCodesAndAQuantisedOutputProjection) {
   const std::optional<RunConfig> plain = checked(GetParam(), {"precision.recipe=mxfp8"});
-  const bool whole = std::getenv("ONEDNN_MAX_CPU_ISA") == nullptr;  // else the products of the layer are what is new
+  const bool whole = std::getenv("ONEDNN_MAX_CPU_ISA") == nullptr;  // with other instructions the products of the layer are what is new
   const bool tied = plain && plain->model.tie_word_embeddings;
   EXPECT_EQ(trains({"precision.recipe=mxfp8", "precision.fp8_param_gather=true"}, whole && tied), plain.has_value());
   EXPECT_EQ(trains({"precision.recipe=mxfp8", "precision.fp8_output_proj=true", "model.pad_vocab_to=32"}, whole), plain && !tied);
