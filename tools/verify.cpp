@@ -29,7 +29,7 @@ ExitCode verify_folder_against(const VerifyArguments& arguments) {
   if (differs("is of another model than", export_model_differences(folder, saved.config.model))) return ExitCode::difference;
   CheckpointWeights source(reader);
   ForwardWeights weights(source, saved.plan);
-  if (differs("is not multiplied by as", export_scheme_differences(folder, weights))) return ExitCode::difference;
+  if (differs("has codes that a server multiplies otherwise than", export_scheme_differences(folder, weights))) return ExitCode::difference;
   const std::optional<std::string> difference = export_difference(folder, weights);
   if (difference) {
     std::cout << printable(arguments.path) << ": " << printable(*difference) << " (" << printable(reader.directory().string()) << ")\n";
@@ -79,7 +79,8 @@ Command verify_command() {
                        .required = true},
                       {.name = "--against",
                        .target = &arguments->against,
-                       .description = "of an export: the checkpoint whose forward weights it must hold, bit for bit; else exit code 1"}},
+                       .description = "of an export: the checkpoint whose forward weights it must hold, bit for bit, with inputs quantised "
+                                      "alike; else exit code 1"}},
           .run = [arguments] { return verify(*arguments); }};
 }
 

@@ -99,11 +99,6 @@ void require_one_scheme(const PackedModules& modules, Convention convention) {
 
 }  // namespace
 
-std::string scheme_text(const std::optional<PackedScheme>& scheme) {
-  if (!scheme) return "not quantised";
-  return text(format_name(scheme->format), scheme->inputs ? " with quantised inputs" : " with inputs in high precision");
-}
-
 PackedNames packed_names(const std::string& weight, Format format, Convention convention) {
   if (!weight.ends_with(".weight")) return {.codes = weight + "_blocks", .scales = weight + "_scales"};
   return {.codes = format == Format::e2m1 ? weight + "_packed" : weight,

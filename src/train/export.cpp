@@ -74,7 +74,9 @@ ExportedModel export_model(CheckpointReader& reader, const fs::path& output, con
                         .manifest = reader.hash()};
   return write_export(exported, weights, head, output, [&](const fs::path& folder) {
     FamilyWeights written(folder);
-    const std::optional<std::string> difference = export_difference(written, weights);
+    std::optional<std::string> difference = export_difference(written, weights);
+    const std::vector<std::string> schemes = export_scheme_differences(written, weights);
+    if (!difference && !schemes.empty()) difference = schemes.front();
     require(!difference, ExitCode::storage, output.string(), ": what was written is not what was to be: ", difference.value_or(""));
   });
 }
@@ -99,8 +101,11 @@ std::vector<std::string> export_model_differences(const FamilyWeights& folder, c
 std::vector<std::string> export_scheme_differences(const FamilyWeights& folder, const ForwardTypes& types) {
   std::vector<std::string> differences;
   for (const auto& [module, here] : folder.packed_modules()) {
-    const std::optional<PackedScheme> there = types.scheme(module + ".weight");
-    if (there != here) differences.push_back(text(module, ": ", scheme_text(there), " in the checkpoint, ", scheme_text(here), " here"));
+    const Recipe& recipe = types.module_of(module + ".weight").recipe;
+    const bool there = recipe.input && recipe.gemms.fprop;
+    const auto how = [](bool quantised) { return quantised ? "quantised" : "in high precision"; };
+    if (there != here.inputs)
+      differences.push_back(text(module, ": inputs are ", how(there), " in the checkpoint, ", how(here.inputs), " here"));
   }
   return differences;
 }

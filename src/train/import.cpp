@@ -90,7 +90,7 @@ void write_values(FamilyWeights& weights, const ParameterShape& parameter, Shard
   });
 }
 
-// Rows of codes from row `begin` of a parameter.
+// Rows [begin, end) of a parameter, of codes or of scales alone.
 struct CodeRows {
   int64_t begin, end;
   std::span<const std::byte> codes, scales;
@@ -141,6 +141,7 @@ void write_codes(FamilyWeights& weights, const ParameterShape& parameter, ShardS
   for_slabs(parameter.shape[0], row_codes, [&](int64_t begin, int64_t end) {
     scales.resize(static_cast<size_t>((end - begin) * row_scales));
     weights.read_codes(parameter.name, begin, end, {}, scales);
+    require_numbers(weights, parameter, {.begin = begin, .end = end, .codes = {}, .scales = scales});
     shard.write(scales);
   });
 }

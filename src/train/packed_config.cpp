@@ -31,6 +31,17 @@ RecipeConfig recipe_of(const PackedScheme& scheme, Dtype dtype) {
   return recipe;
 }
 
+std::string scheme_text(const std::optional<PackedScheme>& scheme) {
+  if (!scheme) return "not quantised";
+  return text(format_name(scheme->format), scheme->inputs ? " with quantised inputs" : " with inputs in high precision");
+}
+
+// An output projection is computed with as codes only if its inputs are, too, and a router never.
+bool computes_with(const ModuleShape& module, const PackedScheme& scheme) {
+  if (module.path == kOutput) return scheme.format == Format::e4m3 && scheme.inputs;
+  return module.kind == ModuleKind::linear;
+}
+
 // "layers.3.mlp.down" as layer "3" and "mlp.down".
 struct LayerModule {
   std::string layer, rest;
@@ -105,15 +116,14 @@ std::map<std::string, PackedScheme> FamilyWeights::packed_modules() const {
   if (!found) return packed;
   const PackedConfig& config = *found;
   for (const ModuleShape& module : model_shape(config_.model).modules) {
-    const bool output = module.path == kOutput;
-    if (module.kind != ModuleKind::linear && !output) continue;
+    const bool linear = module.kind == ModuleKind::linear, other = module.path == kOutput || module.kind == ModuleKind::router;
+    if (!linear && !other) continue;
     const std::vector<Piece>& pieces = pieces_of(module.path + ".weight");
     const Piece& first = pieces.front();
     const bool conv = first.tensor->transposed && !first.scales;  // no Linear, and never codes
-    if (conv || (!first.scales && (output || !config.names_modules()))) continue;
+    if (conv || (!first.scales && (other || !config.names_modules()))) continue;
     const std::optional<PackedScheme> scheme = scheme_of(pieces, config);
-    const bool as_projection = scheme && scheme->format == Format::e4m3 && scheme->inputs;
-    if (scheme && (!output || as_projection)) packed[module.path] = *scheme;
+    if (scheme) packed[module.path] = *scheme;
   }
   return packed;
 }
@@ -125,7 +135,11 @@ RunConfig FamilyWeights::run_config() const {
   config.model.head_dim = config.model.head_size();
   config.precision.dtype = config_.dtype;
   config.training.seq_len = std::min(kUsualLength, config_.model.max_position_embeddings);
-  const std::map<std::string, PackedScheme> packed = packed_modules();
+  std::map<std::string, PackedScheme> packed = packed_modules();
+  for (const ModuleShape& module : model_shape(config_.model).modules) {
+    const auto found = packed.find(module.path);
+    if (found != packed.end() && !computes_with(module, found->second)) packed.erase(found);
+  }
   for (const auto& [module, scheme] : packed) {
     RecipeConfig recipe = recipe_of(scheme, config_.dtype);
     if (module != kOutput) {

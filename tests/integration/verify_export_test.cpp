@@ -6,10 +6,12 @@
 namespace mantissa::test {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::SizeIs;
+using ::testing::StartsWith;
 
 const std::string kDown = "model.layers.1.mlp.down_proj.weight";
 
@@ -179,9 +181,8 @@ TEST_F(Verify, CodesOfAnotherSchemeDiffer) {
     write_file(packed + "/config.json", changed.dump());
   };
   with_inputs("mxfp8-quantized", nullptr);
-  const std::string high =
-      verify(1, packed + " is not multiplied by as " + checkpoint("run", 3) +
-                    ":\n  layers.1.attn.out: e4m3 with quantised inputs in the checkpoint, e4m3 with inputs in high precision here\n");
+  const std::string high = verify(1, packed + " has codes that a server multiplies otherwise than " + checkpoint("run", 3) +
+                                         ":\n  layers.1.attn.out: inputs are quantised in the checkpoint, in high precision here\n");
   EXPECT_THAT(high, Not(HasSubstr("layers.0")));
   EXPECT_EQ(std::ranges::count(high, '\n'), 5);
   nlohmann::json inputs;
@@ -189,7 +190,27 @@ TEST_F(Verify, CodesOfAnotherSchemeDiffer) {
     if (group["format"] == "mxfp8-quantized") inputs = group["input_activations"];
   }
   with_inputs("mxfp4-pack-quantized", inputs);
-  verify(1, "layers.0.mlp.down: e2m1 with inputs in high precision in the checkpoint, e2m1 with quantised inputs here\n");
+  verify(1, "layers.0.mlp.down: inputs are in high precision in the checkpoint, quantised here\n");
+}
+
+// Whatever recipes compute with.
+TEST_F(Verify, AnOutputProjectionOfAnotherSchemeDiffers) {
+  std::vector<std::string> sets = kShape;
+  sets.insert(sets.end(), {"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.fp8_output_proj=true", "model.pad_vocab_to=32",
+                           R"(precision.rules=[{"match": "layers.*", "recipe": "high"}])"});
+  run("run", sets);
+  pack_to(checkpoint("run", 3), "packed");
+  const std::string packed = path("packed");
+  nlohmann::json config = nlohmann::json::parse(read_file(packed + "/config.json"));
+  config["quantization_config"]["config_groups"]["group_0"]["input_activations"] = nullptr;
+  write_file(packed + "/config.json", config.dump());
+  const auto verify = [&](const std::string& against) {
+    const ProcessResult result = run_mantissa({"verify", packed, "--against", against}, folder_.path());
+    return text(result.exit_code, ' ', result.output, result.errors);
+  };
+  EXPECT_THAT(verify(run_folder("run")), AllOf(StartsWith("1 "), HasSubstr("output: inputs are quantised in the checkpoint, in high")));
+  import_model(packed, path("in"));  // as values
+  EXPECT_THAT(verify(path("in")), AllOf(StartsWith("0 "), HasSubstr("0 values differ")));
 }
 
 TEST_F(Verify, MantissaJsonSaysWhatEachTensorWasMadeFrom) {

@@ -38,9 +38,6 @@ struct PackedScheme {
   auto operator<=>(const PackedScheme&) const = default;
 };
 
-// "E4M3 with quantised inputs".
-std::string scheme_text(const std::optional<PackedScheme>& scheme);
-
 struct PackedNames {
   std::string codes, scales;
 };

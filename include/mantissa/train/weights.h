@@ -83,9 +83,9 @@ class FamilyWeights : public WeightSource {
   // read them, sequences of at most 1,024 tokens. Where config.json names no type, it is bf16 if all tensors of values are BF16, else fp32.
   RunConfig run_config() const;
   const std::vector<FamilyTensor>& tensors() const { return tensors_; }
-  // Modules by path whose weights are codes that a server multiplies by.
+  // Modules by path whose weights are codes that a server multiplies by, also those that no recipe computes so with.
   std::map<std::string, PackedScheme> packed_modules() const;
-  // An element of a parameter by its place in the file: "model.layers.0.self_attn.k_proj.weight[3, 5]".
+  // An element of a parameter by its place in the tensor that transformers has for it: "model.layers.0.self_attn.k_proj.weight[3, 5]".
   std::string element(const std::string& parameter, int64_t row, int64_t column) const;
   // As the tensor is in its file; F16 counts as F32, which it becomes.
   Dtype file_dtype(const FamilyTensor& tensor) const;
