@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the targets of tests/fuzz with clang and runs one, or all:   scripts/fuzz.sh [TARGET|all] [arguments of libFuzzer]
-# By default for 60 seconds each. What it keeps is in build/fuzz/work/TARGET, an input that fails beside it. Needs clang with libFuzzer.
+# By default for 60 seconds each. What it keeps is in build/fuzz/kept/TARGET, an input that fails beside it. Needs clang with libFuzzer.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 case ${1:-} in
@@ -15,7 +15,7 @@ shift $(($# < 1 ? $# : 1))
 cmake --preset fuzz
 cmake --build --preset fuzz --parallel "$jobs"
 for corpus in "${targets[@]}"; do
-  name=${corpus##*/} work=build/fuzz/work/${corpus##*/}
-  mkdir -p "$work"
-  "build/fuzz/bin/fuzz_$name" "$work" "$corpus" -dict=tests/fuzz/json.dict -artifact_prefix="$work-" -max_len=1024 -max_total_time=60 "$@"
+  name=${corpus##*/} kept=build/fuzz/kept/${corpus##*/}
+  mkdir -p "$kept"
+  "build/fuzz/bin/fuzz_$name" "$kept" "$corpus" -dict=tests/fuzz/json.dict -artifact_prefix="$kept-" -max_len=1024 -max_total_time=60 "$@"
 done
