@@ -101,8 +101,7 @@ std::vector<std::string> export_model_differences(const FamilyWeights& folder, c
 std::vector<std::string> export_scheme_differences(const FamilyWeights& folder, const ForwardTypes& types) {
   std::vector<std::string> differences;
   for (const auto& [module, here] : folder.packed_modules()) {
-    const Recipe& recipe = types.module_of(module + ".weight").recipe;
-    const bool there = recipe.input && recipe.gemms.fprop;
+    const bool there = types.quantises_inputs(module + ".weight");
     const auto how = [](bool quantised) { return quantised ? "quantised" : "in high precision"; };
     if (there != here.inputs)
       differences.push_back(text(module, ": inputs are ", how(there), " in the checkpoint, ", how(here.inputs), " here"));

@@ -121,7 +121,7 @@ void ExportedWeights::require_expressible(const FamilyTensor& tensor) const {
     return;
   }
   const Quantization& input = module.recipe.input;
-  require(!types_.scheme(tensor.parameter)->inputs || (input.format == Format::e4m3 && input.block_cols == how.block()), ExitCode::usage,
+  require(!types_.quantises_inputs(tensor.parameter) || (input.format == Format::e4m3 && input.block_cols == how.block()), ExitCode::usage,
           who, ": its input is ", input, ", and servers quantise inputs to E4M3 only");
 }
 

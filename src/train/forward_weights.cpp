@@ -29,11 +29,15 @@ Quantization ForwardTypes::quantised(const std::string& parameter) const {
   return high || !parameter.ends_with(".weight") ? Quantization{} : module.resident_codes();
 }
 
+bool ForwardTypes::quantises_inputs(const std::string& parameter) const {
+  const Recipe& recipe = module_of(parameter).recipe;
+  return recipe.input && recipe.gemms.fprop;
+}
+
 std::optional<PackedScheme> ForwardTypes::scheme(const std::string& parameter) const {
   const Quantization how = quantised(parameter);
   if (!how) return {};
-  const Recipe& recipe = module_of(parameter).recipe;
-  return PackedScheme{.format = how.format, .inputs = recipe.input && recipe.gemms.fprop};
+  return PackedScheme{.format = how.format, .inputs = quantises_inputs(parameter)};
 }
 
 Dtype ForwardTypes::dtype(const std::string& parameter) const {

@@ -36,7 +36,7 @@ std::vector<std::string> export_warnings(const ModelConfig& model, const std::op
 std::vector<std::string> export_model_differences(const FamilyWeights& folder, const ModelConfig& model);
 
 // Codes of a folder whose inputs a server quantises and a checkpoint's forward does not, or the other way round: "layers.0.mlp.down: inputs
-// are quantised in the checkpoint, in high precision here". Of blocks of inputs no convention says anything: they are of 32.
+// are quantised in the checkpoint, in high precision here". Blocks of inputs are not compared: those of every convention are of 32.
 std::vector<std::string> export_scheme_differences(const FamilyWeights& folder, const ForwardTypes& types);
 
 // Of one model: the first value of a folder that differs from what forward multiplies by: "model.embed_tokens.weight[3, 5] is 0.5, and the

@@ -24,6 +24,7 @@ class ForwardTypes {
   const ModulePrecision& module_of(const std::string& parameter) const;
   // Its codes, none if forward reads it in high precision.
   Quantization quantised(const std::string& parameter) const;
+  bool quantises_inputs(const std::string& parameter) const;  // of the product with it
   // What a server multiplies by where it takes these codes.
   std::optional<PackedScheme> scheme(const std::string& parameter) const;
   // Narrowest type of an export that is right whatever the values: that of its module, bf16 where it is quantised.
