@@ -94,7 +94,8 @@ TEST_P(Kernels, BitsDoNotDependOnThreadsOrAlignment) {
 INSTANTIATE_TEST_SUITE_P(, Kernels, ::testing::Combine(::testing::ValuesIn(kernel_names()), ::testing::Values(Dtype::f32, Dtype::bf16)),
                          [](const auto& c) { return std::get<0>(c.param) + "_" + dtype_name(std::get<1>(c.param)); });
 
-// Kernels on bf16 take long rows in blocks: NaN, Inf and subnormals among them, an element gives the bits that it gives alone.
+// Kernels on bf16 take long rows in blocks: NaN, Inf and subnormals among them, an element gives the bits that it gives alone. Of two NaNs
+// that are multiplied either may be the result: the compiler orders the factors of vectors and of a last element as it likes.
 class EveryBf16 : public BackendTest {
  protected:
   // run(matrices of one row, their width) gives a result as wide as they are, or wider by a whole factor. Every pattern comes in each.
@@ -117,7 +118,9 @@ class EveryBf16 : public BackendTest {
         const std::vector<bf16> part = result(first, width);
         for (int64_t i = 0; i < std::ssize(part); ++i) {
           const int64_t at = i / width * kPatterns + first + i % width;
-          ASSERT_EQ(part[static_cast<size_t>(i)].bits, all[static_cast<size_t>(at)].bits) << "element " << at << ", alone in " << width;
+          const bf16 alone = part[static_cast<size_t>(i)], among_others = all[static_cast<size_t>(at)];
+          if (std::isnan(to_float(alone)) && std::isnan(to_float(among_others))) continue;
+          ASSERT_EQ(alone.bits, among_others.bits) << "element " << at << ", alone in " << width;
         }
       }
     }
