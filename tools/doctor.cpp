@@ -10,6 +10,7 @@
 #include "command.h"
 #include "mantissa/backend/ceilings.h"
 #include "mantissa/backend/functions.h"
+#include "mantissa/base/cpu_level.h"
 #include "mantissa/base/parallel.h"
 #include "mantissa/base/printable.h"
 #include "mantissa/base/version.h"
@@ -45,6 +46,12 @@ bool products_are_right() {
   return true;
 }
 
+// The instructions of our own kernels, and why they are not the CPU's best.
+std::string cpu_level_line() {
+  const CpuLevel level = cpu_level(), highest = highest_cpu_level();
+  return level == highest ? name(level) : text(name(level), " (MANTISSA_MAX_CPU_LEVEL; the CPU has ", name(highest), ')');
+}
+
 ExitCode doctor() {
   std::printf("%s\n", version_text().c_str());
   line("processor", processor_name());
@@ -58,6 +65,7 @@ ExitCode doctor() {
   const std::string isa = gemm_instruction_set();
   line("matrix products", "oneDNN, " + isa + (isa.find("bf16") == std::string::npos ? "; bf16 operands are widened to fp32 (exact)" : ""));
   require(products_are_right(), ExitCode::environment, "oneDNN's matrix product differs from the reference on this machine");
+  line("other kernels", cpu_level_line());
   line("devices", "cpu, cpu_reference");
   struct statvfs disk {};
   if (statvfs(".", &disk) == 0) {

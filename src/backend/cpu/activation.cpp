@@ -1,8 +1,8 @@
+#include "backend/cpu/clones.h"
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/lane_map.h"
 #include "backend/cpu/pieces.h"
 #include "backend/cpu/simd.h"
-#include "mantissa/base/host_device.h"
 #include "mantissa/base/parallel.h"
 
 namespace mantissa {
@@ -35,7 +35,7 @@ struct SwiGlu {
     const float s = sigmoid<T>(gate), ds = dy * s;
     return {ds * up * lane::fma(gate, 1.0F - s, 1.0F), ds * gate};
   }
-  SwiGlu<float> exact() const { return {}; }
+  [[gnu::always_inline]] SwiGlu<float> exact() const { return {}; }
 };
 
 template <class T>
@@ -56,7 +56,7 @@ struct ClampedSwiGlu {
     const float magnitude = __builtin_fabsf(up);
     return {lane::chosen(0.0F, dgate, gate > limit ? ~0U : 0U), lane::chosen(0.0F, ds * g, magnitude > limit ? ~0U : 0U)};
   }
-  ClampedSwiGlu<float> exact() const { return {limit}; }
+  [[gnu::always_inline]] ClampedSwiGlu<float> exact() const { return {limit}; }
 };
 
 template <class Glu>
@@ -119,7 +119,7 @@ template <class T, class Exact>
 }
 
 template <class Glu, class T>
-[[gnu::always_inline]] inline void swiglu_rows(const Glu& glu, SwiGluRows<T> k, int64_t begin, int64_t end) {
+[[gnu::always_inline]] inline void swiglu_rows(Glu glu, SwiGluRows<T> k, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; ++i) {
     const T* gate = k.x + 2 * i * k.width;
     lane::prefetch_row(gate + 2 * k.width, 2 * k.width);
@@ -131,7 +131,7 @@ template <class Glu, class T>
   }
 }
 template <class Glu, class T>
-[[gnu::always_inline]] inline void swiglu_rows_backward(const Glu& glu, SwiGluRows<T> k, int64_t begin, int64_t end) {
+[[gnu::always_inline]] inline void swiglu_rows_backward(Glu glu, SwiGluRows<T> k, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; ++i) {
     const T* gate = k.x + 2 * i * k.width;
     T* dgate = k.out + 2 * i * k.width;
@@ -144,27 +144,6 @@ template <class Glu, class T>
       k.dweights[i] = weight_gradient(glu.exact(), gate, up, dy, k.width);
     }
   }
-}
-
-MANTISSA_CLONES void swiglu(SwiGluRows<float> k, int64_t begin, int64_t end) { swiglu_rows(SwiGlu<float>{}, k, begin, end); }
-MANTISSA_CLONES void swiglu(SwiGluRows<bf16> k, int64_t begin, int64_t end) { swiglu_rows(SwiGlu<bf16>{}, k, begin, end); }
-MANTISSA_CLONES void swiglu_backward(SwiGluRows<float> k, int64_t begin, int64_t end) {
-  swiglu_rows_backward(SwiGlu<float>{}, k, begin, end);
-}
-MANTISSA_CLONES void swiglu_backward(SwiGluRows<bf16> k, int64_t begin, int64_t end) {
-  swiglu_rows_backward(SwiGlu<bf16>{}, k, begin, end);
-}
-MANTISSA_CLONES void clamped_swiglu(SwiGluRows<float> k, int64_t begin, int64_t end) {
-  swiglu_rows(ClampedSwiGlu<float>{k.limit}, k, begin, end);
-}
-MANTISSA_CLONES void clamped_swiglu(SwiGluRows<bf16> k, int64_t begin, int64_t end) {
-  swiglu_rows(ClampedSwiGlu<bf16>{k.limit}, k, begin, end);
-}
-MANTISSA_CLONES void clamped_swiglu_backward(SwiGluRows<float> k, int64_t begin, int64_t end) {
-  swiglu_rows_backward(ClampedSwiGlu<float>{k.limit}, k, begin, end);
-}
-MANTISSA_CLONES void clamped_swiglu_backward(SwiGluRows<bf16> k, int64_t begin, int64_t end) {
-  swiglu_rows_backward(ClampedSwiGlu<bf16>{k.limit}, k, begin, end);
 }
 
 // 0.5 (1 + tanh(u)) is sigmoid(2u): one exponential, and no cancellation for negative x.
@@ -201,21 +180,21 @@ struct GeluErfSlope {
   }
 };
 
-MANTISSA_CLONES void gelu_tanh(const float* x, float* out, int64_t n) { lane::map_steps(GeluTanh<float>{}, n, out, x); }
-MANTISSA_CLONES void gelu_tanh(const bf16* x, bf16* out, int64_t n) { lane::map_steps(GeluTanh<bf16>{}, n, out, x); }
-MANTISSA_CLONES void gelu_erf(const float* x, float* out, int64_t n) { lane::map(GeluErf<float>{}, n, out, x); }
-MANTISSA_CLONES void gelu_erf(const bf16* x, bf16* out, int64_t n) { lane::map(GeluErf<bf16>{}, n, out, x); }
-MANTISSA_CLONES void gelu_tanh_backward(const float* x, const float* dy, float* dx, int64_t n) {
-  lane::map_steps(GeluTanhSlope<float>{}, n, dx, x, dy);
+template <class T>
+[[gnu::always_inline]] inline void gelu_tanh(const T* x, T* out, int64_t n) {
+  lane::map_steps(GeluTanh<T>{}, n, out, x);
 }
-MANTISSA_CLONES void gelu_tanh_backward(const bf16* x, const bf16* dy, bf16* dx, int64_t n) {
-  lane::map_steps(GeluTanhSlope<bf16>{}, n, dx, x, dy);
+template <class T>
+[[gnu::always_inline]] inline void gelu_erf(const T* x, T* out, int64_t n) {
+  lane::map(GeluErf<T>{}, n, out, x);
 }
-MANTISSA_CLONES void gelu_erf_backward(const float* x, const float* dy, float* dx, int64_t n) {
-  lane::map(GeluErfSlope<float>{}, n, dx, x, dy);
+template <class T>
+[[gnu::always_inline]] inline void gelu_tanh_backward(const T* x, const T* dy, T* dx, int64_t n) {
+  lane::map_steps(GeluTanhSlope<T>{}, n, dx, x, dy);
 }
-MANTISSA_CLONES void gelu_erf_backward(const bf16* x, const bf16* dy, bf16* dx, int64_t n) {
-  lane::map(GeluErfSlope<bf16>{}, n, dx, x, dy);
+template <class T>
+[[gnu::always_inline]] inline void gelu_erf_backward(const T* x, const T* dy, T* dx, int64_t n) {
+  lane::map(GeluErfSlope<T>{}, n, dx, x, dy);
 }
 
 template <class T>
@@ -226,8 +205,10 @@ void forward(const SwiGluForward& k) {
                            .width = k.out.dim(1),
                            .weights = k.row_weights.defined() ? k.row_weights.device_data<float>() : nullptr,
                            .limit = static_cast<float>(k.limit)};
-  parallel_for(k.out.dim(0), std::max<int64_t>(1, kPiece / std::max<int64_t>(1, rows.width)),
-               [&](int64_t begin, int64_t end) { k.limit > 0.0 ? clamped_swiglu(rows, begin, end) : swiglu(rows, begin, end); });
+  parallel_for(k.out.dim(0), std::max<int64_t>(1, kPiece / std::max<int64_t>(1, rows.width)), [&](int64_t begin, int64_t end) {
+    k.limit > 0.0 ? cloned<swiglu_rows<ClampedSwiGlu<T>, T>>({rows.limit}, rows, begin, end)
+                  : cloned<swiglu_rows<SwiGlu<T>, T>>({}, rows, begin, end);
+  });
 }
 
 template <class T>
@@ -241,7 +222,8 @@ void backward(const SwiGluBackward& k) {
                            .dweights = weighted ? k.drow_weights.device_data<float>() : nullptr,
                            .limit = static_cast<float>(k.limit)};
   parallel_for(k.dy.dim(0), std::max<int64_t>(1, kPiece / std::max<int64_t>(1, rows.width)), [&](int64_t begin, int64_t end) {
-    k.limit > 0.0 ? clamped_swiglu_backward(rows, begin, end) : swiglu_backward(rows, begin, end);
+    k.limit > 0.0 ? cloned<swiglu_rows_backward<ClampedSwiGlu<T>, T>>({rows.limit}, rows, begin, end)
+                  : cloned<swiglu_rows_backward<SwiGlu<T>, T>>({}, rows, begin, end);
   });
 }
 
@@ -250,7 +232,8 @@ void forward(const GeluForward& k) {
   const T* x = k.x.device_data<T>();
   T* out = k.out.device_data<T>();
   parallel_for(k.x.elements(), kPiece, [&](int64_t begin, int64_t end) {
-    k.form == GeluForm::tanh ? gelu_tanh(x + begin, out + begin, end - begin) : gelu_erf(x + begin, out + begin, end - begin);
+    k.form == GeluForm::tanh ? cloned<gelu_tanh<T>>(x + begin, out + begin, end - begin)
+                             : cloned<gelu_erf<T>>(x + begin, out + begin, end - begin);
   });
 }
 
@@ -259,8 +242,8 @@ void backward(const GeluBackward& k) {
   const T *x = k.x.device_data<T>(), *dy = k.dy.device_data<T>();
   T* dx = k.dx.device_data<T>();
   parallel_for(k.x.elements(), kPiece, [&](int64_t begin, int64_t end) {
-    k.form == GeluForm::tanh ? gelu_tanh_backward(x + begin, dy + begin, dx + begin, end - begin)
-                             : gelu_erf_backward(x + begin, dy + begin, dx + begin, end - begin);
+    k.form == GeluForm::tanh ? cloned<gelu_tanh_backward<T>>(x + begin, dy + begin, dx + begin, end - begin)
+                             : cloned<gelu_erf_backward<T>>(x + begin, dy + begin, dx + begin, end - begin);
   });
 }
 

@@ -3,10 +3,10 @@
 
 #include "backend/cpu/attention_heads.h"
 #include "backend/cpu/attention_query_block.h"
+#include "backend/cpu/clones.h"
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/pieces.h"
 #include "backend/cpu/simd.h"
-#include "mantissa/base/host_device.h"
 #include "mantissa/base/parallel.h"
 
 namespace mantissa {
@@ -69,8 +69,9 @@ template <class T>
       });
 }
 
+// out [head_dim] = attention of one query over all rows of keys, and of values with the same stride.
 template <class T>
-[[gnu::always_inline]] inline void attend_all(const T* query, TileRows<const T> keys, const T* values, float scale, SoftmaxStart softmax,
+[[gnu::always_inline]] inline void attend_row(const T* query, TileRows<const T> keys, const T* values, float scale, SoftmaxStart softmax,
                                               T* out) {
   RowState state;
   start(query, keys.head_dim, scale, softmax, state);
@@ -81,16 +82,6 @@ template <class T>
   simd::for_lanes(
       keys.head_dim, [&](int64_t j, auto part)
                          __attribute__((always_inline)) { simd::store(out + j, simd::load(state.out + j) / state.sum, part); });
-}
-
-// out [head_dim] = attention of one query over all rows of keys, and of values with the same stride.
-MANTISSA_CLONES void attend_row(const float* query, TileRows<const float> keys, const float* values, float scale, SoftmaxStart softmax,
-                                float* out) {
-  attend_all(query, keys, values, scale, softmax, out);
-}
-MANTISSA_CLONES void attend_row(const bf16* query, TileRows<const bf16> keys, const bf16* values, float scale, SoftmaxStart softmax,
-                                bf16* out) {
-  attend_all(query, keys, values, scale, softmax, out);
 }
 
 // Queries at positions `first` and up, keys from position key_tile * kTile.
@@ -155,8 +146,8 @@ class Cached {
 
   void row(int64_t h, int64_t i) const {
     const int64_t end = k_.first + i + 1, begin = window_start(end - 1, k_.window), at = begin * keys_.stride + key_head(h) * d_;
-    attend_row(qkv_.first + i * qkv_.stride + h * d_, {keys_.first + at, keys_.stride, end - begin, d_}, values_.first + at,
-               static_cast<float>(k_.scale), softmax_start(k_.sinks, h), out_.first + i * out_.stride + h * d_);
+    cloned<attend_row<T>>(qkv_.first + i * qkv_.stride + h * d_, {keys_.first + at, keys_.stride, end - begin, d_}, values_.first + at,
+                          static_cast<float>(k_.scale), softmax_start(k_.sinks, h), out_.first + i * out_.stride + h * d_);
   }
 
   void block(int64_t h, int64_t tile) const {

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "backend/cpu/clones.h"
 #include "backend/cpu/simd.h"
-#include "mantissa/base/host_device.h"
 
 namespace mantissa {
 namespace {
@@ -101,19 +101,7 @@ template <bool kMasked>
   }
 }
 
-}  // namespace
-
-MANTISSA_CLONES void widen_tile(TileRows<const float> from, float scale, float* to, int64_t ld) { widen(from, scale, to, ld); }
-MANTISSA_CLONES void widen_tile(TileRows<const bf16> from, float scale, float* to, int64_t ld) { widen(from, scale, to, ld); }
-
-MANTISSA_CLONES void store_tile(const float* from, int64_t ld, const float* row_scale, TileRows<float> to) {
-  narrow(from, ld, row_scale, to);
-}
-MANTISSA_CLONES void store_tile(const float* from, int64_t ld, const float* row_scale, TileRows<bf16> to) {
-  narrow(from, ld, row_scale, to);
-}
-
-MANTISSA_CLONES void transpose_tile(const float* from, int64_t rows, int64_t columns, float* to) {
+[[gnu::always_inline]] inline void transpose(const float* from, int64_t rows, int64_t columns, float* to) {
   for (int64_t r = 0; r < rows; r += 8) {
     for (int64_t c = 0; c < columns; c += 8) transpose8(from + r * columns + c, columns, to + c * kTile + r);
   }
@@ -121,7 +109,7 @@ MANTISSA_CLONES void transpose_tile(const float* from, int64_t rows, int64_t col
   for (int64_t c = 0; c < columns; ++c) simd::store(to + c * kTile + rows, Floats{});
 }
 
-MANTISSA_CLONES void softmax_tile(float* s, int64_t keys, int64_t queries, const TileMask& mask, SoftmaxTile& state) {
+[[gnu::always_inline]] inline void softmax(float* s, int64_t keys, int64_t queries, const TileMask& mask, SoftmaxTile& state) {
   for (int64_t q = 0; q < queries; q += kLanes) {
     const Ints first = load_ints(mask.first + q), last = load_ints(mask.last + q);
     const int64_t seen = mask.diagonal ? std::min(keys, q + kLanes) : keys;
@@ -133,8 +121,8 @@ MANTISSA_CLONES void softmax_tile(float* s, int64_t keys, int64_t queries, const
   }
 }
 
-MANTISSA_CLONES void gradient_tile(float* s, float* dp, int64_t keys, int64_t queries, const TileMask& mask,
-                                   const QueryStatistics& statistics) {
+[[gnu::always_inline]] inline void gradient(float* s, float* dp, int64_t keys, int64_t queries, const TileMask& mask,
+                                            const QueryStatistics& statistics) {
   for (int64_t q = 0; q < queries; q += kLanes) {
     const Ints first = load_ints(mask.first + q), last = load_ints(mask.last + q);
     const Floats lse = simd::load(statistics.lse + q), delta = simd::load(statistics.delta + q);
@@ -147,13 +135,13 @@ MANTISSA_CLONES void gradient_tile(float* s, float* dp, int64_t keys, int64_t qu
   }
 }
 
-MANTISSA_CLONES void scale_rows(float* out, int64_t rows, int64_t ld, const float* row_scale) {
+[[gnu::always_inline]] inline void scale(float* out, int64_t rows, int64_t ld, const float* row_scale) {
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t j = 0; j < ld; j += kLanes) simd::store(out + r * ld + j, simd::load(out + r * ld + j) * row_scale[r]);
   }
 }
 
-MANTISSA_CLONES void dot_rows(const float* a, const float* b, int64_t rows, int64_t ld, float* out) {
+[[gnu::always_inline]] inline void dot(const float* a, const float* b, int64_t rows, int64_t ld, float* out) {
   for (int64_t r = 0; r < rows; ++r) {
     Floats sum = {};
     for (int64_t j = 0; j < ld; j += kLanes) sum = simd::fma(simd::load(a + r * ld + j), simd::load(b + r * ld + j), sum);
@@ -161,8 +149,34 @@ MANTISSA_CLONES void dot_rows(const float* a, const float* b, int64_t rows, int6
   }
 }
 
-MANTISSA_CLONES void add_tile(float* to, const float* from, int64_t count) {
+[[gnu::always_inline]] inline void add(float* to, const float* from, int64_t count) {
   for (int64_t i = 0; i < count; i += kLanes) simd::store(to + i, simd::load(to + i) + simd::load(from + i));
 }
+
+}  // namespace
+
+void widen_tile(TileRows<const float> from, float scale, float* to, int64_t ld) { cloned<widen<float>>(from, scale, to, ld); }
+void widen_tile(TileRows<const bf16> from, float scale, float* to, int64_t ld) { cloned<widen<bf16>>(from, scale, to, ld); }
+
+void store_tile(const float* from, int64_t ld, const float* row_scale, TileRows<float> to) {
+  cloned<narrow<float>>(from, ld, row_scale, to);
+}
+void store_tile(const float* from, int64_t ld, const float* row_scale, TileRows<bf16> to) { cloned<narrow<bf16>>(from, ld, row_scale, to); }
+
+void transpose_tile(const float* from, int64_t rows, int64_t columns, float* to) { cloned<transpose>(from, rows, columns, to); }
+
+void softmax_tile(float* s, int64_t keys, int64_t queries, const TileMask& mask, SoftmaxTile& state) {
+  cloned<softmax>(s, keys, queries, mask, state);
+}
+
+void gradient_tile(float* s, float* dp, int64_t keys, int64_t queries, const TileMask& mask, const QueryStatistics& statistics) {
+  cloned<gradient>(s, dp, keys, queries, mask, statistics);
+}
+
+void scale_rows(float* out, int64_t rows, int64_t ld, const float* row_scale) { cloned<scale>(out, rows, ld, row_scale); }
+
+void dot_rows(const float* a, const float* b, int64_t rows, int64_t ld, float* out) { cloned<dot>(a, b, rows, ld, out); }
+
+void add_tile(float* to, const float* from, int64_t count) { cloned<add>(to, from, count); }
 
 }  // namespace mantissa

@@ -2,13 +2,13 @@
 #include <limits>
 #include <vector>
 
+#include "backend/cpu/clones.h"
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/indices.h"
 #include "backend/cpu/lane_math.h"
 #include "backend/cpu/pieces.h"
 #include "backend/cpu/shared_loss.h"
 #include "backend/cpu/simd.h"
-#include "mantissa/base/host_device.h"
 #include "mantissa/base/parallel.h"
 
 namespace mantissa {
@@ -140,18 +140,12 @@ template <class T>
   return loss;
 }
 
-MANTISSA_CLONES float loss_of(Row<float> k) { return row_loss(k); }
-MANTISSA_CLONES float loss_of(Row<bf16> k) { return row_loss(k); }
-
 template <class T>
 [[gnu::always_inline]] inline float log_sum_of_row(const T* logits, int64_t columns, float* block) {
   RowSums sums;
   for (int64_t j = 0; j < columns; j += kBlock) add_block(logits + j, std::min(kBlock, columns - j), sums, block);
   return sums.largest + std::log(sums.sum);
 }
-
-MANTISSA_CLONES float log_sum_of(const float* logits, int64_t columns, float* block) { return log_sum_of_row(logits, columns, block); }
-MANTISSA_CLONES float log_sum_of(const bf16* logits, int64_t columns, float* block) { return log_sum_of_row(logits, columns, block); }
 
 template <class T>
 void sums_of_share(const CrossEntropyShare& k) {
@@ -163,7 +157,7 @@ void sums_of_share(const CrossEntropyShare& k) {
     for (int64_t i = begin; i < end; ++i) {
       const T* logits = k.logits.device_data<T>() + i * columns;
       const int64_t target = targets[i] - k.first;
-      sums[2 * i] = targets[i] < 0 ? 0.0F : log_sum_of(logits, own, block);
+      sums[2 * i] = targets[i] < 0 ? 0.0F : cloned<log_sum_of_row<T>>(logits, own, block);
       sums[2 * i + 1] = targets[i] >= 0 && target >= 0 && target < own ? lane::load(logits[target]) : 0.0F;
     }
   });
@@ -171,18 +165,12 @@ void sums_of_share(const CrossEntropyShare& k) {
 
 // dlogits = scale * e^(logits - log_sum), of which the caller takes scale at the target.
 template <class T>
-[[gnu::always_inline]] inline void scaled_softmax_of(const T* logits, float log_sum, float scale, T* dlogits, int64_t own, float* scratch) {
+[[gnu::always_inline]] inline void scaled_softmax(const T* logits, float log_sum, float scale, T* dlogits, int64_t own, float* scratch) {
   for (int64_t j = 0; j < own; j += kBlock) {
     const int64_t n = std::min(kBlock, own - j);
     exponentials_of(logits + j, log_sum, scratch, n);
     scale_block(scratch, scale, dlogits + j, n);
   }
-}
-MANTISSA_CLONES void scaled_softmax(const float* logits, float log_sum, float scale, float* dlogits, int64_t own, float* scratch) {
-  scaled_softmax_of(logits, log_sum, scale, dlogits, own, scratch);
-}
-MANTISSA_CLONES void scaled_softmax(const bf16* logits, float log_sum, float scale, bf16* dlogits, int64_t own, float* scratch) {
-  scaled_softmax_of(logits, log_sum, scale, dlogits, own, scratch);
 }
 
 template <class T>
@@ -197,7 +185,7 @@ void gradient_of_row(const CrossEntropyOfShares& k, int64_t i, float log_sum, fl
   const int64_t target = id - k.first;
   const bool here = target >= 0 && target < own;
   const float scale = static_cast<float>(k.scale), p = here ? std::exp(lane::load(logits[target]) - log_sum) : 0.0F;
-  scaled_softmax(logits, log_sum, scale, dlogits, own, scratch);
+  cloned<scaled_softmax<T>>(logits, log_sum, scale, dlogits, own, scratch);
   if (here) lane::store(dlogits[target], scale * (p - 1.0F));
   std::fill(dlogits + own, dlogits + columns, T{});
 }
@@ -242,14 +230,14 @@ void losses(const CrossEntropy& k) {
         if (gradient != nullptr) std::fill_n(gradient, columns, T{});
         continue;
       }
-      loss[i] = loss_of(Row<T>{.logits = logits + i * columns,
-                               .dlogits = gradient,
-                               .target = targets[i],
-                               .vocab = k.vocab,
-                               .columns = columns,
-                               .scale = static_cast<float>(k.scale),
-                               .block = scratch.block,
-                               .references = scratch.references.data()});
+      loss[i] = cloned<row_loss<T>>(Row<T>{.logits = logits + i * columns,
+                                           .dlogits = gradient,
+                                           .target = targets[i],
+                                           .vocab = k.vocab,
+                                           .columns = columns,
+                                           .scale = static_cast<float>(k.scale),
+                                           .block = scratch.block,
+                                           .references = scratch.references.data()});
     }
   });
 }

@@ -7,11 +7,11 @@
 #include <cstring>
 #include <vector>
 
+#include "backend/cpu/clones.h"
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/lane_math.h"
 #include "backend/cpu/pieces.h"
 #include "backend/cpu/quantize_bands.h"
-#include "mantissa/base/host_device.h"
 #include "mantissa/base/parallel.h"
 
 namespace mantissa {
@@ -173,29 +173,17 @@ template <class E>
 [[gnu::always_inline]] inline bool dequantize_as(const Dequantize& k, int64_t begin, int64_t end, int16_t* words) {
   return k.x.how.columnwise() ? dequantize_to<E, kPair, true>(k, begin, end, words) : dequantize_to<E, kPair, false>(k, begin, end, words);
 }
-MANTISSA_CLONES bool dequantize_e4m3(const Dequantize& k, int64_t begin, int64_t end, int16_t* words) {
-  return dequantize_as<E4M3>(k, begin, end, words);
-}
-MANTISSA_CLONES bool dequantize_e5m2(const Dequantize& k, int64_t begin, int64_t end, int16_t* words) {
-  return dequantize_as<E5M2>(k, begin, end, words);
-}
-MANTISSA_CLONES bool dequantize_e2m1(const Dequantize& k, int64_t begin, int64_t end, int16_t* words) {
-  return dequantize_as<E2M1>(k, begin, end, words);
-}
-MANTISSA_CLONES bool dequantize_e2m1_of_16(const Dequantize& k, int64_t begin, int64_t end, int16_t* words) {
-  return dequantize_to<E2M1, kLanes, false>(k, begin, end, words);
-}
 
 bool dequantize_range(const Dequantize& k, int64_t begin, int64_t end) {
   int16_t* words = words_of_columns(k.out.dim(1));
-  if (k.x.how.block() == kLanes) return dequantize_e2m1_of_16(k, begin, end, words);
+  if (k.x.how.block() == kLanes) return cloned<dequantize_to<E2M1, kLanes, false>>(k, begin, end, words);
   switch (k.x.how.format) {
-    case Format::e4m3: return dequantize_e4m3(k, begin, end, words);
-    case Format::e5m2: return dequantize_e5m2(k, begin, end, words);
+    case Format::e4m3: return cloned<dequantize_as<E4M3>>(k, begin, end, words);
+    case Format::e5m2: return cloned<dequantize_as<E5M2>>(k, begin, end, words);
     case Format::none:  // its contract refuses it
     case Format::e2m1: break;
   }
-  return dequantize_e2m1(k, begin, end, words);
+  return cloned<dequantize_as<E2M1>>(k, begin, end, words);
 }
 
 // Columnwise codes of the rows of one block, by way of their values: those are exact in bf16 where every group is regular. `values` holds
@@ -220,21 +208,15 @@ template <class E>
   uint8_t* scales = k.out.scales.device_data<uint8_t>() + row / block * cols;
   for (int64_t c = 0; c < cols; ++c) scales[c] = quantize_block<E>({row, block, c, 1}, k.out.how.rule, Codes<E>(k.out), bits);
 }
-MANTISSA_CLONES void requantize_e4m3(const RequantizeColumns& k, int64_t row, bf16* values, int16_t* words) {
-  requantize_band<E4M3>(k, row, values, words);
-}
-MANTISSA_CLONES void requantize_e5m2(const RequantizeColumns& k, int64_t row, bf16* values, int16_t* words) {
-  requantize_band<E5M2>(k, row, values, words);
-}
 
 auto requantize_of(Format format) {
   switch (format) {
-    case Format::e4m3: return requantize_e4m3;
+    case Format::e4m3: return cloned<requantize_band<E4M3>>;
     case Format::none:  // its contract refuses both
     case Format::e2m1:
     case Format::e5m2: break;
   }
-  return requantize_e5m2;
+  return cloned<requantize_band<E5M2>>;
 }
 
 // Blocks that are powers of two: 32 and 128, and of E2M1, which is fake-quantised in others as well, rows of 16, 64 ...

@@ -1,8 +1,8 @@
+#include "backend/cpu/clones.h"
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/indices.h"
 #include "backend/cpu/pieces.h"
 #include "backend/cpu/simd.h"
-#include "mantissa/base/host_device.h"
 #include "mantissa/base/parallel.h"
 
 namespace mantissa {
@@ -32,9 +32,6 @@ template <class T>
   }
 }
 
-MANTISSA_CLONES void unpermute(const UnpermuteRows<float>& k, int64_t begin, int64_t end) { unpermute_rows(k, begin, end); }
-MANTISSA_CLONES void unpermute(const UnpermuteRows<bf16>& k, int64_t begin, int64_t end) { unpermute_rows(k, begin, end); }
-
 template <class T>
 void unpermute_all(const Unpermute& k) {
   const UnpermuteRows<T> all{.x = k.x.device_data<T>(),
@@ -42,7 +39,8 @@ void unpermute_all(const Unpermute& k) {
                              .out = k.out.device_data<T>(),
                              .choices = k.rows.dim(1),
                              .columns = k.out.dim(1)};
-  parallel_for(k.out.dim(0), rows_per_piece(all.columns * all.choices), [&](int64_t begin, int64_t end) { unpermute(all, begin, end); });
+  parallel_for(k.out.dim(0), rows_per_piece(all.columns * all.choices),
+               [&](int64_t begin, int64_t end) { cloned<unpermute_rows<T>>(all, begin, end); });
 }
 
 }  // namespace

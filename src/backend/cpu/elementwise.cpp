@@ -1,12 +1,12 @@
 #include <cmath>
 #include <cstring>
 
+#include "backend/cpu/clones.h"
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/partial_sums.h"
 #include "backend/cpu/pieces.h"
 #include "backend/cpu/scalar.h"
 #include "backend/cpu/simd.h"
-#include "mantissa/base/host_device.h"
 #include "mantissa/base/parallel.h"
 
 namespace mantissa {
@@ -17,14 +17,13 @@ template <class From, class To>
   simd::for_lanes(
       n, [&](int64_t j, auto part) __attribute__((always_inline)) { simd::store(out + j, simd::load(x + j, part), part); });
 }
-MANTISSA_CLONES void convert(const float* x, bf16* out, int64_t n) { convert_range(x, out, n); }
-MANTISSA_CLONES void convert(const bf16* x, float* out, int64_t n) { convert_range(x, out, n); }
 
 template <class From, class To>
 void convert_parallel(const Convert& k) {
   const From* x = k.x.device_data<From>();
   To* out = k.out.device_data<To>();
-  parallel_for(k.x.elements(), kPieceElements, [&](int64_t begin, int64_t end) { convert(x + begin, out + begin, end - begin); });
+  parallel_for(k.x.elements(), kPieceElements,
+               [&](int64_t begin, int64_t end) { cloned<convert_range<From, To>>(x + begin, out + begin, end - begin); });
 }
 
 void copy_parallel(const std::byte* from, std::byte* to, int64_t bytes) {
@@ -38,14 +37,13 @@ template <class T>
       n, [&](int64_t j, auto part)
              __attribute__((always_inline)) { simd::store(out + j, simd::load(a + j, part) + simd::load(b + j, part), part); });
 }
-MANTISSA_CLONES void add(const float* a, const float* b, float* out, int64_t n) { add_range(a, b, out, n); }
-MANTISSA_CLONES void add(const bf16* a, const bf16* b, bf16* out, int64_t n) { add_range(a, b, out, n); }
 
 template <class T>
 void add_parallel(const Add& k) {
   const T *a = k.a.device_data<T>(), *b = k.b.device_data<T>();
   T* out = k.out.device_data<T>();
-  parallel_for(k.out.elements(), kPieceElements, [&](int64_t begin, int64_t end) { add(a + begin, b + begin, out + begin, end - begin); });
+  parallel_for(k.out.elements(), kPieceElements,
+               [&](int64_t begin, int64_t end) { cloned<add_range<T>>(a + begin, b + begin, out + begin, end - begin); });
 }
 
 template <class T>
@@ -59,12 +57,6 @@ template <class T>
         });
   }
 }
-MANTISSA_CLONES void add_bias(const float* x, const float* bias, float* out, int64_t columns, int64_t rows) {
-  add_bias_rows(x, bias, out, columns, rows);
-}
-MANTISSA_CLONES void add_bias(const float* x, const bf16* bias, bf16* out, int64_t columns, int64_t rows) {
-  add_bias_rows(x, bias, out, columns, rows);
-}
 
 template <class T>
 void add_bias_parallel(const AddBias& k) {
@@ -72,8 +64,9 @@ void add_bias_parallel(const AddBias& k) {
   const float* x = k.x.device_data<float>();
   const T* bias = k.bias.device_data<T>();
   T* out = k.out.device_data<T>();
-  parallel_for(k.x.dim(0), rows_per_piece(columns),
-               [&](int64_t begin, int64_t end) { add_bias(x + begin * columns, bias, out + begin * columns, columns, end - begin); });
+  parallel_for(k.x.dim(0), rows_per_piece(columns), [&](int64_t begin, int64_t end) {
+    cloned<add_bias_rows<T>>(x + begin * columns, bias, out + begin * columns, columns, end - begin);
+  });
 }
 
 template <class T>
@@ -90,7 +83,7 @@ void clear_parallel(const Tensor& tensor) {
 
 // Four rows in one pass over the sums.
 template <class T>
-[[gnu::always_inline]] inline void add_rows_range(const T* x, int64_t columns, float* sums, int64_t begin, int64_t end) {
+[[gnu::always_inline]] inline void add_rows(const T* x, int64_t columns, float* sums, int64_t begin, int64_t end) {
   int64_t i = begin;
   for (; i + 4 <= end; i += 4) {
     const T *x0 = x + i * columns, *x1 = x0 + columns, *x2 = x1 + columns, *x3 = x2 + columns;
@@ -108,19 +101,14 @@ template <class T>
         });
   }
 }
-MANTISSA_CLONES void add_rows(const float* x, int64_t columns, float* sums, int64_t begin, int64_t end) {
-  add_rows_range(x, columns, sums, begin, end);
-}
-MANTISSA_CLONES void add_rows(const bf16* x, int64_t columns, float* sums, int64_t begin, int64_t end) {
-  add_rows_range(x, columns, sums, begin, end);
-}
 
 template <class T>
 void sum_rows(const SumRows& k) {
   const int64_t columns = k.x.dim(1);
   const T* x = k.x.device_data<T>();
   PartialSums sums(k.x.device(), k.x.dim(0), columns, columns);
-  parallel_for(k.x.dim(0), sums.rows_per_piece(), [&](int64_t begin, int64_t end) { add_rows(x, columns, sums.start(begin), begin, end); });
+  parallel_for(k.x.dim(0), sums.rows_per_piece(),
+               [&](int64_t begin, int64_t end) { cloned<add_rows<T>>(x, columns, sums.start(begin), begin, end); });
   sums.write(k.out, k.accumulate);
 }
 

@@ -1,12 +1,12 @@
 #include <algorithm>
 #include <cstring>
 
+#include "backend/cpu/clones.h"
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/indices.h"
 #include "backend/cpu/lane_math.h"
 #include "backend/cpu/pieces.h"
 #include "backend/cpu/simd.h"
-#include "mantissa/base/host_device.h"
 #include "mantissa/base/parallel.h"
 
 namespace mantissa {
@@ -66,8 +66,6 @@ template <class T>
   if (!k.accumulate) std::memset(k.dweight + begin * k.channels, 0, static_cast<size_t>((end - begin) * k.channels) * sizeof(float));
   for (; use != last && use->id < end; ++use) add_row(k.dy + use->row * k.channels, k.dweight + use->id * k.channels, k.channels);
 }
-MANTISSA_CLONES void scatter(Scatter<float> k, int64_t begin, int64_t end) { scatter_rows(k, begin, end); }
-MANTISSA_CLONES void scatter(Scatter<bf16> k, int64_t begin, int64_t end) { scatter_rows(k, begin, end); }
 
 template <class T>
 void scatter_parallel(const EmbeddingBackward& k) {
@@ -82,7 +80,7 @@ void scatter_parallel(const EmbeddingBackward& k) {
   }
   std::sort(uses, uses + count);
   const Scatter<T> work{uses, count, k.dy.device_data<T>(), k.dweight.device_data<float>(), channels, k.accumulate};
-  parallel_for(rows, rows_per_piece(channels), [&](int64_t begin, int64_t end) { scatter(work, begin, end); });
+  parallel_for(rows, rows_per_piece(channels), [&](int64_t begin, int64_t end) { cloned<scatter_rows<T>>(work, begin, end); });
 }
 
 }  // namespace

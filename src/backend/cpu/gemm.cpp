@@ -2,6 +2,7 @@
 #include <array>
 #include <cstring>
 
+#include "backend/cpu/clones.h"
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/gemm_engine.h"
 #include "backend/cpu/gemm_tiles.h"
@@ -25,7 +26,7 @@ int64_t tile_rows(int64_t rows, int64_t column_tiles) {
 
 // out [rows, depth] = in [depth, ld] columns [0, rows) transposed, in blocks that fit the L1 cache.
 template <class T>
-void transpose(const T* in, int64_t ld, int64_t rows, int64_t depth, T* out) {
+[[gnu::always_inline]] inline void transpose(const T* in, int64_t ld, int64_t rows, int64_t depth, T* out) {
   constexpr int64_t kBlock = 16;
   for (int64_t k0 = 0; k0 < depth; k0 += kBlock) {
     const int64_t k1 = std::min(depth, k0 + kBlock);
@@ -38,7 +39,8 @@ void transpose(const T* in, int64_t ld, int64_t rows, int64_t depth, T* out) {
   }
 }
 
-MANTISSA_CLONES void transpose_range(const void* in, int64_t ld, int64_t rows, int64_t depth, int64_t element_bytes, void* out) {
+[[gnu::always_inline]] inline void transpose_range(const void* in, int64_t ld, int64_t rows, int64_t depth, int64_t element_bytes,
+                                                   void* out) {
   if (element_bytes == 2) {
     transpose(static_cast<const uint16_t*>(in), ld, rows, depth, static_cast<uint16_t*>(out));
   } else {
@@ -121,7 +123,7 @@ void GemmEngine::run_tiles(const Problem& p) {
       const int64_t rows = std::min(p.row_step, p.rows - i * p.row_step);
       const auto words = static_cast<size_t>(ceil_div(rows * p.depth * a_bytes, 4));
       if (packed.size() < words) packed.resize(words);
-      transpose_range(at(p.a, i * p.row_step), p.rows, rows, p.depth, a_bytes, packed.data());
+      cloned<transpose_range>(at(p.a, i * p.row_step), p.rows, rows, p.depth, a_bytes, packed.data());
       for (int64_t j = 0; j < col_tiles; ++j) run_tile(i, j, packed.data());
     }
   });
@@ -161,7 +163,9 @@ void GemmEngine::run(const Gemm& k, Backend& device) {
   multiply_widened(device, k, Dtype::f32, [&](const Gemm& wide) { run_bands(wide, Dtype::f32, device); });
 }
 
-CpuBackend::CpuBackend() : gemm_(std::make_unique<GemmEngine>()) {}
+CpuBackend::CpuBackend() : gemm_(std::make_unique<GemmEngine>()) {
+  cpu_level();  // a wrong MANTISSA_MAX_CPU_LEVEL is an error here and not of the first kernel
+}
 CpuBackend::~CpuBackend() = default;
 
 int64_t CpuBackend::fp32_products() const { return gemm_->fp32_products(); }

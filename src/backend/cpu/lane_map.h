@@ -1,4 +1,4 @@
-// Elementwise functions over rows, for functions marked MANTISSA_CLONES. f(float...) is given elements and returns the result, or Two of
+// Elementwise functions over rows, for the bodies of cloned<> (clones.h). f(float...) is given elements and returns the result, or Two of
 // them; it must be always_inline. What is __restrict must be a parameter: GCC does not believe it of local variables.
 #pragma once
 

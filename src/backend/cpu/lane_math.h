@@ -1,5 +1,5 @@
-// Arithmetic of one element without branches, for plain loops over rows inside functions marked MANTISSA_CLONES: GCC vectorises them with
-// the widest registers of each clone. Sums, whose order a compiler may not change, are written with the vectors of simd.h instead.
+// Arithmetic of one element without branches, for plain loops over rows in the bodies of cloned<> (clones.h): GCC vectorises them with the
+// widest registers of each clone. Sums, whose order a compiler may not change, are written with the vectors of simd.h instead.
 #pragma once
 
 #include <bit>

@@ -1,9 +1,9 @@
+#include "backend/cpu/clones.h"
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/norm_rows.h"
 #include "backend/cpu/partial_sums.h"
 #include "backend/cpu/pieces.h"
 #include "mantissa/backend/functions.h"
-#include "mantissa/base/host_device.h"
 #include "mantissa/base/parallel.h"
 
 namespace mantissa {
@@ -22,8 +22,6 @@ template <class T>
 [[gnu::always_inline]] inline void rms_rows(RmsRows<T> k, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; ++i) k.rstd[i] = rms_row(k.x + i * k.channels, k.weight, k.y + i * k.channels, k.channels, k.eps);
 }
-MANTISSA_CLONES void run_rows(RmsRows<float> k, int64_t begin, int64_t end) { rms_rows(k, begin, end); }
-MANTISSA_CLONES void run_rows(RmsRows<bf16> k, int64_t begin, int64_t end) { rms_rows(k, begin, end); }
 
 template <class T>
 struct LayerNormRows {
@@ -42,8 +40,6 @@ template <class T>
     k.rstd[i] = moments.rstd;
   }
 }
-MANTISSA_CLONES void run_rows(LayerNormRows<float> k, int64_t begin, int64_t end) { layer_norm_rows(k, begin, end); }
-MANTISSA_CLONES void run_rows(LayerNormRows<bf16> k, int64_t begin, int64_t end) { layer_norm_rows(k, begin, end); }
 
 template <class T>
 struct RmsRowsBackward {
@@ -60,8 +56,6 @@ template <class T>
     rms_row_backward(k.x + at, k.rstd[i], k.weight, k.dy + at, k.dx + at, sums, k.channels);
   }
 }
-MANTISSA_CLONES void run_rows(RmsRowsBackward<float> k, float* sums, int64_t begin, int64_t end) { rms_rows_backward(k, sums, begin, end); }
-MANTISSA_CLONES void run_rows(RmsRowsBackward<bf16> k, float* sums, int64_t begin, int64_t end) { rms_rows_backward(k, sums, begin, end); }
 
 template <class T>
 struct LayerNormRowsBackward {
@@ -81,21 +75,15 @@ template <class T>
     layer_norm_row_backward(k.x + at, moments, k.weight, k.dy + at, k.dx + at, sums, dbias, k.channels);
   }
 }
-MANTISSA_CLONES void run_rows(LayerNormRowsBackward<float> k, float* sums, int64_t begin, int64_t end) {
-  layer_norm_rows_backward(k, sums, begin, end);
-}
-MANTISSA_CLONES void run_rows(LayerNormRowsBackward<bf16> k, float* sums, int64_t begin, int64_t end) {
-  layer_norm_rows_backward(k, sums, begin, end);
-}
 
-template <class Rows>
+template <auto kBody, class Rows>
 void forward(const Rows& rows, int64_t count) {
-  parallel_for(count, rows_per_piece(rows.channels), [&](int64_t begin, int64_t end) { run_rows(rows, begin, end); });
+  parallel_for(count, rows_per_piece(rows.channels), [&](int64_t begin, int64_t end) { cloned<kBody>(rows, begin, end); });
 }
 
-template <class Rows>
+template <auto kBody, class Rows>
 void backward(const Rows& rows, int64_t count, PartialSums& sums) {
-  parallel_for(count, sums.rows_per_piece(), [&](int64_t begin, int64_t end) { run_rows(rows, sums.start(begin), begin, end); });
+  parallel_for(count, sums.rows_per_piece(), [&](int64_t begin, int64_t end) { cloned<kBody>(rows, sums.start(begin), begin, end); });
 }
 
 template <class T>
@@ -107,7 +95,7 @@ void rms_forward(const RmsNormForward& k) {
                         .rstd = k.rstd.device_data<float>(),
                         .channels = k.x.dim(1),
                         .eps = static_cast<float>(k.eps)};
-  forward(rows, k.x.dim(0));
+  forward<rms_rows<T>>(rows, k.x.dim(0));
 }
 
 template <class T>
@@ -120,7 +108,7 @@ void rms_backward(const RmsNormBackward& k) {
                                 .dx = k.dx.device_data<T>(),
                                 .channels = k.x.dim(1)};
   PartialSums sums(k.x.device(), k.x.dim(0), rows.channels, rows.channels);
-  backward(rows, k.x.dim(0), sums);
+  backward<rms_rows_backward<T>>(rows, k.x.dim(0), sums);
   sums.write(k.dweight, k.accumulate);
 }
 
@@ -135,7 +123,7 @@ void layer_forward(const LayerNormForward& k) {
                               .rstd = k.rstd.device_data<float>(),
                               .channels = k.x.dim(1),
                               .eps = static_cast<float>(k.eps)};
-  forward(rows, k.x.dim(0));
+  forward<layer_norm_rows<T>>(rows, k.x.dim(0));
 }
 
 template <class T>
@@ -149,7 +137,7 @@ void layer_backward(const LayerNormBackward& k) {
                                       .dx = k.dx.device_data<T>(),
                                       .channels = k.x.dim(1)};
   PartialSums sums(k.x.device(), k.x.dim(0), 2 * rows.channels, rows.channels);
-  backward(rows, k.x.dim(0), sums);
+  backward<layer_norm_rows_backward<T>>(rows, k.x.dim(0), sums);
   sums.write(k.dweight, k.accumulate);
   if (k.dbias.defined()) sums.write(k.dbias, k.accumulate, rows.channels);
 }

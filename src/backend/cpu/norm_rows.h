@@ -1,4 +1,4 @@
-// The rows of RMS and layer normalisation, for functions marked MANTISSA_CLONES. x [.., channels] is fp32 or bf16; weights and biases are
+// The rows of RMS and layer normalisation, for the bodies of cloned<> (clones.h). x [.., channels] is fp32 or bf16; weights and biases are
 // given as fp32 so that they are widened once and not for every row.
 #pragma once
 

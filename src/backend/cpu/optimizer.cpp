@@ -1,7 +1,7 @@
+#include "backend/cpu/clones.h"
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/pieces.h"
 #include "backend/cpu/simd.h"
-#include "mantissa/base/host_device.h"
 #include "mantissa/base/parallel.h"
 
 namespace mantissa {
@@ -60,16 +60,17 @@ template <class T>
       });
 }
 
-MANTISSA_CLONES void adamw(Update u, int64_t begin, int64_t end) {
+[[gnu::always_inline]] inline void adamw_masters(Update u, int64_t begin, int64_t end) {
   simd::for_lanes(
       end - begin, [&](int64_t j, auto part) __attribute__((always_inline)) { step(u, begin + j, part); });
 }
-MANTISSA_CLONES void adamw(Update u, float* value, int64_t begin, int64_t end) { adamw_range(u, value, begin, end); }
-MANTISSA_CLONES void adamw(Update u, bf16* value, int64_t begin, int64_t end) { adamw_range(u, value, begin, end); }
 
-template <class... Value>
-void adamw_parallel(const Update& u, int64_t elements, Value... value) {
-  parallel_for(elements, kPieceElements / 2, [&](int64_t begin, int64_t end) { adamw(u, value..., begin, end); });
+template <class T>
+void adamw_parallel(const Update& u, int64_t elements, T* value) {
+  parallel_for(elements, kPieceElements / 2, [&](int64_t begin, int64_t end) { cloned<adamw_range<T>>(u, value, begin, end); });
+}
+void adamw_parallel(const Update& u, int64_t elements) {
+  parallel_for(elements, kPieceElements / 2, [&](int64_t begin, int64_t end) { cloned<adamw_masters>(u, begin, end); });
 }
 
 // Sum of squares of x[0, n), in fp64.
@@ -88,7 +89,7 @@ void adamw_parallel(const Update& u, int64_t elements, Value... value) {
   return total;
 }
 
-MANTISSA_CLONES void squares(const float* x, int64_t band, int64_t elements, double* partials, int64_t begin, int64_t end) {
+[[gnu::always_inline]] inline void squares(const float* x, int64_t band, int64_t elements, double* partials, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; ++i) partials[i] = squares_of(x + i * band, std::min(band, elements - i * band));
 }
 
@@ -109,7 +110,7 @@ void CpuBackend::execute(const SquaredNorm& k) {
   const float* x = k.x.device_data<float>();
   double* partials = k.partials.device_data<double>();
   parallel_for(k.partials.dim(0), rows_per_piece(band),
-               [&](int64_t begin, int64_t end) { squares(x, band, elements, partials, begin, end); });
+               [&](int64_t begin, int64_t end) { cloned<squares>(x, band, elements, partials, begin, end); });
 }
 
 }  // namespace mantissa

@@ -2,15 +2,16 @@
 
 #include <algorithm>
 
+#include "backend/cpu/clones.h"
 #include "backend/cpu/pieces.h"
 #include "backend/cpu/simd.h"
-#include "mantissa/base/host_device.h"
 #include "mantissa/base/parallel.h"
 
 namespace mantissa {
 namespace {
 
-MANTISSA_CLONES void add_pieces(const float* sums, int64_t pieces, int64_t stride, float* out, bool accumulate, int64_t columns) {
+[[gnu::always_inline]] inline void add_pieces(const float* sums, int64_t pieces, int64_t stride, float* out, bool accumulate,
+                                              int64_t columns) {
   simd::for_lanes(
       columns, [&](int64_t j, auto part) __attribute__((always_inline)) {
         simd::Floats total = {};
@@ -36,8 +37,9 @@ float* PartialSums::start(int64_t begin) {
 void PartialSums::write(const Tensor& out, bool accumulate, int64_t first) const {
   const float* sums = reinterpret_cast<const float*>(memory_.get()) + first;
   float* to = out.device_data<float>();
-  parallel_for(out.elements(), std::max<int64_t>(64, kPieceElements / std::max<int64_t>(1, pieces_)),
-               [&](int64_t begin, int64_t end) { add_pieces(sums + begin, pieces_, columns_, to + begin, accumulate, end - begin); });
+  parallel_for(out.elements(), std::max<int64_t>(64, kPieceElements / std::max<int64_t>(1, pieces_)), [&](int64_t begin, int64_t end) {
+    cloned<add_pieces>(sums + begin, pieces_, columns_, to + begin, accumulate, end - begin);
+  });
 }
 
 }  // namespace mantissa

@@ -1,10 +1,10 @@
+#include "backend/cpu/clones.h"
 #include "backend/cpu/copy_heads.h"
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/norm_rows.h"
 #include "backend/cpu/partial_sums.h"
 #include "backend/cpu/pieces.h"
 #include "mantissa/backend/functions.h"
-#include "mantissa/base/host_device.h"
 #include "mantissa/base/parallel.h"
 
 namespace mantissa {
@@ -31,8 +31,6 @@ template <class T>
     copy_heads(x + normed * d, y + normed * d, k.layout.kv_heads, d);
   }
 }
-MANTISSA_CLONES void run_rows(QkRows<float> k, int64_t begin, int64_t end) { qk_rows(k, begin, end); }
-MANTISSA_CLONES void run_rows(QkRows<bf16> k, int64_t begin, int64_t end) { qk_rows(k, begin, end); }
 
 template <class T>
 struct QkRowsBackward {
@@ -57,8 +55,6 @@ template <class T>
     copy_heads(dy + normed * d, dx + normed * d, k.layout.kv_heads, d);
   }
 }
-MANTISSA_CLONES void run_rows(QkRowsBackward<float> k, float* sums, int64_t begin, int64_t end) { qk_rows_backward(k, sums, begin, end); }
-MANTISSA_CLONES void run_rows(QkRowsBackward<bf16> k, float* sums, int64_t begin, int64_t end) { qk_rows_backward(k, sums, begin, end); }
 
 template <class T>
 void forward(const QkNormForward& k) {
@@ -70,7 +66,7 @@ void forward(const QkNormForward& k) {
                        .rstd = k.rstd.device_data<float>(),
                        .layout = k.layout,
                        .eps = static_cast<float>(k.eps)};
-  parallel_for(k.x.dim(0), rows_per_piece(k.layout.row()), [&](int64_t begin, int64_t end) { run_rows(rows, begin, end); });
+  parallel_for(k.x.dim(0), rows_per_piece(k.layout.row()), [&](int64_t begin, int64_t end) { cloned<qk_rows<T>>(rows, begin, end); });
 }
 
 template <class T>
@@ -84,7 +80,8 @@ void backward(const QkNormBackward& k) {
                                .dx = k.dx.device_data<T>(),
                                .layout = k.layout};
   PartialSums sums(k.x.device(), k.x.dim(0), 2 * k.layout.head_dim, k.layout.row());
-  parallel_for(k.x.dim(0), sums.rows_per_piece(), [&](int64_t begin, int64_t end) { run_rows(rows, sums.start(begin), begin, end); });
+  parallel_for(k.x.dim(0), sums.rows_per_piece(),
+               [&](int64_t begin, int64_t end) { cloned<qk_rows_backward<T>>(rows, sums.start(begin), begin, end); });
   sums.write(k.dq_weight, k.accumulate);
   sums.write(k.dk_weight, k.accumulate, k.layout.head_dim);
 }

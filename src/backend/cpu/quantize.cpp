@@ -3,10 +3,10 @@
 #include <atomic>
 #include <vector>
 
+#include "backend/cpu/clones.h"
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/pieces.h"
 #include "backend/cpu/quantize_bands.h"
-#include "mantissa/base/host_device.h"
 #include "mantissa/base/parallel.h"
 
 namespace mantissa {
@@ -15,13 +15,9 @@ namespace {
 using lanes::Band, lanes::kLanes, lanes::kPair;
 
 template <class E>
-[[gnu::always_inline]] inline bool quantize_band(const Band& band, int16_t* words) {
+[[gnu::always_inline]] inline bool quantize_as(const Band& band, int16_t* words) {
   return band.out.how.rowwise() ? lanes::quantize_rows<E, kPair>(band, words) : lanes::quantize_columns<E>(band, words);
 }
-MANTISSA_CLONES bool quantize_e4m3(const Band& band, int16_t* words) { return quantize_band<E4M3>(band, words); }
-MANTISSA_CLONES bool quantize_e5m2(const Band& band, int16_t* words) { return quantize_band<E5M2>(band, words); }
-MANTISSA_CLONES bool quantize_e2m1(const Band& band, int16_t* words) { return quantize_band<E2M1>(band, words); }
-MANTISSA_CLONES bool quantize_e2m1_of_16(const Band& band, int16_t* words) { return lanes::quantize_rows<E2M1, kLanes>(band, words); }
 
 // The lanes take blocks of 32, 64, 96 ... and, of E2M1, which is fake-quantised in others as well, rows of 16, 48 ...
 bool taken_by_lanes(const Quantize& k) {
@@ -32,14 +28,14 @@ bool taken_by_lanes(const Quantize& k) {
 }
 
 bool quantize_band(const Band& band, int16_t* words) {
-  if (band.out.how.block() % kPair != 0) return quantize_e2m1_of_16(band, words);
+  if (band.out.how.block() % kPair != 0) return cloned<lanes::quantize_rows<E2M1, kLanes>>(band, words);
   switch (band.out.how.format) {
-    case Format::e4m3: return quantize_e4m3(band, words);
-    case Format::e5m2: return quantize_e5m2(band, words);
+    case Format::e4m3: return cloned<quantize_as<E4M3>>(band, words);
+    case Format::e5m2: return cloned<quantize_as<E5M2>>(band, words);
     case Format::none:  // its contract refuses it
     case Format::e2m1: break;
   }
-  return quantize_e2m1(band, words);
+  return cloned<quantize_as<E2M1>>(band, words);
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
+#include "backend/cpu/clones.h"
 #include "backend/cpu/copy_heads.h"
 #include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/indices.h"
 #include "backend/cpu/pieces.h"
 #include "backend/cpu/simd.h"
-#include "mantissa/base/host_device.h"
 #include "mantissa/base/parallel.h"
 
 namespace mantissa {
@@ -43,8 +43,6 @@ template <class T>
     copy_heads(x + rotated, y + rotated, k.layout.kv_heads, d);
   }
 }
-MANTISSA_CLONES void rotate(RopeRows<float> k, int64_t begin, int64_t end) { rotate_rows(k, begin, end); }
-MANTISSA_CLONES void rotate(RopeRows<bf16> k, int64_t begin, int64_t end) { rotate_rows(k, begin, end); }
 
 template <class T>
 void rope(const Rope& k) {
@@ -54,7 +52,7 @@ void rope(const Rope& k) {
                          .positions = k.positions.device_data<int32_t>(),
                          .layout = k.layout,
                          .direction = k.inverse ? -1.0F : 1.0F};
-  parallel_for(k.x.dim(0), rows_per_piece(k.x.dim(1)), [&](int64_t begin, int64_t end) { rotate(rows, begin, end); });
+  parallel_for(k.x.dim(0), rows_per_piece(k.x.dim(1)), [&](int64_t begin, int64_t end) { cloned<rotate_rows<T>>(rows, begin, end); });
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Eight fp32 lanes for the fast CPU kernels, as GCC vector types: one source for every clone of a function marked MANTISSA_CLONES.
+// Eight fp32 lanes for the fast CPU kernels, as GCC vector types: one source for every clone (clones.h).
 // Everything here is always_inline, so it is compiled inside each clone with that clone's instructions. Eight lanes are one AVX2 register;
 // wider types gain nothing in kernels that wait for memory and are split badly where the CPU has no AVX-512.
 //

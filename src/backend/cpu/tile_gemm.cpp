@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "mantissa/base/host_device.h"
+#include "backend/cpu/clones.h"
 
 namespace mantissa {
 namespace {
@@ -72,26 +72,16 @@ template <class V, int R, int N, bool kTransposed>
   }
 }
 
-MANTISSA_WIDE void product16(const TileGemm& t) { product<Vector16, 8, 2, false>(t); }
-MANTISSA_WIDE void product16_transposed(const TileGemm& t) { product<Vector16, 8, 2, true>(t); }
-MANTISSA_CLONES void product8(const TileGemm& t) { product<Vector8, 4, 2, false>(t); }
-MANTISSA_CLONES void product8_transposed(const TileGemm& t) { product<Vector8, 4, 2, true>(t); }
-
-// x86-64-v4, by its parts: clang 14 does not know the name here.
-bool supports_wide() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma") &&
-         __builtin_cpu_supports("bmi2");
-}
+MANTISSA_TARGET("x86-64-v4") void product16(const TileGemm& t) { product<Vector16, 8, 2, false>(t); }
+MANTISSA_TARGET("x86-64-v4") void product16_transposed(const TileGemm& t) { product<Vector16, 8, 2, true>(t); }
 
 }  // namespace
 
 void tile_gemm(const TileGemm& t) {
-  static const bool wide = supports_wide();
-  if (wide) {
+  if (cpu_level() == CpuLevel::x86_64_v4) {
     t.a_transposed ? product16_transposed(t) : product16(t);
   } else {
-    t.a_transposed ? product8_transposed(t) : product8(t);
+    t.a_transposed ? cloned<product<Vector8, 4, 2, true>>(t) : cloned<product<Vector8, 4, 2, false>>(t);
   }
 }
 

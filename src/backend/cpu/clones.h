@@ -1,0 +1,38 @@
+// Fast CPU kernels are compiled once for each level of the instruction set (base/cpu_level.h), and cloned<body>(arguments...) calls the
+// clone of the level in use:
+//   cloned<add_range<float>>(a, b, out, n);
+// All clones give the same bits, but for which NaN a NaN is: no sum is reassociated, and fused multiply-adds are written out.
+//
+// The body is an always_inline function over a range, because a clone consists of what is inlined into it: a function that it calls without
+// being always_inline, lambdas included, stays at the level of the build, SSE2. The dispatch is one comparison, so a body may take as
+// little as a row.
+#pragma once
+
+#include "mantissa/base/cpu_level.h"
+#include "mantissa/base/host_device.h"
+
+namespace mantissa {
+
+template <auto kBody>
+struct Clones;
+
+template <class Result, class... Args, Result (*kBody)(Args...)>
+struct Clones<kBody> {
+  MANTISSA_TARGET("x86-64-v4") static Result v4(Args... args) { return kBody(args...); }
+  MANTISSA_TARGET("x86-64-v3") static Result v3(Args... args) { return kBody(args...); }
+  [[gnu::noinline]] static Result baseline(Args... args) { return kBody(args...); }
+
+  static Result run(Args... args) {
+    switch (cpu_level()) {
+      case CpuLevel::x86_64_v4: return v4(args...);
+      case CpuLevel::x86_64_v3: return v3(args...);
+      case CpuLevel::x86_64: break;
+    }
+    return baseline(args...);
+  }
+};
+
+template <auto kBody>
+inline constexpr auto cloned = &Clones<kBody>::run;
+
+}  // namespace mantissa
