@@ -31,6 +31,7 @@ struct Job {
   detail::ChunkBody body;
   void* context;
   int64_t count, chunk, pieces;
+  Subnormals subnormals;
   std::atomic<int64_t> next{0};
   std::atomic<bool> failed{false};
   std::exception_ptr error{};  // written by the one that set `failed`
@@ -112,12 +113,14 @@ class Pool {
   }
 
   [[noreturn]] void serve() {
-    const SingleThreadedLibrary guard;
+    const SingleThreadedLibrary guard(Subnormals::honored);
     ready_.fetch_add(1);
     ready_.notify_one();
     for (int spins = 0;; ++spins) {
       if (join()) {
-        job_.load()->work();
+        Job& job = *job_.load();
+        _mm_setcsr(with_subnormals(_mm_getcsr(), job.subnormals));
+        job.work();
         places_.fetch_sub(1);
         spins = 0;
       } else if (spins < kSpins) {
@@ -154,11 +157,11 @@ void start_threads() {
   pool().start(num_threads() - 1);
 }
 
-void detail::parallel_chunks(int64_t count, int64_t chunk, ChunkBody body, void* context) {
+void detail::parallel_chunks(int64_t count, int64_t chunk, Subnormals subnormals, ChunkBody body, void* context) {
   if (count <= 0) return;
-  Job job{.body = body, .context = context, .count = count, .chunk = chunk, .pieces = ceil_div(count, chunk)};
+  Job job{.body = body, .context = context, .count = count, .chunk = chunk, .pieces = ceil_div(count, chunk), .subnormals = subnormals};
   const int threads = static_cast<int>(std::min<int64_t>(num_threads(), job.pieces));
-  const SingleThreadedLibrary guard;
+  const SingleThreadedLibrary guard(subnormals);
   if (threads <= 1 || !pool().run(job, threads - 1)) job.work();
   if (job.error) std::rethrow_exception(job.error);
 }

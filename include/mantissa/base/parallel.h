@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <utility>
 
 namespace mantissa {
 
@@ -19,21 +20,30 @@ void set_default_threads(int threads);
 // parallel_for does where it needs more threads.
 void start_threads();
 
+// What becomes of subnormal operands and results. Some CPUs take over a hundred cycles for one, so products and row kernels flush them to
+// zero; codecs, the optimizer and sums over ranks honor them.
+enum class Subnormals { honored, flushed };
+
 namespace detail {
 using ChunkBody = void (*)(void* context, int64_t begin, int64_t end);
-void parallel_chunks(int64_t count, int64_t chunk, ChunkBody body, void* context);
+void parallel_chunks(int64_t count, int64_t chunk, Subnormals subnormals, ChunkBody body, void* context);
 }  // namespace detail
 
 // Calls body(begin, end) over [0, count) in pieces of exactly `chunk` items (the last may be short). Pieces depend on count and chunk only,
 // never on the number of threads, so per-piece partial results are reproducible. Every body, a single inline one included, runs with
-// OpenMP at one thread and with subnormals honoured: libraries called inside take their single-threaded path. If a body throws,
-// pieces that have not begun are left out, and the first exception is rethrown here once every thread has left the loop. Inside a body a
-// further parallel_for runs on the calling thread alone.
+// OpenMP at one thread: libraries called inside take their single-threaded path. If a body throws, pieces that have not begun are left out,
+// and the first exception is rethrown here once every thread has left the loop. Inside a body a further parallel_for runs on the calling
+// thread alone.
+template <class Body>
+void parallel_for(int64_t count, int64_t chunk, Subnormals subnormals, Body&& body) {
+  detail::parallel_chunks(
+      count, chunk, subnormals,
+      [](void* context, int64_t begin, int64_t end) { (*static_cast<std::remove_reference_t<Body>*>(context))(begin, end); },
+      const_cast<void*>(static_cast<const void*>(std::addressof(body))));
+}
 template <class Body>
 void parallel_for(int64_t count, int64_t chunk, Body&& body) {
-  detail::parallel_chunks(
-      count, chunk, [](void* context, int64_t begin, int64_t end) { (*static_cast<std::remove_reference_t<Body>*>(context))(begin, end); },
-      const_cast<void*>(static_cast<const void*>(std::addressof(body))));
+  parallel_for(count, chunk, Subnormals::honored, std::forward<Body>(body));
 }
 
 // Calls body with libraries free to use num_threads() threads of their own; for measuring a library by itself. Not inside parallel_for.

@@ -205,10 +205,11 @@ void forward(const SwiGluForward& k) {
                            .width = k.out.dim(1),
                            .weights = k.row_weights.defined() ? k.row_weights.device_data<float>() : nullptr,
                            .limit = static_cast<float>(k.limit)};
-  parallel_for(k.out.dim(0), std::max<int64_t>(1, kPiece / std::max<int64_t>(1, rows.width)), [&](int64_t begin, int64_t end) {
-    k.limit > 0.0 ? cloned<swiglu_rows<ClampedSwiGlu<T>, T>>({rows.limit}, rows, begin, end)
-                  : cloned<swiglu_rows<SwiGlu<T>, T>>({}, rows, begin, end);
-  });
+  parallel_for(k.out.dim(0), std::max<int64_t>(1, kPiece / std::max<int64_t>(1, rows.width)), Subnormals::flushed,
+               [&](int64_t begin, int64_t end) {
+                 k.limit > 0.0 ? cloned<swiglu_rows<ClampedSwiGlu<T>, T>>({rows.limit}, rows, begin, end)
+                               : cloned<swiglu_rows<SwiGlu<T>, T>>({}, rows, begin, end);
+               });
 }
 
 template <class T>
@@ -221,17 +222,18 @@ void backward(const SwiGluBackward& k) {
                            .weights = weighted ? k.row_weights.device_data<float>() : nullptr,
                            .dweights = weighted ? k.drow_weights.device_data<float>() : nullptr,
                            .limit = static_cast<float>(k.limit)};
-  parallel_for(k.dy.dim(0), std::max<int64_t>(1, kPiece / std::max<int64_t>(1, rows.width)), [&](int64_t begin, int64_t end) {
-    k.limit > 0.0 ? cloned<swiglu_rows_backward<ClampedSwiGlu<T>, T>>({rows.limit}, rows, begin, end)
-                  : cloned<swiglu_rows_backward<SwiGlu<T>, T>>({}, rows, begin, end);
-  });
+  parallel_for(k.dy.dim(0), std::max<int64_t>(1, kPiece / std::max<int64_t>(1, rows.width)), Subnormals::flushed,
+               [&](int64_t begin, int64_t end) {
+                 k.limit > 0.0 ? cloned<swiglu_rows_backward<ClampedSwiGlu<T>, T>>({rows.limit}, rows, begin, end)
+                               : cloned<swiglu_rows_backward<SwiGlu<T>, T>>({}, rows, begin, end);
+               });
 }
 
 template <class T>
 void forward(const GeluForward& k) {
   const T* x = k.x.device_data<T>();
   T* out = k.out.device_data<T>();
-  parallel_for(k.x.elements(), kPiece, [&](int64_t begin, int64_t end) {
+  parallel_for(k.x.elements(), kPiece, Subnormals::flushed, [&](int64_t begin, int64_t end) {
     k.form == GeluForm::tanh ? cloned<gelu_tanh<T>>(x + begin, out + begin, end - begin)
                              : cloned<gelu_erf<T>>(x + begin, out + begin, end - begin);
   });
@@ -241,7 +243,7 @@ template <class T>
 void backward(const GeluBackward& k) {
   const T *x = k.x.device_data<T>(), *dy = k.dy.device_data<T>();
   T* dx = k.dx.device_data<T>();
-  parallel_for(k.x.elements(), kPiece, [&](int64_t begin, int64_t end) {
+  parallel_for(k.x.elements(), kPiece, Subnormals::flushed, [&](int64_t begin, int64_t end) {
     k.form == GeluForm::tanh ? cloned<gelu_tanh_backward<T>>(x + begin, dy + begin, dx + begin, end - begin)
                              : cloned<gelu_erf_backward<T>>(x + begin, dy + begin, dx + begin, end - begin);
   });

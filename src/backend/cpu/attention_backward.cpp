@@ -109,10 +109,10 @@ class Backward {
         sums_(reinterpret_cast<float*>(memory_.get())) {}
 
   void run() {
-    parallel_for(key_heads_ * parts_, 1, [&](int64_t begin, int64_t end) {
+    parallel_for(key_heads_ * parts_, 1, Subnormals::flushed, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) query_blocks(i / parts_, i % parts_);
     });
-    parallel_for(key_heads_ * tiles_, 1, [&](int64_t begin, int64_t end) {
+    parallel_for(key_heads_ * tiles_, 1, Subnormals::flushed, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) add_parts(i / tiles_, i % tiles_);
     });
   }

@@ -122,7 +122,7 @@ class Cached {
  private:
   template <class Body>
   static void for_pieces(int64_t count, int64_t chunk, const Body& body) {
-    parallel_for(count, chunk, [&](int64_t begin, int64_t end) {
+    parallel_for(count, chunk, Subnormals::flushed, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) body(i);
     });
   }

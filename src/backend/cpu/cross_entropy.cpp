@@ -152,7 +152,7 @@ void sums_of_share(const CrossEntropyShare& k) {
   const int64_t columns = k.logits.dim(1), own = own_columns(k.first, columns, k.vocab);
   const int32_t* targets = k.targets.device_data<int32_t>();
   float* sums = k.sums.device_data<float>();
-  parallel_for(k.logits.dim(0), rows_per_piece(2 * columns), [&](int64_t begin, int64_t end) {
+  parallel_for(k.logits.dim(0), rows_per_piece(2 * columns), Subnormals::flushed, [&](int64_t begin, int64_t end) {
     alignas(64) float block[kBlock];
     for (int64_t i = begin; i < end; ++i) {
       const T* logits = k.logits.device_data<T>() + i * columns;
@@ -196,7 +196,7 @@ void losses_of_shares(const CrossEntropyOfShares& k) {
   const int32_t* targets = k.targets.device_data<int32_t>();
   const float* sums = k.sums.device_data<float>();
   float* loss = k.loss.device_data<float>();
-  parallel_for(rows, rows_per_piece(2 * columns), [&](int64_t begin, int64_t end) {
+  parallel_for(rows, rows_per_piece(2 * columns), Subnormals::flushed, [&](int64_t begin, int64_t end) {
     alignas(64) float scratch[kBlock];
     for (int64_t i = begin; i < end; ++i) {
       const auto row = combined(sums, k.sums.dim(0), rows, i);
@@ -220,7 +220,7 @@ void losses(const CrossEntropy& k) {
   T* dlogits = k.dlogits.defined() ? k.dlogits.device_data<T>() : nullptr;
   const int32_t* targets = k.targets.device_data<int32_t>();
   float* loss = k.loss.device_data<float>();
-  parallel_for(k.logits.dim(0), rows_per_piece(4 * columns), [&](int64_t begin, int64_t end) {
+  parallel_for(k.logits.dim(0), rows_per_piece(4 * columns), Subnormals::flushed, [&](int64_t begin, int64_t end) {
     thread_local Scratch scratch;
     if (scratch.references.size() < blocks) scratch.references.resize(blocks);
     for (int64_t i = begin; i < end; ++i) {

@@ -39,7 +39,7 @@ void unpermute_all(const Unpermute& k) {
                              .out = k.out.device_data<T>(),
                              .choices = k.rows.dim(1),
                              .columns = k.out.dim(1)};
-  parallel_for(k.out.dim(0), rows_per_piece(all.columns * all.choices),
+  parallel_for(k.out.dim(0), rows_per_piece(all.columns * all.choices), Subnormals::flushed,
                [&](int64_t begin, int64_t end) { cloned<unpermute_rows<T>>(all, begin, end); });
 }
 

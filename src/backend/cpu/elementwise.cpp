@@ -64,7 +64,7 @@ void add_bias_parallel(const AddBias& k) {
   const float* x = k.x.device_data<float>();
   const T* bias = k.bias.device_data<T>();
   T* out = k.out.device_data<T>();
-  parallel_for(k.x.dim(0), rows_per_piece(columns), [&](int64_t begin, int64_t end) {
+  parallel_for(k.x.dim(0), rows_per_piece(columns), Subnormals::flushed, [&](int64_t begin, int64_t end) {
     cloned<add_bias_rows<T>>(x + begin * columns, bias, out + begin * columns, columns, end - begin);
   });
 }
@@ -107,7 +107,7 @@ void sum_rows(const SumRows& k) {
   const int64_t columns = k.x.dim(1);
   const T* x = k.x.device_data<T>();
   PartialSums sums(k.x.device(), k.x.dim(0), columns, columns);
-  parallel_for(k.x.dim(0), sums.rows_per_piece(),
+  parallel_for(k.x.dim(0), sums.rows_per_piece(), Subnormals::flushed,
                [&](int64_t begin, int64_t end) { cloned<add_rows<T>>(x, columns, sums.start(begin), begin, end); });
   sums.write(k.out, k.accumulate);
 }

@@ -80,7 +80,8 @@ void scatter_parallel(const EmbeddingBackward& k) {
   }
   std::sort(uses, uses + count);
   const Scatter<T> work{uses, count, k.dy.device_data<T>(), k.dweight.device_data<float>(), channels, k.accumulate};
-  parallel_for(rows, rows_per_piece(channels), [&](int64_t begin, int64_t end) { cloned<scatter_rows<T>>(work, begin, end); });
+  parallel_for(rows, rows_per_piece(channels), Subnormals::flushed,
+               [&](int64_t begin, int64_t end) { cloned<scatter_rows<T>>(work, begin, end); });
 }
 
 }  // namespace

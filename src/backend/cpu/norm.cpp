@@ -78,12 +78,14 @@ template <class T>
 
 template <auto kBody, class Rows>
 void forward(const Rows& rows, int64_t count) {
-  parallel_for(count, rows_per_piece(rows.channels), [&](int64_t begin, int64_t end) { cloned<kBody>(rows, begin, end); });
+  parallel_for(count, rows_per_piece(rows.channels), Subnormals::flushed,
+               [&](int64_t begin, int64_t end) { cloned<kBody>(rows, begin, end); });
 }
 
 template <auto kBody, class Rows>
 void backward(const Rows& rows, int64_t count, PartialSums& sums) {
-  parallel_for(count, sums.rows_per_piece(), [&](int64_t begin, int64_t end) { cloned<kBody>(rows, sums.start(begin), begin, end); });
+  parallel_for(count, sums.rows_per_piece(), Subnormals::flushed,
+               [&](int64_t begin, int64_t end) { cloned<kBody>(rows, sums.start(begin), begin, end); });
 }
 
 template <class T>

@@ -37,9 +37,9 @@ float* PartialSums::start(int64_t begin) {
 void PartialSums::write(const Tensor& out, bool accumulate, int64_t first) const {
   const float* sums = reinterpret_cast<const float*>(memory_.get()) + first;
   float* to = out.device_data<float>();
-  parallel_for(out.elements(), std::max<int64_t>(64, kPieceElements / std::max<int64_t>(1, pieces_)), [&](int64_t begin, int64_t end) {
-    cloned<add_pieces>(sums + begin, pieces_, columns_, to + begin, accumulate, end - begin);
-  });
+  parallel_for(
+      out.elements(), std::max<int64_t>(64, kPieceElements / std::max<int64_t>(1, pieces_)), Subnormals::flushed,
+      [&](int64_t begin, int64_t end) { cloned<add_pieces>(sums + begin, pieces_, columns_, to + begin, accumulate, end - begin); });
 }
 
 }  // namespace mantissa

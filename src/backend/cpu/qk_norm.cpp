@@ -66,7 +66,8 @@ void forward(const QkNormForward& k) {
                        .rstd = k.rstd.device_data<float>(),
                        .layout = k.layout,
                        .eps = static_cast<float>(k.eps)};
-  parallel_for(k.x.dim(0), rows_per_piece(k.layout.row()), [&](int64_t begin, int64_t end) { cloned<qk_rows<T>>(rows, begin, end); });
+  parallel_for(k.x.dim(0), rows_per_piece(k.layout.row()), Subnormals::flushed,
+               [&](int64_t begin, int64_t end) { cloned<qk_rows<T>>(rows, begin, end); });
 }
 
 template <class T>
@@ -80,7 +81,7 @@ void backward(const QkNormBackward& k) {
                                .dx = k.dx.device_data<T>(),
                                .layout = k.layout};
   PartialSums sums(k.x.device(), k.x.dim(0), 2 * k.layout.head_dim, k.layout.row());
-  parallel_for(k.x.dim(0), sums.rows_per_piece(),
+  parallel_for(k.x.dim(0), sums.rows_per_piece(), Subnormals::flushed,
                [&](int64_t begin, int64_t end) { cloned<qk_rows_backward<T>>(rows, sums.start(begin), begin, end); });
   sums.write(k.dq_weight, k.accumulate);
   sums.write(k.dk_weight, k.accumulate, k.layout.head_dim);

@@ -52,7 +52,8 @@ void rope(const Rope& k) {
                          .positions = k.positions.device_data<int32_t>(),
                          .layout = k.layout,
                          .direction = k.inverse ? -1.0F : 1.0F};
-  parallel_for(k.x.dim(0), rows_per_piece(k.x.dim(1)), [&](int64_t begin, int64_t end) { cloned<rotate_rows<T>>(rows, begin, end); });
+  parallel_for(k.x.dim(0), rows_per_piece(k.x.dim(1)), Subnormals::flushed,
+               [&](int64_t begin, int64_t end) { cloned<rotate_rows<T>>(rows, begin, end); });
 }
 
 }  // namespace
