@@ -7,7 +7,7 @@
 
 namespace mantissa {
 
-class TileProduct;
+class Matmul;
 
 // oneDNN's own 2048 x 2048 x 2048 product with its own threading on normal data. Where the CPU has no bf16 dot product, the fp32 one stands
 // for bf16 as well, and dtype() says so.
@@ -20,7 +20,7 @@ class GemmCeiling {
 
  private:
   Tensor a_, b_, out_;
-  std::shared_ptr<const TileProduct> product_;
+  std::shared_ptr<const Matmul> product_;
 };
 
 // A parallel copy of `bytes` bytes.

@@ -25,17 +25,17 @@ GemmCeiling::GemmCeiling(Backend& cpu, Dtype dtype) {
   b_ = normal_matrix(cpu, measured, 1);
   out_ = empty_like(a_);
   with_library_threads([&] {
-    product_ = make_tile_product({.rows = kSize,
-                                  .cols = kSize,
-                                  .depth = kSize,
-                                  .lda = kSize,
-                                  .ldb = kSize,
-                                  .ldc = kSize,
-                                  .in = measured,
-                                  .out = measured,
-                                  .b_transposed = false,
-                                  .accumulate = false,
-                                  .bias = false});
+    product_ = make_matmul({.rows = kSize,
+                            .cols = kSize,
+                            .depth = kSize,
+                            .lda = kSize,
+                            .ldb = kSize,
+                            .ldc = kSize,
+                            .in = measured,
+                            .out = measured,
+                            .b_transposed = false,
+                            .accumulate = false,
+                            .bias = false});
   });
 }
 

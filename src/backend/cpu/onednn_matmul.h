@@ -1,7 +1,10 @@
-// The one call that differs between the programming interfaces of oneDNN 2.x and 3.x: onednn_v2.cpp or onednn_v3.cpp, chosen by CMake.
+// What the products of this folder share of oneDNN.
 #pragma once
 
 #include <dnnl.hpp>
+#include <string>
+
+#include "mantissa/tensor/tensor.h"
 
 namespace mantissa {
 
@@ -10,8 +13,17 @@ struct MatmulOperands {
   bool with_bias;
 };
 
+// The one call that differs between the programming interfaces of oneDNN 2.x and 3.x: onednn_v2.cpp or onednn_v3.cpp, chosen by CMake.
 // Throws dnnl::error if there is no implementation.
 dnnl::matmul::primitive_desc describe_matmul(const MatmulOperands& operands, const dnnl::primitive_attr& attributes,
                                              const dnnl::engine& engine);
+
+// With scratch memory of the caller, and added to what c holds if that is asked for. Throws Error(internal) that names `which` if there is
+// no implementation.
+dnnl::matmul::primitive_desc describe_product(const MatmulOperands& operands, bool accumulate, const std::string& which);
+
+const dnnl::engine& cpu_engine();
+dnnl::memory::data_type data_type_of(Dtype dtype);
+dnnl::memory::desc matrix_description(int64_t rows, int64_t cols, Dtype dtype, int64_t row_stride, int64_t col_stride);
 
 }  // namespace mantissa
