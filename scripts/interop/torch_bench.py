@@ -6,8 +6,8 @@
 Prints one JSON object per step and, last, a summary: milliseconds per step (medians), ours over theirs, and the largest relative difference
 of the losses; of a mixture of experts also that of auxiliary losses, in how many layers and steps loads differ, and by how much the logit (with
 expert biases: the biased score) of the last expert chosen exceeded the next, at the least. The learning rate of each step is the one mantissa
-logs. Exit 1 if --loss-tolerance is exceeded, by an auxiliary loss, too, and then also for other loads, or for a smaller margin than --margin:
-rounding may choose others there.
+logs. Exit 1 if --loss-tolerance is exceeded, by an auxiliary loss, too, and then also for other loads. Exit 3 if a margin was smaller than
+--margin: rounding may choose others there, so nothing can be concluded, and another training.seed has to be tried.
 """
 import argparse
 import json
@@ -25,6 +25,7 @@ from torch_gpt import Gpt, Trainer
 from torch_moe import MoeGpt, RoutingComparison
 
 UNTIMED_STEPS = 2  # the first ones allocate
+EXIT_DIFFERENT, EXIT_UNDECIDED = 1, 3
 
 
 def arguments():
@@ -98,6 +99,13 @@ def train_in_turn(args, work):
     return start, ours, theirs, worst, routing
 
 
+def verdict(args, worst, routing):
+    if routing and routing.margin < args.margin:
+        return EXIT_UNDECIDED
+    agrees = worst <= args.loss_tolerance and (routing is None or routing.agrees(args.loss_tolerance))
+    return 0 if agrees else EXIT_DIFFERENT
+
+
 def main():
     args = arguments()
     torch.set_num_threads(args.threads)
@@ -110,7 +118,7 @@ def main():
                       "ours_over_theirs": round(mantissa_ms / torch_ms, 3), "largest_relative_loss_difference": worst,
                       **(routing.summary() if routing else {}), "torch": torch.__version__}))
     if args.loss_tolerance is not None:
-        sys.exit(not (worst <= args.loss_tolerance and (routing is None or routing.agrees(args.loss_tolerance, args.margin))))
+        sys.exit(verdict(args, worst, routing))
 
 
 if __name__ == "__main__":

@@ -134,5 +134,5 @@ class RoutingComparison:
     def summary(self):
         return {"layers_with_other_loads": self.other_loads, "largest_relative_auxiliary_loss_difference": self.largest, "smallest_margin": self.margin}
 
-    def agrees(self, tolerance, margin):
-        return self.other_loads == 0 and self.largest <= tolerance and self.margin >= margin
+    def agrees(self, tolerance):
+        return self.other_loads == 0 and self.largest <= tolerance
