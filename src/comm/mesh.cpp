@@ -29,9 +29,10 @@ std::pair<ExitCode, std::string> outcome_of(const std::function<void()>& body) {
 Mesh make_mesh(Communicator world, int tensor_size, int expert_size) {
   require(tensor_size >= 1 && world.size() % tensor_size == 0, ExitCode::usage, "parallel.tensor is ", tensor_size,
           ", which does not divide ", world.size(), " ranks");
+  const int data_size = world.size() / tensor_size;
+  require(expert_size >= 1 && data_size % expert_size == 0, ExitCode::usage, "parallel.expert is ", expert_size, ", which does not divide ",
+          data_size, " data ranks");
   Communicator tensor = world.split(world.rank() / tensor_size), data = world.split(world.rank() % tensor_size);
-  require(expert_size >= 1 && data.size() % expert_size == 0, ExitCode::usage, "parallel.expert is ", expert_size,
-          ", which does not divide ", data.size(), " data ranks");
   if (expert_size == 1) return {.world = std::move(world), .tensor = std::move(tensor), .data = data, .expert = {}, .expert_data = data};
   Communicator expert = data.split(data.rank() / expert_size), expert_data = data.split(data.rank() % expert_size);
   return {.world = std::move(world),
@@ -39,6 +40,14 @@ Mesh make_mesh(Communicator world, int tensor_size, int expert_size) {
           .data = std::move(data),
           .expert = std::move(expert),
           .expert_data = std::move(expert_data)};
+}
+
+void await_all(const Communicator& world) {
+  try {
+    world.barrier();
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::peer_lost) throw;
+  }
 }
 
 void agree(const Communicator& world, const std::function<void()>& body) {
@@ -51,12 +60,7 @@ void agree(const Communicator& world, const std::function<void()>& body) {
     std::string first = message;
     first.resize(static_cast<size_t>(outcome.length));
     world.broadcast(std::as_writable_bytes(std::span(first)), r, Purpose::control);
-    // Nobody leaves before all know: a rank that is gone ends the waits of others, so this one may be ended, too.
-    try {
-      world.barrier();
-    } catch (const Error& error) {
-      if (error.code() != ExitCode::peer_lost) throw;
-    }
+    await_all(world);
     fail(static_cast<ExitCode>(outcome.code), r == world.rank() ? "" : text("rank ", r, ": "), first);
   }
 }

@@ -47,9 +47,16 @@ std::optional<LoadedCheckpoint> load_first(const fs::path& folder, const std::ve
       ++passed_over;
     }
   }
-  require(candidates.empty(), ExitCode::data, folder.string(), ": holds checkpoints, but none of them is intact (", passed_over,
-          " tried; the log says why): restore one, or start again under another logging.run_name");
+  together.read([&] {
+    require(candidates.empty(), ExitCode::data, folder.string(), ": holds checkpoints, but none of them is intact (", passed_over,
+            " tried; the log says why): restore one, or start again under another logging.run_name");
+  });
   return std::nullopt;
+}
+
+void require_found(bool found, const fs::path& path) {
+  require(found, ExitCode::usage, path.string(),
+          ": no checkpoint here; name a run folder or a folder step-…, or make one of a model in Hugging Face's form by mantissa import");
 }
 
 }  // namespace
@@ -99,8 +106,7 @@ CheckpointReader open_candidate(const CheckpointCandidate& candidate) {
 
 CheckpointReader open_checkpoint(const fs::path& path) {
   const std::vector<CheckpointCandidate> candidates = checkpoint_candidates(find_checkpoint(path));
-  require(!candidates.empty(), ExitCode::usage, path.string(),
-          ": no checkpoint here; name a run folder or a folder step-…, or make one of a model in Hugging Face's form by mantissa import");
+  require_found(!candidates.empty(), path);
   return open_candidate(candidates.front());
 }
 
@@ -112,11 +118,11 @@ std::optional<LoadedCheckpoint> load_newest(const fs::path& folder, const std::f
 }
 
 LoadedCheckpoint load_checkpoint(const fs::path& path, const std::function<void(CheckpointReader&)>& load, const SearchTogether& together) {
-  const NamedCheckpoint named = find_checkpoint(path);
+  NamedCheckpoint named;
+  together.read([&] { named = find_checkpoint(path); });
   if (!named.name.empty()) return load_candidate(checkpoint_candidates(named).front(), load, together);
   const auto loaded = load_newest(named.folder, load, together);
-  require(loaded.has_value(), ExitCode::usage, path.string(),
-          ": no checkpoint here; name a run folder or a folder step-…, or make one of a model in Hugging Face's form by mantissa import");
+  together.read([&] { require_found(loaded.has_value(), path); });
   return *loaded;
 }
 

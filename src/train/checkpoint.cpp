@@ -145,6 +145,20 @@ void require_same_order(const RunConfig& saved, const RunConfig& current, const 
           "\ncheckpoint.init_from starts a new run with its weights");
 }
 
+// What was saved is of the same model, data, order of tokens and tokenizer, and holds a state to continue.
+void require_same_run(const CheckpointReader& reader, const RunConfig& saved, const TrainedParts& parts) {
+  const std::string folder = reader.directory().string(), source = (reader.directory() / "manifest.json").string();
+  const bool weights_only =
+      std::ranges::none_of(reader.manifest().tensors, [](const ManifestTensor& tensor) { return tensor.name.starts_with("m."); });
+  require(!weights_only, ExitCode::usage, folder,
+          ": holds weights, and no state of a run to continue; checkpoint.init_from starts a new run with them");
+  require_same_model(saved, parts.config, folder);
+  require_same_data(from_json<DataFingerprints>(reader.manifest().fingerprints.dataset, source + ": fingerprints.dataset"),
+                    parts.data.fingerprints);
+  require_same_order(saved, parts.config, folder);
+  require_same_tokenizer(reader, parts.data);
+}
+
 void log_changes(const RunConfig& saved, const RunConfig& current, const std::vector<std::string>& plan, const Manifest& manifest) {
   const auto log_all = [](const std::vector<std::string>& lines) {
     for (const std::string& line : lines) log_warning("changed since the checkpoint: ", line);
@@ -215,24 +229,22 @@ CheckpointContent checkpoint_content(const TrainedParts& parts, const TrainState
 
 TrainState restore(CheckpointReader& reader, const TrainedParts& parts) {
   const RunConfig& config = parts.config;
+  const Communicator& world = parts.optimizer.shards().mesh().world;
   const LoadFor purpose = config.checkpoint.allow_recipe_change ? LoadFor::resume_changed : LoadFor::resume;
   const std::string source = (reader.directory() / "manifest.json").string();
-  const RunConfig saved = saved_config(reader);
-  const bool weights_only =
-      std::ranges::none_of(reader.manifest().tensors, [](const ManifestTensor& tensor) { return tensor.name.starts_with("m."); });
-  require(!weights_only, ExitCode::usage, reader.directory().string(),
-          ": holds weights, and no state of a run to continue; checkpoint.init_from starts a new run with them");
-  require_same_model(saved, config, reader.directory().string());
-  require_same_data(from_json<DataFingerprints>(reader.manifest().fingerprints.dataset, source + ": fingerprints.dataset"),
-                    parts.data.fingerprints);
-  require_same_order(saved, config, reader.directory().string());
-  require_same_tokenizer(reader, parts.data);
-  const TrainState state = saved_state(reader.manifest(), source);
-  const std::vector<std::string> plan_changes = allowed_plan_changes(reader.manifest().plan, parts.plan, source, purpose);
-  require(state.step <= config.training.steps, ExitCode::usage, "training.steps: ", config.training.steps, " is less than the ", state.step,
-          " steps of ", reader.directory().string());
+  RunConfig saved;
+  TrainState state;
+  std::vector<std::string> plan_changes;
+  agree_on_reading(world, [&] {
+    saved = saved_config(reader);
+    require_same_run(reader, saved, parts);
+    state = saved_state(reader.manifest(), source);
+    plan_changes = allowed_plan_changes(reader.manifest().plan, parts.plan, source, purpose);
+    require(state.step <= config.training.steps, ExitCode::usage, "training.steps: ", config.training.steps, " is less than the ",
+            state.step, " steps of ", reader.directory().string());
+  });
   load_weights(reader, parts.plan, purpose, parts.parameters, &parts.optimizer);
-  agree_on_reading(parts.optimizer.shards().mesh().world, [&] {
+  agree_on_reading(world, [&] {
     PartReader moments(reader);
     for (const Optimizer::State& own : parts.optimizer.states()) {
       moments.read("m.", own.part, own.first_moment);
@@ -240,7 +252,7 @@ TrainState restore(CheckpointReader& reader, const TrainedParts& parts) {
     }
   });
   parts.optimizer.set_updates(state.updates);
-  if (parts.optimizer.shards().mesh().world.rank() == 0) log_changes(saved, config, plan_changes, reader.manifest());
+  if (world.rank() == 0) log_changes(saved, config, plan_changes, reader.manifest());
   return state;
 }
 
@@ -275,7 +287,8 @@ void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor p
   }
   const std::vector<Part> own = optimizer ? optimizer->shards().own() : parameters.whole_parts();
   const std::string source = (reader.directory() / "manifest.json").string();
-  require_same_codes(reader.manifest().plan, plan, codes_by_weight(parameters, plan, own, ranks), source, purpose);
+  const CodesByWeight codes = codes_by_weight(parameters, plan, own, ranks);
+  agree_on_reading(ranks, [&] { require_same_codes(reader.manifest().plan, plan, codes, source, purpose); });
 }
 
 }  // namespace mantissa

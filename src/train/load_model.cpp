@@ -238,32 +238,39 @@ LoadedModel load_family(const fs::path& folder, const TensorRanks& ranks, std::o
   return loaded;
 }
 
+// The model that a checkpoint holds, without its weights; returns its plan.
+PrecisionPlan make_model(CheckpointReader& reader, const TensorRanks& ranks, std::optional<Dtype> dtype, LoadedModel& loaded) {
+  const RunConfig saved = saved_config(reader);
+  loaded.config = for_ranks(saved, ranks);
+  PrecisionPlan plan = plan_for_tensors(saved, reader, loaded.config);
+  if (dtype) {
+    compute_in(*dtype, loaded.config.precision);
+    plan = resolve_plan(loaded.config);
+  }
+  loaded.tokenizer = saved_tokenizer(reader);
+  const std::vector<CarriedFile> files = carried_files(reader);
+  loaded.end_tokens = end_tokens(
+      [&](const std::string& name) -> std::optional<std::string> {
+        const auto found = std::ranges::find(files, name, &CarriedFile::name);
+        if (found == files.end()) return {};
+        return found->bytes;
+      },
+      *loaded.config.model.vocab_size);
+  loaded.model.reset();  // before the device it lives on
+  loaded.device = make_backend(loaded.config.training.backend());
+  loaded.model = std::make_unique<Gpt>(loaded.config.model, *loaded.device, plan, GptOptions{.gradients = false, .tensor = ranks});
+  return plan;
+}
+
 }  // namespace
 
 LoadedModel load_model(const fs::path& path, const TensorRanks& ranks, std::optional<Dtype> dtype) {
   if (is_family_folder(path)) return load_family(path, ranks, dtype);
   LoadedModel loaded;
   const auto load = [&](CheckpointReader& reader) {
-    const RunConfig saved = saved_config(reader);
-    loaded.config = for_ranks(saved, ranks);
-    PrecisionPlan plan = plan_for_tensors(saved, reader, loaded.config);
-    if (dtype) {
-      compute_in(*dtype, loaded.config.precision);
-      plan = resolve_plan(loaded.config);
-    }
-    loaded.tokenizer = saved_tokenizer(reader);
-    const std::vector<CarriedFile> files = carried_files(reader);
-    loaded.end_tokens = end_tokens(
-        [&](const std::string& name) -> std::optional<std::string> {
-          const auto found = std::ranges::find(files, name, &CarriedFile::name);
-          if (found == files.end()) return {};
-          return found->bytes;
-        },
-        *loaded.config.model.vocab_size);
-    loaded.model.reset();  // before the device it lives on
-    loaded.device = make_backend(loaded.config.training.backend());
-    loaded.model = std::make_unique<Gpt>(loaded.config.model, *loaded.device, plan, GptOptions{.gradients = false, .tensor = ranks});
-    load_weights(reader, plan, LoadFor::use, loaded.model->parameters(), nullptr, ranks.group);
+    std::optional<PrecisionPlan> plan;
+    agree_on_reading(ranks.group, [&] { plan = make_model(reader, ranks, dtype, loaded); });
+    load_weights(reader, *plan, LoadFor::use, loaded.model->parameters(), nullptr, ranks.group);
   };
   const LoadedCheckpoint from = load_checkpoint(path, load, RanksTogether(ranks.group));
   loaded.path = from.path;

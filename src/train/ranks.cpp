@@ -62,11 +62,7 @@ void require_size(const Communicator& group, const char* key, int64_t size) {
 }
 
 void fail_alike(const Communicator& world, ExitCode code, const std::string& message) {
-  try {
-    world.barrier();
-  } catch (const Error& error) {
-    if (error.code() != ExitCode::peer_lost) throw;
-  }
+  await_all(world);
   fail(code, message);
 }
 
@@ -130,6 +126,7 @@ void agree_on_reading(const Communicator& world, const std::function<void()>& bo
   } catch (const Error& error) {
     if (error.code() != ExitCode::data) throw;
     const Met worst = std::ranges::max(world.all(met));
+    await_all(world);
     if (worst == Met::unread) throw CheckpointUnread(error.what());
     if (worst == Met::damage) throw CheckpointDamage(error.what());
     throw;
@@ -158,7 +155,9 @@ std::vector<CheckpointCandidate> RanksTogether::first_of(const std::vector<Check
 void RanksTogether::require_same(const std::string& what, const std::string& own) const {
   const std::vector<Hash64> all = world_.all(xxh64(own));
   const auto odd = std::ranges::find_if(all, [&](const Hash64& hash) { return hash != all.front(); });
-  if (odd != all.end()) throw CheckpointDamage(text("rank ", odd - all.begin(), " sees another ", what, " than rank 0"));
+  if (odd == all.end()) return;
+  await_all(world_);
+  throw CheckpointDamage(text("rank ", odd - all.begin(), " sees another ", what, " than rank 0"));
 }
 
 SavedCheckpoint save_together(const Communicator& world, std::optional<CheckpointDirectory>& directory, const CheckpointContent& content,

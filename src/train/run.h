@@ -51,7 +51,7 @@ struct Run {
         events(ranks.world.rank() == 0 ? observers : TrainEvents{.request = observers.request, .doing = observers.doing}),
         data(open_run_data(loaded, mesh.world, events)),
         plan(plan_with_data(config, data, mesh.world)),
-        prompts(encode_prompts(config.eval, data)),
+        prompts(agree_on(mesh.world, [this] { return encode_prompts(config.eval, data); })),
         device(make_backend(config.training.backend())),
         model(config.model, *device, plan, training_options(config, mesh)),
         optimizer(model.parameters(), config.optimizer, mesh),

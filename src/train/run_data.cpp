@@ -14,9 +14,9 @@ Data open_run_data(LoadedConfig& loaded, const Communicator& world, const TrainE
   const auto progressed = [&events] {
     if (events.doing) events.doing(0, "start");
   };
-  Data data = open_data(
-      config.data,
-      {.seq_len = config.training.seq_len, .vocab_size = config.model.vocab_size, .seed = config.training.seed, .progressed = progressed});
+  const DataOptions options{
+      .seq_len = config.training.seq_len, .vocab_size = config.model.vocab_size, .seed = config.training.seed, .progressed = progressed};
+  Data data = agree_on(world, [&] { return open_data(config.data, options); });
   if (!config.model.vocab_size) loaded.report.derive("model.vocab_size");
   config.model.vocab_size = data.vocab_size;
   require_same(world, "the data", json_text(data.fingerprints));
@@ -24,9 +24,11 @@ Data open_run_data(LoadedConfig& loaded, const Communicator& world, const TrainE
 }
 
 PrecisionPlan plan_with_data(const RunConfig& config, const Data& data, const Communicator& world) {
-  PrecisionPlan plan = resolve_plan(config);
+  const PrecisionPlan plan = agree_on(world, [&] {
+    if (data.valid.sets() > 0) require_targets(data.valid, config.training.micro_batch_size, config.eval.iters);
+    return resolve_plan(config);
+  });
   require_same(world, "the precision plan", Hash64{plan.hash()}.text());
-  if (data.valid.sets() > 0) require_targets(data.valid, config.training.micro_batch_size, config.eval.iters);
   return plan;
 }
 

@@ -107,9 +107,10 @@ void take_step(Run& run) {
   report_stragglers(run.stragglers, result.seconds, run.state.step, run.metrics);
   const int64_t check = training.replica_check_interval;
   if (check > 0 && run.state.step % check == 0) require_same_replicas(run.optimizer, run.model.parameters());
-  require(run.state.nonfinite_in_a_row < training.nonfinite_limit, ExitCode::numerical, "stopped at step ", run.state.step, ": ",
-          run.state.nonfinite_in_a_row, " steps in a row were not finite, the last because of ", result.bad,
-          "; lower optimizer.lr or look at the data");
+  if (run.state.nonfinite_in_a_row < training.nonfinite_limit) return;
+  fail_alike(run.mesh.world, ExitCode::numerical,
+             text("stopped at step ", run.state.step, ": ", run.state.nonfinite_in_a_row,
+                  " steps in a row were not finite, the last because of ", result.bad, "; lower optimizer.lr or look at the data"));
 }
 
 // ---- between steps
@@ -220,7 +221,7 @@ ExitCode loop(Run& run) {
 TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& arguments, const TrainEvents& events, const Mesh& mesh) {
   const auto began = Clock::now();
   set_num_threads(loaded.config.training.threads);
-  require_size(mesh.data, "parallel.data", loaded.config.parallel.data);
+  agree(mesh.world, [&] { require_size(mesh.data, "parallel.data", loaded.config.parallel.data); });
   Run run(loaded, events, mesh);
   start(run);
   open_folder(run, arguments);

@@ -13,9 +13,11 @@ namespace {
 void initial_weights(Run& run) {
   if (!run.config.checkpoint.init_from) return run.optimizer.initialise(run.config.training.seed);
   const auto load = [&](CheckpointReader& reader) {
-    require_initial_model(saved_config(reader), run.config, reader.directory().string());
-    require_same_tokenizer(reader, run.data);
-    run.files = carried_files(reader);
+    agree_on_reading(run.mesh.world, [&] {
+      require_initial_model(saved_config(reader), run.config, reader.directory().string());
+      require_same_tokenizer(reader, run.data);
+      run.files = carried_files(reader);
+    });
     load_weights(reader, run.plan, LoadFor::use, run.model.parameters(), &run.optimizer);
     if (!run.leads()) return;
     for (const std::string& line : reconciled_weights(reader, run.plan)) log_info("reconciled: ", line);
@@ -51,19 +53,25 @@ bool is_path(const std::string& resume) { return resume != "never" && resume != 
 
 void resume(Run& run) {
   const std::string& from = run.config.checkpoint.resume;
-  const NamedCheckpoint named = is_path(from) ? find_checkpoint(from) : NamedCheckpoint{.folder = run.config.checkpoint.dir, .name = ""};
-  std::error_code missing;
-  const bool own = !is_path(from) || std::filesystem::equivalent(named.folder, run.config.checkpoint.dir, missing);
+  NamedCheckpoint named{.folder = run.config.checkpoint.dir, .name = ""};
+  bool own = true;
   agree(run.mesh.world, [&] {
+    std::error_code missing;
+    if (is_path(from)) {
+      named = find_checkpoint(from);
+      own = std::filesystem::equivalent(named.folder, run.config.checkpoint.dir, missing);
+    }
     if (!own) need_unused_folder(run);
     // Locked before reading: another process that trains here could save between our load and our lock.
     if (std::filesystem::exists(run.config.checkpoint.dir, missing)) take_checkpoints(run);
   });
   if (!share_folder(run) && !is_path(from)) return initial_weights(run);
   const auto load = [&](CheckpointReader& reader) {
-    require_same_batch(saved_config(reader), run.loaded, reader.directory().string());
+    agree_on_reading(run.mesh.world, [&] {
+      require_same_batch(saved_config(reader), run.loaded, reader.directory().string());
+      run.files = carried_files(reader);
+    });
     run.state = restore(reader, run.parts());
-    run.files = carried_files(reader);
   };
   const RanksTogether together(run.mesh.world);
   const std::optional<LoadedCheckpoint> loaded =

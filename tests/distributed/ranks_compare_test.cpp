@@ -1,6 +1,7 @@
 // What ranks, here threads of one process, compare at the start of a run and while it goes on.
 #include <gmock/gmock.h>
 
+#include "checkpoint_testing.h"
 #include "thread_ranks.h"
 #include "training.h"
 
@@ -71,6 +72,37 @@ TEST_F(RanksCompare, RefuseAnotherBatchThatOnlyTheirNumberMakes) {
   EXPECT_THAT(run_on(4, with({"training.grad_accum=2", "training.global_batch_size=16", "training.steps=11"})), Each(IsEmpty()))
       << "asked for";
   EXPECT_THAT(run_on(4, with({"training.grad_accum=null", "training.global_batch_size=8"})), Each(IsEmpty()));
+}
+
+// One that leaves with an error ends the waits of the others: nobody may still be in the collective before.
+TEST_F(RanksCompare, RefuseAlikeHoweverSlowOneIs) {
+  const std::vector<std::string> four = {"training.micro_batch_size=1", "training.threads=1", "checkpoint.interval=10",
+                                         "training.steps=10"};
+  const auto errors_of = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> sets = four;
+    sets.insert(sets.end(), {"parallel.data=4", "training.grad_accum=2"});
+    sets.insert(sets.end(), more.begin(), more.end());
+    const LoadedConfig loaded = config("slow", sets);
+    return test::run_ranks(4, [&](const Communicator& world) { run(loaded, {}, make_mesh(world, 1)); },
+                           {.rank = 3, .sleep = std::chrono::milliseconds(20)});
+  };
+  run("slow", four);
+  std::filesystem::create_directory(folder_ / "empty");
+  test::write_file(folder_ / "short.txt", "abc");
+  const std::string resume = "checkpoint.resume=", init_from = "checkpoint.init_from=", same_batch = "training.global_batch_size=8";
+  const std::string other_model = "model.intermediate_size=32", other_run = "logging.run_name=other";
+  const std::vector<std::vector<std::string>> refused = {{resume + "auto"},  // a global batch of 2
+                                                         {resume + "auto", same_batch, "training.steps=5"},
+                                                         {resume + "auto", same_batch, other_model},
+                                                         {resume + "auto", same_batch, "data.valid_fraction=0.2"},
+                                                         {resume + (folder_ / "empty"), other_run},
+                                                         {init_from + (folder_ / "empty"), other_run},
+                                                         {init_from + run_folder("slow"), other_model, other_run},
+                                                         {"data.path=" + (folder_ / "short.txt")},
+                                                         {R"(eval.samples={"prompts":["Z"],"interval":1})", other_run}};
+  for (const auto& sets : refused) EXPECT_THAT(errors_of(sets), Each(StartsWith("2: "))) << ::testing::PrintToString(sets);
+  test::flip_byte(checkpoint("slow", 10) + "/manifest.json", 100);
+  EXPECT_THAT(errors_of({resume + "auto", same_batch}), Each(StartsWith("4: ")));
 }
 
 TEST_F(RanksCompare, CompareTheirWeightsAsOftenAsAsked) {

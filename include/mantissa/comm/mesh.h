@@ -23,4 +23,8 @@ Mesh make_mesh(Communicator world, int tensor_size, int expert_size = 1);
 // communicate. An Error(peer_lost) is thrown as it is: there is nobody to agree with.
 void agree(const Communicator& world, const std::function<void()>& body);
 
+// Before an error that all ranks throw: returns when all have come here. A rank that is gone ends the waits of others, so one that leaves
+// early would turn their error into peer_lost; a wait that is ended here, by ranks that were through, returns as well.
+void await_all(const Communicator& world);
+
 }  // namespace mantissa
