@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include "mantissa/backend/product_scratch.h"
 #include "mantissa/nn/layout.h"
 #include "mantissa/nn/moe.h"
 #include "mantissa/nn/shards.h"
+#include "mantissa/precision/operands.h"
 #include "mantissa/train/accumulation.h"
 #include "train/activation_exchanges.h"
 
@@ -108,35 +110,55 @@ double codes_bytes(const RunConfig& config, const PrecisionPlan& plan) {
   return sum;
 }
 
-// The largest operand that a product of one of the ranks dequantises to bf16: tokens by channels, or a weight, of which 8 MiB at a time
-// (cpu/gemm.cpp).
-double dequantised_bytes(const RunConfig& config, const PrecisionPlan& plan) {
+struct LinearSizes {
+  double rows;  // of experts, of all
+  int64_t in, out;
+  int64_t matrices = 1;
+};
+
+// What the backend needs for a product of a linear layer beside its operands, at the most: of the three, one is computed at a time.
+double product_bytes(const Recipe& recipe, Dtype dtype, const LinearSizes& linear) {
+  const auto scratch = [&](GemmRole role, ProductOperands sizes) {
+    const GemmOperands operands = choose_operands(recipe, role);
+    sizes.dtype = dtype;
+    sizes.a_quantized = operands.first.source != OperandSource::high;
+    sizes.b_quantized = operands.second.source != OperandSource::high;
+    return product_scratch(sizes);
+  };
+  const auto in = static_cast<double>(linear.in), out = static_cast<double>(linear.out);
+  const double rows_of_one = linear.rows / static_cast<double>(linear.matrices);
+  return std::max({scratch(GemmRole::fprop, {.rows = linear.rows, .depth = in, .cols = out, .matrices = linear.matrices}),
+                   scratch(GemmRole::dgrad, {.rows = linear.rows, .depth = out, .cols = in, .matrices = linear.matrices}),
+                   scratch(GemmRole::wgrad, {.rows = out, .depth = rows_of_one, .cols = in, .sums = true})});
+}
+
+// The most that a product inside a block needs, on one of the ranks that share it.
+double product_bytes(const RunConfig& config, const PrecisionPlan& plan) {
   const int64_t ranks = config.parallel.tensor;
   const auto tokens = static_cast<double>(config.training.micro_batch_size * config.training.seq_len);
   double largest = 0.0;
   for (const ModulePrecision& entry : plan.modules()) {
     const ModuleShape& module = entry.module;
-    const auto size = [](double rows, int64_t cols) { return 2.0 * rows * static_cast<double>(cols); };
     if (module.kind != ModuleKind::linear) continue;
-    const double rows = tokens * rows_per_token(config, plan, module);
-    const int64_t in = module.in / (module.split == Split::columns ? ranks : 1),
-                  out = module.out / (module.split == Split::rows ? ranks : 1);
-    if (entry.recipe.input) largest = std::max(largest, size(rows, in));
-    if (entry.recipe.output_grad) largest = std::max(largest, size(rows, out));
-    if (entry.recipe.weight || entry.recipe.weight_fake_quant)
-      largest = std::max(largest, std::min(0x1p23, size(static_cast<double>(out), in)));
+    const LinearSizes sizes{.rows = tokens * rows_per_token(config, plan, module),
+                            .in = module.in / (module.split == Split::columns ? ranks : 1),
+                            .out = module.out / (module.split == Split::rows ? ranks : 1),
+                            .matrices = module.matrices};
+    largest = std::max(largest, product_bytes(entry.recipe, entry.recipe.compute, sizes));
   }
   return largest;
 }
 
 // One chunk of the output projection and the gradient of its input.
 double logits_bytes(const RunConfig& config, const PrecisionPlan& plan, int64_t tokens, int64_t element) {
-  const int64_t vocab = config.model.padded_vocab_size() / config.parallel.tensor;
+  const int64_t vocab = config.model.padded_vocab_size() / config.parallel.tensor, hidden = config.model.hidden_size;
   const ModulePrecision* const output = plan.find("output");
-  const int64_t rows = std::min(tokens, chunk_rows(vocab, output ? output->recipe : Recipe{}));
+  const Recipe recipe = output ? output->recipe : Recipe{};
+  const int64_t rows = std::min(tokens, chunk_rows(vocab, recipe));
   const bool converts = config.model.logits_dtype == LogitsDtype::fp32 && element != 4;
   return static_cast<double>(rows * vocab * (converts ? 4 + element : element)) +
-         static_cast<double>(tokens) * static_cast<double>(config.model.hidden_size * element);
+         static_cast<double>(tokens) * static_cast<double>(hidden * element) +
+         product_bytes(recipe, config.precision.dtype, {.rows = static_cast<double>(rows), .in = hidden, .out = vocab});
 }
 
 // Weights, their gradients and moments.
@@ -186,8 +208,7 @@ MemoryEstimate estimate_memory(const RunConfig& config, const PrecisionPlan& pla
   MemoryEstimate estimate;
   add_parameters(config, plan, estimate);
   estimate.activations = bytes(of_all_tokens(kept) + static_cast<double>(tokens) * codes_bytes(config, plan));
-  estimate.workspace =
-      bytes(std::max(logits_bytes(config, plan, tokens, element), of_all_tokens(in_flight) + dequantised_bytes(config, plan)));
+  estimate.workspace = bytes(std::max(logits_bytes(config, plan, tokens, element), of_all_tokens(in_flight) + product_bytes(config, plan)));
   return estimate;
 }
 
