@@ -3,7 +3,6 @@
 # NAME.json. Look at the difference before committing.
 #   scripts/golden_explain.sh build/release/bin/mantissa
 set -eu
-export ONEDNN_MAX_CPU_ISA=AVX2  # the workspace depends on how this CPU multiplies
 binary=$(realpath "$1")
 cd "$(dirname "$0")/../tests/golden/explain"
 for config in *.json; do

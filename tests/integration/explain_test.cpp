@@ -63,12 +63,6 @@ std::string narrow(const std::string& config, const std::filesystem::path& folde
   return result.output;
 }
 
-// The workspace is that of products as the CPU at hand computes them: here any CPU stands for one with AVX2, as in golden_explain.sh.
-class AnyCpu : public ::testing::Environment {
-  void SetUp() override { ::setenv("ONEDNN_MAX_CPU_ISA", "AVX2", 1); }
-};
-[[maybe_unused]] ::testing::Environment* const any_cpu = ::testing::AddGlobalTestEnvironment(new AnyCpu);
-
 TEST(Explain, TwelveConfigurationsGiveTheExpectedText) {
   EXPECT_EQ(configs().size(), 12u);
   for (const std::string& name : configs()) {

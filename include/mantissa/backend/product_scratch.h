@@ -16,8 +16,8 @@ struct ProductOperands {
   int64_t matrices = 1;  // b of a GroupedGemm: each group of rows has its own
 };
 
-// Bytes of operands that are not in the dtype of the product, of the output that is rounded at its end, and of quantised operands
-// dequantised. A product of bf16 operands is one in fp32 where the CPU has no bf16 dot product.
+// Bytes of quantised operands dequantised, the same on every CPU: bf16 operands of a product in fp32 are widened a tile at a time, and scales
+// that bf16 cannot follow (extreme ones) are not counted.
 double product_scratch(const ProductOperands& operands);
 
 }  // namespace mantissa

@@ -72,18 +72,19 @@ void GemmEngine::run_few_rows(const Gemm& k, Subnormals subnormals, const Tensor
   });
 }
 
-// With operands of `dtype`. Returns false, with out half written, if a dequantised operand is not exact in bf16.
-bool GemmEngine::run_bands(const Gemm& k, Dtype dtype, Backend& device) {
-  const int64_t cols = k.out.dim(1), band = band_columns(k, dtype);
+// Returns false, with out half written, if a dequantised operand is not exact in bf16.
+bool GemmEngine::run_bands(const Gemm& k, const ProductDtypes& dtypes, Backend& device) {
+  const int64_t cols = k.out.dim(1), band = band_columns(k, dtypes.dequantized);
   if (k.a.rows() == 0 || cols == 0) return true;
   const Tensor extreme = k.a.quantized() || k.b.quantized() ? zeros(device, Dtype::i32, {1}) : Tensor();
-  const Tensor a = dense(k.a.value, dtype, extreme);
+  const Tensor a = dense(k.a.value, dtypes.dequantized, extreme);
   for (int64_t first = 0; first < cols; first += band) {
     const int64_t width = std::min(band, cols - first);
-    const Tensor b = width == cols ? dense(k.b.value, dtype, extreme) : dequantized_band(k.b, dtype, first, width, extreme);
+    const Tensor b =
+        width == cols ? dense(k.b.value, dtypes.dequantized, extreme) : dequantized_band(k.b, dtypes.dequantized, first, width, extreme);
     const Subnormals subnormals = subnormals_of(extreme);
-    if (dtype == Dtype::bf16 && subnormals == Subnormals::honored) return false;
-    if (has_few_rows(k, dtype)) {
+    if (dtypes.dequantized == Dtype::bf16 && subnormals == Subnormals::honored) return false;
+    if (has_few_rows(k, dtypes.tile)) {
       run_few_rows(k, subnormals, a, b, first, width);
       continue;
     }
@@ -95,18 +96,16 @@ bool GemmEngine::run_bands(const Gemm& k, Dtype dtype, Backend& device) {
                                .accumulate = k.accumulate,
                                .bias = k.bias.defined() ? &k.bias : nullptr,
                                .first_bias = first};
-    multiply(dtype, subnormals, {&product, 1});
+    multiply(dtypes.tile, subnormals, {&product, 1});
   }
   return true;
 }
 
-// Widening bf16 is exact, and so is dequantising to bf16 unless a scale is extreme: each path gives the product of the values.
 void GemmEngine::run(const Gemm& k, Backend& device) {
-  if (onednn_has_bf16() && !is_fp32(k.a) && !is_fp32(k.b)) {
-    if (run_bands(k, Dtype::bf16, device)) return;
-    ++fp32_products_;
-  }
-  run_bands(k, Dtype::f32, device);
+  run_exactly(is_fp32(k.a) || is_fp32(k.b), [&](ProductDtypes dtypes) {
+    if (has_few_rows(k, dtypes.tile)) dtypes.dequantized = dtypes.tile;
+    return run_bands(k, dtypes, device);
+  });
 }
 
 CpuBackend::CpuBackend() : gemm_(std::make_unique<GemmEngine>()) {

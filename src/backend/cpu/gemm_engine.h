@@ -35,6 +35,11 @@ bool onednn_has_bf16();  // a bf16 dot product in hardware; without one, operand
 bool onednn_has_amx();
 const char* onednn_isa_name();  // what oneDNN dispatches to: "AVX2", "AVX-512", "AVX-512 bf16", ...
 
+struct ProductDtypes {
+  Dtype tile;         // what is multiplied; dense bf16 operands are widened to it on the way
+  Dtype dequantized;  // operands that are quantised
+};
+
 class GemmEngine {
  public:
   void run(const Gemm& k, Backend& device);  // fp32, bf16 and quantised; checked by the caller
@@ -43,9 +48,19 @@ class GemmEngine {
 
  private:
   const Matmul& matmul(const MatmulShape& shape);
-  bool run_bands(const Gemm& k, Dtype dtype, Backend& device);
+  bool run_bands(const Gemm& k, const ProductDtypes& dtypes, Backend& device);
   void run_few_rows(const Gemm& k, Subnormals subnormals, const Tensor& a, const Tensor& b, int64_t first, int64_t cols);
-  bool run_groups(const GroupedGemm& k, Dtype dtype, Backend& device);
+  bool run_groups(const GroupedGemm& k, const ProductDtypes& dtypes, Backend& device);
+
+  // Widening bf16 is exact, and so is dequantising to bf16 unless a scale is extreme: run() returns false then, and is called again for
+  // fp32. Each path gives the product of the values.
+  template <class Run>
+  void run_exactly(bool has_fp32_operand, const Run& run) {
+    const Dtype tile = onednn_has_bf16() ? Dtype::bf16 : Dtype::f32;
+    if (!has_fp32_operand && run(ProductDtypes{.tile = tile, .dequantized = Dtype::bf16})) return;
+    if (!has_fp32_operand && tile == Dtype::bf16) ++fp32_products_;
+    run(ProductDtypes{.tile = Dtype::f32, .dequantized = Dtype::f32});
+  }
 
   std::atomic<int64_t> fp32_products_ = 0;
   std::mutex mutex_;

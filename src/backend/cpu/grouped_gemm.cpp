@@ -12,26 +12,26 @@ namespace mantissa {
 int64_t grouped_rows(int64_t rows) { return round_up(rows, tile_shape(Dtype::f32).rows); }
 
 // Each group is a product of its own. Returns false, with out half written, if a dequantised operand is not exact in bf16.
-bool GemmEngine::run_groups(const GroupedGemm& k, Dtype dtype, Backend& device) {
+bool GemmEngine::run_groups(const GroupedGemm& k, const ProductDtypes& dtypes, Backend& device) {
   // Matrices that are dequantised together: as few as make work for all cores.
   constexpr int64_t kMatrixBytes = int64_t{1} << 23;
   const Groups groups("grouped_gemm", k.offsets, k.out.dim(0));
   const int64_t stored = shape_of(k.b.value)[0] / groups.count(), cols = k.out.dim(1);
   const Tensor extreme = k.a.quantized() || k.b.quantized() ? zeros(device, Dtype::i32, {1}) : Tensor();
-  const Tensor a = dense(slice(k.a.value, 0, groups.end()), dtype, extreme);
+  const Tensor a = dense(slice(k.a.value, 0, groups.end()), dtypes.dequantized, extreme);
   std::vector<Tensor> matrices;
   std::vector<TiledProduct> products;
   const auto flush = [&] {
     const Subnormals subnormals = subnormals_of(extreme);
-    if (dtype == Dtype::bf16 && subnormals == Subnormals::honored) return false;
-    multiply(dtype, subnormals, products);
+    if (dtypes.dequantized == Dtype::bf16 && subnormals == Subnormals::honored) return false;
+    multiply(dtypes.tile, subnormals, products);
     products.clear();
     matrices.clear();
     return true;
   };
   for (int64_t g = 0; g < groups.count(); ++g) {
     if (groups[g].rows() == 0) continue;
-    matrices.push_back(dense(slice(k.b.value, g * stored, (g + 1) * stored), dtype, extreme));
+    matrices.push_back(dense(slice(k.b.value, g * stored, (g + 1) * stored), dtypes.dequantized, extreme));
     products.push_back({.a = block(a.slice(groups[g].begin, groups[g].end), false),
                         .b = block(matrices.back(), k.b.transposed),
                         .out = at(k.out, groups[g].begin * cols),
@@ -46,11 +46,7 @@ bool GemmEngine::run_groups(const GroupedGemm& k, Dtype dtype, Backend& device) 
 }
 
 void GemmEngine::run(const GroupedGemm& k, Backend& device) {
-  if (onednn_has_bf16() && !is_fp32(k.a) && !is_fp32(k.b)) {
-    if (run_groups(k, Dtype::bf16, device)) return;
-    ++fp32_products_;
-  }
-  run_groups(k, Dtype::f32, device);
+  run_exactly(is_fp32(k.a) || is_fp32(k.b), [&](const ProductDtypes& dtypes) { return run_groups(k, dtypes, device); });
 }
 
 void CpuBackend::execute(const GroupedGemm& k) {
