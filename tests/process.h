@@ -1,13 +1,17 @@
-// Runs a program and waits for it: what it wrote and how it ended.
+// Programs as children of a test: run to their end, or beside the test, which sends them signals.
 #pragma once
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <csignal>
 #include <filesystem>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "files.h"
@@ -46,5 +50,52 @@ inline ProcessResult run_mantissa(std::vector<std::string> arguments, const std:
   arguments.insert(arguments.begin(), MANTISSA_BINARY);
   return run_process(std::move(arguments), directory);
 }
+
+// Runs words[0] in `directory` beside the test, its output and errors appended to the file `output`. Killed with this object.
+class BackgroundProcess {
+ public:
+  BackgroundProcess(std::vector<std::string> words, const std::filesystem::path& directory, const std::string& output) : output_(output) {
+    std::vector<char*> arguments;
+    for (std::string& word : words) arguments.push_back(word.data());
+    arguments.push_back(nullptr);
+    child_ = ::fork();
+    if (child_ != 0) return;
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    const int out = ::open(output.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+    if (::chdir(directory.c_str()) != 0 || ::dup2(out, 1) < 0 || ::dup2(out, 2) < 0) ::_exit(126);
+    ::execvp(arguments[0], arguments.data());
+    ::_exit(127);
+  }
+  ~BackgroundProcess() {
+    if (child_ > 0) {
+      ::kill(child_, SIGKILL);
+      ::waitpid(child_, nullptr, 0);
+    }
+  }
+  BackgroundProcess(const BackgroundProcess&) = delete;
+  BackgroundProcess& operator=(const BackgroundProcess&) = delete;
+
+  pid_t pid() const { return child_; }
+  void send(int signal) const { ASSERT_EQ(::kill(child_, signal), 0); }
+  std::string output() const { return std::filesystem::exists(output_) ? read_file(output_) : ""; }
+
+  // Until the output holds this; false if it does not within a minute.
+  bool prints(const std::string& what) const {
+    for (int i = 0; i < 6000 && output().find(what) == std::string::npos; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    return output().find(what) != std::string::npos;
+  }
+
+  // 128 + n when signal n ended it.
+  int wait() {
+    int status = 0;
+    EXPECT_EQ(::waitpid(child_, &status, 0), child_);
+    child_ = -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+
+ private:
+  std::string output_;
+  pid_t child_ = -1;
+};
 
 }  // namespace mantissa::test

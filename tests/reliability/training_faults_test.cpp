@@ -1,7 +1,5 @@
 // The real program under signals, a second start, closed outputs and a checkpoint folder that goes away (fault table rows 7, 25, 27, 28).
-#include <fcntl.h>
 #include <gmock/gmock.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -20,43 +18,18 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 // mantissa train as a child, its output in files or where told.
-class Training {
+class Training : public test::BackgroundProcess {
  public:
   Training(const std::string& config, const std::vector<std::string>& sets, const std::string& output, std::vector<std::string> more = {})
-      : words_{MANTISSA_BINARY, "train", config} {
-    for (const std::string& set : sets) words_.insert(words_.end(), {"--set", set});
-    words_.insert(words_.end(), more.begin(), more.end());
-    std::vector<char*> arguments;
-    for (std::string& word : words_) arguments.push_back(word.data());
-    arguments.push_back(nullptr);
-    child_ = ::fork();
-    if (child_ != 0) return;
-    const int out = ::open(output.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
-    if (::dup2(out, 1) < 0 || ::dup2(out, 2) < 0) ::_exit(126);
-    ::execv(arguments[0], arguments.data());
-    ::_exit(127);
-  }
-  ~Training() {
-    if (child_ > 0) {
-      ::kill(child_, SIGKILL);
-      ::waitpid(child_, nullptr, 0);
-    }
-  }
-  Training(const Training&) = delete;
-  Training& operator=(const Training&) = delete;
-
-  void send(int signal) const { ASSERT_EQ(::kill(child_, signal), 0); }
-  // 128 + n when signal n ended it.
-  int wait() {
-    int status = 0;
-    EXPECT_EQ(::waitpid(child_, &status, 0), child_);
-    child_ = -1;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  }
+      : BackgroundProcess(words(config, sets, std::move(more)), ".", output) {}
 
  private:
-  std::vector<std::string> words_;
-  pid_t child_ = -1;
+  static std::vector<std::string> words(const std::string& config, const std::vector<std::string>& sets, std::vector<std::string> more) {
+    std::vector<std::string> out = {MANTISSA_BINARY, "train", config};
+    for (const std::string& set : sets) out.insert(out.end(), {"--set", set});
+    out.insert(out.end(), more.begin(), more.end());
+    return out;
+  }
 };
 
 class TrainingFaults : public test::TrainingTest {
