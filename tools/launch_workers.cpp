@@ -78,12 +78,13 @@ std::vector<char*> pointers(std::vector<std::string>& words) {
 
 // In the child, between fork and exec: only calls that a signal handler may make. `problem` takes errno if the command cannot be run.
 [[noreturn]] void become(char* const* words, char* const* environment, int out, int err, int problem, pid_t launcher) {
-  const sigset_t all = handled_signals();
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != launcher) ::_exit(128 + SIGKILL);  // it died before it could be watched
-  std::signal(SIGPIPE, SIG_DFL);
-  ::sigprocmask(SIG_UNBLOCK, &all, nullptr);
+  if (::getppid() != launcher) ::_exit(128 + SIGKILL);                       // it died before it could be watched
+  for (const int signal : {SIGPIPE, SIGXFSZ}) std::signal(signal, SIG_DFL);  // which this program ignores (mantissa.cpp)
+  sigset_t none;
+  sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
   const int in = ::open("/dev/null", O_RDONLY);
   if (in >= 0 && ::dup2(in, STDIN_FILENO) >= 0 && ::dup2(out, STDOUT_FILENO) >= 0 && ::dup2(err, STDERR_FILENO) >= 0)
     ::execvpe(words[0], words, environment);

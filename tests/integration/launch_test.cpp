@@ -93,6 +93,17 @@ TEST_F(LaunchTest, OneNodeGetsAFreePortAndASecret) {
   EXPECT_THAT(launch({"--master-port", "4444"}, "echo $MASTER_PORT").output, HasSubstr("[rank0]:4444\n"));
 }
 
+// Whatever the launcher blocks, and whatever it was started with.
+TEST_F(LaunchTest, CommandsGetACleanMaskOfSignals) {
+  sigset_t all, before;
+  sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  const auto run = launch({}, "grep -E '^Sig(Blk|Ign)' /proc/self/status");
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  EXPECT_THAT(run.output, HasSubstr("[rank0]:SigBlk:\t0000000000000000\n"));
+  EXPECT_THAT(run.output, HasSubstr("[rank0]:SigIgn:\t0000000000000000\n"));
+}
+
 TEST_F(LaunchTest, SubcommandIsRunByThisBinary) {
   const auto run = mantissa({"--", "config", "schema"});
   EXPECT_EQ(run.exit_code, 0) << run.errors;
