@@ -5,6 +5,7 @@
 #include <xmmintrin.h>
 
 #include <atomic>
+#include <csignal>
 #include <mutex>
 #include <set>
 #include <stdexcept>
@@ -45,6 +46,31 @@ TEST_P(ParallelFor, AnExceptionReachesTheCallerAndTheNextLoopIsWhole) {
                  std::runtime_error);
     EXPECT_EQ(pieces_of(64, 1).size(), 64U);
   }
+}
+
+bool on_alternate_stack() {
+  stack_t stack{};
+  return ::sigaltstack(nullptr, &stack) == 0 && (stack.ss_flags & SS_ONSTACK) != 0;
+}
+
+// What a body runs may keep data in the stack pointer.
+TEST_P(ParallelFor, ThreadsOfThePoolHandleFaultsOnAStackOfTheirOwn) {
+  static std::atomic<int> on_own, elsewhere;
+  on_own = elsewhere = 0;
+  struct sigaction action {
+  }, before{};
+  action.sa_handler = [](int) { ++(on_alternate_stack() ? on_own : elsewhere); };
+  action.sa_flags = SA_ONSTACK;
+  ASSERT_EQ(::sigaction(SIGBUS, &action, &before), 0);
+  const auto caller = std::this_thread::get_id();
+  for (int round = 0; round < 10000 && on_own == 0 && GetParam() > 1; ++round) {
+    parallel_for(64, 1, [&](int64_t, int64_t) {
+      if (std::this_thread::get_id() != caller) ::raise(SIGBUS);
+    });
+  }
+  ::sigaction(SIGBUS, &before, nullptr);
+  EXPECT_EQ(elsewhere, 0);
+  EXPECT_EQ(on_own > 0, GetParam() > 1);
 }
 
 TEST_P(ParallelFor, NothingToDoCallsNothing) { EXPECT_TRUE(pieces_of(0, 4).empty()); }

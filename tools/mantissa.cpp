@@ -14,6 +14,7 @@
 #include <sstream>
 
 #include "command.h"
+#include "mantissa/base/alternate_stack.h"
 #include "mantissa/base/file.h"
 #include "mantissa/base/limits.h"
 #include "mantissa/base/nearest.h"
@@ -131,6 +132,7 @@ ExitCode run(int argc, char** argv) {
 }  // namespace mantissa::tools
 
 int main(int argc, char** argv) {
+  static const mantissa::AlternateStack handlers;  // the main thread multiplies, too
   std::signal(SIGPIPE, SIG_DFL);  // a reader that goes away ends a command, and train alone goes on (signals.h)
   std::signal(SIGXFSZ, SIG_IGN);  // beyond a limit on file sizes writes fail
   try {

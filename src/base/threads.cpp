@@ -13,6 +13,7 @@
 
 #include "base/process_limit.h"
 #include "base/single_threaded_library.h"
+#include "mantissa/base/alternate_stack.h"
 #include "mantissa/base/file.h"
 #include "mantissa/base/integers.h"
 #include "mantissa/base/limits.h"
@@ -24,7 +25,7 @@ namespace {
 // About 50 microseconds: longer than the gap between the loops of a training step, shorter than a scheduler's time slice.
 constexpr int kSpins = 2000;
 
-// The system keeps data of its own in it.
+// The system keeps data of its own in it, and handlers of signals have their stack there.
 constexpr size_t kThreadStackBytes = size_t{2} * kStackBytes;
 
 struct Job {
@@ -113,6 +114,7 @@ class Pool {
   }
 
   [[noreturn]] void serve() {
+    const AlternateStack handlers;
     const SingleThreadedLibrary guard(Subnormals::honored);
     ready_.fetch_add(1);
     ready_.notify_one();
