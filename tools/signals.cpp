@@ -1,15 +1,23 @@
 #include "signals.h"
 
+#include <pthread.h>
+#include <unistd.h>
+
+#include <atomic>
 #include <csignal>
+#include <system_error>
+#include <thread>
+
+#include "mantissa/base/limits.h"
 
 namespace mantissa::tools {
 namespace {
 
-volatile std::sig_atomic_t stop_asked = 0;
-volatile std::sig_atomic_t save_asked = 0;
+std::atomic<bool> stop_asked{false}, save_asked{false};
+static_assert(std::atomic<bool>::is_always_lock_free);
 
-void on_stop(int) { stop_asked = 1; }
-void on_save(int) { save_asked = 1; }
+void on_stop(int) { stop_asked = true; }
+void on_save(int) { save_asked = true; }
 
 void watch(int signal, void (*handler)(int), int flags) {
   struct sigaction action {};
@@ -19,24 +27,44 @@ void watch(int signal, void (*handler)(int), int flags) {
   sigaction(signal, &action, nullptr);
 }
 
+// All but those that a thread brings on itself, by a fault or a write, and those of job control, whose default action needs no handler.
+sigset_t sent_signals() {
+  sigset_t set;
+  sigfillset(&set);
+  for (const int signal : {SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGSYS, SIGPIPE, SIGXFSZ}) sigdelset(&set, signal);
+  for (const int signal : {SIGTSTP, SIGTTIN, SIGTTOU, SIGCONT}) sigdelset(&set, signal);
+  return set;
+}
+
+[[noreturn]] void take_signals() {
+  const sigset_t sent = sent_signals();
+  ::pthread_sigmask(SIG_UNBLOCK, &sent, nullptr);
+  while (true) ::pause();
+}
+
 }  // namespace
 
 void watch_signals() {
+  const sigset_t sent = sent_signals();
+  ::pthread_sigmask(SIG_BLOCK, &sent, nullptr);
   // The kernel restores the default action after the first SIGINT, so a second one ends the process at once.
   watch(SIGINT, on_stop, static_cast<int>(SA_RESETHAND));
   watch(SIGTERM, on_stop, 0);
   watch(SIGUSR1, on_stop, 0);
   watch(SIGUSR2, on_save, 0);
   watch(SIGPIPE, SIG_IGN, 0);
+  try {
+    std::thread(take_signals).detach();
+  } catch (const std::system_error& refused) {
+    fail(ExitCode::environment, "the thread that takes signals cannot be started: ", refused.what(), memory_limits());
+  }
 }
 
-bool stop_requested() { return stop_asked != 0; }
+bool stop_requested() { return stop_asked; }
 
 Request take_request() {
   if (stop_requested()) return Request::save_and_stop;
-  if (save_asked == 0) return Request::none;
-  save_asked = 0;
-  return Request::save;
+  return save_asked.exchange(false) ? Request::save : Request::none;
 }
 
 }  // namespace mantissa::tools

@@ -1,12 +1,14 @@
-// Signals that a scheduler or a person sends to a run: SIGTERM, SIGINT and SIGUSR1 ask it to save and stop, SIGUSR2 to save and go on. A
-// second SIGINT kills the process. A reader of its output that goes away is no reason to stop.
+// Signals that a scheduler or a person sends to a run: SIGTERM, SIGINT and SIGUSR1 ask it to save and stop, SIGUSR2 to
+// save and go on. A second SIGINT kills the process. A reader of its output that goes away is no reason to stop.
 #pragma once
 
 #include "mantissa/train/events.h"
 
 namespace mantissa::tools {
 
-// The handler sets a flag and nothing else.
+// Before any other thread is started. From now on the calling thread, and those that it starts, block all signals that are sent to the
+// process: none of their handlers may run on a thread that multiplies (base/alternate_stack.h). A thread of its own takes them; its
+// handlers set a flag and nothing else, and signals without a handler do what they always do. Once in a process. Throws Error(environment).
 void watch_signals();
 
 // Somebody has asked to stop.

@@ -1,0 +1,105 @@
+// Signals at random times of runs that multiply in fp32 (tests/slow/signal_trials_test.cpp has more of them), and which threads take them.
+#include <algorithm>
+#include <iterator>
+#include <sstream>
+
+#include "signal_trials.h"
+
+namespace mantissa {
+namespace {
+
+namespace fs = std::filesystem;
+using test::BackgroundProcess;
+using test::SignalTrials;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+TEST_P(SignalTrials, AnswersSignalsAtAnyTimeAndResumesBitForBit) { stop_and_save_at_random_times(3, 40); }
+
+INSTANTIATE_TEST_SUITE_P(, SignalTrials,
+                         ::testing::Values(test::SignalCase{"avx2_ranks", "AVX2", 2}, test::SignalCase{"native_alone", "ALL", 1}),
+                         test::case_name);
+
+// ---- which threads take them
+
+constexpr int kSent[] = {SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGALRM, SIGPROF};
+
+// A set of signals from a file of /proc/PID: "SigBlk", "SigIgn" or "SigCgt".
+uint64_t signals_in(const std::string& status_file, const std::string& set) {
+  const std::string status = test::read_file(status_file);
+  return std::stoull(status.substr(status.find(set + ":") + set.size() + 1), nullptr, 16);
+}
+
+bool contains(uint64_t set, int signal) { return (set >> (signal - 1) & 1) != 0; }
+
+class SignalThreads : public test::LaunchedTraining {
+ protected:
+  static std::vector<std::string> endless(std::vector<std::string> more = {}) {
+    std::vector<std::string> words = {"train", "run.json", "--set", "logging.dir=run", "--set", "training.steps=1000000"};
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  }
+  BackgroundProcess start(const std::vector<std::string>& before, const std::vector<std::string>& command) const {
+    std::vector<std::string> words = before;
+    words.emplace_back(MANTISSA_BINARY);
+    words.insert(words.end(), command.begin(), command.end());
+    return {words, folder_.path(), folder_ / "out"};
+  }
+  static std::vector<std::string> on_ranks(const std::vector<std::string>& command) {
+    std::vector<std::string> words = {"launch", "--nproc-per-node", "2", "--"};
+    words.insert(words.end(), command.begin(), command.end());
+    return words;
+  }
+
+  static std::vector<std::string> children_of(pid_t parent) {
+    std::istringstream numbers(test::read_file("/proc/" + std::to_string(parent) + "/task/" + std::to_string(parent) + "/children"));
+    return {std::istream_iterator<std::string>(numbers), {}};
+  }
+
+  static void expect_that_one_thread_takes_signals(const std::string& process) {
+    size_t threads = 0, open = 0;
+    for (const auto& entry : fs::directory_iterator("/proc/" + process + "/task")) {
+      const uint64_t blocked = signals_in(entry.path() / "status", "SigBlk");
+      const auto count = std::count_if(std::begin(kSent), std::end(kSent), [&](int signal) { return contains(blocked, signal); });
+      ++threads;
+      if (count == 0) {
+        ++open;
+        EXPECT_NE(entry.path().filename(), process) << "the main thread multiplies";
+      } else {
+        EXPECT_EQ(count, std::ssize(kSent)) << "thread " << entry.path().filename();
+        EXPECT_FALSE(contains(blocked, SIGTSTP) || contains(blocked, SIGTTIN) || contains(blocked, SIGSEGV));
+      }
+    }
+    EXPECT_EQ(open, 1U);
+    EXPECT_GE(threads, 4U) << "main, signals, and two of the pool or those of the ranks";
+  }
+};
+
+TEST_F(SignalThreads, EveryThreadOfTrainingButOneBlocksWhatIsSentToTheProcess) {
+  BackgroundProcess alone = start({}, endless({"--set", "training.threads=3"}));
+  ASSERT_TRUE(alone.prints("step     2/")) << alone.output();
+  expect_that_one_thread_takes_signals(std::to_string(alone.pid()));
+  alone.send(SIGTERM);
+  EXPECT_EQ(alone.wait(), 75);
+  fs::remove(folder_ / "out");
+  BackgroundProcess ranks = start({}, on_ranks(endless({"--resume"})));
+  ASSERT_TRUE(ranks.prints("continues at")) << ranks.output();
+  ASSERT_EQ(children_of(ranks.pid()).size(), 2U);
+  for (const std::string& rank : children_of(ranks.pid())) expect_that_one_thread_takes_signals(rank);
+  ranks.send(SIGTERM);
+  EXPECT_EQ(ranks.wait(), 75);
+}
+
+TEST_F(SignalThreads, SignalsThatTheParentBlockedAreTaken) {
+  sigset_t all, before;
+  sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  BackgroundProcess run = start({}, endless());
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  ASSERT_TRUE(run.prints("step     2/")) << run.output();
+  run.send(SIGTERM);
+  EXPECT_EQ(run.wait(), 75) << run.output();
+}
+
+}  // namespace
+}  // namespace mantissa

@@ -1,0 +1,90 @@
+// Runs that signals hit at random times while fp32 GEMMs take most of the time, against the same run without a signal. oneDNN's fp32
+// kernels keep data in the stack pointer, so a handler on the stack of a thread that multiplies writes its frame into the heap.
+#pragma once
+
+#include <gmock/gmock.h>
+
+#include <nlohmann/json.hpp>
+
+#include "launched_training.h"
+#include "mantissa/base/rng.h"
+
+namespace mantissa::test {
+
+struct SignalCase {
+  const char* name;
+  const char* isa;  // ONEDNN_MAX_CPU_ISA
+  int ranks;        // 1: without a launcher
+};
+
+class SignalTrials : public LaunchedTraining, public ::testing::WithParamInterface<SignalCase> {
+ protected:
+  SignalTrials() {
+    nlohmann::json config = nlohmann::json::parse(read_file(folder_ / "run.json"));
+    config["model"] = {
+        {"hidden_size", 256}, {"num_layers", 1}, {"num_attention_heads", 4}, {"intermediate_size", 768}, {"max_position_embeddings", 128}};
+    config["precision"] = {{"dtype", "fp32"}};
+    config["schedule"] = {{"type", "constant"}};
+    config["training"] = {{"steps", 1000000}, {"seq_len", 128}, {"micro_batch_size", 8}, {"grad_accum", 1}, {"threads", 1}};
+    config["eval"]["interval"] = 0;
+    config["checkpoint"]["interval"] = 0;
+    config["logging"]["interval"] = 1;
+    write_file(folder_ / "run.json", config.dump());
+  }
+
+  // Some number of stops by SIGTERM and of SIGUSR2 while it runs: the exit codes are 75, and what comes out is the run that nothing hit.
+  void stop_and_save_at_random_times(size_t stops, size_t saves) {
+    for (size_t trial = 0; trial <= stops; ++trial) {
+      stop("hit", trial, trial == stops ? saves : 0);
+      if (HasFatalFailure()) return;
+    }
+    const int64_t last = steps_of("hit") + 3;
+    const std::string end = "training.steps=" + std::to_string(last);
+    for (const char* name : {"hit", "quiet"}) {
+      BackgroundProcess run(words(name, {end}), folder_.path(), folder_ / "end");
+      ASSERT_EQ(run.wait(), 0) << run.output();
+    }
+    EXPECT_EQ(course("hit"), course("quiet"));
+    expect_equal("hit", "quiet", last);
+    std::cout << GetParam().name << ": " << stops + 1 << " times SIGTERM, " << saves << " times SIGUSR2, " << last << " steps\n";
+  }
+
+  std::vector<std::string> words(const std::string& name, const std::vector<std::string>& sets = {}) const {
+    std::vector<std::string> out = {"env", std::string("ONEDNN_MAX_CPU_ISA=") + GetParam().isa, MANTISSA_BINARY};
+    if (GetParam().ranks > 1) out.insert(out.end(), {"launch", "--nproc-per-node", std::to_string(GetParam().ranks), "--"});
+    out.insert(out.end(), {"train", "run.json", "--resume", "--set", "logging.dir=" + name});
+    for (const std::string& set : sets) out.insert(out.end(), {"--set", set});
+    return out;
+  }
+
+ private:
+  static constexpr double kMostSeconds = 0.8, kMostPause = 0.01;
+
+  static double draw(uint64_t trial, uint32_t number) {
+    return static_cast<double>(random_words({.seed = 11, .stream = RngStream::test}, number, trial)[0]) * 0x1p-32;
+  }
+  static void pause(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
+
+  // Goes on where the last one stopped.
+  void stop(const std::string& name, uint64_t trial, size_t saves) const {
+    std::filesystem::remove(folder_ / "out");
+    BackgroundProcess run(words(name), folder_.path(), folder_ / "out");
+    ASSERT_TRUE(run.prints(" parameters | ")) << run.output();
+    pause(draw(trial, 0) * kMostSeconds);
+    for (uint32_t i = 0; i < saves; ++i) {
+      run.send(SIGUSR2);
+      pause(draw(trial, i + 1) * kMostPause);
+    }
+    run.send(SIGTERM);
+    ASSERT_EQ(run.wait(), 75) << "trial " << trial << ": " << run.output();
+    if (saves > 0) {
+      EXPECT_THAT(run.output(), ::testing::HasSubstr("save  "));
+    }
+  }
+
+  int64_t steps_of(const std::string& name) const { return static_cast<int64_t>(course(name).size()); }
+};
+
+inline std::string case_name(const ::testing::TestParamInfo<SignalCase>& info) { return info.param.name; }
+
+}  // namespace mantissa::test
