@@ -19,6 +19,7 @@
 #include "mantissa/base/error.h"
 #include "mantissa/base/file.h"
 #include "mantissa/comm/launch.h"
+#include "signals.h"
 
 namespace mantissa::tools {
 namespace {
@@ -33,7 +34,9 @@ sigset_t handled_signals() {
   sigset_t set;
   sigemptyset(&set);
   sigaddset(&set, SIGCHLD);
-  for (const int signal : kForwarded) sigaddset(&set, signal);
+  for (const int signal : kForwarded) {
+    if (signal != SIGHUP || !ignores_hangup()) sigaddset(&set, signal);  // a blocked signal would come although it is ignored
+  }
   return set;
 }
 

@@ -21,6 +21,7 @@
 #include "mantissa/base/printable.h"
 #include "mantissa/base/version.h"
 #include "mantissa/comm/launch.h"
+#include "mantissa/comm/transport.h"
 
 namespace mantissa::tools {
 namespace {
@@ -133,6 +134,7 @@ ExitCode run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   static const mantissa::AlternateStack handlers;  // the main thread multiplies, too
+  mantissa::restore_hangup();
   std::signal(SIGPIPE, SIG_DFL);  // a reader that goes away ends a command, and train alone goes on (signals.h)
   std::signal(SIGXFSZ, SIG_IGN);  // beyond a limit on file sizes writes fail
   try {

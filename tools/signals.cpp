@@ -51,6 +51,7 @@ void watch_signals() {
   watch(SIGINT, on_stop, static_cast<int>(SA_RESETHAND));
   watch(SIGTERM, on_stop, 0);
   watch(SIGUSR1, on_stop, 0);
+  if (!ignores_hangup()) watch(SIGHUP, on_stop, 0);
   watch(SIGUSR2, on_save, 0);
   watch(SIGPIPE, SIG_IGN, 0);
   try {
@@ -65,6 +66,12 @@ bool stop_requested() { return stop_asked; }
 Request take_request() {
   if (stop_requested()) return Request::save_and_stop;
   return save_asked.exchange(false) ? Request::save : Request::none;
+}
+
+bool ignores_hangup() {
+  struct sigaction action {};
+  ::sigaction(SIGHUP, nullptr, &action);
+  return action.sa_handler == SIG_IGN;
 }
 
 }  // namespace mantissa::tools

@@ -1,4 +1,4 @@
-// Signals that a scheduler or a person sends to a run: SIGTERM, SIGINT and SIGUSR1 ask it to save and stop, SIGUSR2 to
+// Signals that a scheduler, a person or a terminal sends to a run: SIGTERM, SIGINT, SIGUSR1 and SIGHUP ask it to save and stop, SIGUSR2 to
 // save and go on. A second SIGINT kills the process. A reader of its output that goes away is no reason to stop.
 #pragma once
 
@@ -16,5 +16,8 @@ bool stop_requested();
 
 // What was asked for since the last call; stopping beats saving.
 Request take_request();
+
+// The process was started to outlive its terminal (nohup).
+bool ignores_hangup();
 
 }  // namespace mantissa::tools

@@ -7,4 +7,6 @@ std::unique_ptr<Transport> ucx_transport(int, const AddressExchange&, Transport:
   fail(ExitCode::environment, "several ranks need UCX, which this build has not: install libucx-dev, configure and build again");
 }
 
+void restore_hangup() {}
+
 }  // namespace mantissa

@@ -3,10 +3,12 @@
 #include <poll.h>
 #include <sys/statvfs.h>
 #include <ucp/api/ucp.h>
+#include <ucs/debug/debug.h>
 #include <ucs/debug/log_def.h>
 
 #include <array>
 #include <chrono>
+#include <csignal>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -218,6 +220,12 @@ class UcxTransport final : public Transport {
 std::unique_ptr<Transport> ucx_transport(int rank, const AddressExchange& exchange, Transport::Interrupt interrupt) {
   require_shared_memory();
   return std::make_unique<UcxTransport>(rank, exchange, std::move(interrupt));
+}
+
+void restore_hangup() {
+  struct sigaction action {};
+  ::sigaction(SIGHUP, nullptr, &action);
+  if (action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN) ucs_debug_disable_signal(SIGHUP);
 }
 
 }  // namespace mantissa

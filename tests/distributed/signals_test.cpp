@@ -90,6 +90,37 @@ TEST_F(SignalThreads, EveryThreadOfTrainingButOneBlocksWhatIsSentToTheProcess) {
   EXPECT_EQ(ranks.wait(), 75);
 }
 
+// They multiply, too, on threads that block nothing. A fault is no signal that somebody sends.
+TEST_F(SignalThreads, CommandsButTrainingHaveHandlersForFaultsOnly) {
+  const BackgroundProcess bench = start({}, {"bench", "gemm", "--time-budget", "20"});
+  ASSERT_TRUE(bench.prints("gemm")) << bench.output();
+  const uint64_t caught = signals_in("/proc/" + std::to_string(bench.pid()) + "/status", "SigCgt");
+  for (int signal = 1; signal <= SIGRTMAX; ++signal) {
+    const bool fault = signal == SIGILL || signal == SIGBUS || signal == SIGFPE || signal == SIGSEGV;
+    const bool of_the_c_library = signal >= 32 && signal < SIGRTMIN;  // to cancel threads and to change users
+    EXPECT_FALSE(contains(caught, signal) && !fault && !of_the_c_library) << "signal " << signal;
+  }
+}
+
+TEST_F(SignalThreads, AHangupSavesAndStopsUnlessTheRunIsToOutliveItsTerminal) {
+  for (const bool several : {false, true}) {
+    const auto command = several ? on_ranks(endless({"--resume"})) : endless({"--resume"});
+    fs::remove(folder_ / "out");
+    BackgroundProcess run = start({}, command);
+    ASSERT_TRUE(run.prints(" parameters | ")) << run.output();
+    run.send(SIGHUP);
+    EXPECT_EQ(run.wait(), 75) << run.output();
+    fs::remove(folder_ / "out");
+    BackgroundProcess lasting = start({"sh", "-c", "trap '' HUP; exec \"$@\"", "sh"}, command);
+    ASSERT_TRUE(lasting.prints("continues at")) << lasting.output();
+    lasting.send(SIGHUP);
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    EXPECT_THAT(lasting.output(), Not(HasSubstr("stopped")));
+    lasting.send(SIGTERM);
+    EXPECT_EQ(lasting.wait(), 75) << lasting.output();
+  }
+}
+
 TEST_F(SignalThreads, SignalsThatTheParentBlockedAreTaken) {
   sigset_t all, before;
   sigfillset(&all);

@@ -104,6 +104,14 @@ TEST_F(LaunchTest, CommandsGetACleanMaskOfSignals) {
   EXPECT_THAT(run.output, HasSubstr("[rank0]:SigIgn:\t0000000000000000\n"));
 }
 
+TEST_F(LaunchTest, AnIgnoredHangupIsIgnoredByAll) {
+  const auto run = test::run_process({"sh", "-c", "trap '' HUP; exec \"$@\"", "sh", MANTISSA_BINARY, "launch", "--", "sh", "-c",
+                                      "grep SigIgn /proc/self/status; kill -HUP $PPID; sleep 0.2; exit 9"},
+                                     folder_.path());
+  EXPECT_EQ(run.exit_code, 9) << run.errors;
+  EXPECT_THAT(run.output, HasSubstr("SigIgn:\t0000000000000001\n"));
+}
+
 TEST_F(LaunchTest, SubcommandIsRunByThisBinary) {
   const auto run = mantissa({"--", "config", "schema"});
   EXPECT_EQ(run.exit_code, 0) << run.errors;

@@ -66,4 +66,8 @@ using AddressExchange = std::function<std::vector<std::string>(const std::string
 // /dev/shm has no room for it.
 std::unique_ptr<Transport> ucx_transport(int rank, const AddressExchange& exchange, Transport::Interrupt interrupt);
 
+// UCX takes SIGHUP from the moment it is loaded, to write all that it does from then on, by a handler that may run on any thread and its
+// stack. Gives SIGHUP back the action that the process was started with. UCX_DEBUG_SIGNO can name another signal.
+void restore_hangup();
+
 }  // namespace mantissa
