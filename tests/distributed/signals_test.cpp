@@ -132,5 +132,22 @@ TEST_F(SignalThreads, SignalsThatTheParentBlockedAreTaken) {
   EXPECT_EQ(run.wait(), 75) << run.output();
 }
 
+// ---- the stack of a thread that multiplies
+
+// A step of hours, nearly all of it in fp32 GEMMs.
+TEST_F(SignalThreads, AMainThreadStuckInAGemmReportsWhoCalledIt) {
+  const std::vector<std::string> sets = {"precision={\"dtype\":\"fp32\"}", "model.hidden_size=1024",      "model.intermediate_size=4096",
+                                         "training.grad_accum=100000",     "training.micro_batch_size=4", "training.global_batch_size=null",
+                                         "training.accumulation=running",  "parallel.step_timeout_s=4"};
+  std::vector<std::string> command = endless();
+  for (const std::string& set : sets) command.insert(command.end(), {"--set", set});
+  BackgroundProcess run = start({}, on_ranks(command));
+  EXPECT_EQ(run.wait(), 6);
+  EXPECT_THAT(run.output(), HasSubstr("no progress for 4 s (parallel.step_timeout_s)"));
+  EXPECT_THAT(run.output(), HasSubstr("in a kernel that oneDNN generated, called by:\n"));
+  EXPECT_THAT(run.output(), HasSubstr("__libc_start_main")) << "the whole stack";
+  EXPECT_THAT(run.output(), Not(HasSubstr("does not say")));
+}
+
 }  // namespace
 }  // namespace mantissa

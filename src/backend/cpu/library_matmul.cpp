@@ -3,6 +3,7 @@
 
 #include "backend/cpu/gemm_engine.h"
 #include "backend/cpu/onednn_matmul.h"
+#include "mantissa/base/generated_call.h"
 #include "mantissa/base/limits.h"
 
 namespace mantissa {
@@ -36,6 +37,7 @@ class LibraryMatmul final : public Matmul {
                                               {DNNL_ARG_DST, wrap(operands_.c, c)},
                                               {DNNL_ARG_SCRATCHPAD, wrap(scratchpad_, scratch.data())}};
     if (bias) arguments.emplace(DNNL_ARG_BIAS, wrap(operands_.bias, bias));
+    const GeneratedCall here;
     matmul_.execute(stream, arguments);
     stream.wait();
   }

@@ -7,6 +7,7 @@
 
 #include "backend/cpu/gemm_engine.h"
 #include "backend/cpu/onednn_matmul.h"
+#include "mantissa/base/generated_call.h"
 #include "mantissa/base/limits.h"
 #include "mantissa/base/parallel.h"
 #include "mantissa/base/text.h"
@@ -152,6 +153,7 @@ void TileWorker::add(const std::byte* a, const std::byte* b, float* sums) {
   calls_->a.set_data_handle(const_cast<std::byte*>(a));
   calls_->b.set_data_handle(const_cast<std::byte*>(b));
   calls_->sums.set_data_handle(sums);
+  const GeneratedCall here;
   product_.library_->matmul.execute(calls_->stream, calls_->arguments);
 }
 
