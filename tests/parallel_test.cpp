@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "mantissa/base/alternate_stack.h"
+
 namespace mantissa {
 namespace {
 
@@ -51,6 +53,20 @@ TEST_P(ParallelFor, AnExceptionReachesTheCallerAndTheNextLoopIsWhole) {
 bool on_alternate_stack() {
   stack_t stack{};
   return ::sigaltstack(nullptr, &stack) == 0 && (stack.ss_flags & SS_ONSTACK) != 0;
+}
+
+TEST(AlternateStack, GivesBackTheOneBefore) {
+  stack_t before{}, during{}, after{};
+  ::sigaltstack(nullptr, &before);
+  {
+    const AlternateStack stack;
+    ::sigaltstack(nullptr, &during);
+  }
+  ::sigaltstack(nullptr, &after);
+  EXPECT_NE(during.ss_sp, before.ss_sp);
+  EXPECT_EQ(during.ss_flags & SS_DISABLE, 0);
+  EXPECT_EQ(after.ss_sp, before.ss_sp);
+  EXPECT_EQ(after.ss_flags, before.ss_flags);
 }
 
 // What a body runs may keep data in the stack pointer.
