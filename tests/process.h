@@ -10,6 +10,8 @@
 #include <chrono>
 #include <csignal>
 #include <filesystem>
+#include <iterator>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -49,6 +51,12 @@ inline ProcessResult run_process(std::vector<std::string> words, const std::file
 inline ProcessResult run_mantissa(std::vector<std::string> arguments, const std::filesystem::path& directory) {
   arguments.insert(arguments.begin(), MANTISSA_BINARY);
   return run_process(std::move(arguments), directory);
+}
+
+// The process numbers of those that the main thread of `parent` started.
+inline std::vector<std::string> children_of(pid_t parent) {
+  std::istringstream numbers(read_file(text("/proc/", parent, "/task/", parent, "/children")));
+  return {std::istream_iterator<std::string>(numbers), {}};
 }
 
 // Runs words[0] in `directory` beside the test, its output and errors appended to the file `output`. Killed with this object.

@@ -1,7 +1,7 @@
 // Signals at random times of runs that multiply in fp32 (tests/slow/signal_trials_test.cpp has more of them), and which threads take them.
+#include <sys/syscall.h>
+
 #include <algorithm>
-#include <iterator>
-#include <sstream>
 
 #include "signal_trials.h"
 
@@ -51,11 +51,6 @@ class SignalThreads : public test::LaunchedTraining {
     return words;
   }
 
-  static std::vector<std::string> children_of(pid_t parent) {
-    std::istringstream numbers(test::read_file("/proc/" + std::to_string(parent) + "/task/" + std::to_string(parent) + "/children"));
-    return {std::istream_iterator<std::string>(numbers), {}};
-  }
-
   static void expect_that_one_thread_takes_signals(const std::string& process) {
     size_t threads = 0, open = 0;
     for (const auto& entry : fs::directory_iterator("/proc/" + process + "/task")) {
@@ -84,8 +79,8 @@ TEST_F(SignalThreads, EveryThreadOfTrainingButOneBlocksWhatIsSentToTheProcess) {
   fs::remove(folder_ / "out");
   BackgroundProcess ranks = start({}, on_ranks(endless({"--resume"})));
   ASSERT_TRUE(ranks.prints("continues at")) << ranks.output();
-  ASSERT_EQ(children_of(ranks.pid()).size(), 2U);
-  for (const std::string& rank : children_of(ranks.pid())) expect_that_one_thread_takes_signals(rank);
+  ASSERT_EQ(test::children_of(ranks.pid()).size(), 2U);
+  for (const std::string& rank : test::children_of(ranks.pid())) expect_that_one_thread_takes_signals(rank);
   ranks.send(SIGTERM);
   EXPECT_EQ(ranks.wait(), 75);
 }
@@ -132,7 +127,43 @@ TEST_F(SignalThreads, SignalsThatTheParentBlockedAreTaken) {
   EXPECT_EQ(run.wait(), 75) << run.output();
 }
 
-// ---- the stack of a thread that multiplies
+// ---- handlers that have to run on a thread that multiplies
+
+// Without those of UCX, which would bring an alternate stack for the main thread.
+TEST_P(SignalTrials, ReportsOfTheStackDisturbNothing) {
+  if (GetParam().ranks == 1) GTEST_SKIP() << "a process alone is not watched";
+  std::vector<std::string> command = words("told");
+  command.insert(command.begin() + 1, "UCX_HANDLE_ERRORS=none");
+  BackgroundProcess run(command, folder_.path(), folder_ / "out");
+  ASSERT_TRUE(run.prints("step     2/")) << run.output();
+  const std::vector<std::string> ranks = test::children_of(run.pid());
+  ASSERT_EQ(ranks.size(), 2U);
+  for (int i = 0; i < 100; ++i) {
+    for (const std::string& rank : ranks) ::kill(std::stoi(rank), SIGRTMIN);
+    std::this_thread::sleep_for(std::chrono::milliseconds(3));
+  }
+  run.send(SIGTERM);
+  EXPECT_EQ(run.wait(), 75) << run.output();
+  EXPECT_THAT(run.output(), HasSubstr("in a kernel that oneDNN generated"));
+}
+
+// UCX reports faults: without a stack for its handler the frame itself may cause a second one, or an abort.
+TEST_P(SignalTrials, AFaultOfAThreadThatMultipliesIsReported) {
+  if (GetParam().ranks > 1) GTEST_SKIP() << "with one process its threads are at hand";
+  for (const std::string name : {"once", "twice", "thrice"}) {
+    fs::remove(folder_ / "out");
+    BackgroundProcess run(words(name, {"training.threads=2"}), folder_.path(), folder_ / "out");
+    ASSERT_TRUE(run.prints("step     2/")) << run.output();
+    pid_t last = 0;
+    for (const auto& entry : fs::directory_iterator("/proc/" + std::to_string(run.pid()) + "/task"))
+      last = std::max(last, std::stoi(entry.path().filename()));
+    ASSERT_GT(last, run.pid()) << "a thread of the pool";
+    ASSERT_EQ(::syscall(SYS_tgkill, run.pid(), last, SIGSEGV), 0);
+    EXPECT_EQ(run.wait(), 128 + SIGSEGV);
+    EXPECT_THAT(run.output(), HasSubstr("Caught signal 11"));
+    EXPECT_THAT(run.output(), HasSubstr("backtrace"));
+  }
+}
 
 // A step of hours, nearly all of it in fp32 GEMMs.
 TEST_F(SignalThreads, AMainThreadStuckInAGemmReportsWhoCalledIt) {
