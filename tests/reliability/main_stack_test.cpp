@@ -21,15 +21,16 @@ using ::testing::Not;
 
 constexpr size_t kMiddle = 4096, kUntouched = 16384;
 
-// void run(void* data, void** saved, const int* go_on): data becomes the stack pointer until *go_on is not 0.
-constexpr unsigned char kCode[] = {0x48, 0x89, 0x26,  // mov [rsi], rsp
+// void run(void* data, void** saved, const int* go_on, int* calls): data becomes the stack pointer until *go_on is not 0.
+constexpr unsigned char kCode[] = {0xff, 0x01,        // inc dword [rcx]
+                                   0x48, 0x89, 0x26,  // mov [rsi], rsp
                                    0x48, 0x89, 0xfc,  // mov rsp, rdi
                                    0x8b, 0x02,        // wait: mov eax, [rdx]
                                    0x85, 0xc0,        // test eax, eax
                                    0x74, 0xfa,        // jz wait
                                    0x48, 0x8b, 0x26,  // mov rsp, [rsi]
                                    0xc3};             // ret
-using Code = void (*)(void* data, void** saved, const std::atomic<int>* go_on);
+using Code = void (*)(void* data, void** saved, const std::atomic<int>* go_on, int* calls);
 
 class MainStack : public ::testing::Test {
  protected:
@@ -51,14 +52,16 @@ class MainStack : public ::testing::Test {
       go_on = 1;
     });
     void* saved = nullptr;
+    int calls = 0;
     if (noted) {
       const GeneratedCall here;
-      code_(data_.data() + kUntouched - kMiddle, &saved, &go_on);
+      code_(data_.data() + kUntouched - kMiddle, &saved, &go_on, &calls);
     } else {
-      code_(data_.data() + kUntouched - kMiddle, &saved, &go_on);
+      code_(data_.data() + kUntouched - kMiddle, &saved, &go_on, &calls);
     }
     other.join();
     EXPECT_TRUE(answered);
+    EXPECT_EQ(calls, 1) << "it goes on where it was, and not where it was called";
     return ::testing::internal::GetCapturedStderr();
   }
 
