@@ -44,16 +44,20 @@ class TrainingFaults : public test::TrainingTest {
     return sets;
   }
 
-  // Until the metrics hold so many lines of a type; a minute at most.
-  void await(const std::string& name, const std::string& what, int count) const {
+  // Lines of the metrics that hold this.
+  int lines(const std::string& name, const std::string& what) const {
     const std::string path = run_folder(name) + "/metrics.jsonl";
+    if (!std::filesystem::exists(path)) return 0;
+    const std::string metrics = read_file(path);
+    int found = 0;
+    for (size_t at = 0; (at = metrics.find(what, at)) != std::string::npos; ++at) ++found;
+    return found;
+  }
+
+  // Until there are so many; a minute at most.
+  void await(const std::string& name, const std::string& what, int count) const {
     for (int i = 0; i < 6000; ++i) {
-      if (std::filesystem::exists(path)) {
-        const std::string metrics = read_file(path);
-        int found = 0;
-        for (size_t at = 0; (at = metrics.find(what, at)) != std::string::npos; ++at) ++found;
-        if (found >= count) return;
-      }
+      if (lines(name, what) >= count) return;
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     FAIL() << name << ": no " << what << ": " << read_file(folder_ / "out");
@@ -79,13 +83,15 @@ TEST_F(TrainingFaults, SignalsToStopSaveAndLeaveWith75) {
   }
 }
 
-TEST_F(TrainingFaults, SignalToSaveGoesOn) {
+TEST_F(TrainingFaults, SignalToSaveSavesOnceAndGoesOn) {
   Training training(folder_ / "run.json", named("usr2"), folder_ / "out");
   for (const int saves : {1, 2}) {
     await("usr2", "\"type\":\"step\"", 3);
     training.send(SIGUSR2);
     await("usr2", "\"type\":\"checkpoint\"", saves);
   }
+  await("usr2", "\"type\":\"step\"", lines("usr2", "\"type\":\"step\"") + 5);
+  EXPECT_EQ(lines("usr2", "\"type\":\"checkpoint\""), 2) << "one for each";
   training.send(SIGTERM);
   EXPECT_EQ(training.wait(), 75);
 }
