@@ -66,6 +66,9 @@ ExitCode doctor() {
   line("matrix products", "oneDNN, " + isa + (isa.find("bf16") == std::string::npos ? "; bf16 operands are widened to fp32 (exact)" : ""));
   require(products_are_right(), ExitCode::environment, "oneDNN's matrix product differs from the reference on this machine");
   line("other kernels", cpu_level_line());
+  const std::string unequal = make_backend("cpu")->unequal_places();
+  line("equal bits", unequal.empty() ? "yes: the place of a row or column in a product does not matter"
+                                     : "NO (" + unequal + "): runs with experts, several ranks or padding are refused");
   line("devices", "cpu, cpu_reference");
   struct statvfs disk {};
   if (statvfs(".", &disk) == 0) {

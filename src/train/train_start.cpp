@@ -2,6 +2,7 @@
 
 #include "mantissa/base/log.h"
 #include "mantissa/base/parallel.h"
+#include "mantissa/train/equal_places.h"
 #include "mantissa/train/export.h"
 #include "mantissa/train/run_folder.h"
 #include "train/export_files.h"
@@ -94,7 +95,10 @@ void lock_folder(Run& run) {
 
 }  // namespace
 
-void start(Run& run) { run.config.checkpoint.resume == "never" ? start_fresh(run) : resume(run); }
+void start(Run& run) {
+  agree(run.mesh.world, [&run] { require_equal_places(run.config, *run.device); });
+  run.config.checkpoint.resume == "never" ? start_fresh(run) : resume(run);
+}
 
 void open_folder(Run& run, const std::vector<std::string>& arguments) {
   agree(run.mesh.world, [&] {

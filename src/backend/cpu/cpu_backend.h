@@ -15,6 +15,7 @@ class CpuBackend final : public CpuReference {
   const char* name() const override { return "cpu"; }
   bool computes_fp64() const override { return false; }
   int64_t fp32_products() const override;
+  std::string unequal_places() const override;
 
  protected:
   using CpuReference::execute;

@@ -2,7 +2,7 @@
 // shape for the whole process, with operands packed into tiles without gaps and filled up with zeros. The bits of an element therefore
 // depend on its row of a, its column of b and its place in the tile, and on nothing else of the product: not on the number of rows, columns
 // or threads, not on strides, orientation, alignment or zeros that follow along the depth. Whether the place matters rests on the library:
-// mantissa/backend/product_check.h asks it.
+// product_check.h asks it.
 #pragma once
 
 #include <cstddef>

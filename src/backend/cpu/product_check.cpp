@@ -1,12 +1,12 @@
 #include "backend/cpu/product_check.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
 
+#include "backend/cpu/cpu_backend.h"
 #include "backend/cpu/gemm_engine.h"
-#include "mantissa/backend/product_check.h"
-#include "mantissa/base/error.h"
 #include "mantissa/base/parallel.h"
 #include "mantissa/base/rng.h"
 #include "mantissa/base/text.h"
@@ -103,19 +103,12 @@ std::string unequal_places(const PackedProduct& product) {
   return out + columns;
 }
 
-std::string unequal_places() {
-  std::string out = unequal_places(packed_product(Dtype::f32));
+std::string CpuBackend::unequal_places() const {
+  std::string out = mantissa::unequal_places(packed_product(Dtype::f32));
   if (!onednn_has_bf16()) return out;
-  const std::string narrow = unequal_places(packed_product(Dtype::bf16));
+  const std::string narrow = mantissa::unequal_places(packed_product(Dtype::bf16));
   if (!out.empty() && !narrow.empty()) out += "; ";
   return out + narrow;
-}
-
-void require_equal_places(const std::string& why) {
-  const std::string unequal = unequal_places();
-  require(unequal.empty(), ExitCode::environment, "oneDNN's matrix product (", onednn_isa_name(),
-          ") gives equal rows other bits at other places (", unequal, "), and ", why,
-          "; ONEDNN_MAX_CPU_ISA=AVX2 or another instruction set may treat them alike (mantissa doctor tells)");
 }
 
 }  // namespace mantissa

@@ -1,3 +1,5 @@
+// What the promises of equal bits ask of the library's matrix product on this CPU, and construction cannot give (packed_product.h): that
+// the place of a row or column in a tile does not matter.
 #pragma once
 
 #include <string>
@@ -6,7 +8,8 @@
 
 namespace mantissa {
 
-// unequal_places() of one product.
+// Multiplies tiles whose rows, and then those whose columns, are all alike, and compares the bits of the results; about a millisecond.
+// Empty if they are all alike, else what differs.
 std::string unequal_places(const PackedProduct& product);
 
 }  // namespace mantissa

@@ -1,0 +1,29 @@
+#include "mantissa/train/equal_places.h"
+
+#include "mantissa/backend/ceilings.h"
+#include "mantissa/base/log.h"
+
+namespace mantissa {
+namespace {
+
+// What would not hold; empty if nothing rests on equal places.
+std::string broken_promise(const RunConfig& config) {
+  if (config.model.moe) return "what an expert makes of a token would depend on the tokens beside it";
+  if (config.parallel.world() > 1) return "results would depend on the number of ranks";
+  if (config.model.pad_vocab_to > 1) return "results would depend on the padding of the vocabulary";
+  return "";
+}
+
+}  // namespace
+
+void require_equal_places(const RunConfig& config, const Backend& device) {
+  const std::string broken = broken_promise(config);
+  if (broken.empty()) return;
+  const std::string unequal = device.unequal_places();
+  require(unequal.empty(), ExitCode::environment, "matrix products on this CPU (", gemm_instruction_set(),
+          ") give equal rows or columns other bits at other places (", unequal, "), so ", broken,
+          "; ONEDNN_MAX_CPU_ISA=AVX2, AVX512_CORE or SSE41 chooses other kernels, and mantissa doctor says whether they pass");
+  log_info("matrix products (", gemm_instruction_set(), "): rows and columns have the same bits at every place of a tile");
+}
+
+}  // namespace mantissa

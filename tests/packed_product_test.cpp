@@ -1,0 +1,129 @@
+// Tiles of one shape: what they hold, what products made of them promise, and the check of what rests on the library.
+#include "backend/cpu/packed_product.h"
+
+#include "backend/cpu/gemm_engine.h"
+#include "backend/cpu/gemm_tiles.h"
+#include "backend/cpu/product_check.h"
+#include "gemm_shapes.h"
+
+namespace mantissa::test {
+namespace {
+
+Block whole(const Tensor& tensor, bool transposed = false) { return block(tensor, transposed); }
+
+// Elements of magnitudes that differ by 2^12.
+Tensor wide_tensor(Backend& device, Dtype dtype, Shape shape, uint32_t what) {
+  const Tensor out = random_tensor(device, Dtype::f32, std::move(shape), what);
+  for (int64_t i = 0; i < out.elements(); ++i) out.data<float>()[i] *= std::ldexp(1.0F, static_cast<int>((7 * i) % 13) - 6);
+  return converted(out, dtype);
+}
+
+class PackBlock : public BackendTest {
+ protected:
+  // Element by element against what the header says.
+  void expect_packed(const Block& from, const TileLayout& tile) {
+    std::vector<float> to(static_cast<size_t>(tile.rows * tile.ld), -7.0F);
+    pack_block(from, tile, reinterpret_cast<std::byte*>(to.data()));
+    const auto element = [&](int64_t i, int64_t j) {
+      if (i >= from.rows || j >= from.cols) return 0.0F;
+      const int64_t at = from.transposed ? j * from.ld + i : i * from.ld + j;
+      return from.dtype == Dtype::bf16 ? to_float(reinterpret_cast<const bf16*>(from.data)[at])
+                                       : reinterpret_cast<const float*>(from.data)[at];
+    };
+    const auto* narrow = reinterpret_cast<const bf16*>(to.data());
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < tile.rows; ++i) {
+      for (int64_t j = 0; j < tile.cols; ++j) {
+        const int64_t at = i * tile.ld + j;
+        wrong += (tile.dtype == Dtype::bf16 ? to_float(narrow[at]) : to[static_cast<size_t>(at)]) != element(i, j);
+      }
+    }
+    EXPECT_EQ(wrong, 0) << from.rows << " x " << from.cols << (from.transposed ? " transposed" : "") << " into " << tile.rows << " x "
+                        << tile.cols << " of " << tile.dtype;
+  }
+};
+
+TEST_F(PackBlock, LaysOutAnyPartOfAMatrixWithZerosBehind) {
+  CaseDraw draw(1);
+  for (int i = 0; i < 200; ++i) {
+    const Dtype from = draw.from({Dtype::f32, Dtype::bf16}), to = from == Dtype::f32 ? Dtype::f32 : draw.from({Dtype::f32, Dtype::bf16});
+    const int64_t rows = draw.from<int64_t>({16, 64, 136}), cols = draw.from<int64_t>({24, 128, 200});
+    const Tensor matrix = random_tensor(fast(), from, {rows + 150, rows + 150}, static_cast<uint32_t>(i));
+    const Block part = whole(matrix, draw.one_in(2)).part(draw.below(40), draw.below(40), 1 + draw.below(rows), 1 + draw.below(cols));
+    expect_packed(part, {.dtype = to, .rows = rows, .cols = cols, .ld = cols + draw.from<int64_t>({0, 16})});
+  }
+}
+
+class Tiles : public BackendTest, public ::testing::WithParamInterface<Dtype> {
+ protected:
+  void SetUp() override {
+    if (GetParam() == Dtype::bf16 && !onednn_has_bf16()) GTEST_SKIP() << "this CPU has no bf16 dot product";
+  }
+};
+
+// Rows, columns and depth of zeros behind, another orientation, another place in memory: not a bit of what was there before changes.
+TEST_P(Tiles, ZerosBehindAnyDimensionChangeNoBit) {
+  for (uint32_t number = 0; number < 40; ++number) {
+    CaseDraw draw(number);
+    const int64_t m = draw.log_uniform(1, 300), n = draw.log_uniform(1, 500), k = draw.log_uniform(1, 700);
+    const int64_t more_m = m + draw.below(200), more_n = n + draw.below(300), more_k = k + draw.below(400);
+    const Tensor a = wide_tensor(fast(), GetParam(), {m, k}, 3 * number), b = wide_tensor(fast(), GetParam(), {k, n}, 3 * number + 1);
+    const bool a_transposed = draw.one_in(2), b_transposed = draw.one_in(2);
+    const auto padded = [&](const Tensor& from, int64_t rows, int64_t cols, bool transposed) {
+      const Tensor out = zeros(fast(), GetParam(), transposed ? Shape{cols, rows} : Shape{rows, cols});
+      const int64_t element = dtype_bytes(GetParam());
+      for (int64_t i = 0; i < from.dim(0); ++i) {
+        for (int64_t j = 0; j < from.dim(1); ++j) {
+          const int64_t to = transposed ? j * rows + i : i * cols + j;
+          std::memcpy(out.device_bytes() + to * element, from.device_bytes() + (i * from.dim(1) + j) * element, size_t(element));
+        }
+      }
+      return out;
+    };
+    const Tensor large_a = padded(a, more_m, more_k, a_transposed), large_b = padded(b, more_k, more_n, b_transposed);
+    const Tensor out = empty(fast(), Dtype::f32, {m, n}), large = empty(fast(), Dtype::f32, {more_m, more_n});
+    const auto product = [](const Block& left, const Block& right, const Tensor& to) {
+      return TiledProduct{
+          .a = left, .b = right, .out = to.device_bytes(), .out_dtype = Dtype::f32, .out_ld = to.dim(1), .accumulate = false};
+    };
+    const TiledProduct one = product(whole(a), whole(b), out),
+                       other = product(whole(large_a, a_transposed), whole(large_b, b_transposed), large);
+    multiply(GetParam(), Subnormals::flushed, {&one, 1});
+    multiply(GetParam(), Subnormals::flushed, {&other, 1});
+    int64_t different = 0;
+    for (int64_t i = 0; i < m; ++i) {
+      different += std::memcmp(out.data<float>() + i * n, large.data<float>() + i * more_n, static_cast<size_t>(n) * sizeof(float)) != 0;
+    }
+    EXPECT_EQ(different, 0) << "rows of " << m << " x " << n << " x " << k << " in " << more_m << " x " << more_n << " x " << more_k;
+  }
+}
+
+// A group of its own gives a row the bits that it has among others: this rests on the place in a tile.
+TEST_P(Tiles, ARowHasTheSameBitsAtEveryPlace) {
+  const PackedProduct& product = packed_product(GetParam());
+  EXPECT_EQ(unequal_places(product), "");
+  EXPECT_EQ(product.shape().rows % 32, 0) << "grouped_rows() is the same for every dtype";
+}
+
+INSTANTIATE_TEST_SUITE_P(, Tiles, ::testing::Values(Dtype::f32, Dtype::bf16),
+                         [](const auto& dtype) { return std::string(dtype_name(dtype.param)); });
+
+// The shape that AMX has, on any CPU.
+TEST_F(PackBlock, OtherShapesGiveTheSameProduct) {
+  const TileShape shape{.rows = 64, .cols = 256, .depth = 256};
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+    if (dtype == Dtype::bf16 && !onednn_has_bf16()) continue;
+    const PackedProduct large(dtype, shape);
+    EXPECT_EQ(unequal_places(large), "") << dtype;
+  }
+}
+
+// oneDNN 2.6's AVX2 kernel treats the last two of 32 rows as no others.
+TEST_F(PackBlock, TheCheckFindsRowsThatAreTreatedOtherwise) {
+  if (std::string(onednn_isa_name()) != "AVX2") GTEST_SKIP() << "needs the kernels of AVX2: ONEDNN_MAX_CPU_ISA=AVX2";
+  const PackedProduct uneven(Dtype::f32, {.rows = 32, .cols = 128, .depth = 128});
+  EXPECT_EQ(unequal_places(uneven), "fp32, rows: 2 of 32 differ");
+}
+
+}  // namespace
+}  // namespace mantissa::test
