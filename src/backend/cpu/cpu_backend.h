@@ -21,6 +21,7 @@ class CpuBackend final : public CpuReference {
   using CpuReference::execute;
   void execute(const Fill& k) override;
   void execute(const Convert& k) override;
+  void execute(const RandomNormal& k) override;
   void execute(const Add& k) override;
   void execute(const AddBias& k) override;
   void execute(const Gemm& k) override;
