@@ -163,12 +163,25 @@ struct GeluTanhSlope {
   }
 };
 
+// x (1 - tail) for positive x, x tail for negative ones.
+[[gnu::always_inline]] inline float gelu_of_tail(float x, float inside, float tail) {
+  return lane::fma(-inside, tail, x < 0.0F ? 0.0F : x);
+}
+
 template <class T>
-struct GeluErf {
-  [[gnu::always_inline]] float operator()(float x) const {
-    const lane::NormalTail normal = lane::normal_tail<T>(x);
-    return lane::fma(-normal.inside, normal.tail, x < 0.0F ? 0.0F : x);  // x (1 - tail) or x tail
+struct GeluErf;
+template <>
+struct GeluErf<float> {
+  [[gnu::always_inline]] float first(float x) const { return lane::normal_tail<float>(x).tail; }
+  [[gnu::always_inline]] float operator()(float x, float tail) const {
+    return gelu_of_tail(x, lane::at_most(__builtin_fabsf(x), lane::kNormalEnd), tail);
   }
+};
+template <>
+struct GeluErf<bf16> {
+  [[gnu::always_inline]] static float inside(float x) { return lane::at_most(__builtin_fabsf(x), lane::kTailEnd); }
+  [[gnu::always_inline]] float first(float x) const { return lane::log2_tail(inside(x)); }
+  [[gnu::always_inline]] float operator()(float x, float t) const { return gelu_of_tail(x, inside(x), lane::exp2_inside<bf16>(t)); }
 };
 template <class T>
 struct GeluErfSlope {
@@ -186,7 +199,7 @@ template <class T>
 }
 template <class T>
 [[gnu::always_inline]] inline void gelu_erf(const T* x, T* out, int64_t n) {
-  lane::map(GeluErf<T>{}, n, out, x);
+  lane::map_steps(GeluErf<T>{}, n, out, x);
 }
 template <class T>
 [[gnu::always_inline]] inline void gelu_tanh_backward(const T* x, const T* dy, T* dx, int64_t n) {
