@@ -253,10 +253,10 @@ struct Measured {
   int64_t predicted, peak;
 };
 
-Measured measure(const ModelConfig& model, const StepOptions& options, const std::string& recipe = "high") {
+Measured measure(const ModelConfig& model, const StepOptions& options, const std::string& recipe = "high", int64_t vocab = 300) {
   RunConfig config;
   config.model = model;
-  config.model.vocab_size = 300;
+  config.model.vocab_size = vocab;
   config.precision.dtype = options.compute;
   config.precision.recipe = recipe;
   config.training.micro_batch_size = 4;
@@ -314,6 +314,21 @@ TEST(Estimate, PredictsThePeakOfAStepWithQuantisedOperands) {
       }
     }
   }
+}
+
+TEST(Estimate, PredictsThePeakWhereLogitsAreMost) {
+  for (const Dtype compute : {Dtype::f32, Dtype::bf16}) {
+    const Measured measured = measure(model_of(64, 1, 160, 128), {.micro_batches = 1, .compute = compute}, "high", 8000);
+    EXPECT_NEAR(static_cast<double>(measured.predicted) / static_cast<double>(measured.peak), 1.0, 0.08) << dtype_name(compute);
+  }
+}
+
+TEST(Estimate, PredictsThePeakOfExpertsWithQuantisedOperands) {
+  ModelConfig model = model_of(64, 2, 160, 128);
+  model.moe = MoeConfig{.num_experts = 8, .num_experts_per_tok = 3, .intermediate_size = 256};
+  model.moe->force_balance = true;
+  const Measured measured = measure(model, {.micro_batches = 1, .compute = Dtype::f32}, "mxfp8");
+  EXPECT_NEAR(static_cast<double>(measured.predicted) / static_cast<double>(measured.peak), 1.0, 0.08);
 }
 
 // The same weights, and more rows of them: what is added are activations.
