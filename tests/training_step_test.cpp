@@ -324,11 +324,11 @@ TEST(Estimate, PredictsThePeakWhereLogitsAreMost) {
 }
 
 TEST(Estimate, PredictsThePeakOfExpertsWithQuantisedOperands) {
-  ModelConfig model = model_of(64, 2, 160, 128);
-  model.moe = MoeConfig{.num_experts = 8, .num_experts_per_tok = 3, .intermediate_size = 256};
+  ModelConfig model = model_of(64, 1, 160, 128);
+  model.moe = MoeConfig{.num_experts = 8, .num_experts_per_tok = 4, .intermediate_size = 64};
   model.moe->force_balance = true;
   const Measured measured = measure(model, {.micro_batches = 1, .compute = Dtype::f32}, "mxfp8");
-  EXPECT_NEAR(static_cast<double>(measured.predicted) / static_cast<double>(measured.peak), 1.0, 0.08);
+  EXPECT_NEAR(static_cast<double>(measured.predicted) / static_cast<double>(measured.peak), 1.0, 0.05);
 }
 
 // The same weights, and more rows of them: what is added are activations.
