@@ -113,18 +113,86 @@ TEST_P(ParallelFor, EveryCountAndChunkCoversItsRangeOnce) {
   }
 }
 
-TEST_P(ParallelFor, BodiesSeeOneLibraryThreadAndSubnormals) {
-  const unsigned before = _mm_getcsr();
-  _mm_setcsr(before | 0x8040U);
+TEST_P(ParallelFor, BodiesSeeOneLibraryThread) {
   omp_set_num_threads(3);
   std::atomic<int> wrong{0};
-  parallel_for(64, 1, [&](int64_t, int64_t) {
-    if (omp_get_max_threads() != 1 || (_mm_getcsr() & 0x8040U) != 0) ++wrong;
-  });
+  parallel_for(64, 1, [&](int64_t, int64_t) { wrong += omp_get_max_threads() != 1; });
   EXPECT_EQ(wrong, 0);
   EXPECT_EQ(omp_get_max_threads(), 3) << "the caller's setting is restored";
-  EXPECT_EQ(_mm_getcsr() & 0x8040U, 0x8040U);
-  _mm_setcsr(before);
+}
+
+// Flush-to-zero and denormals-are-zero, and what the thread does with a subnormal result and a subnormal operand.
+bool sees(Subnormals asked) {
+  const volatile float smallest_normal = 0x1p-126F, subnormal = 0x1p-130F, factor = 0x1p-4F, large = 0x1p+20F;
+  const bool flushed = asked == Subnormals::flushed;
+  const bool bits = (_mm_getcsr() & 0x8040U) == (flushed ? 0x8040U : 0U);
+  return bits && (smallest_normal * factor == 0.0F) == flushed && (subnormal * large == 0.0F) == flushed;
+}
+
+// The caller's own setting, until the end of the block.
+class CallerSubnormals {
+ public:
+  explicit CallerSubnormals(Subnormals setting) : before_(_mm_getcsr()) {
+    _mm_setcsr(setting == Subnormals::flushed ? before_ | 0x8040U : before_ & ~0x8040U);
+  }
+  ~CallerSubnormals() { _mm_setcsr(before_); }
+  CallerSubnormals(const CallerSubnormals&) = delete;
+  CallerSubnormals& operator=(const CallerSubnormals&) = delete;
+
+ private:
+  unsigned before_;
+};
+
+constexpr Subnormals kBoth[] = {Subnormals::honored, Subnormals::flushed};
+
+// Threads of the pool keep no setting of the loop before.
+TEST_P(ParallelFor, BodiesSeeSubnormalsAsAskedOnEveryThread) {
+  const auto caller = std::this_thread::get_id();
+  for (const Subnormals before : kBoth) {
+    const CallerSubnormals setting(before);
+    std::atomic<int> wrong{0}, elsewhere[2]{};
+    const auto enough = [&] { return GetParam() == 1 || (elsewhere[0] > 20 && elsewhere[1] > 20); };
+    for (int round = 0; round < 100 || (round < 20000 && !enough()); ++round) {
+      const Subnormals asked = kBoth[round % 2];
+      parallel_for(64, 1, asked, [&](int64_t, int64_t) {
+        if (!sees(asked)) ++wrong;
+        if (std::this_thread::get_id() != caller) ++elsewhere[round % 2];
+      });
+      if (!sees(before)) ++wrong;
+    }
+    EXPECT_EQ(wrong, 0);
+    EXPECT_TRUE(enough()) << "no thread of the pool took a piece";
+  }
+}
+
+TEST_P(ParallelFor, SubnormalsAreHonoredUnlessAskedOtherwise) {
+  const CallerSubnormals setting(Subnormals::flushed);
+  std::atomic<int> wrong{0};
+  parallel_for(64, 1, [&](int64_t, int64_t) { wrong += !sees(Subnormals::honored); });
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST_P(ParallelFor, AnInnerLoopGivesTheOuterOneItsSubnormalsBack) {
+  for (const Subnormals outer : kBoth) {
+    for (const Subnormals inner : kBoth) {
+      std::atomic<int> wrong{0};
+      parallel_for(64, 1, outer, [&](int64_t, int64_t) {
+        parallel_for(3, 1, inner, [&](int64_t, int64_t) { wrong += !sees(inner); });
+        wrong += !sees(outer);
+      });
+      EXPECT_EQ(wrong, 0);
+    }
+  }
+}
+
+TEST_P(ParallelFor, AnExceptionGivesTheCallerItsSubnormalsBack) {
+  for (const Subnormals before : kBoth) {
+    const CallerSubnormals setting(before);
+    for (const Subnormals asked : kBoth) {
+      EXPECT_THROW(parallel_for(8, 1, asked, [](int64_t, int64_t) { throw std::runtime_error("piece"); }), std::runtime_error);
+      EXPECT_TRUE(sees(before));
+    }
+  }
 }
 
 TEST_P(ParallelFor, SeveralThreadsMayCallItAtOnce) {
