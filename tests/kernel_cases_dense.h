@@ -1,6 +1,8 @@
 // Cases of the kernels on elements, matrices and rows of channels, and of activations, loss and optimizer.
 #pragma once
 
+#include <numeric>
+
 #include "kernel_operands.h"
 
 namespace mantissa::test {
@@ -241,10 +243,10 @@ inline void cross_entropy_of_shares_case(Operands& o, int64_t rows, int64_t own,
   const Tensor logits = o.input({rows, columns}, scale);
   std::vector<double> targets = values(o.indices(rows, columns + own)), sums;
   for (size_t i = 1; i < targets.size(); i += 4) targets[i] = -100.0;
-  const std::vector<double> all = random_values(rows * columns, 1, scale);
+  const std::vector<double> all = values(logits);
   for (int64_t i = 0; i < 3 * rows; ++i) {
     const auto row = all.begin() + i % rows * columns;
-    const double largest = *std::max_element(row, row + own) + 0.5;
+    const double largest = std::accumulate(row, row + own, -HUGE_VAL, [](double a, double b) { return std::fmax(a, b); }) + 0.5;
     sums.push_back(i < rows ? largest - 0.25 : i < 2 * rows ? largest : -HUGE_VAL);
     sums.push_back(i < rows ? largest - 3.0 : 0.0);
   }
