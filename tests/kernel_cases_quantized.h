@@ -20,11 +20,11 @@ inline std::vector<double> wide_values(int64_t rows, int64_t cols, uint32_t what
 }
 
 inline Tensor wide_input(Operands& o, int64_t rows, int64_t cols, int spread) {
-  Tensor x = o.input({rows, cols});  // NaN where the test asks for one
+  Tensor x = o.input({rows, cols});  // NaN or subnormal where the test asks for it
   const std::vector<double> drawn = values(x);
   std::vector<double> wide = wide_values(rows, cols, 77, spread);
   for (size_t i = 0; i < wide.size(); ++i) {
-    if (std::isnan(drawn[i])) wide[i] = drawn[i];
+    if (std::isnan(drawn[i]) || std::abs(drawn[i]) < 0x1p-126) wide[i] = drawn[i];
   }
   return o.given(o.dtype(), {rows, cols}, wide);
 }

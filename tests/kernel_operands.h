@@ -16,7 +16,7 @@ inline constexpr Tolerance kExact{0.0, 0.0};
 class Operands {
  public:
   enum class Memory { aligned, misaligned };  // misaligned: one element past a 64-byte boundary, as a slice of an arena may start
-  enum class Inputs { finite, one_nan };      // one_nan: the middle element of the first input
+  enum class Inputs { finite, one_nan, some_subnormal };  // one_nan: the middle element of the first; some_subnormal: a third of each
   Operands(Backend& device, Dtype dtype, Memory memory = Memory::aligned, Inputs inputs = Inputs::finite)
       : device_(device), dtype_(dtype), memory_(memory), inputs_(inputs) {}
 
@@ -27,6 +27,7 @@ class Operands {
   Tensor input_of(Dtype dtype, Shape shape, double scale = 1.0, double mean = 0.0) {
     std::vector<double> drawn = random_values(shape.elements(), ++draws_, scale, mean);
     if (draws_ == 1 && inputs_ == Inputs::one_nan) drawn[drawn.size() / 2] = std::nan("");
+    for (size_t i = 1; i < drawn.size() && inputs_ == Inputs::some_subnormal; i += 3) drawn[i] = std::copysign(kSubnormal, drawn[i]);
     return given(dtype, shape, drawn);
   }
   Tensor given(Dtype dtype, Shape shape, const std::vector<double>& from) {
@@ -68,6 +69,7 @@ class Operands {
   }
 
  private:
+  static constexpr double kSubnormal = 0x1.8p-128;  // in fp32 and in bf16
   static constexpr int64_t kMargin = 256;
   static constexpr std::byte kMark{0xC5};
   struct Guarded {
