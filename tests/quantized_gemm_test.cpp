@@ -72,18 +72,28 @@ class QuantizedGemm : public BackendTest {
   }
 
   // |d - exact| <= 1e-6 max(1, K / 4096) sum |a b|, a bf16 result 2^-8 |D| more: what fp32 sums of either order stay within.
+  static void expect_within_bound(const Tensor& d, const Exact& exact, int64_t depth) {
+    const double bound = 1e-6 * std::max(1.0, static_cast<double>(depth) / 4096);
+    const std::vector<double> actual = values(d);
+    for (size_t i = 0; i < actual.size(); ++i) {
+      const double rounding = d.dtype() == Dtype::bf16 ? std::ldexp(std::abs(exact.products[i]), -8) : 0.0;
+      ASSERT_LE(std::abs(actual[i] - exact.products[i]), bound * exact.magnitudes[i] + rounding) << d.device().name() << " at " << i;
+    }
+  }
   void expect_product(const Operand& a, const Operand& b, Dtype out) {
     const Exact exact = exact_product(a, b);
-    const double bound = 1e-6 * std::max(1.0, static_cast<double>(a.cols()) / 4096);
     for (Backend* device : {&fast(), &reference()}) {
       const Tensor d = empty(*device, out, {a.rows(), b.cols()});
       device->run(Gemm{.a = a, .b = b, .out = d, .accumulate = false});
-      const std::vector<double> actual = values(d);
-      for (size_t i = 0; i < actual.size(); ++i) {
-        const double rounding = out == Dtype::bf16 ? std::ldexp(std::abs(exact.products[i]), -8) : 0.0;
-        ASSERT_LE(std::abs(actual[i] - exact.products[i]), bound * exact.magnitudes[i] + rounding) << device->name() << " at " << i;
-      }
+      expect_within_bound(d, exact, a.cols());
     }
+  }
+  // The same of the one group that there is.
+  void expect_grouped_product(const Operand& a, const Operand& b) {
+    const Tensor d = empty(fast(), Dtype::f32, {a.rows(), b.cols()});
+    const auto end = static_cast<double>(a.rows());
+    fast().run(GroupedGemm{.a = a, .b = b, .out = d, .offsets = tensor_of(fast(), Dtype::i32, {2}, {0, end})});
+    expect_within_bound(d, exact_product(a, b), a.cols());
   }
 };
 
@@ -143,6 +153,23 @@ TEST_F(QuantizedGemm, MultipliesExtremeScalesInFp32) {
   const int64_t before = fast().fp32_products();
   expect_product({random_codes({32, 64}, kRows, 12)}, {random_codes({64, 64}, kTiles, 13), true}, Dtype::f32);
   EXPECT_EQ(fast().fp32_products(), before) << "ordinary scales need no fp32";
+}
+
+// The bound of extreme scales relies on subnormals: every element of one operand is one, in products of few rows, of many and of a group.
+TEST_F(QuantizedGemm, HonorsSubnormalsOfExtremeScales) {
+  const Quantization columns = kRows.transposed();
+  const auto tiny = [&](Shape shape, const Quantization& how) { return random_codes(shape, how, 21, 0, 0x1p-128); };
+  const auto large = [&](Shape shape, const Quantization& how) { return random_codes(shape, how, 22, 0, 0x1p+100); };
+  for (const double x : exact_values(tiny({32, 64}, kRows))) ASSERT_LT(std::abs(x), 0x1p-126);
+  for (const int64_t rows : {8, 64, 200}) {
+    const Tensor dense = random_tensor(fast(), Dtype::f32, {rows, 64}, 23, 0x1p+100);
+    expect_product({tiny({rows, 64}, kRows)}, {large({96, 64}, kTiles), true}, Dtype::f32);
+    expect_product({large({rows, 64}, kRows)}, {tiny({96, 64}, kTiles), true}, Dtype::f32);
+    expect_product({dense}, {tiny({64, 96}, columns)}, Dtype::f32);
+    expect_grouped_product({tiny({rows, 64}, kRows)}, {large({96, 64}, kTiles), true});
+    expect_grouped_product({dense}, {tiny({64, 96}, columns)});
+  }
+  expect_product({tiny({64, 96}, columns), true}, {large({64, 32}, columns)}, Dtype::f32);
 }
 
 TEST_F(QuantizedGemm, ZeroBlocksAreNotExtreme) {
