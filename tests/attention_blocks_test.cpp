@@ -13,9 +13,23 @@ struct Attention {
   std::vector<double> segment_starts = {};  // of one sequence
   int64_t window = 0;
   bool sinks = false;
+  bool spiky = false;
 
   double scale() const { return 1.0 / std::sqrt(static_cast<double>(layout.head_dim)); }
 };
+
+// Of one head: scores are multiples of 1/2 down to -99.5, exact in fp32, and each row has an exact 0.
+Tensor spiky_qkv(Backend& device, Dtype dtype, const Attention& a) {
+  const int64_t rows = a.batch * a.length, d = a.layout.head_dim, row = a.layout.row();
+  std::vector<double> x = random_values(rows * row, 1);
+  for (int64_t i = 0; i < rows; ++i) {
+    const auto q = x.begin() + i * row, k = q + d;
+    std::fill(q, k + d, 0.0);
+    q[0] = 1.0;
+    k[0] = -0.5 * static_cast<double>(i * 37 % 200) / a.scale();
+  }
+  return tensor_of(device, dtype, {rows, row}, x);
+}
 
 struct Results {
   Tensor out, lse, dqkv;
@@ -23,7 +37,8 @@ struct Results {
 
 Results run(Backend& device, Dtype dtype, const Attention& a) {
   const int64_t rows = a.batch * a.length, channels = a.layout.heads * a.layout.head_dim;
-  const Tensor qkv = random_tensor(device, dtype, {rows, a.layout.row()}, 1), dout = random_tensor(device, dtype, {rows, channels}, 2);
+  const Tensor qkv = a.spiky ? spiky_qkv(device, dtype, a) : random_tensor(device, dtype, {rows, a.layout.row()}, 1);
+  const Tensor dout = random_tensor(device, dtype, {rows, channels}, 2);
   const Tensor starts = a.segment_starts.empty() ? Tensor() : tensor_of(device, Dtype::i32, {rows}, a.segment_starts);
   const Tensor sinks = a.sinks ? random_tensor(device, dtype, {a.layout.heads}, 6, 3.0) : Tensor();
   const Results r{empty(device, dtype, {rows, channels}), empty(device, stats_dtype(dtype), {a.batch, a.layout.heads, a.length}),
@@ -75,6 +90,19 @@ TEST_F(AttentionBlocks, HeadsOfEverySizeAgreeWithFp64) {
     const Attention a{2, 72, {2, 1, d}};
     const Results expected = run(reference(), Dtype::f64, a), actual = run(fast(), Dtype::f32, a);
     EXPECT_TRUE(close(values(actual.out), values(expected.out), 1e-5)) << d;
+    EXPECT_TRUE(close(values(actual.dqkv), values(expected.dqkv), 5e-5)) << d;
+  }
+}
+
+// Probabilities down to e^-99.5, and their products with gradients and values: what of it is subnormal counts nowhere.
+TEST_F(AttentionBlocks, TinyProbabilitiesAgreeWithFp64) {
+  for (const int64_t d : {16, 64}) {
+    const Attention a{.batch = 1, .length = 300, .layout = {1, 1, d}, .spiky = true};
+    const Results expected = run(reference(), Dtype::f64, a), actual = run(fast(), Dtype::f32, a);
+    const std::vector<double> dqkv = values(expected.dqkv);
+    EXPECT_GT(std::ranges::count_if(dqkv, [](double x) { return x != 0.0 && std::abs(x) < 0x1p-126; }), 100);
+    EXPECT_TRUE(close(values(actual.out), values(expected.out), 1e-5)) << d;
+    EXPECT_TRUE(close(values(actual.lse), values(expected.lse), 1e-5)) << d;
     EXPECT_TRUE(close(values(actual.dqkv), values(expected.dqkv), 5e-5)) << d;
   }
 }
