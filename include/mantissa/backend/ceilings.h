@@ -34,7 +34,7 @@ class CopyCeiling {
   Tensor from_, to_;
 };
 
-// The instruction set that matrix products use: "AVX2", "AVX-512", "AVX-512 bf16".
+// The instruction set that matrix products use: "AVX2", "AVX-512", "AVX-512 bf16", "AMX bf16".
 std::string gemm_instruction_set();
 
 // How many rows products of the backend "cpu" compute for a group of so many.

@@ -33,7 +33,8 @@ class Matmul {
 std::unique_ptr<Matmul> make_matmul(const MatmulShape& shape);
 bool onednn_has_bf16();  // a bf16 dot product in hardware; without one, operands are widened to fp32, which is exact
 bool onednn_has_amx();
-const char* onednn_isa_name();  // what oneDNN dispatches to: "AVX2", "AVX-512", "AVX-512 bf16", ...
+// What oneDNN dispatches to: "AVX2", "AVX-512", "AVX-512 bf16", "AMX bf16" ... It ends with "bf16" if onednn_has_bf16().
+const char* onednn_isa_name();
 
 struct ProductDtypes {
   Dtype tile;         // what is multiplied; dense bf16 operands are widened to it on the way

@@ -52,11 +52,6 @@ class LibraryMatmul final : public Matmul {
   dnnl::matmul matmul_;
 };
 
-bool dispatches_to(dnnl::cpu_isa isa) {
-  const auto bits = [](dnnl::cpu_isa set) { return static_cast<unsigned>(set); };
-  return (bits(dnnl::get_effective_cpu_isa()) & bits(isa)) == bits(isa);
-}
-
 }  // namespace
 
 const dnnl::engine& cpu_engine() {
@@ -87,17 +82,5 @@ dnnl::matmul::primitive_desc describe_product(const MatmulOperands& operands, bo
 }
 
 std::unique_ptr<Matmul> make_matmul(const MatmulShape& shape) { return std::make_unique<LibraryMatmul>(shape); }
-
-// Each instruction set has the bits of those that it includes; their order says nothing (AVX2 with VNNI is the largest).
-bool onednn_has_bf16() { return dispatches_to(dnnl::cpu_isa::avx512_core_bf16); }
-
-bool onednn_has_amx() { return dispatches_to(dnnl::cpu_isa::avx512_core_amx); }
-
-const char* onednn_isa_name() {
-  if (onednn_has_bf16()) return "AVX-512 bf16";
-  if (dispatches_to(dnnl::cpu_isa::avx512_core)) return "AVX-512";
-  if (dispatches_to(dnnl::cpu_isa::avx2)) return "AVX2";
-  return "SSE4.1";
-}
 
 }  // namespace mantissa

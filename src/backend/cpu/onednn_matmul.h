@@ -22,6 +22,8 @@ dnnl::matmul::primitive_desc describe_matmul(const MatmulOperands& operands, con
 // no implementation.
 dnnl::matmul::primitive_desc describe_product(const MatmulOperands& operands, bool accumulate, const std::string& which);
 
+const char* isa_name(dnnl::cpu_isa isa);  // as onednn_isa_name()
+
 const dnnl::engine& cpu_engine();
 dnnl::memory::data_type data_type_of(Dtype dtype);
 dnnl::memory::desc matrix_description(int64_t rows, int64_t cols, Dtype dtype, int64_t row_stride, int64_t col_stride);
