@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <functional>
@@ -12,6 +13,7 @@
 #include <memory>
 #include <regex>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "mantissa/autograd/tape.h"
@@ -167,6 +169,36 @@ inline ::testing::AssertionResult close(const Tensor& actual, const Tensor& expe
                                          << expected.shape();
   }
   return close(values(actual), values(expected), tolerance);
+}
+
+// Floats with all their digits, bytes in hexadecimal.
+template <class T>
+std::string element_text(const T& element) {
+  char out[32];
+  if constexpr (std::is_floating_point_v<T>) {
+    std::snprintf(out, sizeof out, "%.17g", static_cast<double>(element));
+  } else if constexpr (sizeof(T) == 1) {
+    std::snprintf(out, sizeof out, "0x%02x", static_cast<unsigned>(static_cast<unsigned char>(element)));
+  } else {
+    return ::testing::PrintToString(element);
+  }
+  return out;
+}
+
+// Equality of vectors, or strings of bytes, that are too long to be printed: how many elements differ, and which is the first.
+template <class Container>
+::testing::AssertionResult same_elements(const Container& actual, const Container& expected) {
+  if (actual == expected) return ::testing::AssertionSuccess();
+  ::testing::AssertionResult out = ::testing::AssertionFailure();
+  if (actual.size() != expected.size()) out << actual.size() << " elements, expected " << expected.size() << "; ";
+  const size_t common = std::min(actual.size(), expected.size());
+  size_t first = common, different = 0;
+  for (size_t i = common; i-- > 0;) {
+    if (!(actual[i] == expected[i])) first = i, ++different;
+  }
+  if (different == 0) return out << "the first " << common << " are equal";
+  return out << different << " of " << common << " differ, first [" << first << "]: " << element_text(actual[first]) << ", expected "
+             << element_text(expected[first]);
 }
 
 // The first group of every match of `pattern` in a file of the source tree: what a header declares, for tests that must cover all of it.

@@ -86,7 +86,7 @@ TEST_F(BadSteps, SkippedStepsAreCountedAcrossAResume) {
   const TrainedRun rest = run(bad_config("part", {"checkpoint.resume=auto"}));
   EXPECT_THAT(skipped(rest), ElementsAre(9));
   EXPECT_EQ(rest.summary.skipped_steps, 3);
-  EXPECT_EQ(state_of("part", 20), state_of("straight", 20));
+  EXPECT_TRUE(test::same_elements(state_of("part", 20), state_of("straight", 20)));
 }
 
 // ---- the best loss
@@ -137,7 +137,7 @@ TEST_F(RunState, TheSeedDecidesTheOrderOfTheDataAndTheDrawsOfSamplesUnderEqualWe
                       R"(eval.samples={"prompts": ["ab"], "temperature": 9, "top_k": 0, "max_new_tokens": 40})"});
   };
   const TrainedRun one = with_seed("one", 1), again = with_seed("again", 1), two = with_seed("two", 2);
-  EXPECT_EQ(again.losses, one.losses);
+  EXPECT_TRUE(test::same_elements(again.losses, one.losses));
   EXPECT_NE(two.losses, one.losses);
   EXPECT_EQ(again.samples, one.samples);
   EXPECT_NE(two.samples, one.samples);
