@@ -248,36 +248,41 @@ TEST_F(MoeKernels, MultiplyGroupsFastAsOnTheReference) {
   }
 }
 
-// A row of a group: its bits among any number of others, in any place.
-TEST_F(MoeKernels, GiveARowBitsThatDoNotDependOnTheOthers) {
+// A row of a group: its bits among any number of others, in any place. By the widths of rows in and out.
+class RowsOfGroups : public BackendTest, public ::testing::WithParamInterface<std::pair<int64_t, int64_t>> {};
+
+TEST_P(RowsOfGroups, HaveBitsThatDoNotDependOnTheOthers) {
   constexpr int64_t kMost = 600;
-  for (const auto& [in, out] : {std::pair<int64_t, int64_t>{32, 64}, {96, 400}, {768, 384}, {1000, 33}, {2304, 800}, {3072, 96}}) {
-    for (const OperandKinds& kinds :
-         {OperandKinds{{}, {}, Dtype::f32, Dtype::f32}, {{}, {}, Dtype::bf16, Dtype::bf16}, {{}, {}, Dtype::bf16, Dtype::f32}}) {
-      for (const bool transposed : {true, false}) {
-        const Tensor x = random_tensor(fast(), kinds.dtype, {kMost, in}, 1);
-        const Tensor w = random_tensor(fast(), kinds.dtype, transposed ? Shape{3 * out, in} : Shape{3 * in, out}, 2);
-        const auto product = [&](int64_t first, int64_t rows, int64_t before) {  // of the second expert, `before` rows of the first
-          const Tensor a = random_tensor(fast(), kinds.dtype, {before + rows, in}, 3), y = empty(fast(), kinds.out, {before + rows, out});
-          fast().run(Convert{.x = x.slice(first, first + rows), .out = a.slice(before, before + rows)});
-          const auto b = static_cast<double>(before), end = static_cast<double>(before + rows);
-          fast().run(
-              GroupedGemm{.a = {a}, .b = {w, transposed}, .out = y, .offsets = tensor_of(fast(), Dtype::i32, {4}, {0, b, end, end})});
-          return y.slice(before, before + rows);
-        };
-        const Tensor all = product(0, kMost, 0);
-        for (const int64_t rows : {1, 2, 31, 32, 33, 63, 64, 65, 127, 128, 129, 192, 200, 255, 256, 257, 300, 512}) {
-          for (const int64_t first : {int64_t{0}, int64_t{7}, kMost - rows}) {
-            if (first + rows > kMost) continue;
-            ASSERT_TRUE(same_bits(product(first, rows, first % 3 * 32), all.slice(first, first + rows)))
-                << rows << " rows from " << first << " on, " << in << " to " << out << (transposed ? " transposed " : " ") << kinds.dtype
-                << kinds.out;
-          }
+  const auto [in, out] = GetParam();
+  for (const OperandKinds& kinds :
+       {OperandKinds{{}, {}, Dtype::f32, Dtype::f32}, {{}, {}, Dtype::bf16, Dtype::bf16}, {{}, {}, Dtype::bf16, Dtype::f32}}) {
+    for (const bool transposed : {true, false}) {
+      const Tensor x = random_tensor(fast(), kinds.dtype, {kMost, in}, 1);
+      const Tensor w = random_tensor(fast(), kinds.dtype, transposed ? Shape{3 * out, in} : Shape{3 * in, out}, 2);
+      const auto product = [&](int64_t first, int64_t rows, int64_t before) {  // of the second expert, `before` rows of the first
+        const Tensor a = random_tensor(fast(), kinds.dtype, {before + rows, in}, 3), y = empty(fast(), kinds.out, {before + rows, out});
+        fast().run(Convert{.x = x.slice(first, first + rows), .out = a.slice(before, before + rows)});
+        const auto b = static_cast<double>(before), end = static_cast<double>(before + rows);
+        fast().run(GroupedGemm{.a = {a}, .b = {w, transposed}, .out = y, .offsets = tensor_of(fast(), Dtype::i32, {4}, {0, b, end, end})});
+        return y.slice(before, before + rows);
+      };
+      const Tensor all = product(0, kMost, 0);
+      for (const int64_t rows : {1, 2, 31, 32, 33, 63, 64, 65, 127, 128, 129, 192, 200, 255, 256, 257, 300, 512}) {
+        for (const int64_t first : {int64_t{0}, int64_t{7}, kMost - rows}) {
+          if (first + rows > kMost) continue;
+          ASSERT_TRUE(same_bits(product(first, rows, first % 3 * 32), all.slice(first, first + rows)))
+              << rows << " rows from " << first << " on, " << in << " to " << out << (transposed ? " transposed " : " ") << kinds.dtype
+              << kinds.out;
         }
       }
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(, RowsOfGroups,
+                         ::testing::ValuesIn(std::vector<std::pair<int64_t, int64_t>>{
+                             {32, 64}, {96, 400}, {768, 384}, {1000, 33}, {2304, 800}, {3072, 96}}),
+                         [](const auto& c) { return text(c.param.first, "_to_", c.param.second); });
 
 TEST_F(MoeKernels, GiveWeightGradientsOfExpertsAloneAndNothingWithoutRows) {
   constexpr int64_t kIn = 64, kOut = 96;
