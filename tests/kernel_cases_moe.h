@@ -166,7 +166,7 @@ inline std::vector<GroupedShape> grouped_shapes() {
 
 inline void grouped_gemm_case(Operands& o, const GroupedShape& s, const Value& a, const Operand& b, Dtype out) {
   const Tensor offsets = o.given(Dtype::i32, {s.groups() + 1}, s.offsets);
-  const Tensor y = o.output_of(out, "out", {s.rows, s.out}, out == Dtype::f32 ? kStatSums : kSums);
+  const Tensor y = o.output_of(out, "out", {s.rows, s.out}, out == Dtype::f32 ? Tolerance{kProductSums, kProductSums} : kSums);
   o.device().run(GroupedGemm{.a = {a}, .b = b, .out = y, .offsets = offsets});
 }
 
