@@ -105,18 +105,10 @@ TEST_F(LaunchTest, CommandsGetACleanMaskOfSignals) {
 }
 
 TEST_F(LaunchTest, AnIgnoredHangupIsIgnoredByAll) {
-<<<<<<< HEAD
-  const auto run =
-      test::run_process({"sh", "-c", "trap '' HUP; exec \"$@\"", "sh", MANTISSA_BINARY, "launch", "--max-restarts", "1", "--", "sh", "-c",
-                         "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; grep SigIgn /proc/self/status; kill -HUP $PPID; "
-                         "sleep 0.2; exit 70"},
-                        folder_.path());
-=======
   const std::string script = "grep SigIgn /proc/self/status; kill -HUP $PPID; sleep 0.2; exit $((70 * (1 - TORCHELASTIC_RESTART_COUNT)))";
   const auto run = test::run_process(
       {"sh", "-c", "trap '' HUP; exec \"$@\"", "sh", MANTISSA_BINARY, "launch", "--max-restarts", "1", "--", "sh", "-c", script},
       folder_.path());
->>>>>>> d1c9af2 (Test that a hangup that a launcher ignores does not end its restarts)
   EXPECT_THAT(run.output, ContainsRegex("SigIgn:\t000000000000000[1357]\n")) << "a job in the background ignores SIGINT and SIGQUIT, too";
   EXPECT_EQ(run.exit_code, 0) << "nobody asked for an end, so it is started again\n" << run.errors;
 }
