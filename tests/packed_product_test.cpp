@@ -5,6 +5,7 @@
 #include "backend/cpu/gemm_tiles.h"
 #include "backend/cpu/product_check.h"
 #include "gemm_shapes.h"
+#include "mantissa/backend/few_rows.h"
 
 namespace mantissa::test {
 namespace {
@@ -53,6 +54,8 @@ TEST_F(PackBlock, LaysOutAnyPartOfAMatrixWithZerosBehind) {
     expect_packed(part, {.dtype = to, .rows = rows, .cols = cols, .ld = cols + draw.from<int64_t>({0, 16})});
   }
 }
+
+using FewRowsOfProducts = BackendTest;
 
 class Tiles : public BackendTest, public ::testing::WithParamInterface<Dtype> {
  protected:
@@ -115,6 +118,44 @@ TEST_F(PackBlock, OtherShapesGiveTheSameProduct) {
     if (dtype == Dtype::bf16 && !onednn_has_bf16()) continue;
     const PackedProduct large(dtype, shape);
     EXPECT_EQ(unequal_places(large), "") << dtype;
+  }
+}
+
+// Generation's way to the library.
+TEST_F(FewRowsOfProducts, AreThoseOfTheReference) {
+  const FewRows scope;
+  for (uint32_t i = 0; i < 60; ++i) {
+    CaseDraw draw(i);
+    GemmCase c = drawn_case(draw);
+    c.a_transposed = false;
+    c.m = 1 + draw.below(16);
+    if (c.a && c.a.block_rows > 1) c.a = {};
+    if (!c.a && c.b && c.out == Dtype::bf16) c.out = c.dense;
+    c.n = std::min<int64_t>(c.n, 1024), c.k = std::min<int64_t>(c.k, 1024);
+    whole_blocks_of(c.a, false, c.m, c.k);
+    whole_blocks_of(c.b, c.b_transposed, c.k, c.n);
+    whole_blocks_of(c.a, false, c.m, c.k);
+    EXPECT_TRUE(products_agree(fast(), reference(), c, i)) << "case " << i;
+  }
+}
+
+// In training they have the bits that they have among others, and in a wider product.
+TEST_F(FewRowsOfProducts, OutsideOfGenerationHaveTheBitsOfMany) {
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+    const Tensor x = wide_tensor(fast(), dtype, {100, 96}, 1), w = wide_tensor(fast(), dtype, {200, 96}, 2);
+    const Tensor all = empty(fast(), Dtype::f32, {100, 200});
+    fast().run(Gemm{.a = {x}, .b = {w, true}, .out = all, .accumulate = false});
+    for (const int64_t rows : {1, 3, 16}) {
+      for (const int64_t columns : {1, 8, 65}) {
+        const Tensor out = empty(fast(), Dtype::f32, {rows, columns});
+        fast().run(Gemm{.a = {x.slice(20, 20 + rows)}, .b = {w.slice(0, columns), true}, .out = out, .accumulate = false});
+        int64_t different = 0;
+        for (int64_t i = 0; i < rows; ++i) {
+          for (int64_t j = 0; j < columns; ++j) different += out.data<float>()[i * columns + j] != all.data<float>()[(20 + i) * 200 + j];
+        }
+        EXPECT_EQ(different, 0) << rows << " x " << columns << ' ' << dtype;
+      }
+    }
   }
 }
 

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 
+#include "mantissa/backend/few_rows.h"
 #include "mantissa/backend/functions.h"
 #include "models/rope_table.h"
 
@@ -222,6 +223,7 @@ std::vector<KeyValueCache> Gpt::new_cache(int64_t positions) const {
 }
 
 Tensor Gpt::next_logits(const std::vector<int32_t>& tokens, std::vector<KeyValueCache>& cache) {
+  const FewRows scope;
   const Tape::Scope paused(nullptr);
   const auto count = static_cast<int64_t>(tokens.size());
   const int64_t first = cache.at(0).length, room = cache[0].keys.dim(0);

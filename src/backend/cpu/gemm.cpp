@@ -4,6 +4,7 @@
 #include "backend/cpu/gemm_engine.h"
 #include "backend/cpu/gemm_tiles.h"
 #include "backend/cpu/widened_gemm.h"
+#include "mantissa/backend/few_rows.h"
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/cpu_level.h"
 #include "mantissa/base/integers.h"
@@ -12,16 +13,14 @@
 namespace mantissa {
 namespace {
 
-// Up to so many rows, as generation has them, a product takes as long as reading b: packing it would be most of the work. They are outside
-// of the promises about bits.
-constexpr int64_t kFewRows = 16;
+constexpr int64_t kFewRows = 16;  // few_rows.h
 
 // Columns of b in one call for a few rows: its part of b stays in the second-level cache.
 constexpr int64_t kFewRowsColumns = 384;
 
 bool has_few_rows(const Gemm& k, Dtype dtype) {
   const bool as_they_are = (k.a.quantized() || k.a.dense().dtype() == dtype) && (k.b.quantized() || k.b.dense().dtype() == dtype);
-  return k.a.rows() <= kFewRows && !k.a.transposed && as_they_are && (!k.bias.defined() || k.bias.dtype() == dtype) &&
+  return FewRows::allowed() && k.a.rows() <= kFewRows && !k.a.transposed && as_they_are && (!k.bias.defined() || k.bias.dtype() == dtype) &&
          (k.out.dtype() == dtype || k.out.dtype() == Dtype::f32);
 }
 

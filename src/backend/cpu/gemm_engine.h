@@ -1,5 +1,5 @@
-// Matrix products on the CPU. All but those of a few rows are made of tiles (gemm_tiles.h, packed_product.h); these here go to the library
-// as they are.
+// Matrix products on the CPU. They are made of tiles (gemm_tiles.h, packed_product.h); those of a few rows in generation (few_rows.h) go to
+// the library as they are.
 #pragma once
 
 #include <atomic>
