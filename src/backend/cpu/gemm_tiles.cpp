@@ -54,6 +54,7 @@ void load_bias(const TiledProduct& product, int64_t first, int64_t cols, float* 
 void cut(const TiledProduct& product, const PackedProduct& tile, std::vector<Task>& tasks) {
   const int64_t tile_rows = tile.shape().rows, tile_cols = tile.shape().cols;
   const int64_t rows = ceil_div(product.a.rows, tile_rows), cols = ceil_div(product.b.cols, tile_cols);
+  if (rows == 0 || cols == 0) return;
   int64_t height = std::min(kMostRowTiles, rows), width = std::max<int64_t>(1, kMostSums / (height * tile.sums()));
   const auto tasks_of = [&] { return ceil_div(rows, height) * ceil_div(cols, width); };
   while (height * width > 1 && tasks_of() < int64_t{2} * num_threads()) (width > 1 ? width : height) /= 2;
