@@ -1,5 +1,7 @@
+#include <cmath>
 #include <cstdio>
 #include <memory>
+#include <span>
 #include <utility>
 
 #include "bench_harness.h"
@@ -19,7 +21,7 @@ struct Arguments {
   int threads = 0;
   ConfigSources config;
   std::vector<std::string> against;
-  bool alone = false, without_update = false;
+  bool alone = false, without_update = false, subnormal = false;
 };
 
 // A batch of uniform random tokens: speed does not depend on what they say.
@@ -86,6 +88,19 @@ class TrainingRun {
 
   Backend& device() { return *device_; }
 
+  // Larger weights of q and k and in front of the logits: those then have a standard deviation of 22, attention scores without qk_norm one
+  // of 31, and several percent of the gradients of logits are subnormal, as after some steps at a learning rate that is far too high.
+  void spread_softmax() {
+    const double usual = config_.model.init_std * std::sqrt(static_cast<double>(config_.model.hidden_size));
+    for (const Optimizer::State& state : optimizer_.states()) {
+      const std::string& name = state.part.of->name;
+      const double factor = name.ends_with(".attn.qkv.weight") ? 5.6 / usual : name == "final_norm.weight" ? 22 / usual : 1.0;
+      for (float& weight : std::span(state.master.data<float>(), static_cast<size_t>(state.master.elements())))
+        weight *= static_cast<float>(factor);
+    }
+    optimizer_.store_masters();
+  }
+
   // `name` tells what it is a workload of. without_update: of a step, forward and backward.
   Workload workload(const std::string& name, bool without_update = false) {
     const auto& training = config_.training;
@@ -137,6 +152,8 @@ std::string joined(const std::vector<std::string>& words) {
 void check(const Arguments& arguments, const Launch& launch) {
   require(!arguments.without_update || launch.world == 1, ExitCode::usage, "--without-update is for one process, and this is ",
           describe(launch));
+  require(!arguments.subnormal || (launch.world == 1 && arguments.against.empty() && !arguments.alone), ExitCode::usage,
+          "--subnormal is for one process, without --against and --alone");
   require(arguments.against.empty() || launch.world == 1, ExitCode::usage, "--against is for one process, and this is ", describe(launch),
           "; --alone compares ranks with one process");
   if (!arguments.alone) return;
@@ -147,7 +164,7 @@ void check(const Arguments& arguments, const Launch& launch) {
 // The FLOPs of the model formula at the GEMM ceiling's rate are the floor; --against and --alone name another opponent.
 void measure_training(const Arguments& arguments, const RunConfig& config, const std::optional<RunConfig>& other_config, const Mesh& mesh) {
   const Communicator& world = mesh.world;
-  const std::string name = printable(*config.logging.run_name);
+  const std::string name = arguments.subnormal ? "subnormal" : printable(*config.logging.run_name);
   TrainingRun run(config, mesh);
   Harness harness(run.device(), arguments.bench, world);
   std::optional<TrainingRun> other;
@@ -156,6 +173,9 @@ void measure_training(const Arguments& arguments, const RunConfig& config, const
     const RunConfig alone = of_one_process(config);
     against = {.bench = "one process", .shape = {}, .run = [] {}, .tokens = workload.tokens};  // for which the other ranks wait
     if (world.rank() == 0) against.run = other.emplace(alone, Mesh()).workload(against.bench).run;
+  } else if (arguments.subnormal) {
+    run.spread_softmax();
+    against = other.emplace(config, Mesh()).workload("fresh weights", arguments.without_update);
   } else if (other_config) {
     against = other.emplace(*other_config, Mesh()).workload(joined(arguments.against), arguments.without_update);
   }
@@ -243,6 +263,10 @@ Command train_bench() {
   options.push_back({.name = "--without-update",
                      .target = &arguments->without_update,
                      .description = "forward and backward of a step alone; for one process"});
+  options.push_back(
+      {.name = "--subnormal",
+       .target = &arguments->subnormal,
+       .description = "train.subnormal: a run from weights that make subnormals abound takes turns with one from fresh weights"});
   return {.name = "train",
           .summary = "training steps on random tokens against the GEMM floor or other settings",
           .example =

@@ -354,6 +354,14 @@ TEST_F(CommandsTest, BenchOfTrainingMeasuresForwardAndBackwardAlone) {
                                           "backward, "));
 }
 
+TEST_F(CommandsTest, BenchOfTrainingComparesSubnormalsWithFreshWeights) {
+  const auto bench = mantissa({"bench", "train", "run.json", "--time-budget", "0", "--json", "s.jsonl", "--subnormal"});
+  EXPECT_EQ(bench.exit_code, 0) << bench.errors;
+  EXPECT_THAT(bench.output, ContainsRegex("\nsubnormal: [0-9.]+ of the speed with fresh weights in 9 slices, "));
+  EXPECT_EQ(nlohmann::json::parse(test::read_file(folder_ / "s.jsonl"))["bench"], "train.subnormal");
+  EXPECT_THAT(mantissa({"bench", "train", "run.json", "--subnormal", "--alone"}).errors, HasSubstr("--subnormal is for one process, with"));
+}
+
 TEST_F(CommandsTest, BenchOfTrainingRefusesSettingsBeforeItMeasures) {
   const auto against = [&](const std::string& set) { return mantissa({"bench", "train", "run.json", "--against", set}); };
   const std::vector<std::pair<std::string, std::string>> wrong = {{"precision.recip=high", "did you mean"},
