@@ -12,10 +12,10 @@ import subprocess
 import sys
 from collections import defaultdict
 
-# Moves of single elements, which gain nothing from vectors.
-SCALAR = re.compile(r"transpose_range\b")
+# Moves of eight bf16 elements, which gain nothing from vectors wider than that.
+SCALAR = re.compile(r"transpose<mantissa::bf16>")
 # What clones may call: the C library, accessors, constructors and errors, and the way for blocks that the lanes do not cover.
-CALLEES = re.compile(r"(mem(cpy|set)|expf|logf|__stack_chk_fail)$|mantissa::(dtype_name\(|Shape::operator\[\]|\(anonymous namespace\)::Reader<.*>::Reader\()"
+CALLEES = re.compile(r"(mem(cpy|set)|expf|logf|__stack_chk_fail)$|mantissa::(dtype_name\(|random_normal\(|Shape::operator\[\]|\(anonymous namespace\)::Reader<.*>::Reader\()"
                      r"|[\w ]*\*? ?mantissa::(Tensor::device_data<|fail<|lanes::quantize_blocks<|quantize_block<)|mantissa::bf16\* mantissa::Tensor::device_data<")
 
 

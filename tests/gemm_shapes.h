@@ -48,10 +48,9 @@ struct GemmCase {
   bool extreme = false;  // a scale of b that bf16 cannot follow
 
   // Whether the fast path dequantises b in several bands of columns: none for what fits 8 MiB, a transposed a or a sum that goes on.
-  bool banded(bool bf16_products) const {
+  bool banded() const {
     const bool whole = !b || a_transposed || accumulate;
-    const bool wide = extreme || !bf16_products || (dense == Dtype::f32 && !a);
-    return !whole && n * k * (wide ? 4 : 2) > (int64_t{1} << 23) + 768 * k * (wide ? 4 : 2);
+    return !whole && n * k * 2 > (int64_t{1} << 23) + 768 * k * 2;
   }
 };
 
@@ -170,13 +169,13 @@ inline ::testing::AssertionResult products_agree(Backend& fast, Backend& referen
 }
 
 // Cases [first, first + count). Returns how many were cut into bands.
-inline int64_t expect_products(uint32_t first, uint32_t count, bool bf16_products) {
+inline int64_t expect_products(uint32_t first, uint32_t count) {
   const std::unique_ptr<Backend> fast = make_backend("cpu"), reference = make_backend("cpu_reference");
   int64_t banded = 0;
   for (uint32_t i = first; i < first + count; ++i) {
     CaseDraw draw(i);
     const GemmCase c = drawn_case(draw);
-    banded += c.banded(bf16_products);
+    banded += c.banded();
     EXPECT_TRUE(products_agree(*fast, *reference, c, i)) << "case " << i;
   }
   return banded;

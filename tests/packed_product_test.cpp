@@ -159,11 +159,25 @@ TEST_F(FewRowsOfProducts, OutsideOfGenerationHaveTheBitsOfMany) {
   }
 }
 
-// oneDNN 2.6's AVX2 kernel treats the last two of 32 rows as no others.
-TEST_F(PackBlock, TheCheckFindsRowsThatAreTreatedOtherwise) {
-  if (std::string(onednn_isa_name()) != "AVX2") GTEST_SKIP() << "needs the kernels of AVX2: ONEDNN_MAX_CPU_ISA=AVX2";
-  const PackedProduct uneven(Dtype::f32, {.rows = 32, .cols = 128, .depth = 128});
-  EXPECT_EQ(unequal_places(uneven), "fp32, rows: 2 of 32 differ");
+TEST(UnequalLines, AreRowsOrColumnsWithAnElementThatDiffers) {
+  std::vector<float> sums(6 * 4, 1.0F);
+  EXPECT_EQ(unequal_lines(sums, 4, Alike::rows) + unequal_lines(sums, 4, Alike::columns), 0);
+  sums[2 * 4 + 1] = std::nextafter(1.0F, 2.0F);
+  sums[5 * 4 + 1] = -1.0F;
+  EXPECT_EQ(unequal_lines(sums, 4, Alike::rows), 2);
+  EXPECT_EQ(unequal_lines(sums, 4, Alike::columns), 1);
+}
+
+TEST_F(PackBlock, ProductsWithoutElementsDoNothing) {
+  const Tensor a = random_tensor(fast(), Dtype::f32, {0, 8}, 1), b = random_tensor(fast(), Dtype::f32, {8, 0}, 2),
+               c = random_tensor(fast(), Dtype::f32, {8, 8}, 3), out = random_tensor(fast(), Dtype::f32, {8, 8}, 4);
+  const std::vector<float> before = to_host<float>(out);
+  const auto product = [&](const Tensor& x, const Tensor& y) {
+    return TiledProduct{.a = whole(x), .b = whole(y), .out = out.device_bytes(), .out_dtype = Dtype::f32, .out_ld = 8, .accumulate = false};
+  };
+  const std::vector<TiledProduct> products = {product(a, c), product(c, b)};
+  multiply(Dtype::f32, Subnormals::flushed, products);
+  EXPECT_EQ(to_host<float>(out), before);
 }
 
 }  // namespace

@@ -57,7 +57,6 @@ double predicted(const Case& c) {
   ProductOperands operands{.rows = static_cast<double>(c.rows),
                            .depth = static_cast<double>(c.in),
                            .cols = static_cast<double>(c.out),
-                           .dtype = c.dtype,
                            .a_quantized = c.a_quantized,
                            .b_quantized = c.b_quantized,
                            .matrices = c.matrices};

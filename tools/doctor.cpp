@@ -14,6 +14,7 @@
 #include "mantissa/base/parallel.h"
 #include "mantissa/base/printable.h"
 #include "mantissa/base/version.h"
+#include "mantissa/train/equal_places.h"
 
 namespace mantissa::tools {
 namespace {
@@ -66,14 +67,13 @@ ExitCode doctor() {
   line("matrix products", "oneDNN, " + isa + (isa.find("bf16") == std::string::npos ? "; bf16 operands are widened to fp32 (exact)" : ""));
   require(products_are_right(), ExitCode::environment, "oneDNN's matrix product differs from the reference on this machine");
   line("other kernels", cpu_level_line());
-  const std::string unequal = make_backend("cpu")->unequal_places();
-  line("equal bits", unequal.empty() ? "yes: the place of a row or column in a product does not matter"
-                                     : "NO (" + unequal + "): runs with experts, several ranks or padding are refused");
   line("devices", "cpu, cpu_reference");
   struct statvfs disk {};
   if (statvfs(".", &disk) == 0) {
     line("disk (.)", text(static_cast<double>(disk.f_bavail) * static_cast<double>(disk.f_frsize) / 1073741824.0, " GiB free"));
   }
+  require_equal_places(*make_backend("cpu"), "runs with experts, several ranks or padding are refused");
+  line("equal bits", "the place of a row or column in a product does not matter");
   return ExitCode::ok;
 }
 

@@ -16,14 +16,19 @@ std::string broken_promise(const RunConfig& config) {
 
 }  // namespace
 
+void require_equal_places(const Backend& device, const std::string& consequence) {
+  const std::string unequal = device.unequal_places();
+  require(unequal.empty(), ExitCode::environment, "matrix products on this CPU (", gemm_instruction_set(),
+          ") give equal rows or columns other bits at other places (", unequal, "): ", consequence,
+          "; ONEDNN_MAX_CPU_ISA chooses other kernels (SSE41, AVX2, AVX512_CORE, AVX512_CORE_BF16), and mantissa doctor tells whether they "
+          "pass");
+}
+
 void require_equal_places(const RunConfig& config, const Backend& device) {
   const std::string broken = broken_promise(config);
   if (broken.empty()) return;
-  const std::string unequal = device.unequal_places();
-  require(unequal.empty(), ExitCode::environment, "matrix products on this CPU (", gemm_instruction_set(),
-          ") give equal rows or columns other bits at other places (", unequal, "), so ", broken,
-          "; ONEDNN_MAX_CPU_ISA=AVX2, AVX512_CORE or SSE41 chooses other kernels, and mantissa doctor says whether they pass");
-  log_info("matrix products (", gemm_instruction_set(), "): rows and columns have the same bits at every place of a tile");
+  require_equal_places(device, broken);
+  log_info("matrix products: rows and columns have the same bits at every place");
 }
 
 }  // namespace mantissa

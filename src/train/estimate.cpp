@@ -117,10 +117,9 @@ struct LinearSizes {
 };
 
 // What the backend needs for a product of a linear layer beside its operands, at the most: of the three, one is computed at a time.
-double product_bytes(const Recipe& recipe, Dtype dtype, const LinearSizes& linear) {
+double product_bytes(const Recipe& recipe, const LinearSizes& linear) {
   const auto scratch = [&](GemmRole role, ProductOperands sizes) {
     const GemmOperands operands = choose_operands(recipe, role);
-    sizes.dtype = dtype;
     sizes.a_quantized = operands.first.source != OperandSource::high;
     sizes.b_quantized = operands.second.source != OperandSource::high;
     return product_scratch(sizes);
@@ -144,7 +143,7 @@ double product_bytes(const RunConfig& config, const PrecisionPlan& plan) {
                             .in = module.in / (module.split == Split::columns ? ranks : 1),
                             .out = module.out / (module.split == Split::rows ? ranks : 1),
                             .matrices = module.matrices};
-    largest = std::max(largest, product_bytes(entry.recipe, entry.recipe.compute, sizes));
+    largest = std::max(largest, product_bytes(entry.recipe, sizes));
   }
   return largest;
 }
@@ -158,7 +157,7 @@ double logits_bytes(const RunConfig& config, const PrecisionPlan& plan, int64_t 
   const bool converts = config.model.logits_dtype == LogitsDtype::fp32 && element != 4;
   return static_cast<double>(rows * vocab * (converts ? 4 + element : element)) +
          static_cast<double>(tokens) * static_cast<double>(hidden * element) +
-         product_bytes(recipe, config.precision.dtype, {.rows = static_cast<double>(rows), .in = hidden, .out = vocab});
+         product_bytes(recipe, {.rows = static_cast<double>(rows), .in = hidden, .out = vocab});
 }
 
 // Weights, their gradients and moments.

@@ -6,7 +6,8 @@
 
 namespace mantissa {
 
-// While one lives on a thread, products of up to 16 rows that this thread asks for need not have the bits that these rows have among others.
+// While one lives on a thread, dense products of up to 16 rows that this thread asks for need not have the bits that these rows have among
+// others. The CPU backend makes use of it where operands need no widening; experts are grouped, and are tiles always.
 class FewRows {
  public:
   FewRows() : before_(std::exchange(allowed_here, true)) {}

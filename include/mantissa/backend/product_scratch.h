@@ -10,14 +10,13 @@ namespace mantissa {
 // out [rows, cols] = a [rows, depth] * b [depth, cols].
 struct ProductOperands {
   double rows, depth, cols;  // an estimate may be asked for what no machine has
-  Dtype dtype = Dtype::f32;  // of what is not quantised
   bool a_quantized = false, b_quantized = false;
   bool sums = false;     // into an fp32 output, as the gradient of a weight
   int64_t matrices = 1;  // b of a GroupedGemm: each group of rows has its own
 };
 
-// Bytes of quantised operands dequantised, the same on every CPU: bf16 operands of a product in fp32 are widened a tile at a time, and scales
-// that bf16 cannot follow (extreme ones) are not counted.
+// Bytes of quantised operands dequantised, the same on every CPU: bf16 operands of a product in fp32 are widened a tile at a time, and
+// scales that bf16 cannot follow (extreme ones) are not counted.
 double product_scratch(const ProductOperands& operands);
 
 }  // namespace mantissa

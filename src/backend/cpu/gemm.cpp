@@ -24,14 +24,13 @@ bool has_few_rows(const Gemm& k, Dtype dtype) {
          (k.out.dtype() == dtype || k.out.dtype() == Dtype::f32);
 }
 
-// Columns of the output whose part of a quantised b is dequantised at a time, about 8 MiB of whole blocks. A sum cannot start over, and a
+// Columns of the output whose part of a quantized b is dequantized at a time. A sum cannot start over, and a
 // transposed a would be packed anew for each band: there b is taken whole.
 int64_t band_columns(const Gemm& k, Dtype dtype) {
-  constexpr int64_t kBandBytes = int64_t{1} << 23, kStep = 384;
   const auto* b = std::get_if<QuantizedTensor>(&k.b.value);
   if (!b || k.a.transposed || k.accumulate) return k.out.dim(1);
-  if (kStep % (k.b.transposed ? b->how.block_rows : b->how.block_cols) != 0) return k.out.dim(1);
-  return std::max<int64_t>(1, kBandBytes / (k.b.rows() * kStep * dtype_bytes(dtype))) * kStep;
+  if (kBandColumns % (k.b.transposed ? b->how.block_rows : b->how.block_cols) != 0) return k.out.dim(1);
+  return std::max<int64_t>(1, kBandBytes / (k.b.rows() * kBandColumns * dtype_bytes(dtype))) * kBandColumns;
 }
 
 }  // namespace
@@ -71,7 +70,7 @@ void GemmEngine::run_few_rows(const Gemm& k, Subnormals subnormals, const Tensor
   });
 }
 
-// Returns false, with out half written, if a dequantised operand is not exact in bf16.
+// Returns false, with out half written, if a dequantized operand is not exact in bf16.
 bool GemmEngine::run_bands(const Gemm& k, const ProductDtypes& dtypes, Backend& device) {
   const int64_t cols = k.out.dim(1), band = band_columns(k, dtypes.dequantized);
   if (k.a.rows() == 0 || cols == 0) return true;
@@ -81,10 +80,9 @@ bool GemmEngine::run_bands(const Gemm& k, const ProductDtypes& dtypes, Backend& 
     const int64_t width = std::min(band, cols - first);
     const Tensor b =
         width == cols ? dense(k.b.value, dtypes.dequantized, extreme) : dequantized_band(k.b, dtypes.dequantized, first, width, extreme);
-    const Subnormals subnormals = subnormals_of(extreme);
-    if (dtypes.dequantized == Dtype::bf16 && subnormals == Subnormals::honored) return false;
+    if (dtypes.dequantized == Dtype::bf16 && is_set(extreme)) return false;
     if (has_few_rows(k, dtypes.tile)) {
-      run_few_rows(k, subnormals, a, b, first, width);
+      run_few_rows(k, dtypes.subnormals(), a, b, first, width);
       continue;
     }
     const TiledProduct product{.a = block(a, k.a.transposed),
@@ -95,14 +93,14 @@ bool GemmEngine::run_bands(const Gemm& k, const ProductDtypes& dtypes, Backend& 
                                .accumulate = k.accumulate,
                                .bias = k.bias.defined() ? &k.bias : nullptr,
                                .first_bias = first};
-    multiply(dtypes.tile, subnormals, {&product, 1});
+    multiply(dtypes.tile, dtypes.subnormals(), {&product, 1});
   }
   return true;
 }
 
 void GemmEngine::run(const Gemm& k, Backend& device) {
   run_exactly(is_fp32(k.a) || is_fp32(k.b), [&](ProductDtypes dtypes) {
-    if (has_few_rows(k, dtypes.tile)) dtypes.dequantized = dtypes.tile;
+    if (has_few_rows(k, dtypes.tile)) dtypes.dequantized = dtypes.tile;  // nothing widens it on the way
     return run_bands(k, dtypes, device);
   });
 }

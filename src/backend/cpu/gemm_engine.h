@@ -38,12 +38,15 @@ const char* onednn_isa_name();
 
 struct ProductDtypes {
   Dtype tile;         // what is multiplied; dense bf16 operands are widened to it on the way
-  Dtype dequantized;  // operands that are quantised
+  Dtype dequantized;  // operands that are quantized
+
+  // Where scales are extreme (backend.h, Gemm), the bound of a product relies on subnormals: it is dequantized to fp32 then.
+  Subnormals subnormals() const { return dequantized == Dtype::bf16 ? Subnormals::flushed : Subnormals::honored; }
 };
 
 class GemmEngine {
  public:
-  void run(const Gemm& k, Backend& device);  // fp32, bf16 and quantised; checked by the caller
+  void run(const Gemm& k, Backend& device);  // fp32, bf16 and quantized; checked by the caller
   void run(const GroupedGemm& k, Backend& device);
   int64_t fp32_products() const { return fp32_products_; }
 
@@ -53,13 +56,13 @@ class GemmEngine {
   void run_few_rows(const Gemm& k, Subnormals subnormals, const Tensor& a, const Tensor& b, int64_t first, int64_t cols);
   bool run_groups(const GroupedGemm& k, const ProductDtypes& dtypes, Backend& device);
 
-  // Widening bf16 is exact, and so is dequantising to bf16 unless a scale is extreme: run() returns false then, and is called again for
+  // Widening bf16 is exact, and so is dequantizing to bf16 unless a scale is extreme: run() returns false then, and is called again for
   // fp32. Each path gives the product of the values.
   template <class Run>
   void run_exactly(bool has_fp32_operand, const Run& run) {
-    const Dtype tile = onednn_has_bf16() ? Dtype::bf16 : Dtype::f32;
-    if (!has_fp32_operand && run(ProductDtypes{.tile = tile, .dequantized = Dtype::bf16})) return;
-    if (!has_fp32_operand && tile == Dtype::bf16) ++fp32_products_;
+    const Dtype tile = onednn_has_bf16() && !has_fp32_operand ? Dtype::bf16 : Dtype::f32;
+    if (run(ProductDtypes{.tile = tile, .dequantized = Dtype::bf16})) return;
+    if (tile == Dtype::bf16) ++fp32_products_;
     run(ProductDtypes{.tile = Dtype::f32, .dequantized = Dtype::f32});
   }
 

@@ -39,6 +39,7 @@ template <class Out>
         });
   }
 }
+
 // The bias of columns [first, first + cols), or zeros.
 void load_bias(const TiledProduct& product, int64_t first, int64_t cols, float* to) {
   std::fill_n(to, cols, 0.0F);
@@ -50,14 +51,18 @@ void load_bias(const TiledProduct& product, int64_t first, int64_t cols, float* 
   }
 }
 
-// At least two for each thread, so that they finish together; those that read the same part of b follow each other.
-void cut(const TiledProduct& product, const PackedProduct& tile, std::vector<Task>& tasks) {
+int64_t tiles_of(const TiledProduct& product, const TileShape& tile) {
+  return ceil_div(product.a.rows, tile.rows) * ceil_div(product.b.cols, tile.cols);
+}
+
+// At least so many tasks, as far as there are tiles. Those that read the same part of b follow each other.
+void cut(const TiledProduct& product, const PackedProduct& tile, int64_t least, std::vector<Task>& tasks) {
   const int64_t tile_rows = tile.shape().rows, tile_cols = tile.shape().cols;
   const int64_t rows = ceil_div(product.a.rows, tile_rows), cols = ceil_div(product.b.cols, tile_cols);
   if (rows == 0 || cols == 0) return;
   int64_t height = std::min(kMostRowTiles, rows), width = std::max<int64_t>(1, kMostSums / (height * tile.sums()));
   const auto tasks_of = [&] { return ceil_div(rows, height) * ceil_div(cols, width); };
-  while (height * width > 1 && tasks_of() < int64_t{2} * num_threads()) (width > 1 ? width : height) /= 2;
+  while (height * width > 1 && tasks_of() < least) (width > 1 ? width : height) /= 2;
   const int64_t down = ceil_div(rows, height), across = ceil_div(cols, width);
   for (int64_t j = 0; j < across; ++j) {
     for (int64_t i = 0; i < down; ++i) {
@@ -147,14 +152,17 @@ Tensor dense(const Value& value, Dtype dtype, const Tensor& extreme) {
   return std::holds_alternative<Tensor>(value) ? std::get<Tensor>(value) : high_precision(value, dtype, extreme);
 }
 
-Subnormals subnormals_of(const Tensor& extreme) {
-  return extreme.defined() && *extreme.device_data<int32_t>() != 0 ? Subnormals::honored : Subnormals::flushed;
-}
+bool is_set(const Tensor& extreme) { return extreme.defined() && *extreme.device_data<int32_t>() != 0; }
 
 void multiply(Dtype dtype, Subnormals subnormals, std::span<const TiledProduct> products) {
   const PackedProduct& tile = packed_product(dtype);
   std::vector<Task> tasks;
-  for (const TiledProduct& product : products) cut(product, tile, tasks);
+  int64_t all = 0;
+  for (const TiledProduct& product : products) all += tiles_of(product, tile.shape());
+  // Two for each thread, so that they finish together.
+  for (const TiledProduct& product : products) {
+    cut(product, tile, ceil_div(int64_t{2} * num_threads() * tiles_of(product, tile.shape()), std::max<int64_t>(1, all)), tasks);
+  }
   parallel_for(std::ssize(tasks), 1, subnormals, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) run(tasks[static_cast<size_t>(t)], tile);
   });

@@ -21,19 +21,21 @@ struct TiledProduct {
   int64_t first_bias = 0;
 };
 
-// All of them, one after the other or at once. Packed parts of b take up to 8 MiB of memory that the calling thread keeps, those of a and
-// // the sums about 0.6 MiB in each thread.
+// All of them, in any order; each element is a sum in the order of the depth. Each thread keeps about 0.7 MiB for packed operands and sums.
 void multiply(Dtype dtype, Subnormals subnormals, std::span<const TiledProduct> products);
 
 // The matrix op(value).
 Block block(const Tensor& tensor, bool transposed);
 
-// Dequantised to `dtype` with `extreme` as in Dequantize, or as it is: packing widens.
+// Dequantized to `dtype` with `extreme` as in Dequantize, or as it is: packing widens.
 Tensor dense(const Value& value, Dtype dtype, const Tensor& extreme);
 
-// Where scales are extreme (backend.h, Gemm), subnormals count: the product's bound relies on them. `extreme` is undefined where nothing is
-// quantised.
-Subnormals subnormals_of(const Tensor& extreme);
+// Whether a block with an extreme scale (backend.h, Gemm) was seen. `extreme` is undefined where nothing is quantized.
+bool is_set(const Tensor& extreme);
+
+// What is dequantized at a time of a large quantized b: about so many bytes, in steps of so many columns, a multiple of every tile and
+// block.
+inline constexpr int64_t kBandBytes = int64_t{1} << 23, kBandColumns = 768;
 
 inline bool is_fp32(const Operand& operand) { return !operand.quantized() && operand.dense().dtype() == Dtype::f32; }
 

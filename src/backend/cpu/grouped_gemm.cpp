@@ -11,10 +11,8 @@ namespace mantissa {
 
 int64_t grouped_rows(int64_t rows) { return round_up(rows, tile_shape(Dtype::f32).rows); }
 
-// Each group is a product of its own. Returns false, with out half written, if a dequantised operand is not exact in bf16.
+// Each group is a product of its own. Returns false, with out half written, if a dequantized operand is not exact in bf16.
 bool GemmEngine::run_groups(const GroupedGemm& k, const ProductDtypes& dtypes, Backend& device) {
-  // Matrices that are dequantised together: as few as make work for all cores.
-  constexpr int64_t kMatrixBytes = int64_t{1} << 23;
   const Groups groups("grouped_gemm", k.offsets, k.out.dim(0));
   const int64_t stored = shape_of(k.b.value)[0] / groups.count(), cols = k.out.dim(1);
   const Tensor extreme = k.a.quantized() || k.b.quantized() ? zeros(device, Dtype::i32, {1}) : Tensor();
@@ -22,9 +20,8 @@ bool GemmEngine::run_groups(const GroupedGemm& k, const ProductDtypes& dtypes, B
   std::vector<Tensor> matrices;
   std::vector<TiledProduct> products;
   const auto flush = [&] {
-    const Subnormals subnormals = subnormals_of(extreme);
-    if (dtypes.dequantized == Dtype::bf16 && subnormals == Subnormals::honored) return false;
-    multiply(dtypes.tile, subnormals, products);
+    if (dtypes.dequantized == Dtype::bf16 && is_set(extreme)) return false;
+    multiply(dtypes.tile, dtypes.subnormals(), products);
     products.clear();
     matrices.clear();
     return true;
@@ -38,7 +35,7 @@ bool GemmEngine::run_groups(const GroupedGemm& k, const ProductDtypes& dtypes, B
                         .out_dtype = k.out.dtype(),
                         .out_ld = cols,
                         .accumulate = false});
-    if (k.b.quantized() && std::ssize(matrices) * matrices.back().bytes() >= kMatrixBytes && !flush()) return false;
+    if (k.b.quantized() && std::ssize(matrices) * matrices.back().bytes() >= kBandBytes && !flush()) return false;
   }
   if (!flush()) return false;
   device.run(Fill{.out = k.out.slice(groups.end(), k.out.dim(0)), .value = 0.0});

@@ -19,6 +19,9 @@ using dnnl::memory;
 
 constexpr std::align_val_t kCacheLine{64};
 
+// The library writes its kernels without a look at whether there was memory for them.
+constexpr int64_t kRelayoutBytes = int64_t{2} << 20;
+
 // Columns behind those of a tile of b that is stored row by row: rows at a distance of a power of two would share few sets of the cache.
 constexpr int64_t kColumnPadding = 16;
 
@@ -31,6 +34,7 @@ class Relayout {
   void run(const dnnl::stream& stream, std::byte* from, std::byte* to) {
     from_.set_data_handle(from);
     to_.set_data_handle(to);
+    const GeneratedCall here;
     reorder_.execute(stream, from_, to_);
   }
 
@@ -49,6 +53,7 @@ TileShape tile_shape(Dtype dtype) {
 std::byte* AlignedBytes::at_least(int64_t bytes) {
   if (size_ < bytes) {
     bytes_.reset();
+    size_ = 0;
     bytes_.reset(static_cast<std::byte*>(::operator new(static_cast<size_t>(bytes), kCacheLine)));
     size_ = bytes;
   }
@@ -120,6 +125,7 @@ TileWorker::TileWorker(const PackedProduct& product) : product_(product), calls_
   Calls& calls = *calls_;
   calls.stream = dnnl::stream(cpu_engine());
   if (library.own_layout_of_b) {
+    require_memory(kRelayoutBytes, "matrix products of a thread");
     const auto [rows, cols, depth] = product.shape();
     calls.b_layout.emplace(matrix_description(depth, cols, product.dtype(), cols, 1), library.b);
     calls.b_layout_of_transposed.emplace(matrix_description(depth, cols, product.dtype(), 1, depth), library.b);
@@ -132,7 +138,6 @@ TileWorker::TileWorker(const PackedProduct& product) : product_(product), calls_
 }
 
 TileWorker::~TileWorker() = default;
-TileWorker::TileWorker(TileWorker&&) noexcept = default;
 
 void TileWorker::pack_a(const Block& block, std::byte* to) { pack_block(block, product_.library_->stored_a, to); }
 

@@ -1,7 +1,7 @@
 // The one matrix product that all others on the CPU are made of: sums [rows, cols] += a [rows, depth] * b [depth, cols] by oneDNN, of one
 // shape for the whole process, with operands packed into tiles without gaps and filled up with zeros. The bits of an element therefore
 // depend on its row of a, its column of b and its place in the tile, and on nothing else of the product: not on the number of rows, columns
-// or threads, not on strides, orientation, alignment or zeros that follow along the depth. Whether the place matters rests on the library:
+// or threads, not on strides, orientation, alignment or padding with zeros along the depth. Whether the place matters rests on the library:
 // product_check.h asks it.
 #pragma once
 
@@ -67,9 +67,11 @@ const PackedProduct& packed_product(Dtype dtype);
 // Tiles and sums begin at cache lines.
 class TileWorker {
  public:
+  // Throws Error(environment) where there is no memory for it, or none that the process may take.
   explicit TileWorker(const PackedProduct& product);
   ~TileWorker();
-  TileWorker(TileWorker&&) noexcept;
+  TileWorker(const TileWorker&) = delete;
+  TileWorker& operator=(const TileWorker&) = delete;
 
   // Packs a block of at most one tile; bf16 is widened where the tile is fp32, which is exact.
   void pack_a(const Block& block, std::byte* to);

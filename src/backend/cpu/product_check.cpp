@@ -22,8 +22,6 @@ float drawn(uint32_t what, int64_t index) {
   return to_float(to_bf16(std::ldexp(unit, static_cast<int>(words[1] % 13U) - 6)));
 }
 
-enum class Alike { rows, columns };
-
 // Rows of a, or columns of b, that are all the same.
 std::vector<float> operand(int64_t rows, int64_t cols, uint32_t what, bool same_rows, bool same_columns) {
   std::vector<float> out(static_cast<size_t>(rows * cols));
@@ -76,31 +74,36 @@ class Tile {
   std::vector<float> a_, b_;
 };
 
-std::string difference(const PackedProduct& product, Alike alike) {
-  const std::vector<float> sums = Tile(product, alike).sums();
-  const auto [rows, cols, depth] = product.shape();
+}  // namespace
+
+int64_t unequal_lines(std::span<const float> sums, int64_t cols, Alike alike) {
+  const int64_t rows = std::ssize(sums) / cols;
   const bool by_row = alike == Alike::rows;
-  const int64_t places = by_row ? rows : cols, step = by_row ? cols : 1, elements = by_row ? cols : rows, stride = by_row ? 1 : cols;
-  const auto differs = [&](int64_t place) {
+  const int64_t lines = by_row ? rows : cols, step = by_row ? cols : 1, elements = by_row ? cols : rows, stride = by_row ? 1 : cols;
+  const auto differs = [&](int64_t line) {
     for (int64_t i = 0; i < elements; ++i) {
-      const auto first = static_cast<size_t>(i * stride), here = static_cast<size_t>(place * step + i * stride);
+      const auto first = static_cast<size_t>(i * stride), here = static_cast<size_t>(line * step + i * stride);
       if (std::memcmp(&sums[first], &sums[here], sizeof(float)) != 0) return true;
     }
     return false;
   };
   int64_t unequal = 0;
-  for (int64_t place = 1; place < places; ++place) unequal += differs(place);
-  if (unequal == 0) return "";
-  return text(product.dtype(), ", ", by_row ? "rows" : "columns", ": ", unequal, " of ", places, " differ");
+  for (int64_t line = 1; line < lines; ++line) unequal += differs(line);
+  return unequal;
 }
 
-}  // namespace
-
 std::string unequal_places(const PackedProduct& product) {
-  std::string out = difference(product, Alike::rows);
-  const std::string columns = difference(product, Alike::columns);
-  if (!out.empty() && !columns.empty()) out += "; ";
-  return out + columns;
+  std::string out;
+  for (const Alike alike : {Alike::rows, Alike::columns}) {
+    const std::vector<float> sums = Tile(product, alike).sums();
+    const auto [rows, cols, depth] = product.shape();
+    const bool by_row = alike == Alike::rows;
+    const int64_t unequal = unequal_lines(sums, cols, alike);
+    if (unequal == 0) continue;
+    out += text(out.empty() ? "" : "; ", product.dtype(), by_row ? ", rows: " : ", columns: ", unequal, " of ", by_row ? rows : cols,
+                " differ");
+  }
+  return out;
 }
 
 std::string CpuBackend::unequal_places() const {

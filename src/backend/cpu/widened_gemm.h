@@ -1,5 +1,4 @@
-// Products whose operands are first brought to one wider dtype, exactly: quantised operands, and bf16 where the CPU has no bf16 dot
-// product.
+// Quantized operands of products as values, and the reference's products of them in one wider dtype; both are exact.
 #pragma once
 
 #include "mantissa/backend/functions.h"
