@@ -79,11 +79,11 @@ struct Operand {  // a matrix, read transposed where the flag says so
 };
 
 // out [M, N] (+)= op(a) [M, K] * op(b) [K, N] + bias [N]. High-precision operands share a dtype; out has it too, or is stats. fp32
-// accumulation (fp64 for fp64). The only way to multiply matrices.
+// accumulation (fp64 for fp64). The only way to multiply matrices. Here and in kernels on rows a backend may take subnormals for zero.
 //
 // A quantised operand stands for its dequantised values. It is dequantised to the dtype of the other operand (bf16 if both are quantised),
-// which is exact in bf16 unless a non-zero block has an extreme scale code (see extreme_scale()): then the product runs in fp32. With two
-// quantised operands out is bf16 or fp32, with an accumulated sum always stats.
+// which is exact in bf16 unless a non-zero block has an extreme scale code (see extreme_scale()): then the product runs in fp32 and honors
+// subnormals. With two quantised operands out is bf16 or fp32, with an accumulated sum always stats.
 struct Gemm {
   Operand a, b;
   Tensor out;

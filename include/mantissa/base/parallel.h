@@ -31,9 +31,9 @@ void parallel_chunks(int64_t count, int64_t chunk, Subnormals subnormals, ChunkB
 
 // Calls body(begin, end) over [0, count) in pieces of exactly `chunk` items (the last may be short). Pieces depend on count and chunk only,
 // never on the number of threads, so per-piece partial results are reproducible. Every body, a single inline one included, runs with
-// OpenMP at one thread: libraries called inside take their single-threaded path. If a body throws, pieces that have not begun are left out,
-// and the first exception is rethrown here once every thread has left the loop. Inside a body a further parallel_for runs on the calling
-// thread alone.
+// OpenMP at one thread, libraries called inside taking their single-threaded path, and with subnormals honored unless it asks otherwise,
+// whatever the caller has set. If a body throws, pieces that have not begun are left out, and the first exception is rethrown here once
+// every thread has left the loop. Inside a body a further parallel_for runs on the calling thread alone.
 template <class Body>
 void parallel_for(int64_t count, int64_t chunk, Subnormals subnormals, Body&& body) {
   detail::parallel_chunks(
