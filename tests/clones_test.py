@@ -12,9 +12,10 @@ import subprocess
 import sys
 from collections import defaultdict
 
-# Moves of eight bf16 elements, which gain nothing from vectors wider than that.
-SCALAR = re.compile(r"transpose<mantissa::bf16>")
-# What clones may call: the C library, accessors, constructors and errors, and the way for blocks that the lanes do not cover.
+# Eight bf16 elements at a time, which are 16 bytes at every level.
+NARROW = re.compile(r"\btranspose<mantissa::bf16>")
+# What clones may call: the C library, accessors, constructors and errors, and the way for blocks and draws that the lanes
+# do not cover.
 CALLEES = re.compile(r"(mem(cpy|set)|expf|logf|__stack_chk_fail)$|mantissa::(dtype_name\(|random_normal\(|Shape::operator\[\]|\(anonymous namespace\)::Reader<.*>::Reader\()"
                      r"|[\w ]*\*? ?mantissa::(Tensor::device_data<|fail<|lanes::quantize_blocks<|quantize_block<)|mantissa::bf16\* mantissa::Tensor::device_data<")
 
@@ -49,7 +50,7 @@ def findings(clones):
         widest = "zmm or ymm" if any("%zmm" in line or "%ymm" in line for line in lines) else "xmm"
         if level == "baseline" and widest != "xmm":
             yield f"{body}: the baseline uses {widest}"
-        if level != "baseline" and widest == "xmm" and not SCALAR.search(body):
+        if level != "baseline" and widest == "xmm" and not NARROW.search(body):
             yield f"{body}: {level} has no wide vectors"
         if level != "baseline":
             yield from (f"{body}: {level} calls {callee}, which stays at the baseline" for callee in sorted(set(foreign_calls(lines))))

@@ -1,5 +1,7 @@
 // The levels of the instruction set that the fast kernels are compiled for: which one runs, and that every kernel gives the same bits at
 // all of them: fused multiply-adds are written out, no sum is reassociated, and no approximate instruction is used.
+#include <cstdlib>
+
 #include "kernel_cases.h"
 #include "mantissa/base/cpu_level.h"
 #include "mantissa/base/error.h"
@@ -95,12 +97,50 @@ TEST(CpuLevel, OfTheProgramIsThatOfTheVariable) {
   }
 }
 
-// The first kernel may come after minutes of reading data.
-TEST(CpuLevel, ThatIsNoneIsAnErrorWhenABackendIsOpened) {
+TEST(CpuLevel, ThatIsNoneIsAnErrorOfTheProgram) {
   const ProcessResult run = doctor_at("v4");
   EXPECT_EQ(run.exit_code, static_cast<int>(ExitCode::usage));
   EXPECT_EQ(run.errors, "error: MANTISSA_MAX_CPU_LEVEL: must be x86-64, x86-64-v3 or x86-64-v4, got \"v4\"\n");
-  EXPECT_EQ(run.output.find("other kernels"), std::string::npos);
+}
+
+// The first kernel may come after minutes of reading data.
+TEST(CpuLevel, IsReadWhenABackendIsOpened) {
+  const CpuLevel before = cpu_level();
+  detail::cpu_level_in_use = -1;
+  ASSERT_EQ(::setenv("MANTISSA_MAX_CPU_LEVEL", "v4", 1), 0);
+  EXPECT_THROW(make_backend("cpu"), Error);
+  ASSERT_EQ(::unsetenv("MANTISSA_MAX_CPU_LEVEL"), 0);
+  make_backend("cpu");
+  EXPECT_EQ(cpu_level(), highest_cpu_level());
+  use_cpu_level(before);
+}
+
+// The script by which tests run as on other CPUs (instruction_sets.cmake): a test that is skipped looks like one that passed.
+ProcessResult under(const std::string& level) {
+  const TemporaryFolder folder;
+  return run_process(
+      {MANTISSA_SOURCE_DIR "/tests/under.sh", MANTISSA_BINARY, "MANTISSA_MAX_CPU_LEVEL=" + level, "printenv", "MANTISSA_MAX_CPU_LEVEL"},
+      folder.path());
+}
+
+TEST(Under, RunsATestAtALowerLevel) {
+  if (highest_cpu_level() == CpuLevel::x86_64) GTEST_SKIP() << "there is none";
+  const ProcessResult run = under("x86-64");
+  EXPECT_EQ(run.exit_code, 0) << run.errors;
+  EXPECT_TRUE(run.output.ends_with("other kernels    x86-64\nx86-64\n")) << run.output;
+}
+
+TEST(Under, SkipsATestWhereTheCpuHasNoMore) {
+  const ProcessResult run = under(name(highest_cpu_level()));
+  EXPECT_EQ(run.exit_code, 77) << run.errors;
+  EXPECT_EQ(run.output,
+            text("SKIPPED: MANTISSA_MAX_CPU_LEVEL=", name(highest_cpu_level()), " leaves out nothing that is used on this CPU\n"));
+}
+
+TEST(Under, FailsWhereTheSettingIsWrong) {
+  const ProcessResult run = under("x86-64-v5");
+  EXPECT_NE(run.exit_code, 0);
+  EXPECT_NE(run.exit_code, 77);
 }
 
 }  // namespace
