@@ -27,8 +27,8 @@ Error refusal(const std::function<void(RunConfig&)>& change) {
 TEST(EqualPlaces, AreAskedForByExpertsRanksAndPadding) {
   const std::pair<std::function<void(RunConfig&)>, const char*> cases[] = {
       {[](RunConfig& config) { config.model.moe = MoeConfig{}; }, "the tokens beside it"},
-      {[](RunConfig& config) { config.parallel.data = 2; }, "number of ranks"},
-      {[](RunConfig& config) { config.parallel.tensor = 2; }, "number of ranks"},
+      {[](RunConfig& config) { config.parallel = {.data = 2}; }, "number of ranks"},
+      {[](RunConfig& config) { config.parallel = {.data = 1, .tensor = 2}; }, "number of ranks"},
       {[](RunConfig& config) { config.model.pad_vocab_to = 64; }, "padding of the vocabulary"}};
   for (const auto& [change, why] : cases) {
     const Error error = refusal(change);
