@@ -18,7 +18,7 @@ struct Task {
   int64_t row, row_tiles;
   int64_t col, col_tiles;
 };
-constexpr int64_t kMostSums = 12 * 64 * 128, kMostRowTiles = 4;
+constexpr int64_t kMostSums = 16 * 64 * 128, kMostRowTiles = 8;
 
 struct Sums {
   const float* from;  // of a tile, `ld` a row
