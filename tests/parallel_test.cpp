@@ -5,6 +5,7 @@
 #include <xmmintrin.h>
 
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <mutex>
 #include <set>
@@ -79,11 +80,12 @@ TEST_P(ParallelFor, ThreadsOfThePoolHandleFaultsOnAStackOfTheirOwn) {
   action.sa_flags = SA_ONSTACK;
   ASSERT_EQ(::sigaction(SIGBUS, &action, &before), 0);
   const auto caller = std::this_thread::get_id();
-  for (int round = 0; round < 10000 && on_own == 0 && GetParam() > 1; ++round) {
-    parallel_for(64, 1, [&](int64_t, int64_t) {
-      if (std::this_thread::get_id() != caller) ::raise(SIGBUS);
-    });
-  }
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  // The caller waits inside of its piece: on a busy machine it would take all of them before another thread runs.
+  parallel_for(64, 1, [&](int64_t, int64_t) {
+    if (std::this_thread::get_id() != caller) ::raise(SIGBUS);
+    while (GetParam() > 1 && on_own + elsewhere == 0 && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+  });
   ::sigaction(SIGBUS, &before, nullptr);
   EXPECT_EQ(elsewhere, 0);
   EXPECT_EQ(on_own > 0, GetParam() > 1);
