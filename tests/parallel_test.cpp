@@ -70,6 +70,26 @@ TEST(AlternateStack, GivesBackTheOneBefore) {
   EXPECT_EQ(after.ss_flags, before.ss_flags);
 }
 
+// Counts the pieces that threads of the pool take of one loop. The caller waits in each of its own until there is one: on a busy machine it
+// would take all of them before another thread runs.
+class PiecesOfThePool {
+ public:
+  explicit PiecesOfThePool(int threads) : none_expected_(threads == 1) {}
+  // In a piece: whether it is the pool's.
+  bool take() {
+    if (std::this_thread::get_id() != caller_) return ++taken_ > 0;
+    while (!none_expected_ && taken_ == 0 && std::chrono::steady_clock::now() < deadline_) std::this_thread::yield();
+    return false;
+  }
+  bool enough() const { return none_expected_ || taken_ > 0; }
+
+ private:
+  const bool none_expected_;
+  const std::thread::id caller_ = std::this_thread::get_id();
+  const std::chrono::steady_clock::time_point deadline_ = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  std::atomic<int> taken_{0};
+};
+
 // What a body runs may keep data in the stack pointer.
 TEST_P(ParallelFor, ThreadsOfThePoolHandleFaultsOnAStackOfTheirOwn) {
   static std::atomic<int> on_own, elsewhere;
@@ -79,12 +99,9 @@ TEST_P(ParallelFor, ThreadsOfThePoolHandleFaultsOnAStackOfTheirOwn) {
   action.sa_handler = [](int) { ++(on_alternate_stack() ? on_own : elsewhere); };
   action.sa_flags = SA_ONSTACK;
   ASSERT_EQ(::sigaction(SIGBUS, &action, &before), 0);
-  const auto caller = std::this_thread::get_id();
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
-  // The caller waits inside of its piece: on a busy machine it would take all of them before another thread runs.
+  PiecesOfThePool pool(GetParam());
   parallel_for(64, 1, [&](int64_t, int64_t) {
-    if (std::this_thread::get_id() != caller) ::raise(SIGBUS);
-    while (GetParam() > 1 && on_own + elsewhere == 0 && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+    if (pool.take()) ::raise(SIGBUS);
   });
   ::sigaction(SIGBUS, &before, nullptr);
   EXPECT_EQ(elsewhere, 0);
@@ -149,21 +166,20 @@ constexpr Subnormals kBoth[] = {Subnormals::honored, Subnormals::flushed};
 
 // Threads of the pool keep no setting of the loop before.
 TEST_P(ParallelFor, BodiesSeeSubnormalsAsAskedOnEveryThread) {
-  const auto caller = std::this_thread::get_id();
   for (const Subnormals before : kBoth) {
     const CallerSubnormals setting(before);
-    std::atomic<int> wrong{0}, elsewhere[2]{};
-    const auto enough = [&] { return GetParam() == 1 || (elsewhere[0] > 20 && elsewhere[1] > 20); };
-    for (int round = 0; round < 100 || (round < 20000 && !enough()); ++round) {
+    for (int round = 0; round < 40; ++round) {
       const Subnormals asked = kBoth[round % 2];
+      std::atomic<int> wrong{0};
+      PiecesOfThePool pool(GetParam());
       parallel_for(64, 1, asked, [&](int64_t, int64_t) {
         if (!sees(asked)) ++wrong;
-        if (std::this_thread::get_id() != caller) ++elsewhere[round % 2];
+        pool.take();
       });
-      if (!sees(before)) ++wrong;
+      EXPECT_TRUE(pool.enough()) << "no thread of the pool took a piece";
+      EXPECT_EQ(wrong, 0);
+      EXPECT_TRUE(sees(before));
     }
-    EXPECT_EQ(wrong, 0);
-    EXPECT_TRUE(enough()) << "no thread of the pool took a piece";
   }
 }
 
