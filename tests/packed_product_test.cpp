@@ -1,6 +1,10 @@
 // Tiles of one shape: what they hold, what products made of them promise, and the check of what rests on the library.
 #include "backend/cpu/packed_product.h"
 
+#include <sys/mman.h>
+
+#include <new>
+
 #include "backend/cpu/gemm_engine.h"
 #include "backend/cpu/gemm_tiles.h"
 #include "backend/cpu/product_check.h"
@@ -19,6 +23,10 @@ Tensor wide_tensor(Backend& device, Dtype dtype, Shape shape, uint32_t what) {
   return converted(out, dtype);
 }
 
+float element_of(Dtype dtype, const std::byte* data, int64_t i) {
+  return dtype == Dtype::bf16 ? to_float(reinterpret_cast<const bf16*>(data)[i]) : reinterpret_cast<const float*>(data)[i];
+}
+
 class PackBlock : public BackendTest {
  protected:
   // Element by element against what the header says.
@@ -27,16 +35,12 @@ class PackBlock : public BackendTest {
     pack_block(from, tile, reinterpret_cast<std::byte*>(to.data()));
     const auto element = [&](int64_t i, int64_t j) {
       if (i >= from.rows || j >= from.cols) return 0.0F;
-      const int64_t at = from.transposed ? j * from.ld + i : i * from.ld + j;
-      return from.dtype == Dtype::bf16 ? to_float(reinterpret_cast<const bf16*>(from.data)[at])
-                                       : reinterpret_cast<const float*>(from.data)[at];
+      return element_of(from.dtype, from.data, from.transposed ? j * from.ld + i : i * from.ld + j);
     };
-    const auto* narrow = reinterpret_cast<const bf16*>(to.data());
     int64_t wrong = 0;
     for (int64_t i = 0; i < tile.rows; ++i) {
       for (int64_t j = 0; j < tile.cols; ++j) {
-        const int64_t at = i * tile.ld + j;
-        wrong += (tile.dtype == Dtype::bf16 ? to_float(narrow[at]) : to[static_cast<size_t>(at)]) != element(i, j);
+        wrong += element_of(tile.dtype, reinterpret_cast<const std::byte*>(to.data()), i * tile.ld + j) != element(i, j);
       }
     }
     EXPECT_EQ(wrong, 0) << from.rows << " x " << from.cols << (from.transposed ? " transposed" : "") << " into " << tile.rows << " x "
@@ -55,7 +59,70 @@ TEST_F(PackBlock, LaysOutAnyPartOfAMatrixWithZerosBehind) {
   }
 }
 
+// Bytes that end where memory ends that may not be read.
+class GuardedBytes {
+ public:
+  explicit GuardedBytes(size_t size) : pages_((size + kPage - 1) / kPage * kPage) {
+    void* const memory = ::mmap(nullptr, pages_ + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    start_ = static_cast<std::byte*>(memory);
+    ::mprotect(start_ + pages_, kPage, PROT_NONE);
+    bytes_ = start_ + pages_ - size;
+  }
+  ~GuardedBytes() { ::munmap(start_, pages_ + kPage); }
+  GuardedBytes(const GuardedBytes&) = delete;
+  GuardedBytes& operator=(const GuardedBytes&) = delete;
+  std::byte* data() const { return bytes_; }
+
+ private:
+  static constexpr size_t kPage = 4096;
+  size_t pages_;
+  std::byte *start_, *bytes_;
+};
+
+// A block that is all of its memory, at a distance of rows that need not be even.
+TEST_F(PackBlock, LaysOutPanelsOfAnyPartAndReadsNothingElse) {
+  CaseDraw draw(2);
+  for (int i = 0; i < 300; ++i) {
+    const Dtype from = draw.from({Dtype::f32, Dtype::bf16}), to = from == Dtype::f32 ? Dtype::f32 : draw.from({Dtype::f32, Dtype::bf16});
+    const int64_t panel = draw.from<int64_t>({16, 48, 64}), rows = draw.from<int64_t>({32, 128});
+    const PanelLayout tile{.dtype = to,
+                           .rows = rows,
+                           .cols = panel * (1 + draw.below(3)),
+                           .panel = panel,
+                           .ld = panel + draw.from<int64_t>({0, 8}),
+                           .pairs = to == Dtype::bf16 && draw.one_in(2)};
+    Block block{.data = nullptr,
+                .dtype = from,
+                .ld = 0,
+                .rows = 1 + draw.below(rows),
+                .cols = 1 + draw.below(tile.cols),
+                .transposed = draw.one_in(2)};
+    block.ld = block.transposed ? block.rows : block.cols;
+    const Tensor values = random_tensor(fast(), from, {block.rows * block.cols}, static_cast<uint32_t>(i));
+    const GuardedBytes source(static_cast<size_t>(values.bytes())), packed(static_cast<size_t>(tile.bytes()));
+    std::memcpy(source.data(), values.device_bytes(), static_cast<size_t>(values.bytes()));
+    block.data = source.data();
+    pack_panels(block, tile, packed.data());
+    int64_t wrong = 0;
+    for (int64_t k = 0; k < tile.rows; ++k) {
+      for (int64_t j = 0; j < tile.cols; ++j) {
+        const int64_t in_panel = tile.pairs ? k / 2 * 2 * tile.ld + 2 * (j % panel) + k % 2 : k * tile.ld + j % panel;
+        const int64_t at = j / panel * tile.rows * tile.ld + in_panel, source_at = block.transposed ? j * block.ld + k : k * block.ld + j;
+        const bool inside = k < block.rows && j < block.cols;
+        wrong += element_of(to, packed.data(), at) != (inside ? element_of(from, block.data, source_at) : 0.0F);
+      }
+    }
+    EXPECT_EQ(wrong, 0) << block.rows << " x " << block.cols << (block.transposed ? " transposed" : "") << " of " << from << " into " << to
+                        << (tile.pairs ? " in pairs" : "");
+  }
+}
+
 using FewRowsOfProducts = BackendTest;
+
+struct GemmSize {
+  int64_t m, n, k;
+};
 
 class Tiles : public BackendTest, public ::testing::WithParamInterface<Dtype> {
  protected:
@@ -64,11 +131,34 @@ class Tiles : public BackendTest, public ::testing::WithParamInterface<Dtype> {
   }
 };
 
+// Of every way to cut a product (gemm_tiles.cpp): with operands packed for one task or for all, in one band or several, at once or a step
+// of the depth at a time.
+GemmSize drawn_size(CaseDraw& draw) {
+  switch (draw.below(4)) {
+    case 0: return {.m = draw.log_uniform(513, 1200), .n = draw.log_uniform(1, 500), .k = draw.log_uniform(1, 700)};
+    case 1: return {.m = draw.log_uniform(513, 700), .n = draw.log_uniform(513, 1200), .k = draw.log_uniform(2500, 4000)};
+    case 2: return {.m = draw.log_uniform(1, 600), .n = draw.log_uniform(1, 300), .k = draw.log_uniform(4500, 9000)};
+    default: return {.m = draw.log_uniform(1, 300), .n = draw.log_uniform(1, 500), .k = draw.log_uniform(1, 700)};
+  }
+}
+
+// Element (i, j) of a * b within the bound of a sum of so many fp32 roundings.
+void expect_sum(const Tensor& a, const Tensor& b, const Tensor& out, int64_t i, int64_t j) {
+  const int64_t depth = a.dim(1), cols = b.dim(1);
+  double sum = 0.0, magnitudes = 0.0;
+  for (int64_t k = 0; k < depth; ++k) {
+    const double term =
+        double{element_of(a.dtype(), a.device_bytes(), i * depth + k)} * double{element_of(b.dtype(), b.device_bytes(), k * cols + j)};
+    sum += term, magnitudes += std::abs(term);
+  }
+  EXPECT_NEAR(double{out.data<float>()[i * cols + j]}, sum, 0x1p-24 * static_cast<double>(depth) * magnitudes) << i << ", " << j;
+}
+
 // Rows, columns and depth of zeros behind, another orientation, another place in memory: not a bit of what was there before changes.
 TEST_P(Tiles, ZerosBehindAnyDimensionChangeNoBit) {
-  for (uint32_t number = 0; number < 40; ++number) {
+  for (uint32_t number = 0; number < 24; ++number) {
     CaseDraw draw(number);
-    const int64_t m = draw.log_uniform(1, 300), n = draw.log_uniform(1, 500), k = draw.log_uniform(1, 700);
+    const auto [m, n, k] = drawn_size(draw);
     const int64_t more_m = m + draw.below(200), more_n = n + draw.below(300), more_k = k + draw.below(400);
     const Tensor a = wide_tensor(fast(), GetParam(), {m, k}, 3 * number), b = wide_tensor(fast(), GetParam(), {k, n}, 3 * number + 1);
     const bool a_transposed = draw.one_in(2), b_transposed = draw.one_in(2);
@@ -98,14 +188,17 @@ TEST_P(Tiles, ZerosBehindAnyDimensionChangeNoBit) {
       different += std::memcmp(out.data<float>() + i * n, large.data<float>() + i * more_n, static_cast<size_t>(n) * sizeof(float)) != 0;
     }
     EXPECT_EQ(different, 0) << "rows of " << m << " x " << n << " x " << k << " in " << more_m << " x " << more_n << " x " << more_k;
+    for (int sample = 0; sample < 50; ++sample) expect_sum(a, b, out, draw.below(m), draw.below(n));
   }
 }
 
 // A group of its own gives a row the bits that it has among others: this rests on the place in a tile.
 TEST_P(Tiles, ARowHasTheSameBitsAtEveryPlace) {
-  const PackedProduct& product = packed_product(GetParam());
-  EXPECT_EQ(unequal_places(product), "");
-  EXPECT_EQ(product.shape().rows % 32, 0) << "grouped_rows() is the same for every dtype";
+  const PackedProducts& products = packed_products(GetParam());
+  EXPECT_EQ(unequal_places(products.whole), "");
+  EXPECT_EQ(unequal_places(products.half), "");
+  EXPECT_EQ(unequal_depths(products), "");
+  EXPECT_EQ(products.whole.shape().rows % 32, 0) << "grouped_rows() is the same for every dtype";
 }
 
 INSTANTIATE_TEST_SUITE_P(, Tiles, ::testing::Values(Dtype::f32, Dtype::bf16),

@@ -12,13 +12,33 @@
 namespace mantissa {
 namespace {
 
-// Tiles that one thread computes. It packs the operands that they share, so many tiles cost little packing; their sums stay in its cache.
-struct Task {
-  const TiledProduct* product;
-  int64_t row, row_tiles;
-  int64_t col, col_tiles;
+// How a product is cut. The sum of a tile needs a row of tiles of a and a column of tiles of b, and both are packed before they are used:
+//   - b by all threads once, if several tasks need it (`shared`); else by its task, a tile at a time,
+//   - a by each task: as deep as it is, if that stays in a cache (`whole_depth`), so that the sums of a column of tiles are finished one
+//     after the other; else a step of the depth at a time, with the sums of all tiles of the task.
+struct Cut {
+  bool shared, whole_depth;
+  int64_t height, width;  // tiles of a task, at most
 };
-constexpr int64_t kMostSums = 16 * 64 * 128, kMostRowTiles = 8;
+constexpr int64_t kMostRowTiles = 8, kMostSums = 16 * 64 * 128, kPackedABytes = int64_t{768} << 10;
+
+// Packed tiles of b that are shared at a time, and the fewest columns of tiles of a product: each such band packs a anew.
+constexpr int64_t kSharedBytes = int64_t{8} << 20, kFewestShared = 4;
+
+// Columns of tiles of a product.
+struct Band {
+  const TiledProduct* product;
+  Cut cut;
+  int64_t col, col_tiles;
+  std::byte* packed_b = nullptr;  // tile (k, j) at (j * tiles of the depth + k) tiles, where it is shared
+};
+
+// Tiles that one thread computes.
+struct Task {
+  const Band* band;
+  int64_t row, row_tiles;
+  int64_t col, col_tiles;  // from the first column of the band
+};
 
 struct Sums {
   const float* from;  // of a tile, `ld` a row
@@ -51,60 +71,50 @@ void load_bias(const TiledProduct& product, int64_t first, int64_t cols, float* 
   }
 }
 
-int64_t tiles_of(const TiledProduct& product, const TileShape& tile) {
-  return ceil_div(product.a.rows, tile.rows) * ceil_div(product.b.cols, tile.cols);
+struct Tiles {
+  int64_t rows, cols, depth;
+};
+
+Tiles tiles_of(const TiledProduct& product, const TileShape& tile) {
+  return {ceil_div(product.a.rows, tile.rows), ceil_div(product.b.cols, tile.cols), ceil_div(product.a.cols, tile.depth)};
+}
+
+Cut cut_of(const Tiles& tiles, const PackedProduct& tile) {
+  const int64_t row_bytes = tiles.depth * tile.a_bytes();
+  Cut cut{};
+  cut.shared = tiles.rows > kMostRowTiles && kFewestShared * tiles.depth * tile.b_bytes() <= kSharedBytes;
+  cut.height = std::min(kMostRowTiles, tiles.rows);
+  if (cut.shared) cut.height = std::clamp<int64_t>(kPackedABytes / row_bytes, 1, kMostRowTiles);
+  cut.whole_depth = cut.shared || cut.height * row_bytes <= kPackedABytes;
+  cut.width = cut.whole_depth ? tiles.cols : std::max<int64_t>(1, kMostSums / (cut.height * tile.sums()));
+  return cut;
 }
 
 // At least so many tasks, as far as there are tiles. Those that read the same part of b follow each other.
-void cut(const TiledProduct& product, const PackedProduct& tile, int64_t least, std::vector<Task>& tasks) {
-  const int64_t tile_rows = tile.shape().rows, tile_cols = tile.shape().cols;
-  const int64_t rows = ceil_div(product.a.rows, tile_rows), cols = ceil_div(product.b.cols, tile_cols);
-  if (rows == 0 || cols == 0) return;
-  int64_t height = std::min(kMostRowTiles, rows), width = std::max<int64_t>(1, kMostSums / (height * tile.sums()));
-  const auto tasks_of = [&] { return ceil_div(rows, height) * ceil_div(cols, width); };
+void add_tasks(const Band& band, const Tiles& tiles, int64_t least, std::vector<Task>& tasks) {
+  int64_t height = band.cut.height, width = std::min(band.cut.width, band.col_tiles);
+  const auto tasks_of = [&] { return ceil_div(tiles.rows, height) * ceil_div(band.col_tiles, width); };
   while (height * width > 1 && tasks_of() < least) (width > 1 ? width : height) /= 2;
-  const int64_t down = ceil_div(rows, height), across = ceil_div(cols, width);
+  const int64_t down = ceil_div(tiles.rows, height), across = ceil_div(band.col_tiles, width);
   for (int64_t j = 0; j < across; ++j) {
     for (int64_t i = 0; i < down; ++i) {
-      const int64_t row = i * rows / down, col = j * cols / across;
-      tasks.push_back({.product = &product,
-                       .row = row * tile_rows,
-                       .row_tiles = (i + 1) * rows / down - row,
-                       .col = col * tile_cols,
-                       .col_tiles = (j + 1) * cols / across - col});
+      const int64_t row = i * tiles.rows / down, col = j * band.col_tiles / across;
+      tasks.push_back({.band = &band,
+                       .row = row,
+                       .row_tiles = (i + 1) * tiles.rows / down - row,
+                       .col = col,
+                       .col_tiles = (j + 1) * band.col_tiles / across - col});
     }
   }
 }
 
-// The memory of one task: tiles of sums, packed tiles of a and b.
-struct Workspace {
-  Workspace(AlignedBytes& memory, const Task& task, const PackedProduct& product) : tile(product), row_tiles(task.row_tiles) {
-    const int64_t all = task.row_tiles * task.col_tiles * tile.sums(), a_bytes = task.row_tiles * tile.a_bytes();
-    all_sums = {reinterpret_cast<float*>(memory.at_least(all * 4 + a_bytes + tile.b_bytes())), static_cast<size_t>(all)};
-    all_a = reinterpret_cast<std::byte*>(all_sums.data() + all);
-    b = all_a + a_bytes;
-    std::ranges::fill(all_sums, 0.0F);
-  }
-  float* sums(int64_t i, int64_t j) const { return all_sums.data() + (j * row_tiles + i) * tile.sums(); }
-  std::byte* a(int64_t i) const { return all_a + i * tile.a_bytes(); }
+// The depth from step k on.
+int64_t left(const Band& band, const TileShape& tile, int64_t k) { return band.product->a.cols - k * tile.depth; }
 
-  const PackedProduct& tile;
-  int64_t row_tiles;
-  std::span<float> all_sums;
-  std::byte *all_a, *b;
-};
-
-void multiply(const Task& task, const PackedProduct& tile, const Workspace& work) {
-  const auto [rows, cols, depth] = tile.shape();
-  const TiledProduct& product = *task.product;
-  TileWorker& worker = tile_worker(tile.dtype());
-  for (int64_t k = 0; k < product.a.cols; k += depth) {
-    for (int64_t i = 0; i < task.row_tiles; ++i) worker.pack_a(product.a.part(task.row + i * rows, k, rows, depth), work.a(i));
-    for (int64_t j = 0; j < task.col_tiles; ++j) {
-      worker.pack_b(product.b.part(k, task.col + j * cols, depth, cols), work.b);
-      for (int64_t i = 0; i < task.row_tiles; ++i) worker.add(work.a(i), work.b, work.sums(i, j));
-    }
-  }
+// Tile (k, j) of the band.
+void pack_b(const Band& band, const PackedProducts& tiles, int64_t k, int64_t j, std::byte* to) {
+  const TileShape& tile = tiles.whole.shape();
+  tiles.for_depth(left(band, tile, k)).pack_b(band.product->b.part(k * tile.depth, (band.col + j) * tile.cols, tile.depth, tile.cols), to);
 }
 
 // Writes the tile of sums whose first element belongs at (row, col) of the output.
@@ -124,17 +134,143 @@ void finish(const TiledProduct& product, const TileShape& shape, int64_t row, in
   }
 }
 
-void run(const Task& task, const PackedProduct& tile) {
-  thread_local AlignedBytes memory;
-  const Workspace work(memory, task, tile);
-  multiply(task, tile, work);
-  const TileShape& shape = tile.shape();
-  for (int64_t i = 0; i < task.row_tiles; ++i) {
-    for (int64_t j = 0; j < task.col_tiles; ++j) {
-      finish(*task.product, shape, task.row + i * shape.rows, task.col + j * shape.cols, work.sums(i, j));
+// One task: its sums, its packed part of a, and a tile of b where b is not shared.
+class TaskRun {
+ public:
+  TaskRun(const Task& task, const PackedProducts& tiles, AlignedBytes& memory)
+      : task_(task), band_(*task.band), tiles_(tiles), depth_(tiles_of(*band_.product, tiles.whole.shape()).depth) {
+    const PackedProduct& tile = tiles.whole;
+    const bool whole = band_.cut.whole_depth;
+    const int64_t sums = task.row_tiles * (whole ? 1 : task.col_tiles) * tile.sums();
+    const int64_t a_bytes = task.row_tiles * (whole ? depth_ : 1) * tile.a_bytes();
+    sums_ = {reinterpret_cast<float*>(memory.at_least(sums * 4 + a_bytes + tile.b_bytes())), static_cast<size_t>(sums)};
+    a_ = reinterpret_cast<std::byte*>(sums_.data() + sums);
+    b_ = a_ + a_bytes;
+  }
+
+  void run() {
+    if (band_.cut.whole_depth) {
+      for (int64_t k = 0; k < depth_; ++k) pack_a(k, k);
+      for (int64_t j = 0; j < task_.col_tiles; ++j) {
+        std::ranges::fill(sums_, 0.0F);
+        for (int64_t k = 0; k < depth_; ++k) add(k, k, j, 0);
+        finish_column(j, 0);
+      }
+    } else {
+      std::ranges::fill(sums_, 0.0F);
+      for (int64_t k = 0; k < depth_; ++k) {
+        pack_a(k, 0);
+        for (int64_t j = 0; j < task_.col_tiles; ++j) add(k, 0, j, j);
+      }
+      for (int64_t j = 0; j < task_.col_tiles; ++j) finish_column(j, j);
     }
   }
-}
+
+ private:
+  // A step of the depth and a column of tiles have a place among those kept.
+  std::byte* a(int64_t place, int64_t i) const { return a_ + (place * task_.row_tiles + i) * tiles_.whole.a_bytes(); }
+  float* sums(int64_t place, int64_t i) const { return sums_.data() + (place * task_.row_tiles + i) * tiles_.whole.sums(); }
+
+  void pack_a(int64_t k, int64_t place) {
+    const TileShape& shape = tiles_.whole.shape();
+    const PackedProduct& tile = tiles_.for_depth(left(band_, shape, k));
+    for (int64_t i = 0; i < task_.row_tiles; ++i) {
+      tile.pack_a(band_.product->a.part((task_.row + i) * shape.rows, k * shape.depth, shape.rows, shape.depth), a(place, i));
+    }
+  }
+
+  void add(int64_t k, int64_t k_place, int64_t j, int64_t j_place) {
+    const std::byte* b = b_;
+    if (band_.cut.shared) {
+      b = band_.packed_b + ((task_.col + j) * depth_ + k) * tiles_.whole.b_bytes();
+    } else {
+      pack_b(band_, tiles_, k, task_.col + j, b_);
+    }
+    TileWorker& worker = workers_.for_depth(left(band_, tiles_.whole.shape(), k));
+    for (int64_t i = 0; i < task_.row_tiles; ++i) worker.add(a(k_place, i), b, sums(j_place, i));
+  }
+
+  void finish_column(int64_t j, int64_t place) {
+    const TileShape& shape = tiles_.whole.shape();
+    for (int64_t i = 0; i < task_.row_tiles; ++i) {
+      finish(*band_.product, shape, (task_.row + i) * shape.rows, (band_.col + task_.col + j) * shape.cols, sums(place, i));
+    }
+  }
+
+  const Task& task_;
+  const Band& band_;
+  const PackedProducts& tiles_;
+  int64_t depth_;
+  TileWorkers& workers_ = tile_workers(tiles_.whole.dtype());
+  std::span<float> sums_;
+  std::byte *a_, *b_;
+};
+
+// The bands that share memory for packed tiles of b.
+class Batch {
+ public:
+  Batch(const PackedProducts& tiles, Subnormals subnormals) : tiles_(tiles), tile_(tiles.whole), subnormals_(subnormals) {}
+
+  void add(const TiledProduct& product) {
+    const Tiles tiles = tiles_of(product, tile_.shape());
+    if (tiles.rows == 0 || tiles.cols == 0) return;
+    const Cut cut = cut_of(tiles, tile_);
+    const int64_t column = cut.shared ? tiles.depth * tile_.b_bytes() : 0, most = cut.shared ? kSharedBytes / column : tiles.cols;
+    const int64_t bands = ceil_div(tiles.cols, most);
+    for (int64_t i = 0; i < bands; ++i) {
+      const int64_t col = i * tiles.cols / bands, width = (i + 1) * tiles.cols / bands - col;
+      if (shared_ + width * column > kSharedBytes) run();
+      bands_.push_back({.product = &product, .cut = cut, .col = col, .col_tiles = width});
+      shared_ += width * column;
+    }
+  }
+
+  void run() {
+    if (shared_ > 0) pack();
+    std::vector<Task> tasks;
+    int64_t all = 0;
+    const auto size = [](const Band& band, const Tiles& tiles) { return tiles.rows * band.col_tiles; };
+    for (const Band& band : bands_) all += size(band, tiles_of(*band.product, tile_.shape()));
+    for (const Band& band : bands_) {
+      // Two for each thread, so that they finish together.
+      const Tiles tiles = tiles_of(*band.product, tile_.shape());
+      add_tasks(band, tiles, ceil_div(int64_t{2} * num_threads() * size(band, tiles), all), tasks);
+    }
+    parallel_for(std::ssize(tasks), 1, subnormals_, [&](int64_t begin, int64_t end) {
+      thread_local AlignedBytes memory;
+      for (int64_t t = begin; t < end; ++t) TaskRun(tasks[static_cast<size_t>(t)], tiles_, memory).run();
+    });
+    bands_.clear();
+    shared_ = 0;
+  }
+
+ private:
+  // Packs b of the bands that share it.
+  void pack() {
+    thread_local AlignedBytes memory;
+    std::byte* to = memory.at_least(kSharedBytes);
+    for (Band& band : bands_) {
+      if (!band.cut.shared) continue;
+      band.packed_b = to;
+      const int64_t depth = tiles_of(*band.product, tile_.shape()).depth;
+      parallel_for(depth * band.col_tiles, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t t = begin; t < end; ++t) {
+          // In the order of memory.
+          const bool by_column = band.product->b.transposed;
+          const int64_t k = by_column ? t % depth : t / band.col_tiles, j = by_column ? t / depth : t % band.col_tiles;
+          pack_b(band, tiles_, k, j, band.packed_b + (j * depth + k) * tile_.b_bytes());
+        }
+      });
+      to += depth * band.col_tiles * tile_.b_bytes();
+    }
+  }
+
+  const PackedProducts& tiles_;
+  const PackedProduct& tile_;
+  Subnormals subnormals_;
+  std::vector<Band> bands_;
+  int64_t shared_ = 0;  // bytes
+};
 
 }  // namespace
 
@@ -155,17 +291,9 @@ Tensor dense(const Value& value, Dtype dtype, const Tensor& extreme) {
 bool is_set(const Tensor& extreme) { return extreme.defined() && *extreme.device_data<int32_t>() != 0; }
 
 void multiply(Dtype dtype, Subnormals subnormals, std::span<const TiledProduct> products) {
-  const PackedProduct& tile = packed_product(dtype);
-  std::vector<Task> tasks;
-  int64_t all = 0;
-  for (const TiledProduct& product : products) all += tiles_of(product, tile.shape());
-  // Two for each thread, so that they finish together.
-  for (const TiledProduct& product : products) {
-    cut(product, tile, ceil_div(int64_t{2} * num_threads() * tiles_of(product, tile.shape()), std::max<int64_t>(1, all)), tasks);
-  }
-  parallel_for(std::ssize(tasks), 1, subnormals, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) run(tasks[static_cast<size_t>(t)], tile);
-  });
+  Batch batch(packed_products(dtype), subnormals);
+  for (const TiledProduct& product : products) batch.add(product);
+  batch.run();
 }
 
 }  // namespace mantissa

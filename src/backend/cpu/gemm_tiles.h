@@ -21,7 +21,8 @@ struct TiledProduct {
   int64_t first_bias = 0;
 };
 
-// All of them, in any order; each element is a sum in the order of the depth. Each thread keeps about 0.9 MiB for packed operands and sums.
+// All of them, in any order; each element is a sum in the order of the depth. Each thread keeps up to about 1.2 MiB for packed operands
+// and sums, the caller 8 MiB for operands that are packed for all threads.
 void multiply(Dtype dtype, Subnormals subnormals, std::span<const TiledProduct> products);
 
 // The matrix op(value).

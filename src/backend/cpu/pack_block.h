@@ -1,4 +1,4 @@
-// How parts of matrices are laid out anew as tiles: row by row, or transposed, bf16 widened where the tile is fp32, zeros behind.
+// How parts of matrices are laid out anew as tiles: row by row or in panels, transposed, bf16 widened where the tile is fp32, zeros behind.
 #pragma once
 
 #include <cstddef>
@@ -30,5 +30,20 @@ struct TileLayout {
 // to[i * ld + j] = element (i, j) of the block, which is at most as large as the tile; zero where the block has none. What is behind `cols`
 // in a row is left alone.
 void pack_block(const Block& from, const TileLayout& tile, std::byte* to);
+
+// A tile as panels of `panel` columns, which divide `cols`, one behind the other. In a panel a row follows `ld` elements behind the one
+// before; with `pairs`, which need bf16 and an even number of rows, elements (2i, j) and (2i + 1, j) lie side by side, as instructions that
+// sum two products take them:
+//   to[(j / panel) * rows * ld + i * ld + j % panel], with pairs [(j / panel) * rows * ld + (i / 2) * 2 * ld + 2 * (j % panel) + i % 2]
+struct PanelLayout {
+  Dtype dtype;
+  int64_t rows, cols, panel, ld;
+  bool pairs;
+
+  int64_t bytes() const { return cols / panel * rows * ld * dtype_bytes(dtype); }
+};
+
+// As pack_block.
+void pack_panels(const Block& from, const PanelLayout& tile, std::byte* to);
 
 }  // namespace mantissa

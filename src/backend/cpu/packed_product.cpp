@@ -2,13 +2,11 @@
 
 #include <algorithm>
 #include <new>
-#include <optional>
 #include <unordered_map>
 
 #include "backend/cpu/gemm_engine.h"
 #include "backend/cpu/onednn_matmul.h"
 #include "mantissa/base/generated_call.h"
-#include "mantissa/base/limits.h"
 #include "mantissa/base/parallel.h"
 #include "mantissa/base/text.h"
 
@@ -19,35 +17,47 @@ using dnnl::memory;
 
 constexpr std::align_val_t kCacheLine{64};
 
-// The library writes its kernels without a look at whether there was memory for them.
-constexpr int64_t kRelayoutBytes = int64_t{2} << 20;
-
 // Columns behind those of a tile of b that is stored row by row: rows at a distance of a power of two would share few sets of the cache.
 constexpr int64_t kColumnPadding = 16;
 
-// A conversion of one layout into another, with the memory that it is told anew each time.
-class Relayout {
- public:
-  Relayout(const memory::desc& from, const memory::desc& to) : from_(from, cpu_engine(), nullptr), to_(to, cpu_engine(), nullptr) {
-    reorder_ = dnnl::reorder(from_, to_);
-  }
-  void run(const dnnl::stream& stream, std::byte* from, std::byte* to) {
-    from_.set_data_handle(from);
-    to_.set_data_handle(to);
-    const GeneratedCall here;
-    reorder_.execute(stream, from_, to_);
-  }
-
- private:
-  memory from_, to_;
-  dnnl::reorder reorder_;
+// What the library reads without a copy of its own, for a tile whose columns are a multiple of the panel.
+struct KnownLayout {
+  memory::format_tag tag;
+  int64_t panel;
+  bool pairs;
 };
+constexpr KnownLayout kKnownLayouts[] = {{memory::format_tag::BA16a64b, 64, false}, {memory::format_tag::BA16a64b2a, 64, true},
+                                         {memory::format_tag::BA16a48b, 48, false}, {memory::format_tag::BA16a48b2a, 48, true},
+                                         {memory::format_tag::BA16a32b, 32, false}, {memory::format_tag::BA16a32b2a, 32, true},
+                                         {memory::format_tag::BA16a16b, 16, false}, {memory::format_tag::BA16a16b2a, 16, true}};
+
+// That of them which the library likes best for this product, or else rows.
+PanelLayout layout_of_b(const MatmulOperands& operands, Dtype dtype, const TileShape& shape, const std::string& which) {
+  MatmulOperands any = operands;
+  any.b = memory::desc({shape.depth, shape.cols}, data_type_of(dtype), memory::format_tag::any);
+  const memory::desc liked = describe_product(any, true, which).weights_desc();
+  for (const auto& [tag, panel, pairs] : kKnownLayouts) {
+    if (shape.cols % panel != 0 || pairs != (dtype == Dtype::bf16)) continue;
+    if (liked != memory::desc({shape.depth, shape.cols}, data_type_of(dtype), tag)) continue;
+    return {.dtype = dtype, .rows = shape.depth, .cols = shape.cols, .panel = panel, .ld = panel, .pairs = pairs};
+  }
+  return {.dtype = dtype, .rows = shape.depth, .cols = shape.cols, .panel = shape.cols, .ld = shape.cols + kColumnPadding, .pairs = false};
+}
+
+memory::desc description_of_b(const PanelLayout& layout) {
+  for (const auto& [tag, panel, pairs] : kKnownLayouts) {
+    if (panel == layout.panel && pairs == layout.pairs && layout.ld == panel) {
+      return {{layout.rows, layout.cols}, data_type_of(layout.dtype), tag};
+    }
+  }
+  return matrix_description(layout.rows, layout.cols, layout.dtype, layout.ld, 1);
+}
 
 }  // namespace
 
 TileShape tile_shape(Dtype dtype) {
   if (dtype == Dtype::bf16 && onednn_has_amx()) return {.rows = 64, .cols = 256, .depth = 256};
-  return {.rows = 64, .cols = 128, .depth = 128};
+  return {.rows = 64, .cols = 128, .depth = 256};
 }
 
 std::byte* AlignedBytes::at_least(int64_t bytes) {
@@ -64,8 +74,6 @@ void AlignedBytes::Free::operator()(std::byte* bytes) const { ::operator delete(
 
 struct PackedProduct::Library {
   memory::desc a, b, sums, scratchpad;
-  TileLayout stored_a, stored_b;  // of b before the library lays it out, if it does
-  bool own_layout_of_b;
   dnnl::matmul matmul;
 };
 
@@ -73,48 +81,44 @@ PackedProduct::PackedProduct(Dtype dtype, const TileShape& shape) : dtype_(dtype
   const auto [rows, cols, depth] = shape;
   const std::string which = text(rows, " x ", cols, " x ", depth, " for ", dtype);
   MatmulOperands operands{.a = matrix_description(rows, depth, dtype, depth, 1),
-                          .b = memory::desc({depth, cols}, data_type_of(dtype), memory::format_tag::any),  // as the library likes it
+                          .b = {},
                           .c = matrix_description(rows, cols, Dtype::f32, cols, 1),
                           .bias = {},
                           .with_bias = false};
-  auto primitive = describe_product(operands, true, which);
-  const bool own_layout = primitive.weights_desc() != matrix_description(depth, cols, dtype, cols, 1);
-  const int64_t ld = own_layout ? cols : cols + kColumnPadding;
-  if (!own_layout) {
-    operands.b = matrix_description(depth, cols, dtype, ld, 1);
-    primitive = describe_product(operands, true, which);
-  }
-  library_ = std::make_unique<Library>(Library{.a = operands.a,
-                                               .b = primitive.weights_desc(),
-                                               .sums = operands.c,
-                                               .scratchpad = primitive.scratchpad_desc(),
-                                               .stored_a = {.dtype = dtype, .rows = rows, .cols = depth, .ld = depth},
-                                               .stored_b = {.dtype = dtype, .rows = depth, .cols = cols, .ld = ld},
-                                               .own_layout_of_b = own_layout,
-                                               .matmul = dnnl::matmul(primitive)});
-  b_bytes_ = depth * ld * dtype_bytes(dtype);
-  if (own_layout) b_bytes_ = static_cast<int64_t>(library_->b.get_size());
+  layout_of_b_ = layout_of_b(operands, dtype, shape, which);
+  operands.b = description_of_b(layout_of_b_);
+  const auto primitive = describe_product(operands, true, which);
+  library_ = std::make_unique<Library>(Library{
+      .a = operands.a, .b = operands.b, .sums = operands.c, .scratchpad = primitive.scratchpad_desc(), .matmul = dnnl::matmul(primitive)});
 }
 
 PackedProduct::~PackedProduct() = default;
 
-const PackedProduct& packed_product(Dtype dtype) {
+void PackedProduct::pack_a(const Block& block, std::byte* to) const {
+  pack_block(block, {.dtype = dtype_, .rows = shape_.rows, .cols = shape_.depth, .ld = shape_.depth}, to);
+}
+
+void PackedProduct::pack_b(const Block& block, std::byte* to) const { pack_panels(block, layout_of_b_, to); }
+
+const PackedProducts& packed_products(Dtype dtype) {
   const auto make = [](Dtype packed) {
-    const PackedProduct* product = nullptr;  // never destroyed: threads keep workers of it
-    parallel_for(1, 1, [&](int64_t, int64_t) { product = new PackedProduct(packed, tile_shape(packed)); });
-    return product;
+    const PackedProducts* products = nullptr;  // never destroyed: threads keep workers of them
+    const TileShape whole = tile_shape(packed), half{.rows = whole.rows, .cols = whole.cols, .depth = whole.depth / 2};
+    parallel_for(1, 1, [&](int64_t, int64_t) {
+      products = new PackedProducts{.whole = PackedProduct(packed, whole), .half = PackedProduct(packed, half)};
+    });
+    return products;
   };
   if (dtype == Dtype::bf16) {
-    static const PackedProduct& bf16_product = *make(Dtype::bf16);
-    return bf16_product;
+    static const PackedProducts& bf16_products = *make(Dtype::bf16);
+    return bf16_products;
   }
-  static const PackedProduct& fp32_product = *make(Dtype::f32);
-  return fp32_product;
+  static const PackedProducts& fp32_products = *make(Dtype::f32);
+  return fp32_products;
 }
 
 struct TileWorker::Calls {
   dnnl::stream stream;
-  std::optional<Relayout> b_layout, b_layout_of_transposed;
   memory a, b, sums, scratchpad;
   std::unordered_map<int, memory> arguments;
 };
@@ -124,12 +128,6 @@ TileWorker::TileWorker(const PackedProduct& product) : product_(product), calls_
   const auto bound = [](const memory::desc& description) { return memory(description, cpu_engine(), nullptr); };
   Calls& calls = *calls_;
   calls.stream = dnnl::stream(cpu_engine());
-  if (library.own_layout_of_b) {
-    require_memory(kRelayoutBytes, "matrix products of a thread");
-    const auto [rows, cols, depth] = product.shape();
-    calls.b_layout.emplace(matrix_description(depth, cols, product.dtype(), cols, 1), library.b);
-    calls.b_layout_of_transposed.emplace(matrix_description(depth, cols, product.dtype(), 1, depth), library.b);
-  }
   calls.a = bound(library.a), calls.b = bound(library.b), calls.sums = bound(library.sums);
   calls.scratchpad = bound(library.scratchpad);
   calls.scratchpad.set_data_handle(scratchpad_.at_least(std::max<int64_t>(1, static_cast<int64_t>(library.scratchpad.get_size()))));
@@ -139,21 +137,6 @@ TileWorker::TileWorker(const PackedProduct& product) : product_(product), calls_
 
 TileWorker::~TileWorker() = default;
 
-void TileWorker::pack_a(const Block& block, std::byte* to) { pack_block(block, product_.library_->stored_a, to); }
-
-void TileWorker::pack_b(const Block& block, std::byte* to) {
-  const TileLayout& tile = product_.library_->stored_b;
-  if (!calls_->b_layout) return pack_block(block, tile, to);
-  std::byte* const staging = staging_.at_least(tile.rows * tile.cols * dtype_bytes(tile.dtype));
-  if (block.transposed) {
-    pack_block(block.flipped(), {.dtype = tile.dtype, .rows = tile.cols, .cols = tile.rows, .ld = tile.rows}, staging);
-    calls_->b_layout_of_transposed->run(calls_->stream, staging, to);
-  } else {
-    pack_block(block, tile, staging);
-    calls_->b_layout->run(calls_->stream, staging, to);
-  }
-}
-
 void TileWorker::add(const std::byte* a, const std::byte* b, float* sums) {
   calls_->a.set_data_handle(const_cast<std::byte*>(a));
   calls_->b.set_data_handle(const_cast<std::byte*>(b));
@@ -162,13 +145,17 @@ void TileWorker::add(const std::byte* a, const std::byte* b, float* sums) {
   product_.library_->matmul.execute(calls_->stream, calls_->arguments);
 }
 
-TileWorker& tile_worker(Dtype dtype) {
+TileWorkers& tile_workers(Dtype dtype) {
+  const auto make = [](Dtype packed) {
+    const auto& [whole, half] = packed_products(packed);
+    return TileWorkers{.whole = TileWorker(whole), .half = TileWorker(half)};
+  };
   if (dtype == Dtype::bf16) {
-    thread_local TileWorker bf16_worker(packed_product(Dtype::bf16));
-    return bf16_worker;
+    thread_local TileWorkers bf16_workers = make(Dtype::bf16);
+    return bf16_workers;
   }
-  thread_local TileWorker fp32_worker(packed_product(Dtype::f32));
-  return fp32_worker;
+  thread_local TileWorkers fp32_workers = make(Dtype::f32);
+  return fp32_workers;
 }
 
 }  // namespace mantissa

@@ -1,7 +1,8 @@
 // The one matrix product that all others on the CPU are made of: sums [rows, cols] += a [rows, depth] * b [depth, cols] by oneDNN, of one
 // shape for the whole process, with operands packed into tiles without gaps and filled up with zeros. The bits of an element therefore
 // depend on its row of a, its column of b and its place in the tile, and on nothing else of the product: not on the number of rows, columns
-// or threads, not on strides, orientation, alignment or padding with zeros along the depth. Whether the place matters rests on the library:
+// or threads, not on strides, orientation, alignment or padding with zeros along the depth. Where at most half of a tile's depth is left, a
+// tile of half the depth takes it. Whether the place in a tile matters, and which of the two depths multiplies, rests on the library:
 // product_check.h asks it.
 #pragma once
 
@@ -47,8 +48,12 @@ class PackedProduct {
   Dtype dtype() const { return dtype_; }
   const TileShape& shape() const { return shape_; }
   int64_t a_bytes() const { return shape_.rows * shape_.depth * dtype_bytes(dtype_); }
-  int64_t b_bytes() const { return b_bytes_; }
+  int64_t b_bytes() const { return layout_of_b_.bytes(); }
   int64_t sums() const { return shape_.rows * shape_.cols; }  // elements
+
+  // Packs a block of at most one tile; bf16 is widened where the tile is fp32, which is exact.
+  void pack_a(const Block& block, std::byte* to) const;
+  void pack_b(const Block& block, std::byte* to) const;
 
  private:
   friend class TileWorker;
@@ -56,26 +61,29 @@ class PackedProduct {
 
   Dtype dtype_;
   TileShape shape_;
+  PanelLayout layout_of_b_;
   std::unique_ptr<Library> library_;
-  int64_t b_bytes_;
 };
 
-// That of this process with tile_shape(dtype).
-const PackedProduct& packed_product(Dtype dtype);
+// Those of this process.
+struct PackedProducts {
+  PackedProduct whole, half;  // of tile_shape(dtype) and of half its depth
+
+  // That for the next step of a sum, of which so much depth is left.
+  const PackedProduct& for_depth(int64_t left) const { return left <= half.shape().depth ? half : whole; }
+};
+const PackedProducts& packed_products(Dtype dtype);
 
 // What one thread needs to use a PackedProduct, which must live longer. Call it inside parallel_for, where the library has one thread.
 // Tiles and sums begin at cache lines.
 class TileWorker {
  public:
-  // Throws Error(environment) where there is no memory for it, or none that the process may take.
   explicit TileWorker(const PackedProduct& product);
   ~TileWorker();
   TileWorker(const TileWorker&) = delete;
   TileWorker& operator=(const TileWorker&) = delete;
 
-  // Packs a block of at most one tile; bf16 is widened where the tile is fp32, which is exact.
-  void pack_a(const Block& block, std::byte* to);
-  void pack_b(const Block& block, std::byte* to);
+  const PackedProduct& product() const { return product_; }
   // sums [rows, cols], without gaps, += a * b.
   void add(const std::byte* a, const std::byte* b, float* sums);
 
@@ -83,10 +91,15 @@ class TileWorker {
   struct Calls;
   const PackedProduct& product_;
   std::unique_ptr<Calls> calls_;
-  AlignedBytes staging_, scratchpad_;
+  AlignedBytes scratchpad_;
 };
 
-// That of the calling thread for packed_product(dtype).
-TileWorker& tile_worker(Dtype dtype);
+// Those of the calling thread.
+struct TileWorkers {
+  TileWorker whole, half;  // of packed_products(dtype)
+
+  TileWorker& for_depth(int64_t left) { return left <= half.product().shape().depth ? half : whole; }
+};
+TileWorkers& tile_workers(Dtype dtype);
 
 }  // namespace mantissa

@@ -33,11 +33,12 @@ std::vector<float> operand(int64_t rows, int64_t cols, uint32_t what, bool same_
   return out;
 }
 
+// Operands of so much depth.
 class Tile {
  public:
-  Tile(const PackedProduct& product, Alike alike) : product_(product), shape_(product.shape()) {
-    a_ = operand(shape_.rows, shape_.depth, 0, alike == Alike::rows, false);
-    b_ = operand(shape_.depth, shape_.cols, 1, false, alike == Alike::columns);
+  Tile(const PackedProduct& product, Alike alike, int64_t depth) : product_(product), shape_(product.shape()), depth_(depth) {
+    a_ = operand(shape_.rows, depth, 0, alike == Alike::rows, false);
+    b_ = operand(depth, shape_.cols, 1, false, alike == Alike::columns);
   }
 
   // Two products in a row: the second one adds to the sums of the first.
@@ -48,8 +49,8 @@ class Tile {
       AlignedBytes a, b, sums;
       std::byte* const packed_a = a.at_least(product_.a_bytes());
       std::byte* const packed_b = b.at_least(product_.b_bytes());
-      worker.pack_a(block(a_, shape_.rows, shape_.depth), packed_a);
-      worker.pack_b(block(b_, shape_.depth, shape_.cols), packed_b);
+      product_.pack_a(block(a_, shape_.rows, depth_), packed_a);
+      product_.pack_b(block(b_, depth_, shape_.cols), packed_b);
       auto* const c = reinterpret_cast<float*>(sums.at_least(product_.sums() * 4));
       std::fill_n(c, product_.sums(), 0.0F);
       for (int repeat = 0; repeat < 2; ++repeat) worker.add(packed_a, packed_b, c);
@@ -71,6 +72,7 @@ class Tile {
 
   const PackedProduct& product_;
   TileShape shape_;
+  int64_t depth_;
   std::vector<float> a_, b_;
 };
 
@@ -95,8 +97,8 @@ int64_t unequal_lines(std::span<const float> sums, int64_t cols, Alike alike) {
 std::string unequal_places(const PackedProduct& product) {
   std::string out;
   for (const Alike alike : {Alike::rows, Alike::columns}) {
-    const std::vector<float> sums = Tile(product, alike).sums();
     const auto [rows, cols, depth] = product.shape();
+    const std::vector<float> sums = Tile(product, alike, depth).sums();
     const bool by_row = alike == Alike::rows;
     const int64_t unequal = unequal_lines(sums, cols, alike);
     if (unequal == 0) continue;
@@ -106,12 +108,25 @@ std::string unequal_places(const PackedProduct& product) {
   return out;
 }
 
+std::string unequal_depths(const PackedProducts& products) {
+  const auto& [whole, half] = products;
+  const int64_t depth = half.shape().depth;
+  const std::vector<float> one = Tile(half, Alike::rows, depth).sums(), other = Tile(whole, Alike::rows, depth).sums();
+  if (std::memcmp(one.data(), other.data(), one.size() * sizeof(float)) == 0) return "";
+  return text(half.dtype(), ", depths ", depth, " and ", whole.shape().depth, " differ");
+}
+
 std::string CpuBackend::unequal_places() const {
-  std::string out = mantissa::unequal_places(packed_product(Dtype::f32));
-  if (!onednn_has_bf16()) return out;
-  const std::string narrow = mantissa::unequal_places(packed_product(Dtype::bf16));
-  if (!out.empty() && !narrow.empty()) out += "; ";
-  return out + narrow;
+  std::string out;
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+    if (dtype == Dtype::bf16 && !onednn_has_bf16()) continue;
+    const PackedProducts& products = packed_products(dtype);
+    for (const std::string& found :
+         {mantissa::unequal_places(products.whole), mantissa::unequal_places(products.half), unequal_depths(products)}) {
+      if (!found.empty()) out += text(out.empty() ? "" : "; ", found);
+    }
+  }
+  return out;
 }
 
 }  // namespace mantissa
