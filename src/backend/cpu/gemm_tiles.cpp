@@ -1,6 +1,9 @@
 #include "backend/cpu/gemm_tiles.h"
 
+#include <xmmintrin.h>
+
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "backend/cpu/clones.h"
@@ -60,6 +63,25 @@ template <class Out>
   }
 }
 
+// Past the caches: an output that is larger than what they keep would be read before it is written.
+constexpr int64_t kStreamedBytes = int64_t{4} << 20;
+
+bool streamed(const TiledProduct& product) {
+  const bool aligned = (reinterpret_cast<uintptr_t>(product.out) | static_cast<uintptr_t>(product.out_ld * 4)) % sizeof(__m128) == 0;
+  return product.out_dtype == Dtype::f32 && !product.accumulate && aligned && product.a.rows * product.b.cols * 4 >= kStreamedBytes;
+}
+
+[[gnu::always_inline]] inline void stream_rows(const Sums& sums, const float* bias, float* out, int64_t out_ld) {
+  for (int64_t i = 0; i < sums.rows; ++i) {
+    const float* from = sums.from + i * sums.ld;
+    float* to = out + i * out_ld;
+    const int64_t whole = sums.cols / 4 * 4;
+    for (int64_t j = 0; j < whole; j += 4) _mm_stream_ps(to + j, _mm_loadu_ps(from + j) + _mm_loadu_ps(bias + j));
+    for (int64_t j = whole; j < sums.cols; ++j) to[j] = from[j] + bias[j];
+  }
+  _mm_sfence();
+}
+
 // The bias of columns [first, first + cols), or zeros.
 void load_bias(const TiledProduct& product, int64_t first, int64_t cols, float* to) {
   std::fill_n(to, cols, 0.0F);
@@ -90,12 +112,37 @@ Cut cut_of(const Tiles& tiles, const PackedProduct& tile) {
   return cut;
 }
 
-// At least so many tasks, as far as there are tiles. Those that read the same part of b follow each other.
-void add_tasks(const Band& band, const Tiles& tiles, int64_t least, std::vector<Task>& tasks) {
-  int64_t height = band.cut.height, width = std::min(band.cut.width, band.col_tiles);
-  const auto tasks_of = [&] { return ceil_div(tiles.rows, height) * ceil_div(band.col_tiles, width); };
-  while (height * width > 1 && tasks_of() < least) (width > 1 ? width : height) /= 2;
-  const int64_t down = ceil_div(tiles.rows, height), across = ceil_div(band.col_tiles, width);
+// How many tasks a band is cut into.
+struct Grid {
+  int64_t down, across;
+};
+
+// Time of so many threads for a band, in multiplications of a tile. A tile of a takes about a quarter of one to be packed, one of b half.
+double time_of(const Band& band, const Tiles& tiles, Grid grid, int64_t threads) {
+  const auto height = static_cast<double>(ceil_div(tiles.rows, grid.down)),
+             width = static_cast<double>(ceil_div(band.col_tiles, grid.across));
+  const double packed = height / 4.0 + (band.cut.shared ? 0.0 : width / 2.0);
+  return static_cast<double>(ceil_div(grid.down * grid.across, threads)) * (height * width + packed);
+}
+
+// The fastest that gives each thread a task, as far as there are tiles.
+Grid grid_of(const Band& band, const Tiles& tiles, int64_t threads) {
+  const Grid fewest{.down = ceil_div(tiles.rows, band.cut.height), .across = ceil_div(band.col_tiles, band.cut.width)};
+  const int64_t least = std::min(threads, tiles.rows * band.col_tiles), most = 8 * threads;
+  Grid best = fewest;
+  double time = std::numeric_limits<double>::infinity();
+  for (int64_t down = fewest.down; down <= tiles.rows && (down == fewest.down || down * fewest.across <= most); ++down) {
+    for (int64_t across = fewest.across; across <= band.col_tiles && (down * across <= most || across == fewest.across); ++across) {
+      const double here = time_of(band, tiles, {down, across}, threads);
+      if (down * across >= least && here < time) best = {down, across}, time = here;
+    }
+  }
+  return best;
+}
+
+// Those that read the same part of b follow each other.
+void add_tasks(const Band& band, const Tiles& tiles, int64_t threads, std::vector<Task>& tasks) {
+  const auto [down, across] = grid_of(band, tiles, threads);
   for (int64_t j = 0; j < across; ++j) {
     for (int64_t i = 0; i < down; ++i) {
       const int64_t row = i * tiles.rows / down, col = j * band.col_tiles / across;
@@ -129,6 +176,8 @@ void finish(const TiledProduct& product, const TileShape& shape, int64_t row, in
   std::byte* const out = product.out + (row * product.out_ld + col) * dtype_bytes(product.out_dtype);
   if (product.out_dtype == Dtype::bf16) {
     cloned<store_rows<bf16>>(tile, bias.data(), product.accumulate, reinterpret_cast<bf16*>(out), product.out_ld);
+  } else if (streamed(product)) {
+    cloned<stream_rows>(tile, bias.data(), reinterpret_cast<float*>(out), product.out_ld);
   } else {
     cloned<store_rows<float>>(tile, bias.data(), product.accumulate, reinterpret_cast<float*>(out), product.out_ld);
   }
@@ -152,12 +201,10 @@ class TaskRun {
     if (band_.cut.whole_depth) {
       for (int64_t k = 0; k < depth_; ++k) pack_a(k, k);
       for (int64_t j = 0; j < task_.col_tiles; ++j) {
-        std::ranges::fill(sums_, 0.0F);
         for (int64_t k = 0; k < depth_; ++k) add(k, k, j, 0);
         finish_column(j, 0);
       }
     } else {
-      std::ranges::fill(sums_, 0.0F);
       for (int64_t k = 0; k < depth_; ++k) {
         pack_a(k, 0);
         for (int64_t j = 0; j < task_.col_tiles; ++j) add(k, 0, j, j);
@@ -187,7 +234,7 @@ class TaskRun {
       pack_b(band_, tiles_, k, task_.col + j, b_);
     }
     TileWorker& worker = workers_.for_depth(left(band_, tiles_.whole.shape(), k));
-    for (int64_t i = 0; i < task_.row_tiles; ++i) worker.add(a(k_place, i), b, sums(j_place, i));
+    for (int64_t i = 0; i < task_.row_tiles; ++i) worker.run(a(k_place, i), b, k > 0, sums(j_place, i));
   }
 
   void finish_column(int64_t j, int64_t place) {
@@ -232,9 +279,8 @@ class Batch {
     const auto size = [](const Band& band, const Tiles& tiles) { return tiles.rows * band.col_tiles; };
     for (const Band& band : bands_) all += size(band, tiles_of(*band.product, tile_.shape()));
     for (const Band& band : bands_) {
-      // Two for each thread, so that they finish together.
       const Tiles tiles = tiles_of(*band.product, tile_.shape());
-      add_tasks(band, tiles, ceil_div(int64_t{2} * num_threads() * size(band, tiles), all), tasks);
+      add_tasks(band, tiles, ceil_div(num_threads() * size(band, tiles), all), tasks);
     }
     parallel_for(std::ssize(tasks), 1, subnormals_, [&](int64_t begin, int64_t end) {
       thread_local AlignedBytes memory;

@@ -12,6 +12,8 @@ namespace {
 using simd::Floats;
 using Halves = uint16_t __attribute__((vector_size(32)));
 
+constexpr int64_t kCacheLine = 64;
+
 [[gnu::always_inline]] inline void widen_row(const bf16* from, float* to, int64_t n) {
   simd::for_lanes(
       n, [&](int64_t j, auto part) __attribute__((always_inline)) { simd::store(to + j, simd::load(from + j, part), part); });
@@ -93,6 +95,9 @@ template <class T>
   };
   for (int64_t i = 0; i < whole_rows; i += kRows) {
     for (int64_t j = 0; j < whole_cols; j += 8) {
+      if (j * kSize % kCacheLine == 0) {  // rows are too short for the hardware to see the next ones coming
+        for (int r = 0; r < kRows; ++r) __builtin_prefetch(from.data + (i + kRows + r) * from.stride + j * kSize);
+      }
       typename Lanes<T>::Vector block[8];
       for (int r = 0; r < 8; ++r) block[r] = Lanes<T>::load(from.data + i * from.stride + j * kSize, from.stride, r);
       transpose8(block);

@@ -73,8 +73,8 @@ std::byte* AlignedBytes::at_least(int64_t bytes) {
 void AlignedBytes::Free::operator()(std::byte* bytes) const { ::operator delete(bytes, kCacheLine); }
 
 struct PackedProduct::Library {
-  memory::desc a, b, sums, scratchpad;
-  dnnl::matmul matmul;
+  memory::desc a, b, sums, scratchpad;  // scratchpad is the larger one
+  dnnl::matmul set, add;
 };
 
 PackedProduct::PackedProduct(Dtype dtype, const TileShape& shape) : dtype_(dtype), shape_(shape) {
@@ -87,9 +87,14 @@ PackedProduct::PackedProduct(Dtype dtype, const TileShape& shape) : dtype_(dtype
                           .with_bias = false};
   layout_of_b_ = layout_of_b(operands, dtype, shape, which);
   operands.b = description_of_b(layout_of_b_);
-  const auto primitive = describe_product(operands, true, which);
-  library_ = std::make_unique<Library>(Library{
-      .a = operands.a, .b = operands.b, .sums = operands.c, .scratchpad = primitive.scratchpad_desc(), .matmul = dnnl::matmul(primitive)});
+  const auto set = describe_product(operands, false, which), add = describe_product(operands, true, which);
+  const memory::desc scratchpad[] = {set.scratchpad_desc(), add.scratchpad_desc()};
+  library_ = std::make_unique<Library>(Library{.a = operands.a,
+                                               .b = operands.b,
+                                               .sums = operands.c,
+                                               .scratchpad = scratchpad[scratchpad[0].get_size() < scratchpad[1].get_size() ? 1 : 0],
+                                               .set = dnnl::matmul(set),
+                                               .add = dnnl::matmul(add)});
 }
 
 PackedProduct::~PackedProduct() = default;
@@ -137,12 +142,12 @@ TileWorker::TileWorker(const PackedProduct& product) : product_(product), calls_
 
 TileWorker::~TileWorker() = default;
 
-void TileWorker::add(const std::byte* a, const std::byte* b, float* sums) {
+void TileWorker::run(const std::byte* a, const std::byte* b, bool accumulate, float* sums) {
   calls_->a.set_data_handle(const_cast<std::byte*>(a));
   calls_->b.set_data_handle(const_cast<std::byte*>(b));
   calls_->sums.set_data_handle(sums);
   const GeneratedCall here;
-  product_.library_->matmul.execute(calls_->stream, calls_->arguments);
+  (accumulate ? product_.library_->add : product_.library_->set).execute(calls_->stream, calls_->arguments);
 }
 
 TileWorkers& tile_workers(Dtype dtype) {

@@ -52,8 +52,7 @@ class Tile {
       product_.pack_a(block(a_, shape_.rows, depth_), packed_a);
       product_.pack_b(block(b_, depth_, shape_.cols), packed_b);
       auto* const c = reinterpret_cast<float*>(sums.at_least(product_.sums() * 4));
-      std::fill_n(c, product_.sums(), 0.0F);
-      for (int repeat = 0; repeat < 2; ++repeat) worker.add(packed_a, packed_b, c);
+      for (const bool accumulate : {false, true}) worker.run(packed_a, packed_b, accumulate, c);
       std::copy_n(c, product_.sums(), out.data());
     });
     return out;
