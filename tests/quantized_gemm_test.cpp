@@ -202,6 +202,14 @@ TEST_F(QuantizedGemm, DequantisesALargeWeightInBandsWithTheBitsOfTheWhole) {
   }
 }
 
+TEST_F(QuantizedGemm, FindsAnExtremeScaleInAnyBand) {
+  const QuantizedTensor weight = random_codes({3072, 2304}, kTiles, 24);
+  weight.scales.data<uint8_t>()[weight.scales.elements() - 1] = 1;  // 2^-126
+  const int64_t before = fast().fp32_products();
+  expect_product({random_codes({4, 2304}, kRows, 25)}, {weight, true}, Dtype::f32);
+  EXPECT_EQ(fast().fp32_products() - before, onednn_has_bf16() ? 1 : 0);
+}
+
 TEST_F(QuantizedGemm, AccumulatesIntoGradients) {
   for (const double scale : {1.0, 0x1p-120}) {  // the second a product that starts over in fp32: it is added once
     const QuantizedTensor a = random_codes({32, 96}, kRows.transposed(), 16, 2, scale),
