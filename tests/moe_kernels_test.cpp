@@ -50,6 +50,20 @@ void expect_table(const DispatchTable& table) {
   ASSERT_EQ(integers(table.choices), choices);
 }
 
+TEST_F(MoeKernels, GroupsMayBeginAtAnyRow) {
+  const int64_t begins[] = {0, 7, 7, 40, 99};
+  const Tensor a = random_tensor(fast(), Dtype::f32, {100, 24}, 1), b = random_tensor(fast(), Dtype::f32, {4 * 24, 17}, 2),
+               offsets = tensor_of(fast(), Dtype::i32, {5}, {0, 7, 7, 40, 99}), out = empty(fast(), Dtype::f32, {100, 17});
+  fast().run(GroupedGemm{.a = {a}, .b = {b}, .out = out, .offsets = offsets});
+  for (int64_t g = 0; g < 4; ++g) {
+    if (begins[g] == begins[g + 1]) continue;
+    const Tensor alone = empty(fast(), Dtype::f32, {begins[g + 1] - begins[g], 17});
+    fast().run(Gemm{.a = {a.slice(begins[g], begins[g + 1])}, .b = {b.slice(24 * g, 24 * (g + 1))}, .out = alone, .accumulate = false});
+    EXPECT_TRUE(same_elements(values(out.slice(begins[g], begins[g + 1])), values(alone))) << "group " << g;
+  }
+  EXPECT_EQ(values(out.slice(99, 100)), std::vector<double>(17, 0.0));
+}
+
 TEST_F(MoeKernels, SortTheChoicesOfAnyTokens) {
   for (uint32_t number = 0; number < 200; ++number) {
     CaseDraw draw(number);

@@ -96,6 +96,7 @@ TEST(ProductScratch, OfALargeWeightOfCodesIsThatOfAPart) {
   for (const Kind kind : {Kind::fprop, Kind::dgrad}) {
     expect_as_predicted({kind, Dtype::bf16, false, true, 32, 2048, 6144}, 0.7);  // which columns are a part depends on the tiles
     expect_as_predicted({kind, Dtype::bf16, false, true, 32, 1024, 2048, 8});
+    expect_as_predicted({kind, Dtype::bf16, false, true, 32, 1024, 1536, 8});
   }
 }
 
