@@ -67,17 +67,17 @@ template <class Out>
 constexpr int64_t kStreamedBytes = int64_t{4} << 20;
 
 bool streamed(const TiledProduct& product) {
-  const bool aligned = (reinterpret_cast<uintptr_t>(product.out) | static_cast<uintptr_t>(product.out_ld * 4)) % sizeof(__m128) == 0;
-  return product.out_dtype == Dtype::f32 && !product.accumulate && aligned && product.a.rows * product.b.cols * 4 >= kStreamedBytes;
+  const bool whole_vectors =
+      (reinterpret_cast<uintptr_t>(product.out) | static_cast<uintptr_t>(product.out_ld * 4)) % sizeof(__m128) == 0 &&
+      product.b.cols % 4 == 0;
+  return product.out_dtype == Dtype::f32 && !product.accumulate && whole_vectors && product.a.rows * product.b.cols * 4 >= kStreamedBytes;
 }
 
+// Four columns at a time, which divide those of a tile.
 [[gnu::always_inline]] inline void stream_rows(const Sums& sums, const float* bias, float* out, int64_t out_ld) {
   for (int64_t i = 0; i < sums.rows; ++i) {
     const float* from = sums.from + i * sums.ld;
-    float* to = out + i * out_ld;
-    const int64_t whole = sums.cols / 4 * 4;
-    for (int64_t j = 0; j < whole; j += 4) _mm_stream_ps(to + j, _mm_loadu_ps(from + j) + _mm_loadu_ps(bias + j));
-    for (int64_t j = whole; j < sums.cols; ++j) to[j] = from[j] + bias[j];
+    for (int64_t j = 0; j < sums.cols; j += 4) _mm_stream_ps(out + i * out_ld + j, _mm_loadu_ps(from + j) + _mm_loadu_ps(bias + j));
   }
   _mm_sfence();
 }
