@@ -83,6 +83,8 @@ class SignalTrials : public LaunchedTraining, public ::testing::WithParamInterfa
     pause(draw(trial, 0) * kMostSeconds);
     for (uint32_t i = 0; i < saves; ++i) {
       run.send(SIGUSR2);
+      const bool seen = trial > 0 || i > 0 || run.prints("save  ");  // steps may be longer than the trials
+      EXPECT_TRUE(seen) << run.output();
       pause(draw(trial, i + 1) * kMostPause);
     }
     run.send(SIGTERM);

@@ -2,7 +2,7 @@
 
 #include <xmmintrin.h>
 
-#include <cstring>
+#include <algorithm>
 #include <limits>
 #include <vector>
 
@@ -16,7 +16,7 @@ namespace mantissa {
 namespace {
 
 // How a product is cut. The sum of a tile needs a row of tiles of a and a column of tiles of b, and both are packed before they are used:
-//   - b by all threads once, if several tasks need it (`shared`); else by its task, a tile at a time,
+//   - b by all threads once (`shared`), where the rows are more than those of one task; else by its task, a tile at a time,
 //   - a by each task: as deep as it is, if that stays in a cache (`whole_depth`), so that the sums of a column of tiles are finished one
 //     after the other; else a step of the depth at a time, with the sums of all tiles of the task.
 struct Cut {
@@ -25,7 +25,7 @@ struct Cut {
 };
 constexpr int64_t kMostRowTiles = 8, kMostSums = 16 * 64 * 128, kPackedABytes = int64_t{768} << 10;
 
-// Packed tiles of b that are shared at a time, and the fewest columns of tiles of a product: each such band packs a anew.
+// Packed tiles of b that are shared at a time, and how many columns of tiles have to fit: each band of them packs a anew.
 constexpr int64_t kSharedBytes = int64_t{8} << 20, kFewestShared = 4;
 
 // Columns of tiles of a product.
@@ -63,7 +63,8 @@ template <class Out>
   }
 }
 
-// Past the caches: an output that is larger than what they keep would be read before it is written.
+// Non-temporal stores spare the read of a line before it is written. They pay for an output that does not stay in a core's cache, as the
+// gradients of weights.
 constexpr int64_t kStreamedBytes = int64_t{4} << 20;
 
 bool streamed(const TiledProduct& product) {
@@ -104,7 +105,7 @@ Tiles tiles_of(const TiledProduct& product, const TileShape& tile) {
 Cut cut_of(const Tiles& tiles, const PackedProduct& tile) {
   const int64_t row_bytes = tiles.depth * tile.a_bytes();
   Cut cut{};
-  cut.shared = tiles.rows > kMostRowTiles && kFewestShared * tiles.depth * tile.b_bytes() <= kSharedBytes;
+  cut.shared = tiles.depth > 0 && tiles.rows > kMostRowTiles && kFewestShared * tiles.depth * tile.b_bytes() <= kSharedBytes;
   cut.height = std::min(kMostRowTiles, tiles.rows);
   if (cut.shared) cut.height = std::clamp<int64_t>(kPackedABytes / row_bytes, 1, kMostRowTiles);
   cut.whole_depth = cut.shared || cut.height * row_bytes <= kPackedABytes;
@@ -192,13 +193,15 @@ class TaskRun {
     const bool whole = band_.cut.whole_depth;
     const int64_t sums = task.row_tiles * (whole ? 1 : task.col_tiles) * tile.sums();
     const int64_t a_bytes = task.row_tiles * (whole ? depth_ : 1) * tile.a_bytes();
-    sums_ = {reinterpret_cast<float*>(memory.at_least(sums * 4 + a_bytes + tile.b_bytes())), static_cast<size_t>(sums)};
+    sums_ = {reinterpret_cast<float*>(memory.at_least(sums * 4 + a_bytes + (band_.cut.shared ? 0 : tile.b_bytes()))),
+             static_cast<size_t>(sums)};
     a_ = reinterpret_cast<std::byte*>(sums_.data() + sums);
     b_ = a_ + a_bytes;
   }
 
   void run() {
     if (band_.cut.whole_depth) {
+      if (depth_ == 0) std::ranges::fill(sums_, 0.0F);
       for (int64_t k = 0; k < depth_; ++k) pack_a(k, k);
       for (int64_t j = 0; j < task_.col_tiles; ++j) {
         for (int64_t k = 0; k < depth_; ++k) add(k, k, j, 0);

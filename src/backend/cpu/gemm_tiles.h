@@ -1,4 +1,4 @@
-// Products of any shape out of tiles of one shape (packed_product.h). What is cut where depends on the order of work only: no bit depends
+// Products of any shape out of tiles (packed_product.h). What is cut where depends on the order of work only: no bit depends
 // on it.
 #pragma once
 
@@ -21,7 +21,7 @@ struct TiledProduct {
   int64_t first_bias = 0;
 };
 
-// All of them, in any order; each element is a sum in the order of the depth. Each thread keeps up to about 1.2 MiB for packed operands
+// All of them, in any order; each element is a sum in the order of the depth. Each thread keeps up to about 1.4 MiB for packed operands
 // and sums, the caller 8 MiB for operands that are packed for all threads.
 void multiply(Dtype dtype, Subnormals subnormals, std::span<const TiledProduct> products);
 

@@ -190,7 +190,7 @@ void pack_pairs(const Block& from, int64_t ld, bf16* to) {
   }
 }
 
-// Elements [first row, ...) x [first column, ...) of a tile that is stored row by row.
+// Zeros behind the first elements of a tile that is stored row by row, `filled_rows` x `filled_cols`.
 void clear(const TileLayout& tile, int64_t filled_rows, int64_t filled_cols, std::byte* to) {
   const int64_t element = dtype_bytes(tile.dtype);
   const auto clear_row = [&](int64_t row, int64_t col) {

@@ -18,8 +18,6 @@ struct Block {
 
   // From element (row, col) on, at most so many.
   Block part(int64_t row, int64_t col, int64_t most_rows, int64_t most_cols) const;
-  // The same memory the other way round.
-  Block flipped() const { return {.data = data, .dtype = dtype, .ld = ld, .rows = cols, .cols = rows, .transposed = !transposed}; }
 };
 
 struct TileLayout {

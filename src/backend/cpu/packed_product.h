@@ -1,4 +1,4 @@
-// The one matrix product that all others on the CPU are made of: sums [rows, cols] (+)= a [rows, depth] * b [depth, cols] by oneDNN, of one
+// The matrix product of tiles that all others on the CPU are made of: sums [rows, cols] (+)= a [rows, depth] * b [depth, cols] by oneDNN, of one
 // shape for the whole process, with operands packed into tiles without gaps and filled up with zeros. The bits of an element therefore
 // depend on its row of a, its column of b and its place in the tile, and on nothing else of the product: not on the number of rows, columns
 // or threads, not on strides, orientation, alignment or padding with zeros along the depth. Where at most half of a tile's depth is left, a
