@@ -14,7 +14,7 @@ enum class Alike { rows, columns };
 // How many rows, or columns, of a matrix of so many columns have other bits than the first.
 int64_t unequal_lines(std::span<const float> sums, int64_t cols, Alike alike);
 
-// Multiplies tiles whose rows, and then those whose columns, are all alike, and compares the bits of the results; about a millisecond.
+// Multiplies tiles whose rows, and then those whose columns, are all alike, and compares the bits of the results; two to three milliseconds.
 // Empty if they are all alike, else what differs.
 std::string unequal_places(const PackedProduct& product);
 
