@@ -74,8 +74,8 @@ bool streamed(const TiledProduct& product) {
   return product.out_dtype == Dtype::f32 && !product.accumulate && whole_vectors && product.a.rows * product.b.cols * 4 >= kStreamedBytes;
 }
 
-// Four columns at a time, which divide those of a tile.
-[[gnu::always_inline]] inline void stream_rows(const Sums& sums, const float* bias, float* out, int64_t out_ld) {
+// Four columns at a time, which divide those of a tile. Wider stores would wait for memory as well.
+void stream_rows(const Sums& sums, const float* bias, float* out, int64_t out_ld) {
   for (int64_t i = 0; i < sums.rows; ++i) {
     const float* from = sums.from + i * sums.ld;
     for (int64_t j = 0; j < sums.cols; j += 4) _mm_stream_ps(out + i * out_ld + j, _mm_loadu_ps(from + j) + _mm_loadu_ps(bias + j));
@@ -178,7 +178,7 @@ void finish(const TiledProduct& product, const TileShape& shape, int64_t row, in
   if (product.out_dtype == Dtype::bf16) {
     cloned<store_rows<bf16>>(tile, bias.data(), product.accumulate, reinterpret_cast<bf16*>(out), product.out_ld);
   } else if (streamed(product)) {
-    cloned<stream_rows>(tile, bias.data(), reinterpret_cast<float*>(out), product.out_ld);
+    stream_rows(tile, bias.data(), reinterpret_cast<float*>(out), product.out_ld);
   } else {
     cloned<store_rows<float>>(tile, bias.data(), product.accumulate, reinterpret_cast<float*>(out), product.out_ld);
   }
