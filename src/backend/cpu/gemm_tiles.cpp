@@ -23,7 +23,7 @@ struct Cut {
   bool shared, whole_depth;
   int64_t height, width;  // tiles of a task, at most
 };
-constexpr int64_t kMostRowTiles = 8, kMostSums = 16 * 64 * 128, kPackedABytes = int64_t{768} << 10;
+constexpr int64_t kMostRowTiles = 8, kMostSums = int64_t{16} * 64 * 128, kPackedABytes = int64_t{768} << 10;
 
 // Packed tiles of b that are shared at a time, and how many columns of tiles have to fit: each band of them packs a anew.
 constexpr int64_t kSharedBytes = int64_t{8} << 20, kFewestShared = 4;
@@ -276,6 +276,7 @@ class Batch {
   }
 
   void run() {
+    if (bands_.empty()) return;
     if (shared_ > 0) pack();
     std::vector<Task> tasks;
     int64_t all = 0;
@@ -283,7 +284,7 @@ class Batch {
     for (const Band& band : bands_) all += size(band, tiles_of(*band.product, tile_.shape()));
     for (const Band& band : bands_) {
       const Tiles tiles = tiles_of(*band.product, tile_.shape());
-      add_tasks(band, tiles, ceil_div(num_threads() * size(band, tiles), all), tasks);
+      add_tasks(band, tiles, ceil_div(num_threads() * size(band, tiles), std::max<int64_t>(1, all)), tasks);
     }
     parallel_for(std::ssize(tasks), 1, subnormals_, [&](int64_t begin, int64_t end) {
       thread_local AlignedBytes memory;

@@ -48,18 +48,18 @@ struct Lanes<bf16> {
 // Eight vectors of eight lanes as columns: pairs, then pairs of pairs, then halves.
 [[gnu::always_inline]] inline void transpose8(Floats (&r)[8]) {
   Floats t[8];
-  for (int i = 0; i < 4; ++i) {
+  for (int64_t i = 0; i < 4; ++i) {
     t[2 * i] = __builtin_shufflevector(r[2 * i], r[2 * i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
     t[2 * i + 1] = __builtin_shufflevector(r[2 * i], r[2 * i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
   }
   Floats u[8];
-  for (int i = 0; i < 2; ++i) {
-    for (int j = 0; j < 2; ++j) {
+  for (int64_t i = 0; i < 2; ++i) {
+    for (int64_t j = 0; j < 2; ++j) {
       u[4 * i + 2 * j] = __builtin_shufflevector(t[4 * i + j], t[4 * i + 2 + j], 0, 1, 8, 9, 4, 5, 12, 13);
       u[4 * i + 2 * j + 1] = __builtin_shufflevector(t[4 * i + j], t[4 * i + 2 + j], 2, 3, 10, 11, 6, 7, 14, 15);
     }
   }
-  for (int i = 0; i < 4; ++i) {
+  for (int64_t i = 0; i < 4; ++i) {
     r[i] = __builtin_shufflevector(u[i], u[4 + i], 0, 1, 2, 3, 8, 9, 10, 11);
     r[4 + i] = __builtin_shufflevector(u[i], u[4 + i], 4, 5, 6, 7, 12, 13, 14, 15);
   }
@@ -69,11 +69,11 @@ struct Lanes<bf16> {
 [[gnu::always_inline]] inline void transpose8(Halves (&r)[8]) {
   for (int stage = 0; stage < 3; ++stage) {
     Halves t[8];
-    for (int i = 0; i < 4; ++i) {
+    for (int64_t i = 0; i < 4; ++i) {
       t[2 * i] = __builtin_shufflevector(r[i], r[i + 4], 0, 16, 1, 17, 2, 18, 3, 19, 8, 24, 9, 25, 10, 26, 11, 27);
       t[2 * i + 1] = __builtin_shufflevector(r[i], r[i + 4], 4, 20, 5, 21, 6, 22, 7, 23, 12, 28, 13, 29, 14, 30, 15, 31);
     }
-    for (int i = 0; i < 8; ++i) r[i] = t[i];
+    for (int64_t i = 0; i < 8; ++i) r[i] = t[i];
   }
 }
 

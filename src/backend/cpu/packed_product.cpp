@@ -22,21 +22,21 @@ constexpr int64_t kColumnPadding = 16;
 
 // What the library reads without a copy of its own, for a tile whose columns are a multiple of the panel.
 struct KnownLayout {
-  memory::format_tag tag;
   int64_t panel;
+  memory::format_tag tag;
   bool pairs;
 };
-constexpr KnownLayout kKnownLayouts[] = {{memory::format_tag::BA16a64b, 64, false}, {memory::format_tag::BA16a64b2a, 64, true},
-                                         {memory::format_tag::BA16a48b, 48, false}, {memory::format_tag::BA16a48b2a, 48, true},
-                                         {memory::format_tag::BA16a32b, 32, false}, {memory::format_tag::BA16a32b2a, 32, true},
-                                         {memory::format_tag::BA16a16b, 16, false}, {memory::format_tag::BA16a16b2a, 16, true}};
+using Tag = memory::format_tag;
+constexpr KnownLayout kKnownLayouts[] = {{64, Tag::BA16a64b, false},  {64, Tag::BA16a64b2a, true}, {48, Tag::BA16a48b, false},
+                                         {48, Tag::BA16a48b2a, true}, {32, Tag::BA16a32b, false},  {32, Tag::BA16a32b2a, true},
+                                         {16, Tag::BA16a16b, false},  {16, Tag::BA16a16b2a, true}};
 
 // That of them which the library likes best for this product, or else rows.
 PanelLayout layout_of_b(const MatmulOperands& operands, Dtype dtype, const TileShape& shape, const std::string& which) {
   MatmulOperands any = operands;
   any.b = memory::desc({shape.depth, shape.cols}, data_type_of(dtype), memory::format_tag::any);
   const memory::desc liked = describe_product(any, true, which).weights_desc();
-  for (const auto& [tag, panel, pairs] : kKnownLayouts) {
+  for (const auto& [panel, tag, pairs] : kKnownLayouts) {
     if (shape.cols % panel != 0 || pairs != (dtype == Dtype::bf16)) continue;
     if (liked != memory::desc({shape.depth, shape.cols}, data_type_of(dtype), tag)) continue;
     return {.dtype = dtype, .rows = shape.depth, .cols = shape.cols, .panel = panel, .ld = panel, .pairs = pairs};
@@ -45,7 +45,7 @@ PanelLayout layout_of_b(const MatmulOperands& operands, Dtype dtype, const TileS
 }
 
 memory::desc description_of_b(const PanelLayout& layout) {
-  for (const auto& [tag, panel, pairs] : kKnownLayouts) {
+  for (const auto& [panel, tag, pairs] : kKnownLayouts) {
     if (panel == layout.panel && pairs == layout.pairs && layout.ld == panel) {
       return {{layout.rows, layout.cols}, data_type_of(layout.dtype), tag};
     }

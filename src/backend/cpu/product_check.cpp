@@ -1,6 +1,7 @@
 #include "backend/cpu/product_check.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -84,7 +85,7 @@ int64_t unequal_lines(std::span<const float> sums, int64_t cols, Alike alike) {
   const auto differs = [&](int64_t line) {
     for (int64_t i = 0; i < elements; ++i) {
       const auto first = static_cast<size_t>(i * stride), here = static_cast<size_t>(line * step + i * stride);
-      if (std::memcmp(&sums[first], &sums[here], sizeof(float)) != 0) return true;
+      if (std::bit_cast<uint32_t>(sums[first]) != std::bit_cast<uint32_t>(sums[here])) return true;
     }
     return false;
   };
