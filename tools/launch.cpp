@@ -119,8 +119,8 @@ class Reports {
   std::vector<int64_t> numbers_;
 };
 
-// Brings to the front who failed first: whom others name; else the first by time that names nobody and was not ended because of another;
-// else the first.
+// Brings to the front who failed first, of those that name nobody: whom others name, unless it left because it had lost a peer; else the
+// first by time that neither lost a peer nor was ended because of another; else whom others name, else the first of all.
 void put_cause_first(std::vector<Ending>& failures, const Reports& reports, int first_rank) {
   const auto cause = [&](const Ending& ending) { return reports.cause(ending.rank - first_rank); };
   // One whom the launcher ended counts if somebody left because of it by himself.
@@ -130,8 +130,9 @@ void put_cause_first(std::vector<Ending>& failures, const Reports& reports, int 
   };
   const auto order = [&](const Ending& ending) {
     const bool left = ending.code == static_cast<int>(ExitCode::peer_lost) || ending.code == static_cast<int>(ExitCode::stopped);
-    if (cause(ending) >= 0) return 2;
-    return blamer(ending) != failures.end() ? 0 : left || ending.sent ? 2 : 1;
+    const bool blamed = blamer(ending) != failures.end();
+    if (cause(ending) >= 0) return 3;
+    return left ? (blamed ? 2 : 3) : blamed ? 0 : ending.sent ? 3 : 1;
   };
   const auto by_order = [&](const Ending& a, const Ending& b) { return order(a) < order(b); };
   const auto first = std::min_element(failures.begin(), failures.end(), by_order);

@@ -115,6 +115,7 @@ class Group {
       if (running_.empty()) drained_by = std::min(drained_by, now_seconds() + kDrainSeconds);
       if (now_seconds() < kill_at_) continue;
       send_all(SIGKILL);
+      killed_ = true;
       kill_at_ = HUGE_VAL;
     }
     for (size_t i = 0; i < streams_.size(); ++i) {
@@ -204,7 +205,7 @@ class Group {
                        .code = signal == 0 ? info.si_status : 128 + signal,
                        .seconds = now_seconds() - began_,
                        .log = log_folder(rank),
-                       .sent = !attempt_.failures.empty() && (signal == SIGTERM || signal == SIGKILL)});
+                       .sent = (signal == SIGTERM && !attempt_.failures.empty()) || (signal == SIGKILL && killed_)});
       running_.erase(found);
     }
     std::erase_if(ended, [](const Ending& ending) { return ending.code == 0; });
@@ -225,6 +226,7 @@ class Group {
   const WorkerPlan& plan_;
   SignalQueue& signals_;
   double began_, kill_at_ = HUGE_VAL;
+  bool killed_ = false;                // those that the grace time did not end
   std::map<pid_t, int> running_;       // rank by process, which is its group, too
   std::vector<WorkerStream> streams_;  // output and errors of each
   ShownErrors errors_;

@@ -198,6 +198,17 @@ TEST_F(LaunchTest, WhoLeftBecauseOfAnotherIsNotTheFirst) {
   EXPECT_THAT(named.errors, HasSubstr("rank 2 failed first: exit code 4"));
 }
 
+// The others of a killed rank can have left before the launcher learns of its death: its memory goes back first.
+TEST_F(LaunchTest, WhoWasKilledIsTheFirstAlsoWhereItsDeathIsSeenLater) {
+  const auto killed = launch({"--nproc-per-node", "3"}, all_there("k", 3) + "[ $RANK = 2 ] && sleep 0.5 && kill -KILL $$; exit 6");
+  EXPECT_EQ(killed.exit_code, 128 + SIGKILL);
+  EXPECT_THAT(killed.errors, HasSubstr("rank 2 failed first: SIGKILL"));
+  const auto blamed = launch({"--nproc-per-node", "3"}, all_there("l", 3) + "[ $RANK = 2 ] && kill -KILL $$; [ $RANK = 1 ] && exit 6; " +
+                                                            names_as_cause(1, 3) + "exit 6");
+  EXPECT_EQ(blamed.exit_code, 128 + SIGKILL) << "rank 1 has lost rank 2";
+  EXPECT_THAT(blamed.errors, HasSubstr("rank 2 failed first: SIGKILL"));
+}
+
 TEST_F(LaunchTest, WhoWasEndedBeforeItLeftHasTheCodeOfItsError) {
   const auto slow = launch({"--nproc-per-node", "3", "--max-restarts", "1"},
                            all_there("g", 3) + "[ $RANK = 2 ] && trap - TERM && exec sleep 30; " + names_as_cause(2, 3) + "exit 4");
