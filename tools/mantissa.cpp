@@ -6,10 +6,13 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
 #include <iostream>
+#include <limits>
 #include <new>
 #include <sstream>
 
@@ -47,8 +50,43 @@ std::string replace_line_ends(const std::string& lines, const char* with) {
 }
 
 template <class T>
+struct IntegerOf {
+  using type = T;
+};
+template <class T>
+struct IntegerOf<std::optional<T>> {
+  using type = T;
+};
+template <class T>
+constexpr bool kIsInteger = std::is_integral_v<typename IntegerOf<T>::type> && !std::is_same_v<T, bool>;
+
+// CLI11 reads integers as C does: it cuts those beyond 64 bits, wraps negative ones and takes a leading zero for octal.
+template <class T>
+T read_integer(const std::string& name, const std::string& word) {
+  T number = 0;
+  const auto [end, problem] = std::from_chars(word.data(), word.data() + word.size(), number);
+  require(problem == std::errc{} && end == word.data() + word.size(), ExitCode::usage, name, ": must be a whole number from ",
+          std::numeric_limits<T>::min(), " to ", std::numeric_limits<T>::max(), ", got '", word, "'");
+  return number;
+}
+
+template <class T>
+CLI::Option* add_integer(CLI::App& app, const Option& option, T* target) {
+  using Integer = typename IntegerOf<T>::type;
+  const std::string shown = option.name.substr(0, option.name.find(','));
+  const std::function<void(const std::string&)> read = [shown, target](const std::string& word) {
+    *target = read_integer<Integer>(shown, word);
+  };
+  CLI::Option* const added = app.add_option_function(option.name, read, option.description);
+  if constexpr (std::is_same_v<T, Integer>) added->default_str(text(*target));
+  return added->type_name(std::is_signed_v<Integer> ? "INT" : "UINT");
+}
+
+template <class T>
 CLI::Option* add_target(CLI::App& app, const Option& option, T* target) {
-  if constexpr (std::is_same_v<T, bool>) {
+  if constexpr (kIsInteger<T>) {
+    return add_integer(app, option, target);
+  } else if constexpr (std::is_same_v<T, bool>) {
     return app.add_flag(option.name, *target, option.description);
   } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
     CLI::Option* const added = app.add_option(option.name, *target, option.description);
@@ -92,6 +130,14 @@ void check_names(const std::vector<Command>& commands, const std::vector<std::st
   check_names(found->subcommands, {words.begin() + 1, words.end()}, before + " " + found->name);
 }
 
+// CLI11 takes the next word for the value of `--output=`.
+void check_values(const std::vector<std::string>& words) {
+  for (const std::string& word : words) {
+    if (word == "--") return;
+    require(!word.starts_with("--") || word.find('=') != word.size() - 1, ExitCode::usage, word, ": there is no value behind the =");
+  }
+}
+
 // In one write: who is killed meanwhile has said all or nothing.
 void print_error(const char* kind, const std::string& message) { std::cerr << text(kind, "error: ", printable(message, "\n  "), '\n'); }
 
@@ -105,7 +151,9 @@ void occupy_standard_streams() {
 
 ExitCode run(int argc, char** argv) {
   const std::vector<Command> commands = all_commands();
-  check_names(commands, {argv + 1, argv + argc}, "mantissa");
+  const std::vector<std::string> words(argv + 1, argv + argc);
+  check_names(commands, words, "mantissa");
+  check_values(words);
   CLI::App app{"mantissa: trains language models", "mantissa"};
   app.footer("\nmantissa SUBCOMMAND --help shows its options and an example.");
   app.set_version_flag("--version", version_text());

@@ -1,0 +1,64 @@
+// What the command line says of words that do not fit, and that it takes none of them for something else.
+#include <gmock/gmock.h>
+
+#include "process.h"
+#include "training.h"
+
+namespace mantissa {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class CommandLine : public test::TrainingTest {
+ protected:
+  CommandLine() {
+    test::write_file(folder_ / "run.json", effective_config(config("run", {"training.steps=1", "data.tokenizer=byte"}).config));
+  }
+
+  test::ProcessResult mantissa(std::vector<std::string> arguments) const {
+    return test::run_mantissa(std::move(arguments), folder_.path());
+  }
+  void expect_refused(const std::vector<std::string>& arguments, const std::string& message) const {
+    const auto refused = mantissa(arguments);
+    EXPECT_EQ(refused.exit_code, 2) << ::testing::PrintToString(arguments) << refused.errors;
+    EXPECT_EQ(refused.output, "") << ::testing::PrintToString(arguments);
+    EXPECT_THAT(refused.errors, HasSubstr(message)) << ::testing::PrintToString(arguments);
+  }
+};
+
+TEST_F(CommandLine, AnOptionWithNothingBehindItsEqualsSignTakesNoOtherWord) {
+  expect_refused({"export", "run", "--output=", "--weights=packed"}, "--output=: there is no value");
+  expect_refused({"report", "--output=", "run"}, "--output=: there is no value");
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "--weights=packed"));
+  ASSERT_EQ(mantissa({"train", "run.json"}).exit_code, 0);
+  const auto given = mantissa({"generate", run_folder("run"), "--prompt=a=", "--max-new-tokens=1"});
+  EXPECT_EQ(given.exit_code, 0) << given.errors;
+  EXPECT_THAT(given.output, ::testing::StartsWith("a="));
+}
+
+TEST_F(CommandLine, IntegersThatDoNotFitAreRefused) {
+  for (const std::string option :
+       {"--top-k=99999999999999999999", "--max-new-tokens=9223372036854775808", "--seed=-1", "--seed=18446744073709551616",
+        "--threads=4294967296", "--top-k=1.5", "--top-k=0x10", "--top-k=1e3", "--top-k= 1"}) {
+    const std::string name = option.substr(0, option.find('='));
+    expect_refused({"generate", "run", option}, name + ": must be a whole number from ");
+  }
+  expect_refused({"eval", "run", "--iters", "99999999999999999999"}, "--iters: must be a whole number from ");
+  expect_refused({"launch", "--nproc_per_node=1", "--master_port=x", "--", "true"}, "--master-port: must be a whole number from ");
+}
+
+TEST_F(CommandLine, IntegersAreDecimalUpToTheirLimits) {
+  ASSERT_EQ(mantissa({"train", "run.json"}).exit_code, 0);
+  const auto text = [&](const std::string& seed, const std::string& count) {
+    const auto run = mantissa({"generate", run_folder("run"), "--prompt=a", "--max-new-tokens", count, "--seed", seed});
+    EXPECT_EQ(run.exit_code, 0) << run.errors;
+    return run.output;
+  };
+  EXPECT_EQ(text("0", "010"), text("0", "10"));
+  EXPECT_NE(text("18446744073709551615", "10"), text("0", "10"));
+  EXPECT_THAT(mantissa({"generate", "--help"}).output, AllOf(HasSubstr("--seed UINT"), HasSubstr("--top-k INT")));
+}
+
+}  // namespace
+}  // namespace mantissa
