@@ -375,32 +375,6 @@ TEST_F(LaunchTest, WhatAWorkerLeavesBehindGoesWithIt) {
   }
 }
 
-TEST_F(LaunchTest, MistakesAreRefusedBeforeAnythingRuns) {
-  const auto refused = [&](std::vector<std::string> options, const std::string& because, int code = 2) {
-    const auto run = launch(options, "echo ran");
-    EXPECT_EQ(run.exit_code, code) << because;
-    EXPECT_THAT(run.errors, HasSubstr(because));
-    EXPECT_THAT(run.output, Not(HasSubstr("ran")));
-  };
-  for (const std::string count : {"0", "-1", "x", "1.5", "65537", ""}) refused({"--nproc-per-node", count}, "--nproc-per-node");
-  refused({"--nproc-per-node", "gpu"}, "this build runs on CPUs only", 3);
-  refused({"--nnodes", "0"}, "--nnodes: must be 1 to");
-  refused({"--nnodes", "2"}, "--nnodes=2 needs --master-addr");
-  refused({"--nnodes", "2", "--node-rank", "2", "--master-addr", "a"}, "--node-rank: must be below --nnodes=2");
-  refused({"--max-restarts", "-1"}, "--max-restarts");
-  refused({"--master-port", "0"}, "--master-port: must be 1 to 65535");
-  refused({"--master-port", "65536"}, "--master-port: must be 1 to 65535");
-  refused({"--standalone", "--master-port", "1234"}, "--standalone takes a free port");
-  refused({"--tee", "1"}, "needs --log-dir");
-  refused({"--tee", "4", "--log-dir", "x"}, "--tee: must be 0 to 3");
-  refused({"--ranks-filter", "1"}, "--ranks-filter");
-  refused({"--ranks-filter", "0,,"}, "--ranks-filter");
-  const auto absent = mantissa({"--nproc-per-node", "2", "--", "./absent"});
-  EXPECT_EQ(absent.exit_code, 2);
-  EXPECT_THAT(absent.errors, HasSubstr("./absent: cannot be run: No such file or directory"));
-  EXPECT_EQ(mantissa({"--nproc-per-node", "2"}).exit_code, 2) << "no command";
-}
-
 TEST_F(LaunchTest, CoresAreCounted) {
   const auto run = launch({"--nproc-per-node", "cpu"},
                           "[ $WORLD_SIZE = $(python3 -c 'import os; print(len(os.sched_getaffinity(0)))') ] && echo as many");
