@@ -53,6 +53,17 @@ TEST(LocatedJson, TellsThePlaceOfEveryKeyAndValue) {
   EXPECT_EQ(json_scalar_at(content, b.entries()[1].members().at("c\"/~").value - 1000), -1.5e3);
 }
 
+// The parser ends a comment there, too: else all later values would be read from the wrong place.
+TEST(LocatedJson, ACarriageReturnEndsAComment) {
+  for (const std::string end : {"\r", "\r\n", "\n"}) {
+    const std::string content = "{\"a\": 1, // 2" + end + "\"b\": 3, // \"c\": 4" + end + "\"d\": /* 5" + end + "*/ 6}";
+    const LocatedJson parsed = parse_located_json(content);
+    ASSERT_TRUE(parsed.problems.empty());
+    for (const auto& [name, value] : {std::pair{"a", 1}, {"b", 3}, {"d", 6}})
+      EXPECT_EQ(json_scalar_at(content, parsed.root.members().at(name).value), value) << name;
+  }
+}
+
 TEST(LocatedJson, CountsColumnsInCharacters) {
   const std::string content = "{\"ü\": 1, \"x\": nope}";
   EXPECT_THAT(first_problem(content), StartsWith("1:15 "));

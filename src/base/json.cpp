@@ -60,7 +60,7 @@ class TokenWalker {
  private:
   void skip_comment() {
     const bool line = text_.substr(at_, 2) == "//";
-    const size_t end = line ? text_.find('\n', at_) : text_.find("*/", at_ + 2);
+    const size_t end = line ? text_.find_first_of("\r\n", at_) : text_.find("*/", at_ + 2);  // as the parser ends them
     at_ = end == std::string_view::npos ? text_.size() : end + (line ? 1 : 2);
   }
   void skip_string() {

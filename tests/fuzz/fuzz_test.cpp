@@ -56,7 +56,7 @@ class Changes {
 
   void change(std::string& input, const std::string& other) {
     using namespace std::string_view_literals;
-    static constexpr std::string_view telling = "\0\xff\x7f\"{}[],:0-9\\ "sv;
+    static constexpr std::string_view telling = "\0\xff\x7f\"{}[],:0-9\\ /*\r\n"sv;
     const size_t at = below(input.size()), length = 1 + below(std::min<size_t>(64, input.size() - at));
     switch (below(6)) {
       case 0: input[at] = static_cast<char>(input[at] ^ 1 << below(8)); break;

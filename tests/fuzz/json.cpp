@@ -1,6 +1,7 @@
 // The readers of JSON against a second one: the grammar of RFC 8259, written down once more, with the promises of base/json.h.
 #include "mantissa/base/json.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <vector>
@@ -140,6 +141,21 @@ class Grammar {
   bool large_ = false;
 };
 
+// Whether every key and value of the text that has its place there is what the other parser read, comments left out.
+bool same(const JsonNode& node, const json& value, std::string_view text) {
+  if (node.is_object() != value.is_object() || node.is_list() != value.is_array()) return false;
+  if (!value.is_structured()) return json_scalar_at(text, node.value) == value;
+  if (node.size() != value.size()) return false;
+  if (node.is_list()) {
+    return std::equal(value.begin(), value.end(), node.entries().begin(),
+                      [&](const json& entry, const JsonNode& place) { return same(place, entry, text); });
+  }
+  return std::ranges::all_of(node.members(), [&](const auto& member) {
+    const auto& [name, place] = member;
+    return value.contains(name) && json_scalar_at(text, place.key) == json(name) && same(place, value[name], text);
+  });
+}
+
 }  // namespace
 
 bool json_core(std::string_view input) {
@@ -150,6 +166,8 @@ bool json_core(std::string_view input) {
   promise(taken == valid || (valid && grammar.has_large_number()), "both parsers agree");
   const LocatedJson located = parse_located_json(input);
   promise(!taken || located.problems.empty(), "what is strict JSON is also JSON for people");
+  if (located.problems.empty())
+    promise(same(located.root, json::parse(input, nullptr, true, true), input), "every value is at its place, comments or not");
   if (!taken) return false;
   const std::string again = value.dump();
   const json second = parse_strict_json(again, "again");
