@@ -1,4 +1,5 @@
-# cmake --install: the program, all layers as one library for find_package(mantissa), headers, configurations. cpack: DEB and TGZ of the same.
+# cmake --install: the program, all layers as one library for find_package(mantissa), headers, configurations
+# with the texts that they train on. cpack: a TGZ of it, and DEBs of the program (component runtime) and of the rest (development).
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -12,28 +13,36 @@ target_link_libraries(mantissa_core PUBLIC Random123 nlohmann_json::nlohmann_jso
                                     PRIVATE spdlog::spdlog OpenMP::OpenMP_CXX Threads::Threads dnnl pcre2 xxhash crypto ${MANTISSA_UCX})
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/mantissa)
+set(shared_dir ${CMAKE_INSTALL_DATADIR}/mantissa)
+set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME runtime)
 install(TARGETS mantissa RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-install(TARGETS mantissa_core EXPORT mantissaTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
-install(EXPORT mantissaTargets NAMESPACE mantissa:: DESTINATION ${package_dir})
-install(DIRECTORY include/mantissa DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-install(DIRECTORY configs DESTINATION ${CMAKE_INSTALL_DATADIR}/mantissa)
-install(FILES LICENSE README.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(TARGETS mantissa_core EXPORT mantissaTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development)
+install(EXPORT mantissaTargets NAMESPACE mantissa:: DESTINATION ${package_dir} COMPONENT development)
+install(DIRECTORY include/mantissa DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development)
+install(DIRECTORY configs src tools include DESTINATION ${shared_dir})  # quickstart.json and those of several ranks train on these sources
+install(FILES README.md DESTINATION ${shared_dir})
+install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(FILES cmake/completion/mantissa DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
 
 configure_package_config_file(cmake/mantissaConfig.cmake.in ${PROJECT_BINARY_DIR}/mantissaConfig.cmake INSTALL_DESTINATION ${package_dir})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/mantissaConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/mantissaConfig.cmake ${PROJECT_BINARY_DIR}/mantissaConfigVersion.cmake cmake/MantissaDependencies.cmake
-        DESTINATION ${package_dir})
+        DESTINATION ${package_dir} COMPONENT development)
 
-set(CPACK_GENERATOR DEB TGZ)
-set(CPACK_PACKAGE_CONTACT "the mantissa maintainers")
-set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
-set(CPACK_DEBIAN_PACKAGE_SECTION science)
-set(CPACK_RESOURCE_FILE_LICENSE ${PROJECT_SOURCE_DIR}/LICENSE)
-find_program(DPKG_SHLIBDEPS dpkg-shlibdeps)
-mark_as_advanced(DPKG_SHLIBDEPS)
-if(DPKG_SHLIBDEPS)
-  set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
-else()
-  set(CPACK_DEBIAN_PACKAGE_DEPENDS "libc6, libstdc++6, libgomp1, libdnnl2, libspdlog1.10, libpcre2-8-0, libssl3, libucx0, libxxhash0")
+find_program(HELP2MAN help2man)
+mark_as_advanced(HELP2MAN)
+if(HELP2MAN)
+  add_custom_target(man_pages ALL DEPENDS ${PROJECT_BINARY_DIR}/man/mantissa.1.gz)
+  add_custom_command(OUTPUT ${PROJECT_BINARY_DIR}/man/mantissa.1.gz DEPENDS mantissa cmake/man_pages.cmake VERBATIM
+    COMMAND ${CMAKE_COMMAND} -DPROGRAM=$<TARGET_FILE:mantissa> -DHELP2MAN=${HELP2MAN} -DVERSION=${PROJECT_VERSION}
+            -DOUTPUT=${PROJECT_BINARY_DIR}/man -P ${PROJECT_SOURCE_DIR}/cmake/man_pages.cmake)
+  install(DIRECTORY ${PROJECT_BINARY_DIR}/man/ DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
 endif()
+
+set(CPACK_PACKAGE_CONTACT "the mantissa maintainers <maintainers@mantissa.invalid>")
+set(CPACK_RESOURCE_FILE_LICENSE ${PROJECT_SOURCE_DIR}/LICENSE)
+set(CPACK_GENERATOR DEB TGZ)
+set(CPACK_STRIP_FILES ON)
+set(CPACK_COMPONENTS_ALL runtime development)
+include(MantissaDebian)
 include(CPack)
