@@ -2,72 +2,19 @@
 #include <gmock/gmock.h>
 #include <signal.h>
 
-#include <chrono>
-#include <functional>
 #include <regex>
-#include <thread>
 
-#include "process.h"
+#include "launcher.h"
 
 namespace mantissa {
 namespace {
 
+using test::Clock;
+using test::eventually;
+using test::LaunchTest;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using Clock = std::chrono::steady_clock;
-
-// Generous: the machine may be busy.
-bool eventually(const std::function<bool()>& is_so, double seconds = 60) {
-  const auto end = Clock::now() + std::chrono::duration<double>(seconds);
-  while (Clock::now() < end) {
-    if (is_so()) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  return false;
-}
-
-class LaunchTest : public ::testing::Test {
- protected:
-  // With an environment that no launcher of this test's own can reach into.
-  test::ProcessResult launch(std::vector<std::string> options, const std::string& script) const {
-    options.insert(options.end(), {"--", "sh", "-c", script});
-    return mantissa(std::move(options));
-  }
-  test::ProcessResult mantissa(std::vector<std::string> options) const {
-    std::vector<std::string> words = {"env",           "-u",    "MANTISSA_TOKEN", "-u", "MANTISSA_TOKEN_FILE", "-u", "OMP_NUM_THREADS",
-                                      MANTISSA_BINARY, "launch"};
-    words.insert(words.end(), options.begin(), options.end());
-    return test::run_process(words, folder_.path());
-  }
-
-  // Does something to a running launcher once `script` has written the file "ready.R" for every rank R.
-  test::ProcessResult disturbed(int ranks, const std::string& script, const std::function<void(pid_t)>& disturb,
-                                int most_restarts = 0) const {
-    test::ProcessResult result;
-    std::filesystem::remove(folder_ / "launcher");
-    for (int rank = 0; rank < ranks; ++rank) std::filesystem::remove(folder_ / ("ready." + std::to_string(rank)));
-    // exec: the number in "launcher" is the launcher's.
-    std::thread runner([&] {
-      result = test::run_process({"sh", "-c", "echo $$ > launcher; exec \"$@\"", "sh", MANTISSA_BINARY, "launch", "--nproc-per-node",
-                                  std::to_string(ranks), "--max-restarts", std::to_string(most_restarts), "--", "sh", "-c", script},
-                                 folder_.path());
-    });
-    bool all = eventually([&] {
-      for (int rank = 0; rank < ranks; ++rank) {
-        if (!std::filesystem::exists(folder_ / ("ready." + std::to_string(rank)))) return false;
-      }
-      return true;
-    });
-    EXPECT_TRUE(all);
-    disturb(std::stoi(test::read_file(folder_ / "launcher")));
-    runner.join();
-    return result;
-  }
-
-  test::TemporaryFolder folder_;
-};
-
 TEST_F(LaunchTest, WorkersAreToldAllThatTorchrunTells) {
   const auto run = launch({"--nproc-per-node", "2", "--nnodes=2", "--node_rank", "1", "--master-addr", "node0", "--max-restarts", "3"},
                           "env | grep -E '^(RANK|WORLD_SIZE|LOCAL_|MASTER_|GROUP_|ROLE_|TORCH|OMP_|MANTISSA_TOKEN)' | sort");
@@ -161,88 +108,6 @@ TEST_F(LaunchTest, LogsHoldWhatIsNotShown) {
   EXPECT_THAT(filtered.output, Not(HasSubstr("[rank1]:")));
 }
 
-TEST_F(LaunchTest, FirstFailureByTimeGivesTheCodeAndTheTable) {
-  const auto run = launch({"--nproc-per-node", "3", "--log-dir", "logs"}, "[ $RANK = 1 ] && exit 4; trap 'exit 6' TERM; sleep 30 & wait");
-  EXPECT_EQ(run.exit_code, 4);
-  EXPECT_THAT(run.errors, HasSubstr("mantissa launch: rank 1 failed first: exit code 4\n"));
-  EXPECT_THAT(run.errors, ContainsRegex("rank +host +pid +seconds +ended by +log\n +1 .* exit code 4 +logs/attempt_0/1\n"));
-  const auto killed = launch({"--nproc-per-node", "2"}, "[ $RANK = 0 ] && kill -SEGV $$; sleep 30");
-  EXPECT_EQ(killed.exit_code, 128 + SIGSEGV);
-  EXPECT_THAT(killed.errors, HasSubstr("rank 0 failed first: SIGSEGV"));
-}
-
-// As report_cause() does, for a command of so many workers.
-std::string names_as_cause(int rank, int workers) {
-  return text(R"(python3 -c 'import os; os.pwrite(int(os.environ["MANTISSA_STEP_FD"]), ()", rank + 1, R"().to_bytes(8, "little"), 8 * ()",
-              workers, R"( + int(os.environ["LOCAL_RANK"])))'; )");
-}
-
-// Until so many workers are there, whom SIGTERM does not end from then on.
-std::string all_there(const std::string& name, int workers) {
-  return text("trap '' TERM; touch ", name, ".$RANK; while [ $(ls ", name, ".* | wc -l) -lt ", workers, " ]; do sleep 0.02; done; ");
-}
-
-// Who leaves because of another is often faster than the other.
-TEST_F(LaunchTest, WhoLeftBecauseOfAnotherIsNotTheFirst) {
-  const auto after = [](const std::string& name) { return "while [ ! -e " + name + " ]; do sleep 0.02; done; "; };
-  const auto lost =
-      launch({"--nproc-per-node", "3"}, "trap '' TERM; [ $RANK = 1 ] && touch a && sleep 0.5 && exit 4; " + after("a") + "exit 6");
-  EXPECT_EQ(lost.exit_code, 4);
-  EXPECT_THAT(lost.errors, HasSubstr("rank 1 failed first: exit code 4"));
-  const auto alone = launch({"--nproc-per-node", "3"}, "[ $RANK = 1 ] && exit 6; exec sleep 30");
-  EXPECT_EQ(alone.exit_code, 6) << "the others were ended by the launcher";
-  EXPECT_THAT(alone.errors, HasSubstr("rank 1 failed first: exit code 6"));
-  const auto named = launch({"--nproc-per-node", "3"},
-                            "trap '' TERM; [ $RANK = 2 ] && touch b && sleep 1 && exit 4; " + after("b") + names_as_cause(2, 3) + "exit 4");
-  EXPECT_EQ(named.exit_code, 4);
-  EXPECT_THAT(named.errors, HasSubstr("rank 2 failed first: exit code 4"));
-}
-
-// The others of a killed rank can have left before the launcher learns of its death: its memory goes back first.
-TEST_F(LaunchTest, WhoWasKilledIsTheFirstAlsoWhereItsDeathIsSeenLater) {
-  const auto killed = launch({"--nproc-per-node", "3"}, all_there("k", 3) + "[ $RANK = 2 ] && sleep 0.5 && kill -KILL $$; exit 6");
-  EXPECT_EQ(killed.exit_code, 128 + SIGKILL);
-  EXPECT_THAT(killed.errors, HasSubstr("rank 2 failed first: SIGKILL"));
-  const auto blamed = launch({"--nproc-per-node", "3"}, all_there("l", 3) + "[ $RANK = 2 ] && kill -KILL $$; [ $RANK = 1 ] && exit 6; " +
-                                                            names_as_cause(1, 3) + "exit 6");
-  EXPECT_EQ(blamed.exit_code, 128 + SIGKILL) << "rank 1 has lost rank 2";
-  EXPECT_THAT(blamed.errors, HasSubstr("rank 2 failed first: SIGKILL"));
-}
-
-TEST_F(LaunchTest, WhoWasEndedBeforeItLeftHasTheCodeOfItsError) {
-  const auto slow = launch({"--nproc-per-node", "3", "--max-restarts", "1"},
-                           all_there("g", 3) + "[ $RANK = 2 ] && trap - TERM && exec sleep 30; " + names_as_cause(2, 3) + "exit 4");
-  EXPECT_EQ(slow.exit_code, 4);
-  EXPECT_THAT(slow.errors, HasSubstr("rank 2 failed first: exit code 4"));
-  EXPECT_EQ(slow.errors.find("restart 1"), std::string::npos) << "an error of the data is no reason to start again";
-  // All have the error; the launcher ends two of them, of whom one had blamed the other.
-  const auto all =
-      launch({"--nproc-per-node", "3"}, all_there("h", 3) + "[ $RANK = 0 ] && sleep 1 && exit 4; trap - TERM; [ $RANK = 1 ] && " +
-                                            names_as_cause(2, 3) + "exec sleep 30");
-  EXPECT_EQ(all.exit_code, 4);
-  EXPECT_THAT(all.errors, HasSubstr("rank 0 failed first: exit code 4"));
-}
-
-TEST_F(LaunchTest, CausesAreThoseOfTheirNodeAndAttempt) {
-  const auto second = launch({"--nnodes", "2", "--node-rank", "1", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"},
-                             all_there("c", 2) + "[ $RANK = 3 ] && sleep 1 && exit 4; " + names_as_cause(3, 2) + "exit 4");
-  EXPECT_EQ(second.exit_code, 4);
-  EXPECT_THAT(second.errors, HasSubstr("rank 3 failed first: exit code 4"));
-  const auto again = launch({"--nproc-per-node", "2", "--max-restarts", "1"}, all_there("d.$TORCHELASTIC_RESTART_COUNT", 2) +
-                                                                                  "[ $RANK = 0 ] && sleep 0.5 && exit 70; "
-                                                                                  "[ $TORCHELASTIC_RESTART_COUNT = 0 ] && " +
-                                                                                  names_as_cause(0, 2) + "exit 70");
-  EXPECT_THAT(again.errors, ContainsRegex("rank 0 failed first: exit code 70.*restart 1 of 1.*rank 1 failed first: exit code 70"));
-}
-
-TEST_F(LaunchTest, WhoWasKilledFirstIsTheFirstAndTheOthersFollowByTime) {
-  const auto killed = launch({"--nproc-per-node", "2"}, all_there("e", 2) + "[ $RANK = 0 ] && kill -KILL $$; sleep 0.5; exit 70");
-  EXPECT_THAT(killed.errors, HasSubstr("rank 0 failed first: SIGKILL"));
-  const auto order =
-      launch({"--nproc-per-node", "3"}, all_there("f", 3) + "case $RANK in 0) exit 6;; 1) sleep 1; exit 4;; 2) sleep 0.5; exit 6;; esac");
-  EXPECT_THAT(order.errors, ContainsRegex("\n +1 .*exit code 4 *\n +0 .*exit code 6 *\n +2 .*exit code 6"));
-}
-
 TEST_F(LaunchTest, WhatIsNoErrorOrWasNotShownIsNotHeldBack) {
   const auto table = launch({"--nproc-per-node", "2"}, "printf 'a table\n  of rows\n' >&2");
   for (const int rank : {0, 1}) EXPECT_THAT(table.errors, HasSubstr(text("[rank", rank, "]:a table\n[rank", rank, "]:  of rows\n")));
@@ -265,19 +130,6 @@ TEST_F(LaunchTest, AnErrorOfSeveralRanksIsShownOnce) {
     EXPECT_THAT(other.errors, HasSubstr(line));
   const auto again = launch({}, "for i in 1 2; do echo 'error: x' >&2; done");
   EXPECT_EQ(again.errors, "[rank0]:error: x\n[rank0]:error: x\n") << "one rank may repeat itself";
-}
-
-// A scheduler may send the signal to the ranks themselves.
-TEST_F(LaunchTest, RanksThatWereAllStoppedHaveNotFailed) {
-  const auto stopped =
-      launch({"--nproc-per-node", "2"}, "trap '' TERM; touch c.$RANK; while [ ! -e c.1 ]; do sleep 0.02; done; sleep 0.$RANK; exit 75");
-  EXPECT_EQ(stopped.exit_code, 75);
-  EXPECT_EQ(stopped.errors, "");
-  const auto one =
-      launch({"--nproc-per-node", "2"},
-             "trap '' TERM; touch d.$RANK; while [ ! -e d.1 ]; do sleep 0.02; done; [ $RANK = 0 ] && exit 75; sleep 0.3; exit 7");
-  EXPECT_EQ(one.exit_code, 7);
-  EXPECT_THAT(one.errors, HasSubstr("rank 1 failed first: exit code 7"));
 }
 
 TEST_F(LaunchTest, OnlyFailuresThatARestartMayHealGetOne) {
