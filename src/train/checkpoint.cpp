@@ -156,7 +156,8 @@ void require_same_run(const CheckpointReader& reader, const RunConfig& saved, co
   require_same_data(from_json<DataFingerprints>(reader.manifest().fingerprints.dataset, source + ": fingerprints.dataset"),
                     parts.data.fingerprints);
   require_same_order(saved, parts.config, folder);
-  require_same_tokenizer(reader, parts.data);
+  require(!has_other_tokenizer(reader, parts.data), ExitCode::usage, folder,
+          " was trained with another tokenizer than data.tokenizer names");
 }
 
 void log_changes(const RunConfig& saved, const RunConfig& current, const std::vector<std::string>& plan, const Manifest& manifest) {

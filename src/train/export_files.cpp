@@ -10,6 +10,7 @@
 namespace mantissa {
 namespace {
 
+using nlohmann::json;
 using nlohmann::ordered_json;
 
 // As GPT-2 writes bytes: those that are printable stand for themselves, the others follow from U+0100 on.
@@ -49,6 +50,16 @@ ordered_json tokenizer_json(const Tokenizer& tokenizer) {
             {"merges", ordered_json::array()}}}};
 }
 
+bool is_of_tokenizer(const CarriedFile& file) { return file.name != "config.json" && file.name != "generation_config.json"; }
+
+// What decides which id a piece of text has.
+json vocabulary(const json& tokenizer) {
+  const auto member = [](const json& of, const char* name) { return of.is_object() ? of.value(name, json()) : json(); };
+  const json model = member(tokenizer, "model");
+  return json::array(
+      {member(tokenizer, "normalizer"), member(tokenizer, "pre_tokenizer"), member(model, "vocab"), member(model, "merges")});
+}
+
 }  // namespace
 
 void write_export_file(const std::filesystem::path& folder, const std::string& name, std::string_view content) {
@@ -65,9 +76,16 @@ SpecialTokens special_tokens(const std::vector<CarriedFile>& files) {
   return {};
 }
 
+bool has_other_tokenizer(const std::vector<CarriedFile>& files, const Tokenizer& tokenizer) {
+  if (std::ranges::none_of(files, is_of_tokenizer)) return false;
+  const auto found = std::ranges::find(files, "tokenizer.json", &CarriedFile::name);
+  if (found == files.end()) return true;
+  const json own = json::parse(tokenizer_json(tokenizer).dump());
+  return vocabulary(json::parse(found->bytes, nullptr, false)) != vocabulary(own);
+}
+
 std::optional<Tokenizer> own_tokenizer(const std::vector<CarriedFile>& files, const std::optional<Tokenizer>& tokenizer) {
-  const bool carried = std::ranges::any_of(files, [](const CarriedFile& file) { return file.name.starts_with("tokenizer"); });
-  return carried ? std::nullopt : tokenizer;
+  return std::ranges::any_of(files, is_of_tokenizer) ? std::nullopt : tokenizer;
 }
 
 std::vector<CarriedFile> model_files(const std::vector<CarriedFile>& files, const std::optional<Tokenizer>& tokenizer) {

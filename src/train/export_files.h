@@ -19,6 +19,9 @@ void write_export_file(const std::filesystem::path& folder, const std::string& n
 // Ids that the imported config.json gave a meaning; none for a model that was trained from the start.
 SpecialTokens special_tokens(const std::vector<CarriedFile>& files);
 
+// Whether these are the files of another tokenizer than this one. One that mantissa exported is known again by its vocabulary.
+bool has_other_tokenizer(const std::vector<CarriedFile>& files, const Tokenizer& tokenizer);
+
 // The tokenizer of a run, unless an imported one goes along in its place.
 std::optional<Tokenizer> own_tokenizer(const std::vector<CarriedFile>& files, const std::optional<Tokenizer>& tokenizer);
 

@@ -11,13 +11,36 @@
 namespace mantissa {
 namespace {
 
+// Files of a checkpoint that stay with the run. Those of another tokenizer would make its ids other words in an export.
+std::vector<CarriedFile> files_to_carry(CheckpointReader& reader, const Run& run) {
+  std::vector<CarriedFile> files = carried_files(reader);
+  if (!run.data.tokenizer || !has_other_tokenizer(files, *run.data.tokenizer)) return files;
+  const std::string source = reader.directory().string();
+  require(
+      run.config.checkpoint.allow_tokenizer_change, ExitCode::usage, source, " came with another tokenizer than data.tokenizer ",
+      choice_name(run.data.tokenizer->kind()),
+      ": the same ids are other pieces of text\ntokenize the data with the model's own and train on token files with data.tokenizer=null, "
+      "or set checkpoint.allow_tokenizer_change to true to teach the model these ids");
+  log_warning("checkpoint.allow_tokenizer_change: tokenizer and generation files of ", source, " are left behind");
+  return {};
+}
+
+void require_known_ids(const CheckpointReader& reader, const Run& run) {
+  const std::string source = reader.directory().string();
+  if (!has_other_tokenizer(reader, run.data)) return;
+  require(
+      run.config.checkpoint.allow_tokenizer_change, ExitCode::usage, source,
+      " was trained with another tokenizer than data.tokenizer names; checkpoint.allow_tokenizer_change takes its weights all the same");
+  log_warning("checkpoint.allow_tokenizer_change: ", source, " was trained with another tokenizer");
+}
+
 void initial_weights(Run& run) {
   if (!run.config.checkpoint.init_from) return run.optimizer.initialise(run.config.training.seed);
   const auto load = [&](CheckpointReader& reader) {
     agree_on_reading(run.mesh.world, [&] {
       require_initial_model(saved_config(reader), run.config, reader.directory().string());
-      require_same_tokenizer(reader, run.data);
-      run.files = carried_files(reader);
+      require_known_ids(reader, run);
+      run.files = files_to_carry(reader, run);
     });
     load_weights(reader, run.plan, LoadFor::use, run.model.parameters(), &run.optimizer);
     if (!run.leads()) return;
@@ -70,7 +93,7 @@ void resume(Run& run) {
   const auto load = [&](CheckpointReader& reader) {
     agree_on_reading(run.mesh.world, [&] {
       require_same_batch(saved_config(reader), run.loaded, reader.directory().string());
-      run.files = carried_files(reader);
+      run.files = files_to_carry(reader, run);
     });
     run.state = restore(reader, run.parts());
   };

@@ -337,28 +337,6 @@ TEST_F(Exports, WithoutASectionModelThatOfTheCheckpointIsTaken) {
   EXPECT_EQ(run(loaded).losses.size(), 1U);
 }
 
-// Tokenizer and ids of an imported model come out of what was trained from it, also after a resume.
-TEST_F(Exports, FilesOfAnImportedModelGoAlong) {
-  run("first", kShape);
-  export_to(checkpoint("first", 3), "out");
-  test::write_file(path("out/tokenizer.json"), "{ \"mine\":1 }");
-  test::write_file(path("out/generation_config.json"), "{\"eos_token_id\": 5}");
-  auto config = nlohmann::json::parse(test::read_file(path("out/config.json")));
-  config["eos_token_id"] = {5, 6};
-  test::write_file(path("out/config.json"), config.dump());
-  import_model(path("out"), path("in"));
-  std::vector<std::string> sets = kShape;
-  sets.push_back("checkpoint.init_from=" + path("in"));
-  run("second", sets);
-  sets.back() = "checkpoint.resume=auto";
-  sets.push_back("training.steps=5");
-  run("second", sets);
-  export_to(checkpoint("second", 5), "again");
-  for (const char* name : {"tokenizer.json", "generation_config.json"})
-    EXPECT_EQ(test::read_file(path("again/") + name), test::read_file(path("out/") + name));
-  EXPECT_EQ(nlohmann::json::parse(test::read_file(path("again/config.json")))["eos_token_id"], nlohmann::json({5, 6}));
-}
-
 TEST_F(Exports, EndTokensAreThoseOfTheGenerationConfig) {
   FamilyFolder(path("llama"), "llama", "F32");
   EXPECT_THAT(load_model(path("llama")).end_tokens, ::testing::IsEmpty());

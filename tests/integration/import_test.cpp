@@ -127,5 +127,93 @@ TEST_F(Import, CodesOfSeveralSlabsAreThoseOfTheFile) {
   EXPECT_THAT(with_scale(254), ::testing::AllOf(HasSubstr(up + "[69000, "), HasSubstr(" is Inf: ")));
 }
 
+// An export of a run of bytes whose tokenizer.json, generation_config.json and end tokens are those of somebody else, imported.
+class ImportedTokenizer : public Import {
+ protected:
+  ImportedTokenizer() {
+    run("first", with({"data.tokenizer=byte", "training.steps=1"}));
+    export_to(checkpoint("first", 1), "own");
+    std::filesystem::copy(path("own"), path("bpe"));
+    test::write_file(path("bpe/tokenizer.json"), R"({"model": {"vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}})");
+    test::write_file(path("bpe/generation_config.json"), R"({"eos_token_id": 5})");
+    auto config = nlohmann::json::parse(test::read_file(path("bpe/config.json")));
+    config["eos_token_id"] = {5, 6};
+    test::write_file(path("bpe/config.json"), config.dump());
+    import_model(path("bpe"), path("in"));
+  }
+  static std::vector<std::string> with(std::vector<std::string> more) {
+    more.insert(more.begin(), kShape.begin(), kShape.end());
+    return more;
+  }
+  std::vector<std::string> from(const std::string& model, std::vector<std::string> more) const {
+    more.insert(more.begin(), {"checkpoint.init_from=" + path(model), "data.tokenizer=byte", "training.steps=1"});
+    return with(more);
+  }
+  // The same text as token ids, which no tokenizer of mantissa has to make.
+  std::vector<std::string> from_ids(const std::string& model, std::vector<std::string> more) const {
+    std::string ids;
+    for (const char letter : test::read_file(path("text.txt"))) ids += std::string{letter, '\0'};
+    test::write_file(path("ids.bin"), ids);
+    more.insert(more.begin(), {"data.tokenizer=null", "data.path=" + path("ids.bin"), "data.dtype=u16", "model.vocab_size=256"});
+    return from(model, more);
+  }
+};
+
+TEST_F(ImportedTokenizer, IsRefusedBesideAnotherInTheData) {
+  std::filesystem::copy(path("bpe"), path("gpt2"));
+  std::filesystem::remove(path("gpt2/tokenizer.json"));
+  test::write_file(path("gpt2/vocab.json"), R"({"a": 0})");
+  import_model(path("gpt2"), path("vocabulary"));
+  for (const char* model : {"in", "vocabulary"}) {
+    const Error error = test::error_of([&] { run("refused", from(model, {})); });
+    EXPECT_EQ(error.code(), ExitCode::usage) << model;
+    EXPECT_THAT(error.what(), HasSubstr(path(model) + " came with another tokenizer than data.tokenizer byte"));
+    EXPECT_THAT(error.what(), HasSubstr("checkpoint.allow_tokenizer_change"));
+    EXPECT_FALSE(std::filesystem::exists(run_folder("refused")));
+  }
+}
+
+TEST_F(ImportedTokenizer, OfMantissaIsKnownAgainAlsoAfterOthersSavedIt) {
+  auto tokenizer = nlohmann::json::parse(test::read_file(path("own/tokenizer.json")));
+  tokenizer["model"]["ignore_merges"] = false;  // as newer programs write
+  test::write_file(path("own/tokenizer.json"), tokenizer.dump());
+  import_model(path("own"), path("again"));
+  EXPECT_EQ(run("second", from("again", {})).losses.size(), 1U);
+  tokenizer["model"]["vocab"]["!"] = 200;
+  test::write_file(path("own/tokenizer.json"), tokenizer.dump());
+  import_model(path("own"), path("other"));
+  EXPECT_EQ(test::error_of([&] { run("third", from("other", {})); }).code(), ExitCode::usage);
+}
+
+// Tokenizer and ids of an imported model come out of what was trained from it on token files, also after a resume.
+TEST_F(ImportedTokenizer, GoesAlongThroughTraining) {
+  run("second", from_ids("in", {}));
+  std::vector<std::string> resumed = from_ids("in", {"training.steps=2", "checkpoint.resume=auto"});
+  run("second", resumed);
+  export_to(checkpoint("second", 2), "again");
+  for (const char* name : {"tokenizer.json", "generation_config.json"})
+    EXPECT_EQ(test::read_file(path("again/") + name), test::read_file(path("bpe/") + name));
+  EXPECT_EQ(nlohmann::json::parse(test::read_file(path("again/config.json")))["eos_token_id"], nlohmann::json({5, 6}));
+}
+
+// What an export then has is the tokenizer that training used; nothing in it speaks of the ids of the other one.
+TEST_F(ImportedTokenizer, IsLeftBehindWhereItMayChange) {
+  const std::string allowed = "checkpoint.allow_tokenizer_change=true";
+  run("second", from("in", {allowed, "checkpoint.interval=1", "checkpoint.export={}"}));
+  run("second", from("in", {"checkpoint.resume=auto", "training.steps=2"}));
+  export_to(checkpoint("second", 2), "again");
+  for (const std::string& folder : {path("again"), run_folder("second") + "/exports/" + checkpoint_name(1)}) {
+    EXPECT_EQ(test::read_file(folder + "/tokenizer.json"), test::read_file(path("own/tokenizer.json"))) << folder;
+    EXPECT_FALSE(std::filesystem::exists(folder + "/generation_config.json")) << folder;
+    EXPECT_TRUE(nlohmann::json::parse(test::read_file(folder + "/config.json"))["eos_token_id"].is_null()) << folder;
+  }
+  run("third", with({"checkpoint.init_from=" + checkpoint("second", 2), "data.tokenizer=char", "model.vocab_size=256", allowed,
+                     "training.steps=1"}));
+  EXPECT_EQ(test::error_of([&] {
+              run("fourth", with({"checkpoint.init_from=" + checkpoint("second", 2), "data.tokenizer=char", "model.vocab_size=256"}));
+            }).code(),
+            ExitCode::usage);
+}
+
 }  // namespace
 }  // namespace mantissa

@@ -103,8 +103,8 @@ void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor p
 RunConfig saved_config(const CheckpointReader& reader);
 std::optional<Tokenizer> saved_tokenizer(const CheckpointReader& reader);
 
-// Throws Error(usage) if the checkpoint and the data both have a tokenizer, and not the same.
-void require_same_tokenizer(const CheckpointReader& reader, const Data& data);
+// Whether the checkpoint and the data both have a tokenizer, and not the same.
+bool has_other_tokenizer(const CheckpointReader& reader, const Data& data);
 
 // A model for evaluation and generation, on the device and with the precision it was trained with.
 struct LoadedModel {

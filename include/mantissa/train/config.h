@@ -195,6 +195,7 @@ struct CheckpointConfig {
   std::optional<std::string> init_from;
   bool allow_recipe_change = false;
   std::vector<std::string> allow_model_change = {};
+  bool allow_tokenizer_change = false;
   std::optional<ExportOptions> exported = {};  // "export"
 
   void fields(auto& v) {
@@ -213,6 +214,8 @@ struct CheckpointConfig {
     v("allow_recipe_change", allow_recipe_change, "resume although modules compute in other formats than those of the checkpoint");
     v("allow_model_change", allow_model_change,
       "keys of section model, as model.rope_theta, that may differ from the model of init_from although they change what it computes");
+    v("allow_tokenizer_change", allow_tokenizer_change,
+      "start from a model of another tokenizer than data.tokenizer; its tokenizer and generation files are left behind");
     v("export", exported,
       "a folder of Hugging Face's form beside every checkpoint of interval, of the end and of SIGUSR2: exports/step-* in the run folder; "
       "null: none");
