@@ -10,8 +10,8 @@ struct ScaledRope {
   int64_t head_dim;
   double theta;
   RopeScalingConfig scaling;
-  std::vector<double> frequencies;
-  double scale = 1.0;
+  std::vector<float> frequencies;
+  float scale = 1.0F;
 };
 
 // What modeling_rope_utils.py of transformers 5.23 gives, in fp32.
@@ -29,44 +29,64 @@ std::vector<ScaledRope> ropes_of_transformers() {
   short_ramp.beta_fast = 1.2;
   RopeScalingConfig all_divided = short_ramp;
   all_divided.original_max_position_embeddings = 50000;
-  const std::vector<double> kept{1.0, 0.31622776, 0.1};
-  const auto rest = [](std::vector<double> first, std::initializer_list<double> more) {
-    first.insert(first.end(), more);
-    return first;
-  };
-  return {{16, 500000, llama, {1.0, 0.19392276, 0.037606031, 0.0072926651, 0.00052484602, 3.4281024e-05, 6.6478697e-06, 1.2891732e-06}},
-          {12, 10000, other, {1.0, 0.21544345, 0.043152992, 0.00031249999, 6.7326073e-05, 1.4504967e-05}},
+  const RopeScalingConfig many_turns{.type = yarn, .factor = 2, .original_max_position_embeddings = 10000, .beta_fast = 1000};
+  return {{16,
+           500000,
+           llama,
+           {1, 0.193922758F, 0.0376060307F, 0.00729266508F, 0.000524846022F, 3.42810235e-05F, 6.64786967e-06F, 1.28917316e-06F}},
+          {12, 10000, other, {1, 0.215443447F, 0.0431529917F, 0.000312499993F, 6.73260729e-05F, 1.45049671e-05F}},
           {16,
            150000,
            gpt_oss,
-           {1.0, 0.225418, 0.050813273, 0.0067949593, 0.00045648392, 1.8188337e-05, 4.0999785e-06, 9.2420896e-07},
-           1.34657359},
+           {1, 0.225418001F, 0.0508132726F, 0.00679495931F, 0.000456483918F, 1.8188337e-05F, 4.09997847e-06F, 9.24208962e-07F},
+           1.34657359F},
           {16,
            150000,
            truncated,
-           {1.0, 0.225418, 0.050813273, 0.0077554653, 0.00091445434, 1.8188337e-05, 4.0999785e-06, 9.2420896e-07},
-           1.34657359},
-          {16, 10000, narrow, rest(kept, {0.019764237, 0.0024999999, 0.00079056947, 0.00025000001, 7.9056947e-05}), 1.25},
-          {16, 10000, deepseek, rest(kept, {0.023914725, 0.0051249997, 0.00084986218, 2.4999999e-05, 7.9056945e-06}), 1.08795461},
-          {8, 100, short_ramp, {1.0, 0.15811388, 0.050000001, 0.015811389}, 1.06931472},
-          {8, 2, all_divided, {0.5, 0.42044821, 0.35355338, 0.29730177}, 1.06931472}};
+           {1, 0.225418001F, 0.0508132726F, 0.00775546534F, 0.000914454344F, 1.8188337e-05F, 4.09997847e-06F, 9.24208962e-07F},
+           1.34657359F},
+          {16,
+           10000,
+           narrow,
+           {1, 0.316227764F, 0.100000001F, 0.0197642371F, 0.00249999994F, 0.000790569466F, 0.000250000012F, 7.90569466e-05F},
+           1.25F},
+          {16,
+           10000,
+           deepseek,
+           {1, 0.316227764F, 0.100000001F, 0.0239147246F, 0.00512499968F, 0.000849862176F, 2.49999994e-05F, 7.90569447e-06F},
+           1.0879546F},
+          {8, 100, short_ramp, {1, 0.158113882F, 0.0500000007F, 0.0158113893F}, 1.06931472F},
+          {8, 2, all_divided, {0.5F, 0.420448214F, 0.353553385F, 0.297301769F}, 1.06931472F},
+          {8, 100, many_turns, {1, 0.293640047F, 0.0857142881F, 0.0248464681F}, 1.06931472F}};
 }
 
-TEST(RopeTable, HasTheFrequenciesOfTransformers) {
+TEST(RopeTable, HasTheFrequenciesOfTransformersToTheBit) {
   for (const ScaledRope& expected : ropes_of_transformers()) {
     SCOPED_TRACE(text("theta ", expected.theta, ", factor ", expected.scaling.factor));
     const RopeFrequencies found = rope_frequencies(expected.head_dim, expected.theta, expected.scaling);
-    ASSERT_EQ(found.of_pairs.size(), expected.frequencies.size());
-    for (size_t i = 0; i < found.of_pairs.size(); ++i) {
-      EXPECT_NEAR(found.of_pairs[i], expected.frequencies[i], 2e-6 * expected.frequencies[i]) << i;  // fp32, a power and some steps
-    }
-    EXPECT_NEAR(found.scale, expected.scale, 1e-8);
+    EXPECT_EQ(found.of_pairs, expected.frequencies);
+    EXPECT_EQ(found.scale, expected.scale);
+  }
+}
+
+// An angle of thousands of radians is an fp32 number there, and half a thousandth off the true one.
+TEST(RopeTable, TurnsByTheAnglesOfTransformersFarFromTheStart) {
+  const auto device = make_backend("cpu_reference");
+  const RopeFrequencies frequencies = rope_frequencies(128, 1e6, {});
+  const std::vector<float> first{1, 0.805842221F, 0.649381638F, 0.523299158F, 0.421696514F, 0.339820832F};
+  EXPECT_EQ(std::vector(frequencies.of_pairs.begin(), frequencies.of_pairs.begin() + 6), first);
+  const std::vector<double> table = values(make_rope_table(*device, 16384, frequencies));
+  const std::vector<double> cosines{-0.918830931, 0.416730314, 0.183145821, -0.980777264};
+  const std::vector<double> sines{0.394651443, 0.909030139, 0.983085752, 0.195130706};
+  for (size_t i = 0; i < cosines.size(); ++i) {
+    EXPECT_NEAR(table[size_t{16383} * 128 + i], cosines[i], 1e-7) << i;  // the last bit of torch's cosine
+    EXPECT_NEAR(table[size_t{16383} * 128 + 64 + i], sines[i], 1e-7) << i;
   }
 }
 
 TEST(RopeTable, HoldsScaledCosinesThenSines) {
   const auto device = make_backend("cpu_reference");
-  const std::vector<double> table = values(make_rope_table(*device, 3, {.of_pairs = {1.0, 0.25}, .scale = 1.5}));
+  const std::vector<double> table = values(make_rope_table(*device, 3, {.of_pairs = {1.0F, 0.25F}, .scale = 1.5F}));
   const std::vector<double> expected{1.5,
                                      1.5,
                                      0,
@@ -80,7 +100,7 @@ TEST(RopeTable, HoldsScaledCosinesThenSines) {
                                      1.5 * std::sin(2.0),
                                      1.5 * std::sin(0.5)};
   ASSERT_EQ(table.size(), expected.size());
-  for (size_t i = 0; i < table.size(); ++i) EXPECT_EQ(table[i], static_cast<double>(static_cast<float>(expected[i]))) << i;
+  for (size_t i = 0; i < table.size(); ++i) EXPECT_NEAR(table[i], expected[i], 1e-7) << i;
 }
 
 }  // namespace

@@ -11,19 +11,37 @@ namespace {
 
 constexpr double kTurn = 2.0 * std::numbers::pi;
 
+// Rotations are computed in fp32, in the order of operations of transformers, which servers share: 16,384 positions on, another rounding of
+// a frequency is another angle by a thousandth. Where torch and C++ leave the last bit of a power to a library it is rounded from fp64.
+float power(double base, float exponent) { return static_cast<float>(std::pow(static_cast<double>(static_cast<float>(base)), exponent)); }
+
+// base^(2i / D)
+std::vector<float> wavelengths(int64_t head_dim, double theta) {
+  std::vector<float> out;
+  for (int64_t i = 0; i < head_dim / 2; ++i) out.push_back(power(theta, static_cast<float>(2 * i) / static_cast<float>(head_dim)));
+  return out;
+}
+
 // Frequencies that turn more than high_freq_factor times within the original sequence stay, those that turn fewer than low_freq_factor
 // times are divided by factor, and between them the share of the former rises with the number of turns.
-double llama3_frequency(double frequency, const RopeScalingConfig& scaling) {
-  const double turns = static_cast<double>(scaling.original_max_position_embeddings) * frequency / kTurn;
+float llama3_frequency(float frequency, const RopeScalingConfig& scaling) {
+  const auto length = static_cast<double>(scaling.original_max_position_embeddings);
   const double low = scaling.low_freq_factor.value_or(1.0), high = scaling.high_freq_factor.value_or(4.0);
-  const double kept = std::clamp((turns - low) / (high - low), 0.0, 1.0);
-  return frequency * (kept + (1.0 - kept) / scaling.factor);
+  const auto factor = static_cast<float>(scaling.factor);
+  const float turn = 1.0F / frequency * static_cast<float>(kTurn);  // in positions
+  if (turn > static_cast<float>(length / low)) return frequency / factor;
+  if (turn < static_cast<float>(length / high)) return frequency;
+  const float turns = 1.0F / turn * static_cast<float>(length);
+  const float kept = (turns - static_cast<float>(low)) / static_cast<float>(high - low);
+  return (1.0F - kept) * frequency / factor + kept * frequency;
 }
 
 // Pairs from `first` to `last` blend from frequencies as they are to those divided by factor.
 struct YarnRamp {
   double first, last;
-  double divided(int64_t pair) const { return std::clamp((static_cast<double>(pair) - first) / (last - first), 0.0, 1.0); }
+  float divided(int64_t pair) const {
+    return std::clamp((static_cast<float>(pair) - static_cast<float>(first)) / static_cast<float>(last - first), 0.0F, 1.0F);
+  }
 };
 
 YarnRamp yarn_ramp(double head_dim, double theta, const RopeScalingConfig& scaling) {
@@ -38,6 +56,11 @@ YarnRamp yarn_ramp(double head_dim, double theta, const RopeScalingConfig& scali
   return {first, first == last ? last + 0.001 : last};
 }
 
+float yarn_frequency(float wavelength, float divided, const RopeScalingConfig& scaling) {
+  const float kept = 1.0F - divided;
+  return 1.0F / (static_cast<float>(scaling.factor) * wavelength) * (1.0F - kept) + 1.0F / wavelength * kept;
+}
+
 double yarn_scale(const RopeScalingConfig& scaling) {
   const auto magnitude = [&](double times) { return 0.1 * times * std::log(scaling.factor) + 1.0; };
   if (scaling.attention_factor) return *scaling.attention_factor;
@@ -47,21 +70,18 @@ double yarn_scale(const RopeScalingConfig& scaling) {
 }  // namespace
 
 RopeFrequencies rope_frequencies(int64_t head_dim, double theta, const std::optional<RopeScalingConfig>& scaling) {
-  RopeFrequencies out;
-  for (int64_t i = 0; i < head_dim / 2; ++i) {
-    out.of_pairs.push_back(std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim)));
-  }
-  if (!scaling) return out;
-  if (scaling->type == RopeScaling::llama3) {
-    for (double& frequency : out.of_pairs) frequency = llama3_frequency(frequency, *scaling);
+  RopeFrequencies out{.of_pairs = wavelengths(head_dim, theta)};
+  if (scaling && scaling->type == RopeScaling::yarn) {
+    const YarnRamp ramp = yarn_ramp(static_cast<double>(head_dim), theta, *scaling);
+    for (size_t i = 0; i < out.of_pairs.size(); ++i)
+      out.of_pairs[i] = yarn_frequency(out.of_pairs[i], ramp.divided(static_cast<int64_t>(i)), *scaling);
+    out.scale = static_cast<float>(yarn_scale(*scaling));
     return out;
   }
-  const YarnRamp ramp = yarn_ramp(static_cast<double>(head_dim), theta, *scaling);
-  for (size_t i = 0; i < out.of_pairs.size(); ++i) {
-    const double divided = ramp.divided(static_cast<int64_t>(i));
-    out.of_pairs[i] *= divided / scaling->factor + (1.0 - divided);
+  for (float& frequency : out.of_pairs) {
+    frequency = 1.0F / frequency;
+    if (scaling) frequency = llama3_frequency(frequency, *scaling);
   }
-  out.scale = yarn_scale(*scaling);
   return out;
 }
 
@@ -71,9 +91,9 @@ Tensor make_rope_table(Backend& device, int64_t positions, const RopeFrequencies
   for (int64_t p = 0; p < positions; ++p) {
     float* const row = table.data() + static_cast<size_t>(p) * 2 * half;
     for (size_t i = 0; i < half; ++i) {
-      const double angle = static_cast<double>(p) * frequencies.of_pairs[i];
-      row[i] = static_cast<float>(std::cos(angle) * frequencies.scale);
-      row[half + i] = static_cast<float>(std::sin(angle) * frequencies.scale);
+      const double angle = static_cast<float>(p) * frequencies.of_pairs[i];
+      row[i] = static_cast<float>(std::cos(angle)) * frequencies.scale;
+      row[half + i] = static_cast<float>(std::sin(angle)) * frequencies.scale;
     }
   }
   return from_host(device, Dtype::f32, {positions, static_cast<int64_t>(2 * half)}, table.data());
