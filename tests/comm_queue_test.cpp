@@ -215,6 +215,15 @@ TEST(Agree, AllThrowTheErrorOfTheLowestRank) {
   EXPECT_EQ(errors, (std::vector<std::string>{"70: rank 2: ", "70: rank 2: ", "70: ", "70: rank 2: "}));
 }
 
+TEST(Agree, WantOfMemoryOnOneRankIsTheHostsOnAll) {
+  const auto errors = run_ranks(2, [](const Communicator& world) {
+    agree(world, [&] {
+      if (world.rank() == 1) throw std::bad_alloc();
+    });
+  });
+  EXPECT_EQ(errors, (std::vector<std::string>{"3: rank 1: out of memory", "3: out of memory"}));
+}
+
 TEST(Agree, ALostPeerIsThrownAtOnce) {
   const auto errors = run_ranks(2, [](const Communicator& world) {
     agree(world, [&] {

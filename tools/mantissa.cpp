@@ -200,6 +200,7 @@ int main(int argc, char** argv) {
     return static_cast<int>(mantissa::path_failure(error.code().value()));
   } catch (const std::bad_alloc&) {
     mantissa::tools::print_error("", "out of memory" + mantissa::memory_limits());
+    return static_cast<int>(mantissa::ExitCode::environment);
   } catch (const std::exception& error) {
     mantissa::tools::print_error("internal ", error.what());
   }

@@ -3,10 +3,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <new>
 
 #include "main_stack.h"
 #include "mantissa/backend/ceilings.h"
 #include "mantissa/base/hash.h"
+#include "mantissa/base/limits.h"
 #include "mantissa/base/log.h"
 #include "mantissa/base/parallel.h"
 #include "mantissa/base/printable.h"
@@ -72,6 +74,9 @@ void RankSession::told_to_all(const std::function<void()>& body) {
     body();
   } catch (const Error& error) {
     store_->fail_all(error.code(), error.what());
+    throw;
+  } catch (const std::bad_alloc&) {
+    store_->fail_all(ExitCode::environment, "out of memory" + memory_limits());
     throw;
   } catch (const std::exception& error) {
     store_->fail_all(ExitCode::internal, error.what());

@@ -25,7 +25,8 @@ std::unique_ptr<MemorySource> host_memory_source() { return std::make_unique<Hos
 
 int64_t CachingAllocator::size_class(int64_t bytes) {
   constexpr int64_t kLargest = int64_t{1} << 60;
-  require(bytes >= 0 && bytes <= kLargest, "cannot allocate ", bytes, " bytes");
+  require(bytes >= 0, "cannot allocate ", bytes, " bytes");
+  require(bytes <= kLargest, ExitCode::environment, "out of memory: cannot allocate ", bytes, " bytes");
   const int64_t wanted = std::max<int64_t>(bytes, 1);
   const int64_t step = std::max<int64_t>(kAlignment, static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(wanted)) / 8));
   return round_up(wanted, step);
@@ -67,7 +68,7 @@ std::byte* CachingAllocator::from_source(int64_t size) {
     release_cached();
     ++stats_.system_calls;
     block = source_->take(size);
-    require(block != nullptr, "out of memory: cannot allocate ", size, " bytes for a tensor; ", stats_.in_use,
+    require(block != nullptr, ExitCode::environment, "out of memory: cannot allocate ", size, " bytes for a tensor; ", stats_.in_use,
             " bytes are in use, at most ", stats_.peak_in_use, " so far", memory_limits());
   }
   ++blocks_[size];

@@ -34,7 +34,7 @@ class CachingAllocator : public std::enable_shared_from_this<CachingAllocator> {
   CachingAllocator& operator=(const CachingAllocator&) = delete;
 
   // At least `bytes` (zero gives a block too). When the source has no more, the kept blocks are given back to it and it is asked again;
-  // then throws Error(internal) with the size.
+  // then throws Error(environment) with the size.
   std::shared_ptr<std::byte> allocate(int64_t bytes);
 
   // in_use is what was asked for; reserved is in bytes of size classes, up to an eighth more.

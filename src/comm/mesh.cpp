@@ -3,6 +3,8 @@
 #include <new>
 #include <utility>
 
+#include "mantissa/base/limits.h"
+
 namespace mantissa {
 namespace {
 
@@ -19,6 +21,8 @@ std::pair<ExitCode, std::string> outcome_of(const std::function<void()>& body) {
   } catch (const Error& error) {
     if (error.code() == ExitCode::peer_lost) throw;
     return {error.code(), error.what()};
+  } catch (const std::bad_alloc&) {
+    return {ExitCode::environment, "out of memory" + memory_limits()};
   } catch (const std::exception& error) {
     return {ExitCode::internal, error.what()};
   }
