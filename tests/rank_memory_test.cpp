@@ -1,4 +1,4 @@
-// What tensor ranks hold, against the estimate of it: between steps, and from forward to backward.
+// What ranks hold, against the estimate of it: between steps, and from forward to backward; and that a run begins only where it fits.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -7,13 +7,18 @@
 #include "mantissa/train/estimate.h"
 #include "mantissa/train/training_step.h"
 #include "thread_ranks.h"
+#include "train/memory_check.h"
 #include "training.h"
 
 namespace mantissa {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Each;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::StartsWith;
 
 struct Layout {
   int data, tensor;
@@ -169,6 +174,59 @@ TEST(RankMemory, OfRanksThatShareExpertsIsWhatIsPredicted) {
       EXPECT_LE(ratio(memory.activations, found.activations), 1.25) << what;
     }
   }
+}
+
+// ---- what there must be before a run begins
+
+struct RankOfHost {
+  uint64_t host;
+  int64_t free;
+  std::optional<FreeMemory> group = {};
+};
+
+// What each rank refuses, "" for nothing.
+std::vector<std::string> refusals(const RunConfig& config, const std::vector<RankOfHost>& ranks) {
+  return test::run_ranks(static_cast<int>(ranks.size()), [&](const Communicator& world) {
+    const RankOfHost& own = ranks[static_cast<size_t>(world.rank())];
+    std::vector<FreeMemory> free = {{.bytes = own.free, .of = text("host h", own.host), .place = own.host}};
+    if (own.group) free.push_back(*own.group);
+    require_free_memory(config, resolve_plan(config), world, free);
+  });
+}
+
+TEST(MemoryCheck, RanksOfOneHostNeedTheirMemoryTogether) {
+  const RunConfig config = config_of(gpt2(), {2, 1, false});
+  const int64_t each = estimate_memory(config, resolve_plan(config)).total();
+  EXPECT_THAT(refusals(config, {{1, 2 * each}, {1, 2 * each}}), Each(IsEmpty()));
+  EXPECT_THAT(refusals(config, {{1, each}, {2, each}}), Each(IsEmpty())) << "a host each";
+  const std::vector<std::string> errors = refusals(config, {{1, 2 * each - 1}, {1, 2 * each - 1}});
+  EXPECT_THAT(errors, Each(StartsWith("3: "))) << "all leave alike";
+  EXPECT_THAT(errors.front(), AllOf(HasSubstr("on each of 2 ranks here"), HasSubstr("of host h1 are free"),
+                                    HasSubstr("training.allow_memory_overcommit=true trains all the same")));
+  EXPECT_THAT(refusals(config, {{1, each}, {2, each - 1}}), Each(StartsWith("3: "))) << "one host is too small";
+}
+
+TEST(MemoryCheck, RanksOfOneControlGroupNeedTheirMemoryTogether) {
+  const RunConfig config = config_of(gpt2(), {2, 1, false});
+  const int64_t each = estimate_memory(config, resolve_plan(config)).total(), much = 100 * each;
+  const auto group = [](int64_t bytes, uint64_t place) { return FreeMemory{.bytes = bytes, .of = "control group g", .place = place}; };
+  EXPECT_THAT(refusals(config, {{1, much, group(each, 3)}, {1, much, group(each, 4)}}), Each(IsEmpty())) << "a group each";
+  EXPECT_THAT(refusals(config, {{1, much, group(each, 3)}, {1, much, group(each, 3)}}), Each(HasSubstr("of control group g are free")));
+}
+
+TEST(MemoryCheck, NamesTheLargestPartsAndTheKeysThatHelp) {
+  const auto refusal = [](const std::vector<std::string>& sets) {
+    return refusals(config_of(gpt2(), {1, 1, false}, sets), {{1, 1000}}).front();
+  };
+  const std::string rows = refusal({"training.micro_batch_size=4096"});
+  EXPECT_THAT(rows, HasSubstr("what makes them smaller:\nactivations "));
+  EXPECT_THAT(rows, HasSubstr(": training.recompute=full, training.micro_batch_size, training.seq_len\n"));
+  EXPECT_THAT(refusal({"training.micro_batch_size=4096", "training.recompute=full"}), Not(HasSubstr("training.recompute=full,")));
+  EXPECT_THAT(refusal({"model.hidden_size=4096"}), HasSubstr("\noptimizer "));
+  EXPECT_THAT(refusal({"model.hidden_size=4096"}), HasSubstr(": model.num_layers, model.hidden_size, model.intermediate_size\n"));
+  EXPECT_THAT(refusal({"model.hidden_size=4096", "training.accumulation=tree", "training.grad_accum=8"}),
+              HasSubstr("smaller:\ngradients "));
+  EXPECT_EQ(refusal({"training.allow_memory_overcommit=true"}), "");
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include "mantissa/models/model_shape.h"
 #include "mantissa/train/evaluate.h"
 #include "mantissa/train/train.h"
+#include "train/memory_check.h"
 #include "train/ranks.h"
 
 namespace mantissa {
@@ -30,6 +31,11 @@ PrecisionPlan plan_with_data(const RunConfig& config, const Data& data, const Co
   });
   require_same(world, "the precision plan", Hash64{plan.hash()}.text());
   return plan;
+}
+
+std::unique_ptr<Backend> make_device(const RunConfig& config, const PrecisionPlan& plan, const Communicator& world) {
+  require_free_memory(config, plan, world);
+  return make_backend(config.training.backend());
 }
 
 std::vector<std::vector<int32_t>> encode_prompts(const EvalConfig& config, const Data& data) {

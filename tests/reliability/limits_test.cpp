@@ -68,6 +68,23 @@ TEST_F(Limits, NoLimitOfTheAddressSpaceEndsInASignal) {
   EXPECT_TRUE(ran);
 }
 
+// 1.5 TB of weights, gradients and moments.
+TEST_F(Limits, ARunThatNeedsMoreMemoryThanThereIsIsRefusedBeforeItLeavesTraces) {
+  const std::string large =
+      "train run.json --set model.intermediate_size=4194304 --set model.hidden_size=4096 --set model.num_attention_heads=32";
+  const auto run = test::run_process({"sh", "-c", "exec " MANTISSA_BINARY " " + large}, folder_.path());
+  EXPECT_EQ(run.exit_code, 3) << run.errors;
+  EXPECT_THAT(run.errors, HasSubstr("not enough memory: training needs 1."));
+  EXPECT_FALSE(std::filesystem::exists(run_folder("run")));
+  if (!address_space_can_be_limited()) GTEST_SKIP() << "the program does not start in 1 GB of address space";
+  for (const std::string command : {"", "launch --max-restarts 3 -- "}) {
+    const auto all_the_same = limited("-v 8000000", command + large + " --set training.allow_memory_overcommit=true");
+    EXPECT_EQ(all_the_same.exit_code, 3) << all_the_same.errors;
+    EXPECT_THAT(all_the_same.errors, HasSubstr("out of memory: cannot allocate "));
+    EXPECT_THAT(all_the_same.errors, ::testing::Not(HasSubstr("restart 1"))) << "it would meet the same";
+  }
+}
+
 // As when a library that runs out of memory throws inside pthread_once.
 void throw_through_the_c_library_without_memory() {
   const auto device = make_backend("cpu");

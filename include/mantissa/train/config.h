@@ -98,6 +98,7 @@ struct TrainingConfig {
   Recompute recompute = Recompute::none;
   int64_t nonfinite_limit = 3;
   int64_t replica_check_interval = 100;
+  bool allow_memory_overcommit = false;
   std::optional<TraceConfig> trace;
 
   int64_t tokens_per_step() const { return *global_batch_size * seq_len; }
@@ -119,6 +120,8 @@ struct TrainingConfig {
     v("nonfinite_limit", nonfinite_limit, "stop after so many steps in a row with NaN or Inf", limits::between(1, kLargestCount));
     v("replica_check_interval", replica_check_interval, "steps between comparisons of the weights of all ranks; 0: never",
       limits::between(0, kMostSteps));
+    v("allow_memory_overcommit", allow_memory_overcommit,
+      "train although the tensors of the ranks on a host need more memory than is free there");
     v("trace", trace, "a time line of compute, communication and waits of each rank, trace-rank00000.json in the run folder; null: none");
   }
 };

@@ -1,0 +1,28 @@
+// The memory that a host and the control groups of this process still have, and whether the kernel has killed for want of it.
+//
+// Sources: /proc/meminfo; /proc/self/cgroup and /proc/self/mountinfo for the groups of this process, in cgroup v2 memory.max,
+// memory.current, memory.stat and memory.events, in v1 memory.limit_in_bytes, memory.usage_in_bytes, memory.stat and memory.oom_control.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace mantissa {
+
+struct FreeMemory {
+  int64_t bytes = 0;    // without swap; pages of files that the kernel drops on demand are free
+  std::string of = {};  // "host node7", "control group /sys/fs/cgroup/job"
+  uint64_t place = 0;   // equal for all processes that share it, on any host of a job
+};
+
+// Of the host, unless it does not say, and behind it, where groups above this process have limits, of the one that leaves least. `root` is
+// where proc and sys are found.
+std::vector<FreeMemory> free_memory(const std::filesystem::path& root = "/");
+
+// How many processes of its control group the kernel's out-of-memory killer has ended; none: the system does not say.
+std::optional<int64_t> out_of_memory_kills(const std::filesystem::path& root = "/");
+
+}  // namespace mantissa

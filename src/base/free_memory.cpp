@@ -1,0 +1,156 @@
+#include "mantissa/base/free_memory.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <fstream>
+#include <sstream>
+
+#include "mantissa/base/hash.h"
+#include "mantissa/base/host_name.h"
+#include "mantissa/base/text.h"
+
+namespace mantissa {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The names of what a version of control groups tells.
+struct GroupFiles {
+  const char *limit, *usage, *kills;
+  std::array<const char*, 2> droppable;  // of memory.stat: pages of files
+};
+constexpr GroupFiles kVersion2{"memory.max", "memory.current", "memory.events", {"inactive_file", "active_file"}};
+constexpr GroupFiles kVersion1{
+    "memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control", {"total_inactive_file", "total_active_file"}};
+
+// A control group of this process, and the one that its hierarchy is mounted at.
+struct Group {
+  fs::path folder, top;
+  const GroupFiles* files;
+};
+
+std::string first_line(const fs::path& file) {
+  std::ifstream in(file);
+  std::string line;
+  std::getline(in, line);
+  return line;
+}
+
+// Nothing for "max", too.
+std::optional<int64_t> number_in(const fs::path& file) {
+  std::ifstream in(file);
+  int64_t number = 0;
+  return in >> number ? std::optional(number) : std::nullopt;
+}
+
+// The number behind a name at the start of a line.
+std::optional<int64_t> number_of(const fs::path& file, const std::string& name) {
+  std::ifstream in(file);
+  for (std::string line; std::getline(in, line);) {
+    std::istringstream words(line);
+    std::string key;
+    int64_t number = 0;
+    if (words >> key >> number && key == name) return number;
+  }
+  return {};
+}
+
+// A line of mountinfo: where a hierarchy is mounted, and which of its groups that is.
+struct Mount {
+  std::string root, point, type, options;
+};
+
+Mount mount_of(const std::string& line) {
+  Mount mount;
+  std::string word;
+  std::istringstream words(line);
+  words >> word >> word >> word >> mount.root >> mount.point;
+  while (words >> word && word != "-") continue;
+  words >> mount.type >> word >> mount.options;
+  return mount;
+}
+
+bool lists(const std::string& names, const std::string& name) { return ("," + names + ",").find("," + name + ",") != std::string::npos; }
+
+// The path of this process in the hierarchy of a mount: of v2 the line "0::PATH", of v1 that of the memory controller.
+std::optional<std::string> path_in(const fs::path& root, bool version2) {
+  std::ifstream in(root / "proc/self/cgroup");
+  for (std::string line; std::getline(in, line);) {
+    const size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    if (version2 ? controllers.empty() : lists(controllers, "memory")) return line.substr(second + 1);
+  }
+  return {};
+}
+
+std::vector<Group> groups_of_process(const fs::path& root) {
+  std::vector<Group> groups;
+  std::ifstream in(root / "proc/self/mountinfo");
+  for (std::string line; std::getline(in, line);) {
+    const Mount mount = mount_of(line);
+    const bool version2 = mount.type == "cgroup2";
+    if (!version2 && (mount.type != "cgroup" || !lists(mount.options, "memory"))) continue;
+    const std::optional<std::string> path = path_in(root, version2);
+    if (!path) continue;
+    const fs::path top = root / fs::path(mount.point).relative_path(), below = fs::path(*path).lexically_relative(mount.root);
+    // In a container the path may lie outside of what is mounted, whose top is then its own group.
+    const bool outside = below.empty() || *below.begin() == "..";
+    groups.push_back({.folder = outside || below == "." ? top : top / below, .top = top, .files = version2 ? &kVersion2 : &kVersion1});
+  }
+  return groups;
+}
+
+// What a group with a limit leaves.
+std::optional<int64_t> left_in(const fs::path& folder, const GroupFiles& files) {
+  const std::optional<int64_t> limit = number_in(folder / files.limit), usage = number_in(folder / files.usage);
+  constexpr int64_t kNoLimit = int64_t{1} << 60;  // v1 says 2^63 less a page
+  if (!limit || !usage || *limit >= kNoLimit) return {};
+  int64_t left = *limit - *usage;
+  for (const char* const name : files.droppable) left += number_of(folder / "memory.stat", name).value_or(0);
+  return std::clamp<int64_t>(left, 0, *limit);
+}
+
+// A number that no other host has since it was booted.
+std::string boot_of(const fs::path& root) { return host_name() + first_line(root / "proc/sys/kernel/random/boot_id"); }
+
+uint64_t place_of(const fs::path& root, const fs::path& folder) {
+  struct stat status {};
+  const bool known = ::stat(folder.c_str(), &status) == 0;
+  return xxh64(text(boot_of(root), ' ', known ? status.st_ino : 0)).value;
+}
+
+}  // namespace
+
+std::vector<FreeMemory> free_memory(const fs::path& root) {
+  std::vector<FreeMemory> out;
+  const std::optional<int64_t> available = number_of(root / "proc/meminfo", "MemAvailable:");
+  if (available) out.push_back({.bytes = *available * 1024, .of = "host " + host_name(), .place = xxh64(boot_of(root)).value});
+  std::optional<FreeMemory> least;
+  for (const Group& group : groups_of_process(root)) {
+    for (fs::path folder = group.folder;; folder = folder.parent_path()) {
+      const std::optional<int64_t> left = left_in(folder, *group.files);
+      if (left && (!least || *left < least->bytes))
+        least = {.bytes = *left, .of = "control group " + folder.string(), .place = place_of(root, folder)};
+      if (folder == group.top || !folder.has_relative_path()) break;
+    }
+  }
+  if (least) out.push_back(*least);
+  return out;
+}
+
+std::optional<int64_t> out_of_memory_kills(const fs::path& root) {
+  for (const Group& group : groups_of_process(root)) {
+    // v2 counts what is below, too, and a group without the controller has no such file.
+    for (fs::path folder = group.folder;; folder = folder.parent_path()) {
+      const std::optional<int64_t> kills = number_of(folder / group.files->kills, "oom_kill");
+      if (kills) return kills;
+      if (folder == group.top || !folder.has_relative_path()) break;
+    }
+  }
+  return {};
+}
+
+}  // namespace mantissa

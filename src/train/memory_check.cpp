@@ -1,0 +1,68 @@
+#include "train/memory_check.h"
+
+#include <algorithm>
+#include <array>
+
+#include "mantissa/base/bytes_text.h"
+#include "mantissa/comm/mesh.h"
+#include "mantissa/train/estimate.h"
+
+namespace mantissa {
+namespace {
+
+// Of a MemoryEstimate, with the keys that change it most.
+struct NamedPart {
+  const char* name;
+  int64_t bytes;
+  std::string keys;
+};
+
+std::vector<NamedPart> largest_parts(const RunConfig& config, const MemoryEstimate& memory) {
+  constexpr size_t kShown = 3;
+  const std::string model = "model.num_layers, model.hidden_size, model.intermediate_size",
+                    rows = "training.micro_batch_size, training.seq_len";
+  const bool recomputes = config.training.recompute == Recompute::full;
+  const bool tree = config.training.accumulation == Accumulation::tree && *config.training.grad_accum > 1;
+  std::vector<NamedPart> parts = {{"master weights", memory.masters, model},
+                                  {"weights", memory.values, model},
+                                  {"gradients", memory.gradients, tree ? "training.accumulation=running, " + model : model},
+                                  {"optimizer", memory.optimizer, model},
+                                  {"activations", memory.activations, recomputes ? rows : "training.recompute=full, " + rows},
+                                  {"workspace", memory.workspace, rows},
+                                  {"exchange", memory.exchange, "parallel.data"}};
+  std::ranges::stable_sort(parts, std::ranges::greater{}, &NamedPart::bytes);
+  parts.resize(kShown);
+  std::erase_if(parts, [](const NamedPart& part) { return part.bytes == 0; });
+  return parts;
+}
+
+std::string refusal(const RunConfig& config, const MemoryEstimate& memory, const FreeMemory& free, int64_t ranks) {
+  const int64_t all = static_cast<int64_t>(std::min(static_cast<double>(memory.total()) * static_cast<double>(ranks), 9e18));
+  std::string out =
+      text("not enough memory: training needs ", bytes_text(all),
+           ranks > 1 ? text(", ", bytes_text(memory.total()), " on each of ", ranks, " ranks here") : "", ", and ", bytes_text(free.bytes),
+           " of ", free.of, " are free; the largest parts", ranks > 1 ? " of a rank" : "", " and what makes them smaller:");
+  for (const NamedPart& part : largest_parts(config, memory)) out += text('\n', part.name, ' ', bytes_text(part.bytes), ": ", part.keys);
+  if (ranks > 1) out += "\nor fewer ranks on one host";
+  return out + "\ntraining.allow_memory_overcommit=true trains all the same";
+}
+
+}  // namespace
+
+void require_free_memory(const RunConfig& config, const PrecisionPlan& plan, const Communicator& world,
+                         const std::vector<FreeMemory>& free) {
+  if (config.training.allow_memory_overcommit) return;
+  std::array<uint64_t, 2> places{};  // of the host and of a control group
+  for (size_t i = 0; i < std::min(free.size(), places.size()); ++i) places[i] = free[i].place;
+  const std::vector<std::array<uint64_t, 2>> all = world.all(places);
+  agree(world, [&] {
+    const MemoryEstimate memory = estimate_memory(config, plan);
+    for (const FreeMemory& here : free) {
+      const int64_t ranks = std::ranges::count_if(all, [&](const auto& rank) { return std::ranges::count(rank, here.place) > 0; });
+      const bool fits = static_cast<double>(memory.total()) * static_cast<double>(ranks) <= static_cast<double>(here.bytes);
+      if (!fits) fail(ExitCode::environment, refusal(config, memory, here, ranks));
+    }
+  });
+}
+
+}  // namespace mantissa
