@@ -20,6 +20,7 @@
 #include "command.h"
 #include "launch_workers.h"
 #include "mantissa/base/file.h"
+#include "mantissa/base/free_memory.h"
 #include "mantissa/base/host_name.h"
 #include "mantissa/base/parallel.h"
 #include "mantissa/base/printable.h"
@@ -230,6 +231,30 @@ bool worth_a_restart(const Attempt& attempt) {
   return first.code == static_cast<int>(ExitCode::peer_lost) || first.code == static_cast<int>(ExitCode::internal);
 }
 
+// Attempts one after the other that ended for want of memory: by the kernel's out-of-memory killer, or, where it does not say whom it
+// killed, by a SIGKILL before a new step. One may be due to what ran beside it; the next will meet the same.
+class MemoryDeaths {
+ public:
+  void begin_attempt() { before_ = out_of_memory_kills(); }
+  void end_attempt(const Ending& first, bool stepped) {
+    const std::optional<int64_t> kills = out_of_memory_kills();
+    told_ = kills && before_;
+    const bool died = first.code == 128 + SIGKILL && (told_ ? *kills > *before_ : !stepped);
+    in_a_row_ = died ? in_a_row_ + 1 : 0;
+    if (died && told_) say("the kernel's out-of-memory killer ended it");
+  }
+  bool repeated() const { return in_a_row_ > 1; }
+  std::string why() const {
+    return told_ ? "the kernel killed two attempts in a row for want of memory"
+                 : "two attempts in a row were killed before a new step, perhaps for want of memory";
+  }
+
+ private:
+  std::optional<int64_t> before_;
+  bool told_ = false;
+  int in_a_row_ = 0;
+};
+
 // Asked to stop through this launcher, or all of them by somebody else: nothing failed.
 bool was_stopped(const Attempt& attempt) {
   const auto stopped = [](const Ending& ending) { return ending.code == static_cast<int>(ExitCode::stopped); };
@@ -248,8 +273,10 @@ ExitCode launch(const Arguments& arguments) {
   Reports reports(plan.workers);
   plan.step_fd = reports.fd();
   SignalQueue signals;
+  MemoryDeaths deaths;
   int64_t highest = 0;
   for (int barren = 0;; ++plan.restart) {
+    deaths.begin_attempt();
     Attempt attempt = run_workers(plan, signals);
     if (attempt.killed) return static_cast<ExitCode>(128 + SIGINT);
     if (attempt.failures.empty()) return ExitCode::ok;
@@ -258,12 +285,13 @@ ExitCode launch(const Arguments& arguments) {
     const Ending& first = attempt.failures.front();
     if (!was_stopped(attempt)) print_causes(attempt);
     const int64_t step = reports.highest_step();
+    deaths.end_attempt(first, step > highest);
     if (plan.restart > 0) barren = step > highest ? 0 : barren + 1;
     highest = std::max(highest, step);
     reports.clear();
     if (plan.restart >= plan.most_restarts || !worth_a_restart(attempt)) return static_cast<ExitCode>(first.code);
-    if (barren >= kMostBarrenRestarts) {
-      say(text("no restart: ", barren, " brought no step after ", highest));
+    if (barren >= kMostBarrenRestarts || deaths.repeated()) {
+      say("no restart: " + (deaths.repeated() ? deaths.why() : text(barren, " brought no step after ", highest)));
       return static_cast<ExitCode>(first.code);
     }
     const std::vector<int> waiting = signals.take();
@@ -294,7 +322,9 @@ Command launch_command(std::vector<std::string> subcommands) {
            {.name = "--standalone", .target = &a->standalone, .description = "one node, a free port"},
            {.name = "--max-restarts,--max_restarts",
             .target = &a->max_restarts,
-            .description = "restarts of all ranks after exit codes 6 and 70 and deaths by a signal; three without a new step are the last"},
+            .description =
+                "restarts of all ranks after exit codes 6 and 70 and deaths by a signal; three without a new step are the last, and two "
+                "deaths in a row for want of memory"},
            {.name = "--log-dir,--log_dir",
             .target = &a->log_folder,
             .description = "also write DIR/attempt_N/RANK/stdout.log and stderr.log"},

@@ -138,7 +138,7 @@ TEST_F(LaunchTest, OnlyFailuresThatARestartMayHealGetOne) {
     EXPECT_EQ(run.exit_code, code);
     EXPECT_EQ(run.output, "[rank0]:attempt\n") << code;
   }
-  for (const std::string end : {"exit 6", "exit 70", "kill -9 $$", "kill -TERM $$"}) {
+  for (const std::string end : {"exit 6", "exit 70", "kill -SEGV $$", "kill -TERM $$"}) {
     const auto run = launch({"--nproc-per-node", "2", "--max-restarts", "2"},
                             "[ $TORCHELASTIC_RESTART_COUNT = 2 ] && exit 0; [ $RANK = 1 ] && " + end + "; sleep 30");
     EXPECT_EQ(run.exit_code, 0) << end << run.errors;
