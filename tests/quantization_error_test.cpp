@@ -200,6 +200,14 @@ TEST_F(StepStatistics, AreThoseOfTheTensorsThatThePlanQuantises) {
   EXPECT_EQ(*measured[1].amax, amax);
 }
 
+// A parameter that is a module itself.
+TEST_F(StepStatistics, PassOverSinksOfAttention) {
+  const std::vector<PrecisionEvent> events =
+      reports("sinks", {"precision.recipe=mxfp8", "precision.report_interval=4", "model.attention_sinks=true"});
+  EXPECT_EQ(events.size(), 2U * 4 * 3);
+  for (const PrecisionEvent& event : events) EXPECT_FALSE(event.module.ends_with("attn")) << event.module;
+}
+
 TEST_F(StepStatistics, GoToTensorBoardUnderTheirTags) {
   run("tags", sets({"precision.recipe=mxfp8", "precision.report_interval=4", "logging.tensorboard=true"}));
   std::string events;

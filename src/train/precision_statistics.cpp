@@ -145,8 +145,9 @@ std::string module_of(const Parameter& parameter) { return parameter.name.substr
 std::map<const Leaf*, ExpertErrors> stacks_of(const ParameterSet& parameters, const PrecisionPlan& plan) {
   std::map<const Leaf*, ExpertErrors> out;
   for (const Parameter& parameter : parameters.all()) {
+    if (!parameter.quantised) continue;  // sinks, which never are, have no module behind their name
     const ModuleShape& module = plan.of(module_of(parameter)).module;
-    if (parameter.quantised && module.matrices > 1) out.emplace(&parameter.leaf, ExpertErrors(module.matrices, module.out));
+    if (module.matrices > 1) out.emplace(&parameter.leaf, ExpertErrors(module.matrices, module.out));
   }
   return out;
 }
