@@ -74,6 +74,11 @@ Tensor summed(const Place& place, const Tensor& partial, const Tensor& bias, Dty
   } else {
     place.group.sum(partial, Purpose::activations);
   }
+  if (bias.defined() && bias.dtype() != dtype) {  // of another compute type: added before the only rounding, as a product does
+    const Tensor wide = empty_like(sum);
+    wide.device().run(AddBias{.x = sum, .bias = converted(bias, sum.dtype()), .out = wide});
+    return converted(wide, dtype);
+  }
   const bool done = sum.dtype() == dtype && !by_tokens(place);  // a share is copied, or all of partial would live as long
   const Tensor out = done ? sum : empty(sum.device(), dtype, sum.shape());
   if (bias.defined()) {

@@ -22,11 +22,13 @@ LinearInput input_of(const LinearProducts& products, const Value& rows) {
 // Rows of each expert's weight in the stack.
 int64_t out_of(const LinearWeight& stack, const Dispatch& to) { return stack.shape()[0] / (to.offsets.dim(0) - 1); }
 
-// Sums of products [R, C], not rounded yet, with the bias of each row's expert.
+// Sums of products [R, C], not rounded yet, with the bias of each row's expert, which may have another compute type.
 Tensor with_bias(const Tensor& sums, const Var& bias, const Dispatch& at, const Tensor& row_weights, Dtype dtype) {
-  const Tensor out = sums.dtype() == dtype ? sums : empty(sums.device(), dtype, sums.shape());
-  sums.device().run(AddGroupedBias{.x = sums, .bias = bias.value(), .out = out, .offsets = at.offsets, .row_weights = row_weights});
-  return out;
+  const Dtype added = bias.value().dtype() == dtype ? dtype : sums.dtype();
+  const Tensor out = sums.dtype() == added ? sums : empty(sums.device(), added, sums.shape());
+  const Tensor addend = converted(bias.value(), added);
+  sums.device().run(AddGroupedBias{.x = sums, .bias = addend, .out = out, .offsets = at.offsets, .row_weights = row_weights});
+  return converted(out, dtype);
 }
 
 void bias_gradient(Leaf& bias, const Tensor& dy, const Dispatch& at, const Tensor& row_weights) {
@@ -52,7 +54,8 @@ struct DownBias {
   void backward(const Value& rows, Dtype dtype, const Dispatch& from) const {
     if (!value.defined()) return;
     const Tensor dy = values_of(rows, dtype), product = empty_like(from.weights->values);
-    dy.device().run(GroupedBiasProduct{.dy = dy, .bias = value, .out = product, .offsets = from.offsets});
+    const Dtype read = value.dtype() == dtype ? dtype : product.dtype();
+    dy.device().run(GroupedBiasProduct{.dy = converted(dy, read), .bias = converted(value, read), .out = product, .offsets = from.offsets});
     from.weights->more_gradient = product;
     if (leaf) bias_gradient(*leaf, dy, from, from.weights->values);
   }
