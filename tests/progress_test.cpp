@@ -57,6 +57,17 @@ TEST(Progress, LongStepsExtendTheirLimit) {
   EXPECT_LT(progress.mean_step_seconds(), 6);  // of 30 s
 }
 
+// A step that waited for something, or one that had nothing to do, says little about the next.
+TEST(Progress, OneOddStepMovesTheMeanByItsShare) {
+  Progress progress;
+  take_steps(progress, 9);
+  const double before = progress.mean_step_seconds();
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  const double odd = monotonic_now() - progress.since();
+  progress.at(10, "step");
+  EXPECT_NEAR(progress.mean_step_seconds(), before + (odd - before) / 10, 0.05 * odd);
+}
+
 TEST(Progress, OnlyStepsAreMeasured) {
   Progress progress;
   progress.at(0, "step");
