@@ -123,6 +123,20 @@ TEST(LaunchEnvironment, SlurmNeedsAStep) {
   EXPECT_EQ(launch.port, 10000 + 123456 % 20000);
 }
 
+TEST(LaunchEnvironment, SlurmSaysHowOftenItStartedTheJobAnew) {
+  EXPECT_EQ(launch_of(kSlurm).restart, 0);
+  EXPECT_EQ(launch_of(with(kSlurm, {{"SLURM_RESTART_COUNT", "3"}})).restart, 3);
+  expect_refused(with(kSlurm, {{"SLURM_RESTART_COUNT", "-1"}}), "SLURM_RESTART_COUNT");
+}
+
+TEST(LaunchEnvironment, SlurmsNodesHaveTasksOfTheirOwn) {
+  const Environment last = with(kSlurm, {{"SLURM_PROCID", "9"}, {"SLURM_NODEID", "2"}, {"SLURM_LOCALID", "1"}});
+  const Launch launch = launch_of(last);
+  EXPECT_EQ(launch.local_rank, 1);
+  EXPECT_EQ(launch.local_size, 2);
+  expect_refused(with(last, {{"SLURM_LOCALID", "2"}}), "SLURM_LOCALID");
+}
+
 TEST(LaunchEnvironment, SlurmOnOneHostMeetsByItsStep) {
   const Launch launch =
       launch_of(with(kSlurm, {{"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "3"}, {"SLURM_LOCALID", "3"}, {"SLURM_STEP_TASKS_PER_NODE", "4"}}));
@@ -203,6 +217,8 @@ TEST(LaunchEnvironment, RankTakesItsPartOfTheCores) {
   EXPECT_EQ(threads_of_rank(launch, 1, 16), 1);
   EXPECT_EQ(threads_of_rank(launch, 8, 16), 4) << "bound to a half, which it shares";
   EXPECT_EQ(threads_of_rank(launch, 3, 3), 1) << "more ranks than cores";
+  launch.world = 64;
+  EXPECT_EQ(threads_of_rank(launch, 16, 16), 4) << "those of other hosts have cores there";
 }
 
 TEST(LaunchEnvironment, SlurmsHostLists) {
