@@ -29,14 +29,22 @@ class EmptyShare : public ::testing::TestWithParam<std::tuple<const char*, Dtype
   Dtype dtype_;
 };
 
-TEST_P(EmptyShare, IsTakenByElementwiseKernels) {
-  device_->run(Convert{.x = rows(), .out = empty(*device_, Dtype::f32, {0, kChannels})});
-  device_->run(Add{.a = rows(), .b = rows(), .out = rows()});
-  device_->run(AddBias{.x = empty(*device_, Dtype::f32, {0, kChannels}), .bias = parameter(), .out = rows()});
-  device_->run(SwiGluForward{.x = rows(2 * kChannels), .out = rows()});
-  device_->run(SwiGluBackward{.x = rows(2 * kChannels), .dy = rows(), .dx = rows(2 * kChannels)});
-  device_->run(GeluForward{.x = rows(), .out = rows(), .form = GeluForm::tanh});
-  device_->run(GeluBackward{.x = rows(), .dy = rows(), .dx = rows(), .form = GeluForm::erf});
+// An output without rows is the beginning of a tensor whose rows must stay as they are.
+TEST_P(EmptyShare, IsTakenByElementwiseKernelsWhichWriteNothing) {
+  const Tensor narrow = random_tensor(*device_, dtype_, {2, kChannels}, 3), wide = random_tensor(*device_, dtype_, {2, 2 * kChannels}, 4),
+               stats = random_tensor(*device_, Dtype::f32, {2, kChannels}, 5);
+  const std::vector<double> before[] = {values(narrow), values(wide), values(stats)};
+  const Tensor out = narrow.slice(0, 0);
+  device_->run(Convert{.x = rows(), .out = stats.slice(0, 0)});
+  device_->run(Add{.a = rows(), .b = rows(), .out = out});
+  device_->run(AddBias{.x = empty(*device_, Dtype::f32, {0, kChannels}), .bias = parameter(), .out = out});
+  device_->run(SwiGluForward{.x = rows(2 * kChannels), .out = out});
+  device_->run(SwiGluBackward{.x = rows(2 * kChannels), .dy = rows(), .dx = wide.slice(0, 0)});
+  device_->run(GeluForward{.x = rows(), .out = out, .form = GeluForm::tanh});
+  device_->run(GeluBackward{.x = rows(), .dy = rows(), .dx = out, .form = GeluForm::erf});
+  EXPECT_EQ(values(narrow), before[0]);
+  EXPECT_EQ(values(wide), before[1]);
+  EXPECT_EQ(values(stats), before[2]);
 }
 
 TEST_P(EmptyShare, AddsNothingToGradientsOfNorms) {
