@@ -59,6 +59,16 @@ inline std::vector<std::string> children_of(pid_t parent) {
   return {std::istream_iterator<std::string>(numbers), {}};
 }
 
+// Until a process that is nobody's child here has ended, waited for or not; false if it does not within a minute.
+inline bool ends(pid_t process) {
+  const auto runs = [&] {
+    std::error_code gone;
+    return ::kill(process, 0) == 0 && !std::filesystem::read_symlink(text("/proc/", process, "/exe"), gone).empty();
+  };
+  for (int i = 0; i < 6000 && runs(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  return !runs();
+}
+
 // Runs words[0] in `directory` beside the test, its output and errors appended to the file `output`. Killed with this object.
 class BackgroundProcess {
  public:

@@ -14,6 +14,7 @@
 #include <cmath>
 #include <csignal>
 #include <map>
+#include <optional>
 
 #include "launch_output.h"
 #include "mantissa/base/error.h"
@@ -42,7 +43,8 @@ sigset_t handled_signals() {
 
 std::pair<int, int> new_pipe() {
   int ends[2] = {-1, -1};
-  require(::pipe2(ends, O_CLOEXEC) == 0, ExitCode::environment, "no pipe to a worker: ", system_message(errno));
+  const bool made = ::pipe2(ends, O_CLOEXEC) == 0;
+  require(made, ExitCode::environment, "no pipe to a worker: ", system_message(errno));
   return {ends[0], ends[1]};
 }
 
@@ -96,9 +98,21 @@ std::vector<char*> pointers(std::vector<std::string>& words) {
   ::_exit(127);
 }
 
+// A rank: the process that was started and its group, in which a wrapper has what it runs.
+struct Worker {
+  int rank = 0;
+  bool leads = true;                // the process that was started has not ended
+  int signal = 0, code = 0;         // how it ended
+  bool members_go_on = false;       // after it
+  std::optional<int> members_code;  // of those that then ended by themselves the first that failed, else 0
+  double kill_at = HUGE_VAL;
+  bool killed = false;  // it did not end within the grace time
+};
+
 class Group {
  public:
   Group(const WorkerPlan& plan, SignalQueue& signals) : plan_(plan), signals_(signals), began_(now_seconds()) {
+    ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // what a wrapper that died leaves in its group is waited for here
     try {
       for (int local = 0; local < plan.workers; ++local) start(local);
     } catch (...) {
@@ -111,12 +125,9 @@ class Group {
     double drained_by = HUGE_VAL;
     while (now_seconds() < drained_by &&
            (!running_.empty() || std::any_of(streams_.begin(), streams_.end(), [](const auto& s) { return s.open(); }))) {
-      listen(running_.empty() ? drained_by : kill_at_);
+      listen(running_.empty() ? drained_by : next_kill());
       if (running_.empty()) drained_by = std::min(drained_by, now_seconds() + kDrainSeconds);
-      if (now_seconds() < kill_at_) continue;
-      send_all(SIGKILL);
-      killed_ = true;
-      kill_at_ = HUGE_VAL;
+      kill_late();
     }
     for (size_t i = 0; i < streams_.size(); ++i) {
       streams_[i].close();
@@ -156,7 +167,7 @@ class Group {
     for (const int end : {to_out, to_err, to_problem}) ::close(end);
     if (child > 0) {
       ::setpgid(child, child);  // whoever is first
-      running_[child] = rank;
+      running_[child].rank = rank;
     }
     int exec_error = 0;
     const bool failed = ::read(problem, &exec_error, sizeof exec_error) == sizeof exec_error;
@@ -187,47 +198,92 @@ class Group {
   }
 
   void send_all(int signal) {
-    for (const auto& [pid, rank] : running_) ::kill(-pid, signal);
+    for (const auto& [pid, worker] : running_) ::kill(-pid, signal);
+  }
+
+  double next_kill() const {
+    double at = HUGE_VAL;
+    for (const auto& [pid, worker] : running_) at = std::min(at, worker.kill_at);
+    return at;
+  }
+
+  void kill_late() {
+    for (auto& [pid, worker] : running_) {
+      if (now_seconds() < worker.kill_at) continue;
+      ::kill(-pid, SIGKILL);
+      worker.killed = true;
+      worker.kill_at = HUGE_VAL;
+    }
+  }
+
+  bool asked_to_end() const {
+    return !attempt_.failures.empty() ||
+           std::any_of(attempt_.forwarded.begin(), attempt_.forwarded.end(), [](int signal) { return signal != SIGUSR2; });
+  }
+
+  // One child has ended, but has not been waited for, so its number and that of its group are still theirs.
+  void take_ending(const siginfo_t& info) {
+    const bool by_itself = info.si_code == CLD_EXITED;
+    const auto found = running_.find(::getpgid(info.si_pid));
+    if (found == running_.end()) return;
+    Worker& worker = found->second;
+    if (found->first != info.si_pid) {
+      if (by_itself && worker.members_go_on && worker.members_code.value_or(0) == 0) worker.members_code = info.si_status;
+      return;
+    }
+    worker.leads = false;
+    worker.signal = by_itself ? 0 : info.si_status;
+    worker.code = by_itself ? info.si_status : 128 + info.si_status;
+    // A signal goes to the whole group. A wrapper dies of it at once, and what it runs may save first, or go on after SIGUSR2. A wrapper
+    // that ended by itself waited for what it wanted to wait for.
+    worker.members_go_on = !by_itself && (asked_to_end() || attempt_.forwarded.contains(worker.signal));
+    if (!worker.members_go_on) ::kill(-found->first, SIGKILL);
+    if (asked_to_end()) worker.kill_at = std::min(worker.kill_at, now_seconds() + kGraceSeconds);
+  }
+
+  Ending ending_of(pid_t pid, const Worker& worker) const {
+    const int signal = worker.members_code ? 0 : worker.signal;  // what a wrapper ran knows more than its death
+    return {.rank = worker.rank,
+            .pid = pid,
+            .signal = signal,
+            .code = worker.members_code.value_or(worker.code),
+            .seconds = now_seconds() - began_,
+            .log = log_folder(worker.rank),
+            .sent = (signal == SIGTERM && !attempt_.failures.empty()) || (signal == SIGKILL && worker.killed)};
   }
 
   void reap() {
-    std::vector<Ending> ended;
     for (siginfo_t info{}; ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0; info = {}) {
-      const pid_t pid = info.si_pid;
-      ::kill(-pid, SIGKILL);  // what it left behind; its number is its own until it is waited for
-      ::waitpid(pid, nullptr, 0);
-      const auto found = running_.find(pid);
-      if (found == running_.end()) continue;
-      const int signal = info.si_code == CLD_EXITED ? 0 : info.si_status, rank = found->second;
-      ended.push_back({.rank = rank,
-                       .pid = pid,
-                       .signal = signal,
-                       .code = signal == 0 ? info.si_status : 128 + signal,
-                       .seconds = now_seconds() - began_,
-                       .log = log_folder(rank),
-                       .sent = (signal == SIGTERM && !attempt_.failures.empty()) || (signal == SIGKILL && killed_)});
-      running_.erase(found);
+      take_ending(info);
+      ::waitpid(info.si_pid, nullptr, 0);
     }
-    std::erase_if(ended, [](const Ending& ending) { return ending.code == 0; });
-    if (ended.empty()) return;
+    std::vector<Ending> failed;
+    for (auto at = running_.begin(); at != running_.end();) {
+      const bool ended = !at->second.leads && (!at->second.members_go_on || ::kill(-at->first, 0) != 0);
+      if (ended) {
+        const Ending ending = ending_of(at->first, at->second);
+        if (ending.code != 0) failed.push_back(ending);
+      }
+      at = ended ? running_.erase(at) : std::next(at);
+    }
+    if (failed.empty()) return;
     if (attempt_.failures.empty()) {
       send_all(SIGTERM);
-      kill_at_ = now_seconds() + kGraceSeconds;
+      for (auto& [pid, worker] : running_) worker.kill_at = std::min(worker.kill_at, now_seconds() + kGraceSeconds);
     }
-    attempt_.failures.insert(attempt_.failures.end(), ended.begin(), ended.end());
+    attempt_.failures.insert(attempt_.failures.end(), failed.begin(), failed.end());
   }
 
   void end_all() {
     send_all(SIGKILL);
-    for (const auto& [pid, rank] : running_) ::waitpid(pid, nullptr, 0);
+    for (const auto& [pid, worker] : running_) ::waitpid(pid, nullptr, 0);
     running_.clear();
   }
 
   const WorkerPlan& plan_;
   SignalQueue& signals_;
-  double began_, kill_at_ = HUGE_VAL;
-  bool killed_ = false;                // those that the grace time did not end
-  std::map<pid_t, int> running_;       // rank by process, which is its group, too
+  double began_;
+  std::map<pid_t, Worker> running_;    // by process, which is its group, too
   std::vector<WorkerStream> streams_;  // output and errors of each
   ShownErrors errors_;
   Attempt attempt_;

@@ -1,0 +1,33 @@
+// mantissa launch and signals, where a wrapper is between the launcher and what runs.
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include "launcher.h"
+
+namespace mantissa {
+namespace {
+
+using test::LaunchTest;
+using ::testing::HasSubstr;
+
+// A signal goes to a wrapper, too, which dies of it while what it runs saves.
+TEST_F(LaunchTest, WhatAWrapperRunsHasTimeToEnd) {
+  const auto wrapped = [](const std::string& at_signal) {
+    return "sh -c 'trap \"" + at_signal + "\" TERM USR2; touch ready.$RANK; while :; do sleep 0.05; done'; true";
+  };
+  const auto run = disturbed(2, wrapped("sleep 0.5; echo saved; exit 75"), [](pid_t launcher) { ::kill(launcher, SIGTERM); });
+  EXPECT_EQ(run.exit_code, 75) << run.errors;
+  for (const std::string rank : {"0", "1"}) EXPECT_THAT(run.output, HasSubstr("[rank" + rank + "]:saved\n"));
+  const auto going_on = disturbed(2, wrapped("sleep 0.5; echo saved; exit 0"), [](pid_t launcher) { ::kill(launcher, SIGUSR2); });
+  EXPECT_EQ(going_on.exit_code, 0) << going_on.errors;
+  EXPECT_THAT(going_on.output, HasSubstr("[rank1]:saved\n"));
+  const auto failed = disturbed(
+      2,
+      "[ $RANK = 1 ] && touch ready.1 && while [ ! -e ready.0 ]; do sleep 0.05; done && exit 4; " + wrapped("sleep 0.5; echo left; exit 6"),
+      [](pid_t) {});
+  EXPECT_EQ(failed.exit_code, 4) << failed.errors;
+  EXPECT_THAT(failed.output, HasSubstr("[rank0]:left\n"));
+}
+
+}  // namespace
+}  // namespace mantissa
