@@ -1,5 +1,6 @@
 // Every launcher's variables, and what is wrong with them.
 #include <gmock/gmock.h>
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -246,19 +247,35 @@ TEST(LaunchEnvironment, SlurmsTaskLists) {
   }
 }
 
-TEST(LaunchEnvironment, ACauseIsReportedBehindTheStepsOfAllRanks) {
-  const int fd = ::memfd_create("reports", 0);
-  ASSERT_GE(fd, 0);
+// What rank 1 of three leaves in that file when rank 6 ended it.
+int64_t reported_cause(int fd) {
   const std::vector<std::pair<const char*, std::string>> variables = {
       {"MANTISSA_STEP_FD", std::to_string(fd)}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "3"}};
   for (const auto& [name, value] : variables) ::setenv(name, value.c_str(), 1);
   report_cause(6);
   for (const auto& [name, value] : variables) ::unsetenv(name);
   int64_t number = 0;
-  EXPECT_EQ(::pread(fd, &number, sizeof number, (3 + 1) * sizeof number), static_cast<ssize_t>(sizeof number));
-  EXPECT_EQ(number, 7);
+  return ::pread(fd, &number, sizeof number, (3 + 1) * sizeof number) == static_cast<ssize_t>(sizeof number) ? number : -1;
+}
+
+TEST(LaunchEnvironment, ACauseIsReportedBehindTheStepsOfAllRanks) {
+  const int fd = ::memfd_create(kReportsName, 0);
+  ASSERT_GE(fd, 0);
+  EXPECT_EQ(reported_cause(fd), 7);
   ::close(fd);
   report_cause(6);  // nobody to be told
+}
+
+// A process inherits the variable, but not the descriptor, and opens a file of its own there.
+TEST(LaunchEnvironment, NothingIsReportedIntoAnotherFile) {
+  const test::TemporaryFolder folder;
+  for (const int fd : {::open((folder / "metrics.jsonl").c_str(), O_RDWR | O_CREAT, 0600), ::memfd_create("other", 0)}) {
+    ASSERT_GE(fd, 0);
+    EXPECT_EQ(reported_cause(fd), -1);
+    EXPECT_EQ(::lseek(fd, 0, SEEK_END), 0);
+    ::close(fd);
+    EXPECT_EQ(reported_cause(fd), -1) << "closed";
+  }
 }
 
 TEST(LaunchEnvironment, TheOwnLauncherIsNamed) {

@@ -2,6 +2,7 @@
 #include "mantissa/comm/launch.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -92,9 +93,11 @@ class ReservedPort {
 // workers inherit it.
 class Reports {
  public:
-  explicit Reports(int workers)
-      : fd_(::memfd_create("mantissa-reports", 0)), workers_(workers), numbers_(2 * static_cast<size_t>(workers)) {
-    require(fd_ >= 0, ExitCode::environment, "no memory for the reports of ranks: ", system_message(errno));
+  explicit Reports(int workers) : fd_(::memfd_create(kReportsName, 0)), workers_(workers), numbers_(2 * static_cast<size_t>(workers)) {
+    struct flock whole {};
+    whole.l_type = F_WRLCK;  // of this process until it ends, however it ends: outlive_launcher() waits for that
+    const bool made = fd_ >= 0 && ::fcntl(fd_, F_SETLK, &whole) == 0;
+    require(made, ExitCode::environment, "no memory for the reports of ranks: ", system_message(errno));
     clear();
   }
   ~Reports() { ::close(fd_); }

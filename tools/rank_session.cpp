@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <new>
+#include <system_error>
+#include <thread>
 
 #include "main_stack.h"
 #include "mantissa/backend/ceilings.h"
@@ -47,9 +49,26 @@ void report(Store& store, const Communicator& world, const std::string& why) {
   ::_exit(static_cast<int>(failure.code));
 }
 
+// The kernel kills whom the launcher started once the launcher has died, but not what a wrapper started: that would train on, with nobody
+// who hears of it, and hold the run folder.
+void end_with_launcher() {
+  if (!has_launcher()) return;
+  const auto wait = [] {
+    if (!outlive_launcher()) return;
+    log_error("the launcher of this rank is gone");
+    ::_exit(static_cast<int>(ExitCode::peer_lost));
+  };
+  try {
+    std::thread(wait).detach();
+  } catch (const std::system_error& refused) {
+    fail(ExitCode::environment, "the thread that watches the launcher cannot be started: ", refused.what(), memory_limits());
+  }
+}
+
 }  // namespace
 
 RankSession::RankSession(const Launch& launch, const RunConfig& config, const std::function<bool()>& stop_asked) : rank_(launch.rank) {
+  end_with_launcher();
   if (launch.world == 1) return;
   log_info(describe(launch));
   store_ = std::make_unique<Store>(launch, StoreOptions{.init_timeout_s = config.parallel.init_timeout_s,

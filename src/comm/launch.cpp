@@ -1,9 +1,12 @@
 #include "mantissa/comm/launch.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
+#include <filesystem>
 #include <numeric>
 #include <optional>
 
@@ -188,14 +191,25 @@ int threads_of_rank(const Launch& launch, int usable_cores, int online_cores) {
 
 namespace {
 
-// Where this rank reports number `index` of those that the launcher keeps for every rank of the node; nothing without one.
-std::optional<std::pair<int, off_t>> report_place(int index) {
+// The file of the launcher, or nothing.
+std::optional<int> reports() {
   const Environment environment = process_environment();
   const Variables variables(environment);
   if (!variables.has(kReports)) return {};
+  const int fd = variables.number(kReports, 3, 1 << 20);
+  std::error_code unknown;
+  const std::string name = std::filesystem::read_symlink(text("/proc/self/fd/", fd), unknown).string();
+  return name == text("/memfd:", kReportsName, " (deleted)") ? std::optional(fd) : std::nullopt;
+}
+
+// Where this rank reports number `index` of those that the launcher keeps for every rank of the node; nothing without one.
+std::optional<std::pair<int, off_t>> report_place(int index) {
+  const std::optional<int> fd = reports();
+  if (!fd) return {};
+  const Environment environment = process_environment();
+  const Variables variables(environment);
   const int local = variables.number("LOCAL_RANK", 0, kMostRanks), of = variables.number("LOCAL_WORLD_SIZE", 1, kMostRanks);
-  const auto at = (off_t{index} * of + local) * static_cast<off_t>(sizeof(int64_t));
-  return std::pair(variables.number(kReports, 3, 1 << 20), at);
+  return std::pair(*fd, (off_t{index} * of + local) * static_cast<off_t>(sizeof(int64_t)));
 }
 
 }  // namespace
@@ -211,6 +225,20 @@ void report_cause(int rank) {
   const int64_t number = int64_t{rank} + 1;
   // One that cannot be made costs a name in a message.
   if (place && ::pwrite(place->first, &number, sizeof number, place->second) != sizeof number) return;
+}
+
+bool has_launcher() { return reports().has_value(); }
+
+bool outlive_launcher() {
+  const std::optional<int> fd = reports();
+  if (!fd) return false;
+  struct flock shared {};
+  shared.l_type = F_RDLCK;  // which all ranks of the node can have, once nobody holds that of a writer
+  int problem = 0;
+  do {
+    problem = ::fcntl(*fd, F_SETLKW, &shared) == 0 ? 0 : errno;
+  } while (problem == EINTR);
+  return problem == 0;
 }
 
 std::string first_host(std::string_view variable, std::string_view list) {

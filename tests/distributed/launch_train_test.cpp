@@ -131,7 +131,15 @@ INSTANTIATE_TEST_SUITE_P(, KilledTraining,
 // A launcher that does not host rank 0 sees these alone. More than its step a rank reports only if it blames another; where leaving looked
 // like a loss, one run in four did.
 TEST_F(LaunchedTraining, EveryRankReportsEveryStepToItsLauncher) {
-  const std::string script = std::string("exec 9<>steps.$RANK; MANTISSA_STEP_FD=9 exec ") + MANTISSA_BINARY +
+  // A launcher for one rank each: its file is copied when the rank has ended.
+  test::write_file(folder_ / "reports.py",
+                   "import fcntl, os, subprocess, sys\n"
+                   "fd = os.memfd_create('mantissa-reports', 0)\n"
+                   "fcntl.lockf(fd, fcntl.LOCK_EX)\n"
+                   "code = subprocess.run(sys.argv[1:], env=dict(os.environ, MANTISSA_STEP_FD=str(fd)), pass_fds=[fd]).returncode\n"
+                   "open('steps.' + os.environ['RANK'], 'wb').write(os.pread(fd, 100, 0))\n"
+                   "sys.exit(code)\n");
+  const std::string script = std::string("exec python3 reports.py ") + MANTISSA_BINARY +
                              " train run.json --set logging.dir=run$TIME --set logging.interval=1000 --set " +
                              "checkpoint.interval=1000 --set eval.interval=0 --set training.steps=7";
   for (const std::string time : {"1", "2", "3", "4", "5", "6"}) {
@@ -179,6 +187,41 @@ TEST_F(LaunchedTraining, StopsOnASignalToOneRankAfterTheSameStepOfAll) {
   launcher.join();
   EXPECT_EQ(run.exit_code, 75) << run.errors;
   EXPECT_THAT(run.output, HasSubstr("The same command with --resume continues."));
+}
+
+// A script that starts the program and does not become it.
+std::string wrapped(const std::string& name) {
+  return std::string("sh -c 'echo $$ > pid.$RANK; exec ") + MANTISSA_BINARY +
+         " train run.json --set training.steps=1000000 --set logging.dir=" + name + "'; true";
+}
+
+TEST_F(LaunchedTraining, SavesOnASignalThatEndsItsWrapper) {
+  for (const int ranks : {1, 2}) {
+    const std::string name = text("wrapped", ranks);
+    test::BackgroundProcess launcher(
+        {MANTISSA_BINARY, "launch", "--nproc-per-node", std::to_string(ranks), "--", "sh", "-c", wrapped(name)}, folder_.path(),
+        folder_ / name + ".log");
+    ASSERT_TRUE(appears(name + "/checkpoints/step-00000010"));
+    launcher.send(SIGTERM);
+    EXPECT_EQ(launcher.wait(), 75) << launcher.output();
+    EXPECT_THAT(launcher.output(), HasSubstr("The same command with --resume continues."));
+  }
+}
+
+TEST_F(LaunchedTraining, EndsWithItsLauncherBehindAWrapper) {
+  for (const int ranks : {1, 2}) {
+    const std::string name = text("killed", ranks);
+    test::BackgroundProcess launcher(
+        {MANTISSA_BINARY, "launch", "--nproc-per-node", std::to_string(ranks), "--", "sh", "-c", wrapped(name)}, folder_.path(),
+        folder_ / name + ".log");
+    ASSERT_TRUE(appears(name + "/checkpoints/step-00000010"));
+    launcher.send(SIGKILL);
+    launcher.wait();
+    for (int rank = 0; rank < ranks; ++rank) EXPECT_TRUE(test::ends(pid_of(rank))) << rank << " of " << ranks;
+    const auto resumed = launch(ranks, train(name, {"--resume", "--set", "training.steps=1"}));
+    EXPECT_EQ(resumed.errors.find("LOCK"), std::string::npos) << resumed.errors;
+    EXPECT_THAT(test::read_file(folder_ / (name + "/log.txt")), HasSubstr("the launcher of this rank is gone"));
+  }
 }
 
 TEST_F(LaunchedTraining, RankThatFailsBeforeTheMeetingDoesNotHoldTheOthers) {

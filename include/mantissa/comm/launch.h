@@ -42,12 +42,17 @@ std::string describe(const Launch& launch);
 // How many threads a rank takes that is told no number: its part of the host's cores, but no more than it may run on.
 int threads_of_rank(const Launch& launch, int usable_cores, int online_cores);
 
-// The highest finished step of this rank, for a launcher that gives up when restarts bring nothing new: written where MANTISSA_STEP_FD,
-// which `mantissa launch` sets, says. Does nothing without it.
+// `mantissa launch` hands its ranks a file in memory of this name, the descriptor of which is in MANTISSA_STEP_FD, and holds a lock on it.
+inline constexpr const char* kReportsName = "mantissa-reports";
+// The highest finished step of this rank, for a launcher that gives up when restarts bring nothing new: written there. Does nothing where
+// the descriptor is that of something else, as in a process that inherited the variable alone.
 void report_step(int64_t step);
 // This rank ends because that one has failed: for the same launcher, which names the rank that failed first. Behind the steps of all ranks
 // of the node: the rank and one.
 void report_cause(int rank);
+// Whether there is such a file, and the wait for the end of that launcher, however it ends; false where nothing can be waited for.
+bool has_launcher();
+bool outlive_launcher();
 
 // Slurm's notations. "n[01-04,7],m" begins with the host "n01"; "4(x2),2" are the tasks of three nodes. `variable` is whose value it is.
 std::string first_host(std::string_view variable, std::string_view list);
