@@ -382,6 +382,9 @@ TEST(NearestName, CountsInsertionsDeletionsReplacementsAndSwaps) {
   EXPECT_EQ(edit_distance("kitten", "sitting"), 3u);
   EXPECT_EQ(nearest_name("lr", {"dir", "lr2"}), "lr2");
   EXPECT_EQ(nearest_name("x", {"lr", "eps"}), "");
+  EXPECT_EQ(nearest_name("mxfp4", {"mxfp8", "mxfp4_qat_mxfp8_act", "mxfp4_qat"}), "mxfp4_qat") << "what it begins, the shortest";
+  EXPECT_EQ(nearest_name("fp8", {"fp32", "fp8_block"}), "fp8_block");
+  EXPECT_EQ(nearest_name("rmsnorm", {"layer", "rms"}), "rms");
   EXPECT_EQ(nearest_name("wrmp_steps", {"warmup_steps"}), "warmup_steps");
   EXPECT_EQ(nearest_name("wrm_steps", {"warmup_steps"}), "");
   EXPECT_EQ(nearest_name("warm", {"steps", "warmup_steps"}), "warmup_steps");

@@ -20,10 +20,35 @@ size_t edit_distance(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
+namespace {
+
+constexpr size_t kShortestPrefix = 3;
+
+// The shortest name that begins with this one: who writes "mxfp4" means mxfp4_qat rather than mxfp8.
+std::string completed(std::string_view name, const std::vector<std::string>& candidates) {
+  std::string best;
+  if (name.size() < kShortestPrefix) return best;
+  for (const std::string& candidate : candidates) {
+    if (candidate.starts_with(name) && (best.empty() || candidate.size() < best.size())) best = candidate;
+  }
+  return best;
+}
+
+// The first name that this one begins with.
+std::string beginning(std::string_view name, const std::vector<std::string>& candidates) {
+  for (const std::string& candidate : candidates) {
+    if (candidate.size() >= kShortestPrefix && name.starts_with(candidate)) return candidate;
+  }
+  return "";
+}
+
+}  // namespace
+
 std::string nearest_name(std::string_view name, const std::vector<std::string>& candidates) {
   constexpr size_t kLongest = 256;  // the cost is the product of the lengths, and the name comes from a file
   if (name.size() > kLongest) return "";
-  std::string best;
+  std::string best = completed(name, candidates);
+  if (!best.empty()) return best;
   size_t least = 3;
   for (const std::string& candidate : candidates) {
     const size_t longer = std::max(name.size(), candidate.size()), shorter = std::min(name.size(), candidate.size());
@@ -34,13 +59,7 @@ std::string nearest_name(std::string_view name, const std::vector<std::string>& 
       best = candidate;
     }
   }
-  if (!best.empty()) return best;
-  constexpr size_t kShortestPrefix = 3;
-  for (const std::string& candidate : candidates) {
-    const size_t common = std::min(name.size(), candidate.size());
-    if (common >= kShortestPrefix && name.substr(0, common) == std::string_view(candidate).substr(0, common)) return candidate;
-  }
-  return "";
+  return best.empty() ? beginning(name, candidates) : best;
 }
 
 std::string did_you_mean(std::string_view name, const std::vector<std::string>& candidates) {
