@@ -15,6 +15,7 @@ using test::error_of;
 using test::TemporaryFolder;
 using test::write_file;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 struct Read {
   RunConfig config;
@@ -264,6 +265,7 @@ TEST(RunConfig, ASequenceMayBeAsLongAsThePositionsAndNoLonger) {
   };
   EXPECT_EQ(errors(100), "");
   EXPECT_THAT(errors(101), HasSubstr("training.seq_len: must be at most model.max_position_embeddings 100, got 101"));
+  EXPECT_THAT(errors(0), Not(HasSubstr("got 1024"))) << "the default, which nobody asked for";
 }
 
 TEST(RunConfig, MissingInputsAreNamedWithWhatIsThere) {

@@ -229,7 +229,8 @@ void check_trace(const TrainingConfig& training, ConfigReport& report) {
 
 void check_sections(const RunConfig& config, ConfigReport& report) {
   check_trace(config.training, report);
-  if (config.training.seq_len > config.model.max_position_embeddings) {
+  const bool lengths_known = !report.failed("training.seq_len") && !report.failed("model.max_position_embeddings");
+  if (lengths_known && config.training.seq_len > config.model.max_position_embeddings) {
     report.error("training.seq_len", text("must be at most model.max_position_embeddings ", config.model.max_position_embeddings, ", got ",
                                           config.training.seq_len));
   }
