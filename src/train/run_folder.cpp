@@ -4,6 +4,7 @@
 
 #include <array>
 #include <chrono>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "mantissa/base/host_name.h"
@@ -20,10 +21,14 @@ namespace fs = std::filesystem;
 
 double unix_time() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
-bool holds_metrics(const fs::path& file) {
-  std::error_code missing;
-  const auto size = fs::file_size(file, missing);
-  return !missing && size > 0;
+// Whether a run got as far as its first step: one that died before has left a line that it started, or a piece of it, and nothing to keep.
+bool holds_metrics(const fs::path& folder) {
+  constexpr std::string_view kStart = R"({"type":"start",)";
+  std::ifstream lines(folder / "metrics.jsonl", std::ios::binary);
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with(kStart) && !kStart.starts_with(line)) return true;
+  }
+  return false;
 }
 
 bool holds_checkpoints(const fs::path& folder) {
@@ -31,10 +36,32 @@ bool holds_checkpoints(const fs::path& folder) {
   return fs::is_directory(folder, ignored) && !list_checkpoints(folder).empty();
 }
 
-void require_no_run(const RunConfig& config, bool used) {
-  require(!used, ExitCode::usage, config.logging.dir,
-          ": holds metrics or checkpoints of an earlier run; continue it with --resume, or start another with --set logging.run_name=",
-          *config.logging.run_name, "-2");
+// "again-2" of "again", "again-3" where that is taken.
+std::string free_name(const fs::path& folder) {
+  std::string base = folder.filename().string();
+  const size_t digits = base.find_last_not_of("0123456789") + 1;
+  if (digits > 1 && digits < base.size() && base[digits - 1] == '-') base.resize(digits - 1);
+  std::error_code ignored;
+  for (int number = 2;; ++number) {
+    const std::string name = text(base, '-', number);
+    if (!fs::exists(folder.parent_path() / name, ignored)) return name;
+  }
+}
+
+// Settings that start another run. Where the folders are given, as in the config.json of a run, they do not follow the run's name.
+std::string other_folder(const LoadedConfig& loaded, bool folder_used) {
+  const fs::path folder = loaded.config.logging.dir;
+  if (!loaded.report.given("logging.dir") && !loaded.report.given("checkpoint.dir")) return "--set logging.run_name=" + free_name(folder);
+  const char* const checkpoints = "--set checkpoint.dir=%d/checkpoints";
+  return folder_used ? text("--set logging.dir=", (folder.parent_path() / free_name(folder)).string(), ' ', checkpoints) : checkpoints;
+}
+
+void require_no_run(const LoadedConfig& loaded, bool metrics) {
+  const fs::path folder = loaded.config.logging.dir, checkpoints = loaded.config.checkpoint.dir;
+  const bool saved = holds_checkpoints(checkpoints), folder_used = metrics || (saved && checkpoints.parent_path() == folder);
+  require(!metrics && !saved, ExitCode::usage, (folder_used ? folder : checkpoints).string(),
+          ": holds metrics or checkpoints of an earlier run; continue it with --resume, or start another with ",
+          other_folder(loaded, folder_used));
 }
 
 // A line of metrics.jsonl.
@@ -74,11 +101,9 @@ void write_descriptions(const LoadedConfig& loaded, const std::vector<std::strin
 
 }  // namespace
 
-void require_no_checkpoints(const RunConfig& config) { require_no_run(config, holds_checkpoints(config.checkpoint.dir)); }
+void require_no_checkpoints(const LoadedConfig& loaded) { require_no_run(loaded, false); }
 
-void require_unused_folder(const RunConfig& config) {
-  require_no_run(config, holds_metrics(fs::path(config.logging.dir) / "metrics.jsonl") || holds_checkpoints(config.checkpoint.dir));
-}
+void require_unused_folder(const LoadedConfig& loaded) { require_no_run(loaded, holds_metrics(loaded.config.logging.dir)); }
 
 void require_nobody_trains(const RunConfig& config) {
   std::error_code ignored;

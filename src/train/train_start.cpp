@@ -52,7 +52,7 @@ void initial_weights(Run& run) {
 void need_unused_folder(Run& run) {
   if (!run.leads()) return;
   require_nobody_trains(run.config);
-  require_unused_folder(run.config);
+  require_unused_folder(run.loaded);
   run.needs_unused_folder = true;
 }
 
@@ -110,9 +110,9 @@ void lock_folder(Run& run) {
   const bool was_locked = run.checkpoints.has_value();
   take_checkpoints(run);
   if (run.needs_unused_folder) {
-    require_unused_folder(run.config);
+    require_unused_folder(run.loaded);
   } else if (!was_locked) {
-    require_no_checkpoints(run.config);
+    require_no_checkpoints(run.loaded);
   }
 }
 

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include "checkpoint_testing.h"
+#include "mantissa/train/run_metrics.h"
 #include "reliability/fault_injection.h"
 #include "training.h"
 
@@ -67,6 +68,23 @@ TEST_F(RunStart, MetricsThatCameBeforeTheLockAreLeftAlone) {
       EXPECT_EQ(test::read_file(metrics), "{}\n");
       fs::remove_all(run_folder("mine"));
     }
+  }
+}
+
+// There is nothing of it that another run would harm.
+TEST_F(RunStart, ARunThatDiedBeforeItsFirstStepDoesNotHoldItsName) {
+  const LoadedConfig mine = config("mine");
+  const TrainEvents dies = {.request = []() -> Request { fail(ExitCode::environment, "dies"); }};
+  EXPECT_EQ(error_of([&] { train(mine, {"test"}, dies); }).code(), ExitCode::environment);
+  const std::string metrics = run_folder("mine") + "/metrics.jsonl", started = test::read_file(metrics);
+  EXPECT_EQ(std::ranges::count(started, '\n'), 1) << started;
+  for (const size_t whole : {started.size(), started.size() - 1, size_t{5}, size_t{0}}) {  // killed while it wrote that line
+    fs::remove_all(run_folder("mine"));
+    fs::create_directories(run_folder("mine"));
+    test::write_file(metrics, started.substr(0, whole));
+    EXPECT_EQ(run(mine).steps.size(), 20U) << whole;
+    EXPECT_EQ(read_run_metrics(run_folder("mine")).loss.size(), 20U);
+    EXPECT_EQ(error_of([&] { run(mine); }).code(), ExitCode::usage) << "now it does";
   }
 }
 

@@ -13,9 +13,9 @@
 
 namespace mantissa {
 
-// Throws Error(usage) if the folder holds checkpoints of an earlier run; the second, metrics either. They change nothing.
-void require_no_checkpoints(const RunConfig& config);
-void require_unused_folder(const RunConfig& config);
+// Throws Error(usage) if the folder holds checkpoints of an earlier run; the second, metrics of its steps either. They change nothing.
+void require_no_checkpoints(const LoadedConfig& loaded);
+void require_unused_folder(const LoadedConfig& loaded);
 
 // Throws Error(environment) if another process trains there.
 void require_nobody_trains(const RunConfig& config);
