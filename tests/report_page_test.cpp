@@ -68,7 +68,7 @@ TEST_F(ReportPage, ARunWithoutPrecisionStatisticsHasFourChartsAndSaysHowToGetMor
   EXPECT_EQ(drawings(page), 4);
   EXPECT_THAT(page, HasSubstr("precision.report_interval turns them on"));
   EXPECT_THAT(page, HasSubstr("<title>a validation, step 2: 2.75</title>"));
-  EXPECT_THAT(page, HasSubstr("<td>2 of 4</td><td>128</td><td>7</td><td>2.5</td><td>2.75</td><td>2.75</td><td>1234.5</td>"));
+  EXPECT_THAT(page, HasSubstr("<td>2 of 4</td><td>0</td><td>128</td><td>7</td><td>2.5</td><td>2.75</td><td>2.75</td><td>1234.5</td>"));
 }
 
 TEST_F(ReportPage, TheBestValidationLossIsTheLeastThatIsANumber) {
@@ -94,8 +94,8 @@ TEST_F(ReportPage, RunsAreOverlaidEachInItsColourAndOnlySettingsThatDifferAreCom
   EXPECT_THAT(page, HasSubstr("<span class=\"swatch run1\"></span>b</td>"));
   EXPECT_THAT(page, HasSubstr("<title>b training</title>"));
   EXPECT_THAT(page, HasSubstr("<path class=\"line run1\" d=\"M64 "));
-  EXPECT_THAT(page, HasSubstr("<tr><td>optimizer.lr</td><td>0.001</td><td>0.002</td></tr>"));
-  EXPECT_THAT(page, Not(HasSubstr("<td>optimizer.beta1</td>")));
+  EXPECT_THAT(page, HasSubstr("<td class=\"text\">optimizer.lr</td><td class=\"text\">0.001</td><td class=\"text\">0.002</td></tr>"));
+  EXPECT_THAT(page, Not(HasSubstr(">optimizer.beta1</td>")));
 }
 
 TEST_F(ReportPage, NamesPromptsAndSettingsAreEscaped) {
@@ -160,12 +160,43 @@ TEST_F(ReportPage, HeatMapNamesTheWorstExpertOfAStack) {
   EXPECT_THAT(heat_map("a: input", a.precision, {20, 30}), HasSubstr("2^0: 25%, worst expert 3: 17.25 dB</title>"));
 }
 
-TEST_F(ReportPage, EveryHeatMapHasARangeOfItsOwnOfThreeDecibelsOrMore) {
+TEST_F(ReportPage, AllHeatMapsHaveOneScaleOfThreeDecibelsOrMore) {
   const RunMetrics fine = run("fine", kStart + step_line(1, "3.5") + precision_line(1, "a", "31.5") + precision_line(1, "b", "32"));
   const RunMetrics coarse = run("coarse", kStart + step_line(1, "3.5") + precision_line(1, "a", "14") + precision_line(1, "b", "19"));
   const std::string page = report_page({fine, coarse});
-  EXPECT_THAT(page, HasSubstr("fine: input, 31.5 to 32 dB"));
-  EXPECT_THAT(page, HasSubstr("coarse: input, 14 to 19 dB"));
+  EXPECT_THAT(page, HasSubstr(">14 dB</text>"));
+  EXPECT_THAT(page, HasSubstr(">32 dB, or exact</text>"));
+  EXPECT_THAT(page, HasSubstr(heat_map("fine: input", fine.precision, {14, 32})));
+  EXPECT_THAT(page, HasSubstr(heat_map("coarse: input", coarse.precision, {14, 32})));
+  EXPECT_THAT(report_page({fine}), HasSubstr(heat_map("fine: input", fine.precision, {29, 32})));
+}
+
+TEST_F(ReportPage, EmptySettingsAreShownAsTheyAre) {
+  const std::string page =
+      report_page({run("a", kStart, R"({"x": {}, "y": [], "z": null})"), run("b", kStart, R"({"x": null, "y": [1], "z": {}})")});
+  for (const char* const row : {"x</td><td class=\"text\">{}</td><td class=\"text\">null<", "y</td><td class=\"text\">[]</td>",
+                                "z</td><td class=\"text\">null</td><td class=\"text\">{}<"})
+    EXPECT_THAT(page, HasSubstr(row));
+}
+
+TEST_F(ReportPage, TheSummaryHasRanksAndRestarts) {
+  const auto start = [](int64_t step) { return std::regex_replace(kStart, std::regex("\"step\":0"), text("\"step\":", step)); };
+  const RunMetrics a = run("a", start(0) + step_line(1, "3.5") + start(1) + start(1) + step_line(2, "3") + start(2) + start(2) + start(2),
+                           R"({"parallel": {"data": 4, "tensor": 2, "expert": 4}})"),
+                   b = run("b", start(0) + step_line(1, "3.5") + start(1), R"({"parallel": {"data": 1, "tensor": 1}})");
+  EXPECT_THAT(a.starts, ElementsAre(0, 1, 1, 2, 2, 2));
+  const std::string page = report_page({a, b});
+  EXPECT_THAT(page, HasSubstr("<th>restarts</th>"));
+  EXPECT_THAT(page, HasSubstr("<td>2 of 4</td><td>5, at steps ... 1, 2, 2, 2</td>"));
+  EXPECT_THAT(page, HasSubstr("<td>1 of 4</td><td>1, at step 1</td>"));
+  EXPECT_THAT(page, HasSubstr("<td>1234.5</td><td>8</td><td class=\"text\">cpu, 2 threads</td>"));
+  EXPECT_THAT(page, HasSubstr("<td>1234.5</td><td>1</td><td class=\"text\">cpu, 2 threads</td>"));
+}
+
+TEST_F(ReportPage, LongSettingsAndNamesStayInTheirTable) {
+  const std::string page = report_page({run("a", kStart, R"({"x": ")" + std::string(500, 'p') + R"("})"), run("b", kStart, R"({"x": 1})")});
+  EXPECT_THAT(page, HasSubstr("td.text { overflow-wrap: anywhere;"));
+  EXPECT_THAT(page, HasSubstr("<td class=\"text\">&quot;pppp"));
 }
 
 TEST_F(ReportPage, ValuesThatAreNotFiniteAreGaps) {

@@ -205,9 +205,9 @@ std::string heat_map(const std::string& title, const std::vector<PrecisionEvent>
   return std::move(svg).finish();
 }
 
-std::string heat_scale() {
+std::string heat_scale(const Decibels& range) {
   constexpr int kSteps = 32;
-  Svg svg(kNames + kCellsWidth, 34, "colours of the heat maps");
+  Svg svg(kNames + kCellsWidth, 34, "colors of the heat maps");
   const double width = kCellsWidth / 2 / kSteps;
   for (int i = 0; i < kSteps; ++i) {
     svg.element("rect", {{"x", number_text(kNames + width * i)},
@@ -216,8 +216,8 @@ std::string heat_scale() {
                          {"height", "14"},
                          {"fill", colour_of((i + 0.5) / kSteps)}});
   }
-  svg.text(kNames, 30, "start", "lowest");
-  svg.text(kNames + kCellsWidth / 2, 30, "end", "highest, or exact");
+  svg.text(kNames, 30, "start", number_text(range.low, 3) + " dB");
+  svg.text(kNames + kCellsWidth / 2, 30, "end", number_text(range.high, 3) + " dB, or exact");
   return std::move(svg).finish();
 }
 

@@ -26,6 +26,6 @@ struct Decibels {
 };
 // Module over step, one row each, coloured by SQNR. `cells` by ascending step; at most 100 of the steps are shown.
 std::string heat_map(const std::string& title, const std::vector<PrecisionEvent>& cells, const Decibels& range);
-std::string heat_scale();  // the key to the colours
+std::string heat_scale(const Decibels& range);  // the key to the colors
 
 }  // namespace mantissa::tools

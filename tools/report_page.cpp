@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "mantissa/base/json.h"
 #include "mantissa/train/events.h"
@@ -28,7 +29,7 @@ figure { margin: 0 0 1em; } figcaption { font-weight: 600; }
 svg { width: 100%; height: auto; display: block; } svg text { font-size: 11px; fill: var(--soft); }
 table { border-collapse: collapse; } th, td { text-align: left; padding: 0.15em 1em 0.15em 0; border-bottom: 1px solid var(--grid); }
 pre { overflow-x: auto; white-space: pre-wrap; overflow-wrap: anywhere; border-left: 3px solid var(--grid); padding-left: 1em; }
-.scroll { overflow-x: auto; } .soft { color: var(--soft); } summary { cursor: pointer; }
+.scroll { overflow-x: auto; } td.text { overflow-wrap: anywhere; min-width: 7em; } .soft { color: var(--soft); } summary { cursor: pointer; }
 .grid { stroke: var(--grid); stroke-width: 1; }
 .line { fill: none; stroke-width: 1.5; stroke-linejoin: round; stroke-linecap: round; } .dashed { stroke-dasharray: 5 4; }
 .swatch { display: inline-block; width: 1.6em; height: 0; border-top: 4px solid; vertical-align: middle; margin-right: 0.5em; }
@@ -54,20 +55,43 @@ std::string best_text(const Series& series) {
   return std::isfinite(best) ? number_text(best) : "-";
 }
 
+// "2, at steps 100, 350"; of many the newest.
+std::string restarts_text(const RunMetrics& run) {
+  constexpr size_t kShown = 4;
+  if (run.starts.size() < 2) return "0";
+  const std::span<const int64_t> steps = std::span(run.starts).subspan(1);
+  const size_t older = steps.size() - std::min(kShown, steps.size());
+  return text(steps.size(), ", at ", steps.size() == 1 ? "step " : "steps ", older > 0 ? "... " : "", joined(steps.subspan(older)));
+}
+
+// Of the configuration; the metrics do not say.
+std::string ranks_text(const RunMetrics& run) {
+  if (run.config.empty()) return "-";
+  const json config = parse_strict_json(run.config, run.name + "/config.json");
+  int64_t ranks = 1;
+  for (const char* const key : {"/parallel/data", "/parallel/tensor"}) {
+    const json::json_pointer at(key);
+    if (config.contains(at) && config[at].is_number_integer()) ranks *= config[at].get<int64_t>();
+  }
+  return std::to_string(ranks);
+}
+
+std::string text_cell(const std::string& content) { return "<td class=\"text\">" + content + "</td>"; }
+
 std::string summary_row(const RunMetrics& run, size_t index) {
   const int64_t step = run.loss.empty() ? run.start.step : run.loss.back().step;
-  std::string row = text("<tr><td>", swatch(index), escaped(run.name), "</td>");
-  for (const std::string& cell : {run.start.precision, text(step, " of ", run.start.steps), text(run.tokens), text(run.start.parameters),
-                                  last_text(run.loss), last_text(run.valid_loss), best_text(run.valid_loss),
-                                  last_text(run.tokens_per_second), text(run.start.device, ", ", count_text(run.start.threads, "thread"))})
-    row += "<td>" + escaped(cell) + "</td>";
-  return row + "</tr>\n";
+  std::string row = "<tr>" + text_cell(swatch(index) + escaped(run.name)) + text_cell(escaped(run.start.precision));
+  for (const std::string& cell :
+       {text(step, " of ", run.start.steps), restarts_text(run), text(run.tokens), text(run.start.parameters), last_text(run.loss),
+        last_text(run.valid_loss), best_text(run.valid_loss), last_text(run.tokens_per_second), ranks_text(run)})
+    row += "<td>" + cell + "</td>";
+  return row + text_cell(escaped(text(run.start.device, ", ", count_text(run.start.threads, "thread")))) + "</tr>\n";
 }
 
 std::string summary(const Runs& runs) {
   std::string out = "<div class=\"scroll\"><table>\n<tr>";
-  for (const char* head :
-       {"run", "precision", "steps", "tokens", "parameters", "last training loss", "last validation loss", "best", "tok/s", "device"})
+  for (const char* head : {"run", "precision", "steps", "restarts", "tokens", "parameters", "last training loss", "last validation loss",
+                           "best", "tok/s", "ranks", "device"})
     out += text("<th>", head, "</th>");
   out += "</tr>\n";
   for (size_t i = 0; i < runs.size(); ++i) out += summary_row(runs[i], i);
@@ -98,33 +122,33 @@ std::string loss_chart(const Runs& runs) {
 
 // ---- precision
 
-Decibels measured(const std::vector<PrecisionEvent>& cells) {
+// Of all maps, so that a color means the same error in each of them. At least 3 dB, so that colors far apart always mean errors far apart.
+Decibels common_range(const Runs& runs) {
   Decibels range{HUGE_VAL, -HUGE_VAL};
-  for (const PrecisionEvent& cell : cells) {
-    if (!cell.sqnr_db) continue;
-    range = {std::min(range.low, *cell.sqnr_db), std::max(range.high, *cell.sqnr_db)};
+  for (const RunMetrics& run : runs) {
+    for (const PrecisionEvent& cell : run.precision) {
+      if (cell.sqnr_db) range = {std::min(range.low, *cell.sqnr_db), std::max(range.high, *cell.sqnr_db)};
+    }
   }
-  return range.low > range.high ? Decibels{0, 0} : range;
+  if (range.low > range.high) return {0, 3};
+  return {std::min(range.low, range.high - 3), range.high};
 }
-
-// Each map has a range of its own: beside 4-bit weights, at half the decibels, a common one would show 8-bit operands as one colour. At
-// least 3 dB, so that colours far apart always mean errors far apart.
-Decibels coloured(const Decibels& measured) { return {std::min(measured.low, measured.high - 3), measured.high}; }
 
 std::string precision(const Runs& runs) {
   if (std::all_of(runs.begin(), runs.end(), [](const RunMetrics& run) { return run.precision.empty(); }))
     return "<p class=\"soft\">No run has precision statistics; precision.report_interval turns them on.</p>\n";
+  const Decibels range = common_range(runs);
   std::string out =
-      "<p>Signal to quantisation noise per module and step, in a range of 3 dB or more for each map; a red cell holds NaN or Inf. A cell "
-      "tells more under the pointer.</p>\n" +
-      heat_scale();
+      "<p>Signal to quantization noise per module and step, all maps by one scale; a red cell holds NaN or Inf. A cell tells more under "
+      "the "
+      "pointer.</p>\n" +
+      heat_scale(range);
   for (const RunMetrics& run : runs) {
     std::map<std::string, std::vector<PrecisionEvent>> by_role;
     for (const PrecisionEvent& cell : run.precision) by_role[cell.role].push_back(cell);
     for (const auto& [role, cells] : by_role) {
-      const Decibels range = measured(cells);
-      const std::string title = text(run.name, ": ", role, ", ", number_text(range.low, 3), " to ", number_text(range.high, 3), " dB");
-      out += figure(title, heat_map(title, cells, coloured(range)));
+      const std::string title = text(run.name, ": ", role);
+      out += figure(title, heat_map(title, cells, range));
     }
   }
   return out;
@@ -155,11 +179,11 @@ std::string all_texts(const Runs& runs) {
 std::map<std::string, std::string> settings(const RunMetrics& run) {
   std::map<std::string, std::string> out;
   if (run.config.empty()) return out;
-  const json flat = parse_strict_json(run.config, run.name + "/config.json").flatten();
-  for (const auto& [pointer, value] : flat.items()) {
+  const json config = parse_strict_json(run.config, run.name + "/config.json"), flat = config.flatten();
+  for (const auto& [pointer, unused] : flat.items()) {
     std::string key = pointer.empty() ? pointer : pointer.substr(1);
     std::replace(key.begin(), key.end(), '/', '.');
-    out[key] = value.dump();
+    out[key] = config[json::json_pointer(pointer)].dump();  // flatten() makes null of what is empty
   }
   return out;
 }
@@ -170,12 +194,12 @@ std::string differences(const Runs& runs) {
   for (const RunMetrics& run : runs) keys.merge(std::map(all.emplace_back(settings(run))));
   std::string rows;
   for (const auto& [key, first] : keys) {
-    std::string row = "<tr><td>" + escaped(key) + "</td>";
+    std::string row = "<tr>" + text_cell(escaped(key));
     bool differs = false;
     for (const auto& values : all) {
       const auto found = values.find(key);
       differs = differs || found == values.end() || found->second != first;
-      row += "<td>" + (found == values.end() ? "-" : escaped(found->second)) + "</td>";
+      row += text_cell(found == values.end() ? "-" : escaped(found->second));
     }
     if (differs) rows += row + "</tr>\n";
   }

@@ -19,6 +19,7 @@ void forget_after(std::vector<Entry>& entries, int64_t step) {
 // A start at step s continues from a checkpoint of that step: what came after it is done again.
 void take_start(RunMetrics& run, const JsonReader& line) {
   run.start = line.as<StartEvent>();
+  run.starts.push_back(run.start.step);
   for (Series* series : {&run.loss, &run.valid_loss, &run.lr, &run.gradient_norm, &run.tokens_per_second, &run.imbalance})
     forget_after(*series, run.start.step);
   forget_after(run.precision, run.start.step);

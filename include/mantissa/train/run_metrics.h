@@ -22,9 +22,10 @@ struct RoutingPoint {
 constexpr int64_t kRoutingSteps = 100;
 
 struct RunMetrics {
-  std::string name;    // of the folder, as valid UTF-8
-  std::string config;  // content of config.json; "" if there is none
-  StartEvent start;    // of the newest start; without folder
+  std::string name;             // of the folder, as valid UTF-8
+  std::string config;           // content of config.json; "" if there is none
+  StartEvent start;             // of the newest start; without folder
+  std::vector<int64_t> starts;  // the step of every start: the first, and then each restart
   int64_t tokens = 0;
   Series loss, valid_loss, lr, gradient_norm, tokens_per_second;
   Series imbalance;                   // of the layer with experts where it is largest
