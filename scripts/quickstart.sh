@@ -9,7 +9,8 @@ cmake --preset release -DMANTISSA_TESTS=OFF
 cmake --build --preset release --parallel "$jobs"
 
 mantissa=build/release/bin/mantissa
-name=quickstart-$(date +%Y%m%d-%H%M%S)
+name=quickstart  # which the examples of --help read
+[ ! -e runs/quickstart ] || name=quickstart-$(date +%Y%m%d-%H%M%S)
 "$mantissa" train configs/quickstart.json --set "logging.run_name=$name"
 "$mantissa" eval "runs/$name"
 "$mantissa" generate "runs/$name" --prompt "// The " --max-new-tokens 200

@@ -33,7 +33,7 @@ Command config_command() {
   options.push_back(world_option(arguments->world));
   const Command schema{.name = "schema",
                        .summary = "print the JSON schema of a run configuration",
-                       .example = "mantissa config schema > configs/config.schema.json",
+                       .example = "mantissa config schema > config.schema.json",
                        .run = print_schema};
   const Command checked{.name = "check",
                         .summary = "check a configuration and print the effective one, each value with its origin",

@@ -11,6 +11,7 @@
 #include "mantissa/base/log.h"
 #include "mantissa/base/pending_file.h"
 #include "mantissa/base/printable.h"
+#include "mantissa/data/dataset.h"
 #include "mantissa/train/checkpoint.h"
 #include "mantissa/train/evaluate.h"
 #include "rank_session.h"
@@ -28,6 +29,20 @@ struct EvalArguments {
   int64_t tensor = 1;
 };
 
+// Here, as the data's own message tells how to set a key, which eval does not take.
+void require_files(const DataConfig& config) {
+  std::vector<std::string> patterns;
+  if (config.path) patterns.push_back(*config.path);
+  for (const WeightedPath& set : config.valid) patterns.push_back(set.path);
+  for (const std::string& pattern : patterns) {
+    try {
+      expand_paths(pattern);
+    } catch (const Error& error) {
+      fail(error.code(), error.what(), "; name yours with --data FILE");
+    }
+  }
+}
+
 Data validation_data(const EvalArguments& arguments, const LoadedModel& loaded) {
   DataConfig config = loaded.config.data;
   if (arguments.data) {
@@ -35,6 +50,7 @@ Data validation_data(const EvalArguments& arguments, const LoadedModel& loaded) 
     config.train.clear();
     config.valid = {WeightedPath{.path = *arguments.data}};
   }
+  require_files(config);
   Data data = open_validation_data(config, {.seq_len = loaded.config.training.seq_len,
                                             .vocab_size = loaded.config.model.vocab_size,
                                             .seed = loaded.config.training.seed,
@@ -170,7 +186,7 @@ Command eval_command() {
   const auto arguments = std::make_shared<EvalArguments>();
   return {.name = "eval",
           .summary = "loss of a checkpoint on validation data",
-          .example = "mantissa eval runs/quickstart\nmantissa eval runs/quickstart/checkpoints/step-00000200 --data README.md",
+          .example = "mantissa eval runs/quickstart\nmantissa eval runs/quickstart/checkpoints/step-00000350 --data README.md",
           .options = {{.name = "CHECKPOINT",
                        .target = &arguments->checkpoint,
                        .description = "a checkpoint, or a run folder: the one that `latest` names, else its newest valid one",

@@ -28,7 +28,7 @@ Command import_command() {
   const auto arguments = std::make_shared<ImportArguments>();
   return {.name = "import",
           .summary = "make a checkpoint of a model in Hugging Face's form",
-          .example = "mantissa import Qwen3-0.6B --output qwen3\nmantissa eval qwen3 --prompt-ids 1,2,3",
+          .example = "mantissa import quickstart-hf --output imported\nmantissa eval imported --prompt-ids 1,2,3",
           .options = {{.name = "FOLDER",
                        .target = &arguments->folder,
                        .description = "with config.json and model.safetensors, or its shards and their index",

@@ -8,6 +8,7 @@
 
 #include "command.h"
 #include "mantissa/base/bytes_text.h"
+#include "mantissa/base/json.h"
 #include "mantissa/base/printable.h"
 #include "mantissa/data/dataset.h"
 #include "mantissa/data/fingerprint.h"
@@ -36,9 +37,13 @@ void show_list(const fs::path& folder) {
   }
 }
 
+void show_tensor(const std::string& name, const std::string& type, const std::vector<int64_t>& shape) {
+  std::cout << "  " << std::left << std::setw(44) << printable(name) << std::right << ' ' << std::setw(5) << printable(type) << ' '
+            << shape_text(shape);
+}
+
 void show_tensor(const ManifestTensor& tensor) {
-  std::cout << "  " << std::left << std::setw(44) << printable(tensor.name) << std::right << ' ' << std::setw(5) << dtype_name(tensor.dtype)
-            << ' ' << shape_text(tensor.shape);
+  show_tensor(tensor.name, dtype_name(tensor.dtype), tensor.shape);
   if (tensor.pieces.size() > 1) std::cout << " in " << tensor.pieces.size() << " pieces";
   std::cout << '\n';
 }
@@ -58,6 +63,24 @@ void show_checkpoint(const CheckpointReader& reader) {
             << manifest.tensors.size() << " tensors\n";
   for (const ManifestTensor& tensor : manifest.tensors) show_tensor(tensor);
   std::cout << "sizes and manifest are right; `mantissa verify` reads the contents\n";
+}
+
+// Of any architecture: what mantissa cannot compute can still be looked at.
+void show_family_folder(const std::string& path) {
+  const SafetensorsFolder folder{fs::path(path)};
+  const nlohmann::json config = parse_strict_json(family_file(path, "config.json"), path + "/config.json");
+  const bool named = config.is_object() && config.contains("model_type") && config["model_type"].is_string();
+  int64_t bytes = 0;
+  for (const SafetensorsEntry& entry : folder.entries()) bytes += entry.bytes();
+  std::cout << printable(path) << ": a model in Hugging Face's form\n"
+            << "architecture  " << (named ? printable(config["model_type"].get<std::string>()) : "not named in config.json") << '\n'
+            << "size          " << bytes_text(bytes) << " in " << count_text(folder.files().size(), "file") << '\n'
+            << folder.entries().size() << " tensors\n";
+  for (const SafetensorsEntry& entry : folder.entries()) {
+    show_tensor(entry.name, file_dtype_name(entry.dtype), entry.shape);
+    std::cout << '\n';
+  }
+  std::cout << "headers and sizes are right; `mantissa verify` reads the contents of what `mantissa export` wrote\n";
 }
 
 struct TokenStatistics {
@@ -111,6 +134,7 @@ void show_data(const std::string& path, const Arguments& arguments) {
 void show(const std::string& path, const Arguments& arguments) {
   if (fs::path(path).filename() == "latest") return show_checkpoint(open_checkpoint(path));
   std::error_code unknown;
+  if (is_family_folder(path)) return show_family_folder(path);
   if (fs::is_directory(path, unknown)) {
     const NamedCheckpoint named = find_checkpoint(path);
     return named.name.empty() ? show_list(named.folder) : show_checkpoint(open_checkpoint(path));
@@ -169,10 +193,10 @@ Command inspect_command() {
       .summary = "list checkpoints (manifests and sizes; verify reads the bytes), show one, compare two, or describe token and text files",
       .example =
           "mantissa inspect runs/quickstart/checkpoints\n"
-          "mantissa inspect --diff runs/a/checkpoints/step-00000500 runs/b/checkpoints/step-00000500",
+          "mantissa inspect --diff runs/quickstart/checkpoints/step-00000350 runs/quickstart/checkpoints/step-00000700",
       .options = {{.name = "PATH",
                    .target = &arguments->paths,
-                   .description = "run folder, folder of checkpoints, checkpoint, or data file, glob or Megatron prefix",
+                   .description = "run folder, folder of checkpoints, checkpoint, export, or data file, glob or Megatron prefix",
                    .required = true},
                   {.name = "--diff",
                    .target = &arguments->diff,

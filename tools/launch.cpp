@@ -312,8 +312,8 @@ Command launch_command(std::vector<std::string> subcommands) {
       .name = "launch",
       .summary = "run a command once per rank on this node",
       .example =
-          "mantissa launch --nproc-per-node 2 -- train configs/quickstart.json\n"
-          "mantissa launch --nnodes 2 --node-rank 0 --nproc-per-node 4 --master-addr host0 --max-restarts 3 -- train run.json",
+          "mantissa launch --nproc-per-node 2 train configs/quickstart.json --set logging.run_name=ranks\n"
+          "mantissa launch --nproc-per-node 2 --max-restarts 3 train configs/quickstart.json --set logging.run_name=safe",
       .options =
           {{.name = "--nproc-per-node,--nproc_per_node",
             .target = &a->workers,
@@ -337,9 +337,10 @@ Command launch_command(std::vector<std::string> subcommands) {
            {.name = "--ranks-filter,--ranks_filter", .target = &a->ranks, .description = "ranks whose output is shown, as in 0,3 (all)"},
            {.name = "COMMAND",
             .target = &a->command,
-            .description = "after --; a subcommand of mantissa is run by this binary",
+            .description = "all words from here on, also behind a --; a subcommand of mantissa is run by this binary",
             .required = true}},
       .run = [a] { return launch(*a); },
+      .runs_command = true,
       .many_ranks = true};  // srun may start one on each node
 }
 

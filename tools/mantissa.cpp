@@ -36,8 +36,8 @@ std::vector<std::string> names_of(const std::vector<Command>& commands) {
 }
 
 std::vector<Command> all_commands() {
-  std::vector<Command> all = {train_command(),  eval_command(),        generate_command(), tokenize_command(), import_command(),
-                              export_command(), inspect_command(),     verify_command(),   explain_command(),  report_command(),
+  std::vector<Command> all = {train_command(),  eval_command(),        generate_command(), tokenize_command(), export_command(),
+                              import_command(), inspect_command(),     verify_command(),   explain_command(),  report_command(),
                               bench_command(),  conformance_command(), doctor_command(),   config_command()};
   all.push_back(launch_command(names_of(all)));
   return all;
@@ -138,6 +138,54 @@ void check_values(const std::vector<std::string>& words) {
   }
 }
 
+// "help train" asks for "train --help".
+std::vector<std::string> asking_for_help(std::vector<std::string> words) {
+  if (words.empty() || words.front() != "help") return words;
+  words.erase(words.begin());
+  words.emplace_back("--help");
+  return words;
+}
+
+const Option* find_option(const std::vector<Option>& options, const std::string& name) {
+  const auto found = std::find_if(options.begin(), options.end(), [&](const Option& option) {
+    const std::vector<std::string> names = split(option.name, ',');
+    return std::find(names.begin(), names.end(), name) != names.end();
+  });
+  return found == options.end() ? nullptr : &*found;
+}
+
+// Puts a "--" before the command that `launch` runs, so that the options behind it are left to that.
+void set_command_apart(const Command& command, std::vector<std::string>& words) {
+  size_t at = 1;
+  while (at < words.size() && words[at].starts_with('-')) {
+    if (words[at] == "--") return;
+    const Option* const option = find_option(command.options, words[at]);  // none where a value follows a =
+    at += option != nullptr && !std::holds_alternative<bool*>(option->target) ? 2U : 1U;
+  }
+  if (at < words.size()) words.insert(words.begin() + static_cast<std::ptrdiff_t>(at), "--");
+}
+
+// The first word that is an option of nobody, with the nearest that is one; "" if there is none.
+std::string unknown_option(const std::vector<Command>& commands, const std::vector<std::string>& words) {
+  std::vector<std::string> known = {"--help"};
+  const std::vector<Command>* level = &commands;
+  for (const std::string& word : words) {
+    if (word == "--") break;
+    const std::string name = word.substr(0, word.find('='));
+    const auto command = std::find_if(level->begin(), level->end(), [&](const Command& of) { return of.name == word; });
+    if (command != level->end()) {
+      for (const Option& option : command->options) {
+        for (const std::string& own : split(option.name, ',')) known.push_back(own);
+      }
+      level = &command->subcommands;
+    } else if (name.starts_with("--") && std::find(known.begin(), known.end(), name) == known.end()) {
+      if (level == &commands) known.emplace_back("--version");
+      return text("no option '", name, "'", did_you_mean(name, known), "\nRun with --help for more information.");
+    }
+  }
+  return "";
+}
+
 // In one write: who is killed meanwhile has said all or nothing.
 void print_error(const char* kind, const std::string& message) { std::cerr << text(kind, "error: ", printable(message, "\n  "), '\n'); }
 
@@ -151,23 +199,27 @@ void occupy_standard_streams() {
 
 ExitCode run(int argc, char** argv) {
   const std::vector<Command> commands = all_commands();
-  const std::vector<std::string> words(argv + 1, argv + argc);
+  std::vector<std::string> words = asking_for_help({argv + 1, argv + argc});
   check_names(commands, words, "mantissa");
+  for (const Command& command : commands) {
+    if (command.runs_command && !words.empty() && words.front() == command.name) set_command_apart(command, words);
+  }
   check_values(words);
   CLI::App app{"mantissa: trains language models", "mantissa"};
   app.footer("\nmantissa SUBCOMMAND --help shows its options and an example.");
-  app.set_version_flag("--version", version_text());
+  app.set_version_flag("-V,--version", version_text());
   app.require_subcommand(1);
   const Command* chosen = nullptr;
   for (const Command& command : commands) add_command(app, command, chosen);
   try {
-    app.parse(argc, argv);
+    app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
   } catch (const CLI::ParseError& error) {
     std::ostringstream problem;
     const int code = app.exit(error, std::cout, problem);
-    const std::string message = problem.str();
-    if (!message.empty()) print_error("", message.substr(0, message.find_last_not_of('\n') + 1));
-    return code == 0 ? ExitCode::ok : ExitCode::usage;
+    if (code == 0) return ExitCode::ok;
+    const std::string unknown = unknown_option(commands, words), message = problem.str();
+    print_error("", unknown.empty() ? message.substr(0, message.find_last_not_of('\n') + 1) : unknown);
+    return ExitCode::usage;
   }
   if (!chosen->many_ranks) {
     const Launch launch = launch_from_environment();

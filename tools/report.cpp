@@ -40,7 +40,7 @@ Command report_command() {
   const auto arguments = std::make_shared<ReportArguments>();
   return {.name = "report",
           .summary = "draw the metrics of one or several runs into one HTML file",
-          .example = "mantissa report runs/quickstart runs/mine --output report.html",
+          .example = "mantissa report runs/quickstart runs/short --output report.html",
           .options = {{.name = "RUN", .target = &arguments->runs, .description = "run folder", .required = true},
                       {.name = "--output", .target = &arguments->output, .description = "file to write; replaced if it exists"}},
           .run = [arguments] { return report(*arguments); }};

@@ -115,7 +115,7 @@ Command tokenize_command() {
   const auto arguments = std::make_shared<Arguments>();
   return {.name = "tokenize",
           .summary = "turn text or JSONL into token files",
-          .example = "mantissa tokenize --tokenizer byte --format megatron --output data/train --append-eod --eod-id 256 'corpus/*.txt'",
+          .example = "mantissa tokenize --tokenizer byte --format megatron --output tokens --append-eod --eod-id 256 'src/*/*.cpp'",
           .options = {{.name = "FILES",
                        .target = &arguments->files,
                        .description = "text files, JSONL files (key \"text\") or globs",

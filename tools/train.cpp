@@ -202,7 +202,9 @@ Command train_command() {
   options.push_back(std::move(world));
   return {.name = "train",
           .summary = "train a GPT",
-          .example = "mantissa train configs/quickstart.json --set training.steps=200 --set logging.run_name=short",
+          .example =
+              "mantissa train configs/quickstart.json --set training.steps=200 --set logging.run_name=short\n"
+              "mantissa train configs/quickstart.json --set precision.recipe=mxfp8 --set logging.run_name=mx",
           .options = options,
           .run = [arguments] { return run_training(*arguments); },
           .many_ranks = true};

@@ -72,7 +72,7 @@ Command verify_command() {
   const auto arguments = std::make_shared<VerifyArguments>();
   return {.name = "verify",
           .summary = "read and hash every byte of a checkpoint, and make its codes again, or of an export; damage is exit code 4",
-          .example = "mantissa verify runs/quickstart/checkpoints/step-00000500\nmantissa verify quickstart-hf --against runs/quickstart",
+          .example = "mantissa verify runs/quickstart/checkpoints/step-00000700\nmantissa verify quickstart-hf --against runs/quickstart",
           .options = {{.name = "PATH",
                        .target = &arguments->path,
                        .description = "checkpoint folder; of a run or a folder of checkpoints, the one that `latest` names; or an export",

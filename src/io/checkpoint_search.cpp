@@ -1,5 +1,6 @@
 #include "mantissa/io/checkpoint_search.h"
 
+#include <algorithm>
 #include <set>
 
 #include "io/checkpoint_names.h"
@@ -61,11 +62,23 @@ void require_found(bool found, const fs::path& path) {
 
 }  // namespace
 
+std::string steps_beside(const fs::path& path) {
+  constexpr size_t kShown = 8;
+  const fs::path folder = path.parent_path();
+  std::vector<int64_t> steps = steps_in(folder.empty() ? fs::path(".") : folder);
+  if (steps.empty()) return "";
+  const size_t older = steps.size() - std::min(steps.size(), kShown);
+  steps.erase(steps.begin(), steps.begin() + static_cast<std::ptrdiff_t>(older));
+  return text("; there ", steps.size() == 1 ? "is " : "are ", older > 0 ? text(older, " older and ") : "",
+              joined(steps, ", ", [](int64_t step) { return checkpoint_name(step); }));
+}
+
 NamedCheckpoint find_checkpoint(const fs::path& path) {
   const fs::path plain = path.has_filename() ? path : path.parent_path();  // without a slash at the end
   const std::string name = plain.filename().string();
   std::error_code error;
-  require(fs::exists(plain, error), ExitCode::usage, path.string(), ": there is no such checkpoint");
+  if (!fs::exists(plain, error))
+    fail(ExitCode::usage, path.string(), ": there is no such checkpoint", checkpoint_step(name) ? steps_beside(plain) : "");
   if (fs::exists(plain / "manifest.json", error) || checkpoint_step(name)) return {.folder = plain.parent_path(), .name = name};
   const fs::path folder = name == "latest" && !fs::is_directory(plain, error) ? plain.parent_path() : plain;
   return {.folder = fs::is_directory(folder / "checkpoints", error) ? folder / "checkpoints" : folder, .name = ""};

@@ -18,7 +18,8 @@ void check_data(const std::string& path, const std::string& key, ConfigReport& r
 
 void check_checkpoint(const std::string& path, const std::string& key, ConfigReport& report) {
   std::error_code error;
-  if (!report.failed(key) && !std::filesystem::exists(path, error)) report.error(key, "no such checkpoint: \"" + path + "\"");
+  if (!report.failed(key) && !std::filesystem::exists(path, error))
+    report.error(key, "no such checkpoint: \"" + path + "\"" + steps_beside(path));
 }
 
 bool continues(const CheckpointConfig& config) {

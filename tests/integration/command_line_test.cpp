@@ -1,6 +1,10 @@
 // What the command line says of words that do not fit, and that it takes none of them for something else.
 #include <gmock/gmock.h>
 
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
 #include "process.h"
 #include "training.h"
 
@@ -59,6 +63,130 @@ TEST_F(CommandLine, IntegersAreDecimalUpToTheirLimits) {
   EXPECT_EQ(text("0", "010"), text("0", "10"));
   EXPECT_NE(text("18446744073709551615", "10"), text("0", "10"));
   EXPECT_THAT(mantissa({"generate", "--help"}).output, AllOf(HasSubstr("--seed UINT"), HasSubstr("--top-k INT")));
+}
+
+TEST_F(CommandLine, AMistypedOptionIsSuggestedAndHelpIsAWordToo) {
+  expect_refused({"--verison"}, "no option '--verison'; did you mean '--version'?");
+  expect_refused({"train", "run.json", "--resum"}, "no option '--resum'; did you mean '--resume'?");
+  expect_refused({"train", "run.json", "--dryrun"}, "no option '--dryrun'; did you mean '--dry-run'?");
+  expect_refused({"config", "check", "run.json", "--wrld=2"}, "no option '--wrld'; did you mean '--world'?");
+  const auto same = [&](const std::vector<std::string>& one, const std::vector<std::string>& other) {
+    const auto a = mantissa(one), b = mantissa(other);
+    EXPECT_EQ(a.exit_code, 0) << a.errors;
+    EXPECT_NE(a.output, "");
+    EXPECT_EQ(a.output, b.output);
+  };
+  same({"-V"}, {"--version"});
+  same({"help"}, {"--help"});
+  same({"help", "config", "check"}, {"config", "check", "--help"});
+}
+
+TEST_F(CommandLine, LaunchLeavesTheOptionsOfACommandToIt) {
+  const auto checked =
+      mantissa({"launch", "--nproc-per-node", "1", "--standalone", "config", "check", "run.json", "--set", "training.steps=7"});
+  EXPECT_EQ(checked.exit_code, 0) << checked.errors;
+  EXPECT_THAT(checked.output, HasSubstr("\"steps\": 7"));
+  const auto words = mantissa({"launch", "--nproc-per-node=1", "echo", "--a=b", "--", "c"});
+  EXPECT_THAT(words.output, HasSubstr("--a=b -- c\n")) << words.errors;
+  EXPECT_EQ(mantissa({"launch", "--help"}).exit_code, 0);
+}
+
+TEST_F(CommandLine, EvalNamesItsOwnOptionWhereThereIsNoData) {
+  ASSERT_EQ(mantissa({"train", "run.json"}).exit_code, 0);
+  const auto expect_own = [&](const std::vector<std::string>& options) {
+    std::vector<std::string> words = {"eval", run_folder("run")};
+    words.insert(words.end(), options.begin(), options.end());
+    expect_refused(words, "matches no file; ");
+    const std::string errors = mantissa(words).errors;
+    EXPECT_THAT(errors, AllOf(HasSubstr("--data FILE"), Not(HasSubstr("--set"))));
+  };
+  expect_own({"--data", "nothing*"});
+  std::filesystem::remove(folder_ / "text.txt");
+  expect_own({});
+}
+
+// Each advice is followed: it starts another run.
+TEST_F(CommandLine, AUsedRunFolderAdvisesSettingsThatStartAnotherRun) {
+  nlohmann::json plain = nlohmann::json::parse(test::read_file(folder_ / "run.json"));
+  plain.erase("logging");
+  plain["checkpoint"].erase("dir");
+  test::write_file(folder_ / "plain.json", plain.dump());
+  ASSERT_EQ(mantissa({"train", "plain.json"}).exit_code, 0);
+  const auto expect_advice = [&](std::vector<std::string> words, const std::string& used, const std::vector<std::string>& advice) {
+    words.insert(words.begin(), "train");
+    expect_refused(words, used + ": holds metrics or checkpoints of an earlier run");
+    expect_refused(words, "start another with --set " + joined(advice, " --set ") + "\n");
+    for (const std::string& set : advice) words.insert(words.end(), {"--set", set});
+    const auto other = mantissa(words);
+    EXPECT_EQ(other.exit_code, 0) << other.errors;
+  };
+  expect_advice({"plain.json"}, "runs/plain", {"logging.run_name=plain-2"});
+  expect_advice({"plain.json", "--set", "logging.run_name=plain-2"}, "runs/plain-2", {"logging.run_name=plain-3"});
+  const std::vector<std::string> saved = {"runs/plain/config.json", "--set", "logging.run_name=again"};
+  expect_advice(saved, "runs/plain", {"logging.dir=runs/plain-4", "checkpoint.dir=%d/checkpoints"});
+  expect_advice({"runs/plain/config.json", "--set", "logging.dir=runs/elsewhere"}, "runs/plain/checkpoints",
+                {"checkpoint.dir=%d/checkpoints"});
+}
+
+TEST_F(CommandLine, AMissingStepListsThoseThatExist) {
+  ASSERT_EQ(mantissa({"train", "run.json", "--set=training.steps=10", "--set=checkpoint.interval=1", "--set=checkpoint.keep_latest=10"})
+                .exit_code,
+            0);
+  const std::string folder = run_folder("run") + "/checkpoints/", listed = "; there are 2 older and step-00000003, step-00000004, ";
+  expect_refused({"eval", folder + "step-00000011"}, listed);
+  expect_refused({"train", "run.json", "--set", "checkpoint.resume=" + folder + "step-00000011"}, listed);
+  for (int step = 1; step < 10; ++step) std::filesystem::remove_all(folder + checkpoint_name(step));
+  expect_refused({"verify", folder + "step-00000011"}, "; there is step-00000010\n");
+}
+
+TEST_F(CommandLine, InspectShowsAnExport) {
+  ASSERT_EQ(mantissa({"train", "run.json"}).exit_code, 0);
+  ASSERT_EQ(mantissa({"export", run_folder("run"), "--output", "out"}).exit_code, 0);
+  const auto shown = mantissa({"inspect", "out"});
+  EXPECT_EQ(shown.exit_code, 0) << shown.errors;
+  EXPECT_THAT(shown.output, AllOf(HasSubstr("out: a model in Hugging Face's form\narchitecture  "), HasSubstr(" in 1 file\n"),
+                                  HasSubstr("  model.embed_tokens.weight "), Not(HasSubstr("no checkpoints"))));
+}
+
+// The lines below "Example:" of all commands, in the order of --help.
+std::vector<std::string> help_examples(const std::function<std::string(std::vector<std::string>)>& output) {
+  std::vector<std::string> commands, examples;
+  const auto lines_after = [](const std::string& help, const std::string& head, const std::function<void(const std::string&)>& take) {
+    std::istringstream lines(help.substr(std::min(help.find(head), help.size())));
+    std::string line;
+    for (std::getline(lines, line); std::getline(lines, line) && line.starts_with("  ");) take(line.substr(2));
+  };
+  lines_after(output({"--help"}), "Subcommands:", [&](const std::string& line) {
+    if (!line.starts_with(' ')) commands.push_back(line.substr(0, line.find(' ')));  // else a summary goes on
+  });
+  for (const std::string& command : commands) {
+    const auto add = [&](const std::string& line) { examples.push_back(line); };
+    lines_after(output({command, "--help"}), "Example:", add);
+    if (command == "config") lines_after(output({command, "schema", "--help"}), "Example:", add);
+  }
+  return examples;
+}
+
+// With a model so small that its 700 steps take a moment. What `bench` measures for minutes is left out.
+TEST_F(CommandLine, ExamplesOfHelpWorkAfterTheQuickstart) {
+  for (const char* const name : {"configs", "include", "src", "tools", "tests", "README.md"})
+    std::filesystem::create_symlink(std::filesystem::path(MANTISSA_SOURCE_DIR) / name, folder_ / name);
+  const std::string tiny =
+      " --set model.hidden_size=32 --set model.num_layers=1 --set model.num_attention_heads=1 --set model.intermediate_size=32"
+      " --set training.micro_batch_size=2 --set training.seq_len=32 --set eval.iters=1 --set eval.samples=null";
+  const auto shell = [&](const std::string& line) {
+    return test::run_process({"sh", "-c", "mantissa() { " MANTISSA_BINARY " \"$@\"; }; " + line}, folder_.path());
+  };
+  const auto quickstart = shell("mantissa train configs/quickstart.json" + tiny);
+  ASSERT_EQ(quickstart.exit_code, 0) << quickstart.errors;
+  const std::vector<std::string> examples = help_examples([&](const auto& words) { return mantissa(words).output; });
+  EXPECT_GE(examples.size(), 24U);
+  for (const std::string& example : examples) {
+    if (example.starts_with("mantissa bench ")) continue;
+    const bool trains = example.find(" train ") != std::string::npos;
+    const auto run = shell(example + (trains ? tiny + " --set training.steps=2" : ""));
+    EXPECT_EQ(run.exit_code, example.find("--diff") == std::string::npos ? 0 : 1) << example << '\n' << run.output << run.errors;
+  }
 }
 
 TEST_F(CommandLine, MistakesOfLaunchAreRefusedBeforeAnythingRuns) {

@@ -22,6 +22,9 @@ namespace mantissa {
 std::string checkpoint_name(int64_t step);
 std::optional<int64_t> checkpoint_step(const std::string& name);
 
+// "; there are step-00000350, step-00000700": the newest checkpoints in the folder of one that is not there. "" if there are none.
+std::string steps_beside(const std::filesystem::path& path);
+
 struct NamedCheckpoint {
   std::filesystem::path folder;  // of checkpoints
   std::string name;              // of one in it; "": no certain one
