@@ -202,6 +202,26 @@ TEST(Estimate, OfAnExchangeIsWhatTheOthersSendOfTheLargestShare) {
   EXPECT_EQ(estimate_memory(config_of(1), plan).exchange, 0);
 }
 
+// A chunk of 2^26 logits of a rank is 128 rows of its half of the vocabulary, and each costs a call.
+TEST(StepBytes, ChunksOfTheLossAreThoseOfARanksShareOfTheVocabulary) {
+  const auto control = [](int64_t sequences) {
+    const RunConfig config = config_of(2, {"parallel.tensor=2", "model.vocab_size=1048576", text("training.micro_batch_size=", sequences)});
+    return step_bytes(config, resolve_plan(config)).sent.control;
+  };
+  constexpr int64_t kHeader = 32, kMicroBatches = 3, kRanks = 2;
+  EXPECT_EQ(control(4) - control(2), kMicroBatches * kRanks * kHeader) << "two chunks instead of one";
+}
+
+TEST(Estimate, CountsTheBiasesByWhichRoutersChoose) {
+  const auto values = [](const std::vector<std::string>& more) {
+    std::vector<std::string> sets = {"model.moe.num_experts=6", "model.moe.intermediate_size=64", "model.moe.score=sigmoid"};
+    sets.insert(sets.end(), more.begin(), more.end());
+    const RunConfig config = config_of(1, sets);
+    return estimate_memory(config, resolve_plan(config)).values;
+  };
+  EXPECT_EQ(values({"model.moe.bias_update_rate=1e-3"}) - values({}), 4 * 6 * 4) << "fp32, of six experts in each of four layers";
+}
+
 // Between steps a rank holds weights, gradients and moments, and no more than small scalars beside them.
 TEST(Estimate, IsWhatARankHoldsBetweenSteps) {
   for (const int ranks : {1, 2, 4}) {

@@ -51,6 +51,7 @@ class PlannedBytes : public test::TrainingTest {
 };
 
 const std::string kRows = R"(precision.recipes={"rows":{"base":"mxfp8","weight":{"block":[1,32]}}})";
+const std::string kForward = R"(precision.recipes={"forward":{"base":"mxfp8","gemms":["fprop"]}})";
 
 TEST_F(PlannedBytes, OfDataRanksAreSent) {
   for (const int ranks : {2, 4}) {
@@ -71,7 +72,6 @@ TEST_F(PlannedBytes, OfDataRanksAreSent) {
 
 // 15 tokens, so shares of them are ragged. Codes travel where a recipe reads them, values where wgrad reads those beside them.
 TEST_F(PlannedBytes, OfTensorRanksAreSent) {
-  const std::string forward = R"(precision.recipes={"forward":{"base":"mxfp8","gemms":["fprop"]}})";
   for (const Grid& grid : {Grid{1, 2, false}, {1, 2, true}, {1, 4, false}, {1, 4, true}, {2, 2, false}, {2, 2, true}}) {
     const auto check = [&](std::vector<std::string> sets, const char* name) {
       sets.insert(sets.end(), {"model.hidden_size=128", "model.intermediate_size=128", "model.num_attention_heads=4", "model.qk_norm=true",
@@ -86,8 +86,8 @@ TEST_F(PlannedBytes, OfTensorRanksAreSent) {
     check({"precision.dtype=bf16", "precision.recipe=mxfp8"}, "mxfp8");
     check({"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.fp8_param_gather=true", "training.recompute=full"}, "gather");
     check({"precision.recipe=mxfp8", "precision.fp8_output_proj=true", "model.pad_vocab_to=128"}, "output");
-    check({"precision.dtype=bf16", forward, "precision.recipe=forward"}, "forward");
-    check({"precision.dtype=bf16", forward, "precision.recipe=forward", "training.recompute=full"}, "again");
+    check({"precision.dtype=bf16", kForward, "precision.recipe=forward"}, "forward");
+    check({"precision.dtype=bf16", kForward, "precision.recipe=forward", "training.recompute=full"}, "again");
     const std::vector<std::string> experts = {"model.moe.num_experts=5",
                                               "model.moe.intermediate_size=128",
                                               "model.moe.shared_intermediate_size=128",
@@ -118,6 +118,9 @@ TEST_F(PlannedBytes, OfRanksThatShareExpertsAreSent) {
     check({"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.fp8_param_gather=true", "training.recompute=full"}, "gather");
     check({"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.quantised_dispatch=false"}, "unquantised");
     check({"precision.dtype=bf16", "precision.recipe=mxfp4_qat", "training.recompute=selective"}, "qat");
+    // Values, which wgrad reads, but for a forward pass whose input is not kept.
+    check({"precision.dtype=bf16", kForward, "precision.recipe=forward"}, "forward");
+    check({"precision.dtype=bf16", kForward, "precision.recipe=forward", "training.recompute=full"}, "again");
     check({"precision.dtype=bf16", "precision.recipe=mxfp8", "model.moe.router_bias=true", "model.moe.expert_mlp_bias=true"}, "biased");
   }
 }

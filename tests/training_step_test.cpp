@@ -251,6 +251,7 @@ TEST_F(TrainingStepTest, NothingIsAllocatedAfterTheFirstSteps) {
 
 struct Measured {
   int64_t predicted, peak;
+  int64_t between;  // of what is predicted: what there is between steps
 };
 
 Measured measure(const ModelConfig& model, const StepOptions& options, const std::string& recipe = "high", int64_t vocab = 300) {
@@ -277,7 +278,10 @@ Measured measure(const ModelConfig& model, const StepOptions& options, const std
   batch.segment_starts.assign(static_cast<size_t>(n), 0);
   batch.target_count = n;
   training_step(gpt, optimizer, accumulator, batch, 4, 1e-3);
-  return {estimate_memory(config, resolve_plan(config)).total(), device->allocator_stats().peak_in_use};
+  const MemoryEstimate memory = estimate_memory(config, resolve_plan(config));
+  return {.predicted = memory.total(),
+          .peak = device->allocator_stats().peak_in_use,
+          .between = memory.masters + memory.values + memory.gradients + memory.optimizer};
 }
 
 TEST(Estimate, PredictsThePeakOfAStep) {
@@ -320,6 +324,19 @@ TEST(Estimate, PredictsThePeakWhereLogitsAreMost) {
   for (const Dtype compute : {Dtype::f32, Dtype::bf16}) {
     const Measured measured = measure(model_of(64, 1, 160, 128), {.micro_batches = 1, .compute = compute}, "high", 8000);
     EXPECT_NEAR(static_cast<double>(measured.predicted) / static_cast<double>(measured.peak), 1.0, 0.08) << dtype_name(compute);
+  }
+  ModelConfig fp32 = model_of(64, 1, 160, 128);
+  fp32.logits_dtype = LogitsDtype::fp32;
+  const Measured measured = measure(fp32, {.micro_batches = 1, .compute = Dtype::bf16}, "high", 8000);
+  EXPECT_NEAR(static_cast<double>(measured.predicted) / static_cast<double>(measured.peak), 1.0, 0.08) << "and their gradient in bf16";
+}
+
+// Few tokens: what a step adds is mostly the largest weight, in bf16.
+TEST(Estimate, CountsTheWeightThatAProductDequantises) {
+  for (const char* const recipe : {"mxfp8", "mxfp4_qat"}) {
+    const Measured measured = measure(model_of(512, 1, 2048, 8), {.micro_batches = 1, .compute = Dtype::bf16}, recipe);
+    const auto predicted = static_cast<double>(measured.predicted - measured.between);
+    EXPECT_NEAR(predicted / static_cast<double>(measured.peak - measured.between), 1.0, 0.2) << recipe << ' ' << predicted;
   }
 }
 
