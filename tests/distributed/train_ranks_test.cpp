@@ -1,5 +1,6 @@
 // A run on several ranks, here threads of one process, resumes on another number, stops as one and is of the size that
 // its configuration asks for.
+#include "checkpoint_testing.h"
 #include "mantissa/data/token_writer.h"
 #include "mantissa/train/run_metrics.h"
 #include "training_on_ranks.h"
@@ -119,6 +120,86 @@ TEST_F(RanksTogether, WriteTextsAndStopAtTheSameStep) {
   EXPECT_THAT(errors, Each(IsEmpty()));
   EXPECT_EQ(finished % 2, 0) << "both at one step";
   EXPECT_FALSE(texts.empty());
+}
+
+// A signal comes once, to any rank and at any time.
+TEST_F(RanksTogether, StopWhereOneOfThemIsAsked) {
+  const LoadedConfig loaded =
+      config("asked", {"parallel.data=2", "training.micro_batch_size=2", "training.grad_accum=2", "training.global_batch_size=null",
+                       "training.threads=1", "eval.interval=3", "eval.iters=4", "checkpoint.resume=auto",
+                       "eval.samples={\"interval\":4,\"max_new_tokens\":5,\"prompts\":[\"ab\"]}"});
+  const auto stopped_in = [&](const std::string& asked_in) {
+    std::vector<std::string> ends(2);
+    const auto errors = test::run_ranks(2, [&](const Communicator& world) {
+      std::string section;
+      bool asked = false;
+      TrainEvents events;
+      events.doing = [&](int64_t step, const char* name) { section = text(step, ' ', name); };
+      events.request = [&] {
+        if (asked || world.rank() == 0 || section != asked_in) return Request::none;
+        asked = true;
+        return Request::save_and_stop;
+      };
+      const TrainSummary summary = train(loaded, {"test"}, events, make_mesh(world, 1));
+      ends[static_cast<size_t>(world.rank())] = text(summary.steps, ' ', static_cast<int>(summary.exit));
+    });
+    EXPECT_THAT(errors, Each(IsEmpty()));
+    return ends;
+  };
+  EXPECT_THAT(stopped_in("0 start"), Each("0 75"));
+  EXPECT_THAT(stopped_in("3 evaluation"), Each("3 75"));
+  EXPECT_THAT(stopped_in("4 texts"), Each("4 75"));
+}
+
+// The bias corrections of Adam go on from there.
+TEST_F(RanksTogether, GoOnWithTheNumberOfUpdatesNotOfSteps) {
+  const std::vector<std::string> steep = {"parallel.data=2",
+                                          "training.micro_batch_size=2",
+                                          "training.grad_accum=2",
+                                          "training.global_batch_size=null",
+                                          "training.threads=1",
+                                          "training.steps=4",
+                                          "training.nonfinite_limit=9",
+                                          "optimizer.lr=1e38",
+                                          "schedule.type=constant",
+                                          "schedule.warmup_steps=0"};
+  const auto on_ranks = [&](const std::string& name, const std::string& more) {
+    std::vector<std::string> sets = steep;
+    sets.push_back(more);
+    const LoadedConfig loaded = config(name, sets);
+    EXPECT_THAT(test::run_ranks(2, [&](const Communicator& world) { run(loaded, {}, make_mesh(world, 1)); }), Each(IsEmpty()));
+    return nlohmann::json::parse(CheckpointReader(checkpoint(name, 4)).manifest().state);
+  };
+  const nlohmann::json saved = on_ranks("saved", "checkpoint.resume=never");
+  EXPECT_GT(saved.at("skipped_steps"), 0);
+  EXPECT_EQ(saved.at("updates").get<int64_t>() + saved.at("skipped_steps").get<int64_t>(), 4);
+  EXPECT_EQ(on_ranks("again", "checkpoint.resume=" + checkpoint("saved", 4)), saved);
+}
+
+// A chunk that only one rank reads, after all weights.
+TEST_F(RanksTogether, PassOverACheckpointWhereTheMomentsOfOneAreDamaged) {
+  const std::vector<std::string> large = {"parallel.data=2",       "training.micro_batch_size=1",
+                                          "training.grad_accum=1", "training.global_batch_size=null",
+                                          "training.threads=1",    "training.steps=2",
+                                          "checkpoint.interval=1", "model.vocab_size=132000",
+                                          "model.num_layers=1",    "model.tie_word_embeddings=true",
+                                          "eval.iters=1"};
+  const auto on_ranks = [&](std::vector<std::string> sets) {
+    sets.insert(sets.end(), large.begin(), large.end());
+    const LoadedConfig loaded = config("large", sets);
+    return test::run_ranks(2, [&](const Communicator& world) { run(loaded, {}, make_mesh(world, 1)); });
+  };
+  ASSERT_THAT(on_ranks({}), Each(IsEmpty()));
+  const std::string newest = checkpoint("large", 2);
+  const std::vector<Piece> pieces = CheckpointReader(newest).tensor("v.embed.weight").pieces;
+  const auto piece = std::ranges::find(pieces, 1, &Piece::shard);
+  ASSERT_NE(piece, pieces.end());
+  const int64_t bytes = piece->box.elements() * 4;
+  ASSERT_GE(bytes, 8 << 20) << "so that the chunk in its middle has nothing else";
+  test::flip_byte(newest + "/shard-00001.bin", piece->offset + bytes / 2);
+  EXPECT_THAT(on_ranks({"checkpoint.resume=" + newest, "logging.run_name=other"}), Each(::testing::StartsWith("4: ")));
+  EXPECT_THAT(on_ranks({"checkpoint.resume=auto"}), Each(IsEmpty()));
+  EXPECT_NO_THROW(CheckpointReader(newest).verify()) << "made again from the one before";
 }
 
 // The sixth window of 16 tokens, which the second rank reads.
