@@ -10,6 +10,7 @@
 #include "mantissa/data/open_data.h"
 #include "mantissa/train/device_batch.h"
 #include "testing.h"
+#include "thread_ranks.h"
 
 namespace mantissa {
 namespace {
@@ -63,6 +64,25 @@ TEST_F(EvaluateTest, MoreIterationsThanThereAreReadEverything) {
     EXPECT_EQ(evaluate(*model_, data.valid, 4, iters).targets, 999) << iters;
   }
   EXPECT_EQ(evaluate(*model_, data.valid, 4, 15).targets, 15 * 4 * kLength);
+}
+
+// The order is that of the windows. Some of these losses are about 5 and others about 1e12, so that sums of doubles are rounded.
+TEST_F(EvaluateTest, RanksAddWindowsInTheirOrder) {
+  const test::Threads one(1);
+  const Data data = open({"long.txt"});
+  const auto loss_on = [&](const Communicator& group) {
+    const auto device = make_backend("cpu");
+    Gpt model(model_->config(), *device, test::high_plan(model_->config()), GptOptions{.gradients = false});
+    test::initialise(model.parameters(), 3);
+    const Tensor row = model.parameters().find("output.weight")->value().slice(9, 10);
+    device->run(Fill{.out = row, .value = 1e12});
+    return evaluate(model, data.valid, 1, {}, {}, group).loss;
+  };
+  const double alone = loss_on({});
+  for (const int ranks : {2, 4}) {
+    const auto errors = test::run_ranks(ranks, [&](const Communicator& group) { EXPECT_EQ(loss_on(group), alone) << ranks; });
+    EXPECT_THAT(errors, ::testing::Each(::testing::IsEmpty()));
+  }
 }
 
 TEST_F(EvaluateTest, LossIsTheMeanOfTheNegativeLogProbabilities) {
