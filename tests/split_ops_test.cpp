@@ -203,6 +203,21 @@ TEST(SplitCrossEntropy, HasSeveralChunks) {
   }
 }
 
+// Exponentials of differences from the largest logit of the first rank alone would overflow.
+TEST(SplitCrossEntropy, TakesLogitsThatAreFarLargerOnOneRank) {
+  const Threads one(1);
+  const auto device = make_backend("cpu_reference");
+  for (const int large : {0, 1}) {
+    SplitOperation operation = cross_entropy_operation(*device, {"cross_entropy", Split::rows, 2, 0});
+    std::vector<double> weight = values(operation.inputs[1].whole);
+    for (size_t i = 0; i < weight.size() / 2; ++i) weight[i + (large == 0 ? 0 : weight.size() / 2)] *= 1e4;
+    operation.inputs[1].whole = tensor_of(*device, Dtype::f64, {8, 3}, weight);
+    const SplitResult two = run_split(operation, 2, *device, {1}, true), whole = run_split(operation, 1, *device, {1}, true);
+    EXPECT_TRUE(close(two.y, whole.y, 1e-12)) << large;
+    for (size_t i = 0; i < 2; ++i) EXPECT_TRUE(close(two.gradients.at(i), whole.gradients.at(i), 1e-9)) << large << ' ' << i;
+  }
+}
+
 // Padded to 128, the fourth rank has 32 columns none of which is valid, the third has one. fp32 sums of 128 exponentials, and the
 // log-sum-exp as a number of its own: 1e-6.
 TEST(SplitCrossEntropy, TakesSharesWithoutAValidColumn) {

@@ -3,6 +3,7 @@
 
 #include "mantissa/train/device_batch.h"
 #include "mantissa/train/precision_setup.h"
+#include "ops/exchange.h"
 #include "thread_ranks.h"
 #include "training.h"
 
@@ -96,6 +97,19 @@ TEST(TensorExchanges, AreRepeatedWhereALayerIsComputedAgain) {
   };
   EXPECT_EQ(layer(Recompute::selective), (Calls{4, 4}));
   EXPECT_EQ(layer(Recompute::full), (Calls{4, 8}));
+}
+
+// Those of a text, of which each rank computes some columns.
+TEST(TensorExchanges, OfLogitsAreActivations) {
+  const auto errors = test::run_ranks(2, [](const Communicator& group) {
+    const auto device = make_backend("cpu");
+    const Tensor own = test::tensor_of(*device, Dtype::f32, {2, 3}, std::vector<double>(6, group.rank()));
+    const Tensor all = gathered_columns({.group = group, .split = Split::rows}, own);
+    EXPECT_EQ(test::values(all), (std::vector<double>{0, 0, 0, 1, 1, 1, 0, 0, 0, 1, 1, 1}));
+    EXPECT_EQ(group.traffic().activations, 2 * 3 * 4);
+    EXPECT_EQ(group.traffic().other, 0);
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
 }
 
 }  // namespace
