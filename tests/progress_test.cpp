@@ -10,6 +10,7 @@ namespace mantissa {
 namespace {
 
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 // What is said `seconds` after the latest progress.
 std::string after(const Progress& progress, double seconds, const Patience& patience = {}) {
@@ -55,6 +56,18 @@ TEST(Progress, LongStepsExtendTheirLimit) {
   }
   EXPECT_GE(progress.mean_step_seconds(), 0.02);
   EXPECT_LT(progress.mean_step_seconds(), 6);  // of 30 s
+}
+
+TEST(Progress, PatienceBeginsAnewForWhoWasStopped) {
+  Progress progress;
+  Stops stops(1);
+  const double began = progress.since();
+  EXPECT_EQ(stops.running_since(began + 0.9), 0);
+  EXPECT_EQ(stops.running_since(began + 1.8), 0);
+  EXPECT_EQ(stops.running_since(began + 9), began + 9) << "late itself";
+  EXPECT_EQ(stops.running_since(began + 9.9), began + 9);
+  EXPECT_THAT(overdue(progress, {.section_timeout_s = 2}, began + 10.9, began + 9), IsEmpty());
+  EXPECT_THAT(overdue(progress, {.section_timeout_s = 2}, began + 11.1, began + 9), Not(IsEmpty()));
 }
 
 // A step that waited for something, or one that had nothing to do, says little about the next.

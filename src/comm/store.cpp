@@ -164,14 +164,14 @@ class Store::Client {
   }
 
   // The main thread of this rank: whether it goes on, and, once the job has failed, whether it leaves.
-  void watch_over(double now) {
+  void watch_over(double now, double running_since) {
     const std::lock_guard lock(mutex_);
     if (ending_) return;
     if (failure_) {
       if (watch_.leave && now > failed_at_ + kLeaveSeconds) watch_.leave(*failure_);
       return;
     }
-    const std::string late = watch_.report && !told_stuck_ ? overdue(progress_, watch_.patience, now) : "";
+    const std::string late = watch_.report && !told_stuck_ ? overdue(progress_, watch_.patience, now, running_since) : "";
     if (late.empty()) return;
     told_stuck_ = true;  // rank 0 knows who is behind, and tells all, this rank too
     send_abort({.code = ExitCode::peer_lost, .rank = launch_.rank, .message = late, .stuck = true});
@@ -188,9 +188,10 @@ class Store::Client {
           raise_loss("closed its connection");
           break;
         }
-        if (now > connection_.heard() + options_.heartbeat_timeout_s)
+        const double running_since = stops_.running_since(now);
+        if (now > std::max(connection_.heard(), running_since) + options_.heartbeat_timeout_s)
           raise_loss(text("sent no heartbeat for ", options_.heartbeat_timeout_s, " s (parallel.heartbeat_timeout_s)"), true);
-        watch_over(now);
+        watch_over(now, running_since);
         write(now);
       }
     } catch (const std::exception& error) {
@@ -202,7 +203,8 @@ class Store::Client {
       changed_.notify_all();
     }
     while (!ending_) {  // the main thread still has to leave
-      watch_over(monotonic_now());
+      const double now = monotonic_now();
+      watch_over(now, stops_.running_since(now));
       pollfd wait{.fd = wake_.fd(), .events = POLLIN, .revents = 0};
       ::poll(&wait, 1, 500);
       forget_calls();
@@ -222,7 +224,7 @@ class Store::Client {
   }
 
   void wait_for_input() {
-    const double period = std::clamp(options_.heartbeat_timeout_s / 10, 0.01, 0.5);
+    const double period = std::clamp(options_.heartbeat_timeout_s / 10, 0.01, kLookSeconds);
     pollfd waits[] = {{.fd = connection_.fd(), .events = POLLIN, .revents = 0}, {.fd = wake_.fd(), .events = POLLIN, .revents = 0}};
     {
       const std::lock_guard lock(mutex_);
@@ -246,14 +248,19 @@ class Store::Client {
     }
   }
 
+  double heartbeat_period() const { return options_.heartbeat_timeout_s / 5; }
+
   void write(double now) {
     const std::lock_guard lock(mutex_);
-    if (now >= next_heartbeat_) {
+    // A step at once, within limits: that of a rank that dies is told by others.
+    const bool moved = progress_.step() != told_step_ && now > next_heartbeat_ - heartbeat_period() + kLookSeconds;
+    if (now >= next_heartbeat_ || moved) {
+      told_step_ = progress_.step();
       if (watch_.collectives) progress_.collective(static_cast<uint32_t>(watch_.collectives()), 0);
       connection_.send(
           Message::heartbeat,
           Fields().number(progress_.step()).number(progress_.sequence()).number(progress_.operation()).text(progress_.section()));
-      next_heartbeat_ = now + options_.heartbeat_timeout_s / 5;
+      next_heartbeat_ = now + heartbeat_period();
     }
     if (!connection_.waiting()) return;
     connection_.flush();
@@ -274,6 +281,8 @@ class Store::Client {
   bool closed_ = false, told_stuck_ = false;
   double failed_at_ = 0;
   double next_heartbeat_ = 0;
+  int64_t told_step_ = 0;
+  Stops stops_{options_.heartbeat_timeout_s / 2};
   std::atomic<bool> raised_{false}, leaving_{false}, ending_{false};
   Progress progress_;
   std::thread thread_;

@@ -294,9 +294,10 @@ void StoreServer::expire(double now) {
     send_all(Message::heartbeat, {});
     next_heartbeat_ = now + options_.heartbeat_timeout_s / 5;
   }
+  const double running_since = stops_.running_since(now);
   for (size_t rank = 0; rank < peers_.size(); ++rank) {
     const std::optional<Connection>& connection = peers_[rank].connection;
-    if (connection && now > connection->heard() + options_.heartbeat_timeout_s)
+    if (connection && now > std::max(connection->heard(), running_since) + options_.heartbeat_timeout_s)
       lose(static_cast<int>(rank), text("sent no heartbeat for ", options_.heartbeat_timeout_s, " s (parallel.heartbeat_timeout_s)"), true);
   }
   for (const auto& [name, barrier] : barriers_) {

@@ -79,6 +79,7 @@ class StoreServer {
   double failed_at_ = 0;
   int64_t dropped_ = 0, dropped_told_ = 0;
   double told_at_ = -1e9, next_heartbeat_ = 0;
+  Stops stops_{options_.heartbeat_timeout_s / 2};
   std::atomic<double> stop_at_{-1.0};  // when the owner asked to end
   std::thread thread_;
 };

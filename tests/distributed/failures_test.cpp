@@ -91,13 +91,41 @@ TEST_F(Failures, AStoppedRankEndsTheOthersWithinItsHeartbeatTimeout) {
   }
 }
 
-// Nobody reads what rank 0 prints: its main thread waits in write() for ever, while the others wait for it and all heartbeats go on.
+// The freezer of a cgroup and a machine that was suspended do this, too.
+TEST_F(Failures, AJobThatWasStoppedLongerThanTheHeartbeatTimeoutGoesOn) {
+  const auto run = start({"parallel.heartbeat_timeout_s=2", "parallel.step_timeout_s=2"});
+  ASSERT_TRUE(appears("run/checkpoints/step-00000010"));
+  for (const int first : {0, 1, 2}) {  // to go on
+    for (int rank = 0; rank < kRanks; ++rank) run->send(rank, SIGSTOP);
+    std::this_thread::sleep_for(std::chrono::seconds(4));
+    for (int i = 0; i < kRanks; ++i) {
+      run->send((first + i) % kRanks, SIGCONT);
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    EXPECT_FALSE(run->wait_for({0, 1, 2}, 3)) << run->errors(0) << run->errors(1);
+  }
+  run->send(1, SIGTERM);
+  expect_codes(*run, 75);
+}
+
+TEST_F(Failures, ALostRankWasLastSeenAtAStepOfLate) {
+  const auto run = start({"parallel.heartbeat_timeout_s=100"});  // a heartbeat for its own sake every 20 s
+  ASSERT_TRUE(appears("run/checkpoints/step-00000010"));
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  run->send(2, SIGKILL);
+  ASSERT_TRUE(run->wait_for({0, 1}, 20));
+  EXPECT_THAT(run->errors(1), ::testing::ContainsRegex("rank 2 \\(.*closed its connection; last seen at step [1-9][0-9]"));
+}
+
+// A pipe in the place of the metrics that nobody reads: the main thread of rank 0 waits in write() for ever, while the others wait for it
+// and all heartbeats go on.
 TEST_F(Failures, AStuckMainThreadEndsAllRanksWithinTheStepTimeout) {
-  ASSERT_EQ(::mkfifo((folder_ / "out.0").c_str(), 0600), 0);
-  const int reader = ::open((folder_ / "out.0").c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  fs::create_directory(folder_ / "run");
+  ASSERT_EQ(::mkfifo((folder_ / "run/metrics.jsonl").c_str(), 0600), 0);
+  const int reader = ::open((folder_ / "run/metrics.jsonl").c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   ASSERT_GE(reader, 0);
   ::fcntl(reader, F_SETPIPE_SZ, 4096);
-  const auto run = start({"parallel.step_timeout_s=5", "checkpoint.interval=0"});
+  const auto run = start({"parallel.step_timeout_s=5", "checkpoint.interval=0", "checkpoint.resume=auto"});
   expect_codes(*run, 6);
   for (int rank = 0; rank < kRanks; ++rank) {
     EXPECT_THAT(run->errors(rank), HasSubstr("no progress for 5 s (parallel.step_timeout_s), at step "));

@@ -11,6 +11,22 @@ namespace mantissa {
 
 double monotonic_now();  // seconds
 
+// Whether the caller itself was stopped for a while, with the rest of the job or alone (SIGSTOP, the freezer of a cgroup): what it did not
+// hear meanwhile says nothing about others.
+class Stops {
+ public:
+  explicit Stops(double tolerated_s) : tolerated_s_(tolerated_s) {}
+  // To be called more often than that. Returns since when the caller has been running without a stop.
+  double running_since(double now) {
+    if (now > latest_ + tolerated_s_) since_ = now;
+    latest_ = now;
+    return since_;
+  }
+
+ private:
+  double tolerated_s_, latest_ = monotonic_now(), since_ = 0;
+};
+
 class Progress {
  public:
   // A new place, or progress in the same. `section` is a literal: "step", "save"; "step" is one optimizer step, and its time is measured.
@@ -42,7 +58,7 @@ struct Patience {
   double section_timeout_s = 420;             // parallel.section_timeout_s: for everything that is not a step
 };
 
-// "no progress for 30 s (parallel.step_timeout_s), at step 7 (step)" if patience is over, else "".
-std::string overdue(const Progress& progress, const Patience& patience, double now);
+// "no progress for 30 s (parallel.step_timeout_s), at step 7 (step)" if patience is over, else "". It begins anew after a stop.
+std::string overdue(const Progress& progress, const Patience& patience, double now, double running_since = 0);
 
 }  // namespace mantissa
