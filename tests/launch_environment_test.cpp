@@ -1,6 +1,6 @@
 // Every launcher's variables, and what is wrong with them.
-#include <gmock/gmock.h>
 #include <fcntl.h>
+#include <gmock/gmock.h>
 #include <sys/mman.h>
 #include <unistd.h>
 

@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <cstdio>
 #include <cstdlib>
 
 namespace mantissa::tools {
@@ -23,7 +22,9 @@ std::string bar(const StepEvent& event) {
 Console::Console(ConsoleMode mode)
     : silent_(mode == ConsoleMode::off),
       progress_(mode == ConsoleMode::progress || (mode == ConsoleMode::automatic && isatty(STDERR_FILENO) == 1 && !plain_wanted())),
-      colour_(isatty(STDOUT_FILENO) == 1 && std::getenv("NO_COLOR") == nullptr) {}
+      colour_(isatty(STDOUT_FILENO) == 1 && std::getenv("NO_COLOR") == nullptr),
+      lines_(STDOUT_FILENO),
+      bar_(STDERR_FILENO) {}
 
 Console::~Console() { clear_progress(); }
 
@@ -31,10 +32,7 @@ void Console::line(const std::string& text, Tone tone) {
   if (silent_) return;
   clear_progress();
   const bool red = colour_ && tone == Tone::alarm;
-  const std::string whole = red ? "\x1b[31m" + text + "\x1b[0m\n" : text + "\n";
-  const bool written = std::fwrite(whole.data(), 1, whole.size(), stdout) == whole.size();
-  if (std::fflush(stdout) != 0 || !written) ++dropped_;
-  std::clearerr(stdout);
+  lines_.write(red ? "\x1b[31m" + text + "\x1b[0m\n" : text + "\n");
 }
 
 void Console::progress(const StepEvent& event) {
@@ -42,14 +40,13 @@ void Console::progress(const StepEvent& event) {
   if (silent_ || !progress_ || (drawn_ && now - last_draw_ < std::chrono::milliseconds(100))) return;
   last_draw_ = now;
   drawn_ = true;
-  std::fprintf(stderr, "\r\x1b[K%s\r", bar(event).c_str());
-  std::fflush(stderr);
+  bar_.flush();
+  if (!bar_.waiting()) bar_.write("\r\x1b[K" + bar(event) + "\r");
 }
 
 void Console::clear_progress() {
   if (!drawn_) return;
-  std::fputs("\r\x1b[K", stderr);
-  std::fflush(stderr);
+  bar_.write("\r\x1b[K");
   drawn_ = false;
 }
 

@@ -14,7 +14,6 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
-#include <iostream>
 #include <memory>
 #include <utility>
 
@@ -25,6 +24,7 @@
 #include "mantissa/base/host_name.h"
 #include "mantissa/base/parallel.h"
 #include "mantissa/base/printable.h"
+#include "mantissa/base/unblocked_output.h"
 #include "mantissa/comm/store.h"
 
 namespace mantissa::tools {
@@ -199,7 +199,7 @@ std::string how(const Ending& ending) {
   return name != nullptr ? text("SIG", name) : text("signal ", ending.signal);
 }
 
-void say(const std::string& message) { std::cerr << "mantissa launch: " << printable(message, "\n  ") << std::endl; }
+void say(const std::string& message) { UnblockedOutput(STDERR_FILENO).write(text("mantissa launch: ", printable(message, "\n  "), '\n')); }
 
 // What follows the first mostly left because of it.
 void print_causes(const Attempt& attempt) {

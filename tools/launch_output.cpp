@@ -17,7 +17,7 @@ namespace {
 constexpr size_t kMostPending = size_t{1} << 16;
 constexpr size_t kMostErrors = 1024;  // that are remembered
 
-// A reader that went away or a full disk is no reason to stop.
+// A full disk is no reason to stop.
 void write_all(int fd, std::string_view bytes) {
   while (fd >= 0 && !bytes.empty()) {
     const ssize_t written = ::write(fd, bytes.data(), bytes.size());
@@ -35,7 +35,7 @@ int opened_log(const std::string& path) {
 
 }  // namespace
 
-WorkerStream::WorkerStream(int from, int to, std::string prefix, const std::string& log, ShownErrors& errors)
+WorkerStream::WorkerStream(int from, UnblockedOutput* to, std::string prefix, const std::string& log, ShownErrors& errors)
     : from_(from), to_(to), log_(opened_log(log)), prefix_(std::move(prefix)), errors_(&errors) {}
 
 WorkerStream::WorkerStream(WorkerStream&& other) noexcept
@@ -60,7 +60,7 @@ void WorkerStream::read() {
   if (got <= 0) return close();
   const std::string_view bytes(block.data(), static_cast<size_t>(got));
   write_all(log_, bytes);
-  if (to_ >= 0) pending_ += bytes;
+  if (to_ != nullptr) pending_ += bytes;
   show(false);
 }
 
@@ -98,7 +98,7 @@ void WorkerStream::show(bool all) {
     out += prefix_ + pending_ + "\n";
     pending_.clear();
   }
-  write_all(to_, out);
+  if (to_ != nullptr && !out.empty()) to_->write(out);
 }
 
 }  // namespace mantissa::tools

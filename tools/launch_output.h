@@ -4,6 +4,8 @@
 #include <map>
 #include <string>
 
+#include "mantissa/base/unblocked_output.h"
+
 namespace mantissa::tools {
 
 // What was shown of errors: each beginning of one, and behind whose prefix.
@@ -12,16 +14,17 @@ using ShownErrors = std::map<std::string, std::string>;
 // One stream of one worker. Lines longer than 64 KiB are cut, so that memory stays bounded.
 class WorkerStream {
  public:
-  // `from` is the reading end of a pipe and becomes this object's. Shown on descriptor `to`, unless that is -1; `log` is a file, or "".
+  // `from` is the reading end of a pipe and becomes this object's. Shown on `to`, if there is one; `log` is a file, or "".
   // An error, a line that begins with "error: " and those that follow with two spaces, which another stream of `errors` has shown, is not
   // shown again.
-  WorkerStream(int from, int to, std::string prefix, const std::string& log, ShownErrors& errors);
+  WorkerStream(int from, UnblockedOutput* to, std::string prefix, const std::string& log, ShownErrors& errors);
   WorkerStream(WorkerStream&& other) noexcept;
   WorkerStream(const WorkerStream&) = delete;
   WorkerStream& operator=(const WorkerStream&) = delete;
   ~WorkerStream();
 
-  int fd() const { return from_; }
+  // The worker waits as long as what was read before waits for a reader: then -1.
+  int fd() const { return to_ != nullptr && to_->waiting() ? -1 : from_; }
   bool open() const { return from_ >= 0; }
   void read();                                     // what is there; closes at the end
   void close();                                    // shows what has no line end yet
@@ -31,7 +34,9 @@ class WorkerStream {
   void show(bool all);
   std::string shown(const std::string& line);
 
-  int from_, to_, log_;
+  int from_;
+  UnblockedOutput* to_;
+  int log_;
   std::string prefix_, pending_;
   ShownErrors* errors_;
   std::string error_, held_;  // the error that goes on, so far, and what of it is held back

@@ -13,8 +13,11 @@
 #include <chrono>
 #include <cmath>
 #include <csignal>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <optional>
+#include <sstream>
 
 #include "launch_output.h"
 #include "mantissa/base/error.h"
@@ -98,6 +101,24 @@ std::vector<char*> pointers(std::vector<std::string>& words) {
   ::_exit(127);
 }
 
+// The groups of all processes that are stopped (state T).
+std::set<pid_t> stopped_groups() {
+  std::set<pid_t> out;
+  std::error_code gone;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", gone)) {
+    std::ifstream file(entry.path() / "stat");
+    std::string line;
+    std::getline(file, line);
+    const size_t name_end = line.rfind(')');  // pid (name) state parent group
+    if (name_end == std::string::npos) continue;
+    std::istringstream fields(line.substr(name_end + 1));
+    char state = 0;
+    pid_t parent = 0, group = 0;
+    if (fields >> state >> parent >> group && state == 'T') out.insert(group);
+  }
+  return out;
+}
+
 // A rank: the process that was started and its group, in which a wrapper has what it runs.
 struct Worker {
   int rank = 0;
@@ -124,9 +145,9 @@ class Group {
   Attempt run() {
     double drained_by = HUGE_VAL;
     while (now_seconds() < drained_by &&
-           (!running_.empty() || std::any_of(streams_.begin(), streams_.end(), [](const auto& s) { return s.open(); }))) {
+           (!running_.empty() || is_behind() || std::any_of(streams_.begin(), streams_.end(), [](const auto& s) { return s.open(); }))) {
       listen(running_.empty() ? drained_by : next_kill());
-      if (running_.empty()) drained_by = std::min(drained_by, now_seconds() + kDrainSeconds);
+      if (running_.empty()) drained_by = std::min(is_behind() && !asked_to_end() ? HUGE_VAL : drained_by, now_seconds() + kDrainSeconds);
       kill_late();
     }
     for (size_t i = 0; i < streams_.size(); ++i) {
@@ -152,7 +173,8 @@ class Group {
     const bool visible = plan_.shown_ranks.empty() || plan_.shown_ranks.contains(rank);
     const auto stream = [&](int from, int to, const char* name) {
       const bool shown = visible && (folder.empty() || (plan_.shown & to) != 0);
-      streams_.emplace_back(from, shown ? to : -1, prefix, folder.empty() ? "" : folder + name, errors_);
+      streams_.emplace_back(from, shown ? &shown_[static_cast<size_t>(to - STDOUT_FILENO)] : nullptr, prefix,
+                            folder.empty() ? "" : folder + name, errors_);
     };
     const auto [out, to_out] = new_pipe();
     stream(out, STDOUT_FILENO, "/stdout.log");
@@ -179,10 +201,13 @@ class Group {
   void listen(double until) {
     std::vector<pollfd> waits = {{.fd = signals_.fd(), .events = POLLIN, .revents = 0}};
     for (const WorkerStream& stream : streams_) waits.push_back({.fd = stream.fd(), .events = POLLIN, .revents = 0});  // -1 is passed over
+    for (const UnblockedOutput& output : shown_)
+      waits.push_back({.fd = output.waiting() ? output.fd() : -1, .events = POLLOUT, .revents = 0});
     const double left = std::clamp(until - now_seconds(), 0.0, 60.0);
     if (::poll(waits.data(), waits.size(), static_cast<int>(std::ceil(left * 1e3))) <= 0) return;
+    for (UnblockedOutput& output : shown_) output.flush();
     for (size_t i = 0; i < streams_.size(); ++i) {
-      if (waits[i + 1].revents != 0) streams_[i].read();
+      if (waits[i + 1].revents != 0 && streams_[i].fd() >= 0) streams_[i].read();
     }
     for (const int signal : signals_.take()) {
       if (signal != SIGCHLD) hand_on(signal);
@@ -200,6 +225,8 @@ class Group {
   void send_all(int signal) {
     for (const auto& [pid, worker] : running_) ::kill(-pid, signal);
   }
+
+  bool is_behind() const { return shown_[0].waiting() || shown_[1].waiting(); }  // who reads what is shown
 
   double next_kill() const {
     double at = HUGE_VAL;
@@ -272,6 +299,10 @@ class Group {
       for (auto& [pid, worker] : running_) worker.kill_at = std::min(worker.kill_at, now_seconds() + kGraceSeconds);
     }
     attempt_.failures.insert(attempt_.failures.end(), failed.begin(), failed.end());
+    for (const pid_t stopped : stopped_groups()) {  // which heed SIGTERM when they go on, and nobody knows when that is
+      const auto found = running_.find(stopped);
+      if (found != running_.end()) found->second.kill_at = 0;
+    }
   }
 
   void end_all() {
@@ -283,7 +314,8 @@ class Group {
   const WorkerPlan& plan_;
   SignalQueue& signals_;
   double began_;
-  std::map<pid_t, Worker> running_;    // by process, which is its group, too
+  std::map<pid_t, Worker> running_;  // by process, which is its group, too
+  std::array<UnblockedOutput, 2> shown_{UnblockedOutput(STDOUT_FILENO), UnblockedOutput(STDERR_FILENO)};
   std::vector<WorkerStream> streams_;  // output and errors of each
   ShownErrors errors_;
   Attempt attempt_;

@@ -14,6 +14,7 @@
 #include "mantissa/base/log.h"
 #include "mantissa/base/parallel.h"
 #include "mantissa/base/printable.h"
+#include "mantissa/base/unblocked_output.h"
 #include "mantissa/base/version.h"
 
 namespace mantissa::tools {
@@ -27,10 +28,8 @@ std::string compared(RunConfig config) {
   return xxh64(effective_config(config)).text();
 }
 
-// Not by std::cerr, which flushes std::cout first: the main thread may be stuck there, in a pipe that nobody reads.
-void write_error(const std::string& lines) {
-  if (::write(STDERR_FILENO, lines.data(), lines.size()) < 0) return;
-}
+// Not by std::cerr, which waits for a reader, and flushes std::cout first, where the main thread may be stuck.
+void write_error(const std::string& lines) { UnblockedOutput(STDERR_FILENO).write(lines); }
 
 void report(Store& store, const Communicator& world, const std::string& why) {
   const Progress& progress = store.progress();

@@ -69,6 +69,7 @@ void print_summary(Console& console, const TrainSummary& summary) {
                " tok/s");
   if (summary.skipped_steps > 0) line += text(" | ", count_text(summary.skipped_steps, "step"), " skipped");
   if (summary.failed_saves > 0) line += text(" | ", count_text(summary.failed_saves, "save"), " failed");
+  console.finish();
   const int64_t dropped = summary.dropped_lines + console.dropped_lines() + dropped_log_lines();
   if (dropped > 0) line += text(" | ", count_text(dropped, "line"), " of output dropped");
   line +=

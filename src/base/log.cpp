@@ -1,9 +1,11 @@
 #include "mantissa/base/log.h"
 
+#include <spdlog/details/os.h>
+#include <spdlog/sinks/base_sink.h>
 #include <spdlog/sinks/basic_file_sink.h>
 #include <spdlog/sinks/ringbuffer_sink.h>
-#include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -12,6 +14,7 @@
 #include <vector>
 
 #include "mantissa/base/printable.h"
+#include "mantissa/base/unblocked_output.h"
 
 namespace mantissa {
 namespace {
@@ -37,6 +40,26 @@ spdlog::level::level_enum to_spdlog(LogLevel level) {
   return spdlog::level::info;
 }
 
+// Standard error, where nobody may read. The name of the level has a color on a terminal.
+class ErrorSink : public spdlog::sinks::base_sink<std::mutex> {
+ protected:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    spdlog::memory_buf_t buffer;
+    formatter_->format(message, buffer);
+    std::string line(buffer.data(), buffer.size());
+    if (colored_ && message.color_range_end > message.color_range_start) {
+      line.insert(message.color_range_end, "\x1b[m");
+      line.insert(message.color_range_start, message.level >= spdlog::level::err ? "\x1b[31m\x1b[1m" : "\x1b[33m\x1b[1m");
+    }
+    if (!out_.write(line)) ++dropped;
+  }
+  void flush_() override { out_.flush(); }
+
+ private:
+  UnblockedOutput out_{STDERR_FILENO};
+  const bool colored_ = ::isatty(STDERR_FILENO) == 1 && spdlog::details::os::is_color_terminal();
+};
+
 // With the times at which they were made.
 void write_kept(spdlog::sinks::sink& file) {
   if (!kept) return;
@@ -55,7 +78,7 @@ void write_kept(spdlog::sinks::sink& file) {
 void open_log(const LogOptions& options) {
   std::vector<spdlog::sink_ptr> sinks;
   if (options.console) {
-    sinks.push_back(std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+    sinks.push_back(std::make_shared<ErrorSink>());
     sinks.back()->set_level(to_spdlog(options.console_level));
   }
   const bool has_file = !options.file.empty();

@@ -29,5 +29,14 @@ TEST_F(LaunchTest, WhatAWrapperRunsHasTimeToEnd) {
   EXPECT_THAT(failed.output, HasSubstr("[rank0]:left\n"));
 }
 
+TEST_F(LaunchTest, AStoppedWorkerIsNotWaitedFor) {
+  const auto start = test::Clock::now();
+  const auto run = disturbed(2, "touch ready.$RANK; [ $RANK = 0 ] && kill -STOP $$; while [ ! -e go ]; do sleep 0.05; done; exit 6",
+                             [&](pid_t) { test::write_file(folder_ / "go", ""); });
+  EXPECT_EQ(run.exit_code, 6);
+  EXPECT_THAT(run.errors, HasSubstr("SIGKILL"));
+  EXPECT_LT(test::Clock::now() - start, std::chrono::seconds(25)) << "and not for the grace of 30 s";
+}
+
 }  // namespace
 }  // namespace mantissa

@@ -108,5 +108,42 @@ TEST_F(ReaderThatWentAway, LeavesTheFilesOfACommandWhole) {
   for (const char* const name : {"out.bin", "out.idx", "out.tokenizer.json"}) EXPECT_TRUE(std::filesystem::exists(folder_ / name)) << name;
 }
 
+// Its standard output and errors are a small pipe that somebody holds open and does not read.
+class ReaderThatDoesNotRead : public Terminal {
+ protected:
+  std::vector<std::string> unread(const std::vector<std::string>& arguments) const {
+    const std::string program =
+        "import fcntl, os, sys; r, w = os.pipe(); fcntl.fcntl(w, 1031, 4096); os.set_inheritable(r, True); os.dup2(w, 1); os.dup2(w, 2); "
+        "os.close(w); os.execv(sys.argv[1], sys.argv[1:])";  // 1031: F_SETPIPE_SZ
+    std::vector<std::string> words = {"python3", "-c", program, MANTISSA_BINARY};
+    words.insert(words.end(), arguments.begin(), arguments.end());
+    return words;
+  }
+};
+
+TEST_F(ReaderThatDoesNotRead, DoesNotHoldTraining) {
+  const auto run = test::run_process(unread({"train", "run.json", "--set", "training.steps=400"}), folder_.path());
+  EXPECT_EQ(run.exit_code, 0);
+  EXPECT_EQ(list_checkpoints(run_folder("run") + "/checkpoints").back().step, 400);
+  EXPECT_THAT(test::read_file(run_folder("run") + "/log.txt"), HasSubstr(" lines of output dropped"));
+}
+
+TEST_F(ReaderThatDoesNotRead, LetsTheLauncherHandOnSignals) {
+  const std::string script = "trap 'exit 75' TERM; head -c 300000 /dev/zero & sleep 0.5; touch ready; while :; do sleep 0.05; done";
+  test::BackgroundProcess launcher(unread({"launch", "--", "sh", "-c", script}), folder_.path(), folder_ / "unread.log");
+  for (int i = 0; i < 6000 && !std::filesystem::exists(folder_ / "ready"); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  launcher.send(SIGTERM);
+  EXPECT_EQ(launcher.wait(), 75);
+}
+
+TEST_F(ReaderThatDoesNotRead, GetsAllThatALauncherShowsOnceItReads) {
+  const std::string program =
+      "import subprocess, sys, time; p = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE); time.sleep(4); "
+      "sys.exit(p.stdout.read().count(b'x') != 300000)";
+  const auto run = test::run_process(
+      {"python3", "-c", program, MANTISSA_BINARY, "launch", "--", "sh", "-c", "head -c 300000 /dev/zero | tr '\\0' x"}, folder_.path());
+  EXPECT_EQ(run.exit_code, 0) << run.errors;
+}
+
 }  // namespace
 }  // namespace mantissa

@@ -1,0 +1,78 @@
+#include "mantissa/base/unblocked_output.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+
+#include "mantissa/base/error.h"
+
+namespace mantissa {
+namespace {
+
+constexpr size_t kMostWaiting = size_t{1} << 20;
+constexpr int kReaderMilliseconds = 2000;
+
+bool takes_more(int fd, int milliseconds) {
+  pollfd wait{.fd = fd, .events = POLLOUT, .revents = 0};
+  int ready = 0;
+  do {
+    ready = ::poll(&wait, 1, milliseconds);
+  } while (ready < 0 && errno == EINTR);
+  return ready > 0;
+}
+
+int64_t lines_in(std::string_view text) { return std::count(text.begin(), text.end(), '\n'); }
+
+}  // namespace
+
+// Others share the descriptor, so that it may not be made non-blocking itself. Opened anew it is this object's own.
+UnblockedOutput::UnblockedOutput(int fd) : fd_(fd) {
+  struct stat status {};
+  if (::fstat(fd, &status) == 0 && (S_ISFIFO(status.st_mode) || ::isatty(fd) == 1))
+    own_ = ::open(text("/proc/self/fd/", fd).c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+}
+
+UnblockedOutput::~UnblockedOutput() {
+  finish();
+  if (own_ >= 0) ::close(own_);
+}
+
+void UnblockedOutput::drop() {
+  dropped_ += lines_in(waiting_);
+  waiting_.clear();
+}
+
+bool UnblockedOutput::write(std::string_view lines) {
+  flush();
+  if (waiting_.size() + lines.size() > kMostWaiting) {
+    dropped_ += lines_in(lines);
+    return false;
+  }
+  waiting_ += lines;
+  const int64_t before = dropped_;
+  flush();
+  return dropped_ == before;
+}
+
+void UnblockedOutput::flush() {
+  while (!waiting_.empty()) {
+    // Where it could not be opened anew: a pipe with room has room for so much, and a file always has.
+    if (own_ < 0 && !takes_more(fd_, 0)) return;
+    const ssize_t written = ::write(fd(), waiting_.data(), std::min<size_t>(waiting_.size(), PIPE_BUF));
+    if (written < 0 && errno == EAGAIN) return;
+    if (written < 0 && errno != EINTR) return drop();
+    if (written > 0) waiting_.erase(0, static_cast<size_t>(written));
+  }
+}
+
+void UnblockedOutput::finish() {
+  for (flush(); !waiting_.empty() && takes_more(fd(), kReaderMilliseconds);) flush();
+  drop();
+}
+
+}  // namespace mantissa
