@@ -109,7 +109,7 @@ def config_of(family, case):
                         layer_norm_epsilon=EPSILON)
         return transformers.GPT2Config(**settings)
     settings.update(hidden_size=hidden, num_hidden_layers=2, num_attention_heads=heads, num_key_value_heads=case["kv_heads"], intermediate_size=intermediate,
-                    max_position_embeddings=256, rms_norm_eps=EPSILON, **rope(case["rope"], family))
+                    max_position_embeddings=case.get("positions", 256), rms_norm_eps=EPSILON, **rope(case["rope"], family))
     if "head_dim" in case:
         settings["head_dim"] = head_dim
     if "biases" in case:
