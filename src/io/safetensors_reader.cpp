@@ -61,6 +61,8 @@ void SafetensorsFile::read(const SafetensorsEntry& entry, int64_t offset, std::s
 
 SafetensorsFolder::SafetensorsFolder(const fs::path& folder) {
   const fs::path single = folder / "model.safetensors", index = folder / "model.safetensors.index.json";
+  seen_.look_at(single);
+  seen_.look_at(index);
   const bool has_single = is_there(single), has_index = is_there(index);
   require(has_single || has_index, ExitCode::usage, folder.string(), ": has neither model.safetensors nor model.safetensors.index.json");
   require(!has_single || !has_index, ExitCode::usage, folder.string(),
@@ -81,7 +83,9 @@ SafetensorsFolder::SafetensorsFolder(const fs::path& folder) {
 }
 
 void SafetensorsFolder::add_file(const fs::path& path) {
+  seen_.look_at(path);
   SafetensorsFile file(path);
+  seen_.look_at(path);
   std::vector<SafetensorsEntry>& added = file.header_.entries;
   require(entries_.size() + added.size() <= SafetensorsLimits::kTensors, ExitCode::data, path.string(),
           ": with the files before it more than ", SafetensorsLimits::kTensors, " tensors");
@@ -91,7 +95,6 @@ void SafetensorsFolder::add_file(const fs::path& path) {
   std::inplace_merge(entries_.begin(), entries_.begin() + middle, entries_.end(),
                      [](const SafetensorsEntry& a, const SafetensorsEntry& b) { return a.name < b.name; });
   files_.push_back(path);
-  file_bytes_.push_back(file.bytes_);
 }
 
 void SafetensorsFolder::require_as_indexed(const std::map<std::string, std::string>& weight_map, const std::string& index) const {
@@ -115,8 +118,7 @@ void SafetensorsFolder::read(const SafetensorsEntry& entry, int64_t offset, std:
     const auto file = static_cast<size_t>(entry.file);
     open_file_ = -1;
     open_ = File::open_input(files_.at(file));
-    require(open_.size() == file_bytes_[file], ExitCode::data, files_[file].string(), ": has ", open_.size(), " bytes, had ",
-            file_bytes_[file], " when its header was read");
+    seen_.look_at(files_[file]);
     open_file_ = entry.file;
   }
   read_part(open_, entry, offset, out);

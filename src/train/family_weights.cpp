@@ -54,8 +54,9 @@ std::string names_text(const std::vector<std::string>& names, const char* least 
 }
 
 // A quantization_config that mantissa does not know is told before any tensor is missed that it has in another form.
-FamilyConfig config_in(const fs::path& folder) {
+FamilyConfig config_in(const fs::path& folder, UnchangedFiles& seen) {
   const std::string source = (folder / "config.json").string();
+  seen.look_at(source);
   FamilyConfig config = read_family_config(family_file(folder, "config.json"), source);
   if (!config.quantization.empty()) PackedConfig(config.quantization, source);
   return config;
@@ -72,9 +73,23 @@ bool is_family_folder(const fs::path& folder) {
 std::string family_file(const fs::path& folder, const std::string& name) { return File::open_input(folder / name).content(kMostTextBytes); }
 
 FamilyWeights::FamilyWeights(const fs::path& folder)
-    : folder_(folder), config_(config_in(folder)), files_(folder), tensors_(tensors_of(config_, files_, folder / "config.json")) {
+    : folder_(folder), config_(config_in(folder, seen_)), files_(folder), tensors_(tensors_of(config_, files_, folder / "config.json")) {
   find_tensors();
   if (!config_.says_dtype) config_.dtype = dtype_of_tensors();
+}
+
+std::optional<std::string> FamilyWeights::file(const std::string& name) {
+  seen_.look_at(folder_ / name);
+  std::error_code error;
+  if (!fs::exists(folder_ / name, error)) return {};
+  std::string content = family_file(folder_, name);
+  seen_.look_at(folder_ / name);
+  return content;
+}
+
+void FamilyWeights::require_unchanged() {
+  seen_.require_unchanged();
+  files_.require_unchanged();
 }
 
 FamilyWeights::Unused FamilyWeights::all_tensors() const {

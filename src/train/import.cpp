@@ -20,11 +20,10 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kSlabBytes = 8 << 20;
 
-std::vector<CarriedFile> files_of(const fs::path& folder) {
+std::vector<CarriedFile> files_of(FamilyWeights& weights) {
   std::vector<CarriedFile> files;
   for (const char* const name : kCarriedFiles) {
-    std::error_code error;
-    if (fs::exists(folder / name, error)) files.push_back({.name = name, .bytes = family_file(folder, name)});
+    if (std::optional<std::string> content = weights.file(name)) files.push_back({.name = name, .bytes = std::move(*content)});
   }
   return files;
 }
@@ -150,7 +149,7 @@ void write_codes(FamilyWeights& weights, const ParameterShape& parameter, ShardS
 
 ImportedModel import_model(const fs::path& folder, const fs::path& output) {
   FamilyWeights weights(folder);
-  const std::vector<CarriedFile> files = files_of(folder);
+  const std::vector<CarriedFile> files = files_of(weights);
   read_special_tokens(family_file(folder, "config.json"), (folder / "config.json").string());  // an export will need them
   const std::vector<ParameterShape> parameters = parameter_shapes(model_shape(weights.config().model));
   ImportedModel imported{.family = weights.config().family};
@@ -173,6 +172,7 @@ ImportedModel import_model(const fs::path& folder, const fs::path& output) {
     shard.begin(kCarriedPrefix + file.name, Dtype::u8, {static_cast<int64_t>(file.bytes.size())});
     shard.write(std::as_bytes(std::span(file.bytes)));
   }
+  weights.require_unchanged();
   write_manifest(assemble_manifest(head, {shard.finish()}), pending.path());
   CheckpointReader(pending.path()).verify();
   pending.publish();

@@ -233,6 +233,7 @@ LoadedModel load_family(const fs::path& folder, const TensorRanks& ranks, std::o
       const std::string bad = nonfinite_weight(part, master);
       require(bad.empty(), ExitCode::data, folder.string(), ": ", bad, ": weights must be finite");
     }
+    weights.require_unchanged();
   });
   return loaded;
 }

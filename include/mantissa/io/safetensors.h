@@ -24,6 +24,7 @@
 
 #include "mantissa/base/file.h"
 #include "mantissa/base/pending_file.h"
+#include "mantissa/io/unchanged_files.h"
 
 namespace mantissa {
 
@@ -126,14 +127,17 @@ class SafetensorsFolder {
   const std::vector<SafetensorsEntry>& entries() const { return entries_; }  // by name
   const std::vector<std::filesystem::path>& files() const { return files_; }
   const SafetensorsEntry* find(std::string_view name) const;  // null if there is none
+  // Throws Error(data) for a file that is not the one whose header was read.
   void read(const SafetensorsEntry& entry, int64_t offset, std::span<std::byte> out);
+  // Whatever was read until now is of one state of all files. Throws Error(data) that names one that was changed or replaced.
+  void require_unchanged() { seen_.require_unchanged(); }
 
  private:
   void add_file(const std::filesystem::path& path);
   void require_as_indexed(const std::map<std::string, std::string>& weight_map, const std::string& index) const;
 
   std::vector<std::filesystem::path> files_;
-  std::vector<int64_t> file_bytes_;
+  UnchangedFiles seen_;
   std::vector<SafetensorsEntry> entries_;
   File open_;  // files_[open_file_]
   int32_t open_file_ = -1;

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -87,6 +88,10 @@ class FamilyWeights : public WeightSource {
   std::map<std::string, PackedScheme> packed_modules() const;
   // An element of a parameter by its place in the tensor that transformers has for it: "model.layers.0.self_attn.k_proj.weight[3, 5]".
   std::string element(const std::string& parameter, int64_t row, int64_t column) const;
+  // A text file of the folder; none if there is no such file. Throws Error(data) as require_unchanged() does.
+  std::optional<std::string> file(const std::string& name);
+  // Throws Error(data) unless all that was read of the folder until now is of one state of its files.
+  void require_unchanged();
   // As the tensor is in its file; F16 counts as F32, which it becomes.
   Dtype file_dtype(const FamilyTensor& tensor) const;
 
@@ -122,6 +127,7 @@ class FamilyWeights : public WeightSource {
   std::span<const std::byte> turned_matrix(const Piece& piece, int64_t matrix);
 
   std::filesystem::path folder_;
+  UnchangedFiles seen_;  // beside the weights
   FamilyConfig config_;
   SafetensorsFolder files_;
   std::vector<FamilyTensor> tensors_;
