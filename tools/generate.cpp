@@ -40,11 +40,11 @@ std::vector<int32_t> prompt_of(const GenerateArguments& arguments, const LoadedM
 // All ranks draw the same text; the first prints it.
 void generate_on(const TensorRanks& ranks, const GenerateArguments& arguments) {
   const LoadedModel loaded = load_model(arguments.checkpoint, ranks, dtype_of(arguments.dtype));
-  const std::vector<int32_t> prompt = prompt_of(arguments, loaded);
+  const std::vector<int32_t> prompt = prompt_of(arguments, loaded), end_tokens = loaded.end_tokens();
   const bool prints = ranks.group.rank() == 0, ids = arguments.prompt_ids.has_value();
   if (prints) std::cout << (ids ? joined(prompt, " ") : arguments.prompt.value_or("\n")) << std::flush;
   generate(*loaded.model, prompt, arguments.sampling, [&](int32_t id) {
-    if (std::ranges::find(loaded.end_tokens, id) != loaded.end_tokens.end()) return false;
+    if (std::ranges::find(end_tokens, id) != end_tokens.end()) return false;
     if (prints) std::cout << (ids ? text(' ', id) : loaded.tokenizer->decode(std::span(&id, 1))) << std::flush;
     return ranks.group.sum(std::cout.good() ? 0 : 1) == 0;
   });

@@ -28,6 +28,13 @@ std::vector<CarriedFile> files_of(FamilyWeights& weights) {
   return files;
 }
 
+// An export, eval and generate read them again: better to fail here than after training.
+void require_readable(const std::vector<CarriedFile>& files, const fs::path& folder) {
+  for (const CarriedFile& file : files) {
+    if (file.name == "config.json" || file.name == "generation_config.json") read_special_tokens(file.bytes, (folder / file.name).string());
+  }
+}
+
 // Types of tensors whose parameter is kept in a wider one: of these the checkpoint would not know.
 nlohmann::json narrow_tensors(const FamilyWeights& weights) {
   nlohmann::json names = nlohmann::json::array();
@@ -150,7 +157,7 @@ void write_codes(FamilyWeights& weights, const ParameterShape& parameter, ShardS
 ImportedModel import_model(const fs::path& folder, const fs::path& output) {
   FamilyWeights weights(folder);
   const std::vector<CarriedFile> files = files_of(weights);
-  read_special_tokens(family_file(folder, "config.json"), (folder / "config.json").string());  // an export will need them
+  require_readable(files, folder);
   const std::vector<ParameterShape> parameters = parameter_shapes(model_shape(weights.config().model));
   ImportedModel imported{.family = weights.config().family};
   const PrecisionPlan plan = resolve_plan(weights.run_config());

@@ -185,11 +185,11 @@ int64_t verify_codes(CheckpointReader& reader) {
 
 namespace {
 
-// text_of(name): the content of a file that belongs to the model, none if there is no such file.
-std::vector<int32_t> end_tokens(const std::function<std::optional<std::string>(const std::string&)>& text_of, int64_t vocab_size) {
+// Of the files that belong to a model, which are asked only when somebody generates: nothing else needs them to be right.
+std::vector<int32_t> end_tokens(const std::vector<CarriedFile>& files, int64_t vocab_size) {
   for (const char* const name : {"generation_config.json", "config.json"}) {
-    const std::optional<std::string> content = text_of(name);
-    const std::string tokens = content ? read_special_tokens(*content, name).end : "";
+    const auto file = std::ranges::find(files, name, &CarriedFile::name);
+    const std::string tokens = file != files.end() ? read_special_tokens(file->bytes, name).end : "";
     if (tokens.empty() || tokens == "[]") continue;
     std::vector<int32_t> ids;
     for (const std::string& id : split(tokens.front() == '[' ? std::string_view(tokens).substr(1, tokens.size() - 2) : tokens, ','))
@@ -197,6 +197,11 @@ std::vector<int32_t> end_tokens(const std::function<std::optional<std::string>(c
     if (!ids.empty()) return ids;
   }
   return {};
+}
+
+void take_end_tokens(std::vector<CarriedFile> files, LoadedModel& loaded) {
+  std::erase_if(files, [](const CarriedFile& file) { return !file.name.ends_with("config.json"); });
+  loaded.end_tokens = [files = std::move(files), size = *loaded.config.model.vocab_size] { return end_tokens(files, size); };
 }
 
 // In place of precision.dtype, also of the recipes that an import made, which name it.
@@ -216,13 +221,11 @@ LoadedModel load_family(const fs::path& folder, const TensorRanks& ranks, std::o
     loaded.config = for_ranks(weights.run_config(), ranks);
     if (dtype) compute_in(*dtype, loaded.config.precision);
     const PrecisionPlan plan = resolve_plan(loaded.config);
-    loaded.end_tokens = end_tokens(
-        [&](const std::string& name) -> std::optional<std::string> {
-          std::error_code missing;
-          if (!fs::exists(folder / name, missing)) return {};
-          return family_file(folder, name);
-        },
-        *loaded.config.model.vocab_size);
+    std::vector<CarriedFile> files;
+    for (const char* const name : {"generation_config.json", "config.json"}) {
+      if (std::optional<std::string> content = weights.file(name)) files.push_back({.name = name, .bytes = std::move(*content)});
+    }
+    take_end_tokens(std::move(files), loaded);
     loaded.device = make_backend(loaded.config.training.backend());
     loaded.model = std::make_unique<Gpt>(loaded.config.model, *loaded.device, plan, GptOptions{.gradients = false, .tensor = ranks});
     ParameterSet& parameters = loaded.model->parameters();
@@ -248,14 +251,7 @@ PrecisionPlan make_model(CheckpointReader& reader, const TensorRanks& ranks, std
     plan = resolve_plan(loaded.config);
   }
   loaded.tokenizer = saved_tokenizer(reader);
-  const std::vector<CarriedFile> files = carried_files(reader);
-  loaded.end_tokens = end_tokens(
-      [&](const std::string& name) -> std::optional<std::string> {
-        const auto found = std::ranges::find(files, name, &CarriedFile::name);
-        if (found == files.end()) return {};
-        return found->bytes;
-      },
-      *loaded.config.model.vocab_size);
+  take_end_tokens(carried_files(reader), loaded);
   loaded.model.reset();  // before the device it lives on
   loaded.device = make_backend(loaded.config.training.backend());
   loaded.model = std::make_unique<Gpt>(loaded.config.model, *loaded.device, plan, GptOptions{.gradients = false, .tensor = ranks});

@@ -339,16 +339,16 @@ TEST_F(Exports, WithoutASectionModelThatOfTheCheckpointIsTaken) {
 
 TEST_F(Exports, EndTokensAreThoseOfTheGenerationConfig) {
   FamilyFolder(path("llama"), "llama", "F32");
-  EXPECT_THAT(load_model(path("llama")).end_tokens, ::testing::IsEmpty());
+  EXPECT_THAT(load_model(path("llama")).end_tokens(), ::testing::IsEmpty());
   auto config = nlohmann::json::parse(test::read_file(path("llama/config.json")));
   config["eos_token_id"] = 7;
   test::write_file(path("llama/config.json"), config.dump());
-  EXPECT_THAT(load_model(path("llama")).end_tokens, ::testing::ElementsAre(7));
+  EXPECT_THAT(load_model(path("llama")).end_tokens(), ::testing::ElementsAre(7));
   test::write_file(path("llama/generation_config.json"), R"({"eos_token_id": []})");
-  EXPECT_THAT(load_model(path("llama")).end_tokens, ::testing::ElementsAre(7));
+  EXPECT_THAT(load_model(path("llama")).end_tokens(), ::testing::ElementsAre(7));
   test::write_file(path("llama/generation_config.json"), R"({"eos_token_id": [3, 258, 9999, -1]})");
   import_model(path("llama"), path("in"));
-  for (const char* model : {"llama", "in"}) EXPECT_THAT(load_model(path(model)).end_tokens, ::testing::ElementsAre(3, 258)) << model;
+  for (const char* model : {"llama", "in"}) EXPECT_THAT(load_model(path(model)).end_tokens(), ::testing::ElementsAre(3, 258)) << model;
 }
 
 // Masters start as the values of the file, whatever their type.

@@ -127,6 +127,25 @@ TEST_F(Import, CodesOfSeveralSlabsAreThoseOfTheFile) {
   EXPECT_THAT(with_scale(254), ::testing::AllOf(HasSubstr(up + "[69000, "), HasSubstr(" is Inf: ")));
 }
 
+// Better before training than when its export, or the first text from it, needs them. Evaluation does not.
+TEST_F(Import, FilesOfTokensThatCannotBeReadAreRefused) {
+  const FamilyFolder folder(path("model"), "llama", "F32");
+  for (const char* const bad : {R"({"eos_token_id": "x"})", R"({"eos_token_id": [1, 2.5]})", R"({"eos_token_id")"}) {
+    test::write_file(path("model/generation_config.json"), bad);
+    const Error error = import_error("model");
+    EXPECT_EQ(error.code(), ExitCode::data) << bad;
+    EXPECT_THAT(error.what(), HasSubstr(path("model/generation_config.json") + ":")) << bad;
+    const LoadedModel loaded = load_model(path("model"));
+    EXPECT_EQ(test::error_of([&] { loaded.end_tokens(); }).code(), ExitCode::data) << bad;
+  }
+  std::filesystem::remove(path("model/generation_config.json"));
+  auto config = nlohmann::json::parse(test::read_file(path("model/config.json")));
+  config["bos_token_id"] = "x";
+  test::write_file(path("model/config.json"), config.dump());
+  EXPECT_EQ(import_error("model").code(), ExitCode::data);
+  EXPECT_THAT(import_error("model").what(), HasSubstr(path("model/config.json") + ": bos_token_id must be a token id"));
+}
+
 // An export of a run of bytes whose tokenizer.json, generation_config.json and end tokens are those of somebody else, imported.
 class ImportedTokenizer : public Import {
  protected:

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -112,7 +113,8 @@ struct LoadedModel {
   int64_t step = 0;
   RunConfig config;
   std::optional<Tokenizer> tokenizer;
-  std::vector<int32_t> end_tokens;  // of an imported model: those of generation_config.json, else of config.json
+  // Of an imported model: those of generation_config.json, else of config.json. Throws Error(data) where these are damaged.
+  std::function<std::vector<int32_t>()> end_tokens;
   std::unique_ptr<Backend> device;
   std::unique_ptr<Gpt> model;
 };
