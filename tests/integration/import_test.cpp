@@ -125,6 +125,15 @@ TEST_F(Import, CodesOfSeveralSlabsAreThoseOfTheFile) {
   };
   EXPECT_THAT(with_scale(255), HasSubstr(up + "[69000, 64] has a scale that is NaN"));
   EXPECT_THAT(with_scale(254), ::testing::AllOf(HasSubstr(up + "[69000, "), HasSubstr(" is Inf: ")));
+
+  // 448 * 2^119 is the largest finite value.
+  const size_t first = size_t{69000} * 128 + 64;
+  const FamilyFolder largest = packed.flip(up, first, static_cast<char>(packed.bytes(up)[first] ^ 0x7E));
+  const auto largest_with = [&](int value) { return largest.flip(scale, at, static_cast<char>(packed.bytes(scale)[at] ^ value)); };
+  largest_with(247).write(path("bad"));
+  EXPECT_THAT(import_error("bad").what(), HasSubstr(up + "[69000, 64] is Inf: "));
+  largest_with(246).write(path("good"));
+  EXPECT_NO_THROW(import_model(path("good"), path("finite")));
 }
 
 // Better before training than when its export, or the first text from it, needs them. Evaluation does not.

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <filesystem>
 #include <functional>
 #include <optional>
 #include <string>
@@ -37,6 +38,7 @@ struct FaultState {
   bool hit = false;
   bool armed = false;
   std::vector<std::string> calls = {};
+  std::vector<std::string> synced = {};  // names of files and folders, as they were at that time
 };
 inline FaultState fault_state;
 
@@ -134,6 +136,10 @@ ssize_t injected_pread(int fd, void* bytes, size_t count, off_t offset) {
 int injected_fsync(int fd) __asm__("fsync");
 int injected_fsync(int fd) {
   static const auto next = mantissa::test::next_function<int(int)>("fsync");
+  if (mantissa::test::fault_state.armed) {
+    const std::filesystem::path path = std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(fd));
+    mantissa::test::fault_state.synced.push_back(path.filename().string());
+  }
   return mantissa::test::fault_hits("fsync") ? -1 : next(fd);
 }
 

@@ -1,4 +1,4 @@
-// Import and export while files change under them.
+// Import and export while files change under them, and what of them is on the disk when they end.
 #include "exports.h"
 #include "reliability/fault_injection.h"
 
@@ -10,7 +10,9 @@ using test::arm_fault;
 using test::disarm_fault;
 using test::FamilyFolder;
 using test::Fault;
+using test::kShape;
 using ::testing::AnyOf;
+using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
@@ -96,6 +98,63 @@ TEST_F(ModelFiles, ChangesThatKeepTheNameAreSeen) {
     EXPECT_EQ(error.code(), ExitCode::data);
     EXPECT_THAT(error.what(), StartsWith(path(text("a/", name)) + ": was changed"));
   }
+}
+
+// Damage on the way to the disk, before the checkpoint has its name.
+TEST_F(ModelFiles, AnImportIsReadBack) {
+  make_models();
+  const auto damage = [&] {
+    for (const auto& entry : fs::directory_iterator(folder_.path())) {
+      const fs::path file = entry.path() / "shard-00000.bin";
+      if (!entry.path().filename().string().starts_with(".tmp-") || !fs::exists(file)) continue;
+      std::string bytes = test::read_file(file);
+      bytes[bytes.size() / 2] ^= 1;
+      test::write_file(file, bytes);
+    }
+  };
+  arm_fault({.kind = Fault::other, .at = 2, .only = "open", .path = "manifest.json", .action = damage});
+  const Error error = test::error_of([&] { import_model(path("a"), path("out")); });
+  EXPECT_TRUE(disarm_fault());
+  EXPECT_EQ(error.code(), ExitCode::data);
+  EXPECT_FALSE(fs::exists(path("out")));
+}
+
+// A power cut after the command returned takes nothing.
+TEST_F(ModelFiles, EveryFileAndFolderIsOnTheDiskBeforeItHasItsName) {
+  run("run", kShape);
+  arm_fault({});
+  export_to(checkpoint("run", 3), "export");
+  disarm_fault();
+  const std::vector<std::string> synced = test::fault_state.synced;
+  for (const auto& entry : fs::directory_iterator(path("export"))) {
+    const std::string name = entry.path().filename().string();
+    EXPECT_THAT(synced, AnyOf(Contains(name), Contains(name + ".tmp"))) << name;
+  }
+  ASSERT_GT(synced.size(), 2U);
+  EXPECT_THAT(synced[synced.size() - 2], ::testing::MatchesRegex("\\.tmp-export-[0-9a-f]+")) << "its entries, after the last of them";
+  EXPECT_EQ(synced.back(), folder_.path().filename().string()) << "its name";
+}
+
+// The name is taken between the look at it and the writing: an error of usage to others, and here a save that failed.
+TEST_F(ModelFiles, AnExportThatCannotBeMadeDoesNotEndTraining) {
+  std::vector<std::string> sets = kShape;
+  sets.insert(sets.end(), {"training.steps=4", "checkpoint.interval=2", "checkpoint.export={}"});
+  const LoadedConfig config = this->config("run", sets);
+  const std::string taken = run_folder("run") + "/exports/" + checkpoint_name(2);
+  fs::create_directories(taken);
+  test::write_file(taken + "/old", "");
+  std::vector<SaveEvent> saves;
+  TrainEvents events;
+  events.saved = [&](const SaveEvent& event) { saves.push_back(event); };
+  arm_fault({.kind = Fault::other, .at = 1, .only = "unlinkat", .action = [&] { fs::create_directories(taken); }});
+  const TrainSummary summary = train(config, {"test"}, events);
+  EXPECT_TRUE(disarm_fault());
+  EXPECT_EQ(summary.steps, 4);
+  ASSERT_EQ(saves.size(), 2U);
+  EXPECT_THAT(saves[0].problem, StartsWith("export: "));
+  EXPECT_NE(saves[0].path, "");
+  EXPECT_EQ(saves[1].problem, "");
+  EXPECT_NE(saves[1].exported, "");
 }
 
 }  // namespace
