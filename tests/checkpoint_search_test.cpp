@@ -34,6 +34,45 @@ TEST_F(CheckpointTest, AllDamagedIsAnErrorNotAFreshStart) {
   EXPECT_THAT(log(), HasSubstr("step-00000002: there is no such checkpoint folder"));
 }
 
+// A run goes on between the listing of its checkpoints and their reading, and keeps its newest ones.
+TEST_F(CheckpointTest, OnesThatWereDeletedMeanwhileAreLookedForAgain) {
+  class GoesOn : public SearchTogether {
+   public:
+    explicit GoesOn(CheckpointDirectory& directory) : directory_(directory) {}
+    std::vector<CheckpointCandidate> first_of(const std::vector<CheckpointCandidate>& own) const override {
+      for (int saved = 0; next_ <= 4 && saved < 2; ++saved) directory_.save(State(next_++).content());
+      return own;
+    }
+
+   private:
+    CheckpointDirectory& directory_;
+    mutable int64_t next_ = 3;
+  };
+  CheckpointDirectory directory = open_directory(folder, {.latest = 2});
+  for (int64_t step = 1; step <= 2; ++step) directory.save(State(step).content());
+  const auto loaded = load_newest(
+      checkpoints(), [](CheckpointReader&) {}, GoesOn(directory));
+  ASSERT_TRUE(loaded);
+  EXPECT_EQ(loaded->step, 4);
+}
+
+TEST_F(CheckpointTest, AFolderCalledLatestIsSetAside) {
+  CheckpointDirectory directory = open_directory(folder);
+  directory.save(State(1).content());
+  std::filesystem::remove(checkpoints() / "latest");
+  std::filesystem::create_directory(checkpoints() / "latest");
+  const auto loaded = load_newest(checkpoints(), [](CheckpointReader&) {});
+  ASSERT_TRUE(loaded);
+  directory.adopt(*loaded);
+  EXPECT_TRUE(std::filesystem::is_regular_file(checkpoints() / "latest"));
+  EXPECT_EQ(newest(), 1);
+  std::filesystem::remove(checkpoints() / "latest");
+  std::filesystem::create_directory(checkpoints() / "latest");
+  directory.save(State(2).content());
+  EXPECT_EQ(newest(), 2);
+  EXPECT_THAT(log(), HasSubstr("latest: set aside as .bad-latest-"));
+}
+
 TEST_F(CheckpointTest, ABrokenLatestFileIsNotNeeded) {
   CheckpointDirectory directory = open_directory(folder);
   for (int64_t step = 1; step <= 2; ++step) directory.save(State(step).content());

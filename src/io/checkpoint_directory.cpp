@@ -166,7 +166,11 @@ void CheckpointDirectory::sweep() const {
 }
 
 void CheckpointDirectory::name_latest(const std::string& name, const std::string& hash) const {
-  write_file_atomically(folder_ / "latest", name + " " + hash + "\n");
+  const fs::path latest = folder_ / "latest";
+  std::error_code error;
+  // No file can take the name of a folder, so no checkpoint could be saved again.
+  if (fs::is_directory(fs::symlink_status(latest, error))) set_aside(latest, latest, "is a folder, and must be a file");
+  write_file_atomically(latest, name + " " + hash + "\n");
 }
 
 void CheckpointDirectory::adopt(const LoadedCheckpoint& loaded) const {

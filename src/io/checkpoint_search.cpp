@@ -28,6 +28,7 @@ LoadedCheckpoint load_candidate(const CheckpointCandidate& candidate, const std:
   });
 }
 
+// None if all of them are damaged.
 std::optional<LoadedCheckpoint> load_first(const fs::path& folder, const std::vector<CheckpointCandidate>& candidates,
                                            const std::function<void(CheckpointReader&)>& load, const SearchTogether& together) {
   std::set<fs::path> damaged;
@@ -48,11 +49,14 @@ std::optional<LoadedCheckpoint> load_first(const fs::path& folder, const std::ve
       ++passed_over;
     }
   }
-  together.read([&] {
-    require(candidates.empty(), ExitCode::data, folder.string(), ": holds checkpoints, but none of them is intact (", passed_over,
-            " tried; the log says why): restore one, or start again under another logging.run_name");
-  });
   return std::nullopt;
+}
+
+// A run that goes on deletes old checkpoints: all that were listed may be gone once they are read, and others there.
+constexpr int kListings = 5;
+
+bool same_candidates(const std::vector<CheckpointCandidate>& a, const std::vector<CheckpointCandidate>& b) {
+  return std::ranges::equal(a, b, [](const auto& one, const auto& other) { return one.path == other.path && one.hash == other.hash; });
 }
 
 void require_found(bool found, const fs::path& path) {
@@ -118,16 +122,39 @@ CheckpointReader open_candidate(const CheckpointCandidate& candidate) {
 }
 
 CheckpointReader open_checkpoint(const fs::path& path) {
-  const std::vector<CheckpointCandidate> candidates = checkpoint_candidates(find_checkpoint(path));
-  require_found(!candidates.empty(), path);
-  return open_candidate(candidates.front());
+  const NamedCheckpoint named = find_checkpoint(path);
+  std::vector<CheckpointCandidate> candidates = checkpoint_candidates(named);
+  for (int listing = 1;; ++listing) {
+    require_found(!candidates.empty(), path);
+    try {
+      return open_candidate(candidates.front());
+    } catch (const CheckpointDamage&) {
+      const std::vector<CheckpointCandidate> now = checkpoint_candidates(named);
+      if (listing == kListings || same_candidates(now, candidates)) throw;
+      candidates = now;
+    }
+  }
 }
 
 void SearchTogether::require_same(const std::string&, const std::string&) const {}
 
 std::optional<LoadedCheckpoint> load_newest(const fs::path& folder, const std::function<void(CheckpointReader&)>& load,
                                             const SearchTogether& together) {
-  return load_first(folder, together.first_of(checkpoint_candidates({.folder = folder, .name = ""})), load, together);
+  const auto listed = [&] { return together.first_of(checkpoint_candidates({.folder = folder, .name = ""})); };
+  std::vector<CheckpointCandidate> candidates = listed();
+  std::optional<LoadedCheckpoint> loaded = load_first(folder, candidates, load, together);
+  for (int listing = 1; !loaded && !candidates.empty() && listing < kListings; ++listing) {
+    const std::vector<CheckpointCandidate> now = listed();
+    if (same_candidates(now, candidates)) break;
+    candidates = now;
+    loaded = load_first(folder, candidates, load, together);
+  }
+  together.read([&] {
+    require(
+        loaded || candidates.empty(), ExitCode::data, folder.string(),
+        ": holds checkpoints, but none of them is intact (the log says why): restore one, or start again under another logging.run_name");
+  });
+  return loaded;
 }
 
 LoadedCheckpoint load_checkpoint(const fs::path& path, const std::function<void(CheckpointReader&)>& load, const SearchTogether& together) {
