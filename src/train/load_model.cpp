@@ -119,7 +119,8 @@ PrecisionPlan plan_for_tensors(const RunConfig& config, const CheckpointReader& 
   const ModelShape model = model_shape(config.model);
   require_parameters(reader, parameter_shapes(model));
   require_buffers(reader, buffer_shapes(model));
-  return as_data(source, [&] { return resolve_plan(use); });
+  as_data(source, [&] { resolve_plan(for_ranks(config, {})); });
+  return resolve_plan(use);  // what is wrong now is the number of ranks
 }
 
 }  // namespace

@@ -78,6 +78,17 @@ TEST_F(LaunchedTensorRanks, NeedAsManyRanksAsTheyAskFor) {
   EXPECT_THAT(heads.errors, HasSubstr("model.num_attention_heads 4 cannot be divided among 3 ranks"));
 }
 
+// Blocks that two ranks would have to cut: the number of ranks is wrong, not the checkpoint.
+TEST_F(LaunchedTensorRanks, CannotCutBlocksOfAWeight) {
+  const std::vector<std::string> blocks = {"--set", "training.steps=1",          "--set", "precision.recipe=mxfp8",
+                                           "--set", "model.intermediate_size=96"};
+  const auto trained = mantissa(train("run", model(blocks)));
+  ASSERT_EQ(trained.exit_code, 0) << trained.errors;
+  const auto cut = launch(2, {"eval", "run", "--tensor", "2"});
+  EXPECT_EQ(cut.exit_code, 2) << cut.errors;
+  EXPECT_THAT(cut.errors, Not(HasSubstr("manifest.json (config)")));
+}
+
 // Data ranks, then both, then one process; a rank is killed on the way.
 TEST_F(LaunchedTensorRanks, GoOnFromAnyLayoutAtAnyOther) {
   const std::string more = " --set parallel.tensor=2 --set parallel.sequence_parallel=true --set training.steps=1000000";
