@@ -132,9 +132,11 @@ SaveEvent save_run(const TrainedParts& parts, const TrainState& state, std::opti
   const auto start = Clock::now();
   const Communicator& world = parts.optimizer.shards().mesh().world;
   SaveEvent event{.step = state.step};
+  const char* what = "checkpoint";  // only rank 0 knows a path
   try {
     const SavedCheckpoint saved = save_together(world, directory, checkpoint_content(parts, state), progressed);
     event.path = saved.path.string();
+    what = "export";
     if (parts.config.checkpoint.exported) {
       if (world.rank() == 0) delete_exports_without_checkpoint(parts.config, state.step);
       if (purpose == SaveFor::keeping) event.exported = exported_beside(parts, state, saved.hash, progressed);
@@ -142,7 +144,7 @@ SaveEvent save_run(const TrainedParts& parts, const TrainState& state, std::opti
   } catch (const Error& error) {
     if (error.code() != ExitCode::storage) throw;
     event.problem = error.what();
-    log_error(event.path.empty() ? "checkpoint" : "export", " of step ", state.step, " not saved: ", error.what());
+    log_error(what, " of step ", state.step, " not saved: ", error.what());
   }
   event.seconds = std::chrono::duration<double>(Clock::now() - start).count();
   return event;

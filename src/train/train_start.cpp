@@ -2,6 +2,7 @@
 
 #include "mantissa/base/log.h"
 #include "mantissa/base/parallel.h"
+#include "mantissa/io/pending_folder.h"
 #include "mantissa/train/equal_places.h"
 #include "mantissa/train/export.h"
 #include "mantissa/train/run_folder.h"
@@ -109,6 +110,7 @@ void resume(Run& run) {
 void lock_folder(Run& run) {
   const bool was_locked = run.checkpoints.has_value();
   take_checkpoints(run);
+  sweep_pending_folders(std::filesystem::path(run.config.logging.dir) / "exports");  // this run may write no more of them
   if (run.needs_unused_folder) {
     require_unused_folder(run.loaded);
   } else if (!was_locked) {

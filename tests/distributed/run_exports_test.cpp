@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 
+#include "mantissa/base/log.h"
 #include "mantissa/io/pending_folder.h"
 #include "mantissa/train/export.h"
 #include "mantissa/train/import.h"
@@ -222,6 +223,18 @@ TEST_F(RunExports, LeftoversGo) {
   expect_same_files(files_of(exported("again", 2)), files_from(checkpoint("again", 2), "from checkpoint", {}));
 }
 
+// A run that goes on without exports is the last that looks there.
+TEST_F(RunExports, LeftoversGoWithoutAnotherExport) {
+  const std::string left = run_folder("again") + "/exports/.tmp-step-00000001-0123456789abcdef";
+  std::filesystem::create_directories(left);
+  {
+    const PendingFolder pending(folder_ / "pending");
+    std::filesystem::copy(pending.path().string() + ".lock", left + ".lock");
+  }
+  EXPECT_EQ(run_on(kAlone, "again", {}).summary.exit, ExitCode::ok);
+  EXPECT_THAT(exports_of(run_folder("again")), IsEmpty());
+}
+
 TEST_F(RunExports, FilesOfAnImportedModelGoAlong) {
   run_on(kAlone, "first", {"checkpoint.export={}"});
   test::write_file(exported("first", 2) + "/generation_config.json", "{\"eos_token_id\": 7}\n");
@@ -239,7 +252,12 @@ TEST_F(RunExports, AFailureIsThatOfASave) {
   const std::string exports = run_folder("gone") + "/exports";
   std::filesystem::create_directories(run_folder("gone"));
   test::write_file(exports, "a file in the way");
+  open_log({.console = false, .file = folder_ / "log.txt"});
   const TrainedRun failed = run_on({1, 2, false}, "gone", sets);
+  close_log();
+  const std::string log = test::read_file(folder_ / "log.txt");
+  EXPECT_THAT(log, HasSubstr("export of step 2 not saved: "));
+  EXPECT_THAT(log, ::testing::Not(HasSubstr("checkpoint of step"))) << "which was saved, also where no path is known";
   EXPECT_EQ(failed.losses.size(), 4U);
   EXPECT_EQ(failed.summary.failed_saves, 2);
   EXPECT_EQ(failed.summary.exit, ExitCode::storage);
