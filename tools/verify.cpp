@@ -16,6 +16,17 @@ struct VerifyArguments {
   std::optional<std::string> against;
 };
 
+// What was exported and has lost a part is damaged, not another kind of folder.
+void require_whole(const std::filesystem::path& folder) {
+  const auto lacks = [&](const char* name) {
+    std::error_code error;
+    return !std::filesystem::exists(folder / name, error);
+  };
+  require(!lacks("config.json"), ExitCode::data, folder.string(), ": lacks config.json");
+  require(!lacks("model.safetensors") || !lacks("model.safetensors.index.json"), ExitCode::data, folder.string(),
+          ": lacks model.safetensors");
+}
+
 ExitCode verify_folder_against(const VerifyArguments& arguments) {
   FamilyWeights folder(arguments.path);
   CheckpointReader reader = open_checkpoint(*arguments.against);
@@ -41,6 +52,7 @@ ExitCode verify_folder_against(const VerifyArguments& arguments) {
 }
 
 ExitCode verify_folder(const VerifyArguments& arguments) {
+  require_whole(arguments.path);
   if (arguments.against) return verify_folder_against(arguments);
   const int64_t tensors = verify_export(arguments.path);
   std::cout << printable(arguments.path) << ": intact: " << count_text(tensors, "tensor") << " as exported\n";
@@ -61,7 +73,9 @@ ExitCode verify_checkpoint(const std::string& path) {
 
 ExitCode verify(const VerifyArguments& arguments) {
   open_log({.level = LogLevel::warning, .console = true, .file = {}});
-  if (is_family_folder(arguments.path)) return verify_folder(arguments);
+  std::error_code error;
+  const bool exported = std::filesystem::exists(std::filesystem::path(arguments.path) / "mantissa.json", error);
+  if (exported || is_family_folder(arguments.path)) return verify_folder(arguments);
   require(!arguments.against, ExitCode::usage, "--against compares an export with a checkpoint; ", arguments.path, " is no export");
   return verify_checkpoint(arguments.path);
 }

@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr const char* kProof = "mantissa.json";
-constexpr int kFormatVersion = 1;
+constexpr int kFormatVersion = 2;  // 1 had no hash of itself
 constexpr int64_t kSlabBytes = 2 << 20;
 
 std::string type_text(const std::string& dtype, const std::vector<int64_t>& shape) { return text(dtype, " ", shape_text(shape)); }
@@ -34,14 +34,20 @@ ProvenTensor proven_tensor(const json& entry, const std::string& source) {
           .xxh64 = hash.get<std::string>()};
 }
 
+// Of all that it says, but for the hash itself.
+std::string proof_hash(json proof) {
+  proof.erase("xxh64");
+  return xxh64(proof.dump()).text();
+}
+
 json read_proof(const fs::path& folder) {
   const std::string source = (folder / kProof).string();
   std::error_code error;
   require(fs::exists(folder / kProof, error), ExitCode::usage, source,
           ": there is none, so nothing says what the weights were; --against CHECKPOINT compares them");
   json proof = parse_strict_json(family_file(folder, kProof), source);
-  require(proof.is_object() && proof.value("format_version", json()) == kFormatVersion, ExitCode::data, source, ": format_version must be ",
-          kFormatVersion);
+  const json version = proof.is_object() ? proof.value("format_version", json()) : json();
+  require(version == 1 || version == kFormatVersion, ExitCode::data, source, ": format_version must be 1 or ", kFormatVersion);
   require(proof.value("tensors", json()).is_array(), ExitCode::data, source, ": tensors must be a list");
   require(proof.value("files", json()).is_object(), ExitCode::data, source, ": files must be an object");
   return proof;
@@ -77,11 +83,12 @@ void write_files(const ExportedWeights& exported, const ExportHead& head, json t
     write_export_file(folder, file.name, file.bytes);
     hashes[file.name] = xxh64(file.bytes).text();
   }
-  const json proof = {{"format_version", kFormatVersion},
-                      {"mantissa", version()},
-                      {"checkpoint", {{"step", head.step}, {"manifest", head.manifest}}},
-                      {"files", std::move(hashes)},
-                      {"tensors", std::move(tensors)}};
+  json proof = {{"format_version", kFormatVersion},
+                {"mantissa", version()},
+                {"checkpoint", {{"step", head.step}, {"manifest", head.manifest}}},
+                {"files", std::move(hashes)},
+                {"tensors", std::move(tensors)}};
+  proof["xxh64"] = proof_hash(proof);
   write_export_file(folder, kProof, proof.dump(1) + "\n");
 }
 
@@ -121,6 +128,11 @@ ExportProof::ExportProof(const fs::path& folder) : folder_(folder), files_(folde
   }
   for (const SafetensorsEntry& entry : files_.entries())
     require(named.contains(entry.name), ExitCode::data, folder.string(), ": holds ", entry.name, ", which ", kProof, " does not name");
+  for (const fs::path& file : files_.files())
+    require(SafetensorsFile(file).metadata() == SafetensorsMetadata{{"format", "pt"}}, ExitCode::data, file.string(),
+            ": is not what was exported: its __metadata__ differs");
+  require(proof["format_version"] == 1 || proof.value("xxh64", json()) == proof_hash(proof), ExitCode::data, (folder / kProof).string(),
+          ": is not what was exported: its hash of itself differs");
 }
 
 void ExportProof::verify(size_t tensor) {

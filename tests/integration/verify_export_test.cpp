@@ -65,13 +65,22 @@ TEST_F(Verify, KnowsNamesTypesAndShapes) {
     json[member] = value;
     return json.dump();
   };
-  EXPECT_THAT(problem(folder, json_with("format_version", 2)), HasSubstr("format_version must be 1"));
+  EXPECT_THAT(problem(folder, json_with("format_version", 3)), HasSubstr("format_version must be 1 or 2"));
   EXPECT_THAT(problem(folder, json_with("files", nullptr)), HasSubstr("files must be an object"));
   EXPECT_THAT(problem(folder, json_with("files", {{"../out/config.json", "0"}})), HasSubstr("files must be names of files with hashes"));
   EXPECT_THAT(problem(folder, json_with("files", {{"config.json", 5}})), HasSubstr("files must be names of files with hashes"));
+  for (const char* member : {"module", "format", "block", "rule"}) {
+    EXPECT_THAT(problem(folder, with([&](auto& tensors) { tensors[1][member] = "other"; })), HasSubstr("its hash of itself differs"));
+  }
   folder.write(path("out"));
   write_file(path("out/mantissa.json"), proof);
   EXPECT_EQ(verify_export(path("out")), static_cast<int64_t>(folder.names().size()));
+  std::string weights = read_file(path("out/model.safetensors"));
+  weights.replace(weights.find(R"("format":"pt")"), 13, R"("format":"tp")");
+  write_file(path("out/model.safetensors"), weights);
+  const Error error = error_of([&] { verify_export(path("out")); });
+  EXPECT_EQ(error.code(), ExitCode::data);
+  EXPECT_THAT(error.what(), HasSubstr("its __metadata__ differs"));
 }
 
 TEST_F(Verify, TheCommandTellsDamageFromAnotherModel) {
@@ -88,6 +97,12 @@ TEST_F(Verify, TheCommandTellsDamageFromAnotherModel) {
   verify({out}, 0, out + ": intact: 25 tensors as exported");
   verify({out, "--against", run}, 0, out + ": 0 values differ in 25 tensors from what forward multiplies by in " + checkpoint("run", 3));
   verify({run, "--against", run}, 2, "is no export");
+  for (const char* const name : {"config.json", "model.safetensors"}) {
+    std::filesystem::rename(path(text("out/", name)), path("away"));
+    verify({out}, 4, text(out, ": lacks ", name));
+    verify({out, "--against", run}, 4, text(out, ": lacks ", name));
+    std::filesystem::rename(path("away"), path(text("out/", name)));
+  }
 
   const FamilyFolder folder(out);
   folder.flip(kDown, 2 * 7, 0x40).write(out);
