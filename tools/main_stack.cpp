@@ -12,9 +12,10 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
-#include <string_view>
+#include <string>
 #include <thread>
 
+#include "function_names.h"
 #include "mantissa/base/generated_call.h"
 #include "mantissa/base/limits.h"
 
@@ -22,7 +23,15 @@ namespace mantissa::tools {
 namespace {
 
 pthread_t watched;
-std::atomic<bool> written{false};
+
+// What the watched thread notes: names take memory, which a handler may not.
+struct Noted {
+  std::array<void*, 64> frames{};
+  int count = 0;
+  bool in_kernel = false;  // that oneDNN generated; the frames are those of its callers
+};
+Noted noted;
+std::atomic<bool> answered{false};
 static_assert(std::atomic<bool>::is_always_lock_free);
 
 // No signal of the system's or of a scheduler's.
@@ -33,33 +42,26 @@ bool is_generated(greg_t instruction) {
   return ::dladdr(std::bit_cast<const void*>(instruction), &object) == 0;
 }
 
-void write_frames() {
-  std::array<void*, 64> frames{};
-  ::backtrace_symbols_fd(frames.data(), ::backtrace(frames.data(), static_cast<int>(frames.size())), STDERR_FILENO);
-}
+void note_frames() { noted.count = ::backtrace(noted.frames.data(), static_cast<int>(noted.frames.size())); }
 
 // From inside generated code there is no way back, but unwinding takes the registers of the interrupted code from `context`: for a moment
 // they are those of the call.
-void write_frames_of_caller(const GeneratedCall& call, mcontext_t& context) {
+void note_frames_of_caller(const GeneratedCall& call, mcontext_t& context) {
   const mcontext_t interrupted = context;
   context.gregs[REG_RIP] = static_cast<greg_t>(call.instruction);
   context.gregs[REG_RSP] = static_cast<greg_t>(call.stack);
   context.gregs[REG_RBP] = static_cast<greg_t>(call.frame);
-  write_frames();
+  note_frames();
   context = interrupted;
 }
 
-void write_stack(int, siginfo_t*, void* context) {
+void note_stack(int, siginfo_t*, void* context) {
   const int error = errno;
   mcontext_t& registers = static_cast<ucontext_t*>(context)->uc_mcontext;
   const GeneratedCall* const call = GeneratedCall::current();
-  if (call != nullptr && is_generated(registers.gregs[REG_RIP])) {
-    constexpr std::string_view kGenerated = "in a kernel that oneDNN generated, called by:\n";
-    if (::write(STDERR_FILENO, kGenerated.data(), kGenerated.size()) >= 0) write_frames_of_caller(*call, registers);
-  } else {
-    write_frames();
-  }
-  written = true;
+  noted.in_kernel = call != nullptr && is_generated(registers.gregs[REG_RIP]);
+  noted.in_kernel ? note_frames_of_caller(*call, registers) : note_frames();
+  answered = true;
   errno = error;
 }
 
@@ -69,7 +71,7 @@ void watch_main_stack() {
   require_unwinding();  // a handler may not load it
   watched = ::pthread_self();
   struct sigaction action {};
-  action.sa_sigaction = write_stack;
+  action.sa_sigaction = note_stack;
   action.sa_flags = SA_SIGINFO | SA_RESTART | SA_ONSTACK;
   sigemptyset(&action.sa_mask);
   sigaction(stack_signal(), &action, nullptr);
@@ -80,10 +82,18 @@ void watch_main_stack() {
 }
 
 bool print_main_stack() {
-  written = false;
+  answered = false;
   if (::pthread_kill(watched, stack_signal()) != 0) return false;
-  for (int i = 0; i < 100 && !written; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  return written;
+  for (int i = 0; i < 100 && !answered; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  if (!answered) return false;
+  const FunctionNames names;
+  std::string lines = noted.in_kernel ? "in a kernel that oneDNN generated, called by:\n" : "";
+  for (int i = 0; i < noted.count; ++i) {
+    // Calls end where the next instruction begins, which may be another function's.
+    const void* const call = static_cast<const char*>(noted.frames[static_cast<size_t>(i)]) - 1;
+    lines += names.describe(call) + '\n';
+  }
+  return ::write(STDERR_FILENO, lines.data(), lines.size()) >= 0;
 }
 
 }  // namespace mantissa::tools

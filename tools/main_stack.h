@@ -7,7 +7,8 @@ namespace mantissa::tools {
 // an AlternateStack.
 void watch_main_stack();
 
-// From another thread: has the main thread write its stack to standard error. False if it does not within a second: it is stopped.
+// From another thread: writes the stack of the main thread, with the names of functions, to standard error. False if it does not answer
+// within a second: it is stopped.
 bool print_main_stack();
 
 }  // namespace mantissa::tools

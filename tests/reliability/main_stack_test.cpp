@@ -16,6 +16,7 @@
 namespace mantissa {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -98,6 +99,8 @@ TEST_F(MainStack, ElsewhereItIsThatOfTheThread) {
   const std::string stack = ::testing::internal::GetCapturedStderr();
   EXPECT_THAT(stack, Not(HasSubstr("called by")));
   EXPECT_THAT(stack, HasSubstr("__libc_start_main"));
+  EXPECT_THAT(stack, ContainsRegex("main_stack_test\\(\\+0x[0-9a-f]+\\) mantissa::.*ElsewhereItIsThatOfTheThread_Test::TestBody\\(\\)\n"));
+  EXPECT_THAT(stack, ContainsRegex("main_stack_test\\(\\+0x[0-9a-f]+\\) testing::UnitTest::Run\\(\\)\n|libgtest.* testing::UnitTest::Run"));
 }
 
 TEST_F(MainStack, AThreadThatHandlesNoSignalsDoesNotSay) {
@@ -107,7 +110,7 @@ TEST_F(MainStack, AThreadThatHandlesNoSignalsDoesNotSay) {
   std::thread([] { EXPECT_FALSE(tools::print_main_stack()); }).join();
   ::testing::internal::CaptureStderr();
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  EXPECT_NE(::testing::internal::GetCapturedStderr(), "") << "late";
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "") << "too late";
 }
 
 TEST_F(MainStack, ItTakesASignalThatWasBlocked) {
