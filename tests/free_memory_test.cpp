@@ -118,6 +118,12 @@ TEST_F(FreeMemoryTest, KillsAreThoseOfTheNearestGroupThatCounts) {
   EXPECT_EQ(out_of_memory_kills(root_.path()), 0);
 }
 
+TEST_F(FreeMemoryTest, PeakIsThatOfTheProgramAndNotOfTheProcess) {
+  write("proc/self/status", "Name:\tmantissa\nVmPeak:\t  900 kB\nVmHWM:\t   500 kB\nVmRSS:\t  300 kB\n");
+  EXPECT_EQ(peak_resident_bytes(root_.path()), 500 * 1024);
+  EXPECT_GT(peak_resident_bytes(), 1 << 20);
+}
+
 TEST(FreeMemory, OfThisHostIsThere) {
   ASSERT_THAT(free_memory(), SizeIs(Ge(1U)));
   EXPECT_GT(free_memory()[0].bytes, 1 << 20);

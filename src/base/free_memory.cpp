@@ -153,4 +153,6 @@ std::optional<int64_t> out_of_memory_kills(const fs::path& root) {
   return {};
 }
 
+int64_t peak_resident_bytes(const fs::path& root) { return number_of(root / "proc/self/status", "VmHWM:").value_or(0) * 1024; }
+
 }  // namespace mantissa

@@ -1,7 +1,5 @@
 #include "mantissa/train/estimate.h"
 
-#include <sys/resource.h>
-
 #include <algorithm>
 #include <cmath>
 
@@ -209,12 +207,6 @@ MemoryEstimate estimate_memory(const RunConfig& config, const PrecisionPlan& pla
   estimate.activations = bytes(of_all_tokens(kept) + static_cast<double>(tokens) * codes_bytes(config, plan));
   estimate.workspace = bytes(std::max(logits_bytes(config, plan, tokens, element), of_all_tokens(in_flight) + product_bytes(config, plan)));
   return estimate;
-}
-
-int64_t peak_resident_bytes() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return int64_t{usage.ru_maxrss} * 1024;
 }
 
 }  // namespace mantissa

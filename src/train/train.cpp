@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 
+#include "mantissa/base/free_memory.h"
 #include "mantissa/base/log.h"
 #include "mantissa/base/parallel.h"
 #include "mantissa/train/generate.h"

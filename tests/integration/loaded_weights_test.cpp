@@ -5,8 +5,8 @@
 #include <cstring>
 #include <limits>
 
+#include "mantissa/base/free_memory.h"
 #include "mantissa/base/hash.h"
-#include "mantissa/train/estimate.h"
 #include "mantissa/train/export.h"
 #include "mantissa/train/generate.h"
 #include "training.h"

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include "mantissa/backend/functions.h"
+#include "mantissa/base/free_memory.h"
 #include "mantissa/base/log.h"
 #include "mantissa/train/training_step.h"
 #include "training.h"

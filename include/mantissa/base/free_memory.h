@@ -1,7 +1,9 @@
-// The memory that a host and the control groups of this process still have, and whether the kernel has killed for want of it.
+// The memory that a host and the control groups of this process still have, whether the kernel has killed for want of it, and how much this
+// process took.
 //
 // Sources: /proc/meminfo; /proc/self/cgroup and /proc/self/mountinfo for the groups of this process, in cgroup v2 memory.max,
-// memory.current, memory.stat and memory.events, in v1 memory.limit_in_bytes, memory.usage_in_bytes, memory.stat and memory.oom_control.
+// memory.current, memory.stat and memory.events, in v1 memory.limit_in_bytes, memory.usage_in_bytes, memory.stat and memory.oom_control;
+// VmHWM of /proc/self/status.
 #pragma once
 
 #include <cstdint>
@@ -24,5 +26,9 @@ std::vector<FreeMemory> free_memory(const std::filesystem::path& root = "/");
 
 // How many processes of its control group the kernel's out-of-memory killer has ended; none: the system does not say.
 std::optional<int64_t> out_of_memory_kills(const std::filesystem::path& root = "/");
+
+// The most memory that this program had resident so far, in bytes; not what its process had before it became this program, which
+// getrusage() counts: launchers such as torchrun are large.
+int64_t peak_resident_bytes(const std::filesystem::path& root = "/");
 
 }  // namespace mantissa

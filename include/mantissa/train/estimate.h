@@ -1,4 +1,4 @@
-// What a run will need, before it starts; and what it does need.
+// What a run will need, before it starts.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,5 @@ struct MemoryEstimate {
 
 // model.vocab_size must be set; `plan` is that of the config, on parallel.data ranks.
 MemoryEstimate estimate_memory(const RunConfig& config, const PrecisionPlan& plan);
-
-// The most memory this process had resident so far, in bytes.
-int64_t peak_resident_bytes();
 
 }  // namespace mantissa
