@@ -32,6 +32,8 @@ TEST(StepLine, UnknownPeakIsNotGuessed) {
   StepEvent unknown = report();
   unknown.mfu.reset();
   EXPECT_THAT(step_line(unknown), HasSubstr("| mfu n/a |"));
+  unknown.mfu_measured = 0.314;
+  EXPECT_THAT(step_line(unknown), HasSubstr("| mfu_meas 31.4% |")) << "another peak is another name";
 }
 
 TEST(StepLine, SkippedStepSaysSo) {

@@ -89,10 +89,12 @@ const LayerRouting& most_uneven(const std::vector<LayerRouting>& layers) {
 }
 
 std::string step_line(const StepEvent& event) {
-  std::string line = formatted("step %5lld/%lld | loss %.4f | norm %.3f | lr %.2e | %4.0f ms | %5.0f tok/s | mfu ",
+  std::string line = formatted("step %5lld/%lld | loss %.4f | norm %.3f | lr %.2e | %4.0f ms | %5.0f tok/s | ",
                                static_cast<long long>(event.step), static_cast<long long>(event.steps), event.loss, event.gradient_norm,
                                event.lr, event.milliseconds, event.tokens_per_second);
-  line += event.mfu ? formatted("%.1f%%", 100.0 * *event.mfu) : "n/a";
+  line += event.mfu            ? formatted("mfu %.1f%%", 100.0 * *event.mfu)
+          : event.mfu_measured ? formatted("mfu_meas %.1f%%", 100.0 * *event.mfu_measured)
+                               : "mfu n/a";
   line += " | mem " + bytes_text(static_cast<int64_t>(event.memory_gib * 0x1p30)) + " | eta " + duration_text(event.remaining_seconds);
   if (!event.routing.empty()) line += routing_part(event.routing);
   if (event.precision) line += precision_part(*event.precision);

@@ -38,6 +38,7 @@ struct Run {
   bool shared = false;  // the folder was found to be that of all ranks
   std::optional<Metrics> metrics;
   Throughput throughput;
+  std::optional<double> gemm_rate = {};  // FLOP/s of all ranks in matrix products alone, measured at the start
   std::optional<double> last_valid_loss;
   int64_t failed_saves = 0;
   Request pending = Request::none;  // asked for by any rank, and not yet met

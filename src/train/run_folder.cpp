@@ -150,6 +150,7 @@ void Metrics::write(const StepEvent& event) {
     values.push_back({"moe/dropped", static_cast<float>(mean_dropped(event.routing))});
   }
   if (event.mfu) values.push_back({"perf/mfu", static_cast<float>(*event.mfu)});
+  if (event.mfu_measured) values.push_back({"perf/mfu_meas", static_cast<float>(*event.mfu_measured)});
   events_->write(event.step, now, values);
 }
 

@@ -7,10 +7,12 @@
 #include "mantissa/base/free_memory.h"
 #include "mantissa/base/log.h"
 #include "mantissa/base/parallel.h"
+#include "mantissa/models/model_shape.h"
 #include "mantissa/train/generate.h"
 #include "mantissa/train/precision_setup.h"
 #include "mantissa/train/precision_statistics.h"
 #include "mantissa/train/schedule.h"
+#include "train/gemm_rate.h"
 #include "train/ranks.h"
 #include "train/replicas.h"
 #include "train/routing_summary.h"
@@ -35,6 +37,12 @@ void count_nonfinite(Run& run, const StepResult& result) {
               " in a row, training.nonfinite_limit ", run.config.training.nonfinite_limit, ")");
 }
 
+std::optional<double> measured_utilization(const Run& run) {
+  if (!run.gemm_rate) return {};
+  return training_flops_per_token(model_shape(run.config.model), run.config.training.seq_len) * run.throughput.tokens_per_second() /
+         *run.gemm_rate;
+}
+
 void tell_step(Run& run, const StepResult& result, const std::optional<PrecisionSummary>& precision, double lr, double seconds) {
   const TrainingConfig& training = run.config.training;
   run.throughput.add(training.tokens_per_step(), seconds);
@@ -48,6 +56,7 @@ void tell_step(Run& run, const StepResult& result, const std::optional<Precision
                         .milliseconds = 1e3 * seconds,
                         .tokens_per_second = run.throughput.tokens_per_second(),
                         .mfu = {},
+                        .mfu_measured = measured_utilization(run),
                         .memory_gib = static_cast<double>(peak_resident_bytes()) * 0x1p-30,
                         .remaining_seconds = run.throughput.seconds_per_step() * static_cast<double>(training.steps - run.state.step),
                         .tokens = run.state.tokens,
@@ -225,6 +234,7 @@ TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& a
   agree(mesh.world, [&] { require_size(mesh.data, "parallel.data", loaded.config.parallel.data); });
   Run run(loaded, events, mesh);
   start(run);
+  run.gemm_rate = measured_gemm_rate(run.config, run.mesh.world);
   open_folder(run, arguments);
   return {.exit = loop(run),
           .steps = run.state.step,

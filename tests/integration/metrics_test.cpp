@@ -74,6 +74,7 @@ TEST_F(MetricsTest, LinesHoldTheValuesOfTheReports) {
                      {"dt_ms", event.milliseconds},
                      {"tok_s", event.tokens_per_second},
                      {"mfu", nullptr},
+                     {"mfu_meas", nullptr},
                      {"mem_gib", event.memory_gib},
                      {"eta_s", event.remaining_seconds},
                      {"skipped", false},
@@ -159,6 +160,23 @@ TEST_F(MetricsTest, LossAndNormOfAReportAreThoseOfTheStep) {
   const StepResult first = training_step(model, optimizer, accumulator, data.train->batch(0, 8), 4, 0.0);
   EXPECT_EQ(steps_[0].loss, first.loss);
   EXPECT_EQ(steps_[0].gradient_norm, first.gradient_norm);
+}
+
+TEST_F(MetricsTest, ALongRunIsToldInSharesOfTheRateOfProductsThatItMeasured) {
+  std::vector<StepEvent> steps;
+  TrainEvents events;
+  events.step = [&](const StepEvent& event) { steps.push_back(event); };
+  events.request = [&] { return steps.size() < 3 ? Request::none : Request::save_and_stop; };
+  const LoadedConfig loaded = config("long", {"training.steps=1000000000", "schedule.type=constant", "logging.tensorboard=true"});
+  train(loaded, {"test"}, events);
+  ASSERT_EQ(steps.size(), 3U);
+  for (const StepEvent& event : steps) {
+    ASSERT_TRUE(event.mfu_measured);
+    EXPECT_GT(*event.mfu_measured, 0.0);
+    EXPECT_FALSE(event.mfu);
+  }
+  const double rate = steps[1].tokens_per_second / *steps[1].mfu_measured, later = steps[2].tokens_per_second / *steps[2].mfu_measured;
+  EXPECT_NEAR(rate, later, 1e-9 * rate) << "one measurement for the run";
 }
 
 }  // namespace

@@ -53,8 +53,10 @@ struct StepEvent {
   double loss = 0.0, gradient_norm = 0.0, lr = 0.0;
   double milliseconds = 0.0;
   double tokens_per_second = 0.0;  // bias-corrected moving average (0.95) without the first step
-  std::optional<double> mfu;       // none: the peak of the device is not known
-  double memory_gib = 0.0;         // peak resident
+  std::optional<double> mfu;       // none: the data sheet's peak of the device is not known
+  // The same over the rate of matrix products that was measured in this run; none: it is too short for that.
+  std::optional<double> mfu_measured = {};
+  double memory_gib = 0.0;  // peak resident
   double remaining_seconds = 0.0;
   int64_t tokens = 0;  // so far in the run
   bool skipped = false;
@@ -71,6 +73,7 @@ struct StepEvent {
     v("dt_ms", milliseconds, limits::later);
     v("tok_s", tokens_per_second);
     v("mfu", mfu, limits::later);
+    v("mfu_meas", mfu_measured, limits::later);
     v("mem_gib", memory_gib, limits::later);
     v("eta_s", remaining_seconds, limits::later);
     v("skipped", skipped, limits::later);
@@ -217,7 +220,8 @@ struct TrainEvents {
 };
 
 // "step   120/2000 | loss 3.2826 | norm 1.234 | lr 6.00e-04 | 1709 ms | 38347 tok/s | mfu 46.9% | mem 4.5 GiB | eta 53m33s"
-// With precision also " | q-sqnr 31.2 dB (worst layers.3.mlp.down 24.8)", and " | fp32 products 12" unless there are none.
+// Where the peak is a measured rate it is "mfu_meas 46.9%". With precision also " | q-sqnr 31.2 dB (worst layers.3.mlp.down 24.8)", and " |
+// fp32 products 12" unless there are none.
 std::string step_line(const StepEvent& event);
 // "eval   120 | loss 1.9012 | ppl 6.694 | 111539 targets | 2.1 s | best", then each set if there are several.
 std::string evaluation_line(const EvaluationEvent& event);
