@@ -47,7 +47,7 @@ sigset_t handled_signals() {
 std::pair<int, int> new_pipe() {
   int ends[2] = {-1, -1};
   const bool made = ::pipe2(ends, O_CLOEXEC) == 0;
-  require(made, ExitCode::environment, "no pipe to a worker: ", system_message(errno));
+  require(made, ExitCode::environment, "no pipe to a worker: ", system_message(errno), " (ulimit -n)");
   return {ends[0], ends[1]};
 }
 

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <thread>
 
+#include "comm/descriptors.h"
 #include "comm/inputs.h"
 #include "comm/store_server.h"
 #include "mantissa/base/file.h"
@@ -24,9 +25,17 @@ constexpr double kLookSeconds = 0.1;       // between looks at a request to stop
 constexpr size_t kBlockSpareBytes = 1024;  // of a gathered block: its key and counts
 constexpr double kLeaveSeconds = 5;        // for the main thread to notice that the job has failed
 
+Socket new_wake(const Launch& launch) {
+  require_descriptors(launch);
+  Socket wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  require(static_cast<bool>(wake), ExitCode::environment, "no eventfd: ", system_message(errno));
+  return wake;
+}
+
 std::pair<Socket, Socket> socket_pair() {
   int ends[2] = {-1, -1};
-  require(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0, ExitCode::environment, "no socket: ", system_message(errno));
+  const bool made = ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0;
+  require(made, ExitCode::environment, "no socket: ", system_message(errno));
   return {Socket(ends[0]), Socket(ends[1])};
 }
 
@@ -36,8 +45,7 @@ std::pair<Socket, Socket> socket_pair() {
 class Store::Client {
  public:
   Client(const Launch& launch, const StoreOptions& options)
-      : launch_(launch), options_(options), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), connection_(connect()) {
-    require(static_cast<bool>(wake_), ExitCode::environment, "no eventfd: ", system_message(errno));
+      : launch_(launch), options_(options), wake_(new_wake(launch)), connection_(connect()) {
     connection_.send(Message::join, Fields().text(host_name()).number(launch.local_rank).number(launch.local_size));
     thread_ = std::thread([this] { run(); });
   }

@@ -1,33 +1,22 @@
 #include "comm/store_server.h"
 
 #include <poll.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
 
+#include "comm/descriptors.h"
 #include "mantissa/base/file.h"
 #include "mantissa/base/log.h"
 
 namespace mantissa {
 namespace {
 
-constexpr size_t kMostStrangers = 128;
 constexpr double kDroppedLogSeconds = 60;
 constexpr double kFarewellSeconds = 1;  // for the word of a failure to get out
 constexpr double kLateSeconds = 5;      // between the first and the last rank of a start
 constexpr char kStartBarrier[] = ".start";
-
-// The soft limit is there for programs that use select(); it is raised to what this one needs.
-void require_descriptors(int world) {
-  const rlim_t need = static_cast<rlim_t>(world) + kMostStrangers + 64;
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= need) return;
-  const rlim_t found = std::exchange(limit.rlim_cur, need);
-  require(limit.rlim_max >= need && ::setrlimit(RLIMIT_NOFILE, &limit) == 0, ExitCode::environment, "rank 0 of ", world, " needs ", need,
-          " open files, and the limit is ", limit.rlim_max >= need ? found : limit.rlim_max, " (ulimit -Hn)");
-}
 
 }  // namespace
 
@@ -41,7 +30,6 @@ Fields failure_fields(const Failure& failure) {
 
 StoreServer::StoreServer(const Launch& launch, const StoreOptions& options, Listener listener, Socket own)
     : launch_(launch), options_(options), listener_(std::move(listener)), peers_(static_cast<size_t>(launch.world)) {
-  require_descriptors(launch.world);
   configure(own, options.heartbeat_timeout_s);
   peers_[0].connection.emplace(std::move(own));
   peers_[0].connection->send(Message::welcome);
@@ -108,11 +96,11 @@ std::vector<int> StoreServer::ranks_with_input(double tick) {
 }
 
 void StoreServer::accept_strangers(double now) {
-  for (size_t i = 0; i < kMostStrangers; ++i) {
+  for (int i = 0; i < kMostStrangers; ++i) {
     Socket socket(::accept4(listener_.socket.fd(), nullptr, nullptr, SOCK_CLOEXEC));
     const bool full = !socket && (errno == EMFILE || errno == ENFILE);
     if (!socket && !full) return;
-    if ((full || strangers_.size() >= kMostStrangers) && !strangers_.empty()) {  // the oldest makes room
+    if ((full || strangers_.size() >= size_t{kMostStrangers}) && !strangers_.empty()) {  // the oldest makes room
       strangers_.pop_front();
       dropped_stranger(now, "too many at once");
     } else if (full) {
