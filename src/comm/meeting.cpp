@@ -104,7 +104,12 @@ fs::path meeting_folder(const std::string& chosen) {
   struct stat status {};  // sudo and containers leave the variable of somebody else, or of a folder that is not there
   const bool own = runtime != environment.end() && ::stat(runtime->second.c_str(), &status) == 0 && S_ISDIR(status.st_mode) &&
                    status.st_uid == ::geteuid();
-  return own ? fs::path(runtime->second) : fs::temp_directory_path();
+  if (own) return runtime->second;
+  std::error_code problem;
+  const fs::path temporary = fs::temp_directory_path(problem);
+  require(!problem, ExitCode::environment, "no temporary folder for what the ranks of this host publish: ", problem.message(),
+          "; TMPDIR has to name a folder");
+  return temporary;
 }
 
 std::optional<std::string> job_token(const Environment& environment) {
