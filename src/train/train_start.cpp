@@ -129,10 +129,13 @@ void open_folder(Run& run, const std::vector<std::string>& arguments) {
   agree(run.mesh.world, [&] {
     if (!run.leads()) return;
     lock_folder(run);
+  });
+  share_folder(run);  // before anything is written that says a run is there
+  agree(run.mesh.world, [&] {
+    if (!run.leads()) return;
     write_run_folder(run.loaded, arguments);
     run.metrics.emplace(run.config.logging);
   });
-  share_folder(run);
   run.newest_checkpoint = run.resumed;
   if (!run.metrics) return;
   const StartEvent event{.folder = run.config.logging.dir,

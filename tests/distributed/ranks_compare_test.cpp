@@ -38,6 +38,8 @@ TEST_F(RanksCompare, RefuseAFolderThatNotAllSee) {
   for (const auto& entry : std::filesystem::directory_iterator(run_folder("shared") + "/checkpoints")) {
     EXPECT_EQ(entry.path().filename(), "LOCK");
   }
+  for (const std::string file : {"config.json", "run.json", "metrics.jsonl"})
+    EXPECT_FALSE(std::filesystem::exists(run_folder("shared") + "/" + file)) << file;
 }
 
 TEST_F(RanksCompare, NameTheRankWhosePlanOrDataAreOthers) {
