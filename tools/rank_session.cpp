@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <new>
+#include <nlohmann/json.hpp>
 #include <system_error>
 #include <thread>
 
 #include "main_stack.h"
 #include "mantissa/backend/ceilings.h"
+#include "mantissa/base/file.h"
 #include "mantissa/base/hash.h"
 #include "mantissa/base/limits.h"
 #include "mantissa/base/log.h"
@@ -21,12 +23,25 @@ namespace mantissa::tools {
 namespace {
 
 constexpr size_t kReportedCalls = 4;
+constexpr size_t kShownValueBytes = 200;
+constexpr int64_t kMostExecutableBytes = int64_t{1} << 32;
 
-// Hosts may have another number of cores.
-std::string compared(RunConfig config) {
+// Every key and its value, a long one by its hash. Hosts may have another number of cores.
+std::vector<NamedHash> compared(RunConfig config) {
   config.training.threads = 0;
-  return xxh64(effective_config(config)).text();
+  std::vector<NamedHash> out;
+  const nlohmann::json values = nlohmann::json::parse(effective_config(config)).flatten();
+  for (const auto& [path, value] : values.items()) {
+    std::string key = path.substr(1);
+    std::replace(key.begin(), key.end(), '/', '.');
+    const std::string written = value.dump();
+    out.push_back({.name = "config " + key, .value = written.size() > kShownValueBytes ? xxh64(written).text() : written});
+  }
+  return out;
 }
+
+// What runs, and not the file that now has its name.
+std::string executable() { return xxh64(File::open_input("/proc/self/exe").content(kMostExecutableBytes)).text(); }
 
 // Not by std::cerr, which waits for a reader, and flushes std::cout first, where the main thread may be stuck.
 void write_error(const std::string& lines) { UnblockedOutput(STDERR_FILENO).write(lines); }
@@ -79,7 +94,9 @@ RankSession::RankSession(const Launch& launch, const RunConfig& config, const st
 void RankSession::meet(const Launch& launch, const RunConfig& config) {
   // Tensor ranks compute some gradients alike, so they need the same kernels.
   const std::string kernels = config.parallel.tensor > 1 ? gemm_instruction_set() : "any";
-  store_->compare({{"config", compared(config)}, {"build", build_fingerprint()}, {"instruction set", kernels}});
+  std::vector<NamedHash> inputs = compared(config);
+  inputs.insert(inputs.end(), {{"build", build_fingerprint()}, {"executable", executable()}, {"instruction set", kernels}});
+  store_->compare(inputs);
   Store* const store = store_.get();
   auto transport = ucx_transport(
       launch.rank, [store](const std::string& own) { return store->gather("address", own); }, [store] { store->check(); });

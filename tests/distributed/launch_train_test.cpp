@@ -175,8 +175,37 @@ TEST_F(LaunchedTraining, NamesTheRankWhoseConfigIsAnother) {
       3, "odd", "--set training.accumulation=running --set training.global_batch_size=3 --set optimizer.lr=0.00$((RANK == 1 ? 2 : 1))");
   EXPECT_EQ(run.exit_code, 2) << run.errors;
   EXPECT_THAT(run.errors, HasSubstr("rank 1"));
-  EXPECT_THAT(run.errors, HasSubstr("config"));
+  EXPECT_THAT(run.errors, ::testing::ContainsRegex("config optimizer.lr of rank 1 \\(.*\\) is 0.002, of most ranks 0.001"));
   EXPECT_FALSE(fs::exists(folder_ / "odd"));
+}
+
+// As where one host was left out of an update.
+TEST_F(LaunchedTraining, NamesTheRankWhoseExecutableIsAnother) {
+  fs::copy_file(MANTISSA_BINARY, folder_ / "other");
+  test::write_file(folder_ / "other", test::read_file(folder_ / "other") + "\n");
+  const std::string script = std::string("[ $RANK = 1 ] && exec ./other train run.json; exec ") + MANTISSA_BINARY + " train run.json";
+  const auto run = launch(4, {"sh", "-c", script});
+  EXPECT_EQ(run.exit_code, 2) << run.errors;
+  EXPECT_THAT(run.errors,
+              ::testing::ContainsRegex("different inputs: executable of rank 1 \\(.*\\) is [0-9a-f]+, of most ranks [0-9a-f]+"));
+}
+
+TEST_F(LaunchedTraining, EveryRankNeedsItsOpenFiles) {
+  for (const std::string files : {"20", "40"}) {
+    const std::string script = "[ $RANK = 1 ] && ulimit -n " + files + "; exec " + MANTISSA_BINARY + " train run.json";
+    const auto run = launch(2, {"sh", "-c", script});
+    EXPECT_EQ(run.exit_code, 3) << run.errors;
+    EXPECT_THAT(run.errors, HasSubstr("rank 1 of 2 needs 66 open files, and the limit is " + files + " (ulimit -Hn)"));
+  }
+}
+
+TEST_F(LaunchedTraining, AMissingTemporaryFolderIsNamed) {
+  const auto run = test::run_process(
+      {"env", "-u", "XDG_RUNTIME_DIR", "-u", "MANTISSA_TOKEN", "TMPDIR=/nonesuch", "OMPI_COMM_WORLD_RANK=0", "OMPI_COMM_WORLD_SIZE=2",
+       "OMPI_COMM_WORLD_LOCAL_RANK=0", "OMPI_COMM_WORLD_LOCAL_SIZE=2", MANTISSA_BINARY, "train", "run.json"},
+      folder_.path());
+  EXPECT_EQ(run.exit_code, 3);
+  EXPECT_THAT(run.errors, HasSubstr("TMPDIR has to name a folder"));
 }
 
 TEST_F(LaunchedTraining, StopsOnASignalToOneRankAfterTheSameStepOfAll) {
