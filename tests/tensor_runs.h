@@ -142,6 +142,27 @@ class TensorRuns : public TrainingTest, public ::testing::WithParamInterface<Ten
     }
   }
 
+  // Loss, norm, masters, moments and codes of a number of tensor ranks, at any number of data ranks.
+  void expect_the_bits_of_one_data_rank(int steps) const {
+    const std::vector<std::string> length = {text("training.steps=", steps)};
+    for (const TensorLayout& one : {TensorLayout{1, 2, false}, {1, 2, true}, {1, 4, true}}) {
+      const TrainedRun alone = run_on(one, one.name(), length);
+      for (const int data : {2, 4}) {
+        TensorLayout layout = one;
+        layout.data = data;
+        layout.expert = GetParam().experts ? 2 : 1;
+        if (layout.ranks() > 8) continue;
+        const TrainedRun together = run_on(layout, layout.name(), length);
+        EXPECT_TRUE(same_elements(together.losses, alone.losses)) << layout.name();
+        EXPECT_TRUE(same_elements(together.norms, alone.norms)) << layout.name();
+        CheckpointReader expected(checkpoint(one.name(), steps)), found(checkpoint(layout.name(), steps));
+        for (const TensorDifference& difference : diff_checkpoints(expected, found))
+          ADD_FAILURE() << layout.name() << ": " << difference.name << ": " << difference.what;
+        EXPECT_TRUE(same_elements(codes(layout.name(), steps), codes(one.name(), steps))) << layout.name();
+      }
+    }
+  }
+
   // The recorded codes are those of the saved masters, what ranks hold alike is alike, and who loads it at another layout saves the same.
   void expect_saves_that_any_layout_loads(const std::vector<TensorLayout>& from, const std::vector<TensorLayout>& to, int steps) const {
     const std::string length = text("training.steps=", steps);

@@ -123,6 +123,7 @@ Layout::Share Layout::share(const Border& begin, const Border& end) const {
     if (size_[i][kFp32] == 0) share.masters += room;
     share.moments += 2 * room;
     share.norm_bands += ceil_div(last - first, 32);
+    if (parameter.partial_gradient) share.partial += (last - first) * row_elements(parameter) * kFp32Bytes;
     if (parameter.among_experts()) of_experts += (last - first) * row_elements(parameter) * kFp32Bytes;
   }
   if (of_experts > 0) share.gradients = of_experts;  // each parameter by itself, without gaps

@@ -61,14 +61,18 @@ void Shards::plan_gradients(Bucket& bucket) const {
   if (!bucket.of_experts) bucket.exchanged.push_back({.begin = bucket.begin, .end = bucket.end, .counts = counts(gradients, bucket)});
   for (size_t i = bucket.borders.front().parameter; i < bucket.borders.back().parameter; ++i) {
     const ArenaMap::Place& place = gradients.places[i];
-    if (parameters_.all()[i].partial_gradient) bucket.partial.emplace_back(place.begin, place.begin + place.elements);
+    const int64_t rows = parameters_.all()[i].shape[0];
+    const auto at = [&](const Border& border) {
+      return place.begin + (border.parameter < i ? 0 : border.parameter > i ? rows : border.row) * (place.elements / rows);
+    };
+    if (parameters_.all()[i].partial_gradient) {
+      const auto rank = static_cast<size_t>(group(bucket).rank());
+      bucket.partial.emplace_back(at(bucket.borders[rank]), at(bucket.borders[rank + 1]));
+    }
     if (!bucket.of_experts) continue;
     // Each by itself: behind the sum lie the gradients by source.
     Gradients own{.begin = place.begin, .end = place.begin + place.elements, .counts = {}};
-    const int64_t rows = parameters_.all()[i].shape[0];
-    const auto row = [&](const Border& border) { return border.parameter < i ? 0 : border.parameter > i ? rows : border.row; };
-    for (size_t r = 0; r + 1 < bucket.borders.size(); ++r)
-      own.counts.push_back((row(bucket.borders[r + 1]) - row(bucket.borders[r])) * (place.elements / rows));
+    for (size_t r = 0; r + 1 < bucket.borders.size(); ++r) own.counts.push_back(at(bucket.borders[r + 1]) - at(bucket.borders[r]));
     bucket.exchanged.push_back(std::move(own));
   }
 }
@@ -144,13 +148,13 @@ void Shards::send(Bucket& bucket) {
   if (mesh_.world.size() == 1) return;
   for (size_t i = bucket.borders.front().parameter; i < bucket.borders.back().parameter; ++i) parameters_.join_sources(sums_, i);
   bucket.gradients = queue_.submit([this, sums = sums_, &bucket] {
-    sum_partial(bucket, sums);
     for (const Gradients& range : bucket.exchanged)
       group(bucket).sum_scatter(sums.slice(range.begin, range.end), range.counts, Purpose::gradients);
+    sum_partial(bucket, sums);
   });
 }
 
-// In one exchange.
+// In one exchange, which a rank without a part takes part in: all call alike.
 void Shards::sum_partial(const Bucket& bucket, const Tensor& sums) const {
   if (mesh_.tensor.size() == 1 || bucket.partial.empty()) return;
   int64_t elements = 0;

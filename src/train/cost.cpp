@@ -30,16 +30,6 @@ std::vector<Layout::Share> shares_of(const RunConfig& config, const Layout& layo
   return layout.shares(bucket, static_cast<int>(holders(config, layout, bucket)));
 }
 
-// fp32 gradients of a bucket that tensor ranks sum before its exchange, in one call.
-int64_t partial_bytes(const Layout& layout, const Layout::Bucket& bucket) {
-  int64_t bytes = 0;
-  for (size_t i = bucket.first; i < bucket.last; ++i) {
-    const ParameterSpec& parameter = layout.parameters()[i];
-    if (parameter.partial_gradient) bytes += parameter.shape.elements() * dtype_bytes(Dtype::f32);
-  }
-  return bytes;
-}
-
 // Of a bucket: what the busiest rank sends or receives of it.
 struct BucketBytes {
   int64_t gradients = 0, gathered = 0;
@@ -49,10 +39,12 @@ struct BucketBytes {
 // A rank sends its gradients of what others own and receives theirs of what it owns; a gather is the reverse.
 int64_t busiest(int64_t all, int64_t least, int64_t most, int64_t ranks) { return std::max(all - least, most * (ranks - 1)); }
 
-// partial: of its gradients, what `tensor` ranks sum.
-BucketBytes busiest(const std::vector<Layout::Share>& shares, int64_t partial, int64_t tensor) {
+// With `tensor` ranks, which sum what is partial of their own gradients.
+BucketBytes busiest(const std::vector<Layout::Share>& shares, int64_t tensor) {
   Layout::Share all, least = shares.front(), most;
+  int64_t partial = 0;
   for (const Layout::Share& share : shares) {
+    partial = std::max(partial, share.partial);
     all.gradients += share.gradients;
     all.gathered += share.gathered;
     least = {.gradients = std::min(least.gradients, share.gradients), .gathered = std::min(least.gathered, share.gathered)};
@@ -165,16 +157,18 @@ StepBytes step_bytes(const RunConfig& config, const PrecisionPlan& plan) {
   int64_t norm_bands = 0, calls = 0;
   for (const Layout::Bucket& bucket : layout.buckets()) {
     const std::vector<Layout::Share> shares = shares_of(config, layout, bucket);
-    const int64_t ranks = std::ssize(shares), alike = tensor * layout.expert_ranks(bucket), summed = partial_bytes(layout, bucket);
+    const int64_t ranks = std::ssize(shares), alike = tensor * layout.expert_ranks(bucket);
+    int64_t summed = 0;
     for (const Layout::Share& share : shares) {
       norm_bands += alike * share.norm_bands;
       out.sent.gradients += alike * (ranks - 1) * share.gradients;
       out.sent.parameters += alike * (ranks - 1) * share.gathered;
+      summed += share.partial;
     }
-    out.sent.gradients += data * 2 * (tensor - 1) * summed;
+    out.sent.gradients += 2 * (tensor - 1) * summed * layout.expert_ranks(bucket);
     const auto sums = bucket.of_experts ? static_cast<int64_t>(bucket.last - bucket.first) : 1;  // each of its parameters by itself
     calls += (ranks > 1 ? sums + 1 : 0) + (summed > 0 ? 1 : 0);
-    out.busiest += busiest(shares, summed, tensor).all();
+    out.busiest += busiest(shares, tensor).all();
   }
   out.busiest += *config.training.grad_accum * (activations.busiest + experts.busiest);
   out.sent.activations = replicas * activations.bytes + tensor * groups * experts.bytes;
@@ -209,7 +203,7 @@ StepTime step_time(const RunConfig& config, const PrecisionPlan& plan, const Rat
   if (!rates.link && config.parallel.world() > 1) return out;
   std::vector<double> exchange, gather;
   for (const Layout::Bucket& bucket : layout.buckets()) {
-    const BucketBytes bytes = busiest(shares_of(config, layout, bucket), partial_bytes(layout, bucket), tensor);
+    const BucketBytes bytes = busiest(shares_of(config, layout, bucket), tensor);
     exchange.push_back(static_cast<double>(bytes.gradients) / link);
     gather.push_back(static_cast<double>(bytes.gathered) / link);
   }

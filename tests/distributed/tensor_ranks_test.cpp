@@ -11,6 +11,7 @@ using ::testing::HasSubstr;
 class TensorRanks : public test::TensorRuns {};
 
 TEST_P(TensorRanks, TakeTheFirstStepOfOne) { expect_the_first_step_of_one(); }
+TEST_P(TensorRanks, HaveTheBitsOfAnyNumberOfDataRanks) { expect_the_bits_of_one_data_rank(3); }
 TEST_P(TensorRanks, StartFromTheSameWeightsAndCodes) { expect_the_same_weights_and_codes(3); }
 TEST_P(TensorRanks, SaveWhatAnyOtherLayoutLoads) {
   expect_saves_that_any_layout_loads({{1, 2, true}, {2, 2, false}, {1, 4, false}},
@@ -20,6 +21,7 @@ TEST_P(TensorRanks, SaveWhatAnyOtherLayoutLoads) {
 class TensorRanksWithExperts : public test::TensorRuns {};
 
 TEST_P(TensorRanksWithExperts, TakeTheFirstStepOfOne) { expect_the_first_step_of_one(); }
+TEST_P(TensorRanksWithExperts, HaveTheBitsOfAnyNumberOfDataRanks) { expect_the_bits_of_one_data_rank(3); }
 TEST_P(TensorRanksWithExperts, StartFromTheSameWeightsAndCodes) { expect_the_same_weights_and_codes(3); }
 TEST_P(TensorRanksWithExperts, SaveWhatAnyOtherLayoutLoads) {
   expect_saves_that_any_layout_loads({{1, 2, true}, {2, 2, false, 2}, {2, 1, false, 2}},

@@ -49,6 +49,7 @@ class Layout {
   // What a rank owns of a bucket.
   struct Share {
     int64_t gradients = 0, gathered = 0;
+    int64_t partial = 0;  // of the gradients, without gaps: what tensor ranks sum
     int64_t masters = 0;  // that are no values
     int64_t moments = 0;  // both
     int64_t norm_bands = 0;

@@ -47,8 +47,9 @@ class Shards {
   using Finish = std::function<void(int64_t begin, int64_t end)>;
   void send_when_ready(const Tensor& sums, Finish finish);
   void send_rest();
-  // Returns when the gradients of the own parts are summed over the data ranks, in the order of an aligned binary tree, partial ones over
-  // the tensor ranks before; those of other parts are then unspecified. Sends the gradients in use if nothing was sent.
+  // Returns when the gradients of the own parts are summed over the data ranks, in the order of an aligned binary tree that goes on from
+  // micro batches, and partial ones then over the tensor ranks, so that the number of data ranks changes no bit; those of other parts are
+  // then unspecified. Sends the gradients in use if nothing was sent.
   void reduce_gradients();
 
   // Begins to bring values, or codes that are the weight, of a bucket from their owners; codes beside a value are made again from it. All
@@ -81,7 +82,7 @@ class Shards {
     size_t own_end = 0, others_begin = 0, others_end = 0;
     int64_t begin = 0, end = 0;  // of a gradient buffer
     std::vector<Gradients> exchanged;
-    std::vector<std::pair<int64_t, int64_t>> partial;  // ranges of a gradient buffer that are summed over the tensor ranks
+    std::vector<std::pair<int64_t, int64_t>> partial;  // own ranges of a gradient buffer that are summed over the tensor ranks
     std::vector<Range> sources;                        // what is gathered
     std::unique_ptr<Gate> gate = {};
     size_t waiting = 0;  // parameters whose gradients are not complete
