@@ -147,6 +147,12 @@ TEST_F(GoldenFiles, AFlippedBitOfAnOperandChangesTheProduct) {
   }
 }
 
+TEST_F(GoldenFiles, AProductMayBeOffByMoreTheDeeperItIs) {
+  for (const int64_t k : {32, 4096}) EXPECT_DOUBLE_EQ(product_tolerance(k), 1e-6);
+  EXPECT_DOUBLE_EQ(product_tolerance(8192), 2e-6);
+  EXPECT_DOUBLE_EQ(product_tolerance(32768), 8e-6);
+}
+
 TEST_F(GoldenFiles, ADifferenceNamesItsFirstIndexAndBothValues) {
   const std::string name = "e4m3_rceil_special_row.mxg", bytes = content(name);
   const Section codes = sections(quantization(name))[2];

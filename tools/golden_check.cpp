@@ -1,5 +1,6 @@
 #include "golden_check.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -13,7 +14,6 @@
 namespace mantissa::tools {
 namespace {
 
-constexpr double kProductTolerance = 1e-6;          // of the sum of magnitudes, for fp32 accumulation at these lengths
 constexpr long double kStoredTolerance = 0x1p-48L;  // of what the file itself says its product is
 
 // "section: [i, j] is 0x12, expected 0x34; 5 of 640 differ", or "" if same(i) holds for every element.
@@ -146,13 +146,16 @@ std::string product_difference(const GoldenProduct& file, Backend& device) {
                   .b = {.value = uploaded(device, file.b_codes, file.b_scales, b, {.format = file.b_format}), .transposed = true},
                   .out = out,
                   .accumulate = false});
+  const double tolerance = product_tolerance(file.k);
   std::vector<double> actual;
   for (const float value : to_host<float>(out)) actual.push_back(static_cast<double>(value));
   return first_difference("product", actual, file.product, file.n,
-                          [&](size_t i) { return std::abs(actual[i] - file.product[i]) <= kProductTolerance * file.magnitude[i]; });
+                          [&](size_t i) { return std::abs(actual[i] - file.product[i]) <= tolerance * file.magnitude[i]; });
 }
 
 }  // namespace
+
+double product_tolerance(int64_t k) { return 1e-6 * std::max(1.0, static_cast<double>(k) / 4096); }
 
 std::string conformance_difference(const GoldenFile& file, Backend& device) {
   const auto* const product = std::get_if<GoldenProduct>(&file);
