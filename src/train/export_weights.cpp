@@ -101,6 +101,9 @@ void ExportedWeights::find_modules() {
     scheme = types_.scheme(tensor.parameter);
     if (scheme) require_expressible(tensor);
   }
+  const bool any = std::any_of(modules_.begin(), modules_.end(), [](const auto& module) { return module.second.has_value(); });
+  require(any, ExitCode::usage,
+          "packed weights: no recipe of the plan quantizes a weight, so there is nothing to pack: take dequantized weights");
   if (family_ != Family::gpt2) modules_.try_emplace("lm_head");  // which a server has, also where it is the embedding
   require_one_scheme_per_layer();
   quantization();  // what the convention has not
