@@ -67,6 +67,21 @@ TEST(PlanWarnings, KeysThatDoNothingAreWarnings) {
               IsEmpty());
 }
 
+TEST(PlanWarnings, ABiasWhoseGradientSumsCodesIsAWarning) {
+  const auto warned = [](int64_t bias, const std::string& recipe) {
+    const ModelShape model{.modules = {{.path = "layers.0.moe.experts.down", .out = 32, .in = 32, .bias = bias},
+                                       {.path = "layers.1.moe.experts.down", .out = 32, .in = 32, .bias = bias}}};
+    PrecisionConfig config;
+    config.recipe = recipe;
+    config.fp8_param_gather = recipe == "mxfp8";
+    ConfigReport report;
+    return PrecisionPlan::resolve(config, model, report).warnings();
+  };
+  EXPECT_THAT(warned(32, "mxfp8"), ElementsAre(HasSubstr("model.moe.expert_mlp_bias: the gradient of the bias of layers.{0..1}.moe.")));
+  EXPECT_THAT(warned(0, "mxfp8"), IsEmpty());
+  EXPECT_THAT(warned(32, "mxfp4_qat"), IsEmpty()) << "values travel";
+}
+
 TEST(PlanWarnings, ExpertsOfOneLayerWithDifferentFormatsAreAWarning) {
   const ModelShape model{.modules = {{.path = "layers.0.moe.experts.gate_up", .out = 64, .in = 32},
                                      {.path = "layers.0.moe.experts.down", .out = 32, .in = 32}}};
