@@ -5,6 +5,7 @@
 
 #include "files.h"
 #include "mantissa/base/json_fields.h"
+#include "mantissa/data/document_options.h"
 #include "mantissa/data/open_data.h"
 #include "mantissa/data/token_writer.h"
 
@@ -223,6 +224,28 @@ TEST_F(OpenDataTest, MaskingWithoutBoundariesIsAUsageError) {
     config.eod_id = 7;
     EXPECT_TRUE(open_data(config, {.seq_len = 2, .vocab_size = 300}).train);
   }
+}
+
+TEST_F(OpenDataTest, DocumentOptionsThatFindOneTextAreWarnings) {
+  using ::testing::IsEmpty;
+  using ::testing::StartsWith;
+  DataConfig config = text_config("some text to read, and a little more of it");
+  const auto warnings = [&] { return idle_document_options(config, open_data(config, {.seq_len = 4, .vocab_size = 300})); };
+  EXPECT_THAT(warnings(), IsEmpty()) << "none is on";
+  config.reset_position_ids = config.document_mask = true;
+  EXPECT_THAT(warnings(), ElementsAre(StartsWith("data.reset_position_ids does nothing"), StartsWith("data.document_mask does nothing")));
+  config.reset_position_ids = false;
+  config.eod_id = 256;
+  EXPECT_THAT(warnings(), ElementsAre(HasSubstr("no character has the id data.eod_id 256")));
+  config.append_eod = true;
+  EXPECT_THAT(warnings(), ElementsAre(HasSubstr("data.document_mask"))) << "behind the text";
+  config.append_eod = false;
+  config.eod_id = ' ';
+  EXPECT_THAT(warnings(), IsEmpty()) << "words";
+  config.eod_id = 256;
+  write_file(folder_ / "more.txt", "another document of this set");
+  config.path = folder_ / "*.txt";
+  EXPECT_THAT(warnings(), IsEmpty()) << "two";
 }
 
 // Documents of one token and an end; the second half is held out.

@@ -2,6 +2,8 @@
 
 #include "mantissa/base/hash.h"
 #include "mantissa/base/json_fields.h"
+#include "mantissa/base/log.h"
+#include "mantissa/data/document_options.h"
 #include "mantissa/models/model_shape.h"
 #include "mantissa/train/evaluate.h"
 #include "mantissa/train/train.h"
@@ -55,6 +57,7 @@ RunPreview preview_run(const LoadedConfig& loaded) {
   const Data data = open_run_data(copy, {});
   const PrecisionPlan precision = plan_with_data(copy.config, data);
   encode_prompts(copy.config.eval, data);
+  for (const std::string& warning : idle_document_options(copy.config.data, data)) log_warning(warning);
   RunPreview preview{.config = copy.config,
                      .precision = precision,
                      .flops_per_token = training_flops_per_token(model_shape(copy.config.model), copy.config.training.seq_len),

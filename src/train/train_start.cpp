@@ -2,6 +2,7 @@
 
 #include "mantissa/base/log.h"
 #include "mantissa/base/parallel.h"
+#include "mantissa/data/document_options.h"
 #include "mantissa/io/pending_folder.h"
 #include "mantissa/train/equal_places.h"
 #include "mantissa/train/export.h"
@@ -150,6 +151,7 @@ void open_folder(Run& run, const std::vector<std::string>& arguments) {
                          .threads = num_threads()};
   if (run.events.started) run.events.started(event);
   for (const std::string& warning : run.plan.warnings()) log_warning(warning);
+  for (const std::string& warning : idle_document_options(run.config.data, run.data)) log_warning(warning);
   if (run.config.checkpoint.exported) {
     const std::vector<std::string> warnings = export_warnings(run.config.model, own_tokenizer(run.files, run.data.tokenizer));
     for (const std::string& warning : warnings) log_warning("checkpoint.export: ", warning);

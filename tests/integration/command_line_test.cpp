@@ -189,6 +189,22 @@ TEST_F(CommandLine, ExamplesOfHelpWorkAfterTheQuickstart) {
   }
 }
 
+TEST_F(CommandLine, PackingWhatNoRecipeQuantizesIsRefused) {
+  ASSERT_EQ(mantissa({"train", "run.json"}).exit_code, 0);
+  expect_refused({"export", run_folder("run"), "--output", "out", "--weights", "packed"}, "there is nothing to pack: take dequantized");
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "out"));
+  expect_refused({"train", "run.json", "--dry-run", "--set", R"(checkpoint.export={"weights": "packed"})"},
+                 "checkpoint.export: packed weights");
+}
+
+TEST_F(CommandLine, DocumentOptionsThatDoNothingAreWarnings) {
+  for (const char* const flag : {"--dry-run", "--resume"}) {
+    const auto warned = mantissa({"train", "run.json", flag, "--set", "data.document_mask=true"});
+    EXPECT_EQ(warned.exit_code, 0) << warned.errors;
+    EXPECT_THAT(warned.errors, HasSubstr("data.document_mask does nothing: each data set is one text")) << flag;
+  }
+}
+
 TEST_F(CommandLine, MistakesOfLaunchAreRefusedBeforeAnythingRuns) {
   const auto refused = [&](std::vector<std::string> options, const std::string& because, int code = 2) {
     options.insert(options.begin(), "launch");
