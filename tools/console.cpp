@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 namespace mantissa::tools {
@@ -9,19 +10,30 @@ namespace {
 
 bool plain_wanted() { return std::getenv("NO_COLOR") != nullptr || std::getenv("CI") != nullptr; }
 
+using Clock = std::chrono::steady_clock;
+
 std::string bar(const StepEvent& event) {
-  constexpr int64_t kWidth = 24;
-  const int64_t filled = kWidth * event.step / event.steps;
-  return "[" + std::string(static_cast<size_t>(filled), '#') + std::string(static_cast<size_t>(kWidth - filled), '.') + "] " +
-         std::to_string(100 * event.step / event.steps) + "% " + std::to_string(event.step) + "/" + std::to_string(event.steps) +
-         " | eta " + duration_text(event.remaining_seconds);
+  return progress_bar(static_cast<double>(event.step) / static_cast<double>(event.steps)) +
+         text(' ', event.step, '/', event.steps, " | eta ", duration_text(event.remaining_seconds));
 }
 
 }  // namespace
 
+bool draws_progress() { return isatty(STDERR_FILENO) == 1 && !plain_wanted(); }
+
+std::string progress_bar(double share) {
+  constexpr double kWidth = 24;
+  const double done = std::clamp(share, 0.0, 1.0);
+  const auto filled = static_cast<size_t>(kWidth * done);
+  return "[" + std::string(filled, '#') + std::string(static_cast<size_t>(kWidth) - filled, '.') + "] " +
+         std::to_string(static_cast<int>(100 * done + 1e-9)) + "%";
+}
+
+std::string drawn_over(const std::string& line) { return "\r\x1b[K" + line + "\r"; }
+
 Console::Console(ConsoleMode mode)
     : silent_(mode == ConsoleMode::off),
-      progress_(mode == ConsoleMode::progress || (mode == ConsoleMode::automatic && isatty(STDERR_FILENO) == 1 && !plain_wanted())),
+      progress_(mode == ConsoleMode::progress || (mode == ConsoleMode::automatic && draws_progress())),
       colour_(isatty(STDOUT_FILENO) == 1 && std::getenv("NO_COLOR") == nullptr),
       lines_(STDOUT_FILENO),
       bar_(STDERR_FILENO) {}
@@ -36,17 +48,31 @@ void Console::line(const std::string& text, Tone tone) {
 }
 
 void Console::progress(const StepEvent& event) {
-  const auto now = std::chrono::steady_clock::now();
+  latest_ = event;
+  latest_at_ = Clock::now();
+  draw(event);
+}
+
+void Console::progress_to(int64_t step) {
+  if (!latest_ || step <= latest_->step) return;
+  StepEvent now = *latest_;
+  now.step = step;
+  now.remaining_seconds = std::max(0.0, now.remaining_seconds - std::chrono::duration<double>(Clock::now() - latest_at_).count());
+  draw(now);
+}
+
+void Console::draw(const StepEvent& event) {
+  const auto now = Clock::now();
   if (silent_ || !progress_ || (drawn_ && now - last_draw_ < std::chrono::milliseconds(100))) return;
   last_draw_ = now;
   drawn_ = true;
   bar_.flush();
-  if (!bar_.waiting()) bar_.write("\r\x1b[K" + bar(event) + "\r");
+  if (!bar_.waiting()) bar_.write(drawn_over(bar(event)));
 }
 
 void Console::clear_progress() {
   if (!drawn_) return;
-  bar_.write("\r\x1b[K");
+  bar_.write(drawn_over(""));
   drawn_ = false;
 }
 

@@ -7,6 +7,7 @@
 #include "mantissa/base/log.h"
 #include "mantissa/base/printable.h"
 #include "mantissa/io/checkpoint_search.h"
+#include "read_progress.h"
 
 namespace mantissa::tools {
 namespace {
@@ -34,7 +35,7 @@ ExitCode run_export(const ExportArguments& arguments) {
     options.convention = chosen<Convention>(*arguments.convention);
   }
   CheckpointReader reader = open_checkpoint(arguments.checkpoint);
-  const ExportedModel done = export_model(reader, arguments.output, options);
+  const ExportedModel done = with_read_progress(bytes_to_export(reader), [&] { return export_model(reader, arguments.output, options); });
   std::cout << printable(arguments.output) << ": " << family_name(done.family) << " of step " << reader.manifest().step << ", "
             << count_text(done.tensors, "tensor") << ", " << done.bytes << " bytes; read back and equal to what forward multiplies by\n";
   return ExitCode::ok;

@@ -6,6 +6,7 @@
 #include "command.h"
 #include "mantissa/base/log.h"
 #include "mantissa/base/printable.h"
+#include "read_progress.h"
 
 namespace mantissa::tools {
 namespace {
@@ -16,7 +17,8 @@ struct ImportArguments {
 
 ExitCode run_import(const ImportArguments& arguments) {
   open_log({.level = LogLevel::warning, .console = true, .file = {}});
-  const ImportedModel imported = import_model(arguments.folder, arguments.output);
+  const ImportedModel imported =
+      with_read_progress(bytes_to_import(arguments.folder), [&] { return import_model(arguments.folder, arguments.output); });
   std::cout << printable(arguments.output) << ": " << family_name(imported.family) << ", " << imported.parameters << " parameters, "
             << imported.bytes << " bytes\n";
   return ExitCode::ok;

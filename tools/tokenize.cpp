@@ -9,6 +9,7 @@
 #include "mantissa/base/printable.h"
 #include "mantissa/data/dataset.h"
 #include "mantissa/data/token_writer.h"
+#include "read_progress.h"
 
 namespace mantissa::tools {
 namespace {
@@ -65,13 +66,13 @@ int64_t add_documents(const std::string& path, const TokenFileOptions& options, 
 }
 
 template <class Writer>
-void write_all(Writer& writer, const std::vector<std::string>& paths, const TokenFileOptions& options, const std::string& names) {
+std::string write_all(Writer& writer, const std::vector<std::string>& paths, const TokenFileOptions& options, const std::string& names) {
   int64_t documents = 0;
   for (const std::string& path : paths) documents += add_documents(path, options, writer);
   require(documents > 0, ExitCode::usage, "there is no text in the input");
   const int64_t tokens = writer.finish();
-  std::cout << printable(names) << ": " << count_text(documents, "document") << ", " << count_text(tokens, "token") << ", model.vocab_size "
-            << options.vocab_size << '\n';
+  return text(printable(names), ": ", count_text(documents, "document"), ", ", count_text(tokens, "token"), ", model.vocab_size ",
+              options.vocab_size, '\n');
 }
 
 // The id that goes with each document; none without --append-eod.
@@ -84,28 +85,34 @@ std::optional<int32_t> end_token_of(const Arguments& arguments, const Tokenizer&
   return static_cast<int32_t>(*arguments.eod_id);
 }
 
+// Returns what there is to say of the files.
+std::string write_files(const Arguments& arguments, const std::vector<std::string>& paths) {
+  const Tokenizer tokenizer = make_tokenizer(arguments, paths);
+  const std::optional<int32_t> eod = end_token_of(arguments, tokenizer);
+  const int64_t vocab_size = std::max(tokenizer.size(), eod ? int64_t{*eod} + 1 : 0);
+  const TokenFileOptions options{.tokenizer = &tokenizer, .vocab_size = vocab_size};
+  const TokenWriterOptions writer_options{.vocab_size = vocab_size, .eod_id = eod};
+  std::string told;
+  if (arguments.format == "megatron") {
+    MegatronWriter writer(arguments.output, writer_options);
+    told = write_all(writer, paths, options, arguments.output + ".bin, .idx");
+  } else {
+    LlmcWriter writer(arguments.output + ".bin", writer_options);
+    told = write_all(writer, paths, options, arguments.output + ".bin");
+  }
+  if (tokenizer.kind() != TokenizerKind::character) return told;
+  write_file_atomically(vocabulary_path(arguments), tokenizer.to_json());
+  return told + printable(vocabulary_path(arguments)) + ": the characters by id; give it as --vocabulary for further files\n";
+}
+
 ExitCode tokenize(const Arguments& arguments) {
   for (const char* const extension : {".bin", ".idx", ".tokenizer.json"}) require_output_file(arguments.output + extension);
   std::vector<std::string> paths;
   for (const std::string& pattern : arguments.files) {
     for (std::string& path : expand_paths(pattern)) paths.push_back(std::move(path));
   }
-  const Tokenizer tokenizer = make_tokenizer(arguments, paths);
-  const std::optional<int32_t> eod = end_token_of(arguments, tokenizer);
-  const int64_t vocab_size = std::max(tokenizer.size(), eod ? int64_t{*eod} + 1 : 0);
-  const TokenFileOptions options{.tokenizer = &tokenizer, .vocab_size = vocab_size};
-  const TokenWriterOptions writer_options{.vocab_size = vocab_size, .eod_id = eod};
-  if (arguments.format == "megatron") {
-    MegatronWriter writer(arguments.output, writer_options);
-    write_all(writer, paths, options, arguments.output + ".bin, .idx");
-  } else {
-    LlmcWriter writer(arguments.output + ".bin", writer_options);
-    write_all(writer, paths, options, arguments.output + ".bin");
-  }
-  if (tokenizer.kind() == TokenizerKind::character) {
-    write_file_atomically(vocabulary_path(arguments), tokenizer.to_json());
-    std::cout << printable(vocabulary_path(arguments)) << ": the characters by id; give it as --vocabulary for further files\n";
-  }
+  const bool collects = arguments.tokenizer == "char" && !arguments.vocabulary;
+  std::cout << with_read_progress(bytes_to_tokenize(paths, collects), [&] { return write_files(arguments, paths); });
   return ExitCode::ok;
 }
 

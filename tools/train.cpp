@@ -177,8 +177,9 @@ ExitCode run_training(const TrainArguments& arguments) {
   session.watch(loaded.config.parallel);
   TrainSummary summary;
   TrainEvents events = events_for(console, level, loaded.config.parallel);
-  events.doing = [&session](int64_t step, const char* section) {
+  events.doing = [&](int64_t step, const char* section) {
     report_step(step);
+    console.progress_to(step);
     session.at(step, section);
   };
   session.run([&] { summary = train(loaded, command_line(), events, session.mesh()); });

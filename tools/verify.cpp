@@ -7,6 +7,7 @@
 #include "mantissa/io/checkpoint_search.h"
 #include "mantissa/train/checkpoint.h"
 #include "mantissa/train/export.h"
+#include "read_progress.h"
 
 namespace mantissa::tools {
 namespace {
@@ -41,7 +42,8 @@ ExitCode verify_folder_against(const VerifyArguments& arguments) {
   CheckpointWeights source(reader);
   ForwardWeights weights(source, saved.plan);
   if (differs("has codes that a server multiplies otherwise than", export_scheme_differences(folder, weights))) return ExitCode::difference;
-  const std::optional<std::string> difference = export_difference(folder, weights);
+  const std::optional<std::string> difference =
+      with_read_progress(bytes_to_compare(arguments.path, reader), [&] { return export_difference(folder, weights); });
   if (difference) {
     std::cout << printable(arguments.path) << ": " << printable(*difference) << " (" << printable(reader.directory().string()) << ")\n";
     return ExitCode::difference;
@@ -54,15 +56,17 @@ ExitCode verify_folder_against(const VerifyArguments& arguments) {
 ExitCode verify_folder(const VerifyArguments& arguments) {
   require_whole(arguments.path);
   if (arguments.against) return verify_folder_against(arguments);
-  const int64_t tensors = verify_export(arguments.path);
+  const int64_t tensors = with_read_progress(bytes_of_folder(arguments.path), [&] { return verify_export(arguments.path); });
   std::cout << printable(arguments.path) << ": intact: " << count_text(tensors, "tensor") << " as exported\n";
   return ExitCode::ok;
 }
 
 ExitCode verify_checkpoint(const std::string& path) {
   CheckpointReader reader = open_checkpoint(path);
-  reader.verify();
-  const int64_t quantised = verify_codes(reader);
+  const int64_t quantised = with_read_progress(bytes_to_verify(reader), [&] {
+    reader.verify();
+    return verify_codes(reader);
+  });
   const Manifest& manifest = reader.manifest();
   std::cout << printable(reader.directory().string()) << ": intact: step " << manifest.step << ", " << manifest.tensors.size()
             << " tensors, " << reader.bytes() << " bytes in " << count_text(manifest.shards.size(), "shard");
