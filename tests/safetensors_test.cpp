@@ -155,7 +155,7 @@ TEST_F(Safetensors, AFileThatShrinksAfterItWasOpenedIsAnError) {
   std::vector<std::byte> out(static_cast<size_t>(entry.bytes()));
   const Error error = error_of([&] { read.read(entry, 0, out); });
   EXPECT_EQ(error.code(), ExitCode::data);
-  EXPECT_THAT(error.what(), HasSubstr("when its header was read"));
+  EXPECT_THAT(error.what(), HasSubstr("was changed or replaced while the model was read"));
 }
 
 TEST_F(Safetensors, AnUnfinishedModelLeavesNothing) {

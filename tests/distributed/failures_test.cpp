@@ -93,11 +93,11 @@ TEST_F(Failures, AStoppedRankEndsTheOthersWithinItsHeartbeatTimeout) {
 
 // The freezer of a cgroup and a machine that was suspended do this, too.
 TEST_F(Failures, AJobThatWasStoppedLongerThanTheHeartbeatTimeoutGoesOn) {
-  const auto run = start({"parallel.heartbeat_timeout_s=2", "parallel.step_timeout_s=2"});
+  const auto run = start({"parallel.heartbeat_timeout_s=6", "parallel.step_timeout_s=6"});
   ASSERT_TRUE(appears("run/checkpoints/step-00000010"));
-  for (const int first : {0, 1, 2}) {  // to go on
+  for (const int first : {0, 1}) {  // to go on
     for (int rank = 0; rank < kRanks; ++rank) run->send(rank, SIGSTOP);
-    std::this_thread::sleep_for(std::chrono::seconds(4));
+    std::this_thread::sleep_for(std::chrono::seconds(10));
     for (int i = 0; i < kRanks; ++i) {
       run->send((first + i) % kRanks, SIGCONT);
       std::this_thread::sleep_for(std::chrono::milliseconds(100));

@@ -129,7 +129,8 @@ TEST_F(SignalThreads, SignalsThatTheParentBlockedAreTaken) {
 
 // ---- handlers that have to run on a thread that multiplies
 
-// Without those of UCX, which would bring an alternate stack for the main thread.
+// A product runs one time in eight or so when the signal comes. Without the handlers of UCX, which would bring an alternate stack for the
+// main thread.
 TEST_P(SignalTrials, ReportsOfTheStackDisturbNothing) {
   if (GetParam().ranks == 1) GTEST_SKIP() << "a process alone is not watched";
   std::vector<std::string> command = words("told");
@@ -144,7 +145,6 @@ TEST_P(SignalTrials, ReportsOfTheStackDisturbNothing) {
   }
   run.send(SIGTERM);
   EXPECT_EQ(run.wait(), 75) << run.output();
-  EXPECT_THAT(run.output(), HasSubstr("in a kernel that oneDNN generated"));
 }
 
 // UCX reports faults: without a stack for its handler the frame itself may cause a second one, or an abort.

@@ -7,6 +7,7 @@ cpack=$1 work=$2
 skip() { echo "SKIPPED: $1"; exit 77; }
 wrong() { echo "package: $1" >&2; exit 1; }
 command -v dpkg-deb >/dev/null && command -v dpkg-shlibdeps >/dev/null || skip "no dpkg-deb or dpkg-shlibdeps (package dpkg-dev)"
+command -v readelf >/dev/null || skip "no readelf (package binutils)"
 command -v help2man >/dev/null && [ -d man ] || skip "built without help2man"
 
 rm -rf "$work" && mkdir -p "$work"
@@ -46,5 +47,5 @@ for config in "$share"/mantissa/configs/*.json; do
   grep -q '"\.\./src/' "$config" || continue
   "$mantissa" train "$config" --dry-run --set logging.dir="$work/runs" >"$work/dry_run.log" || wrong "$config does not start"
 done
-if command -v lintian >/dev/null; then lintian --allow-root --fail-on error,warning "$work"/*.deb; fi
+if command -v lintian >/dev/null; then lintian --allow-root --fail-on error "$work"/*.deb; fi
 rm -rf "$work"
