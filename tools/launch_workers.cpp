@@ -203,8 +203,10 @@ class Group {
     for (const WorkerStream& stream : streams_) waits.push_back({.fd = stream.fd(), .events = POLLIN, .revents = 0});  // -1 is passed over
     for (const UnblockedOutput& output : shown_)
       waits.push_back({.fd = output.waiting() ? output.fd() : -1, .events = POLLOUT, .revents = 0});
-    const double left = std::clamp(until - now_seconds(), 0.0, 60.0);
-    if (::poll(waits.data(), waits.size(), static_cast<int>(std::ceil(left * 1e3))) <= 0) return;
+    // The end of what a wrapper left is not always told: its parent may be another that it left.
+    const bool looks = std::any_of(running_.begin(), running_.end(), [](const auto& worker) { return !worker.second.leads; });
+    const double left = std::clamp(until - now_seconds(), 0.0, looks ? 1.0 : 60.0);
+    if (::poll(waits.data(), waits.size(), static_cast<int>(std::ceil(left * 1e3))) <= 0) return reap();
     for (UnblockedOutput& output : shown_) output.flush();
     for (size_t i = 0; i < streams_.size(); ++i) {
       if (waits[i + 1].revents != 0 && streams_[i].fd() >= 0) streams_[i].read();

@@ -18,6 +18,7 @@
 #include "function_names.h"
 #include "mantissa/base/generated_call.h"
 #include "mantissa/base/limits.h"
+#include "mantissa/base/unblocked_output.h"
 
 namespace mantissa::tools {
 namespace {
@@ -93,7 +94,7 @@ bool print_main_stack() {
     const void* const call = static_cast<const char*>(noted.frames[static_cast<size_t>(i)]) - 1;
     lines += names.describe(call) + '\n';
   }
-  return ::write(STDERR_FILENO, lines.data(), lines.size()) >= 0;
+  return UnblockedOutput(STDERR_FILENO).write(lines);
 }
 
 }  // namespace mantissa::tools

@@ -22,6 +22,7 @@
 #include "mantissa/base/limits.h"
 #include "mantissa/base/nearest.h"
 #include "mantissa/base/printable.h"
+#include "mantissa/base/unblocked_output.h"
 #include "mantissa/base/version.h"
 #include "mantissa/comm/launch.h"
 #include "mantissa/comm/transport.h"
@@ -186,8 +187,10 @@ std::string unknown_option(const std::vector<Command>& commands, const std::vect
   return "";
 }
 
-// In one write: who is killed meanwhile has said all or nothing.
-void print_error(const char* kind, const std::string& message) { std::cerr << text(kind, "error: ", printable(message, "\n  "), '\n'); }
+// Not by std::cerr: whose reader does not read would keep a rank that failed from leaving.
+void print_error(const char* kind, const std::string& message) {
+  UnblockedOutput(STDERR_FILENO).write(text(kind, "error: ", printable(message, "\n  "), '\n'));
+}
 
 // Else the first files that are opened become standard input, output and error, and what is printed goes into them.
 void occupy_standard_streams() {

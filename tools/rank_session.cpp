@@ -37,6 +37,7 @@ std::vector<NamedHash> compared(RunConfig config) {
     const std::string written = value.dump();
     out.push_back({.name = "config " + key, .value = written.size() > kShownValueBytes ? xxh64(written).text() : written});
   }
+  out.push_back({.name = "config", .value = xxh64(effective_config(config)).text()});  // also what flatten() calls the same: [], {}, null
   return out;
 }
 

@@ -19,11 +19,13 @@ namespace fs = std::filesystem;
 // The names of what a version of control groups tells.
 struct GroupFiles {
   const char *limit, *usage, *kills;
-  std::array<const char*, 2> droppable;  // of memory.stat: pages of files
+  std::array<const char*, 3> droppable;  // of memory.stat: pages of files, and what the kernel keeps of folders and files
 };
-constexpr GroupFiles kVersion2{"memory.max", "memory.current", "memory.events", {"inactive_file", "active_file"}};
-constexpr GroupFiles kVersion1{
-    "memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control", {"total_inactive_file", "total_active_file"}};
+constexpr GroupFiles kVersion2{"memory.max", "memory.current", "memory.events", {"inactive_file", "active_file", "slab_reclaimable"}};
+constexpr GroupFiles kVersion1{"memory.limit_in_bytes",
+                               "memory.usage_in_bytes",
+                               "memory.oom_control",
+                               {"total_inactive_file", "total_active_file", "total_slab_reclaimable"}};
 
 // A control group of this process, and the one that its hierarchy is mounted at.
 struct Group {
@@ -113,8 +115,11 @@ std::optional<int64_t> left_in(const fs::path& folder, const GroupFiles& files) 
   return std::clamp<int64_t>(left, 0, *limit);
 }
 
-// A number that no other host has since it was booted.
-std::string boot_of(const fs::path& root) { return host_name() + first_line(root / "proc/sys/kernel/random/boot_id"); }
+// No other host has it since it was booted. Containers have names of their own, and share the memory of their host.
+std::string boot_of(const fs::path& root) {
+  const std::string boot = first_line(root / "proc/sys/kernel/random/boot_id");
+  return boot.empty() ? host_name() : boot;
+}
 
 uint64_t place_of(const fs::path& root, const fs::path& folder) {
   struct stat status {};

@@ -51,7 +51,9 @@ class ErrorSink : public spdlog::sinks::base_sink<std::mutex> {
       line.insert(message.color_range_end, "\x1b[m");
       line.insert(message.color_range_start, message.level >= spdlog::level::err ? "\x1b[31m\x1b[1m" : "\x1b[33m\x1b[1m");
     }
-    if (!out_.write(line)) ++dropped;
+    const int64_t before = out_.dropped_lines();
+    out_.write(line);
+    dropped += out_.dropped_lines() - before;
   }
   void flush_() override { out_.flush(); }
 

@@ -48,13 +48,13 @@ void UnblockedOutput::drop() {
 }
 
 bool UnblockedOutput::write(std::string_view lines) {
+  const int64_t before = dropped_;
   flush();
   if (waiting_.size() + lines.size() > kMostWaiting) {
     dropped_ += lines_in(lines);
     return false;
   }
   waiting_ += lines;
-  const int64_t before = dropped_;
   flush();
   return dropped_ == before;
 }
@@ -63,7 +63,7 @@ void UnblockedOutput::flush() {
   while (!waiting_.empty()) {
     // Where it could not be opened anew: a pipe with room has room for so much, and a file always has.
     if (own_ < 0 && !takes_more(fd_, 0)) return;
-    const ssize_t written = ::write(fd(), waiting_.data(), std::min<size_t>(waiting_.size(), PIPE_BUF));
+    const ssize_t written = ::write(fd(), waiting_.data(), own_ < 0 ? std::min<size_t>(waiting_.size(), PIPE_BUF) : waiting_.size());
     if (written < 0 && errno == EAGAIN) return;
     if (written < 0 && errno != EINTR) return drop();
     if (written > 0) waiting_.erase(0, static_cast<size_t>(written));
