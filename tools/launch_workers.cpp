@@ -125,7 +125,7 @@ struct Worker {
   bool leads = true;                // the process that was started has not ended
   int signal = 0, code = 0;         // how it ended
   bool members_go_on = false;       // after it
-  std::optional<int> members_code;  // of those that then ended by themselves the first that failed, else 0
+  std::optional<int> members_code;  // of those that then ended by themselves the first that failed, else 0 if nobody asked for an end
   double kill_at = HUGE_VAL;
   bool killed = false;  // it did not end within the grace time
 };
@@ -257,7 +257,9 @@ class Group {
     if (found == running_.end()) return;
     Worker& worker = found->second;
     if (found->first != info.si_pid) {
-      if (by_itself && worker.members_go_on && worker.members_code.value_or(0) == 0) worker.members_code = info.si_status;
+      // After a signal that asks for an end, success of some member (touch, tee) is not that of the command.
+      const bool tells = by_itself && worker.members_go_on && (info.si_status != 0 || !asked_to_end());
+      if (tells && worker.members_code.value_or(0) == 0) worker.members_code = info.si_status;
       return;
     }
     worker.leads = false;

@@ -29,6 +29,13 @@ TEST_F(LaunchTest, WhatAWrapperRunsHasTimeToEnd) {
   EXPECT_THAT(failed.output, HasSubstr("[rank0]:left\n"));
 }
 
+// A wrapper's `touch` or `tee` succeeds also where the command of the wrapper never ran.
+TEST_F(LaunchTest, AMemberThatSucceedsAfterTheSignalIsNotTheCommand) {
+  const auto run = disturbed(2, "sh -c 'trap \"sleep 0.3; exit 0\" TERM; touch ready.$RANK; while :; do sleep 0.05; done'; exec sleep 30",
+                             [](pid_t launcher) { ::kill(launcher, SIGTERM); });
+  EXPECT_EQ(run.exit_code, 128 + SIGTERM) << run.errors;
+}
+
 TEST_F(LaunchTest, AStoppedWorkerIsNotWaitedFor) {
   const auto start = test::Clock::now();
   const auto run = disturbed(2, "touch ready.$RANK; [ $RANK = 0 ] && kill -STOP $$; while [ ! -e go ]; do sleep 0.05; done; exit 6",
