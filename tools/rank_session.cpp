@@ -10,6 +10,7 @@
 
 #include "main_stack.h"
 #include "mantissa/backend/ceilings.h"
+#include "mantissa/base/bytes_text.h"
 #include "mantissa/base/file.h"
 #include "mantissa/base/hash.h"
 #include "mantissa/base/limits.h"
@@ -18,6 +19,7 @@
 #include "mantissa/base/printable.h"
 #include "mantissa/base/unblocked_output.h"
 #include "mantissa/base/version.h"
+#include "mantissa/comm/orphaned_segments.h"
 
 namespace mantissa::tools {
 namespace {
@@ -80,12 +82,22 @@ void end_with_launcher() {
   }
 }
 
+// One rank of a host is enough, and all wait for it before they make segments of their own.
+void free_shared_memory(const Launch& launch) {
+  if (launch.local_rank != 0) return;
+  const OrphanedSegments removed = remove_orphaned_segments();
+  if (removed.count > 0)
+    log_info("/dev/shm: removed ", count_text(removed.count, "segment"), " of UCX (", bytes_text(removed.bytes),
+             ") that killed processes left");
+}
+
 }  // namespace
 
 RankSession::RankSession(const Launch& launch, const RunConfig& config, const std::function<bool()>& stop_asked) : rank_(launch.rank) {
   end_with_launcher();
   if (launch.world == 1) return;
   log_info(describe(launch));
+  free_shared_memory(launch);
   store_ = std::make_unique<Store>(launch, StoreOptions{.init_timeout_s = config.parallel.init_timeout_s,
                                                         .heartbeat_timeout_s = config.parallel.heartbeat_timeout_s,
                                                         .stop_asked = stop_asked});
