@@ -57,7 +57,7 @@ BucketBytes busiest(const std::vector<Layout::Share>& shares, int64_t tensor) {
 
 // What routers did, in the steps that are told.
 int64_t routing_bytes(const RunConfig& config) {
-  const int64_t data = config.parallel.data, numbers = routing_numbers(config.model);
+  const int64_t data = config.parallel.data, numbers = routing_numbers(config);
   return data == 1 || numbers == 0
              ? 0
              : config.parallel.tensor * data * ((data - 1) * numbers * static_cast<int64_t>(sizeof(double)) + kHeader);

@@ -10,10 +10,11 @@
 
 namespace mantissa {
 
-// One entry for each layer with experts, over the micro batches of all ranks: these sum what they tell. They want the same figures.
+// One entry for each layer with experts, over the micro batches of all ranks, which want the same figures. However many ranks the same
+// micro batches are of, it has the same bits.
 std::vector<LayerRouting> routing_summary(const RoutingTally& tally, const RunConfig& config, const Communicator& ranks);
 
 // How many fp64 numbers each rank then tells the others, in one exchange.
-int64_t routing_numbers(const ModelConfig& model);
+int64_t routing_numbers(const RunConfig& config);
 
 }  // namespace mantissa
