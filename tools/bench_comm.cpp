@@ -9,6 +9,7 @@
 #include "bench_harness.h"
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/version.h"
+#include "mantissa/comm/mesh.h"
 
 namespace mantissa::tools {
 namespace {
@@ -38,9 +39,9 @@ class CommBench {
   CommBench(const Communicator& world, Backend& device, const BenchOptions& options)
       : world_(world), options_(options), bytes_(static_cast<size_t>(kLargest)), copy_(bytes_.size()) {
     sums_ = zeros(device, Dtype::f32, {kLargest / 4});
-    if (world.rank() == 0 && !options.json.empty()) json_.open(options.json, std::ios::app);
-    const bool opened = world.rank() != 0 || options.json.empty() || json_.is_open();
-    require(world.sum(opened ? 0 : 1) == 0, ExitCode::usage, "--json ", options.json, ": cannot be opened for writing");
+    agree(world, [this] {
+      if (world_.rank() == 0) json_.open(options_.json);
+    });
   }
 
   void run() {
@@ -124,7 +125,7 @@ class CommBench {
     nlohmann::ordered_json line{{"bench", "comm." + name}, {"bytes", size}, {"ranks", world_.size()}};
     line["us"] = percentiles(seconds, 1e6);
     if (ratio.median > 0.0) line["ratio_copy"] = percentiles(ratio, 1.0);
-    json_ << line.dump() << std::endl;
+    json_.append(line.dump());
   }
 
   const Communicator& world_;
@@ -132,7 +133,7 @@ class CommBench {
   std::vector<std::byte> bytes_, copy_;
   Tensor sums_;
   std::vector<double> exchanges_;  // seconds of the largest
-  std::ofstream json_;
+  JsonLines json_;
 };
 
 }  // namespace

@@ -4,11 +4,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "mantissa/base/file.h"
 #include "mantissa/base/hash.h"
 #include "mantissa/base/host_name.h"
 #include "mantissa/base/parallel.h"
@@ -81,6 +83,22 @@ Spread spread_of(std::vector<double> values) {
   return {.median = at(0.5), .p10 = at(0.1), .p90 = at(0.9)};
 }
 
+void JsonLines::open(const std::string& path) {
+  if (path.empty()) return;
+  std::error_code unknown;
+  require(!std::filesystem::is_fifo(path, unknown), ExitCode::usage, "--json ", path, ": is a pipe, not a file");
+  path_ = path;
+  out_.open(path, std::ios::app);
+  const int error = errno;
+  require(out_.is_open(), error == ENOSPC ? ExitCode::storage : path_failure(error), "--json ", path,
+          ": cannot be opened for writing: ", system_message(error));
+}
+
+void JsonLines::append(const std::string& line) {
+  out_ << line << std::endl;
+  require(out_.good(), ExitCode::storage, "--json ", path_, ": write failed");
+}
+
 Harness::Harness(Backend& device, const BenchOptions& options, const Communicator& world)
     : device_(device),
       options_(options),
@@ -88,19 +106,13 @@ Harness::Harness(Backend& device, const BenchOptions& options, const Communicato
       host_(world.split(static_cast<int>(xxh64(host_name()).value & 0x7fffffff))),
       deadline_(monotonic_seconds() + options.time_budget),
       threads_(num_threads()) {
-  agree(world_, [this] { open_json(); });
+  agree(world_, [this] {
+    if (world_.rank() == 0) json_.open(options_.json);
+  });
   if (world_.rank() > 0) return;
   const std::string ranks = world_.size() > 1 ? text(world_.size(), " ranks x ") : "";
   std::printf("mantissa %s (%s), %s, %s%d threads; ratio = median of alternating slices [p10 .. p90]\n", version().c_str(),
               git_revision().c_str(), gemm_instruction_set().c_str(), ranks.c_str(), threads_);
-}
-
-void Harness::open_json() {
-  if (world_.rank() > 0 || options_.json.empty()) return;
-  std::error_code unknown;
-  require(!std::filesystem::is_fifo(options_.json, unknown), ExitCode::usage, "--json ", options_.json, ": is a pipe, not a file");
-  json_.open(options_.json, std::ios::app);
-  require(json_.is_open(), ExitCode::usage, "--json ", options_.json, ": cannot be opened for writing");
 }
 
 bool Harness::decided(bool own) const { return world_.all(static_cast<char>(own)).front() != 0; }
@@ -204,8 +216,7 @@ void Harness::report(const Workload& workload, const Measurement& result) {
   line["slices"] = result.slices;
   line["disturbed"] = result.disturbed;
   line["device"] = {{"isa", gemm_instruction_set()}, {"threads", threads_}, {"ranks", world_.size()}};
-  json_ << line.dump() << std::endl;
-  require(json_.good(), ExitCode::storage, "--json ", options_.json, ": write failed");
+  json_.append(line.dump());
 }
 
 }  // namespace mantissa::tools

@@ -51,6 +51,19 @@ struct BenchOptions {
   std::string json;         // file for one JSON object a line; "": none
 };
 
+// The file of --json, to whose end each result is written; nothing where none was asked for.
+class JsonLines {
+ public:
+  // Throws Error(usage) if the path is at fault, and otherwise as a file that cannot be written.
+  void open(const std::string& path);
+  bool is_open() const { return out_.is_open(); }
+  void append(const std::string& line);
+
+ private:
+  std::string path_;
+  std::ofstream out_;
+};
+
 class Harness {
  public:
   Harness(Backend& device, const BenchOptions& options, const Communicator& world = {});
@@ -64,7 +77,6 @@ class Harness {
   double timed(const std::function<void()>& run) const;
   double timed_in_a_row(const std::function<void()>& run, int calls) const;
   bool decided(bool own) const;
-  void open_json();
   double gemm_rate(Dtype dtype);
   double copy_rate();
   double ceiling_rate(const Workload& workload);
@@ -73,7 +85,7 @@ class Harness {
   Backend& device_;
   BenchOptions options_;
   Communicator world_, host_;  // all ranks, and those on this host
-  std::ofstream json_;
+  JsonLines json_;
   double deadline_;
   int threads_;
   int remaining_ = 1;

@@ -65,7 +65,7 @@ ExitCode path_failure(int error_number);
 // The folder with all above it, as far as they are missing. Fails as path_failure() says.
 void make_folders(const std::filesystem::path& path);
 
-// Throws Error(usage) unless `path` may be given to a new file: its folder is there, and under its name lies at most a regular file.
+// Throws as path_failure() says unless `path` may be given to a new file: in a folder that takes one, in place of at most a regular file.
 void require_output_file(const std::filesystem::path& path);
 
 void make_directory(const std::filesystem::path& path);  // the last component only; it must not exist

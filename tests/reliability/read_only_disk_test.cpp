@@ -1,0 +1,126 @@
+// The real program on a disk that nothing can be written to, whatever file it meets first (fault table row 4): in a mount namespace of its
+// own, which is not allowed everywhere.
+#include <gmock/gmock.h>
+
+#include "process.h"
+#include "training.h"
+
+namespace mantissa {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAreArray;
+
+constexpr const char* kReadOnly = "mount -o remount,ro disk || exit 77; ";
+constexpr const char* kFull = "head -c 5000000 /dev/zero > disk/fill 2> /dev/null; ";
+constexpr const char* kWithoutInodes = "i=0; while touch disk/fill$i 2> /dev/null; do i=$((i + 1)); done; ";
+
+class Disk : public test::TrainingTest {
+ protected:
+  Disk() {
+    test::write_file(folder_ / "run.json", effective_config(config("run", {"training.steps=1", "data.tokenizer=byte"}).config));
+    std::filesystem::create_directory(folder_ / "disk");
+  }
+
+  void SetUp() override {
+    const auto tried = on_disk(kReadOnly, "--version");
+    if (tried.exit_code == 77) GTEST_SKIP() << "no right to mount a disk: " << tried.errors;
+    ASSERT_EQ(
+        test::run_mantissa({"train", "run.json", "--set", "logging.dir=trained", "--set", "checkpoint.dir=%d/checkpoints"}, folder_.path())
+            .exit_code,
+        0);
+    ASSERT_EQ(test::run_mantissa({"export", "trained", "--output", "model"}, folder_.path()).exit_code, 0);
+  }
+
+  // "disk" holds an empty folder, one for a run, and a run.
+  test::ProcessResult on_disk(const std::string& prepare, const std::string& command) const {
+    return test::run_process({"unshare", "-rm", "sh", "-c",
+                              "mount -t tmpfs -o size=4m,nr_inodes=60 none disk && mkdir -p disk/empty disk/run/checkpoints || exit 77; "
+                              "if [ -d trained ]; then cp -r trained disk; fi; " +
+                                  prepare + "exec " MANTISSA_BINARY " " + command},
+                             folder_.path());
+  }
+  static std::string train(const std::string& logging, const std::string& checkpoints, const std::string& more = "") {
+    return "train run.json --set logging.dir=" + logging + " --set checkpoint.dir=" + checkpoints + more;
+  }
+  std::vector<std::string> files() const {
+    std::vector<std::string> out;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(folder_.path())) out.push_back(entry.path().string());
+    return out;
+  }
+};
+
+// Commands that write one thing and end.
+const std::vector<std::string> kOutputs = {
+    "export trained --output disk/model",
+    "export trained --output disk/empty/model",
+    "import model --output disk/imported",
+    "tokenize text.txt --output disk/tokens --tokenizer byte",
+    "tokenize text.txt --output disk/empty/tokens --tokenizer char --format llmc",
+    "report trained --output disk/report.html",
+    "eval trained --logprobs disk/logprobs.jsonl",
+};
+const std::string kBench = "bench gemm --json disk/bench.jsonl";  // opens it before it measures
+
+TEST_F(Disk, ThatIsReadOnlyIsOfTheEnvironmentWhateverFileIsMetFirst) {
+  std::vector<std::string> commands = {
+      train("disk/new", "disk/new/checkpoints"),
+      train("disk/empty", "disk/empty"),
+      train("disk/run", "disk/run/checkpoints"),
+      train("disk/trained", "disk/trained/checkpoints", " --resume --set training.steps=2"),
+      train("other", "disk/checkpoints"),
+      train("other", "disk/empty"),
+      "launch --nproc-per-node 2 " + train("disk/run", "disk/run/checkpoints", " --set parallel.data=2 --set training.grad_accum=1"),
+      "launch --log-dir disk/logs doctor",
+      "launch --log-dir disk/empty doctor",
+      kBench,
+  };
+  commands.insert(commands.end(), kOutputs.begin(), kOutputs.end());
+  const auto expect_refused = [&](const std::string& command) {
+    const auto run = on_disk(kReadOnly, command);
+    EXPECT_EQ(run.exit_code, 3) << command << run.errors;
+    EXPECT_THAT(run.errors, AllOf(HasSubstr("disk/"), HasSubstr("Read-only file system"))) << command;
+  };
+  const std::vector<std::string> before = files();
+  for (const std::string& command : commands) expect_refused(command);
+  EXPECT_THAT(files(), UnorderedElementsAreArray(before)) << "refused before it leaves traces elsewhere";
+  for (const std::string folder : {"disk/new", "disk/empty"}) {  // behind the lock, which lies elsewhere
+    expect_refused(train(folder, "other"));
+    EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_.path() / "other"), {}), 1);
+  }
+}
+
+TEST_F(Disk, ThatIsReadOnlyIsReadAsAnyOther) {
+  for (const std::string command :
+       {"eval disk/trained", "generate disk/trained", "verify disk/trained", "inspect disk/trained", "export disk/trained --output copy",
+        "report disk/trained --output page.html", "train run.json --set checkpoint.init_from=disk/trained --set logging.run_name=tuned"}) {
+    const auto run = on_disk(kReadOnly, command);
+    EXPECT_EQ(run.exit_code, 0) << command << run.errors;
+  }
+}
+
+TEST_F(Disk, ThatIsFullIsAnErrorOfStorageForEveryOutput) {
+  for (const char* const full : {kFull, kWithoutInodes}) {
+    for (const std::string& command : kOutputs) {
+      const auto run = on_disk(full, command);
+      EXPECT_EQ(run.exit_code, 7) << command << run.errors;
+      EXPECT_THAT(run.errors, HasSubstr("disk/")) << command;
+    }
+  }
+  EXPECT_EQ(on_disk(kWithoutInodes, kBench).exit_code, 7);
+}
+
+// Nothing is lost yet.
+TEST_F(Disk, ThatIsFullBeforeTheFirstStepIsOfTheEnvironment) {
+  for (const char* const full : {kFull, kWithoutInodes}) {
+    for (const std::string folder : {"disk/new", "disk/empty", "disk/run", "disk/trained"}) {
+      const auto run = on_disk(full, train(folder, "%d/checkpoints", " --resume --set training.steps=2"));
+      EXPECT_EQ(run.exit_code, 3) << folder << run.errors;
+      EXPECT_THAT(run.errors, AllOf(HasSubstr(folder), HasSubstr("No space left on device"))) << full;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace mantissa
