@@ -57,6 +57,34 @@ TEST_F(CheckpointReads, AnErrorThatStaysTakesTheStepBeforeAndNamesBoth) {
   EXPECT_EQ(newest(), 2) << "nothing was changed";
 }
 
+// A run goes on between the listing of its checkpoints and the opening of one: that is gone, and a newer one there.
+TEST_F(CheckpointReads, ACheckpointThatIsDeletedBeforeItIsOpenedIsLookedForAgainFiveTimes) {
+  for (const int times : {1, 4, 5}) {
+    CheckpointDirectory directory = open_directory(folder);
+    int64_t latest = *newest();
+    int replaced = 0;
+    Fault fault{.kind = Fault::other, .at = 1, .only = "open", .path = "/manifest.json"};
+    fault.action = [&] {
+      directory.save(State(latest + 1).content());
+      std::filesystem::remove_all(checkpoints() / checkpoint_name(latest++));
+      if (++replaced < times) arm_fault(fault);
+    };
+    arm_fault(fault);
+    const ExitCode code = error_code_of([&] { EXPECT_EQ(open_checkpoint(checkpoints()).manifest().step, latest) << times; });
+    disarm_fault();
+    EXPECT_EQ(replaced, times);
+    EXPECT_EQ(code, times < 5 ? ExitCode::ok : ExitCode::data) << times;
+  }
+}
+
+TEST_F(CheckpointReads, ADamagedOneIsNotOpenedAgainWhereNothingElseAppeared) {
+  write_file(checkpoints() / "step-00000002/manifest.json", "{");
+  arm_fault({.only = "open", .path = "/manifest.json"});
+  EXPECT_EQ(error_code_of([&] { open_checkpoint(checkpoints()); }), ExitCode::data);
+  disarm_fault();
+  EXPECT_EQ(fault_state.operations, 1);
+}
+
 TEST_F(CheckpointReads, WhatIsNotThereIsNotTriedAgain) {
   std::filesystem::remove(checkpoints() / "step-00000002/shard-00000.bin");
   EXPECT_EQ(newest(), 1);
