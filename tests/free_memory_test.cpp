@@ -28,9 +28,11 @@ class FreeMemoryTest : public ::testing::Test {
                                      " /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n");
   }
   void version1(const std::string& path = "/job/step", const std::string& mounted = "/") const {
-    write("proc/self/cgroup", "4:cpu,memory:" + path + "\n3:cpuset:/other\n0::/\n");
-    write("proc/self/mountinfo", "31 22 0:26 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n32 22 0:27 " + mounted +
-                                     " /sys/fs/cgroup/memory rw - cgroup cgroup rw,cpu,memory\n");
+    write("proc/self/cgroup", "5:name=memory-of-jobs:/keeper\n4:cpu,memory:" + path + "\n3:cpuset:/other\n0::/\n");
+    write("proc/self/mountinfo",
+          "30 22 0:25 / /sys/fs/cgroup/jobs rw - cgroup cgroup rw,name=memory-of-jobs\n"
+          "31 22 0:26 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n32 22 0:27 " +
+              mounted + " /sys/fs/cgroup/memory rw - cgroup cgroup rw,cpu,memory\n");
   }
   void group(const std::string& folder, const std::string& limit, int64_t used, int64_t of_files = 0) const {
     write("sys/fs/cgroup/" + folder + "memory.max", limit + "\n");
@@ -82,6 +84,8 @@ TEST_F(FreeMemoryTest, PagesOfFilesAreFree) {
   version2();
   group("job/step/", "5000000", 4'000'000, 1'500'000);
   EXPECT_EQ(found().at(0).bytes, 4'000'000);
+  group("job/step/", "5000000", 1'000'000, 900'000);
+  EXPECT_EQ(found().at(0).bytes, 5'000'000) << "not more than the limit: the counters are not of one moment";
 }
 
 TEST_F(FreeMemoryTest, OfTheFirstVersionOfGroupsIsRead) {
@@ -93,6 +97,11 @@ TEST_F(FreeMemoryTest, OfTheFirstVersionOfGroupsIsRead) {
   write(step + "memory.usage_in_bytes", "4000000\n");
   write(step + "memory.stat", "inactive_file 1\ntotal_inactive_file 300000\ntotal_active_file 200000\n");
   EXPECT_EQ(found().at(0).bytes, 1'500'000);
+  for (const std::string folder : {"cpuset/", "cpuset/job/step/", "jobs/", "jobs/keeper/"}) {  // of others than the memory controller
+    write("sys/fs/cgroup/" + folder + "memory.limit_in_bytes", "1000\n");
+    write("sys/fs/cgroup/" + folder + "memory.usage_in_bytes", "0\n");
+  }
+  EXPECT_EQ(found().at(0).bytes, 1'500'000);
   write(step + "memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n");
   EXPECT_EQ(out_of_memory_kills(root_.path()), 3);
 }
@@ -100,10 +109,12 @@ TEST_F(FreeMemoryTest, OfTheFirstVersionOfGroupsIsRead) {
 // What is mounted there is the container's group, whatever its path is outside.
 TEST_F(FreeMemoryTest, OfAContainerIsThatOfWhatItSees) {
   group("", "5000000", 1'000'000);
+  for (const std::string outside : {"../a1/", "../"}) group(outside, "1000", 0);
   for (const auto& [path, mounted] : std::initializer_list<std::pair<const char*, const char*>>{
            {"/docker/a1", "/docker/a1"}, {"/docker/a1", "/docker/b2"}, {"/../a1", "/"}, {"/", "/"}}) {
     version2(path, mounted);
     EXPECT_EQ(found().at(0).bytes, 4'000'000) << path << ' ' << mounted;
+    EXPECT_THAT(found().at(0).of, EndsWith("/sys/fs/cgroup"));
   }
   version2("/docker/a1/step", "/docker/a1");
   group("step/", "3000000", 0);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <fstream>
+#include <span>
 #include <sstream>
 
 #include "mantissa/base/hash.h"
@@ -19,13 +20,12 @@ namespace fs = std::filesystem;
 // The names of what a version of control groups tells.
 struct GroupFiles {
   const char *limit, *usage, *kills;
-  std::array<const char*, 3> droppable;  // of memory.stat: pages of files, and what the kernel keeps of folders and files
+  std::span<const char* const> droppable;  // of memory.stat: pages of files, and what the kernel keeps of folders and files
 };
-constexpr GroupFiles kVersion2{"memory.max", "memory.current", "memory.events", {"inactive_file", "active_file", "slab_reclaimable"}};
-constexpr GroupFiles kVersion1{"memory.limit_in_bytes",
-                               "memory.usage_in_bytes",
-                               "memory.oom_control",
-                               {"total_inactive_file", "total_active_file", "total_slab_reclaimable"}};
+constexpr std::array kDroppable2 = {"inactive_file", "active_file", "slab_reclaimable"};
+constexpr std::array kDroppable1 = {"total_inactive_file", "total_active_file"};  // it does not tell the rest
+constexpr GroupFiles kVersion2{"memory.max", "memory.current", "memory.events", kDroppable2};
+constexpr GroupFiles kVersion1{"memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control", kDroppable1};
 
 // A control group of this process, and the one that its hierarchy is mounted at.
 struct Group {
