@@ -21,6 +21,9 @@ std::vector<ScaledRope> ropes_of_transformers() {
     return RopeScalingConfig{.type = type, .factor = factor, .original_max_position_embeddings = length};
   };
   RopeScalingConfig llama = of(RopeScaling::llama3, 8, 8192), other = of(RopeScaling::llama3, 32, 1024), gpt_oss = of(yarn, 32, 4096);
+  // Where theta is no fp32 number and the factor no power of two, the order of operations shows.
+  RopeScalingConfig odd = of(RopeScaling::llama3, 7, 1000);
+  odd.high_freq_factor = 40;
   RopeScalingConfig truncated = gpt_oss, narrow = of(yarn, 4, 1024), deepseek = of(yarn, 40, 4096), short_ramp = of(yarn, 2, 5);
   other.low_freq_factor = 2, other.high_freq_factor = 8;
   gpt_oss.truncate = false, gpt_oss.beta_fast = 32, gpt_oss.beta_slow = 1;
@@ -30,34 +33,36 @@ std::vector<ScaledRope> ropes_of_transformers() {
   RopeScalingConfig all_divided = short_ramp;
   all_divided.original_max_position_embeddings = 50000;
   const RopeScalingConfig many_turns{.type = yarn, .factor = 2, .original_max_position_embeddings = 10000, .beta_fast = 1000};
-  return {{16,
-           500000,
-           llama,
-           {1, 0.193922758F, 0.0376060307F, 0.00729266508F, 0.000524846022F, 3.42810235e-05F, 6.64786967e-06F, 1.28917316e-06F}},
-          {12, 10000, other, {1, 0.215443447F, 0.0431529917F, 0.000312499993F, 6.73260729e-05F, 1.45049671e-05F}},
-          {16,
-           150000,
-           gpt_oss,
-           {1, 0.225418001F, 0.0508132726F, 0.00679495931F, 0.000456483918F, 1.8188337e-05F, 4.09997847e-06F, 9.24208962e-07F},
-           1.34657359F},
-          {16,
-           150000,
-           truncated,
-           {1, 0.225418001F, 0.0508132726F, 0.00775546534F, 0.000914454344F, 1.8188337e-05F, 4.09997847e-06F, 9.24208962e-07F},
-           1.34657359F},
-          {16,
-           10000,
-           narrow,
-           {1, 0.316227764F, 0.100000001F, 0.0197642371F, 0.00249999994F, 0.000790569466F, 0.000250000012F, 7.90569466e-05F},
-           1.25F},
-          {16,
-           10000,
-           deepseek,
-           {1, 0.316227764F, 0.100000001F, 0.0239147246F, 0.00512499968F, 0.000849862176F, 2.49999994e-05F, 7.90569447e-06F},
-           1.0879546F},
-          {8, 100, short_ramp, {1, 0.158113882F, 0.0500000007F, 0.0158113893F}, 1.06931472F},
-          {8, 2, all_divided, {0.5F, 0.420448214F, 0.353553385F, 0.297301769F}, 1.06931472F},
-          {8, 100, many_turns, {1, 0.293640047F, 0.0857142881F, 0.0248464681F}, 1.06931472F}};
+  return {
+      {16,
+       500000,
+       llama,
+       {1, 0.193922758F, 0.0376060307F, 0.00729266508F, 0.000524846022F, 3.42810235e-05F, 6.64786967e-06F, 1.28917316e-06F}},
+      {12, 10000, other, {1, 0.215443447F, 0.0431529917F, 0.000312499993F, 6.73260729e-05F, 1.45049671e-05F}},
+      {16,
+       150000,
+       gpt_oss,
+       {1, 0.225418001F, 0.0508132726F, 0.00679495931F, 0.000456483918F, 1.8188337e-05F, 4.09997847e-06F, 9.24208962e-07F},
+       1.34657359F},
+      {16,
+       150000,
+       truncated,
+       {1, 0.225418001F, 0.0508132726F, 0.00775546534F, 0.000914454344F, 1.8188337e-05F, 4.09997847e-06F, 9.24208962e-07F},
+       1.34657359F},
+      {16,
+       10000,
+       narrow,
+       {1, 0.316227764F, 0.100000001F, 0.0197642371F, 0.00249999994F, 0.000790569466F, 0.000250000012F, 7.90569466e-05F},
+       1.25F},
+      {16,
+       10000,
+       deepseek,
+       {1, 0.316227764F, 0.100000001F, 0.0239147246F, 0.00512499968F, 0.000849862176F, 2.49999994e-05F, 7.90569447e-06F},
+       1.0879546F},
+      {8, 100, short_ramp, {1, 0.158113882F, 0.0500000007F, 0.0158113893F}, 1.06931472F},
+      {8, 2, all_divided, {0.5F, 0.420448214F, 0.353553385F, 0.297301769F}, 1.06931472F},
+      {8, 100, many_turns, {1, 0.293640047F, 0.0857142881F, 0.0248464681F}, 1.06931472F},
+      {16, 194920.4, odd, {1, 0.19284378F, 0.013675726F, 0.0016320966F, 0.000323573768F, 7.05896673e-05F, 1.53995843e-05F, 3.359517e-06F}}};
 }
 
 TEST(RopeTable, HasTheFrequenciesOfTransformersToTheBit) {
