@@ -169,6 +169,11 @@ TEST_F(ReportPage, AllHeatMapsHaveOneScaleOfThreeDecibelsOrMore) {
   EXPECT_THAT(page, HasSubstr(heat_map("fine: input", fine.precision, {14, 32})));
   EXPECT_THAT(page, HasSubstr(heat_map("coarse: input", coarse.precision, {14, 32})));
   EXPECT_THAT(report_page({fine}), HasSubstr(heat_map("fine: input", fine.precision, {29, 32})));
+  const std::string beside = report_page({fine, run("without", kStart + step_line(1, "3.5"))});
+  EXPECT_THAT(beside, HasSubstr(heat_map("fine: input", fine.precision, {29, 32})));
+  const std::string exact = report_page({run("exact", kStart + step_line(1, "3.5") + precision_line(1, "a", "null"))});
+  EXPECT_THAT(exact, HasSubstr(">0 dB</text>")) << "no cell has an error";
+  EXPECT_THAT(exact, HasSubstr(">3 dB, or exact</text>"));
 }
 
 TEST_F(ReportPage, EmptySettingsAreShownAsTheyAre) {
@@ -191,6 +196,20 @@ TEST_F(ReportPage, TheSummaryHasRanksAndRestarts) {
   EXPECT_THAT(page, HasSubstr("<td>1 of 4</td><td>1, at step 1</td>"));
   EXPECT_THAT(page, HasSubstr("<td>1234.5</td><td>8</td><td class=\"text\">cpu, 2 threads</td>"));
   EXPECT_THAT(page, HasSubstr("<td>1234.5</td><td>1</td><td class=\"text\">cpu, 2 threads</td>"));
+}
+
+TEST_F(ReportPage, ARunThatTookNoStepSinceItWasResumedIsAtItsStart) {
+  const std::string start = std::regex_replace(kStart, std::regex("\"step\":0"), "\"step\":3");
+  EXPECT_THAT(report_page({run("a", start)}), HasSubstr("<td>3 of 4</td>"));
+}
+
+TEST_F(ReportPage, TheNewestTextIsTheFirstAndOpen) {
+  std::string lines = kStart + step_line(1, "3.5");
+  for (int step = 1; step <= 14; ++step) lines += text(R"({"type":"sample","step":)", step, R"(,"prompt":"p","text":"t"})", "\n");
+  const std::string page = report_page({run("a", lines)});
+  EXPECT_THAT(page, HasSubstr("the newest 12 of 14</p>\n<details open=\"open\"><summary>step 14</summary><pre><b>p</b>t</pre></details>\n"
+                              "<details><summary>step 13</summary>"));
+  EXPECT_THAT(page, Not(HasSubstr("<summary>step 2</summary>")));
 }
 
 TEST_F(ReportPage, LongSettingsAndNamesStayInTheirTable) {
