@@ -11,6 +11,7 @@
 #include <chrono>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <new>
 #include <string>
 #include <thread>
@@ -53,6 +54,9 @@ class ProcessRanks {
 
   // One process a rank, with UCX_TLS set if `transports` is not empty. Each ends with the code of what body throws.
   void start(int ranks, const std::string& transports, const std::function<void(const Communicator&)>& body) {
+    start_below(ranks, transports, [body](std::unique_ptr<Transport> transport) { body(Communicator(std::move(transport))); });
+  }
+  void start_below(int ranks, const std::string& transports, const std::function<void(std::unique_ptr<Transport>)>& body) {
     for (int rank = 0; rank < ranks; ++rank) {
       const pid_t child = ::fork();
       if (child == 0) ::_exit(run(rank, ranks, transports, body));
@@ -91,13 +95,13 @@ class ProcessRanks {
     return out;
   }
 
-  int run(int rank, int ranks, const std::string& transports, const std::function<void(const Communicator&)>& body) const {
+  int run(int rank, int ranks, const std::string& transports, const std::function<void(std::unique_ptr<Transport>)>& body) const {
     int code = 0;
     if (!transports.empty()) ::setenv("UCX_TLS", transports.c_str(), 1);
     try {
       const auto others = [&](const std::string& own) { return exchange(rank, ranks, own); };
       const auto interrupt = [&] { require(!shared_->lost, ExitCode::peer_lost, "a peer was lost"); };
-      body(Communicator(ucx_transport(rank, others, interrupt)));
+      body(ucx_transport(rank, others, interrupt));
     } catch (const Error& error) {
       write_file(error_path(rank), error.what());
       code = static_cast<int>(error.code());

@@ -188,7 +188,9 @@ class UcxTransport final : public Transport {
       std::this_thread::sleep_for(std::chrono::milliseconds(kNapMilliseconds));
   }
 
-  // A send may be done although its bytes lie in a buffer of ours. Peers may have left, so the wait has an end.
+  // A send may be done although its bytes lie in a buffer of ours: over TCP, when the kernel takes no more. Peers may have left, so the
+  // wait has an end. What the kernel has is not sure to arrive, either, with several devices: to the end of an idle connection UCX answers
+  // on the others, and the kernel of who has left drops what a full receiver has not taken. Ranks leave after a barrier, of a few bytes.
   void flush() {
     const ucp_request_param_t none{};
     void* const request = ucp_worker_flush_nbx(worker_.get(), &none);

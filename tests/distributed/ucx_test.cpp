@@ -79,6 +79,60 @@ TEST_P(Ucx, WhatACallSentArrivesWithoutTheSendersFurtherHelp) {
   }
 }
 
+struct Sending {
+  int messages;
+  size_t bytes;
+  int64_t unseen_us;  // after which rank 1 looks at the latest
+};
+
+// Rank 0 sends messages, waits for each to be done, and leaves at once. Rank 1 does not look before all are.
+void send_and_leave(ProcessRanks& ranks, const std::string& transports, const Sending& sending) {
+  ranks.start_below(2, transports, [&ranks, sending](std::unique_ptr<Transport> transport) {
+    std::atomic<int>& sent = ranks.shared().ready;
+    Bytes message(sending.bytes);
+    for (int i = 0; i < 20; ++i)  // so that they have met
+      transport->wait(transport->rank() == i % 2 ? transport->send(1 - i % 2, 1, message) : transport->receive(i % 2, 1, message));
+    for (; transport->rank() == 0 && sent < sending.messages; ++sent) transport->wait(transport->send(1, 2, message));
+    if (transport->rank() == 0) return;
+    const int64_t end = monotonic_microseconds() + sending.unseen_us;
+    while (sent < sending.messages && monotonic_microseconds() < end) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    for (int i = 0; i < sending.messages; ++i) transport->wait(transport->receive(0, 2, message));
+  });
+}
+
+// How many such messages are done that nobody looks at.
+int most_unseen(const std::string& transports, size_t bytes) {
+  ProcessRanks ranks;
+  send_and_leave(ranks, transports, {.messages = 1 << 20, .bytes = bytes, .unseen_us = 60000000});
+  int most = 0;
+  for (int before = -1; most == 0 || most > before; most = ranks.shared().ready) {
+    before = most;
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  }
+  return most;
+}
+
+// A send is done once UCX has its bytes, and those of the last may lie in the process that leaves: where the kernel takes no more of them.
+// One device, whose buffers are small.
+TEST_P(Ucx, WhatWasSentArrivesAlthoughItsReceiverLooksLate) {
+  const std::vector<std::pair<const char*, const char*>> settings = {
+      {"UCX_TCP_SNDBUF", "64k"}, {"UCX_TCP_RCVBUF", "64k"}, {"UCX_NET_DEVICES", "lo"}};
+  for (const auto& [name, value] : settings) ::setenv(name, value, 1);
+  for (const size_t bytes : {size_t{1000}, size_t{8000}}) {
+    const int most = most_unseen(GetParam().transports, bytes);
+    for (const int messages : {most - 1, most}) {
+      ProcessRanks ranks;
+      send_and_leave(ranks, GetParam().transports, {.messages = messages, .bytes = bytes, .unseen_us = 1000000});
+      const int64_t end = monotonic_microseconds() + 10000000;
+      while (ranks.shared().left_at[1] == 0 && monotonic_microseconds() < end) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      ranks.shared().lost = true;
+      EXPECT_THAT(ranks.ends(), Each(IsEmpty())) << messages << " messages of " << bytes << " bytes";
+    }
+  }
+  for (const auto& [name, value] : settings) ::unsetenv(name);
+}
+
 TEST_P(Ucx, DifferentCallsEndWith70AndBothNames) {
   start(2, [](const Communicator& world) {
     Bytes bytes(1 << 20);
