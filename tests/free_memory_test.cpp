@@ -63,21 +63,23 @@ TEST_F(FreeMemoryTest, IsNotInventedWhereNothingSays) {
   EXPECT_THAT(found(), IsEmpty()) << "no limit";
 }
 
-TEST_F(FreeMemoryTest, OfGroupsIsThatOfTheOneThatLeavesLeast) {
+TEST_F(FreeMemoryTest, OfGroupsIsThatOfEachWithALimit) {
   write("proc/meminfo", "MemAvailable:   2000000 kB\n");
   version2();
   group("job/step/", "5000000", 1'000'000);
   ASSERT_THAT(found(), SizeIs(2));
   EXPECT_EQ(found()[1].bytes, 4'000'000);
   EXPECT_THAT(found()[1].of, EndsWith("/sys/fs/cgroup/job/step"));
-  const uint64_t step = found()[1].place;
-  EXPECT_NE(step, found()[0].place);
+  EXPECT_NE(found()[1].place, found()[0].place);
   group("job/", "9000000", 6'000'000);
-  EXPECT_EQ(found()[1].bytes, 3'000'000) << "what groups beside this one use counts, too";
-  EXPECT_THAT(found()[1].of, EndsWith("/sys/fs/cgroup/job"));
-  EXPECT_NE(found()[1].place, step);
+  group("", "max", 7'000'000);
+  ASSERT_THAT(found(), SizeIs(3));
+  EXPECT_EQ(found()[1].bytes, 4'000'000);
+  EXPECT_EQ(found()[2].bytes, 3'000'000) << "what groups beside this one use counts, too";
+  EXPECT_THAT(found()[2].of, EndsWith("/sys/fs/cgroup/job"));
+  EXPECT_NE(found()[2].place, found()[1].place);
   group("job/", "9000000", 10'000'000);
-  EXPECT_EQ(found()[1].bytes, 0);
+  EXPECT_EQ(found()[2].bytes, 0);
 }
 
 TEST_F(FreeMemoryTest, PagesOfFilesAreFree) {

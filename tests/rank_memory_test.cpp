@@ -201,7 +201,7 @@ TEST(RankMemory, OfTensorRanksThatShareExpertsIsWhatIsPredicted) {
 struct RankOfHost {
   uint64_t host;
   int64_t free;
-  std::optional<FreeMemory> group = {};
+  std::vector<FreeMemory> groups = {};  // from its own upwards
 };
 
 // What each rank refuses, "" for nothing.
@@ -209,7 +209,7 @@ std::vector<std::string> refusals(const RunConfig& config, const std::vector<Ran
   return test::run_ranks(static_cast<int>(ranks.size()), [&](const Communicator& world) {
     const RankOfHost& own = ranks[static_cast<size_t>(world.rank())];
     std::vector<FreeMemory> free = {{.bytes = own.free, .of = text("host h", own.host), .place = own.host}};
-    if (own.group) free.push_back(*own.group);
+    free.insert(free.end(), own.groups.begin(), own.groups.end());
     require_free_memory(config, resolve_plan(config), world, free);
   });
 }
@@ -230,8 +230,23 @@ TEST(MemoryCheck, RanksOfOneControlGroupNeedTheirMemoryTogether) {
   const RunConfig config = config_of(gpt2(), {2, 1, false});
   const int64_t each = estimate_memory(config, resolve_plan(config)).total(), much = 100 * each;
   const auto group = [](int64_t bytes, uint64_t place) { return FreeMemory{.bytes = bytes, .of = "control group g", .place = place}; };
-  EXPECT_THAT(refusals(config, {{1, much, group(each, 3)}, {1, much, group(each, 4)}}), Each(IsEmpty())) << "a group each";
-  EXPECT_THAT(refusals(config, {{1, much, group(each, 3)}, {1, much, group(each, 3)}}), Each(HasSubstr("of control group g are free")));
+  EXPECT_THAT(refusals(config, {{1, much, {group(each, 3)}}, {1, much, {group(each, 4)}}}), Each(IsEmpty())) << "a group each";
+  EXPECT_THAT(refusals(config, {{1, much, {group(each, 3)}}, {1, much, {group(each, 3)}}}), Each(HasSubstr("of control group g are free")));
+}
+
+// As under a scheduler that limits each task, and the job.
+TEST(MemoryCheck, RanksWithAGroupEachNeedTheirMemoryInTheGroupAbove) {
+  const RunConfig config = config_of(gpt2(), {2, 1, false});
+  const int64_t each = estimate_memory(config, resolve_plan(config)).total(), much = 100 * each;
+  const auto ranks = [&](int64_t of_task, int64_t of_job) {
+    const FreeMemory job{.bytes = of_job, .of = "control group job", .place = 9};
+    return std::vector<RankOfHost>{{1, much, {{.bytes = of_task, .of = "control group task0", .place = 3}, job}},
+                                   {1, much, {{.bytes = of_task, .of = "control group task1", .place = 4}, job}}};
+  };
+  EXPECT_THAT(refusals(config, ranks(each, 2 * each)), Each(IsEmpty()));
+  EXPECT_THAT(refusals(config, ranks(each, 2 * each - 1)),
+              Each(AllOf(HasSubstr("on each of 2 ranks here"), HasSubstr("of control group job are free"))));
+  EXPECT_THAT(refusals(config, ranks(each / 4, each)), Each(HasSubstr("of control group task0 are free"))) << "which leaves a rank least";
 }
 
 TEST(MemoryCheck, NamesTheLargestPartsAndTheKeysThatHelp) {

@@ -105,6 +105,20 @@ std::vector<Group> groups_of_process(const fs::path& root) {
   return groups;
 }
 
+// From a group up to the one that its hierarchy is mounted at, until one is what is looked for.
+template <class Wanted>
+std::optional<fs::path> upwards(const Group& group, const Wanted& is_wanted) {
+  for (fs::path folder = group.folder;; folder = folder.parent_path()) {
+    if (is_wanted(folder)) return folder;
+    if (folder == group.top || !folder.has_relative_path()) return {};
+  }
+}
+
+// The nearest group that counts kills. v2 counts what is below, too, and a group without the controller has no such file.
+std::optional<fs::path> counting_folder(const Group& group) {
+  return upwards(group, [&](const fs::path& folder) { return number_of(folder / group.files->kills, "oom_kill").has_value(); });
+}
+
 // What a group with a limit leaves.
 std::optional<int64_t> left_in(const fs::path& folder, const GroupFiles& files) {
   const std::optional<int64_t> limit = number_in(folder / files.limit), usage = number_in(folder / files.usage);
@@ -133,27 +147,20 @@ std::vector<FreeMemory> free_memory(const fs::path& root) {
   std::vector<FreeMemory> out;
   const std::optional<int64_t> available = number_of(root / "proc/meminfo", "MemAvailable:");
   if (available) out.push_back({.bytes = *available * 1024, .of = "host " + host_name(), .place = xxh64(boot_of(root)).value});
-  std::optional<FreeMemory> least;
   for (const Group& group : groups_of_process(root)) {
-    for (fs::path folder = group.folder;; folder = folder.parent_path()) {
+    upwards(group, [&](const fs::path& folder) {
       const std::optional<int64_t> left = left_in(folder, *group.files);
-      if (left && (!least || *left < least->bytes))
-        least = {.bytes = *left, .of = "control group " + folder.string(), .place = place_of(root, folder)};
-      if (folder == group.top || !folder.has_relative_path()) break;
-    }
+      if (left) out.push_back({.bytes = *left, .of = "control group " + folder.string(), .place = place_of(root, folder)});
+      return false;
+    });
   }
-  if (least) out.push_back(*least);
   return out;
 }
 
 std::optional<int64_t> out_of_memory_kills(const fs::path& root) {
   for (const Group& group : groups_of_process(root)) {
-    // v2 counts what is below, too, and a group without the controller has no such file.
-    for (fs::path folder = group.folder;; folder = folder.parent_path()) {
-      const std::optional<int64_t> kills = number_of(folder / group.files->kills, "oom_kill");
-      if (kills) return kills;
-      if (folder == group.top || !folder.has_relative_path()) break;
-    }
+    const std::optional<fs::path> folder = counting_folder(group);
+    if (folder) return number_of(*folder / group.files->kills, "oom_kill");
   }
   return {};
 }

@@ -1,11 +1,13 @@
 #include "train/memory_check.h"
 
 #include <algorithm>
-#include <array>
+#include <cmath>
+#include <cstring>
 
 #include "mantissa/base/bytes_text.h"
 #include "mantissa/comm/mesh.h"
 #include "mantissa/train/estimate.h"
+#include "train/ranks.h"
 
 namespace mantissa {
 namespace {
@@ -47,21 +49,36 @@ std::string refusal(const RunConfig& config, const MemoryEstimate& memory, const
   return out + "\ntraining.allow_memory_overcommit=true trains all the same";
 }
 
+// Of each rank those that it shares with others, or does not.
+std::vector<std::vector<uint64_t>> places_of_ranks(const Communicator& world, const std::vector<FreeMemory>& free) {
+  std::string own;
+  for (const FreeMemory& here : free) own.append(reinterpret_cast<const char*>(&here.place), sizeof here.place);
+  std::vector<std::vector<uint64_t>> out;
+  for (const std::string& bytes : gather_texts(world, own)) {
+    std::vector<uint64_t>& places = out.emplace_back(bytes.size() / sizeof(uint64_t));
+    std::memcpy(places.data(), bytes.data(), bytes.size());
+  }
+  return out;
+}
+
 }  // namespace
 
 void require_free_memory(const RunConfig& config, const PrecisionPlan& plan, const Communicator& world,
                          const std::vector<FreeMemory>& free) {
   if (config.training.allow_memory_overcommit) return;
-  std::array<uint64_t, 2> places{};  // of the host and of a control group
-  for (size_t i = 0; i < std::min(free.size(), places.size()); ++i) places[i] = free[i].place;
-  const std::vector<std::array<uint64_t, 2>> all = world.all(places);
+  const std::vector<std::vector<uint64_t>> all = places_of_ranks(world, free);
   agree(world, [&] {
     const MemoryEstimate memory = estimate_memory(config, plan);
+    double least = HUGE_VAL;
+    std::string why;
     for (const FreeMemory& here : free) {
-      const int64_t ranks = std::ranges::count_if(all, [&](const auto& rank) { return std::ranges::count(rank, here.place) > 0; });
-      const bool fits = static_cast<double>(memory.total()) * static_cast<double>(ranks) <= static_cast<double>(here.bytes);
-      if (!fits) fail(ExitCode::environment, refusal(config, memory, here, ranks));
+      const int64_t ranks = std::ranges::count_if(all, [&](const auto& places) { return std::ranges::count(places, here.place) > 0; });
+      const double each = static_cast<double>(here.bytes) / static_cast<double>(ranks);
+      if (each >= static_cast<double>(memory.total()) || each >= least) continue;
+      least = each;
+      why = refusal(config, memory, here, ranks);
     }
+    require(why.empty(), ExitCode::environment, why);
   });
 }
 

@@ -20,8 +20,8 @@ struct FreeMemory {
   uint64_t place = 0;   // equal for all processes that share it, on any host of a job
 };
 
-// Of the host, unless it does not say, and behind it, where groups above this process have limits, of the one that leaves least. `root` is
-// where proc and sys are found.
+// Of the host, unless it does not say, and behind it of each group with a limit, from that of this process upwards: beside this process it
+// may hold others, which the groups below it do not. `root` is where proc and sys are found.
 std::vector<FreeMemory> free_memory(const std::filesystem::path& root = "/");
 
 // How many processes of its control group the kernel's out-of-memory killer has ended; none: the system does not say.
