@@ -131,6 +131,34 @@ TEST_F(FreeMemoryTest, KillsAreThoseOfTheNearestGroupThatCounts) {
   EXPECT_EQ(out_of_memory_kills(root_.path()), 0);
 }
 
+TEST_F(FreeMemoryTest, KillsOfAProcessInAGroupBesideAreNotCounted) {
+  version2();
+  EXPECT_TRUE(counts_kills_of(7, root_.path())) << "nothing is known";
+  write("sys/fs/cgroup/job/step/memory.events", "oom_kill 0\n");
+  EXPECT_TRUE(counts_kills_of(7, root_.path())) << "nothing is known of the process";
+  for (const auto& [path, counts] : std::initializer_list<std::pair<const char*, bool>>{{"/job/step", true},
+                                                                                        {"/job/step/rank0", true},
+                                                                                        {"/job/step2", false},
+                                                                                        {"/job", false},
+                                                                                        {"/system.slice/run-r7.scope", false},
+                                                                                        {"/", false}}) {
+    write("proc/7/cgroup", text("1:name=systemd:/elsewhere\n0::", path, '\n'));
+    EXPECT_EQ(counts_kills_of(7, root_.path()), counts) << path;
+  }
+  write("proc/7/cgroup", "0::/job/other\n");
+  std::filesystem::remove(root_ / "sys/fs/cgroup/job/step/memory.events");
+  write("sys/fs/cgroup/job/memory.events", "oom_kill 0\n");
+  EXPECT_TRUE(counts_kills_of(7, root_.path())) << "the group above both counts";
+}
+
+// Whose hierarchy says of each process that has ended that it was at the top.
+TEST_F(FreeMemoryTest, KillsOfTheFirstVersionOfGroupsAreTakenForThoseOfAll) {
+  version1();
+  write("sys/fs/cgroup/memory/job/step/memory.oom_control", "oom_kill 3\n");
+  write("proc/7/cgroup", "4:cpu,memory:/\n");
+  EXPECT_TRUE(counts_kills_of(7, root_.path()));
+}
+
 TEST_F(FreeMemoryTest, PeakIsThatOfTheProgramAndNotOfTheProcess) {
   write("proc/self/status", "Name:\tmantissa\nVmPeak:\t  900 kB\nVmHWM:\t   500 kB\nVmRSS:\t  300 kB\n");
   EXPECT_EQ(peak_resident_bytes(root_.path()), 500 * 1024);

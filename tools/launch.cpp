@@ -235,14 +235,16 @@ bool worth_a_restart(const Attempt& attempt) {
 }
 
 // Attempts one after the other that ended for want of memory: by the kernel's out-of-memory killer, or, where it does not say whom it
-// killed, by a SIGKILL before a new step. One may be due to what ran beside it; the next will meet the same.
+// killed, or says it in a group that is not this one, by a SIGKILL before a new step. One may be due to what ran beside it; the next will
+// meet the same.
 class MemoryDeaths {
  public:
   void begin_attempt() { before_ = out_of_memory_kills(); }
   void end_attempt(const Ending& first, bool stepped) {
     const std::optional<int64_t> kills = out_of_memory_kills();
-    told_ = kills && before_;
-    const bool died = first.code == 128 + SIGKILL && (told_ ? *kills > *before_ : !stepped);
+    const bool more = kills && before_ && *kills > *before_;
+    told_ = more || (kills && before_ && first.counted);
+    const bool died = first.code == 128 + SIGKILL && (told_ ? more : !stepped);
     in_a_row_ = died ? in_a_row_ + 1 : 0;
     if (died && told_) say("the kernel's out-of-memory killer ended it");
   }

@@ -22,6 +22,7 @@
 #include "launch_output.h"
 #include "mantissa/base/error.h"
 #include "mantissa/base/file.h"
+#include "mantissa/base/free_memory.h"
 #include "mantissa/comm/launch.h"
 #include "signals.h"
 
@@ -128,6 +129,7 @@ struct Worker {
   std::optional<int> members_code;  // of those that then ended by themselves the first that failed, else 0 if nobody asked for an end
   double kill_at = HUGE_VAL;
   bool killed = false;  // it did not end within the grace time
+  bool counted = true;  // as in Ending
 };
 
 class Group {
@@ -263,6 +265,7 @@ class Group {
       return;
     }
     worker.leads = false;
+    worker.counted = by_itself || counts_kills_of(info.si_pid);
     worker.signal = by_itself ? 0 : info.si_status;
     worker.code = by_itself ? info.si_status : 128 + info.si_status;
     // A signal goes to the whole group. A wrapper dies of it at once, and what it runs may save first, or go on after SIGUSR2. A wrapper
@@ -280,7 +283,8 @@ class Group {
             .code = worker.members_code.value_or(worker.code),
             .seconds = now_seconds() - began_,
             .log = log_folder(worker.rank),
-            .sent = (signal == SIGTERM && !attempt_.failures.empty()) || (signal == SIGKILL && worker.killed)};
+            .sent = (signal == SIGTERM && !attempt_.failures.empty()) || (signal == SIGKILL && worker.killed),
+            .counted = worker.counted};
   }
 
   void reap() {

@@ -33,6 +33,8 @@ struct Ending {
   double seconds = 0;  // since the attempt began
   std::string log;     // folder of its logs, or ""
   bool sent = false;   // the signal was the launcher's, after another had failed
+  // Not where a wrapper put it into another control group: out_of_memory_kills() would not tell that the kernel killed it.
+  bool counted = true;
 };
 
 struct Attempt {

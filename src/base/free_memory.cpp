@@ -27,7 +27,7 @@ constexpr std::array kDroppable1 = {"total_inactive_file", "total_active_file"};
 constexpr GroupFiles kVersion2{"memory.max", "memory.current", "memory.events", kDroppable2};
 constexpr GroupFiles kVersion1{"memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control", kDroppable1};
 
-// A control group of this process, and the one that its hierarchy is mounted at.
+// A control group of a process, and the one that its hierarchy is mounted at.
 struct Group {
   fs::path folder, top;
   const GroupFiles* files;
@@ -76,9 +76,9 @@ Mount mount_of(const std::string& line) {
 
 bool lists(const std::string& names, const std::string& name) { return ("," + names + ",").find("," + name + ",") != std::string::npos; }
 
-// The path of this process in the hierarchy of a mount: of v2 the line "0::PATH", of v1 that of the memory controller.
-std::optional<std::string> path_in(const fs::path& root, bool version2) {
-  std::ifstream in(root / "proc/self/cgroup");
+// The path of a process in the hierarchy of a mount: of v2 the line "0::PATH", of v1 that of the memory controller.
+std::optional<std::string> path_in(const fs::path& root, const std::string& process, bool version2) {
+  std::ifstream in(root / "proc" / process / "cgroup");
   for (std::string line; std::getline(in, line);) {
     const size_t first = line.find(':'), second = line.find(':', first + 1);
     if (second == std::string::npos) continue;
@@ -88,14 +88,14 @@ std::optional<std::string> path_in(const fs::path& root, bool version2) {
   return {};
 }
 
-std::vector<Group> groups_of_process(const fs::path& root) {
+std::vector<Group> groups_of(const std::string& process, const fs::path& root) {
   std::vector<Group> groups;
   std::ifstream in(root / "proc/self/mountinfo");
   for (std::string line; std::getline(in, line);) {
     const Mount mount = mount_of(line);
     const bool version2 = mount.type == "cgroup2";
     if (!version2 && (mount.type != "cgroup" || !lists(mount.options, "memory"))) continue;
-    const std::optional<std::string> path = path_in(root, version2);
+    const std::optional<std::string> path = path_in(root, process, version2);
     if (!path) continue;
     const fs::path top = root / fs::path(mount.point).relative_path(), below = fs::path(*path).lexically_relative(mount.root);
     // In a container the path may lie outside of what is mounted, whose top is then its own group.
@@ -147,7 +147,7 @@ std::vector<FreeMemory> free_memory(const fs::path& root) {
   std::vector<FreeMemory> out;
   const std::optional<int64_t> available = number_of(root / "proc/meminfo", "MemAvailable:");
   if (available) out.push_back({.bytes = *available * 1024, .of = "host " + host_name(), .place = xxh64(boot_of(root)).value});
-  for (const Group& group : groups_of_process(root)) {
+  for (const Group& group : groups_of("self", root)) {
     upwards(group, [&](const fs::path& folder) {
       const std::optional<int64_t> left = left_in(folder, *group.files);
       if (left) out.push_back({.bytes = *left, .of = "control group " + folder.string(), .place = place_of(root, folder)});
@@ -158,11 +158,24 @@ std::vector<FreeMemory> free_memory(const fs::path& root) {
 }
 
 std::optional<int64_t> out_of_memory_kills(const fs::path& root) {
-  for (const Group& group : groups_of_process(root)) {
+  for (const Group& group : groups_of("self", root)) {
     const std::optional<fs::path> folder = counting_folder(group);
     if (folder) return number_of(*folder / group.files->kills, "oom_kill");
   }
   return {};
+}
+
+bool counts_kills_of(int64_t process, const fs::path& root) {
+  const std::vector<Group> theirs = groups_of(std::to_string(process), root);
+  for (const Group& group : groups_of("self", root)) {
+    const std::optional<fs::path> folder = counting_folder(group);
+    if (!folder) continue;
+    const auto same = std::ranges::find(theirs, group.top, &Group::top);
+    // v1 forgets the group of a process when it ends.
+    if (same == theirs.end() || group.files == &kVersion1) return true;
+    return upwards(*same, [&](const fs::path& above) { return above == *folder; }).has_value();
+  }
+  return true;
 }
 
 int64_t peak_resident_bytes(const fs::path& root) { return number_of(root / "proc/self/status", "VmHWM:").value_or(0) * 1024; }

@@ -54,6 +54,30 @@ TEST_F(LaunchMemory, ADeathBetweenThemOrOfAnotherKindIsNoneForWantOfMemory) {
   EXPECT_EQ(another.exit_code, 0) << "what was killed was another process" << another.errors;
 }
 
+// As systemd-run --scope and cgexec do: in a group of version 2 beside that of the launcher, whose counter stands still.
+TEST_F(LaunchMemory, ADeathInAGroupBesideCountsBeforeANewStep) {
+  const std::string in_groups = R"(
+    seen=/sys/fs/cgroup; [ -e $seen/cgroup.procs ] || seen=$seen/unified
+    mount --bind $seen real && own=$PWD/real$(sed -n 's/^0:://p' /proc/self/cgroup) || exit 77
+    mkdir $own/launcher.$$ $own/rank.$$ && echo $$ > $own/launcher.$$/cgroup.procs && export RANK_GROUP=$own/rank.$$ || exit 77
+    mount -t tmpfs none /sys/fs/cgroup
+    fake=$seen$(sed -n 's/^0:://p' /proc/self/cgroup)
+    mkdir -p $fake && echo oom_kill 4 > $fake/memory.events
+    "$@"
+    code=$?
+    echo $$ > $own/cgroup.procs
+    rmdir $own/launcher.$$ $own/rank.$$
+    exit $code)";
+  std::filesystem::create_directory(folder_ / "real");
+  const auto run = test::run_process({"unshare", "-rm", "sh", "-c", in_groups, "sh", MANTISSA_BINARY, "launch", "--max-restarts", "9", "--",
+                                      "sh", "-c", "echo $$ > $RANK_GROUP/cgroup.procs && kill -9 $$"},
+                                     folder_.path());
+  if (run.exit_code == 77) GTEST_SKIP() << "no groups can be made here: " << run.errors;
+  EXPECT_EQ(run.exit_code, 137) << run.errors;
+  EXPECT_THAT(run.errors, AllOf(HasSubstr("restart 1 of 9"), HasSubstr("before a new step, perhaps for want of memory"),
+                                Not(HasSubstr("restart 2 of 9"))));
+}
+
 TEST_F(LaunchMemory, WhereTheKernelDoesNotSayADeathBeforeANewStepCounts) {
   const auto early = launch_within(kHide, "kill -9 $$");
   EXPECT_EQ(early.exit_code, 137) << early.errors;

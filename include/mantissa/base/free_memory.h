@@ -27,6 +27,10 @@ std::vector<FreeMemory> free_memory(const std::filesystem::path& root = "/");
 // How many processes of its control group the kernel's out-of-memory killer has ended; none: the system does not say.
 std::optional<int64_t> out_of_memory_kills(const std::filesystem::path& root = "/");
 
+// Whether that process, which may have ended but has not been waited for, would be among them: not if a wrapper (systemd-run --scope,
+// cgexec) put it into a group beside this one. True where nothing is known about it.
+bool counts_kills_of(int64_t process, const std::filesystem::path& root = "/");
+
 // The most memory that this program had resident so far, in bytes; not what its process had before it became this program, which
 // getrusage() counts: launchers such as torchrun are large.
 int64_t peak_resident_bytes(const std::filesystem::path& root = "/");
