@@ -143,6 +143,27 @@ TEST_F(StoreRanks, TheFirstFailureCounts) {
   expect_error(errors[0], ExitCode::data, "first");
 }
 
+// Who misses a killed rank may be heard before the store sees that rank's connection end, also if it goes itself meanwhile.
+TEST_F(StoreRanks, ALostRankIsTheCauseAlsoWhereItIsMissedFirst) {
+  for (const int misses : {0, 1}) {
+    std::atomic<bool> missed{false};
+    const auto errors = on_ranks(4, [&](int rank) {
+      Store store(launch(rank, 4), options());
+      store.barrier("begin");
+      if (rank == misses) {
+        store.fail_all(ExitCode::peer_lost, "receiving from rank 2: Input/output error");
+        missed = true;
+        return;
+      }
+      while (!missed) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      if (rank == 2) return std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      wait_for_failure(store);
+    });
+    expect_error(errors[3], ExitCode::peer_lost, "rank 2");
+    EXPECT_THAT(errors[3]->what(), HasSubstr("closed its connection")) << misses;
+  }
+}
+
 TEST_F(StoreRanks, FailureOfRank0ReachesTheOthers) {
   const auto errors = in_store(3, options(), [](Store& store, int rank) {
     store.barrier("begin");

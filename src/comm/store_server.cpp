@@ -16,6 +16,7 @@ namespace {
 constexpr double kDroppedLogSeconds = 60;
 constexpr double kFarewellSeconds = 1;  // for the word of a failure to get out
 constexpr double kLateSeconds = 5;      // between the first and the last rank of a start
+constexpr double kCauseSeconds = 0.5;   // from the report that a rank does not answer to the end of that rank's connection
 constexpr char kStartBarrier[] = ".start";
 
 }  // namespace
@@ -223,10 +224,10 @@ void StoreServer::handle(int rank, Frame& frame) {
       const auto code = static_cast<ExitCode>(frame.number<uint8_t>());
       const bool stuck = frame.number<uint8_t>() != 0;
       const std::string message = frame.text();
-      return fail_job({.code = code,
-                       .rank = rank,
-                       .message = text(name_of(rank), ": ", message, code == ExitCode::peer_lost ? laggard() : ""),
-                       .stuck = stuck});
+      return take_abort({.code = code,
+                         .rank = rank,
+                         .message = text(name_of(rank), ": ", message, code == ExitCode::peer_lost ? laggard() : ""),
+                         .stuck = stuck});
     }
     default: fail(ExitCode::peer_lost, "message ", static_cast<int>(frame.message()));
   }
@@ -282,6 +283,7 @@ void StoreServer::expire(double now) {
     send_all(Message::heartbeat, {});
     next_heartbeat_ = now + options_.heartbeat_timeout_s / 5;
   }
+  if (symptom_ && now > symptom_at_ + kCauseSeconds) fail_job(*symptom_);
   const double running_since = stops_.running_since(now);
   for (size_t rank = 0; rank < peers_.size(); ++rank) {
     const std::optional<Connection>& connection = peers_[rank].connection;
@@ -311,13 +313,23 @@ void StoreServer::fail_job(const Failure& failure) {
   send_all(Message::abort, failure_fields(failure));
 }
 
+// A killed rank closes its connections to other ranks and that to the store in any order, so who misses it may be heard first.
+void StoreServer::take_abort(const Failure& failure) {
+  peers_[static_cast<size_t>(failure.rank)].gave_up = true;
+  if (failure.code != ExitCode::peer_lost || failure.stuck) return fail_job(failure);
+  if (symptom_) return;
+  symptom_ = failure;
+  symptom_at_ = monotonic_now();
+}
+
 void StoreServer::lose(int rank, const std::string& how, bool silent) {
-  const Peer& peer = peers_[static_cast<size_t>(rank)];
+  Peer& peer = peers_[static_cast<size_t>(rank)];
+  if (peer.gave_up) return peer.connection.reset();
   fail_job({.code = ExitCode::peer_lost,
             .rank = rank,
             .message = text(name_of(rank), " ", how, "; last seen at step ", peer.step, " (", peer.section, ")"),
             .stuck = silent});
-  peers_[static_cast<size_t>(rank)].connection.reset();
+  peer.connection.reset();
 }
 
 void StoreServer::dropped_stranger(double now, const std::string& why) {

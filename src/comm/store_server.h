@@ -37,6 +37,7 @@ class StoreServer {
   struct Peer {
     std::optional<Connection> connection;
     bool joined = false;
+    bool gave_up = false;  // it has reported why it ends
     std::string host, section = "start";
     int64_t step = 0;
     uint32_t sequence = 0, operation = 0;
@@ -61,6 +62,7 @@ class StoreServer {
   void expire(double now);
   void send_all(Message message, const Fields& fields);
   void fail_job(const Failure& failure);
+  void take_abort(const Failure& failure);
   void lose(int rank, const std::string& how, bool silent = false);
   void dropped_stranger(double now, const std::string& why);
   std::string name_of(int rank) const;
@@ -77,6 +79,8 @@ class StoreServer {
   std::map<std::string, Barrier> barriers_;
   std::optional<Failure> failure_;
   double failed_at_ = 0;
+  std::optional<Failure> symptom_;  // a rank reported that another does not answer, and that other may be lost, which is the cause
+  double symptom_at_ = 0;
   int64_t dropped_ = 0, dropped_told_ = 0;
   double told_at_ = -1e9, next_heartbeat_ = 0;
   Stops stops_{options_.heartbeat_timeout_s / 2};
