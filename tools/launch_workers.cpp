@@ -31,6 +31,7 @@ namespace {
 
 constexpr double kGraceSeconds = 30;
 constexpr double kDrainSeconds = 1;  // for output that a worker's own children hold open
+constexpr int kDiedOfSignal = 128;   // plus its number: the exit code by which shells tell it
 constexpr std::array kForwarded = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
 
 double now_seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -89,7 +90,7 @@ std::vector<char*> pointers(std::vector<std::string>& words) {
 [[noreturn]] void become(char* const* words, char* const* environment, int out, int err, int problem, pid_t launcher) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != launcher) ::_exit(128 + SIGKILL);                       // it died before it could be watched
+  if (::getppid() != launcher) ::_exit(kDiedOfSignal + SIGKILL);             // it died before it could be watched
   for (const int signal : {SIGPIPE, SIGXFSZ}) std::signal(signal, SIG_DFL);  // which this program ignores (mantissa.cpp)
   sigset_t none;
   sigemptyset(&none);
@@ -126,6 +127,7 @@ struct Worker {
   bool leads = true;                // the process that was started has not ended
   int signal = 0, code = 0;         // how it ended
   bool members_go_on = false;       // after it
+  bool died = false;                // of a signal, or with the code by which a shell tells that what it waited for did
   std::optional<int> members_code;  // of those that then ended by themselves the first that failed, else 0 if nobody asked for an end
   double kill_at = HUGE_VAL;
   bool killed = false;  // it did not end within the grace time
@@ -260,17 +262,18 @@ class Group {
     Worker& worker = found->second;
     if (found->first != info.si_pid) {
       // After a signal that asks for an end, success of some member (touch, tee) is not that of the command.
-      const bool tells = by_itself && worker.members_go_on && (info.si_status != 0 || !asked_to_end());
+      const bool tells = by_itself && worker.members_go_on && worker.died && (info.si_status != 0 || !asked_to_end());
       if (tells && worker.members_code.value_or(0) == 0) worker.members_code = info.si_status;
       return;
     }
     worker.leads = false;
     worker.counted = by_itself || counts_kills_of(info.si_pid);
     worker.signal = by_itself ? 0 : info.si_status;
-    worker.code = by_itself ? info.si_status : 128 + info.si_status;
-    // A signal goes to the whole group. A wrapper dies of it at once, and what it runs may save first, or go on after SIGUSR2. A wrapper
-    // that ended by itself waited for what it wanted to wait for.
-    worker.members_go_on = !by_itself && (asked_to_end() || attempt_.forwarded.contains(worker.signal));
+    worker.code = by_itself ? info.si_status : kDiedOfSignal + info.si_status;
+    // A signal goes to the whole group. A wrapper dies of it at once, or its trap exits, and what it runs may save first, or go on after
+    // SIGUSR2. A wrapper that ended unasked waited for what it wanted to wait for.
+    worker.died = worker.code > kDiedOfSignal;
+    worker.members_go_on = asked_to_end() || (!by_itself && attempt_.forwarded.contains(worker.signal));
     if (!worker.members_go_on) ::kill(-found->first, SIGKILL);
     if (asked_to_end()) worker.kill_at = std::min(worker.kill_at, now_seconds() + kGraceSeconds);
   }

@@ -29,6 +29,22 @@ TEST_F(LaunchTest, WhatAWrapperRunsHasTimeToEnd) {
   EXPECT_THAT(failed.output, HasSubstr("[rank0]:left\n"));
 }
 
+// A wrapper that exits in its trap does not wait for what it runs. Its code counts, unless it only tells that a signal ended its wait.
+TEST_F(LaunchTest, WhatAWrapperLeavesInItsTrapHasTimeToEnd) {
+  struct Case {
+    std::string trap;
+    int code;
+  };
+  for (const Case& each : {Case{"exit", 75}, {"exit 3", 3}, {"exit 0", 0}}) {
+    const auto run = disturbed(2,
+                               "trap '" + each.trap + "' TERM; sh -c 'trap \"sleep 0.5; echo saved; exit 75\" TERM; touch ready.$RANK; " +
+                                   "while :; do sleep 0.05; done' & wait",
+                               [](pid_t launcher) { ::kill(launcher, SIGTERM); });
+    EXPECT_EQ(run.exit_code, each.code) << each.trap << '\n' << run.errors;
+    for (const std::string rank : {"0", "1"}) EXPECT_THAT(run.output, HasSubstr("[rank" + rank + "]:saved\n")) << each.trap;
+  }
+}
+
 // A wrapper's `touch` or `tee` succeeds also where the command of the wrapper never ran.
 TEST_F(LaunchTest, AMemberThatSucceedsAfterTheSignalIsNotTheCommand) {
   const auto run = disturbed(2, "sh -c 'trap \"sleep 0.3; exit 0\" TERM; touch ready.$RANK; while :; do sleep 0.05; done'; exec sleep 30",
