@@ -109,7 +109,9 @@ inline void check_sum_scatter(Backend& device, const Communicator& world, uint32
   const int64_t count = total(counts);
   const std::vector<double> own = addends(world.rank(), count, seed);
   const Tensor tensor = tensor_of(device, Dtype::f32, {count}, own);
-  world.sum_scatter(tensor, counts, Purpose::gradients);
+  const int64_t needed = counts[static_cast<size_t>(world.rank())] * (world.size() - 1);
+  const Tensor lent = seed % 2 == 0 ? Tensor() : empty(device, Dtype::f32, {needed + seed % 3});
+  world.sum_scatter(tensor, counts, Purpose::gradients, lent);
   const std::vector<float> actual = to_host<float>(tensor), sums = tree_of_ranks<float>(world.size(), count, seed);
   const int64_t begin = total(std::span(counts).first(static_cast<size_t>(world.rank())));
   for (int64_t i = 0; i < count; ++i) {

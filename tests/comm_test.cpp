@@ -263,6 +263,20 @@ TEST(DifferentCalls, AreNamedWithBothRanksAndWhatTheyCall) {
   }
 }
 
+TEST(LentScratch, ThatDoesNotHoldASumIsRefused) {
+  const auto scatter = [](Dtype dtype, int64_t elements) {
+    const auto errors = run_ranks(3, [&](const Communicator& world) {
+      const auto device = make_backend("cpu_reference");
+      const std::vector<int64_t> counts{10, 20, 30};
+      world.sum_scatter(zeros(*device, Dtype::f32, {60}), counts, Purpose::gradients, empty(*device, dtype, {elements}));
+    });
+    return errors[2];
+  };
+  EXPECT_EQ(scatter(Dtype::f32, 60), "");
+  EXPECT_THAT(scatter(Dtype::f32, 59), HasSubstr("scratch of 59 elements where 60 of fp32 are needed"));
+  EXPECT_THAT(scatter(Dtype::bf16, 60), HasSubstr("needed"));
+}
+
 // Equal sums of counts, other borders; and a pair of an all_to_all of which one has nothing to send.
 TEST(DifferentCalls, OtherSharesOfTheSameBytesAreFound) {
   const auto gather = run_ranks(2, [](const Communicator& world) {

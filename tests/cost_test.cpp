@@ -202,6 +202,16 @@ TEST(Estimate, OfAnExchangeIsWhatTheOthersSendOfTheLargestShare) {
   EXPECT_EQ(estimate_memory(config_of(1), plan).exchange, 0);
 }
 
+TEST(Estimate, CountsTheProgramOnceAndTheTransportOfRanksOfAnyKind) {
+  const auto program = [](int64_t ranks, const std::vector<std::string>& sets) {
+    const RunConfig config = config_of(ranks, sets);
+    return estimate_memory(config, resolve_plan(config)).program >> 20;
+  };
+  EXPECT_EQ(program(1, {}), 25);
+  EXPECT_EQ(program(2, {}), 32);
+  EXPECT_EQ(program(2, {"parallel.tensor=2"}), 32);
+}
+
 // A chunk of 2^26 logits of a rank is 128 rows of its half of the vocabulary, and each costs a call.
 TEST(StepBytes, ChunksOfTheLossAreThoseOfARanksShareOfTheVocabulary) {
   const auto control = [](int64_t sequences) {
@@ -222,7 +232,7 @@ TEST(Estimate, CountsTheBiasesByWhichRoutersChoose) {
   EXPECT_EQ(values({"model.moe.bias_update_rate=1e-3"}) - values({}), 4 * 6 * 4) << "fp32, of six experts in each of four layers";
 }
 
-// Between steps a rank holds weights, gradients and moments, and no more than small scalars beside them.
+// Between steps a rank holds weights, gradients, moments and the scratch of the exchange, and no more than small scalars beside them.
 TEST(Estimate, IsWhatARankHoldsBetweenSteps) {
   for (const int ranks : {1, 2, 4}) {
     for (const std::vector<std::string>& sets :
@@ -237,7 +247,7 @@ TEST(Estimate, IsWhatARankHoldsBetweenSteps) {
       const RunConfig config = config_of(ranks, small);
       const PrecisionPlan plan = resolve_plan(config);
       const MemoryEstimate memory = estimate_memory(config, plan);
-      const int64_t expected = memory.masters + memory.values + memory.gradients + memory.optimizer;
+      const int64_t expected = memory.masters + memory.values + memory.gradients + memory.optimizer + memory.exchange;
       std::vector<int64_t> held(static_cast<size_t>(ranks));
       const auto errors = test::run_ranks(ranks, [&](const Communicator& data) {
         const auto device = make_backend("cpu");

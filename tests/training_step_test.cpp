@@ -279,7 +279,7 @@ Measured measure(const ModelConfig& model, const StepOptions& options, const std
   batch.target_count = n;
   training_step(gpt, optimizer, accumulator, batch, 4, 1e-3);
   const MemoryEstimate memory = estimate_memory(config, resolve_plan(config));
-  return {.predicted = memory.total(),
+  return {.predicted = memory.tensors(),
           .peak = device->allocator_stats().peak_in_use,
           .between = memory.masters + memory.values + memory.gradients + memory.optimizer};
 }

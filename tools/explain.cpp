@@ -104,10 +104,9 @@ void print_json(const Explanation& of) {
   all["device"] = device;
   all["quantised_gemms"] = quantises_operands(plan) ? nlohmann::json(kEmulated) : nlohmann::json();
   all["layout"] = {{"tensor", config.parallel.tensor}, {"data", config.parallel.data}, {"expert", config.parallel.expert}};
-  all["memory"] = {{"masters", memory.masters},         {"weights", memory.values},
-                   {"gradients", memory.gradients},     {"optimizer", memory.optimizer},
-                   {"activations", memory.activations}, {"workspace", memory.workspace},
-                   {"exchange", memory.exchange},       {"total", memory.total()}};
+  all["memory"] = {{"masters", memory.masters},     {"weights", memory.values},          {"gradients", memory.gradients},
+                   {"optimizer", memory.optimizer}, {"activations", memory.activations}, {"workspace", memory.workspace},
+                   {"exchange", memory.exchange},   {"program", memory.program},         {"total", memory.total()}};
   all["bytes_per_step"] = json_of(bytes);
   all["gather"] = {{"bytes_per_code", gather.codes}, {"bytes_per_value", gather.values}};
   all["seconds_per_step"] = json_of(time, rates);
@@ -160,7 +159,7 @@ std::string memory_line(const MemoryEstimate& memory, bool together, const Amoun
   return text(together ? "memory of a rank | total " : "memory | total ", amount(memory.total()), " | masters ", amount(memory.masters),
               " | weights beside them ", amount(memory.values), " | gradients ", amount(memory.gradients), " | optimizer ",
               amount(memory.optimizer), " | activations ", amount(memory.activations), " | workspace ", amount(memory.workspace),
-              together ? text(" | exchange ", amount(memory.exchange)) : "");
+              together ? text(" | exchange ", amount(memory.exchange)) : "", " | program ", amount(memory.program));
 }
 
 std::string gather_line(const GatherBytes& gather) {

@@ -117,7 +117,7 @@ void print_preview(const RunPreview& preview) {
             << count_text(training.steps, "step") << "\n"
             << "compute  " << preview.flops_per_token << " FLOP per token, " << step_flops << " per step, "
             << step_flops * static_cast<double>(training.steps) << " in all\n"
-            << "memory   " << bytes_text(memory.total()) << " of tensors" << (together ? " on each rank" : "") << '\n'
+            << "memory   " << bytes_text(memory.total()) << (together ? " on each rank" : "") << '\n'
             << "  master weights  " << bytes_text(memory.masters) << '\n'
             << "  weights beside  " << bytes_text(memory.values) << '\n'
             << "  gradients       " << bytes_text(memory.gradients) << '\n'
@@ -125,6 +125,7 @@ void print_preview(const RunPreview& preview) {
             << "  activations     " << bytes_text(memory.activations) << " (recompute " << choice_name(training.recompute) << ")\n"
             << "  workspace       " << bytes_text(memory.workspace) << " (logits or one block's backward pass)\n";
   if (together) std::cout << "  exchange        " << bytes_text(memory.exchange) << " (gradients from other ranks)\n";
+  std::cout << "  program         " << bytes_text(memory.program) << " (code, libraries, stacks" << (together ? ", transport)\n" : ")\n");
 }
 
 // How many ranks the run has; 0: as many as the config asks for, if nothing else is said before a dry run.

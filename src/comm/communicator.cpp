@@ -66,11 +66,12 @@ void tree_sum(const std::vector<Tensor>& operands, const Tensor& out) {
   }
 }
 
-// Sends every peer its share of `flat` and sums what comes for the own one.
-void scatter(Collective& collective, const RankGroup& group, const Tensor& flat, const std::vector<int64_t>& borders) {
+// Sends every peer its share of `flat` and sums what comes for the own one. `lent`: scratch that holds it, if defined.
+void scatter(Collective& collective, const RankGroup& group, const Tensor& flat, const std::vector<int64_t>& borders,
+             const Tensor& lent = {}) {
   const auto r = static_cast<size_t>(group.rank);
   const int64_t own = borders[r + 1] - borders[r];
-  const Tensor scratch = collective.keep(empty(flat.device(), flat.dtype(), {own * (group.size() - 1)}));
+  const Tensor scratch = collective.keep(lent.defined() ? lent : empty(flat.device(), flat.dtype(), {own * (group.size() - 1)}));
   const Tensor mine = flat.slice(borders[r], borders[r + 1]);
   std::vector<Tensor> operands;
   for (int peer = 0, row = 0; peer < group.size(); ++peer) {
@@ -178,13 +179,16 @@ void Communicator::sum(const Tensor& tensor, Purpose purpose) const {
   });
 }
 
-void Communicator::sum_scatter(const Tensor& tensor, std::span<const int64_t> counts, Purpose purpose) const {
+void Communicator::sum_scatter(const Tensor& tensor, std::span<const int64_t> counts, Purpose purpose, const Tensor& scratch) const {
   const auto cuts = borders("sum_scatter", counts, size(), tensor.elements());
   memory(tensor);  // its dtype is checked in a group of one, too
   if (!group_) return;
+  const int64_t needed = counts[static_cast<size_t>(rank())] * (size() - 1);
+  require(!scratch.defined() || (scratch.dtype() == tensor.dtype() && scratch.elements() >= needed), "sum_scatter: scratch of ",
+          scratch.defined() ? scratch.elements() : 0, " elements where ", needed, " of ", tensor.dtype(), " are needed");
   const Header header{.count = tensor.elements(), .counts = hash_of(counts), .operation = Operation::sum_scatter, .dtype = tensor.dtype()};
   Collective::run(*group_, {.header = header, .purpose = purpose},
-                  [&](Collective& collective) { scatter(collective, *group_, tensor.view({tensor.elements()}), cuts); });
+                  [&](Collective& collective) { scatter(collective, *group_, tensor.view({tensor.elements()}), cuts, scratch); });
 }
 
 void Communicator::broadcast(std::span<std::byte> bytes, int root, Purpose purpose) const {

@@ -20,6 +20,10 @@ Shards::Shards(ParameterSet& parameters, Mesh mesh, int64_t bucket_bytes)
     : parameters_(parameters), mesh_(std::move(mesh)), ready_(parameters.all().size()), queue_(mesh_.world) {
   const Layout layout({parameters.all().begin(), parameters.all().end()}, bucket_bytes);
   for (const Layout::Bucket& bucket : layout.buckets()) add_bucket(layout, bucket);
+  if (const int64_t elements = scratch_elements(); elements > 0) {
+    const Tensor like = parameters_.gradients();
+    scratch_ = empty(like.device(), like.dtype(), {elements});
+  }
 }
 
 Shards::~Shards() {
@@ -75,6 +79,17 @@ void Shards::plan_gradients(Bucket& bucket) const {
     for (size_t r = 0; r + 1 < bucket.borders.size(); ++r) own.counts.push_back(at(bucket.borders[r + 1]) - at(bucket.borders[r]));
     bucket.exchanged.push_back(std::move(own));
   }
+}
+
+// For what comes from the others of the largest range that is summed.
+int64_t Shards::scratch_elements() const {
+  int64_t most = 0;
+  for (const Bucket& bucket : buckets_) {
+    const Communicator& ranks = group(bucket);
+    for (const Gradients& range : bucket.exchanged)
+      most = std::max(most, range.counts[static_cast<size_t>(ranks.rank())] * (ranks.size() - 1));
+  }
+  return most;
 }
 
 // The parameters of a bucket wait for what is gathered of them, and tell when their gradients are complete.
@@ -149,7 +164,7 @@ void Shards::send(Bucket& bucket) {
   for (size_t i = bucket.borders.front().parameter; i < bucket.borders.back().parameter; ++i) parameters_.join_sources(sums_, i);
   bucket.gradients = queue_.submit([this, sums = sums_, &bucket] {
     for (const Gradients& range : bucket.exchanged)
-      group(bucket).sum_scatter(sums.slice(range.begin, range.end), range.counts, Purpose::gradients);
+      group(bucket).sum_scatter(sums.slice(range.begin, range.end), range.counts, Purpose::gradients, scratch_);
     sum_partial(bucket, sums);
   });
 }

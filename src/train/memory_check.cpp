@@ -31,7 +31,7 @@ std::vector<NamedPart> largest_parts(const RunConfig& config, const MemoryEstima
                                   {"optimizer", memory.optimizer, model},
                                   {"activations", memory.activations, recomputes ? rows : "training.recompute=full, " + rows},
                                   {"workspace", memory.workspace, rows},
-                                  {"exchange", memory.exchange, "parallel.data"}};
+                                  {"exchange", memory.exchange, "parallel.data"}};  // and the program, which no key changes
   std::ranges::stable_sort(parts, std::ranges::greater{}, &NamedPart::bytes);
   parts.resize(kShown);
   std::erase_if(parts, [](const NamedPart& part) { return part.bytes == 0; });

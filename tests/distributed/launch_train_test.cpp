@@ -4,6 +4,7 @@
 #include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <set>
 #include <sstream>
 #include <thread>
@@ -59,6 +60,26 @@ TEST_F(LaunchedTraining, TellsWhatAllRanksSent) {
   EXPECT_LE(sent[3].at("parameters"), matrices + matrices / 32 + 2 * (others + 64 * 32));
   EXPECT_GT(sent[3].at("control"), 0);
   EXPECT_EQ(sent[3].at("other"), 0);
+}
+
+// Of processes, with all that they take beside tensors; layers of several sizes make buckets of several sizes.
+TEST_F(LaunchedTraining, TakesTheMemoryThatIsPredicted) {
+  for (const int ranks : {1, 2, 4, 8}) {
+    const std::string name = text("memory", ranks);
+    std::vector<std::string> command = train(name, {"--set", "checkpoint.interval=0", "--set", "eval.interval=0"});
+    for (const char* const set : {"model.hidden_size=512", "model.num_layers=5", "model.intermediate_size=1408", "training.steps=3",
+                                  "training.accumulation=running", "training.global_batch_size=8", "logging.interval=1"})
+      command.insert(command.end(), {"--set", set});
+    ASSERT_EQ(launch(ranks, command).exit_code, 0);
+    command.insert(command.end(), {"--dry-run", "--world", std::to_string(ranks), "--set", "logging.dir=other"});
+    const std::string preview = mantissa(command).output;
+    std::smatch memory;
+    ASSERT_TRUE(std::regex_search(preview, memory, std::regex("memory +([0-9.]+) MiB"))) << preview;
+    std::istringstream lines(test::read_file(folder_ / (name + "/metrics.jsonl")));
+    double peak = 0;
+    for (std::string line; std::getline(lines, line);) peak = std::max(peak, 1024 * nlohmann::json::parse(line).value("mem_gib", 0.0));
+    EXPECT_NEAR(std::stod(memory[1]) / peak, 1.0, 0.05) << ranks << " ranks: " << memory[1] << " MiB predicted, " << peak << " MiB taken";
+  }
 }
 
 TEST_F(LaunchedTraining, WritesATimeLineOfEachRank) {

@@ -92,8 +92,9 @@ TEST_F(World, IsNamedByWhatTheRanksShare) {
   test::write_file(folder_ / "run.json", config.dump());
   const ProcessResult preview = mantissa({"train", "run.json", "--dry-run", "--world", "8"});
   EXPECT_EQ(preview.exit_code, 0) << preview.errors;
-  for (const char* const part : {"layout   8 ranks: data 4 x tensor 2, experts over 2 data ranks\n",
-                                 "4 data ranks x 2 x 2 sequences of 16 = 256 tokens", " of tensors on each rank\n", "  exchange        "}) {
+  for (const char* const part :
+       {"layout   8 ranks: data 4 x tensor 2, experts over 2 data ranks\n", "4 data ranks x 2 x 2 sequences of 16 = 256 tokens",
+        " on each rank\n", "  exchange        ", "  program         32.0 MiB (code, libraries, stacks, transport)\n"}) {
     EXPECT_THAT(preview.output, HasSubstr(part));
   }
 }

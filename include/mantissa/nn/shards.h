@@ -92,6 +92,7 @@ class Shards {
   void add_bucket(const Layout& layout, const Layout::Bucket& of);
   void plan_exchanges(Bucket& bucket) const;
   void plan_gradients(Bucket& bucket) const;
+  int64_t scratch_elements() const;
   const Communicator& group(const Bucket& bucket) const { return group(bucket.of_experts); }
   // Where the borders of a data rank lie: it and its neighbours may share experts.
   size_t place(const Bucket& bucket, int data_rank) const;
@@ -111,6 +112,7 @@ class Shards {
   std::vector<bool> ready_;  // by parameter: its gradient is complete
   bool sending_ = false;     // between send_when_ready() and send_rest()
   Tensor sums_;
+  Tensor scratch_;  // of the exchange of gradients, one bucket at a time; undefined where nothing is exchanged
   Finish finish_;
   CommQueue queue_;  // last: its work uses all others
 };
