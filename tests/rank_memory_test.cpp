@@ -247,6 +247,7 @@ TEST(MemoryCheck, RanksWithAGroupEachNeedTheirMemoryInTheGroupAbove) {
   EXPECT_THAT(refusals(config, ranks(each, 2 * each - 1)),
               Each(AllOf(HasSubstr("on each of 2 ranks here"), HasSubstr("of control group job are free"))));
   EXPECT_THAT(refusals(config, ranks(each / 4, each)), Each(HasSubstr("of control group task0 are free"))) << "which leaves a rank least";
+  EXPECT_THAT(refusals(config, ranks(each - 1, each)), Each(HasSubstr("of control group job are free"))) << "which leaves a rank least";
 }
 
 TEST(MemoryCheck, NamesTheLargestPartsAndTheKeysThatHelp) {
