@@ -20,6 +20,12 @@ constexpr int64_t kBytes = 4096;
 
 class OrphanedSegmentsTest : public ::testing::Test {
  protected:
+  void SetUp() override {
+    const int fd = ::open(folder_.path().c_str(), O_TMPFILE | O_RDWR, 0600);
+    const bool leases = fd >= 0 && ::fcntl(fd, F_SETLEASE, F_WRLCK) == 0;
+    ::close(fd);
+    if (!leases) GTEST_SKIP() << "SKIPPED: the file system of " << folder_.path() << " grants no leases; set TMPDIR";
+  }
   std::string segment(const std::string& name = kSegment, int64_t bytes = kBytes) const {
     test::write_file(folder_ / name, std::string(static_cast<size_t>(bytes), 'x'));
     return folder_ / name;
