@@ -82,6 +82,7 @@ TEST_F(ReadProgressTest, TokenizeReadsItsTextsAsOftenAsItIsSaidTo) {
 TEST(ReadProgressLine, SaysHowMuchIsReadAndTheTimeLeft) {
   EXPECT_EQ(read_progress_line(25, 100, 4.0), "[######..................] 25% | 12s left");
   EXPECT_EQ(read_progress_line(0, 100, 4.0), "[........................] 0%");
+  EXPECT_EQ(progress_bar(0.29), "[######..................] 29%") << "100 * 0.29 is less than 29";
   EXPECT_THAT(read_progress_line(120, 100, 99.0), HasSubstr("] 99% | 1s left")) << "what was to come was estimated";
 }
 
