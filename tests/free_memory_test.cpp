@@ -28,7 +28,7 @@ class FreeMemoryTest : public ::testing::Test {
                                      " /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n");
   }
   void version1(const std::string& path = "/job/step", const std::string& mounted = "/") const {
-    write("proc/self/cgroup", "5:name=memory-of-jobs:/keeper\n4:cpu,memory:" + path + "\n3:cpuset:/other\n0::/\n");
+    write("proc/self/cgroup", "0::/unified\n5:name=memory-of-jobs:/keeper\n4:cpu,memory:" + path + "\n3:cpuset:/other\n");
     write("proc/self/mountinfo",
           "30 22 0:25 / /sys/fs/cgroup/jobs rw - cgroup cgroup rw,name=memory-of-jobs\n"
           "31 22 0:26 / /sys/fs/cgroup/cpuset rw - cgroup cgroup rw,cpuset\n32 22 0:27 " +
@@ -61,6 +61,10 @@ TEST_F(FreeMemoryTest, IsNotInventedWhereNothingSays) {
   EXPECT_THAT(found(), IsEmpty());
   group("job/step/", "max", 100);
   EXPECT_THAT(found(), IsEmpty()) << "no limit";
+  version1();
+  write("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "9223372036854771712\n");
+  write("sys/fs/cgroup/memory/job/memory.usage_in_bytes", "5000\n");
+  EXPECT_THAT(found(), IsEmpty()) << "none in the first version";
 }
 
 TEST_F(FreeMemoryTest, OfGroupsIsThatOfEachWithALimit) {
