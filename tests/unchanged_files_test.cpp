@@ -1,11 +1,27 @@
 // Which changes of a file are seen: each of those that leave all but one trace of it alone.
 #include "mantissa/io/unchanged_files.h"
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <sys/stat.h>
 
+#include <cstring>
+#include <functional>
+#include <optional>
+
 #include "files.h"
+
+// What the system says of the path "told", if anything: of real files no trace changes alone.
+static std::optional<struct stat> told;  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables)
+
+extern "C" int injected_stat(const char* path, struct stat* status) __asm__("stat");
+extern "C" int injected_stat(const char* path, struct stat* status) {
+  static const auto next = reinterpret_cast<int (*)(const char*, struct stat*)>(::dlsym(RTLD_NEXT, "stat"));
+  if (!told || std::strcmp(path, "told") != 0) return next(path, status);
+  *status = *told;
+  return 0;
+}
 
 namespace mantissa {
 namespace {
@@ -44,6 +60,21 @@ TEST_F(UnchangedFilesTest, StayWhatTheyAreWhileOnlyReadAndWhereNothingIs) {
   }
   test::write_file(missing, "");
   EXPECT_EQ(error_of([&] { seen_.require_unchanged(); }).code(), ExitCode::data) << "it came";
+}
+
+TEST(UnchangedFiles, EachTraceAloneTells) {
+  const std::vector<std::function<void(struct stat&)>> changes = {
+      [](struct stat& s) { ++s.st_dev; },         [](struct stat& s) { ++s.st_ino; },          [](struct stat& s) { ++s.st_size; },
+      [](struct stat& s) { ++s.st_mtim.tv_sec; }, [](struct stat& s) { ++s.st_mtim.tv_nsec; }, [](struct stat& s) { ++s.st_ctim.tv_sec; },
+      [](struct stat& s) { ++s.st_ctim.tv_nsec; }};
+  for (size_t i = 0; i < changes.size(); ++i) {
+    told.emplace();
+    UnchangedFiles seen;
+    for (int times = 0; times < 2; ++times) EXPECT_NO_THROW(seen.look_at("told"));
+    changes[i](*told);
+    EXPECT_EQ(error_of([&] { seen.look_at("told"); }).code(), ExitCode::data) << i;
+  }
+  told.reset();
 }
 
 TEST_F(UnchangedFilesTest, AreNotThoseWhoseTimesWereSetBack) {
