@@ -54,13 +54,17 @@ class HostileTest : public ::testing::Test {
 
   Error refused(const std::string& content, DataFormat format) {
     write_file(folder_ / "x.bin", content);
-    return error_of([&] { use(folder_ / "x.bin", format); });
+    const Error error = error_of([&] { use(folder_ / "x.bin", format); });
+    EXPECT_EQ(error.code(), ExitCode::data) << error.what();
+    return error;
   }
 
   Error refused_index(const std::string& idx) {
     write_file(folder_ / "x.bin", bin_);
     write_file(folder_ / "x.idx", idx);
-    return error_of([&] { use(folder_ / "x.bin"); });
+    const Error error = error_of([&] { use(folder_ / "x.bin"); });
+    EXPECT_EQ(error.code(), ExitCode::data) << error.what();
+    return error;
   }
 
   test::TemporaryFolder folder_;

@@ -211,8 +211,11 @@ TEST(HuggingFaceConfig, AModelThatNoFamilyHasIsRefusedWithEveryReason) {
 TEST(HuggingFaceConfig, OptionsOfAnotherFamilyAreRefusedByName) {
   const auto refused_with = [](const char* type, auto set) {
     ModelConfig model = read(config_of(type)).model;
+    EXPECT_NO_THROW(family_of(model)) << "of its own family";
     set(model);
-    return std::string(test::error_of([&] { family_of(model); }).what());
+    const Error error = test::error_of([&] { family_of(model); });
+    EXPECT_EQ(error.code(), ExitCode::usage) << error.what();
+    return std::string(error.what());
   };
   for (const char* type : {"llama", "gpt2"})
     EXPECT_THAT(refused_with(type, [](ModelConfig& m) { m.sliding_window = 4; }), HasSubstr("model.sliding_window: "));
@@ -238,8 +241,11 @@ TEST(HuggingFaceConfig, OptionsOfAnotherFamilyAreRefusedByName) {
 TEST(HuggingFaceConfig, EveryOptionThatAFamilyLacksHasItsReason) {
   const auto reason = [](const char* type, auto set) {
     ModelConfig model = read(config_of(type)).model;
+    EXPECT_NO_THROW(family_of(model)) << "of its own family";
     set(model);
-    return std::string(test::error_of([&] { family_of(model); }).what());
+    const Error error = test::error_of([&] { family_of(model); });
+    EXPECT_EQ(error.code(), ExitCode::usage) << error.what();
+    return std::string(error.what());
   };
   EXPECT_THAT(reason("qwen3_moe", [](ModelConfig& m) { m.moe->n_group = 2; }), HasSubstr("model.moe.n_group"));
   EXPECT_THAT(reason("qwen3_moe", [](ModelConfig& m) { m.moe->bias_update_rate = 0.1; }), HasSubstr("model.moe.bias_update_rate"));

@@ -231,7 +231,8 @@ TEST(MemoryCheck, RanksOfOneControlGroupNeedTheirMemoryTogether) {
   const int64_t each = estimate_memory(config, resolve_plan(config)).total(), much = 100 * each;
   const auto group = [](int64_t bytes, uint64_t place) { return FreeMemory{.bytes = bytes, .of = "control group g", .place = place}; };
   EXPECT_THAT(refusals(config, {{1, much, {group(each, 3)}}, {1, much, {group(each, 4)}}}), Each(IsEmpty())) << "a group each";
-  EXPECT_THAT(refusals(config, {{1, much, {group(each, 3)}}, {1, much, {group(each, 3)}}}), Each(HasSubstr("of control group g are free")));
+  EXPECT_THAT(refusals(config, {{1, much, {group(each, 3)}}, {1, much, {group(each, 3)}}}),
+              Each(AllOf(StartsWith("3: "), HasSubstr("of control group g are free"))));
 }
 
 // As under a scheduler that limits each task, and the job.
