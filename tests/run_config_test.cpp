@@ -239,7 +239,9 @@ TEST(RunConfig, TimeoutsAreAtMostAMillionSeconds) {
 
 TEST(RunConfig, AStageOfZeroIsAnsweredByName) {
   const auto read = [](const json& sections) {
-    return std::string(error_of([&] { load_run_config({.file = "c.json", .text = sections.dump()}, Inputs::unchecked); }).what());
+    const Error error = error_of([&] { load_run_config({.file = "c.json", .text = sections.dump()}, Inputs::unchecked); });
+    EXPECT_EQ(error.code(), ExitCode::usage);
+    return std::string(error.what());
   };
   const std::string answer = "unknown key; there is no stage of ZeRO to choose: with several data ranks it is 1";
   for (const char* name : {"zero_stage", "zero-stage", "use_distributed_optimizer"}) {

@@ -82,14 +82,17 @@ TEST_F(LaunchTest, CausesAreThoseOfTheirNodeAndAttempt) {
                                                                                   "[ $RANK = 0 ] && sleep 0.5 && exit 70; "
                                                                                   "[ $TORCHELASTIC_RESTART_COUNT = 0 ] && " +
                                                                                   names_as_cause(0, 2) + "exit 70");
+  EXPECT_EQ(again.exit_code, 70);
   EXPECT_THAT(again.errors, ContainsRegex("rank 0 failed first: exit code 70.*restart 1 of 1.*rank 1 failed first: exit code 70"));
 }
 
 TEST_F(LaunchTest, WhoWasKilledFirstIsTheFirstAndTheOthersFollowByTime) {
   const auto killed = launch({"--nproc-per-node", "2"}, all_there("e", 2) + "[ $RANK = 0 ] && kill -KILL $$; sleep 0.5; exit 70");
+  EXPECT_EQ(killed.exit_code, 128 + SIGKILL);
   EXPECT_THAT(killed.errors, HasSubstr("rank 0 failed first: SIGKILL"));
   const auto order =
       launch({"--nproc-per-node", "3"}, all_there("f", 3) + "case $RANK in 0) exit 6;; 1) sleep 1; exit 4;; 2) sleep 0.5; exit 6;; esac");
+  EXPECT_EQ(order.exit_code, 4);
   EXPECT_THAT(order.errors, ContainsRegex("\n +1 .*exit code 4 *\n +0 .*exit code 6 *\n +2 .*exit code 6"));
 }
 

@@ -34,6 +34,7 @@ TEST_F(LaunchTest, OneNodeGetsAFreePortAndASecret) {
   std::smatch port, token;
   for (const std::string option : {"--standalone", "--nproc-per-node=1"}) {
     const auto run = launch({option}, "echo port $MASTER_PORT token $MANTISSA_TOKEN addr $MASTER_ADDR omp [$OMP_NUM_THREADS]");
+    EXPECT_EQ(run.exit_code, 0) << run.errors;
     EXPECT_THAT(run.output, ContainsRegex("port [0-9]+ token [0-9a-f]{64} addr 127.0.0.1 omp \\[\\]"));
     EXPECT_THAT(run.output, Not(HasSubstr("port 29500")));
   }
@@ -47,6 +48,7 @@ TEST_F(LaunchTest, CommandsGetACleanMaskOfSignals) {
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
   const auto run = launch({}, "grep -E '^Sig(Blk|Ign)' /proc/self/status");
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  EXPECT_EQ(run.exit_code, 0) << run.errors;
   EXPECT_THAT(run.output, HasSubstr("[rank0]:SigBlk:\t0000000000000000\n"));
   EXPECT_THAT(run.output, HasSubstr("[rank0]:" + test::run_process({"grep", "^SigIgn", "/proc/self/status"}, folder_.path()).output));
 }
@@ -230,6 +232,7 @@ TEST_F(LaunchTest, WhatAWorkerLeavesBehindGoesWithIt) {
 TEST_F(LaunchTest, CoresAreCounted) {
   const auto run = launch({"--nproc-per-node", "cpu"},
                           "[ $WORLD_SIZE = $(python3 -c 'import os; print(len(os.sched_getaffinity(0)))') ] && echo as many");
+  EXPECT_EQ(run.exit_code, 0) << run.errors;
   EXPECT_THAT(run.output, HasSubstr("[rank0]:as many\n"));
 }
 
