@@ -291,6 +291,11 @@ TEST(Config, SetRefusesWhatLeadsNowhere) {
   EXPECT_THAT(read("{}", {"inner..small=1"}).errors(), HasSubstr("expected KEY=VALUE"));
   EXPECT_THAT(read("{}", {"rate=1e400"}).errors(), HasSubstr("rate: must be a number, got \"1e400\""));
   EXPECT_THAT(read("{}", {"rate.x=1"}).errors(), HasSubstr("rate: must be a number, got {\"x\":1}"));
+  const Read refused = read(R"({"list": [{"path": "p"}]})", {"list.3.path=a", "list.x.path=a", "rate.x=1", "rate=1e400", "inner..small=1"});
+  ASSERT_EQ(refused.config.list.size(), 1U);
+  EXPECT_EQ(refused.config.list[0].path, "p");
+  EXPECT_EQ(refused.config.rate, Sample().rate);
+  EXPECT_EQ(refused.config.inner.small, Sample().inner.small);
 }
 
 TEST(Config, LaterSourcesWinAndOriginsSayWhere) {
@@ -356,6 +361,7 @@ TEST(Config, FilesThatCannotBeReadAreNamed) {
   read_config(ConfigSources{.file = folder / "none.json", .set_files = {folder.path().string()}}, fields_of(r.config), r.report);
   EXPECT_THAT(r.errors(), HasSubstr("none.json: no such file"));
   EXPECT_THAT(r.errors(), HasSubstr(": not a regular file"));
+  EXPECT_EQ(error_of([&] { r.report.throw_if_failed(); }).code(), ExitCode::usage);
 }
 
 TEST(Config, SchemaHoldsTypesLimitsAndDefaults) {

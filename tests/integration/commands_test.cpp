@@ -115,6 +115,8 @@ TEST_F(CommandsTest, DryRunPrintsMemoryAndFlopsAndWritesNothing) {
 
 TEST_F(CommandsTest, DryRunSpeaksOfWeightsAndNotOfATypeThatCodesDoNotHave) {
   const auto plan = mantissa({"train", "run.json", "--dry-run", "--set", "precision.dtype=bf16"});
+  EXPECT_EQ(plan.exit_code, 0) << plan.errors;
+  EXPECT_FALSE(std::filesystem::exists(run_folder("run"))) << "nothing is written";
   EXPECT_THAT(plan.output, HasSubstr("  weights beside  "));
   EXPECT_THAT(plan.output, Not(HasSubstr("bf16")));
 }

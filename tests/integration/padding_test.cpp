@@ -111,6 +111,8 @@ TEST_F(OtherRows, AnotherPaddingIsALineInTheLog) {
   open_log({.console = false, .file = folder_ / "log.txt"});
   run("resumed", {"model.pad_vocab_to=32", "training.steps=3", "checkpoint.resume=" + checkpoint("run", 2)});
   close_log();
+  run("same", {"model.pad_vocab_to=16", "training.steps=3", "checkpoint.resume=" + checkpoint("run", 2)});
+  EXPECT_TRUE(state_of("resumed", 3) == state_of("same", 3)) << "and changes nothing";
   EXPECT_THAT(read_file(folder_ / "log.txt"), HasSubstr("model.pad_vocab_to: 16 in the checkpoint, 32 here"));
 }
 

@@ -198,7 +198,10 @@ TEST_F(RunState, ResumeSaysWhichSettingsAndWhetherTheBuildChanged) {
       {"training.nonfinite_limit=9", "training.nonfinite_limit: 3"},
       {"data.path=" + (folder_ / "copy.txt"), "data.path: " + (folder_ / "text.txt")}};
   for (const auto& [set, line] : changes) sets.push_back(set);
-  const std::string changed = log_of([&] { run("changed", sets); });
+  TrainedRun resumed;
+  const std::string changed = log_of([&] { resumed = run("changed", sets); });
+  ASSERT_EQ(resumed.steps.size(), 1U);
+  EXPECT_NEAR(resumed.steps[0].lr, 0.25 * 3 / 7, 1e-9) << "what is set here is what counts";
   for (const auto& [set, line] : changes) {
     EXPECT_THAT(changed,
                 HasSubstr("changed since the checkpoint: " + line + " in the checkpoint, " + set.substr(set.find('=') + 1) + " here"));
