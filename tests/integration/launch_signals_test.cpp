@@ -52,6 +52,32 @@ TEST_F(LaunchTest, AMemberThatSucceedsAfterTheSignalIsNotTheCommand) {
   EXPECT_EQ(run.exit_code, 128 + SIGTERM) << run.errors;
 }
 
+// The others of a group often fail because one has.
+TEST_F(LaunchTest, OfTheMembersThatAWrapperLeavesTheFirstThatFailsGivesTheCode) {
+  const auto member = [](const std::string& at_signal, const std::string& before) {
+    return "sh -c 'trap \"" + at_signal + "\" TERM; " + before + "while :; do sleep 0.05; done' & ";
+  };
+  const std::string first = member("sleep 0.3; exit 4", "touch first.$RANK; "),
+                    second = member("sleep 1.5; exit 6", "touch second.$RANK; ");
+  const std::string both = "while [ ! -e first.$RANK ] || [ ! -e second.$RANK ]; do sleep 0.05; done; touch ready.$RANK; wait";
+  const auto run = disturbed(1, first + second + both, [](pid_t launcher) { ::kill(launcher, SIGTERM); });
+  EXPECT_EQ(run.exit_code, 4) << run.errors;
+  EXPECT_THAT(run.errors, HasSubstr("rank 0 failed first: exit code 4\n")) << "and not the signal of the wrapper";
+}
+
+// Its signal says nothing that the wrapper's does not.
+TEST_F(LaunchTest, AMemberThatIsKilledAfterTheWrapperDoesNotGiveTheCode) {
+  const auto run = disturbed(1, "sh -c 'trap \"sleep 0.3; kill -9 \\$\\$\" TERM; touch ready.$RANK; while :; do sleep 0.05; done'; true",
+                             [](pid_t launcher) { ::kill(launcher, SIGTERM); });
+  EXPECT_EQ(run.exit_code, 128 + SIGTERM) << run.errors;
+}
+
+TEST_F(LaunchTest, WhatAWrapperLeftToItselfDoesNotGiveItsCode) {
+  const auto run = launch({}, "(sh -c 'touch left; exit 5' &); while [ ! -e left ]; do sleep 0.05; done; sleep 0.5; echo done");
+  EXPECT_EQ(run.exit_code, 0) << run.errors;
+  EXPECT_THAT(run.output, HasSubstr("[rank0]:done\n"));
+}
+
 TEST_F(LaunchTest, AStoppedWorkerIsNotWaitedFor) {
   const auto start = test::Clock::now();
   const auto run = disturbed(2, "touch ready.$RANK; [ $RANK = 0 ] && kill -STOP $$; while [ ! -e go ]; do sleep 0.05; done; exit 6",
