@@ -136,13 +136,17 @@ TEST_F(ReaderThatDoesNotRead, LetsTheLauncherHandOnSignals) {
   EXPECT_EQ(launcher.wait(), 75);
 }
 
+// Whether the worker waits for the reader, too, or has ended and left what it wrote in its pipe.
 TEST_F(ReaderThatDoesNotRead, GetsAllThatALauncherShowsOnceItReads) {
   const std::string program =
-      "import subprocess, sys, time; p = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE); time.sleep(4); "
-      "sys.exit(p.stdout.read().count(b'x') != 300000)";
-  const auto run = test::run_process(
-      {"python3", "-c", program, MANTISSA_BINARY, "launch", "--", "sh", "-c", "head -c 300000 /dev/zero | tr '\\0' x"}, folder_.path());
-  EXPECT_EQ(run.exit_code, 0) << run.errors;
+      "import subprocess, sys, time; p = subprocess.Popen(sys.argv[2:], stdout=subprocess.PIPE); time.sleep(4); "
+      "sys.exit(p.stdout.read().count(b'x') != int(sys.argv[1]))";
+  for (const std::string bytes : {"100000", "300000"}) {
+    const auto run = test::run_process(
+        {"python3", "-c", program, bytes, MANTISSA_BINARY, "launch", "--", "sh", "-c", "head -c " + bytes + " /dev/zero | tr '\\0' x"},
+        folder_.path());
+    EXPECT_EQ(run.exit_code, 0) << bytes << run.errors;
+  }
 }
 
 }  // namespace
