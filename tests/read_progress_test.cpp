@@ -29,7 +29,7 @@ class ReadProgressTest : public test::TrainingTest {
  protected:
   // Large enough that headers and manifests do not count.
   CheckpointReader trained(const std::string& recipe) const {
-    run("run", {"training.steps=1", "data.tokenizer=byte", "model.hidden_size=256", "model.intermediate_size=1024", "model.num_layers=4",
+    run("run", {"training.steps=1", "data.tokenizer=byte", "model.hidden_size=256", "model.intermediate_size=8192", "model.num_layers=1",
                 "precision.recipe=" + recipe});
     return open_checkpoint(run_folder("run"));
   }
@@ -58,6 +58,14 @@ TEST_F(ReadProgressTest, CommandsReadAboutWhatTheyAreSaidToRead) {
     EXPECT_GT(exported, 0.9);
     EXPECT_LT(exported, 1.35);
     expect_near_one(share(bytes_of_folder(out), [&] { verify_export(out); }));
+    CheckpointReader against = open_checkpoint(run_folder("run"));
+    CheckpointWeights source(against);
+    const SavedModel saved = saved_model(against);
+    ForwardWeights weights(source, saved.plan);
+    FamilyWeights written(out);
+    const double compared = share(bytes_to_compare(out, against), [&] { EXPECT_EQ(export_difference(written, weights), std::nullopt); });
+    EXPECT_GT(compared, 0.9);
+    EXPECT_LT(compared, 1.35);
     expect_near_one(share(bytes_to_import(out), [&] { import_model(out, in); }));
     std::filesystem::remove_all(run_folder("run"));
   }
