@@ -1,6 +1,8 @@
 // Recipes in whole runs: determinism, resuming, storage and the plan that a checkpoint keeps.
 #include <gmock/gmock.h>
 
+#include <map>
+
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/log.h"
 #include "mantissa/models/model_shape.h"
@@ -114,7 +116,14 @@ TEST_F(Plans, EveryAllowedChangeOfAPlanIsALineInTheLog) {
   const std::string rules = R"(precision.rules=[{"match":"layers.0.*","recipe":"own"}])";
   const std::vector<std::string> resumed = sets("mxfp8", {"model.pad_vocab_to=32", "checkpoint.resume=" + checkpoint("first", 2),
                                                           "training.steps=3", own, rules, "checkpoint.allow_recipe_change=true"});
-  const std::string log = log_of([&] { run("second", resumed); });
+  const std::string log = log_of([&] { EXPECT_EQ(run("second", resumed).steps.size(), 1U); });
+  std::map<std::string, std::string> saved;
+  const CheckpointReader second(checkpoint("second", 3));
+  const SavedModel model = saved_model(second);
+  for (const ModulePrecision& module : model.plan.modules()) saved[module.module.path] = module.recipe.name;
+  EXPECT_EQ(saved["layers.0.mlp.down"], "own");
+  EXPECT_EQ(saved["layers.1.mlp.down"], "mxfp8");
+  EXPECT_EQ(saved["output"], "high");
   EXPECT_THAT(log, HasSubstr("changed since the checkpoint: the precision of layers.0.attn.qkv: mxfp8 -> own"));
   EXPECT_THAT(log, HasSubstr("changed since the checkpoint: the precision of layers.0.mlp.down: mxfp8 -> own"));
   EXPECT_THAT(log, HasSubstr("changed since the checkpoint: the precision of output: mxfp8 -> high"));
@@ -138,7 +147,10 @@ TEST_F(Plans, ARefusedResumeNamesAFewChangesAndWhatARecipeOfTheSameNameMeant) {
   run("first", sets("own", {own("[32,32]")}));
   const auto message = [&](std::vector<std::string> more) {
     more.insert(more.end(), {"checkpoint.resume=" + checkpoint("first", 6), "training.steps=8"});
-    return std::string(error_of([&] { run("second", sets("own", more)); }).what());
+    const Error error = error_of([&] { run("second", sets("own", more)); });
+    EXPECT_EQ(error.code(), ExitCode::usage) << error.what();
+    EXPECT_FALSE(std::filesystem::exists(run_folder("second") + "/run.json")) << "nothing was begun";
+    return std::string(error.what());
   };
   EXPECT_THAT(message({own("[1,32]")}),
               HasSubstr(R"(qkv: own (weight {"block":[32,32],"format":"e4m3","rule":"rceil"} -> {"block":[1,32],)"));
