@@ -95,6 +95,7 @@ void JsonLines::open(const std::string& path) {
 }
 
 void JsonLines::append(const std::string& line) {
+  if (!is_open()) return;
   out_ << line << std::endl;
   require(out_.good(), ExitCode::storage, "--json ", path_, ": write failed");
 }

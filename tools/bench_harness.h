@@ -54,7 +54,7 @@ struct BenchOptions {
 // The file of --json, to whose end each result is written; nothing where none was asked for.
 class JsonLines {
  public:
-  // Throws Error(usage) if the path is at fault, and otherwise as a file that cannot be written.
+  // Throws Error(storage) where the disk is full, and otherwise as path_failure() says.
   void open(const std::string& path);
   bool is_open() const { return out_.is_open(); }
   void append(const std::string& line);

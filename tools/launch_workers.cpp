@@ -249,10 +249,10 @@ class Group {
     }
   }
 
-  bool asked_to_end() const {
-    return !attempt_.failures.empty() ||
-           std::any_of(attempt_.forwarded.begin(), attempt_.forwarded.end(), [](int signal) { return signal != SIGUSR2; });
+  bool signaled_to_end() const {
+    return std::any_of(attempt_.forwarded.begin(), attempt_.forwarded.end(), [](int signal) { return signal != SIGUSR2; });
   }
+  bool asked_to_end() const { return !attempt_.failures.empty() || signaled_to_end(); }
 
   // One child has ended, but has not been waited for, so its number and that of its group are still theirs.
   void take_ending(const siginfo_t& info) {
@@ -272,18 +272,20 @@ class Group {
     worker.code = by_itself ? info.si_status : kDiedOfSignal + info.si_status;
     // A signal goes to the whole group. A wrapper dies of it at once, or its trap exits, and what it runs may save first, or go on after
     // SIGUSR2. A wrapper that ended unasked waited for what it wanted to wait for.
-    worker.died = worker.code > kDiedOfSignal;
-    worker.members_go_on = asked_to_end() || (!by_itself && attempt_.forwarded.contains(worker.signal));
+    worker.died = worker.code > kDiedOfSignal && worker.code <= kDiedOfSignal + SIGRTMAX;
+    worker.members_go_on = by_itself ? signaled_to_end() : asked_to_end() || attempt_.forwarded.contains(worker.signal);
     if (!worker.members_go_on) ::kill(-found->first, SIGKILL);
     if (asked_to_end()) worker.kill_at = std::min(worker.kill_at, now_seconds() + kGraceSeconds);
   }
 
   Ending ending_of(pid_t pid, const Worker& worker) const {
-    const int signal = worker.members_code ? 0 : worker.signal;  // what a wrapper ran knows more than its death
+    // What a wrapper ran knows more than its death, and what was killed after the grace time did not end as its wrapper says.
+    const bool cut = worker.killed && worker.members_go_on && worker.signal == 0;
+    const int signal = cut ? SIGKILL : worker.members_code ? 0 : worker.signal;
     return {.rank = worker.rank,
             .pid = pid,
             .signal = signal,
-            .code = worker.members_code.value_or(worker.code),
+            .code = cut ? kDiedOfSignal + SIGKILL : worker.members_code.value_or(worker.code),
             .seconds = now_seconds() - began_,
             .log = log_folder(worker.rank),
             .sent = (signal == SIGTERM && !attempt_.failures.empty()) || (signal == SIGKILL && worker.killed),

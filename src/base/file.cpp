@@ -148,7 +148,8 @@ void require_output_file(const std::filesystem::path& path) {
   std::error_code error;
   require(path.has_filename(), ExitCode::usage, "\"", path.string(), "\" names no file to be written");
   require(std::filesystem::is_directory(folder, error), ExitCode::usage, path.string(), ": there is no folder ", folder.string());
-  const bool open_to_us = ::faccessat(AT_FDCWD, folder.c_str(), W_OK | X_OK, AT_EACCESS) == 0;
+  // Other reasons, as of a container that does not know the call, are left to the writing itself.
+  const bool open_to_us = ::faccessat(AT_FDCWD, folder.c_str(), W_OK | X_OK, AT_EACCESS) == 0 || (errno != EACCES && errno != EROFS);
   require(open_to_us, path_failure(errno), path.string(), ": cannot be written: ", system_message(errno));
   struct stat status {};
   const bool fits = ::lstat(temporary.c_str(), &status) == 0 || errno == ENOENT;

@@ -80,7 +80,7 @@ class Collective {
   // Ranks of the group. Nothing is sent for no bytes.
   void send(int to, std::span<const std::byte> bytes);
   void receive(int from, std::span<std::byte> bytes);
-  // Memory of messages that is not the caller's: it stays until no message can touch it any more.
+  // Memory of messages, made here or lent: it stays until no message can touch it any more.
   Tensor keep(Tensor scratch) { return kept_.emplace_back(std::move(scratch)); }
   // All messages so far have arrived. Throws Error(internal) that names both ranks if a neighbour calls something else.
   void finish();

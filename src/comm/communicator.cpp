@@ -71,7 +71,8 @@ void scatter(Collective& collective, const RankGroup& group, const Tensor& flat,
              const Tensor& lent = {}) {
   const auto r = static_cast<size_t>(group.rank);
   const int64_t own = borders[r + 1] - borders[r];
-  const Tensor scratch = collective.keep(lent.defined() ? lent : empty(flat.device(), flat.dtype(), {own * (group.size() - 1)}));
+  const Tensor scratch =
+      collective.keep(lent.defined() ? lent.view({lent.elements()}) : empty(flat.device(), flat.dtype(), {own * (group.size() - 1)}));
   const Tensor mine = flat.slice(borders[r], borders[r + 1]);
   std::vector<Tensor> operands;
   for (int peer = 0, row = 0; peer < group.size(); ++peer) {

@@ -99,9 +99,14 @@ class Store::Client {
 
   void fail_all(ExitCode code, const std::string& message) {
     std::unique_lock lock(mutex_);
-    if (!raise({.code = code, .rank = launch_.rank, .message = message}) || closed_) return;
-    send_abort(*failure_);
+    const Failure own{.code = code, .rank = launch_.rank, .message = message};
+    if (failure_) return;
+    if (!closed_) send_abort(own);
     wake();
+    // Who leaves before all know the cause would be taken for it, and so would those that its launcher then ends.
+    const double until_known = code == ExitCode::peer_lost ? options_.cause_timeout_s + kFarewellSeconds : 0;
+    changed_.wait_for(lock, std::chrono::duration<double>(until_known), [&] { return closed_ || failure_; });
+    raise(own);
     changed_.wait_for(lock, std::chrono::duration<double>(kFarewellSeconds), [&] { return closed_ || !connection_.waiting(); });
   }
 

@@ -16,7 +16,7 @@ namespace {
 constexpr double kDroppedLogSeconds = 60;
 constexpr double kFarewellSeconds = 1;  // for the word of a failure to get out
 constexpr double kLateSeconds = 5;      // between the first and the last rank of a start
-constexpr double kCauseSeconds = 0.5;   // from the report that a rank does not answer to the end of that rank's connection
+constexpr double kCauseTickSeconds = 0.05;
 constexpr char kStartBarrier[] = ".start";
 
 }  // namespace
@@ -48,7 +48,7 @@ void StoreServer::serve() {
   try {
     // The time before the input is read: what came while this thread did not run counts as heard.
     for (double now = monotonic_now(); !finished(now); now = monotonic_now()) {
-      for (const int rank : ranks_with_input(tick)) listen_to(rank);
+      for (const int rank : ranks_with_input(symptom_ && !failure_ ? kCauseTickSeconds : tick)) listen_to(rank);
       accept_strangers(now);
       strangers_.remove_if([&](Stranger& stranger) { return !still_proving(stranger, now); });
       expire(now);
@@ -283,7 +283,7 @@ void StoreServer::expire(double now) {
     send_all(Message::heartbeat, {});
     next_heartbeat_ = now + options_.heartbeat_timeout_s / 5;
   }
-  if (symptom_ && now > symptom_at_ + kCauseSeconds) fail_job(*symptom_);
+  if (symptom_ && now > symptom_at_ + options_.cause_timeout_s) fail_job(*symptom_);
   const double running_since = stops_.running_since(now);
   for (size_t rank = 0; rank < peers_.size(); ++rank) {
     const std::optional<Connection>& connection = peers_[rank].connection;

@@ -189,8 +189,9 @@ class UcxTransport final : public Transport {
   }
 
   // A send may be done although its bytes lie in a buffer of ours: over TCP, when the kernel takes no more. Peers may have left, so the
-  // wait has an end. What the kernel has is not sure to arrive, either, with several devices: to the end of an idle connection UCX answers
-  // on the others, and the kernel of who has left drops what a full receiver has not taken. Ranks leave after a barrier, of a few bytes.
+  // wait has an end. With several network devices even what the kernel has may be lost: the receiver's UCX sees that an idle connection
+  // ended and writes on the busy one, and the kernel of a process that is gone answers with a reset. Ranks leave after a barrier of a few
+  // bytes.
   void flush() {
     const ucp_request_param_t none{};
     void* const request = ucp_worker_flush_nbx(worker_.get(), &none);

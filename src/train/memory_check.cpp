@@ -31,7 +31,7 @@ std::vector<NamedPart> largest_parts(const RunConfig& config, const MemoryEstima
                                   {"optimizer", memory.optimizer, model},
                                   {"activations", memory.activations, recomputes ? rows : "training.recompute=full, " + rows},
                                   {"workspace", memory.workspace, rows},
-                                  {"exchange", memory.exchange, "parallel.data"}};  // and the program, which no key changes
+                                  {"exchange", memory.exchange, "parallel.data"}};
   std::ranges::stable_sort(parts, std::ranges::greater{}, &NamedPart::bytes);
   parts.resize(kShown);
   std::erase_if(parts, [](const NamedPart& part) { return part.bytes == 0; });
@@ -39,24 +39,24 @@ std::vector<NamedPart> largest_parts(const RunConfig& config, const MemoryEstima
 }
 
 std::string refusal(const RunConfig& config, const MemoryEstimate& memory, const FreeMemory& free, int64_t ranks) {
-  const int64_t all = static_cast<int64_t>(std::min(static_cast<double>(memory.total()) * static_cast<double>(ranks), 9e18));
-  std::string out =
-      text("not enough memory: training needs ", bytes_text(all),
-           ranks > 1 ? text(", ", bytes_text(memory.total()), " on each of ", ranks, " ranks here") : "", ", and ", bytes_text(free.bytes),
-           " of ", free.of, " are free; the largest parts", ranks > 1 ? " of a rank" : "", " and what makes them smaller:");
+  const int64_t all = static_cast<int64_t>(std::min(static_cast<double>(memory.tensors()) * static_cast<double>(ranks), 9e18));
+  std::string out = text("not enough memory: training needs ", bytes_text(all),
+                         ranks > 1 ? text(", ", bytes_text(memory.tensors()), " on each of ", ranks, " ranks here") : "", ", and ",
+                         bytes_text(free.bytes), " of ", free.of, " are free; the largest parts", ranks > 1 ? " of a rank" : "",
+                         " and what makes them smaller:");
   for (const NamedPart& part : largest_parts(config, memory)) out += text('\n', part.name, ' ', bytes_text(part.bytes), ": ", part.keys);
   if (ranks > 1) out += "\nor fewer ranks on one host";
   return out + "\ntraining.allow_memory_overcommit=true trains all the same";
 }
 
-// Of each rank those that it shares with others, or does not.
+// The hosts and control groups of every rank, by rank.
 std::vector<std::vector<uint64_t>> places_of_ranks(const Communicator& world, const std::vector<FreeMemory>& free) {
   std::string own;
   for (const FreeMemory& here : free) own.append(reinterpret_cast<const char*>(&here.place), sizeof here.place);
   std::vector<std::vector<uint64_t>> out;
   for (const std::string& bytes : gather_texts(world, own)) {
     std::vector<uint64_t>& places = out.emplace_back(bytes.size() / sizeof(uint64_t));
-    std::memcpy(places.data(), bytes.data(), bytes.size());
+    if (!places.empty()) std::memcpy(places.data(), bytes.data(), bytes.size());
   }
   return out;
 }
@@ -74,7 +74,7 @@ void require_free_memory(const RunConfig& config, const PrecisionPlan& plan, con
     for (const FreeMemory& here : free) {
       const int64_t ranks = std::ranges::count_if(all, [&](const auto& places) { return std::ranges::count(places, here.place) > 0; });
       const double each = static_cast<double>(here.bytes) / static_cast<double>(ranks);
-      if (each >= static_cast<double>(memory.total()) || each >= least) continue;
+      if (each >= static_cast<double>(memory.tensors()) || each >= least) continue;
       least = each;
       why = refusal(config, memory, here, ranks);
     }

@@ -14,15 +14,15 @@ train=(launch --nproc-per-node 2 -- train "$repository/configs/shakespeare-char.
   --set training.threads=1 --set training.seq_len=32 --set training.micro_batch_size=1 --set eval.interval=0 --set eval.samples=null)
 
 # Ranks stay where they are about to take away the name of a segment.
-strace -f -o /dev/null -e trace=unlink -e inject=unlink:delay_enter=250000000 \
+strace -f -o /dev/null -e trace=unlink -e inject=unlink:delay_enter=250s \
   sh -c 'echo $$ > launcher; exec "$@"' sh "$binary" "${train[@]}" --set logging.dir=killed >killed.out 2>&1 &
 strace=$!
 for _ in {1..6000}; do [ -z "$(find /dev/shm -name 'ucx_shm_posix_*' -size +0)" ] || break; sleep 0.01; done
 launcher=$(cat launcher)
 read -ra ranks <"/proc/$launcher/task/$launcher/children" || true  # a line without an end
-kill -9 "$launcher" "$strace"
-wait "$strace" 2>/dev/null || true
+kill -9 "$launcher"
 for rank in "${ranks[@]}"; do while kill -0 "$rank" 2>/dev/null; do sleep 0.01; done; done
+kill -9 "$strace" 2>/dev/null || true  # not before: ranks that it lets go take the name away
 left=$(find /dev/shm -name 'ucx_shm_posix_*' -size +0)
 [ -n "$left" ] || { echo "nothing was left"; cat killed.out; exit 1; }
 

@@ -59,15 +59,13 @@ TEST_F(LaunchMemory, ADeathInAGroupBesideCountsBeforeANewStep) {
   const std::string in_groups = R"(
     seen=/sys/fs/cgroup; [ -e $seen/cgroup.procs ] || seen=$seen/unified
     mount --bind $seen real && own=$PWD/real$(sed -n 's/^0:://p' /proc/self/cgroup) || exit 77
+    trap 'echo $$ > $own/cgroup.procs; rmdir $own/launcher.$$ $own/rank.$$ 2>/dev/null' EXIT
     mkdir $own/launcher.$$ $own/rank.$$ && echo $$ > $own/launcher.$$/cgroup.procs && export RANK_GROUP=$own/rank.$$ || exit 77
     mount -t tmpfs none /sys/fs/cgroup
     fake=$seen$(sed -n 's/^0:://p' /proc/self/cgroup)
     mkdir -p $fake && echo oom_kill 4 > $fake/memory.events
     "$@"
-    code=$?
-    echo $$ > $own/cgroup.procs
-    rmdir $own/launcher.$$ $own/rank.$$
-    exit $code)";
+    exit $?)";
   std::filesystem::create_directory(folder_ / "real");
   const auto run = test::run_process({"unshare", "-rm", "sh", "-c", in_groups, "sh", MANTISSA_BINARY, "launch", "--max-restarts", "9", "--",
                                       "sh", "-c", "echo $$ > $RANK_GROUP/cgroup.procs && kill -9 $$"},

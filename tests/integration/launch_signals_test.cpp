@@ -45,6 +45,16 @@ TEST_F(LaunchTest, WhatAWrapperLeavesInItsTrapHasTimeToEnd) {
   }
 }
 
+// A member that is stopped cannot save, and is killed at once when the job fails; its wrapper said that all was well.
+TEST_F(LaunchTest, WhatIsKilledAfterItsWrapperEndedIsNoSuccess) {
+  const auto run = disturbed(2,
+                             "if [ $RANK = 1 ]; then trap 'sleep 0.5; exit 6' TERM; touch ready.1; while :; do sleep 0.05; done; fi; "
+                             "trap 'exit 0' TERM; sh -c 'kill -STOP $$' & touch ready.0; wait",
+                             [](pid_t launcher) { ::kill(launcher, SIGTERM); });
+  EXPECT_EQ(run.exit_code, 6) << run.errors;
+  EXPECT_THAT(run.errors, HasSubstr("SIGKILL")) << "rank 0, which saved nothing";
+}
+
 // A wrapper's `touch` or `tee` succeeds also where the command of the wrapper never ran.
 TEST_F(LaunchTest, AMemberThatSucceedsAfterTheSignalIsNotTheCommand) {
   const auto run = disturbed(2, "sh -c 'trap \"sleep 0.3; exit 0\" TERM; touch ready.$RANK; while :; do sleep 0.05; done'; exec sleep 30",

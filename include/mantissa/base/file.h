@@ -65,7 +65,8 @@ ExitCode path_failure(int error_number);
 // The folder with all above it, as far as they are missing. Fails as path_failure() says.
 void make_folders(const std::filesystem::path& path);
 
-// Throws as path_failure() says unless `path` may be given to a new file: in a folder that takes one, in place of at most a regular file.
+// Throws as path_failure() says unless a file can be written at `path`: its folder must take new files, and what is there must be a regular
+// file or nothing.
 void require_output_file(const std::filesystem::path& path);
 
 void make_directory(const std::filesystem::path& path);  // the last component only; it must not exist

@@ -85,7 +85,8 @@ class Communicator {
   // Sums fp32 or fp64 elements over the ranks, in place; bf16 ones where all but one of a sum are zero, because every addition of more
   // would be rounded. sum_scatter: only own elements are summed, rank r owning counts[r] behind those of
   // rank r - 1; the others are as before. Both need scratch for as much as the own share from each other rank; a caller with shares of
-  // many sizes lends sum_scatter flat memory of the tensor's dtype that holds the largest, so that not each size has scratch of its own.
+  // many sizes lends sum_scatter memory of the tensor's device and dtype that holds the largest, so that not each size has scratch of its
+  // own.
   void sum(const Tensor& tensor, Purpose purpose) const;
   void sum_scatter(const Tensor& tensor, std::span<const int64_t> counts, Purpose purpose, const Tensor& scratch = {}) const;
 

@@ -33,6 +33,7 @@ std::chrono::system_clock::time_point process_began();
 struct StoreOptions {
   double init_timeout_s = 300;      // parallel.init_timeout_s: until all ranks are there; also the limit of get() and barrier()
   double heartbeat_timeout_s = 10;  // parallel.heartbeat_timeout_s
+  double cause_timeout_s = 0.5;     // from the report that a rank does not answer until it is the cause, unless a rank is lost meanwhile
   std::optional<std::string> token = job_token();
   // Where a token or a port that rank 0 chose is published to the ranks on this host; "": $XDG_RUNTIME_DIR, else the temporary folder.
   std::string folder = {};

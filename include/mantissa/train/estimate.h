@@ -8,7 +8,8 @@
 namespace mantissa {
 
 // Bytes of one rank, the one that has most, by what they are for; each at most 1e18. Between steps there are the first four and the
-// exchange: exactly, but for scalars and sums of a few kilobytes. Of experts with balanced choices; uneven ones take more activations.
+// exchange: exactly, but for scalars and sums of a few kilobytes. Experts are assumed to be chosen evenly; activations take more where they
+// are not.
 struct MemoryEstimate {
   int64_t masters = 0;      // fp32 weights: the own ones, and those of others where forward reads them
   int64_t values = 0;       // beside the masters: copies in the compute dtype (fp32: the masters), codes and scales; buffers
@@ -17,7 +18,7 @@ struct MemoryEstimate {
   int64_t activations = 0;  // kept between forward and backward of one micro batch, for training.recompute
   int64_t workspace = 0;    // the larger of: logits at work; one block's backward pass. With products as this CPU computes them
   int64_t exchange = 0;     // what comes from other ranks of the gradients of a bucket
-  int64_t program = 0;      // that is no tensor: code, libraries, generated kernels, stacks and, with several ranks, transport; as measured
+  int64_t program = 0;      // beside tensors: code, libraries, generated kernels, stacks and, with several ranks, transport; measured
   int64_t tensors() const { return masters + values + gradients + optimizer + activations + workspace + exchange; }
   int64_t total() const { return tensors() + program; }
 };
