@@ -64,6 +64,8 @@ class ExportTest : public TrainingTest {
   }
 };
 
+class Exports : public ExportTest {};
+
 // Of a model loaded for use, on one sequence.
 inline std::vector<float> logits_of(const std::string& path) {
   const LoadedModel loaded = load_model(path);

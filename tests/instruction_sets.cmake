@@ -1,15 +1,30 @@
+# The executable with the tests of a source file, and a filter that chooses these.
+function(mantissa_tests_of name executable filter)
+  file(GLOB source ${CMAKE_CURRENT_SOURCE_DIR}/*/${name}.cpp)
+  cmake_path(GET source PARENT_PATH folder)
+  cmake_path(GET folder FILENAME folder)
+  file(STRINGS ${source} lines REGEX "^TEST(_F|_P)?[(]")
+  list(TRANSFORM lines REPLACE "^TEST[_FP]*[(]([A-Za-z0-9_]+),.*$" "\\1.*:*/\\1.*")
+  list(REMOVE_DUPLICATES lines)
+  list(JOIN lines ":" lines)
+  set(${executable} ${folder}_tests PARENT_SCOPE)
+  set(${filter} ${lines} PARENT_SCOPE)
+endfunction()
+
 # Tests as on other CPUs than the one at hand (under.sh; CONTRIBUTING.md has a table). What belongs to them: products, whether padding changes
-# bits, estimates of memory, ranks. NAME is a test executable, or NAME=FILTER with a filter of GoogleTest.
+# bits, estimates of memory, ranks. An entry is NAME for the tests of NAME.cpp, or NAME=FILTER with a filter of GoogleTest for some of them.
 function(mantissa_under setting suffix label timeout)
   math(EXPR timeout "${timeout} * ${patience}")
   foreach(entry ${ARGN})
     string(REGEX MATCH "^([^=]*)=?(.*)$" entry "${entry}")
     set(name ${CMAKE_MATCH_1})
     set(filter ${CMAKE_MATCH_2})
-    if(filter)
-      set(filter --gtest_filter=${filter})
+    mantissa_tests_of(${name} executable all)
+    if(NOT filter)
+      set(filter ${all})
     endif()
-    add_test(NAME ${name}_${suffix} COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/under.sh $<TARGET_FILE:mantissa> ${setting} $<TARGET_FILE:${name}> ${filter})
+    add_test(NAME ${name}_${suffix} COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/under.sh $<TARGET_FILE:mantissa> ${setting} $<TARGET_FILE:${executable}>
+             --gtest_filter=${filter})
     set_tests_properties(${name}_${suffix} PROPERTIES LABELS ${label} TIMEOUT ${timeout} SKIP_RETURN_CODE 77
       FAIL_REGULAR_EXPRESSION "Running 0 tests" COST 100)  # long ones begin first
   endforeach()

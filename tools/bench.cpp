@@ -16,7 +16,7 @@
 namespace mantissa::tools {
 namespace {
 
-struct Arguments {
+struct BenchArguments {
   BenchOptions bench;
   int threads = 0;
   ConfigSources config;
@@ -149,7 +149,7 @@ std::string joined(const std::vector<std::string>& words) {
   return out;
 }
 
-void check(const Arguments& arguments, const Launch& launch) {
+void check(const BenchArguments& arguments, const Launch& launch) {
   require(!arguments.without_update || launch.world == 1, ExitCode::usage, "--without-update is for one process, and this is ",
           describe(launch));
   require(!arguments.subnormal || (launch.world == 1 && arguments.against.empty() && !arguments.alone), ExitCode::usage,
@@ -162,7 +162,8 @@ void check(const Arguments& arguments, const Launch& launch) {
 }
 
 // The FLOPs of the model formula at the GEMM ceiling's rate are the floor; --against and --alone name another opponent.
-void measure_training(const Arguments& arguments, const RunConfig& config, const std::optional<RunConfig>& other_config, const Mesh& mesh) {
+void measure_training(const BenchArguments& arguments, const RunConfig& config, const std::optional<RunConfig>& other_config,
+                      const Mesh& mesh) {
   const Communicator& world = mesh.world;
   const std::string name = arguments.subnormal ? "subnormal" : printable(*config.logging.run_name);
   TrainingRun run(config, mesh);
@@ -192,7 +193,7 @@ void measure_training(const Arguments& arguments, const RunConfig& config, const
               world.size() > 1 ? text(world.size(), " ranks x ").c_str() : "", count_text(num_threads(), "thread").c_str());
 }
 
-ExitCode bench_train(const Arguments& arguments) {
+ExitCode bench_train(const BenchArguments& arguments) {
   const Launch launch = launch_from_environment();
   check(arguments, launch);
   const RunConfig config = configuration(arguments.config, launch);
@@ -202,7 +203,7 @@ ExitCode bench_train(const Arguments& arguments) {
   return ExitCode::ok;
 }
 
-std::vector<Option> bench_options(Arguments& arguments) {
+std::vector<Option> bench_options(BenchArguments& arguments) {
   return {{.name = "--time-budget", .target = &arguments.bench.time_budget, .description = "seconds; the report is complete in any case"},
           {.name = "--json", .target = &arguments.bench.json, .description = "append one JSON object a line to this file"}};
 }
@@ -210,7 +211,7 @@ std::vector<Option> bench_options(Arguments& arguments) {
 using Bench = void (*)(Backend&, const BenchOptions&);
 
 Command device_bench(const std::string& name, const std::string& summary, Bench run) {
-  const auto arguments = std::make_shared<Arguments>();
+  const auto arguments = std::make_shared<BenchArguments>();
   std::vector<Option> options = bench_options(*arguments);
   options.push_back({.name = "--filter", .target = &arguments->bench.filter, .description = "only benches whose name contains this"});
   options.push_back(threads_option(arguments->threads));
@@ -227,7 +228,7 @@ Command device_bench(const std::string& name, const std::string& summary, Bench 
 }
 
 Command comm_bench() {
-  const auto arguments = std::make_shared<Arguments>();
+  const auto arguments = std::make_shared<BenchArguments>();
   return {.name = "comm",
           .summary = "collectives of several ranks against a copy within each",
           .example = "mantissa launch --nproc-per-node 2 -- bench comm --json results.jsonl",
@@ -250,7 +251,7 @@ Command comm_bench() {
 }
 
 Command train_bench() {
-  const auto arguments = std::make_shared<Arguments>();
+  const auto arguments = std::make_shared<BenchArguments>();
   std::vector<Option> options = config_options(arguments->config);
   for (Option& option : bench_options(*arguments)) options.push_back(std::move(option));
   options.push_back({.name = "--against",

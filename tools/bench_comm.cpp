@@ -14,9 +14,9 @@
 namespace mantissa::tools {
 namespace {
 
-constexpr int kSlices = 9;
+constexpr int kRankSlices = 9;
 constexpr double kUntilAsleep = 100e-6;  // a wait spins for about 10 us before it sleeps
-constexpr double kSliceSeconds = 0.02;
+constexpr double kRankSliceSeconds = 0.02;
 constexpr int64_t kLargest = int64_t{64} << 20;
 
 // Seconds of one call on the slowest rank, after all have come.
@@ -31,7 +31,7 @@ double slowest(const Communicator& world, int calls, const std::function<void()>
 // The same on all ranks: how many calls fill a slice.
 int calls_of(const Communicator& world, const std::function<void()>& run) {
   run();
-  return static_cast<int>(std::clamp(kSliceSeconds / slowest(world, 2, run), 1.0, 1e5));
+  return static_cast<int>(std::clamp(kRankSliceSeconds / slowest(world, 2, run), 1.0, 1e5));
 }
 
 class CommBench {
@@ -75,7 +75,7 @@ class CommBench {
     const auto copy = [&] { std::memcpy(copy_.data(), bytes_.data(), static_cast<size_t>(size)); };
     const int calls = calls_of(world_, collective), copies = calls_of(world_, copy);
     std::vector<double> seconds, ratios;
-    for (int slice = 0; slice < kSlices; ++slice) {
+    for (int slice = 0; slice < kRankSlices; ++slice) {
       const double copied = slowest(world_, copies, copy);
       seconds.push_back(slowest(world_, calls, collective));
       ratios.push_back(copied / seconds.back());

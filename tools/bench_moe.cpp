@@ -4,13 +4,12 @@
 
 #include "bench_operands.h"
 #include "mantissa/base/integers.h"
+#include "mantissa/precision/recipe.h"
 
 namespace mantissa::tools {
 namespace {
 
 constexpr int64_t kHidden = 768, kGateUp = 2048, kMultiple = 32;
-
-enum class Role { fprop, dgrad, wgrad };
 
 // How many rows each expert is given.
 struct Load {
@@ -58,7 +57,7 @@ struct Products {
 };
 
 // Dense: one matrix for all rows that are asked for.
-Products products(Backend& device, Dtype dtype, Role role, const Load& load) {
+Products products(Backend& device, Dtype dtype, GemmRole role, const Load& load) {
   BenchOperands o(device, dtype);
   const DispatchTable table = dispatched(device, load);
   const int64_t experts = std::ssize(load.rows), room = table.choices.elements(), asked = load.asked();
@@ -71,12 +70,12 @@ Products products(Backend& device, Dtype dtype, Role role, const Load& load) {
                     .run = [&device, k] { device.run(k); },
                     .tokens = static_cast<double>(asked)};
   };
-  if (role == Role::wgrad) {
+  if (role == GemmRole::wgrad) {
     const Tensor dw = zeros(device, Dtype::f32, w.shape()), dense_dw = zeros(device, Dtype::f32, dense_w.shape());
     return {workload("moe.wgrad", GroupedWeightGradient{.a = dy, .b = x, .out = dw, .offsets = table.offsets, .accumulate = true}),
             workload("dense", Gemm{.a = {dense_dy, true}, .b = {dense_x}, .out = dense_dw, .accumulate = true})};
   }
-  const bool fprop = role == Role::fprop;
+  const bool fprop = role == GemmRole::fprop;
   const Tensor a = fprop ? x : dy, out = empty_like(fprop ? dy : x), dense_out = empty_like(fprop ? dense_dy : dense_x);
   return {workload(fprop ? "moe.fprop" : "moe.dgrad", GroupedGemm{.a = {a}, .b = {w, fprop}, .out = out, .offsets = table.offsets}),
           workload("dense", Gemm{.a = {a.slice(0, asked)}, .b = {dense_w, fprop}, .out = dense_out, .accumulate = false})};
@@ -157,16 +156,16 @@ void bench_moe(Backend& device, const BenchOptions& options) {
   const auto each_product = [&](const auto& visit) {
     for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
       for (const Load& load : all) {
-        for (const Role role : {Role::fprop, Role::dgrad, Role::wgrad}) {
+        for (const GemmRole role : {GemmRole::fprop, GemmRole::dgrad, GemmRole::wgrad}) {
           if (harness.wants(names[static_cast<int>(role)])) visit(dtype, role, load);
         }
       }
     }
   };
-  each_product([&](Dtype, Role, const Load&) { ++expected; });
+  each_product([&](Dtype, GemmRole, const Load&) { ++expected; });
   harness.expect(expected);
   for (const Workload& workload : others) harness.measure(workload);
-  each_product([&](Dtype dtype, Role role, const Load& load) {
+  each_product([&](Dtype dtype, GemmRole role, const Load& load) {
     Products both = products(device, dtype, role, load);
     both.grouped.against = &both.dense;
     harness.measure(both.grouped);

@@ -2,23 +2,22 @@
 #include <cstdio>
 
 #include "bench_operands.h"
+#include "mantissa/precision/recipe.h"
 
 namespace mantissa::tools {
 namespace {
-
-enum class Role { fprop, dgrad, wgrad };
 
 struct LinearShape {
   int64_t tokens, in, out;
 };
 
-Workload linear_workload(Backend& device, Dtype dtype, Role role, const LinearShape& s) {
+Workload linear_workload(Backend& device, Dtype dtype, GemmRole role, const LinearShape& s) {
   BenchOperands o(device, dtype);
   const Tensor x = o.values({s.tokens, s.in}), w = o.values({s.out, s.in}), dy = o.values({s.tokens, s.out}),
                dw = zeros(device, Dtype::f32, {s.out, s.in});
   Gemm gemm{.a = {x}, .b = {w, true}, .out = empty_like(dy), .accumulate = false};
-  if (role == Role::dgrad) gemm = {.a = {dy}, .b = {w}, .out = empty_like(x), .accumulate = false};
-  if (role == Role::wgrad) gemm = {.a = {dy, true}, .b = {x}, .out = dw, .accumulate = true};
+  if (role == GemmRole::dgrad) gemm = {.a = {dy}, .b = {w}, .out = empty_like(x), .accumulate = false};
+  if (role == GemmRole::wgrad) gemm = {.a = {dy, true}, .b = {x}, .out = dw, .accumulate = true};
   const char* const names[] = {"gemm.fprop", "gemm.dgrad", "gemm.wgrad"};
   return {.bench = names[static_cast<int>(role)],
           .shape = text(s.tokens, "x", s.in, "->", s.out),
@@ -66,7 +65,7 @@ void bench_gemm(Backend& device, const BenchOptions& options) {
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
     double flops = 0.0, seconds = 0.0;  // of all that were measured
     for (const LinearShape& shape : shapes) {
-      for (const Role role : {Role::fprop, Role::dgrad, Role::wgrad}) {
+      for (const GemmRole role : {GemmRole::fprop, GemmRole::dgrad, GemmRole::wgrad}) {
         const Workload workload = linear_workload(device, dtype, role, shape);
         if (!harness.wants(workload.bench)) continue;
         seconds += harness.measure(workload).seconds.median;

@@ -105,13 +105,13 @@ TokenStatistics read_all(const TokenFile& file) {
   return statistics;
 }
 
-struct Arguments {
+struct InspectArguments {
   std::vector<std::string> paths;
   bool diff = false;
   std::string format = "auto", dtype = "u16";
 };
 
-void show_data(const std::string& path, const Arguments& arguments) {
+void show_data(const std::string& path, const InspectArguments& arguments) {
   const Tokenizer bytes = Tokenizer::bytes();
   const TokenFile file(path, {.format = *choice_of<DataFormat>(arguments.format),
                               .dtype = *choice_of<TokenDtype>(arguments.dtype),
@@ -131,7 +131,7 @@ void show_data(const std::string& path, const Arguments& arguments) {
   }
 }
 
-void show(const std::string& path, const Arguments& arguments) {
+void show(const std::string& path, const InspectArguments& arguments) {
   if (fs::path(path).filename() == "latest") return show_checkpoint(open_checkpoint(path));
   std::error_code unknown;
   if (is_family_folder(path)) return show_family_folder(path);
@@ -172,7 +172,7 @@ ExitCode show_difference(const std::string& first, const std::string& second) {
   return differences.empty() && codes.empty() ? ExitCode::ok : ExitCode::difference;
 }
 
-ExitCode inspect(const Arguments& arguments) {
+ExitCode inspect(const InspectArguments& arguments) {
   if (arguments.diff) {
     require(arguments.paths.size() == 2, ExitCode::usage, "inspect --diff: needs two checkpoints, got ", arguments.paths.size());
     const bool folder = is_family_folder(arguments.paths[0]), other = is_family_folder(arguments.paths[1]);
@@ -187,7 +187,7 @@ ExitCode inspect(const Arguments& arguments) {
 }  // namespace
 
 Command inspect_command() {
-  const auto arguments = std::make_shared<Arguments>();
+  const auto arguments = std::make_shared<InspectArguments>();
   return {
       .name = "inspect",
       .summary = "list checkpoints (manifests and sizes; verify reads the bytes), show one, compare two, or describe token and text files",

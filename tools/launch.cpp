@@ -33,7 +33,7 @@ namespace {
 constexpr int kMostBarrenRestarts = 3;  // without a new step
 constexpr int kDefaultPort = 29500;     // torchrun's
 
-struct Arguments {
+struct LaunchArguments {
   std::string workers = "1";
   int nodes = 1, node_rank = 0, max_restarts = 0;
   std::optional<int64_t> port, tee;
@@ -147,7 +147,7 @@ void put_cause_first(std::vector<Ending>& failures, const Reports& reports, int 
   if (front.sent && told != failures.end()) front.code = told->code, front.signal = told->signal;
 }
 
-void check(const Arguments& arguments) {
+void check(const LaunchArguments& arguments) {
   require(arguments.nodes >= 1 && arguments.nodes <= kMostRanks, ExitCode::usage, "--nnodes: must be 1 to ", kMostRanks, ", got ",
           arguments.nodes);
   require(arguments.node_rank >= 0 && arguments.node_rank < arguments.nodes, ExitCode::usage,
@@ -171,7 +171,7 @@ std::vector<std::string> full_command(const std::vector<std::string>& own, std::
   return words;
 }
 
-WorkerPlan plan_of(const Arguments& arguments) {
+WorkerPlan plan_of(const LaunchArguments& arguments) {
   check(arguments);
   WorkerPlan plan;
   plan.workers = worker_count(arguments.workers);
@@ -267,7 +267,7 @@ bool was_stopped(const Attempt& attempt) {
          (!attempt.forwarded.empty() || std::all_of(attempt.failures.begin(), attempt.failures.end(), stopped));
 }
 
-ExitCode launch(const Arguments& arguments) {
+ExitCode launch(const LaunchArguments& arguments) {
   WorkerPlan plan = plan_of(arguments);
   std::unique_ptr<ReservedPort> reserved;
   if (plan.nodes == 1 && !arguments.port) {
@@ -308,7 +308,7 @@ ExitCode launch(const Arguments& arguments) {
 }  // namespace
 
 Command launch_command(std::vector<std::string> subcommands) {
-  const auto a = std::make_shared<Arguments>();
+  const auto a = std::make_shared<LaunchArguments>();
   a->subcommands = std::move(subcommands);
   return {
       .name = "launch",

@@ -14,7 +14,7 @@
 namespace mantissa::tools {
 namespace {
 
-struct Arguments {
+struct TokenizeArguments {
   std::vector<std::string> files;
   std::string tokenizer = "byte", format = "megatron", output;
   std::optional<std::string> vocabulary;
@@ -24,9 +24,9 @@ struct Arguments {
 
 constexpr int64_t kLargestVocabularyFile = 64 << 20;
 
-std::string vocabulary_path(const Arguments& arguments) { return arguments.output + ".tokenizer.json"; }
+std::string vocabulary_path(const TokenizeArguments& arguments) { return arguments.output + ".tokenizer.json"; }
 
-Tokenizer make_tokenizer(const Arguments& arguments, const std::vector<std::string>& paths) {
+Tokenizer make_tokenizer(const TokenizeArguments& arguments, const std::vector<std::string>& paths) {
   require(arguments.tokenizer == "char" || !arguments.vocabulary, ExitCode::usage, "--vocabulary: goes with --tokenizer char");
   if (arguments.tokenizer == "byte") return Tokenizer::bytes();
   if (arguments.vocabulary) {
@@ -76,7 +76,7 @@ std::string write_all(Writer& writer, const std::vector<std::string>& paths, con
 }
 
 // The id that goes with each document; none without --append-eod.
-std::optional<int32_t> end_token_of(const Arguments& arguments, const Tokenizer& tokenizer) {
+std::optional<int32_t> end_token_of(const TokenizeArguments& arguments, const Tokenizer& tokenizer) {
   require(arguments.append_eod == arguments.eod_id.has_value(), ExitCode::usage,
           "--append-eod and --eod-id go together: byte and char have no end token of their own; the next free id is ", tokenizer.size());
   if (!arguments.eod_id) return std::nullopt;
@@ -86,7 +86,7 @@ std::optional<int32_t> end_token_of(const Arguments& arguments, const Tokenizer&
 }
 
 // Returns what there is to say of the files.
-std::string write_files(const Arguments& arguments, const std::vector<std::string>& paths) {
+std::string write_files(const TokenizeArguments& arguments, const std::vector<std::string>& paths) {
   const Tokenizer tokenizer = make_tokenizer(arguments, paths);
   const std::optional<int32_t> eod = end_token_of(arguments, tokenizer);
   const int64_t vocab_size = std::max(tokenizer.size(), eod ? int64_t{*eod} + 1 : 0);
@@ -105,7 +105,7 @@ std::string write_files(const Arguments& arguments, const std::vector<std::strin
   return told + printable(vocabulary_path(arguments)) + ": the characters by id; give it as --vocabulary for further files\n";
 }
 
-ExitCode tokenize(const Arguments& arguments) {
+ExitCode tokenize(const TokenizeArguments& arguments) {
   for (const char* const extension : {".bin", ".idx", ".tokenizer.json"}) require_output_file(arguments.output + extension);
   std::vector<std::string> paths;
   for (const std::string& pattern : arguments.files) {
@@ -119,7 +119,7 @@ ExitCode tokenize(const Arguments& arguments) {
 }  // namespace
 
 Command tokenize_command() {
-  const auto arguments = std::make_shared<Arguments>();
+  const auto arguments = std::make_shared<TokenizeArguments>();
   return {.name = "tokenize",
           .summary = "turn text or JSONL into token files",
           .example = "mantissa tokenize --tokenizer byte --format megatron --output tokens --append-eod --eod-id 256 'src/*/*.cpp'",

@@ -47,9 +47,9 @@ class Writer {
       block('[', ']', field.size(), [&](size_t i) { return Entry{field.element(i), below(key, std::to_string(i))}; });
     } else {
       const ordered_json scalar = to_json(field.get());
-      const bool json = field.limits.json && scalar.is_string();
-      out_ += json ? parse_strict_json(scalar.get<std::string>(), field.name, ExitCode::internal).dump()
-                   : scalar.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+      const bool is_json = field.limits.json && scalar.is_string();
+      out_ += is_json ? parse_strict_json(scalar.get<std::string>(), field.name, ExitCode::internal).dump()
+                      : scalar.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
     }
   }
   std::string take() { return std::move(out_); }

@@ -24,7 +24,6 @@ namespace mantissa {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr double kLookSeconds = 0.1;  // between looks at a request to stop
 // A dead job of the same name may have left its file; rank 0 of this one sweeps it when it comes.
 constexpr double kDeadMeetingSeconds = 5;
 constexpr double kRefusedSeconds = 5;  // in which rank 0 of another job may free the port

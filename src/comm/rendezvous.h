@@ -12,6 +12,9 @@
 
 namespace mantissa {
 
+inline constexpr double kLookSeconds = 0.1;    // between looks at a request to stop, and between steps that are told by heartbeats
+inline constexpr double kFarewellSeconds = 1;  // for the last frames of a connection to get out
+
 // How rank 0 tells the ranks of its host a port and a token that it chose: a file of this user's, 0600, named by user, job, attempt and a
 // nonce, so that what a killed job left behind stands in nobody's way: who reads tries all, and only the living one proves its token.
 struct Meeting {

@@ -20,8 +20,6 @@
 namespace mantissa {
 namespace {
 
-constexpr double kFarewellSeconds = 1;     // for the last frames to get out
-constexpr double kLookSeconds = 0.1;       // between looks at a request to stop
 constexpr size_t kBlockSpareBytes = 1024;  // of a gathered block: its key and counts
 constexpr double kLeaveSeconds = 5;        // for the main thread to notice that the job has failed
 

@@ -14,8 +14,7 @@ namespace mantissa {
 namespace {
 
 constexpr double kDroppedLogSeconds = 60;
-constexpr double kFarewellSeconds = 1;  // for the word of a failure to get out
-constexpr double kLateSeconds = 5;      // between the first and the last rank of a start
+constexpr double kLateSeconds = 5;  // between the first and the last rank of a start
 constexpr double kCauseTickSeconds = 0.05;
 constexpr char kStartBarrier[] = ".start";
 

@@ -1,8 +1,7 @@
 // The measurements that run on ranks, as a user starts them.
 #include "launched_training.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::bench_ranks_test {
 
 using test::LaunchedTraining;
 using ::testing::ContainsRegex;
@@ -94,5 +93,4 @@ TEST_F(BenchOnRanks, OfCollectivesNeedsSomebodyToTalkTo) {
   EXPECT_THAT(unwritable.errors, HasSubstr("--json missing/r.jsonl: cannot be opened for writing"));
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::bench_ranks_test

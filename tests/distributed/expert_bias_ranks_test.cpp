@@ -1,8 +1,7 @@
 // Expert biases follow from the choices of all data ranks: their bits are those of one process, at every number of ranks.
 #include "training_on_ranks.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::expert_bias_ranks_test {
 
 using test::TrainedRun;
 
@@ -53,5 +52,4 @@ TEST_F(ExpertBiasOnRanks, GoesOnAtAnotherNumberOfRanks) {
   }
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::expert_bias_ranks_test

@@ -9,8 +9,7 @@
 #include "process.h"
 #include "rank_processes.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::failures_test {
 
 using test::RankProcesses;
 using ::testing::HasSubstr;
@@ -267,5 +266,4 @@ TEST_F(Failures, AConfigOfFourRanksIsRefusedByOneProcess) {
   EXPECT_FALSE(fs::exists(folder_ / "run"));
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::failures_test

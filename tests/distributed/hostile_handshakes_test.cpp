@@ -8,8 +8,7 @@
 #include "launched_training.h"
 #include "raw_connection.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::hostile_handshakes_test {
 
 using test::RawConnection;
 
@@ -148,5 +147,4 @@ TEST_F(HostileHandshakes, ChangeNoLoss) {
   expect_equal("alone", "attacked", steps);
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::hostile_handshakes_test

@@ -1,8 +1,7 @@
 // Models whose layers are divided among processes: training, evaluation, generation and checkpoints as a user starts them.
 #include "launched_training.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::launch_tensor_test {
 
 using ::testing::HasSubstr;
 namespace fs = std::filesystem;
@@ -122,5 +121,4 @@ TEST_F(LaunchedTensorRanks, TrainTheConfigurationThatIsShipped) {
   EXPECT_THAT(mantissa({"verify", "shipped"}).output, HasSubstr("; the codes of 16 weights follow from their masters"));
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::launch_tensor_test

@@ -11,8 +11,7 @@
 
 #include "launched_training.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::launch_train_test {
 
 using ::testing::HasSubstr;
 namespace fs = std::filesystem;
@@ -322,5 +321,4 @@ TEST_F(LaunchedTraining, ADamagedCheckpointEndsAllRanksWithTheCodeOfTheData) {
   for (const std::string rank : {"0", "1"}) EXPECT_THAT(run.errors, ::testing::ContainsRegex("  " + rank + " .* exit code 4"));
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::launch_train_test

@@ -1,8 +1,7 @@
 // Runs that the launchers of others start, as their users do: the losses and the weights of one process. A process alone opens no socket.
 #include "launched_training.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::launchers_test {
 
 bool runs(const std::vector<std::string>& command, const std::string& says) {
   const auto result = test::run_process(command, ".");
@@ -83,5 +82,4 @@ TEST_F(SystemCalls, AProcessAloneOpensNoSocket) {
   EXPECT_GT(sockets_of(together), 0) << "or nothing was traced";
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::launchers_test

@@ -8,8 +8,7 @@
 #include "process.h"
 #include "rank_processes.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::meeting_test {
 
 using test::RankProcesses;
 using ::testing::HasSubstr;
@@ -62,5 +61,4 @@ TEST_F(Meeting, AKilledRankEndsTheOthers) { kill_before_the_last(1); }
 
 TEST_F(Meeting, AKilledRank0EndsTheOthers) { kill_before_the_last(0); }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::meeting_test

@@ -5,8 +5,7 @@
 #include "mantissa/backend/functions.h"
 #include "training_on_ranks.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::param_gather_test {
 
 using test::TrainedRun;
 
@@ -102,5 +101,4 @@ INSTANTIATE_TEST_SUITE_P(, ParamGather,
                                            Case{"mixed_4", 4, {kRows, kMixed, "precision.recipe=mxfp8"}}),
                          [](const auto& c) { return std::string(c.param.name); });
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::param_gather_test

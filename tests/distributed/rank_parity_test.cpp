@@ -2,8 +2,7 @@
 // models so small that some own nothing.
 #include "rank_settings.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::rank_parity_test {
 
 using test::RankSetting;
 using test::TrainedRun;
@@ -90,5 +89,4 @@ TEST_F(OddNumbersOfRanks, AreEqualFromRunToRun) {
   }
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::rank_parity_test

@@ -5,8 +5,7 @@
 #include "thread_ranks.h"
 #include "training.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::ranks_compare_test {
 
 using ::testing::AllOf;
 using ::testing::Each;
@@ -125,5 +124,4 @@ TEST_F(RanksCompare, CompareTheirWeightsAsOftenAsAsked) {
   EXPECT_EQ(always - never, 10 * (twice - never)) << "of 20 steps";
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::ranks_compare_test

@@ -13,8 +13,7 @@
 #include "tensor_runs.h"
 #include "train/live_weights.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::run_exports_test {
 
 using test::TensorLayout;
 using test::TrainedRun;
@@ -320,5 +319,4 @@ TEST_F(RunExports, BytesSent) {
   EXPECT_THAT(errors, ::testing::Each(IsEmpty()));
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::run_exports_test

@@ -1,8 +1,7 @@
 // A checkpoint of any number of ranks loads at any other: what is saved again is the same, and training goes on with the bits of one.
 #include "training_on_ranks.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::save_and_load_test {
 
 using test::TrainedRun;
 
@@ -50,5 +49,4 @@ TEST_P(SaveAndLoad, AtEveryOtherNumberOfRanks) {
 
 INSTANTIATE_TEST_SUITE_P(, SaveAndLoad, ::testing::ValuesIn(kNumbersOfRanks), [](const auto& c) { return text("saved_by_", c.param); });
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::save_and_load_test

@@ -5,8 +5,7 @@
 
 #include "signal_trials.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::signals_test {
 
 namespace fs = std::filesystem;
 using test::BackgroundProcess;
@@ -180,5 +179,4 @@ TEST_F(SignalThreads, AMainThreadStuckInAGemmReportsWhoCalledIt) {
   EXPECT_THAT(run.output(), Not(HasSubstr("does not say")));
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::signals_test

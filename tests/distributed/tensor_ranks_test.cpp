@@ -1,8 +1,7 @@
 // Runs whose layers are divided among ranks, here threads of one process, start from the weights of a run alone and learn what it learns.
 #include "tensor_runs.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::tensor_ranks_test {
 
 using test::TensorLayout;
 using test::TrainedRun;
@@ -86,5 +85,4 @@ TEST_F(TensorRanksRefused, WhereHeadsOrBlocksCannotBeDivided) {
               HasSubstr("needs a padded vocabulary in multiples of 64, 32 for each rank of parallel.tensor, got 32"));
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::tensor_ranks_test

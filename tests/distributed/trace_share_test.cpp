@@ -1,8 +1,7 @@
 // scripts/trace_share.py on what a launched run wrote.
 #include "launched_training.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::trace_share_test {
 
 using ::testing::HasSubstr;
 
@@ -51,5 +50,4 @@ TEST_F(TraceShare, NeedsTraces) {
   EXPECT_THAT(told.errors, HasSubstr("empty: no trace-rank*.json; train with --set 'training.trace="));
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::trace_share_test

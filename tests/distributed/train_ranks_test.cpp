@@ -5,8 +5,7 @@
 #include "mantissa/train/run_metrics.h"
 #include "training_on_ranks.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::train_ranks_test {
 
 using test::TrainedRun;
 using ::testing::Each;
@@ -233,5 +232,4 @@ TEST_F(RanksTogether, RefuseAJobOfAnotherSizeThanTheConfigAsksFor) {
                                       "mantissa launch --nproc-per-node 4"));
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::train_ranks_test

@@ -7,8 +7,7 @@
 #include "mantissa/comm/comm_queue.h"
 #include "process_ranks.h"
 
-namespace mantissa::test {
-namespace {
+namespace mantissa::test::ucx_test {
 
 using ::testing::AllOf;
 using ::testing::Each;
@@ -244,5 +243,4 @@ TEST(UcxStart, ARankThatDiedBeforeItWasReachedIsLost) {
   }
 }
 
-}  // namespace
-}  // namespace mantissa::test
+}  // namespace mantissa::test::ucx_test

@@ -10,8 +10,7 @@
 #include "fuzz/targets.h"
 #include "mantissa/base/rng.h"
 
-namespace mantissa::test {
-namespace {
+namespace mantissa::test::fuzz_test {
 
 using fuzz::kTargets;
 using fuzz::Named;
@@ -95,5 +94,4 @@ TEST(FuzzTargets, ABrokenPromiseIsThrown) {
   EXPECT_FALSE(fuzz::accepted([] { fail(ExitCode::data, "a reason that is long"); }));
 }
 
-}  // namespace
-}  // namespace mantissa::test
+}  // namespace mantissa::test::fuzz_test

@@ -8,8 +8,7 @@
 #include "process.h"
 #include "training.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::command_line_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -31,6 +30,30 @@ class CommandLine : public test::TrainingTest {
     EXPECT_THAT(refused.errors, HasSubstr(message)) << ::testing::PrintToString(arguments);
   }
 };
+
+TEST_F(CommandLine, MistakesAreUsageErrorsWithASuggestion) {
+  EXPECT_THAT(mantissa({"trian"}).errors, HasSubstr("did you mean 'train'?"));
+  EXPECT_THAT(mantissa({"config", "chekc"}).errors, HasSubstr("did you mean 'check'?"));
+  for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{{},
+                                                                                     {"trian"},
+                                                                                     {"config"},
+                                                                                     {"config", "check"},
+                                                                                     {"config", "check", "none.json"},
+                                                                                     {"config", "schema", "--no-such"},
+                                                                                     {"--no-such"}}) {
+    EXPECT_EQ(mantissa(words).exit_code, 2) << ::testing::PrintToString(words);
+  }
+  EXPECT_EQ(mantissa({"--version"}).exit_code, 0);
+}
+
+TEST_F(CommandLine, EverySubcommandHelpsWithAnExample) {
+  const std::vector<std::string> names = {"train", "eval", "generate", "tokenize", "inspect", "verify", "bench", "doctor", "config"};
+  for (const std::string& name : names) {
+    const test::ProcessResult result = mantissa({name, "--help"});
+    EXPECT_EQ(result.exit_code, 0) << name;
+    EXPECT_THAT(result.output, HasSubstr("Example:\n  mantissa " + name));
+  }
+}
 
 TEST_F(CommandLine, AnOptionWithNothingBehindItsEqualsSignTakesNoOtherWord) {
   expect_refused({"export", "run", "--output=", "--weights=packed"}, "--output=: there is no value");
@@ -233,5 +256,4 @@ TEST_F(CommandLine, MistakesOfLaunchAreRefusedBeforeAnythingRuns) {
   EXPECT_EQ(mantissa({"launch", "--nproc-per-node", "2"}).exit_code, 2) << "no command";
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::command_line_test

@@ -9,8 +9,7 @@
 #include "process.h"
 #include "training.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::commands_test {
 
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
@@ -396,5 +395,4 @@ TEST_F(CommandsTest, HelpShowsExamplesInLinesOfTheirOwn) {
   EXPECT_THAT(help.substr(option, help.find('\n', option) - option), HasSubstr("\\n")) << "the default, in its line";
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::commands_test

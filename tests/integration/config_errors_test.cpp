@@ -9,8 +9,7 @@
 #include "mantissa/train/config.h"
 #include "process.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::config_errors_test {
 
 using test::ProcessResult;
 using test::read_file;
@@ -157,32 +156,6 @@ TEST(ConfigErrors, AModuleOfCodesMayComputeInFp32AndBeExportedInBf16) {
   EXPECT_EQ(result.exit_code, 0) << result.errors;
 }
 
-TEST(CommandLine, MistakesAreUsageErrorsWithASuggestion) {
-  const TemporaryFolder folder;
-  EXPECT_THAT(run_mantissa({"trian"}, folder.path()).errors, HasSubstr("did you mean 'train'?"));
-  EXPECT_THAT(run_mantissa({"config", "chekc"}, folder.path()).errors, HasSubstr("did you mean 'check'?"));
-  for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{{},
-                                                                                     {"trian"},
-                                                                                     {"config"},
-                                                                                     {"config", "check"},
-                                                                                     {"config", "check", "none.json"},
-                                                                                     {"config", "schema", "--no-such"},
-                                                                                     {"--no-such"}}) {
-    EXPECT_EQ(run_mantissa(words, folder.path()).exit_code, 2) << ::testing::PrintToString(words);
-  }
-  EXPECT_EQ(run_mantissa({"--version"}, folder.path()).exit_code, 0);
-}
-
-TEST(CommandLine, EverySubcommandHelpsWithAnExample) {
-  const TemporaryFolder folder;
-  const std::vector<std::string> names = {"train", "eval", "generate", "tokenize", "inspect", "verify", "bench", "doctor", "config"};
-  for (const std::string& name : names) {
-    const ProcessResult result = run_mantissa({name, "--help"}, folder.path());
-    EXPECT_EQ(result.exit_code, 0) << name;
-    EXPECT_THAT(result.output, HasSubstr("Example:\n  mantissa " + name));
-  }
-}
-
 // The most memory that a process of this test has held so far, in bytes.
 size_t most_resident() {
   rusage usage{};
@@ -271,5 +244,4 @@ TEST(Schema, AcceptsWhatIsShippedAndRefusesWhatIsBroken) {
   }
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::config_errors_test

@@ -3,8 +3,7 @@
 
 #include "process.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::conformance_test {
 
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
@@ -87,5 +86,4 @@ TEST_F(Conformance, AFolderWithoutGoldenFilesIsAUsageErrorAndABrokenManifestADat
   EXPECT_THAT(result.errors, HasSubstr("manifest.json: files[0]: has no \"file\""));
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::conformance_test

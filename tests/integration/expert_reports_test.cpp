@@ -11,8 +11,7 @@
 #include "mantissa/train/run_metrics.h"
 #include "training_on_ranks.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::expert_reports_test {
 
 using nlohmann::json;
 using test::error_of;
@@ -299,5 +298,4 @@ TEST_F(ExpertErrors, GoToTensorBoard) {
   EXPECT_THAT(events, Not(HasSubstr("precision/layers.1.attn.qkv/weight/worst_expert_sqnr_db")));
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::expert_reports_test

@@ -11,8 +11,7 @@
 #include "thread_ranks.h"
 #include "training.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::experts_test {
 
 using test::TrainedRun;
 using ::testing::HasSubstr;
@@ -387,5 +386,4 @@ TEST_F(Experts, AreRefusedWhereTheyCannotBe) {
               HasSubstr("moe.experts.gate_up does not fit its recipe: out 48 of part gate is not a multiple of 32"));
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::experts_test

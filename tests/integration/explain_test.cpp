@@ -10,8 +10,7 @@
 #include "mantissa/base/text.h"
 #include "process.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::explain_test {
 
 using nlohmann::json;
 using test::ProcessResult;
@@ -325,5 +324,4 @@ TEST(Explain, ShippedRecipesFitTheShippedConfigurations) {
   }
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::explain_test

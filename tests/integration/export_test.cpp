@@ -4,17 +4,15 @@
 #include "mantissa/io/checkpoint_diff.h"
 #include "train/config_differences.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::export_test {
 
+using test::Exports;
 using test::FamilyFolder;
 using test::kShape;
 using test::Trained;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-class Exports : public test::ExportTest {};
 
 class Unchanged : public Exports, public ::testing::WithParamInterface<const char*> {};
 
@@ -374,5 +372,4 @@ TEST_F(Exports, TrainingStartsFromWhatWasImported) {
   EXPECT_THAT(error.what(), HasSubstr("checkpoint.init_from"));
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::export_test

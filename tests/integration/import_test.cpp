@@ -2,8 +2,7 @@
 #include "exports.h"
 #include "mantissa/io/checkpoint_search.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::import_test {
 
 using test::FamilyFolder;
 using test::kShape;
@@ -243,5 +242,4 @@ TEST_F(ImportedTokenizer, IsLeftBehindWhereItMayChange) {
             ExitCode::usage);
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::import_test

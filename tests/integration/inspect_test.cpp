@@ -7,8 +7,7 @@
 #include "checkpoint_testing.h"
 #include "process.h"
 
-namespace mantissa::test {
-namespace {
+namespace mantissa::test::inspect_test {
 
 using ::testing::HasSubstr;
 
@@ -105,5 +104,4 @@ TEST_F(InspectTest, HelpShowsAnExample) {
   }
 }
 
-}  // namespace
-}  // namespace mantissa::test
+}  // namespace mantissa::test::inspect_test

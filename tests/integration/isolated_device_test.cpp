@@ -10,8 +10,7 @@
 #include "mantissa/train/training_step.h"
 #include "training.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::isolated_device_test {
 
 using test::IsolatedDevice;
 using test::TrainingTest;
@@ -133,5 +132,4 @@ TEST(IsolatedDevice, EndsWhoTouchesItsMemory) {
   EXPECT_DEATH(std::fprintf(stderr, "%d", static_cast<int>(*tensor.device_bytes())), "");
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::isolated_device_test

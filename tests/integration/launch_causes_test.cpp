@@ -4,8 +4,7 @@
 
 #include "launcher.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::launch_causes_test {
 
 using test::LaunchTest;
 using ::testing::ContainsRegex;
@@ -109,5 +108,4 @@ TEST_F(LaunchTest, RanksThatWereAllStoppedHaveNotFailed) {
   EXPECT_THAT(one.errors, HasSubstr("rank 1 failed first: exit code 7"));
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::launch_causes_test

@@ -3,8 +3,7 @@
 
 #include "launcher.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::launch_memory_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -88,5 +87,4 @@ TEST_F(LaunchMemory, WhereTheKernelDoesNotSayADeathBeforeANewStepCounts) {
   EXPECT_EQ(other.exit_code, 0) << other.errors;
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::launch_memory_test

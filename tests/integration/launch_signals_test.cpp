@@ -4,8 +4,7 @@
 
 #include "launcher.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::launch_signals_test {
 
 using test::LaunchTest;
 using ::testing::HasSubstr;
@@ -97,5 +96,4 @@ TEST_F(LaunchTest, AStoppedWorkerIsNotWaitedFor) {
   EXPECT_LT(test::Clock::now() - start, std::chrono::seconds(25)) << "and not for the grace of 30 s";
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::launch_signals_test

@@ -6,8 +6,7 @@
 
 #include "launcher.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::launch_test {
 
 using test::Clock;
 using test::eventually;
@@ -236,5 +235,4 @@ TEST_F(LaunchTest, CoresAreCounted) {
   EXPECT_THAT(run.output, HasSubstr("[rank0]:as many\n"));
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::launch_test

@@ -11,8 +11,7 @@
 #include "mantissa/train/generate.h"
 #include "training.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::loaded_weights_test {
 
 using nlohmann::json;
 using test::error_of;
@@ -245,5 +244,4 @@ TEST_F(SavedConfig, ThatAllowsLongSequencesTakesNoMemoryForThem) {
   EXPECT_LT(peak_resident_bytes() - before, 64 << 20);
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::loaded_weights_test

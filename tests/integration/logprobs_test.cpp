@@ -9,8 +9,7 @@
 #include "process.h"
 #include "training.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::logprobs_test {
 
 using nlohmann::json;
 using ::testing::HasSubstr;
@@ -153,5 +152,4 @@ TEST_F(LogprobsTest, AModelWithoutATokenizerTakesIds) {
   EXPECT_EQ(output({"generate", run_folder("ids"), "--prompt-ids", "1 2 3", "--max-new-tokens", "1"}).substr(0, 6), "1 2 3 ");
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::logprobs_test

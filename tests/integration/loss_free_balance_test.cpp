@@ -11,8 +11,7 @@
 #include "process.h"
 #include "training.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::loss_free_balance_test {
 
 using nlohmann::json;
 using test::TrainedRun;
@@ -276,5 +275,4 @@ TEST_F(LossFreeBalance, CountsAsABufferAndNotAsParameters) {
   EXPECT_EQ(plan("1e-3").hash(), plan("0").hash());
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::loss_free_balance_test

@@ -11,8 +11,7 @@
 #include "mantissa/train/training_step.h"
 #include "training.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::metrics_test {
 
 using nlohmann::json;
 
@@ -179,5 +178,4 @@ TEST_F(MetricsTest, ALongRunIsToldInSharesOfTheRateOfProductsThatItMeasured) {
   EXPECT_NEAR(rate, later, 1e-9 * rate) << "one measurement for the run";
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::metrics_test

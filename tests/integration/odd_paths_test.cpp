@@ -7,8 +7,7 @@
 #include "process.h"
 #include "training.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::odd_paths_test {
 
 using ::testing::HasSubstr;
 
@@ -108,5 +107,4 @@ TEST_F(OddPaths, FolderThatIsGoneIsNoInternalError) {
   EXPECT_EQ(run.exit_code, 2) << run.errors;
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::odd_paths_test

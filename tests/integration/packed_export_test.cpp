@@ -2,16 +2,14 @@
 #include "exports.h"
 #include "train/config_differences.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::packed_export_test {
 
+using test::Exports;
 using test::FamilyFolder;
 using test::kShape;
 using test::logits_of;
 using test::Trained;
 using ::testing::HasSubstr;
-
-class Exports : public test::ExportTest {};
 
 class Packed : public Exports, public ::testing::WithParamInterface<Trained> {};
 
@@ -330,5 +328,4 @@ TEST_F(Exports, WhatNoServerReadsIsRefusedByModuleAndRule) {
   }
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::packed_export_test

@@ -7,8 +7,7 @@
 #include "mantissa/train/training_step.h"
 #include "training.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::padding_test {
 
 using test::read_file;
 using ::testing::Each;
@@ -152,5 +151,4 @@ INSTANTIATE_TEST_SUITE_P(, Padding,
                                                  "model.intermediate_size=64"}}),
                          [](const auto& c) { return std::string(c.param.name); });
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::padding_test

@@ -8,8 +8,7 @@
 #include "thread_ranks.h"
 #include "training.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::random_settings_test {
 
 using Values = std::vector<std::string>;
 
@@ -223,5 +222,4 @@ TEST_F(RandomSettings, BiasesMayHaveAnotherComputeTypeThanActivations) {
   }
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::random_settings_test

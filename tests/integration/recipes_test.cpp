@@ -10,8 +10,7 @@
 #include "mantissa/train/precision_setup.h"
 #include "training.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::recipes_test {
 
 using test::error_of;
 using test::TrainedRun;
@@ -322,5 +321,4 @@ TEST_F(Plans, ANanWeightIsNotLaunderedByFakeQuantisation) {
   EXPECT_EQ(to_host<int32_t>(model.parameters().nonfinite()), std::vector{0});
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::recipes_test

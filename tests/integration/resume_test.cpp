@@ -5,8 +5,7 @@
 
 #include "training.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::resume_test {
 
 using test::error_of;
 using test::TrainedRun;
@@ -346,5 +345,4 @@ TEST_F(ResumeTest, AnotherProcessInTheFolderIsRefusedBeforeAnythingChanges) {
   EXPECT_EQ(test::read_file(run_folder("locked") + "/run.json"), record);
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::resume_test

@@ -10,8 +10,7 @@
 #include "mantissa/base/log.h"
 #include "training.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::run_state_test {
 
 using test::error_of;
 using test::read_file;
@@ -209,5 +208,4 @@ TEST_F(RunState, ResumeSaysWhichSettingsAndWhetherTheBuildChanged) {
   EXPECT_THAT(changed, HasSubstr("the checkpoint was written by another build (an old compiler; this one: "));
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::run_state_test

@@ -14,8 +14,7 @@
 #include "mantissa/train/precision_setup.h"
 #include "mantissa/train/training_step.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::shipped_configs_test {
 
 namespace fs = std::filesystem;
 
@@ -134,5 +133,4 @@ INSTANTIATE_TEST_SUITE_P(, ShippedConfig, ::testing::ValuesIn(shipped_configs())
   return name;
 });
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::shipped_configs_test

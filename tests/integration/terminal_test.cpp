@@ -4,8 +4,7 @@
 #include "process.h"
 #include "training.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::terminal_test {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -149,5 +148,4 @@ TEST_F(ReaderThatDoesNotRead, GetsAllThatALauncherShowsOnceItReads) {
   }
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::terminal_test

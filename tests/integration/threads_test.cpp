@@ -4,8 +4,7 @@
 #include "mantissa/base/parallel.h"
 #include "training.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::threads_test {
 
 class ThreadsTest : public test::TrainingTest {
  protected:
@@ -40,5 +39,4 @@ TEST_F(ThreadsTest, AsManyTrainAsTheConfigSays) {
   EXPECT_EQ(three.process, five.process) << "they sleep until they are wanted again";
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::threads_test

@@ -8,8 +8,7 @@
 #include "mantissa/data/token_file.h"
 #include "process.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::tokenize_test {
 
 using test::write_file;
 using ::testing::ElementsAre;
@@ -96,5 +95,4 @@ TEST_F(TokenizeTest, HelpShowsAnExample) {
   EXPECT_THAT(outcome.output, HasSubstr("mantissa tokenize --tokenizer byte"));
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::tokenize_test

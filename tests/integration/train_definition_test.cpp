@@ -5,8 +5,7 @@
 #include "plain_gpt.h"
 #include "training.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::train_definition_test {
 
 constexpr int32_t kEnd = 0;  // ends a document
 
@@ -73,5 +72,4 @@ TEST_F(TrainDefinition, DocumentOptionsActOnTrainingAndValidation) {
   }
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::train_definition_test

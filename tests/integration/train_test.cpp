@@ -11,8 +11,7 @@
 #include "mantissa/train/generate.h"
 #include "training.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::train_test {
 
 using test::error_of;
 using test::read_file;
@@ -306,5 +305,4 @@ TEST_F(TrainTest, StopsAfterTheLimitOfStepsThatAreNotFiniteWithoutAnotherSave) {
   EXPECT_FALSE(std::filesystem::exists(checkpoint("poisoned", 4)));
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::train_test

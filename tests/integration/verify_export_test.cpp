@@ -3,8 +3,7 @@
 #include "process.h"
 #include "reliability/fault_injection.h"
 
-namespace mantissa::test {
-namespace {
+namespace mantissa::test::verify_export_test {
 
 using ::testing::AllOf;
 using ::testing::Each;
@@ -318,5 +317,4 @@ TEST_F(Verify, AByteThatChangesOnTheDiskIsFoundBeforeTheFolderHasItsName) {
     EXPECT_THAT(entry.path().filename().string(), ::testing::AnyOf("runs", "text.txt"));
 }
 
-}  // namespace
-}  // namespace mantissa::test
+}  // namespace mantissa::test::verify_export_test

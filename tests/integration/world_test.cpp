@@ -6,8 +6,7 @@
 #include "mantissa/base/text.h"
 #include "process.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::world_test {
 
 using nlohmann::json;
 using test::ProcessResult;
@@ -215,5 +214,4 @@ TEST_F(World, RankWithoutWorldSizeIsRefusedByCommandsOfManyRanks) {
   }
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::world_test

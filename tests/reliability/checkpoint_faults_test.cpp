@@ -15,8 +15,7 @@
 #include "mantissa/base/rng.h"
 #include "reliability/fault_injection.h"
 
-namespace mantissa::test {
-namespace {
+namespace mantissa::test::checkpoint_faults_test {
 
 namespace fs = std::filesystem;
 using ::testing::AnyOf;
@@ -362,5 +361,4 @@ TEST_F(CheckpointFaults, TheFolderIsFreeAfterAProperEnd) {
   EXPECT_EQ(log().find("taken over"), std::string::npos) << log();
 }
 
-}  // namespace
-}  // namespace mantissa::test
+}  // namespace mantissa::test::checkpoint_faults_test

@@ -8,8 +8,7 @@
 #include "reliability/fault_injection.h"
 #include "training.h"
 
-namespace mantissa::test {
-namespace {
+namespace mantissa::test::checkpoint_reads_test {
 
 using ::testing::HasSubstr;
 
@@ -121,5 +120,4 @@ TEST_F(ResumeReads, ASingleErrorInAShardCostsNoStep) {
   EXPECT_GT(taken, 2);
 }
 
-}  // namespace
-}  // namespace mantissa::test
+}  // namespace mantissa::test::checkpoint_reads_test

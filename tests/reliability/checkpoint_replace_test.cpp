@@ -9,8 +9,7 @@
 #include "checkpoint_testing.h"
 #include "reliability/fault_injection.h"
 
-namespace mantissa::test {
-namespace {
+namespace mantissa::test::checkpoint_replace_test {
 
 namespace fs = std::filesystem;
 using ::testing::AnyOf;
@@ -154,5 +153,4 @@ TEST_P(Replacing, ANewStateThatCannotBeReadBackGivesItsPlaceToTheOldOne) {
   EXPECT_THAT(log(), HasSubstr("step-00000003: set aside as .bad-"));
 }
 
-}  // namespace
-}  // namespace mantissa::test
+}  // namespace mantissa::test::checkpoint_replace_test

@@ -7,8 +7,7 @@
 #include "files.h"
 #include "mantissa/train/config.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::config_mutation_test {
 
 using nlohmann::json;
 using test::error_of;
@@ -142,5 +141,4 @@ TEST(ConfigMutation, EveryTruncationOfAShippedConfigIsRefused) {
   for (size_t length = 0; length <= end; ++length) EXPECT_THAT(errors_of(whole.substr(0, length)), HasSubstr("(c.json:")) << length;
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::config_mutation_test

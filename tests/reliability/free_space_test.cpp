@@ -5,8 +5,7 @@
 #include "mantissa/base/file.h"
 #include "reliability/fault_injection.h"
 
-namespace mantissa::test {
-namespace {
+namespace mantissa::test::free_space_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -51,5 +50,4 @@ TEST_F(FreeSpace, SaveWithoutRoomIsRefusedBeforeItWritesAndTheNextOneWorks) {
   EXPECT_EQ(newest(), 2);
 }
 
-}  // namespace
-}  // namespace mantissa::test
+}  // namespace mantissa::test::free_space_test

@@ -11,8 +11,7 @@
 #include "process.h"
 #include "training.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::limits_test {
 
 using ::testing::HasSubstr;
 
@@ -148,5 +147,4 @@ TEST_F(ProcessLimit, HoldsForTheThreadsOfALibrary) {
   EXPECT_THAT(run->errors, HasSubstr("thread 4 of 4 of the library cannot be started: "));
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::limits_test

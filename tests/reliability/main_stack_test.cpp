@@ -13,8 +13,7 @@
 #include "mantissa/base/alternate_stack.h"
 #include "mantissa/base/generated_call.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::main_stack_test {
 
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
@@ -87,7 +86,7 @@ TEST_F(MainStack, InGeneratedCodeItIsThatOfTheCall) {
 
 TEST_F(MainStack, InOtherGeneratedCodeItEndsThereAndWritesNothingElse) {
   const std::string stack = written(false);
-  EXPECT_THAT(stack, HasSubstr("main_stack_test(")) << "the handler";
+  EXPECT_THAT(stack, HasSubstr("reliability_tests(")) << "the handler";
   EXPECT_THAT(stack, Not(HasSubstr("called by")));
   expect_untouched();
 }
@@ -99,8 +98,10 @@ TEST_F(MainStack, ElsewhereItIsThatOfTheThread) {
   const std::string stack = ::testing::internal::GetCapturedStderr();
   EXPECT_THAT(stack, Not(HasSubstr("called by")));
   EXPECT_THAT(stack, HasSubstr("__libc_start_main"));
-  EXPECT_THAT(stack, ContainsRegex("main_stack_test\\(\\+0x[0-9a-f]+\\) mantissa::.*ElsewhereItIsThatOfTheThread_Test::TestBody\\(\\)\n"));
-  EXPECT_THAT(stack, ContainsRegex("main_stack_test\\(\\+0x[0-9a-f]+\\) testing::UnitTest::Run\\(\\)\n|libgtest.* testing::UnitTest::Run"));
+  EXPECT_THAT(stack,
+              ContainsRegex("reliability_tests\\(\\+0x[0-9a-f]+\\) mantissa::.*ElsewhereItIsThatOfTheThread_Test::TestBody\\(\\)\n"));
+  EXPECT_THAT(stack,
+              ContainsRegex("reliability_tests\\(\\+0x[0-9a-f]+\\) testing::UnitTest::Run\\(\\)\n|libgtest.* testing::UnitTest::Run"));
 }
 
 TEST_F(MainStack, AThreadThatHandlesNoSignalsDoesNotSay) {
@@ -124,5 +125,4 @@ TEST_F(MainStack, ItTakesASignalThatWasBlocked) {
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::main_stack_test

@@ -2,8 +2,7 @@
 #include "exports.h"
 #include "reliability/fault_injection.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::model_files_test {
 
 namespace fs = std::filesystem;
 using test::arm_fault;
@@ -157,5 +156,4 @@ TEST_F(ModelFiles, AnExportThatCannotBeMadeDoesNotEndTraining) {
   EXPECT_NE(saves[1].exported, "");
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::model_files_test

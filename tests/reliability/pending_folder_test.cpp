@@ -12,8 +12,7 @@
 #include "mantissa/base/file.h"
 #include "reliability/fault_injection.h"
 
-namespace mantissa::test {
-namespace {
+namespace mantissa::test::pending_folder_test {
 
 namespace fs = std::filesystem;
 using ::testing::Contains;
@@ -200,5 +199,4 @@ TEST_P(PendingFolders, WhatAppearedMeanwhileIsNotReplaced) {
   }
 }
 
-}  // namespace
-}  // namespace mantissa::test
+}  // namespace mantissa::test::pending_folder_test

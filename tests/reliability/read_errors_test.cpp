@@ -5,8 +5,7 @@
 #include "mantissa/train/run_metrics.h"
 #include "training.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::read_errors_test {
 
 using ::testing::HasSubstr;
 
@@ -32,5 +31,4 @@ TEST_F(ReadErrors, OfWhatTheUserNamedAreTheEnvironments) {
   expect_environment("text.txt", [&] { File::open_input(folder_ / "text.txt").content(1 << 20); });
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::read_errors_test

@@ -5,8 +5,7 @@
 #include "process.h"
 #include "training.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::read_only_disk_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -122,5 +121,4 @@ TEST_F(Disk, ThatIsFullBeforeTheFirstStepIsOfTheEnvironment) {
   }
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::read_only_disk_test

@@ -6,8 +6,7 @@
 #include "reliability/fault_injection.h"
 #include "training.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::run_start_test {
 
 namespace fs = std::filesystem;
 using test::error_of;
@@ -94,5 +93,4 @@ TEST_F(RunStart, MetricsWithoutCheckpointsDoNotKeepAutoFromStarting) {
   EXPECT_EQ(run("mine", {"checkpoint.resume=auto"}).steps.size(), 20U);
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::run_start_test

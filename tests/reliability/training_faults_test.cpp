@@ -9,8 +9,7 @@
 #include "process.h"
 #include "training.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::training_faults_test {
 
 using test::read_file;
 using test::TrainedRun;
@@ -238,5 +237,4 @@ TEST_F(TrainingFaults, StopWithoutAGoodCheckpointIsNot75) {
   EXPECT_EQ(run(config("lost"), stop).summary.exit, ExitCode::storage);
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::training_faults_test

@@ -9,8 +9,7 @@
 #include "mantissa/tensor/quantized_tensor.h"
 #include "slow_formats.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::formats_exhaustive_test {
 
 // How many of the inputs in [0, count) fail `holds`; `first` is one of them.
 template <class Holds>
@@ -55,5 +54,4 @@ TEST_P(Exhaustive, EveryFp32AmaxGivesTheScaleOfTheDefinitionUnderEveryRule) {
 INSTANTIATE_TEST_SUITE_P(Formats, Exhaustive, ::testing::Values(Format::e4m3, Format::e5m2, Format::e2m1),
                          [](const auto& c) { return std::string(format_name(c.param)); });
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::formats_exhaustive_test

@@ -2,8 +2,7 @@
 #include "backend/cpu/gemm_engine.h"
 #include "gemm_shapes.h"
 
-namespace mantissa::test {
-namespace {
+namespace mantissa::test::gemm_many_shapes_test {
 
 class GemmManyShapes : public ::testing::TestWithParam<uint32_t> {};
 
@@ -15,5 +14,4 @@ TEST_P(GemmManyShapes, GiveTheProductOfTheReference) {
 
 INSTANTIATE_TEST_SUITE_P(, GemmManyShapes, ::testing::Range(0U, 18U));
 
-}  // namespace
-}  // namespace mantissa::test
+}  // namespace mantissa::test::gemm_many_shapes_test

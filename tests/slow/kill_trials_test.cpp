@@ -12,8 +12,7 @@
 #include "process.h"
 #include "rank_processes.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::kill_trials_test {
 
 namespace fs = std::filesystem;
 using test::RankProcesses;
@@ -163,5 +162,4 @@ TEST_F(KillTrials, TheOthersLeaveAndTheRunContinuesBitForBit) {
   std::cout << '\n';
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::kill_trials_test

@@ -2,8 +2,7 @@
 // several buckets.
 #include "rank_settings.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::rank_parity_matrix_test {
 
 using test::TrainedRun;
 
@@ -58,5 +57,4 @@ TEST_F(SeveralBuckets, OfCodesHaveTheBitsOfOne) {
                           "model.tie_word_embeddings=true", "training.recompute=selective"});
 }
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::rank_parity_matrix_test

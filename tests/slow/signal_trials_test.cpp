@@ -4,8 +4,7 @@
 
 #include "mantissa/base/integers.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::signal_trials_test {
 
 using test::SignalCase;
 using test::SignalTrials;
@@ -23,5 +22,4 @@ INSTANTIATE_TEST_SUITE_P(, SignalTrials,
                                            SignalCase{"native_alone", "ALL", 1}, SignalCase{"native_ranks", "ALL", 2}),
                          test::case_name);
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::signal_trials_test

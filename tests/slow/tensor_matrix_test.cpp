@@ -1,8 +1,7 @@
 // Runs of 20 steps whose layers are divided among ranks: every layout of the recipes that are divided, and each that loads another's save.
 #include "tensor_runs.h"
 
-namespace mantissa {
-namespace {
+namespace mantissa::tensor_matrix_test {
 
 std::vector<test::TensorCase> cases() {
   std::vector<test::TensorCase> out = test::tensor_cases();
@@ -26,5 +25,4 @@ TEST_P(TensorMatrix, SavesAfterTwentyStepsWhatAnyOtherLayoutLoads) {
 
 INSTANTIATE_TEST_SUITE_P(, TensorMatrix, ::testing::ValuesIn(cases()), [](const auto& c) { return std::string(c.param.name); });
 
-}  // namespace
-}  // namespace mantissa
+}  // namespace mantissa::tensor_matrix_test

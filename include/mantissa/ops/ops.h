@@ -1,6 +1,6 @@
 // Differentiable operations: forward and gradient stand side by side in src/ops/<op>.cpp. Every function computes at once and, under a
 // Tape::Scope, records its gradient. Weights that are leaves receive their gradients in place. Each has a numeric gradient check in
-// tests/ops_gradient_test.cpp; a test fails when one is missing.
+// tests/ops/ops_gradient_test.cpp; a test fails when one is missing.
 #pragma once
 
 #include <memory>

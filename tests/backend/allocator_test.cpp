@@ -1,0 +1,128 @@
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "backend/caching_allocator.h"
+
+// Sanitizers end the process on impossible sizes unless told to fail as the system does.
+extern "C" const char* __asan_default_options() { return "allocator_may_return_null=1"; }
+extern "C" const char* __tsan_default_options() { return "allocator_may_return_null=1"; }
+
+namespace mantissa::allocator_test {
+
+bool aligned(const std::shared_ptr<std::byte>& block) { return reinterpret_cast<uintptr_t>(block.get()) % 64 == 0; }
+
+TEST(CachingAllocator, BlocksAreAlignedDistinctAndAsLargeAsAsked) {
+  const auto allocator = std::make_shared<CachingAllocator>(host_memory_source());
+  std::vector<std::shared_ptr<std::byte>> blocks;
+  const std::vector<int64_t> sizes{0, 1, 63, 64, 65, 1000, 4097, 70001, 3000000};
+  for (const int64_t size : sizes) {
+    blocks.push_back(allocator->allocate(size));
+    ASSERT_NE(blocks.back(), nullptr) << size;
+    EXPECT_TRUE(aligned(blocks.back())) << size;
+    std::memset(blocks.back().get(), static_cast<int>(blocks.size()), static_cast<size_t>(size));
+  }
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    for (int64_t at = 0; at < sizes[i]; ++at) ASSERT_EQ(blocks[i].get()[at], static_cast<std::byte>(i + 1)) << "blocks overlap";
+  }
+}
+
+TEST(CachingAllocator, SizeClassesLoseAtMostAnEighth) {
+  for (int64_t bytes = 1; bytes < (int64_t{1} << 40); bytes = bytes * 9 / 8 + 1) {
+    const int64_t size = CachingAllocator::size_class(bytes);
+    EXPECT_GE(size, bytes);
+    EXPECT_LE(size - bytes, std::max<int64_t>(63, bytes / 8)) << bytes;
+    EXPECT_EQ(size % 64, 0) << bytes;
+    EXPECT_EQ(CachingAllocator::size_class(size), size) << "a size class is its own";
+  }
+  EXPECT_EQ(CachingAllocator::size_class(0), 64);
+  EXPECT_EQ(CachingAllocator::size_class(int64_t{1} << 20), int64_t{1} << 20);
+}
+
+// What a training step does: the same requests in the same order, with handles of several lifetimes.
+void step(CachingAllocator& allocator) {
+  std::vector<std::shared_ptr<std::byte>> saved;
+  for (const int64_t bytes : {5000, 123456, 5000, 64, 999999, 5000}) {
+    const auto scratch = allocator.allocate(bytes * 2);
+    saved.push_back(allocator.allocate(bytes));
+    if (saved.size() % 2 == 0) saved.erase(saved.begin());
+  }
+}
+
+TEST(CachingAllocator, ALoopStopsAskingTheSystemAfterItsFirstRound) {
+  const auto allocator = std::make_shared<CachingAllocator>(host_memory_source());
+  step(*allocator);
+  const AllocatorStats warm = allocator->stats();
+  EXPECT_GT(warm.system_calls, 0);
+  for (int i = 0; i < 100; ++i) step(*allocator);
+  const AllocatorStats later = allocator->stats();
+  EXPECT_EQ(later.system_calls, warm.system_calls);
+  EXPECT_EQ(later.reserved, warm.reserved);
+  EXPECT_EQ(later.peak_in_use, warm.peak_in_use);
+  EXPECT_EQ(later.in_use, 0);
+}
+
+TEST(CachingAllocator, CountsWhatIsInUseAndHeld) {
+  const auto allocator = std::make_shared<CachingAllocator>(host_memory_source());
+  auto a = allocator->allocate(1024), b = allocator->allocate(2048);
+  const auto also_a = a;
+  EXPECT_EQ(allocator->stats().in_use, 3072);
+  a.reset();
+  EXPECT_EQ(allocator->stats().in_use, 3072) << "another handle is left";
+  b.reset();
+  EXPECT_EQ(allocator->stats().in_use, 1024);
+  EXPECT_EQ(allocator->stats().peak_in_use, 3072);
+  EXPECT_EQ(allocator->stats().reserved, 3072);
+  EXPECT_EQ(allocator->stats().system_calls, 2);
+}
+
+TEST(CachingAllocator, ABlockOutlivesItsOwnersLastReference) {
+  auto allocator = std::make_shared<CachingAllocator>(host_memory_source());
+  const std::weak_ptr<CachingAllocator> watched = allocator;
+  auto block = allocator->allocate(1000);
+  allocator.reset();
+  std::memset(block.get(), 1, 1000);
+  EXPECT_FALSE(watched.expired());
+  block.reset();
+  EXPECT_TRUE(watched.expired());
+}
+
+TEST(CachingAllocator, ExhaustionNamesTheSizeAndKeepsTheAllocatorUsable) {
+  const auto allocator = std::make_shared<CachingAllocator>(host_memory_source());
+  auto cached = allocator->allocate(4096);
+  cached.reset();
+  for (const int64_t impossible : {int64_t{1} << 58, int64_t{1} << 62, int64_t{-1}}) {
+    try {
+      allocator->allocate(impossible);
+      FAIL() << "allocated " << impossible;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), impossible < 0 ? ExitCode::internal : ExitCode::environment);
+      EXPECT_NE(std::string(error.what()).find(std::to_string(impossible)), std::string::npos) << error.what();
+    }
+  }
+  EXPECT_EQ(allocator->stats().in_use, 0);
+  EXPECT_EQ(allocator->stats().reserved, 0) << "what was kept went back to the system before giving up";
+  EXPECT_NE(allocator->allocate(4096), nullptr);
+  EXPECT_EQ(allocator->stats().reserved, 4096);
+}
+
+TEST(CachingAllocator, ThreadsMayAllocateAndFreeAtOnce) {
+  const auto allocator = std::make_shared<CachingAllocator>(host_memory_source());
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&allocator, t] {
+      for (int i = 0; i < 500; ++i) {
+        const auto block = allocator->allocate(100 * (1 + i % 7));
+        std::memset(block.get(), t, 100);
+        const auto other = allocator->allocate(64);
+        for (int at = 0; at < 100; ++at) ASSERT_EQ(block.get()[at], static_cast<std::byte>(t));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(allocator->stats().in_use, 0);
+}
+
+}  // namespace mantissa::allocator_test

@@ -1,0 +1,247 @@
+// Every kernel of the fast CPU backend against the reference, in fp32 and bf16, over ragged shapes; and the same bits from both for any
+// number of threads and any alignment. A kernel of backend.h without a case fails EveryKernelHasACase.
+#include <set>
+
+#include "kernel_cases.h"
+
+namespace mantissa::test::kernels_test {
+
+// One test per kernel and dtype: a case is named in the failure.
+class Kernels : public ::testing::TestWithParam<std::tuple<std::string, Dtype>> {
+ protected:
+  template <class Body>
+  void for_each_case(Body body) const {
+    const auto& [kernel, dtype] = GetParam();
+    for (const KernelCase& c : kernel_cases()) {
+      if (c.kernel != kernel) continue;
+      SCOPED_TRACE(c.kernel + " " + c.variant);
+      body(c, dtype);
+      if (HasFailure()) return;
+    }
+  }
+};
+
+TEST_P(Kernels, FastPathEqualsTheReference) {
+  const auto reference = make_backend("cpu_reference"), fast = make_backend("cpu");
+  ASSERT_STREQ(reference->name(), "cpu_reference");
+  ASSERT_STREQ(fast->name(), "cpu");
+  for_each_case([&](const KernelCase& c, Dtype dtype) {
+    Operands expected(*reference, dtype), actual(*fast, dtype);
+    c.run(expected);
+    c.run(actual);
+    for (size_t i = 0; i < expected.results().size(); ++i) {
+      const Operands::Result& e = expected.results()[i];
+      const double tolerance = dtype == Dtype::f32 ? e.tolerance.f32 : e.tolerance.bf16;
+      EXPECT_TRUE(close(actual.results()[i].tensor, e.tensor, tolerance)) << e.name;
+      const std::vector<double> numbers = values(e.tensor);
+      EXPECT_TRUE(std::all_of(numbers.begin(), numbers.end(), [](double x) { return std::isfinite(x); })) << e.name << " of the reference";
+    }
+    expected.expect_margins_untouched();
+    actual.expect_margins_untouched();
+  });
+}
+
+// A run that went wrong must show in the loss and the gradient norm: vector code that clamps or takes maxima easily turns NaN into a
+// number.
+TEST_P(Kernels, NanIsNotLost) {
+  const auto reference = make_backend("cpu_reference"), fast = make_backend("cpu");
+  for_each_case([&](const KernelCase& c, Dtype dtype) {
+    Operands expected(*reference, dtype, Operands::Memory::aligned, Operands::Inputs::one_nan);
+    Operands actual(*fast, dtype, Operands::Memory::aligned, Operands::Inputs::one_nan);
+    c.run(expected);
+    c.run(actual);
+    for (size_t i = 0; i < expected.results().size(); ++i) {
+      const std::vector<double> e = values(expected.results()[i].tensor), a = values(actual.results()[i].tensor);
+      for (size_t j = 0; j < e.size(); ++j) {
+        if (std::isnan(e[j]) && !std::isnan(a[j])) {
+          ADD_FAILURE() << expected.results()[i].name << '[' << j << "] is " << a[j] << ", NaN on the reference";
+          break;
+        }
+      }
+    }
+  });
+}
+
+void expect_same_bits(Backend& device, const KernelCase& c, Dtype dtype, const Operands& once, int threads, Operands::Memory memory) {
+  const Threads scope(threads);
+  Operands again(device, dtype, memory);
+  c.run(again);
+  for (size_t i = 0; i < once.results().size(); ++i) {
+    EXPECT_TRUE(same_bits(again.results()[i].tensor, once.results()[i].tensor))
+        << once.results()[i].name << ", " << device.name() << ", " << threads << " threads"
+        << (memory == Operands::Memory::misaligned ? ", misaligned" : "");
+  }
+  again.expect_margins_untouched();
+}
+
+TEST_P(Kernels, BitsDoNotDependOnThreadsOrAlignment) {
+  const auto reference = make_backend("cpu_reference"), fast = make_backend("cpu");
+  for_each_case([&](const KernelCase& c, Dtype dtype) {
+    for (Backend* device : {reference.get(), fast.get()}) {
+      Operands once(*device, dtype);
+      {
+        const Threads one(1);
+        c.run(once);
+      }
+      expect_same_bits(*device, c, dtype, once, 3, Operands::Memory::misaligned);
+      if (device == reference.get()) continue;
+      for (const int threads : {2, 4, 8}) expect_same_bits(*device, c, dtype, once, threads, Operands::Memory::aligned);
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(, Kernels, ::testing::Combine(::testing::ValuesIn(kernel_names()), ::testing::Values(Dtype::f32, Dtype::bf16)),
+                         [](const auto& c) { return std::get<0>(c.param) + "_" + dtype_name(std::get<1>(c.param)); });
+
+// Kernels on bf16 take long rows in blocks: NaN, Inf and subnormals among them, an element gives the bits that it gives alone. Of two NaNs
+// that are multiplied either may be the result: the compiler orders the factors of vectors and of a last element as it likes.
+class EveryBf16 : public BackendTest {
+ protected:
+  // run(matrices of one row, their width) gives a result as wide as they are, or wider by a whole factor. Every pattern comes in each.
+  template <class Run>
+  void expect_alike_in_any_place(int64_t matrices, const Run& run) {
+    constexpr int64_t kPatterns = 1 << 16;
+    const auto row = [&](int64_t matrix, int64_t first, int64_t width) {
+      std::vector<bf16> out;
+      for (int64_t i = first; i < first + width; ++i) out.push_back({static_cast<uint16_t>(i * (2 * matrix + 40503))});
+      return from_host(fast(), Dtype::bf16, {1, width}, out.data());
+    };
+    const auto result = [&](int64_t first, int64_t width) {
+      std::vector<Tensor> given;
+      for (int64_t m = 0; m < matrices; ++m) given.push_back(row(m, first, width));
+      return to_host<bf16>(run(given, width));
+    };
+    const std::vector<bf16> all = result(0, kPatterns);
+    for (const int64_t width : {1, 2, 255, 257, 511, 514, 1031}) {
+      for (int64_t first = 0; first + width <= kPatterns; first += std::max(width, kPatterns / 64)) {
+        const std::vector<bf16> part = result(first, width);
+        for (int64_t i = 0; i < std::ssize(part); ++i) {
+          const int64_t at = i / width * kPatterns + first + i % width;
+          const bf16 alone = part[static_cast<size_t>(i)], among_others = all[static_cast<size_t>(at)];
+          if (std::isnan(to_float(alone)) && std::isnan(to_float(among_others))) continue;
+          ASSERT_EQ(alone.bits, among_others.bits) << "element " << at << ", alone in " << width;
+        }
+      }
+    }
+  }
+  Tensor halves(const Tensor& a, const Tensor& b) {
+    std::vector<bf16> both = to_host<bf16>(a), second = to_host<bf16>(b);
+    both.insert(both.end(), second.begin(), second.end());
+    return from_host(fast(), Dtype::bf16, {1, std::ssize(both)}, both.data());
+  }
+};
+
+TEST_F(EveryBf16, GivesTheSameGeluInAnyPlace) {
+  for (const GeluForm form : {GeluForm::tanh, GeluForm::erf}) {
+    expect_alike_in_any_place(1, [&](const std::vector<Tensor>& in, int64_t) {
+      const Tensor out = empty_like(in[0]);
+      fast().run(GeluForward{.x = in[0], .out = out, .form = form});
+      return out;
+    });
+    expect_alike_in_any_place(2, [&](const std::vector<Tensor>& in, int64_t) {
+      const Tensor dx = empty_like(in[0]);
+      fast().run(GeluBackward{.x = in[0], .dy = in[1], .dx = dx, .form = form});
+      return dx;
+    });
+  }
+}
+
+TEST_F(EveryBf16, GivesTheSameSwiGluInAnyPlace) {
+  for (const double limit : {0.0, 7.0}) {
+    expect_alike_in_any_place(2, [&](const std::vector<Tensor>& in, int64_t) {
+      const Tensor out = empty_like(in[0]);
+      fast().run(SwiGluForward{.x = halves(in[0], in[1]), .out = out, .limit = limit});
+      return out;
+    });
+    expect_alike_in_any_place(3, [&](const std::vector<Tensor>& in, int64_t width) {
+      const Tensor dx = empty(fast(), Dtype::bf16, {1, 2 * width});
+      fast().run(SwiGluBackward{.x = halves(in[0], in[1]), .dy = in[2], .dx = dx, .limit = limit});
+      return dx;
+    });
+  }
+}
+
+// What a limit cuts off has no gradient, what it does not has, the limit itself included; a NaN is not cut off.
+TEST(ClampedSwiGlu, IsThatOfGptOss) {
+  const double nan = std::nan("");
+  const std::vector<double> gate{1, 7, 8, -20, 3, 2, nan, 2}, up{2, 7, 0.5, 1, -9, 8, 1, nan};
+  const auto value = [](double g, double u) {
+    return std::min(g, 7.0) / (1 + std::exp(-1.702 * std::min(g, 7.0))) * (std::clamp(u, -7.0, 7.0) + 1);
+  };
+  std::vector<double> both = gate;
+  both.insert(both.end(), up.begin(), up.end());
+  for (const char* name : {"cpu_reference", "cpu"}) {
+    const auto device = make_backend(name);
+    for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+      const Tensor x = tensor_of(*device, dtype, {1, 16}, both), out = empty(*device, dtype, {1, 8}), dx = empty_like(x);
+      device->run(SwiGluForward{.x = x, .out = out, .limit = 7.0});
+      device->run(SwiGluBackward{.x = x, .dy = tensor_of(*device, dtype, {1, 8}, std::vector<double>(8, 1.0)), .dx = dx, .limit = 7.0});
+      const std::vector<double> y = values(out), d = values(dx);
+      for (size_t i = 0; i < 6; ++i) {
+        EXPECT_NEAR(y[i], value(gate[i], up[i]), std::abs(value(gate[i], up[i])) * 0.005 + 1e-9) << name << i;
+        EXPECT_EQ(d[i] == 0.0, gate[i] > 7) << name << i;
+        EXPECT_EQ(d[8 + i] == 0.0, std::abs(up[i]) > 7) << name << i;
+      }
+      for (const size_t i : {6U, 7U}) EXPECT_TRUE(std::isnan(y[i]) && std::isnan(d[i])) << name << i;
+    }
+  }
+}
+
+// What is far below the largest logit has a gradient of zero, not of some tiny number that a fast exponential makes of it.
+TEST(CrossEntropyGradient, IsZeroWhereTheProbabilityUnderflows) {
+  const auto device = make_backend("cpu");
+  constexpr int64_t kVocab = 1030;
+  std::vector<double> logits(kVocab, -100.0);
+  logits[3] = logits[700] = 0.0;
+  logits[5] = -std::numeric_limits<double>::infinity();
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+    const Tensor x = tensor_of(*device, dtype, {1, kVocab}, logits), dlogits = empty_like(x);
+    device->run(CrossEntropy{.logits = x,
+                             .targets = tensor_of(*device, Dtype::i32, {1}, {3}),
+                             .loss = empty(*device, Dtype::f32, {1}),
+                             .vocab = kVocab,
+                             .scale = 1.0,
+                             .dlogits = dlogits});
+    const std::vector<double> gradient = values(dlogits);
+    for (size_t i = 0; i < gradient.size(); ++i) EXPECT_EQ(gradient[i], i == 3 ? -0.5 : i == 700 ? 0.5 : 0.0) << i << ' ' << dtype;
+  }
+}
+
+// A rank whose columns are all padding, and one whose columns are all -Inf, say so with a number that changes no sum.
+TEST(CrossEntropyShareKernel, IsMinusInfinityWithoutColumns) {
+  for (const char* name : {"cpu", "cpu_reference"}) {
+    const auto device = make_backend(name);
+    for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+      const Tensor sums = empty(*device, Dtype::f32, {2, 2}), targets = tensor_of(*device, Dtype::i32, {2}, {3, 64});
+      const CrossEntropyShare share{
+          .logits = random_tensor(*device, dtype, {2, 32}, 1), .targets = targets, .sums = sums, .first = 96, .vocab = 65};
+      device->run(share);
+      EXPECT_EQ(values(sums), (std::vector<double>{-HUGE_VAL, 0, -HUGE_VAL, 0})) << name << dtype;
+      CrossEntropyShare masked = share;
+      device->run(Fill{.out = share.logits, .value = -HUGE_VAL});
+      masked.first = 0;
+      device->run(masked);
+      EXPECT_EQ(values(sums), (std::vector<double>{-HUGE_VAL, -HUGE_VAL, -HUGE_VAL, 0})) << name << dtype;
+      const Tensor all = tensor_of(*device, Dtype::f32, {2, 2, 2}, {2, 0.5, 3, 0, -HUGE_VAL, 0, -HUGE_VAL, 1});
+      const Tensor loss = empty(*device, Dtype::f32, {2}), dlogits = empty(*device, dtype, {2, 32});
+      device->run(CrossEntropyOfShares{.logits = share.logits,
+                                       .targets = targets,
+                                       .sums = all,
+                                       .loss = loss,
+                                       .first = 96,
+                                       .vocab = 65,
+                                       .scale = 1.0,
+                                       .dlogits = dlogits});
+      EXPECT_EQ(values(loss), (std::vector<double>{1.5, 2})) << name << dtype;
+      EXPECT_EQ(values(dlogits), std::vector<double>(64)) << name << dtype;
+    }
+  }
+}
+
+TEST(KernelTable, EveryKernelHasACase) {
+  std::set<std::string> covered;
+  for (const KernelCase& c : kernel_cases()) covered.insert(c.kernel);
+  for (const std::string& kernel : kernel_names()) EXPECT_TRUE(covered.count(kernel)) << kernel << " is not compared with the reference";
+}
+
+}  // namespace mantissa::test::kernels_test

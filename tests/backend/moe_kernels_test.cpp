@@ -1,0 +1,375 @@
+// Dispatch tables, rows to groups and back, and grouped products: by their definitions, over groups of every awkward size.
+#include <cmath>
+#include <numeric>
+
+#include "backend/cpu/gemm_engine.h"
+#include "contract_check.h"
+#include "gemm_shapes.h"
+#include "kernel_cases_moe.h"
+#include "mantissa/backend/ceilings.h"
+#include "mantissa/base/integers.h"
+
+namespace mantissa::test::moe_kernels_test {
+
+class MoeKernels : public ContractCheck {};
+
+std::vector<int64_t> integers(const Tensor& tensor) {
+  const std::vector<double> from = values(tensor);
+  return {from.begin(), from.end()};
+}
+
+DispatchTable table_of(Backend& device, const Tensor& experts, int64_t groups, int64_t multiple, int64_t capacity) {
+  const DispatchTable out{.experts = experts,
+                          .offsets = empty(device, Dtype::i32, {groups + 1}),
+                          .rows = empty(device, Dtype::i32, experts.shape()),
+                          .choices = empty(device, Dtype::i32, {dispatch_rows(experts.elements(), groups, multiple)}),
+                          .multiple = multiple,
+                          .capacity = capacity};
+  device.run(out);
+  return out;
+}
+
+// Group by group the choices of its expert, in order, as far as there is room for them.
+void expect_table(const DispatchTable& table) {
+  const std::vector<int64_t> experts = integers(table.experts), offsets = integers(table.offsets);
+  std::vector<int64_t> rows(experts.size(), -1), choices(static_cast<size_t>(table.choices.elements()), -1);
+  int64_t begin = 0;
+  for (int64_t g = 0; g < std::ssize(offsets) - 1; ++g) {
+    ASSERT_EQ(offsets[static_cast<size_t>(g)], begin);
+    int64_t kept = 0;
+    for (size_t i = 0; i < experts.size(); ++i) {
+      if (experts[i] != g || (table.capacity > 0 && kept == table.capacity)) continue;
+      rows[i] = begin + kept++;
+      choices[static_cast<size_t>(rows[i])] = static_cast<int64_t>(i);
+    }
+    begin += (kept + table.multiple - 1) / table.multiple * table.multiple;
+  }
+  ASSERT_EQ(offsets.back(), begin);
+  ASSERT_EQ(integers(table.rows), rows);
+  ASSERT_EQ(integers(table.choices), choices);
+}
+
+TEST_F(MoeKernels, GroupsMayBeginAtAnyRow) {
+  const int64_t begins[] = {0, 7, 7, 40, 99};
+  const Tensor a = random_tensor(fast(), Dtype::f32, {100, 24}, 1), b = random_tensor(fast(), Dtype::f32, {4 * 24, 17}, 2),
+               offsets = tensor_of(fast(), Dtype::i32, {5}, {0, 7, 7, 40, 99}), out = empty(fast(), Dtype::f32, {100, 17});
+  fast().run(GroupedGemm{.a = {a}, .b = {b}, .out = out, .offsets = offsets});
+  for (int64_t g = 0; g < 4; ++g) {
+    if (begins[g] == begins[g + 1]) continue;
+    const Tensor alone = empty(fast(), Dtype::f32, {begins[g + 1] - begins[g], 17});
+    fast().run(Gemm{.a = {a.slice(begins[g], begins[g + 1])}, .b = {b.slice(24 * g, 24 * (g + 1))}, .out = alone, .accumulate = false});
+    EXPECT_TRUE(same_elements(values(out.slice(begins[g], begins[g + 1])), values(alone))) << "group " << g;
+  }
+  EXPECT_EQ(values(out.slice(99, 100)), std::vector<double>(17, 0.0));
+}
+
+TEST_F(MoeKernels, SortTheChoicesOfAnyTokens) {
+  for (uint32_t number = 0; number < 200; ++number) {
+    CaseDraw draw(number);
+    const int64_t tokens = draw.log_uniform(1, 500) - 1, groups = draw.from<int64_t>({1, 2, 8, 128}),
+                  choices = 1 + draw.below(std::min<int64_t>(8, groups));
+    const int64_t multiple = draw.from<int64_t>({1, 32, 64, 128}), capacity = draw.one_in(3) ? 1 + draw.below(40) : 0;
+    std::vector<double> ids = values(random_indices(fast(), tokens * choices, groups, number));
+    if (draw.one_in(4)) std::fill(ids.begin(), ids.end(), static_cast<double>(draw.below(groups)));  // all to one
+    SCOPED_TRACE(text(tokens, " tokens, ", choices, " of ", groups, ", multiple ", multiple, ", capacity ", capacity));
+    for (Backend* device : {&reference(), &fast()}) {
+      expect_table(table_of(*device, tensor_of(*device, Dtype::i32, {tokens, choices}, ids), groups, multiple, capacity));
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_F(MoeKernels, DropInTheOrderOfTokens) {
+  const DispatchTable table = table_of(fast(), tensor_of(fast(), Dtype::i32, {4, 2}, {0, 1, 0, 2, 0, 1, 0, 1}), 3, 2, 2);
+  EXPECT_EQ(integers(table.rows), (std::vector<int64_t>{0, 2, 1, 4, -1, 3, -1, -1}));
+  EXPECT_EQ(integers(table.offsets), (std::vector<int64_t>{0, 2, 4, 6}));
+}
+
+TEST_F(MoeKernels, BringEveryRowToItsGroupsAndBack) {
+  const int64_t tokens = 70, choices = 3, columns = 40;
+  const DispatchTable table =
+      table_of(fast(), tensor_of(fast(), Dtype::i32, {tokens, choices}, values(random_indices(fast(), tokens * choices, 5, 1))), 5, 32, 30);
+  for (Backend* device : {&reference(), &fast()}) {
+    for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+      const Tensor x = random_tensor(*device, dtype, {tokens, columns}, 2), back = empty_like(x);
+      const Tensor y = empty(*device, dtype, {table.choices.elements(), columns});
+      device->run(Permute{.x = x, .out = y, .choices = table.choices, .per_row = choices});
+      device->run(Unpermute{.x = y, .rows = table.rows, .out = back});
+      const std::vector<double> from = values(x), to = values(y), returned = values(back);
+      const std::vector<int64_t> origin = integers(table.choices), rows = integers(table.rows);
+      for (int64_t i = 0; i < y.elements(); ++i) {
+        const int64_t choice = origin[static_cast<size_t>(i / columns)];
+        ASSERT_EQ(to[static_cast<size_t>(i)], choice < 0 ? 0.0 : from[static_cast<size_t>(choice / choices * columns + i % columns)]);
+      }
+      for (int64_t i = 0; i < x.elements(); ++i) {
+        const auto row = rows.begin() + i / columns * choices;
+        const auto kept = static_cast<float>(choices - std::count(row, row + choices, -1));
+        const float sum = kept * static_cast<float>(from[static_cast<size_t>(i)]);  // times 2 and 3: one rounding
+        ASSERT_EQ(returned[static_cast<size_t>(i)], static_cast<double>(dtype == Dtype::bf16 ? to_float(to_bf16(sum)) : sum));
+      }
+    }
+  }
+}
+
+TEST_F(MoeKernels, PermuteCodesToWhatQuantisingPermutedValuesGives) {
+  const int64_t tokens = 50, columns = 256;
+  const Tensor x = random_tensor(fast(), Dtype::bf16, {tokens, columns}, 2),
+               choices = tensor_of(fast(), Dtype::i32, {6}, {99, -1, 0, 31, 30, 0});
+  const Tensor y = empty(fast(), Dtype::bf16, {6, columns});
+  fast().run(Permute{.x = x, .out = y, .choices = choices, .per_row = 2});
+  for (const Quantization how : {Quantization{Format::e4m3, 1, 32}, {Format::e4m3, 1, 128}, {Format::e2m1, 1, 32}}) {
+    const QuantizedTensor out = empty_quantized(fast(), y.shape(), how), expected = quantized(y, how);
+    fast().run(Permute{.x = quantized(x, how), .out = out, .choices = choices, .per_row = 2});
+    EXPECT_TRUE(same_bits(out.codes, expected.codes)) << how;
+    const Tensor scales = expected.scales;
+    for (int64_t i = 0; i < scales.dim(1); ++i) scales.data<uint8_t>()[scales.dim(1) + i] = 0;  // of a row of zeros any scale will do
+    EXPECT_TRUE(same_bits(out.scales, scales)) << how;
+  }
+}
+
+TEST_F(MoeKernels, RefuseIndicesOfNothing) {
+  const auto refuses_at = [&](const auto& good, auto index, int64_t at, int32_t value, const std::string& kernel,
+                              const std::string& words) {
+    auto bad = good;
+    bad.*index = tensor_of(reference(), Dtype::i32, (good.*index).shape(), values(good.*index));
+    (bad.*index).template data<int32_t>()[at] = value;
+    refuses(bad, kernel, {words});
+  };
+  const DispatchTable table = table_of(reference(), tensor_of(reference(), Dtype::i32, {2, 2}, {0, 1, 1, 2}), 3, 32, 0);
+  refuses_at(table, &DispatchTable::experts, 2, 3, "dispatch_table", "experts[2] is 3, not in [0, 3)");
+  refuses_at(table, &DispatchTable::experts, 0, -1, "dispatch_table", "experts[0] is -1");
+  const Permute permute{.x = f32({2, 4}), .out = f32({table.choices.elements(), 4}), .choices = table.choices, .per_row = 2};
+  accepts(permute);
+  refuses_at(permute, &Permute::choices, 1, 4, "permute", "choices[1] is 4, not in [-1, 4)");
+  refuses_at(permute, &Permute::choices, 1, -2, "permute", "choices[1] is -2");
+  const Unpermute unpermute{.x = f32({table.choices.elements(), 4}), .rows = table.rows, .out = f32({2, 4})};
+  accepts(unpermute);
+  refuses_at(unpermute, &Unpermute::rows, 3, 96 + 32, "unpermute", "rows[3] is 128");
+  const GroupedGemm product{.a = {f32({96, 4})}, .b = {f32({12, 5})}, .out = f32({96, 5}), .offsets = table.offsets};
+  accepts(product);
+  refuses_at(product, &GroupedGemm::offsets, 0, 1, "grouped_gemm", "offsets[0] is 1, not 0");
+  refuses_at(product, &GroupedGemm::offsets, 2, 31, "grouped_gemm", "offsets[2] is 31, not in [32, 96]");
+  refuses_at(product, &GroupedGemm::offsets, 3, 97, "grouped_gemm", "offsets[3] is 97");
+  GroupedGemm tiles = product;
+  tiles.a = {f32({96, 32})}, tiles.b = {codes({96, 32}, {Format::e4m3, 32, 32})}, tiles.out = f32({96, 32});
+  accepts(tiles);
+  tiles.b = {codes({96, 32}, {Format::e4m3, 96, 32})};
+  refuses(tiles, "grouped_gemm", {"offsets is [4], of 3 matrices, b [96, 32]"});
+  Permute mixed = permute;
+  mixed.x = codes({2, 32}, {Format::e4m3, 1, 32});
+  refuses(mixed, "permute", {"one is codes, one values"});
+}
+
+// Groups of every awkward size, each padded to 32 rows, with experts that have none at the beginning, in the middle and at the end.
+std::vector<std::vector<int64_t>> awkward_loads() {
+  return {{0, 1, 31, 0, 32, 33, 200, 0}, {200, 0, 0, 1}, {0, 0, 0, 257}, {33}, {0, 0}, {64, 128, 32, 192}};
+}
+
+std::vector<double> offsets_of(const std::vector<int64_t>& load) {
+  std::vector<double> out{0};
+  for (const int64_t rows : load) out.push_back(out.back() + static_cast<double>(round_up(rows, 32)));
+  return out;
+}
+
+// Rows of an operand in memory of their own.
+Value copied(const Value& value, int64_t begin, int64_t end) {
+  const auto copy = [](const Tensor& x) { return from_host(x.device(), x.dtype(), x.shape(), x.device_bytes()); };
+  if (const auto* x = std::get_if<Tensor>(&value)) return copy(x->slice(begin, end));
+  const QuantizedTensor part = slice(std::get<QuantizedTensor>(value), begin, end);
+  return QuantizedTensor{.codes = copy(part.codes), .scales = copy(part.scales), .shape = part.shape, .how = part.how};
+}
+
+struct OperandKinds {
+  Quantization a, b;
+  Dtype dtype, out;
+};
+
+std::vector<OperandKinds> operand_kinds() {
+  constexpr Quantization kRows{Format::e4m3, 1, 32}, kLongRows{Format::e4m3, 1, 128}, kTiles{Format::e4m3, 32, 32},
+      kFake{Format::e2m1, 1, 32};
+  return {{{}, {}, Dtype::f32, Dtype::f32},
+          {{}, {}, Dtype::bf16, Dtype::bf16},
+          {{}, {}, Dtype::bf16, Dtype::f32},
+          {kRows, kTiles, Dtype::bf16, Dtype::bf16},
+          {kRows, kRows, Dtype::bf16, Dtype::f32},
+          {{}, kTiles, Dtype::bf16, Dtype::bf16},
+          {kLongRows, kLongRows, Dtype::bf16, Dtype::bf16},
+          {{}, kFake, Dtype::bf16, Dtype::bf16},
+          {kRows, kFake, Dtype::bf16, Dtype::bf16},
+          {{}, kFake, Dtype::f32, Dtype::f32}};
+}
+
+Value operand(Backend& device, Dtype dtype, const Shape& shape, const Quantization& how, uint32_t what) {
+  const Tensor x = random_tensor(device, how ? Dtype::bf16 : dtype, shape, what);
+  if (how) return quantized(x, how);
+  return x;
+}
+
+void set_nan(const Tensor& tensor) {
+  if (tensor.elements() > 0) tensor.device().run(Fill{.out = tensor, .value = std::nan("")});
+}
+
+// A grouped product with NaN behind the last group and in the output.
+GroupedGemm grouped_product(Backend& device, const std::vector<int64_t>& load, const OperandKinds& kinds, bool transposed) {
+  constexpr int64_t kIn = 128, kOut = 256, kTail = 64;
+  const std::vector<double> offsets = offsets_of(load);
+  const auto rows = static_cast<int64_t>(offsets.back()), experts = std::ssize(load);
+  const Value a = operand(device, kinds.dtype, {rows + kTail, kIn}, kinds.a, 1);
+  if (!kinds.a) set_nan(std::get<Tensor>(a).slice(rows, rows + kTail));
+  if (kinds.a) device.run(Fill{.out = std::get<QuantizedTensor>(a).scales.slice(rows, rows + kTail), .value = 255.0});
+  const Operand b{operand(device, kinds.dtype, transposed ? Shape{experts * kOut, kIn} : Shape{experts * kIn, kOut}, kinds.b, 2),
+                  transposed};
+  const Tensor out = empty(device, kinds.out, {rows + kTail, kOut});
+  set_nan(out);
+  return {.a = {a}, .b = b, .out = out, .offsets = tensor_of(device, Dtype::i32, {experts + 1}, offsets)};
+}
+
+TEST_F(MoeKernels, MultiplyGroupsOnTheReferenceAsTheirExpertsAloneToTheBit) {
+  for (const std::vector<int64_t>& load : awkward_loads()) {
+    for (const OperandKinds& kinds : operand_kinds()) {
+      for (const bool transposed : {true, false}) {
+        const GroupedGemm k = grouped_product(reference(), load, kinds, transposed);
+        reference().run(k);
+        const std::vector<int64_t> offsets = integers(k.offsets);
+        const int64_t matrix = shape_of(k.b.value)[0] / std::ssize(load);
+        for (int64_t e = 0; e < std::ssize(load); ++e) {
+          const int64_t begin = offsets[static_cast<size_t>(e)], end = offsets[static_cast<size_t>(e) + 1];
+          const Tensor alone = empty(reference(), kinds.out, {end - begin, k.out.dim(1)});
+          reference().run(Gemm{.a = {copied(k.a.value, begin, end)},
+                               .b = {copied(k.b.value, e * matrix, (e + 1) * matrix), transposed},
+                               .out = alone,
+                               .accumulate = false});
+          ASSERT_TRUE(same_bits(k.out.slice(begin, end), alone)) << "expert " << e << ' ' << kinds.a << ' ' << kinds.b;
+        }
+        for (const double value : values(k.out.slice(offsets.back(), k.out.dim(0)))) ASSERT_EQ(value, 0.0) << "a row of no group";
+      }
+    }
+  }
+}
+
+TEST_F(MoeKernels, MultiplyGroupsFastAsOnTheReference) {
+  for (const std::vector<int64_t>& load : awkward_loads()) {
+    for (const OperandKinds& kinds : operand_kinds()) {
+      for (const bool transposed : {true, false}) {
+        const GroupedGemm expected = grouped_product(reference(), load, kinds, transposed),
+                          actual = grouped_product(fast(), load, kinds, transposed);
+        reference().run(expected);
+        fast().run(actual);
+        ASSERT_TRUE(close(actual.out, expected.out, kinds.out == Dtype::bf16 ? kSums.bf16 : kSums.f32)) << kinds.a << ' ' << kinds.b;
+      }
+    }
+  }
+}
+
+// A row of a group: its bits among any number of others, in any place. By the widths of rows in and out.
+class RowsOfGroups : public BackendTest, public ::testing::WithParamInterface<std::pair<int64_t, int64_t>> {};
+
+TEST_P(RowsOfGroups, HaveBitsThatDoNotDependOnTheOthers) {
+  constexpr int64_t kMost = 600;
+  const auto [in, out] = GetParam();
+  for (const OperandKinds& kinds :
+       {OperandKinds{{}, {}, Dtype::f32, Dtype::f32}, {{}, {}, Dtype::bf16, Dtype::bf16}, {{}, {}, Dtype::bf16, Dtype::f32}}) {
+    for (const bool transposed : {true, false}) {
+      const Tensor x = random_tensor(fast(), kinds.dtype, {kMost, in}, 1);
+      const Tensor w = random_tensor(fast(), kinds.dtype, transposed ? Shape{3 * out, in} : Shape{3 * in, out}, 2);
+      const auto product = [&](int64_t first, int64_t rows, int64_t before) {  // of the second expert, `before` rows of the first
+        const Tensor a = random_tensor(fast(), kinds.dtype, {before + rows, in}, 3), y = empty(fast(), kinds.out, {before + rows, out});
+        fast().run(Convert{.x = x.slice(first, first + rows), .out = a.slice(before, before + rows)});
+        const auto b = static_cast<double>(before), end = static_cast<double>(before + rows);
+        fast().run(GroupedGemm{.a = {a}, .b = {w, transposed}, .out = y, .offsets = tensor_of(fast(), Dtype::i32, {4}, {0, b, end, end})});
+        return y.slice(before, before + rows);
+      };
+      const Tensor all = product(0, kMost, 0);
+      for (const int64_t rows : {1, 2, 31, 32, 33, 63, 64, 65, 127, 128, 129, 192, 200, 255, 256, 257, 300, 512}) {
+        for (const int64_t first : {int64_t{0}, int64_t{7}, kMost - rows}) {
+          if (first + rows > kMost) continue;
+          ASSERT_TRUE(same_bits(product(first, rows, first % 3 * 32), all.slice(first, first + rows)))
+              << rows << " rows from " << first << " on, " << in << " to " << out << (transposed ? " transposed " : " ") << kinds.dtype
+              << kinds.out;
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, RowsOfGroups,
+                         ::testing::ValuesIn(std::vector<std::pair<int64_t, int64_t>>{
+                             {32, 64}, {96, 400}, {768, 384}, {1000, 33}, {2304, 800}, {3072, 96}}),
+                         [](const auto& c) { return text(c.param.first, "_to_", c.param.second); });
+
+TEST_F(MoeKernels, GiveWeightGradientsOfExpertsAloneAndNothingWithoutRows) {
+  constexpr int64_t kIn = 64, kOut = 96;
+  constexpr Quantization kColumns{Format::e4m3, 32, 1};
+  for (const std::vector<int64_t>& load : awkward_loads()) {
+    for (const OperandKinds& kinds :
+         {OperandKinds{{}, {}, Dtype::f32, Dtype::f32}, {{}, {}, Dtype::bf16, Dtype::f32}, {kColumns, kColumns, Dtype::bf16, Dtype::f32}}) {
+      for (const bool accumulate : {false, true}) {
+        for (Backend* device : {&reference(), &fast()}) {
+          const std::vector<double> offsets = offsets_of(load);
+          const auto rows = static_cast<int64_t>(offsets.back()), experts = std::ssize(load);
+          const Value dy = operand(*device, kinds.dtype, {rows + 32, kOut}, kinds.a, 1),
+                      x = operand(*device, kinds.dtype, {rows + 32, kIn}, kinds.b, 2);
+          if (!kinds.a) set_nan(std::get<Tensor>(dy).slice(rows, rows + 32)), set_nan(std::get<Tensor>(x).slice(rows, rows + 32));
+          const Tensor before = random_tensor(*device, Dtype::f32, {experts * kOut, kIn}, 3), out = empty_like(before);
+          accumulate ? device->run(Convert{.x = before, .out = out}) : set_nan(out);
+          device->run(GroupedWeightGradient{
+              .a = dy, .b = x, .out = out, .offsets = tensor_of(*device, Dtype::i32, {experts + 1}, offsets), .accumulate = accumulate});
+          for (int64_t e = 0; e < experts; ++e) {
+            const auto begin = static_cast<int64_t>(offsets[static_cast<size_t>(e)]),
+                       end = static_cast<int64_t>(offsets[static_cast<size_t>(e) + 1]);
+            const Tensor alone = std::get<Tensor>(copied(before, e * kOut, (e + 1) * kOut));
+            if (!accumulate) device->run(Fill{.out = alone, .value = 0.0});
+            if (begin < end)
+              device->run(Gemm{.a = {copied(dy, begin, end), true}, .b = {copied(x, begin, end)}, .out = alone, .accumulate = accumulate});
+            ASSERT_TRUE(same_bits(out.slice(e * kOut, (e + 1) * kOut), alone)) << device->name() << " expert " << e;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(MoeKernels, BiasesBelongToTheRowsOfTheirGroups) {
+  constexpr int64_t kRows = 6, kColumns = 3, kGroups = 3;  // two rows of the first and the last group, two of none
+  for (Backend* device : {&reference(), &fast()}) {
+    for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+      std::vector<double> ones(kRows * kColumns, 1.0);
+      const Tensor dy = tensor_of(*device, dtype, {kRows, kColumns}, ones), x = tensor_of(*device, Dtype::f32, {kRows, kColumns}, ones),
+                   bias = tensor_of(*device, dtype, {kGroups * kColumns}, {1, 2, 3, 4, 5, 6, 7, 8, 9}),
+                   offsets = tensor_of(*device, Dtype::i32, {kGroups + 1}, {0, 2, 2, 4});
+      const Tensor sums = empty(*device, dtype, {kRows, kColumns}), dbias = empty(*device, Dtype::f32, {kGroups * kColumns}),
+                   product = empty(*device, Dtype::f32, {kRows});
+      for (const Tensor& out : {sums, dbias, product}) set_nan(out);
+      device->run(AddGroupedBias{.x = x, .bias = bias, .out = sums, .offsets = offsets});
+      device->run(GroupedBiasGradient{.dy = dy, .dbias = dbias, .offsets = offsets, .accumulate = false});
+      device->run(GroupedBiasProduct{.dy = dy, .bias = bias, .out = product, .offsets = offsets});
+      EXPECT_EQ(values(sums), (std::vector<double>{2, 3, 4, 2, 3, 4, 8, 9, 10, 8, 9, 10, 1, 1, 1, 1, 1, 1})) << device->name();
+      EXPECT_EQ(values(dbias), (std::vector<double>{2, 2, 2, 0, 0, 0, 2, 2, 2})) << device->name();
+      EXPECT_EQ(values(product), (std::vector<double>{6, 6, 24, 24, 0, 0})) << device->name();
+    }
+  }
+}
+
+TEST_F(MoeKernels, ComputeFewMoreRowsThanGroupsHave) {
+  EXPECT_EQ(grouped_rows(0), 0);
+  for (int64_t rows = 1; rows < 700; ++rows) {
+    EXPECT_GE(grouped_rows(rows), rows);
+    EXPECT_LT(grouped_rows(rows), rows + 64);
+  }
+}
+
+TEST_F(MoeKernels, MultiplyInFp32WhereAnExpertWithRowsHasExtremeScales) {
+  constexpr Quantization kTiles{Format::e4m3, 32, 32};
+  const QuantizedTensor w = quantized(random_tensor(fast(), Dtype::bf16, {128, 64}, 1), kTiles);
+  w.scales.data<uint8_t>()[w.scales.elements() - 1] = 2;  // of the second expert
+  for (const auto& [second, products] : {std::pair<double, int64_t>{64, 0}, {96, 1}}) {
+    const auto device = make_backend("cpu");
+    device->run(GroupedGemm{.a = {quantized(random_tensor(fast(), Dtype::bf16, {96, 64}, 2), {Format::e4m3, 1, 32})},
+                            .b = {w, true},
+                            .out = empty(*device, Dtype::bf16, {96, 64}),
+                            .offsets = tensor_of(*device, Dtype::i32, {3}, {0, 64, second})});
+    EXPECT_EQ(device->fp32_products(), onednn_has_bf16() ? products : 0);
+  }
+}
+
+}  // namespace mantissa::test::moe_kernels_test

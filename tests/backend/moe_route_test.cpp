@@ -1,0 +1,334 @@
+// The router: its choices, weights and losses against a plain definition in fp64, its gradients against central differences.
+#include <cmath>
+#include <numeric>
+
+#include "contract_check.h"
+#include "gemm_shapes.h"
+#include "kernel_cases_moe.h"
+
+namespace mantissa::test::moe_route_test {
+
+struct Routed {
+  std::vector<double> scores, weights;
+  std::vector<int> experts;
+};
+
+double sum_of(const std::vector<double>& x) { return std::accumulate(x.begin(), x.end(), 0.0); }
+
+std::vector<double> softmax_of(std::vector<double> x) {
+  const double largest = *std::max_element(x.begin(), x.end());
+  for (double& value : x) value = std::exp(value - largest);
+  const double sum = sum_of(x);
+  for (double& value : x) value /= sum;
+  return x;
+}
+
+// The indices of the largest values, ties to the lowest.
+std::vector<int> largest_of(const std::vector<double>& values, const std::vector<int>& among, int64_t count) {
+  std::vector<int> out = among;
+  std::stable_sort(out.begin(), out.end(), [&](int a, int b) { return values[static_cast<size_t>(a)] > values[static_cast<size_t>(b)]; });
+  out.resize(static_cast<size_t>(count));
+  return out;
+}
+
+std::vector<int> range(int64_t begin, int64_t end) {
+  std::vector<int> out(static_cast<size_t>(end - begin));
+  std::iota(out.begin(), out.end(), static_cast<int>(begin));
+  return out;
+}
+
+std::vector<int> chosen_by(const RoutingRule& rule, const std::vector<double>& values) {
+  const int64_t size = std::ssize(values) / rule.groups;
+  std::vector<double> group_values;
+  for (int64_t g = 0; g < rule.groups; ++g) {
+    double sum = 0.0;
+    for (const int e : largest_of(values, range(g * size, (g + 1) * size), rule.choices / rule.groups_kept)) {
+      sum += values[static_cast<size_t>(e)];
+    }
+    group_values.push_back(sum);
+  }
+  std::vector<int> among;
+  std::vector<int> kept = largest_of(group_values, range(0, rule.groups), rule.groups_kept);
+  std::sort(kept.begin(), kept.end());
+  for (const int g : kept) {
+    for (const int e : range(g * size, (g + 1) * size)) among.push_back(e);
+  }
+  std::vector<int> out = largest_of(values, among, rule.choices);
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+Routed routed_by_definition(const RoutingRule& rule, const std::vector<double>& logits, const std::vector<double>& bias) {
+  Routed out{softmax_of(logits), {}, {}};
+  const bool sigmoid = rule.score == RouterScore::sigmoid;
+  for (size_t e = 0; sigmoid && e < logits.size(); ++e) out.scores[e] = 1.0 / (1.0 + std::exp(-logits[e]));
+  std::vector<double> biased = out.scores;
+  for (size_t e = 0; e < bias.size(); ++e) biased[e] += bias[e];
+  out.experts = chosen_by(rule, biased);
+  for (const int e : out.experts) out.weights.push_back((rule.score_after_choice ? logits : out.scores)[static_cast<size_t>(e)]);
+  if (rule.score_after_choice) out.weights = softmax_of(out.weights);
+  const double sum = rule.renormalise ? sum_of(out.weights) : 1.0;
+  for (double& weight : out.weights) weight *= rule.scale / sum;
+  return out;
+}
+
+RouteForward route(Backend& device, const Tensor& logits, int64_t sequences, const RoutingRule& rule, const Tensor& bias = {}) {
+  const int64_t tokens = logits.dim(0), experts = logits.dim(1);
+  const RouteForward out{.logits = logits,
+                         .experts = empty(device, Dtype::i32, {tokens, rule.choices}),
+                         .weights = empty(device, logits.dtype(), {tokens, rule.choices}),
+                         .scores = empty(device, logits.dtype(), {tokens, experts}),
+                         .counts = empty(device, Dtype::i32, {sequences, experts}),
+                         .rule = rule,
+                         .bias = bias};
+  device.run(out);
+  return out;
+}
+
+std::vector<double> row_of(const std::vector<double>& matrix, int64_t row, int64_t columns) {
+  return {matrix.begin() + row * columns, matrix.begin() + (row + 1) * columns};
+}
+
+// Every third case has many equal logits.
+RoutingRule drawn_rule(CaseDraw& draw, int64_t& experts) {
+  const int64_t groups = draw.from<int64_t>({1, 1, 2, 4});
+  experts = groups * (1 + draw.below(draw.one_in(3) ? 40 : 6));
+  const int64_t kept = groups == 4 ? 2 : 1;
+  const int64_t most = experts / groups * kept;
+  RoutingRule rule{.choices = draw.one_in(4) ? most : 1 + draw.below(most),
+                   .score = draw.from({RouterScore::softmax, RouterScore::sigmoid}),
+                   .score_after_choice = false,
+                   .renormalise = draw.one_in(2),
+                   .scale = draw.from({1.0, 2.5})};
+  rule.score_after_choice = rule.score == RouterScore::softmax && draw.one_in(2);
+  if (rule.choices % kept == 0) rule.groups = groups, rule.groups_kept = kept;
+  return rule;
+}
+
+class Router : public ContractCheck {};
+
+TEST_F(Router, ChoosesAndWeighsAsDefined) {
+  for (uint32_t number = 0; number < 300; ++number) {
+    CaseDraw draw(number);
+    int64_t experts = 0;
+    const RoutingRule rule = drawn_rule(draw, experts);
+    const int64_t sequences = 1 + draw.below(3), tokens = sequences * (1 + draw.below(20));
+    SCOPED_TRACE(
+        text("case ", number, ": ", tokens, " tokens, ", experts, " experts, ", rule.choices, " choices, ", rule.groups, " groups"));
+    std::vector<double> drawn = random_values(tokens * experts, 2 * number, 2.0), bias = random_values(experts, 2 * number + 1, 0.3);
+    if (number % 3 == 0) {
+      for (double& value : drawn) value = std::round(value);
+    }
+    if (draw.one_in(2)) std::fill(bias.begin(), bias.end(), 0.0);
+    const RouteForward out = route(reference(), tensor_of(reference(), Dtype::f64, {tokens, experts}, drawn), sequences, rule,
+                                   tensor_of(reference(), Dtype::f64, {experts}, bias));
+    const std::vector<double> scores = values(out.scores), weights = values(out.weights), chosen = values(out.experts);
+    std::vector<double> counts(static_cast<size_t>(sequences * experts));
+    for (int64_t n = 0; n < tokens; ++n) {
+      const Routed expected = routed_by_definition(rule, row_of(drawn, n, experts), bias);
+      const std::vector<double> ids(expected.experts.begin(), expected.experts.end());
+      ASSERT_EQ(row_of(chosen, n, rule.choices), ids) << "token " << n;
+      ASSERT_TRUE(close(row_of(scores, n, experts), expected.scores, 1e-13)) << "token " << n;
+      ASSERT_TRUE(close(row_of(weights, n, rule.choices), expected.weights, 1e-13)) << "token " << n;
+      for (const int e : expected.experts) ++counts[static_cast<size_t>(n / (tokens / sequences) * experts + e)];
+    }
+    ASSERT_EQ(values(out.counts), counts);
+  }
+}
+
+TEST_F(Router, GivesEqualLogitsToTheLowestExperts) {
+  for (const RoutingRule& rule :
+       {softmax_rule(3, false, true), softmax_rule(3, true, false), sigmoid_rule(3, true), sigmoid_rule(4, true, 4, 2)}) {
+    const RouteForward out = route(fast(), tensor_of(fast(), Dtype::f32, {2, 8}, std::vector<double>(16, 0.7)), 1, rule);
+    for (int64_t i = 0; i < 2 * rule.choices; ++i)
+      EXPECT_EQ(values(out.experts)[static_cast<size_t>(i)], static_cast<double>(i % rule.choices));
+    for (const double weight : values(out.weights)) EXPECT_NEAR(weight, 1.5 / static_cast<double>(rule.choices), 1e-6);
+  }
+}
+
+TEST_F(Router, TakesTurnsWhereItIsForced) {
+  const RouteForward out = route(fast(), random_tensor(fast(), Dtype::f32, {5, 5}, 1), 1, forced(softmax_rule(2, false, false)));
+  EXPECT_EQ(values(out.experts), (std::vector<double>{0, 1, 2, 3, 0, 4, 1, 2, 3, 4}));
+  EXPECT_EQ(values(out.counts), (std::vector<double>{2, 2, 2, 2, 2}));
+  const std::vector<double> scores = values(out.scores), weights = values(out.weights);
+  EXPECT_NEAR(weights[5], 1.5 * scores[14], 1e-7) << "the score of expert 4 of token 2";
+}
+
+TEST_F(Router, ChoosesValidExpertsOfNanAndSaysSoInTheWeights) {
+  for (const RoutingRule& rule : {softmax_rule(3, false, false), softmax_rule(3, true, true), sigmoid_rule(3, false),
+                                  sigmoid_rule(4, true, 4, 2), softmax_rule(8, true, false)}) {
+    for (const std::vector<size_t>& bad : {std::vector<size_t>{8}, {15}, {8, 9, 10, 11, 12, 13, 14, 15}, {9, 12, 14}}) {
+      std::vector<double> logits = random_values(24, 5);
+      for (const size_t i : bad) logits[i] = std::nan("");
+      const RouteForward out = route(fast(), tensor_of(fast(), Dtype::f32, {3, 8}, logits), 1, rule);
+      const std::vector<double> chosen = values(out.experts), weights = values(out.weights);
+      const int64_t k = rule.choices;
+      for (int64_t i = 0; i < 3 * k; ++i) {
+        const auto at = static_cast<size_t>(i);
+        EXPECT_TRUE(chosen[at] >= 0 && chosen[at] < 8) << chosen[at];
+        if (i % k > 0) {
+          EXPECT_GT(chosen[at], chosen[at - 1]);
+        }
+        EXPECT_EQ(std::isnan(weights[at]), i / k == 1) << i;
+      }
+      if (rule.score == RouterScore::softmax || bad.size() != 1 || rule.groups > 1) continue;
+      for (int64_t i = k; i < 2 * k; ++i) EXPECT_NE(chosen[static_cast<size_t>(i)], static_cast<double>(bad[0] - 8)) << "others are better";
+    }
+  }
+}
+
+TEST_F(Router, LetsTheBiasChooseOnly) {
+  const Tensor logits = tensor_of(fast(), Dtype::f32, {1, 3}, {2.0, 1.0, 0.0}), bias = tensor_of(fast(), Dtype::f32, {3}, {0.0, 0.0, 9.0});
+  const RouteForward out = route(fast(), logits, 1, sigmoid_rule(2, false), bias);
+  EXPECT_EQ(values(out.experts), (std::vector<double>{0, 2}));
+  EXPECT_NEAR(values(out.weights)[1], 0.75, 1e-6);
+}
+
+// The three losses by their formulas, expert by expert.
+std::vector<double> losses_by_definition(const RouteForward& k) {
+  const int64_t tokens = k.logits.dim(0), experts = k.logits.dim(1), sequences = k.counts.dim(0), length = tokens / sequences;
+  const std::vector<double> logits = values(k.logits), scores = values(k.scores), counts = values(k.counts);
+  const auto probability = [&](int64_t n, int64_t e) {
+    const std::vector<double> row = row_of(scores, n, experts);
+    return row[static_cast<size_t>(e)] / (k.rule.score == RouterScore::sigmoid ? sum_of(row) : 1.0);
+  };
+  const auto balance = [&](int64_t first, int64_t last) {  // of some sequences
+    double sum = 0.0;
+    for (int64_t e = 0; e < experts; ++e) {
+      double chosen = 0.0, probabilities = 0.0;
+      for (int64_t s = first; s < last; ++s) chosen += counts[static_cast<size_t>(s * experts + e)];
+      for (int64_t n = first * length; n < last * length; ++n) probabilities += probability(n, e);
+      sum += chosen * probabilities;
+    }
+    const auto t = static_cast<double>((last - first) * length);
+    return static_cast<double>(experts) / (static_cast<double>(k.rule.choices) * t * t) * sum;
+  };
+  std::vector<double> out{balance(0, sequences), 0.0, 0.0};
+  for (int64_t s = 0; s < sequences; ++s) out[1] += balance(s, s + 1) / static_cast<double>(sequences);
+  for (int64_t n = 0; n < tokens; ++n) {
+    double sum = 0.0;
+    for (const double logit : row_of(logits, n, experts)) sum += std::exp(logit);
+    out[2] += std::log(sum) * std::log(sum) / static_cast<double>(tokens);
+  }
+  return out;
+}
+
+std::vector<double> losses_of(Backend& device, const RouteForward& k) {
+  const Tensor out = empty(device, Dtype::f64, {3});
+  device.run(RouterLosses{.logits = k.logits, .scores = k.scores, .counts = k.counts, .out = out, .rule = k.rule});
+  return values(out);
+}
+
+TEST_F(Router, GivesTheLossesAsDefined) {
+  for (const auto& [name, shape] : route_shapes()) {
+    const Tensor logits = random_tensor(reference(), Dtype::f64, {shape.tokens(), shape.experts}, 3);
+    const RouteForward k = route(reference(), logits, shape.sequences, shape.rule);
+    EXPECT_TRUE(close(losses_of(reference(), k), losses_by_definition(k), 1e-12)) << name;
+  }
+  const RouteForward none = route(fast(), empty(fast(), Dtype::f32, {0, 4}), 2, softmax_rule(2, false, false));
+  EXPECT_EQ(losses_of(fast(), none), (std::vector<double>{0, 0, 0}));
+  EXPECT_EQ(values(none.counts), std::vector<double>(8));
+}
+
+TEST_F(Router, LosesLeastWhenAllExpertsHaveTheirShare) {
+  const RouteForward k = route(reference(), zeros(reference(), Dtype::f64, {8, 4}), 2, forced(softmax_rule(2, false, false)));
+  EXPECT_TRUE(close(losses_of(reference(), k), {1.0, 1.0, std::log(4.0) * std::log(4.0)}, 1e-14));
+}
+
+struct Coefficients {
+  double weights, balance, sequence_balance, z;
+};
+
+RouteBackward backward_of(const RouteForward& k, const Tensor& dweights, const Coefficients& c) {
+  const RouteBackward out{.logits = k.logits,
+                          .scores = k.scores,
+                          .experts = k.experts,
+                          .counts = k.counts,
+                          .dweights = dweights,
+                          .dlogits = empty_like(k.logits),
+                          .rule = k.rule,
+                          .balance = c.balance,
+                          .sequence_balance = c.sequence_balance,
+                          .z = c.z};
+  k.logits.device().run(out);
+  return out;
+}
+
+// What RouteBackward is the gradient of, with the counts of `at`, which has its choices, too.
+double objective(const RouteForward& at, const RouteForward& k, const std::vector<double>& dweights, const Coefficients& c) {
+  EXPECT_EQ(values(k.experts), values(at.experts)) << "the logits lie too close together";
+  RouteForward counted = k;
+  counted.counts = at.counts;
+  const std::vector<double> losses = losses_by_definition(counted), weights = values(k.weights);
+  const double weighted = std::inner_product(weights.begin(), weights.end(), dweights.begin(), 0.0);
+  return c.weights * weighted + c.balance * losses[0] + c.sequence_balance * losses[1] + c.z * losses[2];
+}
+
+TEST_F(Router, HasTheGradientsOfWeightsAndLosses) {
+  constexpr double kStep = 1e-5;
+  for (const auto& [name, s] : route_shapes()) {
+    if (s.tokens() > 50) continue;
+    const std::vector<double> drawn = random_values(s.tokens() * s.experts, 11, 2.0),
+                              dweights = random_values(s.tokens() * s.rule.choices, 12);
+    const auto routed_at = [&](const std::vector<double>& logits) {
+      return route(reference(), tensor_of(reference(), Dtype::f64, {s.tokens(), s.experts}, logits), s.sequences, s.rule);
+    };
+    const RouteForward at = routed_at(drawn);
+    for (const Coefficients& c : {Coefficients{1, 0, 0, 0}, {0, 1, 0, 0}, {0, 0, 1, 0}, {0, 0, 0, 1}, {1, 0.3, 0.2, 0.1}}) {
+      const Tensor d = tensor_of(reference(), Dtype::f64, {s.tokens(), s.rule.choices}, dweights);
+      if (c.weights == 0) reference().run(Fill{.out = d, .value = 0.0});
+      std::vector<double> expected;
+      for (size_t i = 0; i < drawn.size(); i += 1 + drawn.size() / 60) {
+        std::vector<double> up = drawn, down = drawn;
+        up[i] += kStep, down[i] -= kStep;
+        const double change = objective(at, routed_at(up), dweights, c) - objective(at, routed_at(down), dweights, c);
+        expected.push_back(change / (2 * kStep));
+      }
+      const std::vector<double> all = values(backward_of(at, d, c).dlogits);
+      std::vector<double> actual;
+      for (size_t i = 0; i < all.size(); i += 1 + all.size() / 60) actual.push_back(all[i]);
+      const double largest = std::abs(*std::ranges::max_element(expected, {}, [](double x) { return std::abs(x); }));
+      for (size_t i = 0; i < actual.size(); ++i) {
+        EXPECT_NEAR(actual[i], expected[i], 1e-7 * largest + 1e-9) << name << ", " << c.weights << c.balance << c.sequence_balance << c.z;
+      }
+    }
+  }
+}
+
+TEST_F(Router, HasNoGradientThroughTheOneRenormalisedWeightButThatOfTheLosses) {
+  for (const RoutingRule& rule : {softmax_rule(1, false, true), softmax_rule(1, true, false), sigmoid_rule(1, true)}) {
+    const RouteForward k = route(fast(), random_tensor(fast(), Dtype::f32, {6, 5}, 21), 2, rule);
+    const Tensor dweights = random_tensor(fast(), Dtype::f32, {6, 1}, 22);
+    EXPECT_EQ(values(backward_of(k, dweights, {1, 0, 0, 0}).dlogits), std::vector<double>(30));
+    for (const Coefficients& c : {Coefficients{0, 1, 0, 0}, {0, 0, 1, 0}, {0, 0, 0, 1}}) {
+      for (const double d : values(backward_of(k, dweights, c).dlogits)) EXPECT_NE(d, 0.0);
+    }
+  }
+}
+
+TEST_F(Router, RefusesRulesThatCannotBe) {
+  const RouteForward good = route(fast(), f32({4, 6}), 2, sigmoid_rule(2, false, 3, 1));
+  const auto refuses_rule = [&](const RoutingRule& rule, const std::vector<std::string>& words) {
+    RouteForward bad = good;
+    bad.rule = rule;
+    refuses(bad, "route", words);
+  };
+  refuses_rule(sigmoid_rule(7, false), {"choices is 7 of 6 experts"});
+  refuses_rule(sigmoid_rule(0, false), {"choices is 0"});
+  refuses_rule(sigmoid_rule(2, false, 4, 1), {"groups 4"});
+  refuses_rule(sigmoid_rule(2, false, 3, 4), {"of which 4 are kept"});
+  refuses_rule(sigmoid_rule(3, false, 3, 1), {"for 3 choices"});
+  RoutingRule rule = sigmoid_rule(2, false);
+  rule.score_after_choice = true;
+  refuses_rule(rule, {"score_after_choice is of softmax"});
+  RouteForward bad = good;
+  bad.counts = i32({3, 6});
+  refuses(bad, "route", {"counts is of 3 sequences, of 4 tokens"});
+  bad.counts = i32({0, 6});
+  refuses(bad, "route", {"counts is of 0 sequences"});
+  RouteBackward wrong = backward_of(good, f32({4, 2}), {1, 0, 0, 0});
+  wrong.experts = tensor_of(fast(), Dtype::i32, {4, 2}, {0, 1, 0, 1, 2, 6, 0, 1});
+  refuses(wrong, "route backward", {"experts[5] is 6, not in [0, 6)"});
+}
+
+}  // namespace mantissa::test::moe_route_test

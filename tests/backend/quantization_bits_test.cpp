@@ -1,0 +1,343 @@
+// Random bit patterns, NaN, Inf and subnormals among them, through every kernel that quantises: the fast backend gives the bits of the
+// reference, and both those of the slow reference. kernels_test compares the same kernels on numbers, where a sign of zero does not show.
+#include <map>
+
+#include "golden_vectors.h"
+#include "mantissa/formats/block_scale.h"
+#include "mantissa/formats/with_element.h"
+#include "quantized_matrices.h"
+
+namespace mantissa::test::quantization_bits_test {
+
+constexpr std::array kFormats{Format::e4m3, Format::e5m2, Format::e2m1};
+constexpr std::array kRules{ScaleRule::rceil, ScaleRule::floor};
+
+struct Sized {
+  int64_t rows, cols;  // of the input; the output has whole blocks
+};
+
+// Memory that nothing has been written to yet.
+Tensor stale(Backend& device, Dtype dtype, Shape shape) {
+  const Tensor out = empty(device, dtype, shape);
+  std::memset(out.device_bytes(), 0xFF, static_cast<size_t>(out.bytes()));
+  return out;
+}
+QuantizedTensor stale(Backend& device, Shape shape, const Quantization& how) {
+  return {.codes = stale(device, Dtype::u8, codes_shape(shape, how)),
+          .scales = stale(device, Dtype::u8, scales_shape(shape, how)),
+          .shape = shape,
+          .how = how};
+}
+Tensor copy_to(Backend& device, const Tensor& x) { return from_host(device, x.dtype(), x.shape(), x.device_bytes()); }
+QuantizedTensor copy_to(Backend& device, const QuantizedTensor& x) {
+  return {copy_to(device, x.codes), copy_to(device, x.scales), x.shape, x.how};
+}
+Tensor flag(Backend& device) { return tensor_of(device, Dtype::i32, {1}, {0}); }
+
+// Codes and scales drawn byte by byte: codes of NaN and Inf among them. `scales` are the scale codes to choose from; a block whose draw
+// says so holds zeros of both signs only.
+QuantizedTensor random_codes(Backend& device, Shape shape, const Quantization& how, const std::vector<uint8_t>& scales, bool zeros) {
+  const QuantizedTensor out = stale(device, shape, how);
+  for (int64_t i = 0; i < out.scales.elements(); ++i) {
+    out.scales.data<uint8_t>()[i] = scales[random_words({.seed = 23}, 1, static_cast<uint64_t>(i))[0] % scales.size()];
+  }
+  const int64_t per_row = out.codes.dim(1), per_byte = shape[1] / per_row;
+  const auto signs = static_cast<uint8_t>(per_byte == 1 ? 0x80 : 0x88);
+  for (int64_t i = 0; i < out.codes.elements(); ++i) {
+    const auto words = random_words({.seed = 23}, 2, static_cast<uint64_t>(i));
+    const int64_t block = i / per_row / how.block_rows * out.scales.dim(1) + i % per_row * per_byte / how.block_cols;
+    const bool zero = zeros && random_words({.seed = 23}, 3, static_cast<uint64_t>(block))[0] % 2 == 0;
+    out.codes.data<uint8_t>()[i] = static_cast<uint8_t>(zero ? words[0] & signs : words[0]);
+  }
+  return out;
+}
+
+std::vector<uint8_t> scale_range(int first, int last) {
+  std::vector<uint8_t> out;
+  for (int scale = first; scale <= last; ++scale) out.push_back(static_cast<uint8_t>(scale));
+  return out;
+}
+
+const std::vector<std::vector<uint8_t>> kScales = {scale_range(0, 255), scale_range(20, 236),  scale_range(124, 130),
+                                                   scale_range(0, 18),  scale_range(236, 255), {0, 1, 2, 127, 253, 254, 255}};
+
+class QuantizationBits : public BackendTest {
+ protected:
+  // Drawn once.
+  const Tensor& matrix(const Patterns& p, Dtype dtype, const Sized& size) {
+    Tensor& out = matrices_[text(p.name, ' ', dtype, ' ', size.rows, ' ', size.cols)];
+    if (!out.defined()) out = pattern_matrix(reference(), p, dtype, size.rows, size.cols);
+    return out;
+  }
+
+  // `run` gives the outputs of a kernel on a backend.
+  template <class Run>
+  void expect_same(const Run& run) {
+    const std::vector<Tensor> expected = run(reference()), actual = run(fast());
+    for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(same_bits(actual[i], expected[i])) << "output " << i;
+  }
+
+  void check_quantize(const Patterns& p, Dtype dtype, const Sized& size, const Quantization& how, bool both = false) {
+    SCOPED_TRACE(text(p.name, " ", dtype, " ", size.rows, "x", size.cols, " ", how, both ? " both" : ""));
+    const int64_t step = both ? how.block() : how.block_rows, rows = (size.rows + step - 1) / step * step;
+    const Tensor& drawn = matrix(p, dtype, size);
+    const std::vector<double> numbers = values(drawn);
+    const bool finite = std::all_of(numbers.begin(), numbers.end(), [](double v) { return std::isfinite(v); });
+    expect_same([&](Backend& device) {
+      const Tensor nonfinite = flag(device);
+      const QuantizedTensor out = stale(device, {rows, size.cols}, how);
+      QuantizedTensor second;
+      if (both) second = stale(device, {rows, size.cols}, how.transposed());
+      device.run(Quantize{.x = copy_to(device, drawn), .out = out, .second = second, .nonfinite = nonfinite});
+      EXPECT_EQ(values(nonfinite)[0], finite ? 0.0 : 1.0) << device.name();
+      std::vector<Tensor> outputs = {out.codes, out.scales};
+      if (both) outputs.insert(outputs.end(), {second.codes, second.scales});
+      return outputs;
+    });
+  }
+
+ private:
+  std::map<std::string, Tensor> matrices_;
+};
+
+TEST_F(QuantizationBits, QuantizeOfAnyPatternIsThatOfTheReference) {
+  for (const Format format : kFormats) {
+    for (const ScaleRule rule : kRules) {
+      for (const Patterns& p : patterns()) {
+        for (const int64_t b : {32, 128}) {
+          for (const Sized& size : {Sized{b, b}, {b + 5, 3 * b}, {2 * b - 1, 5 * b}}) {
+            for (const Quantization& how : {rows_of(format, b, rule), rows_of(format, b, rule).transposed(), tiles_of(format, b, rule)}) {
+              check_quantize(p, Dtype::bf16, size, how);
+            }
+            check_quantize(p, Dtype::bf16, size, rows_of(format, b, rule), true);
+          }
+        }
+        for (const Sized& size : {Sized{1, 2048}, {33, 2048}}) check_quantize(p, Dtype::bf16, size, rows_of(format, 32, rule));
+        check_quantize(p, Dtype::bf16, {31, 2048}, tiles_of(format, 32, rule));
+        check_quantize(p, Dtype::bf16, {70, 96}, rows_of(format, 32, rule), true);
+        for (const int64_t cols : {2, 34, 40, 48, 80}) {  // blocks along columns fit any width
+          check_quantize(p, Dtype::bf16, {37, cols}, rows_of(format, 32, rule).transposed());
+        }
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+// Row i has the magnitude whose bf16 bits are i, of either sign and anywhere in its block, and nothing as large beside it.
+TEST_F(QuantizationBits, ScalesAreThoseOfBlockScaleForEveryAmaxBelowNan) {
+  constexpr int64_t kInf = 0x7F80, kBlock = 32;
+  std::vector<bf16> x(static_cast<size_t>((kInf + 1) * kBlock));
+  for (int64_t i = 0; i <= kInf; ++i) {
+    for (int64_t c = 0; c < kBlock; ++c) x[static_cast<size_t>(i * kBlock + c)].bits = static_cast<uint16_t>(std::max<int64_t>(0, i - 1));
+    x[static_cast<size_t>(i * kBlock + i % kBlock)].bits = static_cast<uint16_t>(i | (i / kBlock % 2 == 0 ? 0 : 0x8000));
+  }
+  for (const Format format : kFormats) {
+    for (const ScaleRule rule : {ScaleRule::rceil, ScaleRule::floor, ScaleRule::flashinfer}) {
+      if (rule == ScaleRule::flashinfer && format != Format::e2m1) continue;
+      for (Backend* device : {&reference(), &fast()}) {
+        const QuantizedTensor out = stale(*device, {kInf + 1, kBlock}, rows_of(format, kBlock, rule));
+        device->run(Quantize{.x = from_host(*device, Dtype::bf16, out.shape, x.data()), .out = out});
+        for (int64_t i = 0; i <= kInf; ++i) {
+          const auto amax = static_cast<uint32_t>(i) << 16;
+          const int expected = with_element(format, [&]<class E>() { return block_scale<E>(amax, rule); });
+          ASSERT_EQ(int{out.scales.data<uint8_t>()[i]}, expected) << out.how << " of 0x" << std::hex << i << ", " << device->name();
+        }
+      }
+    }
+  }
+}
+
+TEST_F(QuantizationBits, QuantizeOfFp32PatternsIsThatOfTheReference) {
+  for (const Format format : kFormats) {
+    for (const ScaleRule rule : kRules) {
+      for (const Patterns& p : patterns()) {
+        check_quantize(p, Dtype::f32, {45, 96}, rows_of(format, 32, rule), true);
+        check_quantize(p, Dtype::f32, {45, 96}, tiles_of(format, 32, rule));
+      }
+    }
+  }
+}
+
+TEST_F(QuantizationBits, FlashinferOfAnyPatternIsThatOfTheReferenceForAnyBlockLength) {
+  for (const Patterns& p : patterns()) {
+    for (const int64_t b : {2, 6, 8, 16, 24, 32, 64, 128}) {
+      for (const Sized& size : {Sized{1, b}, {7, 3 * b}, {33, 16 * b}}) {
+        check_quantize(p, Dtype::bf16, size, rows_of(Format::e2m1, b, ScaleRule::flashinfer));
+      }
+    }
+  }
+}
+
+TEST_F(QuantizationBits, DequantizeOfAnyCodeAtAnyScaleIsThatOfTheReference) {
+  for (const Format format : kFormats) {
+    for (const ScaleRule rule : {ScaleRule::rceil, ScaleRule::flashinfer}) {
+      if (rule == ScaleRule::flashinfer && format != Format::e2m1) continue;
+      for (const std::vector<uint8_t>& scales : kScales) {
+        for (const bool zeros : {false, true}) {
+          const auto check = [&](Shape shape, const Quantization& how) {
+            SCOPED_TRACE(text(shape, " ", how, " scales from ", int{scales.front()}, zeros ? ", with blocks of zeros" : ""));
+            const QuantizedTensor x = random_codes(reference(), shape, how, scales, zeros);
+            for (const Dtype dtype : {Dtype::bf16, Dtype::f32}) {
+              expect_same([&](Backend& device) {
+                const Tensor out = stale(device, dtype, shape), extreme = flag(device);
+                device.run(Dequantize{.x = copy_to(device, x), .out = out, .extreme = extreme});
+                return std::vector<Tensor>{out, extreme};
+              });
+            }
+          };
+          for (const int64_t b : {32, 128}) {
+            check({2 * b, 3 * b}, rows_of(format, b, rule).transposed());
+            check({2 * b, 3 * b}, tiles_of(format, b, rule));
+            check({37, 3 * b}, rows_of(format, b, rule));
+          }
+          check({3, 2048}, rows_of(format, 32, rule));
+          check({32, 34}, rows_of(format, 32, rule).transposed());
+          if (format == Format::e2m1) check({5, 48}, rows_of(format, 8, rule)), check({5, 48}, rows_of(format, 24, rule));
+        }
+      }
+    }
+  }
+}
+
+TEST_F(QuantizationBits, AScaleIsReportedAsExtremeIfItsBlockHoldsANonZeroElement) {
+  const auto tame = [](Format format, int scale) {
+    if (format == Format::e2m1) return scale >= 2 && scale <= 252;
+    return format == Format::e4m3 ? scale >= 10 && scale <= 246 : scale >= 17 && scale <= 239;
+  };
+  for (const Format format : kFormats) {
+    for (const Quantization& how : {rows_of(format, 32), rows_of(format, 32).transposed(), tiles_of(format, 32)}) {
+      for (int scale = 0; scale < 256; ++scale) {
+        for (Backend* device : {&reference(), &fast()}) {
+          const QuantizedTensor x = random_codes(*device, {32, 64}, how, {127}, false);
+          const int64_t row = how.rowwise() ? 0 : 5, col = how.columnwise() ? 1 : 37;  // an element of the block of scale number 1
+          x.scales.data<uint8_t>()[1] = static_cast<uint8_t>(scale);
+          std::memset(x.codes.device_bytes(), format == Format::e2m1 ? 0x88 : 0x80, static_cast<size_t>(x.codes.bytes()));
+          const auto extreme = [&] {
+            const Tensor out = flag(*device);
+            device->run(Dequantize{.x = x, .out = stale(*device, Dtype::bf16, x.shape), .extreme = out});
+            return values(out)[0];
+          };
+          EXPECT_EQ(extreme(), 0.0) << how << " of zeros at " << scale << ", " << device->name();
+          x.codes.data<uint8_t>()[(row * 64 + col) * x.codes.dim(1) / 64] |= 0x11;
+          EXPECT_EQ(extreme(), tame(format, scale) ? 0.0 : 1.0) << how << " at " << scale << ", " << device->name();
+        }
+      }
+    }
+  }
+}
+
+TEST_F(QuantizationBits, FakeQuantizeOfAnyPatternIsThatOfTheReference) {
+  const auto check = [&](const Patterns& p, Dtype dtype, const Sized& size, const Quantization& how) {
+    SCOPED_TRACE(text(p.name, " ", dtype, " ", size.rows, "x", size.cols, " ", how));
+    expect_same([&](Backend& device) {
+      const Tensor out = stale(device, dtype, {size.rows, size.cols});
+      device.run(FakeQuantize{.x = copy_to(device, matrix(p, dtype, size)), .out = out, .how = how});
+      return std::vector<Tensor>{out};
+    });
+  };
+  for (const Patterns& p : patterns()) {
+    for (const int64_t b : {2, 8, 16, 24, 32, 64, 128}) {
+      check(p, Dtype::bf16, {7, 6 * b}, rows_of(Format::e2m1, b, ScaleRule::flashinfer));
+      for (const Format format : kFormats) {
+        for (const ScaleRule rule : kRules) check(p, Dtype::bf16, {7, 6 * b}, rows_of(format, b, rule));
+      }
+    }
+    for (const Format format : kFormats) {
+      check(p, Dtype::bf16, {64, 96}, tiles_of(format, 32));
+      check(p, Dtype::bf16, {64, 96}, rows_of(format, 32).transposed());
+      check(p, Dtype::f32, {7, 96}, rows_of(format, 32));
+    }
+  }
+}
+
+TEST_F(QuantizationBits, RequantizeColumnsOfAnyCodesIsThatOfTheReference) {
+  const auto check = [&](const Shape& shape, const Quantization& how, const std::vector<uint8_t>& scales, bool zeros) {
+    SCOPED_TRACE(text(shape, " ", how, " scales from ", int{scales.front()}, zeros ? ", with blocks of zeros" : ""));
+    const QuantizedTensor x = random_codes(reference(), shape, how, scales, zeros);
+    expect_same([&](Backend& device) {
+      const QuantizedTensor out = stale(device, shape, how.transposed());
+      device.run(RequantizeColumns{.x = copy_to(device, x), .out = out});
+      return std::vector<Tensor>{out.codes, out.scales};
+    });
+  };
+  for (const Format format : {Format::e4m3, Format::e5m2}) {
+    for (const ScaleRule rule : kRules) {
+      for (const std::vector<uint8_t>& scales : kScales) {
+        for (const bool zeros : {false, true}) {
+          for (const int64_t b : {32, 128}) {
+            for (const int64_t blocks : {1, 3, 5}) check({b, blocks * b}, rows_of(format, b, rule), scales, zeros);
+          }
+        }
+        check({64, 2048}, rows_of(format, 32, rule), scales, false);
+      }
+    }
+  }
+}
+
+TEST_F(QuantizationBits, SwizzledScalesLieWhereTheSlowReferencePutsThem) {
+  for (const Shape& shape : {Shape{1, 32}, {32, 96}, {33, 160}, {130, 160}, {160, 2048}, {257, 544}}) {
+    for (const bool columns : {false, true}) {
+      const Quantization rows = rows_of(Format::e4m3, 32);
+      const Shape matrix = columns ? Shape{shape[1], shape[0]} : shape;
+      for (Backend* device : {&reference(), &fast()}) {
+        const QuantizedTensor x = random_codes(*device, matrix, columns ? rows.transposed() : rows, scale_range(0, 255), false);
+        const Tensor out = stale(*device, Dtype::u8, {swizzled_bytes(shape[0], shape[1] / 32)});
+        device->run(SwizzleScales{.x = x, .out = out});
+        const auto outer = static_cast<size_t>(shape[0]), inner = static_cast<size_t>(shape[1] / 32);
+        EXPECT_TRUE(same_elements(bytes_of(out), slow_swizzle(bytes_of(x.scales), outer, inner, columns)))
+            << matrix << ' ' << device->name();
+      }
+    }
+  }
+}
+
+// What tests/golden does for blocks of 32, for those of 128, which have no vectors.
+class SlowReference : public BackendTest {
+ protected:
+  static SlowQuantized expected(const std::vector<double>& x, int64_t cols, const Quantization& how) {
+    return slow_quantize(slow(how.format), how.rule, x, static_cast<size_t>(cols), static_cast<size_t>(how.block_rows),
+                         static_cast<size_t>(how.block_cols));
+  }
+  static void expect_equal(const QuantizedTensor& q, const SlowQuantized& expected) {
+    EXPECT_TRUE(same_elements(bytes_of(q.scales), expected.scales)) << q.how << ' ' << q.device().name();
+    EXPECT_TRUE(same_elements(codes_of(q), expected.codes)) << q.how << ' ' << q.device().name();
+    const Tensor decoded = dequantized(q);
+    for (size_t i = 0; i < expected.values.size(); ++i) {
+      const auto bits = std::bit_cast<uint32_t>(decoded.data<float>()[i]);
+      ASSERT_EQ(bits, std::isnan(value_of_bits(expected.values[i])) ? 0x7FC00000U : expected.values[i]) << i << ' ' << q.how;
+    }
+  }
+};
+
+TEST_F(SlowReference, AgreesWithEveryBackendOnBlocksOf128) {
+  const int64_t rows = 251, padded = 256, cols = 256;
+  for (const Patterns& p : patterns()) {
+    SCOPED_TRACE(p.name);
+    const Tensor drawn = pattern_matrix(reference(), p, Dtype::bf16, rows, cols);
+    std::vector<double> x = values(drawn);
+    x.resize(static_cast<size_t>(padded * cols));
+    for (const Format format : {Format::e4m3, Format::e5m2}) {
+      for (const ScaleRule rule : kRules) {
+        const Quantization along_rows = rows_of(format, 128, rule), along_columns = along_rows.transposed(),
+                           tiles = tiles_of(format, 128, rule);
+        const SlowQuantized by_rows = expected(x, cols, along_rows), by_columns = expected(x, cols, along_columns),
+                            by_tiles = expected(x, cols, tiles);
+        for (Backend* device : {&reference(), &fast()}) {
+          const Tensor input = copy_to(*device, drawn);
+          const auto target = [&](const Quantization& how) { return stale(*device, {padded, cols}, how); };
+          const QuantizedTensor row = target(along_rows), column = target(along_columns), tile = target(tiles), both = target(along_rows),
+                                second = target(along_columns);
+          for (const QuantizedTensor& out : {row, column, tile}) device->run(Quantize{.x = input, .out = out});
+          device->run(Quantize{.x = input, .out = both, .second = second});
+          expect_equal(row, by_rows), expect_equal(both, by_rows);
+          expect_equal(column, by_columns), expect_equal(second, by_columns);
+          expect_equal(tile, by_tiles);
+        }
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+}  // namespace mantissa::test::quantization_bits_test

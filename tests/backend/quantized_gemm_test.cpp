@@ -1,0 +1,228 @@
+// Products of quantised operands against the fp64 product of their dequantised values, which is exact: every element is a dyadic rational
+// and fp64 sums of this length lose less than the bound by far.
+#include <cmath>
+
+#include "backend/cpu/gemm_engine.h"
+#include "kernel_cases_quantized.h"
+#include "mantissa/formats/with_element.h"
+
+namespace mantissa::test::quantized_gemm_test {
+
+// Dequantised in fp64 from the codes alone.
+std::vector<double> exact_values(const QuantizedTensor& x) {
+  std::vector<double> out;
+  const int64_t rows = x.shape[0], cols = x.shape[1];
+  const auto* codes = x.codes.data<uint8_t>();
+  const auto* scales = x.scales.data<uint8_t>();
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < cols; ++c) {
+      const uint8_t scale = scales[r / x.how.block_rows * (cols / x.how.block_cols) + c / x.how.block_cols];
+      const bool packed = x.how.format == Format::e2m1;
+      const uint8_t byte = codes[packed ? (r * cols + c) / 2 : r * cols + c];
+      const uint8_t code = packed ? unpack_nibble(byte, c) : byte;
+      const double element = with_element(x.how.format, [&]<class E>() {
+        constexpr int kFraction = E::mantissa_mask;
+        const int magnitude = code & static_cast<int>(E::magnitude_mask), field = magnitude >> E::mantissa_bits,
+                  fraction = magnitude & kFraction;
+        const double value =
+            std::ldexp(field > 0 ? (1 << E::mantissa_bits) + fraction : fraction, std::max(field, 1) - E::bias - E::mantissa_bits);
+        return (code & E::sign_bit) != 0 ? -value : value;
+      });
+      out.push_back(std::ldexp(element, scale - 127));
+    }
+  }
+  return out;
+}
+
+std::vector<double> exact_values(const Value& value) {
+  const auto* quantized = std::get_if<QuantizedTensor>(&value);
+  return quantized ? exact_values(*quantized) : values(std::get<Tensor>(value));
+}
+
+struct Exact {
+  std::vector<double> products, magnitudes;  // sum a b, sum |a b|
+};
+
+Exact exact_product(const Operand& a, const Operand& b) {
+  const std::vector<double> left = exact_values(a.value), right = exact_values(b.value);
+  const int64_t rows = a.rows(), depth = a.cols(), cols = b.cols();
+  Exact out{std::vector<double>(static_cast<size_t>(rows * cols)), std::vector<double>(static_cast<size_t>(rows * cols))};
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t k = 0; k < depth; ++k) {
+      const double x = left[static_cast<size_t>(a.transposed ? k * rows + i : i * depth + k)];
+      for (int64_t j = 0; j < cols; ++j) {
+        const double term = x * right[static_cast<size_t>(b.transposed ? j * depth + k : k * cols + j)];
+        out.products[static_cast<size_t>(i * cols + j)] += term;
+        out.magnitudes[static_cast<size_t>(i * cols + j)] += std::abs(term);
+      }
+    }
+  }
+  return out;
+}
+
+class QuantizedGemm : public BackendTest {
+ protected:
+  static constexpr Quantization kRows{Format::e4m3, 1, 32}, kTiles{Format::e4m3, 32, 32};
+
+  QuantizedTensor random_codes(Shape shape, const Quantization& how, uint32_t what, int spread = 2, double scale = 1.0) {
+    std::vector<double> drawn = wide_values(shape[0], shape[1], what, spread);
+    for (double& value : drawn) value *= scale;
+    return quantized(tensor_of(fast(), Dtype::bf16, shape, drawn), how);
+  }
+
+  // |d - exact| <= 1e-6 max(1, K / 4096) sum |a b|, a bf16 result 2^-8 |D| more: what fp32 sums of either order stay within.
+  static void expect_within_bound(const Tensor& d, const Exact& exact, int64_t depth) {
+    const double bound = 1e-6 * std::max(1.0, static_cast<double>(depth) / 4096);
+    const std::vector<double> actual = values(d);
+    for (size_t i = 0; i < actual.size(); ++i) {
+      const double rounding = d.dtype() == Dtype::bf16 ? std::ldexp(std::abs(exact.products[i]), -8) : 0.0;
+      ASSERT_LE(std::abs(actual[i] - exact.products[i]), bound * exact.magnitudes[i] + rounding) << d.device().name() << " at " << i;
+    }
+  }
+  void expect_product(const Operand& a, const Operand& b, Dtype out) {
+    const Exact exact = exact_product(a, b);
+    for (Backend* device : {&fast(), &reference()}) {
+      const Tensor d = empty(*device, out, {a.rows(), b.cols()});
+      device->run(Gemm{.a = a, .b = b, .out = d, .accumulate = false});
+      expect_within_bound(d, exact, a.cols());
+    }
+  }
+  // The same of the one group that there is.
+  void expect_grouped_product(const Operand& a, const Operand& b) {
+    const Tensor d = empty(fast(), Dtype::f32, {a.rows(), b.cols()});
+    const auto end = static_cast<double>(a.rows());
+    fast().run(GroupedGemm{.a = a, .b = b, .out = d, .offsets = tensor_of(fast(), Dtype::i32, {2}, {0, end})});
+    expect_within_bound(d, exact_product(a, b), a.cols());
+  }
+};
+
+TEST_F(QuantizedGemm, EqualsTheExactProductInAllThreeRoles) {
+  for (const int64_t block : {32, 128}) {
+    const int64_t tokens = 2 * block, in = 3 * block, out = block;
+    for (const Format format : {Format::e4m3, Format::e5m2}) {
+      const Quantization rows{format, 1, block}, columns = rows.transposed(), tiles{format, block, block};
+      const QuantizedTensor x = random_codes({tokens, in}, rows, 1), dy = random_codes({tokens, out}, rows, 2);
+      const QuantizedTensor x_columns = random_codes({tokens, in}, columns, 1), dy_columns = random_codes({tokens, out}, columns, 2);
+      for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+        for (const Quantization& how : {rows, tiles}) {
+          expect_product({x}, {random_codes({out, in}, how, 3), true}, dtype);          // fprop
+          expect_product({dy}, {random_codes({out, in}, how.transposed(), 3)}, dtype);  // dgrad
+        }
+        expect_product({dy_columns, true}, {x_columns}, dtype);  // wgrad
+      }
+    }
+  }
+}
+
+TEST_F(QuantizedGemm, TakesOneOperandInHighPrecision) {
+  const QuantizedTensor weight = random_codes({96, 64}, kTiles, 4),
+                        fake = random_codes({96, 64}, {Format::e2m1, 1, 32, ScaleRule::flashinfer}, 5);
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+    const Tensor x = tensor_of(fast(), dtype, {37, 64}, random_values(37 * 64, 6)),
+                 dy = tensor_of(fast(), dtype, {37, 96}, random_values(37 * 96, 7));
+    for (const QuantizedTensor& w : {weight, fake}) {
+      expect_product({x}, {w, true}, dtype);
+      expect_product({dy}, {w}, dtype);
+    }
+  }
+}
+
+TEST_F(QuantizedGemm, HoldsTheBoundForLongSums) {
+  const Quantization columns = kRows.transposed();
+  for (const int64_t depth : {4096, 65536}) {
+    expect_product({random_codes({32, depth}, kRows, 8, 0)}, {random_codes({32, depth}, kRows, 9, 0), true}, Dtype::f32);      // fprop
+    expect_product({random_codes({32, depth}, kRows, 8, 0)}, {random_codes({depth, 32}, kTiles, 9, 0)}, Dtype::f32);           // dgrad
+    expect_product({random_codes({depth, 32}, columns, 8, 0), true}, {random_codes({depth, 32}, columns, 9, 0)}, Dtype::f32);  // wgrad
+  }
+}
+
+// bf16 products flush subnormals: at these scales the operands' small elements are subnormal, or the largest overflow. Without a bf16 dot
+// product all run in fp32, and none because of its scales.
+TEST_F(QuantizedGemm, MultipliesExtremeScalesInFp32) {
+  const Quantization columns = kRows.transposed();
+  for (const double scale : {0x1p-125, 0x1p-115, 0x1p+118}) {
+    const auto a = [&](Shape shape, const Quantization& how) { return random_codes(shape, how, 10, 0, scale); };
+    const auto b = [&](Shape shape, const Quantization& how) { return random_codes(shape, how, 11, 0, 1.0 / scale); };
+    const int64_t before = fast().fp32_products();
+    expect_product({a({32, 64}, kRows)}, {b({64, 64}, kTiles), true}, Dtype::f32);     // fprop
+    expect_product({a({32, 64}, kRows)}, {b({64, 64}, columns)}, Dtype::f32);          // dgrad
+    expect_product({a({64, 32}, columns), true}, {b({64, 64}, columns)}, Dtype::f32);  // wgrad
+    EXPECT_EQ(fast().fp32_products() - before, onednn_has_bf16() ? 3 : 0) << scale;
+  }
+  const int64_t before = fast().fp32_products();
+  expect_product({random_codes({32, 64}, kRows, 12)}, {random_codes({64, 64}, kTiles, 13), true}, Dtype::f32);
+  EXPECT_EQ(fast().fp32_products(), before) << "ordinary scales need no fp32";
+}
+
+// The bound of extreme scales relies on subnormals: every element of one operand is one, in products of few rows, of many and of a group.
+TEST_F(QuantizedGemm, HonorsSubnormalsOfExtremeScales) {
+  const Quantization columns = kRows.transposed();
+  const auto tiny = [&](Shape shape, const Quantization& how) { return random_codes(shape, how, 21, 0, 0x1p-128); };
+  const auto large = [&](Shape shape, const Quantization& how) { return random_codes(shape, how, 22, 0, 0x1p+100); };
+  for (const double x : exact_values(tiny({32, 64}, kRows))) ASSERT_LT(std::abs(x), 0x1p-126);
+  for (const int64_t rows : {8, 64, 200}) {
+    const Tensor dense = random_tensor(fast(), Dtype::f32, {rows, 64}, 23, 0x1p+100);
+    expect_product({tiny({rows, 64}, kRows)}, {large({96, 64}, kTiles), true}, Dtype::f32);
+    expect_product({large({rows, 64}, kRows)}, {tiny({96, 64}, kTiles), true}, Dtype::f32);
+    expect_product({dense}, {tiny({64, 96}, columns)}, Dtype::f32);
+    expect_grouped_product({tiny({rows, 64}, kRows)}, {large({96, 64}, kTiles), true});
+    expect_grouped_product({dense}, {tiny({64, 96}, columns)});
+  }
+  expect_product({tiny({64, 96}, columns), true}, {large({64, 32}, columns)}, Dtype::f32);
+}
+
+TEST_F(QuantizedGemm, ZeroBlocksAreNotExtreme) {
+  QuantizedTensor a = random_codes({64, 64}, kRows, 14);
+  std::fill_n(a.codes.data<uint8_t>(), 32 * 64, uint8_t{0});
+  std::fill_n(a.scales.data<uint8_t>(), 32 * 2, uint8_t{0});
+  const int64_t before = fast().fp32_products();
+  expect_product({a}, {random_codes({32, 64}, kTiles, 15), true}, Dtype::f32);
+  EXPECT_EQ(fast().fp32_products(), before);
+}
+
+// A large weight is dequantised in bands of output columns: never whole, and without a trace in the result.
+TEST_F(QuantizedGemm, DequantisesALargeWeightInBandsWithTheBitsOfTheWhole) {
+  const int64_t out = 3072, in = 2304, tokens = 64;
+  const QuantizedTensor weight = random_codes({out, in}, kTiles, 19);
+  const Tensor whole = empty(fast(), Dtype::bf16, {out, in});
+  fast().run(Dequantize{.x = weight, .out = whole});
+  for (const bool fprop : {true, false}) {
+    const Tensor x = tensor_of(fast(), Dtype::bf16, {tokens, fprop ? in : out}, random_values(tokens * (fprop ? in : out), 20));
+    const Tensor expected = empty(fast(), Dtype::f32, {tokens, fprop ? out : in}), actual = empty_like(expected);
+    fast().run(Gemm{.a = {x}, .b = {whole, fprop}, .out = expected, .accumulate = false});
+    const std::unique_ptr<Backend> fresh = make_backend("cpu");
+    const auto copied = [&fresh](const Tensor& from) { return from_host(*fresh, from.dtype(), from.shape(), from.device_bytes()); };
+    const QuantizedTensor codes{copied(weight.codes), copied(weight.scales), weight.shape, weight.how};
+    const Tensor input = copied(x), product = empty(*fresh, Dtype::f32, expected.shape());
+    const int64_t before = fresh->allocator_stats().in_use;
+    fresh->run(Gemm{.a = {input}, .b = {codes, fprop}, .out = product, .accumulate = false});
+    EXPECT_TRUE(same_elements(values(product), values(expected)));
+    EXPECT_LT(fresh->allocator_stats().peak_in_use - before, whole.bytes()) << (fprop ? "fprop" : "dgrad");
+  }
+}
+
+TEST_F(QuantizedGemm, FindsAnExtremeScaleInTheLastBand) {
+  const QuantizedTensor weight = random_codes({3072, 2304}, kTiles, 24);
+  weight.scales.data<uint8_t>()[weight.scales.elements() - 1] = 1;  // 2^-126
+  const int64_t before = fast().fp32_products();
+  expect_product({random_codes({4, 2304}, kRows, 25)}, {weight, true}, Dtype::f32);
+  EXPECT_EQ(fast().fp32_products() - before, onednn_has_bf16() ? 1 : 0);
+}
+
+TEST_F(QuantizedGemm, AccumulatesIntoGradients) {
+  for (const double scale : {1.0, 0x1p-120}) {  // the second a product that starts over in fp32: it is added once
+    const QuantizedTensor a = random_codes({32, 96}, kRows.transposed(), 16, 2, scale),
+                          b = random_codes({32, 64}, kRows.transposed(), 17, 2, 1.0 / scale);
+    for (Backend* device : {&fast(), &reference()}) {
+      const Tensor once = empty(*device, Dtype::f32, {96, 64}),
+                   twice = tensor_of(*device, Dtype::f32, {96, 64}, random_values(96 * 64, 18));
+      const std::vector<double> before = values(twice);
+      device->run(Gemm{.a = {a, true}, .b = {b}, .out = once, .accumulate = false});
+      device->run(Gemm{.a = {a, true}, .b = {b}, .out = twice, .accumulate = true});
+      const std::vector<double> product = values(once), sum = values(twice);
+      for (size_t i = 0; i < before.size(); ++i) EXPECT_NEAR(sum[i], before[i] + product[i], 1e-4);
+    }
+  }
+}
+
+}  // namespace mantissa::test::quantized_gemm_test

@@ -1,0 +1,202 @@
+// Which kernels of the fast CPU backend flush subnormals: a CPU can be asked to raise a signal where arithmetic meets a subnormal operand,
+// which is where some take a hundred cycles. A kernel that flushes them never does; what honors them gives the reference's bits. A kernel
+// of backend.h without an entry here fails EveryKernelHasItsMode.
+#include <ucontext.h>
+#include <xmmintrin.h>
+
+#include <csignal>
+#include <map>
+
+#include "kernel_cases.h"
+#include "mantissa/base/alternate_stack.h"
+
+namespace mantissa::test::subnormals_test {
+
+// What the cases of a kernel do with inputs of which a third is subnormal.
+enum class Mode {
+  flushed,  // arithmetic never sees one
+  honored,  // it does
+  integers  // there is no arithmetic in floating point that could
+};
+
+std::ostream& operator<<(std::ostream& out, Mode mode) {
+  return out << (mode == Mode::flushed ? "flushed" : mode == Mode::honored ? "honored" : "integers");
+}
+
+const std::map<std::string, Mode>& modes() {
+  static const std::map<std::string, Mode> all = {
+      {"Fill", Mode::integers},
+      {"Convert", Mode::honored},
+      {"RandomNormal", Mode::integers},
+      {"Add", Mode::honored},
+      {"AddBias", Mode::flushed},
+      {"Gemm", Mode::flushed},
+      {"Quantize", Mode::integers},
+      {"Dequantize", Mode::integers},
+      {"FakeQuantize", Mode::integers},
+      {"RequantizeColumns", Mode::integers},
+      {"SwizzleScales", Mode::integers},
+      {"QuantizationError", Mode::honored},
+      {"SumRows", Mode::flushed},
+      {"EmbeddingForward", Mode::integers},
+      {"EmbeddingBackward", Mode::flushed},
+      {"RmsNormForward", Mode::flushed},
+      {"RmsNormBackward", Mode::flushed},
+      {"LayerNormForward", Mode::flushed},
+      {"LayerNormBackward", Mode::flushed},
+      {"QkNormForward", Mode::flushed},
+      {"QkNormBackward", Mode::flushed},
+      {"Rope", Mode::flushed},
+      {"AttentionForward", Mode::flushed},
+      {"AttentionBackward", Mode::flushed},
+      {"AttentionSinkGradient", Mode::honored},
+      {"CachedAttention", Mode::flushed},
+      {"SwiGluForward", Mode::flushed},
+      {"SwiGluBackward", Mode::flushed},
+      {"GeluForward", Mode::flushed},
+      {"GeluBackward", Mode::flushed},
+      {"CrossEntropy", Mode::flushed},
+      {"CrossEntropyShare", Mode::flushed},
+      {"CrossEntropyOfShares", Mode::flushed},
+      {"RouteForward", Mode::honored},
+      {"RouteBackward", Mode::honored},
+      {"RouterLosses", Mode::honored},
+      {"DispatchTable", Mode::integers},
+      {"Permute", Mode::integers},
+      {"Unpermute", Mode::flushed},
+      {"GroupedGemm", Mode::flushed},
+      {"GroupedWeightGradient", Mode::flushed},
+      {"AddGroupedBias", Mode::honored},
+      {"GroupedBiasGradient", Mode::honored},
+      {"GroupedBiasProduct", Mode::honored},
+      {"AdamW", Mode::honored},
+      {"FinishGradients", Mode::integers},
+      {"Sum", Mode::honored},
+      {"SquaredNorm", Mode::honored},
+  };
+  return all;
+}
+
+volatile sig_atomic_t traps = 0;
+
+// Counts, until the end of the block, in `traps` instructions of this thread that meet a subnormal: the first of each loop.
+class DenormalTraps {
+ public:
+  DenormalTraps() : mxcsr_(_mm_getcsr()), traps_(traps) {
+    struct sigaction action {};
+    action.sa_sigaction = [](int, siginfo_t*, void* context) {
+      traps = traps + 1;
+      static_cast<ucontext_t*>(context)->uc_mcontext.fpregs->mxcsr |= _MM_MASK_DENORM;  // the instruction runs again
+    };
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    ::sigaction(SIGFPE, &action, &before_);
+    _mm_setcsr(mxcsr_ & ~static_cast<unsigned>(_MM_MASK_DENORM | _MM_EXCEPT_DENORM));
+  }
+  ~DenormalTraps() {
+    _mm_setcsr(mxcsr_);
+    ::sigaction(SIGFPE, &before_, nullptr);
+  }
+  DenormalTraps(const DenormalTraps&) = delete;
+  DenormalTraps& operator=(const DenormalTraps&) = delete;
+  bool any() const { return traps != traps_; }
+
+ private:
+  const AlternateStack stack_;  // oneDNN keeps data in the stack pointer
+  unsigned mxcsr_;
+  sig_atomic_t traps_;
+  struct sigaction before_ {};
+};
+
+// A backend that notes which of its kernels met a subnormal.
+class WatchedDevice final : public Backend {
+ public:
+  explicit WatchedDevice(const char* name) : kernels_(make_backend(name)) {}
+  const char* name() const override { return kernels_->name(); }
+  std::shared_ptr<std::byte> allocate(int64_t bytes) override { return kernels_->allocate(bytes); }
+  AllocatorStats allocator_stats() const override { return kernels_->allocator_stats(); }
+  bool host_memory() const override { return true; }
+  bool computes_fp64() const override { return kernels_->computes_fp64(); }
+  void upload(const void* from, const Tensor& to) override { kernels_->upload(from, to); }
+  void download(const Tensor& from, void* to) override { kernels_->download(from, to); }
+  void synchronise() override { kernels_->synchronise(); }
+
+  const std::map<std::string, bool>& met_subnormals() const { return met_; }
+
+ protected:
+#define MANTISSA_WATCHED(Kernel)           \
+  void execute(const Kernel& k) override { \
+    const DenormalTraps watch;             \
+    kernels_->run(k);                      \
+    met_[#Kernel] |= watch.any();          \
+  }
+  MANTISSA_KERNELS(MANTISSA_WATCHED)
+#undef MANTISSA_WATCHED
+
+ private:
+  std::unique_ptr<Backend> kernels_;
+  std::map<std::string, bool> met_;
+};
+
+// Every case without extreme scales, where products honor subnormals (quantized_gemm_test.cpp).
+template <class Body>
+void for_each_case(Body body) {
+  for (const KernelCase& c : kernel_cases()) {
+    if (!c.variant.ends_with("_extreme")) body(c);
+  }
+}
+
+Operands some_subnormal(Backend& device, Dtype dtype) {
+  return {device, dtype, Operands::Memory::aligned, Operands::Inputs::some_subnormal};
+}
+
+// On one thread: the exception is asked of the calling one.
+std::map<std::string, bool> met_subnormals(const char* backend, Dtype dtype) {
+  const Threads one(1);
+  WatchedDevice device(backend);
+  for_each_case([&](const KernelCase& c) {
+    Operands operands = some_subnormal(device, dtype);
+    c.run(operands);
+  });
+  return device.met_subnormals();
+}
+
+class SubnormalOperands : public ::testing::TestWithParam<Dtype> {};
+
+// A kernel may have a fast path for one dtype, so what honors them has to in each for which the reference shows that they come.
+TEST_P(SubnormalOperands, ReachArithmeticOnlyWhereTheyAreHonored) {
+  std::map<std::string, bool> of_fast = met_subnormals("cpu", GetParam()), of_reference = met_subnormals("cpu_reference", GetParam());
+  for (const auto& [kernel, mode] : modes()) {
+    if (mode == Mode::honored) {
+      EXPECT_TRUE(of_fast[kernel] || !of_reference[kernel]) << kernel << " is listed as " << mode;
+    } else {
+      EXPECT_FALSE(of_fast[kernel]) << kernel << " is listed as " << mode;
+      EXPECT_EQ(of_reference[kernel], mode == Mode::flushed) << kernel << " of the reference; listed as " << mode;
+    }
+  }
+}
+
+// A flushed operand is less than 2^-126, and so is what is lost of each product with one of these inputs.
+TEST_P(SubnormalOperands, ChangeNoResultBeyondItsTolerance) {
+  const auto reference = make_backend("cpu_reference"), fast = make_backend("cpu");
+  for_each_case([&](const KernelCase& c) {
+    Operands expected = some_subnormal(*reference, GetParam()), actual = some_subnormal(*fast, GetParam());
+    c.run(expected);
+    c.run(actual);
+    const double lost = modes().at(c.kernel) == Mode::flushed ? 1e-30 : 0.0;
+    for (size_t i = 0; i < expected.results().size(); ++i) {
+      const Operands::Result& e = expected.results()[i];
+      const double tolerance = std::max(lost, GetParam() == Dtype::f32 ? e.tolerance.f32 : e.tolerance.bf16);
+      EXPECT_TRUE(close(actual.results()[i].tensor, e.tensor, tolerance)) << c.kernel << ' ' << c.variant << ' ' << e.name;
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(, SubnormalOperands, ::testing::Values(Dtype::f32, Dtype::bf16),
+                         [](const auto& dtype) { return std::string(dtype_name(dtype.param)); });
+
+TEST(SubnormalModes, EveryKernelHasItsMode) {
+  for (const std::string& kernel : kernel_names()) EXPECT_TRUE(modes().count(kernel)) << kernel << " is not listed";
+  EXPECT_EQ(modes().size(), kernel_names().size());
+}
+
+}  // namespace mantissa::test::subnormals_test

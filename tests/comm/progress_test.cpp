@@ -1,0 +1,113 @@
+// How long a main thread may be without progress.
+#include "mantissa/comm/progress.h"
+
+#include <gmock/gmock.h>
+
+#include <chrono>
+#include <thread>
+
+namespace mantissa::progress_test {
+
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+// What is said `seconds` after the latest progress.
+std::string after(const Progress& progress, double seconds, const Patience& patience = {}) {
+  return overdue(progress, patience, progress.since() + seconds);
+}
+
+void take_steps(Progress& progress, int64_t steps) {
+  for (int64_t step = 0; step <= steps; ++step) progress.at(step, "step");
+}
+
+TEST(Progress, SectionsHaveAnAllowanceOfTheirOwn) {
+  Progress progress;
+  EXPECT_THAT(after(progress, 419), IsEmpty());
+  EXPECT_EQ(after(progress, 421), "no progress for 420 s (parallel.section_timeout_s), at step 0 (start)");
+  progress.at(7, "save");
+  EXPECT_THAT(after(progress, 1.9, {.section_timeout_s = 2}), IsEmpty());
+  EXPECT_EQ(after(progress, 2.1, {.section_timeout_s = 2}), "no progress for 2 s (parallel.section_timeout_s), at step 7 (save)");
+}
+
+TEST(Progress, TheFirstStepsMayBeLong) {
+  Progress progress;
+  take_steps(progress, 4);
+  EXPECT_THAT(after(progress, 599), IsEmpty());
+  EXPECT_EQ(after(progress, 601), "no progress for 600 s (parallel.step_timeout_s), at step 4 (step)");
+  progress.at(5, "step");
+  EXPECT_EQ(progress.measured_steps(), 5);
+  EXPECT_THAT(after(progress, 29), IsEmpty());
+  EXPECT_EQ(after(progress, 31), "no progress for 30 s (parallel.step_timeout_s), at step 5 (step)");
+}
+
+TEST(Progress, AStatedStepTimeoutCountsFromTheFirstStep) {
+  Progress progress;
+  progress.at(0, "step");
+  EXPECT_THAT(after(progress, 1.4, {.step_timeout_s = 1.5}), IsEmpty());
+  EXPECT_EQ(after(progress, 1.6, {.step_timeout_s = 1.5}), "no progress for 1.5 s (parallel.step_timeout_s), at step 0 (step)");
+}
+
+TEST(Progress, LongStepsExtendTheirLimit) {
+  Progress progress;
+  for (int64_t step = 0; step <= 5; ++step) {
+    progress.at(step, "step");
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  EXPECT_GE(progress.mean_step_seconds(), 0.02);
+  EXPECT_LT(progress.mean_step_seconds(), 6);  // of 30 s
+}
+
+TEST(Progress, PatienceBeginsAnewForWhoWasStopped) {
+  Progress progress;
+  Stops stops(1);
+  const double began = progress.since();
+  EXPECT_EQ(stops.running_since(began + 0.9), 0);
+  EXPECT_EQ(stops.running_since(began + 1.8), 0);
+  EXPECT_EQ(stops.running_since(began + 9), began + 9) << "late itself";
+  EXPECT_EQ(stops.running_since(began + 9.9), began + 9);
+  EXPECT_THAT(overdue(progress, {.section_timeout_s = 2}, began + 10.9, began + 9), IsEmpty());
+  EXPECT_THAT(overdue(progress, {.section_timeout_s = 2}, began + 11.1, began + 9), Not(IsEmpty()));
+}
+
+// A step that waited for something, or one that had nothing to do, says little about the next.
+TEST(Progress, OneOddStepMovesTheMeanByItsShare) {
+  Progress progress;
+  take_steps(progress, 9);
+  const double before = progress.mean_step_seconds();
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  const double odd = monotonic_now() - progress.since();
+  progress.at(10, "step");
+  EXPECT_NEAR(progress.mean_step_seconds(), before + (odd - before) / 10, 0.05 * odd);
+}
+
+TEST(Progress, OnlyStepsAreMeasured) {
+  Progress progress;
+  progress.at(0, "step");
+  progress.at(1, "evaluation");
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  progress.at(1, "evaluation");
+  progress.at(1, "save");
+  progress.at(1, "step");
+  progress.at(2, "step");
+  EXPECT_EQ(progress.measured_steps(), 2);
+  EXPECT_LT(progress.mean_step_seconds(), 0.15);
+}
+
+TEST(Progress, ARunThatContinuesHasTakenNoStepYet) {
+  Progress progress;
+  progress.at(100, "step");
+  EXPECT_EQ(progress.measured_steps(), 0);
+  progress.at(101, "step");
+  EXPECT_EQ(progress.measured_steps(), 1);
+}
+
+TEST(Progress, EachCallIsProgress) {
+  Progress progress;
+  progress.at(3, "texts");
+  const double before = progress.since();
+  std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  progress.at(3, "texts");
+  EXPECT_GT(progress.since(), before);
+}
+
+}  // namespace mantissa::progress_test

@@ -1,0 +1,287 @@
+// Which checkpoint a path stands for, and the search for the newest good one.
+#include <gmock/gmock.h>
+
+#include "checkpoint_testing.h"
+
+namespace mantissa::test::checkpoint_search_test {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// ---- loading
+
+TEST_F(CheckpointTest, AFolderWithoutCheckpointsIsAFreshStart) {
+  EXPECT_EQ(newest(), std::nullopt);
+  open_directory(folder);
+  EXPECT_EQ(newest(), std::nullopt);
+}
+
+TEST_F(CheckpointTest, ADamagedNewestIsPassedOverWithALine) {
+  CheckpointDirectory directory = open_directory(folder);
+  for (int64_t step = 1; step <= 3; ++step) directory.save(State(step).content());
+  flip_byte(checkpoints() / "step-00000003/shard-00000.bin", 4000);  // sizes and manifest still agree
+  EXPECT_EQ(newest(), 2);
+  EXPECT_THAT(log(), HasSubstr("step-00000003/shard-00000.bin: chunk 0 (bytes 0 to 8000) is damaged"));
+}
+
+TEST_F(CheckpointTest, AllDamagedIsAnErrorNotAFreshStart) {
+  CheckpointDirectory directory = open_directory(folder);
+  for (int64_t step = 1; step <= 2; ++step) directory.save(State(step).content());
+  std::filesystem::remove(checkpoints() / "step-00000001/manifest.json");
+  std::filesystem::remove_all(checkpoints() / "step-00000002");
+  EXPECT_EQ(error_code_of([&] { newest(); }), ExitCode::data);
+  EXPECT_THAT(log(), HasSubstr("step-00000002: there is no such checkpoint folder"));
+}
+
+// A run goes on between the listing of its checkpoints and their reading, and keeps its newest ones.
+TEST_F(CheckpointTest, OnesThatWereDeletedMeanwhileAreLookedForAgain) {
+  class GoesOn : public SearchTogether {
+   public:
+    explicit GoesOn(CheckpointDirectory& directory) : directory_(directory) {}
+    std::vector<CheckpointCandidate> first_of(const std::vector<CheckpointCandidate>& own) const override {
+      for (int saved = 0; next_ <= 4 && saved < 2; ++saved) directory_.save(State(next_++).content());
+      return own;
+    }
+
+   private:
+    CheckpointDirectory& directory_;
+    mutable int64_t next_ = 3;
+  };
+  CheckpointDirectory directory = open_directory(folder, {.latest = 2});
+  for (int64_t step = 1; step <= 2; ++step) directory.save(State(step).content());
+  const auto loaded = load_newest(
+      checkpoints(), [](CheckpointReader&) {}, GoesOn(directory));
+  ASSERT_TRUE(loaded);
+  EXPECT_EQ(loaded->step, 4);
+}
+
+TEST_F(CheckpointTest, AFolderCalledLatestIsSetAside) {
+  CheckpointDirectory directory = open_directory(folder);
+  directory.save(State(1).content());
+  std::filesystem::remove(checkpoints() / "latest");
+  std::filesystem::create_directory(checkpoints() / "latest");
+  const auto loaded = load_newest(checkpoints(), [](CheckpointReader&) {});
+  ASSERT_TRUE(loaded);
+  directory.adopt(*loaded);
+  EXPECT_TRUE(std::filesystem::is_regular_file(checkpoints() / "latest"));
+  EXPECT_EQ(newest(), 1);
+  std::filesystem::remove(checkpoints() / "latest");
+  std::filesystem::create_directory(checkpoints() / "latest");
+  directory.save(State(2).content());
+  EXPECT_EQ(newest(), 2);
+  EXPECT_THAT(log(), HasSubstr("latest: set aside as .bad-latest-"));
+}
+
+TEST_F(CheckpointTest, ABrokenLatestFileIsNotNeeded) {
+  CheckpointDirectory directory = open_directory(folder);
+  for (int64_t step = 1; step <= 2; ++step) directory.save(State(step).content());
+  const std::string good = read_file(checkpoints() / "latest");
+  for (const std::string& bad : {std::string(), std::string("\n"), good.substr(0, 20), "../../etc " + good.substr(14),
+                                 std::string(1000, 'x'), std::string("step-00000099 0123456789abcdef\n")}) {
+    write_file(checkpoints() / "latest", bad);
+    EXPECT_EQ(newest(), 2) << bad;
+  }
+  std::filesystem::remove(checkpoints() / "latest");
+  EXPECT_EQ(newest(), 2);
+}
+
+TEST_F(CheckpointTest, AFolderUnderAnotherStepsNameIsDamaged) {
+  CheckpointDirectory directory = open_directory(folder);
+  directory.save(State(1).content());
+  directory.save(State(2).content());
+  std::filesystem::rename(checkpoints() / "step-00000002", checkpoints() / "step-00000009");
+  EXPECT_EQ(newest(), 1);
+  EXPECT_THAT(log(), HasSubstr("step-00000009: holds step 2"));
+}
+
+TEST_F(CheckpointTest, TheDamagedLatestIsTriedOnce) {
+  CheckpointDirectory directory = open_directory(folder);
+  directory.save(State(1).content());
+  directory.save(State(2).content());
+  write_file(checkpoints() / "step-00000002/manifest.json", "{");
+  EXPECT_EQ(newest(), 1);
+  const std::string lines = log();
+  const size_t first = lines.find("checkpoint passed over");
+  ASSERT_NE(first, std::string::npos);
+  EXPECT_EQ(lines.find("checkpoint passed over", first + 1), std::string::npos) << lines;
+}
+
+TEST_F(CheckpointTest, OtherErrorsOfTheLoaderPassThrough) {
+  open_directory(folder).save(State(1).content());
+  const auto load = [](CheckpointReader&) { fail(ExitCode::data, "the data changed"); };
+  try {
+    load_newest(checkpoints(), load);
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "the data changed");
+  }
+}
+
+TEST_F(CheckpointTest, APathIsResolvedToTheCheckpointItNames) {
+  CheckpointDirectory directory = open_directory(folder);
+  directory.save(State(1).content());
+  directory.save(State(2).content());
+  EXPECT_EQ(open_checkpoint(checkpoints() / "step-00000001").directory(), checkpoints() / "step-00000001");
+  EXPECT_EQ(open_checkpoint(checkpoints() / "step-00000001/").directory(), checkpoints() / "step-00000001");
+  EXPECT_EQ(open_checkpoint(checkpoints() / "").directory(), checkpoints() / "step-00000002");
+  EXPECT_EQ(open_checkpoint(checkpoints()).directory(), checkpoints() / "step-00000002");
+  EXPECT_EQ(open_checkpoint(checkpoints() / "latest").directory(), checkpoints() / "step-00000002");
+  EXPECT_EQ(open_checkpoint(folder.path()).directory(), checkpoints() / "step-00000002");  // as a run folder
+  EXPECT_EQ(error_code_of([&] { open_checkpoint(folder / "missing"); }), ExitCode::usage);
+  std::filesystem::create_directory(folder / "empty");
+  EXPECT_EQ(error_code_of([&] { open_checkpoint(folder / "empty"); }), ExitCode::usage);
+  write_file(checkpoints() / "latest", "nonsense");
+  EXPECT_EQ(error_code_of([&] { open_checkpoint(checkpoints()); }), ExitCode::data);
+}
+
+// ---- the candidates of a folder
+
+class Candidates : public CheckpointTest {
+ protected:
+  // Steps 1 to 3; `latest` names 3.
+  Candidates() {
+    CheckpointDirectory directory = open_directory(folder);
+    for (int64_t step = 1; step <= 3; ++step) directory.save(State(step).content());
+  }
+  std::filesystem::path at(int64_t step) const { return checkpoints() / checkpoint_name(step); }
+  void replace(int64_t step, int64_t by) const {
+    std::filesystem::remove_all(at(step));
+    std::filesystem::copy(at(by), at(step));
+  }
+  void write_latest(int64_t step, const std::string& hash) const {
+    write_file(checkpoints() / "latest", checkpoint_name(step) + " " + hash + "\n");
+  }
+  // The first candidate of the folder is damage that says `reason`, and a search goes on to `next`.
+  void expect_damage(const std::string& reason, int64_t next) const {
+    for (const std::filesystem::path& path : {checkpoints(), folder.path(), checkpoints() / "latest"}) {
+      const Error error = error_of([&] { open_checkpoint(path); });
+      EXPECT_EQ(error.code(), ExitCode::data) << path;
+      EXPECT_THAT(error.what(), HasSubstr(reason));
+    }
+    EXPECT_EQ(newest(), next) << reason;
+  }
+};
+
+TEST_F(Candidates, AreWhatLatestNamesThenThatFolderThenTheOthersFromTheNewest) {
+  CheckpointReader two(at(2));
+  write_latest(2, two.hash());
+  std::vector<std::string> found;
+  for (const CheckpointCandidate& candidate : checkpoint_candidates(find_checkpoint(folder.path())))
+    found.push_back(candidate.path.filename().string() + " " + std::to_string(*candidate.step) + " " + candidate.hash);
+  EXPECT_THAT(found,
+              ElementsAre("step-00000002 2 " + two.hash(), "step-00000002 2 ", "step-00000003 3 ", "step-00000002 2 ", "step-00000001 1 "));
+}
+
+TEST_F(Candidates, TheFirstIsDamageWhenItsFolderIsGone) {
+  std::filesystem::remove_all(at(3));
+  expect_damage("step-00000003: there is no such checkpoint folder", 2);
+}
+
+TEST_F(Candidates, TheFirstIsDamageWhenItIsTorn) {
+  std::filesystem::resize_file(at(3) / "shard-00000.bin", 10);
+  expect_damage("has 10 bytes, the manifest says 8000", 2);
+}
+
+TEST_F(Candidates, TheFirstIsDamageWhenItHoldsAnotherStep) {
+  replace(3, 1);
+  expect_damage("step-00000003: holds step 1", 2);
+}
+
+TEST_F(Candidates, TheFirstIsDamageWhenLatestNamesAnotherHash) {
+  write_latest(2, "0123456789abcdef");
+  expect_damage("step-00000002: is not the version that `latest` names (0123456789abcdef)", 2);
+}
+
+TEST_F(Candidates, TheFirstIsDamageWhenLatestIs) {
+  write_file(checkpoints() / "latest", "nonsense");
+  expect_damage("latest: is damaged", 3);
+  for (int64_t step = 1; step <= 3; ++step) std::filesystem::remove_all(at(step));
+  EXPECT_EQ(error_code_of([&] { newest(); }), ExitCode::data) << "there were some";
+}
+
+TEST_F(Candidates, TheFirstIsTheNewestWhereNothingWasPublished) {
+  std::filesystem::remove(checkpoints() / "latest");
+  EXPECT_EQ(open_checkpoint(folder.path()).manifest().step, 3);
+  EXPECT_EQ(newest(), 3);
+}
+
+TEST_F(Candidates, ACheckpointThatIsNamedIsNotReplacedByAnother) {
+  const auto load = [](CheckpointReader&) {};
+  EXPECT_EQ(load_checkpoint(at(1), load).path, at(1));
+  replace(2, 1);
+  EXPECT_THAT(error_of([&] { load_checkpoint(at(2), load); }).what(), HasSubstr("step-00000002: holds step 1"));
+  EXPECT_THAT(error_of([&] { open_checkpoint(at(2)); }).what(), HasSubstr("step-00000002: holds step 1"));
+  std::filesystem::rename(at(2), checkpoints() / "best");
+  EXPECT_EQ(open_checkpoint(checkpoints() / "best").manifest().step, 1) << "no name of a step, no step to hold";
+  EXPECT_EQ(error_code_of([&] { load_checkpoint(folder / "empty", load); }), ExitCode::usage);
+  std::filesystem::create_directory(folder / "empty");
+  EXPECT_EQ(error_code_of([&] { load_checkpoint(folder / "empty", load); }), ExitCode::usage);
+}
+
+TEST_F(Candidates, TheStepThatIsTakenInsteadOfABetterOneIsALineInTheLog) {
+  std::filesystem::resize_file(at(3) / "shard-00000.bin", 10);
+  replace(2, 3);
+  EXPECT_EQ(newest(), 1);
+  EXPECT_THAT(log(), HasSubstr("checkpoints: step 1 is taken instead of step 3"));
+}
+
+TEST_F(Candidates, TheSameFolderInAnotherVersionIsNoOtherStep) {
+  write_latest(2, "0123456789abcdef");
+  EXPECT_EQ(newest(), 2);
+  EXPECT_THAT(log(), HasSubstr("checkpoint passed over"));
+  EXPECT_EQ(log().find("instead of"), std::string::npos) << log();
+}
+
+TEST_F(Candidates, TheListSaysWhatTheSearchWouldFind) {
+  replace(1, 2);
+  write_latest(3, "0123456789abcdef");
+  const auto list = list_checkpoints(checkpoints());
+  ASSERT_EQ(list.size(), 3U);
+  EXPECT_THAT(list[0].problem, HasSubstr("holds step 2"));
+  EXPECT_EQ(list[1].problem, "");
+  EXPECT_THAT(list[2].problem, HasSubstr("is not the version that `latest` names"));
+}
+
+TEST_F(Candidates, AdoptingOneMakesLatestNameIt) {
+  CheckpointDirectory directory = open_directory(folder);
+  std::filesystem::remove_all(at(3));
+  const auto taken = load_newest(checkpoints(), [](CheckpointReader&) {});
+  ASSERT_TRUE(taken);
+  directory.adopt(*taken);
+  EXPECT_EQ(read_file(checkpoints() / "latest"), "step-00000002 " + CheckpointReader(at(2)).hash() + "\n");
+  const auto written = std::filesystem::last_write_time(checkpoints() / "latest");
+  directory.adopt(*taken);
+  EXPECT_EQ(std::filesystem::last_write_time(checkpoints() / "latest"), written) << "it is named already";
+  const std::string named = read_file(checkpoints() / "latest");
+  write_latest(2, "0123456789abcdef");
+  directory.adopt(*taken);
+  EXPECT_EQ(read_file(checkpoints() / "latest"), named) << "not this version of it";
+}
+
+// ---- list, names
+
+TEST_F(CheckpointTest, TheListTellsWhatIsValidAndWhatIsLatest) {
+  CheckpointDirectory directory = open_directory(folder);
+  for (int64_t step = 1; step <= 3; ++step) directory.save(State(step).content());
+  std::filesystem::resize_file(checkpoints() / "step-00000002/shard-00000.bin", 7999);
+  const auto list = list_checkpoints(checkpoints());
+  ASSERT_EQ(list.size(), 3u);
+  EXPECT_EQ(list[0].problem, "");
+  EXPECT_EQ(list[0].tensors, 2u);
+  EXPECT_EQ(list[0].bytes, 8000);
+  EXPECT_EQ(list[0].samples, 64);
+  EXPECT_THAT(list[1].problem, HasSubstr("has 7999 bytes, the manifest says 8000"));
+  EXPECT_FALSE(list[1].latest);
+  EXPECT_TRUE(list[2].latest);
+}
+
+TEST(CheckpointName, RoundTripsAndRefusesEverythingElse) {
+  for (const int64_t step : {int64_t{0}, int64_t{1}, int64_t{99'999'999}, int64_t{100'000'000}, int64_t{999'999'999'999}})
+    EXPECT_EQ(checkpoint_step(checkpoint_name(step)), step);
+  EXPECT_EQ(checkpoint_name(1000), "step-00001000");
+  for (const char* name :
+       {"step-1", "step-000000001", "step-0000000a", "step--0000001", "step-99999999999999999999", ".step-00000001", "step-"})
+    EXPECT_EQ(checkpoint_step(name), std::nullopt) << name;
+}
+
+}  // namespace mantissa::test::checkpoint_search_test

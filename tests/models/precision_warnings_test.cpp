@@ -1,0 +1,95 @@
+// What a plan warns of: allowed, but it costs something or does nothing.
+#include <gmock/gmock.h>
+
+#include "mantissa/models/model_shape.h"
+#include "mantissa/precision/plan.h"
+
+namespace mantissa::precision_warnings_test {
+
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// Of a "precision" section, for a model with 12 linears.
+std::vector<std::string> warnings(const std::string& section) {
+  ModelConfig model;
+  model.vocab_size = 64;
+  model.hidden_size = 64;
+  model.num_layers = 3;
+  model.num_attention_heads = 2;
+  model.intermediate_size = 96;
+  model.max_position_embeddings = 16;
+  ConfigReport report;
+  const auto config = config_from_json<PrecisionConfig>(section, "c.json", ExitCode::usage);
+  const PrecisionPlan plan = PrecisionPlan::resolve(config, model_shape(model), report);
+  report.throw_if_failed();
+  return plan.warnings();
+}
+
+TEST(PlanWarnings, WarningsNameWhatCostsOrDoesNothing) {
+  EXPECT_THAT(warnings("{}"), IsEmpty());
+  EXPECT_THAT(warnings(R"({"recipe": "mxfp4_qat"})"), IsEmpty());
+  EXPECT_THAT(warnings(R"({"recipe": "mxfp8", "fp8_param_gather": true})"), IsEmpty());
+  EXPECT_THAT(warnings(R"({"recipe": "mxfp8"})"), ElementsAre(HasSubstr("precision.fp8_param_gather is off: 12 quantised weights")));
+  EXPECT_THAT(warnings(R"({"recipe": "mxfp8", "fp8_param_gather": true, "rules": [{"match": "layers.0.*", "recipe": "high"}]})"),
+              ElementsAre(HasSubstr("4 of 12 linears have no quantised weight")));
+  const std::string rows =
+      R"({"recipe": "r", "fp8_param_gather": true, "recipes": {"r": {"weight": {"format": "e4m3"}, "gemms": ["fprop", "dgrad"]}}})";
+  EXPECT_THAT(warnings(rows), ElementsAre(HasSubstr("12 weights are quantised in rows of blocks")));
+  EXPECT_THAT(
+      warnings(R"({"recipe": "r", "recipes": {"r": {"weight": {"format": "e4m3"}, "gemms": ["wgrad"]}}})"),
+      ElementsAre(HasSubstr("quantises weight, which none of its gemms reads"), HasSubstr("lists wgrad, which has no quantised operand")));
+}
+
+TEST(PlanWarnings, TheWarningOfRowsSpeaksOfTheWireAndOfDgradOnlyWhereTheyAreConcerned) {
+  const auto rows = [](const std::string& gemms, const std::string& switches) {
+    return warnings(R"({"recipe": "r", "recipes": {"r": {"weight": {"format": "e4m3"}, "input": {"format": "e4m3"},
+      "output_grad": {"format": "e4m3"}, "gemms": [)" +
+                    gemms + "]}}" + switches + "}");
+  };
+  const std::string shifted = ", and dgrad multiplies by codes shifted to columns, not by those along rows",
+                    gather = R"(, "fp8_param_gather": true)";
+  EXPECT_THAT(rows(R"("fprop", "wgrad")", ""), Contains(EndsWith("bytes more of scales in memory")));
+  EXPECT_THAT(rows(R"("fprop", "dgrad")", ""), Contains(EndsWith("bytes more of scales in memory" + shifted)));
+  EXPECT_THAT(rows(R"("fprop", "dgrad", "wgrad")", gather), ElementsAre(EndsWith("in memory and on the wire" + shifted)));
+  EXPECT_THAT(rows(R"("fprop", "dgrad", "wgrad")", gather + R"(, "fp8_output_proj": true)"),
+              ElementsAre(HasSubstr(" of them on the wire, too, and dgrad")));
+}
+
+TEST(PlanWarnings, KeysThatDoNothingAreWarnings) {
+  EXPECT_THAT(warnings(R"({"report_interval": 10})"), ElementsAre(HasSubstr("precision.report_interval measures nothing")));
+  EXPECT_THAT(warnings(R"({"recipe": "mxfp4_qat", "report_interval": 10})"), IsEmpty());
+  EXPECT_THAT(warnings(R"({"fp8_output_proj": {"fprop": false}})"), ElementsAre(HasSubstr("precision.fp8_output_proj is not enabled")));
+  EXPECT_THAT(warnings(R"({"recipe": "mxfp8", "fp8_param_gather": true, "fp8_output_proj": {"enabled": true, "fprop": false}})"),
+              IsEmpty());
+}
+
+TEST(PlanWarnings, ABiasWhoseGradientSumsCodesIsAWarning) {
+  const auto warned = [](int64_t bias, const std::string& recipe) {
+    const ModelShape model{.modules = {{.path = "layers.0.moe.experts.down", .out = 32, .in = 32, .bias = bias},
+                                       {.path = "layers.1.moe.experts.down", .out = 32, .in = 32, .bias = bias}}};
+    PrecisionConfig config;
+    config.recipe = recipe;
+    config.fp8_param_gather = recipe == "mxfp8";
+    ConfigReport report;
+    return PrecisionPlan::resolve(config, model, report).warnings();
+  };
+  EXPECT_THAT(warned(32, "mxfp8"), ElementsAre(HasSubstr("model.moe.expert_mlp_bias: the gradient of the bias of layers.{0..1}.moe.")));
+  EXPECT_THAT(warned(0, "mxfp8"), IsEmpty());
+  EXPECT_THAT(warned(32, "mxfp4_qat"), IsEmpty()) << "values travel";
+}
+
+TEST(PlanWarnings, ExpertsOfOneLayerWithDifferentFormatsAreAWarning) {
+  const ModelShape model{.modules = {{.path = "layers.0.moe.experts.gate_up", .out = 64, .in = 32},
+                                     {.path = "layers.0.moe.experts.down", .out = 32, .in = 32}}};
+  PrecisionConfig config;
+  config.rules = {{.match = "*.gate_up", .recipe = "mxfp4_qat"}};
+  ConfigReport report;
+  const PrecisionPlan plan = PrecisionPlan::resolve(config, model, report);
+  EXPECT_THAT(plan.warnings(), ElementsAre(HasSubstr("layers.0.moe.experts.gate_up (precision.rules.0) and layers.0.moe.experts.down "
+                                                     "(precision.recipe) have different weight formats")));
+}
+
+}  // namespace mantissa::precision_warnings_test

@@ -1,0 +1,82 @@
+// Which copy of an operand each GEMM takes, for every preset and for the subsets of GEMMs.
+#include <gtest/gtest.h>
+
+#include "mantissa/precision/config.h"
+#include "mantissa/precision/operands.h"
+
+namespace mantissa::precision_operands_test {
+
+std::vector<std::string> texts(const Recipe& recipe) {
+  return {gemm_text(recipe, GemmRole::fprop), gemm_text(recipe, GemmRole::dgrad), gemm_text(recipe, GemmRole::wgrad)};
+}
+
+using Texts = std::vector<std::string>;
+
+TEST(Operands, PresetsReadTheDocumentedCopies) {
+  EXPECT_EQ(texts(preset_recipe("high")), (Texts{"bf16 * bf16", "bf16 * bf16", "bf16 * bf16"}));
+  EXPECT_EQ(texts(preset_recipe("fp32")), (Texts{"fp32 * fp32", "fp32 * fp32", "fp32 * fp32"}));
+  EXPECT_EQ(texts(preset_recipe("mxfp8")), (Texts{"e4m3 1x32 * e4m3 32x32", "e4m3 1x32 * e4m3 32x32", "e4m3 32x1 * e4m3 32x1 from 1x32"}));
+  EXPECT_EQ(texts(preset_recipe("mxfp8_weights")), (Texts{"bf16 * e4m3 32x32", "bf16 * e4m3 32x32", "bf16 * bf16"}));
+  EXPECT_EQ(texts(preset_recipe("fp8_block")),
+            (Texts{"e4m3 1x128 * e4m3 128x128", "e4m3 1x128 * e4m3 128x128", "e4m3 128x1 * e4m3 128x1 from 1x128"}));
+  EXPECT_EQ(texts(preset_recipe("mxfp4_qat")), (Texts{"bf16 * bf16 of e2m1 1x32", "bf16 * bf16 of e2m1 1x32", "bf16 * bf16"}));
+  EXPECT_EQ(texts(preset_recipe("mxfp4_qat_mxfp8_act")),
+            (Texts{"e4m3 1x32 * e4m3 1x32 of e2m1 1x32", "e4m3 1x32 * bf16 of e2m1 1x32", "e4m3 32x1 * e4m3 32x1 from 1x32"}));
+}
+
+TEST(Operands, ARowwiseWeightIsShiftedForDgradAlsoWhereFpropDoesNotReadIt) {
+  Recipe recipe = preset_recipe("mxfp8");
+  recipe.weight = {Format::e4m3, 1, 32, ScaleRule::floor};
+  EXPECT_EQ(texts(recipe)[0], "e4m3 1x32 * e4m3 1x32 floor");
+  EXPECT_EQ(texts(recipe)[1], "e4m3 1x32 * e4m3 32x1 floor from 1x32");
+  recipe.gemms.fprop = false;
+  EXPECT_EQ(texts(recipe)[0], "bf16 * bf16");
+  EXPECT_EQ(choose_operands(recipe, GemmRole::dgrad).second.source, OperandSource::shifted);
+}
+
+TEST(Operands, WithoutFpropTheInputIsQuantisedColumnwiseFromItsValues) {
+  Recipe recipe = preset_recipe("mxfp8");
+  recipe.gemms.fprop = false;
+  const OperandChoice input = choose_operands(recipe, GemmRole::wgrad).second;
+  EXPECT_EQ(input.source, OperandSource::codes);
+  EXPECT_EQ(input.how, (Quantization{Format::e4m3, 32, 1, ScaleRule::rceil}));
+}
+
+TEST(Operands, InputCodesAreSavedOnlyIfFpropMakesThemAndWgradReadsThem) {
+  for (int set = 0; set < 8; ++set) {
+    Recipe recipe = preset_recipe("mxfp8");
+    recipe.gemms = {.fprop = (set & 1) != 0, .dgrad = (set & 2) != 0, .wgrad = (set & 4) != 0};
+    EXPECT_EQ(saves_input_codes(recipe), recipe.gemms.fprop && recipe.gemms.wgrad) << set;
+    for (const GemmRole role : {GemmRole::fprop, GemmRole::dgrad, GemmRole::wgrad}) {
+      const GemmOperands operands = choose_operands(recipe, role);
+      EXPECT_EQ(operands.first.is_codes(), recipe.gemms.holds(role)) << set << gemm_name(role);
+      EXPECT_EQ(operands.second.is_codes(), recipe.gemms.holds(role)) << set << gemm_name(role);
+    }
+  }
+  EXPECT_FALSE(saves_input_codes(preset_recipe("mxfp8_weights")));
+}
+
+TEST(Operands, FakeCodesAreTakenOnlyWhereTheyAreLossless) {
+  Recipe recipe = preset_recipe("mxfp4_qat_mxfp8_act");
+  const auto source = [&] { return choose_operands(recipe, GemmRole::fprop).second.source; };
+  EXPECT_EQ(source(), OperandSource::fake_codes);
+  recipe.weight_fake_quant.block_cols = 64;
+  EXPECT_EQ(source(), OperandSource::fake_codes);
+  for (const int64_t block : {16, 48}) {
+    recipe.weight_fake_quant.block_cols = block;
+    EXPECT_EQ(source(), OperandSource::fake) << block;
+  }
+  recipe.weight_fake_quant.block_cols = 32;
+  recipe.input.block_cols = recipe.output_grad.block_cols = 128;
+  EXPECT_EQ(source(), OperandSource::fake);
+  recipe.input = {};
+  EXPECT_EQ(source(), OperandSource::fake);
+  recipe = preset_recipe("mxfp4_qat_mxfp8_act");
+  recipe.gemms.fprop = false;
+  EXPECT_EQ(source(), OperandSource::fake);
+  recipe = preset_recipe("mxfp4_qat_mxfp8_act");
+  recipe.weight_fake_quant = {Format::e5m2, 1, 32, ScaleRule::rceil};
+  EXPECT_EQ(source(), OperandSource::fake);
+}
+
+}  // namespace mantissa::precision_operands_test

@@ -1,0 +1,198 @@
+// Progress lines: when they move, and whether what a command is said to read is what it reads.
+#include "tools/read_progress.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "mantissa/io/checkpoint_search.h"
+#include "mantissa/train/export.h"
+#include "mantissa/train/import.h"
+#include "tools/command.h"
+#include "tools/console.h"
+#include "training.h"
+
+namespace mantissa::read_progress_test {
+
+using namespace tools;
+
+using ::testing::AllOf;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+class ReadProgressTest : public test::TrainingTest {
+ protected:
+  // Large enough that headers and manifests do not count.
+  CheckpointReader trained(const std::string& recipe) const {
+    run("run", {"training.steps=1", "data.tokenizer=byte", "model.hidden_size=256", "model.intermediate_size=8192", "model.num_layers=1",
+                "precision.recipe=" + recipe});
+    return open_checkpoint(run_folder("run"));
+  }
+
+  // Bytes that body() reads over those that it was said to read.
+  static double share(int64_t said, const std::function<void()>& body) {
+    const int64_t before = bytes_read().value();
+    body();
+    return static_cast<double>(bytes_read().value() - before) / static_cast<double>(said);
+  }
+  static void expect_near_one(double share) { EXPECT_NEAR(share, 1.0, 0.1); }
+};
+
+TEST_F(ReadProgressTest, CommandsReadAboutWhatTheyAreSaidToRead) {
+  for (const char* const recipe : {"high", "mxfp8"}) {
+    CheckpointReader reader = trained(recipe);
+    const std::string out = folder_ / (std::string("out-") + recipe), in = folder_ / (std::string("in-") + recipe);
+    SCOPED_TRACE(recipe);
+    expect_near_one(share(bytes_to_verify(reader), [&] {
+      reader.verify();
+      verify_codes(reader);
+    }));
+    CheckpointReader fresh = open_checkpoint(run_folder("run"));
+    // Its tensors, smaller than a chunk of the checkpoint here, are in another order there: some chunks are read again.
+    const double exported = share(bytes_to_export(fresh), [&] { export_model(fresh, out, {}); });
+    EXPECT_GT(exported, 0.9);
+    EXPECT_LT(exported, 1.35);
+    expect_near_one(share(bytes_of_folder(out), [&] { verify_export(out); }));
+    CheckpointReader against = open_checkpoint(run_folder("run"));
+    CheckpointWeights source(against);
+    const SavedModel saved = saved_model(against);
+    ForwardWeights weights(source, saved.plan);
+    FamilyWeights written(out);
+    const double compared = share(bytes_to_compare(out, against), [&] { EXPECT_EQ(export_difference(written, weights), std::nullopt); });
+    EXPECT_GT(compared, 0.9);
+    EXPECT_LT(compared, 1.35);
+    expect_near_one(share(bytes_to_import(out), [&] { import_model(out, in); }));
+    std::filesystem::remove_all(run_folder("run"));
+  }
+}
+
+TEST_F(ReadProgressTest, TokenizeReadsItsTextsAsOftenAsItIsSaidTo) {
+  const std::string path = folder_ / "long.txt";
+  test::write_file(path, std::string(3000000, 'a'));
+  for (const std::string kind : {"byte", "char"}) {
+    const Command command = tokenize_command();
+    for (const Option& option : command.options) {
+      if (option.name == "FILES") std::get<std::vector<std::string>*>(option.target)->push_back(path);
+      if (option.name == "--output") *std::get<std::string*>(option.target) = folder_ / kind;
+      if (option.name == "--tokenizer") *std::get<std::string*>(option.target) = kind;
+    }
+    ::testing::internal::CaptureStdout();
+    expect_near_one(share(bytes_to_tokenize({path}, kind == "char"), [&] { EXPECT_EQ(command.run(), ExitCode::ok); }));
+    EXPECT_THAT(::testing::internal::GetCapturedStdout(), HasSubstr("3000000 tokens"));
+  }
+}
+
+TEST(ReadProgressLine, SaysHowMuchIsReadAndTheTimeLeft) {
+  EXPECT_EQ(read_progress_line(25, 100, 4.0), "[######..................] 25% | 12s left");
+  EXPECT_EQ(read_progress_line(0, 100, 4.0), "[........................] 0%");
+  EXPECT_EQ(progress_bar(0.29), "[######..................] 29%") << "100 * 0.29 is less than 29";
+  EXPECT_THAT(read_progress_line(120, 100, 99.0), HasSubstr("] 99% | 1s left")) << "what was to come was estimated";
+}
+
+TEST(ReadProgressLine, NothingIsDrawnWithoutATerminal) {
+  ::testing::internal::CaptureStderr();
+  const auto works = [] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2300));
+    return 7;
+  };
+  EXPECT_EQ(with_read_progress(100, works), 7);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), IsEmpty());
+}
+
+// Standard error while it lives; the other end is read here.
+class Errors {
+ public:
+  // Takes both.
+  Errors(int written, int read) : read_(read), before_(::dup(STDERR_FILENO)) {
+    ::dup2(written, STDERR_FILENO);
+    ::close(written);
+  }
+  ~Errors() { ::close(read_); }
+  Errors(const Errors&) = delete;
+  Errors& operator=(const Errors&) = delete;
+  // All that was written, at the end.
+  std::string take() {
+    ::dup2(before_, STDERR_FILENO);
+    ::close(before_);
+    std::string out;
+    char block[4096];
+    for (ssize_t got = 0; (got = ::read(read_, block, sizeof block)) > 0;) out.append(block, static_cast<size_t>(got));
+    return out;
+  }
+
+ private:
+  int read_, before_;
+};
+
+TEST_F(ReadProgressTest, OnATerminalTheShareIsOfWhatIsReadSinceTheStartAndGoesAwayAtTheEnd) {
+  for (const char* const name : {"NO_COLOR", "CI"}) ::unsetenv(name);
+  test::write_file(folder_ / "part", std::string(10'000'000, 'a'));
+  for (int i = 0; i < 4; ++i) test::read_file(folder_ / "part");
+  const int terminal = ::posix_openpt(O_RDWR | O_NOCTTY);
+  ASSERT_TRUE(terminal >= 0 && ::grantpt(terminal) == 0 && ::unlockpt(terminal) == 0);
+  Errors errors(::open(::ptsname(terminal), O_RDWR | O_NOCTTY), terminal);
+  with_read_progress(40'000'000, [&] {
+    test::read_file(folder_ / "part");
+    std::this_thread::sleep_for(std::chrono::milliseconds(2300));
+    return 0;
+  });
+  EXPECT_TRUE(draws_progress());
+  ::setenv("CI", "1", 1);
+  EXPECT_FALSE(draws_progress());
+  ::unsetenv("CI");
+  const std::string shown = errors.take();
+  EXPECT_THAT(shown, StartsWith("\r\x1b[K[######..................] 25% | "));
+  EXPECT_THAT(shown, EndsWith("\r\x1b[K\r"));
+}
+
+TEST(ConsoleProgress, MovesBetweenStepLines) {
+  ::testing::internal::CaptureStderr();
+  {
+    Console console(ConsoleMode::progress);
+    console.progress_to(1);
+    StepEvent event;
+    event.step = 1;
+    event.steps = 100;
+    event.remaining_seconds = 99.0;
+    console.progress(event);
+    std::this_thread::sleep_for(std::chrono::milliseconds(150));
+    console.progress_to(50);
+    std::this_thread::sleep_for(std::chrono::milliseconds(150));
+    event.step = 70;
+    console.progress(event);
+    std::this_thread::sleep_for(std::chrono::milliseconds(150));
+    console.progress_to(60);
+  }
+  const std::string drawn = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(drawn, AllOf(HasSubstr("] 1% 1/100 | eta 1m39s"), HasSubstr("] 50% 50/100 | eta 1m3"), Not(HasSubstr("0/100 | eta 0s"))));
+  EXPECT_THAT(drawn, AllOf(HasSubstr(" 70/100"), Not(HasSubstr(" 60/100")))) << "never back";
+}
+
+// The reader gets the bar of one moment, and not those of all the time in which it did not read.
+TEST(ConsoleProgress, DrawsNothingWhileABarWaits) {
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_NONBLOCK), 0);
+  ASSERT_EQ(::fcntl(ends[1], F_SETPIPE_SZ, 4096), 4096);
+  const std::string full(4096, 'x');
+  ASSERT_EQ(::write(ends[1], full.data(), full.size()), 4096);
+  Errors errors(ends[1], ends[0]);
+  {
+    Console console(ConsoleMode::progress);
+    for (int64_t step = 1; step <= 3; ++step) {
+      StepEvent event;
+      event.step = step;
+      event.steps = 100;
+      console.progress(event);
+      std::this_thread::sleep_for(std::chrono::milliseconds(120));
+    }
+    std::string read(4096, ' ');
+    ASSERT_EQ(::read(ends[0], read.data(), read.size()), 4096);
+  }
+  EXPECT_THAT(errors.take(), AllOf(HasSubstr(" 1/100"), Not(HasSubstr(" 2/100")), Not(HasSubstr(" 3/100")), EndsWith("\r\x1b[K\r")));
+}
+
+}  // namespace mantissa::read_progress_test

@@ -1,0 +1,65 @@
+// Loss-free balance: how biases follow from choices, and that what is biased is the choice alone.
+#include "train/expert_bias.h"
+
+#include <gtest/gtest.h>
+
+#include "testing.h"
+
+namespace mantissa::expert_bias_test {
+
+class ExpertBias : public test::BackendTest {
+ protected:
+  ExpertBias() {
+    for (const char* name : {"layers.0.moe.expert_bias", "layers.2.moe.expert_bias"}) set_.add_buffer({.name = name, .shape = {4}});
+    set_.allocate(fast(), Dtype::f32, true);
+  }
+  std::vector<float> bias(size_t layer) { return to_host<float>(set_.buffers()[layer].value); }
+  RoutingRecord record(int64_t sequences, const std::vector<int32_t>& counts) {
+    return {.counts = from_host(fast(), Dtype::i32, {sequences, 4}, counts.data()), .losses = {}};
+  }
+
+  ParameterSet set_;
+};
+
+using Values = std::vector<float>;
+
+TEST_F(ExpertBias, StartsAtZeroAndIsNoParameter) {
+  EXPECT_EQ(bias(0), Values(4, 0.0F));
+  EXPECT_TRUE(set_.all().empty());
+  EXPECT_EQ(set_.elements(), 0);
+}
+
+TEST_F(ExpertBias, FallsWhereAnExpertHasMoreThanTheMeanOfItsLayer) {
+  update_expert_biases(set_, 0.25, {5, 1, 2, 0, /* mean 2 */ 0, 0, 1, 2 /* mean 3/4 */});
+  EXPECT_EQ(bias(0), Values({-0.25F, 0.25F, 0.0F, 0.25F}));
+  EXPECT_EQ(bias(1), Values({0.25F, 0.25F, -0.25F, -0.25F}));
+  update_expert_biases(set_, 0.25, {2, 2, 2, 2, 3, 3, 3, 2});
+  EXPECT_EQ(bias(0), Values({-0.25F, 0.25F, 0.0F, 0.25F})) << "even";
+  EXPECT_EQ(bias(1), Values({0.0F, 0.0F, -0.5F, 0.0F}));
+}
+
+// Beyond what fp32 counts.
+TEST_F(ExpertBias, SeesASingleChoiceMore) {
+  const double many = 1e9;
+  update_expert_biases(set_, 1.0, {many, many, many + 1, many - 1, many, many, many, many});
+  EXPECT_EQ(bias(0), Values({0.0F, 0.0F, -1.0F, 1.0F}));
+  EXPECT_EQ(bias(1), Values(4, 0.0F));
+}
+
+TEST_F(ExpertBias, CountsTheChoicesOfAllSequencesAndMicroBatches) {
+  const RoutingTally tally{.wanted = RouterFigures::counts,
+                           .records = {record(2, {1, 2, 3, 4, 10, 0, 0, 0}), record(1, {0, 0, 7, 0}),  // a micro batch of two layers
+                                       record(1, {0, 1, 0, 0}), record(2, {1, 1, 1, 1, 1, 1, 1, 1})}};
+  EXPECT_EQ(expert_choices(set_, tally), (std::vector<double>{11, 3, 3, 4, 2, 2, 9, 2}));
+  EXPECT_EQ(expert_choices(set_, {}), std::vector<double>(8, 0.0)) << "a rank without a batch";
+  EXPECT_TRUE(expert_choices(ParameterSet(), tally).empty());
+}
+
+TEST_F(ExpertBias, HasANameOfItsOwn) {
+  ParameterSet set;
+  set.add_buffer({.name = "a", .shape = {2}});
+  EXPECT_THROW(set.add_buffer({.name = "a", .shape = {2}}), Error);
+  EXPECT_THROW(set_.add_buffer({.name = "b", .shape = {2}}), Error) << "there is memory already";
+}
+
+}  // namespace mantissa::expert_bias_test

@@ -1,0 +1,83 @@
+// What each recipe does to the gradients of one step, from the same weights and batch as bf16: per linear, cosine and relative RMS error.
+// Everything is deterministic; the table is printed.
+#include <cmath>
+#include <iomanip>
+
+#include "mantissa/train/precision_setup.h"
+#include "testing.h"
+#include "training.h"
+
+namespace mantissa::test::gradient_error_test {
+
+struct Agreement {
+  double cosine, relative_rms;
+};
+
+Agreement agreement(const std::vector<double>& a, const std::vector<double>& b) {
+  double ab = 0, aa = 0, bb = 0, difference = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    ab += a[i] * b[i];
+    aa += a[i] * a[i];
+    bb += b[i] * b[i];
+    difference += (a[i] - b[i]) * (a[i] - b[i]);
+  }
+  return {ab / std::sqrt(aa * bb), std::sqrt(difference / bb)};
+}
+
+class GradientError : public TrainingTest {
+ protected:
+  // Gradient of every linear weight after one backward pass at initial weights, by name.
+  std::map<std::string, std::vector<double>> gradients(const std::string& recipe) {
+    RunConfig config = this->config("gradients", {"precision.dtype=bf16", "precision.recipe=" + recipe, "model.hidden_size=256",
+                                                  "model.intermediate_size=384", "model.num_attention_heads=4", "model.qk_norm=true",
+                                                  "model.max_position_embeddings=128", "training.seq_len=128"})
+                           .config;
+    config.model.vocab_size = 64;
+    const auto device = make_backend("cpu");
+    Gpt model(config.model, *device, resolve_plan(config), {.recompute = Recompute::none, .gradients = true});
+    initialise(model.parameters(), 5);
+    constexpr int64_t kRows = 4, kLength = 128, kTokens = kRows * kLength;
+    std::vector<int32_t> positions(kTokens);
+    for (size_t i = 0; i < positions.size(); ++i) positions[i] = static_cast<int32_t>(i % kLength);
+    const TokenBatch batch{.batch = kRows,
+                           .tokens = random_indices(*device, kTokens, 64, 1),
+                           .positions = from_host(*device, Dtype::i32, {kTokens}, positions.data()),
+                           .segment_starts = {}};
+    Tape tape;
+    const Tape::Scope scope(&tape);
+    tape.backward(model.loss(batch, random_indices(*device, kTokens, 64, 2), kTokens));
+    std::map<std::string, std::vector<double>> out;
+    for (const Parameter& parameter : model.parameters().all()) {
+      const bool linear = parameter.name.find(".attn.qkv") != std::string::npos || parameter.name.find(".attn.out") != std::string::npos ||
+                          parameter.name.find(".mlp.") != std::string::npos;
+      if (linear) out[parameter.name] = values(parameter.leaf.grad);
+    }
+    return out;
+  }
+};
+
+TEST_F(GradientError, StaysSmallForEveryRecipe) {
+  // MXFP8 keeps 31 dB of each operand: gradients within 1 %. MXFP4 weights keep about 19 dB, an
+  // error of 0.115 in every layer that forward and backward pass.
+  const std::map<std::string, double> least = {
+      {"mxfp8", 0.99}, {"mxfp8_weights", 0.99}, {"fp8_block", 0.99}, {"mxfp4_qat", 0.92}, {"mxfp4_qat_mxfp8_act", 0.92}};
+  for (const std::string& preset : preset_names()) {
+    const Recipe recipe = preset_recipe(preset);
+    EXPECT_EQ(least.contains(preset), recipe.quantises_operands() || recipe.weight_fake_quant) << preset;
+  }
+  const auto expected = gradients("bf16");
+  ASSERT_EQ(expected.size(), 8U);
+  for (const auto& [recipe, cosine] : least) {
+    const auto actual = gradients(recipe);
+    for (const auto& [name, gradient] : expected) {
+      const Agreement found = agreement(actual.at(name), gradient);
+
+      EXPECT_GE(found.cosine, cosine) << recipe << ", " << name;
+      EXPECT_GT(found.relative_rms, 1e-4) << recipe << ", " << name << " is not quantised";
+      std::cout << std::left << std::setw(20) << recipe << std::setw(30) << name << "cosine " << std::fixed << std::setprecision(5)
+                << found.cosine << "  relative RMS " << found.relative_rms << '\n';
+    }
+  }
+}
+
+}  // namespace mantissa::test::gradient_error_test

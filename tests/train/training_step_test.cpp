@@ -1,0 +1,375 @@
+#include "mantissa/train/training_step.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <numeric>
+
+#include "files.h"
+#include "mantissa/train/estimate.h"
+#include "mantissa/train/precision_setup.h"
+#include "testing.h"
+
+namespace mantissa::training_step_test {
+
+struct StepOptions {
+  Accumulation accumulation = Accumulation::running;
+  int64_t micro_batches = 1;
+  Dtype compute = Dtype::f32;
+  Recompute recompute = Recompute::none;
+  Recipe qkv{};  // of layers.1.attn.qkv; without a name: high precision
+};
+
+constexpr int64_t kSequences = 8, kLength = 16, kVocabulary = 11;
+
+ModelConfig model_of(int64_t hidden, int64_t layers, int64_t intermediate, int64_t length) {
+  ModelConfig model;
+  model.vocab_size = kVocabulary;
+  model.hidden_size = hidden;
+  model.num_layers = layers;
+  model.num_attention_heads = 2;
+  model.intermediate_size = intermediate;
+  model.max_position_embeddings = length;
+  return model;
+}
+
+Batch empty_batch(int64_t sequences, int64_t length) {
+  Batch batch;
+  batch.sequences = sequences;
+  batch.length = length;
+  return batch;
+}
+
+// The first two sequences are one document each; in the others documents end anywhere.
+Batch random_batch(uint32_t what) {
+  Batch batch = empty_batch(kSequences, kLength);
+  int64_t start = 0;
+  for (int64_t i = 0; i < kSequences * kLength; ++i) {
+    const auto draw = random_words({.seed = 7}, what, static_cast<uint64_t>(i));
+    if (i % kLength == 0) start = 0;
+    if (i >= 2 * kLength && draw[3] % 5 == 0) start = i % kLength;
+    batch.tokens.push_back(static_cast<int32_t>(draw[0] % kVocabulary));
+    batch.targets.push_back(draw[1] % 5 == 0 ? kNoTarget : static_cast<int32_t>(draw[2] % kVocabulary));
+    batch.positions.push_back(static_cast<int32_t>(i % kLength - start));
+    batch.segment_starts.push_back(static_cast<int32_t>(start));
+    batch.target_count += batch.targets.back() == kNoTarget ? 0 : 1;
+  }
+  return batch;
+}
+
+const ModelConfig kModel = model_of(32, 2, 48, kLength);
+
+PrecisionPlan plan_of(const StepOptions& options) {
+  std::vector<ModulePrecision> modules = test::high_plan(kModel, options.compute).modules();
+  for (ModulePrecision& module : modules) {
+    if (module.module.path == "layers.1.attn.qkv" && !options.qkv.name.empty()) module.recipe = options.qkv;
+  }
+  return PrecisionPlan(options.compute, modules);
+}
+
+// A model with its optimizer.
+struct Trainee {
+  Backend& device;
+  Gpt model;
+  Optimizer optimizer;
+  GradientAccumulator accumulator;
+  int64_t micro_batch_size;
+
+  Trainee(Backend& backend, const StepOptions& options)
+      : device(backend),
+        model(kModel, backend, plan_of(options), {.recompute = options.recompute}),
+        optimizer(model.parameters(), {}),
+        accumulator(model.parameters(), options.accumulation, options.micro_batches),
+        micro_batch_size(kSequences / options.micro_batches) {
+    optimizer.initialise(1);
+  }
+
+  StepResult step(const Batch& batch) { return training_step(model, optimizer, accumulator, batch, micro_batch_size, 1e-3); }
+
+  std::vector<double> gradients() { return test::values(model.parameters().gradients()); }
+  std::vector<std::vector<double>> masters() {
+    std::vector<std::vector<double>> out;
+    for (size_t i = 0; i < model.parameters().all().size(); ++i) out.push_back(test::values(optimizer.states()[i].master));
+    return out;
+  }
+};
+
+using TrainingStepTest = test::BackendTest;
+
+TEST_F(TrainingStepTest, MicroBatchesOfUnequalTargetsGiveTheGradientOfTheWholeBatch) {
+  Trainee whole(fast(), {.micro_batches = 1});
+  const StepResult expected = whole.step(random_batch(1));
+  for (const Accumulation how : {Accumulation::running, Accumulation::tree}) {
+    Trainee parts(fast(), {.accumulation = how, .micro_batches = 4});
+    const StepResult result = parts.step(random_batch(1));
+    EXPECT_NEAR(result.loss, expected.loss, 1e-6 * expected.loss);
+    EXPECT_NEAR(result.gradient_norm, expected.gradient_norm, 1e-5 * expected.gradient_norm);
+    EXPECT_TRUE(test::close(parts.gradients(), whole.gradients(), 1e-4));  // other order of fp32 sums
+  }
+}
+
+TEST_F(TrainingStepTest, TreeOfTwoHalvesIsTheTreeOfTheWhole) {
+  // Ranks that own [0, 4) and [4, 8) of 8 micro batches: their local trees added are the tree of one rank.
+  Trainee one(fast(), {.accumulation = Accumulation::tree, .micro_batches = 8});
+  const Batch batch = random_batch(2);
+  const double loss = one.step(batch).loss;
+  Trainee half(fast(), {.accumulation = Accumulation::tree, .micro_batches = 4});
+  half.micro_batch_size = 1;
+  std::vector<Tensor> sums;
+  std::vector<double> losses;
+  for (const int64_t first : {0, 4}) {
+    Batch part = empty_batch(4, kLength);
+    const auto cut = [&](const std::vector<int32_t>& all) {
+      return std::vector<int32_t>(all.begin() + first * kLength, all.begin() + (first + 4) * kLength);
+    };
+    part.tokens = cut(batch.tokens), part.targets = cut(batch.targets);
+    part.positions = cut(batch.positions), part.segment_starts = cut(batch.segment_starts);
+    part.target_count = batch.target_count;  // of the job
+    half.optimizer.initialise(1);
+    losses.push_back(half.step(part).loss);
+    sums.push_back(empty_like(half.model.parameters().gradients()));
+    fast().run(Convert{.x = half.model.parameters().gradients(), .out = sums.back()});
+  }
+  fast().run(Add{.a = sums[0], .b = sums[1], .out = sums[0]});
+  EXPECT_TRUE(test::same_bits(sums[0], one.model.parameters().gradients()));
+  EXPECT_EQ(losses[0] + losses[1], loss);
+}
+
+TEST_F(TrainingStepTest, TreeNeedsAPowerOfTwo) {
+  const Error error = test::error_of([&] { Trainee(fast(), {.accumulation = Accumulation::tree, .micro_batches = 3}); });
+  EXPECT_EQ(error.code(), ExitCode::usage);
+  EXPECT_NE(std::string(error.what()).find("training.accumulation"), std::string::npos);
+}
+
+TEST_F(TrainingStepTest, GradientBuffersOfTheTreeAreItsDepthPlusOne) {
+  EXPECT_EQ(GradientAccumulator::buffers(Accumulation::running, 8), 1);
+  EXPECT_EQ(GradientAccumulator::buffers(Accumulation::tree, 1), 1);
+  EXPECT_EQ(GradientAccumulator::buffers(Accumulation::tree, 8), 4);
+}
+
+TEST_F(TrainingStepTest, RecomputingChangesNoBit) {
+  for (const Dtype compute : {Dtype::f32, Dtype::bf16}) {
+    Trainee none(fast(), {.micro_batches = 2, .compute = compute});
+    Trainee selective(fast(), {.micro_batches = 2, .compute = compute, .recompute = Recompute::selective});
+    Trainee full(fast(), {.micro_batches = 2, .compute = compute, .recompute = Recompute::full});
+    for (uint32_t step = 0; step < 5; ++step) {
+      const StepResult expected = none.step(random_batch(step));
+      for (Trainee* other : {&selective, &full}) {
+        const StepResult result = other->step(random_batch(step));
+        EXPECT_EQ(result.loss, expected.loss);
+        EXPECT_EQ(result.gradient_norm, expected.gradient_norm);
+      }
+    }
+    EXPECT_EQ(selective.masters(), none.masters());
+    EXPECT_EQ(full.masters(), none.masters());
+  }
+}
+
+TEST_F(TrainingStepTest, PoisonedParameterSkipsTheStepAndTheNextOneIsAsIfItHadNotBeen) {
+  for (const Accumulation how : {Accumulation::running, Accumulation::tree}) {
+    Trainee poisoned(fast(), {.accumulation = how, .micro_batches = 4}), clean(fast(), {.accumulation = how, .micro_batches = 4});
+    poisoned.step(random_batch(1));
+    clean.step(random_batch(1));
+    float& victim = poisoned.model.parameters().all()[2].value().data<float>()[5];
+    const float before = std::exchange(victim, std::numeric_limits<float>::quiet_NaN());
+    const StepResult result = poisoned.step(random_batch(2));
+    EXPECT_NE(result.bad.find("loss = "), std::string::npos) << result.bad;
+    EXPECT_EQ(poisoned.optimizer.updates(), 1);
+    victim = before;
+    EXPECT_EQ(poisoned.masters(), clean.masters());
+    EXPECT_EQ(poisoned.step(random_batch(3)).gradient_norm, clean.step(random_batch(3)).gradient_norm);
+    EXPECT_EQ(poisoned.masters(), clean.masters());
+  }
+}
+
+// Final norm and projection undo each other's scale in the logits, not in the gradient of the norm: 6e38.
+TEST_F(TrainingStepTest, InfiniteGradientNormSkipsTheStepAlthoughTheLossIsFinite) {
+  Trainee trainee(fast(), {.micro_batches = 4});
+  for (Parameter& parameter : trainee.model.parameters().all()) {
+    const bool inner = parameter.name.starts_with("layers.");
+    fast().run(Fill{.out = parameter.value(), .value = parameter.name == "final_norm.weight" ? 1e-36 : inner ? 0.0 : 1.0});
+  }
+  const Tensor output = trainee.model.parameters().find("output.weight")->value();
+  fast().run(Fill{.out = output, .value = 3e38});
+  fast().run(Fill{.out = output.slice(0, 1), .value = -3e38});
+  trainee.optimizer.store_masters();
+  Batch batch = random_batch(1);
+  for (int32_t& target : batch.targets) target = std::min(target, 0);
+  const auto before = trainee.masters();
+  const StepResult result = trainee.step(batch);
+  EXPECT_TRUE(std::isfinite(result.loss));
+  EXPECT_TRUE(std::isinf(result.gradient_norm)) << result.gradient_norm;
+  EXPECT_EQ(result.bad, "final_norm.weight[0] = inf");
+  EXPECT_EQ(trainee.optimizer.updates(), 0);
+  EXPECT_EQ(trainee.masters(), before);
+}
+
+// Flashinfer's rule makes a number of a NaN, and rounding to bf16 makes Inf of the largest fp32.
+TEST_F(TrainingStepTest, BadWeightThatIsFakeQuantisedSkipsTheStepByItsNameAndElement) {
+  const Recipe qat{.name = "qat", .compute = Dtype::f32, .weight_fake_quant = {Format::e2m1, 1, 32, ScaleRule::flashinfer}};
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::max()}) {
+    Trainee trainee(fast(), {.qkv = qat});
+    for (Parameter& parameter : trainee.model.parameters().all()) {
+      if (parameter.name == "layers.1.attn.qkv.weight") parameter.value().data<float>()[37] = bad;
+    }
+    trainee.optimizer.store_masters();
+    const std::string reason = trainee.step(random_batch(1)).bad;
+    EXPECT_EQ(reason.find("layers.1.attn.qkv.weight[1, 5] = "), 0U) << reason;
+    EXPECT_EQ(trainee.optimizer.updates(), 0);
+  }
+}
+
+TEST_F(TrainingStepTest, BatchWithoutATargetHasNoLossAndNoGradient) {
+  Trainee trainee(fast(), {});
+  Batch batch = random_batch(1);
+  std::fill(batch.targets.begin(), batch.targets.end(), kNoTarget);
+  batch.target_count = 0;
+  const StepResult result = trainee.step(batch);
+  EXPECT_EQ(result.loss, 0.0);
+  EXPECT_EQ(result.gradient_norm, 0.0);
+  EXPECT_EQ(result.bad, "");
+}
+
+TEST_F(TrainingStepTest, NothingIsAllocatedAfterTheFirstSteps) {
+  for (const Dtype compute : {Dtype::f32, Dtype::bf16}) {
+    for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
+      const std::unique_ptr<Backend> device = make_backend("cpu");
+      Trainee trainee(*device, {.accumulation = Accumulation::tree, .micro_batches = 4, .compute = compute, .recompute = recompute});
+      for (uint32_t step = 0; step < 3; ++step) trainee.step(random_batch(step));
+      const AllocatorStats warm = device->allocator_stats();
+      for (uint32_t step = 3; step < 20; ++step) trainee.step(random_batch(step));
+      const AllocatorStats after = device->allocator_stats();
+      EXPECT_EQ(after.system_calls, warm.system_calls);
+      EXPECT_EQ(after.peak_in_use, warm.peak_in_use);
+      EXPECT_EQ(after.in_use, warm.in_use);
+    }
+  }
+}
+
+// ---- the estimate of a run against what its first step takes
+
+struct Measured {
+  int64_t predicted, peak;
+  int64_t between;  // of what is predicted: what there is between steps
+};
+
+Measured measure(const ModelConfig& model, const StepOptions& options, const std::string& recipe = "high", int64_t vocab = 300) {
+  RunConfig config;
+  config.model = model;
+  config.model.vocab_size = vocab;
+  config.precision.dtype = options.compute;
+  config.precision.recipe = recipe;
+  config.training.micro_batch_size = 4;
+  config.training.seq_len = model.max_position_embeddings;
+  config.training.grad_accum = options.micro_batches;
+  config.training.accumulation = options.accumulation;
+  config.training.recompute = options.recompute;
+  const std::unique_ptr<Backend> device = make_backend("cpu");
+  Gpt gpt(config.model, *device, resolve_plan(config), {.recompute = options.recompute, .gradients = true});
+  Optimizer optimizer(gpt.parameters(), {});
+  optimizer.initialise(1);
+  GradientAccumulator accumulator(gpt.parameters(), options.accumulation, options.micro_batches);
+  const int64_t sequences = 4 * options.micro_batches, length = model.max_position_embeddings, n = sequences * length;
+  Batch batch = empty_batch(sequences, length);
+  batch.tokens.assign(static_cast<size_t>(n), 1);
+  batch.targets = batch.tokens;
+  for (int64_t i = 0; i < n; ++i) batch.positions.push_back(static_cast<int32_t>(i % length));
+  batch.segment_starts.assign(static_cast<size_t>(n), 0);
+  batch.target_count = n;
+  training_step(gpt, optimizer, accumulator, batch, 4, 1e-3);
+  const MemoryEstimate memory = estimate_memory(config, resolve_plan(config));
+  return {.predicted = memory.tensors(),
+          .peak = device->allocator_stats().peak_in_use,
+          .between = memory.masters + memory.values + memory.gradients + memory.optimizer};
+}
+
+TEST(Estimate, PredictsThePeakOfAStep) {
+  const ModelConfig qwen = model_of(64, 4, 160, 128);
+  ModelConfig gpt2 = qwen;
+  gpt2.norm = Norm::layer, gpt2.norm_bias = true, gpt2.activation = Activation::gelu_tanh, gpt2.position = Position::learned;
+  gpt2.qk_norm = false, gpt2.attention_bias = AttentionBias::all, gpt2.mlp_bias = true, gpt2.tie_word_embeddings = true;
+  ModelConfig experts = qwen;
+  experts.moe = MoeConfig{.num_experts = 24, .num_experts_per_tok = 3, .intermediate_size = 64, .shared_intermediate_size = 32};
+  experts.moe->dense_layers = {1};
+  for (const ModelConfig& model : {qwen, gpt2, experts}) {
+    for (const Dtype compute : {Dtype::f32, Dtype::bf16}) {
+      for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
+        const Measured measured = measure(model, {.micro_batches = 1, .compute = compute, .recompute = recompute});
+        const double ratio = static_cast<double>(measured.predicted) / static_cast<double>(measured.peak);
+        // The allocator rounds up; kernels keep small scratch.
+        EXPECT_TRUE(ratio > 0.8 && ratio < 1.25) << choice_name(model.norm) << ' ' << dtype_name(compute) << ' ' << choice_name(recompute)
+                                                 << ": predicted " << measured.predicted << ", measured " << measured.peak;
+      }
+    }
+  }
+}
+
+TEST(Estimate, PredictsThePeakOfAStepWithQuantisedOperands) {
+  const ModelConfig model = model_of(64, 4, 160, 128);
+  for (const char* const recipe : {"mxfp8", "mxfp8_weights", "mxfp4_qat", "mxfp4_qat_mxfp8_act"}) {
+    for (const Dtype compute : {Dtype::f32, Dtype::bf16}) {
+      for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
+        const Measured measured = measure(model, {.micro_batches = 1, .compute = compute, .recompute = recompute}, recipe);
+        const double ratio = static_cast<double>(measured.predicted) / static_cast<double>(measured.peak);
+        const bool full = recompute == Recompute::full;
+        EXPECT_TRUE(ratio > 0.95 && ratio < (full ? 1.2 : 1.1)) << recipe << ' ' << dtype_name(compute) << ' ' << choice_name(recompute)
+                                                                << ": predicted " << measured.predicted << ", measured " << measured.peak;
+      }
+    }
+  }
+}
+
+TEST(Estimate, PredictsThePeakWhereLogitsAreMost) {
+  for (const Dtype compute : {Dtype::f32, Dtype::bf16}) {
+    const Measured measured = measure(model_of(64, 1, 160, 128), {.micro_batches = 1, .compute = compute}, "high", 8000);
+    EXPECT_NEAR(static_cast<double>(measured.predicted) / static_cast<double>(measured.peak), 1.0, 0.08) << dtype_name(compute);
+  }
+  ModelConfig fp32 = model_of(64, 1, 160, 128);
+  fp32.logits_dtype = LogitsDtype::fp32;
+  const Measured measured = measure(fp32, {.micro_batches = 1, .compute = Dtype::bf16}, "high", 8000);
+  EXPECT_NEAR(static_cast<double>(measured.predicted) / static_cast<double>(measured.peak), 1.0, 0.08) << "and their gradient in bf16";
+}
+
+// Few tokens: what a step adds is mostly the largest weight, in bf16.
+TEST(Estimate, CountsTheWeightThatAProductDequantises) {
+  for (const char* const recipe : {"mxfp8", "mxfp4_qat"}) {
+    const Measured measured = measure(model_of(512, 1, 2048, 8), {.micro_batches = 1, .compute = Dtype::bf16}, recipe);
+    const auto predicted = static_cast<double>(measured.predicted - measured.between);
+    EXPECT_NEAR(predicted / static_cast<double>(measured.peak - measured.between), 1.0, 0.2) << recipe << ' ' << predicted;
+  }
+}
+
+TEST(Estimate, PredictsThePeakOfExpertsWithQuantisedOperands) {
+  ModelConfig model = model_of(64, 1, 160, 128);
+  model.moe = MoeConfig{.num_experts = 8, .num_experts_per_tok = 4, .intermediate_size = 64};
+  model.moe->force_balance = true;
+  const Measured measured = measure(model, {.micro_batches = 1, .compute = Dtype::f32}, "mxfp8");
+  EXPECT_NEAR(static_cast<double>(measured.predicted) / static_cast<double>(measured.peak), 1.0, 0.05);
+}
+
+// The same weights, and more rows of them: what is added are activations.
+TEST(Estimate, GrowsWithTheExpertsOfAToken) {
+  ModelConfig one = model_of(64, 4, 160, 128);
+  one.moe = MoeConfig{.num_experts = 6, .num_experts_per_tok = 1, .intermediate_size = 96};
+  ModelConfig five = one;
+  five.moe->num_experts_per_tok = 5;
+  for (const char* const recipe : {"high", "mxfp8"}) {
+    for (const Recompute recompute : {Recompute::none, Recompute::selective}) {
+      const StepOptions options{.micro_batches = 1, .compute = Dtype::bf16, .recompute = recompute};
+      const Measured few = measure(one, options, recipe), many = measure(five, options, recipe);
+      const double ratio = static_cast<double>(many.predicted - few.predicted) / static_cast<double>(many.peak - few.peak);
+      EXPECT_TRUE(ratio > 0.8 && ratio < 1.25) << recipe << ' ' << choice_name(recompute) << ": predicted "
+                                               << many.predicted - few.predicted << " more, measured " << many.peak - few.peak;
+    }
+  }
+}
+
+TEST(Estimate, CountsTheBuffersOfTheTree) {
+  const ModelConfig model = model_of(64, 2, 128, 8);
+  const Measured running = measure(model, {.micro_batches = 4});
+  const Measured tree = measure(model, {.accumulation = Accumulation::tree, .micro_batches = 4});
+  EXPECT_NEAR(static_cast<double>(tree.predicted - running.predicted), static_cast<double>(tree.peak - running.peak),
+              0.02 * static_cast<double>(tree.peak));
+}
+
+}  // namespace mantissa::training_step_test
