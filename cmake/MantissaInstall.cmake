@@ -3,7 +3,7 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-set(layers base tensor backend comm autograd precision io data ops nn models train)
+set(layers ${MANTISSA_LAYERS})
 list(TRANSFORM layers REPLACE "(.+)" "$<TARGET_OBJECTS:mantissa_\\1>" OUTPUT_VARIABLE objects)
 add_library(mantissa_core STATIC ${objects})
 set_target_properties(mantissa_core PROPERTIES OUTPUT_NAME mantissa EXPORT_NAME core LINKER_LANGUAGE CXX)

@@ -89,7 +89,7 @@ def print_balance(folder, goals):
 
 
 class FirstMoments:
-    """Of the newest checkpoint of a run; manifest.json and shards as include/mantissa/io/checkpoint_manifest.h describes them."""
+    """Of the newest checkpoint of a run; manifest.json and shards as include/mantissa/checkpoint/checkpoint_manifest.h describes them."""
 
     def __init__(self, run):
         self.folder = run / "checkpoints" / (run / "checkpoints/latest").read_text().split()[0]

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds, runs the tests:   scripts/test.sh [--preset release|debug|asan|tsan] [arguments of ctest]
-# Left out: tests labelled slow, gpu without a device, interop without .venv-interop. The sanitizer presets run the label unit.
+# Left out: tests labelled slow, gpu without a device, interop without .venv-interop. asan runs the labels unit and threads, tsan threads.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -19,7 +19,8 @@ scripts/setup.sh
 . scripts/jobs.sh
 only=() target=all
 case $preset in
-  asan | tsan) only=(-L unit) target=unit_tests ;;
+  asan) only=(-L '^(unit|threads)$') target=unit_tests ;;
+  tsan) only=(-L '^threads$') target=threads_tests ;;
   *) scripts/setup.sh scripts/packages-test.txt || echo "test: without these packages the tests that use them are skipped" >&2 ;;
 esac
 cmake --preset "$preset" -DMANTISSA_TESTS=ON

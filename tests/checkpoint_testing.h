@@ -13,7 +13,7 @@
 #include "files.h"
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/log.h"
-#include "mantissa/io/checkpoint_directory.h"
+#include "mantissa/checkpoint/checkpoint_directory.h"
 
 namespace mantissa::test {
 

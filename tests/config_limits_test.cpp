@@ -7,11 +7,11 @@
 #include <nlohmann/json.hpp>
 
 #include "files.h"
-#include "mantissa/base/config.h"
 #include "mantissa/base/hash.h"
-#include "mantissa/base/json.h"
-#include "mantissa/base/json_fields.h"
-#include "mantissa/io/checkpoint_manifest.h"
+#include "mantissa/checkpoint/checkpoint_manifest.h"
+#include "mantissa/json/config.h"
+#include "mantissa/json/json.h"
+#include "mantissa/json/json_fields.h"
 
 namespace {
 size_t alive = 0, peak = 0, allocations = 0;

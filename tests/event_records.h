@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "mantissa/io/event_file.h"
+#include "mantissa/metrics/event_file.h"
 
 namespace mantissa::test {
 

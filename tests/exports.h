@@ -10,8 +10,11 @@
 
 #include "family_folders.h"
 #include "mantissa/backend/functions.h"
-#include "mantissa/train/export.h"
-#include "mantissa/train/import.h"
+#include "mantissa/checkpoint/saved_model.h"
+#include "mantissa/hf/export.h"
+#include "mantissa/hf/family_weights.h"
+#include "mantissa/hf/import.h"
+#include "mantissa/hf/load_model.h"
 #include "training.h"
 
 namespace mantissa::test {

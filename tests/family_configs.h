@@ -5,7 +5,7 @@
 #include <string>
 
 #include "files.h"
-#include "mantissa/models/hugging_face.h"
+#include "mantissa/hf/hugging_face.h"
 
 namespace mantissa::test {
 

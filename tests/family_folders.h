@@ -12,8 +12,8 @@
 #include "files.h"
 #include "mantissa/base/rng.h"
 #include "mantissa/formats/fp16.h"
+#include "mantissa/hf/hugging_face.h"
 #include "mantissa/io/safetensors.h"
-#include "mantissa/models/hugging_face.h"
 
 namespace mantissa::test {
 

@@ -10,8 +10,8 @@
 #include <span>
 #include <string>
 
-#include "comm/frames.h"
-#include "comm/handshake.h"
+#include "job/frames.h"
+#include "job/handshake.h"
 
 namespace mantissa::test {
 

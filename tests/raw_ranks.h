@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/rendezvous.h"
+#include "job/rendezvous.h"
 #include "raw_connection.h"
 #include "store_ranks.h"
 

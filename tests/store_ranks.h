@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "files.h"
-#include "mantissa/comm/store.h"
+#include "mantissa/job/store.h"
 
 namespace mantissa::test {
 

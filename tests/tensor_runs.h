@@ -9,8 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "mantissa/io/checkpoint_diff.h"
-#include "mantissa/train/precision_setup.h"
+#include "mantissa/checkpoint/checkpoint_diff.h"
+#include "mantissa/checkpoint/precision_setup.h"
+#include "mantissa/checkpoint/saved_model.h"
 #include "thread_ranks.h"
 #include "training.h"
 

@@ -7,6 +7,8 @@
 
 #include "files.h"
 #include "mantissa/base/rng.h"
+#include "mantissa/checkpoint/saved_model.h"
+#include "mantissa/train/load_config.h"
 #include "mantissa/train/train.h"
 #include "testing.h"
 

@@ -1,10 +1,10 @@
 // What several subcommands share.
-#include "command.h"
+#include "tools/command.h"
 
 #include "mantissa/base/parallel.h"
-#include "mantissa/comm/launch.h"
+#include "mantissa/config/run_config.h"
 #include "mantissa/data/open_data.h"
-#include "mantissa/train/config.h"
+#include "mantissa/job/launch.h"
 
 namespace mantissa::tools {
 

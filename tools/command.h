@@ -19,9 +19,11 @@
 #include <variant>
 #include <vector>
 
-#include "mantissa/base/config.h"
 #include "mantissa/base/error.h"
+#include "mantissa/hf/load_model.h"
+#include "mantissa/json/config.h"
 #include "mantissa/tensor/tensor.h"
+#include "mantissa/train/load_config.h"
 
 namespace mantissa {
 

@@ -1,9 +1,8 @@
-#include "mantissa/train/config.h"
-
 #include <iostream>
 #include <memory>
 
-#include "command.h"
+#include "mantissa/train/load_config.h"
+#include "tools/command.h"
 
 namespace mantissa::tools {
 namespace {

@@ -9,8 +9,8 @@
 #include <string>
 
 #include "mantissa/base/unblocked_output.h"
-#include "mantissa/train/config.h"
-#include "mantissa/train/events.h"
+#include "mantissa/config/run_config.h"
+#include "mantissa/metrics/events.h"
 
 namespace mantissa::tools {
 

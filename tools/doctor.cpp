@@ -7,7 +7,6 @@
 #include <fstream>
 #include <vector>
 
-#include "command.h"
 #include "mantissa/backend/ceilings.h"
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/cpu_level.h"
@@ -15,6 +14,7 @@
 #include "mantissa/base/printable.h"
 #include "mantissa/base/version.h"
 #include "mantissa/train/equal_places.h"
+#include "tools/command.h"
 
 namespace mantissa::tools {
 namespace {

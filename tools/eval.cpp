@@ -7,15 +7,16 @@
 #include <numbers>
 #include <utility>
 
-#include "command.h"
 #include "mantissa/base/log.h"
 #include "mantissa/base/pending_file.h"
 #include "mantissa/base/printable.h"
+#include "mantissa/checkpoint/checkpoint.h"
 #include "mantissa/data/dataset.h"
-#include "mantissa/train/checkpoint.h"
+#include "mantissa/hf/load_model.h"
 #include "mantissa/train/evaluate.h"
-#include "rank_session.h"
-#include "token_ids.h"
+#include "tools/command.h"
+#include "tools/rank_session.h"
+#include "tools/token_ids.h"
 
 namespace mantissa::tools {
 namespace {

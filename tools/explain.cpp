@@ -4,12 +4,14 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "command.h"
 #include "mantissa/base/bytes_text.h"
 #include "mantissa/base/printable.h"
-#include "mantissa/train/checkpoint.h"
-#include "mantissa/train/cost.h"
-#include "mantissa/train/estimate.h"
+#include "mantissa/checkpoint/checkpoint.h"
+#include "mantissa/plan/cost.h"
+#include "mantissa/plan/estimate.h"
+#include "mantissa/plan/plan_table.h"
+#include "mantissa/train/load_config.h"
+#include "tools/command.h"
 
 namespace mantissa::tools {
 namespace {
@@ -197,7 +199,7 @@ void print_text(const Explanation& of, PlanTable form) {
     print(text("quantised GEMMs are ", kEmulated,
                " on this device: codes are dequantised, which is exact, and multiplied with fp32 accumulation"));
   }
-  std::cout << '\n' << printable(plan.table(form, config.parallel.per_weight()), "\n") << '\n';
+  std::cout << '\n' << printable(plan_table(plan, form, config.parallel.per_weight()), "\n") << '\n';
   const double per_parameter = static_cast<double>(plan.bytes()) / static_cast<double>(plan.parameters());
   print(text(plan.parameters(), " parameters",
              plan.active_parameters() < plan.parameters() ? text(", ", plan.active_parameters(), " of them active") : "",

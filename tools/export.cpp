@@ -1,13 +1,13 @@
-#include "mantissa/train/export.h"
+#include "mantissa/hf/export.h"
 
 #include <iostream>
 #include <memory>
 
-#include "command.h"
 #include "mantissa/base/log.h"
 #include "mantissa/base/printable.h"
-#include "mantissa/io/checkpoint_search.h"
-#include "read_progress.h"
+#include "mantissa/checkpoint/checkpoint_search.h"
+#include "tools/command.h"
+#include "tools/report/read_progress.h"
 
 namespace mantissa::tools {
 namespace {

@@ -1,4 +1,4 @@
-#include "function_names.h"
+#include "tools/function_names.h"
 
 #include <cxxabi.h>
 #include <dlfcn.h>

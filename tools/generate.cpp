@@ -5,11 +5,12 @@
 #include <iostream>
 #include <memory>
 
-#include "command.h"
 #include "mantissa/base/log.h"
-#include "mantissa/train/checkpoint.h"
-#include "rank_session.h"
-#include "token_ids.h"
+#include "mantissa/checkpoint/checkpoint.h"
+#include "mantissa/hf/load_model.h"
+#include "tools/command.h"
+#include "tools/rank_session.h"
+#include "tools/token_ids.h"
 
 namespace mantissa::tools {
 namespace {

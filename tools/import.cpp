@@ -1,12 +1,12 @@
-#include "mantissa/train/import.h"
+#include "mantissa/hf/import.h"
 
 #include <iostream>
 #include <memory>
 
-#include "command.h"
 #include "mantissa/base/log.h"
 #include "mantissa/base/printable.h"
-#include "read_progress.h"
+#include "tools/command.h"
+#include "tools/report/read_progress.h"
 
 namespace mantissa::tools {
 namespace {

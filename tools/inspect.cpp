@@ -6,17 +6,18 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "command.h"
 #include "mantissa/base/bytes_text.h"
-#include "mantissa/base/json.h"
 #include "mantissa/base/printable.h"
+#include "mantissa/checkpoint/checkpoint_diff.h"
+#include "mantissa/checkpoint/checkpoint_search.h"
+#include "mantissa/checkpoint/precision_setup.h"
+#include "mantissa/checkpoint/weight_source.h"
 #include "mantissa/data/dataset.h"
 #include "mantissa/data/fingerprint.h"
-#include "mantissa/io/checkpoint_diff.h"
-#include "mantissa/io/checkpoint_search.h"
-#include "mantissa/train/events.h"
-#include "mantissa/train/precision_setup.h"
-#include "mantissa/train/weights.h"
+#include "mantissa/hf/family_weights.h"
+#include "mantissa/json/json.h"
+#include "mantissa/metrics/events.h"
+#include "tools/command.h"
 
 namespace mantissa::tools {
 namespace {

@@ -1,4 +1,4 @@
-#include "main_stack.h"
+#include "tools/main_stack.h"
 
 #include <dlfcn.h>
 #include <execinfo.h>
@@ -15,10 +15,10 @@
 #include <string>
 #include <thread>
 
-#include "function_names.h"
 #include "mantissa/base/generated_call.h"
 #include "mantissa/base/limits.h"
 #include "mantissa/base/unblocked_output.h"
+#include "tools/function_names.h"
 
 namespace mantissa::tools {
 namespace {

@@ -16,7 +16,6 @@
 #include <new>
 #include <sstream>
 
-#include "command.h"
 #include "mantissa/base/alternate_stack.h"
 #include "mantissa/base/file.h"
 #include "mantissa/base/limits.h"
@@ -24,8 +23,9 @@
 #include "mantissa/base/printable.h"
 #include "mantissa/base/unblocked_output.h"
 #include "mantissa/base/version.h"
-#include "mantissa/comm/launch.h"
 #include "mantissa/comm/transport.h"
+#include "mantissa/job/launch.h"
+#include "tools/command.h"
 
 namespace mantissa::tools {
 namespace {

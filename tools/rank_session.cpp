@@ -1,4 +1,4 @@
-#include "rank_session.h"
+#include "tools/rank_session.h"
 
 #include <unistd.h>
 
@@ -8,7 +8,6 @@
 #include <system_error>
 #include <thread>
 
-#include "main_stack.h"
 #include "mantissa/backend/ceilings.h"
 #include "mantissa/base/bytes_text.h"
 #include "mantissa/base/file.h"
@@ -19,7 +18,8 @@
 #include "mantissa/base/printable.h"
 #include "mantissa/base/unblocked_output.h"
 #include "mantissa/base/version.h"
-#include "mantissa/comm/orphaned_segments.h"
+#include "mantissa/job/orphaned_segments.h"
+#include "tools/main_stack.h"
 
 namespace mantissa::tools {
 namespace {

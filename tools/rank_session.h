@@ -5,11 +5,11 @@
 #include <memory>
 #include <string>
 
-#include "command.h"
 #include "mantissa/comm/mesh.h"
-#include "mantissa/comm/store.h"
+#include "mantissa/config/run_config.h"
+#include "mantissa/job/store.h"
 #include "mantissa/nn/modules.h"
-#include "mantissa/train/config.h"
+#include "tools/command.h"
 
 namespace mantissa::tools {
 

@@ -2,7 +2,7 @@
 // save and go on. A second SIGINT kills the process. A reader of its output that goes away is no reason to stop.
 #pragma once
 
-#include "mantissa/train/events.h"
+#include "mantissa/metrics/events.h"
 
 namespace mantissa::tools {
 

@@ -1,4 +1,4 @@
-#include "token_ids.h"
+#include "tools/token_ids.h"
 
 #include <charconv>
 

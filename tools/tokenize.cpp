@@ -4,12 +4,12 @@
 #include <iostream>
 #include <memory>
 
-#include "command.h"
 #include "mantissa/base/pending_file.h"
 #include "mantissa/base/printable.h"
 #include "mantissa/data/dataset.h"
 #include "mantissa/data/token_writer.h"
-#include "read_progress.h"
+#include "tools/command.h"
+#include "tools/report/read_progress.h"
 
 namespace mantissa::tools {
 namespace {

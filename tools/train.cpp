@@ -5,14 +5,15 @@
 #include <iterator>
 #include <memory>
 
-#include "command.h"
-#include "console.h"
 #include "mantissa/base/bytes_text.h"
 #include "mantissa/base/log.h"
 #include "mantissa/base/printable.h"
-#include "mantissa/train/precision_setup.h"
-#include "rank_session.h"
-#include "signals.h"
+#include "mantissa/checkpoint/precision_setup.h"
+#include "mantissa/train/load_config.h"
+#include "tools/command.h"
+#include "tools/console.h"
+#include "tools/rank_session.h"
+#include "tools/signals.h"
 
 namespace mantissa::tools {
 namespace {

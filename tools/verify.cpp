@@ -1,13 +1,15 @@
 #include <iostream>
 #include <memory>
 
-#include "command.h"
 #include "mantissa/base/log.h"
 #include "mantissa/base/printable.h"
-#include "mantissa/io/checkpoint_search.h"
-#include "mantissa/train/checkpoint.h"
-#include "mantissa/train/export.h"
-#include "read_progress.h"
+#include "mantissa/checkpoint/checkpoint.h"
+#include "mantissa/checkpoint/checkpoint_search.h"
+#include "mantissa/checkpoint/saved_model.h"
+#include "mantissa/hf/export.h"
+#include "mantissa/hf/family_weights.h"
+#include "tools/command.h"
+#include "tools/report/read_progress.h"
 
 namespace mantissa::tools {
 namespace {

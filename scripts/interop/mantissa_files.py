@@ -1,6 +1,6 @@
 """Reads what mantissa writes, from its documentation and not from its code: checkpoints, and the order in which samples are drawn.
 
-The formats are described in include/mantissa/io/checkpoint_manifest.h and include/mantissa/data/sampler.h.
+The formats are described in include/mantissa/checkpoint/checkpoint_manifest.h and include/mantissa/data/sampler.h.
 """
 import json
 from pathlib import Path

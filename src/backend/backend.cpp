@@ -1,6 +1,6 @@
 #include "mantissa/backend/backend.h"
 
-#include "backend/cpu/cpu_backend.h"
+#include "backend/cpu/fast/cpu_backend.h"
 
 namespace mantissa {
 

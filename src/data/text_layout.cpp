@@ -2,9 +2,9 @@
 #include <nlohmann/json.hpp>
 
 #include "data/token_layout.h"
-#include "mantissa/base/json.h"
-#include "mantissa/base/json_fields.h"
 #include "mantissa/base/utf8.h"
+#include "mantissa/json/json.h"
+#include "mantissa/json/json_fields.h"
 
 namespace mantissa {
 namespace {

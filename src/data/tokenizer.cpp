@@ -2,11 +2,11 @@
 
 #include <nlohmann/json.hpp>
 
-#include "mantissa/base/json.h"
-#include "mantissa/base/json_fields.h"
 #include "mantissa/base/printable.h"
 #include "mantissa/base/utf8.h"
 #include "mantissa/data/input_file.h"
+#include "mantissa/json/json.h"
+#include "mantissa/json/json_fields.h"
 
 namespace mantissa {
 namespace {

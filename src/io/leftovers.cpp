@@ -1,4 +1,4 @@
-#include "io/leftovers.h"
+#include "mantissa/io/leftovers.h"
 
 #include <sys/random.h>
 

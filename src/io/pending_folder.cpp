@@ -4,9 +4,9 @@
 #include <string_view>
 #include <vector>
 
-#include "io/leftovers.h"
 #include "mantissa/base/file.h"
 #include "mantissa/base/hash.h"
+#include "mantissa/io/leftovers.h"
 
 namespace mantissa {
 namespace {

@@ -6,11 +6,11 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "io/plain_file_name.h"
 #include "mantissa/base/integers.h"
-#include "mantissa/base/json.h"
 #include "mantissa/base/printable.h"
+#include "mantissa/io/plain_file_name.h"
 #include "mantissa/io/safetensors.h"
+#include "mantissa/json/json.h"
 
 namespace mantissa {
 namespace {

@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "mantissa/comm/communicator.h"
-#include "mantissa/train/config.h"
+#include "mantissa/config/run_config.h"
 
 namespace mantissa {
 

@@ -1,7 +1,7 @@
 // Whether ranks still have the same weights where they should: memory and networks may change bits unnoticed.
 #pragma once
 
-#include "mantissa/train/optimizer.h"
+#include "mantissa/optim/optimizer.h"
 
 namespace mantissa {
 

@@ -6,13 +6,13 @@
 #include <string>
 #include <vector>
 
-#include "mantissa/train/run_metrics.h"
+#include "mantissa/checkpoint/config_differences.h"
+#include "mantissa/comm/agreement.h"
+#include "mantissa/metrics/run_metrics.h"
+#include "mantissa/metrics/run_trace.h"
 #include "mantissa/train/train.h"
 #include "mantissa/train/training_step.h"
-#include "train/config_differences.h"
-#include "train/ranks.h"
 #include "train/run_data.h"
-#include "train/run_trace.h"
 #include "train/stragglers.h"
 
 namespace mantissa {

@@ -1,14 +1,14 @@
 #include "train/run_data.h"
 
 #include "mantissa/base/hash.h"
-#include "mantissa/base/json_fields.h"
 #include "mantissa/base/log.h"
+#include "mantissa/comm/agreement.h"
 #include "mantissa/data/document_options.h"
+#include "mantissa/json/json_fields.h"
 #include "mantissa/models/model_shape.h"
+#include "mantissa/plan/memory_check.h"
 #include "mantissa/train/evaluate.h"
 #include "mantissa/train/train.h"
-#include "train/memory_check.h"
-#include "train/ranks.h"
 
 namespace mantissa {
 

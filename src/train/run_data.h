@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "mantissa/comm/communicator.h"
+#include "mantissa/config/run_config.h"
 #include "mantissa/data/open_data.h"
-#include "mantissa/train/config.h"
-#include "mantissa/train/events.h"
+#include "mantissa/metrics/events.h"
 
 namespace mantissa {
 

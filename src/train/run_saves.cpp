@@ -4,15 +4,15 @@
 #include <chrono>
 #include <numeric>
 
-#include "io/checkpoint_names.h"
-#include "io/leftovers.h"
 #include "mantissa/base/file.h"
 #include "mantissa/base/log.h"
+#include "mantissa/checkpoint/checkpoint_names.h"
+#include "mantissa/checkpoint/ranks_together.h"
+#include "mantissa/hf/live_weights.h"
+#include "mantissa/hf/write_export.h"
+#include "mantissa/io/leftovers.h"
 #include "mantissa/io/pending_folder.h"
 #include "mantissa/models/model_shape.h"
-#include "train/live_weights.h"
-#include "train/ranks.h"
-#include "train/write_export.h"
 
 namespace mantissa {
 namespace {

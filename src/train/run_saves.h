@@ -6,9 +6,9 @@
 #include <optional>
 
 #include "mantissa/base/progressed.h"
-#include "mantissa/io/checkpoint_directory.h"
-#include "mantissa/train/checkpoint.h"
-#include "mantissa/train/events.h"
+#include "mantissa/checkpoint/checkpoint.h"
+#include "mantissa/checkpoint/checkpoint_directory.h"
+#include "mantissa/metrics/events.h"
 
 namespace mantissa {
 

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "mantissa/train/run_folder.h"
+#include "mantissa/metrics/run_folder.h"
 
 namespace mantissa {
 

@@ -7,15 +7,15 @@
 #include "mantissa/base/free_memory.h"
 #include "mantissa/base/log.h"
 #include "mantissa/base/parallel.h"
+#include "mantissa/checkpoint/precision_setup.h"
+#include "mantissa/comm/agreement.h"
+#include "mantissa/metrics/precision_statistics.h"
+#include "mantissa/metrics/routing_summary.h"
 #include "mantissa/models/model_shape.h"
+#include "mantissa/optim/schedule.h"
 #include "mantissa/train/generate.h"
-#include "mantissa/train/precision_setup.h"
-#include "mantissa/train/precision_statistics.h"
-#include "mantissa/train/schedule.h"
 #include "train/gemm_rate.h"
-#include "train/ranks.h"
 #include "train/replicas.h"
-#include "train/routing_summary.h"
 #include "train/run.h"
 #include "train/run_saves.h"
 
@@ -125,7 +125,11 @@ void take_step(Run& run) {
 
 // ---- between steps
 
-Request poll(Run& run) { return run.pending = agreed(run.mesh.world, std::max(run.pending, own_request(run))); }
+// The most urgent request of any rank.
+Request poll(Run& run) {
+  const Request own = std::max(run.pending, own_request(run));
+  return run.pending = run.mesh.world.size() == 1 ? own : std::ranges::max(run.mesh.world.all(own));
+}
 
 // Asked often in a long section, and so a sign of life, too.
 bool stopping(Run& run, const char* section) {

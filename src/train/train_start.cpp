@@ -2,12 +2,13 @@
 
 #include "mantissa/base/log.h"
 #include "mantissa/base/parallel.h"
+#include "mantissa/checkpoint/saved_model.h"
 #include "mantissa/data/document_options.h"
+#include "mantissa/hf/export.h"
+#include "mantissa/hf/export_files.h"
 #include "mantissa/io/pending_folder.h"
+#include "mantissa/metrics/run_folder.h"
 #include "mantissa/train/equal_places.h"
-#include "mantissa/train/export.h"
-#include "mantissa/train/run_folder.h"
-#include "train/export_files.h"
 #include "train/run.h"
 
 namespace mantissa {

@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "mantissa/base/trace.h"
+#include "mantissa/comm/agreement.h"
 #include "mantissa/comm/progress.h"
 #include "train/expert_bias.h"
-#include "train/ranks.h"
 
 namespace mantissa {
 namespace {

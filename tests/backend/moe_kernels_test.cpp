@@ -2,7 +2,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "backend/cpu/gemm_engine.h"
+#include "backend/cpu/fast/gemm_engine.h"
 #include "contract_check.h"
 #include "gemm_shapes.h"
 #include "kernel_cases_moe.h"

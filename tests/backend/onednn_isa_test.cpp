@@ -1,8 +1,8 @@
 // What `doctor`, `bench` and the comparison of tensor ranks call the instructions of oneDNN's products.
 #include <gtest/gtest.h>
 
-#include "backend/cpu/gemm_engine.h"
-#include "backend/cpu/onednn_matmul.h"
+#include "backend/cpu/fast/gemm_engine.h"
+#include "backend/cpu/fast/onednn_matmul.h"
 #include "mantissa/backend/ceilings.h"
 
 namespace mantissa::onednn_isa_test {

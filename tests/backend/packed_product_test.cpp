@@ -1,14 +1,14 @@
 // Tiles of one shape: what they hold, what products made of them promise, and the check of what rests on the library.
-#include "backend/cpu/packed_product.h"
+#include "backend/cpu/fast/packed_product.h"
 
 #include <sys/mman.h>
 
 #include <new>
 #include <string_view>
 
-#include "backend/cpu/gemm_engine.h"
-#include "backend/cpu/gemm_tiles.h"
-#include "backend/cpu/product_check.h"
+#include "backend/cpu/fast/gemm_engine.h"
+#include "backend/cpu/fast/gemm_tiles.h"
+#include "backend/cpu/fast/product_check.h"
 #include "gemm_shapes.h"
 #include "mantissa/backend/few_rows.h"
 

@@ -2,7 +2,7 @@
 // and fp64 sums of this length lose less than the bound by far.
 #include <cmath>
 
-#include "backend/cpu/gemm_engine.h"
+#include "backend/cpu/fast/gemm_engine.h"
 #include "kernel_cases_quantized.h"
 #include "mantissa/formats/with_element.h"
 

@@ -2,6 +2,7 @@
 #include <cstdio>
 
 #include "mantissa/base/version.h"
+#include "mantissa/train/load_config.h"
 #include "mantissa/train/train.h"
 
 int main(int argc, char** argv) {

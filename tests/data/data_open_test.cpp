@@ -4,10 +4,10 @@
 #include <set>
 
 #include "files.h"
-#include "mantissa/base/json_fields.h"
 #include "mantissa/data/document_options.h"
 #include "mantissa/data/open_data.h"
 #include "mantissa/data/token_writer.h"
+#include "mantissa/json/json_fields.h"
 
 namespace mantissa::data_open_test {
 

@@ -6,12 +6,12 @@
 #include <set>
 
 #include "mantissa/base/log.h"
+#include "mantissa/hf/export.h"
+#include "mantissa/hf/import.h"
+#include "mantissa/hf/live_weights.h"
 #include "mantissa/io/pending_folder.h"
-#include "mantissa/train/export.h"
-#include "mantissa/train/import.h"
 #include "mantissa/train/training_step.h"
 #include "tensor_runs.h"
-#include "train/live_weights.h"
 
 namespace mantissa::run_exports_test {
 

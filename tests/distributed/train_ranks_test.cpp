@@ -2,7 +2,8 @@
 // its configuration asks for.
 #include "checkpoint_testing.h"
 #include "mantissa/data/token_writer.h"
-#include "mantissa/train/run_metrics.h"
+#include "mantissa/metrics/run_metrics.h"
+#include "mantissa/train/load_config.h"
 #include "training_on_ranks.h"
 
 namespace mantissa::train_ranks_test {

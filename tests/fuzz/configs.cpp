@@ -2,11 +2,11 @@
 #include <algorithm>
 #include <vector>
 
-#include "mantissa/base/json_fields.h"
+#include "mantissa/config/run_config.h"
 #include "mantissa/data/tokenizer.h"
-#include "mantissa/models/hugging_face.h"
-#include "mantissa/models/packing.h"
-#include "mantissa/train/config.h"
+#include "mantissa/hf/hugging_face.h"
+#include "mantissa/hf/packing.h"
+#include "mantissa/json/json_fields.h"
 #include "targets.h"
 
 namespace mantissa::fuzz {

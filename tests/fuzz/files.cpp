@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "mantissa/base/hash.h"
+#include "mantissa/checkpoint/checkpoint_manifest.h"
 #include "mantissa/data/token_file.h"
-#include "mantissa/io/checkpoint_manifest.h"
 #include "targets.h"
 
 namespace mantissa::fuzz {

@@ -1,5 +1,5 @@
-// The readers of JSON against a second one: the grammar of RFC 8259, written down once more, with the promises of base/json.h.
-#include "mantissa/base/json.h"
+// The readers of JSON against a second one: the grammar of RFC 8259, written down once more, with the promises of json/json.h.
+#include "mantissa/json/json.h"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>

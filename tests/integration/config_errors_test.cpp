@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "mantissa/train/config.h"
+#include "mantissa/config/run_config.h"
 #include "process.h"
 
 namespace mantissa::config_errors_test {

@@ -8,7 +8,9 @@
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/hash.h"
 #include "mantissa/base/log.h"
-#include "mantissa/train/run_metrics.h"
+#include "mantissa/checkpoint/saved_model.h"
+#include "mantissa/hf/load_model.h"
+#include "mantissa/metrics/run_metrics.h"
 #include "training_on_ranks.h"
 
 namespace mantissa::expert_reports_test {

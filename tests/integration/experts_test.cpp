@@ -4,9 +4,10 @@
 #include <cmath>
 
 #include "mantissa/backend/functions.h"
-#include "mantissa/io/checkpoint_diff.h"
+#include "mantissa/checkpoint/checkpoint_diff.h"
+#include "mantissa/hf/load_model.h"
+#include "mantissa/metrics/run_metrics.h"
 #include "mantissa/train/generate.h"
-#include "mantissa/train/run_metrics.h"
 #include "mantissa/train/training_step.h"
 #include "thread_ranks.h"
 #include "training.h"

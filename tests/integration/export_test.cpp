@@ -1,8 +1,12 @@
 // Models of Hugging Face's form in and out: every byte of what training never touched, and of what it did the values of forward.
 #include "exports.h"
 #include "mantissa/base/log.h"
-#include "mantissa/io/checkpoint_diff.h"
-#include "train/config_differences.h"
+#include "mantissa/checkpoint/checkpoint_diff.h"
+#include "mantissa/checkpoint/config_differences.h"
+#include "mantissa/checkpoint/saved_model.h"
+#include "mantissa/hf/family_weights.h"
+#include "mantissa/hf/load_model.h"
+#include "mantissa/train/load_config.h"
 
 namespace mantissa::export_test {
 

@@ -1,6 +1,9 @@
 // What is read of folders of Hugging Face's form: parts of tensors, forms that they cannot have, and codes of several slabs.
 #include "exports.h"
-#include "mantissa/io/checkpoint_search.h"
+#include "mantissa/checkpoint/checkpoint_search.h"
+#include "mantissa/checkpoint/saved_model.h"
+#include "mantissa/hf/family_weights.h"
+#include "mantissa/hf/load_model.h"
 
 namespace mantissa::import_test {
 

@@ -4,9 +4,9 @@
 #include <gmock/gmock.h>
 
 #include "mantissa/backend/functions.h"
+#include "mantissa/metrics/precision_statistics.h"
 #include "mantissa/train/evaluate.h"
 #include "mantissa/train/generate.h"
-#include "mantissa/train/precision_statistics.h"
 #include "mantissa/train/training_step.h"
 #include "training.h"
 

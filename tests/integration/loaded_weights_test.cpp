@@ -7,7 +7,8 @@
 
 #include "mantissa/base/free_memory.h"
 #include "mantissa/base/hash.h"
-#include "mantissa/train/export.h"
+#include "mantissa/hf/export.h"
+#include "mantissa/hf/load_model.h"
 #include "mantissa/train/generate.h"
 #include "training.h"
 

@@ -4,7 +4,8 @@
 #include <cmath>
 #include <sstream>
 
-#include "mantissa/train/checkpoint.h"
+#include "mantissa/checkpoint/checkpoint.h"
+#include "mantissa/hf/load_model.h"
 #include "mantissa/train/evaluate.h"
 #include "process.h"
 #include "training.h"

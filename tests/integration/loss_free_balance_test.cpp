@@ -5,7 +5,8 @@
 #include <span>
 
 #include "mantissa/backend/functions.h"
-#include "mantissa/io/checkpoint_diff.h"
+#include "mantissa/checkpoint/checkpoint_diff.h"
+#include "mantissa/hf/load_model.h"
 #include "mantissa/train/generate.h"
 #include "mantissa/train/training_step.h"
 #include "process.h"

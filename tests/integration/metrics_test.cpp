@@ -5,9 +5,9 @@
 #include <fstream>
 
 #include "event_records.h"
-#include "mantissa/train/precision_setup.h"
-#include "mantissa/train/run_metrics.h"
-#include "mantissa/train/schedule.h"
+#include "mantissa/checkpoint/precision_setup.h"
+#include "mantissa/metrics/run_metrics.h"
+#include "mantissa/optim/schedule.h"
 #include "mantissa/train/training_step.h"
 #include "training.h"
 

@@ -1,6 +1,8 @@
 // Codes and scales as servers read them, out and in.
 #include "exports.h"
-#include "train/config_differences.h"
+#include "mantissa/checkpoint/config_differences.h"
+#include "mantissa/checkpoint/saved_model.h"
+#include "mantissa/hf/load_model.h"
 
 namespace mantissa::packed_export_test {
 

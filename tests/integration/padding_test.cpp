@@ -4,6 +4,7 @@
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/free_memory.h"
 #include "mantissa/base/log.h"
+#include "mantissa/hf/load_model.h"
 #include "mantissa/train/training_step.h"
 #include "training.h"
 

@@ -5,9 +5,11 @@
 
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/log.h"
+#include "mantissa/checkpoint/checkpoint.h"
+#include "mantissa/checkpoint/precision_setup.h"
+#include "mantissa/checkpoint/saved_model.h"
+#include "mantissa/hf/load_model.h"
 #include "mantissa/models/model_shape.h"
-#include "mantissa/train/checkpoint.h"
-#include "mantissa/train/precision_setup.h"
 #include "training.h"
 
 namespace mantissa::recipes_test {

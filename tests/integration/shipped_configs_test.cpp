@@ -10,8 +10,9 @@
 
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/rng.h"
-#include "mantissa/train/checkpoint.h"
-#include "mantissa/train/precision_setup.h"
+#include "mantissa/checkpoint/checkpoint.h"
+#include "mantissa/checkpoint/precision_setup.h"
+#include "mantissa/train/load_config.h"
 #include "mantissa/train/training_step.h"
 
 namespace mantissa::shipped_configs_test {

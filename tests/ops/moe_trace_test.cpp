@@ -2,7 +2,7 @@
 // or scales between the quantisation and the product that reads them.
 #include <gmock/gmock.h>
 
-#include "backend/cpu/reference.h"
+#include "backend/cpu/reference/reference.h"
 #include "mantissa/backend/functions.h"
 #include "mantissa/ops/ops.h"
 #include "mantissa/precision/config.h"

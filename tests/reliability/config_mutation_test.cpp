@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "files.h"
-#include "mantissa/train/config.h"
+#include "mantissa/config/run_config.h"
 
 namespace mantissa::config_mutation_test {
 

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <optional>
 
-#include "mantissa/train/checkpoint.h"
+#include "mantissa/checkpoint/checkpoint.h"
 #include "process.h"
 #include "training.h"
 

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "mantissa/base/rng.h"
-#include "mantissa/io/checkpoint_search.h"
+#include "mantissa/checkpoint/checkpoint_search.h"
 #include "process.h"
 #include "rank_processes.h"
 

@@ -6,7 +6,7 @@
 
 #include "files.h"
 #include "golden_vectors.h"
-#include "tools/golden_check.h"
+#include "tools/conformance/golden_check.h"
 
 namespace mantissa::golden_files_test {
 

@@ -1,14 +1,16 @@
 // Progress lines: when they move, and whether what a command is said to read is what it reads.
-#include "tools/read_progress.h"
+#include "tools/report/read_progress.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "mantissa/io/checkpoint_search.h"
-#include "mantissa/train/export.h"
-#include "mantissa/train/import.h"
+#include "mantissa/checkpoint/checkpoint_search.h"
+#include "mantissa/checkpoint/saved_model.h"
+#include "mantissa/hf/export.h"
+#include "mantissa/hf/family_weights.h"
+#include "mantissa/hf/import.h"
 #include "tools/command.h"
 #include "tools/console.h"
 #include "training.h"

@@ -1,5 +1,5 @@
 // `mantissa report` and the page it writes, from runs whose metrics are written here line by line.
-#include "tools/report_page.h"
+#include "tools/report/report_page.h"
 
 #include <gmock/gmock.h>
 
@@ -8,8 +8,8 @@
 #include <regex>
 
 #include "process.h"
-#include "tools/report_charts.h"
-#include "tools/svg.h"
+#include "tools/report/report_charts.h"
+#include "tools/report/svg.h"
 
 namespace mantissa::report_page_test {
 

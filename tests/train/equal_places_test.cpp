@@ -3,7 +3,7 @@
 
 #include <gmock/gmock.h>
 
-#include "backend/cpu/reference.h"
+#include "backend/cpu/reference/reference.h"
 #include "files.h"
 #include "testing.h"
 

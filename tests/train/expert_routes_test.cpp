@@ -5,8 +5,9 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "backend/cpu/reference.h"
+#include "backend/cpu/reference/reference.h"
 #include "mantissa/train/device_batch.h"
+#include "mantissa/train/load_config.h"
 #include "mantissa/train/training_step.h"
 #include "testing.h"
 #include "thread_ranks.h"

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <iomanip>
 
-#include "mantissa/train/precision_setup.h"
+#include "mantissa/checkpoint/precision_setup.h"
 #include "testing.h"
 #include "training.h"
 

@@ -3,7 +3,7 @@
 
 #include <gmock/gmock.h>
 
-#include "mantissa/train/optimizer.h"
+#include "mantissa/optim/optimizer.h"
 #include "testing.h"
 #include "thread_ranks.h"
 

@@ -6,8 +6,8 @@
 #include <numeric>
 
 #include "files.h"
-#include "mantissa/train/estimate.h"
-#include "mantissa/train/precision_setup.h"
+#include "mantissa/checkpoint/precision_setup.h"
+#include "mantissa/plan/estimate.h"
 #include "testing.h"
 
 namespace mantissa::training_step_test {

@@ -719,8 +719,9 @@ class Backend {
   virtual void synchronise() = 0;  // returns when every kernel so far has ended
   // How many products ran in fp32 so far because an operand held extreme scale codes, where others run in bf16.
   virtual int64_t fp32_products() const { return 0; }
-  // What of the bits of products depends on where a row or column of an operand stands or on zeros behind the depth, measured: "fp32, rows: 40
-  // of 64 differ". Empty on every machine where a token has the same bits whichever tokens are beside it, and whichever rank computes it.
+  // What of the bits of products depends on where a row or column of an operand stands or on zeros behind the depth, measured: "fp32, rows:
+  // 40 of 64 differ". Empty on every machine where a token has the same bits whichever tokens are beside it, and whichever rank computes
+  // it.
   virtual std::string unequal_places() const { return ""; }
 
   // Whether values may be fp64. Sums that a contract declares fp64 are so on every backend.

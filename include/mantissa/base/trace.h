@@ -1,9 +1,9 @@
-// A time line of this process: spans of what its threads do, kept while tracing is on, for chrome://tracing or ui.perfetto.dev.
+// A time line of this process: spans of what its threads do, kept while tracing is on. finish_trace() (metrics/run_trace.h) writes them.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
-#include <string>
+#include <vector>
 
 namespace mantissa {
 
@@ -13,9 +13,16 @@ enum class Track { compute, communication, wait };
 void start_trace();
 bool tracing();
 
-// Ends that and forgets the spans, which it returns as a JSON object in Chrome's trace event format: microseconds of the monotonic clock,
-// so that ranks of one host line up; the process is the rank, a thread its number in the order of first spans.
-std::string finish_trace(int rank);
+struct RecordedSpan {
+  const char* name;
+  Track track;
+  int thread;  // its number in the order of first spans
+  int64_t bytes;
+  std::chrono::nanoseconds begin, duration;  // of the monotonic clock
+};
+
+// Ends that and forgets the spans, which it returns in the order of their ends.
+std::vector<RecordedSpan> end_trace();
 
 // From construction to the end of the block. `name` is a literal. Costs a look at one flag while nobody traces.
 class TraceSpan {

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "mantissa/base/config.h"
 #include "mantissa/data/tokenizer.h"
+#include "mantissa/json/config.h"
 
 namespace mantissa {
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "mantissa/base/fields.h"
 #include "mantissa/base/hash.h"
+#include "mantissa/json/fields.h"
 
 namespace mantissa {
 

@@ -10,8 +10,8 @@
 #include <string_view>
 #include <vector>
 
-#include "mantissa/base/fields.h"
 #include "mantissa/base/progressed.h"
+#include "mantissa/json/fields.h"
 
 namespace mantissa {
 

@@ -13,8 +13,8 @@ namespace mantissa {
 
 class PendingFolder {
  public:
-  // Throws Error(usage) if there is something at `target`, no folder for it to be in, or its name is none or above 228 bytes; Error(storage)
-  // if it cannot be made, and Error(environment) where that is not permitted or files cannot be locked.
+  // Throws Error(usage) if there is something at `target`, no folder for it to be in, or its name is none or above 228 bytes;
+  // Error(storage) if it cannot be made, and Error(environment) where that is not permitted or files cannot be locked.
   explicit PendingFolder(const std::filesystem::path& target);
   ~PendingFolder();  // deletes it unless published
   PendingFolder(const PendingFolder&) = delete;

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "mantissa/backend/backend.h"
-#include "mantissa/base/config.h"
+#include "mantissa/json/config.h"
 
 namespace mantissa {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "mantissa/base/config.h"
+#include "mantissa/json/config.h"
 #include "mantissa/precision/recipe.h"
 
 namespace mantissa {

@@ -90,9 +90,6 @@ struct OutputProjection {
 // constructor of the layer.
 std::vector<std::string> output_projection_problems(const Recipe& ambient, const OutputProjection& output);
 
-constexpr size_t kNarrowColumns = 100;
-enum class PlanTable { narrow, wide };  // at most kNarrowColumns, long names without their middle; or all columns as wide as they are
-
 class PrecisionPlan {
  public:
   // Own recipes must be complete (complete_recipes). Everything that is wrong goes to the report, with the key that is to blame; then the
@@ -116,9 +113,6 @@ class PrecisionPlan {
   uint64_t hash() const;
   // In plan_text.cpp, as what follows: one entry per module, in the order of the model; "hash" as 16 hex digits.
   nlohmann::json to_json() const;
-  // Text with one line per module, equal layers taken together; where ranks share weights the narrow table has the shape as
-  // "[128/8, 1536/4, 2048]" (128 experts over 8 ranks, 1536 rows over 4), the wide one also what a rank holds.
-  std::string table(PlanTable form, const RanksPerWeight& ranks = {}) const;
   // What is allowed but costs something or may not be meant; one sentence each.
   std::vector<std::string> warnings() const;
 

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "mantissa/backend/backend.h"
-#include "mantissa/train/config.h"
+#include "mantissa/config/run_config.h"
 
 namespace mantissa {
 

@@ -9,28 +9,10 @@
 
 #include "mantissa/comm/communicator.h"
 #include "mantissa/data/batch.h"
+#include "mantissa/metrics/events.h"
 #include "mantissa/models/gpt.h"
 
 namespace mantissa {
-
-struct SetLoss {
-  std::string name;
-  double loss = 0.0;  // mean over its targets, in nats
-  int64_t targets = 0;
-
-  void fields(auto& v) {
-    v("name", name);
-    v("loss", loss);
-    v("targets", targets);
-  }
-};
-
-struct Evaluation {
-  double loss = 0.0;  // mean over the targets of all sets
-  int64_t targets = 0;
-  std::vector<SetLoss> sets = {};
-  bool stopped = false;  // by the caller, before the end: nothing else is set
-};
 
 // Throws Error(usage) if evaluate() would find no target that counts.
 void require_targets(const ValidationData& data, int64_t micro_batch_size, std::optional<int64_t> iters);

@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "mantissa/checkpoint/checkpoint.h"
 #include "mantissa/comm/mesh.h"
-#include "mantissa/train/checkpoint.h"
-#include "mantissa/train/config.h"
-#include "mantissa/train/estimate.h"
-#include "mantissa/train/events.h"
+#include "mantissa/config/run_config.h"
+#include "mantissa/metrics/events.h"
+#include "mantissa/plan/estimate.h"
 
 namespace mantissa {
 

@@ -4,12 +4,12 @@
 #include <functional>
 #include <string>
 
+#include "mantissa/config/run_config.h"
 #include "mantissa/data/batch.h"
 #include "mantissa/models/gpt.h"
-#include "mantissa/train/accumulation.h"
-#include "mantissa/train/config.h"
+#include "mantissa/optim/accumulation.h"
+#include "mantissa/optim/optimizer.h"
 #include "mantissa/train/device_batch.h"
-#include "mantissa/train/optimizer.h"
 
 namespace mantissa {
 

@@ -1,0 +1,99 @@
+// The state of a run in a checkpoint: for each parameter the fp32 master ("master.<name>") and both moments ("m.<name>", "v.<name>"), each
+// buffer ("buffer.<name>"), files that came with an imported model ("file.<name>"), the counters, the resolved config, the tokenizer and
+// the fingerprints of the data. The learning rate is a function of the step; the values in the compute dtype are rounded from the masters
+// on load.
+#pragma once
+
+#include <array>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "mantissa/checkpoint/checkpoint_directory.h"
+#include "mantissa/checkpoint/precision_setup.h"
+#include "mantissa/config/run_config.h"
+#include "mantissa/data/open_data.h"
+#include "mantissa/models/gpt.h"
+#include "mantissa/optim/optimizer.h"
+
+namespace mantissa {
+
+struct TrainState {
+  int64_t step = 0;     // steps done, skipped ones included
+  int64_t samples = 0;  // sequences consumed: the position in the data
+  int64_t updates = 0;  // of the optimizer
+  int64_t tokens = 0;
+  int64_t skipped_steps = 0;
+  int64_t nonfinite_in_a_row = 0;
+  std::optional<double> best_valid_loss = {};
+  bool owes_evaluation = false, owes_texts = false;  // of this step: a stop or an error cut them short
+
+  // The manifest's "state"; step and samples stand beside it.
+  void fields(auto& v) {
+    v("updates", updates, limits::not_negative);
+    v("tokens", tokens, limits::not_negative);
+    v("skipped_steps", skipped_steps, limits::not_negative);
+    v("nonfinite_in_a_row", nonfinite_in_a_row, limits::not_negative);
+    v("best_valid_loss", best_valid_loss);
+    v("owes_evaluation", owes_evaluation, limits::later);
+    v("owes_samples", owes_texts, limits::later);
+  }
+
+  bool owes_anything() const { return owes_evaluation || owes_texts; }
+};
+
+// The bytes of a file that came with an imported model and goes with it: tokenizers, generation_config.json, the config.json it had. In a
+// checkpoint "file.<name>".
+struct CarriedFile {
+  std::string name, bytes;
+};
+inline const std::string kCarriedPrefix = "file.";
+inline constexpr std::array kCarriedFiles = {"config.json",
+                                             "generation_config.json",
+                                             "tokenizer.json",
+                                             "tokenizer_config.json",
+                                             "special_tokens_map.json",
+                                             "added_tokens.json",
+                                             "vocab.json",
+                                             "merges.txt",
+                                             "tokenizer.model",
+                                             "chat_template.jinja",
+                                             "chat_template.json"};
+
+// What a checkpoint is made of, and what it is restored into.
+struct TrainedParts {
+  const RunConfig& config;
+  const PrecisionPlan& plan;  // of config
+  const Data& data;
+  ParameterSet& parameters;
+  Optimizer& optimizer;
+  std::span<const CarriedFile> files = {};
+};
+
+// What is saved, of this rank's parts; the updates are those of the optimizer. It refers to the memory of parameters and optimizer. A call
+// of all ranks, as are the next two.
+CheckpointContent checkpoint_content(const TrainedParts& parts, const TrainState& state);
+
+// The way back. Throws Error(usage) if the checkpoint is of another model or tokenizer, beyond training.steps, or of settings that give
+// other tokens or another order of them: section data without the masks, shares in data.train, training.seed and training.seq_len.
+// Throws Error(data) if the training data changed or a part is damaged, and what load_weights() throws; codes other than the manifest's are
+// a line in the log under checkpoint.allow_recipe_change. Other settings may differ; each that does is a line in the log.
+TrainState restore(CheckpointReader& reader, const TrainedParts& parts);
+
+// Throws Error(usage) if this run would train on another global batch than the checkpoint's only because it has another number of ranks:
+// nobody stated one, and micro batches and their number per rank are the same.
+void require_same_batch(const RunConfig& saved, const LoadedConfig& current, const std::string& source);
+
+// The weights of a model of `plan`, from the masters, which the optimizer keeps, if there is one. Throws Error(usage) if a tensor is
+// missing or of another shape; Error(numerical) that names the first weight which is NaN or Inf; and for codes as require_same_codes().
+// Neither is a reason to take another checkpoint.
+// Expert biases start at 0, which the log says, where the checkpoint was trained without; Error(usage) where the model has none and the
+// checkpoint does, because routers would choose others.
+// replica: without an optimizer, the ranks that hold the model together.
+void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor purpose, ParameterSet& parameters,
+                  Optimizer* optimizer = nullptr, const Communicator& replica = {});
+
+}  // namespace mantissa

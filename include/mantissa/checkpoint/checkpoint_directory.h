@@ -1,0 +1,88 @@
+// The folder of a run's checkpoints.
+//
+//   LOCK                         who owns it (folder_lock.h)
+//   latest                       "step-00001000 HEX": the newest one that was reported, and the hash of its manifest
+//   step-00001000/               manifest.json and shard-00000.bin, ..; complete if and only if manifest.json is there: it is written last
+//   .tmp-00001000-<id>/          a save in progress
+//   .bad-*                       damaged ones that were set aside; the newest two are kept
+//   .old-step-00001000-<id>      replaced by another state of its step that is not published yet; only where names cannot be exchanged
+//   .trash-*                     being deleted
+//
+// The promise is the order of a save: the temporary folder is written and synced, renamed, the parent synced, the result opened again,
+// `latest` replaced in the same way; only then is the save reported, and only then is anything old deleted. A kill at any point leaves the
+// reported checkpoint before it, or the new one; where names cannot be exchanged (NFS), a state that is replaced by another of its step may
+// be left as .old-*, and the next run puts it back. For a power cut this order of syncs and renames is what is tested, not the cut itself.
+//
+// xxh64 finds damage, not forgery. On NFS and Lustre rename is atomic and fsync is needed; for flock see folder_lock.h.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "mantissa/checkpoint/checkpoint_search.h"
+#include "mantissa/checkpoint/checkpoint_writer.h"
+#include "mantissa/io/folder_lock.h"
+
+namespace mantissa {
+
+struct KeepPolicy {
+  int64_t latest = 3;  // this many valid ones, at least 2: the newest may turn out to be damaged
+  int64_t every = 0;   // and those whose step is a multiple of this; 0: no others
+};
+
+struct SavedCheckpoint {
+  std::filesystem::path path;
+  int64_t bytes = 0;
+  bool already_there = false;  // this very state had been saved before
+  std::string hash = {};       // of the manifest, as in `latest`
+};
+
+// For the one process that trains; not for several threads at once.
+class CheckpointDirectory {
+ public:
+  // Makes the folder if it is missing, locks it and sweeps what a killed process left, and old .bad-*. Throws Error(usage) for latest < 2
+  // or every < 0 or if the path cannot be a folder, Error(environment) naming the owner if another process has the lock or if the folder
+  // cannot be made.
+  CheckpointDirectory(const std::filesystem::path& folder, KeepPolicy keep, const std::string& job);
+
+  // A save in three steps. begin() makes a temporary folder; there each process writes its shard (write_shard), in any order; commit()
+  // writes the manifest and publishes. On return the checkpoint is on the disk and named by `latest`. A valid checkpoint of this step with
+  // the same content is not written again; one that holds another state is deleted in the end, one that is damaged set aside. All throw
+  // Error(storage) if that was not possible: nothing old was deleted, training may go on and save again later. abandon() is for a shard
+  // that could not be written.
+  struct Save {
+    Manifest manifest;
+    std::filesystem::path folder;  // empty: this very state is there, no shard is to be written
+    bool over_damage = false;
+  };
+  Save begin(Manifest manifest);
+  SavedCheckpoint commit(const Save& save);
+  static void abandon(const Save& save);
+
+  // The whole of it for one process. Throws Error(numerical), too, if a value is NaN or Inf (nothing is written).
+  SavedCheckpoint save(const CheckpointContent& content);
+
+  // Makes `latest` name a checkpoint of this folder that a run continues from, unless it does. Throws Error(environment).
+  void adopt(const LoadedCheckpoint& loaded) const;
+
+  const std::filesystem::path& folder() const { return folder_; }
+
+ private:
+  void make_sure_it_is_ours();
+  void sweep() const;
+  std::filesystem::path path_of(int64_t step) const;
+  void name_latest(const std::string& name, const std::string& hash) const;
+  std::string publish(const std::filesystem::path& path, int64_t step, const std::filesystem::path& superseded);  // the hash
+  void delete_old(int64_t newest_step) const;
+
+  std::filesystem::path folder_;
+  KeepPolicy keep_;
+  std::string job_;
+  std::optional<FolderLock> lock_;
+  std::vector<std::filesystem::path> superseded_;  // replaced, and to be deleted once what replaced them is published
+};
+
+}  // namespace mantissa

@@ -1,0 +1,68 @@
+// Reads one checkpoint folder. Nothing that was not checked leaves this class: the manifest by its own hash and rules, the shards by their
+// sizes, and every byte of content by the hash of its chunk while it is read. No GPU and no config needed.
+#pragma once
+
+#include <filesystem>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "mantissa/base/file.h"
+#include "mantissa/checkpoint/checkpoint_manifest.h"
+
+namespace mantissa {
+
+// The checkpoint is torn or changed; the message names file and, where it applies, chunk. A search for a good one passes over it.
+class CheckpointDamage : public Error {
+ public:
+  explicit CheckpointDamage(const std::string& message) : Error(ExitCode::data, message) {}
+};
+
+// The system could not read a part that may well be right: a second try may succeed.
+class CheckpointUnread : public CheckpointDamage {
+ public:
+  using CheckpointDamage::CheckpointDamage;
+};
+
+// Not for use by several threads at once.
+class CheckpointReader {
+ public:
+  // Throws CheckpointDamage if the manifest or a size is wrong, Error(usage) if there is no such folder.
+  explicit CheckpointReader(const std::filesystem::path& directory);
+
+  const std::filesystem::path& directory() const { return directory_; }
+  const Manifest& manifest() const { return manifest_; }
+  const std::string& hash() const { return hash_; }  // of the manifest, as in the file `latest`
+  int64_t bytes() const { return manifest_.bytes(); }
+
+  bool has(const std::string& name) const { return index_.contains(name); }
+  // Throws Error(usage) if the checkpoint has no such tensor: it is of another model.
+  const ManifestTensor& tensor(const std::string& name) const;
+
+  // Reads a box, or the whole tensor, row-major into out, which has exactly the right number of bytes. Throws CheckpointDamage if a byte
+  // that is needed cannot be trusted; out is then unspecified.
+  void read(const std::string& name, const Box& box, std::span<std::byte> out);
+  void read(const std::string& name, std::span<std::byte> out);
+
+  // Reads and hashes everything.
+  void verify();
+
+ private:
+  void open_manifest();
+  void check_sizes() const;
+  std::span<const std::byte> chunk(int64_t shard, int64_t index);
+  void read_bytes(int64_t shard, int64_t offset, std::span<std::byte> out);
+  void read_piece(const ManifestTensor& tensor, const Piece& piece, const Box& box, std::span<std::byte> out);
+
+  std::filesystem::path directory_;
+  Manifest manifest_;
+  std::string hash_;
+  std::unordered_map<std::string, size_t> index_;  // name -> position in manifest_.tensors
+  File file_;                                      // of shard open_shard_
+  int64_t open_shard_ = -1;
+  std::vector<std::byte> buffer_;  // the verified chunk buffered_chunk_ of open_shard_
+  int64_t buffered_chunk_ = -1;
+};
+
+}  // namespace mantissa

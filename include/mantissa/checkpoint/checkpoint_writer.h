@@ -1,0 +1,74 @@
+// What goes into a checkpoint, and the writing of its files: one shard by each process that saves, and the manifest that names them all.
+// CheckpointDirectory, above this, gives the folder its name and publishes it.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "mantissa/base/progressed.h"
+#include "mantissa/checkpoint/checkpoint_manifest.h"
+
+namespace mantissa {
+
+// A tensor, or what one process saves of it, that does not change while it is saved. The boxes are in global coordinates; their values
+// follow each other in `data`, each row-major. No boxes: data is the whole tensor as it stands. All shards together tile `shape`.
+struct CheckpointTensor {
+  std::string name;
+  Shape shape;
+  std::vector<Box> boxes;
+  Tensor data;
+};
+
+struct CheckpointContent : CheckpointHead {
+  std::vector<CheckpointTensor> tensors;
+};
+
+inline constexpr int64_t kCheckpointChunkBytes = 4 << 20;
+
+// One shard as the manifest names it: the file, and of each tensor the pieces that lie there.
+struct ShardEntry {
+  Shard shard;
+  std::vector<ManifestTensor> tensors;
+
+  void fields(auto& v) {
+    v("shard", shard);
+    v("tensors", tensors);
+  }
+};
+
+// Describes shard number `shard`, hashed from the memory and not from a file, so that damage on the way to the disk is found at load.
+// Throws Error(numerical) naming tensor and index if a floating-point value is NaN or Inf: such a state is never saved; Error(internal) if
+// boxes and data do not fit. `progressed` is called after each part of kCheckpointChunkBytes or less: a large shard takes minutes.
+ShardEntry describe_shard(const std::vector<CheckpointTensor>& tensors, int64_t shard, int64_t step, const Progressed& progressed = {});
+
+// The complete manifest, of the shards 0, 1, ... Throws Error(internal) if names or boxes do not fit together.
+Manifest assemble_manifest(const CheckpointHead& head, const std::vector<ShardEntry>& shards);
+
+// In shard_stream.cpp. A shard of whole tensors that nobody has in memory: written slab by slab, and hashed as it is.
+class ShardStream {
+ public:
+  // Shard number 0 of a checkpoint, in a folder that is there; throws Error(storage) if there is no space for so many bytes.
+  ShardStream(const std::filesystem::path& folder, int64_t bytes);
+  ~ShardStream();
+
+  void begin(const std::string& name, Dtype dtype, const std::vector<int64_t>& shape);  // the tensor before is complete
+  void write(std::span<const std::byte> bytes);
+  // The shard is on the disk. Throws Error(internal) if the last tensor is incomplete or the number of bytes is another.
+  ShardEntry finish();
+
+ private:
+  class State;
+  std::unique_ptr<State> state_;
+};
+
+// Into a folder that is there. On the disk when they return, but for the name of a shard: write_manifest, which comes last, syncs the
+// folder. Throw Error(storage).
+void write_shard(const std::vector<CheckpointTensor>& tensors, const Shard& shard, const std::filesystem::path& folder,
+                 const Progressed& progressed = {});
+void write_manifest(const Manifest& manifest, const std::filesystem::path& folder);
+
+}  // namespace mantissa

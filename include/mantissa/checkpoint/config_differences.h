@@ -1,0 +1,70 @@
+// What differs between the config of a checkpoint and that of a run, one line a value: "model.hidden_size: 64 in the checkpoint, 128 here".
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "mantissa/checkpoint/checkpoint_reader.h"
+#include "mantissa/config/run_config.h"
+
+namespace mantissa {
+
+inline std::string scalar_text(const Scalar& scalar) {
+  return std::visit(
+      []<class T>(const T& value) {
+        if constexpr (std::is_same_v<T, std::monostate>) return std::string("null");
+        if constexpr (std::is_same_v<T, bool>) return std::string(value ? "true" : "false");
+        if constexpr (!std::is_same_v<T, std::monostate> && !std::is_same_v<T, bool>) return text(value);
+      },
+      scalar);
+}
+
+// "hidden_size: 64 in the checkpoint, 128 here" for every scalar that differs.
+template <class T>
+std::vector<std::string> differences(const char* section, T saved, T current) {
+  const std::vector<Field> left = fields_of(saved), right = fields_of(current);
+  std::vector<std::string> found;
+  for (size_t i = 0; i < left.size(); ++i) {
+    const FieldKind kind = left[i].kind();
+    const bool single = kind != FieldKind::list && kind != FieldKind::map && kind != FieldKind::object;
+    if (!single || left[i].get() == right[i].get()) continue;
+    found.push_back(
+        text(section, ".", left[i].name, ": ", scalar_text(left[i].get()), " in the checkpoint, ", scalar_text(right[i].get()), " here"));
+  }
+  return found;
+}
+
+// The same of a section that may be null.
+template <class Config>
+std::vector<std::string> differences(const char* section, const std::optional<Config>& saved, const std::optional<Config>& current) {
+  if (saved.has_value() != current.has_value())
+    return {text(section, saved ? ": in the checkpoint, null here" : ": null in the checkpoint, not here")};
+  return saved ? differences(section, *saved, *current) : std::vector<std::string>();
+}
+
+// The key of a line.
+inline std::string difference_key(const std::string& line) { return line.substr(0, line.find(':')); }
+
+// In model_change.cpp, as what follows. Of what changes the mathematics of a model: coefficients of losses and the capacity do not, nor the
+// padding of the vocabulary. What was derived counts as given.
+std::vector<std::string> model_differences(const ModelConfig& saved, const ModelConfig& current);
+
+// The same without initial values and the type of logits, which an export does not have.
+std::vector<std::string> forward_differences(const ModelConfig& saved, const ModelConfig& current);
+
+// Throws Error(usage) that lists what differs.
+void require_same_model(const RunConfig& saved, const RunConfig& current, const std::string& source);
+
+// For a run that starts from the weights of a checkpoint: initial values, the type of logits and, with rotary positions, the longest
+// sequence may differ; the rest where checkpoint.allow_model_change lists its key, which is a line in the log.
+void require_initial_model(const RunConfig& saved, const RunConfig& current, const std::string& source);
+
+// Weights of an import that were codes and are kept in another form here, equal layers taken together: "layers.{0..1}.attn.qkv: e4m3 1x32
+// in the file, e4m3 32x32 here". Their values are those of the file's codes.
+std::vector<std::string> reconciled_weights(const CheckpointReader& reader, const PrecisionPlan& plan);
+
+// Without a section model, that of checkpoint.init_from. What is wrong with the checkpoint goes to the report.
+void take_saved_model(LoadedConfig& loaded);
+
+}  // namespace mantissa

@@ -1,0 +1,43 @@
+// How the ranks of a run save and read a checkpoint together. All are calls of every rank; a group of one does them alone.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "mantissa/base/progressed.h"
+#include "mantissa/checkpoint/checkpoint_directory.h"
+#include "mantissa/checkpoint/checkpoint_search.h"
+#include "mantissa/comm/agreement.h"
+
+namespace mantissa {
+
+// Whether rank 0 has this folder (there, of rank 0) and locked it. Then throws Error(environment) on all ranks, naming one, unless all find
+// in it what rank 0 writes there: else each host has a folder of its own under this name.
+bool is_shared_folder(const Communicator& world, bool there, const std::filesystem::path& folder);
+
+// As agree() (comm/mesh.h) for reading a checkpoint: CheckpointUnread or other CheckpointDamage that one rank met is that on all, so that
+// all try again, or another one. The body must not communicate.
+void agree_on_reading(const Communicator& world, const std::function<void()>& body);
+
+// Rank 0 chooses the candidates; all open the same one, in the same version.
+class RanksTogether : public SearchTogether {
+ public:
+  explicit RanksTogether(const Communicator& world) : world_(world) {}
+  std::vector<CheckpointCandidate> first_of(const std::vector<CheckpointCandidate>& own) const override;
+  void read(const std::function<void()>& body) const override { agree_on_reading(world_, body); }
+  void require_same(const std::string& what, const std::string& own) const override;
+
+ private:
+  const Communicator& world_;
+};
+
+// Every rank writes its shard; rank 0, which alone has the directory, begins and commits. Throws on all ranks as
+// CheckpointDirectory::save() does on one. What is returned is rank 0's. `progressed` is called at each phase and, of several ranks,
+// within.
+SavedCheckpoint save_together(const Communicator& world, std::optional<CheckpointDirectory>& directory, const CheckpointContent& content,
+                              const Progressed& progressed);
+
+}  // namespace mantissa

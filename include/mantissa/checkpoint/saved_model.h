@@ -1,0 +1,41 @@
+// What a checkpoint says of its model: config, plan, tokenizer and files, and whether its tensors and codes are those.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "mantissa/checkpoint/checkpoint.h"
+
+namespace mantissa {
+
+// The config and the tokenizer a checkpoint was made with. Throws Error(data).
+RunConfig saved_config(const CheckpointReader& reader);
+std::optional<Tokenizer> saved_tokenizer(const CheckpointReader& reader);
+
+// Whether the checkpoint and the data both have a tokenizer, and not the same.
+bool has_other_tokenizer(const CheckpointReader& reader, const Data& data);
+
+// Makes the codes of every quantised weight again from its master, one weight after the other, and compares them with the manifest's, as
+// require_same_codes() does. Returns how many there are; a checkpoint without a plan says nothing of codes.
+int64_t verify_codes(CheckpointReader& reader);
+
+// The config of a checkpoint, for one process, and the plan of its model, without the model. Throws Error(data) if its tensors are not the
+// model's.
+struct SavedModel {
+  RunConfig config;
+  PrecisionPlan plan;
+};
+SavedModel saved_model(const CheckpointReader& reader);
+
+// The files that came with an imported model. Throws Error(data) for names that are none of kCarriedFiles.
+std::vector<CarriedFile> carried_files(CheckpointReader& reader);
+
+// A config as so many tensor ranks hold its model, whatever it was trained on. Throws Error(usage) where it cannot be divided so.
+RunConfig for_ranks(RunConfig config, const TensorRanks& ranks);
+
+// The plan of the model as `use`, made of the saved config by for_ranks(), holds it. Before anything of the size that the saved config asks
+// for is made it is compared with the tensors: Error(data) where they do not fit.
+PrecisionPlan plan_for_tensors(const RunConfig& saved, const CheckpointReader& reader, const RunConfig& use);
+
+}  // namespace mantissa

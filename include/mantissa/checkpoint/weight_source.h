@@ -1,0 +1,70 @@
+// Where the weights of a model are read from: a checkpoint, of a run or imported, or a folder of Hugging Face's form
+// (hf/family_weights.h).
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "mantissa/checkpoint/checkpoint_reader.h"
+#include "mantissa/tensor/quantized_tensor.h"
+
+namespace mantissa {
+
+// Values for each scale of packed weights, along a row.
+inline constexpr int64_t kPackedBlock = 32;
+
+// How a parameter is kept: as values or, in an imported file that was packed, as codes.
+struct WeightForm {
+  Dtype dtype = Dtype::f32;  // of its values
+  bool master = false;       // of a run: fp32, whatever forward reads
+  Quantization codes = {};   // in blocks of [1, 32]
+  int64_t columns = 0;       // of codes
+};
+
+// Parameters by their names in the model, whole: what ranks share is one. Throws Error(data) for what is damaged, which names file and
+// tensor. Not for use by several threads at once.
+class WeightSource {
+ public:
+  WeightSource() = default;
+  virtual ~WeightSource() = default;
+  WeightSource(const WeightSource&) = delete;
+  WeightSource& operator=(const WeightSource&) = delete;
+
+  virtual std::string where() const = 0;  // for messages
+  virtual WeightForm form(const std::string& parameter) const = 0;
+  // A box of values, row-major, in form().dtype. Of codes whole rows [begin, end), E2M1 two in a byte, and their scales; what is empty is
+  // not read.
+  virtual void read(const std::string& parameter, const Box& box, std::span<std::byte> out) = 0;
+  virtual void read_codes(const std::string& parameter, int64_t begin, int64_t end, std::span<std::byte> codes,
+                          std::span<std::byte> scales) = 0;
+
+  // Values in fp32, which is exact.
+  void read_fp32(const std::string& parameter, const Box& box, std::span<float> out);
+
+ private:
+  void decode(const std::string& parameter, const WeightForm& kept, const Box& box, std::span<float> out);
+};
+
+// As a file's codes are read: the rule that a recipe quantises by, for which -0 is 0 in E2M1.
+Quantization packed_form(Format format);
+
+// Bytes of a row of codes, and of its scales.
+int64_t code_bytes(const WeightForm& form);
+int64_t scale_bytes(const WeightForm& form);
+
+// Tensors "master.NAME", which runs save, or what import makes: "value.NAME", or "codes.NAME" and "scales.NAME".
+class CheckpointWeights : public WeightSource {
+ public:
+  explicit CheckpointWeights(CheckpointReader& reader) : reader_(reader) {}  // which must outlive this
+  std::string where() const override { return reader_.directory().string(); }
+  WeightForm form(const std::string& parameter) const override;
+  void read(const std::string& parameter, const Box& box, std::span<std::byte> out) override;
+  void read_codes(const std::string& parameter, int64_t begin, int64_t end, std::span<std::byte> codes,
+                  std::span<std::byte> scales) override;
+
+ private:
+  std::string name_of(const std::string& parameter) const;
+  CheckpointReader& reader_;
+};
+
+}  // namespace mantissa

@@ -1,0 +1,288 @@
+// The configuration of a run: one struct per section of the JSON file, which load_run_config() (train/load_config.h) fills.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "mantissa/base/log.h"
+#include "mantissa/config/export_options.h"
+#include "mantissa/data/data_config.h"
+#include "mantissa/json/config.h"
+#include "mantissa/models/model_config.h"
+#include "mantissa/precision/plan.h"
+
+namespace mantissa {
+
+enum class OptimizerType { adamw };
+enum class ScheduleType { cosine, linear, constant, wsd };  // wsd: stable, then linear decay over decay_steps
+enum class Accumulation { running, tree };
+enum class DeviceChoice { automatic, cpu, cuda, cpu_reference };
+enum class CommBackend { automatic, ucx };
+enum class ConsoleMode { automatic, progress, plain, off };
+
+constexpr auto choices(OptimizerType) { return std::array{Choice{"adamw", OptimizerType::adamw}}; }
+constexpr auto choices(ScheduleType) {
+  return std::array{Choice{"cosine", ScheduleType::cosine}, Choice{"linear", ScheduleType::linear},
+                    Choice{"constant", ScheduleType::constant}, Choice{"wsd", ScheduleType::wsd}};
+}
+constexpr auto choices(Accumulation) { return std::array{Choice{"running", Accumulation::running}, Choice{"tree", Accumulation::tree}}; }
+constexpr auto choices(DeviceChoice) {
+  return std::array{Choice{"auto", DeviceChoice::automatic}, Choice{"cpu", DeviceChoice::cpu}, Choice{"cuda", DeviceChoice::cuda},
+                    Choice{"cpu_reference", DeviceChoice::cpu_reference}};
+}
+constexpr auto choices(CommBackend) { return std::array{Choice{"auto", CommBackend::automatic}, Choice{"ucx", CommBackend::ucx}}; }
+constexpr auto choices(ConsoleMode) {
+  return std::array{Choice{"auto", ConsoleMode::automatic}, Choice{"progress", ConsoleMode::progress}, Choice{"plain", ConsoleMode::plain},
+                    Choice{"off", ConsoleMode::off}};
+}
+
+constexpr auto choices(LogLevel) {
+  return std::array{Choice{"debug", LogLevel::debug}, Choice{"info", LogLevel::info}, Choice{"warning", LogLevel::warning},
+                    Choice{"error", LogLevel::error}, Choice{"off", LogLevel::off}};
+}
+
+// Upper limits that no run reaches, so that sums and products of these values fit into 64 bits.
+inline constexpr double kMostSteps = 1e12, kLargestCount = 1e9;
+inline constexpr int kMostThreads = 4096;
+
+struct OptimizerConfig {
+  OptimizerType type = OptimizerType::adamw;
+  double lr = 6e-4, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, grad_clip = 1.0;
+
+  void fields(auto& v) {
+    v("type", type, "optimizer");
+    v("lr", lr, "peak learning rate", limits::positive);
+    v("beta1", beta1, "first moment decay", limits::fraction);
+    v("beta2", beta2, "second moment decay", limits::fraction);
+    v("eps", eps, "added to the root of the second moment", limits::positive);
+    v("weight_decay", weight_decay, "decoupled decay of parameters with two or more dimensions, embeddings included", limits::not_negative);
+    v("grad_clip", grad_clip, "largest global gradient norm; 0: no clipping", limits::not_negative);
+  }
+};
+
+struct ScheduleConfig {
+  ScheduleType type = ScheduleType::cosine;
+  int64_t warmup_steps = 100;
+  std::optional<int64_t> decay_steps;
+  double min_lr_ratio = 0.1;
+
+  void fields(auto& v) {
+    v("type", type, "course of the learning rate after the warm-up; wsd: stable, then linear decay over decay_steps");
+    v("warmup_steps", warmup_steps, "linear rise from 0", limits::between(0, kMostSteps));
+    v("decay_steps", decay_steps, "length of the decay; null: to the end", limits::between(1, kMostSteps));
+    v("min_lr_ratio", min_lr_ratio, "final learning rate / peak", limits::ratio);
+  }
+};
+
+struct TraceConfig {
+  std::vector<int64_t> steps = {2, 3};
+
+  void fields(auto& v) { v("steps", steps, "the first and the last step that are traced"); }
+};
+
+struct TrainingConfig {
+  int64_t steps = 1000;
+  int64_t seq_len = 1024;
+  // Any two of the three give the third: after load_run_config() all are set and micro_batch_size * grad_accum * parallel.data is
+  // global_batch_size.
+  int64_t micro_batch_size = 8;
+  std::optional<int64_t> grad_accum;
+  std::optional<int64_t> global_batch_size = 64;  // in sequences
+  Accumulation accumulation = Accumulation::running;
+  uint64_t seed = 1234;
+  DeviceChoice device = DeviceChoice::automatic;
+  int threads = 0;
+  Recompute recompute = Recompute::none;
+  int64_t nonfinite_limit = 3;
+  int64_t replica_check_interval = 100;
+  bool allow_memory_overcommit = false;
+  std::optional<TraceConfig> trace;
+
+  int64_t tokens_per_step() const { return *global_batch_size * seq_len; }
+  // The name that make_backend() takes.
+  std::string backend() const { return device == DeviceChoice::automatic ? "cpu" : choice_name(device); }
+
+  void fields(auto& v) {
+    v("steps", steps, "optimizer steps", limits::between(1, kMostSteps));
+    v("seq_len", seq_len, "tokens per sequence", limits::between(1, 1 << 24));
+    v("micro_batch_size", micro_batch_size, "sequences per forward pass", limits::between(1, 1 << 24));
+    v("grad_accum", grad_accum, "micro batches per step; null: derived", limits::between(1, 1 << 24));
+    v("global_batch_size", global_batch_size, "sequences per step = micro_batch_size * grad_accum * parallel.data; null: derived",
+      limits::between(1, 1 << 30));
+    v("accumulation", accumulation, "order of the gradient sum over micro batches");
+    v("seed", seed, "of initialisation, data order and written texts");
+    v("device", device, "auto: the fastest there is; cpu_reference: plain kernels, slow");
+    v("threads", threads, "CPU threads; 0: the cores this process may use", limits::between(0, kMostThreads));
+    v("recompute", recompute, "what backward recomputes: none, selective (attention and activation), full (all but layer inputs)");
+    v("nonfinite_limit", nonfinite_limit, "stop after so many steps in a row with NaN or Inf", limits::between(1, kLargestCount));
+    v("replica_check_interval", replica_check_interval, "steps between comparisons of the weights of all ranks; 0: never",
+      limits::between(0, kMostSteps));
+    v("allow_memory_overcommit", allow_memory_overcommit,
+      "train although the tensors of the ranks on a host need more memory than is free there");
+    v("trace", trace, "a time line of compute, communication and waits of each rank, trace-rank00000.json in the run folder; null: none");
+  }
+};
+
+// A timeout in seconds: what clocks and sockets count in integers holds it.
+inline constexpr Limits kTimeout{.min = 0, .max = 1e6, .above_min = true};
+
+// Several ranks. There is no stage of ZeRO to choose: with several data ranks masters and moments are sharded (ZeRO-1).
+struct ParallelConfig {
+  CommBackend backend = CommBackend::automatic;
+  int64_t data = -1;  // after load_run_config() at least 1
+  int64_t tensor = 1;
+  int64_t expert = 1;
+  bool sequence_parallel = false;
+  double init_timeout_s = 300.0, heartbeat_timeout_s = 10.0;
+  std::optional<double> step_timeout_s = {};
+  double section_timeout_s = 420.0;
+
+  int64_t world() const { return data * tensor; }
+  RanksPerWeight per_weight() const { return {.tensor = tensor, .expert = expert}; }
+
+  void fields(auto& v) {
+    v("backend", backend, "how ranks on CPUs talk: ucx (auto)");
+    v("data", data, "replicas, each with its share of the batch; -1: as many as ranks were started, / tensor",
+      limits::between(-1, 1 << 16));
+    v("tensor", tensor, "ranks that share each replica: its linears, embedding, output projection and heads", limits::between(1, 1 << 16));
+    v("expert", expert, "neighbouring data ranks that share the experts of a layer, each with as many; divides data",
+      limits::between(1, 1 << 16));
+    v("sequence_parallel", sequence_parallel, "the tensor ranks also share the tokens of norms and residuals");
+    v("init_timeout_s", init_timeout_s, "how long ranks wait for each other at the start", kTimeout);
+    v("heartbeat_timeout_s", heartbeat_timeout_s, "a rank that was silent for so long is lost", kTimeout);
+    v("step_timeout_s", step_timeout_s, "longest step; null: five times the mean and at least 30, before 5 steps are measured 600",
+      kTimeout);
+    v("section_timeout_s", section_timeout_s, "longest time without progress in start, evaluation, texts or a save", kTimeout);
+  }
+};
+
+struct TextsConfig {  // "samples"
+  int64_t interval = 200;
+  std::vector<std::string> prompts = {"Once"};
+  int64_t max_new_tokens = 64;
+  double temperature = 0.8;
+  int64_t top_k = 50;
+  double top_p = 1.0;
+
+  void fields(auto& v) {
+    v("interval", interval, "steps between texts; the last step writes some in any case", limits::between(1, kMostSteps));
+    v("prompts", prompts, "texts to continue");
+    v("max_new_tokens", max_new_tokens, "tokens to write", limits::between(1, 1 << 24));
+    v("temperature", temperature, "0: always the likeliest token", limits::not_negative);
+    v("top_k", top_k, "draw from the k likeliest tokens; 0: from all", limits::between(0, kLargestCount));
+    v("top_p", top_p, "draw from the likeliest tokens that together reach p", Limits{.min = 0, .max = 1, .above_min = true});
+  }
+};
+
+struct EvalConfig {
+  int64_t interval = 100;
+  std::optional<int64_t> iters = 20;
+  std::optional<TextsConfig> texts;
+
+  void fields(auto& v) {
+    v("interval", interval, "steps between evaluations; 0: only at the end", limits::between(0, kMostSteps));
+    v("iters", iters, "micro batches per evaluation; null: the whole validation part", limits::between(1, kLargestCount));
+    v("samples", texts, "texts written during training; null: none");
+  }
+};
+
+struct CheckpointConfig {
+  std::string dir = "%d/checkpoints";
+  int64_t interval = 500;
+  int64_t keep_latest = 3;
+  int64_t keep_every = 0;
+  std::string resume = "never";
+  std::optional<std::string> init_from;
+  bool allow_recipe_change = false;
+  std::vector<std::string> allow_model_change = {};
+  bool allow_tokenizer_change = false;
+  std::optional<ExportOptions> exported = {};  // "export"
+
+  void fields(auto& v) {
+    v("dir", dir, "folder of the checkpoints; %d: logging.dir, %n: run name");
+    v("interval", interval, "steps between checkpoints; 0: only at the end", limits::between(0, kMostSteps));
+    v("keep_latest", keep_latest, "newest checkpoints to keep; at least 2, so that one survives a fault during a save",
+      limits::between(2, kLargestCount));
+    v("keep_every", keep_every, "also keep every checkpoint whose step is a multiple of this; 0: none", limits::between(0, kMostSteps));
+    v("resume", resume,
+      "never: refuse a run folder that is in use; auto: the checkpoint that `latest` names, else the newest valid one, else a fresh start; "
+      "or a path");
+    v("init_from", init_from,
+      "checkpoint whose weights start this run at step 0 with a new optimizer; without a section model its model is taken; excludes a path "
+      "in resume",
+      limits::input_path);
+    v("allow_recipe_change", allow_recipe_change, "resume although modules compute in other formats than those of the checkpoint");
+    v("allow_model_change", allow_model_change,
+      "keys of section model, as model.rope_theta, that may differ from the model of init_from although they change what it computes");
+    v("allow_tokenizer_change", allow_tokenizer_change,
+      "start from a model of another tokenizer than data.tokenizer; its tokenizer and generation files are left behind");
+    v("export", exported,
+      "a folder of Hugging Face's form beside every checkpoint of interval, of the end and of SIGUSR2: exports/step-* in the run folder; "
+      "null: none");
+  }
+};
+
+struct LoggingConfig {
+  std::optional<std::string> run_name;  // set after load_run_config()
+  std::string dir = "runs/%n";
+  int64_t interval = 1;
+  ConsoleMode console = ConsoleMode::automatic;
+  bool jsonl = true;
+  bool tensorboard = true;
+  LogLevel level = LogLevel::info;
+
+  void fields(auto& v) {
+    v("run_name", run_name, "null: the config's file name without extension");
+    v("dir", dir, "run folder; %n: run name");
+    v("interval", interval, "steps between step lines", limits::between(1, kMostSteps));
+    v("console", console, "auto: progress on a terminal, plain lines elsewhere");
+    v("jsonl", jsonl, "write metrics.jsonl");
+    v("tensorboard", tensorboard, "write TensorBoard events");
+    v("level", level, "least severe message that is logged");
+  }
+};
+
+struct RunConfig {
+  ModelConfig model;
+  PrecisionConfig precision;
+  OptimizerConfig optimizer;
+  ScheduleConfig schedule;
+  TrainingConfig training;
+  ParallelConfig parallel;
+  DataConfig data;
+  EvalConfig eval;
+  CheckpointConfig checkpoint;
+  LoggingConfig logging;
+
+  void fields(auto& v) {
+    v("model", model, "shape and options of the GPT");
+    v("precision", precision, "number formats per module");
+    v("optimizer", optimizer, "AdamW");
+    v("schedule", schedule, "learning rate over time");
+    v("training", training, "length, batch, device");
+    v("parallel", parallel, "several ranks");
+    v("data", data, "what to read");
+    v("eval", eval, "validation, and texts written during training");
+    v("checkpoint", checkpoint, "saving and resuming");
+    v("logging", logging, "run folder and output");
+  }
+};
+
+struct LoadedConfig {
+  RunConfig config;
+  ConfigReport report;  // origins; no errors
+};
+
+// Refuses a model that so many tensor ranks cannot share equally, heads whole, and pads its vocabulary for them.
+void divide_model(ModelConfig& model, int64_t tensor, ConfigReport& report);
+
+// The precision of every module. model.vocab_size must be set. Throws Error(usage) for what only it can show.
+PrecisionPlan resolve_plan(const RunConfig& config);
+
+// The part of it that needs no file on disk: checks across sections and everything that can be derived. `file` gives the run its name.
+void resolve_run_config(RunConfig& config, ConfigReport& report, const std::string& file, int64_t world = 0);
+
+}  // namespace mantissa

@@ -1,0 +1,84 @@
+// How codes and scales lie in files of Hugging Face's form: the names of their tensors and quantization_config, by convention.
+//
+//   compressed-tensors  X.weight F8_E4M3 or X.weight_packed U8 [out, in / 2], X.weight_scale U8 [out, in / 32]
+//   sglang              X.weight F8_E4M3, X.weight_scale_inv U8, which holds the scale in spite of its name
+//   modelopt            X.weight F8_E4M3, X.weight_scale U8; hf_quant_config.json beside config.json
+//   gpt-oss             its experts only: X_blocks U8 [E, out, in / 32, 16], X_scales U8 [E, out, in / 32], whatever is asked for
+//
+// Scales are E8M0, compact, one for 32 values along a row, whatever the blocks they come from. sglang and modelopt have no E2M1.
+#pragma once
+
+#include <array>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "mantissa/checkpoint/weight_source.h"
+#include "mantissa/config/export_options.h"
+#include "mantissa/formats/format.h"
+#include "mantissa/precision/rules.h"
+
+namespace mantissa {
+
+// What a server multiplies by: codes of a weight, and whether it quantises the input to E4M3 as well.
+struct PackedScheme {
+  Format format = Format::e4m3;
+  bool inputs = false;
+  auto operator<=>(const PackedScheme&) const = default;
+};
+
+struct PackedNames {
+  std::string codes, scales;
+};
+// Of a tensor "X.weight", or, of gpt-oss, "X".
+PackedNames packed_names(const std::string& weight, Format format, Convention convention);
+// Linears of a file by name ("model.layers.0.mlp.up_proj"): those with a scheme are codes, the others are not.
+using PackedModules = std::map<std::string, std::optional<PackedScheme>>;
+
+// Throws Error(usage) for what the convention has not: E2M1, or inputs that are quantised in one module and not in another.
+std::string quantization_config(const PackedModules& modules, Convention convention);
+// Of gpt-oss: only experts are codes.
+std::string mxfp4_config();
+inline constexpr const char* kModeloptSideFile = "hf_quant_config.json";
+std::string modelopt_side_file(const PackedModules& modules);
+
+// The way back, in quantization_config.cpp: what a server makes of linears by name. Throws Error(usage) for a quantization_config of which
+// mantissa does not know what it means, with the key, Error(data) for what is none.
+class PackedConfig {
+ public:
+  // key: under which the object stands in its file.
+  PackedConfig(std::string_view json, const std::string& source, const std::string& key = "quantization_config");
+  // Of hf_quant_config.json.
+  static PackedConfig of_modelopt(std::string_view side_file, const std::string& source);
+
+  // None: it is not quantised.
+  std::optional<PackedScheme> scheme(const std::string& module) const;
+  bool names_modules() const { return names_modules_; }  // else scheme() is that of whatever is codes
+  const std::string& where() const { return where_; }    // file and key, for messages
+
+ private:
+  struct Expression {
+    std::string where;  // with the expression as it is written
+    Pattern pattern;
+    bool matches(const std::string& module) const;
+  };
+  class Keys;
+  void read_one_scheme(Keys& keys, const std::string& method);
+  void read_compressed_tensors(Keys& keys);
+  void read_not_converted(Keys& keys, const std::string& key);
+  bool ignores(const std::string& module) const;
+
+  std::string where_;
+  bool names_modules_ = true;
+  std::optional<PackedScheme> one_;                               // all conventions but compressed-tensors
+  std::map<std::string, PackedScheme> targets_;                   // by name, or class
+  std::vector<std::pair<Expression, PackedScheme>> expressions_;  // the first that matches counts
+  std::set<std::string> ignored_, ignored_ends_;                  // as targets_; by the end of their names
+  std::vector<Expression> ignored_expressions_;
+};
+
+}  // namespace mantissa

@@ -1,0 +1,271 @@
+// What train() tells while it runs, the lines that people know and, as fields(), those of metrics.jsonl. Nothing here prints.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "mantissa/comm/communicator.h"
+#include "mantissa/json/fields.h"
+
+namespace mantissa {
+
+// The loss on validation data.
+struct SetLoss {
+  std::string name;
+  double loss = 0.0;  // mean over its targets, in nats
+  int64_t targets = 0;
+
+  void fields(auto& v) {
+    v("name", name);
+    v("loss", loss);
+    v("targets", targets);
+  }
+};
+
+struct Evaluation {
+  double loss = 0.0;  // mean over the targets of all sets
+  int64_t targets = 0;
+  std::vector<SetLoss> sets = {};
+  bool stopped = false;  // by the caller, before the end: nothing else is set
+};
+
+// All that a step quantised, in short.
+struct PrecisionSummary {
+  std::optional<double> sqnr_db = {};  // mean over modules and roles; none: all exact, or NaN or Inf
+  std::string worst = {};              // the module with the least, and that
+  double worst_db = 0.0;
+  int64_t fp32_products = 0;  // of this step: products that ran in fp32 because an operand held extreme scale codes
+
+  void fields(auto& v) {
+    v("q_sqnr_db", sqnr_db);
+    v("fp32_products", fp32_products);
+  }
+};
+
+// What the router of a layer did in a step: load by expert in choices, its largest over its mean, the share of choices that were dropped,
+// and the auxiliary losses before their coefficients (RouteBackward), averaged over micro batches; none: a step that is told of only
+// because it was skipped.
+struct LayerRouting {
+  int64_t layer = 0;
+  double imbalance = 0.0, dropped = 0.0;
+  std::optional<double> balance_loss = {}, sequence_balance_loss = {}, z_loss = {};
+  std::vector<int64_t> load = {};
+
+  void fields(auto& v) {
+    v("layer", layer);
+    v("imbalance", imbalance);
+    v("dropped", dropped);
+    v("balance_loss", balance_loss);
+    v("sequence_balance_loss", sequence_balance_loss);
+    v("z_loss", z_loss);
+    v("load", load);
+  }
+};
+
+double mean_dropped(const std::vector<LayerRouting>& layers);
+const LayerRouting& most_uneven(const std::vector<LayerRouting>& layers);  // the first with the largest imbalance
+
+struct StepEvent {
+  int64_t step = 0, steps = 0;  // step counts from 1
+  double loss = 0.0, gradient_norm = 0.0, lr = 0.0;
+  double milliseconds = 0.0;
+  double tokens_per_second = 0.0;  // bias-corrected moving average (0.95) without the first step
+  std::optional<double> mfu;       // none: the data sheet's peak of the device is not known
+  // The same over the rate of matrix products that was measured in this run; none: it is too short for that.
+  std::optional<double> mfu_measured = {};
+  double memory_gib = 0.0;  // peak resident
+  double remaining_seconds = 0.0;
+  int64_t tokens = 0;  // so far in the run
+  bool skipped = false;
+  std::optional<Traffic> comm_bytes = {};          // of several ranks, all of them: what they sent since the gradients of the step before
+  std::vector<LayerRouting> routing = {};          // layers with experts
+  std::optional<PrecisionSummary> precision = {};  // on steps that measure it
+
+  void fields(auto& v) {
+    v("step", step);
+    v("loss", loss);
+    v("lr", lr);
+    v("grad_norm", gradient_norm);
+    v("tokens", tokens);
+    v("dt_ms", milliseconds, limits::later);
+    v("tok_s", tokens_per_second);
+    v("mfu", mfu, limits::later);
+    v("mfu_meas", mfu_measured, limits::later);
+    v("mem_gib", memory_gib, limits::later);
+    v("eta_s", remaining_seconds, limits::later);
+    v("skipped", skipped, limits::later);
+  }
+  void last_fields(auto& v) {
+    if (comm_bytes) v("comm_bytes", *comm_bytes);
+    if (!routing.empty()) v("moe", routing);
+    if (precision) precision->fields(v);
+  }
+};
+
+struct EvaluationEvent {
+  int64_t step = 0;
+  Evaluation result = {};
+  double seconds = 0.0;
+  bool best = false;
+
+  void fields(auto& v) {
+    v("step", step);
+    v("loss", result.loss);
+    v("targets", result.targets, limits::later);
+    v("sets", result.sets, limits::later);
+    v("seconds", seconds, limits::later);
+  }
+};
+
+struct TextEvent {
+  int64_t step = 0;
+  std::string prompt, text;
+
+  void fields(auto& v) {
+    v("step", step);
+    v("prompt", prompt);
+    v("text", text);
+  }
+};
+
+// The expert of a stack whose codes are the farthest from what they stand for.
+struct WorstExpert {
+  int64_t expert = 0;
+  double sqnr_db = 0.0;
+
+  void fields(auto& v) {
+    v("expert", expert);
+    v("sqnr_db", sqnr_db);
+  }
+};
+
+// How far codes are from what they stand for. `role` is "weight", "input" or "output_grad".
+struct PrecisionEvent {
+  int64_t step = 0;
+  std::string module = {}, role = {};
+  std::optional<double> sqnr_db = {};            // 10 log10(sum x^2 / sum (x - code)^2); none: without error, or NaN or Inf among x
+  double clipped = 0.0, flushed = 0.0;           // shares of all elements: beyond the largest code; not zero and coded as zero
+  std::optional<double> amax = {};               // none: NaN or Inf among x
+  std::map<uint16_t, int64_t> scales = {};       // how many blocks have each scale code
+  std::optional<WorstExpert> worst_expert = {};  // of the weights of experts; none: none has a finite error
+
+  void fields(auto& v) {
+    v("step", step);
+    v("module", module);
+    v("role", role);
+    v("sqnr_db", sqnr_db);
+    v("clipped", clipped);
+    v("flushed", flushed);
+    v("amax", amax);
+    v("scales", scales, limits::not_negative);
+  }
+  void last_fields(auto& v) {
+    if (worst_expert) v("worst_expert", *worst_expert);
+  }
+
+  // The same by the exponent of the scale; without blocks that hold a NaN, which have none.
+  std::map<int, int64_t> scale_exponents() const;
+};
+
+struct SaveEvent {
+  int64_t step = 0;
+  std::string path = {};      // empty: it failed
+  std::string exported = {};  // folder of the export beside it; empty: there is none, or it failed
+  std::string problem = {};   // why
+  double seconds = 0.0;
+
+  void fields(auto& v) {
+    v("step", step);
+    v("path", path);
+    v("seconds", seconds);
+  }
+  void last_fields(auto& v) {
+    if (!exported.empty()) v("export", exported);
+    if (!problem.empty()) v("problem", problem);
+  }
+};
+
+struct StartEvent {
+  std::string folder;   // of the run; it exists by now
+  std::string resumed;  // the checkpoint; "": a fresh start
+  int64_t step = 0, steps = 0;
+  int64_t parameters = 0;
+  int64_t training_tokens = 0, validation_sets = 0;
+  std::string precision;  // "bf16, mxfp8, 2 rules"
+  std::string device;
+  int threads = 0;
+
+  void fields(auto& v) {
+    v("step", step);
+    v("steps", steps);
+    v("resumed", resumed);
+    v("parameters", parameters);
+    v("precision", precision);
+    v("device", device);
+    v("threads", threads);
+  }
+};
+
+// A rank that the others keep waiting for, in `section` of a step.
+struct StragglerEvent {
+  int64_t step = 0;
+  int rank = 0;
+  std::string section = {};
+  double ratio = 0.0;  // of its speed to the median of all ranks
+
+  void fields(auto& v) {
+    v("step", step);
+    v("rank", rank);
+    v("section", section);
+    v("ratio", ratio);
+  }
+};
+
+// What somebody outside, such as a signal, asks for; in rising urgency.
+enum class Request { none, save, save_and_stop };
+
+// All optional. Called from the thread that trains, between steps.
+struct TrainEvents {
+  std::function<void(const StartEvent&)> started = {};
+  std::function<void(const StepEvent&)> step = {};
+  std::function<void(const EvaluationEvent&)> evaluated = {};
+  std::function<void(const TextEvent&)> wrote = {};
+  std::function<void(const SaveEvent&)> saved = {};
+  std::function<Request()> request = {};  // asked at least once a step, and during evaluation and texts; save is handed out once
+  // On every rank: what it begins or goes on with, a literal ("start", "step", "evaluation", "texts", "save"), after so many steps.
+  std::function<void(int64_t step, const char* section)> doing = {};
+};
+
+// "step   120/2000 | loss 3.2826 | norm 1.234 | lr 6.00e-04 | 1709 ms | 38347 tok/s | mfu 46.9% | mem 4.5 GiB | eta 53m33s"
+// Where the peak is a measured rate it is "mfu_meas 46.9%". With precision also " | q-sqnr 31.2 dB (worst layers.3.mlp.down 24.8)", and " |
+// fp32 products 12" unless there are none.
+std::string step_line(const StepEvent& event);
+// "eval   120 | loss 1.9012 | ppl 6.694 | 111539 targets | 2.1 s | best", then each set if there are several.
+std::string evaluation_line(const EvaluationEvent& event);
+// The text in a box under a title, control characters escaped.
+std::string text_box(const TextEvent& event);
+
+std::string duration_text(double seconds);  // "53m33s", "2h05m", "12s"
+
+// The speed of a run: tokens over seconds, both as moving averages (0.95, corrected for the start), so that a stall counts by its length.
+class Throughput {
+ public:
+  void add(int64_t tokens, double seconds);
+  double tokens_per_second() const;
+  double mean_tokens_per_second() const;
+  double seconds_per_step() const;
+
+ private:
+  static constexpr double kDecay = 0.95;
+  struct Sums {
+    double tokens = 0.0, seconds = 0.0, weight = 0.0;
+  };
+  int64_t steps_ = 0;
+  Sums average_, mean_;
+};
+
+}  // namespace mantissa

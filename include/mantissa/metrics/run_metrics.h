@@ -1,0 +1,42 @@
+// What a run left in its folder, read back for a report: metrics.jsonl and config.json.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "mantissa/metrics/events.h"
+
+namespace mantissa {
+
+struct MetricPoint {
+  int64_t step;
+  double value;  // NaN: it was not finite
+};
+using Series = std::vector<MetricPoint>;  // by ascending step
+
+struct RoutingPoint {
+  int64_t step;
+  std::vector<LayerRouting> layers;  // those with experts
+};
+constexpr int64_t kRoutingSteps = 100;
+
+struct RunMetrics {
+  std::string name;             // of the folder, as valid UTF-8
+  std::string config;           // content of config.json; "" if there is none
+  StartEvent start;             // of the newest start; without folder
+  std::vector<int64_t> starts;  // the step of every start: the first, and then each restart
+  int64_t tokens = 0;
+  Series loss, valid_loss, lr, gradient_norm, tokens_per_second;
+  Series imbalance;                   // of the layer with experts where it is largest
+  std::vector<RoutingPoint> routing;  // what is told of the newest kRoutingSteps steps
+  std::vector<PrecisionEvent> precision;
+  std::vector<TextEvent> texts;
+};
+
+// Steps that a resumed run did again count once, as they were done last. A last line without its end, which a run leaves that is killed or
+// still writing, is passed over, and so are lines of a type that is not known here. Throws Error(usage) if `folder` is no run or has no
+// metrics, Error(data) that starts with file and line for a line that is damaged.
+RunMetrics read_run_metrics(const std::filesystem::path& folder);
+
+}  // namespace mantissa

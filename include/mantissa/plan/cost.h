@@ -1,0 +1,59 @@
+// What a step of a run on many ranks sends, and how long it takes: known before a rank is started.
+//
+// The bytes are those that Communicator counts; how many rows travel to experts is data, and supposed to be balanced. The time is a model
+// of five things, with F FLOPs of a rank's step (the formula of training_flops_per_token(), and what training.recompute computes again),
+// and for each bucket b the seconds x_b and g_b that its gradients and its parameters need on the link of the rank that sends or receives
+// most of them:
+//
+//   compute      F / flops
+//   activations  what a rank sends or receives of those that tensor ranks exchange, and of rows that travel to experts and back, if each
+//                expert gets as many; one exchange after the other; not hidden
+//   exchange     the sum of x_b. While the last micro batch's backward pass goes from the last bucket to the first, x_b begins when it has
+//                passed b and x of the bucket before is through. What ends after the pass is not hidden.
+//   gather       the sum of g_b, from the first bucket on. The next step's first forward pass enters b when g_b has ended; what it waits
+//                is not hidden.
+//   step         compute + activations + what is not hidden of exchange and gather
+//
+// With tensor ranks, or ranks that share experts, nothing of exchange and gather is hidden, since an exchange of activations waits until
+// what was begun before is through.
+//
+// It knows no latency (a bucket takes 2 (R - 1) messages of each rank), no stragglers, and no time of the optimizer but what is in `flops`:
+// the rate at which a rank does whole steps, which bench train prints; that of bench gemm is what it can be at best.
+#pragma once
+
+#include <optional>
+
+#include "mantissa/comm/communicator.h"
+#include "mantissa/config/run_config.h"
+
+namespace mantissa {
+
+// All ranks' sends of a step in which nothing is evaluated, written, measured or saved.
+struct StepBytes {
+  Traffic sent;
+  int64_t buckets = 0;
+  int64_t busiest = 0;  // of one rank, the more of what it sends and receives
+};
+
+// What one gather moves, all ranks' shares, in bytes per element of the parameters that are codes, and of those that are values. 0: there
+// are none.
+struct GatherBytes {
+  double codes = 0.0, values = 0.0;
+};
+
+// Of each rank: FLOP/s, and bytes/s that it sends while it receives as many.
+struct Rates {
+  std::optional<double> flops, link;
+};
+
+// Seconds; nothing where a rate is missing that it needs.
+struct StepTime {
+  std::optional<double> compute, activations, exchange, gather, exchange_not_hidden, gather_not_hidden, step;
+};
+
+// model.vocab_size must be set; `plan` is that of the config, on its ranks.
+StepBytes step_bytes(const RunConfig& config, const PrecisionPlan& plan);
+GatherBytes gather_bytes(const RunConfig& config, const PrecisionPlan& plan);
+StepTime step_time(const RunConfig& config, const PrecisionPlan& plan, const Rates& rates);
+
+}  // namespace mantissa

@@ -1,0 +1,18 @@
+// The table of `mantissa explain`: what each module of a plan computes, stores, sends and exports.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "mantissa/precision/plan.h"
+
+namespace mantissa {
+
+constexpr size_t kNarrowColumns = 100;
+enum class PlanTable { narrow, wide };  // at most kNarrowColumns, long names without their middle; or all columns as wide as they are
+
+// Text with one line per module, equal layers taken together; where ranks share weights the narrow table has the shape as
+// "[128/8, 1536/4, 2048]" (128 experts over 8 ranks, 1536 rows over 4), the wide one also what a rank holds.
+std::string plan_table(const PrecisionPlan& plan, PlanTable form, const RanksPerWeight& ranks = {});
+
+}  // namespace mantissa

@@ -1,0 +1,113 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "backend/cpu/indices.h"
+#include "backend/cpu/reference/reference.h"
+#include "backend/cpu/scalar.h"
+#include "backend/cpu/shared_loss.h"
+#include "mantissa/base/parallel.h"
+
+namespace mantissa {
+namespace {
+
+// dlogits may be logits: an element is read for the last time just before it is written.
+template <class T>
+Arithmetic<T> row_loss(const T* logits, T* dlogits, int64_t target, int64_t vocab, int64_t columns, double scale) {
+  using S = Arithmetic<T>;
+  if (target < 0) {
+    if (dlogits != nullptr) std::fill_n(dlogits, columns, store<T>(S{0}));
+    return 0;
+  }
+  S largest = load(logits[0]), sum = 0;
+  for (int64_t j = 1; j < vocab; ++j) largest = std::max(largest, load(logits[j]));
+  for (int64_t j = 0; j < vocab; ++j) sum += std::exp(load(logits[j]) - largest);
+  const S log_sum = largest + std::log(sum), loss = log_sum - load(logits[target]);
+  if (dlogits == nullptr) return loss;
+  for (int64_t j = 0; j < vocab; ++j) {
+    const S p = std::exp(load(logits[j]) - largest) / sum;
+    dlogits[j] = store<T>(static_cast<S>(scale) * (p - static_cast<S>(j == target)));
+  }
+  std::fill(dlogits + vocab, dlogits + columns, store<T>(S{0}));
+  return loss;
+}
+
+// Where all logits are -Inf, so is the result.
+template <class T>
+Arithmetic<T> log_sum_of(const T* logits, int64_t columns) {
+  using S = Arithmetic<T>;
+  S largest = std::numeric_limits<S>::lowest(), sum = 0;
+  for (int64_t j = 0; j < columns; ++j) largest = std::max(largest, load(logits[j]));
+  for (int64_t j = 0; j < columns; ++j) sum += std::exp(load(logits[j]) - largest);
+  return largest + std::log(sum);
+}
+
+template <class T>
+void shares(const CrossEntropyShare& k) {
+  using S = Arithmetic<T>;
+  const int64_t columns = k.logits.dim(1), own = own_columns(k.first, columns, k.vocab);
+  const int32_t* targets = k.targets.device_data<int32_t>();
+  S* sums = k.sums.device_data<S>();
+  for (int64_t i = 0; i < k.logits.dim(0); ++i) {
+    const T* logits = k.logits.device_data<T>() + i * columns;
+    const int64_t target = targets[i] - k.first;
+    sums[2 * i] = targets[i] < 0 ? S{0} : log_sum_of(logits, own);
+    sums[2 * i + 1] = targets[i] >= 0 && target >= 0 && target < own ? load(logits[target]) : S{0};
+  }
+}
+
+template <class T>
+void gradient_of_shares(const CrossEntropyOfShares& k, int64_t row, Arithmetic<T> log_sum) {
+  using S = Arithmetic<T>;
+  const int64_t columns = k.logits.dim(1), own = own_columns(k.first, columns, k.vocab);
+  const int64_t target = k.targets.device_data<int32_t>()[row];
+  const T* logits = k.logits.device_data<T>() + row * columns;
+  T* dlogits = k.dlogits.device_data<T>() + row * columns;
+  for (int64_t j = 0; j < columns; ++j) {
+    const S p = j < own && target >= 0 ? std::exp(load(logits[j]) - log_sum) - static_cast<S>(k.first + j == target) : S{0};
+    dlogits[j] = store<T>(static_cast<S>(k.scale) * p);
+  }
+}
+
+template <class T>
+void of_shares(const CrossEntropyOfShares& k) {
+  using S = Arithmetic<T>;
+  const int32_t* targets = k.targets.device_data<int32_t>();
+  S* loss = k.loss.device_data<S>();
+  for (int64_t i = 0; i < k.logits.dim(0); ++i) {
+    const auto row = combined(k.sums.device_data<S>(), k.sums.dim(0), k.logits.dim(0), i);
+    loss[i] = targets[i] < 0 ? S{0} : row.loss;
+    if (k.dlogits.defined()) gradient_of_shares<T>(k, i, row.log_sum);
+  }
+}
+
+}  // namespace
+
+void CpuReference::execute(const CrossEntropyShare& k) {
+  check_targets("cross_entropy_share", k.targets, k.vocab);
+  with_values(k.logits.dtype(), [&]<class T>() { shares<T>(k); });
+}
+
+void CpuReference::execute(const CrossEntropyOfShares& k) {
+  check_targets("cross_entropy_of_shares", k.targets, k.vocab);
+  with_values(k.logits.dtype(), [&]<class T>() { of_shares<T>(k); });
+}
+
+void CpuReference::execute(const CrossEntropy& k) {
+  check_targets("cross_entropy", k.targets, k.vocab);
+  with_values(k.logits.dtype(), [&]<class T>() {
+    const int64_t columns = k.logits.dim(1);
+    const T* logits = k.logits.device_data<T>();
+    T* dlogits = k.dlogits.defined() ? k.dlogits.device_data<T>() : nullptr;
+    auto* loss = k.loss.device_data<Arithmetic<T>>();
+    const int32_t* targets = k.targets.device_data<int32_t>();
+    parallel_for(k.logits.dim(0), 8, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        T* gradient = dlogits == nullptr ? nullptr : dlogits + i * columns;
+        loss[i] = row_loss<T>(logits + i * columns, gradient, targets[i], k.vocab, columns, k.scale);
+      }
+    });
+  });
+}
+
+}  // namespace mantissa

@@ -1,0 +1,189 @@
+#include <algorithm>
+#include <vector>
+
+#include "backend/cpu/indices.h"
+#include "backend/cpu/reference/reference.h"
+#include "backend/cpu/reference/route_rows.h"
+#include "mantissa/base/parallel.h"
+
+namespace mantissa {
+namespace {
+
+// The factor of the sum over tokens and experts of counts times P in a balance loss.
+double balance_factor(const RoutingRule& rule, int64_t experts, int64_t tokens) {
+  const double n = static_cast<double>(tokens);
+  return static_cast<double>(experts) / (static_cast<double>(rule.choices) * n * n);
+}
+
+// [S, E]: what P of a token of a sequence is multiplied by in the sum of both balance losses.
+template <class S>
+std::vector<S> balance_coefficients(const RouteBackward& k) {
+  const int64_t tokens = k.logits.dim(0), sequences = k.counts.dim(0), experts = k.counts.dim(1);
+  const int32_t* counts = k.counts.device_data<int32_t>();
+  const double all = k.balance * balance_factor(k.rule, experts, tokens);
+  const double own = k.sequence_balance * balance_factor(k.rule, experts, tokens / sequences) / static_cast<double>(sequences);
+  std::vector<S> out(static_cast<size_t>(sequences * experts));
+  for (int64_t e = 0; e < experts; ++e) {
+    int64_t total = 0;
+    for (int64_t s = 0; s < sequences; ++s) total += counts[s * experts + e];
+    for (int64_t s = 0; s < sequences; ++s) {
+      const int64_t i = s * experts + e;
+      out[static_cast<size_t>(i)] = static_cast<S>(all * static_cast<double>(total) + own * static_cast<double>(counts[i]));
+    }
+  }
+  return out;
+}
+
+// The gradients of one token after the other.
+template <class S>
+class RouterGradient {
+ public:
+  RouterGradient(const RouteBackward& k, const std::vector<S>& coefficients)
+      : k_(k),
+        experts_(k.logits.dim(1)),
+        coefficients_(coefficients),
+        dscores_(static_cast<size_t>(experts_)),
+        scratch_(static_cast<size_t>(experts_)),
+        chosen_(static_cast<size_t>(k.rule.choices)),
+        dchosen_(chosen_.size()) {}
+
+  void write(int64_t token) {
+    const int64_t choices = k_.rule.choices;
+    const RouterRow<S> row{.logits = k_.logits.device_data<S>() + token * experts_,
+                           .scores = k_.scores.device_data<S>() + token * experts_,
+                           .experts = experts_};
+    const int32_t* experts = k_.experts.device_data<int32_t>() + token * choices;
+    S* dlogits = k_.dlogits.device_data<S>() + token * experts_;
+    from_balance(row, token / (k_.logits.dim(0) / k_.counts.dim(0)));
+    from_weights(row, experts, k_.dweights.device_data<S>() + token * choices);
+    if (!k_.rule.score_after_choice) add_at(experts, dchosen_.data(), dscores_.data());
+    through_scores(row, dlogits);
+    if (k_.rule.score_after_choice) {
+      through_softmax(chosen_.data(), dchosen_.data(), choices, dchosen_.data());
+      add_at(experts, dchosen_.data(), dlogits);
+    }
+    if (k_.z != 0.0) add_z(row, dlogits);
+  }
+
+ private:
+  // dscores = the gradient of both balance losses: that of P, which for sigmoids is scores / sum.
+  void from_balance(const RouterRow<S>& row, int64_t sequence) {
+    const S* c = coefficients_.data() + sequence * experts_;
+    if (k_.rule.score == RouterScore::softmax) {
+      std::copy_n(c, experts_, dscores_.begin());
+      return;
+    }
+    const S sum = sum_of(k_.rule.score, row.scores, experts_), mean = dot(c, row.scores, experts_) / sum;
+    for (int64_t e = 0; e < experts_; ++e) dscores_[static_cast<size_t>(e)] = (c[e] - mean) / sum;
+  }
+
+  // chosen = what the weights are made of, dchosen = its gradient: that of chosen / sum where they are renormalised.
+  void from_weights(const RouterRow<S>& row, const int32_t* experts, const S* dweights) {
+    const int64_t choices = k_.rule.choices;
+    const S factor = static_cast<S>(k_.rule.scale);
+    chosen_scores(k_.rule, row, experts, chosen_.data());
+    const S sum = k_.rule.renormalise ? weight_sum(k_.rule, chosen_.data()) : S{1};
+    S mean = 0;
+    for (int64_t j = 0; k_.rule.renormalise && j < choices; ++j) mean += dweights[j] * (chosen_[static_cast<size_t>(j)] / sum);
+    for (int64_t j = 0; j < choices; ++j) dchosen_[static_cast<size_t>(j)] = factor * (dweights[j] - mean) / sum;
+  }
+
+  void add_at(const int32_t* experts, const S* values, S* to) const {
+    for (int64_t j = 0; j < k_.rule.choices; ++j) to[experts[j]] += values[j];
+  }
+
+  // dx of p = softmax(x); dx may be dp.
+  static void through_softmax(const S* p, const S* dp, int64_t n, S* dx) {
+    const S mean = dot(p, dp, n);
+    for (int64_t i = 0; i < n; ++i) dx[i] = p[i] * (dp[i] - mean);
+  }
+
+  void through_scores(const RouterRow<S>& row, S* dlogits) const {
+    if (k_.rule.score == RouterScore::softmax) return through_softmax(row.scores, dscores_.data(), experts_, dlogits);
+    for (int64_t e = 0; e < experts_; ++e) dlogits[e] = dscores_[static_cast<size_t>(e)] * row.scores[e] * (S{1} - row.scores[e]);
+  }
+
+  void add_z(const RouterRow<S>& row, S* dlogits) {
+    const S log_sum = softmax(row.logits, experts_, scratch_.data());
+    const S factor = static_cast<S>(2.0 * k_.z / static_cast<double>(k_.logits.dim(0))) * log_sum;
+    for (int64_t e = 0; e < experts_; ++e) dlogits[e] += factor * scratch_[static_cast<size_t>(e)];
+  }
+
+  const RouteBackward& k_;
+  int64_t experts_;
+  const std::vector<S>& coefficients_;
+  std::vector<S> dscores_, scratch_, chosen_, dchosen_;
+};
+
+template <class S>
+void route_backward(const RouteBackward& k) {
+  const std::vector<S> coefficients = balance_coefficients<S>(k);
+  parallel_for(k.logits.dim(0), tokens_per_piece(k.logits.dim(1)), [&](int64_t begin, int64_t end) {
+    RouterGradient<S> gradient(k, coefficients);
+    for (int64_t n = begin; n < end; ++n) gradient.write(n);
+  });
+}
+
+// log-sum-exp of every token's logits.
+template <class S>
+std::vector<S> log_sums(const Tensor& logits) {
+  const int64_t experts = logits.dim(1);
+  std::vector<S> out(static_cast<size_t>(logits.dim(0)));
+  parallel_for(logits.dim(0), tokens_per_piece(experts), [&](int64_t begin, int64_t end) {
+    std::vector<S> scratch(static_cast<size_t>(experts));
+    for (int64_t n = begin; n < end; ++n) {
+      out[static_cast<size_t>(n)] = softmax(logits.device_data<S>() + n * experts, experts, scratch.data());
+    }
+  });
+  return out;
+}
+
+// [E]: P of the tokens of one sequence, added up.
+template <class S>
+std::vector<double> summed_scores(const RouterLosses& k, int64_t sequence) {
+  const int64_t experts = k.scores.dim(1), length = k.scores.dim(0) / k.counts.dim(0);
+  std::vector<double> out(static_cast<size_t>(experts));
+  for (int64_t n = sequence * length; n < (sequence + 1) * length; ++n) {
+    const S* scores = k.scores.device_data<S>() + n * experts;
+    const S sum = k.rule.score == RouterScore::softmax ? S{1} : sum_of(k.rule.score, scores, experts);
+    for (int64_t e = 0; e < experts; ++e) out[static_cast<size_t>(e)] += static_cast<double>(scores[e] / sum);
+  }
+  return out;
+}
+
+template <class S>
+void losses(const RouterLosses& k) {
+  const int64_t tokens = k.scores.dim(0), experts = k.scores.dim(1), sequences = k.counts.dim(0);
+  const int32_t* counts = k.counts.device_data<int32_t>();
+  std::vector<double> all_scores(static_cast<size_t>(experts)), all_counts(static_cast<size_t>(experts));
+  double balance = 0.0, of_sequences = 0.0, z = 0.0;
+  for (int64_t s = 0; s < sequences; ++s) {
+    const std::vector<double> scores = summed_scores<S>(k, s);
+    for (size_t e = 0; e < scores.size(); ++e) {
+      const double chosen = static_cast<double>(counts[s * experts + static_cast<int64_t>(e)]);
+      of_sequences += chosen * scores[e];
+      all_scores[e] += scores[e];
+      all_counts[e] += chosen;
+    }
+  }
+  for (size_t e = 0; e < all_scores.size(); ++e) balance += all_counts[e] * all_scores[e];
+  for (const S log_sum : log_sums<S>(k.logits)) z += static_cast<double>(log_sum) * static_cast<double>(log_sum);
+  double* out = k.out.device_data<double>();
+  out[0] = balance * balance_factor(k.rule, experts, tokens);
+  out[1] = of_sequences * balance_factor(k.rule, experts, tokens / sequences) / static_cast<double>(sequences);
+  out[2] = z / static_cast<double>(tokens);
+}
+
+}  // namespace
+
+void CpuReference::execute(const RouteBackward& k) {
+  check_indices(ExitCode::internal, "route backward", "experts", k.experts, k.logits.dim(1));
+  k.logits.dtype() == Dtype::f64 ? route_backward<double>(k) : route_backward<float>(k);
+}
+
+void CpuReference::execute(const RouterLosses& k) {
+  if (k.logits.dim(0) == 0) return run(Fill{.out = k.out, .value = 0.0});
+  k.logits.dtype() == Dtype::f64 ? losses<double>(k) : losses<float>(k);
+}
+
+}  // namespace mantissa

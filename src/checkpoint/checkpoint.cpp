@@ -1,0 +1,296 @@
+#include "mantissa/checkpoint/checkpoint.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <span>
+
+#include "mantissa/backend/functions.h"
+#include "mantissa/base/log.h"
+#include "mantissa/base/version.h"
+#include "mantissa/checkpoint/config_differences.h"
+#include "mantissa/checkpoint/ranks_together.h"
+#include "mantissa/checkpoint/read_part.h"
+#include "mantissa/checkpoint/saved_model.h"
+#include "mantissa/checkpoint/weight_source.h"
+#include "mantissa/json/json_fields.h"
+#include "mantissa/models/model_shape.h"
+
+namespace mantissa {
+namespace {
+
+TrainState saved_state(const Manifest& manifest, const std::string& source) {
+  auto state = from_json<TrainState>(manifest.state, source + ": state");
+  state.step = manifest.step;
+  state.samples = manifest.samples;
+  return state;
+}
+
+// What several tensor ranks hold alike the first of them writes.
+void add_tensor(CheckpointContent& content, const char* prefix, const Part& part, const Tensor& data) {
+  std::vector<Box> boxes;
+  for (const Part::Slab& slab : part.slabs()) boxes.push_back(box_of(part, slab));
+  if (boxes.empty() || part.of->is_copy()) return;
+  content.tensors.push_back({.name = prefix + part.of->name,
+                             .shape = part.of->stored_shape(),
+                             .boxes = std::move(boxes),
+                             .data = data.slice(0, part.stored_end() - part.begin)});
+}
+
+void require_saved_as(const ManifestTensor& saved, bool fits, const Tensor& out, const std::vector<int64_t>& needed,
+                      const CheckpointReader& reader) {
+  require(saved.dtype == out.dtype() && fits, ExitCode::usage, reader.directory().string(), ": ", saved.name, " is ", saved.dtype, " ",
+          shape_text(saved.shape), ", the model needs ", out.dtype(), " ", shape_text(needed));
+}
+
+// Reads what belongs to a part.
+class PartReader {
+ public:
+  explicit PartReader(CheckpointReader& reader) : reader_(reader) {
+    for (const ParameterShape& parameter : parameter_shapes(model_shape(saved_config(reader).model))) {
+      if (parameter.padded != parameter.shape) padded_shapes_.emplace(parameter.name, parameter);
+    }
+  }
+
+  // What training starts from: the master, or what an imported file holds.
+  void read_weight(const Part& part, const Tensor& master) {
+    const std::string &name = part.of->name, value = "value." + name;
+    if (!reader_.has(value) && !reader_.has("codes." + name)) return read("master.", part, master);
+    const std::vector<int64_t> needed = dimensions(part.of->stored_shape());
+    require(!reader_.has(value) || reader_.tensor(value).shape == needed, ExitCode::usage, reader_.directory().string(), ": ", name,
+            " has another shape than ", shape_text(needed), ", which the model needs");
+    CheckpointWeights weights(reader_);
+    read_part(weights, part, master);
+  }
+
+  void read(const char* prefix, const Part& part, const Tensor& out) {
+    const std::string name = prefix + part.of->name;
+    const ManifestTensor& saved = reader_.tensor(name);
+    const std::vector<int64_t> needed = dimensions(part.of->stored_shape());
+    const bool padded = saved.shape != needed && with_padding(part.of->name, saved.shape, needed);
+    require_saved_as(saved, padded || saved.shape == needed, out, needed, reader_);
+    if (padded && padded_.empty()) padded_ = name;
+    for (const Part::Slab& slab : part.slabs()) {
+      const Tensor rows = out.slice(slab.begin - part.begin, slab.end - part.begin);
+      fill_from_host(rows, [&](std::span<std::byte> bytes) { reader_.read(name, box_of(part, slab), bytes); });
+    }
+    out.device().run(Fill{.out = out.slice(part.stored_end() - part.begin, out.dim(0)), .value = 0.0});
+  }
+
+  // The first tensor that was saved with its rows of padding, as all were once.
+  const std::string& padded() const { return padded_; }
+
+ private:
+  bool with_padding(const std::string& name, const std::vector<int64_t>& saved, const std::vector<int64_t>& needed) const {
+    const auto found = padded_shapes_.find(name);
+    return found != padded_shapes_.end() && saved == dimensions(found->second.padded) && needed == dimensions(found->second.shape);
+  }
+
+  CheckpointReader& reader_;
+  std::map<std::string, ParameterShape> padded_shapes_;  // of the model that was saved
+  std::string padded_;
+};
+
+// Whole, on every rank.
+void read_buffer(CheckpointReader& reader, const Buffer& buffer) {
+  const std::string name = "buffer." + buffer.name;
+  const std::vector<int64_t> needed = dimensions(buffer.shape);
+  require_saved_as(reader.tensor(name), reader.tensor(name).shape == needed, buffer.value, needed, reader);
+  fill_from_host(buffer.value, [&](std::span<std::byte> bytes) { reader.read(name, bytes); });
+  const std::optional<NonfiniteElement> bad = nonfinite_element(buffer.value);
+  if (bad)
+    fail(ExitCode::numerical, reader.directory().string(), ": ", buffer.name, "[", bad->index, "] = ", bad->value, ": must be finite");
+}
+
+void load_buffers(CheckpointReader& reader, ParameterSet& parameters) {
+  const std::optional<MoeConfig> saved = saved_config(reader).model.moe;
+  const bool has_any = saved && saved->has_expert_bias();
+  require(
+      !has_any || !parameters.buffers().empty(), ExitCode::usage, reader.directory().string(),
+      ": has expert biases, without which its routers choose other experts: set model.moe.bias_update_rate, which is 0 here (1e-30 keeps "
+      "them as they are)");
+  for (const Buffer& buffer : parameters.buffers()) {
+    has_any ? read_buffer(reader, buffer) : parameters.device().run(Fill{.out = buffer.value, .value = 0.0});
+  }
+}
+
+void warn_of_new_biases(const CheckpointReader& reader, const ParameterSet& parameters) {
+  const std::optional<MoeConfig> saved = saved_config(reader).model.moe;
+  if (parameters.buffers().empty() || (saved && saved->has_expert_bias())) return;
+  log_warning(reader.directory().string(), ": was trained without model.moe.bias_update_rate, so expert biases start at 0");
+}
+
+std::string weights_text(const DataConfig& data) { return "[" + joined(data.train, ", ", &WeightedPath::weight) + "]"; }
+
+// As the sampler sees them.
+std::vector<double> shares(const DataConfig& data) {
+  double sum = 0.0;
+  for (const WeightedPath& set : data.train) sum += set.weight;
+  std::vector<double> out;
+  for (const WeightedPath& set : data.train) out.push_back(set.weight / sum);
+  return out;
+}
+
+// What decides, beside the files, which tokens are trained on and in which order.
+void require_same_order(const RunConfig& saved, const RunConfig& current, const std::string& source) {
+  const std::set<std::string> deciding = {"data.valid_fraction", "data.format",   "data.dtype",      "data.append_eod",
+                                          "data.eod_id",         "training.seed", "training.seq_len"};
+  std::vector<std::string> lines = differences("data", saved.data, current.data);
+  std::ranges::move(differences("training", saved.training, current.training), std::back_inserter(lines));
+  std::erase_if(lines, [&](const std::string& line) { return !deciding.contains(line.substr(0, line.find(':'))); });
+  if (shares(saved.data) != shares(current.data)) {
+    lines.insert(lines.begin(),
+                 text("data.train: weights ", weights_text(saved.data), " in the checkpoint, ", weights_text(current.data), " here"));
+  }
+  require(lines.empty(), ExitCode::usage, source, " is a checkpoint of other tokens or another order of them:\n  ", joined(lines, "\n  "),
+          "\ncheckpoint.init_from starts a new run with its weights");
+}
+
+// What was saved is of the same model, data, order of tokens and tokenizer, and holds a state to continue.
+void require_same_run(const CheckpointReader& reader, const RunConfig& saved, const TrainedParts& parts) {
+  const std::string folder = reader.directory().string(), source = (reader.directory() / "manifest.json").string();
+  const bool weights_only =
+      std::ranges::none_of(reader.manifest().tensors, [](const ManifestTensor& tensor) { return tensor.name.starts_with("m."); });
+  require(!weights_only, ExitCode::usage, folder,
+          ": holds weights, and no state of a run to continue; checkpoint.init_from starts a new run with them");
+  require_same_model(saved, parts.config, folder);
+  require_same_data(from_json<DataFingerprints>(reader.manifest().fingerprints.dataset, source + ": fingerprints.dataset"),
+                    parts.data.fingerprints);
+  require_same_order(saved, parts.config, folder);
+  require(!has_other_tokenizer(reader, parts.data), ExitCode::usage, folder,
+          " was trained with another tokenizer than data.tokenizer names");
+}
+
+void log_changes(const RunConfig& saved, const RunConfig& current, const std::vector<std::string>& plan, const Manifest& manifest) {
+  const auto log_all = [](const std::vector<std::string>& lines) {
+    for (const std::string& line : lines) log_warning("changed since the checkpoint: ", line);
+  };
+  log_all(differences("model", saved.model, current.model));  // the padding of the vocabulary: all else was refused
+  if (saved.model.moe && current.model.moe) log_all(differences("model.moe", *saved.model.moe, *current.model.moe));
+  log_all(differences("precision", saved.precision, current.precision));
+  for (const std::string& line : plan) log_warning("changed since the checkpoint: the precision of ", line);
+  log_all(differences("optimizer", saved.optimizer, current.optimizer));
+  log_all(differences("schedule", saved.schedule, current.schedule));
+  log_all(differences("training", saved.training, current.training));
+  log_all(differences("data", saved.data, current.data));
+  if (manifest.fingerprints.build != build_fingerprint()) {
+    log_warning("the checkpoint was written by another build (", manifest.fingerprints.build, "; this one: ", build_fingerprint(),
+                "): the run continues, but not bit for bit as it would have");
+  }
+}
+
+}  // namespace
+
+void require_same_batch(const RunConfig& saved, const LoadedConfig& current, const std::string& source) {
+  const TrainingConfig &before = saved.training, &now = current.config.training;
+  const bool derived = current.report.origin("training.global_batch_size") == "derived";
+  if (!derived || before.global_batch_size == now.global_batch_size || before.micro_batch_size != now.micro_batch_size ||
+      before.grad_accum != now.grad_accum)
+    return;
+  fail(ExitCode::usage, source, " was trained with a global batch of ", *before.global_batch_size, " on ",
+       count_text(saved.parallel.data, "data rank"), ", and ", current.config.parallel.data, " would make it ", *now.global_batch_size,
+       "; set training.global_batch_size to ", *before.global_batch_size,
+       " and training.grad_accum to null to go on with it, or training.global_batch_size to ", *now.global_batch_size, " to change it");
+}
+
+CheckpointContent checkpoint_content(const TrainedParts& parts, const TrainState& state) {
+  const std::optional<Tokenizer>& tokenizer = parts.data.tokenizer;
+  const Shards& shards = parts.optimizer.shards();
+  TrainState now = state;
+  now.updates = parts.optimizer.updates();
+  CheckpointContent content{
+      {.step = state.step,
+       .samples = state.samples,
+       .config = effective_config(parts.config),
+       .tokenizer = tokenizer ? tokenizer->to_json() : "null",
+       .plan = plan_manifest(parts.plan, codes_by_weight(parts.parameters, parts.plan, shards.own(), shards.mesh().world)),
+       .layout = text(R"({"data":)", shards.mesh().data.size(), R"(,"expert":)", shards.mesh().expert.size(), R"(,"tensor":)",
+                      shards.mesh().tensor.size(), "}"),
+       .state = json_text(now),
+       .fingerprints = {.build = build_fingerprint(), .dataset = json_text(parts.data.fingerprints)}},
+      {}};
+  for (const Optimizer::State& own : parts.optimizer.states()) {
+    add_tensor(content, "master.", own.part, own.master);
+    add_tensor(content, "m.", own.part, own.first_moment);
+    add_tensor(content, "v.", own.part, own.second_moment);
+  }
+  if (shards.mesh().world.rank() > 0) return content;
+  for (const CarriedFile& file : parts.files) {
+    const Shape size{static_cast<int64_t>(file.bytes.size())};
+    content.tensors.push_back({.name = kCarriedPrefix + file.name,
+                               .shape = size,
+                               .boxes = {},
+                               .data = from_host(parts.parameters.device(), Dtype::u8, size, file.bytes.data())});
+  }
+  for (const Buffer& buffer : parts.parameters.buffers()) {
+    const std::vector<int64_t> shape = dimensions(buffer.shape);
+    content.tensors.push_back({.name = "buffer." + buffer.name, .shape = buffer.shape, .boxes = {whole_box(shape)}, .data = buffer.value});
+  }
+  return content;
+}
+
+TrainState restore(CheckpointReader& reader, const TrainedParts& parts) {
+  const RunConfig& config = parts.config;
+  const Communicator& world = parts.optimizer.shards().mesh().world;
+  const LoadFor purpose = config.checkpoint.allow_recipe_change ? LoadFor::resume_changed : LoadFor::resume;
+  const std::string source = (reader.directory() / "manifest.json").string();
+  RunConfig saved;
+  TrainState state;
+  std::vector<std::string> plan_changes;
+  agree_on_reading(world, [&] {
+    saved = saved_config(reader);
+    require_same_run(reader, saved, parts);
+    state = saved_state(reader.manifest(), source);
+    plan_changes = allowed_plan_changes(reader.manifest().plan, parts.plan, source, purpose);
+    require(state.step <= config.training.steps, ExitCode::usage, "training.steps: ", config.training.steps, " is less than the ",
+            state.step, " steps of ", reader.directory().string());
+  });
+  load_weights(reader, parts.plan, purpose, parts.parameters, &parts.optimizer);
+  agree_on_reading(world, [&] {
+    PartReader moments(reader);
+    for (const Optimizer::State& own : parts.optimizer.states()) {
+      moments.read("m.", own.part, own.first_moment);
+      moments.read("v.", own.part, own.second_moment);
+    }
+  });
+  parts.optimizer.set_updates(state.updates);
+  if (world.rank() == 0) log_changes(saved, config, plan_changes, reader.manifest());
+  return state;
+}
+
+void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor purpose, ParameterSet& parameters, Optimizer* optimizer,
+                  const Communicator& replica) {
+  const Communicator ranks = optimizer ? optimizer->shards().mesh().world : replica;
+  parameters.clear_nonfinite();  // a candidate that was given up may have raised it
+  PartReader masters(reader);
+  agree_on_reading(ranks, [&] {
+    std::string bad;
+    const auto load = [&](const Part& part, const Tensor& master) {
+      masters.read_weight(part, master);
+      parameters.store(part, master);
+      if (bad.empty()) bad = nonfinite_weight(part, master);
+    };
+    if (optimizer) {
+      for (const Optimizer::State& state : optimizer->states()) load(state.part, state.master);
+    } else {
+      for (const Part& part : slabs_of(parameters)) load(part, parameters.room_for_master(part));
+    }
+    require(bad.empty(), ExitCode::numerical, reader.directory().string(), ": ", bad, ": weights must be finite");
+    load_buffers(reader, parameters);
+  });
+  if (optimizer) optimizer->shards().gather();
+  warn_of_new_biases(reader, parameters);
+  if (!masters.padded().empty()) {
+    log_warning(reader.directory().string(), ": ", masters.padded(), " was saved with the padding of the vocabulary, which is dropped");
+  }
+  for (const ManifestTensor& tensor : reader.manifest().tensors) {
+    if (!tensor.name.ends_with("_extra_state") || tensor.pieces.empty()) continue;
+    log_warning(reader.directory().string(), ": ", tensor.name, " is ignored: quantisation here keeps no state of its own");
+  }
+  const std::vector<Part> own = optimizer ? optimizer->shards().own() : parameters.whole_parts();
+  const std::string source = (reader.directory() / "manifest.json").string();
+  const CodesByWeight codes = codes_by_weight(parameters, plan, own, ranks);
+  agree_on_reading(ranks, [&] { require_same_codes(reader.manifest().plan, plan, codes, source, purpose); });
+}
+
+}  // namespace mantissa

@@ -1,0 +1,110 @@
+#include "mantissa/checkpoint/checkpoint_diff.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <span>
+
+namespace mantissa {
+namespace {
+
+constexpr int64_t kSlabBytes = 32 << 20;  // bounds the memory, whatever the size of the tensors
+
+// The tensor cut along dim 0 into boxes of about kSlabBytes.
+std::vector<Box> slabs(const ManifestTensor& tensor) {
+  const Box whole = whole_box(tensor.shape);
+  if (whole.size.empty()) return {whole};
+  const int64_t rows = whole.size[0];
+  if (whole.elements() == 0) return {};
+  const int64_t step = std::max<int64_t>(1, kSlabBytes / (whole.elements() / rows * dtype_bytes(tensor.dtype)));
+  std::vector<Box> out;
+  for (int64_t row = 0; row < rows; row += step) {
+    Box& box = out.emplace_back(whole);
+    box.start[0] = row;
+    box.size[0] = std::min(step, rows - row);
+  }
+  return out;
+}
+
+// Elements of so many bytes that differ.
+struct Tally {
+  size_t width;
+  int64_t differing = 0, first = -1, done = 0;
+
+  void add(std::span<const std::byte> a, std::span<const std::byte> b) {
+    for (size_t i = 0; i < a.size(); i += width) {
+      if (std::memcmp(&a[i], &b[i], width) == 0) continue;
+      if (differing++ == 0) first = done + static_cast<int64_t>(i / width);
+    }
+    done += static_cast<int64_t>(a.size() / width);
+  }
+  std::string text() const { return differing == 0 ? "" : mantissa::text(differing, " of ", done, " elements, the first at ", first); }
+};
+
+// Empty if all elements are equal.
+std::string compare_elements(CheckpointReader& a, CheckpointReader& b, const ManifestTensor& tensor) {
+  Tally tally{.width = static_cast<size_t>(dtype_bytes(tensor.dtype))};
+  std::vector<std::byte> left, right;
+  for (const Box& box : slabs(tensor)) {
+    left.resize(static_cast<size_t>(box.elements()) * tally.width);
+    right.resize(left.size());
+    a.read(tensor.name, box, left);
+    b.read(tensor.name, box, right);
+    tally.add(left, right);
+  }
+  return tally.text();
+}
+
+std::string compare(CheckpointReader& a, CheckpointReader& b, const ManifestTensor* in_a, const ManifestTensor* in_b) {
+  if (in_b == nullptr) return "only in the first";
+  if (in_a == nullptr) return "only in the second";
+  if (in_a->dtype != in_b->dtype || in_a->shape != in_b->shape)
+    return text(in_a->dtype, " ", shape_text(in_a->shape), " and ", in_b->dtype, " ", shape_text(in_b->shape));
+  return compare_elements(a, b, *in_a);
+}
+
+// Types of less than a byte are compared byte by byte.
+std::string compare_entries(SafetensorsFolder& a, SafetensorsFolder& b, const SafetensorsEntry* in_a, const SafetensorsEntry* in_b) {
+  if (in_b == nullptr) return "only in the first";
+  if (in_a == nullptr) return "only in the second";
+  if (in_a->dtype != in_b->dtype || in_a->shape != in_b->shape)
+    return text(in_a->dtype, " ", shape_text(in_a->shape), " and ", in_b->dtype, " ", shape_text(in_b->shape));
+  Tally tally{.width = static_cast<size_t>(std::max(8, file_dtype_bits(in_a->dtype)) / 8)};
+  std::vector<std::byte> left, right;
+  for (int64_t at = 0; at < in_a->bytes(); at += kSlabBytes) {
+    left.resize(static_cast<size_t>(std::min(kSlabBytes, in_a->bytes() - at)));
+    right.resize(left.size());
+    a.read(*in_a, at, left);
+    b.read(*in_b, at, right);
+    tally.add(left, right);
+  }
+  return tally.text();
+}
+
+}  // namespace
+
+std::vector<TensorDifference> diff_folders(SafetensorsFolder& a, SafetensorsFolder& b) {
+  std::map<std::string, std::pair<const SafetensorsEntry*, const SafetensorsEntry*>> tensors;
+  for (const SafetensorsEntry& tensor : a.entries()) tensors[tensor.name].first = &tensor;
+  for (const SafetensorsEntry& tensor : b.entries()) tensors[tensor.name].second = &tensor;
+  std::vector<TensorDifference> out;
+  for (const auto& [name, pair] : tensors) {
+    const std::string what = compare_entries(a, b, pair.first, pair.second);
+    if (!what.empty()) out.push_back({name, what});
+  }
+  return out;
+}
+
+std::vector<TensorDifference> diff_checkpoints(CheckpointReader& a, CheckpointReader& b) {
+  std::map<std::string, std::pair<const ManifestTensor*, const ManifestTensor*>> tensors;
+  for (const ManifestTensor& tensor : a.manifest().tensors) tensors[tensor.name].first = &tensor;
+  for (const ManifestTensor& tensor : b.manifest().tensors) tensors[tensor.name].second = &tensor;
+  std::vector<TensorDifference> out;
+  for (const auto& [name, pair] : tensors) {
+    const std::string what = compare(a, b, pair.first, pair.second);
+    if (!what.empty()) out.push_back({name, what});
+  }
+  return out;
+}
+
+}  // namespace mantissa

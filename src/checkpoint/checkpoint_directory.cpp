@@ -1,0 +1,275 @@
+#include "mantissa/checkpoint/checkpoint_directory.h"
+
+#include <algorithm>
+
+#include "mantissa/base/hash.h"
+#include "mantissa/base/log.h"
+#include "mantissa/base/pending_file.h"
+#include "mantissa/checkpoint/checkpoint_names.h"
+#include "mantissa/io/leftovers.h"
+
+namespace mantissa {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Renames what lies at `path` and was known as `known_as`.
+void set_aside(const fs::path& path, const fs::path& known_as, const std::string& reason) {
+  const fs::path target = known_as.parent_path() / (".bad-" + known_as.filename().string() + "-" + unique_id());
+  rename_path(path, target);
+  std::error_code ignored;
+  fs::last_write_time(target, fs::file_time_type::clock::now(), ignored);  // the newest two are kept
+  log_warning(known_as.string(), ": set aside as ", target.filename().string(), ": ", reason);
+}
+
+std::vector<fs::path> entries_of(const fs::path& folder) {
+  std::vector<fs::path> entries;
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) entries.push_back(entry->path());
+  require(!error, ExitCode::environment, folder.string(), ": cannot be listed: ", error.message());
+  return entries;
+}
+
+bool is_called(const fs::path& path, std::string_view prefix) { return path.filename().string().starts_with(prefix); }
+
+void sweep_damaged(const std::vector<fs::path>& damaged) {
+  constexpr size_t kKept = 2;
+  std::vector<std::pair<fs::file_time_type, fs::path>> by_time;
+  for (const fs::path& path : damaged) {
+    std::error_code error;
+    by_time.emplace_back(fs::last_write_time(path, error), path);
+  }
+  std::sort(by_time.rbegin(), by_time.rend());
+  for (size_t i = kKept; i < by_time.size(); ++i) {
+    log_info(by_time[i].second.string(), ": not among the newest ", kKept, " that were set aside; deleted");
+    remove_leftover(by_time[i].second);
+  }
+}
+
+CheckpointReader open_step(const fs::path& path, int64_t step) {
+  return with_second_try<CheckpointUnread>([&] { return open_candidate({.path = path, .step = step}); });
+}
+
+// What lies where a checkpoint is to be saved.
+enum class There { nothing, same, other, damaged };
+
+There what_lies(const fs::path& path, const Manifest& manifest) {
+  std::error_code error;
+  if (!fs::exists(fs::symlink_status(path, error))) return There::nothing;
+  try {
+    CheckpointReader reader = open_step(path, manifest.step);
+    const Manifest& there = reader.manifest();
+    const bool same = there.samples == manifest.samples && there.state == manifest.state && there.shards == manifest.shards &&
+                      there.tensors == manifest.tensors;
+    if (!same) return There::other;
+    reader.verify();
+    return There::same;
+  } catch (const CheckpointDamage&) {
+    return There::damaged;
+  }
+}
+
+// Gives the folder `temporary` the name `path`. Returns what lies where the folder that had it is now.
+fs::path replace(const fs::path& temporary, const fs::path& path) {
+  if (exchange_paths(temporary, path)) return temporary;  // without a moment in which there is none
+  const fs::path old = path.parent_path() / (".old-" + path.filename().string() + "-" + unique_id());
+  rename_path(path, old);
+  try {
+    rename_path(temporary, path);
+  } catch (const Error&) {
+    rename_path(old, path);
+    throw;
+  }
+  return old;
+}
+
+// Of `.old-step-00001000-<id>`: a kill may have come after it gave up its name and before a whole new state had it.
+void put_back_or_delete(const fs::path& old) {
+  const std::string name = old.filename().string().substr(std::string_view(".old-").size());
+  const size_t dash = std::min(name.rfind('-'), name.size());
+  const std::optional<int64_t> step = checkpoint_step(name.substr(0, dash));
+  if (!step || dash == name.size() || !Hash64::parse(name.substr(dash + 1))) return;  // not one of ours
+  const fs::path path = old.parent_path() / checkpoint_name(*step);
+  std::error_code error;
+  try {
+    if (!fs::exists(fs::symlink_status(path, error))) {
+      rename_path(old, path);
+      log_warning(path.string(), ": put back from ", old.filename().string());
+      return sync_directory(path.parent_path());
+    }
+    open_step(path, *step);
+    remove_leftover(old);
+  } catch (const CheckpointDamage& damage) {
+    set_aside(replace(old, path), path, damage.what());
+  }
+}
+
+// Gives a new checkpoint its name. Returns where the valid one is that had it; "" if there was none.
+fs::path put_in_place(const fs::path& temporary, const fs::path& path, bool over_damage) {
+  std::error_code error;
+  fs::path old;
+  try {
+    if (fs::exists(fs::symlink_status(path, error))) {
+      old = replace(temporary, path);
+    } else {
+      rename_path(temporary, path);
+    }
+  } catch (const Error&) {
+    remove_leftover(temporary);
+    throw;
+  }
+  if (!over_damage || old.empty()) return old;
+  set_aside(old, path, "it is damaged");
+  return {};
+}
+
+}  // namespace
+
+CheckpointDirectory::CheckpointDirectory(const fs::path& folder, KeepPolicy keep, const std::string& job)
+    : folder_(folder), keep_(keep), job_(job) {
+  require(keep.latest >= 2, ExitCode::usage, "checkpoint.keep_latest: must be at least 2, got ", keep.latest);
+  require(keep.every >= 0, ExitCode::usage, "checkpoint.keep_every: must not be negative, got ", keep.every);
+  make_folders(folder);
+  lock_.emplace(folder, job);
+  sweep();
+}
+
+void CheckpointDirectory::make_sure_it_is_ours() {
+  if (lock_ && lock_->still_ours()) return;
+  // Somebody removed or replaced the folder. Saving goes on if it is there and free, as when the disk had been full.
+  log_warning(folder_.string(), ": the lock was removed; taking it again");
+  lock_.reset();
+  try {
+    lock_.emplace(folder_, job_);
+  } catch (const Error& error) {
+    fail(ExitCode::storage, error.what());
+  }
+}
+
+void CheckpointDirectory::sweep() const {
+  std::vector<fs::path> damaged;
+  for (const fs::path& path : entries_of(folder_)) {
+    if (is_called(path, ".tmp-") || is_called(path, ".trash-") || path.filename() == "latest.tmp") {
+      log_info(path.string(), ": left by a process that was killed; deleted");
+      remove_leftover(path);
+    } else if (is_called(path, ".old-")) {
+      try {
+        put_back_or_delete(path);
+      } catch (const Error& error) {
+        log_warning(path.string(), ": could not be put back: ", error.what());
+      }
+    } else if (is_called(path, ".bad-")) {
+      damaged.push_back(path);
+    }
+  }
+  sweep_damaged(damaged);
+}
+
+void CheckpointDirectory::name_latest(const std::string& name, const std::string& hash) const {
+  const fs::path latest = folder_ / "latest";
+  std::error_code error;
+  // No file can take the name of a folder, so no checkpoint could be saved again.
+  if (fs::is_directory(fs::symlink_status(latest, error))) set_aside(latest, latest, "is a folder, and must be a file");
+  write_file_atomically(latest, name + " " + hash + "\n");
+}
+
+void CheckpointDirectory::adopt(const LoadedCheckpoint& loaded) const {
+  const std::string name = loaded.path.filename().string();
+  const std::optional<LatestPointer> latest = read_latest(folder_);
+  if (latest && latest->name == name && latest->hash == loaded.hash) return;
+  try {
+    name_latest(name, loaded.hash);
+  } catch (const Error& error) {
+    fail(ExitCode::environment, error.what());  // no work was lost
+  }
+}
+
+std::string CheckpointDirectory::publish(const fs::path& path, int64_t step, const fs::path& superseded) {
+  try {
+    const CheckpointReader reader = open_step(path, step);
+    name_latest(path.filename().string(), reader.hash());
+    return reader.hash();
+  } catch (const CheckpointDamage& damage) {
+    fs::path unread = path;
+    if (!superseded.empty()) {  // first the old one has its name again
+      unread = replace(superseded, path);
+      superseded_.pop_back();
+    }
+    set_aside(unread, path, damage.what());
+    fail(ExitCode::storage, "the checkpoint just written cannot be read: ", damage.what());
+  }
+}
+
+fs::path CheckpointDirectory::path_of(int64_t step) const { return folder_ / checkpoint_name(step); }
+
+CheckpointDirectory::Save CheckpointDirectory::begin(Manifest manifest) {
+  make_sure_it_is_ours();
+  Save save{.manifest = std::move(manifest), .folder = {}};
+  const There there = what_lies(path_of(save.manifest.step), save.manifest);
+  if (there == There::same) return save;
+  save.over_damage = there == There::damaged;
+  require_free_space(folder_, save.manifest.bytes());
+  save.folder = folder_ / (".tmp-" + checkpoint_name(save.manifest.step).substr(5) + "-" + unique_id());
+  make_directory(save.folder);
+  return save;
+}
+
+void CheckpointDirectory::abandon(const Save& save) {
+  std::error_code ignored;  // the first error is the one to report; a leftover is swept at the next start
+  if (!save.folder.empty()) fs::remove_all(save.folder, ignored);
+}
+
+SavedCheckpoint CheckpointDirectory::commit(const Save& save) {
+  const int64_t step = save.manifest.step;
+  SavedCheckpoint saved{.path = path_of(step), .bytes = save.manifest.bytes(), .already_there = save.folder.empty()};
+  fs::path superseded;
+  if (!saved.already_there) {
+    try {
+      write_manifest(save.manifest, save.folder);
+    } catch (...) {
+      abandon(save);
+      throw;
+    }
+    superseded = put_in_place(save.folder, saved.path, save.over_damage);
+    if (!superseded.empty()) superseded_.push_back(superseded);
+    sync_directory(folder_);
+  }
+  saved.hash = publish(saved.path, step, superseded);
+  log_info("checkpoint ", saved.path.string(), saved.already_there ? " was saved before" : " saved", " (", saved.bytes, " bytes)");
+  try {
+    for (; !superseded_.empty(); superseded_.pop_back()) discard(superseded_.back());
+    delete_old(step);
+  } catch (const Error& error) {
+    log_warning("an old checkpoint was not deleted: ", error.what());
+  }
+  return saved;
+}
+
+SavedCheckpoint CheckpointDirectory::save(const CheckpointContent& content) {
+  const Save save = begin(assemble_manifest(content, {describe_shard(content.tensors, 0, content.step)}));
+  try {
+    if (!save.folder.empty()) write_shard(content.tensors, save.manifest.shards.front(), save.folder);
+  } catch (...) {
+    abandon(save);
+    throw;
+  }
+  return commit(save);
+}
+
+void CheckpointDirectory::delete_old(int64_t newest_step) const {
+  int64_t valid = 0;
+  const std::vector<int64_t> steps = steps_in(folder_);
+  for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
+    if (*step > newest_step) continue;  // of a run that was left for an older checkpoint: not ours to delete
+    const fs::path path = folder_ / checkpoint_name(*step);
+    try {
+      open_step(path, *step);
+      if (++valid <= keep_.latest || (keep_.every > 0 && *step % keep_.every == 0)) continue;
+      discard(path);
+    } catch (const CheckpointDamage& damage) {
+      log_warning("a damaged checkpoint is not counted: ", damage.what());
+    }
+  }
+}
+
+}  // namespace mantissa

@@ -1,0 +1,162 @@
+#include "mantissa/checkpoint/checkpoint_reader.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "mantissa/base/hash.h"
+
+namespace mantissa {
+namespace {
+
+// Runs `body`; what it finds wrong with a file is damage of the checkpoint.
+template <class Body>
+auto reading(Body&& body) {
+  try {
+    return body();
+  } catch (const CheckpointDamage&) {
+    throw;
+  } catch (const ReadError& error) {
+    throw CheckpointUnread(error.what());
+  } catch (const Error& error) {
+    if (error.code() == ExitCode::data) throw CheckpointDamage(error.what());
+    throw;
+  }
+}
+
+// The common part of two boxes; false if there is none.
+bool intersect(const Box& a, const Box& b, Box& out) {
+  out = a;
+  for (size_t d = 0; d < a.size.size(); ++d) {
+    out.start[d] = std::max(a.start[d], b.start[d]);
+    out.size[d] = std::min(a.start[d] + a.size[d], b.start[d] + b.size[d]) - out.start[d];
+    if (out.size[d] <= 0) return false;
+  }
+  return true;
+}
+
+// Row-major position of a point, given in global coordinates, inside a box.
+int64_t position_in(const Box& box, const std::vector<int64_t>& point) {
+  int64_t position = 0;
+  for (size_t d = 0; d < point.size(); ++d) position = position * box.size[d] + point[d] - box.start[d];
+  return position;
+}
+
+// The number of trailing dimensions of `part` that span the whole of both boxes, plus one: a run over them is contiguous in both.
+size_t contiguous_dimensions(const Box& part, const Box& a, const Box& b) {
+  size_t count = 0;
+  while (count < part.size.size()) {
+    const size_t d = part.size.size() - 1 - count++;
+    if (part.size[d] != a.size[d] || part.size[d] != b.size[d]) break;
+  }
+  return count;
+}
+
+// Steps `point` through the first `dims` dimensions of the box; false after the last position.
+bool advance(std::vector<int64_t>& point, const Box& box, size_t dims) {
+  for (size_t d = dims; d-- > 0;) {
+    if (++point[d] < box.start[d] + box.size[d]) return true;
+    point[d] = box.start[d];
+  }
+  return false;
+}
+
+}  // namespace
+
+CheckpointReader::CheckpointReader(const std::filesystem::path& directory) : directory_(directory) {
+  std::error_code error;
+  require(std::filesystem::is_directory(directory, error), ExitCode::usage, directory.string(), ": there is no such checkpoint folder");
+  reading([&] { open_manifest(); });
+  reading([&] { check_sizes(); });
+}
+
+void CheckpointReader::open_manifest() {
+  const std::filesystem::path path = directory_ / "manifest.json";
+  const std::string content = File::open(path).content(Manifest::kMaxBytes);
+  manifest_ = parse_manifest(content, path.string());
+  hash_ = manifest_hash(content);
+  for (size_t i = 0; i < manifest_.tensors.size(); ++i) index_.emplace(manifest_.tensors[i].name, i);
+}
+
+void CheckpointReader::check_sizes() const {
+  for (const Shard& shard : manifest_.shards) {
+    const File file = File::open(directory_ / shard.file);
+    require(file.size() == shard.bytes, ExitCode::data, file.path().string(), ": has ", file.size(), " bytes, the manifest says ",
+            shard.bytes);
+  }
+}
+
+const ManifestTensor& CheckpointReader::tensor(const std::string& name) const {
+  const auto found = index_.find(name);
+  require(found != index_.end(), ExitCode::usage, directory_.string(), ": has no tensor ", name, ": it was written by another model");
+  return manifest_.tensors[found->second];
+}
+
+std::span<const std::byte> CheckpointReader::chunk(int64_t shard_index, int64_t index) {
+  const Shard& shard = manifest_.shards[static_cast<size_t>(shard_index)];
+  if (open_shard_ != shard_index) {
+    open_shard_ = buffered_chunk_ = -1;
+    file_ = File::open(directory_ / shard.file);
+    open_shard_ = shard_index;
+  }
+  if (buffered_chunk_ == index) return buffer_;
+  buffered_chunk_ = -1;
+  buffer_.resize(static_cast<size_t>(std::min(shard.chunk_bytes, shard.bytes - index * shard.chunk_bytes)));
+  file_.read_at(index * shard.chunk_bytes, buffer_);
+  require(xxh64(buffer_) == shard.hashes[static_cast<size_t>(index)], ExitCode::data, file_.path().string(), ": chunk ", index, " (bytes ",
+          index * shard.chunk_bytes, " to ", index * shard.chunk_bytes + static_cast<int64_t>(buffer_.size()), ") is damaged");
+  buffered_chunk_ = index;
+  return buffer_;
+}
+
+void CheckpointReader::read_bytes(int64_t shard, int64_t offset, std::span<std::byte> out) {
+  const int64_t chunk_bytes = manifest_.shards[static_cast<size_t>(shard)].chunk_bytes;
+  while (!out.empty()) {
+    const auto source = chunk(shard, offset / chunk_bytes).subspan(static_cast<size_t>(offset % chunk_bytes));
+    const size_t count = std::min(source.size(), out.size());
+    std::memcpy(out.data(), source.data(), count);
+    out = out.subspan(count);
+    offset += static_cast<int64_t>(count);
+  }
+}
+
+void CheckpointReader::read_piece(const ManifestTensor& tensor, const Piece& piece, const Box& box, std::span<std::byte> out) {
+  Box part;
+  if (!intersect(piece.box, box, part)) return;
+  const int64_t width = dtype_bytes(tensor.dtype);
+  const size_t run_dims = contiguous_dimensions(part, piece.box, box);
+  const size_t outer = part.size.size() - run_dims;
+  int64_t run = width;
+  for (size_t d = outer; d < part.size.size(); ++d) run *= part.size[d];
+  std::vector<int64_t> point = part.start;
+  do {
+    const int64_t from = piece.offset + position_in(piece.box, point) * width;
+    const int64_t to = position_in(box, point) * width;
+    read_bytes(piece.shard, from, out.subspan(static_cast<size_t>(to), static_cast<size_t>(run)));
+  } while (advance(point, part, outer));
+}
+
+void CheckpointReader::read(const std::string& name, const Box& box, std::span<std::byte> out) {
+  const ManifestTensor& entry = tensor(name);
+  require(box.start.size() == entry.shape.size() && box.size.size() == entry.shape.size(), name,
+          ": the box has another rank than the tensor");
+  for (size_t d = 0; d < entry.shape.size(); ++d)
+    require(box.start[d] >= 0 && box.size[d] >= 0 && box.start[d] <= entry.shape[d] - box.size[d], name, ": the box at ",
+            shape_text(box.start), " of size ", shape_text(box.size), " is not inside ", shape_text(entry.shape));
+  require(std::cmp_equal(out.size(), box.elements() * dtype_bytes(entry.dtype)), name, ": ", out.size(), " bytes for a box of size ",
+          shape_text(box.size), " of ", entry.dtype);
+  reading([&] {
+    for (const Piece& piece : entry.pieces) read_piece(entry, piece, box, out);
+  });
+}
+
+void CheckpointReader::read(const std::string& name, std::span<std::byte> out) { read(name, whole_box(tensor(name).shape), out); }
+
+void CheckpointReader::verify() {
+  reading([&] {
+    for (size_t s = 0; s < manifest_.shards.size(); ++s)
+      for (size_t c = 0; c < manifest_.shards[s].hashes.size(); ++c) chunk(static_cast<int64_t>(s), static_cast<int64_t>(c));
+  });
+}
+
+}  // namespace mantissa

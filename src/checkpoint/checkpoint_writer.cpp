@@ -1,0 +1,143 @@
+#include "mantissa/checkpoint/checkpoint_writer.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <unordered_map>
+#include <utility>
+
+#include "checkpoint/chunk_hasher.h"
+#include "mantissa/backend/functions.h"
+#include "mantissa/base/file.h"
+#include "mantissa/json/json.h"
+#include "mantissa/tensor/nonfinite.h"
+
+namespace mantissa {
+namespace {
+
+// slab(offset in elements, bytes) for all of it, in parts of a chunk: memory of a device is copied part by part.
+template <class Slab>
+void for_slabs(const CheckpointTensor& tensor, const Slab& slab) {
+  const int64_t count = tensor.data.elements(), step = kCheckpointChunkBytes / dtype_bytes(tensor.data.dtype());
+  const Tensor flat = tensor.data.view({count});
+  for (int64_t begin = 0; begin < count; begin += step) slab(begin, HostBytes(flat.slice(begin, std::min(count, begin + step))).get());
+}
+
+int64_t elements_of(const std::vector<Box>& boxes) {
+  int64_t sum = 0;
+  for (const Box& box : boxes) sum += box.elements();
+  return sum;
+}
+
+std::vector<Box> boxes_of(const CheckpointTensor& tensor) {
+  const bool whole = tensor.boxes.empty() && tensor.shape.elements() > 0;
+  return whole ? std::vector<Box>{whole_box(dimensions(tensor.shape))} : tensor.boxes;
+}
+
+ManifestTensor describe_tensor(const CheckpointTensor& tensor, int64_t shard, int64_t& offset) {
+  std::vector<Box> boxes = boxes_of(tensor);
+  const std::string part = tensor.boxes.empty() ? "" : text(", of which its boxes have ", elements_of(boxes), " elements");
+  require(tensor.data.elements() == elements_of(boxes), tensor.name, " is ", tensor.shape, part, ", but its data has ",
+          tensor.data.elements(), " elements");
+  ManifestTensor entry{.name = tensor.name, .dtype = tensor.data.dtype(), .shape = dimensions(tensor.shape), .pieces = {}};
+  for (Box& box : boxes) {
+    const int64_t bytes = box.elements() * dtype_bytes(entry.dtype);
+    entry.pieces.push_back({.shard = shard, .box = std::move(box), .offset = offset});
+    offset += bytes;
+  }
+  return entry;
+}
+
+// The position in the whole tensor of an element of the data.
+int64_t global_index(const CheckpointTensor& tensor, int64_t index) {
+  for (const Box& box : boxes_of(tensor)) {
+    if (index >= box.elements()) {
+      index -= box.elements();
+      continue;
+    }
+    int64_t global = 0, stride = 1;
+    for (size_t d = box.size.size(); d-- > 0;) {
+      global += (box.start[d] + index % box.size[d]) * stride;
+      index /= box.size[d];
+      stride *= tensor.shape[static_cast<int>(d)];
+    }
+    return global;
+  }
+  return index;
+}
+
+void require_finite(const CheckpointTensor& tensor, int64_t begin, std::span<const std::byte> bytes, int64_t step) {
+  const int64_t index = first_nonfinite(tensor.data.dtype(), bytes);
+  require(index < 0, ExitCode::numerical, tensor.name, ": element ", global_index(tensor, begin + index), " is NaN or Inf; step ", step,
+          " is not saved");
+}
+
+void add_pieces(Manifest& manifest, std::unordered_map<std::string, size_t>& places, const ManifestTensor& tensor) {
+  const auto [place, is_new] = places.emplace(tensor.name, manifest.tensors.size());
+  if (is_new) return manifest.tensors.push_back(tensor);
+  ManifestTensor& whole = manifest.tensors[place->second];
+  require(whole.dtype == tensor.dtype && whole.shape == tensor.shape, tensor.name, " is ", tensor.dtype.text(), ' ',
+          shape_text(tensor.shape), " in one shard, ", whole.dtype.text(), ' ', shape_text(whole.shape), " in another");
+  whole.pieces.insert(whole.pieces.end(), tensor.pieces.begin(), tensor.pieces.end());
+}
+
+}  // namespace
+
+ShardEntry describe_shard(const std::vector<CheckpointTensor>& tensors, int64_t shard, int64_t step, const Progressed& progressed) {
+  ShardEntry entry;
+  ChunkHasher hasher;
+  int64_t offset = 0;
+  for (const CheckpointTensor& tensor : tensors) {
+    entry.tensors.push_back(describe_tensor(tensor, shard, offset));
+    for_slabs(tensor, [&](int64_t begin, std::span<const std::byte> bytes) {
+      require_finite(tensor, begin, bytes, step);
+      hasher.update(bytes);
+      if (progressed) progressed();
+    });
+  }
+  entry.shard = {.file = shard_name(shard), .bytes = offset, .chunk_bytes = kCheckpointChunkBytes, .hashes = hasher.finish()};
+  return entry;
+}
+
+Manifest assemble_manifest(const CheckpointHead& head, const std::vector<ShardEntry>& shards) {
+  Manifest manifest{head, Manifest::kFormatVersion, {}, {}};
+  for (const Field& field : fields_of<CheckpointHead>(manifest)) {  // as the manifest returns them, so that two states can be compared
+    if (field.limits.json)
+      field.set(parse_strict_json(std::get<std::string>(field.get()), "checkpoint " + field.name, ExitCode::internal).dump());
+  }
+  manifest.fingerprints.config = xxh64(manifest.config).text();
+  std::unordered_map<std::string, size_t> places;
+  for (const ShardEntry& entry : shards) {
+    manifest.shards.push_back(entry.shard);
+    for (const ManifestTensor& tensor : entry.tensors) add_pieces(manifest, places, tensor);
+  }
+  check_manifest(manifest, "checkpoint to be saved", ExitCode::internal);
+  return manifest;
+}
+
+void write_shard(const std::vector<CheckpointTensor>& tensors, const Shard& shard, const std::filesystem::path& folder,
+                 const Progressed& progressed) {
+  File file = File::create(folder / shard.file, shard.bytes);
+  int64_t offset = 0;
+  for (const CheckpointTensor& tensor : tensors) {
+    for_slabs(tensor, [&](int64_t, std::span<const std::byte> bytes) {
+      file.write_at(offset, bytes);
+      offset += static_cast<int64_t>(bytes.size());
+      if (progressed) progressed();
+    });
+  }
+  file.sync();
+  file.close();
+}
+
+void write_manifest(const Manifest& manifest, const std::filesystem::path& folder) {
+  const std::string content = format_manifest(manifest);
+  require(std::cmp_less_equal(content.size(), Manifest::kMaxBytes), "checkpoint manifest of ", content.size(), " bytes");
+  File file = File::create(folder / "manifest.json");
+  file.write_at(0, std::as_bytes(std::span(content)));
+  file.sync();
+  file.close();
+  sync_directory(folder);
+}
+
+}  // namespace mantissa

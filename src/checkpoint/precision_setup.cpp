@@ -1,0 +1,298 @@
+#include "mantissa/checkpoint/precision_setup.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <span>
+
+#include "mantissa/backend/functions.h"
+#include "mantissa/base/hash.h"
+#include "mantissa/base/log.h"
+#include "mantissa/json/json.h"
+#include "mantissa/precision/code_hash.h"
+
+namespace mantissa {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::array kSums = {"codes_sum", "values_sum"};
+constexpr std::array kByExpert = {"codes_by_expert", "values_by_expert"};
+
+json entry_of(const WeightCodes& weight) {
+  CodeSums whole;
+  json codes = json::array(), values = json::array();
+  for (const CodeSums& sums : weight.sums) {
+    whole += sums;
+    codes.push_back(Hash64{sums.codes}.text());
+    values.push_back(Hash64{sums.values}.text());
+  }
+  json entry = {{"how", weight.how}, {kSums[0], Hash64{whole.codes}.text()}, {kSums[1], Hash64{whole.values}.text()}};
+  if (weight.sums.size() > 1) entry.update({{kByExpert[0], codes}, {kByExpert[1], values}});
+  return entry;
+}
+
+// Of an entry, what it says of all experts together.
+json whole_of(json entry) {
+  if (!entry.is_object()) return entry;
+  for (const char* key : kByExpert) entry.erase(key);
+  return entry;
+}
+
+// Of an entry, what it says of an expert; null: nothing.
+json expert_of(const json& entry, size_t expert) {
+  json out = json::object();
+  for (size_t i = 0; i < kSums.size(); ++i) {
+    const json list = entry.is_object() ? entry.value(kByExpert[i], json()) : json();
+    if (!list.is_array() || expert >= list.size()) return {};
+    out[kSums[i]] = list[expert];
+  }
+  return out;
+}
+
+// Those that both entries know and that differ.
+std::vector<size_t> differing_experts(const json& a, const json& b) {
+  std::vector<size_t> experts;
+  for (size_t e = 0; !expert_of(a, e).is_null() && !expert_of(b, e).is_null(); ++e) {
+    if (expert_of(a, e) != expert_of(b, e)) experts.push_back(e);
+  }
+  return experts;
+}
+
+// "expert 3", "experts 1, 3 and 5 more".
+std::string experts_text(const std::vector<size_t>& experts) {
+  constexpr size_t kShown = 8;
+  std::string out = experts.size() == 1 ? "expert " : "experts ";
+  for (size_t i = 0; i < std::min(kShown, experts.size()); ++i) out += text(i == 0 ? "" : ", ", experts[i]);
+  return experts.size() > kShown ? out + text(" and ", experts.size() - kShown, " more") : out;
+}
+
+// What the products of a module read; gemms follows from the others and from what the recipe lists.
+constexpr std::array kFormats = {"compute", "weight", "input", "output_grad", "weight_fake_quant", "gemms"};
+
+bool same_formats(const json& a, const json& b) {
+  return std::all_of(kFormats.begin(), kFormats.end(), [&](const char* key) { return a.value(key, json()) == b.value(key, json()); });
+}
+
+// "mxfp8 -> high"; where the recipes have one name, what it meant and means: "mine (input null -> {...})".
+std::string change_of(const json& before, const json& now) {
+  const auto name = [](const json& module) {
+    const json recipe = module.value("recipe", json());
+    return recipe.is_string() ? recipe.get<std::string>() : recipe.dump();
+  };
+  if (name(before) != name(now)) return name(before) + " -> " + name(now);
+  std::string list;
+  for (const char* key : kFormats) {
+    const json was = before.value(key, json()), is = now.value(key, json());
+    const bool follows = key == kFormats.back() && !list.empty();
+    if (was != is && !follows) list += text(list.empty() ? "" : ", ", key, ' ', was.dump(), " -> ", is.dump());
+  }
+  return name(now) + " (" + list + ")";
+}
+
+// One line for all layers that change alike.
+struct PlanChange {
+  std::string what;
+  std::vector<std::string> paths;
+};
+
+std::map<std::string, json> modules_by_path(const json& plan, const std::string& source) {
+  require(plan.is_object() && plan.contains("modules") && plan["modules"].is_array(), ExitCode::data, source,
+          ": plan must be an object with a list \"modules\"");
+  std::map<std::string, json> modules;
+  for (const json& module : plan["modules"]) {
+    const bool good = module.is_object() && module.contains("module") && module["module"].is_string();
+    require(good, ExitCode::data, source, ": plan.modules must be objects with a string \"module\"");
+    modules[module["module"].get<std::string>()] = module;
+  }
+  return modules;
+}
+
+const json& module_of(const std::map<std::string, json>& modules, const std::string& path, const std::string& source) {
+  const auto found = modules.find(path);
+  require(found != modules.end(), ExitCode::data, source, ": plan.modules has no ", path);
+  return found->second;
+}
+
+std::vector<PlanChange> changes_between(const std::map<std::string, json>& before, const json& now, const std::string& source) {
+  std::vector<PlanChange> changes;
+  for (const json& module : now.at("modules")) {
+    const std::string path = module.at("module").get<std::string>();
+    const json& was = module_of(before, path, source);
+    if (same_formats(was, module)) continue;
+    const std::string what = change_of(was, module);
+    const auto alike = std::find_if(changes.begin(), changes.end(), [&](const PlanChange& change) {
+      return change.what == what && any_layer(change.paths.front()) == any_layer(path);
+    });
+    if (alike == changes.end()) {
+      changes.push_back({.what = what, .paths = {path}});
+    } else {
+      alike->paths.push_back(path);
+    }
+  }
+  return changes;
+}
+
+void refuse(const std::vector<std::string>& changes, const std::string& source) {
+  constexpr size_t kShown = 4;
+  std::string list;
+  for (size_t i = 0; i < std::min(kShown, changes.size()); ++i) list += "\n  " + changes[i];
+  if (changes.size() > kShown) list += text("\n  and ", changes.size() - kShown, " more");
+  require(changes.empty(), ExitCode::usage, source, ": this run asks for other recipes than the checkpoint was trained with:", list,
+          "\ncontinue with its recipes, or set checkpoint.allow_recipe_change to true to go on with the new ones");
+}
+
+// Where the sums of a weight lie among those of all weights.
+struct SumsPlace {
+  size_t first, count;
+  int64_t matrix_rows;  // of each expert; 0: no stack
+};
+
+const ModuleShape& module_shape(const PrecisionPlan& plan, const Parameter& weight) {
+  return plan.of(weight.name.substr(0, weight.name.rfind('.'))).module;
+}
+
+// Adds what this rank holds of the weight that the part is of.
+void add_sums(const Part& part, const SumsPlace& place, std::span<CodeSums> sums) {
+  const QuantizedTensor& whole = part.of->codes();
+  for (const Part::Slab& slab : part.slabs()) {
+    const CodePlace at{.rows = slab.end - slab.begin,
+                       .columns = part.of->stored_shape()[-1],
+                       .first_row = slab.row,
+                       .first_col = slab.column,
+                       .matrix_rows = place.matrix_rows};
+    const int64_t end = slab.end == part.stored_end() ? part.end : slab.end;  // whole blocks
+    add_code_sums(slice(whole, slab.begin, end), at, sums.subspan(place.first, place.count));
+  }
+}
+
+// Whether the sums of a saved entry are made as those of this weight are. Once they were of whole tensors, and of cells that may lie in two
+// experts.
+bool comparable(const json& was, const json& is, const ModuleShape& module) {
+  if (!was.is_object()) return true;
+  const bool hashed_whole = was.contains("codes") && !was.contains(kSums[0]);
+  const bool other_cells = is.contains(kByExpert[0]) && !was.contains(kByExpert[0]) && module.out % 32 != 0;
+  return !hashed_whole && !other_cells;
+}
+
+// What is wrong with a saved entry, on from "the codes of "; "" if nothing is. Without lists by expert, as stacks once had none, it is the
+// sums of the whole that count.
+std::string problem_with(const std::string& name, const json& was, const json& is) {
+  const bool lists = was.is_object() && was.contains(kByExpert[0]);
+  if (was == (lists ? is : whole_of(is))) return "";
+  const std::vector<size_t> experts = differing_experts(was, is);
+  const std::string of = experts.empty() ? name : name + ", " + experts_text(experts) + ",";
+  const json there = experts.empty() ? whole_of(was) : expert_of(was, experts.front()),
+             here = experts.empty() ? whole_of(is) : expert_of(is, experts.front());
+  return text(of, " are not those the checkpoint was written with: ", there.dump(), " there, ", here.dump(), " from its master");
+}
+
+}  // namespace
+
+CodesByWeight codes_by_weight(const ParameterSet& parameters, const PrecisionPlan& plan, const std::vector<Part>& own,
+                              const Communicator& ranks) {
+  std::map<const Parameter*, SumsPlace> places;
+  size_t count = 0;
+  for (const Parameter& parameter : parameters.all()) {
+    if (!parameter.quantised) continue;
+    const ModuleShape& module = module_shape(plan, parameter);
+    const auto matrices = static_cast<size_t>(module.matrices);
+    places.emplace(&parameter, SumsPlace{.first = count, .count = matrices, .matrix_rows = matrices > 1 ? module.out : 0});
+    count += matrices;
+  }
+  std::vector<CodeSums> all(count * static_cast<size_t>(ranks.size()));
+  const auto mine = std::span(all).subspan(count * static_cast<size_t>(ranks.rank()), count);
+  for (const Part& part : own) {
+    if (part.of->quantised && !part.of->is_copy()) add_sums(part, places.at(part.of), mine);
+  }
+  const std::vector<int64_t> bytes(static_cast<size_t>(ranks.size()), static_cast<int64_t>(mine.size_bytes()));
+  ranks.all_gather(std::as_writable_bytes(std::span(all)), bytes, Purpose::control);
+  for (size_t i = count; i < all.size(); ++i) all[i % count] += all[i];
+  CodesByWeight codes;
+  for (const auto& [parameter, place] : places) {
+    const auto sums = std::span(all).subspan(place.first, place.count);
+    codes[parameter->name] = {.how = text(parameter->quantised), .sums = {sums.begin(), sums.end()}};
+  }
+  return codes;
+}
+
+std::string plan_manifest(const PrecisionPlan& plan, const CodesByWeight& codes) {
+  json out = plan.to_json();
+  out["quantised"] = json::object();
+  for (const auto& [name, weight] : codes) out["quantised"][name] = entry_of(weight);
+  return out.dump();
+}
+
+std::vector<std::string> allowed_plan_changes(const std::string& saved, const PrecisionPlan& plan, const std::string& source,
+                                              LoadFor purpose) {
+  const json before = parse_strict_json(saved, source);
+  if (before.is_null()) return {};  // written before there were plans: high precision in one dtype, which the config shows
+  std::vector<std::string> allowed, refused;
+  for (const PlanChange& change : changes_between(modules_by_path(before, source), plan.to_json(), source)) {
+    const bool may = purpose == LoadFor::resume_changed || change.paths.front() == "output";
+    (may ? allowed : refused).push_back(joined_path(change.paths) + ": " + change.what);
+  }
+  refuse(refused, source);
+  return allowed;
+}
+
+std::string precision_text(const PrecisionConfig& config) {
+  std::string out = text(dtype_name(config.dtype), ", ", config.recipe);
+  if (!config.rules.empty()) out += ", " + count_text(static_cast<int64_t>(config.rules.size()), "rule");
+  if (config.fp8_output_proj.enabled) out += ", fp8_output_proj";
+  if (config.fp8_param_gather) out += ", fp8_param_gather";
+  return out;
+}
+
+void require_same_codes(const std::string& saved, const PrecisionPlan& plan, const CodesByWeight& codes, const std::string& source,
+                        LoadFor purpose) {
+  const json manifest = parse_strict_json(saved, source);
+  if (manifest.is_null()) return;
+  const std::map<std::string, json> before = modules_by_path(manifest, source);
+  const auto quantised = manifest.find("quantised");
+  require(quantised != manifest.end() && quantised->is_object(), ExitCode::data, source, ": plan.quantised must be an object");
+  const json now = plan.to_json();
+  bool older = false;
+  for (const json& module : now.at("modules")) {
+    const std::string path = module.at("module").get<std::string>(), name = path + ".weight";
+    const auto weight = codes.find(name);
+    if (weight == codes.end()) continue;
+    const json was = quantised->value(name, json());
+    const bool same_codes_asked = was.is_object() && was.value("how", json()) == weight->second.how;
+    if (!same_codes_asked && !same_formats(module_of(before, path, source), module)) continue;
+    const json is = entry_of(weight->second);
+    if (!comparable(was, is, plan.of(path).module)) {
+      older = true;
+      continue;
+    }
+    const std::string problem = problem_with(name, was, is);
+    if (problem.empty()) continue;
+    const std::string message = text(source, ": plan.quantised: the codes of ", problem);
+    require(purpose == LoadFor::resume_changed, ExitCode::data, message, "\nthe checkpoint is damaged, or this build quantises otherwise",
+            purpose == LoadFor::resume ? "; checkpoint.allow_recipe_change goes on with the new codes" : "");
+    log_warning(message);
+  }
+  if (older) log_warning(source, ": plan.quantised has hashes of whole tensors, as once was done; they are not compared");
+}
+
+std::vector<CodesDifference> codes_that_differ(const std::string& plan, const std::string& other) {
+  const auto entries = [](const std::string& saved) {
+    const json manifest = json::parse(saved);
+    const json quantised = manifest.is_object() ? manifest.value("quantised", json()) : json();
+    return quantised.is_object() ? quantised : json::object();
+  };
+  std::vector<CodesDifference> out;
+  const json ours = entries(plan), theirs = entries(other);
+  for (const auto& [name, a] : ours.items()) {
+    const json b = theirs.value(name, json()), how = a.is_object() ? a.value("how", json()) : json();
+    if (!how.is_string() || !b.is_object() || b.value("how", json()) != how || whole_of(a) == whole_of(b)) continue;
+    if (a.contains(kSums[0]) != b.contains(kSums[0])) continue;  // of whole tensors, as once was done: made otherwise
+    const std::vector<size_t> experts = differing_experts(a, b);
+    const std::string list = experts.empty() ? "" : text(", ", experts_text(experts), " of ", a.at(kByExpert[0]).size());
+    out.push_back({.weight = name, .what = how.get<std::string>() + list});
+  }
+  return out;
+}
+
+}  // namespace mantissa

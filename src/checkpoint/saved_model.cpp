@@ -1,0 +1,179 @@
+#include "mantissa/checkpoint/saved_model.h"
+
+#include <algorithm>
+#include <span>
+
+#include "mantissa/backend/functions.h"
+#include "mantissa/checkpoint/weight_source.h"
+#include "mantissa/models/model_shape.h"
+
+namespace mantissa {
+namespace {
+
+std::string source_of_config(const CheckpointReader& reader) { return (reader.directory() / "manifest.json").string() + " (config)"; }
+
+void require_no_others(const CheckpointReader& reader, const std::vector<std::string>& prefixes, const char* kind, size_t expected) {
+  const auto of_kind = [&](const ManifestTensor& tensor) {
+    return std::ranges::any_of(prefixes, [&](const std::string& prefix) { return tensor.name.starts_with(prefix); });
+  };
+  const auto found = std::ranges::count_if(reader.manifest().tensors, of_kind);
+  require(std::cmp_equal(found, expected), ExitCode::data, source_of_config(reader), ": its model has ", expected, " ", kind,
+          ", but there are ", found);
+}
+
+// Of codes and scales, which are rows of whole blocks.
+void require_codes(const CheckpointReader& reader, const ParameterShape& needed) {
+  const std::string source = source_of_config(reader);
+  require(reader.has("scales." + needed.name), ExitCode::data, source, ": there are codes of ", needed.name, ", but no scales");
+  const ManifestTensor &codes = reader.tensor("codes." + needed.name), &scales = reader.tensor("scales." + needed.name);
+  const std::vector<int64_t> shape = dimensions(needed.shape);
+  const bool matrix = shape.size() == 2 && codes.shape.size() == 2 && scales.shape == std::vector{shape[0], shape[1] / kPackedBlock};
+  const bool fits = matrix && codes.shape[0] == shape[0] && (codes.shape[1] == shape[1] || codes.shape[1] * 2 == shape[1]);
+  require(fits && codes.dtype == Dtype::u8 && scales.dtype == Dtype::u8 && shape[1] % kPackedBlock == 0, ExitCode::data, source, ": ",
+          needed.name, " of its model is ", shape_text(shape), ", but its codes are ", shape_text(codes.shape), " and its scales ",
+          shape_text(scales.shape));
+}
+
+// That the checkpoint has these parameters of a model, and no others, as masters or as values or codes of an imported file. padded: once
+// stored with its padding.
+void require_parameters(const CheckpointReader& reader, const std::vector<ParameterShape>& of) {
+  const std::string source = source_of_config(reader);
+  for (const ParameterShape& needed : of) {
+    if (reader.has("codes." + needed.name)) {
+      require_codes(reader, needed);
+      continue;
+    }
+    const bool imported = reader.has("value." + needed.name);
+    const std::string name = (imported ? "value." : "master.") + needed.name;
+    require(reader.has(name), ExitCode::data, source, ": its model has ", needed.name, ", but there is no tensor ", name);
+    const ManifestTensor& saved = reader.tensor(name);
+    const bool typed = saved.dtype == Dtype::f32 || (imported && saved.dtype == Dtype::bf16);
+    const bool fits = saved.shape == dimensions(needed.shape) || (!imported && saved.shape == dimensions(needed.padded));
+    require(typed && fits, ExitCode::data, source, ": ", needed.name, " of its model is fp32 ", shape_text(dimensions(needed.shape)),
+            ", but the tensor is ", saved.dtype, " ", shape_text(saved.shape));
+  }
+  require_no_others(reader, {"master.", "value.", "codes."}, "parameters", of.size());
+}
+
+void require_buffers(const CheckpointReader& reader, const std::vector<ParameterShape>& of) {
+  const std::string source = source_of_config(reader);
+  for (const ParameterShape& needed : of) {
+    const std::string name = "buffer." + needed.name;
+    require(reader.has(name), ExitCode::data, source, ": its model has ", needed.name, ", but there is no tensor ", name);
+    const ManifestTensor& saved = reader.tensor(name);
+    require(saved.dtype == Dtype::f32 && saved.shape == dimensions(needed.shape), ExitCode::data, source, ": ", needed.name,
+            " of its model is fp32 ", shape_text(dimensions(needed.shape)), ", but the tensor is ", saved.dtype, " ",
+            shape_text(saved.shape));
+  }
+  require_no_others(reader, {"buffer."}, "buffers", of.size());
+}
+
+// What is wrong with a config is wrong with the checkpoint that it was saved in.
+template <class Check>
+auto as_data(const std::string& source, const Check& check) {
+  try {
+    return check();
+  } catch (const Error& error) {
+    fail(ExitCode::data, source, ": ", error.what());
+  }
+}
+
+// As a run checks its config, which a saved one has passed before it was saved.
+void check_saved(const RunConfig& config) {
+  ConfigReport report;
+  config.model.validate(report);
+  if (config.training.seq_len > config.model.max_position_embeddings) {
+    report.error("training.seq_len", text("must be at most model.max_position_embeddings ", config.model.max_position_embeddings, ", got ",
+                                          config.training.seq_len));
+  }
+  report.throw_if_failed();
+}
+
+// Padding changes no value and no tensor shows how much there was: no more than the plan needs, whatever the config says.
+RunConfig with_least_padding(RunConfig config) {
+  config.model.pad_vocab_to = config.parallel.tensor * (config.precision.fp8_output_proj.enabled ? 32 : 1);
+  return config;
+}
+
+}  // namespace
+
+RunConfig for_ranks(RunConfig config, const TensorRanks& ranks) {
+  config.parallel.data = config.parallel.expert = 1;
+  config.parallel.tensor = ranks.group.size();
+  config.parallel.sequence_parallel = ranks.sequence;
+  ConfigReport report;
+  divide_model(config.model, config.parallel.tensor, report);
+  report.throw_if_failed();
+  return with_least_padding(config);
+}
+
+PrecisionPlan plan_for_tensors(const RunConfig& config, const CheckpointReader& reader, const RunConfig& use) {
+  const std::string source = source_of_config(reader);
+  as_data(source, [&] { check_saved(config); });
+  const ModelShape model = model_shape(config.model);
+  require_parameters(reader, parameter_shapes(model));
+  require_buffers(reader, buffer_shapes(model));
+  as_data(source, [&] { resolve_plan(for_ranks(config, {})); });
+  return resolve_plan(use);  // what is wrong now is the number of ranks
+}
+
+RunConfig saved_config(const CheckpointReader& reader) {
+  const std::string source = source_of_config(reader);
+  const RunConfig config = config_from_json<RunConfig>(reader.manifest().config, source, ExitCode::data);
+  require(config.model.vocab_size.has_value(), ExitCode::data, source, ": model.vocab_size is null");
+  return config;
+}
+
+std::optional<Tokenizer> saved_tokenizer(const CheckpointReader& reader) {
+  if (reader.manifest().tokenizer == "null") return std::nullopt;
+  return Tokenizer::from_json(reader.manifest().tokenizer, (reader.directory() / "manifest.json").string() + " (tokenizer)");
+}
+
+std::vector<CarriedFile> carried_files(CheckpointReader& reader) {
+  std::vector<CarriedFile> files;
+  for (const ManifestTensor& tensor : reader.manifest().tensors) {
+    if (!tensor.name.starts_with(kCarriedPrefix)) continue;
+    const std::string name = tensor.name.substr(kCarriedPrefix.size());
+    const bool known = std::ranges::find(kCarriedFiles, name) != kCarriedFiles.end();
+    require(known && tensor.dtype == Dtype::u8 && tensor.shape.size() == 1, ExitCode::data, reader.directory().string(), ": ", tensor.name,
+            " must be the bytes of a file that goes with a model");
+    std::string bytes(static_cast<size_t>(tensor.shape[0]), '\0');
+    reader.read(tensor.name, std::as_writable_bytes(std::span(bytes)));
+    files.push_back({.name = name, .bytes = std::move(bytes)});
+  }
+  return files;
+}
+
+bool has_other_tokenizer(const CheckpointReader& reader, const Data& data) {
+  const std::optional<Tokenizer> saved = saved_tokenizer(reader);
+  return saved && data.tokenizer && saved->to_json() != data.tokenizer->to_json();
+}
+
+SavedModel saved_model(const CheckpointReader& reader) {
+  const RunConfig saved = saved_config(reader), config = for_ranks(saved, {});
+  return {.config = config, .plan = plan_for_tensors(saved, reader, config)};
+}
+
+int64_t verify_codes(CheckpointReader& reader) {
+  if (reader.manifest().plan == "null") return 0;
+  const PrecisionPlan plan = saved_model(reader).plan;
+  const std::unique_ptr<Backend> device = make_backend("cpu");
+  CodesByWeight codes;
+  for (const ModulePrecision& module : plan.modules()) {
+    const Quantization how = module.resident_codes();
+    if (!how) continue;
+    const std::string name = module.module.path + ".weight";
+    const Shape shape{module.module.rows() - module.module.padding, module.module.in};
+    const Tensor master = empty(*device, Dtype::f32, shape);
+    const Box unpadded{.start = {0, 0}, .size = dimensions(shape)};
+    reader.read("master." + name, unpadded, std::as_writable_bytes(std::span(master.data<float>(), static_cast<size_t>(shape.elements()))));
+    const int64_t matrices = module.module.matrices;
+    const CodePlace whole{.rows = shape[0], .columns = shape[1], .matrix_rows = matrices > 1 ? module.module.out : 0};
+    codes[name] = {.how = text(how), .sums = std::vector<CodeSums>(static_cast<size_t>(matrices))};
+    add_code_sums(quantized(converted(master, Dtype::bf16), how), whole, codes[name].sums);
+  }
+  require_same_codes(reader.manifest().plan, plan, codes, (reader.directory() / "manifest.json").string(), LoadFor::use);
+  return static_cast<int64_t>(codes.size());
+}
+
+}  // namespace mantissa

@@ -1,0 +1,85 @@
+#include "mantissa/checkpoint/weight_source.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "mantissa/formats/bf16.h"
+#include "mantissa/formats/block_scale.h"
+#include "mantissa/formats/with_element.h"
+
+namespace mantissa {
+
+Quantization packed_form(Format format) {
+  const ScaleRule rule = format == Format::e2m1 ? ScaleRule::flashinfer : ScaleRule::rceil;
+  return {.format = format, .block_rows = 1, .block_cols = kPackedBlock, .rule = rule};
+}
+
+int64_t code_bytes(const WeightForm& form) { return form.codes.format == Format::e2m1 ? form.columns / 2 : form.columns; }
+int64_t scale_bytes(const WeightForm& form) { return form.columns / form.codes.block_cols; }
+
+void WeightSource::decode(const std::string& parameter, const WeightForm& kept, const Box& box, std::span<float> out) {
+  const int64_t rows = box.size[0], begin = box.start[0], first = box.start[1], wanted = box.size[1], block = kept.codes.block_cols;
+  std::vector<std::byte> codes(static_cast<size_t>(rows * code_bytes(kept))), scales(static_cast<size_t>(rows * scale_bytes(kept)));
+  read_codes(parameter, begin, begin + rows, codes, scales);
+  with_element(kept.codes.format, [&]<class E>() {
+    constexpr bool packed = std::is_same_v<E, E2M1>;
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t i = 0; i < wanted; ++i) {
+        const int64_t column = first + i;
+        const auto byte = std::to_integer<uint8_t>(codes[static_cast<size_t>(row * code_bytes(kept) + (packed ? column / 2 : column))]);
+        const auto code = static_cast<uint8_t>(packed ? (column % 2 == 0 ? byte & 0xF : byte >> 4) : byte);
+        const auto scale = std::to_integer<uint8_t>(scales[static_cast<size_t>(row * scale_bytes(kept) + column / block)]);
+        out[static_cast<size_t>(row * wanted + i)] = std::bit_cast<float>(decode_in_block<E>(code, scale, kept.codes.rule));
+      }
+    }
+  });
+}
+
+void WeightSource::read_fp32(const std::string& parameter, const Box& box, std::span<float> out) {
+  const WeightForm kept = form(parameter);
+  if (kept.codes) return decode(parameter, kept, box, out);
+  if (kept.dtype == Dtype::f32) return read(parameter, box, std::as_writable_bytes(out));
+  require(kept.dtype == Dtype::bf16, parameter, " of ", where(), " is ", kept.dtype);
+  // In the second half of where it goes, so that it can be widened from the front.
+  const std::span<std::byte> narrow = std::as_writable_bytes(out).subspan(out.size() * sizeof(bf16));
+  read(parameter, box, narrow);
+  for (size_t i = 0; i < out.size(); ++i) {
+    bf16 value;
+    std::copy_n(narrow.begin() + static_cast<std::ptrdiff_t>(i * sizeof value), sizeof value,
+                std::as_writable_bytes(std::span(&value, 1)).begin());
+    out[i] = to_float(value);
+  }
+}
+
+std::string CheckpointWeights::name_of(const std::string& parameter) const {
+  const std::string value = "value." + parameter;
+  return reader_.has(value) ? value : "master." + parameter;
+}
+
+WeightForm CheckpointWeights::form(const std::string& parameter) const {
+  if (reader_.has("codes." + parameter)) {
+    const std::vector<int64_t>& codes = reader_.tensor("codes." + parameter).shape;
+    const std::vector<int64_t>& scales = reader_.tensor("scales." + parameter).shape;
+    const int64_t columns = scales.back() * kPackedBlock;
+    const bool narrow = codes.back() < columns;
+    return {.dtype = Dtype::f32, .codes = packed_form(narrow ? Format::e2m1 : Format::e4m3), .columns = columns};
+  }
+  const ManifestTensor& tensor = reader_.tensor(name_of(parameter));
+  return {.dtype = tensor.dtype, .master = tensor.name.starts_with("master.")};
+}
+
+void CheckpointWeights::read(const std::string& parameter, const Box& box, std::span<std::byte> out) {
+  reader_.read(name_of(parameter), box, out);
+}
+
+void CheckpointWeights::read_codes(const std::string& parameter, int64_t begin, int64_t end, std::span<std::byte> codes,
+                                   std::span<std::byte> scales) {
+  const WeightForm kept = form(parameter);
+  const auto take = [&](const char* kind, int64_t columns, std::span<std::byte> out) {
+    if (!out.empty()) reader_.read(kind + parameter, {.start = {begin, 0}, .size = {end - begin, columns}}, out);
+  };
+  take("codes.", code_bytes(kept), codes);
+  take("scales.", scale_bytes(kept), scales);
+}
+
+}  // namespace mantissa

@@ -1,0 +1,267 @@
+#include "mantissa/config/run_config.h"
+
+#include <bit>
+#include <filesystem>
+#include <numeric>
+
+#include "mantissa/base/nearest.h"
+#include "mantissa/data/tokenizer.h"
+#include "mantissa/models/model_shape.h"
+
+namespace mantissa {
+namespace {
+
+void resolve_parallel(ParallelConfig& parallel, int64_t world, ConfigReport& report) {
+  if (parallel.data == 0) report.error("parallel.data", "must be -1 or at least 1, got 0");
+  if (parallel.sequence_parallel && parallel.tensor == 1) {
+    report.error("parallel.sequence_parallel", "divides tokens among the ranks of parallel.tensor, which is 1");
+  }
+  if (report.failed("parallel")) return;
+  if (parallel.data == -1) {
+    if (world % parallel.tensor != 0)
+      report.error("parallel.tensor", text(parallel.tensor, " does not divide ", count_text(world, "rank")));
+    parallel.data = std::max<int64_t>(world == 0 ? parallel.expert : 1, world / parallel.tensor);
+    report.derive("parallel.data");
+  } else if (world > 0 && parallel.world() != world) {
+    report.error(
+        "parallel.data",
+        text("data ", parallel.data, " * tensor ", parallel.tensor, " needs ", count_text(parallel.world(), "rank"), ", but ",
+             world == 1 ? "this is one process alone" : text("there are ", world), ": start it with mantissa launch --nproc-per-node ",
+             parallel.world(), " -- train ..., or mpirun; parallel.data -1 takes as many as there are"));
+  }
+  if (!report.failed("parallel") && parallel.data % parallel.expert != 0)
+    report.error("parallel.expert", text(parallel.expert, " does not divide parallel.data ", parallel.data));
+}
+
+std::string of_replicas(int64_t replicas) { return replicas > 1 ? text(" * ", replicas) : ""; }
+
+// micro_batch_size * grad_accum * replicas = global_batch_size. Any two give the third; a value that nobody stated yields.
+void resolve_batch(TrainingConfig& training, int64_t replicas, ConfigReport& report) {
+  const bool global_stated = training.global_batch_size && (report.given("training.global_batch_size") ||
+                                                            training.global_batch_size != TrainingConfig{}.global_batch_size);
+  int64_t& micro = training.micro_batch_size;
+  if (!training.grad_accum && !training.global_batch_size) training.grad_accum = 1;
+  if (training.grad_accum && !global_stated) {
+    training.global_batch_size = micro * *training.grad_accum * replicas;
+    report.derive("training.global_batch_size");
+    constexpr int64_t kLargest = int64_t{1} << 30;  // as for a given global_batch_size
+    if (training.global_batch_size > kLargest) {
+      report.error("training.grad_accum", text("micro_batch_size ", micro, " * grad_accum ", *training.grad_accum, of_replicas(replicas),
+                                               " is more than ", kLargest));
+    }
+    return;
+  }
+  const int64_t global = *training.global_batch_size, share = global / replicas;
+  if (global % replicas != 0) {
+    report.error("training.global_batch_size", text(global, " is not a multiple of parallel.data ", replicas));
+    return;
+  }
+  if (!training.grad_accum) {
+    if (share % micro == 0) {
+      training.grad_accum = share / micro;
+      report.derive("training.grad_accum");
+    } else {
+      report.error("training.micro_batch_size", text("global_batch_size ", global, " is not a multiple of micro_batch_size ", micro,
+                                                     of_replicas(replicas), "; give grad_accum, or another global_batch_size"));
+    }
+    return;
+  }
+  const int64_t accum = *training.grad_accum;
+  if (!report.given("training.micro_batch_size") && micro == TrainingConfig{}.micro_batch_size && share % accum == 0) {
+    micro = share / accum;
+    report.derive("training.micro_batch_size");
+  } else if (micro * accum != share) {
+    report.error("training.global_batch_size",
+                 text("micro_batch_size * grad_accum", replicas > 1 ? " * parallel.data" : "", " must be global_batch_size, but ", micro,
+                      " * ", accum, of_replicas(replicas), " = ", micro * accum * replicas, ", not ", global));
+  }
+}
+
+void check_accumulation(const TrainingConfig& training, int64_t replicas, ConfigReport& report) {
+  if (training.accumulation != Accumulation::tree || !training.grad_accum) return;
+  if (!std::has_single_bit(static_cast<uint64_t>(*training.grad_accum))) {
+    report.error("training.accumulation",
+                 text("tree needs a power of two of micro batches per step, got grad_accum ", *training.grad_accum));
+  }
+  if (!std::has_single_bit(static_cast<uint64_t>(replicas))) {
+    report.error("training.accumulation", text("tree needs a power of two of replicas, got parallel.data ", replicas));
+  }
+}
+
+// Ranks hold whole experts, and whole bands of 32 rows, which norms and hashes are sums of.
+void divide_experts(const RunConfig& config, ConfigReport& report) {
+  const int64_t ranks = config.parallel.expert;
+  if (ranks == 1) return;
+  if (!config.model.moe) return report.error("parallel.expert", "shares experts, and model.moe is null");
+  const MoeConfig& moe = *config.model.moe;
+  if (moe.num_experts % ranks != 0)
+    return report.error("parallel.expert", text(ranks, " does not divide model.moe.num_experts ", moe.num_experts));
+  const auto check = [&](const char* what, int64_t rows) {
+    const int64_t own = moe.num_experts / ranks * rows;
+    if (own % 32 == 0) return;
+    report.error("parallel.expert", text(count_text(moe.num_experts / ranks, "expert"), " of a rank have ", own, " rows of experts.", what,
+                                         ", which is no multiple of 32; take fewer ranks"));
+  };
+  check("gate_up", 2 * moe.intermediate_size);
+  check("down", config.model.hidden_size);
+}
+
+void resolve_model(RunConfig& config, ConfigReport& report) {
+  ModelConfig& model = config.model;
+  model.validate(report);
+  if (report.failed("model")) return;
+  if (!model.num_key_value_heads) report.derive("model.num_key_value_heads");
+  model.num_key_value_heads = model.kv_heads();
+  if (!model.head_dim) report.derive("model.head_dim");
+  model.head_dim = model.head_size();
+  if (config.data.tokenizer == TokenizerKind::byte && !model.vocab_size) {
+    model.vocab_size = Tokenizer::bytes().size();
+    report.derive("model.vocab_size");
+  }
+  divide_model(model, config.parallel.tensor, report);
+  divide_experts(config, report);
+}
+
+// The plan itself is not kept: the vocabulary may follow from the data.
+void resolve_precision(RunConfig& config, ConfigReport& report) {
+  complete_recipes(config.precision, report);
+  if (report.failed("model")) {
+    resolve_recipes(config.precision, report);
+  } else {
+    PrecisionPlan::resolve(config.precision, model_shape(config.model, config.parallel.tensor), report);
+  }
+}
+
+void check_vocabulary(const RunConfig& config, ConfigReport& report) {
+  if (!config.model.vocab_size && !config.data.tokenizer) {
+    report.error("model.vocab_size", "must be given: data.tokenizer is null, so there is no tokenizer to take it from");
+  }
+  if (!config.model.vocab_size) return;
+  const int64_t vocab = *config.model.vocab_size;
+  if (config.data.eod_id && *config.data.eod_id >= vocab) {
+    report.error("data.eod_id", text("must be below model.vocab_size ", vocab, ", got ", *config.data.eod_id));
+  }
+  if (config.data.tokenizer == TokenizerKind::byte && vocab < Tokenizer::bytes().size()) {
+    report.error("model.vocab_size", text("the byte tokenizer has ", Tokenizer::bytes().size(), " ids, got ", vocab));
+  }
+}
+
+void check_trace(const TrainingConfig& training, ConfigReport& report) {
+  if (!training.trace) return;
+  const std::vector<int64_t>& steps = training.trace->steps;
+  if (steps.size() != 2 || steps[0] < 1 || steps[1] < steps[0]) {
+    report.error("training.trace.steps", text("must be [first, last] with 1 <= first <= last, got [", joined(steps), "]"));
+  }
+}
+
+void check_sections(const RunConfig& config, ConfigReport& report) {
+  check_trace(config.training, report);
+  const bool lengths_known = !report.failed("training.seq_len") && !report.failed("model.max_position_embeddings");
+  if (lengths_known && config.training.seq_len > config.model.max_position_embeddings) {
+    report.error("training.seq_len", text("must be at most model.max_position_embeddings ", config.model.max_position_embeddings, ", got ",
+                                          config.training.seq_len));
+  }
+  const ScheduleConfig& schedule = config.schedule;
+  if (schedule.type == ScheduleType::wsd && schedule.decay_steps && schedule.warmup_steps + *schedule.decay_steps > config.training.steps) {
+    report.error("schedule.decay_steps", text("wsd: warmup_steps ", schedule.warmup_steps, " + decay_steps ", *schedule.decay_steps,
+                                              " are more than training.steps ", config.training.steps));
+  }
+  if (config.training.device == DeviceChoice::cuda) report.error("training.device", "there is no backend for CUDA yet; take auto or cpu");
+  if (config.eval.texts && !config.data.tokenizer) report.error("eval.samples", "needs data.tokenizer, to read prompts and write text");
+  if (config.eval.texts && config.eval.texts->prompts.empty()) report.error("eval.samples.prompts", "must hold at least one text");
+}
+
+std::string replaced(std::string path, const std::string& placeholder, const std::string& value) {
+  for (size_t at = 0; (at = path.find(placeholder, at)) != std::string::npos; at += value.size())
+    path.replace(at, placeholder.size(), value);
+  return path;
+}
+
+void resolve_folders(RunConfig& config, ConfigReport& report, const std::string& file) {
+  LoggingConfig& logging = config.logging;
+  if (!logging.run_name) {
+    const std::string stem = std::filesystem::path(file).stem().string();
+    logging.run_name = stem.empty() ? "run" : stem;
+    report.derive("logging.run_name");
+  }
+  const std::string& name = *logging.run_name;
+  if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos || name.find('\0') != std::string::npos) {
+    report.error("logging.run_name", "must be a plain file name, got \"" + shortened(name) + "\"");
+  }
+  logging.dir = replaced(logging.dir, "%n", name);
+  config.checkpoint.dir = replaced(replaced(config.checkpoint.dir, "%n", name), "%d", logging.dir);
+  if (logging.dir.empty()) report.error("logging.dir", "must name a folder, got an empty string");
+  if (config.checkpoint.dir.empty()) report.error("checkpoint.dir", "must name a folder, got an empty string");
+}
+
+// Reports entries of checkpoint.allow_model_change that are no keys.
+void check_model_changes(const std::vector<std::string>& keys, ConfigReport& report) {
+  ModelConfig model;
+  MoeConfig moe;
+  RopeScalingConfig rope;
+  std::vector<std::string> known;
+  for (const Field& field : fields_of(model)) known.push_back("model." + field.name);
+  for (const Field& field : fields_of(moe)) known.push_back("model.moe." + field.name);
+  for (const Field& field : fields_of(rope)) known.push_back("model.rope_scaling." + field.name);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (std::ranges::find(known, keys[i]) != known.end()) continue;
+    const bool lacks_section = std::ranges::find(known, "model." + keys[i]) != known.end();
+    report.error(text("checkpoint.allow_model_change.", i),
+                 text("\"", keys[i], "\" is no key of section model",
+                      lacks_section ? text("; write \"model.", keys[i], "\"") : did_you_mean(keys[i], known)));
+  }
+}
+
+}  // namespace
+
+void divide_model(ModelConfig& model, int64_t tensor, ConfigReport& report) {
+  if (tensor == 1) return;
+  const auto divide = [&](const char* what, int64_t size) {
+    if (size % tensor == 0) return;
+    report.error("parallel.tensor", text(what, " ", size, " cannot be divided among ", tensor, " ranks"));
+  };
+  divide("model.num_attention_heads", model.num_attention_heads);
+  divide("model.num_key_value_heads", model.kv_heads());
+  divide("model.intermediate_size", model.intermediate_size);
+  if (model.moe) {
+    divide("model.moe.intermediate_size", model.moe->intermediate_size);
+    divide("model.moe.shared_intermediate_size", model.moe->shared_intermediate_size);
+  }
+  if (model.pad_vocab_to % tensor == 0) return;
+  model.pad_vocab_to = std::lcm(model.pad_vocab_to, tensor);
+  report.derive("model.pad_vocab_to");
+}
+
+void resolve_run_config(RunConfig& config, ConfigReport& report, const std::string& file, int64_t world) {
+  if (!report.failed("parallel")) resolve_parallel(config.parallel, world, report);
+  if (!report.failed("training") && !report.failed("parallel")) {
+    resolve_batch(config.training, config.parallel.data, report);
+    check_accumulation(config.training, config.parallel.data, report);
+  }
+  if (!report.failed("model")) resolve_model(config, report);
+  if (!report.failed("data")) config.data.validate(report);
+  if (!report.failed("model") && !report.failed("data")) check_vocabulary(config, report);
+  if (!report.failed("precision")) resolve_precision(config, report);
+  check_sections(config, report);
+  resolve_folders(config, report, file);
+  resolve_input_paths(fields_of(config), report);
+  std::string& resume = config.checkpoint.resume;
+  if (resume.empty()) {
+    report.error("checkpoint.resume", "must be never, auto or a path, got an empty string");
+  } else if (resume != "never" && resume != "auto") {
+    resume = absolute_input_path(resume, "checkpoint.resume", report);
+  }
+  if (resume != "never" && resume != "auto" && config.checkpoint.init_from) {
+    report.error("checkpoint.init_from", "starts at step 0 and excludes checkpoint.resume " + resume);
+  }
+  check_model_changes(config.checkpoint.allow_model_change, report);
+}
+
+PrecisionPlan resolve_plan(const RunConfig& config) {
+  ConfigReport report;
+  PrecisionPlan plan = PrecisionPlan::resolve(config.precision, model_shape(config.model, config.parallel.tensor), report);
+  report.throw_if_failed();
+  return plan;
+}
+
+}  // namespace mantissa

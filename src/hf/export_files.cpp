@@ -1,0 +1,103 @@
+#include "mantissa/hf/export_files.h"
+
+#include <algorithm>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "mantissa/base/file.h"
+#include "mantissa/base/utf8.h"
+#include "mantissa/checkpoint/saved_model.h"
+
+namespace mantissa {
+namespace {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+// As GPT-2 writes bytes: those that are printable stand for themselves, the others follow from U+0100 on.
+std::string letter_of_byte(int byte) {
+  const auto stands_for_itself = [](int b) { return (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174; };
+  auto letter = static_cast<char32_t>(byte);
+  if (!stands_for_itself(byte)) letter = 0x100;
+  for (int b = 0; b < byte && !stands_for_itself(byte); ++b) letter += stands_for_itself(b) ? 0U : 1U;
+  std::string out;
+  append_utf8(letter, out);
+  return out;
+}
+
+ordered_json tokenizer_json(const Tokenizer& tokenizer) {
+  const bool bytes = tokenizer.kind() == TokenizerKind::byte;
+  ordered_json vocab = ordered_json::object();
+  for (int32_t id = 0; id < static_cast<int32_t>(tokenizer.size()); ++id)
+    vocab[bytes ? letter_of_byte(id) : tokenizer.decode({&id, 1})] = id;
+  const ordered_json level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
+  return {{"version", "1.0"},
+          {"truncation", nullptr},
+          {"padding", nullptr},
+          {"added_tokens", ordered_json::array()},
+          {"normalizer", nullptr},
+          {"pre_tokenizer", bytes ? level : ordered_json(nullptr)},
+          {"post_processor", nullptr},
+          {"decoder", bytes ? level : ordered_json{{"type", "Fuse"}}},
+          {"model",
+           {{"type", "BPE"},
+            {"dropout", nullptr},
+            {"unk_token", nullptr},
+            {"continuing_subword_prefix", nullptr},
+            {"end_of_word_suffix", nullptr},
+            {"fuse_unk", false},
+            {"byte_fallback", false},
+            {"vocab", vocab},
+            {"merges", ordered_json::array()}}}};
+}
+
+bool is_of_tokenizer(const CarriedFile& file) { return file.name != "config.json" && file.name != "generation_config.json"; }
+
+// What decides which id a piece of text has.
+json vocabulary(const json& tokenizer) {
+  const auto member = [](const json& of, const char* name) { return of.is_object() ? of.value(name, json()) : json(); };
+  const json model = member(tokenizer, "model");
+  return json::array(
+      {member(tokenizer, "normalizer"), member(tokenizer, "pre_tokenizer"), member(model, "vocab"), member(model, "merges")});
+}
+
+}  // namespace
+
+void write_export_file(const std::filesystem::path& folder, const std::string& name, std::string_view content) {
+  File file = File::create(folder / name);
+  file.write_at(0, std::as_bytes(std::span(content)));
+  file.sync();
+  file.close();
+}
+
+SpecialTokens special_tokens(const std::vector<CarriedFile>& files) {
+  for (const CarriedFile& file : files) {
+    if (file.name == "config.json") return read_special_tokens(file.bytes, "config.json of the imported model");
+  }
+  return {};
+}
+
+bool has_other_tokenizer(const std::vector<CarriedFile>& files, const Tokenizer& tokenizer) {
+  if (std::ranges::none_of(files, is_of_tokenizer)) return false;
+  const auto found = std::ranges::find(files, "tokenizer.json", &CarriedFile::name);
+  if (found == files.end()) return true;
+  const json own = json::parse(tokenizer_json(tokenizer).dump());
+  return vocabulary(json::parse(found->bytes, nullptr, false)) != vocabulary(own);
+}
+
+std::optional<Tokenizer> own_tokenizer(const std::vector<CarriedFile>& files, const std::optional<Tokenizer>& tokenizer) {
+  return std::ranges::any_of(files, is_of_tokenizer) ? std::nullopt : tokenizer;
+}
+
+std::vector<CarriedFile> model_files(const std::vector<CarriedFile>& files, const std::optional<Tokenizer>& tokenizer) {
+  std::vector<CarriedFile> out;
+  std::ranges::copy_if(files, std::back_inserter(out), [](const CarriedFile& file) { return file.name != "config.json"; });
+  const std::optional<Tokenizer> own = own_tokenizer(files, tokenizer);
+  if (!own) return out;
+  const ordered_json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}, {"clean_up_tokenization_spaces", false}};
+  out.push_back({.name = "tokenizer.json", .bytes = tokenizer_json(*own).dump(1) + "\n"});
+  out.push_back({.name = "tokenizer_config.json", .bytes = config.dump(1) + "\n"});
+  return out;
+}
+
+}  // namespace mantissa

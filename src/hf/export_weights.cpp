@@ -1,0 +1,281 @@
+#include "hf/export_weights.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "mantissa/base/hash.h"
+#include "mantissa/formats/bf16.h"
+#include "mantissa/formats/element.h"
+
+namespace mantissa {
+namespace {
+
+using nlohmann::json;
+
+constexpr int64_t kSlabElements = 2 << 20;
+
+FileDtype file_dtype(Dtype dtype) { return dtype == Dtype::bf16 ? FileDtype::bf16 : FileDtype::f32; }
+
+// Rows and columns of elements exchanged.
+std::vector<std::byte> transposed(const std::vector<std::byte>& elements, int64_t rows, int64_t columns) {
+  const auto height = static_cast<size_t>(rows), width = static_cast<size_t>(columns), bytes = elements.size() / (height * width);
+  std::vector<std::byte> out(elements.size());
+  for (size_t row = 0; row < height; ++row) {
+    for (size_t column = 0; column < width; ++column)
+      std::memcpy(out.data() + (column * height + row) * bytes, elements.data() + (row * width + column) * bytes, bytes);
+  }
+  return out;
+}
+
+bool is_stack(const FamilyTensor& tensor) { return tensor.transposed && !tensor.name.ends_with(".weight"); }
+
+// Of the linear that a server knows; a stack of experts is named as its tensor.
+std::string module_name(const FamilyTensor& tensor) {
+  return is_stack(tensor) ? tensor.name : tensor.name.substr(0, tensor.name.rfind('.'));
+}
+
+std::vector<int64_t> scales_shape_of(const FamilyTensor& tensor) {
+  const int64_t blocks = tensor.columns() / kPackedBlock;
+  if (is_stack(tensor)) return {tensor.matrices, tensor.rows() / tensor.matrices, blocks};
+  return {tensor.rows(), blocks};
+}
+
+std::vector<int64_t> codes_shape_of(const FamilyTensor& tensor, bool narrow) {
+  if (!is_stack(tensor)) return {tensor.rows(), narrow ? tensor.columns() / 2 : tensor.columns()};
+  std::vector<int64_t> shape = scales_shape_of(tensor);
+  shape.push_back(kPackedBlock / 2);
+  return shape;
+}
+
+// The part of a run whose rows lie between two rows of the file; none may.
+RowRun between(const RowRun& run, int64_t file_begin, int64_t file_end) {
+  const auto at = [&](int64_t file_row) { return std::clamp<int64_t>((file_row - run.file_row + run.step - 1) / run.step, 0, run.rows); };
+  const int64_t first = file_begin <= run.file_row ? 0 : at(file_begin), last = file_end <= run.file_row ? 0 : at(file_end);
+  return {.file_row = run.file_row + first * run.step, .row = run.row + first, .rows = last - first, .step = run.step};
+}
+
+}  // namespace
+
+void for_slabs(const FamilyTensor& tensor, const std::function<void(const RowRun&, int64_t, int64_t)>& body) {
+  const int64_t step = std::max<int64_t>(1, kSlabElements / std::max<int64_t>(1, tensor.columns()));
+  for (const RowRun& run : tensor.runs) {
+    for (int64_t row = 0; row < run.rows; row += step) body(run, run.row + row, run.row + std::min(run.rows, row + step));
+  }
+}
+
+ExportedWeights::ExportedWeights(const ForwardTypes& types, const ModelConfig& model, const ExportOptions& options,
+                                 std::set<std::string> narrow)
+    : types_(types), options_(options), family_(family_of(model)), tensors_(family_tensors(family_, model)), narrow_(std::move(narrow)) {
+  require(options.weights == ExportWeights::packed || options.convention == Convention::compressed_tensors, ExitCode::usage, "convention ",
+          choice_name(options.convention), " is of packed weights, and these are dequantized: drop it, or take weights packed");
+  if (options.weights == ExportWeights::packed) find_modules();
+  for (const FamilyTensor& tensor : tensors_) {
+    if (!packs(tensor)) {
+      items_.push_back({.tensor = &tensor, .role = Role::values, .file = {tensor.name, file_dtype(dtype_of(tensor)), tensor.shape}});
+      continue;
+    }
+    const Format format = types.quantised(tensor.parameter).format;
+    const PackedNames names = packed_names(tensor.name, format, options.convention);
+    const bool narrow_codes = format == Format::e2m1;
+    items_.push_back({.tensor = &tensor,
+                      .role = Role::codes,
+                      .file = {names.codes, narrow_codes ? FileDtype::u8 : FileDtype::f8_e4m3, codes_shape_of(tensor, narrow_codes)}});
+    items_.push_back({.tensor = &tensor, .role = Role::scales, .file = {names.scales, FileDtype::u8, scales_shape_of(tensor)}});
+  }
+}
+
+bool ExportedWeights::packs(const FamilyTensor& tensor) const {
+  const auto found = modules_.find(module_name(tensor));
+  return found != modules_.end() && found->second && tensor.parameter.ends_with(".weight");
+}
+
+void ExportedWeights::find_modules() {
+  for (const FamilyTensor& tensor : tensors_) {
+    const ModulePrecision& module = types_.module_of(tensor.parameter);
+    const ModuleKind kind = module.module.kind;
+    const bool linear = kind == ModuleKind::linear || kind == ModuleKind::router || kind == ModuleKind::output;
+    if (!linear || !tensor.parameter.ends_with(".weight")) continue;
+    std::optional<PackedScheme>& scheme = modules_[module_name(tensor)];
+    scheme = types_.scheme(tensor.parameter);
+    if (scheme) require_expressible(tensor);
+  }
+  const bool any = std::any_of(modules_.begin(), modules_.end(), [](const auto& module) { return module.second.has_value(); });
+  require(any, ExitCode::usage,
+          "packed weights: no recipe of the plan quantizes a weight, so there is nothing to pack: take dequantized weights");
+  if (family_ != Family::gpt2) modules_.try_emplace("lm_head");  // which a server has, also where it is the embedding
+  require_one_scheme_per_layer();
+  quantization();  // what the convention has not
+}
+
+void ExportedWeights::require_expressible(const FamilyTensor& tensor) const {
+  const Quantization how = types_.quantised(tensor.parameter);
+  const ModulePrecision& module = types_.module_of(tensor.parameter);
+  const std::string who = text(module.module.path, " (recipe ", module.recipe.name, ", ", how, ")");
+  require(!tensor.transposed || is_stack(tensor), ExitCode::usage, who,
+          ": GPT-2 keeps its weights [in, out], where no server reads blocks: take dequantized weights");
+  require(how.format != Format::e5m2, ExitCode::usage, who, ": no server reads E5M2 weights: take dequantized weights");
+  require(how.block_cols % kPackedBlock == 0 && (how.format != Format::e2m1 || how.block_cols == kPackedBlock), ExitCode::usage, who,
+          ": packed weights have blocks of ", kPackedBlock, ": take dequantized weights");
+  if (family_ == Family::gpt_oss) {
+    require(is_stack(tensor) && how.format == Format::e2m1 && !module.recipe.gemms.any(), ExitCode::usage, who,
+            ": of gpt-oss only experts are packed, in E2M1, with inputs in high precision: take dequantized weights");
+    return;
+  }
+  const Quantization& input = module.recipe.input;
+  require(!types_.quantises_inputs(tensor.parameter) || (input.format == Format::e4m3 && input.block_cols == how.block()), ExitCode::usage,
+          who, ": its input is ", input, ", and servers quantise inputs to E4M3 only");
+}
+
+// Servers fuse all experts of a layer, and all three of their weights.
+void ExportedWeights::require_one_scheme_per_layer() const {
+  std::map<std::string, const FamilyTensor*> first;
+  for (const FamilyTensor& tensor : tensors_) {
+    const size_t experts = tensor.name.find(".experts.");
+    if (experts == std::string::npos || !modules_.contains(module_name(tensor))) continue;
+    const FamilyTensor& other = *first.emplace(tensor.name.substr(0, experts), &tensor).first->second;
+    const ModulePrecision &a = types_.module_of(other.parameter), &b = types_.module_of(tensor.parameter);
+    require(modules_.at(module_name(other)) == modules_.at(module_name(tensor)), ExitCode::usage, "servers multiply by all experts of ",
+            tensor.name.substr(0, experts), " in one format, but ", a.module.path, " has recipe ", a.recipe.name, " (",
+            a.rule.empty() ? "no rule" : a.rule, ") and ", b.module.path, " has ", b.recipe.name, " (", b.rule.empty() ? "no rule" : b.rule,
+            "): give both one rule, or take dequantized weights");
+  }
+}
+
+std::string ExportedWeights::quantization() const {
+  const bool any = std::ranges::any_of(modules_, [](const auto& module) { return module.second.has_value(); });
+  if (any && family_ == Family::gpt_oss) {
+    for (const auto& [name, scheme] : modules_) {
+      require(scheme || name.find(".experts.") == std::string::npos, ExitCode::usage, name,
+              " is in high precision, and gpt-oss has MXFP4 in all layers or none: take dequantized weights");
+    }
+    require(options_.convention == Convention::compressed_tensors, ExitCode::usage, "convention ", choice_name(options_.convention),
+            ": gpt-oss has a form of its own, blocks and scales: drop the convention");
+    return mxfp4_config();
+  }
+  return any ? quantization_config(modules_, options_.convention) : "";
+}
+
+std::vector<SafetensorsTensor> ExportedWeights::tensors() const {
+  std::vector<SafetensorsTensor> out;
+  for (const Item& item : items_) out.push_back(item.file);
+  return out;
+}
+
+Dtype ExportedWeights::common_dtype() const {
+  const bool narrow =
+      std::ranges::any_of(items_, [](const Item& item) { return item.file.shape.size() > 1 && item.file.dtype != FileDtype::f32; });
+  return narrow ? Dtype::bf16 : Dtype::f32;
+}
+
+Dtype ExportedWeights::dtype_of(const FamilyTensor& tensor) const {
+  if (options_.dtype != ExportDtype::automatic) return options_.dtype == ExportDtype::bf16 ? Dtype::bf16 : Dtype::f32;
+  return narrow_.contains(tensor.name) ? Dtype::bf16 : types_.dtype(tensor.parameter);
+}
+
+json ExportedWeights::write(ForwardReader& weights, const Put& put) const {
+  std::map<std::string_view, const Item*> by_name;
+  for (const Item& item : items_) by_name.emplace(item.file.name, &item);
+  json entries = json::array();
+  for (const SafetensorsTensor& next : in_file_order(tensors())) {
+    const Item& item = *by_name.at(next.name);
+    StreamHash hash;
+    write_item(item, weights, [&](std::span<const std::byte> bytes) {
+      hash.update(bytes);
+      put(bytes);
+    });
+    entries.push_back(entry_of(item));
+    entries.back()["xxh64"] = hash.finish().text();
+  }
+  return entries;
+}
+
+json ExportedWeights::entry_of(const Item& item) const {
+  const Quantization how = types_.quantised(item.tensor->parameter);
+  json entry = {{"tensor", item.file.name},
+                {"module", types_.module_of(item.tensor->parameter).module.path},
+                {"dtype", file_dtype_name(item.file.dtype)},
+                {"shape", item.file.shape},
+                {"format", nullptr}};
+  if (!how) return entry;
+  entry["format"] = format_name(how.format);
+  entry["block"] = {how.block_rows, how.block_cols};
+  entry["rule"] = scale_rule_name(how.rule);
+  return entry;
+}
+
+void ExportedWeights::write_item(const Item& item, ForwardReader& weights, const Put& put) const {
+  if (!item.tensor->in_order()) return write_by_matrix(item, weights, put);
+  for_slabs(*item.tensor, [&](const RowRun& run, int64_t begin, int64_t end) {
+    with_rows(item, {.file_row = run.file_row + begin - run.row, .row = begin, .rows = end - begin}, weights, put);
+  });
+}
+
+// Rows that the file has in another order are put into it for one matrix at a time.
+void ExportedWeights::write_by_matrix(const Item& item, ForwardReader& weights, const Put& put) const {
+  const FamilyTensor& tensor = *item.tensor;
+  const int64_t each = tensor.rows() / tensor.matrices;
+  std::vector<std::byte> matrix;
+  for (int64_t first = 0; first < tensor.rows(); first += each) {
+    for (const RowRun& run : tensor.runs) {
+      const RowRun part = between(run, first, first + each);
+      if (part.rows == 0) continue;
+      with_rows(item, part, weights, [&](std::span<const std::byte> rows) {
+        const size_t width = rows.size() / static_cast<size_t>(part.rows);
+        matrix.resize(static_cast<size_t>(each) * width);
+        for (int64_t row = 0; row < part.rows; ++row)
+          std::ranges::copy(rows.subspan(static_cast<size_t>(row) * width, width),
+                            matrix.begin() + (part.file_row - first + row * part.step) * static_cast<int64_t>(width));
+      });
+    }
+    const bool turned = item.role == Role::values && tensor.transposed;
+    weights.at_writer([&] { put(turned ? transposed(matrix, each, tensor.columns()) : matrix); });
+  }
+}
+
+// Rows as they are in the file, where it is written.
+void ExportedWeights::with_rows(const Item& item, const RowRun& run, ForwardReader& weights, const Put& use) const {
+  const FamilyTensor& tensor = *item.tensor;
+  const int64_t begin = run.row, end = run.row + run.rows;
+  if (item.role == Role::values) {
+    std::vector<float> values(static_cast<size_t>(run.rows * tensor.columns()));
+    weights.read(tensor.parameter, begin, end, values);
+    return weights.at_writer([&] { use(value_bytes({.tensor = tensor, .run = run, .begin = begin, .values = values}, weights.where())); });
+  }
+  const bool scales = item.role == Role::scales;
+  const std::vector<std::byte> rows = scales ? weights.scales(tensor.parameter, begin, end) : weights.codes(tensor.parameter, begin, end);
+  weights.at_writer([&] {
+    const bool bad = scales && std::ranges::find(rows, std::byte{kScaleNan}) != rows.end();
+    require(!bad, ExitCode::data, weights.where(), ": a block of ", tensor.name, " between rows ", run.file_row, " and ",
+            run.file_row + run.rows * run.step, " holds NaN or Inf: not exported");
+    use(rows);
+  });
+}
+
+std::vector<std::byte> ExportedWeights::value_bytes(const Rows& rows, const std::string& where) const {
+  const Dtype dtype = dtype_of(rows.tensor);
+  std::vector<std::byte> out(rows.values.size() * static_cast<size_t>(dtype_bytes(dtype)));
+  for (size_t i = 0; i < rows.values.size(); ++i) {
+    const auto at = [&] {  // asked for where there is an error only: it costs more than all else
+      const int64_t index = static_cast<int64_t>(i), columns = rows.tensor.columns();
+      const int64_t row = rows.run.file_row + (rows.begin - rows.run.row + index / columns) * rows.run.step;
+      return text(where, ": ", element_name(rows.tensor, row, index % columns));
+    };
+    const float value = rows.values[i];
+    if (!std::isfinite(value)) fail(ExitCode::data, at(), " is ", value, ": not exported");
+    if (dtype == Dtype::f32) {
+      std::memcpy(out.data() + i * sizeof value, &value, sizeof value);
+      continue;
+    }
+    const bf16 narrow = to_bf16(value);
+    if (std::bit_cast<uint32_t>(to_float(narrow)) != std::bit_cast<uint32_t>(value)) {
+      fail(ExitCode::usage, at(), " is ", value, ", which bf16 does not hold exactly: take dtype ",
+           options_.dtype == ExportDtype::bf16 ? "auto or fp32" : "fp32");
+    }
+    std::memcpy(out.data() + i * sizeof narrow, &narrow, sizeof narrow);
+  }
+  return out;
+}
+
+}  // namespace mantissa

@@ -1,0 +1,126 @@
+#include "mantissa/hf/forward_weights.h"
+
+#include <algorithm>
+
+#include "mantissa/backend/functions.h"
+#include "mantissa/models/model_shape.h"
+#include "mantissa/tensor/nonfinite.h"
+
+namespace mantissa {
+namespace {
+
+Box rows_of(const Shape& shape, int64_t begin, int64_t end) {
+  Box box = whole_box(dimensions(shape));
+  box.start[0] = begin;
+  box.size[0] = end - begin;
+  return box;
+}
+
+}  // namespace
+
+const ModulePrecision& ForwardTypes::module_of(const std::string& parameter) const {
+  const ModulePrecision* const itself = plan_.find(parameter);  // sinks are module and parameter
+  return itself ? *itself : plan_.of(parameter.substr(0, parameter.rfind('.')));
+}
+
+Quantization ForwardTypes::quantised(const std::string& parameter) const {
+  const ModulePrecision& module = module_of(parameter);
+  const bool high = module.exported == StoredType::fp32 || module.exported == StoredType::bf16;
+  return high || !parameter.ends_with(".weight") ? Quantization{} : module.resident_codes();
+}
+
+bool ForwardTypes::quantises_inputs(const std::string& parameter) const {
+  const Recipe& recipe = module_of(parameter).recipe;
+  return recipe.input && recipe.gemms.fprop;
+}
+
+std::optional<PackedScheme> ForwardTypes::scheme(const std::string& parameter) const {
+  const Quantization how = quantised(parameter);
+  if (!how) return {};
+  return PackedScheme{.format = how.format, .inputs = quantises_inputs(parameter)};
+}
+
+Dtype ForwardTypes::dtype(const std::string& parameter) const {
+  return quantised(parameter) ? Dtype::bf16 : module_of(parameter).recipe.compute;
+}
+
+ForwardWeights::ForwardWeights(WeightSource& source, const PrecisionPlan& plan)
+    : ForwardReader(plan), source_(source), device_(make_backend("cpu")) {
+  std::vector<ModuleShape> modules;
+  for (const ModulePrecision& module : plan.modules()) modules.push_back(module.module);
+  for (const ParameterShape& parameter : parameter_shapes({.modules = std::move(modules)})) shapes_[parameter.name] = parameter.shape;
+}
+
+Dtype ForwardWeights::dtype(const std::string& parameter) const {
+  const WeightForm form = source_.form(parameter);
+  return form.master || quantised(parameter) ? ForwardTypes::dtype(parameter) : form.dtype;
+}
+
+Tensor ForwardWeights::values(const std::string& parameter, int64_t begin, int64_t end) {
+  const Shape shape = shapes_.at(parameter).with_dim0(end - begin);
+  const Tensor out = empty(*device_, Dtype::f32, shape);
+  source_.read_fp32(parameter, rows_of(shapes_.at(parameter), begin, end), {out.data<float>(), static_cast<size_t>(shape.elements())});
+  return out;
+}
+
+// As they are: made from their values, a scale could be another with the same values.
+QuantizedTensor ForwardWeights::imported_codes(const std::string& parameter, int64_t begin, int64_t end) {
+  const WeightForm form = source_.form(parameter);
+  const QuantizedTensor out = empty_quantized(*device_, {end - begin, form.columns}, quantised(parameter));
+  source_.read_codes(parameter, begin, end, host_memory(out.codes), host_memory(out.scales));
+  return out;
+}
+
+ForwardWeights::Blocks ForwardWeights::blocks(const std::string& parameter, int64_t begin, int64_t end) {
+  const Quantization how = quantised(parameter);
+  const Quantization kept = source_.form(parameter).codes;
+  if (kept.format == how.format && how.rowwise() && kept.block_cols == how.block_cols)
+    return {.codes = imported_codes(parameter, begin, end), .first = begin};
+  const int64_t first = begin / how.block_rows * how.block_rows;
+  const int64_t last = std::min(shapes_.at(parameter)[0], (end + how.block_rows - 1) / how.block_rows * how.block_rows);
+  const Tensor rounded = converted(values(parameter, first, last), Dtype::bf16);
+  const int64_t bad = first_nonfinite(Dtype::bf16, host_memory(rounded)), columns = rounded.dim(1);
+  require(bad < 0, ExitCode::data, source_.where(), ": ", parameter, "[", first + bad / columns, ", ", bad % columns, "] is NaN or Inf");
+  return {.codes = mantissa::quantized(rounded, how), .first = first};
+}
+
+void ForwardWeights::read(const std::string& parameter, int64_t begin, int64_t end, std::span<float> out) {
+  require(std::ssize(out) == shapes_.at(parameter).with_dim0(end - begin).elements(), parameter, ": ", out.size(), " values for rows ",
+          begin, " to ", end);
+  if (!quantised(parameter)) {
+    const Tensor read = values(parameter, begin, end);
+    const bool rounded = dtype(parameter) == Dtype::bf16 && source_.form(parameter).master;
+    const Tensor exact = rounded ? converted(converted(read, Dtype::bf16), Dtype::f32) : read;
+    std::copy_n(exact.data<float>(), out.size(), out.begin());
+    return;
+  }
+  const auto [codes, first] = blocks(parameter, begin, end);
+  const Tensor all = empty(*device_, Dtype::f32, codes.shape);
+  device_->run(Dequantize{.x = codes, .out = all});
+  std::copy_n(all.slice(begin - first, end - first).data<float>(), out.size(), out.begin());
+}
+
+std::vector<std::byte> ForwardWeights::codes(const std::string& parameter, int64_t begin, int64_t end) {
+  const auto [codes, first] = blocks(parameter, begin, end);
+  const std::span<const std::byte> rows = host_memory(codes.codes.slice(begin - first, end - first));
+  return {rows.begin(), rows.end()};
+}
+
+std::vector<std::byte> ForwardWeights::scales(const std::string& parameter, int64_t begin, int64_t end) {
+  const auto [codes, first] = blocks(parameter, begin, end);
+  return packed_scales(host_memory(codes.scales), codes.shape[1], codes.how, begin - first, end - first);
+}
+
+std::vector<std::byte> packed_scales(std::span<const std::byte> scales, int64_t columns, const Quantization& how, int64_t begin,
+                                     int64_t end) {
+  const int64_t row_scales = columns / how.block_cols, wide = how.block_cols / kPackedBlock;
+  std::vector<std::byte> out;
+  out.reserve(static_cast<size_t>((end - begin) * (columns / kPackedBlock)));
+  for (int64_t row = begin; row < end; ++row) {
+    for (int64_t column = 0; column < columns / kPackedBlock; ++column)
+      out.push_back(scales[static_cast<size_t>(row / how.block_rows * row_scales + column / wide)]);
+  }
+  return out;
+}
+
+}  // namespace mantissa

@@ -1,0 +1,109 @@
+#include "mantissa/hf/load_model.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
+#include "mantissa/backend/functions.h"
+#include "mantissa/checkpoint/checkpoint_search.h"
+#include "mantissa/checkpoint/ranks_together.h"
+#include "mantissa/checkpoint/read_part.h"
+#include "mantissa/checkpoint/saved_model.h"
+#include "mantissa/hf/family_weights.h"
+
+namespace mantissa {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Of the files that belong to a model, which are asked only when somebody generates: nothing else needs them to be right.
+std::vector<int32_t> end_tokens(const std::vector<CarriedFile>& files, int64_t vocab_size) {
+  for (const char* const name : {"generation_config.json", "config.json"}) {
+    const auto file = std::ranges::find(files, name, &CarriedFile::name);
+    const std::string tokens = file != files.end() ? read_special_tokens(file->bytes, name).end : "";
+    if (tokens.empty() || tokens == "[]") continue;
+    std::vector<int32_t> ids;
+    for (const std::string& id : split(tokens.front() == '[' ? std::string_view(tokens).substr(1, tokens.size() - 2) : tokens, ','))
+      if (const int64_t number = std::atoll(id.c_str()); number >= 0 && number < vocab_size) ids.push_back(static_cast<int32_t>(number));
+    if (!ids.empty()) return ids;
+  }
+  return {};
+}
+
+void take_end_tokens(std::vector<CarriedFile> files, LoadedModel& loaded) {
+  std::erase_if(files, [](const CarriedFile& file) { return !file.name.ends_with("config.json"); });
+  loaded.end_tokens = [files = std::move(files), size = *loaded.config.model.vocab_size] { return end_tokens(files, size); };
+}
+
+// In place of precision.dtype, also of the recipes that an import made, which name it.
+void compute_in(Dtype dtype, PrecisionConfig& precision) {
+  for (auto& [name, recipe] : precision.recipes) {
+    if (recipe.compute == precision.dtype) recipe.compute = dtype;
+  }
+  precision.dtype = dtype;
+}
+
+// The model of a folder of Hugging Face's form.
+LoadedModel load_family(const fs::path& folder, const TensorRanks& ranks, std::optional<Dtype> dtype) {
+  LoadedModel loaded;
+  loaded.path = folder;
+  agree_on_reading(ranks.group, [&] {
+    FamilyWeights weights(folder);
+    loaded.config = for_ranks(weights.run_config(), ranks);
+    if (dtype) compute_in(*dtype, loaded.config.precision);
+    const PrecisionPlan plan = resolve_plan(loaded.config);
+    std::vector<CarriedFile> files;
+    for (const char* const name : {"generation_config.json", "config.json"}) {
+      if (std::optional<std::string> content = weights.file(name)) files.push_back({.name = name, .bytes = std::move(*content)});
+    }
+    take_end_tokens(std::move(files), loaded);
+    loaded.device = make_backend(loaded.config.training.backend());
+    loaded.model = std::make_unique<Gpt>(loaded.config.model, *loaded.device, plan, GptOptions{.gradients = false, .tensor = ranks});
+    ParameterSet& parameters = loaded.model->parameters();
+    for (const Part& part : slabs_of(parameters)) {
+      const Tensor master = parameters.room_for_master(part);
+      read_part(weights, part, master);
+      parameters.store(part, master);
+      const std::string bad = nonfinite_weight(part, master);
+      require(bad.empty(), ExitCode::data, folder.string(), ": ", bad, ": weights must be finite");
+    }
+    weights.require_unchanged();
+  });
+  return loaded;
+}
+
+// The model that a checkpoint holds, without its weights; returns its plan.
+PrecisionPlan make_model(CheckpointReader& reader, const TensorRanks& ranks, std::optional<Dtype> dtype, LoadedModel& loaded) {
+  const RunConfig saved = saved_config(reader);
+  loaded.config = for_ranks(saved, ranks);
+  PrecisionPlan plan = plan_for_tensors(saved, reader, loaded.config);
+  if (dtype) {
+    compute_in(*dtype, loaded.config.precision);
+    plan = resolve_plan(loaded.config);
+  }
+  loaded.tokenizer = saved_tokenizer(reader);
+  take_end_tokens(carried_files(reader), loaded);
+  loaded.model.reset();  // before the device it lives on
+  loaded.device = make_backend(loaded.config.training.backend());
+  loaded.model = std::make_unique<Gpt>(loaded.config.model, *loaded.device, plan, GptOptions{.gradients = false, .tensor = ranks});
+  return plan;
+}
+
+}  // namespace
+
+LoadedModel load_model(const fs::path& path, const TensorRanks& ranks, std::optional<Dtype> dtype) {
+  if (is_family_folder(path)) return load_family(path, ranks, dtype);
+  LoadedModel loaded;
+  const auto load = [&](CheckpointReader& reader) {
+    std::optional<PrecisionPlan> plan;
+    agree_on_reading(ranks.group, [&] { plan = make_model(reader, ranks, dtype, loaded); });
+    load_weights(reader, *plan, LoadFor::use, loaded.model->parameters(), nullptr, ranks.group);
+  };
+  const LoadedCheckpoint from = load_checkpoint(path, load, RanksTogether(ranks.group));
+  loaded.path = from.path;
+  loaded.step = from.step;
+  return loaded;
+}
+
+}  // namespace mantissa

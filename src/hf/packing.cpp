@@ -1,0 +1,141 @@
+#include "mantissa/hf/packing.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+
+namespace mantissa {
+namespace {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+ordered_json operand(int bits, bool dynamic) {
+  return {{"num_bits", bits},  {"type", "float"},    {"strategy", "group"},         {"group_size", kPackedBlock},
+          {"symmetric", true}, {"dynamic", dynamic}, {"scale_dtype", "torch.uint8"}};
+}
+
+const char* format_of(const PackedScheme& scheme) { return scheme.format == Format::e4m3 ? "mxfp8-quantized" : "mxfp4-pack-quantized"; }
+
+// Modules by name; experts of a layer, of which there may be thousands, by one expression.
+std::vector<std::string> targets_of(const std::vector<std::string>& modules) {
+  std::vector<std::string> targets;
+  std::set<std::string> seen;
+  for (const std::string& module : modules) {
+    const size_t experts = module.find(".experts.");
+    std::string target = module;
+    if (experts != std::string::npos) {
+      const std::string head = module.substr(0, experts), tail = module.substr(module.rfind('.') + 1);
+      std::string escaped;
+      for (const char c : head) escaped += c == '.' ? std::string("\\.") : std::string(1, c);
+      target = "re:" + escaped + "\\.experts\\.\\d+\\." + tail + "$";
+    }
+    if (seen.insert(target).second) targets.push_back(target);
+  }
+  return targets;
+}
+
+std::map<PackedScheme, std::vector<std::string>> by_scheme(const PackedModules& modules) {
+  std::map<PackedScheme, std::vector<std::string>> schemes;
+  for (const auto& [name, scheme] : modules) {
+    if (scheme) schemes[*scheme].push_back(name);
+  }
+  return schemes;
+}
+
+std::vector<std::string> not_packed(const PackedModules& modules) {
+  std::vector<std::string> names;
+  for (const auto& [name, scheme] : modules) {
+    if (!scheme) names.push_back(name);
+  }
+  return names;
+}
+
+// By name, for readers without "re:". All experts of a layer are one module to them, and have one scheme. after_experts: how a list names
+// what lies below that module.
+std::vector<std::string> names_not_packed(const PackedModules& modules, const std::string& after_experts) {
+  constexpr std::string_view kExperts = ".experts";
+  std::vector<std::string> names;
+  for (const std::string& module : not_packed(modules)) {
+    const size_t experts = module.find(text(kExperts, "."));
+    std::string name = experts == std::string::npos ? module : module.substr(0, experts + kExperts.size()) + after_experts;
+    if (std::ranges::find(names, name) == names.end()) names.push_back(std::move(name));
+  }
+  return names;
+}
+
+// transformers takes names as expressions that end where a module does, ModelOpt as wildcards for the whole name.
+std::vector<std::string> names_for_transformers(const PackedModules& modules) { return names_not_packed(modules, ""); }
+std::vector<std::string> names_for_modelopt(const PackedModules& modules) { return names_not_packed(modules, "*"); }
+
+ordered_json compressed_tensors(const PackedModules& modules) {
+  const auto schemes = by_scheme(modules);
+  ordered_json groups = ordered_json::object();
+  for (const auto& [scheme, names] : schemes) {
+    const int bits = scheme.format == Format::e4m3 ? 8 : 4;
+    ordered_json group = {{"targets", schemes.size() == 1 ? std::vector<std::string>{"Linear"} : targets_of(names)},
+                          {"format", format_of(scheme)},
+                          {"weights", operand(bits, false)}};
+    if (scheme.inputs) group["input_activations"] = operand(8, true);
+    groups[text("group_", groups.size())] = std::move(group);
+  }
+  return {
+      {"quant_method", "compressed-tensors"},      {"format", schemes.size() == 1 ? format_of(schemes.begin()->first) : "mixed-precision"},
+      {"quantization_status", "compressed"},       {"version", "0.12.0"},
+      {"global_compression_ratio", nullptr},       {"kv_cache_scheme", nullptr},
+      {"ignore", targets_of(not_packed(modules))}, {"config_groups", std::move(groups)}};
+}
+
+// Both others know one scheme: E4M3 with inputs quantised by the server.
+void require_one_scheme(const PackedModules& modules, Convention convention) {
+  for (const auto& [name, scheme] : modules) {
+    if (!scheme) continue;
+    require(scheme->format == Format::e4m3, ExitCode::usage, name, " is E2M1, which ", choice_name(convention),
+            " has no form for: take the convention compressed-tensors");
+    require(scheme->inputs, ExitCode::usage, name, " reads its input in high precision, which ", choice_name(convention),
+            " has no form for: take the convention compressed-tensors");
+  }
+}
+
+}  // namespace
+
+PackedNames packed_names(const std::string& weight, Format format, Convention convention) {
+  if (!weight.ends_with(".weight")) return {.codes = weight + "_blocks", .scales = weight + "_scales"};
+  return {.codes = format == Format::e2m1 ? weight + "_packed" : weight,
+          .scales = weight + (convention == Convention::sglang ? "_scale_inv" : "_scale")};
+}
+
+std::string quantization_config(const PackedModules& modules, Convention convention) {
+  if (convention == Convention::compressed_tensors) return compressed_tensors(modules).dump();
+  require_one_scheme(modules, convention);
+  if (convention == Convention::modelopt)
+    return ordered_json{{"quant_method", "modelopt"},
+                        {"quant_algo", "MXFP8"},
+                        {"group_size", kPackedBlock},
+                        {"ignore", names_for_modelopt(modules)},
+                        {"producer", {{"name", "mantissa"}}}}
+        .dump();
+  return ordered_json{{"quant_method", "mxfp8"}, {"activation_scheme", "dynamic"},
+                      {"fmt", "e4m3"},           {"weight_block_size", {1, kPackedBlock}},
+                      {"scale_fmt", "ue8m0"},    {"modules_to_not_convert", names_for_transformers(modules)}}
+      .dump();
+}
+
+std::string mxfp4_config() {
+  return ordered_json{
+      {"quant_method", "mxfp4"},
+      {"modules_to_not_convert", {"model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"}}}
+      .dump();
+}
+
+std::string modelopt_side_file(const PackedModules& modules) {
+  const ordered_json side = {{"producer", {{"name", "mantissa"}}},
+                             {"quantization",
+                              {{"quant_algo", "MXFP8"},
+                               {"group_size", kPackedBlock},
+                               {"kv_cache_quant_algo", nullptr},
+                               {"exclude_modules", names_for_modelopt(modules)}}}};
+  return side.dump(2) + "\n";
+}
+
+}  // namespace mantissa

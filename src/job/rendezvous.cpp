@@ -1,0 +1,272 @@
+#include "job/rendezvous.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <filesystem>
+#include <functional>
+#include <thread>
+
+#include "job/handshake.h"
+#include "mantissa/base/file.h"
+#include "mantissa/base/hash.h"
+#include "mantissa/base/log.h"
+
+namespace mantissa {
+namespace {
+
+namespace fs = std::filesystem;
+// A dead job of the same name may have left its file; rank 0 of this one sweeps it when it comes.
+constexpr double kDeadMeetingSeconds = 5;
+constexpr double kRefusedSeconds = 5;  // in which rank 0 of another job may free the port
+
+void look_for_stop(const Launch& launch, const StoreOptions& options) {
+  require(!options.stop_asked || !options.stop_asked(), ExitCode::stopped, "rank ", launch.rank,
+          ": asked to stop before it reached rank 0");
+}
+
+struct Address {
+  sockaddr_storage bytes{};
+  socklen_t size = 0;
+  bool loopback = false;
+};
+
+bool is_loopback(const sockaddr* address) {
+  if (address->sa_family == AF_INET) return ntohl(reinterpret_cast<const sockaddr_in*>(address)->sin_addr.s_addr) >> 24 == 127;
+  return address->sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
+}
+
+// Empty where the name service asks to try again.
+std::vector<Address> resolve(const std::string& host, int port) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const int problem = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (problem == EAI_AGAIN) return {};
+  require(problem == 0, ExitCode::environment, "MASTER_ADDR=", host, ": ", ::gai_strerror(problem));
+  std::vector<Address> out;
+  for (const addrinfo* entry = found; entry != nullptr; entry = entry->ai_next) {
+    Address& address = out.emplace_back();
+    std::memcpy(&address.bytes, entry->ai_addr, entry->ai_addrlen);
+    address.size = entry->ai_addrlen;
+    address.loopback = is_loopback(entry->ai_addr);
+  }
+  ::freeaddrinfo(found);
+  return out;
+}
+
+std::vector<Address> resolve_within(const Launch& launch, const StoreOptions& options, double deadline) {
+  for (;;) {
+    look_for_stop(launch, options);
+    std::vector<Address> out = resolve(launch.address, launch.port);
+    if (!out.empty()) return out;
+    require(monotonic_now() < deadline, ExitCode::environment, "MASTER_ADDR=", launch.address, ": the name service does not answer");
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  }
+}
+
+// True if the token is to be found in a file of this host. Throws Error(usage) where there has to be one and is none.
+bool token_is_published(const Launch& launch, const StoreOptions& options, const std::vector<Address>& addresses) {
+  if (options.token) return false;
+  const bool here =
+      launch.local_size == launch.world && std::all_of(addresses.begin(), addresses.end(), [](const Address& a) { return a.loopback; });
+  require(here, ExitCode::usage, "ranks that meet at ", launch.address, ":", launch.port,
+          ", which other hosts may reach, need a secret: set MANTISSA_TOKEN or MANTISSA_TOKEN_FILE to the same 32 random bytes for all of "
+          "them");
+  return true;
+}
+
+Socket bound(const Launch& launch, Address address) {
+  if (address.loopback && launch.local_size < launch.world) {  // the name of a host may mean its loopback address on the host itself
+    if (address.bytes.ss_family == AF_INET) reinterpret_cast<sockaddr_in*>(&address.bytes)->sin_addr.s_addr = INADDR_ANY;
+    if (address.bytes.ss_family == AF_INET6) reinterpret_cast<sockaddr_in6*>(&address.bytes)->sin6_addr = in6addr_any;
+  }
+  Socket socket(::socket(address.bytes.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int on = 1;  // connections of the attempt before may linger; two listeners remain impossible
+  if (socket) ::setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  const bool ok = socket && ::bind(socket.fd(), reinterpret_cast<const sockaddr*>(&address.bytes), address.size) == 0 &&
+                  ::listen(socket.fd(), 1024) == 0;
+  if (ok) return socket;
+  const int error = errno;
+  require(error != EADDRINUSE, ExitCode::environment, "MASTER_PORT=", launch.port, ": the port is in use on ", launch.address);
+  errno = error;
+  return Socket();
+}
+
+int port_of(const Socket& socket) {
+  sockaddr_storage name{};
+  socklen_t size = sizeof name;
+  require(::getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&name), &size) == 0, ExitCode::environment,
+          "getsockname: ", system_message(errno));
+  return ntohs(name.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&name)->sin6_port
+                                          : reinterpret_cast<sockaddr_in*>(&name)->sin_port);
+}
+
+// 32 bytes fit into the buffer of a new connection.
+bool write_all(const Socket& socket, std::span<const std::byte> bytes) {
+  return ::send(socket.fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size());
+}
+
+// Tries to reach rank 0; what stands in the way is kept for the message of the last try.
+class Caller {
+ public:
+  Caller(const Launch& launch, const StoreOptions& options)
+      : launch_(launch), options_(options), deadline_(monotonic_now() + options.init_timeout_s) {}
+
+  Connection call() {
+    const std::vector<Address> addresses = resolve_within(launch_, options_, deadline_);
+    const bool published = launch_.port == 0 || token_is_published(launch_, options_, addresses);
+    for (int pause = 20;; pause = std::min(pause + pause / 4, 500)) {
+      look_for_stop(launch_, options_);
+      if (!published) {
+        if (std::optional<Connection> found = try_addresses(addresses, *options_.token)) return std::move(*found);
+      } else {
+        problem_ = "no file in " + meeting_folder(options_.folder).string() + " says where rank 0 listens";
+        const std::vector<Meeting> meetings = published_meetings(options_.folder, launch_);
+        look_for_death(meetings);
+        for (const Meeting& meeting : meetings) {
+          const std::vector<Address> here = resolve(launch_.address, meeting.port);
+          if (std::optional<Connection> found = try_addresses(here, options_.token.value_or(meeting.token))) return std::move(*found);
+        }
+      }
+      require(monotonic_now() < deadline_, ExitCode::peer_lost, "rank ", launch_.rank, " did not reach rank 0 at ", launch_.address, ":",
+              launch_.port, " within ", options_.init_timeout_s, " s (parallel.init_timeout_s): ", problem_);
+      std::this_thread::sleep_for(std::chrono::milliseconds(pause));
+    }
+  }
+
+ private:
+  void look_for_death(const std::vector<Meeting>& meetings) {
+    const double now = monotonic_now();
+    const bool any_alive = meetings.empty() || std::ranges::any_of(meetings, &Meeting::held);
+    if (any_alive) alive_at_ = now;
+    const auto of_this_job = [&](const Meeting& meeting) { return meeting.published >= options_.began; };
+    const bool died = !any_alive && std::ranges::any_of(meetings, of_this_job);
+    require(!died && now < alive_at_ + kDeadMeetingSeconds, ExitCode::peer_lost, "rank ", launch_.rank,
+            " did not reach rank 0, which has died: ", meeting_folder(options_.folder).string(), " says where it listened");
+  }
+
+  // Waits for `events` until the deadline.
+  bool ready(const Socket& socket, short events, double deadline) const {
+    for (;;) {
+      look_for_stop(launch_, options_);
+      pollfd wait{.fd = socket.fd(), .events = events, .revents = 0};
+      const double left = deadline - monotonic_now();
+      const int found = ::poll(&wait, 1, static_cast<int>(std::ceil(std::clamp(left, 0.0, kLookSeconds) * 1e3)));
+      if (found > 0) return true;
+      if (left <= 0 || (found < 0 && errno != EINTR)) return false;
+    }
+  }
+
+  bool read_exactly(const Socket& socket, std::span<std::byte> out, double deadline) const {
+    while (!out.empty()) {
+      const ssize_t got = ready(socket, POLLIN, deadline) ? ::recv(socket.fd(), out.data(), out.size(), 0) : 0;
+      if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+      if (got <= 0) return false;
+      out = out.subspan(static_cast<size_t>(got));
+    }
+    return true;
+  }
+
+  std::optional<Connection> try_addresses(const std::vector<Address>& addresses, const std::string& token) {
+    for (const Address& address : addresses) {
+      const double until = std::min(deadline_, monotonic_now() + kProofSeconds);
+      Socket socket(::socket(address.bytes.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+      if (!socket) continue;
+      configure(socket, options_.heartbeat_timeout_s);
+      int error = ::connect(socket.fd(), reinterpret_cast<const sockaddr*>(&address.bytes), address.size) == 0 ? 0 : errno;
+      if (error == EINPROGRESS) {
+        socklen_t size = sizeof error;
+        if (!ready(socket, POLLOUT, until))
+          error = ETIMEDOUT;
+        else
+          ::getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &size);
+      }
+      if (error != 0) {
+        look_for_refusal(false);
+        problem_ = system_message(error);
+      } else if (prove(socket, token, until)) {
+        Connection connection(std::move(socket));
+        if (welcomed(connection, until)) return connection;
+      }
+    }
+    return {};
+  }
+
+  // What answers with a hello and goes without a proof has found that this rank's is wrong.
+  void look_for_refusal(bool refused) {
+    const double now = monotonic_now();
+    if (!refused) accepted_at_ = now;
+    require(!options_.token || now < accepted_at_ + kRefusedSeconds, ExitCode::usage, "rank ", launch_.rank, ": rank 0 at ",
+            launch_.address, ":", launch_.port,
+            " refuses its token: MANTISSA_TOKEN or MANTISSA_TOKEN_FILE must give all ranks the same, and ",
+            "the launcher one name of the job");
+  }
+
+  bool prove(const Socket& socket, const std::string& token, double until) {
+    problem_ = "what listens there does not prove the token: another job, or another MANTISSA_TOKEN";
+    const HelloBytes mine = new_hello({.attempt = static_cast<uint32_t>(launch_.restart),
+                                       .rank = static_cast<uint32_t>(launch_.rank),
+                                       .world = static_cast<uint32_t>(launch_.world)});
+    HelloBytes root{};
+    Proof proof{};
+    const bool met = write_all(socket, mine) && read_exactly(socket, root, until) && is_hello(root) &&
+                     write_all(socket, proof_of(Prover::rank, token, mine, root, launch_.job));
+    const bool answered = met && read_exactly(socket, proof, until);
+    look_for_refusal(met && !answered && monotonic_now() < until);
+    return answered && same_proof(proof, proof_of(Prover::root, token, mine, root, launch_.job));
+  }
+
+  // False: later perhaps.
+  bool welcomed(Connection& connection, double until) {
+    problem_ = "rank 0 closed the connection";
+    while (monotonic_now() < until) {
+      if (std::optional<Frame> frame = connection.next()) {
+        if (frame->message() == Message::welcome) return true;
+        const auto code = static_cast<ExitCode>(frame->number<uint8_t>());
+        const bool later = frame->number<uint8_t>() != 0;
+        problem_ = "rank 0 refuses it: " + frame->text();
+        require(later, code, "rank ", launch_.rank, ": ", problem_);
+        return false;
+      }
+      look_for_stop(launch_, options_);
+      pollfd wait{.fd = connection.fd(), .events = POLLIN, .revents = 0};
+      const bool open = ::poll(&wait, 1, static_cast<int>(kLookSeconds * 1e3)) <= 0 || connection.receive();
+      require(open, ExitCode::peer_lost, "rank ", launch_.rank, ": rank 0 closed its connection before it welcomed this rank");
+    }
+    return false;
+  }
+
+  const Launch& launch_;
+  const StoreOptions& options_;
+  double deadline_, alive_at_ = monotonic_now(), accepted_at_ = alive_at_;
+  std::string problem_;
+};
+
+}  // namespace
+
+Listener listen_for_ranks(const Launch& launch, const StoreOptions& options) {
+  const std::vector<Address> addresses = resolve_within(launch, options, monotonic_now() + options.init_timeout_s);
+  const bool make_token = token_is_published(launch, options, addresses);
+  Listener out;
+  out.token = make_token ? new_token() : *options.token;
+  for (size_t i = 0; i < addresses.size() && !out.socket; ++i) out.socket = bound(launch, addresses[i]);
+  require(static_cast<bool>(out.socket), ExitCode::environment, "MASTER_ADDR=", launch.address, " MASTER_PORT=", launch.port,
+          ": rank 0 cannot listen there: ", system_message(errno));
+  ::fcntl(out.socket.fd(), F_SETFL, O_NONBLOCK);
+  if (make_token || launch.port == 0)
+    out.published = std::make_unique<PublishedMeeting>(options.folder, launch, Meeting{port_of(out.socket), out.token});
+  return out;
+}
+
+Connection connect_to_root(const Launch& launch, const StoreOptions& options) { return Caller(launch, options).call(); }
+
+}  // namespace mantissa

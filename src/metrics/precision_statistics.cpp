@@ -1,0 +1,209 @@
+#include "mantissa/metrics/precision_statistics.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <span>
+#include <utility>
+
+#include "mantissa/backend/functions.h"
+#include "mantissa/ops/quantization_observer.h"
+
+namespace mantissa {
+namespace {
+
+using Sum = QuantizationError::Part;
+
+// None: without error, or NaN or Inf.
+std::optional<double> decibels(double signal, double noise) {
+  if (!(noise > 0.0) || !std::isfinite(noise)) return {};
+  return 10.0 * std::log10(signal / noise);
+}
+
+// Of one module and role, over everything added.
+class Sums {
+ public:
+  void add(const Tensor& x, const QuantizedTensor& codes) {
+    const Tensor out = empty(x.device(), Dtype::f64, {Sum::size});
+    x.device().run(QuantizationError{.x = converted(x, Dtype::bf16), .q = codes, .out = out});
+    const std::vector<double> parts = to_host<double>(out);
+    add(parts, static_cast<double>(x.elements()));
+  }
+  void add(std::span<const double> parts, double elements) {
+    const double amax = std::isnan(parts_[Sum::amax]) ? parts_[Sum::amax] : std::max(parts[Sum::amax], parts_[Sum::amax]);
+    for (size_t i = 0; i < parts_.size(); ++i) parts_[i] += parts[i];
+    parts_[Sum::amax] = amax;
+    elements_ += elements;
+  }
+  void add(const Sums& other) { add(other.parts_, other.elements_); }
+  bool none() const { return elements_ == 0.0; }
+  double signal() const { return parts_[Sum::signal]; }
+  double noise() const { return parts_[Sum::noise]; }
+
+  // Of this rank, and then of all, in their order.
+  Sums of_ranks(const Communicator& ranks) const {
+    Sums out;
+    for (const Sums& each : ranks.all(*this)) out.add(each);
+    return out;
+  }
+
+  void write(PrecisionEvent& event) const {
+    event.sqnr_db = decibels(signal(), noise());
+    event.clipped = parts_[Sum::clipped] / elements_;
+    event.flushed = parts_[Sum::flushed] / elements_;
+    if (std::isfinite(parts_[Sum::amax])) event.amax = parts_[Sum::amax];
+    for (uint16_t code = 0; code < 256; ++code) {
+      const auto blocks = static_cast<int64_t>(parts_[static_cast<size_t>(Sum::scales + code)]);
+      if (blocks > 0) event.scales[code] = blocks;
+    }
+  }
+
+ private:
+  std::array<double, Sum::size> parts_{};
+  double elements_ = 0.0;
+};
+
+// The weights of the experts of a stack, each by itself.
+class ExpertErrors {
+ public:
+  ExpertErrors(int64_t experts, int64_t rows) : rows_(rows), experts_(static_cast<size_t>(experts)) {}
+  int64_t rows() const { return rows_; }  // of each expert
+
+  void add(int64_t expert, const Sums& sums) {
+    experts_[static_cast<size_t>(expert)].signal += sums.signal();
+    experts_[static_cast<size_t>(expert)].noise += sums.noise();
+  }
+
+  // Over the ranks, in their order, whose call this is. The first of the worst.
+  std::optional<WorstExpert> worst(const Communicator& ranks) const {
+    std::optional<WorstExpert> out;
+    const std::vector<Energy> all = of_ranks(ranks);
+    for (size_t e = 0; e < all.size(); ++e) {
+      const std::optional<double> db = decibels(all[e].signal, all[e].noise);
+      if (db && (!out || *db < out->sqnr_db)) out = {.expert = static_cast<int64_t>(e), .sqnr_db = *db};
+    }
+    return out;
+  }
+
+ private:
+  struct Energy {
+    double signal = 0.0, noise = 0.0;
+  };
+
+  std::vector<Energy> of_ranks(const Communicator& ranks) const {
+    const size_t count = experts_.size(), size = static_cast<size_t>(ranks.size());
+    std::vector<Energy> all(count * size), out(count);
+    std::copy(experts_.begin(), experts_.end(), all.begin() + static_cast<std::ptrdiff_t>(count) * ranks.rank());
+    const std::vector<int64_t> bytes(size, static_cast<int64_t>(count * sizeof(Energy)));
+    ranks.all_gather(std::as_writable_bytes(std::span(all)), bytes, Purpose::control);
+    for (size_t i = 0; i < all.size(); ++i) {
+      out[i % count].signal += all[i].signal;
+      out[i % count].noise += all[i].noise;
+    }
+    return out;
+  }
+
+  int64_t rows_;
+  std::vector<Energy> experts_;
+};
+
+// Of rows [begin, end) of the parameter, in a part of it.
+Sums error_of(const Optimizer::State& state, int64_t begin, int64_t end) {
+  const Part& part = state.part;
+  const QuantizedTensor codes = slice(part.of->codes(), begin, end);
+  Sums sums;
+  sums.add(converted(state.master.slice(begin - part.begin, end - part.begin), Dtype::bf16).view(codes.shape), codes);
+  return sums;
+}
+
+// Of a part of a stack, expert by expert.
+Sums error_of(const Optimizer::State& state, ExpertErrors& experts) {
+  Sums all;
+  for (const Part::Slab& slab : state.part.slabs()) {
+    for (int64_t row = slab.row; row < slab.row + slab.end - slab.begin;) {
+      const int64_t expert = row / experts.rows(), end = std::min((expert + 1) * experts.rows(), slab.row + slab.end - slab.begin);
+      const int64_t moved = slab.begin - slab.row;
+      const Sums sums = error_of(state, row + moved, end + moved);
+      experts.add(expert, sums);
+      all.add(sums);
+      row = end;
+    }
+  }
+  return all;
+}
+
+// What all ranks that share a weight quantise alike is counted on the first.
+bool counted_here(const QuantizedOperand& operand, const Parameter& of) {
+  const bool alike = of.split == Split::none || (operand.role == OperandRole::input ? of.split == Split::rows : of.split == Split::columns);
+  return !alike || operand.own_tokens || of.share.rank == 0;
+}
+
+std::string module_of(const Parameter& parameter) { return parameter.name.substr(0, parameter.name.rfind('.')); }
+
+// Of the experts' weights that are kept as codes.
+std::map<const Leaf*, ExpertErrors> stacks_of(const ParameterSet& parameters, const PrecisionPlan& plan) {
+  std::map<const Leaf*, ExpertErrors> out;
+  for (const Parameter& parameter : parameters.all()) {
+    if (!parameter.quantised) continue;  // sinks, which never are, have no module behind their name
+    const ModuleShape& module = plan.of(module_of(parameter)).module;
+    if (module.matrices > 1) out.emplace(&parameter.leaf, ExpertErrors(module.matrices, module.out));
+  }
+  return out;
+}
+
+}  // namespace
+
+std::vector<PrecisionEvent> measure_precision(const ParameterSet& parameters, const PrecisionPlan& plan, const Optimizer& optimizer,
+                                              int64_t step, const std::function<void()>& body) {
+  std::map<std::pair<const Leaf*, OperandRole>, Sums> sums;
+  std::map<const Leaf*, ExpertErrors> stacks = stacks_of(parameters, plan);
+  for (const Optimizer::State& state : optimizer.states()) {
+    const Part& part = state.part;
+    if (!part.of->quantised || part.of->is_copy()) continue;
+    const auto stack = stacks.find(&part.of->leaf);
+    sums[{&part.of->leaf, OperandRole::weight}].add(stack == stacks.end() ? error_of(state, part.begin, part.end)
+                                                                          : error_of(state, stack->second));
+  }
+  {
+    std::map<const Leaf*, const Parameter*> weights;
+    for (const Parameter& parameter : parameters.all()) weights[&parameter.leaf] = &parameter;
+    const ObserverScope scope([&](const QuantizedOperand& operand) {
+      if (!counted_here(operand, *weights.at(operand.weight))) return;
+      sums[{operand.weight, operand.role}].add(operand.x, operand.codes);
+    });
+    body();
+  }
+  std::vector<PrecisionEvent> events;
+  const Communicator& world = optimizer.shards().mesh().world;
+  for (const Parameter& parameter : parameters.all()) {
+    if (parameter.shape.rank() < 2) continue;  // no operand of a product
+    for (const OperandRole role : {OperandRole::weight, OperandRole::input, OperandRole::output_grad}) {
+      const Sums all = sums[{&parameter.leaf, role}].of_ranks(world);
+      if (all.none()) continue;
+      PrecisionEvent& event = events.emplace_back(PrecisionEvent{.step = step, .module = module_of(parameter), .role = role_name(role)});
+      all.write(event);
+      const auto stack = stacks.find(&parameter.leaf);
+      if (role == OperandRole::weight && stack != stacks.end()) event.worst_expert = stack->second.worst(world);
+    }
+  }
+  return events;
+}
+
+std::optional<PrecisionSummary> summary_of(const std::vector<PrecisionEvent>& events) {
+  if (events.empty()) return {};
+  PrecisionSummary summary;
+  double sum = 0.0, count = 0.0;
+  for (const PrecisionEvent& event : events) {
+    if (!event.sqnr_db) continue;
+    sum += *event.sqnr_db;
+    count += 1.0;
+    if (!summary.worst.empty() && *event.sqnr_db >= summary.worst_db) continue;
+    summary.worst = event.module;
+    summary.worst_db = *event.sqnr_db;
+  }
+  if (count > 0.0) summary.sqnr_db = sum / count;
+  return summary;
+}
+
+}  // namespace mantissa

@@ -1,0 +1,94 @@
+#include "mantissa/metrics/run_metrics.h"
+
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "mantissa/base/file.h"
+#include "mantissa/json/json.h"
+#include "mantissa/json/json_fields.h"
+
+namespace mantissa {
+namespace {
+
+namespace fs = std::filesystem;
+template <class Entry>
+void forget_after(std::vector<Entry>& entries, int64_t step) {
+  std::erase_if(entries, [step](const Entry& entry) { return entry.step > step; });
+}
+
+// A start at step s continues from a checkpoint of that step: what came after it is done again.
+void take_start(RunMetrics& run, const JsonReader& line) {
+  run.start = line.as<StartEvent>();
+  run.starts.push_back(run.start.step);
+  for (Series* series : {&run.loss, &run.valid_loss, &run.lr, &run.gradient_norm, &run.tokens_per_second, &run.imbalance})
+    forget_after(*series, run.start.step);
+  forget_after(run.precision, run.start.step);
+  forget_after(run.routing, run.start.step);
+  forget_after(run.texts, run.start.step);
+}
+
+void take_step(RunMetrics& run, const JsonReader& line) {
+  const auto event = line.as<StepEvent>();
+  run.loss.push_back({event.step, event.loss});
+  run.lr.push_back({event.step, event.lr});
+  run.gradient_norm.push_back({event.step, event.gradient_norm});
+  run.tokens_per_second.push_back({event.step, event.tokens_per_second});
+  run.tokens = event.tokens;
+  if (!line.value().contains("moe")) return;
+  std::vector<LayerRouting> layers;
+  for (const JsonReader& layer : line.at("moe").entries()) layers.push_back(layer.as<LayerRouting>());
+  if (layers.empty()) return;
+  run.imbalance.push_back({event.step, most_uneven(layers).imbalance});
+  std::erase_if(run.routing, [&](const RoutingPoint& point) { return point.step <= event.step - kRoutingSteps; });
+  run.routing.push_back({event.step, std::move(layers)});
+}
+
+void take_precision(RunMetrics& run, const JsonReader& line) {
+  PrecisionEvent& event = run.precision.emplace_back(line.as<PrecisionEvent>());
+  if (line.value().contains("worst_expert")) event.worst_expert = line.at("worst_expert").as<WorstExpert>();
+}
+
+void take_evaluation(RunMetrics& run, const JsonReader& line) {
+  const auto event = line.as<EvaluationEvent>();
+  run.valid_loss.push_back({event.step, event.result.loss});
+}
+
+void take(RunMetrics& run, const JsonReader& line) {
+  const auto type = line.at("type").as<std::string>();
+  if (type == "start") take_start(run, line);
+  if (type == "step") take_step(run, line);
+  if (type == "eval") take_evaluation(run, line);
+  if (type == "precision") take_precision(run, line);
+  if (type == "sample") run.texts.push_back(line.as<TextEvent>());
+}
+
+std::string content_of(const fs::path& path) { return File::open_input(path).content(std::numeric_limits<int64_t>::max()); }
+
+// "runs/a/" and "." have names, too.
+std::string name_of(const fs::path& folder) {
+  std::error_code unknown;
+  const fs::path path = fs::weakly_canonical(folder, unknown);
+  return from_json<std::string>(json_text(path.filename().string()), folder.string());
+}
+
+}  // namespace
+
+RunMetrics read_run_metrics(const fs::path& folder) {
+  const fs::path path = folder / "metrics.jsonl";
+  std::error_code ignored;
+  require(fs::is_directory(folder, ignored), ExitCode::usage, folder.string(), ": no run folder of that name");
+  require(fs::is_regular_file(path, ignored), ExitCode::usage, folder.string(), ": not a run folder, it has no metrics.jsonl");
+  RunMetrics run;
+  run.name = name_of(folder);
+  const std::string content = content_of(path);
+  size_t number = 0;
+  for (size_t begin = 0, end; (end = content.find('\n', begin)) != std::string::npos; begin = end + 1) {
+    const std::string where = text(path.string(), ":", ++number);
+    const nlohmann::json line = parse_json_line(std::string_view(content).substr(begin, end - begin), where);
+    take(run, JsonReader(line, where));
+  }
+  if (fs::is_regular_file(folder / "config.json", ignored)) run.config = content_of(folder / "config.json");
+  return run;
+}
+
+}  // namespace mantissa

@@ -1,0 +1,23 @@
+// What ranks that share a model's layers send each other while one micro batch goes forward and backward, as src/ops has them do it.
+#pragma once
+
+#include "mantissa/config/run_config.h"
+#include "mantissa/nn/modules.h"
+
+namespace mantissa {
+
+struct Exchanges {
+  int64_t calls = 0;
+  int64_t bytes = 0;    // sent by all ranks that share them
+  int64_t control = 0;  // numbers of rows, beside them
+  int64_t busiest = 0;  // of one rank, the more of what it sends and receives
+};
+// The tensor ranks of one replica.
+Exchanges tensor_exchanges(const RunConfig& config, const PrecisionPlan& plan);
+// The ranks that share experts, each with a micro batch, if every expert gets as many rows of each (parallel.expert).
+Exchanges expert_exchanges(const RunConfig& config, const PrecisionPlan& plan);
+
+// What a rank has of the experts.
+ExpertShare expert_share(const RunConfig& config);
+
+}  // namespace mantissa

@@ -1,0 +1,222 @@
+#include "mantissa/plan/cost.h"
+
+#include <algorithm>
+
+#include "mantissa/base/integers.h"
+#include "mantissa/metrics/routing_summary.h"
+#include "mantissa/models/model_shape.h"
+#include "mantissa/nn/layout.h"
+#include "mantissa/nn/modules.h"
+#include "mantissa/nn/shards.h"
+#include "plan/activation_exchanges.h"
+
+namespace mantissa {
+namespace {
+
+constexpr int64_t kHeader = 32;  // bytes of each call to the right neighbour (communicator.h)
+constexpr int64_t kTold = 8;     // numbers that a rank tells before its losses, choices of experts and norms (optimizer.cpp)
+
+// Of each rank alike: tensor ranks hold shares of equal size, and so do ranks that share experts.
+Layout layout_of(const RunConfig& config, const PrecisionPlan& plan) {
+  const ShareOf share{.rank = 0, .ranks = static_cast<int>(config.parallel.tensor)};
+  return {parameter_specs(plan, share, config.parallel.sequence_parallel, expert_share(config)), Shards::kBucketBytes};
+}
+
+// Ranks that hold a bucket alike, each a share.
+int64_t holders(const RunConfig& config, const Layout& layout, const Layout::Bucket& bucket) {
+  return config.parallel.data / layout.expert_ranks(bucket);
+}
+std::vector<Layout::Share> shares_of(const RunConfig& config, const Layout& layout, const Layout::Bucket& bucket) {
+  return layout.shares(bucket, static_cast<int>(holders(config, layout, bucket)));
+}
+
+// Of a bucket: what the busiest rank sends or receives of it.
+struct BucketBytes {
+  int64_t gradients = 0, gathered = 0;
+  int64_t all() const { return gradients + gathered; }
+};
+
+// A rank sends its gradients of what others own and receives theirs of what it owns; a gather is the reverse.
+int64_t busiest(int64_t all, int64_t least, int64_t most, int64_t ranks) { return std::max(all - least, most * (ranks - 1)); }
+
+// With `tensor` ranks, which sum what is partial of their own gradients.
+BucketBytes busiest(const std::vector<Layout::Share>& shares, int64_t tensor) {
+  Layout::Share all, least = shares.front(), most;
+  int64_t partial = 0;
+  for (const Layout::Share& share : shares) {
+    partial = std::max(partial, share.partial);
+    all.gradients += share.gradients;
+    all.gathered += share.gathered;
+    least = {.gradients = std::min(least.gradients, share.gradients), .gathered = std::min(least.gathered, share.gathered)};
+    most = {.gradients = std::max(most.gradients, share.gradients), .gathered = std::max(most.gathered, share.gathered)};
+  }
+  const auto ranks = static_cast<int64_t>(shares.size());
+  return {.gradients = busiest(all.gradients, least.gradients, most.gradients, ranks) + 2 * ceil_div(partial * (tensor - 1), tensor),
+          .gathered = busiest(all.gathered, least.gathered, most.gathered, ranks)};
+}
+
+// What routers did, in the steps that are told.
+int64_t routing_bytes(const RunConfig& config) {
+  const int64_t data = config.parallel.data, numbers = routing_numbers(config);
+  return data == 1 || numbers == 0
+             ? 0
+             : config.parallel.tensor * data * ((data - 1) * numbers * static_cast<int64_t>(sizeof(double)) + kHeader);
+}
+
+// All-gathers of numbers of 8 bytes: the message that decides the step, with what each rank of the world tells, its losses, its choices and
+// its norms; and where some targets may not count, how many do, among the data ranks.
+int64_t control_bytes(const RunConfig& config, int64_t choices, int64_t norm_bands) {
+  const int64_t world = config.parallel.world(), data = config.parallel.data;
+  const int64_t told = (world - 1) * (world * (kTold + *config.training.grad_accum + choices) + norm_bands);
+  const int64_t targets = config.data.mask_eod_loss && data > 1 ? (data - 1) * world : 0;
+  const int64_t always = (told + targets) * static_cast<int64_t>(sizeof(double)) + (targets > 0 ? 2 : 1) * world * kHeader;
+  return always + routing_bytes(config) / config.logging.interval;
+}
+
+// FLOPs of one token, forward and backward, and what is computed again before backward.
+struct Work {
+  double once = 0.0, again = 0.0;
+  double forward() const { return once / 3; }
+  double backward() const { return 2 * once / 3 + again; }
+};
+
+struct ModelWork {
+  std::vector<Work> buckets;
+  Work tied_head;  // after the last bucket, with the weights of the first
+};
+
+Work work_of(const ModuleShape& module, const TrainingConfig& training) {
+  const double products = has_gemm(module.kind) ? 6.0 * static_cast<double>(module.active_elements()) : 0.0;
+  const double attention = attention_flops_per_token(module, training.seq_len);
+  const bool layer = module.kind == ModuleKind::linear || module.kind == ModuleKind::router;
+  const double again = training.recompute == Recompute::full && layer ? (products + attention) / 3
+                       : training.recompute == Recompute::selective   ? attention / 3
+                                                                      : 0.0;
+  return {.once = products + attention, .again = again};
+}
+
+// The parameters of a module are one or two, in the order of the modules.
+ModelWork model_work(const RunConfig& config, const PrecisionPlan& plan, const Layout& layout) {
+  ModelWork out{.buckets = std::vector<Work>(layout.buckets().size()), .tied_head = {}};
+  size_t parameter = 0, bucket = 0;
+  for (const ModulePrecision& entry : plan.modules()) {
+    while (parameter >= layout.buckets()[bucket].last) ++bucket;
+    const Work work = work_of(entry.module, config.training);
+    out.buckets[bucket].once += work.once;
+    out.buckets[bucket].again += work.again;
+    parameter += entry.module.bias > 0 ? 2 : 1;
+  }
+  if (config.model.tie_word_embeddings) out.tied_head.once = 6.0 * static_cast<double>(plan.of("embed").module.weight_elements());
+  return out;
+}
+
+double of_all(const ModelWork& work) {
+  double sum = work.tied_head.once + work.tied_head.again;
+  for (const Work& bucket : work.buckets) sum += bucket.once + bucket.again;
+  return sum;
+}
+
+// How long after the last backward pass the exchange ends.
+double exchange_not_hidden(const ModelWork& work, const std::vector<double>& seconds, double seconds_per_flop) {
+  double passed = work.tied_head.backward() * seconds_per_flop, through = 0.0;
+  for (size_t b = seconds.size(); b-- > 0;) {
+    passed += work.buckets[b].backward() * seconds_per_flop;
+    through = std::max(through, passed) + seconds[b];
+  }
+  return through - passed;
+}
+
+// How long the first forward pass waits.
+double gather_not_hidden(const ModelWork& work, const std::vector<double>& seconds, double seconds_per_flop) {
+  double through = 0.0, passed = 0.0, waited = 0.0;
+  for (size_t b = 0; b < seconds.size(); ++b) {
+    through += seconds[b];
+    waited += std::max(0.0, through - passed);
+    passed = std::max(passed, through) + work.buckets[b].forward() * seconds_per_flop;
+  }
+  return waited;
+}
+
+double sum(const std::vector<double>& values) {
+  double out = 0.0;
+  for (const double value : values) out += value;
+  return out;
+}
+
+}  // namespace
+
+StepBytes step_bytes(const RunConfig& config, const PrecisionPlan& plan) {
+  const Layout layout = layout_of(config, plan);
+  const int64_t data = config.parallel.data, tensor = config.parallel.tensor, world = config.parallel.world();
+  StepBytes out{.sent = {}, .buckets = static_cast<int64_t>(layout.buckets().size())};
+  if (world == 1) return out;
+  const Exchanges activations = tensor_exchanges(config, plan), experts = expert_exchanges(config, plan);
+  const int64_t replicas = data * *config.training.grad_accum;                  // micro batches of all
+  const int64_t groups = replicas / config.parallel.expert;                     // each of one of every rank that shares experts
+  const int64_t peers = config.parallel.expert * (config.parallel.expert - 1);  // each tells every other
+  int64_t norm_bands = 0, calls = 0;
+  for (const Layout::Bucket& bucket : layout.buckets()) {
+    const std::vector<Layout::Share> shares = shares_of(config, layout, bucket);
+    const int64_t ranks = std::ssize(shares), alike = tensor * layout.expert_ranks(bucket);
+    int64_t summed = 0;
+    for (const Layout::Share& share : shares) {
+      norm_bands += alike * share.norm_bands;
+      out.sent.gradients += alike * (ranks - 1) * share.gradients;
+      out.sent.parameters += alike * (ranks - 1) * share.gathered;
+      summed += share.partial;
+    }
+    out.sent.gradients += 2 * (tensor - 1) * summed * layout.expert_ranks(bucket);
+    const auto sums = bucket.of_experts ? static_cast<int64_t>(bucket.last - bucket.first) : 1;  // each of its parameters by itself
+    calls += (ranks > 1 ? sums + 1 : 0) + (summed > 0 ? 1 : 0);
+    out.busiest += busiest(shares, tensor).all();
+  }
+  out.busiest += *config.training.grad_accum * (activations.busiest + experts.busiest);
+  out.sent.activations = replicas * activations.bytes + tensor * groups * experts.bytes;
+  out.sent.control = control_bytes(config, plan.buffers(), norm_bands) + tensor * groups * experts.control +
+                     (calls * world + replicas * activations.calls * tensor + tensor * groups * experts.calls * peers) * kHeader;
+  return out;
+}
+
+GatherBytes gather_bytes(const RunConfig& config, const PrecisionPlan& plan) {
+  const Layout layout = layout_of(config, plan);
+  struct Moved {
+    int64_t bytes = 0, elements = 0;
+    double ratio() const { return elements > 0 ? static_cast<double>(bytes) / static_cast<double>(elements) : 0.0; }
+  } codes, values;
+  for (size_t i = 0; i < layout.parameters().size(); ++i) {
+    const ParameterSpec& parameter = layout.parameters()[i];
+    Moved& moved = parameter.keeps_value ? values : codes;
+    moved.elements += parameter.shape.elements();
+    moved.bytes += layout.gathered(i);
+  }
+  return {.codes = codes.ratio(), .values = values.ratio()};
+}
+
+StepTime step_time(const RunConfig& config, const PrecisionPlan& plan, const Rates& rates) {
+  const Layout layout = layout_of(config, plan);
+  const ModelWork work = model_work(config, plan, layout);
+  const int64_t tensor = config.parallel.tensor, micro_batches = *config.training.grad_accum;
+  const double tokens = static_cast<double>(config.training.micro_batch_size * config.training.seq_len) / static_cast<double>(tensor);
+  const double link = rates.link.value_or(1.0);
+  StepTime out;
+  if (rates.flops) out.compute = of_all(work) * tokens * static_cast<double>(micro_batches) / *rates.flops;
+  if (!rates.link && config.parallel.world() > 1) return out;
+  std::vector<double> exchange, gather;
+  for (const Layout::Bucket& bucket : layout.buckets()) {
+    const BucketBytes bytes = busiest(shares_of(config, layout, bucket), tensor);
+    exchange.push_back(static_cast<double>(bytes.gradients) / link);
+    gather.push_back(static_cast<double>(bytes.gathered) / link);
+  }
+  out.exchange = sum(exchange);
+  out.gather = sum(gather);
+  const int64_t exchanged = tensor_exchanges(config, plan).busiest + expert_exchanges(config, plan).busiest;
+  out.activations = static_cast<double>(micro_batches * exchanged) / link;
+  if (!rates.flops) return out;
+  const bool beside = tensor == 1 && config.parallel.expert == 1;
+  out.exchange_not_hidden = beside ? exchange_not_hidden(work, exchange, tokens / *rates.flops) : *out.exchange;
+  out.gather_not_hidden = beside ? gather_not_hidden(work, gather, tokens / *rates.flops) : *out.gather;
+  out.step = *out.compute + *out.activations + *out.exchange_not_hidden + *out.gather_not_hidden;
+  return out;
+}
+
+}  // namespace mantissa

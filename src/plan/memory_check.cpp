@@ -1,0 +1,85 @@
+#include "mantissa/plan/memory_check.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "mantissa/base/bytes_text.h"
+#include "mantissa/comm/agreement.h"
+#include "mantissa/comm/mesh.h"
+#include "mantissa/plan/estimate.h"
+
+namespace mantissa {
+namespace {
+
+// Of a MemoryEstimate, with the keys that change it most.
+struct NamedPart {
+  const char* name;
+  int64_t bytes;
+  std::string keys;
+};
+
+std::vector<NamedPart> largest_parts(const RunConfig& config, const MemoryEstimate& memory) {
+  constexpr size_t kShown = 3;
+  const std::string model = "model.num_layers, model.hidden_size, model.intermediate_size",
+                    rows = "training.micro_batch_size, training.seq_len";
+  const bool recomputes = config.training.recompute == Recompute::full;
+  const bool tree = config.training.accumulation == Accumulation::tree && *config.training.grad_accum > 1;
+  std::vector<NamedPart> parts = {{"master weights", memory.masters, model},
+                                  {"weights", memory.values, model},
+                                  {"gradients", memory.gradients, tree ? "training.accumulation=running, " + model : model},
+                                  {"optimizer", memory.optimizer, model},
+                                  {"activations", memory.activations, recomputes ? rows : "training.recompute=full, " + rows},
+                                  {"workspace", memory.workspace, rows},
+                                  {"exchange", memory.exchange, "parallel.data"}};
+  std::ranges::stable_sort(parts, std::ranges::greater{}, &NamedPart::bytes);
+  parts.resize(kShown);
+  std::erase_if(parts, [](const NamedPart& part) { return part.bytes == 0; });
+  return parts;
+}
+
+std::string refusal(const RunConfig& config, const MemoryEstimate& memory, const FreeMemory& free, int64_t ranks) {
+  const int64_t all = static_cast<int64_t>(std::min(static_cast<double>(memory.tensors()) * static_cast<double>(ranks), 9e18));
+  std::string out = text("not enough memory: training needs ", bytes_text(all),
+                         ranks > 1 ? text(", ", bytes_text(memory.tensors()), " on each of ", ranks, " ranks here") : "", ", and ",
+                         bytes_text(free.bytes), " of ", free.of, " are free; the largest parts", ranks > 1 ? " of a rank" : "",
+                         " and what makes them smaller:");
+  for (const NamedPart& part : largest_parts(config, memory)) out += text('\n', part.name, ' ', bytes_text(part.bytes), ": ", part.keys);
+  if (ranks > 1) out += "\nor fewer ranks on one host";
+  return out + "\ntraining.allow_memory_overcommit=true trains all the same";
+}
+
+// The hosts and control groups of every rank, by rank.
+std::vector<std::vector<uint64_t>> places_of_ranks(const Communicator& world, const std::vector<FreeMemory>& free) {
+  std::string own;
+  for (const FreeMemory& here : free) own.append(reinterpret_cast<const char*>(&here.place), sizeof here.place);
+  std::vector<std::vector<uint64_t>> out;
+  for (const std::string& bytes : gather_texts(world, own)) {
+    std::vector<uint64_t>& places = out.emplace_back(bytes.size() / sizeof(uint64_t));
+    if (!places.empty()) std::memcpy(places.data(), bytes.data(), bytes.size());
+  }
+  return out;
+}
+
+}  // namespace
+
+void require_free_memory(const RunConfig& config, const PrecisionPlan& plan, const Communicator& world,
+                         const std::vector<FreeMemory>& free) {
+  if (config.training.allow_memory_overcommit) return;
+  const std::vector<std::vector<uint64_t>> all = places_of_ranks(world, free);
+  agree(world, [&] {
+    const MemoryEstimate memory = estimate_memory(config, plan);
+    double least = HUGE_VAL;
+    std::string why;
+    for (const FreeMemory& here : free) {
+      const int64_t ranks = std::ranges::count_if(all, [&](const auto& places) { return std::ranges::count(places, here.place) > 0; });
+      const double each = static_cast<double>(here.bytes) / static_cast<double>(ranks);
+      if (each >= static_cast<double>(memory.tensors()) || each >= least) continue;
+      least = each;
+      why = refusal(config, memory, here, ranks);
+    }
+    require(why.empty(), ExitCode::environment, why);
+  });
+}
+
+}  // namespace mantissa

@@ -1,0 +1,170 @@
+#include "mantissa/plan/plan_table.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <numeric>
+#include <vector>
+
+#include "mantissa/base/bytes_text.h"
+#include "mantissa/base/printable.h"
+
+namespace mantissa {
+namespace {
+
+constexpr std::array kRoles = {GemmRole::fprop, GemmRole::dgrad, GemmRole::wgrad};
+
+using Cells = std::vector<std::string>;
+
+std::string shape_text(const ModuleShape& module) {
+  if (module.out == 0) return text("[?, ", module.in, ']');
+  if (module.matrices > 1) return text('[', module.matrices, ", ", module.out, ", ", module.in, ']');
+  return module.in == 0 ? text('[', module.out, ']') : text('[', module.out, ", ", module.in, ']');
+}
+
+// "[8/2, 384/4, 64]": 8 experts over 2 ranks, and of each 384 rows over 4.
+std::string divided_shape_text(const ModuleShape& module, const RanksPerWeight& ranks) {
+  const ModuleShape held = module.on_rank(ranks);
+  const auto size = [](int64_t whole, int64_t on_rank) { return whole == on_rank ? text(whole) : text(whole, '/', whole / on_rank); };
+  const std::string rows = module.out == 0 ? "?" : size(module.out, held.out);
+  if (module.in == 0) return text('[', rows, ']');
+  return text('[', module.matrices > 1 ? size(module.matrices, held.matrices) + ", " : "", rows, ", ", size(module.in, held.in), ']');
+}
+
+// "rows [192, 64]": how the weight is divided, and what one rank has of it.
+std::string share_text(const ModuleShape& module, const RanksPerWeight& ranks) {
+  const std::string held = shape_text(module.on_rank(ranks));
+  const bool experts = module.matrices > 1 && ranks.expert > 1, divided = module.split != Split::none && ranks.tensor > 1;
+  if (!experts && !divided) return "whole";
+  return text(experts ? "experts " : "", !divided ? "" : module.split == Split::rows ? "rows " : "columns ", held);
+}
+
+// All but path and bytes.
+Cells cells_of(const ModulePrecision& entry, PlanTable form, const RanksPerWeight& ranks) {
+  const std::string rule = entry.rule.empty() ? "-" : entry.rule;
+  const std::string shape = form == PlanTable::wide ? shape_text(entry.module) : divided_shape_text(entry.module, ranks);
+  Cells cells = {shape, entry.match.empty() ? rule : rule + " \"" + entry.match + "\"", entry.recipe.name};
+  for (const GemmRole role : kRoles) cells.push_back(has_gemm(entry.module.kind) ? gemm_text(entry.recipe, role) : "-");
+  for (const StoredType type : {entry.storage, entry.wire, entry.exported}) cells.emplace_back(stored_type_name(type));
+  if (form == PlanTable::wide && ranks.several()) cells.push_back(share_text(entry.module, ranks));
+  return cells;
+}
+
+// Modules of several layers that differ in nothing but the layer.
+struct Group {
+  std::vector<std::string> paths;
+  Cells cells;
+  int64_t bytes = 0;
+};
+
+std::vector<Group> grouped(const std::vector<ModulePrecision>& modules, PlanTable form, const RanksPerWeight& ranks) {
+  std::vector<Group> groups;
+  std::map<Cells, size_t> known;
+  for (const ModulePrecision& entry : modules) {
+    Cells key = cells_of(entry, form, ranks);
+    key.push_back(any_layer(entry.module.path));
+    const auto [found, added] = known.insert({key, groups.size()});
+    if (added) groups.push_back({.paths = {}, .cells = {key.begin(), key.end() - 1}});
+    groups[found->second].paths.push_back(entry.module.path);
+    groups[found->second].bytes += entry.bytes;
+  }
+  return groups;
+}
+
+std::vector<size_t> widths_of(const std::vector<Cells>& rows) {
+  std::vector<size_t> widths(rows.front().size());
+  for (const Cells& row : rows) {
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  return widths;
+}
+
+constexpr size_t kGap = 2;  // between columns
+
+std::string aligned(const std::vector<Cells>& rows) {
+  const std::vector<size_t> widths = widths_of(rows);
+  std::string out;
+  for (const Cells& row : rows) {
+    for (size_t i = 0; i + 1 < row.size(); ++i) out += row[i] + std::string(widths[i] - row[i].size() + kGap, ' ');
+    out += std::string(widths.back() - row.back().size(), ' ') + row.back() + '\n';  // numbers stand to the right
+  }
+  return out;
+}
+
+// Behind them in the wide table what a rank holds, if ranks share weights; then the bytes.
+constexpr std::array kHeads = {"module", "shape", "rule", "recipe", "fprop", "dgrad", "wgrad", "storage", "wire", "export"};
+constexpr std::array<size_t, 6> kNarrow = {0, 1, 3, 2, 7, 8};  // of these the narrow table has, and the bytes
+constexpr size_t kModule = 0, kRecipe = 2, kRule = 3;          // the columns of the narrow table that may be cut
+
+Cells heads(PlanTable form, const RanksPerWeight& ranks) {
+  Cells cells = {kHeads.begin(), kHeads.end()};
+  if (ranks.several() && form == PlanTable::wide) cells.emplace_back("on a rank");
+  if (ranks.several() && form == PlanTable::narrow) cells[1] += "/ranks";
+  cells.emplace_back("bytes");
+  return cells;
+}
+
+// "layers.{0,2,...,998}.mlp.up": without some layers.
+std::string cut_module(const std::string& path, size_t most) {
+  if (path.size() <= most || path.find(',') == std::string::npos) return without_middle(path, most);
+  const std::string end = ",..." + path.substr(path.rfind(','));
+  const size_t begin = path.rfind(',', most - std::min(most, end.size()));
+  return begin == std::string::npos ? without_middle(path, most) : path.substr(0, begin) + end;
+}
+
+// `rules.7 "lay...up"`: without some of the pattern, and without all of it where there is room for the key alone.
+std::string cut_rule(const std::string& rule, size_t most) {
+  constexpr size_t kLeast = 7;  // of a pattern in its quotes
+  const size_t key = std::min(rule.find(' '), rule.size());
+  if (rule.size() <= most || most < key + 1 + kLeast) return without_middle(rule.size() <= most ? rule : rule.substr(0, key), most);
+  return rule.substr(0, key + 1) + without_middle(std::string_view(rule).substr(key + 1), most - key - 1);
+}
+
+// Takes from the column that is most above its floor until all fit; below the floors, which only shapes beyond all models need, from the
+// module, of which most is left.
+std::vector<size_t> narrow_widths(const std::vector<Cells>& rows) {
+  constexpr std::array<std::pair<size_t, int64_t>, 3> kFloors = {{{kModule, 30}, {kRecipe, 8}, {kRule, 8}}};
+  std::vector<size_t> widths = widths_of(rows);
+  const auto above = [&](const auto& column) { return static_cast<int64_t>(widths[column.first]) - column.second; };
+  size_t total = std::accumulate(widths.begin(), widths.end(), kGap * (widths.size() - 1));
+  for (; total > kNarrowColumns; --total) {
+    const auto most = std::max_element(kFloors.begin(), kFloors.end(), [&](const auto& a, const auto& b) { return above(a) < above(b); });
+    --widths[above(*most) > 0 ? most->first : kModule];
+  }
+  return widths;
+}
+
+// Rules lack "precision.".
+std::vector<Cells> narrowed(const std::vector<Cells>& wide) {
+  constexpr std::string_view kSection = "precision.";
+  std::vector<Cells> rows;
+  for (const Cells& all : wide) {
+    Cells row;
+    for (const size_t column : kNarrow) row.push_back(printable(all[column]));
+    row.push_back(all.back());
+    if (row[kRule].starts_with(kSection)) row[kRule].erase(0, kSection.size());
+    rows.push_back(std::move(row));
+  }
+  const std::vector<size_t> widths = narrow_widths(rows);
+  for (Cells& row : rows) {
+    row[kModule] = cut_module(row[kModule], widths[kModule]);
+    row[kRecipe] = without_middle(row[kRecipe], widths[kRecipe]);
+    row[kRule] = cut_rule(row[kRule], widths[kRule]);
+  }
+  return rows;
+}
+
+}  // namespace
+
+std::string plan_table(const PrecisionPlan& plan, PlanTable form, const RanksPerWeight& ranks) {
+  std::vector<Cells> rows = {heads(form, ranks)};
+  for (const Group& group : grouped(plan.modules(), form, ranks)) {
+    Cells row = {joined_path(group.paths)};
+    row.insert(row.end(), group.cells.begin(), group.cells.end());
+    row.push_back(form == PlanTable::wide ? std::to_string(group.bytes) : bytes_text(group.bytes));
+    rows.push_back(std::move(row));
+  }
+  return aligned(form == PlanTable::wide ? rows : narrowed(rows));
+}
+
+}  // namespace mantissa

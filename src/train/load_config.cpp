@@ -1,0 +1,134 @@
+#include "mantissa/train/load_config.h"
+
+#include <filesystem>
+
+#include "mantissa/checkpoint/checkpoint_search.h"
+#include "mantissa/checkpoint/config_differences.h"
+#include "mantissa/data/dataset.h"
+#include "train/run_saves.h"
+
+namespace mantissa {
+namespace {
+
+constexpr const char* kZeroStage = "there is no stage of ZeRO to choose: with several data ranks it is 1";
+
+// Keys of Megatron, torchtitan and DeepSpeed (and of Hugging Face where they differ), as written or with dashes.
+const ForeignNames kForeignNames = {
+    {"train_iters", "training.steps"},
+    {"max_steps", "training.steps"},
+    {"max_iters", "training.steps"},
+    {"seq_length", "training.seq_len"},
+    {"block_size", "training.seq_len"},
+    {"batch_size", "training.micro_batch_size"},
+    {"train_micro_batch_size_per_gpu", "training.micro_batch_size"},
+    {"train_batch_size", "training.global_batch_size"},
+    {"gradient_accumulation_steps", "training.grad_accum"},
+    {"learning_rate", "optimizer.lr"},
+    {"min_lr", "schedule.min_lr_ratio"},
+    {"min_lr_factor", "schedule.min_lr_ratio"},
+    {"lr_decay_style", "schedule.type"},
+    {"decay_type", "schedule.type"},
+    {"lr_warmup_iters", "schedule.warmup_steps"},
+    {"warmup_iters", "schedule.warmup_steps"},
+    {"lr_decay_iters", "schedule.decay_steps"},
+    {"lr_scheduler", "schedule"},
+    {"scheduler", "schedule"},
+    {"adam_beta1", "optimizer.beta1"},
+    {"adam_beta2", "optimizer.beta2"},
+    {"adam_eps", "optimizer.eps"},
+    {"clip_grad", "optimizer.grad_clip"},
+    {"max_norm", "optimizer.grad_clip"},
+    {"gradient_clipping", "optimizer.grad_clip"},
+    {"save", "checkpoint.dir"},
+    {"folder", "checkpoint.dir"},
+    {"load", "checkpoint.resume"},
+    {"save_interval", "checkpoint.interval"},
+    {"keep_latest_k", "checkpoint.keep_latest"},
+    {"data_path", "data.train"},
+    {"eod_mask_loss", "data.mask_eod_loss"},
+    {"reset_attention_mask", "data.document_mask"},
+    {"eval_interval", "eval.interval"},
+    {"eval_iters", "eval.iters"},
+    {"log_interval", "logging.interval"},
+    {"log_freq", "logging.interval"},
+    {"steps_per_print", "logging.interval"},
+    {"enable_tensorboard", "logging.tensorboard"},
+    {"n_layer", "model.num_layers"},
+    {"num_hidden_layers", "model.num_layers"},
+    {"n_head", "model.num_attention_heads"},
+    {"n_embd", "model.hidden_size"},
+    {"ffn_hidden_size", "model.intermediate_size"},
+    {"num_query_groups", "model.num_key_value_heads"},
+    {"kv_channels", "model.head_dim"},
+    {"rms_norm_eps", "model.norm_eps"},
+    {"layer_norm_epsilon", "model.norm_eps"},
+    {"hidden_act", "model.activation"},
+    {"bf16", "precision.dtype"},
+    {"fp8_recipe", "precision.recipe"},
+    {"fp8_format", "precision.recipe"},
+    {"matchers", "precision.rules"},
+    {"first_last_layers_bf16", "precision.rules"},
+    {"metrics", "logging"},
+    {"parallelism", "parallel"},
+    {"data_parallel_replicate_degree", "parallel.data"},
+    {"zero_stage", kZeroStage},
+    {"zero_optimization", kZeroStage},
+    {"use_distributed_optimizer", kZeroStage},
+    {"data_parallel_sharding_strategy", kZeroStage},
+    {"data_parallel_shard_degree", kZeroStage},
+    {"tensor_model_parallel_size", "parallel.tensor"},
+    {"tensor_parallel_degree", "parallel.tensor"},
+    {"expert_model_parallel_size", "parallel.expert"},
+    {"expert_parallel_degree", "parallel.expert"},
+};
+
+void check_data(const std::string& path, const std::string& key, ConfigReport& report) {
+  if (report.failed(key)) return;
+  try {
+    expand_paths(path, key);
+  } catch (const Error& error) {
+    report.error(key, error.what());
+  }
+}
+
+void check_checkpoint(const std::string& path, const std::string& key, ConfigReport& report) {
+  std::error_code error;
+  if (!report.failed(key) && !std::filesystem::exists(path, error))
+    report.error(key, "no such checkpoint: \"" + path + "\"" + steps_beside(path));
+}
+
+bool continues(const CheckpointConfig& config) {
+  std::error_code error;
+  return config.resume == "auto" && std::filesystem::is_directory(config.dir, error) && !list_checkpoints(config.dir).empty();
+}
+
+void check_sets(const std::vector<WeightedPath>& sets, const std::string& key, ConfigReport& report) {
+  for (size_t i = 0; i < sets.size(); ++i) check_data(sets[i].path, text(key, '.', i, ".path"), report);
+}
+
+// Every input path that is needed and does not exist, with the pattern and what its folder holds.
+void check_inputs_exist(const RunConfig& config, ConfigReport& report) {
+  if (config.data.path) check_data(*config.data.path, "data.path", report);
+  check_sets(config.data.train, "data.train", report);
+  check_sets(config.data.valid, "data.valid", report);
+  const std::string& resume = config.checkpoint.resume;
+  if (resume != "never" && resume != "auto") check_checkpoint(resume, "checkpoint.resume", report);
+  if (config.checkpoint.init_from && !continues(config.checkpoint))
+    check_checkpoint(*config.checkpoint.init_from, "checkpoint.init_from", report);
+}
+
+}  // namespace
+
+LoadedConfig load_run_config(const ConfigSources& sources, Inputs inputs, int64_t world) {
+  LoadedConfig loaded;
+  if (read_config(sources, fields_of(loaded.config), loaded.report, kForeignNames)) {
+    take_saved_model(loaded);
+    resolve_run_config(loaded.config, loaded.report, sources.file, world);
+    check_export(loaded.config, loaded.report);
+    if (inputs == Inputs::must_exist) check_inputs_exist(loaded.config, loaded.report);
+  }
+  loaded.report.throw_if_failed();
+  return loaded;
+}
+
+}  // namespace mantissa

@@ -1,0 +1,110 @@
+// Ranks that look for one checkpoint together, here threads of one process, take the same.
+#include <gmock/gmock.h>
+
+#include "checkpoint_testing.h"
+#include "mantissa/checkpoint/ranks_together.h"
+#include "mantissa/comm/agreement.h"
+#include "thread_ranks.h"
+
+namespace mantissa::test::search_together_test {
+
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// Opening and reading fail on rank 1: what, how often.
+class FailsOnOne : public RanksTogether {
+ public:
+  FailsOnOne(const Communicator& world, std::function<void()> failure, int times)
+      : RanksTogether(world), rank_(world.rank()), failure_(std::move(failure)), times_(times) {}
+  void read(const std::function<void()>& body) const override {
+    RanksTogether::read([&] {
+      if (rank_ == 1 && times_-- > 0) failure_();
+      body();
+    });
+  }
+
+ private:
+  int rank_;
+  std::function<void()> failure_;
+  mutable int times_;
+};
+
+class SearchTogetherTest : public CheckpointTest {
+ protected:
+  SearchTogetherTest() {
+    CheckpointDirectory directory = open_directory(folder);
+    for (int64_t step = 1; step <= 2; ++step) directory.save(State(step).content());
+  }
+
+  // The step that each of three ranks takes, where opening fails on one.
+  std::vector<int64_t> taken(const std::function<void()>& failure, int times) const {
+    std::vector<int64_t> steps(3, -1);
+    const auto errors = run_ranks(3, [&](const Communicator& world) {
+      const FailsOnOne together(world, failure, times);
+      const auto loaded = load_newest(
+          checkpoints(), [&](CheckpointReader& reader) { agree_on_reading(world, [&] { reader.verify(); }); }, together);
+      steps[static_cast<size_t>(world.rank())] = loaded ? loaded->step : 0;
+    });
+    EXPECT_THAT(errors, Each(IsEmpty()));
+    return steps;
+  }
+};
+
+TEST_F(SearchTogetherTest, WhatOneCannotOpenAllPassOver) {
+  EXPECT_THAT(taken([] {}, 0), Each(2));
+  // `latest` names step 2, which is tried in that version and in any.
+  EXPECT_THAT(taken([] { throw CheckpointDamage("torn"); }, 1), Each(1)) << "a damaged folder is not tried a second time";
+}
+
+TEST_F(SearchTogetherTest, WhatOneFailsToReadAllTryAgain) {
+  EXPECT_THAT(taken([] { throw CheckpointUnread("EIO"); }, 1), Each(2));
+  EXPECT_THAT(log(), HasSubstr("trying once more"));
+  EXPECT_THAT(taken([] { throw CheckpointUnread("EIO"); }, 2), Each(1));
+}
+
+TEST_F(SearchTogetherTest, RankZeroChoosesTheCandidates) {
+  const auto errors = run_ranks(3, [&](const Communicator& world) {
+    const std::vector<CheckpointCandidate> first = {{.path = "a/step-00000002", .step = 2, .hash = "00ff"},
+                                                    {.path = "a/latest", .problem = "a/latest: is torn: \n\""}};
+    const std::vector<CheckpointCandidate> own = world.rank() == 0 ? first : std::vector<CheckpointCandidate>{{.path = "other"}};
+    const std::vector<CheckpointCandidate> chosen = RanksTogether(world).first_of(own);
+    ASSERT_EQ(chosen.size(), 2U);
+    for (size_t i = 0; i < 2; ++i) {
+      EXPECT_EQ(chosen[i].path, first[i].path);
+      EXPECT_EQ(chosen[i].step, first[i].step);
+      EXPECT_EQ(chosen[i].hash, first[i].hash);
+      EXPECT_EQ(chosen[i].problem, first[i].problem);
+    }
+    EXPECT_THAT(RanksTogether(world).first_of(world.rank() == 0 ? std::vector<CheckpointCandidate>() : first), IsEmpty());
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+}
+
+TEST_F(SearchTogetherTest, AVersionThatOneSeesOtherwiseIsPassedOver) {
+  const auto errors = run_ranks(3, [&](const Communicator& world) {
+    const RanksTogether together(world);
+    together.require_same("manifest", "same");
+    try {
+      together.require_same("manifest", world.rank() == 2 ? "b" : "a");
+      ADD_FAILURE() << "nothing thrown";
+    } catch (const CheckpointDamage& damage) {
+      EXPECT_STREQ(damage.what(), "rank 2 sees another manifest than rank 0");
+    }
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+}
+
+TEST(TextsOfRanks, ReachTheFirstAndComeFromIt) {
+  const auto errors = run_ranks(4, [](const Communicator& world) {
+    const std::string own(static_cast<size_t>(3 * world.rank()), static_cast<char>('a' + world.rank()));
+    const std::vector<std::string> expected = {"", "bbb", "cccccc", "ddddddddd"};
+    EXPECT_EQ(gather_texts(world, own), expected);
+    EXPECT_EQ(texts_at_first(world, own), world.rank() == 0 ? expected : std::vector<std::string>{own});
+    EXPECT_EQ(text_of_first(world, world.rank() == 0 ? "from 0" : "else"), "from 0");
+    EXPECT_EQ(text_of_first(world, world.rank() == 0 ? "" : "else"), "");
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+}
+
+}  // namespace mantissa::test::search_together_test

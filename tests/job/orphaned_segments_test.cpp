@@ -1,0 +1,106 @@
+// Which files of shared memory are taken for what killed processes left.
+#include "mantissa/job/orphaned_segments.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "files.h"
+
+namespace mantissa::orphaned_segments_test {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kSegment = "ucx_shm_posix_1b4063a8";
+constexpr int64_t kBytes = 4096;
+
+class OrphanedSegmentsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const int fd = ::open(folder_.path().c_str(), O_TMPFILE | O_RDWR, 0600);
+    const bool leases = fd >= 0 && ::fcntl(fd, F_SETLEASE, F_WRLCK) == 0;
+    ::close(fd);
+    if (!leases) GTEST_SKIP() << "SKIPPED: the file system of " << folder_.path() << " grants no leases; set TMPDIR";
+  }
+  std::string segment(const std::string& name = kSegment, int64_t bytes = kBytes) const {
+    test::write_file(folder_ / name, std::string(static_cast<size_t>(bytes), 'x'));
+    return folder_ / name;
+  }
+  static void make_old(const std::string& file) { fs::last_write_time(file, fs::last_write_time(file) - std::chrono::minutes(2)); }
+  bool is_left() const { return fs::exists(folder_ / kSegment); }
+  int removed() const { return remove_orphaned_segments(folder_.path()).count; }
+
+  test::TemporaryFolder folder_;
+};
+
+TEST_F(OrphanedSegmentsTest, AreThoseThatNobodyHolds) {
+  segment();
+  segment("ucx_shm_posix_7", 3 * kBytes);
+  const OrphanedSegments removed = remove_orphaned_segments(folder_.path());
+  EXPECT_EQ(removed.count, 2);
+  EXPECT_EQ(removed.bytes, 4 * kBytes);
+  EXPECT_TRUE(fs::is_empty(folder_.path()));
+  EXPECT_EQ(remove_orphaned_segments(folder_ / "none").count, 0);
+}
+
+TEST_F(OrphanedSegmentsTest, AreNotThoseThatAProcessHasOpenOrMapped) {
+  const std::string file = segment();
+  const int fd = ::open(file.c_str(), O_RDWR);
+  EXPECT_EQ(removed(), 0) << "open";
+  void* const memory = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  ::close(fd);
+  EXPECT_EQ(removed(), 0) << "mapped and closed";
+  const pid_t child = ::fork();
+  if (child == 0) ::pause();
+  ::munmap(memory, kBytes);
+  EXPECT_EQ(removed(), 0) << "of another process";
+  EXPECT_TRUE(is_left());
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  EXPECT_EQ(removed(), 1) << "it was killed";
+}
+
+TEST_F(OrphanedSegmentsTest, AreNotEmptyAndNew) {
+  const std::string file = segment(kSegment, 0);
+  EXPECT_EQ(removed(), 0);
+  make_old(file);
+  EXPECT_EQ(removed(), 1);
+}
+
+TEST_F(OrphanedSegmentsTest, AreNoOtherFiles) {
+  const std::string other = segment("psm2_shm.1");
+  ::symlink(other.c_str(), (folder_ / kSegment).c_str());
+  ::mkfifo((folder_ / "ucx_shm_posix_2").c_str(), 0600);
+  fs::create_directory(folder_ / "ucx_shm_posix_3");
+  EXPECT_EQ(removed(), 0);
+  EXPECT_TRUE(fs::exists(other));
+  EXPECT_TRUE(is_left());
+}
+
+TEST_F(OrphanedSegmentsTest, AreNotThoseOfOthers) {
+  if (::geteuid() != 0) GTEST_SKIP() << "SKIPPED: only root can make files of others";
+  ASSERT_EQ(::chown(segment().c_str(), 12345, 12345), 0);
+  EXPECT_EQ(removed(), 0);
+  EXPECT_TRUE(is_left());
+}
+
+// Two that start at the same time look at the same files; opening a file takes away the lease of the other.
+TEST_F(OrphanedSegmentsTest, MayBeLookedForByTwoAtATime) {
+  const pid_t child = ::fork();
+  const auto look = [&] {
+    for (int i = 0; i < 2000; ++i) {
+      segment();
+      removed();
+    }
+  };
+  look();
+  if (child == 0) ::_exit(0);
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
+}  // namespace mantissa::orphaned_segments_test

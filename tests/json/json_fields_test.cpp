@@ -1,0 +1,212 @@
+// Structs with fields() from JSON that programs wrote, and to it.
+#include "mantissa/json/json_fields.h"
+
+#include <gmock/gmock.h>
+
+#include <array>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "files.h"
+#include "mantissa/base/hash.h"
+#include "mantissa/json/config.h"
+
+namespace mantissa::json_fields_test {
+
+using test::error_of;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+enum class Colour { red, green };
+constexpr auto choices(Colour) { return std::array{Choice{"red", Colour::red}, Choice{"green", Colour::green}}; }
+
+struct Point {
+  int x = 1, y = 2;
+  void fields(auto& v) {
+    v("x", x, limits::not_negative);
+    v("y", y);
+  }
+};
+
+struct Record {
+  bool flag = false;
+  uint16_t small = 3;
+  uint64_t large = 4;
+  double number = 0.5;
+  std::string word = "w";
+  Colour colour = Colour::green;
+  Hash64 hash{0xab};
+  std::optional<double> maybe;
+  std::optional<Point> place;
+  std::vector<Point> points;
+  std::vector<int64_t> counts = {7};
+  std::map<uint16_t, int64_t> by_code;
+  std::string raw = "null";
+  int64_t newer = 5;
+
+  void fields(auto& v) {
+    v("flag", flag);
+    v("small", small);
+    v("large", large);
+    v("number", number, limits::fraction);
+    v("word", word);
+    v("colour", colour);
+    v("hash", hash);
+    v("maybe", maybe);
+    v("place", place);
+    v("points", points);
+    v("counts", counts, limits::not_negative);
+    v("by_code", by_code, limits::not_negative);
+    v("raw", raw, limits::json);
+    v("newer", newer, limits::later);
+  }
+};
+
+using ByText = std::map<std::string, int64_t>;
+struct Named {
+  ByText counts;
+  void fields(auto& v) { v("counts", counts); }
+};
+
+const std::string kWhole =
+    R"({"flag":true,"small":65535,"large":18446744073709551615,"number":0.25,"word":"é\n","colour":"red","hash":"00000000000000ff",)"
+    R"("maybe":1.5,"place":{"x":0,"y":-2},"points":[{"x":3,"y":4},{"x":5,"y":6}],"counts":[0,9],"by_code":{"9":1,"127":2},)"
+    R"("raw":{"a":[1,null],"b":"x"},"newer":8})";
+
+// The whole record with the value at a JSON pointer replaced, or removed.
+std::string changed(const std::string& pointer, const std::string& value = "") {
+  auto all = nlohmann::ordered_json::parse(kWhole);
+  const nlohmann::ordered_json::json_pointer at(pointer);
+  if (value.empty()) {
+    all[at.parent_pointer()].erase(at.back());
+  } else {
+    all[at] = nlohmann::ordered_json::parse(value);
+  }
+  return all.dump();
+}
+
+std::string problem(const std::string& content, UnknownNames unknown = UnknownNames::ignored) {
+  const Error error = error_of([&] { from_json<Record>(content, "a.json", unknown); });
+  EXPECT_EQ(error.code(), ExitCode::data);
+  return error.what();
+}
+
+TEST(JsonFields, WhatIsReadIsWrittenAgainByteByByte) { EXPECT_EQ(json_text(from_json<Record>(kWhole, "a.json")), kWhole); }
+
+TEST(JsonFields, MembersHoldWhatTheTextSays) {
+  const auto record = from_json<Record>(kWhole, "a.json", UnknownNames::refused);
+  EXPECT_TRUE(record.flag);
+  EXPECT_EQ(record.large, 18446744073709551615U);
+  EXPECT_EQ(record.colour, Colour::red);
+  EXPECT_EQ(record.hash, Hash64{0xff});
+  EXPECT_EQ(record.place->y, -2);
+  EXPECT_EQ(record.points.at(1).x, 5);
+  EXPECT_THAT(record.counts, ElementsAre(0, 9));
+  EXPECT_THAT(from_json<Record>(changed("/counts", "[]"), "a.json").counts, ElementsAre()) << "nothing of the default is left";
+  EXPECT_THAT(record.by_code, ElementsAre(std::pair(9, 1), std::pair(127, 2)));
+  EXPECT_EQ(record.raw, R"({"a":[1,null],"b":"x"})");
+}
+
+TEST(JsonFields, NullIsAbsentWhereAMemberMayBeAndNanWhereItIsANumber) {
+  EXPECT_FALSE(from_json<Record>(changed("/maybe", "null"), "a.json").maybe);
+  EXPECT_FALSE(from_json<Record>(changed("/place", "null"), "a.json").place);
+  EXPECT_TRUE(std::isnan(from_json<Record>(changed("/number", "null"), "a.json").number));
+  EXPECT_EQ(problem(changed("/word", "null")), "a.json: word: must be a string, got null");
+  EXPECT_EQ(problem(changed("/points", "null")), "a.json: points: must be a list, got null");
+}
+
+TEST(JsonFields, OnlyWhatEarlierVersionsLackMayBeAbsent) {
+  EXPECT_EQ(from_json<Record>(changed("/newer"), "a.json", UnknownNames::refused).newer, 5);
+  EXPECT_EQ(problem(changed("/flag")), "a.json: has no \"flag\"");
+  EXPECT_EQ(problem(changed("/maybe")), "a.json: has no \"maybe\"");
+  EXPECT_EQ(problem(changed("/points/1/y")), "a.json: points[1]: has no \"y\"");
+  EXPECT_EQ(problem(changed("/place/x")), "a.json: place: has no \"x\"");
+}
+
+TEST(JsonFields, UnknownNamesAreIgnoredOrRefused) {
+  EXPECT_EQ(json_text(from_json<Record>(changed("/other", "1"), "a.json")), kWhole);
+  EXPECT_EQ(problem(changed("/other", "1"), UnknownNames::refused), "a.json: has an unknown key \"other\"");
+  EXPECT_EQ(problem(changed("/points/0/z", "1"), UnknownNames::refused), "a.json: points[0]: has an unknown key \"z\"");
+}
+
+TEST(JsonFields, WhatIsWrongIsNamedWithItsPlace) {
+  EXPECT_EQ(problem(changed("/flag", "0")), "a.json: flag: must be true or false, got 0");
+  EXPECT_EQ(problem(changed("/small", "65536")), "a.json: small: must be in [0, 65535], got 65536");
+  EXPECT_EQ(problem(changed("/small", "-1")), "a.json: small: must be in [0, 65535], got -1");
+  EXPECT_EQ(problem(changed("/small", "1.0")), "a.json: small: must be an integer, got 1.0");
+  EXPECT_EQ(problem(changed("/number", "1")), "a.json: number: must be below 1, got 1");
+  EXPECT_EQ(problem(changed("/colour", "\"rde\"")), "a.json: colour: must be one of red, green, got \"rde\"; did you mean 'red'?");
+  EXPECT_EQ(problem(changed("/hash", "\"00000000000000FF\"")), "a.json: hash: must be 16 hex digits, got \"00000000000000FF\"");
+  EXPECT_EQ(problem(changed("/hash", "255")), "a.json: hash: must be 16 hex digits, got 255");
+  EXPECT_EQ(problem(changed("/maybe", "\"1\"")), "a.json: maybe: must be a number or null, got \"1\"");
+  EXPECT_EQ(problem(changed("/place/x", "-1")), "a.json: place.x: must be 0 or more, got -1");
+  EXPECT_EQ(problem(changed("/points/1", "[]")), "a.json: points[1]: must be an object, got []");
+  EXPECT_EQ(problem(changed("/counts/1", "-9")), "a.json: counts[1]: must be 0 or more, got -9") << "limits of a list are of its entries";
+  EXPECT_EQ(problem(changed("/counts", "{}")), "a.json: counts: must be a list, got {}");
+  EXPECT_EQ(problem(changed("/by_code/9", "-1")), "a.json: by_code.9: must be 0 or more, got -1");
+  for (const char* name : {"-1", "09", "65536", "x", "9 ", ""})
+    EXPECT_THAT(problem(changed(text("/by_code/", name), "1")), HasSubstr(text("a.json: by_code.", name, ": is no name"))) << name;
+  EXPECT_THAT(problem("{"), HasSubstr("a.json:1:2: "));
+  EXPECT_EQ(problem("[1]"), "a.json: must be an object, got [1]");
+}
+
+TEST(JsonFields, AnIntegerBeyondItsTypeIsToldWhatTypeAndLimitsLeave) {
+  EXPECT_EQ(problem(changed("/counts/0", "9223372036854775808")),
+            "a.json: counts[0]: must be in [0, 9223372036854775807], got 9223372036854775808");
+  EXPECT_EQ(problem(changed("/place/y", "2147483648")), "a.json: place.y: must be in [-2147483648, 2147483647], got 2147483648");
+  EXPECT_EQ(problem(changed("/newer", "9223372036854775808")),
+            "a.json: newer: must be in [-9223372036854775808, 9223372036854775807], got 9223372036854775808");
+  const auto bounded = [](const Limits& limits, const nlohmann::json& value) {
+    int64_t member = 0;
+    return detail::mismatch(detail::field_of(member, "n", "", limits), value, "it");
+  };
+  EXPECT_EQ(bounded({.max = 1e30}, 9223372036854775808U), "must be in [-9223372036854775808, 9223372036854775807], got it");
+  EXPECT_EQ(bounded({.min = -2, .above_min = true}, 9223372036854775808U), "must be in (-2, 9223372036854775807], got it");
+}
+
+TEST(JsonFields, AnyTextIsANameInAMapOfTexts) {
+  const std::string content = R"({"counts":{"":1," x":2,"a b":3,"é\n":4}})";
+  const auto named = from_json<Named>(content, "a.json");
+  EXPECT_EQ(named.counts, (ByText{{"", 1}, {" x", 2}, {"a b", 3}, {"é\n", 4}}));
+  EXPECT_EQ(json_text(named), content);
+}
+
+TEST(JsonFields, MapsOfNumbersAreNotForConfigurations) {
+  Record config;
+  ConfigReport report;
+  const ConfigSources sources{.file = "c.json", .text = R"({"by_code": {"x": 1}})", .sets = {}};
+  EXPECT_STREQ(error_of([&] { read_config(sources, fields_of(config), report); }).what(),
+               "by_code.x: the names of a map in a config are texts");
+  EXPECT_STREQ(error_of([&] { config_schema(fields_of(config), "t"); }).what(), "by_code: the names of a map in a config are texts");
+}
+
+TEST(JsonFields, LongValuesAndNamesAreCut) {
+  const std::string name(1000, 'n');
+  EXPECT_LT(problem(changed("/flag", '"' + name + '"')).size(), 120U);
+  EXPECT_LT(problem(changed("/" + name, "1"), UnknownNames::refused).size(), 120U);
+}
+
+TEST(JsonText, ReplacesWhatJsonCannotSay) {
+  EXPECT_EQ(json_text(std::vector<double>{0.1, std::nan(""), -HUGE_VAL}), "[0.1,null,null]");
+  EXPECT_EQ(json_text(std::string("a\xff\"\n")), "\"a\xef\xbf\xbd\\\"\\n\"");
+  EXPECT_EQ(json_text(Point{}), R"({"x":1,"y":2})");
+  Record wrong;
+  wrong.raw = "{\"a\":";
+  EXPECT_EQ(error_of([&] { json_text(wrong); }).code(), ExitCode::internal);
+}
+
+TEST(JsonReader, NamesThePlaceOfWhatItIsAskedFor) {
+  const auto root = nlohmann::json::parse(R"({"files": [{"file": "a"}, {"file": 5}]})");
+  const JsonReader reader(root, "m.json");
+  const std::vector<JsonReader> files = reader.at("files").entries();
+  EXPECT_EQ(files.at(0).at("file").as<std::string>(), "a");
+  const auto message = [](auto&& body) { return std::string(error_of(body).what()); };
+  EXPECT_EQ(message([&] { files.at(1).at("file").as<std::string>(); }), "m.json: files[1].file: must be a string, got 5");
+  EXPECT_EQ(message([&] { files.at(1).at("name"); }), "m.json: files[1]: has no \"name\"");
+  EXPECT_EQ(message([&] { files.at(1).at("file").at("name"); }), "m.json: files[1].file: must be an object, got 5");
+  EXPECT_EQ(message([&] { reader.entries(); }), "m.json: must be a list, got {\"files\":[{\"file\":\"a\"},{\"file\":5}]}");
+  EXPECT_EQ(message([&] { files.at(0).as<Point>(); }), "m.json: files[0]: has no \"x\"");
+  EXPECT_EQ(message([&] { files.at(0).require(false, "is ", 1); }), "m.json: files[0]: is 1");
+}
+
+}  // namespace mantissa::json_fields_test

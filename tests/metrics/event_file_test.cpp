@@ -1,0 +1,159 @@
+// TensorBoard event files and metrics.jsonl.
+#include "mantissa/metrics/event_file.h"
+
+#include <gmock/gmock.h>
+
+#include <array>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "event_records.h"
+#include "files.h"
+#include "mantissa/base/log.h"
+#include "mantissa/metrics/run_folder.h"
+
+namespace mantissa::test::event_file_test {
+
+using ::testing::ElementsAre;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+std::string bytes_of_hex(const std::string& digits) {
+  std::string out;
+  for (size_t i = 0; i < digits.size(); i += 2) out += static_cast<char>(std::stoi(digits.substr(i, 2), nullptr, 16));
+  return out;
+}
+
+TEST(Crc32c, HasThePublishedValues) {
+  EXPECT_EQ(crc32c(""), 0u);
+  EXPECT_EQ(crc32c("123456789"), 0xe3069283u);
+  EXPECT_EQ(crc32c(std::string(32, '\0')), 0x8a9136aau);  // RFC 3720 B.4
+  EXPECT_EQ(crc32c(std::string(32, '\xff')), 0x62a8ab43u);
+}
+
+TEST(EventFile, VersionRecordHasTheReferenceBytes) {
+  const std::string data = version_event(1.0);
+  EXPECT_EQ(data, bytes_of_hex("09000000000000f03f1a0d627261696e2e4576656e743a32"));
+  const std::string record = event_record(data);
+  ASSERT_EQ(record.size(), 24u + 16);
+  EXPECT_EQ(word_at(record, 8), 0x224b7fa3u);
+  EXPECT_EQ(word_at(record, 36), 0x7a57bf86u);
+}
+
+TEST(EventFile, ScalarRecordHasTheReferenceBytes) {
+  const TaggedValue loss{.tag = "loss", .value = 2.5f};
+  const std::string data = scalar_event(7, 2.0, {&loss, 1});
+  EXPECT_EQ(data, bytes_of_hex("09000000000000004010072a0d0a0b0a046c6f73731500002040"));
+  const std::string record = event_record(data);
+  ASSERT_EQ(record.size(), 26u + 16);
+  EXPECT_EQ(word_at(record, 8), 0x2dd89b12u);
+  EXPECT_EQ(word_at(record, 38), 0x60ecdfc2u);
+}
+
+TEST(EventFile, HistogramRecordHasABucketForEachNumberAfterAnEmptyOne) {
+  EXPECT_EQ(histogram_event(7, 2.0, "s", {{-2, 3}, {0, 1}}),
+            bytes_of_hex("09000000000000004010072a780a760a01732a71"
+                         "0900000000000000c0"                                                       // least -2
+                         "110000000000000000"                                                       // greatest 0
+                         "190000000000001040"                                                       // number 4
+                         "2100000000000018c0"                                                       // sum -6
+                         "290000000000002840"                                                       // of squares 12
+                         "322000000000000004c0000000000000f8bf000000000000e0bf000000000000e03f"     // ends -2.5, -1.5, -0.5, 0.5
+                         "3a20000000000000000000000000000008400000000000000000000000000000f03f"));  // counts 0, 3, 0, 1
+}
+
+TEST(EventFile, StepsAboveOneByteAreVarints) { EXPECT_EQ(scalar_event(300, 0.0, {}).substr(9), bytes_of_hex("10ac022a00")); }
+
+TEST(EventFile, RecordsFollowTheVersionAndAreThereAtOnce) {
+  const TemporaryFolder folder;
+  EventFile file(folder.path(), 1700000000.5);
+  EXPECT_EQ(file.path().filename().string().rfind("events.out.tfevents.1700000000.", 0), 0u) << file.path();
+  const std::array<TaggedValue, 2> scalars = {TaggedValue{"train/loss", 1.5f},
+                                              TaggedValue{"train/lr", std::numeric_limits<float>::quiet_NaN()}};
+  for (int64_t step = 1; step <= 200; ++step) file.write(step, 1700000001.0, scalars);
+  const auto records = records_of(read_file(file.path()));
+  ASSERT_EQ(records.size(), 201u);
+  EXPECT_EQ(records[0], version_event(1700000000.5));
+  EXPECT_EQ(records[200], scalar_event(200, 1700000001.0, scalars));
+  EXPECT_EQ(file.failures(), 0);
+}
+
+TEST(EventFile, TwoFilesOfOneSecondHaveDifferentNames) {
+  const TemporaryFolder folder;
+  EXPECT_NE(EventFile(folder.path(), 1.0).path(), EventFile(folder.path(), 1.0).path());
+}
+
+TEST(EventFile, AMissingFolderIsAnEnvironmentError) {
+  const TemporaryFolder folder;
+  try {
+    EventFile(folder / "missing", 1.0);
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::environment);
+  }
+}
+
+// ---- metrics.jsonl
+
+class MetricsLines : public ::testing::Test {
+ protected:
+  Metrics metrics() const { return Metrics({.run_name = {}, .dir = folder_.path().string(), .tensorboard = false}); }
+  std::string content() const { return read_file(folder_ / "metrics.jsonl"); }
+
+  // Of the only line.
+  std::vector<std::string> keys() const {
+    std::vector<std::string> keys;
+    const auto line = nlohmann::ordered_json::parse(content());
+    for (const auto& [key, value] : line.items()) keys.push_back(key);
+    return keys;
+  }
+
+  TemporaryFolder folder_;
+};
+
+TEST_F(MetricsLines, StepsHaveTheirKeysInOrderAndThoseOfPrecisionLast) {
+  metrics().write(StepEvent{.mfu = {}, .precision = PrecisionSummary{.fp32_products = 3}});
+  EXPECT_THAT(keys(), ElementsAre("type", "step", "loss", "lr", "grad_norm", "tokens", "dt_ms", "tok_s", "mfu", "mfu_meas", "mem_gib",
+                                  "eta_s", "skipped", "time", "q_sqnr_db", "fp32_products"));
+  EXPECT_THAT(content(), EndsWith(",\"q_sqnr_db\":null,\"fp32_products\":3}\n"));
+}
+
+TEST_F(MetricsLines, ASaveThatFailedEndsWithItsProblem) {
+  metrics().write(SaveEvent{.step = 7, .problem = "no space"});
+  EXPECT_THAT(keys(), ElementsAre("type", "step", "path", "seconds", "time", "problem"));
+  EXPECT_THAT(content(), StartsWith("{\"type\":\"checkpoint\",\"step\":7,\"path\":\"\",\"seconds\":0.0,\"time\":"));
+}
+
+TEST_F(MetricsLines, ASaveNamesTheExportBesideIt) {
+  metrics().write(SaveEvent{.step = 7, .path = "c", .exported = "e"});
+  EXPECT_THAT(keys(), ElementsAre("type", "step", "path", "seconds", "time", "export"));
+}
+
+TEST_F(MetricsLines, ScalesStandInTheOrderOfTheirCodes) {
+  metrics().write(PrecisionEvent{.step = 1, .module = "m", .role = "input", .amax = 0.5, .scales = {{126, 1}, {9, 2}, {255, 3}}});
+  EXPECT_THAT(content(),
+              StartsWith("{\"type\":\"precision\",\"step\":1,\"module\":\"m\",\"role\":\"input\",\"sqnr_db\":null,\"clipped\":0.0,"
+                         "\"flushed\":0.0,\"amax\":0.5,\"scales\":{\"9\":2,\"126\":1,\"255\":3},\"time\":"));
+}
+
+TEST_F(MetricsLines, NanBecomesNullAndBrokenTextIsReplaced) {
+  metrics().write(EvaluationEvent{.result = {.loss = std::numeric_limits<double>::quiet_NaN()}});
+  EXPECT_THAT(content(), HasSubstr("\"loss\":null,"));
+  metrics().write(TextEvent{.step = 1, .prompt = "", .text = "a\xff\nb"});
+  EXPECT_THAT(content(), HasSubstr("\"text\":\"a\xef\xbf\xbd\\nb\","));
+}
+
+TEST_F(MetricsLines, AResumedRunAppendsAndATornLastLineIsCut) {
+  const std::string whole = "{\"step\":1}\n";
+  for (const std::string& torn : {std::string("{\"st"), std::string(10000, 'x'), std::string()}) {
+    write_file(folder_ / "metrics.jsonl", whole + torn);
+    metrics().write(StartEvent{});
+    EXPECT_THAT(content(), StartsWith(whole + "{\"type\":\"start\","));
+  }
+  write_file(folder_ / "metrics.jsonl", "torn from the start");
+  metrics().write(StartEvent{});
+  EXPECT_THAT(content(), StartsWith("{\"type\":\"start\","));
+}
+
+}  // namespace mantissa::test::event_file_test

@@ -1,0 +1,297 @@
+// The plan of a run on many ranks: what it sends, and how long a step takes by the formula of cost.h.
+#include "mantissa/plan/cost.h"
+
+#include <gmock/gmock.h>
+
+#include "mantissa/models/gpt.h"
+#include "mantissa/models/model_shape.h"
+#include "mantissa/nn/layout.h"
+#include "mantissa/optim/accumulation.h"
+#include "mantissa/optim/optimizer.h"
+#include "mantissa/train/load_config.h"
+#include "thread_ranks.h"
+#include "training.h"
+
+namespace mantissa::cost_test {
+
+using ::testing::Each;
+using ::testing::IsEmpty;
+
+// Four layers, of which each is a bucket, between tables of other sizes; no attention to speak of.
+RunConfig config_of(int64_t ranks, const std::vector<std::string>& sets = {}) {
+  const nlohmann::json json = {{"model",
+                                {{"vocab_size", 4096},
+                                 {"hidden_size", 1024},
+                                 {"num_layers", 4},
+                                 {"num_attention_heads", 8},
+                                 {"intermediate_size", 4096},
+                                 {"max_position_embeddings", 64}}},
+                               {"training", {{"seq_len", 64}, {"micro_batch_size", 2}, {"grad_accum", 3}}},
+                               {"data", {{"path", "none"}}}};
+  return load_run_config({.file = "c.json", .text = json.dump(), .set_files = {}, .sets = sets}, Inputs::unchecked, ranks).config;
+}
+
+StepTime time_of(const RunConfig& config, const Rates& rates) { return step_time(config, resolve_plan(config), rates); }
+
+TEST(StepTime, OfOneRankIsItsFlopsByTheirRate) {
+  const RunConfig config = config_of(1);
+  const double flops = training_flops_per_token(model_shape(config.model), 64) * 64 * 6;
+  const StepTime time = time_of(config, {.flops = 1e9, .link = {}});
+  EXPECT_NEAR(*time.compute, flops * 1e-9, 1e-9 * flops * 1e-9);
+  EXPECT_EQ(*time.step, *time.compute);
+}
+
+TEST(StepTime, TiedEmbeddingsMultiplyAsOftenAsUntiedOnes) {
+  const RunConfig untied = config_of(1), tied = config_of(1, {"model.tie_word_embeddings=true"});
+  EXPECT_DOUBLE_EQ(*time_of(untied, {.flops = 1e9, .link = {}}).compute, *time_of(tied, {.flops = 1e9, .link = {}}).compute);
+}
+
+TEST(StepTime, RecomputeFullIsAThirdMoreOfTheLayers) {
+  const double none = *time_of(config_of(1), {.flops = 1.0, .link = {}}).compute;
+  const double full = *time_of(config_of(1, {"training.recompute=full"}), {.flops = 1.0, .link = {}}).compute;
+  const double selective = *time_of(config_of(1, {"training.recompute=selective"}), {.flops = 1.0, .link = {}}).compute;
+  const double head = 6.0 * 4096 * 1024 * 64 * 6, attention = 6.0 * 4 * 1024 * 64 * 64 * 6;
+  EXPECT_NEAR(full, none + (none - head) / 3, 1e-9 * full);
+  EXPECT_NEAR(selective, none + attention / 3, 1e-9 * selective);
+}
+
+TEST(StepTime, WithoutARateIsNotInvented) {
+  const RunConfig config = config_of(4);
+  const StepTime nothing = time_of(config, {}), computes = time_of(config, {.flops = 1e12, .link = {}}),
+                 sends = time_of(config, {.flops = {}, .link = 1e9});
+  EXPECT_FALSE(nothing.compute || nothing.exchange || nothing.gather || nothing.step);
+  EXPECT_TRUE(computes.compute);
+  EXPECT_FALSE(computes.exchange || computes.gather || computes.exchange_not_hidden || computes.step);
+  EXPECT_TRUE(sends.exchange && sends.gather);
+  EXPECT_FALSE(sends.compute || sends.exchange_not_hidden || sends.gather_not_hidden || sends.step);
+}
+
+// Their share of the products, and nothing hidden.
+TEST(StepTime, OfTensorRanksHasTheirActivations) {
+  const RunConfig alone = config_of(1), together = config_of(4, {"parallel.tensor=2"});
+  const Rates rates{.flops = 1e9, .link = 1e9};
+  const StepTime time = time_of(together, rates);
+  EXPECT_DOUBLE_EQ(*time.compute, *time_of(alone, rates).compute / 2);
+  // Of 128 tokens: the table's rows and in each layer four sums, of fp32 but for the table, half of each sent twice by each of two ranks;
+  // two numbers of each row; the gradient of the last hidden state.
+  const double micro = 128.0 * (1024 * 2 + 4 * 4 * 1024 * 4 + 8 + 1024 * 4);
+  EXPECT_NEAR(*time.activations, 3 * micro / 1e9, 1e-12);
+  EXPECT_EQ(*time.exchange_not_hidden, *time.exchange);
+  EXPECT_EQ(*time.gather_not_hidden, *time.gather);
+  EXPECT_DOUBLE_EQ(*time.step, *time.compute + *time.activations + *time.exchange + *time.gather);
+  EXPECT_EQ(*time_of(alone, rates).activations, 0.0);
+  const StepTime computes = time_of(together, {.flops = 1e9, .link = {}});
+  EXPECT_FALSE(computes.activations || computes.step);
+}
+
+TEST(StepTime, OfALinkThatIsFastIsThatOfTheFirstBucket) {
+  const RunConfig config = config_of(2);
+  const StepTime time = time_of(config, {.flops = 1e9, .link = 1e12});
+  // Backward ends with the embedding and layer 0, and the first forward begins with them.
+  const double half = (4096.0 * 1024 + 4 * 1024 * 1024 + 3 * 4096 * 1024) / 2 / 1e12;
+  EXPECT_NEAR(*time.exchange_not_hidden, 4 * half, 0.02 * 4 * half);
+  EXPECT_NEAR(*time.gather_not_hidden, 2 * half, 0.02 * 2 * half);
+  EXPECT_NEAR(*time.step, *time.compute + *time.exchange_not_hidden + *time.gather_not_hidden, 1e-9);
+}
+
+TEST(StepTime, OfALinkThatIsSlowIsTheSumOfItsTransfers) {
+  const RunConfig config = config_of(2);
+  const StepTime time = time_of(config, {.flops = 1e15, .link = 1e6});
+  const auto parameters = static_cast<double>(resolve_plan(config).parameters());
+  EXPECT_NEAR(*time.exchange, 4 * parameters / 2 / 1e6, 0.01 * *time.exchange);
+  EXPECT_NEAR(*time.gather, 2 * parameters / 2 / 1e6, 0.01 * *time.gather);
+  EXPECT_GT(*time.exchange_not_hidden, 0.999 * *time.exchange);
+  EXPECT_LE(*time.exchange_not_hidden, *time.exchange);
+  EXPECT_GT(*time.gather_not_hidden, 0.999 * *time.gather);
+  EXPECT_LE(*time.gather_not_hidden, *time.gather);
+}
+
+// Between the two: all buckets but the last to be computed are exchanged behind backward only where backward is as long.
+TEST(StepTime, HidesAsMuchAsOneMicroBatchHasRoomFor) {
+  const RunConfig config = config_of(2);
+  const Layout layout(parameter_specs(resolve_plan(config)), Shards::kBucketBytes);
+  ASSERT_GE(layout.buckets().size(), 5U);
+  double before = 0.0;
+  for (const double link : {1e8, 1e9, 1e10, 1e11}) {
+    const StepTime time = time_of(config, {.flops = 1e12, .link = link});
+    const double hidden = *time.exchange - *time.exchange_not_hidden, backward = *time.compute / 3 * 2 / 3;
+    EXPECT_GE(hidden, 0.0) << link;
+    EXPECT_LE(hidden, backward) << link;
+    EXPECT_GE(hidden / *time.exchange, before - 1e-9) << link;
+    before = hidden / *time.exchange;
+  }
+  EXPECT_NEAR(before, 1.0 - 20971520.0 / static_cast<double>(resolve_plan(config).parameters()), 0.01);  // all but the first bucket
+}
+
+// A rank that owns a band receives it from all others, however many they are.
+TEST(StepTime, GrowsWithRanksThatOwnNothing) {
+  const double few = *time_of(config_of(16), {.flops = {}, .link = 1e9}).exchange;
+  const double many = *time_of(config_of(16384), {.flops = {}, .link = 1e9}).exchange;
+  EXPECT_GT(many, 8 * few);
+}
+
+TEST(GatherBytes, AreThoseOfCodesWithTheirScalesAndOfValues) {
+  const auto bytes = [](const std::vector<std::string>& sets) {
+    const RunConfig config = config_of(2, sets);
+    return gather_bytes(config, resolve_plan(config));
+  };
+  EXPECT_EQ(bytes({}).codes, 0.0);
+  EXPECT_NEAR(bytes({}).values, 2.0, 1e-3);
+  EXPECT_NEAR(bytes({"precision.dtype=fp32"}).values, 4.0, 1e-3);
+  const std::string rows = R"(precision.recipes={"rows":{"base":"mxfp8","weight":{"block":[1,32]}}})";
+  EXPECT_NEAR(bytes({"precision.recipe=mxfp8", "precision.fp8_param_gather=true"}).codes, 1.0 + 1.0 / 1024, 1e-6);
+  EXPECT_NEAR(bytes({rows, "precision.recipe=rows", "precision.fp8_param_gather=true"}).codes, 1.0 + 1.0 / 32, 1e-6);
+  EXPECT_EQ(bytes({"precision.recipe=mxfp8"}).codes, 0.0);
+}
+
+// Those of each rank of `ranks` that share every weight.
+void expect_specs_of_the_model(const std::vector<std::string>& sets, int ranks, bool sequence) {
+  std::vector<std::string> all = sets;
+  for (const char* set : {"model.hidden_size=64", "model.num_attention_heads=2", "model.intermediate_size=128", "model.vocab_size=75"})
+    all.emplace_back(set);
+  all.push_back(text("parallel.tensor=", ranks));
+  all.push_back(text("parallel.sequence_parallel=", sequence ? "true" : "false"));
+  const RunConfig config = config_of(ranks, all);
+  const PrecisionPlan plan = resolve_plan(config);
+  const auto errors = test::run_ranks(ranks, [&](const Communicator& group) {
+    const auto device = make_backend("cpu");
+    Gpt model(config.model, *device, plan, {.gradients = false, .tensor = {.group = group, .sequence = sequence}});
+    const std::vector<ParameterSpec> specs = parameter_specs(plan, {.rank = group.rank(), .ranks = group.size()}, sequence);
+    ASSERT_EQ(specs.size(), model.parameters().all().size());
+    for (size_t i = 0; i < specs.size(); ++i) {
+      const Parameter& parameter = model.parameters().all()[i];
+      EXPECT_EQ(specs[i].name, parameter.name);
+      EXPECT_EQ(specs[i].shape, parameter.shape) << parameter.name;
+      EXPECT_EQ(specs[i].dtype, parameter.dtype) << parameter.name;
+      EXPECT_EQ(specs[i].quantised, parameter.quantised) << parameter.name;
+      EXPECT_EQ(specs[i].keeps_value, parameter.keeps_value) << parameter.name;
+      EXPECT_EQ(specs[i].partial_gradient, parameter.partial_gradient) << parameter.name;
+    }
+    int64_t bytes = 0;
+    for (const Parameter& parameter : model.parameters().all()) {
+      bytes += (parameter.keeps_value ? parameter.value().bytes() : 0) + (parameter.quantised ? parameter.codes().bytes() : 0);
+    }
+    EXPECT_EQ(plan.bytes_on_rank({.tensor = ranks}), bytes);
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+}
+
+TEST(ParameterSpecs, AreThoseOfTheModel) {
+  for (const std::vector<std::string>& sets :
+       {std::vector<std::string>{"precision.recipe=mxfp8", "precision.fp8_param_gather=true", "model.pad_vocab_to=32"},
+        {"model.tie_word_embeddings=true", "model.position=learned", "model.norm=layer", "model.norm_bias=true", "model.mlp_bias=true",
+         "model.attention_bias=all", "model.qk_norm=false", "model.activation=gelu_tanh", "precision.recipe=mxfp4_qat",
+         "precision.dtype=fp32"},
+        {"model.moe.num_experts=4", "model.moe.num_experts_per_tok=2", "model.moe.intermediate_size=64",
+         "model.moe.shared_intermediate_size=64"}}) {
+    expect_specs_of_the_model(sets, 1, false);
+    expect_specs_of_the_model(sets, 2, false);
+    expect_specs_of_the_model(sets, 2, true);
+  }
+}
+
+// ---- what ranks hold
+
+TEST(Estimate, OfAnExchangeIsWhatTheOthersSendOfTheLargestShare) {
+  const RunConfig config = config_of(4);
+  const PrecisionPlan plan = resolve_plan(config);
+  const MemoryEstimate memory = estimate_memory(config, plan);
+  // The first bucket, of the embedding and layer 0, is the largest; its shares differ by less than a band.
+  const double share = 4 * 20971520.0 / 4;
+  EXPECT_NEAR(static_cast<double>(memory.exchange), 3 * share, 3 * 4.0 * 32 * 4096);
+  EXPECT_EQ(estimate_memory(config_of(1), plan).exchange, 0);
+}
+
+TEST(Estimate, CountsTheProgramOnceAndTheTransportOfRanksOfAnyKind) {
+  const auto program = [](int64_t ranks, const std::vector<std::string>& sets) {
+    const RunConfig config = config_of(ranks, sets);
+    return estimate_memory(config, resolve_plan(config)).program >> 20;
+  };
+  EXPECT_EQ(program(1, {}), 25);
+  EXPECT_EQ(program(2, {}), 32);
+  EXPECT_EQ(program(2, {"parallel.tensor=2"}), 32);
+}
+
+// A chunk of 2^26 logits of a rank is 128 rows of its half of the vocabulary, and each costs a call.
+TEST(StepBytes, ChunksOfTheLossAreThoseOfARanksShareOfTheVocabulary) {
+  const auto control = [](int64_t sequences) {
+    const RunConfig config = config_of(2, {"parallel.tensor=2", "model.vocab_size=1048576", text("training.micro_batch_size=", sequences)});
+    return step_bytes(config, resolve_plan(config)).sent.control;
+  };
+  constexpr int64_t kHeader = 32, kMicroBatches = 3, kRanks = 2;
+  EXPECT_EQ(control(4) - control(2), kMicroBatches * kRanks * kHeader) << "two chunks instead of one";
+}
+
+TEST(Estimate, CountsTheBiasesByWhichRoutersChoose) {
+  const auto values = [](const std::vector<std::string>& more) {
+    std::vector<std::string> sets = {"model.moe.num_experts=6", "model.moe.intermediate_size=64", "model.moe.score=sigmoid"};
+    sets.insert(sets.end(), more.begin(), more.end());
+    const RunConfig config = config_of(1, sets);
+    return estimate_memory(config, resolve_plan(config)).values;
+  };
+  EXPECT_EQ(values({"model.moe.bias_update_rate=1e-3"}) - values({}), 4 * 6 * 4) << "fp32, of six experts in each of four layers";
+}
+
+// Between steps a rank holds weights, gradients, moments and the scratch of the exchange, and no more than small scalars beside them.
+TEST(Estimate, IsWhatARankHoldsBetweenSteps) {
+  for (const int ranks : {1, 2, 4}) {
+    for (const std::vector<std::string>& sets :
+         {std::vector<std::string>{"precision.dtype=fp32"},
+          {"precision.recipe=mxfp8"},
+          {"precision.recipe=mxfp8", "precision.fp8_param_gather=true"},
+          {"precision.recipe=mxfp4_qat", "training.accumulation=tree", "training.grad_accum=4", "model.tie_word_embeddings=true"}}) {
+      std::vector<std::string> small = sets;
+      for (const char* set :
+           {"model.hidden_size=128", "model.num_attention_heads=2", "model.intermediate_size=416", "model.vocab_size=259"})
+        small.emplace_back(set);
+      const RunConfig config = config_of(ranks, small);
+      const PrecisionPlan plan = resolve_plan(config);
+      const MemoryEstimate memory = estimate_memory(config, plan);
+      const int64_t expected = memory.masters + memory.values + memory.gradients + memory.optimizer + memory.exchange;
+      std::vector<int64_t> held(static_cast<size_t>(ranks));
+      const auto errors = test::run_ranks(ranks, [&](const Communicator& data) {
+        const auto device = make_backend("cpu");
+        Gpt model(config.model, *device, plan, {});
+        Optimizer optimizer(model.parameters(), config.optimizer, make_mesh(data, 1));
+        GradientAccumulator accumulator(model.parameters(), config.training.accumulation, *config.training.grad_accum);
+        optimizer.initialise(1);
+        held[static_cast<size_t>(data.rank())] = device->allocator_stats().in_use;
+      });
+      EXPECT_THAT(errors, Each(IsEmpty()));
+      const auto most = static_cast<double>(*std::ranges::max_element(held));
+      EXPECT_NEAR(static_cast<double>(expected), most, 0.01 * most) << ranks << ' ' << sets.front();
+      // Masters and moments: 12 bytes of each own parameter, and at most a band of each bucket more than that.
+      const Layout layout(parameter_specs(plan), Shards::kBucketBytes);
+      const double whole = 12.0 * static_cast<double>(plan.parameters()), band = 12.0 * 32 * 416;
+      const bool fp32 = config.precision.dtype == Dtype::f32;
+      const auto own = static_cast<double>(memory.optimizer + (fp32 ? 0 : memory.masters));
+      EXPECT_LE(own, (fp32 ? whole * 2 / 3 : whole) / ranks * 1.01 + band * static_cast<double>(layout.buckets().size())) << ranks;
+    }
+  }
+}
+
+// Of a stack ranks divide the matrices and with them their biases, which tensor ranks divide only with the rows.
+TEST(Cost, RanksHoldTheirShareOfAStackWithItsBiases) {
+  const ModuleShape rows{.path = "up",
+                         .out = 64,
+                         .in = 32,
+                         .bias = 4 * 64,
+                         .parts = {{"gate", 32}, {"up", 32}},
+                         .split = Split::rows,
+                         .experts = true,
+                         .matrices = 4};
+  const ModuleShape share = rows.on_rank({.tensor = 2, .expert = 2});
+  EXPECT_EQ(share.matrices, 2);
+  EXPECT_EQ(share.out, 32);
+  EXPECT_EQ(share.in, 32);
+  EXPECT_EQ(share.bias, 2 * 32);
+  EXPECT_EQ(share.parts[1].out, 16);
+  EXPECT_EQ(rows.on_rank({.tensor = 1, .expert = 4}).bias, 64);
+  const ModuleShape columns{.path = "down", .out = 64, .in = 32, .bias = 4 * 64, .split = Split::columns, .experts = true, .matrices = 4};
+  EXPECT_EQ(columns.on_rank({.tensor = 2, .expert = 2}).bias, 2 * 64);
+  EXPECT_EQ(columns.on_rank({.tensor = 2, .expert = 2}).in, 16);
+  const ModuleShape one{.path = "router", .out = 4, .in = 32, .bias = 4};
+  EXPECT_EQ(one.on_rank({.tensor = 2, .expert = 2}), one);
+}
+
+}  // namespace mantissa::cost_test

@@ -1,0 +1,377 @@
+// The plan: storage, wire, export and bytes of each preset; what is refused; hash, JSON and table. The modules are those of a real model.
+#include <gmock/gmock.h>
+
+#include <nlohmann/json.hpp>
+
+#include "files.h"
+#include "mantissa/models/gpt.h"
+#include "mantissa/models/model_shape.h"
+#include "mantissa/plan/plan_table.h"
+#include "mantissa/precision/plan.h"
+#include "testing.h"
+
+namespace mantissa::precision_plan_test {
+
+using test::error_of;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+ModelConfig small_model() {
+  ModelConfig model;
+  model.vocab_size = 65;
+  model.pad_vocab_to = 32;
+  model.hidden_size = 64;
+  model.num_layers = 3;
+  model.num_attention_heads = 2;
+  model.num_key_value_heads = 1;
+  model.intermediate_size = 96;
+  model.max_position_embeddings = 16;
+  return model;
+}
+
+struct Planned {
+  PrecisionPlan plan{Dtype::f32, {}};
+  ConfigReport report;
+  std::string errors() const {
+    return report.ok() ? "" : error_of([&] { report.throw_if_failed(); }).what();
+  }
+};
+
+// Of a "precision" section.
+Planned planned(const std::string& section, const ModelConfig& model = small_model()) {
+  Planned p;
+  PrecisionConfig config = config_from_json<PrecisionConfig>(section, "c.json", ExitCode::usage);
+  p.plan = PrecisionPlan::resolve(config, model_shape(model), p.report);
+  return p;
+}
+
+std::string formats(const ModulePrecision& entry) {
+  return text(stored_type_name(entry.storage), ' ', stored_type_name(entry.wire), ' ', stored_type_name(entry.exported));
+}
+
+// Bytes per element of one linear without a bias.
+double per_parameter(const ModulePrecision& entry) {
+  return static_cast<double>(entry.bytes) / static_cast<double>(entry.module.weight_elements());
+}
+
+TEST(ModelShape, IsWhatGptBuilds) {
+  std::vector<ModelConfig> models(4, small_model());
+  models[1].activation = Activation::gelu_tanh;
+  models[1].norm = Norm::layer;
+  models[1].norm_bias = models[1].mlp_bias = models[1].tie_word_embeddings = true;
+  models[1].position = Position::learned;
+  models[1].attention_bias = AttentionBias::all;
+  models[1].qk_norm = false;
+  models[2].attention_bias = AttentionBias::qkv;
+  models[2].head_dim = 48;
+  models[3].norm = Norm::layer;
+  models[3].mlp_bias = true;
+  const auto device = make_backend("cpu_reference");
+  for (const ModelConfig& config : models) {
+    Gpt gpt(config, *device, test::high_plan(config), {.gradients = false});
+    std::vector<std::string> built, shaped;
+    for (const Parameter& parameter : gpt.parameters().all()) built.push_back(text(parameter.name, parameter.shape));
+    for (const ParameterShape& parameter : parameter_shapes(model_shape(config))) shaped.push_back(text(parameter.name, parameter.padded));
+    for (const ModuleShape& module : model_shape(config).modules) {
+      int64_t rows = 0;
+      for (const ModulePart& part : module.parts) rows += part.out;
+      EXPECT_TRUE(module.parts.empty() || rows == module.out) << module.path;
+    }
+    EXPECT_EQ(shaped.size(), built.size());
+    EXPECT_THAT(shaped, ::testing::UnorderedElementsAreArray(built));
+  }
+}
+
+TEST(Plan, EachPresetHasItsStorageWireExportAndBytes) {
+  const auto check = [](const std::string& section, const char* expected, double bytes) {
+    const Planned p = planned(section, [] {
+      ModelConfig model = small_model();  // whole blocks of 128 in layers.*.mlp.down
+      model.hidden_size = 256;
+      model.intermediate_size = 512;
+      return model;
+    }());
+    ASSERT_EQ(p.errors(), "") << section;
+    const ModulePrecision& down = p.plan.of("layers.1.mlp.down");
+    EXPECT_EQ(formats(down), expected) << section;
+    EXPECT_DOUBLE_EQ(per_parameter(down), bytes) << section;
+  };
+  check(R"({})", "bf16 bf16 bf16", 2);
+  check(R"({"dtype": "fp32"})", "fp32 fp32 fp32", 4);
+  check(R"({"recipe": "fp32"})", "fp32 fp32 fp32", 4);
+  check(R"({"dtype": "fp32", "recipe": "bf16"})", "bf16 bf16 bf16", 2);
+  check(R"({"recipe": "mxfp8"})", "bf16 bf16 e4m3", 3 + 1.0 / 1024);
+  check(R"({"recipe": "mxfp8", "fp8_param_gather": true})", "e4m3 e4m3 e4m3", 1 + 1.0 / 1024);
+  check(R"({"recipe": "mxfp8_weights"})", "bf16 bf16 e4m3", 3 + 1.0 / 1024);
+  check(R"({"recipe": "mxfp8_weights", "fp8_param_gather": true})", "e4m3 e4m3 e4m3", 1 + 1.0 / 1024);
+  check(R"({"recipe": "fp8_block", "fp8_param_gather": true})", "e4m3 e4m3 e4m3", 1 + 1.0 / 16384);
+  check(R"({"recipe": "mxfp4_qat"})", "bf16 bf16 e2m1", 2 + 0.5 + 1.0 / 32);
+  check(R"({"recipe": "mxfp4_qat_mxfp8_act"})", "bf16 bf16 e2m1", 2 + 0.5 + 1.0 / 32);
+  check(R"({"dtype": "fp32", "recipe": "mxfp4_qat"})", "fp32 fp32 e2m1", 4 + 0.5 + 1.0 / 32);
+  const std::string rows = R"("recipe": "r", "recipes": {"r": {"weight": {"format": "e5m2"}, "gemms": ["fprop", "dgrad"]}})";
+  check("{" + rows + "}", "bf16 bf16 e5m2", 3 + 1.0 / 32);
+  check("{" + rows + R"(, "fp8_param_gather": true})", "e5m2 e5m2 e5m2", 1 + 1.0 / 32);
+  check(R"({"recipe": "r", "recipes": {"r": {"weight": {"format": "e4m3"}, "gemms": ["dgrad"]}}})", "bf16 bf16 bf16", 3 + 1.0 / 32);
+}
+
+TEST(Plan, WhatNoRuleMatchesTakesTheAmbientRecipeIfItIsALinear) {
+  const Planned p = planned(R"({"recipe": "mxfp8", "rules": [{"match": "layers.{0,-1}.*", "recipe": "high"},
+    {"match": "layers.*.attn_norm", "recipe": "bf16"}]})");
+  ASSERT_EQ(p.errors(), "");
+  const auto decided = [&](const char* path) { return text(p.plan.of(path).recipe.name, " by ", p.plan.of(path).rule); };
+  EXPECT_EQ(decided("layers.0.attn.qkv"), "high by precision.rules.0");
+  EXPECT_EQ(decided("layers.2.mlp.down"), "high by precision.rules.0");
+  EXPECT_EQ(decided("layers.1.attn.qkv"), "mxfp8 by precision.recipe");
+  EXPECT_EQ(decided("layers.2.attn_norm"), "bf16 by precision.rules.1");
+  for (const char* const path : {"embed", "layers.1.mlp_norm", "layers.1.attn.q_norm", "final_norm", "output"}) {
+    EXPECT_EQ(decided(path), "high by ") << path;
+  }
+  EXPECT_EQ(p.plan.of("layers.0.attn.qkv").match, "layers.{0,-1}.*");
+  EXPECT_EQ(error_of([&] { p.plan.of("layers.3.attn.qkv"); }).code(), ExitCode::internal);
+}
+
+TEST(Plan, ParameterGatherKeepsWhatHasNoQuantisedWeight) {
+  const Planned p = planned(R"({"recipe": "mxfp8", "fp8_param_gather": true, "fp8_output_proj": true,
+    "rules": [{"match": "layers.0.*", "recipe": "high"}, {"match": "layers.1.*", "recipe": "mxfp4_qat"}]})");
+  ASSERT_EQ(p.errors(), "");
+  EXPECT_EQ(formats(p.plan.of("layers.0.attn.qkv")), "bf16 bf16 bf16");
+  EXPECT_EQ(formats(p.plan.of("layers.1.attn.qkv")), "bf16 bf16 e2m1");
+  EXPECT_EQ(formats(p.plan.of("layers.2.attn.qkv")), "e4m3 e4m3 e4m3");
+  EXPECT_EQ(formats(p.plan.of("output")), "bf16 bf16 e4m3");
+  EXPECT_EQ(formats(p.plan.of("embed")), "bf16 bf16 bf16");
+  EXPECT_DOUBLE_EQ(per_parameter(p.plan.of("output")), 3 + 1.0 / 1024);
+}
+
+TEST(Plan, BiasesStayInTheComputeType) {
+  ModelConfig model = small_model();
+  model.mlp_bias = true;
+  const Planned p = planned(R"({"recipe": "mxfp8", "fp8_param_gather": true})", model);
+  EXPECT_EQ(p.plan.of("layers.0.mlp.down").bytes, 64 * 96 + 64 * 96 / 1024 + 2 * 64);
+}
+
+TEST(Plan, TheOutputProjectionTakesTheAmbientFormatsAndItsOwnSwitches) {
+  const Planned p = planned(R"({"recipe": "mxfp8", "fp8_output_proj": {"enabled": true, "dgrad": false}, "rules":
+    [{"match": "*", "recipe": "high"}]})");
+  ASSERT_EQ(p.errors(), "");
+  const ModulePrecision& output = p.plan.of("output");
+  EXPECT_EQ(output.rule, "precision.fp8_output_proj");
+  EXPECT_EQ(output.recipe.weight, (Quantization{Format::e4m3, 32, 32, ScaleRule::rceil}));
+  EXPECT_EQ(output.recipe.gemms, (GemmSet{.fprop = true, .dgrad = false, .wgrad = true}));
+  EXPECT_EQ(formats(output), "bf16 bf16 e4m3");
+  const Planned off = planned(R"({"recipe": "mxfp8"})");
+  EXPECT_FALSE(off.plan.of("output").recipe.quantises());
+  EXPECT_EQ(off.plan.of("output").rule, "");
+  EXPECT_EQ(formats(planned(R"({"recipe": "mxfp8", "fp8_output_proj": {"enabled": true, "fprop": false}})").plan.of("output")),
+            "bf16 bf16 bf16");
+}
+
+TEST(Plan, TheOutputProjectionComputesInTheDtypeOfTheRunWhateverTheAmbientRecipe) {
+  const auto output = [](const std::string& dtype, const std::string& compute) {
+    const Planned p = planned(text(R"({"dtype": ")", dtype, R"(", "recipe": "own", "recipes": {"own": {"compute": ")", compute,
+                                   R"(", "weight": {"format": "e4m3"}, "input": {"format": "e4m3"}, "output_grad": {"format": "e4m3"},
+      "gemms": ["fprop", "dgrad", "wgrad"]}}, "fp8_output_proj": true})"));
+    EXPECT_EQ(p.errors(), "");
+    return p.plan.of("output");
+  };
+  EXPECT_EQ(formats(output("bf16", "fp32")), "bf16 bf16 e4m3");
+  EXPECT_EQ(output("bf16", "fp32").recipe.compute, Dtype::bf16);
+  EXPECT_EQ(output("bf16", "fp32").bytes, output("bf16", "bf16").bytes);
+  EXPECT_EQ(formats(output("fp32", "bf16")), "fp32 fp32 e4m3");
+}
+
+TEST(Plan, TheOutputProjectionIsRefusedWithoutAnMxfp8RecipeOrAFittingModel) {
+  const auto errors = [](const std::string& recipe, const std::function<void(ModelConfig&)>& change = {}) {
+    ModelConfig model = small_model();
+    if (change) change(model);
+    return planned("{\"recipe\": \"" + recipe + "\", \"fp8_output_proj\": true}", model).errors();
+  };
+  EXPECT_EQ(errors("mxfp8"), "");
+  for (const char* const recipe : {"high", "bf16", "fp32", "mxfp8_weights", "mxfp4_qat", "mxfp4_qat_mxfp8_act"}) {
+    EXPECT_THAT(errors(recipe),
+                HasSubstr("precision.fp8_output_proj: needs an ambient recipe that quantises weight, input and output_grad"))
+        << recipe;
+  }
+  EXPECT_THAT(errors("fp8_block", [](ModelConfig& model) { model.hidden_size = model.intermediate_size = 512; }),
+              HasSubstr("has weight e4m3 128x128 rceil"));
+  EXPECT_THAT(errors("mxfp8", [](ModelConfig& model) { model.tie_word_embeddings = true; }),
+              HasSubstr("model.tie_word_embeddings must be false"));
+  EXPECT_THAT(errors("mxfp8", [](ModelConfig& model) { model.logits_dtype = LogitsDtype::fp32; }),
+              HasSubstr("excludes model.logits_dtype fp32"));
+  EXPECT_THAT(errors("mxfp8", [](ModelConfig& model) { model.pad_vocab_to = 1; }), HasSubstr("got 65: set model.pad_vocab_to to 32"));
+  EXPECT_THAT(errors("mxfp8", [](ModelConfig& model) { model.hidden_size = 72, model.head_dim = 32; }),
+              HasSubstr("needs model.hidden_size in multiples of 32, got 72"));
+  EXPECT_EQ(errors("mxfp8", [](ModelConfig& model) { model.vocab_size.reset(), model.pad_vocab_to = 1; }), "");
+  EXPECT_THAT(
+      planned(R"({"recipe": "mxfp8", "fp8_output_proj": {"enabled": true, "fprop": false, "dgrad": false, "wgrad": false}})").errors(),
+      HasSubstr("fprop, dgrad and wgrad are all off"));
+  EXPECT_EQ(planned(R"({"fp8_output_proj": {"fprop": false}})").errors(), "");
+}
+
+TEST(Plan, TheOutputProjectionIsRefusedIfAnOwnRecipeLacksARole) {
+  const auto errors_without = [](const std::string& role) {
+    std::string own = R"("gemms": ["fprop", "dgrad", "wgrad"])";
+    for (const char* const operand : {"weight", "input", "output_grad"}) {
+      if (operand != role) own += text(", \"", operand, "\": {\"format\": \"e5m2\"}");
+    }
+    return planned(R"({"recipe": "own", "recipes": {"own": {)" + own + R"(}}, "fp8_output_proj": true})").errors();
+  };
+  EXPECT_EQ(errors_without("none"), "");
+  for (const char* const role : {"weight", "input", "output_grad"}) {
+    EXPECT_THAT(errors_without(role),
+                AllOf(HasSubstr("precision.fp8_output_proj: needs an ambient recipe that quantises weight, input and"),
+                      HasSubstr(text(role, " none"))));
+  }
+}
+
+TEST(Plan, SizesThatHoldNoWholeBlocksAreNamedOnceWithTheirPart) {
+  ModelConfig model = small_model();
+  model.num_attention_heads = 4;
+  model.head_dim = 24;
+  const std::string qkv = planned(R"({"recipe": "mxfp8"})", model).errors();
+  EXPECT_THAT(qkv, HasSubstr("precision.recipe: layers.*.attn.qkv does not fit its recipe: out 24 of part k is not a multiple of 32, the "
+                             "block of recipe mxfp8; change the size, or give it another recipe by a rule"));
+  EXPECT_THAT(qkv, Not(HasSubstr("errors")));
+  model = small_model();
+  model.intermediate_size = 100;
+  EXPECT_THAT(
+      planned(R"({"recipe": "mxfp8_weights"})", model).errors(),
+      HasSubstr(
+          "layers.*.mlp.gate_up does not fit its recipe: out 100 of part gate is not a multiple of 32, the block of recipe mxfp8_weights"));
+  EXPECT_THAT(planned(R"({"rules": [{"match": "layers.1.mlp.*", "recipe": "mxfp4_qat"}]})", model).errors(),
+              HasSubstr("precision.rules.0.recipe: layers.1.mlp.down does not fit its recipe: in 100 is not a multiple of 32, the block of "
+                        "weight_fake_quant in recipe mxfp4_qat"));
+  EXPECT_EQ(planned(R"({"rules": [{"match": "layers.*.mlp.gate_up", "recipe": "mxfp4_qat"}]})", model).errors(), "");
+  EXPECT_THAT(planned(R"({"recipe": "fp8_block"})").errors(), HasSubstr("in 64 is not a multiple of 128, the block of recipe fp8_block"));
+}
+
+TEST(Plan, WhatHasNoGemmTakesNoQuantisingRecipe) {
+  EXPECT_THAT(planned(R"({"rules": [{"match": "embed", "recipe": "mxfp8"}]})").errors(),
+              HasSubstr("precision.rules.0.recipe: embed has no GEMM, so \"mxfp8\" has nothing to quantise"));
+  EXPECT_THAT(planned(R"({"rules": [{"match": "layers.*.attn_norm", "recipe": "mxfp4_qat"}]})").errors(),
+              HasSubstr("layers.*.attn_norm has no GEMM"));
+}
+
+TEST(Plan, WhatHasNoGemmComputesInTheDtypeOfTheRun) {
+  ModelConfig model = small_model();
+  model.position = Position::learned;
+  for (const char* const path : {"embed", "position", "final_norm", "layers.*.mlp_norm", "layers.*.attn.q_norm"}) {
+    const auto errors = [&](const char* dtype, const char* recipe) {
+      return planned(text(R"({"dtype": ")", dtype, R"(", "recipes": {"own": {"compute": "fp32"}}, "rules": [{"match": ")", path,
+                          R"(", "recipe": ")", recipe, "\"}]}"),
+                     model)
+          .errors();
+    };
+    EXPECT_THAT(errors("bf16", "fp32"), HasSubstr(text("precision.rules.0.recipe: ", path,
+                                                       " has no GEMM and computes in precision.dtype, "
+                                                       "bf16; recipe \"fp32\" computes in fp32: use \"high\" for it")));
+    EXPECT_THAT(errors("bf16", "own"), HasSubstr("recipe \"own\" computes in fp32"));
+    EXPECT_THAT(errors("fp32", "bf16"), HasSubstr("precision.dtype, fp32; recipe \"bf16\" computes in bf16"));
+    for (const char* const recipe : {"high", "fp32", "own"}) EXPECT_EQ(errors("fp32", recipe), "") << path;
+    for (const char* const recipe : {"high", "bf16"}) EXPECT_EQ(errors("bf16", recipe), "") << path;
+  }
+}
+
+TEST(Plan, UnknownRecipesNameTheNearest) {
+  EXPECT_THAT(planned(R"({"recipe": "mxfp_8"})").errors(), HasSubstr("precision.recipe: no recipe \"mxfp_8\"; did you mean 'mxfp8'?"));
+  EXPECT_THAT(planned(R"({"recipes": {"mine": {}}, "rules": [{"match": "*", "recipe": "mien"}]})").errors(),
+              HasSubstr("precision.rules.0.recipe: no recipe \"mien\"; did you mean 'mine'?"));
+  EXPECT_THAT(planned(R"({"rules": [{"match": "*"}]})").errors(), HasSubstr("precision.rules.0.recipe: is missing"));
+  EXPECT_THAT(planned(R"({"rules": [{"recipe": "high"}]})").errors(), HasSubstr("precision.rules.0.match: is missing"));
+}
+
+TEST(Plan, ManyRulesAreRefusedAndLongNamesAreCut) {
+  const auto rules = [](size_t count, const std::string& rule) {
+    return "{\"rules\": [" + test::repeated(rule + ",", count - 1) + rule + "]}";
+  };
+  EXPECT_THAT(planned(rules(1'000, R"({"match": "*", "recipe": "high"})")).errors(), HasSubstr("999 errors"));  // never reached
+  EXPECT_THAT(planned(rules(1'001, R"({"match": "*", "recipe": "high"})")).errors(),
+              ::testing::StartsWith("precision.rules: has 1001 rules, at most 1000 are accepted"));
+  const std::string name(1'000, 'n');
+  EXPECT_THAT(planned(rules(2, R"({"match": ")" + name + R"(", "recipe": ")" + name + "\"}")).errors(),
+              AllOf(HasSubstr("4 errors"), HasSubstr("no recipe \"" + name.substr(0, 60) + "...\" (there are "),
+                    HasSubstr(".match: \"" + name.substr(0, 60) + "...\" matches no module"), Not(HasSubstr(name.substr(0, 61)))));
+}
+
+TEST(Plan, ParameterGatherNeedsQuantisedWeightsThatBothGemmsRead) {
+  EXPECT_THAT(planned(R"({"fp8_param_gather": true})").errors(),
+              HasSubstr("precision.fp8_param_gather: needs a module with a quantised weight"));
+  EXPECT_THAT(planned(R"({"fp8_param_gather": true, "recipe": "mxfp4_qat_mxfp8_act"})").errors(), HasSubstr("no recipe in use has one"));
+  const auto only = [](const char* gemms) {
+    return planned(text(R"({"fp8_param_gather": true, "recipe": "r", "recipes": {"r": {"weight": {"format": "e4m3"}, "gemms": [)", gemms,
+                        "]}}}"))
+        .errors();
+  };
+  EXPECT_THAT(only("\"fprop\""), HasSubstr("gemms of recipe \"r\" (layers.0.attn.qkv) lacks dgrad"));
+  EXPECT_THAT(only("\"dgrad\", \"wgrad\""), HasSubstr("lacks fprop"));
+  EXPECT_THAT(only("\"wgrad\""), HasSubstr("lacks fprop and dgrad"));
+  EXPECT_EQ(only("\"fprop\", \"dgrad\""), "");
+}
+
+TEST(Plan, ErrorsOfAllPartsComeTogether) {
+  const std::string errors = planned(R"({"recipe": "nope", "recipes": {"r": {"gemms": ["fprop"]}},
+    "rules": [{"match": "layers.*.mpl.*", "recipe": "nor"}], "fp8_output_proj": true})")
+                                 .errors();
+  for (const char* const part : {"precision.recipe: no recipe", "precision.recipes.r.gemms: must be empty", "precision.rules.0.match",
+                                 "precision.rules.0.recipe", "precision.fp8_output_proj"}) {
+    EXPECT_THAT(errors, HasSubstr(part));
+  }
+}
+
+TEST(Plan, TheHashFollowsWhatIsComputedAndNotItsNames) {
+  const uint64_t plain = planned(R"({"recipe": "mxfp8"})").plan.hash();
+  EXPECT_EQ(plain, planned(R"({"recipe": "mxfp8"})").plan.hash());
+  EXPECT_EQ(plain, planned(R"({"rules": [{"match": "*", "recipe": "mxfp8"}]})").plan.hash());
+  EXPECT_EQ(planned("{}").plan.hash(), planned(R"({"recipe": "bf16"})").plan.hash());
+  std::set<uint64_t> hashes = {plain};
+  const char* const others[] = {R"({})",
+                                R"({"dtype": "fp32"})",
+                                R"({"recipe": "mxfp8", "dtype": "fp32"})",
+                                R"({"recipe": "mxfp8_weights"})",
+                                R"({"recipe": "mxfp8", "fp8_param_gather": true})",
+                                R"({"recipe": "mxfp8", "fp8_output_proj": true})",
+                                R"({"recipe": "mxfp8", "fp8_output_proj": {"enabled": true, "wgrad": false}})",
+                                R"({"recipe": "mxfp8", "rules": [{"match": "layers.2.mlp.down", "recipe": "high"}]})",
+                                R"({"recipe": "mxfp4_qat"})"};
+  for (const char* const other : others) EXPECT_TRUE(hashes.insert(planned(other).plan.hash()).second) << other;
+}
+
+TEST(Plan, JsonHasEveryModuleAndTheTotals) {
+  const PrecisionPlan plan = planned(R"({"recipe": "mxfp8", "rules": [{"match": "layers.0.*", "recipe": "high"}]})").plan;
+  const nlohmann::json all = plan.to_json();
+  EXPECT_EQ(all.at("hash").get<std::string>().size(), 16u);
+  EXPECT_EQ(all.at("modules").size(), plan.modules().size());
+  // Embedding, three layers (norms, q|k|v, out, norms of heads, gate|up, down), final norm, output.
+  EXPECT_EQ(all.at("parameters"), 96 * 64 + 3 * (128 + 128 * 64 + 64 * 64 + 64 + 192 * 64 + 64 * 96) + 64 + 96 * 64);
+  int64_t bytes = 0;
+  for (const auto& entry : all.at("modules")) bytes += entry.at("bytes").get<int64_t>();
+  EXPECT_EQ(all.at("bytes"), bytes);
+  const auto entry_of = [&](const std::string& path) -> nlohmann::json {
+    for (const auto& entry : all.at("modules")) {
+      if (entry.at("module") == path) return entry;
+    }
+    return nullptr;
+  };
+  EXPECT_EQ(entry_of("layers.1.mlp_norm").at("gemms"), nullptr);
+  EXPECT_EQ(entry_of("layers.1.mlp_norm").at("rule"), nullptr);
+  EXPECT_EQ(entry_of("layers.0.attn.qkv").at("match"), "layers.0.*");
+  EXPECT_EQ(entry_of("layers.1.attn.qkv"),
+            nlohmann::json::parse(R"({"module": "layers.1.attn.qkv", "kind": "linear", "shape": [128, 64], "bias": 0,
+      "parts": [{"name": "q", "out": 64}, {"name": "k", "out": 32}, {"name": "v", "out": 32}],
+      "rule": "precision.recipe", "match": null, "recipe": "mxfp8", "compute": "bf16",
+      "weight": {"format": "e4m3", "block": [32, 32], "rule": "rceil"}, "input": {"format": "e4m3", "block": [1, 32], "rule": "rceil"},
+      "output_grad": {"format": "e4m3", "block": [1, 32], "rule": "rceil"}, "weight_fake_quant": null,
+      "gemms": {"fprop": "e4m3 1x32 * e4m3 32x32", "dgrad": "e4m3 1x32 * e4m3 32x32", "wgrad": "e4m3 32x1 * e4m3 32x1 from 1x32"},
+      "storage": "bf16", "wire": "bf16", "export": "e4m3", "bytes": 24584})"));
+}
+
+TEST(Plan, TheTableTakesEqualLayersTogether) {
+  const PrecisionPlan plan = planned(R"({"recipe": "mxfp8", "rules": [{"match": "layers.1.*", "recipe": "high"}]})").plan;
+  for (const PlanTable form : {PlanTable::narrow, PlanTable::wide}) {
+    EXPECT_THAT(plan_table(plan, form), HasSubstr("layers.{0,2}.attn.qkv"));
+    EXPECT_THAT(plan_table(plan, form), HasSubstr("layers.{0..2}.attn_norm"));
+    EXPECT_THAT(plan_table(plan, form), HasSubstr("layers.1.attn.qkv"));
+    EXPECT_THAT(plan_table(plan, form), HasSubstr("rules.0 \"layers.1.*\""));
+    EXPECT_EQ(plan_table(plan, form).find("precision.rules") == std::string::npos, form == PlanTable::narrow);
+  }
+}
+
+}  // namespace mantissa::precision_plan_test

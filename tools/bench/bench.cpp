@@ -1,0 +1,299 @@
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <span>
+#include <utility>
+
+#include "mantissa/base/parallel.h"
+#include "mantissa/base/printable.h"
+#include "mantissa/checkpoint/checkpoint.h"
+#include "mantissa/plan/cost.h"
+#include "mantissa/train/load_config.h"
+#include "mantissa/train/training_step.h"
+#include "tools/bench/bench_harness.h"
+#include "tools/command.h"
+#include "tools/rank_session.h"
+
+namespace mantissa::tools {
+namespace {
+
+struct BenchArguments {
+  BenchOptions bench;
+  int threads = 0;
+  ConfigSources config;
+  std::vector<std::string> against;
+  bool alone = false, without_update = false, subnormal = false;
+};
+
+// A batch of uniform random tokens: speed does not depend on what they say.
+Batch random_batch(int64_t sequences, int64_t length, int64_t vocab, uint64_t seed) {
+  const auto n = static_cast<size_t>(sequences * length);
+  Batch batch{.sequences = sequences,
+              .length = length,
+              .tokens = std::vector<int32_t>(n),
+              .targets = std::vector<int32_t>(n),
+              .positions = std::vector<int32_t>(n),
+              .segment_starts = std::vector<int32_t>(n, 0),
+              .target_count = sequences * length,
+              .all_count = true,
+              .samples = {}};
+  for (size_t i = 0; i < n; ++i) {
+    const auto words = random_words({.seed = seed, .stream = RngStream::test}, 0, i);
+    batch.tokens[i] = static_cast<int32_t>(words[0] % static_cast<uint64_t>(vocab));
+    batch.targets[i] = static_cast<int32_t>(words[1] % static_cast<uint64_t>(vocab));
+    batch.positions[i] = static_cast<int32_t>(static_cast<int64_t>(i) % length);
+  }
+  return batch;
+}
+
+RunConfig configuration(const ConfigSources& sources, const Launch& launch) {
+  RunConfig config = load_run_config(sources, Inputs::unchecked, launch.world).config;
+  set_vocabulary(config);
+  share_cores(launch);
+  return config;
+}
+
+// The configuration with --against, if it is given.
+std::optional<RunConfig> opponent(ConfigSources sources, const std::vector<std::string>& against, const Launch& launch) {
+  if (against.empty()) return std::nullopt;
+  sources.sets.insert(sources.sets.end(), against.begin(), against.end());
+  try {
+    return configuration(sources, launch);
+  } catch (const Error& error) {
+    fail(error.code(), "with --against: ", error.what());
+  }
+}
+
+// The same step by one process with the threads of all ranks, in as many micro batches.
+RunConfig of_one_process(RunConfig config) {
+  const int threads = config.training.threads > 0 ? config.training.threads : num_threads();
+  config.training.threads = threads * static_cast<int>(config.parallel.world());
+  config.training.micro_batch_size *= config.parallel.data;
+  config.parallel = {.data = 1};
+  return config;
+}
+
+// Optimizer steps of a configured model on random tokens, of which each rank has its share.
+class TrainingRun {
+ public:
+  TrainingRun(const RunConfig& config, const Mesh& mesh)
+      : config_(config),
+        device_(opened(config.training)),
+        model_(config.model, *device_, resolve_plan(config), training_options(config, mesh)),
+        optimizer_(model_.parameters(), config.optimizer, mesh),
+        accumulator_(model_.parameters(), config.training.accumulation, *config.training.grad_accum),
+        batch_(random_batch(*config.training.global_batch_size / mesh.data.size(), config.training.seq_len, *config.model.vocab_size,
+                            config.training.seed + static_cast<uint64_t>(mesh.data.rank()))) {
+    optimizer_.initialise(config.training.seed);
+  }
+
+  Backend& device() { return *device_; }
+
+  // Larger weights of q and k and in front of the logits: those then have a standard deviation of 22, attention scores without qk_norm one
+  // of 31, and several percent of the gradients of logits are subnormal, as after some steps at a learning rate that is far too high.
+  void spread_softmax() {
+    const double usual = config_.model.init_std * std::sqrt(static_cast<double>(config_.model.hidden_size));
+    for (const Optimizer::State& state : optimizer_.states()) {
+      const std::string& name = state.part.of->name;
+      const double factor = name.ends_with(".attn.qkv.weight") ? 5.6 / usual : name == "final_norm.weight" ? 22 / usual : 1.0;
+      for (float& weight : std::span(state.master.data<float>(), static_cast<size_t>(state.master.elements())))
+        weight *= static_cast<float>(factor);
+    }
+    optimizer_.store_masters();
+  }
+
+  // `name` tells what it is a workload of. without_update: of a step, forward and backward.
+  Workload workload(const std::string& name, bool without_update = false) {
+    const auto& training = config_.training;
+    const auto tokens = static_cast<double>(training.tokens_per_step());
+    return {.bench = name,
+            .shape = text("B", training.micro_batch_size, " T", training.seq_len, " accum", *training.grad_accum),
+            .dtype = config_.precision.dtype,
+            .flops = training_flops_per_token(model_shape(config_.model), training.seq_len) * tokens,
+            .run = [this, without_update] { without_update ? gradients() : step(); },
+            .tokens = tokens};
+  }
+
+ private:
+  static std::unique_ptr<Backend> opened(const TrainingConfig& training) {
+    set_num_threads(training.threads);
+    return make_backend(training.backend());
+  }
+
+  void step() {
+    set_num_threads(config_.training.threads);
+    training_step(model_, optimizer_, accumulator_, batch_, config_.training.micro_batch_size, 1e-4, {}, RouterFigures::counts);
+    device_->synchronise();
+  }
+
+  void gradients() {
+    set_num_threads(config_.training.threads);
+    RoutingTally routing{.wanted = RouterFigures::counts};
+    model_.parameters().reset_gradients();
+    const int64_t rows = config_.training.micro_batch_size;
+    for (int64_t i = 0; i < batch_.sequences; i += rows)
+      forward_and_backward(model_, to_device(model_, batch_, i, rows), batch_.target_count, routing);
+    device_->synchronise();
+  }
+
+  RunConfig config_;
+  std::unique_ptr<Backend> device_;
+  Gpt model_;
+  Optimizer optimizer_;
+  GradientAccumulator accumulator_;
+  Batch batch_;
+};
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string out;
+  for (const std::string& word : words) out += (out.empty() ? "" : " ") + printable(word);
+  return out;
+}
+
+void check(const BenchArguments& arguments, const Launch& launch) {
+  require(!arguments.without_update || launch.world == 1, ExitCode::usage, "--without-update is for one process, and this is ",
+          describe(launch));
+  require(!arguments.subnormal || (launch.world == 1 && arguments.against.empty() && !arguments.alone), ExitCode::usage,
+          "--subnormal is for one process, without --against and --alone");
+  require(arguments.against.empty() || launch.world == 1, ExitCode::usage, "--against is for one process, and this is ", describe(launch),
+          "; --alone compares ranks with one process");
+  if (!arguments.alone) return;
+  require(launch.world > 1 && launch.local_size == launch.world, ExitCode::usage,
+          "--alone compares several ranks on one host with one process, and this is ", describe(launch));
+}
+
+// The FLOPs of the model formula at the GEMM ceiling's rate are the floor; --against and --alone name another opponent.
+void measure_training(const BenchArguments& arguments, const RunConfig& config, const std::optional<RunConfig>& other_config,
+                      const Mesh& mesh) {
+  const Communicator& world = mesh.world;
+  const std::string name = arguments.subnormal ? "subnormal" : printable(*config.logging.run_name);
+  TrainingRun run(config, mesh);
+  Harness harness(run.device(), arguments.bench, world);
+  std::optional<TrainingRun> other;
+  Workload workload = run.workload("train." + name, arguments.without_update), against;
+  if (arguments.alone) {
+    const RunConfig alone = of_one_process(config);
+    against = {.bench = "one process", .shape = {}, .run = [] {}, .tokens = workload.tokens};  // for which the other ranks wait
+    if (world.rank() == 0) against.run = other.emplace(alone, Mesh()).workload(against.bench).run;
+  } else if (arguments.subnormal) {
+    run.spread_softmax();
+    against = other.emplace(config, Mesh()).workload("fresh weights", arguments.without_update);
+  } else if (other_config) {
+    against = other.emplace(*other_config, Mesh()).workload(joined(arguments.against), arguments.without_update);
+  }
+  if (against.run) workload.against = &against;
+  const Measurement result = harness.measure(workload);
+  if (world.rank() > 0) return;
+  set_num_threads(config.training.threads);
+  const std::string reference =
+      workload.against ? text("the speed with ", against.bench, " in ", result.slices, " slices") : "the GEMM floor's speed";
+  const double flops = *step_time(config, resolve_plan(config), {.flops = 1.0, .link = {}}).compute / result.seconds.median;
+  std::printf("%s: %.3f of %s, %.1f ms %s, %.0f tokens/s, %.3g FLOP/s of each rank, %s, %s%s\n", name.c_str(), result.ratio.median,
+              reference.c_str(), result.seconds.median * 1e3, arguments.without_update ? "for forward and backward" : "a step",
+              workload.tokens / result.seconds.median, flops, gemm_instruction_set().c_str(),
+              world.size() > 1 ? text(world.size(), " ranks x ").c_str() : "", count_text(num_threads(), "thread").c_str());
+}
+
+ExitCode bench_train(const BenchArguments& arguments) {
+  const Launch launch = launch_from_environment();
+  check(arguments, launch);
+  const RunConfig config = configuration(arguments.config, launch);
+  const std::optional<RunConfig> other = opponent(arguments.config, arguments.against, launch);
+  RankSession session(launch, config);
+  session.run([&] { measure_training(arguments, config, other, session.mesh()); });
+  return ExitCode::ok;
+}
+
+std::vector<Option> bench_options(BenchArguments& arguments) {
+  return {{.name = "--time-budget", .target = &arguments.bench.time_budget, .description = "seconds; the report is complete in any case"},
+          {.name = "--json", .target = &arguments.bench.json, .description = "append one JSON object a line to this file"}};
+}
+
+using Bench = void (*)(Backend&, const BenchOptions&);
+
+Command device_bench(const std::string& name, const std::string& summary, Bench run) {
+  const auto arguments = std::make_shared<BenchArguments>();
+  std::vector<Option> options = bench_options(*arguments);
+  options.push_back({.name = "--filter", .target = &arguments->bench.filter, .description = "only benches whose name contains this"});
+  options.push_back(threads_option(arguments->threads));
+  return {.name = name,
+          .summary = summary,
+          .example = "mantissa bench " + name + " --time-budget 60 --json results.jsonl",
+          .options = options,
+          .run = [arguments, run] {
+            use_threads(arguments->threads);
+            const auto device = make_backend("cpu");
+            run(*device, arguments->bench);
+            return ExitCode::ok;
+          }};
+}
+
+Command comm_bench() {
+  const auto arguments = std::make_shared<BenchArguments>();
+  return {.name = "comm",
+          .summary = "collectives of several ranks against a copy within each",
+          .example = "mantissa launch --nproc-per-node 2 -- bench comm --json results.jsonl",
+          .options = {{.name = "--filter", .target = &arguments->bench.filter, .description = "only benches whose name contains this"},
+                      {.name = "--json", .target = &arguments->bench.json, .description = "append one JSON object a line to this file"},
+                      threads_option(arguments->threads)},
+          .run =
+              [arguments] {
+                const Launch launch = launch_from_environment();
+                RunConfig config;
+                config.training.threads = arguments->threads;
+                share_cores(launch);
+                use_threads(config.training.threads);
+                const auto device = make_backend("cpu");
+                RankSession session(launch, config);
+                session.run([&] { bench_comm(session.mesh().world, *device, arguments->bench); });
+                return ExitCode::ok;
+              },
+          .many_ranks = true};
+}
+
+Command train_bench() {
+  const auto arguments = std::make_shared<BenchArguments>();
+  std::vector<Option> options = config_options(arguments->config);
+  for (Option& option : bench_options(*arguments)) options.push_back(std::move(option));
+  options.push_back({.name = "--against",
+                     .target = &arguments->against,
+                     .description = "KEY=VALUE as for --set: instead of the GEMM floor, the same run with it takes turns, until the time "
+                                    "budget is used up; repeatable, all for the one other run"});
+  options.push_back({.name = "--alone",
+                     .target = &arguments->alone,
+                     .description = "of several ranks on one host: likewise, one process with the threads of all takes turns"});
+  options.push_back({.name = "--without-update",
+                     .target = &arguments->without_update,
+                     .description = "forward and backward of a step alone; for one process"});
+  options.push_back(
+      {.name = "--subnormal",
+       .target = &arguments->subnormal,
+       .description = "train.subnormal: a run from weights that make subnormals abound takes turns with one from fresh weights"});
+  return {.name = "train",
+          .summary = "training steps on random tokens against the GEMM floor or other settings",
+          .example =
+              "mantissa bench train configs/gpt2-124m.json --set training.micro_batch_size=4 --set training.seq_len=64 "
+              "--set training.global_batch_size=4\n"
+              "mantissa bench train configs/quickstart.json --set precision.recipe=mxfp8 --against precision.recipe=high\n"
+              "mantissa launch --nproc-per-node 2 -- bench train configs/quickstart.json --alone",
+          .options = options,
+          .run = [arguments] { return bench_train(*arguments); },
+          .many_ranks = true};
+}
+
+}  // namespace
+
+Command bench_command() {
+  return {.name = "bench",
+          .summary = "measure speed as a ratio to what this machine can do",
+          .example =
+              "mantissa bench kernels\nmantissa bench gemm --time-budget 20 --threads 2\n"
+              "mantissa bench train configs/quickstart.json --time-budget 20",
+          .subcommands = {device_bench("kernels", "row kernels against a parallel memory copy", bench_kernels),
+                          device_bench("gemm", "matrix products of GPT-2 shapes against oneDNN's 2048^3", bench_gemm),
+                          device_bench("attention", "attention against the GEMM ceiling", bench_attention),
+                          device_bench("moe", "products of groups of rows against one as large, and what moves the rows", bench_moe),
+                          train_bench(), comm_bench()}};
+}
+
+}  // namespace mantissa::tools

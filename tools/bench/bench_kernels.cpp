@@ -1,0 +1,133 @@
+#include "mantissa/base/integers.h"
+#include "tools/bench/bench_operands.h"
+
+namespace mantissa::tools {
+namespace {
+
+constexpr int64_t kRows = 16384, kWidth = 768, kFeedForward = 3072, kVocab = 50257, kHeadDim = 64;
+
+using Kernels = std::vector<Workload>;
+
+void add_norms(Kernels& out, Backend& device, Dtype dtype) {
+  BenchOperands o(device, dtype);
+  const Tensor x = o.values({kRows, kWidth}), w = o.values({kWidth}), y = o.values({kRows, kWidth}), dx = o.values({kRows, kWidth});
+  const Tensor mean = o.stats({kRows}), rstd = o.stats({kRows}), dw = o.stats({kWidth}), db = o.stats({kWidth});
+  const auto add = [&](const char* name, const auto& k) { out.push_back(o.workload(name, text(kRows, "x", kWidth), k)); };
+  add("kernel.add", Add{.a = x, .b = y, .out = dx});
+  add("kernel.rms_norm_forward", RmsNormForward{.x = x, .weight = w, .y = y, .rstd = rstd, .eps = 1e-6});
+  add("kernel.rms_norm_backward", RmsNormBackward{.x = x, .weight = w, .rstd = rstd, .dy = y, .dx = dx, .dweight = dw, .accumulate = true});
+  add("kernel.layer_norm_forward", LayerNormForward{.x = x, .weight = w, .y = y, .mean = mean, .rstd = rstd, .eps = 1e-5, .bias = w});
+  add("kernel.layer_norm_backward",
+      LayerNormBackward{
+          .x = x, .weight = w, .mean = mean, .rstd = rstd, .dy = y, .dx = dx, .dweight = dw, .accumulate = true, .dbias = db});
+  const Tensor sums = o.stats({kRows, kWidth});
+  add("kernel.add_bias", AddBias{.x = sums, .bias = w, .out = y});
+  add("kernel.sum_rows", SumRows{.x = x, .out = dw, .accumulate = true});
+}
+
+void add_activations(Kernels& out, Backend& device, Dtype dtype) {
+  BenchOperands o(device, dtype);
+  const int64_t rows = kRows / 2;
+  const Tensor x = o.values({rows, kFeedForward}), y = o.values({rows, kFeedForward}), dx = o.values({rows, kFeedForward});
+  const Tensor gated = o.values({rows, 2 * kFeedForward}), dgated = o.values({rows, 2 * kFeedForward});
+  const auto add = [&](const char* name, const auto& k) { out.push_back(o.workload(name, text(rows, "x", kFeedForward), k)); };
+  add("kernel.gelu_tanh_forward", GeluForward{.x = x, .out = y, .form = GeluForm::tanh});
+  add("kernel.gelu_tanh_backward", GeluBackward{.x = x, .dy = y, .dx = dx, .form = GeluForm::tanh});
+  add("kernel.gelu_erf_forward", GeluForward{.x = x, .out = y, .form = GeluForm::erf});
+  add("kernel.gelu_erf_backward", GeluBackward{.x = x, .dy = y, .dx = dx, .form = GeluForm::erf});
+  add("kernel.swiglu_forward", SwiGluForward{.x = gated, .out = y});
+  add("kernel.swiglu_backward", SwiGluBackward{.x = gated, .dy = y, .dx = dgated});
+}
+
+void add_heads(Kernels& out, Backend& device, Dtype dtype) {
+  BenchOperands o(device, dtype);
+  const HeadLayout layout{.heads = 12, .kv_heads = 4, .head_dim = kHeadDim};
+  const Tensor x = o.values({kRows, layout.row()}), y = o.values({kRows, layout.row()}), dx = o.values({kRows, layout.row()});
+  const Tensor q = o.values({kHeadDim}), k = o.values({kHeadDim}), dq = o.stats({kHeadDim}), dk = o.stats({kHeadDim});
+  const Tensor rstd = o.stats({kRows, layout.heads + layout.kv_heads}), table = o.stats({1024, kHeadDim}), positions = o.ids(kRows, 1024);
+  const auto add = [&](const char* name, const auto& kernel) { out.push_back(o.workload(name, text(kRows, "x", layout.row()), kernel)); };
+  add("kernel.rope", Rope{.x = x, .table = table, .positions = positions, .y = y, .layout = layout, .inverse = false});
+  add("kernel.qk_norm_forward", QkNormForward{.x = x, .q_weight = q, .k_weight = k, .y = y, .rstd = rstd, .layout = layout, .eps = 1e-6});
+  add("kernel.qk_norm_backward", QkNormBackward{.x = x,
+                                                .q_weight = q,
+                                                .k_weight = k,
+                                                .rstd = rstd,
+                                                .dy = y,
+                                                .dx = dx,
+                                                .dq_weight = dq,
+                                                .dk_weight = dk,
+                                                .layout = layout,
+                                                .accumulate = true});
+}
+
+void add_vocabulary(Kernels& out, Backend& device, Dtype dtype) {
+  BenchOperands o(device, dtype);
+  const int64_t rows = 512;
+  const Tensor logits = o.values({rows, kVocab}), targets = o.ids(rows, kVocab), loss = o.stats({rows});
+  const CrossEntropy in_place{.logits = logits, .targets = targets, .loss = loss, .vocab = kVocab, .scale = 1e-3, .dlogits = logits};
+  out.push_back(o.workload("kernel.cross_entropy", text(rows, "x", kVocab), in_place));
+  const Tensor share = o.stats({rows, 2}), shares = o.stats({2, rows, 2});
+  out.push_back(o.workload("kernel.cross_entropy_share", text(rows, "x", kVocab),
+                           CrossEntropyShare{.logits = logits, .targets = targets, .sums = share, .first = 0, .vocab = kVocab}));
+  const CrossEntropyOfShares of_shares{
+      .logits = logits, .targets = targets, .sums = shares, .loss = loss, .first = 0, .vocab = kVocab, .scale = 1e-3, .dlogits = logits};
+  out.push_back(o.workload("kernel.cross_entropy_of_shares", text(rows, "x", kVocab), of_shares));
+  // Of the tables only the rows of the ids are read, and read and written.
+  const Tensor weight = o.values({kVocab, kWidth}), ids = o.ids(kRows, kVocab), y = o.values({kRows, kWidth});
+  const Tensor dweight = o.stats({kVocab, kWidth});
+  const auto add = [&](const char* name, const auto& k, double bytes) {
+    out.push_back(o.workload(name, text(kRows, "x", kWidth), k));
+    out.back().bytes = bytes;
+  };
+  const double values = static_cast<double>(y.bytes()), sums = static_cast<double>(kRows * kWidth * 4);
+  add("kernel.embedding_forward", EmbeddingForward{.ids = ids, .weight = weight, .out = y}, 2.0 * values);
+  add("kernel.embedding_backward", EmbeddingBackward{.ids = ids, .dy = y, .dweight = dweight, .accumulate = true}, values + 2.0 * sums);
+}
+
+void add_update(Kernels& out, Backend& device, Dtype dtype) {
+  BenchOperands o(device, dtype);
+  const int64_t n = int64_t{16} << 20;
+  const Shape shape{n / 1024, 1024};
+  const Tensor master = o.stats(shape), m = zeros(device, Dtype::f32, shape), v = zeros(device, Dtype::f32, shape), grad = o.stats(shape);
+  const Tensor step = zeros(device, Dtype::f32, {static_cast<int64_t>(StepValue::count)});
+  const auto add = [&](const char* name, const auto& k) { out.push_back(o.workload(name, text(n), k)); };
+  add("kernel.adamw", AdamW{.master = master,
+                            .m = m,
+                            .v = v,
+                            .grad = grad,
+                            .step = step,
+                            .beta1 = 0.9,
+                            .beta2 = 0.95,
+                            .eps = 1e-8,
+                            .weight_decay = 0.1,
+                            .value = dtype == Dtype::bf16 ? o.values(shape) : Tensor()});
+  out.back().bytes += static_cast<double>(master.bytes() + m.bytes() + v.bytes());  // read, too
+  if (dtype != Dtype::f32) return;
+  add("kernel.squared_norm", SquaredNorm{.x = grad, .partials = empty(device, Dtype::f64, {ceil_div(shape[0], 32)})});
+  add("kernel.convert_to_bf16", Convert{.x = grad, .out = empty(device, Dtype::bf16, shape)});
+}
+
+}  // namespace
+
+void bench_kernels(Backend& device, const BenchOptions& options) {
+  Harness harness(device, options);
+  using Group = void (*)(Kernels&, Backend&, Dtype);
+  const std::vector<Group> groups{add_norms, add_activations, add_heads, add_vocabulary, add_update, add_quantized};
+  int expected = 0;
+  const auto each = [&](const std::function<void(const Workload&)>& visit) {
+    for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+      for (const Group group : groups) {
+        Kernels kernels;
+        group(kernels, device, dtype);
+        for (const Workload& workload : kernels) {
+          if (harness.wants(workload.bench)) visit(workload);
+        }
+      }
+    }
+  };
+  each([&](const Workload&) { ++expected; });
+  harness.expect(expected);
+  each([&](const Workload& workload) { harness.measure(workload); });
+}
+
+}  // namespace mantissa::tools

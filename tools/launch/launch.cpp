@@ -1,0 +1,349 @@
+// mantissa launch: one process per rank on this node, with torchrun's option names and variables, restarted together where that can help.
+#include "mantissa/job/launch.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <utility>
+
+#include "mantissa/base/file.h"
+#include "mantissa/base/free_memory.h"
+#include "mantissa/base/host_name.h"
+#include "mantissa/base/parallel.h"
+#include "mantissa/base/printable.h"
+#include "mantissa/base/unblocked_output.h"
+#include "mantissa/job/store.h"
+#include "tools/command.h"
+#include "tools/launch/launch_workers.h"
+
+namespace mantissa::tools {
+namespace {
+
+constexpr int kMostBarrenRestarts = 3;  // without a new step
+constexpr int kDefaultPort = 29500;     // torchrun's
+
+struct LaunchArguments {
+  std::string workers = "1";
+  int nodes = 1, node_rank = 0, max_restarts = 0;
+  std::optional<int64_t> port, tee;
+  std::optional<std::string> address, log_folder, ranks;
+  bool standalone = false;
+  std::vector<std::string> command, subcommands;
+};
+
+int number_in(const std::string& option, const std::string& value, int64_t least, int64_t most) {
+  int64_t number = 0;
+  const auto [end, problem] = std::from_chars(value.data(), value.data() + value.size(), number);
+  require(problem == std::errc{} && end == value.data() + value.size() && number >= least && number <= most, ExitCode::usage, option,
+          ": must be a whole number from ", least, " to ", most, ", got '", value, "'");
+  return static_cast<int>(number);
+}
+
+int worker_count(const std::string& value) {
+  require(value != "gpu", ExitCode::environment, "--nproc-per-node gpu: this build runs on CPUs only; say cpu or a number");
+  return value == "auto" || value == "cpu" ? num_threads() : number_in("--nproc-per-node", value, 1, kMostRanks);
+}
+
+std::set<int> ranks_in(const std::string& list, int world) {
+  std::set<int> out;
+  for (size_t begin = 0; begin <= list.size();) {
+    const size_t comma = std::min(list.find(',', begin), list.size());
+    out.insert(number_in("--ranks-filter", list.substr(begin, comma - begin), 0, world - 1));
+    begin = comma + 1;
+  }
+  return out;
+}
+
+// A free port, kept from others while this lives: bound but not listening, it leaves room for one listener that says SO_REUSEADDR.
+class ReservedPort {
+ public:
+  ReservedPort() : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    const int on = 1;
+    sockaddr_in name{};
+    name.sin_family = AF_INET;
+    name.sin_addr.s_addr = htonl(INADDR_ANY);
+    socklen_t size = sizeof name;
+    const bool ok = fd_ >= 0 && ::setsockopt(fd_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
+                    ::bind(fd_, reinterpret_cast<sockaddr*>(&name), size) == 0 &&
+                    ::getsockname(fd_, reinterpret_cast<sockaddr*>(&name), &size) == 0;
+    require(ok, ExitCode::environment, "no free port: ", system_message(errno));
+    port_ = ntohs(name.sin_port);
+  }
+  ~ReservedPort() { ::close(fd_); }
+  ReservedPort(const ReservedPort&) = delete;
+  ReservedPort& operator=(const ReservedPort&) = delete;
+  int port() const { return port_; }
+
+ private:
+  int fd_, port_ = 0;
+};
+
+// Where the ranks of this node write their highest steps, and behind these whose failure ended them (report_step, report_cause); the
+// workers inherit it.
+class Reports {
+ public:
+  explicit Reports(int workers) : fd_(::memfd_create(kReportsName, 0)), workers_(workers), numbers_(2 * static_cast<size_t>(workers)) {
+    struct flock whole {};
+    whole.l_type = F_WRLCK;  // of this process until it ends, however it ends: outlive_launcher() waits for that
+    const bool made = fd_ >= 0 && ::fcntl(fd_, F_SETLK, &whole) == 0;
+    require(made, ExitCode::environment, "no memory for the reports of ranks: ", system_message(errno));
+    clear();
+  }
+  ~Reports() { ::close(fd_); }
+  Reports(const Reports&) = delete;
+  Reports& operator=(const Reports&) = delete;
+
+  int fd() const { return fd_; }
+  void read() {
+    const auto size = static_cast<size_t>(bytes());
+    if (::pread(fd_, numbers_.data(), size, 0) != bytes()) numbers_.assign(numbers_.size(), 0);
+  }
+  int64_t highest_step() const { return *std::max_element(numbers_.begin(), numbers_.begin() + workers_); }
+  int cause(int local_rank) const { return static_cast<int>(numbers_[static_cast<size_t>(workers_ + local_rank)]) - 1; }  // -1: none
+  void clear() {
+    const bool ok = ::ftruncate(fd_, 0) == 0 && ::ftruncate(fd_, bytes()) == 0;
+    require(ok, ExitCode::environment, "no memory for the reports of ranks: ", system_message(errno));
+  }
+
+ private:
+  ssize_t bytes() const { return static_cast<ssize_t>(numbers_.size() * sizeof(int64_t)); }
+
+  int fd_, workers_;
+  std::vector<int64_t> numbers_;
+};
+
+// Brings to the front who failed first, of those that name nobody: whom others name, unless it left because it had lost a peer; else the
+// first by time that neither lost a peer nor was ended because of another; else whom others name, else the first of all.
+void put_cause_first(std::vector<Ending>& failures, const Reports& reports, int first_rank) {
+  const auto cause = [&](const Ending& ending) { return reports.cause(ending.rank - first_rank); };
+  // One whom the launcher ended counts if somebody left because of it by himself.
+  const auto blamer = [&](const Ending& of) {
+    const auto blames = [&](const Ending& other) { return cause(other) == of.rank && !(of.sent && other.sent); };
+    return std::find_if(failures.begin(), failures.end(), blames);
+  };
+  const auto order = [&](const Ending& ending) {
+    const bool left = ending.code == static_cast<int>(ExitCode::peer_lost) || ending.code == static_cast<int>(ExitCode::stopped);
+    const bool blamed = blamer(ending) != failures.end();
+    if (cause(ending) >= 0) return 3;
+    return left ? (blamed ? 2 : 3) : blamed ? 0 : ending.sent ? 3 : 1;
+  };
+  const auto by_order = [&](const Ending& a, const Ending& b) { return order(a) < order(b); };
+  const auto first = std::min_element(failures.begin(), failures.end(), by_order);
+  std::rotate(failures.begin(), first, first + 1);
+  // Where the launcher ended it before it had ended by itself, its code is that of those who left because of it.
+  Ending& front = failures.front();
+  const auto told = blamer(front);
+  if (front.sent && told != failures.end()) front.code = told->code, front.signal = told->signal;
+}
+
+void check(const LaunchArguments& arguments) {
+  require(arguments.nodes >= 1 && arguments.nodes <= kMostRanks, ExitCode::usage, "--nnodes: must be 1 to ", kMostRanks, ", got ",
+          arguments.nodes);
+  require(arguments.node_rank >= 0 && arguments.node_rank < arguments.nodes, ExitCode::usage,
+          "--node-rank: must be below --nnodes=", arguments.nodes, ", got ", arguments.node_rank);
+  require(arguments.max_restarts >= 0, ExitCode::usage, "--max-restarts: must not be negative, got ", arguments.max_restarts);
+  const int64_t port = arguments.port.value_or(kDefaultPort);
+  require(port >= 1 && port <= 65535, ExitCode::usage, "--master-port: must be 1 to 65535, got ", port);
+  require(arguments.nodes == 1 || arguments.address, ExitCode::usage, "--nnodes=", arguments.nodes,
+          " needs --master-addr, the host of rank 0");
+  require(!arguments.standalone || (arguments.nodes == 1 && !arguments.port && !arguments.address), ExitCode::usage,
+          "--standalone takes a free port of this host; leave out --nnodes, --master-addr and --master-port");
+  require(!arguments.tee || (*arguments.tee >= 0 && *arguments.tee <= 3), ExitCode::usage, "--tee: must be 0 to 3, got ",
+          arguments.tee.value_or(0));
+  require(!arguments.tee || arguments.log_folder, ExitCode::usage, "--tee chooses what is shown beside a log; it needs --log-dir");
+}
+
+// A subcommand of mantissa is run by this binary.
+std::vector<std::string> full_command(const std::vector<std::string>& own, std::vector<std::string> words) {
+  if (std::find(own.begin(), own.end(), words.front()) != own.end())
+    words.insert(words.begin(), std::filesystem::read_symlink("/proc/self/exe").string());
+  return words;
+}
+
+WorkerPlan plan_of(const LaunchArguments& arguments) {
+  check(arguments);
+  WorkerPlan plan;
+  plan.workers = worker_count(arguments.workers);
+  require(int64_t{plan.workers} * arguments.nodes <= kMostRanks, ExitCode::usage, "--nnodes times --nproc-per-node: more than ", kMostRanks,
+          " ranks");
+  plan.world = plan.workers * arguments.nodes;
+  plan.first_rank = plan.workers * arguments.node_rank;
+  plan.node = arguments.node_rank;
+  plan.nodes = arguments.nodes;
+  plan.master_address = arguments.address.value_or("127.0.0.1");
+  plan.master_port = static_cast<int>(arguments.port.value_or(kDefaultPort));
+  plan.most_restarts = arguments.max_restarts;
+  plan.log_folder = arguments.log_folder.value_or("");
+  plan.shown = static_cast<int>(arguments.tee.value_or(3));
+  if (arguments.ranks) plan.shown_ranks = ranks_in(*arguments.ranks, plan.world);
+  const Environment environment = process_environment();
+  if (plan.nodes == 1 && !environment.contains("MANTISSA_TOKEN") && !environment.contains("MANTISSA_TOKEN_FILE")) plan.token = new_token();
+  plan.command = full_command(arguments.subcommands, arguments.command);
+  return plan;
+}
+
+std::string how(const Ending& ending) {
+  if (ending.signal == 0) return text("exit code ", ending.code);
+  const char* const name = ::sigabbrev_np(ending.signal);
+  return name != nullptr ? text("SIG", name) : text("signal ", ending.signal);
+}
+
+void say(const std::string& message) { UnblockedOutput(STDERR_FILENO).write(text("mantissa launch: ", printable(message, "\n  "), '\n')); }
+
+// What follows the first mostly left because of it.
+void print_causes(const Attempt& attempt) {
+  const Ending& first = attempt.failures.front();
+  const bool logged = !first.log.empty();
+  std::string lines = text("rank ", first.rank, " failed first: ", how(first));
+  if (!attempt.repeated.empty()) {
+    const std::vector<int> ranks(attempt.repeated.begin(), attempt.repeated.end());
+    lines += text("; an error above is also that of ", ranks.size() == 1 ? "rank " : "ranks ", joined(ranks, ", "));
+  }
+  const auto add = [&](const std::string& rank, const std::string& host, const std::string& pid, const std::string& seconds,
+                       const std::string& ended, const std::string& log) {
+    std::array<char, 160> row{};
+    std::snprintf(row.data(), row.size(), "\n%6s  %-16.40s  %8s  %8s  %-*s", rank.c_str(), host.c_str(), pid.c_str(), seconds.c_str(),
+                  logged ? 13 : 0, ended.c_str());
+    lines += row.data() + (logged ? "  " + log : "");
+  };
+  add("rank", "host", "pid", "seconds", "ended by", "log");
+  for (const Ending& failure : attempt.failures) {
+    std::array<char, 32> seconds{};
+    std::snprintf(seconds.data(), seconds.size(), "%.3f", failure.seconds);
+    add(std::to_string(failure.rank), host_name(), std::to_string(failure.pid), seconds.data(), how(failure), failure.log);
+  }
+  say(lines);
+}
+
+// A lost peer, a bug, or a death, unless somebody asked for an end: SIGUSR2 alone does not.
+bool worth_a_restart(const Attempt& attempt) {
+  const Ending& first = attempt.failures.front();
+  if (std::any_of(attempt.forwarded.begin(), attempt.forwarded.end(), [](int signal) { return signal != SIGUSR2; })) return false;
+  if (first.signal != 0) return !attempt.forwarded.contains(first.signal);
+  return first.code == static_cast<int>(ExitCode::peer_lost) || first.code == static_cast<int>(ExitCode::internal);
+}
+
+// Attempts one after the other that ended for want of memory: by the kernel's out-of-memory killer, or, where it does not say whom it
+// killed, or says it in a group that is not this one, by a SIGKILL before a new step. One may be due to what ran beside it; the next will
+// meet the same.
+class MemoryDeaths {
+ public:
+  void begin_attempt() { before_ = out_of_memory_kills(); }
+  void end_attempt(const Ending& first, bool stepped) {
+    const std::optional<int64_t> kills = out_of_memory_kills();
+    const bool more = kills && before_ && *kills > *before_;
+    told_ = more || (kills && before_ && first.counted);
+    const bool died = first.code == 128 + SIGKILL && (told_ ? more : !stepped);
+    in_a_row_ = died ? in_a_row_ + 1 : 0;
+    if (died && told_) say("the kernel's out-of-memory killer ended it");
+  }
+  bool repeated() const { return in_a_row_ > 1; }
+  std::string why() const {
+    return told_ ? "the kernel killed two attempts in a row for want of memory"
+                 : "two attempts in a row were killed before a new step, perhaps for want of memory";
+  }
+
+ private:
+  std::optional<int64_t> before_;
+  bool told_ = false;
+  int in_a_row_ = 0;
+};
+
+// Asked to stop through this launcher, or all of them by somebody else: nothing failed.
+bool was_stopped(const Attempt& attempt) {
+  const auto stopped = [](const Ending& ending) { return ending.code == static_cast<int>(ExitCode::stopped); };
+  return stopped(attempt.failures.front()) &&
+         (!attempt.forwarded.empty() || std::all_of(attempt.failures.begin(), attempt.failures.end(), stopped));
+}
+
+ExitCode launch(const LaunchArguments& arguments) {
+  WorkerPlan plan = plan_of(arguments);
+  std::unique_ptr<ReservedPort> reserved;
+  if (plan.nodes == 1 && !arguments.port) {
+    reserved = std::make_unique<ReservedPort>();
+    plan.master_port = reserved->port();
+  }
+  plan.run_id = plan.nodes == 1 ? text("mantissa-", ::getpid(), "-", plan.master_port) : "mantissa";
+  Reports reports(plan.workers);
+  plan.step_fd = reports.fd();
+  SignalQueue signals;
+  MemoryDeaths deaths;
+  int64_t highest = 0;
+  for (int barren = 0;; ++plan.restart) {
+    deaths.begin_attempt();
+    Attempt attempt = run_workers(plan, signals);
+    if (attempt.killed) return static_cast<ExitCode>(128 + SIGINT);
+    if (attempt.failures.empty()) return ExitCode::ok;
+    reports.read();
+    put_cause_first(attempt.failures, reports, plan.first_rank);
+    const Ending& first = attempt.failures.front();
+    if (!was_stopped(attempt)) print_causes(attempt);
+    const int64_t step = reports.highest_step();
+    deaths.end_attempt(first, step > highest);
+    if (plan.restart > 0) barren = step > highest ? 0 : barren + 1;
+    highest = std::max(highest, step);
+    reports.clear();
+    if (plan.restart >= plan.most_restarts || !worth_a_restart(attempt)) return static_cast<ExitCode>(first.code);
+    if (barren >= kMostBarrenRestarts || deaths.repeated()) {
+      say("no restart: " + (deaths.repeated() ? deaths.why() : text(barren, " brought no step after ", highest)));
+      return static_cast<ExitCode>(first.code);
+    }
+    const std::vector<int> waiting = signals.take();
+    if (std::any_of(waiting.begin(), waiting.end(), [](int signal) { return signal != SIGCHLD; })) return static_cast<ExitCode>(first.code);
+    say(text("restart ", plan.restart + 1, " of ", plan.most_restarts));
+  }
+}
+
+}  // namespace
+
+Command launch_command(std::vector<std::string> subcommands) {
+  const auto a = std::make_shared<LaunchArguments>();
+  a->subcommands = std::move(subcommands);
+  return {
+      .name = "launch",
+      .summary = "run a command once per rank on this node",
+      .example =
+          "mantissa launch --nproc-per-node 2 train configs/quickstart.json --set logging.run_name=ranks\n"
+          "mantissa launch --nproc-per-node 2 --max-restarts 3 train configs/quickstart.json --set logging.run_name=safe",
+      .options =
+          {{.name = "--nproc-per-node,--nproc_per_node",
+            .target = &a->workers,
+            .description = "ranks on this node: a number; cpu or auto: the cores"},
+           {.name = "--nnodes", .target = &a->nodes, .description = "nodes; this command runs on each of them"},
+           {.name = "--node-rank,--node_rank", .target = &a->node_rank, .description = "which of the nodes this one is"},
+           {.name = "--master-addr,--master_addr", .target = &a->address, .description = "host of rank 0 (127.0.0.1)"},
+           {.name = "--master-port,--master_port", .target = &a->port, .description = "port of rank 0 (one node: a free one; else 29500)"},
+           {.name = "--standalone", .target = &a->standalone, .description = "one node, a free port"},
+           {.name = "--max-restarts,--max_restarts",
+            .target = &a->max_restarts,
+            .description =
+                "restarts of all ranks after exit codes 6 and 70 and deaths by a signal; three without a new step are the last, and two "
+                "deaths in a row for want of memory"},
+           {.name = "--log-dir,--log_dir",
+            .target = &a->log_folder,
+            .description = "also write DIR/attempt_N/RANK/stdout.log and stderr.log"},
+           {.name = "--tee",
+            .target = &a->tee,
+            .description = "with --log-dir, still shown: 0 nothing, 1 standard output, 2 standard error, 3 both (3)"},
+           {.name = "--ranks-filter,--ranks_filter", .target = &a->ranks, .description = "ranks whose output is shown, as in 0,3 (all)"},
+           {.name = "COMMAND",
+            .target = &a->command,
+            .description = "all words from here on, also behind a --; a subcommand of mantissa is run by this binary",
+            .required = true}},
+      .run = [a] { return launch(*a); },
+      .runs_command = true,
+      .many_ranks = true};  // srun may start one on each node
+}
+
+}  // namespace mantissa::tools

@@ -1,0 +1,362 @@
+#include "tools/launch/launch_workers.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <sstream>
+
+#include "mantissa/base/error.h"
+#include "mantissa/base/file.h"
+#include "mantissa/base/free_memory.h"
+#include "mantissa/job/launch.h"
+#include "tools/launch/launch_output.h"
+#include "tools/signals.h"
+
+namespace mantissa::tools {
+namespace {
+
+constexpr double kGraceSeconds = 30;
+constexpr double kDrainSeconds = 1;  // for output that a worker's own children hold open
+constexpr int kDiedOfSignal = 128;   // plus its number: the exit code by which shells tell it
+constexpr std::array kForwarded = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
+
+double now_seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+sigset_t handled_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGCHLD);
+  for (const int signal : kForwarded) {
+    if (signal != SIGHUP || !ignores_hangup()) sigaddset(&set, signal);  // a blocked signal would come although it is ignored
+  }
+  return set;
+}
+
+std::pair<int, int> new_pipe() {
+  int ends[2] = {-1, -1};
+  const bool made = ::pipe2(ends, O_CLOEXEC) == 0;
+  require(made, ExitCode::environment, "no pipe to a worker: ", system_message(errno), " (ulimit -n)");
+  return {ends[0], ends[1]};
+}
+
+// All variables that torchrun sets.
+std::vector<std::string> environment_of(const WorkerPlan& plan, int local_rank) {
+  Environment out = process_environment();
+  const std::string rank = std::to_string(plan.first_rank + local_rank), world = std::to_string(plan.world);
+  out["RANK"] = out["ROLE_RANK"] = rank;
+  out["WORLD_SIZE"] = out["ROLE_WORLD_SIZE"] = world;
+  out["LOCAL_RANK"] = std::to_string(local_rank);
+  out["LOCAL_WORLD_SIZE"] = std::to_string(plan.workers);
+  out["GROUP_RANK"] = std::to_string(plan.node);
+  out["GROUP_WORLD_SIZE"] = std::to_string(plan.nodes);
+  out["ROLE_NAME"] = "default";
+  out["MASTER_ADDR"] = plan.master_address;
+  out["MASTER_PORT"] = std::to_string(plan.master_port);
+  out["TORCHELASTIC_RESTART_COUNT"] = std::to_string(plan.restart);
+  out["TORCHELASTIC_MAX_RESTARTS"] = std::to_string(plan.most_restarts);
+  out["TORCHELASTIC_RUN_ID"] = plan.run_id;
+  out["TORCHELASTIC_USE_AGENT_STORE"] = "False";
+  out["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1";
+  out["MANTISSA_STEP_FD"] = std::to_string(plan.step_fd);
+  if (plan.workers > 1) out.try_emplace("OMP_NUM_THREADS", "1");
+  if (!plan.token.empty()) out["MANTISSA_TOKEN"] = plan.token;
+  std::vector<std::string> lines;
+  for (const auto& [name, value] : out) lines.push_back(name + "=" + value);
+  return lines;
+}
+
+std::vector<char*> pointers(std::vector<std::string>& words) {
+  std::vector<char*> out;
+  for (std::string& word : words) out.push_back(word.data());
+  out.push_back(nullptr);
+  return out;
+}
+
+// In the child, between fork and exec: only calls that a signal handler may make. `problem` takes errno if the command cannot be run.
+[[noreturn]] void become(char* const* words, char* const* environment, int out, int err, int problem, pid_t launcher) {
+  ::setpgid(0, 0);
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != launcher) ::_exit(kDiedOfSignal + SIGKILL);             // it died before it could be watched
+  for (const int signal : {SIGPIPE, SIGXFSZ}) std::signal(signal, SIG_DFL);  // which this program ignores (mantissa.cpp)
+  sigset_t none;
+  sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  const int in = ::open("/dev/null", O_RDONLY);
+  if (in >= 0 && ::dup2(in, STDIN_FILENO) >= 0 && ::dup2(out, STDOUT_FILENO) >= 0 && ::dup2(err, STDERR_FILENO) >= 0)
+    ::execvpe(words[0], words, environment);
+  const int error = errno;
+  if (::write(problem, &error, sizeof error) < 0) ::_exit(126);
+  ::_exit(127);
+}
+
+// The groups of all processes that are stopped (state T).
+std::set<pid_t> stopped_groups() {
+  std::set<pid_t> out;
+  std::error_code gone;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", gone)) {
+    std::ifstream file(entry.path() / "stat");
+    std::string line;
+    std::getline(file, line);
+    const size_t name_end = line.rfind(')');  // pid (name) state parent group
+    if (name_end == std::string::npos) continue;
+    std::istringstream fields(line.substr(name_end + 1));
+    char state = 0;
+    pid_t parent = 0, group = 0;
+    if (fields >> state >> parent >> group && state == 'T') out.insert(group);
+  }
+  return out;
+}
+
+// A rank: the process that was started and its group, in which a wrapper has what it runs.
+struct Worker {
+  int rank = 0;
+  bool leads = true;                // the process that was started has not ended
+  int signal = 0, code = 0;         // how it ended
+  bool members_go_on = false;       // after it
+  bool died = false;                // of a signal, or with the code by which a shell tells that what it waited for did
+  std::optional<int> members_code;  // of those that then ended by themselves the first that failed, else 0 if nobody asked for an end
+  double kill_at = HUGE_VAL;
+  bool killed = false;  // it did not end within the grace time
+  bool counted = true;  // as in Ending
+};
+
+class Group {
+ public:
+  Group(const WorkerPlan& plan, SignalQueue& signals) : plan_(plan), signals_(signals), began_(now_seconds()) {
+    ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // what a wrapper that died leaves in its group is waited for here
+    try {
+      for (int local = 0; local < plan.workers; ++local) start(local);
+    } catch (...) {
+      end_all();
+      throw;
+    }
+  }
+
+  Attempt run() {
+    double drained_by = HUGE_VAL;
+    while (now_seconds() < drained_by &&
+           (!running_.empty() || is_behind() || std::any_of(streams_.begin(), streams_.end(), [](const auto& s) { return s.open(); }))) {
+      listen(running_.empty() ? drained_by : next_kill());
+      if (running_.empty()) drained_by = std::min(is_behind() && !asked_to_end() ? HUGE_VAL : drained_by, now_seconds() + kDrainSeconds);
+      kill_late();
+    }
+    for (size_t i = 0; i < streams_.size(); ++i) {
+      streams_[i].close();
+      if (streams_[i].repeats()) attempt_.repeated.insert(plan_.first_rank + static_cast<int>(i / 2));
+    }
+    return attempt_;
+  }
+
+  ~Group() { end_all(); }
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+ private:
+  std::string log_folder(int rank) const {
+    return plan_.log_folder.empty() ? "" : text(plan_.log_folder, "/attempt_", plan_.restart, "/", rank);
+  }
+
+  void start(int local) {
+    const int rank = plan_.first_rank + local;
+    const std::string folder = log_folder(rank), prefix = text("[rank", rank, "]:");
+    if (!folder.empty()) make_folders(folder);
+    const bool visible = plan_.shown_ranks.empty() || plan_.shown_ranks.contains(rank);
+    const auto stream = [&](int from, int to, const char* name) {
+      const bool shown = visible && (folder.empty() || (plan_.shown & to) != 0);
+      streams_.emplace_back(from, shown ? &shown_[static_cast<size_t>(to - STDOUT_FILENO)] : nullptr, prefix,
+                            folder.empty() ? "" : folder + name, errors_);
+    };
+    const auto [out, to_out] = new_pipe();
+    stream(out, STDOUT_FILENO, "/stdout.log");
+    const auto [err, to_err] = new_pipe();
+    stream(err, STDERR_FILENO, "/stderr.log");
+    const auto [problem, to_problem] = new_pipe();
+    std::vector<std::string> words = plan_.command, environment = environment_of(plan_, local);
+    const std::vector<char*> word_list = pointers(words), variable_list = pointers(environment);
+    const pid_t launcher = ::getpid(), child = ::fork();
+    const int error = errno;
+    if (child == 0) become(word_list.data(), variable_list.data(), to_out, to_err, to_problem, launcher);
+    for (const int end : {to_out, to_err, to_problem}) ::close(end);
+    if (child > 0) {
+      ::setpgid(child, child);  // whoever is first
+      running_[child].rank = rank;
+    }
+    int exec_error = 0;
+    const bool failed = ::read(problem, &exec_error, sizeof exec_error) == sizeof exec_error;
+    ::close(problem);
+    require(child > 0, ExitCode::environment, "no process for rank ", rank, ": ", system_message(error), " (ulimit -u)");
+    require(!failed, ExitCode::usage, plan_.command.front(), ": cannot be run: ", system_message(exec_error));
+  }
+
+  void listen(double until) {
+    std::vector<pollfd> waits = {{.fd = signals_.fd(), .events = POLLIN, .revents = 0}};
+    for (const WorkerStream& stream : streams_) waits.push_back({.fd = stream.fd(), .events = POLLIN, .revents = 0});  // -1 is passed over
+    for (const UnblockedOutput& output : shown_)
+      waits.push_back({.fd = output.waiting() ? output.fd() : -1, .events = POLLOUT, .revents = 0});
+    // The end of what a wrapper left is not always told: its parent may be another that it left.
+    const bool looks = std::any_of(running_.begin(), running_.end(), [](const auto& worker) { return !worker.second.leads; });
+    const double left = std::clamp(until - now_seconds(), 0.0, looks ? 1.0 : 60.0);
+    if (::poll(waits.data(), waits.size(), static_cast<int>(std::ceil(left * 1e3))) <= 0) return reap();
+    for (UnblockedOutput& output : shown_) output.flush();
+    for (size_t i = 0; i < streams_.size(); ++i) {
+      if (waits[i + 1].revents != 0 && streams_[i].fd() >= 0) streams_[i].read();
+    }
+    for (const int signal : signals_.take()) {
+      if (signal != SIGCHLD) hand_on(signal);
+    }
+    reap();
+  }
+
+  void hand_on(int signal) {
+    const bool again = signal == SIGINT && attempt_.forwarded.contains(SIGINT);
+    attempt_.killed = attempt_.killed || again;
+    attempt_.forwarded.insert(signal);
+    send_all(again ? SIGKILL : signal);
+  }
+
+  void send_all(int signal) {
+    for (const auto& [pid, worker] : running_) ::kill(-pid, signal);
+  }
+
+  bool is_behind() const { return shown_[0].waiting() || shown_[1].waiting(); }  // who reads what is shown
+
+  double next_kill() const {
+    double at = HUGE_VAL;
+    for (const auto& [pid, worker] : running_) at = std::min(at, worker.kill_at);
+    return at;
+  }
+
+  void kill_late() {
+    for (auto& [pid, worker] : running_) {
+      if (now_seconds() < worker.kill_at) continue;
+      ::kill(-pid, SIGKILL);
+      worker.killed = true;
+      worker.kill_at = HUGE_VAL;
+    }
+  }
+
+  bool signaled_to_end() const {
+    return std::any_of(attempt_.forwarded.begin(), attempt_.forwarded.end(), [](int signal) { return signal != SIGUSR2; });
+  }
+  bool asked_to_end() const { return !attempt_.failures.empty() || signaled_to_end(); }
+
+  // One child has ended, but has not been waited for, so its number and that of its group are still theirs.
+  void take_ending(const siginfo_t& info) {
+    const bool by_itself = info.si_code == CLD_EXITED;
+    const auto found = running_.find(::getpgid(info.si_pid));
+    if (found == running_.end()) return;
+    Worker& worker = found->second;
+    if (found->first != info.si_pid) {
+      // After a signal that asks for an end, success of some member (touch, tee) is not that of the command.
+      const bool tells = by_itself && worker.members_go_on && worker.died && (info.si_status != 0 || !asked_to_end());
+      if (tells && worker.members_code.value_or(0) == 0) worker.members_code = info.si_status;
+      return;
+    }
+    worker.leads = false;
+    worker.counted = by_itself || counts_kills_of(info.si_pid);
+    worker.signal = by_itself ? 0 : info.si_status;
+    worker.code = by_itself ? info.si_status : kDiedOfSignal + info.si_status;
+    // A signal goes to the whole group. A wrapper dies of it at once, or its trap exits, and what it runs may save first, or go on after
+    // SIGUSR2. A wrapper that ended unasked waited for what it wanted to wait for.
+    worker.died = worker.code > kDiedOfSignal && worker.code <= kDiedOfSignal + SIGRTMAX;
+    worker.members_go_on = by_itself ? signaled_to_end() : asked_to_end() || attempt_.forwarded.contains(worker.signal);
+    if (!worker.members_go_on) ::kill(-found->first, SIGKILL);
+    if (asked_to_end()) worker.kill_at = std::min(worker.kill_at, now_seconds() + kGraceSeconds);
+  }
+
+  Ending ending_of(pid_t pid, const Worker& worker) const {
+    // What a wrapper ran knows more than its death, and what was killed after the grace time did not end as its wrapper says.
+    const bool cut = worker.killed && worker.members_go_on && worker.signal == 0;
+    const int signal = cut ? SIGKILL : worker.members_code ? 0 : worker.signal;
+    return {.rank = worker.rank,
+            .pid = pid,
+            .signal = signal,
+            .code = cut ? kDiedOfSignal + SIGKILL : worker.members_code.value_or(worker.code),
+            .seconds = now_seconds() - began_,
+            .log = log_folder(worker.rank),
+            .sent = (signal == SIGTERM && !attempt_.failures.empty()) || (signal == SIGKILL && worker.killed),
+            .counted = worker.counted};
+  }
+
+  void reap() {
+    for (siginfo_t info{}; ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0; info = {}) {
+      take_ending(info);
+      ::waitpid(info.si_pid, nullptr, 0);
+    }
+    std::vector<Ending> failed;
+    for (auto at = running_.begin(); at != running_.end();) {
+      const bool ended = !at->second.leads && (!at->second.members_go_on || ::kill(-at->first, 0) != 0);
+      if (ended) {
+        const Ending ending = ending_of(at->first, at->second);
+        if (ending.code != 0) failed.push_back(ending);
+      }
+      at = ended ? running_.erase(at) : std::next(at);
+    }
+    if (failed.empty()) return;
+    if (attempt_.failures.empty()) {
+      send_all(SIGTERM);
+      for (auto& [pid, worker] : running_) worker.kill_at = std::min(worker.kill_at, now_seconds() + kGraceSeconds);
+    }
+    attempt_.failures.insert(attempt_.failures.end(), failed.begin(), failed.end());
+    for (const pid_t stopped : stopped_groups()) {  // which heed SIGTERM when they go on, and nobody knows when that is
+      const auto found = running_.find(stopped);
+      if (found != running_.end()) found->second.kill_at = 0;
+    }
+  }
+
+  void end_all() {
+    send_all(SIGKILL);
+    for (const auto& [pid, worker] : running_) ::waitpid(pid, nullptr, 0);
+    running_.clear();
+  }
+
+  const WorkerPlan& plan_;
+  SignalQueue& signals_;
+  double began_;
+  std::map<pid_t, Worker> running_;  // by process, which is its group, too
+  std::array<UnblockedOutput, 2> shown_{UnblockedOutput(STDOUT_FILENO), UnblockedOutput(STDERR_FILENO)};
+  std::vector<WorkerStream> streams_;  // output and errors of each
+  ShownErrors errors_;
+  Attempt attempt_;
+};
+
+}  // namespace
+
+SignalQueue::SignalQueue() {
+  const sigset_t set = handled_signals();
+  std::signal(SIGPIPE, SIG_IGN);
+  ::sigprocmask(SIG_BLOCK, &set, nullptr);
+  fd_ = ::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+  require(fd_ >= 0, ExitCode::environment, "no signalfd: ", system_message(errno));
+}
+
+SignalQueue::~SignalQueue() {
+  const sigset_t set = handled_signals();
+  ::sigprocmask(SIG_UNBLOCK, &set, nullptr);
+  ::close(fd_);
+}
+
+std::vector<int> SignalQueue::take() {
+  std::vector<int> out;
+  signalfd_siginfo info{};
+  while (::read(fd_, &info, sizeof info) == sizeof info) out.push_back(static_cast<int>(info.ssi_signo));
+  return out;
+}
+
+Attempt run_workers(const WorkerPlan& plan, SignalQueue& signals) { return Group(plan, signals).run(); }
+
+}  // namespace mantissa::tools

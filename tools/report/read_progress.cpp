@@ -1,0 +1,136 @@
+#include "tools/report/read_progress.h"
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <fstream>
+#include <functional>
+#include <mutex>
+#include <set>
+
+#include "mantissa/checkpoint/checkpoint.h"
+#include "mantissa/checkpoint/saved_model.h"
+#include "tools/console.h"
+
+namespace mantissa::tools {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+void draw(const std::string& line) { std::fputs(drawn_over(line).c_str(), stderr); }
+
+void draw_until(const std::stop_token& stop, int64_t bytes, int64_t before) {
+  const auto start = Clock::now();
+  std::mutex mutex;
+  std::condition_variable_any stopped;
+  std::unique_lock lock(mutex);
+  bool drawn = false;
+  for (auto wait = std::chrono::milliseconds(2000); !stopped.wait_for(lock, stop, wait, [&] { return stop.stop_requested(); });) {
+    const std::optional<int64_t> now = bytes_read();
+    if (!now) return;
+    draw(read_progress_line(*now - before, bytes, std::chrono::duration<double>(Clock::now() - start).count()));
+    drawn = true;
+    wait = std::chrono::milliseconds(200);
+  }
+  if (drawn) draw("");
+}
+
+int64_t size_of(const std::filesystem::path& file) {
+  std::error_code unknown;
+  const auto size = std::filesystem::file_size(file, unknown);
+  return unknown ? 0 : static_cast<int64_t>(size);
+}
+
+bool is_weight(const std::string& tensor) { return !tensor.starts_with("m.") && !tensor.starts_with("v."); }
+
+// Of these tensors in their order: a checkpoint is read in whole chunks, of which the latest is kept.
+int64_t chunk_bytes(const CheckpointReader& reader, const std::function<bool(const std::string&)>& read) {
+  int64_t bytes = 0;
+  std::pair<int64_t, int64_t> latest{-1, -1};
+  for (const ManifestTensor& tensor : reader.manifest().tensors) {
+    if (!read(tensor.name)) continue;
+    for (const Piece& piece : tensor.pieces) {
+      const Shard& shard = reader.manifest().shards.at(static_cast<size_t>(piece.shard));
+      const int64_t end = piece.offset + piece.box.elements() * dtype_bytes(tensor.dtype), size = shard.chunk_bytes;
+      for (int64_t chunk = piece.offset / size; chunk * size < end; ++chunk) {
+        if (latest == std::pair{piece.shard, chunk}) continue;
+        bytes += std::min(size, shard.bytes - chunk * size);
+        latest = {piece.shard, chunk};
+      }
+    }
+  }
+  return bytes;
+}
+
+// In the type that forward reads, as an export of values has them.
+int64_t written_bytes(const CheckpointReader& reader) {
+  const int64_t bytes_of_master = dtype_bytes(saved_config(reader).precision.dtype);
+  int64_t bytes = 0;
+  for (const ManifestTensor& tensor : reader.manifest().tensors) {
+    const int64_t width = tensor.name.starts_with("master.") ? bytes_of_master : dtype_bytes(tensor.dtype);
+    if (is_weight(tensor.name)) bytes += whole_box(tensor.shape).elements() * width;
+  }
+  return bytes;
+}
+
+}  // namespace
+
+ReadProgress::ReadProgress(int64_t bytes) {
+  const std::optional<int64_t> before = bytes_read();
+  if (bytes <= 0 || !before || !draws_progress()) return;
+  drawing_ = std::jthread([bytes, before](const std::stop_token& stop) { draw_until(stop, bytes, *before); });
+}
+
+std::string read_progress_line(int64_t done, int64_t bytes, double seconds) {
+  const double share = std::min(0.99, static_cast<double>(done) / static_cast<double>(bytes));  // what is to come may have been estimated
+  const std::string left = share > 0.0 ? " | " + duration_text(seconds * (1.0 - share) / share) + " left" : "";
+  return progress_bar(share) + left;
+}
+
+std::optional<int64_t> bytes_read() {
+  std::ifstream counters("/proc/self/io");
+  int64_t bytes = 0;
+  for (std::string name; counters >> name >> bytes;) {
+    if (name == "rchar:") return bytes;
+  }
+  return std::nullopt;
+}
+
+// Everything, and again the masters whose codes are made.
+int64_t bytes_to_verify(const CheckpointReader& reader) {
+  std::set<std::string> masters;
+  if (reader.manifest().plan != "null") {
+    const SavedModel saved = saved_model(reader);
+    for (const ModulePrecision& module : saved.plan.modules()) {
+      if (module.resident_codes()) masters.insert("master." + module.module.path + ".weight");
+    }
+  }
+  return reader.bytes() + chunk_bytes(reader, [&](const std::string& tensor) { return masters.contains(tensor); });
+}
+
+// The weights twice, to write and to compare, and what was written.
+int64_t bytes_to_export(const CheckpointReader& reader) { return 2 * chunk_bytes(reader, is_weight) + written_bytes(reader); }
+
+int64_t bytes_to_compare(const std::filesystem::path& folder, const CheckpointReader& reader) {
+  return bytes_of_folder(folder) + chunk_bytes(reader, is_weight);
+}
+
+int64_t bytes_of_folder(const std::filesystem::path& folder) {
+  std::error_code error;
+  int64_t bytes = 0;
+  for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error))
+    bytes += size_of(entry->path());
+  return bytes;
+}
+
+// What is written is read back.
+int64_t bytes_to_import(const std::filesystem::path& folder) { return 2 * bytes_of_folder(folder); }
+
+// Once to tell the format, once to encode; characters are collected in as many passes.
+int64_t bytes_to_tokenize(const std::vector<std::string>& paths, bool collects_characters) {
+  int64_t bytes = 0;
+  for (const std::string& path : paths) bytes += size_of(path);
+  return bytes * (collects_characters ? 4 : 2);
+}
+
+}  // namespace mantissa::tools
