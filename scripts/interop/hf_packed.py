@@ -142,7 +142,7 @@ def cannot_load(folder):
     except RuntimeError as error:
         require("CONVERSION" in str(error), "transformers cannot load MXFP8 experts for another reason:", error)
         return "transformers cannot load MXFP8 experts"
-    raise Failed("transformers loads MXFP8 experts of compressed-tensors: README.md and this comparison say that it cannot")
+    raise Failed("transformers loads MXFP8 experts of compressed-tensors: docs/huggingface.md and this comparison say that it cannot")
 
 
 def flipped_scale(mantissa, export, checkpoint):
