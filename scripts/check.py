@@ -1,21 +1,20 @@
 #!/usr/bin/env python3
-"""Checks the house rules that a compiler does not: layers, names of files, lengths, the #if budget, forbidden words, and the commands in README and CONTRIBUTING.
+"""Checks the house rules that a compiler does not: layers, names of files, lengths, the #if budget, forbidden words;
+and the documents: commands, options, links, the length of the README (check_documents.py).
 
     scripts/check.py [--binary BIN]              everything; with a built mantissa also subcommands and options in the documents
-    scripts/check.py --run-readme --binary BIN   runs the README's blocks marked "sh runnable", in a temporary folder
+    scripts/check.py --run-readme --binary BIN   runs the blocks of README and docs/ marked "sh runnable", in a temporary folder
 
 Prints one line per finding, as file:line: text; exit 1 if there is any.
 """
 import argparse
 import ast
-import json
-import os
 import re
-import shlex
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
+
+from check_documents import check_documents, run_documents
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -192,149 +191,6 @@ def check_names(path, findings):
             findings.add(path, 1, f"'{part}' says nothing about what is inside")
 
 
-# ---- documents
-
-
-def fenced_blocks(text):
-    """(info string, first line number, lines) of every fenced block."""
-    info, first, block = None, 0, []
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.startswith("```"):
-            if info is None:
-                info, first, block = line[3:].strip(), number + 1, []
-            else:
-                yield info, first, block
-                info = None
-        elif info is not None:
-            block.append(line)
-
-
-def simple_commands(lines, first):
-    """(line number, words) of each simple command; continuations are joined, pipes and && split."""
-    joined, start = "", first
-    for number, line in enumerate(lines, first):
-        if not joined:
-            start = number
-        joined += line.removesuffix("\\")
-        if line.endswith("\\"):
-            continue
-        lexer = shlex.shlex(joined, posix=True, punctuation_chars="|&;<>")
-        lexer.whitespace_split = True
-        words = []
-        for token in [*lexer, ";"]:
-            if set(token) <= set("|&;"):
-                if words:
-                    yield start, words
-                words = []
-            else:
-                words.append(token)
-        joined = ""
-
-
-def known_config_key(key, schema):
-    node = schema
-    for part in key.split("."):
-        while "$ref" in node:
-            node = schema["$defs"][node["$ref"].rsplit("/", 1)[1]]
-        choices = [node, *node.get("anyOf", []), *node.get("oneOf", [])]
-        found = [c["properties"][part] for c in choices if part in c.get("properties", {})] or [c["items"] for c in choices if part.isdigit() and "items" in c]
-        if not found:
-            return False
-        node = found[0]
-    return True
-
-
-class CommandChecker:
-    SYSTEM = {"git", "cd", "cmake", "ctest", "cpack", "sudo", "apt-get", "echo", "cat", "cp", "mkdir", "tail", "head", "kill", "ls", "read"}
-
-    def __init__(self, binary, findings):
-        self.binary, self.findings, self.help = binary, findings, {}
-        schema = ROOT / "configs/config.schema.json"
-        self.schema = json.loads(schema.read_text()) if schema.exists() else None
-        self.presets = {p["name"] for p in json.loads((ROOT / "CMakePresets.json").read_text())["configurePresets"] if not p.get("hidden")}
-
-    def help_of(self, subcommand):
-        """The help text, or None if there is no such subcommand."""
-        if subcommand not in self.help:
-            run = subprocess.run([self.binary, *subcommand, "--help"], capture_output=True, text=True)
-            self.help[subcommand] = run.stdout if run.returncode == 0 else None
-        return self.help[subcommand]
-
-    def check(self, path, line, words):
-        while words and re.match(r"\w+=", words[0]):
-            words = words[1:]
-        if not words:
-            return
-        program = words[0]
-        if os.path.basename(program) == "mantissa":
-            self.check_mantissa(path, line, words[1:])
-        elif program.startswith(("./", "scripts/", ".venv")):
-            self.check_script(path, line, program)
-        elif program not in self.SYSTEM:
-            self.findings.add(path, line, f"'{program}' is not a command of this project")
-        for before, word in zip(words, words[1:]):
-            if re.match(r"(\./)?(configs|scripts|tests|tools)/", word) and not (ROOT / word).exists():
-                self.findings.add(path, line, f"{word} does not exist")
-            if before == "--preset" and word not in self.presets:
-                self.findings.add(path, line, f"preset '{word}' does not exist")
-
-    def check_script(self, path, line, program):
-        if program.startswith(".venv"):
-            return
-        if not os.access(ROOT / program, os.X_OK):
-            self.findings.add(path, line, f"{program} does not exist or is not executable")
-
-    def check_mantissa(self, path, line, words):
-        if "--" in words:  # mantissa launch: what follows is a command of its own
-            end = words.index("--")
-            self.check_mantissa(path, line, words[end + 1:])
-            words = words[:end]
-        for before, word in zip(words, words[1:]):
-            key = word.split("=")[0]
-            if before == "--set" and self.schema and not known_config_key(key, self.schema):
-                self.findings.add(path, line, f"config has no key '{key}'")
-        if not self.binary or not words or words[0].startswith("-"):
-            return
-        subcommand = (words[0],)
-        if self.help_of(subcommand) is None:
-            self.findings.add(path, line, f"mantissa has no subcommand '{words[0]}'")
-            return
-        if len(words) > 1 and re.search(rf"^\s+{re.escape(words[1])}\s", self.help_of(subcommand).partition("ubcommands:")[2], re.M):
-            subcommand = (words[0], words[1])
-        for option in (w.split("=")[0] for w in words if w.startswith("--")):
-            if not re.search(rf"(?<![\w-]){option}(?![\w-])", self.help_of(subcommand)):
-                self.findings.add(path, line, f"mantissa {' '.join(subcommand)} has no option {option}")
-
-
-def check_documents(binary, findings):
-    checker = CommandChecker(binary, findings)
-    for name in ("README.md", "CONTRIBUTING.md"):
-        if not (ROOT / name).exists():
-            findings.add(name, 1, "missing")
-            continue
-        for info, first, lines in fenced_blocks((ROOT / name).read_text()):
-            if info.split()[:1] == ["sh"]:
-                for line, words in simple_commands(lines, first):
-                    checker.check(name, line, words)
-
-
-def run_readme(binary):
-    """Runs the blocks marked runnable in one shell, in a folder of links to the project, so that nothing stays behind."""
-    blocks = [lines for info, _, lines in fenced_blocks((ROOT / "README.md").read_text()) if info == "sh runnable"]
-    if not blocks:
-        sys.exit("README.md has no block marked 'sh runnable'")
-    with tempfile.TemporaryDirectory(prefix="mantissa-readme-") as folder:
-        for path in project_files():
-            top = path.parts[0]
-            if not (Path(folder) / top).exists():
-                (Path(folder) / top).symlink_to(ROOT / top)
-        bin_folder = Path(folder) / "build/release/bin"
-        bin_folder.mkdir(parents=True)
-        (bin_folder / "mantissa").symlink_to(Path(binary).resolve())
-        script = "\n".join(line for lines in blocks for line in lines)
-        return subprocess.run(["bash", "-euxo", "pipefail", "-c", script], cwd=folder).returncode
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", help="a built mantissa")
@@ -343,7 +199,7 @@ def main():
     if args.run_readme:
         if not args.binary:
             parser.error("--run-readme needs --binary")
-        sys.exit(run_readme(args.binary))
+        sys.exit(run_documents(args.binary, project_files()))
 
     findings, product_lengths, texts = Findings(), [], {}
     for path in project_files():

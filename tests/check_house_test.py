@@ -1,12 +1,13 @@
 """What scripts/check.py must find, and what it must leave alone."""
-import importlib.util
+import sys
 import unittest
+import unittest.mock
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-spec = importlib.util.spec_from_file_location("check", ROOT / "scripts/check.py")
-check = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(check)
+sys.path.insert(0, str(ROOT / "scripts"))
+import check
+import check_documents as documents
 
 
 def findings_of(rule, path, *arguments):
@@ -127,8 +128,8 @@ class Words(unittest.TestCase):
 class Documents(unittest.TestCase):
     def commands(self, text):
         findings = check.Findings()
-        checker = check.CommandChecker(None, findings)
-        for line, words in check.simple_commands(text.splitlines(), 1):
+        checker = documents.CommandChecker(None, findings)
+        for line, words in documents.simple_commands(text.splitlines(), 1):
             checker.check("README.md", line, words)
         return findings.lines
 
@@ -138,6 +139,78 @@ class Documents(unittest.TestCase):
         self.assertEqual(len(self.commands("./scripts/test.sh --preset absent")), 1)
         self.assertEqual(len(self.commands("cd x && \\\n  frobnicate")), 1)
         self.assertEqual(len(self.commands("mantissa train configs/absent.json")), 1)
+
+    def links(self, text, path="docs/a.md", **others):
+        texts = {Path(path): text, **{Path(f"docs/{name}.md"): other for name, other in others.items()}}
+        findings = check.Findings()
+        documents.check_links(Path(path), texts, findings)
+        return findings.lines
+
+    def test_links_lead_to_files(self):
+        self.assertEqual(self.links("[a](../LICENSE) [b](b.md) [c](https://example.org/absent)", b=""), [])
+        self.assertEqual(len(self.links("[a](LICENSE)")), 1)
+        self.assertEqual(self.links("[a](LICENSE) [b](docs/b.md)", path="README.md", b=""), [])
+        self.assertEqual(self.links("text\n[a](absent.md)"), ["docs/a.md:2: absent.md: docs/absent.md does not exist"])
+
+    def test_links_in_code_are_none(self):
+        self.assertEqual(self.links("`[a](absent.md)`\n```\n[a](absent.md)\n```\n"), [])
+
+    def test_links_lead_to_headings(self):
+        page = "## What `explain` shows, and why\n## One\n## One\n```sh\n# a comment\n```\n"
+        self.assertEqual(self.links("[a](b.md#what-explain-shows-and-why) [b](b.md#one) [c](b.md#one-1)", b=page), [])
+        self.assertEqual(self.links("# Own\n[a](#own)"), [])
+        for anchor in ("b.md#two", "b.md#one-2", "b.md#a-comment", "#own"):
+            self.assertEqual(len(self.links(f"[a]({anchor})", b=page)), 1, anchor)
+
+    def readme(self, text):
+        findings = check.Findings()
+        documents.check_readme({Path("README.md"): text, Path("CONTRIBUTING.md"): "", Path("docs/a.md"): ""}, findings)
+        return findings.lines
+
+    def test_the_readme_is_short_and_has_every_page(self):
+        self.assertEqual(self.readme("[a](docs/a.md)\n" + "\n" * 149), [])
+        self.assertEqual(len(self.readme("[a](docs/a.md)\n" + "\n" * 150)), 1)
+        self.assertEqual(len(self.readme("[a](docs/b.md)\n")), 1)
+
+    def cli(self, page):
+        run = "Usage: run [OPTIONS]\n\nOptions:\n  -h,--help    help\n  --fast       quick, as --slow is not\n  --node-rank,--node_rank INT\n\n"
+        helps = {(): "Subcommands:\n  run          runs\n  bench        measures\n\n", ("run",): run,
+                 ("bench",): "Subcommands:\n  all   everything\n\n", ("bench", "all"): "Options:\n  --json TEXT   file\n"}
+        findings = check.Findings()
+        documents.check_cli_page(page, helps.get, findings)
+        return findings.lines
+
+    def test_the_page_of_the_command_line_has_the_options_of_the_program(self):
+        run = "## run\n| `--fast` | quick, as `--slow` is not |\n| `--node-rank N` | |\n"
+        bench = "## bench\n| `--json a\\|b` | a file |\n"
+        self.assertEqual(self.cli(run + bench), [])
+        self.assertEqual(self.cli(run), ["docs/cli.md:1: has no section for mantissa bench"])
+        self.assertEqual(self.cli(run + "## bench\n"), ["docs/cli.md:1: mantissa bench has --json, which its section does not list"])
+        self.assertEqual(self.cli(run + "| `--slow` | |\n" + bench), ["docs/cli.md:1: mantissa run has no option --slow"])
+
+    def test_every_document_is_checked(self):
+        self.assertLessEqual({Path("README.md"), Path("CONTRIBUTING.md"), Path("docs/cli.md")}, set(documents.documents()))
+        self.assertEqual(self.with_page(""), [])
+        self.assertEqual(len(self.with_page("```sh\n./scripts/absent.sh\n```\n")), 1)
+        self.assertEqual(len(self.with_page("[a](absent.md)")), 1)
+
+    def with_page(self, text):
+        """What check_documents() finds in the project's documents when one page more has this text."""
+        texts = documents.documents()
+        texts[Path("README.md")] = "[more](docs/more.md)" + "".join(f"[page]({path})" for path in texts if path.parts[0] == "docs")
+        texts[Path("docs/more.md")] = text
+        findings = check.Findings()
+        with unittest.mock.patch.object(documents, "documents", lambda: texts):
+            documents.check_documents(None, findings)
+        return [line for line in findings.lines if line.startswith("docs/more.md")]
+
+    def test_runnable_blocks_of_the_readme_come_first(self):
+        def block(text):
+            return f"```sh runnable\n{text}\n```\n```sh\nleft out\n```\n"
+
+        self.assertEqual(documents.runnable_blocks({Path("README.md"): block("a"), Path("docs/a.md"): block("b") + block("c")}), ["a", "b", "c"])
+        with self.assertRaises(SystemExit):
+            documents.runnable_blocks({Path("README.md"): "", Path("docs/a.md"): block("b")})
 
 
 if __name__ == "__main__":
