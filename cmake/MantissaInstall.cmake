@@ -22,6 +22,7 @@ install(DIRECTORY include/mantissa DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPO
 install(DIRECTORY configs src tools include DESTINATION ${shared_dir})  # quickstart.json and those of several ranks train on these sources
 install(FILES README.md DESTINATION ${shared_dir})
 install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR})  # the README links to these pages
 install(FILES cmake/completion/mantissa DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
 
 configure_package_config_file(cmake/mantissaConfig.cmake.in ${PROJECT_BINARY_DIR}/mantissaConfig.cmake INSTALL_DESTINATION ${package_dir})

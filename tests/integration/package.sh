@@ -25,6 +25,10 @@ for package in mantissa:program mantissa-dev:development; do
   zcat "$doc/changelog.gz" | grep -q '^mantissa (' || wrong "$doc/changelog.gz"
 done
 
+pages=$(grep -o '](docs/[a-z-]*\.md)' "$share/doc/mantissa/README.md" | tr -d '()]')
+[ "$(wc -w <<<"$pages")" -gt 10 ] || wrong "pages that the README links to: $pages"
+for page in $pages; do [ -f "$share/doc/mantissa/$page" ] || wrong "$page is missing beside the README"; done
+
 commands=$("$mantissa" --help | sed -n '/^Subcommands:/,/^$/s/^  \([a-z]*\) .*/\1/p')
 [ "$(wc -w <<<"$commands")" -gt 10 ] || wrong "subcommands: $commands"
 for command in $commands; do
