@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from check_documents import check_documents, run_documents
+from check_documents import check_documents, check_drawing, run_documents
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -216,6 +216,8 @@ def main():
     check_implementations(texts, findings)
     check_short_share(product_lengths, findings)
     check_documents(args.binary, findings)
+    drawing = (ROOT / "docs/architecture.md").read_text()
+    check_drawing(drawing, [[names] if isinstance(names, str) else names for names in LAYERS], findings)
     for line in findings.lines:
         print(line)
     print(f"{len(findings.lines)} findings; {len(product_lengths)} functions in the product")

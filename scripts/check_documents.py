@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 MAX_README_LINES = 150
 
+
 def fenced_blocks(text):
     """(info string, first line number, lines) of every fenced block."""
     info, first, block = None, 0, []
@@ -156,6 +157,25 @@ def check_links(path, texts, findings):
                 findings.add(path, number, f"{target}: {file} has no heading for #{anchor}")
 
 
+def check_paths(path, text, findings):
+    """A path of the project in a code span exists; <...>, * and {...} stand for anything."""
+    for number, line in enumerate(text.splitlines(), 1):
+        for named in re.findall(r"`((?:src|include|tests|tools|scripts|cmake)/[\w./<>*{},-]+)`", line):
+            pattern = re.sub(r"<[^>]*>|\{[^}]*\}|LAYER|LABEL", "*", named).rstrip("/")
+            if not any(ROOT.glob(pattern)):
+                findings.add(path, number, f"{named} does not exist")
+
+
+def check_drawing(page, layers, findings):
+    """The drawing in docs/architecture.md has every layer of check.py, the highest first, and a bar beside siblings. layers: lowest first."""
+    drawing = next((lines for _, _, lines in fenced_blocks(page.partition("## Layers\n")[2])), [])
+    drawn = [line.split()[:2] for line in drawing]
+    real = [(name, len(of_rank) > 1) for of_rank in reversed(layers) for name in of_rank]
+    if [(words[0], words[1] == "|") for words in drawn] != real:
+        names = " ".join(name + (" |" if sibling else "") for name, sibling in real)
+        findings.add("docs/architecture.md", 1, f"the drawing of the layers is not that of check.py: {names}")
+
+
 def check_readme(texts, findings):
     readme = texts[Path("README.md")]
     if (lines := readme.count("\n")) > MAX_README_LINES:
@@ -201,6 +221,7 @@ def check_documents(binary, findings):
     checker = CommandChecker(binary, findings)
     for path, text in texts.items():
         check_links(path, texts, findings)
+        check_paths(path, text, findings)
         for info, first, lines in fenced_blocks(text):
             if info.split()[:1] == ["sh"]:
                 for line, words in simple_commands(lines, first):

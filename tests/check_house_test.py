@@ -162,6 +162,22 @@ class Documents(unittest.TestCase):
         for anchor in ("b.md#two", "b.md#one-2", "b.md#a-comment", "#own"):
             self.assertEqual(len(self.links(f"[a]({anchor})", b=page)), 1, anchor)
 
+    def test_paths_in_code_spans_exist(self):
+        self.assertEqual(self.with_page("`scripts/check.py` `src/backend/cpu/fast/<family>.cpp` `tests/LAYER/` `src/absent` is said `without src/absent`"),
+                         ["docs/more.md:1: src/absent does not exist"])
+
+    def drawing(self, text):
+        findings = check.Findings()
+        documents.check_drawing(f"# A\n## Layers\nwords\n```\n{text}```\n", [["base"], ["io", "data"], ["tools"]], findings)
+        return len(findings.lines)
+
+    def test_the_drawing_is_that_of_the_layers(self):
+        self.assertEqual(self.drawing("tools  commands\nio   |  files\ndata |  tokens\nbase   errors\n"), 0)
+        self.assertEqual(self.drawing("tools  commands\nio   |  files\nbase   errors\n"), 1)
+        self.assertEqual(self.drawing("tools  commands\nio     files\ndata |  tokens\nbase   errors\n"), 1)
+        self.assertEqual(self.drawing("base   errors\nio   |  files\ndata |  tokens\ntools  commands\n"), 1)
+        self.assertEqual(self.drawing(""), 1)
+
     def readme(self, text):
         findings = check.Findings()
         documents.check_readme({Path("README.md"): text, Path("CONTRIBUTING.md"): "", Path("docs/a.md"): ""}, findings)
