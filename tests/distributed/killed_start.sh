@@ -20,9 +20,9 @@ strace=$!
 for _ in {1..6000}; do [ -z "$(find /dev/shm -name 'ucx_shm_posix_*' -size +0)" ] || break; sleep 0.01; done
 launcher=$(cat launcher)
 read -ra ranks <"/proc/$launcher/task/$launcher/children" || true  # a line without an end
-kill -9 "$launcher"
+kill -9 "$launcher" "${ranks[@]}"  # ranks also here, because they die with their launcher at a time of the kernel's choosing
+kill -9 "$strace" 2>/dev/null || true  # not before: ranks that strace releases alive remove the name
 for rank in "${ranks[@]}"; do while kill -0 "$rank" 2>/dev/null; do sleep 0.01; done; done
-kill -9 "$strace" 2>/dev/null || true  # not before: ranks that it lets go take the name away
 left=$(find /dev/shm -name 'ucx_shm_posix_*' -size +0)
 [ -n "$left" ] || { echo "nothing was left"; cat killed.out; exit 1; }
 
