@@ -28,7 +28,8 @@ TEST_F(LaunchTest, WhatAWrapperRunsHasTimeToEnd) {
   EXPECT_THAT(failed.output, HasSubstr("[rank0]:left\n"));
 }
 
-// A wrapper that exits in its trap does not wait for what it runs. Its code counts, unless it only tells that a signal ended its wait.
+// A wrapper that exits in its trap does not wait for what it runs. Its code counts, unless it only tells that a signal ended its wait,
+// which must therefore have begun.
 TEST_F(LaunchTest, WhatAWrapperLeavesInItsTrapHasTimeToEnd) {
   struct Case {
     std::string trap;
@@ -36,7 +37,8 @@ TEST_F(LaunchTest, WhatAWrapperLeavesInItsTrapHasTimeToEnd) {
   };
   for (const Case& each : {Case{"exit", 75}, {"exit 3", 3}, {"exit 0", 0}}) {
     const auto run = disturbed(2,
-                               "trap '" + each.trap + "' TERM; sh -c 'trap \"sleep 0.5; echo saved; exit 75\" TERM; touch ready.$RANK; " +
+                               "trap '" + each.trap + "' TERM; sh -c 'trap \"sleep 0.5; echo saved; exit 75\" TERM; " +
+                                   "until grep -q \") S \" /proc/$PPID/stat; do sleep 0.01; done; touch ready.$RANK; " +
                                    "while :; do sleep 0.05; done' & wait",
                                [](pid_t launcher) { ::kill(launcher, SIGTERM); });
     EXPECT_EQ(run.exit_code, each.code) << each.trap << '\n' << run.errors;
