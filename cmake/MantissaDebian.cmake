@@ -5,7 +5,7 @@ set(CPACK_DEBIAN_RUNTIME_PACKAGE_NAME mantissa)
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_RUNTIME_DESCRIPTION "trainer for GPT models in MXFP8 and MXFP4
  Trains GPT models, dense and mixtures of experts, whose weights are MXFP8,
- fake-quantised MXFP4 or high precision by module, on one or several hosts,
+ fake-quantized MXFP4 or high precision by module, on one or several hosts,
  and exports checkpoints that hold what the trainer multiplied by.")
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_NAME mantissa-dev)
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_SECTION libdevel)

@@ -63,14 +63,14 @@ if(dnnl_FOUND)
   string(REPLACE ";" "." MANTISSA_ONEDNN_VERSION "${parts}")
 endif()
 
-mantissa_dependency("oneDNN" "matrix products" libdnnl-dev "${dnnl_FOUND}" "${MANTISSA_ONEDNN_VERSION} ${dnnl_LIBRARY}")
+mantissa_dependency("oneDNN" "matmuls" libdnnl-dev "${dnnl_FOUND}" "${MANTISSA_ONEDNN_VERSION} ${dnnl_LIBRARY}")
 mantissa_dependency("OpenMP" "threads of oneDNN" g++ "${OpenMP_CXX_FOUND}" "${OpenMP_CXX_VERSION}")
 mantissa_dependency("nlohmann_json" "JSON" nlohmann-json3-dev "${nlohmann_json_FOUND}" "${nlohmann_json_VERSION}")
 mantissa_dependency("spdlog" "log" libspdlog-dev "${spdlog_FOUND}" "${spdlog_VERSION}")
 mantissa_dependency("Random123" "random numbers" librandom123-dev "${Random123_FOUND}" "${Random123_INCLUDE}")
 mantissa_dependency("xxHash" "hashes of checkpoints, data and plans" libxxhash-dev "${xxhash_FOUND}" "${xxhash_LIBRARY}")
 mantissa_dependency("PCRE2" "rules by regular expression" libpcre2-dev "${pcre2_FOUND}" "${pcre2_LIBRARY}")
-mantissa_dependency("libcrypto" "proof of ranks to each other" libssl-dev "${crypto_FOUND}" "${crypto_LIBRARY}")
+mantissa_dependency("libcrypto" "MACs of ranks" libssl-dev "${crypto_FOUND}" "${crypto_LIBRARY}")
 
 # Optional: without it a build runs one rank. Not under ThreadSanitizer: UCX wraps madvise, which glibc calls for the stack of a thread that
 # has ended, where the run time of g++ 12 crashes.

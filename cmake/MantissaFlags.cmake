@@ -3,7 +3,7 @@ add_library(mantissa_warnings INTERFACE)
 target_compile_options(mantissa_warnings INTERFACE
   -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wold-style-cast -Wdouble-promotion -Wnon-virtual-dtor -Werror
   $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>)  # a false report of g++ 12 on string concatenation
-# Instrumented code hides from g++ 12 what a variable holds: it reports <regex> and std::function as uninitialised.
+# Instrumented code hides from g++ 12 what a variable holds: it reports <regex> and std::function as uninitialized.
 if(CMAKE_CXX_FLAGS MATCHES "-fsanitize")
   target_compile_options(mantissa_warnings INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
 endif()
@@ -18,7 +18,7 @@ endif()
 
 set(MANTISSA_ROUNDING_FLAGS -ffp-contract=off)
 add_compile_options(${MANTISSA_ROUNDING_FLAGS})
-# errno of mathematical functions is never read, and with it no square root is vectorised; rounding is the same. The note on the calling
+# errno of mathematical functions is never read, and with it no square root is vectorized; rounding is the same. The note on the calling
 # convention of vector types has no subject: every function that takes one is inlined.
 add_compile_options($<$<CXX_COMPILER_ID:GNU>:-fno-math-errno> $<$<CXX_COMPILER_ID:GNU>:-Wno-psabi>)
 if("${CMAKE_CXX_FLAGS} ${CMAKE_CXX_FLAGS_RELEASE} $ENV{CXXFLAGS}" MATCHES "-ffast-math|-Ofast|-funsafe-math-optimizations|-fassociative-math|-freciprocal-math")

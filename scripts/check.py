@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks the house rules that a compiler does not: layers, names of files, lengths, the #if budget, forbidden words;
-and the documents: commands, options, links, the length of the README (check_documents.py).
+"""Checks the house rules that a compiler does not: layers, names of files, lengths, the #if budget, forbidden and retired
+words; and the documents: commands, options, links, the length of the README (check_documents.py).
 
     scripts/check.py [--binary BIN]              everything; with a built mantissa also subcommands and options in the documents
     scripts/check.py --run-readme --binary BIN   runs the blocks of README and docs/ marked "sh runnable", in a temporary folder
@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 from check_documents import check_documents, check_drawing, run_documents
+from retired_words import RETIRED, SPEAK_OF_RETIRED_WORDS
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -185,6 +186,14 @@ def check_words(path, text, findings):
                 findings.add(path, number, f"{pattern.search(subject).group(0).strip()}: {advice}")
 
 
+def check_retired(path, text, findings):
+    if path.name in SPEAK_OF_RETIRED_WORDS:
+        return
+    for pattern, advice, allowed in RETIRED:
+        for found in pattern.finditer(text) if not (allowed and allowed.search(path.name)) else ():
+            findings.add(path, text.count("\n", 0, found.start()) + 1, f"'{found.group(0)}': say {advice}")
+
+
 def check_names(path, findings):
     for part in path.parts:
         if set(re.split(r"[_.\-]", part.lower())) & FORBIDDEN_NAMES:
@@ -208,6 +217,7 @@ def main():
             continue
         text = (ROOT / path).read_text()
         check_words(path, text, findings)
+        check_retired(path, text, findings)
         if path.suffix in (".h", ".cpp", ".cu", ".py"):
             check_lengths(path, text, findings, product_lengths)
         if path.suffix in (".h", ".cpp", ".cu"):

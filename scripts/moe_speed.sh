@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What experts cost in speed: 8 of 1024 channels, of which a token takes 2, by turns with a dense model of 2048, which has as many products, at
+# What experts cost in speed: 8 of 1024 channels, of which a token takes 2, by turns with a dense model of 2048, which has as many GEMMs, at
 # 4,096 tokens. First forward and backward alone, then whole steps, whose update touches all experts; each line ends with the ratio's spread.
 #   scripts/moe_speed.sh [SECONDS]      for each line (60); MANTISSA names another binary
 set -euo pipefail

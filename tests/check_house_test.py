@@ -105,6 +105,21 @@ class Words(unittest.TestCase):
         self.assertEqual(len(self.words("src/ops/a.cpp", "#include <oneapi/dnnl/dnnl.hpp>")), 1)
         self.assertEqual(len(self.words("src/ops/a.cpp", "std::normal_distribution<float> d;")), 1)
 
+    def test_retired_words_are_found_with_their_line(self):
+        def found(path, text):
+            return findings_of(check.check_retired, path, text)
+
+        self.assertEqual(found("src/io/a.cpp", "int quantized = 1;\n"), [])
+        self.assertEqual(found("src/io/a.cpp", "\n// what is quantised\n"), ["src/io/a.cpp:2: 'quantised': say it with z"])
+        self.assertEqual(len(found("README.md", "A band of rows and its neighbours, two slabs.\n")), 3)
+        self.assertEqual(len(found("src/comm/a.cpp", "Patience patience; void write_texts();\n")), 3)
+        self.assertEqual(found("tests/a_test.cpp", "TEST(Store, EndsTheMeeting) { set(Split::column_parallel, bandwidth, otherwise); }\n"), [])
+
+    def test_old_keys_may_stand_where_they_are_refused(self):
+        line = '{"quantised_dispatch", "precision.quantized_dispatch"},\n'
+        self.assertEqual(findings_of(check.check_retired, "src/train/load_config.cpp", line), [])
+        self.assertEqual(len(findings_of(check.check_retired, "src/train/train.cpp", line)), 1)
+
     def test_files_that_no_header_names_are_found(self):
         def found(**texts):
             findings = check.Findings()

@@ -133,7 +133,7 @@ inline void check_small(const Communicator& world) {
   world.barrier();
 }
 
-// Groups of neighbours, of every second and of random colors, and of groups.
+// Groups of neighbors, of every second and of random colors, and of groups.
 inline void check_split(const Communicator& world, uint32_t seed) {
   std::mt19937 random(seed);
   std::vector<int> colors;

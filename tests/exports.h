@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "family_folders.h"
+#include "hf_folders.h"
 #include "mantissa/backend/functions.h"
 #include "mantissa/checkpoint/saved_model.h"
 #include "mantissa/hf/export.h"
-#include "mantissa/hf/family_weights.h"
+#include "mantissa/hf/hf_weights.h"
 #include "mantissa/hf/import.h"
 #include "mantissa/hf/load_model.h"
 #include "training.h"
@@ -43,7 +43,7 @@ class ExportTest : public TrainingTest {
     export_to(checkpoint, name, {.weights = ExportWeights::packed, .convention = convention});
   }
   std::map<std::string, std::string> all_bytes(const std::string& folder) const {
-    const FamilyFolder read(path(folder));
+    const HfFolder read(path(folder));
     std::map<std::string, std::string> out;
     for (const std::string& name : read.names()) out[name] = read.bytes(name);
     return out;
@@ -62,7 +62,7 @@ class ExportTest : public TrainingTest {
     const SavedModel saved = saved_model(reader);
     CheckpointWeights source(reader);
     ForwardWeights weights(source, saved.plan);
-    FamilyWeights written(path(folder));
+    HfWeights written(path(folder));
     return export_difference(written, weights);
   }
 };

@@ -16,7 +16,7 @@ class FaultyCalls : public Backend {
   std::shared_ptr<std::byte> allocate(int64_t bytes) override { return memory_->allocate(bytes); }
   AllocatorStats allocator_stats() const override { return memory_->allocator_stats(); }
   bool host_memory() const override { return true; }
-  void synchronise() override {}
+  void synchronize() override {}
   void upload(const void* from, const Tensor& to) override { memory_->upload(from, to); }
   void download(const Tensor& from, void* to) override { memory_->download(from, to); }
   bool computes_fp64() const override { return computes_fp64_; }

@@ -1,5 +1,5 @@
-// Random products that any model might ask for, held against the reference: every dimension from 1 to 3,000, both transpositions, dense and
-// quantised operands. A case is drawn from its number alone.
+// Random GEMMs that any model might ask for, held against the reference: every dimension from 1 to 3,000, both transpositions, dense and
+// quantized operands. A case is drawn from its number alone.
 #pragma once
 
 #include <cmath>
@@ -30,9 +30,9 @@ class CaseDraw {
   uint64_t next_ = 0;
 };
 
-inline constexpr int64_t kLargestDimension = 3000, kLargestProduct = int64_t{1} << 28;
+inline constexpr int64_t kLargestDimension = 3000, kLargestGemm = int64_t{1} << 28;
 
-// Half of them log-uniform, the others multiples of a block or of a tile of the fast path, and their neighbours.
+// Half of them log-uniform, the others multiples of a block or of a tile of the fast path, and their neighbors.
 inline int64_t gemm_dimension(CaseDraw& draw) {
   if (draw.one_in(2)) return draw.log_uniform(1, static_cast<double>(kLargestDimension));
   const int64_t step = draw.from<int64_t>({32, 384});
@@ -47,7 +47,7 @@ struct GemmCase {
   bool a_transposed = false, b_transposed = false, accumulate = false, bias = false;
   bool extreme = false;  // a scale of b that bf16 cannot follow
 
-  // Whether the fast path dequantises b in several bands of columns: none for what fits 8 MiB, a transposed a or a sum that goes on.
+  // Whether the fast path dequantizes b in several column blocks: none for what fits 8 MiB, a transposed a or a sum that goes on.
   bool banded() const {
     const bool whole = !b || a_transposed || accumulate;
     return !whole && n * k * 2 > (int64_t{1} << 23) + 768 * k * 2;
@@ -79,7 +79,7 @@ inline void whole_blocks_of(const Quantization& how, bool transposed, int64_t& r
 
 inline GemmCase drawn_case(CaseDraw& draw) {
   GemmCase c;
-  const bool deep = draw.number() % 5 < 2;  // a weight that is cut into bands
+  const bool deep = draw.number() % 5 < 2;  // a weight that is cut into column blocks
   c.a_transposed = !deep && draw.one_in(2), c.b_transposed = draw.one_in(2);
   if (draw.one_in(3)) c.a = drawn_quantization(draw);
   if (deep && c.a) c.a = {c.a.format, 1, c.a.block(), c.a.rule};  // a few rows will do
@@ -96,7 +96,7 @@ inline GemmCase drawn_case(CaseDraw& draw) {
     whole_blocks_of(c.a, c.a_transposed, c.m, c.k);
     whole_blocks_of(c.b, c.b_transposed, c.k, c.n);
     whole_blocks_of(c.a, c.a_transposed, c.m, c.k);
-  } while (c.m * c.n * c.k > kLargestProduct);
+  } while (c.m * c.n * c.k > kLargestGemm);
   return c;
 }
 
@@ -144,7 +144,7 @@ inline Tensor magnitudes_of(const Tensor& x) {
 
 // |fast - reference in fp64| <= 2e-6 sum |a b|: what an fp32 sum of up to 4,096 terms stays within in any order. A bf16 result is rounded,
 // which is 2^-8 |D| more. What is accumulated into and the bias, each below 2, take part in the sum.
-inline ::testing::AssertionResult products_agree(Backend& fast, Backend& reference, const GemmCase& c, uint32_t what) {
+inline ::testing::AssertionResult gemms_agree(Backend& fast, Backend& reference, const GemmCase& c, uint32_t what) {
   const Value a = drawn_value(fast, c, c.a_transposed ? Shape{c.k, c.m} : Shape{c.m, c.k}, c.a, 3 * what, false);
   const Value b = drawn_value(fast, c, c.b_transposed ? Shape{c.n, c.k} : Shape{c.k, c.n}, c.b, 3 * what + 1, c.extreme);
   const Tensor bias = c.bias ? random_tensor(fast, c.a && c.b ? Dtype::f32 : c.dense, {c.n}, 3 * what + 2) : Tensor();
@@ -168,15 +168,15 @@ inline ::testing::AssertionResult products_agree(Backend& fast, Backend& referen
   return ::testing::AssertionSuccess();
 }
 
-// Cases [first, first + count). Returns how many were cut into bands.
-inline int64_t expect_products(uint32_t first, uint32_t count) {
+// Cases [first, first + count). Returns how many were cut into column blocks.
+inline int64_t expect_gemms(uint32_t first, uint32_t count) {
   const std::unique_ptr<Backend> fast = make_backend("cpu"), reference = make_backend("cpu_reference");
   int64_t banded = 0;
   for (uint32_t i = first; i < first + count; ++i) {
     CaseDraw draw(i);
     const GemmCase c = drawn_case(draw);
     banded += c.banded();
-    EXPECT_TRUE(products_agree(*fast, *reference, c, i)) << "case " << i;
+    EXPECT_TRUE(gemms_agree(*fast, *reference, c, i)) << "case " << i;
   }
   return banded;
 }

@@ -1,4 +1,4 @@
-// The files of tests/golden, made by the slow reference: quantised matrices of every format and rule, swizzled scales, a product, worked
+// The files of tests/golden, made by the slow reference: quantized matrices of every format and rule, swizzled scales, a GEMM, worked
 // examples and the manifest. golden_vectors_test holds the files against this; make_golden_vectors writes them anew.
 #pragma once
 
@@ -47,7 +47,7 @@ struct Case {
   ScaleRule rule;
   size_t block_rows, block_columns, columns;
   std::vector<double> x;
-  bool fp32 = false, dequantised = true, swizzled = false;
+  bool fp32 = false, dequantized = true, swizzled = false;
 };
 
 inline std::vector<uint8_t> packed_codes(const SlowFormat& format, const std::vector<uint8_t>& codes) {
@@ -72,7 +72,7 @@ inline void add(GoldenFiles& files, nlohmann::json& manifest, const Case& c) {
   const SlowQuantized result = slow_quantize(format, c.rule, input, c.columns, c.block_rows, c.block_columns);
   const std::vector<uint8_t> codes = packed_codes(format, result.codes);
   append(payload, result.scales), append(payload, codes);
-  if (c.dequantised) append(payload, result.values);
+  if (c.dequantized) append(payload, result.values);
   std::vector<uint8_t> swizzled;
   if (c.swizzled)
     swizzled = slow_swizzle(result.scales, columnwise ? c.columns : rows, columnwise ? rows / 32 : c.columns / 32, columnwise);
@@ -81,7 +81,7 @@ inline void add(GoldenFiles& files, nlohmann::json& manifest, const Case& c) {
   const uint32_t rule = c.rule == ScaleRule::floor ? 0 : c.rule == ScaleRule::rceil ? 1 : 2;
   const std::string bytes = golden_file("MXG1",
                                         {1, word(c.format) - 1, rule, word(c.fp32), tiles ? 2U : word(columnwise), word(rows),
-                                         word(c.columns), word(c.dequantised) + 2 * word(c.swizzled) + 4 * word(nonfinite),
+                                         word(c.columns), word(c.dequantized) + 2 * word(c.swizzled) + 4 * word(nonfinite),
                                          word(result.scales.size()), word(codes.size()), word(swizzled.size())},
                                         payload);
   const std::string end = tiles ? "tile" : columnwise ? "col" : "row", mode = scale_rule_name(c.rule), fmt = format_name(c.format);
@@ -97,7 +97,7 @@ inline void add(GoldenFiles& files, nlohmann::json& manifest, const Case& c) {
                                                        : "1x32 rowwise"},
                                {"rows", rows},
                                {"cols", c.columns},
-                               {"dequant", c.dequantised},
+                               {"dequant", c.dequantized},
                                {"swizzled", c.swizzled},
                                {"nonfinite", nonfinite},
                                {"bytes", bytes.size()}});
@@ -114,7 +114,7 @@ inline std::vector<double> random_matrix(size_t count, size_t columns, uint32_t 
   return out;
 }
 
-// Every midpoint between neighbouring elements with the bf16 beside it, both signs, in blocks whose largest element fixes scale 127, then
+// Every midpoint between neighboring elements with the bf16 beside it, both signs, in blocks whose largest element fixes scale 127, then
 // the same at another scale.
 inline std::vector<double> ties(const SlowFormat& format) {
   std::vector<double> points;
@@ -160,7 +160,7 @@ inline std::vector<double> special(const SlowFormat& format) {
   return out;
 }
 
-inline std::string golden_product(Format a_format, Format b_format, size_t m, size_t n, size_t k) {
+inline std::string golden_gemm(Format a_format, Format b_format, size_t m, size_t n, size_t k) {
   const auto operand = [&](Format format, size_t rows, uint32_t what) {
     std::vector<double> x = random_matrix(rows * k, k, what, 3);
     for (double& v : x) v = value_of_bits(uint32_t{slow_bf16(v)} << 16);
@@ -234,7 +234,7 @@ inline GoldenFiles golden_files() {
   add(files, manifest, {"", Format::e4m3, ScaleRule::rceil, 32, 1, 34, random_matrix(96 * 34, 34, 31), false, false, true});
   for (const Format a : {Format::e4m3, Format::e5m2}) {
     const std::string name = text("gemm_", format_name(a), "_e4m3.mxm");
-    files[name] = golden_product(a, Format::e4m3, 5, 7, 64);
+    files[name] = golden_gemm(a, Format::e4m3, 5, 7, 64);
     manifest["files"].push_back({{"file", name},
                                  {"kind", "gemm"},
                                  {"a", format_name(a)},

@@ -11,10 +11,10 @@ function(mantissa_tests_of name executable filter)
   set(${filter} ${lines} PARENT_SCOPE)
 endfunction()
 
-# Tests as on other CPUs than the one at hand (under.sh; CONTRIBUTING.md has a table). What belongs to them: products, whether padding changes
+# Tests as on other CPUs than the one at hand (under.sh; CONTRIBUTING.md has a table). What belongs to them: GEMMs, whether padding changes
 # bits, estimates of memory, ranks. An entry is NAME for the tests of NAME.cpp, or NAME=FILTER with a filter of GoogleTest for some of them.
 function(mantissa_under setting suffix label timeout)
-  math(EXPR timeout "${timeout} * ${patience}")
+  math(EXPR timeout "${timeout} * ${timeout_factor}")
   foreach(entry ${ARGN})
     string(REGEX MATCH "^([^=]*)=?(.*)$" entry "${entry}")
     set(name ${CMAKE_MATCH_1})
@@ -30,19 +30,19 @@ function(mantissa_under setting suffix label timeout)
   endforeach()
 endfunction()
 
-# Together less than 60 seconds of two cores without those labelled slow.
-set(ranks expert_rows_test expert_ranks_test=*HaveTheBitsOfOne/fp32)
+# Together less than 60 seconds of two cores without those labeled slow.
+set(ranks permuted_tokens_test expert_ranks_test=*HaveTheBitsOfOne/fp32)
 
 # The library: AVX2 and AVX512_CORE widen bf16, each in kernels of its own.
 foreach(isa AVX2 AVX512_CORE AVX512_CORE_BF16)
   string(TOLOWER ${isa} suffix)
   mantissa_under(ONEDNN_MAX_CPU_ISA=${isa} under_${suffix} unit 300 quantized_gemm_test quantized_linear_test kernels_test=Kernels.*Gemm*
-    moe_kernels_test=RowsOfGroups.*/*64:RowsOfGroups.*/*400 packed_product_test subnormals_test product_scratch_test
+    moe_kernels_test=RowsOfGroups.*/*64:RowsOfGroups.*/*400 packed_gemm_test subnormals_test gemm_scratch_test
     training_step_test=Estimate.*)
   mantissa_under(ONEDNN_MAX_CPU_ISA=${isa} under_${suffix} integration 300 padding_test=Padding.ChangesNoBit* ${ranks}
     tensor_ranks_test=TensorRanks.TakeTheFirstStepOfOne/mxfp8)
   mantissa_under(ONEDNN_MAX_CPU_ISA=${isa} all_under_${suffix} slow 3600 kernels_test gemm_shapes_test moe_kernels_test padding_test training_step_test
-    rank_memory_test expert_rows_test expert_ranks_test tensor_ranks_test shipped_configs_test)
+    rank_memory_test permuted_tokens_test expert_ranks_test tensor_ranks_test shipped_configs_test)
 endforeach()
 mantissa_under(ONEDNN_MAX_CPU_ISA=AVX2 under_avx2 unit 300 gemm_shapes_test=*/1)
 
@@ -56,9 +56,9 @@ endforeach()
 # Both at once on a CPU that has no more than AVX2, where an instruction too many is a signal. Thirty times slower, so small cases.
 add_test(NAME doctor_under_qemu COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/under.sh $<TARGET_FILE:mantissa> qemu $<TARGET_FILE:mantissa> doctor)
 set_tests_properties(doctor_under_qemu PROPERTIES LABELS integration TIMEOUT 60 SKIP_RETURN_CODE 77
-  PASS_REGULAR_EXPRESSION "matrix products  oneDNN, AVX2;.*other kernels    x86-64-v3\n")
+  PASS_REGULAR_EXPRESSION "matmuls  oneDNN, AVX2;.*other kernels    x86-64-v3\n")
 set(kernels Kernels.FastPath*/GroupedGemm_bf16:Kernels.FastPath*/*Norm*_bf16:Kernels.FastPath*/SwiGlu*_bf16:Kernels.FastPath*/AdamW_bf16)
 mantissa_under(qemu under_qemu integration 300 quantized_gemm_test=QuantizedGemm.Multiplies*:QuantizedGemm.Zero*:QuantizedGemm.Acc* kernels_test=${kernels}
-  packed_product_test=*Place* padding_test=Padding.ChangesNoBit*/fp32)
+  packed_gemm_test=*Place* padding_test=Padding.ChangesNoBit*/fp32)
 mantissa_under(qemu all_under_qemu slow 7200 quantized_gemm_test kernels_test=Kernels.FastPath* moe_kernels_test=RowsOfGroups.*/*64:RowsOfGroups.*/*400
-  padding_test=Padding.ChangesNoBit* training_step_test=Estimate.* expert_rows_test)
+  padding_test=Padding.ChangesNoBit* training_step_test=Estimate.* permuted_tokens_test)

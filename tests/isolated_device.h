@@ -53,7 +53,7 @@ class IsolatedDevice final : public Backend {
   const char* name() const override { return "isolated"; }
   std::shared_ptr<std::byte> allocate(int64_t bytes) override { return allocator_->allocate(bytes); }
   AllocatorStats allocator_stats() const override { return allocator_->stats(); }
-  int64_t fp32_products() const override { return kernels_->fp32_products(); }
+  int64_t fp32_gemms() const override { return kernels_->fp32_gemms(); }
   bool host_memory() const override { return false; }
   bool computes_fp64() const override { return kernels_->computes_fp64(); }
   void upload(const void* from, const Tensor& to) override {
@@ -67,7 +67,7 @@ class IsolatedDevice final : public Backend {
     kernels_->download(from, to);
   }
 
-  void synchronise() override { kernels_->synchronise(); }
+  void synchronize() override { kernels_->synchronize(); }
 
   int64_t uploads() const { return uploads_; }
   int64_t downloads() const { return downloads_; }

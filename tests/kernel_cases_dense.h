@@ -58,7 +58,7 @@ inline void gemm_case(Operands& o, GemmShape s, bool a_transposed, bool b_transp
   o.device().run(Gemm{.a = {a, a_transposed}, .b = {b, b_transposed}, .out = y, .accumulate = accumulate, .bias = bias});
 }
 
-inline void products_cases(Cases& add) {
+inline void gemms_cases(Cases& add) {
   for (const GemmShape s : {GemmShape{1, 1, 1}, {3, 5, 7}, {64, 64, 64}, {65, 100, 33}, {130, 48, 257}, {200, 300, 16}, {8, 1500, 64}}) {
     for (const int orientation : {0, 1, 2, 3}) {
       const bool at = orientation & 1, bt = orientation & 2;

@@ -18,12 +18,13 @@ struct RouteShape {
   int64_t tokens() const { return sequences * length; }
 };
 
-inline RoutingRule softmax_rule(int64_t choices, bool after_choice, bool renormalise) {
-  return {.choices = choices, .score = RouterScore::softmax, .score_after_choice = after_choice, .renormalise = renormalise, .scale = 1.5};
+inline RoutingRule softmax_rule(int64_t assignments, bool after_choice, bool renormalize) {
+  return {
+      .top_k = assignments, .score = RouterScore::softmax, .softmax_after_topk = after_choice, .renormalize = renormalize, .scale = 1.5};
 }
 
-inline RoutingRule sigmoid_rule(int64_t choices, bool renormalise, int64_t groups = 1, int64_t groups_kept = 1) {
-  RoutingRule rule = softmax_rule(choices, false, renormalise);
+inline RoutingRule sigmoid_rule(int64_t assignments, bool renormalize, int64_t groups = 1, int64_t groups_kept = 1) {
+  RoutingRule rule = softmax_rule(assignments, false, renormalize);
   rule.score = RouterScore::sigmoid, rule.groups = groups, rule.groups_kept = groups_kept;
   return rule;
 }
@@ -36,7 +37,7 @@ inline RoutingRule forced(RoutingRule rule) {
 inline std::vector<std::pair<std::string, RouteShape>> route_shapes() {
   return {{"one", {1, 1, 1, softmax_rule(1, false, false), false}},
           {"softmax", {2, 7, 8, softmax_rule(2, false, false), false}},
-          {"softmax_renormalised", {3, 11, 16, softmax_rule(4, false, true), true}},
+          {"softmax_renormalized", {3, 11, 16, softmax_rule(4, false, true), true}},
           {"after_choice", {1, 33, 8, softmax_rule(2, true, false), false}},
           {"all_chosen", {1, 5, 4, softmax_rule(4, false, true), false}},
           {"sigmoid", {4, 300, 8, sigmoid_rule(1, false), true}},
@@ -45,11 +46,11 @@ inline std::vector<std::pair<std::string, RouteShape>> route_shapes() {
 }
 
 inline RouteForward routed(Operands& o, const RouteShape& s) {
-  const int64_t tokens = s.tokens(), choices = s.rule.choices;
+  const int64_t tokens = s.tokens(), assignments = s.rule.top_k;
   const Tensor logits = o.input_of(Dtype::f32, {tokens, s.experts}, 2.0);
   const RouteForward k{.logits = logits,
-                       .experts = o.given(Dtype::i32, {tokens, choices}, {}),
-                       .weights = o.given(Dtype::f32, {tokens, choices}, {}),
+                       .experts = o.given(Dtype::i32, {tokens, assignments}, {}),
+                       .weights = o.given(Dtype::f32, {tokens, assignments}, {}),
                        .scores = o.given(Dtype::f32, {tokens, s.experts}, {}),
                        .counts = o.given(Dtype::i32, {s.sequences, s.experts}, {}),
                        .rule = s.rule,
@@ -64,8 +65,8 @@ inline void route_cases(Cases& add) {
     add("RouteForward", name, [=](Operands& o) {
       const Tensor logits = o.input_of(Dtype::f32, {s.tokens(), s.experts}, 2.0);
       o.device().run(RouteForward{.logits = logits,
-                                  .experts = index_output(o, "experts", {s.tokens(), s.rule.choices}),
-                                  .weights = o.output_of(Dtype::f32, "weights", {s.tokens(), s.rule.choices}, kStats),
+                                  .experts = index_output(o, "experts", {s.tokens(), s.rule.top_k}),
+                                  .weights = o.output_of(Dtype::f32, "weights", {s.tokens(), s.rule.top_k}, kStats),
                                   .scores = o.output_of(Dtype::f32, "scores", {s.tokens(), s.experts}, kStats),
                                   .counts = index_output(o, "counts", {s.sequences, s.experts}),
                                   .rule = s.rule,
@@ -73,7 +74,7 @@ inline void route_cases(Cases& add) {
     });
     add("RouteBackward", name, [=](Operands& o) {
       const RouteForward forward = routed(o, s);
-      const Tensor dweights = o.input_of(Dtype::f32, {s.tokens(), s.rule.choices});
+      const Tensor dweights = o.input_of(Dtype::f32, {s.tokens(), s.rule.top_k});
       o.device().run(RouteBackward{.logits = forward.logits,
                                    .scores = forward.scores,
                                    .experts = forward.experts,
@@ -107,24 +108,24 @@ inline void permute_case(Operands& o, int64_t tokens, int64_t rows, int64_t colu
   const Value x = how ? Value(quantized_input(o, tokens, columns, how, 8)) : Value(o.input({tokens, columns}));
   const Value out =
       how ? Value(quantized_output(o, "codes", "scales", {rows, columns}, how)) : Value(o.output("out", {rows, columns}, kExact));
-  const Tensor choices = o.given(Dtype::i32, {rows}, some_dropped(o, rows, tokens * 2));
-  o.device().run(Permute{.x = x, .out = out, .choices = choices, .per_row = 2});
+  const Tensor assignments = o.given(Dtype::i32, {rows}, some_dropped(o, rows, tokens * 2));
+  o.device().run(Permute{.x = x, .out = out, .assignments = assignments, .per_row = 2});
 }
 
 inline void dispatch_cases(Cases& add) {
-  for (const auto& [tokens, choices, experts, multiple, capacity] : {std::array<int64_t, 5>{1, 1, 1, 1, 0},
-                                                                     {7, 2, 3, 32, 0},
-                                                                     {300, 2, 8, 32, 40},
-                                                                     {16, 8, 128, 128, 0},
-                                                                     {2000, 4, 16, 64, 0},
-                                                                     {33, 3, 5, 1, 7}}) {
-    add("DispatchTable", named({tokens, choices, experts, multiple, capacity}),
-        [=, n = tokens, k = choices, e = experts, m = multiple, most = capacity](Operands& o) {
+  for (const auto& [tokens, assignments, experts, multiple, capacity] : {std::array<int64_t, 5>{1, 1, 1, 1, 0},
+                                                                         {7, 2, 3, 32, 0},
+                                                                         {300, 2, 8, 32, 40},
+                                                                         {16, 8, 128, 128, 0},
+                                                                         {2000, 4, 16, 64, 0},
+                                                                         {33, 3, 5, 1, 7}}) {
+    add("DispatchTable", named({tokens, assignments, experts, multiple, capacity}),
+        [=, n = tokens, k = assignments, e = experts, m = multiple, most = capacity](Operands& o) {
           const Tensor ids = o.given(Dtype::i32, {n, k}, values(o.indices(n * k, e)));
           o.device().run(DispatchTable{.experts = ids,
                                        .offsets = index_output(o, "offsets", {e + 1}),
                                        .rows = index_output(o, "rows", {n, k}),
-                                       .choices = index_output(o, "choices", {dispatch_rows(n * k, e, m)}),
+                                       .assignments = index_output(o, "assignments", {dispatch_rows(n * k, e, m)}),
                                        .multiple = m,
                                        .capacity = most});
         });
@@ -139,8 +140,9 @@ inline void dispatch_cases(Cases& add) {
       add("Permute", variant.str(), [=, n = tokens, r = rows, c = columns](Operands& o) { permute_case(o, n, r, c, how); });
     }
   }
-  for (const auto& [tokens, choices, columns] : {std::array<int64_t, 3>{1, 1, 1}, {9, 1, 33}, {40, 2, 384}, {300, 8, 257}, {3, 4, 5000}}) {
-    add("Unpermute", named({tokens, choices, columns}), [=, n = tokens, k = choices, c = columns](Operands& o) {
+  for (const auto& [tokens, assignments, columns] :
+       {std::array<int64_t, 3>{1, 1, 1}, {9, 1, 33}, {40, 2, 384}, {300, 8, 257}, {3, 4, 5000}}) {
+    add("Unpermute", named({tokens, assignments, columns}), [=, n = tokens, k = assignments, c = columns](Operands& o) {
       const Tensor x = o.input({2 * n, c}), rows = o.given(Dtype::i32, {n, k}, some_dropped(o, n * k, 2 * n));
       o.device().run(Unpermute{.x = x, .rows = rows, .out = o.output("out", {n, c}, kExact)});
     });
@@ -166,7 +168,7 @@ inline std::vector<GroupedShape> grouped_shapes() {
 
 inline void grouped_gemm_case(Operands& o, const GroupedShape& s, const Value& a, const Operand& b, Dtype out) {
   const Tensor offsets = o.given(Dtype::i32, {s.groups() + 1}, s.offsets);
-  const Tensor y = o.output_of(out, "out", {s.rows, s.out}, out == Dtype::f32 ? Tolerance{kProductSums, kProductSums} : kSums);
+  const Tensor y = o.output_of(out, "out", {s.rows, s.out}, out == Dtype::f32 ? Tolerance{kGemmSums, kGemmSums} : kSums);
   o.device().run(GroupedGemm{.a = {a}, .b = b, .out = y, .offsets = offsets});
 }
 
@@ -194,15 +196,14 @@ inline void grouped_bias_cases(Cases& add, const GroupedShape& s) {
       });
     }
   }
-  add("GroupedBiasProduct", s.name(), [=](Operands& o) {
+  add("GroupedBiasDot", s.name(), [=](Operands& o) {
     const Tensor dy = o.input({s.rows, s.out}), bias = o.input({s.groups() * s.out});
     const Tensor offsets = o.given(Dtype::i32, {s.groups() + 1}, s.offsets);
-    o.device().run(
-        GroupedBiasProduct{.dy = dy, .bias = bias, .out = o.output_of(Dtype::f32, "out", {s.rows}, kStatSums), .offsets = offsets});
+    o.device().run(GroupedBiasDot{.dy = dy, .bias = bias, .out = o.output_of(Dtype::f32, "out", {s.rows}, kStatSums), .offsets = offsets});
   });
 }
 
-inline void quantised_grouped_cases(Cases& add, const GroupedShape& s, int64_t block) {
+inline void quantized_grouped_cases(Cases& add, const GroupedShape& s, int64_t block) {
   for (const Format format : {Format::e4m3, Format::e2m1}) {
     const Quantization rows{format, 1, block}, columns = rows.transposed(), tiles{format, block, block};
     const std::string variant = s.name() + '_' + format_name(format) + '_' + named({block});
@@ -251,8 +252,8 @@ inline void grouped_cases(Cases& add) {
       });
     }
   }
-  quantised_grouped_cases(add, {{0, 32, 64, 64, 192, 256}, 288, 64, 96}, 32);
-  quantised_grouped_cases(add, {{0, 0, 128, 128, 384}, 512, 256, 128}, 128);
+  quantized_grouped_cases(add, {{0, 32, 64, 64, 192, 256}, 288, 64, 96}, 32);
+  quantized_grouped_cases(add, {{0, 0, 128, 128, 384}, 512, 256, 128}, 128);
 }
 
 }  // namespace mantissa::test

@@ -1,4 +1,4 @@
-// Cases of the kernels that quantise: every output is integers, or exact, so backends agree to the bit.
+// Cases of the kernels that quantize: every output is integers, or exact, so backends agree to the bit.
 #pragma once
 
 #include <cmath>

@@ -33,7 +33,7 @@ class LaunchTest : public ::testing::Test {
     return mantissa(std::move(options));
   }
   ProcessResult mantissa(std::vector<std::string> options) const {
-    std::vector<std::string> words = {"env",           "-u",    "MANTISSA_TOKEN", "-u", "MANTISSA_TOKEN_FILE", "-u", "OMP_NUM_THREADS",
+    std::vector<std::string> words = {"env",           "-u",    "MANTISSA_SECRET", "-u", "MANTISSA_SECRET_FILE", "-u", "OMP_NUM_THREADS",
                                       MANTISSA_BINARY, "launch"};
     words.insert(words.end(), options.begin(), options.end());
     return run_process(words, folder_.path());

@@ -31,7 +31,7 @@ inline const std::map<std::string, std::set<std::string>>& left_open() {
       {"RouteForward", {"counts: rows"}},
       {"RouteBackward", {"counts: rows"}},
       {"RouterLosses", {"counts: rows"}},
-      {"DispatchTable", {"choices: rows", "offsets: rows"}},  // room for more than there is
+      {"DispatchTable", {"assignments: rows", "offsets: rows"}},  // room for more than there is
       {"Permute", {"x: rows"}},
       {"Unpermute", {"rows: columns", "x: rows"}},
       {"GroupedGemm", {"a: floating dtype", "out: floating dtype"}},  // values or stats, and values of either dtype beside codes

@@ -1,7 +1,7 @@
 // The GPT of model_config.h once more, as the papers write it: fp64, one token after the other, no kernel, no table. It shares nothing with
 // the product but the names and shapes of the parameters, so a fault that every backend has shows against it.
 //   RMSNorm: Zhang and Sennrich 2019; RoPE: Su et al. 2021, in halves as GPT-NeoX; SwiGLU: Shazeer 2020; GELU: Hendrycks and Gimpel 2016;
-//   normalised queries and keys: Qwen3; experts: Mixtral, DeepSeek-V3; auxiliary losses: Fedus et al. 2021, Zoph et al. 2022.
+//   normalized queries and keys: Qwen3; experts: Mixtral, DeepSeek-V3; auxiliary losses: Fedus et al. 2021, Zoph et al. 2022.
 #pragma once
 
 #include <algorithm>
@@ -116,7 +116,7 @@ class PlainGpt {
     return plain / scaling.factor * ramp + plain * (1.0 - ramp);
   }
 
-  // A query or key: normalised over the root of its mean square, then each pair (i, i + d/2) turned by position * frequency; YaRN makes
+  // A query or key: normalized over the root of its mean square, then each pair (i, i + d/2) turned by position * frequency; YaRN makes
   // both longer.
   Row query_or_key(Row x, const std::string& path, int32_t position) const {
     const size_t d = x.size();
@@ -189,13 +189,13 @@ class PlainGpt {
     return product;
   }
 
-  // Matrix `expert` of a stack times x, and its bias.
+  // Matrix `expert` of a grouped weight times x, and its bias.
   Row of_expert(const Row& x, const std::string& path, size_t expert) const {
-    const Row& stack = weight(path + ".weight");
-    const size_t rows = stack.size() / x.size() / static_cast<size_t>(c_.moe->num_experts);
+    const Row& grouped = weight(path + ".weight");
+    const size_t rows = grouped.size() / x.size() / static_cast<size_t>(c_.moe->num_experts);
     Row out(rows);
     for (size_t i = 0; i < rows; ++i)
-      out[i] = dot(&stack[(expert * rows + i) * x.size()], x.data(), x.size()) + bias(path, expert * rows + i);
+      out[i] = dot(&grouped[(expert * rows + i) * x.size()], x.data(), x.size()) + bias(path, expert * rows + i);
     return out;
   }
 
@@ -250,7 +250,7 @@ class PlainGpt {
     Row out(x.size());
     for (const size_t e : experts) {
       router.counts[e] += 1.0;
-      const bool divides = moe.norm_topk_prob.value_or(moe.num_experts_per_tok > 1) || moe.score_after_choice;
+      const bool divides = moe.norm_topk_prob.value_or(moe.num_experts_per_tok > 1) || moe.softmax_after_topk;
       const double share = score[e] / (divides ? of_chosen : 1.0) * moe.routed_scaling_factor;
       const Row y = of_expert(swiglu(of_expert(x, path + ".experts.gate_up", e)), path + ".experts.down", e);
       for (size_t i = 0; i < out.size(); ++i) out[i] += share * y[i];

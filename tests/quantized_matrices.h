@@ -1,4 +1,4 @@
-// Matrices for tests of quantisation: values of several distributions, random bit patterns, codes and values of a quantised tensor.
+// Matrices for tests of quantization: values of several distributions, random bit patterns, codes and values of a quantized tensor.
 #pragma once
 
 #include <cstring>

@@ -1,4 +1,4 @@
-// A stranger at the port of a store.
+// An unauthenticated connection at the port of a store.
 #pragma once
 
 #include <arpa/inet.h>
@@ -54,17 +54,17 @@ class RawConnection {
     return receive(1, seconds).empty() && seconds_since(start) < seconds;
   }
 
-  // As a rank with the token; what was sent.
-  std::string prove(const Hello& hello, const std::string& token, const std::string& job = "job") {
+  // As a rank with the secret; what was sent.
+  std::string authenticate(const Hello& hello, const std::string& secret, const std::string& job = "job") {
     const HelloBytes mine = new_hello(hello);
     send(mine);
     HelloBytes root{};
     const std::string answer = receive(root.size());
     std::memcpy(root.data(), answer.data(), std::min(answer.size(), root.size()));
-    const Proof proof = proof_of(Prover::rank, token, mine, root, job);
-    send(proof);
+    const Mac mac = mac_of(MacSender::rank, secret, mine, root, job);
+    send(mac);
     return std::string(reinterpret_cast<const char*>(mine.data()), mine.size()) +
-           std::string(reinterpret_cast<const char*>(proof.data()), proof.size());
+           std::string(reinterpret_cast<const char*>(mac.data()), mac.size());
   }
   Connection take() && { return Connection(std::move(socket_)); }
 

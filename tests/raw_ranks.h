@@ -13,14 +13,14 @@
 
 namespace mantissa::test {
 
-inline const std::string kToken = "0123456789abcdef0123456789abcdef";  // of StoreTest::options()
+inline const std::string kSecret = "0123456789abcdef0123456789abcdef";  // of StoreTest::options()
 
 class RawRanksTest : public StoreTest {
  protected:
   int port(const Launch& of) const {
     for (;;) {
-      const std::vector<Meeting> meetings = published_meetings(folder_.path(), of);
-      if (!meetings.empty()) return meetings.front().port;
+      const std::vector<RendezvousFile> files = rendezvous_files(folder_.path(), of);
+      if (!files.empty()) return files.front().port;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
@@ -28,8 +28,8 @@ class RawRanksTest : public StoreTest {
   // Rank 1 as a raw connection that has proved itself and joined.
   Connection joined_rank(int world) const {
     RawConnection raw(port(launch(0, world)));
-    raw.prove({.rank = 1, .world = static_cast<uint32_t>(world)}, kToken);
-    EXPECT_EQ(raw.receive(kProofBytes).size(), kProofBytes);
+    raw.authenticate({.rank = 1, .world = static_cast<uint32_t>(world)}, kSecret);
+    EXPECT_EQ(raw.receive(kMacBytes).size(), kMacBytes);
     Connection out = std::move(raw).take();
     out.send(Message::join, Fields().text("raw").number(1).number(world));
     out.send(Message::barrier, Fields().number(uint32_t{1}).number(60.0).text(".start"));
@@ -37,8 +37,8 @@ class RawRanksTest : public StoreTest {
     return out;
   }
 
-  // Rank 0 as a raw connection of a rank that has got its proof.
-  static RawConnection proved_root(const Listener& listener, const std::string& token = kToken) {
+  // Rank 0 as a raw connection of a rank that has got its MAC.
+  static RawConnection proved_root(const Listener& listener, const std::string& secret = kSecret) {
     Socket socket;
     while (!socket) socket = Socket(::accept4(listener.socket.fd(), nullptr, nullptr, SOCK_CLOEXEC));
     RawConnection raw(std::move(socket));
@@ -47,8 +47,8 @@ class RawRanksTest : public StoreTest {
     std::memcpy(theirs.data(), hello.data(), hello.size());
     const HelloBytes mine = new_hello({.world = 2});
     raw.send(mine);
-    raw.receive(kProofBytes);
-    raw.send(proof_of(Prover::root, token, theirs, mine, "job"));
+    raw.receive(kMacBytes);
+    raw.send(mac_of(MacSender::root, secret, theirs, mine, "job"));
     return raw;
   }
 };

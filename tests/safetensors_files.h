@@ -37,13 +37,13 @@ inline std::vector<std::byte> content_of(const SafetensorsTensor& tensor) {
   return bytes;
 }
 
-// In slabs of at most `slab` bytes.
+// In chunks of at most `chunk` bytes.
 inline void write_model(const std::string& folder, const std::vector<SafetensorsTensor>& tensors, const SafetensorsMetadata& metadata = {},
-                        int64_t shard_bytes = SafetensorsWriter::kShardBytes, size_t slab = 7) {
+                        int64_t shard_bytes = SafetensorsWriter::kShardBytes, size_t chunk = 7) {
   SafetensorsWriter writer(folder, tensors, metadata, shard_bytes);
   for (const SafetensorsTensor& tensor : writer.order()) {
     const std::vector<std::byte> bytes = content_of(tensor);
-    for (size_t at = 0; at < bytes.size(); at += slab) writer.write(std::span(bytes).subspan(at, std::min(slab, bytes.size() - at)));
+    for (size_t at = 0; at < bytes.size(); at += chunk) writer.write(std::span(bytes).subspan(at, std::min(chunk, bytes.size() - at)));
   }
   writer.finish();
 }

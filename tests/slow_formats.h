@@ -129,7 +129,7 @@ inline uint16_t slow_bf16(double value) {
 struct SlowQuantized {
   std::vector<uint8_t> scales;   // compact
   std::vector<uint8_t> codes;    // one a byte, also of E2M1
-  std::vector<uint32_t> values;  // dequantised, fp32 bits
+  std::vector<uint32_t> values;  // dequantized, fp32 bits
 };
 
 // x [rows, columns] in blocks of block_rows x block_columns.

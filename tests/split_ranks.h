@@ -56,8 +56,8 @@ struct SplitInput {
 struct SplitOperation {
   std::vector<SplitInput> inputs;
   Cut output;
-  std::function<Var(const std::vector<Var>&, const Place&)> run;
-  Place place;  // without the group
+  std::function<Var(const std::vector<Var>&, const TensorParallel&)> run;
+  TensorParallel tp;  // without the group
 };
 
 // Whole again.
@@ -107,8 +107,8 @@ struct RankResult {
 inline RankResult run_rank(const SplitOperation& operation, const Communicator& group, const char* backend, bool gradients,
                            const Tensor& dy) {
   RankResult out{make_backend(backend), {}, {}, {}};
-  Place place = operation.place;
-  place.group = group;
+  TensorParallel tp = operation.tp;
+  tp.group = group;
   std::deque<Leaf> leaves;
   std::vector<Var> vars;
   Tape tape;
@@ -120,7 +120,7 @@ inline RankResult run_rank(const SplitOperation& operation, const Communicator& 
     if (input.parameter) leaf.grad = empty(*out.device, stats_dtype(own.dtype()), own.shape());
     vars.push_back(!gradients ? Var(own) : input.parameter ? Var(own, leaf) : tape.input(own));
   }
-  const Var y = operation.run(vars, place);
+  const Var y = operation.run(vars, tp);
   out.y = y.value();
   if (gradients) tape.backward(y, dy.defined() ? cut_of(*out.device, dy, operation.output, group.rank(), group.size()) : Tensor());
   for (size_t i = 0; gradients && i < vars.size(); ++i) {

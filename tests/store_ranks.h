@@ -28,7 +28,7 @@ class StoreTest : public ::testing::Test {
   StoreOptions options() const {
     return {.init_timeout_s = 60,
             .heartbeat_timeout_s = 20,
-            .token = std::string("0123456789abcdef0123456789abcdef"),
+            .secret = std::string("0123456789abcdef0123456789abcdef"),
             .folder = folder_.path()};
   }
 

@@ -99,7 +99,7 @@ class TensorRuns : public TrainingTest, public ::testing::WithParamInterface<Ten
   }
 
   std::string codes(const std::string& name, int64_t step) const {
-    return nlohmann::json::parse(CheckpointReader(checkpoint(name, step)).manifest().plan).at("quantised").dump();
+    return nlohmann::json::parse(CheckpointReader(checkpoint(name, step)).manifest().plan).at("quantized").dump();
   }
 
   // Loss, norm and the gradients of the first step, from weights whose norms and biases are not one and zero, and the table of how near

@@ -36,7 +36,7 @@ class BackendTest : public ::testing::Test {
   std::unique_ptr<Backend> reference_, fast_;
 };
 
-// A plan without quantisation; fp64 is for the reference backend.
+// A plan without quantization; fp64 is for the reference backend.
 inline PrecisionPlan high_plan(const ModelConfig& config, Dtype compute = Dtype::f32) {
   PrecisionConfig precision;
   precision.dtype = compute;
@@ -45,12 +45,12 @@ inline PrecisionPlan high_plan(const ModelConfig& config, Dtype compute = Dtype:
 }
 
 // Draws and stores all weights, and keeps no master.
-inline void initialise(ParameterSet& parameters, uint64_t seed) {
+inline void initialize(ParameterSet& parameters, uint64_t seed) {
   parameters.clear_nonfinite();
-  for (const Part& part : parameters.whole_parts()) {
-    const Tensor master = parameters.room_for_master(part);
-    parameters.draw_initial(part, seed, master);
-    parameters.store(part, master);
+  for (const ParameterShard& shard : parameters.whole_shards()) {
+    const Tensor master = parameters.room_for_master(shard);
+    parameters.draw_initial(shard, seed, master);
+    parameters.store(shard, master);
   }
 }
 

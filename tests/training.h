@@ -63,7 +63,7 @@ class TrainingTest : public ::testing::Test {
       run.steps.push_back(event);
     };
     events.evaluated = [&run](const EvaluationEvent& event) { run.valid_losses.push_back(event.result.loss); };
-    events.wrote = [&run](const TextEvent& event) { run.samples.push_back(event.text); };
+    events.wrote = [&run](const SampleEvent& event) { run.samples.push_back(event.text); };
     events.request = std::move(request);
     run.summary = train(config, {"test"}, events, mesh);
     return run;

@@ -37,8 +37,8 @@ class TrainingOnRanks : public TrainingTest {
   std::map<std::string, std::string> contents(const std::string& name, int64_t step) const {
     CheckpointReader reader(checkpoint(name, step));
     nlohmann::json plan = nlohmann::json::parse(reader.manifest().plan);
-    std::map<std::string, std::string> out = {{"state", reader.manifest().state}, {"hashes of codes", plan["quantised"].dump()}};
-    plan.erase("quantised");
+    std::map<std::string, std::string> out = {{"state", reader.manifest().state}, {"hashes of codes", plan["quantized"].dump()}};
+    plan.erase("quantized");
     out["plan"] = plan.dump();
     for (const ManifestTensor& tensor : reader.manifest().tensors) {
       std::string bytes(static_cast<size_t>(whole_box(tensor.shape).elements() * dtype_bytes(tensor.dtype)), '\0');
@@ -57,7 +57,7 @@ class TrainingOnRanks : public TrainingTest {
     const ProcessResult diff = run_mantissa({"inspect", checkpoint(a, step), "--diff", checkpoint(b, step)}, folder_.path());
     EXPECT_EQ(diff.exit_code, 0) << diff.output << diff.errors;
   }
-  // Losses, norms, validation losses and written texts, to the last digit.
+  // Losses, norms, validation losses and samples, to the last digit.
   static void expect_same_course(const TrainedRun& a, const TrainedRun& b) {
     EXPECT_TRUE(same_elements(b.losses, a.losses));
     EXPECT_TRUE(same_elements(b.norms, a.norms));

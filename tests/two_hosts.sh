@@ -19,7 +19,7 @@ two_hosts_make() {
   for host in "$a" "$b"; do
     for _ in {1..300}; do ip -n "$host" link show cable | grep -q 'state UP' && break; sleep 0.1; done
   done
-  export MANTISSA_TOKEN=2a2a2a2a2a2a2a2a2a2a2a2a2a2a2a2a UCX_TLS=tcp,self
+  export MANTISSA_SECRET=2a2a2a2a2a2a2a2a2a2a2a2a2a2a2a2a UCX_TLS=tcp,self
 }
 
 two_hosts_delete() {

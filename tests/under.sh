@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs a test as on another CPU:   tests/under.sh MANTISSA SETTING PROGRAM [ARGUMENT]...
-# SETTING is ONEDNN_MAX_CPU_ISA=… for the products of the library, MANTISSA_MAX_CPU_LEVEL=… for the kernels, or "qemu" for both on an emulated
+# SETTING is ONEDNN_MAX_CPU_ISA=… for the GEMMs of the library, MANTISSA_MAX_CPU_LEVEL=… for the kernels, or "qemu" for both on an emulated
 # CPU without AVX-512. Exit code 77 (skipped) where this CPU has nothing to leave out, for then the other tests run so, or without qemu.
 set -euo pipefail
 mantissa=$1 setting=$2
@@ -11,7 +11,7 @@ skip() {
   exit 77
 }
 
-instructions() { "$@" "$mantissa" doctor | grep -E '^(matrix products|other kernels) ' | sed 's/ (MANTISSA_MAX_CPU_LEVEL.*//'; }
+instructions() { "$@" "$mantissa" doctor | grep -E '^(matmuls|other kernels) ' | sed 's/ (MANTISSA_MAX_CPU_LEVEL.*//'; }
 
 if [ "$setting" = qemu ]; then
   command -v qemu-x86_64 > /dev/null || skip "no qemu-x86_64 (Debian: qemu-user)"

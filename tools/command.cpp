@@ -52,7 +52,7 @@ void use_threads(int threads) {
 Option dtype_option(std::optional<std::string>& dtype) {
   return {.name = "--dtype",
           .target = &dtype,
-          .description = "compute type of what is not quantised and of no recipe that names its own; default: as saved",
+          .description = "compute type of what is not quantized and of no recipe that names its own; default: as saved",
           .choices = {"bf16", "fp32"}};
 }
 

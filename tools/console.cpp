@@ -34,7 +34,7 @@ std::string drawn_over(const std::string& line) { return "\r\x1b[K" + line + "\r
 Console::Console(ConsoleMode mode)
     : silent_(mode == ConsoleMode::off),
       progress_(mode == ConsoleMode::progress || (mode == ConsoleMode::automatic && draws_progress())),
-      colour_(isatty(STDOUT_FILENO) == 1 && std::getenv("NO_COLOR") == nullptr),
+      color_(isatty(STDOUT_FILENO) == 1 && std::getenv("NO_COLOR") == nullptr),
       lines_(STDOUT_FILENO),
       bar_(STDERR_FILENO) {}
 
@@ -43,7 +43,7 @@ Console::~Console() { clear_progress(); }
 void Console::line(const std::string& text, Tone tone) {
   if (silent_) return;
   clear_progress();
-  const bool red = colour_ && tone == Tone::alarm;
+  const bool red = color_ && tone == Tone::alarm;
   lines_.write(red ? "\x1b[31m" + text + "\x1b[0m\n" : text + "\n");
 }
 

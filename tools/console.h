@@ -40,7 +40,7 @@ class Console {
  private:
   void draw(const StepEvent& event);
 
-  bool silent_, progress_, colour_;
+  bool silent_, progress_, color_;
   bool drawn_ = false;
   UnblockedOutput lines_, bar_;
   std::optional<StepEvent> latest_;

@@ -29,8 +29,8 @@ std::string processor_name() {
 
 void line(const char* what, const std::string& value) { std::printf("%-16s %s\n", what, value.c_str()); }
 
-// A product that agrees with the reference proves that the library, the kernel it picked and the allocator work together on this machine.
-bool products_are_right() {
+// A GEMM that agrees with the reference proves that the library, the kernel it picked and the allocator work together on this machine.
+bool gemms_are_right() {
   const auto fast = make_backend("cpu"), slow = make_backend("cpu_reference");
   std::vector<Tensor> results;
   for (Backend* device : {fast.get(), slow.get()}) {
@@ -64,8 +64,8 @@ ExitCode doctor() {
     line("OMP_NUM_THREADS", text(printable(threads), ": not used; training.threads decides"));
   }
   const std::string isa = gemm_instruction_set();
-  line("matrix products", "oneDNN, " + isa + (isa.find("bf16") == std::string::npos ? "; bf16 operands are widened to fp32 (exact)" : ""));
-  require(products_are_right(), ExitCode::environment, "oneDNN's matrix product differs from the reference on this machine");
+  line("matmuls", "oneDNN, " + isa + (isa.find("bf16") == std::string::npos ? "; bf16 operands are widened to fp32 (exact)" : ""));
+  require(gemms_are_right(), ExitCode::environment, "oneDNN's GEMM differs from the reference on this machine");
   line("other kernels", cpu_level_line());
   line("devices", "cpu, cpu_reference");
   struct statvfs disk {};
@@ -73,7 +73,7 @@ ExitCode doctor() {
     line("disk (.)", text(static_cast<double>(disk.f_bavail) * static_cast<double>(disk.f_frsize) / 1073741824.0, " GiB free"));
   }
   require_equal_places(*make_backend("cpu"), "runs with experts, several ranks or padding are refused");
-  line("equal bits", "the place of a row or column in a product does not matter");
+  line("equal bits", "the place of a row or column in a GEMM does not matter");
   return ExitCode::ok;
 }
 

@@ -26,12 +26,12 @@ struct ExplainArguments {
 // CPUs have no MX matrix units.
 constexpr const char* kEmulated = "emulated";
 
-bool quantises_operands(const PrecisionPlan& plan) {
+bool quantizes_operands(const PrecisionPlan& plan) {
   const auto& modules = plan.modules();
-  return std::any_of(modules.begin(), modules.end(), [](const ModulePrecision& entry) { return entry.recipe.quantises_operands(); });
+  return std::any_of(modules.begin(), modules.end(), [](const ModulePrecision& entry) { return entry.recipe.quantizes_operands(); });
 }
 
-// All that is told of a run.
+// Everything that explain reports of a run.
 struct Explanation {
   RunConfig config;
   PrecisionPlan plan;
@@ -61,13 +61,15 @@ Explanation explanation(const ExplainArguments& arguments) {
   return out;
 }
 
-// Numbers of bytes: to be read, or all digits.
+// Formats numbers of bytes for reading, or with all digits.
 struct Amount {
   PlanTable form;
   std::string operator()(int64_t bytes) const { return form == PlanTable::wide ? text(bytes, " B") : bytes_text(bytes); }
 };
 
-const char* split_name(Split split) { return split == Split::none ? "none" : split == Split::rows ? "rows" : "columns"; }
+const char* split_name(Split split) {
+  return split == Split::none ? "none" : split == Split::column_parallel ? "column_parallel" : "row_parallel";
+}
 
 nlohmann::json number(const std::optional<double>& value) { return value ? nlohmann::json(*value) : nlohmann::json(); }
 
@@ -104,7 +106,7 @@ void print_json(const Explanation& of) {
   }
   all["buffers"] = plan.buffers();
   all["device"] = device;
-  all["quantised_gemms"] = quantises_operands(plan) ? nlohmann::json(kEmulated) : nlohmann::json();
+  all["quantized_gemms"] = quantizes_operands(plan) ? nlohmann::json(kEmulated) : nlohmann::json();
   all["layout"] = {{"tensor", config.parallel.tensor}, {"data", config.parallel.data}, {"expert", config.parallel.expert}};
   all["memory"] = {{"masters", memory.masters},     {"weights", memory.values},          {"gradients", memory.gradients},
                    {"optimizer", memory.optimizer}, {"activations", memory.activations}, {"workspace", memory.workspace},
@@ -127,7 +129,7 @@ std::string share_text(const char* name, const std::optional<double>& all, const
   return text(" | ", name, ' ', seconds(*all), not_hidden ? text(", ", seconds(*not_hidden), " of it not behind ", behind) : "");
 }
 
-// Which rate would tell the rest.
+// Names the missing rate that would complete the report.
 std::string missing(const Rates& rates, int64_t ranks) {
   std::string out;
   if (!rates.flops) out += " | give --flops, FLOP/s of a rank, which bench train or bench gemm measures";
@@ -195,9 +197,9 @@ void print_text(const Explanation& of, PlanTable form) {
   const auto print = [&](const std::string& line) { std::cout << (form == PlanTable::wide ? line + '\n' : folded(line, kNarrowColumns)); };
   print(text("device ", device, " | ", layout_text(config.parallel), " | precision.dtype ", dtype_name(config.precision.dtype),
              " | precision.recipe ", printable(config.precision.recipe)));
-  if (quantises_operands(plan)) {
-    print(text("quantised GEMMs are ", kEmulated,
-               " on this device: codes are dequantised, which is exact, and multiplied with fp32 accumulation"));
+  if (quantizes_operands(plan)) {
+    print(text("quantized GEMMs are ", kEmulated,
+               " on this device: codes are dequantized, which is exact, and multiplied with fp32 accumulation"));
   }
   std::cout << '\n' << printable(plan_table(plan, form, config.parallel.per_weight()), "\n") << '\n';
   const double per_parameter = static_cast<double>(plan.bytes()) / static_cast<double>(plan.parameters());

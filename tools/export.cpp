@@ -36,7 +36,7 @@ ExitCode run_export(const ExportArguments& arguments) {
   }
   CheckpointReader reader = open_checkpoint(arguments.checkpoint);
   const ExportedModel done = with_read_progress(bytes_to_export(reader), [&] { return export_model(reader, arguments.output, options); });
-  std::cout << printable(arguments.output) << ": " << family_name(done.family) << " of step " << reader.manifest().step << ", "
+  std::cout << printable(arguments.output) << ": " << architecture_name(done.architecture) << " of step " << reader.manifest().step << ", "
             << count_text(done.tensors, "tensor") << ", " << done.bytes << " bytes; read back and equal to what forward multiplies by\n";
   return ExitCode::ok;
 }
@@ -55,7 +55,7 @@ Command export_command() {
                       {.name = "--output", .target = &arguments->output, .description = "a folder that is not there yet", .required = true},
                       {.name = "--weights",
                        .target = &arguments->weights,
-                       .description = "dequantized: values; packed: codes and scales of what the plan quantises",
+                       .description = "dequantized: values; packed: codes and scales of what the plan quantizes",
                        .choices = choice_names<ExportWeights>()},
                       {.name = "--convention",
                        .target = &arguments->convention,

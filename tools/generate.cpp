@@ -38,7 +38,7 @@ std::vector<int32_t> prompt_of(const GenerateArguments& arguments, const LoadedM
   return loaded.tokenizer->encode(arguments.prompt.value_or("\n"), {.name = "--prompt", .code = ExitCode::usage});
 }
 
-// All ranks draw the same text; the first prints it.
+// All ranks draw the same tokens; the first prints them.
 void generate_on(const TensorRanks& ranks, const GenerateArguments& arguments) {
   const LoadedModel loaded = load_model(arguments.checkpoint, ranks, dtype_of(arguments.dtype));
   const std::vector<int32_t> prompt = prompt_of(arguments, loaded), end_tokens = loaded.end_tokens();

@@ -19,8 +19,8 @@ ExitCode run_import(const ImportArguments& arguments) {
   open_log({.level = LogLevel::warning, .console = true, .file = {}});
   const ImportedModel imported =
       with_read_progress(bytes_to_import(arguments.folder), [&] { return import_model(arguments.folder, arguments.output); });
-  std::cout << printable(arguments.output) << ": " << family_name(imported.family) << ", " << imported.parameters << " parameters, "
-            << imported.bytes << " bytes\n";
+  std::cout << printable(arguments.output) << ": " << architecture_name(imported.architecture) << ", " << imported.parameters
+            << " parameters, " << imported.bytes << " bytes\n";
   return ExitCode::ok;
 }
 

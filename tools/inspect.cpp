@@ -14,7 +14,7 @@
 #include "mantissa/checkpoint/weight_source.h"
 #include "mantissa/data/dataset.h"
 #include "mantissa/data/fingerprint.h"
-#include "mantissa/hf/family_weights.h"
+#include "mantissa/hf/hf_weights.h"
 #include "mantissa/json/json.h"
 #include "mantissa/metrics/events.h"
 #include "tools/command.h"
@@ -67,9 +67,9 @@ void show_checkpoint(const CheckpointReader& reader) {
 }
 
 // Of any architecture: what mantissa cannot compute can still be looked at.
-void show_family_folder(const std::string& path) {
+void show_hf_folder(const std::string& path) {
   const SafetensorsFolder folder{fs::path(path)};
-  const nlohmann::json config = parse_strict_json(family_file(path, "config.json"), path + "/config.json");
+  const nlohmann::json config = parse_strict_json(hf_file(path, "config.json"), path + "/config.json");
   const bool named = config.is_object() && config.contains("model_type") && config["model_type"].is_string();
   int64_t bytes = 0;
   for (const SafetensorsEntry& entry : folder.entries()) bytes += entry.bytes();
@@ -120,9 +120,9 @@ void show_data(const std::string& path, const InspectArguments& arguments) {
                               .vocab_size = std::numeric_limits<int32_t>::max(),
                               .eod_id = {}});
   const TokenStatistics statistics = read_all(file);
-  const bool tokenised_here = file.format() == DataFormat::text || file.format() == DataFormat::jsonl;
+  const bool tokenized_here = file.format() == DataFormat::text || file.format() == DataFormat::jsonl;
   std::cout << printable(path) << ": " << choice_name(file.format()) << ", " << file.tokens()
-            << (tokenised_here ? " bytes of text" : " tokens");
+            << (tokenized_here ? " bytes of text" : " tokens");
   if (file.tokens() > 0) std::cout << ", ids " << statistics.least << " to " << statistics.most;
   if (file.has_documents()) std::cout << ", " << count_text(statistics.documents, "document");
   std::cout << '\n';
@@ -135,7 +135,7 @@ void show_data(const std::string& path, const InspectArguments& arguments) {
 void show(const std::string& path, const InspectArguments& arguments) {
   if (fs::path(path).filename() == "latest") return show_checkpoint(open_checkpoint(path));
   std::error_code unknown;
-  if (is_family_folder(path)) return show_family_folder(path);
+  if (is_hf_folder(path)) return show_hf_folder(path);
   if (fs::is_directory(path, unknown)) {
     const NamedCheckpoint named = find_checkpoint(path);
     return named.name.empty() ? show_list(named.folder) : show_checkpoint(open_checkpoint(path));
@@ -176,7 +176,7 @@ ExitCode show_difference(const std::string& first, const std::string& second) {
 ExitCode inspect(const InspectArguments& arguments) {
   if (arguments.diff) {
     require(arguments.paths.size() == 2, ExitCode::usage, "inspect --diff: needs two checkpoints, got ", arguments.paths.size());
-    const bool folder = is_family_folder(arguments.paths[0]), other = is_family_folder(arguments.paths[1]);
+    const bool folder = is_hf_folder(arguments.paths[0]), other = is_hf_folder(arguments.paths[1]);
     require(folder == other, ExitCode::usage, "inspect --diff: an export is compared with a checkpoint by verify --against");
     return folder ? show_folder_difference(arguments.paths[0], arguments.paths[1])
                   : show_difference(arguments.paths[0], arguments.paths[1]);

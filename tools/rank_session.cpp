@@ -28,7 +28,7 @@ constexpr size_t kReportedCalls = 4;
 constexpr size_t kShownValueBytes = 200;
 constexpr int64_t kMostExecutableBytes = int64_t{1} << 32;
 
-// Every key and its value, a long one by its hash. Hosts may have another number of cores.
+// Returns every key and its value, a long one by its hash. Hosts may have different numbers of cores.
 std::vector<NamedHash> compared(RunConfig config) {
   config.training.threads = 0;
   std::vector<NamedHash> out;
@@ -43,10 +43,10 @@ std::vector<NamedHash> compared(RunConfig config) {
   return out;
 }
 
-// What runs, and not the file that now has its name.
+// Hashes the running program, not the file that now has its name.
 std::string executable() { return xxh64(File::open_input("/proc/self/exe").content(kMostExecutableBytes)).text(); }
 
-// Not by std::cerr, which waits for a reader, and flushes std::cout first, where the main thread may be stuck.
+// Does not use std::cerr, which waits for a reader, and flushes std::cout first, where the main thread may be stuck.
 void write_error(const std::string& lines) { UnblockedOutput(STDERR_FILENO).write(lines); }
 
 void report(Store& store, const Communicator& world, const std::string& why) {
@@ -59,15 +59,14 @@ void report(Store& store, const Communicator& world, const std::string& why) {
   if (!print_main_stack()) write_error(text(rank, ": the main thread does not say; it is stopped\n"));
 }
 
-// For when the main thread cannot.
+// Runs when the main thread cannot.
 [[noreturn]] void end_process(int rank, const Failure& failure) {
   if (failure.rank >= 0 && failure.rank != rank) report_cause(failure.rank);
   write_error(text("error: ", printable(failure.message, "\n  "), '\n'));
   ::_exit(static_cast<int>(failure.code));
 }
 
-// The kernel kills whom the launcher started once the launcher has died, but not what a wrapper started: that would train on, with nobody
-// who hears of it, and hold the run folder.
+// The kernel kills the child of a dead launcher, but not what a wrapper started: that would train on, unobserved, and hold the run folder.
 void end_with_launcher() {
   if (!has_launcher()) return;
   const auto wait = [] {
@@ -148,13 +147,13 @@ void RankSession::watch(const ParallelConfig& config) {
     tell(failure.message);
     end_process(world.rank(), failure);
   };
-  store_->watch({.patience = {.step_timeout_s = config.step_timeout_s, .section_timeout_s = config.section_timeout_s},
+  store_->watch({.timeouts = {.step_timeout_s = config.step_timeout_s, .section_timeout_s = config.section_timeout_s},
                  .collectives = [world = mesh_.world] { return world.calls(); },
                  .report = tell,
                  .leave = give_up});
 }
 
-// What is watched from now on may not keep the transport, which ends before the store does.
+// The watchdog must not use the transport, which ends before the store does.
 void RankSession::watch_the_end() {
   store_->watch({.leave = [rank = rank_](const Failure& failure) { end_process(rank, failure); }});
 }

@@ -1,4 +1,4 @@
-// The ranks of this job, for a command that runs on all of them: from the environment to a mesh that they talk through.
+// Connects the ranks of this job for a command that runs on all of them: from the environment to a mesh.
 #pragma once
 
 #include <functional>
@@ -15,18 +15,18 @@ namespace mantissa::tools {
 
 class RankSession {
  public:
-  // Returns when all ranks are there and found to have the same config and build. A process alone opens nothing. Throws as Store does;
-  // once the ranks have met, an error of one is that of all.
+  // Returns when all ranks are there and have the same config and build. A process alone opens nothing. Throws as Store does; once the
+  // ranks have met, an error of one is thrown on all.
   RankSession(const Launch& launch, const RunConfig& config, const std::function<bool()>& stop_asked = {});
   ~RankSession();
   RankSession(const RankSession&) = delete;
   RankSession& operator=(const RankSession&) = delete;
 
   const Mesh& mesh() const { return mesh_; }
-  // From now on at() has to be called within parallel.step_timeout_s and parallel.section_timeout_s, else the job ends with peer_lost;
-  // then, and when another rank is stuck, a report of where this one is goes to standard error. The calling thread is the main one.
+  // Starts the watchdog: at() must be called within parallel.step_timeout_s and parallel.section_timeout_s, else the job ends with
+  // peer_lost. Then, and when another rank is stuck, this rank writes its position to standard error. The calling thread is the main one.
   void watch(const ParallelConfig& config);
-  // What this rank does, for the reports of the others, who see it with the next heartbeat. `section` is a literal.
+  // Reports the phase of this rank to the others, with the next heartbeat. `section` is a literal.
   void at(int64_t step, const char* section);
   // Runs body; an error that it throws ends the job on every rank, with its code. Returns when all ranks are through.
   void run(const std::function<void()>& body);
@@ -41,12 +41,12 @@ class RankSession {
   Mesh mesh_;
 };
 
-// For a command whose ranks hold one model together: --tensor.
+// Adds --tensor, for a command whose ranks hold one model together.
 Option tensor_option(int64_t& tensor);
 // Runs body on each of so many ranks; one alone needs no launcher. `checkpoint` must be the same on all.
 void on_tensor_ranks(int64_t tensor, const std::string& checkpoint, const std::function<void(const TensorRanks&)>& body);
 
-// training.threads 0 means from now on the part of this rank of the cores of its host (threads_of_rank).
+// Makes training.threads 0 mean this rank's share of the cores of its host (threads_of_rank).
 void share_cores(const Launch& launch);
 
 }  // namespace mantissa::tools

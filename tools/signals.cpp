@@ -27,7 +27,8 @@ void watch(int signal, void (*handler)(int), int flags) {
   sigaction(signal, &action, nullptr);
 }
 
-// All but those that a thread brings on itself, by a fault or a write, and those of job control, whose default action needs no handler.
+// Takes all signals except those that a thread brings on itself, by a fault or a write, and those of job control, whose default action
+// needs no handler.
 sigset_t sent_signals() {
   sigset_t set;
   sigfillset(&set);

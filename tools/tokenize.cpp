@@ -35,7 +35,7 @@ Tokenizer make_tokenizer(const TokenizeArguments& arguments, const std::vector<s
   std::vector<InputFile> files;
   for (const std::string& path : paths) {
     files.emplace_back(path);
-    require(recognise_format(files.back()) == DataFormat::text, ExitCode::usage, path,
+    require(recognize_format(files.back()) == DataFormat::text, ExitCode::usage, path,
             ": the char tokenizer takes its characters from text files; for others give --vocabulary");
   }
   return Tokenizer::characters_of(files);
@@ -92,17 +92,17 @@ std::string write_files(const TokenizeArguments& arguments, const std::vector<st
   const int64_t vocab_size = std::max(tokenizer.size(), eod ? int64_t{*eod} + 1 : 0);
   const TokenFileOptions options{.tokenizer = &tokenizer, .vocab_size = vocab_size};
   const TokenWriterOptions writer_options{.vocab_size = vocab_size, .eod_id = eod};
-  std::string told;
+  std::string reported;
   if (arguments.format == "megatron") {
     MegatronWriter writer(arguments.output, writer_options);
-    told = write_all(writer, paths, options, arguments.output + ".bin, .idx");
+    reported = write_all(writer, paths, options, arguments.output + ".bin, .idx");
   } else {
     LlmcWriter writer(arguments.output + ".bin", writer_options);
-    told = write_all(writer, paths, options, arguments.output + ".bin");
+    reported = write_all(writer, paths, options, arguments.output + ".bin");
   }
-  if (tokenizer.kind() != TokenizerKind::character) return told;
+  if (tokenizer.kind() != TokenizerKind::character) return reported;
   write_file_atomically(vocabulary_path(arguments), tokenizer.to_json());
-  return told + printable(vocabulary_path(arguments)) + ": the characters by id; give it as --vocabulary for further files\n";
+  return reported + printable(vocabulary_path(arguments)) + ": the characters by id; give it as --vocabulary for further files\n";
 }
 
 ExitCode tokenize(const TokenizeArguments& arguments) {

@@ -95,7 +95,7 @@ TrainEvents events_for(Console& console, LogLevel level, const ParallelConfig& p
     console.progress(event);
   };
   events.evaluated = [show](const EvaluationEvent& event) { show(evaluation_line(event)); };
-  events.wrote = [&console](const TextEvent& event) { console.line(text_box(event)); };
+  events.wrote = [&console](const SampleEvent& event) { console.line(sample_box(event)); };
   events.saved = [show](const SaveEvent& event) {
     show(save_line(event), event.problem.empty() ? Console::Tone::normal : Console::Tone::alarm);
   };
@@ -179,7 +179,7 @@ ExitCode run_training(const TrainArguments& arguments) {
   session.watch(loaded.config.parallel);
   TrainSummary summary;
   TrainEvents events = events_for(console, level, loaded.config.parallel);
-  events.doing = [&](int64_t step, const char* section) {
+  events.set_phase = [&](int64_t step, const char* section) {
     report_step(step);
     console.progress_to(step);
     session.at(step, section);

@@ -7,7 +7,7 @@
 #include "mantissa/checkpoint/checkpoint_search.h"
 #include "mantissa/checkpoint/saved_model.h"
 #include "mantissa/hf/export.h"
-#include "mantissa/hf/family_weights.h"
+#include "mantissa/hf/hf_weights.h"
 #include "tools/command.h"
 #include "tools/report/read_progress.h"
 
@@ -31,7 +31,7 @@ void require_whole(const std::filesystem::path& folder) {
 }
 
 ExitCode verify_folder_against(const VerifyArguments& arguments) {
-  FamilyWeights folder(arguments.path);
+  HfWeights folder(arguments.path);
   CheckpointReader reader = open_checkpoint(*arguments.against);
   const SavedModel saved = saved_model(reader);
   const auto differs = [&](const char* how, const std::vector<std::string>& lines) {
@@ -65,14 +65,14 @@ ExitCode verify_folder(const VerifyArguments& arguments) {
 
 ExitCode verify_checkpoint(const std::string& path) {
   CheckpointReader reader = open_checkpoint(path);
-  const int64_t quantised = with_read_progress(bytes_to_verify(reader), [&] {
+  const int64_t quantized = with_read_progress(bytes_to_verify(reader), [&] {
     reader.verify();
     return verify_codes(reader);
   });
   const Manifest& manifest = reader.manifest();
   std::cout << printable(reader.directory().string()) << ": intact: step " << manifest.step << ", " << manifest.tensors.size()
             << " tensors, " << reader.bytes() << " bytes in " << count_text(manifest.shards.size(), "shard");
-  if (quantised > 0) std::cout << "; the codes of " << count_text(quantised, "weight") << " follow from their masters";
+  if (quantized > 0) std::cout << "; the codes of " << count_text(quantized, "weight") << " follow from their masters";
   std::cout << '\n';
   return ExitCode::ok;
 }
@@ -81,7 +81,7 @@ ExitCode verify(const VerifyArguments& arguments) {
   open_log({.level = LogLevel::warning, .console = true, .file = {}});
   std::error_code error;
   const bool exported = std::filesystem::exists(std::filesystem::path(arguments.path) / "mantissa.json", error);
-  if (exported || is_family_folder(arguments.path)) return verify_folder(arguments);
+  if (exported || is_hf_folder(arguments.path)) return verify_folder(arguments);
   require(!arguments.against, ExitCode::usage, "--against compares an export with a checkpoint; ", arguments.path, " is no export");
   return verify_checkpoint(arguments.path);
 }
@@ -99,7 +99,7 @@ Command verify_command() {
                        .required = true},
                       {.name = "--against",
                        .target = &arguments->against,
-                       .description = "of an export: the checkpoint whose forward weights it must hold, bit for bit, with inputs quantised "
+                       .description = "of an export: the checkpoint whose forward weights it must hold, bit for bit, with inputs quantized "
                                       "alike; else exit code 1"}},
           .run = [arguments] { return verify(*arguments); }};
 }

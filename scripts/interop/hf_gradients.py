@@ -16,10 +16,10 @@ def loss_gradients(model, rows):
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-def as_mantissa(gradients, family):
+def as_mantissa(gradients, architecture):
     """NumPy arrays by mantissa's names; every gradient goes somewhere."""
     left = dict(gradients)
-    named = gpt2_names(left) if family == "gpt2" else rms_names(left)
+    named = gpt2_names(left) if architecture == "gpt2" else rms_names(left)
     if left:
         raise ValueError(f"gradients without a place: {sorted(left)}")
     return {name: tensor.contiguous().numpy() for name, tensor in named.items()}

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Makes tiny random models of the families that mantissa imports, with transformers itself.
+"""Makes tiny random models of the architectures that mantissa imports, with transformers itself.
 
-    .venv-interop/bin/python scripts/interop/hf_models.py FAMILY FOLDER     writes every case of a family and loads it again
+    .venv-interop/bin/python scripts/interop/hf_models.py ARCHITECTURE FOLDER     writes every case of an architecture and loads it again
 
-The cases of a family are few enough to run and cover every pair of options once. Nothing in a model is one or zero where it need not be: norms,
-biases and sinks are random, and numbers such as the epsilon of norms are no family's own. Sizes are multiples of 32 except where the case is called odd, so that every matrix can be quantised; of 128 where it
+The cases of an architecture are few enough to run and cover every pair of options once. Nothing in a model is one or zero where it need not be: norms,
+biases and sinks are random, and numbers such as the epsilon of norms are no architecture's own. Sizes are multiples of 32 except where the case is called odd, so that every matrix can be quantized; of 128 where it
 is called wide.
 """
 import itertools
@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from mx_numpy import BLOCK, Folder, packed_weights
 
-FAMILIES = ("llama", "qwen2", "qwen3", "gpt2", "qwen3_moe", "mixtral", "gpt_oss")
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "gpt2", "qwen3_moe", "mixtral", "gpt_oss")
 CLASSES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "gpt2": "GPT2", "qwen3_moe": "Qwen3Moe", "mixtral": "Mixtral", "gpt_oss": "GptOss"}
 HEAD = {"gpt2": "LMHeadModel"}
 FIFTH = int(transformers.__version__.split(".")[0]) >= 5
@@ -58,9 +58,9 @@ def allowed(case):
     return case.get("prefix", True) or case.get("tied", True)  # a head never lies beside names without prefix
 
 
-def pairwise(family):
+def pairwise(architecture):
     """Dictionaries of options that contain every allowed pair of two options' values; the first is of all first values."""
-    options = OPTIONS[family]
+    options = OPTIONS[architecture]
     pairs = [((a, x), (b, y)) for a, b in itertools.combinations(options, 2) for x in options[a] for y in options[b]]
     left = {pair for pair in pairs if allowed(dict(pair))}
     cases = []
@@ -93,45 +93,45 @@ def sizes(case):
     return hidden, heads, hidden // heads if case.get("head_dim") == "natural" else head_dim, intermediate, expert
 
 
-def rope(name, family):
-    theta = 30000.0 if family == "gpt_oss" else 7000.0
-    scaling = {**ROPE[name], **({"truncate": False} if family == "gpt_oss" and name == "yarn" else {})}
+def rope(name, architecture):
+    theta = 30000.0 if architecture == "gpt_oss" else 7000.0
+    scaling = {**ROPE[name], **({"truncate": False} if architecture == "gpt_oss" and name == "yarn" else {})}
     if FIFTH:
         return {"rope_parameters": {"rope_theta": theta, **scaling}}
-    return {"rope_theta": theta, "rope_scaling": None if name == "default" and family != "gpt_oss" else scaling}  # None means yarn to version 5
+    return {"rope_theta": theta, "rope_scaling": None if name == "default" and architecture != "gpt_oss" else scaling}  # None means yarn to version 5
 
 
-def config_of(family, case):
+def config_of(architecture, case):
     hidden, heads, head_dim, intermediate, expert = sizes(case)
     settings = {"vocab_size": case["vocab_size"], "tie_word_embeddings": case["tied"], "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None}
-    if family == "gpt2":
+    if architecture == "gpt2":
         settings.update(n_positions=160, n_embd=hidden, n_layer=2, n_head=heads, n_inner=case["n_inner"] and intermediate, activation_function=case["activation"],
                         layer_norm_epsilon=EPSILON)
         return transformers.GPT2Config(**settings)
     settings.update(hidden_size=hidden, num_hidden_layers=2, num_attention_heads=heads, num_key_value_heads=case["kv_heads"], intermediate_size=intermediate,
-                    max_position_embeddings=case.get("positions", 256), rms_norm_eps=EPSILON, **rope(case["rope"], family))
+                    max_position_embeddings=case.get("positions", 256), rms_norm_eps=EPSILON, **rope(case["rope"], architecture))
     if "head_dim" in case:
         settings["head_dim"] = head_dim
     if "biases" in case:
         settings["attention_bias"] = case["biases"]
-    if family == "llama":
+    if architecture == "llama":
         settings["mlp_bias"] = case["biases"]
-    if family in ("qwen2", "qwen3") and case["window"]:
+    if architecture in ("qwen2", "qwen3") and case["window"]:
         settings.update(use_sliding_window=True, sliding_window=8, max_window_layers=1)
-    if family == "mixtral":
+    if architecture == "mixtral":
         settings.update(router_aux_loss_coef=0.0, num_local_experts=4, num_experts_per_tok=2, sliding_window=8 if case["window"] else None)
-    if family == "qwen3_moe":
+    if architecture == "qwen3_moe":
         settings.update(router_aux_loss_coef=0.0, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=expert, norm_topk_prob=case["norm_topk_prob"],
                         mlp_only_layers=[0] if case["dense"] == "first" else [], decoder_sparse_step=2 if case["dense"] == "every second" else 1)
-    if family == "qwen3_moe" and case["window"]:
+    if architecture == "qwen3_moe" and case["window"]:
         settings.update(use_sliding_window=True, sliding_window=8)
-    if family == "gpt_oss":
+    if architecture == "gpt_oss":
         if FIFTH:
             settings["swiglu_limit"] = 1.5  # transformers 4 computes with 7 whatever the file says
         sliding = {"alternating": (0, 2), "last": (2,), "none": ()}[case["window"]]
         layers = ["sliding_attention" if layer in sliding else "full_attention" for layer in range(4)]
         settings.update(router_aux_loss_coef=0.0, num_local_experts=4, num_experts_per_tok=2, sliding_window=8, layer_types=layers, num_hidden_layers=4)
-    return getattr(transformers, CLASSES[family] + "Config")(**settings)
+    return getattr(transformers, CLASSES[architecture] + "Config")(**settings)
 
 
 def spread(name, shape):
@@ -146,10 +146,10 @@ def spread(name, shape):
 
 
 @torch.no_grad()
-def randomise(model, family, seed):
+def randomize(model, architecture, seed):
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
-        mean, deviation = spread(f"{family}.{name}", parameter.shape)
+        mean, deviation = spread(f"{architecture}.{name}", parameter.shape)
         parameter.copy_(torch.randn(parameter.shape, generator=generator) * deviation + mean)
 
 
@@ -157,7 +157,7 @@ def randomise(model, family, seed):
 class Model:
     """A case as it lies in a folder, and what transformers makes of it in fp32."""
 
-    family: str
+    architecture: str
     case: dict
     folder: Path
     model: torch.nn.Module
@@ -166,10 +166,10 @@ class Model:
         return " ".join(f"{key}={value}" for key, value in self.case.items())
 
 
-def make(family, case, folder, seed=1):
+def make(architecture, case, folder, seed=1):
     folder, dtype = Path(folder), DTYPES[case["dtype"]]
-    model = getattr(transformers, CLASSES[family] + HEAD.get(family, "ForCausalLM"))(config_of(family, case))
-    randomise(model, family, seed)
+    model = getattr(transformers, CLASSES[architecture] + HEAD.get(architecture, "ForCausalLM"))(config_of(architecture, case))
+    randomize(model, architecture, seed)
     if case["dtype"] != "mixed":
         model.to(dtype)
     model.save_pretrained(folder, max_shard_size="60KB" if case["shards"] == "many" else "1GB")
@@ -182,7 +182,7 @@ def make(family, case, folder, seed=1):
     if case["dtype"] == "mxfp4":
         unpacked = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
         edit_config(folder, {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": unpacked}})
-    return Model(family, case, folder, load(folder)[0])
+    return Model(architecture, case, folder, load(folder)[0])
 
 
 def edits(case):
@@ -256,7 +256,7 @@ def load(folder, dtype=torch.float32):
     options = {"dtype" if FIFTH else "torch_dtype": dtype, "attn_implementation": "eager", "output_loading_info": True}
     model, info = transformers.AutoModelForCausalLM.from_pretrained(folder, **options)
     if dtype == torch.float32:
-        model = model.float()  # transformers 4 leaves experts that it dequantised in bf16
+        model = model.float()  # transformers 4 leaves experts that it dequantized in bf16
     return model.eval(), {key: sorted(map(str, value)) for key, value in info.items() if value}
 
 
@@ -285,10 +285,10 @@ def prompts(vocab_size):
 
 
 def main():
-    family, root = sys.argv[1], Path(sys.argv[2])
+    architecture, root = sys.argv[1], Path(sys.argv[2])
     transformers.logging.set_verbosity_error()
-    for number, case in enumerate(pairwise(family)):
-        made = make(family, case, root / f"{family}-{number}")
+    for number, case in enumerate(pairwise(architecture)):
+        made = make(architecture, case, root / f"{architecture}-{number}")
         means = [log_probabilities(made.model, ids).mean() for ids in prompts(case["vocab_size"])]
         print(f"{number:2} {made.label()} | mean log-probabilities {' '.join(f'{mean:.2f}' for mean in means)}", flush=True)
         if case["dtype"] == "mxfp4":

@@ -3,9 +3,9 @@
 
     .venv-interop/bin/python scripts/interop/hf_packed.py --mantissa build/release/bin/mantissa
 
-A model of transformers is imported, trained for some steps by a recipe, and exported twice: dequantised, and packed in each convention that its
+A model of transformers is imported, trained for some steps by a recipe, and exported twice: dequantized, and packed in each convention that its
 formats have. Decoded by NumPy, by compressed-tensors' own decompressor and by the loaders of transformers, the packed weights are the
-dequantised ones bit for bit (of MXFP4 -0 is 0). One flipped bit of a scale is found by verify. Prints a line per case, and exits with 1 if
+dequantized ones bit for bit (of MXFP4 -0 is 0). One flipped bit of a scale is found by verify. Prints a line per case, and exits with 1 if
 something differs.
 """
 import argparse
@@ -28,7 +28,7 @@ from mantissa_files import Checkpoint
 from mantissa_program import Failed, Mantissa
 from mx_numpy import Folder, packed_weights
 
-GPT_OSS = "gpt-oss"  # the blocks of that family
+GPT_OSS = "gpt-oss"  # the blocks of that architecture
 EXPERTS, ATTENTION = "layers.*.moe.experts.*", "layers.*.attn.*"
 RECIPES = {
     "mxfp8": {"recipe": "mxfp8"},
@@ -49,18 +49,18 @@ CASES = [*(("qwen3", recipe) for recipe in RECIPES if "experts" not in recipe), 
          ("qwen3_moe", "mxfp8"), ("qwen3_moe", "mxfp4_qat"), ("qwen3_moe", "mixed experts"), ("gpt_oss", "mxfp4 experts")]
 
 
-def model_of(family, recipe, folder):
-    case = {**pairwise(family)[0], "dtype": "bf16"}
+def model_of(architecture, recipe, folder):
+    case = {**pairwise(architecture)[0], "dtype": "bf16"}
     if recipe == "fp8_block":
         case.update(size="wide", kv_heads=4)
-    return make(family, case, folder)
+    return make(architecture, case, folder)
 
 
 def trained(mantissa, made, recipe):
     """A checkpoint some large steps away from the model, so that masters are no bf16 values."""
     start = mantissa.work / "import"
     mantissa.run("import", made.folder, "--output", start)
-    model = {**Checkpoint(start).config["model"], "pad_vocab_to": 32}  # rows of the head are quantised 32 at a time
+    model = {**Checkpoint(start).config["model"], "pad_vocab_to": 32}  # rows of the head are quantized 32 at a time
     return mantissa.trained("run", np.random.default_rng(4).integers(0, 259, 2000).tolist(), {
         **({"model": model} if recipe == "fp8_output_proj" else {}),
         "checkpoint": {"init_from": str(start), "allow_recipe_change": True},
@@ -87,7 +87,7 @@ def decoded_by_numpy(packed, plain):
         parts |= {part for part in (name, name + "_packed", name + "_blocks", scale) if part in packed.names()}
     rest = packed.names() - parts
     require(rest | weights.keys() == plain.names(), "the packed export has other tensors")
-    require(all(packed.bytes(name) == plain.bytes(name) for name in rest), "what is not packed differs from the dequantised export")
+    require(all(packed.bytes(name) == plain.bytes(name) for name in rest), "what is not packed differs from the dequantized export")
     require(weights, "nothing is packed")
     return len(weights)
 
@@ -194,7 +194,7 @@ def again(mantissa, export, options, packed):
 
 
 def check_packed(mantissa, checkpoint, plain, model, convention, forward, dtype, forward_tolerance=0):
-    """forward: the log-probabilities of the checkpoint, which its codes and scales have, too, where inputs are quantised in blocks of 32."""
+    """forward: the log-probabilities of the checkpoint, which its codes and scales have, too, where inputs are quantized in blocks of 32."""
     export, options = mantissa.work / f"packed-{convention}", ["--weights", "packed"]
     if convention != GPT_OSS:
         options += ["--convention", convention]
@@ -235,12 +235,12 @@ def check(mantissa, made, recipe):
     same_side_files(made, export)
     tokens = prompts(259)
     ours = mantissa.log_probabilities(export, tokens, "--dtype", "fp32")
-    plain = apart([log_probabilities(model, ids) for ids in tokens], ours, LOG_PROBABILITY, "dequantised export")
+    plain = apart([log_probabilities(model, ids) for ids in tokens], ours, LOG_PROBABILITY, "dequantized export")
     dtype = RECIPES[recipe].get("dtype", "bf16")
     trained_form, served_form = (mantissa.log_probabilities(folder, tokens, "--dtype", dtype) for folder in (checkpoint, export))
     gap = apart(trained_form, served_form, 0 if recipe in HIGH_INPUTS else np.inf, "eval of the checkpoint and of its export")
-    outcome = [f"dequantised {plain:.1e}, checkpoint and export {gap:.1e}"]
-    if made.family == "gpt_oss":
+    outcome = [f"dequantized {plain:.1e}, checkpoint and export {gap:.1e}"]
+    if made.architecture == "gpt_oss":
         return "; ".join([*outcome, check_blocks(mantissa), check_packed(mantissa, checkpoint, Folder(export), model, GPT_OSS, trained_form, dtype)])
     for convention in ("compressed-tensors", "sglang", "modelopt"):
         if recipe in (*FOUR_BITS, *HIGH_INPUTS) and convention != "compressed-tensors":
@@ -261,16 +261,16 @@ def main():
     torch.set_num_threads(1)
     versions = f"transformers {transformers.__version__} compressed-tensors {compressed_tensors.__version__} torch {torch.__version__}"
     failures = 0
-    for number, (family, recipe) in enumerate(CASES):
+    for number, (architecture, recipe) in enumerate(CASES):
         if args.case and number not in args.case:
             continue
         with tempfile.TemporaryDirectory(prefix="hf-packed-") as work:
-            made = model_of(family, recipe, Path(work) / "model")
+            made = model_of(architecture, recipe, Path(work) / "model")
             try:
                 outcome = check(Mantissa(args.mantissa, work), made, recipe)
             except Failed as failure:
                 outcome, failures = f"FAILED: {failure}", failures + 1
-        print(f"{versions} | {number}: {family} {recipe} | {outcome}", flush=True)
+        print(f"{versions} | {number}: {architecture} {recipe} | {outcome}", flush=True)
     print(f"hf_packed: {failures} cases failed")
     sys.exit(failures > 0)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Holds mantissa's import and export of a family of models against transformers.
+"""Holds mantissa's import and export of an architecture of models against transformers.
 
     .venv-interop/bin/python scripts/interop/hf_parity.py --mantissa build/release/bin/mantissa llama
 
@@ -19,7 +19,7 @@ import transformers
 from safetensors.torch import load_file, save
 
 from hf_gradients import as_mantissa, loss_gradients
-from hf_models import FAMILIES, load, likeliest, log_probabilities, make, pairwise, prompts
+from hf_models import ARCHITECTURES, load, likeliest, log_probabilities, make, pairwise, prompts
 from mantissa_program import Failed, Mantissa
 from mx_numpy import Folder, packed_weights
 
@@ -57,9 +57,9 @@ def gradients_apart(ours, theirs):
 
 def same_gradients(mantissa, made, checkpoint):
     """In words, by how much gradients differ. A value on an edge changes all of them: then those of other tokens agree."""
-    for seed in (2, 3) if made.family in EDGES else (2,):
+    for seed in (2, 3) if made.architecture in EDGES else (2,):
         gradients, rows = mantissa.one_step(checkpoint, made.case["vocab_size"], seed)
-        worst, name = gradients_apart(gradients, as_mantissa(loss_gradients(made.model, rows), made.family))
+        worst, name = gradients_apart(gradients, as_mantissa(loss_gradients(made.model, rows), made.architecture))
         if worst <= GRADIENT:
             return f"gradients {worst:.1e} ({name}" + (")" if seed == 2 else ", of other tokens after an edge)")
     raise Failed(f"gradient of {name} differs by {worst:.2e} of its size, more than {GRADIENT:.0e}")
@@ -69,7 +69,7 @@ def stored_names(made):
     """Of the tensors that an export has to hold, by their names there: with GPT-2's prefix, without its buffers and gpt-oss' blocks."""
     names = {}
     for name in Folder(made.folder).names():
-        if made.family == "gpt2":
+        if made.architecture == "gpt2":
             if name.endswith((".attn.bias", ".attn.masked_bias")):
                 continue
             names[name if name.startswith(("transformer.", "lm_head.")) else "transformer." + name] = name
@@ -148,10 +148,10 @@ def exported(mantissa, made, checkpoint, tokens, theirs):
     return apart([log_probabilities(model, ids) for ids in tokens], theirs, LOG_PROBABILITY, "export")
 
 
-def far_cases(family):
+def far_cases(architecture):
     """One per kind of rotation, without an attention_factor: one of 1.3 enlarges scores, and with them the rounding of fp32 sums to 1.4e-4."""
     kinds = {"llama": ("default", "llama3", "yarn"), "qwen3": ("yarn mscale",)}
-    return [{**pairwise(family)[0], "positions": FAR, "rope": kind} for kind in kinds.get(family, ())]
+    return [{**pairwise(architecture)[0], "positions": FAR, "rope": kind} for kind in kinds.get(architecture, ())]
 
 
 def check_far(mantissa, made):
@@ -167,25 +167,25 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mantissa", required=True, help="the program")
     parser.add_argument("--case", type=int, action="append", help="only these, by number")
-    parser.add_argument("family", choices=FAMILIES)
+    parser.add_argument("architecture", choices=ARCHITECTURES)
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
-    versions = f"{args.family} | transformers {transformers.__version__} torch {torch.__version__}"
+    versions = f"{args.architecture} | transformers {transformers.__version__} torch {torch.__version__}"
     failures = 0
-    for number, case in enumerate(pairwise(args.family) + far_cases(args.family)):
+    for number, case in enumerate(pairwise(args.architecture) + far_cases(args.architecture)):
         if args.case and number not in args.case:
             continue
         with tempfile.TemporaryDirectory(prefix="hf-parity-") as work:
-            made = make(args.family, case, Path(work) / "model")
+            made = make(args.architecture, case, Path(work) / "model")
             try:
                 mantissa = Mantissa(args.mantissa, work)
                 outcome = check_far(mantissa, made) if "positions" in case else check(mantissa, made, number)
             except Failed as failure:
                 outcome, failures = f"FAILED: {failure}", failures + 1
         print(f"{versions} | {number}: {made.label()} | {outcome}", flush=True)
-    print(f"hf_parity: {args.family}: {failures} cases failed")
+    print(f"hf_parity: {args.architecture}: {failures} cases failed")
     sys.exit(failures > 0)
 
 

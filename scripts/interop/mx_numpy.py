@@ -124,7 +124,7 @@ def split_name(name):
 
 
 def golden(path):
-    """What tests/golden says of one case: element values, scale codes by element, dequantised fp32."""
+    """What tests/golden says of one case: element values, scale codes by element, dequantized fp32."""
     raw = path.read_bytes()
     magic, version, fmt, mode, dtype, orient, rows, columns, flags, scales, codes, _, crc = struct.unpack("<4s12I", raw[:52])
     payload, start = raw[64:], rows * columns * (2 if dtype == 0 else 4)
@@ -137,9 +137,9 @@ def golden(path):
         scale = np.repeat(scale, BLOCK, 0)
     if orient != 1:
         scale = np.repeat(scale, BLOCK, 1)
-    dequantised = np.frombuffer(payload, np.float32, rows * columns, start + scales + codes).reshape(rows, columns)
+    dequantized = np.frombuffer(payload, np.float32, rows * columns, start + scales + codes).reshape(rows, columns)
     value = (e4m3, e5m2, e2m1)[fmt](code)
-    return (np.where(value == 0, 0.0, value) if mode == 2 else value), scale, dequantised  # flashinfer knows no -0
+    return (np.where(value == 0, 0.0, value) if mode == 2 else value), scale, dequantized  # flashinfer knows no -0
 
 
 def main():

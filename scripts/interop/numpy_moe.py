@@ -76,7 +76,7 @@ class Model:
         k, scores = moe["num_experts_per_tok"], softmax(logits) if moe["score"] == "softmax" else sigmoid(logits)
         experts = np.argsort(-(scores + bias), -1, kind="stable")[:, :k]
         weights = np.take_along_axis(scores, experts, -1)
-        if moe["score_after_choice"] or (k > 1 if moe["norm_topk_prob"] is None else moe["norm_topk_prob"]):
+        if moe["softmax_after_topk"] or (k > 1 if moe["norm_topk_prob"] is None else moe["norm_topk_prob"]):
             weights /= weights.sum(-1, keepdims=True)
         return experts, weights * moe["routed_scaling_factor"]
 

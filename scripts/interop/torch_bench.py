@@ -95,7 +95,7 @@ def train_in_turn(args, work):
             report("torch", step, loss, milliseconds, theirs)
             worst = max(worst, abs(record["loss"] - loss) / abs(loss))
             if routing:
-                routing.add(record["moe"], *trainer.model.take_tally())
+                routing.add(record["moe"], *trainer.model.take_statistics())
     return start, ours, theirs, worst, routing
 
 

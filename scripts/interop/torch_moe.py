@@ -16,9 +16,9 @@ class Routing:
         scores = logits.sigmoid() if sigmoid else logits.softmax(-1)
         self.ranked = logits if bias is None else scores + bias
         self.experts = self.ranked.topk(self.k).indices
-        weights = logits.gather(1, self.experts).softmax(-1) if moe["score_after_choice"] else scores.gather(1, self.experts)
-        renormalise = self.k > 1 if moe["norm_topk_prob"] is None else moe["norm_topk_prob"]
-        if renormalise:
+        weights = logits.gather(1, self.experts).softmax(-1) if moe["softmax_after_topk"] else scores.gather(1, self.experts)
+        renormalize = self.k > 1 if moe["norm_topk_prob"] is None else moe["norm_topk_prob"]
+        if renormalize:
             weights = weights / (weights.sum(-1, keepdim=True) + tiny)
         self.weights = weights * moe["routed_scaling_factor"]
         probabilities = scores / (scores.sum(-1, keepdim=True) + tiny) if sigmoid else scores
@@ -26,7 +26,7 @@ class Routing:
         self.logits, self.probabilities = logits, probabilities.view(sequences, -1, self.of)
 
     def balance(self):
-        """E / (k T^2) * sum over experts of choices times summed probabilities; T: all tokens."""
+        """E / (k T^2) * sum over experts of assignments times summed probabilities; T: all tokens."""
         return self.product(self.counts.sum((0, 1)), self.probabilities.sum((0, 1)), self.logits.shape[0])
 
     def sequence_balance(self):
@@ -54,13 +54,13 @@ class MoeGpt(Gpt):
         super().__init__(config, vocab_size)
         self.biases = {int(name.split(".")[1]): torch.from_numpy(value).clone() for name, value in buffers.items()}
         self.moe, self.multiply = config["moe"], self.grouped if experts == "grouped" else self.loop
-        self.routing, self.tally = {}, []  # by layer: of the last loss(), and of each since the last take_tally()
+        self.routing, self.statistics = {}, []  # by layer: of the last loss(), and of each since the last take_statistics()
         if self.moe["n_group"] > 1 or self.moe["capacity_factor"] or self.moe["force_balance"]:
             raise SystemExit("groups of experts, capacities and forced balance are not supported by this comparison")
 
     def loss(self, p, tokens, targets):
         self.routing = {}
-        self.tally.append(self.routing)
+        self.statistics.append(self.routing)
         return super().loss(p, tokens, targets)
 
     def value_dtype(self, name):
@@ -103,13 +103,13 @@ class MoeGpt(Gpt):
     @torch.no_grad()
     def step_taken(self):
         for layer, bias in self.biases.items():
-            load = sum(batch[layer].counts.sum((0, 1)) for batch in self.tally)
+            load = sum(batch[layer].counts.sum((0, 1)) for batch in self.statistics)
             bias -= self.moe["bias_update_rate"] * (load * len(bias) - load.sum()).sign()
 
     @torch.no_grad()
-    def take_tally(self):
+    def take_statistics(self):
         """What the micro batches of a step did, by layer, as metrics.jsonl tells it; and the smallest margin of any choice."""
-        batches, self.tally = self.tally, []
+        batches, self.statistics = self.statistics, []
         layers = [{"layer": layer, "load": sum(b[layer].counts.sum((0, 1)) for b in batches).tolist(),
                    "balance_loss": sum(b[layer].balance().item() for b in batches) / len(batches),
                    "sequence_balance_loss": sum(b[layer].sequence_balance().item() for b in batches) / len(batches),

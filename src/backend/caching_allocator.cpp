@@ -41,7 +41,7 @@ std::shared_ptr<std::byte> CachingAllocator::allocate(int64_t bytes) {
     stats_.in_use += bytes;
     stats_.peak_in_use = std::max(stats_.peak_in_use, stats_.in_use);
   }
-  // If the handle itself cannot be made, shared_ptr calls the deleter.
+  // shared_ptr calls the deleter if the handle itself cannot be made.
   return {block, [owner = shared_from_this(), bytes](std::byte* memory) { owner->give_back(memory, bytes); }};
 }
 

@@ -1,5 +1,6 @@
-// Memory of a backend. Blocks come from a source once and are kept by size class when their last handle goes, so a loop that asks for the
-// same sizes again never returns to it. Pages are not touched here: on the host, the thread that uses a page first decides where it lies.
+// Caches the memory of a backend. Blocks come from a source once and are kept by size class when their last handle goes, so a loop that
+// asks for the same sizes again never returns to it. It does not touch pages: on the host, the thread that first uses a page decides where
+// it lies.
 #pragma once
 
 #include <cstddef>
@@ -33,14 +34,14 @@ class CachingAllocator : public std::enable_shared_from_this<CachingAllocator> {
   CachingAllocator(const CachingAllocator&) = delete;
   CachingAllocator& operator=(const CachingAllocator&) = delete;
 
-  // At least `bytes` (zero gives a block too). When the source has no more, the kept blocks are given back to it and it is asked again;
-  // then throws Error(environment) with the size.
+  // Returns at least `bytes` (zero gives a block too). When the source is exhausted, returns the kept blocks to it and asks again; then
+  // throws Error(environment) with the size.
   std::shared_ptr<std::byte> allocate(int64_t bytes);
 
-  // in_use is what was asked for; reserved is in bytes of size classes, up to an eighth more.
+  // in_use counts what was asked for; reserved counts bytes of size classes, up to an eighth more.
   AllocatorStats stats() const;
 
-  // `bytes` rounded up to a multiple of 64, and to three bits below its leading one: at most an eighth is lost.
+  // Rounds `bytes` up to a multiple of 64, and to three bits below its leading one: at most an eighth is lost.
   static int64_t size_class(int64_t bytes);
 
  private:

@@ -21,7 +21,7 @@ bool conflict(const Contract::Operand& a, const Contract::Operand& b) {
 
 }  // namespace
 
-// The text of an operand, taken apart.
+// Takes the text of an operand apart.
 struct Contract::Spec {
   struct Size {  // of one dimension: factor times what the letter stands for
     char letter = '\0';
@@ -56,7 +56,7 @@ Contract& Contract::size(char letter, int64_t size) {
   return *this;
 }
 
-// Without a letter the factor alone.
+// Returns the factor alone if there is no letter.
 std::optional<int64_t> Contract::known(char letter, int64_t factor) const {
   if (letter == '\0') return factor;
   return size(letter) < 0 ? std::nullopt : std::optional(factor * size(letter));
@@ -91,7 +91,7 @@ bool Contract::takes(const Spec& spec, const Shape& shape) {
   return same;
 }
 
-// Letters stand for themselves where their sizes are not known.
+// Prints letters whose sizes are not known as they are.
 std::string Contract::expected(const Spec& spec) const {
   std::ostringstream out;
   if (values_ && spec.values()) {

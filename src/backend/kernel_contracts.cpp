@@ -1,4 +1,4 @@
-// Contracts of more than a few lines: of kernels on packed heads, and of those that take quantised tensors.
+// Contracts of more than a few lines: of kernels on packed heads, and of those that take quantized tensors.
 #include <algorithm>
 
 #include "mantissa/backend/backend.h"
@@ -30,7 +30,7 @@ Contract& biases(Contract& c, const char* name, const Tensor& offsets) {
 }
 
 // The dtype of the values that a and b stand for, and an out that fits it.
-Contract& product_dtypes(Contract& c, const Operand& a, const Operand& b, const Tensor& out) {
+Contract& gemm_dtypes(Contract& c, const Operand& a, const Operand& b, const Tensor& out) {
   const Dtype dtype = a.quantized() && b.quantized() ? Dtype::bf16 : (a.quantized() ? b : a).dense().dtype();
   return c.that(out.dtype() == dtype || out.dtype() == stats_dtype(dtype), "out is ", out.dtype(), ", the operands are ", dtype);
 }
@@ -76,7 +76,7 @@ Contract Gemm::contract() const {
   const bool codes_only = a.quantized() && b.quantized(), codes = a.quantized() || b.quantized();
   const Dtype dtype = codes_only ? Dtype::bf16 : (a.quantized() ? b : a).dense().dtype();
   c.that(out.dtype() == dtype || out.dtype() == stats_dtype(dtype), "out is ", out.dtype(), ", the operands are ", dtype);
-  c.that(!codes || !accumulate || out.dtype() == stats_dtype(dtype), "a bf16 output cannot accumulate products of quantised operands");
+  c.that(!codes || !accumulate || out.dtype() == stats_dtype(dtype), "a bf16 output cannot accumulate GEMMs of quantized operands");
   const bool fits = !bias.defined() || bias.dtype() == dtype || (codes_only && bias.dtype() == Dtype::f32);
   return c.that(fits, "bias is ", bias.dtype(), ", the operands are ", dtype);
 }
@@ -134,16 +134,16 @@ Contract QuantizationError::contract() const {
 }
 
 Contract& RoutingRule::check(Contract& c, int64_t experts) const {
-  c.that(choices > 0 && choices <= experts, "choices is ", choices, " of ", experts, " experts");
-  c.that(groups > 0 && experts % groups == 0 && groups_kept > 0 && groups_kept <= groups && groups_kept * (experts / groups) >= choices,
-         "groups ", groups, ", of which ", groups_kept, " are kept, for ", choices, " choices of ", experts, " experts");
-  return c.that(!score_after_choice || score == RouterScore::softmax, "score_after_choice is of softmax");
+  c.that(top_k > 0 && top_k <= experts, "top_k is ", top_k, " of ", experts, " experts");
+  c.that(groups > 0 && experts % groups == 0 && groups_kept > 0 && groups_kept <= groups && groups_kept * (experts / groups) >= top_k,
+         "groups ", groups, ", of which ", groups_kept, " are kept, for ", top_k, " assignments of ", experts, " experts");
+  return c.that(!softmax_after_topk || score == RouterScore::softmax, "softmax_after_topk is of softmax");
 }
 
 Contract RouteForward::contract() const {
   Contract c("route");
   c.input("logits", logits, "stats [N, E]").input("bias", bias, "stats [E]?");
-  rule.check(c, c.size('E')).size('K', rule.choices);
+  rule.check(c, c.size('E')).size('K', rule.top_k);
   c.output("experts", experts, "i32 [N, K]").output("weights", weights, "stats [N, K]").output("scores", scores, "stats [N, E]");
   c.output("counts", counts, "i32 [S, E]");
   sequences(c);
@@ -154,7 +154,7 @@ Contract RouteBackward::contract() const {
   Contract c("route backward");
   c.input("logits", logits, "stats [N, E]").input("scores", scores, "stats [N, E]").input("experts", experts, "i32 [N, K]");
   c.input("counts", counts, "i32 [S, E]").input("dweights", dweights, "stats [N, K]").output("dlogits", dlogits, "stats [N, E]");
-  rule.check(c, c.size('E')).that(rule.choices == c.size('K'), "experts is ", experts.shape(), ", of ", rule.choices, " choices");
+  rule.check(c, c.size('E')).that(rule.top_k == c.size('K'), "experts is ", experts.shape(), ", of ", rule.top_k, " assignments");
   sequences(c);
   return c;
 }
@@ -167,17 +167,17 @@ Contract RouterLosses::contract() const {
   return c;
 }
 
-int64_t dispatch_rows(int64_t choices, int64_t experts, int64_t multiple) {
-  return (choices + std::min(experts, choices) * (multiple - 1)) / multiple * multiple;
+int64_t dispatch_rows(int64_t assignments, int64_t experts, int64_t multiple) {
+  return (assignments + std::min(experts, assignments) * (multiple - 1)) / multiple * multiple;
 }
 
 Contract DispatchTable::contract() const {
   Contract c("dispatch_table");
   c.input("experts", experts, "i32 [N, K]").output("offsets", offsets, "i32 [P]").output("rows", rows, "i32 [N, K]");
-  c.output("choices", choices, "i32 [R]").that(c.size('P') > 1 && multiple > 0 && capacity >= 0, "offsets is ", offsets.shape());
+  c.output("assignments", assignments, "i32 [R]").that(c.size('P') > 1 && multiple > 0 && capacity >= 0, "offsets is ", offsets.shape());
   const int64_t room = dispatch_rows(experts.elements(), c.size('P') - 1, multiple);
-  c.that(c.size('R') <= INT32_MAX, "choices has ", c.size('R'), " rows, too many for indices of 32 bits");
-  return c.that(c.size('R') % multiple == 0 && c.size('R') >= room, "choices has ", c.size('R'), " rows, expected ", room);
+  c.that(c.size('R') <= INT32_MAX, "assignments has ", c.size('R'), " rows, too many for indices of 32 bits");
+  return c.that(c.size('R') % multiple == 0 && c.size('R') >= room, "assignments has ", c.size('R'), " rows, expected ", room);
 }
 
 Contract Permute::contract() const {
@@ -190,7 +190,7 @@ Contract Permute::contract() const {
   } else {
     c.input("x", std::get<Tensor>(x), "[N, C]").output("out", std::get<Tensor>(out), "[R, C]");
   }
-  return c.input("choices", choices, "i32 [R]").that(per_row > 0, "per_row is ", per_row);
+  return c.input("assignments", assignments, "i32 [R]").that(per_row > 0, "per_row is ", per_row);
 }
 
 Contract GroupedGemm::contract() const {
@@ -198,15 +198,15 @@ Contract GroupedGemm::contract() const {
   matrix(c, "a", a.value, "[R, I]");
   matrix(c, "b", b.value, "[C, D]");
   c.input("offsets", offsets, "i32 [P]").output("out", out, "floating [R, O]");
-  const Shape stack = shape_of(b.value);
-  const int64_t matrices = c.size('P') - 1, rows = matrices > 0 ? stack[0] / matrices : 0,
+  const Shape grouped = shape_of(b.value);
+  const int64_t matrices = c.size('P') - 1, rows = matrices > 0 ? grouped[0] / matrices : 0,
                 block = b.quantized() ? b.quantized()->how.block_rows : 1;
-  c.that(!a.transposed && matrices > 0 && stack[0] % matrices == 0 && rows % block == 0, "offsets is ", offsets.shape(), ", of ", matrices,
-         " matrices, b ", stack);
-  const int64_t depth = b.transposed ? stack[1] : rows, cols = b.transposed ? rows : stack[1];
+  c.that(!a.transposed && matrices > 0 && grouped[0] % matrices == 0 && rows % block == 0, "offsets is ", offsets.shape(), ", of ",
+         matrices, " matrices, b ", grouped);
+  const int64_t depth = b.transposed ? grouped[1] : rows, cols = b.transposed ? rows : grouped[1];
   c.that(a.rows() == out.dim(0) && a.cols() == depth && out.dim(1) == cols, "out is ", out.shape(), ", a ", shape_of(a.value),
          ", op(b) of a group ", Shape{depth, cols});
-  return product_dtypes(c, a, b, out);
+  return gemm_dtypes(c, a, b, out);
 }
 
 Contract GroupedWeightGradient::contract() const {
@@ -217,7 +217,7 @@ Contract GroupedWeightGradient::contract() const {
   const int64_t groups = c.size('P') - 1;
   c.that(shape_of(a)[0] == shape_of(b)[0] && groups > 0 && out.shape() == Shape{groups * shape_of(a)[1], shape_of(b)[1]}, "out is ",
          out.shape(), " of ", groups, " groups, a ", shape_of(a), ", b ", shape_of(b));
-  return product_dtypes(c, {a}, {b}, out);
+  return gemm_dtypes(c, {a}, {b}, out);
 }
 
 Contract AddGroupedBias::contract() const {
@@ -232,8 +232,8 @@ Contract GroupedBiasGradient::contract() const {
   return biases(c, "dbias", offsets).input("row_weights", row_weights, "stats [R]?");
 }
 
-Contract GroupedBiasProduct::contract() const {
-  Contract c("grouped_bias_product");
+Contract GroupedBiasDot::contract() const {
+  Contract c("grouped_bias_dot");
   c.input("dy", dy, "[R, C]").input("bias", bias, "[B]").input("offsets", offsets, "i32 [P]").output("out", out, "stats [R]");
   return biases(c, "bias", offsets);
 }

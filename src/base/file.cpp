@@ -19,7 +19,7 @@ constexpr size_t kMaxTransfer = size_t{1} << 30;  // Linux moves at most 2^31 - 
   fail(ExitCode::storage, path.string(), ": ", what, " failed: ", system_message(errno));
 }
 
-// Nothing there, or another thing than a file: trying again would not help.
+// Returns whether nothing is there, or not a file: trying again would not help.
 [[noreturn]] void read_error(const std::filesystem::path& path, const char* what) {
   const int error = errno;
   const std::string message = text(path.string(), ": ", what, " failed: ", system_message(error));
@@ -58,7 +58,7 @@ File File::create(const std::filesystem::path& path, int64_t reserve_bytes) {
 }
 
 File File::open(const std::filesystem::path& path) {
-  // O_NONBLOCK: a pipe that somebody put in the file's place must not hold us.
+  // O_NONBLOCK keeps a pipe in the file's place from blocking us.
   const int fd = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
   if (fd < 0) read_error(path, "opening");
   File file(fd, path);
@@ -148,7 +148,7 @@ void require_output_file(const std::filesystem::path& path) {
   std::error_code error;
   require(path.has_filename(), ExitCode::usage, "\"", path.string(), "\" names no file to be written");
   require(std::filesystem::is_directory(folder, error), ExitCode::usage, path.string(), ": there is no folder ", folder.string());
-  // Other reasons, as of a container that does not know the call, are left to the writing itself.
+  // Other failures, as of a container that lacks the call, show when the file is written.
   const bool open_to_us = ::faccessat(AT_FDCWD, folder.c_str(), W_OK | X_OK, AT_EACCESS) == 0 || (errno != EACCES && errno != EROFS);
   require(open_to_us, path_failure(errno), path.string(), ": cannot be written: ", system_message(errno));
   struct stat status {};

@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The names of what a version of control groups tells.
+// Names the entries of a version of control groups.
 struct GroupFiles {
   const char *limit, *usage, *kills;
   std::span<const char* const> droppable;  // of memory.stat: pages of files, and what the kernel keeps of folders and files
@@ -40,14 +40,14 @@ std::string first_line(const fs::path& file) {
   return line;
 }
 
-// Nothing for "max", too.
+// Returns nothing for "max", too.
 std::optional<int64_t> number_in(const fs::path& file) {
   std::ifstream in(file);
   int64_t number = 0;
   return in >> number ? std::optional(number) : std::nullopt;
 }
 
-// The number behind a name at the start of a line.
+// Returns the number behind a name at the start of a line.
 std::optional<int64_t> number_of(const fs::path& file, const std::string& name) {
   std::ifstream in(file);
   for (std::string line; std::getline(in, line);) {
@@ -76,7 +76,7 @@ Mount mount_of(const std::string& line) {
 
 bool lists(const std::string& names, const std::string& name) { return ("," + names + ",").find("," + name + ",") != std::string::npos; }
 
-// The path of a process in the hierarchy of a mount: of v2 the line "0::PATH", of v1 that of the memory controller.
+// Returns the path of a process in the hierarchy of a mount: of v2 the line "0::PATH", of v1 that of the memory controller.
 std::optional<std::string> path_in(const fs::path& root, const std::string& process, bool version2) {
   std::ifstream in(root / "proc" / process / "cgroup");
   for (std::string line; std::getline(in, line);) {
@@ -105,7 +105,7 @@ std::vector<Group> groups_of(const std::string& process, const fs::path& root) {
   return groups;
 }
 
-// From a group up to the one that its hierarchy is mounted at, until one is what is looked for.
+// Searches from a group up to the one that its hierarchy is mounted at.
 template <class Wanted>
 std::optional<fs::path> upwards(const Group& group, const Wanted& is_wanted) {
   for (fs::path folder = group.folder;; folder = folder.parent_path()) {
@@ -114,12 +114,12 @@ std::optional<fs::path> upwards(const Group& group, const Wanted& is_wanted) {
   }
 }
 
-// The nearest group that counts kills. v2 counts what is below, too, and a group without the controller has no such file.
+// Returns the nearest group that counts kills. v2 counts those below, too, and a group without the controller has no such file.
 std::optional<fs::path> counting_folder(const Group& group) {
   return upwards(group, [&](const fs::path& folder) { return number_of(folder / group.files->kills, "oom_kill").has_value(); });
 }
 
-// What a group with a limit leaves.
+// Returns what a group with a limit leaves.
 std::optional<int64_t> left_in(const fs::path& folder, const GroupFiles& files) {
   const std::optional<int64_t> limit = number_in(folder / files.limit), usage = number_in(folder / files.usage);
   constexpr int64_t kNoLimit = int64_t{1} << 60;  // v1 says 2^63 less a page
@@ -129,7 +129,7 @@ std::optional<int64_t> left_in(const fs::path& folder, const GroupFiles& files) 
   return std::clamp<int64_t>(left, 0, *limit);
 }
 
-// No other host has it since it was booted. Containers have names of their own, and share the memory of their host.
+// Identifies the host: no other has it since it was booted. Containers have names of their own, and share the memory of their host.
 std::string boot_of(const fs::path& root) {
   const std::string boot = first_line(root / "proc/sys/kernel/random/boot_id");
   return boot.empty() ? host_name() : boot;

@@ -12,7 +12,7 @@
 namespace mantissa {
 namespace {
 
-// The library ends the process if it cannot start a thread.
+// Check first: the library ends the process if it cannot start a thread.
 void require_startable(int threads) {
   std::atomic<bool> over{false};
   std::string refusal;

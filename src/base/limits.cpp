@@ -22,7 +22,7 @@ std::string limit_text(decltype(RLIMIT_AS) resource, const char* what, const cha
   return text("; ", what, " limited to ", limit.rlim_cur / 1024, " KiB (ulimit ", option, ")");
 }
 
-// Bytes below this frame; nullopt where the system does not say.
+// Returns the bytes below this frame; nullopt if unknown.
 std::optional<int64_t> stack_left() {
   pthread_attr_t attributes;
   void* end = nullptr;

@@ -40,7 +40,7 @@ spdlog::level::level_enum to_spdlog(LogLevel level) {
   return spdlog::level::info;
 }
 
-// Standard error, where nobody may read. The name of the level has a color on a terminal.
+// Writes to standard error without waiting for a reader. The name of the level has a color on a terminal.
 class ErrorSink : public spdlog::sinks::base_sink<std::mutex> {
  protected:
   void sink_it_(const spdlog::details::log_msg& message) override {
@@ -62,7 +62,7 @@ class ErrorSink : public spdlog::sinks::base_sink<std::mutex> {
   const bool colored_ = ::isatty(STDERR_FILENO) == 1 && spdlog::details::os::is_color_terminal();
 };
 
-// With the times at which they were made.
+// Writes kept records with the times at which they were made.
 void write_kept(spdlog::sinks::sink& file) {
   if (!kept) return;
   const auto records = kept->last_raw();

@@ -24,7 +24,7 @@ namespace {
 
 constexpr size_t kShortestPrefix = 3;
 
-// The shortest name that begins with this one: who writes "mxfp4" means mxfp4_qat rather than mxfp8.
+// Returns the shortest name that begins with this one: "mxfp4" means mxfp4_qat rather than mxfp8.
 std::string completed(std::string_view name, const std::vector<std::string>& candidates) {
   std::string best;
   if (name.size() < kShortestPrefix) return best;
@@ -34,7 +34,7 @@ std::string completed(std::string_view name, const std::vector<std::string>& can
   return best;
 }
 
-// The first name that this one begins with.
+// Returns the first name that this one begins with.
 std::string beginning(std::string_view name, const std::vector<std::string>& candidates) {
   for (const std::string& candidate : candidates) {
     if (candidate.size() >= kShortestPrefix && name.starts_with(candidate)) return candidate;

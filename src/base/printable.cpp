@@ -10,13 +10,13 @@
 namespace mantissa {
 namespace {
 
-// Where the character begins that has the byte `at`.
+// Returns where the character begins that has the byte `at`.
 size_t character_at(std::string_view text, size_t at) {
   while (at > 0 && continues_character(text[at])) --at;
   return at;
 }
 
-// Bytes of the character that the text begins with; 0 if it is a control character or none.
+// Returns the bytes of the character that the text begins with; 0 if it is a control character or none.
 size_t printable_bytes(std::string_view text) {
   Utf8Decoder decoder;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -60,7 +60,7 @@ std::string without_middle(std::string_view text, size_t most) {
 
 namespace {
 
-// Where a line is broken: the last space up to `width` that follows no number, else the last one; npos: there is none.
+// Returns where to break a line: the last space up to `width` that follows no number, else the last one; npos: there is none.
 size_t last_break(std::string_view line, size_t width) {
   const size_t last = line.find_last_of(' ', width);
   for (size_t space = last; space != std::string_view::npos && space > 0; space = line.find_last_of(' ', space - 1)) {

@@ -1,4 +1,4 @@
-// What every body of parallel_for runs under, whichever way threads are made.
+// Sets up every body of parallel_for, whichever way threads are made.
 #pragma once
 
 #include <omp.h>

@@ -25,7 +25,7 @@ namespace {
 // About 50 microseconds: longer than the gap between the loops of a training step, shorter than a scheduler's time slice.
 constexpr int kSpins = 2000;
 
-// The system keeps data of its own in it, and handlers of signals have their stack there.
+// The system keeps thread-local data in it, and signal handlers run there.
 constexpr size_t kThreadStackBytes = size_t{2} * kStackBytes;
 
 struct Job {
@@ -50,7 +50,7 @@ struct Job {
 
 class Pool {
  public:
-  // One job at a time. False, with nothing done, while a job runs: another thread's, or the one whose body calls this.
+  // Runs one job at a time. Returns false, with nothing done, while a job runs: another thread's, or the one whose body calls this.
   bool run(Job& job, int workers) {
     start(workers);
     if (taken_.exchange(true)) return false;
@@ -67,7 +67,7 @@ class Pool {
     return true;
   }
 
-  // On return so many have begun to serve. Throws Error(environment) if one cannot be had.
+  // On return so many threads have begun to serve. Throws Error(environment) if one cannot be started.
   void start(int workers) {
     if (ready_.load() >= workers) return;
     const std::lock_guard<std::mutex> lock(starting_);
@@ -84,7 +84,7 @@ class Pool {
     }
   }
 
-  // With a stack of our own size: by default it is what `ulimit -s` says.
+  // Sets the stack size, which by default is what `ulimit -s` says.
   void start_one(const std::string& which) {
     require_memory(2 * kThreadStackBytes, which);  // beside the stack what libraries allocate as the thread begins: they end the process
     pthread_attr_t attributes;

@@ -30,7 +30,7 @@ int64_t lines_in(std::string_view text) { return std::count(text.begin(), text.e
 
 }  // namespace
 
-// Others share the descriptor, so that it may not be made non-blocking itself. Opened anew it is this object's own.
+// Others share the descriptor, so it must not be made non-blocking itself. It is opened anew, which makes it this object's own.
 UnblockedOutput::UnblockedOutput(int fd) : fd_(fd) {
   struct stat status {};
   if (::fstat(fd, &status) == 0 && (S_ISFIFO(status.st_mode) || ::isatty(fd) == 1))

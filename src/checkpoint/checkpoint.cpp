@@ -10,7 +10,7 @@
 #include "mantissa/base/version.h"
 #include "mantissa/checkpoint/config_differences.h"
 #include "mantissa/checkpoint/ranks_together.h"
-#include "mantissa/checkpoint/read_part.h"
+#include "mantissa/checkpoint/read_shard.h"
 #include "mantissa/checkpoint/saved_model.h"
 #include "mantissa/checkpoint/weight_source.h"
 #include "mantissa/json/json_fields.h"
@@ -26,15 +26,15 @@ TrainState saved_state(const Manifest& manifest, const std::string& source) {
   return state;
 }
 
-// What several tensor ranks hold alike the first of them writes.
-void add_tensor(CheckpointContent& content, const char* prefix, const Part& part, const Tensor& data) {
+// Tensors that several tensor ranks hold alike are written by the first of them.
+void add_tensor(CheckpointContent& content, const char* prefix, const ParameterShard& shard, const Tensor& data) {
   std::vector<Box> boxes;
-  for (const Part::Slab& slab : part.slabs()) boxes.push_back(box_of(part, slab));
-  if (boxes.empty() || part.of->is_copy()) return;
-  content.tensors.push_back({.name = prefix + part.of->name,
-                             .shape = part.of->stored_shape(),
+  for (const ParameterShard::Chunk& chunk : shard.chunks()) boxes.push_back(box_of(shard, chunk));
+  if (boxes.empty() || shard.of->is_copy()) return;
+  content.tensors.push_back({.name = prefix + shard.of->name,
+                             .shape = shard.of->stored_shape(),
                              .boxes = std::move(boxes),
-                             .data = data.slice(0, part.stored_end() - part.begin)});
+                             .data = data.slice(0, shard.stored_end() - shard.begin)});
 }
 
 void require_saved_as(const ManifestTensor& saved, bool fits, const Tensor& out, const std::vector<int64_t>& needed,
@@ -43,41 +43,41 @@ void require_saved_as(const ManifestTensor& saved, bool fits, const Tensor& out,
           shape_text(saved.shape), ", the model needs ", out.dtype(), " ", shape_text(needed));
 }
 
-// Reads what belongs to a part.
-class PartReader {
+// Reads what belongs to a shard.
+class ShardReader {
  public:
-  explicit PartReader(CheckpointReader& reader) : reader_(reader) {
+  explicit ShardReader(CheckpointReader& reader) : reader_(reader) {
     for (const ParameterShape& parameter : parameter_shapes(model_shape(saved_config(reader).model))) {
       if (parameter.padded != parameter.shape) padded_shapes_.emplace(parameter.name, parameter);
     }
   }
 
-  // What training starts from: the master, or what an imported file holds.
-  void read_weight(const Part& part, const Tensor& master) {
-    const std::string &name = part.of->name, value = "value." + name;
-    if (!reader_.has(value) && !reader_.has("codes." + name)) return read("master.", part, master);
-    const std::vector<int64_t> needed = dimensions(part.of->stored_shape());
+  // Reads what training starts from: the master, or the value of an imported file.
+  void read_weight(const ParameterShard& shard, const Tensor& master) {
+    const std::string &name = shard.of->name, value = "value." + name;
+    if (!reader_.has(value) && !reader_.has("codes." + name)) return read("master.", shard, master);
+    const std::vector<int64_t> needed = dimensions(shard.of->stored_shape());
     require(!reader_.has(value) || reader_.tensor(value).shape == needed, ExitCode::usage, reader_.directory().string(), ": ", name,
             " has another shape than ", shape_text(needed), ", which the model needs");
     CheckpointWeights weights(reader_);
-    read_part(weights, part, master);
+    read_shard(weights, shard, master);
   }
 
-  void read(const char* prefix, const Part& part, const Tensor& out) {
-    const std::string name = prefix + part.of->name;
+  void read(const char* prefix, const ParameterShard& shard, const Tensor& out) {
+    const std::string name = prefix + shard.of->name;
     const ManifestTensor& saved = reader_.tensor(name);
-    const std::vector<int64_t> needed = dimensions(part.of->stored_shape());
-    const bool padded = saved.shape != needed && with_padding(part.of->name, saved.shape, needed);
+    const std::vector<int64_t> needed = dimensions(shard.of->stored_shape());
+    const bool padded = saved.shape != needed && with_padding(shard.of->name, saved.shape, needed);
     require_saved_as(saved, padded || saved.shape == needed, out, needed, reader_);
     if (padded && padded_.empty()) padded_ = name;
-    for (const Part::Slab& slab : part.slabs()) {
-      const Tensor rows = out.slice(slab.begin - part.begin, slab.end - part.begin);
-      fill_from_host(rows, [&](std::span<std::byte> bytes) { reader_.read(name, box_of(part, slab), bytes); });
+    for (const ParameterShard::Chunk& chunk : shard.chunks()) {
+      const Tensor rows = out.slice(chunk.begin - shard.begin, chunk.end - shard.begin);
+      fill_from_host(rows, [&](std::span<std::byte> bytes) { reader_.read(name, box_of(shard, chunk), bytes); });
     }
-    out.device().run(Fill{.out = out.slice(part.stored_end() - part.begin, out.dim(0)), .value = 0.0});
+    out.device().run(Fill{.out = out.slice(shard.stored_end() - shard.begin, out.dim(0)), .value = 0.0});
   }
 
-  // The first tensor that was saved with its rows of padding, as all were once.
+  // Returns the first tensor that was saved with its padding, as all were in early checkpoints.
   const std::string& padded() const { return padded_; }
 
  private:
@@ -91,7 +91,7 @@ class PartReader {
   std::string padded_;
 };
 
-// Whole, on every rank.
+// Reads buffers whole, on every rank.
 void read_buffer(CheckpointReader& reader, const Buffer& buffer) {
   const std::string name = "buffer." + buffer.name;
   const std::vector<int64_t> needed = dimensions(buffer.shape);
@@ -122,7 +122,7 @@ void warn_of_new_biases(const CheckpointReader& reader, const ParameterSet& para
 
 std::string weights_text(const DataConfig& data) { return "[" + joined(data.train, ", ", &WeightedPath::weight) + "]"; }
 
-// As the sampler sees them.
+// Returns the shares as the sampler sees them.
 std::vector<double> shares(const DataConfig& data) {
   double sum = 0.0;
   for (const WeightedPath& set : data.train) sum += set.weight;
@@ -131,7 +131,7 @@ std::vector<double> shares(const DataConfig& data) {
   return out;
 }
 
-// What decides, beside the files, which tokens are trained on and in which order.
+// Requires the same settings that decide, beside the files, which tokens are trained on and in which order.
 void require_same_order(const RunConfig& saved, const RunConfig& current, const std::string& source) {
   const std::set<std::string> deciding = {"data.valid_fraction", "data.format",   "data.dtype",      "data.append_eod",
                                           "data.eod_id",         "training.seed", "training.seq_len"};
@@ -146,7 +146,7 @@ void require_same_order(const RunConfig& saved, const RunConfig& current, const 
           "\ncheckpoint.init_from starts a new run with its weights");
 }
 
-// What was saved is of the same model, data, order of tokens and tokenizer, and holds a state to continue.
+// Requires that the checkpoint is of the same model, data, order of tokens and tokenizer, and holds a state to continue from.
 void require_same_run(const CheckpointReader& reader, const RunConfig& saved, const TrainedParts& parts) {
   const std::string folder = reader.directory().string(), source = (reader.directory() / "manifest.json").string();
   const bool weights_only =
@@ -210,14 +210,14 @@ CheckpointContent checkpoint_content(const TrainedParts& parts, const TrainState
        .fingerprints = {.build = build_fingerprint(), .dataset = json_text(parts.data.fingerprints)}},
       {}};
   for (const Optimizer::State& own : parts.optimizer.states()) {
-    add_tensor(content, "master.", own.part, own.master);
-    add_tensor(content, "m.", own.part, own.first_moment);
-    add_tensor(content, "v.", own.part, own.second_moment);
+    add_tensor(content, "master.", own.shard, own.master);
+    add_tensor(content, "m.", own.shard, own.first_moment);
+    add_tensor(content, "v.", own.shard, own.second_moment);
   }
   if (shards.mesh().world.rank() > 0) return content;
-  for (const CarriedFile& file : parts.files) {
+  for (const TokenizerFile& file : parts.files) {
     const Shape size{static_cast<int64_t>(file.bytes.size())};
-    content.tensors.push_back({.name = kCarriedPrefix + file.name,
+    content.tensors.push_back({.name = kTokenizerFilePrefix + file.name,
                                .shape = size,
                                .boxes = {},
                                .data = from_host(parts.parameters.device(), Dtype::u8, size, file.bytes.data())});
@@ -247,10 +247,10 @@ TrainState restore(CheckpointReader& reader, const TrainedParts& parts) {
   });
   load_weights(reader, parts.plan, purpose, parts.parameters, &parts.optimizer);
   agree_on_reading(world, [&] {
-    PartReader moments(reader);
+    ShardReader moments(reader);
     for (const Optimizer::State& own : parts.optimizer.states()) {
-      moments.read("m.", own.part, own.first_moment);
-      moments.read("v.", own.part, own.second_moment);
+      moments.read("m.", own.shard, own.first_moment);
+      moments.read("v.", own.shard, own.second_moment);
     }
   });
   parts.optimizer.set_updates(state.updates);
@@ -262,18 +262,18 @@ void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor p
                   const Communicator& replica) {
   const Communicator ranks = optimizer ? optimizer->shards().mesh().world : replica;
   parameters.clear_nonfinite();  // a candidate that was given up may have raised it
-  PartReader masters(reader);
+  ShardReader masters(reader);
   agree_on_reading(ranks, [&] {
     std::string bad;
-    const auto load = [&](const Part& part, const Tensor& master) {
-      masters.read_weight(part, master);
-      parameters.store(part, master);
-      if (bad.empty()) bad = nonfinite_weight(part, master);
+    const auto load = [&](const ParameterShard& shard, const Tensor& master) {
+      masters.read_weight(shard, master);
+      parameters.store(shard, master);
+      if (bad.empty()) bad = nonfinite_weight(shard, master);
     };
     if (optimizer) {
-      for (const Optimizer::State& state : optimizer->states()) load(state.part, state.master);
+      for (const Optimizer::State& state : optimizer->states()) load(state.shard, state.master);
     } else {
-      for (const Part& part : slabs_of(parameters)) load(part, parameters.room_for_master(part));
+      for (const ParameterShard& shard : chunks_of(parameters)) load(shard, parameters.room_for_master(shard));
     }
     require(bad.empty(), ExitCode::numerical, reader.directory().string(), ": ", bad, ": weights must be finite");
     load_buffers(reader, parameters);
@@ -285,9 +285,9 @@ void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor p
   }
   for (const ManifestTensor& tensor : reader.manifest().tensors) {
     if (!tensor.name.ends_with("_extra_state") || tensor.pieces.empty()) continue;
-    log_warning(reader.directory().string(), ": ", tensor.name, " is ignored: quantisation here keeps no state of its own");
+    log_warning(reader.directory().string(), ": ", tensor.name, " is ignored: quantization here keeps no state of its own");
   }
-  const std::vector<Part> own = optimizer ? optimizer->shards().own() : parameters.whole_parts();
+  const std::vector<ParameterShard> own = optimizer ? optimizer->shards().own() : parameters.whole_shards();
   const std::string source = (reader.directory() / "manifest.json").string();
   const CodesByWeight codes = codes_by_weight(parameters, plan, own, ranks);
   agree_on_reading(ranks, [&] { require_same_codes(reader.manifest().plan, plan, codes, source, purpose); });

@@ -8,15 +8,15 @@
 namespace mantissa {
 namespace {
 
-constexpr int64_t kSlabBytes = 32 << 20;  // bounds the memory, whatever the size of the tensors
+constexpr int64_t kChunkBytes = 32 << 20;  // bounds the memory, whatever the size of the tensors
 
-// The tensor cut along dim 0 into boxes of about kSlabBytes.
-std::vector<Box> slabs(const ManifestTensor& tensor) {
+// Cuts the tensor along dim 0 into boxes of about kChunkBytes.
+std::vector<Box> chunks(const ManifestTensor& tensor) {
   const Box whole = whole_box(tensor.shape);
   if (whole.size.empty()) return {whole};
   const int64_t rows = whole.size[0];
   if (whole.elements() == 0) return {};
-  const int64_t step = std::max<int64_t>(1, kSlabBytes / (whole.elements() / rows * dtype_bytes(tensor.dtype)));
+  const int64_t step = std::max<int64_t>(1, kChunkBytes / (whole.elements() / rows * dtype_bytes(tensor.dtype)));
   std::vector<Box> out;
   for (int64_t row = 0; row < rows; row += step) {
     Box& box = out.emplace_back(whole);
@@ -26,8 +26,8 @@ std::vector<Box> slabs(const ManifestTensor& tensor) {
   return out;
 }
 
-// Elements of so many bytes that differ.
-struct Tally {
+// Counts elements of so many bytes that differ.
+struct DifferenceCount {
   size_t width;
   int64_t differing = 0, first = -1, done = 0;
 
@@ -41,18 +41,18 @@ struct Tally {
   std::string text() const { return differing == 0 ? "" : mantissa::text(differing, " of ", done, " elements, the first at ", first); }
 };
 
-// Empty if all elements are equal.
+// Returns "" if all elements are equal.
 std::string compare_elements(CheckpointReader& a, CheckpointReader& b, const ManifestTensor& tensor) {
-  Tally tally{.width = static_cast<size_t>(dtype_bytes(tensor.dtype))};
+  DifferenceCount differences{.width = static_cast<size_t>(dtype_bytes(tensor.dtype))};
   std::vector<std::byte> left, right;
-  for (const Box& box : slabs(tensor)) {
-    left.resize(static_cast<size_t>(box.elements()) * tally.width);
+  for (const Box& box : chunks(tensor)) {
+    left.resize(static_cast<size_t>(box.elements()) * differences.width);
     right.resize(left.size());
     a.read(tensor.name, box, left);
     b.read(tensor.name, box, right);
-    tally.add(left, right);
+    differences.add(left, right);
   }
-  return tally.text();
+  return differences.text();
 }
 
 std::string compare(CheckpointReader& a, CheckpointReader& b, const ManifestTensor* in_a, const ManifestTensor* in_b) {
@@ -63,22 +63,22 @@ std::string compare(CheckpointReader& a, CheckpointReader& b, const ManifestTens
   return compare_elements(a, b, *in_a);
 }
 
-// Types of less than a byte are compared byte by byte.
+// Compares types of less than a byte byte by byte.
 std::string compare_entries(SafetensorsFolder& a, SafetensorsFolder& b, const SafetensorsEntry* in_a, const SafetensorsEntry* in_b) {
   if (in_b == nullptr) return "only in the first";
   if (in_a == nullptr) return "only in the second";
   if (in_a->dtype != in_b->dtype || in_a->shape != in_b->shape)
     return text(in_a->dtype, " ", shape_text(in_a->shape), " and ", in_b->dtype, " ", shape_text(in_b->shape));
-  Tally tally{.width = static_cast<size_t>(std::max(8, file_dtype_bits(in_a->dtype)) / 8)};
+  DifferenceCount differences{.width = static_cast<size_t>(std::max(8, file_dtype_bits(in_a->dtype)) / 8)};
   std::vector<std::byte> left, right;
-  for (int64_t at = 0; at < in_a->bytes(); at += kSlabBytes) {
-    left.resize(static_cast<size_t>(std::min(kSlabBytes, in_a->bytes() - at)));
+  for (int64_t at = 0; at < in_a->bytes(); at += kChunkBytes) {
+    left.resize(static_cast<size_t>(std::min(kChunkBytes, in_a->bytes() - at)));
     right.resize(left.size());
     a.read(*in_a, at, left);
     b.read(*in_b, at, right);
-    tally.add(left, right);
+    differences.add(left, right);
   }
-  return tally.text();
+  return differences.text();
 }
 
 }  // namespace

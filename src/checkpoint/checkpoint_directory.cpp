@@ -50,7 +50,7 @@ CheckpointReader open_step(const fs::path& path, int64_t step) {
   return with_second_try<CheckpointUnread>([&] { return open_candidate({.path = path, .step = step}); });
 }
 
-// What lies where a checkpoint is to be saved.
+// Says what lies where a checkpoint is to be saved.
 enum class There { nothing, same, other, damaged };
 
 There what_lies(const fs::path& path, const Manifest& manifest) {
@@ -69,7 +69,7 @@ There what_lies(const fs::path& path, const Manifest& manifest) {
   }
 }
 
-// Gives the folder `temporary` the name `path`. Returns what lies where the folder that had it is now.
+// Renames the folder `temporary` to `path`. Returns the new path of the folder that had the name.
 fs::path replace(const fs::path& temporary, const fs::path& path) {
   if (exchange_paths(temporary, path)) return temporary;  // without a moment in which there is none
   const fs::path old = path.parent_path() / (".old-" + path.filename().string() + "-" + unique_id());
@@ -83,7 +83,7 @@ fs::path replace(const fs::path& temporary, const fs::path& path) {
   return old;
 }
 
-// Of `.old-step-00001000-<id>`: a kill may have come after it gave up its name and before a whole new state had it.
+// Handles `.old-step-00001000-<id>`: a kill may have come after it gave up its name and before a whole new state had it.
 void put_back_or_delete(const fs::path& old) {
   const std::string name = old.filename().string().substr(std::string_view(".old-").size());
   const size_t dash = std::min(name.rfind('-'), name.size());
@@ -104,7 +104,7 @@ void put_back_or_delete(const fs::path& old) {
   }
 }
 
-// Gives a new checkpoint its name. Returns where the valid one is that had it; "" if there was none.
+// Gives a new checkpoint its name. Returns the new path of the valid one that had it; "" if there was none.
 fs::path put_in_place(const fs::path& temporary, const fs::path& path, bool over_damage) {
   std::error_code error;
   fs::path old;
@@ -136,7 +136,7 @@ CheckpointDirectory::CheckpointDirectory(const fs::path& folder, KeepPolicy keep
 
 void CheckpointDirectory::make_sure_it_is_ours() {
   if (lock_ && lock_->still_ours()) return;
-  // Somebody removed or replaced the folder. Saving goes on if it is there and free, as when the disk had been full.
+  // Runs if somebody removed or replaced the folder. Saving goes on if it is there and free, as when the disk had been full.
   log_warning(folder_.string(), ": the lock was removed; taking it again");
   lock_.reset();
   try {

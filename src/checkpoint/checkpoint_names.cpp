@@ -1,4 +1,4 @@
-// The names in a folder of checkpoints, and the file `latest`.
+// Lists the names in a folder of checkpoints, and reads the file `latest`.
 #include "mantissa/checkpoint/checkpoint_names.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 constexpr std::string_view kPrefix = "step-";
 constexpr size_t kMinDigits = 8, kMaxDigits = 18;
 
-// What cannot be looked at may be one: whoever opens it says so.
+// Keeps names that cannot be examined: opening them reports the error.
 bool may_be_folder(const fs::directory_entry& entry) {
   std::error_code unknown;
   return entry.is_directory(unknown) || (unknown && path_failure(unknown.value()) != ExitCode::usage);

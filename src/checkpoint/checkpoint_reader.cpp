@@ -9,7 +9,7 @@
 namespace mantissa {
 namespace {
 
-// Runs `body`; what it finds wrong with a file is damage of the checkpoint.
+// Runs `body` and reports what it finds wrong with a file as damage of the checkpoint.
 template <class Body>
 auto reading(Body&& body) {
   try {
@@ -24,7 +24,7 @@ auto reading(Body&& body) {
   }
 }
 
-// The common part of two boxes; false if there is none.
+// Returns the intersection of two boxes; false if there is none.
 bool intersect(const Box& a, const Box& b, Box& out) {
   out = a;
   for (size_t d = 0; d < a.size.size(); ++d) {
@@ -35,14 +35,14 @@ bool intersect(const Box& a, const Box& b, Box& out) {
   return true;
 }
 
-// Row-major position of a point, given in global coordinates, inside a box.
+// Returns the row-major position of a point, given in global coordinates, inside a box.
 int64_t position_in(const Box& box, const std::vector<int64_t>& point) {
   int64_t position = 0;
   for (size_t d = 0; d < point.size(); ++d) position = position * box.size[d] + point[d] - box.start[d];
   return position;
 }
 
-// The number of trailing dimensions of `part` that span the whole of both boxes, plus one: a run over them is contiguous in both.
+// Returns the number of trailing dimensions of `part` that span the whole of both boxes, plus one: a run over them is contiguous in both.
 size_t contiguous_dimensions(const Box& part, const Box& a, const Box& b) {
   size_t count = 0;
   while (count < part.size.size()) {

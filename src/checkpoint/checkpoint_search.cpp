@@ -11,7 +11,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Whole, but not what `latest` names: a candidate without that hash may be the same folder.
+// Thrown for an intact candidate that is not what `latest` names: one without that hash may be the same folder.
 class OtherVersion : public CheckpointDamage {
  public:
   using CheckpointDamage::CheckpointDamage;
@@ -28,7 +28,7 @@ LoadedCheckpoint load_candidate(const CheckpointCandidate& candidate, const std:
   });
 }
 
-// None if all of them are damaged.
+// Returns none if all of them are damaged.
 std::optional<LoadedCheckpoint> load_first(const fs::path& folder, const std::vector<CheckpointCandidate>& candidates,
                                            const std::function<void(CheckpointReader&)>& load, const SearchTogether& together) {
   std::set<fs::path> damaged;

@@ -15,12 +15,12 @@
 namespace mantissa {
 namespace {
 
-// slab(offset in elements, bytes) for all of it, in parts of a chunk: memory of a device is copied part by part.
-template <class Slab>
-void for_slabs(const CheckpointTensor& tensor, const Slab& slab) {
+// Calls chunk(offset in elements, bytes) for all of it, in parts of a chunk: memory of a device is copied part by part.
+template <class Chunk>
+void for_chunks(const CheckpointTensor& tensor, const Chunk& chunk) {
   const int64_t count = tensor.data.elements(), step = kCheckpointChunkBytes / dtype_bytes(tensor.data.dtype());
   const Tensor flat = tensor.data.view({count});
-  for (int64_t begin = 0; begin < count; begin += step) slab(begin, HostBytes(flat.slice(begin, std::min(count, begin + step))).get());
+  for (int64_t begin = 0; begin < count; begin += step) chunk(begin, HostBytes(flat.slice(begin, std::min(count, begin + step))).get());
 }
 
 int64_t elements_of(const std::vector<Box>& boxes) {
@@ -48,7 +48,7 @@ ManifestTensor describe_tensor(const CheckpointTensor& tensor, int64_t shard, in
   return entry;
 }
 
-// The position in the whole tensor of an element of the data.
+// Returns the position in the whole tensor of an element of the data.
 int64_t global_index(const CheckpointTensor& tensor, int64_t index) {
   for (const Box& box : boxes_of(tensor)) {
     if (index >= box.elements()) {
@@ -89,7 +89,7 @@ ShardEntry describe_shard(const std::vector<CheckpointTensor>& tensors, int64_t 
   int64_t offset = 0;
   for (const CheckpointTensor& tensor : tensors) {
     entry.tensors.push_back(describe_tensor(tensor, shard, offset));
-    for_slabs(tensor, [&](int64_t begin, std::span<const std::byte> bytes) {
+    for_chunks(tensor, [&](int64_t begin, std::span<const std::byte> bytes) {
       require_finite(tensor, begin, bytes, step);
       hasher.update(bytes);
       if (progressed) progressed();
@@ -120,7 +120,7 @@ void write_shard(const std::vector<CheckpointTensor>& tensors, const Shard& shar
   File file = File::create(folder / shard.file, shard.bytes);
   int64_t offset = 0;
   for (const CheckpointTensor& tensor : tensors) {
-    for_slabs(tensor, [&](int64_t, std::span<const std::byte> bytes) {
+    for_chunks(tensor, [&](int64_t, std::span<const std::byte> bytes) {
       file.write_at(offset, bytes);
       offset += static_cast<int64_t>(bytes.size());
       if (progressed) progressed();

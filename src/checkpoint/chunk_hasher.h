@@ -1,4 +1,4 @@
-// Hashes of a shard's chunks, and its name.
+// Hashes the chunks of a shard, and names the shard.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace mantissa {
 
-// The hash of every kCheckpointChunkBytes of a stream that arrives in parts; the last chunk may be short.
+// Hashes every kCheckpointChunkBytes of a stream that arrives in parts; the last chunk may be short.
 class ChunkHasher {
  public:
   void update(std::span<const std::byte> bytes) {

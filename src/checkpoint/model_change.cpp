@@ -42,8 +42,8 @@ ModelConfig completed(ModelConfig model) {
   }
   if (!model.moe) return model;
   const RoutingRule rule = model.moe->rule();
-  model.moe->norm_topk_prob = rule.score_after_choice || rule.renormalise;  // two ways to say the same of softmax
-  model.moe->score_after_choice = false;
+  model.moe->norm_topk_prob = rule.softmax_after_topk || rule.renormalize;  // two ways to say the same of softmax
+  model.moe->softmax_after_topk = false;
   if (model.moe->dense_layers.empty()) model.intermediate_size = 1;  // no layer has an MLP
   return model;
 }

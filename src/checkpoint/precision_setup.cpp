@@ -33,14 +33,14 @@ json entry_of(const WeightCodes& weight) {
   return entry;
 }
 
-// Of an entry, what it says of all experts together.
+// Reads what an entry says of all experts together.
 json whole_of(json entry) {
   if (!entry.is_object()) return entry;
   for (const char* key : kByExpert) entry.erase(key);
   return entry;
 }
 
-// Of an entry, what it says of an expert; null: nothing.
+// Reads what an entry says of one expert; null: nothing.
 json expert_of(const json& entry, size_t expert) {
   json out = json::object();
   for (size_t i = 0; i < kSums.size(); ++i) {
@@ -51,7 +51,7 @@ json expert_of(const json& entry, size_t expert) {
   return out;
 }
 
-// Those that both entries know and that differ.
+// Returns those that both entries know and that differ.
 std::vector<size_t> differing_experts(const json& a, const json& b) {
   std::vector<size_t> experts;
   for (size_t e = 0; !expert_of(a, e).is_null() && !expert_of(b, e).is_null(); ++e) {
@@ -68,14 +68,14 @@ std::string experts_text(const std::vector<size_t>& experts) {
   return experts.size() > kShown ? out + text(" and ", experts.size() - kShown, " more") : out;
 }
 
-// What the products of a module read; gemms follows from the others and from what the recipe lists.
+// Lists what the GEMMs of a module read; gemms follows from the others and from what the recipe lists.
 constexpr std::array kFormats = {"compute", "weight", "input", "output_grad", "weight_fake_quant", "gemms"};
 
 bool same_formats(const json& a, const json& b) {
   return std::all_of(kFormats.begin(), kFormats.end(), [&](const char* key) { return a.value(key, json()) == b.value(key, json()); });
 }
 
-// "mxfp8 -> high"; where the recipes have one name, what it meant and means: "mine (input null -> {...})".
+// Returns "mxfp8 -> high"; for recipes of one name, what it meant and means: "mine (input null -> {...})".
 std::string change_of(const json& before, const json& now) {
   const auto name = [](const json& module) {
     const json recipe = module.value("recipe", json());
@@ -143,7 +143,7 @@ void refuse(const std::vector<std::string>& changes, const std::string& source) 
           "\ncontinue with its recipes, or set checkpoint.allow_recipe_change to true to go on with the new ones");
 }
 
-// Where the sums of a weight lie among those of all weights.
+// Locates the sums of a weight among those of all weights.
 struct SumsPlace {
   size_t first, count;
   int64_t matrix_rows;  // of each expert; 0: no stack
@@ -153,22 +153,22 @@ const ModuleShape& module_shape(const PrecisionPlan& plan, const Parameter& weig
   return plan.of(weight.name.substr(0, weight.name.rfind('.'))).module;
 }
 
-// Adds what this rank holds of the weight that the part is of.
-void add_sums(const Part& part, const SumsPlace& place, std::span<CodeSums> sums) {
-  const QuantizedTensor& whole = part.of->codes();
-  for (const Part::Slab& slab : part.slabs()) {
-    const CodePlace at{.rows = slab.end - slab.begin,
-                       .columns = part.of->stored_shape()[-1],
-                       .first_row = slab.row,
-                       .first_col = slab.column,
+// Adds what this rank holds of the shard's weight.
+void add_sums(const ParameterShard& shard, const SumsPlace& place, std::span<CodeSums> sums) {
+  const QuantizedTensor& whole = shard.of->codes();
+  for (const ParameterShard::Chunk& chunk : shard.chunks()) {
+    const CodePlace at{.rows = chunk.end - chunk.begin,
+                       .columns = shard.of->stored_shape()[-1],
+                       .first_row = chunk.row,
+                       .first_col = chunk.column,
                        .matrix_rows = place.matrix_rows};
-    const int64_t end = slab.end == part.stored_end() ? part.end : slab.end;  // whole blocks
-    add_code_sums(slice(whole, slab.begin, end), at, sums.subspan(place.first, place.count));
+    const int64_t end = chunk.end == shard.stored_end() ? shard.end : chunk.end;  // whole blocks
+    add_code_sums(slice(whole, chunk.begin, end), at, sums.subspan(place.first, place.count));
   }
 }
 
-// Whether the sums of a saved entry are made as those of this weight are. Once they were of whole tensors, and of cells that may lie in two
-// experts.
+// Returns whether the sums of a saved entry are made as those of this weight are. Early ones were of whole tensors, and of cells that may
+// lie in two experts.
 bool comparable(const json& was, const json& is, const ModuleShape& module) {
   if (!was.is_object()) return true;
   const bool hashed_whole = was.contains("codes") && !was.contains(kSums[0]);
@@ -176,8 +176,8 @@ bool comparable(const json& was, const json& is, const ModuleShape& module) {
   return !hashed_whole && !other_cells;
 }
 
-// What is wrong with a saved entry, on from "the codes of "; "" if nothing is. Without lists by expert, as stacks once had none, it is the
-// sums of the whole that count.
+// Says what is wrong with a saved entry, continuing "the codes of "; "" if nothing is. Without lists by expert, as grouped weights had none
+// early on, the sums of the whole are compared.
 std::string problem_with(const std::string& name, const json& was, const json& is) {
   const bool lists = was.is_object() && was.contains(kByExpert[0]);
   if (was == (lists ? is : whole_of(is))) return "";
@@ -190,12 +190,12 @@ std::string problem_with(const std::string& name, const json& was, const json& i
 
 }  // namespace
 
-CodesByWeight codes_by_weight(const ParameterSet& parameters, const PrecisionPlan& plan, const std::vector<Part>& own,
+CodesByWeight codes_by_weight(const ParameterSet& parameters, const PrecisionPlan& plan, const std::vector<ParameterShard>& own,
                               const Communicator& ranks) {
   std::map<const Parameter*, SumsPlace> places;
   size_t count = 0;
   for (const Parameter& parameter : parameters.all()) {
-    if (!parameter.quantised) continue;
+    if (!parameter.quantized) continue;
     const ModuleShape& module = module_shape(plan, parameter);
     const auto matrices = static_cast<size_t>(module.matrices);
     places.emplace(&parameter, SumsPlace{.first = count, .count = matrices, .matrix_rows = matrices > 1 ? module.out : 0});
@@ -203,8 +203,8 @@ CodesByWeight codes_by_weight(const ParameterSet& parameters, const PrecisionPla
   }
   std::vector<CodeSums> all(count * static_cast<size_t>(ranks.size()));
   const auto mine = std::span(all).subspan(count * static_cast<size_t>(ranks.rank()), count);
-  for (const Part& part : own) {
-    if (part.of->quantised && !part.of->is_copy()) add_sums(part, places.at(part.of), mine);
+  for (const ParameterShard& shard : own) {
+    if (shard.of->quantized && !shard.of->is_copy()) add_sums(shard, places.at(shard.of), mine);
   }
   const std::vector<int64_t> bytes(static_cast<size_t>(ranks.size()), static_cast<int64_t>(mine.size_bytes()));
   ranks.all_gather(std::as_writable_bytes(std::span(all)), bytes, Purpose::control);
@@ -212,15 +212,15 @@ CodesByWeight codes_by_weight(const ParameterSet& parameters, const PrecisionPla
   CodesByWeight codes;
   for (const auto& [parameter, place] : places) {
     const auto sums = std::span(all).subspan(place.first, place.count);
-    codes[parameter->name] = {.how = text(parameter->quantised), .sums = {sums.begin(), sums.end()}};
+    codes[parameter->name] = {.how = text(parameter->quantized), .sums = {sums.begin(), sums.end()}};
   }
   return codes;
 }
 
 std::string plan_manifest(const PrecisionPlan& plan, const CodesByWeight& codes) {
   json out = plan.to_json();
-  out["quantised"] = json::object();
-  for (const auto& [name, weight] : codes) out["quantised"][name] = entry_of(weight);
+  out["quantized"] = json::object();
+  for (const auto& [name, weight] : codes) out["quantized"][name] = entry_of(weight);
   return out.dump();
 }
 
@@ -250,15 +250,15 @@ void require_same_codes(const std::string& saved, const PrecisionPlan& plan, con
   const json manifest = parse_strict_json(saved, source);
   if (manifest.is_null()) return;
   const std::map<std::string, json> before = modules_by_path(manifest, source);
-  const auto quantised = manifest.find("quantised");
-  require(quantised != manifest.end() && quantised->is_object(), ExitCode::data, source, ": plan.quantised must be an object");
+  const auto quantized = manifest.find("quantized");
+  require(quantized != manifest.end() && quantized->is_object(), ExitCode::data, source, ": plan.quantized must be an object");
   const json now = plan.to_json();
   bool older = false;
   for (const json& module : now.at("modules")) {
     const std::string path = module.at("module").get<std::string>(), name = path + ".weight";
     const auto weight = codes.find(name);
     if (weight == codes.end()) continue;
-    const json was = quantised->value(name, json());
+    const json was = quantized->value(name, json());
     const bool same_codes_asked = was.is_object() && was.value("how", json()) == weight->second.how;
     if (!same_codes_asked && !same_formats(module_of(before, path, source), module)) continue;
     const json is = entry_of(weight->second);
@@ -268,19 +268,19 @@ void require_same_codes(const std::string& saved, const PrecisionPlan& plan, con
     }
     const std::string problem = problem_with(name, was, is);
     if (problem.empty()) continue;
-    const std::string message = text(source, ": plan.quantised: the codes of ", problem);
-    require(purpose == LoadFor::resume_changed, ExitCode::data, message, "\nthe checkpoint is damaged, or this build quantises otherwise",
+    const std::string message = text(source, ": plan.quantized: the codes of ", problem);
+    require(purpose == LoadFor::resume_changed, ExitCode::data, message, "\nthe checkpoint is damaged, or this build quantizes otherwise",
             purpose == LoadFor::resume ? "; checkpoint.allow_recipe_change goes on with the new codes" : "");
     log_warning(message);
   }
-  if (older) log_warning(source, ": plan.quantised has hashes of whole tensors, as once was done; they are not compared");
+  if (older) log_warning(source, ": plan.quantized has hashes of whole tensors, as once was done; they are not compared");
 }
 
 std::vector<CodesDifference> codes_that_differ(const std::string& plan, const std::string& other) {
   const auto entries = [](const std::string& saved) {
     const json manifest = json::parse(saved);
-    const json quantised = manifest.is_object() ? manifest.value("quantised", json()) : json();
-    return quantised.is_object() ? quantised : json::object();
+    const json quantized = manifest.is_object() ? manifest.value("quantized", json()) : json();
+    return quantized.is_object() ? quantized : json::object();
   };
   std::vector<CodesDifference> out;
   const json ours = entries(plan), theirs = entries(other);

@@ -15,8 +15,8 @@ namespace mantissa {
 bool is_shared_folder(const Communicator& world, bool there, const std::filesystem::path& folder) {
   if (world.size() == 1) return there;
   if (world.all(uint8_t{there}).front() == 0) return false;
-  // Under a new name, which no cache of a network's file system can hold; CheckpointDirectory sweeps what a killed process leaves.
-  const std::string nonce = gather_texts(world, world.rank() == 0 ? new_token() : "").front();
+  // Uses a new name, which no cache of a network file system can hold; CheckpointDirectory deletes what a killed process leaves.
+  const std::string nonce = all_gather_strings(world, world.rank() == 0 ? new_secret() : "").front();
   const std::filesystem::path file = folder / (".tmp-nonce-" + nonce);
   agree(world, [&] {
     if (world.rank() != 0) return;
@@ -63,13 +63,13 @@ void agree_on_reading(const Communicator& world, const std::function<void()>& bo
 }
 
 std::vector<CheckpointCandidate> RanksTogether::first_of(const std::vector<CheckpointCandidate>& own) const {
-  std::string told;
+  std::string reported;
   for (const CheckpointCandidate& candidate : own) {
     for (const std::string& word :
          {candidate.path.string(), candidate.step ? text(*candidate.step) : "", candidate.hash, candidate.problem})
-      told += word + '\0';
+      reported += word + '\0';
   }
-  std::istringstream words(text_of_first(world_, told));
+  std::istringstream words(broadcast_string(world_, reported));
   std::vector<CheckpointCandidate> candidates;
   for (std::string path, step, hash, problem; std::getline(words, path, '\0');) {
     std::getline(words, step, '\0');
@@ -95,16 +95,16 @@ SavedCheckpoint save_together(const Communicator& world, std::optional<Checkpoin
   if (world.size() == 1) return directory->save(content);
   ShardEntry own;
   agree(world, [&] { own = describe_shard(content.tensors, world.rank(), content.step, progressed); });
-  const std::vector<std::string> texts = texts_at_first(world, json_text(own));
+  const std::vector<std::string> strings = gather_strings(world, json_text(own));
   CheckpointDirectory::Save save;
   progressed();
   agree(world, [&] {
     if (!directory) return;
     std::vector<ShardEntry> shards;
-    for (size_t r = 0; r < texts.size(); ++r) shards.push_back(from_json<ShardEntry>(texts[r], text("the shard of rank ", r)));
+    for (size_t r = 0; r < strings.size(); ++r) shards.push_back(from_json<ShardEntry>(strings[r], text("the shard of rank ", r)));
     save = directory->begin(assemble_manifest(content, shards));
   });
-  const std::string folder = text_of_first(world, save.folder.string());
+  const std::string folder = broadcast_string(world, save.folder.string());
   progressed();
   try {
     agree(world, [&] {

@@ -21,7 +21,7 @@ void require_no_others(const CheckpointReader& reader, const std::vector<std::st
           ", but there are ", found);
 }
 
-// Of codes and scales, which are rows of whole blocks.
+// Requires codes and scales of whole blocks.
 void require_codes(const CheckpointReader& reader, const ParameterShape& needed) {
   const std::string source = source_of_config(reader);
   require(reader.has("scales." + needed.name), ExitCode::data, source, ": there are codes of ", needed.name, ", but no scales");
@@ -34,8 +34,8 @@ void require_codes(const CheckpointReader& reader, const ParameterShape& needed)
           shape_text(scales.shape));
 }
 
-// That the checkpoint has these parameters of a model, and no others, as masters or as values or codes of an imported file. padded: once
-// stored with its padding.
+// Requires that the checkpoint has these parameters of a model and no others, as masters or as values or codes of an imported file. padded:
+// stored with padding, as in early checkpoints.
 void require_parameters(const CheckpointReader& reader, const std::vector<ParameterShape>& of) {
   const std::string source = source_of_config(reader);
   for (const ParameterShape& needed : of) {
@@ -68,7 +68,7 @@ void require_buffers(const CheckpointReader& reader, const std::vector<Parameter
   require_no_others(reader, {"buffer."}, "buffers", of.size());
 }
 
-// What is wrong with a config is wrong with the checkpoint that it was saved in.
+// Reports an invalid config as damage of the checkpoint that holds it.
 template <class Check>
 auto as_data(const std::string& source, const Check& check) {
   try {
@@ -78,7 +78,7 @@ auto as_data(const std::string& source, const Check& check) {
   }
 }
 
-// As a run checks its config, which a saved one has passed before it was saved.
+// Checks as a run does; a saved config passed that before it was saved.
 void check_saved(const RunConfig& config) {
   ConfigReport report;
   config.model.validate(report);
@@ -89,7 +89,7 @@ void check_saved(const RunConfig& config) {
   report.throw_if_failed();
 }
 
-// Padding changes no value and no tensor shows how much there was: no more than the plan needs, whatever the config says.
+// Vocabulary padding is not stored: use the smallest that the plan allows.
 RunConfig with_least_padding(RunConfig config) {
   config.model.pad_vocab_to = config.parallel.tensor * (config.precision.fp8_output_proj.enabled ? 32 : 1);
   return config;
@@ -129,12 +129,12 @@ std::optional<Tokenizer> saved_tokenizer(const CheckpointReader& reader) {
   return Tokenizer::from_json(reader.manifest().tokenizer, (reader.directory() / "manifest.json").string() + " (tokenizer)");
 }
 
-std::vector<CarriedFile> carried_files(CheckpointReader& reader) {
-  std::vector<CarriedFile> files;
+std::vector<TokenizerFile> tokenizer_files(CheckpointReader& reader) {
+  std::vector<TokenizerFile> files;
   for (const ManifestTensor& tensor : reader.manifest().tensors) {
-    if (!tensor.name.starts_with(kCarriedPrefix)) continue;
-    const std::string name = tensor.name.substr(kCarriedPrefix.size());
-    const bool known = std::ranges::find(kCarriedFiles, name) != kCarriedFiles.end();
+    if (!tensor.name.starts_with(kTokenizerFilePrefix)) continue;
+    const std::string name = tensor.name.substr(kTokenizerFilePrefix.size());
+    const bool known = std::ranges::find(kTokenizerFiles, name) != kTokenizerFiles.end();
     require(known && tensor.dtype == Dtype::u8 && tensor.shape.size() == 1, ExitCode::data, reader.directory().string(), ": ", tensor.name,
             " must be the bytes of a file that goes with a model");
     std::string bytes(static_cast<size_t>(tensor.shape[0]), '\0');

@@ -40,7 +40,7 @@ void WeightSource::read_fp32(const std::string& parameter, const Box& box, std::
   if (kept.codes) return decode(parameter, kept, box, out);
   if (kept.dtype == Dtype::f32) return read(parameter, box, std::as_writable_bytes(out));
   require(kept.dtype == Dtype::bf16, parameter, " of ", where(), " is ", kept.dtype);
-  // In the second half of where it goes, so that it can be widened from the front.
+  // Reads into the second half of the output, so that it can be widened from the front.
   const std::span<std::byte> narrow = std::as_writable_bytes(out).subspan(out.size() * sizeof(bf16));
   read(parameter, box, narrow);
   for (size_t i = 0; i < out.size(); ++i) {

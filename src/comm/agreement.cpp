@@ -11,13 +11,13 @@ namespace {
 
 // What lies in `all`, of these sizes.
 std::vector<std::string> cut(const std::string& all, std::span<const int64_t> sizes) {
-  std::vector<std::string> texts;
+  std::vector<std::string> strings;
   size_t begin = 0;
   for (const int64_t size : sizes) {
-    texts.push_back(all.substr(begin, static_cast<size_t>(size)));
+    strings.push_back(all.substr(begin, static_cast<size_t>(size)));
     begin += static_cast<size_t>(size);
   }
-  return texts;
+  return strings;
 }
 
 std::string room_for(std::span<const int64_t> sizes) {
@@ -26,7 +26,7 @@ std::string room_for(std::span<const int64_t> sizes) {
 
 }  // namespace
 
-std::vector<std::string> gather_texts(const Communicator& world, const std::string& own) {
+std::vector<std::string> all_gather_strings(const Communicator& world, const std::string& own) {
   const std::vector<int64_t> sizes = world.all(static_cast<int64_t>(own.size()));
   std::string all = room_for(sizes);
   std::ranges::copy(own, all.begin() + std::accumulate(sizes.begin(), sizes.begin() + world.rank(), int64_t{0}));
@@ -34,7 +34,7 @@ std::vector<std::string> gather_texts(const Communicator& world, const std::stri
   return cut(all, sizes);
 }
 
-std::vector<std::string> texts_at_first(const Communicator& world, const std::string& own) {
+std::vector<std::string> gather_strings(const Communicator& world, const std::string& own) {
   std::vector<int64_t> from = world.all(static_cast<int64_t>(own.size())), to(from.size());
   to.front() = static_cast<int64_t>(own.size());
   if (world.rank() != 0) std::ranges::fill(from, 0);
@@ -43,7 +43,7 @@ std::vector<std::string> texts_at_first(const Communicator& world, const std::st
   return world.rank() == 0 ? cut(all, from) : std::vector<std::string>{own};
 }
 
-std::string text_of_first(const Communicator& world, const std::string& own) {
+std::string broadcast_string(const Communicator& world, const std::string& own) {
   std::string text = own;
   text.resize(static_cast<size_t>(world.all(static_cast<int64_t>(own.size())).front()));
   world.broadcast(std::as_writable_bytes(std::span(text)), 0, Purpose::control);
@@ -63,12 +63,12 @@ void require_same(const Communicator& world, const std::string& what, const std:
   if (world.size() == 1) return;
   const std::vector<Hash64> all = world.all(xxh64(own));
   const auto times = [&](Hash64 hash) { return std::ranges::count(all, hash); };
-  const Hash64 usual = std::ranges::max(all, {}, times);
-  const auto odd = std::ranges::find_if(all, [&](Hash64 hash) { return hash != usual; });
-  if (odd == all.end()) return;
+  const Hash64 majority = std::ranges::max(all, {}, times);
+  const auto mismatch = std::ranges::find_if(all, [&](Hash64 hash) { return hash != majority; });
+  if (mismatch == all.end()) return;
   fail_alike(world, ExitCode::usage,
-             text("the ranks were started with different inputs: ", what, " of rank ", odd - all.begin(), " is ", *odd, ", of most ranks ",
-                  usual));
+             text("the ranks were started with different inputs: ", what, " of rank ", mismatch - all.begin(), " is ", *mismatch,
+                  ", of most ranks ", majority));
 }
 
 }  // namespace mantissa

@@ -11,15 +11,15 @@ namespace {
 
 constexpr size_t kLatest = 16;
 constexpr std::array kPurposes{"gradients", "parameters", "activations", "control", "other"};
-// Tags: the top bit (of 48) marks headers; else 23 bits of the group and 24 of the sequence. Calls of a process run one after the other and
-// messages of a pair with equal tags stay in order, so a tag that comes again is harmless.
+// Tags have the top bit (of 48) for headers, else 23 bits of the group and 24 of the sequence. Calls of a process run one after the other
+// and messages of a pair with equal tags stay in order, so a tag may be reused.
 constexpr uint64_t kHeaderTag = uint64_t{1} << 47;
 
 uint64_t tag_of(const RankGroup& group) { return (group.hash & 0x7fffff) << 24 | (group.sequence & 0xffffff); }
 
 thread_local double communicated = 0;
 
-// Until the end of the block this process runs no other collective.
+// Keeps other collectives of this process from running until the end of the block.
 class Busy {
  public:
   explicit Busy(Session& session) : session_(session) {

@@ -1,4 +1,4 @@
-// One call of a collective: whether it may run, its messages, and the comparison with what its neighbours call.
+// Runs one call of a collective: checks that it may run, sends its messages, and compares it with the calls of its neighbors.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@ namespace mantissa {
 
 enum class Operation : uint8_t { all_gather, all_to_all, sum, sum_scatter, broadcast };
 
-// What a rank tells about its call: equal on all ranks, but for the count of an all_to_all, which is that of the pair.
+// What a rank announces about its call. It is equal on all ranks, except for the count of an all_to_all, which is that of the pair.
 struct Header {
   uint64_t group = 0;
   int64_t count = 0;    // elements
@@ -30,7 +30,7 @@ static_assert(sizeof(Header) == 32);
 
 std::string describe(const Header& header);  // "sum of 64 fp32 (call 17 of group 0123456789abcdef)"
 
-// What all groups of a process share.
+// State that all groups of a process share.
 struct Session {
   std::unique_ptr<Transport> transport;
   std::array<std::atomic<int64_t>, 5> sent{};  // by Purpose
@@ -42,7 +42,7 @@ struct Session {
   std::deque<Header> latest;
 };
 
-// Until the end of the block the time of this thread counts as communication.
+// Counts the time of this thread as communication until the end of the block.
 class CommunicationTime {
  public:
   CommunicationTime();
@@ -66,23 +66,23 @@ struct RankGroup {
 
 class Collective {
  public:
-  // With counts of pairs, every peer is told its own and compares it; else only the right neighbour is told.
+  // With counts of pairs, every peer gets its own count and compares it; else only the right neighbor gets it.
   struct Call {
     Header header;
     Purpose purpose;
     std::span<const int64_t> to{}, from{};
   };
 
-  // Runs body and finish(). Throws Error(internal) if another collective of this process is under way, and what an earlier one has failed
-  // with.
+  // Runs body and finish(). Throws Error(internal) if another collective of this process is under way, and the error of an earlier one that
+  // failed.
   static void run(RankGroup& group, const Call& call, const std::function<void(Collective&)>& body);
 
-  // Ranks of the group. Nothing is sent for no bytes.
+  // Peers are ranks of the group. Messages without bytes are not sent.
   void send(int to, std::span<const std::byte> bytes);
   void receive(int from, std::span<std::byte> bytes);
-  // Memory of messages, made here or lent: it stays until no message can touch it any more.
+  // Memory of messages, made here or lent; it stays until no message can touch it any more.
   Tensor keep(Tensor scratch) { return kept_.emplace_back(std::move(scratch)); }
-  // All messages so far have arrived. Throws Error(internal) that names both ranks if a neighbour calls something else.
+  // Waits for all messages so far. Throws Error(internal) that names both ranks if a neighbor made another call.
   void finish();
 
  private:

@@ -12,13 +12,13 @@
 namespace mantissa {
 namespace {
 
-// Elements of a share in a sum: whole cache lines of fp32, whose borders do not depend on who adds.
+// Ranks sum whole cache lines of fp32, so boundaries do not depend on who adds.
 constexpr int64_t kShareGrain = 16;
 
 uint64_t hash_of(std::span<const int64_t> numbers) { return xxh64(std::as_bytes(numbers)).value; }
 
-// counts[r] of `count` in all lie behind those of rank r - 1: where each rank's begin, and the end.
-std::vector<int64_t> borders(const char* call, std::span<const int64_t> counts, int ranks, int64_t count) {
+// Returns where the counts[r] of `count` elements of each rank begin, and the end; those of rank r follow those of rank r - 1.
+std::vector<int64_t> boundaries(const char* call, std::span<const int64_t> counts, int ranks, int64_t count) {
   require(counts.size() == static_cast<size_t>(ranks), call, ": ", counts.size(), " counts for ", ranks, " ranks");
   std::vector<int64_t> out{0};
   for (const int64_t c : counts) {
@@ -30,22 +30,24 @@ std::vector<int64_t> borders(const char* call, std::span<const int64_t> counts, 
 }
 
 template <class Bytes>
-Bytes share(Bytes bytes, const std::vector<int64_t>& borders, int rank, int64_t element_bytes = 1) {
+Bytes share(Bytes bytes, const std::vector<int64_t>& boundaries, int rank, int64_t element_bytes = 1) {
   const auto r = static_cast<size_t>(rank);
-  return bytes.subspan(static_cast<size_t>(borders[r] * element_bytes), static_cast<size_t>((borders[r + 1] - borders[r]) * element_bytes));
+  return bytes.subspan(static_cast<size_t>(boundaries[r] * element_bytes),
+                       static_cast<size_t>((boundaries[r + 1] - boundaries[r]) * element_bytes));
 }
 
-// Everyone but this rank, the right neighbour first, so that ranks do not all begin with the same peer.
+// Calls body for every peer, the right neighbor first, so that ranks do not all begin with the same peer.
 template <class Body>
 void each_peer(const RankGroup& group, Body body) {
   for (int distance = 1; distance < group.size(); ++distance) body((group.rank + distance) % group.size());
 }
 
-// Directly to all: every rank sends its bytes size - 1 times, as in a ring, but in one step, and unequal shares do not hold up each other.
-void post_gather(Collective& collective, const RankGroup& group, std::span<std::byte> bytes, const std::vector<int64_t>& borders,
+// Gathers directly: every rank sends its bytes to all peers in one step. It sends as much as a ring does, and unequal shares do not delay
+// each other.
+void post_gather(Collective& collective, const RankGroup& group, std::span<std::byte> bytes, const std::vector<int64_t>& boundaries,
                  int64_t element_bytes = 1) {
-  each_peer(group, [&](int peer) { collective.receive(peer, share(bytes, borders, peer, element_bytes)); });
-  each_peer(group, [&](int peer) { collective.send(peer, share(bytes, borders, group.rank, element_bytes)); });
+  each_peer(group, [&](int peer) { collective.receive(peer, share(bytes, boundaries, peer, element_bytes)); });
+  each_peer(group, [&](int peer) { collective.send(peer, share(bytes, boundaries, group.rank, element_bytes)); });
 }
 
 std::span<std::byte> memory(const Tensor& tensor) {
@@ -54,8 +56,8 @@ std::span<std::byte> memory(const Tensor& tensor) {
   return host_memory(tensor);
 }
 
-// out = operands, summed as GradientAccumulator sums micro batches: at distance 1, then 2, then 4. Operands are overwritten; out may be
-// one.
+// Computes out = sum of operands in the order in which GradientAccumulator sums micro batches: at distance 1, then 2, then 4. Operands are
+// overwritten; out may be one of them.
 void tree_sum(const std::vector<Tensor>& operands, const Tensor& out) {
   const size_t count = operands.size();
   for (size_t distance = 1; distance < count; distance *= 2) {
@@ -66,21 +68,21 @@ void tree_sum(const std::vector<Tensor>& operands, const Tensor& out) {
   }
 }
 
-// Sends every peer its share of `flat` and sums what comes for the own one. `lent`: scratch that holds it, if defined.
-void scatter(Collective& collective, const RankGroup& group, const Tensor& flat, const std::vector<int64_t>& borders,
+// Sends every peer its share of `flat` and sums what arrives for the own share. `lent` is scratch to hold it, if defined.
+void scatter(Collective& collective, const RankGroup& group, const Tensor& flat, const std::vector<int64_t>& boundaries,
              const Tensor& lent = {}) {
   const auto r = static_cast<size_t>(group.rank);
-  const int64_t own = borders[r + 1] - borders[r];
+  const int64_t own = boundaries[r + 1] - boundaries[r];
   const Tensor scratch =
       collective.keep(lent.defined() ? lent.view({lent.elements()}) : empty(flat.device(), flat.dtype(), {own * (group.size() - 1)}));
-  const Tensor mine = flat.slice(borders[r], borders[r + 1]);
+  const Tensor mine = flat.slice(boundaries[r], boundaries[r + 1]);
   std::vector<Tensor> operands;
   for (int peer = 0, row = 0; peer < group.size(); ++peer) {
     operands.push_back(peer == group.rank ? mine : scratch.slice(row * own, (row + 1) * own));
     row += peer != group.rank;
   }
   each_peer(group, [&](int peer) { collective.receive(peer, memory(operands[static_cast<size_t>(peer)])); });
-  each_peer(group, [&](int peer) { collective.send(peer, share(memory(flat), borders, peer, dtype_bytes(flat.dtype()))); });
+  each_peer(group, [&](int peer) { collective.send(peer, share(memory(flat), boundaries, peer, dtype_bytes(flat.dtype()))); });
   collective.finish();
   if (own > 0) tree_sum(operands, mine);
 }
@@ -130,7 +132,7 @@ void Communicator::all_gather(std::span<const Gather> parts, Purpose purpose) co
   std::vector<std::vector<int64_t>> cuts;
   Header header{.operation = Operation::all_gather};
   for (const Gather& part : parts) {
-    cuts.push_back(borders("all_gather", part.counts, size(), static_cast<int64_t>(part.bytes.size())));
+    cuts.push_back(boundaries("all_gather", part.counts, size(), static_cast<int64_t>(part.bytes.size())));
     header.count += cuts.back().back();
     header.counts = hash_of(std::vector<int64_t>{static_cast<int64_t>(header.counts), static_cast<int64_t>(hash_of(part.counts))});
   }
@@ -148,8 +150,8 @@ void Communicator::all_to_all(std::span<const Exchange> parts, Purpose purpose) 
   std::vector<Cuts> cuts;
   std::vector<int64_t> to(static_cast<size_t>(size())), from(to);  // bytes of all parts
   for (const Exchange& part : parts) {
-    cuts.push_back({.in = borders("all_to_all: in", part.in_counts, size(), static_cast<int64_t>(part.in.size())),
-                    .out = borders("all_to_all: out", part.out_counts, size(), static_cast<int64_t>(part.out.size()))});
+    cuts.push_back({.in = boundaries("all_to_all: in", part.in_counts, size(), static_cast<int64_t>(part.in.size())),
+                    .out = boundaries("all_to_all: out", part.out_counts, size(), static_cast<int64_t>(part.out.size()))});
     const auto kept = share(part.in, cuts.back().in, rank());
     const auto place = share(part.out, cuts.back().out, rank());
     require(kept.size() == place.size(), "all_to_all: rank ", rank(), " keeps ", kept.size(), " bytes where ", place.size(), " belong");
@@ -181,7 +183,7 @@ void Communicator::sum(const Tensor& tensor, Purpose purpose) const {
 }
 
 void Communicator::sum_scatter(const Tensor& tensor, std::span<const int64_t> counts, Purpose purpose, const Tensor& scratch) const {
-  const auto cuts = borders("sum_scatter", counts, size(), tensor.elements());
+  const auto cuts = boundaries("sum_scatter", counts, size(), tensor.elements());
   memory(tensor);  // its dtype is checked in a group of one, too
   if (!group_) return;
   const int64_t needed = counts[static_cast<size_t>(rank())] * (size() - 1);

@@ -13,7 +13,7 @@ struct Outcome {
   int32_t length = 0;
 };
 
-// Code and message of what body throws.
+// Returns code and message of what body throws.
 std::pair<ExitCode, std::string> outcome_of(const std::function<void()>& body) {
   try {
     body();

@@ -37,10 +37,10 @@ void Progress::at(int64_t step, const char* section) {
   section_.store(section, std::memory_order_release);
 }
 
-std::string overdue(const Progress& progress, const Patience& patience, double now, double running_since) {
+std::string watchdog_timeout(const Progress& progress, const WatchdogTimeouts& timeouts, double now, double running_since) {
   const char* const section = progress.section();
   const bool step = is_step(section);
-  const double limit = step ? patience.step_timeout_s.value_or(step_timeout(progress)) : patience.section_timeout_s;
+  const double limit = step ? timeouts.step_timeout_s.value_or(step_timeout(progress)) : timeouts.section_timeout_s;
   if (now <= std::max(progress.since(), running_since) + limit) return "";
   return text("no progress for ", limit, " s (parallel.", step ? "step" : "section", "_timeout_s), at step ", progress.step(), " (",
               section, ")");

@@ -1,5 +1,5 @@
-// A mailbox of senders: whoever receives takes the bytes straight from the sender's memory, under the lock, so a cancelled send is gone for
-// good and a sender that changes its bytes too early is a data race that ThreadSanitizer sees.
+// A mailbox of sends: the receiver takes the bytes straight from the sender's memory, under the lock. So a canceled send is gone for good,
+// and a sender that changes its bytes too early is a data race that ThreadSanitizer sees.
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>

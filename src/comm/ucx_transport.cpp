@@ -1,5 +1,5 @@
-// UCX (ucp, version 1.13). One worker, driven by the thread that waits. Endpoints have no error handling: it would exclude shared memory,
-// and a lost peer is told by the interrupt of every wait.
+// Uses UCX (ucp, version 1.13) with one worker, driven by the thread that waits. Endpoints have no error handling, which would exclude
+// shared memory; the interrupt of every wait detects a lost peer.
 #include <poll.h>
 #include <sys/statvfs.h>
 #include <ucp/api/ucp.h>
@@ -39,7 +39,7 @@ void check(ucs_status_t status, const char* what, const char* hint = "") {
   require(status == UCS_OK, ExitCode::environment, "UCX: ", what, " failed: ", ucs_status_string(status), hint);
 }
 
-// A worker that finds no room is created without a check and crashes.
+// UCX creates a worker without a check for space in /dev/shm, and crashes if there is none.
 void require_shared_memory() {
   const char* const transports = std::getenv("UCX_TLS");
   const std::string chosen = transports != nullptr ? transports : "all";
@@ -96,7 +96,7 @@ class UcxTransport final : public Transport {
     endpoints_.resize(addresses_.size());
   }
 
-  ~UcxTransport() override { cancelled_ ? leave_worker() : flush(); }
+  ~UcxTransport() override { canceled_ ? leave_worker() : flush(); }
 
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(addresses_.size()); }
@@ -121,7 +121,7 @@ class UcxTransport final : public Transport {
       ucp_request_free(r.request);
     }
     requests_.clear();
-    cancelled_ = true;
+    canceled_ = true;
   }
 
  protected:
@@ -181,7 +181,7 @@ class UcxTransport final : public Transport {
     return found;
   }
 
-  // Who has died cannot be reached, either, and is known to have died a moment later.
+  // A dead peer cannot be reached, either, and is known to have died a moment later.
   void await_interrupt() const {
     const auto end = std::chrono::steady_clock::now() + kMoment;
     for (heed_interrupt(); std::chrono::steady_clock::now() < end; heed_interrupt())
@@ -202,7 +202,7 @@ class UcxTransport final : public Transport {
     ucp_request_free(request);
   }
 
-  // With messages under way a worker cannot be taken down. The process is about to leave; nothing of it outlives the process.
+  // A worker cannot be destroyed while messages are under way. The process is about to exit, which frees everything.
   void leave_worker() {
     worker_.release();
     context_.release();
@@ -212,7 +212,7 @@ class UcxTransport final : public Transport {
   std::unique_ptr<ucp_context, void (*)(ucp_context_h)> context_;
   std::unique_ptr<ucp_worker, void (*)(ucp_worker_h)> worker_;
   int wakeup_ = -1;
-  bool cancelled_ = false;
+  bool canceled_ = false;
   std::vector<std::string> addresses_;
   std::vector<ucp_ep_h> endpoints_;  // made when first sent to
   std::vector<Began> requests_;

@@ -35,7 +35,7 @@ void resolve_parallel(ParallelConfig& parallel, int64_t world, ConfigReport& rep
 
 std::string of_replicas(int64_t replicas) { return replicas > 1 ? text(" * ", replicas) : ""; }
 
-// micro_batch_size * grad_accum * replicas = global_batch_size. Any two give the third; a value that nobody stated yields.
+// Derives the third of micro_batch_size * grad_accum * replicas = global_batch_size from any two; a value that nobody stated yields.
 void resolve_batch(TrainingConfig& training, int64_t replicas, ConfigReport& report) {
   const bool global_stated = training.global_batch_size && (report.given("training.global_batch_size") ||
                                                             training.global_batch_size != TrainingConfig{}.global_batch_size);
@@ -88,7 +88,7 @@ void check_accumulation(const TrainingConfig& training, int64_t replicas, Config
   }
 }
 
-// Ranks hold whole experts, and whole bands of 32 rows, which norms and hashes are sums of.
+// Ranks hold whole experts and whole row blocks of 32 rows, over which norms and hashes are summed.
 void divide_experts(const RunConfig& config, ConfigReport& report) {
   const int64_t ranks = config.parallel.expert;
   if (ranks == 1) return;
@@ -122,7 +122,7 @@ void resolve_model(RunConfig& config, ConfigReport& report) {
   divide_experts(config, report);
 }
 
-// The plan itself is not kept: the vocabulary may follow from the data.
+// The plan is resolved for its errors only, because the vocabulary may follow from the data.
 void resolve_precision(RunConfig& config, ConfigReport& report) {
   complete_recipes(config.precision, report);
   if (report.failed("model")) {
@@ -167,8 +167,8 @@ void check_sections(const RunConfig& config, ConfigReport& report) {
                                               " are more than training.steps ", config.training.steps));
   }
   if (config.training.device == DeviceChoice::cuda) report.error("training.device", "there is no backend for CUDA yet; take auto or cpu");
-  if (config.eval.texts && !config.data.tokenizer) report.error("eval.samples", "needs data.tokenizer, to read prompts and write text");
-  if (config.eval.texts && config.eval.texts->prompts.empty()) report.error("eval.samples.prompts", "must hold at least one text");
+  if (config.eval.samples && !config.data.tokenizer) report.error("eval.samples", "needs data.tokenizer, to read prompts and write text");
+  if (config.eval.samples && config.eval.samples->prompts.empty()) report.error("eval.samples.prompts", "must hold at least one text");
 }
 
 std::string replaced(std::string path, const std::string& placeholder, const std::string& value) {

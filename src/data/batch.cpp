@@ -18,7 +18,7 @@ Batch empty_batch(int64_t sequences, int64_t length) {
           .samples = std::vector<SampleId>(static_cast<size_t>(sequences))};
 }
 
-// Row `row`: inputs are tokens [begin, begin + inputs) of the dataset, targets the ones after; what is left of the row is padding.
+// Fills row `row`: inputs are tokens [begin, begin + inputs) of the dataset, targets the ones after; the rest of the row is padding.
 void fill_row(const TokenDataset& dataset, int64_t begin, int64_t inputs, const DocumentOptions& documents, int64_t row, Batch& batch) {
   std::vector<int32_t> ids(static_cast<size_t>(inputs + 1));
   std::vector<uint8_t> marks(ids.size());

@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// "; FOLDER holds a, b, c": what the user might have meant.
+// Returns "; FOLDER holds a, b, c": what the user might have meant.
 std::string listing(const fs::path& folder) {
   std::error_code error;
   std::vector<std::string> names;
@@ -28,7 +28,7 @@ std::string listing(const fs::path& folder) {
   return names.size() > kShown ? out + text(" and ", names.size() - kShown, " more") : out;
 }
 
-// The deepest part of the pattern's path that has no wildcard.
+// Returns the deepest part of the pattern's path that has no wildcard.
 fs::path folder_of(const std::string& pattern) {
   fs::path folder = fs::path(pattern).parent_path();
   while (folder.string().find_first_of("*?[{") != std::string::npos) folder = folder.parent_path();

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kChunk = 1 << 20, kChunks = 64;
 
-// Where the sampled chunk starts: chunk 0 at the start of the file, the last one at its end.
+// Returns where the sampled chunk starts: chunk 0 at the start of the file, the last one at its end.
 int64_t chunk_offset(int64_t chunk, int64_t bytes) {
   return (bytes - kChunk) / (kChunks - 1) * chunk + (bytes - kChunk) % (kChunks - 1) * chunk / (kChunks - 1);
 }

@@ -52,8 +52,8 @@ Characters characters_beside(const std::string& path) {
 Tokenizer characters_of_training_data(const DataConfig& config, const Progressed& progressed) {
   const std::vector<InputFile> files = input_files(config);
   for (const InputFile& file : files) {
-    const DataFormat format = config.format == DataFormat::automatic ? recognise_format(file, progressed) : config.format;
-    require(format != DataFormat::jsonl, ExitCode::usage, "data.tokenizer: char takes its characters from text files; tokenise ",
+    const DataFormat format = config.format == DataFormat::automatic ? recognize_format(file, progressed) : config.format;
+    require(format != DataFormat::jsonl, ExitCode::usage, "data.tokenizer: char takes its characters from text files; tokenize ",
             file.path(), " with mantissa tokenize --vocabulary");
     if (format != DataFormat::text) return characters_beside(file.path()).tokenizer;
   }
@@ -124,7 +124,7 @@ DocumentOptions document_options(const DataConfig& config) {
   return {.mask_eod_loss = config.mask_eod_loss, .reset_position_ids = config.reset_position_ids, .document_mask = config.document_mask};
 }
 
-// The set of the short form: the tail of `files`.
+// Returns the set of the short form: the tail of `files`.
 std::vector<ValidationSet> tail(const std::string& path, const TokenFiles& files, double valid_fraction) {
   const int64_t split = training_tokens(files.tokens(), valid_fraction);
   if (split == files.tokens()) return {};

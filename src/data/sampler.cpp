@@ -73,7 +73,7 @@ int32_t Sampler::next_dataset() const {
   return static_cast<int32_t>(best);
 }
 
-// One more draw from the dataset; returns how many there were before.
+// Makes one more draw from the dataset; returns how many there were before.
 int64_t Sampler::take(int32_t dataset) {
   ++drawn_;
   return taken_[static_cast<size_t>(dataset)]++;

@@ -1,4 +1,4 @@
-// Text and JSONL are tokenised when opened and kept in memory, two or four bytes a token; text of the byte tokenizer stays in its file.
+// Text and JSONL are tokenized when opened and kept in memory, two or four bytes a token; text of the byte tokenizer stays in its file.
 #include <nlohmann/json.hpp>
 
 #include "data/token_layout.h"
@@ -9,7 +9,7 @@
 namespace mantissa {
 namespace {
 
-// Tokens in memory, two bytes each where the vocabulary allows it.
+// Holds tokens in memory, two bytes each where the vocabulary allows it.
 class TokenMemory {
  public:
   TokenMemory(const TokenFileOptions& options, int64_t expected_tokens) : options_(options) {

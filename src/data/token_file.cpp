@@ -22,7 +22,7 @@ bool is_utf8(const InputFile& file, const Progressed& progressed) {
 
 bool is_text(DataFormat format) { return format == DataFormat::text || format == DataFormat::jsonl; }
 
-// A Megatron pair may be named by its prefix or its .idx.
+// Resolves the names of a Megatron pair, which may be its prefix or its .idx.
 std::string data_path(const std::string& path, DataFormat format) {
   const bool pair = format == DataFormat::megatron || path.ends_with(".idx") || !file_exists(path);
   const std::string bin = with_extension(path, ".bin");
@@ -110,7 +110,7 @@ int64_t element_bytes(ElementType type) {
   fail(ExitCode::internal, "unknown token element type");
 }
 
-DataFormat recognise_format(const InputFile& file, const Progressed& progressed) {
+DataFormat recognize_format(const InputFile& file, const Progressed& progressed) {
   const DataFormat by_magic = format_by_magic(file);
   if (by_magic != DataFormat::automatic) return by_magic;
   const std::string& path = file.path();
@@ -123,7 +123,7 @@ DataFormat recognise_format(const InputFile& file, const Progressed& progressed)
 
 TokenFile::TokenFile(const std::string& path, const TokenFileOptions& options)
     : options_(options), file_(data_path(path, options.format)), format_(options.format) {
-  if (format_ == DataFormat::automatic) format_ = recognise_format(file_, options_.progressed);
+  if (format_ == DataFormat::automatic) format_ = recognize_format(file_, options_.progressed);
   check_options(file_, format_, options_);
   layout_ = layout_of(file_, format_, options_);
   options_.tokenizer = nullptr;  // used for opening only: they need not outlive that

@@ -43,7 +43,7 @@ bool starts_with(const InputFile& file, std::string_view magic) {
   return start == magic;
 }
 
-// What llm.c's magic numbers other than token data stand for; null: not one of them.
+// Says what llm.c's other magic numbers stand for; null: not one of them.
 const char* llmc_other(int32_t magic) {
   switch (magic) {
     case 20240326: return "a model";
@@ -143,7 +143,7 @@ MegatronIndex megatron_index(const InputFile& idx) {
   require(version == 1, ExitCode::data, idx.path(), ": Megatron index version 1 is read, found ", version);
   const auto sequences = read_as<uint64_t>(idx, 18), documents = read_as<uint64_t>(idx, 26);
   const auto room = static_cast<uint64_t>(idx.size() - 34);
-  // Each count alone first, so that the sum cannot overflow.
+  // Check each count alone first, so that the sum cannot overflow.
   const bool fits = sequences <= room / 12 && documents <= room / 8;
   const uint64_t without_modes = fits ? 12 * sequences + 8 * documents : 0;
   require(fits && (without_modes == room || without_modes + sequences == room), ExitCode::data, idx.path(), ": the header says ", sequences,

@@ -1,4 +1,4 @@
-// The readers of each format: they look at headers and indices and say where the tokens lie; those of texts in text_layout.cpp. All throw
+// Read each format: the readers check headers and indices and locate the tokens; those of texts are in text_layout.cpp. All throw
 // Error(data) with the file's name.
 #pragma once
 
@@ -13,12 +13,12 @@ TokenLayout llmq_layout(const InputFile& file);
 TokenLayout nanogpt_layout(const InputFile& file, ElementType type);
 TokenLayout megatron_layout(const InputFile& bin, const InputFile& idx);
 
-// Tokenises the whole text into memory, except that bytes of the byte tokenizer are read from the file. One document.
+// Tokenizes the whole text into memory, except that bytes of the byte tokenizer are read from the file. One document.
 TokenLayout text_layout(const InputFile& file, const TokenFileOptions& options);
-// One JSON object a line, its key "text" is one document.
+// Reads one JSON object a line, whose key "text" is one document.
 TokenLayout jsonl_layout(const InputFile& file, const TokenFileOptions& options);
 
-// llm.c or llmq by its magic number, else automatic. Throws Error(data) for llm.c's files that hold no tokens.
+// Recognizes llm.c or llmq by its magic number, else returns automatic. Throws Error(data) for llm.c's files that hold no tokens.
 DataFormat format_by_magic(const InputFile& file);
 
 // "data/train.bin" gives "data/train.idx"; a path that ends neither in .bin nor .idx gets the ending appended.

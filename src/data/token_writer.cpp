@@ -61,7 +61,7 @@ int64_t MegatronWriter::finish() {
   for (int64_t sequence = 0; sequence <= sequences; ++sequence) idx_->append_value(sequence);
   bin_->sync();
   idx_->sync();
-  // An older pair loses its index first: no reader may see one file of each.
+  // Removes the index of an older pair first: no reader may see one file of each.
   std::error_code error;
   std::filesystem::remove(prefix_ + ".idx", error);
   require(!error, ExitCode::storage, prefix_, ".idx: cannot be replaced: ", error.message());

@@ -14,7 +14,7 @@ namespace {
 constexpr char32_t kReplacement = 0xFFFD;
 constexpr size_t kCharacterCodes = 0x110000;
 
-// What a checkpoint and tokenizer.json hold.
+// The content of tokenizer.json, also in a checkpoint.
 struct TokenizerFile {
   std::vector<uint32_t> characters;  // code points by id
   TokenizerKind type = TokenizerKind::byte;
@@ -48,7 +48,7 @@ class CharacterReader {
   Utf8Decoder decoder_;
 };
 
-// The one character of a text; Error(data) with `name` if it is another number of them.
+// Returns the only character of a text; Error(data) with `name` if there is not exactly one.
 char32_t only_character(const std::string& text, const std::string& name) {
   const TextOrigin origin{.name = name, .code = ExitCode::data, .offset = 0};
   std::vector<char32_t> characters;

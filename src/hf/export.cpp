@@ -9,7 +9,7 @@
 #include "mantissa/checkpoint/config_differences.h"
 #include "mantissa/checkpoint/saved_model.h"
 #include "mantissa/hf/export_files.h"
-#include "mantissa/hf/family_weights.h"
+#include "mantissa/hf/hf_weights.h"
 #include "mantissa/hf/write_export.h"
 
 namespace mantissa {
@@ -35,11 +35,11 @@ bool same_value(float a, float b, bool zeros_alike) {
   return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b) || (zeros_alike && a == 0.0F && b == 0.0F);
 }
 
-std::optional<std::string> tensor_difference(const FamilyTensor& tensor, FamilyWeights& folder, ForwardReader& weights) {
-  const bool zeros_alike = weights.quantised(tensor.parameter).rule == ScaleRule::flashinfer;
+std::optional<std::string> tensor_difference(const ArchitectureTensor& tensor, HfWeights& folder, ForwardReader& weights) {
+  const bool zeros_alike = weights.quantized(tensor.parameter).rule == ScaleRule::flashinfer;
   std::optional<std::string> found;
   std::vector<float> there, here;
-  for_slabs(tensor, [&](const RowRun& run, int64_t begin, int64_t end) {
+  for_chunks(tensor, [&](const RowRun& run, int64_t begin, int64_t end) {
     if (found) return;
     const int64_t columns = tensor.columns();
     there.resize(static_cast<size_t>((end - begin) * columns));
@@ -65,7 +65,7 @@ ExportedModel export_model(CheckpointReader& reader, const fs::path& output, con
   CheckpointWeights source(reader);
   ForwardWeights weights(source, saved.plan);
   const ExportedWeights exported(weights, saved.config.model, options, narrow_tensors(reader));
-  const std::vector<CarriedFile> files = carried_files(reader);
+  const std::vector<TokenizerFile> files = tokenizer_files(reader);
   const std::optional<Tokenizer> tokenizer = saved_tokenizer(reader);
   for (const std::string& warning : export_warnings(saved.config.model, own_tokenizer(files, tokenizer))) log_warning(warning);
   const ExportHead head{.model = saved.config.model,
@@ -75,7 +75,7 @@ ExportedModel export_model(CheckpointReader& reader, const fs::path& output, con
                         .step = reader.manifest().step,
                         .manifest = reader.hash()};
   return write_export(exported, weights, head, output, [&](const fs::path& folder) {
-    FamilyWeights written(folder);
+    HfWeights written(folder);
     std::optional<std::string> difference = export_difference(written, weights);
     const std::vector<std::string> schemes = export_scheme_differences(written, weights);
     if (!difference && !schemes.empty()) difference = schemes.front();
@@ -86,7 +86,7 @@ ExportedModel export_model(CheckpointReader& reader, const fs::path& output, con
 std::vector<std::string> export_warnings(const ModelConfig& model, const std::optional<Tokenizer>& tokenizer) {
   std::vector<std::string> warnings;
   if (model.moe && model.moe->capacity_factor)
-    warnings.emplace_back("model.moe.capacity_factor: training dropped choices, a server drops none, as eval does");
+    warnings.emplace_back("model.moe.capacity_factor: training dropped assignments, a server drops none, as eval does");
   if (model.moe && !model.moe->dense_layers.empty())
     warnings.emplace_back(
         "model.moe.dense_layers: layers without experts among others are read by transformers and vLLM only, not by llama.cpp");
@@ -96,23 +96,23 @@ std::vector<std::string> export_warnings(const ModelConfig& model, const std::op
   return warnings;
 }
 
-std::vector<std::string> export_model_differences(const FamilyWeights& folder, const ModelConfig& model) {
+std::vector<std::string> export_model_differences(const HfWeights& folder, const ModelConfig& model) {
   return forward_differences(model, folder.config().model);
 }
 
-std::vector<std::string> export_scheme_differences(const FamilyWeights& folder, const ForwardTypes& types) {
+std::vector<std::string> export_scheme_differences(const HfWeights& folder, const ForwardTypes& types) {
   std::vector<std::string> differences;
   for (const auto& [module, here] : folder.packed_modules()) {
-    const bool there = types.quantises_inputs(module + ".weight");
-    const auto how = [](bool quantised) { return quantised ? "quantised" : "in high precision"; };
+    const bool there = types.quantizes_inputs(module + ".weight");
+    const auto how = [](bool quantized) { return quantized ? "quantized" : "in high precision"; };
     if (there != here.inputs)
       differences.push_back(text(module, ": inputs are ", how(there), " in the checkpoint, ", how(here.inputs), " here"));
   }
   return differences;
 }
 
-std::optional<std::string> export_difference(FamilyWeights& folder, ForwardReader& weights) {
-  for (const FamilyTensor& tensor : folder.tensors()) {
+std::optional<std::string> export_difference(HfWeights& folder, ForwardReader& weights) {
+  for (const ArchitectureTensor& tensor : folder.tensors()) {
     if (std::optional<std::string> difference = tensor_difference(tensor, folder, weights)) return difference;
   }
   return {};

@@ -51,7 +51,7 @@ ordered_json tokenizer_json(const Tokenizer& tokenizer) {
             {"merges", ordered_json::array()}}}};
 }
 
-bool is_of_tokenizer(const CarriedFile& file) { return file.name != "config.json" && file.name != "generation_config.json"; }
+bool is_of_tokenizer(const TokenizerFile& file) { return file.name != "config.json" && file.name != "generation_config.json"; }
 
 // What decides which id a piece of text has.
 json vocabulary(const json& tokenizer) {
@@ -70,28 +70,28 @@ void write_export_file(const std::filesystem::path& folder, const std::string& n
   file.close();
 }
 
-SpecialTokens special_tokens(const std::vector<CarriedFile>& files) {
-  for (const CarriedFile& file : files) {
+SpecialTokens special_tokens(const std::vector<TokenizerFile>& files) {
+  for (const TokenizerFile& file : files) {
     if (file.name == "config.json") return read_special_tokens(file.bytes, "config.json of the imported model");
   }
   return {};
 }
 
-bool has_other_tokenizer(const std::vector<CarriedFile>& files, const Tokenizer& tokenizer) {
+bool has_other_tokenizer(const std::vector<TokenizerFile>& files, const Tokenizer& tokenizer) {
   if (std::ranges::none_of(files, is_of_tokenizer)) return false;
-  const auto found = std::ranges::find(files, "tokenizer.json", &CarriedFile::name);
+  const auto found = std::ranges::find(files, "tokenizer.json", &TokenizerFile::name);
   if (found == files.end()) return true;
   const json own = json::parse(tokenizer_json(tokenizer).dump());
   return vocabulary(json::parse(found->bytes, nullptr, false)) != vocabulary(own);
 }
 
-std::optional<Tokenizer> own_tokenizer(const std::vector<CarriedFile>& files, const std::optional<Tokenizer>& tokenizer) {
+std::optional<Tokenizer> own_tokenizer(const std::vector<TokenizerFile>& files, const std::optional<Tokenizer>& tokenizer) {
   return std::ranges::any_of(files, is_of_tokenizer) ? std::nullopt : tokenizer;
 }
 
-std::vector<CarriedFile> model_files(const std::vector<CarriedFile>& files, const std::optional<Tokenizer>& tokenizer) {
-  std::vector<CarriedFile> out;
-  std::ranges::copy_if(files, std::back_inserter(out), [](const CarriedFile& file) { return file.name != "config.json"; });
+std::vector<TokenizerFile> model_files(const std::vector<TokenizerFile>& files, const std::optional<Tokenizer>& tokenizer) {
+  std::vector<TokenizerFile> out;
+  std::ranges::copy_if(files, std::back_inserter(out), [](const TokenizerFile& file) { return file.name != "config.json"; });
   const std::optional<Tokenizer> own = own_tokenizer(files, tokenizer);
   if (!own) return out;
   const ordered_json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}, {"clean_up_tokenization_spaces", false}};

@@ -14,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int64_t kSlabElements = 2 << 20;
+constexpr int64_t kChunkElements = 2 << 20;
 
 FileDtype file_dtype(Dtype dtype) { return dtype == Dtype::bf16 ? FileDtype::bf16 : FileDtype::f32; }
 
@@ -29,21 +29,21 @@ std::vector<std::byte> transposed(const std::vector<std::byte>& elements, int64_
   return out;
 }
 
-bool is_stack(const FamilyTensor& tensor) { return tensor.transposed && !tensor.name.ends_with(".weight"); }
+bool is_grouped(const ArchitectureTensor& tensor) { return tensor.transposed && !tensor.name.ends_with(".weight"); }
 
-// Of the linear that a server knows; a stack of experts is named as its tensor.
-std::string module_name(const FamilyTensor& tensor) {
-  return is_stack(tensor) ? tensor.name : tensor.name.substr(0, tensor.name.rfind('.'));
+// Names the linear that a server knows; a grouped weight of experts is named as its tensor.
+std::string module_name(const ArchitectureTensor& tensor) {
+  return is_grouped(tensor) ? tensor.name : tensor.name.substr(0, tensor.name.rfind('.'));
 }
 
-std::vector<int64_t> scales_shape_of(const FamilyTensor& tensor) {
+std::vector<int64_t> scales_shape_of(const ArchitectureTensor& tensor) {
   const int64_t blocks = tensor.columns() / kPackedBlock;
-  if (is_stack(tensor)) return {tensor.matrices, tensor.rows() / tensor.matrices, blocks};
+  if (is_grouped(tensor)) return {tensor.matrices, tensor.rows() / tensor.matrices, blocks};
   return {tensor.rows(), blocks};
 }
 
-std::vector<int64_t> codes_shape_of(const FamilyTensor& tensor, bool narrow) {
-  if (!is_stack(tensor)) return {tensor.rows(), narrow ? tensor.columns() / 2 : tensor.columns()};
+std::vector<int64_t> codes_shape_of(const ArchitectureTensor& tensor, bool narrow) {
+  if (!is_grouped(tensor)) return {tensor.rows(), narrow ? tensor.columns() / 2 : tensor.columns()};
   std::vector<int64_t> shape = scales_shape_of(tensor);
   shape.push_back(kPackedBlock / 2);
   return shape;
@@ -58,8 +58,8 @@ RowRun between(const RowRun& run, int64_t file_begin, int64_t file_end) {
 
 }  // namespace
 
-void for_slabs(const FamilyTensor& tensor, const std::function<void(const RowRun&, int64_t, int64_t)>& body) {
-  const int64_t step = std::max<int64_t>(1, kSlabElements / std::max<int64_t>(1, tensor.columns()));
+void for_chunks(const ArchitectureTensor& tensor, const std::function<void(const RowRun&, int64_t, int64_t)>& body) {
+  const int64_t step = std::max<int64_t>(1, kChunkElements / std::max<int64_t>(1, tensor.columns()));
   for (const RowRun& run : tensor.runs) {
     for (int64_t row = 0; row < run.rows; row += step) body(run, run.row + row, run.row + std::min(run.rows, row + step));
   }
@@ -67,16 +67,20 @@ void for_slabs(const FamilyTensor& tensor, const std::function<void(const RowRun
 
 ExportedWeights::ExportedWeights(const ForwardTypes& types, const ModelConfig& model, const ExportOptions& options,
                                  std::set<std::string> narrow)
-    : types_(types), options_(options), family_(family_of(model)), tensors_(family_tensors(family_, model)), narrow_(std::move(narrow)) {
+    : types_(types),
+      options_(options),
+      architecture_(architecture_of(model)),
+      tensors_(architecture_tensors(architecture_, model)),
+      narrow_(std::move(narrow)) {
   require(options.weights == ExportWeights::packed || options.convention == Convention::compressed_tensors, ExitCode::usage, "convention ",
           choice_name(options.convention), " is of packed weights, and these are dequantized: drop it, or take weights packed");
   if (options.weights == ExportWeights::packed) find_modules();
-  for (const FamilyTensor& tensor : tensors_) {
+  for (const ArchitectureTensor& tensor : tensors_) {
     if (!packs(tensor)) {
       items_.push_back({.tensor = &tensor, .role = Role::values, .file = {tensor.name, file_dtype(dtype_of(tensor)), tensor.shape}});
       continue;
     }
-    const Format format = types.quantised(tensor.parameter).format;
+    const Format format = types.quantized(tensor.parameter).format;
     const PackedNames names = packed_names(tensor.name, format, options.convention);
     const bool narrow_codes = format == Format::e2m1;
     items_.push_back({.tensor = &tensor,
@@ -86,13 +90,13 @@ ExportedWeights::ExportedWeights(const ForwardTypes& types, const ModelConfig& m
   }
 }
 
-bool ExportedWeights::packs(const FamilyTensor& tensor) const {
+bool ExportedWeights::packs(const ArchitectureTensor& tensor) const {
   const auto found = modules_.find(module_name(tensor));
   return found != modules_.end() && found->second && tensor.parameter.ends_with(".weight");
 }
 
 void ExportedWeights::find_modules() {
-  for (const FamilyTensor& tensor : tensors_) {
+  for (const ArchitectureTensor& tensor : tensors_) {
     const ModulePrecision& module = types_.module_of(tensor.parameter);
     const ModuleKind kind = module.module.kind;
     const bool linear = kind == ModuleKind::linear || kind == ModuleKind::router || kind == ModuleKind::output;
@@ -104,37 +108,37 @@ void ExportedWeights::find_modules() {
   const bool any = std::any_of(modules_.begin(), modules_.end(), [](const auto& module) { return module.second.has_value(); });
   require(any, ExitCode::usage,
           "packed weights: no recipe of the plan quantizes a weight, so there is nothing to pack: take dequantized weights");
-  if (family_ != Family::gpt2) modules_.try_emplace("lm_head");  // which a server has, also where it is the embedding
+  if (architecture_ != Architecture::gpt2) modules_.try_emplace("lm_head");  // which a server has, also where it is the embedding
   require_one_scheme_per_layer();
   quantization();  // what the convention has not
 }
 
-void ExportedWeights::require_expressible(const FamilyTensor& tensor) const {
-  const Quantization how = types_.quantised(tensor.parameter);
+void ExportedWeights::require_expressible(const ArchitectureTensor& tensor) const {
+  const Quantization how = types_.quantized(tensor.parameter);
   const ModulePrecision& module = types_.module_of(tensor.parameter);
   const std::string who = text(module.module.path, " (recipe ", module.recipe.name, ", ", how, ")");
-  require(!tensor.transposed || is_stack(tensor), ExitCode::usage, who,
+  require(!tensor.transposed || is_grouped(tensor), ExitCode::usage, who,
           ": GPT-2 keeps its weights [in, out], where no server reads blocks: take dequantized weights");
   require(how.format != Format::e5m2, ExitCode::usage, who, ": no server reads E5M2 weights: take dequantized weights");
   require(how.block_cols % kPackedBlock == 0 && (how.format != Format::e2m1 || how.block_cols == kPackedBlock), ExitCode::usage, who,
           ": packed weights have blocks of ", kPackedBlock, ": take dequantized weights");
-  if (family_ == Family::gpt_oss) {
-    require(is_stack(tensor) && how.format == Format::e2m1 && !module.recipe.gemms.any(), ExitCode::usage, who,
+  if (architecture_ == Architecture::gpt_oss) {
+    require(is_grouped(tensor) && how.format == Format::e2m1 && !module.recipe.gemms.any(), ExitCode::usage, who,
             ": of gpt-oss only experts are packed, in E2M1, with inputs in high precision: take dequantized weights");
     return;
   }
   const Quantization& input = module.recipe.input;
-  require(!types_.quantises_inputs(tensor.parameter) || (input.format == Format::e4m3 && input.block_cols == how.block()), ExitCode::usage,
-          who, ": its input is ", input, ", and servers quantise inputs to E4M3 only");
+  require(!types_.quantizes_inputs(tensor.parameter) || (input.format == Format::e4m3 && input.block_cols == how.block()), ExitCode::usage,
+          who, ": its input is ", input, ", and servers quantize inputs to E4M3 only");
 }
 
 // Servers fuse all experts of a layer, and all three of their weights.
 void ExportedWeights::require_one_scheme_per_layer() const {
-  std::map<std::string, const FamilyTensor*> first;
-  for (const FamilyTensor& tensor : tensors_) {
+  std::map<std::string, const ArchitectureTensor*> first;
+  for (const ArchitectureTensor& tensor : tensors_) {
     const size_t experts = tensor.name.find(".experts.");
     if (experts == std::string::npos || !modules_.contains(module_name(tensor))) continue;
-    const FamilyTensor& other = *first.emplace(tensor.name.substr(0, experts), &tensor).first->second;
+    const ArchitectureTensor& other = *first.emplace(tensor.name.substr(0, experts), &tensor).first->second;
     const ModulePrecision &a = types_.module_of(other.parameter), &b = types_.module_of(tensor.parameter);
     require(modules_.at(module_name(other)) == modules_.at(module_name(tensor)), ExitCode::usage, "servers multiply by all experts of ",
             tensor.name.substr(0, experts), " in one format, but ", a.module.path, " has recipe ", a.recipe.name, " (",
@@ -145,7 +149,7 @@ void ExportedWeights::require_one_scheme_per_layer() const {
 
 std::string ExportedWeights::quantization() const {
   const bool any = std::ranges::any_of(modules_, [](const auto& module) { return module.second.has_value(); });
-  if (any && family_ == Family::gpt_oss) {
+  if (any && architecture_ == Architecture::gpt_oss) {
     for (const auto& [name, scheme] : modules_) {
       require(scheme || name.find(".experts.") == std::string::npos, ExitCode::usage, name,
               " is in high precision, and gpt-oss has MXFP4 in all layers or none: take dequantized weights");
@@ -169,7 +173,7 @@ Dtype ExportedWeights::common_dtype() const {
   return narrow ? Dtype::bf16 : Dtype::f32;
 }
 
-Dtype ExportedWeights::dtype_of(const FamilyTensor& tensor) const {
+Dtype ExportedWeights::dtype_of(const ArchitectureTensor& tensor) const {
   if (options_.dtype != ExportDtype::automatic) return options_.dtype == ExportDtype::bf16 ? Dtype::bf16 : Dtype::f32;
   return narrow_.contains(tensor.name) ? Dtype::bf16 : types_.dtype(tensor.parameter);
 }
@@ -192,7 +196,7 @@ json ExportedWeights::write(ForwardReader& weights, const Put& put) const {
 }
 
 json ExportedWeights::entry_of(const Item& item) const {
-  const Quantization how = types_.quantised(item.tensor->parameter);
+  const Quantization how = types_.quantized(item.tensor->parameter);
   json entry = {{"tensor", item.file.name},
                 {"module", types_.module_of(item.tensor->parameter).module.path},
                 {"dtype", file_dtype_name(item.file.dtype)},
@@ -207,14 +211,14 @@ json ExportedWeights::entry_of(const Item& item) const {
 
 void ExportedWeights::write_item(const Item& item, ForwardReader& weights, const Put& put) const {
   if (!item.tensor->in_order()) return write_by_matrix(item, weights, put);
-  for_slabs(*item.tensor, [&](const RowRun& run, int64_t begin, int64_t end) {
+  for_chunks(*item.tensor, [&](const RowRun& run, int64_t begin, int64_t end) {
     with_rows(item, {.file_row = run.file_row + begin - run.row, .row = begin, .rows = end - begin}, weights, put);
   });
 }
 
 // Rows that the file has in another order are put into it for one matrix at a time.
 void ExportedWeights::write_by_matrix(const Item& item, ForwardReader& weights, const Put& put) const {
-  const FamilyTensor& tensor = *item.tensor;
+  const ArchitectureTensor& tensor = *item.tensor;
   const int64_t each = tensor.rows() / tensor.matrices;
   std::vector<std::byte> matrix;
   for (int64_t first = 0; first < tensor.rows(); first += each) {
@@ -236,7 +240,7 @@ void ExportedWeights::write_by_matrix(const Item& item, ForwardReader& weights, 
 
 // Rows as they are in the file, where it is written.
 void ExportedWeights::with_rows(const Item& item, const RowRun& run, ForwardReader& weights, const Put& use) const {
-  const FamilyTensor& tensor = *item.tensor;
+  const ArchitectureTensor& tensor = *item.tensor;
   const int64_t begin = run.row, end = run.row + run.rows;
   if (item.role == Role::values) {
     std::vector<float> values(static_cast<size_t>(run.rows * tensor.columns()));

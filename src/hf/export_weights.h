@@ -11,8 +11,8 @@
 
 namespace mantissa {
 
-// Calls body(run, first row, last row + 1 of the parameter) for slabs of the rows of a tensor, in order.
-void for_slabs(const FamilyTensor& tensor, const std::function<void(const RowRun&, int64_t, int64_t)>& body);
+// Calls body(run, first row, last row + 1 of the parameter) for chunks of the rows of a tensor, in order.
+void for_chunks(const ArchitectureTensor& tensor, const std::function<void(const RowRun&, int64_t, int64_t)>& body);
 
 class ExportedWeights {
  public:
@@ -20,7 +20,7 @@ class ExportedWeights {
   // kept in fp32. Throws what export_model() says of models and conventions.
   ExportedWeights(const ForwardTypes& types, const ModelConfig& model, const ExportOptions& options, std::set<std::string> narrow = {});
 
-  Family family() const { return family_; }
+  Architecture architecture() const { return architecture_; }
   std::vector<SafetensorsTensor> tensors() const;
   Dtype common_dtype() const;                                // for config.json: bf16 if any matrix is
   const PackedModules& modules() const { return modules_; }  // linears by name
@@ -34,23 +34,23 @@ class ExportedWeights {
  private:
   enum class Role { values, codes, scales };
   struct Item {
-    const FamilyTensor* tensor;
+    const ArchitectureTensor* tensor;
     Role role;
     SafetensorsTensor file;
   };
 
-  bool packs(const FamilyTensor& tensor) const;
+  bool packs(const ArchitectureTensor& tensor) const;
   void find_modules();
-  void require_expressible(const FamilyTensor& tensor) const;
+  void require_expressible(const ArchitectureTensor& tensor) const;
   void require_one_scheme_per_layer() const;
-  Dtype dtype_of(const FamilyTensor& tensor) const;
+  Dtype dtype_of(const ArchitectureTensor& tensor) const;
   nlohmann::json entry_of(const Item& item) const;
   void write_item(const Item& item, ForwardReader& weights, const Put& put) const;
   void write_by_matrix(const Item& item, ForwardReader& weights, const Put& put) const;
   void with_rows(const Item& item, const RowRun& run, ForwardReader& weights, const Put& use) const;
   // Of the parameter, from row `begin`; where: what they were read from, for messages.
   struct Rows {
-    const FamilyTensor& tensor;
+    const ArchitectureTensor& tensor;
     const RowRun& run;
     int64_t begin;
     std::span<const float> values;
@@ -59,8 +59,8 @@ class ExportedWeights {
 
   const ForwardTypes& types_;
   ExportOptions options_;
-  Family family_;
-  std::vector<FamilyTensor> tensors_;
+  Architecture architecture_;
+  std::vector<ArchitectureTensor> tensors_;
   std::set<std::string> narrow_;
   PackedModules modules_;
   std::vector<Item> items_;

@@ -23,25 +23,25 @@ const ModulePrecision& ForwardTypes::module_of(const std::string& parameter) con
   return itself ? *itself : plan_.of(parameter.substr(0, parameter.rfind('.')));
 }
 
-Quantization ForwardTypes::quantised(const std::string& parameter) const {
+Quantization ForwardTypes::quantized(const std::string& parameter) const {
   const ModulePrecision& module = module_of(parameter);
   const bool high = module.exported == StoredType::fp32 || module.exported == StoredType::bf16;
   return high || !parameter.ends_with(".weight") ? Quantization{} : module.resident_codes();
 }
 
-bool ForwardTypes::quantises_inputs(const std::string& parameter) const {
+bool ForwardTypes::quantizes_inputs(const std::string& parameter) const {
   const Recipe& recipe = module_of(parameter).recipe;
   return recipe.input && recipe.gemms.fprop;
 }
 
 std::optional<PackedScheme> ForwardTypes::scheme(const std::string& parameter) const {
-  const Quantization how = quantised(parameter);
+  const Quantization how = quantized(parameter);
   if (!how) return {};
-  return PackedScheme{.format = how.format, .inputs = quantises_inputs(parameter)};
+  return PackedScheme{.format = how.format, .inputs = quantizes_inputs(parameter)};
 }
 
 Dtype ForwardTypes::dtype(const std::string& parameter) const {
-  return quantised(parameter) ? Dtype::bf16 : module_of(parameter).recipe.compute;
+  return quantized(parameter) ? Dtype::bf16 : module_of(parameter).recipe.compute;
 }
 
 ForwardWeights::ForwardWeights(WeightSource& source, const PrecisionPlan& plan)
@@ -53,7 +53,7 @@ ForwardWeights::ForwardWeights(WeightSource& source, const PrecisionPlan& plan)
 
 Dtype ForwardWeights::dtype(const std::string& parameter) const {
   const WeightForm form = source_.form(parameter);
-  return form.master || quantised(parameter) ? ForwardTypes::dtype(parameter) : form.dtype;
+  return form.master || quantized(parameter) ? ForwardTypes::dtype(parameter) : form.dtype;
 }
 
 Tensor ForwardWeights::values(const std::string& parameter, int64_t begin, int64_t end) {
@@ -66,13 +66,13 @@ Tensor ForwardWeights::values(const std::string& parameter, int64_t begin, int64
 // As they are: made from their values, a scale could be another with the same values.
 QuantizedTensor ForwardWeights::imported_codes(const std::string& parameter, int64_t begin, int64_t end) {
   const WeightForm form = source_.form(parameter);
-  const QuantizedTensor out = empty_quantized(*device_, {end - begin, form.columns}, quantised(parameter));
+  const QuantizedTensor out = empty_quantized(*device_, {end - begin, form.columns}, quantized(parameter));
   source_.read_codes(parameter, begin, end, host_memory(out.codes), host_memory(out.scales));
   return out;
 }
 
 ForwardWeights::Blocks ForwardWeights::blocks(const std::string& parameter, int64_t begin, int64_t end) {
-  const Quantization how = quantised(parameter);
+  const Quantization how = quantized(parameter);
   const Quantization kept = source_.form(parameter).codes;
   if (kept.format == how.format && how.rowwise() && kept.block_cols == how.block_cols)
     return {.codes = imported_codes(parameter, begin, end), .first = begin};
@@ -87,7 +87,7 @@ ForwardWeights::Blocks ForwardWeights::blocks(const std::string& parameter, int6
 void ForwardWeights::read(const std::string& parameter, int64_t begin, int64_t end, std::span<float> out) {
   require(std::ssize(out) == shapes_.at(parameter).with_dim0(end - begin).elements(), parameter, ": ", out.size(), " values for rows ",
           begin, " to ", end);
-  if (!quantised(parameter)) {
+  if (!quantized(parameter)) {
     const Tensor read = values(parameter, begin, end);
     const bool rounded = dtype(parameter) == Dtype::bf16 && source_.form(parameter).master;
     const Tensor exact = rounded ? converted(converted(read, Dtype::bf16), Dtype::f32) : read;

@@ -9,7 +9,7 @@
 #include "mantissa/checkpoint/checkpoint.h"
 #include "mantissa/checkpoint/checkpoint_writer.h"
 #include "mantissa/formats/element.h"
-#include "mantissa/hf/family_weights.h"
+#include "mantissa/hf/hf_weights.h"
 #include "mantissa/io/pending_folder.h"
 #include "mantissa/models/model_shape.h"
 #include "mantissa/tensor/nonfinite.h"
@@ -21,79 +21,81 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kImportChunkBytes = 8 << 20;
 
-std::vector<CarriedFile> files_of(FamilyWeights& weights) {
-  std::vector<CarriedFile> files;
-  for (const char* const name : kCarriedFiles) {
+std::vector<TokenizerFile> files_of(HfWeights& weights) {
+  std::vector<TokenizerFile> files;
+  for (const char* const name : kTokenizerFiles) {
     if (std::optional<std::string> content = weights.file(name)) files.push_back({.name = name, .bytes = std::move(*content)});
   }
   return files;
 }
 
 // An export, eval and generate read them again: better to fail here than after training.
-void require_readable(const std::vector<CarriedFile>& files, const fs::path& folder) {
-  for (const CarriedFile& file : files) {
+void require_readable(const std::vector<TokenizerFile>& files, const fs::path& folder) {
+  for (const TokenizerFile& file : files) {
     if (file.name == "config.json" || file.name == "generation_config.json") read_special_tokens(file.bytes, (folder / file.name).string());
   }
 }
 
 // Types of tensors whose parameter is kept in a wider one: of these the checkpoint would not know.
-nlohmann::json narrow_tensors(const FamilyWeights& weights) {
+nlohmann::json narrow_tensors(const HfWeights& weights) {
   nlohmann::json names = nlohmann::json::array();
-  for (const FamilyTensor& tensor : weights.tensors()) {
+  for (const ArchitectureTensor& tensor : weights.tensors()) {
     if (weights.file_dtype(tensor) != weights.form(tensor.parameter).dtype) names.push_back(tensor.name);
   }
   return names;
 }
 
-CheckpointHead head_of(const FamilyWeights& weights) {
+CheckpointHead head_of(const HfWeights& weights) {
   const RunConfig config = weights.run_config();
   return {
       .config = effective_config(config),
-      .state = nlohmann::json{{"imported", {{"family", family_name(weights.config().family)}, {"bf16_tensors", narrow_tensors(weights)}}}}
-                   .dump(),
+      .state =
+          nlohmann::json{
+              {"imported", {{"architecture", architecture_name(weights.config().architecture)}, {"bf16_tensors", narrow_tensors(weights)}}}}
+              .dump(),
       .fingerprints = {.build = build_fingerprint()}};
 }
 
 // Whether the parameter stays codes. Embeddings and routers are in high precision here, whatever a file has, and so is an output projection
-// that is not E4M3 with quantised inputs.
-bool keeps_codes(const FamilyWeights& weights, const PrecisionPlan& plan, const std::string& parameter) {
+// that is not E4M3 with quantized inputs.
+bool keeps_codes(const HfWeights& weights, const PrecisionPlan& plan, const std::string& parameter) {
   return weights.form(parameter).codes && plan.of(parameter.substr(0, parameter.rfind('.'))).resident_codes();
 }
 
-int64_t bytes_of(const FamilyWeights& weights, const PrecisionPlan& plan, const ParameterShape& parameter) {
+int64_t bytes_of(const HfWeights& weights, const PrecisionPlan& plan, const ParameterShape& parameter) {
   const WeightForm form = weights.form(parameter.name);
   if (keeps_codes(weights, plan, parameter.name)) return parameter.shape[0] * (code_bytes(form) + scale_bytes(form));
   return parameter.shape.elements() * dtype_bytes(form.dtype);
 }
 
-// Calls body(first row, last row + 1) for slabs of rows of so many bytes.
-void for_slabs(int64_t rows, int64_t row_bytes, const std::function<void(int64_t, int64_t)>& body) {
+// Calls body(first row, last row + 1) for chunks of rows of so many bytes.
+void for_chunks(int64_t rows, int64_t row_bytes, const std::function<void(int64_t, int64_t)>& body) {
   const int64_t step = std::max<int64_t>(1, kImportChunkBytes / row_bytes);
   for (int64_t row = 0; row < rows; row += step) body(row, std::min(rows, row + step));
 }
 
-[[noreturn]] void refuse(const FamilyWeights& weights, const ParameterShape& parameter, int64_t row, int64_t column, const char* why) {
+[[noreturn]] void refuse(const HfWeights& weights, const ParameterShape& parameter, int64_t row, int64_t column, const char* why) {
   fail(ExitCode::data, weights.where(), ": ", weights.element(parameter.name, row, column), ' ', why);
 }
 
-void write_values(FamilyWeights& weights, const ParameterShape& parameter, ShardStream& shard) {
+void write_values(HfWeights& weights, const ParameterShape& parameter, ShardStream& shard) {
   const WeightForm form = weights.form(parameter.name);
   shard.begin("value." + parameter.name, form.dtype, dimensions(parameter.shape));
   const int64_t columns = parameter.shape.with_dim0(1).elements();
-  std::vector<std::byte> slab;
-  for_slabs(parameter.shape[0], columns * dtype_bytes(form.dtype), [&](int64_t begin, int64_t end) {
+  std::vector<std::byte> chunk;
+  for_chunks(parameter.shape[0], columns * dtype_bytes(form.dtype), [&](int64_t begin, int64_t end) {
     Box box = whole_box(dimensions(parameter.shape));
     box.start[0] = begin;
     box.size[0] = end - begin;
-    slab.resize(static_cast<size_t>(box.elements() * dtype_bytes(form.dtype)));
+    chunk.resize(static_cast<size_t>(box.elements() * dtype_bytes(form.dtype)));
     if (form.codes) {
-      weights.read_fp32(parameter.name, box, {reinterpret_cast<float*>(slab.data()), static_cast<size_t>(box.elements())});
+      weights.read_fp32(parameter.name, box, {reinterpret_cast<float*>(chunk.data()), static_cast<size_t>(box.elements())});
     } else {
-      weights.read(parameter.name, box, slab);
+      weights.read(parameter.name, box, chunk);
     }
-    const int64_t bad = first_nonfinite(form.dtype, slab);
+    const int64_t bad = first_nonfinite(form.dtype, chunk);
     if (bad >= 0) refuse(weights, parameter, begin + bad / columns, bad % columns, "is NaN or Inf");
-    shard.write(slab);
+    shard.write(chunk);
   });
 }
 
@@ -104,7 +106,7 @@ struct CodeRows {
 };
 
 // A scale of 255, or in E4M3 a code of 0x7F, is NaN.
-void require_numbers(const FamilyWeights& weights, const ParameterShape& parameter, const CodeRows& rows) {
+void require_numbers(const HfWeights& weights, const ParameterShape& parameter, const CodeRows& rows) {
   const WeightForm form = weights.form(parameter.name);
   const auto refuse_at = [&](size_t at, int64_t row_bytes, int64_t values, const char* why) {
     const auto index = static_cast<int64_t>(at);
@@ -119,7 +121,7 @@ void require_numbers(const FamilyWeights& weights, const ParameterShape& paramet
 }
 
 // Codes in the largest scales may be beyond fp32, of which there are few.
-void require_finite(FamilyWeights& weights, const ParameterShape& parameter, const CodeRows& rows) {
+void require_finite(HfWeights& weights, const ParameterShape& parameter, const CodeRows& rows) {
   constexpr std::byte kSafe{240};  // 448 * 2^(240 - 127) and less is in fp32
   if (std::ranges::none_of(rows.scales, [&](std::byte scale) { return scale > kSafe; })) return;
   const int64_t columns = parameter.shape.with_dim0(1).elements();
@@ -130,12 +132,12 @@ void require_finite(FamilyWeights& weights, const ParameterShape& parameter, con
 }
 
 // All codes, then all scales, of which there are few enough to be read twice.
-void write_codes(FamilyWeights& weights, const ParameterShape& parameter, ShardStream& shard) {
+void write_codes(HfWeights& weights, const ParameterShape& parameter, ShardStream& shard) {
   const WeightForm form = weights.form(parameter.name);
   const int64_t row_codes = code_bytes(form), row_scales = scale_bytes(form);
   std::vector<std::byte> codes, scales;
   shard.begin("codes." + parameter.name, Dtype::u8, {parameter.shape[0], row_codes});
-  for_slabs(parameter.shape[0], row_codes, [&](int64_t begin, int64_t end) {
+  for_chunks(parameter.shape[0], row_codes, [&](int64_t begin, int64_t end) {
     codes.resize(static_cast<size_t>((end - begin) * row_codes));
     scales.resize(static_cast<size_t>((end - begin) * row_scales));
     weights.read_codes(parameter.name, begin, end, codes, scales);
@@ -145,7 +147,7 @@ void write_codes(FamilyWeights& weights, const ParameterShape& parameter, ShardS
     shard.write(codes);
   });
   shard.begin("scales." + parameter.name, Dtype::u8, {parameter.shape[0], row_scales});
-  for_slabs(parameter.shape[0], row_codes, [&](int64_t begin, int64_t end) {
+  for_chunks(parameter.shape[0], row_codes, [&](int64_t begin, int64_t end) {
     scales.resize(static_cast<size_t>((end - begin) * row_scales));
     weights.read_codes(parameter.name, begin, end, {}, scales);
     require_numbers(weights, parameter, {.begin = begin, .end = end, .codes = {}, .scales = scales});
@@ -156,17 +158,17 @@ void write_codes(FamilyWeights& weights, const ParameterShape& parameter, ShardS
 }  // namespace
 
 ImportedModel import_model(const fs::path& folder, const fs::path& output) {
-  FamilyWeights weights(folder);
-  const std::vector<CarriedFile> files = files_of(weights);
+  HfWeights weights(folder);
+  const std::vector<TokenizerFile> files = files_of(weights);
   require_readable(files, folder);
   const std::vector<ParameterShape> parameters = parameter_shapes(model_shape(weights.config().model));
-  ImportedModel imported{.family = weights.config().family};
+  ImportedModel imported{.architecture = weights.config().architecture};
   const PrecisionPlan plan = resolve_plan(weights.run_config());
   for (const ParameterShape& parameter : parameters) {
     imported.parameters += parameter.shape.elements();
     imported.bytes += bytes_of(weights, plan, parameter);
   }
-  for (const CarriedFile& file : files) imported.bytes += static_cast<int64_t>(file.bytes.size());
+  for (const TokenizerFile& file : files) imported.bytes += static_cast<int64_t>(file.bytes.size());
   for (const ParameterShape& parameter : parameters) {
     if (weights.form(parameter.name).codes && !keeps_codes(weights, plan, parameter.name))
       log_warning(parameter.name, ": codes in ", folder.string(), ", imported as values: no recipe computes with this module's codes so");
@@ -176,8 +178,8 @@ ImportedModel import_model(const fs::path& folder, const fs::path& output) {
   ShardStream shard(pending.path(), imported.bytes);
   for (const ParameterShape& parameter : parameters)
     keeps_codes(weights, plan, parameter.name) ? write_codes(weights, parameter, shard) : write_values(weights, parameter, shard);
-  for (const CarriedFile& file : files) {
-    shard.begin(kCarriedPrefix + file.name, Dtype::u8, {static_cast<int64_t>(file.bytes.size())});
+  for (const TokenizerFile& file : files) {
+    shard.begin(kTokenizerFilePrefix + file.name, Dtype::u8, {static_cast<int64_t>(file.bytes.size())});
     shard.write(std::as_bytes(std::span(file.bytes)));
   }
   weights.require_unchanged();

@@ -33,9 +33,9 @@ LiveWeights::LiveWeights(const ParameterSet& parameters, const PrecisionPlan& pl
   if (writes()) device_ = make_backend("cpu");
 }
 
-// Of one row of a matrix, or an element of a vector. Scales are one for each block along the row, whatever its height.
+// Counts the bytes of one row of a matrix, or an element of a vector. There is one scale for each block along the row, whatever its height.
 int64_t LiveWeights::row_bytes(const Rows& rows, int64_t columns) {
-  const Quantization& how = rows.of.quantised;
+  const Quantization& how = rows.of.quantized;
   if (rows.kind == Kind::scales) return columns / how.block_cols;
   if (rows.kind == Kind::codes) return how.format == Format::e2m1 ? columns / 2 : columns;
   return columns * dtype_bytes(rows.of.dtype);
@@ -47,18 +47,18 @@ const Parameter& LiveWeights::parameter_of(const std::string& name) const {
   return *found;
 }
 
-// What several ranks hold alike comes from the first of them.
+// Tensors that several ranks hold alike come from the first of them.
 std::vector<LiveWeights::Piece> LiveWeights::pieces(const Rows& rows, int rank) const {
   const int tensor = rank % tensor_ranks_, expert = rank / tensor_ranks_;
   const bool alike = (rows.of.split == Split::none && tensor > 0) || (!rows.of.among_experts() && expert > 0);
   if (alike) return {};
   Parameter of(as_of(rows.of, tensor, expert));
   std::vector<Piece> found;
-  for (const Part::Slab& slab : Part{.of = &of, .begin = 0, .end = of.shape[0]}.slabs()) {
-    const int64_t first = std::max(slab.row, rows.begin), last = std::min(slab.row + slab.end - slab.begin, rows.end);
+  for (const ParameterShard::Chunk& chunk : ParameterShard{.of = &of, .begin = 0, .end = of.shape[0]}.chunks()) {
+    const int64_t first = std::max(chunk.row, rows.begin), last = std::min(chunk.row + chunk.end - chunk.begin, rows.end);
     if (first >= last) continue;
-    const int64_t begin = slab.begin + first - slab.row;
-    found.push_back({.begin = begin, .end = begin + last - first, .row = first - rows.begin, .column = slab.column});
+    const int64_t begin = chunk.begin + first - chunk.row;
+    found.push_back({.begin = begin, .end = begin + last - first, .row = first - rows.begin, .column = chunk.column});
   }
   return found;
 }
@@ -94,7 +94,7 @@ std::vector<std::byte> LiveWeights::gathered(const Rows& rows) const {
   return writes() ? joined(rows, by_rank) : std::vector<std::byte>();
 }
 
-// The pieces of all ranks where they belong.
+// Puts the pieces of all ranks in place.
 std::vector<std::byte> LiveWeights::joined(const Rows& rows, std::span<const std::byte> by_rank) const {
   const auto bytes = [&](int64_t columns) { return static_cast<size_t>(row_bytes(rows, columns)); };
   const size_t width = bytes(columns_of(rows.of.shape)), whole = bytes(columns_of(rows.of.stored_shape()));
@@ -116,7 +116,7 @@ std::vector<std::byte> LiveWeights::scales(const std::string& parameter, int64_t
   const Parameter& of = parameter_of(parameter);
   const std::vector<std::byte> all = gathered({.of = of, .begin = begin, .end = end, .kind = Kind::scales});
   if (!writes()) return {};
-  Quantization by_row = of.quantised;
+  Quantization by_row = of.quantized;
   by_row.block_rows = 1;
   return packed_scales(all, columns_of(of.stored_shape()), by_row, 0, end - begin);
 }
@@ -125,7 +125,7 @@ void LiveWeights::read(const std::string& parameter, int64_t begin, int64_t end,
   const Parameter& of = parameter_of(parameter);
   const Rows rows{.of = of, .begin = begin, .end = end, .kind = Kind::values};
   const Shape shape = of.stored_shape().with_dim0(end - begin);
-  if (!quantised(parameter)) {
+  if (!quantized(parameter)) {
     const std::vector<std::byte> values = gathered(rows);
     if (!writes()) return;
     const Tensor wide = converted(from_host(*device_, of.dtype, shape, values.data()), Dtype::f32);
@@ -135,7 +135,7 @@ void LiveWeights::read(const std::string& parameter, int64_t begin, int64_t end,
   const std::vector<std::byte> codes = this->codes(parameter, begin, end),
                                scales = gathered({.of = of, .begin = begin, .end = end, .kind = Kind::scales});
   if (!writes()) return;
-  Quantization by_row = of.quantised;
+  Quantization by_row = of.quantized;
   by_row.block_rows = 1;
   const QuantizedTensor both{.codes = from_host(*device_, Dtype::u8, codes_shape(shape, by_row), codes.data()),
                              .scales = from_host(*device_, Dtype::u8, scales_shape(shape, by_row), scales.data()),

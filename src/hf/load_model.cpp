@@ -8,9 +8,9 @@
 #include "mantissa/backend/functions.h"
 #include "mantissa/checkpoint/checkpoint_search.h"
 #include "mantissa/checkpoint/ranks_together.h"
-#include "mantissa/checkpoint/read_part.h"
+#include "mantissa/checkpoint/read_shard.h"
 #include "mantissa/checkpoint/saved_model.h"
-#include "mantissa/hf/family_weights.h"
+#include "mantissa/hf/hf_weights.h"
 
 namespace mantissa {
 namespace {
@@ -18,9 +18,9 @@ namespace {
 namespace fs = std::filesystem;
 
 // Of the files that belong to a model, which are asked only when somebody generates: nothing else needs them to be right.
-std::vector<int32_t> end_tokens(const std::vector<CarriedFile>& files, int64_t vocab_size) {
+std::vector<int32_t> end_tokens(const std::vector<TokenizerFile>& files, int64_t vocab_size) {
   for (const char* const name : {"generation_config.json", "config.json"}) {
-    const auto file = std::ranges::find(files, name, &CarriedFile::name);
+    const auto file = std::ranges::find(files, name, &TokenizerFile::name);
     const std::string tokens = file != files.end() ? read_special_tokens(file->bytes, name).end : "";
     if (tokens.empty() || tokens == "[]") continue;
     std::vector<int32_t> ids;
@@ -31,8 +31,8 @@ std::vector<int32_t> end_tokens(const std::vector<CarriedFile>& files, int64_t v
   return {};
 }
 
-void take_end_tokens(std::vector<CarriedFile> files, LoadedModel& loaded) {
-  std::erase_if(files, [](const CarriedFile& file) { return !file.name.ends_with("config.json"); });
+void take_end_tokens(std::vector<TokenizerFile> files, LoadedModel& loaded) {
+  std::erase_if(files, [](const TokenizerFile& file) { return !file.name.ends_with("config.json"); });
   loaded.end_tokens = [files = std::move(files), size = *loaded.config.model.vocab_size] { return end_tokens(files, size); };
 }
 
@@ -45,15 +45,15 @@ void compute_in(Dtype dtype, PrecisionConfig& precision) {
 }
 
 // The model of a folder of Hugging Face's form.
-LoadedModel load_family(const fs::path& folder, const TensorRanks& ranks, std::optional<Dtype> dtype) {
+LoadedModel load_hf_folder(const fs::path& folder, const TensorRanks& ranks, std::optional<Dtype> dtype) {
   LoadedModel loaded;
   loaded.path = folder;
   agree_on_reading(ranks.group, [&] {
-    FamilyWeights weights(folder);
+    HfWeights weights(folder);
     loaded.config = for_ranks(weights.run_config(), ranks);
     if (dtype) compute_in(*dtype, loaded.config.precision);
     const PrecisionPlan plan = resolve_plan(loaded.config);
-    std::vector<CarriedFile> files;
+    std::vector<TokenizerFile> files;
     for (const char* const name : {"generation_config.json", "config.json"}) {
       if (std::optional<std::string> content = weights.file(name)) files.push_back({.name = name, .bytes = std::move(*content)});
     }
@@ -61,11 +61,11 @@ LoadedModel load_family(const fs::path& folder, const TensorRanks& ranks, std::o
     loaded.device = make_backend(loaded.config.training.backend());
     loaded.model = std::make_unique<Gpt>(loaded.config.model, *loaded.device, plan, GptOptions{.gradients = false, .tensor = ranks});
     ParameterSet& parameters = loaded.model->parameters();
-    for (const Part& part : slabs_of(parameters)) {
-      const Tensor master = parameters.room_for_master(part);
-      read_part(weights, part, master);
-      parameters.store(part, master);
-      const std::string bad = nonfinite_weight(part, master);
+    for (const ParameterShard& shard : chunks_of(parameters)) {
+      const Tensor master = parameters.room_for_master(shard);
+      read_shard(weights, shard, master);
+      parameters.store(shard, master);
+      const std::string bad = nonfinite_weight(shard, master);
       require(bad.empty(), ExitCode::data, folder.string(), ": ", bad, ": weights must be finite");
     }
     weights.require_unchanged();
@@ -83,7 +83,7 @@ PrecisionPlan make_model(CheckpointReader& reader, const TensorRanks& ranks, std
     plan = resolve_plan(loaded.config);
   }
   loaded.tokenizer = saved_tokenizer(reader);
-  take_end_tokens(carried_files(reader), loaded);
+  take_end_tokens(tokenizer_files(reader), loaded);
   loaded.model.reset();  // before the device it lives on
   loaded.device = make_backend(loaded.config.training.backend());
   loaded.model = std::make_unique<Gpt>(loaded.config.model, *loaded.device, plan, GptOptions{.gradients = false, .tensor = ranks});
@@ -93,7 +93,7 @@ PrecisionPlan make_model(CheckpointReader& reader, const TensorRanks& ranks, std
 }  // namespace
 
 LoadedModel load_model(const fs::path& path, const TensorRanks& ranks, std::optional<Dtype> dtype) {
-  if (is_family_folder(path)) return load_family(path, ranks, dtype);
+  if (is_hf_folder(path)) return load_hf_folder(path, ranks, dtype);
   LoadedModel loaded;
   const auto load = [&](CheckpointReader& reader) {
     std::optional<PrecisionPlan> plan;

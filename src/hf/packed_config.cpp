@@ -3,7 +3,7 @@
 #include <set>
 
 #include "mantissa/checkpoint/weight_source.h"
-#include "mantissa/hf/family_weights.h"
+#include "mantissa/hf/hf_weights.h"
 #include "mantissa/models/model_shape.h"
 
 namespace mantissa {
@@ -21,7 +21,7 @@ QuantizationConfig blocks_of(Format format) {
   return {.format = format, .block = {how.block_rows, how.block_cols}, .rule = how.rule};
 }
 
-// The weight as the codes of the file, or their values where there is no product of such codes; the input as the server quantises it.
+// The weight as the codes of the file, or their values where there is no GEMM of such codes; the input as the server quantizes it.
 RecipeConfig recipe_of(const PackedScheme& scheme, Dtype dtype) {
   RecipeConfig recipe{.base = "high", .compute = dtype, .weight = {}, .input = {}, .output_grad = {}, .weight_fake_quant = {}, .gemms = {}};
   const bool multiplied = scheme.format == Format::e4m3;
@@ -33,8 +33,8 @@ RecipeConfig recipe_of(const PackedScheme& scheme, Dtype dtype) {
 }
 
 std::string scheme_text(const std::optional<PackedScheme>& scheme) {
-  if (!scheme) return "not quantised";
-  return text(format_name(scheme->format), scheme->inputs ? " with quantised inputs" : " with inputs in high precision");
+  if (!scheme) return "not quantized";
+  return text(format_name(scheme->format), scheme->inputs ? " with quantized inputs" : " with inputs in high precision");
 }
 
 // An output projection is computed with as codes only if its inputs are, too, and a router never.
@@ -79,7 +79,7 @@ std::vector<RuleConfig> rules_of(const std::map<std::string, PackedScheme>& pack
 }  // namespace
 
 // What the file holds and what quantization_config says of it must be the same, for all parts of one weight.
-std::optional<PackedScheme> FamilyWeights::scheme_of(const std::vector<Piece>& pieces, const PackedConfig& config) const {
+std::optional<PackedScheme> HfWeights::scheme_of(const std::vector<Piece>& pieces, const PackedConfig& config) const {
   const auto module_of = [](const Piece& piece) { return piece.tensor->name.substr(0, piece.tensor->name.rfind('.')); };
   const std::string first = module_of(pieces.front());
   const std::optional<PackedScheme> scheme = config.scheme(first);
@@ -95,23 +95,23 @@ std::optional<PackedScheme> FamilyWeights::scheme_of(const std::vector<Piece>& p
   return scheme;
 }
 
-// Codes alone do not say how a server quantises what they are multiplied by.
-std::optional<PackedConfig> FamilyWeights::packed_config() const {
+// Codes alone do not say how a server quantizes what they are multiplied by.
+std::optional<PackedConfig> HfWeights::packed_config() const {
   const std::filesystem::path side = folder_ / kModeloptSideFile;
   if (!config_.quantization.empty()) return PackedConfig(config_.quantization, (folder_ / "config.json").string());
   std::error_code error;
   for (const auto& [parameter, pieces] : pieces_) {
     const auto codes = std::ranges::find_if(pieces, [](const Piece& piece) { return piece.scales != nullptr; });
     if (codes == pieces.end()) continue;
-    if (std::filesystem::exists(side, error)) return PackedConfig::of_modelopt(family_file(folder_, kModeloptSideFile), side.string());
+    if (std::filesystem::exists(side, error)) return PackedConfig::of_modelopt(hf_file(folder_, kModeloptSideFile), side.string());
     fail(ExitCode::usage, where(), ": ", codes->entry->name, " is ", codes->entry->dtype,
          " with scales, but config.json has no quantization_config, and there is no ", kModeloptSideFile,
-         ", to say of which modules inputs are quantised: add the one that belongs to these weights");
+         ", to say of which modules inputs are quantized: add the one that belongs to these weights");
   }
   return {};
 }
 
-std::map<std::string, PackedScheme> FamilyWeights::packed_modules() const {
+std::map<std::string, PackedScheme> HfWeights::packed_modules() const {
   std::map<std::string, PackedScheme> packed;
   const std::optional<PackedConfig> found = packed_config();
   if (!found) return packed;
@@ -129,7 +129,7 @@ std::map<std::string, PackedScheme> FamilyWeights::packed_modules() const {
   return packed;
 }
 
-RunConfig FamilyWeights::run_config() const {
+RunConfig HfWeights::run_config() const {
   RunConfig config;
   config.model = config_.model;
   config.model.num_key_value_heads = config.model.kv_heads();
@@ -147,7 +147,7 @@ RunConfig FamilyWeights::run_config() const {
       config.precision.recipes[recipe_name(scheme)] = recipe;
       continue;
     }
-    recipe.output_grad = recipe.input;  // as every ambient recipe of a quantised output projection has it
+    recipe.output_grad = recipe.input;  // as every ambient recipe of a quantized output projection has it
     config.precision.recipes[kOutputRecipe] = recipe;
     config.precision.recipe = kOutputRecipe;
     config.precision.fp8_output_proj = {.enabled = true, .fprop = true, .dgrad = true, .wgrad = false};

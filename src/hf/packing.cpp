@@ -17,7 +17,7 @@ ordered_json operand(int bits, bool dynamic) {
 
 const char* format_of(const PackedScheme& scheme) { return scheme.format == Format::e4m3 ? "mxfp8-quantized" : "mxfp4-pack-quantized"; }
 
-// Modules by name; experts of a layer, of which there may be thousands, by one expression.
+// Lists modules by name; experts of a layer, of which there may be thousands, by one expression.
 std::vector<std::string> targets_of(const std::vector<std::string>& modules) {
   std::vector<std::string> targets;
   std::set<std::string> seen;
@@ -51,8 +51,8 @@ std::vector<std::string> not_packed(const PackedModules& modules) {
   return names;
 }
 
-// By name, for readers without "re:". All experts of a layer are one module to them, and have one scheme. after_experts: how a list names
-// what lies below that module.
+// Lists modules by name, for readers without "re:". All experts of a layer are one module to them and have one scheme. after_experts says
+// how a list names what lies below that module.
 std::vector<std::string> names_not_packed(const PackedModules& modules, const std::string& after_experts) {
   constexpr std::string_view kExperts = ".experts";
   std::vector<std::string> names;
@@ -86,7 +86,7 @@ ordered_json compressed_tensors(const PackedModules& modules) {
       {"ignore", targets_of(not_packed(modules))}, {"config_groups", std::move(groups)}};
 }
 
-// Both others know one scheme: E4M3 with inputs quantised by the server.
+// Both other conventions have one scheme: E4M3 with inputs quantized by the server.
 void require_one_scheme(const PackedModules& modules, Convention convention) {
   for (const auto& [name, scheme] : modules) {
     if (!scheme) continue;

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "hf/family_keys.h"
+#include "hf/architecture_keys.h"
 #include "mantissa/base/text.h"
 #include "mantissa/hf/packing.h"
 #include "mantissa/json/json.h"
@@ -12,12 +12,12 @@ namespace {
 using nlohmann::json;
 
 constexpr std::string_view kExpression = "re:";
-// What torch calls all linears of these families, and what these are made of.
+// What torch calls all linears of these architectures, and what these are made of.
 constexpr std::array kClasses = {"Linear", "Module"};
 
 bool is_word(char c) { return c == '_' || (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 
-// What goes wrong with an expression is said with where it stands.
+// Adds the place of an expression to its errors.
 template <class Body>
 auto at_expression(const std::string& where, const Body& body) {
   try {
@@ -27,7 +27,7 @@ auto at_expression(const std::string& where, const Body& body) {
   }
 }
 
-// Python's re.match: from the start of the name, and not to its end unless `after` says so.
+// Matches as Python's re.match: from the start of the name, and to its end only if `after` says so.
 Pattern expression_of(const std::string& expression, const std::string& after, const std::string& where) {
   return at_expression(where, [&] {
     Pattern(text(kExpression, expression), 1);  // alone, so that no bracket of it closes those around it
@@ -35,7 +35,7 @@ Pattern expression_of(const std::string& expression, const std::string& after, c
   });
 }
 
-// fnmatch of Python: * and ? for the whole name.
+// Matches as Python's fnmatch: * and ? for the whole name.
 std::string expression_of_wildcards(const std::string& name, const std::string& where) {
   require(name.find('[') == std::string::npos, ExitCode::usage, where, " has [: mantissa reads the wildcards * and ?");
   std::string out;
@@ -43,7 +43,7 @@ std::string expression_of_wildcards(const std::string& name, const std::string& 
   return out + "$";
 }
 
-std::vector<std::string> names_of(FamilyKeys& keys, const std::string& key) {
+std::vector<std::string> names_of(ArchitectureKeys& keys, const std::string& key) {
   std::vector<std::string> names;
   if (!keys.has(key)) return names;
   if (!keys.value(key).is_array()) keys.wrong(key, "a list of names");
@@ -54,8 +54,9 @@ std::vector<std::string> names_of(FamilyKeys& keys, const std::string& key) {
   return names;
 }
 
-// Weights or inputs of a group: floating point in blocks of 32 with scales of powers of two. What says how scales were found is neutral.
-int64_t read_operand(FamilyKeys& keys, bool made_as_they_come) {
+// Reads weights or inputs of a group: floating point in blocks of 32 with scales of powers of two. Keys that say how scales were found do
+// not matter.
+int64_t read_operand(ArchitectureKeys& keys, bool made_as_they_come) {
   keys.ignore({"observer", "observer_kwargs", "zp_dtype"});
   for (const char* const name : {"type", "group_size", "scale_dtype"}) keys.require_present(name);
   keys.only("type", {"float"});
@@ -73,18 +74,18 @@ int64_t read_operand(FamilyKeys& keys, bool made_as_they_come) {
 }
 
 PackedScheme read_group(const json& group, const std::string& source, const std::string& where) {
-  FamilyKeys keys(group, source, where);
+  ArchitectureKeys keys(group, source, where);
   keys.ignore({"targets"});
   keys.require_present("weights");
-  FamilyKeys weights(keys.value("weights"), source, where + "weights.");
+  ArchitectureKeys weights(keys.value("weights"), source, where + "weights.");
   const int64_t bits = read_operand(weights, false);
   if (bits != 8 && bits != 4) weights.refuse("num_bits", "mantissa reads MXFP8 and MXFP4");
   keys.only("format", {bits == 8 ? "mxfp8-quantized" : "mxfp4-pack-quantized"});
   keys.only("output_activations", {});
   PackedScheme scheme{.format = bits == 8 ? Format::e4m3 : Format::e2m1, .inputs = keys.has("input_activations")};
   if (scheme.inputs) {
-    FamilyKeys inputs(keys.value("input_activations"), source, where + "input_activations.");
-    if (read_operand(inputs, true) != 8) inputs.refuse("num_bits", "mantissa quantises inputs to MXFP8");
+    ArchitectureKeys inputs(keys.value("input_activations"), source, where + "input_activations.");
+    if (read_operand(inputs, true) != 8) inputs.refuse("num_bits", "mantissa quantizes inputs to MXFP8");
   }
   keys.require_all_known();
   return scheme;
@@ -92,20 +93,20 @@ PackedScheme read_group(const json& group, const std::string& source, const std:
 
 }  // namespace
 
-class PackedConfig::Keys : public FamilyKeys {
+class PackedConfig::Keys : public ArchitectureKeys {
  public:
   Keys(const json& object, const std::string& file, const std::string& at)
-      : FamilyKeys(object, file, at + "."), source(file), key(at), where(file + ": " + at + ".") {}
+      : ArchitectureKeys(object, file, at + "."), source(file), key(at), where(file + ": " + at + ".") {}
   const std::string source, key, where;
 
   std::string where_of(const std::string& list, const std::string& name) const { return text(where, list, ": \"", shortened(name), "\""); }
-  // What transformers takes where the file says nothing is not MX.
+  // The default of transformers is not MX.
   void require_said(const std::string& name, const char* otherwise) {
     require(has(name), ExitCode::usage, where, name, " is missing: transformers takes ", otherwise, ", which is not MX");
   }
 };
 
-// Of several groups a target may have one scheme: which of two counts depends on the order in the file.
+// Several groups may give a target only one scheme, because which of two counts depends on the order in the file.
 void PackedConfig::read_compressed_tensors(Keys& keys) {
   keys.ignore({"quant_method", "version", "global_compression_ratio", "run_compressed"});
   keys.only("format", {"mxfp8-quantized", "mxfp4-pack-quantized", "mixed-precision"});
@@ -121,7 +122,7 @@ void PackedConfig::read_compressed_tensors(Keys& keys) {
     require(!group.is_array(), ExitCode::usage, keys.where, "config_groups.", name, " is the name of a scheme: write the scheme out");
     const std::string where = text(keys.key, ".config_groups.", name, ".");
     const PackedScheme scheme = read_group(group, keys.source, where);
-    FamilyKeys of_group(group, keys.source, where);
+    ArchitectureKeys of_group(group, keys.source, where);
     of_group.require_present("targets");
     for (const std::string& target : names_of(of_group, "targets")) {
       const auto [named, is_new] = targets_.emplace(target, scheme);
@@ -145,7 +146,7 @@ void PackedConfig::read_compressed_tensors(Keys& keys) {
   }
 }
 
-// As should_convert_module() of transformers has it: names are expressions that match up to the end of a module, or ends of names.
+// Matches as should_convert_module() of transformers: names are expressions that match up to the end of a module, or ends of names.
 void PackedConfig::read_not_converted(Keys& keys, const std::string& key) {
   for (const std::string& name : names_of(keys, key)) {
     const std::string where = keys.where_of(key, name);
@@ -199,7 +200,7 @@ PackedConfig::PackedConfig(std::string_view content, const std::string& source, 
 
 PackedConfig PackedConfig::of_modelopt(std::string_view side_file, const std::string& source) {
   const json file = parse_strict_json(side_file, source);
-  FamilyKeys keys(file, source);
+  ArchitectureKeys keys(file, source);
   keys.ignore({"producer"});
   keys.require_present("quantization");
   json config = keys.value("quantization");
@@ -219,7 +220,7 @@ bool PackedConfig::ignores(const std::string& module) const {
          std::ranges::any_of(ignored_expressions_, [&](const Expression& one) { return one.matches(module); });
 }
 
-// As match_targets() of compressed-tensors has it: a name before expressions, these by alphabet, and a class last.
+// Matches as match_targets() of compressed-tensors: names before expressions, these by alphabet, and classes last.
 std::optional<PackedScheme> PackedConfig::scheme(const std::string& module) const {
   if (ignores(module)) return {};
   if (one_) return one_;

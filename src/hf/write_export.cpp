@@ -7,7 +7,7 @@
 #include "mantissa/base/hash.h"
 #include "mantissa/base/version.h"
 #include "mantissa/hf/export_files.h"
-#include "mantissa/hf/family_weights.h"
+#include "mantissa/hf/hf_weights.h"
 #include "mantissa/io/pending_folder.h"
 #include "mantissa/io/plain_file_name.h"
 #include "mantissa/json/json.h"
@@ -46,7 +46,7 @@ json read_proof(const fs::path& folder) {
   std::error_code error;
   require(fs::exists(folder / kProof, error), ExitCode::usage, source,
           ": there is none, so nothing says what the weights were; --against CHECKPOINT compares them");
-  json proof = parse_strict_json(family_file(folder, kProof), source);
+  json proof = parse_strict_json(hf_file(folder, kProof), source);
   const json version = proof.is_object() ? proof.value("format_version", json()) : json();
   require(version == 1 || version == kFormatVersion, ExitCode::data, source, ": format_version must be 1 or ", kFormatVersion);
   require(proof.value("tensors", json()).is_array(), ExitCode::data, source, ": tensors must be a list");
@@ -65,14 +65,14 @@ void verify_file(const fs::path& folder, const std::string& name, const json& ha
   require(is_plain_file_name(name) && hash.is_string(), ExitCode::data, source, ": files must be names of files with hashes");
   std::error_code error;
   require(fs::exists(folder / name, error), ExitCode::data, folder.string(), ": lacks ", name, ", which ", kProof, " names");
-  require(xxh64(family_file(folder, name)).text() == hash.get<std::string>(), ExitCode::data, folder.string(), ": ", name,
+  require(xxh64(hf_file(folder, name)).text() == hash.get<std::string>(), ExitCode::data, folder.string(), ": ", name,
           " is not what was exported: its hash differs");
 }
 
-std::vector<CarriedFile> files_beside(const ExportedWeights& exported, const ExportHead& head) {
-  std::vector<CarriedFile> files = model_files(head.files, head.tokenizer);
+std::vector<TokenizerFile> files_beside(const ExportedWeights& exported, const ExportHead& head) {
+  std::vector<TokenizerFile> files = model_files(head.files, head.tokenizer);
   files.push_back({.name = "config.json",
-                   .bytes = family_config(head.model, exported.common_dtype(), special_tokens(head.files), exported.quantization())});
+                   .bytes = architecture_config(head.model, exported.common_dtype(), special_tokens(head.files), exported.quantization())});
   if (head.options.weights == ExportWeights::packed && head.options.convention == Convention::modelopt)
     files.push_back({.name = kModeloptSideFile, .bytes = modelopt_side_file(exported.modules())});
   return files;
@@ -80,7 +80,7 @@ std::vector<CarriedFile> files_beside(const ExportedWeights& exported, const Exp
 
 void write_files(const ExportedWeights& exported, const ExportHead& head, json tensors, const fs::path& folder) {
   json hashes = json::object();
-  for (const CarriedFile& file : files_beside(exported, head)) {
+  for (const TokenizerFile& file : files_beside(exported, head)) {
     write_export_file(folder, file.name, file.bytes);
     hashes[file.name] = xxh64(file.bytes).text();
   }
@@ -110,7 +110,7 @@ ExportedModel write_export(const ExportedWeights& exported, ForwardReader& weigh
   });
   read_back(pending ? pending->path() : fs::path());
   weights.at_writer([&] { pending->publish(); });
-  ExportedModel out{.family = exported.family()};
+  ExportedModel out{.architecture = exported.architecture()};
   for (const SafetensorsTensor& tensor : exported.tensors()) {
     ++out.tensors;
     out.bytes += safetensors_bytes(tensor);
@@ -142,11 +142,11 @@ void ExportProof::verify(size_t tensor) {
   const std::string there = type_text(file_dtype_name(found->dtype), found->shape);
   require(there == type, ExitCode::data, folder_.string(), ": ", name, " is not what was exported: it is ", there, ", and was ", type);
   StreamHash hash;
-  std::vector<std::byte> slab;
+  std::vector<std::byte> chunk;
   for (int64_t at = 0; at < found->bytes(); at += kHashChunkBytes) {
-    slab.resize(static_cast<size_t>(std::min(kHashChunkBytes, found->bytes() - at)));
-    files_.read(*found, at, slab);
-    hash.update(slab);
+    chunk.resize(static_cast<size_t>(std::min(kHashChunkBytes, found->bytes() - at)));
+    files_.read(*found, at, chunk);
+    hash.update(chunk);
   }
   require(hash.finish().text() == xxh64, ExitCode::data, folder_.string(), ": ", name, " is not what was exported: its hash differs");
 }

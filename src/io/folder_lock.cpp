@@ -27,7 +27,7 @@ std::string utc_now() {
   return out.data();
 }
 
-// "host NAME, process PID, since TIME, job JOB"; cut to a sane length, since anybody may have written it.
+// Returns "host NAME, process PID, since TIME, job JOB", cut to a sane length, since anybody may have written it.
 std::string read_record(int fd) {
   std::array<char, 1024> record{};
   const ssize_t got = ::pread(fd, record.data(), record.size(), 0);
@@ -46,7 +46,7 @@ void write_record(int fd, const std::filesystem::path& path, const std::string& 
   if (!written) log_warning(path.string(), ": the owner record could not be written: ", system_message(errno));
 }
 
-// 0, or why not.
+// Returns 0, or why not.
 int lock_error(int fd, int operation) {
   int result = 0;
   do result = ::flock(fd, operation | LOCK_NB);
@@ -54,14 +54,14 @@ int lock_error(int fd, int operation) {
   return result == 0 ? 0 : errno;
 }
 
-// False once the file was removed or replaced.
+// Returns false once the file was removed or replaced.
 bool has_name(int fd, const std::filesystem::path& path) {
   struct stat held {};
   struct stat named {};
   return ::fstat(fd, &held) == 0 && ::lstat(path.c_str(), &named) == 0 && held.st_ino == named.st_ino && held.st_dev == named.st_dev;
 }
 
-// The file, open and locked. Throws Error(environment) naming the owner if somebody else has it.
+// Opens and locks the file. Throws Error(environment) naming the owner if another process has it.
 int open_locked(const std::filesystem::path& path, int flags, int operation) {
   const int fd = ::open(path.c_str(), flags | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0666);  // no waiting for the writer of a pipe
   require(fd >= 0, ExitCode::environment, path.string(), ": cannot be opened: ", system_message(errno));

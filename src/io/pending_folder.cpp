@@ -20,7 +20,7 @@ fs::path without_slash(const fs::path& path) { return path.has_filename() ? path
 
 fs::path lock_of(const fs::path& pending) { return pending.string() + std::string(kLock); }
 
-// NAME of .tmp-NAME-<id>.lock.
+// Returns NAME of .tmp-NAME-<id>.lock.
 std::optional<std::string> pending_name(const std::string& lock) {
   if (lock.size() <= kAround || !lock.starts_with(kPrefix) || !lock.ends_with(kLock)) return {};
   const size_t dash = lock.size() - kLock.size() - kIdLetters - 1;
@@ -28,7 +28,7 @@ std::optional<std::string> pending_name(const std::string& lock) {
   return lock.substr(kPrefix.size(), dash - kPrefix.size());
 }
 
-// Where the folder is to lie. Throws Error(usage) as the constructor does.
+// Returns the path of the folder. Throws Error(usage) as the constructor does.
 fs::path checked_target(const fs::path& target) {
   require(!target.empty(), ExitCode::usage, "\"\" is no name for a folder");
   const fs::path path = fs::absolute(without_slash(target));

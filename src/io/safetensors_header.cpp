@@ -1,4 +1,4 @@
-// The JSON of safetensors files: headers and indexes.
+// Parses and formats the JSON of safetensors files: headers and indexes.
 #include <algorithm>
 #include <array>
 #include <iterator>
@@ -30,7 +30,7 @@ constexpr std::array<DtypeInfo, kFileDtypes> kDtypes = {{
 constexpr size_t kLengthBytes = 8;  // before the header
 constexpr std::string_view kMetadataKey = "__metadata__";
 
-// Why there is no such tensor; "" if there is, and then `bytes` are what it takes.
+// Says why there is no such tensor; "" if there is, and then `bytes` is its size.
 std::string shape_problem(FileDtype dtype, const std::vector<int64_t>& shape, int64_t& bytes) {
   int64_t bits = file_dtype_bits(dtype);
   bool empty = false;
@@ -46,7 +46,7 @@ std::string shape_problem(FileDtype dtype, const std::vector<int64_t>& shape, in
   return "";
 }
 
-// Why a name is refused; "" if it is not. Names go into logs and into other files.
+// Says why a name is refused; "" if it is not. Names go into logs and into other files.
 std::string name_problem(std::string_view name) {
   if (name.empty()) return "a name must not be empty";
   if (name.size() > SafetensorsLimits::kNameBytes)
@@ -55,7 +55,7 @@ std::string name_problem(std::string_view name) {
   return "";
 }
 
-// A position in a text that writes down how far it was read: nlohmann's parser tells no positions.
+// Tracks how far a text was read: nlohmann's parser gives no positions.
 struct Reading {
   using iterator_category = std::input_iterator_tag;
   using value_type = char;
@@ -74,7 +74,7 @@ struct Reading {
   bool operator==(const Reading& other) const { return at == other.at; }
 };
 
-// Receives the events of the parser and accepts the one form there is; what does not fit stops it at once.
+// Receives the events of the parser and accepts the only valid form; anything else stops it at once.
 class HeaderReader : public nlohmann::json_sax<json> {
  public:
   HeaderReader(std::string_view content, int64_t file_bytes, const std::string& source)

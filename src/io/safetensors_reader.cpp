@@ -39,7 +39,7 @@ void read_part(const File& file, const SafetensorsEntry& entry, int64_t offset, 
   file.read_at(entry.begin + offset, out);
 }
 
-// Whether there is something of this name, a link that leads nowhere among it.
+// Returns whether there is something of this name, even a broken link.
 bool is_there(const fs::path& path) {
   std::error_code error;
   const fs::file_status status = fs::symlink_status(path, error);

@@ -12,7 +12,7 @@ constexpr int kOwn = 64;  // files of the run, and what UCX opens before it has 
 }  // namespace
 
 void require_descriptors(const Launch& launch) {
-  const auto need = static_cast<rlim_t>(launch.world + kOwn + (launch.rank == 0 ? kMostStrangers : 0));
+  const auto need = static_cast<rlim_t>(launch.world + kOwn + (launch.rank == 0 ? kMostUnauthenticated : 0));
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= need) return;
   const rlim_t found = std::exchange(limit.rlim_cur, need);

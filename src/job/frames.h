@@ -1,4 +1,4 @@
-// What travels on a connection of the store once both ends have proved themselves.
+// Defines the frames on a connection of the store, after both ends have authenticated.
 //
 //   frame  0  4  bytes that follow, at most kMostFrameBytes (little-endian, as all numbers)
 //          4  1  Message
@@ -34,7 +34,7 @@ enum class Message : uint8_t {
 
 constexpr size_t kMostFrameBytes = (size_t{1} << 20) + 4096;
 
-// Owner of a descriptor.
+// Owns a descriptor.
 class Socket {
  public:
   explicit Socket(int fd = -1) : fd_(fd) {}
@@ -53,7 +53,7 @@ class Socket {
   int fd_;
 };
 
-// No delays, an end when nothing is acknowledged for so long, and no waiting in calls.
+// Disables delays, ends connections that acknowledge nothing for so long, and makes calls non-blocking.
 void configure(const Socket& socket, double timeout_s);
 
 class Fields {
@@ -74,7 +74,7 @@ class Fields {
   std::string bytes_;
 };
 
-// One frame that came. Reading beyond its end throws Error(peer_lost).
+// A received frame. Reading beyond its end throws Error(peer_lost).
 class Frame {
  public:
   Frame(Message message, std::string fields) : message_(message), fields_(std::move(fields)) {}
@@ -95,7 +95,7 @@ class Frame {
   size_t at_ = 0;
 };
 
-// Frames over a socket, without waiting. One thread reads; writing is the caller's to guard.
+// Sends and receives frames over a socket without waiting. One thread reads; the caller guards writing.
 class Connection {
  public:
   explicit Connection(Socket socket) : socket_(std::move(socket)), heard_(monotonic_now()) {}

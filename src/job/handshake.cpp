@@ -50,18 +50,18 @@ Hello parse_hello(const HelloBytes& bytes) {
   return out;
 }
 
-Proof proof_of(Prover prover, std::string_view token, const HelloBytes& of_rank, const HelloBytes& of_root, std::string_view job) {
+Mac mac_of(MacSender sender, std::string_view secret, const HelloBytes& of_rank, const HelloBytes& of_root, std::string_view job) {
   std::vector<std::byte> message;
   const auto add = [&](std::span<const std::byte> bytes) { message.insert(message.end(), bytes.begin(), bytes.end()); };
-  add(std::as_bytes(std::span(std::string_view(prover == Prover::rank ? "rank" : "root"))));
+  add(std::as_bytes(std::span(std::string_view(sender == MacSender::rank ? "rank" : "root"))));
   add(of_rank);
   add(of_root);
   add(std::as_bytes(std::span(job)));
-  return hmac_sha256(token, message);
+  return hmac_sha256(secret, message);
 }
 
-Proof hmac_sha256(std::string_view key, std::span<const std::byte> message) {
-  Proof out{};
+Mac hmac_sha256(std::string_view key, std::span<const std::byte> message) {
+  Mac out{};
   unsigned length = 0;
   const unsigned char* const made =
       ::HMAC(::EVP_sha256(), key.data(), static_cast<int>(key.size()), reinterpret_cast<const unsigned char*>(message.data()),
@@ -70,7 +70,7 @@ Proof hmac_sha256(std::string_view key, std::span<const std::byte> message) {
   return out;
 }
 
-bool same_proof(std::span<const std::byte> a, const Proof& b) {
+bool same_mac(std::span<const std::byte> a, const Mac& b) {
   return a.size() == b.size() && ::CRYPTO_memcmp(a.data(), b.data(), b.size()) == 0;
 }
 

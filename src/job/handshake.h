@@ -1,9 +1,9 @@
-// How two ends of a connection prove to each other that they know the job's token, before a byte of either is believed:
+// Authenticates both ends of a connection: each proves that it knows the job's secret before the other uses any of its bytes.
 //
 //   rank r -> rank 0   hello, 32 bytes
 //   rank 0 -> rank r   hello, 32 bytes
-//   rank r -> rank 0   HMAC-SHA256(token, "rank" | hello of r | hello of 0 | job), 32 bytes
-//   rank 0 -> rank r   HMAC-SHA256(token, "root" | hello of r | hello of 0 | job), 32 bytes
+//   rank r -> rank 0   HMAC-SHA256(secret, "rank" | hello of r | hello of 0 | job), 32 bytes
+//   rank 0 -> rank r   HMAC-SHA256(secret, "root" | hello of r | hello of 0 | job), 32 bytes
 //
 //   hello  0  4  "MTSA"
 //          4  2  protocol version      all numbers little-endian
@@ -13,7 +13,7 @@
 //         16  4  world size
 //         20 12  nonce from the system
 //
-// A stranger is dropped after 5 s or 64 bytes. The numbers of a hello are looked at only after its proof.
+// An unauthenticated connection is dropped after 5 s or 64 bytes. The numbers of a hello are read only after its MAC was verified.
 #pragma once
 
 #include <array>
@@ -26,10 +26,10 @@
 namespace mantissa {
 
 inline constexpr uint16_t kStoreProtocol = 2;
-inline constexpr size_t kProofBytes = 32;
-inline constexpr double kProofSeconds = 5;
+inline constexpr size_t kMacBytes = 32;
+inline constexpr double kHandshakeSeconds = 5;
 
-using Proof = std::array<std::byte, kProofBytes>;
+using Mac = std::array<std::byte, kMacBytes>;
 using HelloBytes = std::array<std::byte, 32>;
 
 struct Hello {
@@ -41,14 +41,14 @@ HelloBytes new_hello(const Hello& hello);  // with a nonce of its own
 bool is_hello(const HelloBytes& bytes);
 Hello parse_hello(const HelloBytes& bytes);
 
-enum class Prover { rank, root };
-Proof proof_of(Prover prover, std::string_view token, const HelloBytes& of_rank, const HelloBytes& of_root, std::string_view job);
+enum class MacSender { rank, root };
+Mac mac_of(MacSender sender, std::string_view secret, const HelloBytes& of_rank, const HelloBytes& of_root, std::string_view job);
 
-Proof hmac_sha256(std::string_view key, std::span<const std::byte> message);
-// In a time that does not depend on where they differ.
-bool same_proof(std::span<const std::byte> a, const Proof& b);
+Mac hmac_sha256(std::string_view key, std::span<const std::byte> message);
+// Compares in a time that does not depend on where they differ.
+bool same_mac(std::span<const std::byte> a, const Mac& b);
 
-// `bytes` random bytes as hex digits.
+// Returns `bytes` random bytes as hex digits.
 std::string random_hex(size_t bytes);
 
 }  // namespace mantissa

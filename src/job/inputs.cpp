@@ -8,10 +8,10 @@
 namespace mantissa {
 namespace {
 
-constexpr size_t kMostOddItems = 8;  // that one message names
+constexpr size_t kMostMismatches = 8;  // that one message names
 
-// The value of most ranks; of the lowest where several are as frequent.
-std::string usual_value(const std::vector<Inputs>& ranks, const std::string& name) {
+// Returns the value of most ranks; of the lowest rank if several are as frequent.
+std::string majority_value(const std::vector<Inputs>& ranks, const std::string& name) {
   std::map<std::string, size_t> counts;
   size_t most = 0;
   for (const Inputs& rank : ranks) most = std::max(most, ++counts[rank.items.contains(name) ? rank.items.at(name) : "none"]);
@@ -41,23 +41,23 @@ Inputs read_inputs(const std::string& bytes) {
   return out;
 }
 
-std::string odd_items(const std::vector<Inputs>& ranks) {
-  std::map<std::string, std::string> usual;
+std::string mismatching_items(const std::vector<Inputs>& ranks) {
+  std::map<std::string, std::string> majority;
   for (const Inputs& rank : ranks) {
-    for (const auto& [name, value] : rank.items) usual.try_emplace(name, "");
+    for (const auto& [name, value] : rank.items) majority.try_emplace(name, "");
   }
-  for (auto& [name, value] : usual) value = usual_value(ranks, name);
+  for (auto& [name, value] : majority) value = majority_value(ranks, name);
   std::string out;
   size_t found = 0;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    for (const auto& [name, value] : usual) {
+    for (const auto& [name, value] : majority) {
       const auto own = ranks[rank].items.find(name);
       const std::string& has = own == ranks[rank].items.end() ? "none" : own->second;
-      if (has == value || ++found > kMostOddItems) continue;
+      if (has == value || ++found > kMostMismatches) continue;
       out += text(out.empty() ? "" : "; ", name, " of rank ", rank, " (", ranks[rank].host, ") is ", has, ", of most ranks ", value);
     }
   }
-  return found > kMostOddItems ? text(out, "; and ", found - kMostOddItems, " more") : out;
+  return found > kMostMismatches ? text(out, "; and ", found - kMostMismatches, " more") : out;
 }
 
 }  // namespace mantissa

@@ -1,4 +1,4 @@
-// What ranks compare at the start, and who is odd.
+// Compares the inputs of all ranks at the start and names those that mismatch.
 #pragma once
 
 #include <map>
@@ -9,7 +9,7 @@
 
 namespace mantissa {
 
-// What one rank gave to compare().
+// Holds what one rank gave to compare().
 struct Inputs {
   std::string host;
   std::map<std::string, std::string> items;
@@ -18,7 +18,7 @@ struct Inputs {
 std::string inputs_text(const std::vector<NamedHash>& items);
 Inputs read_inputs(const std::string& bytes);
 
-// What is odd on which rank, in words; "" if all ranks gave the same.
-std::string odd_items(const std::vector<Inputs>& ranks);
+// Describes which items mismatch on which rank; "" if all ranks gave the same.
+std::string mismatching_items(const std::vector<Inputs>& ranks);
 
 }  // namespace mantissa

@@ -45,7 +45,7 @@ class Variables {
     return static_cast<int>(*number);
   }
 
-  // Both or none.
+  // Requires both or neither.
   bool has_pair(std::string_view a, std::string_view b) const {
     require(has(a) == has(b), ExitCode::usage, has(a) ? a : b, "=", environment_.find(has(a) ? a : b)->second, " is set, and ",
             has(a) ? b : a, " is not");
@@ -56,7 +56,7 @@ class Variables {
   const Environment& environment_;
 };
 
-// The names a launcher has for the same four numbers.
+// Names the variables of a launcher for the same four numbers.
 struct Names {
   std::string_view rank, world, local_rank, local_size;
 };
@@ -78,7 +78,7 @@ Launch ranks_by(const Variables& variables, const Names& names, const std::strin
   return launch;
 }
 
-// True if MASTER_ADDR and MASTER_PORT say where.
+// Returns true if MASTER_ADDR and MASTER_PORT give the address.
 bool meet_at_master(const Variables& variables, Launch& launch) {
   if (!variables.has_pair("MASTER_ADDR", "MASTER_PORT")) return false;
   launch.address = variables.text_of("MASTER_ADDR");
@@ -102,8 +102,8 @@ Launch by_torchrun(const Variables& variables) {
   return launch;
 }
 
-// Launchers that name no place: on one host rank 0 chooses one, known by the name of the job, or, without one, by the parent of its ranks,
-// which those of another host do not share.
+// Handles launchers that give no address: on one host rank 0 chooses one, published under the name of the job or, without a name, of the
+// parent of its ranks, which ranks of another host do not share.
 Launch by_mpi(const Variables& variables, const Names& names, const std::string& launcher, const std::string& job, int64_t parent) {
   Launch launch = ranks_by(variables, names, launcher);
   launch.job = job;
@@ -114,7 +114,7 @@ Launch by_mpi(const Variables& variables, const Names& names, const std::string&
   return launch;
 }
 
-// srun gives no local size; the tasks of this node are in a list.
+// srun gives no local size; a list has the number of tasks of this node.
 void place_in_slurm(const Variables& variables, Launch& launch) {
   const std::string_view name = "SLURM_STEP_TASKS_PER_NODE";
   const std::vector<int> tasks = tasks_per_node(name, variables.text_of(name));
@@ -182,7 +182,7 @@ std::string describe(const Launch& launch) {
   if (launch.world == 1) return text("one rank, started by ", launch.launcher);
   const std::string place = launch.port == 0 ? "on this host" : text("at ", launch.address, ":", launch.port);
   return text("rank ", launch.rank, " of ", launch.world, " (", launch.local_rank, " of ", launch.local_size, " on this host), started by ",
-              launch.launcher, ", meeting ", place, launch.restart > 0 ? text(", restart ", launch.restart) : "");
+              launch.launcher, ", rendezvous ", place, launch.restart > 0 ? text(", restart ", launch.restart) : "");
 }
 
 int threads_of_rank(const Launch& launch, int usable_cores, int online_cores) {
@@ -191,7 +191,7 @@ int threads_of_rank(const Launch& launch, int usable_cores, int online_cores) {
 
 namespace {
 
-// The file of the launcher, or nothing.
+// Returns the file of the launcher, or nothing.
 std::optional<int> reports() {
   const Environment environment = process_environment();
   const Variables variables(environment);
@@ -202,7 +202,7 @@ std::optional<int> reports() {
   return name == text("/memfd:", kReportsName, " (deleted)") ? std::optional(fd) : std::nullopt;
 }
 
-// Where this rank reports number `index` of those that the launcher keeps for every rank of the node; nothing without one.
+// Returns where this rank writes number `index` of those that the launcher keeps for every rank of the node; nothing without a launcher.
 std::optional<std::pair<int, off_t>> report_place(int index) {
   const std::optional<int> fd = reports();
   if (!fd) return {};
@@ -216,14 +216,14 @@ std::optional<std::pair<int, off_t>> report_place(int index) {
 
 void report_step(int64_t step) {
   static const std::optional<std::pair<int, off_t>> place = report_place(0);
-  // A report that cannot be made costs a restart at most.
+  // A lost report costs at most one restart.
   if (place && ::pwrite(place->first, &step, sizeof step, place->second) != sizeof step) return;
 }
 
 void report_cause(int rank) {
   const std::optional<std::pair<int, off_t>> place = report_place(1);
   const int64_t number = int64_t{rank} + 1;
-  // One that cannot be made costs a name in a message.
+  // A lost report costs a name in a message.
   if (place && ::pwrite(place->first, &number, sizeof number, place->second) != sizeof number) return;
 }
 

@@ -17,13 +17,13 @@ namespace fs = std::filesystem;
 constexpr const char* kName = "ucx_shm_posix_";
 constexpr time_t kEmptySeconds = 60;  // for which an empty one is left alone
 
-// Whoever opens a file takes the lease of another away by a signal, SIGIO unless told otherwise, which would end this process.
+// Opening a file breaks the lease of its holder by a signal, SIGIO by default, which would end this process.
 bool is_held(int fd) { return ::fcntl(fd, F_SETSIG, SIGURG) != 0 || ::fcntl(fd, F_SETLEASE, F_WRLCK) != 0; }
 
 bool may_be_new(const struct stat& status) { return status.st_size == 0 && ::time(nullptr) - status.st_mtime < kEmptySeconds; }
 
-// The bytes that it had; nothing if it was left alone. Files of others have been made to be opened, perhaps: no link is followed and no
-// other end of a pipe waited for.
+// Returns the bytes that the segment had; nothing if it was left alone. Other users may have placed traps, so no link is followed and
+// opening never waits for the other end of a pipe.
 std::optional<int64_t> remove_if_orphaned(const fs::path& file) {
   const int fd = ::open(file.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
   if (fd < 0) return {};

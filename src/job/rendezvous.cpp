@@ -25,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 // A dead job of the same name may have left its file; rank 0 of this one sweeps it when it comes.
-constexpr double kDeadMeetingSeconds = 5;
+constexpr double kDeadRendezvousSeconds = 5;
 constexpr double kRefusedSeconds = 5;  // in which rank 0 of another job may free the port
 
 void look_for_stop(const Launch& launch, const StoreOptions& options) {
@@ -44,7 +44,7 @@ bool is_loopback(const sockaddr* address) {
   return address->sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
 }
 
-// Empty where the name service asks to try again.
+// Returns no address if the name service asks to try again.
 std::vector<Address> resolve(const std::string& host, int port) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
@@ -73,14 +73,15 @@ std::vector<Address> resolve_within(const Launch& launch, const StoreOptions& op
   }
 }
 
-// True if the token is to be found in a file of this host. Throws Error(usage) where there has to be one and is none.
-bool token_is_published(const Launch& launch, const StoreOptions& options, const std::vector<Address>& addresses) {
-  if (options.token) return false;
+// Returns true if the secret is published in a file of this host. Throws Error(usage) if one is required and missing.
+bool secret_is_published(const Launch& launch, const StoreOptions& options, const std::vector<Address>& addresses) {
+  if (options.secret) return false;
   const bool here =
       launch.local_size == launch.world && std::all_of(addresses.begin(), addresses.end(), [](const Address& a) { return a.loopback; });
-  require(here, ExitCode::usage, "ranks that meet at ", launch.address, ":", launch.port,
-          ", which other hosts may reach, need a secret: set MANTISSA_TOKEN or MANTISSA_TOKEN_FILE to the same 32 random bytes for all of "
-          "them");
+  require(
+      here, ExitCode::usage, "ranks that meet at ", launch.address, ":", launch.port,
+      ", which other hosts may reach, need a secret: set MANTISSA_SECRET or MANTISSA_SECRET_FILE to the same 32 random bytes for all of "
+      "them");
   return true;
 }
 
@@ -115,7 +116,7 @@ bool write_all(const Socket& socket, std::span<const std::byte> bytes) {
   return ::send(socket.fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size());
 }
 
-// Tries to reach rank 0; what stands in the way is kept for the message of the last try.
+// Tries to reach rank 0, and keeps the latest problem for the message of the last try.
 class Caller {
  public:
   Caller(const Launch& launch, const StoreOptions& options)
@@ -123,18 +124,18 @@ class Caller {
 
   Connection call() {
     const std::vector<Address> addresses = resolve_within(launch_, options_, deadline_);
-    const bool published = launch_.port == 0 || token_is_published(launch_, options_, addresses);
+    const bool published = launch_.port == 0 || secret_is_published(launch_, options_, addresses);
     for (int pause = 20;; pause = std::min(pause + pause / 4, 500)) {
       look_for_stop(launch_, options_);
       if (!published) {
-        if (std::optional<Connection> found = try_addresses(addresses, *options_.token)) return std::move(*found);
+        if (std::optional<Connection> found = try_addresses(addresses, *options_.secret)) return std::move(*found);
       } else {
-        problem_ = "no file in " + meeting_folder(options_.folder).string() + " says where rank 0 listens";
-        const std::vector<Meeting> meetings = published_meetings(options_.folder, launch_);
-        look_for_death(meetings);
-        for (const Meeting& meeting : meetings) {
-          const std::vector<Address> here = resolve(launch_.address, meeting.port);
-          if (std::optional<Connection> found = try_addresses(here, options_.token.value_or(meeting.token))) return std::move(*found);
+        problem_ = "no file in " + rendezvous_folder(options_.folder).string() + " says where rank 0 listens";
+        const std::vector<RendezvousFile> files = rendezvous_files(options_.folder, launch_);
+        look_for_death(files);
+        for (const RendezvousFile& rendezvous : files) {
+          const std::vector<Address> here = resolve(launch_.address, rendezvous.port);
+          if (std::optional<Connection> found = try_addresses(here, options_.secret.value_or(rendezvous.secret))) return std::move(*found);
         }
       }
       require(monotonic_now() < deadline_, ExitCode::peer_lost, "rank ", launch_.rank, " did not reach rank 0 at ", launch_.address, ":",
@@ -144,14 +145,14 @@ class Caller {
   }
 
  private:
-  void look_for_death(const std::vector<Meeting>& meetings) {
+  void look_for_death(const std::vector<RendezvousFile>& files) {
     const double now = monotonic_now();
-    const bool any_alive = meetings.empty() || std::ranges::any_of(meetings, &Meeting::held);
+    const bool any_alive = files.empty() || std::ranges::any_of(files, &RendezvousFile::held);
     if (any_alive) alive_at_ = now;
-    const auto of_this_job = [&](const Meeting& meeting) { return meeting.published >= options_.began; };
-    const bool died = !any_alive && std::ranges::any_of(meetings, of_this_job);
-    require(!died && now < alive_at_ + kDeadMeetingSeconds, ExitCode::peer_lost, "rank ", launch_.rank,
-            " did not reach rank 0, which has died: ", meeting_folder(options_.folder).string(), " says where it listened");
+    const auto of_this_job = [&](const RendezvousFile& rendezvous) { return rendezvous.published >= options_.began; };
+    const bool died = !any_alive && std::ranges::any_of(files, of_this_job);
+    require(!died && now < alive_at_ + kDeadRendezvousSeconds, ExitCode::peer_lost, "rank ", launch_.rank,
+            " did not reach rank 0, which has died: ", rendezvous_folder(options_.folder).string(), " says where it listened");
   }
 
   // Waits for `events` until the deadline.
@@ -176,9 +177,9 @@ class Caller {
     return true;
   }
 
-  std::optional<Connection> try_addresses(const std::vector<Address>& addresses, const std::string& token) {
+  std::optional<Connection> try_addresses(const std::vector<Address>& addresses, const std::string& secret) {
     for (const Address& address : addresses) {
-      const double until = std::min(deadline_, monotonic_now() + kProofSeconds);
+      const double until = std::min(deadline_, monotonic_now() + kHandshakeSeconds);
       Socket socket(::socket(address.bytes.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
       if (!socket) continue;
       configure(socket, options_.heartbeat_timeout_s);
@@ -193,7 +194,7 @@ class Caller {
       if (error != 0) {
         look_for_refusal(false);
         problem_ = system_message(error);
-      } else if (prove(socket, token, until)) {
+      } else if (authenticate(socket, secret, until)) {
         Connection connection(std::move(socket));
         if (welcomed(connection, until)) return connection;
       }
@@ -201,31 +202,31 @@ class Caller {
     return {};
   }
 
-  // What answers with a hello and goes without a proof has found that this rank's is wrong.
+  // A peer that answers with a hello and closes without a MAC has found that this rank's MAC is wrong.
   void look_for_refusal(bool refused) {
     const double now = monotonic_now();
     if (!refused) accepted_at_ = now;
-    require(!options_.token || now < accepted_at_ + kRefusedSeconds, ExitCode::usage, "rank ", launch_.rank, ": rank 0 at ",
+    require(!options_.secret || now < accepted_at_ + kRefusedSeconds, ExitCode::usage, "rank ", launch_.rank, ": rank 0 at ",
             launch_.address, ":", launch_.port,
-            " refuses its token: MANTISSA_TOKEN or MANTISSA_TOKEN_FILE must give all ranks the same, and ",
+            " refuses its secret: MANTISSA_SECRET or MANTISSA_SECRET_FILE must give all ranks the same, and ",
             "the launcher one name of the job");
   }
 
-  bool prove(const Socket& socket, const std::string& token, double until) {
-    problem_ = "what listens there does not prove the token: another job, or another MANTISSA_TOKEN";
+  bool authenticate(const Socket& socket, const std::string& secret, double until) {
+    problem_ = "what listens there does not prove the secret: another job, or another MANTISSA_SECRET";
     const HelloBytes mine = new_hello({.attempt = static_cast<uint32_t>(launch_.restart),
                                        .rank = static_cast<uint32_t>(launch_.rank),
                                        .world = static_cast<uint32_t>(launch_.world)});
     HelloBytes root{};
-    Proof proof{};
+    Mac mac{};
     const bool met = write_all(socket, mine) && read_exactly(socket, root, until) && is_hello(root) &&
-                     write_all(socket, proof_of(Prover::rank, token, mine, root, launch_.job));
-    const bool answered = met && read_exactly(socket, proof, until);
+                     write_all(socket, mac_of(MacSender::rank, secret, mine, root, launch_.job));
+    const bool answered = met && read_exactly(socket, mac, until);
     look_for_refusal(met && !answered && monotonic_now() < until);
-    return answered && same_proof(proof, proof_of(Prover::root, token, mine, root, launch_.job));
+    return answered && same_mac(mac, mac_of(MacSender::root, secret, mine, root, launch_.job));
   }
 
-  // False: later perhaps.
+  // Returns false if a later try may succeed.
   bool welcomed(Connection& connection, double until) {
     problem_ = "rank 0 closed the connection";
     while (monotonic_now() < until) {
@@ -255,15 +256,15 @@ class Caller {
 
 Listener listen_for_ranks(const Launch& launch, const StoreOptions& options) {
   const std::vector<Address> addresses = resolve_within(launch, options, monotonic_now() + options.init_timeout_s);
-  const bool make_token = token_is_published(launch, options, addresses);
+  const bool make_secret = secret_is_published(launch, options, addresses);
   Listener out;
-  out.token = make_token ? new_token() : *options.token;
+  out.secret = make_secret ? new_secret() : *options.secret;
   for (size_t i = 0; i < addresses.size() && !out.socket; ++i) out.socket = bound(launch, addresses[i]);
   require(static_cast<bool>(out.socket), ExitCode::environment, "MASTER_ADDR=", launch.address, " MASTER_PORT=", launch.port,
           ": rank 0 cannot listen there: ", system_message(errno));
   ::fcntl(out.socket.fd(), F_SETFL, O_NONBLOCK);
-  if (make_token || launch.port == 0)
-    out.published = std::make_unique<PublishedMeeting>(options.folder, launch, Meeting{port_of(out.socket), out.token});
+  if (make_secret || launch.port == 0)
+    out.published = std::make_unique<PublishedRendezvous>(options.folder, launch, RendezvousFile{port_of(out.socket), out.secret});
   return out;
 }
 

@@ -1,4 +1,4 @@
-// Finding rank 0 and proving oneself to it; on rank 0, the port that it is found at. The files by which they meet: meeting.cpp.
+// Finds rank 0 and authenticates to it; on rank 0, opens the port at which it is found. Rendezvous files are in rendezvous_file.cpp.
 #pragma once
 
 #include <chrono>
@@ -12,46 +12,46 @@
 
 namespace mantissa {
 
-inline constexpr double kLookSeconds = 0.1;    // between looks at a request to stop, and between steps that are told by heartbeats
-inline constexpr double kFarewellSeconds = 1;  // for the last frames of a connection to get out
+inline constexpr double kLookSeconds = 0.1;         // between looks at a request to stop, and between steps that are told by heartbeats
+inline constexpr double kFailureReportSeconds = 1;  // for the last frames of a connection to get out
 
-// How rank 0 tells the ranks of its host a port and a token that it chose: a file of this user's, 0600, named by user, job, attempt and a
-// nonce, so that what a killed job left behind stands in nobody's way: who reads tries all, and only the living one proves its token.
-struct Meeting {
+// How rank 0 tells the ranks of its host a port and a secret that it chose: a file of this user's, 0600, named by user, job, attempt and a
+// nonce, so that what a killed job left behind stands in nobody's way: who reads tries all, and only the living one proves its secret.
+struct RendezvousFile {
   int port = 0;
-  std::string token;
+  std::string secret;
   bool held = true;                                      // its file is locked by the process that published it; else that has died
   std::chrono::system_clock::time_point published = {};  // not before it was
 };
 
-// Where these files lie.
-std::filesystem::path meeting_folder(const std::string& chosen);
+// Returns the folder of these files.
+std::filesystem::path rendezvous_folder(const std::string& chosen);
 
-class PublishedMeeting {
+class PublishedRendezvous {
  public:
-  PublishedMeeting(const std::string& folder, const Launch& launch, const Meeting& meeting);
-  ~PublishedMeeting();
-  PublishedMeeting(const PublishedMeeting&) = delete;
-  PublishedMeeting& operator=(const PublishedMeeting&) = delete;
+  PublishedRendezvous(const std::string& folder, const Launch& launch, const RendezvousFile& rendezvous);
+  ~PublishedRendezvous();
+  PublishedRendezvous(const PublishedRendezvous&) = delete;
+  PublishedRendezvous& operator=(const PublishedRendezvous&) = delete;
 
  private:
   std::string path_;
   Socket file_;  // holds its lock: whoever publishes next deletes whole files without one
 };
 
-std::vector<Meeting> published_meetings(const std::string& folder, const Launch& launch);
+std::vector<RendezvousFile> rendezvous_files(const std::string& folder, const Launch& launch);
 
-// Rank 0's side: a listening socket, and the token, published where it has to be. Throws Error(environment) if the port is taken.
+// Rank 0's side: a listening socket, and the secret, published where required. Throws Error(environment) if the port is taken.
 struct Listener {
   Socket socket;
-  std::string token;
-  std::unique_ptr<PublishedMeeting> published;
+  std::string secret;
+  std::unique_ptr<PublishedRendezvous> published;
 };
 Listener listen_for_ranks(const Launch& launch, const StoreOptions& options);
 
-// Another rank's: a connection on which both ends have proved the token and rank 0 has welcomed this rank. Tries until init_timeout_s, and
-// gives up before, with Error(peer_lost), once rank 0 is known to have died: its connection ends after the proof, who published a meeting
-// since this rank began is dead, or nobody but the dead has published one for some seconds.
+// Returns another rank's connection, on which both ends are authenticated and rank 0 has welcomed this rank. Tries until init_timeout_s.
+// Throws Error(peer_lost) earlier once rank 0 is known to have died: its connection ends after the MAC, the publisher of a file since this
+// rank began is dead, or only dead ones have published for some seconds.
 Connection connect_to_root(const Launch& launch, const StoreOptions& options);
 
 }  // namespace mantissa

@@ -39,7 +39,8 @@ std::pair<Socket, Socket> socket_pair() {
 
 }  // namespace
 
-// A rank's end: a thread that reads, sends heartbeats and watches rank 0; what waits sleeps until it has an answer or the job has failed.
+// A rank's end of the store: a thread that reads, sends heartbeats and watches rank 0. Waits sleep until there is an answer or the job has
+// failed.
 class Store::Client {
  public:
   Client(const Launch& launch, const StoreOptions& options)
@@ -65,7 +66,7 @@ class Store::Client {
     wake();
   }
 
-  // The reply; `what` says what this waits for.
+  // Returns the reply; `what` names what this waits for.
   std::string request(Message message, double timeout_s, const std::string& what, const std::string& name) {
     std::unique_lock lock(mutex_);
     throw_failure();
@@ -74,10 +75,10 @@ class Store::Client {
     if (message == Message::barrier) fields.number(timeout_s);
     connection_.send(message, fields.text(name));
     wake();
-    // Rank 0 knows first that a barrier is late, and who is missing.
-    const double patience = message == Message::barrier ? timeout_s + 2 * options_.heartbeat_timeout_s : timeout_s;
+    // Rank 0 is the first to know that a barrier is late, and who is missing.
+    const double limit = message == Message::barrier ? timeout_s + 2 * options_.heartbeat_timeout_s : timeout_s;
     const auto answered = [&] { return failure_ || replies_.contains(number); };
-    const double deadline = monotonic_now() + patience;
+    const double deadline = monotonic_now() + limit;
     while (!changed_.wait_for(lock, std::chrono::duration<double>(kLookSeconds), answered)) {
       const bool stop = options_.stop_asked && options_.stop_asked();
       if (!stop && monotonic_now() < deadline) continue;
@@ -101,11 +102,11 @@ class Store::Client {
     if (failure_) return;
     if (!closed_) send_abort(own);
     wake();
-    // Who leaves before all know the cause would be taken for it, and so would those that its launcher then ends.
-    const double until_known = code == ExitCode::peer_lost ? options_.cause_timeout_s + kFarewellSeconds : 0;
+    // A rank that leaves before all know the cause would be taken for the cause, and so would those that its launcher then ends.
+    const double until_known = code == ExitCode::peer_lost ? options_.cause_timeout_s + kFailureReportSeconds : 0;
     changed_.wait_for(lock, std::chrono::duration<double>(until_known), [&] { return closed_ || failure_; });
     raise(own);
-    changed_.wait_for(lock, std::chrono::duration<double>(kFarewellSeconds), [&] { return closed_ || !connection_.waiting(); });
+    changed_.wait_for(lock, std::chrono::duration<double>(kFailureReportSeconds), [&] { return closed_ || !connection_.waiting(); });
   }
 
   void check() const {
@@ -118,7 +119,7 @@ class Store::Client {
     return failure_;
   }
   const std::atomic<bool>& raised() const { return raised_; }
-  double patience(double timeout_s) const { return timeout_s > 0 ? timeout_s : options_.init_timeout_s; }
+  double timeout_or_default(double timeout_s) const { return timeout_s > 0 ? timeout_s : options_.init_timeout_s; }
   const Launch& launch() const { return launch_; }
   Progress& progress() { return progress_; }
   void watch(Watch watch) {
@@ -152,7 +153,7 @@ class Store::Client {
     if (failure_) throw Error(failure_->code, failure_->message);
   }
 
-  // With the lock held; false if there was a failure before.
+  // Call it with the lock held; returns false if there was a failure before.
   bool raise(const Failure& failure) {
     if (failure_) return false;
     if (failure.stuck && watch_.report) watch_.report(failure.message);
@@ -168,13 +169,13 @@ class Store::Client {
     if (!ending_ && !leaving_) raise({.code = ExitCode::peer_lost, .rank = 0, .message = text("rank 0 ", how), .stuck = silent});
   }
 
-  // With the lock held.
+  // Call it with the lock held.
   void send_abort(const Failure& failure) {
     connection_.send(Message::abort,
                      Fields().number(static_cast<uint8_t>(failure.code)).number(uint8_t{failure.stuck}).text(failure.message));
   }
 
-  // The main thread of this rank: whether it goes on, and, once the job has failed, whether it leaves.
+  // Checks whether the main thread of this rank makes progress, and, once the job has failed, whether it leaves.
   void watch_over(double now, double running_since) {
     const std::lock_guard lock(mutex_);
     if (ending_) return;
@@ -182,9 +183,9 @@ class Store::Client {
       if (watch_.leave && now > failed_at_ + kLeaveSeconds) watch_.leave(*failure_);
       return;
     }
-    const std::string late = watch_.report && !told_stuck_ ? overdue(progress_, watch_.patience, now, running_since) : "";
+    const std::string late = watch_.report && !reported_stuck_ ? watchdog_timeout(progress_, watch_.timeouts, now, running_since) : "";
     if (late.empty()) return;
-    told_stuck_ = true;  // rank 0 knows who is behind, and tells all, this rank too
+    reported_stuck_ = true;  // rank 0 knows who is behind, and tells all, this rank too
     send_abort({.code = ExitCode::peer_lost, .rank = launch_.rank, .message = late, .stuck = true});
   }
 
@@ -231,7 +232,7 @@ class Store::Client {
     if (!ending_) return false;
     if (ended == 0) ended = now;
     const std::lock_guard lock(mutex_);
-    return !connection_.waiting() || now > ended + kFarewellSeconds;
+    return !connection_.waiting() || now > ended + kFailureReportSeconds;
   }
 
   void wait_for_input() {
@@ -263,10 +264,10 @@ class Store::Client {
 
   void write(double now) {
     const std::lock_guard lock(mutex_);
-    // A step at once, within limits: that of a rank that dies is told by others.
-    const bool moved = progress_.step() != told_step_ && now > next_heartbeat_ - heartbeat_period() + kLookSeconds;
+    // A new step is reported at once, within limits, so that others know the step of a rank that dies.
+    const bool moved = progress_.step() != reported_step_ && now > next_heartbeat_ - heartbeat_period() + kLookSeconds;
     if (now >= next_heartbeat_ || moved) {
-      told_step_ = progress_.step();
+      reported_step_ = progress_.step();
       if (watch_.collectives) progress_.collective(static_cast<uint32_t>(watch_.collectives()), 0);
       connection_.send(
           Message::heartbeat,
@@ -289,10 +290,10 @@ class Store::Client {
   uint32_t requests_ = 0;
   std::optional<Failure> failure_;
   Watch watch_;
-  bool closed_ = false, told_stuck_ = false;
+  bool closed_ = false, reported_stuck_ = false;
   double failed_at_ = 0;
   double next_heartbeat_ = 0;
-  int64_t told_step_ = 0;
+  int64_t reported_step_ = 0;
   Stops stops_{options_.heartbeat_timeout_s / 2};
   std::atomic<bool> raised_{false}, leaving_{false}, ending_{false};
   Progress progress_;
@@ -314,14 +315,14 @@ void Store::set(const std::string& key, const std::string& value) {
 }
 
 std::string Store::get(const std::string& key, double timeout_s) {
-  return client_->request(Message::get, client_->patience(timeout_s), "value of", key);
+  return client_->request(Message::get, client_->timeout_or_default(timeout_s), "value of", key);
 }
 
 void Store::barrier(const std::string& name, double timeout_s) {
-  client_->request(Message::barrier, client_->patience(timeout_s), "barrier", name);
+  client_->request(Message::barrier, client_->timeout_or_default(timeout_s), "barrier", name);
 }
 
-// Rank 0 sets blocks as large as values may be: the number of values in each, then these.
+// Rank 0 sets blocks as large as values may be: the number of values in each, then the values.
 std::vector<std::string> Store::gather(const std::string& name, const std::string& own) {
   const auto world = static_cast<size_t>(client_->launch().world);
   const std::string key = ".gathered/" + name + "/", block_key = key + "block ";
@@ -359,8 +360,8 @@ void Store::compare(const std::vector<NamedHash>& items) {
   }
   std::vector<Inputs> ranks;
   for (int rank = 0; rank < client_->launch().world; ++rank) ranks.push_back(read_inputs(get(key + std::to_string(rank))));
-  const std::string odd = odd_items(ranks);
-  if (!odd.empty()) fail_all(ExitCode::usage, "the ranks were started with different inputs: " + odd);
+  const std::string mismatch = mismatching_items(ranks);
+  if (!mismatch.empty()) fail_all(ExitCode::usage, "the ranks were started with different inputs: " + mismatch);
   check();
   set(key + "equal", "");
 }

@@ -39,17 +39,17 @@ StoreServer::StoreServer(const Launch& launch, const StoreOptions& options, List
 StoreServer::~StoreServer() {
   stop_at_ = monotonic_now();
   thread_.join();
-  if (dropped_ > dropped_told_) log_warning("rendezvous: dropped ", dropped_, " connections of strangers in all");
+  if (dropped_ > dropped_reported_) log_warning("rendezvous: dropped ", dropped_, " unauthenticated connections in all");
 }
 
 void StoreServer::serve() {
   const double tick = std::clamp(options_.heartbeat_timeout_s / 10, 0.01, 0.5);
   try {
-    // The time before the input is read: what came while this thread did not run counts as heard.
+    // Take the time before reading: what arrived while this thread did not run counts as heard.
     for (double now = monotonic_now(); !finished(now); now = monotonic_now()) {
       for (const int rank : ranks_with_input(symptom_ && !failure_ ? kCauseTickSeconds : tick)) listen_to(rank);
-      accept_strangers(now);
-      strangers_.remove_if([&](Stranger& stranger) { return !still_proving(stranger, now); });
+      accept_connections(now);
+      unauthenticated_.remove_if([&](Unauthenticated& waiting) { return !still_authenticating(waiting, now); });
       expire(now);
       for (Peer& peer : peers_) {
         if (peer.connection) peer.connection->flush();  // a connection that broke is seen when it is read
@@ -64,13 +64,13 @@ void StoreServer::serve() {
 
 bool StoreServer::finished(double now) const {
   const double asked = stop_at_;
-  if (asked < 0 || expects_more_to_tell(now)) return false;
-  if (failure_ && now > asked + kFarewellSeconds) return true;
+  if (asked < 0 || expects_more_to_report(now)) return false;
+  if (failure_ && now > asked + kFailureReportSeconds) return true;
   return std::all_of(peers_.begin(), peers_.end(),
                      [&](const Peer& peer) { return !peer.connection || (failure_ && !peer.connection->waiting()); });
 }
 
-bool StoreServer::expects_more_to_tell(double now) const {
+bool StoreServer::expects_more_to_report(double now) const {
   const bool of_one = failure_ && failure_->rank >= 0, asked_to_stop = options_.stop_asked && options_.stop_asked();
   return of_one && !asked_to_stop && now < failed_at_ + kLateSeconds &&
          std::any_of(peers_.begin() + 1, peers_.end(), [](const Peer& peer) { return !peer.joined; });
@@ -87,7 +87,7 @@ std::vector<int> StoreServer::ranks_with_input(double tick) {
         {.fd = connection->fd(), .events = static_cast<short>(connection->waiting() ? POLLIN | POLLOUT : POLLIN), .revents = 0});
   }
   waits.push_back({.fd = listener_.socket.fd(), .events = POLLIN, .revents = 0});
-  for (const Stranger& stranger : strangers_) waits.push_back({.fd = stranger.socket.fd(), .events = POLLIN, .revents = 0});
+  for (const Unauthenticated& waiting : unauthenticated_) waits.push_back({.fd = waiting.socket.fd(), .events = POLLIN, .revents = 0});
   ::poll(waits.data(), waits.size(), static_cast<int>(tick * 1e3));
   for (size_t i = 0; i < ranks.size(); ++i) {
     if ((waits[i].revents & ~POLLOUT) != 0) out.push_back(ranks[i]);
@@ -95,59 +95,58 @@ std::vector<int> StoreServer::ranks_with_input(double tick) {
   return out;
 }
 
-void StoreServer::accept_strangers(double now) {
-  for (int i = 0; i < kMostStrangers; ++i) {
+void StoreServer::accept_connections(double now) {
+  for (int i = 0; i < kMostUnauthenticated; ++i) {
     Socket socket(::accept4(listener_.socket.fd(), nullptr, nullptr, SOCK_CLOEXEC));
     const bool full = !socket && (errno == EMFILE || errno == ENFILE);
     if (!socket && !full) return;
-    if ((full || strangers_.size() >= size_t{kMostStrangers}) && !strangers_.empty()) {  // the oldest makes room
-      strangers_.pop_front();
-      dropped_stranger(now, "too many at once");
+    if ((full || unauthenticated_.size() >= size_t{kMostUnauthenticated}) && !unauthenticated_.empty()) {  // the oldest makes room
+      unauthenticated_.pop_front();
+      log_dropped(now, "too many at once");
     } else if (full) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));  // it stays in the queue until a descriptor is free
     }
     if (full) return;
     configure(socket, options_.heartbeat_timeout_s);
-    strangers_.push_back({.socket = std::move(socket), .until = now + kProofSeconds, .in = {}, .mine = {}});
+    unauthenticated_.push_back({.socket = std::move(socket), .until = now + kHandshakeSeconds, .in = {}, .mine = {}});
   }
 }
 
-bool StoreServer::still_proving(Stranger& stranger, double now) {
-  constexpr size_t kHello = sizeof(HelloBytes), kAll = kHello + kProofBytes;
-  const size_t before = stranger.in.size();
-  stranger.in.resize(kAll);
-  const ssize_t got = ::recv(stranger.socket.fd(), stranger.in.data() + before, kAll - before, 0);
+bool StoreServer::still_authenticating(Unauthenticated& waiting, double now) {
+  constexpr size_t kHello = sizeof(HelloBytes), kAll = kHello + kMacBytes;
+  const size_t before = waiting.in.size();
+  waiting.in.resize(kAll);
+  const ssize_t got = ::recv(waiting.socket.fd(), waiting.in.data() + before, kAll - before, 0);
   const bool closed = got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR);
-  stranger.in.resize(before + static_cast<size_t>(std::max<ssize_t>(got, 0)));
-  const size_t size = stranger.in.size();
+  waiting.in.resize(before + static_cast<size_t>(std::max<ssize_t>(got, 0)));
+  const size_t size = waiting.in.size();
   bool answered = true;
   if (before < kHello && size >= kHello) {
-    stranger.mine =
-        new_hello({.attempt = static_cast<uint32_t>(launch_.restart), .rank = 0, .world = static_cast<uint32_t>(launch_.world)});
-    answered = ::send(stranger.socket.fd(), stranger.mine.data(), kHello, MSG_NOSIGNAL) == static_cast<ssize_t>(kHello);
+    waiting.mine = new_hello({.attempt = static_cast<uint32_t>(launch_.restart), .rank = 0, .world = static_cast<uint32_t>(launch_.world)});
+    answered = ::send(waiting.socket.fd(), waiting.mine.data(), kHello, MSG_NOSIGNAL) == static_cast<ssize_t>(kHello);
   }
   if (size == kAll && answered) {
     HelloBytes theirs{};
-    std::copy_n(stranger.in.begin(), kHello, theirs.begin());
-    const Proof expected = proof_of(Prover::rank, listener_.token, theirs, stranger.mine, launch_.job);
-    if (same_proof(std::span(stranger.in).subspan(kHello), expected)) {
-      admit(stranger);
+    std::copy_n(waiting.in.begin(), kHello, theirs.begin());
+    const Mac expected = mac_of(MacSender::rank, listener_.secret, theirs, waiting.mine, launch_.job);
+    if (same_mac(std::span(waiting.in).subspan(kHello), expected)) {
+      admit(waiting);
       return false;
     }
   }
-  if (size < kAll && answered && !closed && now < stranger.until) return true;
-  dropped_stranger(now, size == kAll ? "a wrong proof" : closed ? "closed before its proof" : "no proof in time");
+  if (size < kAll && answered && !closed && now < waiting.until) return true;
+  log_dropped(now, size == kAll ? "a wrong MAC" : closed ? "closed before its MAC" : "no MAC in time");
   return false;
 }
 
-// Of one that has proved the token.
-void StoreServer::admit(Stranger& stranger) {
+// Admits a connection that has proved the secret.
+void StoreServer::admit(Unauthenticated& waiting) {
   HelloBytes bytes{};
-  std::copy_n(stranger.in.begin(), bytes.size(), bytes.begin());
+  std::copy_n(waiting.in.begin(), bytes.size(), bytes.begin());
   const Hello hello = parse_hello(bytes);
-  const Proof proof = proof_of(Prover::root, listener_.token, bytes, stranger.mine, launch_.job);
-  const bool sent = ::send(stranger.socket.fd(), proof.data(), proof.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(proof.size());
-  Connection connection(std::move(stranger.socket));
+  const Mac mac = mac_of(MacSender::root, listener_.secret, bytes, waiting.mine, launch_.job);
+  const bool sent = ::send(waiting.socket.fd(), mac.data(), mac.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(mac.size());
+  Connection connection(std::move(waiting.socket));
   std::string problem;
   if (hello.protocol != kStoreProtocol) {
     problem = text("it speaks version ", hello.protocol, " of the protocol, rank 0 version ", kStoreProtocol);
@@ -161,7 +160,7 @@ void StoreServer::admit(Stranger& stranger) {
     problem = text("rank ", hello.rank, " is there already");
   }
   if (!problem.empty()) {
-    dropped_stranger(monotonic_now(), "it has the token, but " + problem);
+    log_dropped(monotonic_now(), "it has the secret, but " + problem);
     const bool later = hello.attempt > static_cast<uint32_t>(launch_.restart);  // this attempt is about to end
     connection.send(Message::refused,
                     Fields().number(static_cast<uint8_t>(ExitCode::usage)).number(static_cast<uint8_t>(later)).text(problem));
@@ -225,7 +224,7 @@ void StoreServer::handle(int rank, Frame& frame) {
       const std::string message = frame.text();
       return take_abort({.code = code,
                          .rank = rank,
-                         .message = text(name_of(rank), ": ", message, code == ExitCode::peer_lost ? laggard() : ""),
+                         .message = text(name_of(rank), ": ", message, code == ExitCode::peer_lost ? slowest_rank() : ""),
                          .stuck = stuck});
     }
     default: fail(ExitCode::peer_lost, "message ", static_cast<int>(frame.message()));
@@ -312,7 +311,7 @@ void StoreServer::fail_job(const Failure& failure) {
   send_all(Message::abort, failure_fields(failure));
 }
 
-// A killed rank closes its connections to other ranks and that to the store in any order, so who misses it may be heard first.
+// A killed rank closes its connections to other ranks and to the store in any order, so the report of a rank that lost it may arrive first.
 void StoreServer::take_abort(const Failure& failure) {
   peers_[static_cast<size_t>(failure.rank)].gave_up = true;
   if (failure.code != ExitCode::peer_lost || failure.stuck) return fail_job(failure);
@@ -331,12 +330,12 @@ void StoreServer::lose(int rank, const std::string& how, bool silent) {
   peer.connection.reset();
 }
 
-void StoreServer::dropped_stranger(double now, const std::string& why) {
+void StoreServer::log_dropped(double now, const std::string& why) {
   ++dropped_;
-  if (now < told_at_ + kDroppedLogSeconds) return;
-  log_warning("rendezvous: dropped ", dropped_ - dropped_told_, " connections of strangers; the last: ", why);
-  dropped_told_ = dropped_;
-  told_at_ = now;
+  if (now < reported_at_ + kDroppedLogSeconds) return;
+  log_warning("rendezvous: dropped ", dropped_ - dropped_reported_, " unauthenticated connections; the last: ", why);
+  dropped_reported_ = dropped_;
+  reported_at_ = now;
 }
 
 std::string StoreServer::name_of(int rank) const {
@@ -344,8 +343,8 @@ std::string StoreServer::name_of(int rank) const {
   return host.empty() ? text("rank ", rank) : text("rank ", rank, " (", host, ")");
 }
 
-// Who is behind in the collectives, where that can be told.
-std::string StoreServer::laggard() const {
+// Names the rank that is behind in the collectives, if known.
+std::string StoreServer::slowest_rank() const {
   const auto [least, most] =
       std::minmax_element(peers_.begin(), peers_.end(), [](const Peer& a, const Peer& b) { return a.sequence < b.sequence; });
   if (least->sequence == most->sequence) return "";

@@ -97,8 +97,8 @@ class Merger {
     for (auto& [name, value] : patch.members()) merge(into.members()[name], std::move(value));
   }
 
-  // Walks to the key, making objects on the way; a number is an index where a list stands, or where nothing stands yet. What is made stands
-  // at its name in the argument.
+  // Walks to the key, making objects on the way. A number is an index where a list stands, or where nothing stands yet. A made object has
+  // the place of its name in the argument.
   void set(Source& source, const std::string& key) {
     JsonNode* at = &tree_.root;
     for (size_t begin = 0; begin <= key.size();) {

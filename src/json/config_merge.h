@@ -1,4 +1,4 @@
-// The sources of a configuration merged into one tree.
+// Merges the sources of a configuration into one tree.
 #pragma once
 
 #include <string>
@@ -8,11 +8,11 @@
 
 namespace mantissa::detail {
 
-// The file, the further files and the --set arguments in their order go into report.sources(). What cannot be read, parsed or applied is
-// reported and left out. False if a file is missing.
+// Adds the file, the further files and the --set arguments in their order to report.sources(). Reports and leaves out what cannot be read,
+// parsed or applied. Returns false if a file is missing.
 bool merge_sources(const ConfigSources& sources, ConfigReport& report);
 
-// The names of a key, each of a length that can be shown.
+// Splits a key into names, each short enough to be shown.
 std::string shown_key(std::string_view key);
 
 std::string dotted(const std::string& key, std::string_view name);

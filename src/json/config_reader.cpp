@@ -96,7 +96,7 @@ class Reader {
     report_.error(key, node, [&] { return detail::wrong_type(field, tree_.shown(node)); });
   }
 
-  // The name in another place of this config, then the name of another program, then the nearest name in this place.
+  // Suggests the name in another place of this config, then the name of another program, then the nearest name in this place.
   std::string hint(const std::vector<Field>& fields, const std::string& name) const {
     std::string plain = name.substr(std::min(name.find_first_not_of('-'), name.size()));
     std::replace(plain.begin(), plain.end(), '-', '_');
@@ -112,7 +112,7 @@ class Reader {
     return words ? "; " + foreign->second : "; here it is '" + foreign->second + "'";
   }
 
-  // Of a map, whose entries come with places of their own for all that they leave out.
+  // These limit a map, whose entries have places of their own for all that they leave out.
   static constexpr size_t kMostNames = 1000, kLongestName = 128;
 
   ConfigReport& report_;

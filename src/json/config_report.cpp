@@ -23,7 +23,7 @@ bool marked(const std::vector<bool>& marks, uint32_t position) { return position
 
 const std::string& key_origin(const ConfigPlace& place) { return place.key_origin.empty() ? place.origin : place.key_origin; }
 
-std::string told(const std::string& key, const std::string& message, const std::string& origin) {
+std::string reported(const std::string& key, const std::string& message, const std::string& origin) {
   return text(printable(detail::shown_key(key)), key.empty() ? "" : ": ", shortened(message, kLongestMessage), "   (", origin, ")");
 }
 
@@ -43,22 +43,22 @@ void ConfigReport::error(const std::string& key, const std::string& message) {
 
 void ConfigReport::error(const std::string& key, const Message& message) {
   mark_failed(key);
-  add(order(key), [&] { return told(key, message(), place(key).origin); });
+  add(order(key), [&] { return reported(key, message(), place(key).origin); });
 }
 
 void ConfigReport::key_error(const std::string& key, const std::string& message) {
   mark_failed(key);
-  add(order(key), [&] { return told(key, message, key_origin(place(key))); });
+  add(order(key), [&] { return reported(key, message, key_origin(place(key))); });
 }
 
 void ConfigReport::error(const std::string& key, const JsonNode& at, const Message& message) {
   mark(failed_at_, at.key);
-  add(sources_->order(at), [&] { return told(key, message(), place_of(at).origin); });
+  add(sources_->order(at), [&] { return reported(key, message(), place_of(at).origin); });
 }
 
 void ConfigReport::key_error(const std::string& key, const JsonNode& at, const Message& message) {
   mark(failed_at_, at.key);
-  add(sources_->order(at), [&] { return told(key, message(), key_origin(place_of(at))); });
+  add(sources_->order(at), [&] { return reported(key, message(), key_origin(place_of(at))); });
 }
 
 void ConfigReport::failed_below(const JsonNode& at) { mark(failed_below_, at.key); }
@@ -67,7 +67,7 @@ void ConfigReport::source_error(const std::string& message, int64_t order) {
   add(order, [&] { return shortened(message, kLongestMessage); });
 }
 
-// Errors of equal order stay in the order in which they were found.
+// Keeps errors of equal order in the order in which they were found.
 void ConfigReport::add(int64_t order, const Message& message) {
   ++errors_;
   const bool full = messages_.size() == kMostMessages;

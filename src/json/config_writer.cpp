@@ -27,7 +27,7 @@ bool is_null(const Field& field) {
   return field.kind() != FieldKind::list && field.kind() != FieldKind::map && std::holds_alternative<std::monostate>(field.get());
 }
 
-// A line for each value, with its origin where there is a report, or compact.
+// Writes a line for each value, with its origin where there is a report, or compactly.
 class Writer {
  public:
   Writer(bool compact, const ConfigReport* report) : compact_(compact), report_(report) {}
@@ -139,7 +139,7 @@ ordered_json list_default(const Field& field) {
   return values;
 }
 
-// One name, or a list of them.
+// Writes one name, or a list of them.
 ordered_json types_of(const Field& field) {
   ordered_json types = ordered_json::array({schema_type(field.kind())});
   if (!field.type->short_form.empty()) types.push_back("boolean");

@@ -76,7 +76,7 @@ class TokenWalker {
   bool comma_ = false;
 };
 
-// What Builder asks of the trees it builds beside what they have in common.
+// What Builder needs of the trees it builds beside what they have in common.
 struct Place {
   size_t key, value;
 };
@@ -199,7 +199,7 @@ void parse(std::string_view text, Comments comments, Builder<Node>& builder) {
   json::sax_parse(text.begin(), text.end(), &builder, json::input_format_t::json, true, comments == Comments::allowed);
 }
 
-// Line and column after the bytes, from those before them.
+// Returns line and column after the bytes, from those before them.
 void advance(uint32_t& line, uint32_t& column, std::string_view bytes) {
   for (const char c : bytes) {
     if (c == '\n') {

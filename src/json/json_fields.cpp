@@ -42,7 +42,7 @@ std::string plain(double bound) {
   return whole ? text(static_cast<int64_t>(bound)) : text(bound);
 }
 
-// What the type and the limits of an integer leave.
+// Describes the range that type and limits of an integer leave.
 std::string integer_range(const Field& field) {
   const FieldType& type = *field.type;
   const Limits& limits = field.limits;
@@ -52,7 +52,7 @@ std::string integer_range(const Field& field) {
   return "in " + low + ", " + high;
 }
 
-// The bound that the value crosses.
+// Returns the bound that the value crosses.
 std::string crossed(const Limits& limits, double value) {
   if (value > limits.min || (value == limits.min && !limits.above_min)) {
     return (limits.below_max ? "below " : "at most ") + plain(limits.max);
@@ -69,7 +69,7 @@ std::string member_path(const std::string& path, const std::string& name) { retu
   fail(ExitCode::data, source, ": ", path, path.empty() ? "" : ": ", problem);
 }
 
-// The way from the value that is read to one inside it; put into words only for a message.
+// The path from the value that is read to one inside it; it is put into words only for a message.
 struct Step {
   const Step* above;        // none: `name` or `index` of the value that is read
   const std::string* name;  // none: an entry of a list
@@ -148,7 +148,7 @@ class FieldReader {
 
 }  // namespace
 
-// The JSON type is checked before the value is taken: get<int>() takes 1.5 and wraps negatives.
+// Check the JSON type before taking the value: get<int>() takes 1.5 and wraps negatives.
 bool detail::set_scalar(const Field& field, const json& value) {
   if (value.is_null()) return field.type->nullable && field.set({});
   switch (field.kind()) {
@@ -174,8 +174,8 @@ std::string detail::mismatch(const Field& field, const json& value, const std::s
     const std::string range = fits ? integer_range(field) : crossed(field.limits, value.get<double>());
     return "must be " + range + (type.nullable && !fits ? " or null" : "") + ", got " + shown;
   }
-  const bool misspelt = type.kind == FieldKind::choice && value.is_string();
-  return wrong_type(field, shown) + (misspelt ? did_you_mean(value.get<std::string>(), type.choices) : "");
+  const bool misspelled = type.kind == FieldKind::choice && value.is_string();
+  return wrong_type(field, shown) + (misspelled ? did_you_mean(value.get<std::string>(), type.choices) : "");
 }
 
 std::string detail::wrong_type(const Field& field, const std::string& shown) { return "must be " + wanted(*field.type) + ", got " + shown; }

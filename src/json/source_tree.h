@@ -1,5 +1,5 @@
-// The sources of a configuration and the tree of their values. A position says source and offset at once: the texts lie one after the other
-// from position 1 on, in the order in which they apply, so positions also sort messages. Position 0 is that of a default.
+// Holds the sources of a configuration and the tree of their values. A position encodes source and offset: the texts lie one after the
+// other from position 1 on, in the order in which they apply, so positions also sort messages. Position 0 is that of a default.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ struct Source {
 
 class SourceTree {
  public:
-  // Gives the source its positions. Throws Error(usage) when there are no more of them.
+  // Gives the source its positions. Throws Error(usage) when there are none left.
   Source& add(Source source);
 
   JsonNode root;

@@ -48,7 +48,7 @@ std::string precision_part(const PrecisionSummary& precision) {
   std::string part;
   if (precision.sqnr_db)
     part = formatted(" | q-sqnr %.1f dB (worst ", *precision.sqnr_db) + precision.worst + formatted(" %.1f)", precision.worst_db);
-  if (precision.fp32_products > 0) part += formatted(" | fp32 products %lld", static_cast<long long>(precision.fp32_products));
+  if (precision.fp32_gemms > 0) part += formatted(" | fp32 GEMMs %lld", static_cast<long long>(precision.fp32_gemms));
   return part;
 }
 
@@ -111,7 +111,7 @@ std::string evaluation_line(const EvaluationEvent& event) {
   return line;
 }
 
-std::string text_box(const TextEvent& event) {
+std::string sample_box(const SampleEvent& event) {
   const auto bar = [](size_t width) {
     std::string line;
     for (size_t i = 0; i < width; ++i) line += "─";

@@ -15,13 +15,13 @@ namespace {
 
 using Sum = QuantizationError::Part;
 
-// None: without error, or NaN or Inf.
+// Returns none without error, or for NaN or Inf.
 std::optional<double> decibels(double signal, double noise) {
   if (!(noise > 0.0) || !std::isfinite(noise)) return {};
   return 10.0 * std::log10(signal / noise);
 }
 
-// Of one module and role, over everything added.
+// Sums the statistics of one module and role.
 class Sums {
  public:
   void add(const Tensor& x, const QuantizedTensor& codes) {
@@ -41,7 +41,7 @@ class Sums {
   double signal() const { return parts_[Sum::signal]; }
   double noise() const { return parts_[Sum::noise]; }
 
-  // Of this rank, and then of all, in their order.
+  // Sums this rank's statistics, and then those of all, in their order.
   Sums of_ranks(const Communicator& ranks) const {
     Sums out;
     for (const Sums& each : ranks.all(*this)) out.add(each);
@@ -64,7 +64,7 @@ class Sums {
   double elements_ = 0.0;
 };
 
-// The weights of the experts of a stack, each by itself.
+// Measures the weights of a grouped weight expert by expert.
 class ExpertErrors {
  public:
   ExpertErrors(int64_t experts, int64_t rows) : rows_(rows), experts_(static_cast<size_t>(experts)) {}
@@ -75,7 +75,7 @@ class ExpertErrors {
     experts_[static_cast<size_t>(expert)].noise += sums.noise();
   }
 
-  // Over the ranks, in their order, whose call this is. The first of the worst.
+  // Compares over the ranks, in their order; all call it together. Takes the first of the worst.
   std::optional<WorstExpert> worst(const Communicator& ranks) const {
     std::optional<WorstExpert> out;
     const std::vector<Energy> all = of_ranks(ranks);
@@ -108,22 +108,22 @@ class ExpertErrors {
   std::vector<Energy> experts_;
 };
 
-// Of rows [begin, end) of the parameter, in a part of it.
+// Measures rows [begin, end) of the parameter, in a shard of it.
 Sums error_of(const Optimizer::State& state, int64_t begin, int64_t end) {
-  const Part& part = state.part;
-  const QuantizedTensor codes = slice(part.of->codes(), begin, end);
+  const ParameterShard& shard = state.shard;
+  const QuantizedTensor codes = slice(shard.of->codes(), begin, end);
   Sums sums;
-  sums.add(converted(state.master.slice(begin - part.begin, end - part.begin), Dtype::bf16).view(codes.shape), codes);
+  sums.add(converted(state.master.slice(begin - shard.begin, end - shard.begin), Dtype::bf16).view(codes.shape), codes);
   return sums;
 }
 
-// Of a part of a stack, expert by expert.
+// Measures a shard of a grouped weight expert by expert.
 Sums error_of(const Optimizer::State& state, ExpertErrors& experts) {
   Sums all;
-  for (const Part::Slab& slab : state.part.slabs()) {
-    for (int64_t row = slab.row; row < slab.row + slab.end - slab.begin;) {
-      const int64_t expert = row / experts.rows(), end = std::min((expert + 1) * experts.rows(), slab.row + slab.end - slab.begin);
-      const int64_t moved = slab.begin - slab.row;
+  for (const ParameterShard::Chunk& chunk : state.shard.chunks()) {
+    for (int64_t row = chunk.row; row < chunk.row + chunk.end - chunk.begin;) {
+      const int64_t expert = row / experts.rows(), end = std::min((expert + 1) * experts.rows(), chunk.row + chunk.end - chunk.begin);
+      const int64_t moved = chunk.begin - chunk.row;
       const Sums sums = error_of(state, row + moved, end + moved);
       experts.add(expert, sums);
       all.add(sums);
@@ -133,19 +133,20 @@ Sums error_of(const Optimizer::State& state, ExpertErrors& experts) {
   return all;
 }
 
-// What all ranks that share a weight quantise alike is counted on the first.
+// Operands that all ranks sharing a weight quantize alike are counted on the first.
 bool counted_here(const QuantizedOperand& operand, const Parameter& of) {
-  const bool alike = of.split == Split::none || (operand.role == OperandRole::input ? of.split == Split::rows : of.split == Split::columns);
+  const bool alike = of.split == Split::none ||
+                     (operand.role == OperandRole::input ? of.split == Split::column_parallel : of.split == Split::row_parallel);
   return !alike || operand.own_tokens || of.share.rank == 0;
 }
 
 std::string module_of(const Parameter& parameter) { return parameter.name.substr(0, parameter.name.rfind('.')); }
 
-// Of the experts' weights that are kept as codes.
-std::map<const Leaf*, ExpertErrors> stacks_of(const ParameterSet& parameters, const PrecisionPlan& plan) {
+// Returns the expert weights that are kept as codes.
+std::map<const Leaf*, ExpertErrors> grouped_weights_of(const ParameterSet& parameters, const PrecisionPlan& plan) {
   std::map<const Leaf*, ExpertErrors> out;
   for (const Parameter& parameter : parameters.all()) {
-    if (!parameter.quantised) continue;  // sinks, which never are, have no module behind their name
+    if (!parameter.quantized) continue;  // sinks, which never are, have no module behind their name
     const ModuleShape& module = plan.of(module_of(parameter)).module;
     if (module.matrices > 1) out.emplace(&parameter.leaf, ExpertErrors(module.matrices, module.out));
   }
@@ -157,13 +158,13 @@ std::map<const Leaf*, ExpertErrors> stacks_of(const ParameterSet& parameters, co
 std::vector<PrecisionEvent> measure_precision(const ParameterSet& parameters, const PrecisionPlan& plan, const Optimizer& optimizer,
                                               int64_t step, const std::function<void()>& body) {
   std::map<std::pair<const Leaf*, OperandRole>, Sums> sums;
-  std::map<const Leaf*, ExpertErrors> stacks = stacks_of(parameters, plan);
+  std::map<const Leaf*, ExpertErrors> grouped_weights = grouped_weights_of(parameters, plan);
   for (const Optimizer::State& state : optimizer.states()) {
-    const Part& part = state.part;
-    if (!part.of->quantised || part.of->is_copy()) continue;
-    const auto stack = stacks.find(&part.of->leaf);
-    sums[{&part.of->leaf, OperandRole::weight}].add(stack == stacks.end() ? error_of(state, part.begin, part.end)
-                                                                          : error_of(state, stack->second));
+    const ParameterShard& shard = state.shard;
+    if (!shard.of->quantized || shard.of->is_copy()) continue;
+    const auto grouped = grouped_weights.find(&shard.of->leaf);
+    sums[{&shard.of->leaf, OperandRole::weight}].add(grouped == grouped_weights.end() ? error_of(state, shard.begin, shard.end)
+                                                                                      : error_of(state, grouped->second));
   }
   {
     std::map<const Leaf*, const Parameter*> weights;
@@ -177,14 +178,14 @@ std::vector<PrecisionEvent> measure_precision(const ParameterSet& parameters, co
   std::vector<PrecisionEvent> events;
   const Communicator& world = optimizer.shards().mesh().world;
   for (const Parameter& parameter : parameters.all()) {
-    if (parameter.shape.rank() < 2) continue;  // no operand of a product
+    if (parameter.shape.rank() < 2) continue;  // no operand of a GEMM
     for (const OperandRole role : {OperandRole::weight, OperandRole::input, OperandRole::output_grad}) {
       const Sums all = sums[{&parameter.leaf, role}].of_ranks(world);
       if (all.none()) continue;
       PrecisionEvent& event = events.emplace_back(PrecisionEvent{.step = step, .module = module_of(parameter), .role = role_name(role)});
       all.write(event);
-      const auto stack = stacks.find(&parameter.leaf);
-      if (role == OperandRole::weight && stack != stacks.end()) event.worst_expert = stack->second.worst(world);
+      const auto grouped = grouped_weights.find(&parameter.leaf);
+      if (role == OperandRole::weight && grouped != grouped_weights.end()) event.worst_expert = grouped->second.worst(world);
     }
   }
   return events;

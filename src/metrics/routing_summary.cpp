@@ -9,59 +9,59 @@ namespace {
 
 constexpr size_t kLosses = 3;
 
-// Of one layer.
+// Sums the figures of one layer.
 struct Figures {
-  std::vector<double> choices;      // of each expert, and behind them those dropped: whole numbers
+  std::vector<double> assignments;  // of each expert, and behind them those dropped: whole numbers
   std::vector<double> losses = {};  // of one micro batch after the other
 };
 
-void add(const RoutingRecord& record, size_t experts, int64_t capacity, Figures& figures) {
+void add(const RouterPass& record, size_t experts, int64_t capacity, Figures& figures) {
   const std::vector<int32_t> counts = to_host<int32_t>(record.counts);
   for (size_t e = 0; e < experts; ++e) {
     int64_t chosen = 0;
     for (size_t i = e; i < counts.size(); i += experts) chosen += counts[i];
-    figures.choices[e] += static_cast<double>(chosen);
-    if (capacity > 0) figures.choices.back() += static_cast<double>(std::max<int64_t>(0, chosen - capacity));
+    figures.assignments[e] += static_cast<double>(chosen);
+    if (capacity > 0) figures.assignments.back() += static_cast<double>(std::max<int64_t>(0, chosen - capacity));
   }
   if (!record.losses.defined()) return;
   const std::vector<double> losses = to_host<double>(record.losses);
   figures.losses.insert(figures.losses.end(), losses.begin(), losses.end());
 }
 
-// Those of all ranks, in one exchange. Micro batches follow each other as in one process, so that their sums have its bits; sums of choices
-// are exact in any order.
+// Sums over all ranks in one exchange. Micro batches keep the order of one process, so their sums have its bits; sums of assignments are
+// exact in any order.
 void gather(const Communicator& ranks, std::vector<Figures>& layers) {
   if (ranks.size() == 1) return;
   std::vector<double> own, all;
   for (const Figures& layer : layers) {
-    own.insert(own.end(), layer.choices.begin(), layer.choices.end());
+    own.insert(own.end(), layer.assignments.begin(), layer.assignments.end());
     own.insert(own.end(), layer.losses.begin(), layer.losses.end());
   }
   for (int r = 0; r < ranks.size(); ++r) all.insert(all.end(), own.begin(), own.end());
   const std::vector<int64_t> counts(static_cast<size_t>(ranks.size()), static_cast<int64_t>(own.size() * sizeof(double)));
   ranks.all_gather(std::as_writable_bytes(std::span(all)), counts, Purpose::control);
   const std::ptrdiff_t losses = std::ssize(layers[0].losses);
-  for (Figures& layer : layers) layer = {.choices = std::vector<double>(layer.choices.size())};
+  for (Figures& layer : layers) layer = {.assignments = std::vector<double>(layer.assignments.size())};
   for (auto at = all.begin(); at != all.end();) {
     for (Figures& layer : layers) {
-      for (double& sum : layer.choices) sum += *at++;
+      for (double& sum : layer.assignments) sum += *at++;
       layer.losses.insert(layer.losses.end(), at, at + losses);
       at += losses;
     }
   }
 }
 
-LayerRouting told(const Figures& figures, int64_t layer, size_t experts, RouterFigures wanted) {
+LayerRouting reported(const Figures& figures, int64_t layer, size_t experts, RouterFigures wanted) {
   LayerRouting out{.layer = layer};
   double all = 0.0, most = 0.0;
   for (size_t e = 0; e < experts; ++e) {
-    const double load = figures.choices[e];
+    const double load = figures.assignments[e];
     out.load.push_back(static_cast<int64_t>(load));
     all += load;
     most = std::max(most, load);
   }
   out.imbalance = most * static_cast<double>(experts) / all;
-  out.dropped = figures.choices.back() / all;
+  out.dropped = figures.assignments.back() / all;
   if (wanted == RouterFigures::counts) return out;
   const auto mean = [&losses = figures.losses](size_t which) {
     double sum = 0.0;
@@ -83,7 +83,7 @@ int64_t routing_numbers(const RunConfig& config) {
   return layers == 0 ? 0 : layers * (model.moe->num_experts + 1 + static_cast<int64_t>(kLosses) * *config.training.grad_accum);
 }
 
-std::vector<LayerRouting> routing_summary(const RoutingTally& tally, const RunConfig& config, const Communicator& ranks) {
+std::vector<LayerRouting> routing_summary(const RouterStatistics& statistics, const RunConfig& config, const Communicator& ranks) {
   const ModelConfig& model = config.model;
   if (!model.moe) return {};
   const auto experts = static_cast<size_t>(model.moe->num_experts);
@@ -92,11 +92,11 @@ std::vector<LayerRouting> routing_summary(const RoutingTally& tally, const RunCo
   for (int64_t i = 0; i < model.num_layers; ++i) {
     if (model.has_experts(i)) layers.push_back(i);
   }
-  std::vector<Figures> figures(layers.size(), Figures{.choices = std::vector<double>(experts + 1)});
-  for (size_t i = 0; i < tally.records.size(); ++i) add(tally.records[i], experts, capacity, figures[i % layers.size()]);
+  std::vector<Figures> figures(layers.size(), Figures{.assignments = std::vector<double>(experts + 1)});
+  for (size_t i = 0; i < statistics.passes.size(); ++i) add(statistics.passes[i], experts, capacity, figures[i % layers.size()]);
   gather(ranks, figures);
   std::vector<LayerRouting> out;
-  for (size_t i = 0; i < layers.size(); ++i) out.push_back(told(figures[i], layers[i], experts, tally.wanted));
+  for (size_t i = 0; i < layers.size(); ++i) out.push_back(reported(figures[i], layers[i], experts, statistics.wanted));
   return out;
 }
 

@@ -162,7 +162,7 @@ void Metrics::write(const EvaluationEvent& event) {
   events_->write(event.step, now, values);
 }
 
-void Metrics::write(const TextEvent& event) { append(lines_, "sample", event); }
+void Metrics::write(const SampleEvent& event) { append(lines_, "sample", event); }
 
 void Metrics::write(const StragglerEvent& event) { append(lines_, "straggler", event, unix_time()); }
 

@@ -24,7 +24,7 @@ void take_start(RunMetrics& run, const JsonReader& line) {
     forget_after(*series, run.start.step);
   forget_after(run.precision, run.start.step);
   forget_after(run.routing, run.start.step);
-  forget_after(run.texts, run.start.step);
+  forget_after(run.samples, run.start.step);
 }
 
 void take_step(RunMetrics& run, const JsonReader& line) {
@@ -59,7 +59,7 @@ void take(RunMetrics& run, const JsonReader& line) {
   if (type == "step") take_step(run, line);
   if (type == "eval") take_evaluation(run, line);
   if (type == "precision") take_precision(run, line);
-  if (type == "sample") run.texts.push_back(line.as<TextEvent>());
+  if (type == "sample") run.samples.push_back(line.as<SampleEvent>());
 }
 
 std::string content_of(const fs::path& path) { return File::open_input(path).content(std::numeric_limits<int64_t>::max()); }

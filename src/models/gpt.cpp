@@ -51,13 +51,13 @@ MoeOptions moe_options(const ModelConfig& config, const GptOptions& options) {
           .down_init_std = residual_std(config),
           .keep = keep_of(options.recompute),
           .limit = config.glu_limit(),
-          .quantised_dispatch = options.quantised_dispatch,
+          .quantized_dispatch = options.quantized_dispatch,
           .ranks = options.experts};
 }
 
-// The config refuses the same; this is for a config object, or a recipe, that was changed afterwards.
+// The config refuses the same; this checks a config object, or a recipe, that was changed afterwards.
 void require_projection(const Recipe& recipe, const ModelConfig& config, int64_t tensor) {
-  if (!recipe.quantises()) return;
+  if (!recipe.quantizes()) return;
   const std::vector<std::string> problems = output_projection_problems(recipe, {.tied_embeddings = config.tie_word_embeddings,
                                                                                 .fp32_logits = config.logits_dtype == LogitsDtype::fp32,
                                                                                 .rows = config.padded_vocab_size(),
@@ -101,7 +101,7 @@ Gpt::Gpt(const ModelConfig& config, Backend& device, const PrecisionPlan& plan, 
 void Gpt::add_block(int64_t index, const PrecisionPlan& plan) {
   const std::string path = text("layers.", index);
   const NormOptions norm = norm_options(config_);
-  // Braces: members are built in this order, so parameters are numbered in it.
+  // Members are built in the order of the braces, so parameters are numbered in it.
   const TensorRanks& ranks = options_.tensor;
   blocks_.push_back(
       Block{NormLayer(parameters_, plan.of(path + ".attn_norm"), norm, ranks),
@@ -115,14 +115,14 @@ std::variant<Mlp, Moe> Gpt::mlp_of(int64_t index, const PrecisionPlan& plan) {
   return Mlp(parameters_, plan, path + ".mlp", mlp_options(config_, options_.recompute), options_.tensor);
 }
 
-Place Gpt::place(const TokenBatch& batch) const { return options_.tensor.place(Split::rows, batch.tokens.dim(0)); }
+TensorParallel Gpt::context(const TokenBatch& batch) const { return options_.tensor.context(Split::column_parallel, batch.tokens.dim(0)); }
 
 Var Gpt::embed(const TokenBatch& batch) {
-  const Var x = embedding(batch.tokens, embed_->var(), place(batch));
+  const Var x = embedding(batch.tokens, embed_->var(), context(batch));
   return position_ ? add(x, embedding(own_tokens(batch.positions), position_->var())) : x;
 }
 
-// Those that this rank has of what all of them together hold.
+// Returns the tokens that this rank has of those that all hold together.
 Tensor Gpt::own_tokens(const Tensor& rows) const {
   const TensorRanks& ranks = options_.tensor;
   if (!ranks.sequence) return rows;
@@ -130,15 +130,15 @@ Tensor Gpt::own_tokens(const Tensor& rows) const {
   return rows.slice(own.begin, own.end);
 }
 
-Var Gpt::block_forward(const Block& block, const Var& x, const SequenceContext& context, RoutingTally* tally) const {
+Var Gpt::block_forward(const Block& block, const Var& x, const SequenceContext& context, RouterStatistics* statistics) const {
   const Var middle = add(x, block.attn.forward(block.attn_norm.forward(x), context));
   const Var normed = block.mlp_norm.forward(middle);
   if (const auto* mlp = std::get_if<Mlp>(&block.mlp)) return add(middle, mlp->forward(normed, context.tokens));
-  const int64_t capacity = tally ? config_.moe->capacity(context.tokens) : 0;
-  return add(middle, std::get<Moe>(block.mlp).forward(normed, context.tokens, context.batch, capacity, tally));
+  const int64_t capacity = statistics ? config_.moe->capacity(context.tokens) : 0;
+  return add(middle, std::get<Moe>(block.mlp).forward(normed, context.tokens, context.batch, capacity, statistics));
 }
 
-// max_position_embeddings says how long sequences may get; most are far shorter.
+// max_position_embeddings limits the length of sequences; most are far shorter.
 Tensor Gpt::rope_table(int64_t positions) {
   constexpr int64_t kLeast = 1024;
   if (config_.position != Position::rope) return {};
@@ -150,7 +150,7 @@ Tensor Gpt::rope_table(int64_t positions) {
   return rope_table_;
 }
 
-Var Gpt::hidden(const TokenBatch& batch, RoutingTally* tally) {
+Var Gpt::hidden(const TokenBatch& batch, RouterStatistics* statistics) {
   const SequenceContext context{.batch = batch.batch,
                                 .tokens = batch.tokens.dim(0),
                                 .positions = batch.positions,
@@ -160,15 +160,15 @@ Var Gpt::hidden(const TokenBatch& batch, RoutingTally* tally) {
   Var x = embed(batch);
   for (const Block& block : blocks_) {
     if (options_.recompute == Recompute::full && recording({x})) {
-      x = recompute(x, [this, &block, context, tally](const Var& again) { return block_forward(block, again, context, tally); });
+      x = recompute(x, [this, &block, context, statistics](const Var& again) { return block_forward(block, again, context, statistics); });
     } else {
-      x = block_forward(block, x, context, tally);
+      x = block_forward(block, x, context, statistics);
     }
   }
   return final_norm_->forward(x);
 }
 
-// The last token's, on every rank; the last rank has it in any case.
+// Returns the last token's row on every rank; the last rank has it in any case.
 Tensor Gpt::last_row(const Tensor& x) const {
   const TensorRanks& ranks = options_.tensor;
   const int last = ranks.group.size() - 1;
@@ -181,10 +181,10 @@ Tensor Gpt::last_row(const Tensor& x) const {
 
 Dtype Gpt::logits_dtype() const { return config_.logits_dtype == LogitsDtype::fp32 ? stats_dtype(compute_) : compute_; }
 
-Var Gpt::loss(const TokenBatch& batch, const Tensor& targets, int64_t target_count, RoutingTally* tally) {
-  return cross_entropy(hidden(batch, tally), output_->weight(), targets,
+Var Gpt::loss(const TokenBatch& batch, const Tensor& targets, int64_t target_count, RouterStatistics* statistics) {
+  return cross_entropy(hidden(batch, statistics), output_->weight(), targets,
                        {.vocab = *config_.vocab_size, .target_count = target_count, .logits_dtype = logits_dtype()}, output_recipe_,
-                       place(batch));
+                       context(batch));
 }
 
 Tensor Gpt::target_losses(const TokenBatch& batch, const Tensor& targets) {
@@ -192,24 +192,24 @@ Tensor Gpt::target_losses(const TokenBatch& batch, const Tensor& targets) {
   const Tensor losses = empty(device_, stats_dtype(compute_), {targets.elements()});
   cross_entropy(hidden(batch), output_->weight(), targets,
                 {.vocab = *config_.vocab_size, .target_count = 1, .logits_dtype = logits_dtype(), .row_losses = losses}, output_recipe_,
-                place(batch));
+                context(batch));
   return losses;
 }
 
-void Gpt::serve_experts() const {
+void Gpt::join_expert_collectives() const {
   if (options_.experts.group.size() == 1) return;
   for (const Block& block : blocks_) {
-    if (const auto* moe = std::get_if<Moe>(&block.mlp)) moe->serve(empty(device_, compute_, {0, config_.hidden_size}));
+    if (const auto* moe = std::get_if<Moe>(&block.mlp)) moe->join_collectives(empty(device_, compute_, {0, config_.hidden_size}));
   }
 }
 
-Tensor Gpt::project(const Tensor& hidden, const Place& at) const {
-  return linear_product(hidden, output_->weight(), logits_dtype(), output_recipe_, at);
+Tensor Gpt::project(const Tensor& hidden, const TensorParallel& at) const {
+  return linear_fprop(hidden, output_->weight(), logits_dtype(), output_recipe_, at);
 }
 
 Tensor Gpt::logits(const TokenBatch& batch) {
   const Tape::Scope paused(nullptr);
-  return project(hidden(batch).value(), place(batch));
+  return project(hidden(batch).value(), context(batch));
 }
 
 std::vector<KeyValueCache> Gpt::new_cache(int64_t positions) const {
@@ -242,7 +242,8 @@ Tensor Gpt::next_logits(const std::vector<int32_t>& tokens, std::vector<KeyValue
         {.batch = 1, .tokens = count, .positions = batch.positions, .segment_starts = {}, .rope_table = table, .cache = &cache[i]});
   }
   const Tensor logits = converted(
-      project(final_norm_->forward(Var(last_row(x.value()))).value(), {.group = options_.tensor.group, .split = Split::rows}), Dtype::f32);
+      project(final_norm_->forward(Var(last_row(x.value()))).value(), {.group = options_.tensor.group, .split = Split::column_parallel}),
+      Dtype::f32);
   return logits.view({logits.elements()});
 }
 

@@ -92,10 +92,10 @@ int64_t ModelConfig::window(int64_t layer) const {
 // Softmax over the chosen logits is the scores of the chosen divided by their sum, and stays finite where these vanish.
 RoutingRule MoeConfig::rule() const {
   const bool divides = norm_topk_prob.value_or(num_experts_per_tok > 1), softmax = score == RouterScore::softmax;
-  return {.choices = num_experts_per_tok,
+  return {.top_k = num_experts_per_tok,
           .score = score,
-          .score_after_choice = score_after_choice || (softmax && divides),
-          .renormalise = !softmax && divides,
+          .softmax_after_topk = softmax_after_topk || (softmax && divides),
+          .renormalize = !softmax && divides,
           .scale = routed_scaling_factor,
           .groups = n_group,
           .groups_kept = topk_group,
@@ -120,8 +120,8 @@ void MoeConfig::validate(const ModelConfig& model, ConfigReport& report) const {
   refuse(topk_group <= n_group && topk_group * (num_experts / n_group) < num_experts_per_tok, "topk_group",
          text(count_text(topk_group, "group"), " of ", num_experts / n_group, " experts have fewer than num_experts_per_tok ",
               num_experts_per_tok));
-  refuse(score_after_choice && score != RouterScore::softmax, "score_after_choice", "needs model.moe.score softmax");
-  refuse(score_after_choice && num_experts_per_tok == 1, "score_after_choice",
+  refuse(softmax_after_topk && score != RouterScore::softmax, "softmax_after_topk", "needs model.moe.score softmax");
+  refuse(softmax_after_topk && num_experts_per_tok == 1, "softmax_after_topk",
          "with num_experts_per_tok 1 every weight is 1 and the router learns nothing from the loss");
   refuse(has_expert_bias() && score != RouterScore::sigmoid, "bias_update_rate", "needs model.moe.score sigmoid");
   validate_layers(dense_layers, model.num_layers, "model.moe.dense_layers", report);

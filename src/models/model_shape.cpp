@@ -15,25 +15,28 @@ ModuleShape norm(const std::string& path, int64_t channels, bool bias) {
 void add_attention(const ModelConfig& config, int64_t layer, const std::string& path, std::vector<ModuleShape>& modules) {
   const int64_t q = config.num_attention_heads * config.head_size(), kv = config.kv_heads() * config.head_size();
   const bool qkv_bias = config.attention_bias != AttentionBias::none, out_bias = config.attention_bias == AttentionBias::all;
-  modules.push_back(linear(path + ".qkv", q + 2 * kv, config.hidden_size, qkv_bias, Split::rows, {{"q", q}, {"k", kv}, {"v", kv}}));
-  modules.push_back(linear(path + ".out", config.hidden_size, q, out_bias, Split::columns));
+  modules.push_back(
+      linear(path + ".qkv", q + 2 * kv, config.hidden_size, qkv_bias, Split::column_parallel, {{"q", q}, {"k", kv}, {"v", kv}}));
+  modules.push_back(linear(path + ".out", config.hidden_size, q, out_bias, Split::row_parallel));
   modules.back().window = config.window(layer);
   if (config.qk_norm) {
     modules.push_back(norm(path + ".q_norm", config.head_size(), false));
     modules.push_back(norm(path + ".k_norm", config.head_size(), false));
   }
   if (!config.attention_sinks) return;
-  modules.push_back({.path = path + ".sinks", .kind = ModuleKind::sinks, .out = config.num_attention_heads, .split = Split::rows});
+  modules.push_back(
+      {.path = path + ".sinks", .kind = ModuleKind::sinks, .out = config.num_attention_heads, .split = Split::column_parallel});
 }
 
 void add_mlp(const ModelConfig& config, const std::string& path, std::vector<ModuleShape>& modules) {
   const int64_t hidden = config.hidden_size, inner = config.intermediate_size;
   if (config.gated()) {
-    modules.push_back(linear(path + ".gate_up", 2 * inner, hidden, config.mlp_bias, Split::rows, {{"gate", inner}, {"up", inner}}));
+    modules.push_back(
+        linear(path + ".gate_up", 2 * inner, hidden, config.mlp_bias, Split::column_parallel, {{"gate", inner}, {"up", inner}}));
   } else {
-    modules.push_back(linear(path + ".up", inner, hidden, config.mlp_bias, Split::rows));
+    modules.push_back(linear(path + ".up", inner, hidden, config.mlp_bias, Split::column_parallel));
   }
-  modules.push_back(linear(path + ".down", hidden, inner, config.mlp_bias, Split::columns));
+  modules.push_back(linear(path + ".down", hidden, inner, config.mlp_bias, Split::row_parallel));
 }
 
 void add_moe(const ModelConfig& config, const std::string& path, std::vector<ModuleShape>& modules) {
@@ -45,18 +48,20 @@ void add_moe(const ModelConfig& config, const std::string& path, std::vector<Mod
                      .in = hidden,
                      .bias = moe.router_bias ? moe.num_experts : 0,
                      .buffer = moe.has_expert_bias() ? moe.num_experts : 0});
-  const auto stack = [&](ModuleShape one) {
+  const auto add_experts = [&](ModuleShape one) {
     one.experts = true;
     one.matrices = moe.num_experts;
     one.bias *= moe.num_experts;
     one.active = moe.num_experts_per_tok;
     modules.push_back(std::move(one));
   };
-  stack(linear(path + ".experts.gate_up", 2 * inner, hidden, moe.expert_mlp_bias, Split::rows, {{"gate", inner}, {"up", inner}}));
-  stack(linear(path + ".experts.down", hidden, inner, moe.expert_mlp_bias, Split::columns));
+  add_experts(
+      linear(path + ".experts.gate_up", 2 * inner, hidden, moe.expert_mlp_bias, Split::column_parallel, {{"gate", inner}, {"up", inner}}));
+  add_experts(linear(path + ".experts.down", hidden, inner, moe.expert_mlp_bias, Split::row_parallel));
   if (shared == 0) return;
-  modules.push_back(linear(path + ".shared.gate_up", 2 * shared, hidden, false, Split::rows, {{"gate", shared}, {"up", shared}}));
-  modules.push_back(linear(path + ".shared.down", hidden, shared, false, Split::columns));
+  modules.push_back(
+      linear(path + ".shared.gate_up", 2 * shared, hidden, false, Split::column_parallel, {{"gate", shared}, {"up", shared}}));
+  modules.push_back(linear(path + ".shared.down", hidden, shared, false, Split::row_parallel));
 }
 
 }  // namespace
@@ -65,7 +70,7 @@ ModelShape model_shape(const ModelConfig& config, int64_t tensor) {
   const int64_t hidden = config.hidden_size, vocab = config.vocab_size ? config.padded_vocab_size() : 0;
   const int64_t padding = vocab - config.vocab_size.value_or(0);
   std::vector<ModuleShape> modules = {
-      {.path = "embed", .kind = ModuleKind::embedding, .out = vocab, .in = hidden, .padding = padding, .split = Split::rows}};
+      {.path = "embed", .kind = ModuleKind::embedding, .out = vocab, .in = hidden, .padding = padding, .split = Split::column_parallel}};
   if (config.position == Position::learned) {
     modules.push_back({.path = "position", .kind = ModuleKind::embedding, .out = config.max_position_embeddings, .in = hidden});
   }
@@ -78,7 +83,8 @@ ModelShape model_shape(const ModelConfig& config, int64_t tensor) {
   }
   modules.push_back(norm("final_norm", hidden, config.norm_bias));
   if (!config.tie_word_embeddings) {
-    modules.push_back({.path = "output", .kind = ModuleKind::output, .out = vocab, .in = hidden, .padding = padding, .split = Split::rows});
+    modules.push_back(
+        {.path = "output", .kind = ModuleKind::output, .out = vocab, .in = hidden, .padding = padding, .split = Split::column_parallel});
   }
   return {.modules = std::move(modules),
           .tied_embeddings = config.tie_word_embeddings,

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kFp32Bytes = 4;
 
-// Parameters of one layer have one: "layers.3" of "layers.3.mlp.down.weight", "embed" of "embed.weight".
+// Returns the prefix that parameters of one layer share: "layers.3" of "layers.3.mlp.down.weight", "embed" of "embed.weight".
 std::string layer_of(const std::string& name) {
   const size_t dot = name.find('.');
   return name.substr(0, name.starts_with("layers.") ? name.find('.', dot + 1) : dot);
@@ -20,7 +20,9 @@ std::string layer_of(const std::string& name) {
 
 int64_t row_elements(const ParameterSpec& parameter) { return parameter.shape.with_dim0(1).elements(); }
 
-int64_t band_rows(const ParameterSpec& parameter) { return std::max<int64_t>(32, parameter.quantised ? parameter.quantised.block() : 1); }
+int64_t block_rows_of(const ParameterSpec& parameter) {
+  return std::max<int64_t>(32, parameter.quantized ? parameter.quantized.block() : 1);
+}
 
 // whole * part / of, rounded down, which the product need not be representable for. part <= of < 2^31.
 int64_t fraction(int64_t whole, int64_t part, int64_t of) { return whole / of * part + whole % of * part / of; }
@@ -30,9 +32,9 @@ struct CodeBytes {
 };
 
 CodeBytes code_bytes(const ParameterSpec& parameter) {
-  if (!parameter.quantised) return {};
+  if (!parameter.quantized) return {};
   const Shape matrix{parameter.shape.rows(), parameter.shape[-1]};
-  return {codes_shape(matrix, parameter.quantised).elements(), scales_shape(matrix, parameter.quantised).elements()};
+  return {codes_shape(matrix, parameter.quantized).elements(), scales_shape(matrix, parameter.quantized).elements()};
 }
 
 }  // namespace
@@ -80,37 +82,37 @@ int64_t Layout::gathered(size_t parameter) const {
   return bytes;
 }
 
-// Without a look at each band.
-std::vector<Layout::Border> Layout::borders(const Bucket& bucket, int ranks) const {
+// Finds the boundaries without visiting each row block.
+std::vector<Layout::Boundary> Layout::boundaries(const Bucket& bucket, int ranks) const {
   int64_t whole = 0;
   for (size_t i = bucket.first; i < bucket.last; ++i) whole += parameters_[i].shape.elements();
-  std::vector<Border> borders = {{.parameter = bucket.first, .row = 0}};
+  std::vector<Boundary> boundaries = {{.parameter = bucket.first, .row = 0}};
   size_t at = bucket.first;
   int64_t before = 0;  // elements of the bucket before parameter `at`
   for (int r = 1; r < ranks; ++r) {
     const int64_t wanted = whole / ranks * r + ceil_div(whole % ranks * r, ranks);
     while (at < bucket.last && before + parameters_[at].shape.elements() <= wanted) before += parameters_[at++].shape.elements();
-    Border border{.parameter = at, .row = 0};
+    Boundary boundary{.parameter = at, .row = 0};
     if (at < bucket.last) {
-      const int64_t step = band_rows(parameters_[at]);
-      border.row = ceil_div(wanted - before, step * row_elements(parameters_[at])) * step;
-      if (border.row >= parameters_[at].shape[0]) border = {.parameter = at + 1, .row = 0};
+      const int64_t step = block_rows_of(parameters_[at]);
+      boundary.row = ceil_div(wanted - before, step * row_elements(parameters_[at])) * step;
+      if (boundary.row >= parameters_[at].shape[0]) boundary = {.parameter = at + 1, .row = 0};
     }
-    borders.push_back(border);
+    boundaries.push_back(boundary);
   }
-  borders.push_back({.parameter = bucket.last, .row = 0});
-  return borders;
+  boundaries.push_back({.parameter = bucket.last, .row = 0});
+  return boundaries;
 }
 
-Layout::Bytes Layout::position(const Border& border) const {
-  Bytes out = begin_[border.parameter];
-  if (border.row == 0) return out;
-  const int64_t rows = parameters_[border.parameter].shape[0];
-  for (size_t arena = 0; arena < kArenas; ++arena) out[arena] += fraction(size_[border.parameter][arena], border.row, rows);
+Layout::Bytes Layout::position(const Boundary& boundary) const {
+  Bytes out = begin_[boundary.parameter];
+  if (boundary.row == 0) return out;
+  const int64_t rows = parameters_[boundary.parameter].shape[0];
+  for (size_t arena = 0; arena < kArenas; ++arena) out[arena] += fraction(size_[boundary.parameter][arena], boundary.row, rows);
   return out;
 }
 
-Layout::Share Layout::share(const Border& begin, const Border& end) const {
+Layout::Share Layout::share(const Boundary& begin, const Boundary& end) const {
   const Bytes from = position(begin), to = position(end);
   Share share{.gradients = to[kGradients] - from[kGradients]};
   int64_t of_experts = 0;
@@ -122,7 +124,7 @@ Layout::Share Layout::share(const Border& begin, const Border& end) const {
     const int64_t room = arena_elements((last - first) * row_elements(parameter)) * kFp32Bytes;
     if (size_[i][kFp32] == 0) share.masters += room;
     share.moments += 2 * room;
-    share.norm_bands += ceil_div(last - first, 32);
+    share.norm_blocks += ceil_div(last - first, 32);
     if (parameter.partial_gradient) share.partial += (last - first) * row_elements(parameter) * kFp32Bytes;
     if (parameter.among_experts()) of_experts += (last - first) * row_elements(parameter) * kFp32Bytes;
   }
@@ -131,7 +133,7 @@ Layout::Share Layout::share(const Border& begin, const Border& end) const {
 }
 
 std::vector<Layout::Share> Layout::shares(const Bucket& bucket, int ranks) const {
-  const std::vector<Border> cuts = borders(bucket, ranks);
+  const std::vector<Boundary> cuts = boundaries(bucket, ranks);
   std::vector<Share> out;
   for (size_t r = 0; r + 1 < cuts.size(); ++r) out.push_back(share(cuts[r], cuts[r + 1]));
   return out;

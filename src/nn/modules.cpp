@@ -18,20 +18,20 @@ std::vector<int64_t> rows_of(const std::vector<ModulePart>& parts) {
   return rows;
 }
 
-// What all ranks hold whole has a gradient that is the sum of theirs where each applies it to its own tokens, or to its own heads. Routers
-// read all tokens on every rank.
+// A tensor that all ranks hold whole has a gradient that is the sum of theirs if each applies it to its own tokens, or to its own heads.
+// Routers read all tokens on every rank.
 bool partial_gradient(const ModuleShape& of, ShareOf share, bool sequence) {
   return share.ranks > 1 && ((sequence && of.kind != ModuleKind::router) || of.path.ends_with(".q_norm") || of.path.ends_with(".k_norm"));
 }
 
-// A bias is never quantised. Where the columns of the weight are divided it is whole on each rank.
+// Specifies a bias, which is never quantized. It is whole on each rank where the columns of the weight are divided.
 ParameterSpec bias_of(const ModulePrecision& module, ShareOf share, bool sequence) {
   const ModuleShape& of = module.module;
-  const bool by_rows = of.split == Split::rows;
+  const bool column_parallel = of.split == Split::column_parallel;
   ParameterSpec bias{.name = of.path + ".bias", .shape = {of.bias}, .dtype = module.recipe.compute};
-  if (by_rows) bias.parts = rows_of(of.parts);
-  bias.partial_gradient = !by_rows && partial_gradient(of, share, sequence);
-  return share_of(bias, by_rows ? Split::rows : Split::none, share);
+  if (column_parallel) bias.parts = rows_of(of.parts);
+  bias.partial_gradient = !column_parallel && partial_gradient(of, share, sequence);
+  return share_of(bias, column_parallel ? Split::column_parallel : Split::none, share);
 }
 
 }  // namespace
@@ -42,7 +42,7 @@ ParameterSpec weight_of(const ModulePrecision& module, Init init, ShareOf share,
                    .shape = of.in == 0 ? Shape{of.out} : Shape{of.rows(), of.in},
                    .init = init,
                    .dtype = module.recipe.compute,
-                   .quantised = module.resident_codes(),
+                   .quantized = module.resident_codes(),
                    .keeps_value = !module.stores_only_codes(),
                    .padding = of.padding,
                    .parts = of.matrices > 1 ? std::vector<int64_t>() : rows_of(of.parts),
@@ -52,8 +52,8 @@ ParameterSpec weight_of(const ModulePrecision& module, Init init, ShareOf share,
 
 namespace {
 
-// The share of a rank of `whole`, the matrices of a stack or their biases, which tensor ranks divide so.
-ParameterSpec stacked(ParameterSpec whole, const ModuleShape& of, const ExpertShare& experts, Split split, ShareOf share) {
+// Returns a rank's share of `whole`, the matrices of a grouped weight or their biases, which tensor ranks divide by `split`.
+ParameterSpec grouped(ParameterSpec whole, const ModuleShape& of, const ExpertShare& experts, Split split, ShareOf share) {
   whole.experts = experts.share;
   whole.matrices = of.matrices / experts.share.ranks;
   whole.shape = whole.shape.with_dim0(whole.matrices * of.out);
@@ -65,22 +65,22 @@ ParameterSpec stacked(ParameterSpec whole, const ModuleShape& of, const ExpertSh
 
 }  // namespace
 
-ParameterSpec stack_of(const ModulePrecision& module, Init init, const ExpertShare& experts, ShareOf share) {
-  return stacked(weight_of(module, init), module.module, experts, module.module.split, share);
+ParameterSpec grouped_weight_of(const ModulePrecision& module, Init init, const ExpertShare& experts, ShareOf share) {
+  return grouped(weight_of(module, init), module.module, experts, module.module.split, share);
 }
 
-ParameterSpec stacked_bias_of(const ModulePrecision& module, const ExpertShare& experts, ShareOf share) {
-  const Split split = module.module.split == Split::rows ? Split::rows : Split::none;
-  return stacked(bias_of(module, {}, false), module.module, experts, split, share);
+ParameterSpec grouped_bias_of(const ModulePrecision& module, const ExpertShare& experts, ShareOf share) {
+  const Split split = module.module.split == Split::column_parallel ? Split::column_parallel : Split::none;
+  return grouped(bias_of(module, {}, false), module.module, experts, split, share);
 }
 
 std::vector<ParameterSpec> parameter_specs(const PrecisionPlan& plan, ShareOf share, bool sequence, const ExpertShare& experts) {
   std::vector<ParameterSpec> specs;
   for (const ModulePrecision& module : plan.modules()) {
-    const bool stack = module.module.experts;
-    specs.push_back(stack ? stack_of(module, {}, experts, share) : weight_of(module, {}, share, sequence));
+    const bool grouped = module.module.experts;
+    specs.push_back(grouped ? grouped_weight_of(module, {}, experts, share) : weight_of(module, {}, share, sequence));
     if (module.module.bias == 0) continue;
-    specs.push_back(stack ? stacked_bias_of(module, experts, share) : bias_of(module, share, sequence));
+    specs.push_back(grouped ? grouped_bias_of(module, experts, share) : bias_of(module, share, sequence));
   }
   return specs;
 }

@@ -7,7 +7,7 @@
 namespace mantissa {
 namespace {
 
-RoutingRecord record_of(const Tensor& logits, const Routing& routing, const RoutingRule& rule, RouterFigures wanted) {
+RouterPass pass_of(const Tensor& logits, const Routing& routing, const RoutingRule& rule, RouterFigures wanted) {
   if (wanted == RouterFigures::counts) return {.counts = routing.counts, .losses = {}};
   const Tensor losses = empty(logits.device(), Dtype::f64, {3});
   logits.device().run(RouterLosses{.logits = logits, .scores = routing.scores, .counts = routing.counts, .out = losses, .rule = rule});
@@ -27,8 +27,8 @@ Moe::Moe(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, 
       ranks_(ranks),
       multiple_(row_multiple(plan.of(path + ".experts.gate_up").recipe, plan.of(path + ".experts.down").recipe)),
       router_(set, plan.of(path + ".router"), options.init_std, ranks),
-      gate_up_(stack(set, plan.of(path + ".experts.gate_up"), options.init_std)),
-      down_(stack(set, plan.of(path + ".experts.down"), options.down_init_std)) {
+      gate_up_(grouped_weight(set, plan.of(path + ".experts.gate_up"), options.init_std)),
+      down_(grouped_weight(set, plan.of(path + ".experts.down"), options.down_init_std)) {
   const int64_t biased = plan.of(path + ".router").module.buffer;
   if (biased > 0) expert_bias_ = &set.add_buffer({.name = path + ".expert_bias", .shape = {biased}});
   if (!plan.find(path + ".shared.down")) return;
@@ -39,21 +39,22 @@ Moe::Moe(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, 
       ranks);
 }
 
-Moe::Stack Moe::stack(ParameterSet& set, const ModulePrecision& module, double init_std) const {
+Moe::GroupedWeight Moe::grouped_weight(ParameterSet& set, const ModulePrecision& module, double init_std) const {
   const ExpertShare experts = share_of(options_.ranks);
-  Stack out{.recipe = module.recipe, .weight = &set.add(stack_of(module, {.constant = 0.0, .std = init_std}, experts, ranks_.share()))};
-  if (module.module.bias > 0) out.bias = &set.add(stacked_bias_of(module, experts, ranks_.share()));
+  GroupedWeight out{.recipe = module.recipe,
+                    .weight = &set.add(grouped_weight_of(module, {.constant = 0.0, .std = init_std}, experts, ranks_.share()))};
+  if (module.module.bias > 0) out.bias = &set.add(grouped_bias_of(module, experts, ranks_.share()));
   return out;
 }
 
-Var Moe::forward(const Var& x, int64_t tokens, int64_t sequences, int64_t capacity, RoutingTally* tally) const {
+Var Moe::forward(const Var& x, int64_t tokens, int64_t sequences, int64_t capacity, RouterStatistics* statistics) const {
   RoutingOptions routing = options_.routing;
   routing.sequences = sequences;
-  const Place shared_tokens = ranks_.place(Split::rows, tokens);
+  const TensorParallel shared_tokens = ranks_.context(Split::column_parallel, tokens);
   const Var all = gathered_tokens(x, shared_tokens);
   const Var logits = router_.forward(convert(all, stats_dtype(all.value().dtype())), tokens);
   const Routing chosen = route(logits, routing, expert_bias_ ? expert_bias_->value : Tensor());
-  if (tally && !Tape::in_backward()) tally->records.push_back(record_of(logits.value(), chosen, routing.rule, tally->wanted));
+  if (statistics && !Tape::in_backward()) statistics->passes.push_back(pass_of(logits.value(), chosen, routing.rule, statistics->wanted));
   const Dispatch to = dispatch(chosen.experts, options_.experts, multiple_, capacity, options_.ranks);
   const Var y = own_tokens(experts(all, chosen.weights, to), shared_tokens);
   return shared_ ? add(y, shared_->forward(x, tokens)) : y;
@@ -61,16 +62,16 @@ Var Moe::forward(const Var& x, int64_t tokens, int64_t sequences, int64_t capaci
 
 Var Moe::experts(const Var& x, const Var& weights, const Dispatch& to) const {
   const Var inner = dispatched_swiglu(x, weights, gate_up_.weight->weight(), gate_up_.bias_var(), to, gate_up_.recipe,
-                                      {.keep = options_.keep, .as_codes = options_.quantised_dispatch, .limit = options_.limit},
-                                      ranks_.place(Split::rows, 0));
-  return combined_linear(inner, down_.weight->weight(), down_.bias_var(), to, down_.recipe, ranks_.place(Split::columns, 0));
+                                      {.keep = options_.keep, .as_codes = options_.quantized_dispatch, .limit = options_.limit},
+                                      ranks_.context(Split::column_parallel, 0));
+  return combined_linear(inner, down_.weight->weight(), down_.bias_var(), to, down_.recipe, ranks_.context(Split::row_parallel, 0));
 }
 
-void Moe::serve(const Tensor& x) const {
+void Moe::join_collectives(const Tensor& x) const {
   const Tape::Scope paused(nullptr);
-  const Shape none{0, options_.routing.rule.choices};
-  const Tensor choices = empty(x.device(), Dtype::i32, none), weights = empty(x.device(), stats_dtype(x.dtype()), none);
-  experts(Var(x), Var(weights), dispatch(choices, options_.experts, multiple_, 0, options_.ranks));
+  const Shape none{0, options_.routing.rule.top_k};
+  const Tensor assignments = empty(x.device(), Dtype::i32, none), weights = empty(x.device(), stats_dtype(x.dtype()), none);
+  experts(Var(x), Var(weights), dispatch(assignments, options_.experts, multiple_, 0, options_.ranks));
 }
 
 }  // namespace mantissa

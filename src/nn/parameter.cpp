@@ -36,11 +36,11 @@ ParameterSpec share_of(ParameterSpec whole, Split split, ShareOf share) {
   };
   whole.split = split;
   whole.share = share;
-  if (split == Split::columns) whole.shape = {whole.shape[0], divided(whole.shape[1])};
-  if (split != Split::rows) return whole;
+  if (split == Split::row_parallel) whole.shape = {whole.shape[0], divided(whole.shape[1])};
+  if (split != Split::column_parallel) return whole;
   const int64_t rows = divided(whole.shape[0]), stored = whole.shape[0] - whole.padding;
   require(whole.padding == 0 || whole.parts.empty(), whole.name, ": fused parts have no padding");
-  for (int64_t& part : whole.parts) part = divided(part);
+  for (int64_t& shard : whole.parts) shard = divided(shard);
   whole.stored_rows = stored;
   whole.shape = whole.shape.with_dim0(rows);
   return as_of(std::move(whole), share.rank, whole.experts.rank);
@@ -50,31 +50,31 @@ ParameterSpec as_of(ParameterSpec own, int tensor_rank, int expert_rank) {
   own.share.rank = tensor_rank;
   own.experts.rank = expert_rank;
   const int64_t rows = own.shape[0];
-  if (own.split == Split::rows) own.padding = std::clamp<int64_t>(rows * (tensor_rank + 1) - own.stored_rows, 0, rows);
+  if (own.split == Split::column_parallel) own.padding = std::clamp<int64_t>(rows * (tensor_rank + 1) - own.stored_rows, 0, rows);
   return own;
 }
 
 Shape Parameter::stored_shape() const {
-  const int64_t rows = (split == Split::rows ? stored_rows : shape[0] - padding) * experts.ranks;
-  return split == Split::columns ? Shape{rows, shape[1] * share.ranks} : shape.with_dim0(rows);
+  const int64_t rows = (split == Split::column_parallel ? stored_rows : shape[0] - padding) * experts.ranks;
+  return split == Split::row_parallel ? Shape{rows, shape[1] * share.ranks} : shape.with_dim0(rows);
 }
 
-std::vector<Part::Slab> Part::slabs() const {
+std::vector<ParameterShard::Chunk> ParameterShard::chunks() const {
   if (begin >= stored_end()) return {};
   const int64_t experts_before = of->stored_shape()[0] / of->experts.ranks * of->experts.rank;  // their rows
-  if (of->split != Split::rows) {                                                               // fused parts lie together
-    const int64_t column = of->split == Split::columns ? of->share.rank * of->shape[1] : 0;
+  if (of->split != Split::column_parallel) {                                                    // fused parts lie together
+    const int64_t column = of->split == Split::row_parallel ? of->share.rank * of->shape[1] : 0;
     return {{.begin = begin, .end = stored_end(), .row = experts_before + begin, .column = column}};
   }
-  std::vector<Slab> slabs;
+  std::vector<Chunk> chunks;
   int64_t first = 0;  // row of a fused part in the parameter; in the whole every part before it has as many rows on each rank
   for (const int64_t rows : of->parts.empty() ? std::vector<int64_t>{of->shape[0]} : of->parts) {
     const int64_t from = std::max(begin, first), to = std::min(stored_end(), first + rows);
     const int64_t moved = experts_before + first * (of->share.ranks - 1) + of->share.rank * rows;
-    if (from < to) slabs.push_back({.begin = from, .end = to, .row = from + moved, .column = 0});
+    if (from < to) chunks.push_back({.begin = from, .end = to, .row = from + moved, .column = 0});
     first += rows;
   }
-  return slabs;
+  return chunks;
 }
 
 Parameter& ParameterSet::add(ParameterSpec spec) {
@@ -111,7 +111,7 @@ Tensor ParameterSet::view_of(const Tensor& arena, size_t index) const {
   return arena.slice(offsets_[index], offsets_[index] + shape.elements()).view(shape);
 }
 
-// In place: what comes to lie in a row was joined, or moved, before.
+// Works in place: the old content of a row was joined, or moved, before.
 void ParameterSet::join_sources(const Tensor& buffer, size_t index) const {
   const Parameter& parameter = parameters_[index];
   if (parameter.sources == 1) return;
@@ -156,14 +156,14 @@ void ParameterSet::allocate_values() {
   }
 }
 
-// Of parameters that have no value, or of those that have one.
+// Allocates the codes of parameters without a value, or of those with one.
 void ParameterSet::allocate_codes(bool are_weights) {
-  const auto here = [&](const Parameter& parameter) { return parameter.quantised && parameter.keeps_value != are_weights; };
+  const auto here = [&](const Parameter& parameter) { return parameter.quantized && parameter.keeps_value != are_weights; };
   Arena codes(Dtype::u8), scales(Dtype::u8);
   for (const Parameter& parameter : parameters_) {
     if (!here(parameter)) continue;
-    codes.reserve(codes_shape(matrix(parameter.shape), parameter.quantised));
-    scales.reserve(scales_shape(matrix(parameter.shape), parameter.quantised));
+    codes.reserve(codes_shape(matrix(parameter.shape), parameter.quantized));
+    scales.reserve(scales_shape(matrix(parameter.shape), parameter.quantized));
   }
   codes.allocate(*device_);
   scales.allocate(*device_);
@@ -171,12 +171,12 @@ void ParameterSet::allocate_codes(bool are_weights) {
     if (!here(parameter)) return int64_t{0};
     const Shape shape = matrix(parameter.shape);
     parameter.codes_ = {
-        .codes = codes.take(codes_shape(shape, parameter.quantised)), .scales = {}, .shape = shape, .how = parameter.quantised};
+        .codes = codes.take(codes_shape(shape, parameter.quantized)), .scales = {}, .shape = shape, .how = parameter.quantized};
     return parameter.codes_.codes.elements();
   });
   ArenaMap scale_map = map_of(scales, parameters_, [&](Parameter& parameter) {
     if (!here(parameter)) return int64_t{0};
-    parameter.codes_.scales = scales.take(scales_shape(parameter.codes_.shape, parameter.quantised));
+    parameter.codes_.scales = scales.take(scales_shape(parameter.codes_.shape, parameter.quantized));
     return parameter.codes_.scales.elements();
   });
   if (!are_weights) return;
@@ -184,55 +184,55 @@ void ParameterSet::allocate_codes(bool are_weights) {
   sources_.push_back(std::move(scale_map));
 }
 
-std::vector<Part> ParameterSet::whole_parts() {
-  std::vector<Part> parts;
+std::vector<ParameterShard> ParameterSet::whole_shards() {
+  std::vector<ParameterShard> parts;
   for (Parameter& parameter : parameters_) parts.push_back({.of = &parameter, .begin = 0, .end = parameter.shape[0]});
   return parts;
 }
 
 bool ParameterSet::value_is_master(const Parameter& parameter) const { return parameter.keeps_value && parameter.dtype == master_dtype_; }
 
-Tensor ParameterSet::room_for_master(const Part& part) const {
-  return value_is_master(*part.of) ? part.of_rows(part.of->value_) : empty(*device_, master_dtype_, part.shape());
+Tensor ParameterSet::room_for_master(const ParameterShard& shard) const {
+  return value_is_master(*shard.of) ? shard.of_rows(shard.of->value_) : empty(*device_, master_dtype_, shard.shape());
 }
 
-void ParameterSet::draw_initial(const Part& part, uint64_t seed, const Tensor& master) const {
-  const Init& init = part.of->init;
+void ParameterSet::draw_initial(const ParameterShard& shard, uint64_t seed, const Tensor& master) const {
+  const Init& init = shard.of->init;
   if (init.std == 0.0) return device_->run(Fill{.out = master, .value = init.constant});
-  require(init.constant == 0.0, part.of->name, ": noise around a constant is not supported");
-  device_->run(Fill{.out = master.slice(part.stored_end() - part.begin, master.dim(0)), .value = 0.0});
-  const int64_t columns = part.of->stored_shape().with_dim0(1).elements();
-  for (const Part::Slab& slab : part.slabs()) {
-    device_->run(RandomNormal{.out = master.slice(slab.begin - part.begin, slab.end - part.begin),
+  require(init.constant == 0.0, shard.of->name, ": noise around a constant is not supported");
+  device_->run(Fill{.out = master.slice(shard.stored_end() - shard.begin, master.dim(0)), .value = 0.0});
+  const int64_t columns = shard.of->stored_shape().with_dim0(1).elements();
+  for (const ParameterShard::Chunk& chunk : shard.chunks()) {
+    device_->run(RandomNormal{.out = master.slice(chunk.begin - shard.begin, chunk.end - shard.begin),
                               .key = {.seed = seed, .stream = RngStream::init},
-                              .what = part.of->number_,
-                              .first_index = slab.row * columns + slab.column,
+                              .what = shard.of->number_,
+                              .first_index = chunk.row * columns + chunk.column,
                               .std = init.std,
-                              .row_stride = part.of->split == Split::columns ? columns : 0});
+                              .row_stride = shard.of->split == Split::row_parallel ? columns : 0});
   }
 }
 
-void ParameterSet::store(const Part& part, const Tensor& master) {
-  const Tensor rounding = rounding_target(part);
+void ParameterSet::store(const ParameterShard& shard, const Tensor& master) {
+  const Tensor rounding = rounding_target(shard);
   if (!rounding.defined()) return;
   device_->run(Convert{.x = master, .out = rounding});
-  quantise(part, rounding);
+  quantize(shard, rounding);
 }
 
-Tensor ParameterSet::rounding_target(const Part& part) const {
-  if (part.of->keeps_value && !value_is_master(*part.of)) return part.of_rows(part.of->value_);
-  if (!part.of->quantised) return {};
-  return empty(*device_, Dtype::bf16, part.shape());
+Tensor ParameterSet::rounding_target(const ParameterShard& shard) const {
+  if (shard.of->keeps_value && !value_is_master(*shard.of)) return shard.of_rows(shard.of->value_);
+  if (!shard.of->quantized) return {};
+  return empty(*device_, Dtype::bf16, shard.shape());
 }
 
-void ParameterSet::quantise(const Part& part, const Tensor& rounding) {
-  if (!part.of->quantised) return;
-  const QuantizedTensor codes = slice(part.of->codes_, part.begin, part.end);
+void ParameterSet::quantize(const ParameterShard& shard, const Tensor& rounding) {
+  if (!shard.of->quantized) return;
+  const QuantizedTensor codes = slice(shard.of->codes_, shard.begin, shard.end);
   device_->run(Quantize{.x = rounding.view(codes.shape), .out = codes, .nonfinite = nonfinite_});
 }
 
-void ParameterSet::quantise_value(const Part& part) {
-  if (part.of->quantised && part.of->keeps_value) quantise(part, converted(part.of_rows(part.of->value_), Dtype::bf16));
+void ParameterSet::quantize_value(const ParameterShard& shard) {
+  if (shard.of->quantized && shard.of->keeps_value) quantize(shard, converted(shard.of_rows(shard.of->value_), Dtype::bf16));
 }
 
 void ParameterSet::clear_nonfinite() { device_->run(Fill{.out = nonfinite_, .value = 0.0}); }
@@ -254,24 +254,25 @@ void ParameterSet::reset_gradients() {
   for (Parameter& parameter : parameters_) parameter.leaf.reset();
 }
 
-std::string nonfinite_text(const Part& part, const Tensor& values) {
+std::string nonfinite_text(const ParameterShard& shard, const Tensor& values) {
   const std::optional<NonfiniteElement> found = nonfinite_element(values);
   if (!found) return "";
-  const int64_t columns = values.elements() / values.dim(0), own_row = part.begin + found->index / columns;
-  // Padding lies in no slab.
-  Part::Slab at{.begin = 0, .end = 0, .row = part.of->split == Split::rows ? part.of->share.rank * part.of->shape[0] : 0, .column = 0};
-  for (const Part::Slab& slab : part.slabs()) {
-    if (own_row >= slab.begin && own_row < slab.end) at = slab;
+  const int64_t columns = values.elements() / values.dim(0), own_row = shard.begin + found->index / columns;
+  // Padding lies in no chunk.
+  ParameterShard::Chunk at{
+      .begin = 0, .end = 0, .row = shard.of->split == Split::column_parallel ? shard.of->share.rank * shard.of->shape[0] : 0, .column = 0};
+  for (const ParameterShard::Chunk& chunk : shard.chunks()) {
+    if (own_row >= chunk.begin && own_row < chunk.end) at = chunk;
   }
   const int64_t row = at.row + own_row - at.begin, column = at.column + found->index % columns;
-  return text(part.of->name, "[", row, values.shape().rank() > 1 ? text(", ", column) : "", "] = ", found->value);
+  return text(shard.of->name, "[", row, values.shape().rank() > 1 ? text(", ", column) : "", "] = ", found->value);
 }
 
-std::string nonfinite_weight(const Part& part, const Tensor& master) {
-  const Parameter& parameter = *part.of;
-  const auto first = [&](const Tensor& x) { return nonfinite_text(part, x); };
-  const std::string found = parameter.keeps_value ? first(part.of_rows(parameter.value())) : "";
-  const bool rounds_for_codes = parameter.quantised && !(parameter.keeps_value && parameter.dtype == Dtype::bf16);
+std::string nonfinite_weight(const ParameterShard& shard, const Tensor& master) {
+  const Parameter& parameter = *shard.of;
+  const auto first = [&](const Tensor& x) { return nonfinite_text(shard, x); };
+  const std::string found = parameter.keeps_value ? first(shard.of_rows(parameter.value())) : "";
+  const bool rounds_for_codes = parameter.quantized && !(parameter.keeps_value && parameter.dtype == Dtype::bf16);
   return found.empty() && rounds_for_codes ? first(converted(master, Dtype::bf16)) : found;
 }
 

@@ -12,7 +12,7 @@
 namespace mantissa {
 namespace {
 
-int64_t partial_norms(const Part& part) { return ceil_div(part.end - part.begin, 32); }
+int64_t partial_norms(const ParameterShard& shard) { return ceil_div(shard.end - shard.begin, 32); }
 
 }  // namespace
 
@@ -28,7 +28,7 @@ Shards::Shards(ParameterSet& parameters, Mesh mesh, int64_t bucket_bytes)
 
 Shards::~Shards() {
   for (Parameter& parameter : parameters_.all()) {
-    parameter.stand_behind(nullptr);
+    parameter.wait_for(nullptr);
     parameter.leaf.ready = nullptr;
   }
 }
@@ -36,11 +36,12 @@ Shards::~Shards() {
 void Shards::add_bucket(const Layout& layout, const Layout::Bucket& of) {
   Bucket bucket;
   bucket.of_experts = of.of_experts;
-  bucket.borders = layout.borders(of, group(bucket).size());
+  bucket.boundaries = layout.boundaries(of, group(bucket).size());
   bucket.others_begin = others_.size();
   for (int r = 0; r < group(bucket).size(); ++r) {
     const auto at = static_cast<size_t>(r);
-    std::ranges::move(parts(bucket.borders[at], bucket.borders[at + 1]), std::back_inserter(r == group(bucket).rank() ? own_ : others_));
+    std::ranges::move(shards_between(bucket.boundaries[at], bucket.boundaries[at + 1]),
+                      std::back_inserter(r == group(bucket).rank() ? own_ : others_));
   }
   bucket.own_end = own_.size(), bucket.others_end = others_.size();
   plan_exchanges(bucket);
@@ -51,7 +52,7 @@ void Shards::add_bucket(const Layout& layout, const Layout::Bucket& of) {
 void Shards::plan_exchanges(Bucket& bucket) const {
   plan_gradients(bucket);
   for (const ArenaMap& arena : parameters_.sources()) {
-    const int64_t begin = position(arena, bucket.borders.front()), end = position(arena, bucket.borders.back());
+    const int64_t begin = position(arena, bucket.boundaries.front()), end = position(arena, bucket.boundaries.back());
     if (begin == end) continue;
     Range range{.memory = arena.memory.slice(begin, end), .counts = counts(arena, bucket)};
     for (int64_t& count : range.counts) count *= dtype_bytes(arena.memory.dtype());
@@ -61,27 +62,27 @@ void Shards::plan_exchanges(Bucket& bucket) const {
 
 void Shards::plan_gradients(Bucket& bucket) const {
   const ArenaMap gradients = parameters_.gradient_map();
-  bucket.begin = position(gradients, bucket.borders.front()), bucket.end = position(gradients, bucket.borders.back());
+  bucket.begin = position(gradients, bucket.boundaries.front()), bucket.end = position(gradients, bucket.boundaries.back());
   if (!bucket.of_experts) bucket.exchanged.push_back({.begin = bucket.begin, .end = bucket.end, .counts = counts(gradients, bucket)});
-  for (size_t i = bucket.borders.front().parameter; i < bucket.borders.back().parameter; ++i) {
+  for (size_t i = bucket.boundaries.front().parameter; i < bucket.boundaries.back().parameter; ++i) {
     const ArenaMap::Place& place = gradients.places[i];
     const int64_t rows = parameters_.all()[i].shape[0];
-    const auto at = [&](const Border& border) {
-      return place.begin + (border.parameter < i ? 0 : border.parameter > i ? rows : border.row) * (place.elements / rows);
+    const auto at = [&](const Boundary& boundary) {
+      return place.begin + (boundary.parameter < i ? 0 : boundary.parameter > i ? rows : boundary.row) * (place.elements / rows);
     };
     if (parameters_.all()[i].partial_gradient) {
       const auto rank = static_cast<size_t>(group(bucket).rank());
-      bucket.partial.emplace_back(at(bucket.borders[rank]), at(bucket.borders[rank + 1]));
+      bucket.partial.emplace_back(at(bucket.boundaries[rank]), at(bucket.boundaries[rank + 1]));
     }
     if (!bucket.of_experts) continue;
-    // Each by itself: behind the sum lie the gradients by source.
+    // Each is exchanged by itself, because the gradients by source lie behind the sum.
     Gradients own{.begin = place.begin, .end = place.begin + place.elements, .counts = {}};
-    for (size_t r = 0; r + 1 < bucket.borders.size(); ++r) own.counts.push_back(at(bucket.borders[r + 1]) - at(bucket.borders[r]));
+    for (size_t r = 0; r + 1 < bucket.boundaries.size(); ++r) own.counts.push_back(at(bucket.boundaries[r + 1]) - at(bucket.boundaries[r]));
     bucket.exchanged.push_back(std::move(own));
   }
 }
 
-// For what comes from the others of the largest range that is summed.
+// Returns the scratch for the shares of other ranks in the largest range that is summed.
 int64_t Shards::scratch_elements() const {
   int64_t most = 0;
   for (const Bucket& bucket : buckets_) {
@@ -92,49 +93,49 @@ int64_t Shards::scratch_elements() const {
   return most;
 }
 
-// The parameters of a bucket wait for what is gathered of them, and tell when their gradients are complete.
+// Makes the parameters of a bucket wait for what is gathered of them, and count when their gradients are complete.
 void Shards::listen(size_t bucket) {
-  const std::vector<Border>& borders = buckets_[bucket].borders;
-  Gate& gate = *(buckets_[bucket].gate = std::make_unique<Gate>());
-  gate.pass = [this, bucket] { arrive(buckets_[bucket]); };
-  for (size_t i = borders.front().parameter; i < borders.back().parameter; ++i) {
+  const std::vector<Boundary>& boundaries = buckets_[bucket].boundaries;
+  ReadyEvent& event = *(buckets_[bucket].ready = std::make_unique<ReadyEvent>());
+  event.wait = [this, bucket] { arrive(buckets_[bucket]); };
+  for (size_t i = boundaries.front().parameter; i < boundaries.back().parameter; ++i) {
     Parameter& parameter = parameters_.all()[i];
-    parameter.stand_behind(&gate);
+    parameter.wait_for(&event);
     parameter.leaf.ready = [this, bucket, i] { count_ready(bucket, i); };
   }
 }
 
-std::vector<Part> Shards::parts(const Border& begin, const Border& end) const {
-  std::vector<Part> parts;
+std::vector<ParameterShard> Shards::shards_between(const Boundary& begin, const Boundary& end) const {
+  std::vector<ParameterShard> parts;
   for (size_t i = begin.parameter; i < parameters_.all().size() && i <= end.parameter; ++i) {
     Parameter& parameter = parameters_.all()[i];
-    const Part part{
+    const ParameterShard shard{
         .of = &parameter, .begin = i == begin.parameter ? begin.row : 0, .end = i < end.parameter ? parameter.shape[0] : end.row};
-    if (part.begin < part.end) parts.push_back(part);
+    if (shard.begin < shard.end) parts.push_back(shard);
   }
   return parts;
 }
 
-std::vector<Part> Shards::of_rank(bool of_experts, int rank) const {
-  std::vector<Part> out;
+std::vector<ParameterShard> Shards::of_rank(bool of_experts, int rank) const {
+  std::vector<ParameterShard> out;
   for (const Bucket& bucket : buckets_) {
     if (bucket.of_experts != of_experts) continue;
     const auto r = static_cast<size_t>(rank);
-    std::ranges::move(parts(bucket.borders[r], bucket.borders[r + 1]), std::back_inserter(out));
+    std::ranges::move(shards_between(bucket.boundaries[r], bucket.boundaries[r + 1]), std::back_inserter(out));
   }
   return out;
 }
 
-int64_t Shards::position(const ArenaMap& arena, const Border& border) const {
-  if (border.parameter == parameters_.all().size()) return arena.memory.defined() ? arena.memory.elements() : 0;
-  return arena.position(border.parameter, border.row, parameters_.all()[border.parameter].shape[0]);
+int64_t Shards::position(const ArenaMap& arena, const Boundary& boundary) const {
+  if (boundary.parameter == parameters_.all().size()) return arena.memory.defined() ? arena.memory.elements() : 0;
+  return arena.position(boundary.parameter, boundary.row, parameters_.all()[boundary.parameter].shape[0]);
 }
 
-// Elements in the arena of each rank.
+// Returns the elements of each rank in the arena.
 std::vector<int64_t> Shards::counts(const ArenaMap& arena, const Bucket& bucket) const {
   std::vector<int64_t> counts;
-  for (size_t r = 0; r + 1 < bucket.borders.size(); ++r) {
-    counts.push_back(position(arena, bucket.borders[r + 1]) - position(arena, bucket.borders[r]));
+  for (size_t r = 0; r + 1 < bucket.boundaries.size(); ++r) {
+    counts.push_back(position(arena, bucket.boundaries[r + 1]) - position(arena, bucket.boundaries[r]));
   }
   return counts;
 }
@@ -146,7 +147,7 @@ void Shards::send_when_ready(const Tensor& sums, Finish finish) {
   ready_.assign(ready_.size(), false);
   for (Bucket& bucket : buckets_) {
     require(!bucket.sent, "gradients are sent again before they are reduced");
-    bucket.waiting = bucket.borders.back().parameter - bucket.borders.front().parameter;
+    bucket.waiting = bucket.boundaries.back().parameter - bucket.boundaries.front().parameter;
   }
 }
 
@@ -161,7 +162,7 @@ void Shards::send(Bucket& bucket) {
   bucket.sent = true;
   if (finish_) finish_(bucket.begin, bucket.end);
   if (mesh_.world.size() == 1) return;
-  for (size_t i = bucket.borders.front().parameter; i < bucket.borders.back().parameter; ++i) parameters_.join_sources(sums_, i);
+  for (size_t i = bucket.boundaries.front().parameter; i < bucket.boundaries.back().parameter; ++i) parameters_.join_sources(sums_, i);
   bucket.gradients = queue_.submit([this, sums = sums_, &bucket] {
     for (const Gradients& range : bucket.exchanged)
       group(bucket).sum_scatter(sums.slice(range.begin, range.end), range.counts, Purpose::gradients, scratch_);
@@ -169,7 +170,7 @@ void Shards::send(Bucket& bucket) {
   });
 }
 
-// In one exchange, which a rank without a part takes part in: all call alike.
+// All ranks make this exchange together, also those without a share.
 void Shards::sum_partial(const Bucket& bucket, const Tensor& sums) const {
   if (mesh_.tensor.size() == 1 || bucket.partial.empty()) return;
   int64_t elements = 0;
@@ -210,7 +211,7 @@ void Shards::reduce_gradients() {
 void Shards::gather(size_t bucket) {
   Bucket& gathered = buckets_[bucket];
   if (group(gathered).size() == 1) return;
-  gathered.gate->open = false;
+  gathered.ready->ready = false;
   gathered.values = queue_.submit([this, &gathered] {
     std::vector<Communicator::Gather> gathers;
     for (const Range& range : gathered.sources) gathers.push_back({.bytes = host_memory(range.memory), .counts = range.counts});
@@ -227,24 +228,24 @@ void Shards::arrive() {
 }
 
 void Shards::arrive(Bucket& bucket) {
-  if (!bucket.gate || bucket.gate->open) return;
+  if (!bucket.ready || bucket.ready->ready) return;
   bucket.values.wait();
   bucket.values = {};
-  bucket.gate->open = true;
-  for (size_t i = bucket.others_begin; i < bucket.others_end; ++i) parameters_.quantise_value(others_[i]);
+  bucket.ready->ready = true;
+  for (size_t i = bucket.others_begin; i < bucket.others_end; ++i) parameters_.quantize_value(others_[i]);
 }
 
 size_t Shards::place(const Bucket& bucket, int data_rank) const {
   return static_cast<size_t>(bucket.of_experts ? data_rank / mesh_.expert.size() : data_rank);
 }
 
-int64_t Shards::norm_bands(int rank) const {
-  int64_t bands = 0;
+int64_t Shards::norm_blocks(int rank) const {
+  int64_t row_blocks = 0;
   for (const Bucket& bucket : buckets_) {
     const size_t at = place(bucket, rank / mesh_.tensor.size());
-    for (const Part& part : parts(bucket.borders[at], bucket.borders[at + 1])) bands += partial_norms(part);
+    for (const ParameterShard& shard : shards_between(bucket.boundaries[at], bucket.boundaries[at + 1])) row_blocks += partial_norms(shard);
   }
-  return bands;
+  return row_blocks;
 }
 
 std::vector<double> Shards::in_order(const std::vector<std::vector<double>>& by_rank) const {
@@ -259,11 +260,11 @@ std::vector<double> Shards::in_order(const std::vector<std::vector<double>>& by_
     std::span<const double> left = by_rank[rank];
     for (const Bucket& bucket : buckets_) {
       const size_t at = place(bucket, data);
-      for (const Part& part : parts(bucket.borders[at], bucket.borders[at + 1])) {
-        const auto count = static_cast<size_t>(partial_norms(part));
+      for (const ParameterShard& shard : shards_between(bucket.boundaries[at], bucket.boundaries[at + 1])) {
+        const auto count = static_cast<size_t>(partial_norms(shard));
         const int share = bucket.of_experts ? data % mesh_.expert.size() : 0;
-        if (tensor == 0 || part.of->split != Split::none)
-          found.push_back({.order = {tensor, part.of->number(), share, part.begin}, .values = left.first(count)});
+        if (tensor == 0 || shard.of->split != Split::none)
+          found.push_back({.order = {tensor, shard.of->number(), share, shard.begin}, .values = left.first(count)});
         left = left.subspan(count);
       }
     }

@@ -4,7 +4,7 @@
 namespace mantissa {
 namespace {
 
-// The output as a Var that later operations save as it is, or as the recipe to make it again.
+// Returns the output as a Var that later operations save as a value, or as the means to recompute it.
 Var kept(Var out, Keep keep, std::function<Tensor()> forward) {
   return keep == Keep::value ? out : rebuilt_on_demand(std::move(out), std::move(forward));
 }

@@ -3,7 +3,7 @@
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/integers.h"
 #include "mantissa/ops/ops.h"
-#include "ops/linear_products.h"
+#include "ops/linear_gemms.h"
 
 namespace mantissa {
 namespace {
@@ -14,24 +14,24 @@ struct Chunk {
   Tensor loss;  // [rows]
 };
 
-// Rows [begin, end) of what fprop reads. What was not gathered is quantised here, where only a chunk of it exists; x is read by fprop and,
-// if gradients are wanted, once more by wgrad: quantised once.
-LinearInput chunk_input(const LinearInput& all, const LinearProducts& products, int64_t begin, int64_t end) {
-  if (!all.codes.defined()) return products.input(all.high.slice(begin, end));
+// Returns rows [begin, end) of what fprop reads. Without a gather they are quantized here, where only a chunk of them exists. fprop reads x
+// and, if gradients are wanted, wgrad once more; it is quantized once.
+LinearInput chunk_input(const LinearInput& all, const LinearGemms& gemms, int64_t begin, int64_t end) {
+  if (!all.codes.defined()) return gemms.input(all.high.slice(begin, end));
   LinearInput out{.codes = slice(all.codes, begin, std::min(all.codes.dim(0), round_up(end, all.codes.how.block())))};
   if (all.high.defined()) out.high = all.high.slice(begin, end);
   return out;
 }
 
-// Of columns that the ranks share: each says what its own amount to, then all know the loss.
-void shared_loss(const Chunk& chunk, const Tensor& logits, const LossOptions& options, const Place& place, double scale,
+// Computes the loss of columns that the ranks share: each announces the sums of its own, then all know the loss.
+void shared_loss(const Chunk& chunk, const Tensor& logits, const LossOptions& options, const TensorParallel& tp, double scale,
                  const Tensor& dlogits) {
-  const int64_t rows = logits.dim(0), first = logits.dim(1) * place.group.rank(), rank = place.group.rank(), ranks = place.group.size();
+  const int64_t rows = logits.dim(0), first = logits.dim(1) * tp.group.rank(), rank = tp.group.rank(), ranks = tp.group.size();
   Backend& device = logits.device();
   const Tensor sums = empty(device, chunk.loss.dtype(), {ranks, rows, 2}), own = sums.slice(rank, rank + 1).view({rows, 2});
   device.run(CrossEntropyShare{.logits = logits, .targets = chunk.targets, .sums = own, .first = first, .vocab = options.vocab});
   const std::vector<int64_t> counts(static_cast<size_t>(ranks), own.bytes());
-  place.group.all_gather(host_memory(sums), counts, Purpose::activations);
+  tp.group.all_gather(host_memory(sums), counts, Purpose::activations);
   device.run(CrossEntropyOfShares{.logits = logits,
                                   .targets = chunk.targets,
                                   .sums = sums,
@@ -42,9 +42,9 @@ void shared_loss(const Chunk& chunk, const Tensor& logits, const LossOptions& op
                                   .dlogits = dlogits});
 }
 
-void chunk_loss(const Chunk& chunk, const Tensor& logits, const LossOptions& options, const Place& place, double scale,
+void chunk_loss(const Chunk& chunk, const Tensor& logits, const LossOptions& options, const TensorParallel& tp, double scale,
                 const Tensor& dlogits) {
-  if (shared(place)) return shared_loss(chunk, logits, options, place, scale, dlogits);
+  if (shared(tp)) return shared_loss(chunk, logits, options, tp, scale, dlogits);
   logits.device().run(CrossEntropy{
       .logits = logits, .targets = chunk.targets, .loss = chunk.loss, .vocab = options.vocab, .scale = scale, .dlogits = dlogits});
 }
@@ -63,30 +63,30 @@ int64_t chunk_rows(int64_t columns, const Recipe& recipe, int64_t elements) {
 }
 
 Var cross_entropy(const Var& x, const LinearWeight& weight, const Tensor& targets, const LossOptions& options, const Recipe& recipe,
-                  const Place& place) {
+                  const TensorParallel& tp) {
   require(options.target_count > 0, "cross_entropy: no targets to average over");
-  require(place.split != Split::columns, "cross_entropy: only shares of rows of the weight have logits");
-  require_own_rows("cross_entropy", place, x.value());
+  require(tp.split != Split::row_parallel, "cross_entropy: only shares of rows of the weight have logits");
+  require_own_rows("cross_entropy", tp, x.value());
   const Tensor& value = x.value();
   const int64_t rows = targets.dim(0), columns = weight.shape()[0], step = chunk_rows(columns, recipe, options.chunk_elements);
   const double scale = 1.0 / static_cast<double>(options.target_count);
   const bool training = recording({x, weight.var()}), wants_dx = training && x.wants_gradient();
-  const LinearProducts products(weight, recipe);
-  const LinearInput input = by_tokens(place) ? products.gathered_input(place, value, training) : LinearInput{.high = value};
+  const LinearGemms gemms(weight, recipe);
+  const LinearInput input = by_tokens(tp) ? gemms.gathered_input(tp, value, training) : LinearInput{.high = value};
   const bool asked = options.row_losses.defined();
   const Tensor losses = asked ? options.row_losses : empty(value.device(), stats_dtype(value.dtype()), {rows});
   Tensor dx;
-  if (wants_dx) dx = empty(value.device(), shared(place) ? losses.dtype() : value.dtype(), {rows, value.dim(1)});
+  if (wants_dx) dx = empty(value.device(), shared(tp) ? losses.dtype() : value.dtype(), {rows, value.dim(1)});
   for (int64_t begin = 0; begin < rows; begin += step) {
     const int64_t end = std::min(rows, begin + step);
-    const Chunk chunk{chunk_input(input, products, begin, end), targets.slice(begin, end), losses.slice(begin, end)};
+    const Chunk chunk{chunk_input(input, gemms, begin, end), targets.slice(begin, end), losses.slice(begin, end)};
     const Tensor logits = empty(value.device(), options.logits_dtype, {end - begin, columns});
-    products.fprop(chunk.x, {}, logits);
-    chunk_loss(chunk, logits, options, place, scale, training ? logits : Tensor());
+    gemms.fprop(chunk.x, {}, logits);
+    chunk_loss(chunk, logits, options, tp, scale, training ? logits : Tensor());
     if (!training) continue;
-    products.backward(products.kept(chunk.x), converted(logits, value.dtype()), wants_dx ? dx.slice(begin, end) : Tensor());
+    gemms.backward(gemms.kept(chunk.x), converted(logits, value.dtype()), wants_dx ? dx.slice(begin, end) : Tensor());
   }
-  if (wants_dx && shared(place)) dx = summed(place, dx, {}, value.dtype());
+  if (wants_dx && shared(tp)) dx = summed(tp, dx, {}, value.dtype());
   return record("cross_entropy", mean_loss(losses, scale), {x, weight.var()}, [dx](const Tensor& dy) {
     require(!dy.defined(), "cross_entropy: backward must start at the loss");
     return std::vector<Tensor>{dx, {}};

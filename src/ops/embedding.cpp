@@ -4,18 +4,18 @@
 
 namespace mantissa {
 
-Var embedding(const Tensor& ids, const Var& weight, const Place& place) {
-  require(place.split != Split::columns, "embedding: a table is split by rows");
-  require(!by_tokens(place) || ids.elements() == place.tokens, "embedding: ", ids.elements(), " ids of ", place.tokens, " tokens");
+Var embedding(const Tensor& ids, const Var& weight, const TensorParallel& tp) {
+  require(tp.split != Split::row_parallel, "embedding: a table is split by rows");
+  require(!by_tokens(tp) || ids.elements() == tp.tokens, "embedding: ", ids.elements(), " ids of ", tp.tokens, " tokens");
   const Tensor& table = weight.value();
   TableRows part;
-  if (shared(place)) part = {.first = table.dim(0) * place.group.rank(), .rows = table.dim(0) * place.group.size()};
+  if (shared(tp)) part = {.first = table.dim(0) * tp.group.rank(), .rows = table.dim(0) * tp.group.size()};
   Tensor out = empty(table.device(), table.dtype(), {ids.elements(), table.dim(1)});
   table.device().run(EmbeddingForward{.ids = ids, .weight = table, .out = out, .part = part});
-  if (shared(place)) out = summed(place, out, {}, out.dtype());  // all ranks but one add zeros
+  if (shared(tp)) out = summed(tp, out, {}, out.dtype());  // all ranks but one add zeros
   if (!recording({weight})) return Var(out);
-  return record("embedding", out, {weight}, [ids, part, place, leaf = &weight.trained_leaf("embedding")](const Tensor& dy) {
-    const Tensor rows = gathered_rows(place, dy);
+  return record("embedding", out, {weight}, [ids, part, tp, leaf = &weight.trained_leaf("embedding")](const Tensor& dy) {
+    const Tensor rows = gathered_rows(tp, dy);
     const auto [dweight, accumulate] = leaf->target();
     dy.device().run(EmbeddingBackward{.ids = ids, .dy = rows, .dweight = dweight, .accumulate = accumulate, .part = part});
     return std::vector<Tensor>(1);

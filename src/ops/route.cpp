@@ -1,18 +1,18 @@
 #include "mantissa/backend/functions.h"
 #include "mantissa/ops/ops.h"
-#include "ops/expert_rows.h"
+#include "ops/permuted_tokens.h"
 
 namespace mantissa {
 
 Routing route(const Var& logits, const RoutingOptions& options, const Tensor& bias) {
   const Tensor& x = logits.value();
   Backend& device = x.device();
-  const int64_t tokens = x.dim(0), choices = options.rule.choices;
+  const int64_t tokens = x.dim(0), assignments = options.rule.top_k;
   Routing out{.weights = {},
-              .experts = empty(device, Dtype::i32, {tokens, choices}),
+              .experts = empty(device, Dtype::i32, {tokens, assignments}),
               .scores = empty_like(x),
               .counts = empty(device, Dtype::i32, {options.sequences, x.dim(1)})};
-  const Tensor weights = empty(device, x.dtype(), {tokens, choices});
+  const Tensor weights = empty(device, x.dtype(), {tokens, assignments});
   device.run(RouteForward{.logits = x,
                           .experts = out.experts,
                           .weights = weights,
@@ -43,10 +43,14 @@ Dispatch dispatch(const Tensor& experts, int64_t num_experts, int64_t multiple, 
   Backend& device = experts.device();
   Dispatch out{.offsets = empty(device, Dtype::i32, {num_experts + 1}),
                .rows = empty_like(experts),
-               .choices = empty(device, Dtype::i32, {dispatch_rows(experts.elements(), num_experts, multiple)}),
+               .assignments = empty(device, Dtype::i32, {dispatch_rows(experts.elements(), num_experts, multiple)}),
                .per_row = experts.dim(1)};
-  device.run(DispatchTable{
-      .experts = experts, .offsets = out.offsets, .rows = out.rows, .choices = out.choices, .multiple = multiple, .capacity = capacity});
+  device.run(DispatchTable{.experts = experts,
+                           .offsets = out.offsets,
+                           .rows = out.rows,
+                           .assignments = out.assignments,
+                           .multiple = multiple,
+                           .capacity = capacity});
   return out;
 }
 

@@ -3,17 +3,17 @@
 
 namespace mantissa {
 
-Var gathered_tokens(const Var& x, const Place& place) {
-  if (!by_tokens(place)) return x;
-  require_own_rows("gathered_tokens", place, x.value());
-  return record("gathered_tokens", gathered_rows(place, x.value()), {x},
-                [place](const Tensor& dy) { return std::vector<Tensor>{share_of_rows(place, dy)}; });
+Var gathered_tokens(const Var& x, const TensorParallel& tp) {
+  if (!by_tokens(tp)) return x;
+  require_own_rows("gathered_tokens", tp, x.value());
+  return record("gathered_tokens", gathered_rows(tp, x.value()), {x},
+                [tp](const Tensor& dy) { return std::vector<Tensor>{share_of_rows(tp, dy)}; });
 }
 
-Var own_tokens(const Var& x, const Place& place) {
-  if (!by_tokens(place)) return x;
-  return record("own_tokens", share_of_rows(place, x.value()), {x},
-                [place](const Tensor& dy) { return std::vector<Tensor>{gathered_rows(place, dy)}; });
+Var own_tokens(const Var& x, const TensorParallel& tp) {
+  if (!by_tokens(tp)) return x;
+  return record("own_tokens", share_of_rows(tp, x.value()), {x},
+                [tp](const Tensor& dy) { return std::vector<Tensor>{gathered_rows(tp, dy)}; });
 }
 
 }  // namespace mantissa

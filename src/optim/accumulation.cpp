@@ -38,7 +38,7 @@ void GradientAccumulator::take(const std::function<Tensor(int64_t)>& micro_batch
   for (const Parameter& parameter : parameters_.all()) require(parameter.leaf.written, parameter.name, " received no gradient");
 }
 
-// A binary counter: after micro batch i there is one partial sum per set bit of i + 1. After the last there is one; its merges are made
+// Counts in binary: after micro batch i there is one partial sum per set bit of i + 1. After the last there is one; its merges are made
 // bucket by bucket, as the gradients become ready.
 void GradientAccumulator::tree(const std::function<Tensor(int64_t)>& micro_batch, Shards& shards) {
   size_t pending = 0;

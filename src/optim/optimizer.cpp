@@ -10,14 +10,14 @@
 namespace mantissa {
 namespace {
 
-int64_t norm_bands(const Part& part) { return ceil_div(part.end - part.begin, 32); }
+int64_t norm_blocks(const ParameterShard& shard) { return ceil_div(shard.end - shard.begin, 32); }
 
-// What a rank tells in the one message of a step that decides it: these, then its losses, its counts of choices, and its partial norms. All
-// fp64.
-enum class Told { flag, vote, seconds, gradients, parameters, activations, control, other, count };
-constexpr auto kTold = static_cast<int64_t>(Told::count);
+// The numbers that a rank reports in the one message that decides a step: these, then its losses, its counts of assignments, and its
+// partial norms. All are fp64.
+enum class Reported { flag, vote, seconds, gradients, parameters, activations, control, other, count };
+constexpr auto kReported = static_cast<int64_t>(Reported::count);
 
-std::array<double, kTold> told(const FinishGradients& finish, const StepLosses& step, const Traffic& sent) {
+std::array<double, kReported> reported(const FinishGradients& finish, const StepLosses& step, const Traffic& sent) {
   const auto number = [](int64_t bytes) { return static_cast<double>(bytes); };
   return {static_cast<double>(to_host<int32_t>(finish.flags)[0]),
           static_cast<double>(step.vote),
@@ -29,50 +29,50 @@ std::array<double, kTold> told(const FinishGradients& finish, const StepLosses& 
           number(sent.other)};
 }
 
-void add(const std::array<double, kTold>& from, UpdateResult& to) {
-  const auto number = [&](Told what) { return static_cast<int64_t>(from[static_cast<size_t>(what)]); };
-  to.vote = std::max(to.vote, static_cast<int>(number(Told::vote)));
-  to.seconds.push_back(from[static_cast<size_t>(Told::seconds)]);
-  to.sent.gradients += number(Told::gradients);
-  to.sent.parameters += number(Told::parameters);
-  to.sent.activations += number(Told::activations);
-  to.sent.control += number(Told::control);
-  to.sent.other += number(Told::other);
+void add(const std::array<double, kReported>& from, UpdateResult& to) {
+  const auto number = [&](Reported what) { return static_cast<int64_t>(from[static_cast<size_t>(what)]); };
+  to.vote = std::max(to.vote, static_cast<int>(number(Reported::vote)));
+  to.seconds.push_back(from[static_cast<size_t>(Reported::seconds)]);
+  to.sent.gradients += number(Reported::gradients);
+  to.sent.parameters += number(Reported::parameters);
+  to.sent.activations += number(Reported::activations);
+  to.sent.control += number(Reported::control);
+  to.sent.other += number(Reported::other);
 }
 
 // Every rank decides by the partial norms, losses and flags of all.
 void exchange_control(const Shards& shards, const StepLosses& step, FinishGradients& finish, UpdateResult& result) {
   const Communicator& world = shards.mesh().world;
   const int tensor_ranks = shards.mesh().tensor.size();
-  const int64_t losses = finish.losses.elements(), choices = std::ssize(step.choices);
+  const int64_t losses = finish.losses.elements(), assignments = std::ssize(step.assignments);
   std::vector<int64_t> counts, bytes;
   for (int r = 0; r < world.size(); ++r) {
-    counts.push_back(kTold + losses + choices + shards.norm_bands(r));
+    counts.push_back(kReported + losses + assignments + shards.norm_blocks(r));
     bytes.push_back(counts.back() * static_cast<int64_t>(sizeof(double)));
   }
   std::vector<double> all(static_cast<size_t>(std::accumulate(counts.begin(), counts.end(), int64_t{0})));
   auto own = all.begin() + std::accumulate(counts.begin(), counts.begin() + world.rank(), int64_t{0});
-  own = std::ranges::copy(told(finish, step, world.traffic()), own).out;
+  own = std::ranges::copy(reported(finish, step, world.traffic()), own).out;
   own = std::ranges::copy(to_host<double>(finish.losses), own).out;
-  own = std::ranges::copy(step.choices, own).out;
+  own = std::ranges::copy(step.assignments, own).out;
   std::ranges::copy(to_host<double>(finish.partials), own);
   world.all_gather(std::as_writable_bytes(std::span(all)), bytes, Purpose::control);
 
   std::vector<int32_t> flags;
   std::vector<double> all_losses;
   std::vector<std::vector<double>> partials;
-  result.choices.assign(step.choices.size(), 0.0);
+  result.assignments.assign(step.assignments.size(), 0.0);
   auto next = all.cbegin();
   for (int r = 0; r < world.size(); ++r) {
     const auto end = next + counts[static_cast<size_t>(r)];
-    std::array<double, kTold> said{};
-    std::copy_n(next, kTold, said.begin());
+    std::array<double, kReported> said{};
+    std::copy_n(next, kReported, said.begin());
     add(said, result);
-    flags.push_back(said[static_cast<size_t>(Told::flag)] != 0.0 ? 1 : 0);
-    const auto its_choices = next + kTold + losses, norms = its_choices + choices;
+    flags.push_back(said[static_cast<size_t>(Reported::flag)] != 0.0 ? 1 : 0);
+    const auto its_choices = next + kReported + losses, norms = its_choices + assignments;
     if (r % tensor_ranks == 0) {  // the others have the same
-      all_losses.insert(all_losses.end(), next + kTold, its_choices);
-      std::transform(its_choices, norms, result.choices.begin(), result.choices.begin(), std::plus());
+      all_losses.insert(all_losses.end(), next + kReported, its_choices);
+      std::transform(its_choices, norms, result.assignments.begin(), result.assignments.begin(), std::plus());
     }
     partials.emplace_back(norms, end);
     next = end;
@@ -91,13 +91,13 @@ void exchange_control(const Shards& shards, const StepLosses& step, FinishGradie
 Optimizer::Optimizer(ParameterSet& parameters, const OptimizerConfig& config, const Mesh& mesh, int64_t bucket_bytes)
     : parameters_(parameters), shards_(parameters, mesh, bucket_bytes), config_(config) {
   require(parameters.gradients().defined(), "optimizer: the parameters have no gradients");
-  int64_t bands = 0;
-  for (const Part& part : shards_.own()) {
-    states_.push_back({.part = part, .master = {}, .first_moment = {}, .second_moment = {}});
-    bands += norm_bands(part);
+  int64_t row_blocks = 0;
+  for (const ParameterShard& shard : shards_.own()) {
+    states_.push_back({.shard = shard, .master = {}, .first_moment = {}, .second_moment = {}});
+    row_blocks += norm_blocks(shard);
   }
   allocate();
-  partials_ = empty(parameters.device(), Dtype::f64, {bands});
+  partials_ = empty(parameters.device(), Dtype::f64, {row_blocks});
   step_ = zeros(parameters.device(), Dtype::f32, {static_cast<int64_t>(StepValue::count)});
   outcome_ = zeros(parameters.device(), Dtype::f64, {static_cast<int64_t>(StepOutcome::count)});
 }
@@ -106,28 +106,28 @@ void Optimizer::allocate() {
   const Dtype dtype = parameters_.master_dtype();
   Arena masters(dtype), first(dtype), second(dtype);
   for (const State& state : states_) {
-    if (!parameters_.value_is_master(*state.part.of)) masters.reserve(state.part.shape());
-    first.reserve(state.part.shape());
-    second.reserve(state.part.shape());
+    if (!parameters_.value_is_master(*state.shard.of)) masters.reserve(state.shard.shape());
+    first.reserve(state.shard.shape());
+    second.reserve(state.shard.shape());
   }
   for (Arena* arena : {&masters, &first, &second}) arena->allocate(parameters_.device());
   for (State& state : states_) {
-    const Shape shape = state.part.shape();
-    state.master = parameters_.value_is_master(*state.part.of) ? parameters_.room_for_master(state.part) : masters.take(shape);
+    const Shape shape = state.shard.shape();
+    state.master = parameters_.value_is_master(*state.shard.of) ? parameters_.room_for_master(state.shard) : masters.take(shape);
     state.first_moment = first.take(shape);
     state.second_moment = second.take(shape);
   }
 }
 
-void Optimizer::initialise(uint64_t seed) {
-  for (const State& state : states_) parameters_.draw_initial(state.part, seed, state.master);
+void Optimizer::initialize(uint64_t seed) {
+  for (const State& state : states_) parameters_.draw_initial(state.shard, seed, state.master);
   store_masters();
 }
 
 void Optimizer::store_masters() {
   shards_.arrive();
   parameters_.clear_nonfinite();
-  for (const State& state : states_) parameters_.store(state.part, state.master);
+  for (const State& state : states_) parameters_.store(state.shard, state.master);
   shards_.gather();
 }
 
@@ -142,8 +142,8 @@ void Optimizer::finish_gradients(double lr, const StepLosses& losses, UpdateResu
   device.upload(step.data(), step_);
   int64_t begin = 0;
   for (const State& state : states_) {
-    const int64_t end = begin + norm_bands(state.part);
-    device.run(SquaredNorm{.x = state.part.gradient(), .partials = partials_.slice(begin, end)});
+    const int64_t end = begin + norm_blocks(state.shard);
+    device.run(SquaredNorm{.x = state.shard.gradient(), .partials = partials_.slice(begin, end)});
     begin = end;
   }
   FinishGradients finish{.partials = partials_,
@@ -154,27 +154,27 @@ void Optimizer::finish_gradients(double lr, const StepLosses& losses, UpdateResu
                          .clip = config_.grad_clip,
                          .pairwise = losses.pairwise};
   result.vote = losses.vote;
-  result.choices = losses.choices;
+  result.assignments = losses.assignments;
   if (shards_.mesh().world.size() > 1) exchange_control(shards_, losses, finish, result);
   device.run(finish);
 }
 
 void Optimizer::apply_to(const State& state) {
-  const Tensor rounding = parameters_.rounding_target(state.part);
+  const Tensor rounding = parameters_.rounding_target(state.shard);
   parameters_.device().run(AdamW{.master = state.master,
                                  .m = state.first_moment,
                                  .v = state.second_moment,
-                                 .grad = state.part.gradient(),
+                                 .grad = state.shard.gradient(),
                                  .step = step_,
                                  .beta1 = config_.beta1,
                                  .beta2 = config_.beta2,
                                  .eps = config_.eps,
-                                 .weight_decay = state.part.of->decays() ? config_.weight_decay : 0.0,
+                                 .weight_decay = state.shard.of->decays() ? config_.weight_decay : 0.0,
                                  .value = rounding});
-  parameters_.quantise(state.part, rounding);
+  parameters_.quantize(state.shard, rounding);
 }
 
-// What is done of a bucket is on its way while the next is updated.
+// What is done for a bucket is sent while the next is updated.
 void Optimizer::apply() {
   size_t next = 0;
   for (size_t bucket = 0; bucket < shards_.buckets(); ++bucket) {
@@ -199,11 +199,11 @@ UpdateResult Optimizer::update(double lr, const StepLosses& losses) {
 }
 
 Optimizer::Nonfinite Optimizer::first_nonfinite_gradient() const {
-  return first_found([](const State& state) { return nonfinite_text(state.part, state.part.gradient()); });
+  return first_found([](const State& state) { return nonfinite_text(state.shard, state.shard.gradient()); });
 }
 
 Optimizer::Nonfinite Optimizer::first_nonfinite_weight() const {
-  return first_found([](const State& state) { return nonfinite_weight(state.part, state.master); });
+  return first_found([](const State& state) { return nonfinite_weight(state.shard, state.master); });
 }
 
 Optimizer::Nonfinite Optimizer::first_found(const std::function<std::string(const State&)>& search) const {
@@ -211,9 +211,9 @@ Optimizer::Nonfinite Optimizer::first_found(const std::function<std::string(cons
     const std::string found = search(state);
     if (found.empty()) continue;
     size_t parameter = 0;
-    while (&parameters_.all()[parameter] != state.part.of) ++parameter;
-    const std::vector<Part::Slab> slabs = state.part.slabs();
-    return {.text = found, .parameter = parameter, .row = slabs.empty() ? state.part.begin : slabs.front().row};
+    while (&parameters_.all()[parameter] != state.shard.of) ++parameter;
+    const std::vector<ParameterShard::Chunk> chunks = state.shard.chunks();
+    return {.text = found, .parameter = parameter, .row = chunks.empty() ? state.shard.begin : chunks.front().row};
   }
   return {};
 }

@@ -24,18 +24,19 @@ class Count {
 
   void linear(const ModulePrecision& entry, Pass pass) {
     const ModuleShape& of = entry.module;
-    if (of.split == Split::rows) pass == Pass::backward ? summed(of.in * kPartial) : gathered(input_bytes(entry.recipe, of.in, pass));
-    if (of.split == Split::columns) pass == Pass::backward ? gathered(of.out * element_) : summed(of.out * kPartial);
+    if (of.split == Split::column_parallel)
+      pass == Pass::backward ? summed(of.in * kPartial) : gathered(input_bytes(entry.recipe, of.in, pass));
+    if (of.split == Split::row_parallel) pass == Pass::backward ? gathered(of.out * element_) : summed(of.out * kPartial);
   }
-  // Of a stack of experts: rows of all choices, with their padding, are summed as they are grouped.
+  // Of the grouped weight of experts, rows of all assignments are summed as they are grouped, with their padding.
   void experts(const ModulePrecision& entry, int64_t rows, Pass pass) {
     constexpr int64_t kWeight = 4;  // bytes of the gradient of a row's weight
     const ModuleShape& of = entry.module;
-    if (of.split == Split::rows && pass != Pass::backward) gathered(of.in * element_);  // of all tokens, once
-    if (of.split == Split::columns && pass == Pass::backward) gathered(of.out * element_);
+    if (of.split == Split::column_parallel && pass != Pass::backward) gathered(of.in * element_);  // of all tokens, once
+    if (of.split == Split::row_parallel && pass == Pass::backward) gathered(of.out * element_);
     const auto sum = [&](int64_t row_bytes) { add(1, 2 * (ranks_ - 1) * rows * row_bytes, busiest_of(rows) * 2 * row_bytes); };
-    if (of.split == Split::columns && pass != Pass::backward) sum(of.out * kPartial);
-    if (of.split != Split::rows || pass != Pass::backward) return;
+    if (of.split == Split::row_parallel && pass != Pass::backward) sum(of.out * kPartial);
+    if (of.split != Split::column_parallel || pass != Pass::backward) return;
     sum(kWeight);
     sum(of.in * kPartial);
   }
@@ -52,20 +53,20 @@ class Count {
   }
 
  private:
-  // What gathered_input() of src/ops/linear_products.cpp sends of a token.
+  // Counts what gathered_input() of src/ops/linear_gemms.cpp sends of a token.
   int64_t input_bytes(const Recipe& recipe, int64_t in, Pass pass) const {
     const OperandChoice choice = choose_operands(recipe, GemmRole::fprop).first;
     if (!choice.is_codes() || (!saves_input_codes(recipe) && pass == Pass::forward)) return in * element_;
     return codes_shape({1, in}, choice.how).elements() + scales_shape({1, in}, choice.how).elements();
   }
-  // Each rank's share of the tokens to all.
+  // Counts a gather of each rank's share of the tokens.
   void gathered(int64_t row_bytes) {
     if (sequence_) shared(row_bytes);
   }
-  // The sum of all ranks' rows, to the rank that has a share of them, without sequence parallelism then to all.
+  // Counts a reduction of rows to the rank that has a share of them; without sequence parallelism also the gather of the sums.
   void summed(int64_t row_bytes) { shared(sequence_ ? row_bytes : 2 * row_bytes); }
   void shared(int64_t row_bytes) { add(1, (ranks_ - 1) * tokens_ * row_bytes, busiest_of(tokens_) * row_bytes); }
-  // Rows that the rank with most of them sends or receives if each has a share.
+  // Counts rows that the busiest rank sends or receives if each has a share.
   int64_t busiest_of(int64_t rows) const { return std::max(rows - rows / ranks_, (ranks_ - 1) * ceil_div(rows, ranks_)); }
   void add(int64_t calls, int64_t bytes, int64_t busiest) {
     all_.calls += calls;
@@ -78,31 +79,32 @@ class Count {
   Exchanges all_;
 };
 
-// Of a dispatch on one rank: room for all choices, or, among ranks that share experts, what arrives if every expert gets as many.
-int64_t rows_of_experts(const RunConfig& config, const PrecisionPlan& plan, const ModuleShape& stack) {
-  const std::string path = stack.path.substr(0, stack.path.rfind('.'));
-  const int64_t choices = config.training.micro_batch_size * config.training.seq_len * stack.active;
+// Returns the rows of a dispatch on one rank: room for all assignments, or, among ranks that share experts, what arrives if every expert
+// gets equally many.
+int64_t rows_of_experts(const RunConfig& config, const PrecisionPlan& plan, const ModuleShape& grouped) {
+  const std::string path = grouped.path.substr(0, grouped.path.rfind('.'));
+  const int64_t assignments = config.training.micro_batch_size * config.training.seq_len * grouped.active;
   const int64_t multiple = row_multiple(plan.of(path + ".gate_up").recipe, plan.of(path + ".down").recipe);
-  if (config.parallel.expert == 1) return dispatch_rows(choices, stack.matrices, multiple);
-  return stack.matrices * round_up(ceil_div(choices, stack.matrices), multiple);
+  if (config.parallel.expert == 1) return dispatch_rows(assignments, grouped.matrices, multiple);
+  return grouped.matrices * round_up(ceil_div(assignments, grouped.matrices), multiple);
 }
 
 int64_t row_bytes(const Quantization& how, int64_t columns) {
   return codes_shape({1, columns}, how).elements() + scales_shape({1, columns}, how).elements();
 }
 
-// Bytes of a row in each direction, as src/ops/experts.cpp moves it. Weights are fp32.
+// Counts the bytes of a row in each direction, as src/ops/experts.cpp sends it. Weights are fp32.
 struct RowBytes {
   RowBytes(const RunConfig& config, const Recipe& gate_up, const Recipe& down, int64_t hidden) {
     constexpr int64_t kWeight = 4;
     const int64_t values = hidden * dtype_bytes(config.precision.dtype);
     const OperandChoice input = choose_operands(gate_up, GemmRole::fprop).first, gradient = choose_operands(down, GemmRole::dgrad).first;
-    const bool as_codes = config.precision.quantised_dispatch && input.is_codes();
+    const bool as_codes = config.precision.quantized_dispatch && input.is_codes();
     there_alone = (as_codes ? row_bytes(input.how, hidden) : values) + kWeight;
     there = as_codes && saves_input_codes(gate_up) ? there_alone : values + kWeight;
     back = values;
-    const bool shifted = choose_operands(down, GemmRole::wgrad).first.source == OperandSource::shifted;
-    gradient_there = shifted ? row_bytes(gradient.how, hidden) : values;
+    const bool requantized = choose_operands(down, GemmRole::wgrad).first.source == OperandSource::requantized;
+    gradient_there = requantized ? row_bytes(gradient.how, hidden) : values;
     gradient_back = values + kWeight;
   }
   int64_t there_alone, there, back, gradient_there, gradient_back;
@@ -138,8 +140,8 @@ Exchanges expert_exchanges(const RunConfig& config, const PrecisionPlan& plan) {
   const int64_t ranks = config.parallel.expert;
   Exchanges all;
   if (ranks == 1) return all;
-  const int64_t choices = config.training.micro_batch_size * config.training.seq_len * config.model.moe->num_experts_per_tok;
-  const auto away = [&](int64_t each) { return each * choices * (ranks - 1) / ranks; };  // of a rank
+  const int64_t assignments = config.training.micro_batch_size * config.training.seq_len * config.model.moe->num_experts_per_tok;
+  const auto away = [&](int64_t each) { return each * assignments * (ranks - 1) / ranks; };  // of a rank
   const auto add = [&](int64_t each) {
     ++all.calls;
     all.bytes += ranks * away(each);
@@ -147,7 +149,7 @@ Exchanges expert_exchanges(const RunConfig& config, const PrecisionPlan& plan) {
   };
   for (const ModulePrecision& entry : plan.modules()) {
     const ModuleShape& of = entry.module;
-    if (!of.experts || of.split != Split::rows) continue;
+    if (!of.experts || of.split != Split::column_parallel) continue;
     const Recipe& down = plan.of(of.path.substr(0, of.path.rfind('.')) + ".down").recipe;
     const RowBytes bytes(config, entry.recipe, down, entry.module.in);
     const auto forward = [&](int64_t there) {

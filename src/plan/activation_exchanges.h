@@ -1,4 +1,4 @@
-// What ranks that share a model's layers send each other while one micro batch goes forward and backward, as src/ops has them do it.
+// Counts what ranks that share a model's layers send each other in forward and backward of one micro batch, as src/ops does it.
 #pragma once
 
 #include "mantissa/config/run_config.h"
@@ -12,12 +12,12 @@ struct Exchanges {
   int64_t control = 0;  // numbers of rows, beside them
   int64_t busiest = 0;  // of one rank, the more of what it sends and receives
 };
-// The tensor ranks of one replica.
+// Counts for the tensor ranks of one replica.
 Exchanges tensor_exchanges(const RunConfig& config, const PrecisionPlan& plan);
-// The ranks that share experts, each with a micro batch, if every expert gets as many rows of each (parallel.expert).
+// Counts for the ranks that share experts, each with a micro batch, if every expert gets equally many rows of each (parallel.expert).
 Exchanges expert_exchanges(const RunConfig& config, const PrecisionPlan& plan);
 
-// What a rank has of the experts.
+// Returns what a rank has of the experts.
 ExpertShare expert_share(const RunConfig& config);
 
 }  // namespace mantissa

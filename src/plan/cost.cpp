@@ -13,16 +13,16 @@
 namespace mantissa {
 namespace {
 
-constexpr int64_t kHeader = 32;  // bytes of each call to the right neighbour (communicator.h)
-constexpr int64_t kTold = 8;     // numbers that a rank tells before its losses, choices of experts and norms (optimizer.cpp)
+constexpr int64_t kHeader = 32;   // bytes of each call to the right neighbor (communicator.h)
+constexpr int64_t kReported = 8;  // numbers that a rank tells before its losses, assignments of experts and norms (optimizer.cpp)
 
-// Of each rank alike: tensor ranks hold shares of equal size, and so do ranks that share experts.
+// Returns the layout that all ranks have alike: tensor ranks hold shares of equal size, and so do ranks that share experts.
 Layout layout_of(const RunConfig& config, const PrecisionPlan& plan) {
   const ShareOf share{.rank = 0, .ranks = static_cast<int>(config.parallel.tensor)};
   return {parameter_specs(plan, share, config.parallel.sequence_parallel, expert_share(config)), Shards::kBucketBytes};
 }
 
-// Ranks that hold a bucket alike, each a share.
+// Returns how many ranks hold a bucket, each a share.
 int64_t holders(const RunConfig& config, const Layout& layout, const Layout::Bucket& bucket) {
   return config.parallel.data / layout.expert_ranks(bucket);
 }
@@ -30,7 +30,7 @@ std::vector<Layout::Share> shares_of(const RunConfig& config, const Layout& layo
   return layout.shares(bucket, static_cast<int>(holders(config, layout, bucket)));
 }
 
-// Of a bucket: what the busiest rank sends or receives of it.
+// What the busiest rank sends or receives of a bucket.
 struct BucketBytes {
   int64_t gradients = 0, gathered = 0;
   int64_t all() const { return gradients + gathered; }
@@ -39,7 +39,7 @@ struct BucketBytes {
 // A rank sends its gradients of what others own and receives theirs of what it owns; a gather is the reverse.
 int64_t busiest(int64_t all, int64_t least, int64_t most, int64_t ranks) { return std::max(all - least, most * (ranks - 1)); }
 
-// With `tensor` ranks, which sum what is partial of their own gradients.
+// Adds what `tensor` ranks exchange to sum the partial ones of their own gradients.
 BucketBytes busiest(const std::vector<Layout::Share>& shares, int64_t tensor) {
   Layout::Share all, least = shares.front(), most;
   int64_t partial = 0;
@@ -55,7 +55,7 @@ BucketBytes busiest(const std::vector<Layout::Share>& shares, int64_t tensor) {
           .gathered = busiest(all.gathered, least.gathered, most.gathered, ranks)};
 }
 
-// What routers did, in the steps that are told.
+// Counts router statistics, in the steps that report them.
 int64_t routing_bytes(const RunConfig& config) {
   const int64_t data = config.parallel.data, numbers = routing_numbers(config);
   return data == 1 || numbers == 0
@@ -63,17 +63,17 @@ int64_t routing_bytes(const RunConfig& config) {
              : config.parallel.tensor * data * ((data - 1) * numbers * static_cast<int64_t>(sizeof(double)) + kHeader);
 }
 
-// All-gathers of numbers of 8 bytes: the message that decides the step, with what each rank of the world tells, its losses, its choices and
-// its norms; and where some targets may not count, how many do, among the data ranks.
-int64_t control_bytes(const RunConfig& config, int64_t choices, int64_t norm_bands) {
+// Counts all-gathers of numbers of 8 bytes: the message that decides the step, with the reported numbers, losses, assignments and norms of
+// each rank of the world; and, if some targets may not count, how many do, among the data ranks.
+int64_t control_bytes(const RunConfig& config, int64_t assignments, int64_t norm_blocks) {
   const int64_t world = config.parallel.world(), data = config.parallel.data;
-  const int64_t told = (world - 1) * (world * (kTold + *config.training.grad_accum + choices) + norm_bands);
+  const int64_t reported = (world - 1) * (world * (kReported + *config.training.grad_accum + assignments) + norm_blocks);
   const int64_t targets = config.data.mask_eod_loss && data > 1 ? (data - 1) * world : 0;
-  const int64_t always = (told + targets) * static_cast<int64_t>(sizeof(double)) + (targets > 0 ? 2 : 1) * world * kHeader;
+  const int64_t always = (reported + targets) * static_cast<int64_t>(sizeof(double)) + (targets > 0 ? 2 : 1) * world * kHeader;
   return always + routing_bytes(config) / config.logging.interval;
 }
 
-// FLOPs of one token, forward and backward, and what is computed again before backward.
+// The FLOPs of one token, forward and backward, including what is recomputed.
 struct Work {
   double once = 0.0, again = 0.0;
   double forward() const { return once / 3; }
@@ -86,16 +86,16 @@ struct ModelWork {
 };
 
 Work work_of(const ModuleShape& module, const TrainingConfig& training) {
-  const double products = has_gemm(module.kind) ? 6.0 * static_cast<double>(module.active_elements()) : 0.0;
+  const double gemms = has_gemm(module.kind) ? 6.0 * static_cast<double>(module.active_elements()) : 0.0;
   const double attention = attention_flops_per_token(module, training.seq_len);
   const bool layer = module.kind == ModuleKind::linear || module.kind == ModuleKind::router;
-  const double again = training.recompute == Recompute::full && layer ? (products + attention) / 3
+  const double again = training.recompute == Recompute::full && layer ? (gemms + attention) / 3
                        : training.recompute == Recompute::selective   ? attention / 3
                                                                       : 0.0;
-  return {.once = products + attention, .again = again};
+  return {.once = gemms + attention, .again = again};
 }
 
-// The parameters of a module are one or two, in the order of the modules.
+// A module has one or two parameters, in the order of the modules.
 ModelWork model_work(const RunConfig& config, const PrecisionPlan& plan, const Layout& layout) {
   ModelWork out{.buckets = std::vector<Work>(layout.buckets().size()), .tied_head = {}};
   size_t parameter = 0, bucket = 0;
@@ -116,7 +116,7 @@ double of_all(const ModelWork& work) {
   return sum;
 }
 
-// How long after the last backward pass the exchange ends.
+// Returns how long after the last backward pass the exchange ends.
 double exchange_not_hidden(const ModelWork& work, const std::vector<double>& seconds, double seconds_per_flop) {
   double passed = work.tied_head.backward() * seconds_per_flop, through = 0.0;
   for (size_t b = seconds.size(); b-- > 0;) {
@@ -126,7 +126,7 @@ double exchange_not_hidden(const ModelWork& work, const std::vector<double>& sec
   return through - passed;
 }
 
-// How long the first forward pass waits.
+// Returns how long the first forward pass waits.
 double gather_not_hidden(const ModelWork& work, const std::vector<double>& seconds, double seconds_per_flop) {
   double through = 0.0, passed = 0.0, waited = 0.0;
   for (size_t b = 0; b < seconds.size(); ++b) {
@@ -154,13 +154,13 @@ StepBytes step_bytes(const RunConfig& config, const PrecisionPlan& plan) {
   const int64_t replicas = data * *config.training.grad_accum;                  // micro batches of all
   const int64_t groups = replicas / config.parallel.expert;                     // each of one of every rank that shares experts
   const int64_t peers = config.parallel.expert * (config.parallel.expert - 1);  // each tells every other
-  int64_t norm_bands = 0, calls = 0;
+  int64_t norm_blocks = 0, calls = 0;
   for (const Layout::Bucket& bucket : layout.buckets()) {
     const std::vector<Layout::Share> shares = shares_of(config, layout, bucket);
     const int64_t ranks = std::ssize(shares), alike = tensor * layout.expert_ranks(bucket);
     int64_t summed = 0;
     for (const Layout::Share& share : shares) {
-      norm_bands += alike * share.norm_bands;
+      norm_blocks += alike * share.norm_blocks;
       out.sent.gradients += alike * (ranks - 1) * share.gradients;
       out.sent.parameters += alike * (ranks - 1) * share.gathered;
       summed += share.partial;
@@ -172,7 +172,7 @@ StepBytes step_bytes(const RunConfig& config, const PrecisionPlan& plan) {
   }
   out.busiest += *config.training.grad_accum * (activations.busiest + experts.busiest);
   out.sent.activations = replicas * activations.bytes + tensor * groups * experts.bytes;
-  out.sent.control = control_bytes(config, plan.buffers(), norm_bands) + tensor * groups * experts.control +
+  out.sent.control = control_bytes(config, plan.buffers(), norm_blocks) + tensor * groups * experts.control +
                      (calls * world + replicas * activations.calls * tensor + tensor * groups * experts.calls * peers) * kHeader;
   return out;
 }

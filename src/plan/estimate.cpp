@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "mantissa/backend/product_scratch.h"
+#include "mantissa/backend/gemm_scratch.h"
 #include "mantissa/nn/layout.h"
 #include "mantissa/nn/moe.h"
 #include "mantissa/nn/shards.h"
@@ -14,24 +14,24 @@
 namespace mantissa {
 namespace {
 
-// Peaks of processes on x86-64 beyond their tensors, which hardly depend on the model: 24.6 MiB alone, 31.5 to 32.0 MiB of 2 to 8 ranks.
+// Peaks of processes on x86-64 beyond their tensors hardly depend on the model: 24.6 MiB alone, 31.5 to 32.0 MiB of 2 to 8 ranks.
 constexpr int64_t kProgramBytes = int64_t{25} << 20, kTransportBytes = int64_t{7} << 20;
 
-// Sizes that no machine has are cut off, so that nothing wraps.
+// Caps sizes that no machine has, so that nothing wraps.
 int64_t bytes(double count) { return static_cast<int64_t>(std::min(count, 1e18)); }
 
-// Elements per token inside one block: what its modules read and write on one of the ranks that share it.
+// Counts elements per token inside one block: what its modules read and write on one of the ranks that share it.
 struct BlockWidths {
   int64_t hidden;
   int64_t own;  // of hidden, outside split operations: under sequence parallelism this rank's share of tokens
   int64_t qkv, heads, up = 0, inner = 0;
   int64_t norms, statistics;  // fp32; of the norms before attention and MLP, of all
   int64_t head_norm;          // q|k|v once more
-  int64_t sums = 0;           // bytes of a product of experts before its bias is added, if they have any
+  int64_t sums = 0;           // bytes of a GEMM of experts before its bias is added, if they have any
   int64_t dispatched = 0;     // of experts: their input, in rows of its own, and what the router reads, in fp32
 };
 
-// Rows of experts, with their padding, for each token; 1 in an MLP.
+// Returns the rows of experts, with their padding, for each token; 1 in an MLP.
 double rows_per_token(const RunConfig& config, const PrecisionPlan& plan, const ModuleShape& module) {
   if (module.matrices == 1) return 1.0;
   const std::string moe = module.path.substr(0, module.path.find(".experts."));
@@ -40,7 +40,7 @@ double rows_per_token(const RunConfig& config, const PrecisionPlan& plan, const 
   return static_cast<double>(dispatch_rows(tokens * module.active, module.matrices, multiple)) / static_cast<double>(tokens);
 }
 
-// Experts, and an MLP beside them that all tokens go to, in place of the MLP.
+// Counts experts, and an MLP beside them that all tokens pass, in place of the MLP.
 void add_experts(const RunConfig& config, const PrecisionPlan& plan, const std::string& path, BlockWidths& widths) {
   const ModuleShape &up = plan.of(path + ".experts.gate_up").module, &down = plan.of(path + ".experts.down").module;
   const double rows = rows_per_token(config, plan, up);
@@ -77,7 +77,7 @@ BlockWidths block_widths(const RunConfig& config, const PrecisionPlan& plan, int
   return widths;
 }
 
-// What backward finds in memory: inputs of norms and of linears, q|k|v before the head norm and as attention reads it, statistics.
+// Counts what backward finds in memory: inputs of norms and of linears, q|k|v before the head norm and as attention reads it, statistics.
 int64_t kept_bytes(const BlockWidths& width, Recompute recompute, int64_t element) {
   const int64_t ends = 2 * (width.own + width.hidden) + width.qkv + width.heads + width.up + width.dispatched;  // of all segments
   if (recompute == Recompute::full) return width.own * element;
@@ -85,14 +85,14 @@ int64_t kept_bytes(const BlockWidths& width, Recompute recompute, int64_t elemen
   return (ends + width.head_norm + width.inner) * element + 4 * width.statistics;
 }
 
-// Gradients in flight in the MLP of one block, beside its recomputed activations if nothing else was kept.
+// Counts gradients in flight in the MLP of one block, beside its recomputed activations if nothing else was kept.
 int64_t backward_bytes(const BlockWidths& width, Recompute recompute, int64_t element) {
   const int64_t gradients = (2 * width.hidden + width.dispatched + std::max(width.up + width.inner, 2 * width.qkv)) * element;
   return gradients + (recompute == Recompute::full ? kept_bytes(width, Recompute::none, element) : 0);
 }
 
-// Per token, what backward finds beyond kept_bytes() where linears keep codes of their input instead, mostly below 0. Attention keeps its
-// output beside the codes of it; an input that is computed again is kept as neither.
+// Counts per token what backward finds beyond kept_bytes() where linears keep codes of their input instead, mostly below 0. Attention keeps
+// its output beside its codes; an input that is recomputed is kept as neither.
 double codes_bytes(const RunConfig& config, const PrecisionPlan& plan) {
   const Recompute recompute = config.training.recompute;
   const int64_t element = dtype_bytes(config.precision.dtype), ranks = config.parallel.tensor;
@@ -105,7 +105,7 @@ double codes_bytes(const RunConfig& config, const PrecisionPlan& plan) {
     if (selective && path.ends_with(".down")) continue;
     const bool beside = !selective && path.ends_with(".attn.out");
     const double codes = 1.0 + 1.0 / static_cast<double>(entry.recipe.input.block());
-    const int64_t in = entry.module.in / (entry.module.split == Split::columns ? ranks : 1);
+    const int64_t in = entry.module.in / (entry.module.split == Split::row_parallel ? ranks : 1);
     sum += rows_per_token(config, plan, entry.module) * static_cast<double>(in) * (codes - (beside ? 0.0 : static_cast<double>(element)));
   }
   return sum;
@@ -117,13 +117,13 @@ struct LinearSizes {
   int64_t matrices = 1;
 };
 
-// What the backend needs for a product of a linear layer beside its operands, at the most: of the three, one is computed at a time.
-double product_bytes(const Recipe& recipe, const LinearSizes& linear) {
-  const auto scratch = [&](GemmRole role, ProductOperands sizes) {
+// Returns the most that the backend needs for a GEMM of a linear layer beside its operands: of the three, one runs at a time.
+double gemm_bytes(const Recipe& recipe, const LinearSizes& linear) {
+  const auto scratch = [&](GemmRole role, GemmSizes sizes) {
     const GemmOperands operands = choose_operands(recipe, role);
     sizes.a_quantized = operands.first.source != OperandSource::high;
     sizes.b_quantized = operands.second.source != OperandSource::high;
-    return product_scratch(sizes);
+    return gemm_scratch(sizes);
   };
   const auto in = static_cast<double>(linear.in), out = static_cast<double>(linear.out);
   const double rows_of_one = linear.rows / static_cast<double>(linear.matrices);
@@ -132,8 +132,8 @@ double product_bytes(const Recipe& recipe, const LinearSizes& linear) {
                    scratch(GemmRole::wgrad, {.rows = out, .depth = rows_of_one, .cols = in, .sums = true})});
 }
 
-// The most that a product inside a block needs, on one of the ranks that share it.
-double product_bytes(const RunConfig& config, const PrecisionPlan& plan) {
+// Returns the most that a GEMM inside a block needs, on one of the ranks that share it.
+double gemm_bytes(const RunConfig& config, const PrecisionPlan& plan) {
   const int64_t ranks = config.parallel.tensor;
   const auto tokens = static_cast<double>(config.training.micro_batch_size * config.training.seq_len);
   double largest = 0.0;
@@ -141,15 +141,15 @@ double product_bytes(const RunConfig& config, const PrecisionPlan& plan) {
     const ModuleShape& module = entry.module;
     if (module.kind != ModuleKind::linear) continue;
     const LinearSizes sizes{.rows = tokens * rows_per_token(config, plan, module),
-                            .in = module.in / (module.split == Split::columns ? ranks : 1),
-                            .out = module.out / (module.split == Split::rows ? ranks : 1),
+                            .in = module.in / (module.split == Split::row_parallel ? ranks : 1),
+                            .out = module.out / (module.split == Split::column_parallel ? ranks : 1),
                             .matrices = module.matrices};
-    largest = std::max(largest, product_bytes(entry.recipe, sizes));
+    largest = std::max(largest, gemm_bytes(entry.recipe, sizes));
   }
   return largest;
 }
 
-// One chunk of the output projection and the gradient of its input.
+// Counts one chunk of the output projection and the gradient of its input.
 double logits_bytes(const RunConfig& config, const PrecisionPlan& plan, int64_t tokens, int64_t element) {
   const int64_t vocab = config.model.padded_vocab_size() / config.parallel.tensor, hidden = config.model.hidden_size;
   const ModulePrecision* const output = plan.find("output");
@@ -158,10 +158,10 @@ double logits_bytes(const RunConfig& config, const PrecisionPlan& plan, int64_t 
   const bool converts = config.model.logits_dtype == LogitsDtype::fp32 && element != 4;
   return static_cast<double>(rows * vocab * (converts ? 4 + element : element)) +
          static_cast<double>(tokens) * static_cast<double>(hidden * element) +
-         product_bytes(recipe, {.rows = static_cast<double>(rows), .in = hidden, .out = vocab});
+         gemm_bytes(recipe, {.rows = static_cast<double>(rows), .in = hidden, .out = vocab});
 }
 
-// Weights, their gradients and moments.
+// Counts weights, their gradients and moments.
 void add_parameters(const RunConfig& config, const PrecisionPlan& plan, MemoryEstimate& estimate) {
   const ShareOf tensor{.rank = 0, .ranks = static_cast<int>(config.parallel.tensor)};
   const Layout layout(parameter_specs(plan, tensor, false, expert_share(config)), Shards::kBucketBytes);
@@ -209,7 +209,7 @@ MemoryEstimate estimate_memory(const RunConfig& config, const PrecisionPlan& pla
   MemoryEstimate estimate;
   add_parameters(config, plan, estimate);
   estimate.activations = bytes(of_all_tokens(kept) + static_cast<double>(tokens) * codes_bytes(config, plan));
-  estimate.workspace = bytes(std::max(logits_bytes(config, plan, tokens, element), of_all_tokens(in_flight) + product_bytes(config, plan)));
+  estimate.workspace = bytes(std::max(logits_bytes(config, plan, tokens, element), of_all_tokens(in_flight) + gemm_bytes(config, plan)));
   return estimate;
 }
 

@@ -12,7 +12,7 @@
 namespace mantissa {
 namespace {
 
-// Of a MemoryEstimate, with the keys that change it most.
+// Names the parts of a MemoryEstimate, with the keys that change them most.
 struct NamedPart {
   const char* name;
   int64_t bytes;
@@ -49,12 +49,12 @@ std::string refusal(const RunConfig& config, const MemoryEstimate& memory, const
   return out + "\ntraining.allow_memory_overcommit=true trains all the same";
 }
 
-// The hosts and control groups of every rank, by rank.
+// Returns the hosts and control groups of every rank, by rank.
 std::vector<std::vector<uint64_t>> places_of_ranks(const Communicator& world, const std::vector<FreeMemory>& free) {
   std::string own;
   for (const FreeMemory& here : free) own.append(reinterpret_cast<const char*>(&here.place), sizeof here.place);
   std::vector<std::vector<uint64_t>> out;
-  for (const std::string& bytes : gather_texts(world, own)) {
+  for (const std::string& bytes : all_gather_strings(world, own)) {
     std::vector<uint64_t>& places = out.emplace_back(bytes.size() / sizeof(uint64_t));
     if (!places.empty()) std::memcpy(places.data(), bytes.data(), bytes.size());
   }

@@ -36,7 +36,7 @@ std::string share_text(const ModuleShape& module, const RanksPerWeight& ranks) {
   const std::string held = shape_text(module.on_rank(ranks));
   const bool experts = module.matrices > 1 && ranks.expert > 1, divided = module.split != Split::none && ranks.tensor > 1;
   if (!experts && !divided) return "whole";
-  return text(experts ? "experts " : "", !divided ? "" : module.split == Split::rows ? "rows " : "columns ", held);
+  return text(experts ? "experts " : "", !divided ? "" : module.split == Split::column_parallel ? "rows " : "columns ", held);
 }
 
 // All but path and bytes.

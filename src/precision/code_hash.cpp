@@ -14,7 +14,7 @@
 namespace mantissa {
 namespace {
 
-// The bytes of a row-major matrix.
+// Views the bytes of a row-major matrix.
 struct Bytes {
   std::span<const std::byte> all;
   size_t row;  // in one row
@@ -35,10 +35,10 @@ Tensor decoded(const QuantizedTensor& codes) {
   return out;
 }
 
-// A band of rows of a shard, in memory of the host.
-class Band {
+// Holds a row block of a shard in host memory.
+class RowBlock {
  public:
-  Band(const QuantizedTensor& codes, int64_t cell_rows, int64_t cell_cols)
+  RowBlock(const QuantizedTensor& codes, int64_t cell_rows, int64_t cell_cols)
       : how_(codes.how),
         shape_(codes.shape),
         cell_rows_(cell_rows),
@@ -51,7 +51,7 @@ class Band {
         scales_{scale_bytes_.get(), place(codes.scales.dim(1))},
         values_{value_bytes_.get(), place(codes.shape[1]) * sizeof(float)} {}
 
-  // Of its row of cells number i, of which `rows` rows count and the first cell has this seed.
+  // Hashes row number i of cells, of which `rows` rows count; the first cell has this seed.
   CodeSums sums(int64_t i, int64_t rows, uint64_t seed) const {
     CodeSums sums;
     std::vector<std::byte> cell;
@@ -96,7 +96,7 @@ CodeSums code_sums(const QuantizedTensor& shard, const CodePlace& place) {
 }
 
 void add_code_sums(const QuantizedTensor& shard, const CodePlace& place, std::span<CodeSums> sums) {
-  constexpr int64_t kBandElements = 1 << 20;
+  constexpr int64_t kRowBlockElements = 1 << 20;
   const int64_t whole_cell = std::max<int64_t>(32, shard.how.block_rows), cell_cols = std::max<int64_t>(32, shard.how.block_cols);
   const int64_t cell_rows = std::gcd(whole_cell, place.matrix_rows);
   require(cell_rows % shard.how.block_rows == 0 && cell_cols % shard.how.block_cols == 0, "code_sums: the blocks of ", shard.how,
@@ -104,11 +104,12 @@ void add_code_sums(const QuantizedTensor& shard, const CodePlace& place, std::sp
   require(place.rows <= shard.shape[0], "code_sums: ", place.rows, " rows of a shard that is ", shard.shape);
   require(place.first_row % cell_rows == 0 && place.first_col % cell_cols == 0, "code_sums: a shard at ", place.first_row, ", ",
           place.first_col, " begins inside a cell of ", shard.how);
-  const int64_t cells_per_row = ceil_div(place.columns, cell_cols), band = round_up(ceil_div(kBandElements, shard.shape[1]), cell_rows);
+  const int64_t cells_per_row = ceil_div(place.columns, cell_cols),
+                row_block = round_up(ceil_div(kRowBlockElements, shard.shape[1]), cell_rows);
   const int64_t cells_per_matrix = place.matrix_rows > 0 ? place.matrix_rows / cell_rows : std::numeric_limits<int64_t>::max();
-  for (int64_t begin = 0; begin < place.rows; begin += band) {
-    const Band rows(slice(shard, begin, std::min(begin + band, shard.shape[0])), cell_rows, cell_cols);
-    const int64_t count = ceil_div(std::min(band, place.rows - begin), cell_rows), first_cell = (place.first_row + begin) / cell_rows;
+  for (int64_t begin = 0; begin < place.rows; begin += row_block) {
+    const RowBlock rows(slice(shard, begin, std::min(begin + row_block, shard.shape[0])), cell_rows, cell_cols);
+    const int64_t count = ceil_div(std::min(row_block, place.rows - begin), cell_rows), first_cell = (place.first_row + begin) / cell_rows;
     std::vector<CodeSums> parts(static_cast<size_t>(count));
     parallel_for(count, 1, [&](int64_t first, int64_t last) {
       for (int64_t i = first; i < last; ++i) {

@@ -11,7 +11,7 @@ QuantizationConfig quantization(Format format, int64_t rows, int64_t columns, Sc
   return {.format = format, .block = {rows, columns}, .rule = rule};
 }
 
-// The order is that of the documentation.
+// Lists the presets in the order of the documentation.
 const std::vector<std::pair<std::string, RecipeConfig>>& presets() {
   static const auto table = [] {
     const QuantizationConfig row = quantization(Format::e4m3, 1, 32), tile = quantization(Format::e4m3, 32, 32);
@@ -84,7 +84,7 @@ void complete(RecipeConfig& recipe, const std::string& key, ConfigReport& report
   take("gemms", &RecipeConfig::gemms);
 }
 
-// Reports under `key`; false if there was something.
+// Reports problems under `key`; returns false if there were any.
 bool read_operand(const std::optional<QuantizationConfig>& config, const std::string& key, ConfigReport& report, Quantization& how) {
   if (!config) return true;
   if (!config->format) {

@@ -11,29 +11,29 @@ bool fake_codes_are_lossless(const Recipe& recipe) {
 }
 
 OperandChoice weight_operand(const Recipe& recipe, GemmRole role) {
-  const bool quantised = recipe.gemms.holds(role);
+  const bool quantized = recipe.gemms.holds(role);
   if (recipe.weight_fake_quant) {
-    if (role == GemmRole::fprop && quantised && recipe.input && fake_codes_are_lossless(recipe)) {
+    if (role == GemmRole::fprop && quantized && recipe.input && fake_codes_are_lossless(recipe)) {
       return {OperandSource::fake_codes, {Format::e4m3, 1, recipe.input.block(), ScaleRule::rceil}};
     }
     return {OperandSource::fake, recipe.weight_fake_quant};
   }
-  if (!recipe.weight || !quantised) return {};
+  if (!recipe.weight || !quantized) return {};
   if (role == GemmRole::fprop || recipe.weight.tiles()) return codes(recipe.weight);
-  return {OperandSource::shifted, recipe.weight.transposed()};
+  return {OperandSource::requantized, recipe.weight.transposed()};
 }
 
 OperandChoice output_grad_operand(const Recipe& recipe, GemmRole role) {
   if (!recipe.output_grad || !recipe.gemms.holds(role)) return {};
   if (role == GemmRole::dgrad) return codes(recipe.output_grad);
-  const bool shifted = recipe.shifts_output_grad && recipe.gemms.dgrad;
-  return {shifted ? OperandSource::shifted : OperandSource::codes, recipe.output_grad.transposed()};
+  const bool requantized = recipe.requantizes_output_grad && recipe.gemms.dgrad;
+  return {requantized ? OperandSource::requantized : OperandSource::codes, recipe.output_grad.transposed()};
 }
 
 OperandChoice input_operand(const Recipe& recipe, GemmRole role) {
   if (!recipe.input || !recipe.gemms.holds(role)) return {};
   if (role == GemmRole::fprop) return codes(recipe.input);
-  return {recipe.gemms.fprop ? OperandSource::shifted : OperandSource::codes, recipe.input.transposed()};
+  return {recipe.gemms.fprop ? OperandSource::requantized : OperandSource::codes, recipe.input.transposed()};
 }
 
 std::string quantization_text(const Quantization& how) {
@@ -59,7 +59,7 @@ std::string operand_text(const Recipe& recipe, const OperandChoice& choice) {
   switch (choice.source) {
     case OperandSource::high: return dtype_name(recipe.compute);
     case OperandSource::codes: return quantization_text(choice.how);
-    case OperandSource::shifted: return quantization_text(choice.how) + text(" from 1x", choice.how.block());
+    case OperandSource::requantized: return quantization_text(choice.how) + text(" from 1x", choice.how.block());
     case OperandSource::fake: return text(dtype_name(recipe.compute), " of ") + quantization_text(choice.how);
     case OperandSource::fake_codes: return quantization_text(choice.how) + " of " + quantization_text(recipe.weight_fake_quant);
   }

@@ -14,7 +14,7 @@ namespace {
 constexpr size_t kLongestPattern = 4096, kMostAlternatives = 1024;
 constexpr uint32_t kMostSteps = 1'000'000;  // of a regular expression on one path
 
-// The alternatives of all braces from `from` on, multiplied out; `written` lacks what stands before it.
+// Multiplies out the alternatives of all braces from `from` on; `written` lacks what stands before it.
 std::vector<PatternAlternative> expand_braces(const std::string& pattern, size_t from = 0) {
   const size_t open = pattern.find_first_of("{}", from);
   if (open == std::string::npos) return {{.written = pattern.substr(from), .glob = {}, .expression = {}, .choices = {}}};
@@ -102,7 +102,7 @@ bool is_word(std::string_view segment) {
          std::all_of(segment.begin(), segment.end(), [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; });
 }
 
-// What stands after the last dot: "\." in a regular expression.
+// Returns what follows the last dot: "\." in a regular expression.
 bool ends_literally(const std::string& pattern, std::string_view dot) {
   const size_t at = pattern.rfind(dot);
   return is_word(std::string_view(pattern).substr(at == std::string::npos ? 0 : at + dot.size()));

@@ -21,19 +21,19 @@ StoredType element_of(Format format) {
   fail(ExitCode::internal, "high precision has no element format");
 }
 
-// Codes and scales of the whole weight.
-int64_t quantised_bytes(const ModuleShape& module, const Quantization& how) {
+// Returns the bytes of codes and scales of the whole weight.
+int64_t quantized_bytes(const ModuleShape& module, const Quantization& how) {
   const int64_t codes = how.format == Format::e2m1 ? module.weight_elements() / 2 : module.weight_elements();
   return codes + module.weight_elements() / (how.block_rows * how.block_cols);
 }
 
-// Of a module, or of what a rank holds of it.
+// Returns the bytes of a module, or of what a rank holds of it.
 int64_t resident_bytes(const ModulePrecision& entry, const ModuleShape& held) {
   const int64_t values = held.bias + (entry.stores_only_codes() ? 0 : held.weight_elements());
-  return dtype_bytes(entry.recipe.compute) * values + (entry.resident_codes() ? quantised_bytes(held, entry.resident_codes()) : 0);
+  return dtype_bytes(entry.recipe.compute) * values + (entry.resident_codes() ? quantized_bytes(held, entry.resident_codes()) : 0);
 }
 
-// Follows from the recipe: what is stored, sent and exported, and what that takes.
+// Derives from the recipe what is stored, sent and exported, and the bytes that it takes.
 void decide_storage(ModulePrecision& entry, bool primary_codes) {
   const Recipe& recipe = entry.recipe;
   const StoredType high = recipe.compute == Dtype::f32 ? StoredType::fp32 : StoredType::bf16;
@@ -45,8 +45,8 @@ void decide_storage(ModulePrecision& entry, bool primary_codes) {
   entry.bytes = resident_bytes(entry, entry.module);
 }
 
-// Why each rank's share of a size holds no whole number of blocks: "out 100 of part q is not a multiple of 32, the block of recipe mxfp8";
-// "" if it does.
+// Says why a rank's share of a size has no whole number of blocks: "out 100 of part q is not a multiple of 32, the block of recipe mxfp8";
+// "" if it has.
 std::string share_problem(const std::string& what, int64_t size, int64_t ranks, int64_t block, const std::string& of) {
   if (size % (ranks * block) == 0) return "";
   if (ranks == 1) return text(what, " is not a multiple of ", block, ", the block of ", of);
@@ -64,9 +64,9 @@ std::string cell_problem(const ModuleShape& module, const Recipe& recipe, int64_
   return rows > 1 && problem.empty() ? share_problem(text("out ", module.out), module.out, rows, kCell, of) : problem;
 }
 
-// The sizes of a weight that cannot be divided so; "" if all can.
+// Names the sizes of a weight that cannot be divided so; "" if all can.
 std::string size_problem(const ModuleShape& module, const Recipe& recipe, int64_t tensor) {
-  const int64_t rows = module.split == Split::rows ? tensor : 1, columns = module.split == Split::columns ? tensor : 1;
+  const int64_t rows = module.split == Split::column_parallel ? tensor : 1, columns = module.split == Split::row_parallel ? tensor : 1;
   const int64_t fake = recipe.weight_fake_quant ? recipe.weight_fake_quant.block_cols : 1, block = recipe.block();
   const std::string in = text("in ", module.in), of = "recipe " + recipe.name;
   std::vector<std::string> problems;
@@ -83,11 +83,11 @@ std::string size_problem(const ModuleShape& module, const Recipe& recipe, int64_
   return first == problems.end() ? "" : *first;
 }
 
-// Keys that were given and change nothing.
+// Collects keys that were given and change nothing.
 std::vector<std::string> idle_keys(const PrecisionConfig& config, const std::vector<ModulePrecision>& modules) {
   std::vector<std::string> idle;
-  const bool quantises = std::any_of(modules.begin(), modules.end(), [](const ModulePrecision& entry) { return entry.recipe.quantises(); });
-  if (config.report_interval > 0 && !quantises) idle.emplace_back("precision.report_interval measures nothing: no module is quantised");
+  const bool quantizes = std::any_of(modules.begin(), modules.end(), [](const ModulePrecision& entry) { return entry.recipe.quantizes(); });
+  if (config.report_interval > 0 && !quantizes) idle.emplace_back("precision.report_interval measures nothing: no module is quantized");
   const OutputProjectionConfig& output = config.fp8_output_proj;
   if (!output.enabled && !(output.fprop && output.dgrad && output.wgrad)) {
     idle.emplace_back("precision.fp8_output_proj is not enabled, so its fprop, dgrad and wgrad do nothing");
@@ -118,7 +118,7 @@ class Resolver {
   }
 
  private:
-  // None if there are too many: each is held against each module.
+  // Returns none if there are too many, because each is compared with each module.
   std::vector<RuleConfig> acceptable_rules() {
     constexpr size_t kMostRules = 1000;
     if (config_.rules.size() <= kMostRules) return config_.rules;
@@ -126,7 +126,7 @@ class Resolver {
     return {};
   }
 
-  // `high` where there is no such recipe: the error is reported once, here.
+  // Returns `high` if there is no such recipe; the error is reported once, here.
   Recipe recipe(const std::string& key, const std::string& name) {
     const auto found = recipes_.find(name);
     if (found != recipes_.end()) return found->second;
@@ -154,7 +154,7 @@ class Resolver {
       entry.rule = "precision.recipe";
       entry.recipe = ambient;
     }
-    if (module.kind == ModuleKind::router && !entry.recipe.quantises())
+    if (module.kind == ModuleKind::router && !entry.recipe.quantizes())
       entry.recipe.compute = stats_dtype(config_.dtype);
     else if (module.kind == ModuleKind::output && config_.fp8_output_proj.enabled) {
       const OutputProjectionConfig& on = config_.fp8_output_proj;
@@ -163,8 +163,8 @@ class Resolver {
       entry.recipe.compute = config_.dtype;
       entry.recipe.gemms = {.fprop = on.fprop, .dgrad = on.dgrad, .wgrad = on.wgrad};
     }
-    // Output gradients of experts.down arrive as the rowwise codes that their source made.
-    entry.recipe.shifts_output_grad = config_.quantised_dispatch && module.path.ends_with(".moe.experts.down");
+    // Output gradients of experts.down arrive as rowwise codes, made by their source rank.
+    entry.recipe.requantizes_output_grad = config_.quantized_dispatch && module.path.ends_with(".moe.experts.down");
     check_module(entry);
     decide_storage(entry, config_.fp8_param_gather && module.kind != ModuleKind::output);
     return entry;
@@ -177,7 +177,7 @@ class Resolver {
     problems_[{key, any_layer(entry.module.path), problem}].push_back(entry.module.path);
   }
 
-  // Why a module cannot have its recipe, read on from its path; "" if it can.
+  // Says why a module cannot have its recipe, continuing its path; "" if it can.
   std::string recipe_problem(const ModulePrecision& entry) const {
     const ModuleKind kind = entry.module.kind;
     const Recipe& recipe = entry.recipe;
@@ -186,13 +186,13 @@ class Resolver {
       const std::string size = size_problem(entry.module, recipe, model_.tensor);
       return size.empty() ? "" : text("does not fit its recipe: ", size, "; change the size, or give it another recipe by a rule");
     }
-    if (recipe.quantises()) return text("has no GEMM, so \"", recipe.name, "\" has nothing to quantise");
+    if (recipe.quantizes()) return text("has no GEMM, so \"", recipe.name, "\" has nothing to quantize");
     if (recipe.compute == config_.dtype) return "";
     return text("has no GEMM and computes in precision.dtype, ", config_.dtype, "; recipe \"", recipe.name, "\" computes in ",
                 recipe.compute, ": use \"high\" for it");
   }
 
-  // Once for all layers that have it.
+  // Reports once for all layers that have it.
   void report_problems() {
     for (const auto& [problem, paths] : problems_) {
       const auto& [key, layers, message] = problem;
@@ -223,7 +223,7 @@ class Resolver {
                entry.module.path, ") lacks ", entry.recipe.gemms.fprop ? "" : "fprop",
                entry.recipe.gemms.fprop || entry.recipe.gemms.dgrad ? "" : " and ", entry.recipe.gemms.dgrad ? "" : "dgrad"));
     }
-    if (!any) report_.error("precision.fp8_param_gather", "needs a module with a quantised weight, and no recipe in use has one");
+    if (!any) report_.error("precision.fp8_param_gather", "needs a module with a quantized weight, and no recipe in use has one");
   }
 
   const PrecisionConfig& config_;
@@ -251,7 +251,7 @@ std::vector<std::string> output_projection_problems(const Recipe& ambient, const
   std::vector<std::string> problems;
   if (!is_mx_fp8(ambient.weight) || !is_mx_fp8(ambient.input) || !is_mx_fp8(ambient.output_grad)) {
     problems.push_back(
-        text("needs an ambient recipe that quantises weight, input and output_grad to FP8 in blocks of 32, as mxfp8 does; \"", ambient.name,
+        text("needs an ambient recipe that quantizes weight, input and output_grad to FP8 in blocks of 32, as mxfp8 does; \"", ambient.name,
              "\" has weight ", ambient.weight, ", input ", ambient.input, ", output_grad ", ambient.output_grad));
   }
   if (output.tied_embeddings) problems.push_back("needs an output projection of its own: model.tie_word_embeddings must be false");
@@ -270,8 +270,8 @@ ModuleShape ModuleShape::on_rank(const RanksPerWeight& ranks) const {
   ModuleShape held = *this;
   const int64_t tensor = ranks.tensor;
   if (matrices > 1) held.matrices /= ranks.expert, held.bias /= ranks.expert;
-  if (split == Split::columns) held.in /= tensor;
-  if (split != Split::rows) return held;
+  if (split == Split::row_parallel) held.in /= tensor;
+  if (split != Split::column_parallel) return held;
   held.out /= tensor;
   held.bias /= tensor;
   for (ModulePart& part : held.parts) part.out /= tensor;
@@ -347,7 +347,7 @@ uint64_t PrecisionPlan::hash() const {
     all += text(entry.module.path, " [", entry.module.matrices > 1 ? text(entry.module.matrices, ", ") : "", entry.module.out, ", ",
                 entry.module.in, "] ", entry.module.bias, '|', recipe.compute, '|', recipe.weight_fake_quant, '|', recipe.weight, '|',
                 recipe.input, '|', recipe.output_grad, '|', recipe.gemms.fprop, recipe.gemms.dgrad, recipe.gemms.wgrad,
-                choose_operands(recipe, GemmRole::wgrad).first.source == OperandSource::shifted ? "|shifted|" : "|",
+                choose_operands(recipe, GemmRole::wgrad).first.source == OperandSource::requantized ? "|shifted|" : "|",
                 stored_type_name(entry.storage), '|', stored_type_name(entry.wire), '|', stored_type_name(entry.exported), '\n');
   }
   return xxh64(all).value;

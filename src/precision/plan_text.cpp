@@ -70,7 +70,7 @@ json to_json(const ModulePrecision& entry) {
 
 void warn_of_rows(const std::vector<ModulePrecision>& modules, std::vector<std::string>& warnings) {
   int64_t count = 0, extra = 0, sent = 0;
-  bool shifted = false;
+  bool requantized = false;
   for (const ModulePrecision& entry : modules) {
     const Quantization& weight = entry.recipe.weight;
     if (!entry.recipe.reads_weight_codes() || !weight.rowwise()) continue;
@@ -79,12 +79,12 @@ void warn_of_rows(const std::vector<ModulePrecision>& modules, std::vector<std::
         entry.module.weight_elements() / weight.block() - entry.module.weight_elements() / (weight.block() * weight.block());
     extra += more;
     sent += entry.stores_only_codes() ? more : 0;
-    shifted = shifted || entry.recipe.gemms.dgrad;
+    requantized = requantized || entry.recipe.gemms.dgrad;
   }
   if (count == 0) return;
-  std::string warning = text(count, " weights are quantised in rows of blocks, not tiles: ", extra, " bytes more of scales in memory");
+  std::string warning = text(count, " weights are quantized in rows of blocks, not tiles: ", extra, " bytes more of scales in memory");
   if (sent > 0) warning += sent == extra ? " and on the wire" : text(", ", sent, " of them on the wire, too");
-  if (shifted) warning += ", and dgrad multiplies by codes shifted to columns, not by those along rows";
+  if (requantized) warning += ", and dgrad multiplies by codes requantized to columns, not by those along rows";
   warnings.push_back(warning);
 }
 
@@ -103,23 +103,23 @@ void warn_of_gather(const std::vector<ModulePrecision>& modules, std::vector<std
   }
   if (gathers && high > 0) {
     warnings.push_back(
-        text("precision.fp8_param_gather: ", high, " of ", linears, " linears have no quantised weight and are gathered as they are"));
+        text("precision.fp8_param_gather: ", high, " of ", linears, " linears have no quantized weight and are gathered as they are"));
   }
   if (saved > 0) {
     warnings.push_back(text("precision.fp8_param_gather is off: ", copies,
-                            " quantised weights are held and gathered in high precision, too; on, ", saved,
+                            " quantized weights are held and gathered in high precision, too; on, ", saved,
                             " bytes less beside the masters"));
   }
 }
 
-// What a recipe quantises and no GEMM reads, and GEMMs that are listed and read nothing quantised.
+// Warns of operands that a recipe quantizes and no GEMM reads, and of listed GEMMs that read nothing quantized.
 void warn_of_idle_parts(const std::vector<ModulePrecision>& modules, std::vector<std::string>& warnings) {
   std::set<std::string> seen;
   for (const ModulePrecision& entry : modules) {
     const Recipe& recipe = entry.recipe;
     if (entry.module.kind == ModuleKind::output || !seen.insert(recipe.name).second) continue;
     const auto unread = [&](const char* operand, const Quantization& how, bool read) {
-      if (how && !read) warnings.push_back(text("recipe \"", recipe.name, "\" quantises ", operand, ", which none of its gemms reads"));
+      if (how && !read) warnings.push_back(text("recipe \"", recipe.name, "\" quantizes ", operand, ", which none of its gemms reads"));
     };
     unread("weight", recipe.weight, recipe.gemms.fprop || recipe.gemms.dgrad);
     unread("input", recipe.input, recipe.gemms.fprop || recipe.gemms.wgrad);
@@ -127,13 +127,13 @@ void warn_of_idle_parts(const std::vector<ModulePrecision>& modules, std::vector
     for (const GemmRole role : kRoles) {
       const GemmOperands operands = choose_operands(recipe, role);
       if (recipe.gemms.holds(role) && !operands.first.is_codes() && !operands.second.is_codes()) {
-        warnings.push_back(text("recipe \"", recipe.name, "\" lists ", gemm_name(role), ", which has no quantised operand"));
+        warnings.push_back(text("recipe \"", recipe.name, "\" lists ", gemm_name(role), ", which has no quantized operand"));
       }
     }
   }
 }
 
-// Servers fuse all expert weights of a layer: one scheme for both.
+// Servers fuse all expert weights of a layer, which therefore need one scheme.
 void warn_of_split_experts(const std::vector<ModulePrecision>& modules, std::vector<std::string>& warnings) {
   const std::string kDown = ".moe.experts.down";
   for (const ModulePrecision& down : modules) {
@@ -149,11 +149,11 @@ void warn_of_split_experts(const std::vector<ModulePrecision>& modules, std::vec
   }
 }
 
-// Other biases sum their gradient before it is quantized.
+// Warns of biases whose gradient sums codes; other biases sum their gradient before it is quantized.
 void warn_of_bias_gradients(const std::vector<ModulePrecision>& modules, std::vector<std::string>& warnings) {
   std::vector<std::string> paths;
   for (const ModulePrecision& entry : modules) {
-    const bool codes_move = choose_operands(entry.recipe, GemmRole::wgrad).first.source == OperandSource::shifted;
+    const bool codes_move = choose_operands(entry.recipe, GemmRole::wgrad).first.source == OperandSource::requantized;
     if (entry.module.path.ends_with(".moe.experts.down") && entry.module.bias > 0 && codes_move) paths.push_back(entry.module.path);
   }
   if (paths.empty()) return;

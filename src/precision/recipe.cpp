@@ -56,11 +56,11 @@ void check_block_lengths(const Recipe& recipe, Problems& problems) {
 }
 
 void check_gemms(const Recipe& recipe, Problems& problems) {
-  if (recipe.quantises_operands() && !recipe.gemms.any()) {
-    problems.push_back({"gemms", "is empty, so nothing would read the quantised " + operand_names(recipe) +
+  if (recipe.quantizes_operands() && !recipe.gemms.any()) {
+    problems.push_back({"gemms", "is empty, so nothing would read the quantized " + operand_names(recipe) +
                                      ": list some of fprop, dgrad, wgrad, or make the operands null"});
-  } else if (recipe.gemms.any() && !recipe.quantises_operands()) {
-    problems.push_back({"gemms", "must be empty: none of weight, input and output_grad is quantised"});
+  } else if (recipe.gemms.any() && !recipe.quantizes_operands()) {
+    problems.push_back({"gemms", "must be empty: none of weight, input and output_grad is quantized"});
   }
 }
 
@@ -100,7 +100,7 @@ std::vector<RecipeProblem> recipe_problems(const Recipe& recipe) {
   if (problems.empty()) check_block_lengths(recipe, problems);
   if (recipe.weight && recipe.weight_fake_quant) {
     problems.push_back(
-        {"weight_fake_quant", "excludes weight: a weight is multiplied as its codes or fake-quantised; make one of them null"});
+        {"weight_fake_quant", "excludes weight: a weight is multiplied as its codes or fake-quantized; make one of them null"});
   }
   check_gemms(recipe, problems);
   return problems;

@@ -27,7 +27,7 @@ bool eligible(const Pattern& pattern, const RuledModule& module) {
   return std::any_of(all.begin(), all.end(), [&](const PatternAlternative& alternative) { return eligible(alternative, module); });
 }
 
-// The pattern with each segment that the model has not put right, if that would match.
+// Returns the pattern with each misspelled segment corrected from the model, if that would match.
 std::optional<std::string> corrected(const std::string& match, const std::vector<RuledModule>& modules, int64_t layers) {
   std::set<std::string> words;
   for (const RuledModule& module : modules) {
@@ -43,7 +43,7 @@ std::optional<std::string> corrected(const std::string& match, const std::vector
   return right ? std::optional(pattern) : std::nullopt;
 }
 
-// The pattern as a person would write the path it means.
+// Returns the pattern as a person would write the path it means.
 std::string as_path(const std::string& match) {
   std::string path = match.starts_with("re:") ? match.substr(3) : match;
   for (const std::string& what : {std::string("\\d+"), std::string("[0-9]+"), std::string(".*"), std::string(".+")}) {
@@ -53,7 +53,7 @@ std::string as_path(const std::string& match) {
   return path;
 }
 
-// The corrected pattern, else the three nearest modules.
+// Suggests the corrected pattern, else the three nearest modules.
 std::string nearest_to(const std::string& match, const std::vector<RuledModule>& modules, int64_t layers) {
   if (!match.starts_with("re:")) {
     if (const auto pattern = corrected(match, modules, layers)) return "; nearest: \"" + *pattern + "\"";
@@ -113,7 +113,7 @@ class Assignment {
     return std::any_of(modules_.begin(), modules_.end(), [&](const RuledModule& module) { return eligible(alternative, module); });
   }
 
-  // Wildcards may run over it: "*" does not mean it.
+  // Wildcards may match it: "*" does not mean it.
   bool names_output(const PatternAlternative& alternative, bool matched) const {
     if (!alternative.matches("output")) return false;
     if (!alternative.has_wildcards) return true;
@@ -129,7 +129,7 @@ class Assignment {
                        [&](const RuledModule& module) { return module.kind != ModuleKind::output && alternative.matches(module.path); });
   }
 
-  // Every word in braces must be of use together with some choice of the others. Each is told of once.
+  // Every word in braces must be of use together with some choice of the others. Each is reported once.
   void report_idle(size_t rule, const std::vector<const PatternAlternative*>& idle, std::set<size_t> useful) {
     for (const PatternAlternative* alternative : idle) {
       const auto& choices = alternative->choices;

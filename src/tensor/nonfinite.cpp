@@ -6,7 +6,7 @@
 namespace mantissa {
 namespace {
 
-// Index of the first value whose exponent bits are all ones, or -1. The maximum over a block of absolute bits vectorises.
+// Index of the first value whose exponent bits are all ones, or -1. The maximum over a block of absolute bits vectorizes.
 template <class Bits>
 int64_t first_of_bits(std::span<const std::byte> bytes, Bits magnitude, Bits infinity) {
   constexpr size_t kBlock = 4096;

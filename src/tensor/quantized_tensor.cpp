@@ -27,7 +27,7 @@ std::ostream& operator<<(std::ostream& out, const Quantization& how) {
 }
 
 Shape codes_shape(const Shape& shape, const Quantization& how) {
-  require(how && shape.rank() == 2, "a quantised tensor is a matrix with a format, not ", shape, " as ", how);
+  require(how && shape.rank() == 2, "a quantized tensor is a matrix with a format, not ", shape, " as ", how);
   require(how.block_rows > 0 && how.block_cols > 0 && shape[0] % how.block_rows == 0 && shape[1] % how.block_cols == 0, shape,
           " has no whole number of blocks of ", how);
   if (how.format != Format::e2m1) return shape;

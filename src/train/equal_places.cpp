@@ -6,7 +6,7 @@
 namespace mantissa {
 namespace {
 
-// What would not hold; empty if nothing rests on equal places.
+// Says what would not hold; empty if nothing relies on equal places.
 std::string broken_promise(const RunConfig& config) {
   if (config.model.moe) return "what an expert makes of a token would depend on the tokens beside it";
   if (config.parallel.world() > 1) return "results would depend on the number of ranks";
@@ -18,7 +18,7 @@ std::string broken_promise(const RunConfig& config) {
 
 void require_equal_places(const Backend& device, const std::string& consequence) {
   const std::string unequal = device.unequal_places();
-  require(unequal.empty(), ExitCode::environment, "matrix products on this CPU (", gemm_instruction_set(),
+  require(unequal.empty(), ExitCode::environment, "matmuls on this CPU (", gemm_instruction_set(),
           ") give equal operands other bits at other places or depths of a tile (", unequal, "): ", consequence,
           "; ONEDNN_MAX_CPU_ISA chooses other kernels (SSE41, AVX2, AVX512_CORE, AVX512_CORE_BF16), and mantissa doctor tells whether they "
           "pass");
@@ -28,7 +28,7 @@ void require_equal_places(const RunConfig& config, const Backend& device) {
   const std::string broken = broken_promise(config);
   if (broken.empty()) return;
   require_equal_places(device, broken);
-  log_info("matrix products: rows and columns have the same bits at every place and depth of a tile");
+  log_info("matmuls: rows and columns have the same bits at every place and depth of a tile");
 }
 
 }  // namespace mantissa

@@ -18,14 +18,14 @@ struct Partial {
 
 Partial sum_over(Gpt& model, const Batch& batch) {
   if (batch.target_count == 0) {
-    model.serve_experts();
+    model.join_expert_collectives();
     return {};
   }
   const DeviceBatch rows = to_device(model, batch, 0, batch.sequences);
   return {.loss = to_host<double>(model.loss(rows.tokens, rows.targets, 1).value())[0], .targets = batch.target_count};
 }
 
-// The loss here is a sum, in the order of the windows. None if stopped.
+// Returns the loss as a sum, in the order of the windows; none if stopped.
 std::optional<SetLoss> sum_over_set(Gpt& model, const ValidationData& data, int set, int64_t micro_batch_size, int64_t windows,
                                     const std::function<bool()>& stop, const Communicator& ranks) {
   SetLoss sum{.name = data.name(set)};

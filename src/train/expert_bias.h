@@ -1,4 +1,4 @@
-// Balance of experts without a loss (Wang et al. 2024, arXiv 2408.15664; DeepSeek-V3): what the biases of a step follow from.
+// Balances experts without a loss (Wang et al. 2024, arXiv 2408.15664; DeepSeek-V3), by biases that follow from the load.
 #pragma once
 
 #include <vector>
@@ -7,12 +7,12 @@
 
 namespace mantissa {
 
-// How often each expert was chosen, before any choice was dropped, over these micro batches, layer by layer; whole numbers. Empty for a set
+// Returns the assignments of each expert in these micro batches, before any was dropped, layer by layer, as whole numbers. Empty for a set
 // without expert biases.
-std::vector<double> expert_choices(const ParameterSet& parameters, const RoutingTally& tally);
+std::vector<double> expert_assignments(const ParameterSet& parameters, const RouterStatistics& statistics);
 
-// After a step: each bias falls by `rate` where its expert was chosen more often than the mean of its layer, and rises by it where less
-// often. `choices`: of all data ranks, added up.
-void update_expert_biases(ParameterSet& parameters, double rate, const std::vector<double>& choices);
+// Updates the biases after a step: each falls by `rate` if its expert has more assignments than the mean of its layer, and rises by it if
+// fewer. `assignments` are those of all data ranks, summed.
+void update_expert_biases(ParameterSet& parameters, double rate, const std::vector<double>& assignments);
 
 }  // namespace mantissa

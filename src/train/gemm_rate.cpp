@@ -11,17 +11,17 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kProducts = 5;              // the best of them counts: the first makes its kernels
+constexpr int kGemms = 5;                 // the best of them counts: the first makes its kernels
 constexpr double kWorthMeasuring = 2e12;  // FLOPs of a rank, 20 times what the measurement takes
 
 double rate_of_rank(Dtype dtype) {
   const auto cpu = make_backend("cpu");  // of its own, so that its matrices go
-  GemmCeiling product(*cpu, dtype);
+  GemmCeiling gemm(*cpu, dtype);
   double best = 0.0;
-  for (int i = 0; i < kProducts; ++i) {
+  for (int i = 0; i < kGemms; ++i) {
     const auto start = Clock::now();
-    product.run();
-    best = std::max(best, product.flops() / std::chrono::duration<double>(Clock::now() - start).count());
+    gemm.run();
+    best = std::max(best, gemm.flops() / std::chrono::duration<double>(Clock::now() - start).count());
   }
   return best;
 }

@@ -15,7 +15,7 @@ struct Candidate {
   double weight;
 };
 
-// Likeliest first, equals by id.
+// Orders the likeliest first, equals by id.
 std::vector<Candidate> likeliest(std::span<const float> logits, int64_t top_k) {
   std::vector<int32_t> ids(logits.size());
   std::iota(ids.begin(), ids.end(), 0);
@@ -36,7 +36,7 @@ double uniform(RngKey key, uint32_t what, uint64_t index) {
   return static_cast<double>((uint64_t{words[0]} << 21) ^ (words[1] >> 11)) * 0x1p-53;
 }
 
-// The newest tokens that fit, so that there is room to go on.
+// Keeps the newest tokens that fit with room to go on.
 void restart(std::vector<KeyValueCache>& cache, std::vector<int32_t>& pending, const std::vector<int32_t>& sequence, int64_t capacity) {
   for (KeyValueCache& layer : cache) layer.length = 0;
   const int64_t kept = std::min(std::max<int64_t>(1, capacity / 2), static_cast<int64_t>(sequence.size()));

@@ -80,6 +80,9 @@ const ForeignNames kForeignNames = {
     {"tensor_parallel_degree", "parallel.tensor"},
     {"expert_model_parallel_size", "parallel.expert"},
     {"expert_parallel_degree", "parallel.expert"},
+    // Names of earlier versions.
+    {"quantised_dispatch", "precision.quantized_dispatch"},
+    {"score_after_choice", "model.moe.softmax_after_topk"},
 };
 
 void check_data(const std::string& path, const std::string& key, ConfigReport& report) {

@@ -8,7 +8,7 @@
 namespace mantissa {
 namespace {
 
-// Some rows, what they are of, and which rank of a group has their true bytes.
+// Some rows to compare, their name, and which rank of a group has the true bytes.
 struct Compared {
   std::string name;
   int64_t begin, end;
@@ -16,32 +16,32 @@ struct Compared {
   uint64_t hash;
 };
 
-Compared weight(const Part& part, int owner) {
+Compared weight(const ParameterShard& shard, int owner) {
   StreamHash hash;
-  if (part.of->value().defined()) hash.update(host_memory(part.of_rows(part.of->value())));
-  if (part.of->quantised) {
-    const QuantizedTensor codes = slice(part.of->codes(), part.begin, part.end);
+  if (shard.of->value().defined()) hash.update(host_memory(shard.of_rows(shard.of->value())));
+  if (shard.of->quantized) {
+    const QuantizedTensor codes = slice(shard.of->codes(), shard.begin, shard.end);
     hash.update(host_memory(codes.codes));
     hash.update(host_memory(codes.scales));
   }
-  return {.name = part.of->name, .begin = part.begin, .end = part.end, .owner = owner, .hash = hash.finish().value};
+  return {.name = shard.of->name, .begin = shard.begin, .end = shard.end, .owner = owner, .hash = hash.finish().value};
 }
 
-// Of the state of a part, under its name in a checkpoint.
-Compared state(const Part& part, const char* of, const Tensor& tensor) {
+// Compares a tensor of a shard's state, under its name in a checkpoint.
+Compared state(const ParameterShard& shard, const char* of, const Tensor& tensor) {
   StreamHash hash;
   hash.update(host_memory(tensor));
-  return {.name = of + part.of->name, .begin = part.begin, .end = part.end, .owner = 0, .hash = hash.finish().value};
+  return {.name = of + shard.of->name, .begin = shard.begin, .end = shard.end, .owner = 0, .hash = hash.finish().value};
 }
 
-// Whole on every rank.
+// Compares a buffer, which is whole on every rank.
 Compared buffer(const Buffer& of) {
   StreamHash hash;
   hash.update(host_memory(of.value));
   return {.name = of.name, .begin = 0, .end = of.shape[0], .owner = 0, .hash = hash.finish().value};
 }
 
-// "" if all ranks of the group have the bytes of the owners. world_rank: of a rank of the group.
+// Returns "" if all ranks of the group have the bytes of the owners. world_rank: of a rank of the group.
 std::string difference(const Communicator& group, const std::vector<Compared>& rows, const std::function<int(int)>& world_rank) {
   const size_t count = rows.size(), ranks = static_cast<size_t>(group.size());
   std::vector<uint64_t> hashes(count * ranks);  // [rank, rows]
@@ -60,35 +60,35 @@ std::string difference(const Communicator& group, const std::vector<Compared>& r
   return "";
 }
 
-// Of the parameters that data ranks hold alike, or of those that do who hold the same experts.
+// Compares the parameters that data ranks hold alike, or those that ranks with the same experts hold alike.
 std::string among_data_ranks(const Shards& shards, bool of_experts) {
   const Mesh& mesh = shards.mesh();
   const Communicator& group = shards.group(of_experts);
   std::vector<Compared> rows;
   for (int rank = 0; rank < group.size(); ++rank) {
-    for (const Part& part : shards.of_rank(of_experts, rank)) rows.push_back(weight(part, rank));
+    for (const ParameterShard& shard : shards.of_rank(of_experts, rank)) rows.push_back(weight(shard, rank));
   }
   const int apart = of_experts ? mesh.expert.size() : 1, first = of_experts ? mesh.expert.rank() : 0;
   return difference(group, rows, [&](int rank) { return (rank * apart + first) * mesh.tensor.size() + mesh.tensor.rank(); });
 }
 
-// All ranks hold them alike; the first one's are taken for the true ones.
+// Compares buffers, which all ranks hold alike, with those of the first.
 std::string among_buffers(const Mesh& mesh, const ParameterSet& parameters) {
   std::vector<Compared> rows;
   for (const Buffer& of : parameters.buffers()) rows.push_back(buffer(of));
   return difference(mesh.world, rows, [](int rank) { return rank; });
 }
 
-// What they hold alike is the first one's; each looks at its own parts.
+// Compares tensors that tensor ranks hold alike with those of the first; each rank checks its own shards.
 std::string among_tensor_ranks(const Optimizer& optimizer) {
   const Mesh& mesh = optimizer.shards().mesh();
   std::vector<Compared> rows;
   for (const Optimizer::State& of : optimizer.states()) {
-    if (mesh.tensor.size() == 1 || of.part.of->split != Split::none) continue;
-    rows.push_back(weight(of.part, 0));
-    rows.push_back(state(of.part, "master.", of.master));
-    rows.push_back(state(of.part, "m.", of.first_moment));
-    rows.push_back(state(of.part, "v.", of.second_moment));
+    if (mesh.tensor.size() == 1 || of.shard.of->split != Split::none) continue;
+    rows.push_back(weight(of.shard, 0));
+    rows.push_back(state(of.shard, "master.", of.master));
+    rows.push_back(state(of.shard, "m.", of.first_moment));
+    rows.push_back(state(of.shard, "v.", of.second_moment));
   }
   return difference(mesh.tensor, rows, [&](int rank) { return mesh.data.rank() * mesh.tensor.size() + rank; });
 }

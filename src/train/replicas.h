@@ -1,13 +1,13 @@
-// Whether ranks still have the same weights where they should: memory and networks may change bits unnoticed.
+// Checks that ranks still have the same weights where they should: memory and networks may change bits unnoticed.
 #pragma once
 
 #include "mantissa/optim/optimizer.h"
 
 namespace mantissa {
 
-// Compares what forward reads, values and codes, with what its owner in the data group has; and what tensor ranks hold alike, masters and
-// moments, too, with what the first of them has; buffers with those of rank 0: a few small exchanges of hashes, a call of every
-// rank, between steps. Throws Error(numerical) on all ranks that names rank and tensor.
+// Compares values and codes that forward reads with those of their owner in the data group; tensors that tensor ranks hold alike, masters
+// and moments, too, with those of the first; and buffers with those of rank 0. All ranks make this call between steps; it takes a few small
+// exchanges of hashes. Throws Error(numerical) on all ranks that names rank and tensor.
 void require_same_replicas(const Optimizer& optimizer, const ParameterSet& parameters);
 
 }  // namespace mantissa

@@ -1,4 +1,4 @@
-// A run of train(): what it owns, and how it starts (train_start.cpp).
+// Holds what a run of train() owns, and starts it (train_start.cpp).
 #pragma once
 
 #include <memory>
@@ -31,14 +31,14 @@ struct Run {
   Optimizer optimizer;
   GradientAccumulator accumulator;
   TrainState state;
-  std::vector<CarriedFile> files;  // of the model that it started from
+  std::vector<TokenizerFile> files;  // of the model that it started from
   std::string resumed, newest_checkpoint;
   bool needs_unused_folder = false;  // until it is locked another process may train there
   std::optional<CheckpointDirectory> checkpoints;
   bool shared = false;  // the folder was found to be that of all ranks
   std::optional<Metrics> metrics;
   Throughput throughput;
-  std::optional<double> gemm_rate = {};  // FLOP/s of all ranks in matrix products alone, measured at the start
+  std::optional<double> gemm_rate = {};  // FLOP/s of all ranks in GEMMs alone, measured at the start
   std::optional<double> last_valid_loss;
   int64_t failed_saves = 0;
   Request pending = Request::none;  // asked for by any rank, and not yet met
@@ -49,7 +49,7 @@ struct Run {
   Run(const LoadedConfig& given, const TrainEvents& observers, const Mesh& ranks)
       : loaded(given),
         mesh(ranks),
-        events(ranks.world.rank() == 0 ? observers : TrainEvents{.request = observers.request, .doing = observers.doing}),
+        events(ranks.world.rank() == 0 ? observers : TrainEvents{.request = observers.request, .set_phase = observers.set_phase}),
         data(open_run_data(loaded, mesh.world, events)),
         plan(plan_with_data(config, data, mesh.world)),
         prompts(agree_on(mesh.world, [this] { return encode_prompts(config.eval, data); })),
@@ -59,10 +59,10 @@ struct Run {
         accumulator(model.parameters(), config.training.accumulation, *config.training.grad_accum),
         trace(config, mesh.world.rank()) {}
   TrainedParts parts() { return {config, plan, data, model.parameters(), optimizer, files}; }
-  void doing(const char* section) const {
-    if (events.doing) events.doing(state.step, section);
+  void set_phase(const char* section) const {
+    if (events.set_phase) events.set_phase(state.step, section);
   }
-  bool leads() const { return mesh.world.rank() == 0; }  // owns folder, lock, metrics and output
+  bool is_rank0() const { return mesh.world.rank() == 0; }  // owns folder, lock, metrics and output
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
 };
@@ -73,9 +73,9 @@ void publish(Run& run, const std::function<void(const Event&)>& callback, const 
   if (callback) callback(event);
 }
 
-// The weights and the state to start from, fresh or of a checkpoint. A call of all ranks, as is the next.
+// Makes the weights and the state to start from, fresh or of a checkpoint. All ranks call this and the next together.
 void start(Run& run);
-// From here on the run leaves traces.
+// Creates the run folder; nothing is written before.
 void open_folder(Run& run, const std::vector<std::string>& arguments);
 
 }  // namespace mantissa

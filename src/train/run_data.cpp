@@ -15,7 +15,7 @@ namespace mantissa {
 Data open_run_data(LoadedConfig& loaded, const Communicator& world, const TrainEvents& events) {
   RunConfig& config = loaded.config;
   const auto progressed = [&events] {
-    if (events.doing) events.doing(0, "start");
+    if (events.set_phase) events.set_phase(0, "start");
   };
   const DataOptions options{
       .seq_len = config.training.seq_len, .vocab_size = config.model.vocab_size, .seed = config.training.seed, .progressed = progressed};
@@ -42,11 +42,11 @@ std::unique_ptr<Backend> make_device(const RunConfig& config, const PrecisionPla
 
 std::vector<std::vector<int32_t>> encode_prompts(const EvalConfig& config, const Data& data) {
   std::vector<std::vector<int32_t>> prompts;
-  if (!config.texts) return prompts;
+  if (!config.samples) return prompts;
   require(data.tokenizer.has_value(), ExitCode::usage, "eval.samples: needs data.tokenizer");
-  for (size_t i = 0; i < config.texts->prompts.size(); ++i) {
+  for (size_t i = 0; i < config.samples->prompts.size(); ++i) {
     const std::string name = text("eval.samples.prompts.", i);
-    prompts.push_back(data.tokenizer->encode(config.texts->prompts[i], {.name = name, .code = ExitCode::usage}));
+    prompts.push_back(data.tokenizer->encode(config.samples->prompts[i], {.name = name, .code = ExitCode::usage}));
     require(!prompts.back().empty(), ExitCode::usage, name, ": must not be empty");
   }
   return prompts;

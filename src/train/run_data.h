@@ -1,4 +1,4 @@
-// What a run takes from its data before it starts.
+// Checks and prepares the data of a run before it starts.
 #pragma once
 
 #include <cstdint>
@@ -12,17 +12,17 @@
 
 namespace mantissa {
 
-// Sets model.vocab_size where only the data can tell. While it reads it tells events.doing, at step 0, that it goes on. Throws what
+// Sets model.vocab_size if only the data can define it. Reports progress by events.set_phase at step 0 while it reads. Throws what
 // open_data() does, and Error(usage) if a rank has other data than rank 0.
 Data open_run_data(LoadedConfig& loaded, const Communicator& world, const TrainEvents& events = {});
 
-// Refuses what only the data shows: a vocabulary that does not fit the plan, validation without targets; and a rank with another plan.
+// Refuses what only the data shows: a vocabulary that does not fit the plan, validation without targets, and a rank with another plan.
 PrecisionPlan plan_with_data(const RunConfig& config, const Data& data, const Communicator& world = {});
 
-// The device that the run computes on. A call of all ranks; throws what require_free_memory() does where its memory is too small.
+// Opens the device that the run computes on. All ranks call it together; throws what require_free_memory() does if memory is too small.
 std::unique_ptr<Backend> make_device(const RunConfig& config, const PrecisionPlan& plan, const Communicator& world);
 
-// Prompts are encoded before the run starts, so that one that cannot be is an error then.
+// Encodes the prompts before the run starts, so that an invalid one is an error then.
 std::vector<std::vector<int32_t>> encode_prompts(const EvalConfig& config, const Data& data);
 
 }  // namespace mantissa

@@ -74,7 +74,7 @@ fs::path write_beside(const TrainedParts& parts, const TrainState& state, const 
   LiveWeights weights(parts.parameters, parts.plan, shards.mesh(), progressed);
   weights.at_writer([&] { as_storage([&] { make_room(output); }); });
   const ExportedWeights exported(weights, parts.config.model, options);
-  const std::vector<CarriedFile> files(parts.files.begin(), parts.files.end());
+  const std::vector<TokenizerFile> files(parts.files.begin(), parts.files.end());
   const ExportHead head{.model = parts.config.model,
                         .options = options,
                         .files = files,
@@ -114,7 +114,7 @@ void check_export(const RunConfig& config, ConfigReport& report) {
     const ExportedWeights exported(types, model, *config.checkpoint.exported);
     if (config.checkpoint.exported->dtype != ExportDtype::bf16) return;
     for (const ModulePrecision& module : plan.modules()) {
-      const bool values = !types.quantised(module.module.path + ".weight") || module.module.bias > 0;
+      const bool values = !types.quantized(module.module.path + ".weight") || module.module.bias > 0;
       if (values && module.recipe.compute == Dtype::f32)
         return report.error("checkpoint.export.dtype",
                             text("bf16 does not hold ", module.module.path, ", which computes in fp32: take auto or fp32"));

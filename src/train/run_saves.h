@@ -1,4 +1,4 @@
-// What a run saves: its checkpoint and, under checkpoint.export, beside those that it keeps the same weights as a folder of Hugging Face's
+// Saves a run: its checkpoint and, under checkpoint.export, beside those that it keeps, the same weights as a folder of Hugging Face's
 // form, <logging.dir>/exports/step-00000010, from the memory of its ranks.
 #pragma once
 
@@ -12,16 +12,16 @@
 
 namespace mantissa {
 
-// Reports, under checkpoint.export, a model that no family has, and what no convention or type can hold.
+// Reports, under checkpoint.export, a model that no architecture has, and what no convention or type can hold.
 void check_export(const RunConfig& config, ConfigReport& report);
 
 std::filesystem::path export_folder(const RunConfig& config, int64_t step);
 
-// kept: not one before a stop, which may have seconds left. Of that no export is made.
+// kept is false before a stop, which may have seconds left; then no export is made.
 enum class SaveFor { keeping, stopping };
 
-// A call of all ranks; the first of them has the directory. If the disk does not take checkpoint or export, the event says so and nothing
-// is thrown. An export whose checkpoint is no longer there is deleted.
+// Saves; all ranks call it together, and the first has the directory. If the disk does not take checkpoint or export, the event says so and
+// nothing is thrown. Deletes exports whose checkpoint is gone.
 SaveEvent save_run(const TrainedParts& parts, const TrainState& state, std::optional<CheckpointDirectory>& directory, SaveFor purpose,
                    const Progressed& progressed);
 

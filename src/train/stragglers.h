@@ -1,7 +1,7 @@
-// Ranks that the others keep waiting for. A slow rank is no reason to end a job, but every step takes as long as its slowest: it is
-// reported when its speed, in steps per second of its own computation, was below 0.7 of the median in 10 windows of 10 steps in a row. A
-// rank that was reported is so again only after a window in which it was not slow. Of an even number of speeds the median is the upper one
-// of both in the middle, so that one of two ranks can be a straggler.
+// Finds ranks that the others wait for. A slow rank does not end a job, but every step takes as long as its slowest rank. A rank is
+// reported when its speed, in steps per second of its own computation, was below 0.7x the median in 10 windows of 10 steps in a row, and
+// again only after a window in which it was not slow. Of an even number of speeds the median is the upper middle one, so that one of two
+// ranks can be a straggler.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ class Stragglers {
 
   explicit Stragglers(int ranks) : sums_(static_cast<size_t>(ranks)), slow_(static_cast<size_t>(ranks)) {}
 
-  // seconds[r] is what rank r computed in one step, without its waits. Those to be reported now.
+  // Takes the seconds that each rank r computed in one step, without its waits. Returns the ranks to be reported now.
   std::vector<Straggler> add(std::span<const double> seconds);
 
  private:
@@ -34,8 +34,8 @@ class Stragglers {
   int steps_ = 0;             // of this window
 };
 
-// One step of all ranks (StepResult::seconds; none of one rank). Where there are metrics, on rank 0, a rank to be reported becomes a line
-// of them and a warning.
+// Records one step of all ranks (StepResult::seconds; empty for one rank). Rank 0, which has metrics, writes a line and a warning for each
+// reported rank.
 void report_stragglers(Stragglers& stragglers, std::span<const double> seconds, int64_t step, std::optional<Metrics>& metrics);
 
 }  // namespace mantissa

@@ -73,7 +73,7 @@ bool due(const Run& run, int64_t interval) {
 
 Request own_request(const Run& run) { return run.events.request ? run.events.request() : Request::none; }
 
-// The step, and what it quantises where the config asks for that.
+// Runs the step, and measures what it quantizes if the config asks for that.
 StepResult measured_step(Run& run, const Batch& batch, double lr, std::optional<PrecisionSummary>& precision) {
   const int64_t interval = run.config.precision.report_interval, number = run.state.step + 1;
   const bool measures = interval > 0 && number % interval == 0,
@@ -85,21 +85,21 @@ StepResult measured_step(Run& run, const Batch& batch, double lr, std::optional<
   };
   if (!measures) return step();
   StepResult result{};
-  const int64_t before = run.device->fp32_products();
+  const int64_t before = run.device->fp32_gemms();
   const std::vector<PrecisionEvent> events =
       measure_precision(run.model.parameters(), run.plan, run.optimizer, number, [&] { result = step(); });
   for (const PrecisionEvent& event : events) {
     if (run.metrics) run.metrics->write(event);
   }
   precision = summary_of(events);
-  if (precision) precision->fp32_products = run.device->fp32_products() - before;
+  if (precision) precision->fp32_gemms = run.device->fp32_gemms() - before;
   return result;
 }
 
 void take_step(Run& run) {
   const TrainingConfig& training = run.config.training;
   const auto start = Clock::now();
-  run.doing("step");
+  run.set_phase("step");
   run.trace.begin_step(run.state.step + 1, [&run] { run.optimizer.shards().arrive(); });
   const int64_t share = *training.global_batch_size / run.config.parallel.data;
   const Batch batch = run.data.train->batch(run.state.samples + run.mesh.data.rank() * share, share);
@@ -110,8 +110,8 @@ void take_step(Run& run) {
   run.pending = std::max(run.pending, static_cast<Request>(result.vote));
   run.state.samples += *training.global_batch_size;
   run.state.tokens += training.tokens_per_step();
-  run.state.owes_evaluation = run.data.valid.sets() > 0 && due(run, run.config.eval.interval);
-  run.state.owes_texts = run.config.eval.texts && due(run, run.config.eval.texts->interval);
+  run.state.pending_evaluation = run.data.valid.sets() > 0 && due(run, run.config.eval.interval);
+  run.state.pending_samples = run.config.eval.samples && due(run, run.config.eval.samples->interval);
   count_nonfinite(run, result);
   tell_step(run, result, precision, lr, seconds_since(start));
   report_stragglers(run.stragglers, result.seconds, run.state.step, run.metrics);
@@ -131,15 +131,15 @@ Request poll(Run& run) {
   return run.pending = run.mesh.world.size() == 1 ? own : std::ranges::max(run.mesh.world.all(own));
 }
 
-// Asked often in a long section, and so a sign of life, too.
+// Polls for requests; called often in a long section, so it reports progress, too.
 bool stopping(Run& run, const char* section) {
-  run.doing(section);
+  run.set_phase(section);
   return poll(run) == Request::save_and_stop;
 }
 
-// False if a request to stop cut it short.
+// Returns false if a request to stop cut the evaluation short.
 bool run_evaluation(Run& run) {
-  run.doing("evaluation");
+  run.set_phase("evaluation");
   const auto start = Clock::now();
   EvaluationEvent event{.step = run.state.step};
   const auto stop = [&run] { return stopping(run, "evaluation"); };
@@ -153,47 +153,47 @@ bool run_evaluation(Run& run) {
   return true;
 }
 
-// False if a request to stop cut them short; half a text is none.
-bool write_texts(Run& run) {
-  run.doing("texts");
-  const TextsConfig& texts = *run.config.eval.texts;
-  const auto go_on = [&run](int32_t) { return !stopping(run, "texts"); };
+// Returns false if a request to stop cut the samples short; an incomplete sample is not written.
+bool write_samples(Run& run) {
+  run.set_phase("samples");
+  const SamplesConfig& samples = *run.config.eval.samples;
+  const auto go_on = [&run](int32_t) { return !stopping(run, "samples"); };
   for (size_t i = 0; i < run.prompts.size(); ++i) {
-    const SamplingOptions options{.max_new_tokens = texts.max_new_tokens,
-                                  .temperature = texts.temperature,
-                                  .top_k = texts.top_k,
-                                  .top_p = texts.top_p,
+    const SamplingOptions options{.max_new_tokens = samples.max_new_tokens,
+                                  .temperature = samples.temperature,
+                                  .top_k = samples.top_k,
+                                  .top_p = samples.top_p,
                                   .seed = run.config.training.seed,
                                   .what = static_cast<uint32_t>(i),
                                   .moment = static_cast<uint64_t>(run.state.step)};
-    if (stopping(run, "texts")) return false;
+    if (stopping(run, "samples")) return false;
     const std::vector<int32_t> ids = generate(run.model, run.prompts[i], options, go_on);
-    if (stopping(run, "texts")) return false;
-    const TextEvent event{.step = run.state.step, .prompt = texts.prompts[i], .text = run.data.tokenizer->decode(ids)};
+    if (stopping(run, "samples")) return false;
+    const SampleEvent event{.step = run.state.step, .prompt = samples.prompts[i], .text = run.data.tokenizer->decode(ids)};
     publish(run, run.events.wrote, event);
   }
   return true;
 }
 
-// False if the disk did not take it; training goes on and tries again at the next interval.
+// Returns false if the disk did not take the save; training goes on and tries again at the next interval.
 bool save(Run& run, SaveFor purpose) {
-  const SaveEvent event = save_run(run.parts(), run.state, run.checkpoints, purpose, [&run] { run.doing("save"); });
+  const SaveEvent event = save_run(run.parts(), run.state, run.checkpoints, purpose, [&run] { run.set_phase("save"); });
   if (!event.path.empty()) run.newest_checkpoint = event.path;
   if (!event.problem.empty()) ++run.failed_saves;
   publish(run, run.events.saved, event);
   return event.problem.empty();
 }
 
-// They yield to a stop, which may have seconds left; what is cut stays owed, in the checkpoint too.
+// Both yield to a stop, which may have seconds left; what is cut stays pending, in the checkpoint too.
 void evaluate_and_write(Run& run) {
   TrainState& state = run.state;
-  state.owes_evaluation = state.owes_evaluation && run.data.valid.sets() > 0 && !run_evaluation(run);
-  state.owes_texts = state.owes_texts && run.config.eval.texts && !write_texts(run);
-  if (state.owes_anything()) log_warning("evaluation or texts of step ", state.step, " cut short; --resume does them first");
+  state.pending_evaluation = state.pending_evaluation && run.data.valid.sets() > 0 && !run_evaluation(run);
+  state.pending_samples = state.pending_samples && run.config.eval.samples && !write_samples(run);
+  if (state.has_pending()) log_warning("evaluation or samples of step ", state.step, " cut short; --resume does them first");
 }
 
-// Evaluation, texts and the save that the step calls for. True if the state is on the disk. An error in the evaluation or the texts
-// must not cost the steps that were done, so then it is saved in any case.
+// Runs evaluation, samples and the save that are due after the step. Returns true if the state is on the disk. An error in evaluation or
+// samples must not cost the finished steps, so the state is saved in any case.
 bool after_step(Run& run) {
   try {
     evaluate_and_write(run);
@@ -205,7 +205,7 @@ bool after_step(Run& run) {
   return due(run, run.config.checkpoint.interval) && save(run, SaveFor::keeping);
 }
 
-// Beside the checkpoint that it continues from, where there is to be one.
+// Returns whether the checkpoint that the run continues from has an export beside it, if there is to be one.
 bool has_export(const Run& run) {
   std::error_code error;
   const bool own = !run.config.checkpoint.exported || std::filesystem::exists(export_folder(run.config, run.state.step), error);
@@ -213,15 +213,15 @@ bool has_export(const Run& run) {
 }
 
 ExitCode loop(Run& run) {
-  // Whether this state is on the disk, with its export and in this run's folder: a path may have named a checkpoint of another run.
+  // Says whether this state is on the disk, with its export and in this run's folder: a path may have named a checkpoint of another run.
   bool saved = !run.resumed.empty() && run.config.checkpoint.resume == "auto" && has_export(run);
   const auto at_end = [&run] { return run.state.step >= run.config.training.steps; };
-  if (run.state.owes_anything() || (at_end() && !saved)) saved = after_step(run);
+  if (run.state.has_pending() || (at_end() && !saved)) saved = after_step(run);
   for (bool stepped = false;; stepped = true) {
-    // A step has agreed already.
+    // After a step, the ranks have agreed already.
     const Request request = stepped && run.mesh.world.size() > 1 ? run.pending : poll(run);
     run.pending = Request::none;
-    const bool finished = at_end() && !run.state.owes_anything();
+    const bool finished = at_end() && !run.state.has_pending();
     if (request != Request::none && !saved) saved = save(run, request == Request::save_and_stop ? SaveFor::stopping : SaveFor::keeping);
     if (request == Request::save_and_stop && !finished) return saved ? ExitCode::stopped : ExitCode::storage;
     if (finished) return saved ? ExitCode::ok : ExitCode::storage;

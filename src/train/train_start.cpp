@@ -14,9 +14,9 @@
 namespace mantissa {
 namespace {
 
-// Files of a checkpoint that stay with the run. Those of another tokenizer would make its ids other words in an export.
-std::vector<CarriedFile> files_to_carry(CheckpointReader& reader, const Run& run) {
-  std::vector<CarriedFile> files = carried_files(reader);
+// Keeps tokenizer files of a checkpoint. Those of another tokenizer would give its ids other words in an export.
+std::vector<TokenizerFile> tokenizer_files_of(CheckpointReader& reader, const Run& run) {
+  std::vector<TokenizerFile> files = tokenizer_files(reader);
   if (!run.data.tokenizer || !has_other_tokenizer(files, *run.data.tokenizer)) return files;
   const std::string source = reader.directory().string();
   require(
@@ -38,22 +38,22 @@ void require_known_ids(const CheckpointReader& reader, const Run& run) {
 }
 
 void initial_weights(Run& run) {
-  if (!run.config.checkpoint.init_from) return run.optimizer.initialise(run.config.training.seed);
+  if (!run.config.checkpoint.init_from) return run.optimizer.initialize(run.config.training.seed);
   const auto load = [&](CheckpointReader& reader) {
     agree_on_reading(run.mesh.world, [&] {
       require_initial_model(saved_config(reader), run.config, reader.directory().string());
       require_known_ids(reader, run);
-      run.files = files_to_carry(reader, run);
+      run.files = tokenizer_files_of(reader, run);
     });
     load_weights(reader, run.plan, LoadFor::use, run.model.parameters(), &run.optimizer);
-    if (!run.leads()) return;
+    if (!run.is_rank0()) return;
     for (const std::string& line : reconciled_weights(reader, run.plan)) log_info("reconciled: ", line);
   };
   log_info("weights from ", load_checkpoint(*run.config.checkpoint.init_from, load, RanksTogether(run.mesh.world)).path.string());
 }
 
 void need_unused_folder(Run& run) {
-  if (!run.leads()) return;
+  if (!run.is_rank0()) return;
   require_nobody_trains(run.config);
   require_unused_folder(run.loaded);
   run.needs_unused_folder = true;
@@ -66,12 +66,12 @@ void start_fresh(Run& run) {
 
 void take_checkpoints(Run& run) {
   const CheckpointConfig& keep = run.config.checkpoint;
-  if (run.checkpoints || !run.leads()) return;
+  if (run.checkpoints || !run.is_rank0()) return;
   run.checkpoints.emplace(keep.dir, KeepPolicy{.latest = static_cast<int>(keep.keep_latest), .every = keep.keep_every},
                           *run.config.logging.run_name);
 }
 
-// Once rank 0 has the folder. False if it has none yet.
+// Call it once rank 0 has the folder. Returns false if it has none yet.
 bool share_folder(Run& run) {
   return run.shared = run.shared || is_shared_folder(run.mesh.world, run.checkpoints.has_value(), run.config.checkpoint.dir);
 }
@@ -89,14 +89,14 @@ void resume(Run& run) {
       own = std::filesystem::equivalent(named.folder, run.config.checkpoint.dir, missing);
     }
     if (!own) need_unused_folder(run);
-    // Locked before reading: another process that trains here could save between our load and our lock.
+    // Lock before reading: another process that trains here could save between our load and our lock.
     if (std::filesystem::exists(run.config.checkpoint.dir, missing)) take_checkpoints(run);
   });
   if (!share_folder(run) && !is_path(from)) return initial_weights(run);
   const auto load = [&](CheckpointReader& reader) {
     agree_on_reading(run.mesh.world, [&] {
       require_same_batch(saved_config(reader), run.loaded, reader.directory().string());
-      run.files = files_to_carry(reader, run);
+      run.files = tokenizer_files_of(reader, run);
     });
     run.state = restore(reader, run.parts());
   };
@@ -129,12 +129,12 @@ void start(Run& run) {
 
 void open_folder(Run& run, const std::vector<std::string>& arguments) {
   agree(run.mesh.world, [&] {
-    if (!run.leads()) return;
+    if (!run.is_rank0()) return;
     lock_folder(run);
   });
   share_folder(run);  // before anything is written that says a run is there
   agree(run.mesh.world, [&] {
-    if (!run.leads()) return;
+    if (!run.is_rank0()) return;
     write_run_folder(run.loaded, arguments);
     run.metrics.emplace(run.config.logging);
   });

@@ -12,14 +12,14 @@
 namespace mantissa {
 namespace {
 
-// Fake quantisation may turn a NaN weight into a number, and the loss with it, so weights come first.
+// Fake quantization may turn a NaN weight, and with it the loss, into a number, so weights are checked first.
 Optimizer::Nonfinite first_bad_value(const UpdateResult& update, const Optimizer& optimizer) {
   if (update.bad_weights) return optimizer.first_nonfinite_weight();
   if (!std::isfinite(update.loss)) return {.text = text("loss = ", update.loss)};
   return optimizer.first_nonfinite_gradient();
 }
 
-// What is bad may lie in the parts of one rank: the first in the order of the parameters, and whose it is.
+// The bad value may lie in the shards of one rank: finds the first in the order of the parameters, and its rank.
 std::string first_of_ranks(const Communicator& ranks, const Optimizer::Nonfinite& own) {
   if (ranks.size() == 1) return own.text;
   using Place = std::pair<size_t, int64_t>;
@@ -29,7 +29,7 @@ std::string first_of_ranks(const Communicator& ranks, const Optimizer::Nonfinite
   };
   const std::vector<Found> all = ranks.all(Found{own.parameter, own.row});
   const auto first = std::ranges::min_element(all, {}, [](const Found& found) { return Place(found.parameter, found.row); }) - all.begin();
-  const std::string bad = gather_texts(ranks, own.text)[static_cast<size_t>(first)];
+  const std::string bad = all_gather_strings(ranks, own.text)[static_cast<size_t>(first)];
   const bool everywhere = all[static_cast<size_t>(first)].parameter == Optimizer::Nonfinite().parameter;
   return everywhere ? bad : text(bad, " (rank ", first, ")");
 }
@@ -45,11 +45,11 @@ GptOptions training_options(const RunConfig& config, const Mesh& mesh) {
   return {.recompute = config.training.recompute,
           .tensor = {.group = mesh.tensor, .sequence = config.parallel.sequence_parallel},
           .micro_batches = *config.training.grad_accum * mesh.data.size(),
-          .quantised_dispatch = config.precision.quantised_dispatch,
+          .quantized_dispatch = config.precision.quantized_dispatch,
           .experts = {.group = mesh.expert, .by_source = config.training.accumulation == Accumulation::tree}};
 }
 
-Tensor forward_and_backward(Gpt& model, const DeviceBatch& rows, int64_t target_count, RoutingTally& routing) {
+Tensor forward_and_backward(Gpt& model, const DeviceBatch& rows, int64_t target_count, RouterStatistics& routing) {
   Tape tape;
   const Tape::Scope scope(&tape);
   const auto forward = [&] {
@@ -66,7 +66,7 @@ StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& 
                          double lr, const std::function<int()>& vote, RouterFigures routers) {
   // A batch without a target (everything masked) has loss 0 and no gradient but that of routers' auxiliary losses.
   const int64_t targets = std::max<int64_t>(1, targets_of_ranks(optimizer.shards().mesh().data, batch));
-  RoutingTally routing{.wanted = routers};
+  RouterStatistics routing{.wanted = routers};
   const double began = monotonic_now(), communicated = communication_seconds();
   accumulator.accumulate(
       [&](int64_t i) {
@@ -79,9 +79,9 @@ StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& 
                                                     .pairwise = accumulator.pairwise(),
                                                     .vote = vote ? vote() : 0,
                                                     .seconds = seconds,
-                                                    .choices = expert_choices(model.parameters(), routing)});
-  if (!update.skipped && !update.choices.empty()) {
-    update_expert_biases(model.parameters(), model.config().moe->bias_update_rate, update.choices);
+                                                    .assignments = expert_assignments(model.parameters(), routing)});
+  if (!update.skipped && !update.assignments.empty()) {
+    update_expert_biases(model.parameters(), model.config().moe->bias_update_rate, update.assignments);
   }
   return {.loss = update.loss,
           .gradient_norm = update.gradient_norm,

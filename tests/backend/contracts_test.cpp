@@ -91,7 +91,7 @@ Gemm product(Operand a, Operand b, const Tensor& out, bool accumulate = false, c
   return {.a = std::move(a), .b = std::move(b), .out = out, .accumulate = accumulate, .bias = bias};
 }
 
-TEST_F(ContractCheck, ProductsFitTogether) {
+TEST_F(ContractCheck, GemmsFitTogether) {
   const Tensor a = f32({5, 3}), b = f32({3, 7}), out = f32({5, 7});
   accepts(product({a}, {b}, out, false, f32({7})));
   accepts(product({b, true}, {a, true}, f32({7, 5})));
@@ -106,7 +106,7 @@ TEST_F(ContractCheck, ProductsFitTogether) {
   refuses(product({square}, {square}, square), "gemm", {"out overlaps"});
 }
 
-TEST_F(ContractCheck, ProductsOfCodesFitTogether) {
+TEST_F(ContractCheck, GemmsOfCodesFitTogether) {
   const QuantizedTensor a = codes({32, 64}, {Format::e4m3}), b = codes({96, 64}, {Format::e4m3});
   accepts(product({a}, {b, true}, f32({32, 96}), true));
   accepts(product({a}, {b, true}, bf16s({32, 96}), false, f32({96})));

@@ -1,4 +1,4 @@
-// Dispatch tables, rows to groups and back, and grouped products: by their definitions, over groups of every awkward size.
+// Dispatch tables, rows to groups and back, and grouped GEMMs: by their definitions, over groups of every awkward size.
 #include <cmath>
 #include <numeric>
 
@@ -22,17 +22,17 @@ DispatchTable table_of(Backend& device, const Tensor& experts, int64_t groups, i
   const DispatchTable out{.experts = experts,
                           .offsets = empty(device, Dtype::i32, {groups + 1}),
                           .rows = empty(device, Dtype::i32, experts.shape()),
-                          .choices = empty(device, Dtype::i32, {dispatch_rows(experts.elements(), groups, multiple)}),
+                          .assignments = empty(device, Dtype::i32, {dispatch_rows(experts.elements(), groups, multiple)}),
                           .multiple = multiple,
                           .capacity = capacity};
   device.run(out);
   return out;
 }
 
-// Group by group the choices of its expert, in order, as far as there is room for them.
+// Group by group the assignments of its expert, in order, as far as there is room for them.
 void expect_table(const DispatchTable& table) {
   const std::vector<int64_t> experts = integers(table.experts), offsets = integers(table.offsets);
-  std::vector<int64_t> rows(experts.size(), -1), choices(static_cast<size_t>(table.choices.elements()), -1);
+  std::vector<int64_t> rows(experts.size(), -1), assignments(static_cast<size_t>(table.assignments.elements()), -1);
   int64_t begin = 0;
   for (int64_t g = 0; g < std::ssize(offsets) - 1; ++g) {
     ASSERT_EQ(offsets[static_cast<size_t>(g)], begin);
@@ -40,13 +40,13 @@ void expect_table(const DispatchTable& table) {
     for (size_t i = 0; i < experts.size(); ++i) {
       if (experts[i] != g || (table.capacity > 0 && kept == table.capacity)) continue;
       rows[i] = begin + kept++;
-      choices[static_cast<size_t>(rows[i])] = static_cast<int64_t>(i);
+      assignments[static_cast<size_t>(rows[i])] = static_cast<int64_t>(i);
     }
     begin += (kept + table.multiple - 1) / table.multiple * table.multiple;
   }
   ASSERT_EQ(offsets.back(), begin);
   ASSERT_EQ(integers(table.rows), rows);
-  ASSERT_EQ(integers(table.choices), choices);
+  ASSERT_EQ(integers(table.assignments), assignments);
 }
 
 TEST_F(MoeKernels, GroupsMayBeginAtAnyRow) {
@@ -63,17 +63,17 @@ TEST_F(MoeKernels, GroupsMayBeginAtAnyRow) {
   EXPECT_EQ(values(out.slice(99, 100)), std::vector<double>(17, 0.0));
 }
 
-TEST_F(MoeKernels, SortTheChoicesOfAnyTokens) {
+TEST_F(MoeKernels, SortTheAssignmentsOfAnyTokens) {
   for (uint32_t number = 0; number < 200; ++number) {
     CaseDraw draw(number);
     const int64_t tokens = draw.log_uniform(1, 500) - 1, groups = draw.from<int64_t>({1, 2, 8, 128}),
-                  choices = 1 + draw.below(std::min<int64_t>(8, groups));
+                  assignments = 1 + draw.below(std::min<int64_t>(8, groups));
     const int64_t multiple = draw.from<int64_t>({1, 32, 64, 128}), capacity = draw.one_in(3) ? 1 + draw.below(40) : 0;
-    std::vector<double> ids = values(random_indices(fast(), tokens * choices, groups, number));
+    std::vector<double> ids = values(random_indices(fast(), tokens * assignments, groups, number));
     if (draw.one_in(4)) std::fill(ids.begin(), ids.end(), static_cast<double>(draw.below(groups)));  // all to one
-    SCOPED_TRACE(text(tokens, " tokens, ", choices, " of ", groups, ", multiple ", multiple, ", capacity ", capacity));
+    SCOPED_TRACE(text(tokens, " tokens, ", assignments, " of ", groups, ", multiple ", multiple, ", capacity ", capacity));
     for (Backend* device : {&reference(), &fast()}) {
-      expect_table(table_of(*device, tensor_of(*device, Dtype::i32, {tokens, choices}, ids), groups, multiple, capacity));
+      expect_table(table_of(*device, tensor_of(*device, Dtype::i32, {tokens, assignments}, ids), groups, multiple, capacity));
       if (HasFatalFailure()) return;
     }
   }
@@ -86,24 +86,24 @@ TEST_F(MoeKernels, DropInTheOrderOfTokens) {
 }
 
 TEST_F(MoeKernels, BringEveryRowToItsGroupsAndBack) {
-  const int64_t tokens = 70, choices = 3, columns = 40;
-  const DispatchTable table =
-      table_of(fast(), tensor_of(fast(), Dtype::i32, {tokens, choices}, values(random_indices(fast(), tokens * choices, 5, 1))), 5, 32, 30);
+  const int64_t tokens = 70, assignments = 3, columns = 40;
+  const DispatchTable table = table_of(
+      fast(), tensor_of(fast(), Dtype::i32, {tokens, assignments}, values(random_indices(fast(), tokens * assignments, 5, 1))), 5, 32, 30);
   for (Backend* device : {&reference(), &fast()}) {
     for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
       const Tensor x = random_tensor(*device, dtype, {tokens, columns}, 2), back = empty_like(x);
-      const Tensor y = empty(*device, dtype, {table.choices.elements(), columns});
-      device->run(Permute{.x = x, .out = y, .choices = table.choices, .per_row = choices});
+      const Tensor y = empty(*device, dtype, {table.assignments.elements(), columns});
+      device->run(Permute{.x = x, .out = y, .assignments = table.assignments, .per_row = assignments});
       device->run(Unpermute{.x = y, .rows = table.rows, .out = back});
       const std::vector<double> from = values(x), to = values(y), returned = values(back);
-      const std::vector<int64_t> origin = integers(table.choices), rows = integers(table.rows);
+      const std::vector<int64_t> origin = integers(table.assignments), rows = integers(table.rows);
       for (int64_t i = 0; i < y.elements(); ++i) {
         const int64_t choice = origin[static_cast<size_t>(i / columns)];
-        ASSERT_EQ(to[static_cast<size_t>(i)], choice < 0 ? 0.0 : from[static_cast<size_t>(choice / choices * columns + i % columns)]);
+        ASSERT_EQ(to[static_cast<size_t>(i)], choice < 0 ? 0.0 : from[static_cast<size_t>(choice / assignments * columns + i % columns)]);
       }
       for (int64_t i = 0; i < x.elements(); ++i) {
-        const auto row = rows.begin() + i / columns * choices;
-        const auto kept = static_cast<float>(choices - std::count(row, row + choices, -1));
+        const auto row = rows.begin() + i / columns * assignments;
+        const auto kept = static_cast<float>(assignments - std::count(row, row + assignments, -1));
         const float sum = kept * static_cast<float>(from[static_cast<size_t>(i)]);  // times 2 and 3: one rounding
         ASSERT_EQ(returned[static_cast<size_t>(i)], static_cast<double>(dtype == Dtype::bf16 ? to_float(to_bf16(sum)) : sum));
       }
@@ -111,15 +111,15 @@ TEST_F(MoeKernels, BringEveryRowToItsGroupsAndBack) {
   }
 }
 
-TEST_F(MoeKernels, PermuteCodesToWhatQuantisingPermutedValuesGives) {
+TEST_F(MoeKernels, PermuteCodesToWhatQuantizingPermutedValuesGives) {
   const int64_t tokens = 50, columns = 256;
   const Tensor x = random_tensor(fast(), Dtype::bf16, {tokens, columns}, 2),
-               choices = tensor_of(fast(), Dtype::i32, {6}, {99, -1, 0, 31, 30, 0});
+               assignments = tensor_of(fast(), Dtype::i32, {6}, {99, -1, 0, 31, 30, 0});
   const Tensor y = empty(fast(), Dtype::bf16, {6, columns});
-  fast().run(Permute{.x = x, .out = y, .choices = choices, .per_row = 2});
+  fast().run(Permute{.x = x, .out = y, .assignments = assignments, .per_row = 2});
   for (const Quantization how : {Quantization{Format::e4m3, 1, 32}, {Format::e4m3, 1, 128}, {Format::e2m1, 1, 32}}) {
     const QuantizedTensor out = empty_quantized(fast(), y.shape(), how), expected = quantized(y, how);
-    fast().run(Permute{.x = quantized(x, how), .out = out, .choices = choices, .per_row = 2});
+    fast().run(Permute{.x = quantized(x, how), .out = out, .assignments = assignments, .per_row = 2});
     EXPECT_TRUE(same_bits(out.codes, expected.codes)) << how;
     const Tensor scales = expected.scales;
     for (int64_t i = 0; i < scales.dim(1); ++i) scales.data<uint8_t>()[scales.dim(1) + i] = 0;  // of a row of zeros any scale will do
@@ -138,11 +138,11 @@ TEST_F(MoeKernels, RefuseIndicesOfNothing) {
   const DispatchTable table = table_of(reference(), tensor_of(reference(), Dtype::i32, {2, 2}, {0, 1, 1, 2}), 3, 32, 0);
   refuses_at(table, &DispatchTable::experts, 2, 3, "dispatch_table", "experts[2] is 3, not in [0, 3)");
   refuses_at(table, &DispatchTable::experts, 0, -1, "dispatch_table", "experts[0] is -1");
-  const Permute permute{.x = f32({2, 4}), .out = f32({table.choices.elements(), 4}), .choices = table.choices, .per_row = 2};
+  const Permute permute{.x = f32({2, 4}), .out = f32({table.assignments.elements(), 4}), .assignments = table.assignments, .per_row = 2};
   accepts(permute);
-  refuses_at(permute, &Permute::choices, 1, 4, "permute", "choices[1] is 4, not in [-1, 4)");
-  refuses_at(permute, &Permute::choices, 1, -2, "permute", "choices[1] is -2");
-  const Unpermute unpermute{.x = f32({table.choices.elements(), 4}), .rows = table.rows, .out = f32({2, 4})};
+  refuses_at(permute, &Permute::assignments, 1, 4, "permute", "assignments[1] is 4, not in [-1, 4)");
+  refuses_at(permute, &Permute::assignments, 1, -2, "permute", "assignments[1] is -2");
+  const Unpermute unpermute{.x = f32({table.assignments.elements(), 4}), .rows = table.rows, .out = f32({2, 4})};
   accepts(unpermute);
   refuses_at(unpermute, &Unpermute::rows, 3, 96 + 32, "unpermute", "rows[3] is 128");
   const GroupedGemm product{.a = {f32({96, 4})}, .b = {f32({12, 5})}, .out = f32({96, 5}), .offsets = table.offsets};
@@ -209,8 +209,8 @@ void set_nan(const Tensor& tensor) {
   if (tensor.elements() > 0) tensor.device().run(Fill{.out = tensor, .value = std::nan("")});
 }
 
-// A grouped product with NaN behind the last group and in the output.
-GroupedGemm grouped_product(Backend& device, const std::vector<int64_t>& load, const OperandKinds& kinds, bool transposed) {
+// A grouped GEMM with NaN behind the last group and in the output.
+GroupedGemm grouped_gemm(Backend& device, const std::vector<int64_t>& load, const OperandKinds& kinds, bool transposed) {
   constexpr int64_t kIn = 128, kOut = 256, kTail = 64;
   const std::vector<double> offsets = offsets_of(load);
   const auto rows = static_cast<int64_t>(offsets.back()), experts = std::ssize(load);
@@ -228,7 +228,7 @@ TEST_F(MoeKernels, MultiplyGroupsOnTheReferenceAsTheirExpertsAloneToTheBit) {
   for (const std::vector<int64_t>& load : awkward_loads()) {
     for (const OperandKinds& kinds : operand_kinds()) {
       for (const bool transposed : {true, false}) {
-        const GroupedGemm k = grouped_product(reference(), load, kinds, transposed);
+        const GroupedGemm k = grouped_gemm(reference(), load, kinds, transposed);
         reference().run(k);
         const std::vector<int64_t> offsets = integers(k.offsets);
         const int64_t matrix = shape_of(k.b.value)[0] / std::ssize(load);
@@ -251,8 +251,8 @@ TEST_F(MoeKernels, MultiplyGroupsFastAsOnTheReference) {
   for (const std::vector<int64_t>& load : awkward_loads()) {
     for (const OperandKinds& kinds : operand_kinds()) {
       for (const bool transposed : {true, false}) {
-        const GroupedGemm expected = grouped_product(reference(), load, kinds, transposed),
-                          actual = grouped_product(fast(), load, kinds, transposed);
+        const GroupedGemm expected = grouped_gemm(reference(), load, kinds, transposed),
+                          actual = grouped_gemm(fast(), load, kinds, transposed);
         reference().run(expected);
         fast().run(actual);
         ASSERT_TRUE(close(actual.out, expected.out, kinds.out == Dtype::bf16 ? kSums.bf16 : kSums.f32)) << kinds.a << ' ' << kinds.b;
@@ -342,7 +342,7 @@ TEST_F(MoeKernels, BiasesBelongToTheRowsOfTheirGroups) {
       for (const Tensor& out : {sums, dbias, product}) set_nan(out);
       device->run(AddGroupedBias{.x = x, .bias = bias, .out = sums, .offsets = offsets});
       device->run(GroupedBiasGradient{.dy = dy, .dbias = dbias, .offsets = offsets, .accumulate = false});
-      device->run(GroupedBiasProduct{.dy = dy, .bias = bias, .out = product, .offsets = offsets});
+      device->run(GroupedBiasDot{.dy = dy, .bias = bias, .out = product, .offsets = offsets});
       EXPECT_EQ(values(sums), (std::vector<double>{2, 3, 4, 2, 3, 4, 8, 9, 10, 8, 9, 10, 1, 1, 1, 1, 1, 1})) << device->name();
       EXPECT_EQ(values(dbias), (std::vector<double>{2, 2, 2, 0, 0, 0, 2, 2, 2})) << device->name();
       EXPECT_EQ(values(product), (std::vector<double>{6, 6, 24, 24, 0, 0})) << device->name();
@@ -368,7 +368,7 @@ TEST_F(MoeKernels, MultiplyInFp32WhereAnExpertWithRowsHasExtremeScales) {
                             .b = {w, true},
                             .out = empty(*device, Dtype::bf16, {96, 64}),
                             .offsets = tensor_of(*device, Dtype::i32, {3}, {0, 64, second})});
-    EXPECT_EQ(device->fp32_products(), onednn_has_bf16() ? products : 0);
+    EXPECT_EQ(device->fp32_gemms(), onednn_has_bf16() ? products : 0);
   }
 }
 

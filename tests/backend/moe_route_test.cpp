@@ -1,4 +1,4 @@
-// The router: its choices, weights and losses against a plain definition in fp64, its gradients against central differences.
+// The router: its assignments, weights and losses against a plain definition in fp64, its gradients against central differences.
 #include <cmath>
 #include <numeric>
 
@@ -42,7 +42,7 @@ std::vector<int> chosen_by(const RoutingRule& rule, const std::vector<double>& v
   std::vector<double> group_values;
   for (int64_t g = 0; g < rule.groups; ++g) {
     double sum = 0.0;
-    for (const int e : largest_of(values, range(g * size, (g + 1) * size), rule.choices / rule.groups_kept)) {
+    for (const int e : largest_of(values, range(g * size, (g + 1) * size), rule.top_k / rule.groups_kept)) {
       sum += values[static_cast<size_t>(e)];
     }
     group_values.push_back(sum);
@@ -53,7 +53,7 @@ std::vector<int> chosen_by(const RoutingRule& rule, const std::vector<double>& v
   for (const int g : kept) {
     for (const int e : range(g * size, (g + 1) * size)) among.push_back(e);
   }
-  std::vector<int> out = largest_of(values, among, rule.choices);
+  std::vector<int> out = largest_of(values, among, rule.top_k);
   std::sort(out.begin(), out.end());
   return out;
 }
@@ -65,9 +65,9 @@ Routed routed_by_definition(const RoutingRule& rule, const std::vector<double>& 
   std::vector<double> biased = out.scores;
   for (size_t e = 0; e < bias.size(); ++e) biased[e] += bias[e];
   out.experts = chosen_by(rule, biased);
-  for (const int e : out.experts) out.weights.push_back((rule.score_after_choice ? logits : out.scores)[static_cast<size_t>(e)]);
-  if (rule.score_after_choice) out.weights = softmax_of(out.weights);
-  const double sum = rule.renormalise ? sum_of(out.weights) : 1.0;
+  for (const int e : out.experts) out.weights.push_back((rule.softmax_after_topk ? logits : out.scores)[static_cast<size_t>(e)]);
+  if (rule.softmax_after_topk) out.weights = softmax_of(out.weights);
+  const double sum = rule.renormalize ? sum_of(out.weights) : 1.0;
   for (double& weight : out.weights) weight *= rule.scale / sum;
   return out;
 }
@@ -75,8 +75,8 @@ Routed routed_by_definition(const RoutingRule& rule, const std::vector<double>& 
 RouteForward route(Backend& device, const Tensor& logits, int64_t sequences, const RoutingRule& rule, const Tensor& bias = {}) {
   const int64_t tokens = logits.dim(0), experts = logits.dim(1);
   const RouteForward out{.logits = logits,
-                         .experts = empty(device, Dtype::i32, {tokens, rule.choices}),
-                         .weights = empty(device, logits.dtype(), {tokens, rule.choices}),
+                         .experts = empty(device, Dtype::i32, {tokens, rule.top_k}),
+                         .weights = empty(device, logits.dtype(), {tokens, rule.top_k}),
                          .scores = empty(device, logits.dtype(), {tokens, experts}),
                          .counts = empty(device, Dtype::i32, {sequences, experts}),
                          .rule = rule,
@@ -95,13 +95,13 @@ RoutingRule drawn_rule(CaseDraw& draw, int64_t& experts) {
   experts = groups * (1 + draw.below(draw.one_in(3) ? 40 : 6));
   const int64_t kept = groups == 4 ? 2 : 1;
   const int64_t most = experts / groups * kept;
-  RoutingRule rule{.choices = draw.one_in(4) ? most : 1 + draw.below(most),
+  RoutingRule rule{.top_k = draw.one_in(4) ? most : 1 + draw.below(most),
                    .score = draw.from({RouterScore::softmax, RouterScore::sigmoid}),
-                   .score_after_choice = false,
-                   .renormalise = draw.one_in(2),
+                   .softmax_after_topk = false,
+                   .renormalize = draw.one_in(2),
                    .scale = draw.from({1.0, 2.5})};
-  rule.score_after_choice = rule.score == RouterScore::softmax && draw.one_in(2);
-  if (rule.choices % kept == 0) rule.groups = groups, rule.groups_kept = kept;
+  rule.softmax_after_topk = rule.score == RouterScore::softmax && draw.one_in(2);
+  if (rule.top_k % kept == 0) rule.groups = groups, rule.groups_kept = kept;
   return rule;
 }
 
@@ -114,7 +114,7 @@ TEST_F(Router, ChoosesAndWeighsAsDefined) {
     const RoutingRule rule = drawn_rule(draw, experts);
     const int64_t sequences = 1 + draw.below(3), tokens = sequences * (1 + draw.below(20));
     SCOPED_TRACE(
-        text("case ", number, ": ", tokens, " tokens, ", experts, " experts, ", rule.choices, " choices, ", rule.groups, " groups"));
+        text("case ", number, ": ", tokens, " tokens, ", experts, " experts, ", rule.top_k, " assignments, ", rule.groups, " groups"));
     std::vector<double> drawn = random_values(tokens * experts, 2 * number, 2.0), bias = random_values(experts, 2 * number + 1, 0.3);
     if (number % 3 == 0) {
       for (double& value : drawn) value = std::round(value);
@@ -127,9 +127,9 @@ TEST_F(Router, ChoosesAndWeighsAsDefined) {
     for (int64_t n = 0; n < tokens; ++n) {
       const Routed expected = routed_by_definition(rule, row_of(drawn, n, experts), bias);
       const std::vector<double> ids(expected.experts.begin(), expected.experts.end());
-      ASSERT_EQ(row_of(chosen, n, rule.choices), ids) << "token " << n;
+      ASSERT_EQ(row_of(chosen, n, rule.top_k), ids) << "token " << n;
       ASSERT_TRUE(close(row_of(scores, n, experts), expected.scores, 1e-13)) << "token " << n;
-      ASSERT_TRUE(close(row_of(weights, n, rule.choices), expected.weights, 1e-13)) << "token " << n;
+      ASSERT_TRUE(close(row_of(weights, n, rule.top_k), expected.weights, 1e-13)) << "token " << n;
       for (const int e : expected.experts) ++counts[static_cast<size_t>(n / (tokens / sequences) * experts + e)];
     }
     ASSERT_EQ(values(out.counts), counts);
@@ -140,9 +140,9 @@ TEST_F(Router, GivesEqualLogitsToTheLowestExperts) {
   for (const RoutingRule& rule :
        {softmax_rule(3, false, true), softmax_rule(3, true, false), sigmoid_rule(3, true), sigmoid_rule(4, true, 4, 2)}) {
     const RouteForward out = route(fast(), tensor_of(fast(), Dtype::f32, {2, 8}, std::vector<double>(16, 0.7)), 1, rule);
-    for (int64_t i = 0; i < 2 * rule.choices; ++i)
-      EXPECT_EQ(values(out.experts)[static_cast<size_t>(i)], static_cast<double>(i % rule.choices));
-    for (const double weight : values(out.weights)) EXPECT_NEAR(weight, 1.5 / static_cast<double>(rule.choices), 1e-6);
+    for (int64_t i = 0; i < 2 * rule.top_k; ++i)
+      EXPECT_EQ(values(out.experts)[static_cast<size_t>(i)], static_cast<double>(i % rule.top_k));
+    for (const double weight : values(out.weights)) EXPECT_NEAR(weight, 1.5 / static_cast<double>(rule.top_k), 1e-6);
   }
 }
 
@@ -162,7 +162,7 @@ TEST_F(Router, ChoosesValidExpertsOfNanAndSaysSoInTheWeights) {
       for (const size_t i : bad) logits[i] = std::nan("");
       const RouteForward out = route(fast(), tensor_of(fast(), Dtype::f32, {3, 8}, logits), 1, rule);
       const std::vector<double> chosen = values(out.experts), weights = values(out.weights);
-      const int64_t k = rule.choices;
+      const int64_t k = rule.top_k;
       for (int64_t i = 0; i < 3 * k; ++i) {
         const auto at = static_cast<size_t>(i);
         EXPECT_TRUE(chosen[at] >= 0 && chosen[at] < 8) << chosen[at];
@@ -201,7 +201,7 @@ std::vector<double> losses_by_definition(const RouteForward& k) {
       sum += chosen * probabilities;
     }
     const auto t = static_cast<double>((last - first) * length);
-    return static_cast<double>(experts) / (static_cast<double>(k.rule.choices) * t * t) * sum;
+    return static_cast<double>(experts) / (static_cast<double>(k.rule.top_k) * t * t) * sum;
   };
   std::vector<double> out{balance(0, sequences), 0.0, 0.0};
   for (int64_t s = 0; s < sequences; ++s) out[1] += balance(s, s + 1) / static_cast<double>(sequences);
@@ -254,7 +254,7 @@ RouteBackward backward_of(const RouteForward& k, const Tensor& dweights, const C
   return out;
 }
 
-// What RouteBackward is the gradient of, with the counts of `at`, which has its choices, too.
+// What RouteBackward is the gradient of, with the counts of `at`, which has its assignments, too.
 double objective(const RouteForward& at, const RouteForward& k, const std::vector<double>& dweights, const Coefficients& c) {
   EXPECT_EQ(values(k.experts), values(at.experts)) << "the logits lie too close together";
   RouteForward counted = k;
@@ -269,13 +269,13 @@ TEST_F(Router, HasTheGradientsOfWeightsAndLosses) {
   for (const auto& [name, s] : route_shapes()) {
     if (s.tokens() > 50) continue;
     const std::vector<double> drawn = random_values(s.tokens() * s.experts, 11, 2.0),
-                              dweights = random_values(s.tokens() * s.rule.choices, 12);
+                              dweights = random_values(s.tokens() * s.rule.top_k, 12);
     const auto routed_at = [&](const std::vector<double>& logits) {
       return route(reference(), tensor_of(reference(), Dtype::f64, {s.tokens(), s.experts}, logits), s.sequences, s.rule);
     };
     const RouteForward at = routed_at(drawn);
     for (const Coefficients& c : {Coefficients{1, 0, 0, 0}, {0, 1, 0, 0}, {0, 0, 1, 0}, {0, 0, 0, 1}, {1, 0.3, 0.2, 0.1}}) {
-      const Tensor d = tensor_of(reference(), Dtype::f64, {s.tokens(), s.rule.choices}, dweights);
+      const Tensor d = tensor_of(reference(), Dtype::f64, {s.tokens(), s.rule.top_k}, dweights);
       if (c.weights == 0) reference().run(Fill{.out = d, .value = 0.0});
       std::vector<double> expected;
       for (size_t i = 0; i < drawn.size(); i += 1 + drawn.size() / 60) {
@@ -295,7 +295,7 @@ TEST_F(Router, HasTheGradientsOfWeightsAndLosses) {
   }
 }
 
-TEST_F(Router, HasNoGradientThroughTheOneRenormalisedWeightButThatOfTheLosses) {
+TEST_F(Router, HasNoGradientThroughTheOneRenormalizedWeightButThatOfTheLosses) {
   for (const RoutingRule& rule : {softmax_rule(1, false, true), softmax_rule(1, true, false), sigmoid_rule(1, true)}) {
     const RouteForward k = route(fast(), random_tensor(fast(), Dtype::f32, {6, 5}, 21), 2, rule);
     const Tensor dweights = random_tensor(fast(), Dtype::f32, {6, 1}, 22);
@@ -313,14 +313,14 @@ TEST_F(Router, RefusesRulesThatCannotBe) {
     bad.rule = rule;
     refuses(bad, "route", words);
   };
-  refuses_rule(sigmoid_rule(7, false), {"choices is 7 of 6 experts"});
-  refuses_rule(sigmoid_rule(0, false), {"choices is 0"});
+  refuses_rule(sigmoid_rule(7, false), {"top_k is 7 of 6 experts"});
+  refuses_rule(sigmoid_rule(0, false), {"top_k is 0"});
   refuses_rule(sigmoid_rule(2, false, 4, 1), {"groups 4"});
   refuses_rule(sigmoid_rule(2, false, 3, 4), {"of which 4 are kept"});
-  refuses_rule(sigmoid_rule(3, false, 3, 1), {"for 3 choices"});
+  refuses_rule(sigmoid_rule(3, false, 3, 1), {"for 3 assignments"});
   RoutingRule rule = sigmoid_rule(2, false);
-  rule.score_after_choice = true;
-  refuses_rule(rule, {"score_after_choice is of softmax"});
+  rule.softmax_after_topk = true;
+  refuses_rule(rule, {"softmax_after_topk is of softmax"});
   RouteForward bad = good;
   bad.counts = i32({3, 6});
   refuses(bad, "route", {"counts is of 3 sequences, of 4 tokens"});

@@ -1,4 +1,4 @@
-// What `doctor`, `bench` and the comparison of tensor ranks call the instructions of oneDNN's products.
+// What `doctor`, `bench` and the comparison of tensor ranks call the instructions of oneDNN's GEMMs.
 #include <gtest/gtest.h>
 
 #include "backend/cpu/fast/gemm_engine.h"
@@ -9,7 +9,7 @@ namespace mantissa::onednn_isa_test {
 
 using dnnl::cpu_isa;
 
-TEST(OnednnIsa, IsNamedByWhatItsProductsRunIn) {
+TEST(OnednnIsa, IsNamedByWhatItsGemmsRunIn) {
   EXPECT_STREQ(isa_name(cpu_isa::sse41), "SSE4.1");
   EXPECT_STREQ(isa_name(cpu_isa::avx), "AVX");
   EXPECT_STREQ(isa_name(cpu_isa::avx2), "AVX2");
@@ -20,7 +20,7 @@ TEST(OnednnIsa, IsNamedByWhatItsProductsRunIn) {
   EXPECT_STREQ(isa_name(cpu_isa::avx512_core_amx), "AMX bf16");
 }
 
-TEST(OnednnIsa, NamesWhatProductsAreChosenBy) {
+TEST(OnednnIsa, NamesWhatGemmsAreChosenBy) {
   const std::string name = gemm_instruction_set();
   EXPECT_EQ(name, isa_name(dnnl::get_effective_cpu_isa()));
   EXPECT_EQ(name.find("bf16") != std::string::npos, onednn_has_bf16());

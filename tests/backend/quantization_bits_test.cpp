@@ -1,4 +1,4 @@
-// Random bit patterns, NaN, Inf and subnormals among them, through every kernel that quantises: the fast backend gives the bits of the
+// Random bit patterns, NaN, Inf and subnormals among them, through every kernel that quantizes: the fast backend gives the bits of the
 // reference, and both those of the slow reference. kernels_test compares the same kernels on numbers, where a sign of zero does not show.
 #include <map>
 

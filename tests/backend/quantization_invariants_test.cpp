@@ -1,4 +1,4 @@
-// What quantised matrices keep when they are transposed, quantised a second time, or turned from rowwise to columnwise codes, on values
+// What quantized matrices keep when they are transposed, quantized a second time, or turned from rowwise to columnwise codes, on values
 // of several distributions and both CPU backends.
 #include <map>
 
@@ -40,8 +40,8 @@ class Invariants : public BackendTest {
 
 class RowsToColumns : public Invariants {
  protected:
-  // Scales and codes of quantising columnwise what the rowwise codes stand for, by the slow reference.
-  void expect_quantised_columns(const QuantizedTensor& rows) {
+  // Scales and codes of quantizing columnwise what the rowwise codes stand for, by the slow reference.
+  void expect_quantized_columns(const QuantizedTensor& rows) {
     const QuantizedTensor columns = columns_from_rows(rows);
     const SlowQuantized expected = slow_quantize(slow(rows.how.format), rows.how.rule, values(dequantized(rows)),
                                                  static_cast<size_t>(rows.shape[1]), static_cast<size_t>(rows.how.block()), 1);
@@ -50,12 +50,12 @@ class RowsToColumns : public Invariants {
   }
 };
 
-TEST_F(RowsToColumns, GivesTheBitsOfQuantisingTheFp32ValuesColumnwise) {
+TEST_F(RowsToColumns, GivesTheBitsOfQuantizingTheFp32ValuesColumnwise) {
   for_each([&](Backend& device, const Distribution& distribution) {
     const Tensor x = drawn_matrix(device, distribution, kRows, kCols);
     for (const Format format : {Format::e4m3, Format::e5m2}) {
       for (const ScaleRule rule : kRules) {
-        for (const int64_t block : {32, 128}) expect_quantised_columns(quantized(x, rows_of(format, block, rule)));
+        for (const int64_t block : {32, 128}) expect_quantized_columns(quantized(x, rows_of(format, block, rule)));
       }
     }
   });
@@ -78,7 +78,7 @@ TEST_F(RowsToColumns, OneNonFiniteElementPoisonsTheColumnsOfItsRowBlock) {
             const uint8_t code = columns.codes.data<uint8_t>()[r * kCols + c];
             ASSERT_EQ(scale_at(columns, r, c), poisoned ? 255 : scale_at(expected, r, c)) << r << ' ' << c;
             ASSERT_EQ(code, poisoned ? 0x7F : expected.codes.data<uint8_t>()[r * kCols + c]) << r << ' ' << c;
-            ASSERT_EQ(scale_at(direct, r, c) == 255, r / block == row / block && c == col) << "quantised directly: " << r << ' ' << c;
+            ASSERT_EQ(scale_at(direct, r, c) == 255, r / block == row / block && c == col) << "quantized directly: " << r << ' ' << c;
           }
         }
       }
@@ -131,7 +131,7 @@ Shifted shifted(const Tensor& x) {
 }
 
 TEST_F(RowsToColumns, ErrsWithinTheBoundForE4M3) {
-  std::map<std::string, double> shares;  // of elements that the second quantisation changes
+  std::map<std::string, double> shares;  // of elements that the second quantization changes
   for_each([&](Backend& device, const Distribution& distribution) {
     const Shifted result = shifted(drawn_matrix(device, distribution, kRows, kCols));
     EXPECT_LE(result.worst, 1.0);
@@ -193,11 +193,11 @@ TEST_F(Invariants, RepeatedScalesOfTilesServeRowsAndColumns) {
   });
 }
 
-// ---- quantising a second time
+// ---- quantizing a second time
 
 // Values stay, also under flashinfer. Scales stay under floor and drop by one elsewhere where the largest value is half of the largest
-// element. Blocks that dequantise to Inf or NaN are outside.
-void check_second_quantisation(const Tensor& x, const Quantization& how) {
+// element. Blocks that dequantize to Inf or NaN are outside.
+void check_second_quantization(const Tensor& x, const Quantization& how) {
   const QuantizedTensor first = quantized(x, how);
   const Tensor once = dequantized(first);
   const bool flashinfer = how.rule == ScaleRule::flashinfer;
@@ -226,18 +226,18 @@ void check_second_quantisation(const Tensor& x, const Quantization& how) {
   }
 }
 
-TEST_F(Invariants, ASecondQuantisationKeepsEveryValueAndLowersOnlyScalesOfHalvedMaxima) {
+TEST_F(Invariants, ASecondQuantizationKeepsEveryValueAndLowersOnlyScalesOfHalvedMaxima) {
   for_each([&](Backend& device, const Distribution& distribution) {
     const Tensor x = drawn_matrix(device, distribution, kRows, kCols);
     for (const Format format : kFormats) {
       for (const ScaleRule rule : kRules) {
         for (const Quantization& how :
              {rows_of(format, 32, rule), rows_of(format, 32, rule).transposed(), tiles_of(format, 32, rule), rows_of(format, 128, rule)}) {
-          check_second_quantisation(x, how);
+          check_second_quantization(x, how);
         }
       }
     }
-    check_second_quantisation(x, rows_of(Format::e2m1, 32, ScaleRule::flashinfer));
+    check_second_quantization(x, rows_of(Format::e2m1, 32, ScaleRule::flashinfer));
   });
 }
 

@@ -1,4 +1,4 @@
-// Products of quantised operands against the fp64 product of their dequantised values, which is exact: every element is a dyadic rational
+// Products of quantized operands against the fp64 product of their dequantized values, which is exact: every element is a dyadic rational
 // and fp64 sums of this length lose less than the bound by far.
 #include <cmath>
 
@@ -8,7 +8,7 @@
 
 namespace mantissa::test::quantized_gemm_test {
 
-// Dequantised in fp64 from the codes alone.
+// Dequantized in fp64 from the codes alone.
 std::vector<double> exact_values(const QuantizedTensor& x) {
   std::vector<double> out;
   const int64_t rows = x.shape[0], cols = x.shape[1];
@@ -79,7 +79,7 @@ class QuantizedGemm : public BackendTest {
       ASSERT_LE(std::abs(actual[i] - exact.products[i]), bound * exact.magnitudes[i] + rounding) << d.device().name() << " at " << i;
     }
   }
-  void expect_product(const Operand& a, const Operand& b, Dtype out) {
+  void expect_gemm(const Operand& a, const Operand& b, Dtype out) {
     const Exact exact = exact_product(a, b);
     for (Backend* device : {&fast(), &reference()}) {
       const Tensor d = empty(*device, out, {a.rows(), b.cols()});
@@ -88,7 +88,7 @@ class QuantizedGemm : public BackendTest {
     }
   }
   // The same of the one group that there is.
-  void expect_grouped_product(const Operand& a, const Operand& b) {
+  void expect_grouped_gemm(const Operand& a, const Operand& b) {
     const Tensor d = empty(fast(), Dtype::f32, {a.rows(), b.cols()});
     const auto end = static_cast<double>(a.rows());
     fast().run(GroupedGemm{.a = a, .b = b, .out = d, .offsets = tensor_of(fast(), Dtype::i32, {2}, {0, end})});
@@ -96,7 +96,7 @@ class QuantizedGemm : public BackendTest {
   }
 };
 
-TEST_F(QuantizedGemm, EqualsTheExactProductInAllThreeRoles) {
+TEST_F(QuantizedGemm, EqualsTheExactGemmInAllThreeRoles) {
   for (const int64_t block : {32, 128}) {
     const int64_t tokens = 2 * block, in = 3 * block, out = block;
     for (const Format format : {Format::e4m3, Format::e5m2}) {
@@ -105,10 +105,10 @@ TEST_F(QuantizedGemm, EqualsTheExactProductInAllThreeRoles) {
       const QuantizedTensor x_columns = random_codes({tokens, in}, columns, 1), dy_columns = random_codes({tokens, out}, columns, 2);
       for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
         for (const Quantization& how : {rows, tiles}) {
-          expect_product({x}, {random_codes({out, in}, how, 3), true}, dtype);          // fprop
-          expect_product({dy}, {random_codes({out, in}, how.transposed(), 3)}, dtype);  // dgrad
+          expect_gemm({x}, {random_codes({out, in}, how, 3), true}, dtype);          // fprop
+          expect_gemm({dy}, {random_codes({out, in}, how.transposed(), 3)}, dtype);  // dgrad
         }
-        expect_product({dy_columns, true}, {x_columns}, dtype);  // wgrad
+        expect_gemm({dy_columns, true}, {x_columns}, dtype);  // wgrad
       }
     }
   }
@@ -121,8 +121,8 @@ TEST_F(QuantizedGemm, TakesOneOperandInHighPrecision) {
     const Tensor x = tensor_of(fast(), dtype, {37, 64}, random_values(37 * 64, 6)),
                  dy = tensor_of(fast(), dtype, {37, 96}, random_values(37 * 96, 7));
     for (const QuantizedTensor& w : {weight, fake}) {
-      expect_product({x}, {w, true}, dtype);
-      expect_product({dy}, {w}, dtype);
+      expect_gemm({x}, {w, true}, dtype);
+      expect_gemm({dy}, {w}, dtype);
     }
   }
 }
@@ -130,31 +130,31 @@ TEST_F(QuantizedGemm, TakesOneOperandInHighPrecision) {
 TEST_F(QuantizedGemm, HoldsTheBoundForLongSums) {
   const Quantization columns = kRows.transposed();
   for (const int64_t depth : {4096, 65536}) {
-    expect_product({random_codes({32, depth}, kRows, 8, 0)}, {random_codes({32, depth}, kRows, 9, 0), true}, Dtype::f32);      // fprop
-    expect_product({random_codes({32, depth}, kRows, 8, 0)}, {random_codes({depth, 32}, kTiles, 9, 0)}, Dtype::f32);           // dgrad
-    expect_product({random_codes({depth, 32}, columns, 8, 0), true}, {random_codes({depth, 32}, columns, 9, 0)}, Dtype::f32);  // wgrad
+    expect_gemm({random_codes({32, depth}, kRows, 8, 0)}, {random_codes({32, depth}, kRows, 9, 0), true}, Dtype::f32);      // fprop
+    expect_gemm({random_codes({32, depth}, kRows, 8, 0)}, {random_codes({depth, 32}, kTiles, 9, 0)}, Dtype::f32);           // dgrad
+    expect_gemm({random_codes({depth, 32}, columns, 8, 0), true}, {random_codes({depth, 32}, columns, 9, 0)}, Dtype::f32);  // wgrad
   }
 }
 
-// bf16 products flush subnormals: at these scales the operands' small elements are subnormal, or the largest overflow. Without a bf16 dot
-// product all run in fp32, and none because of its scales.
+// bf16 GEMMs flush subnormals: at these scales the operands' small elements are subnormal, or the largest overflow. Without a bf16 dot
+// GEMM all run in fp32, and none because of its scales.
 TEST_F(QuantizedGemm, MultipliesExtremeScalesInFp32) {
   const Quantization columns = kRows.transposed();
   for (const double scale : {0x1p-125, 0x1p-115, 0x1p+118}) {
     const auto a = [&](Shape shape, const Quantization& how) { return random_codes(shape, how, 10, 0, scale); };
     const auto b = [&](Shape shape, const Quantization& how) { return random_codes(shape, how, 11, 0, 1.0 / scale); };
-    const int64_t before = fast().fp32_products();
-    expect_product({a({32, 64}, kRows)}, {b({64, 64}, kTiles), true}, Dtype::f32);     // fprop
-    expect_product({a({32, 64}, kRows)}, {b({64, 64}, columns)}, Dtype::f32);          // dgrad
-    expect_product({a({64, 32}, columns), true}, {b({64, 64}, columns)}, Dtype::f32);  // wgrad
-    EXPECT_EQ(fast().fp32_products() - before, onednn_has_bf16() ? 3 : 0) << scale;
+    const int64_t before = fast().fp32_gemms();
+    expect_gemm({a({32, 64}, kRows)}, {b({64, 64}, kTiles), true}, Dtype::f32);     // fprop
+    expect_gemm({a({32, 64}, kRows)}, {b({64, 64}, columns)}, Dtype::f32);          // dgrad
+    expect_gemm({a({64, 32}, columns), true}, {b({64, 64}, columns)}, Dtype::f32);  // wgrad
+    EXPECT_EQ(fast().fp32_gemms() - before, onednn_has_bf16() ? 3 : 0) << scale;
   }
-  const int64_t before = fast().fp32_products();
-  expect_product({random_codes({32, 64}, kRows, 12)}, {random_codes({64, 64}, kTiles, 13), true}, Dtype::f32);
-  EXPECT_EQ(fast().fp32_products(), before) << "ordinary scales need no fp32";
+  const int64_t before = fast().fp32_gemms();
+  expect_gemm({random_codes({32, 64}, kRows, 12)}, {random_codes({64, 64}, kTiles, 13), true}, Dtype::f32);
+  EXPECT_EQ(fast().fp32_gemms(), before) << "ordinary scales need no fp32";
 }
 
-// The bound of extreme scales relies on subnormals: every element of one operand is one, in products of few rows, of many and of a group.
+// The bound of extreme scales relies on subnormals: every element of one operand is one, in GEMMs of few rows, of many and of a group.
 TEST_F(QuantizedGemm, HonorsSubnormalsOfExtremeScales) {
   const Quantization columns = kRows.transposed();
   const auto tiny = [&](Shape shape, const Quantization& how) { return random_codes(shape, how, 21, 0, 0x1p-128); };
@@ -162,26 +162,26 @@ TEST_F(QuantizedGemm, HonorsSubnormalsOfExtremeScales) {
   for (const double x : exact_values(tiny({32, 64}, kRows))) ASSERT_LT(std::abs(x), 0x1p-126);
   for (const int64_t rows : {8, 64, 200}) {
     const Tensor dense = random_tensor(fast(), Dtype::f32, {rows, 64}, 23, 0x1p+100);
-    expect_product({tiny({rows, 64}, kRows)}, {large({96, 64}, kTiles), true}, Dtype::f32);
-    expect_product({large({rows, 64}, kRows)}, {tiny({96, 64}, kTiles), true}, Dtype::f32);
-    expect_product({dense}, {tiny({64, 96}, columns)}, Dtype::f32);
-    expect_grouped_product({tiny({rows, 64}, kRows)}, {large({96, 64}, kTiles), true});
-    expect_grouped_product({dense}, {tiny({64, 96}, columns)});
+    expect_gemm({tiny({rows, 64}, kRows)}, {large({96, 64}, kTiles), true}, Dtype::f32);
+    expect_gemm({large({rows, 64}, kRows)}, {tiny({96, 64}, kTiles), true}, Dtype::f32);
+    expect_gemm({dense}, {tiny({64, 96}, columns)}, Dtype::f32);
+    expect_grouped_gemm({tiny({rows, 64}, kRows)}, {large({96, 64}, kTiles), true});
+    expect_grouped_gemm({dense}, {tiny({64, 96}, columns)});
   }
-  expect_product({tiny({64, 96}, columns), true}, {large({64, 32}, columns)}, Dtype::f32);
+  expect_gemm({tiny({64, 96}, columns), true}, {large({64, 32}, columns)}, Dtype::f32);
 }
 
 TEST_F(QuantizedGemm, ZeroBlocksAreNotExtreme) {
   QuantizedTensor a = random_codes({64, 64}, kRows, 14);
   std::fill_n(a.codes.data<uint8_t>(), 32 * 64, uint8_t{0});
   std::fill_n(a.scales.data<uint8_t>(), 32 * 2, uint8_t{0});
-  const int64_t before = fast().fp32_products();
-  expect_product({a}, {random_codes({32, 64}, kTiles, 15), true}, Dtype::f32);
-  EXPECT_EQ(fast().fp32_products(), before);
+  const int64_t before = fast().fp32_gemms();
+  expect_gemm({a}, {random_codes({32, 64}, kTiles, 15), true}, Dtype::f32);
+  EXPECT_EQ(fast().fp32_gemms(), before);
 }
 
-// A large weight is dequantised in bands of output columns: never whole, and without a trace in the result.
-TEST_F(QuantizedGemm, DequantisesALargeWeightInBandsWithTheBitsOfTheWhole) {
+// A large weight is dequantized in row blocks of output columns: never whole, and without a trace in the result.
+TEST_F(QuantizedGemm, DequantizesALargeWeightInColumnBlocksWithTheBitsOfTheWhole) {
   const int64_t out = 3072, in = 2304, tokens = 64;
   const QuantizedTensor weight = random_codes({out, in}, kTiles, 19);
   const Tensor whole = empty(fast(), Dtype::bf16, {out, in});
@@ -201,16 +201,16 @@ TEST_F(QuantizedGemm, DequantisesALargeWeightInBandsWithTheBitsOfTheWhole) {
   }
 }
 
-TEST_F(QuantizedGemm, FindsAnExtremeScaleInTheLastBand) {
+TEST_F(QuantizedGemm, FindsAnExtremeScaleInTheLastColumnBlock) {
   const QuantizedTensor weight = random_codes({3072, 2304}, kTiles, 24);
   weight.scales.data<uint8_t>()[weight.scales.elements() - 1] = 1;  // 2^-126
-  const int64_t before = fast().fp32_products();
-  expect_product({random_codes({4, 2304}, kRows, 25)}, {weight, true}, Dtype::f32);
-  EXPECT_EQ(fast().fp32_products() - before, onednn_has_bf16() ? 1 : 0);
+  const int64_t before = fast().fp32_gemms();
+  expect_gemm({random_codes({4, 2304}, kRows, 25)}, {weight, true}, Dtype::f32);
+  EXPECT_EQ(fast().fp32_gemms() - before, onednn_has_bf16() ? 1 : 0);
 }
 
 TEST_F(QuantizedGemm, AccumulatesIntoGradients) {
-  for (const double scale : {1.0, 0x1p-120}) {  // the second a product that starts over in fp32: it is added once
+  for (const double scale : {1.0, 0x1p-120}) {  // the second a GEMM that starts over in fp32: it is added once
     const QuantizedTensor a = random_codes({32, 96}, kRows.transposed(), 16, 2, scale),
                           b = random_codes({32, 64}, kRows.transposed(), 17, 2, 1.0 / scale);
     for (Backend* device : {&fast(), &reference()}) {

@@ -68,7 +68,7 @@ const std::map<std::string, Mode>& modes() {
       {"GroupedWeightGradient", Mode::flushed},
       {"AddGroupedBias", Mode::honored},
       {"GroupedBiasGradient", Mode::honored},
-      {"GroupedBiasProduct", Mode::honored},
+      {"GroupedBiasDot", Mode::honored},
       {"AdamW", Mode::honored},
       {"FinishGradients", Mode::integers},
       {"Sum", Mode::honored},
@@ -118,7 +118,7 @@ class WatchedDevice final : public Backend {
   bool computes_fp64() const override { return kernels_->computes_fp64(); }
   void upload(const void* from, const Tensor& to) override { kernels_->upload(from, to); }
   void download(const Tensor& from, void* to) override { kernels_->download(from, to); }
-  void synchronise() override { kernels_->synchronise(); }
+  void synchronize() override { kernels_->synchronize(); }
 
   const std::map<std::string, bool>& met_subnormals() const { return met_; }
 
@@ -137,7 +137,7 @@ class WatchedDevice final : public Backend {
   std::map<std::string, bool> met_;
 };
 
-// Every case without extreme scales, where products honor subnormals (quantized_gemm_test.cpp).
+// Every case without extreme scales, where GEMMs honor subnormals (quantized_gemm_test.cpp).
 template <class Body>
 void for_each_case(Body body) {
   for (const KernelCase& c : kernel_cases()) {

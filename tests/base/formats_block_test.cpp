@@ -1,4 +1,4 @@
-// Whole blocks: worked examples, non-finite and flushed blocks, and what a second quantisation keeps.
+// Whole blocks: worked examples, non-finite and flushed blocks, and what a second quantization keeps.
 #include <gtest/gtest.h>
 
 #include <array>

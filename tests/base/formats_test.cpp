@@ -154,7 +154,7 @@ TEST(Element, NonFiniteInputsSaturateOrBecomeNanWithoutASign) {
   }
 }
 
-TEST(Element, SubnormalFp32AreNormalisedNotFlushed) {
+TEST(Element, SubnormalFp32AreNormalizedNotFlushed) {
   for_each_format([](auto element, const SlowFormat& reference) {
     using E = decltype(element);
     for (uint32_t i = 0; i < (1U << 23); i += i < 4096 ? 1 : 977) {
@@ -245,7 +245,7 @@ TEST(BlockScale, EveryBinadeOfFp32TurnsOneUlpAboveTheThreshold) {
 }
 
 // In fp32, amax * fp32(1 / largest element) underflows here and would give a scale one too small.
-TEST(BlockScale, TheThreeInputsWhereAProductUnderflowsAreRoundedUp) {
+TEST(BlockScale, TheThreeInputsWhereAGemmUnderflowsAreRoundedUp) {
   const auto check = [](auto element, uint32_t amax, double largest) {
     using E = decltype(element);
     const uint8_t scale = block_scale<E>(amax, ScaleRule::rceil);

@@ -36,12 +36,12 @@ std::string change(const std::string& before, const std::string& now) {
   }
 }
 
-// An operand's quantisation as it stands in a config and, with sorted keys, in a message.
+// An operand's quantization as it stands in a config and, with sorted keys, in a message.
 std::string how(const char* block, const char* format, const char* rule) {
   return text(R"({"block":)", block, R"(,"format":")", format, R"(","rule":")", rule, "\"}");
 }
 
-// A recipe that quantises this one operand, and what changes in it.
+// A recipe that quantizes this one operand, and what changes in it.
 struct Operand {
   std::string key, gemms;
   std::string format, other_format, rule, other_rule, block, other_block;
@@ -56,8 +56,8 @@ TEST(PlanChange, EveryPartOfEveryOperandCounts) {
       {"weight_fake_quant", "[]", "e2m1", "e4m3", "rceil", "floor", "[1,32]", "[1,16]"},
   };
   for (const Operand& o : operands) {
-    const auto recipe = [&](const std::string& quantisation) {
-      return text(R"({"base":"high","gemms":)", o.gemms, ",\"", o.key, "\":", quantisation, '}');
+    const auto recipe = [&](const std::string& quantization) {
+      return text(R"({"base":"high","gemms":)", o.gemms, ",\"", o.key, "\":", quantization, '}');
     };
     const std::string before = how(o.block.c_str(), o.format.c_str(), o.rule.c_str());
     EXPECT_EQ(change(recipe(before), recipe(before)), "");
@@ -92,7 +92,7 @@ TEST(PlanChange, TheGemmsThatTakeTheOperandsCount) {
   }
 }
 
-TEST(PlanChange, TheTypeOfOperandsThatAreNotQuantisedCounts) {
+TEST(PlanChange, TheTypeOfOperandsThatAreNotQuantizedCounts) {
   EXPECT_THAT(change(R"({"base":"bf16"})", R"({"base":"fp32"})"), HasSubstr(R"(own (compute "bf16" -> "fp32")"));
 }
 
@@ -134,7 +134,7 @@ TEST(ModelChange, WhatFollowsFromOtherKeysCountsAsGiven) {
        [](ModelConfig& m) { kLlama3(m), m.rope_scaling->high_freq_factor = 8.0; }, "rope_scaling.high_freq_factor"},
       {kMoe, [](ModelConfig& m) { kMoe(m), m.moe->norm_topk_prob = true; }, [](ModelConfig& m) { kMoe(m), m.moe->norm_topk_prob = false; },
        "moe.norm_topk_prob"},
-      {kMoe, [](ModelConfig& m) { kMoe(m), m.moe->score_after_choice = true; },
+      {kMoe, [](ModelConfig& m) { kMoe(m), m.moe->softmax_after_topk = true; },
        [](ModelConfig& m) { kMoe(m), m.moe->num_experts_per_tok = 3; }, "moe.num_experts_per_tok"}};
   for (const Derived& derived : all) {
     EXPECT_EQ(changed_keys(derived.left_out, derived.given), "") << derived.key;

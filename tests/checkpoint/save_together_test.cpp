@@ -14,7 +14,7 @@ using SaveTogether = CheckpointTest;
 
 // Each rank saves a tensor of its own, of three parts of 4 MiB or less. How often each told that it goes on.
 std::vector<int> told_by(int ranks, const TemporaryFolder& folder) {
-  std::vector<int> told(static_cast<size_t>(ranks));
+  std::vector<int> reported(static_cast<size_t>(ranks));
   EXPECT_THAT(
       run_ranks(ranks,
                 [&](const Communicator& world) {
@@ -25,11 +25,11 @@ std::vector<int> told_by(int ranks, const TemporaryFolder& folder) {
                   const std::vector<float> values(static_cast<size_t>(elements));
                   content.tensors = {
                       {.name = text("w", world.rank()), .shape = {elements}, .boxes = {}, .data = saved_tensor({elements}, values)}};
-                  int& own = told[static_cast<size_t>(world.rank())];
+                  int& own = reported[static_cast<size_t>(world.rank())];
                   save_together(world, directory, content, [&own] { ++own; });
                 }),
       Each(IsEmpty()));
-  return told;
+  return reported;
 }
 
 TEST_F(SaveTogether, EachPhaseAndPartOfASaveIsProgress) {

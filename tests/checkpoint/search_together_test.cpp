@@ -95,14 +95,14 @@ TEST_F(SearchTogetherTest, AVersionThatOneSeesOtherwiseIsPassedOver) {
   EXPECT_THAT(errors, Each(IsEmpty()));
 }
 
-TEST(TextsOfRanks, ReachTheFirstAndComeFromIt) {
+TEST(StringsOfRanks, ReachTheFirstAndComeFromIt) {
   const auto errors = run_ranks(4, [](const Communicator& world) {
     const std::string own(static_cast<size_t>(3 * world.rank()), static_cast<char>('a' + world.rank()));
     const std::vector<std::string> expected = {"", "bbb", "cccccc", "ddddddddd"};
-    EXPECT_EQ(gather_texts(world, own), expected);
-    EXPECT_EQ(texts_at_first(world, own), world.rank() == 0 ? expected : std::vector<std::string>{own});
-    EXPECT_EQ(text_of_first(world, world.rank() == 0 ? "from 0" : "else"), "from 0");
-    EXPECT_EQ(text_of_first(world, world.rank() == 0 ? "" : "else"), "");
+    EXPECT_EQ(all_gather_strings(world, own), expected);
+    EXPECT_EQ(gather_strings(world, own), world.rank() == 0 ? expected : std::vector<std::string>{own});
+    EXPECT_EQ(broadcast_string(world, world.rank() == 0 ? "from 0" : "else"), "from 0");
+    EXPECT_EQ(broadcast_string(world, world.rank() == 0 ? "" : "else"), "");
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
 }

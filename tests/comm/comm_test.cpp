@@ -105,7 +105,7 @@ TEST(Sum, OverRanksContinuesTheTreeOverMicroBatches) {
   }
 }
 
-// Each element lies on another rank than its neighbour.
+// Each element lies on another rank than its neighbor.
 TEST(Sum, OfBf16IsExactWhereAllButOneAddendAreZero) {
   constexpr int64_t kCount = 533;
   const std::vector<double> all = random_values(kCount, 5, 1e3);
@@ -187,14 +187,14 @@ TEST(Traffic, CountsWhatEachRankSentByPurpose) {
               Each(IsEmpty()));
 }
 
-struct Odd {
-  const char *name, *words;  // of the message: what the odd rank calls
+struct Mismatch {
+  const char *name, *words;  // of the message: what the mismatching rank calls
   std::function<void(Backend&, const Communicator&)> call;
 };
 
-void usual(Backend& device, const Communicator& world) { world.sum(zeros(device, Dtype::f32, {100}), Purpose::gradients); }
+void majority(Backend& device, const Communicator& world) { world.sum(zeros(device, Dtype::f32, {100}), Purpose::gradients); }
 
-std::vector<Odd> odd_calls() {
+std::vector<Mismatch> mismatching_calls() {
   const auto sum_of = [](Dtype dtype, int64_t count) {
     return [=](Backend& device, const Communicator& world) { world.sum(zeros(device, dtype, {count}), Purpose::gradients); };
   };
@@ -207,7 +207,7 @@ std::vector<Odd> odd_calls() {
       {"sequence", "sum of 100 fp32 (call 2",
        [](Backend& device, const Communicator& world) {
          world.barrier();
-         usual(device, world);
+         majority(device, world);
        }},
       {"dtype", "sum of 100 fp64", sum_of(Dtype::f64, 100)},
       {"count", "sum of 99 fp32", sum_of(Dtype::f32, 99)},
@@ -227,22 +227,22 @@ std::vector<Odd> odd_calls() {
   };
 }
 
-TEST(DifferentCalls, AreFoundWhoeverIsOdd) {
+TEST(DifferentCalls, AreFoundWhicheverRankMismatches) {
   const Threads one(1);
-  for (const Odd& odd : odd_calls()) {
+  for (const Mismatch& mismatch : mismatching_calls()) {
     for (const int ranks : {2, 3, 5}) {
       for (int who = 0; who < ranks; ++who) {
         const auto errors = run_ranks(ranks, [&](const Communicator& world) {
           const auto device = make_backend("cpu_reference");
           world.barrier();
-          (world.rank() == who ? odd.call : usual)(*device, world);
-          usual(*device, world);
+          (world.rank() == who ? mismatch.call : majority)(*device, world);
+          majority(*device, world);
         });
-        const std::string odd_rank = text("rank ", who, " "), usual_rank = text("rank ", (who + 1) % ranks, " ");
-        // Whichever is seen first: the neighbour's other call, or a message of another size.
-        EXPECT_THAT(errors, Contains(AllOf(StartsWith("70: rank"), HasSubstr(odd_rank))))
-            << odd.name << ", rank " << who << " of " << ranks;
-        EXPECT_THAT(errors, Each(Not(IsEmpty()))) << odd.name;
+        const std::string mismatching_rank = text("rank ", who, " "), majority_rank = text("rank ", (who + 1) % ranks, " ");
+        // Whichever is seen first: the neighbor's other call, or a message of another size.
+        EXPECT_THAT(errors, Contains(AllOf(StartsWith("70: rank"), HasSubstr(mismatching_rank))))
+            << mismatch.name << ", rank " << who << " of " << ranks;
+        EXPECT_THAT(errors, Each(Not(IsEmpty()))) << mismatch.name;
       }
     }
   }
@@ -277,7 +277,7 @@ TEST(LentScratch, ThatDoesNotHoldASumIsRefused) {
   EXPECT_THAT(scatter(Dtype::bf16, 60), HasSubstr("needed"));
 }
 
-// Equal sums of counts, other borders; and a pair of an all_to_all of which one has nothing to send.
+// Equal sums of counts, other boundaries; and a pair of an all_to_all of which one has nothing to send.
 TEST(DifferentCalls, OtherSharesOfTheSameBytesAreFound) {
   const auto gather = run_ranks(2, [](const Communicator& world) {
     Bytes bytes(12);

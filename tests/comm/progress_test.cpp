@@ -12,8 +12,8 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 
 // What is said `seconds` after the latest progress.
-std::string after(const Progress& progress, double seconds, const Patience& patience = {}) {
-  return overdue(progress, patience, progress.since() + seconds);
+std::string after(const Progress& progress, double seconds, const WatchdogTimeouts& timeouts = {}) {
+  return watchdog_timeout(progress, timeouts, progress.since() + seconds);
 }
 
 void take_steps(Progress& progress, int64_t steps) {
@@ -57,7 +57,7 @@ TEST(Progress, LongStepsExtendTheirLimit) {
   EXPECT_LT(progress.mean_step_seconds(), 6);  // of 30 s
 }
 
-TEST(Progress, PatienceBeginsAnewForWhoWasStopped) {
+TEST(Progress, TimeoutsStartOverForWhoWasStopped) {
   Progress progress;
   Stops stops(1);
   const double began = progress.since();
@@ -65,8 +65,8 @@ TEST(Progress, PatienceBeginsAnewForWhoWasStopped) {
   EXPECT_EQ(stops.running_since(began + 1.8), 0);
   EXPECT_EQ(stops.running_since(began + 9), began + 9) << "late itself";
   EXPECT_EQ(stops.running_since(began + 9.9), began + 9);
-  EXPECT_THAT(overdue(progress, {.section_timeout_s = 2}, began + 10.9, began + 9), IsEmpty());
-  EXPECT_THAT(overdue(progress, {.section_timeout_s = 2}, began + 11.1, began + 9), Not(IsEmpty()));
+  EXPECT_THAT(watchdog_timeout(progress, {.section_timeout_s = 2}, began + 10.9, began + 9), IsEmpty());
+  EXPECT_THAT(watchdog_timeout(progress, {.section_timeout_s = 2}, began + 11.1, began + 9), Not(IsEmpty()));
 }
 
 // A step that waited for something, or one that had nothing to do, says little about the next.
@@ -103,10 +103,10 @@ TEST(Progress, ARunThatContinuesHasTakenNoStepYet) {
 
 TEST(Progress, EachCallIsProgress) {
   Progress progress;
-  progress.at(3, "texts");
+  progress.at(3, "samples");
   const double before = progress.since();
   std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  progress.at(3, "texts");
+  progress.at(3, "samples");
   EXPECT_GT(progress.since(), before);
 }
 

@@ -250,6 +250,20 @@ TEST(RunConfig, AStageOfZeroIsAnsweredByName) {
   EXPECT_THAT(read({{"zero_optimization", {{"stage", 1}}}}), HasSubstr("zero_optimization: " + answer));
 }
 
+TEST(RunConfig, KeysOfEarlierVersionsAreRefusedWithTheNewName) {
+  const std::vector<std::pair<std::string, std::string>> renamed = {
+      {"quantised_dispatch", "precision.quantized_dispatch"},
+      {"score_after_choice", "model.moe.softmax_after_topk"},
+  };
+  for (const auto& [before, now] : renamed) {
+    const std::string section = now.substr(0, now.rfind('.') + 1);
+    const ConfigSources sources{.file = "c.json", .text = "{}", .sets = {section + before + "=true"}};
+    const Error error = error_of([&] { load_run_config(sources, Inputs::unchecked); });
+    EXPECT_EQ(error.code(), ExitCode::usage);
+    EXPECT_THAT(error.what(), HasSubstr(section + before + ": unknown key; here it is '" + now + "'"));
+  }
+}
+
 TEST(RunConfig, UnknownKeysOfEntriesOfListsAreRefused) {
   const json data = {
       {"tokenizer", "byte"}, {"train", {{{"path", "x"}}, {{"path", "y"}, {"wieght", 2}}}}, {"valid", {{{"path", "z"}, {"weigth", 1}}}}};

@@ -48,15 +48,15 @@ TEST_F(OpenDataTest, ShortFormHoldsTheTailOut) {
 
 // Of 2 MiB and a byte: a reader has three windows.
 TEST_F(OpenDataTest, WhatTakesLongTellsThatItGoesOn) {
-  int told = 0;
+  int reported = 0;
   const auto calls = [&](const DataConfig& config, bool validation = false) {
-    told = 0;
-    const DataOptions options = {.seq_len = 4, .progressed = [&] { ++told; }};
+    reported = 0;
+    const DataOptions options = {.seq_len = 4, .progressed = [&] { ++reported; }};
     const Data data = validation ? open_validation_data(config, options) : open_data(config, options);
-    const int opening = told;
+    const int opening = reported;
     std::vector<int32_t> ids(5);
     data.files[0]->read(0, 5, ids.data());
-    EXPECT_EQ(told, opening) << "reading later is none of it";
+    EXPECT_EQ(reported, opening) << "reading later is none of it";
     return opening;
   };
   DataConfig characters = text_config(std::string((2 << 20) + 1, 'a'), TokenizerKind::character);

@@ -48,8 +48,8 @@ TEST(Permutation, DependsOnSeedEpochAndDataset) {
   EXPECT_NE(order(1000, 1, 0, 1), base);
 }
 
-TEST(Permutation, SpreadsNeighboursAndFirstPlaces) {
-  // Neighbours stay neighbours about twice in a random order of any length.
+TEST(Permutation, SpreadsNeighborsAndFirstPlaces) {
+  // Neighbors stay neighbors about twice in a random order of any length.
   const auto values = order(100000, 5, 0);
   int64_t adjacent = 0;
   for (size_t i = 1; i < values.size(); ++i) adjacent += std::abs(values[i] - values[i - 1]) == 1;

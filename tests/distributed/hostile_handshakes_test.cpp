@@ -1,4 +1,5 @@
-// Ten thousand strangers at the port where the ranks of a run met: none gets in, and no loss is another than without them.
+// Ten thousand unauthenticated connections at the port where the ranks of a run met: none gets in, and no loss is another than without
+// them.
 #include <signal.h>
 
 #include <atomic>
@@ -12,7 +13,7 @@ namespace mantissa::hostile_handshakes_test {
 
 using test::RawConnection;
 
-const std::string kToken = "0123456789abcdef0123456789abcdef";
+const std::string kSecret = "0123456789abcdef0123456789abcdef";
 constexpr int kRanks = 2;
 
 int free_port() {
@@ -27,10 +28,11 @@ int free_port() {
   return ntohs(name.sin_port);
 }
 
-// What each kind saw, counted: a stranger gets the 32 bytes of a hello, who has the token a proof and the reason why it has no place.
+// What each kind saw, counted: an unauthenticated connection gets the 32 bytes of a hello, who has the secret a MAC and the reason why it
+// has no place.
 struct Seen {
-  std::atomic<int> garbage{0}, replays{0}, wrong_tokens{0}, duplicates{0}, slow{0}, odd{0};
-  int all() const { return garbage + replays + wrong_tokens + duplicates + slow; }
+  std::atomic<int> garbage{0}, replays{0}, wrong_secrets{0}, duplicates{0}, slow{0}, odd{0};
+  int all() const { return garbage + replays + wrong_secrets + duplicates + slow; }
 };
 
 class HostileHandshakes : public test::LaunchedTraining {
@@ -38,7 +40,7 @@ class HostileHandshakes : public test::LaunchedTraining {
   // The words that start the ranks of a run with its port and token; each writes its number before it becomes mantissa.
   static std::vector<std::string> ranks_at(int port, const std::string& name) {
     const std::string script = "export WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=" + std::to_string(port) +
-                               " MANTISSA_TOKEN=" + kToken +
+                               " MANTISSA_SECRET=" + kSecret +
                                R"(
       for rank in 0 1; do
         RANK=$rank LOCAL_RANK=$rank sh -c 'echo $$ > pid.$RANK; exec "$@"' sh "$@" &
@@ -65,8 +67,8 @@ class HostileHandshakes : public test::LaunchedTraining {
   }
   static void wrong_token(int port, Seen& seen) {
     RawConnection raw(port);
-    raw.prove({.rank = 1, .world = kRanks}, "another token", "");
-    ++(raw.receive(100).empty() ? seen.wrong_tokens : seen.odd);
+    raw.authenticate({.rank = 1, .world = kRanks}, "another secret", "");
+    ++(raw.receive(100).empty() ? seen.wrong_secrets : seen.odd);
   }
   static void replay(int port, const std::string& recorded, Seen& seen) {
     RawConnection raw(port);
@@ -76,7 +78,7 @@ class HostileHandshakes : public test::LaunchedTraining {
   // What it sent, for a replay.
   static std::string duplicate(int port, uint32_t rank, Seen& seen) {
     RawConnection raw(port);
-    const std::string sent = raw.prove({.rank = rank, .world = kRanks}, kToken, "");
+    const std::string sent = raw.authenticate({.rank = rank, .world = kRanks}, kSecret, "");
     const bool refused = raw.receive(500).find("is there already") != std::string::npos;
     ++(refused ? seen.duplicates : seen.odd);
     return sent;
@@ -102,10 +104,10 @@ class HostileHandshakes : public test::LaunchedTraining {
         }
       });
     };
-    std::vector<std::thread> strangers;
-    strangers.push_back(guarded([&] { slow(port, seen); }));
+    std::vector<std::thread> connections;
+    connections.push_back(guarded([&] { slow(port, seen); }));
     for (uint32_t thread = 0; thread < 2; ++thread) {
-      strangers.push_back(guarded([&, thread] {
+      connections.push_back(guarded([&, thread] {
         std::mt19937 random(thread);
         for (int i = 0; i < 4000; ++i) {
           garbage(port, random, seen);
@@ -114,7 +116,7 @@ class HostileHandshakes : public test::LaunchedTraining {
         }
       }));
     }
-    for (std::thread& stranger : strangers) stranger.join();
+    for (std::thread& connection : connections) connection.join();
   }
 
   static size_t lines_of(const std::string& path) { return static_cast<size_t>(std::ranges::count(test::read_file(path), '\n')); }
@@ -136,7 +138,7 @@ TEST_F(HostileHandshakes, ChangeNoLoss) {
   EXPECT_GT(after, before + 10) << "training went on meanwhile";
   EXPECT_GE(seen.all(), 10000);
   EXPECT_EQ(seen.odd, 0);
-  EXPECT_GT(std::min({seen.garbage.load(), seen.replays.load(), seen.wrong_tokens.load(), seen.duplicates.load(), seen.slow.load()}), 40);
+  EXPECT_GT(std::min({seen.garbage.load(), seen.replays.load(), seen.wrong_secrets.load(), seen.duplicates.load(), seen.slow.load()}), 40);
 
   const std::vector<std::string> attacked = course("attacked");
   const auto steps = static_cast<int64_t>(attacked.size());

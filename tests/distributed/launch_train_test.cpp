@@ -221,7 +221,7 @@ TEST_F(LaunchedTraining, EveryRankNeedsItsOpenFiles) {
 
 TEST_F(LaunchedTraining, AMissingTemporaryFolderIsNamed) {
   const auto run = test::run_process(
-      {"env", "-u", "XDG_RUNTIME_DIR", "-u", "MANTISSA_TOKEN", "TMPDIR=/nonesuch", "OMPI_COMM_WORLD_RANK=0", "OMPI_COMM_WORLD_SIZE=2",
+      {"env", "-u", "XDG_RUNTIME_DIR", "-u", "MANTISSA_SECRET", "TMPDIR=/nonesuch", "OMPI_COMM_WORLD_RANK=0", "OMPI_COMM_WORLD_SIZE=2",
        "OMPI_COMM_WORLD_LOCAL_RANK=0", "OMPI_COMM_WORLD_LOCAL_SIZE=2", MANTISSA_BINARY, "train", "run.json"},
       folder_.path());
   EXPECT_EQ(run.exit_code, 3);
@@ -273,17 +273,17 @@ TEST_F(LaunchedTraining, EndsWithItsLauncherBehindAWrapper) {
   }
 }
 
-TEST_F(LaunchedTraining, RankThatFailsBeforeTheMeetingDoesNotHoldTheOthers) {
-  for (const std::string odd : {"0", "1"}) {
+TEST_F(LaunchedTraining, RankThatFailsBeforeTheRendezvousDoesNotHoldTheOthers) {
+  for (const std::string mismatch : {"0", "1"}) {
     const std::string script =
-        "[ $RANK = " + odd + " ] && sleep 1 && exit 2; exec " + MANTISSA_BINARY + " train run.json --set logging.dir=never";
+        "[ $RANK = " + mismatch + " ] && sleep 1 && exit 2; exec " + MANTISSA_BINARY + " train run.json --set logging.dir=never";
     const auto run = launch(2, {"sh", "-c", script});
     EXPECT_EQ(run.exit_code, 2) << run.errors;
     EXPECT_EQ(run.errors.find("SIGKILL"), std::string::npos) << "the launcher waited 30 s for a rank to heed SIGTERM\n" << run.errors;
   }
 }
 
-TEST_F(LaunchedTraining, RequestToStopInTheMeetingIsOneOfAll) {
+TEST_F(LaunchedTraining, RequestToStopInTheRendezvousIsOneOfAll) {
   test::ProcessResult run;
   std::thread launcher([&] {
     const std::string command = std::string("exec ") + MANTISSA_BINARY + " train run.json --set logging.dir=never";

@@ -54,7 +54,7 @@ TEST_F(Launchers, SlurmOnOneNode) { expect_run_of_one(by_slurm("SLURM_STEP_TASKS
 // The tasks meet at the first node, at a port made from the number of the job.
 TEST_F(Launchers, SlurmOnTwoNodes) {
   expect_run_of_one(by_slurm("SLURM_STEP_TASKS_PER_NODE='2(x2)' SLURM_STEP_NODELIST=localhost,localhost "
-                             "MANTISSA_TOKEN=0123456789abcdef0123456789abcdef per_node=2"),
+                             "MANTISSA_SECRET=0123456789abcdef0123456789abcdef per_node=2"),
                     "slurm");
 }
 

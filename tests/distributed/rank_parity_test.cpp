@@ -19,7 +19,7 @@ std::vector<RankSetting> representatives() {
   return out;
 }
 
-// 5, 13 and 9 bands of 32 rows, the last one short.
+// 5, 13 and 9 row blocks of 32 rows, the last one short.
 std::vector<RankSetting> odd_sizes() {
   const std::vector<std::string> sizes = {"model.hidden_size=160", "model.num_attention_heads=5", "model.intermediate_size=416",
                                           "model.num_layers=1",    "data.tokenizer=byte",         "model.vocab_size=259",
@@ -38,10 +38,10 @@ TEST_P(RankParity, HasTheBitsOfOne) { expect_the_bits_of_one({2, 4, 8}); }
 INSTANTIATE_TEST_SUITE_P(Recipes, RankParity, ::testing::ValuesIn(representatives()), [](const auto& c) { return c.param.name; });
 INSTANTIATE_TEST_SUITE_P(Sizes, RankParity, ::testing::ValuesIn(odd_sizes()), [](const auto& c) { return c.param.name; });
 
-class FewBands : public test::TrainingOnRanks {};
+class FewRowBlocks : public test::TrainingOnRanks {};
 
-// A layer of 7 bands in the one bucket, and 16 ranks.
-TEST_F(FewBands, RanksThatOwnNothingTakePart) {
+// A layer of 7 row blocks in the one bucket, and 16 ranks.
+TEST_F(FewRowBlocks, RanksThatOwnNothingTakePart) {
   const auto sets = [](const std::string& gather) {
     return std::vector<std::string>{"model.num_layers=1",
                                     "model.intermediate_size=32",

@@ -43,9 +43,9 @@ TEST_F(RanksCompare, RefuseAFolderThatNotAllSee) {
 
 TEST_F(RanksCompare, NameTheRankWhosePlanOrDataAreOthers) {
   test::write_file(folder_ / "other.txt", test::second_order_text(10000));
-  const auto with_odd = [&](int odd, const std::string& set) {
+  const auto with_odd = [&](int mismatch, const std::string& set) {
     return test::run_ranks(3, [&](const Communicator& world) {
-      run(config("odd", three_ranks(world.rank() == odd ? std::vector{set} : std::vector<std::string>{})), {}, make_mesh(world, 1));
+      run(config("odd", three_ranks(world.rank() == mismatch ? std::vector{set} : std::vector<std::string>{})), {}, make_mesh(world, 1));
     });
   };
   const std::string start = "2: the ranks were started with different inputs: ";

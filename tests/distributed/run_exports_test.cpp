@@ -277,7 +277,7 @@ TEST_F(RunExports, AByteThatChangesOnTheDiskIsFound) {
   bool flipped = false;
   std::string problem;
   TrainEvents events;
-  events.doing = [&](int64_t, const char*) {
+  events.set_phase = [&](int64_t, const char*) {
     for (const std::string& name : exports_of(run_folder("flipped"))) {
       const std::string file = run_folder("flipped") + "/exports/" + name + "/model.safetensors";
       if (flipped || !std::filesystem::exists(file)) continue;
@@ -305,7 +305,7 @@ TEST_F(RunExports, BytesSent) {
     const std::unique_ptr<Backend> device = make_backend("cpu");
     Gpt model(of.model, *device, plan, training_options(of, mesh));
     Optimizer optimizer(model.parameters(), of.optimizer, mesh);
-    optimizer.initialise(1);
+    optimizer.initialize(1);
     LiveWeights weights(model.parameters(), plan, mesh);
     const int64_t before = world.traffic().other;
     const std::string name = "layers.1.mlp.gate_up.weight";  // [256, 256]

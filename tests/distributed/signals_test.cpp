@@ -128,7 +128,7 @@ TEST_F(SignalThreads, SignalsThatTheParentBlockedAreTaken) {
 
 // ---- handlers that have to run on a thread that multiplies
 
-// A product runs one time in eight or so when the signal comes. Without the handlers of UCX, which would bring an alternate stack for the
+// A GEMM runs one time in eight or so when the signal comes. Without the handlers of UCX, which would bring an alternate stack for the
 // main thread.
 TEST_P(SignalTrials, ReportsOfTheStackDisturbNothing) {
   if (GetParam().ranks == 1) GTEST_SKIP() << "a process alone is not watched";

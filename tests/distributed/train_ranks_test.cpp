@@ -89,23 +89,23 @@ TEST_F(RanksTogether, TellWhatTheyGoOnWith) {
   const LoadedConfig loaded = config("run", {"parallel.data=2", "training.steps=2", "training.micro_batch_size=1", "training.grad_accum=1",
                                              "training.global_batch_size=null", "training.threads=1"});
   const auto errors = test::run_ranks(2, [&](const Communicator& world) {
-    std::vector<std::string> told;
+    std::vector<std::string> reported;
     TrainEvents events;
-    events.doing = [&told](int64_t step, const char* section) { told.push_back(text(step, " ", section)); };
+    events.set_phase = [&reported](int64_t step, const char* section) { reported.push_back(text(step, " ", section)); };
     train(loaded, {"test"}, events, make_mesh(world, 1));
-    EXPECT_THAT(told, ::testing::IsSupersetOf({"0 start", "0 start", "0 step", "1 step", "2 save"})) << "data are read in parts";
-    EXPECT_GT(std::ranges::count(told, "2 save"), 4 + 2 * 8) << "each phase, and each tensor twice";
-    EXPECT_EQ(told.front(), "0 start");
-    EXPECT_EQ(told.back(), "2 save");
+    EXPECT_THAT(reported, ::testing::IsSupersetOf({"0 start", "0 start", "0 step", "1 step", "2 save"})) << "data are read in parts";
+    EXPECT_GT(std::ranges::count(reported, "2 save"), 4 + 2 * 8) << "each phase, and each tensor twice";
+    EXPECT_EQ(reported.front(), "0 start");
+    EXPECT_EQ(reported.back(), "2 save");
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
 }
 
-TEST_F(RanksTogether, WriteTextsAndStopAtTheSameStep) {
-  std::vector<std::string> texts;
+TEST_F(RanksTogether, WriteSamplesAndStopAtTheSameStep) {
+  std::vector<std::string> samples;
   const LoadedConfig loaded =
-      config("texts", {"parallel.data=2", "training.micro_batch_size=2", "training.grad_accum=2", "training.global_batch_size=null",
-                       "training.threads=1", "eval.samples={\"interval\":3,\"max_new_tokens\":5,\"prompts\":[\"ab\"]}"});
+      config("samples", {"parallel.data=2", "training.micro_batch_size=2", "training.grad_accum=2", "training.global_batch_size=null",
+                         "training.threads=1", "eval.samples={\"interval\":3,\"max_new_tokens\":5,\"prompts\":[\"ab\"]}"});
   std::atomic<int> finished{0};
   const auto errors = test::run_ranks(2, [&](const Communicator& world) {
     int asked = 0;
@@ -115,11 +115,11 @@ TEST_F(RanksTogether, WriteTextsAndStopAtTheSameStep) {
     EXPECT_EQ(own.summary.exit, ExitCode::stopped);
     EXPECT_LT(own.summary.steps, 20);
     finished += static_cast<int>(own.summary.steps);
-    if (world.rank() == 0) texts = own.samples;
+    if (world.rank() == 0) samples = own.samples;
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
   EXPECT_EQ(finished % 2, 0) << "both at one step";
-  EXPECT_FALSE(texts.empty());
+  EXPECT_FALSE(samples.empty());
 }
 
 // A signal comes once, to any rank and at any time.
@@ -134,7 +134,7 @@ TEST_F(RanksTogether, StopWhereOneOfThemIsAsked) {
       std::string section;
       bool asked = false;
       TrainEvents events;
-      events.doing = [&](int64_t step, const char* name) { section = text(step, ' ', name); };
+      events.set_phase = [&](int64_t step, const char* name) { section = text(step, ' ', name); };
       events.request = [&] {
         if (asked || world.rank() == 0 || section != asked_in) return Request::none;
         asked = true;
@@ -148,7 +148,7 @@ TEST_F(RanksTogether, StopWhereOneOfThemIsAsked) {
   };
   EXPECT_THAT(stopped_in("0 start"), Each("0 75"));
   EXPECT_THAT(stopped_in("3 evaluation"), Each("3 75"));
-  EXPECT_THAT(stopped_in("4 texts"), Each("4 75"));
+  EXPECT_THAT(stopped_in("4 samples"), Each("4 75"));
 }
 
 // The bias corrections of Adam go on from there.

@@ -162,11 +162,11 @@ TEST_P(Ucx, AKilledPeerEndsTheWaitOfOthersWithinASecond) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     ::kill(ranks.pid(2), SIGKILL);
     EXPECT_EQ(ranks.end(2), "137: ");
-    const int64_t told = monotonic_microseconds();
+    const int64_t reported = monotonic_microseconds();
     ranks.shared().lost = true;
     for (const int rank : {0, 1}) {
       EXPECT_THAT(ranks.end(rank), StartsWith("6: ")) << bytes << " bytes, rank " << rank;
-      EXPECT_LT(ranks.shared().left_at[rank] - told, 1000000) << bytes << " bytes, rank " << rank;
+      EXPECT_LT(ranks.shared().left_at[rank] - reported, 1000000) << bytes << " bytes, rank " << rank;
     }
   }
 }
@@ -183,8 +183,9 @@ TEST(UcxStart, WithoutRoomInSharedMemoryNamesTheNeed) {
       ucx_transport(0, [](const std::string& own) { return std::vector<std::string>{own, own}; }, {});
     } catch (const Error& error) {
       const std::string message = error.what();
-      const bool told = message.find("/dev/shm has 2048 KiB free") != std::string::npos && message.find("--shm-size") != std::string::npos;
-      ::_exit(told ? static_cast<int>(error.code()) : 1);
+      const bool reported =
+          message.find("/dev/shm has 2048 KiB free") != std::string::npos && message.find("--shm-size") != std::string::npos;
+      ::_exit(reported ? static_cast<int>(error.code()) : 1);
     }
     ::_exit(0);
   }

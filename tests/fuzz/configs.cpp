@@ -42,13 +42,13 @@ bool tokenizer(std::string_view input) {
 
 bool hugging_face_config(std::string_view input) {
   return accepted([&] {
-    const FamilyConfig read = read_family_config(input, "config.json");
+    const ArchitectureConfig read = read_architecture_config(input, "config.json");
     const SpecialTokens tokens = read_special_tokens(input, "config.json");
     promise(read.model.vocab_size.has_value() && *read.model.vocab_size > 0, "a model of Hugging Face has a vocabulary");
-    const std::string written = family_config(read.model, read.dtype, tokens, read.quantization);
-    const FamilyConfig again = read_family_config(written, "again");
+    const std::string written = architecture_config(read.model, read.dtype, tokens, read.quantization);
+    const ArchitectureConfig again = read_architecture_config(written, "again");
     promise(again.dtype == read.dtype && again.quantization == read.quantization, "the file's types are read as they were written");
-    const std::string twice = family_config(again.model, again.dtype, read_special_tokens(written, "again"), again.quantization);
+    const std::string twice = architecture_config(again.model, again.dtype, read_special_tokens(written, "again"), again.quantization);
     promise(twice == written, "a model is read as it was written");  // what was left to a default is then written out
   });
 }

@@ -1,11 +1,11 @@
-// config.json and tensor names of the families: what is read, what is written, and what is refused by which name.
+// config.json and tensor names of the architectures: what is read, what is written, and what is refused by which name.
 #include "mantissa/hf/hugging_face.h"
 
 #include <gmock/gmock.h>
 
 #include <nlohmann/json.hpp>
 
-#include "family_configs.h"
+#include "architecture_configs.h"
 #include "files.h"
 #include "mantissa/models/model_shape.h"
 #include "testing.h"
@@ -19,20 +19,20 @@ using test::Refusal;
 using test::refused;
 using ::testing::HasSubstr;
 
-class Families : public ::testing::TestWithParam<const char*> {};
+class Architectures : public ::testing::TestWithParam<const char*> {};
 
-TEST_P(Families, AConfigThatIsWrittenIsReadAgain) {
-  const FamilyConfig first = read(config_of(GetParam()));
-  EXPECT_EQ(family_of(first.model), first.family);
-  const std::string written = family_config(first.model, first.dtype, {.begin = "1", .end = "[2,3]", .pad = ""});
-  const FamilyConfig again = read_family_config(written, "written");
-  EXPECT_EQ(again.family, first.family);
+TEST_P(Architectures, AConfigThatIsWrittenIsReadAgain) {
+  const ArchitectureConfig first = read(config_of(GetParam()));
+  EXPECT_EQ(architecture_of(first.model), first.architecture);
+  const std::string written = architecture_config(first.model, first.dtype, {.begin = "1", .end = "[2,3]", .pad = ""});
+  const ArchitectureConfig again = read_architecture_config(written, "written");
+  EXPECT_EQ(again.architecture, first.architecture);
   EXPECT_EQ(again.dtype, first.dtype);
   EXPECT_EQ(effective_config(again.model), effective_config(first.model));
   EXPECT_EQ(read_special_tokens(written, "written").end, "[2,3]");
 }
 
-TEST_P(Families, EveryKeyThatChangesTheModelIsReadOrRefused) {
+TEST_P(Architectures, EveryKeyThatChangesTheModelIsReadOrRefused) {
   const json original = config_of(GetParam());
   json config = original;
   const std::string before = effective_config(read(config).model);
@@ -52,13 +52,13 @@ TEST_P(Families, EveryKeyThatChangesTheModelIsReadOrRefused) {
 }
 
 // Rows of all tensors of a parameter are its rows, once each.
-TEST_P(Families, TensorsTileTheParameters) {
+TEST_P(Architectures, TensorsTileTheParameters) {
   const ModelConfig model = read(config_of(GetParam())).model;
-  const std::vector<FamilyTensor> tensors = family_tensors(family_of(model), model);
+  const std::vector<ArchitectureTensor> tensors = architecture_tensors(architecture_of(model), model);
   std::set<std::string> names;
   for (const ParameterShape& parameter : parameter_shapes(model_shape(model))) {
     std::vector<int> seen(static_cast<size_t>(parameter.shape[0]));
-    for (const FamilyTensor& tensor : tensors) {
+    for (const ArchitectureTensor& tensor : tensors) {
       if (tensor.parameter != parameter.name) continue;
       EXPECT_TRUE(names.insert(tensor.name).second) << tensor.name;
       EXPECT_EQ(tensor.columns(), parameter.shape.with_dim0(1).elements()) << tensor.name;
@@ -74,7 +74,7 @@ TEST_P(Families, TensorsTileTheParameters) {
   EXPECT_EQ(names.size(), tensors.size());
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Families, ::testing::Values("llama", "qwen2", "qwen3", "qwen3_moe", "mixtral", "gpt2", "gpt_oss"),
+INSTANTIATE_TEST_SUITE_P(All, Architectures, ::testing::Values("llama", "qwen2", "qwen3", "qwen3_moe", "mixtral", "gpt2", "gpt_oss"),
                          [](const auto& one) { return std::string(one.param); });
 
 TEST(HuggingFaceConfig, WhatModelsAreCalledElsewhereIsTheSameHere) {
@@ -88,7 +88,7 @@ TEST(HuggingFaceConfig, WhatModelsAreCalledElsewhereIsTheSameHere) {
   stepped["mlp_only_layers"] = json::array();
   EXPECT_EQ(read(stepped).model.moe->dense_layers, (std::vector<int64_t>{0, 2}));
   stepped.erase("norm_topk_prob");
-  EXPECT_FALSE(*read(stepped).model.moe->norm_topk_prob);  // the default of this family
+  EXPECT_FALSE(*read(stepped).model.moe->norm_topk_prob);  // the default of this architecture
   const ModelConfig gpt2 = read(config_of("gpt2")).model;
   EXPECT_EQ(gpt2.intermediate_size, 4 * 96);
   EXPECT_TRUE(gpt2.tie_word_embeddings);
@@ -117,7 +117,7 @@ TEST(HuggingFaceConfig, ScaledRotaryFrequenciesAreWrittenAsTheyWereRead) {
     const ModelConfig model = read(config).model;
     ASSERT_TRUE(model.rope_scaling.has_value());
     EXPECT_EQ(model.rope_scaling->factor, 4.0);  // of yarn what is longer than the original
-    const FamilyConfig again = read_family_config(family_config(model, Dtype::f32, {}), "written");
+    const ArchitectureConfig again = read_architecture_config(architecture_config(model, Dtype::f32, {}), "written");
     EXPECT_EQ(effective_config(again.model), effective_config(model));
   }
   EXPECT_EQ(read(yarn).model.rope_scaling->attention_factor, 1.25);
@@ -168,13 +168,13 @@ TEST(HuggingFaceConfig, HeadsOfQwen2MayHaveAnotherSize) {
   json config = config_of("qwen2");
   config["head_dim"] = 32;
   const ModelConfig model = read(config).model;
-  EXPECT_EQ(read_family_config(family_config(model, Dtype::f32, {}), "written").model.head_size(), 32);
+  EXPECT_EQ(read_architecture_config(architecture_config(model, Dtype::f32, {}), "written").model.head_size(), 32);
 }
 
 TEST(HuggingFaceConfig, WhatIsNoConfigIsDamage) {
   for (const json& config : {json::array(), json("text"), json(5)}) EXPECT_EQ(refused(config).code(), ExitCode::data);
   for (const char* text : {"", "{", "{\"model_type\":\"llama\",\"model_type\":\"llama\"}", "{\"a\":NaN}", "\xff"})
-    EXPECT_EQ(test::error_of([&] { read_family_config(text, "config.json"); }).code(), ExitCode::data) << text;
+    EXPECT_EQ(test::error_of([&] { read_architecture_config(text, "config.json"); }).code(), ExitCode::data) << text;
   const std::vector<json> wrong = {{{"vocab_size", "259"}},   {{"hidden_size", 1.5}},       {{"hidden_size", nullptr}},
                                    {{"rope_theta", "big"}},   {{"tie_word_embeddings", 1}}, {{"hidden_size", 18446744073709551615ULL}},
                                    {{"rope_parameters", {1}}}};
@@ -187,32 +187,32 @@ TEST(HuggingFaceConfig, WhatIsNoConfigIsDamage) {
   }
 }
 
-TEST(HuggingFaceConfig, AModelThatNoFamilyHasIsRefusedWithEveryReason) {
+TEST(HuggingFaceConfig, AModelThatNoArchitectureHasIsRefusedWithEveryReason) {
   ModelConfig model = read(config_of("qwen3_moe")).model;
   model.moe->score = RouterScore::sigmoid;
   model.moe->shared_intermediate_size = 32;
   model.moe->routed_scaling_factor = 2.0;
-  const Error error = test::error_of([&] { family_of(model); });
+  const Error error = test::error_of([&] { architecture_of(model); });
   EXPECT_EQ(error.code(), ExitCode::usage);
   for (const char* key : {"model.moe.score", "model.moe.shared_intermediate_size", "model.moe.routed_scaling_factor"})
     EXPECT_THAT(error.what(), HasSubstr(key));
   ModelConfig mixtral = read(config_of("mixtral")).model;
   mixtral.moe->norm_topk_prob = false;
-  EXPECT_THAT(test::error_of([&] { family_of(mixtral); }).what(), HasSubstr("model.moe.norm_topk_prob"));
+  EXPECT_THAT(test::error_of([&] { architecture_of(mixtral); }).what(), HasSubstr("model.moe.norm_topk_prob"));
   ModelConfig gpt2 = read(config_of("gpt2")).model;
   gpt2.mlp_bias = false;
-  EXPECT_THAT(test::error_of([&] { family_of(gpt2); }).what(), HasSubstr("model.mlp_bias"));
+  EXPECT_THAT(test::error_of([&] { architecture_of(gpt2); }).what(), HasSubstr("model.mlp_bias"));
   ModelConfig layered = read(config_of("llama")).model;
   layered.norm = Norm::layer;
-  EXPECT_THAT(test::error_of([&] { family_of(layered); }).what(), HasSubstr("model.position must be learned"));
+  EXPECT_THAT(test::error_of([&] { architecture_of(layered); }).what(), HasSubstr("model.position must be learned"));
 }
 
-TEST(HuggingFaceConfig, OptionsOfAnotherFamilyAreRefusedByName) {
+TEST(HuggingFaceConfig, OptionsOfAnotherArchitectureAreRefusedByName) {
   const auto refused_with = [](const char* type, auto set) {
     ModelConfig model = read(config_of(type)).model;
-    EXPECT_NO_THROW(family_of(model)) << "of its own family";
+    EXPECT_NO_THROW(architecture_of(model)) << "of its own architecture";
     set(model);
-    const Error error = test::error_of([&] { family_of(model); });
+    const Error error = test::error_of([&] { architecture_of(model); });
     EXPECT_EQ(error.code(), ExitCode::usage) << error.what();
     return std::string(error.what());
   };
@@ -237,12 +237,12 @@ TEST(HuggingFaceConfig, OptionsOfAnotherFamilyAreRefusedByName) {
               HasSubstr("model.sliding_layers: Mixtral and Qwen3-MoE have windows in all layers or none"));
 }
 
-TEST(HuggingFaceConfig, EveryOptionThatAFamilyLacksHasItsReason) {
+TEST(HuggingFaceConfig, EveryOptionThatAnArchitectureLacksHasItsReason) {
   const auto reason = [](const char* type, auto set) {
     ModelConfig model = read(config_of(type)).model;
-    EXPECT_NO_THROW(family_of(model)) << "of its own family";
+    EXPECT_NO_THROW(architecture_of(model)) << "of its own architecture";
     set(model);
-    const Error error = test::error_of([&] { family_of(model); });
+    const Error error = test::error_of([&] { architecture_of(model); });
     EXPECT_EQ(error.code(), ExitCode::usage) << error.what();
     return std::string(error.what());
   };
@@ -256,7 +256,7 @@ TEST(HuggingFaceConfig, EveryOptionThatAFamilyLacksHasItsReason) {
   EXPECT_THAT(reason("gpt2", [](ModelConfig& m) { m.num_key_value_heads = 2; }), HasSubstr("model.num_key_value_heads must be"));
   EXPECT_THAT(reason("gpt2", [](ModelConfig& m) { m.head_dim = 32; }), HasSubstr("model.head_dim must be"));
   EXPECT_THAT(reason("gpt_oss", [](ModelConfig& m) { m.moe->dense_layers = {1}; }), HasSubstr("model.moe.dense_layers: every layer"));
-  EXPECT_THAT(reason("gpt_oss", [](ModelConfig& m) { m.moe->norm_topk_prob = m.moe->score_after_choice = false; }),
+  EXPECT_THAT(reason("gpt_oss", [](ModelConfig& m) { m.moe->norm_topk_prob = m.moe->softmax_after_topk = false; }),
               HasSubstr("model.moe.norm_topk_prob must be true"));
 }
 
@@ -266,7 +266,9 @@ TEST(HuggingFaceConfig, UnusualValuesAreReadAndWritten) {
     json config = config_of(type);
     config.update(change);
     const ModelConfig model = read(config).model;
-    EXPECT_EQ(effective_config(read_family_config(family_config(model, Dtype::f32, {}), "written").model), effective_config(model)) << type;
+    EXPECT_EQ(effective_config(read_architecture_config(architecture_config(model, Dtype::f32, {}), "written").model),
+              effective_config(model))
+        << type;
     return model;
   };
   EXPECT_EQ(again("gpt2", {{"activation_function", "gelu"}}).activation, Activation::gelu_erf);
@@ -279,7 +281,7 @@ TEST(HuggingFaceConfig, UnusualValuesAreReadAndWritten) {
   EXPECT_TRUE(again("llama", {{"mystery", nullptr}}).gated());  // unknown, but nothing
   json windows = config_of("qwen3");
   windows.update({{"use_sliding_window", true}, {"sliding_window", 8}, {"max_window_layers", 1}});
-  const json written = json::parse(family_config(read(windows).model, Dtype::f32, {}));
+  const json written = json::parse(architecture_config(read(windows).model, Dtype::f32, {}));
   EXPECT_EQ(written["max_window_layers"], 0);  // for readers that look at nothing else
   const SpecialTokens tokens = read_special_tokens(R"({"bos_token_id": 1, "eos_token_id": [2, 3], "pad_token_id": 7})", "config.json");
   EXPECT_EQ(tokens.pad, "7");
@@ -289,20 +291,20 @@ TEST(HuggingFaceConfig, UnusualValuesAreReadAndWritten) {
 
 TEST(HuggingFaceTensors, BuffersAndPrefixesAreThoseOfOlderFiles) {
   for (const char* name : {"transformer.h.0.attn.bias", "h.0.attn.masked_bias"}) {
-    EXPECT_TRUE(is_family_buffer(Family::gpt2, name)) << name;
-    EXPECT_FALSE(is_family_buffer(Family::llama, name)) << name;
+    EXPECT_TRUE(is_architecture_buffer(Architecture::gpt2, name)) << name;
+    EXPECT_FALSE(is_architecture_buffer(Architecture::llama, name)) << name;
   }
-  EXPECT_TRUE(is_family_buffer(Family::llama, "model.layers.0.self_attn.rotary_emb.inv_freq"));
-  EXPECT_FALSE(is_family_buffer(Family::gpt2, "transformer.h.0.attn.c_attn.bias"));
-  EXPECT_EQ(with_family_prefix(Family::gpt2, "h.0.ln_1.weight"), "transformer.h.0.ln_1.weight");
-  EXPECT_EQ(with_family_prefix(Family::llama, "norm.weight"), "model.norm.weight");
-  for (const char* whole : {"lm_head.weight", "model.norm.weight"}) EXPECT_EQ(with_family_prefix(Family::llama, whole), whole);
+  EXPECT_TRUE(is_architecture_buffer(Architecture::llama, "model.layers.0.self_attn.rotary_emb.inv_freq"));
+  EXPECT_FALSE(is_architecture_buffer(Architecture::gpt2, "transformer.h.0.attn.c_attn.bias"));
+  EXPECT_EQ(with_base_prefix(Architecture::gpt2, "h.0.ln_1.weight"), "transformer.h.0.ln_1.weight");
+  EXPECT_EQ(with_base_prefix(Architecture::llama, "norm.weight"), "model.norm.weight");
+  for (const char* whole : {"lm_head.weight", "model.norm.weight"}) EXPECT_EQ(with_base_prefix(Architecture::llama, whole), whole);
 }
 
 // Even columns of the file are gate, odd ones up, which stand one below the other here.
 TEST(HuggingFaceTensors, GateAndUpOfGptOssAlternate) {
   const ModelConfig model = read(config_of("gpt_oss")).model;
-  for (const FamilyTensor& tensor : family_tensors(Family::gpt_oss, model)) {
+  for (const ArchitectureTensor& tensor : architecture_tensors(Architecture::gpt_oss, model)) {
     if (!tensor.name.starts_with("model.layers.1.mlp.experts.gate_up_proj")) continue;
     const int64_t inner = model.moe->intermediate_size;
     for (int64_t expert = 0; expert < model.moe->num_experts; ++expert) {
@@ -316,13 +318,13 @@ TEST(HuggingFaceTensors, GateAndUpOfGptOssAlternate) {
   }
 }
 
-TEST(HuggingFaceConfig, WindowsAreThoseOfTheFamily) {
+TEST(HuggingFaceConfig, WindowsAreThoseOfTheArchitecture) {
   const auto sliding = [](json config, const json& change) {
     config.update(change);
     const ModelConfig model = read(config).model;
     std::vector<int64_t> windows;
     for (int64_t i = 0; i < model.num_layers; ++i) windows.push_back(model.window(i));
-    const ModelConfig again = read_family_config(family_config(model, Dtype::f32, {}), "written").model;
+    const ModelConfig again = read_architecture_config(architecture_config(model, Dtype::f32, {}), "written").model;
     EXPECT_EQ(effective_config(again), effective_config(model));
     return windows;
   };
@@ -342,7 +344,7 @@ TEST(HuggingFaceConfig, WindowsAreThoseOfTheFamily) {
   nowhere.update({{"sliding_window", 8}, {"layer_types", {"full_attention", "full_attention", "full_attention"}}});
   EXPECT_EQ(sliding(nowhere, json::object()), none);
   // Transformers makes the mask of sliding layers, though there are none.
-  EXPECT_TRUE(json::parse(family_config(read(nowhere).model, Dtype::f32, {}))["sliding_window"].is_number_integer());
+  EXPECT_TRUE(json::parse(architecture_config(read(nowhere).model, Dtype::f32, {}))["sliding_window"].is_number_integer());
 }
 
 }  // namespace mantissa::hugging_face_test

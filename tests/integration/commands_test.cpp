@@ -76,8 +76,8 @@ TEST_F(CommandsTest, ConsoleProgressDrawsABarBesideThePlainLines) {
 TEST_F(CommandsTest, LogLevelDecidesWhatTheLogHolds) {
   for (const std::string level : {"info", "warning"}) {
     ASSERT_EQ(mantissa({"train", "run.json", "--set", "logging.level=" + level}).exit_code, 0);
-    const bool told = test::read_file(run_folder("run") + "/log.txt").find("done | step 20") != std::string::npos;
-    EXPECT_EQ(told, level == "info");
+    const bool reported = test::read_file(run_folder("run") + "/log.txt").find("done | step 20") != std::string::npos;
+    EXPECT_EQ(reported, level == "info");
     std::filesystem::remove_all(run_folder("run"));
   }
 }

@@ -31,7 +31,7 @@ struct Broken {
 const std::vector<Broken> kBrokenConfigs = {
     // Names.
     {R"("optimizer": {"weight_deacy": 0.1})", {"optimizer.weight_deacy: unknown key; did you mean 'weight_decay'?", "c.json:2:15"}},
-    {R"("optimiser": {"lr": 0.1})", {"optimiser: unknown key; did you mean 'optimizer'?", "c.json:2:1"}},
+    {R"("optimzer": {"lr": 0.1})", {"optimzer: unknown key; did you mean 'optimizer'?", "c.json:2:1"}},
     {R"("training": {"warmup_steps": 5})", {"did you mean 'schedule.warmup_steps'?", "c.json:2:14"}},
     {R"("training": {"train-iters": 5})", {"here it is 'training.steps'", "c.json:2:14"}},
     {R"("model": {"n_embd": 64})", {"here it is 'model.hidden_size'", "c.json:2:11"}},
@@ -87,7 +87,7 @@ const std::vector<Broken> kBrokenConfigs = {
      {"checkpoint.export: convention modelopt is of packed weights, and these are dequantized: drop it, or take weights packed",
       "c.json:2:26"}},
     {R"("model": {"moe": {"force_balance": true}}, "checkpoint": {"export": {}})",
-     {"model.moe.force_balance: the family chooses by scores"}},
+     {"model.moe.force_balance: the architecture chooses by scores"}},
     {R"("precision": {"dtype": "fp32"}, "checkpoint": {"export": {"dtype": "bf16"}})",
      {"checkpoint.export.dtype: bf16 does not hold embed, which computes in fp32: take auto or fp32", "c.json:2:68"}},
     {R"("precision": {"dtype": "bf16", "recipes": {"wide": {"base": "mxfp8", "compute": "fp32"}},
@@ -238,7 +238,7 @@ TEST(Schema, AcceptsWhatIsShippedAndRefusesWhatIsBroken) {
   }
   EXPECT_EQ(validate(effective_config(RunConfig{})).exit_code, 0);
   for (const char* const sections :
-       {R"({"optimizer": {"lr": 0}})", R"({"model": {"norm": "rmsnorm"}})", R"({"optimiser": {}})", R"({"training": {"steps": 1.5}})",
+       {R"({"optimizer": {"lr": 0}})", R"({"model": {"norm": "rmsnorm"}})", R"({"optimizor": {}})", R"({"training": {"steps": 1.5}})",
         R"({"training": {"seed": -1}})", R"({"eval": {"samples": {"promts": []}}})", R"({"data": {"train": [{"path": 3}]}})"}) {
     EXPECT_EQ(validate(sections).exit_code, 1) << sections;
   }

@@ -1,4 +1,4 @@
-// What checkpoints and statistics say of each expert of a stack.
+// What checkpoints and statistics say of each expert of a grouped weight.
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -20,11 +20,11 @@ using test::error_of;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr const char* kStack = "layers.1.moe.experts.down.weight";
+constexpr const char* kGroupedWeight = "layers.1.moe.experts.down.weight";
 
 class ExpertReports : public test::TrainingOnRanks {
  protected:
-  // Two layers of 5 experts; 64 channels, experts of 32: stacks of 5 x 64 rows.
+  // Two layers of 5 experts; 64 channels, experts of 32: grouped weights of 5 x 64 rows.
   static std::vector<std::string> sets(std::vector<std::string> more) {
     std::vector<std::string> out = {"precision.dtype=bf16",
                                     "precision.recipe=mxfp8",
@@ -40,13 +40,13 @@ class ExpertReports : public test::TrainingOnRanks {
   }
 
   json codes_of(const std::string& name) const {
-    return json::parse(CheckpointReader(checkpoint(name, 2)).manifest().plan).at("quantised");
+    return json::parse(CheckpointReader(checkpoint(name, 2)).manifest().plan).at("quantized");
   }
 
   void change_codes(const std::string& name, const std::function<void(json&)>& change) const {
     Manifest manifest = CheckpointReader(checkpoint(name, 2)).manifest();
     json plan = json::parse(manifest.plan);
-    change(plan.at("quantised").at(kStack));
+    change(plan.at("quantized").at(kGroupedWeight));
     manifest.plan = plan.dump();
     test::write_file(checkpoint(name, 2) + "/manifest.json", format_manifest(manifest));
   }
@@ -55,7 +55,7 @@ class ExpertReports : public test::TrainingOnRanks {
   void set_master(const std::string& name, int64_t expert, float value) const {
     const std::string path = checkpoint(name, 2), file = path + "/shard-00000.bin";
     const CheckpointReader reader(path);
-    const ManifestTensor& master = reader.tensor(std::string("master.") + kStack);
+    const ManifestTensor& master = reader.tensor(std::string("master.") + kGroupedWeight);
     Manifest manifest = reader.manifest();
     std::string bytes = test::read_file(file);
     const int64_t element = expert * 64 * 32 + 5;
@@ -73,9 +73,9 @@ class ExpertReports : public test::TrainingOnRanks {
 
 TEST_F(ExpertReports, ACheckpointTellsTheCodesOfEachExpert) {
   run("saved", sets({}));
-  const json entry = codes_of("saved").at(kStack);
+  const json entry = codes_of("saved").at(kGroupedWeight);
   const LoadedModel loaded = load_model(checkpoint("saved", 2));
-  const QuantizedTensor& codes = loaded.model->parameters().find(kStack)->codes();
+  const QuantizedTensor& codes = loaded.model->parameters().find(kGroupedWeight)->codes();
   uint64_t sum = 0;
   ASSERT_EQ(entry.at("codes_by_expert").size(), 5U);
   ASSERT_EQ(entry.at("values_by_expert").size(), 5U);
@@ -89,7 +89,7 @@ TEST_F(ExpertReports, ACheckpointTellsTheCodesOfEachExpert) {
   EXPECT_FALSE(codes_of("saved").at("layers.1.attn.qkv.weight").contains("codes_by_expert"));
 }
 
-// Shards are bands of 32 rows: they end inside experts. And in rows of 40 also cells would.
+// Shards are row blocks of 32 rows: they end inside experts. And in rows of 40 also cells would.
 TEST_F(ExpertReports, TheCodesOfEachExpertAreThoseOfAnyLayout) {
   const std::string fake = R"(precision.recipes={"up":{"base":"mxfp4_qat"}})";
   const std::string rules = R"(precision.rules=[{"match":"layers.*.moe.experts.gate_up","recipe":"up"}])";
@@ -115,14 +115,15 @@ TEST_F(ExpertReports, CodesThatDifferAreRefusedByTheNamesOfTheirExperts) {
   set_master("saved", 3, 5.0F);
   const auto expect_expert = [](const Error& error, const std::string& experts) {
     EXPECT_EQ(error.code(), ExitCode::data);
-    EXPECT_THAT(error.what(), HasSubstr(text("the codes of ", kStack, ", ", experts, ", are not those the checkpoint was written with: ")));
+    EXPECT_THAT(error.what(),
+                HasSubstr(text("the codes of ", kGroupedWeight, ", ", experts, ", are not those the checkpoint was written with: ")));
     EXPECT_THAT(error.what(), Not(HasSubstr("by_expert"))) << "one expert's sums, not the lists";
   };
   expect_expert(error_of_verify("saved"), "expert 3");
   expect_expert(error_of([&] { load_model(checkpoint("saved", 2)); }), "expert 3");
   set_master("saved", 0, 5.0F);
   expect_expert(error_of_verify("saved"), "experts 0, 3");
-  const json there = codes_of("saved").at(kStack);
+  const json there = codes_of("saved").at(kGroupedWeight);
   EXPECT_THAT(
       error_of_verify("saved").what(),
       HasSubstr(text(json{{"codes_sum", there["codes_by_expert"][0]}, {"values_sum", there["values_by_expert"][0]}}.dump(), " there, ")));
@@ -136,7 +137,7 @@ TEST_F(ExpertReports, ManyExpertsThatDifferAreNamedInShort) {
   EXPECT_THAT(error_of_verify("saved").what(), HasSubstr(", experts 0, 1, 2, 3, 4, 5, 6, 7 and 4 more, are not those"));
 }
 
-// Once there was one sum of each stack.
+// Once there was one sum of each grouped weight.
 TEST_F(ExpertReports, AManifestWithoutListsIsComparedAsAWhole) {
   run("saved", sets({}));
   const auto drop_lists = [](json& entry) {
@@ -147,7 +148,7 @@ TEST_F(ExpertReports, AManifestWithoutListsIsComparedAsAWhole) {
   EXPECT_NO_THROW(load_model(checkpoint("saved", 2)));
   run("resumed", sets({"training.steps=3", "checkpoint.resume=" + checkpoint("saved", 2)}));
   set_master("saved", 3, 5.0F);
-  EXPECT_THAT(error_of_verify("saved").what(), HasSubstr(text("the codes of ", kStack, " are not those")));
+  EXPECT_THAT(error_of_verify("saved").what(), HasSubstr(text("the codes of ", kGroupedWeight, " are not those")));
 }
 
 TEST_F(ExpertReports, OlderSumsOfCellsInTwoExpertsAreNotCompared) {
@@ -155,7 +156,7 @@ TEST_F(ExpertReports, OlderSumsOfCellsInTwoExpertsAreNotCompared) {
                      R"(precision.rules=[{"match":"layers.*.moe.experts.gate_up","recipe":"up"}])"}));
   Manifest manifest = CheckpointReader(checkpoint("saved", 2)).manifest();
   json plan = json::parse(manifest.plan);
-  for (auto& [name, entry] : plan.at("quantised").items())
+  for (auto& [name, entry] : plan.at("quantized").items())
     entry = {{"how", entry["how"]}, {"codes_sum", "0000000000000000"}, {"values_sum", "0000000000000000"}};
   manifest.plan = plan.dump();
   test::write_file(checkpoint("saved", 2) + "/manifest.json", format_manifest(manifest));
@@ -177,12 +178,12 @@ TEST_F(ExpertReports, InspectNamesTheExpertsWhoseCodesDiffer) {
   const test::ProcessResult result = difference();
   EXPECT_EQ(result.exit_code, 1) << result.errors;
   EXPECT_THAT(result.output, HasSubstr("codes of 1 weight differ\n"));
-  EXPECT_THAT(result.output, ::testing::ContainsRegex(std::string(kStack) + " +e4m3 32x32 rceil, experts 1, 3 of 5\n"));
+  EXPECT_THAT(result.output, ::testing::ContainsRegex(std::string(kGroupedWeight) + " +e4m3 32x32 rceil, experts 1, 3 of 5\n"));
   change_codes("a", [](json& entry) {
     entry.erase("codes_by_expert");
     entry.erase("values_by_expert");
   });
-  EXPECT_THAT(difference().output, ::testing::ContainsRegex(std::string(kStack) + " +e4m3 32x32 rceil\n"));
+  EXPECT_THAT(difference().output, ::testing::ContainsRegex(std::string(kGroupedWeight) + " +e4m3 32x32 rceil\n"));
 }
 
 // ---- statistics
@@ -224,29 +225,29 @@ class ExpertErrors : public ExpertReports {
   }
 };
 
-TEST_F(ExpertErrors, NameTheWorstOfEachStackOnAnyLayout) {
+TEST_F(ExpertErrors, NameTheWorstOfEachGroupedWeightOnAnyLayout) {
   for (const int ranks : {1, 2, 4}) {
     const std::string name = text("ranks", ranks);
     run_on(ranks, name, measured({}));
     const ExpertError up = worst_of(name, "layers.1.moe.experts.gate_up", 64, 64, {Format::e4m3, 32, 32}),
                       down = worst_of(name, "layers.1.moe.experts.down", 64, 32, {Format::e4m3, 32, 32});
-    int stacks = 0;
+    int grouped_weights = 0;
     for (const PrecisionEvent& event : read_run_metrics(run_folder(name)).precision) {
-      const bool stack = event.role == "weight" && event.module.find(".experts.") != std::string::npos;
-      EXPECT_EQ(event.worst_expert.has_value(), stack) << event.module << ' ' << event.role;
-      if (!stack || !event.module.starts_with("layers.1.")) continue;
-      ++stacks;
+      const bool grouped = event.role == "weight" && event.module.find(".experts.") != std::string::npos;
+      EXPECT_EQ(event.worst_expert.has_value(), grouped) << event.module << ' ' << event.role;
+      if (!grouped || !event.module.starts_with("layers.1.")) continue;
+      ++grouped_weights;
       const ExpertError& expected = event.module.ends_with("gate_up") ? up : down;
       EXPECT_EQ(event.worst_expert->expert, expected.expert) << event.module;
       EXPECT_NEAR(event.worst_expert->sqnr_db, expected.sqnr_db, 1e-6) << event.module;
       EXPECT_LE(event.worst_expert->sqnr_db, event.sqnr_db.value()) << "no better than all together";
     }
-    EXPECT_EQ(stacks, 2);
+    EXPECT_EQ(grouped_weights, 2);
   }
 }
 
-// Bands of 32 rows that end inside an expert of 80.
-TEST_F(ExpertErrors, AreThoseOfExpertsWhoseRowsAreNoWholeBands) {
+// Row blocks of 32 rows that end inside an expert of 80.
+TEST_F(ExpertErrors, AreThoseOfExpertsWhoseRowsAreNoWholeRowBlocks) {
   const std::vector<std::string> odd = {"precision.recipe=high", "model.moe.intermediate_size=40",
                                         R"(precision.recipes={"up":{"base":"mxfp4_qat"}})",
                                         R"(precision.rules=[{"match":"layers.*.moe.experts.gate_up","recipe":"up"}])"};
@@ -282,7 +283,7 @@ TEST_F(ExpertErrors, AndCodesAreTheSameWhereRanksShareExperts) {
     const std::string name = text("shared", ranks);
     run_on(ranks, name, measured({six, "parallel.expert=2"}));
     EXPECT_EQ(worst(name), worst("alone")) << name;
-    EXPECT_EQ(plan(name).at("quantised"), plan("alone").at("quantised")) << name;
+    EXPECT_EQ(plan(name).at("quantized"), plan("alone").at("quantized")) << name;
     CheckpointReader reader(checkpoint(name, 1));
     EXPECT_NO_THROW(verify_codes(reader));
   }

@@ -38,20 +38,20 @@ struct Trained {
       : model(config.model, device, resolve_plan(config), training_options(config, {})),
         optimizer(model.parameters(), config.optimizer),
         accumulator(model.parameters(), Accumulation::running, 1) {
-    optimizer.initialise(1);
+    optimizer.initialize(1);
   }
   Gpt model;
   Optimizer optimizer;
   GradientAccumulator accumulator;
 };
 
-// bf16 masters, rounded, quantised and dequantised, in place of the values that forward reads.
+// bf16 masters, rounded, quantized and dequantized, in place of the values that forward reads.
 void round_values_of_experts(Trained& run, const Quantization& how) {
   for (const Optimizer::State& state : run.optimizer.states()) {
-    const Parameter& parameter = *state.part.of;
+    const Parameter& parameter = *state.shard.of;
     if (parameter.name.find(".moe.experts.") == std::string::npos) continue;
     const Tensor rounded = converted(state.master, Dtype::bf16);
-    rounded.device().run(FakeQuantize{.x = rounded, .out = state.part.of_rows(parameter.value()), .how = how});
+    rounded.device().run(FakeQuantize{.x = rounded, .out = state.shard.of_rows(parameter.value()), .how = how});
   }
 }
 
@@ -73,13 +73,13 @@ TEST_F(Experts, UnderQatAreTrainedAsIfTheirValuesWereRounded) {
                      b = training_step(high.model, high.optimizer, high.accumulator, batch, 8, 1e-2, {}, RouterFigures::counts);
     EXPECT_EQ(a.loss, b.loss) << step;
     EXPECT_EQ(a.gradient_norm, b.gradient_norm) << step;
-    ASSERT_EQ(a.routing.records.size(), 2U);
-    EXPECT_TRUE(a.routing.records[0].losses.defined());
-    EXPECT_FALSE(b.routing.records[0].losses.defined()) << "nobody asked";
+    ASSERT_EQ(a.routing.passes.size(), 2U);
+    EXPECT_TRUE(a.routing.passes[0].losses.defined());
+    EXPECT_FALSE(b.routing.passes[0].losses.defined()) << "nobody asked";
   }
   for (size_t i = 0; i < qat.optimizer.states().size(); ++i) {
     EXPECT_TRUE(test::same_elements(to_host<float>(qat.optimizer.states()[i].master), to_host<float>(high.optimizer.states()[i].master)))
-        << qat.optimizer.states()[i].part.of->name;
+        << qat.optimizer.states()[i].shard.of->name;
   }
 }
 
@@ -117,7 +117,7 @@ TEST_F(Experts, ReadTheSameCodesWhetherCodesMoveOrValues) {
     out.emplace_back(set);
     return out;
   };
-  const TrainedRun codes = run_experts("codes", common), values = run_experts("values", with("precision.quantised_dispatch=false"));
+  const TrainedRun codes = run_experts("codes", common), values = run_experts("values", with("precision.quantized_dispatch=false"));
   EXPECT_TRUE(test::same_elements(codes.losses, values.losses));
   for (const std::string& name : parameters("codes", 1)) {
     const std::vector<float> a = tensor("codes", 1, "m." + name), b = tensor("values", 1, "m." + name);
@@ -140,7 +140,7 @@ TEST_F(Experts, TellWhatTheirRoutersDid) {
     ASSERT_EQ(step.routing.size(), 2U);
     for (const LayerRouting& layer : step.routing) {
       EXPECT_EQ(std::accumulate(layer.load.begin(), layer.load.end(), int64_t{0}), 8 * 16 * 2) << "two experts for each token of a step";
-      EXPECT_GE(layer.dropped, 0.45) << "each of 5 experts takes 13 of 128 choices of a micro batch";
+      EXPECT_GE(layer.dropped, 0.45) << "each of 5 experts takes 13 of 128 assignments of a micro batch";
       EXPECT_GE(layer.imbalance, 1.0);
       EXPECT_GT(layer.z_loss.value(), 0.0);
     }
@@ -186,10 +186,10 @@ TEST_F(Experts, MeasureLossesOfRoutersWhereTheyAreTold) {
     for (const StepEvent& step : run.steps) {
       for (const LayerRouting& layer : step.routing) {
         EXPECT_EQ(std::accumulate(layer.load.begin(), layer.load.end(), int64_t{0}), 8 * 16 * 2) << step.step;
-        const bool told = layer.balance_loss.has_value();
-        EXPECT_EQ(layer.z_loss.has_value(), told);
-        EXPECT_EQ(layer.sequence_balance_loss.has_value(), told);
-        if (!told || name == "skips") continue;  // after a step of 1e38 they are anything
+        const bool reported = layer.balance_loss.has_value();
+        EXPECT_EQ(layer.z_loss.has_value(), reported);
+        EXPECT_EQ(layer.sequence_balance_loss.has_value(), reported);
+        if (!reported || name == "skips") continue;  // after a step of 1e38 they are anything
         // Early on five experts are chosen about alike, with logits about 0.
         EXPECT_NEAR(*layer.balance_loss, 1.0, 0.5);
         EXPECT_NEAR(*layer.sequence_balance_loss, 1.0, 0.5);
@@ -221,9 +221,9 @@ TEST_F(Experts, TakeTheirShareOfTokensTimesTheFactorRoundedUp) {
   EXPECT_EQ(moe.capacity(64), 64);
 }
 
-// Blocks of 32 before blocks of 128 and the reverse, and products of which only some read codes: rows are padded for both, and what wgrad
+// Blocks of 32 before blocks of 128 and the reverse, and GEMMs of which only some read codes: rows are padded for both, and what wgrad
 // reads in high precision is there.
-TEST_F(Experts, MayHaveAnotherRecipeInEachProduct) {
+TEST_F(Experts, MayHaveAnotherRecipeInEachGemm) {
   const std::string recipes =
       R"(precision.recipes={"forward":{"base":"mxfp8","gemms":["fprop"]},"back":{"base":"mxfp8","gemms":["dgrad","wgrad"]}})";
   const std::vector<std::string> names = {"mxfp8", "fp8_block", "forward", "back", "high"};
@@ -235,7 +235,7 @@ TEST_F(Experts, MayHaveAnotherRecipeInEachProduct) {
                                                "training.steps=2"};
       const TrainedRun codes = run_experts(up + down, common);
       std::vector<std::string> more = common;
-      more.emplace_back("precision.quantised_dispatch=false");
+      more.emplace_back("precision.quantized_dispatch=false");
       const TrainedRun values = run_experts(up + down + "values", more);
       EXPECT_EQ(codes.losses[0], values.losses[0]) << up << ' ' << down;
       EXPECT_NEAR(codes.losses[1], values.losses[1], 0.02 * values.losses[1]) << up << ' ' << down;
@@ -276,9 +276,9 @@ TEST_F(Experts, AreMeasuredWithoutPadding) {
   for (const std::string more : {"model.moe.capacity_factor=null", "model.moe.capacity_factor=0.5"}) {
     const TrainedRun trained =
         run_experts("measured" + more, {"precision.recipe=mxfp8", "precision.report_interval=1", "training.steps=1", more});
-    int64_t choices = 0;
-    for (const int64_t load : trained.steps[0].routing[0].load) choices += load;
-    const double kept = static_cast<double>(choices) * (1.0 - trained.steps[0].routing[0].dropped);
+    int64_t assignments = 0;
+    for (const int64_t load : trained.steps[0].routing[0].load) assignments += load;
+    const double kept = static_cast<double>(assignments) * (1.0 - trained.steps[0].routing[0].dropped);
     const RunMetrics metrics = read_run_metrics(run_folder("measured" + more));
     for (const PrecisionEvent& event : metrics.precision) {
       if (event.module != "layers.0.moe.experts.down" || event.role != "input") continue;
@@ -291,7 +291,7 @@ TEST_F(Experts, AreMeasuredWithoutPadding) {
   }
 }
 
-TEST_F(Experts, DropNothingInEvaluationAndTexts) {
+TEST_F(Experts, DropNothingInEvaluationAndSamples) {
   run_experts("dropping", {"model.moe.capacity_factor=0.3", "model.init_std=0.3"});
   LoadedModel loaded = load_model(checkpoint("dropping", 20));
   Gpt& model = *loaded.model;
@@ -324,7 +324,7 @@ TEST_F(Experts, HaveAPlanThatKnowsWhatMoves) {
     config.model.vocab_size = 8;
     return resolve_plan(config);
   };
-  const PrecisionPlan codes = plan("precision.quantised_dispatch=true"), values = plan("precision.quantised_dispatch=false");
+  const PrecisionPlan codes = plan("precision.quantized_dispatch=true"), values = plan("precision.quantized_dispatch=false");
   EXPECT_NE(codes.hash(), values.hash());
   const auto wgrad = [](const PrecisionPlan& of, const char* module) { return gemm_text(of.of(module).recipe, GemmRole::wgrad); };
   EXPECT_EQ(wgrad(codes, "layers.0.moe.experts.down"), "e4m3 32x1 from 1x32 * e4m3 32x1 from 1x32");
@@ -367,8 +367,8 @@ TEST_F(Experts, AreRefusedWhereTheyCannotBe) {
   EXPECT_THAT(message({"model.moe.n_group=2"}), HasSubstr("n_group: must divide num_experts 5, got 2"));
   EXPECT_THAT(message({"model.moe.num_experts=6", "model.moe.n_group=6", "model.moe.topk_group=1"}),
               HasSubstr("1 group of 1 experts have fewer than num_experts_per_tok 2"));
-  EXPECT_THAT(message({"model.moe.score=sigmoid", "model.moe.score_after_choice=true"}), HasSubstr("needs model.moe.score softmax"));
-  EXPECT_THAT(message({"model.moe.num_experts_per_tok=1", "model.moe.score_after_choice=true"}), HasSubstr("the router learns nothing"));
+  EXPECT_THAT(message({"model.moe.score=sigmoid", "model.moe.softmax_after_topk=true"}), HasSubstr("needs model.moe.score softmax"));
+  EXPECT_THAT(message({"model.moe.num_experts_per_tok=1", "model.moe.softmax_after_topk=true"}), HasSubstr("the router learns nothing"));
   EXPECT_THAT(message({"model.moe.dense_layers=[2]"}), HasSubstr("there is no layer 2, model.num_layers is 2"));
   EXPECT_THAT(message({"model.moe.dense_layers=[0,0]"}), HasSubstr("names layer 0 twice"));
   EXPECT_THAT(message({"model.moe.dense_layers=[0,1]"}), HasSubstr("names every layer"));

@@ -236,7 +236,7 @@ TEST(Explain, JsonAndTextAgree) {
     EXPECT_THAT(text, HasSubstr("plan " + all.at("hash").get<std::string>()));
     EXPECT_THAT(text, HasSubstr("resident weights " + all.at("bytes").dump() + " B"));
     for (const json& warning : all.at("warnings")) EXPECT_THAT(text, HasSubstr("warning: " + warning.get<std::string>()));
-    EXPECT_EQ(all.at("quantised_gemms").is_null(), text.find("emulated") == std::string::npos) << name;
+    EXPECT_EQ(all.at("quantized_gemms").is_null(), text.find("emulated") == std::string::npos) << name;
     for (const json& entry : all.at("modules")) {
       EXPECT_THAT(text, HasSubstr(entry.at("recipe").get<std::string>()));
       const json& gemms = entry.at("gemms");
@@ -256,9 +256,9 @@ TEST(Explain, SaysWhatATensorRankHolds) {
     bytes += entry.at("on_rank").at("bytes").get<int64_t>();
     of_all += entry.at("bytes").get<int64_t>() / (divided ? 2 : 1);
   }
-  EXPECT_EQ(held["layers.0.attn.qkv"], (json{{"split", "rows"}, {"shape", {128, 128}}, {"bytes", 16400}}));
+  EXPECT_EQ(held["layers.0.attn.qkv"], (json{{"split", "column_parallel"}, {"shape", {128, 128}}, {"bytes", 16400}}));
   EXPECT_EQ(held["layers.1.mlp.down"].at("shape"), (json{128, 96}));
-  EXPECT_EQ(held["layers.1.mlp.down"].at("split"), "columns");
+  EXPECT_EQ(held["layers.1.mlp.down"].at("split"), "row_parallel");
   EXPECT_EQ(held["final_norm"].at("split"), "none");
   EXPECT_EQ(bytes, of_all);
   EXPECT_THAT(read_file((kGolden / "tensor.wide.txt").string()), HasSubstr("a rank holds " + std::to_string(bytes) + " B of the weights"));

@@ -4,14 +4,14 @@
 #include "mantissa/checkpoint/checkpoint_diff.h"
 #include "mantissa/checkpoint/config_differences.h"
 #include "mantissa/checkpoint/saved_model.h"
-#include "mantissa/hf/family_weights.h"
+#include "mantissa/hf/hf_weights.h"
 #include "mantissa/hf/load_model.h"
 #include "mantissa/train/load_config.h"
 
 namespace mantissa::export_test {
 
 using test::Exports;
-using test::FamilyFolder;
+using test::HfFolder;
 using test::kShape;
 using test::Trained;
 using ::testing::AllOf;
@@ -23,10 +23,10 @@ class Unchanged : public Exports, public ::testing::WithParamInterface<const cha
 TEST_P(Unchanged, EveryByteComesBack) {
   for (const char* types : {"F32", "BF16", "F32 BF16", "F16"}) {
     const std::string name = text(GetParam(), types);
-    const FamilyFolder original(path(name), GetParam(), types);
+    const HfFolder original(path(name), GetParam(), types);
     import_model(path(name), path(name + " in"));
     export_to(path(name + " in"), name + " out");
-    const FamilyFolder back(path(name + " out"));
+    const HfFolder back(path(name + " out"));
     ASSERT_EQ(back.names(), original.names());
     for (const std::string& tensor : original.names()) {
       if (std::string(types) == "F16") {
@@ -37,14 +37,16 @@ TEST_P(Unchanged, EveryByteComesBack) {
       }
     }
     EXPECT_EQ(test::read_file(path(name + " out/tokenizer.json")), test::read_file(path(name + "/tokenizer.json")));
-    EXPECT_STREQ(family_name(read_family_config(test::read_file(path(name + " out/config.json")), "").family), GetParam());
+    EXPECT_STREQ(architecture_name(read_architecture_config(test::read_file(path(name + " out/config.json")), "").architecture),
+                 GetParam());
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Unchanged, ::testing::ValuesIn(test::kFamilyTypes), [](const auto& one) { return std::string(one.param); });
+INSTANTIATE_TEST_SUITE_P(All, Unchanged, ::testing::ValuesIn(test::kArchitectureTypes),
+                         [](const auto& one) { return std::string(one.param); });
 
 TEST_F(Exports, ATensorMoreOrLessOrOfAnotherShapeIsDamageByName) {
-  FamilyFolder folder(path("llama"), "llama", "F32");
+  HfFolder folder(path("llama"), "llama", "F32");
   folder.without("model.layers.1.mlp.up_proj.weight").write(path("less"));
   EXPECT_EQ(import_error("less").code(), ExitCode::data);
   EXPECT_THAT(import_error("less").what(), HasSubstr("lacks tensors of its model:\n  model.layers.1.mlp.up_proj.weight"));
@@ -58,7 +60,7 @@ TEST_F(Exports, ATensorMoreOrLessOrOfAnotherShapeIsDamageByName) {
 
 TEST_F(Exports, OfMillionsOfTensorsTheFirstThatAreMissingAreNamed) {
   for (const char* type : {"qwen3_moe", "gpt_oss", "gpt2"}) {
-    const FamilyFolder folder(path(type), type, "F32");
+    const HfFolder folder(path(type), type, "F32");
     auto config = nlohmann::json::parse(test::read_file(path(text(type, "/config.json"))));
     const auto error_with = [&](const char* key, int64_t value) {
       config[key] = value;
@@ -78,7 +80,7 @@ TEST_F(Exports, OfMillionsOfTensorsTheFirstThatAreMissingAreNamed) {
 }
 
 TEST_F(Exports, AnUnknownFormIsToldBeforeTensorsAreMissed) {
-  const FamilyFolder folder(path("packed"), "llama", "BF16", {{"quantization_config", {{"quant_method", "gptq"}, {"bits", 4}}}});
+  const HfFolder folder(path("packed"), "llama", "BF16", {{"quantization_config", {{"quant_method", "gptq"}, {"bits", 4}}}});
   folder.without("model.layers.0.mlp.up_proj.weight").write(path("packed"));
   EXPECT_EQ(import_error("packed").code(), ExitCode::usage);
   EXPECT_THAT(import_error("packed").what(), HasSubstr("config.json: quantization_config.quant_method \"gptq\": mantissa knows"));
@@ -87,8 +89,8 @@ TEST_F(Exports, AnUnknownFormIsToldBeforeTensorsAreMissed) {
 // Without a word of config.json.
 TEST_F(Exports, TheTypeOfTheTensorsIsThatOfTheModel) {
   const auto dtype = [&](const char* types, const nlohmann::json& change = {}) {
-    const FamilyFolder folder(path(types), "llama", types, change);
-    return FamilyWeights(path(types)).run_config().precision.dtype;
+    const HfFolder folder(path(types), "llama", types, change);
+    return HfWeights(path(types)).run_config().precision.dtype;
   };
   EXPECT_EQ(dtype("BF16"), Dtype::bf16);
   EXPECT_EQ(dtype("BF16 F32"), Dtype::f32);
@@ -108,10 +110,10 @@ TEST_F(Exports, AFolderOfAnotherModelIsNotTheCheckpoints) {
     run(name, sets);
     export_to(checkpoint(name, 3), name + " out");
     const ModelConfig model = saved_config(CheckpointReader(checkpoint(name, 3))).model;
-    EXPECT_THAT(export_model_differences(FamilyWeights(path(name + " out")), model), ::testing::IsEmpty()) << name;
+    EXPECT_THAT(export_model_differences(HfWeights(path(name + " out")), model), ::testing::IsEmpty()) << name;
     auto config = nlohmann::json::parse(test::read_file(path(name + " out/config.json")));
     config.update(change);
-    FamilyConfig other = read_family_config(config.dump(), "config.json");
+    ArchitectureConfig other = read_architecture_config(config.dump(), "config.json");
     return joined(forward_differences(model, other.model));
   };
   const std::string moe = R"(model.moe={"num_experts": 3, "num_experts_per_tok": 2, "intermediate_size": 96})";
@@ -126,7 +128,7 @@ TEST_F(Exports, AFolderOfAnotherModelIsNotTheCheckpoints) {
 }
 
 TEST_F(Exports, TwoFoldersAreComparedTensorByTensor) {
-  const FamilyFolder folder(path("a"), "qwen2", "F32 BF16");
+  const HfFolder folder(path("a"), "qwen2", "F32 BF16");
   const std::string name = "model.layers.1.mlp.up_proj.weight", bias = "model.layers.0.self_attn.q_proj.bias";
   folder.flip(name, 4 * 7 + 2, 1).flip(name, 4 * 9, 1).without(bias).write(path("b"));
   SafetensorsFolder a{std::filesystem::path(path("a"))}, b{std::filesystem::path(path("b"))};
@@ -139,7 +141,7 @@ TEST_F(Exports, TwoFoldersAreComparedTensorByTensor) {
 }
 
 TEST_F(Exports, AnOutputBesideTiedEmbeddingsMustBeThese) {
-  FamilyFolder folder(path("tied"), "qwen3", "BF16");
+  HfFolder folder(path("tied"), "qwen3", "BF16");
   folder.copy("model.embed_tokens.weight", "lm_head.weight").write(path("same"));
   import_model(path("same"), path("same in"));
   folder.with("lm_head.weight", {259, 96}).write(path("other"));
@@ -148,7 +150,7 @@ TEST_F(Exports, AnOutputBesideTiedEmbeddingsMustBeThese) {
 }
 
 TEST_F(Exports, WhatIsNotFiniteIsNeitherImportedNorLoaded) {
-  FamilyFolder folder(path("nan"), "llama", "F32");
+  HfFolder folder(path("nan"), "llama", "F32");
   folder.poison("model.layers.0.self_attn.k_proj.weight", 5).write(path("nan2"));
   EXPECT_EQ(import_error("nan2").code(), ExitCode::data);
   EXPECT_THAT(import_error("nan2").what(), HasSubstr(path("nan2") + ": model.layers.0.self_attn.k_proj.weight[0, 5] is NaN or Inf"));
@@ -158,7 +160,7 @@ TEST_F(Exports, WhatIsNotFiniteIsNeitherImportedNorLoaded) {
 }
 
 TEST_F(Exports, AFolderThatIsThereIsRefused) {
-  const FamilyFolder folder(path("llama"), "llama", "F32");
+  const HfFolder folder(path("llama"), "llama", "F32");
   std::filesystem::create_directory(path("there"));
   const Error error = test::error_of([&] { import_model(path("llama"), path("there")); });
   EXPECT_EQ(error.code(), ExitCode::usage);
@@ -191,7 +193,7 @@ TEST_P(ForwardValues, AreWhatAnExportHolds) {
     for (size_t i = 0; i < rows; ++i) ASSERT_EQ(a[i], b[i]) << parameter.name << " " << i;
   }
 
-  FamilyFolder changed(path("out"));
+  HfFolder changed(path("out"));
   changed.flip("model.layers.1.mlp.down_proj.weight", 2 * 7, 0x40).write(path("out"));
   EXPECT_THAT(difference("out", saved).value_or(""), HasSubstr("model.layers.1.mlp.down_proj.weight[0, 7] is "));
   const Error error = test::error_of([&] { verify_export(path("out")); });
@@ -222,7 +224,7 @@ TEST_F(Exports, WhatATypeCannotHoldIsRefusedByName) {
   EXPECT_THAT(error.what(), HasSubstr("which bf16 does not hold exactly: take dtype auto or fp32"));
   EXPECT_FALSE(std::filesystem::exists(path("coarse")));
   export_to(checkpoint("fine", 3), "auto");
-  EXPECT_EQ(FamilyFolder(path("auto")).dtype("model.norm.weight"), FileDtype::f32);
+  EXPECT_EQ(HfFolder(path("auto")).dtype("model.norm.weight"), FileDtype::f32);
 }
 
 // A char tokenizer becomes one without merges; its ids are those of the characters.
@@ -254,10 +256,10 @@ TEST_F(Exports, TheTypeOfAModelIsThatOfItsMatrices) {
   const auto type = [&](const std::string& folder) {
     return nlohmann::json::parse(test::read_file(path(folder + "/config.json")))["torch_dtype"].get<std::string>();
   };
-  FamilyFolder(path("model"), "llama", "F32").without("model.norm.weight").with("model.norm.weight", {96}).write(path("model"));
+  HfFolder(path("model"), "llama", "F32").without("model.norm.weight").with("model.norm.weight", {96}).write(path("model"));
   import_model(path("model"), path("in"));
   export_to(path("in"), "out");
-  EXPECT_EQ(FamilyFolder(path("out")).dtype("model.norm.weight"), FileDtype::bf16);
+  EXPECT_EQ(HfFolder(path("out")).dtype("model.norm.weight"), FileDtype::bf16);
   EXPECT_EQ(type("out"), "float32");
   std::vector<std::string> sets = kShape;
   sets.emplace_back("precision.recipe=mxfp8");
@@ -340,7 +342,7 @@ TEST_F(Exports, WithoutASectionModelThatOfTheCheckpointIsTaken) {
 }
 
 TEST_F(Exports, EndTokensAreThoseOfTheGenerationConfig) {
-  FamilyFolder(path("llama"), "llama", "F32");
+  HfFolder(path("llama"), "llama", "F32");
   EXPECT_THAT(load_model(path("llama")).end_tokens(), ::testing::IsEmpty());
   auto config = nlohmann::json::parse(test::read_file(path("llama/config.json")));
   config["eos_token_id"] = 7;

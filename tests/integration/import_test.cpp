@@ -1,13 +1,13 @@
-// What is read of folders of Hugging Face's form: parts of tensors, forms that they cannot have, and codes of several slabs.
+// What is read of folders of Hugging Face's form: parts of tensors, forms that they cannot have, and codes of several chunks.
 #include "exports.h"
 #include "mantissa/checkpoint/checkpoint_search.h"
 #include "mantissa/checkpoint/saved_model.h"
-#include "mantissa/hf/family_weights.h"
+#include "mantissa/hf/hf_weights.h"
 #include "mantissa/hf/load_model.h"
 
 namespace mantissa::import_test {
 
-using test::FamilyFolder;
+using test::HfFolder;
 using test::kShape;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
@@ -15,13 +15,13 @@ using ::testing::StartsWith;
 class Import : public test::ExportTest {
  protected:
   // A run by a recipe, packed.
-  FamilyFolder packed_run(const std::string& recipe, const std::vector<std::string>& more = {}) {
+  HfFolder packed_run(const std::string& recipe, const std::vector<std::string>& more = {}) {
     std::vector<std::string> sets = kShape;
     sets.insert(sets.end(), {"precision.dtype=bf16", "precision.recipe=" + recipe});
     sets.insert(sets.end(), more.begin(), more.end());
     run("run", sets);
     pack_to(checkpoint("run", 3), "packed");
-    return FamilyFolder(path("packed"));
+    return HfFolder(path("packed"));
   }
   // "x[1, 2]" as a number that counts the elements of a tensor of this shape.
   static size_t flat_index(const std::string& element, const std::vector<int64_t>& shape) {
@@ -31,11 +31,10 @@ class Import : public test::ExportTest {
     for (size_t i = 0; i < shape.size(); ++i) flat = flat * static_cast<size_t>(shape[i]) + static_cast<size_t>(std::stoll(index[i]));
     return flat;
   }
-  void expect_parts_of_the_whole(const FamilyFolder& folder, FamilyWeights& weights, const ParameterShape& parameter, uint64_t seed) const;
+  void expect_parts_of_the_whole(const HfFolder& folder, HfWeights& weights, const ParameterShape& parameter, uint64_t seed) const;
 };
 
-void Import::expect_parts_of_the_whole(const FamilyFolder& folder, FamilyWeights& weights, const ParameterShape& parameter,
-                                       uint64_t seed) const {
+void Import::expect_parts_of_the_whole(const HfFolder& folder, HfWeights& weights, const ParameterShape& parameter, uint64_t seed) const {
   const int64_t rows = parameter.shape[0], columns = parameter.shape.with_dim0(1).elements();
   const bool matrix = parameter.shape.rank() > 1;
   const auto box_of = [&](int64_t row, int64_t height, int64_t column, int64_t width) {
@@ -60,9 +59,9 @@ void Import::expect_parts_of_the_whole(const FamilyFolder& folder, FamilyWeights
 
 TEST_F(Import, APartOfAParameterIsThatOfTheWholeAndHasItsPlaceInTheFile) {
   uint64_t seed = 0;
-  for (const std::string family : test::kFamilyTypes) {
-    const FamilyFolder folder(path(family), family, "BF16 F32 F16");
-    FamilyWeights weights(path(family));
+  for (const std::string architecture : test::kArchitectureTypes) {
+    const HfFolder folder(path(architecture), architecture, "BF16 F32 F16");
+    HfWeights weights(path(architecture));
     for (const ParameterShape& parameter : parameter_shapes(model_shape(weights.config().model)))
       expect_parts_of_the_whole(folder, weights, parameter, ++seed);
     EXPECT_THAT(test::error_of([&] { weights.element("final_norm.weight", 96, 0); }).what(), HasSubstr("final_norm.weight has no row 96"));
@@ -70,9 +69,9 @@ TEST_F(Import, APartOfAParameterIsThatOfTheWholeAndHasItsPlaceInTheFile) {
 }
 
 TEST_F(Import, FormsThatTensorsCannotHaveAreRefusedByName) {
-  const FamilyFolder codes = packed_run("mxfp8");
+  const HfFolder codes = packed_run("mxfp8");
   const std::string down = "model.layers.1.mlp.down_proj.weight", norm = "model.norm.weight", table = "model.embed_tokens.weight";
-  const auto refused = [&](const FamilyFolder& folder, ExitCode code, const std::string& what) {
+  const auto refused = [&](const HfFolder& folder, ExitCode code, const std::string& what) {
     folder.write(path("bad"));
     const Error error = import_error("bad");
     EXPECT_EQ(error.code(), code) << error.what();
@@ -82,13 +81,13 @@ TEST_F(Import, FormsThatTensorsCannotHaveAreRefusedByName) {
   refused(codes.as(down + "_scale", FileDtype::f8_e4m3, {64, 3}), ExitCode::usage, down + " is F8_E4M3 with scales in F8_E4M3; mantissa");
   refused(codes.as(down, FileDtype::u8, {64, 96}), ExitCode::usage, down + " is U8 with scales in U8; mantissa imports");
 
-  const FamilyFolder values(path("values"), "llama", "F32", {{"intermediate_size", 80}});
+  const HfFolder values(path("values"), "llama", "F32", {{"intermediate_size", 80}});
   refused(values.as(norm, FileDtype::i32, {96}), ExitCode::usage, norm + " is I32; mantissa imports F32, BF16, F16 and");
   refused(values.with(down + "_scale", {96, 1}).as(down + "_scale", FileDtype::u8, {96, 2}), ExitCode::data,
           down + " has 80 columns, no whole blocks of 32");
-  const FamilyFolder tied(path("tied"), "qwen3", "BF16");
+  const HfFolder tied(path("tied"), "qwen3", "BF16");
   refused(tied.with("lm_head.weight", {260, 96}), ExitCode::data, "lm_head.weight is another tensor than the embeddings");
-  const FamilyFolder gpt2(path("gpt2"), "gpt2", "BF16");
+  const HfFolder gpt2(path("gpt2"), "gpt2", "BF16");
   const std::string prefix = "transformer.", name = prefix + "wte.weight";
   ASSERT_TRUE(gpt2.names().contains(name));
   refused(gpt2.copy(name, name.substr(prefix.size())), ExitCode::data, "holds " + name + " twice, with and without its prefix");
@@ -96,13 +95,13 @@ TEST_F(Import, FormsThatTensorsCannotHaveAreRefusedByName) {
 
 // config.json lies beside the weights of other programs as well.
 TEST_F(Import, AFolderWithAManifestIsACheckpoint) {
-  FamilyFolder(path("folder"), "llama", "BF16");
-  EXPECT_TRUE(is_family_folder(path("folder")));
+  HfFolder(path("folder"), "llama", "BF16");
+  EXPECT_TRUE(is_hf_folder(path("folder")));
   test::write_file(path("folder/manifest.json"), "{}");
-  EXPECT_FALSE(is_family_folder(path("folder")));
+  EXPECT_FALSE(is_hf_folder(path("folder")));
 }
 
-TEST_F(Import, ProductsOfCodesAreThoseOfAServerAndTheirInputGradients) {
+TEST_F(Import, GemmsOfCodesAreThoseOfAServerAndTheirInputGradients) {
   packed_run("mxfp8");
   import_model(path("packed"), path("in"));
   CheckpointReader reader(path("in"));
@@ -112,8 +111,8 @@ TEST_F(Import, ProductsOfCodesAreThoseOfAServerAndTheirInputGradients) {
 }
 
 // Codes and scales are read 8 MiB of codes at once.
-TEST_F(Import, CodesOfSeveralSlabsAreThoseOfTheFile) {
-  const FamilyFolder packed =
+TEST_F(Import, CodesOfSeveralChunksAreThoseOfTheFile) {
+  const HfFolder packed =
       packed_run("mxfp8", {"model.hidden_size=128", "model.num_layers=1", "model.intermediate_size=70016", "training.threads=2"});
   const std::string up = "model.layers.0.mlp.up_proj.weight", scale = up + "_scale";
   ASSERT_GT(packed.bytes(up).size(), size_t{8} << 20);
@@ -130,7 +129,7 @@ TEST_F(Import, CodesOfSeveralSlabsAreThoseOfTheFile) {
 
   // 448 * 2^119 is the largest finite value.
   const size_t first = size_t{69000} * 128 + 64;
-  const FamilyFolder largest = packed.flip(up, first, static_cast<char>(packed.bytes(up)[first] ^ 0x7E));
+  const HfFolder largest = packed.flip(up, first, static_cast<char>(packed.bytes(up)[first] ^ 0x7E));
   const auto largest_with = [&](int value) { return largest.flip(scale, at, static_cast<char>(packed.bytes(scale)[at] ^ value)); };
   largest_with(247).write(path("bad"));
   EXPECT_THAT(import_error("bad").what(), HasSubstr(up + "[69000, 64] is Inf: "));
@@ -140,7 +139,7 @@ TEST_F(Import, CodesOfSeveralSlabsAreThoseOfTheFile) {
 
 // Better before training than when its export, or the first text from it, needs them. Evaluation does not.
 TEST_F(Import, FilesOfTokensThatCannotBeReadAreRefused) {
-  const FamilyFolder folder(path("model"), "llama", "F32");
+  const HfFolder folder(path("model"), "llama", "F32");
   for (const char* const bad : {R"({"eos_token_id": "x"})", R"({"eos_token_id": [1, 2.5]})", R"({"eos_token_id")"}) {
     test::write_file(path("model/generation_config.json"), bad);
     const Error error = import_error("model");

@@ -39,7 +39,7 @@ struct Trainee {
 
 // All that comes out of it.
 struct Results {
-  std::vector<double> numbers;  // losses and norms of steps, an evaluation, statistics of what was quantised
+  std::vector<double> numbers;  // losses and norms of steps, an evaluation, statistics of what was quantized
   std::vector<int32_t> sample;
   std::string saved;  // the shard and the manifest's plan
   std::string bad;    // what a step with a NaN in a weight was skipped for
@@ -54,7 +54,7 @@ class IsolatedDeviceTest : public TrainingTest {
     Results out;
     const Batch batch = data.train->batch(0, *config.training.global_batch_size);
     Trainee run(first, config, data);
-    run.optimizer.initialise(3);
+    run.optimizer.initialize(3);
     const auto reports = measure_precision(run.model.parameters(), run.plan, run.optimizer, 1, [&] { add(out, run.step(batch)); });
     for (const PrecisionEvent& report : reports) out.numbers.insert(out.numbers.end(), {report.sqnr_db.value_or(0), report.clipped});
     add(out, run.step(batch));
@@ -101,8 +101,8 @@ TEST_P(WholeRun, OnAnIsolatedDeviceHasTheBitsOfTheCpu) {
   EXPECT_EQ(results(isolated, isolated, "isolated", config, data), expected);
   EXPECT_EQ(results(*cpu, isolated, "there", config, data), expected);
   EXPECT_EQ(results(isolated, *cpu, "back", config, data), expected);
-  const bool quantised = config.precision.recipe != "high";
-  EXPECT_THAT(expected.bad, ::testing::StartsWith(quantised ? "layers.0.attn.qkv.weight[0, 7] = nan" : "loss = nan"));
+  const bool quantized = config.precision.recipe != "high";
+  EXPECT_THAT(expected.bad, ::testing::StartsWith(quantized ? "layers.0.attn.qkv.weight[0, 7] = nan" : "loss = nan"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Precision, WholeRun,
@@ -116,7 +116,7 @@ TEST_F(IsolatedDeviceTest, AStepReadsTheDeviceOnce) {
   Data data = open_data(config.data, {.seq_len = 16, .vocab_size = 8, .seed = 1});
   IsolatedDevice device;
   Trainee run(device, config, data);
-  run.optimizer.initialise(3);
+  run.optimizer.initialize(3);
   const Batch batch = data.train->batch(0, *config.training.global_batch_size);
   run.step(batch);  // makes the table of the rotations
   const int64_t before = device.downloads(), uploads = device.uploads();

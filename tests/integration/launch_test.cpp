@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 TEST_F(LaunchTest, WorkersAreToldAllThatTorchrunTells) {
   const auto run = launch({"--nproc-per-node", "2", "--nnodes=2", "--node_rank", "1", "--master-addr", "node0", "--max-restarts", "3"},
-                          "env | grep -E '^(RANK|WORLD_SIZE|LOCAL_|MASTER_|GROUP_|ROLE_|TORCH|OMP_|MANTISSA_TOKEN)' | sort");
+                          "env | grep -E '^(RANK|WORLD_SIZE|LOCAL_|MASTER_|GROUP_|ROLE_|TORCH|OMP_|MANTISSA_SECRET)' | sort");
   EXPECT_EQ(run.exit_code, 0) << run.errors;
   for (const std::string line :
        {"RANK=2", "WORLD_SIZE=4", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=2", "MASTER_ADDR=node0", "MASTER_PORT=29500", "GROUP_RANK=1",
@@ -26,13 +26,13 @@ TEST_F(LaunchTest, WorkersAreToldAllThatTorchrunTells) {
   }
   EXPECT_THAT(run.output, HasSubstr("[rank3]:LOCAL_RANK=1\n"));
   EXPECT_THAT(run.output, HasSubstr("TORCHELASTIC_RUN_ID="));
-  EXPECT_THAT(run.output, Not(HasSubstr("MANTISSA_TOKEN"))) << "several nodes could not share one made here";
+  EXPECT_THAT(run.output, Not(HasSubstr("MANTISSA_SECRET"))) << "several nodes could not share one made here";
 }
 
 TEST_F(LaunchTest, OneNodeGetsAFreePortAndASecret) {
-  std::smatch port, token;
+  std::smatch port, secret;
   for (const std::string option : {"--standalone", "--nproc-per-node=1"}) {
-    const auto run = launch({option}, "echo port $MASTER_PORT token $MANTISSA_TOKEN addr $MASTER_ADDR omp [$OMP_NUM_THREADS]");
+    const auto run = launch({option}, "echo port $MASTER_PORT token $MANTISSA_SECRET addr $MASTER_ADDR omp [$OMP_NUM_THREADS]");
     EXPECT_EQ(run.exit_code, 0) << run.errors;
     EXPECT_THAT(run.output, ContainsRegex("port [0-9]+ token [0-9a-f]{64} addr 127.0.0.1 omp \\[\\]"));
     EXPECT_THAT(run.output, Not(HasSubstr("port 29500")));

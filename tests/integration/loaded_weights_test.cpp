@@ -22,7 +22,7 @@ using ::testing::HasSubstr;
 
 class LoadedWeights : public test::TrainingTest {
  protected:
-  // Steps 2 and 4 of a run; the newest is the one to be spoilt.
+  // Steps 2 and 4 of a run; the newest is the one to be spoiled.
   void train_in(const std::string& name, const std::string& recipe) const { run(name, sets(recipe, {"checkpoint.interval=2"})); }
 
   // 128 channels, so that blocks of 32 fit.
@@ -55,7 +55,7 @@ class LoadedWeights : public test::TrainingTest {
   void change_codes(const std::string& name, const std::string& weight) const {
     change_manifest(name, [&](Manifest& manifest) {
       json plan = json::parse(manifest.plan);
-      plan["quantised"][weight]["codes_sum"] = "0000000000000000";
+      plan["quantized"][weight]["codes_sum"] = "0000000000000000";
       manifest.plan = plan.dump();
     });
   }
@@ -78,20 +78,20 @@ class LoadedWeights : public test::TrainingTest {
 TEST_F(LoadedWeights, NanOrInfInAnyWeightEndsEveryLoadAndNamesTheFirstElement) {
   train_in("run", "mxfp4_qat");
   constexpr float kInf = std::numeric_limits<float>::infinity();
-  struct Spoilt {
+  struct Spoiled {
     const char* tensor;
     float value;
     const char* message;
   };
-  for (const Spoilt& spoilt : {Spoilt{"final_norm.weight", -kInf, "final_norm.weight[5] = -inf"},
-                               Spoilt{"layers.1.mlp.down.weight", std::nanf(""), "layers.1.mlp.down.weight[0, 5] = nan"},
-                               Spoilt{"layers.0.attn.qkv.weight", kInf, "layers.0.attn.qkv.weight[0, 5] = inf"},
-                               Spoilt{"embed.weight", std::nanf(""), "embed.weight[0, 5] = nan"}}) {
-    set_element("run", std::string("master.") + spoilt.tensor, 5, spoilt.value);
-    set_element("run", std::string("master.") + spoilt.tensor, 7, spoilt.value);
+  for (const Spoiled& spoiled : {Spoiled{"final_norm.weight", -kInf, "final_norm.weight[5] = -inf"},
+                                 Spoiled{"layers.1.mlp.down.weight", std::nanf(""), "layers.1.mlp.down.weight[0, 5] = nan"},
+                                 Spoiled{"layers.0.attn.qkv.weight", kInf, "layers.0.attn.qkv.weight[0, 5] = inf"},
+                                 Spoiled{"embed.weight", std::nanf(""), "embed.weight[0, 5] = nan"}}) {
+    set_element("run", std::string("master.") + spoiled.tensor, 5, spoiled.value);
+    set_element("run", std::string("master.") + spoiled.tensor, 7, spoiled.value);
     for (const Error& error : errors_of_loading("run", "mxfp4_qat")) {
       EXPECT_EQ(error.code(), ExitCode::numerical) << error.what();
-      EXPECT_THAT(error.what(), HasSubstr(checkpoint("run", 4) + ": " + spoilt.message));
+      EXPECT_THAT(error.what(), HasSubstr(checkpoint("run", 4) + ": " + spoiled.message));
     }
     for (const ExportWeights weights : {ExportWeights::dequantized, ExportWeights::packed}) {
       CheckpointReader reader(checkpoint("run", 4));
@@ -160,7 +160,7 @@ TEST_F(LoadedWeights, AWeightThatTheManifestShouldHaveCodesOfAndHasNotIsDamage) 
   train_in("run", "mxfp8");
   change_manifest("run", [](Manifest& manifest) {
     json plan = json::parse(manifest.plan);
-    plan["quantised"].erase("layers.0.mlp.down.weight");
+    plan["quantized"].erase("layers.0.mlp.down.weight");
     manifest.plan = plan.dump();
   });
   for (const Error& error : errors_of_loading("run", "mxfp8")) {

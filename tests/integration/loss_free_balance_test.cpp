@@ -66,7 +66,7 @@ TEST_F(LossFreeBalance, MovesEachBiasAgainstTheLoadOfItsExpert) {
   EXPECT_NE(bias("run", 20, 0), Values(kExperts, 0.0F));
 }
 
-TEST_F(LossFreeBalance, CountsBeforeAnyChoiceIsDropped) {
+TEST_F(LossFreeBalance, CountsBeforeAnyAssignmentIsDropped) {
   const TrainedRun trained = run_biased("run", {"model.moe.capacity_factor=0.5"});
   EXPECT_GT(trained.steps.back().routing.at(0).dropped, 0.0);
   EXPECT_EQ(bias("run", 20, 0), followed(trained, 0, 1e-2F));
@@ -104,7 +104,7 @@ TEST_F(LossFreeBalance, TrainsNothingElse) {
                                             "buffer.layers.2.moe.expert_bias only in the second"));
 }
 
-TEST_F(LossFreeBalance, IsNotMovedByWhatIsComputedAgainNorByEvaluationAndTexts) {
+TEST_F(LossFreeBalance, IsNotMovedByWhatIsComputedAgainNorByEvaluationAndSamples) {
   run_biased("plain");
   run_biased("recomputed", {"training.recompute=full"});
   run_biased("selective", {"training.recompute=selective"});
@@ -119,7 +119,7 @@ TEST_F(LossFreeBalance, IsNotMovedByASkippedStep) {
   Gpt model(config.model, *device, resolve_plan(config), training_options(config, {}));
   Optimizer optimizer(model.parameters(), config.optimizer);
   GradientAccumulator accumulator(model.parameters(), Accumulation::running, 2);
-  optimizer.initialise(1);
+  optimizer.initialize(1);
   const LoadedConfig data_config = this->config("data");
   Data data = open_data(data_config.config.data, {.seq_len = 16});
   const auto step = [&](int64_t number) { return training_step(model, optimizer, accumulator, data.train->batch(8 * number, 8), 4, 1e-2); };
@@ -138,7 +138,7 @@ TEST_F(LossFreeBalance, IsNotMovedByASkippedStep) {
 }
 
 // Which expert is forced shows in loads; that weights are scores without biases, in a loss that does not change where all are chosen.
-TEST_F(LossFreeBalance, ChangesChoicesAndNoWeights) {
+TEST_F(LossFreeBalance, ChangesAssignmentsAndNoWeights) {
   run_biased("run", {"training.steps=2"});
   run_biased("all", {"training.steps=2", "model.moe.num_experts_per_tok=5"});
   const std::vector<int32_t> tokens = {1, 4, 7, 0, 2, 3, 5, 6}, positions = {0, 1, 2, 3, 4, 5, 6, 7};
@@ -148,11 +148,11 @@ TEST_F(LossFreeBalance, ChangesChoicesAndNoWeights) {
     const Values bias = {0.0F, 0.0F, 0.0F, bias_of_3, 0.0F};
     for (Buffer& buffer : loaded.model->parameters().buffers()) device.upload(bias.data(), buffer.value);
     const auto ids = [&](const std::vector<int32_t>& of) { return from_host(device, Dtype::i32, {8}, of.data()); };
-    RoutingTally tally;
-    const Var loss =
-        loaded.model->loss({.batch = 1, .tokens = ids(tokens), .positions = ids(positions), .segment_starts = {}}, ids(tokens), 8, &tally);
+    RouterStatistics statistics;
+    const Var loss = loaded.model->loss({.batch = 1, .tokens = ids(tokens), .positions = ids(positions), .segment_starts = {}}, ids(tokens),
+                                        8, &statistics);
     auto cache = loaded.model->new_cache();
-    return std::tuple(to_host<int32_t>(tally.records.at(1).counts), to_host<double>(loss.value()),
+    return std::tuple(to_host<int32_t>(statistics.passes.at(1).counts), to_host<double>(loss.value()),
                       to_host<float>(loaded.model->next_logits(tokens, cache)));
   };
   const auto [free_counts, free_loss, free_logits] = probe("run", 0.0F);

@@ -154,14 +154,14 @@ TEST_F(MetricsTest, LossAndNormOfAReportAreThoseOfTheStep) {
   const auto device = make_backend(config.training.backend());
   Gpt model(config.model, *device, resolve_plan(config), {.recompute = config.training.recompute, .gradients = true});
   Optimizer optimizer(model.parameters(), config.optimizer);
-  optimizer.initialise(config.training.seed);
+  optimizer.initialize(config.training.seed);
   GradientAccumulator accumulator(model.parameters(), config.training.accumulation, 2);
   const StepResult first = training_step(model, optimizer, accumulator, data.train->batch(0, 8), 4, 0.0);
   EXPECT_EQ(steps_[0].loss, first.loss);
   EXPECT_EQ(steps_[0].gradient_norm, first.gradient_norm);
 }
 
-TEST_F(MetricsTest, ALongRunIsToldInSharesOfTheRateOfProductsThatItMeasured) {
+TEST_F(MetricsTest, ALongRunIsToldInSharesOfTheRateOfGemmsThatItMeasured) {
   std::vector<StepEvent> steps;
   TrainEvents events;
   events.step = [&](const StepEvent& event) { steps.push_back(event); };

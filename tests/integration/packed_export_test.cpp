@@ -7,7 +7,7 @@
 namespace mantissa::packed_export_test {
 
 using test::Exports;
-using test::FamilyFolder;
+using test::HfFolder;
 using test::kShape;
 using test::logits_of;
 using test::Trained;
@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 
 class Packed : public Exports, public ::testing::WithParamInterface<Trained> {};
 
-// Codes and scales go out and in and out again with every byte; what they stand for is what a dequantised export holds.
+// Codes and scales go out and in and out again with every byte; what they stand for is what a dequantized export holds.
 TEST_P(Packed, CodesAreThoseOfForward) {
   std::vector<std::string> sets = kShape;
   sets.push_back("precision.dtype=bf16");
@@ -36,7 +36,7 @@ TEST_P(Packed, CodesAreThoseOfForward) {
     pack_to(saved, name, convention);
     const bool head = std::string(GetParam().name).starts_with("projection");
     EXPECT_EQ(test::read_file(path(name + "/config.json")).find("\"lm_head\"") == std::string::npos,
-              head);  // named, tied or not, unless quantised
+              head);  // named, tied or not, unless quantized
     EXPECT_EQ(difference(name, saved), std::nullopt);
     import_model(path(name), path(name + " in"));
     pack_to(path(name + " in"), name + " again", convention);
@@ -47,7 +47,7 @@ TEST_P(Packed, CodesAreThoseOfForward) {
     for (const std::string& packed : {path(name + " in"), path(name)}) EXPECT_EQ(logits_of(packed), logits_of(saved)) << packed;
   }
   const std::string scales = "model.layers.1.mlp.down_proj.weight_scale";
-  const FamilyFolder packed(path("compressed-tensors"));
+  const HfFolder packed(path("compressed-tensors"));
   packed.flip(scales, 1, static_cast<char>(~packed.bytes(scales)[1])).write(path("nan"));  // a scale of 255 is NaN
   EXPECT_EQ(import_error("nan").code(), ExitCode::data);
   EXPECT_EQ(test::error_of([&] { load_model(path("nan")); }).code(), ExitCode::data);
@@ -99,7 +99,7 @@ TEST_F(Exports, ExpertsOfGptOssArePackedInItsOwnBlocks) {
   EXPECT_EQ(all_bytes("values"), all_bytes("in values"));
   for (const std::string& packed : {path("in"), path("packed"), path("values")}) EXPECT_EQ(logits_of(packed), logits_of(saved)) << packed;
   // Row 5 of expert 2 is up's third: values 2 and 3 of its second block, of 16 bytes.
-  FamilyFolder(path("packed")).flip(blocks, ((2 * 192 + 5) * 2 + 1) * 16 + 1, 0x11).write(path("packed"));
+  HfFolder(path("packed")).flip(blocks, ((2 * 192 + 5) * 2 + 1) * 16 + 1, 0x11).write(path("packed"));
   EXPECT_THAT(difference("packed", saved).value_or(""), HasSubstr("model.layers.1.mlp.experts.gate_up_proj[2, 34, 5] is "));
   const Error own = test::error_of([&] { pack_to(saved, "refused", Convention::sglang); });
   EXPECT_EQ(own.code(), ExitCode::usage);
@@ -189,9 +189,10 @@ TEST_F(Exports, AnImportThatIsNotOfItsModelIsRefused) {
                 m.config = config.dump();
               }),
               HasSubstr("embed.weight of its model is fp32 [7, 64], but the tensor is bf16 [8, 64]"));
-  EXPECT_THAT(
-      error_with([&](Manifest& m) { renamed(m, std::string(kCarriedPrefix) + "tokenizer.json", std::string(kCarriedPrefix) + "other"); }),
-      HasSubstr("other must be the bytes of a file that goes with a model"));
+  EXPECT_THAT(error_with([&](Manifest& m) {
+                renamed(m, std::string(kTokenizerFilePrefix) + "tokenizer.json", std::string(kTokenizerFilePrefix) + "other");
+              }),
+              HasSubstr("other must be the bytes of a file that goes with a model"));
   test::write_file(path("in/manifest.json"), format_manifest(written));
   for (const char* from : {"in", "packed"}) {
     const LoadedModel wide = load_model(path(from), {}, Dtype::f32);
@@ -206,7 +207,7 @@ TEST_F(Exports, ScalesAndCodesThatAreNoNumbersAreNotImported) {
   sets.push_back("precision.recipe=mxfp8");
   run("run", sets);
   pack_to(checkpoint("run", 3), "packed");
-  const FamilyFolder packed(path("packed"));
+  const HfFolder packed(path("packed"));
   const auto error_with = [&](const std::string& name, size_t byte, int value) {
     packed.flip(name, byte, static_cast<char>(packed.bytes(name)[byte] ^ value)).write(path("bad"));
     const Error error = import_error("bad");
@@ -244,25 +245,25 @@ TEST_F(Exports, QuantizationConfigMustSayOneThingOfOneWeightAndWhatItIs) {
   const std::string k = "model.layers.1.self_attn.k_proj", up = "model.layers.0.mlp.up_proj";
   EXPECT_THAT(
       error_with(k, {{"input_activations", nullptr}}, {}),
-      ::testing::AllOf(HasSubstr("model.layers.1.self_attn.q_proj is e4m3 with quantised inputs"),
+      ::testing::AllOf(HasSubstr("model.layers.1.self_attn.q_proj is e4m3 with quantized inputs"),
                        HasSubstr(k + " is e4m3 with inputs in high precision"), HasSubstr("both are parts of layers.1.attn.qkv.weight")));
-  EXPECT_THAT(error_with("", {}, {"re:.*up_proj"}), HasSubstr(up + " is not quantised, but both are parts of layers.0.mlp.gate_up.weight"));
+  EXPECT_THAT(error_with("", {}, {"re:.*up_proj"}), HasSubstr(up + " is not quantized, but both are parts of layers.0.mlp.gate_up.weight"));
   EXPECT_THAT(error_with("", {}, {"re:.*down_proj"}),
-              HasSubstr("mlp.down_proj is not quantised, but model.layers.0.mlp.down_proj.weight is "
+              HasSubstr("mlp.down_proj is not quantized, but model.layers.0.mlp.down_proj.weight is "
                         "F8_E4M3 with scales"));
   EXPECT_THAT(error_with("re:.*down_proj", {{"format", "mxfp4-pack-quantized"}, {"weights", {{"num_bits", 4}}}}, {}),
-              HasSubstr("mlp.down_proj is e2m1 with quantised inputs, but model.layers.0.mlp.down_proj.weight is F8_E4M3"));
+              HasSubstr("mlp.down_proj is e2m1 with quantized inputs, but model.layers.0.mlp.down_proj.weight is F8_E4M3"));
   sets.back() = "precision.recipe=high";
   run("high", sets);
   export_to(checkpoint("high", 3), "values");
   nlohmann::json plain = nlohmann::json::parse(test::read_file(path("values/config.json")));
   plain["quantization_config"] = written["quantization_config"];
   test::write_file(path("values/config.json"), plain.dump());
-  EXPECT_THAT(import_error("values").what(), HasSubstr("self_attn.q_proj is e4m3 with quantised inputs, but "
+  EXPECT_THAT(import_error("values").what(), HasSubstr("self_attn.q_proj is e4m3 with quantized inputs, but "
                                                        "model.layers.0.self_attn.q_proj.weight is BF16 without scales"));
 }
 
-// Which inputs are quantised stands nowhere else.
+// Which inputs are quantized stands nowhere else.
 TEST_F(Exports, CodesNeedWhatSaysHowTheyAreMultiplied) {
   std::vector<std::string> sets = kShape;
   sets.push_back("precision.dtype=bf16");
@@ -281,7 +282,7 @@ TEST_F(Exports, CodesNeedWhatSaysHowTheyAreMultiplied) {
   EXPECT_THAT(
       import_error("packed").what(),
       HasSubstr(side +
-                ": quantization: model.layers.1.mlp.down_proj is not quantised, but model.layers.1.mlp.down_proj.weight is F8_E4M3"));
+                ": quantization: model.layers.1.mlp.down_proj is not quantized, but model.layers.1.mlp.down_proj.weight is F8_E4M3"));
   std::filesystem::remove(side);
   const Error error = import_error("packed");
   EXPECT_EQ(error.code(), ExitCode::usage);
@@ -307,7 +308,7 @@ TEST_F(Exports, WhatNoServerReadsIsRefusedByModuleAndRule) {
        {"precision.recipe=mine", "model.num_attention_heads=2", "model.intermediate_size=128",
         R"(precision.recipes={"mine": {"base": "mxfp4_qat", "weight_fake_quant": {"block": [1, 64]}}})"}},
       {"inputs",
-       "its input is e5m2 1x32 rceil, and servers quantise inputs to E4M3 only",
+       "its input is e5m2 1x32 rceil, and servers quantize inputs to E4M3 only",
        {"precision.recipe=mine", R"(precision.recipes={"mine": {"base": "mxfp8", "input": {"format": "e5m2"}}})"}},
       {"gpt2",
        "GPT-2 keeps its weights [in, out], where no server reads blocks",

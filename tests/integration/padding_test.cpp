@@ -125,12 +125,12 @@ TEST_P(Padding, IsZeroAtTheStartAndStaysZero) {
   Gpt model(run.model, *device, resolve_plan(run), {});
   Optimizer optimizer(model.parameters(), run.optimizer);
   GradientAccumulator accumulator(model.parameters(), Accumulation::running, 1);
-  optimizer.initialise(1);
+  optimizer.initialize(1);
   const auto padding = [&] {
     std::vector<float> all;
     for (const Optimizer::State& state : optimizer.states()) {
       for (const Tensor& rows : {state.master, state.first_moment, state.second_moment}) {
-        const Tensor stored = rows.slice(state.part.stored_end() - state.part.begin, rows.dim(0));
+        const Tensor stored = rows.slice(state.shard.stored_end() - state.shard.begin, rows.dim(0));
         if (stored.dim(0) > 0) std::ranges::copy(to_host<float>(stored), std::back_inserter(all));
       }
     }

@@ -57,8 +57,8 @@ TEST_P(Recipes, RecomputationChangesNoBit) {
 // What the plan calls resident, to the byte, and nothing else.
 TEST_P(Recipes, KeepTheBytesThatThePlanCounts) {
   for (const char* gather : {"false", "true"}) {
-    const bool quantised_weight = GetParam().rfind("mxfp8", 0) == 0 || GetParam() == "fp8_block";
-    if (std::string(gather) == "true" && !quantised_weight) continue;
+    const bool quantized_weight = GetParam().rfind("mxfp8", 0) == 0 || GetParam() == "fp8_block";
+    if (std::string(gather) == "true" && !quantized_weight) continue;
     RunConfig config = this->config("bytes", sets(GetParam(), {std::string("precision.fp8_param_gather=") + gather})).config;
     config.model.vocab_size = 8;
     const auto device = make_backend("cpu");
@@ -167,12 +167,12 @@ TEST_F(Plans, ACheckpointKeepsThePlanAndTheHashesOfItsCodes) {
   run("saved", sets("mxfp8"));
   const CheckpointReader reader(checkpoint("saved", 6));
   const nlohmann::json plan = nlohmann::json::parse(reader.manifest().plan);
-  ASSERT_EQ(plan["quantised"].size(), 8U) << "four linears in each of two layers";
+  ASSERT_EQ(plan["quantized"].size(), 8U) << "four linears in each of two layers";
   const LoadedModel loaded = load_model(checkpoint("saved", 6));
   const PrecisionPlan resolved = resolve_plan(loaded.config);
   const nlohmann::json again = nlohmann::json::parse(
-      plan_manifest(resolved, codes_by_weight(loaded.model->parameters(), resolved, loaded.model->parameters().whole_parts())));
-  EXPECT_EQ(again["quantised"], plan["quantised"]) << "codes are rebuilt from the masters";
+      plan_manifest(resolved, codes_by_weight(loaded.model->parameters(), resolved, loaded.model->parameters().whole_shards())));
+  EXPECT_EQ(again["quantized"], plan["quantized"]) << "codes are rebuilt from the masters";
   EXPECT_EQ(again["hash"], plan["hash"]);
 }
 
@@ -198,7 +198,7 @@ TEST_F(Plans, CodesThatDifferFromThoseOfTheCheckpointAreRefusedUnlessAllowed) {
   const Manifest untouched = CheckpointReader(checkpoint("saved", 2)).manifest();
   const auto resume = [&](const std::string& name, const nlohmann::json& change, std::vector<std::string> more = {}) {
     nlohmann::json plan = nlohmann::json::parse(untouched.plan);
-    plan.merge_patch({{"quantised", change}});
+    plan.merge_patch({{"quantized", change}});
     Manifest changed = untouched;
     changed.plan = plan.dump();
     test::write_file(path, format_manifest(changed));
@@ -210,14 +210,14 @@ TEST_F(Plans, CodesThatDifferFromThoseOfTheCheckpointAreRefusedUnlessAllowed) {
   for (const nlohmann::json& change : {other, nlohmann::json{{"layers.1.mlp.down.weight", nullptr}}, nlohmann::json(nullptr)}) {
     const Error error = error_of([&] { resume("refused", change); });
     EXPECT_EQ(error.code(), ExitCode::data) << change;
-    EXPECT_THAT(error.what(), HasSubstr(change.is_null() ? "plan.quantised must be an object" : "layers.1.mlp.down.weight")) << change;
+    EXPECT_THAT(error.what(), HasSubstr(change.is_null() ? "plan.quantized must be an object" : "layers.1.mlp.down.weight")) << change;
     CheckpointReader reader(checkpoint("saved", 2));
     EXPECT_EQ(error_of([&] { verify_codes(reader); }).code(), ExitCode::data) << change;
   }
   const nlohmann::json older = {
       {"layers.1.mlp.down.weight", {{"codes", "0000000000000000"}, {"codes_sum", nullptr}, {"values", "1"}, {"values_sum", nullptr}}}};
   const std::string warned = log_of([&] { EXPECT_EQ(resume("older", older), 1U); });
-  EXPECT_THAT(warned, HasSubstr("plan.quantised has hashes of whole tensors, as once was done; they are not compared"));
+  EXPECT_THAT(warned, HasSubstr("plan.quantized has hashes of whole tensors, as once was done; they are not compared"));
   const std::string log = log_of([&] { EXPECT_EQ(resume("allowed", other, {"checkpoint.allow_recipe_change=true"}), 1U); });
   EXPECT_THAT(log, HasSubstr("the codes of layers.1.mlp.down.weight are not those"));
 }
@@ -296,19 +296,19 @@ TEST_F(Plans, ARecipeChangedAfterwardsIsRefusedAtTheOutputProjection) {
     change(modules.back().recipe);  // of output
     const Error error = error_of([&] { Gpt(config.model, *device, PrecisionPlan(plan.compute(), modules), {}); });
     EXPECT_EQ(error.code(), ExitCode::usage);
-    EXPECT_THAT(error.what(), HasSubstr("precision.fp8_output_proj: needs an ambient recipe that quantises weight, input and output_grad"));
+    EXPECT_THAT(error.what(), HasSubstr("precision.fp8_output_proj: needs an ambient recipe that quantizes weight, input and output_grad"));
     EXPECT_THAT(error.what(), HasSubstr(message));
   }
 }
 
 // A NaN weight becomes a number under flashinfer's rule: the step must see it all the same.
-TEST_F(Plans, ANanWeightIsNotLaunderedByFakeQuantisation) {
+TEST_F(Plans, ANanWeightIsNotLaunderedByFakeQuantization) {
   RunConfig config = this->config("nan", sets("mxfp4_qat")).config;
   config.model.vocab_size = 8;
   const auto device = make_backend("cpu");
   Gpt model(config.model, *device, resolve_plan(config), {.recompute = Recompute::none, .gradients = true});
   Optimizer optimizer(model.parameters(), {});
-  optimizer.initialise(1);
+  optimizer.initialize(1);
   EXPECT_EQ(to_host<int32_t>(model.parameters().nonfinite()), std::vector{0});
   for (size_t i = 0; i < model.parameters().all().size(); ++i) {
     if (model.parameters().all()[i].name == "layers.1.mlp.down.weight") optimizer.states()[i].master.data<float>()[5] = std::nanf("");
@@ -319,7 +319,7 @@ TEST_F(Plans, ANanWeightIsNotLaunderedByFakeQuantisation) {
   CheckpointReader reader(checkpoint("saved", 1));
   load_weights(reader, resolve_plan(config), LoadFor::use, model.parameters(), &optimizer);
   EXPECT_EQ(to_host<int32_t>(model.parameters().nonfinite()), std::vector{0}) << "of the weights before";
-  optimizer.initialise(1);
+  optimizer.initialize(1);
   EXPECT_EQ(to_host<int32_t>(model.parameters().nonfinite()), std::vector{0});
 }
 

@@ -56,7 +56,7 @@ TEST_F(ResumeTest, AutoTakesTheNewestAndContinuesTheMetrics) {
 
 TEST_F(ResumeTest, AutoStartsFreshIfThereIsNothing) { EXPECT_EQ(run("fresh", {"checkpoint.resume=auto"}).steps.size(), 20U); }
 
-TEST_F(ResumeTest, AutoHonoursInitFromAtTheStartAndLeavesItAloneAfterwards) {
+TEST_F(ResumeTest, AutoHonorsInitFromAtTheStartAndLeavesItAloneAfterwards) {
   run("first");
   const std::string init = "checkpoint.init_from=" + run_folder("first");
   run("straight", {init});

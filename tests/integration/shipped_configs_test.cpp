@@ -81,7 +81,7 @@ class ShippedConfig : public ::testing::TestWithParam<std::string> {
     if (!config) return false;
     Gpt model(config->model, *device_, resolve_plan(*config), {.recompute = config->training.recompute});
     Optimizer optimizer(model.parameters(), config->optimizer);
-    initialise(optimizer);
+    initialize(optimizer);
     GradientAccumulator accumulator(model.parameters(), Accumulation::running, 1);
     const Batch batch = random_tokens(*config->model.vocab_size);
     const auto step = [&] { return training_step(model, optimizer, accumulator, batch, 1, 1e-3); };
@@ -97,15 +97,15 @@ class ShippedConfig : public ::testing::TestWithParam<std::string> {
 
  private:
   // Drawn once for all recipes: that would take most of the time.
-  void initialise(Optimizer& optimizer) {
+  void initialize(Optimizer& optimizer) {
     const auto drawn_for = [&](const Optimizer::State& state) -> std::vector<float>& {
-      return masters_[text(state.part.of->name, ' ', state.part.shape().elements())];
+      return masters_[text(state.shard.of->name, ' ', state.shard.shape().elements())];
     };
     if (std::ranges::all_of(optimizer.states(), [&](const auto& state) { return !drawn_for(state).empty(); })) {
       for (const Optimizer::State& state : optimizer.states()) device_->upload(drawn_for(state).data(), state.master);
       return optimizer.store_masters();
     }
-    optimizer.initialise(1);
+    optimizer.initialize(1);
     for (const Optimizer::State& state : optimizer.states()) drawn_for(state) = to_host<float>(state.master);
   }
   std::map<std::string, std::vector<float>> masters_;
@@ -119,9 +119,9 @@ TEST_P(ShippedConfig, TrainsUnderEveryPreset) {
   }
 }
 
-TEST_P(ShippedConfig, TrainsWithGatheredCodesAndAQuantisedOutputProjection) {
+TEST_P(ShippedConfig, TrainsWithGatheredCodesAndAQuantizedOutputProjection) {
   const std::optional<RunConfig> plain = checked(GetParam(), {"precision.recipe=mxfp8"});
-  const bool whole = std::getenv("ONEDNN_MAX_CPU_ISA") == nullptr;  // with other instructions the products of the layer are what is new
+  const bool whole = std::getenv("ONEDNN_MAX_CPU_ISA") == nullptr;  // with other instructions the GEMMs of the layer are what is new
   const bool tied = plain && plain->model.tie_word_embeddings;
   EXPECT_EQ(trains({"precision.recipe=mxfp8", "precision.fp8_param_gather=true"}, whole && tied), plain.has_value());
   EXPECT_EQ(trains({"precision.recipe=mxfp8", "precision.fp8_output_proj=true", "model.pad_vocab_to=32"}, whole), plain && !tied);

@@ -56,7 +56,7 @@ TEST_F(TrainDefinition, DocumentOptionsActOnTrainingAndValidation) {
   Data data = open_data(plain.data, {.seq_len = 16, .vocab_size = 8, .seed = plain.training.seed});
   const std::unique_ptr<Backend> device = make_backend("cpu_reference");
   Gpt model(plain.model, *device, test::high_plan(plain.model), {.gradients = false});
-  test::initialise(model.parameters(), plain.training.seed);
+  test::initialize(model.parameters(), plain.training.seed);
   const test::PlainGpt definition(plain.model, model.parameters());
   const Batch train = data.train->batch(0, 8), valid = data.valid.batch(0, 0, 8);
   for (const std::string option : {"mask_eod_loss", "reset_position_ids", "document_mask"}) {

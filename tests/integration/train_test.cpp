@@ -71,7 +71,7 @@ TEST_F(TrainTest, RecomputingChangesNoBit) {
 }
 
 TEST_F(TrainTest, SameBitsForAnyNumberOfThreads) {
-  // Large enough that every product, gradients included, has several tiles and every kernel several pieces to hand out.
+  // Large enough that every GEMM, gradients included, has several tiles and every kernel several pieces to hand out.
   const std::vector<std::string> shape = {"model.hidden_size=256",
                                           "model.intermediate_size=768",
                                           "model.num_layers=1",
@@ -260,7 +260,7 @@ TEST_F(TrainTest, WeightsOfAnotherModelAreRefused) {
   EXPECT_THAT(error.what(), HasSubstr("model.intermediate_size: 48 in the checkpoint, 64 here"));
 }
 
-// What Transformer Engine saves beside weights: quantisation state of a module, empty where it has none.
+// What Transformer Engine saves beside weights: quantization state of a module, empty where it has none.
 TEST_F(TrainTest, OnlyExtraStateThatHoldsSomethingIsWarnedAboutAndIgnored) {
   run("seed");
   save_changed("seed", 20, "foreign", [&](Gpt& model, CheckpointContent& content) {
@@ -278,7 +278,7 @@ TEST_F(TrainTest, OnlyExtraStateThatHoldsSomethingIsWarnedAboutAndIgnored) {
   std::vector<double> with, without;
   const std::string warned = logged("warned", folder_ / "foreign", with), silent = logged("silent", run_folder("seed"), without);
   EXPECT_EQ(with, without);
-  EXPECT_THAT(warned, HasSubstr("output._extra_state is ignored: quantisation here keeps no state of its own"));
+  EXPECT_THAT(warned, HasSubstr("output._extra_state is ignored: quantization here keeps no state of its own"));
   EXPECT_THAT(warned, Not(HasSubstr("embed._extra_state")));
   EXPECT_THAT(silent, Not(HasSubstr("_extra_state")));
 }

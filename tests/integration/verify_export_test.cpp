@@ -17,7 +17,7 @@ const std::string kDown = "model.layers.1.mlp.down_proj.weight";
 class Verify : public ExportTest {
  protected:
   ~Verify() override { disarm_fault(); }
-  std::vector<std::string> quantised() const {
+  std::vector<std::string> quantized() const {
     std::vector<std::string> sets = kShape;
     sets.insert(sets.end(),
                 {"precision.dtype=bf16", "precision.recipe=mxfp8", R"(precision.rules=[{"match": "layers.0.*", "recipe": "mxfp4_qat"}])"});
@@ -29,9 +29,9 @@ class Verify : public ExportTest {
 TEST_F(Verify, KnowsNamesTypesAndShapes) {
   run("run", kShape);
   export_to(checkpoint("run", 3), "out");
-  const FamilyFolder folder(path("out"));
+  const HfFolder folder(path("out"));
   const std::string proof = read_file(path("out/mantissa.json")), name = "model.layers.1.mlp.down_proj.weight", norm = "model.norm.weight";
-  const auto problem = [&](const FamilyFolder& changed, const std::string& list) {
+  const auto problem = [&](const HfFolder& changed, const std::string& list) {
     changed.write(path("out"));
     write_file(path("out/mantissa.json"), list);
     const Error error = error_of([&] { verify_export(path("out")); });
@@ -83,7 +83,7 @@ TEST_F(Verify, KnowsNamesTypesAndShapes) {
 }
 
 TEST_F(Verify, TheCommandTellsDamageFromAnotherModel) {
-  run("run", quantised());
+  run("run", quantized());
   export_to(checkpoint("run", 3), "out");
   const std::string out = path("out"), run = run_folder("run");
   const auto verify = [&](const std::vector<std::string>& arguments, int code, const std::string& what) {
@@ -103,7 +103,7 @@ TEST_F(Verify, TheCommandTellsDamageFromAnotherModel) {
     std::filesystem::rename(path("away"), path(text("out/", name)));
   }
 
-  const FamilyFolder folder(out);
+  const HfFolder folder(out);
   folder.flip(kDown, 2 * 7, 0x40).write(out);
   verify({out}, 4, kDown + " is not what was exported: its hash differs");
   verify({out, "--against", run}, 1, kDown + "[0, 7] is ");
@@ -119,9 +119,9 @@ TEST_F(Verify, TheCommandTellsDamageFromAnotherModel) {
   verify({out, "--against", run}, 1, "model.rope_theta: 10000 in the checkpoint, 77 here");
 }
 
-// Slabs of an export begin and end inside of tiles, of which each has another scale here.
+// Chunks of an export begin and end inside of tiles, of which each has another scale here.
 TEST_F(Verify, RowsInsideOfTilesAreThoseOfTheWhole) {
-  const FamilyFolder random(path("random"), "llama", "BF16");
+  const HfFolder random(path("random"), "llama", "BF16");
   import_model(path("random"), path("in"));
   CheckpointReader reader(path("in"));
   RunConfig config = saved_model(reader).config;
@@ -135,7 +135,7 @@ TEST_F(Verify, RowsInsideOfTilesAreThoseOfTheWhole) {
     weights.read(name, 0, rows, all);
     weights.read(name, begin, end, some);
     EXPECT_TRUE(std::equal(some.begin(), some.end(), all.begin() + begin * columns)) << name;
-    ASSERT_EQ(static_cast<bool>(weights.quantised(name)), columns > 1);
+    ASSERT_EQ(static_cast<bool>(weights.quantized(name)), columns > 1);
     if (columns == 1) continue;
     for (const bool codes : {true, false}) {
       const auto read = [&](int64_t first, int64_t last) {
@@ -151,9 +151,9 @@ TEST_F(Verify, RowsInsideOfTilesAreThoseOfTheWhole) {
 
 // A zero has a sign, but where forward has none.
 TEST_F(Verify, SignsOfZerosAreComparedWhereForwardHasThem) {
-  run("run", quantised());
+  run("run", quantized());
   export_to(checkpoint("run", 3), "out");
-  const FamilyFolder out(path("out"));
+  const HfFolder out(path("out"));
   const std::string up = "model.layers.0.mlp.up_proj.weight";  // of MXFP4
   const std::vector<float> values = out.values(up);
   const auto zero = static_cast<size_t>(std::ranges::find(values, 0.0F) - values.begin());
@@ -161,8 +161,8 @@ TEST_F(Verify, SignsOfZerosAreComparedWhereForwardHasThem) {
   out.flip(up, zero * 2 + 1, static_cast<char>(0x80)).write(path("flipped"));
   EXPECT_EQ(difference("flipped", checkpoint("run", 3)), std::nullopt);
 
-  const FamilyFolder random(path("random"), "llama", "BF16");
-  const FamilyFolder zeros = random.flip(up, 6, random.bytes(up)[6]).flip(up, 7, random.bytes(up)[7]);
+  const HfFolder random(path("random"), "llama", "BF16");
+  const HfFolder zeros = random.flip(up, 6, random.bytes(up)[6]).flip(up, 7, random.bytes(up)[7]);
   zeros.write(path("zeros"));
   import_model(path("zeros"), path("in"));
   EXPECT_EQ(difference("zeros", path("in")), std::nullopt);
@@ -172,7 +172,7 @@ TEST_F(Verify, SignsOfZerosAreComparedWhereForwardHasThem) {
 
 // Equal codes are not enough: what they are multiplied by is a part of the answer.
 TEST_F(Verify, CodesOfAnotherSchemeDiffer) {
-  run("run", quantised());
+  run("run", quantized());
   pack_to(checkpoint("run", 3), "packed");
   const std::string packed = path("packed"), run = run_folder("run");
   const auto verify = [&](int code, const std::string& what) {
@@ -196,7 +196,7 @@ TEST_F(Verify, CodesOfAnotherSchemeDiffer) {
   };
   with_inputs("mxfp8-quantized", nullptr);
   const std::string high = verify(1, packed + " has codes that a server multiplies otherwise than " + checkpoint("run", 3) +
-                                         ":\n  layers.1.attn.out: inputs are quantised in the checkpoint, in high precision here\n");
+                                         ":\n  layers.1.attn.out: inputs are quantized in the checkpoint, in high precision here\n");
   EXPECT_THAT(high, Not(HasSubstr("layers.0")));
   EXPECT_EQ(std::ranges::count(high, '\n'), 5);
   nlohmann::json inputs;
@@ -204,7 +204,7 @@ TEST_F(Verify, CodesOfAnotherSchemeDiffer) {
     if (group["format"] == "mxfp8-quantized") inputs = group["input_activations"];
   }
   with_inputs("mxfp4-pack-quantized", inputs);
-  verify(1, "layers.0.mlp.down: inputs are in high precision in the checkpoint, quantised here\n");
+  verify(1, "layers.0.mlp.down: inputs are in high precision in the checkpoint, quantized here\n");
 }
 
 // Whatever recipes compute with.
@@ -222,13 +222,13 @@ TEST_F(Verify, AnOutputProjectionOfAnotherSchemeDiffers) {
     const ProcessResult result = run_mantissa({"verify", packed, "--against", against}, folder_.path());
     return text(result.exit_code, ' ', result.output, result.errors);
   };
-  EXPECT_THAT(verify(run_folder("run")), AllOf(StartsWith("1 "), HasSubstr("output: inputs are quantised in the checkpoint, in high")));
+  EXPECT_THAT(verify(run_folder("run")), AllOf(StartsWith("1 "), HasSubstr("output: inputs are quantized in the checkpoint, in high")));
   import_model(packed, path("in"));  // as values
   EXPECT_THAT(verify(path("in")), AllOf(StartsWith("0 "), HasSubstr("0 values differ")));
 }
 
 TEST_F(Verify, MantissaJsonSaysWhatEachTensorWasMadeFrom) {
-  run("run", quantised());
+  run("run", quantized());
   const std::string saved = checkpoint("run", 3);
   export_to(saved, "out");
   const auto proof = nlohmann::json::parse(read_file(path("out/mantissa.json")));
@@ -264,12 +264,12 @@ TEST_F(Verify, MantissaJsonSaysWhatEachTensorWasMadeFrom) {
 
 // More elements than are read and converted at once, and more bytes than are hashed at once.
 TEST_F(Verify, ALargeTensorIsWholeAndHashedToTheEnd) {
-  const FamilyFolder original(path("large"), "qwen3", "BF16", {{"vocab_size", 70000}, {"hidden_size", 32}, {"num_hidden_layers", 1}});
+  const HfFolder original(path("large"), "qwen3", "BF16", {{"vocab_size", 70000}, {"hidden_size", 32}, {"num_hidden_layers", 1}});
   import_model(path("large"), path("in"));
   export_to(path("in"), "out");
   EXPECT_EQ(all_bytes("out"), all_bytes("large"));
   EXPECT_GT(verify_export(path("out")), 0);
-  const FamilyFolder out(path("out"));
+  const HfFolder out(path("out"));
   const std::string embed = "model.embed_tokens.weight";
   out.flip(embed, out.bytes(embed).size() - 1, 1).write(path("out"));
   EXPECT_THAT(error_of([&] { verify_export(path("out")); }).what(), HasSubstr(embed + " is not what was exported"));
@@ -278,9 +278,9 @@ TEST_F(Verify, ALargeTensorIsWholeAndHashedToTheEnd) {
 
 // What is read and compared in pieces of 8 MiB.
 TEST_F(Verify, AWideTableIsThatOfTheFileInEveryRow) {
-  const FamilyFolder folder(path("wide"), "qwen3", "F32", {{"vocab_size", 22000}, {"num_hidden_layers", 1}});
+  const HfFolder folder(path("wide"), "qwen3", "F32", {{"vocab_size", 22000}, {"num_hidden_layers", 1}});
   const std::string table = "model.embed_tokens.weight", output = "lm_head.weight";
-  const FamilyFolder tied = folder.copy(table, output);
+  const HfFolder tied = folder.copy(table, output);
   ASSERT_GT(folder.bytes(table).size(), size_t{8} << 20);
   tied.write(path("wide"));
   import_model(path("wide"), path("in"));
@@ -295,7 +295,7 @@ TEST_F(Verify, AWideTableIsThatOfTheFileInEveryRow) {
 
 // Between its writing and its reading back.
 TEST_F(Verify, AByteThatChangesOnTheDiskIsFoundBeforeTheFolderHasItsName) {
-  run("run", quantised());
+  run("run", quantized());
   CheckpointReader reader(checkpoint("run", 3));
   bool flipped = false;
   const auto flip = [&] {

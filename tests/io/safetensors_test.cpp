@@ -67,14 +67,14 @@ TEST_F(Safetensors, TheFileIsWhatTheFormatSaysToTheByte) {
   EXPECT_EQ(read_file(folder_ / "model.safetensors"), safetensors_bytes_of(header, "1234567"));
 }
 
-TEST_F(Safetensors, SlabsBeyondTheBufferKeepTheirPlaceAmongSmallOnes) {
+TEST_F(Safetensors, ChunksBeyondTheBufferKeepTheirPlaceAmongSmallOnes) {
   const SafetensorsTensor tensor{"a", FileDtype::u8, {5 << 20}};
   const std::vector<std::byte> content = content_of(tensor);
   SafetensorsWriter writer(folder(), {tensor});
   size_t at = 0;
-  for (const int slab : {100, 2 << 20, 1 << 19, 1 << 19, 1, 1 << 20}) {
-    writer.write(std::span(content).subspan(at, static_cast<size_t>(slab)));
-    at += static_cast<size_t>(slab);
+  for (const int chunk : {100, 2 << 20, 1 << 19, 1 << 19, 1, 1 << 20}) {
+    writer.write(std::span(content).subspan(at, static_cast<size_t>(chunk)));
+    at += static_cast<size_t>(chunk);
   }
   writer.write(std::span(content).subspan(at));
   writer.finish();
@@ -122,17 +122,17 @@ TEST_F(Safetensors, ATensorAboveTheLimitHasAShardOfItsOwn) {
   EXPECT_TRUE(std::filesystem::exists(folder() + "/first/model.safetensors"));  // no empty shard before it
 }
 
-TEST_F(Safetensors, SlabsAreReadFromAnyPosition) {
+TEST_F(Safetensors, ChunksAreReadFromAnyPosition) {
   const SafetensorsTensor tensor{"a", FileDtype::f32, {50}};
   write_model(folder(), {tensor, {"b", FileDtype::u8, {3}}});
   const std::vector<std::byte> content = content_of(tensor);
   const SafetensorsFile file(folder_ / "model.safetensors");
-  std::vector<std::byte> slab(30);
-  file.read(*file.find("a"), 101, slab);
-  EXPECT_TRUE(std::equal(slab.begin(), slab.end(), content.begin() + 101));
+  std::vector<std::byte> chunk(30);
+  file.read(*file.find("a"), 101, chunk);
+  EXPECT_TRUE(std::equal(chunk.begin(), chunk.end(), content.begin() + 101));
   file.read(*file.find("a"), 200, {});
   for (const int64_t offset : {int64_t{-1}, int64_t{171}, int64_t{1} << 62})
-    EXPECT_EQ(error_of([&] { file.read(*file.find("a"), offset, slab); }).code(), ExitCode::internal);
+    EXPECT_EQ(error_of([&] { file.read(*file.find("a"), offset, chunk); }).code(), ExitCode::internal);
 }
 
 TEST_F(Safetensors, LinksOfTheUserAreFollowed) {

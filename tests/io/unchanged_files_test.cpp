@@ -13,13 +13,13 @@
 #include "files.h"
 
 // What the system says of the path "told", if anything: of real files no trace changes alone.
-static std::optional<struct stat> told;  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables)
+static std::optional<struct stat> reported;  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables)
 
 extern "C" int injected_stat(const char* path, struct stat* status) __asm__("stat");
 extern "C" int injected_stat(const char* path, struct stat* status) {
   static const auto next = reinterpret_cast<int (*)(const char*, struct stat*)>(::dlsym(RTLD_NEXT, "stat"));
-  if (!told || std::strcmp(path, "told") != 0) return next(path, status);
-  *status = *told;
+  if (!reported || std::strcmp(path, "told") != 0) return next(path, status);
+  *status = *reported;
   return 0;
 }
 
@@ -67,13 +67,13 @@ TEST(UnchangedFiles, EachTraceAloneTells) {
       [](struct stat& s) { ++s.st_mtim.tv_sec; }, [](struct stat& s) { ++s.st_mtim.tv_nsec; }, [](struct stat& s) { ++s.st_ctim.tv_sec; },
       [](struct stat& s) { ++s.st_ctim.tv_nsec; }};
   for (size_t i = 0; i < changes.size(); ++i) {
-    told.emplace();
+    reported.emplace();
     UnchangedFiles seen;
     for (int times = 0; times < 2; ++times) EXPECT_NO_THROW(seen.look_at("told"));
-    changes[i](*told);
+    changes[i](*reported);
     EXPECT_EQ(error_of([&] { seen.look_at("told"); }).code(), ExitCode::data) << i;
   }
-  told.reset();
+  reported.reset();
 }
 
 TEST_F(UnchangedFilesTest, AreNotThoseWhoseTimesWereSetBack) {

@@ -61,7 +61,7 @@ TEST(LaunchEnvironment, TorchrunNamesAllOfIt) {
   EXPECT_EQ(launch.restart, 2);
   EXPECT_EQ(launch.job, "job");
   EXPECT_THAT(describe(launch),
-              HasSubstr("rank 5 of 8 (1 of 4 on this host), started by torchrun (RANK, WORLD_SIZE), meeting at node0:29500"));
+              HasSubstr("rank 5 of 8 (1 of 4 on this host), started by torchrun (RANK, WORLD_SIZE), rendezvous at node0:29500"));
 }
 
 TEST(LaunchEnvironment, TorchrunsOwnStoreHasThePortBeforeOurs) {

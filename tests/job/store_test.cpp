@@ -87,7 +87,7 @@ TEST_F(StoreRanks, EqualInputsAreEqual) {
   }));
 }
 
-TEST_F(StoreRanks, TheOddRankAndItemAreNamedToAll) {
+TEST_F(StoreRanks, TheMismatchingRankAndItemAreNamedToAll) {
   const auto errors = in_store(4, options(), [](Store& store, int rank) {
     store.compare({{"config", rank == 2 ? "aaaa" : "bbbb"}, {"data", "1"}, {"plan", "2"}});
   });
@@ -98,7 +98,7 @@ TEST_F(StoreRanks, TheOddRankAndItemAreNamedToAll) {
   }
 }
 
-TEST_F(StoreRanks, AnItemThatOneRankLacksIsOdd) {
+TEST_F(StoreRanks, AnItemThatOneRankLacksMismatches) {
   const auto errors = in_store(2, options(), [](Store& store, int rank) {
     std::vector<NamedHash> items = {{"a", "1"}, {"b", "2"}};
     items.resize(rank == 0 ? 2 : 1);

@@ -22,8 +22,8 @@ class StoreWatch : public test::StoreTest {
     return out;
   }
   // Notes what each rank reports.
-  Watch watch(int rank, const Patience& patience) {
-    return {.patience = patience, .report = [this, rank](const std::string& why) {
+  Watch watch(int rank, const WatchdogTimeouts& timeouts) {
+    return {.timeouts = timeouts, .report = [this, rank](const std::string& why) {
               const std::lock_guard lock(mutex_);
               reports_[rank].push_back(why);
             }};

@@ -17,8 +17,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-enum class Colour { red, green };
-constexpr auto choices(Colour) { return std::array{Choice{"red", Colour::red}, Choice{"green", Colour::green}}; }
+enum class Color { red, green };
+constexpr auto choices(Color) { return std::array{Choice{"red", Color::red}, Choice{"green", Color::green}}; }
 
 struct Inner {
   std::string path;
@@ -45,7 +45,7 @@ struct Sample {
   int narrow = 0;
   double rate = 0.1;
   std::string name = "x";
-  Colour colour = Colour::red;
+  Color color = Color::red;
   std::optional<int64_t> maybe = 20;
   std::optional<Inner> section;
   std::vector<Inner> list;
@@ -60,7 +60,7 @@ struct Sample {
     v("narrow", narrow, "an int");
     v("rate", rate, "a rate", limits::fraction);
     v("name", name, "a name");
-    v("colour", colour, "a colour");
+    v("color", color, "a color");
     v("maybe", maybe, "a number or null", limits::positive);
     v("section", section, "an optional section");
     v("list", list, "several");
@@ -88,7 +88,7 @@ Read read(const std::string& content, std::vector<std::string> sets = {}) {
 TEST(Config, ReadsEveryKindOfValue) {
   const Read r =
       read(R"({"$schema": "x.json", "flag": true, "count": 9007199254740993, "seed": 18446744073709551615, "narrow": -7, "rate": 0,
-    "name": "é", "colour": "green", "maybe": null, "section": {"small": 2}, "list": [{"path": "p"}, {"small": -5}], "words": [], "inner": {}})");
+    "name": "é", "color": "green", "maybe": null, "section": {"small": 2}, "list": [{"path": "p"}, {"small": -5}], "words": [], "inner": {}})");
   ASSERT_EQ(r.errors(), "");
   EXPECT_TRUE(r.config.flag);
   EXPECT_EQ(r.config.count, 9007199254740993);
@@ -96,7 +96,7 @@ TEST(Config, ReadsEveryKindOfValue) {
   EXPECT_EQ(r.config.narrow, -7);
   EXPECT_EQ(r.config.rate, 0.0);
   EXPECT_EQ(r.config.name, "é");
-  EXPECT_EQ(r.config.colour, Colour::green);
+  EXPECT_EQ(r.config.color, Color::green);
   EXPECT_EQ(r.config.maybe, std::nullopt);
   EXPECT_EQ(r.config.section.value().small, 2);
   ASSERT_EQ(r.config.list.size(), 2u);
@@ -122,7 +122,7 @@ TEST(Config, WrongTypesSayWhatWasWantedAndWhatWasFound) {
       {R"({"rate": "0.1"})", "rate: must be a number, got \"0.1\"   (c.json:1:10)"},
       {R"({"name": 7})", "name: must be a string, got 7   (c.json:1:10)"},
       {R"({"maybe": "no"})", "maybe: must be an integer or null, got \"no\"   (c.json:1:11)"},
-      {R"({"colour": "gren"})", "colour: must be one of red, green, got \"gren\"; did you mean 'green'?   (c.json:1:12)"},
+      {R"({"color": "gren"})", "color: must be one of red, green, got \"gren\"; did you mean 'green'?   (c.json:1:11)"},
       {R"({"section": []})", "section: must be an object or null, got []   (c.json:1:13)"},
       {R"({"list": {}})", "list: must be a list, got {}   (c.json:1:10)"},
       {R"({"list": [{}, 3]})", "list.1: must be an object, got 3   (c.json:1:15)"},
@@ -154,7 +154,7 @@ TEST(Config, UnknownKeysNameTheNearestOne) {
     return r.errors();
   };
   EXPECT_EQ(errors(R"({"coutn": 1})"), "coutn: unknown key; did you mean 'count'?   (c.json:1:2)");
-  EXPECT_EQ(errors(R"({"col": 1})"), "col: unknown key; did you mean 'colour'?   (c.json:1:2)");
+  EXPECT_EQ(errors(R"({"col": 1})"), "col: unknown key; did you mean 'color'?   (c.json:1:2)");
   EXPECT_EQ(errors(R"({"small": 1})"), "small: unknown key; did you mean 'inner.small'?   (c.json:1:2)");
   EXPECT_EQ(errors(R"({"--train-iters": 1})"), "--train-iters: unknown key; here it is 'count'   (c.json:1:2)");
   EXPECT_EQ(errors("{\"a\\u001b[2Kb\\n\": 1}"), "a\\x1b[2Kb\\x0a: unknown key   (c.json:1:2)");
@@ -269,7 +269,7 @@ TEST(Config, AllErrorsComeAtOnceInTheOrderOfTheFile) {
 TEST(Config, SetTakesJsonElseText) {
   const Read r = read(R"({"list": [{"path": "a"}], "section": null})",
                       {"rate=2.5e-1", "name=7", "maybe=null", "list.0.path=b", "list.1.small=2", "section.small=3", "words=[\"p\", \"q\"]",
-                       "inner={\"small\": 4}", "colour=green", "rate=0.75"});
+                       "inner={\"small\": 4}", "color=green", "rate=0.75"});
   ASSERT_EQ(r.errors(), "");
   EXPECT_EQ(r.config.rate, 0.75);
   EXPECT_EQ(r.config.name, "7");
@@ -279,7 +279,7 @@ TEST(Config, SetTakesJsonElseText) {
   EXPECT_EQ(r.config.section.value().small, 3);
   EXPECT_THAT(r.config.words, ElementsAre("p", "q"));
   EXPECT_EQ(r.config.inner.small, 4);
-  EXPECT_EQ(r.config.colour, Colour::green);
+  EXPECT_EQ(r.config.color, Color::green);
 }
 
 TEST(Config, SetRefusesWhatLeadsNowhere) {
@@ -371,7 +371,7 @@ TEST(Config, SchemaHoldsTypesLimitsAndDefaults) {
   EXPECT_EQ(properties.at("count"),
             nlohmann::json::parse(R"({"type": "integer", "description": "a count", "default": 3, "exclusiveMinimum": 0})"));
   EXPECT_EQ(properties.at("maybe").at("type"), nlohmann::json::parse(R"(["integer", "null"])"));
-  EXPECT_EQ(properties.at("colour").at("enum"), nlohmann::json::parse(R"(["red", "green"])"));
+  EXPECT_EQ(properties.at("color").at("enum"), nlohmann::json::parse(R"(["red", "green"])"));
   EXPECT_EQ(properties.at("words").at("default"), nlohmann::json::parse(R"(["a"])"));
   EXPECT_EQ(properties.at("section").at("default"), nullptr);
   EXPECT_EQ(properties.at("list").at("items").at("properties").at("small").at("maximum"), 5);

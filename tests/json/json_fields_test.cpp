@@ -17,8 +17,8 @@ using test::error_of;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-enum class Colour { red, green };
-constexpr auto choices(Colour) { return std::array{Choice{"red", Colour::red}, Choice{"green", Colour::green}}; }
+enum class Color { red, green };
+constexpr auto choices(Color) { return std::array{Choice{"red", Color::red}, Choice{"green", Color::green}}; }
 
 struct Point {
   int x = 1, y = 2;
@@ -34,7 +34,7 @@ struct Record {
   uint64_t large = 4;
   double number = 0.5;
   std::string word = "w";
-  Colour colour = Colour::green;
+  Color color = Color::green;
   Hash64 hash{0xab};
   std::optional<double> maybe;
   std::optional<Point> place;
@@ -50,7 +50,7 @@ struct Record {
     v("large", large);
     v("number", number, limits::fraction);
     v("word", word);
-    v("colour", colour);
+    v("color", color);
     v("hash", hash);
     v("maybe", maybe);
     v("place", place);
@@ -69,7 +69,7 @@ struct Named {
 };
 
 const std::string kWhole =
-    R"({"flag":true,"small":65535,"large":18446744073709551615,"number":0.25,"word":"é\n","colour":"red","hash":"00000000000000ff",)"
+    R"({"flag":true,"small":65535,"large":18446744073709551615,"number":0.25,"word":"é\n","color":"red","hash":"00000000000000ff",)"
     R"("maybe":1.5,"place":{"x":0,"y":-2},"points":[{"x":3,"y":4},{"x":5,"y":6}],"counts":[0,9],"by_code":{"9":1,"127":2},)"
     R"("raw":{"a":[1,null],"b":"x"},"newer":8})";
 
@@ -97,7 +97,7 @@ TEST(JsonFields, MembersHoldWhatTheTextSays) {
   const auto record = from_json<Record>(kWhole, "a.json", UnknownNames::refused);
   EXPECT_TRUE(record.flag);
   EXPECT_EQ(record.large, 18446744073709551615U);
-  EXPECT_EQ(record.colour, Colour::red);
+  EXPECT_EQ(record.color, Color::red);
   EXPECT_EQ(record.hash, Hash64{0xff});
   EXPECT_EQ(record.place->y, -2);
   EXPECT_EQ(record.points.at(1).x, 5);
@@ -135,7 +135,7 @@ TEST(JsonFields, WhatIsWrongIsNamedWithItsPlace) {
   EXPECT_EQ(problem(changed("/small", "-1")), "a.json: small: must be in [0, 65535], got -1");
   EXPECT_EQ(problem(changed("/small", "1.0")), "a.json: small: must be an integer, got 1.0");
   EXPECT_EQ(problem(changed("/number", "1")), "a.json: number: must be below 1, got 1");
-  EXPECT_EQ(problem(changed("/colour", "\"rde\"")), "a.json: colour: must be one of red, green, got \"rde\"; did you mean 'red'?");
+  EXPECT_EQ(problem(changed("/color", "\"rde\"")), "a.json: color: must be one of red, green, got \"rde\"; did you mean 'red'?");
   EXPECT_EQ(problem(changed("/hash", "\"00000000000000FF\"")), "a.json: hash: must be 16 hex digits, got \"00000000000000FF\"");
   EXPECT_EQ(problem(changed("/hash", "255")), "a.json: hash: must be 16 hex digits, got 255");
   EXPECT_EQ(problem(changed("/maybe", "\"1\"")), "a.json: maybe: must be a number or null, got \"1\"");

@@ -113,10 +113,10 @@ class MetricsLines : public ::testing::Test {
 };
 
 TEST_F(MetricsLines, StepsHaveTheirKeysInOrderAndThoseOfPrecisionLast) {
-  metrics().write(StepEvent{.mfu = {}, .precision = PrecisionSummary{.fp32_products = 3}});
+  metrics().write(StepEvent{.mfu = {}, .precision = PrecisionSummary{.fp32_gemms = 3}});
   EXPECT_THAT(keys(), ElementsAre("type", "step", "loss", "lr", "grad_norm", "tokens", "dt_ms", "tok_s", "mfu", "mfu_meas", "mem_gib",
-                                  "eta_s", "skipped", "time", "q_sqnr_db", "fp32_products"));
-  EXPECT_THAT(content(), EndsWith(",\"q_sqnr_db\":null,\"fp32_products\":3}\n"));
+                                  "eta_s", "skipped", "time", "q_sqnr_db", "fp32_gemms"));
+  EXPECT_THAT(content(), EndsWith(",\"q_sqnr_db\":null,\"fp32_gemms\":3}\n"));
 }
 
 TEST_F(MetricsLines, ASaveThatFailedEndsWithItsProblem) {
@@ -140,7 +140,7 @@ TEST_F(MetricsLines, ScalesStandInTheOrderOfTheirCodes) {
 TEST_F(MetricsLines, NanBecomesNullAndBrokenTextIsReplaced) {
   metrics().write(EvaluationEvent{.result = {.loss = std::numeric_limits<double>::quiet_NaN()}});
   EXPECT_THAT(content(), HasSubstr("\"loss\":null,"));
-  metrics().write(TextEvent{.step = 1, .prompt = "", .text = "a\xff\nb"});
+  metrics().write(SampleEvent{.step = 1, .prompt = "", .text = "a\xff\nb"});
   EXPECT_THAT(content(), HasSubstr("\"text\":\"a\xef\xbf\xbd\\nb\","));
 }
 

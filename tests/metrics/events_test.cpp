@@ -59,7 +59,7 @@ TEST(Durations, AreShortAndReadable) {
 }
 
 TEST(SampleBox, EveryLineIsAsWideAsTheOthersAndControlCharactersAreEscaped) {
-  const std::string box = text_box({.step = 7, .prompt = "Zoë: ", .text = "\x1b[31m" + std::string(200, 'x') + "\nend\t"});
+  const std::string box = sample_box({.step = 7, .prompt = "Zoë: ", .text = "\x1b[31m" + std::string(200, 'x') + "\nend\t"});
   EXPECT_THAT(box, HasSubstr("Zoë: \\x1b[31m"));
   EXPECT_THAT(box, HasSubstr("end\\x09"));
   EXPECT_EQ(box.find('\x1b'), std::string::npos);

@@ -20,7 +20,7 @@ using Part = QuantizationError::Part;
 
 class ErrorStatistics : public BackendTest {
  protected:
-  // Of x [rows, 32], zeros but for the values given, quantised and measured.
+  // Of x [rows, 32], zeros but for the values given, quantized and measured.
   std::vector<double> measured(int64_t rows, const std::vector<double>& given, const Quantization& how) {
     std::vector<double> all = given;
     all.resize(static_cast<size_t>(rows * 32));
@@ -66,7 +66,7 @@ TEST_F(ErrorStatistics, ElementsBeyondTheLargestCodeAreClipped) {
   EXPECT_THAT(scales(rceil), ElementsAre(std::pair(128, 1)));
 }
 
-TEST_F(ErrorStatistics, PackedCodesOfFakeQuantisationAreMeasured) {
+TEST_F(ErrorStatistics, PackedCodesOfFakeQuantizationAreMeasured) {
   // Scale 1: 6 is the largest code. 2.5 is a tie and goes to 2; 0.25 is half the least code.
   const std::vector<double> parts = measured(1, {6, -2.5, 0.25}, {Format::e2m1, 1, 32, ScaleRule::flashinfer});
   EXPECT_EQ(parts[Part::noise], 0.25 + 0.0625);
@@ -136,7 +136,7 @@ TEST_F(StepStatistics, ChangeNoBitOfTraining) {
   EXPECT_THAT(step_line(with.steps[0]), HasSubstr(" | q-sqnr "));
 }
 
-TEST_F(StepStatistics, CoverEveryRoleThatARecipeQuantisesOnTheStepsAskedFor) {
+TEST_F(StepStatistics, CoverEveryRoleThatARecipeQuantizesOnTheStepsAskedFor) {
   const auto roles = [&](const std::string& recipe) {
     std::set<std::string> out;
     for (const PrecisionEvent& event : reports(recipe, {"precision.recipe=" + recipe, "precision.report_interval=2"})) {
@@ -153,7 +153,7 @@ TEST_F(StepStatistics, CoverEveryRoleThatARecipeQuantisesOnTheStepsAskedFor) {
   EXPECT_TRUE(roles("high").empty());
 }
 
-// Recomputation quantises inputs again, and two micro batches are two halves of the same tokens.
+// Recomputation quantizes inputs again, and two micro batches are two halves of the same tokens.
 TEST_F(StepStatistics, CountEachOperandOnceHoweverBackwardIsDone) {
   const std::vector<std::string> once = {"precision.recipe=mxfp8", "precision.report_interval=1", "training.steps=1"};
   const std::vector<PrecisionEvent> expected = reports("none", once);
@@ -174,13 +174,13 @@ TEST_F(StepStatistics, CountEachOperandOnceHoweverBackwardIsDone) {
   }
 }
 
-TEST_F(StepStatistics, AreThoseOfTheTensorsThatThePlanQuantises) {
+TEST_F(StepStatistics, AreThoseOfTheTensorsThatThePlanQuantizes) {
   RunConfig config = this->config("direct", sets({"precision.recipe=mxfp8"})).config;
   config.model.vocab_size = 8;
   const auto device = make_backend("cpu");
   Gpt model(config.model, *device, resolve_plan(config), {.recompute = Recompute::none, .gradients = true});
   Optimizer optimizer(model.parameters(), {});
-  optimizer.initialise(5);
+  optimizer.initialize(5);
   const Parameter& weight = *model.parameters().find("layers.0.attn.out.weight");
   const std::vector<PrecisionEvent> measured = measure_precision(model.parameters(), resolve_plan(config), optimizer, 7, [] {});
   ASSERT_EQ(measured.size(), 8U);
@@ -227,8 +227,8 @@ TEST(PrecisionSummary, NamesTheMeanAndTheWorstModule) {
   StepEvent event;
   event.precision = summary;
   EXPECT_THAT(step_line(event), ::testing::EndsWith(" | q-sqnr 27.4 dB (worst b 24.8)"));
-  event.precision->fp32_products = 12;
-  EXPECT_THAT(step_line(event), ::testing::EndsWith(" | fp32 products 12"));
+  event.precision->fp32_gemms = 12;
+  EXPECT_THAT(step_line(event), ::testing::EndsWith(" | fp32 GEMMs 12"));
 }
 
 }  // namespace mantissa::test::quantization_error_test

@@ -70,7 +70,7 @@ class TensorStatistics : public test::TrainingTest {
   }
 };
 
-// The last recipe gathers values, which all ranks then quantise, because wgrad reads them beside the codes.
+// The last recipe gathers values, which all ranks then quantize, because wgrad reads them beside the codes.
 TEST_F(TensorStatistics, CountEveryBlockOnce) {
   const std::string forward = R"(precision.recipes={"forward":{"base":"mxfp8","gemms":["fprop","dgrad"]}})";
   expect_every_block_once({{"precision.recipe=mxfp8"},
@@ -92,20 +92,20 @@ TEST(NonfiniteText, NamesRowAndColumnOfTheWhole) {
     ParameterSet set;
     Parameter& parameter = set.add(share_of(whole, split, {.rank = 1, .ranks = 2}));
     set.allocate(*device, Dtype::f32, false);
-    const Part part{.of = &parameter, .begin = 32, .end = parameter.shape[0]};
-    const Tensor values = zeros(*device, Dtype::f32, part.shape());
+    const ParameterShard shard{.of = &parameter, .begin = 32, .end = parameter.shape[0]};
+    const Tensor values = zeros(*device, Dtype::f32, shard.shape());
     values.data<float>()[(row - 32) * parameter.shape.with_dim0(1).elements() + column] = std::numeric_limits<float>::infinity();
-    return nonfinite_text(part, values);
+    return nonfinite_text(shard, values);
   };
   // Rank 1 has rows 64 to 127; of three fused parts of 64, 32 and 32 rows those from 32 to 63, 80 to 95 and 112 to 127.
-  EXPECT_EQ(text_of({.name = "up", .shape = {128, 8}}, Split::rows, 40, 3), "up[104, 3] = inf");
+  EXPECT_EQ(text_of({.name = "up", .shape = {128, 8}}, Split::column_parallel, 40, 3), "up[104, 3] = inf");
   const ParameterSpec fused{.name = "qkv", .shape = {128, 8}, .parts = {64, 32, 32}};
-  EXPECT_EQ(text_of(fused, Split::rows, 40, 3), "qkv[88, 3] = inf");
-  EXPECT_EQ(text_of(fused, Split::rows, 50, 3), "qkv[114, 3] = inf");
-  EXPECT_EQ(text_of({.name = "down", .shape = {64, 8}}, Split::columns, 40, 3), "down[40, 7] = inf");
+  EXPECT_EQ(text_of(fused, Split::column_parallel, 40, 3), "qkv[88, 3] = inf");
+  EXPECT_EQ(text_of(fused, Split::column_parallel, 50, 3), "qkv[114, 3] = inf");
+  EXPECT_EQ(text_of({.name = "down", .shape = {64, 8}}, Split::row_parallel, 40, 3), "down[40, 7] = inf");
   EXPECT_EQ(text_of({.name = "norm", .shape = {64}}, Split::none, 40, 0), "norm[40] = inf");
-  EXPECT_EQ(text_of({.name = "bias", .shape = {128}, .parts = {64, 32, 32}}, Split::rows, 50, 0), "bias[114] = inf");
-  EXPECT_EQ(text_of({.name = "embed", .shape = {128, 8}, .padding = 30}, Split::rows, 60, 3), "embed[124, 3] = inf");
+  EXPECT_EQ(text_of({.name = "bias", .shape = {128}, .parts = {64, 32, 32}}, Split::column_parallel, 50, 0), "bias[114] = inf");
+  EXPECT_EQ(text_of({.name = "embed", .shape = {128, 8}, .padding = 30}, Split::column_parallel, 60, 3), "embed[124, 3] = inf");
 }
 
 }  // namespace mantissa::tensor_statistics_test

@@ -133,7 +133,7 @@ class GptOptionTest : public BackendTest, public ::testing::WithParamInterface<O
 
 TEST_P(GptOptionTest, GradientsAgreeWithCentralDifferences) {
   Gpt model(config(), reference(), high_plan(config(), Dtype::f64), {.recompute = GetParam().recompute, .gradients = true});
-  initialise(model.parameters(), 5);
+  initialize(model.parameters(), 5);
   const Text text = small_text(reference(), GetParam().segments);
   {
     Tape tape;
@@ -169,7 +169,7 @@ TEST_P(GptOptionTest, ParametersAreCountedWithoutBuildingTheModel) {
 
 TEST_P(GptOptionTest, GenerationSeesWhatTrainingSees) {
   Gpt model(config(), fast(), high_plan(config(), Dtype::f32), {.recompute = Recompute::none, .gradients = false});
-  initialise(model.parameters(), 5);
+  initialize(model.parameters(), 5);
   const std::vector<int32_t> tokens{1, 4, 7, 0, 10, 3}, positions{0, 1, 2, 3, 4, 5};
   const Tensor all = model.logits({.batch = 1,
                                    .tokens = from_host(fast(), Dtype::i32, {6}, tokens.data()),
@@ -191,7 +191,7 @@ class GptTest : public BackendTest {};
 TEST_F(GptTest, NormEpsAndRopeThetaReachTheLoss) {
   const auto loss = [this](const ModelConfig& config) {
     Gpt model(config, reference(), high_plan(config, Dtype::f64), {.recompute = Recompute::none, .gradients = false});
-    initialise(model.parameters(), 5);
+    initialize(model.parameters(), 5);
     const Text text = small_text(reference(), false);
     return *model.loss(text.batch, text.targets, text.target_count).value().data<double>();
   };
@@ -216,19 +216,19 @@ TEST_F(GptTest, TheAnglesOfPositionsGrowWithTheSequences) {
                                 .segment_starts = {}}));
   };
   Gpt grown(config, fast(), high_plan(config), {.gradients = false}), fresh(config, fast(), high_plan(config), {.gradients = false});
-  initialise(grown.parameters(), 5);
-  initialise(fresh.parameters(), 5);
+  initialize(grown.parameters(), 5);
+  initialize(fresh.parameters(), 5);
   logits(grown, 3);
   EXPECT_EQ(logits(grown, kLength), logits(fresh, kLength));
   Gpt small(small_model(), fast(), high_plan(small_model()), {.gradients = false});
-  initialise(small.parameters(), 5);
+  initialize(small.parameters(), 5);
   EXPECT_EQ(logits(small, 8).size(), 8U * 11);
   EXPECT_THAT(error_of([&] { logits(small, 9); }).what(), ::testing::HasSubstr("rope: positions[8] is 8"));
 }
 
 TEST_F(GptTest, ACacheHoldsThePositionsItWasMadeFor) {
   Gpt model(small_model(), fast(), high_plan(small_model()), {.gradients = false});
-  initialise(model.parameters(), 5);
+  initialize(model.parameters(), 5);
   auto cache = model.new_cache(4);
   model.next_logits({1, 2, 3}, cache);
   model.next_logits({4}, cache);
@@ -266,7 +266,7 @@ TEST_F(GptTest, SinksAreOneForEachHeadAndDoNotDecay) {
   EXPECT_FALSE(sinks->decays());
 }
 
-TEST_F(GptTest, BiasesOfExpertsAreStacks) {
+TEST_F(GptTest, BiasesOfExpertsAreGrouped) {
   ModelConfig config = small_model();
   with_experts(config);
   config.moe->router_bias = config.moe->expert_mlp_bias = true;
@@ -321,18 +321,18 @@ TEST_F(GptTest, InitialWeightsHaveTheDeviationsOfTheConfig) {
   unscaled.attention_sinks = true;
   for (const ModelConfig& config : {scaled, unscaled}) {
     Gpt model(config, reference(), high_plan(config, Dtype::f32), {.recompute = Recompute::none, .gradients = false});
-    initialise(model.parameters(), 5);
+    initialize(model.parameters(), 5);
     expect_initial_weights(model.parameters(), 0.3, config.init_residual_scale ? 0.3 / 2 : 0.3);  // sqrt(2 * 2 layers)
   }
 }
 
 TEST_F(GptTest, InitialWeightsFollowTheSeed) {
   Gpt model(small_model(), reference(), high_plan(small_model(), Dtype::f32), {.recompute = Recompute::none, .gradients = false});
-  initialise(model.parameters(), 5);
+  initialize(model.parameters(), 5);
   const std::vector<double> first = values(model.parameters().find("embed.weight")->value());
-  initialise(model.parameters(), 6);
+  initialize(model.parameters(), 6);
   EXPECT_NE(first, values(model.parameters().find("embed.weight")->value()));
-  initialise(model.parameters(), 5);
+  initialize(model.parameters(), 5);
   EXPECT_EQ(first, values(model.parameters().find("embed.weight")->value()));
 }
 

@@ -1,5 +1,5 @@
-// Which kernels a layer of experts runs: with codes that move, one quantisation and one permutation each way, and no other pass over codes
-// or scales between the quantisation and the product that reads them.
+// Which kernels a layer of experts runs: with codes that move, one quantization and one permutation each way, and no other pass over codes
+// or scales between the quantization and the GEMM that reads them.
 #include <gmock/gmock.h>
 
 #include "backend/cpu/reference/reference.h"
@@ -76,7 +76,7 @@ int64_t sent(const Communicator& group) { return group.size() == 1 ? 0 : group.t
 
 Calls calls_of(const Recipe& recipe, bool as_codes, const Communicator& group = {}) {
   Recipe of_down = recipe;
-  of_down.shifts_output_grad = as_codes;
+  of_down.requantizes_output_grad = as_codes;
   TracingBackend device;
   Layer layer(device, {.group = group});
   const LinearWeight gate_up = layer.weight(layer.gate_up, layer.gate_up_leaf, recipe),
@@ -117,7 +117,7 @@ TEST(MoeTrace, ValuesMoveWhereNothingReadsCodesOrTheyAreToMove) {
                           "Quantize", "RequantizeColumns", "GroupedWeightGradient", "GroupedGemm", "Unpermute", "Permute fp32"));
 }
 
-// Two ranks with two experts each. Of the 80 choices of a rank 27 go to the first rank, 53 to the second.
+// Two ranks with two experts each. Of the 80 assignments of a rank 27 go to the first rank, 53 to the second.
 std::vector<Calls> calls_of_two(const Recipe& recipe, bool as_codes) {
   std::vector<Calls> calls(2);
   const auto errors =

@@ -196,11 +196,11 @@ void dispatched_swiglu_case(Backend& device, Keep keep, double limit = 0.0) {
 
 void combined_linear_case(Backend& device) {
   const Dispatch from = five_tokens(device);
-  expect_gradients({activation(device, {from.choices.dim(0), 3}, 1), parameter(device, "down", {4 * 5, 3}, 2)},
+  expect_gradients({activation(device, {from.assignments.dim(0), 3}, 1), parameter(device, "down", {4 * 5, 3}, 2)},
                    [&](const std::vector<Var>& v) { return combined_linear(v[0], v[1], Var(), from, {.compute = Dtype::f64}); });
 }
 
-// Both products, the second of an activation that is made again in backward.
+// Both GEMMs, the second of an activation that is made again in backward.
 void experts_case(Backend& device) {
   const Dispatch by = five_tokens(device);
   expect_gradients({activation(device, {5, 3}, 1), activation(device, {5, 2}, 2), parameter(device, "gate_up", {4 * 6, 3}, 3),
@@ -213,7 +213,7 @@ void experts_case(Backend& device) {
 }
 
 // What ranks that share tokens send each other has its check in split_ops_test.cpp.
-void tokens_case(Backend& d, Var (*op)(const Var&, const Place&)) {
+void tokens_case(Backend& d, Var (*op)(const Var&, const TensorParallel&)) {
   expect_gradients({activation(d, {3, 2}, 1)}, [op](const std::vector<Var>& v) { return op(v[0], {}); });
 }
 
@@ -237,11 +237,11 @@ std::vector<OpCase> expert_cases() {
        [](Backend& d) {
          one_activation_case(d, {3, 5}, [](const Var& x) { return convert(x, Dtype::f64); });
        }},
-      {"route", "softmax", routed({.choices = 2, .score = softmax, .score_after_choice = false, .renormalise = false, .scale = 1.5})},
-      {"route", "renormalised", routed({.choices = 3, .score = softmax, .score_after_choice = false, .renormalise = true, .scale = 1.0})},
-      {"route", "after_choice", routed({.choices = 2, .score = softmax, .score_after_choice = true, .renormalise = false, .scale = 1.0})},
-      {"route", "sigmoid", routed({.choices = 2, .score = sigmoid, .score_after_choice = false, .renormalise = true, .scale = 2.5})},
-      {"route", "all_experts", routed({.choices = 6, .score = softmax, .score_after_choice = false, .renormalise = false, .scale = 1.0})},
+      {"route", "softmax", routed({.top_k = 2, .score = softmax, .softmax_after_topk = false, .renormalize = false, .scale = 1.5})},
+      {"route", "renormalized", routed({.top_k = 3, .score = softmax, .softmax_after_topk = false, .renormalize = true, .scale = 1.0})},
+      {"route", "after_choice", routed({.top_k = 2, .score = softmax, .softmax_after_topk = true, .renormalize = false, .scale = 1.0})},
+      {"route", "sigmoid", routed({.top_k = 2, .score = sigmoid, .softmax_after_topk = false, .renormalize = true, .scale = 2.5})},
+      {"route", "all_experts", routed({.top_k = 6, .score = softmax, .softmax_after_topk = false, .renormalize = false, .scale = 1.0})},
       {"dispatched_swiglu", "value", [](Backend& d) { dispatched_swiglu_case(d, Keep::value); }},
       {"dispatched_swiglu", "recipe", [](Backend& d) { dispatched_swiglu_case(d, Keep::nothing); }},
       {"dispatched_swiglu", "clamped", [](Backend& d) { dispatched_swiglu_case(d, Keep::value, 0.5); }},

@@ -1,4 +1,4 @@
-// Which operand each product of a linear operation reads: results equal the products of the operands that the recipe names, built here one
+// Which operand each GEMM of a linear operation reads: results equal the GEMMs of the operands that the recipe names, built here one
 // by one with fp64 sums.
 #include <cmath>
 
@@ -50,7 +50,7 @@ const std::vector<Named> kRecipes = {
 struct Matrix {
   int64_t rows, cols;
   std::vector<double> data;
-  std::vector<double> magnitudes{};  // of a product: sum |a b|
+  std::vector<double> magnitudes{};  // of a GEMM: sum |a b|
   double at(int64_t r, int64_t c) const { return data[static_cast<size_t>(r * cols + c)]; }
 };
 
@@ -92,7 +92,7 @@ class QuantizedLinear : public BackendTest, public ::testing::WithParamInterface
 
   void expect_operands(const Tensor& x, const Tensor& w, const Tensor& dy);
 
-  // The values a product reads in place of x; columnwise blocks see missing tokens as zeros.
+  // The values a GEMM reads in place of x; columnwise blocks see missing tokens as zeros.
   Matrix read(const Tensor& x, const Quantization& how) {
     if (!how) return {x.dim(0), x.dim(1), values(x)};
     return read(quantized(x, how), x.dim(0));
@@ -119,7 +119,7 @@ void expect_near(const Tensor& actual, const Matrix& expected, double relative) 
   }
 }
 
-// y = x w^T and its gradients against the products of the operands that the recipe names.
+// y = x w^T and its gradients against the GEMMs of the operands that the recipe names.
 void QuantizedLinear::expect_operands(const Tensor& x, const Tensor& w, const Tensor& dy) {
   const Recipe& r = GetParam().recipe;
   const Quantization stored = r.weight_fake_quant ? r.weight_fake_quant : r.weight;
@@ -153,8 +153,8 @@ TEST_P(QuantizedLinear, ReadsTheOperandsOfTheRecipe) {
   }
 }
 
-// Even rows lose nothing when their codes are shifted into columns. Here tokens of x and rows of w reach from 2^-12 to 2^12, and dy makes
-// the terms of dx and dw equal again: those that a shift loses weigh as much as the others.
+// Even rows lose nothing when their codes are requantized into columns. Here tokens of x and rows of w reach from 2^-12 to 2^12, and dy
+// makes the terms of dx and dw equal again: those that a shift loses weigh as much as the others.
 TEST_P(QuantizedLinear, ReadsShiftedCodesOfUnevenRows) {
   for (Backend* device : {&fast(), &reference()}) {
     SCOPED_TRACE(device->name());
@@ -182,7 +182,7 @@ TEST_P(QuantizedLinear, SavesTheInputAsCodesWhereBackwardReadsThem) {
   EXPECT_NEAR(static_cast<double>(kept), static_cast<double>(codes ? code_bytes - bf16_bytes : 0), 0.02 * static_cast<double>(bf16_bytes));
 }
 
-// The loss computes its products in chunks of whole blocks of tokens: what a linear operation and the softmax kernel give, but for the
+// The loss computes its GEMMs in chunks of whole blocks of tokens: what a linear operation and the softmax kernel give, but for the
 // order of the sums over tokens.
 TEST_P(QuantizedLinear, GivesTheLossTheGradientsOfASeparateProjection) {
   const Recipe& r = GetParam().recipe;

@@ -13,26 +13,27 @@ struct SplitCase {
   int64_t tokens;
 };
 void PrintTo(const SplitCase& c, std::ostream* out) {
-  *out << c.op << '_' << (c.split == Split::rows ? "rows_" : "columns_") << c.ranks << "_ranks_" << c.tokens << "_tokens";
+  *out << c.op << '_' << (c.split == Split::column_parallel ? "rows_" : "columns_") << c.ranks << "_ranks_" << c.tokens << "_tokens";
 }
 
 constexpr int64_t kRowsWithoutShares = 5;
 
 SplitOperation linear_operation(Backend& device, const SplitCase& c) {
   const int64_t rows = c.tokens > 0 ? c.tokens : kRowsWithoutShares;
-  const bool by_rows = c.split == Split::rows, by_tokens = c.tokens > 0;
+  const bool column_parallel = c.split == Split::column_parallel, by_tokens = c.tokens > 0;
   const Cut tokens = by_tokens ? Cut::tokens : Cut::none;
-  const int64_t in = by_rows ? 3 : 8, out = by_rows ? 8 : 3;
-  return {
-      .inputs = {{.whole = random_tensor(device, Dtype::f64, {rows, in}, 1), .cut = by_rows ? tokens : Cut::columns},
-                 {.whole = random_tensor(device, Dtype::f64, {out, in}, 2), .cut = by_rows ? Cut::rows : Cut::columns, .parameter = true},
-                 {.whole = random_tensor(device, Dtype::f64, {out}, 3),
-                  .cut = by_rows ? Cut::rows : Cut::none,
-                  .parameter = true,
-                  .partial = !by_rows && by_tokens}},
-      .output = by_rows ? Cut::columns : tokens,
-      .run = [](const std::vector<Var>& v, const Place& place) { return linear(v[0], v[1], v[2], {}, place); },
-      .place = {.split = c.split, .tokens = c.tokens}};
+  const int64_t in = column_parallel ? 3 : 8, out = column_parallel ? 8 : 3;
+  return {.inputs = {{.whole = random_tensor(device, Dtype::f64, {rows, in}, 1), .cut = column_parallel ? tokens : Cut::columns},
+                     {.whole = random_tensor(device, Dtype::f64, {out, in}, 2),
+                      .cut = column_parallel ? Cut::rows : Cut::columns,
+                      .parameter = true},
+                     {.whole = random_tensor(device, Dtype::f64, {out}, 3),
+                      .cut = column_parallel ? Cut::rows : Cut::none,
+                      .parameter = true,
+                      .partial = !column_parallel && by_tokens}},
+          .output = column_parallel ? Cut::columns : tokens,
+          .run = [](const std::vector<Var>& v, const TensorParallel& tp) { return linear(v[0], v[1], v[2], {}, tp); },
+          .tp = {.split = c.split, .tokens = c.tokens}};
 }
 
 SplitOperation embedding_operation(Backend& device, const SplitCase& c) {
@@ -41,11 +42,11 @@ SplitOperation embedding_operation(Backend& device, const SplitCase& c) {
   return {.inputs = {{.whole = random_tensor(device, Dtype::f64, {8, 3}, 1), .cut = Cut::rows, .parameter = true}},
           .output = c.tokens > 0 ? Cut::tokens : Cut::none,
           .run =
-              [ids](const std::vector<Var>& v, const Place& place) {
+              [ids](const std::vector<Var>& v, const TensorParallel& tp) {
                 const Tensor of_all = tensor_of(v[0].value().device(), Dtype::i32, {static_cast<int64_t>(ids.size())}, ids);
-                return embedding(of_all, v[0], place);
+                return embedding(of_all, v[0], tp);
               },
-          .place = {.split = c.split, .tokens = c.tokens}};
+          .tp = {.split = c.split, .tokens = c.tokens}};
 }
 
 // Of eight columns five are valid: of four ranks, one has a valid one and one has none.
@@ -58,11 +59,11 @@ SplitOperation cross_entropy_operation(Backend& device, const SplitCase& c) {
                      {.whole = random_tensor(device, Dtype::f64, {8, 3}, 2), .cut = Cut::rows, .parameter = true}},
           .output = Cut::none,
           .run =
-              [targets, options](const std::vector<Var>& v, const Place& place) {
+              [targets, options](const std::vector<Var>& v, const TensorParallel& tp) {
                 const auto count = static_cast<int64_t>(targets.size());
-                return cross_entropy(v[0], v[1], tensor_of(v[0].value().device(), Dtype::i32, {count}, targets), options, {}, place);
+                return cross_entropy(v[0], v[1], tensor_of(v[0].value().device(), Dtype::i32, {count}, targets), options, {}, tp);
               },
-          .place = {.split = c.split, .tokens = c.tokens}};
+          .tp = {.split = c.split, .tokens = c.tokens}};
 }
 
 // 5 tokens that go to two of three experts, each a group of 8 rows or none.
@@ -71,11 +72,11 @@ SplitOperation experts_operation(Backend& device) {
                      {.whole = random_tensor(device, Dtype::f64, {3 * 4, 8}, 2), .cut = Cut::columns, .parameter = true}},
           .output = Cut::none,
           .run =
-              [](const std::vector<Var>& v, const Place& place) {
+              [](const std::vector<Var>& v, const TensorParallel& tp) {
                 const Tensor experts = tensor_of(v[0].value().device(), Dtype::i32, {5, 2}, {0, 2, 0, 2, 0, 2, 0, 2, 0, 2});
-                return combined_linear(v[0], v[1], Var(), dispatch(experts, 3, 8), {}, place);
+                return combined_linear(v[0], v[1], Var(), dispatch(experts, 3, 8), {}, tp);
               },
-          .place = {.split = Split::columns}};
+          .tp = {.split = Split::row_parallel}};
 }
 
 // The same choices; gate and up of each of the three experts are shared, and so are the columns of what they give.
@@ -86,12 +87,11 @@ SplitOperation experts_up_operation(Backend& device) {
                      {.whole = random_tensor(device, Dtype::f64, {3 * 2 * 4}, 4), .cut = Cut::rows, .parameter = true, .parts = 3 * 2}},
           .output = Cut::columns,
           .run =
-              [](const std::vector<Var>& v, const Place& place) {
+              [](const std::vector<Var>& v, const TensorParallel& tp) {
                 const Tensor experts = tensor_of(v[0].value().device(), Dtype::i32, {5, 2}, {0, 2, 0, 2, 0, 2, 0, 2, 0, 2});
-                return dispatched_swiglu(v[0], v[1], v[2], v[3], dispatch(experts, 3, 8), {}, {.keep = Keep::value, .as_codes = false},
-                                         place);
+                return dispatched_swiglu(v[0], v[1], v[2], v[3], dispatch(experts, 3, 8), {}, {.keep = Keep::value, .as_codes = false}, tp);
               },
-          .place = {.split = Split::rows}};
+          .tp = {.split = Split::column_parallel}};
 }
 
 SplitOperation tokens_operation(Backend& device, const SplitCase& c) {
@@ -99,8 +99,8 @@ SplitOperation tokens_operation(Backend& device, const SplitCase& c) {
   return {.inputs = {{.whole = random_tensor(device, Dtype::f64, {c.tokens, 3}, 1), .cut = gathers ? Cut::tokens : Cut::none}},
           .output = gathers ? Cut::none : Cut::tokens,
           .run = [gathers](const std::vector<Var>& v,
-                           const Place& place) { return gathers ? gathered_tokens(v[0], place) : own_tokens(v[0], place); },
-          .place = {.split = c.split, .tokens = c.tokens}};
+                           const TensorParallel& tp) { return gathers ? gathered_tokens(v[0], tp) : own_tokens(v[0], tp); },
+          .tp = {.split = c.split, .tokens = c.tokens}};
 }
 
 SplitOperation operation_of(Backend& device, const SplitCase& c) {
@@ -176,13 +176,13 @@ std::vector<SplitCase> split_cases() {
   std::vector<SplitCase> out;
   for (const int ranks : {2, 4}) {
     for (const int64_t tokens : {0, 1, 3, 33}) {
-      for (const Split split : {Split::rows, Split::columns}) out.push_back({"linear", split, ranks, tokens});
-      for (const char* op : {"embedding", "cross_entropy"}) out.push_back({op, Split::rows, ranks, tokens});
+      for (const Split split : {Split::column_parallel, Split::row_parallel}) out.push_back({"linear", split, ranks, tokens});
+      for (const char* op : {"embedding", "cross_entropy"}) out.push_back({op, Split::column_parallel, ranks, tokens});
       if (tokens == 0) continue;
-      for (const char* op : {"gathered_tokens", "own_tokens"}) out.push_back({op, Split::rows, ranks, tokens});
+      for (const char* op : {"gathered_tokens", "own_tokens"}) out.push_back({op, Split::column_parallel, ranks, tokens});
     }
-    out.push_back({"experts_up", Split::rows, ranks, 0});
-    out.push_back({"experts", Split::columns, ranks, 0});
+    out.push_back({"experts_up", Split::column_parallel, ranks, 0});
+    out.push_back({"experts", Split::row_parallel, ranks, 0});
   }
   return out;
 }
@@ -193,8 +193,8 @@ TEST(SplitCrossEntropy, HasSeveralChunks) {
   const Threads one(1);
   const auto device = make_backend("cpu_reference");
   for (const int64_t tokens : {0, 165}) {
-    SplitOperation operation = cross_entropy_operation(*device, {"cross_entropy", Split::rows, 2, 165});
-    operation.place.tokens = tokens;
+    SplitOperation operation = cross_entropy_operation(*device, {"cross_entropy", Split::column_parallel, 2, 165});
+    operation.tp.tokens = tokens;
     if (tokens == 0) operation.inputs[0].cut = Cut::none;
     const SplitResult two = run_split(operation, 2, *device, {1}, true), whole = run_split(operation, 1, *device, {1}, true);
     EXPECT_TRUE(close(two.y, whole.y, 1e-14));
@@ -207,7 +207,7 @@ TEST(SplitCrossEntropy, TakesLogitsThatAreFarLargerOnOneRank) {
   const Threads one(1);
   const auto device = make_backend("cpu_reference");
   for (const int large : {0, 1}) {
-    SplitOperation operation = cross_entropy_operation(*device, {"cross_entropy", Split::rows, 2, 0});
+    SplitOperation operation = cross_entropy_operation(*device, {"cross_entropy", Split::column_parallel, 2, 0});
     std::vector<double> weight = values(operation.inputs[1].whole);
     for (size_t i = 0; i < weight.size() / 2; ++i) weight[i + (large == 0 ? 0 : weight.size() / 2)] *= 1e4;
     operation.inputs[1].whole = tensor_of(*device, Dtype::f64, {8, 3}, weight);
@@ -223,13 +223,13 @@ TEST(SplitCrossEntropy, TakesSharesWithoutAValidColumn) {
   const Threads one(1);
   const auto device = make_backend("cpu");
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
-    SplitOperation operation = cross_entropy_operation(*device, {"cross_entropy", Split::rows, 4, 40});
+    SplitOperation operation = cross_entropy_operation(*device, {"cross_entropy", Split::column_parallel, 4, 40});
     operation.inputs[0] = {.whole = random_tensor(*device, dtype, {40, 16}, 1), .cut = Cut::tokens};
     operation.inputs[1].whole = random_tensor(*device, dtype, {128, 16}, 2);
-    operation.run = [](const std::vector<Var>& v, const Place& place) {
+    operation.run = [](const std::vector<Var>& v, const TensorParallel& tp) {
       Backend& own = v[0].value().device();
       const LossOptions options{.vocab = 65, .target_count = 40, .logits_dtype = Dtype::f32};
-      return cross_entropy(v[0], v[1], random_indices(own, 40, 65, 7), options, {}, place);
+      return cross_entropy(v[0], v[1], random_indices(own, 40, 65, 7), options, {}, tp);
     };
     const SplitResult whole = run_split(operation, 1, *device, {1}, true);
     for (const int ranks : {2, 4}) {
@@ -244,7 +244,7 @@ TEST(SplitCrossEntropy, TakesSharesWithoutAValidColumn) {
 }
 
 // Logits of one text, and the next ones of a text that is written.
-TEST(SplitLinearProduct, GathersWholeRowsOfLogits) {
+TEST(SplitLinearGemm, GathersWholeRowsOfLogits) {
   const Threads one(1);
   const auto device = make_backend("cpu_reference");
   for (const int ranks : {2, 4}) {
@@ -256,9 +256,9 @@ TEST(SplitLinearProduct, GathersWholeRowsOfLogits) {
             .inputs = {{.whole = x, .cut = tokens > 0 ? Cut::tokens : Cut::none}, {.whole = weight, .cut = Cut::rows}},
             .output = Cut::none,
             .run = [](const std::vector<Var>& v,
-                      const Place& place) { return Var(linear_product(v[0].value(), v[1], Dtype::f64, {}, place)); },
-            .place = {.split = Split::rows, .tokens = tokens}};
-        EXPECT_TRUE(same_bits(run_split(operation, ranks, *device, {rows, 8}).y, linear_product(x, Var(weight), Dtype::f64, {})));
+                      const TensorParallel& tp) { return Var(linear_fprop(v[0].value(), v[1], Dtype::f64, {}, tp)); },
+            .tp = {.split = Split::column_parallel, .tokens = tokens}};
+        EXPECT_TRUE(same_bits(run_split(operation, ranks, *device, {rows, 8}).y, linear_fprop(x, Var(weight), Dtype::f64, {})));
       }
     }
   }
@@ -281,7 +281,7 @@ TEST(ShareOf, IsContiguousNearlyEqualAndEndsOnTheLastRank) {
 }
 
 TEST(SplitOperands, AreNamedWhereTheyDoNotFit) {
-  const auto throws = [](int ranks, const std::function<void(Backend&, const Place&)>& body, Split split, const char* words) {
+  const auto throws = [](int ranks, const std::function<void(Backend&, const TensorParallel&)>& body, Split split, const char* words) {
     std::vector<std::string> errors = run_ranks(ranks, [&](const Communicator& group) {
       const auto device = make_backend("cpu_reference");
       body(*device, {.group = group, .split = split, .tokens = 5});
@@ -291,25 +291,30 @@ TEST(SplitOperands, AreNamedWhereTheyDoNotFit) {
   };
   const auto matrix = [](Backend& d, int64_t rows) { return Var(zeros(d, Dtype::f32, {rows, 4})); };
   throws(
-      2, [&](Backend& d, const Place& p) { linear(matrix(d, 5), matrix(d, 4), Var(), {}, p); }, Split::rows, "linear: 5 rows, but rank");
+      2, [&](Backend& d, const TensorParallel& p) { linear(matrix(d, 5), matrix(d, 4), Var(), {}, p); }, Split::column_parallel,
+      "linear: 5 rows, but rank");
   throws(
-      2, [&](Backend& d, const Place& p) { linear(matrix(d, 4), matrix(d, 4), Var(), {}, p); }, Split::columns,
+      2, [&](Backend& d, const TensorParallel& p) { linear(matrix(d, 4), matrix(d, 4), Var(), {}, p); }, Split::row_parallel,
       "linear: 4 rows of 5 tokens");
   throws(
-      2, [&](Backend& d, const Place& p) { linear_product(matrix(d, 5).value(), matrix(d, 4), Dtype::f32, {}, p); }, Split::columns,
-      "linear_product: only shares of rows");
+      2, [&](Backend& d, const TensorParallel& p) { linear_fprop(matrix(d, 5).value(), matrix(d, 4), Dtype::f32, {}, p); },
+      Split::row_parallel, "linear_fprop: only shares of rows");
   throws(
-      2, [&](Backend& d, const Place& p) { gathered_tokens(matrix(d, 5), p); }, Split::rows, "gathered_tokens: 5 rows, but rank");
+      2, [&](Backend& d, const TensorParallel& p) { gathered_tokens(matrix(d, 5), p); }, Split::column_parallel,
+      "gathered_tokens: 5 rows, but rank");
   throws(
-      2, [&](Backend& d, const Place& p) { own_tokens(matrix(d, 4), p); }, Split::rows, "a share of 4 rows of 5 tokens");
+      2, [&](Backend& d, const TensorParallel& p) { own_tokens(matrix(d, 4), p); }, Split::column_parallel,
+      "a share of 4 rows of 5 tokens");
   throws(
-      2, [&](Backend& d, const Place& p) { embedding(zeros(d, Dtype::i32, {4}), matrix(d, 4), p); }, Split::rows, "4 ids of 5 tokens");
+      2, [&](Backend& d, const TensorParallel& p) { embedding(zeros(d, Dtype::i32, {4}), matrix(d, 4), p); }, Split::column_parallel,
+      "4 ids of 5 tokens");
   throws(
-      2, [&](Backend& d, const Place& p) { embedding(zeros(d, Dtype::i32, {5}), matrix(d, 4), p); }, Split::columns, "split by rows");
+      2, [&](Backend& d, const TensorParallel& p) { embedding(zeros(d, Dtype::i32, {5}), matrix(d, 4), p); }, Split::row_parallel,
+      "split by rows");
   const LossOptions options{.vocab = 5, .target_count = 3, .logits_dtype = Dtype::f32};
   throws(
-      2, [&](Backend& d, const Place& p) { cross_entropy(matrix(d, 5), matrix(d, 4), zeros(d, Dtype::i32, {5}), options, {}, p); },
-      Split::rows, "cross_entropy: 5 rows, but rank");
+      2, [&](Backend& d, const TensorParallel& p) { cross_entropy(matrix(d, 5), matrix(d, 4), zeros(d, Dtype::i32, {5}), options, {}, p); },
+      Split::column_parallel, "cross_entropy: 5 rows, but rank");
 }
 
 }  // namespace mantissa::test::split_ops_test

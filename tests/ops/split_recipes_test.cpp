@@ -2,7 +2,7 @@
 // rank but for the order of sums; and what travels, to the byte.
 #include "mantissa/base/integers.h"
 #include "mantissa/ops/quantization_observer.h"
-#include "ops/linear_products.h"
+#include "ops/linear_gemms.h"
 #include "split_ranks.h"
 
 namespace mantissa::test::split_recipes_test {
@@ -33,7 +33,7 @@ struct RecipeCase {
   bool by_tokens;
 };
 std::string name_of(const RecipeCase& c) {
-  return text(c.recipe.name, c.split == Split::rows ? "_rows_" : "_columns_", c.ranks, c.by_tokens ? "_by_tokens" : "");
+  return text(c.recipe.name, c.split == Split::column_parallel ? "_rows_" : "_columns_", c.ranks, c.by_tokens ? "_by_tokens" : "");
 }
 void PrintTo(const RecipeCase& c, std::ostream* out) { *out << name_of(c); }
 
@@ -47,18 +47,20 @@ LinearWeight weight_of(const Recipe& recipe, const Var& value) {
 
 SplitOperation operation_of(Backend& device, const RecipeCase& c) {
   const int64_t n = width(c.recipe.recipe);
-  const bool by_rows = c.split == Split::rows;
+  const bool column_parallel = c.split == Split::column_parallel;
   const Cut tokens = c.by_tokens ? Cut::tokens : Cut::none;
-  return {.inputs = {{.whole = random_tensor(device, Dtype::bf16, {kTokens, n}, 1), .cut = by_rows ? tokens : Cut::columns},
-                     {.whole = random_tensor(device, Dtype::bf16, {n, n}, 2), .cut = by_rows ? Cut::rows : Cut::columns, .parameter = true},
+  return {.inputs = {{.whole = random_tensor(device, Dtype::bf16, {kTokens, n}, 1), .cut = column_parallel ? tokens : Cut::columns},
+                     {.whole = random_tensor(device, Dtype::bf16, {n, n}, 2),
+                      .cut = column_parallel ? Cut::rows : Cut::columns,
+                      .parameter = true},
                      {.whole = random_tensor(device, Dtype::bf16, {n}, 3),
-                      .cut = by_rows ? Cut::rows : Cut::none,
+                      .cut = column_parallel ? Cut::rows : Cut::none,
                       .parameter = true,
-                      .partial = !by_rows && c.by_tokens}},
-          .output = by_rows ? Cut::columns : tokens,
+                      .partial = !column_parallel && c.by_tokens}},
+          .output = column_parallel ? Cut::columns : tokens,
           .run = [recipe = c.recipe.recipe](const std::vector<Var>& v,
-                                            const Place& place) { return linear(v[0], weight_of(recipe, v[1]), v[2], recipe, place); },
-          .place = {.split = c.split, .tokens = c.by_tokens ? kTokens : 0}};
+                                            const TensorParallel& tp) { return linear(v[0], weight_of(recipe, v[1]), v[2], recipe, tp); },
+          .tp = {.split = c.split, .tokens = c.by_tokens ? kTokens : 0}};
 }
 
 class SplitRecipes : public ::testing::TestWithParam<RecipeCase> {
@@ -70,7 +72,7 @@ class SplitRecipes : public ::testing::TestWithParam<RecipeCase> {
 // columns, and, because the codes are the same, all weight gradients. The rest is a sum of 2 or 4 parts in fp32, rounded once to bf16: a
 // unit in the last place where it lies near a tie.
 TEST_P(SplitRecipes, GiveWhatOneRankGives) {
-  const bool by_rows = GetParam().split == Split::rows;
+  const bool column_parallel = GetParam().split == Split::column_parallel;
   for (const char* name : {"cpu_reference", "cpu"}) {
     const auto device = make_backend(name);
     const SplitOperation operation = operation_of(*device, GetParam());
@@ -85,7 +87,7 @@ TEST_P(SplitRecipes, GiveWhatOneRankGives) {
     EXPECT_TRUE(close(split.gradients[2], whole.gradients[2], 1e-5)) << name;
     if (device->name() == std::string("cpu")) continue;
     EXPECT_TRUE(same_bits(split.gradients[1], whole.gradients[1]));
-    EXPECT_TRUE(same_bits(by_rows ? split.y : split.gradients[0], by_rows ? whole.y : whole.gradients[0]));
+    EXPECT_TRUE(same_bits(column_parallel ? split.y : split.gradients[0], column_parallel ? whole.y : whole.gradients[0]));
   }
 }
 
@@ -93,7 +95,7 @@ struct Seen {
   std::vector<uint8_t> codes, scales;
 };
 
-// Of all operands that a run quantises, by role.
+// Of all operands that a run quantizes, by role.
 std::map<OperandRole, Seen> codes_of(const SplitOperation& operation, const Communicator& group, const Tensor& dy) {
   std::map<OperandRole, Seen> out;
   const ObserverScope scope([&](const QuantizedOperand& operand) {
@@ -112,11 +114,11 @@ void expect_cut(const std::vector<uint8_t>& own, const std::vector<uint8_t>& who
   EXPECT_EQ(doubles(own), cut_of(doubles(whole), shape, cut, rank, ranks)) << what << " of rank " << rank;
 }
 
-TEST_P(SplitRecipes, QuantiseToTheCodesOfTheWhole) {
+TEST_P(SplitRecipes, QuantizeToTheCodesOfTheWhole) {
   const RecipeCase& c = GetParam();
   const auto device = make_backend("cpu");
   const SplitOperation operation = operation_of(*device, c);
-  const bool by_rows = c.split == Split::rows;
+  const bool column_parallel = c.split == Split::column_parallel;
   const Tensor dy = random_tensor(*device, Dtype::bf16, {kTokens, width(c.recipe.recipe)}, 4);
   std::map<OperandRole, Seen> whole = codes_of(operation, {}, dy);
   std::vector<std::map<OperandRole, Seen>> of(static_cast<size_t>(c.ranks));
@@ -125,10 +127,12 @@ TEST_P(SplitRecipes, QuantiseToTheCodesOfTheWhole) {
       ::testing::Each(::testing::IsEmpty()));
   EXPECT_EQ(whole.size(), size_t{bool{c.recipe.recipe.input}} + size_t{bool{c.recipe.recipe.output_grad}});
   const Cut tokens =
-      c.recipe.recipe.gemms.wgrad ? operation.inputs[0].cut : Cut::none;  // what wgrad reads too is quantised where it is whole
+      c.recipe.recipe.gemms.wgrad ? operation.inputs[0].cut : Cut::none;  // what wgrad reads too is quantized where it is whole
   for (int r = 0; r < c.ranks; ++r) {
     for (auto& [role, seen] : whole) {
-      const Cut cut = role == OperandRole::output_grad ? (by_rows ? Cut::columns : Cut::none) : by_rows ? tokens : Cut::columns;
+      const Cut cut = role == OperandRole::output_grad ? (column_parallel ? Cut::columns : Cut::none)
+                      : column_parallel                ? tokens
+                                                       : Cut::columns;
       expect_cut(of[static_cast<size_t>(r)][role].codes, seen.codes, cut, r, c.ranks, role_name(role));
       expect_cut(of[static_cast<size_t>(r)][role].scales, seen.scales, cut, r, c.ranks, role_name(role));
     }
@@ -139,7 +143,7 @@ std::vector<RecipeCase> recipe_cases() {
   std::vector<RecipeCase> out;
   for (const Named& recipe : kRecipes) {
     for (const int ranks : {2, 4}) {
-      for (const Split split : {Split::rows, Split::columns}) {
+      for (const Split split : {Split::column_parallel, Split::row_parallel}) {
         for (const bool by_tokens : {false, true}) out.push_back({recipe, split, ranks, by_tokens});
       }
     }
@@ -160,12 +164,12 @@ TEST(GatheredInput, HasTheCodesOfTheWhole) {
       EXPECT_THAT(run_ranks(4,
                             [&](const Communicator& group) {
                               const auto own = make_backend("cpu");
-                              const LinearProducts products(Var(zeros(*own, Dtype::bf16, {256, 256})), recipe);
+                              const LinearGemms products(Var(zeros(*own, Dtype::bf16, {256, 256})), recipe);
                               const Tensor share = cut_of(*own, x, Cut::tokens, group.rank(), 4);
-                              const Place place{.group = group, .split = Split::rows, .tokens = tokens};
+                              const TensorParallel tp{.group = group, .split = Split::column_parallel, .tokens = tokens};
                               const ObserverScope scope(
                                   [](const QuantizedOperand& operand) { require(operand.x.dim(0) > 0, "nothing is shown as an operand"); });
-                              const LinearInput input = products.gathered_input(place, share, true);
+                              const LinearInput input = products.gathered_input(tp, share, true);
                               require(!input.high.defined() && input.codes.shape == whole.shape, "of another shape");
                               require(bool{same_bits(input.codes.codes, whole.codes)}, "other codes");
                               require(bool{same_bits(input.codes.scales, whole.scales)}, "other scales");
@@ -176,7 +180,7 @@ TEST(GatheredInput, HasTheCodesOfTheWhole) {
   }
 }
 
-// The shards of a weight quantise to the codes of the whole, split by rows or columns at blocks.
+// The shards of a weight quantize to the codes of the whole, split by rows or columns at blocks.
 TEST(QuantizedShards, AreShardsOfTheCodes) {
   const auto device = make_backend("cpu");
   for (const Quantization& how : {kRows, kTiles, kFake, kRows128, kTiles128}) {
@@ -205,7 +209,7 @@ TEST_P(SplitRecipes, SendWhatTheirFormulaSays) {
       run_split(operation, c.ranks, *device, {kTokens, n}, true, random_tensor(*device, Dtype::bf16, {kTokens, n}, 4));
   ASSERT_FALSE(HasFailure());
   const bool codes = recipe.input && recipe.gemms.wgrad;
-  const int64_t gathered = c.split == Split::rows && codes ? elements + elements / recipe.input.block() : 2 * elements;
+  const int64_t gathered = c.split == Split::column_parallel && codes ? elements + elements / recipe.input.block() : 2 * elements;
   int64_t sent = 0;
   for (const Traffic& traffic : result.sent) {
     sent += traffic.activations;
@@ -227,15 +231,15 @@ TEST(SplitVocabulary, TakesChunksOfGatheredCodes) {
                    {.whole = random_tensor(*device, Dtype::bf16, {n, n}, 2, 0.1), .cut = Cut::rows, .parameter = true}},
         .output = Cut::none,
         .run =
-            [recipe = named.recipe, n](const std::vector<Var>& v, const Place& place) {
+            [recipe = named.recipe, n](const std::vector<Var>& v, const TensorParallel& tp) {
               const LossOptions options{.vocab = n - 3, .target_count = tokens, .logits_dtype = Dtype::f32, .chunk_elements = 1};
               const Tensor targets = random_indices(v[0].value().device(), tokens, n - 3, 6);
-              return cross_entropy(v[0], weight_of(recipe, v[1]), targets, options, recipe, place);
+              return cross_entropy(v[0], weight_of(recipe, v[1]), targets, options, recipe, tp);
             },
-        .place = {.split = Split::rows}};
+        .tp = {.split = Split::column_parallel}};
     const SplitResult whole = run_split(operation, 1, *device, {1}, true);
     for (const bool by_tokens : {false, true}) {
-      operation.place.tokens = by_tokens ? tokens : 0;
+      operation.tp.tokens = by_tokens ? tokens : 0;
       operation.inputs[0].cut = by_tokens ? Cut::tokens : Cut::none;
       const SplitResult split = run_split(operation, 2, *device, {1}, true);
       ASSERT_FALSE(::testing::Test::HasFailure());
@@ -256,16 +260,16 @@ TEST(SplitLinear, KeepsOnlyItsShareAndTakesConstants) {
                           const Tensor w = cut_of(*own, x, Cut::columns, group.rank(), 4), dw = zeros(*own, Dtype::f32, {64, 16});
                           const Tensor share = cut_of(*own, dy, Cut::tokens, group.rank(), 4);
                           Leaf leaf{.grad = dw};
-                          const Place place{.group = group, .split = Split::columns, .tokens = 64};
+                          const TensorParallel tp{.group = group, .split = Split::row_parallel, .tokens = 64};
                           const Recipe recipe{.compute = Dtype::f32};
                           {
                             const int64_t before = own->allocator_stats().in_use;
-                            const Var y = linear(Var(w), Var(w), Var(), recipe, place);
+                            const Var y = linear(Var(w), Var(w), Var(), recipe, tp);
                             require(own->allocator_stats().in_use - before == 16 * 64 * 4, "keeps more than its share");
                           }
                           Tape tape;
                           const Tape::Scope scope(&tape);
-                          tape.backward(linear(Var(w), Var(w, leaf), Var(), recipe, place), share);
+                          tape.backward(linear(Var(w), Var(w, leaf), Var(), recipe, tp), share);
                           require(leaf.written, "no gradient");
                         }),
               ::testing::Each(::testing::IsEmpty()));
@@ -282,13 +286,13 @@ TEST(SplitVocabulary, SendsTwoNumbersARow) {
           .inputs = {{.whole = random_tensor(*device, Dtype::bf16, {32, kIn}, 1), .cut = Cut::rows, .parameter = true}},
           .output = Cut::none,
           .run =
-              [](const std::vector<Var>& v, const Place& place) {
+              [](const std::vector<Var>& v, const TensorParallel& tp) {
                 Backend& own = v[0].value().device();
-                const Var x = embedding(random_indices(own, kTokens, 32, 5), v[0], place);
+                const Var x = embedding(random_indices(own, kTokens, 32, 5), v[0], tp);
                 const LossOptions options{.vocab = 32, .target_count = kTokens, .logits_dtype = Dtype::f32};
-                return cross_entropy(x, v[0], random_indices(own, kTokens, 32, 6), options, {}, place);
+                return cross_entropy(x, v[0], random_indices(own, kTokens, 32, 6), options, {}, tp);
               },
-          .place = {.split = Split::rows, .tokens = by_tokens ? kTokens : 0}};
+          .tp = {.split = Split::column_parallel, .tokens = by_tokens ? kTokens : 0}};
       const SplitResult result = run_split(operation, ranks, *device, {1}, true);
       ASSERT_FALSE(::testing::Test::HasFailure());
       int64_t sent = 0;

@@ -74,13 +74,13 @@ TEST_F(TapeTest, AnErrorRestoresThePreviousTape) {
 // Which of the leaves told that they are complete, in order, with how many nodes of the tape had run before.
 TEST_F(TapeTest, ALeafIsReadyWhenTheLastOperationThatUsedItHasRun) {
   Leaf tied = leaf({3}), once = leaf({3}), unreached = leaf({3});
-  std::vector<std::string> told;
-  tied.ready = [&] { told.push_back(text("tied ", tied.written)); };
-  once.ready = [&] { told.push_back(text("once ", once.written)); };
-  unreached.ready = [&] { told.push_back(text("unreached ", unreached.written)); };
+  std::vector<std::string> reported;
+  tied.ready = [&] { reported.push_back(text("tied ", tied.written)); };
+  once.ready = [&] { reported.push_back(text("once ", once.written)); };
+  unreached.ready = [&] { reported.push_back(text("unreached ", unreached.written)); };
   const Tensor w = random({3}, 2);
   for (int pass = 1; pass <= 2; ++pass) {
-    told.clear();
+    reported.clear();
     Tape tape;
     const Tape::Scope scope(&tape);
     const Var x = tape.input(random({2, 3}, 1));
@@ -90,15 +90,15 @@ TEST_F(TapeTest, ALeafIsReadyWhenTheLastOperationThatUsedItHasRun) {
     const Var out = rms_norm(second, Var(w, tied), 1e-5);
     EXPECT_EQ(tied.uses, 2);
     tape.backward(out, random({2, 3}, 3));
-    EXPECT_EQ(told, (std::vector<std::string>{"unreached 0", "once 1", "tied 1"})) << "pass " << pass;
+    EXPECT_EQ(reported, (std::vector<std::string>{"unreached 0", "once 1", "tied 1"})) << "pass " << pass;
     EXPECT_EQ(tied.uses, 0);
   }
 }
 
 TEST_F(TapeTest, ATapeThatIsDroppedHoldsNoLeafBackAfterItsReset) {
   Leaf used = leaf({3});
-  int told = 0;
-  used.ready = [&] { ++told; };
+  int reported = 0;
+  used.ready = [&] { ++reported; };
   const auto recorded = [&](Tape& tape) { return rms_norm(tape.input(random({2, 3}, 1)), Var(random({3}, 2), used), 1e-5); };
   {
     Tape dropped;
@@ -109,14 +109,14 @@ TEST_F(TapeTest, ATapeThatIsDroppedHoldsNoLeafBackAfterItsReset) {
   Tape tape;
   const Tape::Scope scope(&tape);
   tape.backward(recorded(tape), random({2, 3}, 3));
-  EXPECT_EQ(told, 1);
+  EXPECT_EQ(reported, 1);
 }
 
 TEST_F(TapeTest, ALeafOfARecomputedSegmentIsReadyWithinIt) {
   Leaf inner = leaf({3}), outer = leaf({3});
-  std::vector<std::string> told;
-  inner.ready = [&] { told.emplace_back("inner"); };
-  outer.ready = [&] { told.emplace_back("outer"); };
+  std::vector<std::string> reported;
+  inner.ready = [&] { reported.emplace_back("inner"); };
+  outer.ready = [&] { reported.emplace_back("outer"); };
   const Tensor w = random({3}, 2);
   Tape tape;
   const Tape::Scope scope(&tape);
@@ -124,7 +124,7 @@ TEST_F(TapeTest, ALeafOfARecomputedSegmentIsReadyWithinIt) {
   const Var out = recompute(x, [&](const Var& again) { return rms_norm(again, Var(w, inner), 1e-5); });
   EXPECT_EQ(inner.uses, 0) << "nothing is recorded before backward";
   tape.backward(out, random({2, 3}, 3));
-  EXPECT_EQ(told, (std::vector<std::string>{"inner", "outer"}));
+  EXPECT_EQ(reported, (std::vector<std::string>{"inner", "outer"}));
 }
 
 TEST_F(TapeTest, BackwardOfAConstantIsRefused) {

@@ -15,17 +15,17 @@ namespace mantissa::layout_test {
 using ::testing::Each;
 using ::testing::IsEmpty;
 
-// Sizes that do not divide: short bands, vectors, blocks of 128, padding, codes with and without a value.
+// Sizes that do not divide: short row blocks, vectors, blocks of 128, padding, codes with and without a value.
 std::vector<ParameterSpec> odd_specs(Dtype dtype) {
   const Quantization tiles{Format::e4m3, 32, 32}, rows{Format::e4m3}, blocks{Format::e4m3, 128, 128};
   std::vector<ParameterSpec> specs = {{.name = "embed.weight", .shape = {75, 64}, .dtype = dtype, .padding = 11}};
   for (const char* layer : {"layers.0.", "layers.1.", "layers.2."}) {
     const auto name = [&](const char* rest) { return layer + std::string(rest); };
     specs.push_back({.name = name("norm.weight"), .shape = {75}, .dtype = dtype});
-    specs.push_back({.name = name("copy.weight"), .shape = {96, 64}, .dtype = dtype, .quantised = tiles});
-    specs.push_back({.name = name("tiles.weight"), .shape = {416, 160}, .dtype = dtype, .quantised = tiles, .keeps_value = false});
-    specs.push_back({.name = name("rows.weight"), .shape = {70, 64}, .dtype = dtype, .quantised = rows, .keeps_value = false});
-    specs.push_back({.name = name("blocks.weight"), .shape = {384, 128}, .dtype = dtype, .quantised = blocks, .keeps_value = false});
+    specs.push_back({.name = name("copy.weight"), .shape = {96, 64}, .dtype = dtype, .quantized = tiles});
+    specs.push_back({.name = name("tiles.weight"), .shape = {416, 160}, .dtype = dtype, .quantized = tiles, .keeps_value = false});
+    specs.push_back({.name = name("rows.weight"), .shape = {70, 64}, .dtype = dtype, .quantized = rows, .keeps_value = false});
+    specs.push_back({.name = name("blocks.weight"), .shape = {384, 128}, .dtype = dtype, .quantized = blocks, .keeps_value = false});
     specs.push_back({.name = name("bias"), .shape = {5}, .dtype = dtype});
   }
   specs.push_back({.name = "output.weight", .shape = {33, 5}, .dtype = dtype});
@@ -54,7 +54,7 @@ TEST_P(LayoutTest, TotalsAreTheBytesOfTheArenas) {
   EXPECT_EQ(totals.gathered(), sources);
   for (size_t i = 0; i < layout_.parameters().size(); ++i) one_by_one += layout_.gathered(i);
   EXPECT_EQ(one_by_one, sources);
-  for (const Parameter& parameter : set.all()) copies += parameter.keeps_value && parameter.quantised ? parameter.codes().bytes() : 0;
+  for (const Parameter& parameter : set.all()) copies += parameter.keeps_value && parameter.quantized ? parameter.codes().bytes() : 0;
   EXPECT_GE(totals.copies, copies);
   EXPECT_LT(totals.copies, copies + 3 * 2 * 64);
   EXPECT_EQ(totals.fp32_values > 0, GetParam().dtype == Dtype::f32);
@@ -72,7 +72,7 @@ TEST_P(LayoutTest, SharesAreWhatRanksOwnAndSend) {
           sum->gathered += shares[r].gathered;
           sum->masters += shares[r].masters;
           sum->moments += shares[r].moments;
-          sum->norm_bands += shares[r].norm_bands;
+          sum->norm_blocks += shares[r].norm_blocks;
         }
       }
     }
@@ -86,15 +86,15 @@ TEST_P(LayoutTest, SharesAreWhatRanksOwnAndSend) {
       set.allocate(*device, Dtype::f32, true);
       Optimizer optimizer(set, {}, make_mesh(data, 1), GetParam().bucket_bytes);
       EXPECT_EQ(optimizer.shards().buckets(), layout_.buckets().size());
-      EXPECT_EQ(optimizer.shards().norm_bands(data.rank()), own.norm_bands);
+      EXPECT_EQ(optimizer.shards().norm_blocks(data.rank()), own.norm_blocks);
       int64_t moments = 0, masters = 0;
       for (const Optimizer::State& state : optimizer.states()) {
-        moments += 8 * arena_elements(state.part.shape().elements());
-        masters += set.value_is_master(*state.part.of) ? 0 : 4 * arena_elements(state.part.shape().elements());
+        moments += 8 * arena_elements(state.shard.shape().elements());
+        masters += set.value_is_master(*state.shard.of) ? 0 : 4 * arena_elements(state.shard.shape().elements());
       }
       EXPECT_EQ(moments, own.moments);
       EXPECT_EQ(masters, own.masters);
-      optimizer.initialise(1);
+      optimizer.initialize(1);
       optimizer.shards().arrive();
       EXPECT_EQ(data.traffic().parameters, (ranks - 1) * own.gathered) << data.rank() << " of " << ranks;
       optimizer.update(1e-3, {.losses = zeros(*device, Dtype::f64, {1})});
@@ -109,75 +109,75 @@ INSTANTIATE_TEST_SUITE_P(, LayoutTest,
                                            Case{Dtype::f32, Shards::kBucketBytes}),
                          [](const auto& c) { return dtype_name(c.param.dtype) + std::string("_") + std::to_string(c.param.bucket_bytes); });
 
-// The definition, band by band: entry r is the first band of rank r, which begins at or after r / ranks of the whole.
-std::vector<int64_t> cut_bands(const std::vector<int64_t>& sizes, int ranks) {
+// The definition, block by block: entry r is the first row block of rank r, which begins at or after r / ranks of the whole.
+std::vector<int64_t> cut_row_blocks(const std::vector<int64_t>& sizes, int ranks) {
   const int64_t whole = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
   std::vector<int64_t> first = {0};
-  size_t band = 0;
+  size_t row_block = 0;
   int64_t before = 0;
   for (int r = 1; r < ranks; ++r) {
-    while (band < sizes.size() && before * ranks < whole * r) before += sizes[band++];
-    first.push_back(static_cast<int64_t>(band));
+    while (row_block < sizes.size() && before * ranks < whole * r) before += sizes[row_block++];
+    first.push_back(static_cast<int64_t>(row_block));
   }
   first.push_back(static_cast<int64_t>(sizes.size()));
   return first;
 }
 
-void expect_cuts(const Layout& layout, const std::vector<int64_t>& bands, int ranks) {
+void expect_cuts(const Layout& layout, const std::vector<int64_t>& row_blocks, int ranks) {
   ASSERT_EQ(layout.buckets().size(), 1U);
-  const std::vector<int64_t> cuts = cut_bands(bands, ranks);
+  const std::vector<int64_t> cuts = cut_row_blocks(row_blocks, ranks);
   const std::vector<Layout::Share> shares = layout.shares(layout.buckets().front(), ranks);
   ASSERT_EQ(shares.size(), static_cast<size_t>(ranks));
-  for (size_t r = 0; r < shares.size(); ++r) ASSERT_EQ(shares[r].norm_bands, cuts[r + 1] - cuts[r]) << r << " of " << ranks;
+  for (size_t r = 0; r < shares.size(); ++r) ASSERT_EQ(shares[r].norm_blocks, cuts[r + 1] - cuts[r]) << r << " of " << ranks;
 }
 
 TEST(LayoutOfManyRanks, CutsParametersOfAnySizesByTheDefinition) {
   for (uint32_t seed = 0; seed < 200; ++seed) {
     const auto draw = random_words({.seed = 11}, seed, 0);
     std::vector<ParameterSpec> specs;
-    std::vector<int64_t> bands;
+    std::vector<int64_t> row_blocks;
     for (uint32_t i = 0; i <= draw[0] % 5; ++i) {
       const auto size = random_words({.seed = 12}, seed, i);
       const int64_t rows = 1 + size[0] % 400, columns = 1 + size[1] % (seed % 3 == 0 ? 1 : 500);
       specs.push_back({.name = text("a.", i), .shape = {rows, columns}});
-      for (int64_t row = 0; row < rows; row += 32) bands.push_back(std::min<int64_t>(32, rows - row) * columns);
+      for (int64_t row = 0; row < rows; row += 32) row_blocks.push_back(std::min<int64_t>(32, rows - row) * columns);
     }
-    expect_cuts(Layout(specs, 1), bands, 1 + static_cast<int>(draw[1] % 9));
+    expect_cuts(Layout(specs, 1), row_blocks, 1 + static_cast<int>(draw[1] % 9));
   }
   expect_cuts(Layout({{.name = "a.bias", .shape = {5}}}, 1), {5}, 4);  // three ranks have nothing
 }
 
-// Far more ranks than bands, and sizes that no machine holds.
+// Far more ranks than row blocks, and sizes that no machine holds.
 TEST(LayoutOfManyRanks, CutsByTheDefinition) {
   for (const int64_t rows : {33, 50257, 1 << 20}) {
     const Layout layout(
         {{.name = "a.weight", .shape = {rows, 768}, .dtype = Dtype::bf16}, {.name = "a.bias", .shape = {rows}, .dtype = Dtype::bf16}}, 1);
-    std::vector<int64_t> bands;
+    std::vector<int64_t> row_blocks;
     for (const int64_t row_elements : {768, 1}) {
-      for (int64_t row = 0; row < rows; row += 32) bands.push_back(std::min<int64_t>(32, rows - row) * row_elements);
+      for (int64_t row = 0; row < rows; row += 32) row_blocks.push_back(std::min<int64_t>(32, rows - row) * row_elements);
     }
-    for (const int ranks : {2, 5, 1000, 4096}) expect_cuts(layout, bands, ranks);
+    for (const int ranks : {2, 5, 1000, 4096}) expect_cuts(layout, row_blocks, ranks);
   }
 }
 
 // Shares that would begin with each element of a bucket, so with the last one of a parameter, too.
 TEST(LayoutOfManyRanks, CutsByTheDefinitionAtEveryElement) {
   const Layout layout({{.name = "a.weight", .shape = {33}}, {.name = "a.bias", .shape = {64}}}, 1);
-  const std::vector<int64_t> bands = {32, 1, 32, 32};
-  for (int ranks = 2; ranks <= 97; ++ranks) expect_cuts(layout, bands, ranks);
+  const std::vector<int64_t> row_blocks = {32, 1, 32, 32};
+  for (int ranks = 2; ranks <= 97; ++ranks) expect_cuts(layout, row_blocks, ranks);
 }
 
 TEST(LayoutOfManyRanks, CountsWhatNoMachineHolds) {
   const int64_t rows = int64_t{1} << 31, columns = 1 << 20;
   const Layout layout({{.name = "embed.weight", .shape = {rows, columns}, .dtype = Dtype::bf16}}, 1);
-  int64_t gradients = 0, bands = 0;
+  int64_t gradients = 0, row_blocks = 0;
   for (const Layout::Share& share : layout.shares(layout.buckets().front(), 65536)) {
     EXPECT_EQ(share.gradients, 4 * rows * columns / 65536);
     gradients += share.gradients;
-    bands += share.norm_bands;
+    row_blocks += share.norm_blocks;
   }
   EXPECT_EQ(gradients, 4 * rows * columns);
-  EXPECT_EQ(bands, rows / 32);
+  EXPECT_EQ(row_blocks, rows / 32);
 }
 
 }  // namespace mantissa::layout_test

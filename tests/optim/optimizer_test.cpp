@@ -74,7 +74,7 @@ TEST_P(OptimizerClipTest, FollowsAdamWInFp64OverManySteps) {
   build(Dtype::f32);
   const OptimizerConfig config{.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .grad_clip = GetParam()};
   Optimizer optimizer(set_, config);
-  optimizer.initialise(5);
+  optimizer.initialize(5);
   ReferenceAdamW reference{.config = config, .weights = masters(optimizer), .m = {}, .v = {}, .decays = {true, false, true}};
   for (const auto& weights : reference.weights) reference.m.emplace_back(weights.size()), reference.v.emplace_back(weights.size());
   for (uint32_t step = 0; step < 30; ++step) {
@@ -98,7 +98,7 @@ INSTANTIATE_TEST_SUITE_P(, OptimizerClipTest, ::testing::Values(1.0, 0.0));
 TEST_F(OptimizerTest, NormIsThatOfAllGradientsTogether) {
   build(Dtype::f32);
   Optimizer optimizer(set_, {});
-  optimizer.initialise(5);
+  optimizer.initialize(5);
   double squares = 0.0;
   for (const auto& gradient : set_gradients(1, 3.0)) {
     for (const double g : gradient) squares += g * g;
@@ -109,19 +109,19 @@ TEST_F(OptimizerTest, NormIsThatOfAllGradientsTogether) {
 TEST_F(OptimizerTest, InitialWeightsInTheComputeTypeAreRoundedFromTheMasters) {
   build(Dtype::bf16);
   Optimizer optimizer(set_, {});
-  optimizer.initialise(5);
+  optimizer.initialize(5);
   for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(test::same_bits(set_.all()[i].value(), converted(optimizer.states()[i].master, Dtype::bf16)));
   const auto masters_of_five = masters(optimizer);
-  test::initialise(set_, 5);  // without masters the same values
+  test::initialize(set_, 5);  // without masters the same values
   for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(test::same_bits(set_.all()[i].value(), converted(optimizer.states()[i].master, Dtype::bf16)));
-  optimizer.initialise(6);
+  optimizer.initialize(6);
   EXPECT_NE(masters(optimizer)[0], masters_of_five[0]);
 }
 
 TEST_F(OptimizerTest, WeightsInTheComputeTypeFollowTheMasters) {
   build(Dtype::bf16);
   Optimizer optimizer(set_, {});
-  optimizer.initialise(5);
+  optimizer.initialize(5);
   set_gradients(1, 1.0);
   optimizer.update(0.01, no_loss());
   for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(test::same_bits(set_.all()[i].value(), converted(optimizer.states()[i].master, Dtype::bf16)));
@@ -130,7 +130,7 @@ TEST_F(OptimizerTest, WeightsInTheComputeTypeFollowTheMasters) {
 TEST_F(OptimizerTest, SkippedUpdateChangesNothingAndIsNotCounted) {
   build(Dtype::bf16);
   Optimizer optimizer(set_, {});
-  optimizer.initialise(5);
+  optimizer.initialize(5);
   set_gradients(1, 1.0);
   optimizer.update(0.01, no_loss());
   const auto before = masters(optimizer),
@@ -151,7 +151,7 @@ TEST_F(OptimizerTest, SkippedUpdateChangesNothingAndIsNotCounted) {
 TEST_F(OptimizerTest, NormIsNotFiniteIfOneElementIsNotAndTheElementIsNamed) {
   build(Dtype::f32);
   Optimizer optimizer(set_, {});
-  optimizer.initialise(5);
+  optimizer.initialize(5);
   set_gradients(1, 1.0);
   EXPECT_EQ(optimizer.first_nonfinite_gradient().text, "");
   set_.all()[2].leaf.grad.data<float>()[29] = -std::numeric_limits<float>::infinity();
@@ -163,7 +163,7 @@ TEST_F(OptimizerTest, NormIsNotFiniteIfOneElementIsNotAndTheElementIsNamed) {
 TEST_F(OptimizerTest, AWeightIsNamedAsForwardReadsIt) {
   build(Dtype::bf16);
   Optimizer optimizer(set_, {});
-  optimizer.initialise(5);
+  optimizer.initialize(5);
   EXPECT_EQ(optimizer.first_nonfinite_weight().text, "");
   optimizer.states()[2].master.data<float>()[29] = std::numeric_limits<float>::max();
   optimizer.store_masters();
@@ -201,7 +201,7 @@ TEST_F(OptimizerTest, LossesAreSummedInTheOrderOfTheGradients) {
 TEST_F(OptimizerTest, LargestFiniteGradientsHaveAFiniteNorm) {
   build(Dtype::f32);
   Optimizer optimizer(set_, {});
-  optimizer.initialise(5);
+  optimizer.initialize(5);
   for (Parameter& parameter : set_.all()) {
     fast().run(Fill{.out = parameter.leaf.grad, .value = static_cast<double>(std::numeric_limits<float>::max())});
   }
@@ -211,7 +211,7 @@ TEST_F(OptimizerTest, LargestFiniteGradientsHaveAFiniteNorm) {
 TEST_F(OptimizerTest, ResumedCounterContinuesTheBiasCorrection) {
   build(Dtype::f32);
   Optimizer first(set_, {});
-  first.initialise(5);
+  first.initialize(5);
   Optimizer second(set_, {});
   second.set_updates(1000);  // no correction left: the update is 1 - beta1 over sqrt(1 - beta2) of the first one
   const double before = test::values(set_.all()[1].value())[0];

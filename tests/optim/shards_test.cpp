@@ -39,18 +39,18 @@ class ShardsTest : public ::testing::TestWithParam<Case> {
     for (const char* layer : {"layers.0.", "layers.1."}) {
       const auto name = [&](const char* rest) { return layer + std::string(rest); };
       set.add({.name = name("norm.weight"), .shape = {75}, .init = {.constant = 1.0}, .dtype = dtype});
-      set.add({.name = name("tiles.weight"), .shape = {96, 64}, .init = {.std = 0.5}, .dtype = dtype, .quantised = tiles});
+      set.add({.name = name("tiles.weight"), .shape = {96, 64}, .init = {.std = 0.5}, .dtype = dtype, .quantized = tiles});
       set.add({.name = name("codes.weight"),
                .shape = {70, 64},
                .init = {.std = 2.0},
                .dtype = dtype,
-               .quantised = {Format::e2m1},
+               .quantized = {Format::e2m1},
                .keeps_value = false});
       set.add({.name = name("blocks.weight"),
                .shape = {256, 128},
                .init = {.std = 1.0},
                .dtype = dtype,
-               .quantised = blocks,
+               .quantized = blocks,
                .keeps_value = false});
       set.add({.name = name("bias"), .shape = {5}, .dtype = dtype});
     }
@@ -66,11 +66,11 @@ class ShardsTest : public ::testing::TestWithParam<Case> {
     if (here && step == 1) set.all()[3].leaf.grad.data<float>()[64 * 40 + 3] = std::numeric_limits<float>::infinity();
   }
 
-  static void put(Trained& out, const std::string& what, const Part& part, const Tensor& tensor) {
+  static void put(Trained& out, const std::string& what, const ParameterShard& shard, const Tensor& tensor) {
     const std::vector<double> values = test::values(tensor);
-    std::vector<double>& all = out.state[what + part.of->name];
-    all.resize(static_cast<size_t>(part.of->shape.elements()));
-    std::ranges::copy(values, all.begin() + part.first_element());
+    std::vector<double>& all = out.state[what + shard.of->name];
+    all.resize(static_cast<size_t>(shard.of->shape.elements()));
+    std::ranges::copy(values, all.begin() + shard.first_element());
   }
 
   // What a rank has; masters and moments go into `shared`, where those of all ranks meet.
@@ -80,7 +80,7 @@ class ShardsTest : public ::testing::TestWithParam<Case> {
     add_parameters(set, dtype);
     set.allocate(*device, Dtype::f32, true);
     Optimizer optimizer(set, {.grad_clip = 0.5}, make_mesh(data, 1), bucket_bytes);
-    optimizer.initialise(5);
+    optimizer.initialize(5);
     Trained out;
     for (uint32_t step = 0; step < 3; ++step) {
       set_gradients(set, step, data.rank() == static_cast<int>(step) % data.size());
@@ -89,7 +89,7 @@ class ShardsTest : public ::testing::TestWithParam<Case> {
     }
     for (const Parameter& parameter : set.all()) {
       if (parameter.keeps_value) out.state["value." + parameter.name] = test::values(parameter.value());
-      if (!parameter.quantised) continue;
+      if (!parameter.quantized) continue;
       for (const auto& [what, bytes] : {std::pair{"codes.", parameter.codes().codes}, {"scales.", parameter.codes().scales}}) {
         const std::vector<uint8_t> read = to_host<uint8_t>(bytes);
         out.state[what + parameter.name].assign(read.begin(), read.end());
@@ -97,9 +97,9 @@ class ShardsTest : public ::testing::TestWithParam<Case> {
     }
     const std::lock_guard lock(mutex);
     for (const Optimizer::State& state : optimizer.states()) {
-      put(shared, "master.", state.part, state.master);
-      put(shared, "m.", state.part, state.first_moment);
-      put(shared, "v.", state.part, state.second_moment);
+      put(shared, "master.", state.shard, state.master);
+      put(shared, "m.", state.shard, state.first_moment);
+      put(shared, "v.", state.shard, state.second_moment);
     }
     return out;
   }
@@ -130,11 +130,11 @@ TEST_P(ShardsTest, AWeightThatIsNotFiniteOnOneRankIsSeenByAll) {
     add_parameters(set, GetParam().dtype);
     set.allocate(*device, Dtype::f32, true);
     Optimizer optimizer(set, {}, make_mesh(data, 1), GetParam().bucket_bytes);
-    optimizer.initialise(5);
+    optimizer.initialize(5);
     const Parameter& bad = *set.find("layers.1.codes.weight");
     for (const Optimizer::State& state : optimizer.states()) {
-      if (state.part.of != &bad || state.part.begin > 40 || state.part.end <= 40) continue;
-      state.master.data<float>()[(40 - state.part.begin) * 64] = std::numeric_limits<float>::quiet_NaN();
+      if (state.shard.of != &bad || state.shard.begin > 40 || state.shard.end <= 40) continue;
+      state.master.data<float>()[(40 - state.shard.begin) * 64] = std::numeric_limits<float>::quiet_NaN();
       ++owners;
     }
     optimizer.store_masters();
@@ -158,19 +158,19 @@ TEST_P(ShardsTest, OwnEveryRowOnceAndAboutEqually) {
     set.allocate(*device, Dtype::f32, true);
     const Shards shards(set, make_mesh(data, 1), GetParam().bucket_bytes);
     EXPECT_EQ(shards.buckets(), GetParam().bucket_bytes == 1 ? 4U : 1U) << "embedding, two layers, output";
-    int64_t owned = 0, bands = 0;
+    int64_t owned = 0, row_blocks = 0;
     const std::lock_guard lock(mutex);
-    for (const Part& part : shards.own()) {
-      std::vector<int>& rows = owners[part.of->name];
-      rows.resize(static_cast<size_t>(part.of->shape[0]));
-      for (int64_t row = part.begin; row < part.end; ++row) ++rows[static_cast<size_t>(row)];
-      EXPECT_EQ(part.begin % (part.of->quantised.block_rows == 128 ? 128 : 32), 0) << part.of->name;
-      owned += part.shape().elements();
-      bands += (part.end - part.begin + 31) / 32;
+    for (const ParameterShard& shard : shards.own()) {
+      std::vector<int>& rows = owners[shard.of->name];
+      rows.resize(static_cast<size_t>(shard.of->shape[0]));
+      for (int64_t row = shard.begin; row < shard.end; ++row) ++rows[static_cast<size_t>(row)];
+      EXPECT_EQ(shard.begin % (shard.of->quantized.block_rows == 128 ? 128 : 32), 0) << shard.of->name;
+      owned += shard.shape().elements();
+      row_blocks += (shard.end - shard.begin + 31) / 32;
     }
-    EXPECT_EQ(bands, shards.norm_bands(data.rank()));
-    const int64_t largest_band = 128 * 128;
-    EXPECT_LE(owned, set.elements() / data.size() + static_cast<int64_t>(shards.buckets()) * largest_band);
+    EXPECT_EQ(row_blocks, shards.norm_blocks(data.rank()));
+    const int64_t largest_row_block = 128 * 128;
+    EXPECT_LE(owned, set.elements() / data.size() + static_cast<int64_t>(shards.buckets()) * largest_row_block);
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
   EXPECT_EQ(owners.size(), 12U);
@@ -205,7 +205,7 @@ TEST(ShardsBeside, ABucketsGradientsGoBeforeThoseOfOthersAreReady) {
     two.shards->send_rest();
     two.shards->reduce_gradients();
     EXPECT_THAT(finished, ElementsAre(std::pair(64, 128), std::pair(0, 64)));
-    for (const Part& part : two.shards->own()) EXPECT_THAT(test::values(part.gradient()), Each(3.0));
+    for (const ParameterShard& shard : two.shards->own()) EXPECT_THAT(test::values(shard.gradient()), Each(3.0));
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
 }
@@ -231,9 +231,9 @@ TEST(ShardsBeside, AParameterWaitsForItsOwnBucketAlone) {
   std::atomic<bool> first_read{false};
   const auto errors = test::run_ranks(2, [&](const Communicator& data) {
     TwoBuckets two(data);
-    for (const Part& part : two.shards->own()) {
+    for (const ParameterShard& shard : two.shards->own()) {
       two.device->run(
-          Fill{.out = part.of_rows(two.set.room_for_master({.of = part.of, .begin = 0, .end = 64})), .value = 5.0 + data.rank()});
+          Fill{.out = shard.of_rows(two.set.room_for_master({.of = shard.of, .begin = 0, .end = 64})), .value = 5.0 + data.rank()});
     }
     two.shards->gather(0);
     while (data.rank() == 1 && !first_read) std::this_thread::yield();
@@ -273,7 +273,7 @@ INSTANTIATE_TEST_SUITE_P(, ShardsTest, ::testing::ValuesIn(cases()), [](const au
               c.param.bucket_bytes == 1 ? "s" : "");
 });
 
-// Four data ranks, of which neighbours share six experts of 32 rows: norms come in the order of one process, and the owner of every row is
+// Four data ranks, of which neighbors share six experts of 32 rows: norms come in the order of one process, and the owner of every row is
 // one of those that hold it.
 TEST(ShardsOfExperts, AreInTheOrderOfOneProcess) {
   const auto errors = test::run_ranks(4, [](const Communicator& world) {
@@ -288,12 +288,12 @@ TEST(ShardsOfExperts, AreInTheOrderOfOneProcess) {
     const Shards shards(set, make_mesh(world, 1, 2));
     // Of each 32 rows their place in the whole: parameter and row.
     std::vector<double> own;
-    for (const Part& part : shards.own()) {
-      const auto first = static_cast<double>(int64_t{1000} * part.of->number() +
-                                             (part.of->among_experts() ? int64_t{96} * experts.rank : int64_t{0}) + part.begin);
-      for (int64_t row = part.begin; row < part.end; row += 32) own.push_back(first + static_cast<double>(row - part.begin));
+    for (const ParameterShard& shard : shards.own()) {
+      const auto first = static_cast<double>(int64_t{1000} * shard.of->number() +
+                                             (shard.of->among_experts() ? int64_t{96} * experts.rank : int64_t{0}) + shard.begin);
+      for (int64_t row = shard.begin; row < shard.end; row += 32) own.push_back(first + static_cast<double>(row - shard.begin));
     }
-    ASSERT_EQ(std::ssize(own), shards.norm_bands(world.rank()));
+    ASSERT_EQ(std::ssize(own), shards.norm_blocks(world.rank()));
     std::vector<std::vector<double>> by_rank(4);
     const std::vector<int64_t> sizes = world.all(static_cast<int64_t>(own.size()));
     for (size_t r = 0; r < 4; ++r) {
@@ -306,9 +306,9 @@ TEST(ShardsOfExperts, AreInTheOrderOfOneProcess) {
     for (const bool of_experts : {false, true}) {
       std::map<std::string, int64_t> rows;  // of which those before have an owner
       for (int rank = 0; rank < shards.group(of_experts).size(); ++rank) {
-        for (const Part& part : shards.of_rank(of_experts, rank)) {
-          EXPECT_EQ(part.begin, rows[part.of->name]);
-          rows[part.of->name] = part.end;
+        for (const ParameterShard& shard : shards.of_rank(of_experts, rank)) {
+          EXPECT_EQ(shard.begin, rows[shard.of->name]);
+          rows[shard.of->name] = shard.end;
         }
       }
       const std::map<std::string, int64_t> shared = {{"layers.0.up.weight", 96}, {"layers.0.down.weight", 96}},
@@ -331,9 +331,10 @@ TEST(ShardsOfExperts, OrderWhatIsNotFiniteByItsRowInTheWhole) {
     set.add({.name = "up.weight", .shape = {96, 8}, .experts = experts, .matrices = 3});
     set.allocate(*device, Dtype::f32, true);
     Optimizer optimizer(set, {}, make_mesh(world, 1, 2), 1);
-    optimizer.initialise(5);
+    optimizer.initialize(5);
     for (const Optimizer::State& state : optimizer.states()) {
-      if (state.part.of->among_experts()) device->run(Fill{.out = state.part.gradient(), .value = std::numeric_limits<double>::infinity()});
+      if (state.shard.of->among_experts())
+        device->run(Fill{.out = state.shard.gradient(), .value = std::numeric_limits<double>::infinity()});
     }
     found[static_cast<size_t>(world.rank())] = optimizer.first_nonfinite_gradient();
   });

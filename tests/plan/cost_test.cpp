@@ -66,7 +66,7 @@ TEST(StepTime, WithoutARateIsNotInvented) {
   EXPECT_FALSE(sends.compute || sends.exchange_not_hidden || sends.gather_not_hidden || sends.step);
 }
 
-// Their share of the products, and nothing hidden.
+// Their share of the GEMMs, and nothing hidden.
 TEST(StepTime, OfTensorRanksHasTheirActivations) {
   const RunConfig alone = config_of(1), together = config_of(4, {"parallel.tensor=2"});
   const Rates rates{.flops = 1e9, .link = 1e9};
@@ -123,7 +123,7 @@ TEST(StepTime, HidesAsMuchAsOneMicroBatchHasRoomFor) {
   EXPECT_NEAR(before, 1.0 - 20971520.0 / static_cast<double>(resolve_plan(config).parameters()), 0.01);  // all but the first bucket
 }
 
-// A rank that owns a band receives it from all others, however many they are.
+// A rank that owns a row block receives it from all others, however many they are.
 TEST(StepTime, GrowsWithRanksThatOwnNothing) {
   const double few = *time_of(config_of(16), {.flops = {}, .link = 1e9}).exchange;
   const double many = *time_of(config_of(16384), {.flops = {}, .link = 1e9}).exchange;
@@ -163,13 +163,13 @@ void expect_specs_of_the_model(const std::vector<std::string>& sets, int ranks, 
       EXPECT_EQ(specs[i].name, parameter.name);
       EXPECT_EQ(specs[i].shape, parameter.shape) << parameter.name;
       EXPECT_EQ(specs[i].dtype, parameter.dtype) << parameter.name;
-      EXPECT_EQ(specs[i].quantised, parameter.quantised) << parameter.name;
+      EXPECT_EQ(specs[i].quantized, parameter.quantized) << parameter.name;
       EXPECT_EQ(specs[i].keeps_value, parameter.keeps_value) << parameter.name;
       EXPECT_EQ(specs[i].partial_gradient, parameter.partial_gradient) << parameter.name;
     }
     int64_t bytes = 0;
     for (const Parameter& parameter : model.parameters().all()) {
-      bytes += (parameter.keeps_value ? parameter.value().bytes() : 0) + (parameter.quantised ? parameter.codes().bytes() : 0);
+      bytes += (parameter.keeps_value ? parameter.value().bytes() : 0) + (parameter.quantized ? parameter.codes().bytes() : 0);
     }
     EXPECT_EQ(plan.bytes_on_rank({.tensor = ranks}), bytes);
   });
@@ -196,7 +196,7 @@ TEST(Estimate, OfAnExchangeIsWhatTheOthersSendOfTheLargestShare) {
   const RunConfig config = config_of(4);
   const PrecisionPlan plan = resolve_plan(config);
   const MemoryEstimate memory = estimate_memory(config, plan);
-  // The first bucket, of the embedding and layer 0, is the largest; its shares differ by less than a band.
+  // The first bucket, of the embedding and layer 0, is the largest; its shares differ by less than a row block.
   const double share = 4 * 20971520.0 / 4;
   EXPECT_NEAR(static_cast<double>(memory.exchange), 3 * share, 3 * 4.0 * 32 * 4096);
   EXPECT_EQ(estimate_memory(config_of(1), plan).exchange, 0);
@@ -254,30 +254,30 @@ TEST(Estimate, IsWhatARankHoldsBetweenSteps) {
         Gpt model(config.model, *device, plan, {});
         Optimizer optimizer(model.parameters(), config.optimizer, make_mesh(data, 1));
         GradientAccumulator accumulator(model.parameters(), config.training.accumulation, *config.training.grad_accum);
-        optimizer.initialise(1);
+        optimizer.initialize(1);
         held[static_cast<size_t>(data.rank())] = device->allocator_stats().in_use;
       });
       EXPECT_THAT(errors, Each(IsEmpty()));
       const auto most = static_cast<double>(*std::ranges::max_element(held));
       EXPECT_NEAR(static_cast<double>(expected), most, 0.01 * most) << ranks << ' ' << sets.front();
-      // Masters and moments: 12 bytes of each own parameter, and at most a band of each bucket more than that.
+      // Masters and moments: 12 bytes of each own parameter, and at most a row block of each bucket more than that.
       const Layout layout(parameter_specs(plan), Shards::kBucketBytes);
-      const double whole = 12.0 * static_cast<double>(plan.parameters()), band = 12.0 * 32 * 416;
+      const double whole = 12.0 * static_cast<double>(plan.parameters()), row_block = 12.0 * 32 * 416;
       const bool fp32 = config.precision.dtype == Dtype::f32;
       const auto own = static_cast<double>(memory.optimizer + (fp32 ? 0 : memory.masters));
-      EXPECT_LE(own, (fp32 ? whole * 2 / 3 : whole) / ranks * 1.01 + band * static_cast<double>(layout.buckets().size())) << ranks;
+      EXPECT_LE(own, (fp32 ? whole * 2 / 3 : whole) / ranks * 1.01 + row_block * static_cast<double>(layout.buckets().size())) << ranks;
     }
   }
 }
 
-// Of a stack ranks divide the matrices and with them their biases, which tensor ranks divide only with the rows.
-TEST(Cost, RanksHoldTheirShareOfAStackWithItsBiases) {
+// Of a grouped weight ranks divide the matrices and with them their biases, which tensor ranks divide only with the rows.
+TEST(Cost, RanksHoldTheirShareOfAGroupedWeightWithItsBiases) {
   const ModuleShape rows{.path = "up",
                          .out = 64,
                          .in = 32,
                          .bias = 4 * 64,
                          .parts = {{"gate", 32}, {"up", 32}},
-                         .split = Split::rows,
+                         .split = Split::column_parallel,
                          .experts = true,
                          .matrices = 4};
   const ModuleShape share = rows.on_rank({.tensor = 2, .expert = 2});
@@ -287,7 +287,8 @@ TEST(Cost, RanksHoldTheirShareOfAStackWithItsBiases) {
   EXPECT_EQ(share.bias, 2 * 32);
   EXPECT_EQ(share.parts[1].out, 16);
   EXPECT_EQ(rows.on_rank({.tensor = 1, .expert = 4}).bias, 64);
-  const ModuleShape columns{.path = "down", .out = 64, .in = 32, .bias = 4 * 64, .split = Split::columns, .experts = true, .matrices = 4};
+  const ModuleShape columns{
+      .path = "down", .out = 64, .in = 32, .bias = 4 * 64, .split = Split::row_parallel, .experts = true, .matrices = 4};
   EXPECT_EQ(columns.on_rank({.tensor = 2, .expert = 2}).bias, 2 * 64);
   EXPECT_EQ(columns.on_rank({.tensor = 2, .expert = 2}).in, 16);
   const ModuleShape one{.path = "router", .out = 4, .in = 32, .bias = 4};

@@ -115,7 +115,7 @@ TEST_F(PlannedBytes, OfRanksThatShareExpertsAreSent) {
     check({"precision.dtype=fp32"}, "fp32");
     check({"precision.dtype=bf16", "precision.recipe=mxfp8", "training.accumulation=tree"}, "mxfp8");
     check({"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.fp8_param_gather=true", "training.recompute=full"}, "gather");
-    check({"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.quantised_dispatch=false"}, "unquantised");
+    check({"precision.dtype=bf16", "precision.recipe=mxfp8", "precision.quantized_dispatch=false"}, "unquantized");
     check({"precision.dtype=bf16", "precision.recipe=mxfp4_qat", "training.recompute=selective"}, "qat");
     // Values, which wgrad reads, but for a forward pass whose input is not kept.
     check({"precision.dtype=bf16", kForward, "precision.recipe=forward"}, "forward");

@@ -129,7 +129,7 @@ TEST(Plan, WhatNoRuleMatchesTakesTheAmbientRecipeIfItIsALinear) {
   EXPECT_EQ(error_of([&] { p.plan.of("layers.3.attn.qkv"); }).code(), ExitCode::internal);
 }
 
-TEST(Plan, ParameterGatherKeepsWhatHasNoQuantisedWeight) {
+TEST(Plan, ParameterGatherKeepsWhatHasNoQuantizedWeight) {
   const Planned p = planned(R"({"recipe": "mxfp8", "fp8_param_gather": true, "fp8_output_proj": true,
     "rules": [{"match": "layers.0.*", "recipe": "high"}, {"match": "layers.1.*", "recipe": "mxfp4_qat"}]})");
   ASSERT_EQ(p.errors(), "");
@@ -158,7 +158,7 @@ TEST(Plan, TheOutputProjectionTakesTheAmbientFormatsAndItsOwnSwitches) {
   EXPECT_EQ(output.recipe.gemms, (GemmSet{.fprop = true, .dgrad = false, .wgrad = true}));
   EXPECT_EQ(formats(output), "bf16 bf16 e4m3");
   const Planned off = planned(R"({"recipe": "mxfp8"})");
-  EXPECT_FALSE(off.plan.of("output").recipe.quantises());
+  EXPECT_FALSE(off.plan.of("output").recipe.quantizes());
   EXPECT_EQ(off.plan.of("output").rule, "");
   EXPECT_EQ(formats(planned(R"({"recipe": "mxfp8", "fp8_output_proj": {"enabled": true, "fprop": false}})").plan.of("output")),
             "bf16 bf16 bf16");
@@ -187,7 +187,7 @@ TEST(Plan, TheOutputProjectionIsRefusedWithoutAnMxfp8RecipeOrAFittingModel) {
   EXPECT_EQ(errors("mxfp8"), "");
   for (const char* const recipe : {"high", "bf16", "fp32", "mxfp8_weights", "mxfp4_qat", "mxfp4_qat_mxfp8_act"}) {
     EXPECT_THAT(errors(recipe),
-                HasSubstr("precision.fp8_output_proj: needs an ambient recipe that quantises weight, input and output_grad"))
+                HasSubstr("precision.fp8_output_proj: needs an ambient recipe that quantizes weight, input and output_grad"))
         << recipe;
   }
   EXPECT_THAT(errors("fp8_block", [](ModelConfig& model) { model.hidden_size = model.intermediate_size = 512; }),
@@ -217,7 +217,7 @@ TEST(Plan, TheOutputProjectionIsRefusedIfAnOwnRecipeLacksARole) {
   EXPECT_EQ(errors_without("none"), "");
   for (const char* const role : {"weight", "input", "output_grad"}) {
     EXPECT_THAT(errors_without(role),
-                AllOf(HasSubstr("precision.fp8_output_proj: needs an ambient recipe that quantises weight, input and"),
+                AllOf(HasSubstr("precision.fp8_output_proj: needs an ambient recipe that quantizes weight, input and"),
                       HasSubstr(text(role, " none"))));
   }
 }
@@ -243,9 +243,9 @@ TEST(Plan, SizesThatHoldNoWholeBlocksAreNamedOnceWithTheirPart) {
   EXPECT_THAT(planned(R"({"recipe": "fp8_block"})").errors(), HasSubstr("in 64 is not a multiple of 128, the block of recipe fp8_block"));
 }
 
-TEST(Plan, WhatHasNoGemmTakesNoQuantisingRecipe) {
+TEST(Plan, WhatHasNoGemmTakesNoQuantizingRecipe) {
   EXPECT_THAT(planned(R"({"rules": [{"match": "embed", "recipe": "mxfp8"}]})").errors(),
-              HasSubstr("precision.rules.0.recipe: embed has no GEMM, so \"mxfp8\" has nothing to quantise"));
+              HasSubstr("precision.rules.0.recipe: embed has no GEMM, so \"mxfp8\" has nothing to quantize"));
   EXPECT_THAT(planned(R"({"rules": [{"match": "layers.*.attn_norm", "recipe": "mxfp4_qat"}]})").errors(),
               HasSubstr("layers.*.attn_norm has no GEMM"));
 }
@@ -291,9 +291,9 @@ TEST(Plan, ManyRulesAreRefusedAndLongNamesAreCut) {
                     HasSubstr(".match: \"" + name.substr(0, 60) + "...\" matches no module"), Not(HasSubstr(name.substr(0, 61)))));
 }
 
-TEST(Plan, ParameterGatherNeedsQuantisedWeightsThatBothGemmsRead) {
+TEST(Plan, ParameterGatherNeedsQuantizedWeightsThatBothGemmsRead) {
   EXPECT_THAT(planned(R"({"fp8_param_gather": true})").errors(),
-              HasSubstr("precision.fp8_param_gather: needs a module with a quantised weight"));
+              HasSubstr("precision.fp8_param_gather: needs a module with a quantized weight"));
   EXPECT_THAT(planned(R"({"fp8_param_gather": true, "recipe": "mxfp4_qat_mxfp8_act"})").errors(), HasSubstr("no recipe in use has one"));
   const auto only = [](const char* gemms) {
     return planned(text(R"({"fp8_param_gather": true, "recipe": "r", "recipes": {"r": {"weight": {"format": "e4m3"}, "gemms": [)", gemms,

@@ -32,15 +32,15 @@ TEST(PlanWarnings, WarningsNameWhatCostsOrDoesNothing) {
   EXPECT_THAT(warnings("{}"), IsEmpty());
   EXPECT_THAT(warnings(R"({"recipe": "mxfp4_qat"})"), IsEmpty());
   EXPECT_THAT(warnings(R"({"recipe": "mxfp8", "fp8_param_gather": true})"), IsEmpty());
-  EXPECT_THAT(warnings(R"({"recipe": "mxfp8"})"), ElementsAre(HasSubstr("precision.fp8_param_gather is off: 12 quantised weights")));
+  EXPECT_THAT(warnings(R"({"recipe": "mxfp8"})"), ElementsAre(HasSubstr("precision.fp8_param_gather is off: 12 quantized weights")));
   EXPECT_THAT(warnings(R"({"recipe": "mxfp8", "fp8_param_gather": true, "rules": [{"match": "layers.0.*", "recipe": "high"}]})"),
-              ElementsAre(HasSubstr("4 of 12 linears have no quantised weight")));
+              ElementsAre(HasSubstr("4 of 12 linears have no quantized weight")));
   const std::string rows =
       R"({"recipe": "r", "fp8_param_gather": true, "recipes": {"r": {"weight": {"format": "e4m3"}, "gemms": ["fprop", "dgrad"]}}})";
-  EXPECT_THAT(warnings(rows), ElementsAre(HasSubstr("12 weights are quantised in rows of blocks")));
+  EXPECT_THAT(warnings(rows), ElementsAre(HasSubstr("12 weights are quantized in rows of blocks")));
   EXPECT_THAT(
       warnings(R"({"recipe": "r", "recipes": {"r": {"weight": {"format": "e4m3"}, "gemms": ["wgrad"]}}})"),
-      ElementsAre(HasSubstr("quantises weight, which none of its gemms reads"), HasSubstr("lists wgrad, which has no quantised operand")));
+      ElementsAre(HasSubstr("quantizes weight, which none of its gemms reads"), HasSubstr("lists wgrad, which has no quantized operand")));
 }
 
 TEST(PlanWarnings, TheWarningOfRowsSpeaksOfTheWireAndOfDgradOnlyWhereTheyAreConcerned) {
@@ -49,7 +49,7 @@ TEST(PlanWarnings, TheWarningOfRowsSpeaksOfTheWireAndOfDgradOnlyWhereTheyAreConc
       "output_grad": {"format": "e4m3"}, "gemms": [)" +
                     gemms + "]}}" + switches + "}");
   };
-  const std::string shifted = ", and dgrad multiplies by codes shifted to columns, not by those along rows",
+  const std::string shifted = ", and dgrad multiplies by codes requantized to columns, not by those along rows",
                     gather = R"(, "fp8_param_gather": true)";
   EXPECT_THAT(rows(R"("fprop", "wgrad")", ""), Contains(EndsWith("bytes more of scales in memory")));
   EXPECT_THAT(rows(R"("fprop", "dgrad")", ""), Contains(EndsWith("bytes more of scales in memory" + shifted)));

@@ -79,7 +79,7 @@ Held held(const RunConfig& config, const Mesh& mesh) {
   Gpt model(config.model, *device, resolve_plan(config), training_options(config, mesh));
   Optimizer optimizer(model.parameters(), config.optimizer, mesh);
   GradientAccumulator accumulator(model.parameters(), config.training.accumulation, *config.training.grad_accum);
-  optimizer.initialise(1);
+  optimizer.initialize(1);
   const Batch batch = batch_of(config);
   training_step(model, optimizer, accumulator, batch, config.training.micro_batch_size, 1e-3);
   optimizer.shards().arrive();

@@ -45,10 +45,10 @@ Calls calls_of(const Kind& shape, int ranks, const std::string& recipe) {
   const auto errors = test::run_ranks(ranks, [&](const Communicator& group) {
     const auto device = make_backend("cpu");
     Gpt model(config.model, *device, plan, {.recompute = shape.recompute, .tensor = {.group = group, .sequence = shape.sequence}});
-    for (const Part& part : model.parameters().whole_parts()) {
-      const Tensor master = model.parameters().room_for_master(part);
-      model.parameters().draw_initial(part, 1, master);
-      model.parameters().store(part, master);
+    for (const ParameterShard& shard : model.parameters().whole_shards()) {
+      const Tensor master = model.parameters().room_for_master(shard);
+      model.parameters().draw_initial(shard, 1, master);
+      model.parameters().store(shard, master);
     }
     const std::vector<int32_t> ids(16, 5);
     Batch batch;
@@ -103,7 +103,7 @@ TEST(TensorExchanges, OfLogitsAreActivations) {
   const auto errors = test::run_ranks(2, [](const Communicator& group) {
     const auto device = make_backend("cpu");
     const Tensor own = test::tensor_of(*device, Dtype::f32, {2, 3}, std::vector<double>(6, group.rank()));
-    const Tensor all = gathered_columns({.group = group, .split = Split::rows}, own);
+    const Tensor all = gathered_columns({.group = group, .split = Split::column_parallel}, own);
     EXPECT_EQ(test::values(all), (std::vector<double>{0, 0, 0, 1, 1, 1, 0, 0, 0, 1, 1, 1}));
     EXPECT_EQ(group.traffic().activations, 2 * 3 * 4);
     EXPECT_EQ(group.traffic().other, 0);

@@ -111,7 +111,7 @@ TEST_P(CodeHash, RowsOfPaddingDoNotCount) {
 }
 
 // Whatever part of the stack a shard is, and also where a matrix ends inside 32 rows.
-class CodeHashOfStacks : public test::BackendTest {
+class CodeHashOfGroupedWeights : public test::BackendTest {
  protected:
   void expect_sums_by_matrix(const Quantization& how, int64_t matrices, int64_t matrix_rows, int64_t shard_rows) {
     const Shape shape{matrices * matrix_rows, 96};
@@ -137,7 +137,7 @@ class CodeHashOfStacks : public test::BackendTest {
   }
 };
 
-TEST_F(CodeHashOfStacks, AreThoseOfEachMatrix) {
+TEST_F(CodeHashOfGroupedWeights, AreThoseOfEachMatrix) {
   const Quantization tiles{Format::e4m3, 32, 32}, rows{Format::e2m1, 1, 32};
   expect_sums_by_matrix(tiles, 5, 64, 5 * 64);
   expect_sums_by_matrix(tiles, 5, 64, 64);
@@ -149,7 +149,7 @@ TEST_F(CodeHashOfStacks, AreThoseOfEachMatrix) {
   expect_sums_by_matrix(rows, 3, 7, 7);
 }
 
-TEST_F(CodeHashOfStacks, TellWhichMatrixDiffers) {
+TEST_F(CodeHashOfGroupedWeights, TellWhichMatrixDiffers) {
   const QuantizedTensor x = empty_quantized(fast(), {3 * 48, 64}, {Format::e2m1, 1, 32});
   fast().run(Quantize{.x = test::random_tensor(fast(), Dtype::bf16, x.shape, 3), .out = x});
   const auto sums = [&] {

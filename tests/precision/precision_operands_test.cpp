@@ -31,10 +31,10 @@ TEST(Operands, ARowwiseWeightIsShiftedForDgradAlsoWhereFpropDoesNotReadIt) {
   EXPECT_EQ(texts(recipe)[1], "e4m3 1x32 * e4m3 32x1 floor from 1x32");
   recipe.gemms.fprop = false;
   EXPECT_EQ(texts(recipe)[0], "bf16 * bf16");
-  EXPECT_EQ(choose_operands(recipe, GemmRole::dgrad).second.source, OperandSource::shifted);
+  EXPECT_EQ(choose_operands(recipe, GemmRole::dgrad).second.source, OperandSource::requantized);
 }
 
-TEST(Operands, WithoutFpropTheInputIsQuantisedColumnwiseFromItsValues) {
+TEST(Operands, WithoutFpropTheInputIsQuantizedColumnwiseFromItsValues) {
   Recipe recipe = preset_recipe("mxfp8");
   recipe.gemms.fprop = false;
   const OperandChoice input = choose_operands(recipe, GemmRole::wgrad).second;

@@ -95,7 +95,7 @@ TEST(Recipe, WithoutABaseEverythingIsHighPrecision) {
   EXPECT_FALSE(r.recipes.at("own").gemms.any());
 }
 
-TEST(Recipe, AFakeQuantisationInE2m1WithoutARuleIsFlashinfer) {
+TEST(Recipe, AFakeQuantizationInE2m1WithoutARuleIsFlashinfer) {
   const auto rule = [](const std::string& recipe) {
     const Resolved r = own(recipe);
     EXPECT_EQ(r.errors(), "") << recipe;
@@ -108,7 +108,7 @@ TEST(Recipe, AFakeQuantisationInE2m1WithoutARuleIsFlashinfer) {
   EXPECT_EQ(rule(R"({"base": "mxfp4_qat", "weight_fake_quant": {"format": "e2m1", "rule": "floor"}})"), ScaleRule::floor);
 }
 
-TEST(Recipe, TheCommandLineChangesOneMemberOfAQuantisation) {
+TEST(Recipe, TheCommandLineChangesOneMemberOfAQuantization) {
   const Resolved r =
       own(R"({"base": "mxfp8"})", {"precision.recipes.own.weight={\"block\": [1, 32]}", "precision.recipes.own.input.rule=floor"});
   ASSERT_EQ(r.errors(), "");
@@ -161,7 +161,7 @@ TEST(Recipe, WhatCannotBeIsRefusedWithItsKeyAndPlace) {
       {R"({"base": "mxfp4_qat", "weight_fake_quant": {"format": "e4m3"}})",
        "precision.recipes.own.weight_fake_quant.rule: flashinfer is for e2m1 only"},
       {R"({"base": "mxfp8", "gemms": []})",
-       "precision.recipes.own.gemms: is empty, so nothing would read the quantised weight, input, output_grad"},
+       "precision.recipes.own.gemms: is empty, so nothing would read the quantized weight, input, output_grad"},
       {R"({"base": "mxfp4_qat", "gemms": ["fprop"]})", "precision.recipes.own.gemms: must be empty"},
       {R"({"base": "mxfp8", "gemms": ["fprop", "fprop"]})", "precision.recipes.own.gemms: lists fprop twice"},
       {R"({"base": "mxfp8", "gemms": ["forward"]})", "precision.recipes.own.gemms.0: must be one of fprop, dgrad, wgrad"},

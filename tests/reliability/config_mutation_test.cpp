@@ -1,4 +1,4 @@
-// Fault 18: every key of a run configuration misspelt, of every wrong type and out of range. Each mutation is refused, names the key and
+// Fault 18: every key of a run configuration misspelled, of every wrong type and out of range. Each mutation is refused, names the key and
 // its place, and leaves the default.
 #include <gmock/gmock.h>
 
@@ -54,7 +54,7 @@ std::vector<Leaf> leaves(const std::vector<Field>& fields, const std::string& pr
 }
 
 // Every single edit of a name: drop, double, swap with the next.
-std::vector<std::string> misspelt(const std::string& name) {
+std::vector<std::string> misspelled(const std::string& name) {
   std::vector<std::string> all;
   for (size_t i = 0; i < name.size(); ++i) {
     all.push_back(name.substr(0, i) + name.substr(i + 1));
@@ -82,11 +82,11 @@ bool accepts(const Field& field, const json& value) {
   return false;
 }
 
-TEST(ConfigMutation, AMisspeltKeyIsNamedWithTheRightOne) {
+TEST(ConfigMutation, AMisspelledKeyIsNamedWithTheRightOne) {
   RunConfig config;
   size_t mutations = 0;
   for (const Leaf& leaf : leaves(fields_of(config))) {
-    for (const std::string& wrong : misspelt(leaf.name)) {
+    for (const std::string& wrong : misspelled(leaf.name)) {
       if (wrong == "recipe") continue;  // "recipes" without its last letter is the key beside it
       const std::string errors = errors_of(nested(leaf.key, wrong, "1"));
       EXPECT_THAT(errors, HasSubstr(wrong + ": unknown key"));

@@ -7,8 +7,8 @@ namespace mantissa::model_files_test {
 namespace fs = std::filesystem;
 using test::arm_fault;
 using test::disarm_fault;
-using test::FamilyFolder;
 using test::Fault;
+using test::HfFolder;
 using test::kShape;
 using ::testing::AnyOf;
 using ::testing::Contains;
@@ -21,8 +21,8 @@ class ModelFiles : public test::ExportTest {
 
   // Two models of one shape, each with files of its own beside the weights.
   void make_models() const {
-    const FamilyFolder a(path("a"), "qwen3_moe", "BF16");
-    FamilyFolder b = a;
+    const HfFolder a(path("a"), "qwen3_moe", "BF16");
+    HfFolder b = a;
     for (const std::string& name : a.names()) b = b.flip(name, 0, 1);
     b.write(path("b"));
     for (const std::string model : {"a", "b"}) {
@@ -89,8 +89,8 @@ TEST_F(ModelFiles, AModelIsNotLoadedWhileItIsReplaced) {
 TEST_F(ModelFiles, ChangesThatKeepTheNameAreSeen) {
   make_models();
   for (const char* const name : {"config.json", "model.safetensors", "special_tokens_map.json"}) {
-    FamilyWeights weights(path("a"));
-    for (const char* const file : kCarriedFiles) weights.file(file);
+    HfWeights weights(path("a"));
+    for (const char* const file : kTokenizerFiles) weights.file(file);
     EXPECT_NO_THROW(weights.require_unchanged());
     test::write_file(path(text("a/", name)), fs::exists(path(text("a/", name))) ? test::read_file(path(text("a/", name))) : "{}");
     const Error error = test::error_of([&] { weights.require_unchanged(); });

@@ -30,7 +30,7 @@ std::vector<Section> sections(const GoldenQuantization& file) {
   add("input", file.input.size());
   add("scales", file.scales.size());
   add("codes", file.codes.size());
-  add("dequantised", 4 * file.dequantised.size());
+  add("dequantized", 4 * file.dequantized.size());
   add("swizzled", file.swizzled.size());
   return out;
 }
@@ -120,7 +120,7 @@ TEST_F(GoldenFiles, AFlippedBitUnderAMendedCrcIsFoundInItsSection) {
       if (section.name == "input") continue;
       for (size_t at = section.begin; at < section.end; ++at) {
         const size_t value = (at - section.begin) / 4;
-        if (section.name == "dequantised" && (file.dequantised[value] & 0x7F800000U) == 0x7F800000U) continue;  // any NaN will do
+        if (section.name == "dequantized" && (file.dequantized[value] & 0x7F800000U) == 0x7F800000U) continue;  // any NaN will do
         for (int bit = 0; bit < 8; ++bit) {
           const std::string found = problem(name, mended(with_flipped_bit(bytes, at, bit)), *reference_);
           ASSERT_TRUE(found.starts_with(section.name + ": [")) << name << " at " << at << " bit " << bit << ": '" << found << "'";
@@ -130,26 +130,26 @@ TEST_F(GoldenFiles, AFlippedBitUnderAMendedCrcIsFoundInItsSection) {
   }
 }
 
-TEST_F(GoldenFiles, AFlippedBitOfAnOperandChangesTheProduct) {
+TEST_F(GoldenFiles, AFlippedBitOfAnOperandChangesTheGemm) {
   const std::string name = "gemm_e4m3_e4m3.mxm", bytes = content(name);
-  const auto file = std::get<GoldenProduct>(parse_golden_file(name, bytes));
+  const auto file = std::get<GoldenGemm>(parse_golden_file(name, bytes));
   const size_t end = kHeader + file.a_scales.size() + file.a_codes.size() + file.b_scales.size() + file.b_codes.size();
   for (size_t at = kHeader; at < end; ++at) {
     for (int bit = 0; bit < 8; ++bit) {
       const std::string flipped = with_flipped_bit(bytes, at, bit);
       if (((bytes[at] | flipped[at]) & 0x7F) == 0) continue;  // the sign of a zero
-      ASSERT_TRUE(problem(name, mended(flipped), *reference_).starts_with("product: ")) << at << " bit " << bit;
+      ASSERT_TRUE(problem(name, mended(flipped), *reference_).starts_with("GEMM: ")) << at << " bit " << bit;
     }
   }
   for (size_t at = end + 6; at < bytes.size(); at += 8) {  // exponents and leading bits of D and S
-    EXPECT_TRUE(problem(name, mended(with_flipped_bit(bytes, at, 3)), *reference_).starts_with("product: ")) << at;
+    EXPECT_TRUE(problem(name, mended(with_flipped_bit(bytes, at, 3)), *reference_).starts_with("GEMM: ")) << at;
   }
 }
 
-TEST_F(GoldenFiles, AProductMayBeOffByMoreTheDeeperItIs) {
-  for (const int64_t k : {32, 4096}) EXPECT_DOUBLE_EQ(product_tolerance(k), 1e-6);
-  EXPECT_DOUBLE_EQ(product_tolerance(8192), 2e-6);
-  EXPECT_DOUBLE_EQ(product_tolerance(32768), 8e-6);
+TEST_F(GoldenFiles, AGemmMayBeOffByMoreTheDeeperItIs) {
+  for (const int64_t k : {32, 4096}) EXPECT_DOUBLE_EQ(gemm_tolerance(k), 1e-6);
+  EXPECT_DOUBLE_EQ(gemm_tolerance(8192), 2e-6);
+  EXPECT_DOUBLE_EQ(gemm_tolerance(32768), 8e-6);
 }
 
 TEST_F(GoldenFiles, ADifferenceNamesItsFirstIndexAndBothValues) {

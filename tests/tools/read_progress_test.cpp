@@ -9,7 +9,7 @@
 #include "mantissa/checkpoint/checkpoint_search.h"
 #include "mantissa/checkpoint/saved_model.h"
 #include "mantissa/hf/export.h"
-#include "mantissa/hf/family_weights.h"
+#include "mantissa/hf/hf_weights.h"
 #include "mantissa/hf/import.h"
 #include "tools/command.h"
 #include "tools/console.h"
@@ -63,7 +63,7 @@ TEST_F(ReadProgressTest, CommandsReadAboutWhatTheyAreSaidToRead) {
     CheckpointWeights source(against);
     const SavedModel saved = saved_model(against);
     ForwardWeights weights(source, saved.plan);
-    FamilyWeights written(out);
+    HfWeights written(out);
     const double compared = share(bytes_to_compare(out, against), [&] { EXPECT_EQ(export_difference(written, weights), std::nullopt); });
     EXPECT_GT(compared, 0.9);
     EXPECT_LT(compared, 1.35);

@@ -78,14 +78,14 @@ TEST_F(ReportPage, TheBestValidationLossIsTheLeastThatIsANumber) {
   EXPECT_THAT(nothing, HasSubstr("<td>-</td><td>1234.5</td>"));
 }
 
-TEST_F(ReportPage, NeedsNothingFromOutsideAndFollowsTheColourScheme) {
+TEST_F(ReportPage, NeedsNothingFromOutsideAndFollowsTheColorScheme) {
   const std::string page = report_page({run("a", kStart + step_line(1, "3.5"))});
   EXPECT_THAT(page, HasSubstr("prefers-color-scheme: dark"));
   for (const char* outside : {"http", "<script", "<link", "<img", "url(", "@import", "@font-face"})
     EXPECT_THAT(page, Not(HasSubstr(outside)));
 }
 
-TEST_F(ReportPage, RunsAreOverlaidEachInItsColourAndOnlySettingsThatDifferAreCompared) {
+TEST_F(ReportPage, RunsAreOverlaidEachInItsColorAndOnlySettingsThatDifferAreCompared) {
   const RunMetrics a = run("a", kStart + step_line(1, "3.5") + step_line(2, "3"), R"({"optimizer": {"lr": 0.001, "beta1": 0.9}})"),
                    b = run("b", kStart + step_line(1, "3.25") + step_line(2, "2"), R"({"optimizer": {"lr": 0.002, "beta1": 0.9}})");
   const std::string page = report_page({a, b});
@@ -150,7 +150,7 @@ TEST_F(ReportPage, TablesTheLoadOfExpertsOfEachLayer) {
   EXPECT_THAT(report_page({run("other", kStart + step_line(1, "3.5"))}), Not(HasSubstr("Experts</h2>")));
 }
 
-TEST_F(ReportPage, HeatMapNamesTheWorstExpertOfAStack) {
+TEST_F(ReportPage, HeatMapNamesTheWorstExpertOfAGroupedWeight) {
   std::string line = precision_line(1, "layers.0.moe.experts.down", "20");
   line.insert(line.find_last_of('}'), R"(,"worst_expert":{"expert":3,"sqnr_db":17.25})");
   const RunMetrics a = run("a", kStart + step_line(1, "3.5") + line + precision_line(1, "output", "30"));
@@ -270,7 +270,7 @@ TEST_F(ReportPage, ExtremeStepsAndValuesHaveFiniteCoordinates) {
   EXPECT_THAT(line_chart("loss", {{.label = "a", .run = 0, .dots = false, .points = &too_great}}), HasSubstr("M628 10h0")) << "a gap";
 }
 
-TEST_F(ReportPage, HeatMapOverAnEndlessRangeHasColours) {
+TEST_F(ReportPage, HeatMapOverAnEndlessRangeHasColors) {
   std::vector<PrecisionEvent> cells = {{.step = 1, .module = "a", .role = "input", .sqnr_db = -1.7e308, .amax = 1.0},
                                        {.step = 1, .module = "b", .role = "input", .sqnr_db = 1.7e308, .amax = 1.0}};
   const std::string map = heat_map("m", cells, {-1.7e308, 1.7e308});

@@ -1,4 +1,4 @@
-// What runs ask of products, and how they refuse a CPU that does not give it.
+// What runs ask of GEMMs, and how they refuse a CPU that does not give it.
 #include "mantissa/train/equal_places.h"
 
 #include <gmock/gmock.h>

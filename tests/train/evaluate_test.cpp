@@ -32,7 +32,7 @@ class EvaluateTest : public test::BackendTest {
     config.max_position_embeddings = kLength;
     config.init_std = 0.3;
     model_ = std::make_unique<Gpt>(config, fast(), test::high_plan(config), GptOptions{.gradients = false});
-    test::initialise(model_->parameters(), 3);
+    test::initialize(model_->parameters(), 3);
   }
 
   Data open(std::vector<std::string> names) const {
@@ -72,7 +72,7 @@ TEST_F(EvaluateTest, RanksAddWindowsInTheirOrder) {
   const auto loss_on = [&](const Communicator& group) {
     const auto device = make_backend("cpu");
     Gpt model(model_->config(), *device, test::high_plan(model_->config()), GptOptions{.gradients = false});
-    test::initialise(model.parameters(), 3);
+    test::initialize(model.parameters(), 3);
     const Tensor row = model.parameters().find("output.weight")->value().slice(9, 10);
     device->run(Fill{.out = row, .value = 1e12});
     return evaluate(model, data.valid, 1, {}, {}, group).loss;

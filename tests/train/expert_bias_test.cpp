@@ -1,4 +1,4 @@
-// Loss-free balance: how biases follow from choices, and that what is biased is the choice alone.
+// Loss-free balance: how biases follow from assignments, and that what is biased is the choice alone.
 #include "train/expert_bias.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@ class ExpertBias : public test::BackendTest {
     set_.allocate(fast(), Dtype::f32, true);
   }
   std::vector<float> bias(size_t layer) { return to_host<float>(set_.buffers()[layer].value); }
-  RoutingRecord record(int64_t sequences, const std::vector<int32_t>& counts) {
+  RouterPass record(int64_t sequences, const std::vector<int32_t>& counts) {
     return {.counts = from_host(fast(), Dtype::i32, {sequences, 4}, counts.data()), .losses = {}};
   }
 
@@ -39,20 +39,21 @@ TEST_F(ExpertBias, FallsWhereAnExpertHasMoreThanTheMeanOfItsLayer) {
 }
 
 // Beyond what fp32 counts.
-TEST_F(ExpertBias, SeesASingleChoiceMore) {
+TEST_F(ExpertBias, SeesASingleAssignmentMore) {
   const double many = 1e9;
   update_expert_biases(set_, 1.0, {many, many, many + 1, many - 1, many, many, many, many});
   EXPECT_EQ(bias(0), Values({0.0F, 0.0F, -1.0F, 1.0F}));
   EXPECT_EQ(bias(1), Values(4, 0.0F));
 }
 
-TEST_F(ExpertBias, CountsTheChoicesOfAllSequencesAndMicroBatches) {
-  const RoutingTally tally{.wanted = RouterFigures::counts,
-                           .records = {record(2, {1, 2, 3, 4, 10, 0, 0, 0}), record(1, {0, 0, 7, 0}),  // a micro batch of two layers
-                                       record(1, {0, 1, 0, 0}), record(2, {1, 1, 1, 1, 1, 1, 1, 1})}};
-  EXPECT_EQ(expert_choices(set_, tally), (std::vector<double>{11, 3, 3, 4, 2, 2, 9, 2}));
-  EXPECT_EQ(expert_choices(set_, {}), std::vector<double>(8, 0.0)) << "a rank without a batch";
-  EXPECT_TRUE(expert_choices(ParameterSet(), tally).empty());
+TEST_F(ExpertBias, CountsTheAssignmentsOfAllSequencesAndMicroBatches) {
+  const RouterStatistics statistics{
+      .wanted = RouterFigures::counts,
+      .passes = {record(2, {1, 2, 3, 4, 10, 0, 0, 0}), record(1, {0, 0, 7, 0}),  // a micro batch of two layers
+                 record(1, {0, 1, 0, 0}), record(2, {1, 1, 1, 1, 1, 1, 1, 1})}};
+  EXPECT_EQ(expert_assignments(set_, statistics), (std::vector<double>{11, 3, 3, 4, 2, 2, 9, 2}));
+  EXPECT_EQ(expert_assignments(set_, {}), std::vector<double>(8, 0.0)) << "a rank without a batch";
+  EXPECT_TRUE(expert_assignments(ParameterSet(), statistics).empty());
 }
 
 TEST_F(ExpertBias, HasANameOfItsOwn) {

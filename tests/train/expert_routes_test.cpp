@@ -31,7 +31,7 @@ class RoutingBackend : public CpuReference {
     const int64_t count = k.scores.dim(1);
     for (auto token = scores.begin(); token != scores.end(); token += count) {
       std::sort(token, token + count, std::greater());
-      least_gap = std::min(least_gap, token[k.rule.choices - 1] - token[k.rule.choices]);
+      least_gap = std::min(least_gap, token[k.rule.top_k - 1] - token[k.rule.top_k]);
     }
   }
 };
@@ -73,7 +73,7 @@ Batch random_batch() {
 void route(const RunConfig& config, const Mesh& mesh, RoutingBackend& device) {
   Gpt model(config.model, device, resolve_plan(config), training_options(config, mesh));
   Optimizer optimizer(model.parameters(), config.optimizer, mesh);
-  optimizer.initialise(5);
+  optimizer.initialize(5);
   const DeviceBatch rows = to_device(model, random_batch(), 0, 2);
   const Tape::Scope paused(nullptr);
   model.loss(rows.tokens, rows.targets, 64);
@@ -82,7 +82,7 @@ void route(const RunConfig& config, const Mesh& mesh, RoutingBackend& device) {
 TEST(ExpertRoutes, OfTensorRanksAreThoseOfOne) {
   RoutingBackend alone;
   route(config_of(1), {}, alone);
-  ASSERT_EQ(alone.experts.size(), 2U * 64U * 2U) << "layers, tokens, choices";
+  ASSERT_EQ(alone.experts.size(), 2U * 64U * 2U) << "layers, tokens, assignments";
   EXPECT_GE(alone.least_gap, 1e-4) << "another seed";
   for (const int ranks : {2, 4}) {
     const auto errors = test::run_ranks(ranks, [&](const Communicator& world) {

@@ -71,7 +71,7 @@ class GenerateTest : public test::BackendTest {
     config.max_position_embeddings = 12;
     config.init_std = 0.5;
     model_ = std::make_unique<Gpt>(config, fast(), test::high_plan(config), GptOptions{.gradients = false});
-    test::initialise(model_->parameters(), 3);
+    test::initialize(model_->parameters(), 3);
   }
 
   // The likeliest next token by a whole forward pass.

@@ -101,7 +101,7 @@ const std::vector<Shaped> kShapes = {
        c.moe = experts({.num_experts = 7,
                         .num_experts_per_tok = 3,
                         .intermediate_size = 2,
-                        .score_after_choice = true,
+                        .softmax_after_topk = true,
                         .router_bias = true,
                         .expert_mlp_bias = true});
      }},
@@ -158,7 +158,7 @@ class GptDefinition : public BackendTest, public ::testing::WithParamInterface<S
     ModelConfig config = odd_model();
     GetParam().set(config);
     Gpt model(config, device, high_plan(config, compute), {.recompute = recompute, .gradients = true, .micro_batches = 4});
-    initialise(model.parameters(), 5);
+    initialize(model.parameters(), 5);
     draw_vectors(model.parameters());
     const PlainGpt definition(config, model.parameters());
     Optimizer optimizer(model.parameters(), {});

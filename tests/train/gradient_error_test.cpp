@@ -35,7 +35,7 @@ class GradientError : public TrainingTest {
     config.model.vocab_size = 64;
     const auto device = make_backend("cpu");
     Gpt model(config.model, *device, resolve_plan(config), {.recompute = Recompute::none, .gradients = true});
-    initialise(model.parameters(), 5);
+    initialize(model.parameters(), 5);
     constexpr int64_t kRows = 4, kLength = 128, kTokens = kRows * kLength;
     std::vector<int32_t> positions(kTokens);
     for (size_t i = 0; i < positions.size(); ++i) positions[i] = static_cast<int32_t>(i % kLength);
@@ -63,7 +63,7 @@ TEST_F(GradientError, StaysSmallForEveryRecipe) {
       {"mxfp8", 0.99}, {"mxfp8_weights", 0.99}, {"fp8_block", 0.99}, {"mxfp4_qat", 0.92}, {"mxfp4_qat_mxfp8_act", 0.92}};
   for (const std::string& preset : preset_names()) {
     const Recipe recipe = preset_recipe(preset);
-    EXPECT_EQ(least.contains(preset), recipe.quantises_operands() || recipe.weight_fake_quant) << preset;
+    EXPECT_EQ(least.contains(preset), recipe.quantizes_operands() || recipe.weight_fake_quant) << preset;
   }
   const auto expected = gradients("bf16");
   ASSERT_EQ(expected.size(), 8U);
@@ -73,7 +73,7 @@ TEST_F(GradientError, StaysSmallForEveryRecipe) {
       const Agreement found = agreement(actual.at(name), gradient);
 
       EXPECT_GE(found.cosine, cosine) << recipe << ", " << name;
-      EXPECT_GT(found.relative_rms, 1e-4) << recipe << ", " << name << " is not quantised";
+      EXPECT_GT(found.relative_rms, 1e-4) << recipe << ", " << name << " is not quantized";
       std::cout << std::left << std::setw(20) << recipe << std::setw(30) << name << "cosine " << std::fixed << std::setprecision(5)
                 << found.cosine << "  relative RMS " << found.relative_rms << '\n';
     }

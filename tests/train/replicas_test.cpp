@@ -23,13 +23,13 @@ std::vector<std::string> compare(const std::function<void(int, ParameterSet&)>& 
     const Quantization tiles{Format::e4m3, 32, 32};
     set.add({.name = "fp32.weight", .shape = {96, 5}, .init = {.std = 0.5}});
     set.add({.name = "bf16.weight", .shape = {96, 5}, .init = {.std = 0.5}, .dtype = Dtype::bf16});
-    set.add({.name = "copy.weight", .shape = {96, 64}, .init = {.std = 0.5}, .dtype = Dtype::bf16, .quantised = tiles});
-    set.add({.name = "codes.weight", .shape = {96, 64}, .init = {.std = 0.5}, .quantised = tiles, .keeps_value = false});
+    set.add({.name = "copy.weight", .shape = {96, 64}, .init = {.std = 0.5}, .dtype = Dtype::bf16, .quantized = tiles});
+    set.add({.name = "codes.weight", .shape = {96, 64}, .init = {.std = 0.5}, .quantized = tiles, .keeps_value = false});
     set.add({.name = "bias", .shape = {5}});
     set.add_buffer({.name = "expert_bias", .shape = {7}});
     set.allocate(*device, Dtype::f32, true);
     Optimizer optimizer(set, {}, make_mesh(world, 1), 1);
-    optimizer.initialise(5);
+    optimizer.initialize(5);
     change(world.rank(), set);
     require_same_replicas(optimizer, set);
   });
@@ -74,10 +74,10 @@ std::vector<std::string> compare_four(const std::function<void(int, ParameterSet
     ParameterSet set;
     set.add(share_of({.name = "norm.weight", .shape = {64}, .init = {.constant = 1.0}, .dtype = Dtype::bf16}, Split::none,
                      {mesh.tensor.rank(), 2}));
-    set.add(share_of({.name = "up.weight", .shape = {128, 8}, .init = {.std = 0.5}}, Split::rows, {mesh.tensor.rank(), 2}));
+    set.add(share_of({.name = "up.weight", .shape = {128, 8}, .init = {.std = 0.5}}, Split::column_parallel, {mesh.tensor.rank(), 2}));
     set.allocate(*device, Dtype::f32, true);
     Optimizer optimizer(set, {}, mesh, 1);
-    optimizer.initialise(5);
+    optimizer.initialize(5);
     for (const Optimizer::State& state : optimizer.states()) {
       for (const Tensor& moment : {state.first_moment, state.second_moment}) device->run(Fill{.out = moment, .value = 0.25});
     }
@@ -125,7 +125,7 @@ TEST(Replicas, OfExpertsAreComparedByWhoHoldsTheSame) {
       set.add({.name = "up.weight", .shape = {64, 8}, .init = {.std = 0.5}, .experts = {world.rank() % 2, 2}, .matrices = 2});
       set.allocate(*device, Dtype::f32, true);
       Optimizer optimizer(set, {}, make_mesh(world, 1, 2), 1);
-      optimizer.initialise(5);
+      optimizer.initialize(5);
       if (world.rank() == changed) flip(set.all()[1].value(), 3);
       require_same_replicas(optimizer, set);
     });

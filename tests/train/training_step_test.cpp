@@ -81,7 +81,7 @@ struct Trainee {
         optimizer(model.parameters(), {}),
         accumulator(model.parameters(), options.accumulation, options.micro_batches),
         micro_batch_size(kSequences / options.micro_batches) {
-    optimizer.initialise(1);
+    optimizer.initialize(1);
   }
 
   StepResult step(const Batch& batch) { return training_step(model, optimizer, accumulator, batch, micro_batch_size, 1e-3); }
@@ -125,7 +125,7 @@ TEST_F(TrainingStepTest, TreeOfTwoHalvesIsTheTreeOfTheWhole) {
     part.tokens = cut(batch.tokens), part.targets = cut(batch.targets);
     part.positions = cut(batch.positions), part.segment_starts = cut(batch.segment_starts);
     part.target_count = batch.target_count;  // of the job
-    half.optimizer.initialise(1);
+    half.optimizer.initialize(1);
     losses.push_back(half.step(part).loss);
     sums.push_back(empty_like(half.model.parameters().gradients()));
     fast().run(Convert{.x = half.model.parameters().gradients(), .out = sums.back()});
@@ -205,7 +205,7 @@ TEST_F(TrainingStepTest, InfiniteGradientNormSkipsTheStepAlthoughTheLossIsFinite
 }
 
 // Flashinfer's rule makes a number of a NaN, and rounding to bf16 makes Inf of the largest fp32.
-TEST_F(TrainingStepTest, BadWeightThatIsFakeQuantisedSkipsTheStepByItsNameAndElement) {
+TEST_F(TrainingStepTest, BadWeightThatIsFakeQuantizedSkipsTheStepByItsNameAndElement) {
   const Recipe qat{.name = "qat", .compute = Dtype::f32, .weight_fake_quant = {Format::e2m1, 1, 32, ScaleRule::flashinfer}};
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::max()}) {
     Trainee trainee(fast(), {.qkv = qat});
@@ -267,7 +267,7 @@ Measured measure(const ModelConfig& model, const StepOptions& options, const std
   const std::unique_ptr<Backend> device = make_backend("cpu");
   Gpt gpt(config.model, *device, resolve_plan(config), {.recompute = options.recompute, .gradients = true});
   Optimizer optimizer(gpt.parameters(), {});
-  optimizer.initialise(1);
+  optimizer.initialize(1);
   GradientAccumulator accumulator(gpt.parameters(), options.accumulation, options.micro_batches);
   const int64_t sequences = 4 * options.micro_batches, length = model.max_position_embeddings, n = sequences * length;
   Batch batch = empty_batch(sequences, length);
@@ -304,7 +304,7 @@ TEST(Estimate, PredictsThePeakOfAStep) {
   }
 }
 
-TEST(Estimate, PredictsThePeakOfAStepWithQuantisedOperands) {
+TEST(Estimate, PredictsThePeakOfAStepWithQuantizedOperands) {
   const ModelConfig model = model_of(64, 4, 160, 128);
   for (const char* const recipe : {"mxfp8", "mxfp8_weights", "mxfp4_qat", "mxfp4_qat_mxfp8_act"}) {
     for (const Dtype compute : {Dtype::f32, Dtype::bf16}) {
@@ -331,7 +331,7 @@ TEST(Estimate, PredictsThePeakWhereLogitsAreMost) {
 }
 
 // Few tokens: what a step adds is mostly the largest weight, in bf16.
-TEST(Estimate, CountsTheWeightThatAProductDequantises) {
+TEST(Estimate, CountsTheWeightThatAGemmDequantizes) {
   for (const char* const recipe : {"mxfp8", "mxfp4_qat"}) {
     const Measured measured = measure(model_of(512, 1, 2048, 8), {.micro_batches = 1, .compute = Dtype::bf16}, recipe);
     const auto predicted = static_cast<double>(measured.predicted - measured.between);
@@ -339,7 +339,7 @@ TEST(Estimate, CountsTheWeightThatAProductDequantises) {
   }
 }
 
-TEST(Estimate, PredictsThePeakOfExpertsWithQuantisedOperands) {
+TEST(Estimate, PredictsThePeakOfExpertsWithQuantizedOperands) {
   ModelConfig model = model_of(64, 1, 160, 128);
   model.moe = MoeConfig{.num_experts = 8, .num_experts_per_tok = 4, .intermediate_size = 64};
   model.moe->force_balance = true;

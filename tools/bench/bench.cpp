@@ -25,7 +25,7 @@ struct BenchArguments {
   bool alone = false, without_update = false, subnormal = false;
 };
 
-// A batch of uniform random tokens: speed does not depend on what they say.
+// Makes a batch of uniform random tokens: speed does not depend on their values.
 Batch random_batch(int64_t sequences, int64_t length, int64_t vocab, uint64_t seed) {
   const auto n = static_cast<size_t>(sequences * length);
   Batch batch{.sequences = sequences,
@@ -53,7 +53,7 @@ RunConfig configuration(const ConfigSources& sources, const Launch& launch) {
   return config;
 }
 
-// The configuration with --against, if it is given.
+// Returns the configuration of --against, if given.
 std::optional<RunConfig> opponent(ConfigSources sources, const std::vector<std::string>& against, const Launch& launch) {
   if (against.empty()) return std::nullopt;
   sources.sets.insert(sources.sets.end(), against.begin(), against.end());
@@ -64,7 +64,7 @@ std::optional<RunConfig> opponent(ConfigSources sources, const std::vector<std::
   }
 }
 
-// The same step by one process with the threads of all ranks, in as many micro batches.
+// Runs the same step in one process with the threads of all ranks, in as many micro batches.
 RunConfig of_one_process(RunConfig config) {
   const int threads = config.training.threads > 0 ? config.training.threads : num_threads();
   config.training.threads = threads * static_cast<int>(config.parallel.world());
@@ -73,7 +73,7 @@ RunConfig of_one_process(RunConfig config) {
   return config;
 }
 
-// Optimizer steps of a configured model on random tokens, of which each rank has its share.
+// Runs optimizer steps of a configured model on random tokens, of which each rank has its share.
 class TrainingRun {
  public:
   TrainingRun(const RunConfig& config, const Mesh& mesh)
@@ -84,7 +84,7 @@ class TrainingRun {
         accumulator_(model_.parameters(), config.training.accumulation, *config.training.grad_accum),
         batch_(random_batch(*config.training.global_batch_size / mesh.data.size(), config.training.seq_len, *config.model.vocab_size,
                             config.training.seed + static_cast<uint64_t>(mesh.data.rank()))) {
-    optimizer_.initialise(config.training.seed);
+    optimizer_.initialize(config.training.seed);
   }
 
   Backend& device() { return *device_; }
@@ -94,7 +94,7 @@ class TrainingRun {
   void spread_softmax() {
     const double usual = config_.model.init_std * std::sqrt(static_cast<double>(config_.model.hidden_size));
     for (const Optimizer::State& state : optimizer_.states()) {
-      const std::string& name = state.part.of->name;
+      const std::string& name = state.shard.of->name;
       const double factor = name.ends_with(".attn.qkv.weight") ? 5.6 / usual : name == "final_norm.weight" ? 22 / usual : 1.0;
       for (float& weight : std::span(state.master.data<float>(), static_cast<size_t>(state.master.elements())))
         weight *= static_cast<float>(factor);
@@ -102,7 +102,7 @@ class TrainingRun {
     optimizer_.store_masters();
   }
 
-  // `name` tells what it is a workload of. without_update: of a step, forward and backward.
+  // `name` names the workload. without_update: only forward and backward of a step.
   Workload workload(const std::string& name, bool without_update = false) {
     const auto& training = config_.training;
     const auto tokens = static_cast<double>(training.tokens_per_step());
@@ -123,17 +123,17 @@ class TrainingRun {
   void step() {
     set_num_threads(config_.training.threads);
     training_step(model_, optimizer_, accumulator_, batch_, config_.training.micro_batch_size, 1e-4, {}, RouterFigures::counts);
-    device_->synchronise();
+    device_->synchronize();
   }
 
   void gradients() {
     set_num_threads(config_.training.threads);
-    RoutingTally routing{.wanted = RouterFigures::counts};
+    RouterStatistics routing{.wanted = RouterFigures::counts};
     model_.parameters().reset_gradients();
     const int64_t rows = config_.training.micro_batch_size;
     for (int64_t i = 0; i < batch_.sequences; i += rows)
       forward_and_backward(model_, to_device(model_, batch_, i, rows), batch_.target_count, routing);
-    device_->synchronise();
+    device_->synchronize();
   }
 
   RunConfig config_;
@@ -290,9 +290,9 @@ Command bench_command() {
               "mantissa bench kernels\nmantissa bench gemm --time-budget 20 --threads 2\n"
               "mantissa bench train configs/quickstart.json --time-budget 20",
           .subcommands = {device_bench("kernels", "row kernels against a parallel memory copy", bench_kernels),
-                          device_bench("gemm", "matrix products of GPT-2 shapes against oneDNN's 2048^3", bench_gemm),
+                          device_bench("gemm", "matmuls of GPT-2 shapes against oneDNN's 2048^3", bench_gemm),
                           device_bench("attention", "attention against the GEMM ceiling", bench_attention),
-                          device_bench("moe", "products of groups of rows against one as large, and what moves the rows", bench_moe),
+                          device_bench("moe", "GEMMs of groups of rows against one as large, and what moves the rows", bench_moe),
                           train_bench(), comm_bench()}};
 }
 

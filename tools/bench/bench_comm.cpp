@@ -1,5 +1,5 @@
-// Collectives from 8 bytes to 64 MiB, each slice beside one in which every rank copies as many bytes within its own memory. All ranks run
-// it; a slice takes as long as on the slowest, and rank 0 reports.
+// Measures collectives from 8 bytes to 64 MiB, each slice beside one in which every rank copies as many bytes within its own memory. All
+// ranks run it; a slice takes as long as on the slowest rank, and rank 0 reports.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -19,7 +19,7 @@ constexpr double kUntilAsleep = 100e-6;  // a wait spins for about 10 us before 
 constexpr double kRankSliceSeconds = 0.02;
 constexpr int64_t kLargest = int64_t{64} << 20;
 
-// Seconds of one call on the slowest rank, after all have come.
+// Returns the seconds of one call on the slowest rank, after all have arrived.
 double slowest(const Communicator& world, int calls, const std::function<void()>& run) {
   world.barrier();
   const double begin = monotonic_seconds();
@@ -28,7 +28,7 @@ double slowest(const Communicator& world, int calls, const std::function<void()>
   return *std::max_element(seconds.begin(), seconds.end());
 }
 
-// The same on all ranks: how many calls fill a slice.
+// Returns how many calls fill a slice, the same on all ranks.
 int calls_of(const Communicator& world, const std::function<void()>& run) {
   run();
   return static_cast<int>(std::clamp(kRankSliceSeconds / slowest(world, 2, run), 1.0, 1e5));
@@ -84,14 +84,14 @@ class CommBench {
     if (size == kLargest && (name == "all_gather" || name == "all_to_all")) exchanges_.push_back(spread_of(seconds).median);
   }
 
-  // What a rank sends a second, while it receives as much, of the largest exchanges; the cost model's rate.
+  // Measures what a rank sends a second, while it receives as much, in the largest exchanges: the link rate of the cost model.
   void report_link() const {
     if (world_.rank() > 0 || exchanges_.size() < 2) return;
     const double sent = static_cast<double>(kLargest) * (world_.size() - 1) / world_.size();
     std::printf("link %.3g bytes/s of each rank, for mantissa explain --link\n", sent / *std::ranges::max_element(exchanges_));
   }
 
-  // 8 bytes one way, to ranks that sleep while the sender computes: half of the way there and back.
+  // Measures 8 bytes one way, to ranks that sleep while the sender computes: half of a round trip.
   void wake_up() {
     if (std::string("comm.wake_up").find(options_.filter) == std::string::npos) return;
     std::vector<double> seconds;

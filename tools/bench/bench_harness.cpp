@@ -30,7 +30,7 @@ double clock_seconds(clockid_t clock) {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-// Core-seconds in which any process ran, or the hypervisor gave the core away, since boot.
+// Returns the core-seconds since boot in which any process ran, or the hypervisor took the core away.
 double busy_core_seconds() {
   std::ifstream stat("/proc/stat");
   std::string cpu;
@@ -39,7 +39,7 @@ double busy_core_seconds() {
   return (user + nice + system + irq + softirq + steal) / static_cast<double>(sysconf(_SC_CLK_TCK));
 }
 
-// Share of the cores that others used while it lived, others than the ranks of this host.
+// Measures the share of the cores that processes other than the ranks of this host used while it lived.
 class ForeignLoad {
  public:
   double share(const Communicator& host) const {
@@ -56,7 +56,7 @@ nlohmann::json percentiles(const Spread& spread, double scale) {
   return {{"med", spread.median * scale}, {"p10", spread.p10 * scale}, {"p90", spread.p90 * scale}};
 }
 
-// In which a workload's rate is told.
+// Units in which a workload's rate is reported.
 struct Unit {
   const char *name, *counted, *ratio;
   double scale;
@@ -118,7 +118,7 @@ Harness::Harness(Backend& device, const BenchOptions& options, const Communicato
 
 bool Harness::decided(bool own) const { return world_.all(static_cast<char>(own)).front() != 0; }
 
-// Seconds of one call: repeated until the slice is full.
+// Returns the seconds of one call, repeated until the slice is full.
 double Harness::timed(const std::function<void()>& run) const {
   world_.barrier();
   const double begin = monotonic_seconds();
@@ -126,20 +126,20 @@ double Harness::timed(const std::function<void()>& run) const {
   double elapsed = 0.0;
   do {
     run();
-    device_.synchronise();
+    device_.synchronize();
     ++calls;
     elapsed = std::ranges::max(world_.all(monotonic_seconds() - begin));
   } while (elapsed < kSliceSeconds);
   return elapsed / calls;
 }
 
-// The same without a collective between the calls, for which one would wait that is under way.
+// Times calls without a collective between them, which would wait for one under way.
 double Harness::timed_in_a_row(const std::function<void()>& run, int calls) const {
   world_.barrier();
   run();
   const double begin = monotonic_seconds();
   for (int i = 0; i < calls; ++i) run();
-  device_.synchronise();
+  device_.synchronize();
   return std::ranges::max(world_.all(monotonic_seconds() - begin)) / calls;
 }
 

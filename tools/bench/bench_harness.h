@@ -1,10 +1,10 @@
-// How speed is measured: ceiling and workload alternate in short slices, and the result is the median of the per-slice ratios with its
-// spread. A slice during which other processes took more than 5% of the cores is repeated while the time budget lasts. Two workloads
-// alternate as long as it lasts, and which is the first of a slice alternates, too.
+// Measures speed: ceiling and workload alternate in short slices, and the result is the median of the per-slice ratios with its spread. A
+// slice during which other processes took more than 5% of the cores is repeated while the time budget lasts. Two workloads alternate as
+// long as it lasts, and which is the first of a slice alternates, too.
 //
-// On several ranks each takes part in every slice, which begins together and lasts as long as on the slowest; rates are those of all ranks,
-// and rank 0 decides and reports. What one call of a workload leaves under way, a gather, is met by the next: one goes before those that
-// count.
+// On several ranks each takes part in every slice, which begins together and lasts as long as on the slowest rank. Rates are those of all
+// ranks, and rank 0 decides and reports. A gather that one call leaves under way is finished by the next, so one call is made before those
+// that count.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@
 
 namespace mantissa::tools {
 
-// What is timed. Rates are per call of run(); a workload has a ratio to another one if there is one, else a GEMM ratio if flops > 0, else a
-// copy ratio.
+// A timed workload. Rates are per call of run(); its ratio refers to another workload if there is one, else to a GEMM if flops > 0, else to
+// a copy.
 struct Workload {
   std::string bench;  // "kernel.rms_norm_forward"
   std::string shape;  // "16384x768"
@@ -51,7 +51,7 @@ struct BenchOptions {
   std::string json;         // file for one JSON object a line; "": none
 };
 
-// The file of --json, to whose end each result is written; nothing where none was asked for.
+// Appends each result to the file of --json; does nothing without it.
 class JsonLines {
  public:
   // Throws Error(storage) where the disk is full, and otherwise as path_failure() says.
@@ -68,7 +68,7 @@ class Harness {
  public:
   Harness(Backend& device, const BenchOptions& options, const Communicator& world = {});
   bool wants(const std::string& bench) const { return bench.find(options_.filter) != std::string::npos; }
-  // Workloads that will follow, so that the time budget is shared out.
+  // Announces workloads that will follow, so that the time budget is shared.
   void expect(int workloads) { remaining_ = workloads; }
   // Measures, prints a line, appends JSON.
   Measurement measure(const Workload& workload);
@@ -95,8 +95,8 @@ class Harness {
 
 double monotonic_seconds();
 
-// The subcommands; each measures what the filter admits. In bench_quantized.cpp (which appends the quantising kernels), bench_kernels.cpp,
-// bench_products.cpp, bench_moe.cpp and, on every rank of `world`, bench_comm.cpp.
+// Subcommands; each measures what the filter admits. They are in bench_quantized.cpp (which appends the quantizing kernels),
+// bench_kernels.cpp, bench_gemms.cpp, bench_moe.cpp and, on every rank of `world`, bench_comm.cpp.
 void add_quantized(std::vector<Workload>& out, Backend& device, Dtype dtype);
 void bench_kernels(Backend& device, const BenchOptions& options);
 void bench_gemm(Backend& device, const BenchOptions& options);

@@ -25,7 +25,7 @@ struct Load {
 
 Load even(const char* name, int64_t experts, int64_t rows) { return {name, std::vector<int64_t>(static_cast<size_t>(experts), rows)}; }
 
-// From none to twice the mean, in an order without any.
+// Draws loads from zero to twice the mean, in random order.
 Load ragged(const char* name, int64_t experts, int64_t mean) {
   Load out = even(name, experts, 0);
   for (int64_t e = 0; e < experts; ++e) out.rows[static_cast<size_t>(e)] = 2 * mean * (e * 5 % experts) / (experts - 1);
@@ -34,7 +34,7 @@ Load ragged(const char* name, int64_t experts, int64_t mean) {
 
 std::vector<Load> loads() { return {even("8x128", 8, 128), even("8x256", 8, 256), ragged("8x~128", 8, 128), ragged("8x~512", 8, 512)}; }
 
-// The table of as many choices, one a token, as the load says, in turns.
+// Makes the table of as many assignments, one a token, as the load says, in turns.
 DispatchTable dispatched(Backend& device, const Load& load) {
   std::vector<int32_t> experts;
   for (int64_t turn = 0; std::ssize(experts) < load.asked(); ++turn) {
@@ -46,7 +46,7 @@ DispatchTable dispatched(Backend& device, const Load& load) {
   const DispatchTable table{.experts = from_host(device, Dtype::i32, {count, 1}, experts.data()),
                             .offsets = empty(device, Dtype::i32, {groups + 1}),
                             .rows = empty(device, Dtype::i32, {count, 1}),
-                            .choices = empty(device, Dtype::i32, {rows}),
+                            .assignments = empty(device, Dtype::i32, {rows}),
                             .multiple = kMultiple};
   device.run(table);
   return table;
@@ -57,10 +57,10 @@ struct Products {
 };
 
 // Dense: one matrix for all rows that are asked for.
-Products products(Backend& device, Dtype dtype, GemmRole role, const Load& load) {
+Products gemms(Backend& device, Dtype dtype, GemmRole role, const Load& load) {
   BenchOperands o(device, dtype);
   const DispatchTable table = dispatched(device, load);
-  const int64_t experts = std::ssize(load.rows), room = table.choices.elements(), asked = load.asked();
+  const int64_t experts = std::ssize(load.rows), room = table.assignments.elements(), asked = load.asked();
   const Tensor x = o.values({room, kHidden}), dy = o.values({room, kGateUp}), w = o.values({experts * kGateUp, kHidden});
   const Tensor dense_x = x.slice(0, asked), dense_dy = dy.slice(0, asked), dense_w = w.slice(0, kGateUp);
   const auto workload = [&](const char* name, const auto& k) {
@@ -81,12 +81,11 @@ Products products(Backend& device, Dtype dtype, GemmRole role, const Load& load)
           workload("dense", Gemm{.a = {a.slice(0, asked)}, .b = {dense_w, fprop}, .out = dense_out, .accumulate = false})};
 }
 
-// What moves rows, with two choices a token, and the router.
+// Measures the kernels that move rows, with two assignments a token, and the router.
 std::vector<Workload> movements(Backend& device, Dtype dtype) {
   constexpr int64_t kTokens = 4096, kChoices = 2, kExperts = 8;
   BenchOperands o(device, dtype);
-  const RoutingRule rule{
-      .choices = kChoices, .score = RouterScore::softmax, .score_after_choice = false, .renormalise = true, .scale = 1.0};
+  const RoutingRule rule{.top_k = kChoices, .score = RouterScore::softmax, .softmax_after_topk = false, .renormalize = true, .scale = 1.0};
   const Tensor logits = o.stats({kTokens, kExperts}), scores = o.stats({kTokens, kExperts}), dlogits = empty_like(logits);
   const Tensor weights = o.stats({kTokens, kChoices}), counts = empty(device, Dtype::i32, {1, kExperts});
   const RouteForward route{.logits = logits,
@@ -100,7 +99,7 @@ std::vector<Workload> movements(Backend& device, Dtype dtype) {
   const DispatchTable table{.experts = route.experts,
                             .offsets = empty(device, Dtype::i32, {kExperts + 1}),
                             .rows = empty(device, Dtype::i32, {kTokens, kChoices}),
-                            .choices = empty(device, Dtype::i32, {rows}),
+                            .assignments = empty(device, Dtype::i32, {rows}),
                             .multiple = kMultiple};
   device.run(table);
   const Tensor x = o.values({kTokens, kHidden}), y = o.values({rows, kHidden});
@@ -115,8 +114,9 @@ std::vector<Workload> movements(Backend& device, Dtype dtype) {
                                .sequence_balance = 0.0,
                                .z = 0.001};
   const std::string routed = text(kTokens, "x", kExperts, " top ", kChoices), moved = text(kTokens * kChoices, "x", kHidden);
-  std::vector<Workload> out{o.workload("moe.permute", moved, Permute{.x = x, .out = y, .choices = table.choices, .per_row = kChoices}),
-                            o.workload("moe.unpermute", moved, Unpermute{.x = y, .rows = table.rows, .out = x})};
+  std::vector<Workload> out{
+      o.workload("moe.permute", moved, Permute{.x = x, .out = y, .assignments = table.assignments, .per_row = kChoices}),
+      o.workload("moe.unpermute", moved, Unpermute{.x = y, .rows = table.rows, .out = x})};
   if (dtype != Dtype::f32) return out;  // the router's dtype
   out.push_back(o.workload("moe.route_forward", routed, route));
   out.push_back(o.workload("moe.route_backward", routed, backward));
@@ -130,10 +130,10 @@ Workload permuted_codes(Backend& device) {
   BenchOperands o(device, Dtype::bf16);
   const Quantization how{Format::e4m3, 1, 32};
   const QuantizedTensor x = quantized(o.values({kTokens, kHidden}), how);
-  const Tensor choices = o.ids(kTokens * kChoices, kTokens * kChoices);
+  const Tensor assignments = o.ids(kTokens * kChoices, kTokens * kChoices);
   const QuantizedTensor y = empty_quantized(device, {kTokens * kChoices, kHidden}, how);
   return o.workload("moe.permute_codes", text(kTokens * kChoices, "x", kHidden),
-                    Permute{.x = x, .out = y, .choices = choices, .per_row = kChoices});
+                    Permute{.x = x, .out = y, .assignments = assignments, .per_row = kChoices});
 }
 
 }  // namespace
@@ -153,7 +153,7 @@ void bench_moe(Backend& device, const BenchOptions& options) {
   std::erase_if(others, [&](const Workload& w) { return !harness.wants(w.bench); });
   const char* const names[] = {"moe.fprop", "moe.dgrad", "moe.wgrad"};
   int expected = static_cast<int>(others.size());
-  const auto each_product = [&](const auto& visit) {
+  const auto each_gemm = [&](const auto& visit) {
     for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
       for (const Load& load : all) {
         for (const GemmRole role : {GemmRole::fprop, GemmRole::dgrad, GemmRole::wgrad}) {
@@ -162,11 +162,11 @@ void bench_moe(Backend& device, const BenchOptions& options) {
       }
     }
   };
-  each_product([&](Dtype, GemmRole, const Load&) { ++expected; });
+  each_gemm([&](Dtype, GemmRole, const Load&) { ++expected; });
   harness.expect(expected);
   for (const Workload& workload : others) harness.measure(workload);
-  each_product([&](Dtype dtype, GemmRole role, const Load& load) {
-    Products both = products(device, dtype, role, load);
+  each_gemm([&](Dtype dtype, GemmRole role, const Load& load) {
+    Products both = gemms(device, dtype, role, load);
     both.grouped.against = &both.dense;
     harness.measure(both.grouped);
   });

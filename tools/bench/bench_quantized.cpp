@@ -1,11 +1,11 @@
-// The quantising kernels against a memory copy.
+// The quantizing kernels against a memory copy.
 #include "mantissa/formats/swizzle.h"
 #include "tools/bench/bench_operands.h"
 
 namespace mantissa::tools {
 
 void add_quantized(std::vector<Workload>& out, Backend& device, Dtype dtype) {
-  if (dtype != Dtype::bf16) return;  // what is quantised is always bf16
+  if (dtype != Dtype::bf16) return;  // what is quantized is always bf16
   constexpr int64_t kRows = 16384, kCols = 2048;
   BenchOperands o(device, dtype);
   const Tensor x = o.values({kRows, kCols}), y = empty_like(x);

@@ -1,4 +1,4 @@
-// Golden vectors against a backend: the bits of the codecs, and products of quantised operands.
+// Golden vectors against a backend: the bits of the codecs, and GEMMs of quantized operands.
 #include <algorithm>
 #include <filesystem>
 #include <iostream>
@@ -25,12 +25,12 @@ std::string content_of(const fs::path& path) { return File::open_input(path).con
 
 // What the manifest should say of a file, in its words.
 nlohmann::json description(const GoldenFile& file, size_t bytes) {
-  if (const auto* const product = std::get_if<GoldenProduct>(&file)) {
-    return {{"a", format_name(product->a_format)},
-            {"b", format_name(product->b_format)},
-            {"M", product->m},
-            {"N", product->n},
-            {"K", product->k},
+  if (const auto* const gemm = std::get_if<GoldenGemm>(&file)) {
+    return {{"a", format_name(gemm->a_format)},
+            {"b", format_name(gemm->b_format)},
+            {"M", gemm->m},
+            {"N", gemm->n},
+            {"K", gemm->k},
             {"bytes", bytes}};
   }
   const auto& matrix = std::get<GoldenQuantization>(file);
@@ -43,7 +43,7 @@ nlohmann::json description(const GoldenFile& file, size_t bytes) {
                                      : "32x1 columnwise"},
           {"rows", matrix.rows},
           {"cols", matrix.columns},
-          {"dequant", !matrix.dequantised.empty()},
+          {"dequant", !matrix.dequantized.empty()},
           {"swizzled", !matrix.swizzled.empty()},
           {"nonfinite", matrix.nonfinite},
           {"bytes", bytes}};
@@ -141,7 +141,7 @@ Command conformance_command() {
   };
   const auto arguments = std::make_shared<Arguments>();
   return {.name = "conformance",
-          .summary = "check number formats and products on a device against golden vectors; a difference is exit code 1",
+          .summary = "check number formats and GEMMs on a device against golden vectors; a difference is exit code 1",
           .example = "mantissa conformance tests/golden",
           .options = {{.name = "DIR",
                        .target = &arguments->folder,

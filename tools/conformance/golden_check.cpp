@@ -14,7 +14,7 @@
 namespace mantissa::tools {
 namespace {
 
-constexpr long double kStoredTolerance = 0x1p-48L;  // of what the file itself says its product is
+constexpr long double kStoredTolerance = 0x1p-48L;  // of what the file itself says its GEMM is
 
 // "section: [i, j] is 0x12, expected 0x34; 5 of 640 differ", or "" if same(i) holds for every element.
 template <class T, class Same>
@@ -87,13 +87,13 @@ std::string quantization_difference(const GoldenQuantization& file, Backend& dev
                            element_codes(file.codes, file.how.format), file.columns);
   if (!found.empty()) return found;
   const QuantizedTensor given = uploaded(device, file.codes, file.scales, shape, file.how);
-  if (!file.dequantised.empty()) {
+  if (!file.dequantized.empty()) {
     const Tensor values = prefilled(Dtype::f32, shape);
     device.run(Dequantize{.x = given, .out = values});
     std::vector<uint32_t> bits;
     for (const float value : to_host<float>(values)) bits.push_back(std::bit_cast<uint32_t>(value));
-    found = first_difference("dequantised", bits, file.dequantised, file.columns,
-                             [&](size_t i) { return same_value(bits[i], file.dequantised[i]); });
+    found = first_difference("dequantized", bits, file.dequantized, file.columns,
+                             [&](size_t i) { return same_value(bits[i], file.dequantized[i]); });
     if (!found.empty()) return found;
   }
   if (!file.swizzled.empty()) {
@@ -114,9 +114,9 @@ std::vector<long double> operand_values(Format format, const std::vector<uint8_t
   return out;
 }
 
-// The product and its magnitudes in extended precision against what the file holds: a code or scale that was changed shows here also where
-// the tolerance of the fp32 product would hide it.
-std::string stored_product_difference(const GoldenProduct& file) {
+// The GEMM and its magnitudes in extended precision against what the file holds: a code or scale that was changed shows here also where
+// the tolerance of the fp32 GEMM would hide it.
+std::string stored_gemm_difference(const GoldenGemm& file) {
   const std::vector<long double> a = operand_values(file.a_format, file.a_codes, file.a_scales);
   const std::vector<long double> b = operand_values(file.b_format, file.b_codes, file.b_scales);
   const auto k = static_cast<size_t>(file.k), n = static_cast<size_t>(file.n);
@@ -130,15 +130,15 @@ std::string stored_product_difference(const GoldenProduct& file) {
     const bool same =
         std::abs(sum - stored) <= kStoredTolerance * magnitude && std::abs(magnitude - stored_magnitude) <= kStoredTolerance * magnitude;
     if (!same) {
-      return text("product: the file's codes and scales give [", i / n, ", ", i % n, "] = ", static_cast<double>(sum), " of magnitude ",
+      return text("GEMM: the file's codes and scales give [", i / n, ", ", i % n, "] = ", static_cast<double>(sum), " of magnitude ",
                   static_cast<double>(magnitude), ", the file says ", file.product[i], " of ", file.magnitude[i]);
     }
   }
   return "";
 }
 
-std::string product_difference(const GoldenProduct& file, Backend& device) {
-  std::string found = stored_product_difference(file);
+std::string gemm_difference(const GoldenGemm& file, Backend& device) {
+  std::string found = stored_gemm_difference(file);
   if (!found.empty()) return found;
   const Shape a{file.m, file.k}, b{file.n, file.k};
   const Tensor out = empty(device, Dtype::f32, {file.m, file.n});
@@ -146,20 +146,20 @@ std::string product_difference(const GoldenProduct& file, Backend& device) {
                   .b = {.value = uploaded(device, file.b_codes, file.b_scales, b, {.format = file.b_format}), .transposed = true},
                   .out = out,
                   .accumulate = false});
-  const double tolerance = product_tolerance(file.k);
+  const double tolerance = gemm_tolerance(file.k);
   std::vector<double> actual;
   for (const float value : to_host<float>(out)) actual.push_back(static_cast<double>(value));
-  return first_difference("product", actual, file.product, file.n,
+  return first_difference("GEMM", actual, file.product, file.n,
                           [&](size_t i) { return std::abs(actual[i] - file.product[i]) <= tolerance * file.magnitude[i]; });
 }
 
 }  // namespace
 
-double product_tolerance(int64_t k) { return 1e-6 * std::max(1.0, static_cast<double>(k) / 4096); }
+double gemm_tolerance(int64_t k) { return 1e-6 * std::max(1.0, static_cast<double>(k) / 4096); }
 
 std::string conformance_difference(const GoldenFile& file, Backend& device) {
-  const auto* const product = std::get_if<GoldenProduct>(&file);
-  return product ? product_difference(*product, device) : quantization_difference(std::get<GoldenQuantization>(file), device);
+  const auto* const product = std::get_if<GoldenGemm>(&file);
+  return product ? gemm_difference(*product, device) : quantization_difference(std::get<GoldenQuantization>(file), device);
 }
 
 }  // namespace mantissa::tools

@@ -1,5 +1,5 @@
-// Whether a backend computes what golden vectors say: Quantize, Dequantize, SwizzleScales and Gemm of quantised operands, bit for bit, the
-// product to product_tolerance().
+// Whether a backend computes what golden vectors say: Quantize, Dequantize, SwizzleScales and Gemm of quantized operands, bit for bit, the
+// GEMM to gemm_tolerance().
 #pragma once
 
 #include <string>
@@ -10,12 +10,12 @@
 
 namespace mantissa::tools {
 
-// How far a product of depth k with fp32 accumulation may be from the exact one, as a share of the sum of magnitudes: data of one sign
+// How far a GEMM of depth k with fp32 accumulation may be from the exact one, as a share of the sum of magnitudes: data of one sign
 // that is summed in sequence is off by 5.7e-7 at a depth of 4096, and errors grow with it.
-double product_tolerance(int64_t k);
+double gemm_tolerance(int64_t k);
 
 // The first section that differs, its first differing index and both values, as in "codes: [3, 17] is 0x3a, expected 0x3b; 12 of 2048
-// differ"; empty if none does. Sections: scales, codes, dequantised, swizzled; product.
+// differ"; empty if none does. Sections: scales, codes, dequantized, swizzled; GEMM.
 std::string conformance_difference(const GoldenFile& file, Backend& device);
 
 // In worked_examples.cpp. The same for a file of readable blocks: a JSON list of {"title", "fmt", "mode", "input", "scale_code", "codes",

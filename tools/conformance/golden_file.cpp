@@ -11,7 +11,7 @@ namespace mantissa::tools {
 namespace {
 
 constexpr size_t kHeaderBytes = 64;
-constexpr uint32_t kDequantised = 1, kSwizzled = 2, kNonfinite = 4;
+constexpr uint32_t kDequantized = 1, kSwizzled = 2, kNonfinite = 4;
 constexpr std::array kFormats{Format::e4m3, Format::e5m2, Format::e2m1};
 constexpr std::array kRules{ScaleRule::floor, ScaleRule::rceil, ScaleRule::flashinfer};
 constexpr std::array<const char*, 3> kOrientations{"row", "col", "tile"};
@@ -124,16 +124,16 @@ GoldenQuantization parse_quantization(const std::string& name, std::string_view 
   expect(words[4] < 2, "header: input is ", words[4], ", expected 0 or 1");
   out.input_dtype = words[4] == 0 ? Dtype::bf16 : Dtype::f32;
   expect(out.how.rule != ScaleRule::flashinfer || (out.how.format == Format::e2m1 && words[4] == 0),
-         "header: flashinfer quantises bf16 to e2m1 only");
+         "header: flashinfer quantizes bf16 to e2m1 only");
   out.rows = size_in(words[6], "rows"), out.columns = size_in(words[7], "columns");
-  expect(words[8] <= (kDequantised | kSwizzled | kNonfinite), "header: unknown flags ", words[8]);
+  expect(words[8] <= (kDequantized | kSwizzled | kNonfinite), "header: unknown flags ", words[8]);
   check_counts(words, out);
   Sections payload(bytes.substr(kHeaderBytes));
   const int64_t elements = out.rows * out.columns;
   out.input = payload.take<uint8_t>(elements * dtype_bytes(out.input_dtype), "the input");
   out.scales = payload.take<uint8_t>(words[9], "the scales");
   out.codes = payload.take<uint8_t>(words[10], "the codes");
-  if (words[8] & kDequantised) out.dequantised = payload.take<uint32_t>(elements, "the dequantised values");
+  if (words[8] & kDequantized) out.dequantized = payload.take<uint32_t>(elements, "the dequantized values");
   out.swizzled = payload.take<uint8_t>(words[11], "the swizzled scales");
   payload.end();
   out.nonfinite = (words[8] & kNonfinite) != 0;
@@ -142,9 +142,9 @@ GoldenQuantization parse_quantization(const std::string& name, std::string_view 
   return out;
 }
 
-GoldenProduct parse_product(const std::string& name, std::string_view bytes) {
+GoldenGemm parse_gemm(const std::string& name, std::string_view bytes) {
   const Header words = parse_header(bytes, "MXM1");
-  GoldenProduct out;
+  GoldenGemm out;
   out.a_format = choice(kFormats, words[2], 2, "format of A"), out.b_format = choice(kFormats, words[3], 2, "format of B");
   out.m = size_in(words[4], "M"), out.n = size_in(words[5], "N"), out.k = size_in(words[6], "K");
   expect(out.k % 32 == 0, "header: K is ", out.k, ", expected a multiple of 32");
@@ -154,7 +154,7 @@ GoldenProduct parse_product(const std::string& name, std::string_view bytes) {
   Sections payload(bytes.substr(kHeaderBytes));
   out.a_scales = payload.take<uint8_t>(words[7], "the scales of A"), out.a_codes = payload.take<uint8_t>(out.m * out.k, "the codes of A");
   out.b_scales = payload.take<uint8_t>(words[8], "the scales of B"), out.b_codes = payload.take<uint8_t>(out.n * out.k, "the codes of B");
-  out.product = payload.take<double>(out.m * out.n, "the product"), out.magnitude = payload.take<double>(out.m * out.n, "the magnitudes");
+  out.product = payload.take<double>(out.m * out.n, "the GEMM"), out.magnitude = payload.take<double>(out.m * out.n, "the magnitudes");
   payload.end();
   const std::string expected = text("gemm_", format_name(out.a_format), '_', format_name(out.b_format), ".mxm");
   expect(name == expected, "header: the formats call for the name ", expected);
@@ -164,7 +164,7 @@ GoldenProduct parse_product(const std::string& name, std::string_view bytes) {
 }  // namespace
 
 GoldenFile parse_golden_file(const std::string& name, std::string_view bytes) {
-  if (name.ends_with(".mxm")) return parse_product(name, bytes);
+  if (name.ends_with(".mxm")) return parse_gemm(name, bytes);
   expect(name.ends_with(".mxg"), "name: expected .mxg or .mxm");
   return parse_quantization(name, bytes);
 }

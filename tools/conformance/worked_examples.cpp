@@ -57,7 +57,7 @@ GoldenQuantization as_golden(const Example& example, Dtype dtype) {
     for (int64_t byte = 0; byte < dtype_bytes(dtype); ++byte) out.input.push_back(static_cast<uint8_t>(bits >> (8 * byte)));
     out.codes.push_back(static_cast<uint8_t>(number(code_at(i), title)));
     const float value = i < values.size() ? static_cast<float>(number(values[i], title)) : poisoned ? __builtin_nanf("") : 0.0F;
-    out.dequantised.push_back(__builtin_bit_cast(uint32_t, value));
+    out.dequantized.push_back(__builtin_bit_cast(uint32_t, value));
   }
   if (out.how.format != Format::e2m1) return out;
   std::vector<uint8_t> packed;

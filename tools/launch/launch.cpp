@@ -30,8 +30,8 @@
 namespace mantissa::tools {
 namespace {
 
-constexpr int kMostBarrenRestarts = 3;  // without a new step
-constexpr int kDefaultPort = 29500;     // torchrun's
+constexpr int kMostRestartsWithoutStep = 3;  // without a new step
+constexpr int kDefaultPort = 29500;          // torchrun's
 
 struct LaunchArguments {
   std::string workers = "1";
@@ -65,7 +65,7 @@ std::set<int> ranks_in(const std::string& list, int world) {
   return out;
 }
 
-// A free port, kept from others while this lives: bound but not listening, it leaves room for one listener that says SO_REUSEADDR.
+// Reserves a free port while it lives: it is bound but not listening, which leaves room for one listener with SO_REUSEADDR.
 class ReservedPort {
  public:
   ReservedPort() : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
@@ -89,8 +89,8 @@ class ReservedPort {
   int fd_, port_ = 0;
 };
 
-// Where the ranks of this node write their highest steps, and behind these whose failure ended them (report_step, report_cause); the
-// workers inherit it.
+// The ranks of this node write their highest steps there, and behind them whose failure ended them (report_step, report_cause); the workers
+// inherit it.
 class Reports {
  public:
   explicit Reports(int workers) : fd_(::memfd_create(kReportsName, 0)), workers_(workers), numbers_(2 * static_cast<size_t>(workers)) {
@@ -123,28 +123,29 @@ class Reports {
   std::vector<int64_t> numbers_;
 };
 
-// Brings to the front who failed first, of those that name nobody: whom others name, unless it left because it had lost a peer; else the
-// first by time that neither lost a peer nor was ended because of another; else whom others name, else the first of all.
+// Moves the failure that came first to the front. Of those that report no other rank it is one that others report, unless it left because
+// it had lost a peer; else the first by time that neither lost a peer nor was ended because of another; else one that others report; else
+// the first of all.
 void put_cause_first(std::vector<Ending>& failures, const Reports& reports, int first_rank) {
   const auto cause = [&](const Ending& ending) { return reports.cause(ending.rank - first_rank); };
-  // One whom the launcher ended counts if somebody left because of it by himself.
-  const auto blamer = [&](const Ending& of) {
-    const auto blames = [&](const Ending& other) { return cause(other) == of.rank && !(of.sent && other.sent); };
-    return std::find_if(failures.begin(), failures.end(), blames);
+  // A rank that the launcher ended counts if another left because of it by itself.
+  const auto reporter_of = [&](const Ending& of) {
+    const auto reports_it = [&](const Ending& other) { return cause(other) == of.rank && !(of.sent && other.sent); };
+    return std::find_if(failures.begin(), failures.end(), reports_it);
   };
   const auto order = [&](const Ending& ending) {
     const bool left = ending.code == static_cast<int>(ExitCode::peer_lost) || ending.code == static_cast<int>(ExitCode::stopped);
-    const bool blamed = blamer(ending) != failures.end();
+    const bool reported = reporter_of(ending) != failures.end();
     if (cause(ending) >= 0) return 3;
-    return left ? (blamed ? 2 : 3) : blamed ? 0 : ending.sent ? 3 : 1;
+    return left ? (reported ? 2 : 3) : reported ? 0 : ending.sent ? 3 : 1;
   };
   const auto by_order = [&](const Ending& a, const Ending& b) { return order(a) < order(b); };
   const auto first = std::min_element(failures.begin(), failures.end(), by_order);
   std::rotate(failures.begin(), first, first + 1);
-  // Where the launcher ended it before it had ended by itself, its code is that of those who left because of it.
+  // If the launcher ended it before it had ended by itself, it gets the code of those that left because of it.
   Ending& front = failures.front();
-  const auto told = blamer(front);
-  if (front.sent && told != failures.end()) front.code = told->code, front.signal = told->signal;
+  const auto reported = reporter_of(front);
+  if (front.sent && reported != failures.end()) front.code = reported->code, front.signal = reported->signal;
 }
 
 void check(const LaunchArguments& arguments) {
@@ -188,7 +189,8 @@ WorkerPlan plan_of(const LaunchArguments& arguments) {
   plan.shown = static_cast<int>(arguments.tee.value_or(3));
   if (arguments.ranks) plan.shown_ranks = ranks_in(*arguments.ranks, plan.world);
   const Environment environment = process_environment();
-  if (plan.nodes == 1 && !environment.contains("MANTISSA_TOKEN") && !environment.contains("MANTISSA_TOKEN_FILE")) plan.token = new_token();
+  if (plan.nodes == 1 && !environment.contains("MANTISSA_SECRET") && !environment.contains("MANTISSA_SECRET_FILE"))
+    plan.secret = new_secret();
   plan.command = full_command(arguments.subcommands, arguments.command);
   return plan;
 }
@@ -201,7 +203,7 @@ std::string how(const Ending& ending) {
 
 void say(const std::string& message) { UnblockedOutput(STDERR_FILENO).write(text("mantissa launch: ", printable(message, "\n  "), '\n')); }
 
-// What follows the first mostly left because of it.
+// Failures after the first mostly follow from it.
 void print_causes(const Attempt& attempt) {
   const Ending& first = attempt.failures.front();
   const bool logged = !first.log.empty();
@@ -226,7 +228,7 @@ void print_causes(const Attempt& attempt) {
   say(lines);
 }
 
-// A lost peer, a bug, or a death, unless somebody asked for an end: SIGUSR2 alone does not.
+// Restarts after a lost peer, a bug, or a death, unless somebody asked for an end; SIGUSR2 alone does not ask for one.
 bool worth_a_restart(const Attempt& attempt) {
   const Ending& first = attempt.failures.front();
   if (std::any_of(attempt.forwarded.begin(), attempt.forwarded.end(), [](int signal) { return signal != SIGUSR2; })) return false;
@@ -234,9 +236,8 @@ bool worth_a_restart(const Attempt& attempt) {
   return first.code == static_cast<int>(ExitCode::peer_lost) || first.code == static_cast<int>(ExitCode::internal);
 }
 
-// Attempts one after the other that ended for want of memory: by the kernel's out-of-memory killer, or, where it does not say whom it
-// killed, or says it in a group that is not this one, by a SIGKILL before a new step. One may be due to what ran beside it; the next will
-// meet the same.
+// Counts attempts in a row that ended for want of memory: by the kernel's out-of-memory killer, or, if it does not say whom it killed, or
+// says it in another group, by a SIGKILL before a new step. One may be due to what ran beside it; the next would end the same way.
 class MemoryDeaths {
  public:
   void begin_attempt() { before_ = out_of_memory_kills(); }
@@ -260,7 +261,7 @@ class MemoryDeaths {
   int in_a_row_ = 0;
 };
 
-// Asked to stop through this launcher, or all of them by somebody else: nothing failed.
+// Returns whether this launcher was asked to stop, or all of them were: nothing failed.
 bool was_stopped(const Attempt& attempt) {
   const auto stopped = [](const Ending& ending) { return ending.code == static_cast<int>(ExitCode::stopped); };
   return stopped(attempt.failures.front()) &&
@@ -280,7 +281,7 @@ ExitCode launch(const LaunchArguments& arguments) {
   SignalQueue signals;
   MemoryDeaths deaths;
   int64_t highest = 0;
-  for (int barren = 0;; ++plan.restart) {
+  for (int without_step = 0;; ++plan.restart) {
     deaths.begin_attempt();
     Attempt attempt = run_workers(plan, signals);
     if (attempt.killed) return static_cast<ExitCode>(128 + SIGINT);
@@ -291,12 +292,12 @@ ExitCode launch(const LaunchArguments& arguments) {
     if (!was_stopped(attempt)) print_causes(attempt);
     const int64_t step = reports.highest_step();
     deaths.end_attempt(first, step > highest);
-    if (plan.restart > 0) barren = step > highest ? 0 : barren + 1;
+    if (plan.restart > 0) without_step = step > highest ? 0 : without_step + 1;
     highest = std::max(highest, step);
     reports.clear();
     if (plan.restart >= plan.most_restarts || !worth_a_restart(attempt)) return static_cast<ExitCode>(first.code);
-    if (barren >= kMostBarrenRestarts || deaths.repeated()) {
-      say("no restart: " + (deaths.repeated() ? deaths.why() : text(barren, " brought no step after ", highest)));
+    if (without_step >= kMostRestartsWithoutStep || deaths.repeated()) {
+      say("no restart: " + (deaths.repeated() ? deaths.why() : text(without_step, " brought no step after ", highest)));
       return static_cast<ExitCode>(first.code);
     }
     const std::vector<int> waiting = signals.take();

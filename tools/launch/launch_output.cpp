@@ -17,7 +17,7 @@ namespace {
 constexpr size_t kMostPending = size_t{1} << 16;
 constexpr size_t kMostErrors = 1024;  // that are remembered
 
-// A full disk is no reason to stop.
+// A full disk does not stop the launcher.
 void write_all(int fd, std::string_view bytes) {
   while (fd >= 0 && !bytes.empty()) {
     const ssize_t written = ::write(fd, bytes.data(), bytes.size());
@@ -69,7 +69,7 @@ void WorkerStream::close() {
   if (from_ >= 0) ::close(std::exchange(from_, -1));
 }
 
-// Nothing, the line behind its prefix, or that and what was held back before it.
+// Returns nothing, the line behind its prefix, or that and what was held back before it.
 std::string WorkerStream::shown(const std::string& line) {
   const bool begins = line.starts_with("error: "), continues = !error_.empty() && line.starts_with("  ");
   if (!continues) {
@@ -85,7 +85,7 @@ std::string WorkerStream::shown(const std::string& line) {
   return std::exchange(held_, {});
 }
 
-// In one write, so that lines of several launchers do not mix.
+// Writes all at once, so that lines of several launchers do not mix.
 void WorkerStream::show(bool all) {
   std::string out;
   size_t begin = 0;

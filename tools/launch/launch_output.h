@@ -1,4 +1,4 @@
-// What the workers of `mantissa launch` print: line by line behind "[rank3]:", and as it is into files.
+// Prints what the workers of `mantissa launch` write: line by line behind "[rank3]:", and unchanged into files.
 #pragma once
 
 #include <map>
@@ -8,22 +8,22 @@
 
 namespace mantissa::tools {
 
-// What was shown of errors: each beginning of one, and behind whose prefix.
+// Remembers the errors that were shown: each beginning of one, and behind whose prefix.
 using ShownErrors = std::map<std::string, std::string>;
 
 // One stream of one worker. Lines longer than 64 KiB are cut, so that memory stays bounded.
 class WorkerStream {
  public:
-  // `from` is the reading end of a pipe and becomes this object's. Shown on `to`, if there is one; `log` is a file, or "".
-  // An error, a line that begins with "error: " and those that follow with two spaces, which another stream of `errors` has shown, is not
-  // shown again.
+  // `from` is the reading end of a pipe and becomes this object's. Lines are shown on `to`, if there is one; `log` is a file, or "". An
+  // error, a line that begins with "error: " and the following ones with two spaces, is not shown again if another stream of `errors` has
+  // shown it.
   WorkerStream(int from, UnblockedOutput* to, std::string prefix, const std::string& log, ShownErrors& errors);
   WorkerStream(WorkerStream&& other) noexcept;
   WorkerStream(const WorkerStream&) = delete;
   WorkerStream& operator=(const WorkerStream&) = delete;
   ~WorkerStream();
 
-  // The worker waits as long as what was read before waits for a reader: then -1.
+  // Returns -1 while earlier lines wait for a reader; the worker waits as long.
   int fd() const { return to_ != nullptr && to_->waiting() ? -1 : from_; }
   bool open() const { return from_ >= 0; }
   void read();                                     // what is there; closes at the end

@@ -53,7 +53,7 @@ std::pair<int, int> new_pipe() {
   return {ends[0], ends[1]};
 }
 
-// All variables that torchrun sets.
+// Returns all variables that torchrun sets.
 std::vector<std::string> environment_of(const WorkerPlan& plan, int local_rank) {
   Environment out = process_environment();
   const std::string rank = std::to_string(plan.first_rank + local_rank), world = std::to_string(plan.world);
@@ -73,7 +73,7 @@ std::vector<std::string> environment_of(const WorkerPlan& plan, int local_rank) 
   out["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1";
   out["MANTISSA_STEP_FD"] = std::to_string(plan.step_fd);
   if (plan.workers > 1) out.try_emplace("OMP_NUM_THREADS", "1");
-  if (!plan.token.empty()) out["MANTISSA_TOKEN"] = plan.token;
+  if (!plan.secret.empty()) out["MANTISSA_SECRET"] = plan.secret;
   std::vector<std::string> lines;
   for (const auto& [name, value] : out) lines.push_back(name + "=" + value);
   return lines;
@@ -86,7 +86,7 @@ std::vector<char*> pointers(std::vector<std::string>& words) {
   return out;
 }
 
-// In the child, between fork and exec: only calls that a signal handler may make. `problem` takes errno if the command cannot be run.
+// Runs in the child, between fork and exec: only calls that a signal handler may make. `problem` takes errno if the command cannot be run.
 [[noreturn]] void become(char* const* words, char* const* environment, int out, int err, int problem, pid_t launcher) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -103,7 +103,7 @@ std::vector<char*> pointers(std::vector<std::string>& words) {
   ::_exit(127);
 }
 
-// The groups of all processes that are stopped (state T).
+// Returns the groups of all processes that are stopped (state T).
 std::set<pid_t> stopped_groups() {
   std::set<pid_t> out;
   std::error_code gone;
@@ -207,7 +207,7 @@ class Group {
     for (const WorkerStream& stream : streams_) waits.push_back({.fd = stream.fd(), .events = POLLIN, .revents = 0});  // -1 is passed over
     for (const UnblockedOutput& output : shown_)
       waits.push_back({.fd = output.waiting() ? output.fd() : -1, .events = POLLOUT, .revents = 0});
-    // The end of what a wrapper left is not always told: its parent may be another that it left.
+    // The end of what a wrapper left is not always reported: its parent may be another process that it left.
     const bool looks = std::any_of(running_.begin(), running_.end(), [](const auto& worker) { return !worker.second.leads; });
     const double left = std::clamp(until - now_seconds(), 0.0, looks ? 1.0 : 60.0);
     if (::poll(waits.data(), waits.size(), static_cast<int>(std::ceil(left * 1e3))) <= 0) return reap();

@@ -1,4 +1,4 @@
-// The processes of one attempt of `mantissa launch`: started, listened to, signalled and waited for, from one thread.
+// Starts, reads, signals and waits for the processes of one attempt of `mantissa launch`, from one thread.
 #pragma once
 
 #include <sys/types.h>
@@ -17,14 +17,14 @@ struct WorkerPlan {
   std::string master_address;
   int master_port = 0;
   int restart = 0, most_restarts = 0;
-  std::string run_id, token;  // no token: the environment has one, or none is wanted
-  std::string log_folder;     // "": none
-  int shown = 3;              // beside a log: 1 standard output, 2 standard error, 3 both
-  std::set<int> shown_ranks;  // empty: all
-  int step_fd = -1;           // where ranks report their steps (report_step)
+  std::string run_id, secret;  // no secret: the environment has one, or none is wanted
+  std::string log_folder;      // "": none
+  int shown = 3;               // beside a log: 1 standard output, 2 standard error, 3 both
+  std::set<int> shown_ranks;   // empty: all
+  int step_fd = -1;            // where ranks report their steps (report_step)
 };
 
-// How one worker ended.
+// Says how one worker ended.
 struct Ending {
   int rank = 0;
   pid_t pid = 0;
@@ -33,7 +33,7 @@ struct Ending {
   double seconds = 0;  // since the attempt began
   std::string log;     // folder of its logs, or ""
   bool sent = false;   // the signal was the launcher's, after another had failed
-  // Not where a wrapper put it into another control group: out_of_memory_kills() would not tell that the kernel killed it.
+  // False if a wrapper put it into another control group, where out_of_memory_kills() would not show that the kernel killed it.
   bool counted = true;
 };
 
@@ -44,7 +44,7 @@ struct Attempt {
   bool killed = false;           // by a second Ctrl-C
 };
 
-// Blocks the signals that a launcher hands on, and SIGCHLD, while it lives; SIGPIPE is ignored.
+// Blocks the signals that a launcher forwards, and SIGCHLD, while it lives; SIGPIPE is ignored.
 class SignalQueue {
  public:
   SignalQueue();
@@ -58,7 +58,7 @@ class SignalQueue {
   int fd_;
 };
 
-// Until every worker has ended. The first failure ends the others: SIGTERM, and SIGKILL after 30 s. Throws Error(usage) if the command
+// Runs until every worker has ended. The first failure ends the others: SIGTERM, and SIGKILL after 30 s. Throws Error(usage) if the command
 // cannot be run.
 Attempt run_workers(const WorkerPlan& plan, SignalQueue& signals);
 

@@ -1,5 +1,5 @@
-// The progress line of a command that reads large files: the share of what it will read that it has read, and the time left. It appears
-// after two seconds, where Console draws one, too.
+// Draws the progress line of a command that reads large files: the share that it has read, and the time left. It appears after two seconds,
+// where Console draws one, too.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace mantissa::tools {
 
 class ReadProgress {
  public:
-  // bytes: that the command will read while this lives, as far as can be told.
+  // bytes: what the command will read while this lives, as far as known.
   explicit ReadProgress(int64_t bytes);
   ReadProgress(const ReadProgress&) = delete;
   ReadProgress& operator=(const ReadProgress&) = delete;
@@ -34,10 +34,10 @@ auto with_read_progress(int64_t bytes, const Body& body) {
 // "[######..................] 25% | 12s left", of so many bytes after so many seconds.
 std::string read_progress_line(int64_t done, int64_t bytes, double seconds);
 
-// By this process so far; none where the system does not tell.
+// Returns the bytes that this process has read so far; none if the system does not tell.
 std::optional<int64_t> bytes_read();
 
-// What the commands read: of a checkpoint and its weights, of a folder of Hugging Face's form, of texts.
+// Return the bytes that commands read: of a checkpoint and its weights, of a folder of Hugging Face's form, of texts.
 int64_t bytes_to_verify(const CheckpointReader& reader);
 int64_t bytes_to_export(const CheckpointReader& reader);
 int64_t bytes_to_compare(const std::filesystem::path& folder, const CheckpointReader& reader);

@@ -15,7 +15,7 @@
 namespace mantissa::tools {
 namespace {
 
-// Beside the drawing there is room for half of a label of nine digits.
+// Leaves room beside the drawing for half of a label of nine digits.
 constexpr double kWidth = 664, kHeight = 260, kLeft = 64, kRight = 628, kTop = 10, kBottom = 226;
 
 // A range of greater values has no size.
@@ -56,7 +56,7 @@ void draw_axes(Svg& svg, const Frame& frame) {
   svg.text((kLeft + kRight) / 2, kHeight - 2, "middle", "step");
 }
 
-// Two points, the least and the greatest, of each part: what stands out stays. A part with a gap keeps it.
+// Keeps two points, the least and the greatest, of each part, so that outliers stay. A part with a gap keeps it.
 Series thinned(const Series& all) {
   constexpr size_t kParts = 500;
   if (all.size() <= 2 * kParts) return all;
@@ -87,14 +87,14 @@ std::string path_of(const Series& points, const Frame& frame) {
 }
 
 void draw_line(Svg& svg, const ChartLine& line, const Frame& frame) {
-  const std::string colour = text("run", line.run % kRunColours);
-  svg.element("path", {{"class", (line.dots ? "line dashed " : "line ") + colour}, {"d", path_of(thinned(*line.points), frame)}},
+  const std::string color = text("run", line.run % kRunColors);
+  svg.element("path", {{"class", (line.dots ? "line dashed " : "line ") + color}, {"d", path_of(thinned(*line.points), frame)}},
               line.label);
   if (!line.dots) return;
   for (const MetricPoint& point : *line.points) {
     if (!drawable(point)) continue;
     svg.element("circle",
-                {{"class", "dot " + colour}, {"cx", number_text(frame.px(point))}, {"cy", number_text(frame.py(point))}, {"r", "3"}},
+                {{"class", "dot " + color}, {"cx", number_text(frame.px(point))}, {"cy", number_text(frame.py(point))}, {"r", "3"}},
                 text(line.label, ", step ", point.step, ": ", number_text(point.value)));
   }
 }
@@ -104,8 +104,8 @@ void draw_line(Svg& svg, const ChartLine& line, const Frame& frame) {
 constexpr double kCellHeight = 16, kNames = 180, kCellsWidth = 720;
 constexpr size_t kMostSteps = 100;
 
-// The stops of the colour map viridis, which stays in order of lightness for the colour-blind.
-std::string colour_of(double share) {
+// The stops of the color map viridis, which stays in order of lightness for the color-blind.
+std::string color_of(double share) {
   constexpr std::array<std::array<double, 3>, 5> kStops{{{68, 1, 84}, {59, 82, 139}, {33, 145, 140}, {94, 201, 98}, {253, 231, 37}}};
   const double place = (share > 0.0 ? std::min(share, 1.0) : 0.0) * (kStops.size() - 1);  // of a range without a size: NaN
   const auto stop = std::min(static_cast<size_t>(place), kStops.size() - 2);
@@ -117,12 +117,12 @@ std::string colour_of(double share) {
   return out + ")";
 }
 
-std::string colour_of(const PrecisionEvent& cell, const Decibels& range) {
+std::string color_of(const PrecisionEvent& cell, const Decibels& range) {
   if (!cell.amax) return "rgb(213,0,50)";
-  return cell.sqnr_db ? colour_of((*cell.sqnr_db - range.low) / std::max(1e-9, range.high - range.low)) : colour_of(1.0);
+  return cell.sqnr_db ? color_of((*cell.sqnr_db - range.low) / std::max(1e-9, range.high - range.low)) : color_of(1.0);
 }
 
-// The most frequent scales: ", scales 2^-9: 60%, 2^-8: 30% ...".
+// Lists the most frequent scales: ", scales 2^-9: 60%, 2^-8: 30% ...".
 std::string scales_text(const PrecisionEvent& cell) {
   constexpr size_t kShown = 4;
   std::vector<std::pair<int64_t, int>> by_count;
@@ -197,7 +197,7 @@ std::string heat_map(const std::string& title, const std::vector<PrecisionEvent>
                  {"y", number_text(kCellHeight * row)},
                  {"width", number_text(width)},
                  {"height", number_text(kCellHeight - 1)},
-                 {"fill", colour_of(cell, range)}},
+                 {"fill", color_of(cell, range)}},
                 cell_title(cell));
   }
   svg.text(kNames, bottom + 14, "start", text("step ", columns.begin()->first));
@@ -214,7 +214,7 @@ std::string heat_scale(const Decibels& range) {
                          {"y", "0"},
                          {"width", number_text(width + 0.5)},
                          {"height", "14"},
-                         {"fill", colour_of((i + 0.5) / kSteps)}});
+                         {"fill", color_of((i + 0.5) / kSteps)}});
   }
   svg.text(kNames, 30, "start", number_text(range.low, 3) + " dB");
   svg.text(kNames + kCellsWidth / 2, 30, "end", number_text(range.high, 3) + " dB, or exact");

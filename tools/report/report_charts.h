@@ -1,4 +1,4 @@
-// The charts of a report page, as inline SVG. Colours and line styles are classes that the page's style sheet defines: "run0" to "run7".
+// The charts of a report page, as inline SVG. Colors and line styles are classes that the page's style sheet defines: "run0" to "run7".
 #pragma once
 
 #include <string>
@@ -8,11 +8,11 @@
 
 namespace mantissa::tools {
 
-constexpr size_t kRunColours = 8;
+constexpr size_t kRunColors = 8;
 
 struct ChartLine {
   std::string label;
-  size_t run;  // its colour
+  size_t run;  // its color
   bool dots;   // few points: each is marked and says its value
   const Series* points;
 };
@@ -20,11 +20,11 @@ struct ChartLine {
 // Value over step; values that are not finite are gaps. Long series are thinned to the extremes of equal parts. "" without any value.
 std::string line_chart(const std::string& title, const std::vector<ChartLine>& lines);
 
-// The colours of a heat map, in dB.
+// The colors of a heat map, in dB.
 struct Decibels {
   double low, high;
 };
-// Module over step, one row each, coloured by SQNR. `cells` by ascending step; at most 100 of the steps are shown.
+// Module over step, one row each, colored by SQNR. `cells` by ascending step; at most 100 of the steps are shown.
 std::string heat_map(const std::string& title, const std::vector<PrecisionEvent>& cells, const Decibels& range);
 std::string heat_scale(const Decibels& range);  // the key to the colors
 

@@ -37,13 +37,13 @@ pre { overflow-x: auto; white-space: pre-wrap; overflow-wrap: anywhere; border-l
 
 std::string style() {
   std::string out = kStyle;
-  for (size_t i = 0; i < kRunColours; ++i)
+  for (size_t i = 0; i < kRunColors; ++i)
     out += text(".line.run", i, " { stroke: var(--run", i, "); } .dot.run", i, " { fill: var(--run", i, "); } .swatch.run", i,
                 " { border-color: var(--run", i, "); }\n");
   return out;
 }
 
-std::string swatch(size_t run) { return text("<span class=\"swatch run", run % kRunColours, "\"></span>"); }
+std::string swatch(size_t run) { return text("<span class=\"swatch run", run % kRunColors, "\"></span>"); }
 
 // ---- summary
 
@@ -55,7 +55,7 @@ std::string best_text(const Series& series) {
   return std::isfinite(best) ? number_text(best) : "-";
 }
 
-// "2, at steps 100, 350"; of many the newest.
+// Returns "2, at steps 100, 350"; of many the newest.
 std::string restarts_text(const RunMetrics& run) {
   constexpr size_t kShown = 4;
   if (run.starts.size() < 2) return "0";
@@ -64,7 +64,7 @@ std::string restarts_text(const RunMetrics& run) {
   return text(steps.size(), ", at ", steps.size() == 1 ? "step " : "steps ", older > 0 ? "... " : "", joined(steps.subspan(older)));
 }
 
-// Of the configuration; the metrics do not say.
+// Reads it from the configuration; the metrics do not have it.
 std::string ranks_text(const RunMetrics& run) {
   if (run.config.empty()) return "-";
   const json config = parse_strict_json(run.config, run.name + "/config.json");
@@ -122,7 +122,8 @@ std::string loss_chart(const Runs& runs) {
 
 // ---- precision
 
-// Of all maps, so that a color means the same error in each of them. At least 3 dB, so that colors far apart always mean errors far apart.
+// Scales the colors of all maps together, so that a color means the same error in each of them. The range is at least 3 dB, so that colors
+// far apart always mean errors far apart.
 Decibels common_range(const Runs& runs) {
   Decibels range{HUGE_VAL, -HUGE_VAL};
   for (const RunMetrics& run : runs) {
@@ -156,23 +157,23 @@ std::string precision(const Runs& runs) {
 
 // ---- texts and configuration
 
-std::string texts(const RunMetrics& run) {
+std::string samples(const RunMetrics& run) {
   constexpr size_t kMost = 12;
   std::string out = "<h3>" + escaped(run.name) + "</h3>\n";
-  const size_t shown = std::min(kMost, run.texts.size());
-  if (shown < run.texts.size()) out += text("<p class=\"soft\">the newest ", shown, " of ", run.texts.size(), "</p>\n");
+  const size_t shown = std::min(kMost, run.samples.size());
+  if (shown < run.samples.size()) out += text("<p class=\"soft\">the newest ", shown, " of ", run.samples.size(), "</p>\n");
   for (size_t i = 0; i < shown; ++i) {
-    const TextEvent& event = run.texts[run.texts.size() - 1 - i];
+    const SampleEvent& event = run.samples[run.samples.size() - 1 - i];
     out += text("<details", i == 0 ? " open=\"open\"" : "", "><summary>step ", event.step, "</summary><pre><b>", escaped(event.prompt),
                 "</b>", escaped(event.text), "</pre></details>\n");
   }
   return shown > 0 ? out : std::string();
 }
 
-std::string all_texts(const Runs& runs) {
+std::string all_samples(const Runs& runs) {
   std::string out;
-  for (const RunMetrics& run : runs) out += texts(run);
-  return out.empty() ? out : "<h2>Written texts</h2>\n" + out;
+  for (const RunMetrics& run : runs) out += samples(run);
+  return out.empty() ? out : "<h2>Samples</h2>\n" + out;
 }
 
 // By dotted key.
@@ -219,7 +220,7 @@ std::string configurations(const Runs& runs) {
 
 // ---- experts
 
-// Choices of each expert of a layer in all that is told of the newest steps.
+// Sums the assignments of each expert of a layer in the newest steps.
 std::vector<int64_t> load_of(const std::vector<RoutingPoint>& routing, int64_t layer) {
   std::vector<int64_t> sum;
   for (const RoutingPoint& point : routing) {
@@ -248,7 +249,7 @@ std::string layer_row(const RunMetrics& run, const LayerRouting& newest) {
   return row + "</tr>\n";
 }
 
-// A row for each layer with experts.
+// Writes a row for each layer with experts.
 std::string experts(const RunMetrics& run) {
   if (run.routing.empty()) return {};
   const RoutingPoint& newest = run.routing.back();
@@ -268,7 +269,7 @@ std::string all_experts(const Runs& runs) {
   return out.empty() ? out : "<h2>Experts</h2>\n" + out;
 }
 
-// Only where a run has experts.
+// Writes the section only if a run has experts.
 std::string load_chart(const Runs& runs) {
   const bool any = std::ranges::any_of(runs, [](const RunMetrics& run) { return !run.imbalance.empty(); });
   return any ? chart(runs, "load of experts, largest over mean, worst layer", &RunMetrics::imbalance) : "";
@@ -284,7 +285,7 @@ std::string report_page(const Runs& runs) {
          "</style></head>\n<body>\n<h1>" + escaped(title) + "</h1>\n" + summary(runs) + "<div class=\"charts\">\n" + loss_chart(runs) +
          chart(runs, "learning rate", &RunMetrics::lr) + chart(runs, "gradient norm", &RunMetrics::gradient_norm) +
          chart(runs, "throughput, tokens per second", &RunMetrics::tokens_per_second) + load_chart(runs) + "</div>\n" + all_experts(runs) +
-         "<h2>Precision</h2>\n" + precision(runs) + all_texts(runs) + configurations(runs) + "</body></html>\n";
+         "<h2>Precision</h2>\n" + precision(runs) + all_samples(runs) + configurations(runs) + "</body></html>\n";
 }
 
 }  // namespace mantissa::tools

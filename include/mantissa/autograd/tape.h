@@ -16,7 +16,7 @@
 
 namespace mantissa {
 
-// Where a parameter's gradient is collected. The first contribution after reset() overwrites, so buffers are never zeroed.
+// Collects a parameter's gradient. The first contribution after reset() overwrites, so buffers are never zeroed.
 struct Leaf {
   Tensor grad;  // stats dtype, shape of the parameter
   bool written = false;
@@ -40,7 +40,7 @@ class Var {
 
   const Tensor& value() const { return value_; }
   Leaf* leaf() const { return leaf_; }
-  // The leaf of a weight that an operation can only train. Throws Error(internal) for a constant.
+  // Returns the leaf of a weight that an operation can only train. Throws Error(internal) for a constant.
   Leaf& trained_leaf(const char* op) const {
     require(leaf_ != nullptr, op, ": the weight must be a parameter when gradients are recorded");
     return *leaf_;
@@ -57,7 +57,7 @@ class Var {
   std::function<Tensor()> rebuild_;  // set: save() keeps this instead of the value
 };
 
-// What backward needs of a forward value: the tensor, or the means to compute it again (selective recompute).
+// Keeps what backward needs of a forward value: the tensor, or the means to compute it again (selective recompute).
 class Saved {
  public:
   explicit Saved(const Var& var) : tensor_(var.rebuild_ ? Tensor() : var.value_), rebuild_(var.rebuild_) {}
@@ -114,13 +114,13 @@ class Tape {
   std::vector<Tensor> gradients_;  // by slot; only what is still to be used
 };
 
-// True if an operation on these inputs must save what its backward needs.
+// Returns true if an operation on these inputs must save what its backward needs.
 bool recording(std::initializer_list<Var> inputs);
 
-// The result of an operation as a Var: on the current tape if recording(inputs), else a constant.
+// Returns the result of an operation as a Var: on the current tape if recording(inputs), else as a constant.
 Var record(const char* op, Tensor value, std::initializer_list<Var> inputs, Tape::Backward backward);
 
-// The same value; when it is saved by a later operation, `rebuild` is kept in its place and called in backward.
+// Returns the same value; an operation that saves it keeps `rebuild` in its place and calls it in backward.
 Var rebuilt_on_demand(Var var, std::function<Tensor()> rebuild);
 
 // Runs `segment` without recording and keeps only x; backward records it again on a tape of its own (Chen et al. 2016).

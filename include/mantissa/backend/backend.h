@@ -1,11 +1,11 @@
-// The table of contents of all mathematics: one struct of named operands per kernel, which run() takes, with its contract: the dtype and
-// the shape of every operand, as contract.h writes them, the longer ones in kernel_contracts.cpp. Callers see only Backend&.
+// The table of contents of all mathematics. Every kernel is a struct of named operands that run() takes. Its contract states dtype and
+// shape of every operand as contract.h writes them; the longer contracts are in kernel_contracts.cpp. Callers see only Backend&.
 //
 // Conventions. N = rows (tokens), C = channels, V = vocabulary. Matrices are row-major. "Values" (x, y, weight, dy, dx) share one dtype:
 // fp32 or bf16, and on the reference backend also fp64. Statistics, losses and parameter gradients ("stats") are fp32, or fp64 where the
-// values are fp64. Sums have a fixed order that depends on the shapes only. `accumulate`: add to the output instead of overwriting it.
-// Optional operands, and only those, have a default initialiser. Indices (ids, targets, positions, segment starts) are in range: whoever
-// uploads them checks, because a device cannot throw; kernels of a CPU check again.
+// values are fp64. Sums have a fixed order that depends on the shapes only. `accumulate` adds to the output instead of overwriting it.
+// Optional operands, and only those, have a default initializer. Indices (ids, targets, positions, segment starts) must be in range: the
+// uploader checks them because a device cannot throw, and CPU kernels check again.
 #pragma once
 
 #include <bit>
@@ -35,8 +35,9 @@ struct Convert {  // out = x rounded to the dtype of out (RNE); the same dtype i
   }
 };
 
-// out = std * random_normal(key, what, index), with the index that an element of out has in the whole of which out is a box: out[0] has
-// first_index; with out as [rows, last dimension], each row begins row_stride after the one before it, or, where that is 0, at its end.
+// out = std * random_normal(key, what, index), where index counts the elements of the whole tensor of which out is a box. out[0] has
+// first_index. With out viewed as [rows, last dimension], each row begins row_stride after the one before; row_stride 0 means that rows are
+// adjacent.
 struct RandomNormal {
   Tensor out;
   RngKey key;
@@ -59,7 +60,7 @@ struct Add {  // out = a + b; out may be a or b
   Contract contract() const { return Contract("add").input("a", a, "[...]").input("b", b, "[...]").in_place("out", out, "[...]"); }
 };
 
-// out = x + bias in every row, x being sums that are not rounded yet; out may be x.
+// Computes out = x + bias in every row. x are unrounded sums; out may be x.
 struct AddBias {
   Tensor x, bias, out;
 
@@ -78,12 +79,12 @@ struct Operand {  // a matrix, read transposed where the flag says so
   int64_t cols() const { return shape_of(value)[transposed ? 0 : 1]; }
 };
 
-// out [M, N] (+)= op(a) [M, K] * op(b) [K, N] + bias [N]. High-precision operands share a dtype; out has it too, or is stats. fp32
-// accumulation (fp64 for fp64). The only way to multiply matrices. Here and in kernels on rows a backend may take subnormals for zero.
+// out [M, N] (+)= op(a) [M, K] * op(b) [K, N] + bias [N]. This is the only way to multiply matrices. High-precision operands share a dtype;
+// out has it too, or is stats. Accumulation is fp32 (fp64 for fp64). Here and in row kernels a backend may flush subnormals to zero.
 //
-// A quantised operand stands for its dequantised values. It is dequantised to the dtype of the other operand (bf16 if both are quantised),
-// which is exact in bf16 unless a non-zero block has an extreme scale code (see extreme_scale()): then the product runs in fp32 and honors
-// subnormals. With two quantised operands out is bf16 or fp32, with an accumulated sum always stats.
+// A quantized operand stands for its dequantized values. It is dequantized to the dtype of the other operand, or to bf16 if both are
+// quantized. That is exact in bf16 unless a non-zero block has an extreme scale code (see extreme_scale()); then the GEMM runs in fp32 and
+// honors subnormals. With two quantized operands out is bf16 or fp32; an accumulated sum is always stats.
 struct Gemm {
   Operand a, b;
   Tensor out;
@@ -93,10 +94,9 @@ struct Gemm {
   Contract contract() const;
 };
 
-// Element codes and scales of x [M, C], fp32 or bf16 (flashinfer: bf16 only). Rows of `out` beyond M count as zeros: M is rounded up to
-// whole blocks so that any number of tokens can be quantised. `second`: the same x in the other orientation, in the same pass. nonfinite
-// [1] i32: set to 1 if x holds a NaN or Inf, else left alone. The bits given are quantised: who holds fp32 and wants what bf16 gives rounds
-// first.
+// Writes element codes and scales of x [M, C], fp32 or bf16 (flashinfer: bf16 only). Rows of `out` beyond M count as zeros, so any number
+// of tokens can be quantized. `second` gets the same x in the other orientation in the same pass. nonfinite [1] i32 is set to 1 if x holds
+// a NaN or Inf, else left alone. The given bits are quantized: a caller that holds fp32 and wants the codes of bf16 rounds first.
 struct Quantize {
   Tensor x;
   QuantizedTensor out;
@@ -106,9 +106,9 @@ struct Quantize {
   Contract contract() const;
 };
 
-// out [R, C] (fp32 or bf16) = element * 2^(scale - 127), rounded once; a scale of 255 gives NaN, and -0 under flashinfer gives +0.
-// extreme [1] i32: set to 1 if a block with an extreme scale code holds a non-zero element, else left alone. A narrower out takes whole
-// blocks of columns from first_col on.
+// out [R, C] (fp32 or bf16) = element * 2^(scale - 127), rounded once. A scale of 255 gives NaN, and -0 under flashinfer gives +0. extreme
+// [1] i32 is set to 1 if a block with an extreme scale code holds a non-zero element, else left alone. A narrower out takes whole column
+// blocks from first_col on.
 struct Dequantize {
   QuantizedTensor x;
   Tensor out;
@@ -118,7 +118,7 @@ struct Dequantize {
   Contract contract() const;
 };
 
-// out = Dequantize(Quantize(x)) without the codes. x and out share dtype (fp32 or bf16) and shape [R, C].
+// Computes Dequantize(Quantize(x)) without writing codes. x and out share dtype (fp32 or bf16) and shape [R, C].
 struct FakeQuantize {
   Tensor x, out;
   Quantization how;
@@ -126,16 +126,16 @@ struct FakeQuantize {
   Contract contract() const;
 };
 
-// Columnwise codes from rowwise ones by exponent shift: the bits of quantising the fp32 dequantised values of x columnwise, with its format
-// and rule. x 1 x b, out b x 1.
+// Derives columnwise codes from rowwise ones by exponent shift. They equal the codes of the dequantized fp32 values of x, quantized
+// columnwise with the same format and rule. x has 1 x b blocks, out b x 1.
 struct RequantizeColumns {
   QuantizedTensor x, out;
 
   Contract contract() const;
 };
 
-// Scales in the 128 x 4 layout of cuBLASLt and tcgen05, padding written as 0. Rowwise: outer = rows, inner = blocks of a row; columnwise:
-// the transposed scales. out u8 [swizzled_bytes(x)].
+// Writes scales in the 128 x 4 layout of cuBLASLt and tcgen05, with padding 0. Rowwise: outer = rows, inner = blocks of a row; columnwise:
+// the transposed scales. out is u8 [swizzled_bytes(x)].
 struct SwizzleScales {
   QuantizedTensor x;
   Tensor out;
@@ -143,10 +143,10 @@ struct SwizzleScales {
   Contract contract() const;
 };
 
-// How far codes q are from the values x [M, C] (fp32 or bf16) that they stand for. M is rounded up to whole blocks as in Quantize; elements
-// beyond M do not count. out [Part::size] fp64: sums of x^2 and (x - q)^2; elements beyond the largest code of their block, and such that
-// are not zero but are coded as zero; the largest |x|; from Part::scales on how many blocks have scale code 0, 1, .. 255. A NaN in x makes
-// the sums and the largest NaN.
+// Measures how far codes q are from the values x [M, C] (fp32 or bf16) that they stand for. M is rounded up to whole blocks as in Quantize;
+// elements beyond M do not count. out [Part::size] fp64 gets the sums of x^2 and (x - q)^2; the number of elements beyond the largest code
+// of their block, and of non-zero elements coded as zero; the largest |x|; and from Part::scales on how many blocks have scale code 0, 1,
+// .. 255. A NaN in x makes the sums and the largest NaN.
 struct QuantizationError {
   enum Part : int64_t { signal, noise, clipped, flushed, amax, scales, size = scales + 256 };
   Tensor x;
@@ -163,11 +163,11 @@ struct SumRows {  // out (+)= sum over rows of x
   Contract contract() const { return Contract("sum_rows").input("x", x, "[N, C]").output("out", out, "stats [C]"); }
 };
 
-// Which rows of a table an operand of V rows has: [first, first + V) of `rows`, or, where that is 0, all.
+// Says which rows of a table an operand of V rows holds: [first, first + V) of `rows`, or all if `rows` is 0.
 struct TableRows {
   int64_t first = 0, rows = 0;
 
-  // That it is so, V being known.
+  // Checks that the rows lie in the table; V must be known.
   Contract& check(Contract& c) const {
     const bool inside = rows == 0 ? first == 0 : first >= 0 && first + c.size('V') <= rows;
     return c.that(inside, "the table's rows from ", first, " on, ", c.size('V'), " of them, are not among ", rows);
@@ -247,19 +247,19 @@ struct LayerNormBackward {  // dbias present if and only if the forward had a bi
   }
 };
 
-// How a row of packed q|k|v is laid out: heads * head_dim query channels, then kv_heads * head_dim keys, then as many values.
+// Lays out a row of packed q|k|v: heads * head_dim query channels, then kv_heads * head_dim keys, then as many values.
 struct HeadLayout {
   int64_t heads, kv_heads, head_dim;
   int64_t row() const { return (heads + 2 * kv_heads) * head_dim; }
 
-  // Where the contract of a kernel on such rows begins. D = head_dim, H = heads, L = query and key heads, Q = channels of the queries,
-  // K = of the keys, R = row().
+  // Begins the contract of a kernel on such rows. D = head_dim, H = heads, L = query and key heads, Q = channels of the queries, K =
+  // channels of the keys, R = row().
   Contract contract(const char* kernel) const;
-  // And with rows qkv [N, R] of B = batch sequences of one length T. segment_starts [N] i32 is optional.
+  // Also declares qkv [N, R] of B = batch sequences of one length T, and optional segment_starts [N] i32.
   Contract contract(const char* kernel, const Tensor& qkv, int64_t batch, const Tensor& segment_starts) const;
 };
 
-// RMS norm of every query head with q_weight and every key head with k_weight; values are copied.
+// Normalizes every query head with q_weight and every key head with k_weight (RMS norm); values are copied.
 struct QkNormForward {
   Tensor x, q_weight, k_weight, y, rstd;
   HeadLayout layout;
@@ -285,9 +285,8 @@ struct QkNormBackward {
   }
 };
 
-// Rotary position embedding, rotate-half (Su et al. 2021; element j pairs with j + D/2), of query and key heads; values are copied.
-// table: cos in the first D/2 columns, sin in the rest, row = position. positions lie in [0, P). inverse: rotates back, which is the
-// gradient.
+// Rotates query and key heads by position (rotate-half, Su et al. 2021; element j pairs with j + D/2); values are copied. Row p of table
+// holds cos in the first D/2 columns and sin in the rest. positions lie in [0, P). inverse rotates back, which is the gradient.
 struct Rope {
   Tensor x, table, positions, y;
   HeadLayout layout;
@@ -301,10 +300,10 @@ struct Rope {
   }
 };
 
-// Causal softmax attention (blocked as in FlashAttention-2, Dao 2023: memory linear in T). lse: log of the sum of exponentials of the
-// scaled scores. Query head h reads key head h / (heads / kv_heads). segment_starts: position i of a row attends to [segment_starts[i], i];
-// absent: to [0, i]. window: of these to the last so many; 0: to all. Key blocks that no query of a block sees cost nothing.
-// sinks: one more score for each query head, which is not scaled and has no value: exp(sink) joins the sum of exponentials (gpt-oss).
+// Causal softmax attention, blocked as in FlashAttention-2 (Dao 2023), so memory is linear in T. lse is the log of the sum of exponentials
+// of the scaled scores. Query head h reads key head h / (heads / kv_heads). Position i of a row attends to [segment_starts[i], i], or to
+// [0, i] without segment_starts, and with a window only to the last `window` of these. Key blocks outside the mask cost nothing. sinks add
+// one unscaled score without a value per query head: exp(sink) joins the sum of exponentials (gpt-oss).
 struct AttentionForward {
   Tensor qkv, out, lse;
   int64_t batch;
@@ -336,7 +335,7 @@ struct AttentionBackward {  // of scores; with sinks lse holds all that there is
   }
 };
 
-// dsinks (+)= -sum over rows of exp(sinks - lse) * (dout out), which is what a score without a value gets.
+// dsinks (+)= -sum over rows of exp(sinks - lse) * (dout out), the gradient of a score without a value.
 struct AttentionSinkGradient {
   Tensor sinks, out, lse, dout, dsinks;
   int64_t batch;
@@ -346,7 +345,7 @@ struct AttentionSinkGradient {
   Contract contract() const;
 };
 
-// One step of generation: rows qkv at positions first .. first + n - 1 of one sequence. Their keys and values are stored into keys, values,
+// One step of generation for rows qkv at positions first .. first + n - 1 of one sequence. Stores their keys and values into the cache;
 // then each row attends to everything up to itself, or to the last `window` of that.
 struct CachedAttention {
   Tensor qkv, keys, values, out;
@@ -369,8 +368,9 @@ struct CachedAttention {
   }
 };
 
-// out = silu(gate) * up, x = gate | up (Shazeer 2020), times the row's weight where there are weights. With a limit, as gpt-oss has it:
-// out = gate * sigmoid(1.702 gate) * (up + 1), gate no larger than limit, up in [-limit, limit]; what is cut off has no gradient.
+// out = silu(gate) * up with x = gate | up (Shazeer 2020), times the row's weight where row_weights are given. With a limit it is the
+// activation of gpt-oss: out = gate * sigmoid(1.702 gate) * (up + 1), with gate clamped from above at limit and up to [-limit, limit];
+// clamped elements get no gradient.
 struct SwiGluForward {
   Tensor x, out;
   Tensor row_weights{};
@@ -413,8 +413,8 @@ struct GeluBackward {
   Contract contract() const { return Contract("gelu backward").input("x", x, "[...]").input("dy", dy, "[...]").output("dx", dx, "[...]"); }
 };
 
-// loss: log-sum-exp over the first `vocab` columns of logits minus the target's logit; 0 where the target is negative. A target >= vocab
-// throws. dlogits, where given, = scale * (softmax - onehot), 0 in ignored rows and in columns >= vocab; it may be logits.
+// loss is log-sum-exp over the first `vocab` columns of logits minus the target's logit, and 0 where the target is negative. A target >=
+// vocab throws. dlogits, if given, gets scale * (softmax - onehot), 0 in ignored rows and in columns >= vocab; it may be logits.
 struct CrossEntropy {
   Tensor logits, targets, loss;
   int64_t vocab;
@@ -429,9 +429,10 @@ struct CrossEntropy {
   }
 };
 
-// CrossEntropy of logits whose columns several ranks share, in two kernels. The columns here are [first, first + V) of the whole, of which
-// the first `vocab` take part in the softmax: all of these, some or none. The first kernel: per row, log-sum-exp over the own columns, -Inf
-// if there are none, and the target's logit if it is among them, else 0; both 0 where the target is negative. A target >= vocab throws.
+// The first of two kernels that compute CrossEntropy of logits whose columns several ranks share. The columns here are [first, first + V)
+// of the whole, of which only the first `vocab` of the whole take part in the softmax. Per row, sums gets log-sum-exp over the own columns,
+// -Inf if there are none, and the target's logit if it is among them, else 0; both are 0 where the target is negative. A target >= vocab
+// throws.
 struct CrossEntropyShare {
   Tensor logits, targets, sums;
   int64_t first, vocab;
@@ -443,8 +444,8 @@ struct CrossEntropyShare {
   }
 };
 
-// The second: loss and dlogits as those of CrossEntropy, from what the first one gave on R ranks, combined in their order. The loss has the
-// same bits on all of them.
+// The second kernel computes loss and dlogits as CrossEntropy does, from the sums of R ranks, combined in rank order. The loss has the same
+// bits on all of them.
 struct CrossEntropyOfShares {
   Tensor logits, targets, sums, loss;
   int64_t first, vocab;
@@ -459,29 +460,30 @@ struct CrossEntropyOfShares {
   }
 };
 
-// Mixture of experts. E = experts, K = choices of a token, S = sequences of one length, R = rows of a dispatch: groups, one for each
-// expert, each padded to whole multiples, and rows of no group behind them.
+// Mixture of experts. E = experts, K = top-k assignments of a token, S = sequences of one length, R = permuted tokens: one group of rows
+// for each expert, each padded to whole multiples, then rows of no group.
 
 enum class RouterScore { softmax, sigmoid };
 
-// Which experts a token goes to and what their outputs count. Its choices are the K experts with the largest score (softmax or sigmoid of
-// the logits) + bias, ties to the lowest index, NaN below everything, written ascending. With groups only experts of the groups_kept best
-// groups are chosen, a group counting the sum of its best K / groups_kept, at least one, of score + bias (DeepSeek-V3). The weights are the
-// chosen scores; score_after_choice: softmax over the chosen logits (Mixtral); renormalise: divided by their sum (sigmoid: + 1e-20); then
-// times scale. A NaN among the logits of a token makes all of its weights NaN.
+// Decides which experts a token goes to and with which weights. A token's assignments are the K experts with the largest score (softmax or
+// sigmoid of the logits) + bias, written in ascending order; ties go to the lowest index, and NaN ranks below everything. With groups, only
+// experts of the groups_kept best groups are eligible; a group is ranked by the sum of its best K / groups_kept, at least one, of score +
+// bias (DeepSeek-V3). The weights are the chosen scores; softmax_after_topk takes softmax over the chosen logits instead (Mixtral);
+// renormalize divides by their sum (sigmoid: + 1e-20); then scale multiplies. A NaN among the logits of a token makes all of its weights
+// NaN.
 struct RoutingRule {
-  int64_t choices;
+  int64_t top_k;
   RouterScore score;
-  bool score_after_choice, renormalise;
+  bool softmax_after_topk, renormalize;
   double scale;
   int64_t groups = 1, groups_kept = 1;
-  bool forced = false;  // for benchmarks: choice j of token n is expert (n K + j) mod E, whatever its score
+  bool forced = false;  // for benchmarks: assignment j of token n is expert (n K + j) mod E, whatever its score
 
-  // That it is one for so many experts.
+  // Checks the rule for so many experts.
   Contract& check(Contract& c, int64_t experts) const;
 };
 
-// scores: softmax over all experts, or sigmoid. counts[s, e]: choices of expert e in sequence s.
+// scores are softmax over all experts, or sigmoid. counts[s, e] are the assignments of expert e in sequence s.
 struct RouteForward {
   Tensor logits, experts, weights, scores, counts;
   RoutingRule rule;
@@ -490,8 +492,8 @@ struct RouteForward {
   Contract contract() const;
 };
 
-// dlogits of dweights and of three losses: balance * E / (K N^2) * sum_e n_e sum_t P_te with N tokens, of which expert e has n_e choices, P
-// being scores, divided by their sum where they are sigmoids; sequence_balance * the same of each sequence, averaged; z * mean of
+// dlogits is the gradient of dweights and of three losses: balance * E / (K N^2) * sum_e n_e sum_t P_te with N tokens, n_e assignments of
+// expert e and scores P, divided by their sum where they are sigmoids; sequence_balance * the same of each sequence, averaged; z * mean of
 // log-sum-exp(logits)^2 (Switch Transformer, Fedus et al. 2021; ST-MoE, Zoph et al. 2022). Counts are constants.
 struct RouteBackward {
   Tensor logits, scores, experts, counts, dweights, dlogits;
@@ -508,23 +510,23 @@ struct RouterLosses {  // out = these three losses, each with a factor of 1
   Contract contract() const;
 };
 
-// How many rows a dispatch of so many choices to so many experts has room for: a whole multiple, which no padding exceeds.
-int64_t dispatch_rows(int64_t choices, int64_t experts, int64_t multiple);
+// Returns the rows of a dispatch of so many assignments to so many experts: a whole multiple that no padding exceeds.
+int64_t dispatch_rows(int64_t assignments, int64_t experts, int64_t multiple);
 
-// Stable counting sort of choices by expert. Group e is rows [offsets[e], offsets[e + 1]), a whole multiple, its last ones padding.
-// choices[r] = n K + j, or -1 in rows of padding and behind the last group; rows[n, j] is where choice j of token n is, or -1: dropped, as
-// all beyond the first `capacity` of an expert are, in token order, if that is not 0.
+// Sorts assignments by expert, stably. Group e is rows [offsets[e], offsets[e + 1]), a whole multiple whose last rows are padding.
+// assignments[r] = n K + j, or -1 in padding and behind the last group. rows[n, j] is the row of assignment j of token n, or -1 if it was
+// dropped: an expert keeps its first `capacity` assignments in token order, or all if capacity is 0.
 struct DispatchTable {
-  Tensor experts, offsets, rows, choices;
+  Tensor experts, offsets, rows, assignments;
   int64_t multiple, capacity = 0;
 
   Contract contract() const;
 };
 
-// out[r] = x[choices[r] / per_row], zeros where that is -1: codes 0 with scale 0. Rowwise codes, or values.
+// out[r] = x[assignments[r] / per_row], or zeros (codes 0 with scale 0) where that is -1. Takes rowwise codes or values.
 struct Permute {
   Value x, out;
-  Tensor choices;
+  Tensor assignments;
   int64_t per_row;
 
   Contract contract() const;
@@ -538,8 +540,9 @@ struct Unpermute {  // out[n] = sum over ascending j of x[rows[n, j]] without th
   }
 };
 
-// Products of a stack of G matrices, viewed as one below the other, each with the rows of its group: out[r] = a[r] * op(b_g), b_g [I, O]
-// or, transposed, [O, I]. Rows of no group become zeros. Operands as in Gemm. A row's result does not depend on how many others there are.
+// Multiplies each group of rows with its matrix of a grouped weight, G matrices viewed as one below the other: out[r] = a[r] * op(b_g),
+// with b_g [I, O] or, transposed, [O, I]. Rows of no group become zeros. Operands are as in Gemm. A row's result does not depend on the
+// number of other rows.
 struct GroupedGemm {
   Operand a, b;
   Tensor out, offsets;
@@ -547,8 +550,8 @@ struct GroupedGemm {
   Contract contract() const;
 };
 
-// out_g (+)= transposed a_g * b_g for every group g, [A, B] each, viewed as one below the other: zeros, or nothing added, where a group has
-// no rows. Operands as in Gemm, codes columnwise; groups begin at whole blocks.
+// out_g (+)= transposed a_g * b_g for every group g, [A, B] each, viewed as one below the other; a group without rows gives zeros, or adds
+// nothing. Operands are as in Gemm, codes columnwise; groups begin at whole blocks.
 struct GroupedWeightGradient {
   Value a, b;
   Tensor out, offsets;
@@ -557,8 +560,8 @@ struct GroupedWeightGradient {
   Contract contract() const;
 };
 
-// Biases of a stack of matrices, [G * C] one after the other: out[r] = x[r] + bias_g in the rows of group g, times the row's weight where
-// there are weights; x in rows of no group. x are sums that are not rounded yet.
+// Adds the biases of a grouped weight, [G * C]: out[r] = x[r] + bias_g in the rows of group g, times the row's weight where row_weights are
+// given; rows of no group are copied. x are unrounded sums.
 struct AddGroupedBias {
   Tensor x, bias, out, offsets;
   Tensor row_weights{};
@@ -566,7 +569,7 @@ struct AddGroupedBias {
   Contract contract() const;
 };
 
-// dbias_g (+)= the sum of dy[r] over the rows of group g, times their weights; zeros, or nothing added, where a group has no rows.
+// dbias_g (+)= the sum of dy[r] over the rows of group g, times their weights; a group without rows gives zeros, or adds nothing.
 struct GroupedBiasGradient {
   Tensor dy, dbias, offsets;
   bool accumulate;
@@ -575,18 +578,19 @@ struct GroupedBiasGradient {
   Contract contract() const;
 };
 
-// out[r] = dy[r] . bias_g in the rows of group g, 0 in others: what the bias adds to the gradient of a row's weight.
-struct GroupedBiasProduct {
+// out[r] = dy[r] . bias_g in the rows of group g and 0 in others: what the bias adds to the gradient of a row's weight.
+struct GroupedBiasDot {
   Tensor dy, bias, out, offsets;
 
   Contract contract() const;
 };
 
-// Index into the small fp32 tensor that holds what changes each step, so that a step can be replayed without new arguments.
+// Indexes the small fp32 tensor of values that change each step, so that a step can be replayed without new arguments.
 enum class StepValue : int { lr, inverse_bias_correction1, inverse_bias_correction2, clip_factor, skip, count };
 
-// Decoupled weight decay (Loshchilov and Hutter 2019), one pass: g = grad * clip_factor; m, v updated; master -= lr * (m^/(sqrt(v^)+eps) +
-// wd * master); value = master rounded, if given. step is indexed by StepValue. skip != 0: master, m and v stay as they are.
+// Updates with decoupled weight decay (Loshchilov and Hutter 2019) in one pass: g = grad * clip_factor; m, v updated; master -= lr *
+// (m^/(sqrt(v^)+eps) + wd * master); value = master rounded, if given. step is indexed by StepValue. If skip != 0, master, m and v stay as
+// they are.
 struct AdamW {
   Tensor master, m, v, grad, step;
   double beta1, beta2, eps, weight_decay;
@@ -603,14 +607,14 @@ struct AdamW {
   }
 };
 
-// What the gradients of a step amount to, in fp64. bad_weights: a flag was set.
+// Indexes the outcome of a step's gradients, in fp64. bad_weights: a flag was set.
 enum class StepOutcome : int { loss, gradient_norm, bad_weights, skip, count };
 
-// Ends the backward passes of a step. partials: SquaredNorm of all gradients; losses: of the micro batches; flags: Quantize::nonfinite.
-// loss = sum of losses, in order or, where `pairwise` (their number a power of two), of neighbours, then of pairs of them; gradient_norm =
-// root of the sum of partials in order. The step is to be skipped if a flag is set or one of the two is not finite. Writes outcome, indexed
-// by StepOutcome, and of step, indexed by StepValue, clip_factor, min(1, clip / (norm + 1e-6)) as torch's clip_grad_norm_ or 1 for clip 0,
-// and skip.
+// Ends the backward passes of a step. partials are the SquaredNorm of all gradients, losses those of the micro batches, flags
+// Quantize::nonfinite. loss is the sum of losses, in order or, where `pairwise` (their number is a power of two), of neighbors, then of
+// pairs of them; gradient_norm is the root of the sum of partials in order. The step is to be skipped if a flag is set or one of the two is
+// not finite. Writes outcome, indexed by StepOutcome, and clip_factor and skip of step, indexed by StepValue; clip_factor is min(1, clip /
+// (norm + 1e-6)) as in torch's clip_grad_norm_, or 1 for clip 0.
 struct FinishGradients {
   Tensor partials, losses, flags, step, outcome;
   double clip;
@@ -633,7 +637,7 @@ struct Sum {  // out = factor * sum of all elements of x, in order, in fp64
   Contract contract() const { return Contract("sum").input("x", x, "stats [...]").output("out", out, "fp64 [1]"); }
 };
 
-// partials[i] = sum of squares of rows [32 i, 32 i + 32) of x viewed as [N, rest], in fp64; not finite if and only if a row element is not.
+// partials[i] = sum of squares of rows [32 i, 32 i + 32) of x viewed as [N, rest], in fp64; it is finite if and only if all of them are.
 struct SquaredNorm {
   Tensor x, partials;
 
@@ -644,7 +648,7 @@ struct SquaredNorm {
   }
 };
 
-// Every kernel: what Backend declares, a complete backend overrides, and tests must cover.
+// Lists every kernel: Backend declares them, a complete backend overrides them, and tests must cover them.
 #define MANTISSA_KERNELS(DECLARE) \
   DECLARE(Fill)                   \
   DECLARE(Convert)                \
@@ -689,13 +693,13 @@ struct SquaredNorm {
   DECLARE(GroupedWeightGradient)  \
   DECLARE(AddGroupedBias)         \
   DECLARE(GroupedBiasGradient)    \
-  DECLARE(GroupedBiasProduct)     \
+  DECLARE(GroupedBiasDot)         \
   DECLARE(AdamW)                  \
   DECLARE(FinishGradients)        \
   DECLARE(Sum)                    \
   DECLARE(SquaredNorm)
 
-// The caching allocator's own counters, in bytes and calls; the system is where its memory comes from.
+// Counts bytes and calls of the caching allocator; the system is where its memory comes from.
 struct AllocatorStats {
   int64_t in_use = 0, peak_in_use = 0;  // handed out now, at most so far
   int64_t reserved = 0;                 // held from the system
@@ -706,25 +710,24 @@ class Backend {
  public:
   virtual ~Backend() = default;
   virtual const char* name() const = 0;  // as training.device names it
-  // 64-byte aligned, not initialised; goes back to the cache when the last handle is gone. Throws Error(internal) with the size on
-  // exhaustion.
+  // Returns 64-byte aligned, uninitialized memory, which goes back to the cache when the last handle is gone. Throws Error(internal) with
+  // the size on exhaustion.
   virtual std::shared_ptr<std::byte> allocate(int64_t bytes) = 0;
   virtual AllocatorStats allocator_stats() const = 0;
-  // Whether tensors lie in memory of the host. If they do not, only kernels, upload() and download() may touch them.
+  // Returns whether tensors lie in host memory. If they do not, only kernels, upload() and download() may touch them.
   virtual bool host_memory() const = 0;
-  // All bytes of a tensor, from and to memory of the host, after the kernels before. When upload() returns, `from` may be used again; when
+  // Copy all bytes of a tensor from and to host memory, after all kernels so far. When upload() returns, `from` may be reused; when
   // download() returns, its copy is complete.
   virtual void upload(const void* from, const Tensor& to) = 0;
   virtual void download(const Tensor& from, void* to) = 0;
-  virtual void synchronise() = 0;  // returns when every kernel so far has ended
-  // How many products ran in fp32 so far because an operand held extreme scale codes, where others run in bf16.
-  virtual int64_t fp32_products() const { return 0; }
-  // What of the bits of products depends on where a row or column of an operand stands or on zeros behind the depth, measured: "fp32, rows:
-  // 40 of 64 differ". Empty on every machine where a token has the same bits whichever tokens are beside it, and whichever rank computes
-  // it.
+  virtual void synchronize() = 0;  // returns when every kernel so far has ended
+  // Counts the GEMMs that ran in fp32 because an operand held extreme scale codes, where others run in bf16.
+  virtual int64_t fp32_gemms() const { return 0; }
+  // Measures whether bits of GEMMs depend on the position of a row or column of an operand or on zeros behind the depth: "fp32, rows: 40 of
+  // 64 differ". Returns "" on every machine where a token has the same bits whichever tokens are beside it and whichever rank computes it.
   virtual std::string unequal_places() const { return ""; }
 
-  // Whether values may be fp64. Sums that a contract declares fp64 are so on every backend.
+  // Returns whether values may be fp64. Sums that a contract declares fp64 are fp64 on every backend.
   virtual bool computes_fp64() const = 0;
 
   // Throws Error(internal) with the kernel's and the operand's name if the contract is broken, before anything is written.
@@ -742,8 +745,8 @@ class Backend {
 #undef MANTISSA_EXECUTE
 };
 
-// "cpu": fast paths over the reference. "cpu_reference": plain fixed-order kernels only, also in fp64. One instance each may serve many
-// threads' calls one after the other; it must outlive its tensors. Throws Error(environment) for a backend that this build has not.
+// "cpu" has fast paths over the reference; "cpu_reference" has plain fixed-order kernels only, also in fp64. One instance may serve calls
+// of many threads one after the other; it must outlive its tensors. Throws Error(environment) for a backend that this build lacks.
 std::unique_ptr<Backend> make_backend(const std::string& name);
 
 }  // namespace mantissa

@@ -1,4 +1,4 @@
-// What this machine can do at best, measured in the same run as a workload: performance is reported as a ratio to one of these.
+// Measures what this machine can do at best, in the same run as a workload: performance is reported as a ratio to one of these.
 #pragma once
 
 #include <string>
@@ -9,8 +9,8 @@ namespace mantissa {
 
 class Matmul;
 
-// oneDNN's own 2048 x 2048 x 2048 product with its own threading on normal data. Where the CPU has no bf16 dot product, the fp32 one stands
-// for bf16 as well, and dtype() says so.
+// Runs oneDNN's own 2048 x 2048 x 2048 GEMM with its own threading on normal data. Where the CPU has no bf16 dot product, the fp32 GEMM
+// stands for bf16 as well, and dtype() says so.
 class GemmCeiling {
  public:
   GemmCeiling(Backend& cpu, Dtype dtype);
@@ -20,10 +20,10 @@ class GemmCeiling {
 
  private:
   Tensor a_, b_, out_;
-  std::shared_ptr<const Matmul> product_;
+  std::shared_ptr<const Matmul> gemm_;
 };
 
-// A parallel copy of `bytes` bytes.
+// Copies `bytes` bytes in parallel.
 class CopyCeiling {
  public:
   CopyCeiling(Backend& cpu, int64_t bytes);
@@ -34,10 +34,10 @@ class CopyCeiling {
   Tensor from_, to_;
 };
 
-// The instruction set that matrix products use: "AVX2", "AVX-512", "AVX-512 bf16", "AMX bf16".
+// Names the instruction set of GEMMs: "AVX2", "AVX-512", "AVX-512 bf16", "AMX bf16".
 std::string gemm_instruction_set();
 
-// How many rows products of the backend "cpu" compute for a group of so many.
+// Returns how many rows the backend "cpu" computes for a group of so many.
 int64_t grouped_rows(int64_t rows);
 
 }  // namespace mantissa

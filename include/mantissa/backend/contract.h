@@ -1,4 +1,4 @@
-// What a kernel asks of its operands: stated at its struct in backend.h, checked by Backend::run() before every call.
+// States what a kernel asks of its operands, at its struct in backend.h; Backend::run() checks it before every call.
 #pragma once
 
 #include <array>
@@ -10,7 +10,7 @@
 
 namespace mantissa {
 
-// fp64 for fp64 values, else fp32: the dtype of statistics, losses and gradients that go with values of `dtype`.
+// Returns fp64 for fp64 values, else fp32: the dtype of statistics, losses and gradients that go with values of `dtype`.
 inline Dtype stats_dtype(Dtype dtype) { return dtype == Dtype::f64 ? Dtype::f64 : Dtype::f32; }
 
 // Declares the operands of one call and checks each at once; throws Error(internal) with the kernel's and the operand's name.
@@ -35,15 +35,15 @@ class Contract {
 
   explicit Contract(const char* kernel) : kernel_(kernel) { sizes_.fill(-1); }
 
-  // An output shares no memory with any other operand; in place: but it may be an input of its dtype, all of it.
+  // An output shares no memory with any other operand; one in place may be all of an input of its dtype.
   Contract& input(const char* name, const Tensor& tensor, const char* spec) { return declare({name, &tensor, Role::input, spec}); }
   Contract& output(const char* name, const Tensor& tensor, const char* spec) { return declare({name, &tensor, Role::output, spec}); }
   Contract& in_place(const char* name, const Tensor& tensor, const char* spec) { return declare({name, &tensor, Role::in_place, spec}); }
-  // Codes and scales, of the shapes that the format gives them.
+  // Declares codes and scales, of the shapes that the format gives them.
   Contract& input(const char* name, const QuantizedTensor& tensor) { return declare(name, tensor, Role::input); }
   Contract& output(const char* name, const QuantizedTensor& tensor) { return declare(name, tensor, Role::output); }
 
-  // A letter's size: given before an operand has it, or read after one had.
+  // Sets a letter's size before an operand has it, or reads it after one had.
   Contract& size(char letter, int64_t size);
   int64_t size(char letter) const { return sizes_.at(static_cast<size_t>(letter - 'A')); }
 

@@ -1,13 +1,13 @@
-// Generation multiplies each weight by a row or a few. Such a product takes as long as reading the weight, and laying it out as tiles, as
-// products of training do for the sake of their bits, would take longer.
+// Generation multiplies each weight by one row or a few. Such a GEMM takes as long as reading the weight; packing it into tiles, which
+// training does to keep bits equal, would take longer.
 #pragma once
 
 #include <utility>
 
 namespace mantissa {
 
-// While one lives on a thread, dense products of up to 16 rows that this thread asks for need not have the bits that these rows have among
-// others. The CPU backend makes use of it where operands need no widening; experts are grouped, and are tiles always.
+// While one lives on a thread, dense GEMMs of up to 16 rows on that thread may have other bits than the same rows among others. The CPU
+// backend uses it where operands need no widening; experts are grouped and always run in tiles.
 class FewRows {
  public:
   FewRows() : before_(std::exchange(allowed_here, true)) {}

@@ -1,4 +1,4 @@
-// Tensors from a backend, conversions and quantisation.
+// Makes, converts and quantizes tensors of a backend.
 #pragma once
 
 #include <functional>
@@ -11,7 +11,7 @@
 
 namespace mantissa {
 
-Tensor empty(Backend& device, Dtype dtype, Shape shape);  // not initialised
+Tensor empty(Backend& device, Dtype dtype, Shape shape);  // not initialized
 Tensor empty_like(const Tensor& tensor);
 Tensor zeros(Backend& device, Dtype dtype, Shape shape);
 Tensor from_host(Backend& device, Dtype dtype, Shape shape, const void* data);  // copies
@@ -24,7 +24,7 @@ std::vector<T> to_host(const Tensor& tensor) {  // copies
 }
 Tensor converted(const Tensor& tensor, Dtype dtype);  // a new tensor, or the same handle if the dtype is the same
 
-// The bytes of a tensor where the host can read them: its memory, or a copy.
+// Gives the host the bytes of a tensor: its memory, or a copy.
 class HostBytes {
  public:
   explicit HostBytes(const Tensor& tensor);
@@ -36,24 +36,24 @@ class HostBytes {
   std::vector<std::byte> copy_;
   std::span<const std::byte> bytes_;
 };
-// The memory of a tensor that lies in memory of the host. Throws otherwise.
+// Returns the memory of a tensor in host memory. Throws for any other tensor.
 std::span<std::byte> host_memory(const Tensor& tensor);
-// The way back: `fill` writes all bytes of the tensor.
+// Writes all bytes of the tensor by calling `fill`.
 void fill_from_host(const Tensor& tensor, const std::function<void(std::span<std::byte>)>& fill);
 
-// The first element that is NaN or Inf.
+// Names the first element that is NaN or Inf.
 struct NonfiniteElement {
   int64_t index;
   double value;
 };
 std::optional<NonfiniteElement> nonfinite_element(const Tensor& tensor);
 
-QuantizedTensor empty_quantized(Backend& device, Shape shape, const Quantization& how);  // not initialised
-// The rows of x are padded with zeros to whole blocks of `how`; quantized_padded() pads them to whole blocks of its transpose, too, so that
-// columnwise codes can follow from rowwise ones.
+QuantizedTensor empty_quantized(Backend& device, Shape shape, const Quantization& how);  // not initialized
+// quantized() pads the rows of x with zeros to whole blocks of `how`; quantized_padded() also to whole blocks of its transpose, so that
+// columnwise codes can be derived from rowwise ones.
 QuantizedTensor quantized(const Tensor& x, const Quantization& how);
 QuantizedTensor quantized_padded(const Tensor& x, const Quantization& how);
-// Rows [begin, end), both at block borders (or, rowwise, anywhere).
+// Returns rows [begin, end), both at block boundaries (or, rowwise, anywhere).
 QuantizedTensor slice(const QuantizedTensor& tensor, int64_t begin, int64_t end);
 
 }  // namespace mantissa

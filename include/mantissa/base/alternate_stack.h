@@ -1,5 +1,5 @@
-// A stack of its own for the handlers of signals on a thread that multiplies. oneDNN's fp32 kernels keep data in the stack pointer (`mov
-// rsp, ARG_WS`), so the system would write the frame of a handler into the heap.
+// Gives signal handlers a stack of their own on a thread that multiplies. oneDNN's fp32 kernels keep data in the stack pointer (`mov rsp,
+// ARG_WS`), so the kernel would write the frame of a handler into the heap.
 #pragma once
 
 #include <csignal>
@@ -7,8 +7,8 @@
 
 namespace mantissa {
 
-// For the thread that constructs it, which also destroys it. Serves the handlers that were installed with SA_ONSTACK; all others must not
-// run on such a thread, whose signals are blocked for that (tools/signals.h).
+// Belongs to the thread that constructs it, which also destroys it. It serves handlers that were installed with SA_ONSTACK; all others must
+// not run on such a thread, which blocks their signals (tools/signals.h).
 class AlternateStack {
  public:
   AlternateStack();

@@ -1,4 +1,4 @@
-// Numbers of bytes as people read them.
+// Formats numbers of bytes for people.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace mantissa {
 
-// "512 B", "1.5 KiB", "4.5 GiB": in the largest of B, KiB, ... EiB of which there is at least one; not negative.
+// Returns "512 B", "1.5 KiB", "4.5 GiB": in the largest of B, KiB, ... EiB of which there is at least one. bytes must not be negative.
 std::string bytes_text(int64_t bytes);
 
 }  // namespace mantissa

@@ -1,4 +1,4 @@
-// The instructions that the fast CPU kernels use, by the levels of the x86-64 psABI: x86-64 has SSE2, x86-64-v3 adds AVX2 and fma, and
+// Selects the instructions of the fast CPU kernels by the levels of the x86-64 psABI: x86-64 has SSE2, x86-64-v3 adds AVX2 and fma, and
 // x86-64-v4 AVX-512. The variable MANTISSA_MAX_CPU_LEVEL makes the program run as on a smaller CPU. oneDNN chooses for itself, within
 // ONEDNN_MAX_CPU_ISA.
 #pragma once
@@ -11,11 +11,11 @@ enum class CpuLevel : int { x86_64, x86_64_v3, x86_64_v4 };  // each includes th
 
 const char* name(CpuLevel level);  // "x86-64", "x86-64-v3", "x86-64-v4"
 
-// The highest level that the CPU has and that this compiler can generate code for.
+// Returns the highest level that the CPU has and that this compiler can generate code for.
 CpuLevel highest_cpu_level();
 
-// The level of the given name if it is lower than `highest`, else `highest`; null stands for no limit. Throws Error(usage) that lists the
-// names for any other text.
+// Returns the level of the given name if it is lower than `highest`, else `highest`; null means no limit. Throws Error(usage) that lists
+// the names for any other text.
 CpuLevel limited_cpu_level(CpuLevel highest, const char* limit);
 
 namespace detail {
@@ -23,14 +23,14 @@ inline std::atomic<int> cpu_level_in_use = -1;  // not chosen yet
 CpuLevel choose_cpu_level();
 }  // namespace detail
 
-// The level in use: chosen by the first call, which opening a backend makes, and the same for the rest of the process. That call throws
-// Error(usage) if MANTISSA_MAX_CPU_LEVEL is not the name of a level.
+// Returns the level in use. The first call, which opening a backend makes, chooses it for the rest of the process; it throws Error(usage)
+// if MANTISSA_MAX_CPU_LEVEL is not the name of a level.
 inline CpuLevel cpu_level() {
   const int level = detail::cpu_level_in_use.load(std::memory_order_relaxed);
   return level >= 0 ? static_cast<CpuLevel>(level) : detail::choose_cpu_level();
 }
 
-// For tests that compare the levels in one process. `level` must be at most highest_cpu_level().
+// Tests use it to compare the levels in one process. `level` must be at most highest_cpu_level().
 void use_cpu_level(CpuLevel level);
 
 }  // namespace mantissa

@@ -1,4 +1,4 @@
-// Errors and exit codes. The library throws Error and never prints or exits; tools catch it and leave with its code.
+// Defines errors and exit codes. The library throws Error and never prints or exits; tools catch it and leave with its code.
 #pragma once
 
 #include <stdexcept>
@@ -8,7 +8,7 @@
 
 namespace mantissa {
 
-// What a supervisor may conclude from the exit status of a process.
+// Says what a supervisor may conclude from the exit status of a process.
 enum class ExitCode : int {
   ok = 0,
   difference = 1,   // a comparison that was asked for found differences
@@ -42,7 +42,7 @@ void require(bool ok, ExitCode code, const Parts&... parts) {
   if (!ok) fail(code, parts...);
 }
 
-// The same for a broken contract between parts of the program (exit code 70).
+// Throws for a broken contract between parts of the program (exit code 70).
 template <class... Parts>
 void require(bool ok, const Parts&... parts) {
   if (!ok) fail(ExitCode::internal, parts...);

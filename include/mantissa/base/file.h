@@ -1,9 +1,9 @@
 // Files and folders whose every system call is checked. Reads use pread, never a mapping: a file that shrinks while it is open gives an
-// error, not SIGBUS. A failed fsync is never tried again: the kernel may have dropped the pages already, so the file has to be written
-// anew. What must survive a power cut goes through pending_file.h.
+// error, not SIGBUS. A failed fsync is never retried: the kernel may have dropped the pages already, so the file has to be written anew.
+// What must survive a power cut goes through pending_file.h.
 //
-// Writing fails with Error(storage), reading with Error(data) and, where the system fails to read what may be right, its kind ReadError; a
-// message holds the path and the reason of the system.
+// Writing fails with Error(storage). Reading fails with Error(data), or with its kind ReadError if the system fails to read a file that may
+// be intact. Messages hold the path and the reason of the system.
 #pragma once
 
 #include <cstddef>
@@ -16,13 +16,13 @@
 
 namespace mantissa {
 
-// EIO, EMFILE, ...: a second try may succeed.
+// Thrown for EIO, EMFILE, ...: a second try may succeed.
 class ReadError : public Error {
  public:
   using Error::Error;
 };
 
-// Owner of one file descriptor. The destructor closes it unchecked; a writer calls sync() and close().
+// Owns one file descriptor. The destructor closes it unchecked; a writer calls sync() and close().
 class File {
  public:
   File() = default;
@@ -32,19 +32,19 @@ class File {
   File& operator=(const File&) = delete;
   ~File();
 
-  // A new file for writing; it must not exist yet. The space is reserved, so a full disk is found before the first byte is written.
+  // Creates a file for writing; it must not exist yet. The space is reserved, so a full disk is found before the first byte is written.
   static File create(const std::filesystem::path& path, int64_t reserve_bytes = 0);
-  // A regular file of ours for reading. Symbolic links, folders, devices and pipes are refused.
+  // Opens a regular file of ours for reading. Refuses symbolic links, folders, devices and pipes.
   static File open(const std::filesystem::path& path);
-  // A regular file that the user named, perhaps by a link. Throws Error(usage) if there is none, and Error(environment), here and in
-  // read_at(), where the system fails.
+  // Opens a regular file that the user named, perhaps by a link. Throws Error(usage) if there is none; here and in read_at(),
+  // Error(environment) if the system fails.
   static File open_input(const std::filesystem::path& path);
 
   int64_t size() const;
   void write_at(int64_t offset, std::span<const std::byte> bytes);
-  // Exactly out.size() bytes; a file that ends before that is an error.
+  // Reads exactly out.size() bytes; a file that ends before that is an error.
   void read_at(int64_t offset, std::span<std::byte> out) const;
-  // All of it; a file of more than max_bytes is Error(data) before anything is allocated.
+  // Reads all of it; a file of more than max_bytes is Error(data) before anything is allocated.
   std::string content(int64_t max_bytes) const;
   void sync();
   void close();
@@ -58,11 +58,11 @@ class File {
   std::filesystem::path path_;
 };
 
-// What a failed call on a path that the user named means: usage if the path is at fault (nothing there, a loop of links, too long, a file
+// Classifies a failed call on a path that the user named: usage if the path is at fault (nothing there, a loop of links, too long, a file
 // of another kind), else environment.
 ExitCode path_failure(int error_number);
 
-// The folder with all above it, as far as they are missing. Fails as path_failure() says.
+// Makes the folder and those above it, as far as they are missing. Fails as path_failure() says.
 void make_folders(const std::filesystem::path& path);
 
 // Throws as path_failure() says unless a file can be written at `path`: its folder must take new files, and what is there must be a regular
@@ -72,16 +72,16 @@ void require_output_file(const std::filesystem::path& path);
 void make_directory(const std::filesystem::path& path);  // the last component only; it must not exist
 void sync_directory(const std::filesystem::path& path);
 void rename_path(const std::filesystem::path& from, const std::filesystem::path& to);
-// Gives a folder a name that nothing has: false if something has it. Where the file system cannot do that in one step, an empty folder that
-// appears meanwhile is replaced; nothing else is.
+// Renames a folder to a name that nothing has; returns false if something has it. Where the file system cannot do that in one step, it may
+// replace an empty folder that appears meanwhile, but nothing else.
 bool rename_folder_to_new(const std::filesystem::path& from, const std::filesystem::path& to);
-// Swaps two names in one step; false where the file system cannot.
+// Swaps two names in one step; returns false where the file system cannot.
 bool exchange_paths(const std::filesystem::path& a, const std::filesystem::path& b);
 
 // Throws Error(storage) if fewer than 1.1 * bytes are free for this user on the file system of `directory`.
 void require_free_space(const std::filesystem::path& directory, int64_t bytes);
 
-// The reason of a failed system call in words, e.g. "No space left on device".
+// Returns the reason of a failed system call in words, e.g. "No space left on device".
 std::string system_message(int error_number);
 
 }  // namespace mantissa

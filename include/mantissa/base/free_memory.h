@@ -1,5 +1,5 @@
-// The memory that a host and the control groups of this process still have, whether the kernel has killed for want of it, and how much this
-// process took.
+// Reads how much memory a host and the control groups of this process have left, whether the kernel has killed for want of it, and how much
+// this process used.
 //
 // Sources: /proc/meminfo; /proc/self/cgroup and /proc/self/mountinfo for the groups of this process, in cgroup v2 memory.max,
 // memory.current, memory.stat and memory.events, in v1 memory.limit_in_bytes, memory.usage_in_bytes, memory.stat and memory.oom_control;
@@ -20,19 +20,19 @@ struct FreeMemory {
   uint64_t place = 0;   // equal for all processes that share it, on any host of a job
 };
 
-// Of the host, unless it does not say, and behind it of each group with a limit, from that of this process upwards: beside this process it
-// may hold others, which the groups below it do not. `root` is where proc and sys are found.
+// Returns the free memory of the host, if known, and of each group with a limit, from that of this process upwards: a group may hold other
+// processes than those below it. `root` is where proc and sys are found.
 std::vector<FreeMemory> free_memory(const std::filesystem::path& root = "/");
 
-// How many processes of its control group the kernel's out-of-memory killer has ended; none: the system does not say.
+// Returns how many processes of its control group the kernel's out-of-memory killer has ended; none if unknown.
 std::optional<int64_t> out_of_memory_kills(const std::filesystem::path& root = "/");
 
-// Whether that process, which may have ended but has not been waited for, would be among them: not if a wrapper (systemd-run --scope,
-// cgexec) put it into a group beside this one. True where nothing is known about it.
+// Returns whether that process, which may have ended but has not been waited for, would be among them: not if a wrapper (systemd-run
+// --scope, cgexec) put it into a group beside this one. Returns true if nothing is known about it.
 bool counts_kills_of(int64_t process, const std::filesystem::path& root = "/");
 
-// The most memory that this program had resident so far, in bytes; not what its process had before it became this program, which
-// getrusage() counts: launchers such as torchrun are large.
+// Returns the most memory that this program had resident so far, in bytes. Unlike getrusage() it does not count what the process had before
+// it became this program: launchers such as torchrun are large.
 int64_t peak_resident_bytes(const std::filesystem::path& root = "/");
 
 }  // namespace mantissa

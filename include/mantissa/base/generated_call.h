@@ -1,5 +1,5 @@
-// Where a thread called generated code, for whoever wants its stack while it is in there. A kernel of oneDNN has no tables for unwinding
-// and may keep data in the stack pointer, so from inside it nobody finds the way back.
+// Records where a thread called generated code, for stack reports. A kernel of oneDNN has no tables for unwinding and may keep data in the
+// stack pointer, so its stack cannot be unwound from inside.
 #pragma once
 
 #include <atomic>
@@ -7,7 +7,7 @@
 
 namespace mantissa {
 
-// Lives around such a call. x86-64: at `instruction`, an address in the function that has this object, the registers held these values.
+// Lives around such a call. On x86-64, the registers held these values at `instruction`, an address in the function that has this object.
 class GeneratedCall {
  public:
   [[gnu::always_inline]] GeneratedCall() : caller_(innermost) {
@@ -19,7 +19,7 @@ class GeneratedCall {
   GeneratedCall(const GeneratedCall&) = delete;
   GeneratedCall& operator=(const GeneratedCall&) = delete;
 
-  // The innermost of this thread, or null; a handler of a signal may ask.
+  // Returns the innermost of this thread, or null; a signal handler may call it.
   static const GeneratedCall* current() { return innermost; }
 
   uint64_t frame, stack, instruction;  // rbp, rsp, rip

@@ -1,4 +1,4 @@
-// xxh64, with seed 0 unless another is given: finds damage, not forgery. In texts it is 16 lower-case hex digits.
+// xxh64, with seed 0 by default: it finds damage, not forgery. In texts it is 16 lower-case hex digits.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,7 @@ inline std::ostream& operator<<(std::ostream& out, Hash64 hash) { return out << 
 Hash64 xxh64(std::span<const std::byte> bytes, uint64_t seed = 0);
 Hash64 xxh64(std::string_view bytes);
 
-// Of a stream that arrives in parts.
+// Hashes a stream that arrives in parts.
 class StreamHash {
  public:
   StreamHash();

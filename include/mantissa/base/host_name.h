@@ -1,4 +1,4 @@
-// The name of this machine, "unknown" if it has none.
+// Returns the name of this machine, "unknown" if it has none.
 #pragma once
 
 #include <unistd.h>

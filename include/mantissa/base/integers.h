@@ -1,4 +1,4 @@
-// Divisions of counts that do not lose the rest: n >= 0, d > 0.
+// Divides counts without losing the rest: n >= 0, d > 0.
 #pragma once
 
 #include <type_traits>
@@ -10,7 +10,7 @@ constexpr T ceil_div(T n, std::type_identity_t<T> d) {
   return n / d + (n % d > 0 ? 1 : 0);
 }
 
-// The least multiple of d that is not below n.
+// Returns the least multiple of d that is not below n.
 template <class T>
 constexpr T round_up(T n, std::type_identity_t<T> d) {
   return ceil_div(n, d) * d;

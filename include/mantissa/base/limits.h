@@ -1,4 +1,5 @@
-// Limits that the system sets on this process. Kernels and libraries that run into one crash there, so it is met here first, by name.
+// Checks limits that the system sets on this process. Kernels and libraries that exceed one would crash, so it is checked here first, by
+// name.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +7,7 @@
 
 namespace mantissa {
 
-// What a body of parallel_for may use of the stack, with all that it calls.
+// A body of parallel_for may use so much of the stack, with all that it calls.
 inline constexpr int64_t kStackBytes = int64_t{1} << 20;
 
 // Makes sure that the calling thread has so much left and that it is mapped. Throws Error(environment) that names limit, value and need.
@@ -16,11 +17,11 @@ void require_stack();
 // subject: "thread 2 of 4".
 void require_memory(int64_t bytes, const std::string& purpose);
 
-// Loads what the C library unwinds its own frames with. By itself it does so when an exception first meets one, which may be for want of
-// memory, and where that is too little to load it the process ends. Throws Error(environment).
+// Loads what the C library unwinds its own frames with. By itself it does so when an exception first meets one, perhaps for want of memory;
+// if memory is then too short to load it, the process ends. Throws Error(environment).
 void require_unwinding();
 
-// "; the address space is limited to 102400 KiB (ulimit -v)", or "" if the memory of this process is not limited.
+// Returns "; the address space is limited to 102400 KiB (ulimit -v)", or "" if the memory of this process is not limited.
 std::string memory_limits();
 
 }  // namespace mantissa

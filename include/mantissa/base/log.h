@@ -1,4 +1,4 @@
-// Log lines of the library. Nothing is written until a tool opens the log: a library user sees no output by default.
+// Writes log lines of the library. Nothing is written until a tool opens the log: a library user sees no output by default.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +18,9 @@ struct LogOptions {
   std::string who = {};                      // before every message, "rank 3: "
 };
 
-// Replaces the sinks. A log without a file keeps its newest 1,000 records; opening it again with a file writes them there first: the folder
-// of a run is made only once nothing can refuse the run any more. Throws Error(environment) if the file cannot be opened. A later write
-// that fails is counted, never thrown.
+// Replaces the sinks. A log without a file keeps its newest 1,000 records; opening it again with a file writes them there first, because
+// the folder of a run is made only once nothing can refuse the run any more. Throws Error(environment) if the file cannot be opened. A
+// later write that fails is counted, never thrown.
 void open_log(const LogOptions& options);
 void close_log();
 int64_t dropped_log_lines();  // by all logs of this process

@@ -1,5 +1,5 @@
-// How work is spread over cores: one lasting pool of threads (threads.cpp, thread_count.cpp). Libraries with threads of their own (oneDNN)
-// are kept at one thread inside it (library_threads.cpp).
+// Spreads work over cores: one lasting pool of threads (threads.cpp, thread_count.cpp). Libraries with threads of their own (oneDNN) run
+// with one thread inside it (library_threads.cpp).
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ void set_default_threads(int threads);
 // parallel_for does where it needs more threads.
 void start_threads();
 
-// What becomes of subnormal operands and results. Some CPUs take over a hundred cycles for one, so products and row kernels flush them to
+// Says what becomes of subnormal operands and results. Some CPUs take over a hundred cycles for one, so GEMMs and row kernels flush them to
 // zero; codecs, the optimizer and sums over ranks honor them.
 enum class Subnormals { honored, flushed };
 
@@ -46,7 +46,7 @@ void parallel_for(int64_t count, int64_t chunk, Body&& body) {
   parallel_for(count, chunk, Subnormals::honored, std::forward<Body>(body));
 }
 
-// Calls body with libraries free to use num_threads() threads of their own; for measuring a library by itself. Not inside parallel_for.
+// Calls body and lets libraries use num_threads() threads of their own, to measure a library by itself. Not inside parallel_for.
 void with_library_threads(const std::function<void()>& body);
 
 }  // namespace mantissa

@@ -1,5 +1,5 @@
-// A file that is written beside its place as NAME.tmp and renamed into it when complete: a reader sees the old content or the new, never a
-// part, after a power cut too. All failures are Error(storage).
+// Writes a file as NAME.tmp and renames it to NAME when complete: a reader sees the old content or the new, never a part, after a power cut
+// too. All failures are Error(storage).
 #pragma once
 
 #include <cstdint>

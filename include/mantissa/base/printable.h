@@ -1,4 +1,5 @@
-// Text of others (paths, names, messages) in lines for a terminal or a log: it must not control the one nor forge a line of the other.
+// Makes text of others (paths, names, messages) safe for lines on a terminal or in a log: it must neither control the one nor forge a line
+// of the other.
 #pragma once
 
 #include <string>
@@ -6,13 +7,14 @@
 
 namespace mantissa {
 
-// Control characters, those of C1 among them, and bytes that are no UTF-8 as \xNN; a line end as `line_end`.
+// Escapes control characters, those of C1 among them, and bytes that are no UTF-8 as \xNN; a line end becomes `line_end`.
 std::string printable(std::string_view text, std::string_view line_end = "\\x0a");
 
-// What fits into columns, which no character fills beyond its bytes. UTF-8 sequences stay whole: both expect what is printable().
-// At most `most` bytes, "..." for the middle of what is longer.
+// Both limit columns by bytes, which no character exceeds, keep UTF-8 sequences whole, and expect printable() text. without_middle()
+// returns at most `most` bytes, with "..." for the middle.
 std::string without_middle(std::string_view text, size_t most);
-// Lines of at most `most` bytes (7 or more), broken at the last space that fits, behind a number only if need be, else anywhere; indented.
+// Breaks a line into lines of at most `most` bytes (7 or more), at the last space that fits, behind a number only if need be, else
+// anywhere; indented.
 std::string folded(std::string_view line, size_t most);
 
 }  // namespace mantissa

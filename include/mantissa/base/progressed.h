@@ -1,4 +1,4 @@
-// Called again and again by what may take minutes, so that who watches does not take it for stuck. Empty: nobody watches.
+// Called repeatedly by what may take minutes, so that the watchdog does not take it for stuck. Empty: nobody watches.
 #pragma once
 
 #include <functional>

@@ -1,5 +1,5 @@
-// Cyclic redundancy checks of 32 bits, bits reflected, all ones before and inverted after: CRC-32 of zlib and CRC-32C of iSCSI differ in
-// their polynomial only.
+// Computes cyclic redundancy checks of 32 bits, bits reflected, all ones before and inverted after: CRC-32 of zlib and CRC-32C of iSCSI
+// differ in their polynomial only.
 #pragma once
 
 #include <array>

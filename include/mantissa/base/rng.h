@@ -18,7 +18,8 @@ struct RngKey {
   RngStream stream = RngStream::test;
 };
 
-// Four independent uniform 32-bit words for (key, what, index). The stream enters the upper half of the counter, the seed is the key.
+// Returns four independent uniform 32-bit words for (key, what, index). The stream enters the upper half of the counter, the seed is the
+// key.
 MANTISSA_HOST_DEVICE inline std::array<uint32_t, 4> random_words(RngKey key, uint32_t what, uint64_t index) {
   const r123::Philox4x32::ctr_type counter = {
       {static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), what, static_cast<uint32_t>(key.stream)}};
@@ -27,10 +28,10 @@ MANTISSA_HOST_DEVICE inline std::array<uint32_t, 4> random_words(RngKey key, uin
   return {words[0], words[1], words[2], words[3]};
 }
 
-// Uniform in [0, 1) with 24 bits; exact in fp32.
+// Maps a word to a uniform number in [0, 1) with 24 bits; exact in fp32.
 MANTISSA_HOST_DEVICE inline float uniform_from_word(uint32_t word) { return static_cast<float>(word >> 8) * 0x1p-24f; }
 
-// Standard normal draw number `index` (Box-Muller in double, rounded once to float).
+// Returns standard normal draw number `index` (Box-Muller in double, rounded once to float).
 float random_normal(RngKey key, uint32_t what, uint64_t index);
 
 }  // namespace mantissa

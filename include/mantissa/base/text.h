@@ -1,4 +1,4 @@
-// Short texts from parts, and parts of texts.
+// Joins and splits short texts.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace mantissa {
 
-// The parts written one after the other, as by operator<<.
+// Returns the parts written one after the other, as by operator<<.
 template <class... Parts>
 std::string text(const Parts&... parts) {
   std::ostringstream out;
@@ -19,7 +19,7 @@ std::string text(const Parts&... parts) {
   return std::move(out).str();
 }
 
-// "a, b, c": what `shown` makes of each item, as by operator<<.
+// Returns "a, b, c": what `shown` makes of each item, as by operator<<.
 template <class Items, class Shown = std::identity>
 std::string joined(const Items& items, const char* separator = ", ", const Shown& shown = {}) {
   std::ostringstream out;
@@ -28,19 +28,19 @@ std::string joined(const Items& items, const char* separator = ", ", const Shown
   return std::move(out).str();
 }
 
-// The way back: the parts between separators, n + 1 for n of them.
+// Returns the parts between separators, n + 1 for n of them.
 std::vector<std::string> split(std::string_view text, char separator);
 
-// "1 thread", "2 threads"
+// Returns "1 thread", "2 threads".
 template <class T>
 std::string count_text(T count, const char* noun) {
   return text(count, ' ', noun, count == 1 ? "" : "s");
 }
 
-// Whether a byte of UTF-8 is a character's second or later one.
+// Returns whether a byte of UTF-8 is a character's second or later one.
 constexpr bool continues_character(char c) { return (static_cast<unsigned char>(c) & 0xc0) == 0x80; }
 
-// At most `most` characters of the text; "..." stands for the rest. UTF-8 sequences stay whole.
+// Returns at most `most` characters of the text; "..." stands for the rest. UTF-8 sequences stay whole.
 constexpr size_t kShownCharacters = 60;
 std::string shortened(std::string_view text, size_t most = kShownCharacters);
 

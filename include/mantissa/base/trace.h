@@ -9,7 +9,7 @@ namespace mantissa {
 
 enum class Track { compute, communication, wait };
 
-// Begins to keep spans, or goes on.
+// Starts tracing, or continues it.
 void start_trace();
 bool tracing();
 
@@ -24,7 +24,7 @@ struct RecordedSpan {
 // Ends that and forgets the spans, which it returns in the order of their ends.
 std::vector<RecordedSpan> end_trace();
 
-// From construction to the end of the block. `name` is a literal. Costs a look at one flag while nobody traces.
+// Records from construction to the end of the block. `name` is a literal. Costs a look at one flag while nobody traces.
 class TraceSpan {
  public:
   TraceSpan(Track track, const char* name, int64_t bytes = 0) : name_(tracing() ? name : nullptr), track_(track), bytes_(bytes) {

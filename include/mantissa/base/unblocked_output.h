@@ -1,5 +1,5 @@
-// Output to a descriptor of somebody else's, who may leave it unread: a pipe that nobody empties, a terminal that was stopped. Writing
-// never waits for the reader; what he does not take is kept up to a limit, and then dropped and counted.
+// Writes to a descriptor whose reader may not read: a pipe that nobody empties, a terminal that was stopped. Writing never waits for the
+// reader; unread output is kept up to a limit, and then dropped and counted.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ class UnblockedOutput {
   UnblockedOutput(const UnblockedOutput&) = delete;
   UnblockedOutput& operator=(const UnblockedOutput&) = delete;
 
-  // Whole lines. False if they were dropped: the reader is gone, the disk is full, or a MiB of earlier lines waits.
+  // Writes whole lines. Returns false if they were dropped: the reader is gone, the disk is full, or a MiB of earlier lines waits.
   bool write(std::string_view lines);
   void flush();   // as much of what waits as goes at once
   void finish();  // all of it, as long as the reader takes some every two seconds; the rest is dropped

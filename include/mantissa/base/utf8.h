@@ -1,4 +1,4 @@
-// UTF-8 by bytes, strict (RFC 3629): no overlong forms, no surrogates, nothing above U+10FFFF.
+// Decodes UTF-8 by bytes, strictly (RFC 3629): no overlong forms, no surrogates, nothing above U+10FFFF.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ class Utf8Decoder {
 
 bool is_utf8(std::string_view text);
 
-// Length of the text without a character that is cut off at its end.
+// Returns the length of the text without a character that is cut off at its end.
 size_t whole_characters(std::string_view text);
 
 // Appends the 1 to 4 bytes of a Unicode scalar value.
@@ -35,9 +35,9 @@ void append_utf8(char32_t character, std::string& out);
 inline bool is_unicode_scalar(uint64_t value) { return value < 0xD800 || (value > 0xDFFF && value <= 0x10FFFF); }
 inline bool is_control(char32_t character) { return character < 0x20 || (character >= 0x7F && character < 0xA0); }
 
-// "U+00E9", with the character itself in quotes where it is printable.
+// Returns "U+00E9", with the character itself in quotes if it is printable.
 std::string describe_character(char32_t character);
-// Of ascending characters: "\n space ! 0-9 A-Z a c", at most 40 entries, then "and 17 more".
+// Describes ascending characters: "\n space ! 0-9 A-Z a c", at most 40 entries, then "and 17 more".
 std::string describe_characters(std::span<const char32_t> ascending);
 
 }  // namespace mantissa

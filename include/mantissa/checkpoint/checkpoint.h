@@ -1,7 +1,7 @@
-// The state of a run in a checkpoint: for each parameter the fp32 master ("master.<name>") and both moments ("m.<name>", "v.<name>"), each
-// buffer ("buffer.<name>"), files that came with an imported model ("file.<name>"), the counters, the resolved config, the tokenizer and
-// the fingerprints of the data. The learning rate is a function of the step; the values in the compute dtype are rounded from the masters
-// on load.
+// Saves the state of a run in a checkpoint: for each parameter the fp32 master ("master.<name>") and both moments ("m.<name>", "v.<name>"),
+// each buffer ("buffer.<name>"), tokenizer files of an imported model ("file.<name>"), the counters, the resolved config, the tokenizer and
+// the fingerprints of the data. The learning rate is a function of the step; values in the compute dtype are rounded from the masters on
+// load.
 #pragma once
 
 #include <array>
@@ -29,7 +29,7 @@ struct TrainState {
   int64_t skipped_steps = 0;
   int64_t nonfinite_in_a_row = 0;
   std::optional<double> best_valid_loss = {};
-  bool owes_evaluation = false, owes_texts = false;  // of this step: a stop or an error cut them short
+  bool pending_evaluation = false, pending_samples = false;  // of this step: a stop or an error cut them short
 
   // The manifest's "state"; step and samples stand beside it.
   void fields(auto& v) {
@@ -38,30 +38,30 @@ struct TrainState {
     v("skipped_steps", skipped_steps, limits::not_negative);
     v("nonfinite_in_a_row", nonfinite_in_a_row, limits::not_negative);
     v("best_valid_loss", best_valid_loss);
-    v("owes_evaluation", owes_evaluation, limits::later);
-    v("owes_samples", owes_texts, limits::later);
+    v("pending_evaluation", pending_evaluation, limits::later);
+    v("pending_samples", pending_samples, limits::later);
   }
 
-  bool owes_anything() const { return owes_evaluation || owes_texts; }
+  bool has_pending() const { return pending_evaluation || pending_samples; }
 };
 
-// The bytes of a file that came with an imported model and goes with it: tokenizers, generation_config.json, the config.json it had. In a
-// checkpoint "file.<name>".
-struct CarriedFile {
+// The bytes of a file that came with an imported model and is exported with it: tokenizers, generation_config.json, its config.json. In a
+// checkpoint it is "file.<name>".
+struct TokenizerFile {
   std::string name, bytes;
 };
-inline const std::string kCarriedPrefix = "file.";
-inline constexpr std::array kCarriedFiles = {"config.json",
-                                             "generation_config.json",
-                                             "tokenizer.json",
-                                             "tokenizer_config.json",
-                                             "special_tokens_map.json",
-                                             "added_tokens.json",
-                                             "vocab.json",
-                                             "merges.txt",
-                                             "tokenizer.model",
-                                             "chat_template.jinja",
-                                             "chat_template.json"};
+inline const std::string kTokenizerFilePrefix = "file.";
+inline constexpr std::array kTokenizerFiles = {"config.json",
+                                               "generation_config.json",
+                                               "tokenizer.json",
+                                               "tokenizer_config.json",
+                                               "special_tokens_map.json",
+                                               "added_tokens.json",
+                                               "vocab.json",
+                                               "merges.txt",
+                                               "tokenizer.model",
+                                               "chat_template.jinja",
+                                               "chat_template.json"};
 
 // What a checkpoint is made of, and what it is restored into.
 struct TrainedParts {
@@ -70,11 +70,11 @@ struct TrainedParts {
   const Data& data;
   ParameterSet& parameters;
   Optimizer& optimizer;
-  std::span<const CarriedFile> files = {};
+  std::span<const TokenizerFile> files = {};
 };
 
-// What is saved, of this rank's parts; the updates are those of the optimizer. It refers to the memory of parameters and optimizer. A call
-// of all ranks, as are the next two.
+// Returns what this rank saves of its shards; the updates are those of the optimizer. It refers to the memory of parameters and optimizer.
+// All ranks call it together, as they do the next two.
 CheckpointContent checkpoint_content(const TrainedParts& parts, const TrainState& state);
 
 // The way back. Throws Error(usage) if the checkpoint is of another model or tokenizer, beyond training.steps, or of settings that give

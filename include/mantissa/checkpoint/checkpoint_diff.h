@@ -1,4 +1,4 @@
-// What differs between two checkpoints.
+// Compares two checkpoints.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct TensorDifference {
 // Compares all tensors bit for bit, however they are cut into pieces; ordered by name, empty if they are equal. Throws CheckpointDamage if
 // a byte cannot be trusted.
 std::vector<TensorDifference> diff_checkpoints(CheckpointReader& a, CheckpointReader& b);
-// The same of two models' folders, whose tensors may be of any type.
+// Compares the folders of two models, whose tensors may be of any type.
 std::vector<TensorDifference> diff_folders(SafetensorsFolder& a, SafetensorsFolder& b);
 
 }  // namespace mantissa

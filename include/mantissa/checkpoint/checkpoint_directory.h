@@ -40,19 +40,19 @@ struct SavedCheckpoint {
   std::string hash = {};       // of the manifest, as in `latest`
 };
 
-// For the one process that trains; not for several threads at once.
+// Used by the one process that trains; not by several threads at once.
 class CheckpointDirectory {
  public:
-  // Makes the folder if it is missing, locks it and sweeps what a killed process left, and old .bad-*. Throws Error(usage) for latest < 2
+  // Makes the folder if it is missing, locks it and deletes what a killed process left, and old .bad-*. Throws Error(usage) for latest < 2
   // or every < 0 or if the path cannot be a folder, Error(environment) naming the owner if another process has the lock or if the folder
   // cannot be made.
   CheckpointDirectory(const std::filesystem::path& folder, KeepPolicy keep, const std::string& job);
 
-  // A save in three steps. begin() makes a temporary folder; there each process writes its shard (write_shard), in any order; commit()
+  // Saves in three steps. begin() makes a temporary folder; there each process writes its shard (write_shard), in any order; commit()
   // writes the manifest and publishes. On return the checkpoint is on the disk and named by `latest`. A valid checkpoint of this step with
-  // the same content is not written again; one that holds another state is deleted in the end, one that is damaged set aside. All throw
-  // Error(storage) if that was not possible: nothing old was deleted, training may go on and save again later. abandon() is for a shard
-  // that could not be written.
+  // the same content is not written again; one that holds another state is deleted in the end, and a damaged one is set aside. All throw
+  // Error(storage) on failure: nothing old was deleted, and training may go on and save again later. Call abandon() if a shard could not be
+  // written.
   struct Save {
     Manifest manifest;
     std::filesystem::path folder;  // empty: this very state is there, no shard is to be written
@@ -62,10 +62,10 @@ class CheckpointDirectory {
   SavedCheckpoint commit(const Save& save);
   static void abandon(const Save& save);
 
-  // The whole of it for one process. Throws Error(numerical), too, if a value is NaN or Inf (nothing is written).
+  // Saves in one process. Also throws Error(numerical) if a value is NaN or Inf (nothing is written).
   SavedCheckpoint save(const CheckpointContent& content);
 
-  // Makes `latest` name a checkpoint of this folder that a run continues from, unless it does. Throws Error(environment).
+  // Makes `latest` name the checkpoint of this folder that a run continues from. Throws Error(environment).
   void adopt(const LoadedCheckpoint& loaded) const;
 
   const std::filesystem::path& folder() const { return folder_; }

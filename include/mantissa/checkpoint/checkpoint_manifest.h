@@ -51,7 +51,7 @@ struct Piece {
   bool operator==(const Piece& other) const = default;
 };
 
-// Any dtype by its name; a config takes few of them.
+// Names any dtype; a config takes few of them.
 struct NamedDtype {
   static constexpr const char* kTextForm = "one of fp32, bf16, fp64, i32, u8";
   Dtype dtype = Dtype::f32;
@@ -107,7 +107,7 @@ struct Fingerprints {
 struct CheckpointHead {
   int64_t step = 0;
   int64_t samples = 0;
-  // JSON texts; NaN has no JSON form, so what may be NaN is stored as bits.
+  // These are JSON texts. NaN has no JSON form, so what may be NaN is stored as bits.
   std::string config = "null", tokenizer = "null", plan = "null", layout = R"({"data":1,"expert":1,"tensor":1})", state = "null";
   Fingerprints fingerprints = {};
 
@@ -146,13 +146,13 @@ struct Manifest : CheckpointHead {
 // In check_manifest.cpp. Throws Error(code) unless counts, names, boxes, offsets and chunks fit together as said above, within the caps.
 void check_manifest(const Manifest& manifest, const std::string& source, ExitCode code);
 
-// The file's text and back. Parsing verifies the hash first, then every field, and throws Error(data) naming `source` and the field; memory
-// and time are bounded by the size of the text. Formatting throws Error(internal) for texts that are not JSON and for what check_manifest
-// refuses: it would not be read again.
+// Write and read the file's text. Parsing verifies the hash first, then every field, and throws Error(data) naming `source` and the field;
+// memory and time are bounded by the size of the text. Formatting throws Error(internal) for texts that are not JSON and for what
+// check_manifest refuses, because it could not be read again.
 std::string format_manifest(const Manifest& manifest);
 Manifest parse_manifest(std::string_view content, const std::string& source);
 
-// The 16 digits of the last line, which the file `latest` repeats. The content must have passed parse_manifest or come from
+// Returns the 16 digits of the last line, which the file `latest` repeats. The content must have passed parse_manifest or come from
 // format_manifest.
 std::string manifest_hash(std::string_view content);
 

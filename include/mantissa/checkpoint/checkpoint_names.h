@@ -1,4 +1,4 @@
-// The names in a folder of checkpoints, and the file `latest`.
+// Lists the names in a folder of checkpoints, and reads the file `latest`.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace mantissa {
 
-// Steps of the step-* folders, ascending; whether they are valid is not known. Empty if the folder is not there.
+// Returns the steps of the step-* folders, ascending, valid or not. Empty if the folder is not there.
 std::vector<int64_t> steps_in(const std::filesystem::path& folder);
 
 struct LatestPointer {
@@ -20,10 +20,10 @@ struct LatestPointer {
   std::string hash = {};     // of its manifest
   std::string problem = {};  // why the file says neither: it is damaged or cannot be read
 };
-// nullopt if there is no such file.
+// Returns nullopt if there is no such file.
 std::optional<LatestPointer> read_latest(const std::filesystem::path& folder);
 
-// A failure of the system to read, on a network file system for one, may be gone the second time; only then is it believed.
+// Tries twice, because a failure to read, of a network file system for example, may be gone the second time.
 template <class Failure, class Body>
 auto with_second_try(Body&& body) {
   try {

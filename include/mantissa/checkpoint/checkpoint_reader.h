@@ -1,5 +1,5 @@
-// Reads one checkpoint folder. Nothing that was not checked leaves this class: the manifest by its own hash and rules, the shards by their
-// sizes, and every byte of content by the hash of its chunk while it is read. No GPU and no config needed.
+// Reads one checkpoint folder. Only verified content leaves this class: the manifest is checked by its own hash and rules, the shards by
+// their sizes, and every byte of content by the hash of its chunk while it is read. It needs no GPU and no config.
 #pragma once
 
 #include <filesystem>
@@ -13,13 +13,13 @@
 
 namespace mantissa {
 
-// The checkpoint is torn or changed; the message names file and, where it applies, chunk. A search for a good one passes over it.
+// Thrown if the checkpoint is torn or changed; the message names file and, where it applies, chunk. A search for a good one skips it.
 class CheckpointDamage : public Error {
  public:
   explicit CheckpointDamage(const std::string& message) : Error(ExitCode::data, message) {}
 };
 
-// The system could not read a part that may well be right: a second try may succeed.
+// Thrown if the system could not read a file that may be intact: a second try may succeed.
 class CheckpointUnread : public CheckpointDamage {
  public:
   using CheckpointDamage::CheckpointDamage;

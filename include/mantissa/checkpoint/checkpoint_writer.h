@@ -1,4 +1,4 @@
-// What goes into a checkpoint, and the writing of its files: one shard by each process that saves, and the manifest that names them all.
+// Describes the content of a checkpoint, and writes its files: one shard by each process that saves, and the manifest that names them all.
 // CheckpointDirectory, above this, gives the folder its name and publishes it.
 #pragma once
 
@@ -15,7 +15,7 @@
 namespace mantissa {
 
 // A tensor, or what one process saves of it, that does not change while it is saved. The boxes are in global coordinates; their values
-// follow each other in `data`, each row-major. No boxes: data is the whole tensor as it stands. All shards together tile `shape`.
+// follow each other in `data`, each row-major. Without boxes, data is the whole tensor as it stands. All shards together tile `shape`.
 struct CheckpointTensor {
   std::string name;
   Shape shape;
@@ -29,7 +29,7 @@ struct CheckpointContent : CheckpointHead {
 
 inline constexpr int64_t kCheckpointChunkBytes = 4 << 20;
 
-// One shard as the manifest names it: the file, and of each tensor the pieces that lie there.
+// One shard as the manifest names it: the file, and of each tensor the pieces in it.
 struct ShardEntry {
   Shard shard;
   std::vector<ManifestTensor> tensors;
@@ -45,19 +45,19 @@ struct ShardEntry {
 // boxes and data do not fit. `progressed` is called after each part of kCheckpointChunkBytes or less: a large shard takes minutes.
 ShardEntry describe_shard(const std::vector<CheckpointTensor>& tensors, int64_t shard, int64_t step, const Progressed& progressed = {});
 
-// The complete manifest, of the shards 0, 1, ... Throws Error(internal) if names or boxes do not fit together.
+// Returns the complete manifest of the shards 0, 1, ... Throws Error(internal) if names or boxes do not fit together.
 Manifest assemble_manifest(const CheckpointHead& head, const std::vector<ShardEntry>& shards);
 
-// In shard_stream.cpp. A shard of whole tensors that nobody has in memory: written slab by slab, and hashed as it is.
+// In shard_stream.cpp. Writes a shard of whole tensors that do not fit into memory, chunk by chunk, and hashes it on the way.
 class ShardStream {
  public:
-  // Shard number 0 of a checkpoint, in a folder that is there; throws Error(storage) if there is no space for so many bytes.
+  // Begins shard number 0 of a checkpoint, in an existing folder; throws Error(storage) if there is no space for so many bytes.
   ShardStream(const std::filesystem::path& folder, int64_t bytes);
   ~ShardStream();
 
   void begin(const std::string& name, Dtype dtype, const std::vector<int64_t>& shape);  // the tensor before is complete
   void write(std::span<const std::byte> bytes);
-  // The shard is on the disk. Throws Error(internal) if the last tensor is incomplete or the number of bytes is another.
+  // Returns when the shard is on the disk. Throws Error(internal) if the last tensor is incomplete or the number of bytes is another.
   ShardEntry finish();
 
  private:
@@ -65,8 +65,8 @@ class ShardStream {
   std::unique_ptr<State> state_;
 };
 
-// Into a folder that is there. On the disk when they return, but for the name of a shard: write_manifest, which comes last, syncs the
-// folder. Throw Error(storage).
+// Write into an existing folder. The files are on the disk on return, except for the name of a shard: write_manifest, which comes last,
+// syncs the folder. Throw Error(storage).
 void write_shard(const std::vector<CheckpointTensor>& tensors, const Shard& shard, const std::filesystem::path& folder,
                  const Progressed& progressed = {});
 void write_manifest(const Manifest& manifest, const std::filesystem::path& folder);

@@ -1,4 +1,5 @@
-// What differs between the config of a checkpoint and that of a run, one line a value: "model.hidden_size: 64 in the checkpoint, 128 here".
+// Lists what differs between the config of a checkpoint and that of a run, one line a value: "model.hidden_size: 64 in the checkpoint, 128
+// here".
 #pragma once
 
 #include <optional>
@@ -20,7 +21,7 @@ inline std::string scalar_text(const Scalar& scalar) {
       scalar);
 }
 
-// "hidden_size: 64 in the checkpoint, 128 here" for every scalar that differs.
+// Returns "hidden_size: 64 in the checkpoint, 128 here" for every scalar that differs.
 template <class T>
 std::vector<std::string> differences(const char* section, T saved, T current) {
   const std::vector<Field> left = fields_of(saved), right = fields_of(current);
@@ -35,7 +36,7 @@ std::vector<std::string> differences(const char* section, T saved, T current) {
   return found;
 }
 
-// The same of a section that may be null.
+// Compares a section that may be null.
 template <class Config>
 std::vector<std::string> differences(const char* section, const std::optional<Config>& saved, const std::optional<Config>& current) {
   if (saved.has_value() != current.has_value())
@@ -43,24 +44,24 @@ std::vector<std::string> differences(const char* section, const std::optional<Co
   return saved ? differences(section, *saved, *current) : std::vector<std::string>();
 }
 
-// The key of a line.
+// Returns the key of a line.
 inline std::string difference_key(const std::string& line) { return line.substr(0, line.find(':')); }
 
-// In model_change.cpp, as what follows. Of what changes the mathematics of a model: coefficients of losses and the capacity do not, nor the
-// padding of the vocabulary. What was derived counts as given.
+// In model_change.cpp, as what follows. Lists what differs in the mathematics of a model, which coefficients of losses, the capacity and
+// the padding of the vocabulary are not. Derived values count as given.
 std::vector<std::string> model_differences(const ModelConfig& saved, const ModelConfig& current);
 
-// The same without initial values and the type of logits, which an export does not have.
+// Lists the same without initial values and the type of logits, which an export does not have.
 std::vector<std::string> forward_differences(const ModelConfig& saved, const ModelConfig& current);
 
-// Throws Error(usage) that lists what differs.
+// Throws Error(usage) that lists the differences.
 void require_same_model(const RunConfig& saved, const RunConfig& current, const std::string& source);
 
-// For a run that starts from the weights of a checkpoint: initial values, the type of logits and, with rotary positions, the longest
-// sequence may differ; the rest where checkpoint.allow_model_change lists its key, which is a line in the log.
+// Checks a run that starts from the weights of a checkpoint: initial values, the type of logits and, with rotary positions, the longest
+// sequence may differ; other keys only if checkpoint.allow_model_change lists them, which is logged.
 void require_initial_model(const RunConfig& saved, const RunConfig& current, const std::string& source);
 
-// Weights of an import that were codes and are kept in another form here, equal layers taken together: "layers.{0..1}.attn.qkv: e4m3 1x32
+// Lists imported weights that were codes and are kept in another form here, equal layers taken together: "layers.{0..1}.attn.qkv: e4m3 1x32
 // in the file, e4m3 32x32 here". Their values are those of the file's codes.
 std::vector<std::string> reconciled_weights(const CheckpointReader& reader, const PrecisionPlan& plan);
 

@@ -22,7 +22,7 @@ bool is_shared_folder(const Communicator& world, bool there, const std::filesyst
 // all try again, or another one. The body must not communicate.
 void agree_on_reading(const Communicator& world, const std::function<void()>& body);
 
-// Rank 0 chooses the candidates; all open the same one, in the same version.
+// Lets rank 0 choose the candidates; all ranks open the same one, in the same version.
 class RanksTogether : public SearchTogether {
  public:
   explicit RanksTogether(const Communicator& world) : world_(world) {}
@@ -34,9 +34,9 @@ class RanksTogether : public SearchTogether {
   const Communicator& world_;
 };
 
-// Every rank writes its shard; rank 0, which alone has the directory, begins and commits. Throws on all ranks as
-// CheckpointDirectory::save() does on one. What is returned is rank 0's. `progressed` is called at each phase and, of several ranks,
-// within.
+// Saves a checkpoint: every rank writes its shard; rank 0, which alone has the directory, begins and commits. Throws on all ranks as
+// CheckpointDirectory::save() does on one, and returns rank 0's result. `progressed` is called at each phase and, with several ranks,
+// within phases.
 SavedCheckpoint save_together(const Communicator& world, std::optional<CheckpointDirectory>& directory, const CheckpointContent& content,
                               const Progressed& progressed);
 

@@ -16,7 +16,7 @@ std::optional<Tokenizer> saved_tokenizer(const CheckpointReader& reader);
 // Whether the checkpoint and the data both have a tokenizer, and not the same.
 bool has_other_tokenizer(const CheckpointReader& reader, const Data& data);
 
-// Makes the codes of every quantised weight again from its master, one weight after the other, and compares them with the manifest's, as
+// Makes the codes of every quantized weight again from its master, one weight after the other, and compares them with the manifest's, as
 // require_same_codes() does. Returns how many there are; a checkpoint without a plan says nothing of codes.
 int64_t verify_codes(CheckpointReader& reader);
 
@@ -28,8 +28,8 @@ struct SavedModel {
 };
 SavedModel saved_model(const CheckpointReader& reader);
 
-// The files that came with an imported model. Throws Error(data) for names that are none of kCarriedFiles.
-std::vector<CarriedFile> carried_files(CheckpointReader& reader);
+// The files that came with an imported model. Throws Error(data) for names that are none of kTokenizerFiles.
+std::vector<TokenizerFile> tokenizer_files(CheckpointReader& reader);
 
 // A config as so many tensor ranks hold its model, whatever it was trained on. Throws Error(usage) where it cannot be divided so.
 RunConfig for_ranks(RunConfig config, const TensorRanks& ranks);

@@ -1,5 +1,5 @@
 // Where the weights of a model are read from: a checkpoint, of a run or imported, or a folder of Hugging Face's form
-// (hf/family_weights.h).
+// (hf/hf_weights.h).
 #pragma once
 
 #include <span>
@@ -45,7 +45,7 @@ class WeightSource {
   void decode(const std::string& parameter, const WeightForm& kept, const Box& box, std::span<float> out);
 };
 
-// As a file's codes are read: the rule that a recipe quantises by, for which -0 is 0 in E2M1.
+// As a file's codes are read: the rule that a recipe quantizes by, for which -0 is 0 in E2M1.
 Quantization packed_form(Format format);
 
 // Bytes of a row of codes, and of its scales.

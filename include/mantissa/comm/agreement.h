@@ -10,9 +10,9 @@
 
 namespace mantissa {
 
-std::vector<std::string> gather_texts(const Communicator& world, const std::string& own);    // by rank
-std::vector<std::string> texts_at_first(const Communicator& world, const std::string& own);  // by rank on rank 0; on others its own alone
-std::string text_of_first(const Communicator& world, const std::string& own);
+std::vector<std::string> all_gather_strings(const Communicator& world, const std::string& own);  // by rank
+std::vector<std::string> gather_strings(const Communicator& world, const std::string& own);  // by rank on rank 0; on others its own alone
+std::string broadcast_string(const Communicator& world, const std::string& own);
 
 // Once ranks have begun to communicate, what every rank refuses is thrown by agree() or fail_alike() too: the first rank to leave ends the
 // waits of those that have not come as far, which would end with peer_lost instead.

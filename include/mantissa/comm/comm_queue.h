@@ -1,5 +1,5 @@
-// Collectives beside the computation: a thread that runs what it is given, one after the other, in the order of submission. That order is
-// the program's on every rank, so one thread submits; a collective that this thread calls itself begins when the queue has no work.
+// Runs collectives beside the computation, on a thread of its own, in the order of submission. All ranks must submit in the same order, so
+// one thread submits; a collective that this thread calls itself begins when the queue is empty.
 #pragma once
 
 #include <condition_variable>
@@ -14,7 +14,7 @@
 
 namespace mantissa {
 
-// Something that was submitted. Copies are handles on the same; a default one is done. Any thread may wait.
+// A submitted collective. Copies are handles on the same one; a default one is done. Any thread may wait.
 class Work {
  public:
   Work() = default;
@@ -36,14 +36,14 @@ class Work {
 
 class CommQueue {
  public:
-  // For a group of one there is no thread: submit() runs the body. A process has one queue at a time.
+  // A group of one has no thread: submit() runs the body. A process has one queue at a time.
   explicit CommQueue(Communicator world);
-  // Runs what is left. When an exception unwinds the block, world.stop() ends what is under way: peers may never come to it.
+  // Runs what is left. While an exception unwinds the block, world.stop() ends the collective under way, which peers may never join.
   ~CommQueue();
   CommQueue(const CommQueue&) = delete;
   CommQueue& operator=(const CommQueue&) = delete;
 
-  // Once a body has thrown, later ones do not run and their work fails alike: the ranks are no longer in step.
+  // After a body has thrown, later ones do not run and their work fails alike, because the ranks are no longer in step.
   Work submit(std::function<void()> body);
 
  private:

@@ -1,17 +1,17 @@
 // Collectives over the ranks of a group, written once over Transport. Every rank of the group makes the same calls in the same order; a
 // group of one returns at once and has no transport.
 //
-// Bytes in place, with counts per rank that may be 0 (no message then): what ZeRO-1, a gather of codes and scales and a dispatch of experts
-// need, and what NCCL offers as grouped calls. Memory is the host's. Sums have the order of an aligned binary tree over the ranks:
-// neighbours, then pairs of neighbours, and so on, whoever computes them.
+// Calls work in place on host bytes, with counts per rank that may be 0 (no message then): what ZeRO-1, a gather of codes and scales and
+// the dispatch of experts need, and what NCCL offers as grouped calls. Sums have the order of an aligned binary tree over the ranks,
+// neighbors first, then pairs of neighbors, whichever rank computes them.
 //
-// One collective of a process runs at a time, on whatever thread, because all its groups share one transport: a second one that begins
-// meanwhile throws, but one of the thread that submits to a CommQueue waits for what it submitted. A collective that fails leaves the
-// process without communication: every later one throws what the first did.
+// A process runs one collective at a time, on any thread, because all its groups share one transport. A second one that begins meanwhile
+// throws, except on the thread that submits to a CommQueue, where it waits for what was submitted. A collective that fails leaves the
+// process without communication: every later one throws the same error.
 //
-// Each call sends its right neighbour 32 bytes, operation, group, sequence, dtype and counts (an all_to_all: every peer, whose count it
-// is), beside the payload, and compares what comes from the left: if calls differ within a group, somewhere two neighbours differ, and that
-// rank throws. Ranks that wait for each other in different groups are a matter of the watchdog.
+// Each call sends its right neighbor 32 bytes beside the payload: operation, group, sequence, dtype and counts (an all_to_all sends every
+// peer its count). It compares them with those from the left: if calls differ within a group, two neighbors differ somewhere, and that rank
+// throws. Ranks that wait for each other in different groups are found by the watchdog.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +29,7 @@ namespace mantissa {
 
 struct RankGroup;
 
-// What bytes were sent for.
+// Says what bytes were sent for.
 enum class Purpose { gradients, parameters, activations, control, other };
 struct Traffic {  // bytes sent
   int64_t gradients = 0, parameters = 0, activations = 0, control = 0, other = 0;
@@ -53,14 +53,14 @@ class Communicator {
 
   int rank() const;  // within the group
   int size() const;
-  // What this process sent so far, in all groups, and its latest calls, oldest first, for reports. From any thread.
+  // Return what this process sent so far in all groups, and its latest calls, oldest first, for reports. Any thread may call them.
   Traffic traffic() const;
   std::vector<std::string> latest_calls() const;
   int64_t calls() const;  // begun so far, in all groups
-  // From any thread: the call under way and all later ones of this process throw Error(peer_lost).
+  // Makes the call under way and all later ones of this process throw Error(peer_lost). Any thread may call it.
   void stop() const;
 
-  // counts[r] bytes of rank r lie behind those of rank r - 1 in `bytes`, everywhere; each rank brings its own.
+  // In `bytes`, counts[r] bytes of rank r follow those of rank r - 1, on all ranks; each rank brings its own.
   struct Gather {
     std::span<std::byte> bytes;
     std::span<const int64_t> counts;
@@ -68,7 +68,7 @@ class Communicator {
   void all_gather(std::span<std::byte> bytes, std::span<const int64_t> counts, Purpose purpose) const;
   void all_gather(std::span<const Gather> parts, Purpose purpose) const;  // as one call
 
-  // in_counts[r] bytes go to rank r, out_counts[r] come from it, each behind those of the rank before. in and out are apart.
+  // in_counts[r] bytes go to rank r and out_counts[r] come from it, each behind those of the rank before. in and out do not overlap.
   struct Exchange {
     std::span<const std::byte> in;
     std::span<const int64_t> in_counts;
@@ -82,18 +82,17 @@ class Communicator {
     all_to_all({&part, 1}, purpose);
   }
 
-  // Sums fp32 or fp64 elements over the ranks, in place; bf16 ones where all but one of a sum are zero, because every addition of more
-  // would be rounded. sum_scatter: only own elements are summed, rank r owning counts[r] behind those of
-  // rank r - 1; the others are as before. Both need scratch for as much as the own share from each other rank; a caller with shares of
-  // many sizes lends sum_scatter memory of the tensor's device and dtype that holds the largest, so that not each size has scratch of its
-  // own.
+  // sum() adds fp32 or fp64 elements over the ranks, in place. It takes bf16 elements only where all but one of a sum are zero, because
+  // every further addition would be rounded. sum_scatter() sums only the own elements, of which rank r has counts[r] behind those of rank r
+  // - 1; the others stay as they are. Both need scratch for as much as the own share from each other rank. A caller with shares of many
+  // sizes can lend sum_scatter() memory of the tensor's device and dtype that holds the largest.
   void sum(const Tensor& tensor, Purpose purpose) const;
   void sum_scatter(const Tensor& tensor, std::span<const int64_t> counts, Purpose purpose, const Tensor& scratch = {}) const;
 
   void broadcast(std::span<std::byte> bytes, int root, Purpose purpose) const;
   void barrier() const;
 
-  // Small things of the host.
+  // Exchange small host values.
   template <class T>
   std::vector<T> all(const T& own) const {  // of every rank, by rank
     static_assert(std::is_trivially_copyable_v<T>);
@@ -104,7 +103,7 @@ class Communicator {
   }
   int64_t sum(int64_t own) const;  // modulo 2^64
 
-  // The ranks that give the same color, in their order.
+  // Returns the group of ranks that give the same color, in their order.
   Communicator split(int color) const;
 
  private:
@@ -114,7 +113,7 @@ class Communicator {
   std::shared_ptr<RankGroup> group_;  // null: a group of one
 };
 
-// Seconds that the calling thread has spent so far in collectives, and waiting for work of a CommQueue.
+// Returns the seconds that the calling thread has spent in collectives and in waiting for work of a CommQueue.
 double communication_seconds();
 
 }  // namespace mantissa

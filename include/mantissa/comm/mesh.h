@@ -1,5 +1,5 @@
-// The ranks of a job as a grid, data x tensor. Ranks are ordered tensor-fastest: rank = data * tensor size + tensor. Neighbouring data
-// ranks share experts, data rank = expert data * expert size + expert.
+// Arranges the ranks of a job as a grid, data x tensor. Ranks are ordered tensor-fastest: rank = data * tensor size + tensor. Neighboring
+// data ranks share experts: data rank = expert data * expert size + expert.
 #pragma once
 
 #include <functional>
@@ -19,12 +19,12 @@ struct Mesh {
 // Throws Error(usage) unless the tensor size divides the world and the expert size the data ranks.
 Mesh make_mesh(Communicator world, int tensor_size, int expert_size = 1);
 
-// Runs body on every rank; if it throws on any, all throw the error of the lowest such rank, which the others name. The body must not
-// communicate. An Error(peer_lost) is thrown as it is: there is nobody to agree with.
+// Runs body on every rank. If it throws on any, all throw the error of the lowest such rank, which the others name. The body must not
+// communicate. An Error(peer_lost) is rethrown as it is: there is nobody to agree with.
 void agree(const Communicator& world, const std::function<void()>& body);
 
-// Before an error that all ranks throw: returns when all have come here. A rank that is gone ends the waits of others, so one that leaves
-// early would turn their error into peer_lost; a wait that is ended here, by ranks that were through, returns as well.
+// Returns when all ranks have called it; call it before throwing an error that all ranks throw. A rank that leaves early would end the
+// waits of others and turn their error into peer_lost. Also returns if ranks that already left end the wait.
 void await_all(const Communicator& world);
 
 }  // namespace mantissa

@@ -1,5 +1,5 @@
-// What the main thread of a rank is doing, and for how long it may be without progress. It writes without a lock; the thread of the store
-// reads.
+// Tracks what the main thread of a rank is doing, and for how long it may be without progress. The main thread writes without a lock; the
+// thread of the store reads.
 #pragma once
 
 #include <atomic>
@@ -11,12 +11,12 @@ namespace mantissa {
 
 double monotonic_now();  // seconds
 
-// Whether the caller itself was stopped for a while, with the rest of the job or alone (SIGSTOP, the freezer of a cgroup): what it did not
-// hear meanwhile says nothing about others.
+// Detects whether the caller itself was stopped for a while, with the rest of the job or alone (SIGSTOP, the freezer of a cgroup). What it
+// did not hear meanwhile says nothing about others.
 class Stops {
  public:
   explicit Stops(double tolerated_s) : tolerated_s_(tolerated_s) {}
-  // To be called more often than that. Returns since when the caller has been running without a stop.
+  // Returns since when the caller has been running without a stop. Must be called more often than the tolerated time.
   double running_since(double now) {
     if (now > latest_ + tolerated_s_) since_ = now;
     latest_ = now;
@@ -29,10 +29,11 @@ class Stops {
 
 class Progress {
  public:
-  // A new place, or progress in the same. `section` is a literal: "step", "save"; "step" is one optimizer step, and its time is measured.
+  // Marks a new phase, or progress in the same one. `section` is a literal: "step", "save"; "step" is one optimizer step, whose time is
+  // measured.
   void at(int64_t step, const char* section);
-  // The collective that begins now: its number in the program order that all ranks share, and a hash of what all of them must agree on
-  // (operation, dtype, ...), or 0 for none. Two ranks at one number with two hashes end the job with code 70.
+  // Marks the collective that begins now: its number in the program order that all ranks share, and a hash of what all of them must agree
+  // on (operation, dtype, ...), or 0 for none. Two ranks with two hashes at one number end the job with code 70.
   void collective(uint32_t sequence, uint32_t operation) {
     collective_.store(uint64_t{operation} << 32 | sequence, std::memory_order_relaxed);
   }
@@ -53,12 +54,12 @@ class Progress {
   std::atomic<uint64_t> collective_{0};  // both in one word: a pair that never was would end a job
 };
 
-struct Patience {
+struct WatchdogTimeouts {
   std::optional<double> step_timeout_s = {};  // parallel.step_timeout_s; none: max(30, 5 x mean), 600 until 5 steps are measured
   double section_timeout_s = 420;             // parallel.section_timeout_s: for everything that is not a step
 };
 
-// "no progress for 30 s (parallel.step_timeout_s), at step 7 (step)" if patience is over, else "". It begins anew after a stop.
-std::string overdue(const Progress& progress, const Patience& patience, double now, double running_since = 0);
+// Returns "no progress for 30 s (parallel.step_timeout_s), at step 7 (step)" after a timeout, else "". The time starts over after a stop.
+std::string watchdog_timeout(const Progress& progress, const WatchdogTimeouts& timeouts, double now, double running_since = 0);
 
 }  // namespace mantissa

@@ -1,7 +1,8 @@
-// Messages between the ranks of a job: what collectives are made of. Below it lie threads of one process (tests) and UCX between processes.
+// Sends messages between the ranks of a job; collectives are built on it. It is implemented by threads of one process (tests) and by UCX
+// between processes.
 //
 // A message is matched by sender and tag; of several with the same two, the first sent is the first received. One thread at a time calls
-// send, receive, wait and cancel; every wait sleeps after a short spin and looks at the interrupt, so that a lost peer ends it.
+// send, receive, wait and cancel. Every wait sleeps after a short spin and polls the interrupt, so that a lost peer ends it.
 #pragma once
 
 #include <atomic>
@@ -17,7 +18,7 @@ namespace mantissa {
 
 class Transport {
  public:
-  // Called at least every 20 ms while a wait lasts; it ends the wait by throwing, as Error(peer_lost).
+  // Called at least every 20 ms during a wait, which it ends by throwing, as Error(peer_lost).
   using Interrupt = std::function<void()>;
   using Request = size_t;  // valid until wait_all() or cancel()
 
@@ -29,17 +30,17 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // Begin to move bytes, which must stay where they are until the request is done or cancelled. tag < 2^48. A message whose length is not
-  // that of `bytes` throws Error(internal), naming both ranks, from the wait for it.
+  // Begin to move bytes, which must stay in place until the request is done or canceled. tag < 2^48. If the length of a message is not that
+  // of `bytes`, the wait for it throws Error(internal), naming both ranks.
   virtual Request send(int to, uint64_t tag, std::span<const std::byte> bytes) = 0;
   virtual Request receive(int from, uint64_t tag, std::span<std::byte> bytes) = 0;
 
   void wait(Request request);
   void wait_all();  // for everything begun since the last time
 
-  // Gives up what has begun; from then on the transport is of no use. A receive that was cancelled writes no more.
+  // Gives up what has begun and makes the transport unusable. A canceled receive writes no more.
   virtual void cancel() noexcept = 0;
-  // From any thread: a wait that is not over, now or later, throws Error(peer_lost).
+  // Makes every wait, now or later, throw Error(peer_lost). Any thread may call it.
   void stop() { stopped_ = true; }
 
  protected:
@@ -55,19 +56,19 @@ class Transport {
   std::atomic<bool> stopped_{false};
 };
 
-// In thread_transport.cpp. Ranks as threads of this process: one transport for each, all over one mailbox.
+// In thread_transport.cpp. Makes one transport per rank for ranks that are threads of this process, all over one mailbox.
 std::vector<std::unique_ptr<Transport>> thread_transports(int ranks, const Transport::Interrupt& interrupt = {});
 
-// Puts the address of this rank where all others find it, and returns those of all ranks, by rank.
+// Publishes the address of this rank and returns those of all ranks, by rank.
 using AddressExchange = std::function<std::vector<std::string>(const std::string& own)>;
 
-// In ucx_transport.cpp, or no_ucx.cpp. Ranks as processes: shared memory within a host, TCP or RDMA between hosts, as UCX finds them
-// (UCX_TLS and UCX_NET_DEVICES choose). What UCX has to say goes to the log. Throws Error(environment) if this build has no UCX, or
-// /dev/shm has no room for it.
+// In ucx_transport.cpp, or no_ucx.cpp. Connects ranks that are processes by shared memory within a host and by TCP or RDMA between hosts,
+// as UCX finds them (UCX_TLS and UCX_NET_DEVICES choose). Messages of UCX go to the log. Throws Error(environment) if this build has no UCX
+// or /dev/shm is full.
 std::unique_ptr<Transport> ucx_transport(int rank, const AddressExchange& exchange, Transport::Interrupt interrupt);
 
-// UCX takes SIGHUP from the moment it is loaded, to write all that it does from then on, by a handler that may run on any thread and its
-// stack. Gives SIGHUP back the action that the process was started with. UCX_DEBUG_SIGNO can name another signal.
+// Restores the action for SIGHUP that the process was started with. UCX takes SIGHUP when it is loaded, to log all that it does from then
+// on, by a handler that may run on any thread and its stack. UCX_DEBUG_SIGNO can name another signal.
 void restore_hangup();
 
 }  // namespace mantissa

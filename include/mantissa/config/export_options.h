@@ -12,7 +12,7 @@ constexpr auto choices(ExportDtype) {
   return std::array{Choice{"auto", ExportDtype::automatic}, Choice{"bf16", ExportDtype::bf16}, Choice{"fp32", ExportDtype::fp32}};
 }
 
-// dequantized: values; packed: what is quantised as codes and scales, by a convention (packing.h).
+// dequantized: values; packed: what is quantized as codes and scales, by a convention (packing.h).
 enum class ExportWeights { dequantized, packed };
 constexpr auto choices(ExportWeights) {
   return std::array{Choice{"dequantized", ExportWeights::dequantized}, Choice{"packed", ExportWeights::packed}};
@@ -31,7 +31,7 @@ struct ExportOptions {
   ExportDtype dtype = ExportDtype::automatic;  // of values
 
   void fields(auto& v) {
-    v("weights", weights, "dequantized: values; packed: codes and scales of what the plan quantises");
+    v("weights", weights, "dequantized: values; packed: codes and scales of what the plan quantizes");
     v("convention", convention, "of packed weights: how a server expects them; gpt-oss has a form of its own");
     v("dtype", dtype, "of values; auto: the narrowest that holds each tensor exactly");
   }

@@ -44,7 +44,7 @@ constexpr auto choices(LogLevel) {
                     Choice{"error", LogLevel::error}, Choice{"off", LogLevel::off}};
 }
 
-// Upper limits that no run reaches, so that sums and products of these values fit into 64 bits.
+// Limits that no run reaches keep sums and products of these values within 64 bits.
 inline constexpr double kMostSteps = 1e12, kLargestCount = 1e9;
 inline constexpr int kMostThreads = 4096;
 
@@ -102,7 +102,7 @@ struct TrainingConfig {
   std::optional<TraceConfig> trace;
 
   int64_t tokens_per_step() const { return *global_batch_size * seq_len; }
-  // The name that make_backend() takes.
+  // Returns the name that make_backend() takes.
   std::string backend() const { return device == DeviceChoice::automatic ? "cpu" : choice_name(device); }
 
   void fields(auto& v) {
@@ -113,7 +113,7 @@ struct TrainingConfig {
     v("global_batch_size", global_batch_size, "sequences per step = micro_batch_size * grad_accum * parallel.data; null: derived",
       limits::between(1, 1 << 30));
     v("accumulation", accumulation, "order of the gradient sum over micro batches");
-    v("seed", seed, "of initialisation, data order and written texts");
+    v("seed", seed, "of initialization, data order and samples");
     v("device", device, "auto: the fastest there is; cpu_reference: plain kernels, slow");
     v("threads", threads, "CPU threads; 0: the cores this process may use", limits::between(0, kMostThreads));
     v("recompute", recompute, "what backward recomputes: none, selective (attention and activation), full (all but layer inputs)");
@@ -126,10 +126,10 @@ struct TrainingConfig {
   }
 };
 
-// A timeout in seconds: what clocks and sockets count in integers holds it.
+// Timeouts in seconds stay within what clocks and sockets count in integers.
 inline constexpr Limits kTimeout{.min = 0, .max = 1e6, .above_min = true};
 
-// Several ranks. There is no stage of ZeRO to choose: with several data ranks masters and moments are sharded (ZeRO-1).
+// Configures several ranks. There is no stage of ZeRO to choose: with several data ranks masters and moments are sharded (ZeRO-1).
 struct ParallelConfig {
   CommBackend backend = CommBackend::automatic;
   int64_t data = -1;  // after load_run_config() at least 1
@@ -148,18 +148,18 @@ struct ParallelConfig {
     v("data", data, "replicas, each with its share of the batch; -1: as many as ranks were started, / tensor",
       limits::between(-1, 1 << 16));
     v("tensor", tensor, "ranks that share each replica: its linears, embedding, output projection and heads", limits::between(1, 1 << 16));
-    v("expert", expert, "neighbouring data ranks that share the experts of a layer, each with as many; divides data",
+    v("expert", expert, "neighboring data ranks that share the experts of a layer, each with as many; divides data",
       limits::between(1, 1 << 16));
     v("sequence_parallel", sequence_parallel, "the tensor ranks also share the tokens of norms and residuals");
     v("init_timeout_s", init_timeout_s, "how long ranks wait for each other at the start", kTimeout);
     v("heartbeat_timeout_s", heartbeat_timeout_s, "a rank that was silent for so long is lost", kTimeout);
     v("step_timeout_s", step_timeout_s, "longest step; null: five times the mean and at least 30, before 5 steps are measured 600",
       kTimeout);
-    v("section_timeout_s", section_timeout_s, "longest time without progress in start, evaluation, texts or a save", kTimeout);
+    v("section_timeout_s", section_timeout_s, "longest time without progress in start, evaluation, samples or a save", kTimeout);
   }
 };
 
-struct TextsConfig {  // "samples"
+struct SamplesConfig {  // "samples"
   int64_t interval = 200;
   std::vector<std::string> prompts = {"Once"};
   int64_t max_new_tokens = 64;
@@ -168,7 +168,7 @@ struct TextsConfig {  // "samples"
   double top_p = 1.0;
 
   void fields(auto& v) {
-    v("interval", interval, "steps between texts; the last step writes some in any case", limits::between(1, kMostSteps));
+    v("interval", interval, "steps between samples; the last step writes some in any case", limits::between(1, kMostSteps));
     v("prompts", prompts, "texts to continue");
     v("max_new_tokens", max_new_tokens, "tokens to write", limits::between(1, 1 << 24));
     v("temperature", temperature, "0: always the likeliest token", limits::not_negative);
@@ -180,12 +180,12 @@ struct TextsConfig {  // "samples"
 struct EvalConfig {
   int64_t interval = 100;
   std::optional<int64_t> iters = 20;
-  std::optional<TextsConfig> texts;
+  std::optional<SamplesConfig> samples;
 
   void fields(auto& v) {
     v("interval", interval, "steps between evaluations; 0: only at the end", limits::between(0, kMostSteps));
     v("iters", iters, "micro batches per evaluation; null: the whole validation part", limits::between(1, kLargestCount));
-    v("samples", texts, "texts written during training; null: none");
+    v("samples", samples, "samples written during training; null: none");
   }
 };
 
@@ -265,7 +265,7 @@ struct RunConfig {
     v("training", training, "length, batch, device");
     v("parallel", parallel, "several ranks");
     v("data", data, "what to read");
-    v("eval", eval, "validation, and texts written during training");
+    v("eval", eval, "validation, and samples written during training");
     v("checkpoint", checkpoint, "saving and resuming");
     v("logging", logging, "run folder and output");
   }
@@ -279,10 +279,10 @@ struct LoadedConfig {
 // Refuses a model that so many tensor ranks cannot share equally, heads whole, and pads its vocabulary for them.
 void divide_model(ModelConfig& model, int64_t tensor, ConfigReport& report);
 
-// The precision of every module. model.vocab_size must be set. Throws Error(usage) for what only it can show.
+// Resolves the precision of every module. model.vocab_size must be set. Throws Error(usage) for what only the resolved plan can show.
 PrecisionPlan resolve_plan(const RunConfig& config);
 
-// The part of it that needs no file on disk: checks across sections and everything that can be derived. `file` gives the run its name.
+// Runs the part that needs no file on disk: checks across sections and everything that can be derived. `file` gives the run its name.
 void resolve_run_config(RunConfig& config, ConfigReport& report, const std::string& file, int64_t world = 0);
 
 }  // namespace mantissa

@@ -1,4 +1,4 @@
-// Rows of tokens for the model. A dataset is its tokens in order; sample j is tokens [j*T, j*T + T], so neighbours share one token.
+// Makes rows of tokens for the model. A dataset is its tokens in order; sample j is tokens [j*T, j*T + T], so neighbors share one token.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct Batch {
   std::vector<SampleId> samples;        // [B]: which samples these are
 };
 
-// What document boundaries do.
+// Says what document boundaries do.
 struct DocumentOptions {
   bool mask_eod_loss = false;       // no loss where the input is eod_id or the last token of a document
   bool reset_position_ids = false;  // positions restart at each document
@@ -37,7 +37,7 @@ class TrainData {
   // Throws Error(usage) if a dataset is shorter than one sample (T + 1 tokens).
   TrainData(std::vector<TokenDataset> datasets, std::vector<double> weights, int64_t seq_len, uint64_t seed, DocumentOptions documents);
 
-  // Samples counter .. counter + sequences - 1 of the run. Sample i of step s has the counter s * global_batch_size + i.
+  // Returns samples counter .. counter + sequences - 1 of the run. Sample i of step s has the counter s * global_batch_size + i.
   Batch batch(int64_t counter, int64_t sequences);
 
   int64_t tokens() const;  // of all datasets
@@ -62,9 +62,9 @@ class ValidationData {
 
   int sets() const { return static_cast<int>(sets_.size()); }
   const std::string& name(int set) const { return sets_.at(static_cast<size_t>(set)).name; }
-  // Windows 0, 1, 2, ... in file order; the last may be short, so that each target counts once.
+  // Counts the windows 0, 1, 2, ... in file order; the last may be short, so that each target counts once.
   int64_t windows(int set) const;
-  // Windows [first, min(first + count, windows)). The rest of a short window's row has token 0 and no target.
+  // Returns windows [first, min(first + count, windows)). The rest of a short window's row has token 0 and no target.
   Batch batch(int set, int64_t first, int64_t count) const;
 
  private:

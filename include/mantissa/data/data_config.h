@@ -1,4 +1,4 @@
-// What to read: section "data" of a config. Paths are absolute after load_run_config() and may be globs.
+// Section "data" of a config says what to read. Paths are absolute after load_run_config() and may be globs.
 #pragma once
 
 #include <array>
@@ -54,10 +54,10 @@ struct DataConfig {
     v("valid_fraction", valid_fraction, "with path: the last part of the tokens, kept for validation", limits::fraction);
     v("train", train, "training sets, mixed by weight");
     v("valid", valid, "validation sets, reported apart and averaged by tokens");
-    v("format", format, "auto recognises the file by magic number, sibling .idx, extension and content");
+    v("format", format, "auto recognizes the file by magic number, sibling .idx, extension and content");
     v("dtype", dtype, "width of the ids of a raw nanoGPT file");
     v("tokenizer", tokenizer,
-      "for text and JSONL, and for written texts: byte (256 ids), char (the characters of the data); null: token files only");
+      "for text and JSONL, and for samples: byte (256 ids), char (the characters of the data); null: token files only");
     v("append_eod", append_eod, "add the tokenizer's end token after each document");
     v("eod_id", eod_id, "end-of-document id; null: the tokenizer's, else none", limits::between(0, std::numeric_limits<int32_t>::max()));
     v("mask_eod_loss", mask_eod_loss, "no loss where the input token is the end of a document");

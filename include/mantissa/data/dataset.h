@@ -1,4 +1,4 @@
-// Token files in a row, and views of them.
+// Concatenates token files, and views parts of them.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,12 @@
 
 namespace mantissa {
 
-// The files a path or glob names: sorted by bytes; of a Megatron pair the .bin; a prefix P stands for P.bin with P.idx. A name that exists
-// is taken literally. Throws Error(usage) with the pattern and what the folder holds if nothing matches, or for a folder; with `key`, that
-// of the pattern in a configuration, also how to name another file.
+// Returns the files that a path or glob names, sorted by bytes; of a Megatron pair the .bin; a prefix P stands for P.bin with P.idx. A name
+// that exists is taken literally. Throws Error(usage) with the pattern and what the folder holds if nothing matches, or for a folder; with
+// `key`, that of the pattern in a configuration, the message also says how to name another file.
 std::vector<std::string> expand_paths(const std::string& pattern, const std::string& key = {});
 
-// The concatenation of files in the given order.
+// Concatenates files in the given order.
 class TokenFiles {
  public:
   explicit TokenFiles(std::vector<TokenFile> files);
@@ -24,7 +24,7 @@ class TokenFiles {
   bool has_documents() const;  // every file knows its documents
   bool has_mask() const;       // some file may mark tokens untrained
   const std::vector<TokenFile>& files() const { return files_; }
-  // As TokenFile::read, across files.
+  // Reads as TokenFile::read, across files.
   void read(int64_t begin, int64_t count, int32_t* out, uint8_t* marks = nullptr) const;
 
  private:
@@ -32,7 +32,7 @@ class TokenFiles {
   std::vector<int64_t> ends_;  // ends_[i]: tokens in files 0..i
 };
 
-// Tokens [begin, end) of files that outlive it.
+// Views tokens [begin, end) of files that outlive it.
 class TokenDataset {
  public:
   explicit TokenDataset(const TokenFiles& files) : TokenDataset(files, 0, files.tokens()) {}
@@ -47,7 +47,7 @@ class TokenDataset {
   int64_t begin_, end_;
 };
 
-// Tokens of the training part when the last `valid_fraction` of n tokens is held out: floor(n * (1 - f)).
+// Returns how many tokens are for training if the last `valid_fraction` of n tokens is held out: floor(n * (1 - f)).
 int64_t training_tokens(int64_t n, double valid_fraction);
 
 }  // namespace mantissa

@@ -1,4 +1,4 @@
-// What data.mask_eod_loss, data.reset_position_ids and data.document_mask find to do.
+// Finds uses of data.mask_eod_loss, data.reset_position_ids and data.document_mask that have no effect.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace mantissa {
 
-// A warning that starts with the key for each option that is on and does nothing, as every data set is one text, which is one document.
-// `data` is what `config` opened.
+// Returns a warning that starts with the key for each option that is on and does nothing because every data set is one text, which is one
+// document. `data` is what `config` opened.
 std::vector<std::string> idle_document_options(const DataConfig& config, const Data& data);
 
 }  // namespace mantissa

@@ -1,4 +1,4 @@
-// Whether the data are still what they were: size and xxh64 of each file, kept in the checkpoint and compared on resume.
+// Checks that the data have not changed: size and xxh64 of each file are kept in the checkpoint and compared on resume.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace mantissa {
 struct FileFingerprint {
   std::string path;
   int64_t bytes = 0;
-  // Of the whole file below 64 MiB; of larger ones 64 chunks of 1 MiB, evenly spaced, the first and last MiB included.
+  // Hashes the whole file below 64 MiB; of larger ones 64 chunks of 1 MiB, evenly spaced, the first and last MiB included.
   Hash64 hash;
 
   void fields(auto& v) {
@@ -32,7 +32,7 @@ struct DataFingerprints {  // in the order of the files
   }
 };
 
-// At most 64 MiB are read, whatever the size: in a larger file a change of the same length between the chunks goes unnoticed.
+// Reads at most 64 MiB, whatever the size: in a larger file a change of the same length between the chunks goes unnoticed.
 FileFingerprint fingerprint(const std::string& path);
 
 // Throws Error(data) naming the first file that differs in number, size or hash. Paths may differ: data may move. Validation data count

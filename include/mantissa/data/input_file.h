@@ -1,4 +1,4 @@
-// A data file that the user named, read at any position.
+// Reads a data file that the user named, at any position.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +19,12 @@ class InputFile {
   const std::string& path() const { return file_.path().native(); }
   int64_t size() const { return size_; }  // bytes when it was opened
 
-  // Exactly `bytes` bytes from `offset`. Throws Error(data) if the file ends before, Error(environment) if the read fails.
+  // Reads exactly `bytes` bytes from `offset`. Throws Error(data) if the file ends before, Error(environment) if the read fails.
   void read(int64_t offset, void* out, int64_t bytes) const {
     file_.read_at(offset, {static_cast<std::byte*>(out), static_cast<size_t>(bytes)});
   }
 
-  // The whole file in order, in windows of at most 1 MiB: visit(bytes, offset of the first), and progressed() after each.
+  // Visits the whole file in order, in windows of at most 1 MiB: visit(bytes, offset of the first), and progressed() after each.
   void for_each_window(const std::function<void(std::string_view, int64_t)>& visit, const Progressed& progressed = {}) const;
 
  private:

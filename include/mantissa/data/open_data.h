@@ -1,4 +1,4 @@
-// Everything a run reads, from its config.
+// Opens everything a run reads, from its config.
 #pragma once
 
 #include <cstdint>
@@ -31,15 +31,15 @@ struct Data {
   DataFingerprints fingerprints = {};                   // the one file of data.path counts as training data
 };
 
-// The tokenizer that data.tokenizer names; none if it is null. `char` reads the training text (with data.path the whole file); for token
-// files it reads PREFIX.tokenizer.json or nanoGPT's meta.json beside the first, and the files below must all have the same beside them.
+// Returns the tokenizer that data.tokenizer names; none if it is null. `char` reads the training text (with data.path the whole file); for
+// token files it reads PREFIX.tokenizer.json or nanoGPT's meta.json beside the first, and all other files must have the same beside them.
 std::optional<Tokenizer> make_tokenizer(const DataConfig& config, const Progressed& progressed = {});
 
 // Opens the data of a training run. Throws Error(usage) for paths that match nothing, options that do not fit the files, data too short for
 // a sample, and a vocabulary size that is missing or smaller than the tokenizer's; Error(data) for files that are damaged.
 Data open_data(const DataConfig& config, const DataOptions& options);
 
-// The validation part alone, without fingerprints.
+// Opens the validation part alone, without fingerprints.
 Data open_validation_data(const DataConfig& config, const DataOptions& options);
 
 }  // namespace mantissa

@@ -1,5 +1,5 @@
-// Which sample comes when. The whole state is one counter (the number of samples drawn before), so a restart, another number of ranks or
-// another global batch loses and repeats nothing: sample c of a run depends on (seed, sizes, weights, c) only.
+// Decides which sample comes when. The whole state is one counter (the number of samples drawn before), so a restart, another number of
+// ranks or another global batch loses and repeats nothing: sample c of a run depends on (seed, sizes, weights, c) only.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ struct SampleId {
 
 class Sampler {
  public:
-  // samples[i] >= 1 of dataset i, weights[i] > 0 (normalised here).
+  // samples[i] >= 1 of dataset i, weights[i] > 0 (normalized here).
   Sampler(std::vector<int64_t> samples, std::vector<double> weights, uint64_t seed);
 
   // Datasets are blended greedily, as Megatron does: draw n takes the dataset with the largest weight * max(n, 1) - taken, ties the lowest.

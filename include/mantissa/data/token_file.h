@@ -1,5 +1,5 @@
-// One source of token ids: a file of nanoGPT, llm.c, llmq or Megatron, or a text that is tokenised when it is opened. Byte formats: at the
-// readers in src/data/token_layout.cpp. Headers are checked against the file size before anything is allocated.
+// Reads one source of token ids: a file of nanoGPT, llm.c, llmq or Megatron, or a text that is tokenized when it is opened. The readers in
+// src/data/token_layout.cpp define the byte formats. Headers are checked against the file size before anything is allocated.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ namespace mantissa {
 
 // data.format auto: magic number; else a sibling .idx (Megatron); else extension .bin (nanoGPT); else .jsonl; else valid UTF-8 (text); else
 // Error(data).
-DataFormat recognise_format(const InputFile& file, const Progressed& progressed = {});
+DataFormat recognize_format(const InputFile& file, const Progressed& progressed = {});
 
 enum class ElementType { u8, i8, i16, u16, i32, u32, i64 };
 int64_t element_bytes(ElementType type);
@@ -33,7 +33,7 @@ struct TokenFileOptions {
   Progressed progressed = {};            // called for each line of JSONL and each MiB of text while it is opened
 };
 
-// What is known about a token beside its id.
+// Marks what is known about a token beside its id.
 enum TokenMark : uint8_t {
   starts_document = 1,
   ends_document = 2,
@@ -41,14 +41,14 @@ enum TokenMark : uint8_t {
   untrained = 8,  // llmq mask bit 0: the prediction made from this token does not count
 };
 
-// Where the tokens of a source lie.
+// Says where the tokens of a source lie.
 struct TokenLayout {
   ElementType type = ElementType::u16;
   int64_t offset = 0;  // bytes before the first token
   int64_t tokens = 0;
   int64_t mask_offset = -1;                   // llmq: one bit per token from here on; -1: none
   std::vector<int64_t> document_starts = {};  // ascending; empty: only eod_id tells
-  std::vector<std::byte> memory = {};         // text tokenised at opening; empty: read from the file
+  std::vector<std::byte> memory = {};         // text tokenized at opening; empty: read from the file
 };
 
 class TokenFile {
@@ -60,15 +60,15 @@ class TokenFile {
   const std::string& path() const { return file_.path(); }
   DataFormat format() const { return format_; }
   int64_t tokens() const { return layout_.tokens; }
-  // Whether document boundaries are known: from an index, from the text, or from eod_id.
+  // Returns whether document boundaries are known: from an index, from the text, or from eod_id.
   bool has_documents() const { return !layout_.document_starts.empty() || options_.eod_id.has_value(); }
-  // Whether some tokens may be marked untrained.
+  // Returns whether some tokens may be marked untrained.
   bool has_mask() const { return layout_.mask_offset >= 0; }
-  // The files it was read from, for fingerprints.
+  // Returns the files it was read from, for fingerprints.
   const std::vector<std::string>& files() const { return files_; }
 
-  // Tokens [begin, begin + count) and, unless null, their TokenMarks. Throws Error(data) if an id is not in [0, vocab_size), naming file
-  // and position (and data.dtype for nanoGPT), or if the file has become shorter. May be called by several threads at once.
+  // Reads tokens [begin, begin + count) and, unless null, their TokenMarks. Throws Error(data) if an id is not in [0, vocab_size), naming
+  // file and position (and data.dtype for nanoGPT), or if the file has become shorter. May be called by several threads at once.
   void read(int64_t begin, int64_t count, int32_t* out, uint8_t* marks = nullptr) const;
 
  private:

@@ -1,4 +1,4 @@
-// Token files for mantissa and for others to read (byte formats: src/data/token_layout.cpp). Everything goes to NAME.tmp, is synced and
+// Writes token files for mantissa and others to read (byte formats: src/data/token_layout.cpp). Everything goes to NAME.tmp, is synced and
 // takes its name in finish(); a writer destroyed before leaves nothing behind. Failures to write throw Error(storage).
 #pragma once
 
@@ -18,7 +18,7 @@ struct TokenWriterOptions {
   std::optional<int32_t> eod_id = {};  // written with each document; none: documents follow each other bare
 };
 
-// Megatron's PREFIX.bin and PREFIX.idx: u16 ids for a vocabulary below 65500, else i32; one sequence a document, eod_id at its end.
+// Writes Megatron's PREFIX.bin and PREFIX.idx: u16 ids for a vocabulary below 65500, else i32; one sequence a document, eod_id at its end.
 class MegatronWriter {
  public:
   MegatronWriter(const std::string& prefix, const TokenWriterOptions& options);
@@ -36,8 +36,8 @@ class MegatronWriter {
   std::vector<int32_t> lengths_;
 };
 
-// An llm.c shard: u16 ids for a vocabulary of at most 65536, else the u32 variant; eod_id at the start of each document, as llm.c has it.
-// Throws Error(usage) beyond the 2^31 - 1 tokens that its header can say.
+// Writes an llm.c shard: u16 ids for a vocabulary of at most 65536, else the u32 variant; eod_id at the start of each document, as llm.c
+// has it. Throws Error(usage) beyond the 2^31 - 1 tokens that its header can say.
 class LlmcWriter {
  public:
   LlmcWriter(const std::string& path, const TokenWriterOptions& options);

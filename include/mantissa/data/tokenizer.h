@@ -1,6 +1,6 @@
-// Text to token ids and back. Two kinds: `byte` (256 ids, the byte values) and `char` (one id per distinct Unicode character of the
-// training data, in order of code points, as nanoGPT numbers them). Neither has special tokens; an end-of-document id comes from
-// data.eod_id.
+// Converts text to token ids and back. There are two kinds: `byte` (256 ids, the byte values) and `char` (one id per distinct Unicode
+// character of the training data, in order of code points, as nanoGPT numbers them). Neither has special tokens; an end-of-document id
+// comes from data.eod_id.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@ namespace mantissa {
 
 class InputFile;
 
-// Where a text comes from, for the message of an error and its code: a prompt is usage, a file is data.
+// Says where a text comes from, for the message of an error and its code: a prompt is usage, a file is data.
 struct TextOrigin {
   std::string name = "the text";
   ExitCode code = ExitCode::usage;
@@ -32,14 +32,16 @@ class Tokenizer {
   static Tokenizer bytes();
   // Throws Error(data) unless strictly ascending Unicode scalar values, at least one.
   static Tokenizer characters(std::vector<char32_t> ascending);
-  // The distinct characters of the files. Throws Error(data), with the position, where one is not UTF-8.
+  // Collects the distinct characters of the files. Throws Error(data), with the position, where one is not UTF-8.
   static Tokenizer characters_of(std::span<const InputFile> files, const Progressed& progressed = {});
 
-  // {"type": "byte"} or {"type": "char", "characters": [10, 32, ...]} (code points by id). from_json throws Error(data) with `name`.
+  // Write and read {"type": "byte"} or {"type": "char", "characters": [10, 32, ...]} (code points by id). from_json throws Error(data) with
+  // `name`.
   std::string to_json() const;
   static Tokenizer from_json(std::string_view json, const std::string& name);
 
-  // nanoGPT's meta.pkl as JSON: {"itos": {"0": "\n", "1": " ", ...}, ...}, ids in order of code points. Throws Error(data) with `name`.
+  // Reads nanoGPT's meta.pkl as JSON: {"itos": {"0": "\n", "1": " ", ...}, ...}, ids in order of code points. Throws Error(data) with
+  // `name`.
   static Tokenizer from_nanogpt_meta(std::string_view json, const std::string& name);
 
   TokenizerKind kind() const { return kind_; }
@@ -48,7 +50,7 @@ class Tokenizer {
   // Throws Error(origin.code) naming the character and its byte position if it is not in the vocabulary, or where the text is not UTF-8.
   std::vector<int32_t> encode(std::string_view text, const TextOrigin& origin = {}) const;
 
-  // Bytes of UTF-8. An id without a token (a vocabulary larger than the tokenizer's) becomes U+FFFD.
+  // Returns bytes of UTF-8. An id without a token (a vocabulary larger than the tokenizer's) becomes U+FFFD.
   std::string decode(std::span<const int32_t> ids) const;
 
  private:

@@ -46,7 +46,7 @@ struct Element {
     if (exponent > 0) {
       significand |= kFp32HiddenBit;
     } else {
-      exponent = normalise(significand);
+      exponent = normalize(significand);
     }
     return static_cast<uint8_t>(sign | round(significand, exponent - scale));
   }
@@ -81,7 +81,7 @@ struct Element {
 
  private:
   // Makes the leading bit of a subnormal fp32's significand the hidden bit; returns the biased exponent that goes with it. 0 stays 0.
-  MANTISSA_HOST_DEVICE static int32_t normalise(uint32_t& significand) {
+  MANTISSA_HOST_DEVICE static int32_t normalize(uint32_t& significand) {
     int32_t exponent = 1;
     for (int32_t step = 16; step > 0; step /= 2) {
       if (significand < kFp32HiddenBit >> (step - 1)) {
@@ -100,7 +100,7 @@ struct Element {
       significand |= kFp32HiddenBit;
       return static_cast<int32_t>(field) - bias;
     }
-    return normalise(significand) - bias;
+    return normalize(significand) - bias;
   }
 
   // The magnitude code nearest to significand / 2^23 * 2^exponent; significand in [2^23, 2^24), or 0. Below the smallest normal all

@@ -18,16 +18,16 @@ namespace mantissa {
 void write_export_file(const std::filesystem::path& folder, const std::string& name, std::string_view content);
 
 // Ids that the imported config.json gave a meaning; none for a model that was trained from the start.
-SpecialTokens special_tokens(const std::vector<CarriedFile>& files);
+SpecialTokens special_tokens(const std::vector<TokenizerFile>& files);
 
 // Whether these are the files of another tokenizer than this one. One that mantissa exported is known again by its vocabulary.
-bool has_other_tokenizer(const std::vector<CarriedFile>& files, const Tokenizer& tokenizer);
+bool has_other_tokenizer(const std::vector<TokenizerFile>& files, const Tokenizer& tokenizer);
 
 // The tokenizer of a run, unless an imported one goes along in its place.
-std::optional<Tokenizer> own_tokenizer(const std::vector<CarriedFile>& files, const std::optional<Tokenizer>& tokenizer);
+std::optional<Tokenizer> own_tokenizer(const std::vector<TokenizerFile>& files, const std::optional<Tokenizer>& tokenizer);
 
 // Those that were imported, byte for byte and without config.json; else tokenizer.json of a byte or char tokenizer: one token a symbol, no
 // merges.
-std::vector<CarriedFile> model_files(const std::vector<CarriedFile>& files, const std::optional<Tokenizer>& tokenizer);
+std::vector<TokenizerFile> model_files(const std::vector<TokenizerFile>& files, const std::optional<Tokenizer>& tokenizer);
 
 }  // namespace mantissa

@@ -24,11 +24,11 @@ class ForwardTypes {
 
   const ModulePrecision& module_of(const std::string& parameter) const;
   // Its codes, none if forward reads it in high precision.
-  Quantization quantised(const std::string& parameter) const;
-  bool quantises_inputs(const std::string& parameter) const;  // of the product with it
+  Quantization quantized(const std::string& parameter) const;
+  bool quantizes_inputs(const std::string& parameter) const;  // of the GEMM with it
   // What a server multiplies by where it takes these codes.
   std::optional<PackedScheme> scheme(const std::string& parameter) const;
-  // Narrowest type of an export that is right whatever the values: that of its module, bf16 where it is quantised.
+  // Narrowest type of an export that is right whatever the values: that of its module, bf16 where it is quantized.
   virtual Dtype dtype(const std::string& parameter) const;
 
  private:
@@ -41,7 +41,7 @@ class ForwardReader : public ForwardTypes {
   using ForwardTypes::ForwardTypes;
   virtual std::string where() const = 0;  // for messages
 
-  // Rows [begin, end), whole, of fp32: exactly what the products read.
+  // Rows [begin, end), whole, of fp32: exactly what the GEMMs read.
   virtual void read(const std::string& parameter, int64_t begin, int64_t end, std::span<float> out) = 0;
   // The same as codes, E2M1 two in a byte, and with a scale for 32 values of a row, whatever their blocks: repeated where one is larger.
   virtual std::vector<std::byte> codes(const std::string& parameter, int64_t begin, int64_t end) = 0;

@@ -1,6 +1,6 @@
-// Models as transformers of Hugging Face describes and names them: config.json, and the tensors of model.safetensors, of the families that
-// the options of ModelConfig can express. In family_config.cpp (with hf/family_options.h), family_config_writer.cpp and
-// family_tensors.cpp.
+// Models as transformers of Hugging Face describes and names them: config.json, and the tensors of model.safetensors, of the architectures
+// that the options of ModelConfig can express. In architecture_config.cpp (with hf/architecture_options.h), architecture_config_writer.cpp
+// and architecture_tensors.cpp.
 #pragma once
 
 #include <cstdint>
@@ -14,43 +14,44 @@
 
 namespace mantissa {
 
-enum class Family { llama, qwen2, qwen3, qwen3_moe, mixtral, gpt2, gpt_oss };
-const char* family_name(Family family);          // its model_type: "qwen3_moe"
-const char* family_architecture(Family family);  // its class: "Qwen3MoeForCausalLM"
+enum class Architecture { llama, qwen2, qwen3, qwen3_moe, mixtral, gpt2, gpt_oss };
+const char* architecture_name(Architecture architecture);   // its model_type: "qwen3_moe"
+const char* architecture_class(Architecture architecture);  // its class: "Qwen3MoeForCausalLM"
 
 // What a config.json says of a model.
-struct FamilyConfig {
-  Family family = Family::qwen3;
+struct ArchitectureConfig {
+  Architecture architecture = Architecture::qwen3;
   ModelConfig model = {};
   Dtype dtype = Dtype::f32;       // torch_dtype or dtype; float16, which nothing here computes in, is fp32
   bool says_dtype = false;        // else dtype is f32, and the tensors of the files have to say
   std::string quantization = {};  // the JSON text of quantization_config; "": none
 };
 
-// Every key is mapped, known to change nothing that a model computes, or refused by its name. Throws Error(data) for what is no such file,
-// Error(usage) for a model that mantissa cannot compute.
-FamilyConfig read_family_config(std::string_view text, const std::string& source);
+// Maps every key, ignores those known not to change the computation, and refuses all others by name. Throws Error(data) for an invalid
+// file, Error(usage) for a model that mantissa cannot compute.
+ArchitectureConfig read_architecture_config(std::string_view text, const std::string& source);
 
-// The family that a model is written as. Throws Error(usage) that names each option that no family has.
-Family family_of(const ModelConfig& model);
+// Returns the architecture as which a model is written. Throws Error(usage) that names each option that no architecture has.
+Architecture architecture_of(const ModelConfig& model);
 
-// Token ids with a meaning, as config.json has them: JSON texts, for an id or a list of them. "": none.
+// Special token ids as config.json has them: JSON texts of an id or a list of ids. "": none.
 struct SpecialTokens {
   std::string begin = {}, end = {}, pad = {};
 };
 SpecialTokens read_special_tokens(std::string_view config, const std::string& source);
 
-// config.json of a model whose weights are of this dtype; quantization: the JSON text of quantization_config, "": none.
-std::string family_config(const ModelConfig& model, Dtype dtype, const SpecialTokens& tokens, const std::string& quantization = {});
+// Writes the config.json of a model whose weights have this dtype; quantization is the JSON text of quantization_config, "": none.
+std::string architecture_config(const ModelConfig& model, Dtype dtype, const SpecialTokens& tokens, const std::string& quantization = {});
 
-// Rows of a tensor in a file, `step` apart, that are consecutive rows of a parameter. A stack of matrices counts its rows through.
+// A run of rows of a tensor in a file, `step` apart, that are consecutive rows of a parameter. Rows of a grouped weight are numbered
+// through its matrices.
 struct RowRun {
   int64_t file_row, row, rows, step = 1;
 };
 
-// A tensor as a family names and lays it out: it holds rows of one parameter. A vector has rows of one element. Transposed: its matrices
-// are [in, out], as GPT-2's Conv1D and the experts of gpt-oss, whose gate and up alternate; rows are still those of [out, in].
-struct FamilyTensor {
+// A tensor as an architecture names and lays it out: it holds rows of one parameter. A vector has rows of one element. transposed: its
+// matrices are [in, out], as GPT-2's Conv1D and the experts of gpt-oss, whose gate and up alternate; rows are still those of [out, in].
+struct ArchitectureTensor {
   std::string name;            // "model.layers.0.self_attn.q_proj.weight"
   std::vector<int64_t> shape;  // in the file
   std::string parameter;       // "layers.0.attn.qkv.weight"
@@ -61,23 +62,25 @@ struct FamilyTensor {
 
   int64_t columns() const { return width; }
   int64_t rows() const;  // of all matrices
-  // Rows of the parameter in the order of the file, without gaps: they can be copied as they come.
+  // Returns whether the file has the rows of the parameter in order, without gaps, so that they can be copied as they are.
   bool in_order() const { return !transposed && runs.size() == 1 && runs.front().step == 1; }
 };
 
-// "model.norm.weight[5]": an element by its row, among those of all matrices, and column, with the indices that it has in the file.
-std::string element_name(const FamilyTensor& tensor, int64_t file_row, int64_t column);
+// Names an element, "model.norm.weight[5]", by its row among those of all matrices and its column, with the indices that it has in the
+// file.
+std::string element_name(const ArchitectureTensor& tensor, int64_t file_row, int64_t column);
 
-// All tensors of a model, in the order of its parameters and their rows, which they tile. vocab_size must be set. Throws Error(usage) if
-// there are more than kMostFamilyTensors: a config of a few bytes can ask for thousands of layers with thousands of experts.
-inline constexpr size_t kMostFamilyTensors = 1'000'000;
-std::vector<FamilyTensor> family_tensors(Family family, const ModelConfig& model);
-// No more than `most` of them, and nothing is done for the others.
-std::vector<FamilyTensor> first_family_tensors(Family family, const ModelConfig& model, size_t most);
+// Returns all tensors of a model, in the order of its parameters and their rows, which they tile. vocab_size must be set. Throws
+// Error(usage) if there are more than kMostArchitectureTensors: a config of a few bytes can ask for thousands of layers with thousands of
+// experts.
+inline constexpr size_t kMostArchitectureTensors = 1'000'000;
+std::vector<ArchitectureTensor> architecture_tensors(Architecture architecture, const ModelConfig& model);
+// Stops at `most` tensors, without work for the others.
+std::vector<ArchitectureTensor> first_architecture_tensors(Architecture architecture, const ModelConfig& model, size_t most);
 
-// Tensors that older versions of a family saved and nothing reads.
-bool is_family_buffer(Family family, const std::string& name);
-// As names are here: some files lack the prefix of the base model ("transformer.", "model.").
-std::string with_family_prefix(Family family, const std::string& name);
+// Returns whether older versions of an architecture saved a tensor of this name that nothing reads.
+bool is_architecture_buffer(Architecture architecture, const std::string& name);
+// Adds the prefix of the base model ("transformer.", "model."), which some files lack.
+std::string with_base_prefix(Architecture architecture, const std::string& name);
 
 }  // namespace mantissa

@@ -1,5 +1,5 @@
-// What forward multiplies by in a model that trains, gathered from the ranks that share it to the first: codes and scales as the bytes that
-// they are, values in their dtype.
+// Gathers what forward multiplies by in a model that trains, from the ranks that share it to rank 0: codes and scales as bytes, values in
+// their dtype.
 #pragma once
 
 #include <cstddef>
@@ -13,11 +13,11 @@
 
 namespace mantissa {
 
-// All ranks of the mesh construct it and make the same calls; rank 0 writes. What is read comes from the ranks that hold the first replica,
-// the others wait in at_writer(). Parameters must not change meanwhile.
+// All ranks of the mesh construct it and make the same calls; rank 0 writes. The ranks that hold the first replica send what is read, the
+// others wait in at_writer(). Parameters must not change meanwhile.
 class LiveWeights : public ForwardReader {
  public:
-  // The set and the plan of it must outlive this. progressed is called between slabs.
+  // Set and plan must outlive this. progressed is called between chunks.
   LiveWeights(const ParameterSet& parameters, const PrecisionPlan& plan, const Mesh& mesh, Progressed progressed = {});
 
   std::string where() const override { return "the model in training"; }

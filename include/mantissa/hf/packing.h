@@ -1,11 +1,11 @@
-// How codes and scales lie in files of Hugging Face's form: the names of their tensors and quantization_config, by convention.
+// Defines how files of Hugging Face's form hold codes and scales: the names of their tensors and quantization_config, by convention.
 //
 //   compressed-tensors  X.weight F8_E4M3 or X.weight_packed U8 [out, in / 2], X.weight_scale U8 [out, in / 32]
 //   sglang              X.weight F8_E4M3, X.weight_scale_inv U8, which holds the scale in spite of its name
 //   modelopt            X.weight F8_E4M3, X.weight_scale U8; hf_quant_config.json beside config.json
 //   gpt-oss             its experts only: X_blocks U8 [E, out, in / 32, 16], X_scales U8 [E, out, in / 32], whatever is asked for
 //
-// Scales are E8M0, compact, one for 32 values along a row, whatever the blocks they come from. sglang and modelopt have no E2M1.
+// Scales are E8M0, compact, one for 32 values along a row, whatever blocks they come from. sglang and modelopt have no E2M1.
 #pragma once
 
 #include <array>
@@ -24,7 +24,7 @@
 
 namespace mantissa {
 
-// What a server multiplies by: codes of a weight, and whether it quantises the input to E4M3 as well.
+// What a server multiplies by: codes of a weight, and whether it quantizes the input to E4M3 as well.
 struct PackedScheme {
   Format format = Format::e4m3;
   bool inputs = false;
@@ -34,28 +34,28 @@ struct PackedScheme {
 struct PackedNames {
   std::string codes, scales;
 };
-// Of a tensor "X.weight", or, of gpt-oss, "X".
+// Returns the names for a tensor "X.weight", or, of gpt-oss, "X".
 PackedNames packed_names(const std::string& weight, Format format, Convention convention);
 // Linears of a file by name ("model.layers.0.mlp.up_proj"): those with a scheme are codes, the others are not.
 using PackedModules = std::map<std::string, std::optional<PackedScheme>>;
 
-// Throws Error(usage) for what the convention has not: E2M1, or inputs that are quantised in one module and not in another.
+// Throws Error(usage) for what the convention lacks: E2M1, or inputs that are quantized in some modules only.
 std::string quantization_config(const PackedModules& modules, Convention convention);
-// Of gpt-oss: only experts are codes.
+// Returns that of gpt-oss, where only experts are codes.
 std::string mxfp4_config();
 inline constexpr const char* kModeloptSideFile = "hf_quant_config.json";
 std::string modelopt_side_file(const PackedModules& modules);
 
-// The way back, in quantization_config.cpp: what a server makes of linears by name. Throws Error(usage) for a quantization_config of which
-// mantissa does not know what it means, with the key, Error(data) for what is none.
+// Reads a quantization_config (in quantization_config.cpp): what a server makes of linears by name. Throws Error(usage) that names the key
+// for a quantization_config that mantissa does not understand, Error(data) for an invalid one.
 class PackedConfig {
  public:
-  // key: under which the object stands in its file.
-  PackedConfig(std::string_view json, const std::string& source, const std::string& key = "quantization_config");
-  // Of hf_quant_config.json.
+  // key names the object in its file.
+  PackedConfig(std::string_view object, const std::string& source, const std::string& key = "quantization_config");
+  // Reads hf_quant_config.json.
   static PackedConfig of_modelopt(std::string_view side_file, const std::string& source);
 
-  // None: it is not quantised.
+  // Returns nothing for a linear that is not quantized.
   std::optional<PackedScheme> scheme(const std::string& module) const;
   bool names_modules() const { return names_modules_; }  // else scheme() is that of whatever is codes
   const std::string& where() const { return where_; }    // file and key, for messages

@@ -1,4 +1,4 @@
-// The folder of an export from weights wherever they are: a checkpoint, or the ranks of a run.
+// Writes the folder of an export from weights wherever they are: a checkpoint, or the ranks of a run.
 #pragma once
 
 #include <filesystem>
@@ -20,24 +20,23 @@ namespace mantissa {
 struct ExportHead {
   const ModelConfig& model;
   const ExportOptions& options;
-  const std::vector<CarriedFile>& files;
+  const std::vector<TokenizerFile>& files;
   const std::optional<Tokenizer>& tokenizer;
   int64_t step;
   std::string manifest;  // hash of that of the checkpoint
 };
 
-// Writes `output` as export_model() does. read_back is called before the folder gets its name, on all ranks, with where it lies on the one
-// that writes; it throws if that is not what was to be written. The sizes returned are known on all.
+// Writes `output` as export_model() does. read_back is called on all ranks before the folder gets its name, with its path on the rank that
+// writes; it throws if the folder differs from what was to be written. The returned sizes are known on all.
 ExportedModel write_export(const ExportedWeights& exported, ForwardReader& weights, const ExportHead& head,
                            const std::filesystem::path& output, const std::function<void(const std::filesystem::path&)>& read_back);
 
-// A tensor as the mantissa.json of a folder has it.
+// A tensor as the mantissa.json of a folder describes it.
 struct ProvenTensor {
   std::string name, type, xxh64;  // type: "BF16 [259, 64]"
 };
 
-// The tensors of a folder, which are those that its mantissa.json names, each once, beside the files that it names. Throws what
-// verify_export() does.
+// Verifies the tensors of a folder. mantissa.json must name each of them once, and the files beside them. Throws what verify_export() does.
 class ExportProof {
  public:
   explicit ExportProof(const std::filesystem::path& folder);

@@ -1,6 +1,6 @@
-// One process at a time owns an output folder: flock on the file LOCK in it, which holds an owner record for people and for other hosts.
+// Gives one process at a time an output folder: flock on the file LOCK in it, which holds an owner record for people and for other hosts.
 // The kernel drops the lock when its owner dies, so a stale one needs no care. Where flock is local to a host (some NFS and Lustre mounts)
-// the record is all there is: a lock taken over from another host is a line in the log.
+// only the record protects: a lock taken over from another host is logged.
 #pragma once
 
 #include <filesystem>
@@ -10,13 +10,13 @@
 
 namespace mantissa {
 
-// Throws Error(environment) naming the owner if somebody has the folder now. Writes nothing.
+// Throws Error(environment) naming the owner if another process has the folder now. Writes nothing.
 void require_unlocked(const std::filesystem::path& folder);
 
 class FolderLock {
  public:
-  // `job` is what the owner wants to be known by, e.g. the run's name. Throws Error(environment) naming the owner if the folder is taken,
-  // and if it cannot be locked at all.
+  // `job` names the owner to others, e.g. the run's name. Throws Error(environment) naming the owner if the folder is taken, and if it
+  // cannot be locked at all.
   FolderLock(const std::filesystem::path& folder, const std::string& job);
   FolderLock(FolderLock&& other) noexcept;
   FolderLock& operator=(FolderLock&& other) noexcept;
@@ -24,7 +24,7 @@ class FolderLock {
   FolderLock& operator=(const FolderLock&) = delete;
   ~FolderLock();
 
-  // False once the file was removed or replaced: another process may own the folder now.
+  // Returns false once the file was removed or replaced: another process may own the folder now.
   bool still_ours() const;
 
  private:
@@ -32,14 +32,14 @@ class FolderLock {
   std::filesystem::path path_;
 };
 
-// A file with an owner record, locked for as long as its owner works at what lies beside it and removed with that: one of this host that is
-// found unlocked was left by a process that was killed.
+// Locks a file with an owner record for as long as its owner works on what lies beside it; it is removed with that. One of this host that
+// is unlocked was left by a process that was killed.
 class OwnerFile {
  public:
-  // A new one. nullopt if another process has just taken it for one that was left; the next name will do. Throws Error(storage), and
-  // Error(environment) where files cannot be made or locked.
+  // Makes a new one. Returns nullopt if another process has just taken it for one that was left; the next name will do. Throws
+  // Error(storage), and Error(environment) where files cannot be made or locked.
   static std::optional<OwnerFile> create(const std::filesystem::path& path);
-  // One that was left, locked now; nullopt if its owner is at work, or may be: of another host, which is a line in the log.
+  // Locks one that was left. Returns nullopt if its owner is at work, or may be: a file of another host, which is logged.
   static std::optional<OwnerFile> left_at(const std::filesystem::path& path);
   OwnerFile(OwnerFile&& other) noexcept;
   OwnerFile& operator=(OwnerFile&& other) noexcept;

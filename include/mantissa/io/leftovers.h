@@ -1,4 +1,4 @@
-// What savers that were killed leave behind, and how it goes: under names that nobody takes for what they were to become.
+// Names and deletes what killed savers leave behind, under names that nobody takes for a finished result.
 #pragma once
 
 #include <filesystem>
@@ -6,13 +6,13 @@
 
 namespace mantissa {
 
-// No two savers, of this or another process, use the same name for what is temporary.
+// Returns a name that no other saver, of this or another process, uses for temporary files.
 std::string unique_id();
 
-// Deletes it. False, and a warning in the log, if it could not be.
+// Deletes it. Returns false, and logs a warning, on failure.
 bool remove_leftover(const std::filesystem::path& path);
 
-// Deleted under another name, so that a part of it is never taken for the whole.
+// Deletes it under another name, so that a part of it is never taken for the whole.
 void discard(const std::filesystem::path& path);
 
 }  // namespace mantissa

@@ -1,5 +1,5 @@
-// A folder that is written beside its place, as .tmp-NAME-<id>, and renamed into it when complete: nobody sees a part of it. What a killed
-// process left goes when the next one makes a folder of this name; .tmp-NAME-<id>.lock tells the two apart.
+// Writes a folder as .tmp-NAME-<id> beside its place and renames it when complete: nobody sees a part of it. What a killed process left is
+// deleted when the next one makes a folder of this name; .tmp-NAME-<id>.lock tells the two apart.
 #pragma once
 
 #include <filesystem>
@@ -29,8 +29,8 @@ class PendingFolder {
   bool published_ = false;
 };
 
-// Deletes what killed processes left of pending folders in `folder`: of those named `name`, or of all. None that is being written, nor one
-// that was left by another host, where a lock may not be seen.
+// Deletes what killed processes left of pending folders in `folder`, of those named `name`, or of all. Keeps those that are being written,
+// and those of another host, whose lock may not be visible.
 void sweep_pending_folders(const std::filesystem::path& folder, const std::optional<std::string>& name = {});
 
 }  // namespace mantissa

@@ -1,4 +1,4 @@
-// Names of files in a file that lists others beside it.
+// Checks names of files in a file that lists others beside it.
 #pragma once
 
 #include <algorithm>
@@ -6,7 +6,7 @@
 
 namespace mantissa {
 
-// No separators, no leading dot: the name cannot leave the folder, nor mean another file than it says.
+// Requires no separators and no leading dot: the name cannot leave the folder, nor mean another file than it says.
 inline bool is_plain_file_name(std::string_view name) {
   const auto plain = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_' || c == '.';

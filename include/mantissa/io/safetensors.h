@@ -28,7 +28,7 @@
 
 namespace mantissa {
 
-// In the format's own order, in which a file's tensors are written from the last to the first: sizes never grow, so all are aligned.
+// The types in the format's own order. A file has its tensors from the last type to the first: sizes never grow, so all are aligned.
 enum class FileDtype : uint8_t {
   boolean,
   f4,
@@ -88,16 +88,17 @@ struct SafetensorsHeader {
   SafetensorsMetadata metadata;
 };
 
-// Of a file of `file_bytes` bytes, without its first 8. Memory is proportional to the text.
+// Parses the header of a file of `file_bytes` bytes, without its first 8. Memory is proportional to the text.
 SafetensorsHeader parse_safetensors_header(std::string_view json, int64_t file_bytes, const std::string& source);
 
-// The first bytes of a file, length and padding included; the tensors as they will follow. Throws Error(internal) for what no reader takes.
+// Returns the first bytes of a file, length and padding included, for tensors in this order. Throws Error(internal) for what no reader
+// accepts.
 std::string format_safetensors_header(std::span<const SafetensorsTensor> tensors, const SafetensorsMetadata& metadata);
 
-// Tensor name -> name of the file beside the index, which is a plain one. `source` is the index's path.
+// Maps tensor names to names of files beside the index, which must be plain. `source` is the index's path.
 std::map<std::string, std::string> parse_safetensors_index(std::string_view json, const std::string& source);
 
-// One file, which stays open. Not for use by several threads at once.
+// Reads one file, which stays open. Not for use by several threads at once.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::filesystem::path& path);
@@ -107,7 +108,7 @@ class SafetensorsFile {
   const SafetensorsMetadata& metadata() const { return header_.metadata; }
   const SafetensorsEntry* find(std::string_view name) const;  // null if there is none
 
-  // Exactly out.size() bytes of the entry, from byte `offset` of it.
+  // Reads exactly out.size() bytes of the entry, from byte `offset` of it.
   void read(const SafetensorsEntry& entry, int64_t offset, std::span<std::byte> out) const;
 
  private:
@@ -129,7 +130,7 @@ class SafetensorsFolder {
   const SafetensorsEntry* find(std::string_view name) const;  // null if there is none
   // Throws Error(data) for a file that is not the one whose header was read.
   void read(const SafetensorsEntry& entry, int64_t offset, std::span<std::byte> out);
-  // Whatever was read until now is of one state of all files. Throws Error(data) that names one that was changed or replaced.
+  // Requires that everything read so far is of one state of all files. Throws Error(data) that names one that was changed or replaced.
   void require_unchanged() { seen_.require_unchanged(); }
 
  private:
@@ -143,7 +144,7 @@ class SafetensorsFolder {
   int32_t open_file_ = -1;
 };
 
-// As a file has them: the last dtype first, then by name.
+// Sorts tensors as files have them: the last dtype first, then by name.
 std::vector<SafetensorsTensor> in_file_order(std::vector<SafetensorsTensor> tensors);
 
 // Writes a model's files into a folder that is there, tensor by tensor in file order. Files
@@ -160,7 +161,7 @@ class SafetensorsWriter {
 
   const std::vector<SafetensorsTensor>& order() const { return tensors_; }
 
-  // The next bytes of the first tensor of order() that is not complete yet. Throws Error(internal) if they are more than it lacks.
+  // Writes the next bytes of the first tensor of order() that is incomplete. Throws Error(internal) if they are more than it lacks.
   void write(std::span<const std::byte> bytes);
   void finish();  // throws Error(internal) if tensors are incomplete
 
@@ -179,7 +180,7 @@ class SafetensorsWriter {
   int64_t missing_ = 0;                              // bytes of it
 };
 
-// Bytes of a tensor. Throws Error(internal) if there are none of such a type and shape.
+// Returns the bytes of a tensor. Throws Error(internal) for an impossible type and shape.
 int64_t safetensors_bytes(const SafetensorsTensor& tensor);
 
 }  // namespace mantissa

@@ -1,5 +1,5 @@
-// Files of others that must stay what they are while they are read: a model that is downloaded again or trained on would otherwise be
-// read half as it was and half as it is. They are told apart by device, inode, size and times, which no replacement leaves alone.
+// Requires that files of others stay unchanged while they are read: a model that is downloaded again or trained on would otherwise be read
+// half old and half new. Files are identified by device, inode, size and times, which every replacement changes.
 #pragma once
 
 #include <array>
@@ -12,10 +12,10 @@ namespace mantissa {
 
 class UnchangedFiles {
  public:
-  // Before and after each time that `path` is opened, also where nothing is there. Throws Error(data) if it is not what it was the first
-  // time, and Error(environment) where the system cannot tell.
+  // Call it before and after each time that `path` is opened, also where nothing is there. Throws Error(data) if the file is not what it
+  // was the first time, and Error(environment) where the system cannot tell.
   void look_at(const std::filesystem::path& path);
-  // All of them again: whatever was read until now is of one state of each.
+  // Checks all of them again: whatever was read so far is of one state of each.
   void require_unchanged();
 
  private:

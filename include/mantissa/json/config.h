@@ -23,7 +23,7 @@ struct ConfigSources {
   std::vector<std::string> sets = {};       // "optimizer.lr=3e-4", "data.train.0.path=a.txt": the value is JSON, else a string
 };
 
-// Where a value stands.
+// Tells where a value stands.
 struct ConfigPlace {
   std::string origin = {};      // "configs/a.json:14:11", "--set optimizer.lr=-1", "default", "derived"
   std::string key_origin = {};  // the same for its key, where that differs
@@ -37,17 +37,17 @@ namespace detail {
 class SourceTree;
 }
 
-// Where each value came from and what is wrong with it. Keys are dotted: "data.train.0.path". Places stay offsets until they are asked for,
-// and of the errors only those that will be printed are kept, so that both cost less than the sources themselves.
+// Records where each value came from and what is wrong with it. Keys are dotted: "data.train.0.path". Places stay offsets until they are
+// asked for, and only errors that will be printed are kept, so that both cost less than the sources themselves.
 class ConfigReport {
  public:
   static constexpr size_t kMostMessages = 50;
-  // A message that is dear to make; asked for only if it would be kept.
+  // A message that is expensive to make; it is made only if it will be kept.
   using Message = std::function<std::string()>;
 
   ConfigReport();  // copies share the sources
 
-  // The message is followed by the place of the key, or by that of the object it is missing from.
+  // The message is followed by the place of the key, or by that of the object that lacks it.
   void error(const std::string& key, const std::string& message);
   void error(const std::string& key, const Message& message);
   void key_error(const std::string& key, const std::string& message);  // about the key itself, not its value
@@ -63,7 +63,7 @@ class ConfigReport {
   void derive(const std::string& key);  // from now on the origin is "derived"
   void throw_if_failed() const;         // Error(usage) with the first messages in the order of their places, and how many more there are
 
-  // For the reader, which stands at the value that it names.
+  // The reader calls these with the value that it reads.
   detail::SourceTree& sources() { return *sources_; }
   void error(const std::string& key, const JsonNode& at, const Message& message);
   void key_error(const std::string& key, const JsonNode& at, const Message& message);
@@ -89,24 +89,24 @@ class ConfigReport {
   size_t errors_ = 0;
 };
 
-// Names that people bring from other programs, with the key that does the same here, or, in several words, what there is instead.
+// Maps names that people bring from other programs to the key that does the same here, or to a sentence that says what there is instead.
 using ForeignNames = std::map<std::string, std::string>;
 
-// Reads the sources into the fields. What is wrong goes to the report and leaves the default. False if a file could not be read or parsed:
-// then what the values mean together need not be asked.
+// Reads the sources into the fields. What is wrong is reported and leaves the default. Returns false if a file could not be read or parsed;
+// then checks across values are pointless.
 bool read_config(const ConfigSources& sources, const std::vector<Field>& fields, ConfigReport& report, const ForeignNames& foreign = {});
 
 // Makes the value of every field with limits.input_path absolute. An empty path is an error.
 void resolve_input_paths(const std::vector<Field>& fields, ConfigReport& report);
 
-// `path` as an absolute path, relative to the directory of the place of `key`.
+// Returns `path` as an absolute path, relative to the directory of the place of `key`.
 std::string absolute_input_path(const std::string& path, const std::string& key, const ConfigReport& report);
 
-// JSON of all values in the order of declaration, with a line end; with a report, each value is followed by a comment that names its
-// origin.
+// Returns JSON of all values in the order of declaration, with a line end; with a report, each value is followed by a comment that names
+// its origin.
 std::string effective_config(const std::vector<Field>& fields, const ConfigReport* report = nullptr);
 
-// JSON schema, draft 2020-12. Changes the struct behind the fields: pass those of a scratch object.
+// Returns a JSON schema, draft 2020-12. Changes the struct behind the fields: pass those of a scratch object.
 std::string config_schema(const std::vector<Field>& fields, const std::string& title);
 
 template <class T>
@@ -114,7 +114,7 @@ std::string effective_config(T config, const ConfigReport* report = nullptr) {
   return effective_config(fields_of(config), report);
 }
 
-// The way back from effective_config(). `name` stands for the text in messages. Throws Error(code).
+// Reads what effective_config() wrote. `name` stands for the text in messages. Throws Error(code).
 template <class T>
 T config_from_json(const std::string& text, const std::string& name, ExitCode code) {
   T config;

@@ -1,5 +1,5 @@
 // A struct declares each of its members once, with name, meaning and limits; that list reads and writes them as JSON: configurations, which
-// people write (config.h), and files that programs write (json_fields.h). The default is the member's initialiser.
+// people write (config.h), and files that programs write (json_fields.h). The default is the member's initializer.
 //
 //   struct AdamWConfig {
 //     double beta1 = 0.9, weight_decay = 0.1;
@@ -30,7 +30,7 @@
 
 namespace mantissa {
 
-// What a field accepts beyond its type; of a list, each of its entries.
+// Says what a field accepts beyond its type; of a list, each of its entries.
 struct Limits {
   double min = -std::numeric_limits<double>::infinity();
   double max = std::numeric_limits<double>::infinity();
@@ -76,7 +76,7 @@ std::vector<std::string> choice_names() {
   return names;
 }
 
-// None if there is no choice of that name.
+// Returns none if there is no choice of that name.
 template <class E>
 std::optional<E> choice_of(const std::string& name) {
   for (const auto& choice : choices(E{})) {
@@ -92,7 +92,7 @@ enum class FieldKind { boolean, integer, number, text, choice, object, list, map
 
 struct Field;
 
-// What all members of one C++ type have in common: there is one of these for each type.
+// Describes all members of one C++ type; there is one of these for each type.
 struct FieldType {
   FieldKind kind = FieldKind::text;
   bool nullable = false;
@@ -128,7 +128,7 @@ struct Field {
   Field element(size_t index) const { return type->element(*this, index); }
 };
 
-// The visitor that turns fields() into data.
+// Turns fields() into data.
 class FieldList {
  public:
   template <class T>
@@ -184,7 +184,7 @@ Scalar to_scalar(const T& value) {
   }
 }
 
-// The scalar has the type of what to_scalar() gives; integers of either sign.
+// The scalar has the type that to_scalar() gives; integers may have either sign.
 template <class T>
 std::optional<T> from_scalar(const Scalar& scalar) {
   if constexpr (FieldStruct<T>) {
@@ -202,7 +202,7 @@ std::optional<T> from_scalar(const Scalar& scalar) {
   }
 }
 
-// A text is its own name. None if a number is written otherwise, "007" for one.
+// A text is its own name. Returns none for a number that is written otherwise, such as "007".
 template <class K>
 std::optional<K> key_of_name(const std::string& name) {
   if constexpr (std::is_same_v<K, std::string>) {

@@ -1,6 +1,6 @@
-// Strict JSON: UTF-8 without a byte order mark, no duplicate keys, no NaN or Inf, integers of at most 64 bits, at most 32 levels deep,
-// nothing after the value. Time and memory are proportional to the text: at most 48 bytes a byte of it. Comments only where the reader asks
-// for them.
+// Parses strict JSON: UTF-8 without a byte order mark, no duplicate keys, no NaN or Inf, integers of at most 64 bits, at most 32 levels
+// deep, nothing after the value. Time and memory are proportional to the text: at most 48 bytes a byte of it. Comments are allowed only
+// where the reader asks for them.
 #pragma once
 
 #include <cstddef>
@@ -18,17 +18,17 @@
 
 namespace mantissa {
 
-// For files that a program wrote. Throws Error(code) whose message starts with "source:line:column: ".
+// Parses files that a program wrote. Throws Error(code) whose message starts with "source:line:column: ".
 nlohmann::json parse_strict_json(std::string_view text, const std::string& source, ExitCode code = ExitCode::data);
 
-// For one line of a file, which `source` names with its number. The message starts with "source: ".
+// Parses one line of a file, which `source` names with its number. The message starts with "source: ".
 nlohmann::json parse_json_line(std::string_view line, const std::string& source, ExitCode code = ExitCode::data);
 
-// What nlohmann's parser says of a text that is none, without its own framing: it quotes what was read, which may be the whole text.
+// Returns what nlohmann's parser says of an invalid text, without its framing, which quotes what was read and may be the whole text.
 std::string json_problem(const std::exception& error);
 
-// For files that people write: // and /* */ comments, and the place of everything. A value is its place and what it contains; the text is
-// asked for the rest. There may be one of these for two bytes of text, so they are small.
+// Parses files that people write: // and /* */ comments are allowed, and every value has a place. A node has its place and its content; the
+// rest is read from the text. There may be one node for two bytes of text, so nodes are small.
 struct JsonNode {
   using Members = std::map<std::string, JsonNode, std::less<>>;
   using Entries = std::vector<JsonNode>;
@@ -44,7 +44,7 @@ struct JsonNode {
   Members& members();              // this becomes an object if it is none
   Entries& entries();              // this becomes a list if it is none
 
-  // As those of a nlohmann::json, for who builds either.
+  // These resemble those of a nlohmann::json, for code that builds either.
   bool contains(const std::string& name) const { return members().contains(name); }
   JsonNode& operator[](const std::string& name) { return members()[name]; }
   JsonNode& emplace_back() { return entries().emplace_back(); }
@@ -67,11 +67,11 @@ struct LocatedJson {
 // Positions are offsets in the text plus `base`, so that those of several texts can be told apart; they must fit.
 LocatedJson parse_located_json(std::string_view text, uint32_t base = 0);
 
-// The scalar that starts at the offset of a valid text.
+// Returns the scalar that starts at the offset of a valid text.
 nlohmann::json json_scalar_at(std::string_view text, size_t offset);
 
-// "14:11", line and column from 1 in characters, at offsets of a text, which must outlive this. Each costs a few hundred bytes of it, not
-// all before the offset.
+// Converts offsets of a text, which must outlive this, to "14:11", line and column from 1 in characters. Each conversion reads a few
+// hundred bytes, not everything before the offset.
 class TextLines {
  public:
   explicit TextLines(std::string_view text);

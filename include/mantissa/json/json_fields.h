@@ -1,4 +1,4 @@
-// JSON that programs wrote: structs with fields() (fields.h) from it and to it, and a reader for what is no struct.
+// Reads and writes JSON of programs: structs with fields() (fields.h), and other values by a reader.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -10,11 +10,11 @@
 
 namespace mantissa {
 
-// What becomes of names that a struct does not have.
+// Says what becomes of names that a struct does not have.
 enum class UnknownNames { ignored, refused };
 
-// A value, which must outlive this, and where it stands. What is not as it should be is Error(data) that says where and what:
-// "runs/a/manifest.json: shards[0].bytes: must be 0 or more, got -1".
+// A value, which must outlive this, and its place. Invalid content is Error(data) that says where and what: "runs/a/manifest.json:
+// shards[0].bytes: must be 0 or more, got -1".
 class JsonReader {
  public:
   JsonReader(const nlohmann::json& value, std::string source, std::string path = "")
@@ -24,8 +24,8 @@ class JsonReader {
   JsonReader at(const std::string& name) const;  // the member of an object that has it
   std::vector<JsonReader> entries() const;       // of a list
 
-  // Anything that may be a member of a struct with fields(), or such a struct, of which every member that is not limits::later must be
-  // there. A number may be null, which stands for NaN.
+  // Reads anything that may be a member of a struct with fields(), or such a struct, in which only members with limits::later may be
+  // missing. A number may be null, which stands for NaN.
   template <class T>
   T as(const Limits& limits = {}, UnknownNames unknown = UnknownNames::ignored) const {
     T out{};
@@ -48,14 +48,14 @@ class JsonReader {
 namespace detail {
 void read_json(std::string_view content, const std::string& source, const Field& into, UnknownNames unknown);
 
-// One scalar and one field, for readers. False, and nothing is set, if it is no value of the field or beyond its limits; and why not:
-// "must be positive, got -1", where `shown` is the value as text.
+// Set one scalar of one field. set_scalar() returns false, and sets nothing, if it is no value of the field or beyond its limits;
+// mismatch() says why: "must be positive, got -1", where `shown` is the value as text.
 bool set_scalar(const Field& field, const nlohmann::json& value);
 std::string mismatch(const Field& field, const nlohmann::json& value, const std::string& shown);
 std::string wrong_type(const Field& field, const std::string& shown);  // "must be a list or null, got 5"
 }  // namespace detail
 
-// From the text of strict JSON. Throws Error(data) that begins with `source`.
+// Reads the text of strict JSON. Throws Error(data) that begins with `source`.
 template <class T>
 T from_json(std::string_view content, const std::string& source, UnknownNames unknown = UnknownNames::ignored) {
   T out{};
@@ -63,8 +63,8 @@ T from_json(std::string_view content, const std::string& source, UnknownNames un
   return out;
 }
 
-// In config_writer.cpp. Compact, members in the order of declaration. NaN and Inf, which JSON lacks, become null; bytes that are no UTF-8
-// become U+FFFD.
+// In config_writer.cpp. Writes compact JSON, members in the order of declaration. NaN and Inf, which JSON lacks, become null; bytes that
+// are no UTF-8 become U+FFFD.
 std::string json_text(const Field& field);
 template <class T>
 std::string json_text(const T& value) {

@@ -1,5 +1,5 @@
-// A log that only grows. A record is in the file on return, written by one system call unless that is cut short: only then can a kill
-// leave a part of it; what a full disk or a limit on file sizes cuts short is taken back. Neither must stop training: failures are counted,
+// Appends records to a log. A record is in the file on return, written by one system call unless that is cut short: only then can a kill
+// leave a part of it; what a full disk or a limit on file sizes cuts short is undone. Failures must not stop training: they are counted,
 // not thrown, and the next record is tried again.
 #pragma once
 
@@ -20,7 +20,7 @@ class AppendFile {
   ~AppendFile();
 
   void append(std::string_view record);
-  // Cuts what follows the last line end: the rest of a line that a power cut tore.
+  // Removes what follows the last line end: the rest of a line that a power cut tore.
   void cut_torn_line();
 
   int64_t failures() const { return failures_; }  // records that were dropped

@@ -32,7 +32,7 @@ class EventFile {
   // wall_time: seconds since 1970. All scalars are in the file on return.
   void write(int64_t step, double wall_time, std::span<const TaggedValue> scalars);
 
-  // How often each whole number occurs; a bucket for each from the least to the greatest. `counts` must not be empty.
+  // Writes how often each whole number occurs, in a bucket for each from the least to the greatest. `counts` must not be empty.
   void write_histogram(int64_t step, double wall_time, std::string_view tag, const std::map<int, int64_t>& counts);
 
   int64_t failures() const { return file_.failures(); }  // records dropped, e.g. because the disk is full
@@ -42,7 +42,7 @@ class EventFile {
   AppendFile file_;
 };
 
-// The parts of the format.
+// Make the parts of the format.
 uint32_t crc32c(std::string_view bytes);
 uint32_t masked_crc32c(std::string_view bytes);
 std::string event_record(std::string_view data);

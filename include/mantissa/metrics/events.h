@@ -1,4 +1,4 @@
-// What train() tells while it runs, the lines that people know and, as fields(), those of metrics.jsonl. Nothing here prints.
+// Defines the events that train() reports, the lines that people read and, as fields(), those of metrics.jsonl. Nothing here prints.
 #pragma once
 
 #include <cstdint>
@@ -33,22 +33,22 @@ struct Evaluation {
   bool stopped = false;  // by the caller, before the end: nothing else is set
 };
 
-// All that a step quantised, in short.
+// All that a step quantized, in short.
 struct PrecisionSummary {
   std::optional<double> sqnr_db = {};  // mean over modules and roles; none: all exact, or NaN or Inf
   std::string worst = {};              // the module with the least, and that
   double worst_db = 0.0;
-  int64_t fp32_products = 0;  // of this step: products that ran in fp32 because an operand held extreme scale codes
+  int64_t fp32_gemms = 0;  // of this step: GEMMs that ran in fp32 because an operand held extreme scale codes
 
   void fields(auto& v) {
     v("q_sqnr_db", sqnr_db);
-    v("fp32_products", fp32_products);
+    v("fp32_gemms", fp32_gemms);
   }
 };
 
-// What the router of a layer did in a step: load by expert in choices, its largest over its mean, the share of choices that were dropped,
-// and the auxiliary losses before their coefficients (RouteBackward), averaged over micro batches; none: a step that is told of only
-// because it was skipped.
+// What the router of a layer did in a step: assignments by expert, the largest load over the mean, the share of assignments that were
+// dropped, and the auxiliary losses before their coefficients (RouteBackward), averaged over micro batches. Losses are empty for a step
+// that is reported only because it was skipped.
 struct LayerRouting {
   int64_t layer = 0;
   double imbalance = 0.0, dropped = 0.0;
@@ -75,7 +75,7 @@ struct StepEvent {
   double milliseconds = 0.0;
   double tokens_per_second = 0.0;  // bias-corrected moving average (0.95) without the first step
   std::optional<double> mfu;       // none: the data sheet's peak of the device is not known
-  // The same over the rate of matrix products that was measured in this run; none: it is too short for that.
+  // The same over the rate of GEMMs that was measured in this run; none: it is too short for that.
   std::optional<double> mfu_measured = {};
   double memory_gib = 0.0;  // peak resident
   double remaining_seconds = 0.0;
@@ -121,7 +121,7 @@ struct EvaluationEvent {
   }
 };
 
-struct TextEvent {
+struct SampleEvent {
   int64_t step = 0;
   std::string prompt, text;
 
@@ -132,7 +132,7 @@ struct TextEvent {
   }
 };
 
-// The expert of a stack whose codes are the farthest from what they stand for.
+// The expert of a grouped weight whose codes have the largest error.
 struct WorstExpert {
   int64_t expert = 0;
   double sqnr_db = 0.0;
@@ -143,7 +143,7 @@ struct WorstExpert {
   }
 };
 
-// How far codes are from what they stand for. `role` is "weight", "input" or "output_grad".
+// Measures how far codes are from what they stand for. `role` is "weight", "input" or "output_grad".
 struct PrecisionEvent {
   int64_t step = 0;
   std::string module = {}, role = {};
@@ -167,7 +167,7 @@ struct PrecisionEvent {
     if (worst_expert) v("worst_expert", *worst_expert);
   }
 
-  // The same by the exponent of the scale; without blocks that hold a NaN, which have none.
+  // Returns the same by the exponent of the scale, without blocks that hold a NaN, which have none.
   std::map<int, int64_t> scale_exponents() const;
 };
 
@@ -210,7 +210,7 @@ struct StartEvent {
   }
 };
 
-// A rank that the others keep waiting for, in `section` of a step.
+// A rank that the others wait for, in `section` of a step.
 struct StragglerEvent {
   int64_t step = 0;
   int rank = 0;
@@ -225,33 +225,35 @@ struct StragglerEvent {
   }
 };
 
-// What somebody outside, such as a signal, asks for; in rising urgency.
+// What a signal or another outside source asks for, in rising urgency.
 enum class Request { none, save, save_and_stop };
 
-// All optional. Called from the thread that trains, between steps.
+// All callbacks are optional. They are called from the thread that trains, between steps.
 struct TrainEvents {
   std::function<void(const StartEvent&)> started = {};
   std::function<void(const StepEvent&)> step = {};
   std::function<void(const EvaluationEvent&)> evaluated = {};
-  std::function<void(const TextEvent&)> wrote = {};
+  std::function<void(const SampleEvent&)> wrote = {};
   std::function<void(const SaveEvent&)> saved = {};
-  std::function<Request()> request = {};  // asked at least once a step, and during evaluation and texts; save is handed out once
-  // On every rank: what it begins or goes on with, a literal ("start", "step", "evaluation", "texts", "save"), after so many steps.
-  std::function<void(int64_t step, const char* section)> doing = {};
+  std::function<Request()> request = {};  // asked at least once a step, and during evaluation and samples; save is handed out once
+  // Called on every rank with the phase that it begins or continues, a literal ("start", "step", "evaluation", "samples", "save"), after so
+  // many steps.
+  std::function<void(int64_t step, const char* section)> set_phase = {};
 };
 
 // "step   120/2000 | loss 3.2826 | norm 1.234 | lr 6.00e-04 | 1709 ms | 38347 tok/s | mfu 46.9% | mem 4.5 GiB | eta 53m33s"
 // Where the peak is a measured rate it is "mfu_meas 46.9%". With precision also " | q-sqnr 31.2 dB (worst layers.3.mlp.down 24.8)", and " |
-// fp32 products 12" unless there are none.
+// fp32 GEMMs 12" unless there are none.
 std::string step_line(const StepEvent& event);
 // "eval   120 | loss 1.9012 | ppl 6.694 | 111539 targets | 2.1 s | best", then each set if there are several.
 std::string evaluation_line(const EvaluationEvent& event);
 // The text in a box under a title, control characters escaped.
-std::string text_box(const TextEvent& event);
+std::string sample_box(const SampleEvent& event);
 
 std::string duration_text(double seconds);  // "53m33s", "2h05m", "12s"
 
-// The speed of a run: tokens over seconds, both as moving averages (0.95, corrected for the start), so that a stall counts by its length.
+// Measures the speed of a run: tokens over seconds, both as moving averages (0.95, corrected for the start), so that a stall counts by its
+// length.
 class Throughput {
  public:
   void add(int64_t tokens, double seconds);

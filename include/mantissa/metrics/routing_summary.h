@@ -1,4 +1,4 @@
-// What the routers of a step did, in short.
+// Summarizes what the routers of a step did.
 #pragma once
 
 #include <vector>
@@ -10,11 +10,11 @@
 
 namespace mantissa {
 
-// One entry for each layer with experts, over the micro batches of all ranks, which want the same figures. However many ranks the same
-// micro batches are of, it has the same bits.
-std::vector<LayerRouting> routing_summary(const RoutingTally& tally, const RunConfig& config, const Communicator& ranks);
+// Returns one entry for each layer with experts, over the micro batches of all ranks, which want the same figures. It has the same bits for
+// any number of ranks.
+std::vector<LayerRouting> routing_summary(const RouterStatistics& statistics, const RunConfig& config, const Communicator& ranks);
 
-// How many fp64 numbers each rank then tells the others, in one exchange.
+// Returns how many fp64 numbers each rank then sends the others, in one exchange.
 int64_t routing_numbers(const RunConfig& config);
 
 }  // namespace mantissa

@@ -24,14 +24,14 @@ void require_nobody_trains(const RunConfig& config);
 // Throws Error(environment) if that is not possible, Error(usage) if the path cannot be a folder.
 void write_run_folder(const LoadedConfig& loaded, const std::vector<std::string>& arguments);
 
-// metrics.jsonl and the event file. A full disk drops lines and counts them; training goes on.
+// Writes metrics.jsonl and the event file. A full disk drops lines and counts them; training goes on.
 class Metrics {
  public:
   explicit Metrics(const LoggingConfig& config);
   void write(const StartEvent& event);
   void write(const StepEvent& event);
   void write(const EvaluationEvent& event);
-  void write(const TextEvent& event);
+  void write(const SampleEvent& event);
   void write(const SaveEvent& event);
   void write(const PrecisionEvent& event);
   void write(const StragglerEvent& event);

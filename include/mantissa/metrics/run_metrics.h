@@ -1,4 +1,4 @@
-// What a run left in its folder, read back for a report: metrics.jsonl and config.json.
+// Reads back what a run left in its folder, for a report: metrics.jsonl and config.json.
 #pragma once
 
 #include <filesystem>
@@ -29,14 +29,14 @@ struct RunMetrics {
   int64_t tokens = 0;
   Series loss, valid_loss, lr, gradient_norm, tokens_per_second;
   Series imbalance;                   // of the layer with experts where it is largest
-  std::vector<RoutingPoint> routing;  // what is told of the newest kRoutingSteps steps
+  std::vector<RoutingPoint> routing;  // what was reported of the newest kRoutingSteps steps
   std::vector<PrecisionEvent> precision;
-  std::vector<TextEvent> texts;
+  std::vector<SampleEvent> samples;
 };
 
-// Steps that a resumed run did again count once, as they were done last. A last line without its end, which a run leaves that is killed or
-// still writing, is passed over, and so are lines of a type that is not known here. Throws Error(usage) if `folder` is no run or has no
-// metrics, Error(data) that starts with file and line for a line that is damaged.
+// Steps that a resumed run repeated count once, as they were done last. Skips an incomplete last line, which a run leaves that is killed or
+// still writing, and lines of unknown types. Throws Error(usage) if `folder` is no run or has no metrics, Error(data) that starts with file
+// and line for a damaged line.
 RunMetrics read_run_metrics(const std::filesystem::path& folder);
 
 }  // namespace mantissa

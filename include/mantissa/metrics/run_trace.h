@@ -1,4 +1,4 @@
-// training.trace: which steps of a run are traced, and the file of each rank.
+// Traces the steps of training.trace and writes the file of each rank.
 #pragma once
 
 #include <cstdint>

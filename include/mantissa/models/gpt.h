@@ -16,11 +16,11 @@ struct GptOptions {
   bool gradients = true;           // allocate gradient buffers
   TensorRanks tensor{};            // that hold this model together
   int64_t micro_batches = 1;       // of a global batch: each has its share of the auxiliary losses of routers
-  bool quantised_dispatch = true;  // of tokens to experts
+  bool quantized_dispatch = true;  // of tokens to experts
   ExpertRanks experts{};           // that share the experts, each with its own tokens
 };
 
-// Rows of tokens with what belongs to them; all i32 tensors [batch * length].
+// Rows of tokens with what belongs to them; all are i32 tensors [batch * length].
 struct TokenBatch {
   int64_t batch;
   Tensor tokens, positions;
@@ -29,9 +29,9 @@ struct TokenBatch {
 
 class Gpt {
  public:
-  // Adds all parameters of model_shape(config), stored and multiplied as the plan says, and allocates them, not initialised.
+  // Adds all parameters of model_shape(config), stored and multiplied as the plan says, and allocates them, uninitialized.
   // config.vocab_size must be set. Throws Error(internal) otherwise and for the plan of another model, Error(usage) for an output
-  // projection that is to be quantised and cannot be (precision.fp8_output_proj).
+  // projection that cannot be quantized as asked for (precision.fp8_output_proj).
   Gpt(const ModelConfig& config, Backend& device, const PrecisionPlan& plan, const GptOptions& options);
   Gpt(const Gpt&) = delete;
   Gpt& operator=(const Gpt&) = delete;
@@ -41,21 +41,21 @@ class Gpt {
   Backend& device() const { return device_; }
   Dtype compute() const { return compute_; }
 
-  // Loss: the sum over targets (>= 0) divided by target_count; one fp64. Under a Tape::Scope, gradients can be asked for; they are those of
-  // the auxiliary losses of routers, too. tally: gets what the router of each layer with experts did, and its experts take as many tokens
-  // as their capacity, as in training; without one they take all. A call of all ranks that share experts, as is logits().
-  Var loss(const TokenBatch& batch, const Tensor& targets, int64_t target_count, RoutingTally* tally = nullptr);
-  // The part of a rank without a batch in a loss() of those that share its experts, without gradients.
-  void serve_experts() const;
-  // What each target adds to the loss, [batch * length] of stats: minus the logarithm of its probability; 0 where there is none. No
-  // gradients.
+  // Returns the sum of the losses of targets (>= 0) divided by target_count, one fp64. Under a Tape::Scope it can be differentiated; the
+  // gradients include those of the auxiliary losses of routers. With statistics, it records what each router did, and experts take as many
+  // tokens as their capacity, as in training; without, they take all. All ranks that share experts call it together, as they do logits().
+  Var loss(const TokenBatch& batch, const Tensor& targets, int64_t target_count, RouterStatistics* statistics = nullptr);
+  // Joins the collectives of loss() on ranks that share experts, with zero tokens and without gradients.
+  void join_expert_collectives() const;
+  // Returns what each target adds to the loss, [batch * length] of stats: minus the logarithm of its probability, 0 where there is no
+  // target. Records no gradients.
   Tensor target_losses(const TokenBatch& batch, const Tensor& targets);
-  // Logits [batch * length, padded vocabulary] of a whole batch in the logits dtype; for tests and small evaluations.
+  // Returns logits [batch * length, padded vocabulary] of a whole batch in the logits dtype; for tests and small evaluations.
   Tensor logits(const TokenBatch& batch);
 
-  // Generation. `tokens` extend the sequence in `cache` (one entry per layer, from new_cache()); returns the logits of the last one,
-  // [padded vocabulary] fp32. Throws Error(internal) if the cache cannot hold them. A cache has room for so many positions, at most for
-  // max_position_embeddings.
+  // Generate. `tokens` extend the sequence in `cache` (one entry per layer, from new_cache()); next_logits() returns the logits of the last
+  // one, [padded vocabulary] fp32, and throws Error(internal) if the cache cannot hold them. A cache has room for so many positions, at
+  // most for max_position_embeddings.
   std::vector<KeyValueCache> new_cache(int64_t positions = std::numeric_limits<int64_t>::max()) const;
   Tensor next_logits(const std::vector<int32_t>& tokens, std::vector<KeyValueCache>& cache);
 
@@ -69,14 +69,14 @@ class Gpt {
   std::variant<Mlp, Moe> mlp_of(int64_t index, const PrecisionPlan& plan);
   void add_block(int64_t index, const PrecisionPlan& plan);
   Dtype logits_dtype() const;
-  Place place(const TokenBatch& batch) const;  // of the embedding and the output projection
+  TensorParallel context(const TokenBatch& batch) const;  // of the embedding and the output projection
   Tensor own_tokens(const Tensor& rows) const;
   Tensor last_row(const Tensor& x) const;
   Var embed(const TokenBatch& batch);
-  Var block_forward(const Block& block, const Var& x, const SequenceContext& context, RoutingTally* tally = nullptr) const;
-  Var hidden(const TokenBatch& batch, RoutingTally* tally = nullptr);  // after the final norm, [N, hidden]
-  Tensor project(const Tensor& hidden, const Place& at) const;         // logits, of the whole vocabulary
-  Tensor rope_table(int64_t positions);                                // of at least so many; undefined without rotary positions
+  Var block_forward(const Block& block, const Var& x, const SequenceContext& context, RouterStatistics* statistics = nullptr) const;
+  Var hidden(const TokenBatch& batch, RouterStatistics* statistics = nullptr);  // after the final norm, [N, hidden]
+  Tensor project(const Tensor& hidden, const TensorParallel& at) const;         // logits, of the whole vocabulary
+  Tensor rope_table(int64_t positions);                                         // of at least so many; undefined without rotary positions
 
   ModelConfig config_;
   Backend& device_;

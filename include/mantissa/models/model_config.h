@@ -1,4 +1,5 @@
-// Shape and options of the GPT. Members are named as their keys in JSON (section "model"), which follow Hugging Face where it has the name.
+// Defines shape and options of the GPT. Members are named as their keys in JSON (section "model"), which follow Hugging Face where it has
+// the name.
 #pragma once
 
 #include <array>
@@ -38,8 +39,8 @@ constexpr auto choices(Recompute) {
 
 constexpr auto choices(RouterScore) { return std::array{Choice{"softmax", RouterScore::softmax}, Choice{"sigmoid", RouterScore::sigmoid}}; }
 
-// Section "model.rope_scaling": rotary frequencies for longer sequences than those of a first training, as Hugging Face's rope_scaling of
-// the same type (models/rope_table.h). Members of the other type stay null.
+// Section "model.rope_scaling" stretches the rotary frequencies to longer sequences than those of pretraining, as Hugging Face's
+// rope_scaling of the same type does (models/rope_table.h). Members of the other type stay null.
 struct RopeScalingConfig {
   RopeScaling type = RopeScaling::llama3;
   double factor = 8.0;
@@ -69,7 +70,7 @@ struct RopeScalingConfig {
   }
 };
 
-// Section "model.moe": which layers have experts in place of an MLP, and how tokens find them (RoutingRule).
+// Section "model.moe" says which layers have experts in place of an MLP, and how tokens are routed (RoutingRule).
 struct MoeConfig {
   int64_t num_experts = 8;
   int64_t num_experts_per_tok = 2;
@@ -77,7 +78,7 @@ struct MoeConfig {
   int64_t shared_intermediate_size = 0;
   std::vector<int64_t> dense_layers = {};
   RouterScore score = RouterScore::softmax;
-  bool score_after_choice = false;
+  bool softmax_after_topk = false;
   std::optional<bool> norm_topk_prob = {};
   double routed_scaling_factor = 1.0;
   int64_t n_group = 1;
@@ -93,7 +94,8 @@ struct MoeConfig {
 
   RoutingRule rule() const;
   bool has_expert_bias() const { return bias_update_rate > 0.0; }
-  // Choices that one expert takes of so many tokens: ceil(tokens * num_experts_per_tok / num_experts * capacity_factor); 0: all.
+  // Returns how many assignments one expert takes of so many tokens: ceil(tokens * num_experts_per_tok / num_experts * capacity_factor); 0:
+  // all.
   int64_t capacity(int64_t tokens) const;
   void validate(const struct ModelConfig& model, ConfigReport& report) const;
 
@@ -105,7 +107,7 @@ struct MoeConfig {
       limits::between(0, 1 << 22));
     v("dense_layers", dense_layers, "layers, counted from 0, that keep their MLP");
     v("score", score, "of the router: softmax over the experts, or sigmoid of each");
-    v("score_after_choice", score_after_choice, "weights are softmax over the logits of the chosen experts only; needs score softmax");
+    v("softmax_after_topk", softmax_after_topk, "weights are softmax over the logits of the chosen experts only; needs score softmax");
     v("norm_topk_prob", norm_topk_prob,
       "the weights of a token are divided by their sum; null: if it goes to several experts, because a single weight would always be 1");
     v("routed_scaling_factor", routed_scaling_factor, "the weights are multiplied by this", limits::positive);
@@ -128,7 +130,7 @@ struct MoeConfig {
   }
 };
 
-// So that counts of parameters fit into 64 bits.
+// Keeps counts of parameters within 64 bits.
 inline constexpr int64_t kWidestHeads = 1 << 22;
 
 struct ModelConfig {
@@ -167,10 +169,10 @@ struct ModelConfig {
   double glu_limit() const { return activation == Activation::swiglu_clamped ? swiglu_limit.value_or(7.0) : 0.0; }  // 0: none
   int64_t kv_heads() const { return num_key_value_heads.value_or(num_attention_heads); }
   int64_t head_size() const { return head_dim.value_or(hidden_size / num_attention_heads); }
-  // Rows of the embedding and the output projection. Throws Error(internal) while vocab_size is null.
+  // Returns the rows of the embedding and the output projection. Throws Error(internal) while vocab_size is null.
   int64_t padded_vocab_size() const;
 
-  // What no single field can show: divisibility, options that exclude each other. Keys are reported as "model.<name>".
+  // Checks what no single field can show: divisibility, and options that exclude each other. Keys are reported as "model.<name>".
   void validate(ConfigReport& report) const;
 
   void fields(auto& v) {

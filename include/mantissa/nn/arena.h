@@ -1,4 +1,4 @@
-// One allocation for many tensors.
+// Allocates many tensors at once.
 #pragma once
 
 #include <utility>
@@ -8,10 +8,10 @@
 
 namespace mantissa {
 
-// How many elements a tensor takes of an arena: each begins at a multiple of 64 bytes, whatever its dtype.
+// Returns how many elements a tensor takes of an arena: each begins at a multiple of 64 bytes, whatever its dtype.
 inline int64_t arena_elements(int64_t elements) { return round_up(elements, 64); }
 
-// First every tensor is reserved, then the memory is allocated, zeroed, and cut in the same order.
+// Reserves every tensor first; then allocates the memory, zeroes it, and cuts it in the same order.
 class Arena {
  public:
   explicit Arena(Dtype dtype) : dtype_(dtype) {}

@@ -1,5 +1,5 @@
-// Where the parameters of a model lie in arenas and buckets and which rank owns which rows, from their specs alone: what Shards go by, and
-// what ParameterSet and Optimizer will do, for a plan of a run that needs more memory or ranks than there are.
+// Computes from specs alone where the parameters of a model lie in arenas and buckets and which rank owns which rows. Shards follow it; a
+// plan uses it to predict ParameterSet and Optimizer for runs that need more memory or ranks than there are.
 #pragma once
 
 #include <array>
@@ -12,10 +12,10 @@ namespace mantissa {
 
 class Layout {
  public:
-  // Parameters in the order of their set, fp32 masters; bucket_bytes as for Shards.
+  // Takes parameters in the order of their set, with fp32 masters; bucket_bytes is that of Shards.
   Layout(std::vector<ParameterSpec> parameters, int64_t bucket_bytes);
 
-  // All of this is in bytes, with the gaps that keep parameters aligned.
+  // All totals are bytes, including the gaps that keep parameters aligned.
   struct Totals {
     int64_t fp32_values = 0;  // which are their own masters
     int64_t other_values = 0;
@@ -28,8 +28,8 @@ class Layout {
   const std::vector<ParameterSpec>& parameters() const { return parameters_; }
   int64_t gathered(size_t parameter) const;  // of one
 
-  // A run of whole layers, of at least bucket_bytes of fp32 gradients but for the last; it ends, too, where parameters of experts that
-  // ranks share begin or end.
+  // A run of whole layers with at least bucket_bytes of fp32 gradients, except the last. A bucket also ends where parameters of shared
+  // experts begin or end.
   struct Bucket {
     size_t first, last;       // parameters [first, last)
     bool of_experts = false;  // that ranks share: the data ranks which hold the same are 1 / expert_ranks() of all
@@ -38,13 +38,13 @@ class Layout {
 
   int expert_ranks(const Bucket& bucket) const { return bucket.of_experts ? parameters_[bucket.first].experts.ranks : 1; }
 
-  // Where the rows of each of the ranks that hold the bucket begin, and the end: each has one run of whole bands, 32 rows or a block where
-  // that is longer. That of rank r begins with the first band at or after r / ranks of the bucket's elements.
-  struct Border {
+  // The boundaries between the rows of the ranks that hold the bucket, and its end. Each rank has one run of whole row blocks, 32 rows or a
+  // block where that is longer. That of rank r begins with the first row block at or after r / ranks of the bucket's elements.
+  struct Boundary {
     size_t parameter;
     int64_t row;
   };
-  std::vector<Border> borders(const Bucket& bucket, int ranks) const;
+  std::vector<Boundary> boundaries(const Bucket& bucket, int ranks) const;
 
   // What a rank owns of a bucket.
   struct Share {
@@ -52,15 +52,15 @@ class Layout {
     int64_t partial = 0;  // of the gradients, without gaps: what tensor ranks sum
     int64_t masters = 0;  // that are no values
     int64_t moments = 0;  // both
-    int64_t norm_bands = 0;
+    int64_t norm_blocks = 0;
   };
   std::vector<Share> shares(const Bucket& bucket, int ranks) const;
 
  private:
   enum Arena : size_t { kFp32, kBf16, kCodes, kScales, kGradients, kArenas };
   using Bytes = std::array<int64_t, kArenas>;
-  Bytes position(const Border& border) const;
-  Share share(const Border& begin, const Border& end) const;
+  Bytes position(const Boundary& boundary) const;
+  Share share(const Boundary& begin, const Boundary& end) const;
 
   std::vector<ParameterSpec> parameters_;
   std::vector<Bytes> begin_;  // of each parameter, and the end

@@ -1,6 +1,6 @@
 // The building blocks of a transformer. A module takes path, sizes and formats from its entry of the precision plan, adds its parameters to
-// the ParameterSet when it is built, and has a forward() of its own shape: composition is by concrete types. The set must outlive the
-// modules; the plan need not.
+// the ParameterSet when it is built, and has a forward() of its own shape, because composition is by concrete types. The set must outlive
+// the modules; the plan need not.
 #pragma once
 
 #include <optional>
@@ -13,40 +13,40 @@
 
 namespace mantissa {
 
-// "<path>.weight", or of sinks the path itself, stored as the plan says, and this rank's share of it as the module is divided. sequence:
-// the ranks share tokens, too.
+// Specifies this rank's share of "<path>.weight", or of sinks the path itself, stored as the plan says. sequence: the ranks share tokens,
+// too.
 ParameterSpec weight_of(const ModulePrecision& module, Init init, ShareOf share = {}, bool sequence = false);
 
-// The ranks that hold one replica of a model together; sequence: they share its tokens, too (Place).
+// The ranks that hold one replica of a model together; sequence: they share its tokens, too (TensorParallel).
 struct TensorRanks {
   Communicator group{};
   bool sequence = false;
 
   ShareOf share() const { return {.rank = group.rank(), .ranks = group.size()}; }
-  Place place(Split split, int64_t tokens) const { return {.group = group, .split = split, .tokens = sequence ? tokens : 0}; }
+  TensorParallel context(Split split, int64_t tokens) const { return {.group = group, .split = split, .tokens = sequence ? tokens : 0}; }
 };
 
-// A stack of experts' weights, "<path>.weight", of which each of the ranks that share experts has as many, one after the other, and each
-// tensor rank its share of every one.
+// Specifies a grouped weight, "<path>.weight". The ranks that share experts hold equal numbers of its matrices, in their order, and each
+// tensor rank holds its share of every matrix.
 struct ExpertShare {
   ShareOf share{};
   bool by_source = false;  // ExpertRanks
 };
-ParameterSpec stack_of(const ModulePrecision& module, Init init, const ExpertShare& experts, ShareOf share = {});
-// And their biases, "<path>.bias", as many, each beside its weight.
-ParameterSpec stacked_bias_of(const ModulePrecision& module, const ExpertShare& experts, ShareOf share = {});
+ParameterSpec grouped_weight_of(const ModulePrecision& module, Init init, const ExpertShare& experts, ShareOf share = {});
+// Specifies their biases, "<path>.bias", divided as the weights are.
+ParameterSpec grouped_bias_of(const ModulePrecision& module, const ExpertShare& experts, ShareOf share = {});
 
-// Weights and biases of all modules in the order in which a model adds them, without initial values.
+// Returns the specs of weights and biases of all modules in the order in which a model adds them, without initial values.
 std::vector<ParameterSpec> parameter_specs(const PrecisionPlan& plan, ShareOf share = {}, bool sequence = false,
                                            const ExpertShare& experts = {});
 
 class Linear {
  public:
-  // weight [out, in]; a bias starts at 0.
+  // Adds weight [out, in] and, if the plan has one, a bias that starts at 0.
   Linear(ParameterSet& set, const ModulePrecision& module, double init_std, const TensorRanks& ranks = {});
-  // [N, in] -> [N, out], of what this rank holds of either. tokens: N of all ranks.
+  // Maps [N, in] to [N, out], of what this rank holds of either. tokens: N of all ranks.
   Var forward(const Var& x, int64_t tokens) const {
-    return linear(x, weight_->weight(), bias_ ? bias_->var() : Var(), recipe_, ranks_.place(weight_->split, tokens));
+    return linear(x, weight_->weight(), bias_ ? bias_->var() : Var(), recipe_, ranks_.context(weight_->split, tokens));
   }
 
  private:
@@ -72,7 +72,7 @@ class NormLayer {
   NormOptions options_;
 };
 
-// Keys and values of one sequence in one layer, [P, kv_heads * D] each.
+// Holds keys and values of one sequence in one layer, [P, kv_heads * D] each.
 struct KeyValueCache {
   Tensor keys, values;
   int64_t length = 0;  // positions stored
@@ -97,7 +97,7 @@ struct AttentionOptions {
 
 class Attention {
  public:
-  // path.qkv, path.out and, where the plan has them, path.q_norm, path.k_norm and path.sinks, which tensor ranks share by heads.
+  // Adds path.qkv, path.out and, where the plan has them, path.q_norm, path.k_norm and path.sinks; tensor ranks share them by heads.
   Attention(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const AttentionOptions& options,
             const TensorRanks& ranks = {});
   Var forward(const Var& x, const SequenceContext& context) const;  // [N, hidden] -> [N, hidden]
@@ -122,7 +122,7 @@ struct MlpOptions {
 
 class Mlp {
  public:
-  // path.up or path.gate_up, and path.down.
+  // Adds path.up or path.gate_up, and path.down.
   Mlp(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const MlpOptions& options, const TensorRanks& ranks = {});
   Var forward(const Var& x, int64_t tokens) const;  // [N, hidden] -> [N, hidden]
 

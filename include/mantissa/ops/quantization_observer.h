@@ -1,4 +1,4 @@
-// Shows what linear operations quantise to whoever wants statistics of it. Without an observer nothing is looked at.
+// Shows what linear operations quantize to a collector of statistics. Without an observer nothing is looked at.
 #pragma once
 
 #include <functional>
@@ -10,20 +10,20 @@ namespace mantissa {
 enum class OperandRole { weight, input, output_grad };
 const char* role_name(OperandRole role);  // as in a recipe
 
-// What an operation quantised from high precision: each operand once, also where it is recomputed or read by two products. Where dgrad and
-// wgrad both read an output gradient as codes, these are the rowwise ones; codes shifted from others are not shown, nor columnwise ones of
-// rows of experts, which hold padding.
+// An operand that an operation quantized from high precision: each once, even if it is recomputed or read by two GEMMs. Where dgrad and
+// wgrad both read an output gradient as codes, these are the rowwise ones. Requantized codes are not shown, nor columnwise codes of
+// permuted tokens, which hold padding.
 struct QuantizedOperand {
   const Leaf* weight;            // gradient of the weight of the operation; null: it is not trained
   OperandRole role;              // input or output_grad
-  const Tensor& x;               // [N, C]; what is quantised is its rounding to bf16
+  const Tensor& x;               // [N, C]; what is quantized is its rounding to bf16
   const QuantizedTensor& codes;  // N rounded up to whole blocks
   bool own_tokens = false;       // of x [N, C] each rank that shares the weight has rows of its own: sequence parallelism
 };
 
 using QuantizationObserver = std::function<void(const QuantizedOperand&)>;
 
-// Makes an observer that of this thread until the end of the block.
+// Installs an observer on this thread until the end of the block.
 class ObserverScope {
  public:
   explicit ObserverScope(QuantizationObserver observer);

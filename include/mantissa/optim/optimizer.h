@@ -1,4 +1,4 @@
-// AdamW over the parts of a model, with the global gradient norm and its clipping: owner of the fp32 masters and both moments.
+// AdamW over the shards of a model, with the global gradient norm and its clipping. It owns the fp32 masters and both moments.
 #pragma once
 
 #include <cstdint>
@@ -12,60 +12,60 @@
 
 namespace mantissa {
 
-// The losses of a step's micro batches, [M] fp64, and the order of their sum (FinishGradients).
+// Holds the losses of a step's micro batches, [M] fp64, and the order of their sum (FinishGradients).
 struct StepLosses {
   Tensor losses;
   bool pairwise = false;
-  int vote = 0;                      // what this rank asks for
-  double seconds = 0.0;              // that it computed for them
-  std::vector<double> choices = {};  // of experts, in its micro batches: whole numbers, as many on all ranks
+  int vote = 0;                          // what this rank asks for
+  double seconds = 0.0;                  // that it computed for them
+  std::vector<double> assignments = {};  // of experts, in its micro batches: whole numbers, as many on all ranks
 };
 
 struct UpdateResult {
   double loss;
   double gradient_norm;  // before clipping
-  bool bad_weights;      // a quantised weight is NaN or Inf
+  bool bad_weights;      // a quantized weight is NaN or Inf
   bool skipped;          // because of that, or since loss or norm are: masters, moments and the update counter stay as they are
   int vote;              // the largest of all ranks
   Traffic sent;          // by all ranks up to then
   // StepLosses::seconds by rank; empty for one.
   std::vector<double> seconds;
-  std::vector<double> choices;  // StepLosses::choices of all data ranks, added up
+  std::vector<double> assignments;  // StepLosses::assignments of all data ranks, added up
 };
 
 class Optimizer {
  public:
-  // The moments start at 0, the masters at nothing: initialise() or store_masters() comes before the first update. The set must be
-  // allocated with gradients and outlive the optimizer.
-  // Among several ranks this one owns its Shards; initialise(), store_masters() and update() are then calls of all.
+  // The moments start at 0 and the masters undefined: initialize() or store_masters() comes before the first update. The set must be
+  // allocated with gradients and outlive the optimizer. Among several ranks this one owns its Shards; all ranks then call initialize(),
+  // store_masters() and update() together.
   Optimizer(ParameterSet& parameters, const OptimizerConfig& config, const Mesh& mesh = {}, int64_t bucket_bytes = Shards::kBucketBytes);
   Shards& shards() { return shards_; }
   const Shards& shards() const { return shards_; }
 
-  // Draws the initial masters, and values and codes from them.
-  void initialise(uint64_t seed);
-  // Values and codes from masters that were written from outside.
+  // Draws the initial masters, and makes values and codes from them.
+  void initialize(uint64_t seed);
+  // Makes values and codes from masters that were written from outside.
   void store_masters();
 
-  // Update number updates() + 1, unless it is skipped: gradients go to their owners, and forward's weights come back. The norm is that of
-  // all gradients, summed in fp64 per 32 rows, then in the order of the parameters; NaN or Inf if and only if an element is. Decay applies
-  // to parameters of two or more dimensions. Everything is decided on the device; what is returned is the one thing that a step reads from
-  // it.
+  // Makes update number updates() + 1, unless it is skipped: gradients are reduced to their owners, and forward's weights are gathered. The
+  // norm is that of all gradients, summed in fp64 per 32 rows, then in the order of the parameters; it is NaN or Inf if and only if an
+  // element is. Decay applies to parameters of two or more dimensions. Everything is decided on the device; the result is the one thing
+  // that a step reads from it.
   UpdateResult update(double lr, const StepLosses& losses);
 
-  // How often the parameters were updated; the bias corrections follow it.
+  // Counts the updates of the parameters; the bias corrections follow it.
   int64_t updates() const { return updates_; }
   void set_updates(int64_t updates) { updates_ = updates; }
 
-  // A part with its fp32 state, in its shape; the master is the value where that is fp32.
+  // A shard with its fp32 state, in its shape; the master is the value where that is fp32.
   struct State {
-    Part part;
+    ParameterShard shard;
     Tensor master, first_moment, second_moment;
   };
   const std::vector<State>& states() const { return states_; }  // in the order of the parameters, then of the rows
 
-  // "layers.0.mlp.down.weight[3, 5] = nan": the first gradient element, or element of a weight as forward reads it, of the own parts that
-  // is not finite; "" if all are. Parameter and row of the part order what several ranks found.
+  // Returns "layers.0.mlp.down.weight[3, 5] = nan" for the first element of a gradient, or of a weight as forward reads it, in the own
+  // shards that is not finite; "" if all are. Parameter and row of the shard order what several ranks found.
   struct Nonfinite {
     std::string text = {};
     size_t parameter = std::numeric_limits<size_t>::max();

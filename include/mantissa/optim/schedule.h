@@ -1,4 +1,4 @@
-// The learning rate as a function of the step: no state, so a resumed run needs none.
+// Computes the learning rate as a function of the step: it has no state, so a resumed run needs none.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What a step of a run on many ranks sends, and how long it takes: known before a rank is started.
+// Predicts what a step of a run on many ranks sends, and how long it takes, before a rank is started.
 //
 // The bytes are those that Communicator counts; how many rows travel to experts is data, and supposed to be balanced. The time is a model
 // of five things, with F FLOPs of a rank's step (the formula of training_flops_per_token(), and what training.recompute computes again),
@@ -28,25 +28,25 @@
 
 namespace mantissa {
 
-// All ranks' sends of a step in which nothing is evaluated, written, measured or saved.
+// Counts what all ranks send in a step without evaluation, samples, measurements and saves.
 struct StepBytes {
   Traffic sent;
   int64_t buckets = 0;
   int64_t busiest = 0;  // of one rank, the more of what it sends and receives
 };
 
-// What one gather moves, all ranks' shares, in bytes per element of the parameters that are codes, and of those that are values. 0: there
-// are none.
+// What one gather moves, shares of all ranks together, in bytes per element of the parameters that are codes, and of those that are values.
+// 0: there are none.
 struct GatherBytes {
   double codes = 0.0, values = 0.0;
 };
 
-// Of each rank: FLOP/s, and bytes/s that it sends while it receives as many.
+// Rates of each rank: FLOP/s, and bytes/s that it sends while it receives as many.
 struct Rates {
   std::optional<double> flops, link;
 };
 
-// Seconds; nothing where a rate is missing that it needs.
+// Times in seconds; a member is empty if a rate that it needs is missing.
 struct StepTime {
   std::optional<double> compute, activations, exchange, gather, exchange_not_hidden, gather_not_hidden, step;
 };

@@ -9,8 +9,8 @@
 
 namespace mantissa {
 
-// A call of all ranks. Throws Error(environment) on all if what estimate_memory() says for the ranks of any host, or of a control group
-// with a limit, is more than `free` there; unless training.allow_memory_overcommit.
+// Throws Error(environment) on all ranks if estimate_memory() of the ranks of a host, or of a control group with a limit, exceeds what is
+// free there, unless training.allow_memory_overcommit. All ranks call it together.
 void require_free_memory(const RunConfig& config, const PrecisionPlan& plan, const Communicator& world,
                          const std::vector<FreeMemory>& free = free_memory());
 

@@ -1,4 +1,4 @@
-// Hashes of quantised tensors that do not depend on how the tensor is divided into shards.
+// Hashes quantized tensors independently of how they are divided into shards.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +8,11 @@
 
 namespace mantissa {
 
-// Sums mod 2^64 of xxh64 over cells of 32 x 32 elements (one block where a block is larger, in either direction; the last cell of a row or
-// column may be short; of a stack whose matrices are not whole cells, of gcd(32, rows of a matrix) rows, so that none lies in two). A cell
-// is its code bytes by row, then its scale bytes by row; for `values` the fp32 values that they stand for, by row. Its seed is (row of
-// cells) * (cells in a row) + (column of cells) of the whole tensor, so the sums of shards add up to its sums.
+// Sums of xxh64 mod 2^64 over cells of 32 x 32 elements, or one block where a block is larger in either direction; the last cell of a row
+// or column may be short. Where the matrices of a grouped weight are not whole cells, a cell has gcd(32, rows of a matrix) rows, so that
+// none lies in two matrices. A cell is hashed as its code bytes by row, then its scale bytes by row; for `values` as the fp32 values that
+// they stand for, by row. Its seed is (row of cells) * (cells in a row) + (column of cells) of the whole tensor, so the sums of shards add
+// up to its sums.
 struct CodeSums {
   uint64_t codes = 0, values = 0;
 
@@ -23,18 +24,18 @@ struct CodeSums {
   bool operator==(const CodeSums&) const = default;
 };
 
-// Where a shard lies in the whole tensor. Its rows from `rows` on are not counted (padding); first_row and first_col are borders of cells.
+// Locates a shard in the whole tensor. Rows from `rows` on are not counted (padding); first_row and first_col must be boundaries of cells.
 // Throws Error(internal) otherwise, if the shard has fewer rows, or if a cell is not whole blocks (those of 24, say).
 struct CodePlace {
   int64_t rows;
   int64_t columns;  // of the whole tensor
   int64_t first_row = 0, first_col = 0;
-  int64_t matrix_rows = 0;  // of each matrix of a stack, the whole tensor being [E * matrix_rows, columns]; 0: of no stack
+  int64_t matrix_rows = 0;  // of each matrix of a grouped weight [E * matrix_rows, columns]; 0: it is not grouped
 };
 CodeSums code_sums(const QuantizedTensor& shard, const CodePlace& place);
 
-// The same by matrix: adds to sums[i] what the shard holds of matrix i of the stack, and without one all to sums[0]. What was added to all
-// of them is code_sums().
+// Hashes by matrix: adds to sums[i] what the shard holds of matrix i of a grouped weight, or everything to sums[0] without one. The sums
+// together equal code_sums().
 void add_code_sums(const QuantizedTensor& shard, const CodePlace& place, std::span<CodeSums> sums);
 
 }  // namespace mantissa

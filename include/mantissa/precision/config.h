@@ -1,4 +1,4 @@
-// The section "precision" of a run configuration, the presets in its terms, and the way from it to Recipes.
+// Defines the section "precision" of a run configuration, expresses the presets in its terms, and makes Recipes of it.
 #pragma once
 
 #include <array>
@@ -39,7 +39,7 @@ struct QuantizationConfig {
   }
 };
 
-// A preset with changes. After complete_recipes() every member is what holds.
+// A preset with changes. After complete_recipes() every member has its effective value.
 struct RecipeConfig {
   std::string base = "high";
   std::optional<Dtype> compute;
@@ -48,12 +48,12 @@ struct RecipeConfig {
 
   void fields(auto& v) {
     v("base", base, "preset that the other keys change: high, bf16, fp32, mxfp8, mxfp8_weights, fp8_block, mxfp4_qat, mxfp4_qat_mxfp8_act");
-    v("compute", compute, "type of operands that are not quantised; null: precision.dtype");
-    v("weight", weight, "weight operand; null: not quantised; excludes weight_fake_quant");
-    v("input", input, "input operand of fprop and wgrad; null: not quantised");
-    v("output_grad", output_grad, "gradient operand of dgrad and wgrad; null: not quantised");
+    v("compute", compute, "type of operands that are not quantized; null: precision.dtype");
+    v("weight", weight, "weight operand; null: not quantized; excludes weight_fake_quant");
+    v("input", input, "input operand of fprop and wgrad; null: not quantized");
+    v("output_grad", output_grad, "gradient operand of dgrad and wgrad; null: not quantized");
     v("weight_fake_quant", weight_fake_quant, "rounds the weight in forward, straight-through gradient; block [1, n] with any even n");
-    v("gemms", gemms, "the GEMMs that take quantised operands");
+    v("gemms", gemms, "the GEMMs that take quantized operands");
   }
 };
 
@@ -66,13 +66,13 @@ struct RuleConfig {
   }
 };
 
-// MXFP8 output projection: which of its GEMMs take the formats of the ambient recipe.
+// Says which GEMMs of the MXFP8 output projection take the formats of the ambient recipe.
 struct OutputProjectionConfig {
   static constexpr const char* kShortForm = "enabled";
   bool enabled = false, fprop = true, dgrad = true, wgrad = true;
 
   void fields(auto& v) {
-    v("enabled", enabled, "quantise the output projection as the ambient recipe says");
+    v("enabled", enabled, "quantize the output projection as the ambient recipe says");
     v("fprop", fprop, "its forward GEMM");
     v("dgrad", dgrad, "its input-gradient GEMM");
     v("wgrad", wgrad, "its weight-gradient GEMM");
@@ -86,7 +86,7 @@ struct PrecisionConfig {
   std::vector<RuleConfig> rules;
   OutputProjectionConfig fp8_output_proj;
   bool fp8_param_gather = false;
-  bool quantised_dispatch = true;
+  bool quantized_dispatch = true;
   int64_t report_interval = 0;
 
   void fields(auto& v) {
@@ -96,23 +96,23 @@ struct PrecisionConfig {
     v("rules", rules, "which modules take another recipe; the first that matches wins");
     v("fp8_output_proj", fp8_output_proj, "MXFP8 output projection; a bool stands for {\"enabled\": it}");
     v("fp8_param_gather", fp8_param_gather, "MXFP8 codes are the weights, and what is gathered; masters live in the optimizer only");
-    v("quantised_dispatch", quantised_dispatch,
-      "tokens go to experts, and their gradients back, as codes where products there read codes; false: as values");
+    v("quantized_dispatch", quantized_dispatch,
+      "tokens go to experts, and their gradients back, as codes where GEMMs there read codes; false: as values");
     v("report_interval", report_interval, "steps between error statistics per module and role; 0: none", limits::between(0, 1e12));
   }
 };
 
 std::vector<std::string> preset_names();
-// The preset of that name; none if there is none.
+// Returns the preset of that name; none if there is none.
 std::optional<RecipeConfig> find_preset(const std::string& name);
 // Throws Error(internal) for a name that is no preset. `dtype` is precision.dtype.
 Recipe preset_recipe(const std::string& name, Dtype dtype = Dtype::bf16);
 
-// Fills in what the own recipes leave out: members from their base, members of a quantisation from that of the base. Uses which keys the
-// report calls given. A second time, and for a config that was written out, it changes nothing.
+// Fills in what the own recipes leave out: members from their base, members of a quantization from that of the base. It asks the report
+// which keys were given. Calling it again, or for a config that was written out, changes nothing.
 void complete_recipes(PrecisionConfig& config, ConfigReport& report);
 
-// All recipes by name, presets included. Own recipes must be complete; what is wrong with one goes to the report, and it is left out.
+// Returns all recipes by name, presets included. Own recipes must be complete; an invalid one is reported and left out.
 std::map<std::string, Recipe> resolve_recipes(const PrecisionConfig& config, ConfigReport& report);
 
 }  // namespace mantissa

@@ -1,5 +1,5 @@
-// The precision of every module, resolved from the configuration before any weight exists and the same on every rank. The same plan decides
-// about compute, storage, the bytes on the wire and the exported checkpoint.
+// The precision of every module, resolved from the configuration before any weight exists and equal on every rank. One plan decides about
+// compute, storage, the bytes on the wire and the exported checkpoint.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct ModulePart {
   bool operator==(const ModulePart& other) const = default;
 };
 
-// So many share each weight, and so many the experts of a layer.
+// Counts the ranks that share each weight, and those that share the experts of a layer.
 struct RanksPerWeight {
   int64_t tensor = 1, expert = 1;
   bool several() const { return tensor > 1 || expert > 1; }
@@ -34,11 +34,11 @@ struct ModuleShape {
   std::string path;
   ModuleKind kind = ModuleKind::linear;
   int64_t out = 0, in = 0;             // weight [out, in]; norms and sinks have [out] and in 0. out 0: the vocabulary is not known yet
-  int64_t bias = 0;                    // elements, of a stack of all its matrices
+  int64_t bias = 0;                    // elements, of all matrices of a grouped weight
   int64_t padding = 0;                 // last rows of the weight, of no token: zero, and never stored
   std::vector<ModulePart> parts = {};  // empty: one part
   Split split = Split::none;           // how tensor parallelism divides the weight: each part by rows, or all by columns
-  bool experts = false;                // a stack of experts' weights, one below the other
+  bool experts = false;                // a grouped weight of experts, one below the other
   int64_t matrices = 1, active = 1;    // of it; those that a token is multiplied with
   int64_t window = 0;                  // of the output of attention: keys that a query sees at most; 0: all
   int64_t buffer = 0;                  // elements beside the parameters that no gradient trains: a router's expert bias
@@ -60,9 +60,9 @@ struct ModelShape {
   int64_t tensor = 1;  // ranks that share each weight
 };
 
-// `rule` is the key that decided, "precision.recipe", "precision.rules.2", "precision.fp8_output_proj", or "" where nothing did; `match` is
-// the pattern of a rule. `bytes` are resident: the parameter and its quantised copy, without gradients and optimizer state; an fp32
-// parameter is its own master.
+// `rule` is the key that decided, "precision.recipe", "precision.rules.2" or "precision.fp8_output_proj", or "" where none did; `match` is
+// the pattern of a rule. `bytes` counts resident memory: the parameter and its quantized copy, without gradients and optimizer state; an
+// fp32 parameter is its own master.
 struct ModulePrecision {
   ModuleShape module;
   std::string rule, match;
@@ -74,9 +74,9 @@ struct ModulePrecision {
 
   int64_t bytes_on_rank(const RanksPerWeight& ranks) const;  // of `bytes`, what each rank holds
 
-  // The codes are the parameter; there is no value beside them.
+  // Returns whether the codes are the parameter, without a value beside them.
   bool stores_only_codes() const { return storage != StoredType::fp32 && storage != StoredType::bf16; }
-  // Of the weight, in memory beside its value or in its place; none: no product reads codes.
+  // Returns the format of the weight's codes in memory, beside its value or in its place; none if no GEMM reads codes.
   const Quantization& resident_codes() const { return recipe.reads_weight_codes() ? recipe.weight : recipe.weight_fake_quant; }
 };
 
@@ -86,16 +86,15 @@ struct OutputProjection {
   int64_t rows = 0, hidden = 0;  // padded vocabulary, 0 if it is not known yet
   int64_t tensor = 1;            // ranks that share the rows
 };
-// What precision.fp8_output_proj asks for and does not find: each message reads on from the name of the switch. For the config and for the
-// constructor of the layer.
+// Lists the unmet conditions of precision.fp8_output_proj; each message continues the name of the switch. Both the config and the
+// constructor of the layer check them.
 std::vector<std::string> output_projection_problems(const Recipe& ambient, const OutputProjection& output);
 
 class PrecisionPlan {
  public:
-  // Own recipes must be complete (complete_recipes). Everything that is wrong goes to the report, with the key that is to blame; then the
-  // plan is of no use.
+  // Own recipes must be complete (complete_recipes). Everything that is wrong is reported with the key at fault; then the plan is unusable.
   static PrecisionPlan resolve(const PrecisionConfig& config, const ModelShape& model, ConfigReport& report);
-  // Of modules that are resolved already.
+  // Takes modules that are already resolved.
   PrecisionPlan(Dtype compute, std::vector<ModulePrecision> modules);
 
   Dtype compute() const { return compute_; }  // of activations, and of what belongs to no module
@@ -104,14 +103,14 @@ class PrecisionPlan {
   const ModulePrecision& of(const std::string& path) const;    // throws Error(internal) in that case
   int64_t parameters() const;
   int64_t buffers() const;            // elements that are no parameters, because no gradient trains them
-  int64_t active_parameters() const;  // that a token is computed with: of a stack of experts, those it goes to
+  int64_t active_parameters() const;  // that a token is computed with: of a grouped weight of experts, those it goes to
   int64_t bytes() const;              // resident, of all modules
   int64_t bytes_on_rank(const RanksPerWeight& ranks) const;
   int64_t bytes_beside_masters() const;  // the same without fp32 parameters, which are the masters
 
-  // XXH64 of what each module computes, stores, sends and exports; names of recipes and rules do not count.
+  // Returns the XXH64 of what each module computes, stores, sends and exports; names of recipes and rules do not count.
   uint64_t hash() const;
-  // In plan_text.cpp, as what follows: one entry per module, in the order of the model; "hash" as 16 hex digits.
+  // In plan_text.cpp, as are the next two. Returns one entry per module, in the order of the model; "hash" as 16 hex digits.
   nlohmann::json to_json() const;
   // What is allowed but costs something or may not be meant; one sentence each.
   std::vector<std::string> warnings() const;

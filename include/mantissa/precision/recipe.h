@@ -1,4 +1,4 @@
-// A recipe is data: which number format each operand of a linear layer's three GEMMs has. Code asks for formats, never for a name.
+// A recipe is data: it gives each operand of a linear layer's three GEMMs a number format. Code asks for formats, never for a name.
 #pragma once
 
 #include <string>
@@ -21,22 +21,23 @@ struct GemmSet {
 
 struct Recipe {
   std::string name = {};                                   // as in the config; for messages
-  Dtype compute = Dtype::bf16;                             // of operands that are not quantised
+  Dtype compute = Dtype::bf16;                             // of operands that are not quantized
   Quantization weight_fake_quant = {};                     // rounds the weight in forward; the gradient passes straight through
   Quantization weight = {}, input = {}, output_grad = {};  // operands of the GEMMs in `gemms`
-  GemmSet gemms = {};                                      // the GEMMs that take quantised operands
-  bool shifts_output_grad = false;  // wgrad's codes of the output gradient follow from dgrad's, which are made elsewhere, by exponent shift
+  GemmSet gemms = {};                                      // the GEMMs that take quantized operands
+  // wgrad's codes of the output gradient are requantized from dgrad's, which are made elsewhere.
+  bool requantizes_output_grad = false;
 
-  bool quantises() const { return weight_fake_quant || weight || input || output_grad; }
-  bool quantises_operands() const { return weight || input || output_grad; }
-  // The weight is multiplied as codes by some GEMM; by every GEMM that reads it.
+  bool quantizes() const { return weight_fake_quant || weight || input || output_grad; }
+  bool quantizes_operands() const { return weight || input || output_grad; }
+  // reads_weight_codes(): some GEMM multiplies codes of the weight; reads_only_weight_codes(): every GEMM that reads the weight does.
   bool reads_weight_codes() const { return weight && (gemms.fprop || gemms.dgrad); }
   bool reads_only_weight_codes() const { return weight && gemms.fprop && gemms.dgrad; }
-  // Length of the blocks of the operands: 32 (MX) or 128; 0 without quantised operands.
+  // Returns the length of the blocks of the operands: 32 (MX) or 128; 0 without quantized operands.
   int64_t block() const;
 };
 
-// What is wrong with a recipe by itself, without a model. `key` is the member as in the config: "weight.block", "gemms".
+// Names what is wrong with a recipe regardless of the model. `key` is the member as in the config: "weight.block", "gemms".
 struct RecipeProblem {
   std::string key, message;
 };

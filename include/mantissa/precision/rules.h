@@ -1,4 +1,4 @@
-// Which modules a rule means. A pattern is anchored: it must match the whole path.
+// Matches rules to modules. A pattern is anchored: it must match the whole path.
 //
 //   *        any run of characters, dots included        {a,b}   one of the alternatives, not nested
 //   ?        one character                                layers.{0,-1}.*, layers.-1.*   negative counts from the last layer
@@ -15,7 +15,7 @@
 
 namespace mantissa {
 
-// What a module computes. Only linear, router and output have a GEMM. sinks: scores of attention, one for each head.
+// Says what a module computes. Only linear, router and output have a GEMM. sinks: scores of attention, one for each head.
 enum class ModuleKind { embedding, norm, linear, router, output, sinks };
 constexpr bool has_gemm(ModuleKind kind) { return kind == ModuleKind::linear || kind == ModuleKind::router || kind == ModuleKind::output; }
 
@@ -34,13 +34,13 @@ struct PatternAlternative {
 
 class Pattern {
  public:
-  // `layers` is the number of layers of the model. Throws Error(usage) for a pattern that is no pattern and for a layer that does not
-  // exist; the message does not repeat the pattern.
+  // `layers` is the number of layers of the model. Throws Error(usage) for an invalid pattern and for a layer that does not exist; the
+  // message does not repeat the pattern.
   Pattern(const std::string& pattern, int64_t layers);
 
-  // As PatternAlternative.
+  // Behaves as PatternAlternative::matches().
   bool matches(const std::string& path) const;
-  // All ways through the braces; at least one.
+  // Returns all combinations of the alternatives in braces; at least one.
   const std::vector<PatternAlternative>& alternatives() const { return alternatives_; }
 
  private:
@@ -52,16 +52,16 @@ struct RuledModule {
   ModuleKind kind;
 };
 
-// The index of the first rule that matches each module, none if there is none. Linears are matched by any rule, what has no GEMM and the
-// router by alternatives with a literal end, the output projection by none. Reports at precision.rules.N.match: patterns that are none,
-// rules that match nothing or have a word in braces with which they match nothing (with the nearest that would), rules that can never be
-// reached, and rules that name `output`: as an alternative, or by a regular expression that matches it and not every module.
+// Returns the index of the first rule that matches each module, none if there is none. Any rule can match a linear; only alternatives with
+// a literal end match the router and what has no GEMM; none matches the output projection. Reports at precision.rules.N.match: invalid
+// patterns; rules that match nothing, or have a word in braces with which they match nothing (with the nearest that would); rules that can
+// never be reached; and rules that name `output`, as an alternative or by a regular expression that matches it and not every module.
 std::vector<std::optional<size_t>> assign_rules(const std::vector<RuleConfig>& rules, const std::vector<RuledModule>& modules,
                                                 ConfigReport& report);
 
 // "layers.3.attn.qkv" -> "layers.*.attn.qkv"
 std::string any_layer(const std::string& path);
-// One module in several layers, ascending: "layers.{0..2,5}.attn.qkv". A single path stays as it is.
+// Joins one module in several layers, ascending: "layers.{0..2,5}.attn.qkv". A single path stays as it is.
 std::string joined_path(const std::vector<std::string>& paths);
 
 }  // namespace mantissa

@@ -1,4 +1,4 @@
-// NaN and Inf in floating-point values, found by their bits.
+// Finds NaN and Inf in floating-point values by their bits.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace mantissa {
 
-// Index of the first value that is NaN or Inf; -1 if there is none, and for integers.
+// Returns the index of the first value that is NaN or Inf; -1 if there is none, and for integers.
 int64_t first_nonfinite(Dtype dtype, std::span<const std::byte> values);
 
 }  // namespace mantissa

@@ -1,4 +1,4 @@
-// A matrix as element codes with one E8M0 scale per block: how it is quantised, and the handle on its two buffers.
+// A matrix as element codes with one E8M0 scale per block: the description of its format and the handle on its two buffers.
 #pragma once
 
 #include <ostream>
@@ -9,8 +9,8 @@
 
 namespace mantissa {
 
-// How one matrix is quantised. Blocks are block_rows x block_cols: 1 x b lie along a row ("rowwise"), b x 1 along a column ("columnwise"),
-// b x b are tiles. b is 32 in MX formats and 128 in 128-block recipes; fake quantisation takes others.
+// Describes how one matrix is quantized. Blocks are block_rows x block_cols: 1 x b lie along a row ("rowwise"), b x 1 along a column
+// ("columnwise"), b x b are tiles. b is 32 in MX formats and 128 in 128-block recipes; fake quantization takes others.
 struct Quantization {
   Format format = Format::none;
   int64_t block_rows = 1, block_cols = 32;
@@ -22,15 +22,15 @@ struct Quantization {
   bool tiles() const { return block_rows > 1 && block_rows == block_cols; }
   bool rowwise() const { return block_rows == 1; }
   bool columnwise() const { return block_cols == 1 && block_rows > 1; }
-  // The same format and rule in blocks along the other dimension; tiles serve both and stay.
+  // Returns the same format and rule in blocks along the other dimension; tiles serve both and stay.
   Quantization transposed() const { return {format, block_cols, block_rows, rule}; }
 };
 const char* format_name(Format format);                                // "none", "e4m3", "e5m2", "e2m1"
 const char* scale_rule_name(ScaleRule rule);                           // "rceil", "floor", "flashinfer"
 std::ostream& operator<<(std::ostream& out, const Quantization& how);  // "e4m3 32x32 rceil"
 
-// Codes are u8 [R, C], never transposed; E2M1 packs two along a row, [R, C/2], low nibble = even column. Scales are u8 E8M0, compact and
-// row-major, [R / block_rows, C / block_cols]. `shape` is [R, C]; a stack of matrices [E, R, C] is kept as [E * R, C].
+// Holds codes u8 [R, C], never transposed; E2M1 packs two along a row, [R, C/2], with the even column in the low nibble. Scales are u8
+// E8M0, compact and row-major, [R / block_rows, C / block_cols]. `shape` is [R, C]; a grouped weight [E, R, C] is kept as [E * R, C].
 struct QuantizedTensor {
   Tensor codes, scales;
   Shape shape;
@@ -42,12 +42,12 @@ struct QuantizedTensor {
   Backend& device() const { return codes.device(); }
 };
 
-// A matrix in high precision or quantised.
+// A matrix in high precision or quantized.
 using Value = std::variant<Tensor, QuantizedTensor>;
 Shape shape_of(const Value& value);
 Backend& device_of(const Value& value);
 
-// Shapes of the two buffers. Throw unless `shape` is a matrix of whole blocks.
+// Return the shapes of the two buffers. Throw unless `shape` is a matrix of whole blocks.
 Shape codes_shape(const Shape& shape, const Quantization& how);
 Shape scales_shape(const Shape& shape, const Quantization& how);
 

@@ -1,5 +1,6 @@
-// Dtype, Shape, Tensor. A Tensor is a handle on contiguous row-major memory with an offset, so a slice along dim 0 is a view. There are no
-// strides: transposition is a flag of the GEMM. Copying a Tensor copies the handle; the memory lives until the last handle is gone.
+// Defines Dtype, Shape and Tensor. A Tensor is a handle on contiguous row-major memory with an offset, so a slice along dim 0 is a view.
+// There are no strides: transposition is a flag of the GEMM. Copying a Tensor copies the handle; the memory lives until the last handle is
+// gone.
 #pragma once
 
 #include <array>
@@ -68,11 +69,11 @@ class Backend;
 class Tensor {
  public:
   Tensor() = default;  // undefined: no memory, used for absent optional operands
-  // For backends. host_memory: the host may read and write it.
+  // Backends call this one. host_memory: the host may read and write the memory.
   Tensor(Backend& device, std::shared_ptr<std::byte> memory, bool host_memory, Dtype dtype, Shape shape);
 
   bool defined() const { return memory_ != nullptr; }
-  // The backend that owns the memory and runs the kernels on it. Throws if undefined.
+  // Returns the backend that owns the memory and runs the kernels on it. Throws if undefined.
   Backend& device() const;
   Dtype dtype() const { return dtype_; }
   const Shape& shape() const { return shape_; }
@@ -80,13 +81,13 @@ class Tensor {
   int64_t elements() const { return shape_.elements(); }
   int64_t bytes() const { return elements() * dtype_bytes(dtype_); }
 
-  // The memory as T, for the host. Throws unless T is the dtype, and for memory that only a device can touch.
+  // Returns the memory as T, for the host. Throws unless T is the dtype, and for memory that only a device can touch.
   template <class T>
   T* data() const {
     require(!defined() || host_memory_, "the memory of a tensor ", dtype_name(dtype_), " belongs to its device: the host reads a copy");
     return device_data<T>();
   }
-  // The same address for the kernels of its backend.
+  // Returns the same address for the kernels of its backend.
   template <class T>
   T* device_data() const {
     require(defined() && DtypeOf<T>::value == dtype_, "tensor is ", defined() ? dtype_name(dtype_) : "undefined", ", accessed as ",
@@ -95,7 +96,7 @@ class Tensor {
   }
   std::byte* device_bytes() const { return memory_.get() + offset_; }
 
-  // Views. view() needs the same number of elements; slice() takes rows [begin, end) of dim 0; both throw otherwise.
+  // Return views. view() needs the same number of elements; slice() takes rows [begin, end) of dim 0; both throw otherwise.
   Tensor view(Shape shape) const;
   Tensor slice(int64_t begin, int64_t end) const;
 

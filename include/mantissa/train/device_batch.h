@@ -1,4 +1,4 @@
-// A batch of the data layer on the device.
+// Moves a batch of the data layer to the device.
 #pragma once
 
 #include "mantissa/data/batch.h"
@@ -11,9 +11,9 @@ struct DeviceBatch {
   Tensor targets;  // [batch * length] i32
 };
 
-// Sequences [first, first + count) of the batch, on the device of the model. Kernels trust indices, since a device cannot throw: every id,
-// target, position and segment start is checked here. Throws Error(data) for an id or a target outside the vocabulary, Error(internal) for
-// the others, naming sequence and position.
+// Uploads sequences [first, first + count) of the batch to the device of the model. Kernels trust indices, since a device cannot throw, so
+// every id, target, position and segment start is checked here. Throws Error(data) for an id or a target outside the vocabulary,
+// Error(internal) for the others, naming sequence and position.
 DeviceBatch to_device(const Gpt& model, const Batch& batch, int64_t first, int64_t count);
 
 }  // namespace mantissa

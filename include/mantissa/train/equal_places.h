@@ -1,4 +1,4 @@
-// What a run promises about equal bits, and asks of the CPU that it starts on.
+// Checks that the CPU keeps what a run promises about equal bits.
 #pragma once
 
 #include <string>
@@ -8,11 +8,11 @@
 
 namespace mantissa {
 
-// Throws Error(environment) with the way out, saying what follows, if bits of products depend on the place of a row or column or
-// on zeros behind the depth (Backend::unequal_places()). `consequence` begins with what: "results would depend on the number of ranks".
+// Throws Error(environment) that names a workaround if bits of GEMMs depend on the position of a row or column or on zeros behind the depth
+// (Backend::unequal_places()). `consequence` begins with what is at stake: "results would depend on the number of ranks".
 void require_equal_places(const Backend& device, const std::string& consequence);
 
-// The same for a run with experts, several ranks or padding of the vocabulary, whose log tells that it holds; nothing for another run.
+// Checks the same for a run with experts, several ranks or padding of the vocabulary, and logs that it holds; does nothing for other runs.
 void require_equal_places(const RunConfig& config, const Backend& device);
 
 }  // namespace mantissa

@@ -1,4 +1,4 @@
-// The loss on validation data, and the probability of each token.
+// Computes the loss on validation data, and the probability of each token.
 #pragma once
 
 #include <cstdint>
@@ -17,17 +17,17 @@ namespace mantissa {
 // Throws Error(usage) if evaluate() would find no target that counts.
 void require_targets(const ValidationData& data, int64_t micro_batch_size, std::optional<int64_t> iters);
 
-// The first iters * micro_batch_size windows of each set, or all of them; always the same ones. Throws Error(usage) if no target counts.
-// `stop` is asked before each round of micro batches, one for each of `ranks`; true, which all ranks must answer alike, ends the
+// Evaluates the first iters * micro_batch_size windows of each set, or all of them; always the same ones. Throws Error(usage) if no target
+// counts. `stop` is asked before each round of micro batches, one for each of `ranks`; true, which all ranks must answer alike, ends the
 // evaluation. The result is the same for any number of ranks.
 Evaluation evaluate(Gpt& model, const ValidationData& data, int64_t micro_batch_size, std::optional<int64_t> iters,
                     const std::function<bool()>& stop = {}, const Communicator& ranks = {});
 
-// Of one sequence of at least two tokens: all but the last, with the next one as the target of each.
+// Returns the batch of one sequence of at least two tokens: all but the last, each with the next one as its target.
 Batch batch_of(const std::vector<int32_t>& sequence);
 
-// The natural logarithm of the probability that the model gives to each target, [B * T] in the order of the batch; 0 where there is no
-// target. Throws Error(numerical), naming sequence and position, for one that is not finite, and what to_device() throws.
+// Returns the natural logarithm of the probability that the model gives to each target, [B * T] in the order of the batch; 0 where there is
+// no target. Throws Error(numerical), naming sequence and position, for one that is not finite, and what to_device() throws.
 std::vector<float> target_logprobs(Gpt& model, const Batch& batch);
 
 }  // namespace mantissa

@@ -22,12 +22,12 @@ struct SamplingOptions {
   uint64_t moment = 0;  // when: the step of the run
 };
 
-// A token from logits [n]: the top_k likeliest, of these the fewest that reach top_p, drawn in proportion to exp(logit / temperature).
-// `uniform` in [0, 1) decides. Throws Error(numerical) if a logit is NaN.
+// Picks a token from logits [n]: of the top_k likeliest the fewest that reach top_p, in proportion to exp(logit / temperature). `uniform`
+// in [0, 1) decides. Throws Error(numerical) if a logit is NaN.
 int32_t pick_token(std::span<const float> logits, const SamplingOptions& options, double uniform);
 
-// The new tokens; each is handed to on_token as it is found, and false from it ends the generation. When the cache is full, the last half
-// of it is read again and the rest forgotten. Draw i is number (moment << 24) + i of stream `sample`. Throws Error(usage) for an empty
+// Returns the new tokens. Each is passed to on_token as it is found, and false from it ends the generation. When the cache is full, its
+// last half is read again and the rest forgotten. Draw i is number (moment << 24) + i of stream `sample`. Throws Error(usage) for an empty
 // prompt, a token outside the vocabulary and max_new_tokens above kMostNewTokens.
 std::vector<int32_t> generate(Gpt& model, const std::vector<int32_t>& prompt, const SamplingOptions& options,
                               const std::function<bool(int32_t)>& on_token = {});

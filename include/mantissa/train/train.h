@@ -1,8 +1,8 @@
-// Trains a GPT: the loop over steps, evaluations, written texts and checkpoints of one run.
+// Trains a GPT: the loop over steps, evaluations, samples and checkpoints of one run.
 //
-// The order inside a step boundary is: update, event of the step, evaluation, texts, save, request. A request to stop that comes earlier
-// cuts the evaluation and the texts short; the checkpoint says so, and a run that continues from it does them first. A save happens only
-// there, so N steps equal k steps, a save, a load and N - k steps, bit for bit.
+// The order inside a step boundary is: update, event of the step, evaluation, samples, save, request. A request to stop that comes earlier
+// cuts evaluation and samples short; the checkpoint records that they are pending, and a run that continues from it does them first. A save
+// happens only there, so N steps equal k steps, a save, a load and N - k steps, bit for bit.
 #pragma once
 
 #include <optional>
@@ -34,11 +34,11 @@ struct TrainSummary {
 // Runs the config to its last step, or to a request to stop. `arguments` is the command line, for run.json. Everything is checked before
 // the run folder is made. Throws Error: usage for configs that do not fit the data or the checkpoint and for a run folder in use,
 // a path in checkpoint.resume to another run included, environment if another process trains there, data for damaged or changed files,
-// numerical after training.nonfinite_limit steps in a row with NaN or Inf (nothing is saved then). After an Error in evaluation or texts
+// numerical after training.nonfinite_limit steps in a row with NaN or Inf (nothing is saved then). After an Error in evaluation or samples
 // the steps done are saved.
 //
-// With several ranks every one of them calls this with its mesh, whose data group has parallel.data ranks; rank 0 alone owns folder, lock
-// and metrics and is told events. Results do not depend on the number of ranks under training.accumulation tree, bit for bit.
+// With several ranks every one of them calls this with its mesh, whose data group has parallel.data ranks. Rank 0 alone owns folder, lock
+// and metrics and receives events. Under training.accumulation tree, results do not depend on the number of ranks, bit for bit.
 TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& arguments, const TrainEvents& events, const Mesh& mesh = {});
 
 // What train() would do.

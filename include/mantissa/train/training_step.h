@@ -1,4 +1,4 @@
-// One optimizer step: gradients of a global batch, their norm, the update.
+// Runs one optimizer step: gradients of a global batch, their norm, the update.
 #pragma once
 
 #include <functional>
@@ -22,18 +22,18 @@ struct StepResult {
   Traffic sent;     // by all ranks, from their start to the gradients of this step
   // Of forward and backward without waits for other ranks, by rank; empty for one.
   std::vector<double> seconds;
-  RoutingTally routing;  // of this rank's micro batches
+  RouterStatistics routing;  // of this rank's micro batches
 };
 
-// The model of a config as a run trains it, by the ranks of a mesh.
+// Returns the options with which the ranks of a mesh train the model of a config.
 GptOptions training_options(const RunConfig& config, const Mesh& mesh);
 
-// The gradients of a micro batch, added to those that are there, and its loss, of so many targets of the whole batch.
-Tensor forward_and_backward(Gpt& model, const DeviceBatch& rows, int64_t target_count, RoutingTally& routing);
+// Adds the gradients of a micro batch to those that are there, and returns its loss, of so many targets of the whole batch.
+Tensor forward_and_backward(Gpt& model, const DeviceBatch& rows, int64_t target_count, RouterStatistics& routing);
 
-// `batch` is split into equal micro batches of micro_batch_size sequences. Targets are counted before the first backward pass. If a
-// weight, loss or norm is not finite nothing is updated, expert biases no more than weights. `vote` says what
-// this rank asks for, at the end of its backward passes; `routers` what the tally is to hold.
+// Splits `batch` into equal micro batches of micro_batch_size sequences. Targets are counted before the first backward pass. If a weight,
+// loss or norm is not finite, nothing is updated, neither weights nor expert biases. `vote` returns what this rank asks for, at the end of
+// its backward passes; `routers` selects the router statistics.
 StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& accumulator, const Batch& batch, int64_t micro_batch_size,
                          double lr, const std::function<int()>& vote = {}, RouterFigures routers = RouterFigures::counts_and_losses);
 

@@ -1,4 +1,4 @@
-// Groups of rows, each with its matrix of a stack, as GroupedGemm and GroupedWeightGradient take them.
+// Groups of rows, each with its matrix of a grouped weight, as GroupedGemm and GroupedWeightGradient take them.
 #pragma once
 
 #include "mantissa/backend/functions.h"
@@ -24,7 +24,7 @@ class Groups {
   int64_t count_;
 };
 
-// Rows [begin, end), for codes at block borders.
+// Returns rows [begin, end), for codes at block boundaries.
 Value slice(const Value& value, int64_t begin, int64_t end);
 
 }  // namespace mantissa

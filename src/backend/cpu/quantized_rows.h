@@ -1,4 +1,4 @@
-// Access to the elements and codes of a matrix one by one: what the plain quantising kernels share.
+// Access to the elements and codes of a matrix one by one: what the plain quantizing kernels share.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@ inline uint32_t fp32_bits(bf16 value) { return static_cast<uint32_t>(value.bits)
 inline float float_of_bits(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 
 // Codes of a matrix with `cols` columns. Codes that share a byte are set in ascending order of columns: an even column clears its
-// neighbour.
+// neighbor.
 template <class E>
 class Codes {
  public:

@@ -10,7 +10,7 @@ Tensor high_precision(const Value& value, Dtype dtype, const Tensor& extreme) {
   return converted(out, dtype);
 }
 
-Tensor dequantized_band(const Operand& b, Dtype dtype, int64_t first, int64_t width, const Tensor& extreme) {
+Tensor dequantized_columns(const Operand& b, Dtype dtype, int64_t first, int64_t width, const Tensor& extreme) {
   const auto& quantized = std::get<QuantizedTensor>(b.value);
   if (b.transposed) return high_precision(slice(quantized, first, first + width), dtype, extreme);
   Tensor out = empty(quantized.device(), dtype, {quantized.shape[0], width});

@@ -3,8 +3,8 @@
 // dk and dv in memory of its own, over its blocks in order; a second pass adds the n sums in order. n depends on the shape only.
 #include <algorithm>
 
+#include "backend/cpu/fast/attention_gemms.h"
 #include "backend/cpu/fast/attention_heads.h"
-#include "backend/cpu/fast/attention_products.h"
 #include "backend/cpu/fast/cpu_backend.h"
 #include "backend/cpu/indices.h"
 #include "mantissa/base/integers.h"
@@ -42,15 +42,15 @@ class QueryBlockBackward {
   void attend(TileRows<const T> keys, TileRows<const T> values, const TileMask& mask, KeyGradients gradients) {
     widen_tile(keys, 1.0F, keys_, ld_);
     widen_tile(values, 1.0F, values_, ld_);
-    const auto product = [&](const float* a, const float* b, float* out) {
-      return BlockProduct{.a = a, .b = b, .out = out, .keys = keys.rows, .queries = rows_, .ld = ld_};
+    const auto gemm = [&](const float* a, const float* b, float* out) {
+      return BlockGemm{.a = a, .b = b, .out = out, .keys = keys.rows, .queries = rows_, .ld = ld_};
     };
-    score_product(product(keys_, queries_transposed_, p_), mask);
-    score_product(product(values_, douts_transposed_, ds_), mask);
+    score_gemm(gemm(keys_, queries_transposed_, p_), mask);
+    score_gemm(gemm(values_, douts_transposed_, ds_), mask);
     gradient_tile(p_, ds_, round_up(keys.rows, 8), round_up(rows_, 8), mask, statistics_);
     key_gradient(p_, douts_, gradients.dvalue, keys.rows, mask);
     key_gradient(ds_, queries_, gradients.dkey, keys.rows, mask);
-    query_product(product(ds_, keys_, dqueries_), mask, !empty_);
+    query_gemm(gemm(ds_, keys_, dqueries_), mask, !empty_);
     empty_ = false;
   }
 

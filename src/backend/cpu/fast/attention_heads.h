@@ -1,4 +1,4 @@
-// Where the heads of packed q|k|v rows lie, and which keys the queries of a block see.
+// Locates the heads of packed q|k|v rows, and the keys that the queries of a block see.
 #pragma once
 
 #include <algorithm>
@@ -19,17 +19,17 @@ struct HeadRows {
   }
 };
 
-// Sequence b of `rows` [batch * length, stride].
+// Returns sequence b of `rows` [batch * length, stride].
 template <class T>
 HeadRows<T> sequence(const Tensor& rows, int64_t b, int64_t batch, int64_t head_dim) {
   const int64_t length = rows.dim(0) / batch, stride = rows.dim(1);
   return {rows.device_data<std::remove_const_t<T>>() + b * length * stride, stride, length, head_dim};
 }
 
-// Where the last `window` keys up to a position begin; 0: all keys count.
+// Returns where the last `window` keys up to a position begin; 0: all keys count.
 inline int64_t window_start(int64_t position, int64_t window) { return window > 0 ? std::max<int64_t>(0, position - window + 1) : 0; }
 
-// The first key of each query of one sequence.
+// Finds the first key of each query of one sequence.
 class FirstKeys {
  public:
   FirstKeys(const Tensor& segment_starts, int64_t b, int64_t length, int64_t window)
@@ -37,7 +37,7 @@ class FirstKeys {
         length_(length),
         window_(window) {}
 
-  // The first key block that a query of the block sees. Starts need not rise from row to row.
+  // Returns the first key block that a query of the block sees. Starts need not rise from row to row.
   int64_t first_tile(int64_t query_tile) const {
     const int64_t begin = query_tile * kTile, in_window = window_start(begin, window_);
     if (starts_ == nullptr) return in_window / kTile;

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "backend/cpu/fast/attention_products.h"
+#include "backend/cpu/fast/attention_gemms.h"
 #include "mantissa/tensor/tensor.h"
 
 namespace mantissa {
@@ -37,10 +37,10 @@ class QueryBlock {
     widen_tile(keys, 1.0F, keys_, ld_);
     widen_tile(values, 1.0F, values_, ld_);
     const int64_t rows = round_up(rows_, 8);
-    score_product({.a = keys_, .b = queries_, .out = scores_, .keys = keys.rows, .queries = rows_, .ld = ld_}, mask);
+    score_gemm({.a = keys_, .b = queries_, .out = scores_, .keys = keys.rows, .queries = rows_, .ld = ld_}, mask);
     softmax_tile(scores_, keys.rows, rows, mask, softmax_);
     if (!empty_) scale_rows(out_, rows, ld_, softmax_.rescale);
-    query_product({.a = scores_, .b = values_, .out = out_, .keys = keys.rows, .queries = rows_, .ld = ld_}, mask, !empty_);
+    query_gemm({.a = scores_, .b = values_, .out = out_, .keys = keys.rows, .queries = rows_, .ld = ld_}, mask, !empty_);
     empty_ = false;
   }
 

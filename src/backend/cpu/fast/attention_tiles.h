@@ -1,5 +1,5 @@
 // The steps of blocked attention on one block of queries and one block of keys, in fp32 scratch. Scores lie transposed, s[key * kTile +
-// query]: the softmax then runs down the lanes, and the products of tile_gemm.h need no packing beyond the transposed queries.
+// query]: the softmax then runs down the lanes, and the GEMMs of tile_gemm.h need no packing beyond the transposed queries.
 #pragma once
 
 #include <cstdint>

@@ -25,24 +25,24 @@ GemmCeiling::GemmCeiling(Backend& cpu, Dtype dtype) {
   b_ = normal_matrix(cpu, measured, 1);
   out_ = empty_like(a_);
   with_library_threads([&] {
-    product_ = make_matmul({.rows = kSize,
-                            .cols = kSize,
-                            .depth = kSize,
-                            .lda = kSize,
-                            .ldb = kSize,
-                            .ldc = kSize,
-                            .in = measured,
-                            .out = measured,
-                            .b_transposed = false,
-                            .accumulate = false,
-                            .bias = false});
+    gemm_ = make_matmul({.rows = kSize,
+                         .cols = kSize,
+                         .depth = kSize,
+                         .lda = kSize,
+                         .ldb = kSize,
+                         .ldc = kSize,
+                         .in = measured,
+                         .out = measured,
+                         .b_transposed = false,
+                         .accumulate = false,
+                         .bias = false});
   });
 }
 
 double GemmCeiling::flops() const { return 2.0 * static_cast<double>(kSize) * static_cast<double>(kSize) * static_cast<double>(kSize); }
 
 void GemmCeiling::run() {
-  with_library_threads([&] { product_->run(a_.device_bytes(), b_.device_bytes(), out_.device_bytes(), nullptr); });
+  with_library_threads([&] { gemm_->run(a_.device_bytes(), b_.device_bytes(), out_.device_bytes(), nullptr); });
 }
 
 CopyCeiling::CopyCeiling(Backend& cpu, int64_t bytes)

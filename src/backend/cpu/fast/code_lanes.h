@@ -142,7 +142,7 @@ inline constexpr int kFirstRegularScale = E::bias + E::mantissa_bits + 1;
 
 // A lane is above the k-th of these bf16 bits if and only if it rounds to subnormal element k + 1 or more: midpoints, ties to even.
 template <class E>
-constexpr auto subnormal_borders() {
+constexpr auto subnormal_midpoints() {
   std::array<int16_t, size_t{1} << E::mantissa_bits> out{};
   for (int k = 0; k < (1 << E::mantissa_bits); ++k) {
     const int odd = 2 * k + 1;
@@ -163,9 +163,9 @@ template <class E>
   const Words y = wrapped_difference(magnitude(bits), shift);
   const Words normal = (wrapped_sum(y, kBelowHalf + ((y >> kDrop) & 1)) >> kDrop) - kBias;
   Words subnormal{};
-  constexpr auto kBorders = subnormal_borders<E>();
+  constexpr auto kMidpoints = subnormal_midpoints<E>();
 #pragma GCC unroll 8
-  for (const int16_t border : kBorders) subnormal -= y > border;
+  for (const int16_t midpoint : kMidpoints) subnormal -= y > midpoint;
   const Words code = min(max(normal, subnormal), broadcast(E::max_code));
   const auto sign = reinterpret_cast<Words>(reinterpret_cast<Unsigned>(bits) >> (16 - E::bits)) & static_cast<int16_t>(E::sign_bit);
   return code | sign;

@@ -1,5 +1,5 @@
-// The CPU backend users run: overrides the reference wherever there is a fast path. One file per kernel family, named as the reference's
-// without the prefix. Results differ from the reference by rounding only, and never depend on the number of threads.
+// The CPU backend that users run: it overrides the reference wherever there is a fast path. Each file has a family of kernels and is named
+// as the reference's without the prefix. Results differ from the reference by rounding only, and never depend on the number of threads.
 #pragma once
 
 #include "backend/cpu/reference/reference.h"
@@ -14,7 +14,7 @@ class CpuBackend final : public CpuReference {
   ~CpuBackend() override;
   const char* name() const override { return "cpu"; }
   bool computes_fp64() const override { return false; }
-  int64_t fp32_products() const override;
+  int64_t fp32_gemms() const override;
   std::string unequal_places() const override;
 
  protected:

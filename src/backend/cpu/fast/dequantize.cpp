@@ -1,4 +1,4 @@
-// Dequantising and columnwise requantisation in lanes. Elements and scales that code_lanes.h does not cover go through the scalar codecs,
+// Dequantizing and columnwise requantization in lanes. Elements and scales that code_lanes.h does not cover go through the scalar codecs,
 // so every bit is the reference's.
 #include <algorithm>
 #include <array>
@@ -10,7 +10,7 @@
 #include "backend/cpu/fast/clones.h"
 #include "backend/cpu/fast/cpu_backend.h"
 #include "backend/cpu/fast/lane_math.h"
-#include "backend/cpu/fast/quantize_bands.h"
+#include "backend/cpu/fast/quantize_row_blocks.h"
 #include "backend/cpu/pieces.h"
 #include "mantissa/base/parallel.h"
 
@@ -189,10 +189,10 @@ bool dequantize_range(const Dequantize& k, int64_t begin, int64_t end) {
 // Columnwise codes of the rows of one block, by way of their values: those are exact in bf16 where every group is regular. `values` holds
 // the block's rows.
 template <class E>
-[[gnu::always_inline]] inline void requantize_band(const RequantizeColumns& k, int64_t row, bf16* values, int16_t* words) {
+[[gnu::always_inline]] inline void requantize_row_block(const RequantizeColumns& k, int64_t row, bf16* values, int16_t* words) {
   const int64_t block = k.out.how.block_rows, cols = k.x.shape[1];
   const Reader<E, kPair, false> reader(k.x, 0, cols);
-  const int64_t next = row + block < k.x.shape[0] ? row + block : row;  // the band to fetch; after the last one there is none
+  const int64_t next = row + block < k.x.shape[0] ? row + block : row;  // the row block to fetch; after the last one there is none
   bool exact = true;
   for (int64_t r = 0; r < block; ++r) {
     bf16* out = values + r * cols;
@@ -211,15 +211,15 @@ template <class E>
 
 auto requantize_of(Format format) {
   switch (format) {
-    case Format::e4m3: return cloned<requantize_band<E4M3>>;
+    case Format::e4m3: return cloned<requantize_row_block<E4M3>>;
     case Format::none:  // its contract refuses both
     case Format::e2m1:
     case Format::e5m2: break;
   }
-  return cloned<requantize_band<E5M2>>;
+  return cloned<requantize_row_block<E5M2>>;
 }
 
-// Blocks that are powers of two: 32 and 128, and of E2M1, which is fake-quantised in others as well, rows of 16, 64 ...
+// Blocks that are powers of two: 32 and 128, and of E2M1, which is fake-quantized in others as well, rows of 16, 64 ...
 bool taken_by_lanes(const QuantizedTensor& x) {
   const Quantization& how = x.how;
   if (!std::has_single_bit(static_cast<uint64_t>(how.block()))) return false;
@@ -245,8 +245,8 @@ void CpuBackend::execute(const RequantizeColumns& k) {
   parallel_for(k.x.shape[0] / block, std::max<int64_t>(1, rows_per_piece(cols) / block), [&](int64_t begin, int64_t end) {
     thread_local std::vector<bf16> values;
     if (values.size() < static_cast<size_t>(block * cols)) values.resize(static_cast<size_t>(block * cols));
-    for (int64_t band = begin; band < end; ++band) {
-      requantize_of(k.x.how.format)(k, band * block, values.data(), words_of_columns(cols));
+    for (int64_t row_block = begin; row_block < end; ++row_block) {
+      requantize_of(k.x.how.format)(k, row_block * block, values.data(), words_of_columns(cols));
     }
   });
 }

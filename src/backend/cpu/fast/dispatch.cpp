@@ -13,18 +13,18 @@ struct UnpermuteRows {
   const T* x;
   const int32_t* rows;
   T* out;
-  int64_t choices, columns;
+  int64_t assignments, columns;
 };
 
 template <class T>
 [[gnu::always_inline]] inline void unpermute_rows(const UnpermuteRows<T>& k, int64_t begin, int64_t end) {
   for (int64_t n = begin; n < end; ++n) {
-    const int32_t* rows = k.rows + n * k.choices;
+    const int32_t* rows = k.rows + n * k.assignments;
     T* out = k.out + n * k.columns;
     simd::for_lanes(
         k.columns, [&](int64_t c, auto part) __attribute__((always_inline)) {
           simd::Floats sum = {};
-          for (int64_t j = 0; j < k.choices; ++j) {
+          for (int64_t j = 0; j < k.assignments; ++j) {
             if (rows[j] >= 0) sum += simd::load(k.x + rows[j] * k.columns + c, part);
           }
           simd::store(out + c, sum, part);
@@ -37,9 +37,9 @@ void unpermute_all(const Unpermute& k) {
   const UnpermuteRows<T> all{.x = k.x.device_data<T>(),
                              .rows = k.rows.device_data<int32_t>(),
                              .out = k.out.device_data<T>(),
-                             .choices = k.rows.dim(1),
+                             .assignments = k.rows.dim(1),
                              .columns = k.out.dim(1)};
-  parallel_for(k.out.dim(0), rows_per_piece(all.columns * all.choices), Subnormals::flushed,
+  parallel_for(k.out.dim(0), rows_per_piece(all.columns * all.assignments), Subnormals::flushed,
                [&](int64_t begin, int64_t end) { cloned<unpermute_rows<T>>(all, begin, end); });
 }
 

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kFewRows = 16;  // few_rows.h
 
-// Columns of b in one call for a few rows: its part of b stays in the second-level cache.
+// The columns of b in one call for a few rows: their part of b stays in the second-level cache.
 constexpr int64_t kFewRowsColumns = 384;
 
 bool has_few_rows(const Gemm& k, Dtype dtype) {
@@ -24,13 +24,13 @@ bool has_few_rows(const Gemm& k, Dtype dtype) {
          (k.out.dtype() == dtype || k.out.dtype() == Dtype::f32);
 }
 
-// Columns of the output whose part of a quantized b is dequantized at a time. A sum cannot start over, and a
-// transposed a would be packed anew for each band: there b is taken whole.
-int64_t band_columns(const Gemm& k, Dtype dtype) {
+// Returns the columns of the output for which a quantized b is dequantized at a time. b is taken whole if the sum accumulates, because it
+// cannot start over, and if a is transposed, because a would be packed anew for each column block.
+int64_t block_columns(const Gemm& k, Dtype dtype) {
   const auto* b = std::get_if<QuantizedTensor>(&k.b.value);
   if (!b || k.a.transposed || k.accumulate) return k.out.dim(1);
-  if (kBandColumns % (k.b.transposed ? b->how.block_rows : b->how.block_cols) != 0) return k.out.dim(1);
-  return std::max<int64_t>(1, kBandBytes / (k.b.rows() * kBandColumns * dtype_bytes(dtype))) * kBandColumns;
+  if (kColumnBlock % (k.b.transposed ? b->how.block_rows : b->how.block_cols) != 0) return k.out.dim(1);
+  return std::max<int64_t>(1, kColumnBlockBytes / (k.b.rows() * kColumnBlock * dtype_bytes(dtype))) * kColumnBlock;
 }
 
 }  // namespace
@@ -43,7 +43,7 @@ const Matmul& GemmEngine::matmul(const MatmulShape& shape) {
   return *entry;
 }
 
-// Columns [first, first + cols) of the output; b has those only.
+// Computes columns [first, first + cols) of the output; b has those only.
 void GemmEngine::run_few_rows(const Gemm& k, Subnormals subnormals, const Tensor& a, const Tensor& b, int64_t first, int64_t cols) {
   const int64_t depth = a.dim(1), step = std::min(kFewRowsColumns, cols), tiles = ceil_div(cols, step);
   const auto shape = [&](int64_t width) {
@@ -71,37 +71,37 @@ void GemmEngine::run_few_rows(const Gemm& k, Subnormals subnormals, const Tensor
 }
 
 // Returns false, with out half written, if a dequantized operand is not exact in bf16.
-bool GemmEngine::run_bands(const Gemm& k, const ProductDtypes& dtypes, Backend& device) {
-  const int64_t cols = k.out.dim(1), band = band_columns(k, dtypes.dequantized);
+bool GemmEngine::run_column_blocks(const Gemm& k, const GemmDtypes& dtypes, Backend& device) {
+  const int64_t cols = k.out.dim(1), step = block_columns(k, dtypes.dequantized);
   if (k.a.rows() == 0 || cols == 0) return true;
   const Tensor extreme = k.a.quantized() || k.b.quantized() ? zeros(device, Dtype::i32, {1}) : Tensor();
   const Tensor a = dense(k.a.value, dtypes.dequantized, extreme);
-  for (int64_t first = 0; first < cols; first += band) {
-    const int64_t width = std::min(band, cols - first);
+  for (int64_t first = 0; first < cols; first += step) {
+    const int64_t width = std::min(step, cols - first);
     const Tensor b =
-        width == cols ? dense(k.b.value, dtypes.dequantized, extreme) : dequantized_band(k.b, dtypes.dequantized, first, width, extreme);
+        width == cols ? dense(k.b.value, dtypes.dequantized, extreme) : dequantized_columns(k.b, dtypes.dequantized, first, width, extreme);
     if (dtypes.dequantized == Dtype::bf16 && is_set(extreme)) return false;
     if (has_few_rows(k, dtypes.tile)) {
       run_few_rows(k, dtypes.subnormals(), a, b, first, width);
       continue;
     }
-    const TiledProduct product{.a = block(a, k.a.transposed),
-                               .b = block(b, k.b.transposed),
-                               .out = at(k.out, first),
-                               .out_dtype = k.out.dtype(),
-                               .out_ld = cols,
-                               .accumulate = k.accumulate,
-                               .bias = k.bias.defined() ? &k.bias : nullptr,
-                               .first_bias = first};
-    multiply(dtypes.tile, dtypes.subnormals(), {&product, 1});
+    const TiledGemm gemm{.a = block(a, k.a.transposed),
+                         .b = block(b, k.b.transposed),
+                         .out = at(k.out, first),
+                         .out_dtype = k.out.dtype(),
+                         .out_ld = cols,
+                         .accumulate = k.accumulate,
+                         .bias = k.bias.defined() ? &k.bias : nullptr,
+                         .first_bias = first};
+    multiply(dtypes.tile, dtypes.subnormals(), {&gemm, 1});
   }
   return true;
 }
 
 void GemmEngine::run(const Gemm& k, Backend& device) {
-  run_exactly(is_fp32(k.a) || is_fp32(k.b), [&](ProductDtypes dtypes) {
+  run_exactly(is_fp32(k.a) || is_fp32(k.b), [&](GemmDtypes dtypes) {
     if (has_few_rows(k, dtypes.tile)) dtypes.dequantized = dtypes.tile;  // nothing widens it on the way
-    return run_bands(k, dtypes, device);
+    return run_column_blocks(k, dtypes, device);
   });
 }
 
@@ -110,7 +110,7 @@ CpuBackend::CpuBackend() : gemm_(std::make_unique<GemmEngine>()) {
 }
 CpuBackend::~CpuBackend() = default;
 
-int64_t CpuBackend::fp32_products() const { return gemm_->fp32_products(); }
+int64_t CpuBackend::fp32_gemms() const { return gemm_->fp32_gemms(); }
 
 void CpuBackend::execute(const Gemm& k) {
   const bool fast = k.out.dim(0) > 0 && k.a.cols() > 0;

@@ -1,5 +1,5 @@
-// Matrix products on the CPU. They are made of tiles (gemm_tiles.h, packed_product.h); those of a few rows in generation (few_rows.h) go to
-// the library as they are.
+// Runs GEMMs on the CPU. They are made of tiles (gemm_tiles.h, packed_gemm.h), except those of a few rows in generation (few_rows.h), which
+// go to the library as they are.
 #pragma once
 
 #include <atomic>
@@ -21,11 +21,11 @@ struct MatmulShape {
   auto operator<=>(const MatmulShape&) const = default;  // NOLINT(modernize-use-nullptr): version 14 takes its literal 0 for a pointer
 };
 
-// One oneDNN primitive.
+// Wraps one oneDNN primitive.
 class Matmul {
  public:
   virtual ~Matmul() = default;
-  // With as many threads as the caller's OpenMP setting allows: one inside parallel_for. Any number of threads may call it at once.
+  // Runs with as many threads as the caller's OpenMP setting allows: one inside parallel_for. Any number of threads may call it at once.
   virtual void run(const void* a, const void* b, void* c, const void* bias) const = 0;
 };
 
@@ -33,14 +33,14 @@ class Matmul {
 std::unique_ptr<Matmul> make_matmul(const MatmulShape& shape);
 bool onednn_has_bf16();  // a bf16 dot product in hardware; without one, operands are widened to fp32, which is exact
 bool onednn_has_amx();
-// What oneDNN dispatches to: "AVX2", "AVX-512", "AVX-512 bf16", "AMX bf16" ... It ends with "bf16" if onednn_has_bf16().
+// Names what oneDNN dispatches to: "AVX2", "AVX-512", "AVX-512 bf16", "AMX bf16" ... It ends with "bf16" if onednn_has_bf16().
 const char* onednn_isa_name();
 
-struct ProductDtypes {
+struct GemmDtypes {
   Dtype tile;         // what is multiplied; dense bf16 operands are widened to it on the way
   Dtype dequantized;  // operands that are quantized
 
-  // Where scales are extreme (backend.h, Gemm), the bound of a product relies on subnormals: it is dequantized to fp32 then.
+  // Where scales are extreme (backend.h, Gemm), the error bound of a GEMM relies on subnormals, so it is dequantized to fp32.
   Subnormals subnormals() const { return dequantized == Dtype::bf16 ? Subnormals::flushed : Subnormals::honored; }
 };
 
@@ -48,25 +48,25 @@ class GemmEngine {
  public:
   void run(const Gemm& k, Backend& device);  // fp32, bf16 and quantized; checked by the caller
   void run(const GroupedGemm& k, Backend& device);
-  int64_t fp32_products() const { return fp32_products_; }
+  int64_t fp32_gemms() const { return fp32_gemms_; }
 
  private:
   const Matmul& matmul(const MatmulShape& shape);
-  bool run_bands(const Gemm& k, const ProductDtypes& dtypes, Backend& device);
+  bool run_column_blocks(const Gemm& k, const GemmDtypes& dtypes, Backend& device);
   void run_few_rows(const Gemm& k, Subnormals subnormals, const Tensor& a, const Tensor& b, int64_t first, int64_t cols);
-  bool run_groups(const GroupedGemm& k, const ProductDtypes& dtypes, Backend& device);
+  bool run_groups(const GroupedGemm& k, const GemmDtypes& dtypes, Backend& device);
 
-  // Widening bf16 is exact, and so is dequantizing to bf16 unless a scale is extreme: run() returns false then, and is called again for
-  // fp32. Each path gives the product of the values.
+  // Widening bf16 is exact, and so is dequantizing to bf16 unless a scale is extreme: then run() returns false, and is called again for
+  // fp32. Both paths multiply the exact values.
   template <class Run>
   void run_exactly(bool has_fp32_operand, const Run& run) {
     const Dtype tile = onednn_has_bf16() && !has_fp32_operand ? Dtype::bf16 : Dtype::f32;
-    if (run(ProductDtypes{.tile = tile, .dequantized = Dtype::bf16})) return;
-    if (tile == Dtype::bf16) ++fp32_products_;
-    run(ProductDtypes{.tile = Dtype::f32, .dequantized = Dtype::f32});
+    if (run(GemmDtypes{.tile = tile, .dequantized = Dtype::bf16})) return;
+    if (tile == Dtype::bf16) ++fp32_gemms_;
+    run(GemmDtypes{.tile = Dtype::f32, .dequantized = Dtype::f32});
   }
 
-  std::atomic<int64_t> fp32_products_ = 0;
+  std::atomic<int64_t> fp32_gemms_ = 0;
   std::mutex mutex_;
   std::map<MatmulShape, std::unique_ptr<Matmul>> matmuls_;
 };

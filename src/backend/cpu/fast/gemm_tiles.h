@@ -1,17 +1,16 @@
-// Products of any shape out of tiles (packed_product.h). What is cut where depends on the order of work only: no bit depends
-// on it.
+// Builds GEMMs of any shape from tiles (packed_gemm.h). The cuts decide the order of work only: no bit depends on them.
 #pragma once
 
 #include <span>
 
-#include "backend/cpu/fast/packed_product.h"
+#include "backend/cpu/fast/packed_gemm.h"
 #include "mantissa/backend/backend.h"
 #include "mantissa/base/parallel.h"
 
 namespace mantissa {
 
 // out [a.rows, b.cols] = a * b + bias, rounded once; if `accumulate`, added to what an fp32 out holds.
-struct TiledProduct {
+struct TiledGemm {
   Block a, b;
   std::byte* out;
   Dtype out_dtype;
@@ -21,22 +20,21 @@ struct TiledProduct {
   int64_t first_bias = 0;
 };
 
-// All of them, in any order; each element is a sum in the order of the depth. Each thread keeps up to about 1.4 MiB for packed operands
-// and sums, the caller 8 MiB for operands that are packed for all threads.
-void multiply(Dtype dtype, Subnormals subnormals, std::span<const TiledProduct> products);
+// Runs all of them, in any order; each element is a sum in the order of the depth. Each thread keeps up to about 1.4 MiB for packed
+// operands and sums, the caller 8 MiB for operands that are packed for all threads.
+void multiply(Dtype dtype, Subnormals subnormals, std::span<const TiledGemm> gemms);
 
-// The matrix op(value).
+// Returns the matrix op(value).
 Block block(const Tensor& tensor, bool transposed);
 
-// Dequantized to `dtype` with `extreme` as in Dequantize, or as it is: packing widens.
+// Dequantizes to `dtype`, with `extreme` as in Dequantize; returns a dense operand as it is, because packing widens.
 Tensor dense(const Value& value, Dtype dtype, const Tensor& extreme);
 
-// Whether a block with an extreme scale (backend.h, Gemm) was seen. `extreme` is undefined where nothing is quantized.
+// Returns whether a block with an extreme scale (backend.h, Gemm) was seen. `extreme` is undefined where nothing is quantized.
 bool is_set(const Tensor& extreme);
 
-// What is dequantized at a time of a large quantized b: about so many bytes, in steps of so many columns, a multiple of every tile and
-// block.
-inline constexpr int64_t kBandBytes = int64_t{1} << 23, kBandColumns = 768;
+// A large quantized b is dequantized in about so many bytes at a time, in steps of so many columns, a multiple of every tile and block.
+inline constexpr int64_t kColumnBlockBytes = int64_t{1} << 23, kColumnBlock = 768;
 
 inline bool is_fp32(const Operand& operand) { return !operand.quantized() && operand.dense().dtype() == Dtype::f32; }
 

@@ -11,31 +11,31 @@ namespace mantissa {
 
 int64_t grouped_rows(int64_t rows) { return round_up(rows, tile_shape(Dtype::f32).rows); }
 
-// Each group is a product of its own. Returns false, with out half written, if a dequantized operand is not exact in bf16.
-bool GemmEngine::run_groups(const GroupedGemm& k, const ProductDtypes& dtypes, Backend& device) {
+// Runs each group as a GEMM of its own. Returns false, with out half written, if a dequantized operand is not exact in bf16.
+bool GemmEngine::run_groups(const GroupedGemm& k, const GemmDtypes& dtypes, Backend& device) {
   const Groups groups("grouped_gemm", k.offsets, k.out.dim(0));
   const int64_t stored = shape_of(k.b.value)[0] / groups.count(), cols = k.out.dim(1);
   const Tensor extreme = k.a.quantized() || k.b.quantized() ? zeros(device, Dtype::i32, {1}) : Tensor();
   const Tensor a = dense(slice(k.a.value, 0, groups.end()), dtypes.dequantized, extreme);
   std::vector<Tensor> matrices;
-  std::vector<TiledProduct> products;
+  std::vector<TiledGemm> gemms;
   const auto flush = [&] {
     if (dtypes.dequantized == Dtype::bf16 && is_set(extreme)) return false;
-    multiply(dtypes.tile, dtypes.subnormals(), products);
-    products.clear();
+    multiply(dtypes.tile, dtypes.subnormals(), gemms);
+    gemms.clear();
     matrices.clear();
     return true;
   };
   for (int64_t g = 0; g < groups.count(); ++g) {
     if (groups[g].rows() == 0) continue;
     matrices.push_back(dense(slice(k.b.value, g * stored, (g + 1) * stored), dtypes.dequantized, extreme));
-    products.push_back({.a = block(a.slice(groups[g].begin, groups[g].end), false),
-                        .b = block(matrices.back(), k.b.transposed),
-                        .out = at(k.out, groups[g].begin * cols),
-                        .out_dtype = k.out.dtype(),
-                        .out_ld = cols,
-                        .accumulate = false});
-    if (k.b.quantized() && std::ssize(matrices) * matrices.back().bytes() >= kBandBytes && !flush()) return false;
+    gemms.push_back({.a = block(a.slice(groups[g].begin, groups[g].end), false),
+                     .b = block(matrices.back(), k.b.transposed),
+                     .out = at(k.out, groups[g].begin * cols),
+                     .out_dtype = k.out.dtype(),
+                     .out_ld = cols,
+                     .accumulate = false});
+    if (k.b.quantized() && std::ssize(matrices) * matrices.back().bytes() >= kColumnBlockBytes && !flush()) return false;
   }
   if (!flush()) return false;
   device.run(Fill{.out = k.out.slice(groups.end(), k.out.dim(0)), .value = 0.0});
@@ -43,7 +43,7 @@ bool GemmEngine::run_groups(const GroupedGemm& k, const ProductDtypes& dtypes, B
 }
 
 void GemmEngine::run(const GroupedGemm& k, Backend& device) {
-  run_exactly(is_fp32(k.a) || is_fp32(k.b), [&](const ProductDtypes& dtypes) { return run_groups(k, dtypes, device); });
+  run_exactly(is_fp32(k.a) || is_fp32(k.b), [&](const GemmDtypes& dtypes) { return run_groups(k, dtypes, device); });
 }
 
 void CpuBackend::execute(const GroupedGemm& k) {

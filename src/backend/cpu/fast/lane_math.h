@@ -1,4 +1,4 @@
-// Arithmetic of one element without branches, for plain loops over rows in the bodies of cloned<> (clones.h): GCC vectorises them with the
+// Arithmetic of one element without branches, for plain loops over rows in the bodies of cloned<> (clones.h): GCC vectorizes them with the
 // widest registers of each clone. Sums, whose order a compiler may not change, are written with the vectors of simd.h instead.
 #pragma once
 
@@ -88,7 +88,7 @@ template <class T>
 inline constexpr float kLog2E = 1.44269504F;
 
 // e^x = 2^t for x <= 0, t as exp2_inside can take it, with relative error 2e-7 + 1e-7 |x|. No subnormal results: below -87.3 t is -127, of
-// which exp2_inside makes 0. NaN stays. Selected by bits, because GCC does not vectorise the choice between a constant and a computation
+// which exp2_inside makes 0. NaN stays. Selected by bits, because GCC does not vectorize the choice between a constant and a computation
 // that might trap.
 [[gnu::always_inline]] inline float exponent_negative(float x) {
   const uint32_t keep = x < -87.3F ? 0U : ~0U;

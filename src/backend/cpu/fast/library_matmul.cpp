@@ -23,7 +23,7 @@ class LibraryMatmul final : public Matmul {
             .c = matrix_description(s.rows, s.cols, s.out, s.ldc, 1),
             .bias = matrix_description(1, s.cols, s.in, s.cols, 1),
             .with_bias = s.bias} {
-    const auto primitive = describe_product(operands_, s.accumulate, text(s.rows, " x ", s.cols, " x ", s.depth, " for ", s.in));
+    const auto primitive = describe_gemm(operands_, s.accumulate, text(s.rows, " x ", s.cols, " x ", s.depth, " for ", s.in));
     scratchpad_ = primitive.scratchpad_desc();
     matmul_ = dnnl::matmul(primitive);
   }
@@ -65,8 +65,8 @@ memory::desc matrix_description(int64_t rows, int64_t cols, Dtype dtype, int64_t
   return memory::desc({rows, cols}, data_type_of(dtype), memory::dims{row_stride, col_stride});
 }
 
-dnnl::matmul::primitive_desc describe_product(const MatmulOperands& operands, bool accumulate, const std::string& which) {
-  require_memory(kKernelBytes, "a matrix product");
+dnnl::matmul::primitive_desc describe_gemm(const MatmulOperands& operands, bool accumulate, const std::string& which) {
+  require_memory(kKernelBytes, "a GEMM");
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);  // the library's own is not safe for concurrent calls
   if (accumulate) {
@@ -77,7 +77,7 @@ dnnl::matmul::primitive_desc describe_product(const MatmulOperands& operands, bo
   try {
     return describe_matmul(operands, attributes, cpu_engine());
   } catch (const dnnl::error& error) {
-    fail(ExitCode::internal, "oneDNN has no matrix product ", which, ": ", error.what());
+    fail(ExitCode::internal, "oneDNN has no GEMM ", which, ": ", error.what());
   }
 }
 

@@ -1,4 +1,4 @@
-// The rows of RMS and layer normalisation, for the bodies of cloned<> (clones.h). x [.., channels] is fp32 or bf16; weights and biases are
+// The rows of RMS and layer normalization, for the bodies of cloned<> (clones.h). x [.., channels] is fp32 or bf16; weights and biases are
 // given as fp32 so that they are widened once and not for every row.
 #pragma once
 
@@ -37,8 +37,8 @@ template <class T>
   const float mean = simd::sum(total) / static_cast<float>(channels);
   simd::for_values(
       x, channels, mean, [&](simd::Floats value, int slot) __attribute__((always_inline)) {
-        const simd::Floats centred = value - mean;
-        squares.slot[slot] = simd::fma(centred, centred, squares.slot[slot]);
+        const simd::Floats centered = value - mean;
+        squares.slot[slot] = simd::fma(centered, centered, squares.slot[slot]);
       });
   const float rstd = 1.0F / std::sqrt(simd::sum(squares) / static_cast<float>(channels) + eps);
   if (bias == nullptr) {
@@ -80,7 +80,7 @@ template <class T>
   }
 }
 
-// The same of RMS normalisation: n = x * rstd, dx = rstd * (g - n * mean(g n)).
+// The same of RMS normalization: n = x * rstd, dx = rstd * (g - n * mean(g n)).
 template <class T>
 [[gnu::always_inline]] inline void rms_row_backward(const T* __restrict x, float rstd, const float* __restrict weight,
                                                     const T* __restrict dy, T* __restrict dx, float* __restrict dweight, int64_t channels) {

@@ -1,4 +1,4 @@
-// What the products of this folder share of oneDNN.
+// What the GEMMs of this folder share of oneDNN.
 #pragma once
 
 #include <dnnl.hpp>
@@ -13,14 +13,14 @@ struct MatmulOperands {
   bool with_bias;
 };
 
-// The one call that differs between the programming interfaces of oneDNN 2.x and 3.x: onednn_v2.cpp or onednn_v3.cpp, chosen by CMake.
-// Throws dnnl::error if there is no implementation.
+// Makes the one call that differs between the programming interfaces of oneDNN 2.x and 3.x, in onednn_v2.cpp or onednn_v3.cpp, chosen by
+// CMake. Throws dnnl::error if there is no implementation.
 dnnl::matmul::primitive_desc describe_matmul(const MatmulOperands& operands, const dnnl::primitive_attr& attributes,
                                              const dnnl::engine& engine);
 
-// With scratch memory of the caller, and added to what c holds if that is asked for. Throws Error(internal) that names `which` if there is
-// no implementation.
-dnnl::matmul::primitive_desc describe_product(const MatmulOperands& operands, bool accumulate, const std::string& which);
+// Uses scratch memory of the caller, and adds to what c holds if asked for. Throws Error(internal) that names `which` if there is no
+// implementation.
+dnnl::matmul::primitive_desc describe_gemm(const MatmulOperands& operands, bool accumulate, const std::string& which);
 
 const char* isa_name(dnnl::cpu_isa isa);  // as onednn_isa_name()
 

@@ -89,8 +89,9 @@ void adamw_parallel(const Update& u, int64_t elements) {
   return total;
 }
 
-[[gnu::always_inline]] inline void squares(const float* x, int64_t band, int64_t elements, double* partials, int64_t begin, int64_t end) {
-  for (int64_t i = begin; i < end; ++i) partials[i] = squares_of(x + i * band, std::min(band, elements - i * band));
+[[gnu::always_inline]] inline void squares(const float* x, int64_t row_block, int64_t elements, double* partials, int64_t begin,
+                                           int64_t end) {
+  for (int64_t i = begin; i < end; ++i) partials[i] = squares_of(x + i * row_block, std::min(row_block, elements - i * row_block));
 }
 
 }  // namespace
@@ -106,11 +107,11 @@ void CpuBackend::execute(const AdamW& k) {
 
 void CpuBackend::execute(const SquaredNorm& k) {
   if (k.x.dtype() != Dtype::f32) return CpuReference::execute(k);  // gradients are fp32
-  const int64_t band = 32 * k.x.shape().with_dim0(1).elements(), elements = k.x.elements();
+  const int64_t row_block = 32 * k.x.shape().with_dim0(1).elements(), elements = k.x.elements();
   const float* x = k.x.device_data<float>();
   double* partials = k.partials.device_data<double>();
-  parallel_for(k.partials.dim(0), rows_per_piece(band),
-               [&](int64_t begin, int64_t end) { cloned<squares>(x, band, elements, partials, begin, end); });
+  parallel_for(k.partials.dim(0), rows_per_piece(row_block),
+               [&](int64_t begin, int64_t end) { cloned<squares>(x, row_block, elements, partials, begin, end); });
 }
 
 }  // namespace mantissa

@@ -1,4 +1,4 @@
-// How parts of matrices are laid out anew as tiles: row by row or in panels, transposed, bf16 widened where the tile is fp32, zeros behind.
+// Copies blocks of matrices into tiles: row by row or in panels, transposed, bf16 widened where the tile is fp32, zeros behind.
 #pragma once
 
 #include <cstddef>

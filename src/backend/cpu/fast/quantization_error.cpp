@@ -1,4 +1,4 @@
-// Statistics of codes against the values they stand for: bands of block rows in parallel, then their sums in order.
+// Statistics of codes against the values they stand for: row blocks in parallel, then their sums in order.
 #include <algorithm>
 #include <vector>
 
@@ -55,11 +55,11 @@ Sums sums_of(const QuantizationError& k, int64_t begin, int64_t end) {
 }
 
 template <class E, class T>
-Sums sums_of(const QuantizationError& k, int64_t bands) {
+Sums sums_of(const QuantizationError& k, int64_t row_blocks) {
   constexpr int64_t kRows = 64;  // of elements in a piece
   const int64_t chunk = std::max<int64_t>(1, kRows / k.q.how.block_rows);
-  std::vector<Sums> pieces(static_cast<size_t>(ceil_div(bands, chunk)));
-  parallel_for(bands, chunk,
+  std::vector<Sums> pieces(static_cast<size_t>(ceil_div(row_blocks, chunk)));
+  parallel_for(row_blocks, chunk,
                [&](int64_t begin, int64_t end) { pieces[static_cast<size_t>(begin / chunk)] = sums_of<E, T>(k, begin, end); });
   Sums total;
   for (const Sums& piece : pieces) total.add(piece);
@@ -69,9 +69,10 @@ Sums sums_of(const QuantizationError& k, int64_t bands) {
 }  // namespace
 
 void CpuReference::execute(const QuantizationError& k) {
-  const int64_t bands = ceil_div(k.x.dim(0), k.q.how.block_rows);
-  const Sums sums = with_element(
-      k.q.how.format, [&]<class E>() { return k.x.dtype() == Dtype::f32 ? sums_of<E, float>(k, bands) : sums_of<E, bf16>(k, bands); });
+  const int64_t row_blocks = ceil_div(k.x.dim(0), k.q.how.block_rows);
+  const Sums sums = with_element(k.q.how.format, [&]<class E>() {
+    return k.x.dtype() == Dtype::f32 ? sums_of<E, float>(k, row_blocks) : sums_of<E, bf16>(k, row_blocks);
+  });
   double* out = k.out.device_data<double>();
   std::fill(out, out + QuantizationError::size, 0.0);
   out[QuantizationError::signal] = sums.signal;
@@ -80,7 +81,7 @@ void CpuReference::execute(const QuantizationError& k) {
   out[QuantizationError::flushed] = static_cast<double>(sums.flushed);
   out[QuantizationError::amax] = static_cast<double>(float_of_bits(sums.amax));
   const uint8_t* scales = k.q.scales.device_data<uint8_t>();
-  for (int64_t i = 0; i < bands * k.q.scales.dim(1); ++i) ++out[QuantizationError::scales + scales[i]];
+  for (int64_t i = 0; i < row_blocks * k.q.scales.dim(1); ++i) ++out[QuantizationError::scales + scales[i]];
 }
 
 }  // namespace mantissa

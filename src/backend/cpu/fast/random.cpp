@@ -17,7 +17,7 @@
 namespace mantissa {
 namespace {
 
-constexpr int64_t kDraws = 64;  // at a time, in loops that g++ vectorises
+constexpr int64_t kDraws = 64;  // at a time, in loops that g++ vectorizes
 constexpr double kError = 1.5e-14;
 
 // What is drawn, but for the index.
@@ -31,7 +31,7 @@ struct Words {
   alignas(64) uint32_t first[kDraws], second[kDraws];
 };
 
-// The first two of random_words(), for kDraws indices. Random123's own function is not vectorised.
+// The first two of random_words(), for kDraws indices. Random123's own function is not vectorized.
 [[gnu::always_inline]] inline void philox(RngKey key, uint32_t what, uint64_t index, Words& out) {
   for (int64_t j = 0; j < kDraws; ++j) {
     const uint64_t counter = index + static_cast<uint64_t>(j);

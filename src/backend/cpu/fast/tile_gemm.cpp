@@ -8,7 +8,7 @@
 namespace mantissa {
 namespace {
 
-// One register of the instruction set at hand. Wider vectors than the machine's live in memory, so each width has its own product.
+// One register of the instruction set at hand. Wider vectors than the machine's live in memory, so each width has its own GEMM.
 using Vector8 [[gnu::vector_size(32), gnu::may_alias]] = float;
 using Vector16 [[gnu::vector_size(64), gnu::may_alias]] = float;
 
@@ -53,7 +53,7 @@ template <class V, int R, int N, bool kTransposed>
 
 // Panels of columns outside, so a panel of b stays in the first-level cache while a streams past.
 template <class V, int R, int N, bool kTransposed>
-[[gnu::always_inline]] inline void product(const TileGemm& t) {
+[[gnu::always_inline]] inline void gemm(const TileGemm& t) {
   constexpr int64_t kPanel = N * kLanes<V>;
   for (int64_t col = 0; col < t.cols; col += kPanel) {
     const int64_t rows = t.triangle == Triangle::out_upper ? std::min(t.rows, col + kPanel) : t.rows;
@@ -72,16 +72,16 @@ template <class V, int R, int N, bool kTransposed>
   }
 }
 
-MANTISSA_TARGET("x86-64-v4") void product16(const TileGemm& t) { product<Vector16, 8, 2, false>(t); }
-MANTISSA_TARGET("x86-64-v4") void product16_transposed(const TileGemm& t) { product<Vector16, 8, 2, true>(t); }
+MANTISSA_TARGET("x86-64-v4") void gemm16(const TileGemm& t) { gemm<Vector16, 8, 2, false>(t); }
+MANTISSA_TARGET("x86-64-v4") void gemm16_transposed(const TileGemm& t) { gemm<Vector16, 8, 2, true>(t); }
 
 }  // namespace
 
 void tile_gemm(const TileGemm& t) {
   if (cpu_level() == CpuLevel::x86_64_v4) {
-    t.a_transposed ? product16_transposed(t) : product16(t);
+    t.a_transposed ? gemm16_transposed(t) : gemm16(t);
   } else {
-    t.a_transposed ? cloned<product<Vector8, 4, 2, true>>(t) : cloned<product<Vector8, 4, 2, false>>(t);
+    t.a_transposed ? cloned<gemm<Vector8, 4, 2, true>>(t) : cloned<gemm<Vector8, 4, 2, false>>(t);
   }
 }
 

@@ -1,4 +1,4 @@
-// Matrix products of blocks that lie in cache, the inner loops of attention. fp32 with explicit fma; every sum runs over the depth in
+// GEMMs of blocks that lie in cache, the inner loops of attention. fp32 with explicit fma; every sum runs over the depth in
 // order.
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace mantissa {
 
-// Which half of a square product is zero or not wanted; whole groups of rows and columns are skipped there, the rest is computed as it is.
+// Which half of a square GEMM is zero or not wanted; whole groups of rows and columns are skipped there, the rest is computed as it is.
 enum class Triangle {
   none,
   a_lower,   // a[i, p] is zero for p > i

@@ -14,14 +14,14 @@ namespace {
 // Bytes of the rows of `x` to those of `out`.
 void permute_rows(const Tensor& x, const Tensor& out, const Permute& k) {
   const int64_t bytes = out.dim(1) * dtype_bytes(out.dtype());
-  const int32_t* choices = k.choices.device_data<int32_t>();
+  const int32_t* assignments = k.assignments.device_data<int32_t>();
   parallel_for(out.dim(0), rows_per_piece(bytes / 4), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       std::byte* to = out.device_bytes() + r * bytes;
-      if (choices[r] < 0) {
+      if (assignments[r] < 0) {
         std::memset(to, 0, static_cast<size_t>(bytes));
       } else {
-        std::memcpy(to, x.device_bytes() + choices[r] / k.per_row * bytes, static_cast<size_t>(bytes));
+        std::memcpy(to, x.device_bytes() + assignments[r] / k.per_row * bytes, static_cast<size_t>(bytes));
       }
     }
   });
@@ -30,12 +30,12 @@ void permute_rows(const Tensor& x, const Tensor& out, const Permute& k) {
 template <class T>
 void unpermute(const Unpermute& k) {
   using S = Arithmetic<T>;
-  const int64_t columns = k.out.dim(1), choices = k.rows.dim(1);
+  const int64_t columns = k.out.dim(1), assignments = k.rows.dim(1);
   std::vector<S> sums(static_cast<size_t>(columns));
   for (int64_t n = 0; n < k.out.dim(0); ++n) {
     std::fill(sums.begin(), sums.end(), S{0});
-    for (int64_t j = 0; j < choices; ++j) {
-      const int64_t row = k.rows.device_data<int32_t>()[n * choices + j];
+    for (int64_t j = 0; j < assignments; ++j) {
+      const int64_t row = k.rows.device_data<int32_t>()[n * assignments + j];
       if (row < 0) continue;
       const T* x = k.x.device_data<T>() + row * columns;
       for (size_t c = 0; c < sums.size(); ++c) sums[c] += load(x[c]);
@@ -51,7 +51,8 @@ void CpuReference::execute(const DispatchTable& k) {
   const int64_t groups = k.offsets.elements() - 1, total = k.experts.elements();
   check_indices(ExitCode::internal, "dispatch_table", "experts", k.experts, groups);
   const int32_t* experts = k.experts.device_data<int32_t>();
-  int32_t *offsets = k.offsets.device_data<int32_t>(), *rows = k.rows.device_data<int32_t>(), *choices = k.choices.device_data<int32_t>();
+  int32_t *offsets = k.offsets.device_data<int32_t>(), *rows = k.rows.device_data<int32_t>(),
+          *assignments = k.assignments.device_data<int32_t>();
   std::vector<int32_t> kept(static_cast<size_t>(groups));
   for (int64_t i = 0; i < total; ++i) {  // rows: the place within the group
     int32_t& count = kept[static_cast<size_t>(experts[i])];
@@ -61,16 +62,16 @@ void CpuReference::execute(const DispatchTable& k) {
   for (int64_t g = 0; g < groups; ++g) {
     offsets[g + 1] = offsets[g] + static_cast<int32_t>(round_up(int64_t{kept[static_cast<size_t>(g)]}, k.multiple));
   }
-  std::fill_n(choices, k.choices.elements(), -1);
+  std::fill_n(assignments, k.assignments.elements(), -1);
   for (int64_t i = 0; i < total; ++i) {
     if (rows[i] < 0) continue;
     rows[i] += offsets[experts[i]];
-    choices[rows[i]] = static_cast<int32_t>(i);
+    assignments[rows[i]] = static_cast<int32_t>(i);
   }
 }
 
 void CpuReference::execute(const Permute& k) {
-  check_optional_indices("permute", "choices", k.choices, shape_of(k.x)[0] * k.per_row);
+  check_optional_indices("permute", "assignments", k.assignments, shape_of(k.x)[0] * k.per_row);
   if (const auto* x = std::get_if<Tensor>(&k.x)) return permute_rows(*x, std::get<Tensor>(k.out), k);
   const auto &from = std::get<QuantizedTensor>(k.x), &to = std::get<QuantizedTensor>(k.out);
   permute_rows(from.codes, to.codes, k);

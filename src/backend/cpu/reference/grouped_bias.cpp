@@ -1,4 +1,4 @@
-// Biases of stacks of matrices, one row of a group after the other.
+// Biases of grouped weights, one row of a group after the other.
 #include <algorithm>
 #include <vector>
 
@@ -65,10 +65,10 @@ void bias_gradient(const GroupedBiasGradient& k) {
 }
 
 template <class T>
-void bias_product(const GroupedBiasProduct& k) {
+void bias_dot(const GroupedBiasDot& k) {
   using S = Arithmetic<T>;
   const int64_t columns = k.dy.dim(1);
-  for_rows("grouped_bias_product", k.offsets, k.dy.dim(0), columns, [&](int64_t row, int64_t group) {
+  for_rows("grouped_bias_dot", k.offsets, k.dy.dim(0), columns, [&](int64_t row, int64_t group) {
     double sum = 0.0;
     const T *dy = k.dy.device_data<T>() + row * columns, *bias = k.bias.device_data<T>() + std::max<int64_t>(0, group) * columns;
     for (int64_t c = 0; c < columns && group >= 0; ++c) sum += static_cast<double>(load(dy[c])) * static_cast<double>(load(bias[c]));
@@ -86,8 +86,8 @@ void CpuReference::execute(const GroupedBiasGradient& k) {
   with_values(k.dy.dtype(), [&]<class T>() { bias_gradient<T>(k); });
 }
 
-void CpuReference::execute(const GroupedBiasProduct& k) {
-  with_values(k.dy.dtype(), [&]<class T>() { bias_product<T>(k); });
+void CpuReference::execute(const GroupedBiasDot& k) {
+  with_values(k.dy.dtype(), [&]<class T>() { bias_dot<T>(k); });
 }
 
 }  // namespace mantissa

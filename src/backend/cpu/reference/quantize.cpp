@@ -1,4 +1,4 @@
-// Quantising kernels block by block and element by element, as block_scale.h defines them.
+// Quantizing kernels block by block and element by element, as block_scale.h defines them.
 #include <algorithm>
 #include <atomic>
 
@@ -11,13 +11,13 @@
 namespace mantissa {
 namespace {
 
-// Calls body(block, its scale) for every block, bands of block rows in parallel.
+// Calls body(block, its scale) for every block, row blocks in parallel.
 template <class Body>
 void for_each_block(const QuantizedTensor& tensor, const Body& body) {
   const Quantization& how = tensor.how;
   uint8_t* scales = tensor.scales.device_data<uint8_t>();
-  const int64_t bands = tensor.scales.dim(0), across = tensor.scales.dim(1);
-  parallel_for(bands, 1, [&](int64_t begin, int64_t end) {
+  const int64_t row_blocks = tensor.scales.dim(0), across = tensor.scales.dim(1);
+  parallel_for(row_blocks, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       for (int64_t j = 0; j < across; ++j) {
         body(Block{i * how.block_rows, how.block_rows, j * how.block_cols, how.block_cols}, scales[i * across + j]);

@@ -17,7 +17,7 @@ class CpuReference : public Backend {
   bool host_memory() const override { return true; }
   void upload(const void* from, const Tensor& to) override;
   void download(const Tensor& from, void* to) override;
-  void synchronise() override {}  // a kernel returns when it has ended
+  void synchronize() override {}  // a kernel returns when it has ended
 
  protected:
 #define MANTISSA_EXECUTE(Kernel) void execute(const Kernel& k) override;

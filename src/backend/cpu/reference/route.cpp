@@ -23,9 +23,9 @@ class Chooser {
     for (size_t e = 0; e < values_.size(); ++e) values_[e] = bias == nullptr ? scores[e] : scores[e] + bias[e];
     candidates_.clear();
     rule_.groups > 1 ? add_best_groups() : add_range(0, std::ssize(values_));
-    take_best(candidates_, values_, rule_.choices);
-    std::copy_n(candidates_.begin(), rule_.choices, chosen);
-    std::sort(chosen, chosen + rule_.choices);
+    take_best(candidates_, values_, rule_.top_k);
+    std::copy_n(candidates_.begin(), rule_.top_k, chosen);
+    std::sort(chosen, chosen + rule_.top_k);
   }
 
  private:
@@ -44,7 +44,7 @@ class Chooser {
   }
 
   void add_best_groups() {
-    const int64_t size = std::ssize(values_) / rule_.groups, best = std::max<int64_t>(1, rule_.choices / rule_.groups_kept);
+    const int64_t size = std::ssize(values_) / rule_.groups, best = std::max<int64_t>(1, rule_.top_k / rule_.groups_kept);
     for (int64_t g = 0; g < rule_.groups; ++g) {
       candidates_.clear();
       add_range(g * size, (g + 1) * size);
@@ -69,32 +69,32 @@ class Chooser {
 };
 
 void force(const RoutingRule& rule, int64_t token, int64_t experts, int32_t* chosen) {
-  for (int64_t j = 0; j < rule.choices; ++j) chosen[j] = static_cast<int32_t>((token * rule.choices + j) % experts);
-  std::sort(chosen, chosen + rule.choices);
+  for (int64_t j = 0; j < rule.top_k; ++j) chosen[j] = static_cast<int32_t>((token * rule.top_k + j) % experts);
+  std::sort(chosen, chosen + rule.top_k);
 }
 
 // A NaN that was not chosen must show in the loss all the same.
 template <class S>
 void weigh(const RoutingRule& rule, const RouterRow<S>& row, const int32_t* chosen, S* weights) {
   chosen_scores(rule, row, chosen, weights);
-  const S factor = static_cast<S>(rule.scale), sum = rule.renormalise ? weight_sum(rule, weights) : S{1};
+  const S factor = static_cast<S>(rule.scale), sum = rule.renormalize ? weight_sum(rule, weights) : S{1};
   const bool bad = std::any_of(row.scores, row.scores + row.experts, [](S score) { return std::isnan(score); });
-  for (int64_t j = 0; j < rule.choices; ++j) weights[j] = bad ? std::numeric_limits<S>::quiet_NaN() : weights[j] / sum * factor;
+  for (int64_t j = 0; j < rule.top_k; ++j) weights[j] = bad ? std::numeric_limits<S>::quiet_NaN() : weights[j] / sum * factor;
 }
 
 template <class S>
 void route(const RouteForward& k) {
-  const int64_t experts = k.logits.dim(1), choices = k.rule.choices;
+  const int64_t experts = k.logits.dim(1), top_k = k.rule.top_k;
   const S* bias = k.bias.defined() ? k.bias.device_data<S>() : nullptr;
   parallel_for(k.logits.dim(0), tokens_per_piece(experts), [&](int64_t begin, int64_t end) {
     Chooser<S> chooser(k.rule, experts);
     for (int64_t n = begin; n < end; ++n) {
       const S* logits = k.logits.device_data<S>() + n * experts;
       S* scores = k.scores.device_data<S>() + n * experts;
-      int32_t* chosen = k.experts.device_data<int32_t>() + n * choices;
+      int32_t* chosen = k.experts.device_data<int32_t>() + n * top_k;
       score(k.rule.score, logits, experts, scores);
       k.rule.forced ? force(k.rule, n, experts, chosen) : chooser.choose(scores, bias, chosen);
-      weigh(k.rule, {.logits = logits, .scores = scores, .experts = experts}, chosen, k.weights.device_data<S>() + n * choices);
+      weigh(k.rule, {.logits = logits, .scores = scores, .experts = experts}, chosen, k.weights.device_data<S>() + n * top_k);
     }
   });
 }

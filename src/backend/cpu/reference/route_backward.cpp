@@ -12,7 +12,7 @@ namespace {
 // The factor of the sum over tokens and experts of counts times P in a balance loss.
 double balance_factor(const RoutingRule& rule, int64_t experts, int64_t tokens) {
   const double n = static_cast<double>(tokens);
-  return static_cast<double>(experts) / (static_cast<double>(rule.choices) * n * n);
+  return static_cast<double>(experts) / (static_cast<double>(rule.top_k) * n * n);
 }
 
 // [S, E]: what P of a token of a sequence is multiplied by in the sum of both balance losses.
@@ -44,22 +44,22 @@ class RouterGradient {
         coefficients_(coefficients),
         dscores_(static_cast<size_t>(experts_)),
         scratch_(static_cast<size_t>(experts_)),
-        chosen_(static_cast<size_t>(k.rule.choices)),
+        chosen_(static_cast<size_t>(k.rule.top_k)),
         dchosen_(chosen_.size()) {}
 
   void write(int64_t token) {
-    const int64_t choices = k_.rule.choices;
+    const int64_t top_k = k_.rule.top_k;
     const RouterRow<S> row{.logits = k_.logits.device_data<S>() + token * experts_,
                            .scores = k_.scores.device_data<S>() + token * experts_,
                            .experts = experts_};
-    const int32_t* experts = k_.experts.device_data<int32_t>() + token * choices;
+    const int32_t* experts = k_.experts.device_data<int32_t>() + token * top_k;
     S* dlogits = k_.dlogits.device_data<S>() + token * experts_;
     from_balance(row, token / (k_.logits.dim(0) / k_.counts.dim(0)));
-    from_weights(row, experts, k_.dweights.device_data<S>() + token * choices);
-    if (!k_.rule.score_after_choice) add_at(experts, dchosen_.data(), dscores_.data());
+    from_weights(row, experts, k_.dweights.device_data<S>() + token * top_k);
+    if (!k_.rule.softmax_after_topk) add_at(experts, dchosen_.data(), dscores_.data());
     through_scores(row, dlogits);
-    if (k_.rule.score_after_choice) {
-      through_softmax(chosen_.data(), dchosen_.data(), choices, dchosen_.data());
+    if (k_.rule.softmax_after_topk) {
+      through_softmax(chosen_.data(), dchosen_.data(), top_k, dchosen_.data());
       add_at(experts, dchosen_.data(), dlogits);
     }
     if (k_.z != 0.0) add_z(row, dlogits);
@@ -77,19 +77,19 @@ class RouterGradient {
     for (int64_t e = 0; e < experts_; ++e) dscores_[static_cast<size_t>(e)] = (c[e] - mean) / sum;
   }
 
-  // chosen = what the weights are made of, dchosen = its gradient: that of chosen / sum where they are renormalised.
+  // chosen = what the weights are made of, dchosen = its gradient: that of chosen / sum where they are renormalized.
   void from_weights(const RouterRow<S>& row, const int32_t* experts, const S* dweights) {
-    const int64_t choices = k_.rule.choices;
+    const int64_t top_k = k_.rule.top_k;
     const S factor = static_cast<S>(k_.rule.scale);
     chosen_scores(k_.rule, row, experts, chosen_.data());
-    const S sum = k_.rule.renormalise ? weight_sum(k_.rule, chosen_.data()) : S{1};
+    const S sum = k_.rule.renormalize ? weight_sum(k_.rule, chosen_.data()) : S{1};
     S mean = 0;
-    for (int64_t j = 0; k_.rule.renormalise && j < choices; ++j) mean += dweights[j] * (chosen_[static_cast<size_t>(j)] / sum);
-    for (int64_t j = 0; j < choices; ++j) dchosen_[static_cast<size_t>(j)] = factor * (dweights[j] - mean) / sum;
+    for (int64_t j = 0; k_.rule.renormalize && j < top_k; ++j) mean += dweights[j] * (chosen_[static_cast<size_t>(j)] / sum);
+    for (int64_t j = 0; j < top_k; ++j) dchosen_[static_cast<size_t>(j)] = factor * (dweights[j] - mean) / sum;
   }
 
   void add_at(const int32_t* experts, const S* values, S* to) const {
-    for (int64_t j = 0; j < k_.rule.choices; ++j) to[experts[j]] += values[j];
+    for (int64_t j = 0; j < k_.rule.top_k; ++j) to[experts[j]] += values[j];
   }
 
   // dx of p = softmax(x); dx may be dp.

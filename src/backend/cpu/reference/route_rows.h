@@ -48,7 +48,7 @@ S sum_of(RouterScore score, const S* scores, int64_t n) {
 
 template <class S>
 S weight_sum(const RoutingRule& rule, const S* chosen_scores) {
-  return sum_of(rule.score, chosen_scores, rule.choices);
+  return sum_of(rule.score, chosen_scores, rule.top_k);
 }
 
 template <class S>
@@ -57,12 +57,12 @@ struct RouterRow {
   int64_t experts;
 };
 
-// What the weights of the chosen experts are made of, before renormalisation and scale.
+// What the weights of the chosen experts are made of, before renormalization and scale.
 template <class S>
 void chosen_scores(const RoutingRule& rule, const RouterRow<S>& row, const int32_t* chosen, S* out) {
-  const S* from = rule.score_after_choice ? row.logits : row.scores;
-  for (int64_t j = 0; j < rule.choices; ++j) out[j] = from[chosen[j]];
-  if (rule.score_after_choice) softmax(out, rule.choices, out);
+  const S* from = rule.softmax_after_topk ? row.logits : row.scores;
+  for (int64_t j = 0; j < rule.top_k; ++j) out[j] = from[chosen[j]];
+  if (rule.softmax_after_topk) softmax(out, rule.top_k, out);
 }
 
 }  // namespace mantissa

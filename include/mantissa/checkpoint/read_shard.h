@@ -1,0 +1,21 @@
+// Reads shards of parameters from a checkpoint or a folder.
+#pragma once
+
+#include <vector>
+
+#include "mantissa/checkpoint/checkpoint_manifest.h"
+#include "mantissa/checkpoint/weight_source.h"
+#include "mantissa/nn/parameter.h"
+
+namespace mantissa {
+
+// Returns the box of a shard's chunk in the whole tensor.
+Box box_of(const ParameterShard& shard, const ParameterShard::Chunk& chunk);
+
+// Reads a master in fp32; padding becomes zeros.
+void read_shard(WeightSource& weights, const ParameterShard& shard, const Tensor& master);
+
+// Divides all parameters into shards whose masters fit into some megabytes.
+std::vector<ParameterShard> chunks_of(ParameterSet& parameters);
+
+}  // namespace mantissa

@@ -1,0 +1,91 @@
+// The weights of a folder of Hugging Face's form; what a packed one says of its codes is read in packed_config.cpp.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "mantissa/checkpoint/weight_source.h"
+#include "mantissa/config/run_config.h"
+#include "mantissa/hf/hugging_face.h"
+#include "mantissa/hf/packing.h"
+#include "mantissa/io/safetensors.h"
+
+namespace mantissa {
+
+// A folder with config.json and model.safetensors, or its shards. Opening it checks every name, shape and type, but reads no values other
+// than those of an output projection beside tied embeddings, which must be these. Throws Error(data) for tensors that are missing, or that
+// the model has no place for, Error(usage) for a model or a type that mantissa has not.
+class HfWeights : public WeightSource {
+ public:
+  explicit HfWeights(const std::filesystem::path& folder);
+
+  const ArchitectureConfig& config() const { return config_; }
+  // The configuration that a checkpoint of it has: its model in the type that config.json names, weights that are codes as their recipes
+  // read them, sequences of at most 1,024 tokens. Where config.json names no type, it is bf16 if all tensors of values are BF16, else fp32.
+  RunConfig run_config() const;
+  const std::vector<ArchitectureTensor>& tensors() const { return tensors_; }
+  // Returns the modules by path whose weights are codes that a server multiplies by, also those that no recipe computes so.
+  std::map<std::string, PackedScheme> packed_modules() const;
+  // An element of a parameter by its place in the tensor that transformers has for it: "model.layers.0.self_attn.k_proj.weight[3, 5]".
+  std::string element(const std::string& parameter, int64_t row, int64_t column) const;
+  // Returns a text file of the folder; none if there is no such file. Throws Error(data) as require_unchanged() does.
+  std::optional<std::string> file(const std::string& name);
+  // Throws Error(data) unless all that was read of the folder until now is of one state of its files.
+  void require_unchanged();
+  // Returns the dtype of the tensor in its file; F16 counts as F32, which it becomes.
+  Dtype file_dtype(const ArchitectureTensor& tensor) const;
+
+  std::string where() const override { return folder_.string(); }
+  WeightForm form(const std::string& parameter) const override;
+  void read(const std::string& parameter, const Box& box, std::span<std::byte> out) override;
+  void read_codes(const std::string& parameter, int64_t begin, int64_t end, std::span<std::byte> codes,
+                  std::span<std::byte> scales) override;
+
+ private:
+  struct Piece {
+    const ArchitectureTensor* tensor;
+    const SafetensorsEntry* entry;   // of values or codes
+    const SafetensorsEntry* scales;  // null: values
+    RowRun run;
+
+    Format format() const;
+  };
+  using Unused = std::map<std::string, const SafetensorsEntry*>;  // by the name with its prefix
+  Unused all_tensors() const;
+  void find_tensors();
+  bool find(const ArchitectureTensor& tensor, Unused& unused);
+  void require_form(const ArchitectureTensor& tensor, const SafetensorsEntry& entry, const SafetensorsEntry* scales) const;
+  void require_one_form() const;
+  std::optional<PackedScheme> scheme_of(const std::vector<Piece>& pieces, const PackedConfig& config) const;
+  std::optional<PackedConfig> packed_config() const;
+  Dtype dtype_of_tensors() const;
+  void require_tied_output(const SafetensorsEntry& output);
+  const std::vector<Piece>& pieces_of(const std::string& parameter) const;
+  void read_rows(const Piece& piece, int64_t begin, int64_t end, std::span<std::byte> out);
+  void read_file_rows(const Piece& piece, const SafetensorsEntry& entry, int64_t row_bytes, int64_t begin, int64_t end,
+                      std::span<std::byte> out);
+  std::span<const std::byte> turned_matrix(const Piece& piece, int64_t matrix);
+
+  std::filesystem::path folder_;
+  UnchangedFiles seen_;  // beside the weights
+  ArchitectureConfig config_;
+  SafetensorsFolder files_;
+  std::vector<ArchitectureTensor> tensors_;
+  std::map<std::string, std::vector<Piece>> pieces_;        // by parameter, in the order of its rows
+  std::map<std::string, const SafetensorsEntry*> entries_;  // by the name that ArchitectureTensor has
+  const SafetensorsEntry* turned_ = nullptr;                // of which a matrix has its rows and columns exchanged in turned_bytes_
+  int64_t turned_matrix_ = -1;
+  std::vector<std::byte> turned_bytes_;
+};
+
+// Returns whether a folder given by a user is one of these.
+bool is_hf_folder(const std::filesystem::path& folder);
+
+// Returns the text of a file in a model's folder. Throws Error(usage) if there is none.
+std::string hf_file(const std::filesystem::path& folder, const std::string& name);
+
+}  // namespace mantissa

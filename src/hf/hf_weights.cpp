@@ -1,0 +1,323 @@
+// The weights of a folder of Hugging Face's form.
+#include "mantissa/hf/hf_weights.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "mantissa/checkpoint/weight_source.h"
+#include "mantissa/formats/bf16.h"
+#include "mantissa/formats/fp16.h"
+#include "mantissa/models/model_shape.h"
+
+namespace mantissa {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kMostTextBytes = 100'000'000;
+constexpr size_t kTieChunkBytes = 8 << 20;
+constexpr size_t kShownNames = 8;
+
+int64_t value_bytes(FileDtype dtype) { return file_dtype_bits(dtype) / 8; }
+
+// Of values in a file to `to`, which is the same type or fp32.
+void convert_values(FileDtype from, std::span<const std::byte> in, Dtype to, std::span<std::byte> out) {
+  if (value_bytes(from) == dtype_bytes(to)) {
+    std::memcpy(out.data(), in.data(), in.size());
+    return;
+  }
+  const size_t count = in.size() / sizeof(uint16_t);
+  for (size_t i = 0; i < count; ++i) {
+    uint16_t half = 0;
+    std::memcpy(&half, in.data() + i * sizeof half, sizeof half);
+    const uint32_t wide = from == FileDtype::f16 ? fp32_bits_from_fp16_bits(half) : static_cast<uint32_t>(half) << 16;
+    std::memcpy(out.data() + i * sizeof wide, &wide, sizeof wide);
+  }
+}
+
+// A config may ask for more tensors than memory holds: of those that the folder cannot have enough that the first can be named.
+constexpr size_t kSpareTensors = 100;
+bool lacks_more(const std::vector<ArchitectureTensor>& tensors, const SafetensorsFolder& files) {
+  return tensors.size() > files.entries().size() + kSpareTensors;
+}
+
+std::vector<ArchitectureTensor> tensors_of(const ArchitectureConfig& config, const SafetensorsFolder& files, const fs::path& source) {
+  const size_t most = files.entries().size() + kSpareTensors + 1;
+  std::vector<ArchitectureTensor> tensors =
+      first_architecture_tensors(config.architecture, config.model, std::min(most, kMostArchitectureTensors + 1));
+  require(tensors.size() <= kMostArchitectureTensors, ExitCode::usage, source.string(), ": the model has more than ",
+          kMostArchitectureTensors, " tensors, and the folder holds ", files.entries().size());
+  return tensors;
+}
+
+std::string names_text(const std::vector<std::string>& names, const char* least = "") {
+  const size_t shown = std::min(kShownNames, names.size());
+  const std::string list = joined(std::span(names).first(shown), "\n  ");
+  return shown < names.size() ? text(list, "\n  and ", least, names.size() - shown, " more") : list;
+}
+
+// A quantization_config that mantissa does not know is told before any tensor is missed that it has in another form.
+ArchitectureConfig config_in(const fs::path& folder, UnchangedFiles& seen) {
+  const std::string source = (folder / "config.json").string();
+  seen.look_at(source);
+  ArchitectureConfig config = read_architecture_config(hf_file(folder, "config.json"), source);
+  if (!config.quantization.empty()) PackedConfig(config.quantization, source);
+  return config;
+}
+
+}  // namespace
+
+bool is_hf_folder(const fs::path& folder) {
+  std::error_code error;
+  return fs::exists(folder / "config.json", error) && !fs::exists(folder / "manifest.json", error) &&
+         (fs::exists(folder / "model.safetensors", error) || fs::exists(folder / "model.safetensors.index.json", error));
+}
+
+std::string hf_file(const fs::path& folder, const std::string& name) { return File::open_input(folder / name).content(kMostTextBytes); }
+
+HfWeights::HfWeights(const fs::path& folder)
+    : folder_(folder), config_(config_in(folder, seen_)), files_(folder), tensors_(tensors_of(config_, files_, folder / "config.json")) {
+  find_tensors();
+  if (!config_.says_dtype) config_.dtype = dtype_of_tensors();
+}
+
+std::optional<std::string> HfWeights::file(const std::string& name) {
+  seen_.look_at(folder_ / name);
+  std::error_code error;
+  if (!fs::exists(folder_ / name, error)) return {};
+  std::string content = hf_file(folder_, name);
+  seen_.look_at(folder_ / name);
+  return content;
+}
+
+void HfWeights::require_unchanged() {
+  seen_.require_unchanged();
+  files_.require_unchanged();
+}
+
+HfWeights::Unused HfWeights::all_tensors() const {
+  Unused all;
+  for (const SafetensorsEntry& entry : files_.entries()) {
+    if (is_architecture_buffer(config_.architecture, entry.name)) continue;
+    const std::string name = with_base_prefix(config_.architecture, entry.name);
+    require(all.emplace(name, &entry).second, ExitCode::data, where(), ": holds ", name, " twice, with and without its prefix");
+  }
+  return all;
+}
+
+// Takes what holds a tensor of the model from those that nobody has taken; false if it is not there.
+bool HfWeights::find(const ArchitectureTensor& tensor, Unused& unused) {
+  const auto take = [&](const std::string& name) -> const SafetensorsEntry* {
+    const auto found = unused.find(name);
+    return found == unused.end() ? nullptr : unused.extract(found).mapped();
+  };
+  const SafetensorsEntry* scales = nullptr;
+  const bool stacked = tensor.transposed && !tensor.name.ends_with(".weight");
+  const bool may_be_codes = stacked || (tensor.name.ends_with(".weight") && tensor.shape.size() == 2 && !tensor.transposed);
+  for (const Convention convention : {Convention::compressed_tensors, Convention::sglang}) {
+    if (may_be_codes && !scales) scales = take(packed_names(tensor.name, Format::e4m3, convention).scales);
+  }
+  const SafetensorsEntry* entry = take(tensor.name);
+  if (!entry && scales) entry = take(packed_names(tensor.name, Format::e2m1, Convention::compressed_tensors).codes);
+  if (!entry) return false;
+  require_form(tensor, *entry, scales);
+  for (const RowRun& run : tensor.runs)
+    pieces_[tensor.parameter].push_back({.tensor = &tensor, .entry = entry, .scales = scales, .run = run});
+  entries_[tensor.name] = entry;
+  return true;
+}
+
+void HfWeights::require_form(const ArchitectureTensor& tensor, const SafetensorsEntry& entry, const SafetensorsEntry* scales) const {
+  const auto require_shape = [&](const SafetensorsEntry& found, const std::vector<int64_t>& wanted) {
+    require(found.shape == wanted, ExitCode::data, where(), ": ", found.name, " is ", shape_text(found.shape), ", config.json makes it ",
+            shape_text(wanted));
+  };
+  if (!scales) {
+    require(entry.dtype == FileDtype::f32 || entry.dtype == FileDtype::bf16 || entry.dtype == FileDtype::f16, ExitCode::usage, where(),
+            ": ", entry.name, " is ", entry.dtype, "; mantissa imports F32, BF16, F16 and, beside scales, F8_E4M3 and packed E2M1");
+    return require_shape(entry, tensor.shape);
+  }
+  const int64_t rows = tensor.rows(), columns = tensor.columns();
+  require(columns % kPackedBlock == 0, ExitCode::data, where(), ": ", entry.name, " has ", columns, " columns, no whole blocks of ",
+          kPackedBlock);
+  const bool stacked = entry.name.ends_with("_blocks");
+  const bool right =
+      (entry.dtype == FileDtype::f8_e4m3 && !stacked) || (entry.dtype == FileDtype::u8 && (stacked || entry.name.ends_with("_packed")));
+  require(right && (scales->dtype == FileDtype::u8 || scales->dtype == FileDtype::f8_e8m0), ExitCode::usage, where(), ": ", entry.name,
+          " is ", entry.dtype, " with scales in ", scales->dtype, "; mantissa imports F8_E4M3 and packed E2M1 with E8M0 scales");
+  const int64_t each = rows / tensor.matrices, blocks = columns / kPackedBlock;
+  if (stacked) {
+    require_shape(entry, {tensor.matrices, each, blocks, kPackedBlock / 2});
+    return require_shape(*scales, {tensor.matrices, each, blocks});
+  }
+  require_shape(entry, {rows, entry.dtype == FileDtype::u8 ? columns / 2 : columns});
+  require_shape(*scales, {rows, blocks});
+}
+
+Format HfWeights::Piece::format() const { return !scales ? Format::none : entry->dtype == FileDtype::u8 ? Format::e2m1 : Format::e4m3; }
+
+// What is one weight here, q, k and v say, must be of one form.
+void HfWeights::require_one_form() const {
+  for (const auto& [name, pieces] : pieces_) {
+    for (const Piece& piece : pieces) {
+      const Piece& first = pieces.front();
+      require(piece.format() == first.format(), ExitCode::usage, where(), ": ", first.entry->name, " is ", first.entry->dtype, " and ",
+              piece.entry->name, " is ", piece.entry->dtype, ", but both are parts of ", name, ", which has one format");
+    }
+  }
+}
+
+void HfWeights::find_tensors() {
+  Unused unused = all_tensors();
+  std::vector<std::string> missing, left;
+  for (const ArchitectureTensor& tensor : tensors_) {
+    if (!find(tensor, unused)) missing.push_back(tensor.name);
+  }
+  require(missing.empty(), ExitCode::data, where(), ": lacks tensors of its model:\n  ",
+          names_text(missing, lacks_more(tensors_, files_) ? "at least " : ""));
+  const auto output = unused.find("lm_head.weight");
+  if (config_.model.tie_word_embeddings && output != unused.end()) {
+    require_tied_output(*output->second);
+    unused.erase(output);
+  }
+  for (const auto& [name, entry] : unused) left.push_back(entry->name);
+  require(left.empty(), ExitCode::data, where(), ": holds tensors that its model has no place for:\n  ", names_text(left));
+  for (auto& [name, pieces] : pieces_) std::ranges::sort(pieces, {}, [](const Piece& piece) { return piece.run.row; });
+  require_one_form();
+}
+
+// bf16 if all values are, beside which there may be codes.
+Dtype HfWeights::dtype_of_tensors() const {
+  bool bf16 = false, other = false;
+  for (const auto& [name, entry] : entries_) {
+    bf16 = bf16 || entry->dtype == FileDtype::bf16;
+    other = other || entry->dtype == FileDtype::f32 || entry->dtype == FileDtype::f16;
+  }
+  return bf16 && !other ? Dtype::bf16 : Dtype::f32;
+}
+
+void HfWeights::require_tied_output(const SafetensorsEntry& output) {
+  const SafetensorsEntry& embedding = *pieces_of("embed.weight").front().entry;
+  require(output.shape == embedding.shape && output.dtype == embedding.dtype, ExitCode::data, where(), ": ", output.name,
+          " is another tensor than the embeddings that config.json ties it to");
+  std::vector<std::byte> a(kTieChunkBytes), b(kTieChunkBytes);
+  for (int64_t at = 0; at < output.bytes(); at += static_cast<int64_t>(kTieChunkBytes)) {
+    const auto count = static_cast<size_t>(std::min<int64_t>(output.bytes() - at, static_cast<int64_t>(kTieChunkBytes)));
+    files_.read(output, at, std::span(a).first(count));
+    files_.read(embedding, at, std::span(b).first(count));
+    require(std::memcmp(a.data(), b.data(), count) == 0, ExitCode::data, where(), ": ", output.name,
+            " differs from the embeddings, but config.json ties them: set tie_word_embeddings to false");
+  }
+}
+
+const std::vector<HfWeights::Piece>& HfWeights::pieces_of(const std::string& parameter) const {
+  const auto found = pieces_.find(parameter);
+  require(found != pieces_.end(), where(), ": no parameter ", parameter);
+  return found->second;
+}
+
+std::string HfWeights::element(const std::string& parameter, int64_t row, int64_t column) const {
+  const std::vector<Piece>& pieces = pieces_of(parameter);  // in the order of their rows
+  const auto piece = std::ranges::find_if(pieces, [&](const Piece& next) { return row < next.run.row + next.run.rows; });
+  require(piece != pieces.end(), where(), ": ", parameter, " has no row ", row);
+  return element_name(*piece->tensor, piece->run.file_row + (row - piece->run.row) * piece->run.step, column);
+}
+
+Dtype HfWeights::file_dtype(const ArchitectureTensor& tensor) const {
+  return entries_.at(tensor.name)->dtype == FileDtype::bf16 ? Dtype::bf16 : Dtype::f32;
+}
+
+WeightForm HfWeights::form(const std::string& parameter) const {
+  const std::vector<Piece>& pieces = pieces_of(parameter);
+  const Piece& first = pieces.front();
+  if (first.scales) return {.dtype = Dtype::f32, .codes = packed_form(first.format()), .columns = first.tensor->columns()};
+  const bool narrow = std::ranges::all_of(pieces, [](const Piece& piece) { return piece.entry->dtype == FileDtype::bf16; });
+  return {.dtype = narrow ? Dtype::bf16 : Dtype::f32};
+}
+
+void HfWeights::read(const std::string& parameter, const Box& box, std::span<std::byte> out) {
+  const std::vector<Piece>& pieces = pieces_of(parameter);
+  const int64_t width = dtype_bytes(form(parameter).dtype), columns = pieces.front().tensor->columns();
+  const bool whole_rows = box.size.size() < 2 || box.size[1] == columns;
+  const int64_t first_column = box.size.size() < 2 ? 0 : box.start[1], wanted = box.size.size() < 2 ? 1 : box.size[1];
+  std::vector<std::byte> rows;
+  for (const Piece& piece : pieces) {
+    const int64_t begin = std::max(box.start[0], piece.run.row), end = std::min(box.start[0] + box.size[0], piece.run.row + piece.run.rows);
+    if (begin >= end) continue;
+    const auto place =
+        out.subspan(static_cast<size_t>((begin - box.start[0]) * wanted * width), static_cast<size_t>((end - begin) * wanted * width));
+    if (whole_rows) {
+      read_rows(piece, begin, end, place);
+      continue;
+    }
+    rows.resize(static_cast<size_t>((end - begin) * columns * width));
+    read_rows(piece, begin, end, rows);
+    for (int64_t row = 0; row < end - begin; ++row)
+      std::memcpy(place.data() + row * wanted * width, rows.data() + (row * columns + first_column) * width,
+                  static_cast<size_t>(wanted * width));
+  }
+}
+
+void HfWeights::read_codes(const std::string& parameter, int64_t begin, int64_t end, std::span<std::byte> codes,
+                           std::span<std::byte> scales) {
+  const WeightForm kept = form(parameter);
+  for (const Piece& piece : pieces_of(parameter)) {
+    const int64_t first = std::max(begin, piece.run.row), last = std::min(end, piece.run.row + piece.run.rows);
+    if (first >= last) continue;
+    const auto take = [&](const SafetensorsEntry& entry, int64_t row_bytes, std::span<std::byte> out) {
+      const auto count = static_cast<size_t>((last - first) * row_bytes);
+      read_file_rows(piece, entry, row_bytes, first, last, out.subspan(static_cast<size_t>((first - begin) * row_bytes), count));
+    };
+    if (!codes.empty()) take(*piece.entry, code_bytes(kept), codes);
+    if (!scales.empty()) take(*piece.scales, scale_bytes(kept), scales);
+  }
+}
+
+// Rows [begin, end) of the parameter, all of which are the piece's, as they are in the file; of rows that lie apart all between are read.
+void HfWeights::read_file_rows(const Piece& piece, const SafetensorsEntry& entry, int64_t row_bytes, int64_t begin, int64_t end,
+                               std::span<std::byte> out) {
+  const RowRun& run = piece.run;
+  const int64_t first = run.file_row + (begin - run.row) * run.step;
+  if (run.step == 1) return files_.read(entry, first * row_bytes, out);
+  std::vector<std::byte> all(static_cast<size_t>(((end - begin - 1) * run.step + 1) * row_bytes));
+  files_.read(entry, first * row_bytes, all);
+  for (int64_t row = 0; row < end - begin; ++row)
+    std::memcpy(out.data() + row * row_bytes, all.data() + row * run.step * row_bytes, static_cast<size_t>(row_bytes));
+}
+
+void HfWeights::read_rows(const Piece& piece, int64_t begin, int64_t end, std::span<std::byte> out) {
+  const FileDtype from = piece.entry->dtype;
+  const Dtype to = form(piece.tensor->parameter).dtype;
+  const int64_t row_bytes = piece.tensor->columns() * value_bytes(from), out_bytes = piece.tensor->columns() * dtype_bytes(to);
+  if (!piece.tensor->transposed) {
+    if (value_bytes(from) == dtype_bytes(to)) return read_file_rows(piece, *piece.entry, row_bytes, begin, end, out);
+    std::vector<std::byte> narrow(static_cast<size_t>((end - begin) * row_bytes));
+    read_file_rows(piece, *piece.entry, row_bytes, begin, end, narrow);
+    return convert_values(from, narrow, to, out);
+  }
+  const int64_t each = piece.tensor->rows() / piece.tensor->matrices;
+  for (int64_t row = begin; row < end; ++row) {
+    const int64_t file_row = piece.run.file_row + (row - piece.run.row) * piece.run.step;
+    const auto stored =
+        turned_matrix(piece, file_row / each).subspan(static_cast<size_t>(file_row % each * row_bytes), static_cast<size_t>(row_bytes));
+    convert_values(from, stored, to, out.subspan(static_cast<size_t>((row - begin) * out_bytes), static_cast<size_t>(out_bytes)));
+  }
+}
+
+std::span<const std::byte> HfWeights::turned_matrix(const Piece& piece, int64_t matrix) {
+  if (turned_ == piece.entry && turned_matrix_ == matrix) return turned_bytes_;
+  const auto width = static_cast<size_t>(value_bytes(piece.entry->dtype)), rows = static_cast<size_t>(piece.tensor->columns()),
+             columns = static_cast<size_t>(piece.tensor->rows() / piece.tensor->matrices);
+  std::vector<std::byte> stored(rows * columns * width);
+  files_.read(*piece.entry, matrix * static_cast<int64_t>(stored.size()), stored);
+  turned_bytes_.resize(stored.size());
+  for (size_t row = 0; row < rows; ++row) {
+    for (size_t column = 0; column < columns; ++column)
+      std::memcpy(turned_bytes_.data() + (column * rows + row) * width, stored.data() + (row * columns + column) * width, width);
+  }
+  turned_ = piece.entry;
+  turned_matrix_ = matrix;
+  return turned_bytes_;
+}
+
+}  // namespace mantissa

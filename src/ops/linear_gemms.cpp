@@ -1,0 +1,183 @@
+#include "ops/linear_gemms.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "mantissa/backend/functions.h"
+#include "mantissa/base/integers.h"
+
+namespace mantissa {
+namespace {
+
+// Operands are quantized from bf16, whatever the GEMMs compute in.
+Tensor source_of(const Tensor& x) { return converted(x, Dtype::bf16); }
+
+QuantizedTensor columnwise(const QuantizedTensor& rowwise) {
+  QuantizedTensor out = empty_quantized(rowwise.device(), rowwise.shape, rowwise.how.transposed());
+  rowwise.device().run(RequantizeColumns{.x = rowwise, .out = out});
+  return out;
+}
+
+// Returns the assignments that were not dropped, by token.
+Tensor rows_of_assignments(const Dispatch& groups) {
+  std::vector<int32_t> rows = to_host<int32_t>(groups.rows);
+  std::erase(rows, -1);
+  return from_host(groups.rows.device(), Dtype::i32, {static_cast<int64_t>(rows.size())}, rows.data());
+}
+
+int64_t rows_of(const Value& value) { return shape_of(value)[0]; }
+
+// Codes stand for whole blocks of tokens; the operand beside them in high precision gets zero rows to match.
+Value padded(const Value& value, int64_t rows) {
+  if (rows_of(value) == rows) return value;
+  const Tensor& tensor = std::get<Tensor>(value);
+  Tensor out = zeros(tensor.device(), tensor.dtype(), tensor.shape().with_dim0(rows));
+  tensor.device().run(Convert{.x = tensor, .out = out.slice(0, tensor.dim(0))});
+  return out;
+}
+
+// In one pass where both are quantized.
+OutputGradient output_gradient(const Tensor& dy, const Recipe& recipe, Dtype compute, bool wants_rows, bool wants_columns) {
+  const Tensor high = converted(dy, compute);
+  OutputGradient out{high, high};
+  const OperandChoice rows = choose_operands(recipe, GemmRole::dgrad).first, columns = choose_operands(recipe, GemmRole::wgrad).first;
+  require(columns.source != OperandSource::requantized, "output gradients that are requantized come as codes");
+  if (wants_rows && rows.is_codes() && wants_columns && columns.is_codes()) {
+    const Shape padded = dy.shape().with_dim0(round_up(dy.dim(0), rows.how.block()));
+    QuantizedTensor row = empty_quantized(dy.device(), padded, rows.how), column = empty_quantized(dy.device(), padded, columns.how);
+    dy.device().run(Quantize{.x = source_of(dy), .out = row, .second = column});
+    return {slice(row, 0, dy.dim(0)), column};
+  }
+  if (wants_rows && rows.is_codes()) out.rows = quantized(source_of(dy), rows.how);
+  if (wants_columns && columns.is_codes()) out.columns = quantized(source_of(dy), columns.how);
+  return out;
+}
+
+}  // namespace
+
+LinearInput LinearGemms::input(const Tensor& x) const {
+  const OperandChoice choice = choose_operands(recipe_, GemmRole::fprop).first;
+  if (!choice.is_codes()) return {.high = x};
+  LinearInput out{.high = x, .codes = quantized_padded(source_of(x), choice.how)};
+  if (!Tape::in_backward()) observe(OperandRole::input, x, out.codes);
+  return out;
+}
+
+// Shows the rows of a dispatch in the order of tokens, without padding. Columnwise codes, which span rows of several tokens, are not shown.
+void LinearGemms::observe(OperandRole role, const Tensor& x, const QuantizedTensor& codes) const {
+  const auto show = [&](const Tensor& of, const QuantizedTensor& are) {
+    observe_quantization({.weight = weight_.leaf, .role = role, .x = of, .codes = are});
+  };
+  if (!groups_.offsets.defined()) return show(x, codes);
+  if (!observing_quantization() || !codes.how.rowwise()) return;
+  const Tensor rows = rows_of_assignments(groups_);
+  const Tensor values = empty(x.device(), x.dtype(), x.shape().with_dim0(rows.dim(0)));
+  const QuantizedTensor compact = empty_quantized(x.device(), values.shape(), codes.how);
+  x.device().run(Permute{.x = x, .out = values, .assignments = rows, .per_row = 1});
+  x.device().run(Permute{.x = codes, .out = compact, .assignments = rows, .per_row = 1});
+  show(values, compact);
+}
+
+QuantizedTensor LinearGemms::codes_of_tokens(OperandRole role, const Tensor& x) const {
+  const GemmRole gemm = role == OperandRole::input ? GemmRole::fprop : GemmRole::dgrad;
+  QuantizedTensor codes = quantized(source_of(x), choose_operands(recipe_, gemm).first.how);
+  const bool again = role == OperandRole::input && Tape::in_backward();
+  if (!again) observe_quantization({.weight = weight_.leaf, .role = role, .x = x, .codes = codes});
+  return codes;
+}
+
+OutputGradient LinearGemms::gradient_of_codes(const QuantizedTensor& rows) const { return {rows, columnwise(rows)}; }
+
+LinearInput LinearGemms::gathered_input(const TensorParallel& tp, const Tensor& x, bool recorded) const {
+  const OperandChoice choice = choose_operands(recipe_, GemmRole::fprop).first;
+  const bool as_codes = choice.is_codes() && (keeps_codes() || !recorded);
+  if (!by_tokens(tp) || !as_codes) return input(gathered_rows(tp, x));
+  return {.codes = gathered_codes(tp, x, choice.how)};
+}
+
+// Blocks of 1 x b lie within a token, so each rank quantizes its own. Rows behind the last token are zeros, as in quantized_padded().
+QuantizedTensor LinearGemms::gathered_codes(const TensorParallel& tp, const Tensor& x, const Quantization& how) const {
+  const int64_t padded = round_up(tp.tokens, how.block());
+  const RowRange own = share_of(tp.tokens, tp.group.rank(), tp.group.size());
+  QuantizedTensor out = empty_quantized(x.device(), {padded, x.dim(1)}, how);
+  if (own.size() > 0) {
+    const QuantizedTensor codes = slice(out, own.begin, own.end);
+    x.device().run(Quantize{.x = source_of(x), .out = codes});
+    if (!Tape::in_backward())
+      observe_quantization({.weight = weight_.leaf, .role = OperandRole::input, .x = x, .codes = codes, .own_tokens = true});
+  }
+  if (tp.tokens < padded) {
+    const Tensor nothing = zeros(x.device(), Dtype::bf16, {padded - tp.tokens, x.dim(1)});
+    x.device().run(Quantize{.x = nothing, .out = slice(out, tp.tokens, padded)});
+  }
+  gather_rows(tp, out);
+  return out;
+}
+
+LinearInput LinearGemms::kept(const LinearInput& input) const {
+  return keeps_codes() ? LinearInput{.codes = input.codes} : LinearInput{.high = input.high};
+}
+
+Value LinearGemms::weight(GemmRole role) const {
+  switch (choose_operands(recipe_, role).second.source) {
+    case OperandSource::high: return weight_.high;
+    case OperandSource::requantized: return columnwise(weight_.codes);
+    case OperandSource::codes:
+    case OperandSource::fake:
+    case OperandSource::fake_codes: return weight_.codes;  // dequantized they are DQ(Q(w)), to the bit
+  }
+  fail(ExitCode::internal, "no such operand of ", gemm_name(role));
+}
+
+void LinearGemms::multiply(const Value& a, GemmRole role, const Tensor& out, const Tensor& bias) const {
+  const Operand b{.value = weight(role), .transposed = role == GemmRole::fprop};
+  const bool same = out.dtype() == compute() || out.dtype() == stats_dtype(compute());
+  const Tensor gemm = same ? out : empty(out.device(), compute(), out.shape());
+  if (groups_.offsets.defined()) {
+    require(!bias.defined(), "GEMMs of experts have no bias");
+    out.device().run(GroupedGemm{.a = {a}, .b = b, .out = gemm, .offsets = groups_.offsets});
+  } else {
+    out.device().run(Gemm{.a = {a}, .b = b, .out = gemm, .accumulate = false, .bias = bias});
+  }
+  if (!same) out.device().run(Convert{.x = gemm, .out = out});
+}
+
+void LinearGemms::fprop(const LinearInput& x, const Tensor& bias, const Tensor& y) const {
+  const Value a = x.codes.defined() ? Value(slice(x.codes, 0, y.dim(0))) : Value(converted(x.high, compute()));
+  multiply(a, GemmRole::fprop, y, bias);
+}
+
+Value LinearGemms::wgrad_input(const LinearInput& x) const {
+  const OperandChoice choice = choose_operands(recipe_, GemmRole::wgrad).second;
+  if (!choice.is_codes()) return converted(x.high, compute());
+  if (choice.source == OperandSource::requantized) return columnwise(x.codes);
+  QuantizedTensor codes = quantized(source_of(x.high), choice.how);
+  observe(OperandRole::input, x.high, codes);
+  return codes;
+}
+
+void LinearGemms::wgrad(const LinearInput& x, const Value& dy) const {
+  const auto [dweight, accumulate] = weight_.leaf->target();
+  const Value input = wgrad_input(x);
+  if (groups_.offsets.defined()) {
+    const Tensor& offsets = groups_.gradient_offsets.defined() ? groups_.gradient_offsets : groups_.offsets;
+    return dweight.device().run(GroupedWeightGradient{.a = dy, .b = input, .out = dweight, .offsets = offsets, .accumulate = accumulate});
+  }
+  const int64_t rows = std::max(rows_of(dy), rows_of(input));
+  dweight.device().run(Gemm{.a = {padded(dy, rows), true}, .b = {padded(input, rows)}, .out = dweight, .accumulate = accumulate});
+}
+
+void LinearGemms::backward(const LinearInput& x, const Tensor& dy, const Tensor& dx) const {
+  const OutputGradient gradient = output_gradient(dy, recipe_, compute(), dx.defined(), weight_.leaf != nullptr);
+  const auto* rows = std::get_if<QuantizedTensor>(&gradient.rows);
+  const auto* codes = rows ? rows : std::get_if<QuantizedTensor>(&gradient.columns);
+  if (codes) observe(OperandRole::output_grad, dy, *codes);
+  backward(x, gradient, dx);
+}
+
+void LinearGemms::backward(const LinearInput& x, const OutputGradient& dy, const Tensor& dx) const {
+  if (weight_.leaf) wgrad(x, dy.columns);
+  if (dx.defined()) multiply(dy.rows, GemmRole::dgrad, dx, {});
+}
+
+}  // namespace mantissa

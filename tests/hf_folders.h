@@ -1,0 +1,160 @@
+// Folders of Hugging Face's form, as another program would have written them, and what is in them byte by byte.
+#pragma once
+
+#include <array>
+#include <cstring>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "files.h"
+#include "mantissa/base/rng.h"
+#include "mantissa/formats/fp16.h"
+#include "mantissa/hf/hugging_face.h"
+#include "mantissa/io/safetensors.h"
+
+namespace mantissa::test {
+
+inline constexpr std::array kArchitectureTypes = {"llama", "qwen2", "qwen3", "qwen3_moe", "mixtral", "gpt2", "gpt_oss"};
+
+inline nlohmann::json architecture_json(const std::string& type) {
+  if (type == "gpt2")
+    return {{"model_type", type}, {"vocab_size", 259}, {"n_embd", 96}, {"n_layer", 2}, {"n_head", 4}, {"n_positions", 64}};
+  nlohmann::json config = {{"model_type", type},
+                           {"vocab_size", 259},
+                           {"hidden_size", 96},
+                           {"intermediate_size", 160},
+                           {"num_hidden_layers", 2},
+                           {"num_attention_heads", 4},
+                           {"num_key_value_heads", 2},
+                           {"max_position_embeddings", 64},
+                           {"tie_word_embeddings", type == "qwen3"}};
+  if (type != "qwen2") config["head_dim"] = 32;
+  if (type == "gpt_oss")
+    config.update({{"num_local_experts", 3}, {"num_experts_per_tok", 2}, {"attention_bias", true}, {"sliding_window", 16}});
+  if (type == "mixtral") config.update({{"num_local_experts", 3}, {"num_experts_per_tok", 2}});
+  if (type == "qwen3_moe")
+    config.update({{"num_experts", 3}, {"num_experts_per_tok", 2}, {"moe_intermediate_size", 64}, {"norm_topk_prob", true}});
+  return config;
+}
+
+class HfFolder {
+ public:
+  // Written here, with random values of these types in turn ("F32 BF16").
+  HfFolder(const std::string& path, const std::string& type, const std::string& types, const nlohmann::json& change = {})
+      : config_(architecture_json(type)) {
+    if (!change.is_null()) config_.update(change);
+    const ArchitectureConfig architecture = read_architecture_config(config_.dump(), "config.json");
+    const std::vector<std::string> turns = split(types, ' ');
+    for (const ArchitectureTensor& tensor : architecture_tensors(architecture.architecture, architecture.model))
+      add(tensor.name, tensor.shape, *parse_file_dtype(turns[tensors_.size() % turns.size()]));
+    write(path);
+  }
+  // Written before.
+  explicit HfFolder(const std::string& path) : text_(read_file(path + "/config.json")), config_(nlohmann::json::parse(text_)) {
+    SafetensorsFolder folder{std::filesystem::path(path)};
+    for (const SafetensorsEntry& entry : folder.entries()) {
+      Content& tensor = tensors_[entry.name];
+      tensor = {.dtype = entry.dtype, .shape = entry.shape, .bytes = std::string(static_cast<size_t>(entry.bytes()), '\0')};
+      folder.read(entry, 0, std::as_writable_bytes(std::span(tensor.bytes)));
+    }
+  }
+
+  std::set<std::string> names() const {
+    std::set<std::string> out;
+    for (const auto& [name, tensor] : tensors_) out.insert(name);
+    return out;
+  }
+  FileDtype dtype(const std::string& name) const { return tensors_.at(name).dtype; }
+  const std::vector<int64_t>& shape(const std::string& name) const { return tensors_.at(name).shape; }
+  const std::string& bytes(const std::string& name) const { return tensors_.at(name).bytes; }
+  std::vector<float> values(const std::string& name) const {
+    const Content& tensor = tensors_.at(name);
+    std::vector<float> out;
+    for (size_t at = 0; at < tensor.bytes.size(); at += tensor.dtype == FileDtype::f32 ? 4 : 2) {
+      uint32_t bits = 0;
+      std::memcpy(&bits, tensor.bytes.data() + at, tensor.dtype == FileDtype::f32 ? 4 : 2);
+      if (tensor.dtype == FileDtype::bf16) bits <<= 16;
+      if (tensor.dtype == FileDtype::f16) bits = fp32_bits_from_fp16_bits(static_cast<uint16_t>(bits));
+      out.push_back(std::bit_cast<float>(bits));
+    }
+    return out;
+  }
+
+  // Others like it.
+  HfFolder without(const std::string& name) const {
+    HfFolder out = *this;
+    out.tensors_.erase(name);
+    return out;
+  }
+  HfFolder with(const std::string& name, std::vector<int64_t> shape) const {
+    HfFolder out = *this;
+    out.add(name, std::move(shape), FileDtype::bf16);
+    return out;
+  }
+  HfFolder copy(const std::string& from, const std::string& to) const {
+    HfFolder out = *this;
+    out.tensors_[to] = tensors_.at(from);
+    return out;
+  }
+  HfFolder as(const std::string& name, FileDtype dtype, std::vector<int64_t> shape) const {  // the same bytes
+    HfFolder out = *this;
+    out.tensors_.at(name).dtype = dtype;
+    out.tensors_.at(name).shape = std::move(shape);
+    return out;
+  }
+  HfFolder flip(const std::string& name, size_t byte, char bits) const {
+    HfFolder out = *this;
+    out.tensors_.at(name).bytes.at(byte) ^= bits;
+    return out;
+  }
+  HfFolder poison(const std::string& name, size_t element) const {
+    HfFolder out = *this;
+    const uint32_t nan = 0x7FC00000;
+    std::memcpy(out.tensors_.at(name).bytes.data() + element * sizeof nan, &nan, sizeof nan);
+    return out;
+  }
+
+  void write(const std::string& path) const {
+    std::filesystem::create_directories(path);
+    std::filesystem::remove(path + "/model.safetensors");
+    std::vector<SafetensorsTensor> list;
+    for (const auto& [name, tensor] : tensors_) list.push_back({.name = name, .dtype = tensor.dtype, .shape = tensor.shape});
+    SafetensorsWriter writer(path, list);
+    for (const SafetensorsTensor& tensor : writer.order()) writer.write(std::as_bytes(std::span(tensors_.at(tensor.name).bytes)));
+    writer.finish();
+    write_file(path + "/config.json", text_.empty() ? config_.dump() : text_);
+    if (text_.empty()) write_file(path + "/tokenizer.json", "{\"version\": \"1.0\"}   \n");
+  }
+
+ private:
+  struct Content {
+    FileDtype dtype;
+    std::vector<int64_t> shape;
+    std::string bytes;
+  };
+
+  // Magnitudes that differ by 2^12, and no ones and zeros in norms and biases.
+  void add(const std::string& name, std::vector<int64_t> shape, FileDtype dtype) {
+    int64_t count = 1;
+    for (const int64_t size : shape) count *= size;
+    std::string bytes;
+    for (int64_t i = 0; i < count; ++i) {
+      const auto word =
+          random_words({.seed = 5, .stream = RngStream::test}, static_cast<uint32_t>(tensors_.size()), static_cast<uint64_t>(i));
+      uint32_t bits = (word[0] & 0x807FFFFFU) | ((112U + word[1] % 13U) << 23);
+      if (dtype == FileDtype::bf16) bits >>= 16;
+      if (dtype == FileDtype::f16) bits = (word[0] & 0x83FFU) | ((1U + word[1] % 13U) << 10);
+      bytes.append(reinterpret_cast<const char*>(&bits), dtype == FileDtype::f32 ? 4 : 2);
+    }
+    tensors_[name] = {.dtype = dtype, .shape = std::move(shape), .bytes = std::move(bytes)};
+  }
+
+  std::string text_;  // as it was read
+  nlohmann::json config_;
+  std::map<std::string, Content> tensors_;
+};
+
+}  // namespace mantissa::test

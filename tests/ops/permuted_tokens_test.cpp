@@ -1,0 +1,134 @@
+// Layers of experts that ranks share give each rank what it gets alone: outputs, gradients of its tokens, and, kept apart, those of the
+// weights, to the last bit. Over random routes: experts without rows, ranks to which nothing goes, ranks without tokens.
+#include <gmock/gmock.h>
+
+#include <random>
+
+#include "mantissa/backend/functions.h"
+#include "mantissa/ops/ops.h"
+#include "mantissa/precision/config.h"
+#include "testing.h"
+#include "thread_ranks.h"
+
+namespace mantissa::test::permuted_tokens_test {
+
+constexpr int64_t kExperts = 4, kHidden = 64, kInner = 32, kChoices = 2;
+
+// What the tokens of one rank are, and where they go.
+struct Tokens {
+  std::vector<double> x, weights, dy, experts;
+  int64_t count;
+};
+
+// The first experts are the likelier ones, down to certainty.
+Tokens random_tokens(std::mt19937_64& rng, int64_t count, int64_t likely) {
+  Tokens out{.x = {}, .weights = {}, .dy = {}, .experts = {}, .count = count};
+  const auto number = [&] { return static_cast<double>(static_cast<int64_t>(rng() % 2001) - 1000) / 500; };
+  for (int64_t i = 0; i < count * kHidden; ++i) {
+    out.x.push_back(number());
+    out.dy.push_back(number());
+  }
+  for (int64_t i = 0; i < count * kChoices; ++i) out.weights.push_back(number());
+  for (int64_t i = 0; i < count; ++i) {
+    const auto first = static_cast<int64_t>(rng() % static_cast<uint64_t>(likely - 1));
+    out.experts.push_back(static_cast<double>(first));
+    out.experts.push_back(static_cast<double>(first + 1 + static_cast<int64_t>(rng() % static_cast<uint64_t>(likely - 1 - first))));
+  }
+  return out;
+}
+
+struct Result {
+  std::vector<double> y, dx, dweights, gate_up, down, gate_up_bias, down_bias;
+};
+
+Result run(const Tokens& tokens, const Recipe& recipe, int64_t capacity, const ExpertRanks& ranks) {
+  const auto device = make_backend("cpu");
+  const Dtype dtype = recipe.compute;
+  const int64_t size = ranks.group.size(), own = kExperts / size, sources = ranks.by_source ? size : 1;
+  const auto share = [&](const Tensor& grouped) {
+    const int64_t rows = grouped.dim(0) / size;
+    return grouped.slice(ranks.group.rank() * rows, (ranks.group.rank() + 1) * rows);
+  };
+  const Tensor gate_up = share(random_tensor(*device, dtype, {kExperts * 2 * kInner, kHidden}, 3)),
+               down = share(random_tensor(*device, dtype, {kExperts * kHidden, kInner}, 4));
+  Leaf gate_up_leaf{.grad = empty(*device, Dtype::f32, {own * sources * 2 * kInner, kHidden})},
+      down_leaf{.grad = empty(*device, Dtype::f32, {own * sources * kHidden, kInner})};
+  const Tensor gate_up_bias = share(random_tensor(*device, dtype, {kExperts * 2 * kInner}, 5)),
+               down_bias = share(random_tensor(*device, dtype, {kExperts * kHidden}, 6));
+  Leaf gate_up_bias_leaf{.grad = empty(*device, Dtype::f32, {own * sources * 2 * kInner})},
+      down_bias_leaf{.grad = empty(*device, Dtype::f32, {own * sources * kHidden})};
+  const auto weight = [&](const Tensor& value, Leaf& leaf) {
+    const Quantization how = recipe.weight ? recipe.weight : recipe.weight_fake_quant;
+    return LinearWeight(value, how ? quantized(value, how) : QuantizedTensor(), &leaf);
+  };
+  const auto tensor = [&](Dtype of, int64_t columns, const std::vector<double>& from) {
+    return tensor_of(*device, of, {tokens.count, columns}, from);
+  };
+  const Dispatch to = dispatch(tensor(Dtype::i32, kChoices, tokens.experts), kExperts, 32, capacity, ranks);
+  Tape tape;
+  const Tape::Scope scope(&tape);
+  const Var x = tape.input(tensor(dtype, kHidden, tokens.x)), weights = tape.input(tensor(Dtype::f32, kChoices, tokens.weights));
+  Recipe direct = recipe;  // only the gradient of what goes back to tokens is shifted
+  direct.requantizes_output_grad = false;
+  const Var inner = dispatched_swiglu(x, weights, weight(gate_up, gate_up_leaf), Var(gate_up_bias, gate_up_bias_leaf), to, direct,
+                                      {.keep = Keep::value, .as_codes = true});
+  const Var y = combined_linear(inner, weight(down, down_leaf), Var(down_bias, down_bias_leaf), to, recipe);
+  tape.backward(y, tensor(dtype, kHidden, tokens.dy));
+  return {.y = values(y.value()),
+          .dx = values(tape.take_gradient(x)),
+          .dweights = values(tape.take_gradient(weights)),
+          .gate_up = values(gate_up_leaf.grad),
+          .down = values(down_leaf.grad),
+          .gate_up_bias = values(gate_up_bias_leaf.grad),
+          .down_bias = values(down_bias_leaf.grad)};
+}
+
+// Of gradients [experts of a rank, sources, ...] those of an expert from a source.
+std::vector<double> of_source(const std::vector<double>& gradients, size_t experts, size_t sources, size_t expert, size_t source) {
+  const size_t each = gradients.size() / experts / sources, begin = (expert * sources + source) * each;
+  return {gradients.begin() + static_cast<int64_t>(begin), gradients.begin() + static_cast<int64_t>(begin + each)};
+}
+
+class PermutedTokens : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(PermutedTokens, OfRanksAreThoseOfEachAlone) {
+  const Threads one(1);
+  Recipe recipe = preset_recipe(GetParam() == "shifted" ? "mxfp8" : GetParam(), GetParam() == "high" ? Dtype::f32 : Dtype::bf16);
+  recipe.requantizes_output_grad = GetParam() == "shifted";
+  std::mt19937_64 rng(17);
+  for (int trial = 0; trial < 24; ++trial) {
+    const size_t ranks = trial % 2 == 0 ? 2 : 4;
+    const int64_t likely = 2 + trial % 3, capacity = trial % 5 == 4 ? 3 : 0;
+    std::vector<Tokens> tokens;
+    for (size_t r = 0; r < ranks; ++r) {
+      const auto count = static_cast<int64_t>(rng() % 3 == 0 ? rng() % 3 : rng() % 80);
+      tokens.push_back(random_tokens(rng, r == 0 ? std::max<int64_t>(1, count) : count, likely));
+    }
+    std::vector<Result> together(ranks);
+    const auto errors = run_ranks(static_cast<int>(ranks), [&](const Communicator& world) {
+      const auto r = static_cast<size_t>(world.rank());
+      together[r] = run(tokens[r], recipe, capacity, {.group = world, .by_source = true});
+    });
+    ASSERT_THAT(errors, testing::Each(testing::IsEmpty())) << "trial " << trial;
+    for (size_t r = 0; r < ranks; ++r) {
+      if (tokens[r].count == 0) continue;
+      SCOPED_TRACE(text("trial ", trial, ", rank ", r, " of ", ranks));
+      const Result alone = run(tokens[r], recipe, capacity, {});
+      EXPECT_EQ(together[r].y, alone.y);
+      EXPECT_EQ(together[r].dx, alone.dx);
+      EXPECT_EQ(together[r].dweights, alone.dweights);
+      const size_t own = kExperts / ranks;
+      for (size_t expert = 0; expert < kExperts; ++expert) {
+        const Result& owner = together[expert / own];
+        for (const auto gradient : {&Result::gate_up, &Result::down, &Result::gate_up_bias, &Result::down_bias}) {
+          EXPECT_EQ(of_source(owner.*gradient, own, ranks, expert % own, r), of_source(alone.*gradient, kExperts, 1, expert, 0)) << expert;
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, PermutedTokens, ::testing::Values("high", "mxfp8", "shifted", "mxfp4_qat_mxfp8_act"),
+                         [](const auto& c) { return c.param; });
+
+}  // namespace mantissa::test::permuted_tokens_test

@@ -1,0 +1,92 @@
+#include <cmath>
+#include <cstdio>
+
+#include "mantissa/precision/recipe.h"
+#include "tools/bench/bench_operands.h"
+
+namespace mantissa::tools {
+namespace {
+
+struct LinearShape {
+  int64_t tokens, in, out;
+};
+
+Workload linear_workload(Backend& device, Dtype dtype, GemmRole role, const LinearShape& s) {
+  BenchOperands o(device, dtype);
+  const Tensor x = o.values({s.tokens, s.in}), w = o.values({s.out, s.in}), dy = o.values({s.tokens, s.out}),
+               dw = zeros(device, Dtype::f32, {s.out, s.in});
+  Gemm gemm{.a = {x}, .b = {w, true}, .out = empty_like(dy), .accumulate = false};
+  if (role == GemmRole::dgrad) gemm = {.a = {dy}, .b = {w}, .out = empty_like(x), .accumulate = false};
+  if (role == GemmRole::wgrad) gemm = {.a = {dy, true}, .b = {x}, .out = dw, .accumulate = true};
+  const char* const names[] = {"gemm.fprop", "gemm.dgrad", "gemm.wgrad"};
+  return {.bench = names[static_cast<int>(role)],
+          .shape = text(s.tokens, "x", s.in, "->", s.out),
+          .dtype = dtype,
+          .flops = 2.0 * static_cast<double>(s.tokens) * static_cast<double>(s.in) * static_cast<double>(s.out),
+          .run = [&device, gemm] { device.run(gemm); }};
+}
+
+Workload attention_workload(Backend& device, Dtype dtype, bool backward, int64_t batch, int64_t length) {
+  const HeadLayout layout{.heads = 12, .kv_heads = 12, .head_dim = 64};
+  const int64_t rows = batch * length;
+  const double scale = 1.0 / std::sqrt(static_cast<double>(layout.head_dim));
+  const Shape heads{rows, layout.heads * layout.head_dim};
+  BenchOperands o(device, dtype);
+  const Tensor qkv = o.values({rows, layout.row()}), out = o.values(heads), dout = o.values(heads), dqkv = empty_like(qkv);
+  const Tensor lse = empty(device, Dtype::f32, {batch, layout.heads, length});
+  const AttentionForward forward{.qkv = qkv, .out = out, .lse = lse, .batch = batch, .layout = layout, .scale = scale};
+  const AttentionBackward gradient{
+      .qkv = qkv, .out = out, .lse = lse, .dout = dout, .dqkv = dqkv, .batch = batch, .layout = layout, .scale = scale};
+  device.run(forward);
+  // Causal: half of the 4 T^2 D multiply-adds of the two GEMMs; five GEMMs in backward.
+  const double pairs = static_cast<double>(batch * layout.heads) * static_cast<double>(length) * static_cast<double>(length) / 2.0;
+  const double flops = 4.0 * pairs * static_cast<double>(layout.head_dim) * (backward ? 2.5 : 1.0);
+  return {.bench = backward ? "attention.backward" : "attention.forward",
+          .shape = text("B", batch, " T", length, " H12 D64"),
+          .dtype = dtype,
+          .flops = flops,
+          .run = backward ? std::function<void()>([&device, gradient] { device.run(gradient); })
+                          : std::function<void()>([&device, forward] { device.run(forward); })};
+}
+
+}  // namespace
+
+void bench_gemm(Backend& device, const BenchOptions& options) {
+  Harness harness(device, options);
+  std::vector<LinearShape> shapes;
+  for (const int64_t tokens : {256, 2048}) {
+    for (const auto& [in, out] : {std::pair<int64_t, int64_t>{768, 2304}, {768, 768}, {768, 3072}, {3072, 768}, {768, 50257}}) {
+      shapes.push_back({tokens, in, out});
+    }
+  }
+  shapes.push_back({768, 128, 384});
+  shapes.push_back({768, 128, 512});
+  harness.expect(static_cast<int>(shapes.size()) * 6);
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+    double flops = 0.0, seconds = 0.0;  // of all that were measured
+    for (const LinearShape& shape : shapes) {
+      for (const GemmRole role : {GemmRole::fprop, GemmRole::dgrad, GemmRole::wgrad}) {
+        const Workload workload = linear_workload(device, dtype, role, shape);
+        if (!harness.wants(workload.bench)) continue;
+        seconds += harness.measure(workload).seconds.median;
+        flops += workload.flops;
+      }
+    }
+    if (seconds > 0.0) std::printf("%s GEMMs together %.3g FLOP/s, for mantissa explain --flops\n", dtype_name(dtype), flops / seconds);
+  }
+}
+
+void bench_attention(Backend& device, const BenchOptions& options) {
+  Harness harness(device, options);
+  harness.expect(12);
+  for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+    for (const auto& [batch, length] : {std::pair<int64_t, int64_t>{4, 64}, {8, 256}, {2, 1024}}) {
+      for (const bool backward : {false, true}) {
+        const Workload workload = attention_workload(device, dtype, backward, batch, length);
+        if (harness.wants(workload.bench)) harness.measure(workload);
+      }
+    }
+  }
+}
+
+}  // namespace mantissa::tools
