@@ -97,14 +97,13 @@ void require_initial_model(const RunConfig& saved, const RunConfig& current, con
           "\nleave the section model out to take its model, or list in checkpoint.allow_model_change the keys that are meant to differ");
 }
 
-std::vector<std::string> reconciled_weights(const CheckpointReader& reader, const PrecisionPlan& plan) {
+std::vector<std::string> reconciled_weights(const WeightSource& weights, const PrecisionPlan& plan) {
   std::map<std::pair<std::string, std::string>, std::vector<std::string>> changes;  // by module of any layer and what became of it
   for (const ModulePrecision& module : plan.modules()) {
     const std::string& path = module.module.path;
-    if (!reader.has("codes." + path + ".weight")) continue;
-    const bool narrow =
-        reader.tensor("codes." + path + ".weight").shape.back() < reader.tensor("scales." + path + ".weight").shape.back() * kPackedBlock;
-    const Quantization was = packed_form(narrow ? Format::e2m1 : Format::e4m3), now = module.resident_codes();
+    const Quantization was = weights.has(path + ".weight") ? weights.form(path + ".weight").codes : Quantization{};
+    const Quantization now = module.resident_codes();
+    if (!was) continue;
     if (now == was) continue;
     const auto form = [](const Quantization& how) { return text(format_name(how.format), ' ', how.block_rows, 'x', how.block_cols); };
     const std::string here = now ? form(now) : dtype_name(module.recipe.compute);
@@ -113,21 +112,6 @@ std::vector<std::string> reconciled_weights(const CheckpointReader& reader, cons
   std::vector<std::string> lines;
   for (const auto& [key, paths] : changes) lines.push_back(joined_path(paths) + ": " + key.second);
   return lines;
-}
-
-void take_saved_model(LoadedConfig& loaded) {
-  const std::optional<std::string>& from = loaded.config.checkpoint.init_from;
-  if (!from || loaded.report.given("model") || loaded.report.failed("checkpoint")) return;
-  const std::string key = "checkpoint.init_from", path = absolute_input_path(*from, key, loaded.report);
-  std::error_code missing;
-  if (!std::filesystem::exists(path, missing)) return;  // check_inputs_exist() says so
-  try {
-    loaded.config.model = saved_config(open_checkpoint(path)).model;
-    loaded.config.model.pad_vocab_to = 1;
-    for (const Field& field : fields_of(loaded.config.model)) loaded.report.derive("model." + field.name);
-  } catch (const Error& error) {
-    loaded.report.error(key, error.what());
-  }
 }
 
 }  // namespace mantissa

@@ -67,6 +67,19 @@ ArchitectureConfig config_in(const fs::path& folder, UnchangedFiles& seen) {
 
 }  // namespace
 
+std::vector<TokenizerFile> tokenizer_files(HfWeights& weights) {
+  std::vector<TokenizerFile> files;
+  for (const char* const name : kTokenizerFiles) {
+    std::optional<std::string> bytes = weights.file(name);
+    if (!bytes) continue;
+    const std::string_view known(name);
+    if (known == "config.json" || known == "generation_config.json")
+      read_special_tokens(*bytes, (std::filesystem::path(weights.where()) / name).string());
+    files.push_back({.name = name, .bytes = std::move(*bytes)});
+  }
+  return files;
+}
+
 bool is_hf_folder(const fs::path& folder) {
   std::error_code error;
   return fs::exists(folder / "config.json", error) && !fs::exists(folder / "manifest.json", error) &&

@@ -21,21 +21,6 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kImportChunkBytes = 8 << 20;
 
-std::vector<TokenizerFile> files_of(HfWeights& weights) {
-  std::vector<TokenizerFile> files;
-  for (const char* const name : kTokenizerFiles) {
-    if (std::optional<std::string> content = weights.file(name)) files.push_back({.name = name, .bytes = std::move(*content)});
-  }
-  return files;
-}
-
-// An export, eval and generate read them again: better to fail here than after training.
-void require_readable(const std::vector<TokenizerFile>& files, const fs::path& folder) {
-  for (const TokenizerFile& file : files) {
-    if (file.name == "config.json" || file.name == "generation_config.json") read_special_tokens(file.bytes, (folder / file.name).string());
-  }
-}
-
 // Types of tensors whose parameter is kept in a wider one: of these the checkpoint would not know.
 nlohmann::json narrow_tensors(const HfWeights& weights) {
   nlohmann::json names = nlohmann::json::array();
@@ -159,8 +144,7 @@ void write_codes(HfWeights& weights, const ParameterShape& parameter, ShardStrea
 
 ImportedModel import_model(const fs::path& folder, const fs::path& output) {
   HfWeights weights(folder);
-  const std::vector<TokenizerFile> files = files_of(weights);
-  require_readable(files, folder);
+  const std::vector<TokenizerFile> files = tokenizer_files(weights);
   const std::vector<ParameterShape> parameters = parameter_shapes(model_shape(weights.config().model));
   ImportedModel imported{.architecture = weights.config().architecture};
   const PrecisionPlan plan = resolve_plan(weights.run_config());

@@ -10,7 +10,7 @@
 #include "mantissa/checkpoint/ranks_together.h"
 #include "mantissa/checkpoint/read_shard.h"
 #include "mantissa/checkpoint/saved_model.h"
-#include "mantissa/hf/hf_weights.h"
+#include "mantissa/tensor/nonfinite.h"
 
 namespace mantissa {
 namespace {
@@ -60,17 +60,24 @@ LoadedModel load_hf_folder(const fs::path& folder, const TensorRanks& ranks, std
     take_end_tokens(std::move(files), loaded);
     loaded.device = make_backend(loaded.config.training.backend());
     loaded.model = std::make_unique<Gpt>(loaded.config.model, *loaded.device, plan, GptOptions{.gradients = false, .tensor = ranks});
-    ParameterSet& parameters = loaded.model->parameters();
-    for (const ParameterShard& shard : chunks_of(parameters)) {
-      const Tensor master = parameters.room_for_master(shard);
-      read_shard(weights, shard, master);
-      parameters.store(shard, master);
-      const std::string bad = nonfinite_weight(shard, master);
-      require(bad.empty(), ExitCode::data, folder.string(), ": ", bad, ": weights must be finite");
-    }
-    weights.require_unchanged();
+    load_hf_weights(weights, loaded.model->parameters());
   });
   return loaded;
+}
+
+// Names an element that is NaN or Inf as the folder does; `bad` names it as the model does, or one that only its dtype here cannot hold.
+[[noreturn]] void refuse_nonfinite(HfWeights& weights, const ParameterShard& shard, const std::string& bad) {
+  for (const ParameterShard::Chunk& chunk : shard.chunks()) {
+    const Box box = box_of(shard, chunk);
+    std::vector<float> values(static_cast<size_t>(box.elements()));
+    weights.read_fp32(shard.of->name, box, values);
+    const int64_t at = first_nonfinite(Dtype::f32, std::as_bytes(std::span(values))), columns = box.elements() / box.size.front();
+    if (at < 0) continue;
+    const int64_t first_column = box.start.size() > 1 ? box.start.back() : 0;
+    fail(ExitCode::data, weights.where(), ": ",
+         weights.element(shard.of->name, box.start.front() + at / columns, first_column + at % columns), " is NaN or Inf");
+  }
+  fail(ExitCode::data, weights.where(), ": ", bad, ": weights must be finite");
 }
 
 // The model that a checkpoint holds, without its weights; returns its plan.
@@ -91,6 +98,24 @@ PrecisionPlan make_model(CheckpointReader& reader, const TensorRanks& ranks, std
 }
 
 }  // namespace
+
+void load_hf_weights(HfWeights& weights, ParameterSet& parameters, const Optimizer* optimizer) {
+  const auto load = [&](const ParameterShard& shard, const Tensor& master) {
+    read_shard(weights, shard, master);
+    parameters.store(shard, master);
+    if (const std::string bad = nonfinite_weight(shard, master); !bad.empty()) refuse_nonfinite(weights, shard, bad);
+  };
+  if (optimizer) {
+    for (const Optimizer::State& state : optimizer->states()) load(state.shard, state.master);
+  } else {
+    for (const ParameterShard& shard : chunks_of(parameters)) load(shard, parameters.room_for_master(shard));
+  }
+  weights.require_unchanged();
+}
+
+RunConfig config_of_model(const fs::path& path) {
+  return is_hf_folder(path) ? HfWeights(path).run_config() : saved_config(open_checkpoint(path));
+}
 
 LoadedModel load_model(const fs::path& path, const TensorRanks& ranks, std::optional<Dtype> dtype) {
   if (is_hf_folder(path)) return load_hf_folder(path, ranks, dtype);

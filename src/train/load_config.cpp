@@ -3,8 +3,8 @@
 #include <filesystem>
 
 #include "mantissa/checkpoint/checkpoint_search.h"
-#include "mantissa/checkpoint/config_differences.h"
 #include "mantissa/data/dataset.h"
+#include "mantissa/hf/load_model.h"
 #include "train/run_saves.h"
 
 namespace mantissa {
@@ -118,6 +118,22 @@ void check_inputs_exist(const RunConfig& config, ConfigReport& report) {
   if (resume != "never" && resume != "auto") check_checkpoint(resume, "checkpoint.resume", report);
   if (config.checkpoint.init_from && !continues(config.checkpoint))
     check_checkpoint(*config.checkpoint.init_from, "checkpoint.init_from", report);
+}
+
+// Takes the model of checkpoint.init_from if the config has no section model. Problems with it are reported.
+void take_saved_model(LoadedConfig& loaded) {
+  const std::optional<std::string>& from = loaded.config.checkpoint.init_from;
+  if (!from || loaded.report.given("model") || loaded.report.failed("checkpoint")) return;
+  const std::string key = "checkpoint.init_from", path = absolute_input_path(*from, key, loaded.report);
+  std::error_code missing;
+  if (!std::filesystem::exists(path, missing)) return;  // check_inputs_exist() says so
+  try {
+    loaded.config.model = config_of_model(path).model;
+    loaded.config.model.pad_vocab_to = 1;
+    for (const Field& field : fields_of(loaded.config.model)) loaded.report.derive("model." + field.name);
+  } catch (const Error& error) {
+    loaded.report.error(key, error.what());
+  }
 }
 
 }  // namespace

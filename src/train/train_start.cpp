@@ -6,6 +6,7 @@
 #include "mantissa/data/document_options.h"
 #include "mantissa/hf/export.h"
 #include "mantissa/hf/export_files.h"
+#include "mantissa/hf/load_model.h"
 #include "mantissa/io/pending_folder.h"
 #include "mantissa/metrics/run_folder.h"
 #include "mantissa/train/equal_places.h"
@@ -14,11 +15,9 @@
 namespace mantissa {
 namespace {
 
-// Keeps tokenizer files of a checkpoint. Those of another tokenizer would give its ids other words in an export.
-std::vector<TokenizerFile> tokenizer_files_of(CheckpointReader& reader, const Run& run) {
-  std::vector<TokenizerFile> files = tokenizer_files(reader);
+// Keeps the tokenizer files of a model. Those of another tokenizer would give its ids other words in an export.
+std::vector<TokenizerFile> kept_files(std::vector<TokenizerFile> files, const std::string& source, const Run& run) {
   if (!run.data.tokenizer || !has_other_tokenizer(files, *run.data.tokenizer)) return files;
-  const std::string source = reader.directory().string();
   require(
       run.config.checkpoint.allow_tokenizer_change, ExitCode::usage, source, " came with another tokenizer than data.tokenizer ",
       choice_name(run.data.tokenizer->kind()),
@@ -37,19 +36,41 @@ void require_known_ids(const CheckpointReader& reader, const Run& run) {
   log_warning("checkpoint.allow_tokenizer_change: ", source, " was trained with another tokenizer");
 }
 
+void log_reconciled(const WeightSource& weights, const Run& run) {
+  if (!run.is_rank0()) return;
+  for (const std::string& line : reconciled_weights(weights, run.plan)) log_info("reconciled: ", line);
+}
+
+// A folder of Hugging Face's form, of which each rank reads its shards.
+void start_from_folder(Run& run, const std::string& folder) {
+  run.model.parameters().clear_nonfinite();
+  agree_on_reading(run.mesh.world, [&] {
+    HfWeights weights(folder);
+    require_initial_model(weights.run_config(), run.config, folder);
+    run.files = kept_files(tokenizer_files(weights), folder, run);
+    load_hf_weights(weights, run.model.parameters(), &run.optimizer);
+    log_reconciled(weights, run);
+  });
+  run.optimizer.shards().gather();
+  if (!run.model.parameters().buffers().empty())
+    log_warning(folder, ": has no expert biases, so those of model.moe.bias_update_rate start at 0");
+  log_info("weights from ", folder);
+}
+
 void initial_weights(Run& run) {
-  if (!run.config.checkpoint.init_from) return run.optimizer.initialize(run.config.training.seed);
+  const std::optional<std::string>& from = run.config.checkpoint.init_from;
+  if (!from) return run.optimizer.initialize(run.config.training.seed);
+  if (is_hf_folder(*from)) return start_from_folder(run, *from);
   const auto load = [&](CheckpointReader& reader) {
     agree_on_reading(run.mesh.world, [&] {
       require_initial_model(saved_config(reader), run.config, reader.directory().string());
       require_known_ids(reader, run);
-      run.files = tokenizer_files_of(reader, run);
+      run.files = kept_files(tokenizer_files(reader), reader.directory().string(), run);
     });
     load_weights(reader, run.plan, LoadFor::use, run.model.parameters(), &run.optimizer);
-    if (!run.is_rank0()) return;
-    for (const std::string& line : reconciled_weights(reader, run.plan)) log_info("reconciled: ", line);
+    log_reconciled(CheckpointWeights(reader), run);
   };
-  log_info("weights from ", load_checkpoint(*run.config.checkpoint.init_from, load, RanksTogether(run.mesh.world)).path.string());
+  log_info("weights from ", load_checkpoint(*from, load, RanksTogether(run.mesh.world)).path.string());
 }
 
 void need_unused_folder(Run& run) {
@@ -96,7 +117,7 @@ void resume(Run& run) {
   const auto load = [&](CheckpointReader& reader) {
     agree_on_reading(run.mesh.world, [&] {
       require_same_batch(saved_config(reader), run.loaded, reader.directory().string());
-      run.files = tokenizer_files_of(reader, run);
+      run.files = kept_files(tokenizer_files(reader), reader.directory().string(), run);
     });
     run.state = restore(reader, run.parts());
   };

@@ -90,8 +90,8 @@ TEST_F(Exports, ExpertsOfGptOssArePackedInItsOwnBlocks) {
   EXPECT_EQ(difference("packed", saved), std::nullopt);
   import_model(path("packed"), path("in"));
   CheckpointReader reader(path("in"));
-  EXPECT_THAT(reconciled_weights(reader, resolve_plan(saved_config(reader))), ::testing::IsEmpty());
-  EXPECT_THAT(reconciled_weights(reader, test::high_plan(saved_config(reader).model, Dtype::bf16)),
+  EXPECT_THAT(reconciled_weights(CheckpointWeights(reader), resolve_plan(saved_config(reader))), ::testing::IsEmpty());
+  EXPECT_THAT(reconciled_weights(CheckpointWeights(reader), test::high_plan(saved_config(reader).model, Dtype::bf16)),
               ::testing::Contains("layers.{0..1}.moe.experts.down: e2m1 1x32 in the file, bf16 here"));
   pack_to(path("in"), "again");
   EXPECT_EQ(all_bytes("packed"), all_bytes("again"));
@@ -135,13 +135,13 @@ TEST_F(Exports, PackedWeightsAreReconciledWithThePlan) {
     other.push_back("precision.dtype=bf16");
     other.push_back("precision.recipe=" + recipe);
     RunConfig config = config_named(recipe, other);
-    return reconciled_weights(reader, resolve_plan(config));
+    return reconciled_weights(CheckpointWeights(reader), resolve_plan(config));
   };
   EXPECT_THAT(lines("mxfp8"), ::testing::Contains("layers.{0..1}.attn.qkv: e4m3 1x32 in the file, e4m3 32x32 here"));
   EXPECT_THAT(lines("high"), ::testing::Contains("layers.{0..1}.mlp.down: e4m3 1x32 in the file, bf16 here"));
   EXPECT_THAT(lines("high"), ::testing::Contains("output: e4m3 1x32 in the file, bf16 here"));
   EXPECT_THAT(lines("mxfp4_qat"), ::testing::Contains("layers.{0..1}.mlp.down: e4m3 1x32 in the file, e2m1 1x32 here"));
-  EXPECT_THAT(reconciled_weights(reader, resolve_plan(saved_config(reader))), ::testing::IsEmpty());
+  EXPECT_THAT(reconciled_weights(CheckpointWeights(reader), resolve_plan(saved_config(reader))), ::testing::IsEmpty());
   sets.push_back("training.steps=1");
   const auto first_loss = [&](const std::string& name, const std::string& from) {
     std::vector<std::string> more = sets;

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "mantissa/checkpoint/checkpoint_reader.h"
+#include "mantissa/checkpoint/weight_source.h"
 #include "mantissa/config/run_config.h"
 
 namespace mantissa {
@@ -63,9 +63,6 @@ void require_initial_model(const RunConfig& saved, const RunConfig& current, con
 
 // Lists imported weights that were codes and are kept in another form here, equal layers taken together: "layers.{0..1}.attn.qkv: e4m3 1x32
 // in the file, e4m3 32x32 here". Their values are those of the file's codes.
-std::vector<std::string> reconciled_weights(const CheckpointReader& reader, const PrecisionPlan& plan);
-
-// Without a section model, that of checkpoint.init_from. What is wrong with the checkpoint goes to the report.
-void take_saved_model(LoadedConfig& loaded);
+std::vector<std::string> reconciled_weights(const WeightSource& weights, const PrecisionPlan& plan);
 
 }  // namespace mantissa

@@ -31,6 +31,7 @@ class WeightSource {
   WeightSource& operator=(const WeightSource&) = delete;
 
   virtual std::string where() const = 0;  // for messages
+  virtual bool has(const std::string& parameter) const = 0;
   virtual WeightForm form(const std::string& parameter) const = 0;
   // A box of values, row-major, in form().dtype. Of codes whole rows [begin, end), E2M1 two in a byte, and their scales; what is empty is
   // not read.
@@ -57,6 +58,7 @@ class CheckpointWeights : public WeightSource {
  public:
   explicit CheckpointWeights(CheckpointReader& reader) : reader_(reader) {}  // which must outlive this
   std::string where() const override { return reader_.directory().string(); }
+  bool has(const std::string& parameter) const override { return reader_.has("codes." + parameter) || reader_.has(name_of(parameter)); }
   WeightForm form(const std::string& parameter) const override;
   void read(const std::string& parameter, const Box& box, std::span<std::byte> out) override;
   void read_codes(const std::string& parameter, int64_t begin, int64_t end, std::span<std::byte> codes,

@@ -211,7 +211,9 @@ struct CheckpointConfig {
       "never: refuse a run folder that is in use; auto: the checkpoint that `latest` names, else the newest valid one, else a fresh start; "
       "or a path");
     v("init_from", init_from,
-      "checkpoint whose weights start this run at step 0 with a new optimizer; without a section model its model is taken; excludes a path "
+      "a checkpoint, or a folder of Hugging Face's form, whose weights start this run at step 0 with a new optimizer; without a section "
+      "model its "
+      "model is taken; excludes a path "
       "in resume",
       limits::input_path);
     v("allow_recipe_change", allow_recipe_change, "resume although modules compute in other formats than those of the checkpoint");

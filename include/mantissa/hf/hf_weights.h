@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "mantissa/checkpoint/checkpoint.h"
 #include "mantissa/checkpoint/weight_source.h"
 #include "mantissa/config/run_config.h"
 #include "mantissa/hf/hugging_face.h"
@@ -40,6 +41,7 @@ class HfWeights : public WeightSource {
   Dtype file_dtype(const ArchitectureTensor& tensor) const;
 
   std::string where() const override { return folder_.string(); }
+  bool has(const std::string& parameter) const override { return pieces_.contains(parameter); }
   WeightForm form(const std::string& parameter) const override;
   void read(const std::string& parameter, const Box& box, std::span<std::byte> out) override;
   void read_codes(const std::string& parameter, int64_t begin, int64_t end, std::span<std::byte> codes,
@@ -81,6 +83,10 @@ class HfWeights : public WeightSource {
   int64_t turned_matrix_ = -1;
   std::vector<std::byte> turned_bytes_;
 };
+
+// Reads the files that go with a model (kTokenizerFiles). Throws Error(usage) or Error(data) for a config.json or generation_config.json
+// whose special tokens an export, eval or generate could not read.
+std::vector<TokenizerFile> tokenizer_files(HfWeights& weights);
 
 // Returns whether a folder given by a user is one of these.
 bool is_hf_folder(const std::filesystem::path& folder);

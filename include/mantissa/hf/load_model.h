@@ -10,7 +10,9 @@
 
 #include "mantissa/config/run_config.h"
 #include "mantissa/data/tokenizer.h"
+#include "mantissa/hf/hf_weights.h"
 #include "mantissa/models/gpt.h"
+#include "mantissa/optim/optimizer.h"
 
 namespace mantissa {
 
@@ -30,5 +32,12 @@ struct LoadedModel {
 // made: Error(data) where they do not fit; Error(usage) where the model cannot be divided among the ranks, which call this together.
 // dtype: stands for precision.dtype; the codes are those of the checkpoint either way.
 LoadedModel load_model(const std::filesystem::path& path, const TensorRanks& ranks = {}, std::optional<Dtype> dtype = {});
+
+// Returns the config of the checkpoint that a path stands for, or what a folder of Hugging Face's form says of its model.
+RunConfig config_of_model(const std::filesystem::path& path);
+
+// Reads the weights of a folder into the optimizer's shards, or, without one, into all parameters; the caller gathers. Throws Error(data)
+// for a weight that is NaN or Inf, named as in the folder, and for files that change while they are read.
+void load_hf_weights(HfWeights& weights, ParameterSet& parameters, const Optimizer* optimizer = nullptr);
 
 }  // namespace mantissa

@@ -1,0 +1,127 @@
+// Training starts from a folder of Hugging Face's form as it does from what import makes of it.
+#include "exports.h"
+#include "mantissa/train/load_config.h"
+#include "training_on_ranks.h"
+
+namespace mantissa::start_from_folder_test {
+
+using test::error_of;
+using test::HfFolder;
+using ::testing::HasSubstr;
+
+class StartFromFolder : public test::ExportTest {
+ protected:
+  // Three steps of a run that takes its model from `from`, on letters instead of the ids that the model knows.
+  LoadedConfig named(const std::string& name, const std::string& from, const nlohmann::json& more = {}) const {
+    nlohmann::json json = {{"training", {{"steps", 3}, {"seq_len", 16}, {"micro_batch_size", 2}, {"global_batch_size", 4}}},
+                           {"data", {{"path", path("text.txt")}, {"tokenizer", "char"}}},
+                           {"checkpoint", {{"init_from", path(from)}, {"allow_tokenizer_change", true}}},
+                           {"logging", {{"run_name", name}, {"dir", path("runs/%n")}, {"tensorboard", false}}}};
+    if (!more.is_null()) json.merge_patch(more);
+    const int64_t world = json.value("/parallel/data"_json_pointer, 1) * json.value("/parallel/tensor"_json_pointer, 1);
+    return load_run_config({.file = path(name + ".json"), .text = json.dump(), .set_files = {}, .sets = {}}, Inputs::must_exist, world);
+  }
+  void train(const LoadedConfig& config) const {
+    const ParallelConfig& parallel = config.config.parallel;
+    const auto errors = test::run_ranks(static_cast<int>(parallel.world()), [&](const Communicator& world) {
+      run(config, {}, make_mesh(world, static_cast<int>(parallel.tensor), static_cast<int>(parallel.expert)));
+    });
+    EXPECT_THAT(errors, ::testing::Each(::testing::IsEmpty()));
+  }
+  // Trains from a folder and from its import.
+  void expect_same(const std::string& folder, const nlohmann::json& more = {}) {
+    const std::string in = folder + " in", direct = text("direct ", ++runs_), imported = text("imported ", runs_);
+    if (!std::filesystem::exists(path(in))) import_model(path(folder), path(in));
+    train(named(direct, folder, more));
+    train(named(imported, in, more));
+    for (const auto& entry : std::filesystem::directory_iterator(checkpoint(imported, 3))) {
+      const std::string name = entry.path().filename();
+      if (!name.ends_with(".bin")) continue;
+      EXPECT_EQ(test::read_file(checkpoint(direct, 3) + "/" + name), test::read_file(entry.path())) << folder << ' ' << name << ' ' << more;
+    }
+    EXPECT_EQ(CheckpointReader(checkpoint(direct, 3)).manifest().plan, CheckpointReader(checkpoint(imported, 3)).manifest().plan) << folder;
+  }
+  Error refusal(const std::string& folder, const nlohmann::json& more = {}) {
+    return error_of([&] { run(named(text("refused ", ++runs_), folder, more)); });
+  }
+};
+
+class StartFromArchitecture : public StartFromFolder, public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(StartFromArchitecture, HasTheBitsOfItsImport) {
+  for (const char* types : {"F32", "BF16", "F16 F32"}) {
+    const std::string name = text(GetParam(), ' ', types);
+    HfFolder(path(name), GetParam(), types);
+    expect_same(name);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, StartFromArchitecture, ::testing::ValuesIn(test::kArchitectureTypes),
+                         [](const auto& one) { return std::string(one.param); });
+
+// Codes of the file become masters, and the codes of the run's own recipe come from these.
+TEST_F(StartFromFolder, PackedWeightsHaveTheBitsOfTheirImport) {
+  for (const char* recipe : {"mxfp8", "mxfp4_qat"}) {
+    std::vector<std::string> sets = test::kShape;
+    sets.insert(sets.end(), {"precision.dtype=bf16", text("precision.recipe=", recipe)});
+    run(recipe, sets);
+    pack_to(checkpoint(recipe, 3), text(recipe, " packed"));
+    for (const char* own : {"mxfp8", "mxfp4_qat", "high"})
+      expect_same(text(recipe, " packed"), {{"precision", {{"dtype", "bf16"}, {"recipe", own}}}});
+  }
+}
+
+// Each rank reads its own shards.
+TEST_F(StartFromFolder, RanksHaveTheBitsOfTheirImport) {
+  HfFolder(path("dense"), "gpt2", "F16 F32");
+  HfFolder(path("experts"), "mixtral", "BF16", {{"num_local_experts", 4}});
+  expect_same("dense", {{"parallel", {{"data", 2}}}});
+  expect_same("dense", {{"parallel", {{"tensor", 2}}}});
+  expect_same("experts", {{"parallel", {{"data", 2}, {"expert", 2}}}});
+}
+
+TEST_F(StartFromFolder, TakesTheModelOfTheFolderAndKeepsItsFiles) {
+  HfFolder(path("qwen"), "qwen3", "BF16");
+  const LoadedConfig loaded = named("first", "qwen");
+  EXPECT_EQ(loaded.config.model.hidden_size, 96);
+  EXPECT_EQ(loaded.config.model.pad_vocab_to, 1) << "which a folder does not say";
+  EXPECT_EQ(loaded.report.origin("model.hidden_size"), "derived");
+  test::write_file(path("ids.bin"), std::string(4000, '\1'));
+  const nlohmann::json ids = {{"data", {{"path", path("ids.bin")}, {"format", "nanogpt"}, {"tokenizer", nullptr}}}};
+  run(named("on ids", "qwen", ids));
+  CheckpointReader reader(checkpoint("on ids", 3));
+  const std::vector<TokenizerFile> files = tokenizer_files(reader);
+  ASSERT_EQ(files.size(), 2U) << "config.json and tokenizer.json";
+  for (const TokenizerFile& file : files) EXPECT_EQ(file.bytes, test::read_file(path("qwen/" + file.name))) << file.name;
+}
+
+TEST_F(StartFromFolder, WhatImportRefusesIsRefused) {
+  const HfFolder good(path("good"), "qwen3", "F32");
+  const std::string poisoned = "model.layers.1.self_attn.k_proj.weight";
+  good.poison(poisoned, 3 * 96 + 5).write(path("poisoned"));
+  EXPECT_EQ(refusal("poisoned").code(), ExitCode::data);
+  EXPECT_THAT(refusal("poisoned").what(), HasSubstr(path("poisoned") + ": " + poisoned + "[3, 5] is NaN or Inf"));
+  good.without("model.norm.weight").write(path("incomplete"));
+  EXPECT_EQ(refusal("incomplete").code(), ExitCode::usage) << "the model could not be taken from it";
+  EXPECT_THAT(refusal("incomplete").what(), HasSubstr("checkpoint.init_from"));
+  EXPECT_THAT(refusal("incomplete").what(), HasSubstr("model.norm.weight"));
+  good.write(path("no generation"));
+  test::write_file(path("no generation/generation_config.json"), "{");
+  EXPECT_EQ(refusal("no generation").code(), ExitCode::data);
+  EXPECT_THAT(refusal("no generation").what(), HasSubstr("generation_config.json"));
+}
+
+TEST_F(StartFromFolder, AnotherTokenizerOrModelIsRefusedByKey) {
+  HfFolder(path("qwen"), "qwen3", "F32");
+  const Error tokenizer = refusal("qwen", {{"checkpoint", {{"allow_tokenizer_change", false}}}});
+  EXPECT_EQ(tokenizer.code(), ExitCode::usage);
+  EXPECT_THAT(tokenizer.what(), HasSubstr("checkpoint.allow_tokenizer_change"));
+  const nlohmann::json model = nlohmann::json::parse(effective_config(named("own", "qwen").config)).at("model");
+  nlohmann::json other = model;
+  other["rope_theta"] = 500;
+  EXPECT_EQ(refusal("qwen", {{"model", other}}).code(), ExitCode::usage);
+  EXPECT_THAT(refusal("qwen", {{"model", other}}).what(), HasSubstr("is of another model:\n  model.rope_theta"));
+  EXPECT_EQ(run(named("same", "qwen", {{"model", model}})).losses.size(), 3U);
+}
+
+}  // namespace mantissa::start_from_folder_test
