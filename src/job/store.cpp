@@ -103,8 +103,8 @@ class Store::Client {
     if (!closed_) send_abort(own);
     wake();
     // A rank that leaves before all know the cause would be taken for the cause, and so would those that its launcher then ends.
-    const double until_known = code == ExitCode::peer_lost ? options_.cause_timeout_s + kFailureReportSeconds : 0;
-    changed_.wait_for(lock, std::chrono::duration<double>(until_known), [&] { return closed_ || failure_; });
+    const std::chrono::duration<double> until_known(options_.cause_timeout_s + kFailureReportSeconds);
+    if (code == ExitCode::peer_lost) changed_.wait_for(lock, until_known, [&] { return closed_ || failure_; });
     raise(own);
     changed_.wait_for(lock, std::chrono::duration<double>(kFailureReportSeconds), [&] { return closed_ || !connection_.waiting(); });
   }
