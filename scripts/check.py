@@ -213,7 +213,7 @@ def main():
     findings, product_lengths, texts = Findings(), [], {}
     for path in project_files():
         check_names(path, findings)
-        if path.suffix not in (".h", ".cpp", ".cu", ".py", ".sh", ".md", ".cmake"):
+        if path.suffix not in (".h", ".cpp", ".cu", ".py", ".sh", ".md", ".cmake", ".in") and path.name not in ("CMakeLists.txt", "run"):
             continue
         text = (ROOT / path).read_text()
         check_words(path, text, findings)

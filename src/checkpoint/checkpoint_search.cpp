@@ -61,7 +61,7 @@ bool same_candidates(const std::vector<CheckpointCandidate>& a, const std::vecto
 
 void require_found(bool found, const fs::path& path) {
   require(found, ExitCode::usage, path.string(),
-          ": no checkpoint here; name a run folder or a folder step-…, or make one of a model in Hugging Face's form by mantissa import");
+          ": no checkpoint here; name a run folder, a folder step-…, or a folder with config.json and model.safetensors");
 }
 
 }  // namespace

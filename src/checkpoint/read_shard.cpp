@@ -1,6 +1,7 @@
 #include "mantissa/checkpoint/read_shard.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "mantissa/backend/functions.h"
 
@@ -24,16 +25,18 @@ void read_shard(WeightSource& weights, const ParameterShard& shard, const Tensor
   master.device().run(Fill{.out = master.slice(shard.stored_end() - shard.begin, master.dim(0)), .value = 0.0});
 }
 
-// Divides all parameters into shards whose masters fit into some megabytes.
-std::vector<ParameterShard> chunks_of(ParameterSet& parameters) {
+std::vector<ParameterShard> chunks_of(const ParameterShard& shard) {
   constexpr int64_t kElements = 4 << 20, kRowBlock = 128;
   std::vector<ParameterShard> chunks;
-  for (const ParameterShard& whole : parameters.whole_shards()) {
-    const int64_t columns = whole.of->shape.with_dim0(1).elements(),
-                  rows = std::max<int64_t>(1, kElements / columns / kRowBlock) * kRowBlock;
-    for (int64_t row = 0; row < whole.end; row += rows)
-      chunks.push_back({.of = whole.of, .begin = row, .end = std::min(whole.end, row + rows)});
-  }
+  const int64_t columns = shard.of->shape.with_dim0(1).elements(), rows = std::max<int64_t>(1, kElements / columns / kRowBlock) * kRowBlock;
+  for (int64_t row = shard.begin; row < shard.end; row += rows)
+    chunks.push_back({.of = shard.of, .begin = row, .end = std::min(shard.end, row + rows)});
+  return chunks;
+}
+
+std::vector<ParameterShard> chunks_of(ParameterSet& parameters) {
+  std::vector<ParameterShard> chunks;
+  for (const ParameterShard& whole : parameters.whole_shards()) std::ranges::move(chunks_of(whole), std::back_inserter(chunks));
   return chunks;
 }
 

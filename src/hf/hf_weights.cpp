@@ -67,6 +67,21 @@ ArchitectureConfig config_in(const fs::path& folder, UnchangedFiles& seen) {
 
 }  // namespace
 
+std::string HfWeights::fingerprint() {
+  constexpr int64_t kSample = 4096;
+  StreamHash hash;
+  const auto add = [&](const std::string& line) { hash.update(std::as_bytes(std::span(line))); };
+  add(file("config.json").value_or(""));
+  std::vector<std::byte> sample;
+  for (const SafetensorsEntry& entry : files_.entries()) {
+    add(text(entry.name, ' ', entry.dtype, " [", joined(entry.shape), "] ", entry.file, ' ', entry.begin));
+    sample.resize(static_cast<size_t>(std::min(entry.bytes(), kSample)));
+    files_.read(entry, 0, sample);
+    hash.update(sample);
+  }
+  return hash.finish().text();
+}
+
 std::vector<TokenizerFile> tokenizer_files(HfWeights& weights) {
   std::vector<TokenizerFile> files;
   for (const char* const name : kTokenizerFiles) {

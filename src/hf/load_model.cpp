@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <map>
 #include <string>
 #include <string_view>
 
@@ -10,6 +11,7 @@
 #include "mantissa/checkpoint/ranks_together.h"
 #include "mantissa/checkpoint/read_shard.h"
 #include "mantissa/checkpoint/saved_model.h"
+#include "mantissa/models/model_shape.h"
 #include "mantissa/tensor/nonfinite.h"
 
 namespace mantissa {
@@ -80,6 +82,20 @@ LoadedModel load_hf_folder(const fs::path& folder, const TensorRanks& ranks, std
   fail(ExitCode::data, weights.where(), ": ", bad, ": weights must be finite");
 }
 
+// checkpoint.allow_model_change may list keys that change shapes.
+void require_shapes(const HfWeights& weights, ParameterSet& parameters) {
+  std::map<std::string, std::vector<int64_t>> shapes;
+  for (const ParameterShape& parameter : parameter_shapes(model_shape(weights.config().model)))
+    shapes[parameter.name] = dimensions(parameter.shape);
+  for (const ParameterShard& whole : parameters.whole_shards()) {
+    const std::vector<int64_t> needed = dimensions(whole.of->stored_shape());
+    const auto found = shapes.find(whole.of->name);
+    require(found != shapes.end(), ExitCode::usage, weights.where(), ": has no ", whole.of->name, ", which the model needs");
+    require(found->second == needed, ExitCode::usage, weights.where(), ": ", whole.of->name, " is ", shape_text(found->second),
+            ", but the model needs ", shape_text(needed));
+  }
+}
+
 // The model that a checkpoint holds, without its weights; returns its plan.
 PrecisionPlan make_model(CheckpointReader& reader, const TensorRanks& ranks, std::optional<Dtype> dtype, LoadedModel& loaded) {
   const RunConfig saved = saved_config(reader);
@@ -100,17 +116,26 @@ PrecisionPlan make_model(CheckpointReader& reader, const TensorRanks& ranks, std
 }  // namespace
 
 void load_hf_weights(HfWeights& weights, ParameterSet& parameters, const Optimizer* optimizer) {
+  require_shapes(weights, parameters);
   const auto load = [&](const ParameterShard& shard, const Tensor& master) {
     read_shard(weights, shard, master);
     parameters.store(shard, master);
     if (const std::string bad = nonfinite_weight(shard, master); !bad.empty()) refuse_nonfinite(weights, shard, bad);
   };
   if (optimizer) {
-    for (const Optimizer::State& state : optimizer->states()) load(state.shard, state.master);
+    for (const Optimizer::State& state : optimizer->states()) {
+      for (const ParameterShard& chunk : chunks_of(state.shard))
+        load(chunk, state.master.slice(chunk.begin - state.shard.begin, chunk.end - state.shard.begin));
+    }
   } else {
     for (const ParameterShard& shard : chunks_of(parameters)) load(shard, parameters.room_for_master(shard));
   }
   weights.require_unchanged();
+}
+
+bool starts_from_folder(const Communicator& ranks, const fs::path& path) {
+  // Rank 0 decides, so that all ranks read alike, or fail together.
+  return ranks.all(static_cast<uint8_t>(is_hf_folder(path))).front() != 0;
 }
 
 RunConfig config_of_model(const fs::path& path) {
@@ -118,7 +143,7 @@ RunConfig config_of_model(const fs::path& path) {
 }
 
 LoadedModel load_model(const fs::path& path, const TensorRanks& ranks, std::optional<Dtype> dtype) {
-  if (is_hf_folder(path)) return load_hf_folder(path, ranks, dtype);
+  if (starts_from_folder(ranks.group, path)) return load_hf_folder(path, ranks, dtype);
   LoadedModel loaded;
   const auto load = [&](CheckpointReader& reader) {
     std::optional<PrecisionPlan> plan;

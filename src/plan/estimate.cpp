@@ -40,7 +40,7 @@ double rows_per_token(const RunConfig& config, const PrecisionPlan& plan, const 
   return static_cast<double>(dispatch_rows(tokens * module.active, module.matrices, multiple)) / static_cast<double>(tokens);
 }
 
-// Counts experts, and an MLP beside them that all tokens pass, in place of the MLP.
+// Adds the widths of experts, and of an MLP beside them that all tokens pass, in place of those of the MLP.
 void add_experts(const RunConfig& config, const PrecisionPlan& plan, const std::string& path, BlockWidths& widths) {
   const ModuleShape &up = plan.of(path + ".experts.gate_up").module, &down = plan.of(path + ".experts.down").module;
   const double rows = rows_per_token(config, plan, up);

@@ -13,6 +13,7 @@
 #include "mantissa/metrics/routing_summary.h"
 #include "mantissa/models/model_shape.h"
 #include "mantissa/optim/schedule.h"
+#include "mantissa/train/evaluate.h"
 #include "mantissa/train/generate.h"
 #include "train/gemm_rate.h"
 #include "train/replicas.h"

@@ -2,6 +2,7 @@
 
 #include "mantissa/base/log.h"
 #include "mantissa/base/parallel.h"
+#include "mantissa/checkpoint/ranks_together.h"
 #include "mantissa/checkpoint/saved_model.h"
 #include "mantissa/data/document_options.h"
 #include "mantissa/hf/export.h"
@@ -44,13 +45,16 @@ void log_reconciled(const WeightSource& weights, const Run& run) {
 // A folder of Hugging Face's form, of which each rank reads its shards.
 void start_from_folder(Run& run, const std::string& folder) {
   run.model.parameters().clear_nonfinite();
+  std::string fingerprint;
   agree_on_reading(run.mesh.world, [&] {
     HfWeights weights(folder);
+    fingerprint = weights.fingerprint();
     require_initial_model(weights.run_config(), run.config, folder);
     run.files = kept_files(tokenizer_files(weights), folder, run);
     load_hf_weights(weights, run.model.parameters(), &run.optimizer);
     log_reconciled(weights, run);
   });
+  require_same(run.mesh.world, "the folder of checkpoint.init_from", fingerprint);
   run.optimizer.shards().gather();
   if (!run.model.parameters().buffers().empty())
     log_warning(folder, ": has no expert biases, so those of model.moe.bias_update_rate start at 0");
@@ -60,7 +64,7 @@ void start_from_folder(Run& run, const std::string& folder) {
 void initial_weights(Run& run) {
   const std::optional<std::string>& from = run.config.checkpoint.init_from;
   if (!from) return run.optimizer.initialize(run.config.training.seed);
-  if (is_hf_folder(*from)) return start_from_folder(run, *from);
+  if (starts_from_folder(run.mesh.world, *from)) return start_from_folder(run, *from);
   const auto load = [&](CheckpointReader& reader) {
     agree_on_reading(run.mesh.world, [&] {
       require_initial_model(saved_config(reader), run.config, reader.directory().string());

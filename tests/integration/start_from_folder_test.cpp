@@ -34,11 +34,14 @@ class StartFromFolder : public test::ExportTest {
     if (!std::filesystem::exists(path(in))) import_model(path(folder), path(in));
     train(named(direct, folder, more));
     train(named(imported, in, more));
+    int64_t compared = 0;
     for (const auto& entry : std::filesystem::directory_iterator(checkpoint(imported, 3))) {
       const std::string name = entry.path().filename();
-      if (!name.ends_with(".bin")) continue;
+      if (!name.starts_with("shard-")) continue;
+      ++compared;
       EXPECT_EQ(test::read_file(checkpoint(direct, 3) + "/" + name), test::read_file(entry.path())) << folder << ' ' << name << ' ' << more;
     }
+    EXPECT_EQ(compared, std::ssize(CheckpointReader(checkpoint(direct, 3)).manifest().shards)) << folder;
     EXPECT_EQ(CheckpointReader(checkpoint(direct, 3)).manifest().plan, CheckpointReader(checkpoint(imported, 3)).manifest().plan) << folder;
   }
   Error refusal(const std::string& folder, const nlohmann::json& more = {}) {
@@ -75,9 +78,19 @@ TEST_F(StartFromFolder, PackedWeightsHaveTheBitsOfTheirImport) {
 TEST_F(StartFromFolder, RanksHaveTheBitsOfTheirImport) {
   HfFolder(path("dense"), "gpt2", "F16 F32");
   HfFolder(path("experts"), "mixtral", "BF16", {{"num_local_experts", 4}});
-  expect_same("dense", {{"parallel", {{"data", 2}}}});
-  expect_same("dense", {{"parallel", {{"tensor", 2}}}});
+  HfFolder(path("fused"), "qwen3", "F32 BF16");
+  for (const char* folder : {"dense", "fused", "experts"}) {
+    expect_same(folder, {{"parallel", {{"data", 2}}}});
+    expect_same(folder, {{"parallel", {{"tensor", 2}}}});
+  }
   expect_same("experts", {{"parallel", {{"data", 2}, {"expert", 2}}}});
+  std::vector<std::string> sets = test::kShape;
+  sets.insert(sets.end(), {"precision.dtype=bf16", "precision.recipe=mxfp8", "model.hidden_size=128", "model.intermediate_size=128",
+                           "model.num_attention_heads=4", "model.num_key_value_heads=2"});
+  run("trained", sets);
+  pack_to(checkpoint("trained", 3), "codes");
+  for (const char* group : {"data", "tensor"})
+    expect_same("codes", {{"precision", {{"dtype", "bf16"}, {"recipe", "mxfp8"}}}, {"parallel", {{group, 2}}}});
 }
 
 TEST_F(StartFromFolder, TakesTheModelOfTheFolderAndKeepsItsFiles) {
@@ -109,6 +122,55 @@ TEST_F(StartFromFolder, WhatImportRefusesIsRefused) {
   test::write_file(path("no generation/generation_config.json"), "{");
   EXPECT_EQ(refusal("no generation").code(), ExitCode::data);
   EXPECT_THAT(refusal("no generation").what(), HasSubstr("generation_config.json"));
+}
+
+// One rank has the element; all name it.
+TEST_F(StartFromFolder, RanksRefuseTogetherWhatOneOfThemFinds) {
+  const HfFolder good(path("good"), "qwen3", "F32");
+  good.poison("model.layers.1.mlp.up_proj.weight", 100 * 96 + 7).write(path("poisoned"));
+  const LoadedConfig config = named("ranks", "poisoned", {{"parallel", {{"tensor", 2}}}});
+  const auto errors = test::run_ranks(2, [&](const Communicator& world) { run(config, {}, make_mesh(world, 2)); });
+  for (const std::string& error : errors) EXPECT_THAT(error, HasSubstr("model.layers.1.mlp.up_proj.weight[100, 7] is NaN or Inf"));
+}
+
+// Ranks compare it, so that none reads another revision of a folder.
+TEST_F(StartFromFolder, AFingerprintKnowsEveryTensor) {
+  const HfFolder folder(path("one"), "qwen3", "BF16");
+  const std::string before = HfWeights(path("one")).fingerprint();
+  EXPECT_EQ(HfWeights(path("one")).fingerprint(), before);
+  for (const std::string& name : folder.names()) {
+    folder.flip(name, 3, 1).write(path("other"));
+    EXPECT_NE(HfWeights(path("other")).fingerprint(), before) << name;
+  }
+}
+
+TEST_F(StartFromFolder, ARunThatGoesOnNeedsItNoMore) {
+  HfFolder(path("qwen"), "qwen3", "F32");
+  const nlohmann::json model = nlohmann::json::parse(effective_config(named("own", "qwen").config)).at("model");
+  const nlohmann::json more = {{"model", model}, {"checkpoint", {{"resume", "auto"}}}};
+  EXPECT_EQ(run(named("again", "qwen", more)).losses.size(), 3U);
+  std::filesystem::remove_all(path("qwen"));
+  nlohmann::json longer = more;
+  longer["training"]["steps"] = 5;
+  EXPECT_EQ(run(named("again", "qwen", longer)).losses.size(), 2U);
+}
+
+// Any key of the model may be listed, also one that changes shapes.
+TEST_F(StartFromFolder, AnotherShapeIsRefusedWhateverMayDiffer) {
+  HfFolder(path("qwen"), "qwen3", "F32");
+  const nlohmann::json model = nlohmann::json::parse(effective_config(named("own", "qwen").config)).at("model");
+  for (const auto& [key, value] : std::vector<std::pair<std::string, int64_t>>{{"hidden_size", 64},
+                                                                               {"hidden_size", 128},
+                                                                               {"intermediate_size", 192},
+                                                                               {"vocab_size", 300},
+                                                                               {"num_layers", 3},
+                                                                               {"head_dim", 16}}) {
+    nlohmann::json other = model;
+    other[key] = value;
+    const Error error = refusal("qwen", {{"model", other}, {"checkpoint", {{"allow_model_change", {"model." + key}}}}});
+    EXPECT_EQ(error.code(), ExitCode::usage) << key << ": " << error.what();
+    EXPECT_THAT(error.what(), HasSubstr("the model needs")) << key;
+  }
 }
 
 TEST_F(StartFromFolder, AnotherTokenizerOrModelIsRefusedByKey) {

@@ -7,11 +7,11 @@ namespace mantissa::test::gemm_many_shapes_test {
 class GemmManyShapes : public ::testing::TestWithParam<uint32_t> {};
 
 TEST_P(GemmManyShapes, GiveTheGemmOfTheReference) {
-  constexpr uint32_t kFirst = 1000, kCases = 300;  // the suite's come before
-  const int64_t banded = expect_gemms(kFirst + GetParam() * kCases, kCases);
+  constexpr uint32_t kCases = 300;  // of the first of which the suite tries some
+  const int64_t banded = expect_gemms(GetParam() * kCases, kCases);
   EXPECT_GE(4 * banded, kCases);
 }
 
-INSTANTIATE_TEST_SUITE_P(, GemmManyShapes, ::testing::Range(0U, 18U));
+INSTANTIATE_TEST_SUITE_P(, GemmManyShapes, ::testing::Range(0U, 19U));
 
 }  // namespace mantissa::test::gemm_many_shapes_test

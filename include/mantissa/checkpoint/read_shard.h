@@ -15,7 +15,8 @@ Box box_of(const ParameterShard& shard, const ParameterShard::Chunk& chunk);
 // Reads a master in fp32; padding becomes zeros.
 void read_shard(WeightSource& weights, const ParameterShard& shard, const Tensor& master);
 
-// Divides all parameters into shards whose masters fit into some megabytes.
+// Divides a shard, or all parameters, into shards whose masters fit into some megabytes.
+std::vector<ParameterShard> chunks_of(const ParameterShard& shard);
 std::vector<ParameterShard> chunks_of(ParameterSet& parameters);
 
 }  // namespace mantissa

@@ -35,6 +35,8 @@ class HfWeights : public WeightSource {
   std::string element(const std::string& parameter, int64_t row, int64_t column) const;
   // Returns a text file of the folder; none if there is no such file. Throws Error(data) as require_unchanged() does.
   std::optional<std::string> file(const std::string& name);
+  // Returns a hash of config.json, of the tensors' names, types, shapes and places, and of the first bytes of each: ranks compare it.
+  std::string fingerprint();
   // Throws Error(data) unless all that was read of the folder until now is of one state of its files.
   void require_unchanged();
   // Returns the dtype of the tensor in its file; F16 counts as F32, which it becomes.

@@ -36,6 +36,9 @@ LoadedModel load_model(const std::filesystem::path& path, const TensorRanks& ran
 // Returns the config of the checkpoint that a path stands for, or what a folder of Hugging Face's form says of its model.
 RunConfig config_of_model(const std::filesystem::path& path);
 
+// Returns whether rank 0 finds a folder of Hugging Face's form there, and not a checkpoint. A call of all ranks.
+bool starts_from_folder(const Communicator& ranks, const std::filesystem::path& path);
+
 // Reads the weights of a folder into the optimizer's shards, or, without one, into all parameters; the caller gathers. Throws Error(data)
 // for a weight that is NaN or Inf, named as in the folder, and for files that change while they are read.
 void load_hf_weights(HfWeights& weights, ParameterSet& parameters, const Optimizer* optimizer = nullptr);
