@@ -71,11 +71,18 @@ class Pool {
   void start(int workers) {
     if (ready_.load() >= workers) return;
     const std::lock_guard<std::mutex> lock(starting_);
-    for (; started_ < workers; ++started_) start_one(text("thread ", started_ + 2, " of ", workers + 1));
-    for (int ready = ready_.load(); ready < started_; ready = ready_.load()) ready_.wait(ready);
+    while (started_ < workers) {
+      start_one(text("thread ", started_ + 2, " of ", workers + 1));
+      ++started_;
+      wait_until_ready();  // what it allocates as it begins must not take the memory that the next one was found to have
+    }
   }
 
  private:
+  void wait_until_ready() {
+    for (int ready = ready_.load(); ready < started_; ready = ready_.load()) ready_.wait(ready);
+  }
+
   static void pause(int spins) {
     if (spins < kSpins) {
       _mm_pause();
