@@ -35,7 +35,7 @@ class Layers(unittest.TestCase):
     def test_siblings_do_not_include_each_other(self):
         self.assertEqual(len(layers("src/io/a.cpp", '"mantissa/data/dataset.h"')), 1)
         self.assertEqual(layers("src/train/a.cpp", '"mantissa/data/dataset.h"'), [])
-        self.assertEqual(len(layers("src/metrics/a.cpp", '"mantissa/hf/import.h"')), 1)
+        self.assertEqual(len(layers("src/metrics/a.cpp", '"mantissa/hf/export.h"')), 1)
 
     def test_formats_includes_next_to_nothing(self):
         self.assertEqual(layers("include/mantissa/formats/a.h", "<cstdint>"), [])

@@ -13,7 +13,6 @@
 #include "mantissa/checkpoint/saved_model.h"
 #include "mantissa/hf/export.h"
 #include "mantissa/hf/hf_weights.h"
-#include "mantissa/hf/import.h"
 #include "mantissa/hf/load_model.h"
 #include "training.h"
 
@@ -29,15 +28,22 @@ struct Trained {
   std::vector<std::string> sets;
 };
 
+// Reads a folder of Hugging Face's form as a run that starts from it does.
+inline void require_usable(const std::string& folder) {
+  HfWeights weights(folder);
+  tokenizer_files(weights);
+  load_model(folder);
+}
+
 class ExportTest : public TrainingTest {
  protected:
   std::string path(const std::string& name) const { return folder_ / name; }
-  Error import_error(const std::string& from) const {
-    return error_of([&] { import_model(path(from), path("refused")); });
+  // What a run finds wrong with a folder that it starts from.
+  Error folder_error(const std::string& from) const {
+    return error_of([&] { require_usable(path(from)); });
   }
-  void export_to(const std::string& checkpoint, const std::string& name, const ExportOptions& options = {}) const {
-    CheckpointReader reader(checkpoint);
-    export_model(reader, path(name), options);
+  void export_to(const std::string& from, const std::string& name, const ExportOptions& options = {}) const {
+    export_model(from, path(name), options);
   }
   void pack_to(const std::string& checkpoint, const std::string& name, Convention convention = Convention::compressed_tensors) const {
     export_to(checkpoint, name, {.weights = ExportWeights::packed, .convention = convention});
@@ -57,13 +63,10 @@ class ExportTest : public TrainingTest {
 
   int runs_ = 0;
 
-  std::optional<std::string> difference(const std::string& folder, const std::string& checkpoint) const {
-    CheckpointReader reader(checkpoint);
-    const SavedModel saved = saved_model(reader);
-    CheckpointWeights source(reader);
-    ForwardWeights weights(source, saved.plan);
+  std::optional<std::string> difference(const std::string& folder, const std::string& checkpoint) const {  // or another folder
+    ModelExport model(checkpoint, {});
     HfWeights written(path(folder));
-    return export_difference(written, weights);
+    return export_difference(written, model.weights());
   }
 };
 

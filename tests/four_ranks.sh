@@ -26,5 +26,5 @@ require_same_run() {
   lines=$(course "$2" | wc -l)
   [ "$lines" = 12 ] || { echo "10 steps and 2 evaluations were expected, not $lines"; exit 1; }
   "$binary" inspect "$1/checkpoints" --diff "$2/checkpoints"
-  ls "$2/checkpoints/step-00000010/shard-00003.bin"
+  ls "$2/checkpoints/step-00000010/shard-00003.safetensors"
 }

@@ -110,6 +110,15 @@ class HfFolder {
     out.tensors_.at(name).bytes.at(byte) ^= bits;
     return out;
   }
+  HfFolder in_fp32() const {  // the same values
+    HfFolder out = *this;
+    for (auto& [name, tensor] : out.tensors_) {
+      const std::vector<float> wide = values(name);
+      tensor.dtype = FileDtype::f32;
+      tensor.bytes.assign(reinterpret_cast<const char*>(wide.data()), wide.size() * sizeof(float));
+    }
+    return out;
+  }
   HfFolder poison(const std::string& name, size_t element) const {
     HfFolder out = *this;
     const uint32_t nan = 0x7FC00000;
@@ -122,8 +131,10 @@ class HfFolder {
     std::filesystem::remove(path + "/model.safetensors");
     std::vector<SafetensorsTensor> list;
     for (const auto& [name, tensor] : tensors_) list.push_back({.name = name, .dtype = tensor.dtype, .shape = tensor.shape});
-    SafetensorsWriter writer(path, list);
-    for (const SafetensorsTensor& tensor : writer.order()) writer.write(std::as_bytes(std::span(tensors_.at(tensor.name).bytes)));
+    const SafetensorsLayout layout(list);
+    layout.create(path);
+    SafetensorsWriter writer(path, layout, 0, list.size());
+    for (const SafetensorsTensor& tensor : layout.tensors()) writer.write(std::as_bytes(std::span(tensors_.at(tensor.name).bytes)));
     writer.finish();
     write_file(path + "/config.json", text_.empty() ? config_.dump() : text_);
     if (text_.empty()) write_file(path + "/tokenizer.json", "{\"version\": \"1.0\"}   \n");

@@ -37,15 +37,20 @@ inline std::vector<std::byte> content_of(const SafetensorsTensor& tensor) {
   return bytes;
 }
 
-// In chunks of at most `chunk` bytes.
+// In chunks of at most `chunk` bytes, by so many writers.
 inline void write_model(const std::string& folder, const std::vector<SafetensorsTensor>& tensors, const SafetensorsMetadata& metadata = {},
-                        int64_t shard_bytes = SafetensorsWriter::kShardBytes, size_t chunk = 7) {
-  SafetensorsWriter writer(folder, tensors, metadata, shard_bytes);
-  for (const SafetensorsTensor& tensor : writer.order()) {
-    const std::vector<std::byte> bytes = content_of(tensor);
-    for (size_t at = 0; at < bytes.size(); at += chunk) writer.write(std::span(bytes).subspan(at, std::min(chunk, bytes.size() - at)));
+                        int64_t shard_bytes = SafetensorsLayout::kShardBytes, size_t chunk = 7, int parts = 1) {
+  const SafetensorsLayout layout(tensors, metadata, shard_bytes);
+  layout.create(folder);
+  for (int part = parts; part-- > 0;) {
+    const size_t first = layout.first_of(part, parts), last = layout.first_of(part + 1, parts);
+    SafetensorsWriter writer(folder, layout, first, last);
+    for (size_t i = first; i < last; ++i) {
+      const std::vector<std::byte> bytes = content_of(layout.tensors()[i]);
+      for (size_t at = 0; at < bytes.size(); at += chunk) writer.write(std::span(bytes).subspan(at, std::min(chunk, bytes.size() - at)));
+    }
+    writer.finish();
   }
-  writer.finish();
 }
 
 inline void expect_content(SafetensorsFolder& folder, const SafetensorsTensor& tensor) {

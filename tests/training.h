@@ -76,7 +76,7 @@ class TrainingTest : public ::testing::Test {
   // Masters, moments and counters, bit by bit.
   std::string state_of(const std::string& name, int64_t step) const {
     const CheckpointReader reader(checkpoint(name, step));
-    return read_file(checkpoint(name, step) + "/shard-00000.bin") + reader.manifest().state;
+    return read_file(checkpoint(name, step) + "/shard-00000.safetensors") + reader.manifest().state;
   }
 
   // A tensor of it, and the names of its parameters.

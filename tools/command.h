@@ -82,7 +82,6 @@ Command train_command();
 Command eval_command();
 Command generate_command();
 Command tokenize_command();
-Command import_command();
 Command export_command();
 Command inspect_command();
 Command verify_command();

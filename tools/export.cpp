@@ -5,7 +5,6 @@
 
 #include "mantissa/base/log.h"
 #include "mantissa/base/printable.h"
-#include "mantissa/checkpoint/checkpoint_search.h"
 #include "tools/command.h"
 #include "tools/report/read_progress.h"
 
@@ -13,7 +12,7 @@ namespace mantissa::tools {
 namespace {
 
 struct ExportArguments {
-  std::string checkpoint, output, weights = "dequantized", dtype = "auto";
+  std::string model, output, weights = "dequantized", dtype = "auto";
   std::optional<std::string> convention;
 };
 
@@ -34,10 +33,11 @@ ExitCode run_export(const ExportArguments& arguments) {
             "--convention is of packed weights, and these are dequantized: drop it, or add --weights packed");
     options.convention = chosen<Convention>(*arguments.convention);
   }
-  CheckpointReader reader = open_checkpoint(arguments.checkpoint);
-  const ExportedModel done = with_read_progress(bytes_to_export(reader), [&] { return export_model(reader, arguments.output, options); });
-  std::cout << printable(arguments.output) << ": " << architecture_name(done.architecture) << " of step " << reader.manifest().step << ", "
-            << count_text(done.tensors, "tensor") << ", " << done.bytes << " bytes; read back and equal to what forward multiplies by\n";
+  const ExportedModel done = with_read_progress(bytes_to_export(arguments.model, options),
+                                                [&] { return export_model(arguments.model, arguments.output, options); });
+  std::cout << printable(arguments.output) << ": " << architecture_name(done.architecture)
+            << (done.step ? text(" of step ", *done.step) : "") << ", " << count_text(done.tensors, "tensor") << ", " << done.bytes
+            << " bytes; read back and equal to what forward multiplies by\n";
   return ExitCode::ok;
 }
 
@@ -46,11 +46,12 @@ ExitCode run_export(const ExportArguments& arguments) {
 Command export_command() {
   const auto arguments = std::make_shared<ExportArguments>();
   return {.name = "export",
-          .summary = "write a checkpoint in Hugging Face's form, with the weights that forward multiplies by",
+          .summary = "write a model in Hugging Face's form, with the weights that forward multiplies by",
           .example = "mantissa export runs/quickstart --output quickstart-hf\nmantissa export runs/mx --output mx-hf --weights packed",
-          .options = {{.name = "CHECKPOINT",
-                       .target = &arguments->checkpoint,
-                       .description = "checkpoint folder; of a run or a folder of checkpoints, the one that `latest` names",
+          .options = {{.name = "MODEL",
+                       .target = &arguments->model,
+                       .description = "checkpoint folder; of a run or a folder of checkpoints, the one that `latest` names; or a folder in "
+                                      "Hugging Face's form",
                        .required = true},
                       {.name = "--output", .target = &arguments->output, .description = "a folder that is not there yet", .required = true},
                       {.name = "--weights",

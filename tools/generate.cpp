@@ -81,7 +81,7 @@ Command generate_command() {
                       dtype_option(arguments->dtype),
                       {.name = "--max-new-tokens",
                        .target = &sampling.max_new_tokens,
-                       .description = "tokens to write; an imported model ends at the end tokens of its generation_config.json"},
+                       .description = "tokens to write; a model from Hugging Face ends at the end tokens of its generation_config.json"},
                       {.name = "--temperature", .target = &sampling.temperature, .description = "0: always the likeliest token"},
                       {.name = "--top-k", .target = &sampling.top_k, .description = "draw from the k likeliest tokens; 0: from all"},
                       {.name = "--top-p", .target = &sampling.top_p, .description = "draw from the likeliest tokens that together reach p"},

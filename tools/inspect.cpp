@@ -11,7 +11,7 @@
 #include "mantissa/checkpoint/checkpoint_diff.h"
 #include "mantissa/checkpoint/checkpoint_search.h"
 #include "mantissa/checkpoint/precision_setup.h"
-#include "mantissa/checkpoint/weight_source.h"
+#include "mantissa/checkpoint/tensor_reader.h"
 #include "mantissa/data/dataset.h"
 #include "mantissa/data/fingerprint.h"
 #include "mantissa/hf/hf_weights.h"

@@ -54,12 +54,9 @@ std::string start_line(const StartEvent& event, const ParallelConfig& parallel) 
   return line;
 }
 
-std::string save_line(const SaveEvent& event) {
-  const std::string saved = event.path.empty() ? "" : text(" | ", printable(event.path));
-  if (!event.problem.empty())
-    return text("save  ", event.step, saved, event.path.empty() ? " | FAILED: " : " | export FAILED: ", printable(event.problem));
-  return text("save  ", event.step, saved, event.exported.empty() ? "" : text(" | ", printable(event.exported)), " | ",
-              duration_text(event.seconds));
+std::string save_line(const char* what, const SaveEvent& event) {
+  if (!event.problem.empty()) return text(what, ' ', event.step, " | FAILED: ", printable(event.problem));
+  return text(what, ' ', event.step, " | ", printable(event.path), " | ", duration_text(event.seconds));
 }
 
 void print_summary(Console& console, const TrainSummary& summary) {
@@ -96,9 +93,11 @@ TrainEvents events_for(Console& console, LogLevel level, const ParallelConfig& p
   };
   events.evaluated = [show](const EvaluationEvent& event) { show(evaluation_line(event)); };
   events.wrote = [&console](const SampleEvent& event) { console.line(sample_box(event)); };
-  events.saved = [show](const SaveEvent& event) {
-    show(save_line(event), event.problem.empty() ? Console::Tone::normal : Console::Tone::alarm);
+  const auto show_save = [show](const char* what, const SaveEvent& event) {
+    show(save_line(what, event), event.problem.empty() ? Console::Tone::normal : Console::Tone::alarm);
   };
+  events.saved = [show_save](const SaveEvent& event) { show_save("save ", event); };
+  events.exported = [show_save](const ExportEvent& event) { show_save("export", event); };
   events.request = take_request;
   return events;
 }

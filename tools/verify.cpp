@@ -32,26 +32,25 @@ void require_whole(const std::filesystem::path& folder) {
 
 ExitCode verify_folder_against(const VerifyArguments& arguments) {
   HfWeights folder(arguments.path);
-  CheckpointReader reader = open_checkpoint(*arguments.against);
-  const SavedModel saved = saved_model(reader);
+  ModelExport against(*arguments.against, {});
+  ForwardWeights& weights = against.weights();
+  const std::string where = printable(weights.where());
   const auto differs = [&](const char* how, const std::vector<std::string>& lines) {
     if (lines.empty()) return false;
-    std::cout << printable(arguments.path) << ' ' << how << ' ' << printable(reader.directory().string()) << ":\n";
+    std::cout << printable(arguments.path) << ' ' << how << ' ' << where << ":\n";
     for (const std::string& line : lines) std::cout << "  " << printable(line) << '\n';
     return true;
   };
-  if (differs("is of another model than", export_model_differences(folder, saved.config.model))) return ExitCode::difference;
-  CheckpointWeights source(reader);
-  ForwardWeights weights(source, saved.plan);
+  if (differs("is of another model than", export_model_differences(folder, against.model()))) return ExitCode::difference;
   if (differs("has codes that a server multiplies otherwise than", export_scheme_differences(folder, weights))) return ExitCode::difference;
   const std::optional<std::string> difference =
-      with_read_progress(bytes_to_compare(arguments.path, reader), [&] { return export_difference(folder, weights); });
+      with_read_progress(bytes_to_compare(arguments.path, *arguments.against), [&] { return export_difference(folder, weights); });
   if (difference) {
-    std::cout << printable(arguments.path) << ": " << printable(*difference) << " (" << printable(reader.directory().string()) << ")\n";
+    std::cout << printable(arguments.path) << ": " << printable(*difference) << " (" << where << ")\n";
     return ExitCode::difference;
   }
   std::cout << printable(arguments.path) << ": 0 values differ in " << count_text(folder.tensors().size(), "tensor")
-            << " from what forward multiplies by in " << printable(reader.directory().string()) << '\n';
+            << " from what forward multiplies by in " << where << '\n';
   return ExitCode::ok;
 }
 
@@ -99,8 +98,9 @@ Command verify_command() {
                        .required = true},
                       {.name = "--against",
                        .target = &arguments->against,
-                       .description = "of an export: the checkpoint whose forward weights it must hold, bit for bit, with inputs quantized "
-                                      "alike; else exit code 1"}},
+                       .description =
+                           "of an export: the checkpoint or folder whose forward weights it must hold, bit for bit, with inputs quantized "
+                           "alike; else exit code 1"}},
           .run = [arguments] { return verify(*arguments); }};
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes tiny random models of the architectures that mantissa imports, with transformers itself.
+"""Makes tiny random models of the architectures that mantissa reads, with transformers itself.
 
     .venv-interop/bin/python scripts/interop/hf_models.py ARCHITECTURE FOLDER     writes every case of an architecture and loads it again
 

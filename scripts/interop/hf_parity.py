@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Holds mantissa's import and export of an architecture of models against transformers.
+"""Holds mantissa's reading and export of an architecture of models against transformers.
 
     .venv-interop/bin/python scripts/interop/hf_parity.py --mantissa build/release/bin/mantissa llama
 
-Every case of hf_models.py: transformers writes a random model, mantissa imports it, tells the log-probabilities of some tokens, goes on after
-them, takes one training step, and exports the import, which transformers reads again. Log-probabilities in fp32 agree to 1e-4, gradients to 1e-3
+Every case of hf_models.py: transformers writes a random model, mantissa tells the log-probabilities of some tokens, goes on after them, takes
+one training step, and exports the model, which transformers reads again. Log-probabilities in fp32 agree to 1e-4, gradients to 1e-3
 of their root mean square, tensors that were not trained to the byte. Then, for every kind of rotation, log-probabilities of 16,384 tokens, to 1e-4
 as well. Prints a line per case, and exits with 1 if something differs.
 """
@@ -79,7 +79,7 @@ def stored_names(made):
 
 
 def same_tensors(made, export):
-    """An import that was not trained goes out as it came in."""
+    """A model that was not trained goes out as it came in."""
     before, after, names = Folder(made.folder), Folder(export), stored_names(made)
     packed = packed_weights(before)
     require(after.names() == names.keys(), "export has other tensors:", sorted(after.names() ^ names.keys()))
@@ -115,17 +115,15 @@ def same_words(made, export):
         require(before(text)["input_ids"] == after(text)["input_ids"], "the exported tokenizer has other ids")
 
 
-def check(mantissa, made, number):
+def check(mantissa, made):
     """What agreed by how much."""
-    checkpoint, tokens = mantissa.work / f"import-{number}", prompts(made.case["vocab_size"])
+    tokens = prompts(made.case["vocab_size"])
     theirs = [log_probabilities(made.model, ids) for ids in tokens]
-    mantissa.run("import", made.folder, "--output", checkpoint)
-    ours = mantissa.log_probabilities(checkpoint, tokens, "--dtype", "fp32")
-    outcome = f"import {apart(ours, theirs, LOG_PROBABILITY, 'import'):.1e}"
-    apart(mantissa.log_probabilities(made.folder, tokens, "--dtype", "fp32"), ours, 0, "eval of the folder and of its import")
-    same_continuation(mantissa, made, checkpoint, tokens[1])
-    outcome += f" export {exported(mantissa, made, checkpoint, tokens, theirs):.1e}"
-    return f"{outcome} {same_gradients(mantissa, made, checkpoint)}"
+    ours = mantissa.log_probabilities(made.folder, tokens, "--dtype", "fp32")
+    outcome = f"eval {apart(ours, theirs, LOG_PROBABILITY, 'eval'):.1e}"
+    same_continuation(mantissa, made, made.folder, tokens[1])
+    outcome += f" export {exported(mantissa, made, made.folder, tokens, theirs):.1e}"
+    return f"{outcome} {same_gradients(mantissa, made, made.folder)}"
 
 
 def same_continuation(mantissa, made, checkpoint, tokens):
@@ -135,7 +133,7 @@ def same_continuation(mantissa, made, checkpoint, tokens):
 
 
 def exported(mantissa, made, checkpoint, tokens, theirs):
-    """How far log-probabilities of the export are from those of the model that was imported."""
+    """How far log-probabilities of the export are from those of the model that was exported."""
     export = mantissa.work / "export"
     mantissa.run("export", checkpoint, "--output", export)
     mantissa.run("verify", export, "--against", checkpoint)
@@ -181,7 +179,7 @@ def main():
             made = make(args.architecture, case, Path(work) / "model")
             try:
                 mantissa = Mantissa(args.mantissa, work)
-                outcome = check_far(mantissa, made) if "positions" in case else check(mantissa, made, number)
+                outcome = check_far(mantissa, made) if "positions" in case else check(mantissa, made)
             except Failed as failure:
                 outcome, failures = f"FAILED: {failure}", failures + 1
         print(f"{versions} | {number}: {made.label()} | {outcome}", flush=True)

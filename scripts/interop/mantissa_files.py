@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+from safetensors import safe_open
 
 LLMC_MAGIC = 20240520  # then version and count, in a header of 1,024 bytes
 DTYPES = {"fp32": np.float32, "i32": np.int32}
@@ -23,12 +24,12 @@ class Checkpoint:
 
     def read(self, name):
         entry = self.tensors[name]
-        dtype = np.dtype(DTYPES[entry["dtype"]])
-        out = np.empty(entry["shape"], dtype)
+        out = np.empty(entry["shape"], DTYPES[entry["dtype"]])
         for piece in entry["pieces"]:
-            file = self.folder / self.manifest["shards"][piece["shard"]]["file"]
-            box = np.fromfile(file, dtype, count=int(np.prod(piece["size"])), offset=piece["offset"]).reshape(piece["size"])
-            out[tuple(slice(s, s + n) for s, n in zip(piece["start"], piece["size"]))] = box
+            ranges = list(zip(piece["start"], piece["size"]))
+            box = "" if piece["size"] == entry["shape"] else "[" + ",".join(f"{s}:{s + n}" for s, n in ranges) + "]"
+            with safe_open(self.folder / self.manifest["shards"][piece["shard"]]["file"], "numpy") as shard:
+                out[tuple(slice(s, s + n) for s, n in ranges)] = shard.get_tensor(name + box)
         return out
 
     def masters(self):

@@ -54,8 +54,8 @@ class Mantissa:
         self.run("train", self.work / f"{name}.json")
         return Checkpoint(run / "checkpoints" / (run / "checkpoints/latest").read_text().split()[0])
 
-    def one_step(self, start, vocab_size, seed):
-        """Gradients of the first step that starts from a checkpoint, by mantissa's names, and the tokens [B, T + 1] of that step."""
+    def one_step(self, start, vocab_size, seed, checkpoint=False):
+        """Gradients of the first step from a model, by mantissa's names, and the tokens [B, T + 1] of that step; or its checkpoint."""
         tokens = np.random.default_rng(seed).integers(0, vocab_size, 500).tolist()
         after = self.trained(f"step-{seed}-from-{Path(start).name}", tokens, {
             "checkpoint": {"init_from": str(start)},
@@ -63,5 +63,7 @@ class Mantissa:
             "precision": {"dtype": "fp32", "recipe": "high"},
             "optimizer": {"lr": 1e-12, "beta1": 0.5, "weight_decay": 0.0, "grad_clip": 0.0},
             "schedule": {"type": "constant", "warmup_steps": 0}})
+        if checkpoint:
+            return after
         moments = {name.removeprefix("m."): after.read(name) for name in after.tensors if name.startswith("m.")}
         return {name: moment / 0.5 for name, moment in moments.items()}, TrainingBatches(after).step(0)

@@ -57,6 +57,12 @@ File File::create(const std::filesystem::path& path, int64_t reserve_bytes) {
   return file;
 }
 
+File File::open_for_writing(const std::filesystem::path& path) {
+  const int fd = ::open(path.c_str(), O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  if (fd < 0) storage_error(path, "opening the file");
+  return {fd, path};
+}
+
 File File::open(const std::filesystem::path& path) {
   // O_NONBLOCK keeps a pipe in the file's place from blocking us.
   const int fd = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);

@@ -40,4 +40,16 @@ Hash64 StreamHash::finish() {
   return hash;
 }
 
+Hash64 xxh64(int64_t bytes, const std::function<void(int64_t, std::span<std::byte>)>& read) {
+  constexpr int64_t kPiece = 2 << 20;
+  StreamHash hash;
+  std::vector<std::byte> piece;
+  for (int64_t at = 0; at < bytes; at += kPiece) {
+    piece.resize(static_cast<size_t>(std::min(kPiece, bytes - at)));
+    read(at, piece);
+    hash.update(piece);
+  }
+  return hash.finish();
+}
+
 }  // namespace mantissa

@@ -4,9 +4,11 @@
 #include <utility>
 
 #include "mantissa/base/integers.h"
+#include "mantissa/base/printable.h"
 #include "mantissa/base/utf8.h"
 #include "mantissa/checkpoint/checkpoint_manifest.h"
 #include "mantissa/io/plain_file_name.h"
+#include "mantissa/io/safetensors.h"
 
 namespace mantissa {
 namespace {
@@ -18,7 +20,7 @@ struct ByteRange {
 class ManifestChecker {
  public:
   ManifestChecker(const Manifest& manifest, const std::string& source, ExitCode code)
-      : manifest_(manifest), source_(source), code_(code), used_(manifest.shards.size()) {}
+      : manifest_(manifest), source_(source), code_(code), used_(manifest.shards.size()), header_bytes_(used_.size()) {}
 
   void check() {
     check(manifest_.step >= 0 && manifest_.samples >= 0, "step and samples must not be negative");
@@ -32,12 +34,17 @@ class ManifestChecker {
     }
     for (const ManifestTensor& tensor : manifest_.tensors) {
       check(!tensor.name.empty() && tensor.name.size() <= Manifest::kMaxNameBytes, "a tensor name has ", tensor.name.size(), " bytes");
-      check(std::none_of(tensor.name.begin(), tensor.name.end(), is_control), "a tensor has a name with control characters");
       check(is_utf8(tensor.name), "a tensor has a name that is no UTF-8");
+      check(printable(tensor.name) == tensor.name, "a tensor has a name with control characters");
+      check(tensor.name.find('[') == std::string::npos && tensor.name != "__metadata__", "no tensor may be called ", tensor.name);
       check(names.insert(tensor.name).second, "two tensors are called ", tensor.name);
       check_tensor(tensor);
     }
-    for (size_t i = 0; i < used_.size(); ++i) check_shard_is_tiled(manifest_.shards[i], used_[i]);
+    for (size_t i = 0; i < used_.size(); ++i) {
+      check_shard_is_tiled(manifest_.shards[i], used_[i]);
+      check(std::cmp_less_equal(used_[i].size(), SafetensorsLimits::kTensors) && header_bytes_[i] <= SafetensorsLimits::kHeaderBytes,
+            manifest_.shards[i].file, ": more pieces than the header of a file holds");
+    }
   }
 
  private:
@@ -45,8 +52,6 @@ class ManifestChecker {
   void check(bool ok, const Parts&... parts) const {
     require(ok, code_, source_, ": ", parts...);
   }
-
-  static bool is_control(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }
 
   void check_shard(const Shard& shard) const {
     check(shard.chunk_bytes > 0 && shard.chunk_bytes <= Manifest::kMaxChunkBytes, shard.file, ": chunks of ", shard.chunk_bytes, " bytes");
@@ -90,7 +95,9 @@ class ManifestChecker {
     const int64_t room = manifest_.shards[static_cast<size_t>(piece.shard)].bytes;
     check(bytes <= room && piece.offset >= 0 && piece.offset <= room - bytes, tensor.name, ": ", bytes, " bytes at offset ", piece.offset,
           " are not inside shard ", piece.shard);
-    used_[static_cast<size_t>(piece.shard)].push_back({piece.offset, piece.offset + bytes});
+    const auto shard = static_cast<size_t>(piece.shard);
+    used_[shard].push_back({piece.offset, piece.offset + bytes});
+    header_bytes_[shard] += kEntryBytes + 2 * static_cast<int64_t>(tensor.name.size());
   }
 
   static bool overlap(const Box& a, const Box& b) {
@@ -127,7 +134,10 @@ class ManifestChecker {
   const Manifest& manifest_;
   const std::string& source_;
   ExitCode code_;
+  static constexpr int64_t kEntryBytes = 512;  // of a header, beside the name: box, shape and offsets
+
   std::vector<std::vector<ByteRange>> used_;  // per shard, by the pieces
+  std::vector<int64_t> header_bytes_;         // per shard, at most
 };
 
 }  // namespace

@@ -12,7 +12,7 @@
 #include "mantissa/checkpoint/ranks_together.h"
 #include "mantissa/checkpoint/read_shard.h"
 #include "mantissa/checkpoint/saved_model.h"
-#include "mantissa/checkpoint/weight_source.h"
+#include "mantissa/checkpoint/tensor_reader.h"
 #include "mantissa/json/json_fields.h"
 #include "mantissa/models/model_shape.h"
 
@@ -43,53 +43,17 @@ void require_saved_as(const ManifestTensor& saved, bool fits, const Tensor& out,
           shape_text(saved.shape), ", the model needs ", out.dtype(), " ", shape_text(needed));
 }
 
-// Reads what belongs to a shard.
-class ShardReader {
- public:
-  explicit ShardReader(CheckpointReader& reader) : reader_(reader) {
-    for (const ParameterShape& parameter : parameter_shapes(model_shape(saved_config(reader).model))) {
-      if (parameter.padded != parameter.shape) padded_shapes_.emplace(parameter.name, parameter);
-    }
+// Reads what belongs to a shard. The padding of the vocabulary, which is not stored, becomes zeros.
+void read_saved(CheckpointReader& reader, const char* prefix, const ParameterShard& shard, const Tensor& out) {
+  const std::string name = prefix + shard.of->name;
+  const std::vector<int64_t> needed = dimensions(shard.of->stored_shape());
+  require_saved_as(reader.tensor(name), reader.tensor(name).shape == needed, out, needed, reader);
+  for (const ParameterShard::Chunk& chunk : shard.chunks()) {
+    const Tensor rows = out.slice(chunk.begin - shard.begin, chunk.end - shard.begin);
+    fill_from_host(rows, [&](std::span<std::byte> bytes) { reader.read(name, box_of(shard, chunk), bytes); });
   }
-
-  // Reads what training starts from: the master, or the value of an imported file.
-  void read_weight(const ParameterShard& shard, const Tensor& master) {
-    const std::string &name = shard.of->name, value = "value." + name;
-    if (!reader_.has(value) && !reader_.has("codes." + name)) return read("master.", shard, master);
-    const std::vector<int64_t> needed = dimensions(shard.of->stored_shape());
-    require(!reader_.has(value) || reader_.tensor(value).shape == needed, ExitCode::usage, reader_.directory().string(), ": ", name,
-            " has another shape than ", shape_text(needed), ", which the model needs");
-    CheckpointWeights weights(reader_);
-    read_shard(weights, shard, master);
-  }
-
-  void read(const char* prefix, const ParameterShard& shard, const Tensor& out) {
-    const std::string name = prefix + shard.of->name;
-    const ManifestTensor& saved = reader_.tensor(name);
-    const std::vector<int64_t> needed = dimensions(shard.of->stored_shape());
-    const bool padded = saved.shape != needed && with_padding(shard.of->name, saved.shape, needed);
-    require_saved_as(saved, padded || saved.shape == needed, out, needed, reader_);
-    if (padded && padded_.empty()) padded_ = name;
-    for (const ParameterShard::Chunk& chunk : shard.chunks()) {
-      const Tensor rows = out.slice(chunk.begin - shard.begin, chunk.end - shard.begin);
-      fill_from_host(rows, [&](std::span<std::byte> bytes) { reader_.read(name, box_of(shard, chunk), bytes); });
-    }
-    out.device().run(Fill{.out = out.slice(shard.stored_end() - shard.begin, out.dim(0)), .value = 0.0});
-  }
-
-  // Returns the first tensor that was saved with its padding, as all were in early checkpoints.
-  const std::string& padded() const { return padded_; }
-
- private:
-  bool with_padding(const std::string& name, const std::vector<int64_t>& saved, const std::vector<int64_t>& needed) const {
-    const auto found = padded_shapes_.find(name);
-    return found != padded_shapes_.end() && saved == dimensions(found->second.padded) && needed == dimensions(found->second.shape);
-  }
-
-  CheckpointReader& reader_;
-  std::map<std::string, ParameterShape> padded_shapes_;  // of the model that was saved
-  std::string padded_;
-};
+  out.device().run(Fill{.out = out.slice(shard.stored_end() - shard.begin, out.dim(0)), .value = 0.0});
+}
 
 // Reads buffers whole, on every rank.
 void read_buffer(CheckpointReader& reader, const Buffer& buffer) {
@@ -146,13 +110,9 @@ void require_same_order(const RunConfig& saved, const RunConfig& current, const 
           "\ncheckpoint.init_from starts a new run with its weights");
 }
 
-// Requires that the checkpoint is of the same model, data, order of tokens and tokenizer, and holds a state to continue from.
+// Requires that the checkpoint is of the same model, data, order of tokens and tokenizer.
 void require_same_run(const CheckpointReader& reader, const RunConfig& saved, const TrainedParts& parts) {
   const std::string folder = reader.directory().string(), source = (reader.directory() / "manifest.json").string();
-  const bool weights_only =
-      std::ranges::none_of(reader.manifest().tensors, [](const ManifestTensor& tensor) { return tensor.name.starts_with("m."); });
-  require(!weights_only, ExitCode::usage, folder,
-          ": holds weights, and no state of a run to continue; checkpoint.init_from starts a new run with them");
   require_same_model(saved, parts.config, folder);
   require_same_data(from_json<DataFingerprints>(reader.manifest().fingerprints.dataset, source + ": fingerprints.dataset"),
                     parts.data.fingerprints);
@@ -247,10 +207,9 @@ TrainState restore(CheckpointReader& reader, const TrainedParts& parts) {
   });
   load_weights(reader, parts.plan, purpose, parts.parameters, &parts.optimizer);
   agree_on_reading(world, [&] {
-    ShardReader moments(reader);
     for (const Optimizer::State& own : parts.optimizer.states()) {
-      moments.read("m.", own.shard, own.first_moment);
-      moments.read("v.", own.shard, own.second_moment);
+      read_saved(reader, "m.", own.shard, own.first_moment);
+      read_saved(reader, "v.", own.shard, own.second_moment);
     }
   });
   parts.optimizer.set_updates(state.updates);
@@ -262,11 +221,10 @@ void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor p
                   const Communicator& replica) {
   const Communicator ranks = optimizer ? optimizer->shards().mesh().world : replica;
   parameters.clear_nonfinite();  // a candidate that was given up may have raised it
-  ShardReader masters(reader);
   agree_on_reading(ranks, [&] {
     std::string bad;
     const auto load = [&](const ParameterShard& shard, const Tensor& master) {
-      masters.read_weight(shard, master);
+      read_saved(reader, "master.", shard, master);
       parameters.store(shard, master);
       if (bad.empty()) bad = nonfinite_weight(shard, master);
     };
@@ -280,9 +238,6 @@ void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor p
   });
   if (optimizer) optimizer->shards().gather();
   warn_of_new_biases(reader, parameters);
-  if (!masters.padded().empty()) {
-    log_warning(reader.directory().string(), ": ", masters.padded(), " was saved with the padding of the vocabulary, which is dropped");
-  }
   for (const ManifestTensor& tensor : reader.manifest().tensors) {
     if (!tensor.name.ends_with("_extra_state") || tensor.pieces.empty()) continue;
     log_warning(reader.directory().string(), ": ", tensor.name, " is ignored: quantization here keeps no state of its own");

@@ -238,17 +238,19 @@ SavedCheckpoint CheckpointDirectory::commit(const Save& save) {
   log_info("checkpoint ", saved.path.string(), saved.already_there ? " was saved before" : " saved", " (", saved.bytes, " bytes)");
   try {
     for (; !superseded_.empty(); superseded_.pop_back()) discard(superseded_.back());
-    delete_old(step);
   } catch (const Error& error) {
     log_warning("an old checkpoint was not deleted: ", error.what());
   }
+  newest_step_ = step;
+  delete_old();
   return saved;
 }
 
 SavedCheckpoint CheckpointDirectory::save(const CheckpointContent& content) {
-  const Save save = begin(assemble_manifest(content, {describe_shard(content.tensors, 0, content.step)}));
+  const ShardEntry shard = describe_shard(content.tensors, 0, content.step);
+  const Save save = begin(assemble_manifest(content, {shard}));
   try {
-    if (!save.folder.empty()) write_shard(content.tensors, save.manifest.shards.front(), save.folder);
+    if (!save.folder.empty()) write_shard(content.tensors, shard, save.folder);
   } catch (...) {
     abandon(save);
     throw;
@@ -256,19 +258,29 @@ SavedCheckpoint CheckpointDirectory::save(const CheckpointContent& content) {
   return commit(save);
 }
 
-void CheckpointDirectory::delete_old(int64_t newest_step) const {
+void CheckpointDirectory::unpin(int64_t step) {
+  pinned_.erase(step);
+  delete_old();
+}
+
+// What cannot be deleted now is tried again after the next save.
+void CheckpointDirectory::delete_old() const {
   int64_t valid = 0;
-  const std::vector<int64_t> steps = steps_in(folder_);
-  for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
-    if (*step > newest_step) continue;  // of a run that was left for an older checkpoint: not ours to delete
-    const fs::path path = folder_ / checkpoint_name(*step);
-    try {
-      open_step(path, *step);
-      if (++valid <= keep_.latest || (keep_.every > 0 && *step % keep_.every == 0)) continue;
-      discard(path);
-    } catch (const CheckpointDamage& damage) {
-      log_warning("a damaged checkpoint is not counted: ", damage.what());
+  try {
+    const std::vector<int64_t> steps = steps_in(folder_);
+    for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
+      if (*step > newest_step_) continue;  // of a run that was left for an older checkpoint: not ours to delete
+      const fs::path path = folder_ / checkpoint_name(*step);
+      try {
+        open_step(path, *step);
+        const bool kept = ++valid <= keep_.latest || (keep_.every > 0 && *step % keep_.every == 0) || pinned_.contains(*step);
+        if (!kept) discard(path);
+      } catch (const CheckpointDamage& damage) {
+        log_warning("a damaged checkpoint is not counted: ", damage.what());
+      }
     }
+  } catch (const Error& error) {
+    log_warning("an old checkpoint was not deleted: ", error.what());
   }
 }
 

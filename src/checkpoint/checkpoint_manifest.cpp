@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "mantissa/base/hash.h"
+#include "mantissa/io/safetensors.h"
 #include "mantissa/json/json.h"
 #include "mantissa/json/json_fields.h"
 
@@ -12,7 +13,60 @@ namespace {
 
 constexpr size_t kHashLine = 17;  // 16 digits and the end of line
 
+FileDtype file_dtype(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::f32: return FileDtype::f32;
+    case Dtype::bf16: return FileDtype::bf16;
+    case Dtype::f64: return FileDtype::f64;
+    case Dtype::i32: return FileDtype::i32;
+    case Dtype::u8: return FileDtype::u8;
+  }
+  fail(ExitCode::internal, "a dtype without a name in files");
+}
+
+std::string piece_name(const ManifestTensor& tensor, const Box& box) {
+  if (box == whole_box(tensor.shape)) return tensor.name;
+  std::string ranges;
+  for (size_t d = 0; d < box.size.size(); ++d) ranges += text(d == 0 ? "" : ",", box.start[d], ":", box.start[d] + box.size[d]);
+  return tensor.name + "[" + ranges + "]";
+}
+
+struct PlacedPiece {
+  int64_t offset;
+  SafetensorsTensor tensor;
+};
+
+PlacedPiece placed(const ManifestTensor& tensor, const Piece& piece) {
+  return {piece.offset, {.name = piece_name(tensor, piece.box), .dtype = file_dtype(tensor.dtype), .shape = piece.box.size}};
+}
+
+std::string header_of(std::vector<PlacedPiece>& pieces) {
+  std::ranges::sort(pieces, {}, &PlacedPiece::offset);
+  std::vector<SafetensorsTensor> tensors;
+  tensors.reserve(pieces.size());
+  for (PlacedPiece& piece : pieces) tensors.push_back(std::move(piece.tensor));
+  return format_safetensors_header(tensors, {});
+}
+
 }  // namespace
+
+std::vector<std::string> shard_headers(const Manifest& manifest) {
+  std::vector<std::vector<PlacedPiece>> shards(manifest.shards.size());
+  for (const ManifestTensor& tensor : manifest.tensors) {
+    for (const Piece& piece : tensor.pieces) shards[static_cast<size_t>(piece.shard)].push_back(placed(tensor, piece));
+  }
+  std::vector<std::string> headers;
+  for (std::vector<PlacedPiece>& pieces : shards) headers.push_back(header_of(pieces));
+  return headers;
+}
+
+std::string shard_header(const std::vector<ManifestTensor>& tensors) {
+  std::vector<PlacedPiece> pieces;
+  for (const ManifestTensor& tensor : tensors) {
+    for (const Piece& piece : tensor.pieces) pieces.push_back(placed(tensor, piece));
+  }
+  return header_of(pieces);
+}
 
 int64_t Box::elements() const {
   int64_t n = 1;
@@ -63,7 +117,7 @@ Manifest parse_manifest(std::string_view content, const std::string& source) {
   const JsonReader reader(root, source);
   const auto version = reader.at("format_version").as<int64_t>();
   require(version == Manifest::kFormatVersion, ExitCode::data, source, ": format version ", version, ", this program reads version ",
-          Manifest::kFormatVersion);
+          Manifest::kFormatVersion, "; export it with the program that wrote it, and start from that by checkpoint.init_from");
   Manifest manifest = reader.as<Manifest>({}, UnknownNames::refused);
   check_manifest(manifest, source, ExitCode::data);
   return manifest;

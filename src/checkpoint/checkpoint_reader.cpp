@@ -67,7 +67,7 @@ CheckpointReader::CheckpointReader(const std::filesystem::path& directory) : dir
   std::error_code error;
   require(std::filesystem::is_directory(directory, error), ExitCode::usage, directory.string(), ": there is no such checkpoint folder");
   reading([&] { open_manifest(); });
-  reading([&] { check_sizes(); });
+  reading([&] { check_shards(); });
 }
 
 void CheckpointReader::open_manifest() {
@@ -78,11 +78,17 @@ void CheckpointReader::open_manifest() {
   for (size_t i = 0; i < manifest_.tensors.size(); ++i) index_.emplace(manifest_.tensors[i].name, i);
 }
 
-void CheckpointReader::check_sizes() const {
-  for (const Shard& shard : manifest_.shards) {
-    const File file = File::open(directory_ / shard.file);
-    require(file.size() == shard.bytes, ExitCode::data, file.path().string(), ": has ", file.size(), " bytes, the manifest says ",
-            shard.bytes);
+void CheckpointReader::check_shards() {
+  const std::vector<std::string> headers = shard_headers(manifest_);
+  std::string found;
+  for (size_t i = 0; i < headers.size(); ++i) {
+    const File file = File::open(directory_ / manifest_.shards[i].file);
+    header_bytes_.push_back(static_cast<int64_t>(headers[i].size()));
+    const int64_t bytes = header_bytes_.back() + manifest_.shards[i].bytes;
+    require(file.size() == bytes, ExitCode::data, file.path().string(), ": has ", file.size(), " bytes, the manifest says ", bytes);
+    found.resize(headers[i].size());
+    file.read_at(0, std::as_writable_bytes(std::span(found)));
+    require(found == headers[i], ExitCode::data, file.path().string(), ": is damaged: its header is not that of the manifest");
   }
 }
 
@@ -102,7 +108,7 @@ std::span<const std::byte> CheckpointReader::chunk(int64_t shard_index, int64_t 
   if (buffered_chunk_ == index) return buffer_;
   buffered_chunk_ = -1;
   buffer_.resize(static_cast<size_t>(std::min(shard.chunk_bytes, shard.bytes - index * shard.chunk_bytes)));
-  file_.read_at(index * shard.chunk_bytes, buffer_);
+  file_.read_at(header_bytes_[static_cast<size_t>(shard_index)] + index * shard.chunk_bytes, buffer_);
   require(xxh64(buffer_) == shard.hashes[static_cast<size_t>(index)], ExitCode::data, file_.path().string(), ": chunk ", index, " (bytes ",
           index * shard.chunk_bytes, " to ", index * shard.chunk_bytes + static_cast<int64_t>(buffer_.size()), ") is damaged");
   buffered_chunk_ = index;

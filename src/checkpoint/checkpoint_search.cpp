@@ -173,11 +173,12 @@ std::vector<CheckpointStatus> list_checkpoints(const fs::path& folder) {
   std::vector<CheckpointStatus> out;
   for (const int64_t step : steps_in(folder)) {
     const std::string name = checkpoint_name(step);
-    CheckpointStatus status{.path = folder / name, .step = step, .latest = latest && latest->name == name, .problem = ""};
+    CheckpointStatus status{.path = folder / name, .step = step, .latest = latest && latest->name == name, .hash = "", .problem = ""};
     try {
       const CheckpointReader reader = open_candidate({.path = status.path, .step = step, .hash = status.latest ? latest->hash : ""});
       status.samples = reader.manifest().samples;
       status.bytes = reader.bytes();
+      status.hash = reader.hash();
       status.tensors = reader.manifest().tensors.size();
     } catch (const Error& problem) {
       status.problem = problem.what();

@@ -1,6 +1,7 @@
 #include "mantissa/checkpoint/checkpoint_writer.h"
 
 #include <algorithm>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <unordered_map>
@@ -48,6 +49,12 @@ ManifestTensor describe_tensor(const CheckpointTensor& tensor, int64_t shard, in
   return entry;
 }
 
+// Returns wide elements before narrow ones, so that all are aligned in a file.
+std::vector<CheckpointTensor> in_shard_order(std::vector<CheckpointTensor> tensors) {
+  std::ranges::stable_sort(tensors, std::greater(), [](const CheckpointTensor& tensor) { return dtype_bytes(tensor.data.dtype()); });
+  return tensors;
+}
+
 // Returns the position in the whole tensor of an element of the data.
 int64_t global_index(const CheckpointTensor& tensor, int64_t index) {
   for (const Box& box : boxes_of(tensor)) {
@@ -87,7 +94,7 @@ ShardEntry describe_shard(const std::vector<CheckpointTensor>& tensors, int64_t 
   ShardEntry entry;
   ChunkHasher hasher;
   int64_t offset = 0;
-  for (const CheckpointTensor& tensor : tensors) {
+  for (const CheckpointTensor& tensor : in_shard_order(tensors)) {
     entry.tensors.push_back(describe_tensor(tensor, shard, offset));
     for_chunks(tensor, [&](int64_t begin, std::span<const std::byte> bytes) {
       require_finite(tensor, begin, bytes, step);
@@ -115,11 +122,13 @@ Manifest assemble_manifest(const CheckpointHead& head, const std::vector<ShardEn
   return manifest;
 }
 
-void write_shard(const std::vector<CheckpointTensor>& tensors, const Shard& shard, const std::filesystem::path& folder,
+void write_shard(const std::vector<CheckpointTensor>& tensors, const ShardEntry& entry, const std::filesystem::path& folder,
                  const Progressed& progressed) {
-  File file = File::create(folder / shard.file, shard.bytes);
-  int64_t offset = 0;
-  for (const CheckpointTensor& tensor : tensors) {
+  const std::string header = shard_header(entry.tensors);
+  auto offset = static_cast<int64_t>(header.size());
+  File file = File::create(folder / entry.shard.file, offset + entry.shard.bytes);
+  file.write_at(0, std::as_bytes(std::span(header)));
+  for (const CheckpointTensor& tensor : in_shard_order(tensors)) {
     for_chunks(tensor, [&](int64_t, std::span<const std::byte> bytes) {
       file.write_at(offset, bytes);
       offset += static_cast<int64_t>(bytes.size());

@@ -42,7 +42,7 @@ class ChunkHasher {
 
 inline std::string shard_name(int64_t shard) {
   const std::string digits = text(shard);
-  return "shard-" + std::string(5 - std::min<size_t>(5, digits.size()), '0') + digits + ".bin";
+  return "shard-" + std::string(5 - std::min<size_t>(5, digits.size()), '0') + digits + ".safetensors";
 }
 
 }  // namespace mantissa

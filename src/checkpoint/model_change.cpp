@@ -9,7 +9,7 @@
 #include "mantissa/checkpoint/checkpoint_search.h"
 #include "mantissa/checkpoint/config_differences.h"
 #include "mantissa/checkpoint/saved_model.h"
-#include "mantissa/checkpoint/weight_source.h"
+#include "mantissa/checkpoint/tensor_reader.h"
 #include "mantissa/precision/rules.h"
 
 namespace mantissa {
@@ -97,7 +97,7 @@ void require_initial_model(const RunConfig& saved, const RunConfig& current, con
           "\nleave the section model out to take its model, or list in checkpoint.allow_model_change the keys that are meant to differ");
 }
 
-std::vector<std::string> reconciled_weights(const WeightSource& weights, const PrecisionPlan& plan) {
+std::vector<std::string> reconciled_weights(const TensorReader& weights, const PrecisionPlan& plan) {
   std::map<std::pair<std::string, std::string>, std::vector<std::string>> changes;  // by module of any layer and what became of it
   for (const ModulePrecision& module : plan.modules()) {
     const std::string& path = module.module.path;

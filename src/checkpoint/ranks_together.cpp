@@ -108,7 +108,7 @@ SavedCheckpoint save_together(const Communicator& world, std::optional<Checkpoin
   progressed();
   try {
     agree(world, [&] {
-      if (!folder.empty()) write_shard(content.tensors, own.shard, folder, progressed);
+      if (!folder.empty()) write_shard(content.tensors, own, folder, progressed);
     });
   } catch (...) {
     if (directory) CheckpointDirectory::abandon(save);

@@ -15,7 +15,7 @@ Box box_of(const ParameterShard& shard, const ParameterShard::Chunk& chunk) {
   return box;
 }
 
-void read_shard(WeightSource& weights, const ParameterShard& shard, const Tensor& master) {
+void read_shard(TensorReader& weights, const ParameterShard& shard, const Tensor& master) {
   for (const ParameterShard::Chunk& chunk : shard.chunks()) {
     const Tensor rows = master.slice(chunk.begin - shard.begin, chunk.end - shard.begin);
     fill_from_host(rows, [&](std::span<std::byte> bytes) {

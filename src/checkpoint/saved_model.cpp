@@ -4,7 +4,6 @@
 #include <span>
 
 #include "mantissa/backend/functions.h"
-#include "mantissa/checkpoint/weight_source.h"
 #include "mantissa/models/model_shape.h"
 
 namespace mantissa {
@@ -12,60 +11,19 @@ namespace {
 
 std::string source_of_config(const CheckpointReader& reader) { return (reader.directory() / "manifest.json").string() + " (config)"; }
 
-void require_no_others(const CheckpointReader& reader, const std::vector<std::string>& prefixes, const char* kind, size_t expected) {
-  const auto of_kind = [&](const ManifestTensor& tensor) {
-    return std::ranges::any_of(prefixes, [&](const std::string& prefix) { return tensor.name.starts_with(prefix); });
-  };
-  const auto found = std::ranges::count_if(reader.manifest().tensors, of_kind);
-  require(std::cmp_equal(found, expected), ExitCode::data, source_of_config(reader), ": its model has ", expected, " ", kind,
-          ", but there are ", found);
-}
-
-// Requires codes and scales of whole blocks.
-void require_codes(const CheckpointReader& reader, const ParameterShape& needed) {
-  const std::string source = source_of_config(reader);
-  require(reader.has("scales." + needed.name), ExitCode::data, source, ": there are codes of ", needed.name, ", but no scales");
-  const ManifestTensor &codes = reader.tensor("codes." + needed.name), &scales = reader.tensor("scales." + needed.name);
-  const std::vector<int64_t> shape = dimensions(needed.shape);
-  const bool matrix = shape.size() == 2 && codes.shape.size() == 2 && scales.shape == std::vector{shape[0], shape[1] / kPackedBlock};
-  const bool fits = matrix && codes.shape[0] == shape[0] && (codes.shape[1] == shape[1] || codes.shape[1] * 2 == shape[1]);
-  require(fits && codes.dtype == Dtype::u8 && scales.dtype == Dtype::u8 && shape[1] % kPackedBlock == 0, ExitCode::data, source, ": ",
-          needed.name, " of its model is ", shape_text(shape), ", but its codes are ", shape_text(codes.shape), " and its scales ",
-          shape_text(scales.shape));
-}
-
-// Requires that the checkpoint has these parameters of a model and no others, as masters or as values or codes of an imported file. padded:
-// stored with padding, as in early checkpoints.
-void require_parameters(const CheckpointReader& reader, const std::vector<ParameterShape>& of) {
+// Requires that the checkpoint has these tensors of a model, PREFIX.NAME in fp32, and no others of this prefix.
+void require_tensors(const CheckpointReader& reader, const std::string& prefix, const char* kind, const std::vector<ParameterShape>& of) {
   const std::string source = source_of_config(reader);
   for (const ParameterShape& needed : of) {
-    if (reader.has("codes." + needed.name)) {
-      require_codes(reader, needed);
-      continue;
-    }
-    const bool imported = reader.has("value." + needed.name);
-    const std::string name = (imported ? "value." : "master.") + needed.name;
-    require(reader.has(name), ExitCode::data, source, ": its model has ", needed.name, ", but there is no tensor ", name);
-    const ManifestTensor& saved = reader.tensor(name);
-    const bool typed = saved.dtype == Dtype::f32 || (imported && saved.dtype == Dtype::bf16);
-    const bool fits = saved.shape == dimensions(needed.shape) || (!imported && saved.shape == dimensions(needed.padded));
-    require(typed && fits, ExitCode::data, source, ": ", needed.name, " of its model is fp32 ", shape_text(dimensions(needed.shape)),
-            ", but the tensor is ", saved.dtype, " ", shape_text(saved.shape));
-  }
-  require_no_others(reader, {"master.", "value.", "codes."}, "parameters", of.size());
-}
-
-void require_buffers(const CheckpointReader& reader, const std::vector<ParameterShape>& of) {
-  const std::string source = source_of_config(reader);
-  for (const ParameterShape& needed : of) {
-    const std::string name = "buffer." + needed.name;
+    const std::string name = prefix + needed.name;
     require(reader.has(name), ExitCode::data, source, ": its model has ", needed.name, ", but there is no tensor ", name);
     const ManifestTensor& saved = reader.tensor(name);
     require(saved.dtype == Dtype::f32 && saved.shape == dimensions(needed.shape), ExitCode::data, source, ": ", needed.name,
             " of its model is fp32 ", shape_text(dimensions(needed.shape)), ", but the tensor is ", saved.dtype, " ",
             shape_text(saved.shape));
   }
-  require_no_others(reader, {"buffer."}, "buffers", of.size());
+  const auto found = std::ranges::count_if(reader.manifest().tensors, [&](const auto& tensor) { return tensor.name.starts_with(prefix); });
+  require(std::cmp_equal(found, of.size()), ExitCode::data, source, ": its model has ", of.size(), " ", kind, ", but there are ", found);
 }
 
 // Reports an invalid config as damage of the checkpoint that holds it.
@@ -111,8 +69,8 @@ PrecisionPlan plan_for_tensors(const RunConfig& config, const CheckpointReader& 
   const std::string source = source_of_config(reader);
   as_data(source, [&] { check_saved(config); });
   const ModelShape model = model_shape(config.model);
-  require_parameters(reader, parameter_shapes(model));
-  require_buffers(reader, buffer_shapes(model));
+  require_tensors(reader, "master.", "parameters", parameter_shapes(model));
+  require_tensors(reader, "buffer.", "buffers", buffer_shapes(model));
   as_data(source, [&] { resolve_plan(for_ranks(config, {})); });
   return resolve_plan(use);  // what is wrong now is the number of ranks
 }

@@ -2,40 +2,75 @@
 
 #include <algorithm>
 #include <bit>
-#include <nlohmann/json.hpp>
+#include <numeric>
+#include <set>
 
+#include "hf/export_proof.h"
+#include "hf/export_weights.h"
 #include "mantissa/base/log.h"
-#include "mantissa/checkpoint/checkpoint.h"
+#include "mantissa/checkpoint/checkpoint_search.h"
 #include "mantissa/checkpoint/config_differences.h"
 #include "mantissa/checkpoint/saved_model.h"
 #include "mantissa/hf/export_files.h"
-#include "mantissa/hf/hf_weights.h"
-#include "mantissa/hf/write_export.h"
+#include "mantissa/io/pending_folder.h"
+#include "mantissa/models/model_shape.h"
 
 namespace mantissa {
+
+// What is exported, and what lies beside its weights.
+struct ExportedSource {
+  SavedModel model;
+  std::vector<TokenizerFile> files;
+  std::optional<Tokenizer> tokenizer = {};
+  std::optional<CheckpointReader> checkpoint = {};  // else a folder
+  std::unique_ptr<TensorReader> reader = {};
+  std::set<std::string> narrow = {};
+};
+
 namespace {
 
 namespace fs = std::filesystem;
-using nlohmann::json;
 
-// The names of imported tensors that were bf16 although the parameter they are a part of is kept in fp32.
-std::set<std::string> narrow_tensors(const CheckpointReader& reader) {
-  const json state = json::parse(reader.manifest().state);
+// Names the tensors that are bf16 in a folder although the parameter they are a part of is read in fp32.
+std::set<std::string> narrow_tensors(const HfWeights& weights) {
   std::set<std::string> names;
-  const json* const imported = state.is_object() && state.contains("imported") ? &state["imported"] : nullptr;
-  if (!imported || !imported->is_object() || !imported->contains("bf16_tensors")) return names;
-  const json& list = (*imported)["bf16_tensors"];
-  const bool good = list.is_array() && std::ranges::all_of(list, [](const json& name) { return name.is_string(); });
-  require(good, ExitCode::data, reader.directory().string(), ": state.imported.bf16_tensors must be a list of names");
-  for (const json& name : list) names.insert(name.get<std::string>());
+  for (const ArchitectureTensor& tensor : weights.tensors()) {
+    if (weights.file_dtype(tensor) != weights.form(tensor.parameter).dtype) names.insert(tensor.name);
+  }
   return names;
+}
+
+ExportedSource folder_source(const fs::path& from) {
+  auto weights = std::make_unique<HfWeights>(from);
+  const RunConfig config = weights->run_config();
+  ExportedSource source{.model = {.config = config, .plan = resolve_plan(config)}, .files = tokenizer_files(*weights)};
+  source.narrow = narrow_tensors(*weights);
+  source.reader = std::move(weights);
+  return source;
+}
+
+std::unique_ptr<ExportedSource> source_at(const fs::path& from) {
+  if (is_hf_folder(from)) return std::make_unique<ExportedSource>(folder_source(from));
+  CheckpointReader reader = open_checkpoint(from);
+  auto source = std::make_unique<ExportedSource>(
+      ExportedSource{.model = saved_model(reader), .files = tokenizer_files(reader), .tokenizer = saved_tokenizer(reader)});
+  source->checkpoint.emplace(std::move(reader));
+  source->reader = std::make_unique<CheckpointWeights>(*source->checkpoint);
+  return source;
+}
+
+// The bytes of a tensor as they are in its file.
+Hash64 hash_in_file(const fs::path& folder, const SafetensorsLayout& layout, size_t tensor) {
+  const auto [number, begin, end] = layout.place(tensor);
+  const File file = File::open(folder / layout.file(number));
+  return xxh64(end - begin, [&, first = begin](int64_t at, std::span<std::byte> piece) { file.read_at(first + at, piece); });
 }
 
 bool same_value(float a, float b, bool zeros_alike) {
   return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b) || (zeros_alike && a == 0.0F && b == 0.0F);
 }
 
-std::optional<std::string> tensor_difference(const ArchitectureTensor& tensor, HfWeights& folder, ForwardReader& weights) {
+std::optional<std::string> tensor_difference(const ArchitectureTensor& tensor, HfWeights& folder, ForwardWeights& weights) {
   const bool zeros_alike = weights.quantized(tensor.parameter).rule == ScaleRule::flashinfer;
   std::optional<std::string> found;
   std::vector<float> there, here;
@@ -60,27 +95,124 @@ std::optional<std::string> tensor_difference(const ArchitectureTensor& tensor, H
 
 }  // namespace
 
-ExportedModel export_model(CheckpointReader& reader, const fs::path& output, const ExportOptions& options) {
-  const SavedModel saved = saved_model(reader);
-  CheckpointWeights source(reader);
-  ForwardWeights weights(source, saved.plan);
-  const ExportedWeights exported(weights, saved.config.model, options, narrow_tensors(reader));
-  const std::vector<TokenizerFile> files = tokenizer_files(reader);
-  const std::optional<Tokenizer> tokenizer = saved_tokenizer(reader);
-  for (const std::string& warning : export_warnings(saved.config.model, own_tokenizer(files, tokenizer))) log_warning(warning);
-  const ExportHead head{.model = saved.config.model,
-                        .options = options,
-                        .files = files,
-                        .tokenizer = tokenizer,
-                        .step = reader.manifest().step,
-                        .manifest = reader.hash()};
-  return write_export(exported, weights, head, output, [&](const fs::path& folder) {
-    HfWeights written(folder);
-    std::optional<std::string> difference = export_difference(written, weights);
-    const std::vector<std::string> schemes = export_scheme_differences(written, weights);
-    if (!difference && !schemes.empty()) difference = schemes.front();
-    require(!difference, ExitCode::storage, output.string(), ": what was written is not what was to be: ", difference.value_or(""));
-  });
+struct ModelExport::Source {
+  Source(const fs::path& path, const ExportOptions& how)
+      : options(how),
+        from(source_at(path)),
+        weights(*from->reader, from->model.plan),
+        exported(weights, from->model.config.model, how, from->narrow) {}
+
+  ExportOptions options;
+  std::unique_ptr<ExportedSource> from;
+  ForwardWeights weights;
+  ExportedWeights exported;
+};
+
+ModelExport::ModelExport(const fs::path& from, const ExportOptions& options) : source_(std::make_unique<Source>(from, options)) {}
+ModelExport::~ModelExport() = default;
+
+const ModelConfig& ModelExport::model() const { return source_->from->model.config.model; }
+ForwardWeights& ModelExport::weights() { return source_->weights; }
+
+const std::string& ModelExport::manifest() const {
+  static const std::string kNone;
+  return source_->from->checkpoint ? source_->from->checkpoint->hash() : kNone;
+}
+
+std::vector<std::string> ModelExport::warnings() const {
+  return export_warnings(source_->from->model.config.model, own_tokenizer(source_->from->files, source_->from->tokenizer));
+}
+
+ExportedModel ModelExport::summary() const {
+  const SafetensorsLayout& layout = source_->exported.layout();
+  ExportedModel out{.architecture = source_->exported.architecture(), .tensors = std::ssize(layout.tensors()), .bytes = layout.bytes()};
+  if (source_->from->checkpoint) out.step = source_->from->checkpoint->manifest().step;
+  return out;
+}
+
+void ModelExport::begin(const fs::path& folder) const { source_->exported.layout().create(folder); }
+
+std::vector<Hash64> ModelExport::write(const fs::path& folder, int part, int parts, const Progressed& progressed) {
+  const SafetensorsLayout& layout = source_->exported.layout();
+  const size_t first = layout.first_of(part, parts), last = layout.first_of(part + 1, parts);
+  SafetensorsWriter writer(folder, layout, first, last);
+  std::vector<Hash64> hashes;
+  for (size_t i = first; i < last; ++i) {
+    StreamHash hash;
+    source_->exported.write(i, source_->weights, [&](std::span<const std::byte> bytes) {
+      hash.update(bytes);
+      writer.write(bytes);
+      if (progressed) progressed();
+    });
+    hashes.push_back(hash.finish());
+  }
+  writer.finish();
+  source_->from->reader->require_unchanged();
+  for (size_t i = first; i < last; ++i) {
+    require(hash_in_file(folder, layout, i) == hashes[i - first], ExitCode::storage, folder.string(), ": ", layout.tensors()[i].name,
+            " is not what was written");
+    if (progressed) progressed();
+  }
+  return hashes;
+}
+
+void ModelExport::finish(const fs::path& folder, const std::vector<Hash64>& hashes) const {
+  const ExportedWeights& exported = source_->exported;
+  const ExportedSource& from = *source_->from;
+  std::vector<TokenizerFile> files = model_files(from.files, from.tokenizer);
+  files.push_back({.name = "config.json",
+                   .bytes = architecture_config(from.model.config.model, exported.common_dtype(), special_tokens(from.files),
+                                                exported.quantization())});
+  if (source_->options.weights == ExportWeights::packed && source_->options.convention == Convention::modelopt)
+    files.push_back({.name = kModeloptSideFile, .bytes = modelopt_side_file(exported.modules())});
+  for (const TokenizerFile& file : files) write_export_file(folder, file.name, file.bytes);
+  std::vector<ProvenTensor> tensors;
+  for (size_t i = 0; i < hashes.size(); ++i) {
+    tensors.push_back(exported.description(i));
+    tensors.back().hash = hashes[i];
+  }
+  std::optional<ProvenCheckpoint> checkpoint;
+  if (from.checkpoint) checkpoint = {.step = from.checkpoint->manifest().step, .manifest = from.checkpoint->hash()};
+  write_export_proof(folder, checkpoint, files, tensors);
+}
+
+ExportedModel export_model(const fs::path& from, const fs::path& output, const ExportOptions& options) {
+  ModelExport model(from, options);
+  for (const std::string& warning : model.warnings()) log_warning(warning);
+  PendingFolder pending(output);
+  model.begin(pending.path());
+  model.finish(pending.path(), model.write(pending.path(), 0, 1));
+  HfWeights written(pending.path());
+  std::optional<std::string> difference = export_difference(written, model.weights());
+  const std::vector<std::string> schemes = export_scheme_differences(written, model.weights());
+  if (!difference && !schemes.empty()) difference = schemes.front();
+  require(!difference, ExitCode::storage, output.string(), ": what was written is not what was to be: ", difference.value_or(""));
+  pending.publish();
+  return model.summary();
+}
+
+void check_export(const RunConfig& config, ConfigReport& report) {
+  if (!config.checkpoint.exported || report.failed("model") || report.failed("precision")) return;
+  ModelConfig model = config.model;
+  // Where only the data can tell the vocabulary, any size shows the same: here one without padding.
+  if (!model.vocab_size) model.vocab_size = std::lcm(model.pad_vocab_to, int64_t{128});
+  ConfigReport refused;
+  const PrecisionPlan plan = PrecisionPlan::resolve(config.precision, model_shape(model), refused);
+  if (!refused.ok()) return;
+  try {
+    const ForwardTypes types(plan);
+    const ExportedWeights exported(types, model, *config.checkpoint.exported);
+    if (config.checkpoint.exported->dtype != ExportDtype::bf16) return;
+    for (const ModulePrecision& module : plan.modules()) {
+      const bool values = !types.quantized(module.module.path + ".weight") || module.module.bias > 0;
+      if (values && module.recipe.compute == Dtype::f32)
+        return report.error("checkpoint.export.dtype",
+                            text("bf16 does not hold ", module.module.path, ", which computes in fp32: take auto or fp32"));
+    }
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::usage) throw;
+    report.error("checkpoint.export", error.what());
+  }
 }
 
 std::vector<std::string> export_warnings(const ModelConfig& model, const std::optional<Tokenizer>& tokenizer) {
@@ -111,17 +243,11 @@ std::vector<std::string> export_scheme_differences(const HfWeights& folder, cons
   return differences;
 }
 
-std::optional<std::string> export_difference(HfWeights& folder, ForwardReader& weights) {
+std::optional<std::string> export_difference(HfWeights& folder, ForwardWeights& weights) {
   for (const ArchitectureTensor& tensor : folder.tensors()) {
     if (std::optional<std::string> difference = tensor_difference(tensor, folder, weights)) return difference;
   }
   return {};
-}
-
-int64_t verify_export(const fs::path& folder) {
-  ExportProof proof(folder);
-  for (size_t i = 0; i < proof.tensors(); ++i) proof.verify(i);
-  return static_cast<int64_t>(proof.tensors());
 }
 
 }  // namespace mantissa

@@ -72,7 +72,7 @@ void write_export_file(const std::filesystem::path& folder, const std::string& n
 
 SpecialTokens special_tokens(const std::vector<TokenizerFile>& files) {
   for (const TokenizerFile& file : files) {
-    if (file.name == "config.json") return read_special_tokens(file.bytes, "config.json of the imported model");
+    if (file.name == "config.json") return read_special_tokens(file.bytes, "config.json of the model that training started from");
   }
   return {};
 }

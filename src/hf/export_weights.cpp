@@ -3,16 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <nlohmann/json.hpp>
 
-#include "mantissa/base/hash.h"
 #include "mantissa/formats/bf16.h"
 #include "mantissa/formats/element.h"
 
 namespace mantissa {
 namespace {
-
-using nlohmann::json;
 
 constexpr int64_t kChunkElements = 2 << 20;
 
@@ -88,6 +84,19 @@ ExportedWeights::ExportedWeights(const ForwardTypes& types, const ModelConfig& m
                       .file = {names.codes, narrow_codes ? FileDtype::u8 : FileDtype::f8_e4m3, codes_shape_of(tensor, narrow_codes)}});
     items_.push_back({.tensor = &tensor, .role = Role::scales, .file = {names.scales, FileDtype::u8, scales_shape_of(tensor)}});
   }
+  lay_out();
+}
+
+void ExportedWeights::lay_out() {
+  std::vector<SafetensorsTensor> files;
+  std::map<std::string, Item> by_name;
+  for (const Item& item : items_) {
+    files.push_back(item.file);
+    by_name.emplace(item.file.name, item);
+  }
+  layout_.emplace(std::move(files));
+  items_.clear();
+  for (const SafetensorsTensor& tensor : layout_->tensors()) items_.push_back(by_name.at(tensor.name));
 }
 
 bool ExportedWeights::packs(const ArchitectureTensor& tensor) const {
@@ -161,12 +170,6 @@ std::string ExportedWeights::quantization() const {
   return any ? quantization_config(modules_, options_.convention) : "";
 }
 
-std::vector<SafetensorsTensor> ExportedWeights::tensors() const {
-  std::vector<SafetensorsTensor> out;
-  for (const Item& item : items_) out.push_back(item.file);
-  return out;
-}
-
 Dtype ExportedWeights::common_dtype() const {
   const bool narrow =
       std::ranges::any_of(items_, [](const Item& item) { return item.file.shape.size() > 1 && item.file.dtype != FileDtype::f32; });
@@ -178,46 +181,25 @@ Dtype ExportedWeights::dtype_of(const ArchitectureTensor& tensor) const {
   return narrow_.contains(tensor.name) ? Dtype::bf16 : types_.dtype(tensor.parameter);
 }
 
-json ExportedWeights::write(ForwardReader& weights, const Put& put) const {
-  std::map<std::string_view, const Item*> by_name;
-  for (const Item& item : items_) by_name.emplace(item.file.name, &item);
-  json entries = json::array();
-  for (const SafetensorsTensor& next : in_file_order(tensors())) {
-    const Item& item = *by_name.at(next.name);
-    StreamHash hash;
-    write_item(item, weights, [&](std::span<const std::byte> bytes) {
-      hash.update(bytes);
-      put(bytes);
-    });
-    entries.push_back(entry_of(item));
-    entries.back()["xxh64"] = hash.finish().text();
-  }
-  return entries;
+ProvenTensor ExportedWeights::description(size_t tensor) const {
+  const Item& item = items_.at(tensor);
+  return {.name = item.file.name,
+          .module = types_.module_of(item.tensor->parameter).module.path,
+          .dtype = file_dtype_name(item.file.dtype),
+          .shape = item.file.shape,
+          .how = types_.quantized(item.tensor->parameter)};
 }
 
-json ExportedWeights::entry_of(const Item& item) const {
-  const Quantization how = types_.quantized(item.tensor->parameter);
-  json entry = {{"tensor", item.file.name},
-                {"module", types_.module_of(item.tensor->parameter).module.path},
-                {"dtype", file_dtype_name(item.file.dtype)},
-                {"shape", item.file.shape},
-                {"format", nullptr}};
-  if (!how) return entry;
-  entry["format"] = format_name(how.format);
-  entry["block"] = {how.block_rows, how.block_cols};
-  entry["rule"] = scale_rule_name(how.rule);
-  return entry;
-}
-
-void ExportedWeights::write_item(const Item& item, ForwardReader& weights, const Put& put) const {
+void ExportedWeights::write(size_t tensor, ForwardWeights& weights, const Put& put) const {
+  const Item& item = items_.at(tensor);
   if (!item.tensor->in_order()) return write_by_matrix(item, weights, put);
   for_chunks(*item.tensor, [&](const RowRun& run, int64_t begin, int64_t end) {
-    with_rows(item, {.file_row = run.file_row + begin - run.row, .row = begin, .rows = end - begin}, weights, put);
+    put(rows_of(item, {.file_row = run.file_row + begin - run.row, .row = begin, .rows = end - begin}, weights));
   });
 }
 
 // Rows that the file has in another order are put into it for one matrix at a time.
-void ExportedWeights::write_by_matrix(const Item& item, ForwardReader& weights, const Put& put) const {
+void ExportedWeights::write_by_matrix(const Item& item, ForwardWeights& weights, const Put& put) const {
   const ArchitectureTensor& tensor = *item.tensor;
   const int64_t each = tensor.rows() / tensor.matrices;
   std::vector<std::byte> matrix;
@@ -225,36 +207,31 @@ void ExportedWeights::write_by_matrix(const Item& item, ForwardReader& weights, 
     for (const RowRun& run : tensor.runs) {
       const RowRun part = between(run, first, first + each);
       if (part.rows == 0) continue;
-      with_rows(item, part, weights, [&](std::span<const std::byte> rows) {
-        const size_t width = rows.size() / static_cast<size_t>(part.rows);
-        matrix.resize(static_cast<size_t>(each) * width);
-        for (int64_t row = 0; row < part.rows; ++row)
-          std::ranges::copy(rows.subspan(static_cast<size_t>(row) * width, width),
-                            matrix.begin() + (part.file_row - first + row * part.step) * static_cast<int64_t>(width));
-      });
+      const std::vector<std::byte> rows = rows_of(item, part, weights);
+      const size_t width = rows.size() / static_cast<size_t>(part.rows);
+      matrix.resize(static_cast<size_t>(each) * width);
+      for (int64_t row = 0; row < part.rows; ++row)
+        std::ranges::copy(std::span(rows).subspan(static_cast<size_t>(row) * width, width),
+                          matrix.begin() + (part.file_row - first + row * part.step) * static_cast<int64_t>(width));
     }
-    const bool turned = item.role == Role::values && tensor.transposed;
-    weights.at_writer([&] { put(turned ? transposed(matrix, each, tensor.columns()) : matrix); });
+    put(item.role == Role::values && tensor.transposed ? transposed(matrix, each, tensor.columns()) : matrix);
   }
 }
 
-// Rows as they are in the file, where it is written.
-void ExportedWeights::with_rows(const Item& item, const RowRun& run, ForwardReader& weights, const Put& use) const {
+// Returns rows in the form that the file has.
+std::vector<std::byte> ExportedWeights::rows_of(const Item& item, const RowRun& run, ForwardWeights& weights) const {
   const ArchitectureTensor& tensor = *item.tensor;
   const int64_t begin = run.row, end = run.row + run.rows;
   if (item.role == Role::values) {
     std::vector<float> values(static_cast<size_t>(run.rows * tensor.columns()));
     weights.read(tensor.parameter, begin, end, values);
-    return weights.at_writer([&] { use(value_bytes({.tensor = tensor, .run = run, .begin = begin, .values = values}, weights.where())); });
+    return value_bytes({.tensor = tensor, .run = run, .begin = begin, .values = values}, weights.where());
   }
-  const bool scales = item.role == Role::scales;
-  const std::vector<std::byte> rows = scales ? weights.scales(tensor.parameter, begin, end) : weights.codes(tensor.parameter, begin, end);
-  weights.at_writer([&] {
-    const bool bad = scales && std::ranges::find(rows, std::byte{kScaleNan}) != rows.end();
-    require(!bad, ExitCode::data, weights.where(), ": a block of ", tensor.name, " between rows ", run.file_row, " and ",
-            run.file_row + run.rows * run.step, " holds NaN or Inf: not exported");
-    use(rows);
-  });
+  if (item.role == Role::codes) return weights.codes(tensor.parameter, begin, end);
+  std::vector<std::byte> scales = weights.scales(tensor.parameter, begin, end);
+  require(std::ranges::find(scales, std::byte{kScaleNan}) == scales.end(), ExitCode::data, weights.where(), ": a block of ", tensor.name,
+          " between rows ", run.file_row, " and ", run.file_row + run.rows * run.step, " holds NaN or Inf: not exported");
+  return scales;
 }
 
 std::vector<std::byte> ExportedWeights::value_bytes(const Rows& rows, const std::string& where) const {

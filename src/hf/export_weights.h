@@ -2,12 +2,17 @@
 #pragma once
 
 #include <functional>
-#include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "mantissa/hf/export.h"
+#include "hf/export_proof.h"
+#include "mantissa/config/export_options.h"
+#include "mantissa/hf/forward_weights.h"
+#include "mantissa/hf/hugging_face.h"
+#include "mantissa/io/safetensors.h"
 
 namespace mantissa {
 
@@ -16,20 +21,20 @@ void for_chunks(const ArchitectureTensor& tensor, const std::function<void(const
 
 class ExportedWeights {
  public:
-  // Of weights of these types, which must outlive this. narrow: tensors that were bf16 in the imported file although their parameter is
+  // Of weights of these types, which must outlive this. narrow: tensors that are bf16 in a folder although their parameter is
   // kept in fp32. Throws what export_model() says of models and conventions.
   ExportedWeights(const ForwardTypes& types, const ModelConfig& model, const ExportOptions& options, std::set<std::string> narrow = {});
 
   Architecture architecture() const { return architecture_; }
-  std::vector<SafetensorsTensor> tensors() const;
+  const SafetensorsLayout& layout() const { return *layout_; }
   Dtype common_dtype() const;                                // for config.json: bf16 if any matrix is
   const PackedModules& modules() const { return modules_; }  // linears by name
   std::string quantization() const;                          // "": nothing is packed
 
-  // The bytes of all tensors in file order, on the rank that writes. Returns, there, a list for mantissa.json: what each tensor is made
-  // from, and its hash.
+  // Calls put with the bytes of a tensor of the layout, in order.
   using Put = std::function<void(std::span<const std::byte>)>;
-  nlohmann::json write(ForwardReader& weights, const Put& put) const;
+  void write(size_t tensor, ForwardWeights& weights, const Put& put) const;
+  ProvenTensor description(size_t tensor) const;  // what it is made from, without its hash
 
  private:
   enum class Role { values, codes, scales };
@@ -44,10 +49,9 @@ class ExportedWeights {
   void require_expressible(const ArchitectureTensor& tensor) const;
   void require_one_scheme_per_layer() const;
   Dtype dtype_of(const ArchitectureTensor& tensor) const;
-  nlohmann::json entry_of(const Item& item) const;
-  void write_item(const Item& item, ForwardReader& weights, const Put& put) const;
-  void write_by_matrix(const Item& item, ForwardReader& weights, const Put& put) const;
-  void with_rows(const Item& item, const RowRun& run, ForwardReader& weights, const Put& use) const;
+  void lay_out();
+  void write_by_matrix(const Item& item, ForwardWeights& weights, const Put& put) const;
+  std::vector<std::byte> rows_of(const Item& item, const RowRun& run, ForwardWeights& weights) const;
   // Of the parameter, from row `begin`; where: what they were read from, for messages.
   struct Rows {
     const ArchitectureTensor& tensor;
@@ -63,7 +67,8 @@ class ExportedWeights {
   std::vector<ArchitectureTensor> tensors_;
   std::set<std::string> narrow_;
   PackedModules modules_;
-  std::vector<Item> items_;
+  std::vector<Item> items_;  // as the layout has them
+  std::optional<SafetensorsLayout> layout_;
 };
 
 }  // namespace mantissa

@@ -16,6 +16,19 @@ Box rows_of(const Shape& shape, int64_t begin, int64_t end) {
   return box;
 }
 
+// Returns one scale for 32 values of a row from those of rows [begin, end) of blocks.
+std::vector<std::byte> packed_scales(std::span<const std::byte> scales, int64_t columns, const Quantization& how, int64_t begin,
+                                     int64_t end) {
+  const int64_t row_scales = columns / how.block_cols, wide = how.block_cols / kPackedBlock;
+  std::vector<std::byte> out;
+  out.reserve(static_cast<size_t>((end - begin) * (columns / kPackedBlock)));
+  for (int64_t row = begin; row < end; ++row) {
+    for (int64_t column = 0; column < columns / kPackedBlock; ++column)
+      out.push_back(scales[static_cast<size_t>(row / how.block_rows * row_scales + column / wide)]);
+  }
+  return out;
+}
+
 }  // namespace
 
 const ModulePrecision& ForwardTypes::module_of(const std::string& parameter) const {
@@ -44,8 +57,8 @@ Dtype ForwardTypes::dtype(const std::string& parameter) const {
   return quantized(parameter) ? Dtype::bf16 : module_of(parameter).recipe.compute;
 }
 
-ForwardWeights::ForwardWeights(WeightSource& source, const PrecisionPlan& plan)
-    : ForwardReader(plan), source_(source), device_(make_backend("cpu")) {
+ForwardWeights::ForwardWeights(TensorReader& source, const PrecisionPlan& plan)
+    : ForwardTypes(plan), source_(source), device_(make_backend("cpu")) {
   std::vector<ModuleShape> modules;
   for (const ModulePrecision& module : plan.modules()) modules.push_back(module.module);
   for (const ParameterShape& parameter : parameter_shapes({.modules = std::move(modules)})) shapes_[parameter.name] = parameter.shape;
@@ -64,7 +77,7 @@ Tensor ForwardWeights::values(const std::string& parameter, int64_t begin, int64
 }
 
 // As they are: made from their values, a scale could be another with the same values.
-QuantizedTensor ForwardWeights::imported_codes(const std::string& parameter, int64_t begin, int64_t end) {
+QuantizedTensor ForwardWeights::kept_codes(const std::string& parameter, int64_t begin, int64_t end) {
   const WeightForm form = source_.form(parameter);
   const QuantizedTensor out = empty_quantized(*device_, {end - begin, form.columns}, quantized(parameter));
   source_.read_codes(parameter, begin, end, host_memory(out.codes), host_memory(out.scales));
@@ -75,7 +88,7 @@ ForwardWeights::Blocks ForwardWeights::blocks(const std::string& parameter, int6
   const Quantization how = quantized(parameter);
   const Quantization kept = source_.form(parameter).codes;
   if (kept.format == how.format && how.rowwise() && kept.block_cols == how.block_cols)
-    return {.codes = imported_codes(parameter, begin, end), .first = begin};
+    return {.codes = kept_codes(parameter, begin, end), .first = begin};
   const int64_t first = begin / how.block_rows * how.block_rows;
   const int64_t last = std::min(shapes_.at(parameter)[0], (end + how.block_rows - 1) / how.block_rows * how.block_rows);
   const Tensor rounded = converted(values(parameter, first, last), Dtype::bf16);
@@ -109,18 +122,6 @@ std::vector<std::byte> ForwardWeights::codes(const std::string& parameter, int64
 std::vector<std::byte> ForwardWeights::scales(const std::string& parameter, int64_t begin, int64_t end) {
   const auto [codes, first] = blocks(parameter, begin, end);
   return packed_scales(host_memory(codes.scales), codes.shape[1], codes.how, begin - first, end - first);
-}
-
-std::vector<std::byte> packed_scales(std::span<const std::byte> scales, int64_t columns, const Quantization& how, int64_t begin,
-                                     int64_t end) {
-  const int64_t row_scales = columns / how.block_cols, wide = how.block_cols / kPackedBlock;
-  std::vector<std::byte> out;
-  out.reserve(static_cast<size_t>((end - begin) * (columns / kPackedBlock)));
-  for (int64_t row = begin; row < end; ++row) {
-    for (int64_t column = 0; column < columns / kPackedBlock; ++column)
-      out.push_back(scales[static_cast<size_t>(row / how.block_rows * row_scales + column / wide)]);
-  }
-  return out;
 }
 
 }  // namespace mantissa

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "mantissa/checkpoint/weight_source.h"
+#include "mantissa/checkpoint/tensor_reader.h"
 #include "mantissa/formats/bf16.h"
 #include "mantissa/formats/fp16.h"
 #include "mantissa/models/model_shape.h"
@@ -162,7 +162,7 @@ void HfWeights::require_form(const ArchitectureTensor& tensor, const Safetensors
   };
   if (!scales) {
     require(entry.dtype == FileDtype::f32 || entry.dtype == FileDtype::bf16 || entry.dtype == FileDtype::f16, ExitCode::usage, where(),
-            ": ", entry.name, " is ", entry.dtype, "; mantissa imports F32, BF16, F16 and, beside scales, F8_E4M3 and packed E2M1");
+            ": ", entry.name, " is ", entry.dtype, "; mantissa reads F32, BF16, F16 and, beside scales, F8_E4M3 and packed E2M1");
     return require_shape(entry, tensor.shape);
   }
   const int64_t rows = tensor.rows(), columns = tensor.columns();
@@ -172,7 +172,7 @@ void HfWeights::require_form(const ArchitectureTensor& tensor, const Safetensors
   const bool right =
       (entry.dtype == FileDtype::f8_e4m3 && !stacked) || (entry.dtype == FileDtype::u8 && (stacked || entry.name.ends_with("_packed")));
   require(right && (scales->dtype == FileDtype::u8 || scales->dtype == FileDtype::f8_e8m0), ExitCode::usage, where(), ": ", entry.name,
-          " is ", entry.dtype, " with scales in ", scales->dtype, "; mantissa imports F8_E4M3 and packed E2M1 with E8M0 scales");
+          " is ", entry.dtype, " with scales in ", scales->dtype, "; mantissa reads F8_E4M3 and packed E2M1 with E8M0 scales");
   const int64_t each = rows / tensor.matrices, blocks = columns / kPackedBlock;
   if (stacked) {
     require_shape(entry, {tensor.matrices, each, blocks, kPackedBlock / 2});

@@ -38,7 +38,7 @@ void take_end_tokens(std::vector<TokenizerFile> files, LoadedModel& loaded) {
   loaded.end_tokens = [files = std::move(files), size = *loaded.config.model.vocab_size] { return end_tokens(files, size); };
 }
 
-// In place of precision.dtype, also of the recipes that an import made, which name it.
+// Sets the type of computation, also in the recipes that stand for the files of a folder, which name it.
 void compute_in(Dtype dtype, PrecisionConfig& precision) {
   for (auto& [name, recipe] : precision.recipes) {
     if (recipe.compute == precision.dtype) recipe.compute = dtype;

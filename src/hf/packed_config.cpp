@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <set>
 
-#include "mantissa/checkpoint/weight_source.h"
+#include "mantissa/checkpoint/tensor_reader.h"
 #include "mantissa/hf/hf_weights.h"
 #include "mantissa/models/model_shape.h"
 

@@ -121,7 +121,7 @@ std::optional<OwnerFile> OwnerFile::create(const std::filesystem::path& path) {
   if (error != 0 && error != EWOULDBLOCK) file.remove();
   require(error == 0 || error == EWOULDBLOCK, ExitCode::environment, path.string(), ": cannot be locked: ", system_message(error));
   if (error != 0 || !has_name(fd, path)) return {};
-  write_record(fd, path, owner_record("export or import"));
+  write_record(fd, path, owner_record("export"));
   return file;
 }
 

@@ -7,6 +7,26 @@
 #include "mantissa/io/safetensors.h"
 
 namespace mantissa {
+namespace {
+
+void write_new_file(const std::filesystem::path& path, std::string_view content) {
+  File file = File::create(path);
+  file.write_at(0, std::as_bytes(std::span(content)));
+  file.sync();
+  file.close();
+}
+
+std::string file_name(size_t file, size_t files) {
+  if (files == 1) return "model.safetensors";
+  const auto digits = [](size_t number) {
+    std::ostringstream out;
+    out << std::setw(5) << std::setfill('0') << number;
+    return std::move(out).str();
+  };
+  return "model-" + digits(file + 1) + "-of-" + digits(files) + ".safetensors";
+}
+
+}  // namespace
 
 std::vector<SafetensorsTensor> in_file_order(std::vector<SafetensorsTensor> tensors) {
   std::sort(tensors.begin(), tensors.end(),
@@ -14,92 +34,89 @@ std::vector<SafetensorsTensor> in_file_order(std::vector<SafetensorsTensor> tens
   return tensors;
 }
 
-SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& folder, std::vector<SafetensorsTensor> tensors,
-                                     const SafetensorsMetadata& metadata, int64_t shard_bytes)
-    : folder_(folder), tensors_(in_file_order(std::move(tensors))), metadata_(metadata) {
+SafetensorsLayout::SafetensorsLayout(std::vector<SafetensorsTensor> tensors, const SafetensorsMetadata& metadata, int64_t shard_bytes)
+    : tensors_(in_file_order(std::move(tensors))) {
   std::map<std::string_view, int> names;
   for (const SafetensorsTensor& tensor : tensors_) require(++names[tensor.name] == 1, "two tensors are called ", tensor.name);
   require(tensors_.size() <= SafetensorsLimits::kTensors, tensors_.size(), " tensors in one folder");
-  lay_out(shard_bytes);
-  begin_tensors();
+  size_t first = 0;
+  while (files_.empty() || first < tensors_.size()) {
+    int64_t end = 0;
+    size_t last = first;
+    for (; last < tensors_.size(); ++last) {
+      const int64_t bytes = safetensors_bytes(tensors_[last]);
+      if (last > first && bytes > shard_bytes - end) break;
+      places_.push_back({.file = files_.size(), .begin = end, .end = end + bytes});
+      end += bytes;
+    }
+    const std::string header = format_safetensors_header(std::span(tensors_).subspan(first, last - first), metadata);
+    for (size_t i = first; i < last; ++i) {
+      places_[i].begin += static_cast<int64_t>(header.size());
+      places_[i].end += static_cast<int64_t>(header.size());
+    }
+    files_.push_back({.name = {}, .header = header});
+    bytes_ += end;
+    first = last;
+  }
+  for (size_t i = 0; i < files_.size(); ++i) files_[i].name = file_name(i, files_.size());
 }
 
-SafetensorsWriter::~SafetensorsWriter() = default;
-
-void SafetensorsWriter::lay_out(int64_t shard_bytes) {
-  int64_t in_shard = 0, total = 0;
-  shard_begin_ = {0};
+size_t SafetensorsLayout::first_of(int part, int parts) const {
+  if (part == parts) return tensors_.size();
+  int64_t before = 0;
   for (size_t i = 0; i < tensors_.size(); ++i) {
-    const int64_t bytes = safetensors_bytes(tensors_[i]);
-    if (i > shard_begin_.back() && bytes > shard_bytes - in_shard) {
-      shard_begin_.push_back(i);
-      in_shard = 0;
-    }
-    in_shard += bytes;
-    total += bytes;
+    const int64_t bytes = places_[i].end - places_[i].begin;
+    if (before + bytes / 2 >= bytes_ / parts * part) return i;
+    before += bytes;
   }
-  shard_begin_.push_back(tensors_.size());
-  require_free_space(folder_, total);
+  return tensors_.size();
 }
 
-// Opens the files whose turn it is; files without bytes and tensors without bytes are complete at once.
-void SafetensorsWriter::begin_tensors() {
-  while (true) {
-    const size_t shards = shard_begin_.size() - 1;
-    if (files_.size() < shards && tensor_ == shard_begin_[files_.size()]) {
-      if (!files_.empty()) files_.back()->sync();
-      const auto own = std::span(tensors_).subspan(tensor_, shard_begin_[files_.size() + 1] - tensor_);
-      const std::string header = format_safetensors_header(own, metadata_);
-      files_.push_back(std::make_unique<PendingFile>(folder_ / file_name(files_.size())));
-      files_.back()->append(std::as_bytes(std::span(header)));
-    }
-    if (tensor_ == tensors_.size()) return;
-    missing_ = safetensors_bytes(tensors_[tensor_]);
-    if (missing_ > 0) return;
-    ++tensor_;
-  }
+void SafetensorsLayout::create(const std::filesystem::path& folder) const {
+  require_free_space(folder, bytes_);
+  for (const ShardFile& file : files_) write_new_file(folder / file.name, file.header);
+  if (files_.size() > 1) write_new_file(folder / "model.safetensors.index.json", index());
+}
+
+std::string SafetensorsLayout::index() const {
+  nlohmann::json weight_map = nlohmann::json::object();
+  for (size_t i = 0; i < tensors_.size(); ++i) weight_map[tensors_[i].name] = file(places_[i].file);
+  return nlohmann::json{{"metadata", {{"total_size", bytes_}}}, {"weight_map", std::move(weight_map)}}.dump(2) + "\n";
+}
+
+SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& folder, const SafetensorsLayout& layout, size_t first, size_t last)
+    : folder_(folder), layout_(layout), tensor_(first), last_(last) {
+  begin_tensor();
+}
+
+// Goes to the place of the tensor whose turn it is. Tensors without bytes are complete at once.
+void SafetensorsWriter::begin_tensor() {
+  while (tensor_ < last_ && layout_.place(tensor_).begin == layout_.place(tensor_).end) ++tensor_;
+  if (tensor_ < last_) at_ = layout_.place(tensor_).begin;
 }
 
 void SafetensorsWriter::write(std::span<const std::byte> bytes) {
   if (bytes.empty()) return;
-  require(tensor_ < tensors_.size(), bytes.size(), " bytes behind the last tensor");
-  require(std::cmp_less_equal(bytes.size(), missing_), tensors_[tensor_].name, ": ", bytes.size(), " bytes, ", missing_, " are missing");
-  files_.back()->append(bytes);
-  missing_ -= static_cast<int64_t>(bytes.size());
-  if (missing_ > 0) return;
+  require(tensor_ < last_, bytes.size(), " bytes behind the last tensor");
+  const SafetensorsLayout::Place& place = layout_.place(tensor_);
+  require(std::cmp_less_equal(bytes.size(), place.end - at_), layout_.tensors()[tensor_].name, ": ", bytes.size(), " bytes, ",
+          place.end - at_, " are missing");
+  if (file_ && open_ != place.file) file_->sync();
+  if (!file_ || open_ != place.file) file_.emplace(File::open_for_writing(folder_ / layout_.file(place.file)));
+  open_ = place.file;
+  file_->write_at(at_, bytes);
+  at_ += static_cast<int64_t>(bytes.size());
+  if (at_ < place.end) return;
   ++tensor_;
-  begin_tensors();
+  begin_tensor();
 }
 
 void SafetensorsWriter::finish() {
-  require(tensor_ == tensors_.size(), tensor_ < tensors_.size() ? tensors_[tensor_].name : "", ": ", missing_, " bytes are missing");
-  files_.back()->sync();
-  for (const auto& file : files_) file->publish();
-  if (files_.size() > 1) write_file_atomically(folder_ / "model.safetensors.index.json", index());
-}
-
-std::string SafetensorsWriter::file_name(size_t shard) const {
-  const size_t shards = shard_begin_.size() - 1;
-  if (shards == 1) return "model.safetensors";
-  const auto digits = [](size_t number) {
-    std::ostringstream out;
-    out << std::setw(5) << std::setfill('0') << number;
-    return std::move(out).str();
-  };
-  return "model-" + digits(shard + 1) + "-of-" + digits(shards) + ".safetensors";
-}
-
-std::string SafetensorsWriter::index() const {
-  nlohmann::json weight_map = nlohmann::json::object();
-  int64_t total = 0;
-  for (size_t shard = 0; shard + 1 < shard_begin_.size(); ++shard) {
-    const std::string file = file_name(shard);
-    for (size_t i = shard_begin_[shard]; i < shard_begin_[shard + 1]; ++i) {
-      weight_map[tensors_[i].name] = file;
-      total += safetensors_bytes(tensors_[i]);
-    }
-  }
-  return nlohmann::json{{"metadata", {{"total_size", total}}}, {"weight_map", std::move(weight_map)}}.dump(2) + "\n";
+  if (tensor_ < last_)
+    fail(ExitCode::internal, layout_.tensors()[tensor_].name, ": ", layout_.place(tensor_).end - at_, " bytes are missing");
+  if (!file_) return;
+  file_->sync();
+  file_->close();
 }
 
 }  // namespace mantissa

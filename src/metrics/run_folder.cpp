@@ -183,5 +183,6 @@ void Metrics::write(const PrecisionEvent& event) {
 }
 
 void Metrics::write(const SaveEvent& event) { append(lines_, "checkpoint", event); }
+void Metrics::write(const ExportEvent& event) { append(lines_, "export", event); }
 
 }  // namespace mantissa

@@ -4,8 +4,8 @@
 
 #include "mantissa/checkpoint/checkpoint_search.h"
 #include "mantissa/data/dataset.h"
+#include "mantissa/hf/export.h"
 #include "mantissa/hf/load_model.h"
-#include "train/run_saves.h"
 
 namespace mantissa {
 namespace {

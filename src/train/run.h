@@ -13,9 +13,14 @@
 #include "mantissa/train/train.h"
 #include "mantissa/train/training_step.h"
 #include "train/run_data.h"
+#include "train/run_exports.h"
 #include "train/stragglers.h"
 
 namespace mantissa {
+
+struct Run;
+template <class Event>
+void publish(Run& run, const std::function<void(const Event&)>& callback, const Event& event);
 
 // What one run owns. The members are in the order in which they depend on each other.
 struct Run {
@@ -37,6 +42,7 @@ struct Run {
   std::optional<CheckpointDirectory> checkpoints;
   bool shared = false;  // the folder was found to be that of all ranks
   std::optional<Metrics> metrics;
+  RunExports exports;
   Throughput throughput;
   std::optional<double> gemm_rate = {};  // FLOP/s of all ranks in GEMMs alone, measured at the start
   std::optional<double> last_valid_loss;
@@ -57,6 +63,7 @@ struct Run {
         model(config.model, *device, plan, training_options(config, mesh)),
         optimizer(model.parameters(), config.optimizer, mesh),
         accumulator(model.parameters(), config.training.accumulation, *config.training.grad_accum),
+        exports(config, mesh.world, [this](const ExportEvent& event) { publish(*this, this->events.exported, event); }),
         trace(config, mesh.world.rank()) {}
   TrainedParts parts() { return {config, plan, data, model.parameters(), optimizer, files}; }
   void set_phase(const char* section) const {

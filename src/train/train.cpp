@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <thread>
 
 #include "mantissa/base/free_memory.h"
 #include "mantissa/base/log.h"
 #include "mantissa/base/parallel.h"
 #include "mantissa/checkpoint/precision_setup.h"
+#include "mantissa/checkpoint/ranks_together.h"
 #include "mantissa/comm/agreement.h"
 #include "mantissa/metrics/precision_statistics.h"
 #include "mantissa/metrics/routing_summary.h"
@@ -18,7 +20,6 @@
 #include "train/gemm_rate.h"
 #include "train/replicas.h"
 #include "train/run.h"
-#include "train/run_saves.h"
 
 namespace mantissa {
 namespace {
@@ -176,13 +177,46 @@ bool write_samples(Run& run) {
   return true;
 }
 
+// kept is false before a stop, which may have seconds left: then no export is begun.
+enum class SaveFor { keeping, stopping };
+
 // Returns false if the disk did not take the save; training goes on and tries again at the next interval.
 bool save(Run& run, SaveFor purpose) {
-  const SaveEvent event = save_run(run.parts(), run.state, run.checkpoints, purpose, [&run] { run.set_phase("save"); });
+  const auto start = Clock::now();
+  const auto set_phase = [&run] { run.set_phase("save"); };
+  SaveEvent event{.step = run.state.step};
+  SavedCheckpoint saved;
+  try {
+    saved = save_together(run.mesh.world, run.checkpoints, checkpoint_content(run.parts(), run.state), set_phase);
+    event.path = saved.path.string();
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::storage) throw;
+    event.problem = error.what();
+    log_error("checkpoint of step ", run.state.step, " not saved: ", error.what());
+    ++run.failed_saves;
+  }
+  event.seconds = seconds_since(start);
   if (!event.path.empty()) run.newest_checkpoint = event.path;
-  if (!event.problem.empty()) ++run.failed_saves;
   publish(run, run.events.saved, event);
-  return event.problem.empty();
+  if (!event.problem.empty()) return false;
+  run.exports.advance(run.checkpoints);
+  if (run.config.checkpoint.exported && purpose == SaveFor::keeping) run.exports.add(saved, run.checkpoints);
+  return true;
+}
+
+// Waits for the exports that are being made. A stop leaves them most of the 30 s that a launcher gives; what it cuts is made by a resume.
+void finish_exports(Run& run, bool stops) {
+  constexpr double kGraceSeconds = 20;
+  std::optional<Clock::time_point> asked;
+  while (run.exports.busy()) {
+    run.set_phase("save");
+    run.exports.advance(run.checkpoints);
+    stops = stops || poll(run) == Request::save_and_stop;
+    if (stops && !asked) asked = Clock::now();
+    const bool over = asked && seconds_since(*asked) > kGraceSeconds;
+    if (run.mesh.world.all(uint8_t{over}).front() != 0) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
 }
 
 // Both yield to a stop, which may have seconds left; what is cut stays pending, in the checkpoint too.
@@ -206,16 +240,16 @@ bool after_step(Run& run) {
   return due(run, run.config.checkpoint.interval) && save(run, SaveFor::keeping);
 }
 
-// Returns whether the checkpoint that the run continues from has an export beside it, if there is to be one.
-bool has_export(const Run& run) {
-  std::error_code error;
-  const bool own = !run.config.checkpoint.exported || std::filesystem::exists(export_folder(run.config, run.state.step), error);
-  return run.mesh.world.all(uint8_t{own}).front() != 0;
+// Ends a run that has done all its steps.
+ExitCode finish(Run& run, bool saved) {
+  finish_exports(run, false);
+  if (run.exports.busy()) return ExitCode::stopped;
+  return saved && !run.exports.last_failed() ? ExitCode::ok : ExitCode::storage;
 }
 
 ExitCode loop(Run& run) {
-  // Says whether this state is on the disk, with its export and in this run's folder: a path may have named a checkpoint of another run.
-  bool saved = !run.resumed.empty() && run.config.checkpoint.resume == "auto" && has_export(run);
+  // Says whether this state is on the disk, in this run's folder: a path may have named a checkpoint of another run.
+  bool saved = !run.resumed.empty() && run.config.checkpoint.resume == "auto";
   const auto at_end = [&run] { return run.state.step >= run.config.training.steps; };
   if (run.state.has_pending() || (at_end() && !saved)) saved = after_step(run);
   for (bool stepped = false;; stepped = true) {
@@ -224,9 +258,13 @@ ExitCode loop(Run& run) {
     run.pending = Request::none;
     const bool finished = at_end() && !run.state.has_pending();
     if (request != Request::none && !saved) saved = save(run, request == Request::save_and_stop ? SaveFor::stopping : SaveFor::keeping);
-    if (request == Request::save_and_stop && !finished) return saved ? ExitCode::stopped : ExitCode::storage;
-    if (finished) return saved ? ExitCode::ok : ExitCode::storage;
+    if (finished) return finish(run, saved);
+    if (request == Request::save_and_stop) {
+      finish_exports(run, true);
+      return saved ? ExitCode::stopped : ExitCode::storage;
+    }
     take_step(run);
+    if (run.state.step % run.config.logging.interval == 0) run.exports.advance(run.checkpoints);
     saved = after_step(run);
   }
 }
@@ -241,6 +279,7 @@ TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& a
   start(run);
   run.gemm_rate = measured_gemm_rate(run.config, run.mesh.world);
   open_folder(run, arguments);
+  if (run.config.checkpoint.exported) run.exports.add_missing(run.checkpoints);
   return {.exit = loop(run),
           .steps = run.state.step,
           .tokens = run.state.tokens,
@@ -249,7 +288,7 @@ TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& a
           .last_valid_loss = run.last_valid_loss,
           .seconds = seconds_since(began),
           .tokens_per_second = run.throughput.mean_tokens_per_second(),
-          .failed_saves = run.failed_saves,
+          .failed_saves = run.failed_saves + run.exports.failed(),
           .dropped_lines = run.metrics ? run.metrics->dropped() : 0,
           .folder = run.config.logging.dir,
           .checkpoint = run.newest_checkpoint};

@@ -37,7 +37,7 @@ void require_known_ids(const CheckpointReader& reader, const Run& run) {
   log_warning("checkpoint.allow_tokenizer_change: ", source, " was trained with another tokenizer");
 }
 
-void log_reconciled(const WeightSource& weights, const Run& run) {
+void log_reconciled(const TensorReader& weights, const Run& run) {
   if (!run.is_rank0()) return;
   for (const std::string& line : reconciled_weights(weights, run.plan)) log_info("reconciled: ", line);
 }
@@ -72,7 +72,6 @@ void initial_weights(Run& run) {
       run.files = kept_files(tokenizer_files(reader), reader.directory().string(), run);
     });
     load_weights(reader, run.plan, LoadFor::use, run.model.parameters(), &run.optimizer);
-    log_reconciled(CheckpointWeights(reader), run);
   };
   log_info("weights from ", load_checkpoint(*from, load, RanksTogether(run.mesh.world)).path.string());
 }
@@ -110,6 +109,8 @@ void resume(Run& run) {
   agree(run.mesh.world, [&] {
     std::error_code missing;
     if (is_path(from)) {
+      require(!is_hf_folder(from), ExitCode::usage, from,
+              ": holds weights, and no state of a run to continue; checkpoint.init_from starts a new run with them");
       named = find_checkpoint(from);
       own = std::filesystem::equivalent(named.folder, run.config.checkpoint.dir, missing);
     }

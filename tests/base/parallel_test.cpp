@@ -226,6 +226,26 @@ TEST_P(ParallelFor, SeveralThreadsMayCallItAtOnce) {
   EXPECT_EQ(sum, 3 * 50 * 100);
 }
 
+// Enough pieces, each long enough, that a thread of the pool would take one.
+TEST_P(ParallelFor, LoopsOfAThreadStayOnItWhereItAsks) {
+  std::mutex mutex;
+  std::set<std::thread::id> threads;
+  const auto loop = [&] {
+    parallel_for(200, 1, [&](int64_t, int64_t) {
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+      const std::lock_guard<std::mutex> lock(mutex);
+      threads.insert(std::this_thread::get_id());
+    });
+  };
+  {
+    const LoopsAlone alone;
+    loop();
+    EXPECT_EQ(threads, std::set{std::this_thread::get_id()});
+  }
+  for (int i = 0; i < 50 && GetParam() > 1 && threads.size() == 1; ++i) loop();
+  EXPECT_EQ(threads.size() > 1, GetParam() > 1) << "as before, once it is over";
+}
+
 INSTANTIATE_TEST_SUITE_P(Threads, ParallelFor, testing::Values(1, 2, 3, 8));
 
 TEST(Threads, DefaultIsRestoredByZero) {

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "checkpoint_testing.h"
+#include "mantissa/io/safetensors.h"
 
 namespace mantissa::test::checkpoint_boxes_test {
 
@@ -123,9 +124,10 @@ std::vector<ShardEntry> entries(std::initializer_list<int> ranks) {
 TEST_F(CheckpointTest, ShardsOfSeveralProcessesAreOneCheckpoint) {
   CheckpointDirectory directory = open_directory(folder);
   const CheckpointDirectory::Save save = directory.begin(assemble_manifest({.step = 1}, entries({0, 1, 2})));
-  for (const int r : {2, 0, 1}) write_shard(share(r), save.manifest.shards[static_cast<size_t>(r)], save.folder);
+  for (const int r : {2, 0, 1}) write_shard(share(r), entries({0, 1, 2})[static_cast<size_t>(r)], save.folder);
   const SavedCheckpoint saved = directory.commit(save);
-  EXPECT_THAT(names_in(saved.path), UnorderedElementsAre("manifest.json", "shard-00000.bin", "shard-00001.bin", "shard-00002.bin"));
+  EXPECT_THAT(names_in(saved.path),
+              UnorderedElementsAre("manifest.json", "shard-00000.safetensors", "shard-00001.safetensors", "shard-00002.safetensors"));
   CheckpointReader reader(saved.path);
   std::vector<float> w(10), v(3);
   reader.read("w", std::as_writable_bytes(std::span(w)));
@@ -133,6 +135,50 @@ TEST_F(CheckpointTest, ShardsOfSeveralProcessesAreOneCheckpoint) {
   EXPECT_THAT(w, ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 8, 9));
   EXPECT_THAT(v, ElementsAre(20, 21, 22));
   EXPECT_TRUE(directory.begin(assemble_manifest({.step = 1}, entries({0, 1, 2}))).folder.empty()) << "it is there";
+}
+
+// As any tool of the format reads them.
+TEST_F(CheckpointTest, AShardIsASafetensorsFileOfItsPieces) {
+  CheckpointDirectory directory = open_directory(folder);
+  const CheckpointDirectory::Save save = directory.begin(assemble_manifest({.step = 1}, entries({0, 1, 2})));
+  for (const int r : {0, 1, 2}) write_shard(share(r), entries({0, 1, 2})[static_cast<size_t>(r)], save.folder);
+  const SafetensorsFile last(directory.commit(save).path / "shard-00002.safetensors");
+  ASSERT_EQ(last.entries().size(), 2U);
+  const SafetensorsEntry* const v = last.find("v[1:3]");
+  ASSERT_NE(v, nullptr);
+  EXPECT_EQ(v->dtype, FileDtype::f32);
+  EXPECT_THAT(v->shape, ElementsAre(2));
+  std::vector<float> values(2);
+  last.read(*v, 0, std::as_writable_bytes(std::span(values)));
+  EXPECT_THAT(values, ElementsAre(21, 22));
+}
+
+// The manifest lists tensors as the first shard has them.
+TEST_F(CheckpointTest, AHeaderListsPiecesAsTheyLieInItsShard) {
+  std::vector<std::vector<CheckpointTensor>> shares = {share(0), share(1), share(2)};
+  std::swap(shares[2][0], shares[2][1]);
+  std::vector<ShardEntry> shards;
+  for (size_t i = 0; i < 3; ++i) shards.push_back(describe_shard(shares[i], static_cast<int64_t>(i), 1));
+  CheckpointDirectory directory = open_directory(folder);
+  const CheckpointDirectory::Save save = directory.begin(assemble_manifest({.step = 1}, shards));
+  for (size_t i = 0; i < 3; ++i) write_shard(shares[i], shards[i], save.folder);
+  const SavedCheckpoint saved = directory.commit(save);
+  const SafetensorsFile last(saved.path / "shard-00002.safetensors");
+  std::vector<float> values(2);
+  last.read(*last.find("v[1:3]"), 0, std::as_writable_bytes(std::span(values)));
+  EXPECT_THAT(values, ElementsAre(21, 22));
+  EXPECT_NO_THROW(CheckpointReader(saved.path).verify());
+}
+
+TEST_F(CheckpointTest, WideElementsComeFirstInAShard) {
+  const std::vector<uint8_t> bytes = {1, 2, 3};
+  std::vector<CheckpointTensor> tensors = {{.name = "file", .shape = {3}, .boxes = {}, .data = saved_tensor({3}, bytes)}};
+  tensors.push_back(share(0)[1]);
+  const ShardEntry entry = describe_shard(tensors, 0, 1);
+  write_shard(tensors, entry, folder.path());
+  const SafetensorsFile file(folder / "shard-00000.safetensors");
+  EXPECT_LT(file.find("v[0:1]")->begin, file.find("file")->begin);
+  EXPECT_EQ(file.find("v[0:1]")->begin % 4, 0);
 }
 
 TEST_F(CheckpointTest, AMissingOrDoubledShareIsRefusedBeforeAnythingIsWritten) {
@@ -147,7 +193,7 @@ TEST_F(CheckpointTest, AMissingOrDoubledShareIsRefusedBeforeAnythingIsWritten) {
 TEST_F(CheckpointTest, AnAbandonedSaveLeavesNothing) {
   CheckpointDirectory directory = open_directory(folder);
   const CheckpointDirectory::Save save = directory.begin(assemble_manifest({.step = 1}, entries({0, 1, 2})));
-  write_shard(share(0), save.manifest.shards[0], save.folder);
+  write_shard(share(0), entries({0, 1, 2})[0], save.folder);
   directory.abandon(save);
   EXPECT_THAT(names_in(checkpoints()), ElementsAre("LOCK"));
 }
@@ -155,7 +201,7 @@ TEST_F(CheckpointTest, AnAbandonedSaveLeavesNothing) {
 TEST_F(CheckpointTest, AShardThatWasNotWrittenIsNotPublished) {
   CheckpointDirectory directory = open_directory(folder);
   const CheckpointDirectory::Save save = directory.begin(assemble_manifest({.step = 1}, entries({0, 1, 2})));
-  for (const int r : {0, 2}) write_shard(share(r), save.manifest.shards[static_cast<size_t>(r)], save.folder);
+  for (const int r : {0, 2}) write_shard(share(r), entries({0, 1, 2})[static_cast<size_t>(r)], save.folder);
   EXPECT_EQ(error_code_of([&] { directory.commit(save); }), ExitCode::storage);
   EXPECT_FALSE(load_newest(checkpoints(), [](CheckpointReader&) {}).has_value());
 }

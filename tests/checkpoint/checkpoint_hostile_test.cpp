@@ -124,7 +124,8 @@ TEST_F(HostileManifest, WrongFieldsAreRefused) {
       {"has an unknown key \"extra\"", {"/extra", "1"}},
       {"has no \"samples\"", {"/samples"}},
       {"has no \"samples\"", {"/samples"}, {"/other", "1"}},
-      {"format version 2", {"/format_version", "2"}},
+      {"format version 1, this program reads version 2; export it with the program that wrote it", {"/format_version", "1"}},
+      {"format version 3", {"/format_version", "3"}},
       {"format_version: must be an integer", {"/format_version", "1.0"}},
       {"step: must be 0 or more, got -1", {"/step", "-1"}},
       {"step: must be an integer", {"/step", "1.5"}},
@@ -134,7 +135,7 @@ TEST_F(HostileManifest, WrongFieldsAreRefused) {
       {"fingerprints: has no \"build\"", {"/fingerprints/build"}},
       {"shards: must be a list, got {}", {"/shards", "{}"}},
       {"there is no shard 0", {"/shards", "[]"}},
-      {"two shards are called", {"/shards/-", R"({"file": "shard-00000.bin", "bytes": 0, "chunk_bytes": 1, "xxh64": []})"}},
+      {"two shards are called", {"/shards/-", R"({"file": "shard-00000.safetensors", "bytes": 0, "chunk_bytes": 1, "xxh64": []})"}},
       {"tensors: must be a list, got null", {"/tensors", "null"}},
       {"belong to no tensor", {"/tensors", "[]"}},
       {"two tensors are called w", {"/tensors/1/name", "\"w\""}},
@@ -151,15 +152,15 @@ TEST_F(HostileManifest, WrongFieldsAreRefused) {
 
 TEST_F(HostileManifest, ShardsThatDoNotFitAreRefused) {
   static constexpr Change kChanges[] = {
-      {"plain file name", {"/shards/0/file", R"("../shard-00000.bin")"}},
+      {"plain file name", {"/shards/0/file", R"("../shard-00000.safetensors")"}},
       {"plain file name", {"/shards/0/file", R"("/etc/passwd")"}},
       {"plain file name", {"/shards/0/file", R"("..")"}},
       {"plain file name", {"/shards/0/file", R"("")"}},
       {"plain file name", {"/shards/0/file", R"("a/b")"}},
       {"plain file name", {"/shards/0/file", R"("shard\u0000.bin")"}},
       {"No such file", {"/shards/0/file", R"("other.bin")"}},
-      {"has 8000 bytes, the manifest says 0",
-       {"/shards/0", R"({"file": "shard-00000.bin", "bytes": 0, "chunk_bytes": 1, "xxh64": []})"},
+      {"bytes, the manifest says 40",
+       {"/shards/0", R"({"file": "shard-00000.safetensors", "bytes": 0, "chunk_bytes": 1, "xxh64": []})"},
        {"/tensors", "[]"}},
       {"shards[0].bytes: must be in [0, 9223372036854775807], got 18446744073709551615", {"/shards/0/bytes", "18446744073709551615"}},
       {"need 2199023255552 chunk hashes, found 1", {"/shards/0/bytes", "9223372036854775807"}},
@@ -246,7 +247,7 @@ TEST_F(HostileManifest, AManifestOverTheCapIsNotEvenRead) {
 }
 
 TEST_F(HostileManifest, LinksFoldersAndPipesInTheFilesPlaceAreRefused) {
-  const std::filesystem::path shard_path = path_.parent_path() / "shard-00000.bin";
+  const std::filesystem::path shard_path = path_.parent_path() / "shard-00000.safetensors";
   std::filesystem::rename(shard_path, folder / "elsewhere.bin");
   std::filesystem::create_symlink(folder / "elsewhere.bin", shard_path);
   EXPECT_THROW(CheckpointReader reader(path_.parent_path()), CheckpointDamage);

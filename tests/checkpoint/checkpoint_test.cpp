@@ -56,7 +56,7 @@ TEST_F(CheckpointTest, TheFolderHoldsLockLatestAndCheckpointsOnly) {
   directory.save(State(1).content());
   directory.save(State(2).content());
   EXPECT_THAT(names_in(checkpoints()), ElementsAre("LOCK", "latest", "step-00000001", "step-00000002"));
-  EXPECT_THAT(names_in(checkpoints() / "step-00000002"), ElementsAre("manifest.json", "shard-00000.bin"));
+  EXPECT_THAT(names_in(checkpoints() / "step-00000002"), ElementsAre("manifest.json", "shard-00000.safetensors"));
   EXPECT_EQ(read_file(checkpoints() / "latest"), "step-00000002 " + CheckpointReader(checkpoints() / "step-00000002").hash() + "\n");
 }
 
@@ -82,6 +82,15 @@ TEST_F(CheckpointTest, EveryDtypeEmptyTensorsAndScalarsAreSaved) {
   EXPECT_EQ(integers, integers_back);
 }
 
+TEST_F(CheckpointTest, APinnedCheckpointStaysUntilItIsUnpinned) {
+  CheckpointDirectory directory = open_directory(folder, {.latest = 2});
+  directory.pin(1);
+  for (int64_t step = 1; step <= 4; ++step) directory.save(State(step).content());
+  EXPECT_THAT(names_in(checkpoints()), ElementsAre("LOCK", "latest", "step-00000001", "step-00000003", "step-00000004"));
+  directory.unpin(1);
+  EXPECT_THAT(names_in(checkpoints()), ElementsAre("LOCK", "latest", "step-00000003", "step-00000004"));
+}
+
 // ---- what is never saved
 
 TEST_F(CheckpointTest, ALargeShardTellsThatItGoesOn) {
@@ -90,7 +99,7 @@ TEST_F(CheckpointTest, ALargeShardTellsThatItGoesOn) {
   const std::vector<CheckpointTensor> tensors = {{.name = "w", .shape = {elements}, .boxes = {}, .data = saved_tensor({elements}, values)}};
   int hashed = 0, written = 0;
   const ShardEntry entry = describe_shard(tensors, 0, 1, [&] { ++hashed; });
-  write_shard(tensors, entry.shard, folder.path(), [&] { ++written; });
+  write_shard(tensors, entry, folder.path(), [&] { ++written; });
   EXPECT_EQ(hashed, 3);
   EXPECT_EQ(written, 3);
 }
@@ -151,7 +160,7 @@ TEST_F(CheckpointTest, TheSameStateIsNotWrittenTwice) {
 TEST_F(CheckpointTest, ADamagedCheckpointOfTheSameStepIsSetAside) {
   CheckpointDirectory directory = open_directory(folder);
   directory.save(State(5).content());
-  flip_byte(checkpoints() / "step-00000005/shard-00000.bin", 100);
+  flip_byte(checkpoints() / "step-00000005/shard-00000.safetensors", 100);
   EXPECT_FALSE(directory.save(State(5).content()).already_there);
   EXPECT_EQ(newest(), 5);
   EXPECT_THAT(names_in(checkpoints()), ElementsAre(HasSubstr(".bad-step-00000005-"), "LOCK", "latest", "step-00000005"));
@@ -227,7 +236,7 @@ TEST_F(CheckpointTest, DamagedOnesDoNotCountAmongTheKept) {
   CheckpointDirectory directory = open_directory(folder, {.latest = 2});
   directory.save(State(1).content());
   directory.save(State(2).content());
-  std::filesystem::resize_file(checkpoints() / "step-00000002/shard-00000.bin", 10);
+  std::filesystem::resize_file(checkpoints() / "step-00000002/shard-00000.safetensors", 10);
   directory.save(State(3).content());
   EXPECT_TRUE(std::filesystem::exists(checkpoints() / "step-00000001"));
   directory.save(State(4).content());

@@ -34,7 +34,7 @@ std::vector<int> told_by(int ranks, const TemporaryFolder& folder) {
 
 TEST_F(SaveTogether, EachPhaseAndPartOfASaveIsProgress) {
   EXPECT_THAT(told_by(2, folder), Each(4 + 3 + 3)) << "phases, hashed, written";
-  EXPECT_TRUE(std::filesystem::exists(checkpoints() / "step-00000001" / "shard-00001.bin"));
+  EXPECT_TRUE(std::filesystem::exists(checkpoints() / "step-00000001" / "shard-00001.safetensors"));
 }
 
 TEST_F(SaveTogether, ASaveOfOneRankIsOnePhase) { EXPECT_THAT(told_by(1, folder), Each(1)); }

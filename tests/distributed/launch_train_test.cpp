@@ -311,7 +311,7 @@ TEST_F(LaunchedTraining, ThreadsThatNobodyChoseAreNotStored) {
 
 TEST_F(LaunchedTraining, ADamagedCheckpointEndsAllRanksWithTheCodeOfTheData) {
   ASSERT_EQ(mantissa(train("run")).exit_code, 0);
-  const std::string shard = "run/checkpoints/step-00000040/shard-00000.bin";
+  const std::string shard = "run/checkpoints/step-00000040/shard-00000.safetensors";
   std::string bytes = test::read_file(folder_ / shard);
   bytes[bytes.size() - 5] ^= 1;  // in what the last rank reads
   test::write_file(folder_ / shard, bytes);

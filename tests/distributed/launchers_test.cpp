@@ -20,7 +20,7 @@ class Launchers : public test::LaunchedTraining {
     EXPECT_EQ(course("alone").size(), 42U);
     EXPECT_EQ(course(name), course("alone"));
     expect_equal("alone", name);
-    EXPECT_TRUE(std::filesystem::exists(folder_ / (name + "/checkpoints/step-00000040/shard-00003.bin"))) << "it ran on 4 ranks";
+    EXPECT_TRUE(std::filesystem::exists(folder_ / (name + "/checkpoints/step-00000040/shard-00003.safetensors"))) << "it ran on 4 ranks";
   }
 
   // Slurm's variables, set by hand: 4 tasks on the nodes that `step` describes, all of which are this host. What follows is the command.

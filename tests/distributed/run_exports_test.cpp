@@ -1,14 +1,17 @@
-// A running job's exports: the files that `mantissa export` makes of the checkpoint beside them, from ranks of every layout.
+// Exports beside training: the files that `mantissa export` makes of the same checkpoint, from ranks of every layout.
+#include "train/run_exports.h"
+
 #include <gmock/gmock.h>
 
 #include <algorithm>
 #include <map>
 #include <set>
 
+#include "checkpoint_shards.h"
+#include "checkpoint_testing.h"
 #include "mantissa/base/log.h"
 #include "mantissa/hf/export.h"
-#include "mantissa/hf/import.h"
-#include "mantissa/hf/live_weights.h"
+#include "mantissa/hf/load_model.h"
 #include "mantissa/io/pending_folder.h"
 #include "mantissa/train/training_step.h"
 #include "tensor_runs.h"
@@ -25,7 +28,7 @@ const TensorLayout kAlone{1, 1, false};
 const std::vector<TensorLayout> kLayouts = {kAlone, {4, 1, false}, {1, 2, false}, {2, 2, false}};
 const std::vector<TensorLayout> kExpertLayouts = {kAlone, {2, 1, false, 2}, {2, 2, false}, {2, 2, false, 2}};
 
-class RunExports : public test::TrainingTest {
+class ExportsOfRuns : public test::TrainingTest {
  protected:
   // 8 letters, padded to 12 rows: of two tensor ranks the second has two and the padding.
   static std::vector<std::string> sets(const TensorLayout& layout, const std::vector<std::string>& more) {
@@ -75,8 +78,7 @@ class RunExports : public test::TrainingTest {
   }
   std::map<std::string, std::string> files_from(const std::string& checkpoint, const std::string& name,
                                                 const ExportOptions& options) const {
-    CheckpointReader reader(checkpoint);
-    export_model(reader, folder_ / name, options);
+    export_model(checkpoint, folder_ / name, options);
     return files_of(folder_ / name);
   }
   static void expect_same_files(const std::map<std::string, std::string>& found, const std::map<std::string, std::string>& expected) {
@@ -88,13 +90,34 @@ class RunExports : public test::TrainingTest {
   }
 };
 
+// Compares a folder with what forward multiplies by in a model that was loaded: its codes have the hashes of those in training.
+void expect_live_values(const std::string& checkpoint, const std::string& folder) {
+  const LoadedModel live = load_model(checkpoint);
+  const PrecisionPlan plan = resolve_plan(live.config);
+  const ForwardTypes types(plan);
+  HfWeights written(folder);
+  for (const ParameterShard& whole : live.model->parameters().whole_shards()) {
+    const Parameter& of = *whole.of;
+    const Shape matrix{of.shape[0], of.shape.with_dim0(1).elements()};
+    Tensor all = empty(*live.device, Dtype::f32, matrix);
+    if (types.quantized(of.name))
+      live.device->run(Dequantize{.x = of.codes(), .out = all});
+    else
+      all = converted(of.value(), Dtype::f32).view(matrix);
+    const std::vector<float> here = to_host<float>(all.slice(0, whole.stored_end()));
+    std::vector<float> there(here.size());
+    written.read_fp32(of.name, whole_box(dimensions(of.stored_shape())), there);
+    EXPECT_EQ(there, here) << of.name;
+  }
+}
+
 struct Setting {
   const char* name;
   std::vector<std::string> sets;
   std::vector<TensorLayout> layouts = kLayouts;
 };
 
-class FromRanks : public RunExports, public ::testing::WithParamInterface<Setting> {};
+class FromRanks : public ExportsOfRuns, public ::testing::WithParamInterface<Setting> {};
 
 TEST_P(FromRanks, TheFilesAreThoseOfTheCheckpoint) {
   const bool quantizes = std::ranges::any_of(GetParam().sets, [](const std::string& set) { return set.starts_with("precision.recipe="); });
@@ -107,6 +130,7 @@ TEST_P(FromRanks, TheFilesAreThoseOfTheCheckpoint) {
       more.push_back(text("checkpoint.export.weights=", choice_name(weights)));
       EXPECT_EQ(run_on(layout, name, more).summary.failed_saves, 0);
       expect_same_files(files_of(exported(name, 2)), files_from(checkpoint(name, 2), name + " again", {.weights = weights}));
+      expect_live_values(checkpoint(name, 2), exported(name, 2));
     }
   }
 }
@@ -122,19 +146,23 @@ const std::vector<std::string> kExperts = {"precision.recipe=mxfp8",
 
 INSTANTIATE_TEST_SUITE_P(
     , FromRanks,
-    ::testing::Values(Setting{"high", {"model.attention_bias=qkv", "model.qk_norm=false"}},
-                      Setting{"fp32", {"precision.dtype=fp32", "model.tie_word_embeddings=true"}, {kAlone, {2, 2, false}}},
-                      Setting{"gpt2",
-                              {"model.norm=layer", "model.norm_bias=true", "model.position=learned", "model.activation=gelu_tanh",
-                               "model.num_key_value_heads=4", "model.attention_bias=all", "model.mlp_bias=true", "model.qk_norm=false"},
-                              {kAlone, {1, 2, false}}},
-                      Setting{"mxfp8", {"precision.recipe=mxfp8"}},
-                      Setting{"mxfp8_gather", {"precision.recipe=mxfp8", "precision.fp8_param_gather=true"}},
-                      Setting{"fp8_block",
-                              {"precision.recipe=fp8_block", "model.hidden_size=256", "model.intermediate_size=256",
-                               "model.num_key_value_heads=4"},
-                              {kAlone, {2, 2, false}}},
-                      Setting{"mxfp4_qat", {"precision.recipe=mxfp4_qat"}}, Setting{"experts", kExperts, kExpertLayouts}),
+    ::testing::Values(
+        Setting{"high", {"model.attention_bias=qkv", "model.qk_norm=false"}},
+        Setting{"fp32", {"precision.dtype=fp32", "model.tie_word_embeddings=true"}, {kAlone, {2, 2, false}}},
+        Setting{"gpt2",
+                {"model.norm=layer", "model.norm_bias=true", "model.position=learned", "model.activation=gelu_tanh",
+                 "model.num_key_value_heads=4", "model.attention_bias=all", "model.mlp_bias=true", "model.qk_norm=false"},
+                {kAlone, {1, 2, false}}},
+        Setting{"mxfp8", {"precision.recipe=mxfp8"}},
+        Setting{"mxfp8_gather", {"precision.recipe=mxfp8", "precision.fp8_param_gather=true"}},
+        Setting{"fp8_block",
+                {"precision.recipe=fp8_block", "model.hidden_size=256", "model.intermediate_size=256", "model.num_key_value_heads=4"},
+                {kAlone, {2, 2, false}}},
+        Setting{"mxfp4_qat", {"precision.recipe=mxfp4_qat"}},
+        Setting{"mxfp4_qat_mxfp8_act", {"precision.recipe=mxfp4_qat_mxfp8_act"}, {kAlone, {2, 2, false}}},
+        Setting{"mxfp8_weights", {"precision.recipe=mxfp8_weights"}, {kAlone, {2, 2, false}}},
+        Setting{"output", {"precision.recipe=mxfp8", "precision.fp8_output_proj=true", "model.pad_vocab_to=64"}, {kAlone, {2, 2, false}}},
+        Setting{"experts", kExperts, kExpertLayouts}),
     [](const auto& one) { return std::string(one.param.name); });
 
 Shape shape_of(const std::vector<int64_t>& sizes) { return sizes.size() == 1 ? Shape{sizes[0]} : Shape{sizes[0], sizes[1]}; }
@@ -173,11 +201,11 @@ std::string saved_in_pieces(const std::string& checkpoint, const std::filesystem
   }
   CheckpointDirectory directory(folder, {}, "test");
   const CheckpointDirectory::Save save = directory.begin(assemble_manifest(reader.manifest(), entries));
-  for (size_t shard = 0; shard < 3; ++shard) write_shard(shards[shard], save.manifest.shards[shard], save.folder);
+  for (size_t shard = 0; shard < 3; ++shard) write_shard(shards[shard], entries[shard], save.folder);
   return directory.commit(save).path;
 }
 
-TEST_F(RunExports, PiecesOfACheckpointDoNotShow) {
+TEST_F(ExportsOfRuns, PiecesOfACheckpointDoNotShow) {
   std::vector<std::string> more = kExperts;
   more.emplace_back("checkpoint.export.weights=packed");
   run_on({2, 1, false, 2}, "run", more);
@@ -187,7 +215,7 @@ TEST_F(RunExports, PiecesOfACheckpointDoNotShow) {
   expect_same_files(found, expected);
 }
 
-TEST_F(RunExports, OfKeptCheckpointsAloneAndNoLonger) {
+TEST_F(ExportsOfRuns, OfKeptCheckpointsAloneAndNoLonger) {
   const std::vector<std::string> every = {"checkpoint.export={}", "checkpoint.interval=1", "checkpoint.keep_latest=2", "training.steps=4"};
   run_on({2, 1, false}, "kept", every);
   EXPECT_THAT(exports_of(run_folder("kept")), ElementsAre("step-00000003", "step-00000004"));
@@ -198,15 +226,24 @@ TEST_F(RunExports, OfKeptCheckpointsAloneAndNoLonger) {
   const TrainedRun stopped = run_on(kAlone, "asked", asked, request);
   EXPECT_EQ(stopped.summary.exit, ExitCode::stopped);
   EXPECT_EQ(stopped.summary.steps, 5);
-  EXPECT_THAT(exports_of(run_folder("asked")), ElementsAre("step-00000002"));
+  EXPECT_THAT(exports_of(run_folder("asked")), ElementsAre("step-00000002")) << "a stop waits for it and begins no other";
   std::vector<std::string> resumed = asked;
   resumed.insert(resumed.end(), {"training.steps=5", "checkpoint.resume=auto"});
   EXPECT_EQ(run_on(kAlone, "asked", resumed).summary.exit, ExitCode::ok);
   EXPECT_THAT(exports_of(run_folder("asked")), ElementsAre("step-00000002", "step-00000005")) << "that of the end was missing";
 }
 
+// The checkpoint and its export belong to the step that is done when the request comes.
+TEST_F(ExportsOfRuns, AStopWaitsForAnExportThatHasBegun) {
+  bool asked = false;
+  const auto request = [&asked] { return std::exchange(asked, true) ? Request::save_and_stop : Request::none; };
+  const std::vector<std::string> sets = {"checkpoint.export={}", "checkpoint.interval=1", "training.steps=9", "logging.interval=100"};
+  EXPECT_EQ(run_on(kAlone, "run", sets, request).summary.exit, ExitCode::stopped);
+  EXPECT_THAT(exports_of(run_folder("run")), ElementsAre("step-00000001"));
+}
+
 // What a process that was killed left, and an export that is of another state of this step.
-TEST_F(RunExports, LeftoversGo) {
+TEST_F(ExportsOfRuns, LeftoversGo) {
   const std::string exports = run_folder("again") + "/exports/";
   for (const std::string left : {".trash-step-00000001-5", "step-00000002"}) {
     std::filesystem::create_directories(exports + left);
@@ -225,7 +262,7 @@ TEST_F(RunExports, LeftoversGo) {
 }
 
 // A run that goes on without exports is the last that looks there.
-TEST_F(RunExports, LeftoversGoWithoutAnotherExport) {
+TEST_F(ExportsOfRuns, LeftoversGoWithoutAnotherExport) {
   const std::string left = run_folder("again") + "/exports/.tmp-step-00000001-0123456789abcdef";
   std::filesystem::create_directories(left);
   {
@@ -236,11 +273,10 @@ TEST_F(RunExports, LeftoversGoWithoutAnotherExport) {
   EXPECT_THAT(exports_of(run_folder("again")), IsEmpty());
 }
 
-TEST_F(RunExports, FilesOfAnImportedModelGoAlong) {
+TEST_F(ExportsOfRuns, FilesOfTheModelThatItStartedFromGoAlong) {
   run_on(kAlone, "first", {"checkpoint.export={}"});
   test::write_file(exported("first", 2) + "/generation_config.json", "{\"eos_token_id\": 7}\n");
-  import_model(exported("first", 2), folder_ / "imported");
-  run_on({1, 2, false}, "second", {"checkpoint.export={}", "checkpoint.init_from=" + (folder_ / "imported")});
+  run_on({1, 2, false}, "second", {"checkpoint.export={}", "checkpoint.init_from=" + exported("first", 2)});
   const auto files = files_of(exported("second", 2));
   expect_same_files(files, files_from(checkpoint("second", 2), "again", {}));
   EXPECT_EQ(files.at("generation_config.json"), "{\"eos_token_id\": 7}\n");
@@ -248,7 +284,7 @@ TEST_F(RunExports, FilesOfAnImportedModelGoAlong) {
 }
 
 // Training goes on, on all ranks, and only the last one decides.
-TEST_F(RunExports, AFailureIsThatOfASave) {
+TEST_F(ExportsOfRuns, AFailureIsThatOfASave) {
   std::vector<std::string> sets = {"checkpoint.export={}", "checkpoint.interval=2", "training.steps=4"};
   const std::string exports = run_folder("gone") + "/exports";
   std::filesystem::create_directories(run_folder("gone"));
@@ -257,7 +293,7 @@ TEST_F(RunExports, AFailureIsThatOfASave) {
   const TrainedRun failed = run_on({1, 2, false}, "gone", sets);
   close_log();
   const std::string log = test::read_file(folder_ / "log.txt");
-  EXPECT_THAT(log, HasSubstr("export of step 2 not saved: "));
+  EXPECT_THAT(log, HasSubstr("export of step 2 not made: "));
   EXPECT_THAT(log, ::testing::Not(HasSubstr("checkpoint of step"))) << "which was saved, also where no path is known";
   EXPECT_EQ(failed.losses.size(), 4U);
   EXPECT_EQ(failed.summary.failed_saves, 2);
@@ -267,56 +303,114 @@ TEST_F(RunExports, AFailureIsThatOfASave) {
   std::filesystem::remove(exports);
   sets.emplace_back("checkpoint.resume=auto");
   EXPECT_EQ(run_on({1, 2, false}, "gone", sets).summary.exit, ExitCode::ok);
-  EXPECT_THAT(exports_of(run_folder("gone")), ElementsAre("step-00000004"));
+  EXPECT_THAT(exports_of(run_folder("gone")), ElementsAre("step-00000002", "step-00000004")) << "which a resume makes";
   expect_same_files(files_of(exported("gone", 4)), files_from(checkpoint("gone", 4), "again", {}));
 }
 
 // Between its writing and its reading back.
-TEST_F(RunExports, AByteThatChangesOnTheDiskIsFound) {
-  const LoadedConfig loaded = config("flipped", sets(kAlone, {"checkpoint.export={}"}));
-  bool flipped = false;
-  std::string problem;
-  TrainEvents events;
-  events.set_phase = [&](int64_t, const char*) {
-    for (const std::string& name : exports_of(run_folder("flipped"))) {
-      const std::string file = run_folder("flipped") + "/exports/" + name + "/model.safetensors";
-      if (flipped || !std::filesystem::exists(file)) continue;
-      std::string bytes = test::read_file(file);
-      bytes.back() = static_cast<char>(bytes.back() ^ 1);
-      test::write_file(file, bytes);
-      flipped = true;
-    }
+TEST_F(ExportsOfRuns, AByteThatChangesOnTheDiskIsFound) {
+  run_on(kAlone, "run", {});
+  ModelExport model(checkpoint("run", 2), {});
+  const std::filesystem::path folder = folder_ / "flipped", file = folder / "model.safetensors";
+  std::filesystem::create_directory(folder);
+  model.begin(folder);
+  const int64_t header = test::header_bytes(file);
+  const auto flip = [&] {
+    std::string bytes = test::read_file(file);
+    bytes[static_cast<size_t>(header)] = static_cast<char>(bytes[static_cast<size_t>(header)] ^ 1);
+    test::write_file(file, bytes);
   };
-  events.saved = [&](const SaveEvent& event) { problem = event.problem; };
-  EXPECT_EQ(train(loaded, {"test"}, events).exit, ExitCode::storage);
-  EXPECT_TRUE(flipped);
-  EXPECT_THAT(problem, HasSubstr(" is not what was exported: its hash differs"));
-  EXPECT_THAT(exports_of(run_folder("flipped")), IsEmpty());
+  bool flipped = false;
+  const Error error = test::error_of([&] {
+    model.write(folder, 0, 1, [&] {
+      if (!std::exchange(flipped, true)) flip();
+    });
+  });
+  EXPECT_EQ(error.code(), ExitCode::storage);
+  EXPECT_THAT(error.what(), HasSubstr(" is not what was written"));
 }
 
-// Codes and scales travel as they are, and what rank 0 has does not.
-TEST_F(RunExports, BytesSent) {
-  const LoadedConfig loaded = config("sent", sets({2, 2, false}, {"precision.recipe=mxfp8", "model.hidden_size=256"}));
-  RunConfig of = loaded.config;
-  of.model.vocab_size = 8;
-  const PrecisionPlan plan = resolve_plan(of);
-  const auto errors = test::run_ranks(4, [&](const Communicator& world) {
-    const Mesh mesh = make_mesh(world, 2);
-    const std::unique_ptr<Backend> device = make_backend("cpu");
-    Gpt model(of.model, *device, plan, training_options(of, mesh));
-    Optimizer optimizer(model.parameters(), of.optimizer, mesh);
-    optimizer.initialize(1);
-    LiveWeights weights(model.parameters(), plan, mesh);
-    const int64_t before = world.traffic().other;
-    const std::string name = "layers.1.mlp.gate_up.weight";  // [256, 256]
-    weights.codes(name, 0, 256);
-    weights.scales(name, 0, 256);
-    const auto sent = static_cast<double>(world.traffic().other - before);
-    const double elements = world.rank() == 1 ? 256.0 * 256 / 2 : 0;
-    EXPECT_GE(sent, elements) << world.rank();
-    EXPECT_LE(sent, 1.04 * elements) << world.rank();
-  });
-  EXPECT_THAT(errors, ::testing::Each(IsEmpty()));
+// Exports of checkpoints that a finished run left, asked for one after the other.
+class ExportsAskedFor : public ExportsOfRuns {
+ protected:
+  ExportsAskedFor() { run_on(kAlone, "run", {"checkpoint.interval=1", "checkpoint.keep_latest=9", "training.steps=3"}); }
+  LoadedConfig exporting() const { return config("run", sets(kAlone, {"checkpoint.export={}", "checkpoint.keep_latest=2"})); }
+  SavedCheckpoint saved(int64_t step) const {
+    return {.path = checkpoint("run", step), .hash = CheckpointReader(checkpoint("run", step)).hash()};
+  }
+  // What becomes of them on ranks; the events are those of the first.
+  std::vector<ExportEvent> made(int ranks, const std::vector<SavedCheckpoint>& of) const {
+    std::vector<ExportEvent> events;
+    const LoadedConfig loaded = exporting();
+    const auto errors = test::run_ranks(ranks, [&](const Communicator& world) {
+      std::optional<CheckpointDirectory> directory;
+      if (world.rank() == 0) directory.emplace(loaded.config.checkpoint.dir, KeepPolicy{}, "test");
+      RunExports exports(loaded.config, world, [&](const ExportEvent& event) {
+        if (world.rank() == 0) events.push_back(event);
+      });
+      for (const SavedCheckpoint& one : of) exports.add(one, directory);
+      EXPECT_TRUE(exports.busy());
+      while (exports.busy()) exports.advance(directory);
+    });
+    EXPECT_THAT(errors, ::testing::Each(IsEmpty()));
+    return events;
+  }
+};
+
+TEST_F(ExportsAskedFor, WaitForEachOther) {
+  const std::vector<ExportEvent> events = made(3, {saved(2), saved(1), saved(3)});
+  ASSERT_EQ(events.size(), 3U);
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(events[i].step, std::vector<int64_t>({2, 1, 3}).at(i));
+    EXPECT_EQ(events[i].problem, "");
+    expect_same_files(files_of(exported("run", events[i].step)), files_from(checkpoint("run", events[i].step), text("again ", i), {}));
+  }
+}
+
+// Until then the policy would delete it.
+TEST_F(ExportsAskedFor, KeepTheirCheckpoint) {
+  const LoadedConfig loaded = exporting();
+  std::optional<CheckpointDirectory> directory;
+  directory.emplace(loaded.config.checkpoint.dir, KeepPolicy{.latest = 2}, "test");
+  const std::vector<SavedCheckpoint> asked = {saved(1), saved(2)};
+  RunExports exports(loaded.config, {}, [](const ExportEvent&) {});
+  for (const SavedCheckpoint& one : asked) exports.add(one, directory);
+  for (int64_t step = 11; step <= 13; ++step) directory->save(test::State(step).content());
+  EXPECT_TRUE(std::filesystem::exists(asked[0].path));
+  EXPECT_TRUE(std::filesystem::exists(asked[1].path));
+  while (exports.busy()) exports.advance(directory);
+  EXPECT_FALSE(std::filesystem::exists(asked[0].path));
+  EXPECT_FALSE(std::filesystem::exists(asked[1].path));
+  EXPECT_THAT(exports_of(run_folder("run")), IsEmpty()) << "which go with their checkpoints";
+}
+
+// The others have written their parts by then.
+TEST_F(ExportsAskedFor, ADamagedByteThatOneRankReadsFailsTheExport) {
+  const SavedCheckpoint second = saved(2), third = saved(3);
+  const CheckpointReader reader(second.path);
+  const std::string shard = second.path / "shard-00000.safetensors";
+  test::flip_byte(shard, test::header_bytes(shard) + reader.tensor("master.final_norm.weight").pieces.at(0).offset);
+  const std::vector<ExportEvent> events = made(2, {second, third});
+  ASSERT_EQ(events.size(), 2U);
+  EXPECT_THAT(events[0].problem, HasSubstr("is damaged"));
+  EXPECT_EQ(events[1].problem, "");
+  EXPECT_THAT(exports_of(run_folder("run")), ElementsAre("step-00000003"));
+}
+
+TEST_F(ExportsAskedFor, ACheckpointThatWasReplacedIsNotExported) {
+  SavedCheckpoint other = saved(2);
+  other.hash = saved(3).hash;
+  const std::vector<ExportEvent> events = made(1, {other});
+  ASSERT_EQ(events.size(), 1U);
+  EXPECT_THAT(events[0].problem, HasSubstr("was replaced before its export was made"));
+}
+
+// A kill after a checkpoint was committed leaves it without an export.
+TEST_F(ExportsAskedFor, AResumedRunMakesWhatIsMissing) {
+  std::vector<std::string> more = {"checkpoint.export={}", "checkpoint.keep_latest=9", "checkpoint.resume=auto", "training.steps=4"};
+  EXPECT_EQ(run_on(kAlone, "run", more).summary.exit, ExitCode::ok);
+  EXPECT_THAT(exports_of(run_folder("run")), ElementsAre("step-00000001", "step-00000002", "step-00000003", "step-00000004"));
+  EXPECT_THAT(test::read_file(run_folder("run") + "/metrics.jsonl"), HasSubstr("{\"type\":\"export\""));
 }
 
 }  // namespace mantissa::run_exports_test

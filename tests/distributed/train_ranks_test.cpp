@@ -1,5 +1,6 @@
 // A run on several ranks, here threads of one process, resumes on another number, stops as one and is of the size that
 // its configuration asks for.
+#include "checkpoint_shards.h"
 #include "checkpoint_testing.h"
 #include "mantissa/data/token_writer.h"
 #include "mantissa/metrics/run_metrics.h"
@@ -196,7 +197,8 @@ TEST_F(RanksTogether, PassOverACheckpointWhereTheMomentsOfOneAreDamaged) {
   ASSERT_NE(piece, pieces.end());
   const int64_t bytes = piece->box.elements() * 4;
   ASSERT_GE(bytes, 8 << 20) << "so that the chunk in its middle has nothing else";
-  test::flip_byte(newest + "/shard-00001.bin", piece->offset + bytes / 2);
+  const std::string shard = newest + "/shard-00001.safetensors";
+  test::flip_byte(shard, test::header_bytes(shard) + piece->offset + bytes / 2);
   EXPECT_THAT(on_ranks({"checkpoint.resume=" + newest, "logging.run_name=other"}), Each(::testing::StartsWith("4: ")));
   EXPECT_THAT(on_ranks({"checkpoint.resume=auto"}), Each(IsEmpty()));
   EXPECT_NO_THROW(CheckpointReader(newest).verify()) << "made again from the one before";

@@ -10,6 +10,7 @@
 #include "mantissa/base/hash.h"
 #include "mantissa/checkpoint/checkpoint_manifest.h"
 #include "mantissa/data/token_file.h"
+#include "mantissa/io/safetensors.h"
 #include "targets.h"
 
 namespace mantissa::fuzz {
@@ -77,6 +78,11 @@ bool manifest(std::string_view input) {
   }
   for (const Shard& shard : read.shards)
     promise(shard.file.find('/') == std::string::npos && shard.file.front() != '.', "a shard is beside the manifest");
+  const std::vector<std::string> headers = shard_headers(read);
+  for (size_t i = 0; i < headers.size(); ++i) {
+    const auto bytes = static_cast<int64_t>(headers[i].size()) + read.shards[i].bytes;
+    parse_safetensors_header(std::string_view(headers[i]).substr(8), bytes, read.shards[i].file);
+  }
   const std::string again = format_manifest(read);
   promise(format_manifest(parse_manifest(again, "again")) == again, "a manifest is read as it was written");
   return true;

@@ -212,7 +212,7 @@ TEST_F(CommandsTest, EvalAndGenerateTakeThreadsAndGiveTheSameBits) {
 
 TEST_F(CommandsTest, MistakesGiveTheirCodes) {
   ASSERT_EQ(mantissa({"train", "run.json"}).exit_code, 0);
-  const std::string run = run_folder("run"), shard = run + "/checkpoints/step-00000020/shard-00000.bin";
+  const std::string run = run_folder("run"), shard = run + "/checkpoints/step-00000020/shard-00000.safetensors";
   EXPECT_EQ(mantissa({"eval", folder_ / "nothing"}).exit_code, 2);
   EXPECT_EQ(mantissa({"eval", folder_.path()}).exit_code, 2);
   EXPECT_EQ(mantissa({"eval", run, "--data", "nothing.txt"}).exit_code, 2);

@@ -11,6 +11,7 @@
 #include "mantissa/checkpoint/saved_model.h"
 #include "mantissa/hf/load_model.h"
 #include "mantissa/metrics/run_metrics.h"
+#include "checkpoint_shards.h"
 #include "training_on_ranks.h"
 
 namespace mantissa::expert_reports_test {
@@ -53,16 +54,7 @@ class ExpertReports : public test::TrainingOnRanks {
 
   // A master of one expert is another, and the hashes of the bytes are right again.
   void set_master(const std::string& name, int64_t expert, float value) const {
-    const std::string path = checkpoint(name, 2), file = path + "/shard-00000.bin";
-    const CheckpointReader reader(path);
-    const ManifestTensor& master = reader.tensor(std::string("master.") + kGroupedWeight);
-    Manifest manifest = reader.manifest();
-    std::string bytes = test::read_file(file);
-    const int64_t element = expert * 64 * 32 + 5;
-    std::memcpy(bytes.data() + master.pieces.at(0).offset + element * 4, &value, 4);
-    manifest.shards.at(0).hashes = {xxh64(bytes)};
-    test::write_file(file, bytes);
-    test::write_file(path + "/manifest.json", format_manifest(manifest));
+    test::set_element(checkpoint(name, 2), std::string("master.") + kGroupedWeight, expert * 64 * 32 + 5, value);
   }
 
   Error error_of_verify(const std::string& name) const {

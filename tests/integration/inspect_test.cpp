@@ -4,6 +4,7 @@
 #include <iterator>
 #include <sstream>
 
+#include "checkpoint_shards.h"
 #include "checkpoint_testing.h"
 #include "process.h"
 
@@ -16,9 +17,10 @@ class InspectTest : public CheckpointTest {
   InspectTest() {
     CheckpointDirectory directory = open_directory(folder);
     for (int64_t step = 1; step <= 3; ++step) directory.save(State(step).content());
-    const std::filesystem::path shard = checkpoints() / "step-00000002/shard-00000.bin";
+    const std::filesystem::path shard = checkpoints() / "step-00000002/shard-00000.safetensors";
     std::string content = read_file(shard);
-    content[100] = static_cast<char>(content[100] ^ 4);
+    const auto at = static_cast<size_t>(header_bytes(shard)) + 100;
+    content[at] = static_cast<char>(content[at] ^ 4);
     write_file(shard, content);
   }
 
@@ -30,7 +32,7 @@ class InspectTest : public CheckpointTest {
 };
 
 TEST_F(InspectTest, ListsCheckpointsWithTheirValidity) {
-  std::filesystem::resize_file(checkpoints() / "step-00000001/shard-00000.bin", 10);
+  std::filesystem::resize_file(checkpoints() / "step-00000001/shard-00000.safetensors", 10);
   for (const char* path : {".", "checkpoints"}) {
     const ProcessResult result = mantissa(std::string("inspect ") + path);
     EXPECT_EQ(result.exit_code, 0) << result.errors;
@@ -72,7 +74,7 @@ TEST_F(InspectTest, VerifyReadsEverythingAndEndsWithFourOnDamage) {
   EXPECT_THAT(good.output, HasSubstr("intact: step 3, 2 tensors, 8000 bytes in 1 shard"));
   const ProcessResult bad = mantissa("verify checkpoints/step-00000002");
   EXPECT_EQ(bad.exit_code, 4);
-  EXPECT_THAT(bad.errors, HasSubstr("step-00000002/shard-00000.bin: chunk 0 (bytes 0 to 8000) is damaged"));
+  EXPECT_THAT(bad.errors, HasSubstr("step-00000002/shard-00000.safetensors: chunk 0 (bytes 0 to 8000) is damaged"));
   EXPECT_EQ(mantissa("verify nowhere").exit_code, 2);
 }
 

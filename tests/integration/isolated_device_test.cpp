@@ -63,7 +63,7 @@ class IsolatedDeviceTest : public TrainingTest {
     out.sample = generate(run.model, {1, 2, 3}, {.max_new_tokens = 30, .seed = 5});
     CheckpointDirectory checkpoints(folder_.path() / name, {}, "test");
     const SavedCheckpoint saved = checkpoints.save(checkpoint_content(run.parts(), {.step = 3}));
-    out.saved = test::read_file(saved.path / "shard-00000.bin") + CheckpointReader(saved.path).manifest().plan;
+    out.saved = test::read_file(saved.path / "shard-00000.safetensors") + CheckpointReader(saved.path).manifest().plan;
     resume(second, saved.path, config, data, batch, out);
     return out;
   }

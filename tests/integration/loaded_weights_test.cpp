@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 
+#include "checkpoint_shards.h"
 #include "mantissa/base/free_memory.h"
 #include "mantissa/base/hash.h"
 #include "mantissa/hf/export.h"
@@ -33,16 +34,8 @@ class LoadedWeights : public test::TrainingTest {
     return out;
   }
 
-  // One element of a tensor is another, and the hashes are right again.
   void set_element(const std::string& name, const std::string& tensor, int64_t element, float value) const {
-    const std::string path = checkpoint(name, 4), file = path + "/shard-00000.bin";
-    const CheckpointReader reader(path);
-    Manifest manifest = reader.manifest();
-    std::string bytes = test::read_file(file);
-    std::memcpy(bytes.data() + reader.tensor(tensor).pieces.at(0).offset + element * 4, &value, 4);
-    manifest.shards.at(0).hashes = {xxh64(bytes)};
-    test::write_file(file, bytes);
-    test::write_file(path + "/manifest.json", format_manifest(manifest));
+    test::set_element(checkpoint(name, 4), tensor, element, value);
   }
 
   void change_manifest(const std::string& name, const std::function<void(Manifest&)>& change) const {
@@ -94,8 +87,7 @@ TEST_F(LoadedWeights, NanOrInfInAnyWeightEndsEveryLoadAndNamesTheFirstElement) {
       EXPECT_THAT(error.what(), HasSubstr(checkpoint("run", 4) + ": " + spoiled.message));
     }
     for (const ExportWeights weights : {ExportWeights::dequantized, ExportWeights::packed}) {
-      CheckpointReader reader(checkpoint("run", 4));
-      const Error error = error_of([&] { export_model(reader, folder_ / "out", {.weights = weights}); });
+      const Error error = error_of([&] { export_model(checkpoint("run", 4), folder_ / "out", {.weights = weights}); });
       EXPECT_EQ(error.code(), ExitCode::data);
       EXPECT_THAT(error.what(),
                   AllOf(HasSubstr(checkpoint("run", 4) + ": "), ContainsRegex("5\\] is (nan|-inf: not exported|NaN or Inf)")));

@@ -9,6 +9,7 @@
 #include "mantissa/hf/load_model.h"
 #include "mantissa/train/generate.h"
 #include "mantissa/train/training_step.h"
+#include "checkpoint_shards.h"
 #include "process.h"
 #include "training.h"
 
@@ -209,37 +210,40 @@ TEST_F(LossFreeBalance, IsNotLeftOutBehindAnybodysBack) {
 
 TEST_F(LossFreeBalance, IsPartOfWhatACheckpointMustHold) {
   run_biased("run", {"training.steps=3"});
-  const std::string path = checkpoint("run", 3), file = path + "/manifest.json", shard = path + "/shard-00000.bin";
+  const std::string path = checkpoint("run", 3), file = path + "/manifest.json";
   const Manifest untouched = CheckpointReader(path).manifest();
-  const std::string bytes = test::read_file(shard);
-  const auto error_with = [&](const std::function<void(Manifest&, std::string&)>& change) {
+  const std::string shard = path + "/shard-00000.safetensors", bytes = test::read_file(shard);
+  const auto error_with = [&](const std::function<void(Manifest&)>& change, const std::function<void(std::string&)>& data = {}) {
     Manifest manifest = untouched;
-    std::string changed = bytes;
-    change(manifest, changed);
-    manifest.shards.at(0).hashes = {xxh64(changed)};
-    test::write_file(shard, changed);
-    test::write_file(file, format_manifest(manifest));
+    change(manifest);
+    if (data) test::change_shard(path, manifest, data);
+    std::string content = test::read_file(shard);
+    content.replace(0, static_cast<size_t>(test::header_bytes(shard)), shard_headers(manifest).at(0));
+    test::write_file(shard, content);
+    if (!data) test::write_file(file, format_manifest(manifest));
     const Error error = test::error_of([&] { load_model(path); });
     test::write_file(shard, bytes);
     test::write_file(file, format_manifest(untouched));
     return text(static_cast<int>(error.code()), ": ", error.what());
   };
-  const auto named = [](Manifest& manifest, const std::string& name) {
+  const auto named = [](auto& manifest, const std::string& name) {
     return std::ranges::find(manifest.tensors, name, &ManifestTensor::name);
   };
   const std::string name = "buffer.layers.2.moe.expert_bias";
-  EXPECT_THAT(error_with([&](Manifest& manifest, std::string&) { named(manifest, name)->name = "other"; }),
+  EXPECT_THAT(error_with([&](Manifest& manifest) { named(manifest, name)->name = "other"; }),
               HasSubstr("4: " + file + " (config): its model has layers.2.moe.expert_bias, but there is no tensor " + name));
-  EXPECT_THAT(error_with([&](Manifest& manifest, std::string&) {
+  EXPECT_THAT(error_with([&](Manifest& manifest) {
                 json config = json::parse(manifest.config);
                 config["model"]["moe"]["bias_update_rate"] = 0;
                 manifest.config = config.dump();
               }),
               HasSubstr("its model has 0 buffers, but there are 2"));
-  EXPECT_THAT(error_with([&](Manifest& manifest, std::string& content) {
-                const float nan = std::nanf("");
-                std::memcpy(content.data() + named(manifest, name)->pieces.at(0).offset + 4, &nan, 4);
-              }),
+  const int64_t offset = named(untouched, name)->pieces.at(0).offset + 4;
+  EXPECT_THAT(error_with([](Manifest&) {},
+                         [&](std::string& data) {
+                           const float nan = std::nanf("");
+                           std::memcpy(data.data() + offset, &nan, 4);
+                         }),
               HasSubstr("layers.2.moe.expert_bias[1] = nan: must be finite"));
 }
 

@@ -1,4 +1,5 @@
 // Codes and scales as servers read them, out and in.
+#include "checkpoint_shards.h"
 #include "exports.h"
 #include "mantissa/checkpoint/config_differences.h"
 #include "mantissa/checkpoint/saved_model.h"
@@ -38,18 +39,17 @@ TEST_P(Packed, CodesAreThoseOfForward) {
     EXPECT_EQ(test::read_file(path(name + "/config.json")).find("\"lm_head\"") == std::string::npos,
               head);  // named, tied or not, unless quantized
     EXPECT_EQ(difference(name, saved), std::nullopt);
-    import_model(path(name), path(name + " in"));
-    pack_to(path(name + " in"), name + " again", convention);
+    pack_to(path(name), name + " again", convention);
     EXPECT_EQ(all_bytes(name), all_bytes(name + " again"));
     EXPECT_EQ(test::read_file(path(name + "/config.json")), test::read_file(path(name + " again/config.json")));
-    export_to(path(name + " in"), name + " values");
+    export_to(path(name), name + " values");
     EXPECT_EQ(all_bytes("values"), all_bytes(name + " values"));
-    for (const std::string& packed : {path(name + " in"), path(name)}) EXPECT_EQ(logits_of(packed), logits_of(saved)) << packed;
+    EXPECT_EQ(logits_of(path(name)), logits_of(saved)) << name;
   }
   const std::string scales = "model.layers.1.mlp.down_proj.weight_scale";
   const HfFolder packed(path("compressed-tensors"));
   packed.flip(scales, 1, static_cast<char>(~packed.bytes(scales)[1])).write(path("nan"));  // a scale of 255 is NaN
-  EXPECT_EQ(import_error("nan").code(), ExitCode::data);
+  EXPECT_EQ(folder_error("nan").code(), ExitCode::data);
   EXPECT_EQ(test::error_of([&] { load_model(path("nan")); }).code(), ExitCode::data);
   EXPECT_THAT(difference("nan", saved).value_or(""), HasSubstr("model.layers.1.mlp.down_proj.weight[0, 32] is "));
   packed.flip(scales, 3 + 2, 1).write(path("compressed-tensors"));
@@ -88,16 +88,15 @@ TEST_F(Exports, ExpertsOfGptOssArePackedInItsOwnBlocks) {
   pack_to(saved, "packed");
   EXPECT_EQ(difference("values", saved), std::nullopt);
   EXPECT_EQ(difference("packed", saved), std::nullopt);
-  import_model(path("packed"), path("in"));
-  CheckpointReader reader(path("in"));
-  EXPECT_THAT(reconciled_weights(CheckpointWeights(reader), resolve_plan(saved_config(reader))), ::testing::IsEmpty());
-  EXPECT_THAT(reconciled_weights(CheckpointWeights(reader), test::high_plan(saved_config(reader).model, Dtype::bf16)),
+  const HfWeights codes(path("packed"));
+  EXPECT_THAT(reconciled_weights(codes, resolve_plan(codes.run_config())), ::testing::IsEmpty());
+  EXPECT_THAT(reconciled_weights(codes, test::high_plan(codes.config().model, Dtype::bf16)),
               ::testing::Contains("layers.{0..1}.moe.experts.down: e2m1 1x32 in the file, bf16 here"));
-  pack_to(path("in"), "again");
+  pack_to(path("packed"), "again");
   EXPECT_EQ(all_bytes("packed"), all_bytes("again"));
-  export_to(path("in"), "in values");
+  export_to(path("packed"), "in values");
   EXPECT_EQ(all_bytes("values"), all_bytes("in values"));
-  for (const std::string& packed : {path("in"), path("packed"), path("values")}) EXPECT_EQ(logits_of(packed), logits_of(saved)) << packed;
+  for (const std::string& packed : {path("packed"), path("values")}) EXPECT_EQ(logits_of(packed), logits_of(saved)) << packed;
   // Row 5 of expert 2 is up's third: values 2 and 3 of its second block, of 16 bytes.
   HfFolder(path("packed")).flip(blocks, ((2 * 192 + 5) * 2 + 1) * 16 + 1, 0x11).write(path("packed"));
   EXPECT_THAT(difference("packed", saved).value_or(""), HasSubstr("model.layers.1.mlp.experts.gate_up_proj[2, 34, 5] is "));
@@ -128,20 +127,19 @@ TEST_F(Exports, PackedWeightsAreReconciledWithThePlan) {
   sets.push_back("model.pad_vocab_to=32");
   run("first", sets);
   pack_to(checkpoint("first", 3), "packed");
-  import_model(path("packed"), path("in"));
-  CheckpointReader reader(path("in"));
+  const HfWeights codes(path("packed"));
   const auto lines = [&](const std::string& recipe) {
     std::vector<std::string> other = kShape;
     other.push_back("precision.dtype=bf16");
     other.push_back("precision.recipe=" + recipe);
     RunConfig config = config_named(recipe, other);
-    return reconciled_weights(CheckpointWeights(reader), resolve_plan(config));
+    return reconciled_weights(codes, resolve_plan(config));
   };
   EXPECT_THAT(lines("mxfp8"), ::testing::Contains("layers.{0..1}.attn.qkv: e4m3 1x32 in the file, e4m3 32x32 here"));
   EXPECT_THAT(lines("high"), ::testing::Contains("layers.{0..1}.mlp.down: e4m3 1x32 in the file, bf16 here"));
   EXPECT_THAT(lines("high"), ::testing::Contains("output: e4m3 1x32 in the file, bf16 here"));
   EXPECT_THAT(lines("mxfp4_qat"), ::testing::Contains("layers.{0..1}.mlp.down: e4m3 1x32 in the file, e2m1 1x32 here"));
-  EXPECT_THAT(reconciled_weights(CheckpointWeights(reader), resolve_plan(saved_config(reader))), ::testing::IsEmpty());
+  EXPECT_THAT(reconciled_weights(codes, resolve_plan(codes.run_config())), ::testing::IsEmpty());
   sets.push_back("training.steps=1");
   const auto first_loss = [&](const std::string& name, const std::string& from) {
     std::vector<std::string> more = sets;
@@ -149,59 +147,51 @@ TEST_F(Exports, PackedWeightsAreReconciledWithThePlan) {
     return run(name, more).losses.at(0);
   };
   // Masters are other, but forward reads the same values.
-  EXPECT_EQ(first_loss("from codes", path("in")), first_loss("from masters", checkpoint("first", 3)));
+  EXPECT_EQ(first_loss("from codes", path("packed")), first_loss("from masters", checkpoint("first", 3)));
 }
 
-// Its tensors must be those of the model in its manifest, in types that an import writes.
-TEST_F(Exports, AnImportThatIsNotOfItsModelIsRefused) {
+// The tensors of a run that started from a folder must be those of the model in its manifest.
+TEST_F(Exports, ARunFromAFolderThatIsNotOfItsModelIsRefused) {
   std::vector<std::string> sets = kShape;
   sets.push_back("precision.dtype=bf16");
   sets.push_back("precision.recipe=mxfp8");
   run("run", sets);
   pack_to(checkpoint("run", 3), "packed");
-  import_model(path("packed"), path("in"));
-  const Manifest written = CheckpointReader(path("in")).manifest();
+  sets.push_back("checkpoint.init_from=" + path("packed"));
+  run("next", sets);
+  const std::string saved = checkpoint("next", 3);
+  const Manifest written = CheckpointReader(saved).manifest();
   const auto error_with = [&](const std::function<void(Manifest&)>& change) {
     Manifest manifest = written;
     change(manifest);
-    test::write_file(path("in/manifest.json"), format_manifest(manifest));
-    const Error error = test::error_of([&] { load_model(path("in")); });
+    test::write_manifest_and_header(saved, manifest);
+    const Error error = test::error_of([&] { load_model(saved); });
     EXPECT_EQ(error.code(), ExitCode::data);
     return std::string(error.what());
   };
   const auto renamed = [](Manifest& manifest, const std::string& from, const std::string& to) {
     std::ranges::find(manifest.tensors, from, &ManifestTensor::name)->name = to;
   };
-  const std::string up = "layers.0.mlp.gate_up.weight", down = "layers.0.mlp.down.weight";
-  EXPECT_THAT(error_with([&](Manifest& m) { renamed(m, "scales." + down, "others." + down); }),
-              HasSubstr("there are codes of layers.0.mlp.down.weight, but no scales"));
-  EXPECT_THAT(error_with([&](Manifest& m) {
-                renamed(m, "scales." + down, "others." + down);
-                renamed(m, "scales." + up, "scales." + down);
-                renamed(m, "others." + down, "scales." + up);
-              }),
-              HasSubstr(" of its model is [192, 64], but its codes are [192, 64] and its scales [64, 3]"));
-  EXPECT_THAT(error_with([&](Manifest& m) { renamed(m, "value.final_norm.weight", "master.final_norm.weight"); }),
-              HasSubstr("final_norm.weight of its model is fp32 [64], but the tensor is bf16 [64]"));
+  const std::string down = "layers.0.mlp.down.weight";
+  EXPECT_THAT(error_with([&](Manifest& m) { renamed(m, "master." + down, "others." + down); }),
+              HasSubstr("there is no tensor master.layers.0.mlp.down.weight"));
+  EXPECT_THAT(error_with([&](Manifest& m) { renamed(m, "v." + down, "master.other"); }), HasSubstr(" parameters, but there are "));
   EXPECT_THAT(error_with([](Manifest& m) {
                 auto config = nlohmann::json::parse(m.config);
                 config["model"].update({{"vocab_size", 7}, {"pad_vocab_to", 8}});
                 m.config = config.dump();
               }),
-              HasSubstr("embed.weight of its model is fp32 [7, 64], but the tensor is bf16 [8, 64]"));
+              HasSubstr("embed.weight of its model is fp32 [7, 64], but the tensor is fp32 [8, 64]"));
   EXPECT_THAT(error_with([&](Manifest& m) {
                 renamed(m, std::string(kTokenizerFilePrefix) + "tokenizer.json", std::string(kTokenizerFilePrefix) + "other");
               }),
               HasSubstr("other must be the bytes of a file that goes with a model"));
-  test::write_file(path("in/manifest.json"), format_manifest(written));
-  for (const char* from : {"in", "packed"}) {
-    const LoadedModel wide = load_model(path(from), {}, Dtype::f32);
-    EXPECT_EQ(wide.model->compute(), Dtype::f32) << from;
-    for (const auto& [name, recipe] : wide.config.precision.recipes) EXPECT_EQ(recipe.compute, Dtype::f32) << from << ": " << name;
-  }
+  const LoadedModel wide = load_model(path("packed"), {}, Dtype::f32);
+  EXPECT_EQ(wide.model->compute(), Dtype::f32);
+  for (const auto& [name, recipe] : wide.config.precision.recipes) EXPECT_EQ(recipe.compute, Dtype::f32) << name;
 }
 
-TEST_F(Exports, ScalesAndCodesThatAreNoNumbersAreNotImported) {
+TEST_F(Exports, ScalesAndCodesThatAreNoNumbersAreRefused) {
   std::vector<std::string> sets = kShape;
   sets.push_back("precision.dtype=bf16");
   sets.push_back("precision.recipe=mxfp8");
@@ -210,14 +200,14 @@ TEST_F(Exports, ScalesAndCodesThatAreNoNumbersAreNotImported) {
   const HfFolder packed(path("packed"));
   const auto error_with = [&](const std::string& name, size_t byte, int value) {
     packed.flip(name, byte, static_cast<char>(packed.bytes(name)[byte] ^ value)).write(path("bad"));
-    const Error error = import_error("bad");
+    const Error error = folder_error("bad");
     EXPECT_EQ(error.code(), ExitCode::data);
     return std::string(error.what());
   };
   const std::string weight = "model.layers.1.mlp.down_proj.weight";  // 96 columns
-  EXPECT_THAT(error_with(weight + "_scale", 5 * 3 + 1, 0xFF), HasSubstr(weight + "[5, 32] has a scale that is NaN"));
-  EXPECT_THAT(error_with(weight + "_scale", 5 * 3 + 1, 254), ::testing::AllOf(HasSubstr(weight + "[5, "), HasSubstr(" is Inf: ")));
-  for (const int nan : {0x7F, 0xFF}) EXPECT_THAT(error_with(weight, 5 * 96 + 40, nan), HasSubstr(weight + "[5, 40] is NaN"));
+  EXPECT_THAT(error_with(weight + "_scale", 5 * 3 + 1, 0xFF), HasSubstr(weight + "[5, 32] is NaN or Inf"));
+  EXPECT_THAT(error_with(weight + "_scale", 5 * 3 + 1, 254), ::testing::AllOf(HasSubstr(weight + "[5, "), HasSubstr(" is NaN or Inf")));
+  for (const int nan : {0x7F, 0xFF}) EXPECT_THAT(error_with(weight, 5 * 96 + 40, nan), HasSubstr(weight + "[5, 40] is NaN or Inf"));
 }
 
 // Servers fuse q, k and v, gate and up, and all experts of a layer.
@@ -237,8 +227,9 @@ TEST_F(Exports, QuantizationConfigMustSayOneThingOfOneWeightAndWhatItIs) {
     if (!target.empty()) quantization["config_groups"]["group_1"] = group;
     for (const std::string& name : ignore) quantization["ignore"].push_back(name);
     test::write_file(path("packed/config.json"), config.dump());
-    const Error error = import_error("packed");
+    const Error error = folder_error("packed");
     EXPECT_EQ(error.code(), ExitCode::usage);
+    EXPECT_EQ(test::error_of([&] { export_to(path("packed"), "refused"); }).what(), std::string(error.what()));
     EXPECT_FALSE(std::filesystem::exists(path("refused")));
     return std::string(error.what());
   };
@@ -259,7 +250,7 @@ TEST_F(Exports, QuantizationConfigMustSayOneThingOfOneWeightAndWhatItIs) {
   nlohmann::json plain = nlohmann::json::parse(test::read_file(path("values/config.json")));
   plain["quantization_config"] = written["quantization_config"];
   test::write_file(path("values/config.json"), plain.dump());
-  EXPECT_THAT(import_error("values").what(), HasSubstr("self_attn.q_proj is e4m3 with quantized inputs, but "
+  EXPECT_THAT(folder_error("values").what(), HasSubstr("self_attn.q_proj is e4m3 with quantized inputs, but "
                                                        "model.layers.0.self_attn.q_proj.weight is BF16 without scales"));
 }
 
@@ -280,11 +271,11 @@ TEST_F(Exports, CodesNeedWhatSaysHowTheyAreMultiplied) {
   other["quantization"]["exclude_modules"].push_back("*.down_proj");
   test::write_file(side, other.dump());
   EXPECT_THAT(
-      import_error("packed").what(),
+      folder_error("packed").what(),
       HasSubstr(side +
                 ": quantization: model.layers.1.mlp.down_proj is not quantized, but model.layers.1.mlp.down_proj.weight is F8_E4M3"));
   std::filesystem::remove(side);
-  const Error error = import_error("packed");
+  const Error error = folder_error("packed");
   EXPECT_EQ(error.code(), ExitCode::usage);
   EXPECT_THAT(error.what(), HasSubstr(".weight is F8_E4M3 with scales, but config.json has no quantization_config"));
 }

@@ -305,7 +305,7 @@ TEST_F(ResumeTest, AnotherModelIsRefusedByTheNamesOfTheDifferences) {
 
 TEST_F(ResumeTest, DamagedCheckpointIsPassedOverByAutoAndRefusedByPath) {
   run("damaged", {"checkpoint.interval=10"});
-  const std::string shard = checkpoint("damaged", 20) + "/shard-00000.bin";
+  const std::string shard = checkpoint("damaged", 20) + "/shard-00000.safetensors";
   std::string bytes = test::read_file(shard);
   bytes[bytes.size() / 2] = static_cast<char>(bytes[bytes.size() / 2] ^ 4);
   test::write_file(shard, bytes);
@@ -319,7 +319,7 @@ TEST_F(ResumeTest, DamagedCheckpointIsPassedOverByAutoAndRefusedByPath) {
 TEST_F(ResumeTest, OnlyAResumeOfTheRunPublishesWhatItFellBackTo) {
   run("fell", {"checkpoint.interval=10"});
   const std::string latest = run_folder("fell") + "/checkpoints/latest", published = test::read_file(latest);
-  std::filesystem::resize_file(checkpoint("fell", 20) + "/shard-00000.bin", 100);
+  std::filesystem::resize_file(checkpoint("fell", 20) + "/shard-00000.safetensors", 100);
   const auto stopped = [&](const std::string& name, const std::string& from) {
     return run(config(name, {"checkpoint.resume=" + from}), [] { return Request::save_and_stop; }).summary.exit;
   };

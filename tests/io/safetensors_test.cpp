@@ -54,9 +54,11 @@ TEST_F(Safetensors, AModelWithoutTensorsIsAFile) {
 }
 
 TEST_F(Safetensors, TheFileIsWhatTheFormatSaysToTheByte) {
-  SafetensorsWriter writer(folder(), {{"b", FileDtype::u8, {2}}, {"c", FileDtype::f32, {1}}, {"a", FileDtype::u8, {1}}}, {{"by", "me\n"}});
-  ASSERT_EQ(writer.order().size(), 3u);
-  EXPECT_EQ(writer.order()[0].name + writer.order()[1].name + writer.order()[2].name, "cab");
+  const SafetensorsLayout layout({{"b", FileDtype::u8, {2}}, {"c", FileDtype::f32, {1}}, {"a", FileDtype::u8, {1}}}, {{"by", "me\n"}});
+  ASSERT_EQ(layout.tensors().size(), 3u);
+  EXPECT_EQ(layout.tensors()[0].name + layout.tensors()[1].name + layout.tensors()[2].name, "cab");
+  layout.create(folder());
+  SafetensorsWriter writer(folder(), layout, 0, 3);
   writer.write(std::as_bytes(std::span("1234", 4)));
   writer.write(std::as_bytes(std::span("5", 1)));
   writer.write(std::as_bytes(std::span("67", 2)));
@@ -67,10 +69,12 @@ TEST_F(Safetensors, TheFileIsWhatTheFormatSaysToTheByte) {
   EXPECT_EQ(read_file(folder_ / "model.safetensors"), safetensors_bytes_of(header, "1234567"));
 }
 
-TEST_F(Safetensors, ChunksBeyondTheBufferKeepTheirPlaceAmongSmallOnes) {
+TEST_F(Safetensors, ChunksOfAnySizeKeepTheirPlace) {
   const SafetensorsTensor tensor{"a", FileDtype::u8, {5 << 20}};
   const std::vector<std::byte> content = content_of(tensor);
-  SafetensorsWriter writer(folder(), {tensor});
+  const SafetensorsLayout layout({tensor});
+  layout.create(folder());
+  SafetensorsWriter writer(folder(), layout, 0, 1);
   size_t at = 0;
   for (const int chunk : {100, 2 << 20, 1 << 19, 1 << 19, 1, 1 << 20}) {
     writer.write(std::span(content).subspan(at, static_cast<size_t>(chunk)));
@@ -157,17 +161,44 @@ TEST_F(Safetensors, AFileThatShrinksAfterItWasOpenedIsAnError) {
   EXPECT_THAT(error.what(), HasSubstr("was changed or replaced while the model was read"));
 }
 
-TEST_F(Safetensors, AnUnfinishedModelLeavesNothing) {
-  {
-    SafetensorsWriter writer(folder(), one_of_each_dtype(), {}, 200);
-    for (size_t i = 0; i + 1 < writer.order().size(); ++i) writer.write(content_of(writer.order()[i]));
+// Each writer has consecutive tensors, whatever files they are in; some may have none.
+TEST_F(Safetensors, AnyNumberOfWritersMakesTheSameFiles) {
+  std::vector<SafetensorsTensor> tensors = one_of_each_dtype();
+  tensors.push_back({"empty", FileDtype::f32, {0, 3}});
+  tensors.push_back({"large", FileDtype::f32, {1000}});
+  const auto files = [&](int parts) {
+    const std::string here = folder_ / text("by ", parts);
+    fs::create_directory(here);
+    write_model(here, tensors, {}, 300, 7, parts);
+    std::string all;
+    for (const std::string& name : names_in(here)) all += name + "\n" + read_file(here + "/" + name);
+    return all;
+  };
+  const std::string one = files(1);
+  for (const int parts : {2, 3, 7, 40}) EXPECT_TRUE(files(parts) == one) << parts;
+}
+
+TEST_F(Safetensors, PartsOfALayoutAreNearlyEqual) {
+  std::vector<SafetensorsTensor> tensors;
+  for (int i = 0; i < 1000; ++i) tensors.push_back({text("t", i), FileDtype::u8, {1 + i % 17}});
+  const SafetensorsLayout layout(tensors);
+  for (const int parts : {1, 2, 3, 8, 61}) {
+    EXPECT_EQ(layout.first_of(0, parts), 0U);
+    EXPECT_EQ(layout.first_of(parts, parts), 1000U);
+    for (int part = 0; part < parts; ++part) {
+      const size_t first = layout.first_of(part, parts), last = layout.first_of(part + 1, parts);
+      ASSERT_LT(first, last);
+      EXPECT_NEAR(static_cast<double>(layout.place(last - 1).end - layout.place(first).begin), static_cast<double>(layout.bytes()) / parts,
+                  34);
+    }
   }
-  EXPECT_TRUE(names_in(folder()).empty());
 }
 
 TEST_F(Safetensors, TheWrongNumberOfBytesIsABrokenContract) {
   const std::vector<std::byte> bytes(9);
-  SafetensorsWriter writer(folder(), {{"a", FileDtype::u8, {8}}, {"b", FileDtype::u8, {1}}});
+  const SafetensorsLayout layout({{"a", FileDtype::u8, {8}}, {"b", FileDtype::u8, {1}}});
+  layout.create(folder());
+  SafetensorsWriter writer(folder(), layout, 0, 2);
   EXPECT_EQ(error_of([&] { writer.write(bytes); }).code(), ExitCode::internal);
   EXPECT_EQ(error_of([&] { writer.finish(); }).code(), ExitCode::internal);
   writer.write(std::span(bytes).first(8));
@@ -180,7 +211,7 @@ TEST_F(Safetensors, TheWrongNumberOfBytesIsABrokenContract) {
 
 TEST_F(Safetensors, WhatNoReaderTakesIsNotWritten) {
   const auto refused = [&](const std::vector<SafetensorsTensor>& tensors, const SafetensorsMetadata& metadata = {}) {
-    const Error error = error_of([&] { SafetensorsWriter(folder(), tensors, metadata); });
+    const Error error = error_of([&] { SafetensorsLayout(tensors, metadata); });
     EXPECT_EQ(error.code(), ExitCode::internal) << error.what();
   };
   refused({{"a", FileDtype::u8, {1}}, {"a", FileDtype::f32, {1}}});
@@ -198,7 +229,7 @@ TEST_F(Safetensors, WhatNoReaderTakesIsNotWritten) {
 }
 
 TEST_F(Safetensors, ADiskThatIsTooSmallIsFoundBeforeAnythingIsWritten) {
-  const Error error = error_of([&] { SafetensorsWriter(folder(), {{"a", FileDtype::u8, {1LL << 55}}}); });
+  const Error error = error_of([&] { SafetensorsLayout({{"a", FileDtype::u8, {1LL << 55}}}).create(folder()); });
   EXPECT_EQ(error.code(), ExitCode::storage);
   EXPECT_TRUE(names_in(folder()).empty());
 }

@@ -125,9 +125,9 @@ TEST_F(MetricsLines, ASaveThatFailedEndsWithItsProblem) {
   EXPECT_THAT(content(), StartsWith("{\"type\":\"checkpoint\",\"step\":7,\"path\":\"\",\"seconds\":0.0,\"time\":"));
 }
 
-TEST_F(MetricsLines, ASaveNamesTheExportBesideIt) {
-  metrics().write(SaveEvent{.step = 7, .path = "c", .exported = "e"});
-  EXPECT_THAT(keys(), ElementsAre("type", "step", "path", "seconds", "time", "export"));
+TEST_F(MetricsLines, AnExportIsALineOfItsOwn) {
+  metrics().write(ExportEvent{{.step = 7, .path = "e"}});
+  EXPECT_THAT(content(), StartsWith("{\"type\":\"export\",\"step\":7,\"path\":\"e\",\"seconds\":0.0,\"time\":"));
 }
 
 TEST_F(MetricsLines, ScalesStandInTheOrderOfTheirCodes) {

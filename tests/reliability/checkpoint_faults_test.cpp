@@ -11,6 +11,7 @@
 #include <cstring>
 #include <thread>
 
+#include "checkpoint_shards.h"
 #include "checkpoint_testing.h"
 #include "mantissa/base/rng.h"
 #include "reliability/fault_injection.h"
@@ -142,11 +143,11 @@ TEST_F(CheckpointFaults, EverythingIsSyncedBeforeItIsRenamed) {
   directory.save(State(3).content());
   disarm_fault();
   const auto calls = calls_since_armed({"pwrite", "fsync", "rename"});
-  EXPECT_THAT(calls, ElementsAre("pwrite", "pwrite", "fsync",           // the two tensors of the shard
-                                 "pwrite", "fsync",                     // the manifest
-                                 "fsync", "rename", "fsync",            // the temporary folder, into its place, the parent
-                                 "pwrite", "fsync", "rename", "fsync",  // latest
-                                 "rename"));                            // the oldest, into the trash
+  EXPECT_THAT(calls, ElementsAre("pwrite", "pwrite", "pwrite", "fsync",  // the header of the shard and its two tensors
+                                 "pwrite", "fsync",                      // the manifest
+                                 "fsync", "rename", "fsync",             // the temporary folder, into its place, the parent
+                                 "pwrite", "fsync", "rename", "fsync",   // latest
+                                 "rename"));                             // the oldest, into the trash
 }
 
 // ---- errors of the system
@@ -268,7 +269,7 @@ constexpr int64_t kTwoChunks = 600'000;  // 4.8 MB
 
 TEST_F(CheckpointFaults, EveryRandomBitFlipOfAShardIsFound) {
   const fs::path path = open_directory(folder).save(State(1, kTwoChunks).content()).path;
-  const int file = ::open((path / "shard-00000.bin").c_str(), O_RDWR | O_CLOEXEC);
+  const int file = ::open((path / "shard-00000.safetensors").c_str(), O_RDWR | O_CLOEXEC);
   ASSERT_GE(file, 0);
   const auto flip = [&](off_t position, int bit) {
     unsigned char byte = 0;
@@ -276,36 +277,41 @@ TEST_F(CheckpointFaults, EveryRandomBitFlipOfAShardIsFound) {
     byte = static_cast<unsigned char>(byte ^ 1 << bit);
     ASSERT_EQ(::pwrite(file, &byte, 1, position), 1);
   };
-  for (uint64_t i = 0; i < 1000; ++i) {
-    const auto words = random_words({.seed = 9}, 0, i);
-    const auto position = static_cast<off_t>(words[0] % (kTwoChunks * 8));
-    const int bit = static_cast<int>(words[1] % 8);
+  const int64_t header = header_bytes(path / "shard-00000.safetensors");
+  const auto expect_found = [&](int64_t position, int bit, const std::string& where) {
     flip(position, bit);
     try {
       CheckpointReader(path).verify();
       ADD_FAILURE() << "byte " << position << ", bit " << bit << " not found";
     } catch (const CheckpointDamage& damage) {
-      ASSERT_THAT(damage.what(), HasSubstr("shard-00000.bin: chunk " + std::to_string(position / kCheckpointChunkBytes) + " "));
+      ASSERT_THAT(damage.what(), HasSubstr("shard-00000.safetensors: " + where));
     }
     flip(position, bit);
+  };
+  for (uint64_t i = 0; i < 1000; ++i) {
+    const auto words = random_words({.seed = 9}, 0, i);
+    const auto position = static_cast<int64_t>(words[0] % (kTwoChunks * 8));
+    expect_found(header + position, static_cast<int>(words[1] % 8), text("chunk ", position / kCheckpointChunkBytes, " "));
   }
+  for (int64_t position = 0; position < header; ++position)
+    expect_found(position, static_cast<int>(position % 8), "is damaged: its header is not that of the manifest");
   ::close(file);
   EXPECT_NO_THROW(CheckpointReader(path).verify());
 }
 
 TEST_F(CheckpointFaults, EveryTruncationAtAChunkEdgeIsFound) {
   const fs::path path = open_directory(folder).save(State(1, 1'200'000).content()).path;  // three chunks
-  const int64_t bytes = 1'200'000 * 8;
+  const int64_t header = header_bytes(path / "shard-00000.safetensors"), bytes = header + 1'200'000 * 8;
   for (int64_t chunk = 0; chunk <= 3; ++chunk) {
     for (const int64_t shift : {-1, 0, 1}) {
-      const int64_t size = std::min(chunk * kCheckpointChunkBytes, bytes) + shift;
+      const int64_t size = std::min(header + chunk * kCheckpointChunkBytes, bytes) + shift;
       if (size < 0 || size == bytes) continue;
-      fs::resize_file(path / "shard-00000.bin", static_cast<uintmax_t>(size));
+      fs::resize_file(path / "shard-00000.safetensors", static_cast<uintmax_t>(size));
       EXPECT_EQ(error_code_of([&] { CheckpointReader reader(path); }), ExitCode::data) << size;
     }
   }
   // The right size again, but the end is zeros now.
-  fs::resize_file(path / "shard-00000.bin", static_cast<uintmax_t>(bytes));
+  fs::resize_file(path / "shard-00000.safetensors", static_cast<uintmax_t>(bytes));
   EXPECT_THROW(CheckpointReader(path).verify(), CheckpointDamage);
 }
 
@@ -314,7 +320,7 @@ TEST_F(CheckpointFaults, AShardCutWhileItIsReadIsAnErrorNotASignal) {
   CheckpointReader reader(path);
   std::vector<float> out(kTwoChunks);
   reader.read("w", std::as_writable_bytes(std::span(out)));
-  fs::resize_file(path / "shard-00000.bin", 3'000'000);
+  fs::resize_file(path / "shard-00000.safetensors", 3'000'000);
   EXPECT_THROW(reader.verify(), CheckpointDamage);
 }
 

@@ -51,7 +51,7 @@ TEST_F(CheckpointReads, AnErrorThatStaysTakesTheStepBeforeAndNamesBoth) {
                        .only = "open",
                        .path = "step-00000002/shard"};
   EXPECT_EQ(newest_under(stays), 1);
-  EXPECT_THAT(log(), HasSubstr("checkpoint passed over: " + (checkpoints() / "step-00000002/shard-00000.bin").string()));
+  EXPECT_THAT(log(), HasSubstr("checkpoint passed over: " + (checkpoints() / "step-00000002/shard-00000.safetensors").string()));
   EXPECT_THAT(log(), HasSubstr("checkpoints: step 1 is taken instead of step 2"));
   EXPECT_EQ(newest(), 2) << "nothing was changed";
 }
@@ -85,7 +85,7 @@ TEST_F(CheckpointReads, ADamagedOneIsNotOpenedAgainWhereNothingElseAppeared) {
 }
 
 TEST_F(CheckpointReads, WhatIsNotThereIsNotTriedAgain) {
-  std::filesystem::remove(checkpoints() / "step-00000002/shard-00000.bin");
+  std::filesystem::remove(checkpoints() / "step-00000002/shard-00000.safetensors");
   EXPECT_EQ(newest(), 1);
   EXPECT_EQ(log().find("trying once more"), std::string::npos) << log();
 }

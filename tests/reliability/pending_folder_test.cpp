@@ -139,7 +139,7 @@ TEST_P(PendingFolders, OnesOfOtherHostsStay) {
   const std::vector<std::string> left = names();
   ASSERT_EQ(left.size(), 2U);
   EXPECT_THAT(read_file(folder_ / left[1]), StartsWith("host "));
-  write_file(folder_ / left[1], "host another.example, process 1, since 2026-01-01T00:00:00Z, job export or import\n");
+  write_file(folder_ / left[1], "host another.example, process 1, since 2026-01-01T00:00:00Z, job export\n");
   make();
   EXPECT_THAT(names(), ElementsAre(left[0], left[1], "model-hf"));
   fs::remove_all(target());

@@ -54,7 +54,7 @@ class Disk : public test::TrainingTest {
 const std::vector<std::string> kOutputs = {
     "export trained --output disk/model",
     "export trained --output disk/empty/model",
-    "import model --output disk/imported",
+    "export model --output disk/exported",
     "tokenize text.txt --output disk/tokens --tokenizer byte",
     "tokenize text.txt --output disk/empty/tokens --tokenizer char --format llmc",
     "report trained --output disk/report.html",

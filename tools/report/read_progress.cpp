@@ -9,7 +9,10 @@
 #include <set>
 
 #include "mantissa/checkpoint/checkpoint.h"
+#include "mantissa/checkpoint/checkpoint_search.h"
 #include "mantissa/checkpoint/saved_model.h"
+#include "mantissa/hf/export.h"
+#include "mantissa/hf/hf_weights.h"
 #include "tools/console.h"
 
 namespace mantissa::tools {
@@ -62,17 +65,6 @@ int64_t chunk_bytes(const CheckpointReader& reader, const std::function<bool(con
   return bytes;
 }
 
-// In the type that forward reads, as an export of values has them.
-int64_t written_bytes(const CheckpointReader& reader) {
-  const int64_t bytes_of_master = dtype_bytes(saved_config(reader).precision.dtype);
-  int64_t bytes = 0;
-  for (const ManifestTensor& tensor : reader.manifest().tensors) {
-    const int64_t width = tensor.name.starts_with("master.") ? bytes_of_master : dtype_bytes(tensor.dtype);
-    if (is_weight(tensor.name)) bytes += whole_box(tensor.shape).elements() * width;
-  }
-  return bytes;
-}
-
 }  // namespace
 
 ReadProgress::ReadProgress(int64_t bytes) {
@@ -108,11 +100,14 @@ int64_t bytes_to_verify(const CheckpointReader& reader) {
   return reader.bytes() + chunk_bytes(reader, [&](const std::string& tensor) { return masters.contains(tensor); });
 }
 
-// The weights twice, to write and to compare, and what was written.
-int64_t bytes_to_export(const CheckpointReader& reader) { return 2 * chunk_bytes(reader, is_weight) + written_bytes(reader); }
+// The weights twice, to write and to compare, and twice what was written: its bytes and its values.
+int64_t bytes_to_export(const std::filesystem::path& from, const ExportOptions& options) {
+  const int64_t read = is_hf_folder(from) ? bytes_of_folder(from) : chunk_bytes(open_checkpoint(from), is_weight);
+  return 2 * (read + ModelExport(from, options).summary().bytes);
+}
 
-int64_t bytes_to_compare(const std::filesystem::path& folder, const CheckpointReader& reader) {
-  return bytes_of_folder(folder) + chunk_bytes(reader, is_weight);
+int64_t bytes_to_compare(const std::filesystem::path& folder, const std::filesystem::path& against) {
+  return bytes_of_folder(folder) + (is_hf_folder(against) ? bytes_of_folder(against) : chunk_bytes(open_checkpoint(against), is_weight));
 }
 
 int64_t bytes_of_folder(const std::filesystem::path& folder) {
@@ -122,9 +117,6 @@ int64_t bytes_of_folder(const std::filesystem::path& folder) {
     bytes += size_of(entry->path());
   return bytes;
 }
-
-// What is written is read back.
-int64_t bytes_to_import(const std::filesystem::path& folder) { return 2 * bytes_of_folder(folder); }
 
 // Once to tell the format, once to encode; characters are collected in as many passes.
 int64_t bytes_to_tokenize(const std::vector<std::string>& paths, bool collects_characters) {

@@ -34,6 +34,8 @@ class File {
 
   // Creates a file for writing; it must not exist yet. The space is reserved, so a full disk is found before the first byte is written.
   static File create(const std::filesystem::path& path, int64_t reserve_bytes = 0);
+  // Opens a file of ours that create() made, perhaps in another process, to write more of it.
+  static File open_for_writing(const std::filesystem::path& path);
   // Opens a regular file of ours for reading. Refuses symbolic links, folders, devices and pipes.
   static File open(const std::filesystem::path& path);
   // Opens a regular file that the user named, perhaps by a link. Throws Error(usage) if there is none; here and in read_at(),

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <ostream>
@@ -37,5 +38,8 @@ class StreamHash {
  private:
   std::unique_ptr<XXH64_state_s, void (*)(XXH64_state_s*)> state_;
 };
+
+// Hashes so many bytes, which read(offset, piece) fetches a piece of some megabytes at a time.
+Hash64 xxh64(int64_t bytes, const std::function<void(int64_t, std::span<std::byte>)>& read);
 
 }  // namespace mantissa

@@ -46,6 +46,15 @@ void parallel_for(int64_t count, int64_t chunk, Body&& body) {
   parallel_for(count, chunk, Subnormals::honored, std::forward<Body>(body));
 }
 
+// While it lives, the loops of its thread run on that thread alone: work beside a run takes no threads from it.
+class LoopsAlone {
+ public:
+  LoopsAlone();
+  ~LoopsAlone();
+  LoopsAlone(const LoopsAlone&) = delete;
+  LoopsAlone& operator=(const LoopsAlone&) = delete;
+};
+
 // Calls body and lets libraries use num_threads() threads of their own, to measure a library by itself. Not inside parallel_for.
 void with_library_threads(const std::function<void()>& body);
 

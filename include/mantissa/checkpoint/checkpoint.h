@@ -1,7 +1,7 @@
 // Saves the state of a run in a checkpoint: for each parameter the fp32 master ("master.<name>") and both moments ("m.<name>", "v.<name>"),
-// each buffer ("buffer.<name>"), tokenizer files of an imported model ("file.<name>"), the counters, the resolved config, the tokenizer and
-// the fingerprints of the data. The learning rate is a function of the step; values in the compute dtype are rounded from the masters on
-// load.
+// each buffer ("buffer.<name>"), tokenizer files of the model that it started from ("file.<name>"), the counters, the resolved config, the
+// tokenizer and the fingerprints of the data. The learning rate is a function of the step; values in the compute dtype are rounded from the
+// masters on load.
 #pragma once
 
 #include <array>
@@ -45,7 +45,7 @@ struct TrainState {
   bool has_pending() const { return pending_evaluation || pending_samples; }
 };
 
-// The bytes of a file that came with an imported model and is exported with it: tokenizers, generation_config.json, its config.json. In a
+// The bytes of a file that came with a model and is exported with it: tokenizers, generation_config.json, its config.json. In a
 // checkpoint it is "file.<name>".
 struct TokenizerFile {
   std::string name, bytes;

@@ -2,11 +2,10 @@
 //
 //   LOCK                         who owns it (folder_lock.h)
 //   latest                       "step-00001000 HEX": the newest one that was reported, and the hash of its manifest
-//   step-00001000/               manifest.json and shard-00000.bin, ..; complete if and only if manifest.json is there: it is written last
-//   .tmp-00001000-<id>/          a save in progress
-//   .bad-*                       damaged ones that were set aside; the newest two are kept
-//   .old-step-00001000-<id>      replaced by another state of its step that is not published yet; only where names cannot be exchanged
-//   .trash-*                     being deleted
+//   step-00001000/               manifest.json and shard-00000.safetensors, ..; complete if and only if manifest.json is there: it is
+//   written last .tmp-00001000-<id>/          a save in progress .bad-*                       damaged ones that were set aside; the newest
+//   two are kept .old-step-00001000-<id>      replaced by another state of its step that is not published yet; only where names cannot be
+//   exchanged .trash-*                     being deleted
 //
 // The promise is the order of a save: the temporary folder is written and synced, renamed, the parent synced, the result opened again,
 // `latest` replaced in the same way; only then is the save reported, and only then is anything old deleted. A kill at any point leaves the
@@ -19,6 +18,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -65,6 +65,10 @@ class CheckpointDirectory {
   // Saves in one process. Also throws Error(numerical) if a value is NaN or Inf (nothing is written).
   SavedCheckpoint save(const CheckpointContent& content);
 
+  // Keeps the checkpoint of a step, whatever the policy says, until unpin(), which deletes what the policy does not keep.
+  void pin(int64_t step) { pinned_.insert(step); }
+  void unpin(int64_t step);
+
   // Makes `latest` name the checkpoint of this folder that a run continues from. Throws Error(environment).
   void adopt(const LoadedCheckpoint& loaded) const;
 
@@ -76,12 +80,14 @@ class CheckpointDirectory {
   std::filesystem::path path_of(int64_t step) const;
   void name_latest(const std::string& name, const std::string& hash) const;
   std::string publish(const std::filesystem::path& path, int64_t step, const std::filesystem::path& superseded);  // the hash
-  void delete_old(int64_t newest_step) const;
+  void delete_old() const;
 
   std::filesystem::path folder_;
   KeepPolicy keep_;
   std::string job_;
   std::optional<FolderLock> lock_;
+  int64_t newest_step_ = -1;  // that was saved here
+  std::set<int64_t> pinned_;
   std::vector<std::filesystem::path> superseded_;  // replaced, and to be deleted once what replaced them is published
 };
 

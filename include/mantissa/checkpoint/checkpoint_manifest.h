@@ -2,17 +2,19 @@
 // bytes before that line.
 //
 //   {
-//   "format_version": 1, "step": 1000, "samples": 64000,
+//   "format_version": 2, "step": 1000, "samples": 64000,
 //   "config": {…}, "tokenizer": {…}, "plan": {…} or null, "layout": {"tensor": 1, "data": 1, "expert": 1},
 //   "fingerprints": {"config": "…", "dataset": "…", "build": "…"}, "state": {…},
-//   "shards": [{"file": "shard-00000.bin", "bytes": 9000000, "chunk_bytes": 4194304, "xxh64": ["…", …]}],
+//   "shards": [{"file": "shard-00000.safetensors", "bytes": 9000000, "chunk_bytes": 4194304, "xxh64": ["…", …]}],
 //   "tensors": [{"name": "…", "dtype": "fp32", "shape": [50257, 768],
 //                "pieces": [{"shard": 0, "start": [0, 0], "size": [50257, 768], "offset": 0}]}]
 //   }
 //   0123456789abcdef
 //
 // A piece is a box of the tensor in global coordinates, stored row-major at a byte offset of a shard. The pieces of a tensor tile it
-// exactly, and the pieces in a shard tile the shard exactly, so any layout of ranks can read what any other wrote.
+// exactly, and the pieces in a shard tile the shard exactly, so any layout of ranks can read what any other wrote. A shard is a file in the
+// safetensors format: bytes, offsets and hashes count from the end of its header, which follows from the pieces (shard_headers()). There a
+// piece has the name of its tensor, or, where it is a part of one, "NAME[0:128,0:64]".
 #pragma once
 
 #include <cstdint>
@@ -79,8 +81,8 @@ struct ManifestTensor {
 };
 
 struct Shard {
-  std::string file;  // a plain file name in the checkpoint's folder
-  int64_t bytes = 0;
+  std::string file;   // a plain file name in the checkpoint's folder
+  int64_t bytes = 0;  // behind its header
   int64_t chunk_bytes = 0;
   std::vector<Hash64> hashes;  // of each chunk
 
@@ -124,16 +126,16 @@ struct CheckpointHead {
 };
 
 struct Manifest : CheckpointHead {
-  static constexpr int64_t kFormatVersion = 1;
+  static constexpr int64_t kFormatVersion = 2;  // 1 had shards without headers
   static constexpr int64_t kMaxBytes = 100'000'000;
   static constexpr int64_t kMaxChunkBytes = 64 << 20;
-  static constexpr size_t kMaxTensors = 1'000'000, kMaxPieces = 4'096, kMaxShards = 100'000, kMaxNameBytes = 1024;
+  static constexpr size_t kMaxTensors = 1'000'000, kMaxPieces = 4'096, kMaxShards = 100'000, kMaxNameBytes = 768;
 
   int64_t format_version = kFormatVersion;
   std::vector<Shard> shards;
   std::vector<ManifestTensor> tensors;
 
-  int64_t bytes() const;  // of all shards
+  int64_t bytes() const;  // of all shards, without headers
 
   void fields(auto& v) {
     v("format_version", format_version);
@@ -142,6 +144,11 @@ struct Manifest : CheckpointHead {
     v("tensors", tensors);
   }
 };
+
+// Returns the first bytes of each shard, which are the header of a safetensors file.
+std::vector<std::string> shard_headers(const Manifest& manifest);
+// Returns that of one shard, of whose pieces these are all.
+std::string shard_header(const std::vector<ManifestTensor>& tensors);
 
 // In check_manifest.cpp. Throws Error(code) unless counts, names, boxes, offsets and chunks fit together as said above, within the caps.
 void check_manifest(const Manifest& manifest, const std::string& source, ExitCode code);

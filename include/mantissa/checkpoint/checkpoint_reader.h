@@ -1,5 +1,5 @@
 // Reads one checkpoint folder. Only verified content leaves this class: the manifest is checked by its own hash and rules, the shards by
-// their sizes, and every byte of content by the hash of its chunk while it is read. It needs no GPU and no config.
+// their sizes and headers, and every byte of content by the hash of its chunk while it is read. It needs no GPU and no config.
 #pragma once
 
 #include <filesystem>
@@ -28,7 +28,7 @@ class CheckpointUnread : public CheckpointDamage {
 // Not for use by several threads at once.
 class CheckpointReader {
  public:
-  // Throws CheckpointDamage if the manifest or a size is wrong, Error(usage) if there is no such folder.
+  // Throws CheckpointDamage if the manifest, a header or a size is wrong, Error(usage) if there is no such folder.
   explicit CheckpointReader(const std::filesystem::path& directory);
 
   const std::filesystem::path& directory() const { return directory_; }
@@ -50,7 +50,7 @@ class CheckpointReader {
 
  private:
   void open_manifest();
-  void check_sizes() const;
+  void check_shards();
   std::span<const std::byte> chunk(int64_t shard, int64_t index);
   void read_bytes(int64_t shard, int64_t offset, std::span<std::byte> out);
   void read_piece(const ManifestTensor& tensor, const Piece& piece, const Box& box, std::span<std::byte> out);
@@ -59,6 +59,7 @@ class CheckpointReader {
   Manifest manifest_;
   std::string hash_;
   std::unordered_map<std::string, size_t> index_;  // name -> position in manifest_.tensors
+  std::vector<int64_t> header_bytes_;              // of each shard
   File file_;                                      // of shard open_shard_
   int64_t open_shard_ = -1;
   std::vector<std::byte> buffer_;  // the verified chunk buffered_chunk_ of open_shard_

@@ -89,6 +89,7 @@ struct CheckpointStatus {
   int64_t step = 0, samples = 0, bytes = 0;
   size_t tensors = 0;
   bool latest = false;  // named by the file `latest`
+  std::string hash;     // of its manifest
   std::string problem;  // empty: manifest and sizes are right; contents were not read
 };
 

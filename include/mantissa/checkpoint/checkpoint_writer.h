@@ -4,8 +4,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -48,26 +46,9 @@ ShardEntry describe_shard(const std::vector<CheckpointTensor>& tensors, int64_t 
 // Returns the complete manifest of the shards 0, 1, ... Throws Error(internal) if names or boxes do not fit together.
 Manifest assemble_manifest(const CheckpointHead& head, const std::vector<ShardEntry>& shards);
 
-// In shard_stream.cpp. Writes a shard of whole tensors that do not fit into memory, chunk by chunk, and hashes it on the way.
-class ShardStream {
- public:
-  // Begins shard number 0 of a checkpoint, in an existing folder; throws Error(storage) if there is no space for so many bytes.
-  ShardStream(const std::filesystem::path& folder, int64_t bytes);
-  ~ShardStream();
-
-  void begin(const std::string& name, Dtype dtype, const std::vector<int64_t>& shape);  // the tensor before is complete
-  void write(std::span<const std::byte> bytes);
-  // Returns when the shard is on the disk. Throws Error(internal) if the last tensor is incomplete or the number of bytes is another.
-  ShardEntry finish();
-
- private:
-  class State;
-  std::unique_ptr<State> state_;
-};
-
 // Write into an existing folder. The files are on the disk on return, except for the name of a shard: write_manifest, which comes last,
 // syncs the folder. Throw Error(storage).
-void write_shard(const std::vector<CheckpointTensor>& tensors, const Shard& shard, const std::filesystem::path& folder,
+void write_shard(const std::vector<CheckpointTensor>& tensors, const ShardEntry& entry, const std::filesystem::path& folder,
                  const Progressed& progressed = {});
 void write_manifest(const Manifest& manifest, const std::filesystem::path& folder);
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "mantissa/checkpoint/weight_source.h"
+#include "mantissa/checkpoint/tensor_reader.h"
 #include "mantissa/config/run_config.h"
 
 namespace mantissa {
@@ -61,8 +61,8 @@ void require_same_model(const RunConfig& saved, const RunConfig& current, const 
 // sequence may differ; other keys only if checkpoint.allow_model_change lists them, which is logged.
 void require_initial_model(const RunConfig& saved, const RunConfig& current, const std::string& source);
 
-// Lists imported weights that were codes and are kept in another form here, equal layers taken together: "layers.{0..1}.attn.qkv: e4m3 1x32
-// in the file, e4m3 32x32 here". Their values are those of the file's codes.
-std::vector<std::string> reconciled_weights(const WeightSource& weights, const PrecisionPlan& plan);
+// Lists weights of a folder that are codes and are kept in another form here, equal layers taken together: "layers.{0..1}.attn.qkv: e4m3
+// 1x32 in the file, e4m3 32x32 here". Their values are those of the file's codes.
+std::vector<std::string> reconciled_weights(const TensorReader& weights, const PrecisionPlan& plan);
 
 }  // namespace mantissa

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "mantissa/checkpoint/checkpoint_manifest.h"
-#include "mantissa/checkpoint/weight_source.h"
+#include "mantissa/checkpoint/tensor_reader.h"
 #include "mantissa/nn/parameter.h"
 
 namespace mantissa {
@@ -13,7 +13,7 @@ namespace mantissa {
 Box box_of(const ParameterShard& shard, const ParameterShard::Chunk& chunk);
 
 // Reads a master in fp32; padding becomes zeros.
-void read_shard(WeightSource& weights, const ParameterShard& shard, const Tensor& master);
+void read_shard(TensorReader& weights, const ParameterShard& shard, const Tensor& master);
 
 // Divides a shard, or all parameters, into shards whose masters fit into some megabytes.
 std::vector<ParameterShard> chunks_of(const ParameterShard& shard);

@@ -28,7 +28,7 @@ struct SavedModel {
 };
 SavedModel saved_model(const CheckpointReader& reader);
 
-// The files that came with an imported model. Throws Error(data) for names that are none of kTokenizerFiles.
+// The files that came with the model that the run started from. Throws Error(data) for names that are none of kTokenizerFiles.
 std::vector<TokenizerFile> tokenizer_files(CheckpointReader& reader);
 
 // A config as so many tensor ranks hold its model, whatever it was trained on. Throws Error(usage) where it cannot be divided so.

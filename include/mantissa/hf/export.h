@@ -1,13 +1,15 @@
-// A checkpoint as a folder of Hugging Face's form whose weights are what forward multiplies by, and the proof that they are.
+// A model as a folder of Hugging Face's form whose weights are what forward multiplies by, and the comparison that shows that they are.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "mantissa/checkpoint/checkpoint_reader.h"
+#include "mantissa/base/hash.h"
+#include "mantissa/base/progressed.h"
 #include "mantissa/config/export_options.h"
 #include "mantissa/data/tokenizer.h"
 #include "mantissa/hf/forward_weights.h"
@@ -19,14 +21,45 @@ namespace mantissa {
 struct ExportedModel {
   Architecture architecture = Architecture::qwen3;
   int64_t tensors = 0, bytes = 0;
+  std::optional<int64_t> step = {};  // of the checkpoint; none: it came from a folder
 };
 
-// Writes `output`, a folder that is not there yet: config.json, the weights, tokenizer and generation files as they were imported, and
-// mantissa.json, which says of every tensor what it was made from and its hash. Before it gets its name the weights are read back and
-// compared. Memory is a chunk of some megabytes, or one matrix where the architecture keeps it transposed; no model is built.
-// Throws Error(usage) for a model that no architecture expresses, for values that the type cannot hold and for codes that the convention
-// cannot, with the name of the module, Error(data) for a damaged checkpoint and for values that are NaN or Inf, Error(storage).
-ExportedModel export_model(CheckpointReader& reader, const std::filesystem::path& output, const ExportOptions& options);
+// An export in the making: begin() by one process, then write() by each for a part of the tensors, in any order, into the same files, then
+// finish() by one. Memory is a chunk of some megabytes, or one matrix where the architecture keeps it transposed; no model is built.
+class ModelExport {
+ public:
+  // Of the checkpoint that a path stands for (open_checkpoint), or of a folder of Hugging Face's form. Throws Error(usage) for a model that
+  // no architecture expresses and for codes that the convention cannot, with the name of the module, Error(data) for what is damaged.
+  ModelExport(const std::filesystem::path& from, const ExportOptions& options);
+  ~ModelExport();
+  ModelExport(const ModelExport&) = delete;
+  ModelExport& operator=(const ModelExport&) = delete;
+
+  ExportedModel summary() const;
+  const std::string& manifest() const;  // hash of that of the checkpoint; "": of a folder
+  std::vector<std::string> warnings() const;
+
+  void begin(const std::filesystem::path& folder) const;  // makes the files of the weights. Throws Error(storage)
+  // Writes part number `part` of `parts` and reads it back: the hashes of its tensors. progressed is called after each chunk. Throws
+  // Error(usage) for values that the type cannot hold, Error(data) for values that are NaN or Inf, Error(storage).
+  std::vector<Hash64> write(const std::filesystem::path& folder, int part, int parts, const Progressed& progressed = {});
+  // Writes config.json, tokenizer and generation files as the model came with them, and mantissa.json, which says of every tensor what it
+  // was made from and its hash. hashes: those of all parts, in order.
+  void finish(const std::filesystem::path& folder, const std::vector<Hash64>& hashes) const;
+
+  const ModelConfig& model() const;
+  ForwardWeights& weights();
+
+ private:
+  struct Source;
+  std::unique_ptr<Source> source_;
+};
+
+// Exports in one process to `output`, a folder that is not there yet, which gets its name when its weights were compared.
+ExportedModel export_model(const std::filesystem::path& from, const std::filesystem::path& output, const ExportOptions& options);
+
+// Reports, under checkpoint.export, a model that no architecture has, and what no convention or type can hold.
+void check_export(const RunConfig& config, ConfigReport& report);
 
 // What of a model only some programs read, or none does as training did. tokenizer: one that an export writes itself.
 std::vector<std::string> export_warnings(const ModelConfig& model, const std::optional<Tokenizer>& tokenizer);
@@ -41,11 +74,11 @@ std::vector<std::string> export_scheme_differences(const HfWeights& folder, cons
 
 // Of one model: the first value of a folder that differs from what forward multiplies by: "model.embed_tokens.weight[3, 5] is 0.5, and the
 // ... 0.25". Zeros are equal whatever their sign where forward decodes -0 as 0.
-std::optional<std::string> export_difference(HfWeights& folder, ForwardReader& weights);
+std::optional<std::string> export_difference(HfWeights& folder, ForwardWeights& weights);
 
 // Compares names, types, shapes and the hashes of the bytes of all tensors, and the hashes of the files beside them, with the folder's
 // mantissa.json: how many tensors there are. Throws Error(data) that names the first that differs, is missing or, a tensor, is one more,
-// Error(usage) if the folder has no such file.
+// Error(usage) if the folder has no such file. In export_proof.cpp.
 int64_t verify_export(const std::filesystem::path& folder);
 
 }  // namespace mantissa

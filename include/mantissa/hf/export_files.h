@@ -17,16 +17,16 @@ namespace mantissa {
 // On the disk when it returns.
 void write_export_file(const std::filesystem::path& folder, const std::string& name, std::string_view content);
 
-// Ids that the imported config.json gave a meaning; none for a model that was trained from the start.
+// Ids that the config.json of the first model gave a meaning; none for a model that was trained from the start.
 SpecialTokens special_tokens(const std::vector<TokenizerFile>& files);
 
 // Whether these are the files of another tokenizer than this one. One that mantissa exported is known again by its vocabulary.
 bool has_other_tokenizer(const std::vector<TokenizerFile>& files, const Tokenizer& tokenizer);
 
-// The tokenizer of a run, unless an imported one goes along in its place.
+// The tokenizer of a run, unless that of the model it started from goes along in its place.
 std::optional<Tokenizer> own_tokenizer(const std::vector<TokenizerFile>& files, const std::optional<Tokenizer>& tokenizer);
 
-// Those that were imported, byte for byte and without config.json; else tokenizer.json of a byte or char tokenizer: one token a symbol, no
+// The files as they came, byte for byte and without config.json; else tokenizer.json of a byte or char tokenizer: one token a symbol, no
 // merges.
 std::vector<TokenizerFile> model_files(const std::vector<TokenizerFile>& files, const std::optional<Tokenizer>& tokenizer);
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "mantissa/checkpoint/checkpoint.h"
-#include "mantissa/checkpoint/weight_source.h"
+#include "mantissa/checkpoint/tensor_reader.h"
 #include "mantissa/config/run_config.h"
 #include "mantissa/hf/hugging_face.h"
 #include "mantissa/hf/packing.h"
@@ -20,7 +20,7 @@ namespace mantissa {
 // A folder with config.json and model.safetensors, or its shards. Opening it checks every name, shape and type, but reads no values other
 // than those of an output projection beside tied embeddings, which must be these. Throws Error(data) for tensors that are missing, or that
 // the model has no place for, Error(usage) for a model or a type that mantissa has not.
-class HfWeights : public WeightSource {
+class HfWeights : public TensorReader {
  public:
   explicit HfWeights(const std::filesystem::path& folder);
 
@@ -38,7 +38,7 @@ class HfWeights : public WeightSource {
   // Returns a hash of config.json, of the tensors' names, types, shapes and places, and of the first bytes of each: ranks compare it.
   std::string fingerprint();
   // Throws Error(data) unless all that was read of the folder until now is of one state of its files.
-  void require_unchanged();
+  void require_unchanged() override;
   // Returns the dtype of the tensor in its file; F16 counts as F32, which it becomes.
   Dtype file_dtype(const ArchitectureTensor& tensor) const;
 

@@ -22,7 +22,7 @@ struct LoadedModel {
   int64_t step = 0;
   RunConfig config;
   std::optional<Tokenizer> tokenizer;
-  // Of an imported model: those of generation_config.json, else of config.json. Throws Error(data) where these are damaged.
+  // Of a model with files of its own: those of generation_config.json, else of config.json. Throws Error(data) where these are damaged.
   std::function<std::vector<int32_t>()> end_tokens;
   std::unique_ptr<Backend> device;
   std::unique_ptr<Gpt> model;

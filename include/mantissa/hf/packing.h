@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "mantissa/checkpoint/weight_source.h"
+#include "mantissa/checkpoint/tensor_reader.h"
 #include "mantissa/config/export_options.h"
 #include "mantissa/formats/format.h"
 #include "mantissa/precision/rules.h"

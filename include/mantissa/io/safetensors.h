@@ -14,7 +14,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
-#include <memory>
 #include <optional>
 #include <ostream>
 #include <span>
@@ -23,7 +22,6 @@
 #include <vector>
 
 #include "mantissa/base/file.h"
-#include "mantissa/base/pending_file.h"
 #include "mantissa/io/unchanged_files.h"
 
 namespace mantissa {
@@ -147,37 +145,62 @@ class SafetensorsFolder {
 // Sorts tensors as files have them: the last dtype first, then by name.
 std::vector<SafetensorsTensor> in_file_order(std::vector<SafetensorsTensor> tensors);
 
-// Writes a model's files into a folder that is there, tensor by tensor in file order. Files
-// take their names when all of them are on the disk, the index last; without finish() nothing stays. Throws Error(storage).
-class SafetensorsWriter {
+// Where the tensors of a model lie in its files: model.safetensors, or shards and their index. Several processes that have the same layout
+// write parts of the same files.
+class SafetensorsLayout {
  public:
   static constexpr int64_t kShardBytes = 5'000'000'000;
 
   // A shard is full when the next tensor would take its tensors above `shard_bytes`. `metadata` goes into every file, after "format": "pt".
-  // Throws Error(internal) for names and shapes that no reader takes, Error(storage) if the disk has too little space.
-  SafetensorsWriter(const std::filesystem::path& folder, std::vector<SafetensorsTensor> tensors, const SafetensorsMetadata& metadata = {},
-                    int64_t shard_bytes = kShardBytes);
-  ~SafetensorsWriter();
+  // Throws Error(internal) for names and shapes that no reader takes.
+  explicit SafetensorsLayout(std::vector<SafetensorsTensor> tensors, const SafetensorsMetadata& metadata = {},
+                             int64_t shard_bytes = kShardBytes);
 
-  const std::vector<SafetensorsTensor>& order() const { return tensors_; }
+  struct Place {
+    size_t file;
+    int64_t begin, end;  // bytes in the file
+  };
+  const std::vector<SafetensorsTensor>& tensors() const { return tensors_; }  // in file order
+  const Place& place(size_t tensor) const { return places_[tensor]; }
+  const std::string& file(size_t file) const { return files_[file].name; }
+  int64_t bytes() const { return bytes_; }  // of all tensors
+  // Returns the first tensor of part number `part` of `parts`, consecutive tensors of nearly equal bytes; part `parts` begins at the end.
+  size_t first_of(int part, int parts) const;
 
-  // Writes the next bytes of the first tensor of order() that is incomplete. Throws Error(internal) if they are more than it lacks.
-  void write(std::span<const std::byte> bytes);
-  void finish();  // throws Error(internal) if tensors are incomplete
+  // Makes all files in a folder that is there, with their headers, and the index, which are on the disk on return. Throws Error(storage).
+  void create(const std::filesystem::path& folder) const;
 
  private:
-  void lay_out(int64_t shard_bytes);
-  void begin_tensors();
-  std::string file_name(size_t shard) const;
+  struct ShardFile {
+    std::string name, header;
+  };
   std::string index() const;
 
-  std::filesystem::path folder_;
   std::vector<SafetensorsTensor> tensors_;
-  SafetensorsMetadata metadata_;
-  std::vector<size_t> shard_begin_;                  // of tensors_; one more than there are shards
-  std::vector<std::unique_ptr<PendingFile>> files_;  // the last one is being written
-  size_t tensor_ = 0;                                // which is being written
-  int64_t missing_ = 0;                              // bytes of it
+  std::vector<Place> places_;  // of tensors_
+  std::vector<ShardFile> files_;
+  int64_t bytes_ = 0;
+};
+
+// Writes tensors [first, last) of a layout, one after the other, into the files that create() made. Throws Error(storage).
+class SafetensorsWriter {
+ public:
+  SafetensorsWriter(const std::filesystem::path& folder, const SafetensorsLayout& layout, size_t first,
+                    size_t last);  // layout outlives this
+
+  // Writes the next bytes of the first tensor that is incomplete. Throws Error(internal) if they are more than it lacks.
+  void write(std::span<const std::byte> bytes);
+  void finish();  // all of it is on the disk; throws Error(internal) if tensors are incomplete
+
+ private:
+  void begin_tensor();
+
+  std::filesystem::path folder_;
+  const SafetensorsLayout& layout_;
+  size_t tensor_, last_;
+  int64_t at_ = 0;  // in the file
+  size_t open_ = 0;
+  std::optional<File> file_;  // number open_
 };
 
 // Returns the bytes of a tensor. Throws Error(internal) for an impossible type and shape.

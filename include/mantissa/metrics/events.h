@@ -173,9 +173,8 @@ struct PrecisionEvent {
 
 struct SaveEvent {
   int64_t step = 0;
-  std::string path = {};      // empty: it failed
-  std::string exported = {};  // folder of the export beside it; empty: there is none, or it failed
-  std::string problem = {};   // why
+  std::string path = {};     // empty: it failed
+  std::string problem = {};  // why
   double seconds = 0.0;
 
   void fields(auto& v) {
@@ -184,10 +183,12 @@ struct SaveEvent {
     v("seconds", seconds);
   }
   void last_fields(auto& v) {
-    if (!exported.empty()) v("export", exported);
     if (!problem.empty()) v("problem", problem);
   }
 };
+
+// The export of a checkpoint was made beside training, or failed.
+struct ExportEvent : SaveEvent {};
 
 struct StartEvent {
   std::string folder;   // of the run; it exists by now
@@ -235,6 +236,7 @@ struct TrainEvents {
   std::function<void(const EvaluationEvent&)> evaluated = {};
   std::function<void(const SampleEvent&)> wrote = {};
   std::function<void(const SaveEvent&)> saved = {};
+  std::function<void(const ExportEvent&)> exported = {};
   std::function<Request()> request = {};  // asked at least once a step, and during evaluation and samples; save is handed out once
   // Called on every rank with the phase that it begins or continues, a literal ("start", "step", "evaluation", "samples", "save"), after so
   // many steps.

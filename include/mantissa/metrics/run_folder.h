@@ -33,6 +33,7 @@ class Metrics {
   void write(const EvaluationEvent& event);
   void write(const SampleEvent& event);
   void write(const SaveEvent& event);
+  void write(const ExportEvent& event);
   void write(const PrecisionEvent& event);
   void write(const StragglerEvent& event);
   int64_t dropped() const;

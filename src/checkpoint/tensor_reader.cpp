@@ -1,4 +1,4 @@
-#include "mantissa/checkpoint/weight_source.h"
+#include "mantissa/checkpoint/tensor_reader.h"
 
 #include <algorithm>
 #include <bit>
@@ -17,7 +17,7 @@ Quantization packed_form(Format format) {
 int64_t code_bytes(const WeightForm& form) { return form.codes.format == Format::e2m1 ? form.columns / 2 : form.columns; }
 int64_t scale_bytes(const WeightForm& form) { return form.columns / form.codes.block_cols; }
 
-void WeightSource::decode(const std::string& parameter, const WeightForm& kept, const Box& box, std::span<float> out) {
+void TensorReader::decode(const std::string& parameter, const WeightForm& kept, const Box& box, std::span<float> out) {
   const int64_t rows = box.size[0], begin = box.start[0], first = box.start[1], wanted = box.size[1], block = kept.codes.block_cols;
   std::vector<std::byte> codes(static_cast<size_t>(rows * code_bytes(kept))), scales(static_cast<size_t>(rows * scale_bytes(kept)));
   read_codes(parameter, begin, begin + rows, codes, scales);
@@ -35,7 +35,7 @@ void WeightSource::decode(const std::string& parameter, const WeightForm& kept, 
   });
 }
 
-void WeightSource::read_fp32(const std::string& parameter, const Box& box, std::span<float> out) {
+void TensorReader::read_fp32(const std::string& parameter, const Box& box, std::span<float> out) {
   const WeightForm kept = form(parameter);
   if (kept.codes) return decode(parameter, kept, box, out);
   if (kept.dtype == Dtype::f32) return read(parameter, box, std::as_writable_bytes(out));
@@ -51,35 +51,8 @@ void WeightSource::read_fp32(const std::string& parameter, const Box& box, std::
   }
 }
 
-std::string CheckpointWeights::name_of(const std::string& parameter) const {
-  const std::string value = "value." + parameter;
-  return reader_.has(value) ? value : "master." + parameter;
-}
-
-WeightForm CheckpointWeights::form(const std::string& parameter) const {
-  if (reader_.has("codes." + parameter)) {
-    const std::vector<int64_t>& codes = reader_.tensor("codes." + parameter).shape;
-    const std::vector<int64_t>& scales = reader_.tensor("scales." + parameter).shape;
-    const int64_t columns = scales.back() * kPackedBlock;
-    const bool narrow = codes.back() < columns;
-    return {.dtype = Dtype::f32, .codes = packed_form(narrow ? Format::e2m1 : Format::e4m3), .columns = columns};
-  }
-  const ManifestTensor& tensor = reader_.tensor(name_of(parameter));
-  return {.dtype = tensor.dtype, .master = tensor.name.starts_with("master.")};
-}
-
-void CheckpointWeights::read(const std::string& parameter, const Box& box, std::span<std::byte> out) {
-  reader_.read(name_of(parameter), box, out);
-}
-
-void CheckpointWeights::read_codes(const std::string& parameter, int64_t begin, int64_t end, std::span<std::byte> codes,
-                                   std::span<std::byte> scales) {
-  const WeightForm kept = form(parameter);
-  const auto take = [&](const char* kind, int64_t columns, std::span<std::byte> out) {
-    if (!out.empty()) reader_.read(kind + parameter, {.start = {begin, 0}, .size = {end - begin, columns}}, out);
-  };
-  take("codes.", code_bytes(kept), codes);
-  take("scales.", scale_bytes(kept), scales);
+void CheckpointWeights::read_codes(const std::string& parameter, int64_t, int64_t, std::span<std::byte>, std::span<std::byte>) {
+  fail(ExitCode::internal, parameter, ": a checkpoint holds masters, no codes");
 }
 
 }  // namespace mantissa

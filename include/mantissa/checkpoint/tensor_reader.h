@@ -1,5 +1,4 @@
-// Where the weights of a model are read from: a checkpoint, of a run or imported, or a folder of Hugging Face's form
-// (hf/hf_weights.h).
+// Reads the weights of a model from wherever they are: the checkpoint of a run, or a folder of Hugging Face's form (hf/hf_weights.h).
 #pragma once
 
 #include <span>
@@ -13,7 +12,7 @@ namespace mantissa {
 // Values for each scale of packed weights, along a row.
 inline constexpr int64_t kPackedBlock = 32;
 
-// How a parameter is kept: as values or, in an imported file that was packed, as codes.
+// How a parameter is kept: as values or, in a file that is packed, as codes.
 struct WeightForm {
   Dtype dtype = Dtype::f32;  // of its values
   bool master = false;       // of a run: fp32, whatever forward reads
@@ -23,12 +22,12 @@ struct WeightForm {
 
 // Parameters by their names in the model, whole: what ranks share is one. Throws Error(data) for what is damaged, which names file and
 // tensor. Not for use by several threads at once.
-class WeightSource {
+class TensorReader {
  public:
-  WeightSource() = default;
-  virtual ~WeightSource() = default;
-  WeightSource(const WeightSource&) = delete;
-  WeightSource& operator=(const WeightSource&) = delete;
+  TensorReader() = default;
+  virtual ~TensorReader() = default;
+  TensorReader(const TensorReader&) = delete;
+  TensorReader& operator=(const TensorReader&) = delete;
 
   virtual std::string where() const = 0;  // for messages
   virtual bool has(const std::string& parameter) const = 0;
@@ -38,6 +37,9 @@ class WeightSource {
   virtual void read(const std::string& parameter, const Box& box, std::span<std::byte> out) = 0;
   virtual void read_codes(const std::string& parameter, int64_t begin, int64_t end, std::span<std::byte> codes,
                           std::span<std::byte> scales) = 0;
+
+  // Throws Error(data) unless all that was read until now is of one state of its files; a checkpoint's hashes say that at once.
+  virtual void require_unchanged() {}
 
   // Values in fp32, which is exact.
   void read_fp32(const std::string& parameter, const Box& box, std::span<float> out);
@@ -53,19 +55,19 @@ Quantization packed_form(Format format);
 int64_t code_bytes(const WeightForm& form);
 int64_t scale_bytes(const WeightForm& form);
 
-// Tensors "master.NAME", which runs save, or what import makes: "value.NAME", or "codes.NAME" and "scales.NAME".
-class CheckpointWeights : public WeightSource {
+// Reads the masters "master.NAME" of a checkpoint, which are fp32.
+class CheckpointWeights : public TensorReader {
  public:
   explicit CheckpointWeights(CheckpointReader& reader) : reader_(reader) {}  // which must outlive this
   std::string where() const override { return reader_.directory().string(); }
-  bool has(const std::string& parameter) const override { return reader_.has("codes." + parameter) || reader_.has(name_of(parameter)); }
-  WeightForm form(const std::string& parameter) const override;
-  void read(const std::string& parameter, const Box& box, std::span<std::byte> out) override;
+  bool has(const std::string& parameter) const override { return reader_.has(name_of(parameter)); }
+  WeightForm form(const std::string&) const override { return {.master = true}; }
+  void read(const std::string& parameter, const Box& box, std::span<std::byte> out) override { reader_.read(name_of(parameter), box, out); }
   void read_codes(const std::string& parameter, int64_t begin, int64_t end, std::span<std::byte> codes,
                   std::span<std::byte> scales) override;
 
  private:
-  std::string name_of(const std::string& parameter) const;
+  static std::string name_of(const std::string& parameter) { return "master." + parameter; }
   CheckpointReader& reader_;
 };
 

@@ -1,0 +1,31 @@
+// The file mantissa.json of an export: what every tensor was made from, and hashes of all tensors and files.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "mantissa/base/hash.h"
+#include "mantissa/checkpoint/checkpoint.h"
+#include "mantissa/tensor/quantized_tensor.h"
+
+namespace mantissa {
+
+struct ProvenTensor {
+  std::string name, module, dtype;
+  std::vector<int64_t> shape;
+  Quantization how = {};  // of the weight that it is a part of
+  Hash64 hash = {};
+};
+
+struct ProvenCheckpoint {
+  int64_t step = 0;
+  std::string manifest;  // its hash
+};
+
+// Writes it into a folder that holds these files. Without a checkpoint the model came from a folder of Hugging Face's form.
+void write_export_proof(const std::filesystem::path& folder, const std::optional<ProvenCheckpoint>& checkpoint,
+                        const std::vector<TokenizerFile>& files, const std::vector<ProvenTensor>& tensors);
+
+}  // namespace mantissa

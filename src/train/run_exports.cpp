@@ -1,0 +1,210 @@
+#include "train/run_exports.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "mantissa/base/file.h"
+#include "mantissa/base/log.h"
+#include "mantissa/base/parallel.h"
+#include "mantissa/checkpoint/checkpoint_names.h"
+#include "mantissa/comm/agreement.h"
+#include "mantissa/hf/export.h"
+#include "mantissa/io/leftovers.h"
+#include "mantissa/io/pending_folder.h"
+
+namespace mantissa {
+
+enum class PartState : uint8_t { writing, written, failed };
+
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+fs::path exports_of(const RunConfig& config) { return fs::path(config.logging.dir) / "exports"; }
+
+// What a killed process left, and an export of another state of this step.
+void make_room(const fs::path& output) {
+  const fs::path folder = output.parent_path();
+  make_folders(folder);
+  sweep_pending_folders(folder);
+  std::error_code error;
+  std::vector<fs::path> left;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    if (entry->path().filename().string().starts_with(".trash-")) left.push_back(entry->path());
+  }
+  for (const fs::path& path : left) remove_leftover(path);
+  if (fs::exists(fs::symlink_status(output, error))) discard(output);
+}
+
+// Of rank 0 alone: nothing that happens here may end the run.
+void delete_exports_without_checkpoint(const RunConfig& config) {
+  try {
+    const std::vector<int64_t> saved = steps_in(config.checkpoint.dir);
+    if (saved.empty()) return;  // the folder went away
+    for (const int64_t step : steps_in(exports_of(config))) {
+      if (std::ranges::find(saved, step) == saved.end()) discard(export_folder(config, step));
+    }
+  } catch (const Error& error) {
+    log_warning("exports of checkpoints that are gone were not deleted: ", error.what());
+  }
+}
+
+// Thrown to leave an export that nobody waits for.
+struct Cut {};
+
+}  // namespace
+
+// What one rank does for the export at hand.
+class RunExports::Part {
+ public:
+  ~Part() { thread_ = {}; }  // first of all: it uses what follows
+
+  // Makes the folder and its files, on rank 0.
+  void make_folder(const Order& order, const fs::path& output, const ExportOptions& options) {
+    make_room(output);
+    pending_.emplace(output);
+    model_ = std::make_unique<ModelExport>(order.checkpoint, options);
+    model_->begin(pending_->path());
+  }
+  std::string folder() const { return pending_ ? pending_->path().string() : ""; }
+
+  void start(const Order& order, const std::string& folder, const ExportOptions& options, int rank, int ranks) {
+    thread_ = std::jthread([=, this](const std::stop_token& stop) {
+      const LoopsAlone beside_training;
+      try {
+        if (!model_) model_ = std::make_unique<ModelExport>(order.checkpoint, options);
+        require(model_->manifest() == order.manifest, ExitCode::data, order.checkpoint, ": was replaced before its export was made");
+        hashes_ = model_->write(folder, rank, ranks, [&] {
+          if (stop.stop_requested()) throw Cut();
+        });
+        state_ = PartState::written;
+      } catch (const Cut&) {
+        fail_with("cut short");
+      } catch (const std::exception& error) {
+        fail_with(error.what());
+      }
+    });
+  }
+  void fail_with(const std::string& problem) {
+    problem_ = problem;
+    state_ = PartState::failed;
+  }
+
+  PartState state() const { return state_; }
+  const std::string& problem() const { return problem_; }  // of one that failed
+  std::string hashes() const {
+    return joined(hashes_, "", [](const Hash64& hash) { return hash.text(); });
+  }
+
+  // Completes the folder with the hashes of all parts, on rank 0.
+  void finish(const std::vector<std::string>& parts) {
+    std::vector<Hash64> hashes;
+    for (const std::string& part : parts) {
+      for (size_t i = 0; i < part.size(); i += 16) hashes.push_back(Hash64::parse(part.substr(i, 16)).value());
+    }
+    model_->finish(pending_->path(), hashes);
+    pending_->publish();
+  }
+  double seconds() const { return std::chrono::duration<double>(Clock::now() - began_).count(); }
+
+ private:
+  Clock::time_point began_ = Clock::now();
+  std::optional<PendingFolder> pending_;  // of rank 0
+  std::unique_ptr<ModelExport> model_;
+  std::vector<Hash64> hashes_;
+  std::string problem_;
+  std::atomic<PartState> state_{PartState::writing};
+  std::jthread thread_;
+};
+
+RunExports::RunExports(const RunConfig& config, const Communicator& world, std::function<void(const ExportEvent&)> made)
+    : config_(config), world_(world), made_(std::move(made)) {}
+
+RunExports::~RunExports() {
+  if (busy()) log_warning("the export of step ", orders_.front().step, " was cut short; the run makes it when it is resumed");
+}
+
+void RunExports::add(const SavedCheckpoint& saved, std::optional<CheckpointDirectory>& checkpoints) {
+  const std::string own = world_.rank() == 0 ? fs::absolute(saved.path).string() : "";
+  const std::string path = broadcast_string(world_, own), hash = broadcast_string(world_, saved.hash);
+  orders_.push_back({.step = checkpoint_step(fs::path(path).filename()).value(), .checkpoint = path, .manifest = hash});
+  if (checkpoints) {
+    checkpoints->pin(orders_.back().step);
+    delete_exports_without_checkpoint(config_);
+  }
+  if (!part_) begin(orders_.front());
+}
+
+void RunExports::add_missing(std::optional<CheckpointDirectory>& checkpoints) {
+  std::vector<SavedCheckpoint> missing;
+  agree(world_, [&] {
+    std::error_code error;
+    for (const CheckpointStatus& status : checkpoints ? list_checkpoints(checkpoints->folder()) : std::vector<CheckpointStatus>()) {
+      if (status.problem.empty() && !fs::exists(export_folder(config_, status.step), error))
+        missing.push_back({.path = status.path, .hash = status.hash});
+    }
+  });
+  const auto count = world_.all(static_cast<int64_t>(missing.size())).front();
+  missing.resize(static_cast<size_t>(count));
+  for (const SavedCheckpoint& saved : missing) add(saved, checkpoints);
+}
+
+// Rank 0 makes the files, then each rank begins to write its part of them.
+void RunExports::begin(const Order& order) {
+  part_ = std::make_unique<Part>();
+  const ExportOptions& options = *config_.checkpoint.exported;
+  if (world_.rank() == 0) {
+    try {
+      part_->make_folder(order, export_folder(config_, order.step), options);
+    } catch (const Error& error) {
+      part_->fail_with(error.what());
+    }
+  }
+  const bool made = world_.all(part_->state()).front() != PartState::failed;
+  const std::string folder = broadcast_string(world_, part_->folder());
+  if (!made && world_.rank() > 0) part_->fail_with("");
+  if (made) part_->start(order, folder, options, world_.rank(), world_.size());
+}
+
+void RunExports::advance(std::optional<CheckpointDirectory>& checkpoints) {
+  while (busy()) {
+    const std::vector<PartState> states = world_.all(part_->state());
+    if (std::ranges::find(states, PartState::writing) != states.end()) return;
+    std::string problem;
+    if (std::ranges::find(states, PartState::failed) == states.end()) {
+      const std::vector<std::string> hashes = gather_strings(world_, part_->hashes());
+      try {
+        if (world_.rank() == 0) part_->finish(hashes);
+      } catch (const Error& error) {
+        problem = error.what();
+      }
+    } else {
+      for (const std::string& of_rank : gather_strings(world_, part_->problem()))
+        if (problem.empty()) problem = of_rank;
+    }
+    end(orders_.front(), broadcast_string(world_, problem), checkpoints);
+    orders_.pop_front();
+    if (busy()) begin(orders_.front());
+  }
+}
+
+void RunExports::end(const Order& order, const std::string& problem, std::optional<CheckpointDirectory>& checkpoints) {
+  const std::string path = problem.empty() ? export_folder(config_, order.step).string() : "";
+  const ExportEvent event{{.step = order.step, .path = path, .problem = problem, .seconds = part_->seconds()}};
+  part_.reset();
+  last_failed_ = !problem.empty();
+  failed_ += last_failed_ ? 1 : 0;
+  if (last_failed_) log_error("export of step ", order.step, " not made: ", problem);
+  if (checkpoints) {
+    checkpoints->unpin(order.step);
+    delete_exports_without_checkpoint(config_);
+  }
+  made_(event);
+}
+
+fs::path export_folder(const RunConfig& config, int64_t step) { return exports_of(config) / checkpoint_name(step); }
+
+}  // namespace mantissa
