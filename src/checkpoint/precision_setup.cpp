@@ -149,10 +149,6 @@ struct SumsPlace {
   int64_t matrix_rows;  // of each expert; 0: no stack
 };
 
-const ModuleShape& module_shape(const PrecisionPlan& plan, const Parameter& weight) {
-  return plan.of(weight.name.substr(0, weight.name.rfind('.'))).module;
-}
-
 // Adds what this rank holds of the shard's weight.
 void add_sums(const ParameterShard& shard, const SumsPlace& place, std::span<CodeSums> sums) {
   const QuantizedTensor& whole = shard.of->codes();
@@ -196,7 +192,7 @@ CodesByWeight codes_by_weight(const ParameterSet& parameters, const PrecisionPla
   size_t count = 0;
   for (const Parameter& parameter : parameters.all()) {
     if (!parameter.quantized) continue;
-    const ModuleShape& module = module_shape(plan, parameter);
+    const ModuleShape& module = plan.module_of(parameter.name).module;
     const auto matrices = static_cast<size_t>(module.matrices);
     places.emplace(&parameter, SumsPlace{.first = count, .count = matrices, .matrix_rows = matrices > 1 ? module.out : 0});
     count += matrices;

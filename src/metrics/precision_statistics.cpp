@@ -140,14 +140,12 @@ bool counted_here(const QuantizedOperand& operand, const Parameter& of) {
   return !alike || operand.own_tokens || of.share.rank == 0;
 }
 
-std::string module_of(const Parameter& parameter) { return parameter.name.substr(0, parameter.name.rfind('.')); }
-
 // Returns the expert weights that are kept as codes.
 std::map<const Leaf*, ExpertErrors> grouped_weights_of(const ParameterSet& parameters, const PrecisionPlan& plan) {
   std::map<const Leaf*, ExpertErrors> out;
   for (const Parameter& parameter : parameters.all()) {
-    if (!parameter.quantized) continue;  // sinks, which never are, have no module behind their name
-    const ModuleShape& module = plan.of(module_of(parameter)).module;
+    if (!parameter.quantized) continue;
+    const ModuleShape& module = plan.module_of(parameter.name).module;
     if (module.matrices > 1) out.emplace(&parameter.leaf, ExpertErrors(module.matrices, module.out));
   }
   return out;
@@ -182,7 +180,8 @@ std::vector<PrecisionEvent> measure_precision(const ParameterSet& parameters, co
     for (const OperandRole role : {OperandRole::weight, OperandRole::input, OperandRole::output_grad}) {
       const Sums all = sums[{&parameter.leaf, role}].of_ranks(world);
       if (all.none()) continue;
-      PrecisionEvent& event = events.emplace_back(PrecisionEvent{.step = step, .module = module_of(parameter), .role = role_name(role)});
+      PrecisionEvent& event =
+          events.emplace_back(PrecisionEvent{.step = step, .module = plan.module_of(parameter.name).module.path, .role = role_name(role)});
       all.write(event);
       const auto grouped = grouped_weights.find(&parameter.leaf);
       if (role == OperandRole::weight && grouped != grouped_weights.end()) event.worst_expert = grouped->second.worst(world);

@@ -8,8 +8,19 @@ ModuleShape linear(const std::string& path, int64_t out, int64_t in, bool bias, 
       .path = path, .kind = ModuleKind::linear, .out = out, .in = in, .bias = bias ? out : 0, .parts = std::move(parts), .split = split};
 }
 
+// Returns the second linear of an MLP.
+ModuleShape down(const std::string& path, int64_t out, int64_t in, bool bias) {
+  ModuleShape module = linear(path, out, in, bias, Split::row_parallel);
+  module.role = ModuleRole::mlp_output;
+  return module;
+}
+
 ModuleShape norm(const std::string& path, int64_t channels, bool bias) {
   return {.path = path, .kind = ModuleKind::norm, .out = channels, .in = 0, .bias = bias ? channels : 0};
+}
+
+ModuleShape head_norm(const std::string& path, int64_t channels) {
+  return {.path = path, .kind = ModuleKind::norm, .role = ModuleRole::head_norm, .out = channels};
 }
 
 void add_attention(const ModelConfig& config, int64_t layer, const std::string& path, std::vector<ModuleShape>& modules) {
@@ -18,10 +29,11 @@ void add_attention(const ModelConfig& config, int64_t layer, const std::string& 
   modules.push_back(
       linear(path + ".qkv", q + 2 * kv, config.hidden_size, qkv_bias, Split::column_parallel, {{"q", q}, {"k", kv}, {"v", kv}}));
   modules.push_back(linear(path + ".out", config.hidden_size, q, out_bias, Split::row_parallel));
+  modules.back().role = ModuleRole::attention_output;
   modules.back().window = config.window(layer);
   if (config.qk_norm) {
-    modules.push_back(norm(path + ".q_norm", config.head_size(), false));
-    modules.push_back(norm(path + ".k_norm", config.head_size(), false));
+    modules.push_back(head_norm(path + ".q_norm", config.head_size()));
+    modules.push_back(head_norm(path + ".k_norm", config.head_size()));
   }
   if (!config.attention_sinks) return;
   modules.push_back(
@@ -36,7 +48,7 @@ void add_mlp(const ModelConfig& config, const std::string& path, std::vector<Mod
   } else {
     modules.push_back(linear(path + ".up", inner, hidden, config.mlp_bias, Split::column_parallel));
   }
-  modules.push_back(linear(path + ".down", hidden, inner, config.mlp_bias, Split::row_parallel));
+  modules.push_back(down(path + ".down", hidden, inner, config.mlp_bias));
 }
 
 void add_moe(const ModelConfig& config, const std::string& path, std::vector<ModuleShape>& modules) {
@@ -47,6 +59,7 @@ void add_moe(const ModelConfig& config, const std::string& path, std::vector<Mod
                      .out = moe.num_experts,
                      .in = hidden,
                      .bias = moe.router_bias ? moe.num_experts : 0,
+                     .buffer_name = path + ".expert_bias",
                      .buffer = moe.has_expert_bias() ? moe.num_experts : 0});
   const auto add_experts = [&](ModuleShape one) {
     one.experts = true;
@@ -57,11 +70,11 @@ void add_moe(const ModelConfig& config, const std::string& path, std::vector<Mod
   };
   add_experts(
       linear(path + ".experts.gate_up", 2 * inner, hidden, moe.expert_mlp_bias, Split::column_parallel, {{"gate", inner}, {"up", inner}}));
-  add_experts(linear(path + ".experts.down", hidden, inner, moe.expert_mlp_bias, Split::row_parallel));
+  add_experts(down(path + ".experts.down", hidden, inner, moe.expert_mlp_bias));
   if (shared == 0) return;
   modules.push_back(
       linear(path + ".shared.gate_up", 2 * shared, hidden, false, Split::column_parallel, {{"gate", shared}, {"up", shared}}));
-  modules.push_back(linear(path + ".shared.down", hidden, shared, false, Split::row_parallel));
+  modules.push_back(down(path + ".shared.down", hidden, shared, false));
 }
 
 }  // namespace
@@ -97,7 +110,7 @@ std::vector<ParameterShape> parameter_shapes(const ModelShape& model) {
   for (const ModuleShape& module : model.modules) {
     const Shape padded = module.in == 0 ? Shape{module.out} : Shape{module.rows(), module.in};
     shapes.push_back({.name = module.weight_name(), .shape = padded.with_dim0(module.rows() - module.padding), .padded = padded});
-    if (module.bias > 0) shapes.push_back({.name = module.path + ".bias", .shape = {module.bias}, .padded = {module.bias}});
+    if (module.bias > 0) shapes.push_back({.name = module.bias_name(), .shape = {module.bias}, .padded = {module.bias}});
   }
   return shapes;
 }
@@ -106,14 +119,13 @@ std::vector<ParameterShape> buffer_shapes(const ModelShape& model) {
   std::vector<ParameterShape> shapes;
   for (const ModuleShape& module : model.modules) {
     if (module.buffer == 0) continue;
-    const std::string experts = module.path.substr(0, module.path.rfind('.'));
-    shapes.push_back({.name = experts + ".expert_bias", .shape = {module.buffer}, .padded = {module.buffer}});
+    shapes.push_back({.name = module.buffer_name, .shape = {module.buffer}, .padded = {module.buffer}});
   }
   return shapes;
 }
 
 double attention_flops_per_token(const ModuleShape& module, int64_t seq_len) {
-  if (!module.path.ends_with(".attn.out")) return 0.0;
+  if (module.role != ModuleRole::attention_output) return 0.0;
   const auto heads = static_cast<double>(module.in), length = static_cast<double>(seq_len), window = static_cast<double>(module.window);
   if (module.window == 0 || module.window >= seq_len) return 6.0 * heads * length;
   return 12.0 * heads * window * (1.0 - window / (2.0 * length));

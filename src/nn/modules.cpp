@@ -21,14 +21,14 @@ std::vector<int64_t> rows_of(const std::vector<ModulePart>& parts) {
 // A tensor that all ranks hold whole has a gradient that is the sum of theirs if each applies it to its own tokens, or to its own heads.
 // Routers read all tokens on every rank.
 bool partial_gradient(const ModuleShape& of, ShareOf share, bool sequence) {
-  return share.ranks > 1 && ((sequence && of.kind != ModuleKind::router) || of.path.ends_with(".q_norm") || of.path.ends_with(".k_norm"));
+  return share.ranks > 1 && ((sequence && of.kind != ModuleKind::router) || of.role == ModuleRole::head_norm);
 }
 
 // Specifies a bias, which is never quantized. It is whole on each rank where the columns of the weight are divided.
 ParameterSpec bias_of(const ModulePrecision& module, ShareOf share, bool sequence) {
   const ModuleShape& of = module.module;
   const bool column_parallel = of.split == Split::column_parallel;
-  ParameterSpec bias{.name = of.path + ".bias", .shape = {of.bias}, .dtype = module.recipe.compute};
+  ParameterSpec bias{.name = of.bias_name(), .shape = {of.bias}, .dtype = module.recipe.compute};
   if (column_parallel) bias.parts = rows_of(of.parts);
   bias.partial_gradient = !column_parallel && partial_gradient(of, share, sequence);
   return share_of(bias, column_parallel ? Split::column_parallel : Split::none, share);

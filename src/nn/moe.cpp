@@ -29,8 +29,8 @@ Moe::Moe(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, 
       router_(set, plan.of(path + ".router"), options.init_std, ranks),
       gate_up_(grouped_weight(set, plan.of(path + ".experts.gate_up"), options.init_std)),
       down_(grouped_weight(set, plan.of(path + ".experts.down"), options.down_init_std)) {
-  const int64_t biased = plan.of(path + ".router").module.buffer;
-  if (biased > 0) expert_bias_ = &set.add_buffer({.name = path + ".expert_bias", .shape = {biased}});
+  const ModuleShape& router = plan.of(path + ".router").module;
+  if (router.buffer > 0) expert_bias_ = &set.add_buffer({.name = router.buffer_name, .shape = {router.buffer}});
   if (!plan.find(path + ".shared.down")) return;
   shared_.emplace(
       set, plan, path + ".shared",

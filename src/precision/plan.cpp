@@ -163,8 +163,8 @@ class Resolver {
       entry.recipe.compute = config_.dtype;
       entry.recipe.gemms = {.fprop = on.fprop, .dgrad = on.dgrad, .wgrad = on.wgrad};
     }
-    // Output gradients of experts.down arrive as rowwise codes, made by their source rank.
-    entry.recipe.requantizes_output_grad = config_.quantized_dispatch && module.path.ends_with(".moe.experts.down");
+    // Output gradients of experts arrive as rowwise codes, made by their source rank.
+    entry.recipe.requantizes_output_grad = config_.quantized_dispatch && module.experts && module.role == ModuleRole::mlp_output;
     check_module(entry);
     decide_storage(entry, config_.fp8_param_gather && module.kind != ModuleKind::output);
     return entry;
@@ -287,7 +287,12 @@ PrecisionPlan PrecisionPlan::resolve(const PrecisionConfig& config, const ModelS
 }
 
 PrecisionPlan::PrecisionPlan(Dtype compute, std::vector<ModulePrecision> modules) : compute_(compute), modules_(std::move(modules)) {
-  for (size_t i = 0; i < modules_.size(); ++i) by_path_.emplace(modules_[i].module.path, i);
+  for (size_t i = 0; i < modules_.size(); ++i) {
+    const ModuleShape& module = modules_[i].module;
+    by_path_.emplace(module.path, i);
+    by_parameter_.emplace(module.weight_name(), i);
+    if (module.bias > 0) by_parameter_.emplace(module.bias_name(), i);
+  }
 }
 
 const ModulePrecision* PrecisionPlan::find(const std::string& path) const {
@@ -299,6 +304,12 @@ const ModulePrecision& PrecisionPlan::of(const std::string& path) const {
   const ModulePrecision* const found = find(path);
   require(found != nullptr, "the precision plan has no module ", path);
   return *found;
+}
+
+const ModulePrecision& PrecisionPlan::module_of(const std::string& parameter) const {
+  const auto found = by_parameter_.find(parameter);
+  require(found != by_parameter_.end(), "the precision plan has no module with the parameter ", parameter);
+  return modules_[found->second];
 }
 
 int64_t PrecisionPlan::active_parameters() const {

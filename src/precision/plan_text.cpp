@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
+#include <utility>
 
 #include "mantissa/base/bytes_text.h"
 #include "mantissa/base/hash.h"
@@ -135,16 +136,12 @@ void warn_of_idle_parts(const std::vector<ModulePrecision>& modules, std::vector
 
 // Servers fuse all expert weights of a layer, which therefore need one scheme.
 void warn_of_split_experts(const std::vector<ModulePrecision>& modules, std::vector<std::string>& warnings) {
-  const std::string kDown = ".moe.experts.down";
-  for (const ModulePrecision& down : modules) {
-    const std::string& path = down.module.path;
-    if (!path.ends_with(kDown)) continue;
-    const std::string up_path = path.substr(0, path.size() - 4) + "gate_up";
-    const auto up =
-        std::find_if(modules.begin(), modules.end(), [&](const ModulePrecision& entry) { return entry.module.path == up_path; });
-    if (up == modules.end() || (up->recipe.weight == down.recipe.weight && up->recipe.weight_fake_quant == down.recipe.weight_fake_quant))
-      continue;
-    warnings.push_back(text(up_path, " (", up->rule, ") and ", path, " (", down.rule,
+  const ModulePrecision* first = nullptr;  // of the two linears of a layer's experts
+  for (const ModulePrecision& entry : modules) {
+    if (!entry.module.experts) continue;
+    const ModulePrecision* const up = std::exchange(first, entry.module.role == ModuleRole::mlp_output ? nullptr : &entry);
+    if (!up || (up->recipe.weight == entry.recipe.weight && up->recipe.weight_fake_quant == entry.recipe.weight_fake_quant)) continue;
+    warnings.push_back(text(up->module.path, " (", up->rule, ") and ", entry.module.path, " (", entry.rule,
                             ") have different weight formats, but servers fuse them: a packed export will refuse"));
   }
 }
@@ -154,7 +151,8 @@ void warn_of_bias_gradients(const std::vector<ModulePrecision>& modules, std::ve
   std::vector<std::string> paths;
   for (const ModulePrecision& entry : modules) {
     const bool codes_move = choose_operands(entry.recipe, GemmRole::wgrad).first.source == OperandSource::requantized;
-    if (entry.module.path.ends_with(".moe.experts.down") && entry.module.bias > 0 && codes_move) paths.push_back(entry.module.path);
+    const bool of_experts = entry.module.experts && entry.module.role == ModuleRole::mlp_output;
+    if (of_experts && entry.module.bias > 0 && codes_move) paths.push_back(entry.module.path);
   }
   if (paths.empty()) return;
   warnings.push_back(text("model.moe.expert_mlp_bias: the gradient of the bias of ", joined_path(paths),

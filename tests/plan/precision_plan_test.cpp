@@ -70,7 +70,11 @@ TEST(ModelShape, IsWhatGptBuilds) {
   for (const ModelConfig& config : models) {
     Gpt gpt(config, *device, test::high_plan(config), {.gradients = false});
     std::vector<std::string> built, shaped;
-    for (const Parameter& parameter : gpt.parameters().all()) built.push_back(text(parameter.name, parameter.shape));
+    const PrecisionPlan plan = test::high_plan(config);
+    for (const Parameter& parameter : gpt.parameters().all()) {
+      built.push_back(text(parameter.name, parameter.shape));
+      EXPECT_THAT(parameter.name, ::testing::StartsWith(plan.module_of(parameter.name).module.path + "."));
+    }
     for (const ParameterShape& parameter : parameter_shapes(model_shape(config))) shaped.push_back(text(parameter.name, parameter.padded));
     for (const ModuleShape& module : model_shape(config).modules) {
       int64_t rows = 0;

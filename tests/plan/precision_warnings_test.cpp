@@ -68,8 +68,10 @@ TEST(PlanWarnings, KeysThatDoNothingAreWarnings) {
 
 TEST(PlanWarnings, ABiasWhoseGradientSumsCodesIsAWarning) {
   const auto warned = [](int64_t bias, const std::string& recipe) {
-    const ModelShape model{.modules = {{.path = "layers.0.moe.experts.down", .out = 32, .in = 32, .bias = bias},
-                                       {.path = "layers.1.moe.experts.down", .out = 32, .in = 32, .bias = bias}}};
+    const auto down = [bias](const char* path) {
+      return ModuleShape{.path = path, .role = ModuleRole::mlp_output, .out = 32, .in = 32, .bias = bias, .experts = true};
+    };
+    const ModelShape model{.modules = {down("layers.0.moe.experts.down"), down("layers.1.moe.experts.down")}};
     PrecisionConfig config;
     config.recipe = recipe;
     config.fp8_param_gather = recipe == "mxfp8";
@@ -82,8 +84,9 @@ TEST(PlanWarnings, ABiasWhoseGradientSumsCodesIsAWarning) {
 }
 
 TEST(PlanWarnings, ExpertsOfOneLayerWithDifferentFormatsAreAWarning) {
-  const ModelShape model{.modules = {{.path = "layers.0.moe.experts.gate_up", .out = 64, .in = 32},
-                                     {.path = "layers.0.moe.experts.down", .out = 32, .in = 32}}};
+  const ModelShape model{
+      .modules = {{.path = "layers.0.moe.experts.gate_up", .out = 64, .in = 32, .experts = true},
+                  {.path = "layers.0.moe.experts.down", .role = ModuleRole::mlp_output, .out = 32, .in = 32, .experts = true}}};
   PrecisionConfig config;
   config.rules = {{.match = "*.gate_up", .recipe = "mxfp4_qat"}};
   ConfigReport report;

@@ -15,14 +15,14 @@ namespace mantissa {
 ModelShape model_shape(const ModelConfig& config, int64_t tensor = 1);
 
 // Returns the parameters of these modules as checkpoints store them: ModuleShape::weight_name(), without padding, and, where there is one,
-// "<path>.bias".
+// ModuleShape::bias_name().
 struct ParameterShape {
   std::string name;
   Shape shape;
   Shape padded;  // with the rows of padding, which checkpoints held once
 };
 std::vector<ParameterShape> parameter_shapes(const ModelShape& model);
-// Returns their buffers: "<path of the layer's experts>.expert_bias".
+// Returns their buffers: ModuleShape::buffer_name.
 std::vector<ParameterShape> buffer_shapes(const ModelShape& model);
 
 // Returns the FLOPs of attention, forward and backward, for one token of a layer whose output projection this is; 0 for other modules. They

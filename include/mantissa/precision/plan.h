@@ -30,9 +30,14 @@ struct RanksPerWeight {
   bool several() const { return tensor > 1 || expert > 1; }
 };
 
+// What a module is in its layer, where something depends on it. mlp_output: the second linear of an MLP or of experts. head_norm: of q or
+// k.
+enum class ModuleRole { other, attention_output, head_norm, mlp_output };
+
 struct ModuleShape {
   std::string path;
   ModuleKind kind = ModuleKind::linear;
+  ModuleRole role = ModuleRole::other;
   int64_t out = 0, in = 0;             // weight [out, in]; norms and sinks have [out] and in 0. out 0: the vocabulary is not known yet
   int64_t bias = 0;                    // elements, of all matrices of a grouped weight
   int64_t padding = 0;                 // last rows of the weight, of no token: zero, and never stored
@@ -41,8 +46,10 @@ struct ModuleShape {
   bool experts = false;                // a grouped weight of experts, one below the other
   int64_t matrices = 1, active = 1;    // of it; those that a token is multiplied with
   int64_t window = 0;                  // of the output of attention: keys that a query sees at most; 0: all
-  int64_t buffer = 0;                  // elements beside the parameters that no gradient trains: a router's expert bias
+  std::string buffer_name = {};        // of elements beside the parameters that no gradient trains: a router's expert bias
+  int64_t buffer = 0;                  // how many there are
   std::string weight_name() const { return kind == ModuleKind::sinks ? path : path + ".weight"; }
+  std::string bias_name() const { return path + ".bias"; }
   int64_t rows() const { return matrices * out; }
   int64_t weight_elements() const { return in == 0 ? out : rows() * in; }
   int64_t active_elements() const { return weight_elements() / matrices * active; }
@@ -101,6 +108,8 @@ class PrecisionPlan {
   const std::vector<ModulePrecision>& modules() const { return modules_; }
   const ModulePrecision* find(const std::string& path) const;  // null: the plan has no such module
   const ModulePrecision& of(const std::string& path) const;    // throws Error(internal) in that case
+  // Returns the module that has this parameter, its weight or its bias. Throws Error(internal) if none has.
+  const ModulePrecision& module_of(const std::string& parameter) const;
   int64_t parameters() const;
   int64_t buffers() const;            // elements that are no parameters, because no gradient trains them
   int64_t active_parameters() const;  // that a token is computed with: of a grouped weight of experts, those it goes to
@@ -118,7 +127,7 @@ class PrecisionPlan {
  private:
   Dtype compute_;
   std::vector<ModulePrecision> modules_;
-  std::unordered_map<std::string, size_t> by_path_;
+  std::unordered_map<std::string, size_t> by_path_, by_parameter_;
   std::vector<std::string> idle_keys_;  // warnings about the config
 };
 
