@@ -85,7 +85,7 @@ class TensorRuns : public TrainingTest, public ::testing::WithParamInterface<Ten
     if (layout.ranks() == 1) return run(loaded);
     TrainedRun out;
     const auto errors = run_ranks(layout.ranks(), [&](const Communicator& world) {
-      TrainedRun own = run(loaded, {}, make_mesh(world, layout.tensor, layout.expert));
+      TrainedRun own = run(loaded, {}, world);
       if (world.rank() == 0) out = std::move(own);
     });
     EXPECT_THAT(errors, ::testing::Each(::testing::IsEmpty())) << name;

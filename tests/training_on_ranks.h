@@ -22,7 +22,7 @@ class TrainingOnRanks : public TrainingTest {
     if (ranks == 1) return run(loaded);
     TrainedRun out;
     const auto errors = run_ranks(ranks, [&](const Communicator& world) {
-      TrainedRun own = run(loaded, {}, make_mesh(world, 1, static_cast<int>(loaded.config.parallel.expert)));
+      TrainedRun own = run(loaded, {}, world);
       if (world.rank() == 0) {
         out = std::move(own);
       } else {

@@ -132,9 +132,9 @@ Evaluation with_means(Evaluation sums) {
 }
 
 // By --prompt-ids or --logprobs. All ranks compute the same; the first one writes.
-Evaluation score_all(const TensorRanks& ranks, const EvalArguments& arguments, const LoadedModel& loaded, int64_t rows) {
+Evaluation score_all(const Mesh& mesh, const EvalArguments& arguments, const LoadedModel& loaded, int64_t rows) {
   std::optional<PendingFile> file;
-  if (arguments.logprobs && ranks.group.rank() == 0) file.emplace(*arguments.logprobs);
+  if (arguments.logprobs && mesh.tensor.rank() == 0) file.emplace(*arguments.logprobs);
   PendingFile* const out = file ? &*file : nullptr;
   Evaluation sums;
   if (arguments.prompt_ids.empty()) {
@@ -150,14 +150,14 @@ Evaluation score_all(const TensorRanks& ranks, const EvalArguments& arguments, c
   return with_means(std::move(sums));
 }
 
-void evaluate_on(const TensorRanks& ranks, const EvalArguments& arguments) {
-  const LoadedModel loaded = load_model(arguments.checkpoint, ranks, dtype_of(arguments.dtype));
+void evaluate_on(const Mesh& mesh, const EvalArguments& arguments) {
+  const LoadedModel loaded = load_model(arguments.checkpoint, mesh, dtype_of(arguments.dtype));
   const int64_t rows = arguments.micro_batch_size.value_or(loaded.config.training.micro_batch_size);
   const bool tokens = arguments.logprobs || !arguments.prompt_ids.empty();
-  const Evaluation result = tokens ? score_all(ranks, arguments, loaded, rows)
+  const Evaluation result = tokens ? score_all(mesh, arguments, loaded, rows)
                                    : evaluate(*loaded.model, validation_data(arguments, loaded).valid, rows, arguments.iters);
   const bool bytes = loaded.tokenizer && loaded.tokenizer->kind() == TokenizerKind::byte;
-  if (ranks.group.rank() == 0) {
+  if (mesh.tensor.rank() == 0) {
     std::cout.precision(6);
     if (result.sets.size() > 1) {
       for (const SetLoss& set : result.sets) print_loss(set.name, set.loss, set.targets, bytes);
@@ -177,7 +177,7 @@ ExitCode run_eval(const EvalArguments& arguments) {
           "--prompt-ids stands for the data: --data and --iters do not go with it");
   if (arguments.logprobs) require_output_file(*arguments.logprobs);
   use_threads(arguments.threads);
-  on_tensor_ranks(arguments.tensor, arguments.checkpoint, [&](const TensorRanks& ranks) { evaluate_on(ranks, arguments); });
+  on_tensor_ranks(arguments.tensor, arguments.checkpoint, [&](const Mesh& mesh) { evaluate_on(mesh, arguments); });
   return ExitCode::ok;
 }
 

@@ -96,13 +96,13 @@ void print_json(const Explanation& of) {
   nlohmann::json all = plan.to_json();
   for (size_t i = 0; i < plan.modules().size(); ++i) {
     const ModulePrecision& entry = plan.modules()[i];
-    const ModuleShape held = entry.module.on_rank(config.parallel.per_weight());
+    const ModuleShape held = entry.module.on_rank(config.parallel.ranks());
     const nlohmann::json shape = held.experts   ? nlohmann::json{held.matrices, held.out, held.in}
                                  : held.in == 0 ? nlohmann::json{held.out}
                                                 : nlohmann::json{held.out, held.in};
     all["modules"][i]["on_rank"] = {{"split", config.parallel.tensor > 1 ? split_name(held.split) : "none"},
                                     {"shape", shape},
-                                    {"bytes", entry.bytes_on_rank(config.parallel.per_weight())}};
+                                    {"bytes", entry.bytes_on_rank(config.parallel.ranks())}};
   }
   all["buffers"] = plan.buffers();
   all["device"] = device;
@@ -145,7 +145,7 @@ std::string time_line(const Explanation& of) {
                                  *compute / *step, " of it computing")
                           : "time of a step | not known";
   if (compute) line += text(" | compute ", seconds(*compute));
-  if (activations && of.config.parallel.per_weight().several()) line += text(" | activations ", seconds(*activations));
+  if (activations && of.config.parallel.ranks().several()) line += text(" | activations ", seconds(*activations));
   if (ranks > 1) {
     line += share_text("exchange", exchange, exchange_not_hidden, "backward") + share_text("gather", gather, gather_not_hidden, "forward");
   }
@@ -178,7 +178,7 @@ std::string gather_line(const GatherBytes& gather) {
 
 std::string tensor_line(const RunConfig& config, const PrecisionPlan& plan, const Amount& amount) {
   const int64_t ranks = config.parallel.tensor, rows = config.model.padded_vocab_size();
-  return text("parallel.tensor ", ranks, ": a rank holds ", amount(plan.bytes_on_rank(config.parallel.per_weight())),
+  return text("parallel.tensor ", ranks, ": a rank holds ", amount(plan.bytes_on_rank(config.parallel.ranks())),
               " of the weights | vocabulary ", *config.model.vocab_size, " in ", rows,
               " rows, a multiple of parallel.tensor and model.pad_vocab_to: ", rows / ranks,
               " on each rank | tokens of norms and residuals ", config.parallel.sequence_parallel ? "divided" : "whole on each rank");
@@ -187,7 +187,7 @@ std::string tensor_line(const RunConfig& config, const PrecisionPlan& plan, cons
 std::string expert_line(const RunConfig& config, const PrecisionPlan& plan, const Amount& amount) {
   const int64_t ranks = config.parallel.expert, experts = config.model.moe->num_experts;
   return text("parallel.expert ", ranks, ": a rank holds ", experts / ranks, " of the ", experts, " experts of a layer, and ",
-              amount(plan.bytes_on_rank(config.parallel.per_weight())), " of the weights | rows travel to the ranks of their experts");
+              amount(plan.bytes_on_rank(config.parallel.ranks())), " of the weights | rows travel to the ranks of their experts");
 }
 
 void print_text(const Explanation& of, PlanTable form) {
@@ -201,7 +201,7 @@ void print_text(const Explanation& of, PlanTable form) {
     print(text("quantized GEMMs are ", kEmulated,
                " on this device: codes are dequantized, which is exact, and multiplied with fp32 accumulation"));
   }
-  std::cout << '\n' << printable(plan_table(plan, form, config.parallel.per_weight()), "\n") << '\n';
+  std::cout << '\n' << printable(plan_table(plan, form, config.parallel.ranks()), "\n") << '\n';
   const double per_parameter = static_cast<double>(plan.bytes()) / static_cast<double>(plan.parameters());
   print(text(plan.parameters(), " parameters",
              plan.active_parameters() < plan.parameters() ? text(", ", plan.active_parameters(), " of them active") : "",

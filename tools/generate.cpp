@@ -39,15 +39,15 @@ std::vector<int32_t> prompt_of(const GenerateArguments& arguments, const LoadedM
 }
 
 // All ranks draw the same tokens; the first prints them.
-void generate_on(const TensorRanks& ranks, const GenerateArguments& arguments) {
-  const LoadedModel loaded = load_model(arguments.checkpoint, ranks, dtype_of(arguments.dtype));
+void generate_on(const Mesh& mesh, const GenerateArguments& arguments) {
+  const LoadedModel loaded = load_model(arguments.checkpoint, mesh, dtype_of(arguments.dtype));
   const std::vector<int32_t> prompt = prompt_of(arguments, loaded), end_tokens = loaded.end_tokens();
-  const bool prints = ranks.group.rank() == 0, ids = arguments.prompt_ids.has_value();
+  const bool prints = mesh.tensor.rank() == 0, ids = arguments.prompt_ids.has_value();
   if (prints) std::cout << (ids ? joined(prompt, " ") : arguments.prompt.value_or("\n")) << std::flush;
   generate(*loaded.model, prompt, arguments.sampling, [&](int32_t id) {
     if (std::ranges::find(end_tokens, id) != end_tokens.end()) return false;
     if (prints) std::cout << (ids ? text(' ', id) : loaded.tokenizer->decode(std::span(&id, 1))) << std::flush;
-    return ranks.group.sum(std::cout.good() ? 0 : 1) == 0;
+    return mesh.tensor.sum(std::cout.good() ? 0 : 1) == 0;
   });
   if (prints) std::cout << '\n';
 }
@@ -58,7 +58,7 @@ ExitCode run_generate(const GenerateArguments& arguments) {
   require(!arguments.prompt || !arguments.prompt_ids, ExitCode::usage, "--prompt and --prompt-ids exclude each other");
   require(!arguments.prompt || !arguments.prompt->empty(), ExitCode::usage, "--prompt: must not be empty");
   use_threads(arguments.threads);
-  on_tensor_ranks(arguments.tensor, arguments.checkpoint, [&](const TensorRanks& ranks) { generate_on(ranks, arguments); });
+  on_tensor_ranks(arguments.tensor, arguments.checkpoint, [&](const Mesh& mesh) { generate_on(mesh, arguments); });
   return ExitCode::ok;
 }
 

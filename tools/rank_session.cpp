@@ -112,7 +112,7 @@ void RankSession::meet(const Launch& launch, const RunConfig& config) {
   Store* const store = store_.get();
   auto transport = ucx_transport(
       launch.rank, [store](const std::string& own) { return store->gather("address", own); }, [store] { store->check(); });
-  mesh_ = make_mesh(Communicator(std::move(transport)), static_cast<int>(config.parallel.tensor), static_cast<int>(config.parallel.expert));
+  world_ = Communicator(std::move(transport));
 }
 
 // An error of one rank ends all, with its code.
@@ -142,13 +142,13 @@ void RankSession::watch(const ParallelConfig& config) {
   if (!store_) return;
   store_->progress().at(0, "start");  // the wait for the others was none of it
   watch_main_stack();
-  const auto tell = [store = store_.get(), world = mesh_.world](const std::string& why) { report(*store, world, why); };
-  const auto give_up = [tell, world = mesh_.world](const Failure& failure) {
+  const auto tell = [store = store_.get(), world = world_](const std::string& why) { report(*store, world, why); };
+  const auto give_up = [tell, world = world_](const Failure& failure) {
     tell(failure.message);
     end_process(world.rank(), failure);
   };
   store_->watch({.timeouts = {.step_timeout_s = config.step_timeout_s, .section_timeout_s = config.section_timeout_s},
-                 .collectives = [world = mesh_.world] { return world.calls(); },
+                 .collectives = [world = world_] { return world.calls(); },
                  .report = tell,
                  .leave = give_up});
 }
@@ -166,10 +166,10 @@ void RankSession::run(const std::function<void()>& body) {
   if (!store_) return body();
   told_to_all([&] {
     body();
-    mesh_.world.barrier();
+    world_.barrier();
   });
   watch_the_end();
-  mesh_ = {};
+  world_ = {};
   store_->leave();
 }
 
@@ -177,7 +177,7 @@ Option tensor_option(int64_t& tensor) {
   return {.name = "--tensor", .target = &tensor, .description = "ranks that share the model, each started by a launcher; default: 1"};
 }
 
-void on_tensor_ranks(int64_t tensor, const std::string& checkpoint, const std::function<void(const TensorRanks&)>& body) {
+void on_tensor_ranks(int64_t tensor, const std::string& checkpoint, const std::function<void(const Mesh&)>& body) {
   const Launch launch = launch_from_environment();
   const bool shared = launch.world > 1;
   require(tensor > 1 || !shared, ExitCode::usage, "without --tensor it runs as one process, and this is ", describe(launch), "; --tensor ",
@@ -190,7 +190,7 @@ void on_tensor_ranks(int64_t tensor, const std::string& checkpoint, const std::f
   config.checkpoint.init_from = checkpoint;
   share_cores(launch);
   RankSession session(launch, config);
-  session.run([&] { body({.group = session.mesh().tensor}); });
+  session.run([&] { body(make_mesh(session.world(), config.parallel.ranks())); });
 }
 
 void share_cores(const Launch& launch) {

@@ -1,4 +1,4 @@
-// Connects the ranks of this job for a command that runs on all of them: from the environment to a mesh.
+// Connects the ranks of this job for a command that runs on all of them: from the environment to a communicator.
 #pragma once
 
 #include <functional>
@@ -8,7 +8,6 @@
 #include "mantissa/comm/mesh.h"
 #include "mantissa/config/run_config.h"
 #include "mantissa/job/store.h"
-#include "mantissa/nn/modules.h"
 #include "tools/command.h"
 
 namespace mantissa::tools {
@@ -22,7 +21,7 @@ class RankSession {
   RankSession(const RankSession&) = delete;
   RankSession& operator=(const RankSession&) = delete;
 
-  const Mesh& mesh() const { return mesh_; }
+  const Communicator& world() const { return world_; }
   // Starts the watchdog: at() must be called within parallel.step_timeout_s and parallel.section_timeout_s, else the job ends with
   // peer_lost. Then, and when another rank is stuck, this rank writes its position to standard error. The calling thread is the main one.
   void watch(const ParallelConfig& config);
@@ -38,13 +37,13 @@ class RankSession {
 
   int rank_;
   std::unique_ptr<Store> store_;
-  Mesh mesh_;
+  Communicator world_;
 };
 
 // Adds --tensor, for a command whose ranks hold one model together.
 Option tensor_option(int64_t& tensor);
 // Runs body on each of so many ranks; one alone needs no launcher. `checkpoint` must be the same on all.
-void on_tensor_ranks(int64_t tensor, const std::string& checkpoint, const std::function<void(const TensorRanks&)>& body);
+void on_tensor_ranks(int64_t tensor, const std::string& checkpoint, const std::function<void(const Mesh&)>& body);
 
 // Makes training.threads 0 mean this rank's share of the cores of its host (threads_of_rank).
 void share_cores(const Launch& launch);

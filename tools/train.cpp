@@ -183,7 +183,7 @@ ExitCode run_training(const TrainArguments& arguments) {
     console.progress_to(step);
     session.at(step, section);
   };
-  session.run([&] { summary = train(loaded, command_line(), events, session.mesh()); });
+  session.run([&] { summary = train(loaded, command_line(), events, session.world()); });
   if (launch.rank == 0) print_summary(console, summary);
   return summary.exit;
 }

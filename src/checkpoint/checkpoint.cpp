@@ -30,7 +30,7 @@ TrainState saved_state(const Manifest& manifest, const std::string& source) {
 void add_tensor(CheckpointContent& content, const char* prefix, const ParameterShard& shard, const Tensor& data) {
   std::vector<Box> boxes;
   for (const ParameterShard::Chunk& chunk : shard.chunks()) boxes.push_back(box_of(shard, chunk));
-  if (boxes.empty() || shard.of->is_copy()) return;
+  if (boxes.empty() || shard.of->sharding.is_copy()) return;
   content.tensors.push_back({.name = prefix + shard.of->name,
                              .shape = shard.of->stored_shape(),
                              .boxes = std::move(boxes),

@@ -200,7 +200,7 @@ CodesByWeight codes_by_weight(const ParameterSet& parameters, const PrecisionPla
   std::vector<CodeSums> all(count * static_cast<size_t>(ranks.size()));
   const auto mine = std::span(all).subspan(count * static_cast<size_t>(ranks.rank()), count);
   for (const ParameterShard& shard : own) {
-    if (shard.of->quantized && !shard.of->is_copy()) add_sums(shard, places.at(shard.of), mine);
+    if (shard.of->quantized && !shard.of->sharding.is_copy()) add_sums(shard, places.at(shard.of), mine);
   }
   const std::vector<int64_t> bytes(static_cast<size_t>(ranks.size()), static_cast<int64_t>(mine.size_bytes()));
   ranks.all_gather(std::as_writable_bytes(std::span(all)), bytes, Purpose::control);

@@ -55,10 +55,10 @@ RunConfig with_least_padding(RunConfig config) {
 
 }  // namespace
 
-RunConfig for_ranks(RunConfig config, const TensorRanks& ranks) {
+RunConfig for_ranks(RunConfig config, const ModelRanks& ranks) {
   config.parallel.data = config.parallel.expert = 1;
-  config.parallel.tensor = ranks.group.size();
-  config.parallel.sequence_parallel = ranks.sequence;
+  config.parallel.tensor = ranks.tensor;
+  config.parallel.sequence_parallel = ranks.sequence_parallel;
   ConfigReport report;
   divide_model(config.model, config.parallel.tensor, report);
   report.throw_if_failed();

@@ -30,20 +30,27 @@ std::pair<ExitCode, std::string> outcome_of(const std::function<void()>& body) {
 
 }  // namespace
 
-Mesh make_mesh(Communicator world, int tensor_size, int expert_size) {
-  require(tensor_size >= 1 && world.size() % tensor_size == 0, ExitCode::usage, "parallel.tensor is ", tensor_size,
+ModelRanks Mesh::ranks() const {
+  return {.tensor = tensor.size(),
+          .expert = expert.size(),
+          .tensor_rank = tensor.rank(),
+          .expert_rank = expert.rank(),
+          .sequence_parallel = sequence_parallel};
+}
+
+Mesh make_mesh(Communicator world, const ModelRanks& ranks) {
+  require(ranks.tensor >= 1 && world.size() % ranks.tensor == 0, ExitCode::usage, "parallel.tensor is ", ranks.tensor,
           ", which does not divide ", world.size(), " ranks");
-  const int data_size = world.size() / tensor_size;
-  require(expert_size >= 1 && data_size % expert_size == 0, ExitCode::usage, "parallel.expert is ", expert_size, ", which does not divide ",
-          data_size, " data ranks");
-  Communicator tensor = world.split(world.rank() / tensor_size), data = world.split(world.rank() % tensor_size);
-  if (expert_size == 1) return {.world = std::move(world), .tensor = std::move(tensor), .data = data, .expert = {}, .expert_data = data};
-  Communicator expert = data.split(data.rank() / expert_size), expert_data = data.split(data.rank() % expert_size);
-  return {.world = std::move(world),
-          .tensor = std::move(tensor),
-          .data = std::move(data),
-          .expert = std::move(expert),
-          .expert_data = std::move(expert_data)};
+  const int data_size = world.size() / ranks.tensor;
+  require(ranks.expert >= 1 && data_size % ranks.expert == 0, ExitCode::usage, "parallel.expert is ", ranks.expert,
+          ", which does not divide ", data_size, " data ranks");
+  Mesh mesh{.world = std::move(world), .sequence_parallel = ranks.sequence_parallel};
+  mesh.tensor = mesh.world.split(mesh.world.rank() / ranks.tensor);
+  mesh.data = mesh.expert_data = mesh.world.split(mesh.world.rank() % ranks.tensor);
+  if (ranks.expert == 1) return mesh;
+  mesh.expert = mesh.data.split(mesh.data.rank() / ranks.expert);
+  mesh.expert_data = mesh.data.split(mesh.data.rank() % ranks.expert);
+  return mesh;
 }
 
 void await_all(const Communicator& world) {

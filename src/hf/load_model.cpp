@@ -47,12 +47,12 @@ void compute_in(Dtype dtype, PrecisionConfig& precision) {
 }
 
 // The model of a folder of Hugging Face's form.
-LoadedModel load_hf_folder(const fs::path& folder, const TensorRanks& ranks, std::optional<Dtype> dtype) {
+LoadedModel load_hf_folder(const fs::path& folder, const Mesh& mesh, std::optional<Dtype> dtype) {
   LoadedModel loaded;
   loaded.path = folder;
-  agree_on_reading(ranks.group, [&] {
+  agree_on_reading(mesh.tensor, [&] {
     HfWeights weights(folder);
-    loaded.config = for_ranks(weights.run_config(), ranks);
+    loaded.config = for_ranks(weights.run_config(), mesh.ranks());
     if (dtype) compute_in(*dtype, loaded.config.precision);
     const PrecisionPlan plan = resolve_plan(loaded.config);
     std::vector<TokenizerFile> files;
@@ -61,7 +61,7 @@ LoadedModel load_hf_folder(const fs::path& folder, const TensorRanks& ranks, std
     }
     take_end_tokens(std::move(files), loaded);
     loaded.device = make_backend(loaded.config.training.backend());
-    loaded.model = std::make_unique<Gpt>(loaded.config.model, *loaded.device, plan, GptOptions{.gradients = false, .tensor = ranks});
+    loaded.model = std::make_unique<Gpt>(loaded.config.model, *loaded.device, plan, GptOptions{.gradients = false, .mesh = mesh});
     load_hf_weights(weights, loaded.model->parameters());
   });
   return loaded;
@@ -97,9 +97,9 @@ void require_shapes(const HfWeights& weights, ParameterSet& parameters) {
 }
 
 // The model that a checkpoint holds, without its weights; returns its plan.
-PrecisionPlan make_model(CheckpointReader& reader, const TensorRanks& ranks, std::optional<Dtype> dtype, LoadedModel& loaded) {
+PrecisionPlan make_model(CheckpointReader& reader, const Mesh& mesh, std::optional<Dtype> dtype, LoadedModel& loaded) {
   const RunConfig saved = saved_config(reader);
-  loaded.config = for_ranks(saved, ranks);
+  loaded.config = for_ranks(saved, mesh.ranks());
   PrecisionPlan plan = plan_for_tensors(saved, reader, loaded.config);
   if (dtype) {
     compute_in(*dtype, loaded.config.precision);
@@ -109,7 +109,7 @@ PrecisionPlan make_model(CheckpointReader& reader, const TensorRanks& ranks, std
   take_end_tokens(tokenizer_files(reader), loaded);
   loaded.model.reset();  // before the device it lives on
   loaded.device = make_backend(loaded.config.training.backend());
-  loaded.model = std::make_unique<Gpt>(loaded.config.model, *loaded.device, plan, GptOptions{.gradients = false, .tensor = ranks});
+  loaded.model = std::make_unique<Gpt>(loaded.config.model, *loaded.device, plan, GptOptions{.gradients = false, .mesh = mesh});
   return plan;
 }
 
@@ -142,15 +142,15 @@ RunConfig config_of_model(const fs::path& path) {
   return is_hf_folder(path) ? HfWeights(path).run_config() : saved_config(open_checkpoint(path));
 }
 
-LoadedModel load_model(const fs::path& path, const TensorRanks& ranks, std::optional<Dtype> dtype) {
-  if (starts_from_folder(ranks.group, path)) return load_hf_folder(path, ranks, dtype);
+LoadedModel load_model(const fs::path& path, const Mesh& mesh, std::optional<Dtype> dtype) {
+  if (starts_from_folder(mesh.tensor, path)) return load_hf_folder(path, mesh, dtype);
   LoadedModel loaded;
   const auto load = [&](CheckpointReader& reader) {
     std::optional<PrecisionPlan> plan;
-    agree_on_reading(ranks.group, [&] { plan = make_model(reader, ranks, dtype, loaded); });
-    load_weights(reader, *plan, LoadFor::use, loaded.model->parameters(), nullptr, ranks.group);
+    agree_on_reading(mesh.tensor, [&] { plan = make_model(reader, mesh, dtype, loaded); });
+    load_weights(reader, *plan, LoadFor::use, loaded.model->parameters(), nullptr, mesh.tensor);
   };
-  const LoadedCheckpoint from = load_checkpoint(path, load, RanksTogether(ranks.group));
+  const LoadedCheckpoint from = load_checkpoint(path, load, RanksTogether(mesh.tensor));
   loaded.path = from.path;
   loaded.step = from.step;
   return loaded;

@@ -135,9 +135,9 @@ Sums error_of(const Optimizer::State& state, ExpertErrors& experts) {
 
 // Operands that all ranks sharing a weight quantize alike are counted on the first.
 bool counted_here(const QuantizedOperand& operand, const Parameter& of) {
-  const bool alike = of.split == Split::none ||
-                     (operand.role == OperandRole::input ? of.split == Split::column_parallel : of.split == Split::row_parallel);
-  return !alike || operand.own_tokens || of.share.rank == 0;
+  const Sharding& by = of.sharding;
+  const bool alike = (operand.role == OperandRole::input ? by.column_ranks() : by.row_ranks()) == 1;
+  return !alike || operand.own_tokens || by.ranks.tensor_rank == 0;
 }
 
 // Returns the expert weights that are kept as codes.
@@ -159,7 +159,7 @@ std::vector<PrecisionEvent> measure_precision(const ParameterSet& parameters, co
   std::map<const Leaf*, ExpertErrors> grouped_weights = grouped_weights_of(parameters, plan);
   for (const Optimizer::State& state : optimizer.states()) {
     const ParameterShard& shard = state.shard;
-    if (!shard.of->quantized || shard.of->is_copy()) continue;
+    if (!shard.of->quantized || shard.of->sharding.is_copy()) continue;
     const auto grouped = grouped_weights.find(&shard.of->leaf);
     sums[{&shard.of->leaf, OperandRole::weight}].add(grouped == grouped_weights.end() ? error_of(state, shard.begin, shard.end)
                                                                                       : error_of(state, grouped->second));

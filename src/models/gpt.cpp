@@ -52,7 +52,7 @@ MoeOptions moe_options(const ModelConfig& config, const GptOptions& options) {
           .keep = keep_of(options.recompute),
           .limit = config.glu_limit(),
           .quantized_dispatch = options.quantized_dispatch,
-          .ranks = options.experts};
+          .expert_gradients = options.expert_gradients};
 }
 
 // The config refuses the same; this checks a config object, or a recipe, that was changed afterwards.
@@ -79,21 +79,21 @@ Gpt::Gpt(const ModelConfig& config, Backend& device, const PrecisionPlan& plan, 
       device_(device),
       compute_(plan.compute()),
       options_(options),
-      layout_{.heads = config.num_attention_heads / options.tensor.group.size(),
-              .kv_heads = config.kv_heads() / options.tensor.group.size(),
+      layout_{.heads = config.num_attention_heads / options.mesh.tensor.size(),
+              .kv_heads = config.kv_heads() / options.mesh.tensor.size(),
               .head_dim = config.head_size()} {
   const ModulePrecision* const output = plan.find("output");
-  if (output) require_projection(output->recipe, config, options.tensor.group.size());
+  if (output) require_projection(output->recipe, config, options.mesh.tensor.size());
   require_plan_of(model_shape(config), plan);
   const Init normal{.constant = 0.0, .std = config.init_std};
-  const TensorRanks& ranks = options_.tensor;
-  embed_ = &parameters_.add(weight_of(plan.of("embed"), normal, ranks.share()));
+  const ModelRanks ranks = options_.mesh.ranks();
+  embed_ = &parameters_.add(weight_of(plan.of("embed"), normal, ranks));
   if (config.position == Position::learned) {
-    position_ = &parameters_.add(weight_of(plan.of("position"), normal, ranks.share(), ranks.sequence));
+    position_ = &parameters_.add(weight_of(plan.of("position"), normal, ranks));
   }
   for (int64_t i = 0; i < config.num_layers; ++i) add_block(i, plan);
-  final_norm_.emplace(parameters_, plan.of("final_norm"), norm_options(config), ranks);
-  output_ = output ? &parameters_.add(weight_of(*output, normal, ranks.share())) : embed_;
+  final_norm_.emplace(parameters_, plan.of("final_norm"), norm_options(config), options_.mesh);
+  output_ = output ? &parameters_.add(weight_of(*output, normal, ranks)) : embed_;
   output_recipe_ = output ? output->recipe : Recipe{.name = "high", .compute = compute_};
   parameters_.allocate(device, stats_dtype(compute_), options.gradients);
 }
@@ -102,20 +102,22 @@ void Gpt::add_block(int64_t index, const PrecisionPlan& plan) {
   const std::string path = text("layers.", index);
   const NormOptions norm = norm_options(config_);
   // Members are built in the order of the braces, so parameters are numbered in it.
-  const TensorRanks& ranks = options_.tensor;
+  const Mesh& mesh = options_.mesh;
   blocks_.push_back(
-      Block{NormLayer(parameters_, plan.of(path + ".attn_norm"), norm, ranks),
-            Attention(parameters_, plan, path + ".attn", attention_options(config_, index, layout_, options_.recompute), ranks),
-            NormLayer(parameters_, plan.of(path + ".mlp_norm"), norm, ranks), mlp_of(index, plan)});
+      Block{NormLayer(parameters_, plan.of(path + ".attn_norm"), norm, mesh),
+            Attention(parameters_, plan, path + ".attn", attention_options(config_, index, layout_, options_.recompute), mesh),
+            NormLayer(parameters_, plan.of(path + ".mlp_norm"), norm, mesh), mlp_of(index, plan)});
 }
 
 std::variant<Mlp, Moe> Gpt::mlp_of(int64_t index, const PrecisionPlan& plan) {
   const std::string path = text("layers.", index);
-  if (config_.has_experts(index)) return Moe(parameters_, plan, path + ".moe", moe_options(config_, options_), options_.tensor);
-  return Mlp(parameters_, plan, path + ".mlp", mlp_options(config_, options_.recompute), options_.tensor);
+  if (config_.has_experts(index)) return Moe(parameters_, plan, path + ".moe", moe_options(config_, options_), options_.mesh);
+  return Mlp(parameters_, plan, path + ".mlp", mlp_options(config_, options_.recompute), options_.mesh);
 }
 
-TensorParallel Gpt::context(const TokenBatch& batch) const { return options_.tensor.context(Split::column_parallel, batch.tokens.dim(0)); }
+TensorParallel Gpt::context(const TokenBatch& batch) const {
+  return tensor_parallel(options_.mesh, Split::column_parallel, batch.tokens.dim(0));
+}
 
 Var Gpt::embed(const TokenBatch& batch) {
   const Var x = embedding(batch.tokens, embed_->var(), context(batch));
@@ -124,9 +126,9 @@ Var Gpt::embed(const TokenBatch& batch) {
 
 // Returns the tokens that this rank has of those that all hold together.
 Tensor Gpt::own_tokens(const Tensor& rows) const {
-  const TensorRanks& ranks = options_.tensor;
-  if (!ranks.sequence) return rows;
-  const RowRange own = share_of(rows.dim(0), ranks.group.rank(), ranks.group.size());
+  if (!options_.mesh.sequence_parallel) return rows;
+  const Communicator& ranks = options_.mesh.tensor;
+  const RowRange own = share_of(rows.dim(0), ranks.rank(), ranks.size());
   return rows.slice(own.begin, own.end);
 }
 
@@ -170,12 +172,12 @@ Var Gpt::hidden(const TokenBatch& batch, RouterStatistics* statistics) {
 
 // Returns the last token's row on every rank; the last rank has it in any case.
 Tensor Gpt::last_row(const Tensor& x) const {
-  const TensorRanks& ranks = options_.tensor;
-  const int last = ranks.group.size() - 1;
-  const bool here = !ranks.sequence || ranks.group.rank() == last;
+  const Mesh& mesh = options_.mesh;
+  const int last = mesh.tensor.size() - 1;
+  const bool here = !mesh.sequence_parallel || mesh.tensor.rank() == last;
   const Tensor row = empty(device_, x.dtype(), {1, x.dim(1)});
   if (here) device_.run(Convert{.x = x.slice(x.dim(0) - 1, x.dim(0)), .out = row});
-  if (ranks.sequence) ranks.group.broadcast(host_memory(row), last, Purpose::other);
+  if (mesh.sequence_parallel) mesh.tensor.broadcast(host_memory(row), last, Purpose::other);
   return row;
 }
 
@@ -197,7 +199,7 @@ Tensor Gpt::target_losses(const TokenBatch& batch, const Tensor& targets) {
 }
 
 void Gpt::join_expert_collectives() const {
-  if (options_.experts.group.size() == 1) return;
+  if (options_.mesh.expert.size() == 1) return;
   for (const Block& block : blocks_) {
     if (const auto* moe = std::get_if<Moe>(&block.mlp)) moe->join_collectives(empty(device_, compute_, {0, config_.hidden_size}));
   }
@@ -242,7 +244,7 @@ Tensor Gpt::next_logits(const std::vector<int32_t>& tokens, std::vector<KeyValue
         {.batch = 1, .tokens = count, .positions = batch.positions, .segment_starts = {}, .rope_table = table, .cache = &cache[i]});
   }
   const Tensor logits = converted(
-      project(final_norm_->forward(Var(last_row(x.value()))).value(), {.group = options_.tensor.group, .split = Split::column_parallel}),
+      project(final_norm_->forward(Var(last_row(x.value()))).value(), {.group = options_.mesh.tensor, .split = Split::column_parallel}),
       Dtype::f32);
   return logits.view({logits.elements()});
 }

@@ -12,31 +12,32 @@ namespace {
 
 constexpr Init kOnes{.constant = 1.0, .std = 0.0};
 
-std::vector<int64_t> rows_of(const std::vector<ModulePart>& parts) {
+// Returns the rows of the fused parts of all its matrices.
+std::vector<int64_t> rows_of_parts(const ModuleShape& of) {
   std::vector<int64_t> rows;
-  for (const ModulePart& part : parts) rows.push_back(part.out);
+  for (int64_t i = 0; i < of.matrices; ++i) std::ranges::transform(of.parts, std::back_inserter(rows), &ModulePart::out);
   return rows;
 }
 
-// A tensor that all ranks hold whole has a gradient that is the sum of theirs if each applies it to its own tokens, or to its own heads.
-// Routers read all tokens on every rank.
-bool partial_gradient(const ModuleShape& of, ShareOf share, bool sequence) {
-  return share.ranks > 1 && ((sequence && of.kind != ModuleKind::router) || of.role == ModuleRole::head_norm);
+// A tensor that all tensor ranks hold whole has a gradient that is the sum of theirs if each applies it to its own tokens, or to its own
+// heads. Routers and experts read all tokens on every rank.
+bool has_partial_gradient(const ModuleShape& of, const Sharding& by) {
+  if (by.split != Split::none || by.ranks.tensor == 1 || of.experts) return false;
+  return of.role == ModuleRole::head_norm || (by.ranks.sequence_parallel && of.kind != ModuleKind::router);
 }
 
-// Specifies a bias, which is never quantized. It is whole on each rank where the columns of the weight are divided.
-ParameterSpec bias_of(const ModulePrecision& module, ShareOf share, bool sequence) {
-  const ModuleShape& of = module.module;
-  const bool column_parallel = of.split == Split::column_parallel;
-  ParameterSpec bias{.name = of.bias_name(), .shape = {of.bias}, .dtype = module.recipe.compute};
-  if (column_parallel) bias.parts = rows_of(of.parts);
-  bias.partial_gradient = !column_parallel && partial_gradient(of, share, sequence);
-  return share_of(bias, column_parallel ? Split::column_parallel : Split::none, share);
+// Returns a rank's share of a parameter that is whole so far.
+ParameterSpec share_of(ParameterSpec whole, const ModuleShape& of, const Sharding& by, ExpertGradients gradients) {
+  whole.parts = rows_of_parts(of);
+  whole.matrices = of.matrices;
+  whole.partial_gradient = has_partial_gradient(of, by);
+  if (gradients == ExpertGradients::by_source) whole.sources = by.ranks.expert;
+  return sharded(std::move(whole), by);
 }
 
 }  // namespace
 
-ParameterSpec weight_of(const ModulePrecision& module, Init init, ShareOf share, bool sequence) {
+ParameterSpec weight_of(const ModulePrecision& module, Init init, const ModelRanks& ranks, ExpertGradients gradients) {
   const ModuleShape& of = module.module;
   return share_of({.name = of.weight_name(),
                    .shape = of.in == 0 ? Shape{of.out} : Shape{of.rows(), of.in},
@@ -44,57 +45,34 @@ ParameterSpec weight_of(const ModulePrecision& module, Init init, ShareOf share,
                    .dtype = module.recipe.compute,
                    .quantized = module.resident_codes(),
                    .keeps_value = !module.stores_only_codes(),
-                   .padding = of.padding,
-                   .parts = of.matrices > 1 ? std::vector<int64_t>() : rows_of(of.parts),
-                   .partial_gradient = of.split == Split::none && partial_gradient(of, share, sequence)},
-                  of.split, share);
+                   .padding = of.padding},
+                  of, of.sharding(ranks), gradients);
 }
 
-namespace {
-
-// Returns a rank's share of `whole`, the matrices of a grouped weight or their biases, which tensor ranks divide by `split`.
-ParameterSpec grouped(ParameterSpec whole, const ModuleShape& of, const ExpertShare& experts, Split split, ShareOf share) {
-  whole.experts = experts.share;
-  whole.matrices = of.matrices / experts.share.ranks;
-  whole.shape = whole.shape.with_dim0(whole.matrices * of.out);
-  whole.parts.clear();
-  for (int64_t i = 0; i < whole.matrices; ++i) std::ranges::copy(rows_of(of.parts), std::back_inserter(whole.parts));
-  if (experts.by_source) whole.sources = experts.share.ranks;
-  return share_of(std::move(whole), split, share);
+// A bias is never quantized.
+ParameterSpec bias_of(const ModulePrecision& module, const ModelRanks& ranks, ExpertGradients gradients) {
+  const ModuleShape& of = module.module;
+  return share_of({.name = of.bias_name(), .shape = {of.bias}, .dtype = module.recipe.compute}, of, of.bias_sharding(ranks), gradients);
 }
 
-}  // namespace
-
-ParameterSpec grouped_weight_of(const ModulePrecision& module, Init init, const ExpertShare& experts, ShareOf share) {
-  return grouped(weight_of(module, init), module.module, experts, module.module.split, share);
-}
-
-ParameterSpec grouped_bias_of(const ModulePrecision& module, const ExpertShare& experts, ShareOf share) {
-  const Split split = module.module.split == Split::column_parallel ? Split::column_parallel : Split::none;
-  return grouped(bias_of(module, {}, false), module.module, experts, split, share);
-}
-
-std::vector<ParameterSpec> parameter_specs(const PrecisionPlan& plan, ShareOf share, bool sequence, const ExpertShare& experts) {
+std::vector<ParameterSpec> parameter_specs(const PrecisionPlan& plan, const ModelRanks& ranks, ExpertGradients gradients) {
   std::vector<ParameterSpec> specs;
   for (const ModulePrecision& module : plan.modules()) {
-    const bool grouped = module.module.experts;
-    specs.push_back(grouped ? grouped_weight_of(module, {}, experts, share) : weight_of(module, {}, share, sequence));
-    if (module.module.bias == 0) continue;
-    specs.push_back(grouped ? grouped_bias_of(module, experts, share) : bias_of(module, share, sequence));
+    specs.push_back(weight_of(module, {}, ranks, gradients));
+    if (module.module.bias > 0) specs.push_back(bias_of(module, ranks, gradients));
   }
   return specs;
 }
 
-Linear::Linear(ParameterSet& set, const ModulePrecision& module, double init_std, const TensorRanks& ranks)
-    : recipe_(module.recipe), ranks_(ranks), weight_(&set.add(weight_of(module, {.constant = 0.0, .std = init_std}, ranks.share()))) {
-  if (module.module.bias > 0) bias_ = &set.add(bias_of(module, ranks.share(), ranks.sequence));
+Linear::Linear(ParameterSet& set, const ModulePrecision& module, double init_std, const Mesh& mesh)
+    : recipe_(module.recipe), mesh_(mesh), weight_(&set.add(weight_of(module, {.constant = 0.0, .std = init_std}, mesh.ranks()))) {
+  if (module.module.bias > 0) bias_ = &set.add(bias_of(module, mesh.ranks()));
 }
 
-NormLayer::NormLayer(ParameterSet& set, const ModulePrecision& module, const NormOptions& options, const TensorRanks& ranks)
-    : options_(options) {
-  weight_ = &set.add(weight_of(module, kOnes, ranks.share(), ranks.sequence));
+NormLayer::NormLayer(ParameterSet& set, const ModulePrecision& module, const NormOptions& options, const Mesh& mesh) : options_(options) {
+  weight_ = &set.add(weight_of(module, kOnes, mesh.ranks()));
   require(module.module.bias == 0 || options.layer_norm, module.module.path, ": RMSNorm has no bias");
-  if (module.module.bias > 0) bias_ = &set.add(bias_of(module, ranks.share(), ranks.sequence));
+  if (module.module.bias > 0) bias_ = &set.add(bias_of(module, mesh.ranks()));
 }
 
 Var NormLayer::forward(const Var& x) const {
@@ -103,13 +81,13 @@ Var NormLayer::forward(const Var& x) const {
 }
 
 Attention::Attention(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const AttentionOptions& options,
-                     const TensorRanks& ranks)
+                     const Mesh& mesh)
     : options_(options),
-      qkv_(set, plan.of(path + ".qkv"), options.init_std, ranks),
-      out_(set, plan.of(path + ".out"), options.out_init_std, ranks) {
+      qkv_(set, plan.of(path + ".qkv"), options.init_std, mesh),
+      out_(set, plan.of(path + ".out"), options.out_init_std, mesh) {
   const auto add = [&](const char* name, Init init) -> Parameter* {
     const ModulePrecision* const found = plan.find(path + name);
-    return found ? &set.add(weight_of(*found, init, ranks.share(), ranks.sequence)) : nullptr;
+    return found ? &set.add(weight_of(*found, init, mesh.ranks())) : nullptr;
   };
   q_norm_ = add(".q_norm", kOnes);
   k_norm_ = add(".k_norm", kOnes);
@@ -149,10 +127,10 @@ Var Attention::forward(const Var& x, const SequenceContext& context) const {
   return out_.forward(recompute(qkv, [this, context](const Var& again) { return core(again, context); }), context.tokens);
 }
 
-Mlp::Mlp(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const MlpOptions& options, const TensorRanks& ranks)
+Mlp::Mlp(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const MlpOptions& options, const Mesh& mesh)
     : options_(options),
-      up_(set, plan.of(path + (options.gelu ? ".up" : ".gate_up")), options.init_std, ranks),
-      down_(set, plan.of(path + ".down"), options.down_init_std, ranks) {}
+      up_(set, plan.of(path + (options.gelu ? ".up" : ".gate_up")), options.init_std, mesh),
+      down_(set, plan.of(path + ".down"), options.down_init_std, mesh) {}
 
 Var Mlp::forward(const Var& x, int64_t tokens) const {
   const Var up = up_.forward(x, tokens);

@@ -14,19 +14,15 @@ RouterPass pass_of(const Tensor& logits, const Routing& routing, const RoutingRu
   return {.counts = routing.counts, .losses = losses};
 }
 
-ExpertShare share_of(const ExpertRanks& ranks) {
-  return {.share = {.rank = ranks.group.rank(), .ranks = ranks.group.size()}, .by_source = ranks.by_source};
-}
-
 }  // namespace
 
 int64_t row_multiple(const Recipe& gate_up, const Recipe& down) { return std::max({int64_t{32}, gate_up.block(), down.block()}); }
 
-Moe::Moe(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const MoeOptions& options, const TensorRanks& ranks)
+Moe::Moe(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const MoeOptions& options, const Mesh& mesh)
     : options_(options),
-      ranks_(ranks),
+      mesh_(mesh),
       multiple_(row_multiple(plan.of(path + ".experts.gate_up").recipe, plan.of(path + ".experts.down").recipe)),
-      router_(set, plan.of(path + ".router"), options.init_std, ranks),
+      router_(set, plan.of(path + ".router"), options.init_std, mesh),
       gate_up_(grouped_weight(set, plan.of(path + ".experts.gate_up"), options.init_std)),
       down_(grouped_weight(set, plan.of(path + ".experts.down"), options.down_init_std)) {
   const ModuleShape& router = plan.of(path + ".router").module;
@@ -36,26 +32,25 @@ Moe::Moe(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, 
       set, plan, path + ".shared",
       MlpOptions{
           .gelu = {}, .init_std = options.init_std, .down_init_std = options.down_init_std, .keep = options.keep, .limit = options.limit},
-      ranks);
+      mesh);
 }
 
 Moe::GroupedWeight Moe::grouped_weight(ParameterSet& set, const ModulePrecision& module, double init_std) const {
-  const ExpertShare experts = share_of(options_.ranks);
-  GroupedWeight out{.recipe = module.recipe,
-                    .weight = &set.add(grouped_weight_of(module, {.constant = 0.0, .std = init_std}, experts, ranks_.share()))};
-  if (module.module.bias > 0) out.bias = &set.add(grouped_bias_of(module, experts, ranks_.share()));
+  const Init init{.constant = 0.0, .std = init_std};
+  GroupedWeight out{.recipe = module.recipe, .weight = &set.add(weight_of(module, init, mesh_.ranks(), options_.expert_gradients))};
+  if (module.module.bias > 0) out.bias = &set.add(bias_of(module, mesh_.ranks(), options_.expert_gradients));
   return out;
 }
 
 Var Moe::forward(const Var& x, int64_t tokens, int64_t sequences, int64_t capacity, RouterStatistics* statistics) const {
   RoutingOptions routing = options_.routing;
   routing.sequences = sequences;
-  const TensorParallel shared_tokens = ranks_.context(Split::column_parallel, tokens);
+  const TensorParallel shared_tokens = tensor_parallel(mesh_, Split::column_parallel, tokens);
   const Var all = gathered_tokens(x, shared_tokens);
   const Var logits = router_.forward(convert(all, stats_dtype(all.value().dtype())), tokens);
   const Routing chosen = route(logits, routing, expert_bias_ ? expert_bias_->value : Tensor());
   if (statistics && !Tape::in_backward()) statistics->passes.push_back(pass_of(logits.value(), chosen, routing.rule, statistics->wanted));
-  const Dispatch to = dispatch(chosen.experts, options_.experts, multiple_, capacity, options_.ranks);
+  const Dispatch to = dispatch(chosen.experts, options_.experts, multiple_, capacity, mesh_.expert, options_.expert_gradients);
   const Var y = own_tokens(experts(all, chosen.weights, to), shared_tokens);
   return shared_ ? add(y, shared_->forward(x, tokens)) : y;
 }
@@ -63,15 +58,16 @@ Var Moe::forward(const Var& x, int64_t tokens, int64_t sequences, int64_t capaci
 Var Moe::experts(const Var& x, const Var& weights, const Dispatch& to) const {
   const Var inner = dispatched_swiglu(x, weights, gate_up_.weight->weight(), gate_up_.bias_var(), to, gate_up_.recipe,
                                       {.keep = options_.keep, .as_codes = options_.quantized_dispatch, .limit = options_.limit},
-                                      ranks_.context(Split::column_parallel, 0));
-  return combined_linear(inner, down_.weight->weight(), down_.bias_var(), to, down_.recipe, ranks_.context(Split::row_parallel, 0));
+                                      {.group = mesh_.tensor, .split = Split::column_parallel});
+  return combined_linear(inner, down_.weight->weight(), down_.bias_var(), to, down_.recipe,
+                         {.group = mesh_.tensor, .split = Split::row_parallel});
 }
 
 void Moe::join_collectives(const Tensor& x) const {
   const Tape::Scope paused(nullptr);
   const Shape none{0, options_.routing.rule.top_k};
   const Tensor assignments = empty(x.device(), Dtype::i32, none), weights = empty(x.device(), stats_dtype(x.dtype()), none);
-  experts(Var(x), Var(weights), dispatch(assignments, options_.experts, multiple_, 0, options_.ranks));
+  experts(Var(x), Var(weights), dispatch(assignments, options_.experts, multiple_, 0, mesh_.expert, options_.expert_gradients));
 }
 
 }  // namespace mantissa

@@ -28,49 +28,51 @@ ArenaMap map_of(Arena& arena, std::deque<Parameter>& parameters, const Take& tak
 
 int64_t gradient_elements(int64_t elements) { return round_up(elements, 32); }
 
-ParameterSpec share_of(ParameterSpec whole, Split split, ShareOf share) {
-  if (share.ranks == 1) return whole;
-  const auto divided = [&](int64_t size) {
-    require(size % share.ranks == 0, whole.name, ": ", size, " cannot be divided among ", share.ranks, " ranks");
-    return size / share.ranks;
+ParameterSpec sharded(ParameterSpec whole, const Sharding& by) {
+  const auto divided = [&](int64_t size, int ranks) {
+    require(size % ranks == 0, whole.name, ": ", size, " cannot be divided among ", ranks, " ranks");
+    return size / ranks;
   };
-  whole.split = split;
-  whole.share = share;
-  if (split == Split::row_parallel) whole.shape = {whole.shape[0], divided(whole.shape[1])};
-  if (split != Split::column_parallel) return whole;
-  const int64_t rows = divided(whole.shape[0]), stored = whole.shape[0] - whole.padding;
+  const int experts = by.ranks.expert, rows = by.row_ranks(), columns = by.column_ranks();
+  whole.sharding = by;
+  whole.matrices = divided(whole.matrices, experts);
+  whole.parts.resize(whole.parts.size() / static_cast<size_t>(experts));
+  const int64_t stored = divided(whole.shape[0], experts) - whole.padding;
+  whole.shape = whole.shape.with_dim0(divided(whole.shape[0] / experts, rows));
+  if (columns > 1) whole.shape = {whole.shape[0], divided(whole.shape[1], columns)};
+  if (rows == 1) return whole;
   require(whole.padding == 0 || whole.parts.empty(), whole.name, ": fused parts have no padding");
-  for (int64_t& shard : whole.parts) shard = divided(shard);
+  for (int64_t& part : whole.parts) part = divided(part, rows);
   whole.stored_rows = stored;
-  whole.shape = whole.shape.with_dim0(rows);
-  return as_of(std::move(whole), share.rank, whole.experts.rank);
+  return as_of(std::move(whole), by.ranks.tensor_rank, by.ranks.expert_rank);
 }
 
 ParameterSpec as_of(ParameterSpec own, int tensor_rank, int expert_rank) {
-  own.share.rank = tensor_rank;
-  own.experts.rank = expert_rank;
+  own.sharding.ranks.tensor_rank = tensor_rank;
+  own.sharding.ranks.expert_rank = expert_rank;
   const int64_t rows = own.shape[0];
-  if (own.split == Split::column_parallel) own.padding = std::clamp<int64_t>(rows * (tensor_rank + 1) - own.stored_rows, 0, rows);
+  if (own.sharding.row_ranks() > 1) own.padding = std::clamp<int64_t>(rows * (tensor_rank + 1) - own.stored_rows, 0, rows);
   return own;
 }
 
 Shape Parameter::stored_shape() const {
-  const int64_t rows = (split == Split::column_parallel ? stored_rows : shape[0] - padding) * experts.ranks;
-  return split == Split::row_parallel ? Shape{rows, shape[1] * share.ranks} : shape.with_dim0(rows);
+  const int64_t rows = (sharding.row_ranks() > 1 ? stored_rows : shape[0] - padding) * sharding.ranks.expert;
+  return sharding.column_ranks() > 1 ? Shape{rows, shape[1] * sharding.column_ranks()} : shape.with_dim0(rows);
 }
 
 std::vector<ParameterShard::Chunk> ParameterShard::chunks() const {
   if (begin >= stored_end()) return {};
-  const int64_t experts_before = of->stored_shape()[0] / of->experts.ranks * of->experts.rank;  // their rows
-  if (of->split != Split::column_parallel) {                                                    // fused parts lie together
-    const int64_t column = of->split == Split::row_parallel ? of->share.rank * of->shape[1] : 0;
+  const ModelRanks& ranks = of->sharding.ranks;
+  const int64_t experts_before = of->stored_shape()[0] / ranks.expert * ranks.expert_rank;  // their rows
+  if (of->sharding.row_ranks() == 1) {                                                      // fused parts lie together
+    const int64_t column = of->sharding.column_ranks() > 1 ? ranks.tensor_rank * of->shape[1] : 0;
     return {{.begin = begin, .end = stored_end(), .row = experts_before + begin, .column = column}};
   }
   std::vector<Chunk> chunks;
   int64_t first = 0;  // row of a fused part in the parameter; in the whole every part before it has as many rows on each rank
   for (const int64_t rows : of->parts.empty() ? std::vector<int64_t>{of->shape[0]} : of->parts) {
     const int64_t from = std::max(begin, first), to = std::min(stored_end(), first + rows);
-    const int64_t moved = experts_before + first * (of->share.ranks - 1) + of->share.rank * rows;
+    const int64_t moved = experts_before + first * (ranks.tensor - 1) + ranks.tensor_rank * rows;
     if (from < to) chunks.push_back({.begin = from, .end = to, .row = from + moved, .column = 0});
     first += rows;
   }
@@ -208,7 +210,7 @@ void ParameterSet::draw_initial(const ParameterShard& shard, uint64_t seed, cons
                               .what = shard.of->number_,
                               .first_index = chunk.row * columns + chunk.column,
                               .std = init.std,
-                              .row_stride = shard.of->split == Split::row_parallel ? columns : 0});
+                              .row_stride = shard.of->sharding.column_ranks() > 1 ? columns : 0});
   }
 }
 
@@ -259,8 +261,8 @@ std::string nonfinite_text(const ParameterShard& shard, const Tensor& values) {
   if (!found) return "";
   const int64_t columns = values.elements() / values.dim(0), own_row = shard.begin + found->index / columns;
   // Padding lies in no chunk.
-  ParameterShard::Chunk at{
-      .begin = 0, .end = 0, .row = shard.of->split == Split::column_parallel ? shard.of->share.rank * shard.of->shape[0] : 0, .column = 0};
+  const Sharding& by = shard.of->sharding;
+  ParameterShard::Chunk at{.begin = 0, .end = 0, .row = by.row_ranks() > 1 ? by.ranks.tensor_rank * shard.of->shape[0] : 0, .column = 0};
   for (const ParameterShard::Chunk& chunk : shard.chunks()) {
     if (own_row >= chunk.begin && own_row < chunk.end) at = chunk;
   }

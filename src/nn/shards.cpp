@@ -263,7 +263,7 @@ std::vector<double> Shards::in_order(const std::vector<std::vector<double>>& by_
       for (const ParameterShard& shard : shards_between(bucket.boundaries[at], bucket.boundaries[at + 1])) {
         const auto count = static_cast<size_t>(partial_norms(shard));
         const int share = bucket.of_experts ? data % mesh_.expert.size() : 0;
-        if (tensor == 0 || shard.of->split != Split::none)
+        if (tensor == 0 || shard.of->sharding.split != Split::none)
           found.push_back({.order = {tensor, shard.of->number(), share, shard.begin}, .values = left.first(count)});
         left = left.subspan(count);
       }

@@ -101,14 +101,14 @@ class Groups {
     require(assignments_.size() <= INT32_MAX, assignments_.size(), " rows arrived for experts, too many for indices of 32 bits");
   }
 
-  Dispatch on(Backend& device, bool by_source) const {
+  Dispatch on(Backend& device, ExpertGradients gradients) const {
     const auto vector = [&](const std::vector<int32_t>& values) {
       return from_host(device, Dtype::i32, {static_cast<int64_t>(values.size())}, values.data());
     };
     return {.offsets = vector(by_expert_),
             .rows = vector(rows_).view({static_cast<int64_t>(rows_.size()), 1}),
             .assignments = vector(assignments_),
-            .gradient_offsets = by_source ? vector(by_source_) : Tensor()};
+            .gradient_offsets = gradients == ExpertGradients::by_source ? vector(by_source_) : Tensor()};
   }
 
  private:
@@ -124,17 +124,17 @@ class Groups {
 }  // namespace
 
 // Counts are data, so they are exchanged first. The host reads them once.
-Dispatch dispatch_among(const ExpertRanks& ranks, const Tensor& experts, int64_t num_experts, int64_t multiple, int64_t capacity) {
+Dispatch dispatch_among(const Communicator& ranks, ExpertGradients gradients, const Tensor& experts, int64_t num_experts, int64_t multiple,
+                        int64_t capacity) {
   const Dispatch all = dispatch(experts, num_experts, 1, capacity);
   const std::vector<int32_t> offsets = to_host<int32_t>(all.offsets);
-  const auto size = static_cast<size_t>(ranks.group.size());
+  const auto size = static_cast<size_t>(ranks.size());
   const size_t each = static_cast<size_t>(num_experts) / size;
   std::vector<int64_t> own, theirs(size * each);
   for (size_t e = 0; e + 1 < offsets.size(); ++e) own.push_back(offsets[e + 1] - offsets[e]);
   const std::vector<int64_t> bytes(size, static_cast<int64_t>(each * sizeof(int64_t)));
-  ranks.group.all_to_all(std::as_bytes(std::span(own)), bytes, std::as_writable_bytes(std::span(theirs)), bytes, Purpose::control);
-  AllToAllPlan plan{
-      .group = ranks.group, .rows = all.rows, .assignments = all.assignments.slice(0, offsets.back()), .sent = {}, .arrived = {}};
+  ranks.all_to_all(std::as_bytes(std::span(own)), bytes, std::as_writable_bytes(std::span(theirs)), bytes, Purpose::control);
+  AllToAllPlan plan{.group = ranks, .rows = all.rows, .assignments = all.assignments.slice(0, offsets.back()), .sent = {}, .arrived = {}};
   std::vector<std::vector<int64_t>> counts;
   for (size_t r = 0; r < size; ++r) {
     const auto share = [&](const std::vector<int64_t>& of) {
@@ -145,7 +145,7 @@ Dispatch dispatch_among(const ExpertRanks& ranks, const Tensor& experts, int64_t
     plan.sent.push_back(sum(share(own)));
     plan.arrived.push_back(sum(counts.back()));
   }
-  Dispatch out = Groups(counts, multiple).on(experts.device(), ranks.by_source);
+  Dispatch out = Groups(counts, multiple).on(experts.device(), gradients);
   out.per_row = all.per_row;
   out.all_to_all = std::make_shared<const AllToAllPlan>(std::move(plan));
   return out;

@@ -16,7 +16,8 @@ struct AllToAllPlan {
 };
 
 // Plans the dispatch of these assignments.
-Dispatch dispatch_among(const ExpertRanks& ranks, const Tensor& experts, int64_t num_experts, int64_t multiple, int64_t capacity);
+Dispatch dispatch_among(const Communicator& ranks, ExpertGradients gradients, const Tensor& experts, int64_t num_experts, int64_t multiple,
+                        int64_t capacity);
 
 // Dispatches tokens [N, C], values or rowwise codes: returns the rows of each expert [R, C], and with weights [N, K] fp32 also one number
 // for each row, 0 in padding. Makes one exchange.

@@ -38,8 +38,9 @@ Routing route(const Var& logits, const RoutingOptions& options, const Tensor& bi
   return out;
 }
 
-Dispatch dispatch(const Tensor& experts, int64_t num_experts, int64_t multiple, int64_t capacity, const ExpertRanks& ranks) {
-  if (ranks.group.size() > 1) return dispatch_among(ranks, experts, num_experts, multiple, capacity);
+Dispatch dispatch(const Tensor& experts, int64_t num_experts, int64_t multiple, int64_t capacity, const Communicator& ranks,
+                  ExpertGradients gradients) {
+  if (ranks.size() > 1) return dispatch_among(ranks, gradients, experts, num_experts, multiple, capacity);
   Backend& device = experts.device();
   Dispatch out{.offsets = empty(device, Dtype::i32, {num_experts + 1}),
                .rows = empty_like(experts),

@@ -166,9 +166,4 @@ Exchanges expert_exchanges(const RunConfig& config, const PrecisionPlan& plan) {
   return all;
 }
 
-ExpertShare expert_share(const RunConfig& config) {
-  return {.share = {.rank = 0, .ranks = static_cast<int>(config.parallel.expert)},
-          .by_source = config.training.accumulation == Accumulation::tree};
-}
-
 }  // namespace mantissa

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "mantissa/config/run_config.h"
-#include "mantissa/nn/modules.h"
 
 namespace mantissa {
 
@@ -16,8 +15,5 @@ struct Exchanges {
 Exchanges tensor_exchanges(const RunConfig& config, const PrecisionPlan& plan);
 // Counts for the ranks that share experts, each with a micro batch, if every expert gets equally many rows of each (parallel.expert).
 Exchanges expert_exchanges(const RunConfig& config, const PrecisionPlan& plan);
-
-// Returns what a rank has of the experts.
-ExpertShare expert_share(const RunConfig& config);
 
 }  // namespace mantissa

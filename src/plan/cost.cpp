@@ -18,8 +18,7 @@ constexpr int64_t kReported = 8;  // numbers that a rank tells before its losses
 
 // Returns the layout that all ranks have alike: tensor ranks hold shares of equal size, and so do ranks that share experts.
 Layout layout_of(const RunConfig& config, const PrecisionPlan& plan) {
-  const ShareOf share{.rank = 0, .ranks = static_cast<int>(config.parallel.tensor)};
-  return {parameter_specs(plan, share, config.parallel.sequence_parallel, expert_share(config)), Shards::kBucketBytes};
+  return {parameter_specs(plan, config.parallel.ranks(), config.training.expert_gradients()), Shards::kBucketBytes};
 }
 
 // Returns how many ranks hold a bucket, each a share.

@@ -163,8 +163,7 @@ double logits_bytes(const RunConfig& config, const PrecisionPlan& plan, int64_t 
 
 // Counts weights, their gradients and moments.
 void add_parameters(const RunConfig& config, const PrecisionPlan& plan, MemoryEstimate& estimate) {
-  const ShareOf tensor{.rank = 0, .ranks = static_cast<int>(config.parallel.tensor)};
-  const Layout layout(parameter_specs(plan, tensor, false, expert_share(config)), Shards::kBucketBytes);
+  const Layout layout(parameter_specs(plan, config.parallel.ranks(), config.training.expert_gradients()), Shards::kBucketBytes);
   const auto ranks = static_cast<int>(std::max<int64_t>(1, config.parallel.data));
   struct Own {
     int64_t masters = 0, moments = 0;

@@ -23,7 +23,7 @@ std::string shape_text(const ModuleShape& module) {
 }
 
 // "[8/2, 384/4, 64]": 8 experts over 2 ranks, and of each 384 rows over 4.
-std::string divided_shape_text(const ModuleShape& module, const RanksPerWeight& ranks) {
+std::string divided_shape_text(const ModuleShape& module, const ModelRanks& ranks) {
   const ModuleShape held = module.on_rank(ranks);
   const auto size = [](int64_t whole, int64_t on_rank) { return whole == on_rank ? text(whole) : text(whole, '/', whole / on_rank); };
   const std::string rows = module.out == 0 ? "?" : size(module.out, held.out);
@@ -32,15 +32,15 @@ std::string divided_shape_text(const ModuleShape& module, const RanksPerWeight& 
 }
 
 // "rows [192, 64]": how the weight is divided, and what one rank has of it.
-std::string share_text(const ModuleShape& module, const RanksPerWeight& ranks) {
+std::string share_text(const ModuleShape& module, const ModelRanks& ranks) {
   const std::string held = shape_text(module.on_rank(ranks));
-  const bool experts = module.matrices > 1 && ranks.expert > 1, divided = module.split != Split::none && ranks.tensor > 1;
-  if (!experts && !divided) return "whole";
-  return text(experts ? "experts " : "", !divided ? "" : module.split == Split::column_parallel ? "rows " : "columns ", held);
+  const Sharding by = module.sharding(ranks);
+  const bool experts = by.ranks.expert > 1, rows = by.row_ranks() > 1, columns = by.column_ranks() > 1;
+  return experts || rows || columns ? text(experts ? "experts " : "", rows ? "rows " : columns ? "columns " : "", held) : "whole";
 }
 
 // All but path and bytes.
-Cells cells_of(const ModulePrecision& entry, PlanTable form, const RanksPerWeight& ranks) {
+Cells cells_of(const ModulePrecision& entry, PlanTable form, const ModelRanks& ranks) {
   const std::string rule = entry.rule.empty() ? "-" : entry.rule;
   const std::string shape = form == PlanTable::wide ? shape_text(entry.module) : divided_shape_text(entry.module, ranks);
   Cells cells = {shape, entry.match.empty() ? rule : rule + " \"" + entry.match + "\"", entry.recipe.name};
@@ -57,7 +57,7 @@ struct Group {
   int64_t bytes = 0;
 };
 
-std::vector<Group> grouped(const std::vector<ModulePrecision>& modules, PlanTable form, const RanksPerWeight& ranks) {
+std::vector<Group> grouped(const std::vector<ModulePrecision>& modules, PlanTable form, const ModelRanks& ranks) {
   std::vector<Group> groups;
   std::map<Cells, size_t> known;
   for (const ModulePrecision& entry : modules) {
@@ -96,7 +96,7 @@ constexpr std::array kHeads = {"module", "shape", "rule", "recipe", "fprop", "dg
 constexpr std::array<size_t, 6> kNarrow = {0, 1, 3, 2, 7, 8};  // of these the narrow table has, and the bytes
 constexpr size_t kModule = 0, kRecipe = 2, kRule = 3;          // the columns of the narrow table that may be cut
 
-Cells heads(PlanTable form, const RanksPerWeight& ranks) {
+Cells heads(PlanTable form, const ModelRanks& ranks) {
   Cells cells = {kHeads.begin(), kHeads.end()};
   if (ranks.several() && form == PlanTable::wide) cells.emplace_back("on a rank");
   if (ranks.several() && form == PlanTable::narrow) cells[1] += "/ranks";
@@ -156,7 +156,7 @@ std::vector<Cells> narrowed(const std::vector<Cells>& wide) {
 
 }  // namespace
 
-std::string plan_table(const PrecisionPlan& plan, PlanTable form, const RanksPerWeight& ranks) {
+std::string plan_table(const PrecisionPlan& plan, PlanTable form, const ModelRanks& ranks) {
   std::vector<Cells> rows = {heads(form, ranks)};
   for (const Group& group : grouped(plan.modules(), form, ranks)) {
     Cells row = {joined_path(group.paths)};

@@ -66,7 +66,8 @@ std::string cell_problem(const ModuleShape& module, const Recipe& recipe, int64_
 
 // Names the sizes of a weight that cannot be divided so; "" if all can.
 std::string size_problem(const ModuleShape& module, const Recipe& recipe, int64_t tensor) {
-  const int64_t rows = module.split == Split::column_parallel ? tensor : 1, columns = module.split == Split::row_parallel ? tensor : 1;
+  const Sharding by = module.sharding({.tensor = static_cast<int>(tensor)});
+  const int64_t rows = by.row_ranks(), columns = by.column_ranks();
   const int64_t fake = recipe.weight_fake_quant ? recipe.weight_fake_quant.block_cols : 1, block = recipe.block();
   const std::string in = text("in ", module.in), of = "recipe " + recipe.name;
   std::vector<std::string> problems;
@@ -266,19 +267,29 @@ std::vector<std::string> output_projection_problems(const Recipe& ambient, const
   return problems;
 }
 
-ModuleShape ModuleShape::on_rank(const RanksPerWeight& ranks) const {
+Sharding ModuleShape::sharding(ModelRanks ranks) const {
+  if (!experts) ranks.expert = 1, ranks.expert_rank = 0;
+  return {.split = split, .ranks = ranks};
+}
+
+Sharding ModuleShape::bias_sharding(ModelRanks ranks) const {
+  Sharding by = sharding(ranks);
+  if (by.split == Split::row_parallel) by.split = Split::none;
+  return by;
+}
+
+ModuleShape ModuleShape::on_rank(const ModelRanks& ranks) const {
+  const Sharding by = sharding(ranks);
   ModuleShape held = *this;
-  const int64_t tensor = ranks.tensor;
-  if (matrices > 1) held.matrices /= ranks.expert, held.bias /= ranks.expert;
-  if (split == Split::row_parallel) held.in /= tensor;
-  if (split != Split::column_parallel) return held;
-  held.out /= tensor;
-  held.bias /= tensor;
-  for (ModulePart& part : held.parts) part.out /= tensor;
+  held.matrices /= by.ranks.expert;
+  held.in /= by.column_ranks();
+  held.out /= by.row_ranks();
+  held.bias /= by.ranks.expert * by.row_ranks();
+  for (ModulePart& part : held.parts) part.out /= by.row_ranks();
   return held;
 }
 
-int64_t ModulePrecision::bytes_on_rank(const RanksPerWeight& ranks) const { return resident_bytes(*this, module.on_rank(ranks)); }
+int64_t ModulePrecision::bytes_on_rank(const ModelRanks& ranks) const { return resident_bytes(*this, module.on_rank(ranks)); }
 
 PrecisionPlan PrecisionPlan::resolve(const PrecisionConfig& config, const ModelShape& model, ConfigReport& report) {
   PrecisionPlan plan(config.dtype, Resolver(config, model, report).resolve());
@@ -336,7 +347,7 @@ int64_t PrecisionPlan::bytes() const {
   return sum;
 }
 
-int64_t PrecisionPlan::bytes_on_rank(const RanksPerWeight& ranks) const {
+int64_t PrecisionPlan::bytes_on_rank(const ModelRanks& ranks) const {
   int64_t sum = 0;
   for (const ModulePrecision& entry : modules_) sum += entry.bytes_on_rank(ranks);
   return sum;

@@ -84,7 +84,7 @@ std::string among_tensor_ranks(const Optimizer& optimizer) {
   const Mesh& mesh = optimizer.shards().mesh();
   std::vector<Compared> rows;
   for (const Optimizer::State& of : optimizer.states()) {
-    if (mesh.tensor.size() == 1 || of.shard.of->split != Split::none) continue;
+    if (mesh.tensor.size() == 1 || of.shard.of->sharding.split != Split::none) continue;
     rows.push_back(weight(of.shard, 0));
     rows.push_back(state(of.shard, "master.", of.master));
     rows.push_back(state(of.shard, "m.", of.first_moment));

@@ -271,9 +271,11 @@ ExitCode loop(Run& run) {
 
 }  // namespace
 
-TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& arguments, const TrainEvents& events, const Mesh& mesh) {
+TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& arguments, const TrainEvents& events,
+                   const Communicator& world) {
   const auto began = Clock::now();
   set_num_threads(loaded.config.training.threads);
+  const Mesh mesh = make_mesh(world, loaded.config.parallel.ranks());
   agree(mesh.world, [&] { require_size(mesh.data, "parallel.data", loaded.config.parallel.data); });
   Run run(loaded, events, mesh);
   start(run);

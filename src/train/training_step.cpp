@@ -43,10 +43,10 @@ int64_t targets_of_ranks(const Communicator& ranks, const Batch& batch) {
 
 GptOptions training_options(const RunConfig& config, const Mesh& mesh) {
   return {.recompute = config.training.recompute,
-          .tensor = {.group = mesh.tensor, .sequence = config.parallel.sequence_parallel},
+          .mesh = mesh,
           .micro_batches = *config.training.grad_accum * mesh.data.size(),
           .quantized_dispatch = config.precision.quantized_dispatch,
-          .experts = {.group = mesh.expert, .by_source = config.training.accumulation == Accumulation::tree}};
+          .expert_gradients = config.training.expert_gradients()};
 }
 
 Tensor forward_and_backward(Gpt& model, const DeviceBatch& rows, int64_t target_count, RouterStatistics& routing) {

@@ -171,7 +171,7 @@ TEST(Mesh, RanksAreOrderedTensorFirst) {
   for (const int tensor : {1, 2, 3, 6}) {
     EXPECT_THAT(run_ranks(6,
                           [&](const Communicator& world) {
-                            const Mesh mesh = make_mesh(world, tensor);
+                            const Mesh mesh = make_mesh(world, {.tensor = tensor});
                             std::vector<int> in_tensor, in_data;
                             for (int r = 0; r < 6; ++r) {
                               if (r / tensor == world.rank() / tensor) in_tensor.push_back(r);
@@ -182,10 +182,10 @@ TEST(Mesh, RanksAreOrderedTensorFirst) {
                           }),
                 Each(IsEmpty()));
   }
-  EXPECT_EQ(make_mesh({}, 1).data.size(), 1);
+  EXPECT_EQ(make_mesh({}, {}).data.size(), 1);
   for (const int tensor : {0, 2, -1}) {
     try {
-      make_mesh({}, tensor);
+      make_mesh({}, {.tensor = tensor});
       ADD_FAILURE() << tensor;
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ExitCode::usage);

@@ -28,7 +28,7 @@ TEST_F(RanksCompare, RefuseAFolderThatNotAllSee) {
     return test::run_ranks(3, [&](const Communicator& world) {
       std::vector<std::string> sets = three_ranks(more);
       if (world.rank() == 2) sets.push_back("checkpoint.dir=" + (folder_ / "elsewhere"));
-      run(config("shared", sets), {}, make_mesh(world, 1));
+      run(config("shared", sets), {}, world);
     });
   };
   const auto refused = AllOf(StartsWith("3: checkpoint.dir: rank 2 does not find in "), HasSubstr("it is not shared between hosts"));
@@ -45,7 +45,7 @@ TEST_F(RanksCompare, NameTheRankWhosePlanOrDataAreOthers) {
   test::write_file(folder_ / "other.txt", test::second_order_text(10000));
   const auto with_odd = [&](int mismatch, const std::string& set) {
     return test::run_ranks(3, [&](const Communicator& world) {
-      run(config("odd", three_ranks(world.rank() == mismatch ? std::vector{set} : std::vector<std::string>{})), {}, make_mesh(world, 1));
+      run(config("odd", three_ranks(world.rank() == mismatch ? std::vector{set} : std::vector<std::string>{})), {}, world);
     });
   };
   const std::string start = "2: the ranks were started with different inputs: ";
@@ -59,7 +59,7 @@ TEST_F(RanksCompare, RefuseAnotherBatchThatOnlyTheirNumberMakes) {
     more.insert(more.begin(),
                 {"training.micro_batch_size=2", "training.threads=1", "checkpoint.interval=10", text("parallel.data=", ranks)});
     const LoadedConfig loaded = config("batch", more);
-    return test::run_ranks(ranks, [&](const Communicator& world) { run(loaded, {}, make_mesh(world, 1)); });
+    return test::run_ranks(ranks, [&](const Communicator& world) { run(loaded, {}, world); });
   };
   ASSERT_THAT(run_on(2, {"training.grad_accum=2", "training.steps=10"}), Each(IsEmpty()));
   const std::vector<std::string> more = {"training.steps=12", "checkpoint.resume=auto"};
@@ -84,7 +84,7 @@ TEST_F(RanksCompare, RefuseAlikeHoweverSlowOneIs) {
     sets.insert(sets.end(), {"parallel.data=4", "training.grad_accum=2"});
     sets.insert(sets.end(), more.begin(), more.end());
     const LoadedConfig loaded = config("slow", sets);
-    return test::run_ranks(4, [&](const Communicator& world) { run(loaded, {}, make_mesh(world, 1)); },
+    return test::run_ranks(4, [&](const Communicator& world) { run(loaded, {}, world); },
                            {.rank = slow, .sleep = std::chrono::milliseconds(20)});
   };
   run("slow", four);
@@ -113,7 +113,7 @@ TEST_F(RanksCompare, CompareTheirWeightsAsOftenAsAsked) {
     std::atomic<int64_t> bytes{0};
     const LoadedConfig loaded = config(name, three_ranks({text("training.replica_check_interval=", interval)}));
     const auto errors = test::run_ranks(3, [&](const Communicator& world) {
-      run(loaded, {}, make_mesh(world, 1));
+      run(loaded, {}, world);
       if (world.rank() == 0) bytes = world.traffic().control;
     });
     EXPECT_THAT(errors, Each(IsEmpty()));

@@ -69,7 +69,7 @@ TEST_F(RanksTogether, MeasureThePrecisionOfTheWholeBatchAndOfEveryPart) {
     if (ranks == 1) {
       run(loaded);
     } else {
-      EXPECT_THAT(test::run_ranks(ranks, [&](const Communicator& world) { run(loaded, {}, make_mesh(world, 1)); }), Each(IsEmpty()));
+      EXPECT_THAT(test::run_ranks(ranks, [&](const Communicator& world) { run(loaded, {}, world); }), Each(IsEmpty()));
     }
     return read_run_metrics(run_folder(name)).precision;
   };
@@ -93,7 +93,7 @@ TEST_F(RanksTogether, TellWhatTheyGoOnWith) {
     std::vector<std::string> reported;
     TrainEvents events;
     events.set_phase = [&reported](int64_t step, const char* section) { reported.push_back(text(step, " ", section)); };
-    train(loaded, {"test"}, events, make_mesh(world, 1));
+    train(loaded, {"test"}, events, world);
     EXPECT_THAT(reported, ::testing::IsSupersetOf({"0 start", "0 start", "0 step", "1 step", "2 save"})) << "data are read in parts";
     EXPECT_GT(std::ranges::count(reported, "2 save"), 4 + 2 * 8) << "each phase, and each tensor twice";
     EXPECT_EQ(reported.front(), "0 start");
@@ -112,7 +112,7 @@ TEST_F(RanksTogether, WriteSamplesAndStopAtTheSameStep) {
     int asked = 0;
     // Only the second rank is asked to stop.
     const TrainedRun own = run(
-        loaded, [&] { return world.rank() == 1 && ++asked > 12 ? Request::save_and_stop : Request::none; }, make_mesh(world, 1));
+        loaded, [&] { return world.rank() == 1 && ++asked > 12 ? Request::save_and_stop : Request::none; }, world);
     EXPECT_EQ(own.summary.exit, ExitCode::stopped);
     EXPECT_LT(own.summary.steps, 20);
     finished += static_cast<int>(own.summary.steps);
@@ -141,7 +141,7 @@ TEST_F(RanksTogether, StopWhereOneOfThemIsAsked) {
         asked = true;
         return Request::save_and_stop;
       };
-      const TrainSummary summary = train(loaded, {"test"}, events, make_mesh(world, 1));
+      const TrainSummary summary = train(loaded, {"test"}, events, world);
       ends[static_cast<size_t>(world.rank())] = text(summary.steps, ' ', static_cast<int>(summary.exit));
     });
     EXPECT_THAT(errors, Each(IsEmpty()));
@@ -168,7 +168,7 @@ TEST_F(RanksTogether, GoOnWithTheNumberOfUpdatesNotOfSteps) {
     std::vector<std::string> sets = steep;
     sets.push_back(more);
     const LoadedConfig loaded = config(name, sets);
-    EXPECT_THAT(test::run_ranks(2, [&](const Communicator& world) { run(loaded, {}, make_mesh(world, 1)); }), Each(IsEmpty()));
+    EXPECT_THAT(test::run_ranks(2, [&](const Communicator& world) { run(loaded, {}, world); }), Each(IsEmpty()));
     return nlohmann::json::parse(CheckpointReader(checkpoint(name, 4)).manifest().state);
   };
   const nlohmann::json saved = on_ranks("saved", "checkpoint.resume=never");
@@ -188,7 +188,7 @@ TEST_F(RanksTogether, PassOverACheckpointWhereTheMomentsOfOneAreDamaged) {
   const auto on_ranks = [&](std::vector<std::string> sets) {
     sets.insert(sets.end(), large.begin(), large.end());
     const LoadedConfig loaded = config("large", sets);
-    return test::run_ranks(2, [&](const Communicator& world) { run(loaded, {}, make_mesh(world, 1)); });
+    return test::run_ranks(2, [&](const Communicator& world) { run(loaded, {}, world); });
   };
   ASSERT_THAT(on_ranks({}), Each(IsEmpty()));
   const std::string newest = checkpoint("large", 2);
@@ -218,7 +218,7 @@ TEST_F(RanksTogether, EndAlikeWhereTheDataOfOneIsDamaged) {
       config("run", {"data.path=null", "data.tokenizer=byte", "data.train=" + shard("good.bin", 'b'), "data.valid=" + shard("bad.bin", 300),
                      "training.steps=2", "training.micro_batch_size=1", "training.grad_accum=1", "training.global_batch_size=null",
                      "training.threads=1", "eval.iters=null", "parallel.data=2"});
-  const auto errors = test::run_ranks(2, [&](const Communicator& world) { run(loaded, {}, make_mesh(world, 1)); });
+  const auto errors = test::run_ranks(2, [&](const Communicator& world) { run(loaded, {}, world); });
   for (const std::string& error : errors) {
     EXPECT_THAT(error, ::testing::StartsWith("4: "));
     EXPECT_THAT(error, HasSubstr("bad.bin"));

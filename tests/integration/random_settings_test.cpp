@@ -160,7 +160,7 @@ class RandomSettings : public test::TrainingTest {
     if (layout.ranks() == 1) return run(loaded).losses;
     std::vector<double> losses;
     const auto errors = test::run_ranks(layout.ranks(), [&](const Communicator& world) {
-      const test::TrainedRun own = run(loaded, {}, make_mesh(world, layout.tensor, layout.expert));
+      const test::TrainedRun own = run(loaded, {}, world);
       if (world.rank() == 0) losses = own.losses;
     });
     EXPECT_THAT(errors, ::testing::Each(::testing::IsEmpty()));

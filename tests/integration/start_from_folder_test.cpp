@@ -24,9 +24,7 @@ class StartFromFolder : public test::ExportTest {
   }
   void train(const LoadedConfig& config) const {
     const ParallelConfig& parallel = config.config.parallel;
-    const auto errors = test::run_ranks(static_cast<int>(parallel.world()), [&](const Communicator& world) {
-      run(config, {}, make_mesh(world, static_cast<int>(parallel.tensor), static_cast<int>(parallel.expert)));
-    });
+    const auto errors = test::run_ranks(static_cast<int>(parallel.world()), [&](const Communicator& world) { run(config, {}, world); });
     EXPECT_THAT(errors, ::testing::Each(::testing::IsEmpty()));
   }
   // A folder with the same values in fp32.
@@ -140,7 +138,7 @@ TEST_F(StartFromFolder, RanksRefuseTogetherWhatOneOfThemFinds) {
   const HfFolder good(path("good"), "qwen3", "F32");
   good.poison("model.layers.1.mlp.up_proj.weight", 100 * 96 + 7).write(path("poisoned"));
   const LoadedConfig config = named("ranks", "poisoned", {{"parallel", {{"tensor", 2}}}});
-  const auto errors = test::run_ranks(2, [&](const Communicator& world) { run(config, {}, make_mesh(world, 2)); });
+  const auto errors = test::run_ranks(2, [&](const Communicator& world) { run(config, {}, world); });
   for (const std::string& error : errors) EXPECT_THAT(error, HasSubstr("model.layers.1.mlp.up_proj.weight[100, 7] is NaN or Inf"));
 }
 

@@ -43,8 +43,7 @@ class TensorStatistics : public test::TrainingTest {
                                      text("parallel.sequence_parallel=", sequence ? "true" : "false")};
     sets.insert(sets.end(), more.begin(), more.end());
     const LoadedConfig loaded = config(name, sets);
-    EXPECT_THAT(test::run_ranks(data * tensor, [&](const Communicator& world) { run(loaded, {}, make_mesh(world, tensor)); }),
-                Each(IsEmpty()));
+    EXPECT_THAT(test::run_ranks(data * tensor, [&](const Communicator& world) { run(loaded, {}, world); }), Each(IsEmpty()));
     return read_run_metrics(run_folder(name)).precision;
   }
 
@@ -90,7 +89,7 @@ TEST(NonfiniteText, NamesRowAndColumnOfTheWhole) {
   const auto device = make_backend("cpu");
   const auto text_of = [&](const ParameterSpec& whole, Split split, int64_t row, int64_t column) {
     ParameterSet set;
-    Parameter& parameter = set.add(share_of(whole, split, {.rank = 1, .ranks = 2}));
+    Parameter& parameter = set.add(sharded(whole, {.split = split, .ranks = {.tensor = 2, .tensor_rank = 1}}));
     set.allocate(*device, Dtype::f32, false);
     const ParameterShard shard{.of = &parameter, .begin = 32, .end = parameter.shape[0]};
     const Tensor values = zeros(*device, Dtype::f32, shard.shape());

@@ -46,11 +46,11 @@ class TracingBackend : public CpuReference {
 
 // 40 tokens of 64 channels, 4 experts of 32.
 struct Layer {
-  explicit Layer(Backend& device, const ExpertRanks& ranks = {})
+  explicit Layer(Backend& device, const Communicator& ranks = {})
       : x(random_tensor(device, Dtype::bf16, {40, 64}, 1)),
         weights(random_tensor(device, Dtype::f32, {40, 2}, 2)),
-        gate_up(random_tensor(device, Dtype::bf16, {4 / ranks.group.size() * 64, 64}, 3)),
-        down(random_tensor(device, Dtype::bf16, {4 / ranks.group.size() * 64, 32}, 4)) {
+        gate_up(random_tensor(device, Dtype::bf16, {4 / ranks.size() * 64, 64}, 3)),
+        down(random_tensor(device, Dtype::bf16, {4 / ranks.size() * 64, 32}, 4)) {
     std::vector<int32_t> experts;
     for (int32_t t = 0; t < 40; ++t) experts.insert(experts.end(), {t % 3, 3});
     to = dispatch(from_host(device, Dtype::i32, {40, 2}, experts.data()), 4, 32, 0, ranks);
@@ -78,7 +78,7 @@ Calls calls_of(const Recipe& recipe, bool as_codes, const Communicator& group = 
   Recipe of_down = recipe;
   of_down.requantizes_output_grad = as_codes;
   TracingBackend device;
-  Layer layer(device, {.group = group});
+  Layer layer(device, group);
   const LinearWeight gate_up = layer.weight(layer.gate_up, layer.gate_up_leaf, recipe),
                      down = layer.weight(layer.down, layer.down_leaf, recipe);
   Tape tape;

@@ -41,13 +41,13 @@ struct Result {
   std::vector<double> y, dx, dweights, gate_up, down, gate_up_bias, down_bias;
 };
 
-Result run(const Tokens& tokens, const Recipe& recipe, int64_t capacity, const ExpertRanks& ranks) {
+Result run(const Tokens& tokens, const Recipe& recipe, int64_t capacity, const Communicator& ranks, ExpertGradients gradients) {
   const auto device = make_backend("cpu");
   const Dtype dtype = recipe.compute;
-  const int64_t size = ranks.group.size(), own = kExperts / size, sources = ranks.by_source ? size : 1;
+  const int64_t size = ranks.size(), own = kExperts / size, sources = gradients == ExpertGradients::by_source ? size : 1;
   const auto share = [&](const Tensor& grouped) {
     const int64_t rows = grouped.dim(0) / size;
-    return grouped.slice(ranks.group.rank() * rows, (ranks.group.rank() + 1) * rows);
+    return grouped.slice(ranks.rank() * rows, (ranks.rank() + 1) * rows);
   };
   const Tensor gate_up = share(random_tensor(*device, dtype, {kExperts * 2 * kInner, kHidden}, 3)),
                down = share(random_tensor(*device, dtype, {kExperts * kHidden, kInner}, 4));
@@ -64,7 +64,7 @@ Result run(const Tokens& tokens, const Recipe& recipe, int64_t capacity, const E
   const auto tensor = [&](Dtype of, int64_t columns, const std::vector<double>& from) {
     return tensor_of(*device, of, {tokens.count, columns}, from);
   };
-  const Dispatch to = dispatch(tensor(Dtype::i32, kChoices, tokens.experts), kExperts, 32, capacity, ranks);
+  const Dispatch to = dispatch(tensor(Dtype::i32, kChoices, tokens.experts), kExperts, 32, capacity, ranks, gradients);
   Tape tape;
   const Tape::Scope scope(&tape);
   const Var x = tape.input(tensor(dtype, kHidden, tokens.x)), weights = tape.input(tensor(Dtype::f32, kChoices, tokens.weights));
@@ -107,13 +107,13 @@ TEST_P(PermutedTokens, OfRanksAreThoseOfEachAlone) {
     std::vector<Result> together(ranks);
     const auto errors = run_ranks(static_cast<int>(ranks), [&](const Communicator& world) {
       const auto r = static_cast<size_t>(world.rank());
-      together[r] = run(tokens[r], recipe, capacity, {.group = world, .by_source = true});
+      together[r] = run(tokens[r], recipe, capacity, world, ExpertGradients::by_source);
     });
     ASSERT_THAT(errors, testing::Each(testing::IsEmpty())) << "trial " << trial;
     for (size_t r = 0; r < ranks; ++r) {
       if (tokens[r].count == 0) continue;
       SCOPED_TRACE(text("trial ", trial, ", rank ", r, " of ", ranks));
-      const Result alone = run(tokens[r], recipe, capacity, {});
+      const Result alone = run(tokens[r], recipe, capacity, {}, ExpertGradients::summed);
       EXPECT_EQ(together[r].y, alone.y);
       EXPECT_EQ(together[r].dx, alone.dx);
       EXPECT_EQ(together[r].dweights, alone.dweights);

@@ -84,7 +84,7 @@ TEST_P(LayoutTest, SharesAreWhatRanksOwnAndSend) {
       ParameterSet set;
       for (const ParameterSpec& spec : odd_specs(GetParam().dtype)) set.add(spec);
       set.allocate(*device, Dtype::f32, true);
-      Optimizer optimizer(set, {}, make_mesh(data, 1), GetParam().bucket_bytes);
+      Optimizer optimizer(set, {}, make_mesh(data, {}), GetParam().bucket_bytes);
       EXPECT_EQ(optimizer.shards().buckets(), layout_.buckets().size());
       EXPECT_EQ(optimizer.shards().norm_blocks(data.rank()), own.norm_blocks);
       int64_t moments = 0, masters = 0;

@@ -79,7 +79,7 @@ class ShardsTest : public ::testing::TestWithParam<Case> {
     ParameterSet set;
     add_parameters(set, dtype);
     set.allocate(*device, Dtype::f32, true);
-    Optimizer optimizer(set, {.grad_clip = 0.5}, make_mesh(data, 1), bucket_bytes);
+    Optimizer optimizer(set, {.grad_clip = 0.5}, make_mesh(data, {}), bucket_bytes);
     optimizer.initialize(5);
     Trained out;
     for (uint32_t step = 0; step < 3; ++step) {
@@ -129,7 +129,7 @@ TEST_P(ShardsTest, AWeightThatIsNotFiniteOnOneRankIsSeenByAll) {
     ParameterSet set;
     add_parameters(set, GetParam().dtype);
     set.allocate(*device, Dtype::f32, true);
-    Optimizer optimizer(set, {}, make_mesh(data, 1), GetParam().bucket_bytes);
+    Optimizer optimizer(set, {}, make_mesh(data, {}), GetParam().bucket_bytes);
     optimizer.initialize(5);
     const Parameter& bad = *set.find("layers.1.codes.weight");
     for (const Optimizer::State& state : optimizer.states()) {
@@ -156,7 +156,7 @@ TEST_P(ShardsTest, OwnEveryRowOnceAndAboutEqually) {
     ParameterSet set;
     add_parameters(set, GetParam().dtype);
     set.allocate(*device, Dtype::f32, true);
-    const Shards shards(set, make_mesh(data, 1), GetParam().bucket_bytes);
+    const Shards shards(set, make_mesh(data, {}), GetParam().bucket_bytes);
     EXPECT_EQ(shards.buckets(), GetParam().bucket_bytes == 1 ? 4U : 1U) << "embedding, two layers, output";
     int64_t owned = 0, row_blocks = 0;
     const std::lock_guard lock(mutex);
@@ -186,7 +186,7 @@ struct TwoBuckets {
   explicit TwoBuckets(const Communicator& data) {
     for (const char* name : {"layers.0.bias", "layers.1.bias"}) set.add({.name = name, .shape = {64}});
     set.allocate(*device, Dtype::f32, true);
-    shards.emplace(set, make_mesh(data, 1), 1);
+    shards.emplace(set, make_mesh(data, {}), 1);
   }
   Parameter& of(size_t i) { return set.all()[i]; }
 };
@@ -279,18 +279,19 @@ TEST(ShardsOfExperts, AreInTheOrderOfOneProcess) {
   const auto errors = test::run_ranks(4, [](const Communicator& world) {
     const auto device = make_backend("cpu");
     ParameterSet set;
-    const ShareOf experts{.rank = world.rank() % 2, .ranks = 2};
+    const Sharding experts{.ranks = {.expert = 2, .expert_rank = world.rank() % 2}};
     set.add({.name = "layers.0.router.weight", .shape = {70, 8}});
-    set.add({.name = "layers.0.up.weight", .shape = {96, 8}, .experts = experts, .matrices = 3});
-    set.add({.name = "layers.0.down.weight", .shape = {96, 4}, .experts = experts, .matrices = 3});
+    set.add({.name = "layers.0.up.weight", .shape = {96, 8}, .sharding = experts, .matrices = 3});
+    set.add({.name = "layers.0.down.weight", .shape = {96, 4}, .sharding = experts, .matrices = 3});
     set.add({.name = "final.weight", .shape = {40}});
     set.allocate(*device, Dtype::f32, true);
-    const Shards shards(set, make_mesh(world, 1, 2));
+    const Shards shards(set, make_mesh(world, {.expert = 2}));
     // Of each 32 rows their place in the whole: parameter and row.
     std::vector<double> own;
     for (const ParameterShard& shard : shards.own()) {
-      const auto first = static_cast<double>(int64_t{1000} * shard.of->number() +
-                                             (shard.of->among_experts() ? int64_t{96} * experts.rank : int64_t{0}) + shard.begin);
+      const auto first =
+          static_cast<double>(int64_t{1000} * shard.of->number() +
+                              (shard.of->among_experts() ? int64_t{96} * experts.ranks.expert_rank : int64_t{0}) + shard.begin);
       for (int64_t row = shard.begin; row < shard.end; row += 32) own.push_back(first + static_cast<double>(row - shard.begin));
     }
     ASSERT_EQ(std::ssize(own), shards.norm_blocks(world.rank()));
@@ -326,11 +327,11 @@ TEST(ShardsOfExperts, OrderWhatIsNotFiniteByItsRowInTheWhole) {
   const auto errors = test::run_ranks(4, [&](const Communicator& world) {
     const auto device = make_backend("cpu");
     ParameterSet set;
-    const ShareOf experts{.rank = world.rank() % 2, .ranks = 2};
+    const Sharding experts{.ranks = {.expert = 2, .expert_rank = world.rank() % 2}};
     set.add({.name = "router.weight", .shape = {70, 8}});
-    set.add({.name = "up.weight", .shape = {96, 8}, .experts = experts, .matrices = 3});
+    set.add({.name = "up.weight", .shape = {96, 8}, .sharding = experts, .matrices = 3});
     set.allocate(*device, Dtype::f32, true);
-    Optimizer optimizer(set, {}, make_mesh(world, 1, 2), 1);
+    Optimizer optimizer(set, {}, make_mesh(world, {.expert = 2}), 1);
     optimizer.initialize(5);
     for (const Optimizer::State& state : optimizer.states()) {
       if (state.shard.of->among_experts())

@@ -155,8 +155,9 @@ void expect_specs_of_the_model(const std::vector<std::string>& sets, int ranks, 
   const PrecisionPlan plan = resolve_plan(config);
   const auto errors = test::run_ranks(ranks, [&](const Communicator& group) {
     const auto device = make_backend("cpu");
-    Gpt model(config.model, *device, plan, {.gradients = false, .tensor = {.group = group, .sequence = sequence}});
-    const std::vector<ParameterSpec> specs = parameter_specs(plan, {.rank = group.rank(), .ranks = group.size()}, sequence);
+    const Mesh mesh = make_mesh(group, config.parallel.ranks());
+    Gpt model(config.model, *device, plan, {.gradients = false, .mesh = mesh});
+    const std::vector<ParameterSpec> specs = parameter_specs(plan, mesh.ranks());
     ASSERT_EQ(specs.size(), model.parameters().all().size());
     for (size_t i = 0; i < specs.size(); ++i) {
       const Parameter& parameter = model.parameters().all()[i];
@@ -252,7 +253,7 @@ TEST(Estimate, IsWhatARankHoldsBetweenSteps) {
       const auto errors = test::run_ranks(ranks, [&](const Communicator& data) {
         const auto device = make_backend("cpu");
         Gpt model(config.model, *device, plan, {});
-        Optimizer optimizer(model.parameters(), config.optimizer, make_mesh(data, 1));
+        Optimizer optimizer(model.parameters(), config.optimizer, make_mesh(data, {}));
         GradientAccumulator accumulator(model.parameters(), config.training.accumulation, *config.training.grad_accum);
         optimizer.initialize(1);
         held[static_cast<size_t>(data.rank())] = device->allocator_stats().in_use;

@@ -33,7 +33,7 @@ class PlannedBytes : public test::TrainingTest {
     const StepBytes planned = step_bytes(known, resolve_plan(known));
     Traffic all;
     const auto errors = test::run_ranks(grid.data * grid.tensor, [&](const Communicator& world) {
-      const TrainedRun own = run(loaded, {}, make_mesh(world, grid.tensor, grid.expert));
+      const TrainedRun own = run(loaded, {}, world);
       if (world.rank() == 0) all = own.steps.at(2).comm_bytes.value();
     });
     EXPECT_THAT(errors, Each(IsEmpty())) << name;

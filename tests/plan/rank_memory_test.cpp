@@ -96,8 +96,7 @@ Held held(const RunConfig& config, const Mesh& mesh) {
 Held most_held(const RunConfig& config) {
   std::vector<Held> all(static_cast<size_t>(config.parallel.world()));
   const auto errors = test::run_ranks(static_cast<int>(config.parallel.world()), [&](const Communicator& world) {
-    all[static_cast<size_t>(world.rank())] =
-        held(config, make_mesh(world, static_cast<int>(config.parallel.tensor), static_cast<int>(config.parallel.expert)));
+    all[static_cast<size_t>(world.rank())] = held(config, make_mesh(world, config.parallel.ranks()));
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
   const auto most = [&](int64_t Held::*of) { return (*std::ranges::max_element(all, {}, of)).*of; };

@@ -44,7 +44,8 @@ Calls calls_of(const Kind& shape, int ranks, const std::string& recipe) {
   Calls out;
   const auto errors = test::run_ranks(ranks, [&](const Communicator& group) {
     const auto device = make_backend("cpu");
-    Gpt model(config.model, *device, plan, {.recompute = shape.recompute, .tensor = {.group = group, .sequence = shape.sequence}});
+    const Mesh mesh{.tensor = group, .sequence_parallel = shape.sequence};
+    Gpt model(config.model, *device, plan, {.recompute = shape.recompute, .mesh = mesh});
     for (const ParameterShard& shard : model.parameters().whole_shards()) {
       const Tensor master = model.parameters().room_for_master(shard);
       model.parameters().draw_initial(shard, 1, master);

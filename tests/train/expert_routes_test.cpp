@@ -87,7 +87,7 @@ TEST(ExpertRoutes, OfTensorRanksAreThoseOfOne) {
   for (const int ranks : {2, 4}) {
     const auto errors = test::run_ranks(ranks, [&](const Communicator& world) {
       RoutingBackend device;
-      route(config_of(ranks), make_mesh(world, ranks), device);
+      route(config_of(ranks), make_mesh(world, {.tensor = ranks}), device);
       EXPECT_EQ(device.experts, alone.experts) << "rank " << world.rank() << " of " << ranks;
     });
     EXPECT_THAT(errors, Each(IsEmpty()));

@@ -28,7 +28,7 @@ std::vector<std::string> compare(const std::function<void(int, ParameterSet&)>& 
     set.add({.name = "bias", .shape = {5}});
     set.add_buffer({.name = "expert_bias", .shape = {7}});
     set.allocate(*device, Dtype::f32, true);
-    Optimizer optimizer(set, {}, make_mesh(world, 1), 1);
+    Optimizer optimizer(set, {}, make_mesh(world, {}), 1);
     optimizer.initialize(5);
     change(world.rank(), set);
     require_same_replicas(optimizer, set);
@@ -69,12 +69,12 @@ TEST(Replicas, OneBitNamesRankTensorAndOwnerOnAllRanks) {
 // What each of four ranks ends with, two tensor ranks in each of two replicas, that hold norms alike and rows of matrices apart.
 std::vector<std::string> compare_four(const std::function<void(int, ParameterSet&, Optimizer&)>& change) {
   return test::run_ranks(4, [&](const Communicator& world) {
-    const Mesh mesh = make_mesh(world, 2);
+    const Mesh mesh = make_mesh(world, {.tensor = 2});
     const auto device = make_backend("cpu");
     ParameterSet set;
-    set.add(share_of({.name = "norm.weight", .shape = {64}, .init = {.constant = 1.0}, .dtype = Dtype::bf16}, Split::none,
-                     {mesh.tensor.rank(), 2}));
-    set.add(share_of({.name = "up.weight", .shape = {128, 8}, .init = {.std = 0.5}}, Split::column_parallel, {mesh.tensor.rank(), 2}));
+    set.add(sharded({.name = "norm.weight", .shape = {64}, .init = {.constant = 1.0}, .dtype = Dtype::bf16}, {.ranks = mesh.ranks()}));
+    set.add(
+        sharded({.name = "up.weight", .shape = {128, 8}, .init = {.std = 0.5}}, {.split = Split::column_parallel, .ranks = mesh.ranks()}));
     set.allocate(*device, Dtype::f32, true);
     Optimizer optimizer(set, {}, mesh, 1);
     optimizer.initialize(5);
@@ -122,9 +122,13 @@ TEST(Replicas, OfExpertsAreComparedByWhoHoldsTheSame) {
       const auto device = make_backend("cpu");
       ParameterSet set;
       set.add({.name = "norm.weight", .shape = {64}, .init = {.constant = 1.0}});
-      set.add({.name = "up.weight", .shape = {64, 8}, .init = {.std = 0.5}, .experts = {world.rank() % 2, 2}, .matrices = 2});
+      set.add({.name = "up.weight",
+               .shape = {64, 8},
+               .init = {.std = 0.5},
+               .sharding = {.ranks = {.expert = 2, .expert_rank = world.rank() % 2}},
+               .matrices = 2});
       set.allocate(*device, Dtype::f32, true);
-      Optimizer optimizer(set, {}, make_mesh(world, 1, 2), 1);
+      Optimizer optimizer(set, {}, make_mesh(world, {.expert = 2}), 1);
       optimizer.initialize(5);
       if (world.rank() == changed) flip(set.all()[1].value(), 3);
       require_same_replicas(optimizer, set);

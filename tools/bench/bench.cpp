@@ -164,10 +164,9 @@ void check(const BenchArguments& arguments, const Launch& launch) {
 
 // The FLOPs of the model formula at the GEMM ceiling's rate are the floor; --against and --alone name another opponent.
 void measure_training(const BenchArguments& arguments, const RunConfig& config, const std::optional<RunConfig>& other_config,
-                      const Mesh& mesh) {
-  const Communicator& world = mesh.world;
+                      const Communicator& world) {
   const std::string name = arguments.subnormal ? "subnormal" : printable(*config.logging.run_name);
-  TrainingRun run(config, mesh);
+  TrainingRun run(config, make_mesh(world, config.parallel.ranks()));
   Harness harness(run.device(), arguments.bench, world);
   std::optional<TrainingRun> other;
   Workload workload = run.workload("train." + name, arguments.without_update), against;
@@ -200,7 +199,7 @@ ExitCode bench_train(const BenchArguments& arguments) {
   const RunConfig config = configuration(arguments.config, launch);
   const std::optional<RunConfig> other = opponent(arguments.config, arguments.against, launch);
   RankSession session(launch, config);
-  session.run([&] { measure_training(arguments, config, other, session.mesh()); });
+  session.run([&] { measure_training(arguments, config, other, session.world()); });
   return ExitCode::ok;
 }
 
@@ -245,7 +244,7 @@ Command comm_bench() {
                 use_threads(config.training.threads);
                 const auto device = make_backend("cpu");
                 RankSession session(launch, config);
-                session.run([&] { bench_comm(session.mesh().world, *device, arguments->bench); });
+                session.run([&] { bench_comm(session.world(), *device, arguments->bench); });
                 return ExitCode::ok;
               },
           .many_ranks = true};

@@ -31,8 +31,8 @@ SavedModel saved_model(const CheckpointReader& reader);
 // The files that came with the model that the run started from. Throws Error(data) for names that are none of kTokenizerFiles.
 std::vector<TokenizerFile> tokenizer_files(CheckpointReader& reader);
 
-// A config as so many tensor ranks hold its model, whatever it was trained on. Throws Error(usage) where it cannot be divided so.
-RunConfig for_ranks(RunConfig config, const TensorRanks& ranks);
+// A config as these tensor ranks hold its model, whatever it was trained on. Throws Error(usage) where it cannot be divided so.
+RunConfig for_ranks(RunConfig config, const ModelRanks& ranks);
 
 // The plan of the model as `use`, made of the saved config by for_ranks(), holds it. Before anything of the size that the saved config asks
 // for is made it is compared with the tensors: Error(data) where they do not fit.

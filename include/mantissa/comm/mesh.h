@@ -5,19 +5,24 @@
 #include <functional>
 
 #include "mantissa/comm/communicator.h"
+#include "mantissa/tensor/sharding.h"
 
 namespace mantissa {
 
 struct Mesh {
-  Communicator world;             // all ranks
-  Communicator tensor;            // those that share the matrices of one replica
-  Communicator data;              // those that hold the same part of each replica
-  Communicator expert = {};       // data ranks that share the experts of one replica
-  Communicator expert_data = {};  // data ranks that hold the same experts
+  Communicator world = {};         // all ranks
+  Communicator tensor = {};        // those that share the matrices of one replica
+  Communicator data = {};          // those that hold the same part of each replica
+  Communicator expert = {};        // data ranks that share the experts of one replica
+  Communicator expert_data = {};   // data ranks that hold the same experts
+  bool sequence_parallel = false;  // ModelRanks
+
+  ModelRanks ranks() const;
 };
 
-// Throws Error(usage) unless the tensor size divides the world and the expert size the data ranks.
-Mesh make_mesh(Communicator world, int tensor_size, int expert_size = 1);
+// Makes the mesh in which so many tensor and expert ranks hold a model together. All ranks of the world call it together. Throws
+// Error(usage) unless the tensor ranks divide the world and the expert ranks the data ranks.
+Mesh make_mesh(Communicator world, const ModelRanks& ranks);
 
 // Runs body on every rank. If it throws on any, all throw the error of the lowest such rank, which the others name. The body must not
 // communicate. An Error(peer_lost) is rethrown as it is: there is nobody to agree with.

@@ -102,6 +102,9 @@ struct TrainingConfig {
   std::optional<TraceConfig> trace;
 
   int64_t tokens_per_step() const { return *global_batch_size * seq_len; }
+  ExpertGradients expert_gradients() const {
+    return accumulation == Accumulation::tree ? ExpertGradients::by_source : ExpertGradients::summed;
+  }
   // Returns the name that make_backend() takes.
   std::string backend() const { return device == DeviceChoice::automatic ? "cpu" : choice_name(device); }
 
@@ -141,7 +144,10 @@ struct ParallelConfig {
   double section_timeout_s = 420.0;
 
   int64_t world() const { return data * tensor; }
-  RanksPerWeight per_weight() const { return {.tensor = tensor, .expert = expert}; }
+  // Returns the ranks that hold a model together, as the first one sees them.
+  ModelRanks ranks() const {
+    return {.tensor = static_cast<int>(tensor), .expert = static_cast<int>(expert), .sequence_parallel = sequence_parallel};
+  }
 
   void fields(auto& v) {
     v("backend", backend, "how ranks on CPUs talk: ucx (auto)");

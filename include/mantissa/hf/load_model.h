@@ -31,7 +31,7 @@ struct LoadedModel {
 // Of the checkpoint that a path stands for (load_checkpoint). The saved config is compared with the tensors before anything of its size is
 // made: Error(data) where they do not fit; Error(usage) where the model cannot be divided among the ranks, which call this together.
 // dtype: stands for precision.dtype; the codes are those of the checkpoint either way.
-LoadedModel load_model(const std::filesystem::path& path, const TensorRanks& ranks = {}, std::optional<Dtype> dtype = {});
+LoadedModel load_model(const std::filesystem::path& path, const Mesh& mesh = {}, std::optional<Dtype> dtype = {});
 
 // Returns the config of the checkpoint that a path stands for, or what a folder of Hugging Face's form says of its model.
 RunConfig config_of_model(const std::filesystem::path& path);

@@ -14,10 +14,10 @@ namespace mantissa {
 struct GptOptions {
   Recompute recompute = Recompute::none;
   bool gradients = true;           // allocate gradient buffers
-  TensorRanks tensor{};            // that hold this model together
+  Mesh mesh{};                     // whose ranks hold this model together
   int64_t micro_batches = 1;       // of a global batch: each has its share of the auxiliary losses of routers
   bool quantized_dispatch = true;  // of tokens to experts
-  ExpertRanks experts{};           // that share the experts, each with its own tokens
+  ExpertGradients expert_gradients = ExpertGradients::summed;
 };
 
 // Rows of tokens with what belongs to them; all are i32 tensors [batch * length].

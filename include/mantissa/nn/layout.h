@@ -36,7 +36,7 @@ class Layout {
   };
   const std::vector<Bucket>& buckets() const { return buckets_; }
 
-  int expert_ranks(const Bucket& bucket) const { return bucket.of_experts ? parameters_[bucket.first].experts.ranks : 1; }
+  int expert_ranks(const Bucket& bucket) const { return bucket.of_experts ? parameters_[bucket.first].sharding.ranks.expert : 1; }
 
   // The boundaries between the rows of the ranks that hold the bucket, and its end. Each rank has one run of whole row blocks, 32 rows or a
   // block where that is longer. That of rank r begins with the first row block at or after r / ranks of the bucket's elements.

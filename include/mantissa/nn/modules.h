@@ -13,45 +13,26 @@
 
 namespace mantissa {
 
-// Specifies this rank's share of "<path>.weight", or of sinks the path itself, stored as the plan says. sequence: the ranks share tokens,
-// too.
-ParameterSpec weight_of(const ModulePrecision& module, Init init, ShareOf share = {}, bool sequence = false);
-
-// The ranks that hold one replica of a model together; sequence: they share its tokens, too (TensorParallel).
-struct TensorRanks {
-  Communicator group{};
-  bool sequence = false;
-
-  ShareOf share() const { return {.rank = group.rank(), .ranks = group.size()}; }
-  TensorParallel context(Split split, int64_t tokens) const { return {.group = group, .split = split, .tokens = sequence ? tokens : 0}; }
-};
-
-// Specifies a grouped weight, "<path>.weight". The ranks that share experts hold equal numbers of its matrices, in their order, and each
-// tensor rank holds its share of every matrix.
-struct ExpertShare {
-  ShareOf share{};
-  bool by_source = false;  // ExpertRanks
-};
-ParameterSpec grouped_weight_of(const ModulePrecision& module, Init init, const ExpertShare& experts, ShareOf share = {});
-// Specifies their biases, "<path>.bias", divided as the weights are.
-ParameterSpec grouped_bias_of(const ModulePrecision& module, const ExpertShare& experts, ShareOf share = {});
-
+// Specify a rank's share of the weight of a module, and of its bias, stored as the plan says.
+ParameterSpec weight_of(const ModulePrecision& module, Init init, const ModelRanks& ranks = {},
+                        ExpertGradients gradients = ExpertGradients::summed);
+ParameterSpec bias_of(const ModulePrecision& module, const ModelRanks& ranks = {}, ExpertGradients gradients = ExpertGradients::summed);
 // Returns the specs of weights and biases of all modules in the order in which a model adds them, without initial values.
-std::vector<ParameterSpec> parameter_specs(const PrecisionPlan& plan, ShareOf share = {}, bool sequence = false,
-                                           const ExpertShare& experts = {});
+std::vector<ParameterSpec> parameter_specs(const PrecisionPlan& plan, const ModelRanks& ranks = {},
+                                           ExpertGradients gradients = ExpertGradients::summed);
 
 class Linear {
  public:
   // Adds weight [out, in] and, if the plan has one, a bias that starts at 0.
-  Linear(ParameterSet& set, const ModulePrecision& module, double init_std, const TensorRanks& ranks = {});
+  Linear(ParameterSet& set, const ModulePrecision& module, double init_std, const Mesh& mesh = {});
   // Maps [N, in] to [N, out], of what this rank holds of either. tokens: N of all ranks.
   Var forward(const Var& x, int64_t tokens) const {
-    return linear(x, weight_->weight(), bias_ ? bias_->var() : Var(), recipe_, ranks_.context(weight_->split, tokens));
+    return linear(x, weight_->weight(), bias_ ? bias_->var() : Var(), recipe_, tensor_parallel(mesh_, weight_->sharding.split, tokens));
   }
 
  private:
   Recipe recipe_;
-  TensorRanks ranks_;
+  Mesh mesh_;
   Parameter* weight_;
   Parameter* bias_ = nullptr;
 };
@@ -63,7 +44,7 @@ struct NormOptions {
 
 class NormLayer {
  public:
-  NormLayer(ParameterSet& set, const ModulePrecision& module, const NormOptions& options, const TensorRanks& ranks = {});
+  NormLayer(ParameterSet& set, const ModulePrecision& module, const NormOptions& options, const Mesh& mesh = {});
   Var forward(const Var& x) const;  // [N, C] -> [N, C]
 
  private:
@@ -98,8 +79,7 @@ struct AttentionOptions {
 class Attention {
  public:
   // Adds path.qkv, path.out and, where the plan has them, path.q_norm, path.k_norm and path.sinks; tensor ranks share them by heads.
-  Attention(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const AttentionOptions& options,
-            const TensorRanks& ranks = {});
+  Attention(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const AttentionOptions& options, const Mesh& mesh = {});
   Var forward(const Var& x, const SequenceContext& context) const;  // [N, hidden] -> [N, hidden]
 
  private:
@@ -123,7 +103,7 @@ struct MlpOptions {
 class Mlp {
  public:
   // Adds path.up or path.gate_up, and path.down.
-  Mlp(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const MlpOptions& options, const TensorRanks& ranks = {});
+  Mlp(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const MlpOptions& options, const Mesh& mesh = {});
   Var forward(const Var& x, int64_t tokens) const;  // [N, hidden] -> [N, hidden]
 
  private:

@@ -16,7 +16,7 @@ struct MoeOptions {
   Keep keep;
   double limit;             // of SwiGLU (SwiGluForward)
   bool quantized_dispatch;  // codes move where the GEMMs read codes
-  ExpertRanks ranks{};      // that share the experts
+  ExpertGradients expert_gradients = ExpertGradients::summed;
 };
 
 // What a router did in one forward pass.
@@ -41,8 +41,8 @@ class Moe {
  public:
   // Adds path.router and path.experts.gate_up and .down, each with its bias where the plan has one, and, where the plan has them,
   // path.shared.gate_up and .down and the buffer path.expert_bias, which the router adds to its scores for the selection only. Tensor ranks
-  // share every expert.
-  Moe(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const MoeOptions& options, const TensorRanks& ranks = {});
+  // share every expert, expert ranks have some of them each.
+  Moe(ParameterSet& set, const PrecisionPlan& plan, const std::string& path, const MoeOptions& options, const Mesh& mesh = {});
   // Maps [N, hidden] to [N, hidden], of this rank's share of so many tokens and sequences. Each expert takes `capacity` tokens; 0: all.
   // Adds what the router did to the statistics, if given, but not what it repeats in backward. Ranks that share tokens each route all of
   // them, because scores of sequences, capacity and groups are of all tokens; a router costs little beside the experts. All ranks that
@@ -62,7 +62,7 @@ class Moe {
   Var experts(const Var& x, const Var& weights, const Dispatch& to) const;
 
   MoeOptions options_;
-  TensorRanks ranks_;
+  Mesh mesh_;
   int64_t multiple_;  // rows of experts are padded to it
   Linear router_;
   const Buffer* expert_bias_ = nullptr;

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "mantissa/ops/ops.h"
-#include "mantissa/tensor/split.h"
+#include "mantissa/tensor/sharding.h"
 
 namespace mantissa {
 
@@ -27,29 +27,24 @@ struct ParameterSpec {
   std::string name;  // "layers.0.attn.qkv.weight"
   Shape shape;       // of this rank's share
   Init init{};
-  Dtype dtype = Dtype::f32;  // of the value
-  Quantization quantized{};  // kept as codes of the bf16 rounding, too
-  bool keeps_value = true;   // else the codes are all that is kept
-  int64_t padding = 0;       // last rows that no gradient reaches: zero, and never stored
-  // These describe a tensor that several tensor ranks share; share_of() sets them.
-  Split split = Split::none;
-  ShareOf share{};
-  int64_t stored_rows = 0;        // of all these ranks, without padding, where they share its rows
-  std::vector<int64_t> parts{};   // rows of fused parts (q, k, v), each of which is divided; empty: one part
-  bool partial_gradient = false;  // each rank that shares the tensor computes a part of its gradient, which is the sum
-  // These describe a grouped weight of experts.
-  ShareOf experts{};     // each of these ranks has whole matrices of it, which tensor ranks may share
-  int64_t matrices = 1;  // of this rank
-  int64_t sources = 1;   // ranks whose gradients are kept apart until join_sources(): [matrices, sources, ...]
+  Dtype dtype = Dtype::f32;       // of the value
+  Quantization quantized{};       // kept as codes of the bf16 rounding, too
+  bool keeps_value = true;        // else the codes are all that is kept
+  int64_t padding = 0;            // last rows that no gradient reaches: zero, and never stored
+  Sharding sharding{};            // of a tensor whose share this is; sharded() sets it
+  int64_t stored_rows = 0;        // of all tensor ranks, without padding, where they share its rows
+  std::vector<int64_t> parts{};   // rows of fused parts (q, k, v) of each matrix, which are divided; empty: one part
+  bool partial_gradient = false;  // each tensor rank computes a part of the gradient, which is the sum
+  int64_t matrices = 1;           // of a grouped weight
+  int64_t sources = 1;            // ranks whose gradients are kept apart until join_sources(): [matrices, sources, ...]
 
-  bool among_experts() const { return experts.ranks > 1; }
-  bool is_copy() const { return split == Split::none && share.rank > 0; }  // of what the first tensor rank has
+  bool among_experts() const { return sharding.ranks.expert > 1; }
   int64_t gradient_rows() const { return shape[0] * sources; }
 };
 
-// Divides a tensor, whose shape, parts and padding are those of the whole, by rows of each part or by columns. Throws Error(internal) if
-// the ranks do not get equal shares.
-ParameterSpec share_of(ParameterSpec whole, Split split, ShareOf share);
+// Returns one rank's share of a tensor, whose shape, parts, matrices and padding are those of the whole: some of its matrices, and of these
+// rows of each part or columns. Throws Error(internal) if the ranks do not get equal shares.
+ParameterSpec sharded(ParameterSpec whole, const Sharding& by);
 
 // Returns the same tensor as another of the ranks that share it has it.
 ParameterSpec as_of(ParameterSpec own, int tensor_rank, int expert_rank);

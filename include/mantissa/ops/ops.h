@@ -91,14 +91,6 @@ struct Routing {
 // weights and of the auxiliary losses, which no loss on the tape holds.
 Routing route(const Var& logits, const RoutingOptions& options, const Tensor& bias = {});
 
-// The ranks that share the experts of a layer equally, in their order: rank r has experts [r E / size, (r + 1) E / size). Each has its own
-// tokens, which are dispatched to the experts and combined again. by_source keeps the weight gradients of each rank's tokens apart [experts
-// of this rank, size, ...]; else they are summed.
-struct ExpertRanks {
-  Communicator group{};
-  bool by_source = false;
-};
-
 // Surround operations that take all tokens where tensor ranks share them (sequence parallelism); else both return their argument.
 // gathered_tokens() returns all rows, of which each rank brings its share; own_tokens() returns this rank's share of rows that are the same
 // on all. The gradient of gathered rows is the same on all ranks, so it is not summed: each takes its share.
@@ -123,8 +115,10 @@ struct Dispatch {
   std::shared_ptr<const AllToAllPlan> all_to_all{};  // null: all experts are here
   std::shared_ptr<RowWeights> weights = std::make_shared<RowWeights>();
 };
-// All these ranks call it together, as they do the two operations with its result, forward and backward.
-Dispatch dispatch(const Tensor& experts, int64_t num_experts, int64_t multiple, int64_t capacity = 0, const ExpertRanks& ranks = {});
+// `ranks` share the experts equally, in their order: rank r has experts [r E / size, (r + 1) E / size). Each has its own tokens, which are
+// dispatched to the experts and combined again. They call it together, as they do the two operations with its result, forward and backward.
+Dispatch dispatch(const Tensor& experts, int64_t num_experts, int64_t multiple, int64_t capacity = 0, const Communicator& ranks = {},
+                  ExpertGradients gradients = ExpertGradients::summed);
 
 // Computes the first GEMM of every expert, gate and up as one, on its permuted tokens, then SwiGLU times the weight of each row: x [N, in],
 // weights [N, K], a grouped weight gate_up [E * 2I, in] and bias [E * 2I] (optional: default Var) of this rank's experts give [R, I].

@@ -3,8 +3,7 @@
 // backward for each weight, except cross_entropy, whose chunks each have one.
 #pragma once
 
-#include "mantissa/comm/communicator.h"
-#include "mantissa/tensor/split.h"
+#include "mantissa/comm/mesh.h"
 
 namespace mantissa {
 
@@ -15,6 +14,8 @@ struct TensorParallel {
   // Else they are whole and the same on all ranks.
   int64_t tokens = 0;
 };
+// Returns the context on a mesh; tokens: of all its tensor ranks.
+TensorParallel tensor_parallel(const Mesh& mesh, Split split, int64_t tokens);
 
 struct RowRange {
   int64_t begin, end;

@@ -13,6 +13,6 @@ enum class PlanTable { narrow, wide };  // at most kNarrowColumns, long names wi
 
 // Text with one line per module, equal layers taken together; where ranks share weights the narrow table has the shape as
 // "[128/8, 1536/4, 2048]" (128 experts over 8 ranks, 1536 rows over 4), the wide one also what a rank holds.
-std::string plan_table(const PrecisionPlan& plan, PlanTable form, const RanksPerWeight& ranks = {});
+std::string plan_table(const PrecisionPlan& plan, PlanTable form, const ModelRanks& ranks = {});
 
 }  // namespace mantissa

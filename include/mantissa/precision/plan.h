@@ -10,7 +10,7 @@
 
 #include "mantissa/precision/operands.h"
 #include "mantissa/precision/rules.h"
-#include "mantissa/tensor/split.h"
+#include "mantissa/tensor/sharding.h"
 
 namespace mantissa {
 
@@ -22,12 +22,6 @@ struct ModulePart {
   std::string name;
   int64_t out;
   bool operator==(const ModulePart& other) const = default;
-};
-
-// Counts the ranks that share each weight, and those that share the experts of a layer.
-struct RanksPerWeight {
-  int64_t tensor = 1, expert = 1;
-  bool several() const { return tensor > 1 || expert > 1; }
 };
 
 // What a module is in its layer, where something depends on it. mlp_output: the second linear of an MLP or of experts. head_norm: of q or
@@ -42,7 +36,7 @@ struct ModuleShape {
   int64_t bias = 0;                    // elements, of all matrices of a grouped weight
   int64_t padding = 0;                 // last rows of the weight, of no token: zero, and never stored
   std::vector<ModulePart> parts = {};  // empty: one part
-  Split split = Split::none;           // how tensor parallelism divides the weight: each part by rows, or all by columns
+  Split split = Split::none;           // each part by rows, or all by columns
   bool experts = false;                // a grouped weight of experts, one below the other
   int64_t matrices = 1, active = 1;    // of it; those that a token is multiplied with
   int64_t window = 0;                  // of the output of attention: keys that a query sees at most; 0: all
@@ -55,7 +49,10 @@ struct ModuleShape {
   int64_t active_elements() const { return weight_elements() / matrices * active; }
   int64_t active_parameters() const { return active_elements() + bias / matrices * active; }
   int64_t parameters() const { return weight_elements() + bias; }
-  ModuleShape on_rank(const RanksPerWeight& ranks) const;  // what each holds: matrices, out, in, bias and parts of it
+  // Return how these ranks share the weight and the bias, which is whole where they divide the columns of the weight.
+  Sharding sharding(ModelRanks ranks) const;
+  Sharding bias_sharding(ModelRanks ranks) const;
+  ModuleShape on_rank(const ModelRanks& ranks) const;  // what each holds: matrices, out, in, bias and parts of it
   bool operator==(const ModuleShape& other) const = default;
 };
 
@@ -79,7 +76,7 @@ struct ModulePrecision {
   StoredType exported = StoredType::bf16;  // what fprop multiplies by, and so what an export holds
   int64_t bytes = 0;
 
-  int64_t bytes_on_rank(const RanksPerWeight& ranks) const;  // of `bytes`, what each rank holds
+  int64_t bytes_on_rank(const ModelRanks& ranks) const;  // of `bytes`, what each rank holds
 
   // Returns whether the codes are the parameter, without a value beside them.
   bool stores_only_codes() const { return storage != StoredType::fp32 && storage != StoredType::bf16; }
@@ -114,7 +111,7 @@ class PrecisionPlan {
   int64_t buffers() const;            // elements that are no parameters, because no gradient trains them
   int64_t active_parameters() const;  // that a token is computed with: of a grouped weight of experts, those it goes to
   int64_t bytes() const;              // resident, of all modules
-  int64_t bytes_on_rank(const RanksPerWeight& ranks) const;
+  int64_t bytes_on_rank(const ModelRanks& ranks) const;
   int64_t bytes_beside_masters() const;  // the same without fp32 parameters, which are the masters
 
   // Returns the XXH64 of what each module computes, stores, sends and exports; names of recipes and rules do not count.

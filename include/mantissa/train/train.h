@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "mantissa/checkpoint/checkpoint.h"
-#include "mantissa/comm/mesh.h"
+#include "mantissa/comm/communicator.h"
 #include "mantissa/config/run_config.h"
 #include "mantissa/metrics/events.h"
 #include "mantissa/plan/estimate.h"
@@ -37,9 +37,10 @@ struct TrainSummary {
 // numerical after training.nonfinite_limit steps in a row with NaN or Inf (nothing is saved then). After an Error in evaluation or samples
 // the steps done are saved.
 //
-// With several ranks every one of them calls this with its mesh, whose data group has parallel.data ranks. Rank 0 alone owns folder, lock
-// and metrics and receives events. Under training.accumulation tree, results do not depend on the number of ranks, bit for bit.
-TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& arguments, const TrainEvents& events, const Mesh& mesh = {});
+// With several ranks, as many as section parallel has in all, every one of them calls this. Rank 0 alone owns folder, lock and metrics and
+// receives events. Under training.accumulation tree, results do not depend on the number of ranks, bit for bit.
+TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& arguments, const TrainEvents& events,
+                   const Communicator& world = {});
 
 // What train() would do.
 struct RunPreview {
