@@ -3,37 +3,27 @@
 namespace mantissa {
 namespace {
 
-ModuleShape linear(const std::string& path, int64_t out, int64_t in, bool bias, Split split, std::vector<ModulePart> parts = {}) {
-  return {
-      .path = path, .kind = ModuleKind::linear, .out = out, .in = in, .bias = bias ? out : 0, .parts = std::move(parts), .split = split};
+ModuleShape column_parallel(const std::string& path, int64_t out, int64_t in, bool bias, std::vector<ModulePart> parts = {}) {
+  return {.path = path, .out = out, .in = in, .bias = bias ? out : 0, .parts = std::move(parts), .split = Split::column_parallel};
 }
 
-// Returns the second linear of an MLP.
-ModuleShape down(const std::string& path, int64_t out, int64_t in, bool bias) {
-  ModuleShape module = linear(path, out, in, bias, Split::row_parallel);
-  module.role = ModuleRole::mlp_output;
-  return module;
+ModuleShape row_parallel(const std::string& path, ModuleRole role, int64_t out, int64_t in, bool bias) {
+  return {.path = path, .role = role, .out = out, .in = in, .bias = bias ? out : 0, .split = Split::row_parallel};
 }
 
-ModuleShape norm(const std::string& path, int64_t channels, bool bias) {
-  return {.path = path, .kind = ModuleKind::norm, .out = channels, .in = 0, .bias = bias ? channels : 0};
-}
-
-ModuleShape head_norm(const std::string& path, int64_t channels) {
-  return {.path = path, .kind = ModuleKind::norm, .role = ModuleRole::head_norm, .out = channels};
+ModuleShape norm(const std::string& path, int64_t channels, bool bias, ModuleRole role = ModuleRole::other) {
+  return {.path = path, .kind = ModuleKind::norm, .role = role, .out = channels, .bias = bias ? channels : 0};
 }
 
 void add_attention(const ModelConfig& config, int64_t layer, const std::string& path, std::vector<ModuleShape>& modules) {
   const int64_t q = config.num_attention_heads * config.head_size(), kv = config.kv_heads() * config.head_size();
   const bool qkv_bias = config.attention_bias != AttentionBias::none, out_bias = config.attention_bias == AttentionBias::all;
-  modules.push_back(
-      linear(path + ".qkv", q + 2 * kv, config.hidden_size, qkv_bias, Split::column_parallel, {{"q", q}, {"k", kv}, {"v", kv}}));
-  modules.push_back(linear(path + ".out", config.hidden_size, q, out_bias, Split::row_parallel));
-  modules.back().role = ModuleRole::attention_output;
+  modules.push_back(column_parallel(path + ".qkv", q + 2 * kv, config.hidden_size, qkv_bias, {{"q", q}, {"k", kv}, {"v", kv}}));
+  modules.push_back(row_parallel(path + ".out", ModuleRole::attention_output, config.hidden_size, q, out_bias));
   modules.back().window = config.window(layer);
   if (config.qk_norm) {
-    modules.push_back(head_norm(path + ".q_norm", config.head_size()));
-    modules.push_back(head_norm(path + ".k_norm", config.head_size()));
+    modules.push_back(norm(path + ".q_norm", config.head_size(), false, ModuleRole::head_norm));
+    modules.push_back(norm(path + ".k_norm", config.head_size(), false, ModuleRole::head_norm));
   }
   if (!config.attention_sinks) return;
   modules.push_back(
@@ -43,12 +33,11 @@ void add_attention(const ModelConfig& config, int64_t layer, const std::string& 
 void add_mlp(const ModelConfig& config, const std::string& path, std::vector<ModuleShape>& modules) {
   const int64_t hidden = config.hidden_size, inner = config.intermediate_size;
   if (config.gated()) {
-    modules.push_back(
-        linear(path + ".gate_up", 2 * inner, hidden, config.mlp_bias, Split::column_parallel, {{"gate", inner}, {"up", inner}}));
+    modules.push_back(column_parallel(path + ".gate_up", 2 * inner, hidden, config.mlp_bias, {{"gate", inner}, {"up", inner}}));
   } else {
-    modules.push_back(linear(path + ".up", inner, hidden, config.mlp_bias, Split::column_parallel));
+    modules.push_back(column_parallel(path + ".up", inner, hidden, config.mlp_bias));
   }
-  modules.push_back(down(path + ".down", hidden, inner, config.mlp_bias));
+  modules.push_back(row_parallel(path + ".down", ModuleRole::mlp_output, hidden, inner, config.mlp_bias));
 }
 
 void add_moe(const ModelConfig& config, const std::string& path, std::vector<ModuleShape>& modules) {
@@ -68,13 +57,11 @@ void add_moe(const ModelConfig& config, const std::string& path, std::vector<Mod
     one.active = moe.num_experts_per_tok;
     modules.push_back(std::move(one));
   };
-  add_experts(
-      linear(path + ".experts.gate_up", 2 * inner, hidden, moe.expert_mlp_bias, Split::column_parallel, {{"gate", inner}, {"up", inner}}));
-  add_experts(down(path + ".experts.down", hidden, inner, moe.expert_mlp_bias));
+  add_experts(column_parallel(path + ".experts.gate_up", 2 * inner, hidden, moe.expert_mlp_bias, {{"gate", inner}, {"up", inner}}));
+  add_experts(row_parallel(path + ".experts.down", ModuleRole::mlp_output, hidden, inner, moe.expert_mlp_bias));
   if (shared == 0) return;
-  modules.push_back(
-      linear(path + ".shared.gate_up", 2 * shared, hidden, false, Split::column_parallel, {{"gate", shared}, {"up", shared}}));
-  modules.push_back(down(path + ".shared.down", hidden, shared, false));
+  modules.push_back(column_parallel(path + ".shared.gate_up", 2 * shared, hidden, false, {{"gate", shared}, {"up", shared}}));
+  modules.push_back(row_parallel(path + ".shared.down", ModuleRole::mlp_output, hidden, shared, false));
 }
 
 }  // namespace
