@@ -31,11 +31,6 @@ std::vector<std::byte> packed_scales(std::span<const std::byte> scales, int64_t 
 
 }  // namespace
 
-const ModulePrecision& ForwardTypes::module_of(const std::string& parameter) const {
-  const ModulePrecision* const itself = plan_.find(parameter);  // sinks are module and parameter
-  return itself ? *itself : plan_.of(parameter.substr(0, parameter.rfind('.')));
-}
-
 Quantization ForwardTypes::quantized(const std::string& parameter) const {
   const ModulePrecision& module = module_of(parameter);
   const bool high = module.exported == StoredType::fp32 || module.exported == StoredType::bf16;

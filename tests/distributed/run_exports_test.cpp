@@ -57,7 +57,7 @@ class ExportsOfRuns : public test::TrainingTest {
     if (layout.ranks() == 1) return run(loaded, request);
     TrainedRun out;
     const auto errors = test::run_ranks(layout.ranks(), [&](const Communicator& world) {
-      TrainedRun own = run(loaded, world.rank() == 0 ? request : nullptr, make_mesh(world, layout.tensor, layout.expert));
+      TrainedRun own = run(loaded, world.rank() == 0 ? request : nullptr, make_mesh(world, {.tensor = layout.tensor, .expert = layout.expert}));
       if (world.rank() == 0) out = std::move(own);
     });
     EXPECT_THAT(errors, ::testing::Each(IsEmpty())) << name;

@@ -21,7 +21,7 @@ class ForwardTypes {
   ForwardTypes(const ForwardTypes&) = delete;
   ForwardTypes& operator=(const ForwardTypes&) = delete;
 
-  const ModulePrecision& module_of(const std::string& parameter) const;
+  const ModulePrecision& module_of(const std::string& parameter) const { return plan_.module_of(parameter); }
   // Its codes, none if forward reads it in high precision.
   Quantization quantized(const std::string& parameter) const;
   bool quantizes_inputs(const std::string& parameter) const;  // of the GEMM with it
