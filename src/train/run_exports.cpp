@@ -60,8 +60,6 @@ struct Cut {};
 // What one rank does for the export at hand.
 class RunExports::Part {
  public:
-  ~Part() { thread_ = {}; }  // first of all: it uses what follows
-
   // Makes the folder and its files, on rank 0.
   void make_folder(const Order& order, const fs::path& output, const ExportOptions& options) {
     make_room(output);
@@ -117,7 +115,7 @@ class RunExports::Part {
   std::vector<Hash64> hashes_;
   std::string problem_;
   std::atomic<PartState> state_{PartState::writing};
-  std::jthread thread_;
+  std::jthread thread_;  // the last member: it is stopped before the others go
 };
 
 RunExports::RunExports(const RunConfig& config, const Communicator& world, std::function<void(const ExportEvent&)> made)
@@ -128,8 +126,7 @@ RunExports::~RunExports() {
 }
 
 void RunExports::add(const SavedCheckpoint& saved, std::optional<CheckpointDirectory>& checkpoints) {
-  const std::string own = world_.rank() == 0 ? fs::absolute(saved.path).string() : "";
-  const std::string path = broadcast_string(world_, own), hash = broadcast_string(world_, saved.hash);
+  const std::string path = broadcast_string(world_, saved.path.string()), hash = broadcast_string(world_, saved.hash);
   orders_.push_back({.step = checkpoint_step(fs::path(path).filename()).value(), .checkpoint = path, .manifest = hash});
   if (checkpoints) {
     checkpoints->pin(orders_.back().step);
