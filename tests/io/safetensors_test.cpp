@@ -114,6 +114,19 @@ TEST_F(Safetensors, LargeModelsAreCutIntoShards) {
   EXPECT_EQ(index["weight_map"].size(), tensors.size());
 }
 
+// The files that it names are as they were.
+TEST_F(Safetensors, AnIndexThatIsReplacedAloneIsSeen) {
+  write_model(folder(), {{"a", FileDtype::u8, {10}}, {"b", FileDtype::u8, {10}}}, {}, 10);
+  SafetensorsFolder read(folder());
+  EXPECT_NO_THROW(read.require_unchanged());
+  const std::string index = folder_ / "model.safetensors.index.json", content = read_file(index);
+  std::filesystem::remove(index);
+  write_file(index, content);
+  const Error error = error_of([&] { read.require_unchanged(); });
+  EXPECT_EQ(error.code(), ExitCode::data);
+  EXPECT_THAT(error.what(), ::testing::StartsWith(index + ": was changed or replaced"));
+}
+
 TEST_F(Safetensors, ATensorAboveTheLimitHasAShardOfItsOwn) {
   write_model(folder(), {{"a", FileDtype::u8, {10}}, {"b", FileDtype::u8, {300}}, {"c", FileDtype::u8, {10}}, {"d", FileDtype::u8, {90}}},
               {}, 100);
