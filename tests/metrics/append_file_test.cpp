@@ -9,6 +9,7 @@
 #include "files.h"
 #include "mantissa/base/log.h"
 #include "mantissa/base/pending_file.h"
+#include "mantissa/metrics/run_folder.h"
 
 namespace mantissa::append_file_test {
 
@@ -75,6 +76,19 @@ TEST_F(AppendFileTest, WarningGivesTheReasonOfTheSystemOnce) {
   const std::string log = test::read_file(folder_ / "log.txt");
   EXPECT_THAT(log, HasSubstr("lines: writing failed: File too large"));
   EXPECT_EQ(log.find("writing failed"), log.rfind("writing failed"));
+}
+
+TEST_F(AppendFileTest, MetricsCountWhatEitherOfTheirFilesDrops) {
+  for (const bool lines : {false, true}) {
+    for (const bool events : {false, true}) {
+      const std::string folder = folder_ / text(lines, events);
+      std::filesystem::create_directory(folder);
+      Metrics metrics({.run_name = {}, .dir = folder, .jsonl = lines, .tensorboard = events});
+      const FileSizeLimit limit(64);  // more than the head of an event file
+      for (int i = 0; i < 3; ++i) metrics.write(StepEvent{.mfu = {}});
+      EXPECT_EQ(metrics.dropped(), 3 * (lines + events)) << lines << events;
+    }
+  }
 }
 
 TEST_F(AppendFileTest, LogLinesThatCannotBeWrittenAreCounted) {
