@@ -149,6 +149,20 @@ TEST_F(CommandLine, AUsedRunFolderAdvisesSettingsThatStartAnotherRun) {
   expect_advice(saved, "runs/plain", {"logging.dir=runs/plain-4", "checkpoint.dir=%d/checkpoints"});
   expect_advice({"runs/plain/config.json", "--set", "logging.dir=runs/elsewhere"}, "runs/plain/checkpoints",
                 {"checkpoint.dir=%d/checkpoints"});
+  // One folder that does not follow the name of the run is enough.
+  const std::vector<std::string> apart = {"logging.dir=runs/plain-5", "checkpoint.dir=%d/checkpoints"};
+  expect_advice({"plain.json", "--set", "checkpoint.dir=saved"}, "runs/plain", apart);
+  expect_advice({"plain.json", "--set", "logging.dir=runs/plain"}, "runs/plain",
+                {"logging.dir=runs/plain-6", "checkpoint.dir=%d/checkpoints"});
+}
+
+// A name of which nothing would be left without its number.
+TEST_F(CommandLine, AUsedNameThatIsANumberIsAdvisedWithAnother) {
+  for (const std::string name : {"-5", "7", "a7"}) {
+    const std::vector<std::string> words = {"train", "run.json", "--set", "logging.dir=runs/" + name, "--set", "checkpoint.dir=%d/saved"};
+    ASSERT_EQ(mantissa(words).exit_code, 0);
+    expect_refused(words, "--set logging.dir=runs/" + name + "-2 ");
+  }
 }
 
 TEST_F(CommandLine, AMissingStepListsThoseThatExist) {
