@@ -147,7 +147,7 @@ std::vector<Hash64> ModelExport::write(const fs::path& folder, int part, int par
     hashes.push_back(hash.finish());
   }
   writer.finish();
-  source_->from->reader->require_unchanged();
+  source_->weights.require_unchanged();
   for (size_t i = first; i < last; ++i) {
     require(hash_in_file(folder, layout, i) == hashes[i - first], ExitCode::storage, folder.string(), ": ", layout.tensors()[i].name,
             " is not what was written");
@@ -186,6 +186,7 @@ ExportedModel export_model(const fs::path& from, const fs::path& output, const E
   std::optional<std::string> difference = export_difference(written, model.weights());
   const std::vector<std::string> schemes = export_scheme_differences(written, model.weights());
   if (!difference && !schemes.empty()) difference = schemes.front();
+  model.weights().require_unchanged();
   require(!difference, ExitCode::storage, output.string(), ": what was written is not what was to be: ", difference.value_or(""));
   pending.publish();
   return model.summary();

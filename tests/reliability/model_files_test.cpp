@@ -64,7 +64,9 @@ class ModelFiles : public test::ExportTest {
         SCOPED_TRACE(text(operation, ' ', at));
         fs::remove_all(path("model"));
         fs::copy(path("a"), path("model"));
-        arm_fault({.kind = Fault::other, .at = at, .only = operation, .action = [&] { replace_with("b", "model"); }});
+        arm_fault({.kind = Fault::other, .at = at, .only = operation, .action = [&] {
+                     at % 2 == 0 ? replace_with("b", "model") : write_over_with("b", "model");
+                   }});
         std::optional<Error> failed;
         try {
           use();
@@ -82,6 +84,12 @@ class ModelFiles : public test::ExportTest {
       }
     }
     return refused;
+  }
+  // As a copy does, so that a file that is open changes while it is read; a tick of the clock of files later, which is up to 10 ms.
+  void write_over_with(const std::string& model, const std::string& folder) const {
+    fs::copy(path(model), path(folder), fs::copy_options::overwrite_existing);
+    for (const auto& entry : fs::directory_iterator(path(folder)))
+      fs::last_write_time(entry.path(), entry.last_write_time() + std::chrono::milliseconds(10));
   }
 };
 
@@ -113,6 +121,20 @@ TEST_F(ModelFiles, ALoadedModelIsNeverOfTwoModels) {
         EXPECT_TRUE(found == of_a || found == of_b);
       });
   EXPECT_GT(refused, 5);
+}
+
+// While its last tensor is read: nothing opens a file after that.
+TEST_F(ModelFiles, AModelThatIsWrittenInPlaceIsNotLoaded) {
+  make_models();
+  arm_fault({.only = "pread"});
+  load_model(path("a"));
+  disarm_fault();
+  const int last = test::fault_state.operations;
+  arm_fault({.kind = Fault::other, .at = last, .only = "pread", .action = [&] { write_over_with("b", "a"); }});
+  const Error error = test::error_of([&] { load_model(path("a")); });
+  EXPECT_TRUE(disarm_fault());
+  EXPECT_EQ(error.code(), ExitCode::data);
+  EXPECT_THAT(error.what(), HasSubstr("was changed or replaced"));
 }
 
 // Written in place, so that only the times tell; and a file that was not there before.

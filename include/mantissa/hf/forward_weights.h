@@ -40,6 +40,7 @@ class ForwardWeights : public ForwardTypes {
   // Of a model of this plan. Both must outlive this.
   ForwardWeights(TensorReader& source, const PrecisionPlan& plan);
 
+  void require_unchanged() { source_.require_unchanged(); }  // TensorReader
   std::string where() const { return source_.where(); }      // for messages
   Dtype dtype(const std::string& parameter) const override;  // of one that was never trained that of its file
 
