@@ -34,7 +34,7 @@ inline void change_shard(const std::filesystem::path& checkpoint, Manifest manif
 inline void write_manifest_and_header(const std::filesystem::path& checkpoint, const Manifest& manifest) {
   const std::filesystem::path file = checkpoint / "shard-00000.safetensors";
   std::string bytes = read_file(file);
-  bytes.replace(0, static_cast<size_t>(header_bytes(file)), shard_headers(manifest).at(0));
+  bytes.replace(0, static_cast<size_t>(header_bytes(file)), shard_header(shard_pieces(manifest).at(0)));
   write_file(file, bytes);
   write_file(checkpoint / "manifest.json", format_manifest(manifest));
 }

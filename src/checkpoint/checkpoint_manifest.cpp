@@ -31,41 +31,31 @@ std::string piece_name(const ManifestTensor& tensor, const Box& box) {
   return tensor.name + "[" + ranges + "]";
 }
 
-struct PlacedPiece {
-  int64_t offset;
-  SafetensorsTensor tensor;
-};
-
-PlacedPiece placed(const ManifestTensor& tensor, const Piece& piece) {
-  return {piece.offset, {.name = piece_name(tensor, piece.box), .dtype = file_dtype(tensor.dtype), .shape = piece.box.size}};
-}
-
-std::string header_of(std::vector<PlacedPiece>& pieces) {
-  std::ranges::sort(pieces, {}, &PlacedPiece::offset);
-  std::vector<SafetensorsTensor> tensors;
-  tensors.reserve(pieces.size());
-  for (PlacedPiece& piece : pieces) tensors.push_back(std::move(piece.tensor));
-  return format_safetensors_header(tensors, {});
-}
-
 }  // namespace
 
-std::vector<std::string> shard_headers(const Manifest& manifest) {
-  std::vector<std::vector<PlacedPiece>> shards(manifest.shards.size());
+std::vector<ShardPieces> shard_pieces(const Manifest& manifest) {
+  std::vector<ShardPieces> shards(manifest.shards.size());
   for (const ManifestTensor& tensor : manifest.tensors) {
-    for (const Piece& piece : tensor.pieces) shards[static_cast<size_t>(piece.shard)].push_back(placed(tensor, piece));
+    for (const Piece& piece : tensor.pieces) shards[static_cast<size_t>(piece.shard)].push_back({&tensor, &piece});
   }
-  std::vector<std::string> headers;
-  for (std::vector<PlacedPiece>& pieces : shards) headers.push_back(header_of(pieces));
-  return headers;
+  return shards;
 }
 
-std::string shard_header(const std::vector<ManifestTensor>& tensors) {
-  std::vector<PlacedPiece> pieces;
+ShardPieces shard_pieces(const std::vector<ManifestTensor>& tensors) {
+  ShardPieces pieces;
   for (const ManifestTensor& tensor : tensors) {
-    for (const Piece& piece : tensor.pieces) pieces.push_back(placed(tensor, piece));
+    for (const Piece& piece : tensor.pieces) pieces.push_back({&tensor, &piece});
   }
-  return header_of(pieces);
+  return pieces;
+}
+
+std::string shard_header(ShardPieces pieces) {
+  std::ranges::sort(pieces, {}, [](const ShardPiece& piece) { return piece.piece->offset; });
+  std::vector<SafetensorsTensor> tensors;
+  tensors.reserve(pieces.size());
+  for (const auto& [tensor, piece] : pieces)
+    tensors.push_back({.name = piece_name(*tensor, piece->box), .dtype = file_dtype(tensor->dtype), .shape = piece->box.size});
+  return format_safetensors_header(tensors, {});
 }
 
 int64_t Box::elements() const {

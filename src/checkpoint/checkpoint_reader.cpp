@@ -79,16 +79,17 @@ void CheckpointReader::open_manifest() {
 }
 
 void CheckpointReader::check_shards() {
-  const std::vector<std::string> headers = shard_headers(manifest_);
   std::string found;
-  for (size_t i = 0; i < headers.size(); ++i) {
+  std::vector<ShardPieces> shards = shard_pieces(manifest_);
+  for (size_t i = 0; i < shards.size(); ++i) {
+    const std::string header = shard_header(std::move(shards[i]));
     const File file = File::open(directory_ / manifest_.shards[i].file);
-    header_bytes_.push_back(static_cast<int64_t>(headers[i].size()));
+    header_bytes_.push_back(static_cast<int64_t>(header.size()));
     const int64_t bytes = header_bytes_.back() + manifest_.shards[i].bytes;
     require(file.size() == bytes, ExitCode::data, file.path().string(), ": has ", file.size(), " bytes, the manifest says ", bytes);
-    found.resize(headers[i].size());
+    found.resize(header.size());
     file.read_at(0, std::as_writable_bytes(std::span(found)));
-    require(found == headers[i], ExitCode::data, file.path().string(), ": is damaged: its header is not that of the manifest");
+    require(found == header, ExitCode::data, file.path().string(), ": is damaged: its header is not that of the manifest");
   }
 }
 

@@ -124,7 +124,7 @@ Manifest assemble_manifest(const CheckpointHead& head, const std::vector<ShardEn
 
 void write_shard(const std::vector<CheckpointTensor>& tensors, const ShardEntry& entry, const std::filesystem::path& folder,
                  const Progressed& progressed) {
-  const std::string header = shard_header(entry.tensors);
+  const std::string header = shard_header(shard_pieces(entry.tensors));
   auto offset = static_cast<int64_t>(header.size());
   File file = File::create(folder / entry.shard.file, offset + entry.shard.bytes);
   file.write_at(0, std::as_bytes(std::span(header)));

@@ -12,7 +12,7 @@
 
 namespace mantissa {
 
-bool is_shared_folder(const Communicator& world, bool there, const std::filesystem::path& folder) {
+bool is_shared_folder(const Communicator& world, bool there, const std::filesystem::path& folder, const char* key) {
   if (world.size() == 1) return there;
   if (world.all(uint8_t{there}).front() == 0) return false;
   // Uses a new name, which no cache of a network file system can hold; CheckpointDirectory deletes what a killed process leaves.
@@ -33,7 +33,7 @@ bool is_shared_folder(const Communicator& world, bool there, const std::filesyst
   const auto lost = std::ranges::find(all, 0);
   if (lost == all.end()) return true;
   fail_alike(world, ExitCode::environment,
-             text("checkpoint.dir: rank ", lost - all.begin(), " does not find in ", folder.string(),
+             text(key, ": rank ", lost - all.begin(), " does not find in ", folder.string(),
                   " what rank 0 writes there: it is not shared between hosts"));
 }
 

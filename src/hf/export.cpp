@@ -59,11 +59,14 @@ std::unique_ptr<ExportedSource> source_at(const fs::path& from) {
   return source;
 }
 
-// The bytes of a tensor as they are in its file.
-Hash64 hash_in_file(const fs::path& folder, const SafetensorsLayout& layout, size_t tensor) {
+// Hashes the bytes of a tensor as they are in its file.
+Hash64 hash_in_file(const fs::path& folder, const SafetensorsLayout& layout, size_t tensor, const Progressed& progressed) {
   const auto [number, begin, end] = layout.place(tensor);
   const File file = File::open(folder / layout.file(number));
-  return xxh64(end - begin, [&, first = begin](int64_t at, std::span<std::byte> piece) { file.read_at(first + at, piece); });
+  return xxh64(end - begin, [&, first = begin](int64_t at, std::span<std::byte> piece) {
+    file.read_at(first + at, piece);
+    if (progressed) progressed();
+  });
 }
 
 bool same_value(float a, float b, bool zeros_alike) {
@@ -96,16 +99,18 @@ std::optional<std::string> tensor_difference(const ArchitectureTensor& tensor, H
 }  // namespace
 
 struct ModelExport::Source {
-  Source(const fs::path& path, const ExportOptions& how)
-      : options(how),
-        from(source_at(path)),
-        weights(*from->reader, from->model.plan),
-        exported(weights, from->model.config.model, how, from->narrow) {}
+  Source(const fs::path& path, const ExportOptions& how) : options(how), from(source_at(path)), weights(*from->reader, from->model.plan) {}
+
+  // Made where it is needed: a model that no architecture has can still be compared.
+  const ExportedWeights& exported() {
+    if (!made) made.emplace(weights, from->model.config.model, options, from->narrow);
+    return *made;
+  }
 
   ExportOptions options;
   std::unique_ptr<ExportedSource> from;
   ForwardWeights weights;
-  ExportedWeights exported;
+  std::optional<ExportedWeights> made;
 };
 
 ModelExport::ModelExport(const fs::path& from, const ExportOptions& options) : source_(std::make_unique<Source>(from, options)) {}
@@ -124,22 +129,22 @@ std::vector<std::string> ModelExport::warnings() const {
 }
 
 ExportedModel ModelExport::summary() const {
-  const SafetensorsLayout& layout = source_->exported.layout();
-  ExportedModel out{.architecture = source_->exported.architecture(), .tensors = std::ssize(layout.tensors()), .bytes = layout.bytes()};
+  const SafetensorsLayout& layout = source_->exported().layout();
+  ExportedModel out{.architecture = source_->exported().architecture(), .tensors = std::ssize(layout.tensors()), .bytes = layout.bytes()};
   if (source_->from->checkpoint) out.step = source_->from->checkpoint->manifest().step;
   return out;
 }
 
-void ModelExport::begin(const fs::path& folder) const { source_->exported.layout().create(folder); }
+void ModelExport::begin(const fs::path& folder) const { source_->exported().layout().create(folder); }
 
 std::vector<Hash64> ModelExport::write(const fs::path& folder, int part, int parts, const Progressed& progressed) {
-  const SafetensorsLayout& layout = source_->exported.layout();
+  const SafetensorsLayout& layout = source_->exported().layout();
   const size_t first = layout.first_of(part, parts), last = layout.first_of(part + 1, parts);
   SafetensorsWriter writer(folder, layout, first, last);
   std::vector<Hash64> hashes;
   for (size_t i = first; i < last; ++i) {
     StreamHash hash;
-    source_->exported.write(i, source_->weights, [&](std::span<const std::byte> bytes) {
+    source_->exported().write(i, source_->weights, [&](std::span<const std::byte> bytes) {
       hash.update(bytes);
       writer.write(bytes);
       if (progressed) progressed();
@@ -149,15 +154,14 @@ std::vector<Hash64> ModelExport::write(const fs::path& folder, int part, int par
   writer.finish();
   source_->weights.require_unchanged();
   for (size_t i = first; i < last; ++i) {
-    require(hash_in_file(folder, layout, i) == hashes[i - first], ExitCode::storage, folder.string(), ": ", layout.tensors()[i].name,
-            " is not what was written");
-    if (progressed) progressed();
+    require(hash_in_file(folder, layout, i, progressed) == hashes[i - first], ExitCode::storage, folder.string(), ": ",
+            layout.tensors()[i].name, " is not what was written");
   }
   return hashes;
 }
 
 void ModelExport::finish(const fs::path& folder, const std::vector<Hash64>& hashes) const {
-  const ExportedWeights& exported = source_->exported;
+  const ExportedWeights& exported = source_->exported();
   const ExportedSource& from = *source_->from;
   std::vector<TokenizerFile> files = model_files(from.files, from.tokenizer);
   files.push_back({.name = "config.json",
@@ -178,6 +182,7 @@ void ModelExport::finish(const fs::path& folder, const std::vector<Hash64>& hash
 
 ExportedModel export_model(const fs::path& from, const fs::path& output, const ExportOptions& options) {
   ModelExport model(from, options);
+  const ExportedModel summary = model.summary();  // and all refusals
   for (const std::string& warning : model.warnings()) log_warning(warning);
   PendingFolder pending(output);
   model.begin(pending.path());
@@ -189,7 +194,7 @@ ExportedModel export_model(const fs::path& from, const fs::path& output, const E
   model.weights().require_unchanged();
   require(!difference, ExitCode::storage, output.string(), ": what was written is not what was to be: ", difference.value_or(""));
   pending.publish();
-  return model.summary();
+  return summary;
 }
 
 void check_export(const RunConfig& config, ConfigReport& report) {

@@ -135,4 +135,13 @@ int64_t verify_export(const fs::path& folder) {
   return std::ssize(tensors);
 }
 
+std::string exported_manifest(const fs::path& folder) {
+  std::error_code error;
+  if (!fs::exists(folder / kProof, error)) return "";
+  const json proof = json::parse(hf_file(folder, kProof), nullptr, false);
+  const json from = proof.is_object() ? proof.value("checkpoint", json()) : json();
+  const json hash = from.is_object() ? from.value("manifest", json()) : json();
+  return hash.is_string() ? hash.get<std::string>() : "";
+}
+
 }  // namespace mantissa

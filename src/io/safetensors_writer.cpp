@@ -9,8 +9,9 @@
 namespace mantissa {
 namespace {
 
-void write_new_file(const std::filesystem::path& path, std::string_view content) {
-  File file = File::create(path);
+// The file has its whole size at once: what several hosts write side by side lies inside it.
+void write_new_file(const std::filesystem::path& path, std::string_view content, int64_t bytes = 0) {
+  File file = File::create(path, bytes);
   file.write_at(0, std::as_bytes(std::span(content)));
   file.sync();
   file.close();
@@ -54,7 +55,7 @@ SafetensorsLayout::SafetensorsLayout(std::vector<SafetensorsTensor> tensors, con
       places_[i].begin += static_cast<int64_t>(header.size());
       places_[i].end += static_cast<int64_t>(header.size());
     }
-    files_.push_back({.name = {}, .header = header});
+    files_.push_back({.name = {}, .header = header, .bytes = static_cast<int64_t>(header.size()) + end});
     bytes_ += end;
     first = last;
   }
@@ -74,7 +75,7 @@ size_t SafetensorsLayout::first_of(int part, int parts) const {
 
 void SafetensorsLayout::create(const std::filesystem::path& folder) const {
   require_free_space(folder, bytes_);
-  for (const ShardFile& file : files_) write_new_file(folder / file.name, file.header);
+  for (const ShardFile& file : files_) write_new_file(folder / file.name, file.header, file.bytes);
   if (files_.size() > 1) write_new_file(folder / "model.safetensors.index.json", index());
 }
 

@@ -1,6 +1,7 @@
 // Holds what a run of train() owns, and starts it (train_start.cpp).
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -47,8 +48,9 @@ struct Run {
   std::optional<double> gemm_rate = {};  // FLOP/s of all ranks in GEMMs alone, measured at the start
   std::optional<double> last_valid_loss;
   int64_t failed_saves = 0;
-  Request pending = Request::none;  // asked for by any rank, and not yet met
-  Traffic sent;                     // by all ranks up to the latest step
+  Request pending = Request::none;                                 // asked for by any rank, and not yet met
+  std::optional<std::chrono::steady_clock::time_point> stop_seen;  // when the first rank was asked to stop
+  Traffic sent;                                                    // by all ranks up to the latest step
   RunTrace trace;
   Stragglers stragglers{mesh.world.size()};
 

@@ -25,7 +25,7 @@ using Clock = std::chrono::steady_clock;
 
 fs::path exports_of(const RunConfig& config) { return fs::path(config.logging.dir) / "exports"; }
 
-// What a killed process left, and an export of another state of this step.
+// Deletes what a killed process left, and an export of another state of this step.
 void make_room(const fs::path& output) {
   const fs::path folder = output.parent_path();
   make_folders(folder);
@@ -39,7 +39,7 @@ void make_room(const fs::path& output) {
   if (fs::exists(fs::symlink_status(output, error))) discard(output);
 }
 
-// Of rank 0 alone: nothing that happens here may end the run.
+// Runs on rank 0 alone: nothing that happens here may end the run.
 void delete_exports_without_checkpoint(const RunConfig& config) {
   try {
     const std::vector<int64_t> saved = steps_in(config.checkpoint.dir);
@@ -57,7 +57,7 @@ struct Cut {};
 
 }  // namespace
 
-// What one rank does for the export at hand.
+// Does what one rank does for the export at hand.
 class RunExports::Part {
  public:
   // Makes the folder and its files, on rank 0.
@@ -69,14 +69,17 @@ class RunExports::Part {
   }
   std::string folder() const { return pending_ ? pending_->path().string() : ""; }
 
-  void start(const Order& order, const std::string& folder, const ExportOptions& options, int rank, int ranks) {
-    thread_ = std::jthread([=, this](const std::stop_token& stop) {
+  void start(const Order& order, const std::string& folder, const ExportOptions& options, const Communicator& world,
+             std::atomic<int64_t>& progress) {
+    const int rank = world.rank(), ranks = world.size();
+    thread_ = std::jthread([=, this, &progress](const std::stop_token& stop) {
       const LoopsAlone beside_training;
       try {
         if (!model_) model_ = std::make_unique<ModelExport>(order.checkpoint, options);
         require(model_->manifest() == order.manifest, ExitCode::data, order.checkpoint, ": was replaced before its export was made");
         hashes_ = model_->write(folder, rank, ranks, [&] {
           if (stop.stop_requested()) throw Cut();
+          ++progress;
         });
         state_ = PartState::written;
       } catch (const Cut&) {
@@ -122,31 +125,36 @@ RunExports::RunExports(const RunConfig& config, const Communicator& world, std::
     : config_(config), world_(world), made_(std::move(made)) {}
 
 RunExports::~RunExports() {
-  if (busy()) log_warning("the export of step ", orders_.front().step, " was cut short; the run makes it when it is resumed");
+  if (pending() > 0) log_warning("the export of step ", orders_.front().step, " was cut short; the run makes it when it is resumed");
 }
 
 void RunExports::add(const SavedCheckpoint& saved, std::optional<CheckpointDirectory>& checkpoints) {
-  const std::string path = broadcast_string(world_, saved.path.string()), hash = broadcast_string(world_, saved.hash);
-  orders_.push_back({.step = checkpoint_step(fs::path(path).filename()).value(), .checkpoint = path, .manifest = hash});
+  const int64_t own = checkpoint_step(saved.path.filename()).value_or(0);
+  const bool made = checkpoints && exported_manifest(export_folder(config_, own)) == saved.hash;
+  const Order order{.step = world_.all(own).front(),
+                    .checkpoint = broadcast_string(world_, made ? "" : saved.path.string()),
+                    .manifest = broadcast_string(world_, saved.hash)};
+  const bool asked = std::ranges::any_of(orders_, [&](const Order& other) { return other.manifest == order.manifest; });
+  if (order.checkpoint.empty() || asked) return;
+  orders_.push_back(order);
   if (checkpoints) {
-    checkpoints->pin(orders_.back().step);
+    checkpoints->pin(order.step);
     delete_exports_without_checkpoint(config_);
   }
   if (!part_) begin(orders_.front());
 }
 
 void RunExports::add_missing(std::optional<CheckpointDirectory>& checkpoints) {
-  std::vector<SavedCheckpoint> missing;
+  std::vector<SavedCheckpoint> kept;
   agree(world_, [&] {
-    std::error_code error;
     for (const CheckpointStatus& status : checkpoints ? list_checkpoints(checkpoints->folder()) : std::vector<CheckpointStatus>()) {
-      if (status.problem.empty() && !fs::exists(export_folder(config_, status.step), error))
-        missing.push_back({.path = status.path, .hash = status.hash});
+      if (status.problem.empty()) kept.push_back({.path = status.path, .hash = status.hash});
     }
+    const size_t most = static_cast<size_t>(config_.checkpoint.keep_latest);
+    kept.erase(kept.begin(), kept.end() - static_cast<std::ptrdiff_t>(std::min(kept.size(), most)));
   });
-  const auto count = world_.all(static_cast<int64_t>(missing.size())).front();
-  missing.resize(static_cast<size_t>(count));
-  for (const SavedCheckpoint& saved : missing) add(saved, checkpoints);
+  kept.resize(static_cast<size_t>(world_.all(static_cast<int64_t>(kept.size())).front()));
+  for (const SavedCheckpoint& saved : kept) add(saved, checkpoints);
 }
 
 // Rank 0 makes the files, then each rank begins to write its part of them.
@@ -156,18 +164,23 @@ void RunExports::begin(const Order& order) {
   if (world_.rank() == 0) {
     try {
       part_->make_folder(order, export_folder(config_, order.step), options);
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
       part_->fail_with(error.what());
     }
   }
   const bool made = world_.all(part_->state()).front() != PartState::failed;
   const std::string folder = broadcast_string(world_, part_->folder());
   if (!made && world_.rank() > 0) part_->fail_with("");
-  if (made) part_->start(order, folder, options, world_.rank(), world_.size());
+  if (!made) return;
+  try {
+    part_->start(order, folder, options, world_, progress_);
+  } catch (const std::exception& error) {  // no thread is left
+    part_->fail_with(error.what());
+  }
 }
 
 void RunExports::advance(std::optional<CheckpointDirectory>& checkpoints) {
-  while (busy()) {
+  while (pending() > 0) {
     const std::vector<PartState> states = world_.all(part_->state());
     if (std::ranges::find(states, PartState::writing) != states.end()) return;
     std::string problem;
@@ -175,7 +188,7 @@ void RunExports::advance(std::optional<CheckpointDirectory>& checkpoints) {
       const std::vector<std::string> hashes = gather_strings(world_, part_->hashes());
       try {
         if (world_.rank() == 0) part_->finish(hashes);
-      } catch (const Error& error) {
+      } catch (const std::exception& error) {
         problem = error.what();
       }
     } else {
@@ -184,7 +197,8 @@ void RunExports::advance(std::optional<CheckpointDirectory>& checkpoints) {
     }
     end(orders_.front(), broadcast_string(world_, problem), checkpoints);
     orders_.pop_front();
-    if (busy()) begin(orders_.front());
+    ++progress_;
+    if (pending() > 0) begin(orders_.front());
   }
 }
 
@@ -192,9 +206,10 @@ void RunExports::end(const Order& order, const std::string& problem, std::option
   const std::string path = problem.empty() ? export_folder(config_, order.step).string() : "";
   const ExportEvent event{{.step = order.step, .path = path, .problem = problem, .seconds = part_->seconds()}};
   part_.reset();
-  last_failed_ = !problem.empty();
-  failed_ += last_failed_ ? 1 : 0;
-  if (last_failed_) log_error("export of step ", order.step, " not made: ", problem);
+  failed_ += problem.empty() ? 0 : 1;
+  if (order.step >= newest_step_) last_failed_ = !problem.empty();
+  newest_step_ = std::max(newest_step_, order.step);
+  if (!problem.empty()) log_error("export of step ", order.step, " not made: ", problem);
   if (checkpoints) {
     checkpoints->unpin(order.step);
     delete_exports_without_checkpoint(config_);

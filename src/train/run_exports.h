@@ -1,8 +1,10 @@
 // Makes the exports of checkpoint.export beside training: <logging.dir>/exports/step-00000010, from the checkpoint of that step, which
 // holds what forward multiplies by and is kept until its export is there. Each rank writes a part of the tensors into the same files, in a
-// thread of its own and without a message to the others; ranks compare notes where advance() is called. One export is made at a time.
+// thread of its own and without a message to the others; whether all parts are there is agreed where advance() is called. One export is
+// made at a time, and at most one more waits.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <filesystem>
 #include <functional>
@@ -28,16 +30,18 @@ class RunExports {
   RunExports(const RunExports&) = delete;
   RunExports& operator=(const RunExports&) = delete;
 
-  // Asks for the export of a checkpoint that was committed; it waits for those asked for before. saved: of rank 0.
+  // Asks for the export of a checkpoint that was committed; it waits for those asked for before. Does nothing where it is there or asked
+  // for already. saved: of rank 0.
   void add(const SavedCheckpoint& saved, std::optional<CheckpointDirectory>& checkpoints);
-  // Asks for those that the checkpoints in the folder lack, because a run ended before it had made them.
+  // Asks for those of the newest checkpoints that a run did not make because it ended before.
   void add_missing(std::optional<CheckpointDirectory>& checkpoints);
 
-  bool busy() const { return !orders_.empty(); }
+  size_t pending() const { return orders_.size(); }  // with the one that is being made
   // Finishes an export whose parts are written, and begins the next. A failure is an event; nothing is thrown but for lost ranks.
   void advance(std::optional<CheckpointDirectory>& checkpoints);
+  int64_t progress() const { return progress_; }  // of this rank: a number that grows while it works
   int64_t failed() const { return failed_; }
-  bool last_failed() const { return last_failed_; }
+  bool last_failed() const { return last_failed_; }  // that of the newest step
 
  private:
   struct Order {
@@ -53,9 +57,10 @@ class RunExports {
   Communicator world_;
   std::function<void(const ExportEvent&)> made_;
   std::deque<Order> orders_;  // the first is being made
-  std::unique_ptr<Part> part_;
-  int64_t failed_ = 0;
+  std::atomic<int64_t> progress_{0};
+  int64_t failed_ = 0, newest_step_ = -1;
   bool last_failed_ = false;
+  std::unique_ptr<Part> part_;  // whose thread uses what stands above
 };
 
 }  // namespace mantissa

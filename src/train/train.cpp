@@ -73,6 +73,12 @@ bool due(const Run& run, int64_t interval) {
   return run.state.step == run.config.training.steps || (interval > 0 && run.state.step % interval == 0);
 }
 
+// Keeps the most urgent request until it is met.
+void take_request(Run& run, Request request) {
+  run.pending = std::max(run.pending, request);
+  if (run.pending == Request::save_and_stop && !run.stop_seen) run.stop_seen = Clock::now();
+}
+
 Request own_request(const Run& run) { return run.events.request ? run.events.request() : Request::none; }
 
 // Runs the step, and measures what it quantizes if the config asks for that.
@@ -109,7 +115,7 @@ void take_step(Run& run) {
   std::optional<PrecisionSummary> precision;
   const StepResult result = measured_step(run, batch, lr, precision);
   ++run.state.step;
-  run.pending = std::max(run.pending, static_cast<Request>(result.vote));
+  take_request(run, static_cast<Request>(result.vote));
   run.state.samples += *training.global_batch_size;
   run.state.tokens += training.tokens_per_step();
   run.state.pending_evaluation = run.data.valid.sets() > 0 && due(run, run.config.eval.interval);
@@ -130,7 +136,8 @@ void take_step(Run& run) {
 // The most urgent request of any rank.
 Request poll(Run& run) {
   const Request own = std::max(run.pending, own_request(run));
-  return run.pending = run.mesh.world.size() == 1 ? own : std::ranges::max(run.mesh.world.all(own));
+  take_request(run, run.mesh.world.size() == 1 ? own : std::ranges::max(run.mesh.world.all(own)));
+  return run.pending;
 }
 
 // Polls for requests; called often in a long section, so it reports progress, too.
@@ -177,11 +184,26 @@ bool write_samples(Run& run) {
   return true;
 }
 
-// kept is false before a stop, which may have seconds left: then no export is begun.
-enum class SaveFor { keeping, stopping };
+// Returns once at most so many exports are pending. A stop leaves them most of the 30 s that a launcher gives, counted from its request;
+// what it cuts is made by a resume. The watchdog sees the work of all ranks.
+void await_exports(Run& run, size_t most) {
+  constexpr double kGraceSeconds = 20;
+  std::vector<int64_t> progress;
+  while (run.exports.pending() > most) {
+    run.exports.advance(run.checkpoints);
+    poll(run);
+    const bool over = run.stop_seen && seconds_since(*run.stop_seen) > kGraceSeconds;
+    std::vector<int64_t> now = run.mesh.world.all(run.exports.progress());
+    if (now != progress) run.set_phase("save");
+    progress = std::move(now);
+    if (run.mesh.world.all(uint8_t{over}).front() != 0) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+}
 
-// Returns false if the disk did not take the save; training goes on and tries again at the next interval.
-bool save(Run& run, SaveFor purpose) {
+// Returns false if the disk did not take the save; training goes on and tries again at the next interval. Before a stop, which may have
+// seconds left, no export is begun.
+bool save(Run& run) {
   const auto start = Clock::now();
   const auto set_phase = [&run] { run.set_phase("save"); };
   SaveEvent event{.step = run.state.step};
@@ -199,24 +221,11 @@ bool save(Run& run, SaveFor purpose) {
   if (!event.path.empty()) run.newest_checkpoint = event.path;
   publish(run, run.events.saved, event);
   if (!event.problem.empty()) return false;
-  run.exports.advance(run.checkpoints);
-  if (run.config.checkpoint.exported && purpose == SaveFor::keeping) run.exports.add(saved, run.checkpoints);
-  return true;
-}
-
-// Waits for the exports that are being made. A stop leaves them most of the 30 s that a launcher gives; what it cuts is made by a resume.
-void finish_exports(Run& run, bool stops) {
-  constexpr double kGraceSeconds = 20;
-  std::optional<Clock::time_point> asked;
-  while (run.exports.busy()) {
-    run.set_phase("save");
-    run.exports.advance(run.checkpoints);
-    stops = stops || poll(run) == Request::save_and_stop;
-    if (stops && !asked) asked = Clock::now();
-    const bool over = asked && seconds_since(*asked) > kGraceSeconds;
-    if (run.mesh.world.all(uint8_t{over}).front() != 0) return;
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  if (run.config.checkpoint.exported && !run.stop_seen) {
+    await_exports(run, 1);
+    run.exports.add(saved, run.checkpoints);
   }
+  return true;
 }
 
 // Both yield to a stop, which may have seconds left; what is cut stays pending, in the checkpoint too.
@@ -234,17 +243,17 @@ bool after_step(Run& run) {
     evaluate_and_write(run);
   } catch (const Error& error) {
     // The others are at another place, unless they have thrown alike.
-    if (run.mesh.world.size() == 1 || error.code() == ExitCode::data) save(run, SaveFor::stopping);
+    if (run.mesh.world.size() == 1 || error.code() == ExitCode::data) save(run);
     throw;
   }
-  return due(run, run.config.checkpoint.interval) && save(run, SaveFor::keeping);
+  return due(run, run.config.checkpoint.interval) && save(run);
 }
 
 // Ends a run that has done all its steps.
 ExitCode finish(Run& run, bool saved) {
-  finish_exports(run, false);
-  if (run.exports.busy()) return ExitCode::stopped;
-  return saved && !run.exports.last_failed() ? ExitCode::ok : ExitCode::storage;
+  await_exports(run, 0);
+  if (!saved || run.exports.last_failed()) return ExitCode::storage;
+  return run.exports.pending() > 0 ? ExitCode::stopped : ExitCode::ok;
 }
 
 ExitCode loop(Run& run) {
@@ -252,19 +261,23 @@ ExitCode loop(Run& run) {
   bool saved = !run.resumed.empty() && run.config.checkpoint.resume == "auto";
   const auto at_end = [&run] { return run.state.step >= run.config.training.steps; };
   if (run.state.has_pending() || (at_end() && !saved)) saved = after_step(run);
+  if (run.config.checkpoint.exported) run.exports.add_missing(run.checkpoints);
   for (bool stepped = false;; stepped = true) {
     // After a step, the ranks have agreed already.
     const Request request = stepped && run.mesh.world.size() > 1 ? run.pending : poll(run);
     run.pending = Request::none;
     const bool finished = at_end() && !run.state.has_pending();
-    if (request != Request::none && !saved) saved = save(run, request == Request::save_and_stop ? SaveFor::stopping : SaveFor::keeping);
+    if (request != Request::none && !saved) saved = save(run);
     if (finished) return finish(run, saved);
     if (request == Request::save_and_stop) {
-      finish_exports(run, true);
+      await_exports(run, 0);
       return saved ? ExitCode::stopped : ExitCode::storage;
     }
     take_step(run);
-    if (run.state.step % run.config.logging.interval == 0) run.exports.advance(run.checkpoints);
+    if (run.exports.pending() > 0 && run.state.step % run.config.logging.interval == 0) {
+      run.set_phase("save");
+      run.exports.advance(run.checkpoints);
+    }
     saved = after_step(run);
   }
 }
@@ -281,7 +294,6 @@ TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& a
   start(run);
   run.gemm_rate = measured_gemm_rate(run.config, run.mesh.world);
   open_folder(run, arguments);
-  if (run.config.checkpoint.exported) run.exports.add_missing(run.checkpoints);
   return {.exit = loop(run),
           .steps = run.state.step,
           .tokens = run.state.tokens,

@@ -164,6 +164,8 @@ void open_folder(Run& run, const std::vector<std::string>& arguments) {
     write_run_folder(run.loaded, arguments);
     run.metrics.emplace(run.config.logging);
   });
+  if (run.config.checkpoint.exported)  // all ranks write into it
+    is_shared_folder(run.mesh.world, run.is_rank0(), run.config.logging.dir, "logging.dir");
   run.newest_checkpoint = run.resumed;
   if (!run.metrics) return;
   const StartEvent event{.folder = run.config.logging.dir,

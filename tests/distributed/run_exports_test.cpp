@@ -57,7 +57,7 @@ class ExportsOfRuns : public test::TrainingTest {
     if (layout.ranks() == 1) return run(loaded, request);
     TrainedRun out;
     const auto errors = test::run_ranks(layout.ranks(), [&](const Communicator& world) {
-      TrainedRun own = run(loaded, world.rank() == 0 ? request : nullptr, make_mesh(world, {.tensor = layout.tensor, .expert = layout.expert}));
+      TrainedRun own = run(loaded, world.rank() == 0 ? request : nullptr, world);
       if (world.rank() == 0) out = std::move(own);
     });
     EXPECT_THAT(errors, ::testing::Each(IsEmpty())) << name;
@@ -349,8 +349,8 @@ class ExportsAskedFor : public ExportsOfRuns {
         if (world.rank() == 0) events.push_back(event);
       });
       for (const SavedCheckpoint& one : of) exports.add(one, directory);
-      EXPECT_TRUE(exports.busy());
-      while (exports.busy()) exports.advance(directory);
+      EXPECT_GT(exports.pending(), 0U);
+      while (exports.pending() > 0) exports.advance(directory);
     });
     EXPECT_THAT(errors, ::testing::Each(IsEmpty()));
     return events;
@@ -367,6 +367,34 @@ TEST_F(ExportsAskedFor, WaitForEachOther) {
   }
 }
 
+// Nothing of it stays, whatever it had written.
+TEST_F(ExportsAskedFor, AnExportThatNobodyWaitsForIsCutShort) {
+  const LoadedConfig loaded = exporting();
+  std::optional<CheckpointDirectory> directory;
+  directory.emplace(loaded.config.checkpoint.dir, KeepPolicy{}, "test");
+  {
+    RunExports exports(loaded.config, {}, [](const ExportEvent&) {});
+    exports.add(saved(2), directory);
+  }
+  EXPECT_THAT(exports_of(run_folder("run")), IsEmpty());
+}
+
+TEST_F(ExportsAskedFor, OneThatIsThereOrAskedForIsNotMadeAgain) {
+  const LoadedConfig loaded = exporting();
+  std::optional<CheckpointDirectory> directory;
+  directory.emplace(loaded.config.checkpoint.dir, KeepPolicy{}, "test");
+  RunExports exports(loaded.config, {}, [](const ExportEvent&) {});
+  for (int i = 0; i < 2; ++i) exports.add(saved(2), directory);
+  EXPECT_EQ(exports.pending(), 1U);
+  while (exports.pending() > 0) exports.advance(directory);
+  exports.add(saved(2), directory);
+  EXPECT_EQ(exports.pending(), 0U);
+  SavedCheckpoint other = saved(2);
+  other.hash = saved(3).hash;  // of another state of this step
+  exports.add(other, directory);
+  EXPECT_EQ(exports.pending(), 1U);
+}
+
 // Until then the policy would delete it.
 TEST_F(ExportsAskedFor, KeepTheirCheckpoint) {
   const LoadedConfig loaded = exporting();
@@ -378,7 +406,7 @@ TEST_F(ExportsAskedFor, KeepTheirCheckpoint) {
   for (int64_t step = 11; step <= 13; ++step) directory->save(test::State(step).content());
   EXPECT_TRUE(std::filesystem::exists(asked[0].path));
   EXPECT_TRUE(std::filesystem::exists(asked[1].path));
-  while (exports.busy()) exports.advance(directory);
+  while (exports.pending() > 0) exports.advance(directory);
   EXPECT_FALSE(std::filesystem::exists(asked[0].path));
   EXPECT_FALSE(std::filesystem::exists(asked[1].path));
   EXPECT_THAT(exports_of(run_folder("run")), IsEmpty()) << "which go with their checkpoints";

@@ -78,10 +78,10 @@ bool manifest(std::string_view input) {
   }
   for (const Shard& shard : read.shards)
     promise(shard.file.find('/') == std::string::npos && shard.file.front() != '.', "a shard is beside the manifest");
-  const std::vector<std::string> headers = shard_headers(read);
-  for (size_t i = 0; i < headers.size(); ++i) {
-    const auto bytes = static_cast<int64_t>(headers[i].size()) + read.shards[i].bytes;
-    parse_safetensors_header(std::string_view(headers[i]).substr(8), bytes, read.shards[i].file);
+  const std::vector<ShardPieces> shards = shard_pieces(read);
+  for (size_t i = 0; i < shards.size(); ++i) {
+    const std::string header = shard_header(shards[i]);
+    parse_safetensors_header(std::string_view(header).substr(8), static_cast<int64_t>(header.size()) + read.shards[i].bytes, "shard");
   }
   const std::string again = format_manifest(read);
   promise(format_manifest(parse_manifest(again, "again")) == again, "a manifest is read as it was written");

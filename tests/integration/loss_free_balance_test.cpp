@@ -4,12 +4,12 @@
 #include <cstring>
 #include <span>
 
+#include "checkpoint_shards.h"
 #include "mantissa/backend/functions.h"
 #include "mantissa/checkpoint/checkpoint_diff.h"
 #include "mantissa/hf/load_model.h"
 #include "mantissa/train/generate.h"
 #include "mantissa/train/training_step.h"
-#include "checkpoint_shards.h"
 #include "process.h"
 #include "training.h"
 
@@ -218,7 +218,7 @@ TEST_F(LossFreeBalance, IsPartOfWhatACheckpointMustHold) {
     change(manifest);
     if (data) test::change_shard(path, manifest, data);
     std::string content = test::read_file(shard);
-    content.replace(0, static_cast<size_t>(test::header_bytes(shard)), shard_headers(manifest).at(0));
+    content.replace(0, static_cast<size_t>(test::header_bytes(shard)), shard_header(shard_pieces(manifest).at(0)));
     test::write_file(shard, content);
     if (!data) test::write_file(file, format_manifest(manifest));
     const Error error = test::error_of([&] { load_model(path); });

@@ -2,10 +2,11 @@
 //
 //   LOCK                         who owns it (folder_lock.h)
 //   latest                       "step-00001000 HEX": the newest one that was reported, and the hash of its manifest
-//   step-00001000/               manifest.json and shard-00000.safetensors, ..; complete if and only if manifest.json is there: it is
-//   written last .tmp-00001000-<id>/          a save in progress .bad-*                       damaged ones that were set aside; the newest
-//   two are kept .old-step-00001000-<id>      replaced by another state of its step that is not published yet; only where names cannot be
-//   exchanged .trash-*                     being deleted
+//   step-00001000/               shard-00000.safetensors, .. and manifest.json; complete if and only if that is there: it is written last
+//   .tmp-00001000-<id>/          a save in progress
+//   .bad-*                       damaged ones that were set aside; the newest two are kept
+//   .old-step-00001000-<id>      replaced by another state of its step that is not published yet; only where names cannot be exchanged
+//   .trash-*                     being deleted
 //
 // The promise is the order of a save: the temporary folder is written and synced, renamed, the parent synced, the result opened again,
 // `latest` replaced in the same way; only then is the save reported, and only then is anything old deleted. A kill at any point leaves the

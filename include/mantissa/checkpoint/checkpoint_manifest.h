@@ -13,7 +13,7 @@
 //
 // A piece is a box of the tensor in global coordinates, stored row-major at a byte offset of a shard. The pieces of a tensor tile it
 // exactly, and the pieces in a shard tile the shard exactly, so any layout of ranks can read what any other wrote. A shard is a file in the
-// safetensors format: bytes, offsets and hashes count from the end of its header, which follows from the pieces (shard_headers()). There a
+// safetensors format: bytes, offsets and hashes count from the end of its header, which follows from the pieces (shard_header()). There a
 // piece has the name of its tensor, or, where it is a part of one, "NAME[0:128,0:64]".
 #pragma once
 
@@ -145,10 +145,16 @@ struct Manifest : CheckpointHead {
   }
 };
 
-// Returns the first bytes of each shard, which are the header of a safetensors file.
-std::vector<std::string> shard_headers(const Manifest& manifest);
-// Returns that of one shard, of whose pieces these are all.
-std::string shard_header(const std::vector<ManifestTensor>& tensors);
+// Lists the pieces in each shard, or, of the tensors of one, in that. They point into the manifest.
+struct ShardPiece {
+  const ManifestTensor* tensor;
+  const Piece* piece;
+};
+using ShardPieces = std::vector<ShardPiece>;
+std::vector<ShardPieces> shard_pieces(const Manifest& manifest);
+ShardPieces shard_pieces(const std::vector<ManifestTensor>& tensors);
+// Returns the first bytes of a shard with these pieces: the header of a safetensors file.
+std::string shard_header(ShardPieces pieces);
 
 // In check_manifest.cpp. Throws Error(code) unless counts, names, boxes, offsets and chunks fit together as said above, within the caps.
 void check_manifest(const Manifest& manifest, const std::string& source, ExitCode code);

@@ -16,7 +16,7 @@ namespace mantissa {
 
 // Whether rank 0 has this folder (there, of rank 0) and locked it. Then throws Error(environment) on all ranks, naming one, unless all find
 // in it what rank 0 writes there: else each host has a folder of its own under this name.
-bool is_shared_folder(const Communicator& world, bool there, const std::filesystem::path& folder);
+bool is_shared_folder(const Communicator& world, bool there, const std::filesystem::path& folder, const char* key = "checkpoint.dir");
 
 // As agree() (comm/mesh.h) for reading a checkpoint: CheckpointUnread or other CheckpointDamage that one rank met is that on all, so that
 // all try again, or another one. The body must not communicate.

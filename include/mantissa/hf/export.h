@@ -28,8 +28,9 @@ struct ExportedModel {
 // finish() by one. Memory is a chunk of some megabytes, or one matrix where the architecture keeps it transposed; no model is built.
 class ModelExport {
  public:
-  // Of the checkpoint that a path stands for (open_checkpoint), or of a folder of Hugging Face's form. Throws Error(usage) for a model that
-  // no architecture expresses and for codes that the convention cannot, with the name of the module, Error(data) for what is damaged.
+  // Of the checkpoint that a path stands for (open_checkpoint), or of a folder of Hugging Face's form. Throws Error(data) for what is
+  // damaged. summary(), begin() and write() throw Error(usage) for a model that no architecture expresses and for codes that the convention
+  // cannot, with the name of the module.
   ModelExport(const std::filesystem::path& from, const ExportOptions& options);
   ~ModelExport();
   ModelExport(const ModelExport&) = delete;
@@ -80,5 +81,7 @@ std::optional<std::string> export_difference(HfWeights& folder, ForwardWeights& 
 // mantissa.json: how many tensors there are. Throws Error(data) that names the first that differs, is missing or, a tensor, is one more,
 // Error(usage) if the folder has no such file. In export_proof.cpp.
 int64_t verify_export(const std::filesystem::path& folder);
+// Returns the hash of the manifest of the checkpoint that an export was made from; "" where none is named. In export_proof.cpp.
+std::string exported_manifest(const std::filesystem::path& folder);
 
 }  // namespace mantissa

@@ -173,6 +173,7 @@ class SafetensorsLayout {
  private:
   struct ShardFile {
     std::string name, header;
+    int64_t bytes;  // with the header
   };
   std::string index() const;
 
