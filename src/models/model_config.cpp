@@ -11,17 +11,17 @@ namespace mantissa {
 namespace {
 
 // Layers that are there, each once.
-void validate_layers(const std::vector<int64_t>& layers, int64_t num_layers, const std::string& key, ConfigReport& report) {
+void validate_layers(const std::vector<int64_t>& layers, int64_t num_layers, const std::string& key, const OptionError& report) {
   std::set<int64_t> seen;
   for (const int64_t layer : layers) {
-    if (layer < 0 || layer >= num_layers) report.error(key, text("there is no layer ", layer, ", model.num_layers is ", num_layers));
-    if (!seen.insert(layer).second) report.error(key, text("names layer ", layer, " twice"));
+    if (layer < 0 || layer >= num_layers) report(key, text("there is no layer ", layer, ", model.num_layers is ", num_layers));
+    if (!seen.insert(layer).second) report(key, text("names layer ", layer, " twice"));
   }
 }
 
-void validate_sliding_layers(const ModelConfig& config, ConfigReport& report) {
+void validate_sliding_layers(const ModelConfig& config, const OptionError& report) {
   validate_layers(config.sliding_layers, config.num_layers, "model.sliding_layers", report);
-  if (!config.sliding_layers.empty() && !config.sliding_window) report.error("model.sliding_layers", "needs model.sliding_window");
+  if (!config.sliding_layers.empty() && !config.sliding_window) report("model.sliding_layers", "needs model.sliding_window");
 }
 
 }  // namespace
@@ -32,31 +32,35 @@ int64_t ModelConfig::padded_vocab_size() const {
 }
 
 void ModelConfig::validate(ConfigReport& report) const {
-  if (!head_dim && hidden_size % num_attention_heads != 0) {
-    report.error("model.hidden_size",
-                 text("must be a multiple of num_attention_heads ", num_attention_heads, " unless head_dim is given, got ", hidden_size));
-  } else if (position == Position::rope && head_size() % 2 != 0) {
-    report.error(head_dim ? "model.head_dim" : "model.hidden_size",
-                 text("rotary positions need an even head_dim, got ", head_size(), head_dim ? "" : " = hidden_size / num_attention_heads"));
-  }
-  if (num_attention_heads % kv_heads() != 0) {
-    report.error("model.num_key_value_heads", text("must divide num_attention_heads ", num_attention_heads, ", got ", kv_heads()));
-  }
-  if (num_attention_heads * head_size() > kWidestHeads) {
-    report.error("model.num_attention_heads",
-                 text("num_attention_heads ", num_attention_heads, " * head_dim ", head_size(), " is more than ", kWidestHeads));
-  }
-  validate_sliding_layers(*this, report);
-  if (swiglu_limit && activation != Activation::swiglu_clamped) report.error("model.swiglu_limit", "needs model.activation swiglu_clamped");
-  if (rope_scaling) rope_scaling->validate(*this, report);
-  if (moe) moe->validate(*this, report);
-  if (norm_bias && norm == Norm::rms) report.error("model.norm_bias", "RMSNorm has no bias: needs model.norm layer");
+  validate([&](const std::string& key, const std::string& why) { report.error(key, why); });
 }
 
-void RopeScalingConfig::validate(const ModelConfig& model, ConfigReport& report) const {
-  if (model.position != Position::rope) return report.error("model.rope_scaling", "needs model.position rope");
+void ModelConfig::validate(const OptionError& report) const {
+  if (!head_dim && hidden_size % num_attention_heads != 0) {
+    report("model.hidden_size",
+           text("must be a multiple of num_attention_heads ", num_attention_heads, " unless head_dim is given, got ", hidden_size));
+  } else if (position == Position::rope && head_size() % 2 != 0) {
+    report(head_dim ? "model.head_dim" : "model.hidden_size",
+           text("rotary positions need an even head_dim, got ", head_size(), head_dim ? "" : " = hidden_size / num_attention_heads"));
+  }
+  if (num_attention_heads % kv_heads() != 0) {
+    report("model.num_key_value_heads", text("must divide num_attention_heads ", num_attention_heads, ", got ", kv_heads()));
+  }
+  if (num_attention_heads * head_size() > kWidestHeads) {
+    report("model.num_attention_heads",
+           text("num_attention_heads ", num_attention_heads, " * head_dim ", head_size(), " is more than ", kWidestHeads));
+  }
+  validate_sliding_layers(*this, report);
+  if (swiglu_limit && activation != Activation::swiglu_clamped) report("model.swiglu_limit", "needs model.activation swiglu_clamped");
+  if (rope_scaling) rope_scaling->validate(*this, report);
+  if (moe) moe->validate(*this, report);
+  if (norm_bias && norm == Norm::rms) report("model.norm_bias", "RMSNorm has no bias: needs model.norm layer");
+}
+
+void RopeScalingConfig::validate(const ModelConfig& model, const OptionError& report) const {
+  if (model.position != Position::rope) return report("model.rope_scaling", "needs model.position rope");
   const auto refuse = [&](bool wrong, const char* key, const std::string& why) {
-    if (wrong) report.error(std::string("model.rope_scaling.") + key, why);
+    if (wrong) report(std::string("model.rope_scaling.") + key, why);
   };
   const bool yarn = type == RopeScaling::yarn;
   const auto only = [&](RopeScaling of, const char* key, bool given) {
@@ -78,7 +82,7 @@ void RopeScalingConfig::validate(const ModelConfig& model, ConfigReport& report)
          "needs mscale and mscale_all_dim together");
   refuse(yarn && mscale && attention_factor, "mscale", "does nothing beside attention_factor");
   if (yarn && model.rope_theta <= 1.0) {
-    report.error("model.rope_theta", text("must be above 1 for model.rope_scaling.type yarn, got ", model.rope_theta));
+    report("model.rope_theta", text("must be above 1 for model.rope_scaling.type yarn, got ", model.rope_theta));
   }
 }
 
@@ -108,9 +112,9 @@ int64_t MoeConfig::capacity(int64_t tokens) const {
   return std::max<int64_t>(1, static_cast<int64_t>(std::min(std::ceil(even * *capacity_factor), static_cast<double>(tokens))));
 }
 
-void MoeConfig::validate(const ModelConfig& model, ConfigReport& report) const {
+void MoeConfig::validate(const ModelConfig& model, const OptionError& report) const {
   const auto refuse = [&](bool wrong, const char* key, const std::string& why) {
-    if (wrong) report.error(std::string("model.moe.") + key, why);
+    if (wrong) report(std::string("model.moe.") + key, why);
   };
   refuse(num_experts_per_tok > num_experts, "num_experts_per_tok",
          text("must be at most num_experts ", num_experts, ", got ", num_experts_per_tok));
@@ -127,8 +131,8 @@ void MoeConfig::validate(const ModelConfig& model, ConfigReport& report) const {
   validate_layers(dense_layers, model.num_layers, "model.moe.dense_layers", report);
   refuse(static_cast<int64_t>(std::set(dense_layers.begin(), dense_layers.end()).size()) >= model.num_layers, "dense_layers",
          "names every layer: leave model.moe out");
-  if (!model.gated()) report.error("model.activation", "experts need swiglu or swiglu_clamped");
-  if (model.mlp_bias) report.error("model.mlp_bias", "is of dense models; biases of experts are model.moe.expert_mlp_bias");
+  if (!model.gated()) report("model.activation", "experts need swiglu or swiglu_clamped");
+  if (model.mlp_bias) report("model.mlp_bias", "is of dense models; biases of experts are model.moe.expert_mlp_bias");
 }
 
 }  // namespace mantissa

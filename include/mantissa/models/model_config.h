@@ -4,8 +4,10 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "mantissa/backend/backend.h"
@@ -39,6 +41,10 @@ constexpr auto choices(Recompute) {
 
 constexpr auto choices(RouterScore) { return std::array{Choice{"softmax", RouterScore::softmax}, Choice{"sigmoid", RouterScore::sigmoid}}; }
 
+// Takes the key of an option, "model.moe.num_experts", and what is wrong with it, in which other options have their keys, those of the same
+// section without it.
+using OptionError = std::function<void(const std::string& key, const std::string& why)>;
+
 // Section "model.rope_scaling" stretches the rotary frequencies to longer sequences than those of pretraining, as Hugging Face's
 // rope_scaling of the same type does (models/rope_table.h). Members of the other type stay null.
 struct RopeScalingConfig {
@@ -50,7 +56,7 @@ struct RopeScalingConfig {
   std::optional<bool> truncate = {};
   std::optional<double> attention_factor = {}, mscale = {}, mscale_all_dim = {};
 
-  void validate(const struct ModelConfig& model, ConfigReport& report) const;
+  void validate(const struct ModelConfig& model, const OptionError& report) const;
 
   void fields(auto& v) {
     v("type", type, "llama3: low frequencies are divided by factor; yarn: the same, and cos and sin are scaled");
@@ -97,7 +103,7 @@ struct MoeConfig {
   // Returns how many assignments one expert takes of so many tokens: ceil(tokens * num_experts_per_tok / num_experts * capacity_factor); 0:
   // all.
   int64_t capacity(int64_t tokens) const;
-  void validate(const struct ModelConfig& model, ConfigReport& report) const;
+  void validate(const struct ModelConfig& model, const OptionError& report) const;
 
   void fields(auto& v) {
     v("num_experts", num_experts, "experts of a layer", limits::between(1, 65536));
@@ -172,7 +178,8 @@ struct ModelConfig {
   // Returns the rows of the embedding and the output projection. Throws Error(internal) while vocab_size is null.
   int64_t padded_vocab_size() const;
 
-  // Checks what no single field can show: divisibility, and options that exclude each other. Keys are reported as "model.<name>".
+  // Checks what no single field can show: divisibility, and options that exclude each other.
+  void validate(const OptionError& report) const;
   void validate(ConfigReport& report) const;
 
   void fields(auto& v) {
