@@ -13,109 +13,88 @@ namespace {
 
 constexpr size_t kShownBytes = 80;
 
+std::string shown(const json& value) {
+  const std::string whole = value.dump(-1, ' ', false, json::error_handler_t::replace);
+  return whole.size() <= kShownBytes ? whole : whole.substr(0, kShownBytes) + " ...";
+}
+
 bool is_whole(const json& value) {
   return value.is_number_integer() && (!value.is_number_unsigned() || value.get<uint64_t>() <= uint64_t{INT64_MAX});
 }
 
-std::string shown(const json& value) {
-  const std::string whole = value.dump(-1, ' ', false, json::error_handler_t::replace);
-  return whole.size() <= kShownBytes ? whole : whole.substr(0, kShownBytes) + " ...";
+// Returns what a value of this kind is, unless this is one.
+const char* unmet(const json& value, FieldKind kind) {
+  switch (kind) {
+    case FieldKind::boolean: return value.is_boolean() ? nullptr : "true or false";
+    case FieldKind::integer: return is_whole(value) ? nullptr : "an integer";
+    case FieldKind::number: return value.is_number() ? nullptr : "a number";
+    case FieldKind::list: return value.is_array() && std::ranges::all_of(value, is_whole) ? nullptr : "a list of integers";
+    default: return value.is_string() ? nullptr : "a string";
+  }
 }
 
 }  // namespace
 
 ArchitectureKeys::ArchitectureKeys(const json& object, std::string source, std::string prefix)
     : object_(object), source_(std::move(source)), prefix_(std::move(prefix)) {
-  const std::string name = prefix_.substr(0, prefix_.rfind('.'));  // prefix "rope_scaling." is of members
+  const std::string name = prefix_.substr(0, prefix_.rfind('.'));  // of the object
   require(object.is_object(), ExitCode::data, source_, ": ", name.empty() ? "must be" : name + " must be", " a JSON object");
 }
 
-bool ArchitectureKeys::has(const std::string& name) {
-  known_.insert(name);
-  const auto found = object_.find(name);
+bool ArchitectureKeys::has(const std::string& key) {
+  known_.insert(key);
+  const auto found = object_.find(key);
   return found != object_.end() && !found->is_null();
 }
 
-bool ArchitectureKeys::is_null(const std::string& name) {
-  known_.insert(name);
-  const auto found = object_.find(name);
-  return found != object_.end() && found->is_null();
+bool ArchitectureKeys::is_null(const std::string& key) { return !has(key) && object_.contains(key); }
+
+const json& ArchitectureKeys::value(const std::string& key) { return object_.at(key); }
+
+const json* ArchitectureKeys::stated(const std::string& key, FieldKind kind) {
+  if (!has(key)) return nullptr;
+  if (const char* const wanted = unmet(value(key), kind)) wrong(key, wanted);
+  return &value(key);
 }
 
-const json& ArchitectureKeys::value(const std::string& name) { return object_.at(name); }
-
-std::optional<int64_t> ArchitectureKeys::integer(const std::string& name) {
-  if (!has(name)) return {};
-  if (!is_whole(value(name))) wrong(name, "an integer");
-  return value(name).get<int64_t>();
+std::optional<int64_t> ArchitectureKeys::integer(const std::string& key) {
+  const json* const value = stated(key, FieldKind::integer);
+  return value != nullptr ? std::optional(value->get<int64_t>()) : std::nullopt;
 }
 
-void ArchitectureKeys::require_present(const std::string& name) {
-  require(has(name), ExitCode::data, source_, ": ", prefix_, name, " is missing");
+std::optional<double> ArchitectureKeys::number(const std::string& key) {
+  const json* const value = stated(key, FieldKind::number);
+  return value != nullptr ? std::optional(value->get<double>()) : std::nullopt;
 }
 
-int64_t ArchitectureKeys::needed_integer(const std::string& name) {
-  require_present(name);
-  return *integer(name);
+std::string ArchitectureKeys::word(const std::string& key, const std::string& fallback) {
+  const json* const value = stated(key, FieldKind::text);
+  return value != nullptr ? value->get<std::string>() : fallback;
 }
 
-std::optional<double> ArchitectureKeys::number(const std::string& name) {
-  if (!has(name)) return {};
-  if (!value(name).is_number()) wrong(name, "a number");
-  return value(name).get<double>();
+int64_t ArchitectureKeys::integer_or(const std::string& key, int64_t fallback) {
+  require_not_null(key, FieldKind::integer);
+  return integer(key).value_or(fallback);
 }
 
-double ArchitectureKeys::needed_number(const std::string& name) {
-  require_present(name);
-  return *number(name);
+void ArchitectureKeys::require_present(const std::string& key) {
+  require(has(key), ExitCode::data, source_, ": ", name(key), " is missing");
 }
 
-int64_t ArchitectureKeys::integer_or(const std::string& name, int64_t fallback) {
-  if (is_null(name)) wrong(name, "an integer");
-  return integer(name).value_or(fallback);
+void ArchitectureKeys::require_not_null(const std::string& key, FieldKind kind) {
+  if (is_null(key)) wrong(key, unmet(nullptr, kind));
 }
 
-double ArchitectureKeys::number_or(const std::string& name, double fallback) {
-  if (is_null(name)) wrong(name, "a number");
-  return number(name).value_or(fallback);
-}
-
-bool ArchitectureKeys::flag(const std::string& name, bool fallback) {
-  if (is_null(name)) wrong(name, "true or false");
-  if (!has(name)) return fallback;
-  if (!value(name).is_boolean()) wrong(name, "true or false");
-  return value(name).get<bool>();
-}
-
-std::string ArchitectureKeys::word(const std::string& name, const std::string& fallback) {
-  if (!has(name)) return fallback;
-  if (!value(name).is_string()) wrong(name, "a string");
-  return value(name).get<std::string>();
-}
-
-std::vector<int64_t> ArchitectureKeys::integers(const std::string& name) {
-  std::vector<int64_t> out;
-  if (!has(name)) return out;
-  if (!value(name).is_array()) wrong(name, "a list of integers");
-  for (const json& entry : value(name)) {
-    if (!is_whole(entry)) wrong(name, "a list of integers");
-    out.push_back(entry.get<int64_t>());
-  }
-  return out;
-}
-
-void ArchitectureKeys::ignore(std::initializer_list<const char*> names) { known_.insert(names.begin(), names.end()); }
-
-void ArchitectureKeys::only(const std::string& name, const std::vector<json>& allowed) {
-  if (!has(name) || std::ranges::find(allowed, value(name)) != allowed.end()) return;
-  if (allowed.empty()) refuse(name, "mantissa knows it as null only");
-  refuse(name, "mantissa computes only " + joined(allowed, " or ", [](const json& one) { return one.dump(); }));
+void ArchitectureKeys::only(const std::string& key, const std::vector<json>& allowed) {
+  if (!has(key) || std::ranges::find(allowed, value(key)) != allowed.end()) return;
+  if (allowed.empty()) refuse(key, "mantissa knows it as null only");
+  refuse(key, "mantissa computes only " + joined(allowed, " or ", [](const json& one) { return one.dump(); }));
 }
 
 void ArchitectureKeys::require_all_known() const {
   std::vector<std::string> unknown;
-  for (const auto& [name, value] : object_.items()) {
-    if (!known_.contains(name) && !value.is_null()) unknown.push_back(text(prefix_, name, " = ", shown(value)));
+  for (const auto& [key, value] : object_.items()) {
+    if (!known_.contains(key) && !value.is_null()) unknown.push_back(text(name(key), " = ", shown(value)));
   }
   constexpr size_t kShown = 10;
   const size_t more = unknown.size() > kShown ? unknown.size() - kShown : 0;
@@ -124,12 +103,12 @@ void ArchitectureKeys::require_all_known() const {
           joined(unknown, "\n  "), more > 0 ? text("\n  and ", more, " more") : "", "\nremove them if they change nothing");
 }
 
-void ArchitectureKeys::refuse(const std::string& name, const std::string& why) const {
-  fail(ExitCode::usage, source_, ": ", prefix_, name, " = ", shown(object_.at(name)), ": ", why);
+void ArchitectureKeys::refuse(const std::string& key, const std::string& why) const {
+  fail(ExitCode::usage, source_, ": ", name(key), " = ", shown(object_.at(key)), ": ", why);
 }
 
-void ArchitectureKeys::wrong(const std::string& name, const std::string& wanted) const {
-  fail(ExitCode::data, source_, ": ", prefix_, name, " must be ", wanted, ", got ", shown(object_.at(name)));
+void ArchitectureKeys::wrong(const std::string& key, const std::string& wanted) const {
+  fail(ExitCode::data, source_, ": ", name(key), " must be ", wanted, ", got ", shown(object_.at(key)));
 }
 
 }  // namespace mantissa

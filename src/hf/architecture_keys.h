@@ -1,13 +1,14 @@
 // Reads the keys of a config.json, and tracks which were read and what is wrong with them.
 #pragma once
 
-#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "mantissa/base/error.h"
+#include "mantissa/json/fields.h"
 
 namespace mantissa {
 
@@ -15,31 +16,31 @@ namespace mantissa {
 // Error(usage).
 class ArchitectureKeys {
  public:
+  // The prefix is that of members of an object in the file: "rope_scaling.".
   ArchitectureKeys(const nlohmann::json& object, std::string source, std::string prefix = "");
 
-  bool has(const std::string& name);
-  bool is_null(const std::string& name);                 // is there, as null
-  const nlohmann::json& value(const std::string& name);  // that has() says is there
-  std::optional<int64_t> integer(const std::string& name);
-  std::optional<double> number(const std::string& name);
-  // Returns the default of the transformers class if the key is absent. A null key gives none, as it does in the class.
-  int64_t integer_or(const std::string& name, int64_t fallback);
-  double number_or(const std::string& name, double fallback);
-  bool flag(const std::string& name, bool fallback);
-  std::string word(const std::string& name, const std::string& fallback);
-  std::vector<int64_t> integers(const std::string& name);
-  int64_t needed_integer(const std::string& name);
-  double needed_number(const std::string& name);
+  bool has(const std::string& key);
+  bool is_null(const std::string& key);                                  // is there, as null
+  const nlohmann::json& value(const std::string& key);                   // that has() says is there
+  const nlohmann::json* stated(const std::string& key, FieldKind kind);  // nullptr: absent. A list is one of integers
+  std::optional<int64_t> integer(const std::string& key);
+  std::optional<double> number(const std::string& key);
+  std::string word(const std::string& key, const std::string& fallback);
+  int64_t integer_or(const std::string& key, int64_t fallback);  // null is of another type
 
-  // Ignores a key that changes nothing that the model computes.
-  void ignore(std::initializer_list<const char*> names);
-  void require_present(const std::string& name);  // Error(data) otherwise
+  // Ignores keys that change nothing that the model computes.
+  void ignore(const std::vector<std::string>& keys) { known_.insert(keys.begin(), keys.end()); }
+  void require_present(const std::string& key);                   // Error(data) otherwise
+  void require_not_null(const std::string& key, FieldKind kind);  // the same
   // Requires that the key is absent or one of these.
-  void only(const std::string& name, const std::vector<nlohmann::json>& allowed);
+  void only(const std::string& key, const std::vector<nlohmann::json>& allowed);
   // Throws Error(usage) that lists the keys nobody asked for.
   void require_all_known() const;
-  [[noreturn]] void refuse(const std::string& name, const std::string& why) const;
-  [[noreturn]] void wrong(const std::string& name, const std::string& wanted) const;
+  [[noreturn]] void refuse(const std::string& key, const std::string& why) const;
+  [[noreturn]] void wrong(const std::string& key, const std::string& wanted) const;
+
+  std::string name(const std::string& key) const { return prefix_ + key; }
+  const std::string& source() const { return source_; }
 
  private:
   const nlohmann::json& object_;

@@ -1,0 +1,96 @@
+// What a config.json says: one table of its keys, the options of section "model" that they stand for, and the defaults of the configuration
+// classes of transformers, the same in 4.57 and 5.23. Reader and writer walk it (architecture_config.cpp), and messages about an option
+// name its key. What no table can say is a topic: two functions in architecture_topics.cpp.
+#pragma once
+
+#include <array>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "hf/architecture_keys.h"
+#include "mantissa/hf/hugging_face.h"
+
+namespace mantissa {
+
+enum class KeyKind {
+  needed,    // an option that the file must give
+  value,     // an option; a file without the key has the default, null is of the wrong type
+  nullable,  // the same, but null leaves the option as it is
+  lenient,   // the same, but null counts as absent
+  implied,   // an option that is so in every model of the architecture; there is no key
+  must_be,   // the key may be absent or have this value; it is not written
+  stated,    // the same, and it is written
+  ignored,   // keys, separated by blanks, that change nothing that the model computes
+  written,   // a key of this sort that other readers find with the option or the value
+  topic
+};
+
+class ArchitectureReader;
+using ReadTopic = void(ArchitectureReader& reader);
+using WriteTopic = void(Architecture architecture, ModelConfig& model, nlohmann::ordered_json& out);
+using KeyValue = std::variant<std::monostate, bool, int64_t, double, const char*>;
+
+struct ArchitectureKey {
+  unsigned architectures;  // that have it
+  KeyKind kind;
+  const char* key = nullptr;                                   // in config.json
+  const char* option = nullptr;                                // of section "model": "moe.num_experts"
+  KeyValue value = {};                                         // default of the class; none: that of ModelConfig
+  std::array<std::pair<KeyValue, const char*>, 3> words = {};  // values for the choices of an option, where they differ
+  ReadTopic* read = nullptr;
+  WriteTopic* write = nullptr;
+};
+using ArchitectureTable = std::vector<ArchitectureKey>;
+ArchitectureTable architecture_table(Architecture architecture);
+
+// null: none.
+template <class... Values>
+nlohmann::json json_of(const std::variant<std::monostate, Values...>& value) {
+  nlohmann::json out;
+  std::visit(
+      [&]<class T>(const T& held) {
+        if constexpr (!std::is_same_v<T, std::monostate>) out = held;
+      },
+      value);
+  return out;
+}
+
+Field option_field(ModelConfig& model, const std::string& option);  // in a section that is there
+ModelConfig with_derived(ModelConfig model);                        // with values of options that it leaves to others
+
+// Fills a model with what a config.json says.
+class ArchitectureReader {
+ public:
+  ArchitectureReader(ArchitectureKeys& file, Architecture of);
+
+  ArchitectureKeys& keys;
+  const Architecture architecture;
+  ModelConfig model = {};
+
+  // `from`: the file or an object in it.
+  void read(const ArchitectureTable& table, ArchitectureKeys& from);
+  // Sets an option to what its key says, null: nothing. A value beyond the limits of the option is remembered instead.
+  void set(const std::string& option, const std::string& key, const nlohmann::json& value);
+  int64_t layers() const;  // throws if the file's is beyond the limits, before anything is done for each
+  void drop_experts();
+  // Throws Error(usage) with all that was remembered, or else what ModelConfig::validate() finds.
+  void require_valid();
+
+ private:
+  void read_option(const ArchitectureKey& key, ArchitectureKeys& from);
+  std::string message_of(const std::string& option, const std::string& why);
+  void throw_problems() const;
+
+  std::map<std::string, std::string> keys_of_options_ = {};
+  std::set<std::string> problems_ = {};  // "num_hidden_layers: must be at least 1, got 0"
+};
+
+ReadTopic read_rope, read_windows, read_number_of_experts, read_dense_layers, read_gpt_oss_router, read_gpt2_width;
+WriteTopic write_rope, write_windows, write_dense_layers;
+
+}  // namespace mantissa
