@@ -78,9 +78,9 @@ TEST_F(FolderWeights, FormsThatTensorsCannotHaveAreRefusedByName) {
     EXPECT_EQ(error.code(), code) << error.what();
     EXPECT_THAT(error.what(), HasSubstr(what));
   };
-  refused(codes.as(down, FileDtype::f8_e5m2, {64, 96}), ExitCode::usage, down + " is F8_E5M2 with scales in U8; mantissa imports");
+  refused(codes.as(down, FileDtype::f8_e5m2, {64, 96}), ExitCode::usage, down + " is F8_E5M2 with scales in U8; mantissa reads");
   refused(codes.as(down + "_scale", FileDtype::f8_e4m3, {64, 3}), ExitCode::usage, down + " is F8_E4M3 with scales in F8_E4M3; mantissa");
-  refused(codes.as(down, FileDtype::u8, {64, 96}), ExitCode::usage, down + " is U8 with scales in U8; mantissa imports");
+  refused(codes.as(down, FileDtype::u8, {64, 96}), ExitCode::usage, down + " is U8 with scales in U8; mantissa reads");
 
   const HfFolder values(path("values"), "llama", "F32", {{"intermediate_size", 80}});
   refused(values.as(norm, FileDtype::i32, {96}), ExitCode::usage, norm + " is I32; mantissa reads F32, BF16, F16 and");
