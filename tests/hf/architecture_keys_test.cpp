@@ -77,6 +77,8 @@ TEST(ArchitectureKeys, NullIsNotAbsent) {
     EXPECT_EQ(read(with(type, {{"num_key_value_heads", nullptr}})).model.kv_heads(), 4) << type;
   for (const char* type : {"llama", "mixtral", "gpt_oss"})
     EXPECT_EQ(read(with(type, {{"head_dim", nullptr}})).model.head_size(), 24) << type;
+  for (const auto& [type, theta] : std::vector<std::pair<const char*, double>>{{"llama", 1e4}, {"mixtral", 1e6}, {"gpt_oss", 150000.0}})
+    EXPECT_EQ(read(with(type, {{"rope_theta", nullptr}})).model.rope_theta, theta) << type;
   const json window = {{"use_sliding_window", true}, {"sliding_window", nullptr}, {"max_window_layers", 0}};
   EXPECT_FALSE(read(with("qwen3", window)).model.sliding_window.has_value());
   json absent = with("qwen3", window);
@@ -89,7 +91,8 @@ TEST(ArchitectureKeys, NullIsNotAbsent) {
                                                                                   {"llama", "max_position_embeddings"},
                                                                                   {"qwen3", "rms_norm_eps"},
                                                                                   {"qwen3", "attention_bias"},
-                                                                                  {"mixtral", "num_local_experts"}}) {
+                                                                                  {"mixtral", "num_local_experts"},
+                                                                                  {"mixtral", "num_experts"}}) {
     const Error error = refused(with(type, {{key, nullptr}}));
     EXPECT_EQ(error.code(), ExitCode::data) << type;
     EXPECT_THAT(error.what(), HasSubstr(text("config.json: ", key, " must be "))) << type;
@@ -170,6 +173,11 @@ TEST(ArchitectureKeys, BothFormsOfRotaryPositionsAreRead) {
     EXPECT_THAT(read_four, HasSubstr("\"rope_theta\": 777"));
     both["rope_theta"] = 778.0;
     EXPECT_THAT(refused(both).what(), HasSubstr("rope_theta differs: 778 stands beside it"));
+    both.erase("rope_theta");
+    both["rope_scaling"]["rope_theta"] = 778.0;
+    EXPECT_THAT(refused(both).what(), HasSubstr("rope_parameters = "));
+    EXPECT_THAT(refused(both).what(), HasSubstr("rope_theta differs: 778 stands beside it"));
+    both["rope_scaling"].erase("rope_theta");
     both["rope_theta"] = 777.0;
     both["rope_parameters"]["factor"] = 3.0;
     EXPECT_THAT(refused(both).what(), HasSubstr("rope_scaling says otherwise"));
@@ -278,7 +286,10 @@ TEST(ArchitectureKeys, WhatIsNoOptionOfTheClassMustBeAsItIs) {
   const std::vector<Refusal> refusals = {{"qwen2", {{"use_mrope", true}}, "use_mrope = true: mantissa computes only false"},
                                          {"llama", {{"rope_interleaved", true}}, "rope_interleaved = true"},
                                          {"llama", {{"is_llama_config", false}}, "is_llama_config = false"},
+                                         {"qwen3", {{"is_llama_config", true}}, "is_llama_config = true"},
                                          {"llama", {{"use_qk_norm", true}}, "use_qk_norm = true"},
+                                         {"qwen2", {{"qkv_bias", false}}, "qkv_bias = false"},
+                                         {"gpt2", {{"qkv_bias", false}}, "qkv_bias = false"},
                                          {"llama", {{"qkv_bias", true}}, "qkv_bias = true"},
                                          {"qwen3_moe", {{"use_qk_norm", false}}, "use_qk_norm = false"},
                                          {"qwen3_moe", {{"qkv_bias", true}}, "qkv_bias = true"},
@@ -289,6 +300,15 @@ TEST(ArchitectureKeys, WhatIsNoOptionOfTheClassMustBeAsItIs) {
     EXPECT_EQ(refused(config).code(), ExitCode::usage);
     EXPECT_THAT(refused(config).what(), HasSubstr(refusal.what));
   }
+}
+
+TEST(ArchitectureKeys, WhatChangesNothingIsAccepted) {
+  json dense = config_of("qwen3_moe");
+  dense.update({{"mlp_only_layers", {0, 1, 2}}, {"num_experts_per_tok", 0}});
+  EXPECT_FALSE(read(dense).model.moe.has_value());
+  json rotary = config_of("llama");
+  rotary.update({{"partial_rotary_factor", 1}, {"rope_scaling", {{"rope_type", "default"}, {"partial_rotary_factor", 1.0}}}});
+  EXPECT_NO_THROW(read(rotary));
 }
 
 TEST(ArchitectureKeys, PartsOfTheFileAreToldByTheirName) {

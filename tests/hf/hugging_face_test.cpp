@@ -140,8 +140,11 @@ TEST(HuggingFaceConfig, WhatMantissaDoesNotComputeIsRefusedByName) {
       {"gpt_oss", {{"rope_scaling", nullptr}}, "rope_scaling = null: transformers 4 takes this as unscaled and transformers 5 as yarn"},
       {"gpt_oss", {{"sliding_window", nullptr}}, "sliding_window = null: every second layer of gpt-oss has one"},
       {"llama", {{"is_encoder_decoder", true}}, "is_encoder_decoder = true"},
+      {"llama", {{"add_cross_attention", true}}, "add_cross_attention = true"},
       {"llama", {{"rope_parameters", {{"partial_rotary_factor", 0.5}}}}, "rope_parameters.partial_rotary_factor = 0.5"},
+      {"llama", {{"rope_scaling", {{"rope_type", "default"}, {"mystery", 1}}}}, "rope_scaling.mystery = 1"},
       {"gpt_oss", {{"swiglu_alpha", 1.5}}, "swiglu_alpha = 1.5"},
+      {"gpt_oss", {{"attention_bias", false}}, "attention_bias = false"},
       {"gpt_oss", {{"layer_types", {"full_attention", "full_attention"}}}, "layer_types = "},
       {"gpt2", {{"scale_attn_weights", false}}, "scale_attn_weights = false"},
       {"gpt2", {{"scale_attn_by_inverse_layer_idx", true}}, "scale_attn_by_inverse_layer_idx = true"},
@@ -159,6 +162,7 @@ TEST(HuggingFaceConfig, LayersBeyondNumberAreRefusedBeforeAnythingIsDoneForEach)
   for (const char* type : {"mixtral", "qwen3_moe", "gpt_oss"}) {
     json config = config_of(type);
     config.update({{"num_hidden_layers", 1000000000000000000}, {"sliding_window", 8}});
+    if (type == std::string("gpt_oss")) config["layer_types"] = {"full_attention"};
     EXPECT_EQ(refused(config).code(), ExitCode::usage);
     EXPECT_THAT(refused(config).what(), HasSubstr("num_hidden_layers: must be at most 10000, got 1000000000000000000"));
   }
@@ -247,6 +251,7 @@ TEST(HuggingFaceConfig, EveryOptionThatAnArchitectureLacksHasItsReason) {
     return std::string(error.what());
   };
   EXPECT_THAT(reason("qwen3_moe", [](ModelConfig& m) { m.moe->n_group = 2; }), HasSubstr("model.moe.n_group"));
+  EXPECT_THAT(reason("qwen3_moe", [](ModelConfig& m) { m.moe->force_balance = true; }), HasSubstr("model.moe.force_balance"));
   EXPECT_THAT(reason("qwen3_moe", [](ModelConfig& m) { m.moe->bias_update_rate = 0.1; }), HasSubstr("model.moe.bias_update_rate"));
   EXPECT_THAT(reason("qwen3_moe", [](ModelConfig& m) { m.attention_bias = AttentionBias::qkv; }), HasSubstr("model.attention_bias: qkv"));
   EXPECT_THAT(reason("qwen3", [](ModelConfig& m) { m.mlp_bias = true; }), HasSubstr("model.mlp_bias: only Llama has it"));
@@ -256,6 +261,7 @@ TEST(HuggingFaceConfig, EveryOptionThatAnArchitectureLacksHasItsReason) {
   EXPECT_THAT(reason("gpt2", [](ModelConfig& m) { m.num_key_value_heads = 2; }), HasSubstr("model.num_key_value_heads must be"));
   EXPECT_THAT(reason("gpt2", [](ModelConfig& m) { m.head_dim = 32; }), HasSubstr("model.head_dim must be"));
   EXPECT_THAT(reason("gpt_oss", [](ModelConfig& m) { m.moe->dense_layers = {1}; }), HasSubstr("model.moe.dense_layers: every layer"));
+  EXPECT_THAT(reason("gpt_oss", [](ModelConfig& m) { m.moe.reset(); }), HasSubstr("model.moe: every layer has experts"));
   EXPECT_THAT(reason("gpt_oss", [](ModelConfig& m) { m.moe->norm_topk_prob = m.moe->softmax_after_topk = false; }),
               HasSubstr("model.moe.norm_topk_prob must be true"));
 }
