@@ -13,7 +13,6 @@ namespace mantissa::padding_test {
 using test::read_file;
 using ::testing::Each;
 using ::testing::HasSubstr;
-using ::testing::Not;
 
 struct Case {
   const char* name;
@@ -53,8 +52,8 @@ TEST_P(Padding, IsNeverStored) {
     EXPECT_EQ(reader.tensor(std::string(prefix) + "embed.weight").shape.front(), 8) << "letters";
 }
 
-// As all checkpoints were once, with anything in the rows of padding.
-TEST_P(Padding, ThatWasStoredIsDroppedWithOneWarning) {
+// With anything in the rows of padding.
+TEST_P(Padding, ThatIsStoredAllTheSameIsRefused) {
   run("run", sets(GetParam().least + 32, {"training.steps=2"}));
   save_changed("run", 2, "old", [&](Gpt& model, CheckpointContent& content) {
     content.plan = CheckpointReader(checkpoint("run", 2)).manifest().plan;
@@ -68,22 +67,11 @@ TEST_P(Padding, ThatWasStoredIsDroppedWithOneWarning) {
       tensor.data = padded;
     }
   });
-  const auto from = [&](const std::string& name, const std::string& path, std::string& log) {
-    open_log({.console = false, .file = folder_ / (name + ".txt")});
-    const std::vector<double> losses = run(name, sets(GetParam().least, {"checkpoint.init_from=" + path, "training.steps=5"})).losses;
-    close_log();
-    log = read_file(folder_ / (name + ".txt"));
-    return losses;
-  };
-  std::string warned, silent;
-  EXPECT_EQ(from("warned", folder_ / "old", warned), from("silent", run_folder("run"), silent));
-  constexpr const char* kWarning = "master.embed.weight was saved with the padding of the vocabulary, which is dropped";
-  ASSERT_THAT(warned, HasSubstr(kWarning));
-  EXPECT_EQ(warned.find(kWarning), warned.rfind(kWarning)) << "once";
-  EXPECT_THAT(silent, Not(HasSubstr("padding")));
-  from("none", run_folder("silent"), silent);
-  EXPECT_THAT(silent, Not(HasSubstr("padding"))) << "as many rows as the vocabulary has, or as the padding makes them";
-  EXPECT_EQ(load_model(folder_ / "old").step, 0) << "for evaluation and generation, too";
+  const Error error = test::error_of([&] {
+    run("next", sets(GetParam().least, {"checkpoint.init_from=" + (folder_ / "old"), "training.steps=5"}));
+  });
+  EXPECT_EQ(error.code(), ExitCode::usage);
+  EXPECT_THAT(error.what(), HasSubstr(", the model needs fp32 [8, 32]"));
 }
 
 // What has as many rows as the vocabulary and its padding, and is something else.
