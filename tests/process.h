@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "files.h"
+#include "mantissa/base/error.h"
 
 namespace mantissa::test {
 
@@ -51,6 +52,26 @@ inline ProcessResult run_process(std::vector<std::string> words, const std::file
 inline ProcessResult run_mantissa(std::vector<std::string> arguments, const std::filesystem::path& directory) {
   arguments.insert(arguments.begin(), MANTISSA_BINARY);
   return run_process(std::move(arguments), directory);
+}
+
+// Runs body in a child process; its return value is the exit status.
+template <class Body>
+pid_t start_child(Body&& body) {
+  const pid_t pid = ::fork();
+  if (pid != 0) return pid;
+  int status = 70;
+  try {
+    status = body();
+  } catch (const Error& error) {
+    status = static_cast<int>(error.code());
+  }
+  ::_exit(status);
+}
+
+inline int wait_for(pid_t pid) {
+  int status = 0;
+  EXPECT_EQ(::waitpid(pid, &status, 0), pid);
+  return status;
 }
 
 // The process numbers of those that the main thread of `parent` started.

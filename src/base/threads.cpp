@@ -152,7 +152,7 @@ class Pool {
   std::atomic<int> ready_{0};
 };
 
-thread_local bool loops_alone = false;
+thread_local bool single_threaded_loops = false;
 
 // Never destroyed: its threads sleep until the process ends, and destructors of statics may still use it.
 Pool& pool() {
@@ -168,15 +168,15 @@ void start_threads() {
   pool().start(num_threads() - 1);
 }
 
-LoopsAlone::LoopsAlone() { loops_alone = true; }
-LoopsAlone::~LoopsAlone() { loops_alone = false; }
+SingleThreadedLoops::SingleThreadedLoops() { single_threaded_loops = true; }
+SingleThreadedLoops::~SingleThreadedLoops() { single_threaded_loops = false; }
 
 void detail::parallel_chunks(int64_t count, int64_t chunk, Subnormals subnormals, ChunkBody body, void* context) {
   if (count <= 0) return;
   Job job{.body = body, .context = context, .count = count, .chunk = chunk, .pieces = ceil_div(count, chunk), .subnormals = subnormals};
   const int threads = static_cast<int>(std::min<int64_t>(num_threads(), job.pieces));
   const SingleThreadedLibrary guard(subnormals);
-  if (threads <= 1 || loops_alone || !pool().run(job, threads - 1)) job.work();
+  if (threads <= 1 || single_threaded_loops || !pool().run(job, threads - 1)) job.work();
   if (job.error) std::rethrow_exception(job.error);
 }
 

@@ -16,7 +16,7 @@
 
 namespace mantissa {
 
-enum class PartState : uint8_t { writing, written, failed };
+enum class ShardState : uint8_t { writing, written, failed };
 
 namespace {
 
@@ -53,12 +53,12 @@ void delete_exports_without_checkpoint(const RunConfig& config) {
 }
 
 // Thrown to leave an export that nobody waits for.
-struct Cut {};
+struct Canceled {};
 
 }  // namespace
 
 // Does what one rank does for the export at hand.
-class RunExports::Part {
+class RunExports::Shard {
  public:
   // Makes the folder and its files, on rank 0.
   void make_folder(const Order& order, const fs::path& output, const ExportOptions& options) {
@@ -73,16 +73,16 @@ class RunExports::Part {
              std::atomic<int64_t>& progress) {
     const int rank = world.rank(), ranks = world.size();
     thread_ = std::jthread([=, this, &progress](const std::stop_token& stop) {
-      const LoopsAlone beside_training;
+      const SingleThreadedLoops beside_training;
       try {
         if (!model_) model_ = std::make_unique<ModelExport>(order.checkpoint, options);
         require(model_->manifest() == order.manifest, ExitCode::data, order.checkpoint, ": was replaced before its export was made");
         hashes_ = model_->write(folder, rank, ranks, [&] {
-          if (stop.stop_requested()) throw Cut();
+          if (stop.stop_requested()) throw Canceled();
           ++progress;
         });
-        state_ = PartState::written;
-      } catch (const Cut&) {
+        state_ = ShardState::written;
+      } catch (const Canceled&) {
         fail_with("cut short");
       } catch (const std::exception& error) {
         fail_with(error.what());
@@ -91,20 +91,20 @@ class RunExports::Part {
   }
   void fail_with(const std::string& problem) {
     problem_ = problem;
-    state_ = PartState::failed;
+    state_ = ShardState::failed;
   }
 
-  PartState state() const { return state_; }
+  ShardState state() const { return state_; }
   const std::string& problem() const { return problem_; }  // of one that failed
   std::string hashes() const {
     return joined(hashes_, "", [](const Hash64& hash) { return hash.text(); });
   }
 
-  // Completes the folder with the hashes of all parts, on rank 0.
-  void finish(const std::vector<std::string>& parts) {
+  // Completes the folder with the hashes of all shards, on rank 0.
+  void finish(const std::vector<std::string>& shards) {
     std::vector<Hash64> hashes;
-    for (const std::string& part : parts) {
-      for (size_t i = 0; i < part.size(); i += 16) hashes.push_back(Hash64::parse(part.substr(i, 16)).value());
+    for (const std::string& shard : shards) {
+      for (size_t i = 0; i < shard.size(); i += 16) hashes.push_back(Hash64::parse(shard.substr(i, 16)).value());
     }
     model_->finish(pending_->path(), hashes);
     pending_->publish();
@@ -117,7 +117,7 @@ class RunExports::Part {
   std::unique_ptr<ModelExport> model_;
   std::vector<Hash64> hashes_;
   std::string problem_;
-  std::atomic<PartState> state_{PartState::writing};
+  std::atomic<ShardState> state_{ShardState::writing};
   std::jthread thread_;  // the last member: it is stopped before the others go
 };
 
@@ -141,7 +141,7 @@ void RunExports::add(const SavedCheckpoint& saved, std::optional<CheckpointDirec
     checkpoints->pin(order.step);
     delete_exports_without_checkpoint(config_);
   }
-  if (!part_) begin(orders_.front());
+  if (!shard_) begin(orders_.front());
 }
 
 void RunExports::add_missing(std::optional<CheckpointDirectory>& checkpoints) {
@@ -157,42 +157,42 @@ void RunExports::add_missing(std::optional<CheckpointDirectory>& checkpoints) {
   for (const SavedCheckpoint& saved : kept) add(saved, checkpoints);
 }
 
-// Rank 0 makes the files, then each rank begins to write its part of them.
+// Rank 0 makes the files, then each rank begins to write its shard of them.
 void RunExports::begin(const Order& order) {
-  part_ = std::make_unique<Part>();
+  shard_ = std::make_unique<Shard>();
   const ExportOptions& options = *config_.checkpoint.exported;
   if (world_.rank() == 0) {
     try {
-      part_->make_folder(order, export_folder(config_, order.step), options);
+      shard_->make_folder(order, export_folder(config_, order.step), options);
     } catch (const std::exception& error) {
-      part_->fail_with(error.what());
+      shard_->fail_with(error.what());
     }
   }
-  const bool made = world_.all(part_->state()).front() != PartState::failed;
-  const std::string folder = broadcast_string(world_, part_->folder());
-  if (!made && world_.rank() > 0) part_->fail_with("");
+  const bool made = world_.all(shard_->state()).front() != ShardState::failed;
+  const std::string folder = broadcast_string(world_, shard_->folder());
+  if (!made && world_.rank() > 0) shard_->fail_with("");
   if (!made) return;
   try {
-    part_->start(order, folder, options, world_, progress_);
+    shard_->start(order, folder, options, world_, progress_);
   } catch (const std::exception& error) {  // no thread is left
-    part_->fail_with(error.what());
+    shard_->fail_with(error.what());
   }
 }
 
 void RunExports::advance(std::optional<CheckpointDirectory>& checkpoints) {
   while (pending() > 0) {
-    const std::vector<PartState> states = world_.all(part_->state());
-    if (std::ranges::find(states, PartState::writing) != states.end()) return;
+    const std::vector<ShardState> states = world_.all(shard_->state());
+    if (std::ranges::find(states, ShardState::writing) != states.end()) return;
     std::string problem;
-    if (std::ranges::find(states, PartState::failed) == states.end()) {
-      const std::vector<std::string> hashes = gather_strings(world_, part_->hashes());
+    if (std::ranges::find(states, ShardState::failed) == states.end()) {
+      const std::vector<std::string> hashes = gather_strings(world_, shard_->hashes());
       try {
-        if (world_.rank() == 0) part_->finish(hashes);
+        if (world_.rank() == 0) shard_->finish(hashes);
       } catch (const std::exception& error) {
         problem = error.what();
       }
     } else {
-      for (const std::string& of_rank : gather_strings(world_, part_->problem()))
+      for (const std::string& of_rank : gather_strings(world_, shard_->problem()))
         if (problem.empty()) problem = of_rank;
     }
     end(orders_.front(), broadcast_string(world_, problem), checkpoints);
@@ -204,8 +204,8 @@ void RunExports::advance(std::optional<CheckpointDirectory>& checkpoints) {
 
 void RunExports::end(const Order& order, const std::string& problem, std::optional<CheckpointDirectory>& checkpoints) {
   const std::string path = problem.empty() ? export_folder(config_, order.step).string() : "";
-  const ExportEvent event{{.step = order.step, .path = path, .problem = problem, .seconds = part_->seconds()}};
-  part_.reset();
+  const ExportEvent event{{.step = order.step, .path = path, .problem = problem, .seconds = shard_->seconds()}};
+  shard_.reset();
   failed_ += problem.empty() ? 0 : 1;
   if (order.step >= newest_step_) last_failed_ = !problem.empty();
   newest_step_ = std::max(newest_step_, order.step);

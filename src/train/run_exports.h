@@ -1,6 +1,6 @@
 // Makes the exports of checkpoint.export beside training: <logging.dir>/exports/step-00000010, from the checkpoint of that step, which
-// holds what forward multiplies by and is kept until its export is there. Each rank writes a part of the tensors into the same files, in a
-// thread of its own and without a message to the others; whether all parts are there is agreed where advance() is called. One export is
+// holds what forward multiplies by and is kept until its export is there. Each rank writes a shard of the tensors into the same files, in a
+// thread of its own and without a message to the others; whether all shards are there is agreed where advance() is called. One export is
 // made at a time, and at most one more waits.
 #pragma once
 
@@ -37,7 +37,7 @@ class RunExports {
   void add_missing(std::optional<CheckpointDirectory>& checkpoints);
 
   size_t pending() const { return orders_.size(); }  // with the one that is being made
-  // Finishes an export whose parts are written, and begins the next. A failure is an event; nothing is thrown but for lost ranks.
+  // Finishes an export whose shards are written, and begins the next. A failure is an event; nothing is thrown but for lost ranks.
   void advance(std::optional<CheckpointDirectory>& checkpoints);
   int64_t progress() const { return progress_; }  // of this rank: a number that grows while it works
   int64_t failed() const { return failed_; }
@@ -48,7 +48,7 @@ class RunExports {
     int64_t step = 0;
     std::string checkpoint, manifest;  // its path and hash
   };
-  class Part;
+  class Shard;
 
   void begin(const Order& order);
   void end(const Order& order, const std::string& problem, std::optional<CheckpointDirectory>& checkpoints);
@@ -60,7 +60,7 @@ class RunExports {
   std::atomic<int64_t> progress_{0};
   int64_t failed_ = 0, newest_step_ = -1;
   bool last_failed_ = false;
-  std::unique_ptr<Part> part_;  // whose thread uses what stands above
+  std::unique_ptr<Shard> shard_;  // whose thread uses what stands above
 };
 
 }  // namespace mantissa

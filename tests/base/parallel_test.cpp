@@ -238,7 +238,7 @@ TEST_P(ParallelFor, LoopsOfAThreadStayOnItWhereItAsks) {
     });
   };
   {
-    const LoopsAlone alone;
+    const SingleThreadedLoops alone;
     loop();
     EXPECT_EQ(threads, std::set{std::this_thread::get_id()});
   }

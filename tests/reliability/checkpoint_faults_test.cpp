@@ -14,6 +14,7 @@
 #include "checkpoint_shards.h"
 #include "checkpoint_testing.h"
 #include "mantissa/base/rng.h"
+#include "process.h"
 #include "reliability/fault_injection.h"
 
 namespace mantissa::test::checkpoint_faults_test {
@@ -30,26 +31,6 @@ int64_t newest_intact(const fs::path& checkpoints, int64_t elements) {
       load_newest(checkpoints, [&](CheckpointReader& reader) { equal = State(reader.manifest().step, elements).equals(reader); });
   EXPECT_TRUE(loaded && equal && loaded->passed_over == 0);
   return loaded ? loaded->step : -1;
-}
-
-// Runs body in a child process; its return value is the exit status.
-template <class Body>
-pid_t start_child(Body&& body) {
-  const pid_t pid = ::fork();
-  if (pid != 0) return pid;
-  int status = 70;
-  try {
-    status = body();
-  } catch (const Error& error) {
-    status = static_cast<int>(error.code());
-  }
-  ::_exit(status);
-}
-
-int wait_for(pid_t pid) {
-  int status = 0;
-  EXPECT_EQ(::waitpid(pid, &status, 0), pid);
-  return status;
 }
 
 class CheckpointFaults : public CheckpointTest {};

@@ -47,12 +47,12 @@ void parallel_for(int64_t count, int64_t chunk, Body&& body) {
 }
 
 // While it lives, the loops of its thread run on that thread alone: work beside a run takes no threads from it.
-class LoopsAlone {
+class SingleThreadedLoops {
  public:
-  LoopsAlone();
-  ~LoopsAlone();
-  LoopsAlone(const LoopsAlone&) = delete;
-  LoopsAlone& operator=(const LoopsAlone&) = delete;
+  SingleThreadedLoops();
+  ~SingleThreadedLoops();
+  SingleThreadedLoops(const SingleThreadedLoops&) = delete;
+  SingleThreadedLoops& operator=(const SingleThreadedLoops&) = delete;
 };
 
 // Calls body and lets libraries use num_threads() threads of their own, to measure a library by itself. Not inside parallel_for.

@@ -1,0 +1,135 @@
+// Exports beside training under kills and errors of the system at every file operation.
+#include <gmock/gmock.h>
+
+#include <cerrno>
+#include <map>
+
+#include "checkpoint_testing.h"
+#include "mantissa/io/pending_folder.h"
+#include "process.h"
+#include "reliability/fault_injection.h"
+#include "train/run_exports.h"
+#include "training.h"
+
+namespace mantissa::test::export_faults_test {
+
+namespace fs = std::filesystem;
+using ::testing::AnyOf;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+// A finished run that keeps the checkpoints of steps 1 and 2, and has the export of the first.
+class ExportFaults : public TrainingTest {
+ protected:
+  ExportFaults() {
+    run("run", sets({"checkpoint.interval=1", "training.steps=2"}));
+    config_ = config("run", sets({"checkpoint.export.weights=packed"})).config;
+    expected_ = make(1).problem.empty() ? files_of(1) : Files();
+    EXPECT_EQ(make(2).problem, "");
+    second_ = files_of(2);
+    forget_others();
+  }
+  ~ExportFaults() override { disarm_fault(); }
+
+  using Files = std::map<std::string, std::string>;
+
+  static std::vector<std::string> sets(std::vector<std::string> more) {
+    more.insert(more.end(), {"training.threads=1", "model.num_layers=1", "model.intermediate_size=64", "precision.dtype=bf16",
+                             "precision.recipe=mxfp8"});
+    return more;
+  }
+
+  // What becomes of the export of a step that a run asks for; the fault is armed for all that it does.
+  ExportEvent make(int64_t step, const Fault& fault = {}) const {
+    ExportEvent made;
+    CheckpointReader reader(checkpoint("run", step));
+    const SavedCheckpoint saved{.path = reader.directory(), .hash = reader.hash()};
+    std::optional<CheckpointDirectory> directory;
+    directory.emplace(config_.checkpoint.dir, KeepPolicy{}, "test");
+    RunExports exports(config_, {}, [&](const ExportEvent& event) { made = event; });
+    arm_fault(fault);
+    exports.add(saved, directory);
+    while (exports.pending() > 0) exports.advance(directory);
+    return made;
+  }
+
+  fs::path exports() const { return run_folder("run") + "/exports"; }
+  Files files_of(int64_t step) const {
+    Files files;
+    for (const auto& entry : fs::directory_iterator(exports() / checkpoint_name(step)))
+      files[entry.path().filename()] = read_file(entry.path());
+    return files;
+  }
+  bool there(int64_t step) const { return fs::exists(exports() / checkpoint_name(step)); }
+  // With all that lies beside the export of step 1.
+  void forget_others() const {
+    for (const auto& entry : fs::directory_iterator(exports()))
+      if (entry.path().filename() != checkpoint_name(1)) fs::remove_all(entry.path());
+  }
+
+  // What is there is whole, the other export and the checkpoints are as before.
+  void expect_nothing_half_made(int point) const {
+    if (there(2)) {
+      EXPECT_EQ(files_of(2), second_) << point;
+    }
+    EXPECT_EQ(files_of(1), expected_) << point;
+    for (int64_t step = 1; step <= 2; ++step) EXPECT_NO_THROW(CheckpointReader(checkpoint("run", step)).verify()) << point;
+  }
+  // The next one makes it, and sweeps what was left. Where it is there, the next export or start of a run does so.
+  void expect_made_by_the_next_one(int point) const {
+    if (there(2)) sweep_pending_folders(exports());
+    const std::string problem = make(2).problem;
+    disarm_fault();
+    EXPECT_EQ(problem, "") << point;
+    EXPECT_EQ(files_of(2), second_) << point;
+    EXPECT_THAT(names_in(exports()), ElementsAre("step-00000001", "step-00000002")) << point;
+  }
+
+  RunConfig config_;
+  Files expected_, second_;
+};
+
+TEST_F(ExportFaults, AKillAtAnyFileOperationLeavesAWholeExportOrNoneAndTheNextRunMakesIt) {
+  int without = 0, with = 0;
+  for (int point = 1;; ++point) {
+    ASSERT_LT(point, 400);
+    forget_others();
+    const int status = wait_for(start_child([&] { return make(2, {.kind = Fault::kill, .at = point}).problem.empty() ? 0 : 1; }));
+    if (WIFEXITED(status)) {
+      EXPECT_EQ(WEXITSTATUS(status), 0);
+      break;
+    }
+    ++(there(2) ? with : without);
+    EXPECT_FALSE(with > 0 && !there(2)) << "the export was lost again at file operation " << point;
+    expect_nothing_half_made(point);
+    expect_made_by_the_next_one(point);
+  }
+  EXPECT_GT(without, 20);
+  EXPECT_GT(with, 0);
+}
+
+class ExportErrors : public ExportFaults, public ::testing::WithParamInterface<int> {};
+INSTANTIATE_TEST_SUITE_P(Errno, ExportErrors, ::testing::Values(ENOSPC, EIO),
+                         [](const auto& tested) { return std::string(::strerrorname_np(tested.param)); });
+
+TEST_P(ExportErrors, AtAnyFileOperationFailTheExportAloneAndTheNextOneIsMade) {
+  int failed = 0;
+  for (int point = 1;; ++point) {
+    ASSERT_LT(point, 400);
+    forget_others();
+    ExportEvent made = make(2, {.kind = Fault::error, .at = point, .error_number = GetParam()});
+    if (!disarm_fault()) break;
+    EXPECT_EQ(made.step, 2) << point;
+    if (made.problem.empty()) {
+      EXPECT_TRUE(there(2)) << "reported as made, file operation " << point;
+    } else {
+      ++failed;
+      EXPECT_EQ(made.path, "") << point;
+    }
+    expect_nothing_half_made(point);
+    expect_made_by_the_next_one(point);
+  }
+  EXPECT_GT(failed, 20);
+}
+
+}  // namespace mantissa::test::export_faults_test
