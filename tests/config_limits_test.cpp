@@ -78,21 +78,22 @@ size_t bound(const std::string& content) { return 48 * content.size() + (1 << 16
 
 TEST(JsonMemory, IsProportionalToTheTextWhateverItHolds) {
   for (const std::string& content : dense_shapes()) {
-    EXPECT_LE(most_alive_in([&] { parse_strict_json(content, "m.json"); }), bound(content)) << content.substr(0, 40);
-    EXPECT_LE(most_alive_in([&] { parse_located_json(content); }), bound(content)) << content.substr(0, 40);
+    EXPECT_LE(most_alive_in([&] { parse_json(content, "m.json"); }), bound(content)) << content.substr(0, 40);
+    EXPECT_LE(most_alive_in([&] { parse_commented_json(content); }), bound(content)) << content.substr(0, 40);
   }
 }
 
 // A vector that grew has up to twice the room it needs, and an empty container needs none.
 TEST(JsonMemory, AListKeepsOnlyTheRoomOfItsValues) {
   constexpr size_t kValues = (1 << 15) + 1, kSlack = 1 << 12;
+  EXPECT_EQ(sizeof(Json), 24u);
   size_t before = alive;
-  const nlohmann::json list = parse_strict_json(list_of("0", kValues), "m.json");
-  EXPECT_LE(alive - before, kValues * sizeof(nlohmann::json) + kSlack);
+  const Json list = parse_json(list_of("0", kValues), "m.json");
+  EXPECT_LE(alive - before, kValues * sizeof(Json) + kSlack);
   for (const std::string entry : {"0", "[]", "{}"}) {
     before = alive;
-    const LocatedJson located = parse_located_json(list_of(entry, kValues));
-    EXPECT_LE(alive - before, kValues * sizeof(JsonNode) + kSlack) << entry;
+    const ParsedJson located = parse_commented_json(list_of(entry, kValues));
+    EXPECT_LE(alive - before, kValues * sizeof(Json) + kSlack) << entry;
   }
 }
 
@@ -110,13 +111,13 @@ struct Numbers {
 };
 
 // Places are put into words for messages only: 150,000 entries cost their values and no texts. A list that grows has its values up to three
-// times, and the parser's library takes a list apart through another one that grows.
+// times.
 TEST(JsonMemory, OfALongListIsThatOfItsValues) {
   constexpr size_t kNumbers = 150'000;
   const std::string content = "{\"numbers\": " + list_of("123456", kNumbers) + "}";
-  const size_t values = kNumbers * (sizeof(nlohmann::json) + 3 * sizeof(nlohmann::json) + sizeof(uint32_t));
+  const size_t values = kNumbers * (3 * sizeof(Json) + sizeof(uint32_t));
   EXPECT_LE(most_alive_in([&] { from_json<Numbers>(content, "t.json"); }), values);
-  const nlohmann::json root = parse_strict_json(content, "t.json");
+  const Json root = parse_json(content, "t.json");
   const size_t before = allocations;
   EXPECT_EQ(JsonReader(root, "t.json").as<Numbers>().numbers.size(), kNumbers);
   EXPECT_LE(allocations - before, 100u);

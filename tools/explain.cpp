@@ -2,11 +2,11 @@
 #include <iomanip>
 #include <iostream>
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "mantissa/base/bytes_text.h"
 #include "mantissa/base/printable.h"
 #include "mantissa/checkpoint/checkpoint.h"
+#include "mantissa/json/json.h"
 #include "mantissa/plan/cost.h"
 #include "mantissa/plan/estimate.h"
 #include "mantissa/plan/plan_table.h"
@@ -71,42 +71,38 @@ const char* split_name(Split split) {
   return split == Split::none ? "none" : split == Split::column_parallel ? "column_parallel" : "row_parallel";
 }
 
-nlohmann::json number(const std::optional<double>& value) { return value ? nlohmann::json(*value) : nlohmann::json(); }
-
-nlohmann::json json_of(const StepBytes& bytes) {
+Json json_of(const StepBytes& bytes) {
   const Traffic& sent = bytes.sent;
   return {{"gradients", sent.gradients}, {"parameters", sent.parameters}, {"activations", sent.activations}, {"control", sent.control},
           {"other", sent.other},         {"buckets", bytes.buckets},      {"busiest_rank", bytes.busiest}};
 }
 
-nlohmann::json json_of(const StepTime& time, const Rates& rates) {
-  return {{"flops", number(rates.flops)},
-          {"link", number(rates.link)},
-          {"compute", number(time.compute)},
-          {"activations", number(time.activations)},
-          {"exchange", number(time.exchange)},
-          {"gather", number(time.gather)},
-          {"exchange_not_hidden", number(time.exchange_not_hidden)},
-          {"gather_not_hidden", number(time.gather_not_hidden)},
-          {"step", number(time.step)}};
+Json json_of(const StepTime& time, const Rates& rates) {
+  return {{"flops", rates.flops},
+          {"link", rates.link},
+          {"compute", time.compute},
+          {"activations", time.activations},
+          {"exchange", time.exchange},
+          {"gather", time.gather},
+          {"exchange_not_hidden", time.exchange_not_hidden},
+          {"gather_not_hidden", time.gather_not_hidden},
+          {"step", time.step}};
 }
 
 void print_json(const Explanation& of) {
   const auto& [config, plan, device, memory, bytes, gather, rates, time] = of;
-  nlohmann::json all = plan.to_json();
+  Json all = plan.to_json();
   for (size_t i = 0; i < plan.modules().size(); ++i) {
     const ModulePrecision& entry = plan.modules()[i];
     const ModuleShape held = entry.module.on_rank(config.parallel.ranks());
-    const nlohmann::json shape = held.experts   ? nlohmann::json{held.matrices, held.out, held.in}
-                                 : held.in == 0 ? nlohmann::json{held.out}
-                                                : nlohmann::json{held.out, held.in};
+    const Json shape = held.experts ? Json{held.matrices, held.out, held.in} : held.in == 0 ? Json{held.out} : Json{held.out, held.in};
     all["modules"][i]["on_rank"] = {{"split", config.parallel.tensor > 1 ? split_name(held.split) : "none"},
                                     {"shape", shape},
                                     {"bytes", entry.bytes_on_rank(config.parallel.ranks())}};
   }
   all["buffers"] = plan.buffers();
   all["device"] = device;
-  all["quantized_gemms"] = quantizes_operands(plan) ? nlohmann::json(kEmulated) : nlohmann::json();
+  all["quantized_gemms"] = quantizes_operands(plan) ? Json(kEmulated) : Json();
   all["layout"] = {{"tensor", config.parallel.tensor}, {"data", config.parallel.data}, {"expert", config.parallel.expert}};
   all["memory"] = {{"masters", memory.masters},     {"weights", memory.values},          {"gradients", memory.gradients},
                    {"optimizer", memory.optimizer}, {"activations", memory.activations}, {"workspace", memory.workspace},
@@ -214,7 +210,7 @@ void print_text(const Explanation& of, PlanTable form) {
   if (config.parallel.data > 1) print(gather_line(gather));
   if (together || rates.flops || rates.link) print(time_line(of));
   for (const std::string& warning : plan.warnings()) print("warning: " + printable(warning));
-  print("plan " + plan.to_json().at("hash").get<std::string>());
+  print("plan " + plan.to_json().at("hash").string());
 }
 
 ExitCode explain(const ExplainArguments& arguments) {

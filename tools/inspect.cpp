@@ -4,7 +4,6 @@
 #include <iostream>
 #include <limits>
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "mantissa/base/bytes_text.h"
 #include "mantissa/base/printable.h"
@@ -60,7 +59,7 @@ void show_checkpoint(const CheckpointReader& reader) {
             << "data          " << printable(manifest.fingerprints.dataset) << '\n'
             << "layout        " << printable(manifest.layout) << '\n'
             << "state         " << printable(manifest.state) << '\n'
-            << "config        " << printable(nlohmann::json::parse(manifest.config).dump(2), "\n") << '\n'
+            << "config        " << printable(parse_json(manifest.config, "config").dump(2), "\n") << '\n'
             << manifest.tensors.size() << " tensors\n";
   for (const ManifestTensor& tensor : manifest.tensors) show_tensor(tensor);
   std::cout << "sizes and manifest are right; `mantissa verify` reads the contents\n";
@@ -69,12 +68,12 @@ void show_checkpoint(const CheckpointReader& reader) {
 // Of any architecture: what mantissa cannot compute can still be looked at.
 void show_hf_folder(const std::string& path) {
   const SafetensorsFolder folder{fs::path(path)};
-  const nlohmann::json config = parse_strict_json(hf_file(path, "config.json"), path + "/config.json");
-  const bool named = config.is_object() && config.contains("model_type") && config["model_type"].is_string();
+  const Json config = parse_json(hf_file(path, "config.json"), path + "/config.json");
+  const Json* const type = config.find("model_type");
   int64_t bytes = 0;
   for (const SafetensorsEntry& entry : folder.entries()) bytes += entry.bytes();
   std::cout << printable(path) << ": a model in Hugging Face's form\n"
-            << "architecture  " << (named ? printable(config["model_type"].get<std::string>()) : "not named in config.json") << '\n'
+            << "architecture  " << (type != nullptr && type->is_string() ? printable(type->string()) : "not named in config.json") << '\n'
             << "size          " << bytes_text(bytes) << " in " << count_text(folder.files().size(), "file") << '\n'
             << folder.entries().size() << " tensors\n";
   for (const SafetensorsEntry& entry : folder.entries()) {

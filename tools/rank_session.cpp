@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <new>
-#include <nlohmann/json.hpp>
 #include <system_error>
 #include <thread>
 
@@ -19,6 +18,7 @@
 #include "mantissa/base/unblocked_output.h"
 #include "mantissa/base/version.h"
 #include "mantissa/job/orphaned_segments.h"
+#include "mantissa/json/json.h"
 #include "tools/main_stack.h"
 
 namespace mantissa::tools {
@@ -28,18 +28,16 @@ constexpr size_t kReportedCalls = 4;
 constexpr size_t kShownValueBytes = 200;
 constexpr int64_t kMostExecutableBytes = int64_t{1} << 32;
 
-// Returns every key and its value, a long one by its hash. Hosts may have different numbers of cores.
+// Returns every key and its value, a long one by its hash, and the hash of all. Hosts may have different numbers of cores.
 std::vector<NamedHash> compared(RunConfig config) {
   config.training.threads = 0;
   std::vector<NamedHash> out;
-  const nlohmann::json values = nlohmann::json::parse(effective_config(config)).flatten();
-  for (const auto& [path, value] : values.items()) {
-    std::string key = path.substr(1);
-    std::replace(key.begin(), key.end(), '/', '.');
-    const std::string written = value.dump();
+  const Json values = parse_json(effective_config(config), "config");
+  for (const auto& [key, value] : leaves_of(values)) {
+    const std::string written = value->dump();
     out.push_back({.name = "config " + key, .value = written.size() > kShownValueBytes ? xxh64(written).text() : written});
   }
-  out.push_back({.name = "config", .value = xxh64(effective_config(config)).text()});  // also what flatten() calls the same: [], {}, null
+  out.push_back({.name = "config", .value = xxh64(effective_config(config)).text()});
   return out;
 }
 

@@ -1,7 +1,6 @@
 #include "mantissa/checkpoint/checkpoint_manifest.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "mantissa/base/hash.h"
 #include "mantissa/io/safetensors.h"
@@ -103,7 +102,7 @@ Manifest parse_manifest(std::string_view content, const std::string& source) {
   const std::string_view body = content.substr(0, content.size() - kHashLine);
   require(Hash64::parse(manifest_hash(content)) == xxh64(body), ExitCode::data, source, ": is damaged: its hash is ", xxh64(body),
           ", its last line says otherwise");
-  const nlohmann::json root = parse_strict_json(body, source);
+  const Json root = parse_json(body, source);
   const JsonReader reader(root, source);
   const auto version = reader.at("format_version").as<int64_t>();
   require(version == Manifest::kFormatVersion, ExitCode::data, source, ": format version ", version, ", this program reads version ",

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <span>
 #include <unordered_map>
 #include <utility>
@@ -109,8 +108,7 @@ ShardEntry describe_shard(const std::vector<CheckpointTensor>& tensors, int64_t 
 Manifest assemble_manifest(const CheckpointHead& head, const std::vector<ShardEntry>& shards) {
   Manifest manifest{head, Manifest::kFormatVersion, {}, {}};
   for (const Field& field : fields_of<CheckpointHead>(manifest)) {  // as the manifest returns them, so that two states can be compared
-    if (field.limits.json)
-      field.set(parse_strict_json(std::get<std::string>(field.get()), "checkpoint " + field.name, ExitCode::internal).dump());
+    if (field.limits.json) field.set(parse_json(std::get<std::string>(field.get()), "checkpoint " + field.name, ExitCode::internal).dump());
   }
   manifest.fingerprints.config = xxh64(manifest.config).text();
   std::unordered_map<std::string, size_t> places;

@@ -3,56 +3,55 @@
 #include <algorithm>
 #include <array>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <span>
 
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/hash.h"
 #include "mantissa/base/log.h"
-#include "mantissa/json/json.h"
+#include "mantissa/json/json_fields.h"
 #include "mantissa/precision/code_hash.h"
 
 namespace mantissa {
 namespace {
 
-using nlohmann::json;
-
 constexpr std::array kSums = {"codes_sum", "values_sum"};
 constexpr std::array kByExpert = {"codes_by_expert", "values_by_expert"};
 
-json entry_of(const WeightCodes& weight) {
+Json entry_of(const WeightCodes& weight) {
   CodeSums whole;
-  json codes = json::array(), values = json::array();
+  std::vector<std::string> codes, values;
   for (const CodeSums& sums : weight.sums) {
     whole += sums;
     codes.push_back(Hash64{sums.codes}.text());
     values.push_back(Hash64{sums.values}.text());
   }
-  json entry = {{"how", weight.how}, {kSums[0], Hash64{whole.codes}.text()}, {kSums[1], Hash64{whole.values}.text()}};
-  if (weight.sums.size() > 1) entry.update({{kByExpert[0], codes}, {kByExpert[1], values}});
+  Json entry = {{"how", weight.how}, {kSums[0], Hash64{whole.codes}.text()}, {kSums[1], Hash64{whole.values}.text()}};
+  if (weight.sums.size() < 2) return entry;
+  entry[kByExpert[0]] = codes;
+  entry[kByExpert[1]] = values;
   return entry;
 }
 
 // Reads what an entry says of all experts together.
-json whole_of(json entry) {
+Json whole_of(Json entry) {
   if (!entry.is_object()) return entry;
-  for (const char* key : kByExpert) entry.erase(key);
+  for (const char* key : kByExpert) entry.members().erase(key);
   return entry;
 }
 
 // Reads what an entry says of one expert; null: nothing.
-json expert_of(const json& entry, size_t expert) {
-  json out = json::object();
+Json expert_of(const Json& entry, size_t expert) {
+  Json out;
   for (size_t i = 0; i < kSums.size(); ++i) {
-    const json list = entry.is_object() ? entry.value(kByExpert[i], json()) : json();
-    if (!list.is_array() || expert >= list.size()) return {};
-    out[kSums[i]] = list[expert];
+    const Json& list = entry.get(kByExpert[i]);
+    if (!list.is_list() || expert >= list.size()) return {};
+    out[kSums[i]] = list.at(expert);
   }
   return out;
 }
 
 // Returns those that both entries know and that differ.
-std::vector<size_t> differing_experts(const json& a, const json& b) {
+std::vector<size_t> differing_experts(const Json& a, const Json& b) {
   std::vector<size_t> experts;
   for (size_t e = 0; !expert_of(a, e).is_null() && !expert_of(b, e).is_null(); ++e) {
     if (expert_of(a, e) != expert_of(b, e)) experts.push_back(e);
@@ -71,20 +70,20 @@ std::string experts_text(const std::vector<size_t>& experts) {
 // Lists what the GEMMs of a module read; gemms follows from the others and from what the recipe lists.
 constexpr std::array kFormats = {"compute", "weight", "input", "output_grad", "weight_fake_quant", "gemms"};
 
-bool same_formats(const json& a, const json& b) {
-  return std::all_of(kFormats.begin(), kFormats.end(), [&](const char* key) { return a.value(key, json()) == b.value(key, json()); });
+bool same_formats(const Json& a, const Json& b) {
+  return std::all_of(kFormats.begin(), kFormats.end(), [&](const char* key) { return a.get(key) == b.get(key); });
 }
 
 // Returns "mxfp8 -> high"; for recipes of one name, what it meant and means: "mine (input null -> {...})".
-std::string change_of(const json& before, const json& now) {
-  const auto name = [](const json& module) {
-    const json recipe = module.value("recipe", json());
-    return recipe.is_string() ? recipe.get<std::string>() : recipe.dump();
+std::string change_of(const Json& before, const Json& now) {
+  const auto name = [](const Json& module) {
+    const Json& recipe = module.get("recipe");
+    return recipe.is_string() ? recipe.string() : recipe.dump();
   };
   if (name(before) != name(now)) return name(before) + " -> " + name(now);
   std::string list;
   for (const char* key : kFormats) {
-    const json was = before.value(key, json()), is = now.value(key, json());
+    const Json &was = before.get(key), &is = now.get(key);
     const bool follows = key == kFormats.back() && !list.empty();
     if (was != is && !follows) list += text(list.empty() ? "" : ", ", key, ' ', was.dump(), " -> ", is.dump());
   }
@@ -97,29 +96,27 @@ struct PlanChange {
   std::vector<std::string> paths;
 };
 
-std::map<std::string, json> modules_by_path(const json& plan, const std::string& source) {
-  require(plan.is_object() && plan.contains("modules") && plan["modules"].is_array(), ExitCode::data, source,
-          ": plan must be an object with a list \"modules\"");
-  std::map<std::string, json> modules;
-  for (const json& module : plan["modules"]) {
-    const bool good = module.is_object() && module.contains("module") && module["module"].is_string();
-    require(good, ExitCode::data, source, ": plan.modules must be objects with a string \"module\"");
-    modules[module["module"].get<std::string>()] = module;
+std::map<std::string, Json> modules_by_path(const Json& plan, const std::string& source) {
+  require(plan.get("modules").is_list(), ExitCode::data, source, ": plan must be an object with a list \"modules\"");
+  std::map<std::string, Json> modules;
+  for (const Json& module : plan.at("modules").entries()) {
+    require(module.get("module").is_string(), ExitCode::data, source, ": plan.modules must be objects with a string \"module\"");
+    modules[module.at("module").string()] = module;
   }
   return modules;
 }
 
-const json& module_of(const std::map<std::string, json>& modules, const std::string& path, const std::string& source) {
+const Json& module_of(const std::map<std::string, Json>& modules, const std::string& path, const std::string& source) {
   const auto found = modules.find(path);
   require(found != modules.end(), ExitCode::data, source, ": plan.modules has no ", path);
   return found->second;
 }
 
-std::vector<PlanChange> changes_between(const std::map<std::string, json>& before, const json& now, const std::string& source) {
+std::vector<PlanChange> changes_between(const std::map<std::string, Json>& before, const Json& now, const std::string& source) {
   std::vector<PlanChange> changes;
-  for (const json& module : now.at("modules")) {
-    const std::string path = module.at("module").get<std::string>();
-    const json& was = module_of(before, path, source);
+  for (const Json& module : now.at("modules").entries()) {
+    const std::string path = module.at("module").string();
+    const Json& was = module_of(before, path, source);
     if (same_formats(was, module)) continue;
     const std::string what = change_of(was, module);
     const auto alike = std::find_if(changes.begin(), changes.end(), [&](const PlanChange& change) {
@@ -163,23 +160,12 @@ void add_sums(const ParameterShard& shard, const SumsPlace& place, std::span<Cod
   }
 }
 
-// Returns whether the sums of a saved entry are made as those of this weight are. Early ones were of whole tensors, and of cells that may
-// lie in two experts.
-bool comparable(const json& was, const json& is, const ModuleShape& module) {
-  if (!was.is_object()) return true;
-  const bool hashed_whole = was.contains("codes") && !was.contains(kSums[0]);
-  const bool other_cells = is.contains(kByExpert[0]) && !was.contains(kByExpert[0]) && module.out % 32 != 0;
-  return !hashed_whole && !other_cells;
-}
-
-// Says what is wrong with a saved entry, continuing "the codes of "; "" if nothing is. Without lists by expert, as grouped weights had none
-// early on, the sums of the whole are compared.
-std::string problem_with(const std::string& name, const json& was, const json& is) {
-  const bool lists = was.is_object() && was.contains(kByExpert[0]);
-  if (was == (lists ? is : whole_of(is))) return "";
+// Says what is wrong with a saved entry, continuing "the codes of "; "" if nothing is.
+std::string problem_with(const std::string& name, const Json& was, const Json& is) {
+  if (was == is) return "";
   const std::vector<size_t> experts = differing_experts(was, is);
   const std::string of = experts.empty() ? name : name + ", " + experts_text(experts) + ",";
-  const json there = experts.empty() ? whole_of(was) : expert_of(was, experts.front()),
+  const Json there = experts.empty() ? whole_of(was) : expert_of(was, experts.front()),
              here = experts.empty() ? whole_of(is) : expert_of(is, experts.front());
   return text(of, " are not those the checkpoint was written with: ", there.dump(), " there, ", here.dump(), " from its master");
 }
@@ -214,16 +200,15 @@ CodesByWeight codes_by_weight(const ParameterSet& parameters, const PrecisionPla
 }
 
 std::string plan_manifest(const PrecisionPlan& plan, const CodesByWeight& codes) {
-  json out = plan.to_json();
-  out["quantized"] = json::object();
+  Json out = plan.to_json();
+  out["quantized"] = Json::Members();
   for (const auto& [name, weight] : codes) out["quantized"][name] = entry_of(weight);
   return out.dump();
 }
 
 std::vector<std::string> allowed_plan_changes(const std::string& saved, const PrecisionPlan& plan, const std::string& source,
                                               LoadFor purpose) {
-  const json before = parse_strict_json(saved, source);
-  if (before.is_null()) return {};  // written before there were plans: high precision in one dtype, which the config shows
+  const Json before = parse_json(saved, source);
   std::vector<std::string> allowed, refused;
   for (const PlanChange& change : changes_between(modules_by_path(before, source), plan.to_json(), source)) {
     const bool may = purpose == LoadFor::resume_changed || change.paths.front() == "output";
@@ -243,50 +228,36 @@ std::string precision_text(const PrecisionConfig& config) {
 
 void require_same_codes(const std::string& saved, const PrecisionPlan& plan, const CodesByWeight& codes, const std::string& source,
                         LoadFor purpose) {
-  const json manifest = parse_strict_json(saved, source);
-  if (manifest.is_null()) return;
-  const std::map<std::string, json> before = modules_by_path(manifest, source);
-  const auto quantized = manifest.find("quantized");
-  require(quantized != manifest.end() && quantized->is_object(), ExitCode::data, source, ": plan.quantized must be an object");
-  const json now = plan.to_json();
-  bool older = false;
-  for (const json& module : now.at("modules")) {
-    const std::string path = module.at("module").get<std::string>(), name = path + ".weight";
+  const Json manifest = parse_json(saved, source);
+  const std::map<std::string, Json> before = modules_by_path(manifest, source);
+  const Json& quantized = manifest.get("quantized");
+  require(quantized.is_object(), ExitCode::data, source, ": plan.quantized must be an object");
+  const Json now = plan.to_json();
+  for (const Json& module : now.at("modules").entries()) {
+    const std::string path = module.at("module").string(), name = path + ".weight";
     const auto weight = codes.find(name);
     if (weight == codes.end()) continue;
-    const json was = quantized->value(name, json());
-    const bool same_codes_asked = was.is_object() && was.value("how", json()) == weight->second.how;
+    const Json& was = quantized.get(name);
+    const bool same_codes_asked = was.get("how") == weight->second.how;
     if (!same_codes_asked && !same_formats(module_of(before, path, source), module)) continue;
-    const json is = entry_of(weight->second);
-    if (!comparable(was, is, plan.of(path).module)) {
-      older = true;
-      continue;
-    }
-    const std::string problem = problem_with(name, was, is);
+    const std::string problem = problem_with(name, was, entry_of(weight->second));
     if (problem.empty()) continue;
     const std::string message = text(source, ": plan.quantized: the codes of ", problem);
     require(purpose == LoadFor::resume_changed, ExitCode::data, message, "\nthe checkpoint is damaged, or this build quantizes otherwise",
             purpose == LoadFor::resume ? "; checkpoint.allow_recipe_change goes on with the new codes" : "");
     log_warning(message);
   }
-  if (older) log_warning(source, ": plan.quantized has hashes of whole tensors, as once was done; they are not compared");
 }
 
 std::vector<CodesDifference> codes_that_differ(const std::string& plan, const std::string& other) {
-  const auto entries = [](const std::string& saved) {
-    const json manifest = json::parse(saved);
-    const json quantized = manifest.is_object() ? manifest.value("quantized", json()) : json();
-    return quantized.is_object() ? quantized : json::object();
-  };
   std::vector<CodesDifference> out;
-  const json ours = entries(plan), theirs = entries(other);
-  for (const auto& [name, a] : ours.items()) {
-    const json b = theirs.value(name, json()), how = a.is_object() ? a.value("how", json()) : json();
-    if (!how.is_string() || !b.is_object() || b.value("how", json()) != how || whole_of(a) == whole_of(b)) continue;
-    if (a.contains(kSums[0]) != b.contains(kSums[0])) continue;  // of whole tensors, as once was done: made otherwise
+  const Json ours = parse_json(plan, "plan"), theirs = parse_json(other, "plan");
+  for (const auto& [name, a] : ours.get("quantized").members()) {
+    const Json &b = theirs.get("quantized").get(name), &how = a.get("how");
+    if (!how.is_string() || b.get("how") != how || whole_of(a) == whole_of(b)) continue;
     const std::vector<size_t> experts = differing_experts(a, b);
     const std::string list = experts.empty() ? "" : text(", ", experts_text(experts), " of ", a.at(kByExpert[0]).size());
-    out.push_back({.weight = name, .what = how.get<std::string>() + list});
+    out.push_back({.weight = name, .what = how.string() + list});
   }
   return out;
 }

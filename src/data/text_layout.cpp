@@ -1,5 +1,4 @@
 // Text and JSONL are tokenized when opened and kept in memory, two or four bytes a token; text of the byte tokenizer stays in its file.
-#include <nlohmann/json.hpp>
 
 #include "data/token_layout.h"
 #include "mantissa/base/utf8.h"
@@ -77,7 +76,7 @@ TokenLayout jsonl_layout(const InputFile& file, const TokenFileOptions& options)
     ++number;
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
     const std::string name = text(file.path(), ", line ", number);
-    const nlohmann::json object = parse_strict_json(line, name);
+    const Json object = parse_json(line, name);
     memory.add_text(JsonReader(object, name).at("text").as<std::string>(), {.name = name, .code = ExitCode::data});
     memory.end_document();
     if (options.progressed) options.progressed();

@@ -1,7 +1,5 @@
 #include "mantissa/data/tokenizer.h"
 
-#include <nlohmann/json.hpp>
-
 #include "mantissa/base/printable.h"
 #include "mantissa/base/utf8.h"
 #include "mantissa/data/input_file.h"
@@ -136,9 +134,9 @@ std::string Tokenizer::to_json() const {
 }
 
 Tokenizer Tokenizer::from_json(std::string_view json, const std::string& name) {
-  const nlohmann::json root = parse_strict_json(json, name);
-  const auto type = root.find("type");  // first: other programs, too, write files of this name
-  require(type != root.end() && type->is_string() && choice_of<TokenizerKind>(type->get<std::string>()), ExitCode::data, name,
+  const Json root = parse_json(json, name);
+  const Json* const type = root.find("type");  // first: other programs, too, write files of this name
+  require(type != nullptr && choice_of<TokenizerKind>(type->string()), ExitCode::data, name,
           R"(: not a tokenizer written by mantissa ({"type": "byte"} or {"type": "char", "characters": [...]}))");
   const auto file = JsonReader(root, name).as<TokenizerFile>();
   if (file.type == TokenizerKind::byte) return bytes();
@@ -147,15 +145,15 @@ Tokenizer Tokenizer::from_json(std::string_view json, const std::string& name) {
 }
 
 Tokenizer Tokenizer::from_nanogpt_meta(std::string_view json, const std::string& name) {
-  const nlohmann::json root = parse_strict_json(json, name);
+  const Json root = parse_json(json, name);
   const JsonReader itos = JsonReader(root, name).at("itos");
-  const nlohmann::json& by_id = itos.value();
+  const Json& by_id = itos.value();
   itos.require(by_id.is_object(), "must be an object");
   std::vector<char32_t> ascending;
   for (size_t id = 0; id < by_id.size(); ++id) {
-    const auto entry = by_id.find(std::to_string(id));
-    itos.require(entry != by_id.end() && entry->is_string(), "has ", by_id.size(), " entries but no character for ", id);
-    ascending.push_back(only_character(entry->get_ref<const std::string&>(), name));
+    const Json* const entry = by_id.find(std::to_string(id));
+    itos.require(entry != nullptr && entry->is_string(), "has ", by_id.size(), " entries but no character for ", id);
+    ascending.push_back(only_character(entry->string(), name));
   }
   return characters(std::move(ascending));
 }

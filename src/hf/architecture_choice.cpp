@@ -23,8 +23,8 @@ Architecture nearest_architecture(const ModelConfig& model) {
 void need_implied(Problems& problems, Architecture architecture, ModelConfig& model) {
   for (const ArchitectureKey& key : architecture_table(architecture)) {
     if (key.kind != KeyKind::implied || (!model.moe && std::string_view(key.option).starts_with("moe."))) continue;
-    const nlohmann::json wanted = json_of(key.value), found = json_of(option_field(model, key.option).get());
-    problems.need(found == wanted, text("model.", key.option, " must be ", wanted.is_string() ? wanted.get<std::string>() : wanted.dump()));
+    const Json wanted = json_of(key.value), found = json_of(option_field(model, key.option).get());
+    problems.need(found == wanted, text("model.", key.option, " must be ", wanted.is_string() ? wanted.string() : wanted.dump()));
   }
 }
 

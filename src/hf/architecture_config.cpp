@@ -1,7 +1,6 @@
 // Converts the config.json of an architecture to a ModelConfig, and back.
 #include <algorithm>
 #include <array>
-#include <nlohmann/json.hpp>
 #include <ranges>
 
 #include "hf/architecture_table.h"
@@ -10,9 +9,6 @@
 
 namespace mantissa {
 namespace {
-
-using nlohmann::json;
-using nlohmann::ordered_json;
 
 struct ArchitectureName {
   Architecture architecture;
@@ -36,7 +32,7 @@ Architecture architecture_named(ArchitectureKeys& keys) {
   const auto found = std::ranges::find_if(kArchitectures, [&](const ArchitectureName& one) { return type == one.type; });
   require(found != kArchitectures.end(), ExitCode::usage, keys.source(), ": model_type \"", shortened(type), "\": mantissa knows ",
           joined(kArchitectures, ", ", [](const ArchitectureName& one) { return one.type; }));
-  keys.only("architectures", {json::array({found->class_name})});
+  keys.only("architectures", {Json(Json::Entries{found->class_name})});
   return found->architecture;
 }
 
@@ -48,13 +44,13 @@ Dtype dtype_of(ArchitectureKeys& keys) {
   return Dtype::f32;
 }
 
-json parsed_config(std::string_view content, const std::string& source) {
-  json config = parse_strict_json(content, source);
+Json parsed_config(std::string_view content, const std::string& source) {
+  Json config = parse_json(content, source);
   require(config.is_object(), ExitCode::data, source, ": must be a JSON object");
   return config;
 }
 
-using Words = std::vector<std::pair<json, json>>;
+using Words = std::vector<std::pair<Json, Json>>;
 
 // Values of the file for the choices of an option; empty: they are those of the option.
 Words words_of(const ArchitectureKey& key) {
@@ -65,19 +61,19 @@ Words words_of(const ArchitectureKey& key) {
   return words;
 }
 
-void write_key(const ArchitectureKey& key, Architecture architecture, ModelConfig& model, ordered_json& out) {
+void write_key(const ArchitectureKey& key, Architecture architecture, ModelConfig& model, Json& out) {
   if (key.write != nullptr) return key.write(architecture, model, out);
   if (key.key == nullptr || key.kind == KeyKind::must_be || key.kind == KeyKind::ignored) return;
-  json value = key.option != nullptr ? json_of(option_field(model, key.option).get()) : json_of(key.value);
+  Json value = key.option != nullptr ? json_of(option_field(model, key.option).get()) : json_of(key.value);
   const Words words = words_of(key);
   const auto word = std::ranges::find(words, value, &Words::value_type::second);
   if (word != words.end()) value = word->first;
   require(!value.is_null() || key.kind != KeyKind::needed, "a config.json needs ", key.key);
-  if (!value.is_null()) out[key.key] = std::move(value);
+  if (!value.is_null()) out.add(key.key, std::move(value));
 }
 
 // Writes null where a model has no such token, because transformers would take the architecture's default.
-ordered_json ids(const std::string& tokens) { return tokens.empty() ? ordered_json(nullptr) : ordered_json::parse(tokens); }
+Json ids(const std::string& tokens) { return parse_json_or_null(tokens); }
 
 }  // namespace
 
@@ -132,18 +128,19 @@ void ArchitectureReader::read_option(const ArchitectureKey& key, ArchitectureKey
   if (!words.empty()) kind = words.front().first.is_boolean() ? FieldKind::boolean : FieldKind::text;
   if (key.kind == KeyKind::needed) from.require_present(key.key);
   if (key.kind == KeyKind::value) from.require_not_null(key.key, kind);
-  const json* const stated = from.stated(key.key, kind);
-  json value = stated != nullptr ? *stated : json_of(key.value);
+  const Json* const stated = from.stated(key.key, kind);
+  Json value = stated != nullptr ? *stated : json_of(key.value);
   if (key.kind == KeyKind::nullable && from.is_null(key.key)) value = nullptr;
   if (!words.empty()) {
     const auto word = std::ranges::find(words, value, &Words::value_type::first);
-    if (word == words.end()) from.refuse(key.key, "mantissa knows " + joined(words | std::views::keys));
+    if (word == words.end())
+      from.refuse(key.key, "mantissa knows " + joined(words | std::views::keys, ", ", [](const Json& known) { return known.dump(); }));
     value = word->second;
   }
   set(key.option, from.name(key.key), value);
 }
 
-void ArchitectureReader::set(const std::string& option, const std::string& key, const json& value) {
+void ArchitectureReader::set(const std::string& option, const std::string& key, const Json& value) {
   keys_of_options_[option] = key;
   if (value.is_null()) return;
   const Field field = option_field(model, option);
@@ -153,7 +150,7 @@ void ArchitectureReader::set(const std::string& option, const std::string& key, 
       case FieldKind::boolean: field.set(reader.as<bool>()); break;
       case FieldKind::integer: field.set(reader.as<int64_t>(field.limits)); break;
       case FieldKind::number: field.set(reader.as<double>(field.limits)); break;
-      default: require(field.set(reader.as<std::string>()), "model.", option, " has no choice ", value);
+      default: require(field.set(reader.as<std::string>()), "model.", option, " has no choice ", value.dump());
     }
   } catch (const Error& error) {
     if (error.code() != ExitCode::data) throw;
@@ -200,7 +197,7 @@ std::string ArchitectureReader::message_of(const std::string& option, const std:
 }
 
 ArchitectureConfig read_architecture_config(std::string_view content, const std::string& source) {
-  const json config = parsed_config(content, source);
+  const Json config = parsed_config(content, source);
   ArchitectureKeys keys(config, source);
   ArchitectureConfig out{.architecture = architecture_named(keys)};
   out.dtype = dtype_of(keys);
@@ -216,27 +213,27 @@ ArchitectureConfig read_architecture_config(std::string_view content, const std:
 
 std::string architecture_config(const ModelConfig& model, Dtype dtype, const SpecialTokens& tokens, const std::string& quantization) {
   const Architecture architecture = architecture_of(model);
-  ordered_json out = {{"architectures", {architecture_class(architecture)}}, {"model_type", architecture_name(architecture)}};
+  Json out = {{"architectures", {architecture_class(architecture)}}, {"model_type", architecture_name(architecture)}};
   ModelConfig derived = with_derived(model);
   const bool plain_heads = model.head_size() * model.num_attention_heads == model.hidden_size;
   if (architecture == Architecture::qwen2 && plain_heads) derived.head_dim.reset();  // its class has none
   for (const ArchitectureKey& key : architecture_table(architecture)) write_key(key, architecture, derived, out);
-  out["bos_token_id"] = ids(tokens.begin);
-  out["eos_token_id"] = ids(tokens.end);
-  if (!tokens.pad.empty()) out["pad_token_id"] = ids(tokens.pad);
-  out["torch_dtype"] = dtype == Dtype::bf16 ? "bfloat16" : "float32";
-  if (!quantization.empty()) out["quantization_config"] = ordered_json::parse(quantization);
-  return out.dump(2) + "\n";
+  out.add("bos_token_id", ids(tokens.begin));
+  out.add("eos_token_id", ids(tokens.end));
+  if (!tokens.pad.empty()) out.add("pad_token_id", ids(tokens.pad));
+  out.add("torch_dtype", dtype == Dtype::bf16 ? "bfloat16" : "float32");
+  if (!quantization.empty()) out.add("quantization_config", parse_json(quantization, "quantization_config", ExitCode::internal));
+  return out.dump(2, Json::Order::keys) + "\n";
 }
 
 SpecialTokens read_special_tokens(std::string_view content, const std::string& source) {
-  const json config = parsed_config(content, source);
+  const Json config = parsed_config(content, source);
   const auto tokens = [&](const char* name) -> std::string {
-    const auto found = config.find(name);
-    if (found == config.end() || found->is_null()) return "";
-    const bool list = found->is_array() && std::ranges::all_of(*found, [](const json& id) { return id.is_number_integer(); });
-    require(found->is_number_integer() || list, ExitCode::data, source, ": ", name, " must be a token id or a list of them");
-    return found->dump();
+    const Json& ids = config.get(name);
+    if (ids.is_null()) return "";
+    const bool list = ids.is_list() && std::ranges::all_of(ids.entries(), &Json::is_integer);
+    require(ids.is_integer() || list, ExitCode::data, source, ": ", name, " must be a token id or a list of them");
+    return ids.dump();
   };
   return {.begin = tokens("bos_token_id"), .end = tokens("eos_token_id"), .pad = tokens("pad_token_id")};
 }

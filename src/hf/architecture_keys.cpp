@@ -7,35 +7,31 @@
 
 namespace mantissa {
 
-using nlohmann::json;
-
 namespace {
 
 constexpr size_t kShownBytes = 80;
 
-std::string shown(const json& value) {
-  const std::string whole = value.dump(-1, ' ', false, json::error_handler_t::replace);
+std::string shown(const Json& value) {
+  const std::string whole = value.dump();
   return whole.size() <= kShownBytes ? whole : whole.substr(0, kShownBytes) + " ...";
 }
 
-bool is_whole(const json& value) {
-  return value.is_number_integer() && (!value.is_number_unsigned() || value.get<uint64_t>() <= uint64_t{INT64_MAX});
-}
+bool is_whole(const Json& value) { return std::holds_alternative<int64_t>(value.scalar()); }
 
 // Returns what a value of this kind is, unless this is one.
-const char* unmet(const json& value, FieldKind kind) {
+const char* unmet(const Json& value, FieldKind kind) {
   switch (kind) {
     case FieldKind::boolean: return value.is_boolean() ? nullptr : "true or false";
     case FieldKind::integer: return is_whole(value) ? nullptr : "an integer";
     case FieldKind::number: return value.is_number() ? nullptr : "a number";
-    case FieldKind::list: return value.is_array() && std::ranges::all_of(value, is_whole) ? nullptr : "a list of integers";
+    case FieldKind::list: return value.is_list() && std::ranges::all_of(value.entries(), is_whole) ? nullptr : "a list of integers";
     default: return value.is_string() ? nullptr : "a string";
   }
 }
 
 }  // namespace
 
-ArchitectureKeys::ArchitectureKeys(const json& object, std::string source, std::string prefix)
+ArchitectureKeys::ArchitectureKeys(const Json& object, std::string source, std::string prefix)
     : object_(object), source_(std::move(source)), prefix_(std::move(prefix)) {
   const std::string name = prefix_.substr(0, prefix_.rfind('.'));  // of the object
   require(object.is_object(), ExitCode::data, source_, ": ", name.empty() ? "must be" : name + " must be", " a JSON object");
@@ -43,33 +39,32 @@ ArchitectureKeys::ArchitectureKeys(const json& object, std::string source, std::
 
 bool ArchitectureKeys::has(const std::string& key) {
   known_.insert(key);
-  const auto found = object_.find(key);
-  return found != object_.end() && !found->is_null();
+  return !object_.get(key).is_null();
 }
 
 bool ArchitectureKeys::is_null(const std::string& key) { return !has(key) && object_.contains(key); }
 
-const json& ArchitectureKeys::value(const std::string& key) { return object_.at(key); }
+const Json& ArchitectureKeys::value(const std::string& key) { return object_.at(key); }
 
-const json* ArchitectureKeys::stated(const std::string& key, FieldKind kind) {
+const Json* ArchitectureKeys::stated(const std::string& key, FieldKind kind) {
   if (!has(key)) return nullptr;
   if (const char* const wanted = unmet(value(key), kind)) wrong(key, wanted);
   return &value(key);
 }
 
 std::optional<int64_t> ArchitectureKeys::integer(const std::string& key) {
-  const json* const value = stated(key, FieldKind::integer);
-  return value != nullptr ? std::optional(value->get<int64_t>()) : std::nullopt;
+  const Json* const value = stated(key, FieldKind::integer);
+  return value != nullptr ? std::optional(std::get<int64_t>(value->scalar())) : std::nullopt;
 }
 
 std::optional<double> ArchitectureKeys::number(const std::string& key) {
-  const json* const value = stated(key, FieldKind::number);
-  return value != nullptr ? std::optional(value->get<double>()) : std::nullopt;
+  const Json* const value = stated(key, FieldKind::number);
+  return value != nullptr ? std::optional(value->number()) : std::nullopt;
 }
 
 std::string ArchitectureKeys::word(const std::string& key, const std::string& fallback) {
-  const json* const value = stated(key, FieldKind::text);
-  return value != nullptr ? value->get<std::string>() : fallback;
+  const Json* const value = stated(key, FieldKind::text);
+  return value != nullptr ? value->string() : fallback;
 }
 
 int64_t ArchitectureKeys::integer_or(const std::string& key, int64_t fallback) {
@@ -85,15 +80,15 @@ void ArchitectureKeys::require_not_null(const std::string& key, FieldKind kind) 
   if (is_null(key)) wrong(key, unmet(nullptr, kind));
 }
 
-void ArchitectureKeys::only(const std::string& key, const std::vector<json>& allowed) {
+void ArchitectureKeys::only(const std::string& key, const std::vector<Json>& allowed) {
   if (!has(key) || std::ranges::find(allowed, value(key)) != allowed.end()) return;
   if (allowed.empty()) refuse(key, "mantissa knows it as null only");
-  refuse(key, "mantissa computes only " + joined(allowed, " or ", [](const json& one) { return one.dump(); }));
+  refuse(key, "mantissa computes only " + joined(allowed, " or ", [](const Json& one) { return one.dump(); }));
 }
 
 void ArchitectureKeys::require_all_known() const {
   std::vector<std::string> unknown;
-  for (const auto& [key, value] : object_.items()) {
+  for (const auto& [key, value] : object_.members()) {
     if (!known_.contains(key) && !value.is_null()) unknown.push_back(text(name(key), " = ", shown(value)));
   }
   constexpr size_t kShown = 10;

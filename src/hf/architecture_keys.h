@@ -1,7 +1,6 @@
 // Reads the keys of a config.json, and tracks which were read and what is wrong with them.
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <string>
@@ -9,6 +8,7 @@
 
 #include "mantissa/base/error.h"
 #include "mantissa/json/fields.h"
+#include "mantissa/json/json.h"
 
 namespace mantissa {
 
@@ -17,12 +17,12 @@ namespace mantissa {
 class ArchitectureKeys {
  public:
   // The prefix is that of members of an object in the file: "rope_scaling.".
-  ArchitectureKeys(const nlohmann::json& object, std::string source, std::string prefix = "");
+  ArchitectureKeys(const Json& object, std::string source, std::string prefix = "");
 
   bool has(const std::string& key);
-  bool is_null(const std::string& key);                                  // is there, as null
-  const nlohmann::json& value(const std::string& key);                   // that has() says is there
-  const nlohmann::json* stated(const std::string& key, FieldKind kind);  // nullptr: absent. A list is one of integers
+  bool is_null(const std::string& key);                        // is there, as null
+  const Json& value(const std::string& key);                   // that has() says is there
+  const Json* stated(const std::string& key, FieldKind kind);  // nullptr: absent. A list is one of integers
   std::optional<int64_t> integer(const std::string& key);
   std::optional<double> number(const std::string& key);
   std::string word(const std::string& key, const std::string& fallback);
@@ -33,7 +33,7 @@ class ArchitectureKeys {
   void require_present(const std::string& key);                   // Error(data) otherwise
   void require_not_null(const std::string& key, FieldKind kind);  // the same
   // Requires that the key is absent or one of these.
-  void only(const std::string& key, const std::vector<nlohmann::json>& allowed);
+  void only(const std::string& key, const std::vector<Json>& allowed);
   // Throws Error(usage) that lists the keys nobody asked for.
   void require_all_known() const;
   [[noreturn]] void refuse(const std::string& key, const std::string& why) const;
@@ -43,7 +43,7 @@ class ArchitectureKeys {
   const std::string& source() const { return source_; }
 
  private:
-  const nlohmann::json& object_;
+  const Json& object_;
   std::string source_, prefix_;
   std::set<std::string> known_;
 };

@@ -5,7 +5,6 @@
 
 #include <array>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <utility>
@@ -32,7 +31,7 @@ enum class KeyKind {
 
 class ArchitectureReader;
 using ReadTopic = void(ArchitectureReader& reader);
-using WriteTopic = void(Architecture architecture, ModelConfig& model, nlohmann::ordered_json& out);
+using WriteTopic = void(Architecture architecture, ModelConfig& model, Json& out);
 using KeyValue = std::variant<std::monostate, bool, int64_t, double, const char*>;
 
 struct ArchitectureKey {
@@ -50,14 +49,8 @@ ArchitectureTable architecture_table(Architecture architecture);
 
 // null: none.
 template <class... Values>
-nlohmann::json json_of(const std::variant<std::monostate, Values...>& value) {
-  nlohmann::json out;
-  std::visit(
-      [&]<class T>(const T& held) {
-        if constexpr (!std::is_same_v<T, std::monostate>) out = held;
-      },
-      value);
-  return out;
+Json json_of(const std::variant<std::monostate, Values...>& value) {
+  return std::visit([](const auto& held) { return Json(held); }, value);
 }
 
 Field option_field(ModelConfig& model, const std::string& option);  // in a section that is there
@@ -75,7 +68,7 @@ class ArchitectureReader {
   // `from`: the file or an object in it.
   void read(const ArchitectureTable& table, ArchitectureKeys& from);
   // Sets an option to what its key says, null: nothing. A value beyond the limits of the option is remembered instead.
-  void set(const std::string& option, const std::string& key, const nlohmann::json& value);
+  void set(const std::string& option, const std::string& key, const Json& value);
   int64_t layers() const;  // throws if the file's is beyond the limits, before anything is done for each
   void drop_experts();
   // Throws Error(usage) with all that was remembered, or else what ModelConfig::validate() finds.

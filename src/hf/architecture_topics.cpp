@@ -8,9 +8,6 @@
 namespace mantissa {
 namespace {
 
-using nlohmann::json;
-using nlohmann::ordered_json;
-
 // `rope`: rope_scaling or rope_parameters.
 std::optional<RopeScaling> scaling_type(ArchitectureKeys& rope) {
   const std::string type = rope.word("rope_type", rope.word("type", "default"));
@@ -34,8 +31,8 @@ void read_scaling(ArchitectureReader& reader, ArchitectureKeys& rope, RopeScalin
   scaling.original_max_position_embeddings = longest;
   for (const std::string& key : scaling_keys(type)) {
     const std::string option = "rope_scaling." + key;
-    const json* const stated = rope.stated(key, option_field(reader.model, option).kind());
-    reader.set(option, rope.name(key), stated != nullptr ? *stated : json());
+    const Json* const stated = rope.stated(key, option_field(reader.model, option).kind());
+    reader.set(option, rope.name(key), stated != nullptr ? *stated : Json());
   }
   reader.set("rope_scaling.type", rope.name("rope_type"), choice_name(type));
   if (type == RopeScaling::yarn && rope.is_null("factor")) {
@@ -49,20 +46,21 @@ void read_scaling(ArchitectureReader& reader, ArchitectureKeys& rope, RopeScalin
 }
 
 void require_clear_scaling(ArchitectureKeys& keys) {
-  const bool empty = keys.is_null("rope_scaling") || (keys.has("rope_scaling") && keys.value("rope_scaling").empty());
+  const bool empty = keys.is_null("rope_scaling") || (keys.has("rope_scaling") && keys.value("rope_scaling") == Json(Json::Members()));
   if (empty && !keys.has("rope_parameters"))
     keys.refuse("rope_scaling",
                 "transformers 4 takes this as unscaled and transformers 5 as yarn; write {\"rope_type\": \"default\"} or the scaling");
 }
 
 std::vector<int64_t> layers_by_type(ArchitectureKeys& keys, int64_t layers) {
-  const json& types = keys.value("layer_types");
-  const bool known = types.is_array() && std::cmp_equal(types.size(), layers) &&
-                     std::ranges::all_of(types, [](const json& type) { return type == "full_attention" || type == "sliding_attention"; });
+  const Json& types = keys.value("layer_types");
+  const bool known = types.is_list() && std::cmp_equal(types.size(), layers) && std::ranges::all_of(types.entries(), [](const Json& type) {
+                       return type == "full_attention" || type == "sliding_attention";
+                     });
   if (!known) keys.refuse("layer_types", "mantissa knows \"full_attention\" and \"sliding_attention\", one for each layer");
   std::vector<int64_t> sliding;
   for (int64_t i = 0; i < layers; ++i) {
-    if (types[static_cast<size_t>(i)] == "sliding_attention") sliding.push_back(i);
+    if (types.at(static_cast<size_t>(i)) == "sliding_attention") sliding.push_back(i);
   }
   return sliding;
 }
@@ -74,7 +72,7 @@ std::optional<int64_t> window_of(ArchitectureKeys& keys, Architecture architectu
   if (architecture == Architecture::mixtral) return given;
   if (architecture == Architecture::gpt_oss) return absent ? 128 : given;
   keys.require_not_null("use_sliding_window", FieldKind::boolean);
-  const json* const used = keys.stated("use_sliding_window", FieldKind::boolean);
+  const Json* const used = keys.stated("use_sliding_window", FieldKind::boolean);
   if (used == nullptr || *used == false) return {};
   return absent ? 4096 : given;
 }
@@ -125,15 +123,15 @@ void read_rope(ArchitectureReader& reader) {
                                  .truncate = false};
 }
 
-void write_rope(Architecture architecture, ModelConfig& model, ordered_json& out) {
+void write_rope(Architecture architecture, ModelConfig& model, Json& out) {
   if (model.rope_scaling) {
-    ordered_json& rope = out["rope_scaling"] = {{"rope_type", choice_name(model.rope_scaling->type)}};
+    Json& rope = out.add("rope_scaling", {{"rope_type", choice_name(model.rope_scaling->type)}});
     for (const std::string& key : scaling_keys(model.rope_scaling->type)) {
-      const json value = json_of(option_field(model, "rope_scaling." + key).get());
-      if (!value.is_null()) rope[key] = value;
+      const Json value = json_of(option_field(model, "rope_scaling." + key).get());
+      if (!value.is_null()) rope.add(key, value);
     }
   } else if (architecture == Architecture::gpt_oss) {
-    out["rope_scaling"] = {{"rope_type", "default"}};  // without it it is yarn
+    out.add("rope_scaling", {{"rope_type", "default"}});  // without it it is yarn
   }
 }
 
@@ -156,16 +154,16 @@ void read_windows(ArchitectureReader& reader) {
   if (std::cmp_less(sliding.size(), reader.layers())) reader.model.sliding_layers = sliding;
 }
 
-void write_windows(Architecture architecture, ModelConfig& model, ordered_json& out) {
+void write_windows(Architecture architecture, ModelConfig& model, Json& out) {
   const bool qwen = architecture != Architecture::mixtral && architecture != Architecture::gpt_oss;
-  if (qwen) out["use_sliding_window"] = model.sliding_window.has_value();
-  out["sliding_window"] = model.sliding_window ? ordered_json(*model.sliding_window) : ordered_json(nullptr);
-  if (!model.sliding_window && architecture == Architecture::gpt_oss) out["sliding_window"] = 128;  // must be there, though no layer slides
+  if (qwen) out.add("use_sliding_window", model.sliding_window.has_value());
+  const bool stated = architecture == Architecture::gpt_oss;  // must be there, though no layer slides
+  out.add("sliding_window", model.sliding_window || !stated ? Json(model.sliding_window) : 128);
   if (layers_alike(architecture) || (!model.sliding_window && architecture != Architecture::gpt_oss)) return;
-  ordered_json types = ordered_json::array();
-  for (int64_t i = 0; i < model.num_layers; ++i) types.push_back(model.window(i) > 0 ? "sliding_attention" : "full_attention");
-  out["layer_types"] = std::move(types);
-  if (qwen) out["max_window_layers"] = 0;
+  std::vector<std::string> types;
+  for (int64_t i = 0; i < model.num_layers; ++i) types.emplace_back(model.window(i) > 0 ? "sliding_attention" : "full_attention");
+  out.add("layer_types", types);
+  if (qwen) out.add("max_window_layers", 0);
 }
 
 // Some files have the name of another architecture.
@@ -186,19 +184,19 @@ void read_dense_layers(ArchitectureReader& reader) {
     if (keys.has(key) && keys.value(key) == 0)
       fail(ExitCode::usage, keys.source(), ": num_experts: a qwen3_moe without experts; write it as qwen3");
   }
-  const json* const given = keys.stated("mlp_only_layers", FieldKind::list);
-  const auto listed = given != nullptr ? given->get<std::set<int64_t>>() : std::set<int64_t>{};
+  const Json* const given = keys.stated("mlp_only_layers", FieldKind::list);
+  const auto listed = given != nullptr ? given->as<std::vector<int64_t>>() : std::vector<int64_t>();
   const int64_t step = keys.integer_or("decoder_sparse_step", 1);
   if (step < 1) keys.wrong("decoder_sparse_step", "1 or more");
   for (int64_t i = 0; i < reader.layers(); ++i) {
-    if (listed.contains(i) || (i + 1) % step != 0) reader.model.moe->dense_layers.push_back(i);
+    if (std::ranges::find(listed, i) != listed.end() || (i + 1) % step != 0) reader.model.moe->dense_layers.push_back(i);
   }
   if (std::cmp_equal(reader.model.moe->dense_layers.size(), reader.layers())) reader.drop_experts();
 }
 
-void write_dense_layers(Architecture, ModelConfig& model, ordered_json& out) {
-  out["decoder_sparse_step"] = 1;
-  out["mlp_only_layers"] = model.moe->dense_layers;
+void write_dense_layers(Architecture, ModelConfig& model, Json& out) {
+  out.add("decoder_sparse_step", 1);
+  out.add("mlp_only_layers", model.moe->dense_layers);
 }
 
 // Weights of gpt-oss are a softmax over the chosen logits, which needs more than one expert.

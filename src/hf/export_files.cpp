@@ -2,17 +2,14 @@
 
 #include <algorithm>
 #include <iterator>
-#include <nlohmann/json.hpp>
 
 #include "mantissa/base/file.h"
 #include "mantissa/base/utf8.h"
 #include "mantissa/checkpoint/saved_model.h"
+#include "mantissa/json/json.h"
 
 namespace mantissa {
 namespace {
-
-using nlohmann::json;
-using nlohmann::ordered_json;
 
 // As GPT-2 writes bytes: those that are printable stand for themselves, the others follow from U+0100 on.
 std::string letter_of_byte(int byte) {
@@ -25,20 +22,20 @@ std::string letter_of_byte(int byte) {
   return out;
 }
 
-ordered_json tokenizer_json(const Tokenizer& tokenizer) {
+Json tokenizer_json(const Tokenizer& tokenizer) {
   const bool bytes = tokenizer.kind() == TokenizerKind::byte;
-  ordered_json vocab = ordered_json::object();
+  Json vocab = Json::Members();
   for (int32_t id = 0; id < static_cast<int32_t>(tokenizer.size()); ++id)
-    vocab[bytes ? letter_of_byte(id) : tokenizer.decode({&id, 1})] = id;
-  const ordered_json level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
+    vocab.add(bytes ? letter_of_byte(id) : tokenizer.decode({&id, 1}), id);
+  const Json level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
   return {{"version", "1.0"},
           {"truncation", nullptr},
           {"padding", nullptr},
-          {"added_tokens", ordered_json::array()},
+          {"added_tokens", Json::Entries()},
           {"normalizer", nullptr},
-          {"pre_tokenizer", bytes ? level : ordered_json(nullptr)},
+          {"pre_tokenizer", bytes ? level : Json()},
           {"post_processor", nullptr},
-          {"decoder", bytes ? level : ordered_json{{"type", "Fuse"}}},
+          {"decoder", bytes ? level : Json{{"type", "Fuse"}}},
           {"model",
            {{"type", "BPE"},
             {"dropout", nullptr},
@@ -48,17 +45,15 @@ ordered_json tokenizer_json(const Tokenizer& tokenizer) {
             {"fuse_unk", false},
             {"byte_fallback", false},
             {"vocab", vocab},
-            {"merges", ordered_json::array()}}}};
+            {"merges", Json::Entries()}}}};
 }
 
 bool is_of_tokenizer(const TokenizerFile& file) { return file.name != "config.json" && file.name != "generation_config.json"; }
 
 // What decides which id a piece of text has.
-json vocabulary(const json& tokenizer) {
-  const auto member = [](const json& of, const char* name) { return of.is_object() ? of.value(name, json()) : json(); };
-  const json model = member(tokenizer, "model");
-  return json::array(
-      {member(tokenizer, "normalizer"), member(tokenizer, "pre_tokenizer"), member(model, "vocab"), member(model, "merges")});
+Json vocabulary(const Json& tokenizer) {
+  const Json& model = tokenizer.get("model");
+  return Json::Entries{tokenizer.get("normalizer"), tokenizer.get("pre_tokenizer"), model.get("vocab"), model.get("merges")};
 }
 
 }  // namespace
@@ -81,8 +76,7 @@ bool has_other_tokenizer(const std::vector<TokenizerFile>& files, const Tokenize
   if (std::ranges::none_of(files, is_of_tokenizer)) return false;
   const auto found = std::ranges::find(files, "tokenizer.json", &TokenizerFile::name);
   if (found == files.end()) return true;
-  const json own = json::parse(tokenizer_json(tokenizer).dump());
-  return vocabulary(json::parse(found->bytes, nullptr, false)) != vocabulary(own);
+  return vocabulary(parse_json_or_null(found->bytes)) != vocabulary(tokenizer_json(tokenizer));
 }
 
 std::optional<Tokenizer> own_tokenizer(const std::vector<TokenizerFile>& files, const std::optional<Tokenizer>& tokenizer) {
@@ -94,9 +88,9 @@ std::vector<TokenizerFile> model_files(const std::vector<TokenizerFile>& files, 
   std::ranges::copy_if(files, std::back_inserter(out), [](const TokenizerFile& file) { return file.name != "config.json"; });
   const std::optional<Tokenizer> own = own_tokenizer(files, tokenizer);
   if (!own) return out;
-  const ordered_json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}, {"clean_up_tokenization_spaces", false}};
-  out.push_back({.name = "tokenizer.json", .bytes = tokenizer_json(*own).dump(1) + "\n"});
-  out.push_back({.name = "tokenizer_config.json", .bytes = config.dump(1) + "\n"});
+  const Json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}, {"clean_up_tokenization_spaces", false}};
+  out.push_back({.name = "tokenizer.json", .bytes = tokenizer_json(*own).dump(1, Json::Order::keys) + "\n"});
+  out.push_back({.name = "tokenizer_config.json", .bytes = config.dump(1, Json::Order::keys) + "\n"});
   return out;
 }
 

@@ -1,7 +1,6 @@
 #include "hf/export_proof.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <string_view>
 
@@ -10,13 +9,12 @@
 #include "mantissa/hf/export_files.h"
 #include "mantissa/hf/hf_weights.h"
 #include "mantissa/io/plain_file_name.h"
-#include "mantissa/json/json.h"
+#include "mantissa/json/json_fields.h"
 
 namespace mantissa {
 namespace {
 
 namespace fs = std::filesystem;
-using nlohmann::json;
 
 constexpr const char* kProof = "mantissa.json";
 constexpr int kFormatVersion = 2;
@@ -28,53 +26,49 @@ struct NamedTensor {
 
 std::string type_text(const std::string& dtype, const std::vector<int64_t>& shape) { return text(dtype, " ", shape_text(shape)); }
 
-NamedTensor named_tensor(const json& entry, const std::string& source) {
-  const auto of = [&](const char* member) { return entry.is_object() ? entry.value(member, json()) : json(); };
-  const json name = of("tensor"), dtype = of("dtype"), shape = of("shape"), hash = of("xxh64");
-  const bool sizes = shape.is_array() && std::ranges::all_of(shape, [](const json& size) { return size.is_number_integer(); });
+NamedTensor named_tensor(const Json& entry, const std::string& source) {
+  const Json &name = entry.get("tensor"), &dtype = entry.get("dtype"), &shape = entry.get("shape"), &hash = entry.get("xxh64");
+  const bool sizes = shape.is_list() && std::ranges::all_of(shape.entries(), &Json::is_integer);
   require(name.is_string() && dtype.is_string() && sizes && hash.is_string(), ExitCode::data, source,
           ": tensors must have tensor, dtype, shape and xxh64");
-  return {.name = name.get<std::string>(),
-          .type = type_text(dtype.get<std::string>(), shape.get<std::vector<int64_t>>()),
-          .xxh64 = hash.get<std::string>()};
+  return {.name = name.string(), .type = type_text(dtype.string(), shape.as<std::vector<int64_t>>()), .xxh64 = hash.string()};
 }
 
 // Of all that it says, but for the hash itself.
-std::string proof_hash(json proof) {
-  proof.erase("xxh64");
+std::string proof_hash(Json proof) {
+  proof.members().erase("xxh64");
   return xxh64(proof.dump()).text();
 }
 
-json read_proof(const fs::path& folder) {
+Json read_proof(const fs::path& folder) {
   const std::string source = (folder / kProof).string();
   std::error_code error;
   require(fs::exists(folder / kProof, error), ExitCode::usage, source,
           ": there is none, so nothing says what the weights were; --against CHECKPOINT compares them");
-  json proof = parse_strict_json(hf_file(folder, kProof), source);
-  const json version = proof.is_object() ? proof.value("format_version", json()) : json();
-  require(version == kFormatVersion, ExitCode::data, source, ": format_version must be ", kFormatVersion);
-  require(proof.value("tensors", json()).is_array(), ExitCode::data, source, ": tensors must be a list");
-  require(proof.value("files", json()).is_object(), ExitCode::data, source, ": files must be an object");
+  Json proof = parse_json(hf_file(folder, kProof), source);
+  require(proof.get("format_version") == kFormatVersion, ExitCode::data, source, ": format_version must be ", kFormatVersion);
+  require(proof.get("tensors").is_list(), ExitCode::data, source, ": tensors must be a list");
+  require(proof.get("files").is_object(), ExitCode::data, source, ": files must be an object");
   return proof;
 }
 
-std::vector<NamedTensor> named_tensors(const json& proof, const std::string& source) {
+std::vector<NamedTensor> named_tensors(const Json& proof, const std::string& source) {
   std::vector<NamedTensor> tensors;
-  for (const json& entry : proof["tensors"]) tensors.push_back(named_tensor(entry, source));
+  for (const Json& entry : proof.at("tensors").entries()) tensors.push_back(named_tensor(entry, source));
   return tensors;
 }
 
-void verify_file(const fs::path& folder, const std::string& name, const json& hash) {
+void verify_file(const fs::path& folder, const std::string& name, const Json& hash) {
   const std::string source = (folder / kProof).string();
   require(is_plain_file_name(name) && hash.is_string(), ExitCode::data, source, ": files must be names of files with hashes");
   std::error_code error;
   require(fs::exists(folder / name, error), ExitCode::data, folder.string(), ": lacks ", name, ", which ", kProof, " names");
-  require(xxh64(hf_file(folder, name)).text() == hash.get<std::string>(), ExitCode::data, folder.string(), ": ", name,
+  require(xxh64(hf_file(folder, name)).text() == hash.string(), ExitCode::data, folder.string(), ": ", name,
           " is not what was exported: its hash differs");
 }
 
-json entry_of(const ProvenTensor& tensor) {
-  json entry = {{"tensor", tensor.name}, {"module", tensor.module}, {"dtype", tensor.dtype},
+Json entry_of(const ProvenTensor& tensor) {
+  Json entry = {{"tensor", tensor.name}, {"module", tensor.module}, {"dtype", tensor.dtype},
                 {"shape", tensor.shape}, {"format", nullptr},       {"xxh64", tensor.hash.text()}};
   if (!tensor.how) return entry;
   entry["format"] = format_name(tensor.how.format);
@@ -106,11 +100,11 @@ void verify_tensor(SafetensorsFolder& files, const NamedTensor& tensor, const fs
 
 void write_export_proof(const fs::path& folder, const std::optional<ProvenCheckpoint>& checkpoint, const std::vector<TokenizerFile>& files,
                         const std::vector<ProvenTensor>& tensors) {
-  json hashes = json::object(), entries = json::array(), from = nullptr;
+  Json hashes = Json::Members(), entries = Json::Entries(), from;
   for (const TokenizerFile& file : files) hashes[file.name] = xxh64(file.bytes).text();
-  for (const ProvenTensor& tensor : tensors) entries.push_back(entry_of(tensor));
+  for (const ProvenTensor& tensor : tensors) entries.entries().push_back(entry_of(tensor));
   if (checkpoint) from = {{"step", checkpoint->step}, {"manifest", checkpoint->manifest}};
-  json proof = {{"format_version", kFormatVersion},
+  Json proof = {{"format_version", kFormatVersion},
                 {"mantissa", version()},
                 {"checkpoint", std::move(from)},
                 {"files", std::move(hashes)},
@@ -121,16 +115,15 @@ void write_export_proof(const fs::path& folder, const std::optional<ProvenCheckp
 
 int64_t verify_export(const fs::path& folder) {
   SafetensorsFolder files(folder);
-  const json proof = read_proof(folder);
+  const Json proof = read_proof(folder);
   const std::string source = (folder / kProof).string();
-  for (const auto& [name, hash] : proof["files"].items()) verify_file(folder, name, hash);
+  for (const auto& [name, hash] : proof.at("files").members()) verify_file(folder, name, hash);
   const std::vector<NamedTensor> tensors = named_tensors(proof, source);
   require_all_named(files, tensors, folder);
   for (const fs::path& file : files.files())
     require(SafetensorsFile(file).metadata() == SafetensorsMetadata{{"format", "pt"}}, ExitCode::data, file.string(),
             ": is not what was exported: its __metadata__ differs");
-  require(proof.value("xxh64", json()) == proof_hash(proof), ExitCode::data, source,
-          ": is not what was exported: its hash of itself differs");
+  require(proof.get("xxh64") == proof_hash(proof), ExitCode::data, source, ": is not what was exported: its hash of itself differs");
   for (const NamedTensor& tensor : tensors) verify_tensor(files, tensor, folder);
   return std::ssize(tensors);
 }
@@ -138,10 +131,7 @@ int64_t verify_export(const fs::path& folder) {
 std::string exported_manifest(const fs::path& folder) {
   std::error_code error;
   if (!fs::exists(folder / kProof, error)) return "";
-  const json proof = json::parse(hf_file(folder, kProof), nullptr, false);
-  const json from = proof.is_object() ? proof.value("checkpoint", json()) : json();
-  const json hash = from.is_object() ? from.value("manifest", json()) : json();
-  return hash.is_string() ? hash.get<std::string>() : "";
+  return parse_json_or_null(hf_file(folder, kProof)).get("checkpoint").get("manifest").string();
 }
 
 }  // namespace mantissa

@@ -1,16 +1,14 @@
 #include "mantissa/hf/packing.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <set>
+
+#include "mantissa/json/json.h"
 
 namespace mantissa {
 namespace {
 
-using nlohmann::json;
-using nlohmann::ordered_json;
-
-ordered_json operand(int bits, bool dynamic) {
+Json operand(int bits, bool dynamic) {
   return {{"num_bits", bits},  {"type", "float"},    {"strategy", "group"},         {"group_size", kPackedBlock},
           {"symmetric", true}, {"dynamic", dynamic}, {"scale_dtype", "torch.uint8"}};
 }
@@ -68,16 +66,16 @@ std::vector<std::string> names_not_packed(const PackedModules& modules, const st
 std::vector<std::string> names_for_transformers(const PackedModules& modules) { return names_not_packed(modules, ""); }
 std::vector<std::string> names_for_modelopt(const PackedModules& modules) { return names_not_packed(modules, "*"); }
 
-ordered_json compressed_tensors(const PackedModules& modules) {
+Json compressed_tensors(const PackedModules& modules) {
   const auto schemes = by_scheme(modules);
-  ordered_json groups = ordered_json::object();
+  Json groups = Json::Members();
   for (const auto& [scheme, names] : schemes) {
     const int bits = scheme.format == Format::e4m3 ? 8 : 4;
-    ordered_json group = {{"targets", schemes.size() == 1 ? std::vector<std::string>{"Linear"} : targets_of(names)},
-                          {"format", format_of(scheme)},
-                          {"weights", operand(bits, false)}};
-    if (scheme.inputs) group["input_activations"] = operand(8, true);
-    groups[text("group_", groups.size())] = std::move(group);
+    Json group = {{"targets", schemes.size() == 1 ? std::vector<std::string>{"Linear"} : targets_of(names)},
+                  {"format", format_of(scheme)},
+                  {"weights", operand(bits, false)}};
+    if (scheme.inputs) group.add("input_activations", operand(8, true));
+    groups.add(text("group_", groups.size()), std::move(group));
   }
   return {
       {"quant_method", "compressed-tensors"},      {"format", schemes.size() == 1 ? format_of(schemes.begin()->first) : "mixed-precision"},
@@ -106,36 +104,35 @@ PackedNames packed_names(const std::string& weight, Format format, Convention co
 }
 
 std::string quantization_config(const PackedModules& modules, Convention convention) {
-  if (convention == Convention::compressed_tensors) return compressed_tensors(modules).dump();
+  if (convention == Convention::compressed_tensors) return compressed_tensors(modules).dump(-1, Json::Order::keys);
   require_one_scheme(modules, convention);
   if (convention == Convention::modelopt)
-    return ordered_json{{"quant_method", "modelopt"},
-                        {"quant_algo", "MXFP8"},
-                        {"group_size", kPackedBlock},
-                        {"ignore", names_for_modelopt(modules)},
-                        {"producer", {{"name", "mantissa"}}}}
-        .dump();
-  return ordered_json{{"quant_method", "mxfp8"}, {"activation_scheme", "dynamic"},
-                      {"fmt", "e4m3"},           {"weight_block_size", {1, kPackedBlock}},
-                      {"scale_fmt", "ue8m0"},    {"modules_to_not_convert", names_for_transformers(modules)}}
-      .dump();
+    return Json{{"quant_method", "modelopt"},
+                {"quant_algo", "MXFP8"},
+                {"group_size", kPackedBlock},
+                {"ignore", names_for_modelopt(modules)},
+                {"producer", {{"name", "mantissa"}}}}
+        .dump(-1, Json::Order::keys);
+  return Json{{"quant_method", "mxfp8"}, {"activation_scheme", "dynamic"},
+              {"fmt", "e4m3"},           {"weight_block_size", {1, kPackedBlock}},
+              {"scale_fmt", "ue8m0"},    {"modules_to_not_convert", names_for_transformers(modules)}}
+      .dump(-1, Json::Order::keys);
 }
 
 std::string mxfp4_config() {
-  return ordered_json{
-      {"quant_method", "mxfp4"},
-      {"modules_to_not_convert", {"model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"}}}
-      .dump();
+  return Json{{"quant_method", "mxfp4"},
+              {"modules_to_not_convert", {"model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"}}}
+      .dump(-1, Json::Order::keys);
 }
 
 std::string modelopt_side_file(const PackedModules& modules) {
-  const ordered_json side = {{"producer", {{"name", "mantissa"}}},
-                             {"quantization",
-                              {{"quant_algo", "MXFP8"},
-                               {"group_size", kPackedBlock},
-                               {"kv_cache_quant_algo", nullptr},
-                               {"exclude_modules", names_for_modelopt(modules)}}}};
-  return side.dump(2) + "\n";
+  const Json side = {{"producer", {{"name", "mantissa"}}},
+                     {"quantization",
+                      {{"quant_algo", "MXFP8"},
+                       {"group_size", kPackedBlock},
+                       {"kv_cache_quant_algo", nullptr},
+                       {"exclude_modules", names_for_modelopt(modules)}}}};
+  return side.dump(2, Json::Order::keys) + "\n";
 }
 
 }  // namespace mantissa

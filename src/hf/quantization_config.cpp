@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "hf/architecture_keys.h"
 #include "mantissa/base/text.h"
@@ -8,8 +7,6 @@
 
 namespace mantissa {
 namespace {
-
-using nlohmann::json;
 
 constexpr std::string_view kExpression = "re:";
 // What torch calls all linears of these architectures, and what these are made of.
@@ -46,10 +43,10 @@ std::string expression_of_wildcards(const std::string& name, const std::string& 
 std::vector<std::string> names_of(ArchitectureKeys& keys, const std::string& key) {
   std::vector<std::string> names;
   if (!keys.has(key)) return names;
-  if (!keys.value(key).is_array()) keys.wrong(key, "a list of names");
-  for (const json& name : keys.value(key)) {
+  if (!keys.value(key).is_list()) keys.wrong(key, "a list of names");
+  for (const Json& name : keys.value(key).entries()) {
     if (!name.is_string()) keys.wrong(key, "a list of names");
-    names.push_back(name.get<std::string>());
+    names.push_back(name.string());
   }
   return names;
 }
@@ -73,7 +70,7 @@ int64_t read_operand(ArchitectureKeys& keys, bool made_as_they_come) {
   return bits;
 }
 
-PackedScheme read_group(const json& group, const std::string& source, const std::string& where) {
+PackedScheme read_group(const Json& group, const std::string& source, const std::string& where) {
   ArchitectureKeys keys(group, source, where);
   keys.ignore({"targets"});
   keys.require_present("weights");
@@ -95,7 +92,7 @@ PackedScheme read_group(const json& group, const std::string& source, const std:
 
 class PackedConfig::Keys : public ArchitectureKeys {
  public:
-  Keys(const json& object, const std::string& file, const std::string& at)
+  Keys(const Json& object, const std::string& file, const std::string& at)
       : ArchitectureKeys(object, file, at + "."), source(file), key(at), where(file + ": " + at + ".") {}
   const std::string source, key, where;
 
@@ -112,14 +109,14 @@ void PackedConfig::read_compressed_tensors(Keys& keys) {
   keys.only("format", {"mxfp8-quantized", "mxfp4-pack-quantized", "mixed-precision"});
   keys.only("quantization_status", {"compressed"});
   keys.only("kv_cache_scheme", {});
-  for (const char* const name : {"sparsity_config", "transform_config"}) keys.only(name, {json::object()});
+  for (const char* const name : {"sparsity_config", "transform_config"}) keys.only(name, {Json(Json::Members())});
   keys.only("moe_sparsity_config", {});
   keys.require_present("config_groups");
-  const json& groups = keys.value("config_groups");
+  const Json& groups = keys.value("config_groups");
   if (!groups.is_object()) keys.wrong("config_groups", "an object");
   std::map<std::string, std::string> group_of;
-  for (const auto& [name, group] : groups.items()) {
-    require(!group.is_array(), ExitCode::usage, keys.where, "config_groups.", name, " is the name of a scheme: write the scheme out");
+  for (const auto& [name, group] : groups.members()) {
+    require(!group.is_list(), ExitCode::usage, keys.where, "config_groups.", name, " is the name of a scheme: write the scheme out");
     const std::string where = text(keys.key, ".config_groups.", name, ".");
     const PackedScheme scheme = read_group(group, keys.source, where);
     ArchitectureKeys of_group(group, keys.source, where);
@@ -170,7 +167,7 @@ void PackedConfig::read_one_scheme(Keys& keys, const std::string& method) {
     keys.require_said("scale_fmt", "\"float\"");
     keys.only("scale_fmt", {"ue8m0"});
     keys.require_said("weight_block_size", "[128,128]");
-    keys.only("weight_block_size", {json::array({1, kPackedBlock})});
+    keys.only("weight_block_size", {Json{1, kPackedBlock}});
     keys.only("dequantize", {false});
     const bool both = keys.has("modules_to_not_convert") && keys.has("ignored_layers");
     if (both && keys.value("modules_to_not_convert") != keys.value("ignored_layers"))
@@ -191,7 +188,7 @@ void PackedConfig::read_one_scheme(Keys& keys, const std::string& method) {
 }
 
 PackedConfig::PackedConfig(std::string_view content, const std::string& source, const std::string& key) : where_(source + ": " + key) {
-  const json config = parse_strict_json(content, source);
+  const Json config = parse_json(content, source);
   Keys keys(config, source, key);
   const std::string method = keys.word("quant_method", "");
   method == "compressed-tensors" ? read_compressed_tensors(keys) : read_one_scheme(keys, method);
@@ -199,11 +196,11 @@ PackedConfig::PackedConfig(std::string_view content, const std::string& source, 
 }
 
 PackedConfig PackedConfig::of_modelopt(std::string_view side_file, const std::string& source) {
-  const json file = parse_strict_json(side_file, source);
+  const Json file = parse_json(side_file, source);
   ArchitectureKeys keys(file, source);
   keys.ignore({"producer"});
   keys.require_present("quantization");
-  json config = keys.value("quantization");
+  Json config = keys.value("quantization");
   if (!config.is_object()) keys.wrong("quantization", "an object");
   keys.require_all_known();
   config["quant_method"] = "modelopt";

@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <iomanip>
-#include <nlohmann/json.hpp>
 #include <tuple>
 #include <utility>
 
 #include "mantissa/io/safetensors.h"
+#include "mantissa/json/json.h"
 
 namespace mantissa {
 namespace {
@@ -80,9 +80,9 @@ void SafetensorsLayout::create(const std::filesystem::path& folder) const {
 }
 
 std::string SafetensorsLayout::index() const {
-  nlohmann::json weight_map = nlohmann::json::object();
+  Json weight_map = Json::Members();
   for (size_t i = 0; i < tensors_.size(); ++i) weight_map[tensors_[i].name] = file(places_[i].file);
-  return nlohmann::json{{"metadata", {{"total_size", bytes_}}}, {"weight_map", std::move(weight_map)}}.dump(2) + "\n";
+  return Json{{"metadata", {{"total_size", bytes_}}}, {"weight_map", std::move(weight_map)}}.dump(2) + "\n";
 }
 
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& folder, const SafetensorsLayout& layout, size_t first, size_t last)

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "mantissa/base/file.h"
 #include "mantissa/base/printable.h"
@@ -11,8 +10,6 @@
 
 namespace mantissa::detail {
 namespace {
-
-using nlohmann::json;
 
 constexpr int64_t kLargestConfig = int64_t{16} << 20;
 constexpr size_t kDeepestKey = 32;
@@ -63,18 +60,18 @@ class Merger {
  private:
   // Returns what is wrong with the text as a whole.
   std::string add_text(const Source& source) {
-    LocatedJson parsed = parse_located_json(source.text, source.base);
+    ParsedJson parsed = parse_commented_json(source.text, source.base);
     if (!parsed.problems.empty()) {
       report_problems(source, parsed);
     } else if (!parsed.root.is_object()) {
-      return source.name + ":1:1: a config must be an object { ... }, got " + type_of(parsed.root);
+      return source.name + ":1:1: a config must be an object { ... }, got " + parsed.root.type_name();
     } else {
       merge(tree_.root, std::move(parsed.root));
     }
     return "";
   }
 
-  void report_problems(const Source& source, const LocatedJson& parsed) {
+  void report_problems(const Source& source, const ParsedJson& parsed) {
     const TextLines lines(source.text);
     for (const JsonProblem& problem : parsed.problems) {
       const std::string key = printable(shown_key(problem.key));
@@ -85,22 +82,20 @@ class Merger {
     complete_ = false;
   }
 
-  std::string type_of(const JsonNode& node) const { return node.is_list() ? "array" : tree_.scalar(node).type_name(); }
-
-  void merge(JsonNode& into, JsonNode&& patch) {
+  void merge(Json& into, Json&& patch) {
     if (!into.is_object() || !patch.is_object()) {
       into = std::move(patch);
       return;
     }
     into.key = patch.key;
-    into.value = patch.value;
+    into.place = patch.place;
     for (auto& [name, value] : patch.members()) merge(into.members()[name], std::move(value));
   }
 
   // Walks to the key, making objects on the way. A number is an index where a list stands, or where nothing stands yet. A made object has
   // the place of its name in the argument.
-  void set(Source& source, const std::string& key) {
-    JsonNode* at = &tree_.root;
+  void set(const Source& source, const std::string& key) {
+    Json* at = &tree_.root;
     for (size_t begin = 0; begin <= key.size();) {
       const size_t end = std::min(key.find('.', begin), key.size());
       const std::string name = key.substr(begin, end - begin);
@@ -111,24 +106,26 @@ class Merger {
         *at = value_of(source);
         at->key = place;
       } else if (at->key == 0) {
-        at->key = at->value = place;
+        at->key = at->place = place;
       }
       begin = end + 1;
     }
   }
 
-  static JsonNode value_of(Source& source) {
+  // What is no JSON is text.
+  static Json value_of(const Source& source) {
     const uint32_t value = source.base + static_cast<uint32_t>(source.value);
-    LocatedJson parsed = parse_located_json(std::string_view(source.text).substr(source.value), value);
-    source.plain = !parsed.problems.empty();
-    if (source.plain) return {.key = value, .value = value, .content = {}};
-    return std::move(parsed.root);
+    ParsedJson parsed = parse_commented_json(std::string_view(source.text).substr(source.value), value);
+    if (parsed.problems.empty()) return std::move(parsed.root);
+    Json words(source.text.substr(source.value));
+    words.key = words.place = value;
+    return words;
   }
 
   static bool is_index(const std::string& name) { return name.find_first_not_of("0123456789") == std::string::npos && name.size() < 10; }
 
-  JsonNode* element(JsonNode& parent, const std::string& name, const Source& source, const std::string& key) {
-    JsonNode::Entries& entries = parent.entries();
+  Json* element(Json& parent, const std::string& name, const Source& source, const std::string& key) {
+    Json::Entries& entries = parent.entries();
     size_t index = entries.size() + 1;
     if (is_index(name)) std::from_chars(name.data(), name.data() + name.size(), index);
     if (index > entries.size()) {

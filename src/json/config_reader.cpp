@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "config_merge.h"
 #include "mantissa/base/nearest.h"
@@ -10,7 +9,6 @@ namespace mantissa {
 namespace {
 
 using detail::dotted;
-using nlohmann::json;
 
 Field short_member(const Field& field) {
   std::vector<Field> members = field.members();
@@ -23,7 +21,7 @@ class Reader {
   Reader(ConfigReport& report, const ForeignNames& foreign, std::vector<std::string> all_keys)
       : report_(report), tree_(report.sources()), foreign_(foreign), all_keys_(std::move(all_keys)) {}
 
-  void object(const std::vector<Field>& fields, const JsonNode& value, const std::string& key) {
+  void object(const std::vector<Field>& fields, const Json& value, const std::string& key) {
     for (const auto& [name, entry] : value.members()) {
       const auto found = std::find_if(fields.begin(), fields.end(), [&name = name](const Field& field) { return field.name == name; });
       if (found != fields.end()) {
@@ -35,7 +33,7 @@ class Reader {
   }
 
  private:
-  void read(const Field& field, const JsonNode& value, const std::string& key) {
+  void read(const Field& field, const Json& value, const std::string& key) {
     const size_t errors = report_.errors();
     if (value.is_object() || value.is_list()) {
       structure(field, value, key);
@@ -45,7 +43,7 @@ class Reader {
     if (report_.errors() != errors) report_.failed_below(value);
   }
 
-  void structure(const Field& field, const JsonNode& value, const std::string& key) {
+  void structure(const Field& field, const Json& value, const std::string& key) {
     if (value.is_list()) return field.kind() == FieldKind::list ? list(field, value, key) : type_error(field, value, key);
     if (field.kind() == FieldKind::map) return map(field, value, key);
     if (field.kind() != FieldKind::object) return type_error(field, value, key);
@@ -53,22 +51,21 @@ class Reader {
     if (!value.members().empty()) object(field.members(), value, key);
   }
 
-  void plain(const Field& field, const JsonNode& node, const std::string& key) {
-    const json value = tree_.scalar(node);
-    const std::string argument = field.kind() == FieldKind::text && !value.is_string() && !value.is_null() ? tree_.argument(node) : "";
+  void plain(const Field& field, const Json& value, const std::string& key) {
+    const std::string argument = field.kind() == FieldKind::text && !value.is_string() && !value.is_null() ? tree_.argument(value) : "";
     if (!argument.empty()) {  // on the command line everything is text: --set logging.run_name=7 needs no quotes
       field.set(argument);
     } else if (value.is_boolean() && !field.type->short_form.empty()) {
       const Field member = short_member(field);
       report_.set_place(dotted(key, member.name), report_.place(key));
-      plain(member, node, key);
+      plain(member, value, key);
     } else if (!detail::set_scalar(field, value)) {
-      report_.error(key, node, [&] { return detail::mismatch(field, value, tree_.shown(node)); });
+      report_.error(key, value, [&] { return detail::mismatch(field, value); });
     }
   }
 
   // Names stay printable and free of the dot that separates keys.
-  void map(const Field& field, const JsonNode& value, const std::string& key) {
+  void map(const Field& field, const Json& value, const std::string& key) {
     constexpr const char* kLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
     if (const size_t entries = value.members().size(); entries > kMostNames) {
       return report_.error(key, value, [&] { return text("has ", entries, " entries, at most ", kMostNames, " are accepted"); });
@@ -86,14 +83,14 @@ class Reader {
     }
   }
 
-  void list(const Field& field, const JsonNode& value, const std::string& key) {
-    const JsonNode::Entries& entries = value.entries();
+  void list(const Field& field, const Json& value, const std::string& key) {
+    const Json::Entries& entries = value.entries();
     field.resize(entries.size());
     for (size_t i = 0; i < entries.size(); ++i) read(field.element(i), entries[i], dotted(key, std::to_string(i)));
   }
 
-  void type_error(const Field& field, const JsonNode& node, const std::string& key) {
-    report_.error(key, node, [&] { return detail::wrong_type(field, tree_.shown(node)); });
+  void type_error(const Field& field, const Json& value, const std::string& key) {
+    report_.error(key, value, [&] { return detail::mismatch(field, value); });
   }
 
   // Suggests the name in another place of this config, then the name of another program, then the nearest name in this place.

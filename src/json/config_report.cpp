@@ -51,17 +51,17 @@ void ConfigReport::key_error(const std::string& key, const std::string& message)
   add(order(key), [&] { return reported(key, message, key_origin(place(key))); });
 }
 
-void ConfigReport::error(const std::string& key, const JsonNode& at, const Message& message) {
+void ConfigReport::error(const std::string& key, const Json& at, const Message& message) {
   mark(failed_at_, at.key);
   add(sources_->order(at), [&] { return reported(key, message(), place_of(at).origin); });
 }
 
-void ConfigReport::key_error(const std::string& key, const JsonNode& at, const Message& message) {
+void ConfigReport::key_error(const std::string& key, const Json& at, const Message& message) {
   mark(failed_at_, at.key);
   add(sources_->order(at), [&] { return reported(key, message(), key_origin(place_of(at))); });
 }
 
-void ConfigReport::failed_below(const JsonNode& at) { mark(failed_below_, at.key); }
+void ConfigReport::failed_below(const Json& at) { mark(failed_below_, at.key); }
 
 void ConfigReport::source_error(const std::string& message, int64_t order) {
   add(order, [&] { return shortened(message, kLongestMessage); });
@@ -77,7 +77,7 @@ void ConfigReport::add(int64_t order, const Message& message) {
 }
 
 void ConfigReport::mark_failed(const std::string& key) {
-  const JsonNode* const node = sources_->find(key);
+  const Json* const node = sources_->find(key);
   if (node != nullptr) {
     mark(failed_at_, node->key);
   } else {
@@ -85,15 +85,15 @@ void ConfigReport::mark_failed(const std::string& key) {
   }
   for (std::string at = key; !at.empty();) {
     at = above(at);
-    if (const JsonNode* const object = sources_->find(at)) mark(failed_below_, object->key);
+    if (const Json* const object = sources_->find(at)) mark(failed_below_, object->key);
   }
 }
 
 bool ConfigReport::failed(const std::string& key) const {
-  const JsonNode* const node = sources_->find(key);
+  const Json* const node = sources_->find(key);
   if (node != nullptr && marked(failed_below_, node->key)) return true;
   for (std::string at = key; !at.empty(); at = above(at)) {
-    const JsonNode* const object = sources_->find(at);
+    const Json* const object = sources_->find(at);
     if ((object != nullptr && marked(failed_at_, object->key)) || failed_unstated_.contains(at)) return true;
   }
   const auto below = failed_unstated_.lower_bound(key + ".");
@@ -114,7 +114,7 @@ ConfigReport::Nearest ConfigReport::nearest(const std::string& key) const {
     if (!derived_.contains(at)) {
       const auto stated = stated_.find(at);
       if (stated != stated_.end()) return {.stated = &stated->second};
-      if (const JsonNode* const node = sources_->find(at)) return {.node = node};
+      if (const Json* const node = sources_->find(at)) return {.node = node};
     }
     if (at.empty()) return {};
   }
@@ -132,7 +132,7 @@ int64_t ConfigReport::order(const std::string& key) const {
   return node != nullptr ? sources_->order(*node) : 0;
 }
 
-ConfigPlace ConfigReport::place_of(const JsonNode& node) const { return sources_->place(node); }
+ConfigPlace ConfigReport::place_of(const Json& node) const { return sources_->place(node); }
 
 void ConfigReport::set_place(const std::string& key, ConfigPlace place) {
   derived_.erase(key);

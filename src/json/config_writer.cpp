@@ -1,5 +1,4 @@
 #include <cmath>
-#include <nlohmann/json.hpp>
 
 #include "config_merge.h"
 #include "mantissa/json/json.h"
@@ -9,19 +8,6 @@ namespace mantissa {
 namespace {
 
 using detail::dotted;
-using nlohmann::ordered_json;
-
-ordered_json to_json(const Scalar& scalar) {
-  return std::visit(
-      []<class T>(const T& value) -> ordered_json {
-        if constexpr (std::is_same_v<T, std::monostate>) {
-          return nullptr;
-        } else {
-          return value;
-        }
-      },
-      scalar);
-}
 
 bool is_null(const Field& field) {
   return field.kind() != FieldKind::list && field.kind() != FieldKind::map && std::holds_alternative<std::monostate>(field.get());
@@ -34,7 +20,7 @@ class Writer {
 
   void object(const std::vector<Field>& fields, const std::string& key) {
     block('{', '}', fields.size(), [&](size_t i) {
-      out_ += ordered_json(fields[i].name).dump() + (compact_ ? ":" : ": ");
+      out_ += Json(fields[i].name).dump() + (compact_ ? ":" : ": ");
       return Entry{fields[i], below(key, fields[i].name)};
     });
   }
@@ -46,10 +32,8 @@ class Writer {
     } else if (field.kind() == FieldKind::list) {
       block('[', ']', field.size(), [&](size_t i) { return Entry{field.element(i), below(key, std::to_string(i))}; });
     } else {
-      const ordered_json scalar = to_json(field.get());
-      const bool is_json = field.limits.json && scalar.is_string();
-      out_ += is_json ? parse_strict_json(scalar.get<std::string>(), field.name, ExitCode::internal).dump()
-                      : scalar.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+      const Scalar scalar = field.get();
+      out_ += (field.limits.json ? parse_json(std::get<std::string>(scalar), field.name, ExitCode::internal) : Json(scalar)).dump();
     }
   }
   std::string take() { return std::move(out_); }
@@ -113,65 +97,63 @@ const char* schema_type(FieldKind kind) {
   return "";
 }
 
-ordered_json schema_of(const Field& field);
+Json schema_of(const Field& field);
 
-ordered_json properties_of(const std::vector<Field>& fields) {
-  ordered_json properties = ordered_json::object();
-  for (const Field& field : fields) properties[field.name] = schema_of(field);
-  return properties;
+void add_properties(const std::vector<Field>& fields, Json& properties) {
+  for (const Field& field : fields) properties.add(field.name, schema_of(field));
 }
 
-void add_limits(const Field& field, ordered_json& schema) {
+void add_limits(const Field& field, Json& schema) {
   // Whole limits are written as integers, as a person would.
   const auto number = [](double value) {
-    return value == static_cast<double>(static_cast<int64_t>(value)) ? ordered_json(static_cast<int64_t>(value)) : ordered_json(value);
+    return value == static_cast<double>(static_cast<int64_t>(value)) ? Json(static_cast<int64_t>(value)) : Json(value);
   };
   const Limits& limits = field.limits;
-  if (std::isfinite(limits.min)) schema[limits.above_min ? "exclusiveMinimum" : "minimum"] = number(limits.min);
-  if (std::isfinite(limits.max)) schema[limits.below_max ? "exclusiveMaximum" : "maximum"] = number(limits.max);
-  if (field.kind() == FieldKind::integer && field.type->lowest == 0 && !schema.contains("minimum")) schema["minimum"] = 0;
+  if (std::isfinite(limits.min)) schema.add(limits.above_min ? "exclusiveMinimum" : "minimum", number(limits.min));
+  if (std::isfinite(limits.max)) schema.add(limits.below_max ? "exclusiveMaximum" : "maximum", number(limits.max));
+  if (field.kind() == FieldKind::integer && field.type->lowest == 0 && !schema.contains("minimum")) schema.add("minimum", 0);
 }
 
 // A list of objects is empty by default.
-ordered_json list_default(const Field& field) {
-  ordered_json values = ordered_json::array();
-  for (size_t i = 0; i < field.size(); ++i) values.push_back(to_json(field.element(i).get()));
+Json list_default(const Field& field) {
+  Json::Entries values;
+  for (size_t i = 0; i < field.size(); ++i) values.emplace_back(field.element(i).get());
   return values;
 }
 
 // Writes one name, or a list of them.
-ordered_json types_of(const Field& field) {
-  ordered_json types = ordered_json::array({schema_type(field.kind())});
-  if (!field.type->short_form.empty()) types.push_back("boolean");
-  if (field.type->nullable) types.push_back("null");
-  return types.size() == 1 ? types[0] : types;
+Json types_of(const Field& field) {
+  Json::Entries types = {schema_type(field.kind())};
+  if (!field.type->short_form.empty()) types.emplace_back("boolean");
+  if (field.type->nullable) types.emplace_back("null");
+  return types.size() == 1 ? types[0] : Json(types);
 }
 
-ordered_json schema_of(const Field& field) {
-  ordered_json schema;
-  if (field.description[0] != '\0') schema["description"] = field.description;
-  schema["type"] = types_of(field);
+Json schema_of(const Field& field) {
+  Json schema;
+  if (field.description[0] != '\0') schema.add("description", field.description);
+  schema.add("type", types_of(field));
   if (field.kind() == FieldKind::choice) {
-    schema["enum"] = field.type->choices;
-    if (field.type->nullable) schema["enum"].push_back(nullptr);
+    schema.add("enum", field.type->choices);
+    if (field.type->nullable) schema["enum"].entries().emplace_back();
   }
   add_limits(field, schema);
   if (field.kind() == FieldKind::list) {
-    schema["default"] = list_default(field);
+    schema.add("default", list_default(field));
     field.resize(1);
-    schema["items"] = schema_of(field.element(0));
+    schema.add("items", schema_of(field.element(0)));
   } else if (field.kind() == FieldKind::map) {
-    schema["default"] = ordered_json::object();
+    schema.add("default", Json::Members());
     const std::optional<Field> entry = field.add("x");
     require(entry.has_value(), field.name, ": the names of a map in a config are texts");
-    schema["additionalProperties"] = schema_of(*entry);
+    schema.add("additionalProperties", schema_of(*entry));
   } else if (field.kind() == FieldKind::object) {
-    if (field.type->nullable) schema["default"] = nullptr;
+    if (field.type->nullable) schema.add("default", {});
     field.set(true);
-    schema["additionalProperties"] = false;
-    schema["properties"] = properties_of(field.members());
+    schema.add("additionalProperties", false);
+    add_properties(field.members(), schema.add("properties", Json::Members()));
   } else if (!field.name.empty()) {
-    schema["default"] = to_json(field.get());
+    schema.add("default", Json(field.get()));
   }
   return schema;
 }
@@ -191,11 +173,14 @@ std::string json_text(const Field& field) {
 }
 
 std::string config_schema(const std::vector<Field>& fields, const std::string& title) {
-  ordered_json schema = {{"$schema", "https://json-schema.org/draft/2020-12/schema"}, {"title", title}, {"type", "object"}};
-  schema["additionalProperties"] = false;
-  schema["properties"]["$schema"] = {{"type", "string"}, {"description", "this schema, for editors"}};
-  schema["properties"].update(properties_of(fields));
-  return schema.dump(2) + "\n";
+  Json properties = {{"$schema", {{"type", "string"}, {"description", "this schema, for editors"}}}};
+  add_properties(fields, properties);
+  const Json schema = {{"$schema", "https://json-schema.org/draft/2020-12/schema"},
+                       {"title", title},
+                       {"type", "object"},
+                       {"additionalProperties", false},
+                       {"properties", properties}};
+  return schema.dump(2, Json::Order::keys) + "\n";
 }
 
 }  // namespace mantissa

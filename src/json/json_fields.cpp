@@ -3,15 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <nlohmann/json.hpp>
 
 #include "mantissa/base/nearest.h"
 #include "mantissa/json/json.h"
 
 namespace mantissa {
 namespace {
-
-using nlohmann::json;
 
 std::string wanted(const FieldType& type) {
   const auto kind = [&]() -> std::string {
@@ -61,8 +58,6 @@ std::string crossed(const Limits& limits, double value) {
   return (limits.above_min ? "above " : "at least ") + plain(limits.min);
 }
 
-std::string shown(const json& value) { return shortened(value.dump(-1, ' ', false, json::error_handler_t::replace)); }
-
 std::string member_path(const std::string& path, const std::string& name) { return path + (path.empty() ? "" : ".") + shortened(name); }
 
 [[noreturn]] void fail_at(const std::string& source, const std::string& path, const std::string& problem) {
@@ -85,10 +80,10 @@ class FieldReader {
  public:
   FieldReader(const std::string& source, const std::string& path, UnknownNames unknown) : source_(source), path_(path), unknown_(unknown) {}
 
-  void read(const Field& field, const json& value, const Step* at) const {
+  void read(const Field& field, const Json& value, const Step* at) const {
     if (field.limits.json) {
       field.set(value.dump());
-    } else if (value.is_array() && field.kind() == FieldKind::list) {
+    } else if (value.is_list() && field.kind() == FieldKind::list) {
       list(field, value, at);
     } else if (value.is_object() && field.kind() == FieldKind::map) {
       map(field, value, at);
@@ -98,22 +93,23 @@ class FieldReader {
     } else if (value.is_null() && field.kind() == FieldKind::number && !field.type->nullable) {
       field.set(std::numeric_limits<double>::quiet_NaN());
     } else if (!detail::set_scalar(field, value)) {
-      fail(at, detail::mismatch(field, value, shown(value)));
+      fail(at, detail::mismatch(field, value));
     }
   }
 
  private:
-  void list(const Field& field, const json& value, const Step* at) const {
+  void list(const Field& field, const Json& value, const Step* at) const {
     field.resize(0);
-    for (size_t i = 0; i < value.size(); ++i) {
+    const Json::Entries& entries = value.entries();
+    for (size_t i = 0; i < entries.size(); ++i) {
       field.resize(i + 1);  // not all at once: entries are larger than the shortest texts that could claim to be some
       const Step step{at, nullptr, i};
-      read(field.element(i), value[i], &step);
+      read(field.element(i), entries[i], &step);
     }
   }
 
-  void map(const Field& field, const json& value, const Step* at) const {
-    for (const auto& [name, entry] : value.items()) {
+  void map(const Field& field, const Json& value, const Step* at) const {
+    for (const auto& [name, entry] : value.members()) {
       const Step step{at, &name, 0};
       const std::optional<Field> member = field.add(name);
       if (!member) fail(&step, "is no name of an entry");
@@ -121,20 +117,20 @@ class FieldReader {
     }
   }
 
-  void object(const std::vector<Field>& fields, const json& value, const Step* at) const {
+  void object(const std::vector<Field>& fields, const Json& value, const Step* at) const {
     size_t known = 0;
     for (const Field& field : fields) {
-      const auto member = value.find(field.name);
-      if (member == value.end() && field.limits.later) continue;
-      if (member == value.end()) fail(at, text("has no \"", field.name, '"'));
+      const Json* const member = value.find(field.name);
+      if (member == nullptr && field.limits.later) continue;
+      if (member == nullptr) fail(at, text("has no \"", field.name, '"'));
       ++known;
       const Step step{at, &field.name, 0};
       read(field, *member, &step);
     }
     if (unknown_ == UnknownNames::ignored || known == value.size()) return;
-    for (const auto& [name, member] : value.items()) {
+    for (const auto& [name, member] : value.members()) {
       const bool found = std::any_of(fields.begin(), fields.end(), [&name = name](const Field& field) { return field.name == name; });
-      if (!found) fail(at, "has an unknown key " + shown(name));
+      if (!found) fail(at, "has an unknown key " + Json(name).shown());
     }
   }
 
@@ -148,17 +144,14 @@ class FieldReader {
 
 }  // namespace
 
-// Check the JSON type before taking the value: get<int>() takes 1.5 and wraps negatives.
-bool detail::set_scalar(const Field& field, const json& value) {
+bool detail::set_scalar(const Field& field, const Json& value) {
   if (value.is_null()) return field.type->nullable && field.set({});
   switch (field.kind()) {
-    case FieldKind::boolean: return value.is_boolean() && field.set(value.get<bool>());
-    case FieldKind::integer:
-      if (!value.is_number_integer() || !within(field.limits, value.get<double>())) return false;
-      return field.set(value.is_number_unsigned() ? Scalar(value.get<uint64_t>()) : Scalar(value.get<int64_t>()));
-    case FieldKind::number: return value.is_number() && within(field.limits, value.get<double>()) && field.set(value.get<double>());
+    case FieldKind::boolean: return value.is_boolean() && field.set(value.scalar());
+    case FieldKind::integer: return value.is_integer() && within(field.limits, value.number()) && field.set(value.scalar());
+    case FieldKind::number: return value.is_number() && within(field.limits, value.number()) && field.set(value.number());
     case FieldKind::text:
-    case FieldKind::choice: return value.is_string() && field.set(value.get<std::string>());
+    case FieldKind::choice: return value.is_string() && field.set(value.string());
     case FieldKind::object:
     case FieldKind::list:
     case FieldKind::map: return false;
@@ -166,31 +159,29 @@ bool detail::set_scalar(const Field& field, const json& value) {
   return false;
 }
 
-std::string detail::mismatch(const Field& field, const json& value, const std::string& shown) {
+std::string detail::mismatch(const Field& field, const Json& value) {
   const FieldType& type = *field.type;
-  const bool integer = type.kind == FieldKind::integer && value.is_number_integer();
+  const bool integer = type.kind == FieldKind::integer && value.is_integer();
   if (integer || (type.kind == FieldKind::number && value.is_number())) {
-    const bool fits = within(field.limits, value.get<double>());
-    const std::string range = fits ? integer_range(field) : crossed(field.limits, value.get<double>());
-    return "must be " + range + (type.nullable && !fits ? " or null" : "") + ", got " + shown;
+    const bool fits = within(field.limits, value.number());
+    const std::string range = fits ? integer_range(field) : crossed(field.limits, value.number());
+    return "must be " + range + (type.nullable && !fits ? " or null" : "") + ", got " + value.shown();
   }
   const bool misspelled = type.kind == FieldKind::choice && value.is_string();
-  return wrong_type(field, shown) + (misspelled ? did_you_mean(value.get<std::string>(), type.choices) : "");
+  return "must be " + wanted(type) + ", got " + value.shown() + (misspelled ? did_you_mean(value.string(), type.choices) : "");
 }
 
-std::string detail::wrong_type(const Field& field, const std::string& shown) { return "must be " + wanted(*field.type) + ", got " + shown; }
-
 JsonReader JsonReader::at(const std::string& name) const {
-  if (!value_->is_object()) fail("must be an object, got " + shown(*value_));
-  const auto member = value_->find(name);
-  require(member != value_->end(), "has no \"", name, '"');
+  if (!value_->is_object()) fail("must be an object, got " + value_->shown());
+  const Json* const member = value_->find(name);
+  require(member != nullptr, "has no \"", name, '"');
   return {*member, source_, member_path(path_, name)};
 }
 
 std::vector<JsonReader> JsonReader::entries() const {
-  if (!value_->is_array()) fail("must be a list, got " + shown(*value_));
+  if (!value_->is_list()) fail("must be a list, got " + value_->shown());
   std::vector<JsonReader> entries;
-  for (size_t i = 0; i < value_->size(); ++i) entries.emplace_back((*value_)[i], source_, text(path_, '[', i, ']'));
+  for (const Json& entry : value_->entries()) entries.emplace_back(entry, source_, text(path_, '[', entries.size(), ']'));
   return entries;
 }
 
@@ -199,7 +190,7 @@ void JsonReader::read(const Field& into, UnknownNames unknown) const { FieldRead
 void JsonReader::fail(const std::string& problem) const { fail_at(source_, path_, problem); }
 
 void detail::read_json(std::string_view content, const std::string& source, const Field& into, UnknownNames unknown) {
-  const json value = parse_strict_json(content, source);
+  const Json value = parse_json(content, source);
   JsonReader(value, source).read(into, unknown);
 }
 

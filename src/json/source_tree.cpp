@@ -9,8 +9,6 @@
 
 namespace mantissa::detail {
 
-using nlohmann::json;
-
 Source& SourceTree::add(Source source) {
   const uint64_t base = sources_.empty() ? 1 : uint64_t{sources_.back().base} + sources_.back().text.size() + 1;
   require(base + source.text.size() < std::numeric_limits<uint32_t>::max(), ExitCode::usage, source.name,
@@ -20,58 +18,44 @@ Source& SourceTree::add(Source source) {
   return sources_.back();
 }
 
-const JsonNode* SourceTree::find(std::string_view key) const {
-  const JsonNode* at = &root;
+const Json* SourceTree::find(std::string_view key) const {
+  const Json* at = &root;
   for (size_t begin = 0; begin < key.size() && at != nullptr;) {
     const size_t end = std::min(key.find('.', begin), key.size());
     const std::string_view name = key.substr(begin, end - begin);
     begin = end + 1;
     if (at->is_list()) {
-      const JsonNode::Entries& entries = at->entries();
+      const Json::Entries& entries = at->entries();
       size_t index = entries.size();
       const auto [end_of_number, problem] = std::from_chars(name.data(), name.data() + name.size(), index);
       if (problem != std::errc() || end_of_number != name.data() + name.size()) index = entries.size();
       at = index < entries.size() ? &entries[index] : nullptr;
     } else {
-      const auto found = at->members().find(name);
-      at = found == at->members().end() ? nullptr : &found->second;
+      at = at->find(name);
     }
   }
   return at != nullptr && at->key != 0 ? at : nullptr;
 }
 
-ConfigPlace SourceTree::place(const JsonNode& node) const {
+ConfigPlace SourceTree::place(const Json& node) const {
   const Source* const source = source_of(node.key);
-  ConfigPlace place{.origin = origin(node.value), .key_origin = "", .directory = "", .argument = argument(node), .order = order(node)};
+  ConfigPlace place{.origin = origin(node.place), .key_origin = "", .directory = "", .argument = argument(node), .order = order(node)};
   if (source == nullptr) return place;
   place.directory = source->directory;
   if (!source->name.empty()) place.key_origin = origin(node.key);
   return place;
 }
 
-int64_t SourceTree::order(const JsonNode& node) const {
+int64_t SourceTree::order(const Json& node) const {
   const Source* const source = source_of(node.key);
   return source != nullptr && source->name.empty() ? source->base : node.key;
 }
 
-nlohmann::json SourceTree::scalar(const JsonNode& node) const {
-  const Source& source = *source_of(node.value);
-  const size_t offset = node.value - source.base;
-  if (source.plain) return source.text.substr(offset);
-  return json_scalar_at(source.text, offset);
-}
-
-std::string SourceTree::argument(const JsonNode& node) const {
-  const Source* const source = source_of(node.value);
+std::string SourceTree::argument(const Json& node) const {
+  const Source* const source = source_of(node.place);
   if (source == nullptr || !source->name.empty()) return "";
-  const bool whole = node.key - source->base < source->value && node.value - source->base >= source->value;  // its key stands before '='
+  const bool whole = node.key - source->base < source->value && node.place - source->base >= source->value;  // its key stands before '='
   return whole ? source->text.substr(source->value) : "";
-}
-
-std::string SourceTree::shown(const JsonNode& node) const {
-  std::string all;
-  write(node, all);
-  return shortened(all);
 }
 
 const Source* SourceTree::source_of(uint32_t position) const {
@@ -87,34 +71,6 @@ std::string SourceTree::origin(uint32_t position) const {
     return "--set " + printable(shown_key(source->text.substr(0, source->value)) + shortened(source->text.substr(source->value)));
   if (!source->lines) source->lines.emplace(source->text);
   return printable(source->name) + ":" + source->lines->at(position - source->base);
-}
-
-// Stops when there is more than is shown.
-void SourceTree::write(const JsonNode& node, std::string& out) const {
-  constexpr size_t kEnough = 4 * kShownCharacters + 4;  // bytes
-  const char* between = "";
-  const auto goes_on = [&] {
-    out += std::exchange(between, ",");
-    return out.size() < kEnough;
-  };
-  if (node.is_list()) {
-    out += '[';
-    for (const JsonNode& entry : node.entries()) {
-      if (!goes_on()) return;
-      write(entry, out);
-    }
-    out += ']';
-  } else if (node.is_object()) {
-    out += '{';
-    for (const auto& [name, member] : node.members()) {
-      if (!goes_on()) return;
-      out += json(name).dump() + ":";
-      write(member, out);
-    }
-    out += '}';
-  } else {
-    out += scalar(node).dump(-1, ' ', false, json::error_handler_t::replace);
-  }
 }
 
 }  // namespace mantissa::detail

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <deque>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -20,7 +19,6 @@ struct Source {
   std::string text = {};                        // of the file; an argument as given, "KEY=VALUE"
   std::string directory = {};                   // of the file
   size_t value = 0;                             // where the value of an argument begins
-  bool plain = false;                           // that value is text and not JSON
   uint32_t base = 0;                            // the position of the first byte of the text
   mutable std::optional<TextLines> lines = {};  // made when the first place is printed
 };
@@ -30,19 +28,16 @@ class SourceTree {
   // Gives the source its positions. Throws Error(usage) when there are none left.
   Source& add(Source source);
 
-  JsonNode root;
+  Json root;
 
-  const JsonNode* find(std::string_view key) const;  // none: nullptr
-  ConfigPlace place(const JsonNode& node) const;
-  int64_t order(const JsonNode& node) const;
-  nlohmann::json scalar(const JsonNode& node) const;
-  std::string argument(const JsonNode& node) const;  // the whole of it, if the node is the value of an argument; else ""
-  std::string shown(const JsonNode& node) const;     // the value as JSON, shortened
+  const Json* find(std::string_view key) const;  // none: nullptr
+  ConfigPlace place(const Json& node) const;
+  int64_t order(const Json& node) const;
+  std::string argument(const Json& node) const;  // the whole of it, if the node is the value of an argument; else ""
 
  private:
   const Source* source_of(uint32_t position) const;
   std::string origin(uint32_t position) const;
-  void write(const JsonNode& node, std::string& out) const;
 
   std::deque<Source> sources_;
 };

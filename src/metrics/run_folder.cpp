@@ -5,7 +5,6 @@
 #include <array>
 #include <chrono>
 #include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "mantissa/base/host_name.h"
 #include "mantissa/base/pending_file.h"
@@ -88,15 +87,15 @@ void write_descriptions(const LoadedConfig& loaded, const std::vector<std::strin
   std::error_code error;
   write_file_atomically(folder / "config.json", effective_config(loaded.config));
   write_file_atomically(folder / "config-origins.json", effective_config(loaded.config, &loaded.report));
-  const nlohmann::ordered_json run = {{"arguments", arguments},
-                                      {"version", version()},
-                                      {"git_revision", git_revision()},
-                                      {"build", build_fingerprint()},
-                                      {"host", host_name()},
-                                      {"pid", getpid()},
-                                      {"directory", fs::current_path(error).string()},
-                                      {"started", unix_time()}};
-  write_file_atomically(folder / "run.json", run.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+  const Json run = {{"arguments", arguments},
+                    {"version", version()},
+                    {"git_revision", git_revision()},
+                    {"build", build_fingerprint()},
+                    {"host", host_name()},
+                    {"pid", getpid()},
+                    {"directory", fs::current_path(error).string()},
+                    {"started", unix_time()}};
+  write_file_atomically(folder / "run.json", run.dump(2, Json::Order::keys) + "\n");
 }
 
 }  // namespace

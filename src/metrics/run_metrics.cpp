@@ -1,7 +1,6 @@
 #include "mantissa/metrics/run_metrics.h"
 
 #include <limits>
-#include <nlohmann/json.hpp>
 
 #include "mantissa/base/file.h"
 #include "mantissa/json/json.h"
@@ -84,7 +83,7 @@ RunMetrics read_run_metrics(const fs::path& folder) {
   size_t number = 0;
   for (size_t begin = 0, end; (end = content.find('\n', begin)) != std::string::npos; begin = end + 1) {
     const std::string where = text(path.string(), ":", ++number);
-    const nlohmann::json line = parse_json_line(std::string_view(content).substr(begin, end - begin), where);
+    const Json line = parse_json_line(std::string_view(content).substr(begin, end - begin), where);
     take(run, JsonReader(line, where));
   }
   if (fs::is_regular_file(folder / "config.json", ignored)) run.config = content_of(folder / "config.json");

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <array>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
 #include <utility>
@@ -13,8 +12,6 @@
 
 namespace mantissa {
 namespace {
-
-using nlohmann::json;
 
 constexpr std::array kRoles = {GemmRole::fprop, GemmRole::dgrad, GemmRole::wgrad};
 
@@ -30,32 +27,32 @@ const char* kind_name(ModuleKind kind) {
   return "unknown";
 }
 
-json to_json(const Quantization& how) {
+Json to_json(const Quantization& how) {
   if (!how) return nullptr;
   return {{"format", format_name(how.format)}, {"block", {how.block_rows, how.block_cols}}, {"rule", scale_rule_name(how.rule)}};
 }
 
-json shape_json(const ModuleShape& module) {
-  if (module.in == 0) return json{module.out};
-  return module.matrices > 1 ? json{module.matrices, module.out, module.in} : json{module.out, module.in};
+Json shape_json(const ModuleShape& module) {
+  if (module.in == 0) return Json{module.out};
+  return module.matrices > 1 ? Json{module.matrices, module.out, module.in} : Json{module.out, module.in};
 }
 
-json to_json(const ModulePrecision& entry) {
+Json to_json(const ModulePrecision& entry) {
   const ModuleShape& module = entry.module;
   const Recipe& recipe = entry.recipe;
-  json gemms = nullptr;
+  Json gemms;
   for (const GemmRole role : kRoles) {
     if (has_gemm(module.kind)) gemms[gemm_name(role)] = gemm_text(recipe, role);
   }
-  json parts = json::array();
-  for (const ModulePart& part : module.parts) parts.push_back({{"name", part.name}, {"out", part.out}});
+  Json::Entries parts;
+  for (const ModulePart& part : module.parts) parts.push_back(Json{{"name", part.name}, {"out", part.out}});
   return {{"module", module.path},
           {"kind", kind_name(module.kind)},
           {"shape", shape_json(module)},
           {"parts", parts},
           {"bias", module.bias},
-          {"rule", entry.rule.empty() ? json() : json(entry.rule)},
-          {"match", entry.match.empty() ? json() : json(entry.match)},
+          {"rule", entry.rule.empty() ? Json() : Json(entry.rule)},
+          {"match", entry.match.empty() ? Json() : Json(entry.match)},
           {"recipe", recipe.name},
           {"compute", dtype_name(recipe.compute)},
           {"weight", to_json(recipe.weight)},
@@ -161,8 +158,8 @@ void warn_of_bias_gradients(const std::vector<ModulePrecision>& modules, std::ve
 
 }  // namespace
 
-json PrecisionPlan::to_json() const {
-  json entries = json::array();
+Json PrecisionPlan::to_json() const {
+  Json::Entries entries;
   for (const ModulePrecision& entry : modules_) entries.push_back(mantissa::to_json(entry));
   return {{"hash", Hash64{hash()}.text()},
           {"modules", entries},

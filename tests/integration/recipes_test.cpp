@@ -134,8 +134,7 @@ TEST_F(Plans, EveryAllowedChangeOfAPlanIsALineInTheLog) {
 TEST_F(Plans, AMalformedPlanIsAnErrorOfTheData) {
   const PrecisionPlan plan = resolve_plan(this->config("plan", sets("mxfp8", {"model.vocab_size=8"})).config);
   EXPECT_TRUE(allowed_plan_changes(plan.to_json().dump(), plan, "m", LoadFor::resume).empty());
-  EXPECT_TRUE(allowed_plan_changes("null", plan, "m", LoadFor::resume).empty());
-  for (const char* const bad : {"{}", "[]", "5", R"({"modules":5})", R"({"modules":[7]})", R"({"modules":[{"module":1}]})",
+  for (const char* const bad : {"null", "{}", "[]", "5", R"({"modules":5})", R"({"modules":[7]})", R"({"modules":[{"module":1}]})",
                                 R"({"modules":[{}]})", R"({"modules":[]})", R"({"modules":[{"module":"embed"}]})", "{"}) {
     const Error error = error_of([&] { allowed_plan_changes(bad, plan, "manifest.json", LoadFor::resume); });
     EXPECT_EQ(error.code(), ExitCode::data) << bad;
@@ -214,10 +213,6 @@ TEST_F(Plans, CodesThatDifferFromThoseOfTheCheckpointAreRefusedUnlessAllowed) {
     CheckpointReader reader(checkpoint("saved", 2));
     EXPECT_EQ(error_of([&] { verify_codes(reader); }).code(), ExitCode::data) << change;
   }
-  const nlohmann::json older = {
-      {"layers.1.mlp.down.weight", {{"codes", "0000000000000000"}, {"codes_sum", nullptr}, {"values", "1"}, {"values_sum", nullptr}}}};
-  const std::string warned = log_of([&] { EXPECT_EQ(resume("older", older), 1U); });
-  EXPECT_THAT(warned, HasSubstr("plan.quantized has hashes of whole tensors, as once was done; they are not compared"));
   const std::string log = log_of([&] { EXPECT_EQ(resume("allowed", other, {"checkpoint.allow_recipe_change=true"}), 1U); });
   EXPECT_THAT(log, HasSubstr("the codes of layers.1.mlp.down.weight are not those"));
 }

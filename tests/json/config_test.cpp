@@ -3,9 +3,8 @@
 
 #include <gmock/gmock.h>
 
-#include <nlohmann/json.hpp>
-
 #include "files.h"
+#include "json_values.h"
 #include "mantissa/base/nearest.h"
 
 namespace mantissa::config_test {
@@ -365,20 +364,19 @@ TEST(Config, FilesThatCannotBeReadAreNamed) {
 
 TEST(Config, SchemaHoldsTypesLimitsAndDefaults) {
   Sample scratch;
-  const auto schema = nlohmann::json::parse(config_schema(fields_of(scratch), "t"));
+  const Json schema = test::json(config_schema(fields_of(scratch), "t"));
   const auto& properties = schema.at("properties");
   EXPECT_EQ(schema.at("additionalProperties"), false);
-  EXPECT_EQ(properties.at("count"),
-            nlohmann::json::parse(R"({"type": "integer", "description": "a count", "default": 3, "exclusiveMinimum": 0})"));
-  EXPECT_EQ(properties.at("maybe").at("type"), nlohmann::json::parse(R"(["integer", "null"])"));
-  EXPECT_EQ(properties.at("color").at("enum"), nlohmann::json::parse(R"(["red", "green"])"));
-  EXPECT_EQ(properties.at("words").at("default"), nlohmann::json::parse(R"(["a"])"));
+  EXPECT_EQ(properties.at("count"), test::json(R"({"type": "integer", "description": "a count", "default": 3, "exclusiveMinimum": 0})"));
+  EXPECT_EQ(properties.at("maybe").at("type"), test::json(R"(["integer", "null"])"));
+  EXPECT_EQ(properties.at("color").at("enum"), test::json(R"(["red", "green"])"));
+  EXPECT_EQ(properties.at("words").at("default"), test::json(R"(["a"])"));
   EXPECT_EQ(properties.at("section").at("default"), nullptr);
   EXPECT_EQ(properties.at("list").at("items").at("properties").at("small").at("maximum"), 5);
   EXPECT_EQ(properties.at("rate").at("exclusiveMaximum"), 1);
-  EXPECT_EQ(properties.at("named").at("default"), nlohmann::json::object());
+  EXPECT_EQ(properties.at("named").at("default"), Json(Json::Members()));
   EXPECT_EQ(properties.at("named").at("additionalProperties").at("properties").at("small").at("maximum"), 5);
-  EXPECT_EQ(properties.at("lamp").at("type"), nlohmann::json::parse(R"(["object", "boolean"])"));
+  EXPECT_EQ(properties.at("lamp").at("type"), test::json(R"(["object", "boolean"])"));
 }
 
 TEST(NearestName, CountsInsertionsDeletionsReplacementsAndSwaps) {

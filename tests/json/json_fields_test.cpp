@@ -5,9 +5,9 @@
 
 #include <array>
 #include <cmath>
-#include <nlohmann/json.hpp>
 
 #include "files.h"
+#include "json_values.h"
 #include "mantissa/base/hash.h"
 #include "mantissa/json/config.h"
 
@@ -75,13 +75,8 @@ const std::string kWhole =
 
 // The whole record with the value at a JSON pointer replaced, or removed.
 std::string changed(const std::string& pointer, const std::string& value = "") {
-  auto all = nlohmann::ordered_json::parse(kWhole);
-  const nlohmann::ordered_json::json_pointer at(pointer);
-  if (value.empty()) {
-    all[at.parent_pointer()].erase(at.back());
-  } else {
-    all[at] = nlohmann::ordered_json::parse(value);
-  }
+  Json all = test::json(kWhole);
+  test::set_at(all, pointer, value.empty() ? std::nullopt : std::optional(test::json(value)));
   return all.dump();
 }
 
@@ -156,12 +151,13 @@ TEST(JsonFields, AnIntegerBeyondItsTypeIsToldWhatTypeAndLimitsLeave) {
   EXPECT_EQ(problem(changed("/place/y", "2147483648")), "a.json: place.y: must be in [-2147483648, 2147483647], got 2147483648");
   EXPECT_EQ(problem(changed("/newer", "9223372036854775808")),
             "a.json: newer: must be in [-9223372036854775808, 9223372036854775807], got 9223372036854775808");
-  const auto bounded = [](const Limits& limits, const nlohmann::json& value) {
+  const auto bounded = [](const Limits& limits, const Json& value) {
     int64_t member = 0;
-    return detail::mismatch(detail::field_of(member, "n", "", limits), value, "it");
+    return detail::mismatch(detail::field_of(member, "n", "", limits), value);
   };
-  EXPECT_EQ(bounded({.max = 1e30}, 9223372036854775808U), "must be in [-9223372036854775808, 9223372036854775807], got it");
-  EXPECT_EQ(bounded({.min = -2, .above_min = true}, 9223372036854775808U), "must be in (-2, 9223372036854775807], got it");
+  EXPECT_EQ(bounded({.max = 1e30}, 9223372036854775808U),
+            "must be in [-9223372036854775808, 9223372036854775807], got 9223372036854775808");
+  EXPECT_EQ(bounded({.min = -2, .above_min = true}, 9223372036854775808U), "must be in (-2, 9223372036854775807], got 9223372036854775808");
 }
 
 TEST(JsonFields, AnyTextIsANameInAMapOfTexts) {
@@ -196,7 +192,7 @@ TEST(JsonText, ReplacesWhatJsonCannotSay) {
 }
 
 TEST(JsonReader, NamesThePlaceOfWhatItIsAskedFor) {
-  const auto root = nlohmann::json::parse(R"({"files": [{"file": "a"}, {"file": 5}]})");
+  const Json root = parse_json(R"({"files": [{"file": "a"}, {"file": 5}]})", "m.json");
   const JsonReader reader(root, "m.json");
   const std::vector<JsonReader> files = reader.at("files").entries();
   EXPECT_EQ(files.at(0).at("file").as<std::string>(), "a");

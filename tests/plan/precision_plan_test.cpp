@@ -1,9 +1,8 @@
 // The plan: storage, wire, export and bytes of each preset; what is refused; hash, JSON and table. The modules are those of a real model.
 #include <gmock/gmock.h>
 
-#include <nlohmann/json.hpp>
-
 #include "files.h"
+#include "json_values.h"
 #include "mantissa/models/gpt.h"
 #include "mantissa/models/model_shape.h"
 #include "mantissa/plan/plan_table.h"
@@ -340,16 +339,16 @@ TEST(Plan, TheHashFollowsWhatIsComputedAndNotItsNames) {
 
 TEST(Plan, JsonHasEveryModuleAndTheTotals) {
   const PrecisionPlan plan = planned(R"({"recipe": "mxfp8", "rules": [{"match": "layers.0.*", "recipe": "high"}]})").plan;
-  const nlohmann::json all = plan.to_json();
-  EXPECT_EQ(all.at("hash").get<std::string>().size(), 16u);
+  const Json all = plan.to_json();
+  EXPECT_EQ(all.at("hash").as<std::string>().size(), 16u);
   EXPECT_EQ(all.at("modules").size(), plan.modules().size());
   // Embedding, three layers (norms, q|k|v, out, norms of heads, gate|up, down), final norm, output.
   EXPECT_EQ(all.at("parameters"), 96 * 64 + 3 * (128 + 128 * 64 + 64 * 64 + 64 + 192 * 64 + 64 * 96) + 64 + 96 * 64);
   int64_t bytes = 0;
-  for (const auto& entry : all.at("modules")) bytes += entry.at("bytes").get<int64_t>();
+  for (const auto& entry : all.at("modules").entries()) bytes += entry.at("bytes").as<int64_t>();
   EXPECT_EQ(all.at("bytes"), bytes);
-  const auto entry_of = [&](const std::string& path) -> nlohmann::json {
-    for (const auto& entry : all.at("modules")) {
+  const auto entry_of = [&](const std::string& path) -> Json {
+    for (const auto& entry : all.at("modules").entries()) {
       if (entry.at("module") == path) return entry;
     }
     return nullptr;
@@ -357,8 +356,7 @@ TEST(Plan, JsonHasEveryModuleAndTheTotals) {
   EXPECT_EQ(entry_of("layers.1.mlp_norm").at("gemms"), nullptr);
   EXPECT_EQ(entry_of("layers.1.mlp_norm").at("rule"), nullptr);
   EXPECT_EQ(entry_of("layers.0.attn.qkv").at("match"), "layers.0.*");
-  EXPECT_EQ(entry_of("layers.1.attn.qkv"),
-            nlohmann::json::parse(R"({"module": "layers.1.attn.qkv", "kind": "linear", "shape": [128, 64], "bias": 0,
+  EXPECT_EQ(entry_of("layers.1.attn.qkv"), test::json(R"({"module": "layers.1.attn.qkv", "kind": "linear", "shape": [128, 64], "bias": 0,
       "parts": [{"name": "q", "out": 64}, {"name": "k", "out": 32}, {"name": "v", "out": 32}],
       "rule": "precision.recipe", "match": null, "recipe": "mxfp8", "compute": "bf16",
       "weight": {"format": "e4m3", "block": [32, 32], "rule": "rceil"}, "input": {"format": "e4m3", "block": [1, 32], "rule": "rceil"},

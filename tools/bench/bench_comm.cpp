@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/version.h"
 #include "mantissa/comm/mesh.h"
+#include "mantissa/json/json.h"
 #include "tools/bench/bench_harness.h"
 
 namespace mantissa::tools {
@@ -120,12 +120,12 @@ class CommBench {
     std::fflush(stdout);
     if (!json_.is_open()) return;
     const auto percentiles = [](const Spread& spread, double scale) {
-      return nlohmann::json{{"med", spread.median * scale}, {"p10", spread.p10 * scale}, {"p90", spread.p90 * scale}};
+      return Json{{"med", spread.median * scale}, {"p10", spread.p10 * scale}, {"p90", spread.p90 * scale}};
     };
-    nlohmann::ordered_json line{{"bench", "comm." + name}, {"bytes", size}, {"ranks", world_.size()}};
-    line["us"] = percentiles(seconds, 1e6);
-    if (ratio.median > 0.0) line["ratio_copy"] = percentiles(ratio, 1.0);
-    json_.append(line.dump());
+    Json line{{"bench", "comm." + name}, {"bytes", size}, {"ranks", world_.size()}};
+    line.add("us", percentiles(seconds, 1e6));
+    if (ratio.median > 0.0) line.add("ratio_copy", percentiles(ratio, 1.0));
+    json_.append(line.dump(-1, Json::Order::keys));
   }
 
   const Communicator& world_;

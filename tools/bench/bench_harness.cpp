@@ -8,7 +8,6 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "mantissa/base/file.h"
 #include "mantissa/base/hash.h"
@@ -16,6 +15,7 @@
 #include "mantissa/base/parallel.h"
 #include "mantissa/base/version.h"
 #include "mantissa/comm/mesh.h"
+#include "mantissa/json/json.h"
 
 namespace mantissa::tools {
 namespace {
@@ -52,7 +52,7 @@ class ForeignLoad {
   double wall_ = monotonic_seconds(), own_ = clock_seconds(CLOCK_PROCESS_CPUTIME_ID), busy_ = busy_core_seconds();
 };
 
-nlohmann::json percentiles(const Spread& spread, double scale) {
+Json percentiles(const Spread& spread, double scale) {
   return {{"med", spread.median * scale}, {"p10", spread.p10 * scale}, {"p90", spread.p90 * scale}};
 }
 
@@ -208,16 +208,16 @@ void Harness::report(const Workload& workload, const Measurement& result) {
   std::printf("\n");
   std::fflush(stdout);
   if (!json_.is_open()) return;
-  nlohmann::ordered_json line{{"bench", workload.bench}, {"shape", workload.shape}, {"dtype", dtype_name(workload.dtype)}};
-  line["git"] = git_revision();
-  line["us"] = percentiles(result.seconds, 1e6);
-  line[unit.counted] = work_of(workload);
-  line[unit.ratio] = percentiles(result.ratio, 1.0);
-  line["ceiling"] = {{"name", name}, {"rate", result.ceiling_rate}};
-  line["slices"] = result.slices;
-  line["disturbed"] = result.disturbed;
-  line["device"] = {{"isa", gemm_instruction_set()}, {"threads", threads_}, {"ranks", world_.size()}};
-  json_.append(line.dump());
+  Json line{{"bench", workload.bench}, {"shape", workload.shape}, {"dtype", dtype_name(workload.dtype)}};
+  line.add("git", git_revision());
+  line.add("us", percentiles(result.seconds, 1e6));
+  line.add(unit.counted, work_of(workload));
+  line.add(unit.ratio, percentiles(result.ratio, 1.0));
+  line.add("ceiling", {{"name", name}, {"rate", result.ceiling_rate}});
+  line.add("slices", result.slices);
+  line.add("disturbed", result.disturbed);
+  line.add("device", {{"isa", gemm_instruction_set()}, {"threads", threads_}, {"ranks", world_.size()}});
+  json_.append(line.dump(-1, Json::Order::keys));
 }
 
 }  // namespace mantissa::tools

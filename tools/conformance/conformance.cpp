@@ -4,7 +4,6 @@
 #include <iostream>
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "mantissa/base/file.h"
 #include "mantissa/base/printable.h"
@@ -24,7 +23,7 @@ constexpr int64_t kLargestFile = int64_t{1} << 30;
 std::string content_of(const fs::path& path) { return File::open_input(path).content(kLargestFile); }
 
 // What the manifest should say of a file, in its words.
-nlohmann::json description(const GoldenFile& file, size_t bytes) {
+Json description(const GoldenFile& file, size_t bytes) {
   if (const auto* const gemm = std::get_if<GoldenGemm>(&file)) {
     return {{"a", format_name(gemm->a_format)},
             {"b", format_name(gemm->b_format)},
@@ -50,12 +49,12 @@ nlohmann::json description(const GoldenFile& file, size_t bytes) {
 }
 
 // File names to their entries. A missing manifest is none; files are then checked without it.
-std::map<std::string, nlohmann::json> read_manifest(const fs::path& folder) {
-  std::map<std::string, nlohmann::json> entries;
+std::map<std::string, Json> read_manifest(const fs::path& folder) {
+  std::map<std::string, Json> entries;
   std::error_code unknown;
   if (!fs::exists(folder / kManifest, unknown)) return entries;
   const std::string source = (folder / kManifest).string();
-  const nlohmann::json manifest = parse_strict_json(content_of(source), source);
+  const Json manifest = parse_json(content_of(source), source);
   for (const JsonReader& entry : JsonReader(manifest, source).at("files").entries()) {
     const auto name = entry.at("file").as<std::string>();
     require(entries.emplace(name, entry.value()).second, ExitCode::data, source, ": lists ", name, " twice");
@@ -99,21 +98,21 @@ class Folder {
   }
 
  private:
-  std::string against_manifest(const std::string& name, const nlohmann::json& found) const {
+  std::string against_manifest(const std::string& name, const Json& found) const {
     if (manifest_.empty()) return "";
     const auto listed = manifest_.find(name);
     if (listed == manifest_.end()) return "manifest: the file is not listed";
-    for (const auto& [key, value] : found.items()) {
+    for (const auto& [key, value] : found.members()) {
       if (!listed->second.contains(key)) return text("manifest: no ", key);
-      if (listed->second[key] != value)
-        return text("manifest: ", key, " is ", listed->second[key].dump(), ", the header says ", value.dump());
+      if (listed->second.at(key) != value)
+        return text("manifest: ", key, " is ", listed->second.at(key).dump(), ", the header says ", value.dump());
     }
     return "";
   }
 
   fs::path path_;
   Backend& device_;
-  std::map<std::string, nlohmann::json> manifest_;
+  std::map<std::string, Json> manifest_;
   std::vector<std::string> names_;
 };
 

@@ -58,7 +58,7 @@ void WorkerStream::read() {
   const ssize_t got = ::read(from_, block.data(), block.size());
   if (got < 0 && (errno == EINTR || errno == EAGAIN)) return;
   if (got <= 0) return close();
-  const std::string_view bytes(block.data(), static_cast<size_t>(got));
+  const std::string bytes(block.data(), static_cast<size_t>(got));
   write_all(log_, bytes);
   if (to_ != nullptr) pending_ += bytes;
   show(false);

@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <span>
 
-#include "mantissa/json/json.h"
+#include "mantissa/json/json_fields.h"
 #include "mantissa/metrics/events.h"
 #include "tools/report/report_charts.h"
 #include "tools/report/svg.h"
@@ -14,7 +13,6 @@
 namespace mantissa::tools {
 namespace {
 
-using nlohmann::json;
 using Runs = std::vector<RunMetrics>;
 
 constexpr const char* kStyle = R"(
@@ -67,11 +65,10 @@ std::string restarts_text(const RunMetrics& run) {
 // Reads it from the configuration; the metrics do not have it.
 std::string ranks_text(const RunMetrics& run) {
   if (run.config.empty()) return "-";
-  const json config = parse_strict_json(run.config, run.name + "/config.json");
+  const Json config = parse_json(run.config, run.name + "/config.json");
   int64_t ranks = 1;
-  for (const char* const key : {"/parallel/data", "/parallel/tensor"}) {
-    const json::json_pointer at(key);
-    if (config.contains(at) && config[at].is_number_integer()) ranks *= config[at].get<int64_t>();
+  for (const auto& [key, value] : leaves_of(config)) {
+    if ((key == "parallel.data" || key == "parallel.tensor") && value->is_integer()) ranks *= value->as<int64_t>();
   }
   return std::to_string(ranks);
 }
@@ -180,12 +177,8 @@ std::string all_samples(const Runs& runs) {
 std::map<std::string, std::string> settings(const RunMetrics& run) {
   std::map<std::string, std::string> out;
   if (run.config.empty()) return out;
-  const json config = parse_strict_json(run.config, run.name + "/config.json"), flat = config.flatten();
-  for (const auto& [pointer, unused] : flat.items()) {
-    std::string key = pointer.empty() ? pointer : pointer.substr(1);
-    std::replace(key.begin(), key.end(), '/', '.');
-    out[key] = config[json::json_pointer(pointer)].dump();  // flatten() makes null of what is empty
-  }
+  const Json config = parse_json(run.config, run.name + "/config.json");
+  for (const auto& [key, value] : leaves_of(config)) out[key] = value->dump();
   return out;
 }
 

@@ -32,7 +32,6 @@ struct ConfigPlace {
   int64_t order = 0;            // messages are sorted by it
 };
 
-struct JsonNode;
 namespace detail {
 class SourceTree;
 }
@@ -65,18 +64,18 @@ class ConfigReport {
 
   // The reader calls these with the value that it reads.
   detail::SourceTree& sources() { return *sources_; }
-  void error(const std::string& key, const JsonNode& at, const Message& message);
-  void key_error(const std::string& key, const JsonNode& at, const Message& message);
-  void failed_below(const JsonNode& at);
+  void error(const std::string& key, const Json& at, const Message& message);
+  void key_error(const std::string& key, const Json& at, const Message& message);
+  void failed_below(const Json& at);
 
  private:
   struct Nearest {  // one of them, or none
     const ConfigPlace* stated = nullptr;
-    const JsonNode* node = nullptr;
+    const Json* node = nullptr;
   };
   Nearest nearest(const std::string& key) const;
   int64_t order(const std::string& key) const;
-  ConfigPlace place_of(const JsonNode& node) const;
+  ConfigPlace place_of(const Json& node) const;
   void mark_failed(const std::string& key);
   void add(int64_t order, const Message& text);
 

@@ -23,10 +23,10 @@
 #include <string>
 #include <type_traits>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "mantissa/base/error.h"
+#include "mantissa/json/json.h"
 
 namespace mantissa {
 
@@ -85,9 +85,6 @@ std::optional<E> choice_of(const std::string& name) {
   return {};
 }
 
-// One value of a field without its type: null, bool, integer, number, text (also the name of a choice).
-using Scalar = std::variant<std::monostate, bool, int64_t, uint64_t, double, std::string>;
-
 enum class FieldKind { boolean, integer, number, text, choice, object, list, map };
 
 struct Field;
@@ -101,7 +98,7 @@ struct FieldType {
   int64_t lowest = 0;                     // integer: the range of the type
   uint64_t highest = 0;
   std::string short_form = {};                            // object: the member that a plain value stands for, or ""
-  Scalar (*get)(const Field&) = nullptr;                  // all but list and map; an object is null or true
+  Scalar (*get)(const Field&) = nullptr;                  // all but list and map; a choice is its name, an object null or true
   bool (*set)(const Field&, const Scalar&) = nullptr;     // takes what get returns; true creates an absent optional object
   std::vector<Field> (*members)(const Field&) = nullptr;  // object, map
   std::optional<Field> (*add)(const Field&, const std::string&) = nullptr;  // map: the entry of a name, made if absent; none: no name

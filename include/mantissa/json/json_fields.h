@@ -1,7 +1,6 @@
 // Reads and writes JSON of programs: structs with fields() (fields.h), and other values by a reader.
 #pragma once
 
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,10 +16,10 @@ enum class UnknownNames { ignored, refused };
 // shards[0].bytes: must be 0 or more, got -1".
 class JsonReader {
  public:
-  JsonReader(const nlohmann::json& value, std::string source, std::string path = "")
+  JsonReader(const Json& value, std::string source, std::string path = "")
       : value_(&value), source_(std::move(source)), path_(std::move(path)) {}
 
-  const nlohmann::json& value() const { return *value_; }
+  const Json& value() const { return *value_; }
   JsonReader at(const std::string& name) const;  // the member of an object that has it
   std::vector<JsonReader> entries() const;       // of a list
 
@@ -41,18 +40,22 @@ class JsonReader {
   [[noreturn]] void fail(const std::string& problem) const;
 
  private:
-  const nlohmann::json* value_;
+  const Json* value_;
   std::string source_, path_;
 };
+
+template <class T>
+T Json::as() const {
+  return JsonReader(*this, "JSON").as<T>();
+}
 
 namespace detail {
 void read_json(std::string_view content, const std::string& source, const Field& into, UnknownNames unknown);
 
 // Set one scalar of one field. set_scalar() returns false, and sets nothing, if it is no value of the field or beyond its limits;
-// mismatch() says why: "must be positive, got -1", where `shown` is the value as text.
-bool set_scalar(const Field& field, const nlohmann::json& value);
-std::string mismatch(const Field& field, const nlohmann::json& value, const std::string& shown);
-std::string wrong_type(const Field& field, const std::string& shown);  // "must be a list or null, got 5"
+// mismatch() says why: "must be positive, got -1".
+bool set_scalar(const Field& field, const Json& value);
+std::string mismatch(const Field& field, const Json& value);
 }  // namespace detail
 
 // Reads the text of strict JSON. Throws Error(data) that begins with `source`.

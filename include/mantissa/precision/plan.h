@@ -3,11 +3,11 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "mantissa/json/json.h"
 #include "mantissa/precision/operands.h"
 #include "mantissa/precision/rules.h"
 #include "mantissa/tensor/sharding.h"
@@ -117,7 +117,7 @@ class PrecisionPlan {
   // Returns the XXH64 of what each module computes, stores, sends and exports; names of recipes and rules do not count.
   uint64_t hash() const;
   // In plan_text.cpp, as are the next two. Returns one entry per module, in the order of the model; "hash" as 16 hex digits.
-  nlohmann::json to_json() const;
+  Json to_json() const;
   // What is allowed but costs something or may not be meant; one sentence each.
   std::vector<std::string> warnings() const;
 
