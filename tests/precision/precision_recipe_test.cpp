@@ -1,14 +1,11 @@
 // Recipes: the presets, own recipes from a config, and everything that is refused.
 #include <gmock/gmock.h>
 
-#include <nlohmann/json.hpp>
-
 #include "files.h"
 #include "mantissa/precision/config.h"
 
 namespace mantissa::precision_recipe_test {
 
-using nlohmann::json;
 using test::error_of;
 using ::testing::HasSubstr;
 using ::testing::Not;
