@@ -86,6 +86,7 @@ Parameter& ParameterSet::add(ParameterSpec spec) {
   padded_elements_ += gradient_elements(spec.shape.elements() * spec.sources);
   Parameter& parameter = parameters_.emplace_back(std::move(spec));
   parameter.number_ = static_cast<uint32_t>(parameters_.size() - 1);
+  by_name_.emplace(parameter.name, &parameter);
   return parameter;
 }
 
@@ -96,10 +97,8 @@ Buffer& ParameterSet::add_buffer(Buffer buffer) {
 }
 
 const Parameter* ParameterSet::find(const std::string& name) const {
-  for (const Parameter& parameter : parameters_) {
-    if (parameter.name == name) return &parameter;
-  }
-  return nullptr;
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? nullptr : found->second;
 }
 
 int64_t ParameterSet::elements() const {

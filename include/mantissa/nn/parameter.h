@@ -8,6 +8,7 @@
 #include <deque>
 #include <functional>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -197,6 +198,7 @@ class ParameterSet {
   Backend* device_ = nullptr;
   Dtype master_dtype_ = Dtype::f32;
   std::deque<Parameter> parameters_;
+  std::unordered_map<std::string, const Parameter*> by_name_;
   std::deque<Buffer> buffers_;
   std::vector<int64_t> offsets_;  // in elements of a gradient buffer
   int64_t padded_elements_ = 0;
