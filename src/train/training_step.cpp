@@ -41,14 +41,6 @@ int64_t targets_of_ranks(const Communicator& ranks, const Batch& batch) {
 
 }  // namespace
 
-GptOptions training_options(const RunConfig& config, const Mesh& mesh) {
-  return {.recompute = config.training.recompute,
-          .mesh = mesh,
-          .micro_batches = *config.training.grad_accum * mesh.data.size(),
-          .quantized_dispatch = config.precision.quantized_dispatch,
-          .expert_gradients = config.training.expert_gradients()};
-}
-
 Tensor forward_and_backward(Gpt& model, const DeviceBatch& rows, int64_t target_count, RouterStatistics& routing) {
   Tape tape;
   const Tape::Scope scope(&tape);

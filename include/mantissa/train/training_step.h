@@ -4,7 +4,7 @@
 #include <functional>
 #include <string>
 
-#include "mantissa/config/run_config.h"
+#include "mantissa/config/training_options.h"
 #include "mantissa/data/batch.h"
 #include "mantissa/models/gpt.h"
 #include "mantissa/optim/accumulation.h"
@@ -24,9 +24,6 @@ struct StepResult {
   std::vector<double> seconds;
   RouterStatistics routing;  // of this rank's micro batches
 };
-
-// Returns the options with which the ranks of a mesh train the model of a config.
-GptOptions training_options(const RunConfig& config, const Mesh& mesh);
 
 // Adds the gradients of a micro batch to those that are there, and returns its loss, of so many targets of the whole batch.
 Tensor forward_and_backward(Gpt& model, const DeviceBatch& rows, int64_t target_count, RouterStatistics& routing);
