@@ -24,7 +24,7 @@ class HostMemory final : public MemorySource {
 std::unique_ptr<MemorySource> host_memory_source() { return std::make_unique<HostMemory>(); }
 
 int64_t CachingAllocator::size_class(int64_t bytes) {
-  constexpr int64_t kLargest = int64_t{1} << 60;
+  constexpr int64_t kLargest = int64_t{1} << 61;
   require(bytes >= 0, "cannot allocate ", bytes, " bytes");
   require(bytes <= kLargest, ExitCode::environment, "out of memory: cannot allocate ", bytes, " bytes");
   const int64_t wanted = std::max<int64_t>(bytes, 1);

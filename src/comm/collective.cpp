@@ -11,9 +11,6 @@ namespace {
 
 constexpr size_t kLatest = 16;
 constexpr std::array kPurposes{"gradients", "parameters", "activations", "control", "other"};
-// Tags have the top bit (of 48) for headers, else 23 bits of the group and 24 of the sequence. Calls of a process run one after the other
-// and messages of a pair with equal tags stay in order, so a tag may be reused.
-constexpr uint64_t kHeaderTag = uint64_t{1} << 47;
 
 uint64_t tag_of(const RankGroup& group) { return (group.hash & 0x7fffff) << 24 | (group.sequence & 0xffffff); }
 

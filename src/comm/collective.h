@@ -14,6 +14,10 @@ namespace mantissa {
 
 enum class Operation : uint8_t { all_gather, all_to_all, sum, sum_scatter, broadcast };
 
+// Tags have the top bit (of 48) for headers, else 23 bits of the group and 24 of the sequence. Calls of a process run one after the other
+// and messages of a pair with equal tags stay in order, so a tag may be reused.
+inline constexpr uint64_t kHeaderTag = uint64_t{1} << 47;
+
 // What a rank announces about its call. It is equal on all ranks, except for the count of an all_to_all, which is that of the pair.
 struct Header {
   uint64_t group = 0;

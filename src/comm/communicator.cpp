@@ -1,7 +1,6 @@
 #include "mantissa/comm/communicator.h"
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 
 #include "comm/collective.h"
@@ -155,7 +154,11 @@ void Communicator::all_to_all(std::span<const Exchange> parts, Purpose purpose) 
     const auto kept = share(part.in, cuts.back().in, rank());
     const auto place = share(part.out, cuts.back().out, rank());
     require(kept.size() == place.size(), "all_to_all: rank ", rank(), " keeps ", kept.size(), " bytes where ", place.size(), " belong");
-    if (!kept.empty()) std::memcpy(place.data(), kept.data(), kept.size());
+    if (group_) {
+      group_->session->transport->keep(kept, place);
+    } else {
+      std::ranges::copy(kept, place.begin());
+    }
     std::ranges::transform(to, part.in_counts, to.begin(), std::plus{});
     std::ranges::transform(from, part.out_counts, from.begin(), std::plus{});
   }

@@ -1,5 +1,7 @@
 #include "mantissa/comm/transport.h"
 
+#include <algorithm>
+
 #include "mantissa/base/error.h"
 
 namespace mantissa {
@@ -25,5 +27,7 @@ void Transport::wait_all() {
   for (Request request = 0; request < begun(); ++request) wait(request);
   forget();
 }
+
+void Transport::keep(std::span<const std::byte> from, std::span<std::byte> to) { std::ranges::copy(from, to.begin()); }
 
 }  // namespace mantissa

@@ -8,7 +8,7 @@
 #include "mantissa/nn/layout.h"
 #include "mantissa/nn/modules.h"
 #include "mantissa/nn/shards.h"
-#include "plan/activation_exchanges.h"
+#include "plan/dry_pass.h"
 
 namespace mantissa {
 namespace {
@@ -136,6 +136,10 @@ double gather_not_hidden(const ModelWork& work, const std::vector<double>& secon
   return waited;
 }
 
+DryPass exchanges_of_pass(const RunConfig& config, const PrecisionPlan& plan) {
+  return config.parallel.ranks().several() ? dry_pass(config, plan) : DryPass{};
+}
+
 double sum(const std::vector<double>& values) {
   double out = 0.0;
   for (const double value : values) out += value;
@@ -149,10 +153,9 @@ StepBytes step_bytes(const RunConfig& config, const PrecisionPlan& plan) {
   const int64_t data = config.parallel.data, tensor = config.parallel.tensor, world = config.parallel.world();
   StepBytes out{.sent = {}, .buckets = static_cast<int64_t>(layout.buckets().size())};
   if (world == 1) return out;
-  const Exchanges activations = tensor_exchanges(config, plan), experts = expert_exchanges(config, plan);
-  const int64_t replicas = data * *config.training.grad_accum;                  // micro batches of all
-  const int64_t groups = replicas / config.parallel.expert;                     // each of one of every rank that shares experts
-  const int64_t peers = config.parallel.expert * (config.parallel.expert - 1);  // each tells every other
+  const DryPass pass = exchanges_of_pass(config, plan);
+  const int64_t replicas = data * *config.training.grad_accum;  // micro batches of all
+  const int64_t groups = replicas / config.parallel.expert;     // each of one of every rank that shares experts
   int64_t norm_blocks = 0, calls = 0;
   for (const Layout::Bucket& bucket : layout.buckets()) {
     const std::vector<Layout::Share> shares = shares_of(config, layout, bucket);
@@ -169,10 +172,10 @@ StepBytes step_bytes(const RunConfig& config, const PrecisionPlan& plan) {
     calls += (ranks > 1 ? sums + 1 : 0) + (summed > 0 ? 1 : 0);
     out.busiest += busiest(shares, tensor).all();
   }
-  out.busiest += *config.training.grad_accum * (activations.busiest + experts.busiest);
-  out.sent.activations = replicas * activations.bytes + tensor * groups * experts.bytes;
-  out.sent.control = control_bytes(config, plan.buffers(), norm_blocks) + tensor * groups * experts.control +
-                     (calls * world + replicas * activations.calls * tensor + tensor * groups * experts.calls * peers) * kHeader;
+  out.busiest += *config.training.grad_accum * (pass.tensor.busiest + pass.experts.busiest);
+  out.sent.activations = replicas * pass.tensor.bytes + tensor * groups * pass.experts.bytes;
+  out.sent.control = control_bytes(config, plan.buffers(), norm_blocks) + calls * world * kHeader + replicas * pass.tensor.control +
+                     tensor * groups * pass.experts.control;
   return out;
 }
 
@@ -208,8 +211,8 @@ StepTime step_time(const RunConfig& config, const PrecisionPlan& plan, const Rat
   }
   out.exchange = sum(exchange);
   out.gather = sum(gather);
-  const int64_t exchanged = tensor_exchanges(config, plan).busiest + expert_exchanges(config, plan).busiest;
-  out.activations = static_cast<double>(micro_batches * exchanged) / link;
+  const DryPass pass = exchanges_of_pass(config, plan);
+  out.activations = static_cast<double>(micro_batches * (pass.tensor.busiest + pass.experts.busiest)) / link;
   if (!rates.flops) return out;
   const bool beside = tensor == 1 && config.parallel.expert == 1;
   out.exchange_not_hidden = beside ? exchange_not_hidden(work, exchange, tokens / *rates.flops) : *out.exchange;

@@ -1,5 +1,5 @@
 // What GEMMs take from the allocator, against what gemm_scratch() says.
-#include "mantissa/backend/gemm_scratch.h"
+#include "backend/gemm_scratch.h"
 
 #include <gtest/gtest.h>
 
@@ -23,18 +23,22 @@ Value matrix(Backend& device, Shape shape, Dtype dtype, bool is_quantized) {
   return converted(values, dtype);
 }
 
+struct Scratch {
+  int64_t found, predicted;
+};
+
 // The most that a backend holds while it multiplies, beyond the operands. What making these took for a moment is filled up, so that the
 // GEMM has the peak.
 template <class Kernel>
-int64_t scratch_of(Backend& device, const Kernel& product) {
+Scratch scratch_of(Backend& device, const Kernel& product) {
   const AllocatorStats stats = device.allocator_stats();
   const Tensor filling = empty(device, Dtype::u8, {stats.peak_in_use - stats.in_use});
   const int64_t before = device.allocator_stats().in_use;
   device.run(product);
-  return device.allocator_stats().peak_in_use - before;
+  return {.found = device.allocator_stats().peak_in_use - before, .predicted = gemm_scratch(product)};
 }
 
-int64_t measured(const Case& c) {
+Scratch scratch_of(const Case& c) {
   const std::unique_ptr<Backend> device = make_backend("cpu");
   const auto value = [&](int64_t rows, int64_t cols, bool is_quantized) { return matrix(*device, {rows, cols}, c.dtype, is_quantized); };
   if (c.kind == Kind::wgrad) {
@@ -52,25 +56,10 @@ int64_t measured(const Case& c) {
   return scratch_of(*device, GroupedGemm{.a = {a}, .b = {b, forward}, .out = out, .offsets = groups});
 }
 
-double predicted(const Case& c) {
-  GemmSizes operands{.rows = static_cast<double>(c.rows),
-                     .depth = static_cast<double>(c.in),
-                     .cols = static_cast<double>(c.out),
-                     .a_quantized = c.a_quantized,
-                     .b_quantized = c.b_quantized,
-                     .matrices = c.matrices};
-  if (c.kind == Kind::dgrad) std::swap(operands.depth, operands.cols);
-  if (c.kind == Kind::wgrad) {
-    std::swap(operands.rows, operands.cols);
-    std::swap(operands.cols, operands.depth);
-    operands.sums = true;
-  }
-  return gemm_scratch(operands);
-}
-
 // `least` of what is predicted, and no more. Beside it there are flags, offsets, and what the allocator rounds up.
 void expect_as_predicted(const Case& c, double least = 0.99) {
-  const double found = static_cast<double>(measured(c)), most = predicted(c);
+  const Scratch scratch = scratch_of(c);
+  const auto found = static_cast<double>(scratch.found), most = static_cast<double>(scratch.predicted);
   const std::string what = text(static_cast<int>(c.kind), ' ', c.dtype, c.a_quantized ? " codes" : "", c.b_quantized ? " * codes" : "", ' ',
                                 c.rows, " x ", c.in, " x ", c.out, ", ", c.matrices, " matrices");
   EXPECT_LE(found, 1.01 * most + 8192.0) << what;

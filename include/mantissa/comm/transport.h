@@ -38,6 +38,9 @@ class Transport {
   void wait(Request request);
   void wait_all();  // for everything begun since the last time
 
+  // Moves what a rank sends to itself.
+  virtual void keep(std::span<const std::byte> from, std::span<std::byte> to);
+
   // Gives up what has begun and makes the transport unusable. A canceled receive writes no more.
   virtual void cancel() noexcept = 0;
   // Makes every wait, now or later, throw Error(peer_lost). Any thread may call it.
@@ -58,6 +61,15 @@ class Transport {
 
 // In thread_transport.cpp. Makes one transport per rank for ranks that are threads of this process, all over one mailbox.
 std::vector<std::unique_ptr<Transport>> thread_transports(int ranks, const Transport::Interrupt& interrupt = {});
+
+// What the ranks of a group send each other in collectives, as one of them finds it.
+struct GroupTraffic {
+  int64_t sent = 0;     // by all
+  int64_t busiest = 0;  // of one rank in each exchange, the more of what it sends and receives
+};
+// In dry_transport.cpp. Makes the transport of rank 0 where there are no others, for a backend without data (dry_backend.h): messages are
+// counted and go nowhere. What arrives in host memory is what this rank sends, as if all ranks did the same. An all_to_all is not counted.
+std::unique_ptr<Transport> dry_transport(int ranks, GroupTraffic& counted);
 
 // Publishes the address of this rank and returns those of all ranks, by rank.
 using AddressExchange = std::function<std::vector<std::string>(const std::string& own)>;

@@ -15,7 +15,7 @@ struct MemoryEstimate {
   int64_t gradients = 0;    // fp32, as many buffers as training.accumulation needs
   int64_t optimizer = 0;    // two moments of the own weights
   int64_t activations = 0;  // kept between forward and backward of one micro batch, for training.recompute
-  int64_t workspace = 0;    // the larger of: logits at work; one block's backward pass. With GEMMs as this CPU computes them
+  int64_t workspace = 0;    // at most beyond these in forward and backward, with GEMMs as this CPU computes them
   int64_t exchange = 0;     // what comes from other ranks of the gradients of a bucket
   int64_t program = 0;      // beside tensors: code, libraries, generated kernels, stacks and, with several ranks, transport; measured
   int64_t tensors() const { return masters + values + gradients + optimizer + activations + workspace + exchange; }

@@ -1,28 +1,32 @@
-#include "mantissa/backend/gemm_scratch.h"
+#include "backend/gemm_scratch.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "backend/cpu/fast/gemm_tiles.h"
 
 namespace mantissa {
 namespace {
 
-constexpr double kBf16 = 2.0;  // bytes of an element
-
-// Counts a quantized b. Accumulation takes whole operands; else gemm.cpp holds a column block, and grouped_gemm.cpp matrices until they are
-// as large as one.
-double held(const GemmSizes& k) {
-  constexpr auto kRowBlock = static_cast<double>(kColumnBlockBytes);
-  const double matrix = kBf16 * k.depth * k.cols, all = static_cast<double>(k.matrices) * matrix;
-  if (k.sums) return all;
-  if (k.matrices > 1) return std::min(all, std::ceil(kRowBlock / matrix) * matrix);
-  const double step = kBf16 * k.depth * static_cast<double>(kColumnBlock);
-  return std::min(all, std::max(1.0, std::floor(kRowBlock / step)) * step);
-}
+int64_t dequantized(const Operand& operand) { return operand.quantized() ? operand.rows() * operand.cols() * dtype_bytes(Dtype::bf16) : 0; }
 
 }  // namespace
 
-double gemm_scratch(const GemmSizes& k) { return (k.a_quantized ? kBf16 * k.rows * k.depth : 0.0) + (k.b_quantized ? held(k) : 0.0); }
+// Holds a column block of b, as gemm.cpp does where it does not take b whole.
+int64_t gemm_scratch(const Gemm& k) {
+  const int64_t a = dequantized(k.a), b = dequantized(k.b);
+  if (b == 0 || k.a.transposed || k.accumulate) return a + b;
+  const int64_t step = b / k.b.cols() * kColumnBlock;
+  return a + std::min(b, std::max<int64_t>(1, kColumnBlockBytes / step) * step);
+}
+
+// Holds matrices until they are as large as a column block, as grouped_gemm.cpp does.
+int64_t gemm_scratch(const GroupedGemm& k) {
+  const int64_t a = dequantized(k.a), b = dequantized(k.b);
+  if (b == 0) return a;
+  const int64_t matrix = b / (k.offsets.dim(0) - 1);
+  return a + std::min(b, ceil_div(kColumnBlockBytes, matrix) * matrix);
+}
+
+int64_t gemm_scratch(const GroupedWeightGradient& k) { return (dequantized({k.a}) + dequantized({k.b})) / (k.offsets.dim(0) - 1); }
 
 }  // namespace mantissa

@@ -1,0 +1,60 @@
+// A backend without data counts what the CPU takes.
+#include "mantissa/backend/dry_backend.h"
+
+#include <gtest/gtest.h>
+
+#include "mantissa/backend/functions.h"
+
+namespace mantissa::dry_backend_test {
+
+// Operands of a GEMM, its scratch and what an allocator rounds up.
+AllocatorStats stats_of_a_gemm(Backend& device) {
+  const Tensor x = zeros(device, Dtype::bf16, {96, 256});
+  const QuantizedTensor weight =
+      quantized(zeros(device, Dtype::bf16, {384, 256}), {.format = Format::e4m3, .block_rows = 32, .block_cols = 32});
+  const Tensor out = empty(device, Dtype::bf16, {96, 384});
+  device.run(Gemm{.a = {x}, .b = {weight, true}, .out = out, .accumulate = false});
+  return device.allocator_stats();
+}
+
+TEST(DryBackend, CountsWhatTheCpuTakes) {
+  const auto cpu = make_backend("cpu"), dry = dry_backend();
+  const AllocatorStats expected = stats_of_a_gemm(*cpu), found = stats_of_a_gemm(*dry);
+  constexpr int64_t kFlag = 64;  // whether an operand is exact in bf16
+  EXPECT_NEAR(static_cast<double>(found.peak_in_use), static_cast<double>(expected.peak_in_use), kFlag);
+  EXPECT_EQ(found.in_use, expected.in_use);
+}
+
+TEST(DryBackend, HoldsTensorsThatNoMachineHolds) {
+  const auto device = dry_backend();
+  const Tensor huge = zeros(*device, Dtype::f32, {int64_t{1} << 40, 1 << 16});
+  EXPECT_TRUE(is_dry(huge.device_bytes()));
+  EXPECT_EQ(device->allocator_stats().in_use, int64_t{1} << 58);
+  EXPECT_DEATH(std::fprintf(stderr, "%d", static_cast<int>(*huge.device_bytes())), "");
+}
+
+TEST(DryBackend, ChecksContracts) {
+  const auto device = dry_backend();
+  const Tensor a = empty(*device, Dtype::f32, {2, 3}), b = empty(*device, Dtype::f32, {3, 2});
+  EXPECT_THROW(device->run(Add{.a = a, .b = b, .out = a}), Error);
+}
+
+std::vector<int32_t> offsets_of(int64_t tokens, int64_t experts, int64_t ranks, int64_t capacity = 0) {
+  const auto device = dry_backend(ranks);
+  const Tensor chosen = empty(*device, Dtype::i32, {tokens, 2}), offsets = empty(*device, Dtype::i32, {experts + 1});
+  device->run(DispatchTable{.experts = chosen,
+                            .offsets = offsets,
+                            .rows = empty_like(chosen),
+                            .assignments = empty(*device, Dtype::i32, {dispatch_rows(2 * tokens, experts, 1)}),
+                            .multiple = 1,
+                            .capacity = capacity});
+  return to_host<int32_t>(offsets);
+}
+
+TEST(DryBackend, DividesAssignmentsEqually) {
+  EXPECT_EQ(offsets_of(8, 4, 2), (std::vector<int32_t>{0, 4, 8, 12, 16}));
+  EXPECT_EQ(offsets_of(3, 4, 2), (std::vector<int32_t>{0, 2, 3, 5, 6})) << "three to each rank";
+  EXPECT_EQ(offsets_of(8, 4, 2, 3), (std::vector<int32_t>{0, 3, 6, 9, 12})) << "of at most three";
+}
+
+}  // namespace mantissa::dry_backend_test
