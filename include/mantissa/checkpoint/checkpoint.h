@@ -38,8 +38,8 @@ struct TrainState {
     v("skipped_steps", skipped_steps, limits::not_negative);
     v("nonfinite_in_a_row", nonfinite_in_a_row, limits::not_negative);
     v("best_valid_loss", best_valid_loss);
-    v("pending_evaluation", pending_evaluation, limits::later);
-    v("pending_samples", pending_samples, limits::later);
+    v("pending_evaluation", pending_evaluation);
+    v("pending_samples", pending_samples);
   }
 
   bool has_pending() const { return pending_evaluation || pending_samples; }
