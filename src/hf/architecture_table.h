@@ -1,6 +1,6 @@
 // What a config.json says: one table of its keys, the options of section "model" that they stand for, and the defaults of the configuration
 // classes of transformers, the same in 4.57 and 5.23. Reader and writer walk it (architecture_config.cpp), and messages about an option
-// name its key. What no table can say is a topic: two functions in architecture_topics.cpp.
+// name its key. What no table can say is a topic: two functions beside the table.
 #pragma once
 
 #include <array>

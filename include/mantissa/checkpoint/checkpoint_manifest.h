@@ -156,7 +156,7 @@ ShardPieces shard_pieces(const std::vector<ManifestTensor>& tensors);
 // Returns the first bytes of a shard with these pieces: the header of a safetensors file.
 std::string shard_header(ShardPieces pieces);
 
-// In check_manifest.cpp. Throws Error(code) unless counts, names, boxes, offsets and chunks fit together as said above, within the caps.
+// Throws Error(code) unless counts, names, boxes, offsets and chunks fit together as said above, within the caps.
 void check_manifest(const Manifest& manifest, const std::string& source, ExitCode code);
 
 // Write and read the file's text. Parsing verifies the hash first, then every field, and throws Error(data) naming `source` and the field;

@@ -1,4 +1,4 @@
-// The weights of a folder of Hugging Face's form; what a packed one says of its codes is read in packed_config.cpp.
+// The weights of a folder of Hugging Face's form, which may be codes.
 #pragma once
 
 #include <filesystem>

@@ -1,5 +1,5 @@
 // Models as transformers of Hugging Face describes and names them: config.json, and the tensors of model.safetensors, of the architectures
-// that the options of ModelConfig can express. In architecture_config.cpp (with hf/architecture_table.h), architecture_choice.cpp and
+// that the options of ModelConfig can express. In architecture_config.cpp (with hf/architecture_table.h) and
 // architecture_tensors.cpp.
 #pragma once
 

@@ -46,7 +46,7 @@ std::string mxfp4_config();
 inline constexpr const char* kModeloptSideFile = "hf_quant_config.json";
 std::string modelopt_side_file(const PackedModules& modules);
 
-// Reads a quantization_config (in quantization_config.cpp): what a server makes of linears by name. Throws Error(usage) that names the key
+// Reads a quantization_config: what a server makes of linears by name. Throws Error(usage) that names the key
 // for a quantization_config that mantissa does not understand, Error(data) for an invalid one.
 class PackedConfig {
  public:

@@ -7,7 +7,7 @@
 //
 // Nothing that was not checked leaves the readers. What is wrong with a file is Error(data) that names file, byte and tensor; a file that
 // is not there Error(usage), one that the system fails to read Error(environment). The user's own links are followed: the caches of hubs
-// are made of them. In safetensors_header.cpp, safetensors_reader.cpp and safetensors_writer.cpp.
+// are made of them.
 #pragma once
 
 #include <cstddef>

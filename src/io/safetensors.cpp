@@ -1,12 +1,15 @@
-// Parses and formats the JSON of safetensors files: headers and indexes.
+#include "mantissa/io/safetensors.h"
+
 #include <algorithm>
 #include <array>
+#include <iomanip>
+#include <set>
+#include <tuple>
 #include <utility>
 
 #include "mantissa/base/integers.h"
 #include "mantissa/base/printable.h"
 #include "mantissa/io/plain_file_name.h"
-#include "mantissa/io/safetensors.h"
 #include "mantissa/json/json.h"
 
 namespace mantissa {
@@ -226,6 +229,240 @@ std::map<std::string, std::string> parse_safetensors_index(std::string_view cont
     files.emplace_hint(files.end(), name, file.string());
   }
   return files;
+}
+
+// Reads files.
+
+namespace {
+
+namespace fs = std::filesystem;
+
+SafetensorsHeader read_header(const File& file, int64_t file_bytes) {
+  const std::string source = file.path().string();
+  std::array<std::byte, 8> front{};
+  const auto size = static_cast<int64_t>(front.size());
+  require(file_bytes >= size, ExitCode::data, source, ": byte ", file_bytes, ": ends within the length of its header");
+  file.read_at(0, front);
+  uint64_t length = 0;
+  for (size_t i = front.size(); i-- > 0;) length = length << 8 | std::to_integer<uint64_t>(front[i]);
+  require(length <= SafetensorsLimits::kHeaderBytes, ExitCode::data, source, ": byte 0: a header of ", length, " bytes, at most ",
+          SafetensorsLimits::kHeaderBytes, " are accepted");
+  require(std::cmp_less_equal(length, file_bytes - size), ExitCode::data, source, ": byte 0: a header of ", length, " bytes in a file of ",
+          file_bytes);
+  std::string content(static_cast<size_t>(length), '\0');
+  file.read_at(size, std::as_writable_bytes(std::span(content)));
+  return parse_safetensors_header(content, file_bytes, source);
+}
+
+const SafetensorsEntry* find_by_name(const std::vector<SafetensorsEntry>& entries, std::string_view name) {
+  const auto found = std::lower_bound(entries.begin(), entries.end(), name, [](const auto& entry, auto what) { return entry.name < what; });
+  return found != entries.end() && found->name == name ? &*found : nullptr;
+}
+
+void read_part(const File& file, const SafetensorsEntry& entry, int64_t offset, std::span<std::byte> out) {
+  require(offset >= 0 && offset <= entry.bytes() && std::cmp_less_equal(out.size(), entry.bytes() - offset), entry.name, ": ", out.size(),
+          " bytes from byte ", offset, " of ", entry.bytes());
+  file.read_at(entry.begin + offset, out);
+}
+
+// Returns whether there is something of this name, even a broken link.
+bool is_there(const fs::path& path) {
+  std::error_code error;
+  const fs::file_status status = fs::symlink_status(path, error);
+  require(!error || status.type() == fs::file_type::not_found, path_failure(error.value()), path.string(),
+          ": cannot be looked at: ", error.message());
+  return fs::exists(status);
+}
+
+}  // namespace
+
+SafetensorsFile::SafetensorsFile(const fs::path& path)
+    : file_(File::open_input(path)), bytes_(file_.size()), header_(read_header(file_, bytes_)) {}
+
+const SafetensorsEntry* SafetensorsFile::find(std::string_view name) const { return find_by_name(entries(), name); }
+
+void SafetensorsFile::read(const SafetensorsEntry& entry, int64_t offset, std::span<std::byte> out) const {
+  read_part(file_, entry, offset, out);
+}
+
+SafetensorsFolder::SafetensorsFolder(const fs::path& folder) {
+  const fs::path single = folder / "model.safetensors", index = folder / "model.safetensors.index.json";
+  seen_.look_at(single);
+  seen_.look_at(index);
+  const bool has_single = is_there(single), has_index = is_there(index);
+  require(has_single || has_index, ExitCode::usage, folder.string(), ": has neither model.safetensors nor model.safetensors.index.json");
+  require(!has_single || !has_index, ExitCode::usage, folder.string(),
+          ": has both model.safetensors and model.safetensors.index.json; remove the one that is not the model");
+  if (has_single) {
+    add_file(single);
+    return;
+  }
+  const std::string source = index.string();
+  const auto weight_map = parse_safetensors_index(File::open_input(index).content(SafetensorsLimits::kHeaderBytes), source);
+  std::set<std::string> names;
+  for (const auto& [tensor, file] : weight_map) names.insert(file);
+  for (const std::string& name : names) {
+    require(is_there(folder / name), ExitCode::data, source, ": weight_map names the file ", name, ", which is not beside it");
+    add_file(folder / name);
+  }
+  require_as_indexed(weight_map, source);
+}
+
+void SafetensorsFolder::add_file(const fs::path& path) {
+  seen_.look_at(path);
+  SafetensorsFile file(path);
+  seen_.look_at(path);
+  std::vector<SafetensorsEntry>& added = file.header_.entries;
+  require(entries_.size() + added.size() <= SafetensorsLimits::kTensors, ExitCode::data, path.string(),
+          ": with the files before it more than ", SafetensorsLimits::kTensors, " tensors");
+  for (SafetensorsEntry& entry : added) entry.file = static_cast<int32_t>(files_.size());
+  const auto middle = static_cast<std::ptrdiff_t>(entries_.size());
+  std::move(added.begin(), added.end(), std::back_inserter(entries_));
+  std::inplace_merge(entries_.begin(), entries_.begin() + middle, entries_.end(),
+                     [](const SafetensorsEntry& a, const SafetensorsEntry& b) { return a.name < b.name; });
+  files_.push_back(path);
+}
+
+void SafetensorsFolder::require_as_indexed(const std::map<std::string, std::string>& weight_map, const std::string& index) const {
+  for (const SafetensorsEntry& entry : entries_) {
+    const std::string& file = files_[static_cast<size_t>(entry.file)].native();
+    const auto mapped = weight_map.find(entry.name);
+    require(mapped != weight_map.end(), ExitCode::data, file, ": byte ", entry.begin, ": tensor \"", shortened(entry.name),
+            "\" is not in the weight_map of ", index);
+    require(files_[static_cast<size_t>(entry.file)].filename() == mapped->second, ExitCode::data, file, ": byte ", entry.begin,
+            ": tensor \"", shortened(entry.name), "\" belongs into ", mapped->second, ", says the weight_map of ", index);
+  }
+  for (const auto& [name, file] : weight_map)
+    require(find(name) != nullptr, ExitCode::data, index, ": weight_map has a tensor \"", printable(shortened(name)), "\", which ", file,
+            " has not");
+}
+
+const SafetensorsEntry* SafetensorsFolder::find(std::string_view name) const { return find_by_name(entries_, name); }
+
+void SafetensorsFolder::read(const SafetensorsEntry& entry, int64_t offset, std::span<std::byte> out) {
+  if (open_file_ != entry.file) {
+    const auto file = static_cast<size_t>(entry.file);
+    open_file_ = -1;
+    open_ = File::open_input(files_.at(file));
+    seen_.look_at(files_[file]);
+    open_file_ = entry.file;
+  }
+  read_part(open_, entry, offset, out);
+}
+
+// Writes files.
+
+namespace {
+
+// The file has its whole size at once: what several hosts write side by side lies inside it.
+void write_new_file(const std::filesystem::path& path, std::string_view content, int64_t bytes = 0) {
+  File file = File::create(path, bytes);
+  file.write_at(0, std::as_bytes(std::span(content)));
+  file.sync();
+  file.close();
+}
+
+std::string file_name(size_t file, size_t files) {
+  if (files == 1) return "model.safetensors";
+  const auto digits = [](size_t number) {
+    std::ostringstream out;
+    out << std::setw(5) << std::setfill('0') << number;
+    return std::move(out).str();
+  };
+  return "model-" + digits(file + 1) + "-of-" + digits(files) + ".safetensors";
+}
+
+}  // namespace
+
+std::vector<SafetensorsTensor> in_file_order(std::vector<SafetensorsTensor> tensors) {
+  std::sort(tensors.begin(), tensors.end(),
+            [](const auto& a, const auto& b) { return std::tie(b.dtype, a.name) < std::tie(a.dtype, b.name); });
+  return tensors;
+}
+
+SafetensorsLayout::SafetensorsLayout(std::vector<SafetensorsTensor> tensors, const SafetensorsMetadata& metadata, int64_t shard_bytes)
+    : tensors_(in_file_order(std::move(tensors))) {
+  std::map<std::string_view, int> names;
+  for (const SafetensorsTensor& tensor : tensors_) require(++names[tensor.name] == 1, "two tensors are called ", tensor.name);
+  require(tensors_.size() <= SafetensorsLimits::kTensors, tensors_.size(), " tensors in one folder");
+  size_t first = 0;
+  while (files_.empty() || first < tensors_.size()) {
+    int64_t end = 0;
+    size_t last = first;
+    for (; last < tensors_.size(); ++last) {
+      const int64_t bytes = safetensors_bytes(tensors_[last]);
+      if (last > first && bytes > shard_bytes - end) break;
+      places_.push_back({.file = files_.size(), .begin = end, .end = end + bytes});
+      end += bytes;
+    }
+    const std::string header = format_safetensors_header(std::span(tensors_).subspan(first, last - first), metadata);
+    for (size_t i = first; i < last; ++i) {
+      places_[i].begin += static_cast<int64_t>(header.size());
+      places_[i].end += static_cast<int64_t>(header.size());
+    }
+    files_.push_back({.name = {}, .header = header, .bytes = static_cast<int64_t>(header.size()) + end});
+    bytes_ += end;
+    first = last;
+  }
+  for (size_t i = 0; i < files_.size(); ++i) files_[i].name = file_name(i, files_.size());
+}
+
+size_t SafetensorsLayout::first_of(int part, int parts) const {
+  if (part == parts) return tensors_.size();
+  int64_t before = 0;
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const int64_t bytes = places_[i].end - places_[i].begin;
+    if (before + bytes / 2 >= bytes_ / parts * part) return i;
+    before += bytes;
+  }
+  return tensors_.size();
+}
+
+void SafetensorsLayout::create(const std::filesystem::path& folder) const {
+  require_free_space(folder, bytes_);
+  for (const ShardFile& file : files_) write_new_file(folder / file.name, file.header, file.bytes);
+  if (files_.size() > 1) write_new_file(folder / "model.safetensors.index.json", index());
+}
+
+std::string SafetensorsLayout::index() const {
+  Json weight_map = Json::Members();
+  for (size_t i = 0; i < tensors_.size(); ++i) weight_map[tensors_[i].name] = file(places_[i].file);
+  return Json{{"metadata", {{"total_size", bytes_}}}, {"weight_map", std::move(weight_map)}}.dump(2) + "\n";
+}
+
+SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& folder, const SafetensorsLayout& layout, size_t first, size_t last)
+    : folder_(folder), layout_(layout), tensor_(first), last_(last) {
+  begin_tensor();
+}
+
+// Goes to the place of the tensor whose turn it is. Tensors without bytes are complete at once.
+void SafetensorsWriter::begin_tensor() {
+  while (tensor_ < last_ && layout_.place(tensor_).begin == layout_.place(tensor_).end) ++tensor_;
+  if (tensor_ < last_) at_ = layout_.place(tensor_).begin;
+}
+
+void SafetensorsWriter::write(std::span<const std::byte> bytes) {
+  if (bytes.empty()) return;
+  require(tensor_ < last_, bytes.size(), " bytes behind the last tensor");
+  const SafetensorsLayout::Place& place = layout_.place(tensor_);
+  require(std::cmp_less_equal(bytes.size(), place.end - at_), layout_.tensors()[tensor_].name, ": ", bytes.size(), " bytes, ",
+          place.end - at_, " are missing");
+  if (file_ && open_ != place.file) file_->sync();
+  if (!file_ || open_ != place.file) file_.emplace(File::open_for_writing(folder_ / layout_.file(place.file)));
+  open_ = place.file;
+  file_->write_at(at_, bytes);
+  at_ += static_cast<int64_t>(bytes.size());
+  if (at_ < place.end) return;
+  ++tensor_;
+  begin_tensor();
+}
+
+void SafetensorsWriter::finish() {
+  if (tensor_ < last_)
+    fail(ExitCode::internal, layout_.tensors()[tensor_].name, ": ", layout_.place(tensor_).end - at_, " bytes are missing");
+  if (!file_) return;
+  file_->sync();
+  file_->close();
 }
 
 }  // namespace mantissa
