@@ -150,6 +150,12 @@ TEST(TextLines, ReadsOnlyWhatIsNearThePlace) {
   ASSERT_EQ(::munmap(memory, bytes), 0);
 }
 
+TEST(StrictJson, AnInvalidTextIsNullWhereNobodyIsTold) {
+  EXPECT_EQ(parse_json_or_null("{\"a\": 1}").get("a"), 1);
+  for (const char* const invalid : {"{\"a\": 1", "{\"a\": 1} x", "{\"a\": 1, \"a\": 2}", ""})
+    EXPECT_TRUE(parse_json_or_null(invalid).is_null()) << invalid;
+}
+
 TEST(StrictJson, ALineIsNamedByItsSourceAlone) {
   EXPECT_EQ(parse_json_line("{\"a\": [1]}", "m.jsonl:7").at("a").at(0), 1);
   const Error error = error_of([] { parse_json_line("{\"a\": 1, \"a\": 2}", "m.jsonl:7"); });
