@@ -142,6 +142,8 @@ TEST_F(HostileManifest, WrongFieldsAreRefused) {
       {"name has 0 bytes", {"/tensors/0/name", "\"\""}},
       {"name with control characters", {"/tensors/0/name", R"("w\u001b[2J")"}},
       {"name with control characters", {"/tensors/0/name", R"("w\u0000")"}},
+      {"no tensor may be called w[0:1]", {"/tensors/0/name", "\"w[0:1]\""}},
+      {"no tensor may be called __metadata__", {"/tensors/0/name", "\"__metadata__\""}},
       {"tensors[0].dtype: must be one of fp32, bf16, fp64, i32, u8, got \"float\"", {"/tensors/0/dtype", "\"float\""}},
       {"tensors[0].dtype: must be one of fp32", {"/tensors/0/dtype", "\"\""}},
   };
