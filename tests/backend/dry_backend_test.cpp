@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <vector>
+
 #include "mantissa/backend/functions.h"
 
 namespace mantissa::dry_backend_test {
@@ -17,12 +19,29 @@ AllocatorStats stats_of_a_gemm(Backend& device) {
   return device.allocator_stats();
 }
 
-TEST(DryBackend, CountsWhatTheCpuTakes) {
+// Of codes, four groups of 32 rows.
+AllocatorStats stats_of_grouped_gradients(Backend& device) {
+  const auto codes = [&](int64_t columns) {
+    return quantized(zeros(device, Dtype::bf16, {128, columns}), {.format = Format::e4m3, .block_rows = 32, .block_cols = 32});
+  };
+  const QuantizedTensor x = codes(1024), gradient = codes(2048);
+  const std::vector<int32_t> ends = {0, 32, 64, 96, 128};
+  const Tensor offsets = from_host(device, Dtype::i32, {5}, ends.data()), out = zeros(device, Dtype::f32, {4 * 2048, 1024});
+  device.run(GroupedWeightGradient{.a = gradient, .b = x, .out = out, .offsets = offsets, .accumulate = true});
+  return device.allocator_stats();
+}
+
+void expect_counted_as_on_the_cpu(AllocatorStats (*stats_of)(Backend&)) {
   const auto cpu = make_backend("cpu"), dry = dry_backend();
-  const AllocatorStats expected = stats_of_a_gemm(*cpu), found = stats_of_a_gemm(*dry);
-  constexpr int64_t kFlag = 64;  // whether an operand is exact in bf16
-  EXPECT_NEAR(static_cast<double>(found.peak_in_use), static_cast<double>(expected.peak_in_use), kFlag);
+  const AllocatorStats expected = stats_of(*cpu), found = stats_of(*dry);
+  constexpr int64_t kFlags = 2 * 64;  // whether operands are exact in bf16
+  EXPECT_NEAR(static_cast<double>(found.peak_in_use), static_cast<double>(expected.peak_in_use), kFlags);
   EXPECT_EQ(found.in_use, expected.in_use);
+}
+
+TEST(DryBackend, CountsWhatTheCpuTakes) {
+  expect_counted_as_on_the_cpu(stats_of_a_gemm);
+  expect_counted_as_on_the_cpu(stats_of_grouped_gradients);
 }
 
 TEST(DryBackend, HoldsTensorsThatNoMachineHolds) {

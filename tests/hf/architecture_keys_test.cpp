@@ -188,6 +188,16 @@ TEST(ArchitectureKeys, BothFormsOfRotaryPositionsAreRead) {
   }
 }
 
+TEST(ArchitectureKeys, PositionsAreWrittenWithTheirTypeFirst) {
+  const std::string written = architecture_config(read(config_of("gpt_oss")).model, Dtype::bf16, {});
+  size_t at = written.find("\"rope_scaling\"");
+  for (const char* const key : {"rope_type", "factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate"}) {
+    const size_t next = written.find(text('"', key, "\":"), at);
+    ASSERT_NE(next, std::string::npos) << key << " in " << written.substr(at);
+    at = next;
+  }
+}
+
 TEST(ArchitectureKeys, WhatIsLackingOrUnclearInPositionsIsRefusedByName) {
   const json llama3 = {{"rope_type", "llama3"},
                        {"factor", 8.0},

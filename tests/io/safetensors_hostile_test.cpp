@@ -51,6 +51,21 @@ TEST_F(HostileSafetensors, EveryTruncationAndEveryByteTooMany) {
     expect_refused(good + std::string(more, ' '), "the tensors end here");
 }
 
+// An error about a tensor is at its name, one about a value at this value.
+TEST_F(HostileSafetensors, TheByteIsThatOfWhatIsWrong) {
+  const auto refused_at = [&](const std::string& members, const std::string& wrong, const std::string& reason) {
+    const std::string bytes = safetensors_bytes_of("{" + members + "}", "xxxx");
+    expect_refused(bytes, text("byte ", bytes.find(wrong), ": "));
+    expect_refused(bytes, reason);
+  };
+  const std::string good = tensor_text("good", "U8", "[4]", "[0,4]") + ",";
+  for (const char* const offsets : {"[4,0]", "[0,5]", "[0,3]", "[0]"})
+    refused_at(good + tensor_text("bad", "U8", "[4]", offsets), "\"bad\"", "tensor \"bad\": ");
+  refused_at(good + tensor_text("bad", "U9", "[4]", "[0,4]"), "\"U9\"", "there is no dtype \"U9\"");
+  refused_at(good + tensor_text("bad", "U8", "[-4]", "[0,4]"), "-4", "shape must hold whole numbers");
+  refused_at(good + R"("bad":{"dtype":"U8","shape":[4],"extra":1})", "\"extra\"", "unknown key");
+}
+
 // A flipped bit gives another file or none; what is accepted has its tensors side by side within the file.
 TEST_F(HostileSafetensors, EveryFlippedBitOfAHeader) {
   const std::string good = safetensors_bytes_of(

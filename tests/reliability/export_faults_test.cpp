@@ -1,8 +1,11 @@
 // Exports beside training under kills and errors of the system at every file operation.
 #include <gmock/gmock.h>
 
+#include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <map>
+#include <thread>
 
 #include "checkpoint_testing.h"
 #include "mantissa/io/pending_folder.h"
@@ -106,6 +109,37 @@ TEST_F(ExportFaults, AKillAtAnyFileOperationLeavesAWholeExportOrNoneAndTheNextRu
   }
   EXPECT_GT(without, 20);
   EXPECT_GT(with, 0);
+}
+
+// One that nobody waits for any longer reads no more tensors: its thread is held at the first until the run lets go of it.
+TEST_F(ExportFaults, OneThatIsLetGoEndsAtItsNextTensor) {
+  const auto reads = [] { return calls_since_armed({"pread"}).size(); };
+  EXPECT_EQ(make(2, {.only = "pread"}).problem, "");
+  disarm_fault();
+  const size_t whole = reads();
+  forget_others();
+
+  CheckpointReader reader(checkpoint("run", 2));
+  std::optional<CheckpointDirectory> directory;
+  directory.emplace(config_.checkpoint.dir, KeepPolicy{}, "test");
+  std::atomic<bool> held = false, let_go = false;
+  const auto hold = [&, of_the_run = std::this_thread::get_id()] {
+    if (std::this_thread::get_id() != of_the_run && !held.exchange(true)) {
+      while (!let_go) std::this_thread::yield();
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));  // the request to stop comes in this time
+    }
+    fault_state.armed = true;
+  };
+  {
+    RunExports exports(config_, {}, [](const ExportEvent&) { ADD_FAILURE() << "it was made"; });
+    arm_fault({.kind = Fault::other, .at = 1, .times = 1'000'000, .only = "pread", .action = hold});
+    exports.add({.path = reader.directory(), .hash = reader.hash()}, directory);
+    while (!held) std::this_thread::yield();
+    let_go = true;
+  }
+  disarm_fault();
+  EXPECT_LT(reads(), whole / 2);
+  EXPECT_FALSE(there(2));
 }
 
 class ExportErrors : public ExportFaults, public ::testing::WithParamInterface<int> {};
