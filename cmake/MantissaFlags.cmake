@@ -6,8 +6,6 @@ target_compile_options(mantissa_warnings INTERFACE
 # Instrumented code hides from g++ 12 what a variable holds: it reports <regex> and std::function as uninitialized.
 if(CMAKE_CXX_FLAGS MATCHES "-fsanitize")
   target_compile_options(mantissa_warnings INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
-  # For the product: other builds make errors of warnings, and what these checks find AddressSanitizer finds as well, or fuzzing.
-  set(MANTISSA_SANITIZED -Wno-error -fno-sanitize=null,object-size,vptr)
 endif()
 if(MANTISSA_FUZZ)
   if(NOT CMAKE_CXX_COMPILER_ID STREQUAL Clang)
