@@ -15,10 +15,6 @@ constexpr int64_t kLargestConfig = int64_t{16} << 20;
 constexpr size_t kDeepestKey = 32;
 
 std::string read_text(const std::string& file) {
-  std::error_code none;
-  const std::filesystem::path inside = std::filesystem::path(file) / "config.json";
-  require(!std::filesystem::is_directory(file, none), ExitCode::usage, file, ": is a folder; name a configuration file",
-          std::filesystem::exists(inside, none) ? ", here " + inside.string() : "");
   const File config = File::open_input(file);
   require(config.size() <= kLargestConfig, ExitCode::usage, file, ": too large for a config (more than 16 MiB)");
   return config.content(kLargestConfig);

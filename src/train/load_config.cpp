@@ -120,6 +120,14 @@ void check_inputs_exist(const RunConfig& config, ConfigReport& report) {
     check_checkpoint(*config.checkpoint.init_from, "checkpoint.init_from", report);
 }
 
+// Names the configuration in a folder that was given in its place.
+void refuse_run_folder(const std::filesystem::path& file) {
+  std::error_code none;
+  const std::filesystem::path inside = file / "config.json";
+  require(!std::filesystem::is_directory(file, none) || !std::filesystem::exists(inside, none), ExitCode::usage, file.string(),
+          ": is a folder; its configuration is ", inside.string());
+}
+
 // Takes the model of checkpoint.init_from if the config has no section model. Problems with it are reported.
 void take_saved_model(LoadedConfig& loaded) {
   const std::optional<std::string>& from = loaded.config.checkpoint.init_from;
@@ -139,6 +147,7 @@ void take_saved_model(LoadedConfig& loaded) {
 }  // namespace
 
 LoadedConfig load_run_config(const ConfigSources& sources, Inputs inputs, int64_t world) {
+  refuse_run_folder(sources.file);
   LoadedConfig loaded;
   if (read_config(sources, fields_of(loaded.config), loaded.report, kForeignNames)) {
     take_saved_model(loaded);

@@ -306,6 +306,15 @@ TEST(RunConfig, MissingInputsAreNamedWithWhatIsThere) {
   EXPECT_EQ(loaded.config.data.train.at(0).path, folder / "there.txt");
 }
 
+TEST(RunConfig, AFolderInPlaceOfAConfigurationIsRefusedWithItsOwn) {
+  const TemporaryFolder folder;
+  const auto refused = [&] { return std::string(error_of([&] { load_run_config({.file = folder.path().string()}); }).what()); };
+  EXPECT_THAT(refused(), HasSubstr(folder.path().string() + ": not a regular file"));
+  write_file(folder / "config.json", "{}");
+  EXPECT_EQ(refused(), folder.path().string() + ": is a folder; its configuration is " + (folder / "config.json"));
+  EXPECT_THAT(error_of([&] { load_run_config({.file = folder / "config.json"}); }).what(), Not(HasSubstr("is a folder")));
+}
+
 TEST(ModelChange, KeysThatMayBeListedAreThoseOfTheModel) {
   const auto errors = [](const json& keys) { return resolved({{"checkpoint", {{"allow_model_change", keys}}}}).errors(); };
   EXPECT_EQ(errors({"model.rope_theta", "model.moe.num_experts", "model.rope_scaling.factor"}), "");
