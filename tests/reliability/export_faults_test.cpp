@@ -126,7 +126,7 @@ TEST_F(ExportFaults, OneThatIsLetGoEndsAtItsNextTensor) {
   const auto hold = [&, of_the_run = std::this_thread::get_id()] {
     if (std::this_thread::get_id() != of_the_run && !held.exchange(true)) {
       while (!let_go) std::this_thread::yield();
-      std::this_thread::sleep_for(std::chrono::milliseconds(200));  // the request to stop comes in this time
+      std::this_thread::sleep_for(std::chrono::seconds(1));  // the request to stop comes in this time
     }
     fault_state.armed = true;
   };
