@@ -1,95 +1,25 @@
 // Exports beside training: the files that `mantissa export` makes of the same checkpoint, from ranks of every layout.
 #include "train/run_exports.h"
 
-#include <gmock/gmock.h>
-
-#include <algorithm>
-#include <map>
-#include <set>
-
-#include "checkpoint_shards.h"
 #include "checkpoint_testing.h"
+#include "exports_of_runs.h"
 #include "mantissa/base/log.h"
-#include "mantissa/checkpoint/checkpoint_names.h"
-#include "mantissa/hf/export.h"
 #include "mantissa/hf/load_model.h"
 #include "mantissa/io/pending_folder.h"
 #include "mantissa/train/training_step.h"
-#include "tensor_runs.h"
 
 namespace mantissa::run_exports_test {
 
+using test::ExportsOfRuns;
+using test::kAlone;
 using test::TensorLayout;
 using test::TrainedRun;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-const TensorLayout kAlone{1, 1, false};
 const std::vector<TensorLayout> kLayouts = {kAlone, {4, 1, false}, {1, 2, false}, {2, 2, false}};
 const std::vector<TensorLayout> kExpertLayouts = {kAlone, {2, 1, false, 2}, {2, 2, false}, {2, 2, false, 2}};
-
-class ExportsOfRuns : public test::TrainingTest {
- protected:
-  // 8 letters, padded to 12 rows: of two tensor ranks the second has two and the padding.
-  static std::vector<std::string> sets(const TensorLayout& layout, const std::vector<std::string>& more) {
-    std::vector<std::string> out = {"model.hidden_size=128",
-                                    "model.intermediate_size=128",
-                                    "model.num_attention_heads=4",
-                                    "model.num_key_value_heads=2",
-                                    "model.pad_vocab_to=12",
-                                    "training.micro_batch_size=1",
-                                    "training.grad_accum=null",
-                                    "training.global_batch_size=4",
-                                    "training.threads=1",
-                                    "training.steps=2",
-                                    "precision.dtype=bf16",
-                                    "eval.iters=1",
-                                    text("parallel.data=", layout.data),
-                                    text("parallel.tensor=", layout.tensor),
-                                    text("parallel.expert=", layout.expert)};
-    out.insert(out.end(), more.begin(), more.end());
-    return out;
-  }
-
-  TrainedRun run_on(const TensorLayout& layout, const std::string& name, const std::vector<std::string>& more,
-                    const std::function<Request()>& request = {}) const {
-    const LoadedConfig loaded = config(name, sets(layout, more));
-    if (layout.ranks() == 1) return run(loaded, request);
-    TrainedRun out;
-    const auto errors = test::run_ranks(layout.ranks(), [&](const Communicator& world) {
-      TrainedRun own = run(loaded, world.rank() == 0 ? request : nullptr, world);
-      if (world.rank() == 0) out = std::move(own);
-    });
-    EXPECT_THAT(errors, ::testing::Each(IsEmpty())) << name;
-    return out;
-  }
-
-  std::string exported(const std::string& name, int64_t step) const { return run_folder(name) + "/exports/" + checkpoint_name(step); }
-  static std::set<std::string> exports_of(const std::string& run) {
-    std::set<std::string> names;
-    std::error_code none;
-    for (const auto& entry : std::filesystem::directory_iterator(run + "/exports", none)) names.insert(entry.path().filename());
-    return names;
-  }
-  static std::map<std::string, std::string> files_of(const std::string& folder) {
-    std::map<std::string, std::string> files;
-    for (const auto& entry : std::filesystem::directory_iterator(folder)) files[entry.path().filename()] = test::read_file(entry.path());
-    return files;
-  }
-  std::map<std::string, std::string> files_from(const std::string& checkpoint, const std::string& name,
-                                                const ExportOptions& options) const {
-    export_model(checkpoint, folder_ / name, options);
-    return files_of(folder_ / name);
-  }
-  static void expect_same_files(const std::map<std::string, std::string>& found, const std::map<std::string, std::string>& expected) {
-    EXPECT_EQ(found.size(), expected.size());
-    for (const auto& [name, bytes] : expected) {
-      const auto other = found.find(name);
-      EXPECT_TRUE(other != found.end() && other->second == bytes) << name;
-    }
-  }
-};
 
 // Compares a folder with what forward multiplies by in a model that was loaded: its codes have the hashes of those in training.
 void expect_live_values(const std::string& checkpoint, const std::string& folder) {
@@ -344,125 +274,6 @@ TEST_F(ExportsOfRuns, AByteThatChangesOnTheDiskIsFound) {
   });
   EXPECT_EQ(error.code(), ExitCode::storage);
   EXPECT_THAT(error.what(), HasSubstr(" is not what was written"));
-}
-
-// Exports of checkpoints that a finished run left, asked for one after the other.
-class ExportsAskedFor : public ExportsOfRuns {
- protected:
-  ExportsAskedFor() { run_on(kAlone, "run", {"checkpoint.interval=1", "checkpoint.keep_latest=9", "training.steps=3"}); }
-  LoadedConfig exporting() const { return config("run", sets(kAlone, {"checkpoint.export={}", "checkpoint.keep_latest=2"})); }
-  SavedCheckpoint saved(int64_t step) const {
-    return {.path = checkpoint("run", step), .hash = CheckpointReader(checkpoint("run", step)).hash()};
-  }
-  // What becomes of them on ranks; the events are those of the first.
-  std::vector<ExportEvent> made(int ranks, const std::vector<SavedCheckpoint>& of) const {
-    std::vector<ExportEvent> events;
-    const LoadedConfig loaded = exporting();
-    const auto errors = test::run_ranks(ranks, [&](const Communicator& world) {
-      std::optional<CheckpointDirectory> directory;
-      if (world.rank() == 0) directory.emplace(loaded.config.checkpoint.dir, KeepPolicy{}, "test");
-      RunExports exports(loaded.config, world, [&](const ExportEvent& event) {
-        if (world.rank() == 0) events.push_back(event);
-      });
-      for (const SavedCheckpoint& one : of) exports.add(one, directory);
-      EXPECT_GT(exports.pending(), 0U);
-      while (exports.pending() > 0) exports.advance(directory);
-    });
-    EXPECT_THAT(errors, ::testing::Each(IsEmpty()));
-    return events;
-  }
-};
-
-TEST_F(ExportsAskedFor, WaitForEachOther) {
-  const std::vector<ExportEvent> events = made(3, {saved(2), saved(1), saved(3)});
-  ASSERT_EQ(events.size(), 3U);
-  for (size_t i = 0; i < 3; ++i) {
-    EXPECT_EQ(events[i].step, std::vector<int64_t>({2, 1, 3}).at(i));
-    EXPECT_EQ(events[i].problem, "");
-    expect_same_files(files_of(exported("run", events[i].step)), files_from(checkpoint("run", events[i].step), text("again ", i), {}));
-  }
-}
-
-// Nothing of it stays, whatever it had written.
-TEST_F(ExportsAskedFor, AnExportThatNobodyWaitsForIsCutShort) {
-  const LoadedConfig loaded = exporting();
-  std::optional<CheckpointDirectory> directory;
-  directory.emplace(loaded.config.checkpoint.dir, KeepPolicy{}, "test");
-  {
-    RunExports exports(loaded.config, {}, [](const ExportEvent&) {});
-    exports.add(saved(2), directory);
-  }
-  EXPECT_THAT(exports_of(run_folder("run")), IsEmpty());
-}
-
-TEST_F(ExportsAskedFor, OneThatIsThereOrAskedForIsNotMadeAgain) {
-  const LoadedConfig loaded = exporting();
-  std::optional<CheckpointDirectory> directory;
-  directory.emplace(loaded.config.checkpoint.dir, KeepPolicy{}, "test");
-  RunExports exports(loaded.config, {}, [](const ExportEvent&) {});
-  for (int i = 0; i < 2; ++i) exports.add(saved(2), directory);
-  EXPECT_EQ(exports.pending(), 1U);
-  while (exports.pending() > 0) exports.advance(directory);
-  exports.add(saved(2), directory);
-  EXPECT_EQ(exports.pending(), 0U);
-  SavedCheckpoint other = saved(2);
-  other.hash = saved(3).hash;  // of another state of this step
-  exports.add(other, directory);
-  EXPECT_EQ(exports.pending(), 1U);
-}
-
-// Until then the policy would delete it.
-TEST_F(ExportsAskedFor, KeepTheirCheckpoint) {
-  const LoadedConfig loaded = exporting();
-  std::optional<CheckpointDirectory> directory;
-  directory.emplace(loaded.config.checkpoint.dir, KeepPolicy{.latest = 2}, "test");
-  const std::vector<SavedCheckpoint> asked = {saved(1), saved(2)};
-  RunExports exports(loaded.config, {}, [](const ExportEvent&) {});
-  for (const SavedCheckpoint& one : asked) exports.add(one, directory);
-  for (int64_t step = 11; step <= 13; ++step) directory->save(test::State(step).content());
-  EXPECT_TRUE(std::filesystem::exists(asked[0].path));
-  EXPECT_TRUE(std::filesystem::exists(asked[1].path));
-  while (exports.pending() > 0) exports.advance(directory);
-  EXPECT_FALSE(std::filesystem::exists(asked[0].path));
-  EXPECT_FALSE(std::filesystem::exists(asked[1].path));
-  EXPECT_THAT(exports_of(run_folder("run")), IsEmpty()) << "which go with their checkpoints";
-}
-
-// Whichever of the ranks it is; the others have written their parts by then.
-TEST_F(ExportsAskedFor, ADamagedByteThatOneRankReadsFailsTheExport) {
-  const SavedCheckpoint second = saved(2), third = saved(3);
-  const CheckpointReader reader(second.path);
-  const std::string shard = second.path / "shard-00000.safetensors";
-  int damaged = 0;
-  for (const ManifestTensor& tensor : reader.manifest().tensors) {
-    if (!tensor.name.starts_with("master.")) continue;
-    const int64_t byte = test::header_bytes(shard) + tensor.pieces.at(0).offset;
-    test::flip_byte(shard, byte);
-    const std::vector<ExportEvent> events = made(2, {second});
-    test::flip_byte(shard, byte);
-    ASSERT_EQ(events.size(), 1U);
-    EXPECT_THAT(events[0].problem, HasSubstr("is damaged")) << tensor.name;
-    EXPECT_THAT(exports_of(run_folder("run")), IsEmpty());
-    ++damaged;
-  }
-  EXPECT_EQ(made(2, {third}).at(0).problem, "");
-  EXPECT_GT(damaged, 10);
-}
-
-TEST_F(ExportsAskedFor, ACheckpointThatWasReplacedIsNotExported) {
-  SavedCheckpoint other = saved(2);
-  other.hash = saved(3).hash;
-  const std::vector<ExportEvent> events = made(1, {other});
-  ASSERT_EQ(events.size(), 1U);
-  EXPECT_THAT(events[0].problem, HasSubstr("was replaced before its export was made"));
-}
-
-// A kill after a checkpoint was committed leaves it without an export.
-TEST_F(ExportsAskedFor, AResumedRunMakesWhatIsMissing) {
-  std::vector<std::string> more = {"checkpoint.export={}", "checkpoint.keep_latest=9", "checkpoint.resume=auto", "training.steps=4"};
-  EXPECT_EQ(run_on(kAlone, "run", more).summary.exit, ExitCode::ok);
-  EXPECT_THAT(exports_of(run_folder("run")), ElementsAre("step-00000001", "step-00000002", "step-00000003", "step-00000004"));
-  EXPECT_THAT(test::read_file(run_folder("run") + "/metrics.jsonl"), HasSubstr("{\"type\":\"export\""));
 }
 
 }  // namespace mantissa::run_exports_test

@@ -1,0 +1,162 @@
+// What becomes of exports that are asked for: their order, their checkpoints, and a rank that cannot make its part.
+#include "checkpoint_testing.h"
+#include "exports_of_runs.h"
+#include "mantissa/base/log.h"
+#include "train/run_exports.h"
+
+namespace mantissa::pending_exports_test {
+
+using test::kAlone;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// Exports of checkpoints that a finished run left, asked for one after the other.
+class ExportsAskedFor : public test::ExportsOfRuns {
+ protected:
+  explicit ExportsAskedFor(std::vector<std::string> model = {}) : model_(std::move(model)) {
+    run_on(kAlone, "run", with_model({"checkpoint.interval=1", "checkpoint.keep_latest=9", "training.steps=3"}));
+  }
+  LoadedConfig exporting() const { return config("run", sets(kAlone, with_model({"checkpoint.export={}", "checkpoint.keep_latest=2"}))); }
+  SavedCheckpoint saved(int64_t step) const {
+    return {.path = checkpoint("run", step), .hash = CheckpointReader(checkpoint("run", step)).hash()};
+  }
+  // What becomes of them on ranks; the events are those of the first.
+  std::vector<ExportEvent> made(int ranks, const std::vector<SavedCheckpoint>& of) const {
+    std::vector<ExportEvent> events;
+    const LoadedConfig loaded = exporting();
+    const auto errors = test::run_ranks(ranks, [&](const Communicator& world) {
+      std::optional<CheckpointDirectory> directory;
+      if (world.rank() == 0) directory.emplace(loaded.config.checkpoint.dir, KeepPolicy{}, "test");
+      RunExports exports(loaded.config, world, [&](const ExportEvent& event) {
+        if (world.rank() == 0) events.push_back(event);
+      });
+      for (const SavedCheckpoint& one : of) exports.add(one, directory);
+      EXPECT_GT(exports.pending(), 0U);
+      while (exports.pending() > 0) exports.advance(directory);
+    });
+    EXPECT_THAT(errors, ::testing::Each(IsEmpty()));
+    return events;
+  }
+
+ private:
+  std::vector<std::string> with_model(std::vector<std::string> sets) const {
+    sets.insert(sets.end(), model_.begin(), model_.end());
+    return sets;
+  }
+
+  std::vector<std::string> model_;
+};
+
+TEST_F(ExportsAskedFor, WaitForEachOther) {
+  const std::vector<ExportEvent> events = made(3, {saved(2), saved(1), saved(3)});
+  ASSERT_EQ(events.size(), 3U);
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(events[i].step, std::vector<int64_t>({2, 1, 3}).at(i));
+    EXPECT_EQ(events[i].problem, "");
+    expect_same_files(files_of(exported("run", events[i].step)), files_from(checkpoint("run", events[i].step), text("again ", i), {}));
+  }
+}
+
+// Nothing of it stays, whatever it had written.
+TEST_F(ExportsAskedFor, AnExportThatNobodyWaitsForIsCutShort) {
+  const LoadedConfig loaded = exporting();
+  std::optional<CheckpointDirectory> directory;
+  directory.emplace(loaded.config.checkpoint.dir, KeepPolicy{}, "test");
+  {
+    RunExports exports(loaded.config, {}, [](const ExportEvent&) {});
+    exports.add(saved(2), directory);
+  }
+  EXPECT_THAT(exports_of(run_folder("run")), IsEmpty());
+}
+
+TEST_F(ExportsAskedFor, OneThatIsThereOrAskedForIsNotMadeAgain) {
+  const LoadedConfig loaded = exporting();
+  std::optional<CheckpointDirectory> directory;
+  directory.emplace(loaded.config.checkpoint.dir, KeepPolicy{}, "test");
+  RunExports exports(loaded.config, {}, [](const ExportEvent&) {});
+  for (int i = 0; i < 2; ++i) exports.add(saved(2), directory);
+  EXPECT_EQ(exports.pending(), 1U);
+  while (exports.pending() > 0) exports.advance(directory);
+  exports.add(saved(2), directory);
+  EXPECT_EQ(exports.pending(), 0U);
+  SavedCheckpoint other = saved(2);
+  other.hash = saved(3).hash;  // of another state of this step
+  exports.add(other, directory);
+  EXPECT_EQ(exports.pending(), 1U);
+}
+
+// Until then the policy would delete it.
+TEST_F(ExportsAskedFor, KeepTheirCheckpoint) {
+  const LoadedConfig loaded = exporting();
+  std::optional<CheckpointDirectory> directory;
+  directory.emplace(loaded.config.checkpoint.dir, KeepPolicy{.latest = 2}, "test");
+  const std::vector<SavedCheckpoint> asked = {saved(1), saved(2)};
+  RunExports exports(loaded.config, {}, [](const ExportEvent&) {});
+  for (const SavedCheckpoint& one : asked) exports.add(one, directory);
+  for (int64_t step = 11; step <= 13; ++step) directory->save(test::State(step).content());
+  EXPECT_TRUE(std::filesystem::exists(asked[0].path));
+  EXPECT_TRUE(std::filesystem::exists(asked[1].path));
+  while (exports.pending() > 0) exports.advance(directory);
+  EXPECT_FALSE(std::filesystem::exists(asked[0].path));
+  EXPECT_FALSE(std::filesystem::exists(asked[1].path));
+  EXPECT_THAT(exports_of(run_folder("run")), IsEmpty()) << "which go with their checkpoints";
+}
+
+// A checkpoint of several chunks, each with a checksum of its own: a rank may read none of a chunk that another finds damaged.
+class ExportsOfChunks : public ExportsAskedFor {
+ protected:
+  ExportsOfChunks() : ExportsAskedFor({"model.hidden_size=512", "model.intermediate_size=2048"}) {}
+
+  std::string shard() const { return checkpoint("run", 2) + "/shard-00000.safetensors"; }
+  int64_t first_byte(const std::string& tensor) const {
+    return test::header_bytes(shard()) + CheckpointReader(checkpoint("run", 2)).tensor(tensor).pieces.at(0).offset;
+  }
+  // Of the parts that two ranks write: those that cannot be written.
+  std::vector<int> refused_parts() const {
+    const test::TemporaryFolder folder;
+    std::vector<int> refused;
+    for (const int part : {0, 1}) {
+      ModelExport model(checkpoint("run", 2), {});
+      model.begin(folder.path());
+      if (test::error_code_of([&] { model.write(folder.path(), part, 2); }) == ExitCode::data) refused.push_back(part);
+    }
+    return refused;
+  }
+};
+
+// Whichever of the ranks it is; the other has written its part by then.
+TEST_F(ExportsOfChunks, ADamagedByteThatOneRankReadsFailsTheExport) {
+  const SavedCheckpoint second = saved(2), third = saved(3);
+  const std::vector<std::string> read_by = {"master.layers.0.mlp.up.weight", "master.layers.1.mlp.down.weight"};
+  for (int rank = 0; rank < 2; ++rank) {
+    const int64_t byte = first_byte(read_by[static_cast<size_t>(rank)]);
+    test::flip_byte(shard(), byte);
+    EXPECT_THAT(refused_parts(), ElementsAre(rank)) << "what this test is about";
+    const std::vector<ExportEvent> events = made(2, {second, third});
+    test::flip_byte(shard(), byte);
+    ASSERT_EQ(events.size(), 2U);
+    EXPECT_THAT(events[0].problem, HasSubstr("is damaged"));
+    EXPECT_EQ(events[1].problem, "") << "the next one is made";
+    EXPECT_THAT(exports_of(run_folder("run")), ElementsAre("step-00000003"));
+    std::filesystem::remove_all(exported("run", 3));
+  }
+}
+
+TEST_F(ExportsAskedFor, ACheckpointThatWasReplacedIsNotExported) {
+  SavedCheckpoint other = saved(2);
+  other.hash = saved(3).hash;
+  const std::vector<ExportEvent> events = made(1, {other});
+  ASSERT_EQ(events.size(), 1U);
+  EXPECT_THAT(events[0].problem, HasSubstr("was replaced before its export was made"));
+}
+
+// A kill after a checkpoint was committed leaves it without an export.
+TEST_F(ExportsAskedFor, AResumedRunMakesWhatIsMissing) {
+  std::vector<std::string> more = {"checkpoint.export={}", "checkpoint.keep_latest=9", "checkpoint.resume=auto", "training.steps=4"};
+  EXPECT_EQ(run_on(kAlone, "run", more).summary.exit, ExitCode::ok);
+  EXPECT_THAT(exports_of(run_folder("run")), ElementsAre("step-00000001", "step-00000002", "step-00000003", "step-00000004"));
+  EXPECT_THAT(test::read_file(run_folder("run") + "/metrics.jsonl"), HasSubstr("{\"type\":\"export\""));
+}
+
+}  // namespace mantissa::pending_exports_test
