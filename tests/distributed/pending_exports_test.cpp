@@ -128,7 +128,7 @@ class ExportsOfChunks : public ExportsAskedFor {
 // Whichever of the ranks it is; the other has written its part by then.
 TEST_F(ExportsOfChunks, ADamagedByteThatOneRankReadsFailsTheExport) {
   const SavedCheckpoint second = saved(2), third = saved(3);
-  const std::vector<std::string> read_by = {"master.layers.0.mlp.up.weight", "master.layers.1.mlp.down.weight"};
+  const std::vector<std::string> read_by = {"master.layers.0.mlp.gate_up.weight", "master.layers.1.mlp.down.weight"};
   for (int rank = 0; rank < 2; ++rank) {
     const int64_t byte = first_byte(read_by[static_cast<size_t>(rank)]);
     test::flip_byte(shard(), byte);
