@@ -20,7 +20,7 @@ from retired_words import RETIRED, SPEAK_OF_RETIRED_WORDS
 ROOT = Path(__file__).resolve().parent.parent
 
 # Lowest first. A file may include its own layer and those before it; siblings, in brackets, include none of each other.
-LAYERS = ["base", "formats", "json", "tensor", "backend", "comm", "job", ("autograd", "precision", "io", "data"), "ops", "nn", "models", "config", "optim",
+LAYERS = ["base", "formats", "json", "text", "tensor", "backend", "comm", "job", ("autograd", "precision", "io", "data"), "ops", "nn", "models", "config", "optim",
           "checkpoint", ("hf", "metrics"), "plan", "train", "tools"]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in ([names] if isinstance(names, str) else names)}
 

@@ -34,8 +34,8 @@ void check_sampling(const SamplingOptions& sampling) {
 std::vector<int32_t> prompt_of(const GenerateArguments& arguments, const LoadedModel& loaded) {
   if (arguments.prompt_ids) return parse_token_ids("--prompt-ids", *arguments.prompt_ids, *loaded.config.model.vocab_size);
   require(loaded.tokenizer.has_value(), ExitCode::usage, loaded.path.string(),
-          " has no tokenizer of bytes or characters, the only ones that mantissa runs; give --prompt-ids");
-  return loaded.tokenizer->encode(arguments.prompt.value_or("\n"), {.name = "--prompt", .code = ExitCode::usage});
+          " has no tokenizer; give --prompt-ids");
+  return loaded.tokenizer->encode_prompt(arguments.prompt.value_or("\n"), {.name = "--prompt", .code = ExitCode::usage});
 }
 
 // All ranks draw the same tokens; the first prints them.

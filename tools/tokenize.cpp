@@ -1,4 +1,4 @@
-// mantissa tokenize: text or JSONL in, token files of Megatron or llm.c out.
+// mantissa tokenize: text or JSONL in, token files of Megatron or llm.c out, or a tokenizer that is trained on it.
 #include <algorithm>
 #include <filesystem>
 #include <iostream>
@@ -7,7 +7,9 @@
 #include "mantissa/base/pending_file.h"
 #include "mantissa/base/printable.h"
 #include "mantissa/data/dataset.h"
+#include "mantissa/data/documents.h"
 #include "mantissa/data/token_writer.h"
+#include "mantissa/text/bpe_trainer.h"
 #include "tools/command.h"
 #include "tools/report/read_progress.h"
 
@@ -18,7 +20,7 @@ struct TokenizeArguments {
   std::vector<std::string> files;
   std::string tokenizer = "byte", format = "megatron", output;
   std::optional<std::string> vocabulary;
-  std::optional<int64_t> eod_id;
+  std::optional<int64_t> eod_id, train_vocab;
   bool append_eod = false;
 };
 
@@ -29,6 +31,7 @@ std::string vocabulary_path(const TokenizeArguments& arguments) { return argumen
 Tokenizer make_tokenizer(const TokenizeArguments& arguments, const std::vector<std::string>& paths) {
   require(arguments.tokenizer == "char" || !arguments.vocabulary, ExitCode::usage, "--vocabulary: goes with --tokenizer char");
   if (arguments.tokenizer == "byte") return Tokenizer::bytes();
+  if (arguments.tokenizer != "char") return Tokenizer::from_path(arguments.tokenizer);
   if (arguments.vocabulary) {
     return Tokenizer::from_json(File::open_input(*arguments.vocabulary).content(kLargestVocabularyFile), *arguments.vocabulary);
   }
@@ -41,45 +44,45 @@ Tokenizer make_tokenizer(const TokenizeArguments& arguments, const std::vector<s
   return Tokenizer::characters_of(files);
 }
 
-// Calls writer.add_document for each document of the file. Returns how many there were.
+// Calls writer.add_document for each document of the files, one of which it holds. Returns how many there were.
 template <class Writer>
-int64_t add_documents(const std::string& path, const TokenFileOptions& options, Writer& writer) {
-  const TokenFile file(path, options);
-  require(file.format() == DataFormat::text || file.format() == DataFormat::jsonl, ExitCode::usage, path, ": holds tokens of ",
-          choice_name(file.format()), " already");
-  constexpr int64_t kWindow = 1 << 20;
-  std::vector<int32_t> document, ids(static_cast<size_t>(std::min(kWindow, file.tokens())));
-  std::vector<uint8_t> marks(ids.size());
+int64_t add_documents(const std::vector<std::string>& paths, const Tokenizer& tokenizer, Writer& writer) {
+  std::vector<int32_t> document;
   int64_t documents = 0;
-  for (int64_t begin = 0; begin < file.tokens(); begin += kWindow) {
-    const auto count = static_cast<size_t>(std::min(kWindow, file.tokens() - begin));
-    file.read(begin, static_cast<int64_t>(count), ids.data(), marks.data());
-    for (size_t i = 0; i < count; ++i) {
-      document.push_back(ids[i]);
-      if (!(marks[i] & ends_document)) continue;
-      writer.add_document(document);
-      document.clear();
-      ++documents;
-    }
+  const auto end = [&] {
+    documents += document.empty() ? 0 : 1;
+    writer.add_document(document);
+    document.clear();
+  };
+  DocumentEncoder encoder(tokenizer, {.ids = [&](std::span<const int32_t> ids) { document.insert(document.end(), ids.begin(), ids.end()); },
+                                      .end_of_document = end});
+  for (const std::string& path : paths) {
+    const InputFile file(path);
+    const DataFormat format = recognize_format(file);
+    require(format == DataFormat::text || format == DataFormat::jsonl, ExitCode::usage, path, ": holds tokens of ", choice_name(format),
+            " already");
+    (format == DataFormat::text ? encode_text : encode_jsonl)(file, encoder, {});
   }
   return documents;
 }
 
 template <class Writer>
-std::string write_all(Writer& writer, const std::vector<std::string>& paths, const TokenFileOptions& options, const std::string& names) {
-  int64_t documents = 0;
-  for (const std::string& path : paths) documents += add_documents(path, options, writer);
+std::string write_all(Writer& writer, const std::vector<std::string>& paths, const Tokenizer& tokenizer, const std::string& names) {
+  const int64_t documents = add_documents(paths, tokenizer, writer);
   require(documents > 0, ExitCode::usage, "there is no text in the input");
   const int64_t tokens = writer.finish();
-  return text(printable(names), ": ", count_text(documents, "document"), ", ", count_text(tokens, "token"), ", model.vocab_size ",
-              options.vocab_size, '\n');
+  return text(printable(names), ": ", count_text(documents, "document"), ", ", count_text(tokens, "token"), ", model.vocab_size ");
 }
 
 // The id that goes with each document; none without --append-eod.
 std::optional<int32_t> end_token_of(const TokenizeArguments& arguments, const Tokenizer& tokenizer) {
-  require(arguments.append_eod == arguments.eod_id.has_value(), ExitCode::usage,
-          "--append-eod and --eod-id go together: byte and char have no end token of their own; the next free id is ", tokenizer.size());
-  if (!arguments.eod_id) return std::nullopt;
+  require(arguments.append_eod || !arguments.eod_id, ExitCode::usage, "--eod-id: goes with --append-eod");
+  if (!arguments.append_eod) return std::nullopt;
+  if (!arguments.eod_id) {
+    require(tokenizer.end_token().has_value(), ExitCode::usage, "--append-eod: needs --eod-id, as the tokenizer names no end token",
+            tokenizer.files() == nullptr ? text("; the next free id is ", tokenizer.size()) : " in a tokenizer_config.json beside it");
+    return tokenizer.end_token();
+  }
   require(*arguments.eod_id >= 0 && *arguments.eod_id <= tokenizer.size(), ExitCode::usage, "--eod-id: must be from 0 to ",
           tokenizer.size(), ", the next free id, got ", *arguments.eod_id);
   return static_cast<int32_t>(*arguments.eod_id);
@@ -90,29 +93,66 @@ std::string write_files(const TokenizeArguments& arguments, const std::vector<st
   const Tokenizer tokenizer = make_tokenizer(arguments, paths);
   const std::optional<int32_t> eod = end_token_of(arguments, tokenizer);
   const int64_t vocab_size = std::max(tokenizer.size(), eod ? int64_t{*eod} + 1 : 0);
-  const TokenFileOptions options{.tokenizer = &tokenizer, .vocab_size = vocab_size};
   const TokenWriterOptions writer_options{.vocab_size = vocab_size, .eod_id = eod};
   std::string reported;
   if (arguments.format == "megatron") {
     MegatronWriter writer(arguments.output, writer_options);
-    reported = write_all(writer, paths, options, arguments.output + ".bin, .idx");
+    reported = write_all(writer, paths, tokenizer, arguments.output + ".bin, .idx");
   } else {
     LlmcWriter writer(arguments.output + ".bin", writer_options);
-    reported = write_all(writer, paths, options, arguments.output + ".bin");
+    reported = write_all(writer, paths, tokenizer, arguments.output + ".bin");
   }
+  reported += text(vocab_size, '\n');
   if (tokenizer.kind() != TokenizerKind::character) return reported;
   write_file_atomically(vocabulary_path(arguments), tokenizer.to_json());
   return reported + printable(vocabulary_path(arguments)) + ": the characters by id; give it as --vocabulary for further files\n";
 }
 
+// Adds a text, or the key "text" of each line of JSONL.
+void add_to_trainer(const InputFile& file, BpeTrainer& trainer) {
+  const DataFormat format = recognize_format(file);
+  require(format == DataFormat::text || format == DataFormat::jsonl, ExitCode::usage, file.path(), ": holds tokens of ",
+          choice_name(format), " already");
+  const auto origin = [&file](int64_t offset) { return TextOrigin{.name = file.path(), .code = ExitCode::data, .offset = offset}; };
+  if (format == DataFormat::text) {
+    file.for_each_window([&](std::string_view window, int64_t offset) { trainer.add(window, origin(offset)); });
+    return trainer.end_text(origin(file.size()));
+  }
+  const auto add = [&](const std::string& content, const TextOrigin& of) {
+    trainer.add(content, of);
+    trainer.end_text(of);
+  };
+  for_each_text(file, add);
+}
+
+std::string train_tokenizer(const TokenizeArguments& arguments, const std::vector<std::string>& paths) {
+  BpeTrainer trainer;
+  for (const std::string& path : paths) add_to_trainer(InputFile(path), trainer);
+  const std::string file = trainer.train(*arguments.train_vocab);
+  const int64_t tokens = BpeTokenizer::from_json(file, arguments.output).size();
+  write_file_atomically(arguments.output, file);
+  return text(printable(arguments.output), ": ", count_text(tokens, "token"),
+              tokens < *arguments.train_vocab ? ", as no further pair occurs twice" : "", "; give it as --tokenizer or data.tokenizer\n");
+}
+
 ExitCode tokenize(const TokenizeArguments& arguments) {
-  for (const char* const extension : {".bin", ".idx", ".tokenizer.json"}) require_output_file(arguments.output + extension);
+  if (arguments.train_vocab) {
+    require(arguments.tokenizer == "byte" && !arguments.vocabulary && !arguments.append_eod && !arguments.eod_id, ExitCode::usage,
+            "--train-vocab: writes a tokenizer, no tokens; --tokenizer, --vocabulary, --append-eod and --eod-id go without it");
+    require(*arguments.train_vocab >= BpeTrainer::kFewestTokens && *arguments.train_vocab <= 1 << 24, ExitCode::usage,
+            "--train-vocab: must be from ", BpeTrainer::kFewestTokens, " to ", 1 << 24, ", got ", *arguments.train_vocab);
+    require_output_file(arguments.output);
+  } else {
+    for (const char* const extension : {".bin", ".idx", ".tokenizer.json"}) require_output_file(arguments.output + extension);
+  }
   std::vector<std::string> paths;
   for (const std::string& pattern : arguments.files) {
     for (std::string& path : expand_paths(pattern)) paths.push_back(std::move(path));
   }
   const bool collects = arguments.tokenizer == "char" && !arguments.vocabulary;
-  std::cout << with_read_progress(bytes_to_tokenize(paths, collects), [&] { return write_files(arguments, paths); });
+  std::cout << with_read_progress(bytes_to_tokenize(paths, collects), [&] {
+    return arguments.train_vocab ? train_tokenizer(arguments, paths) : write_files(arguments, paths);
+  });
   return ExitCode::ok;
 }
 
@@ -127,11 +167,16 @@ Command tokenize_command() {
                        .target = &arguments->files,
                        .description = "text files, JSONL files (key \"text\") or globs",
                        .required = true},
-                      {.name = "--output", .target = &arguments->output, .description = "PREFIX of the files to write", .required = true},
+                      {.name = "--output",
+                       .target = &arguments->output,
+                       .description = "PREFIX of the files to write; with --train-vocab, the file",
+                       .required = true},
                       {.name = "--tokenizer",
                        .target = &arguments->tokenizer,
-                       .description = "byte: 256 ids; char: one id per character",
-                       .choices = {"byte", "char"}},
+                       .description = "byte: 256 ids; char: one id per character; or a tokenizer.json, or a folder that holds one"},
+                      {.name = "--train-vocab",
+                       .target = &arguments->train_vocab,
+                       .description = "train a tokenizer.json of so many tokens (BPE of bytes) on FILES instead"},
                       {.name = "--vocabulary",
                        .target = &arguments->vocabulary,
                        .description = "char: the PREFIX.tokenizer.json of an earlier run instead of the characters of FILES"},
@@ -142,7 +187,9 @@ Command tokenize_command() {
                       {.name = "--append-eod",
                        .target = &arguments->append_eod,
                        .description = "mark documents with --eod-id: after each in megatron files, before each in llmc files"},
-                      {.name = "--eod-id", .target = &arguments->eod_id, .description = "end-of-document id"}},
+                      {.name = "--eod-id",
+                       .target = &arguments->eod_id,
+                       .description = "end-of-document id; default: the end token of tokenizer_config.json"}},
           .run = [arguments] { return tokenize(*arguments); }};
 }
 

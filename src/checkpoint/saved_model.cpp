@@ -53,6 +53,11 @@ RunConfig with_least_padding(RunConfig config) {
   return config;
 }
 
+// Whether a manifest describes this tokenizer.
+bool same_tokenizer(const std::string& described, const Tokenizer& tokenizer) {
+  return parse_json(described, "the tokenizer of a manifest") == parse_json(tokenizer.to_json(), "a tokenizer");
+}
+
 }  // namespace
 
 RunConfig for_ranks(RunConfig config, const ModelRanks& ranks) {
@@ -82,9 +87,24 @@ RunConfig saved_config(const CheckpointReader& reader) {
   return config;
 }
 
-std::optional<Tokenizer> saved_tokenizer(const CheckpointReader& reader) {
-  if (reader.manifest().tokenizer == "null") return std::nullopt;
-  return Tokenizer::from_json(reader.manifest().tokenizer, (reader.directory() / "manifest.json").string() + " (tokenizer)");
+std::optional<Tokenizer> saved_tokenizer(CheckpointReader& reader) {
+  const std::string& described = reader.manifest().tokenizer;
+  if (described == "null") return std::nullopt;
+  const std::string name = (reader.directory() / "manifest.json").string() + " (tokenizer)";
+  if (parse_json(described, name).get("type").string() != choice_name(TokenizerKind::bpe)) return Tokenizer::from_json(described, name);
+  std::optional<Tokenizer> read = tokenizer_of(tokenizer_files(reader), reader.directory().string());
+  require(read && same_tokenizer(described, *read), ExitCode::data, name, ": is not that of the checkpoint's tokenizer.json");
+  return read;
+}
+
+std::optional<Tokenizer> tokenizer_of(const std::vector<TokenizerFile>& files, const std::string& source) {
+  const auto bytes_of = [&](const char* name) {
+    const auto found = std::ranges::find(files, name, &TokenizerFile::name);
+    return found == files.end() ? std::string() : found->bytes;
+  };
+  std::string tokenizer = bytes_of("tokenizer.json");
+  if (tokenizer.empty()) return std::nullopt;
+  return Tokenizer::bpe({.tokenizer = std::move(tokenizer), .config = bytes_of("tokenizer_config.json")}, source + "/tokenizer.json");
 }
 
 std::vector<TokenizerFile> tokenizer_files(CheckpointReader& reader) {
@@ -103,8 +123,8 @@ std::vector<TokenizerFile> tokenizer_files(CheckpointReader& reader) {
 }
 
 bool has_other_tokenizer(const CheckpointReader& reader, const Data& data) {
-  const std::optional<Tokenizer> saved = saved_tokenizer(reader);
-  return saved && data.tokenizer && saved->to_json() != data.tokenizer->to_json();
+  const std::string& described = reader.manifest().tokenizer;
+  return described != "null" && data.tokenizer && !same_tokenizer(described, *data.tokenizer);
 }
 
 SavedModel saved_model(const CheckpointReader& reader) {

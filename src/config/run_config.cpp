@@ -114,7 +114,7 @@ void resolve_model(RunConfig& config, ConfigReport& report) {
   model.num_key_value_heads = model.kv_heads();
   if (!model.head_dim) report.derive("model.head_dim");
   model.head_dim = model.head_size();
-  if (config.data.tokenizer == TokenizerKind::byte && !model.vocab_size) {
+  if (config.data.uses_bytes() && !model.vocab_size) {
     model.vocab_size = Tokenizer::bytes().size();
     report.derive("model.vocab_size");
   }
@@ -141,7 +141,7 @@ void check_vocabulary(const RunConfig& config, ConfigReport& report) {
   if (config.data.eod_id && *config.data.eod_id >= vocab) {
     report.error("data.eod_id", text("must be below model.vocab_size ", vocab, ", got ", *config.data.eod_id));
   }
-  if (config.data.tokenizer == TokenizerKind::byte && vocab < Tokenizer::bytes().size()) {
+  if (config.data.uses_bytes() && vocab < Tokenizer::bytes().size()) {
     report.error("model.vocab_size", text("the byte tokenizer has ", Tokenizer::bytes().size(), " ids, got ", vocab));
   }
 }
@@ -246,6 +246,10 @@ void resolve_run_config(RunConfig& config, ConfigReport& report, const std::stri
   resolve_folders(config, report, file);
   resolve_input_paths(fields_of(config), report);
   std::string& resume = config.checkpoint.resume;
+  std::optional<std::string>& tokenizer = config.data.tokenizer;
+  if (tokenizer && tokenizer->empty()) report.error("data.tokenizer", "must be byte, char or a path, got an empty string");
+  if (tokenizer && !tokenizer->empty() && !config.data.uses_bytes() && !config.data.uses_characters())
+    tokenizer = absolute_input_path(*tokenizer, "data.tokenizer", report);
   if (resume.empty()) {
     report.error("checkpoint.resume", "must be never, auto or a path, got an empty string");
   } else if (resume != "never" && resume != "auto") {

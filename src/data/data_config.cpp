@@ -18,11 +18,12 @@ void validate_format(const DataConfig& config, ConfigReport& report) {
   const bool is_text = config.format == DataFormat::text || config.format == DataFormat::jsonl;
   const bool is_tokens = !is_text && config.format != DataFormat::automatic;
   if (is_text && !config.tokenizer) {
-    report.error("data.tokenizer", text("data.format ", choice_name(config.format), " needs a tokenizer: byte or char"));
+    report.error("data.tokenizer",
+                 text("data.format ", choice_name(config.format), " needs a tokenizer: byte, char or the path of a tokenizer.json"));
   }
   if (config.append_eod && is_tokens) {
     report.error("data.append_eod", text("is for text and JSONL; data.format ", choice_name(config.format), " holds tokens already"));
-  } else if (config.append_eod && !config.eod_id) {
+  } else if (config.append_eod && !config.eod_id && (config.uses_bytes() || config.uses_characters())) {
     report.error("data.append_eod", "needs data.eod_id: the byte and char tokenizers have no end token");
   }
   const bool raw_tokens = is_tokens && config.format != DataFormat::megatron;

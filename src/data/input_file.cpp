@@ -16,4 +16,24 @@ void InputFile::for_each_window(const std::function<void(std::string_view, int64
   }
 }
 
+void InputFile::for_each_line(const std::function<void(std::string_view, int64_t, int64_t)>& visit, const Progressed& progressed) const {
+  std::string begun;  // a line that the windows so far have not ended
+  int64_t number = 0, offset = 0;
+  const auto end_line = [&](std::string_view line) {
+    visit(line, ++number, offset);
+    offset += static_cast<int64_t>(line.size()) + 1;
+  };
+  const auto split = [&](std::string_view window, int64_t) {
+    for (size_t end = window.find('\n'); end != std::string_view::npos; end = window.find('\n')) {
+      begun += window.substr(0, end);
+      end_line(begun);
+      begun.clear();
+      window.remove_prefix(end + 1);
+    }
+    begun += window;
+  };
+  for_each_window(split, progressed);
+  if (!begun.empty()) end_line(begun);
+}
+
 }  // namespace mantissa

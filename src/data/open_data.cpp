@@ -71,7 +71,10 @@ class Opener {
                 .eod_id = {},
                 .append_eod = config.append_eod,
                 .progressed = options.progressed};
-    if (!config.eod_id) return;
+    if (!config.eod_id) {
+      if (data.tokenizer) options_.eod_id = data.tokenizer->end_token();
+      return;
+    }
     require(*config.eod_id < data.vocab_size, ExitCode::usage, "data.eod_id: ", *config.eod_id, " is not below the vocabulary size ",
             data.vocab_size);
     options_.eod_id = static_cast<int32_t>(*config.eod_id);
@@ -152,7 +155,8 @@ std::vector<ValidationSet> validation_sets(const DataConfig& config, Opener& ope
 
 std::optional<Tokenizer> make_tokenizer(const DataConfig& config, const Progressed& progressed) {
   if (!config.tokenizer) return std::nullopt;
-  return *config.tokenizer == TokenizerKind::byte ? Tokenizer::bytes() : characters_of_training_data(config, progressed);
+  if (config.uses_bytes()) return Tokenizer::bytes();
+  return config.uses_characters() ? characters_of_training_data(config, progressed) : Tokenizer::from_path(*config.tokenizer);
 }
 
 Data open_data(const DataConfig& config, const DataOptions& options) {

@@ -50,7 +50,7 @@ void check_options(const InputFile& file, DataFormat format, const TokenFileOpti
           choice_name(format), ", which holds tokens already");
   require(!options.append_eod || options.eod_id, ExitCode::usage, "data.append_eod: needs data.eod_id (this tokenizer has no end token)");
   require(!is_text(format) || options.tokenizer != nullptr, ExitCode::usage, "data.tokenizer: ", file.path(), " is ", choice_name(format),
-          " and needs a tokenizer (byte or char)");
+          " and needs a tokenizer (byte, char or a tokenizer.json)");
 }
 
 // Widens `count` values of T. Returns the index of the first that is no id below vocab, or -1.

@@ -1,5 +1,10 @@
 #include "mantissa/data/tokenizer.h"
 
+#include <filesystem>
+#include <utility>
+
+#include "mantissa/base/file.h"
+#include "mantissa/base/hash.h"
 #include "mantissa/base/printable.h"
 #include "mantissa/base/utf8.h"
 #include "mantissa/data/input_file.h"
@@ -45,6 +50,16 @@ class CharacterReader {
   const TextOrigin& origin_;
   Utf8Decoder decoder_;
 };
+
+// The id of "eos_token", which is a token or an object with its content; without a file, that of GPT-2's end token, if the tokenizer has
+// it.
+std::optional<int32_t> end_token_of(const std::string& config, const BpeTokenizer& tokenizer) {
+  if (config.empty()) return tokenizer.id_of("<|endoftext|>");
+  const Json root = parse_json_or_null(config);
+  const Json& token = root.get("eos_token");
+  const std::string& content = token.is_object() ? token.get("content").string() : token.string();
+  return content.empty() ? std::nullopt : tokenizer.id_of(content);
+}
 
 // Returns the only character of a text; Error(data) with `name` if there is not exactly one.
 char32_t only_character(const std::string& text, const std::string& name) {
@@ -92,9 +107,58 @@ Tokenizer Tokenizer::characters_of(std::span<const InputFile> files, const Progr
   return characters(std::move(ascending));
 }
 
-int64_t Tokenizer::size() const { return kind_ == TokenizerKind::byte ? 256 : static_cast<int64_t>(characters_.size()); }
+struct Tokenizer::Bpe {
+  BpeFiles files;
+  BpeTokenizer tokenizer;
+  std::optional<int32_t> end_token;
+};
 
-std::vector<int32_t> Tokenizer::encode(std::string_view text, const TextOrigin& origin) const {
+Tokenizer Tokenizer::bpe(BpeFiles files, const std::string& name) {
+  BpeTokenizer read = BpeTokenizer::from_json(files.tokenizer, name);
+  const std::optional<int32_t> end = end_token_of(files.config, read);
+  Tokenizer tokenizer(TokenizerKind::bpe);
+  tokenizer.bpe_ = std::make_shared<const Bpe>(Bpe{.files = std::move(files), .tokenizer = std::move(read), .end_token = end});
+  return tokenizer;
+}
+
+Tokenizer Tokenizer::from_path(const std::string& path) {
+  std::error_code unknown;
+  const bool folder = std::filesystem::is_directory(path, unknown);
+  const std::filesystem::path file = folder ? std::filesystem::path(path) / "tokenizer.json" : std::filesystem::path(path);
+  require(std::filesystem::is_regular_file(file, unknown), ExitCode::usage, "data.tokenizer: there is no ", file.string(),
+          "; it is byte, char, or the path of a tokenizer.json or of a folder that holds one");
+  constexpr int64_t kLargest = 128 << 20;
+  const std::filesystem::path config = file.parent_path() / "tokenizer_config.json";
+  return bpe({.tokenizer = File::open_input(file).content(kLargest),
+              .config = std::filesystem::is_regular_file(config, unknown) ? File::open_input(config).content(kLargest) : ""},
+             file.string());
+}
+
+int64_t Tokenizer::size() const {
+  if (bpe_) return bpe_->tokenizer.size();
+  return kind_ == TokenizerKind::byte ? 256 : static_cast<int64_t>(characters_.size());
+}
+
+const BpeFiles* Tokenizer::files() const { return bpe_ ? &bpe_->files : nullptr; }
+
+std::optional<int32_t> Tokenizer::end_token() const { return bpe_ ? bpe_->end_token : std::nullopt; }
+
+std::optional<int32_t> Tokenizer::id_of(std::string_view token) const { return bpe_ ? bpe_->tokenizer.id_of(token) : std::nullopt; }
+
+std::span<const int32_t> Tokenizer::before_text() const { return bpe_ ? bpe_->tokenizer.before_text() : std::span<const int32_t>(); }
+
+std::span<const int32_t> Tokenizer::after_text() const { return bpe_ ? bpe_->tokenizer.after_text() : std::span<const int32_t>(); }
+
+std::vector<int32_t> Tokenizer::encode_prompt(std::string_view text, const TextOrigin& origin) const {
+  const std::span<const int32_t> before = before_text();
+  std::vector<int32_t> ids(before.begin(), before.end());
+  const std::vector<int32_t> of_text = encode(text, origin);
+  ids.insert(ids.end(), of_text.begin(), of_text.end());
+  return ids;
+}
+
+std::vector<int32_t> Tokenizer::encode(std::string_view text, const TextOrigin& origin, SpecialTokenText special) const {
+  if (bpe_) return bpe_->tokenizer.encode(text, origin, special);
   std::vector<int32_t> ids;
   ids.reserve(text.size());
   if (kind_ == TokenizerKind::byte) {
@@ -115,6 +179,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, const TextOrigin& 
 }
 
 std::string Tokenizer::decode(std::span<const int32_t> ids) const {
+  if (bpe_) return bpe_->tokenizer.decode(ids);
   std::string text;
   for (const int32_t id : ids) {
     if (id < 0 || id >= size()) {
@@ -130,13 +195,15 @@ std::string Tokenizer::decode(std::span<const int32_t> ids) const {
 
 std::string Tokenizer::to_json() const {
   if (kind_ == TokenizerKind::byte) return R"({"type":"byte"})";
+  if (bpe_) return text(R"({"type":"bpe","xxh64":")", xxh64(bpe_->files.tokenizer).text(), R"("})");
   return json_text(TokenizerFile{.characters = {characters_.begin(), characters_.end()}, .type = kind_});
 }
 
 Tokenizer Tokenizer::from_json(std::string_view json, const std::string& name) {
   const Json root = parse_json(json, name);
   const Json* const type = root.find("type");  // first: other programs, too, write files of this name
-  require(type != nullptr && choice_of<TokenizerKind>(type->string()), ExitCode::data, name,
+  const std::optional<TokenizerKind> kind = type != nullptr ? choice_of<TokenizerKind>(type->string()) : std::nullopt;
+  require(kind && *kind != TokenizerKind::bpe, ExitCode::data, name,
           R"(: not a tokenizer written by mantissa ({"type": "byte"} or {"type": "char", "characters": [...]}))");
   const auto file = JsonReader(root, name).as<TokenizerFile>();
   if (file.type == TokenizerKind::byte) return bytes();
@@ -156,6 +223,51 @@ Tokenizer Tokenizer::from_nanogpt_meta(std::string_view json, const std::string&
     ascending.push_back(only_character(entry->string(), name));
   }
   return characters(std::move(ascending));
+}
+
+DocumentEncoder::DocumentEncoder(const Tokenizer& tokenizer, Sink sink) : tokenizer_(&tokenizer), sink_(std::move(sink)) {
+  if (!tokenizer.bpe_) return;
+  const auto end = [this] {
+    if (within_ && !tokenizer_->after_text().empty()) sink_.ids(tokenizer_->after_text());  // an empty document stays empty
+    sink_.end_of_document();
+    within_ = false;
+  };
+  const auto ids = [this](std::span<const int32_t> some) {
+    begin_document();
+    sink_.ids(some);
+  };
+  stream_ = std::make_unique<StreamEncoder>(tokenizer.bpe_->tokenizer, StreamEncoder::Sink{.ids = ids, .end_of_text = end},
+                                            SpecialTokenText::tokens);
+}
+
+DocumentEncoder::~DocumentEncoder() = default;
+
+void DocumentEncoder::begin_document() {
+  if (!std::exchange(within_, true) && !tokenizer_->before_text().empty()) sink_.ids(tokenizer_->before_text());
+}
+
+void DocumentEncoder::add(std::string_view part, const TextOrigin& origin) {
+  if (stream_) return stream_->add(part, origin);
+  const auto cut_off = static_cast<int64_t>(carried_.size());
+  carried_ += part;
+  const size_t whole = tokenizer_->kind() == TokenizerKind::byte ? carried_.size() : whole_characters(carried_);
+  sink_.ids(tokenizer_->encode(std::string_view(carried_).substr(0, whole),
+                               {.name = origin.name, .code = origin.code, .offset = origin.offset - cut_off}));
+  carried_.erase(0, whole);
+}
+
+void DocumentEncoder::end_document(const TextOrigin& origin) {
+  if (stream_) return stream_->end_text(origin);
+  if (!carried_.empty()) {
+    const std::string rest = std::exchange(carried_, "");
+    const int64_t offset = origin.offset - static_cast<int64_t>(rest.size());
+    sink_.ids(tokenizer_->encode(rest, {.name = origin.name, .code = origin.code, .offset = offset}));
+  }
+  sink_.end_of_document();
+}
+
+void DocumentEncoder::flush() {
+  if (stream_) stream_->flush();
 }
 
 }  // namespace mantissa

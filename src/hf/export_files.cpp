@@ -23,6 +23,7 @@ std::string letter_of_byte(int byte) {
 }
 
 Json tokenizer_json(const Tokenizer& tokenizer) {
+  if (tokenizer.files() != nullptr) return parse_json(tokenizer.files()->tokenizer, "tokenizer.json");
   const bool bytes = tokenizer.kind() == TokenizerKind::byte;
   Json vocab = Json::Members();
   for (int32_t id = 0; id < static_cast<int32_t>(tokenizer.size()); ++id)
@@ -76,6 +77,7 @@ bool has_other_tokenizer(const std::vector<TokenizerFile>& files, const Tokenize
   if (std::ranges::none_of(files, is_of_tokenizer)) return false;
   const auto found = std::ranges::find(files, "tokenizer.json", &TokenizerFile::name);
   if (found == files.end()) return true;
+  if (tokenizer.files() != nullptr && tokenizer.files()->tokenizer == found->bytes) return false;
   return vocabulary(parse_json_or_null(found->bytes)) != vocabulary(tokenizer_json(tokenizer));
 }
 

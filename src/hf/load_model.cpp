@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "mantissa/backend/functions.h"
+#include "mantissa/base/log.h"
 #include "mantissa/checkpoint/checkpoint_search.h"
 #include "mantissa/checkpoint/ranks_together.h"
 #include "mantissa/checkpoint/read_shard.h"
@@ -31,6 +32,16 @@ std::vector<int32_t> end_tokens(const std::vector<TokenizerFile>& files, int64_t
     if (!ids.empty()) return ids;
   }
   return {};
+}
+
+// None for a tokenizer that is not supported: ids can be read and written all the same.
+std::optional<Tokenizer> usable_tokenizer(const std::vector<TokenizerFile>& files, const std::string& source) {
+  try {
+    return tokenizer_of(files, source);
+  } catch (const Error& error) {
+    log_warning(error.what());
+    return std::nullopt;
+  }
 }
 
 void take_end_tokens(std::vector<TokenizerFile> files, LoadedModel& loaded) {
@@ -60,6 +71,7 @@ LoadedModel load_hf_folder(const fs::path& folder, const Mesh& mesh, std::option
       if (std::optional<std::string> content = weights.file(name)) files.push_back({.name = name, .bytes = std::move(*content)});
     }
     take_end_tokens(std::move(files), loaded);
+    loaded.tokenizer = usable_tokenizer(tokenizer_files(weights), weights.where());
     loaded.device = make_backend(loaded.config.training.backend());
     loaded.model = std::make_unique<Gpt>(loaded.config.model, *loaded.device, plan, GptOptions{.gradients = false, .mesh = mesh});
     load_hf_weights(weights, loaded.model->parameters());
@@ -105,8 +117,10 @@ PrecisionPlan make_model(CheckpointReader& reader, const Mesh& mesh, std::option
     compute_in(*dtype, loaded.config.precision);
     plan = resolve_plan(loaded.config);
   }
+  const std::vector<TokenizerFile> files = tokenizer_files(reader);
   loaded.tokenizer = saved_tokenizer(reader);
-  take_end_tokens(tokenizer_files(reader), loaded);
+  if (!loaded.tokenizer) loaded.tokenizer = usable_tokenizer(files, reader.directory().string());
+  take_end_tokens(files, loaded);
   loaded.model.reset();  // before the device it lives on
   loaded.device = make_backend(loaded.config.training.backend());
   loaded.model = std::make_unique<Gpt>(loaded.config.model, *loaded.device, plan, GptOptions{.gradients = false, .mesh = mesh});

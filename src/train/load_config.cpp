@@ -2,6 +2,7 @@
 
 #include <filesystem>
 
+#include "mantissa/base/log.h"
 #include "mantissa/checkpoint/checkpoint_search.h"
 #include "mantissa/data/dataset.h"
 #include "mantissa/hf/export.h"
@@ -144,6 +145,25 @@ void take_saved_model(LoadedConfig& loaded) {
   }
 }
 
+// Takes the tokenizer of a folder of Hugging Face's form that the run starts from, if the config names none and the data may need one. A
+// tokenizer that is not supported is of no use, but token files can be trained on all the same.
+void take_saved_tokenizer(LoadedConfig& loaded) {
+  RunConfig& config = loaded.config;
+  const std::optional<std::string>& from = config.checkpoint.init_from;
+  if (!from || loaded.report.given("data.tokenizer") || loaded.report.failed("checkpoint") || loaded.report.failed("model")) return;
+  const std::string path = absolute_input_path(*from, "checkpoint.init_from", loaded.report);
+  std::error_code missing;
+  if (!is_hf_folder(path) || !std::filesystem::exists(std::filesystem::path(path) / "tokenizer.json", missing)) return;
+  try {
+    const int64_t ids = Tokenizer::from_path(path).size(), most = config.model.vocab_size.value_or(ids);
+    require(ids <= most, ExitCode::data, path, "/tokenizer.json: has ", ids, " ids, and the model has ", most);
+    config.data.tokenizer = path;
+    loaded.report.derive("data.tokenizer");
+  } catch (const Error& error) {
+    log_warning("the tokenizer of checkpoint.init_from is not used: ", error.what());
+  }
+}
+
 }  // namespace
 
 LoadedConfig load_run_config(const ConfigSources& sources, Inputs inputs, int64_t world) {
@@ -151,6 +171,7 @@ LoadedConfig load_run_config(const ConfigSources& sources, Inputs inputs, int64_
   LoadedConfig loaded;
   if (read_config(sources, fields_of(loaded.config), loaded.report, kForeignNames)) {
     take_saved_model(loaded);
+    take_saved_tokenizer(loaded);
     resolve_run_config(loaded.config, loaded.report, sources.file, world);
     check_export(loaded.config, loaded.report);
     if (inputs == Inputs::must_exist) check_inputs_exist(loaded.config, loaded.report);

@@ -46,7 +46,7 @@ std::vector<std::vector<int32_t>> encode_prompts(const EvalConfig& config, const
   require(data.tokenizer.has_value(), ExitCode::usage, "eval.samples: needs data.tokenizer");
   for (size_t i = 0; i < config.samples->prompts.size(); ++i) {
     const std::string name = text("eval.samples.prompts.", i);
-    prompts.push_back(data.tokenizer->encode(config.samples->prompts[i], {.name = name, .code = ExitCode::usage}));
+    prompts.push_back(data.tokenizer->encode_prompt(config.samples->prompts[i], {.name = name, .code = ExitCode::usage}));
     require(!prompts.back().empty(), ExitCode::usage, name, ": must not be empty");
   }
   return prompts;

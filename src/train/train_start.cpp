@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <filesystem>
 
 #include "mantissa/base/log.h"
@@ -21,7 +22,7 @@ std::vector<TokenizerFile> kept_files(std::vector<TokenizerFile> files, const st
   if (!run.data.tokenizer || !has_other_tokenizer(files, *run.data.tokenizer)) return files;
   require(
       run.config.checkpoint.allow_tokenizer_change, ExitCode::usage, source, " came with another tokenizer than data.tokenizer ",
-      choice_name(run.data.tokenizer->kind()),
+      *run.config.data.tokenizer,
       ": the same ids are other pieces of text\ntokenize the data with the model's own and train on token files with data.tokenizer=null, "
       "or set checkpoint.allow_tokenizer_change to true to teach the model these ids");
   log_warning("checkpoint.allow_tokenizer_change: tokenizer and generation files of ", source, " are left behind");
@@ -61,7 +62,15 @@ void start_from_folder(Run& run, const std::string& folder) {
   log_info("weights from ", folder);
 }
 
-void initial_weights(Run& run) {
+// A tokenizer.json goes along with what is trained on its ids.
+void keep_own_tokenizer(Run& run) {
+  const BpeFiles* const own = run.data.tokenizer ? run.data.tokenizer->files() : nullptr;
+  if (own == nullptr || std::ranges::find(run.files, "tokenizer.json", &TokenizerFile::name) != run.files.end()) return;
+  run.files.push_back({.name = "tokenizer.json", .bytes = own->tokenizer});
+  if (!own->config.empty()) run.files.push_back({.name = "tokenizer_config.json", .bytes = own->config});
+}
+
+void take_initial_weights(Run& run) {
   const std::optional<std::string>& from = run.config.checkpoint.init_from;
   if (!from) return run.optimizer.initialize(run.config.training.seed);
   if (starts_from_folder(run.mesh.world, *from)) return start_from_folder(run, *from);
@@ -74,6 +83,11 @@ void initial_weights(Run& run) {
     load_weights(reader, run.plan, LoadFor::use, run.model.parameters(), &run.optimizer);
   };
   log_info("weights from ", load_checkpoint(*from, load, RanksTogether(run.mesh.world)).path.string());
+}
+
+void initial_weights(Run& run) {
+  take_initial_weights(run);
+  keep_own_tokenizer(run);
 }
 
 void need_unused_folder(Run& run) {

@@ -23,7 +23,7 @@ class OpenDataTest : public ::testing::Test {
     write_file(folder_ / "a.txt", content);
     DataConfig config;
     config.path = folder_ / "a.txt";
-    config.tokenizer = tokenizer;
+    config.tokenizer = choice_name(tokenizer);
     return config;
   }
 
@@ -99,7 +99,7 @@ TEST_F(OpenDataTest, CharTokenizerOfListsKnowsTheTrainingFilesOnly) {
   write_file(folder_ / "train.txt", "abcabcabc");
   write_file(folder_ / "valid.txt", "abx");
   DataConfig config;
-  config.tokenizer = TokenizerKind::character;
+  config.tokenizer = "char";
   config.train = {{.path = folder_ / "train.txt"}};
   config.valid = {{.path = folder_ / "valid.txt"}};
   const Error error = error_of([&] { open_data(config, {.seq_len = 4}); });
@@ -110,7 +110,7 @@ TEST_F(OpenDataTest, CharTokenizerOfListsKnowsTheTrainingFilesOnly) {
 TEST_F(OpenDataTest, NanoGptCharactersComeFromItsMetaFile) {
   write_file(folder_ / "train.bin", std::string("\2\0\1\0\0\0\2\0", 8));
   DataConfig config;
-  config.tokenizer = TokenizerKind::character;
+  config.tokenizer = "char";
   config.train = {{.path = folder_ / "train.bin"}};
   EXPECT_THAT(error_of([&] { open_data(config, {.seq_len = 3}); }).what(), HasSubstr("meta.json"));
   write_file(folder_ / "meta.json", R"({"vocab_size": 3, "itos": {"0": "\n", "1": "a", "2": "\u00e9"}, "stoi": {}})");
@@ -129,7 +129,7 @@ TEST_F(OpenDataTest, CharactersOfATokenizedFileLieBesideIt) {
   writer.finish();
   write_file(folder_ / "pair.tokenizer.json", Tokenizer::characters({'x', 'y'}).to_json());
   DataConfig config;
-  config.tokenizer = TokenizerKind::character;
+  config.tokenizer = "char";
   config.train = {{.path = folder_ / "pair"}};
   Data data = open_data(config, {.seq_len = 2});
   EXPECT_EQ(data.tokenizer->decode(data.train->batch(0, 1).tokens), "yx");
@@ -146,7 +146,7 @@ TEST_F(OpenDataTest, EveryTokenFileMustHaveTheSameCharacters) {
   const WeightedPath one = pair("one", {'x', 'y'}), same = pair("same", {'x', 'y'}), other = pair("other", {'a', 'b'});
   const auto open = [](std::vector<WeightedPath> train, std::vector<WeightedPath> valid) {
     DataConfig config;
-    config.tokenizer = TokenizerKind::character;
+    config.tokenizer = "char";
     config.train = std::move(train);
     config.valid = std::move(valid);
     return open_data(config, {.seq_len = 2});
@@ -177,7 +177,7 @@ TEST_F(OpenDataTest, TokenizerOfACheckpointTakesThePlaceOfTheConfigs) {
 TEST_F(OpenDataTest, ValidationAloneNeedsNoTrainingFiles) {
   write_file(folder_ / "valid.txt", "hello");
   DataConfig config;
-  config.tokenizer = TokenizerKind::byte;
+  config.tokenizer = "byte";
   config.train = {{.path = folder_ / "gone.txt"}};
   config.valid = {{.path = folder_ / "valid.txt"}};
   const Data data = open_validation_data(config, {.seq_len = 4});
@@ -189,7 +189,7 @@ TEST_F(OpenDataTest, ValidationAloneNeedsNoTrainingFiles) {
 TEST_F(OpenDataTest, MixturesAndValidationSetsKeepTheirOrder) {
   for (const char* name : {"a", "b", "v", "w"}) write_file(folder_ / (std::string(name) + ".txt"), std::string(40, *name));
   DataConfig config;
-  config.tokenizer = TokenizerKind::byte;
+  config.tokenizer = "byte";
   config.train = {{.path = folder_ / "a.txt", .weight = 3}, {.path = folder_ / "b.txt", .weight = 1}};
   config.valid = {{.path = folder_ / "w.txt"}, {.path = folder_ / "v.txt"}};
   Data data = open_data(config, {.seq_len = 1});
@@ -309,7 +309,7 @@ TEST_F(OpenDataTest, EmptyMatchNamesAFewFilesAndTheKeyToSet) {
   config.path.reset();
   config.train = {{.path = folder_ / "0.txt"}, {.path = folder_ / "none*"}};
   EXPECT_THAT(error_of([&] { open_data(config, {.seq_len = 4}); }).what(), HasSubstr("--set data.train.1.path=FILE"));
-  config.tokenizer = TokenizerKind::character;
+  config.tokenizer = "char";
   EXPECT_THAT(error_of([&] { make_tokenizer(config); }).what(), HasSubstr("--set data.train.1.path=FILE"));
   config.train.pop_back();
   config.valid = {{.path = folder_ / "none*"}};

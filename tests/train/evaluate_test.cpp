@@ -37,7 +37,7 @@ class EvaluateTest : public test::BackendTest {
 
   Data open(std::vector<std::string> names) const {
     DataConfig config;
-    config.tokenizer = TokenizerKind::byte;
+    config.tokenizer = "byte";
     for (const std::string& name : names) config.valid.push_back({.path = folder_ / name});
     return open_validation_data(config, {.seq_len = kLength});
   }

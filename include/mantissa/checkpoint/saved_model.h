@@ -11,7 +11,7 @@ namespace mantissa {
 
 // The config and the tokenizer a checkpoint was made with. Throws Error(data).
 RunConfig saved_config(const CheckpointReader& reader);
-std::optional<Tokenizer> saved_tokenizer(const CheckpointReader& reader);
+std::optional<Tokenizer> saved_tokenizer(CheckpointReader& reader);
 
 // Whether the checkpoint and the data both have a tokenizer, and not the same.
 bool has_other_tokenizer(const CheckpointReader& reader, const Data& data);
@@ -27,6 +27,10 @@ struct SavedModel {
   PrecisionPlan plan;
 };
 SavedModel saved_model(const CheckpointReader& reader);
+
+// The tokenizer that a tokenizer.json among the files is; none: there is no such file. Throws Error(data) that begins with `source` where
+// it is damaged or not supported.
+std::optional<Tokenizer> tokenizer_of(const std::vector<TokenizerFile>& files, const std::string& source);
 
 // The files that came with the model that the run started from. Throws Error(data) for names that are none of kTokenizerFiles.
 std::vector<TokenizerFile> tokenizer_files(CheckpointReader& reader);

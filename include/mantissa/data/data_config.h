@@ -40,12 +40,15 @@ struct DataConfig {
   std::vector<WeightedPath> valid;
   DataFormat format = DataFormat::automatic;
   TokenDtype dtype = TokenDtype::u16;
-  std::optional<TokenizerKind> tokenizer;
+  std::optional<std::string> tokenizer;
   bool append_eod = false;
   std::optional<int64_t> eod_id;
   bool mask_eod_loss = false;
   bool reset_position_ids = false;
   bool document_mask = false;
+
+  bool uses_bytes() const { return tokenizer == choice_name(TokenizerKind::byte); }
+  bool uses_characters() const { return tokenizer == choice_name(TokenizerKind::character); }
 
   void validate(ConfigReport& report) const;
 
@@ -57,7 +60,9 @@ struct DataConfig {
     v("format", format, "auto recognizes the file by magic number, sibling .idx, extension and content");
     v("dtype", dtype, "width of the ids of a raw nanoGPT file");
     v("tokenizer", tokenizer,
-      "for text and JSONL, and for samples: byte (256 ids), char (the characters of the data); null: token files only");
+      "for text and JSONL, and for samples: byte (256 ids), char (the characters of the data), or the path of a tokenizer.json or of a "
+      "folder "
+      "that holds one; null: that of the folder of checkpoint.init_from, else token files only");
     v("append_eod", append_eod, "add the tokenizer's end token after each document");
     v("eod_id", eod_id, "end-of-document id; null: the tokenizer's, else none", limits::between(0, std::numeric_limits<int32_t>::max()));
     v("mask_eod_loss", mask_eod_loss, "no loss where the input token is the end of a document");

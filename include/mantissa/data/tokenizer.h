@@ -1,10 +1,13 @@
-// Converts text to token ids and back. There are two kinds: `byte` (256 ids, the byte values) and `char` (one id per distinct Unicode
-// character of the training data, in order of code points, as nanoGPT numbers them). Neither has special tokens; an end-of-document id
-// comes from data.eod_id.
+// Converts text to token ids and back. There are three kinds: `byte` (256 ids, the byte values), `char` (one id per distinct Unicode
+// character of the training data, in order of code points, as nanoGPT numbers them) and `bpe` (a tokenizer.json of Hugging Face). Only the
+// last has special tokens; with the others an end-of-document id comes from data.eod_id.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -12,20 +15,22 @@
 
 #include "mantissa/base/progressed.h"
 #include "mantissa/json/fields.h"
+#include "mantissa/text/bpe_tokenizer.h"
 
 namespace mantissa {
 
 class InputFile;
 
-// Says where a text comes from, for the message of an error and its code: a prompt is usage, a file is data.
-struct TextOrigin {
-  std::string name = "the text";
-  ExitCode code = ExitCode::usage;
-  int64_t offset = 0;  // of the text's first byte in what it comes from
-};
+enum class TokenizerKind { byte, character, bpe };
+constexpr auto choices(TokenizerKind) {
+  return std::array{Choice{"byte", TokenizerKind::byte}, Choice{"char", TokenizerKind::character}, Choice{"bpe", TokenizerKind::bpe}};
+}
 
-enum class TokenizerKind { byte, character };
-constexpr auto choices(TokenizerKind) { return std::array{Choice{"byte", TokenizerKind::byte}, Choice{"char", TokenizerKind::character}}; }
+// The files of a tokenizer of kind bpe, as they came.
+struct BpeFiles {
+  std::string tokenizer;  // tokenizer.json
+  std::string config;     // tokenizer_config.json, which names the end token; "": there is none
+};
 
 class Tokenizer {
  public:
@@ -35,8 +40,13 @@ class Tokenizer {
   // Collects the distinct characters of the files. Throws Error(data), with the position, where one is not UTF-8.
   static Tokenizer characters_of(std::span<const InputFile> files, const Progressed& progressed = {});
 
-  // Write and read {"type": "byte"} or {"type": "char", "characters": [10, 32, ...]} (code points by id). from_json throws Error(data) with
-  // `name`.
+  // Throws Error(data) that begins with `name` for a tokenizer.json that is damaged or not supported (bpe_tokenizer.h).
+  static Tokenizer bpe(BpeFiles files, const std::string& name);
+  // Reads a tokenizer.json, or that of a folder. Throws Error(usage) if there is none.
+  static Tokenizer from_path(const std::string& path);
+
+  // Write and read {"type": "byte"}, {"type": "char", "characters": [10, 32, ...]} (code points by id), or {"type": "bpe", "xxh64": ...}
+  // with the hash of tokenizer.json, which is not read back. from_json throws Error(data) with `name`.
   std::string to_json() const;
   static Tokenizer from_json(std::string_view json, const std::string& name);
 
@@ -45,20 +55,61 @@ class Tokenizer {
   static Tokenizer from_nanogpt_meta(std::string_view json, const std::string& name);
 
   TokenizerKind kind() const { return kind_; }
-  int64_t size() const;  // ids are 0 .. size()-1
+  int64_t size() const;                                        // ids are 0 .. size()-1
+  const BpeFiles* files() const;                               // of kind bpe; else null
+  std::optional<int32_t> end_token() const;                    // that tokenizer_config.json names
+  std::optional<int32_t> id_of(std::string_view token) const;  // of a token of the vocabulary of kind bpe, such as "<|im_start|>"
+  // What stands before and after a text as the model of kind bpe expects it: beginning and end of sequence.
+  std::span<const int32_t> before_text() const;
+  std::span<const int32_t> after_text() const;
 
   // Throws Error(origin.code) naming the character and its byte position if it is not in the vocabulary, or where the text is not UTF-8.
-  std::vector<int32_t> encode(std::string_view text, const TextOrigin& origin = {}) const;
+  // special: of kind bpe, whether "<|endoftext|>" in the text is that token.
+  std::vector<int32_t> encode(std::string_view text, const TextOrigin& origin = {},
+                              SpecialTokenText special = SpecialTokenText::tokens) const;
+  // Returns before_text() and the ids of the text: what a model continues.
+  std::vector<int32_t> encode_prompt(std::string_view text, const TextOrigin& origin) const;
 
-  // Returns bytes of UTF-8. An id without a token (a vocabulary larger than the tokenizer's) becomes U+FFFD.
+  // Returns bytes of UTF-8. An id without a token (a vocabulary larger than the tokenizer's) becomes U+FFFD; of kind bpe it is passed over,
+  // as are special tokens.
   std::string decode(std::span<const int32_t> ids) const;
 
  private:
+  friend class DocumentEncoder;
+  struct Bpe;
   explicit Tokenizer(TokenizerKind kind) : kind_(kind) {}
 
   TokenizerKind kind_;
+  std::shared_ptr<const Bpe> bpe_;
   std::vector<char32_t> characters_;  // ascending; the index is the id
   std::vector<int32_t> id_of_;        // by code point up to the largest; -1: none
+};
+
+// Encodes documents one after the other, without holding them whole where the tokenizer allows it (bpe_tokenizer.h).
+class DocumentEncoder {
+ public:
+  // Takes the ids of a document in order, and says when it has ended; possibly long after add(), but not after flush().
+  struct Sink {
+    std::function<void(std::span<const int32_t>)> ids;
+    std::function<void()> end_of_document;
+  };
+  DocumentEncoder(const Tokenizer& tokenizer, Sink sink);  // the tokenizer must outlive it
+  ~DocumentEncoder();
+
+  // Adds a part of a document, which may end anywhere, also inside a character. Throws as Tokenizer::encode() does; origin.offset is that
+  // of the part.
+  void add(std::string_view part, const TextOrigin& origin);
+  void end_document(const TextOrigin& origin);
+  void flush();
+
+ private:
+  void begin_document();
+
+  const Tokenizer* tokenizer_;
+  Sink sink_;
+  std::unique_ptr<StreamEncoder> stream_;  // of kind bpe
+  std::string carried_;                    // of kind char: a character that the end of a part cut off
+  bool within_ = false;                    // a document
 };
 
 }  // namespace mantissa

@@ -1,0 +1,84 @@
+// Text to token ids and back as a tokenizer.json of Hugging Face with a BPE model says (crate tokenizers 0.2x): added tokens, normalizer,
+// pretokenizer, model, the tokens that a post-processor puts around a text, and the decoder.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "mantissa/text/added_tokens.h"
+#include "mantissa/text/bpe_model.h"
+#include "mantissa/text/normalizer.h"
+#include "mantissa/text/pretokenizer.h"
+#include "mantissa/text/text_decoder.h"
+#include "mantissa/text/text_origin.h"
+
+namespace mantissa {
+
+class BpeTokenizer {
+ public:
+  // Throws Error(data) that names the part of the file that is not supported or not valid. What the file says of truncation and padding,
+  // which are of batches, is not used.
+  static BpeTokenizer from_json(std::string_view json, const std::string& source);
+
+  int64_t size() const;  // one more than the largest id, added tokens included
+  // The id of a token as the file spells it: an added one, or one of the vocabulary.
+  std::optional<int32_t> id_of(std::string_view token) const;
+  // What the post-processor puts before and after a text: beginning and end of sequence.
+  std::span<const int32_t> before_text() const { return before_; }
+  std::span<const int32_t> after_text() const { return after_; }
+
+  // Returns the ids of a text, without those around it. Throws Error(origin.code) where it is not UTF-8.
+  std::vector<int32_t> encode(std::string_view text, const TextOrigin& origin, SpecialTokenText special) const;
+  // Returns UTF-8, without special tokens; ids that are no token are passed over.
+  std::string decode(std::span<const int32_t> ids) const;
+
+  // Whether a text may be encoded in parts (StreamEncoder): where a piece surely ends can be told before the text ends.
+  bool works_on_parts() const;
+
+ private:
+  friend class StreamEncoder;
+  void read_post_processor(const JsonReader& json);
+  void read_template(const JsonReader& json);
+
+  Normalizer normalizer_;
+  Pretokenizer pretokenizer_;
+  BpeModel model_;
+  AddedTokens added_;
+  TextDecoder decoder_;
+  std::vector<int32_t> before_, after_;
+};
+
+// Encodes texts one after the other, on all threads. It holds at most one window of what is to be encoded, or, of a tokenizer that does not
+// work on parts, one text.
+class StreamEncoder {
+ public:
+  static constexpr size_t kWindow = size_t{1} << 20;
+  // Takes ids of the text at hand, in order; and says when it has ended. Not after flush() but possibly long after add().
+  struct Sink {
+    std::function<void(std::span<const int32_t>)> ids;
+    std::function<void()> end_of_text;
+  };
+
+  // The tokenizer must outlive it.
+  StreamEncoder(const BpeTokenizer& tokenizer, Sink sink, SpecialTokenText special, size_t window = kWindow);
+  ~StreamEncoder();
+
+  // Adds a part of a text, which may end anywhere. Throws Error(origin.code) with the position where the bytes are not UTF-8; origin.offset
+  // is that of the part.
+  void add(std::string_view part, const TextOrigin& origin);
+  void end_text(const TextOrigin& origin);
+  // Everything that was added and ended has gone to the sink when this returns.
+  void flush();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace mantissa

@@ -1,0 +1,39 @@
+// Trains a byte pair encoding (Sennrich et al. 2016) on texts and writes it as a tokenizer.json that tokenizers reads, too: bytes, cut as
+// Llama 3 cuts text, and the token <|endoftext|>, the last id.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+#include "mantissa/base/progressed.h"
+#include "mantissa/text/pretokenizer.h"
+#include "mantissa/text/text_origin.h"
+
+namespace mantissa {
+
+class BpeTrainer {
+ public:
+  static constexpr int64_t kFewestTokens = 257;  // of bytes, and the end token
+
+  BpeTrainer();
+  ~BpeTrainer();
+
+  // Adds a part of a text, which may end anywhere. Throws Error(origin.code) where it is not UTF-8; origin.offset is that of the part.
+  void add(std::string_view part, const TextOrigin& origin);
+  void end_text(const TextOrigin& origin);
+
+  // Returns the file. Of pairs that are equally frequent, that of the lower ids is merged first. There are fewer tokens than asked for
+  // where no pair occurs twice. Throws Error(usage) below kFewestTokens.
+  std::string train(int64_t vocab_size, const Progressed& progressed = {}) const;
+
+ private:
+  void count(bool text_goes_on);
+
+  struct Text;
+  std::unique_ptr<Text> text_;
+  std::unordered_map<std::string, int64_t> words_;  // and how often each occurs
+};
+
+}  // namespace mantissa

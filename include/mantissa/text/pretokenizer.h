@@ -1,0 +1,93 @@
+// The pretokenizer of a tokenizer.json: cuts a text into the pieces that the model encodes one by one.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "mantissa/json/json_fields.h"
+#include "mantissa/text/split_pattern.h"
+
+namespace mantissa {
+
+struct TextPieces;
+
+// What becomes of the matches of a pattern: left out, pieces of their own, of one piece with the match or the text beside them.
+enum class MatchedText { removed, isolated, merged_with_previous, merged_with_next, contiguous };
+constexpr auto choices(MatchedText) {
+  return std::array{Choice{"Removed", MatchedText::removed}, Choice{"Isolated", MatchedText::isolated},
+                    Choice{"MergedWithPrevious", MatchedText::merged_with_previous},
+                    Choice{"MergedWithNext", MatchedText::merged_with_next}, Choice{"Contiguous", MatchedText::contiguous}};
+}
+
+// Where the pieces that are to be cut lie.
+enum class PieceStart { of_text, inside };
+
+class Pretokenizer {
+ public:
+  Pretokenizer() = default;
+  // Reads null, ByteLevel, Split, Digits, Punctuation, Metaspace or a Sequence of them. Throws Error(data) with the place of any other.
+  static Pretokenizer from(const JsonReader& json);
+
+  bool has_byte_level() const { return byte_level_; }  // pieces are bytes to the model, not characters
+  // Whether a text may be cut before its end is known.
+  bool works_on_parts() const;
+
+  class Cutter;
+
+ private:
+  struct Split {
+    SplitPattern pattern;
+    MatchedText matched;
+    bool inverted;
+  };
+  enum class Property { numeric, punctuation };
+  struct SplitByProperty {
+    Property property;
+    MatchedText matched;
+  };
+  struct PrefixSpace {};  // of ByteLevel: a space before each piece that does not begin with one
+  struct Metaspace {
+    enum class Prepends { always, first, never };
+    std::string replacement;
+    Prepends prepends;
+    bool splits;
+  };
+  using Step = std::variant<Split, SplitByProperty, PrefixSpace, Metaspace>;
+  void add_steps(const JsonReader& json);
+  void add_byte_level(const JsonReader& json);
+  void add_metaspace(const JsonReader& json);
+
+  std::vector<Step> steps_;
+  bool byte_level_ = false;
+};
+
+// Cuts texts for one thread; the pretokenizer must outlive it.
+class Pretokenizer::Cutter {
+ public:
+  explicit Cutter(const Pretokenizer& pretokenizer);
+
+  // Appends the pieces of a text that has ended. Where it goes on (only if works_on_parts()), appends those that no continuation changes,
+  // and returns how many bytes of the text they take; what follows is to be given again with more text.
+  size_t cut(std::string_view text, PieceStart start, bool text_goes_on, TextPieces& out) const;
+
+ private:
+  size_t cut_first(std::string_view text, TextPieces& out) const;
+  void apply(size_t step, std::string_view piece, PieceStart start, TextPieces& out) const;
+  struct Where {
+    const std::optional<PatternMatcher>* matcher;  // of the step
+    PieceStart start;
+  };
+  static void cut_piece(const Split& split, const Where& where, std::string_view piece, TextPieces& out);
+  static void cut_piece(const SplitByProperty& split, const Where& where, std::string_view piece, TextPieces& out);
+  static void cut_piece(const PrefixSpace& step, const Where& where, std::string_view piece, TextPieces& out);
+  static void cut_piece(const Metaspace& metaspace, const Where& where, std::string_view piece, TextPieces& out);
+
+  const Pretokenizer* own_;
+  std::vector<std::optional<PatternMatcher>> matchers_;  // by step
+};
+
+}  // namespace mantissa

@@ -1,0 +1,118 @@
+#include "mantissa/text/bpe_tokenizer.h"
+
+#include <algorithm>
+
+#include "mantissa/json/json.h"
+
+namespace mantissa {
+namespace {
+
+const Json kNull;
+
+// The member of an object, or null.
+JsonReader member_or_null(const JsonReader& json, const std::string& name, const std::string& source) {
+  return json.value().contains(name) ? json.at(name) : JsonReader(kNull, source, name);
+}
+
+// ["</s>", 2], as Roberta and Bert have them.
+int32_t id_of_pair(const JsonReader& json) {
+  const std::vector<JsonReader> entries = json.entries();
+  json.require(entries.size() == 2, "must be a token and its id");
+  return static_cast<int32_t>(entries[1].as<int64_t>(Limits{.min = 0, .max = int64_t{1} << 26}));
+}
+
+}  // namespace
+
+BpeTokenizer BpeTokenizer::from_json(std::string_view json, const std::string& source) {
+  const Json root = parse_json(json, source);
+  const JsonReader file(root, source);
+  BpeTokenizer out;
+  out.normalizer_ = Normalizer::from(member_or_null(file, "normalizer", source));
+  out.pretokenizer_ = Pretokenizer::from(member_or_null(file, "pre_tokenizer", source));
+  out.model_ = BpeModel::from(file.at("model"), out.pretokenizer_.has_byte_level());
+  out.added_ = AddedTokens::from(member_or_null(file, "added_tokens", source), out.normalizer_);
+  for (const AddedToken& token : out.added_.tokens()) {
+    const std::optional<int32_t> known = out.model_.id_of(token.content);
+    file.at("added_tokens")
+        .require(!known || *known == token.id, "\"", token.content, "\" has the id ", token.id, ", and ", known.value_or(0),
+                 " in model.vocab");
+  }
+  out.decoder_ = TextDecoder::from(member_or_null(file, "decoder", source));
+  out.read_post_processor(member_or_null(file, "post_processor", source));
+  return out;
+}
+
+void BpeTokenizer::read_post_processor(const JsonReader& json) {
+  if (json.value().is_null()) return;
+  const auto type = json.at("type").as<std::string>();
+  if (type == "Sequence") {
+    for (const JsonReader& one : json.at("processors").entries()) read_post_processor(one);
+  } else if (type == "TemplateProcessing") {
+    read_template(json);
+  } else if (type == "RobertaProcessing" || type == "BertProcessing") {
+    before_.insert(before_.begin(), id_of_pair(json.at("cls")));
+    after_.push_back(id_of_pair(json.at("sep")));
+  } else if (type != "ByteLevel") {  // which changes positions in the text, not ids
+    json.at("type").fail(text("the post-processor ", type,
+                              " is not supported (TemplateProcessing, ByteLevel, RobertaProcessing, BertProcessing, Sequence are)"));
+  }
+}
+
+// {"single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}], "special_tokens": {"<s>": {"ids": [1]}}}
+void BpeTokenizer::read_template(const JsonReader& json) {
+  std::vector<int32_t> before, after;
+  bool after_sequence = false;
+  for (const JsonReader& part : json.at("single").entries()) {
+    if (part.value().contains("Sequence")) {
+      part.require(!after_sequence, "the text may be there once");
+      after_sequence = true;
+      continue;
+    }
+    const auto token = part.at("SpecialToken").at("id").as<std::string>();
+    for (const JsonReader& id : json.at("special_tokens").at(token).at("ids").entries())
+      (after_sequence ? after : before).push_back(static_cast<int32_t>(id.as<int64_t>(Limits{.min = 0, .max = int64_t{1} << 26})));
+  }
+  json.at("single").require(after_sequence, "has no place for the text");
+  before_.insert(before_.begin(), before.begin(), before.end());
+  after_.insert(after_.end(), after.begin(), after.end());
+}
+
+int64_t BpeTokenizer::size() const {
+  int64_t size = model_.size();
+  for (const AddedToken& token : added_.tokens()) size = std::max(size, int64_t{token.id} + 1);
+  for (const auto* const around : {&before_, &after_}) {
+    for (const int32_t id : *around) size = std::max(size, int64_t{id} + 1);
+  }
+  return size;
+}
+
+std::optional<int32_t> BpeTokenizer::id_of(std::string_view token) const {
+  const AddedToken* const added = added_.find(token);
+  return added != nullptr ? std::optional(added->id) : model_.id_of(token);
+}
+
+bool BpeTokenizer::works_on_parts() const {
+  return normalizer_.works_on_parts() && pretokenizer_.works_on_parts() && added_.work_on_parts();
+}
+
+std::vector<int32_t> BpeTokenizer::encode(std::string_view text, const TextOrigin& origin, SpecialTokenText special) const {
+  std::vector<int32_t> out;
+  StreamEncoder encoder(
+      *this, {.ids = [&out](std::span<const int32_t> ids) { out.insert(out.end(), ids.begin(), ids.end()); }, .end_of_text = {}}, special);
+  encoder.add(text, origin);
+  encoder.end_text(origin);
+  encoder.flush();
+  return out;
+}
+
+std::string BpeTokenizer::decode(std::span<const int32_t> ids) const {
+  std::vector<std::string> tokens;
+  for (const int32_t id : ids) {
+    const AddedToken* const added = added_.find(id);
+    if (added != nullptr && !added->special) tokens.push_back(added->content);
+    if (added == nullptr && !model_.token(id).empty()) tokens.push_back(model_.token(id));
+  }
+  return decoder_.decode(std::move(tokens));
+}
+
+}  // namespace mantissa

@@ -1,0 +1,32 @@
+// Small tokenizer.json files: a vocabulary that tests can see through, with all that a member says changed by name.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "mantissa/json/json.h"
+
+namespace mantissa::test {
+
+// Tokens are the letters "abcdehlorw", some merges of theirs, and what `more` lists; ids in this order.
+inline Json small_bpe(const std::vector<std::string>& more = {}) {
+  Json vocab = Json::Members();
+  int64_t id = 0;
+  for (const char letter : std::string("abcdehlorw")) vocab.add(std::string(1, letter), id++);
+  for (const char* const merged : {"he", "ll", "hell", "hello", "or", "wor", "ld"}) vocab.add(merged, id++);
+  for (const std::string& token : more) vocab.add(token, id++);
+  return {{"type", "BPE"}, {"vocab", vocab}, {"merges", Json::Entries{"h e", "l l", "he ll", "hell o", "o r", "w or", "l d"}}};
+}
+
+// A tokenizer of it without any other part.
+inline Json small_tokenizer(const std::vector<std::string>& more = {}) {
+  return {{"version", "1.0"},          {"added_tokens", Json::Entries()}, {"normalizer", nullptr},   {"pre_tokenizer", nullptr},
+          {"post_processor", nullptr}, {"decoder", {{"type", "Fuse"}}},   {"model", small_bpe(more)}};
+}
+
+inline Json added_token(const std::string& content, int64_t id, bool special = true) {
+  return {{"id", id},        {"content", content},  {"single_word", false}, {"lstrip", false},
+          {"rstrip", false}, {"normalized", false}, {"special", special}};
+}
+
+}  // namespace mantissa::test
