@@ -259,7 +259,7 @@ SavedCheckpoint CheckpointDirectory::save(const CheckpointContent& content) {
 }
 
 void CheckpointDirectory::unpin(int64_t step) {
-  pinned_.erase(step);
+  if (const auto pin = pinned_.find(step); pin != pinned_.end()) pinned_.erase(pin);
   delete_old();
 }
 

@@ -82,6 +82,16 @@ TEST_F(CheckpointTest, EveryDtypeEmptyTensorsAndScalarsAreSaved) {
   EXPECT_EQ(integers, integers_back);
 }
 
+TEST_F(CheckpointTest, ACheckpointThatIsPinnedTwiceStaysUntilItIsUnpinnedTwice) {
+  CheckpointDirectory directory = open_directory(folder, {.latest = 2});
+  for (int i = 0; i < 2; ++i) directory.pin(1);
+  for (int64_t step = 1; step <= 4; ++step) directory.save(State(step).content());
+  directory.unpin(1);
+  EXPECT_TRUE(std::filesystem::exists(checkpoints() / "step-00000001"));
+  directory.unpin(1);
+  EXPECT_FALSE(std::filesystem::exists(checkpoints() / "step-00000001"));
+}
+
 TEST_F(CheckpointTest, APinnedCheckpointStaysUntilItIsUnpinned) {
   CheckpointDirectory directory = open_directory(folder, {.latest = 2});
   directory.pin(1);

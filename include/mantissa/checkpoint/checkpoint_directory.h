@@ -66,7 +66,7 @@ class CheckpointDirectory {
   // Saves in one process. Also throws Error(numerical) if a value is NaN or Inf (nothing is written).
   SavedCheckpoint save(const CheckpointContent& content);
 
-  // Keeps the checkpoint of a step, whatever the policy says, until unpin(), which deletes what the policy does not keep.
+  // Keeps the checkpoint of a step, whatever the policy says, until unpin() was called as often; that deletes what the policy does not keep.
   void pin(int64_t step) { pinned_.insert(step); }
   void unpin(int64_t step);
 
@@ -88,7 +88,7 @@ class CheckpointDirectory {
   std::string job_;
   std::optional<FolderLock> lock_;
   int64_t newest_step_ = -1;  // that was saved here
-  std::set<int64_t> pinned_;
+  std::multiset<int64_t> pinned_;
   std::vector<std::filesystem::path> superseded_;  // replaced, and to be deleted once what replaced them is published
 };
 
