@@ -97,6 +97,19 @@ TEST_F(ReportPage, RunsAreOverlaidEachInItsColorAndOnlySettingsThatDifferAreComp
   EXPECT_THAT(page, Not(HasSubstr(">optimizer.beta1</td>")));
 }
 
+TEST_F(ReportPage, RanksAreThoseOfTheConfiguration) {
+  const auto page = [&](const std::string& parallel) {
+    return report_page({run("a", kStart + step_line(1, "3.5"), text(R"({"parallel": )", parallel, "}"))});
+  };
+  EXPECT_THAT(page(R"({"data": 4, "tensor": 2, "expert": 4})"), HasSubstr("<td>8</td><td class=\"text\">"));
+  EXPECT_THAT(page("{}"), HasSubstr("<td>1</td><td class=\"text\">"));
+  for (const char* const bad : {"9223372036854775807", "18446744073709551615", "0", "-1", "1.5", "\"2\"", "[2]"}) {
+    const Error error = test::error_of([&] { page(text(R"({"data": 2, "tensor": )", bad, "}")); });
+    EXPECT_EQ(error.code(), ExitCode::data) << bad;
+    EXPECT_THAT(error.what(), ::testing::StartsWith("a/config.json: parallel.tensor")) << bad;
+  }
+}
+
 TEST_F(ReportPage, NamesPromptsAndSettingsAreEscaped) {
   const std::string name = "<b>&\"'\x01\xff";
   const std::string sample = R"({"type":"sample","step":1,"prompt":"<i>","text":"a & b\u0000\u001b[31m</pre>"})"

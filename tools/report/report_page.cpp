@@ -5,6 +5,7 @@
 #include <map>
 #include <span>
 
+#include "mantissa/job/launch.h"
 #include "mantissa/json/json_fields.h"
 #include "mantissa/metrics/events.h"
 #include "tools/report/report_charts.h"
@@ -65,10 +66,12 @@ std::string restarts_text(const RunMetrics& run) {
 // Reads it from the configuration; the metrics do not have it.
 std::string ranks_text(const RunMetrics& run) {
   if (run.config.empty()) return "-";
-  const Json config = parse_json(run.config, run.name + "/config.json");
+  const std::string source = run.name + "/config.json";
+  const Json config = parse_json(run.config, source);
   int64_t ranks = 1;
-  for (const auto& [key, value] : leaves_of(config)) {
-    if ((key == "parallel.data" || key == "parallel.tensor") && value->is_integer()) ranks *= value->as<int64_t>();
+  for (const char* const key : {"data", "tensor"}) {
+    const Json* const found = config.get("parallel").find(key);
+    if (found != nullptr) ranks *= JsonReader(*found, source, text("parallel.", key)).as<int64_t>(limits::between(1, kMostRanks));
   }
   return std::to_string(ranks);
 }
