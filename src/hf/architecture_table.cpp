@@ -328,7 +328,8 @@ void read_dense_layers(ArchitectureReader& reader) {
       fail(ExitCode::usage, keys.source(), ": num_experts: a qwen3_moe without experts; write it as qwen3");
   }
   const Json* const given = keys.stated("mlp_only_layers", FieldKind::list);
-  const auto listed = given != nullptr ? given->as<std::vector<int64_t>>() : std::vector<int64_t>();
+  const auto listed = given != nullptr ? JsonReader(*given, keys.source(), keys.name("mlp_only_layers")).as<std::vector<int64_t>>()
+                                       : std::vector<int64_t>();
   const int64_t step = keys.integer_or("decoder_sparse_step", 1);
   if (step < 1) keys.wrong("decoder_sparse_step", "1 or more");
   for (int64_t i = 0; i < reader.layers(); ++i) {

@@ -1,6 +1,6 @@
 #include "hf/export_proof.h"
 
-#include <algorithm>
+#include <map>
 #include <set>
 #include <string_view>
 
@@ -21,18 +21,31 @@ constexpr int kFormatVersion = 2;
 
 // A tensor as the file describes it.
 struct NamedTensor {
-  std::string name, type, xxh64;  // type: "BF16 [259, 64]"
+  std::string tensor, dtype, xxh64;
+  std::vector<int64_t> shape;
+
+  void fields(auto& v) {
+    v("tensor", tensor);
+    v("dtype", dtype);
+    v("shape", shape);
+    v("xxh64", xxh64);
+  }
+};
+
+// What is read of the file. The rest is for its readers, and is part of its hash.
+struct ExportProof {
+  std::map<std::string, std::string> files;  // their hashes
+  std::vector<NamedTensor> tensors;
+  std::string xxh64;
+
+  void fields(auto& v) {
+    v("files", files);
+    v("tensors", tensors);
+    v("xxh64", xxh64);
+  }
 };
 
 std::string type_text(const std::string& dtype, const std::vector<int64_t>& shape) { return text(dtype, " ", shape_text(shape)); }
-
-NamedTensor named_tensor(const Json& entry, const std::string& source) {
-  const Json &name = entry.get("tensor"), &dtype = entry.get("dtype"), &shape = entry.get("shape"), &hash = entry.get("xxh64");
-  const bool sizes = shape.is_list() && std::ranges::all_of(shape.entries(), &Json::is_integer);
-  require(name.is_string() && dtype.is_string() && sizes && hash.is_string(), ExitCode::data, source,
-          ": tensors must have tensor, dtype, shape and xxh64");
-  return {.name = name.string(), .type = type_text(dtype.string(), shape.as<std::vector<int64_t>>()), .xxh64 = hash.string()};
-}
 
 // Of all that it says, but for the hash itself.
 std::string proof_hash(Json proof) {
@@ -46,24 +59,16 @@ Json read_proof(const fs::path& folder) {
   require(fs::exists(folder / kProof, error), ExitCode::usage, source,
           ": there is none, so nothing says what the weights were; --against CHECKPOINT compares them");
   Json proof = parse_json(hf_file(folder, kProof), source);
-  require(proof.get("format_version") == kFormatVersion, ExitCode::data, source, ": format_version must be ", kFormatVersion);
-  require(proof.get("tensors").is_list(), ExitCode::data, source, ": tensors must be a list");
-  require(proof.get("files").is_object(), ExitCode::data, source, ": files must be an object");
+  require(proof.get("format_version") == kFormatVersion, ExitCode::data, source, ": format_version: must be ", kFormatVersion, ", got ",
+          proof.get("format_version").shown());
   return proof;
 }
 
-std::vector<NamedTensor> named_tensors(const Json& proof, const std::string& source) {
-  std::vector<NamedTensor> tensors;
-  for (const Json& entry : proof.at("tensors").entries()) tensors.push_back(named_tensor(entry, source));
-  return tensors;
-}
-
-void verify_file(const fs::path& folder, const std::string& name, const Json& hash) {
-  const std::string source = (folder / kProof).string();
-  require(is_plain_file_name(name) && hash.is_string(), ExitCode::data, source, ": files must be names of files with hashes");
+void verify_file(const fs::path& folder, const std::string& name, const std::string& hash) {
+  require(is_plain_file_name(name), ExitCode::data, (folder / kProof).string(), ": files: ", Json(name).shown(), " is no name of a file");
   std::error_code error;
   require(fs::exists(folder / name, error), ExitCode::data, folder.string(), ": lacks ", name, ", which ", kProof, " names");
-  require(xxh64(hf_file(folder, name)).text() == hash.string(), ExitCode::data, folder.string(), ": ", name,
+  require(xxh64(hf_file(folder, name)).text() == hash, ExitCode::data, folder.string(), ": ", name,
           " is not what was exported: its hash differs");
 }
 
@@ -80,20 +85,20 @@ Json entry_of(const ProvenTensor& tensor) {
 void require_all_named(const SafetensorsFolder& files, const std::vector<NamedTensor>& tensors, const fs::path& folder) {
   std::set<std::string_view> named;
   for (const NamedTensor& tensor : tensors) {
-    require(named.insert(tensor.name).second, ExitCode::data, (folder / kProof).string(), ": names ", tensor.name, " twice");
-    require(files.find(tensor.name) != nullptr, ExitCode::data, folder.string(), ": lacks ", tensor.name, ", which ", kProof, " names");
+    require(named.insert(tensor.tensor).second, ExitCode::data, (folder / kProof).string(), ": names ", tensor.tensor, " twice");
+    require(files.find(tensor.tensor) != nullptr, ExitCode::data, folder.string(), ": lacks ", tensor.tensor, ", which ", kProof, " names");
   }
   for (const SafetensorsEntry& entry : files.entries())
     require(named.contains(entry.name), ExitCode::data, folder.string(), ": holds ", entry.name, ", which ", kProof, " does not name");
 }
 
 void verify_tensor(SafetensorsFolder& files, const NamedTensor& tensor, const fs::path& folder) {
-  const SafetensorsEntry* const found = files.find(tensor.name);
-  const std::string there = type_text(file_dtype_name(found->dtype), found->shape);
-  require(there == tensor.type, ExitCode::data, folder.string(), ": ", tensor.name, " is not what was exported: it is ", there,
-          ", and was ", tensor.type);
+  const SafetensorsEntry* const found = files.find(tensor.tensor);
+  const std::string here = type_text(file_dtype_name(found->dtype), found->shape), exported = type_text(tensor.dtype, tensor.shape);
+  require(here == exported, ExitCode::data, folder.string(), ": ", tensor.tensor, " is not what was exported: it is ", here, ", and was ",
+          exported);
   const Hash64 hash = xxh64(found->bytes(), [&](int64_t at, std::span<std::byte> piece) { files.read(*found, at, piece); });
-  require(hash.text() == tensor.xxh64, ExitCode::data, folder.string(), ": ", tensor.name, " is not what was exported: its hash differs");
+  require(hash.text() == tensor.xxh64, ExitCode::data, folder.string(), ": ", tensor.tensor, " is not what was exported: its hash differs");
 }
 
 }  // namespace
@@ -115,17 +120,17 @@ void write_export_proof(const fs::path& folder, const std::optional<ProvenCheckp
 
 int64_t verify_export(const fs::path& folder) {
   SafetensorsFolder files(folder);
-  const Json proof = read_proof(folder);
+  const Json whole = read_proof(folder);
   const std::string source = (folder / kProof).string();
-  for (const auto& [name, hash] : proof.at("files").members()) verify_file(folder, name, hash);
-  const std::vector<NamedTensor> tensors = named_tensors(proof, source);
-  require_all_named(files, tensors, folder);
+  const auto proof = JsonReader(whole, source).as<ExportProof>();
+  for (const auto& [name, hash] : proof.files) verify_file(folder, name, hash);
+  require_all_named(files, proof.tensors, folder);
   for (const fs::path& file : files.files())
     require(SafetensorsFile(file).metadata() == SafetensorsMetadata{{"format", "pt"}}, ExitCode::data, file.string(),
             ": is not what was exported: its __metadata__ differs");
-  require(proof.get("xxh64") == proof_hash(proof), ExitCode::data, source, ": is not what was exported: its hash of itself differs");
-  for (const NamedTensor& tensor : tensors) verify_tensor(files, tensor, folder);
-  return std::ssize(tensors);
+  require(proof.xxh64 == proof_hash(whole), ExitCode::data, source, ": is not what was exported: its hash of itself differs");
+  for (const NamedTensor& tensor : proof.tensors) verify_tensor(files, tensor, folder);
+  return std::ssize(proof.tensors);
 }
 
 std::string exported_manifest(const fs::path& folder) {

@@ -190,10 +190,10 @@ TEST(JsonValue, KnowsItsKind) {
   EXPECT_TRUE(parsed("18446744073709551615").is_integer());
   EXPECT_FALSE(parsed("1.0").is_integer());
   EXPECT_TRUE(parsed("1.0").is_number());
-  EXPECT_EQ(parsed("-9223372036854775808").as<int64_t>(), std::numeric_limits<int64_t>::min());
-  EXPECT_EQ(parsed("18446744073709551615").as<uint64_t>(), std::numeric_limits<uint64_t>::max());
-  EXPECT_EQ(error_of([] { parsed("18446744073709551615").as<int64_t>(); }).code(), ExitCode::data);
-  EXPECT_EQ(error_of([] { parsed("1.0").as<int64_t>(); }).code(), ExitCode::data);
+  EXPECT_EQ(from_json<int64_t>("-9223372036854775808", "t.json"), std::numeric_limits<int64_t>::min());
+  EXPECT_EQ(from_json<uint64_t>("18446744073709551615", "t.json"), std::numeric_limits<uint64_t>::max());
+  EXPECT_EQ(error_of([] { from_json<int64_t>("18446744073709551615", "t.json"); }).code(), ExitCode::data);
+  EXPECT_EQ(error_of([] { from_json<int64_t>("1.0", "t.json"); }).code(), ExitCode::data);
 }
 
 TEST(JsonValue, WritesCompactlyOrALineForEachEntry) {

@@ -340,12 +340,12 @@ TEST(Plan, TheHashFollowsWhatIsComputedAndNotItsNames) {
 TEST(Plan, JsonHasEveryModuleAndTheTotals) {
   const PrecisionPlan plan = planned(R"({"recipe": "mxfp8", "rules": [{"match": "layers.0.*", "recipe": "high"}]})").plan;
   const Json all = plan.to_json();
-  EXPECT_EQ(all.at("hash").as<std::string>().size(), 16u);
+  EXPECT_EQ(all.at("hash").string().size(), 16u);
   EXPECT_EQ(all.at("modules").size(), plan.modules().size());
   // Embedding, three layers (norms, q|k|v, out, norms of heads, gate|up, down), final norm, output.
   EXPECT_EQ(all.at("parameters"), 96 * 64 + 3 * (128 + 128 * 64 + 64 * 64 + 64 + 192 * 64 + 64 * 96) + 64 + 96 * 64);
   int64_t bytes = 0;
-  for (const auto& entry : all.at("modules").entries()) bytes += entry.at("bytes").as<int64_t>();
+  for (const auto& entry : all.at("modules").entries()) bytes += std::get<int64_t>(entry.at("bytes").scalar());
   EXPECT_EQ(all.at("bytes"), bytes);
   const auto entry_of = [&](const std::string& path) -> Json {
     for (const auto& entry : all.at("modules").entries()) {

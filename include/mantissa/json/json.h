@@ -81,10 +81,6 @@ class Json {
   const Json& at(size_t index) const { return entries().at(index); }
   Json& operator[](size_t index) { return entries().at(index); }
 
-  // In json_fields.h. Returns what a member of a struct with fields() may be. Throws Error(data).
-  template <class T>
-  T as() const;
-
   // Writes the value; with an indent, a line for each entry. NaN and Inf, which JSON lacks, become null; bytes that are no UTF-8 become
   // U+FFFD.
   enum class Order { names, keys };  // of members: that of their names, or that in which they were added or stand in the text

@@ -44,11 +44,6 @@ class JsonReader {
   std::string source_, path_;
 };
 
-template <class T>
-T Json::as() const {
-  return JsonReader(*this, "JSON").as<T>();
-}
-
 namespace detail {
 void read_json(std::string_view content, const std::string& source, const Field& into, UnknownNames unknown);
 
