@@ -176,7 +176,7 @@ void ModelExport::finish(const fs::path& folder, const std::vector<Hash64>& hash
   }
   std::optional<ProvenCheckpoint> checkpoint;
   if (from.checkpoint) checkpoint = {.step = from.checkpoint->manifest().step, .manifest = from.checkpoint->hash()};
-  write_export_proof(folder, checkpoint, files, tensors);
+  write_export_proof(folder, checkpoint, source_->options, files, tensors);
 }
 
 ExportedModel export_model(const fs::path& from, const fs::path& output, const ExportOptions& options) {

@@ -34,11 +34,15 @@ struct NamedTensor {
 
 // What is read of the file. The rest is for its readers, and is part of its hash.
 struct ExportProof {
+  std::optional<ProvenCheckpoint> checkpoint;
+  std::optional<ExportOptions> options;      // none: of an earlier version
   std::map<std::string, std::string> files;  // their hashes
   std::vector<NamedTensor> tensors;
   std::string xxh64;
 
   void fields(auto& v) {
+    v("checkpoint", checkpoint);
+    v("options", options, limits::later);
     v("files", files);
     v("tensors", tensors);
     v("xxh64", xxh64);
@@ -103,17 +107,15 @@ void verify_tensor(SafetensorsFolder& files, const NamedTensor& tensor, const fs
 
 }  // namespace
 
-void write_export_proof(const fs::path& folder, const std::optional<ProvenCheckpoint>& checkpoint, const std::vector<TokenizerFile>& files,
-                        const std::vector<ProvenTensor>& tensors) {
+void write_export_proof(const fs::path& folder, const std::optional<ProvenCheckpoint>& checkpoint, const ExportOptions& options,
+                        const std::vector<TokenizerFile>& files, const std::vector<ProvenTensor>& tensors) {
   Json hashes = Json::Members(), entries = Json::Entries(), from;
   for (const TokenizerFile& file : files) hashes[file.name] = xxh64(file.bytes).text();
   for (const ProvenTensor& tensor : tensors) entries.entries().push_back(entry_of(tensor));
   if (checkpoint) from = {{"step", checkpoint->step}, {"manifest", checkpoint->manifest}};
-  Json proof = {{"format_version", kFormatVersion},
-                {"mantissa", version()},
-                {"checkpoint", std::move(from)},
-                {"files", std::move(hashes)},
-                {"tensors", std::move(entries)}};
+  Json proof = {{"format_version", kFormatVersion}, {"mantissa", version()},
+                {"checkpoint", std::move(from)},    {"options", parse_json(json_text(options), "options", ExitCode::internal)},
+                {"files", std::move(hashes)},       {"tensors", std::move(entries)}};
   proof["xxh64"] = proof_hash(proof);
   write_export_file(folder, kProof, proof.dump(1) + "\n");
 }
@@ -133,10 +135,12 @@ int64_t verify_export(const fs::path& folder) {
   return std::ssize(proof.tensors);
 }
 
-std::string exported_manifest(const fs::path& folder) {
+bool is_export_of(const fs::path& folder, const std::string& manifest, const ExportOptions& options) {
   std::error_code error;
-  if (!fs::exists(folder / kProof, error)) return "";
-  return parse_json_or_null(hf_file(folder, kProof)).get("checkpoint").get("manifest").string();
+  if (!fs::exists(folder / kProof, error)) return false;
+  const Json whole = read_proof(folder);
+  const auto proof = JsonReader(whole, (folder / kProof).string()).as<ExportProof>();
+  return proof.checkpoint && proof.checkpoint->manifest == manifest && proof.options == options;
 }
 
 }  // namespace mantissa

@@ -8,6 +8,7 @@
 
 #include "mantissa/base/hash.h"
 #include "mantissa/checkpoint/checkpoint.h"
+#include "mantissa/config/export_options.h"
 #include "mantissa/tensor/quantized_tensor.h"
 
 namespace mantissa {
@@ -22,10 +23,15 @@ struct ProvenTensor {
 struct ProvenCheckpoint {
   int64_t step = 0;
   std::string manifest;  // its hash
+
+  void fields(auto& v) {
+    v("step", step);
+    v("manifest", manifest);
+  }
 };
 
 // Writes it into a folder that holds these files. Without a checkpoint the model came from a folder of Hugging Face's form.
 void write_export_proof(const std::filesystem::path& folder, const std::optional<ProvenCheckpoint>& checkpoint,
-                        const std::vector<TokenizerFile>& files, const std::vector<ProvenTensor>& tensors);
+                        const ExportOptions& options, const std::vector<TokenizerFile>& files, const std::vector<ProvenTensor>& tensors);
 
 }  // namespace mantissa

@@ -39,7 +39,17 @@ void make_room(const fs::path& output) {
   if (fs::exists(fs::symlink_status(output, error))) discard(output);
 }
 
-// Runs on rank 0 alone: nothing that happens here may end the run.
+// Runs on rank 0 alone, as the next does: nothing that happens here may end the run.
+bool is_made(const RunConfig& config, int64_t step, const std::string& manifest) {
+  const fs::path folder = export_folder(config, step);
+  try {
+    return is_export_of(folder, manifest, *config.checkpoint.exported);
+  } catch (const Error& error) {
+    log_warning(folder.string(), ": is made again: ", error.what());
+    return false;
+  }
+}
+
 void delete_exports_without_checkpoint(const RunConfig& config) {
   try {
     const std::vector<int64_t> saved = steps_in(config.checkpoint.dir);
@@ -130,7 +140,7 @@ RunExports::~RunExports() {
 
 void RunExports::add(const SavedCheckpoint& saved, std::optional<CheckpointDirectory>& checkpoints) {
   const int64_t own = checkpoint_step(saved.path.filename()).value_or(0);
-  const bool made = checkpoints && exported_manifest(export_folder(config_, own)) == saved.hash;
+  const bool made = checkpoints && is_made(config_, own, saved.hash);
   const Order order{.step = world_.all(own).front(),
                     .checkpoint = broadcast_string(world_, made ? "" : saved.path.string()),
                     .manifest = broadcast_string(world_, saved.hash)};

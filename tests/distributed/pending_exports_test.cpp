@@ -86,6 +86,34 @@ TEST_F(ExportsAskedFor, OneThatIsThereOrAskedForIsNotMadeAgain) {
   EXPECT_EQ(exports.pending(), 1U);
 }
 
+// What lies there may be anything: it is replaced, and the run goes on.
+TEST_F(ExportsAskedFor, OneWhoseMantissaJsonCannotBeReadIsMadeAgain) {
+  const std::string file = exported("run", 2) + "/mantissa.json";
+  made(1, {saved(2)});
+  const std::string good = test::read_file(file);
+  for (const std::string bad : {"", "{", "{}", R"({"format_version": 2})", "a folder"}) {
+    std::filesystem::remove(file);
+    bad == "a folder" ? void(std::filesystem::create_directory(file)) : test::write_file(file, bad);
+    const std::vector<ExportEvent> events = made(2, {saved(2)});
+    ASSERT_EQ(events.size(), 1U) << bad;
+    EXPECT_EQ(events[0].problem, "") << bad;
+    EXPECT_EQ(test::read_file(file), good) << bad;
+  }
+}
+
+TEST_F(ExportsAskedFor, OneOfOtherOptionsIsMadeAgain) {
+  const auto again = [&](const std::string& options) {
+    run_on(kAlone, "run", {"checkpoint.export=" + options, "checkpoint.keep_latest=9", "checkpoint.resume=auto", "training.steps=3"});
+    return files_of(exported("run", 3));
+  };
+  const ExportOptions fp32{.dtype = ExportDtype::fp32};
+  expect_same_files(again("{}"), files_from(checkpoint("run", 3), "automatic", {}));
+  expect_same_files(again(R"({"dtype": "fp32"})"), files_from(checkpoint("run", 3), "fp32", fp32));
+  const auto before = std::filesystem::last_write_time(exported("run", 3));
+  expect_same_files(again(R"({"dtype": "fp32"})"), files_from(checkpoint("run", 3), "fp32 again", fp32));
+  EXPECT_EQ(std::filesystem::last_write_time(exported("run", 3)), before) << "which was there";
+}
+
 // Until then the policy would delete it.
 TEST_F(ExportsAskedFor, KeepTheirCheckpoint) {
   const LoadedConfig loaded = exporting();

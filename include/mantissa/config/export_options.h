@@ -30,6 +30,7 @@ struct ExportOptions {
   Convention convention = Convention::compressed_tensors;
   ExportDtype dtype = ExportDtype::automatic;  // of values
 
+  bool operator==(const ExportOptions&) const = default;
   void fields(auto& v) {
     v("weights", weights, "dequantized: values; packed: codes and scales of what the plan quantizes");
     v("convention", convention, "of packed weights: how a server expects them; gpt-oss has a form of its own");

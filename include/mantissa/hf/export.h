@@ -81,7 +81,8 @@ std::optional<std::string> export_difference(HfWeights& folder, ForwardWeights& 
 // mantissa.json: how many tensors there are. Throws Error(data) that names the first that differs, is missing or, a tensor, is one more,
 // Error(usage) if the folder has no such file. In export_proof.cpp.
 int64_t verify_export(const std::filesystem::path& folder);
-// Returns the hash of the manifest of the checkpoint that an export was made from; "" where none is named. In export_proof.cpp.
-std::string exported_manifest(const std::filesystem::path& folder);
+// Returns whether a folder is the export of the checkpoint whose manifest has this hash, made with these options. Throws Error where its
+// mantissa.json cannot be read. In export_proof.cpp.
+bool is_export_of(const std::filesystem::path& folder, const std::string& manifest, const ExportOptions& options);
 
 }  // namespace mantissa
