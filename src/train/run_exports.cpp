@@ -216,8 +216,8 @@ void RunExports::end(const Order& order, const std::string& problem, std::option
   const std::string path = problem.empty() ? export_folder(config_, order.step).string() : "";
   const ExportEvent event{{.step = order.step, .path = path, .problem = problem, .seconds = shard_->seconds()}};
   shard_.reset();
-  failed_ += problem.empty() ? 0 : 1;
-  if (order.step >= newest_step_) last_failed_ = !problem.empty();
+  failures_ += problem.empty() ? 0 : 1;
+  if (order.step >= newest_step_) failed_step_ = problem.empty() ? std::nullopt : std::optional(order.step);
   newest_step_ = std::max(newest_step_, order.step);
   if (!problem.empty()) log_error("export of step ", order.step, " not made: ", problem);
   if (checkpoints) {

@@ -40,8 +40,8 @@ class RunExports {
   // Finishes an export whose shards are written, and begins the next. A failure is an event; nothing is thrown but for lost ranks.
   void advance(std::optional<CheckpointDirectory>& checkpoints);
   int64_t progress() const { return progress_; }  // of this rank: a number that grows while it works
-  int64_t failed() const { return failed_; }
-  bool last_failed() const { return last_failed_; }  // that of the newest step
+  int64_t failures() const { return failures_; }
+  bool failed(int64_t step) const { return step == failed_step_; }  // that of the newest step
 
  private:
   struct Order {
@@ -58,9 +58,9 @@ class RunExports {
   std::function<void(const ExportEvent&)> made_;
   std::deque<Order> orders_;  // the first is being made
   std::atomic<int64_t> progress_{0};
-  int64_t failed_ = 0, newest_step_ = -1;
-  bool last_failed_ = false;
-  std::unique_ptr<Shard> shard_;  // whose thread uses what stands above
+  int64_t failures_ = 0, newest_step_ = -1;
+  std::optional<int64_t> failed_step_;  // the newest one, if its export failed
+  std::unique_ptr<Shard> shard_;        // whose thread uses what stands above
 };
 
 }  // namespace mantissa

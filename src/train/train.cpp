@@ -201,8 +201,11 @@ void await_exports(Run& run, size_t most) {
   }
 }
 
+// Returns whether all steps were taken, and what is due after the last one.
+bool has_finished(const Run& run) { return run.state.step >= run.config.training.steps && !run.state.has_pending(); }
+
 // Returns false if the disk did not take the save; training goes on and tries again at the next interval. Before a stop, which may have
-// seconds left, no export is begun.
+// seconds left, no export is begun but that of the end, after which nobody may resume the run.
 bool save(Run& run) {
   const auto start = Clock::now();
   const auto set_phase = [&run] { run.set_phase("save"); };
@@ -221,7 +224,7 @@ bool save(Run& run) {
   if (!event.path.empty()) run.newest_checkpoint = event.path;
   publish(run, run.events.saved, event);
   if (!event.problem.empty()) return false;
-  if (run.config.checkpoint.exported && !run.stop_seen) {
+  if (run.config.checkpoint.exported && (!run.stop_seen || has_finished(run))) {
     await_exports(run, 1);
     run.exports.add(saved, run.checkpoints);
   }
@@ -249,30 +252,25 @@ bool after_step(Run& run) {
   return due(run, run.config.checkpoint.interval) && save(run);
 }
 
-// Ends a run that has done all its steps.
+// Ends a run that has finished, or that was asked to stop.
 ExitCode finish(Run& run, bool saved) {
   await_exports(run, 0);
-  if (!saved || run.exports.last_failed()) return ExitCode::storage;
-  return run.exports.pending() > 0 ? ExitCode::stopped : ExitCode::ok;
+  if (!saved || run.exports.failed(run.state.step)) return ExitCode::storage;
+  return has_finished(run) && run.exports.pending() == 0 ? ExitCode::ok : ExitCode::stopped;
 }
 
 ExitCode loop(Run& run) {
   // Says whether this state is on the disk, in this run's folder: a path may have named a checkpoint of another run.
   bool saved = !run.resumed.empty() && run.config.checkpoint.resume == "auto";
-  const auto at_end = [&run] { return run.state.step >= run.config.training.steps; };
-  if (run.state.has_pending() || (at_end() && !saved)) saved = after_step(run);
+  if (run.state.has_pending() || (has_finished(run) && !saved)) saved = after_step(run);
   if (run.config.checkpoint.exported) run.exports.add_missing(run.checkpoints);
   for (bool stepped = false;; stepped = true) {
     // After a step, the ranks have agreed already.
     const Request request = stepped && run.mesh.world.size() > 1 ? run.pending : poll(run);
     run.pending = Request::none;
-    const bool finished = at_end() && !run.state.has_pending();
+    const bool ends = has_finished(run) || request == Request::save_and_stop;
     if (request != Request::none && !saved) saved = save(run);
-    if (finished) return finish(run, saved);
-    if (request == Request::save_and_stop) {
-      await_exports(run, 0);
-      return saved ? ExitCode::stopped : ExitCode::storage;
-    }
+    if (ends) return finish(run, saved);
     take_step(run);
     if (run.exports.pending() > 0 && run.state.step % run.config.logging.interval == 0) {
       run.set_phase("save");
@@ -302,7 +300,7 @@ TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& a
           .last_valid_loss = run.last_valid_loss,
           .seconds = seconds_since(began),
           .tokens_per_second = run.throughput.mean_tokens_per_second(),
-          .failed_saves = run.failed_saves + run.exports.failed(),
+          .failed_saves = run.failed_saves + run.exports.failures(),
           .dropped_lines = run.metrics ? run.metrics->dropped() : 0,
           .folder = run.config.logging.dir,
           .checkpoint = run.newest_checkpoint};

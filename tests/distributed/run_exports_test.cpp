@@ -173,6 +173,34 @@ TEST_F(ExportsOfRuns, AStopWaitsForAnExportThatHasBegun) {
   EXPECT_THAT(exports_of(run_folder("run")), ElementsAre("step-00000001"));
 }
 
+// It comes with the vote of that step, before the save of the end. Nobody resumes a run that has done everything.
+TEST_F(ExportsOfRuns, AStopDuringTheLastStepLeavesTheLastExport) {
+  int calls = 0;  // one before the first step, then one a step
+  const auto request = [&calls] { return ++calls > 2 ? Request::save_and_stop : Request::none; };
+  const TrainedRun last = run_on({2, 1, false}, "run", {"checkpoint.export={}", "data.valid_fraction=0", "training.steps=2"}, request);
+  EXPECT_EQ(last.losses.size(), 2U);
+  EXPECT_EQ(last.summary.exit, ExitCode::ok);
+  EXPECT_THAT(exports_of(run_folder("run")), ElementsAre("step-00000002"));
+}
+
+TEST_F(ExportsOfRuns, AFailedExportOfTheLastCheckpointShowsInTheCodeOfAStop) {
+  std::filesystem::create_directories(run_folder("run"));
+  test::write_file(run_folder("run") + "/exports", "a file in the way");
+  int calls = 0;
+  const auto request = [&calls] { return ++calls > 1 ? Request::save_and_stop : Request::none; };
+  const std::vector<std::string> sets = {"checkpoint.export={}", "checkpoint.interval=1", "training.steps=9"};
+  EXPECT_EQ(run_on(kAlone, "run", sets, request).summary.exit, ExitCode::storage);
+  calls = 0;
+  const std::vector<std::string> every_second = {"checkpoint.export={}", "checkpoint.interval=2", "training.steps=9",
+                                                 "logging.interval=100"};
+  std::filesystem::create_directories(run_folder("later"));
+  test::write_file(run_folder("later") + "/exports", "a file in the way");
+  const auto after_three = [&calls] { return ++calls > 3 ? Request::save_and_stop : Request::none; };
+  const TrainedRun later = run_on(kAlone, "later", every_second, after_three);
+  EXPECT_EQ(later.summary.steps, 3);
+  EXPECT_EQ(later.summary.exit, ExitCode::stopped) << "that of step 3 was not asked for";
+}
+
 // Each that waits holds its checkpoint: no more than one does while another is made, however fast steps are.
 TEST_F(ExportsOfRuns, ASaveWaitsUntilOneExportIsPending) {
   size_t most = 0;
