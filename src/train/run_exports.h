@@ -1,7 +1,7 @@
 // Makes the exports of checkpoint.export beside training: <logging.dir>/exports/step-00000010, from the checkpoint of that step, which
 // holds what forward multiplies by and is kept until its export is there. Each rank writes a shard of the tensors into the same files, in a
 // thread of its own and without a message to the others; whether all shards are there is agreed where advance() is called. One export is
-// made at a time, and at most one more waits.
+// made at a time; the others wait, after a resume all that were missing.
 #pragma once
 
 #include <atomic>
