@@ -30,7 +30,7 @@ struct Header {
 
   bool operator==(const Header&) const = default;
 };
-static_assert(sizeof(Header) == 32);
+static_assert(sizeof(Header) == kHeaderBytes);
 
 std::string describe(const Header& header);  // "sum of 64 fp32 (call 17 of group 0123456789abcdef)"
 

@@ -12,12 +12,11 @@ namespace {
 
 int64_t norm_blocks(const ParameterShard& shard) { return ceil_div(shard.end - shard.begin, 32); }
 
-// The numbers that a rank reports in the one message that decides a step: these, then its losses, its counts of assignments, and its
-// partial norms. All are fp64.
+// The numbers that a rank reports before its losses in the one message that decides a step.
 enum class Reported { flag, vote, seconds, gradients, parameters, activations, control, other, count };
-constexpr auto kReported = static_cast<int64_t>(Reported::count);
+static_assert(static_cast<int64_t>(Reported::count) == kReportedNumbers);
 
-std::array<double, kReported> reported(const FinishGradients& finish, const StepLosses& step, const Traffic& sent) {
+std::array<double, kReportedNumbers> reported(const FinishGradients& finish, const StepLosses& step, const Traffic& sent) {
   const auto number = [](int64_t bytes) { return static_cast<double>(bytes); };
   return {static_cast<double>(to_host<int32_t>(finish.flags)[0]),
           static_cast<double>(step.vote),
@@ -29,7 +28,7 @@ std::array<double, kReported> reported(const FinishGradients& finish, const Step
           number(sent.other)};
 }
 
-void add(const std::array<double, kReported>& from, UpdateResult& to) {
+void add(const std::array<double, kReportedNumbers>& from, UpdateResult& to) {
   const auto number = [&](Reported what) { return static_cast<int64_t>(from[static_cast<size_t>(what)]); };
   to.vote = std::max(to.vote, static_cast<int>(number(Reported::vote)));
   to.seconds.push_back(from[static_cast<size_t>(Reported::seconds)]);
@@ -47,7 +46,7 @@ void exchange_control(const Shards& shards, const StepLosses& step, FinishGradie
   const int64_t losses = finish.losses.elements(), assignments = std::ssize(step.assignments);
   std::vector<int64_t> counts, bytes;
   for (int r = 0; r < world.size(); ++r) {
-    counts.push_back(kReported + losses + assignments + shards.norm_blocks(r));
+    counts.push_back(kReportedNumbers + losses + assignments + shards.norm_blocks(r));
     bytes.push_back(counts.back() * static_cast<int64_t>(sizeof(double)));
   }
   std::vector<double> all(static_cast<size_t>(std::accumulate(counts.begin(), counts.end(), int64_t{0})));
@@ -65,14 +64,14 @@ void exchange_control(const Shards& shards, const StepLosses& step, FinishGradie
   auto next = all.cbegin();
   for (int r = 0; r < world.size(); ++r) {
     const auto end = next + counts[static_cast<size_t>(r)];
-    std::array<double, kReported> said{};
-    std::copy_n(next, kReported, said.begin());
+    std::array<double, kReportedNumbers> said{};
+    std::copy_n(next, kReportedNumbers, said.begin());
     add(said, result);
     flags.push_back(said[static_cast<size_t>(Reported::flag)] != 0.0 ? 1 : 0);
-    const auto its_choices = next + kReported + losses, norms = its_choices + assignments;
+    const auto its_assignments = next + kReportedNumbers + losses, norms = its_assignments + assignments;
     if (r % tensor_ranks == 0) {  // the others have the same
-      all_losses.insert(all_losses.end(), next + kReported, its_choices);
-      std::transform(its_choices, norms, result.assignments.begin(), result.assignments.begin(), std::plus());
+      all_losses.insert(all_losses.end(), next + kReportedNumbers, its_assignments);
+      std::transform(its_assignments, norms, result.assignments.begin(), result.assignments.begin(), std::plus());
     }
     partials.emplace_back(norms, end);
     next = end;

@@ -8,13 +8,11 @@
 #include "mantissa/nn/layout.h"
 #include "mantissa/nn/modules.h"
 #include "mantissa/nn/shards.h"
+#include "mantissa/optim/optimizer.h"
 #include "plan/dry_pass.h"
 
 namespace mantissa {
 namespace {
-
-constexpr int64_t kHeader = 32;   // bytes of each call to the right neighbor (communicator.h)
-constexpr int64_t kReported = 8;  // numbers that a rank tells before its losses, assignments of experts and norms (optimizer.cpp)
 
 // Returns the layout that all ranks have alike: tensor ranks hold shares of equal size, and so do ranks that share experts.
 Layout layout_of(const RunConfig& config, const PrecisionPlan& plan) {
@@ -59,16 +57,16 @@ int64_t routing_bytes(const RunConfig& config) {
   const int64_t data = config.parallel.data, numbers = routing_numbers(config);
   return data == 1 || numbers == 0
              ? 0
-             : config.parallel.tensor * data * ((data - 1) * numbers * static_cast<int64_t>(sizeof(double)) + kHeader);
+             : config.parallel.tensor * data * ((data - 1) * numbers * static_cast<int64_t>(sizeof(double)) + kHeaderBytes);
 }
 
 // Counts all-gathers of numbers of 8 bytes: the message that decides the step, with the reported numbers, losses, assignments and norms of
 // each rank of the world; and, if some targets may not count, how many do, among the data ranks.
 int64_t control_bytes(const RunConfig& config, int64_t assignments, int64_t norm_blocks) {
   const int64_t world = config.parallel.world(), data = config.parallel.data;
-  const int64_t reported = (world - 1) * (world * (kReported + *config.training.grad_accum + assignments) + norm_blocks);
+  const int64_t reported = (world - 1) * (world * (kReportedNumbers + *config.training.grad_accum + assignments) + norm_blocks);
   const int64_t targets = config.data.mask_eod_loss && data > 1 ? (data - 1) * world : 0;
-  const int64_t always = (reported + targets) * static_cast<int64_t>(sizeof(double)) + (targets > 0 ? 2 : 1) * world * kHeader;
+  const int64_t always = (reported + targets) * static_cast<int64_t>(sizeof(double)) + (targets > 0 ? 2 : 1) * world * kHeaderBytes;
   return always + routing_bytes(config) / config.logging.interval;
 }
 
@@ -174,7 +172,7 @@ StepBytes step_bytes(const RunConfig& config, const PrecisionPlan& plan) {
   }
   out.busiest += *config.training.grad_accum * (pass.tensor.busiest + pass.experts.busiest);
   out.sent.activations = replicas * pass.tensor.bytes + tensor * groups * pass.experts.bytes;
-  out.sent.control = control_bytes(config, plan.buffers(), norm_blocks) + calls * world * kHeader + replicas * pass.tensor.control +
+  out.sent.control = control_bytes(config, plan.buffers(), norm_blocks) + calls * world * kHeaderBytes + replicas * pass.tensor.control +
                      tensor * groups * pass.experts.control;
   return out;
 }

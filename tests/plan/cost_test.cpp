@@ -219,8 +219,8 @@ TEST(StepBytes, ChunksOfTheLossAreThoseOfARanksShareOfTheVocabulary) {
     const RunConfig config = config_of(2, {"parallel.tensor=2", "model.vocab_size=1048576", text("training.micro_batch_size=", sequences)});
     return step_bytes(config, resolve_plan(config)).sent.control;
   };
-  constexpr int64_t kHeader = 32, kMicroBatches = 3, kRanks = 2;
-  EXPECT_EQ(control(4) - control(2), kMicroBatches * kRanks * kHeader) << "two chunks instead of one";
+  constexpr int64_t kMicroBatches = 3, kRanks = 2;
+  EXPECT_EQ(control(4) - control(2), kMicroBatches * kRanks * kHeaderBytes) << "two chunks instead of one";
 }
 
 TEST(Estimate, CountsTheBiasesByWhichRoutersChoose) {

@@ -9,7 +9,7 @@
 // throws, except on the thread that submits to a CommQueue, where it waits for what was submitted. A collective that fails leaves the
 // process without communication: every later one throws the same error.
 //
-// Each call sends its right neighbor 32 bytes beside the payload: operation, group, sequence, dtype and counts (an all_to_all sends every
+// Each call sends its right neighbor kHeaderBytes beside the payload: operation, group, sequence, dtype and counts (an all_to_all sends every
 // peer its count). It compares them with those from the left: if calls differ within a group, two neighbors differ somewhere, and that rank
 // throws. Ranks that wait for each other in different groups are found by the watchdog.
 #pragma once
@@ -28,6 +28,8 @@
 namespace mantissa {
 
 struct RankGroup;
+
+inline constexpr int64_t kHeaderBytes = 32;  // that a call sends its right neighbor; a rank of an all_to_all sends every peer as many
 
 // Says what bytes were sent for.
 enum class Purpose { gradients, parameters, activations, control, other };

@@ -21,6 +21,9 @@ struct StepLosses {
   std::vector<double> assignments = {};  // of experts, in its micro batches: whole numbers, as many on all ranks
 };
 
+// What a rank sends of a step so that all decide alike: so many numbers in fp64, then its losses, its assignments and its partial norms.
+inline constexpr int64_t kReportedNumbers = 8;
+
 struct UpdateResult {
   double loss;
   double gradient_norm;  // before clipping
