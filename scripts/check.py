@@ -128,7 +128,7 @@ def cpp_functions(text):
             if kind == "function":
                 yield first, line - first + 1
             if all(k == "scope" for k, _, _ in stack):
-                # A braced initialiser continues its declaration: Foo(int x) : x_{x} { … }
+                # A braced initializer continues its declaration: Foo(int x) : x_{x} { … }
                 head, start = (before + "{}", first) if kind == "block" else ("", None)
         elif outside:
             if char == ";":
@@ -143,7 +143,7 @@ def block_kind(head):
         return "scope"
     tail = head.rpartition(")")[2].replace("::", "")
     if re.search(r"[:,]", tail) and re.search(r"[\w>]$", tail) and "->" not in tail:
-        return "block"  # a braced member initialiser of a constructor
+        return "block"  # a braced member initializer of a constructor
     assigned = re.sub(r"\([^()]*\)", "", re.sub(r"\([^()]*\)", "", head))
     return "function" if "(" in head and "=" not in assigned else "block"
 

@@ -113,6 +113,8 @@ class Words(unittest.TestCase):
         self.assertEqual(found("src/io/a.cpp", "\n// what is quantised\n"), ["src/io/a.cpp:2: 'quantised': say it with z"])
         self.assertEqual(len(found("README.md", "A band of rows and its neighbours, two slabs.\n")), 3)
         self.assertEqual(len(found("src/comm/a.cpp", "Patience patience; void write_texts();\n")), 3)
+        self.assertEqual(len(found("src/comm/a.cpp", "void tell_step(); told_ = 1; void A::tell(); const bool tells = 1; const auto odd = 1;\n")), 5)
+        self.assertEqual(len(found("scripts/check.py", "# A braced initialiser\n")), 1)
         self.assertEqual(found("tests/a_test.cpp", "TEST(Store, EndsTheMeeting) { set(Split::column_parallel, bandwidth, otherwise); }\n"), [])
 
     def test_old_keys_may_stand_where_they_are_refused(self):

@@ -183,7 +183,7 @@ std::string tensor_line(const RunConfig& config, const PrecisionPlan& plan, cons
 std::string expert_line(const RunConfig& config, const PrecisionPlan& plan, const Amount& amount) {
   const int64_t ranks = config.parallel.expert, experts = config.model.moe->num_experts;
   return text("parallel.expert ", ranks, ": a rank holds ", experts / ranks, " of the ", experts, " experts of a layer, and ",
-              amount(plan.bytes_on_rank(config.parallel.ranks())), " of the weights | rows travel to the ranks of their experts");
+              amount(plan.bytes_on_rank(config.parallel.ranks())), " of the weights | permuted tokens are dispatched to the ranks of their experts");
 }
 
 void print_text(const Explanation& of, PlanTable form) {

@@ -98,7 +98,7 @@ RankSession::RankSession(const Launch& launch, const RunConfig& config, const st
   store_ = std::make_unique<Store>(launch, StoreOptions{.init_timeout_s = config.parallel.init_timeout_s,
                                                         .heartbeat_timeout_s = config.parallel.heartbeat_timeout_s,
                                                         .stop_asked = stop_asked});
-  told_to_all([&] { meet(launch, config); });
+  reported_to_all([&] { meet(launch, config); });
 }
 
 void RankSession::meet(const Launch& launch, const RunConfig& config) {
@@ -114,7 +114,7 @@ void RankSession::meet(const Launch& launch, const RunConfig& config) {
 }
 
 // An error of one rank ends all, with its code.
-void RankSession::told_to_all(const std::function<void()>& body) {
+void RankSession::reported_to_all(const std::function<void()>& body) {
   try {
     body();
   } catch (const Error& error) {
@@ -162,7 +162,7 @@ void RankSession::at(int64_t step, const char* section) {
 
 void RankSession::run(const std::function<void()>& body) {
   if (!store_) return body();
-  told_to_all([&] {
+  reported_to_all([&] {
     body();
     world_.barrier();
   });

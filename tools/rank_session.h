@@ -32,7 +32,7 @@ class RankSession {
 
  private:
   void meet(const Launch& launch, const RunConfig& config);
-  void told_to_all(const std::function<void()>& body);
+  void reported_to_all(const std::function<void()>& body);
   void watch_the_end();
 
   int rank_;

@@ -83,10 +83,10 @@ std::vector<CheckpointCandidate> RanksTogether::first_of(const std::vector<Check
 
 void RanksTogether::require_same(const std::string& what, const std::string& own) const {
   const std::vector<Hash64> all = world_.all(xxh64(own));
-  const auto odd = std::ranges::find_if(all, [&](const Hash64& hash) { return hash != all.front(); });
-  if (odd == all.end()) return;
+  const auto mismatching = std::ranges::find_if(all, [&](const Hash64& hash) { return hash != all.front(); });
+  if (mismatching == all.end()) return;
   await_all(world_);
-  throw CheckpointDamage(text("rank ", odd - all.begin(), " sees another ", what, " than rank 0"));
+  throw CheckpointDamage(text("rank ", mismatching - all.begin(), " sees another ", what, " than rank 0"));
 }
 
 SavedCheckpoint save_together(const Communicator& world, std::optional<CheckpointDirectory>& directory, const CheckpointContent& content,

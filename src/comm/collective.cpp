@@ -87,17 +87,17 @@ Collective::~Collective() {
 void Collective::begin(const Call& call) {
   const int size = group_.size();
   const int peers = call.to.empty() ? 1 : size - 1;
-  told_.reserve(static_cast<size_t>(peers));  // messages hold addresses of elements
+  announced_.reserve(static_cast<size_t>(peers));  // messages hold addresses of elements
   expected_.reserve(static_cast<size_t>(peers));
   for (int distance = 1; distance <= peers; ++distance) {
     const int right = (group_.rank + distance) % size, left = (group_.rank + size - distance) % size;
     expect(left, call.from.empty() ? header_.count : call.from[static_cast<size_t>(left)]);
-    tell(right, call.to.empty() ? header_.count : call.to[static_cast<size_t>(right)]);
+    announce(right, call.to.empty() ? header_.count : call.to[static_cast<size_t>(right)]);
   }
 }
 
-void Collective::tell(int to, int64_t count) {
-  Header& header = told_.emplace_back(header_);
+void Collective::announce(int to, int64_t count) {
+  Header& header = announced_.emplace_back(header_);
   header.count = count;
   transport_.send(group_.ranks[static_cast<size_t>(to)], kHeaderTag, std::as_bytes(std::span(&header, 1)));
   group_.session->sent[static_cast<size_t>(Purpose::control)] += sizeof(Header);

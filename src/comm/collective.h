@@ -93,7 +93,7 @@ class Collective {
   Collective(RankGroup& group, const Call& call);
   ~Collective();  // cancels what an exception left under way, while its memory is there
   void begin(const Call& call);
-  void tell(int to, int64_t count);
+  void announce(int to, int64_t count);
   void expect(int from, int64_t count);
 
   struct Expected {
@@ -110,7 +110,7 @@ class Collective {
   uint64_t tag_;
   bool over_ = false;
   std::vector<Tensor> kept_;
-  std::vector<Header> told_;
+  std::vector<Header> announced_;
   std::vector<Expected> expected_;
 };
 

@@ -1,4 +1,4 @@
-// Read each format: the readers check headers and indices and locate the tokens; those of texts are in text_layout.cpp. All throw
+// Read each format: the readers check headers and indices and locate the tokens; those of text are in text_layout.cpp. All throw
 // Error(data) with the file's name.
 #pragma once
 

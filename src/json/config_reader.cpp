@@ -77,7 +77,7 @@ class Reader {
         report_.key_error(dotted(key, name), entry, [] { return text("a name has at most ", kLongestName, " characters"); });
       } else {
         const std::optional<Field> member = field.add(name);
-        require(member.has_value(), dotted(key, name), ": the names of a map in a config are texts");
+        require(member.has_value(), dotted(key, name), ": the names of a map in a config are strings");
         read(*member, entry, dotted(key, name));
       }
     }

@@ -145,7 +145,7 @@ Json schema_of(const Field& field) {
   } else if (field.kind() == FieldKind::map) {
     schema.add("default", Json::Members());
     const std::optional<Field> entry = field.add("x");
-    require(entry.has_value(), field.name, ": the names of a map in a config are texts");
+    require(entry.has_value(), field.name, ": the names of a map in a config are strings");
     schema.add("additionalProperties", schema_of(*entry));
   } else if (field.kind() == FieldKind::object) {
     if (field.type->nullable) schema.add("default", {});

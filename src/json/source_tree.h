@@ -1,5 +1,5 @@
-// Holds the sources of a configuration and the tree of their values. A position encodes source and offset: the texts lie one after the
-// other from position 1 on, in the order in which they apply, so positions also sort messages. Position 0 is that of a default.
+// Holds the sources of a configuration and the tree of their values. A position encodes source and offset: sources lie one after
+// the other from position 1 on, in the order in which they apply, so positions also sort messages. Position 0 is that of a default.
 #pragma once
 
 #include <cstdint>

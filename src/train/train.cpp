@@ -45,7 +45,7 @@ std::optional<double> measured_utilization(const Run& run) {
          *run.gemm_rate;
 }
 
-void tell_step(Run& run, const StepResult& result, const std::optional<PrecisionSummary>& precision, double lr, double seconds) {
+void report_step(Run& run, const StepResult& result, const std::optional<PrecisionSummary>& precision, double lr, double seconds) {
   const TrainingConfig& training = run.config.training;
   run.throughput.add(training.tokens_per_step(), seconds);
   const Traffic sent = result.sent - std::exchange(run.sent, result.sent);  // by all ranks since the step before
@@ -85,11 +85,11 @@ Request own_request(const Run& run) { return run.events.request ? run.events.req
 StepResult measured_step(Run& run, const Batch& batch, double lr, std::optional<PrecisionSummary>& precision) {
   const int64_t interval = run.config.precision.report_interval, number = run.state.step + 1;
   const bool measures = interval > 0 && number % interval == 0,
-             tells = measures || number % run.config.logging.interval == 0 || number == run.config.training.steps;
+             reports = measures || number % run.config.logging.interval == 0 || number == run.config.training.steps;
   const auto step = [&] {
     const auto vote = [&run] { return run.mesh.world.size() > 1 ? static_cast<int>(own_request(run)) : 0; };
     return training_step(run.model, run.optimizer, run.accumulator, batch, run.config.training.micro_batch_size, lr, vote,
-                         tells ? RouterFigures::counts_and_losses : RouterFigures::counts);
+                         reports ? RouterFigures::counts_and_losses : RouterFigures::counts);
   };
   if (!measures) return step();
   StepResult result{};
@@ -121,7 +121,7 @@ void take_step(Run& run) {
   run.state.pending_evaluation = run.data.valid.sets() > 0 && due(run, run.config.eval.interval);
   run.state.pending_samples = run.config.eval.samples && due(run, run.config.eval.samples->interval);
   count_nonfinite(run, result);
-  tell_step(run, result, precision, lr, seconds_since(start));
+  report_step(run, result, precision, lr, seconds_since(start));
   report_stragglers(run.stragglers, result.seconds, run.state.step, run.metrics);
   const int64_t check = training.replica_check_interval;
   if (check > 0 && run.state.step % check == 0) require_same_replicas(run.optimizer, run.model.parameters());

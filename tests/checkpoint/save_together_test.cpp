@@ -12,8 +12,8 @@ using ::testing::IsEmpty;
 
 using SaveTogether = CheckpointTest;
 
-// Each rank saves a tensor of its own, of three parts of 4 MiB or less. How often each told that it goes on.
-std::vector<int> told_by(int ranks, const TemporaryFolder& folder) {
+// Each rank saves a tensor of its own, of three parts of 4 MiB or less. How often each reported progress.
+std::vector<int> progress_of(int ranks, const TemporaryFolder& folder) {
   std::vector<int> reported(static_cast<size_t>(ranks));
   EXPECT_THAT(
       run_ranks(ranks,
@@ -33,10 +33,10 @@ std::vector<int> told_by(int ranks, const TemporaryFolder& folder) {
 }
 
 TEST_F(SaveTogether, EachPhaseAndPartOfASaveIsProgress) {
-  EXPECT_THAT(told_by(2, folder), Each(4 + 3 + 3)) << "phases, hashed, written";
+  EXPECT_THAT(progress_of(2, folder), Each(4 + 3 + 3)) << "phases, hashed, written";
   EXPECT_TRUE(std::filesystem::exists(checkpoints() / "step-00000001" / "shard-00001.safetensors"));
 }
 
-TEST_F(SaveTogether, ASaveOfOneRankIsOnePhase) { EXPECT_THAT(told_by(1, folder), Each(1)); }
+TEST_F(SaveTogether, ASaveOfOneRankIsOnePhase) { EXPECT_THAT(progress_of(1, folder), Each(1)); }
 
 }  // namespace mantissa::test::save_together_test

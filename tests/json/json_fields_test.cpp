@@ -172,8 +172,8 @@ TEST(JsonFields, MapsOfNumbersAreNotForConfigurations) {
   ConfigReport report;
   const ConfigSources sources{.file = "c.json", .text = R"({"by_code": {"x": 1}})", .sets = {}};
   EXPECT_STREQ(error_of([&] { read_config(sources, fields_of(config), report); }).what(),
-               "by_code.x: the names of a map in a config are texts");
-  EXPECT_STREQ(error_of([&] { config_schema(fields_of(config), "t"); }).what(), "by_code: the names of a map in a config are texts");
+               "by_code.x: the names of a map in a config are strings");
+  EXPECT_STREQ(error_of([&] { config_schema(fields_of(config), "t"); }).what(), "by_code: the names of a map in a config are strings");
 }
 
 TEST(JsonFields, LongValuesAndNamesAreCut) {

@@ -244,20 +244,20 @@ class MemoryDeaths {
   void end_attempt(const Ending& first, bool stepped) {
     const std::optional<int64_t> kills = out_of_memory_kills();
     const bool more = kills && before_ && *kills > *before_;
-    told_ = more || (kills && before_ && first.counted);
-    const bool died = first.code == 128 + SIGKILL && (told_ ? more : !stepped);
+    reported_ = more || (kills && before_ && first.counted);
+    const bool died = first.code == 128 + SIGKILL && (reported_ ? more : !stepped);
     in_a_row_ = died ? in_a_row_ + 1 : 0;
-    if (died && told_) say("the kernel's out-of-memory killer ended it");
+    if (died && reported_) say("the kernel's out-of-memory killer ended it");
   }
   bool repeated() const { return in_a_row_ > 1; }
   std::string why() const {
-    return told_ ? "the kernel killed two attempts in a row for want of memory"
-                 : "two attempts in a row were killed before a new step, perhaps for want of memory";
+    return reported_ ? "the kernel killed two attempts in a row for want of memory"
+                     : "two attempts in a row were killed before a new step, perhaps for want of memory";
   }
 
  private:
   std::optional<int64_t> before_;
-  bool told_ = false;
+  bool reported_ = false;
   int in_a_row_ = 0;
 };
 

@@ -262,8 +262,8 @@ class Group {
     Worker& worker = found->second;
     if (found->first != info.si_pid) {
       // After a signal that asks for an end, success of some member (touch, tee) is not that of the command.
-      const bool tells = by_itself && worker.members_go_on && worker.died && (info.si_status != 0 || !asked_to_end());
-      if (tells && worker.members_code.value_or(0) == 0) worker.members_code = info.si_status;
+      const bool counts = by_itself && worker.members_go_on && worker.died && (info.si_status != 0 || !asked_to_end());
+      if (counts && worker.members_code.value_or(0) == 0) worker.members_code = info.si_status;
       return;
     }
     worker.leads = false;

@@ -38,7 +38,7 @@ std::string read_progress_line(int64_t done, int64_t bytes, double seconds);
 // Returns the bytes that this process has read so far; none if the system does not tell.
 std::optional<int64_t> bytes_read();
 
-// Return the bytes that commands read: of a checkpoint and its weights, of a folder of Hugging Face's form, of texts.
+// Return the bytes that commands read: of a checkpoint and its weights, of a folder of Hugging Face's form, of text files.
 int64_t bytes_to_verify(const CheckpointReader& reader);
 int64_t bytes_to_export(const std::filesystem::path& from, const ExportOptions& options = {});
 int64_t bytes_to_compare(const std::filesystem::path& folder, const std::filesystem::path& against);

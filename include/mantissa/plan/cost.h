@@ -1,13 +1,13 @@
 // Predicts what a step of a run on many ranks sends, and how long it takes, before a rank is started.
 //
-// The bytes are those that Communicator counts; how many rows travel to experts is data, and supposed to be balanced. The time is a model
-// of five things, with F FLOPs of a rank's step (the formula of training_flops_per_token(), and what training.recompute computes again),
-// and for each bucket b the seconds x_b and g_b that its gradients and its parameters need on the link of the rank that sends or receives
-// most of them:
+// The bytes are those that Communicator counts; how many tokens go to which experts is data, and supposed to be balanced. The time is a
+// model of five things, with F FLOPs of a rank's step (the formula of training_flops_per_token(), and what training.recompute computes
+// again), and for each bucket b the seconds x_b and g_b that its gradients and its parameters need on the link of the rank that sends or
+// receives most of them:
 //
 //   compute      F / flops
-//   activations  what a rank sends or receives of those that tensor ranks exchange, and of rows that travel to experts and back, if each
-//                expert gets as many; one exchange after the other; not hidden
+//   activations  what a rank sends or receives of those that tensor ranks exchange, and of permuted tokens that are dispatched and combined,
+//                if each expert gets as many; one exchange after the other; not hidden
 //   exchange     the sum of x_b. While the last micro batch's backward pass goes from the last bucket to the first, x_b begins when it has
 //                passed b and x of the bucket before is through. What ends after the pass is not hidden.
 //   gather       the sum of g_b, from the first bucket on. The next step's first forward pass enters b when g_b has ended; what it waits
