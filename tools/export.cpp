@@ -16,22 +16,15 @@ struct ExportArguments {
   std::optional<std::string> convention;
 };
 
-// The parser has refused all other names.
-template <class Enum>
-Enum chosen(const std::string& name) {
-  for (const auto& choice : choices(Enum{})) {
-    if (name == choice.name) return choice.value;
-  }
-  fail(ExitCode::usage, "no such choice: ", name);
-}
-
 ExitCode run_export(const ExportArguments& arguments) {
   open_log({.level = LogLevel::warning, .console = true, .file = {}});
-  ExportOptions options{.weights = chosen<ExportWeights>(arguments.weights), .dtype = chosen<ExportDtype>(arguments.dtype)};
+  // The parser has refused all other names.
+  ExportOptions options{.weights = choice_of<ExportWeights>(arguments.weights).value(),
+                        .dtype = choice_of<ExportDtype>(arguments.dtype).value()};
   if (arguments.convention) {
     require(options.weights == ExportWeights::packed, ExitCode::usage,
             "--convention is of packed weights, and these are dequantized: drop it, or add --weights packed");
-    options.convention = chosen<Convention>(*arguments.convention);
+    options.convention = choice_of<Convention>(*arguments.convention).value();
   }
   const ExportedModel done = with_read_progress(bytes_to_export(arguments.model, options),
                                                 [&] { return export_model(arguments.model, arguments.output, options); });

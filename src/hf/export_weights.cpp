@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "hf/transpose.h"
 #include "mantissa/formats/bf16.h"
 #include "mantissa/formats/element.h"
 
@@ -13,17 +14,6 @@ namespace {
 constexpr int64_t kChunkElements = 2 << 20;
 
 FileDtype file_dtype(Dtype dtype) { return dtype == Dtype::bf16 ? FileDtype::bf16 : FileDtype::f32; }
-
-// Rows and columns of elements exchanged.
-std::vector<std::byte> transposed(const std::vector<std::byte>& elements, int64_t rows, int64_t columns) {
-  const auto height = static_cast<size_t>(rows), width = static_cast<size_t>(columns), bytes = elements.size() / (height * width);
-  std::vector<std::byte> out(elements.size());
-  for (size_t row = 0; row < height; ++row) {
-    for (size_t column = 0; column < width; ++column)
-      std::memcpy(out.data() + (column * height + row) * bytes, elements.data() + (row * width + column) * bytes, bytes);
-  }
-  return out;
-}
 
 bool is_grouped(const ArchitectureTensor& tensor) { return tensor.transposed && !tensor.name.ends_with(".weight"); }
 
@@ -202,7 +192,8 @@ void ExportedWeights::write(size_t tensor, ForwardWeights& weights, const Put& p
 void ExportedWeights::write_by_matrix(const Item& item, ForwardWeights& weights, const Put& put) const {
   const ArchitectureTensor& tensor = *item.tensor;
   const int64_t each = tensor.rows() / tensor.matrices;
-  std::vector<std::byte> matrix;
+  const bool turns = item.role == Role::values && tensor.transposed;
+  std::vector<std::byte> matrix, turned;
   for (int64_t first = 0; first < tensor.rows(); first += each) {
     for (const RowRun& run : tensor.runs) {
       const RowRun part = between(run, first, first + each);
@@ -214,7 +205,11 @@ void ExportedWeights::write_by_matrix(const Item& item, ForwardWeights& weights,
         std::ranges::copy(std::span(rows).subspan(static_cast<size_t>(row) * width, width),
                           matrix.begin() + (part.file_row - first + row * part.step) * static_cast<int64_t>(width));
     }
-    put(item.role == Role::values && tensor.transposed ? transposed(matrix, each, tensor.columns()) : matrix);
+    if (turns) {
+      turned.resize(matrix.size());
+      transpose(matrix, each, tensor.columns(), turned);
+    }
+    put(turns ? turned : matrix);
   }
 }
 

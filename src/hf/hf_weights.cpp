@@ -4,6 +4,7 @@
 #include <cstring>
 #include <set>
 
+#include "hf/transpose.h"
 #include "mantissa/checkpoint/tensor_reader.h"
 #include "mantissa/formats/bf16.h"
 #include "mantissa/formats/fp16.h"
@@ -334,15 +335,11 @@ void HfWeights::read_rows(const Piece& piece, int64_t begin, int64_t end, std::s
 
 std::span<const std::byte> HfWeights::turned_matrix(const Piece& piece, int64_t matrix) {
   if (turned_ == piece.entry && turned_matrix_ == matrix) return turned_bytes_;
-  const auto width = static_cast<size_t>(value_bytes(piece.entry->dtype)), rows = static_cast<size_t>(piece.tensor->columns()),
-             columns = static_cast<size_t>(piece.tensor->rows() / piece.tensor->matrices);
-  std::vector<std::byte> stored(rows * columns * width);
+  const int64_t rows = piece.tensor->columns(), columns = piece.tensor->rows() / piece.tensor->matrices;
+  std::vector<std::byte> stored(static_cast<size_t>(rows * columns * value_bytes(piece.entry->dtype)));
   files_.read(*piece.entry, matrix * static_cast<int64_t>(stored.size()), stored);
   turned_bytes_.resize(stored.size());
-  for (size_t row = 0; row < rows; ++row) {
-    for (size_t column = 0; column < columns; ++column)
-      std::memcpy(turned_bytes_.data() + (column * rows + row) * width, stored.data() + (row * columns + column) * width, width);
-  }
+  transpose(stored, rows, columns, turned_bytes_);
   turned_ = piece.entry;
   turned_matrix_ = matrix;
   return turned_bytes_;
