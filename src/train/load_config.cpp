@@ -129,7 +129,8 @@ void refuse_run_folder(const std::filesystem::path& file) {
           ": is a folder; its configuration is ", inside.string());
 }
 
-// Takes the model of checkpoint.init_from if the config has no section model. Problems with it are reported.
+// Takes the model of checkpoint.init_from if the config has no section model. What the user can mend is reported. Throws Error(data) for
+// files that are damaged, Error(environment) for those that the system cannot read.
 void take_saved_model(LoadedConfig& loaded) {
   const std::optional<std::string>& from = loaded.config.checkpoint.init_from;
   if (!from || loaded.report.given("model") || loaded.report.failed("checkpoint")) return;
@@ -141,6 +142,7 @@ void take_saved_model(LoadedConfig& loaded) {
     loaded.config.model.pad_vocab_to = 1;
     for (const Field& field : fields_of(loaded.config.model)) loaded.report.derive("model." + field.name);
   } catch (const Error& error) {
+    if (error.code() != ExitCode::usage) throw;
     loaded.report.error(key, error.what());
   }
 }

@@ -124,8 +124,8 @@ TEST_F(StartFromFolder, WhatCannotBeReadIsRefused) {
   EXPECT_EQ(refusal("poisoned").code(), ExitCode::data);
   EXPECT_THAT(refusal("poisoned").what(), HasSubstr(path("poisoned") + ": " + poisoned + "[3, 5] is NaN or Inf"));
   good.without("model.norm.weight").write(path("incomplete"));
-  EXPECT_EQ(refusal("incomplete").code(), ExitCode::usage) << "the model could not be taken from it";
-  EXPECT_THAT(refusal("incomplete").what(), HasSubstr("checkpoint.init_from"));
+  EXPECT_EQ(refusal("incomplete").code(), ExitCode::data) << "as with a section model";
+  EXPECT_THAT(refusal("incomplete").what(), HasSubstr(path("incomplete")));
   EXPECT_THAT(refusal("incomplete").what(), HasSubstr("model.norm.weight"));
   good.write(path("no generation"));
   test::write_file(path("no generation/generation_config.json"), "{");
