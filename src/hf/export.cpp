@@ -162,6 +162,8 @@ std::vector<Hash64> ModelExport::write(const fs::path& folder, int part, int par
 void ModelExport::finish(const fs::path& folder, const std::vector<Hash64>& hashes) const {
   const ExportedWeights& exported = source_->exported();
   const ExportedSource& from = *source_->from;
+  require(hashes.size() == exported.layout().tensors().size(), ExitCode::internal, folder.string(), ": ", hashes.size(), " hashes of ",
+          exported.layout().tensors().size(), " tensors");
   std::vector<TokenizerFile> files = model_files(from.files, from.tokenizer);
   files.push_back({.name = "config.json",
                    .bytes = architecture_config(from.model.config.model, exported.common_dtype(), special_tokens(from.files),
