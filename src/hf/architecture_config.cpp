@@ -73,7 +73,7 @@ void write_key(const ArchitectureKey& key, Architecture architecture, ModelConfi
 }
 
 // Writes null where a model has no such token, because transformers would take the architecture's default.
-Json ids(const std::string& tokens) { return parse_json_or_null(tokens); }
+Json ids(const std::vector<int64_t>& tokens) { return tokens.empty() ? Json() : tokens.size() == 1 ? Json(tokens.front()) : Json(tokens); }
 
 }  // namespace
 
@@ -228,12 +228,13 @@ std::string architecture_config(const ModelConfig& model, Dtype dtype, const Spe
 
 SpecialTokens read_special_tokens(std::string_view content, const std::string& source) {
   const Json config = parsed_config(content, source);
-  const auto tokens = [&](const char* name) -> std::string {
+  const auto tokens = [&](const char* name) -> std::vector<int64_t> {
     const Json& ids = config.get(name);
-    if (ids.is_null()) return "";
-    const bool list = ids.is_list() && std::ranges::all_of(ids.entries(), &Json::is_integer);
-    require(ids.is_integer() || list, ExitCode::data, source, ": ", name, " must be a token id or a list of them");
-    return ids.dump();
+    if (ids.is_null()) return {};
+    const JsonReader reader(ids, source, name);
+    if (ids.is_list()) return reader.as<std::vector<int64_t>>();
+    reader.require(ids.is_integer(), "must be a token id or a list of them, got ", ids.shown());
+    return {reader.as<int64_t>()};
   };
   return {.begin = tokens("bos_token_id"), .end = tokens("eos_token_id"), .pad = tokens("pad_token_id")};
 }

@@ -1,10 +1,8 @@
 #include "mantissa/hf/load_model.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <map>
 #include <string>
-#include <string_view>
 
 #include "mantissa/backend/functions.h"
 #include "mantissa/base/log.h"
@@ -24,11 +22,10 @@ namespace fs = std::filesystem;
 std::vector<int32_t> end_tokens(const std::vector<TokenizerFile>& files, int64_t vocab_size) {
   for (const char* const name : {"generation_config.json", "config.json"}) {
     const auto file = std::ranges::find(files, name, &TokenizerFile::name);
-    const std::string tokens = file != files.end() ? read_special_tokens(file->bytes, name).end : "";
-    if (tokens.empty() || tokens == "[]") continue;
+    if (file == files.end()) continue;
     std::vector<int32_t> ids;
-    for (const std::string& id : split(tokens.front() == '[' ? std::string_view(tokens).substr(1, tokens.size() - 2) : tokens, ','))
-      if (const int64_t number = std::atoll(id.c_str()); number >= 0 && number < vocab_size) ids.push_back(static_cast<int32_t>(number));
+    for (const int64_t id : read_special_tokens(file->bytes, name).end)
+      if (id >= 0 && id < vocab_size) ids.push_back(static_cast<int32_t>(id));
     if (!ids.empty()) return ids;
   }
   return {};

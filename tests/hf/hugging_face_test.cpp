@@ -24,12 +24,12 @@ class Architectures : public ::testing::TestWithParam<const char*> {};
 TEST_P(Architectures, AConfigThatIsWrittenIsReadAgain) {
   const ArchitectureConfig first = read(config_of(GetParam()));
   EXPECT_EQ(architecture_of(first.model), first.architecture);
-  const std::string written = architecture_config(first.model, first.dtype, {.begin = "1", .end = "[2,3]", .pad = ""});
+  const std::string written = architecture_config(first.model, first.dtype, {.begin = {1}, .end = {2, 3}, .pad = {}});
   const ArchitectureConfig again = read_architecture_config(written, "written");
   EXPECT_EQ(again.architecture, first.architecture);
   EXPECT_EQ(again.dtype, first.dtype);
   EXPECT_EQ(effective_config(again.model), effective_config(first.model));
-  EXPECT_EQ(read_special_tokens(written, "written").end, "[2,3]");
+  EXPECT_EQ(read_special_tokens(written, "written").end, (std::vector<int64_t>{2, 3}));
 }
 
 TEST_P(Architectures, EveryKeyThatChangesTheModelIsReadOrRefused) {
@@ -290,9 +290,12 @@ TEST(HuggingFaceConfig, UnusualValuesAreReadAndWritten) {
   const json written = json::parse(architecture_config(read(windows).model, Dtype::f32, {}));
   EXPECT_EQ(written["max_window_layers"], 0);  // for readers that look at nothing else
   const SpecialTokens tokens = read_special_tokens(R"({"bos_token_id": 1, "eos_token_id": [2, 3], "pad_token_id": 7})", "config.json");
-  EXPECT_EQ(tokens.pad, "7");
-  for (const char* text : {R"({"eos_token_id": "x"})", R"({"eos_token_id": [1, "x"]})"})
-    EXPECT_THAT(test::error_of([&] { read_special_tokens(text, "config.json"); }).what(), HasSubstr("eos_token_id must be a token id"));
+  EXPECT_EQ(tokens.pad, std::vector<int64_t>{7});
+  for (const char* ids : {R"("x")", R"([1, "x"])", "1.5", "[[1]]", "{}", "18446744073709551615", "[1, 18446744073709551615]"}) {
+    const Error error = test::error_of([&] { read_special_tokens(text(R"({"eos_token_id": )", ids, "}"), "a/config.json"); });
+    EXPECT_EQ(error.code(), ExitCode::data) << ids;
+    EXPECT_THAT(error.what(), ::testing::StartsWith("a/config.json: eos_token_id")) << ids;
+  }
 }
 
 TEST(HuggingFaceTensors, BuffersAndPrefixesAreThoseOfOlderFiles) {

@@ -152,7 +152,7 @@ TEST_F(FolderWeights, FilesOfTokensThatCannotBeReadAreRefused) {
   config["bos_token_id"] = "x";
   test::write_file(path("model/config.json"), config.dump());
   EXPECT_EQ(folder_error("model").code(), ExitCode::data);
-  EXPECT_THAT(folder_error("model").what(), HasSubstr(path("model/config.json") + ": bos_token_id must be a token id"));
+  EXPECT_THAT(folder_error("model").what(), HasSubstr(path("model/config.json") + ": bos_token_id: must be a token id"));
 }
 
 // An export of a run of bytes whose tokenizer.json, generation_config.json and end tokens are those of somebody else.

@@ -34,10 +34,11 @@ ArchitectureConfig read_architecture_config(std::string_view text, const std::st
 // Returns the architecture as which a model is written. Throws Error(usage) that names each option that no architecture has.
 Architecture architecture_of(const ModelConfig& model);
 
-// Special token ids as config.json has them: JSON texts of an id or a list of ids. "": none.
+// Special token ids of a config.json, which has one or a list; empty: none.
 struct SpecialTokens {
-  std::string begin = {}, end = {}, pad = {};
+  std::vector<int64_t> begin = {}, end = {}, pad = {};
 };
+// Throws Error(data) for what is no id of 64 bits.
 SpecialTokens read_special_tokens(std::string_view config, const std::string& source);
 
 // Writes the config.json of a model whose weights have this dtype; quantization is the JSON text of quantization_config, "": none.
