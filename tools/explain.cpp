@@ -10,6 +10,7 @@
 #include "mantissa/plan/cost.h"
 #include "mantissa/plan/estimate.h"
 #include "mantissa/plan/plan_table.h"
+#include "mantissa/plan/run_warnings.h"
 #include "mantissa/train/load_config.h"
 #include "tools/command.h"
 
@@ -110,7 +111,7 @@ void print_json(const Explanation& of) {
   all["bytes_per_step"] = json_of(bytes);
   all["gather"] = {{"bytes_per_code", gather.codes}, {"bytes_per_value", gather.values}};
   all["seconds_per_step"] = json_of(time, rates);
-  all["warnings"] = plan.warnings();
+  all["warnings"] = run_warnings(config, plan);
   std::cout << all.dump(1) << '\n';
 }
 
@@ -183,7 +184,8 @@ std::string tensor_line(const RunConfig& config, const PrecisionPlan& plan, cons
 std::string expert_line(const RunConfig& config, const PrecisionPlan& plan, const Amount& amount) {
   const int64_t ranks = config.parallel.expert, experts = config.model.moe->num_experts;
   return text("parallel.expert ", ranks, ": a rank holds ", experts / ranks, " of the ", experts, " experts of a layer, and ",
-              amount(plan.bytes_on_rank(config.parallel.ranks())), " of the weights | permuted tokens are dispatched to the ranks of their experts");
+              amount(plan.bytes_on_rank(config.parallel.ranks())),
+              " of the weights | permuted tokens are dispatched to the ranks of their experts");
 }
 
 void print_text(const Explanation& of, PlanTable form) {
@@ -209,7 +211,8 @@ void print_text(const Explanation& of, PlanTable form) {
   if (together) print(bytes_line(bytes, amount));
   if (config.parallel.data > 1) print(gather_line(gather));
   if (together || rates.flops || rates.link) print(time_line(of));
-  for (const std::string& warning : plan.warnings()) print("warning: " + printable(warning));
+  if (const auto advice = plan.gather_advice(); advice && !together) print(*advice);
+  for (const std::string& warning : run_warnings(config, plan)) print("warning: " + printable(warning));
   print("plan " + plan.to_json().at("hash").string());
 }
 

@@ -9,6 +9,7 @@
 #include "mantissa/base/log.h"
 #include "mantissa/base/printable.h"
 #include "mantissa/checkpoint/precision_setup.h"
+#include "mantissa/plan/run_warnings.h"
 #include "mantissa/train/load_config.h"
 #include "tools/command.h"
 #include "tools/console.h"
@@ -169,7 +170,7 @@ ExitCode run_training(const TrainArguments& arguments) {
     if (launch.rank > 0) return ExitCode::ok;
     const RunPreview preview = preview_run(loaded);
     print_preview(preview);
-    for (const std::string& warning : preview.precision.warnings()) log_warning(warning);
+    for (const std::string& warning : run_warnings(preview.config, preview.precision)) log_warning(warning);
     return ExitCode::ok;
   }
   watch_signals();

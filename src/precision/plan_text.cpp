@@ -87,26 +87,15 @@ void warn_of_rows(const std::vector<ModulePrecision>& modules, std::vector<std::
 }
 
 void warn_of_gather(const std::vector<ModulePrecision>& modules, std::vector<std::string>& warnings) {
-  int64_t linears = 0, high = 0, copies = 0, saved = 0;
-  bool gathers = false;
+  int64_t linears = 0, high = 0;
   for (const ModulePrecision& entry : modules) {
     if (entry.module.kind != ModuleKind::linear) continue;
-    const bool codes = entry.stores_only_codes();
-    gathers = gathers || codes;
     ++linears;
-    high += codes ? 0 : 1;
-    if (codes || !entry.recipe.reads_only_weight_codes()) continue;
-    ++copies;
-    if (entry.storage == StoredType::bf16) saved += 2 * entry.module.weight_elements();  // an fp32 weight is the master
+    high += entry.stores_only_codes() ? 0 : 1;
   }
-  if (gathers && high > 0) {
+  if (high < linears && high > 0) {
     warnings.push_back(
         text("precision.fp8_param_gather: ", high, " of ", linears, " linears have no quantized weight and are gathered as they are"));
-  }
-  if (saved > 0) {
-    warnings.push_back(text("precision.fp8_param_gather is off: ", copies,
-                            " quantized weights are held and gathered in high precision, too; on, ", saved,
-                            " bytes less beside the masters"));
   }
 }
 
@@ -157,6 +146,18 @@ void warn_of_bias_gradients(const std::vector<ModulePrecision>& modules, std::ve
 }
 
 }  // namespace
+
+std::optional<std::string> PrecisionPlan::gather_advice() const {
+  int64_t copies = 0, saved = 0;
+  for (const ModulePrecision& entry : modules_) {
+    if (entry.module.kind != ModuleKind::linear || entry.stores_only_codes() || !entry.recipe.reads_only_weight_codes()) continue;
+    ++copies;
+    if (entry.storage == StoredType::bf16) saved += 2 * entry.module.weight_elements();  // an fp32 weight is the master
+  }
+  if (saved == 0) return {};
+  return text("precision.fp8_param_gather is off: ", copies, " quantized weights are held and gathered in high precision, too; on, ", saved,
+              " bytes less beside the masters");
+}
 
 Json PrecisionPlan::to_json() const {
   Json::Entries entries;

@@ -11,6 +11,7 @@
 #include "mantissa/hf/load_model.h"
 #include "mantissa/io/pending_folder.h"
 #include "mantissa/metrics/run_folder.h"
+#include "mantissa/plan/run_warnings.h"
 #include "mantissa/train/equal_places.h"
 #include "train/run.h"
 
@@ -193,7 +194,9 @@ void open_folder(Run& run, const std::vector<std::string>& arguments) {
                          .device = run.device->name(),
                          .threads = num_threads()};
   if (run.events.started) run.events.started(event);
-  for (const std::string& warning : run.plan.warnings()) log_warning(warning);
+  if (!run.loaded.report.given("model") && !run.config.checkpoint.init_from)
+    log_warning("the configuration has no section model: this is the default, of ", event.parameters, " parameters");
+  for (const std::string& warning : run_warnings(run.config, run.plan)) log_warning(warning);
   for (const std::string& warning : idle_document_options(run.config.data, run.data)) log_warning(warning);
   if (run.config.checkpoint.exported) {
     const std::vector<std::string> warnings = export_warnings(run.config.model, own_tokenizer(run.files, run.data.tokenizer));

@@ -234,6 +234,26 @@ TEST_F(CommandLine, PackingWhatNoRecipeQuantizesIsRefused) {
                  "checkpoint.export: packed weights");
 }
 
+TEST_F(CommandLine, WhatARunWillNotDoIsAWarning) {
+  for (const char* const flag : {"--dry-run", "--resume"}) {
+    const auto warned = mantissa({"train", "run.json", flag, "--set", "model.activation=gelu_erf"});
+    EXPECT_EQ(warned.exit_code, 0) << warned.errors;
+    EXPECT_THAT(warned.errors, HasSubstr("schedule.warmup_steps 5: the run ends after 1 step")) << flag;
+    EXPECT_THAT(warned.errors, HasSubstr("the model cannot be exported: ")) << flag;
+  }
+  EXPECT_THAT(mantissa({"explain", "run.json", "--wide", "--set", "model.activation=gelu_erf"}).output,
+              HasSubstr("warning: the model cannot be exported: "));
+}
+
+TEST_F(CommandLine, ARunOfTheDefaultModelSaysSo) {
+  test::write_file(folder_ / "bare.json", R"({"data": {"path": "text.txt", "tokenizer": "byte"}, "training": {"steps": 1, "seq_len": 16,
+    "micro_batch_size": 1, "grad_accum": 1}, "schedule": {"warmup_steps": 0}, "eval": {"iters": 1}})");
+  const auto run = mantissa({"train", "bare.json"});
+  EXPECT_EQ(run.exit_code, 0) << run.errors;
+  EXPECT_THAT(run.errors, HasSubstr("the configuration has no section model: this is the default, of "));
+  EXPECT_THAT(mantissa({"train", "run.json"}).errors, Not(HasSubstr("has no section model")));
+}
+
 TEST_F(CommandLine, DocumentOptionsThatDoNothingAreWarnings) {
   for (const char* const flag : {"--dry-run", "--resume"}) {
     const auto warned = mantissa({"train", "run.json", flag, "--set", "data.document_mask=true"});

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include "mantissa/models/model_shape.h"
+#include "mantissa/plan/run_warnings.h"
 #include "mantissa/precision/plan.h"
 
 namespace mantissa::precision_warnings_test {
@@ -13,7 +14,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 // Of a "precision" section, for a model with 12 linears.
-std::vector<std::string> warnings(const std::string& section) {
+PrecisionPlan plan_of(const std::string& section) {
   ModelConfig model;
   model.vocab_size = 64;
   model.hidden_size = 64;
@@ -23,16 +24,18 @@ std::vector<std::string> warnings(const std::string& section) {
   model.max_position_embeddings = 16;
   ConfigReport report;
   const auto config = config_from_json<PrecisionConfig>(section, "c.json", ExitCode::usage);
-  const PrecisionPlan plan = PrecisionPlan::resolve(config, model_shape(model), report);
+  PrecisionPlan plan = PrecisionPlan::resolve(config, model_shape(model), report);
   report.throw_if_failed();
-  return plan.warnings();
+  return plan;
 }
+
+std::vector<std::string> warnings(const std::string& section) { return plan_of(section).warnings(); }
 
 TEST(PlanWarnings, WarningsNameWhatCostsOrDoesNothing) {
   EXPECT_THAT(warnings("{}"), IsEmpty());
   EXPECT_THAT(warnings(R"({"recipe": "mxfp4_qat"})"), IsEmpty());
   EXPECT_THAT(warnings(R"({"recipe": "mxfp8", "fp8_param_gather": true})"), IsEmpty());
-  EXPECT_THAT(warnings(R"({"recipe": "mxfp8"})"), ElementsAre(HasSubstr("precision.fp8_param_gather is off: 12 quantized weights")));
+  EXPECT_THAT(warnings(R"({"recipe": "mxfp8"})"), IsEmpty());
   EXPECT_THAT(warnings(R"({"recipe": "mxfp8", "fp8_param_gather": true, "rules": [{"match": "layers.0.*", "recipe": "high"}]})"),
               ElementsAre(HasSubstr("4 of 12 linears have no quantized weight")));
   const std::string rows =
@@ -93,6 +96,39 @@ TEST(PlanWarnings, ExpertsOfOneLayerWithDifferentFormatsAreAWarning) {
   const PrecisionPlan plan = PrecisionPlan::resolve(config, model, report);
   EXPECT_THAT(plan.warnings(), ElementsAre(HasSubstr("layers.0.moe.experts.gate_up (precision.rules.0) and layers.0.moe.experts.down "
                                                      "(precision.recipe) have different weight formats")));
+}
+
+TEST(PlanWarnings, AGatherOfCodesIsAdvisedWhereItSavesBytes) {
+  EXPECT_THAT(plan_of(R"({"recipe": "mxfp8"})").gather_advice().value_or(""),
+              HasSubstr("precision.fp8_param_gather is off: 12 quantized weights"));
+  for (const char* const none : {"{}", R"({"recipe": "mxfp8", "fp8_param_gather": true})", R"({"recipe": "mxfp4_qat"})"})
+    EXPECT_EQ(plan_of(none).gather_advice(), std::nullopt) << none;
+}
+
+TEST(RunWarnings, NameWhatARunWillNotDo) {
+  RunConfig config;
+  config.model.vocab_size = 64;
+  const auto found = [&] { return run_warnings(config, resolve_plan(config)); };
+  EXPECT_THAT(found(), IsEmpty());
+  config.schedule.warmup_steps = config.training.steps - 1;
+  EXPECT_THAT(found(), IsEmpty()) << "the last step is at the peak";
+  config.schedule.warmup_steps = config.training.steps;
+  EXPECT_THAT(found(),
+              ElementsAre("schedule.warmup_steps 1000: the run ends after 1000 steps, so the learning rate never reaches optimizer.lr"));
+  config.schedule.warmup_steps = 0;
+  config.model.activation = Activation::gelu_erf;
+  config.model.norm = Norm::layer;
+  EXPECT_THAT(found(),
+              ElementsAre(::testing::StartsWith("the model cannot be exported: no model of Hugging Face has these options, of which "
+                                                "GPT-2 is the nearest: model.")));
+  EXPECT_THAT(found().front(), ::testing::Not(HasSubstr("\n")));
+  config.model = {};
+  config.model.vocab_size = 64;
+  config.precision.recipe = "mxfp8";
+  for (const int64_t ranks : {1, 2}) {
+    config.parallel.data = ranks;
+    EXPECT_EQ(found().size(), ranks == 1 ? 0U : 1U) << "precision.fp8_param_gather is off";
+  }
 }
 
 }  // namespace mantissa::precision_warnings_test
