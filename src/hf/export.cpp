@@ -184,7 +184,6 @@ void ModelExport::finish(const fs::path& folder, const std::vector<Hash64>& hash
 ExportedModel export_model(const fs::path& from, const fs::path& output, const ExportOptions& options) {
   ModelExport model(from, options);
   const ExportedModel summary = model.summary();  // and all refusals
-  for (const std::string& warning : model.warnings()) log_warning(warning);
   PendingFolder pending(output);
   model.begin(pending.path());
   model.finish(pending.path(), model.write(pending.path(), 0, 1));
@@ -195,6 +194,7 @@ ExportedModel export_model(const fs::path& from, const fs::path& output, const E
   model.weights().require_unchanged();
   require(!difference, ExitCode::storage, output.string(), ": what was written is not what was to be: ", difference.value_or(""));
   pending.publish();
+  for (const std::string& warning : model.warnings()) log_warning(warning);
   return summary;
 }
 
