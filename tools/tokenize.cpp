@@ -135,16 +135,30 @@ std::string train_tokenizer(const TokenizeArguments& arguments, const std::vecto
               tokens < *arguments.train_vocab ? ", as no further pair occurs twice" : "", "; give it as --tokenizer or data.tokenizer\n");
 }
 
-ExitCode tokenize(const TokenizeArguments& arguments) {
-  if (arguments.train_vocab) {
-    require(arguments.tokenizer == "byte" && !arguments.vocabulary && !arguments.append_eod && !arguments.eod_id, ExitCode::usage,
-            "--train-vocab: writes a tokenizer, no tokens; --tokenizer, --vocabulary, --append-eod and --eod-id go without it");
-    require(*arguments.train_vocab >= BpeTrainer::kFewestTokens && *arguments.train_vocab <= 1 << 24, ExitCode::usage,
-            "--train-vocab: must be from ", BpeTrainer::kFewestTokens, " to ", 1 << 24, ", got ", *arguments.train_vocab);
-    require_output_file(arguments.output);
-  } else {
-    for (const char* const extension : {".bin", ".idx", ".tokenizer.json"}) require_output_file(arguments.output + extension);
+// Token files are data, perhaps of a run that reads them: none is replaced. Nor is a tokenizer.
+void require_new_files(const TokenizeArguments& arguments) {
+  std::vector<std::string> extensions = {".bin", ".idx", ".tokenizer.json"};
+  if (arguments.train_vocab) extensions = {""};
+  for (const std::string& extension : extensions) {
+    const std::string file = arguments.output + extension;
+    require_output_file(file);
+    std::error_code error;
+    require(!std::filesystem::exists(std::filesystem::symlink_status(file, error)), ExitCode::usage, file,
+            ": is there already; delete it, or give another --output");
   }
+}
+
+void check_train_vocab(const TokenizeArguments& arguments) {
+  if (!arguments.train_vocab) return;
+  require(arguments.tokenizer == "byte" && !arguments.vocabulary && !arguments.append_eod && !arguments.eod_id, ExitCode::usage,
+          "--train-vocab: writes a tokenizer, no tokens; --tokenizer, --vocabulary, --append-eod and --eod-id go without it");
+  require(*arguments.train_vocab >= BpeTrainer::kFewestTokens && *arguments.train_vocab <= 1 << 24, ExitCode::usage,
+          "--train-vocab: must be from ", BpeTrainer::kFewestTokens, " to ", 1 << 24, ", got ", *arguments.train_vocab);
+}
+
+ExitCode tokenize(const TokenizeArguments& arguments) {
+  check_train_vocab(arguments);
+  require_new_files(arguments);
   std::vector<std::string> paths;
   for (const std::string& pattern : arguments.files) {
     for (std::string& path : expand_paths(pattern)) paths.push_back(std::move(path));

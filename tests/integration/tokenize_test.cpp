@@ -58,6 +58,18 @@ TEST_F(TokenizeTest, CharacterVocabularyIsKeptAndCanBeUsedAgain) {
   EXPECT_THAT(tokens("valid", 3), ElementsAre(2, 1));
 }
 
+TEST_F(TokenizeTest, FilesThatAreThereStay) {
+  for (const std::string file : {"out.bin", "out.idx", "out.tokenizer.json"}) {
+    write_file(folder_ / file, "of something else");
+    const test::ProcessResult outcome = tokenize("--tokenizer char --output out a.txt");
+    EXPECT_EQ(outcome.exit_code, 2) << file;
+    EXPECT_THAT(outcome.errors, HasSubstr(file + ": is there already"));
+    EXPECT_EQ(test::read_file(folder_ / file), "of something else");
+    std::filesystem::remove(folder_ / file);
+  }
+  EXPECT_EQ(tokenize("--tokenizer char --output out a.txt").exit_code, 0);
+}
+
 TEST_F(TokenizeTest, MistakesAreRefusedAndLeaveNothingBehind) {
   const auto names = [this] {
     std::vector<std::string> out;
