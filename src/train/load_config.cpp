@@ -1,7 +1,10 @@
 #include "mantissa/train/load_config.h"
 
+#include <algorithm>
+#include <array>
 #include <filesystem>
 
+#include "mantissa/base/file.h"
 #include "mantissa/base/log.h"
 #include "mantissa/checkpoint/checkpoint_search.h"
 #include "mantissa/data/dataset.h"
@@ -95,10 +98,11 @@ void check_data(const std::string& path, const std::string& key, ConfigReport& r
   }
 }
 
-void check_checkpoint(const std::string& path, const std::string& key, ConfigReport& report) {
+void check_checkpoint(const std::string& path, const std::string& key, ConfigReport& report, const char* advice = "") {
   std::error_code error;
-  if (!report.failed(key) && !std::filesystem::exists(path, error))
-    report.error(key, "no such checkpoint: \"" + path + "\"" + steps_beside(path));
+  if (report.failed(key) || std::filesystem::exists(path, error)) return;
+  const bool alone = !std::filesystem::exists(std::filesystem::path(path).parent_path(), error);
+  report.error(key, "no such checkpoint: \"" + path + "\"" + steps_beside(path) + (alone ? advice : ""));
 }
 
 bool continues(const CheckpointConfig& config) {
@@ -118,15 +122,25 @@ void check_inputs_exist(const RunConfig& config, ConfigReport& report) {
   const std::string& resume = config.checkpoint.resume;
   if (resume != "never" && resume != "auto") check_checkpoint(resume, "checkpoint.resume", report);
   if (config.checkpoint.init_from && !continues(config.checkpoint))
-    check_checkpoint(*config.checkpoint.init_from, "checkpoint.init_from", report);
+    check_checkpoint(*config.checkpoint.init_from, "checkpoint.init_from", report,
+                     "; nothing is downloaded: fetch a model of Hugging Face first, and name its folder");
 }
 
-// Names the configuration in a folder that was given in its place.
-void refuse_run_folder(const std::filesystem::path& file) {
+// Names the configuration in a folder that was given in its place, and the key of a text that was.
+void refuse_what_is_no_config(const std::filesystem::path& file) {
   std::error_code none;
   const std::filesystem::path inside = file / "config.json";
   require(!std::filesystem::is_directory(file, none) || !std::filesystem::exists(inside, none), ExitCode::usage, file.string(),
           ": is a folder; its configuration is ", inside.string());
+  if (!std::filesystem::is_regular_file(file, none)) return;
+  const File content = File::open_input(file);
+  std::array<char, 64> begin{};
+  const auto read = std::min<int64_t>(content.size(), std::ssize(begin));
+  content.read_at(0, std::as_writable_bytes(std::span(begin)).first(static_cast<size_t>(read)));
+  const size_t first = std::string_view(begin.data(), static_cast<size_t>(read)).find_first_not_of(" \t\r\n");
+  const bool json = first == std::string_view::npos || std::string_view("{[\"/\xEF").find(begin.at(first)) != std::string_view::npos;
+  require(json, ExitCode::usage, file.string(),
+          ": is no configuration, which is JSON and begins with {; a text to train on is --set data.path=", file.string());
 }
 
 // Takes the model of checkpoint.init_from if the config has no section model. What the user can mend is reported. Throws Error(data) for
@@ -169,7 +183,7 @@ void take_saved_tokenizer(LoadedConfig& loaded) {
 }  // namespace
 
 LoadedConfig load_run_config(const ConfigSources& sources, Inputs inputs, int64_t world) {
-  refuse_run_folder(sources.file);
+  if (!sources.text) refuse_what_is_no_config(sources.file);
   LoadedConfig loaded;
   if (read_config(sources, fields_of(loaded.config), loaded.report, kForeignNames)) {
     take_saved_model(loaded);

@@ -306,6 +306,17 @@ TEST(RunConfig, MissingInputsAreNamedWithWhatIsThere) {
   EXPECT_EQ(loaded.config.data.train.at(0).path, folder / "there.txt");
 }
 
+TEST(RunConfig, NothingIsDownloaded) {
+  const TemporaryFolder folder;
+  write_file(folder / "there.txt", std::string(9000, 'x'));
+  write_file(folder / "c.json", R"({"data": {"path": "there.txt", "tokenizer": "byte"}})");
+  const auto refused = [&](const std::string& from) {
+    return std::string(error_of([&] { load_run_config({.file = folder / "c.json", .sets = {"checkpoint.init_from=" + from}}); }).what());
+  };
+  EXPECT_THAT(refused("Qwen/Qwen3-0.6B"), HasSubstr("nothing is downloaded"));
+  EXPECT_THAT(refused(folder / "typo"), Not(HasSubstr("nothing is downloaded")));
+}
+
 TEST(RunConfig, AFolderInPlaceOfAConfigurationIsRefusedWithItsOwn) {
   const TemporaryFolder folder;
   const auto refused = [&] { return std::string(error_of([&] { load_run_config({.file = folder.path().string()}); }).what()); };

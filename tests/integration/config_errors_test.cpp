@@ -69,6 +69,7 @@ const std::vector<Broken> kBrokenConfigs = {
     {"!\xef\xbb\xbf{}", {"c.json:1:1", "byte order mark"}},
     {"!{\n\"model\": {}", {"c.json:2:12", "unexpected end of input"}},
     {"!{} {}", {"c.json:1:4"}},
+    {"!\n  To be, or not to be", {"c.json: is no configuration", "--set data.path=c.json"}},
     {"!", {"c.json:1:1"}},
     {"![1]", {"c.json:1:1: a config must be an object"}},
     {"!{\"a\": " + std::string(100'000, '[') + "}", {"nested more than 32 levels deep", "c.json:1:38"}},
