@@ -20,6 +20,12 @@ std::string read_text(const std::string& file) {
   return config.content(kLargestConfig);
 }
 
+// Returns whether all that is wrong is the size of a number.
+bool is_number_too_large(const ParsedJson& parsed) {
+  const std::string_view problem = parsed.problems.front().message;
+  return parsed.problems.size() == 1 && (problem.starts_with("integer beyond 64 bits") || problem.starts_with("number overflow"));
+}
+
 class Merger {
  public:
   explicit Merger(ConfigReport& report) : report_(report), tree_(report.sources()) {}
@@ -51,7 +57,7 @@ class Merger {
       report_.source_error(text("--set ", shortened(argument), ": more than ", kDeepestKey, " levels deep"), source.base);
     } else {
       source.value = equals + 1;
-      set(source, key);
+      if (std::optional<Json> value = value_of(source, key)) set(source, key, std::move(*value));
     }
   }
 
@@ -94,7 +100,7 @@ class Merger {
 
   // Walks to the key, making objects on the way. A number is an index where a list stands, or where nothing stands yet. A made object has
   // the place of its name in the argument.
-  void set(const Source& source, const std::string& key) {
+  void set(const Source& source, const std::string& key, Json value) {
     Json* at = &tree_.root;
     for (size_t begin = 0; begin <= key.size();) {
       const size_t end = std::min(key.find('.', begin), key.size());
@@ -103,7 +109,7 @@ class Merger {
       if (at == nullptr) return;
       const uint32_t place = source.base + static_cast<uint32_t>(begin);
       if (end == key.size()) {
-        *at = value_of(source);
+        *at = std::move(value);
         at->key = place;
       } else if (at->key == 0) {
         at->key = at->place = place;
@@ -112,11 +118,16 @@ class Merger {
     }
   }
 
-  // What is no JSON is text.
-  static Json value_of(const Source& source) {
+  // What is no JSON is text, but for a number that nothing here can hold.
+  std::optional<Json> value_of(const Source& source, const std::string& key) {
     const uint32_t value = source.base + static_cast<uint32_t>(source.value);
     ParsedJson parsed = parse_commented_json(std::string_view(source.text).substr(source.value), value);
     if (parsed.problems.empty()) return std::move(parsed.root);
+    if (is_number_too_large(parsed)) {
+      report_.source_error(
+          text(printable(shown_key(key)), ": ", parsed.problems.front().message, "   (--set ", shortened(source.text), ")"), source.base);
+      return {};
+    }
     Json words(source.text.substr(source.value));
     words.key = words.place = value;
     return words;

@@ -133,6 +133,14 @@ TEST_F(StartFromFolder, WhatCannotBeReadIsRefused) {
   EXPECT_THAT(refusal("no generation").what(), HasSubstr("generation_config.json"));
 }
 
+TEST_F(StartFromFolder, AVocabularyThatATokenizerDoesNotFitIsSaidToBeThatOfTheFolder) {
+  run("first", test::kShape);
+  export_to(checkpoint("first", 3), "letters");
+  const Error error = refusal("letters", {{"data", {{"tokenizer", "byte"}}}});
+  EXPECT_EQ(error.code(), ExitCode::usage);
+  EXPECT_THAT(error.what(), HasSubstr("the byte tokenizer has 256 ids, got 8, which is that of the model of checkpoint.init_from"));
+}
+
 // One rank has the element; all name it.
 TEST_F(StartFromFolder, RanksRefuseTogetherWhatOneOfThemFinds) {
   const HfFolder good(path("good"), "qwen3", "F32");
