@@ -23,8 +23,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-void show_list(const fs::path& folder) {
+void show_list(const fs::path& folder, bool one_of_several) {
   const auto list = list_checkpoints(folder);
+  if (one_of_several && !list.empty()) std::cout << printable(folder.string()) << '\n';
   if (list.empty()) std::cout << printable(folder.string()) << ": no checkpoints\n";
   for (const CheckpointStatus& status : list) {
     std::cout << status.path.filename().string() << "  ";
@@ -137,7 +138,7 @@ void show(const std::string& path, const InspectArguments& arguments) {
   if (is_hf_folder(path)) return show_hf_folder(path);
   if (fs::is_directory(path, unknown)) {
     const NamedCheckpoint named = find_checkpoint(path);
-    return named.name.empty() ? show_list(named.folder) : show_checkpoint(open_checkpoint(path));
+    return named.name.empty() ? show_list(named.folder, arguments.paths.size() > 1) : show_checkpoint(open_checkpoint(path));
   }
   for (const std::string& file : expand_paths(path)) show_data(file, arguments);
 }

@@ -41,6 +41,13 @@ TEST_F(InspectTest, ListsCheckpointsWithTheirValidity) {
   }
 }
 
+TEST_F(InspectTest, NamesEachOfSeveralLists) {
+  const std::string lists = mantissa("inspect . checkpoints/").output;
+  EXPECT_THAT(lists, ::testing::StartsWith("./checkpoints\nstep-00000001  "));
+  EXPECT_THAT(lists, HasSubstr("(latest)\ncheckpoints\nstep-00000001  "));
+  EXPECT_THAT(mantissa("inspect .").output, ::testing::StartsWith("step-00000001  "));
+}
+
 TEST_F(InspectTest, ShowsWhatACheckpointHolds) {
   const ProcessResult result = mantissa("inspect checkpoints/step-00000003");
   EXPECT_EQ(result.exit_code, 0) << result.errors;
