@@ -44,8 +44,8 @@ class PlannedBytes : public test::TrainingTest {
     EXPECT_EQ(planned.sent.other, all.other) << name;
     const int64_t mean = (all.gradients + all.parameters + all.activations) / (grid.data * grid.tensor);
     EXPECT_GE(planned.busiest, mean) << name;
-    if (grid.data > 1) return;
-    EXPECT_LT(static_cast<double>(planned.busiest), 1.1 * static_cast<double>(mean)) << name;
+    const double most = grid.data > 1 ? 1.25 : 1.1;  // shares of so small a model are uneven
+    EXPECT_LT(static_cast<double>(planned.busiest), most * static_cast<double>(mean)) << name;
   }
 };
 
