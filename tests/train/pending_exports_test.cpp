@@ -142,9 +142,9 @@ class ExportsOfChunks : public ExportsAskedFor {
   }
   // Of the parts that two ranks write: those that cannot be written.
   std::vector<int> refused_parts() const {
-    const test::TemporaryFolder folder;
     std::vector<int> refused;
     for (const int part : {0, 1}) {
+      const test::TemporaryFolder folder;
       ModelExport model(checkpoint("run", 2), {});
       model.begin(folder.path());
       if (test::error_code_of([&] { model.write(folder.path(), part, 2); }) == ExitCode::data) refused.push_back(part);
