@@ -2,24 +2,27 @@
 // training does to keep bits equal, would take longer.
 #pragma once
 
+#include <cstdint>
 #include <utility>
 
 namespace mantissa {
 
-// While one lives on a thread, dense GEMMs of up to 16 rows on that thread may have other bits than the same rows among others. The CPU
-// backend uses it where operands need no widening; experts are grouped and always run in tiles.
+inline constexpr int64_t kFewRows = 16;  // more are faster in tiles
+
+// While one lives on a thread, GEMMs of up to `most` rows on that thread, or of up to so many in each group, may have other bits than the
+// same rows among more. The bits of a row do not depend on the others up to that number.
 class FewRows {
  public:
-  FewRows() : before_(std::exchange(allowed_here, true)) {}
+  explicit FewRows(int64_t most = kFewRows) : before_(std::exchange(allowed_here, most)) {}
   ~FewRows() { allowed_here = before_; }
   FewRows(const FewRows&) = delete;
   FewRows& operator=(const FewRows&) = delete;
 
-  static bool allowed() { return allowed_here; }
+  static bool allowed(int64_t rows) { return rows <= allowed_here; }
 
  private:
-  inline static constinit thread_local bool allowed_here = false;
-  bool before_;
+  inline static constinit thread_local int64_t allowed_here = 0;
+  int64_t before_;
 };
 
 }  // namespace mantissa

@@ -1,12 +1,9 @@
-// Runs GEMMs on the CPU. They are made of tiles (gemm_tiles.h, packed_gemm.h), except those of a few rows in generation (few_rows.h), which
-// go to the library as they are.
+// Runs GEMMs on the CPU. They are made of tiles (gemm_tiles.h, packed_gemm.h), except those of a few rows in generation
+// (few_rows_gemm.h).
 #pragma once
 
 #include <atomic>
-#include <compare>
-#include <map>
 #include <memory>
-#include <mutex>
 
 #include "mantissa/backend/backend.h"
 #include "mantissa/base/parallel.h"
@@ -18,7 +15,6 @@ struct MatmulShape {
   int64_t rows, cols, depth, lda, ldb, ldc;
   Dtype in, out;  // fp32 or bf16; bias has the dtype of the inputs
   bool b_transposed, accumulate, bias;
-  auto operator<=>(const MatmulShape&) const = default;  // NOLINT(modernize-use-nullptr): version 14 takes its literal 0 for a pointer
 };
 
 // Wraps one oneDNN primitive.
@@ -51,9 +47,9 @@ class GemmEngine {
   int64_t fp32_gemms() const { return fp32_gemms_; }
 
  private:
-  const Matmul& matmul(const MatmulShape& shape);
   bool run_column_blocks(const Gemm& k, const GemmDtypes& dtypes, Backend& device);
-  void run_few_rows(const Gemm& k, Subnormals subnormals, const Tensor& a, const Tensor& b, int64_t first, int64_t cols);
+  bool run_few_rows(const Gemm& k, Backend& device);
+  bool run_few_rows(const GroupedGemm& k, Backend& device);
   bool run_groups(const GroupedGemm& k, const GemmDtypes& dtypes, Backend& device);
 
   // Widening bf16 is exact, and so is dequantizing to bf16 unless a scale is extreme: then run() returns false, and is called again for
@@ -67,8 +63,6 @@ class GemmEngine {
   }
 
   std::atomic<int64_t> fp32_gemms_ = 0;
-  std::mutex mutex_;
-  std::map<MatmulShape, std::unique_ptr<Matmul>> matmuls_;
 };
 
 }  // namespace mantissa

@@ -1,10 +1,12 @@
 #include <vector>
 
 #include "backend/cpu/fast/cpu_backend.h"
+#include "backend/cpu/fast/few_rows_gemm.h"
 #include "backend/cpu/fast/gemm_engine.h"
 #include "backend/cpu/fast/gemm_tiles.h"
 #include "backend/cpu/groups.h"
 #include "mantissa/backend/ceilings.h"
+#include "mantissa/backend/few_rows.h"
 #include "mantissa/base/integers.h"
 
 namespace mantissa {
@@ -42,7 +44,30 @@ bool GemmEngine::run_groups(const GroupedGemm& k, const GemmDtypes& dtypes, Back
   return true;
 }
 
+// Returns false where a group has too many rows, or needs the care that tiles take.
+bool GemmEngine::run_few_rows(const GroupedGemm& k, Backend& device) {
+  const Groups groups("grouped_gemm", k.offsets, k.out.dim(0));
+  const int64_t stored = shape_of(k.b.value)[0] / groups.count();
+  if (!k.b.transposed || !takes_few_rows(k.b.value)) return false;
+  for (int64_t g = 0; g < groups.count(); ++g) {
+    if (!FewRows::allowed(groups[g].rows())) return false;
+  }
+  const Tensor extreme = k.a.quantized() ? zeros(device, Dtype::i32, {1}) : Tensor();
+  const Tensor a = dense(slice(k.a.value, 0, groups.end()), Dtype::f32, extreme);
+  if (is_set(extreme)) return false;
+  std::vector<FewRowsGemm> gemms;
+  for (int64_t g = 0; g < groups.count(); ++g) {
+    const auto [begin, end] = groups[g];
+    if (begin == end) continue;
+    gemms.push_back({.a = a.slice(begin, end), .b = slice(k.b.value, g * stored, (g + 1) * stored), .out = k.out.slice(begin, end)});
+  }
+  if (!gemms.empty() && !multiply_few_rows(gemms)) return false;
+  device.run(Fill{.out = k.out.slice(groups.end(), k.out.dim(0)), .value = 0.0});
+  return true;
+}
+
 void GemmEngine::run(const GroupedGemm& k, Backend& device) {
+  if (run_few_rows(k, device)) return;
   run_exactly(is_fp32(k.a) || is_fp32(k.b), [&](const GemmDtypes& dtypes) { return run_groups(k, dtypes, device); });
 }
 

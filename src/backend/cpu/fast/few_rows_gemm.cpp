@@ -1,0 +1,303 @@
+#include "backend/cpu/fast/few_rows_gemm.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <vector>
+
+#include "backend/cpu/fast/clones.h"
+#include "backend/cpu/fast/lane_math.h"
+#include "backend/cpu/fast/weight_steps.h"
+#include "backend/cpu/scalar.h"
+#include "mantissa/base/integers.h"
+#include "mantissa/base/parallel.h"
+
+namespace mantissa {
+namespace {
+
+using simd::Floats;
+using steps::kSpan, steps::kSpans, steps::kStep, steps::kVectors;
+
+constexpr int64_t kPieceBytes = int64_t{32} << 10;  // of a weight: long against the start of a piece, short against a small GEMM
+
+// Rows of a weight, as values or as codes, and what they are multiplied with.
+template <class Scale>
+struct Piece {
+  const std::byte* weight;
+  int64_t rows, row_bytes, depth;
+  const Scale* scales;               // [blocks, spans of a row]
+  int64_t block_rows, row_of_block;  // of the first row
+  const float* x;                    // [x_rows, x_row], laid out as the steps
+  int64_t x_rows, x_row;
+  float* sums;  // [x_rows, rows, lanes], to be summed over lanes: summed here, g++ 12 takes the last step of a row apart lane by lane
+};
+
+// Returns whether a scale is extreme.
+template <class Steps>
+[[gnu::always_inline]] inline bool make_scales(const uint8_t* __restrict codes, int64_t count, typename Steps::Scale* __restrict scales) {
+  uint32_t extreme = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    scales[i] = Steps::scale(codes[i]);
+    extreme |= Steps::extreme(codes[i]);
+  }
+  return extreme != 0;
+}
+
+// Multiplies one row of the weight with kRows rows of x. Returns false if an element is NaN.
+template <class Steps, int kRows>
+[[gnu::always_inline]] inline bool multiply_row(const Piece<typename Steps::Scale>& piece, const std::byte* weight,
+                                                const typename Steps::Scale* scales, const float* x, float* out) {
+  Floats sums[size_t{kRows}] = {};
+  bool numbers = true;
+  const auto step = [&]<bool kPlain>(const std::byte* from, int64_t s) __attribute__((always_inline)) {
+    Floats parts[size_t{kRows}][2] = {};  // two, because each addition to one waits for that before
+    const float* at = x + s * kStep;
+    const auto take = [&](int64_t v, Floats w) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        Floats& part = parts[r][v % 2];
+        part = simd::fma(w, simd::load(at + r * piece.x_row + v * simd::kLanes), part);
+      }
+    };
+    numbers &= Steps::template read<kPlain>(from, scales + kSpans * s, take);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) sums[r] = Steps::add(sums[r], parts[r][0] + parts[r][1], scales + kSpans * s);
+  };
+  const int64_t whole = piece.depth / kStep, left = piece.row_bytes - whole * Steps::kBytes;
+  if constexpr (Steps::kPlainSteps == 0) {
+    for (int64_t s = 0; s < whole; ++s) step.template operator()<true>(weight + s * Steps::kBytes, s);
+  } else {
+    for (int64_t s = 0; s < whole;) {
+      const int64_t end = std::min(whole, s + Steps::kPlainSteps);
+      if (Steps::plain(weight + s * Steps::kBytes, end - s)) [[likely]] {
+        for (; s < end; ++s) step.template operator()<true>(weight + s * Steps::kBytes, s);
+      } else {
+        for (; s < end; ++s) step.template operator()<false>(weight + s * Steps::kBytes, s);
+      }
+    }
+  }
+  if (left > 0) {
+    alignas(32) std::byte last[size_t{Steps::kBytes}] = {};
+    std::memcpy(last, weight + whole * Steps::kBytes, static_cast<size_t>(left));
+    step.template operator()<Steps::kPlainSteps == 0>(last, whole);
+  }
+  for (int r = 0; r < kRows; ++r) simd::store(out + r * piece.rows * simd::kLanes, sums[r]);
+  return numbers;
+}
+
+template <class Steps>
+[[gnu::always_inline]] inline bool multiply_rows(const Piece<typename Steps::Scale>& piece) {
+  bool numbers = true;
+  const typename Steps::Scale* scales = piece.scales;
+  int64_t row_of_block = piece.row_of_block;
+  for (int64_t n = 0; n < piece.rows; ++n) {
+    const std::byte* weight = piece.weight + n * piece.row_bytes;
+    const float* x = piece.x;
+    float* out = piece.sums + n * simd::kLanes;
+    int64_t left = piece.x_rows;
+    for (; left >= 4; left -= 4, x += 4 * piece.x_row, out += 4 * piece.rows * simd::kLanes)
+      numbers &= multiply_row<Steps, 4>(piece, weight, scales, x, out);
+    if (left >= 2) {
+      numbers &= multiply_row<Steps, 2>(piece, weight, scales, x, out);
+      left -= 2, x += 2 * piece.x_row, out += 2 * piece.rows * simd::kLanes;
+    }
+    if (left > 0) numbers &= multiply_row<Steps, 1>(piece, weight, scales, x, out);
+    if (++row_of_block == piece.block_rows) row_of_block = 0, scales += piece.depth / kSpan;
+  }
+  return numbers;
+}
+
+template <class Steps>
+bool run(const Piece<typename Steps::Scale>& piece) {
+  return cloned<multiply_rows<Steps>>(piece);
+}
+template <>
+bool run<steps::E2M1Codes<>>(const Piece<float>& piece) {
+  return cloned<multiply_rows<steps::E2M1Codes<true>>, multiply_rows<steps::E2M1Codes<false>>>(piece);
+}
+
+// Room that the calling thread keeps.
+template <class T, int kUse>
+T* room_for(int64_t count) {
+  thread_local std::vector<T> room;
+  if (room.size() < static_cast<size_t>(count)) room.resize(static_cast<size_t>(count));
+  return room.data();
+}
+
+// Rows [first, first + rows) of codes.
+template <class Steps>
+class Scales {
+ public:
+  using Scale = typename Steps::Scale;
+  Scales(const QuantizedTensor& codes, int64_t first, int64_t rows)
+      : codes_(codes), first_(first), rows_(rows), each_(codes.how.block_cols / kSpan), blocks_(codes.shape[1] / codes.how.block_cols) {}
+
+  int64_t row_of_block() const { return first_ % codes_.how.block_rows; }
+
+  // One for each span of each row of blocks, and one more, with which what is read beside a row is multiplied. Returns nullptr where a
+  // block that is not zero has an extreme scale; blocks of zeros, as of padding, have the scale 0.
+  const Scale* make() const {
+    const int64_t rows_of_block = codes_.how.block_rows, begin = first_ / rows_of_block, end = ceil_div(first_ + rows_, rows_of_block);
+    const int64_t count = (end - begin) * blocks_;
+    Scale* const scales = room_for<Scale, 0>(count * each_ + 1);
+    scales[count * each_] = Steps::scale(127);
+    const bool extreme = cloned<make_scales<Steps>>(codes_.scales.device_data<uint8_t>() + begin * blocks_, count, scales);
+    for (int64_t i = count - 1; each_ > 1 && i >= 0; --i) std::fill_n(scales + i * each_, each_, Scale{scales[i]});
+    return extreme && !zero_where_extreme() ? nullptr : scales;
+  }
+
+ private:
+  bool zero_where_extreme() const {
+    const int64_t row_bytes = codes_.shape[1] * Steps::kBytes / kStep;
+    for (int64_t row = first_; row < first_ + rows_; ++row) {
+      const uint8_t* scales = codes_.scales.device_data<uint8_t>() + row / codes_.how.block_rows * blocks_;
+      for (int64_t i = 0; i < blocks_ * each_; ++i) {
+        if (Steps::extreme(scales[i / each_]) == 0) continue;
+        if (!Steps::zero(codes_.codes.device_bytes() + row * row_bytes + i * Steps::kBytes / kSpans)) return false;
+      }
+    }
+    return true;
+  }
+
+  const QuantizedTensor& codes_;
+  int64_t first_, rows_, each_, blocks_;
+};
+
+// Lays a [M, K] out as the steps do, filled up with zeros. Returns false where an element is so large that a sum of a step could overflow
+// although the scaled one does not.
+template <class Steps, class T>
+bool lay_out(const Tensor& a, float* to) {
+  constexpr auto kColumns = [] {
+    std::array<int64_t, static_cast<size_t>(kStep)> columns{};
+    for (int64_t i = 0; i < kStep; ++i) columns[static_cast<size_t>(i)] = Steps::column(i / simd::kLanes, i % simd::kLanes);
+    return columns;
+  }();
+  constexpr uint32_t kLarge = (127 + 119) << 23;
+  const int64_t depth = a.dim(1);
+  uint32_t largest = 0;
+  for (int64_t r = 0; r < a.dim(0); ++r) {
+    const T* row = a.device_data<T>() + r * depth;
+    for (int64_t first = 0; first < depth; first += kStep, to += kStep) {
+      for (size_t i = 0; i < kColumns.size(); ++i) {
+        const int64_t column = first + kColumns[i];
+        to[i] = column < depth ? lane::load(row[column]) : 0.0F;
+        largest = std::max(largest, std::bit_cast<uint32_t>(to[i]) & ~kFp32Sign);
+      }
+    }
+  }
+  return !Steps::kScaled || largest < kLarge;
+}
+
+// Returns the bias of columns [first, first + cols), or zeros.
+void load_bias(const Tensor& bias, int64_t first, int64_t cols, float* to) {
+  if (!bias.defined()) return std::fill_n(to, cols, 0.0F), void();
+  with_values(bias.dtype(), [&]<class T>() {
+    std::transform(bias.device_data<T>() + first, bias.device_data<T>() + first + cols, to,
+                   [](T value) { return static_cast<float>(load(value)); });
+  });
+}
+
+// Sums over lanes, adds the bias to columns [first, first + cols) of all rows, and rounds.
+void finish(const FewRowsGemm& k, const float* sums, int64_t first, int64_t cols, float* bias) {
+  load_bias(k.bias, first, cols, bias);
+  for (int64_t r = 0; r < k.out.dim(0); ++r) {
+    const auto add = [&]<class T>() {
+      T* out = k.out.device_data<T>() + r * k.out.dim(1) + first;
+      for (int64_t j = 0; j < cols; ++j, sums += simd::kLanes) out[j] = store<T>(simd::sum(simd::load(sums)) + bias[j]);
+    };
+    k.out.dtype() == Dtype::bf16 ? add.template operator()<bf16>() : add.template operator()<float>();
+  }
+}
+
+const std::byte* elements(const Value& b) {
+  const auto* codes = std::get_if<QuantizedTensor>(&b);
+  return (codes ? codes->codes : std::get<Tensor>(b)).device_bytes();
+}
+
+// GEMMs with weights of one shape [N, K], cut into pieces of some rows of a weight.
+template <class Steps>
+class Run {
+ public:
+  explicit Run(std::span<const FewRowsGemm> gemms)
+      : gemms_(gemms),
+        rows_(shape_of(gemms.front().b)[0]),
+        depth_(shape_of(gemms.front().b)[1]),
+        row_bytes_(depth_ * Steps::kBytes / kStep),
+        x_row_(round_up(depth_, kStep)),
+        piece_(std::max<int64_t>(1, kPieceBytes / row_bytes_)) {}
+
+  bool run() {
+    if (!lay_out()) return false;
+    const int64_t pieces = ceil_div(rows_, piece_);
+    std::atomic<bool> exact = true;
+    parallel_for(std::ssize(gemms_) * pieces, 1, Subnormals::flushed, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        if (!multiply(i / pieces, i % pieces * piece_)) exact = false;
+      }
+    });
+    return exact;
+  }
+
+ private:
+  bool lay_out() {
+    int64_t rows = 0;
+    for (const FewRowsGemm& k : gemms_) rows += k.a.dim(0);
+    float* to = room_for<float, 3>(rows * x_row_);
+    bool exact = true;
+    for (const FewRowsGemm& k : gemms_) {
+      x_.push_back(to);
+      exact &= k.a.dtype() == Dtype::bf16 ? mantissa::lay_out<Steps, bf16>(k.a, to) : mantissa::lay_out<Steps, float>(k.a, to);
+      to += k.a.dim(0) * x_row_;
+    }
+    return exact;
+  }
+
+  // Multiplies rows of weight `index` from `first` on.
+  bool multiply(int64_t index, int64_t first) const {
+    const FewRowsGemm& k = gemms_[static_cast<size_t>(index)];
+    const int64_t rows = std::min(piece_, rows_ - first);
+    Piece<typename Steps::Scale> piece{.weight = elements(k.b) + first * row_bytes_,
+                                       .rows = rows,
+                                       .row_bytes = row_bytes_,
+                                       .depth = depth_,
+                                       .scales = nullptr,
+                                       .block_rows = 1,
+                                       .row_of_block = 0,
+                                       .x = x_[static_cast<size_t>(index)],
+                                       .x_rows = k.a.dim(0),
+                                       .x_row = x_row_,
+                                       .sums = room_for<float, 1>(k.a.dim(0) * rows * simd::kLanes)};
+    if constexpr (Steps::kScaled) {
+      const auto& codes = std::get<QuantizedTensor>(k.b);
+      const Scales<Steps> scales(codes, first, rows);
+      piece.scales = scales.make(), piece.block_rows = codes.how.block_rows, piece.row_of_block = scales.row_of_block();
+      if (!piece.scales) return false;
+    }
+    if (!mantissa::run<Steps>(piece)) return false;
+    finish(k, piece.sums, first, rows, room_for<float, 2>(rows));
+    return true;
+  }
+
+  std::span<const FewRowsGemm> gemms_;
+  int64_t rows_, depth_, row_bytes_, x_row_, piece_;
+  std::vector<const float*> x_;
+};
+
+}  // namespace
+
+bool takes_few_rows(const Value& b) {
+  const auto* codes = std::get_if<QuantizedTensor>(&b);
+  if (!codes) return std::get<Tensor>(b).dtype() != Dtype::f64;
+  return (codes->how.format == Format::e4m3 || codes->how.format == Format::e2m1) && codes->how.block_cols % kSpan == 0;
+}
+
+bool multiply_few_rows(std::span<const FewRowsGemm> gemms) {
+  const Value& b = gemms.front().b;
+  if (const auto* dense = std::get_if<Tensor>(&b)) {
+    return dense->dtype() == Dtype::bf16 ? Run<steps::Values<bf16>>(gemms).run() : Run<steps::Values<float>>(gemms).run();
+  }
+  return std::get<QuantizedTensor>(b).how.format == Format::e4m3 ? Run<steps::E4M3Codes>(gemms).run()
+                                                                 : Run<steps::E2M1Codes<>>(gemms).run();
+}
+
+}  // namespace mantissa

@@ -1,0 +1,207 @@
+// Reads a row of a weight 64 columns at a time, as the GEMMs of a few rows do (few_rows_gemm.h): eight vectors of fp32 lanes that hold the
+// exact values of bf16, E4M3 or E2M1 elements. Which column a lane holds is what takes the fewest instructions to put there; column()
+// says it, and the other operand is laid out alike.
+//
+// A format of steps has
+//   kBytes                         of 64 columns
+//   column(vector, lane)           in [0, 64)
+//   kScaled                        whether there are codes and scales
+//   Scale, scale(code)             what is kept of the scale of 32 columns, made once for a row
+//   extreme(code)                  1 if this scale is extreme (backend.h, Gemm), else 0
+//   zero(from)                     whether all elements of 32 columns are zero
+//   kPlainSteps                    where it is not 0: so many steps are looked at before they are read,
+//   plain(from, steps)             and this says whether read<true>() will do, which takes fewer instructions
+//   read<kPlain>(from, scales, take)  take(vector, lanes) for each of the eight, in a fixed order; false if an element is NaN
+//   add(sum, step, scales)         sum + step, step being a sum of products of what read() gave
+#pragma once
+
+#include <utility>
+
+#include "backend/cpu/fast/code_lanes.h"
+#include "backend/cpu/fast/simd.h"
+
+namespace mantissa::steps {
+
+inline constexpr int64_t kStep = 64, kVectors = kStep / simd::kLanes, kSpan = 32, kSpans = kStep / kSpan;
+
+namespace detail {
+using Words32 = uint32_t __attribute__((vector_size(32)));
+using Bytes = uint8_t __attribute__((vector_size(32)));
+
+template <class To, class From>
+[[gnu::always_inline]] inline To as(From from) {
+  return reinterpret_cast<To>(from);
+}
+template <class T>
+[[gnu::always_inline]] inline T load(const std::byte* from) {
+  T out;
+  std::memcpy(&out, from, sizeof out);
+  return out;
+}
+
+// extreme_scale() without a branch.
+template <class E>
+[[gnu::always_inline]] inline uint32_t extreme(uint32_t code) {
+  constexpr uint32_t kFirst = E::bias + E::mantissa_bits, kLast = 254 - E::emax;
+  return code - kFirst > kLast - kFirst ? 1U : 0U;
+}
+
+template <class E>
+[[gnu::always_inline]] inline bool zero(const std::byte* from) {
+  constexpr int kMagnitudes = static_cast<int>(E::magnitude_mask * (E::codes_per_byte == 1 ? 1 : 0x11));
+  int any = 0;
+  for (int64_t i = 0; i < kSpan / E::codes_per_byte; ++i) any |= std::to_integer<int>(from[i]) & kMagnitudes;
+  return any == 0;
+}
+
+// The lower and the upper bf16 of eight words, as vectors `low` and `high`.
+template <class Pairs, class Take>
+[[gnu::always_inline]] inline void widen(Pairs pairs, int64_t low, int64_t high, const Take& take) {
+  const auto words = as<Words32>(pairs);
+  take(low, as<simd::Floats>(words << 16));
+  take(high, as<simd::Floats>(words & 0xFFFF0000U));
+}
+}  // namespace detail
+
+struct NoScale {};
+
+// Values in high precision, without scales.
+template <class T>
+struct Values {
+  using Scale = NoScale;
+  static constexpr bool kScaled = false;
+  static constexpr int64_t kPlainSteps = 0;
+  static constexpr int64_t kBytes = kStep * static_cast<int64_t>(sizeof(T));
+  static constexpr int64_t column(int64_t vector, int64_t lane) {
+    return sizeof(T) == 4 ? 8 * vector + lane : 16 * (vector / 2) + 2 * lane + vector % 2;
+  }
+
+  template <bool, class Take>
+  [[gnu::always_inline]] static bool read(const std::byte* from, const Scale*, const Take& take) {
+#pragma GCC unroll 8
+    for (int64_t v = 0; v < kVectors; v += 2) {
+      const std::byte* at = from + v * 8 * static_cast<int64_t>(sizeof(T));
+      if constexpr (sizeof(T) == 2) {
+        detail::widen(detail::load<detail::Words32>(at), v, v + 1, take);
+      } else {
+        take(v, detail::load<simd::Floats>(at));
+        take(v + 1, detail::load<simd::Floats>(at + sizeof(simd::Floats)));
+      }
+    }
+    return true;
+  }
+  [[gnu::always_inline]] static simd::Floats add(simd::Floats sum, simd::Floats step, const Scale*) { return sum + step; }
+};
+
+// In 16-bit lanes a normal element becomes the bf16 of its value by one addition to its exponent, into which the scale goes as well.
+// Zeros and subnormal elements, rare but in blocks of zeros, take more instructions.
+struct E4M3Codes {
+  using Scale = uint32_t;  // twice what is added to the bits of an element to make them those of a bf16
+  static constexpr bool kScaled = true;
+  static constexpr int64_t kPlainSteps = 4;
+  static constexpr int64_t kBytes = kStep;
+  static constexpr int64_t column(int64_t vector, int64_t lane) { return kSpan * (vector / 4) + 4 * lane + vector % 4; }
+  [[gnu::always_inline]] static Scale scale(uint32_t code) { return ((code - E4M3::bias) << 7 & 0xFFFFU) | (code - E4M3::bias) << 23; }
+  [[gnu::always_inline]] static uint32_t extreme(uint32_t code) { return detail::extreme<E4M3>(code); }
+  [[gnu::always_inline]] static bool zero(const std::byte* from) { return detail::zero<E4M3>(from); }
+
+  // Doubled, a code has lost its sign. Two more: NaN is 0, zero 2, subnormal elements are 4 to 16, normal ones 18 to 254.
+  [[gnu::always_inline]] static bool plain(const std::byte* from, int64_t steps) {
+    detail::Bytes least = ~detail::Bytes{};
+    for (int64_t i = 0; i < steps * kSpans; ++i) {
+      const auto codes = detail::load<detail::Bytes>(from + i * kSpan), x = codes + codes + 2;
+      least = x < least ? x : least;
+    }
+    return !lanes::any(detail::as<lanes::Words>(least < 18));
+  }
+
+  template <bool kPlain, class Take>
+  [[gnu::always_inline]] static bool read(const std::byte* from, const Scale* scales, const Take& take) {
+    lanes::Words foreign{};
+#pragma GCC unroll 2
+    for (int64_t i = 0; i < kSpans; ++i) {
+      const auto codes = detail::load<lanes::Words>(from + i * kSpan), scale = detail::as<lanes::Words>(detail::Words32{} + scales[i]);
+      if constexpr (kPlain) {
+        constexpr auto kFields = static_cast<int16_t>(0x87F0);
+        detail::widen((((codes << 8) >> 4) & kFields) + scale, 4 * i, 4 * i + 2, take);
+        detail::widen(((codes >> 4) & kFields) + scale, 4 * i + 1, 4 * i + 3, take);
+      } else {
+        const lanes::Words shift = scale - static_cast<int16_t>((127 - E4M3::bias) << 7);
+        detail::widen(lanes::decode<E4M3>(codes & 0xFF, shift, foreign), 4 * i, 4 * i + 2, take);
+        detail::widen(lanes::decode<E4M3>((codes >> 8) & 0xFF, shift, foreign), 4 * i + 1, 4 * i + 3, take);
+      }
+    }
+    return kPlain || !lanes::any(foreign);
+  }
+  [[gnu::always_inline]] static simd::Floats add(simd::Floats sum, simd::Floats step, const Scale*) { return sum + step; }
+};
+
+// Twice the element, which is at least one: products are subnormal only where the other operand is. Sums of a step are scaled as a whole;
+// that is exact. Lanes 0 to 3 are of the first 32 columns, lanes 4 to 7 of the others.
+template <bool kShuffles = true>  // AVX2's
+struct E2M1Codes {
+  using Scale = float;  // half of the block's
+  static constexpr bool kScaled = true;
+  static constexpr int64_t kPlainSteps = 0;
+  static constexpr int64_t kBytes = kStep / 2;
+  static constexpr int64_t column(int64_t vector, int64_t lane) {
+    constexpr int64_t kWithin[] = {0, 2, 1, 3};
+    return kSpan * (lane / 4) + 16 * (vector / 4) + 4 * (lane % 4) + kWithin[vector % 4];
+  }
+  [[gnu::always_inline]] static Scale scale(uint32_t code) { return std::bit_cast<float>((code - (code != 0 ? 1U : 0U)) << 23); }
+  [[gnu::always_inline]] static uint32_t extreme(uint32_t code) { return detail::extreme<E2M1>(code); }
+  [[gnu::always_inline]] static bool zero(const std::byte* from) { return detail::zero<E2M1>(from); }
+
+  template <bool, class Take>
+  [[gnu::always_inline]] static bool read(const std::byte* from, const Scale*, const Take& take) {
+    const auto pairs = detail::load<lanes::Words>(from);
+    lanes::Words bits[2];
+    elements(pairs & 0x0F0F, bits);
+    detail::widen(bits[0], 0, 1, take);
+    detail::widen(bits[1], 4, 5, take);
+    elements((pairs >> 4) & 0x0F0F, bits);
+    detail::widen(bits[0], 2, 3, take);
+    detail::widen(bits[1], 6, 7, take);
+    return true;
+  }
+  [[gnu::always_inline]] static simd::Floats add(simd::Floats sum, simd::Floats step, const Scale* scales) {
+    const float a = scales[0], b = scales[1];
+    return simd::fma(step, simd::Floats{a, a, a, a, b, b, b, b}, sum);
+  }
+
+ private:
+  // bf16 of doubled elements, of a code in each byte: the first and the last eight of each half.
+  [[gnu::always_inline]] static void elements(lanes::Words codes, lanes::Words* bits) {
+    detail::Bytes lower{}, upper = detail::as<detail::Bytes>(codes);
+    if constexpr (kShuffles) {
+      using Quads = uint64_t __attribute__((vector_size(32)));
+      constexpr uint64_t kLower = 0x4000C08040008000, kUpper = 0x4141404040403F00, kSigns = 0x8080808080808080;
+      constexpr Quads kLowerBytes = {kLower, kLower, kLower, kLower}, kUpperBytes = {kUpper, kUpper | kSigns, kUpper, kUpper | kSigns};
+      lower = shuffled(detail::as<detail::Bytes>(kLowerBytes), upper);
+      upper = shuffled(detail::as<detail::Bytes>(kUpperBytes), upper);
+      bits[0] = interleaved<0>(lower, upper), bits[1] = interleaved<8>(lower, upper);
+    } else {
+      bits[0] = element(interleaved<0>(upper, lower)), bits[1] = element(interleaved<8>(upper, lower));
+    }
+  }
+  // table[index] within each half, which g++ 12 has no other way to write than by an intrinsic, which in turn no clone could take.
+  [[gnu::always_inline]] static detail::Bytes shuffled(detail::Bytes table, detail::Bytes index) {
+    detail::Bytes out;
+    asm("vpshufb %2, %1, %0" : "=x"(out) : "x"(table), "x"(index));
+    return out;
+  }
+  template <int kFirst>
+  [[gnu::always_inline]] static lanes::Words interleaved(detail::Bytes a, detail::Bytes b) {
+    return [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+      return detail::as<lanes::Words>(__builtin_shufflevector(a, b, (I / 16 * 16 + kFirst + I % 16 / 2 + I % 2 * 32)...));
+    }
+    (std::make_integer_sequence<int, 32>());
+  }
+  [[gnu::always_inline]] static lanes::Words element(lanes::Words code) {
+    constexpr int16_t kOne = 127 << 7;
+    const lanes::Words m = code & 7, bits = m > 1 ? (m << 6) + kOne : m * kOne;
+    return bits | ((code & 8) << 12);
+  }
+};
+
+}  // namespace mantissa::steps

@@ -1,0 +1,224 @@
+// The GEMMs of generation (few_rows_gemm.h): their products, on what their bits depend, and which codes they leave to tiles.
+#include "mantissa/backend/few_rows.h"
+
+#include <cmath>
+
+#include "backend/cpu/fast/few_rows_gemm.h"
+#include "gemm_shapes.h"
+#include "kernel_cases_quantized.h"
+#include "mantissa/base/cpu_level.h"
+#include "quantized_matrices.h"
+
+namespace mantissa::test::few_rows_test {
+
+constexpr Quantization kFormats[] = {{},
+                                     {Format::e4m3, 1, 32},
+                                     {Format::e4m3, 32, 32},
+                                     {Format::e4m3, 1, 128},
+                                     {Format::e4m3, 128, 128},
+                                     {Format::e2m1, 1, 32, ScaleRule::flashinfer},
+                                     {Format::e2m1, 1, 96},
+                                     {Format::e2m1, 32, 32}};
+
+class FewRowsTest : public BackendTest {
+ protected:
+  // A weight [n, k], of values or codes of elements whose magnitudes differ by 2^24, a seventh of them zero.
+  Value weight(const Quantization& how, Dtype dtype, int64_t n, int64_t k, uint32_t what) {
+    if (!how) return tensor_of(fast(), dtype, {n, k}, wide_values(n, k, what, 12));
+    return quantized(tensor_of(fast(), Dtype::bf16, {n, k}, wide_values(n, k, what, 12)), how);
+  }
+  Tensor product(const Tensor& a, const Value& b, Dtype out, const Tensor& bias = {}) {
+    const FewRowsGemm gemm{.a = a, .b = b, .out = empty(fast(), out, {a.dim(0), shape_of(b)[0]}), .bias = bias};
+    EXPECT_TRUE(multiply_few_rows({&gemm, 1}));
+    return gemm.out;
+  }
+  std::vector<double> exact_values(const Value& value) {
+    const auto* codes = std::get_if<QuantizedTensor>(&value);
+    return codes ? values(dequantized(*codes)) : values(std::get<Tensor>(value));
+  }
+
+  // |d - exact| <= 1e-6 max(1, K / 4096) sum |a b|, which fp32 sums stay within in any order; a bf16 result 2^-8 |d| more.
+  void expect_product(const Tensor& d, const Tensor& a, const Value& b, const Tensor& bias) {
+    const std::vector<double> x = values(a), w = exact_values(b), actual = values(d);
+    const int64_t depth = a.dim(1), cols = d.dim(1);
+    for (int64_t i = 0; i < std::ssize(actual); ++i) {
+      double sum = bias.defined() ? values(bias)[static_cast<size_t>(i % cols)] : 0.0, magnitude = std::abs(sum);
+      for (int64_t k = 0; k < depth; ++k) {
+        const double term = x[static_cast<size_t>(i / cols * depth + k)] * w[static_cast<size_t>(i % cols * depth + k)];
+        sum += term, magnitude += std::abs(term);
+      }
+      const double rounding = d.dtype() == Dtype::bf16 ? std::ldexp(std::abs(sum), -8) : 0.0;
+      ASSERT_LE(std::abs(actual[static_cast<size_t>(i)] - sum), 1e-6 * magnitude + rounding) << d.shape() << " at " << i;
+    }
+  }
+
+  // Like numbers of codes in a weight of 32 rows, all of one scale.
+  QuantizedTensor all_codes(const Quantization& how, uint8_t scale) {
+    const QuantizedTensor out = empty_quantized(fast(), {32, 256}, how);
+    for (int64_t i = 0; i < out.codes.elements(); ++i) {
+      const auto code = static_cast<uint8_t>(i % 256);
+      out.codes.data<uint8_t>()[i] = how.format == Format::e4m3 && (code & 0x7F) == 0x7F ? uint8_t{0} : code;
+    }
+    std::fill_n(out.scales.data<uint8_t>(), out.scales.elements(), scale);
+    return out;
+  }
+};
+
+TEST_F(FewRowsTest, AreTheExactProductsWithinTheRoundingOfTheirSums) {
+  for (uint32_t i = 0; i < 150; ++i) {
+    CaseDraw draw(i);
+    const Quantization how = kFormats[i % std::size(kFormats)];
+    const Dtype dtype = draw.from({Dtype::f32, Dtype::bf16}), out = draw.from({dtype, Dtype::f32});
+    int64_t n = draw.log_uniform(1, 200), k = draw.log_uniform(1, 1200);
+    whole_blocks_of(how, false, n, k);
+    const int64_t m = draw.from<int64_t>({1, 1, 2, 3, 4, 5, 8, 13});
+    SCOPED_TRACE(text(m, " x ", n, " x ", k, " of ", how, ' ', dtype, " to ", out));
+    const Tensor a = tensor_of(fast(), dtype, {m, k}, wide_values(m, k, 3 * i, 12));
+    const Value b = weight(how, dtype, n, k, 3 * i + 1);
+    const Tensor bias = draw.one_in(2) ? random_tensor(fast(), draw.from({dtype, Dtype::f32}), {n}, 3 * i + 2) : Tensor();
+    expect_product(product(a, b, out, bias), a, b, bias);
+    if (HasFailure()) return;
+  }
+}
+
+// A sum of one term is that term: every code at every scale that is not extreme.
+TEST_F(FewRowsTest, DecodeEveryCodeExactly) {
+  std::vector<double> identity(256 * 256);
+  for (size_t i = 0; i < 256; ++i) identity[i * 256 + i] = 1.0;
+  const Tensor one = tensor_of(fast(), Dtype::bf16, {256, 256}, identity);
+  for (const Quantization& how : {kFormats[1], kFormats[2], kFormats[5], kFormats[7]}) {
+    const bool wide = how.format == Format::e4m3;
+    for (int scale = wide ? 10 : 2; scale <= (wide ? 246 : 252); ++scale) {
+      const QuantizedTensor codes = all_codes(how, static_cast<uint8_t>(scale));
+      const std::vector<double> expected = transposed(values(dequantized(codes)), 256);
+      ASSERT_EQ(values(product(one, codes, Dtype::f32)), expected) << how << " at scale " << scale;
+    }
+  }
+}
+
+TEST_F(FewRowsTest, HaveBitsThatDependOnNothingBesideARow) {
+  for (const Quantization& how : kFormats) {
+    const Tensor a = tensor_of(fast(), Dtype::bf16, {11, 480}, wide_values(11, 480, 1, 12));
+    int64_t n = 200, k = 480;
+    whole_blocks_of(how, false, n, k);
+    const Tensor x = k == 480 ? a : tensor_of(fast(), Dtype::bf16, {11, k}, wide_values(11, k, 1, 12));
+    const Value b = weight(how, Dtype::bf16, n, k, 2);
+    const Tensor all = product(x, b, Dtype::f32);
+    for (int64_t r = 0; r < 11; ++r)
+      EXPECT_TRUE(same_bits(product(x.slice(r, r + 1), b, Dtype::f32), all.slice(r, r + 1))) << how << ' ' << r;
+    for (const int threads : {1, 2, 5}) {
+      const Threads scope(threads);
+      EXPECT_TRUE(same_bits(product(x, b, Dtype::f32), all)) << how << ", " << threads << " threads";
+    }
+    const CpuLevel before = cpu_level();
+    for (const CpuLevel level : {CpuLevel::x86_64, CpuLevel::x86_64_v3, CpuLevel::x86_64_v4}) {
+      if (level > highest_cpu_level()) continue;
+      use_cpu_level(level);
+      EXPECT_TRUE(same_bits(product(x, b, Dtype::f32), all)) << how << ", " << name(level);
+    }
+    use_cpu_level(before);
+  }
+}
+
+// What tiles are for: the GEMM has the same value, and the first way says that it is not its own.
+TEST_F(FewRowsTest, LeaveExtremeScalesAndNaNToTiles) {
+  const FewRows scope;
+  const Tensor x = random_tensor(fast(), Dtype::f32, {3, 256}, 1, 0x1p-20);  // so that no sum overflows
+  const auto expect = [&](const QuantizedTensor& w, const Tensor& a, bool own, const std::string& what) {
+    const FewRowsGemm gemm{.a = a, .b = w, .out = empty(fast(), Dtype::f32, {3, 32})};
+    EXPECT_EQ(multiply_few_rows({&gemm, 1}), own) << w.how << ' ' << what;
+    const Tensor out = empty_like(gemm.out), expected = empty(reference(), Dtype::f32, gemm.out.shape());
+    fast().run(Gemm{.a = {a}, .b = {w, true}, .out = out, .accumulate = false});
+    reference().run(Gemm{.a = {a}, .b = {w, true}, .out = expected, .accumulate = false});
+    EXPECT_TRUE(close(values(out), values(expected), 1e-5)) << w.how << ' ' << what;
+  };
+  for (const Quantization& how : {kFormats[1], kFormats[2], kFormats[5], kFormats[7]}) {
+    const bool wide = how.format == Format::e4m3;
+    const auto with_scale = [&](uint8_t scale) {
+      const QuantizedTensor w = all_codes(how, 127);
+      w.scales.data<uint8_t>()[w.scales.elements() - 1] = scale;
+      return w;
+    };
+    for (const int scale : {wide ? 10 : 2, wide ? 246 : 252}) expect(with_scale(static_cast<uint8_t>(scale)), x, true, text(scale));
+    for (const int scale : {0, wide ? 9 : 1, wide ? 247 : 253, 254, 255})
+      expect(with_scale(static_cast<uint8_t>(scale)), x, false, text(scale));
+    QuantizedTensor zero = with_scale(0);
+    const int64_t per_row = zero.codes.elements() / 32, last = per_row / 8;
+    for (int64_t row = 0; row < 32; ++row) std::fill_n(zero.codes.data<uint8_t>() + (row + 1) * per_row - last, last, uint8_t{0});
+    expect(zero, x, true, "scale 0 of zeros");
+    zero.codes.data<uint8_t>()[32 * per_row - 1] = wide ? 0x80 : 0x88;
+    expect(zero, x, true, "scale 0 of -0");
+    zero.codes.data<uint8_t>()[32 * per_row - last] = 1;
+    expect(zero, x, false, "scale 0 of one element");
+    if (!wide) continue;
+    const QuantizedTensor nan = with_scale(127);
+    nan.codes.data<uint8_t>()[5 * 256 + 77] = 0xFF;
+    expect(nan, x, false, "NaN");
+  }
+  const Tensor large = random_tensor(fast(), Dtype::f32, {3, 256}, 2);
+  large.data<float>()[700] = 0x1p118F;
+  expect(all_codes(kFormats[5], 100), large, true, "2^118");
+  large.data<float>()[700] = 0x1p119F;
+  expect(all_codes(kFormats[5], 100), large, false, "2^119");
+}
+
+TEST_F(FewRowsTest, TakeTheFormatsThatTheyRead) {
+  for (const Quantization& how : kFormats) EXPECT_TRUE(takes_few_rows(weight(how, Dtype::bf16, 384, 384, 1))) << how;
+  for (const Quantization& how : {Quantization{Format::e5m2, 1, 32}, Quantization{Format::e2m1, 1, 16}, Quantization{Format::e4m3, 32, 1}})
+    EXPECT_FALSE(takes_few_rows(weight(how, Dtype::bf16, 64, 64, 1))) << how;
+  EXPECT_FALSE(takes_few_rows(empty(reference(), Dtype::f64, {2, 2})));
+}
+
+// Inside the scope a GEMM has these bits, and with one row more those of tiles.
+TEST_F(FewRowsTest, AreThoseOfTheScope) {
+  for (const Quantization& how : {kFormats[0], kFormats[2], kFormats[5]}) {
+    const Tensor x = tensor_of(fast(), Dtype::bf16, {17, 384}, wide_values(17, 384, 3, 12));
+    const Value w = weight(how, Dtype::bf16, 96, 384, 4);
+    const auto gemm = [&](const Value& a, int64_t rows) {
+      const Tensor out = empty(fast(), Dtype::f32, {rows, 96});
+      fast().run(Gemm{.a = {a}, .b = {w, true}, .out = out, .accumulate = false});
+      return out;
+    };
+    const Tensor few = product(x, w, Dtype::f32), tiles = gemm(x, 17);
+    EXPECT_FALSE(same_bits(few, tiles));
+    {
+      const FewRows scope;
+      EXPECT_TRUE(same_bits(gemm(x, 17), tiles)) << how;
+      EXPECT_TRUE(same_bits(gemm(x.slice(0, 16), 16), few.slice(0, 16))) << how;
+      const QuantizedTensor codes = quantized(x.slice(0, 16), {Format::e4m3, 1, 32});
+      EXPECT_TRUE(same_bits(gemm(codes, 16), product(dequantized(codes), w, Dtype::f32))) << how;
+    }
+    const FewRows more(17);
+    EXPECT_TRUE(same_bits(gemm(x, 17), few)) << how;
+  }
+}
+
+TEST_F(FewRowsTest, OfGroupsAreThoseOfTheirMatrices) {
+  const std::vector<double> offsets{0, 3, 3, 4, 9};
+  for (const Quantization& how : {kFormats[0], kFormats[2], kFormats[5]}) {
+    for (const bool codes : {false, true}) {
+      const Tensor x = tensor_of(fast(), Dtype::bf16, {12, 96}, wide_values(12, 96, 5, 12));
+      const Value a =
+          codes ? Value(quantized(tensor_of(fast(), Dtype::bf16, {32, 96}, wide_values(32, 96, 5, 12)), {Format::e4m3, 1, 32})) : x;
+      const Value rows = codes ? Value(slice(std::get<QuantizedTensor>(a), 0, 12)) : a, w = weight(how, Dtype::bf16, 4 * 64, 96, 6);
+      const Tensor out = empty(fast(), Dtype::bf16, {12, 64});
+      const FewRows scope(5);
+      fast().run(GroupedGemm{.a = {rows}, .b = {w, true}, .out = out, .offsets = tensor_of(fast(), Dtype::i32, {5}, offsets)});
+      for (size_t g = 0; g < 4; ++g) {
+        const auto begin = static_cast<int64_t>(offsets[g]), end = static_cast<int64_t>(offsets[g + 1]),
+                   first = static_cast<int64_t>(g) * 64;
+        if (begin == end) continue;
+        const auto part = [](const Value& of, int64_t from, int64_t to) {
+          const auto* quantized = std::get_if<QuantizedTensor>(&of);
+          return quantized ? Value(slice(*quantized, from, to)) : Value(std::get<Tensor>(of).slice(from, to));
+        };
+        const Value own = part(rows, begin, end);
+        const Tensor dense = codes ? dequantized(std::get<QuantizedTensor>(own)) : std::get<Tensor>(own);
+        EXPECT_TRUE(same_bits(out.slice(begin, end), product(dense, part(w, first, first + 64), Dtype::bf16))) << how << ", group " << g;
+      }
+      for (const double value : values(out.slice(9, 12))) EXPECT_EQ(value, 0.0);
+    }
+  }
+}
+
+}  // namespace mantissa::test::few_rows_test
