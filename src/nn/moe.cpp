@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "mantissa/backend/few_rows.h"
 #include "mantissa/backend/functions.h"
 
 namespace mantissa {
@@ -50,7 +51,8 @@ Var Moe::forward(const Var& x, int64_t tokens, int64_t sequences, int64_t capaci
   const Var logits = router_.forward(convert(all, stats_dtype(all.value().dtype())), tokens);
   const Routing chosen = route(logits, routing, expert_bias_ ? expert_bias_->value : Tensor());
   if (statistics && !Tape::in_backward()) statistics->passes.push_back(pass_of(logits.value(), chosen, routing.rule, statistics->wanted));
-  const Dispatch to = dispatch(chosen.experts, options_.experts, multiple_, capacity, mesh_.expert, options_.expert_gradients);
+  const int64_t multiple = FewRows::allowed(1) ? 1 : multiple_;  // generation has no gradients, which need whole blocks of tokens
+  const Dispatch to = dispatch(chosen.experts, options_.experts, multiple, capacity, mesh_.expert, options_.expert_gradients);
   const Var y = own_tokens(experts(all, chosen.weights, to), shared_tokens);
   return shared_ ? add(y, shared_->forward(x, tokens)) : y;
 }
