@@ -157,8 +157,7 @@ Var Gpt::hidden(const TokenBatch& batch, RouterStatistics* statistics) {
                                 .tokens = batch.tokens.dim(0),
                                 .positions = batch.positions,
                                 .segment_starts = batch.segment_starts,
-                                .rope_table = rope_table(batch.tokens.dim(0) / batch.batch),
-                                .cache = nullptr};
+                                .rope_table = rope_table(batch.tokens.dim(0) / batch.batch)};
   Var x = embed(batch);
   for (const Block& block : blocks_) {
     if (options_.recompute == Recompute::full && recording({x})) {
@@ -224,29 +223,49 @@ std::vector<KeyValueCache> Gpt::new_cache(int64_t positions) const {
   return cache;
 }
 
+Var Gpt::extended(const std::vector<int32_t>& tokens, const std::vector<std::vector<KeyValueCache>*>& caches) {
+  const int64_t all = std::ssize(tokens), count = all / std::ssize(caches);
+  std::vector<int32_t> positions;
+  int64_t end = 0;
+  for (const std::vector<KeyValueCache>* cache : caches) {
+    const int64_t first = cache->at(0).length, room = cache->at(0).keys.dim(0);
+    require(count > 0 && first + count <= room, "next_logits: ", first, " + ", count, " tokens, the cache holds ", room);
+    for (int64_t i = 0; i < count; ++i) positions.push_back(static_cast<int32_t>(first + i));
+    end = std::max(end, first + count);
+  }
+  const TokenBatch batch{.batch = std::ssize(caches),
+                         .tokens = from_host(device_, Dtype::i32, {all}, tokens.data()),
+                         .positions = from_host(device_, Dtype::i32, {all}, positions.data()),
+                         .segment_starts = {}};
+  SequenceContext context{
+      .batch = batch.batch, .tokens = all, .positions = batch.positions, .segment_starts = {}, .rope_table = rope_table(end)};
+  Var x = embed(batch);
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    context.caches.clear();
+    for (std::vector<KeyValueCache>* cache : caches) context.caches.push_back(&(*cache)[i]);
+    x = block_forward(blocks_[i], x, context);
+  }
+  return x;
+}
+
+Tensor Gpt::next_logits_of(const Tensor& rows) const {
+  return converted(project(final_norm_->forward(Var(rows)).value(), {.group = options_.mesh.tensor, .split = Split::column_parallel}),
+                   Dtype::f32);
+}
+
 Tensor Gpt::next_logits(const std::vector<int32_t>& tokens, std::vector<KeyValueCache>& cache) {
   const FewRows scope;
   const Tape::Scope paused(nullptr);
-  const auto count = static_cast<int64_t>(tokens.size());
-  const int64_t first = cache.at(0).length, room = cache[0].keys.dim(0);
-  require(count > 0 && first + count <= room, "next_logits: ", first, " + ", count, " tokens, the cache holds ", room);
-  std::vector<int32_t> positions(tokens.size());
-  for (size_t i = 0; i < positions.size(); ++i) positions[i] = static_cast<int32_t>(first + static_cast<int64_t>(i));
-  const TokenBatch batch{.batch = 1,
-                         .tokens = from_host(device_, Dtype::i32, {count}, tokens.data()),
-                         .positions = from_host(device_, Dtype::i32, {count}, positions.data()),
-                         .segment_starts = {}};
-  const Tensor table = rope_table(first + count);
-  Var x = embed(batch);
-  for (size_t i = 0; i < blocks_.size(); ++i) {
-    x = block_forward(
-        blocks_[i], x,
-        {.batch = 1, .tokens = count, .positions = batch.positions, .segment_starts = {}, .rope_table = table, .cache = &cache[i]});
-  }
-  const Tensor logits = converted(
-      project(final_norm_->forward(Var(last_row(x.value()))).value(), {.group = options_.mesh.tensor, .split = Split::column_parallel}),
-      Dtype::f32);
+  const Tensor logits = next_logits_of(last_row(extended(tokens, {&cache}).value()));
   return logits.view({logits.elements()});
+}
+
+Tensor Gpt::next_logits(const std::vector<int32_t>& tokens, const std::vector<std::vector<KeyValueCache>*>& caches) {
+  require(tokens.size() == caches.size(), "next_logits: ", tokens.size(), " tokens for ", caches.size(), " sequences");
+  const FewRows scope(std::max(kFewRows, std::ssize(tokens)));
+  const Tape::Scope paused(nullptr);
+  const Var x = extended(tokens, caches);
+  return next_logits_of(gathered_tokens(x, tensor_parallel(options_.mesh, Split::column_parallel, std::ssize(tokens))).value());
 }
 
 }  // namespace mantissa

@@ -98,7 +98,7 @@ Var Attention::core(const Var& qkv, const SequenceContext& context) const {
   Var x = qkv;
   if (q_norm_) x = qk_norm(x, q_norm_->var(), k_norm_->var(), options_.layout, options_.norm_eps);
   if (context.rope_table.defined()) x = rope(x, context.rope_table, context.positions, options_.layout);
-  if (context.cache) return cached(x, context);
+  if (!context.caches.empty()) return cached(x, context);
   return attention(x, context.batch, options_.layout, context.segment_starts, options_.window, sinks_ ? sinks_->var() : Var());
 }
 
@@ -106,18 +106,22 @@ Var Attention::core(const Var& qkv, const SequenceContext& context) const {
 Var Attention::cached(const Var& qkv, const SequenceContext& context) const {
   const Tensor& x = qkv.value();
   require(!qkv.wants_gradient(), "attention over a cache has no gradient");
-  KeyValueCache& cache = *context.cache;
   Tensor out = empty(x.device(), x.dtype(), {x.dim(0), options_.layout.heads * options_.layout.head_dim});
-  x.device().run(CachedAttention{.qkv = x,
-                                 .keys = cache.keys,
-                                 .values = cache.values,
-                                 .out = out,
-                                 .first = cache.length,
-                                 .layout = options_.layout,
-                                 .scale = 1.0 / std::sqrt(static_cast<double>(options_.layout.head_dim)),
-                                 .window = options_.window,
-                                 .sinks = sinks_ ? sinks_->value() : Tensor()});
-  cache.length += x.dim(0);
+  const int64_t rows = x.dim(0) / std::ssize(context.caches);
+  int64_t first = 0;
+  for (KeyValueCache* cache : context.caches) {
+    x.device().run(CachedAttention{.qkv = x.slice(first, first + rows),
+                                   .keys = cache->keys,
+                                   .values = cache->values,
+                                   .out = out.slice(first, first + rows),
+                                   .first = cache->length,
+                                   .layout = options_.layout,
+                                   .scale = 1.0 / std::sqrt(static_cast<double>(options_.layout.head_dim)),
+                                   .window = options_.window,
+                                   .sinks = sinks_ ? sinks_->value() : Tensor()});
+    cache->length += rows;
+    first += rows;
+  }
   return Var(out);
 }
 

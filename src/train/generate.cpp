@@ -36,11 +36,55 @@ double uniform(RngKey key, uint32_t what, uint64_t index) {
   return static_cast<double>((uint64_t{words[0]} << 21) ^ (words[1] >> 11)) * 0x1p-53;
 }
 
-// Keeps the newest tokens that fit with room to go on.
-void restart(std::vector<KeyValueCache>& cache, std::vector<int32_t>& pending, const std::vector<int32_t>& sequence, int64_t capacity) {
-  for (KeyValueCache& layer : cache) layer.length = 0;
-  const int64_t kept = std::min(std::max<int64_t>(1, capacity / 2), static_cast<int64_t>(sequence.size()));
-  pending.assign(sequence.end() - kept, sequence.end());
+// One text as it grows.
+struct Sequence {
+  std::vector<int32_t> tokens, pending;  // all; those that the cache does not hold yet
+  std::vector<KeyValueCache> cache;
+  bool ended = false;
+
+  // Keeps the newest tokens that fit with room to go on, where the pending ones do not fit.
+  void make_room(int64_t capacity) {
+    if (cache[0].length + std::ssize(pending) <= capacity) return;
+    for (KeyValueCache& layer : cache) layer.length = 0;
+    pending.assign(tokens.end() - std::min(std::max<int64_t>(1, capacity / 2), std::ssize(tokens)), tokens.end());
+  }
+};
+
+void check(const Gpt& model, const std::vector<std::vector<int32_t>>& prompts, const SamplingOptions& options) {
+  const int64_t vocab = *model.config().vocab_size;
+  require(options.max_new_tokens <= kMostNewTokens, ExitCode::usage, "generation: at most ", kMostNewTokens, " new tokens, got ",
+          options.max_new_tokens);
+  for (const std::vector<int32_t>& prompt : prompts) {
+    require(!prompt.empty(), ExitCode::usage, "generation: the prompt is empty; it needs at least one token");
+    for (const int32_t id : prompt)
+      require(id >= 0 && id < vocab, ExitCode::usage, "generation: token ", id, " of the prompt is outside the vocabulary of ", vocab);
+  }
+}
+
+// Returns the logits of the next token of each. Those that lack one token are computed together, others one by one: what a prompt has
+// alone are then the bits that it has here.
+std::vector<std::vector<float>> next_logits(Gpt& model, const std::vector<Sequence*>& sequences) {
+  std::vector<std::vector<float>> out(sequences.size());
+  std::vector<int32_t> tokens;
+  std::vector<std::vector<KeyValueCache>*> caches;
+  std::vector<size_t> places;
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    Sequence& sequence = *sequences[i];
+    if (sequence.pending.size() > 1 || sequences.size() == 1) {
+      out[i] = to_host<float>(model.next_logits(sequence.pending, sequence.cache));
+      continue;
+    }
+    tokens.push_back(sequence.pending[0]);
+    caches.push_back(&sequence.cache);
+    places.push_back(i);
+  }
+  if (tokens.empty()) return out;
+  const Tensor logits = model.next_logits(tokens, caches);
+  for (size_t i = 0; i < places.size(); ++i) {
+    const auto row = static_cast<int64_t>(i);
+    out[places[i]] = to_host<float>(logits.slice(row, row + 1));
+  }
+  return out;
 }
 
 }  // namespace
@@ -65,29 +109,38 @@ int32_t pick_token(std::span<const float> logits, const SamplingOptions& options
   return candidates[kept - 1].id;
 }
 
+std::vector<std::vector<int32_t>> generate_batch(Gpt& model, const std::vector<std::vector<int32_t>>& prompts,
+                                                 const SamplingOptions& options, const std::function<bool(size_t, int32_t)>& on_token) {
+  check(model, prompts, options);
+  const int64_t capacity = model.config().max_position_embeddings, vocab = *model.config().vocab_size;
+  const RngKey key{.seed = options.seed, .stream = RngStream::sample};
+  std::vector<Sequence> all;
+  for (const std::vector<int32_t>& prompt : prompts)
+    all.push_back({.tokens = prompt, .pending = prompt, .cache = model.new_cache(std::ssize(prompt) + options.max_new_tokens)});
+  for (int64_t i = 0; i < options.max_new_tokens; ++i) {
+    std::vector<Sequence*> growing;
+    for (Sequence& sequence : all)
+      if (!sequence.ended) growing.push_back(&sequence), sequence.make_room(capacity);
+    if (growing.empty()) break;
+    const double draw = uniform(key, options.what, (options.moment << 24) + static_cast<uint64_t>(i));
+    const std::vector<std::vector<float>> logits = next_logits(model, growing);
+    for (size_t j = 0; j < growing.size(); ++j) {
+      Sequence& sequence = *growing[j];
+      const int32_t id = pick_token({logits[j].data(), static_cast<size_t>(vocab)}, options, draw);
+      sequence.tokens.push_back(id);
+      sequence.pending.assign(1, id);
+      sequence.ended = on_token && !on_token(static_cast<size_t>(&sequence - all.data()), id);
+    }
+  }
+  std::vector<std::vector<int32_t>> out;
+  for (size_t i = 0; i < all.size(); ++i) out.emplace_back(all[i].tokens.begin() + std::ssize(prompts[i]), all[i].tokens.end());
+  return out;
+}
+
 std::vector<int32_t> generate(Gpt& model, const std::vector<int32_t>& prompt, const SamplingOptions& options,
                               const std::function<bool(int32_t)>& on_token) {
-  require(!prompt.empty(), ExitCode::usage, "generation: the prompt is empty; it needs at least one token");
-  require(options.max_new_tokens <= kMostNewTokens, ExitCode::usage, "generation: at most ", kMostNewTokens, " new tokens, got ",
-          options.max_new_tokens);
-  const int64_t capacity = model.config().max_position_embeddings, vocab = *model.config().vocab_size;
-  for (const int32_t id : prompt) {
-    require(id >= 0 && id < vocab, ExitCode::usage, "generation: token ", id, " of the prompt is outside the vocabulary of ", vocab);
-  }
-  const RngKey key{.seed = options.seed, .stream = RngStream::sample};
-  std::vector<KeyValueCache> cache = model.new_cache(static_cast<int64_t>(prompt.size()) + options.max_new_tokens);
-  std::vector<int32_t> sequence = prompt, pending = prompt;
-  if (static_cast<int64_t>(pending.size()) > capacity) restart(cache, pending, sequence, capacity);
-  for (int64_t i = 0; i < options.max_new_tokens; ++i) {
-    if (cache[0].length + static_cast<int64_t>(pending.size()) > capacity) restart(cache, pending, sequence, capacity);
-    const std::vector<float> logits = to_host<float>(model.next_logits(pending, cache));
-    const double draw = uniform(key, options.what, (options.moment << 24) + static_cast<uint64_t>(i));
-    const int32_t id = pick_token({logits.data(), static_cast<size_t>(vocab)}, options, draw);
-    sequence.push_back(id);
-    pending.assign(1, id);
-    if (on_token && !on_token(id)) break;
-  }
-  return {sequence.begin() + static_cast<int64_t>(prompt.size()), sequence.end()};
+  const auto one = [&](size_t, int32_t id) { return !on_token || on_token(id); };
+  return generate_batch(model, {prompt}, options, one).front();
 }
 
 }  // namespace mantissa

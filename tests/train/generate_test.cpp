@@ -145,4 +145,137 @@ TEST_F(GenerateTest, EmptyPromptAndForeignTokensAreRefused) {
   EXPECT_EQ(test::error_of([&] { generate(*model_, {11}, {}); }).code(), ExitCode::usage);
 }
 
+// A model that can be quantized, in one recipe, with experts in its second layer or without.
+struct Batched {
+  std::string recipe;
+  Dtype dtype;
+  bool experts;
+};
+
+class BatchTest : public test::BackendTest, public ::testing::WithParamInterface<Batched> {
+ protected:
+  static ModelConfig config() {
+    ModelConfig out;
+    out.vocab_size = 50;
+    out.pad_vocab_to = 64;
+    out.hidden_size = 64;
+    out.num_layers = 2;
+    out.num_attention_heads = 4;
+    out.num_key_value_heads = 2;
+    out.intermediate_size = 96;
+    out.max_position_embeddings = 40;
+    out.init_std = 0.3;
+    if (GetParam().experts) out.moe = MoeConfig{.num_experts = 6, .num_experts_per_tok = 2, .intermediate_size = 64, .dense_layers = {0}};
+    return out;
+  }
+  static PrecisionPlan plan() {
+    PrecisionConfig precision;
+    precision.dtype = GetParam().dtype;
+    precision.recipe = GetParam().recipe;
+    ConfigReport report;
+    return PrecisionPlan::resolve(precision, model_shape(config()), report);
+  }
+  static std::unique_ptr<Gpt> model_on(Backend& device) {
+    auto out = std::make_unique<Gpt>(config(), device, plan(), GptOptions{.gradients = false});
+    test::initialize(out->parameters(), 11);
+    return out;
+  }
+
+  std::unique_ptr<Gpt> model_ = model_on(fast());
+  // Of ragged lengths, on both sides of what goes to tiles; the last one begins anew after few tokens.
+  const std::vector<std::vector<int32_t>> prompts_ = {
+      {1}, {2, 3, 4}, std::vector<int32_t>(20, 5), {9, 8, 7, 6}, std::vector<int32_t>(36, 2)};
+};
+
+TEST_P(BatchTest, EachPromptHasTheTokensThatItHasAlone) {
+  for (const double temperature : {0.0, 1.0}) {
+    const SamplingOptions options{.max_new_tokens = 30, .temperature = temperature, .seed = 3};
+    const auto together = generate_batch(*model_, prompts_, options);
+    ASSERT_EQ(together.size(), prompts_.size());
+    for (size_t i = 0; i < prompts_.size(); ++i) EXPECT_EQ(together[i], generate(*model_, prompts_[i], options)) << i;
+  }
+}
+
+TEST_P(BatchTest, AnySequenceHasTheBitsThatItHasAlone) {
+  std::vector<std::vector<KeyValueCache>> caches, alone;
+  std::vector<std::vector<KeyValueCache>*> together;
+  std::vector<int32_t> tokens;
+  for (int32_t i = 0; i < 21; ++i) {  // more than are few
+    for (auto* all : {&caches, &alone}) {
+      all->push_back(model_->new_cache());
+      model_->next_logits(std::vector<int32_t>(static_cast<size_t>(1 + i % 4), i), all->back());
+    }
+    tokens.push_back(i + 7);
+  }
+  for (auto& cache : caches) together.push_back(&cache);
+  const Tensor logits = model_->next_logits(tokens, together);
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const auto row = static_cast<int64_t>(i);
+    EXPECT_EQ(to_host<float>(logits.slice(row, row + 1)), to_host<float>(model_->next_logits({tokens[i]}, alone[i]))) << i;
+    EXPECT_EQ(caches[i][1].length, alone[i][1].length);
+  }
+}
+
+TEST_P(BatchTest, AnEndOfOneIsNotThatOfOthers) {
+  std::vector<std::vector<int32_t>> seen(prompts_.size());
+  const auto texts = generate_batch(*model_, prompts_, {.max_new_tokens = 9}, [&](size_t i, int32_t id) {
+    seen[i].push_back(id);
+    return seen[i].size() < 2 * i + 1;
+  });
+  for (size_t i = 0; i < prompts_.size(); ++i) EXPECT_EQ(texts[i].size(), std::min<size_t>(9, 2 * i + 1));
+  EXPECT_EQ(texts, seen);
+}
+
+// The plain kernels multiply the same values. They round bf16 activations elsewhere, so the likeliest token may be one that leads by less
+// than that there: 2^-9 of what two layers and the logits hold, several times.
+TEST_P(BatchTest, LikeliestTokensAreThoseOfTheReference) {
+  const std::unique_ptr<Gpt> slow = model_on(reference());
+  const auto texts = generate_batch(*model_, prompts_, {.max_new_tokens = 10, .temperature = 0.0});
+  int equal = 0, all = 0;
+  for (size_t i = 0; i + 1 < texts.size(); ++i) {
+    auto cache = slow->new_cache();
+    std::vector<int32_t> pending = prompts_[i];
+    for (const int32_t id : texts[i]) {
+      const std::vector<float> logits = to_host<float>(slow->next_logits(pending, cache));
+      const auto likeliest = std::max_element(logits.begin(), logits.begin() + 50);
+      const float largest =
+          std::abs(*std::max_element(logits.begin(), logits.begin() + 50, [](float a, float b) { return std::abs(a) < std::abs(b); }));
+      EXPECT_GE(logits[static_cast<size_t>(id)], *likeliest - (GetParam().dtype == Dtype::f32 ? 1e-4F : 0.03F) * largest) << i;
+      equal += likeliest - logits.begin() == id ? 1 : 0, ++all;
+      pending.assign(1, id);
+    }
+  }
+  EXPECT_GE(equal, GetParam().dtype == Dtype::f32 ? all : all * 9 / 10);
+}
+
+// Training's forward pass over the whole text goes through tiles.
+TEST_P(BatchTest, LikeliestTokensAreThoseOfTrainingsForward) {
+  std::vector<int32_t> tokens{3, 1, 4}, positions;
+  for (int32_t i = 0; i < 30; ++i) positions.push_back(i);
+  for (const int32_t id : generate(*model_, tokens, {.max_new_tokens = 20, .temperature = 0.0})) {
+    const auto count = std::ssize(tokens);
+    const Tensor logits = model_->logits({.batch = 1,
+                                          .tokens = from_host(fast(), Dtype::i32, {count}, tokens.data()),
+                                          .positions = from_host(fast(), Dtype::i32, {count}, positions.data()),
+                                          .segment_starts = {}});
+    const std::vector<double> last = test::values(logits.slice(count - 1, count));
+    EXPECT_EQ(std::max_element(last.begin(), last.begin() + 50) - last.begin(), id) << "after " << count;
+    tokens.push_back(id);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, BatchTest,
+                         ::testing::Values(Batched{"high", Dtype::f32, false}, Batched{"high", Dtype::bf16, false},
+                                           Batched{"mxfp8", Dtype::bf16, false}, Batched{"mxfp8_weights", Dtype::f32, false},
+                                           Batched{"mxfp4_qat", Dtype::bf16, false}, Batched{"mxfp4_qat_mxfp8_act", Dtype::bf16, true},
+                                           Batched{"high", Dtype::bf16, true}, Batched{"mxfp8", Dtype::bf16, true}),
+                         [](const auto& c) {
+                           return c.param.recipe + "_" + dtype_name(c.param.dtype) + (c.param.experts ? "_experts" : "");
+                         });
+
+TEST_F(GenerateTest, EmptyBatchesAndEmptyPromptsOfOne) {
+  EXPECT_TRUE(generate_batch(*model_, {}, {.max_new_tokens = 3}).empty());
+  EXPECT_EQ(test::error_of([&] { generate_batch(*model_, {{1}, {}}, {}); }).code(), ExitCode::usage);
+}
+
 }  // namespace mantissa::generate_test

@@ -58,6 +58,8 @@ class Gpt {
   // most for max_position_embeddings.
   std::vector<KeyValueCache> new_cache(int64_t positions = std::numeric_limits<int64_t>::max()) const;
   Tensor next_logits(const std::vector<int32_t>& tokens, std::vector<KeyValueCache>& cache);
+  // The same for several sequences, of which each has one token more: [sequences, padded vocabulary], to the bits that each has alone.
+  Tensor next_logits(const std::vector<int32_t>& tokens, const std::vector<std::vector<KeyValueCache>*>& caches);
 
  private:
   struct Block {
@@ -72,6 +74,9 @@ class Gpt {
   TensorParallel context(const TokenBatch& batch) const;  // of the embedding and the output projection
   Tensor own_tokens(const Tensor& rows) const;
   Tensor last_row(const Tensor& x) const;
+  // Extends each sequence by as many tokens; returns what the final norm reads of the tokens that this rank has.
+  Var extended(const std::vector<int32_t>& tokens, const std::vector<std::vector<KeyValueCache>*>& caches);
+  Tensor next_logits_of(const Tensor& rows) const;
   Var embed(const TokenBatch& batch);
   Var block_forward(const Block& block, const Var& x, const SequenceContext& context, RouterStatistics* statistics = nullptr) const;
   Var hidden(const TokenBatch& batch, RouterStatistics* statistics = nullptr);  // after the final norm, [N, hidden]

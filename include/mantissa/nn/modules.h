@@ -62,11 +62,11 @@ struct KeyValueCache {
 // What attention needs besides its input.
 struct SequenceContext {
   int64_t batch = 1;
-  int64_t tokens = 0;              // N, of all ranks
-  Tensor positions;                // [N] i32
-  Tensor segment_starts;           // [N] i32, or undefined
-  Tensor rope_table;               // undefined: no rotation
-  KeyValueCache* cache = nullptr;  // generation: the rows extend this sequence
+  int64_t tokens = 0;                       // N, of all ranks
+  Tensor positions;                         // [N] i32
+  Tensor segment_starts;                    // [N] i32, or undefined
+  Tensor rope_table;                        // undefined: no rotation
+  std::vector<KeyValueCache*> caches = {};  // generation: the rows extend these sequences, each by as many
 };
 
 struct AttentionOptions {

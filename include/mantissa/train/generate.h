@@ -32,4 +32,9 @@ int32_t pick_token(std::span<const float> logits, const SamplingOptions& options
 std::vector<int32_t> generate(Gpt& model, const std::vector<int32_t>& prompt, const SamplingOptions& options,
                               const std::function<bool(int32_t)>& on_token = {});
 
+// Continues several prompts, of any lengths, at once. Each gets the tokens that it gets alone, from the same draws. on_token is given the
+// number of the prompt, too, and its false ends that one only.
+std::vector<std::vector<int32_t>> generate_batch(Gpt& model, const std::vector<std::vector<int32_t>>& prompts,
+                                                 const SamplingOptions& options, const std::function<bool(size_t, int32_t)>& on_token = {});
+
 }  // namespace mantissa
