@@ -5,7 +5,9 @@
 #include <iostream>
 #include <memory>
 
+#include "mantissa/base/file.h"
 #include "mantissa/base/log.h"
+#include "mantissa/base/utf8.h"
 #include "mantissa/checkpoint/checkpoint.h"
 #include "mantissa/hf/load_model.h"
 #include "tools/command.h"
@@ -17,7 +19,8 @@ namespace {
 
 struct GenerateArguments {
   std::string checkpoint;
-  std::optional<std::string> prompt, prompt_ids, dtype;
+  std::vector<std::string> prompts, prompt_ids;
+  std::optional<std::string> prompts_file, dtype;
   int threads = 0;
   int64_t tensor = 1;
   SamplingOptions sampling = {.max_new_tokens = 200, .temperature = 0.8, .top_k = 50, .top_p = 1.0, .seed = 1234};
@@ -31,32 +34,113 @@ void check_sampling(const SamplingOptions& sampling) {
   require(sampling.top_p > 0.0 && sampling.top_p <= 1.0, ExitCode::usage, "--top-p: must be in (0, 1], got ", sampling.top_p);
 }
 
-std::vector<int32_t> prompt_of(const GenerateArguments& arguments, const LoadedModel& loaded) {
-  if (arguments.prompt_ids) return parse_token_ids("--prompt-ids", *arguments.prompt_ids, *loaded.config.model.vocab_size);
-  require(loaded.tokenizer.has_value(), ExitCode::usage, loaded.path.string(),
-          " has no tokenizer; give --prompt-ids");
-  return loaded.tokenizer->encode_prompt(arguments.prompt.value_or("\n"), {.name = "--prompt", .code = ExitCode::usage});
+struct Prompt {
+  std::string text;  // of ids: these
+  std::vector<int32_t> tokens;
+};
+
+// Returns the lines of the file, without their ends.
+std::vector<std::string> lines_of(const std::string& path) {
+  constexpr int64_t kMostBytes = int64_t{1} << 26;
+  const std::string content = File::open_input(path).content(kMostBytes);
+  std::vector<std::string> lines;
+  for (std::string_view rest = content; !rest.empty();) {
+    const size_t end = std::min(rest.find('\n'), rest.size());
+    std::string_view line = rest.substr(0, end);
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    lines.emplace_back(line);
+    require(!line.empty(), ExitCode::usage, path, ":", lines.size(), ": is empty; each line is a prompt");
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+  }
+  require(!lines.empty(), ExitCode::usage, path, ": is empty; each line is a prompt");
+  return lines;
 }
 
-// All ranks draw the same tokens; the first prints them.
+std::vector<Prompt> prompts_of(const GenerateArguments& arguments, const LoadedModel& loaded) {
+  std::vector<Prompt> prompts;
+  for (const std::string& ids : arguments.prompt_ids) {
+    const std::vector<int32_t> tokens = parse_token_ids("--prompt-ids", ids, *loaded.config.model.vocab_size);
+    prompts.push_back({.text = joined(tokens, " "), .tokens = tokens});
+  }
+  if (!prompts.empty()) return prompts;
+  require(loaded.tokenizer.has_value(), ExitCode::usage, loaded.path.string(),
+          " has no tokenizer; give --prompt-ids");
+  const std::string name = arguments.prompts_file.value_or("--prompt");
+  std::vector<std::string> texts = arguments.prompts_file ? lines_of(*arguments.prompts_file) : arguments.prompts;
+  if (texts.empty()) texts.emplace_back("\n");
+  for (const std::string& text : texts)
+    prompts.push_back({.text = text, .tokens = loaded.tokenizer->encode_prompt(text, {.name = name, .code = ExitCode::usage})});
+  return prompts;
+}
+
+// What one prompt becomes, printed as it grows. Characters are printed whole; one that the last token leaves cut off is U+FFFD.
+class Continuation {
+ public:
+  Continuation(const Prompt& prompt, const std::optional<Tokenizer>& tokenizer, bool ids)
+      : text_(prompt.text) {
+    if (!ids) decoder_.emplace(*tokenizer, prompt.tokens);
+  }
+
+  void add(int32_t id) { text_ += decoder_ ? decoder_->add(id) : text(' ', id); }
+  void end() {
+    if (decoder_) text_ += decoder_->rest();
+    if (whole_characters(text_) == text_.size()) return;
+    text_.resize(whole_characters(text_));
+    append_utf8(0xFFFD, text_);
+  }
+  void print() {
+    const size_t whole = whole_characters(text_);
+    std::cout << text_.substr(0, whole) << std::flush;
+    text_.erase(0, whole);
+  }
+
+ private:
+  std::string text_;  // not printed yet
+  std::optional<TokenStream> decoder_;  // none: ids are printed
+};
+
+// Several texts are printed once they are whole, each behind the line that nanoGPT draws between samples; ids are a line each.
+void print_all(std::vector<Continuation>& texts, bool ids) {
+  for (Continuation& text : texts) {
+    text.end();
+    text.print();
+    std::cout << (ids || texts.size() == 1 ? "\n" : "\n---------------\n");
+  }
+}
+
+// All ranks draw the same tokens; the first prints them. One text is printed as it grows.
 void generate_on(const Mesh& mesh, const GenerateArguments& arguments) {
   const LoadedModel loaded = load_model(arguments.checkpoint, mesh, dtype_of(arguments.dtype));
-  const std::vector<int32_t> prompt = prompt_of(arguments, loaded), end_tokens = loaded.end_tokens();
-  const bool prints = mesh.tensor.rank() == 0, ids = arguments.prompt_ids.has_value();
-  if (prints) std::cout << (ids ? joined(prompt, " ") : arguments.prompt.value_or("\n")) << std::flush;
-  generate(*loaded.model, prompt, arguments.sampling, [&](int32_t id) {
+  const std::vector<Prompt> prompts = prompts_of(arguments, loaded);
+  const std::vector<int32_t> end_tokens = loaded.end_tokens();
+  const bool prints = mesh.tensor.rank() == 0, ids = !arguments.prompt_ids.empty(), grows = prompts.size() == 1;
+  std::vector<std::vector<int32_t>> tokens;
+  std::vector<Continuation> texts;
+  for (const Prompt& prompt : prompts) {
+    tokens.push_back(prompt.tokens);
+    texts.emplace_back(prompt, loaded.tokenizer, ids);
+  }
+  if (prints && grows) texts[0].print();
+  generate_batch(*loaded.model, tokens, arguments.sampling, [&](size_t i, int32_t id) {
     if (std::ranges::find(end_tokens, id) != end_tokens.end()) return false;
-    if (prints) std::cout << (ids ? text(' ', id) : loaded.tokenizer->decode(std::span(&id, 1))) << std::flush;
+    texts[i].add(id);
+    if (prints && grows) texts[0].print();
     return mesh.tensor.sum(std::cout.good() ? 0 : 1) == 0;
   });
-  if (prints) std::cout << '\n';
+  if (prints) print_all(texts, ids);
+}
+
+void check_prompts(const GenerateArguments& arguments) {
+  const bool texts = !arguments.prompts.empty(), file = arguments.prompts_file.has_value(), ids = !arguments.prompt_ids.empty();
+  require(!texts || !ids, ExitCode::usage, "--prompt and --prompt-ids exclude each other");
+  require(!file || !(texts || ids), ExitCode::usage, "--prompts and ", texts ? "--prompt" : "--prompt-ids", " exclude each other");
+  for (const std::string& prompt : arguments.prompts) require(!prompt.empty(), ExitCode::usage, "--prompt: must not be empty");
 }
 
 ExitCode run_generate(const GenerateArguments& arguments) {
   open_log({.level = LogLevel::warning, .console = true, .file = {}});
   check_sampling(arguments.sampling);
-  require(!arguments.prompt || !arguments.prompt_ids, ExitCode::usage, "--prompt and --prompt-ids exclude each other");
-  require(!arguments.prompt || !arguments.prompt->empty(), ExitCode::usage, "--prompt: must not be empty");
+  check_prompts(arguments);
   use_threads(arguments.threads);
   on_tensor_ranks(arguments.tensor, arguments.checkpoint, [&](const Mesh& mesh) { generate_on(mesh, arguments); });
   return ExitCode::ok;
@@ -69,15 +153,20 @@ Command generate_command() {
   SamplingOptions& sampling = arguments->sampling;
   return {.name = "generate",
           .summary = "continue a text with a checkpoint",
-          .example = "mantissa generate runs/quickstart --prompt \"The layers are\" --max-new-tokens 100 --temperature 0.7",
+          .example =
+              "mantissa generate runs/quickstart --prompt \"The layers are\" --max-new-tokens 100 --temperature 0.7\n"
+              "mantissa generate runs/quickstart --prompts prompts.txt --temperature 0",
           .options = {{.name = "CHECKPOINT",
                        .target = &arguments->checkpoint,
                        .description = "a checkpoint, or a run folder: the one that `latest` names, else its newest valid one",
                        .required = true},
-                      {.name = "--prompt", .target = &arguments->prompt, .description = "text to continue; default: \\n, a line end"},
+                      {.name = "--prompt",
+                       .target = &arguments->prompts,
+                       .description = "text to continue; default: \\n, a line end; repeatable: all are continued at once"},
+                      {.name = "--prompts", .target = &arguments->prompts_file, .description = "file of texts to continue, one a line"},
                       {.name = "--prompt-ids",
                        .target = &arguments->prompt_ids,
-                       .description = "token ids to continue, as in 1,2,3: all ids are printed, no text"},
+                       .description = "token ids to continue, as in 1,2,3: all ids are printed, no text; repeatable"},
                       dtype_option(arguments->dtype),
                       {.name = "--max-new-tokens",
                        .target = &sampling.max_new_tokens,

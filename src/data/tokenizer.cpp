@@ -225,6 +225,21 @@ Tokenizer Tokenizer::from_nanogpt_meta(std::string_view json, const std::string&
   return characters(std::move(ascending));
 }
 
+std::string TokenStream::add(int32_t id) {
+  constexpr std::string_view kReplaced = "\xEF\xBF\xBD";
+  ids_.push_back(id);
+  if (tokenizer_->kind() != TokenizerKind::bpe) return rest();
+  return tokenizer_->decode(ids_).ends_with(kReplaced) ? "" : rest();
+}
+
+std::string TokenStream::rest() {
+  const std::span<const int32_t> ids(ids_);
+  const std::string before = tokenizer_->decode(ids.first(read_)), all = tokenizer_->decode(ids);
+  ids_.erase(ids_.begin(), ids_.begin() + static_cast<std::ptrdiff_t>(read_));
+  read_ = ids_.size();
+  return all.substr(std::min(before.size(), all.size()));
+}
+
 DocumentEncoder::DocumentEncoder(const Tokenizer& tokenizer, Sink sink) : tokenizer_(&tokenizer), sink_(std::move(sink)) {
   if (!tokenizer.bpe_) return;
   const auto end = [this] {

@@ -85,6 +85,22 @@ class Tokenizer {
   std::vector<int32_t> id_of_;        // by code point up to the largest; -1: none
 };
 
+// Decodes the tokens that continue a text, as they come: what a token adds to a text may depend on those before it.
+class TokenStream {
+ public:
+  TokenStream(const Tokenizer& tokenizer, std::vector<int32_t> prompt) : tokenizer_(&tokenizer), ids_(std::move(prompt)), read_(ids_.size()) {}
+
+  // Returns what the tokens so far add to the text, without a character of kind bpe that is not whole. Bytes of kind byte come one by one.
+  std::string add(int32_t id);
+  // Returns what is left of it, with U+FFFD for a character that did not become whole.
+  std::string rest();
+
+ private:
+  const Tokenizer* tokenizer_;
+  std::vector<int32_t> ids_;  // from a place where the text was whole
+  size_t read_;               // of these are in what was returned
+};
+
 // Encodes documents one after the other, without holding them whole where the tokenizer allows it (bpe_tokenizer.h).
 class DocumentEncoder {
  public:
