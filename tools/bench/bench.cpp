@@ -23,6 +23,7 @@ struct BenchArguments {
   ConfigSources config;
   std::vector<std::string> against;
   bool alone = false, without_update = false, subnormal = false;
+  GenerationShape generation;
 };
 
 // Makes a batch of uniform random tokens: speed does not depend on their values.
@@ -162,6 +163,11 @@ void check(const BenchArguments& arguments, const Launch& launch) {
           "--alone compares several ranks on one host with one process, and this is ", describe(launch));
 }
 
+void check(const GenerationShape& shape) {
+  require(shape.batch > 0, ExitCode::usage, "--batch: must be positive, got ", shape.batch);
+  require(shape.new_tokens > 0, ExitCode::usage, "--new-tokens: must be positive, got ", shape.new_tokens);
+}
+
 // The FLOPs of the model formula at the GEMM ceiling's rate are the floor; --against and --alone name another opponent.
 void measure_training(const BenchArguments& arguments, const RunConfig& config, const std::optional<RunConfig>& other_config,
                       const Communicator& world) {
@@ -206,6 +212,14 @@ ExitCode bench_train(const BenchArguments& arguments) {
 std::vector<Option> bench_options(BenchArguments& arguments) {
   return {{.name = "--time-budget", .target = &arguments.bench.time_budget, .description = "seconds; the report is complete in any case"},
           {.name = "--json", .target = &arguments.bench.json, .description = "append one JSON object a line to this file"}};
+}
+
+Option against_option(std::vector<std::string>& against, const std::string& instead) {
+  return {.name = "--against",
+          .target = &against,
+          .description = "KEY=VALUE as for --set: " + instead +
+                         " the same run with it takes turns, until the time budget is used up; "
+                         "repeatable, all for the one other run"};
 }
 
 using Bench = void (*)(Backend&, const BenchOptions&);
@@ -254,10 +268,7 @@ Command train_bench() {
   const auto arguments = std::make_shared<BenchArguments>();
   std::vector<Option> options = config_options(arguments->config);
   for (Option& option : bench_options(*arguments)) options.push_back(std::move(option));
-  options.push_back({.name = "--against",
-                     .target = &arguments->against,
-                     .description = "KEY=VALUE as for --set: instead of the GEMM floor, the same run with it takes turns, until the time "
-                                    "budget is used up; repeatable, all for the one other run"});
+  options.push_back(against_option(arguments->against, "instead of the GEMM floor,"));
   options.push_back({.name = "--alone",
                      .target = &arguments->alone,
                      .description = "of several ranks on one host: likewise, one process with the threads of all takes turns"});
@@ -280,6 +291,29 @@ Command train_bench() {
           .many_ranks = true};
 }
 
+Command generate_bench() {
+  const auto arguments = std::make_shared<BenchArguments>();
+  std::vector<Option> options = config_options(arguments->config);
+  for (Option& option : bench_options(*arguments)) options.push_back(std::move(option));
+  options.push_back(against_option(arguments->against, "then"));
+  options.push_back({.name = "--batch", .target = &arguments->generation.batch, .description = "prompts that are continued at once"});
+  options.push_back({.name = "--new-tokens", .target = &arguments->generation.new_tokens, .description = "tokens of each"});
+  return {.name = "generate",
+          .summary = "generation from random weights against a parallel memory copy",
+          .example =
+              "mantissa bench generate configs/gpt2-124m.json\n"
+              "mantissa bench generate configs/qwen3-0.6b.json --set precision.recipe=mxfp8 --against precision.recipe=high",
+          .options = options,
+          .run = [arguments] {
+            check(arguments->generation);
+            const RunConfig config = configuration(arguments->config, {});
+            set_num_threads(config.training.threads);
+            bench_generate(config, arguments->generation, {joined(arguments->against), opponent(arguments->config, arguments->against, {})},
+                           arguments->bench);
+            return ExitCode::ok;
+          }};
+}
+
 }  // namespace
 
 Command bench_command() {
@@ -292,7 +326,7 @@ Command bench_command() {
                           device_bench("gemm", "matmuls of GPT-2 shapes against oneDNN's 2048^3", bench_gemm),
                           device_bench("attention", "attention against the GEMM ceiling", bench_attention),
                           device_bench("moe", "GEMMs of groups of rows against one as large, and what moves the rows", bench_moe),
-                          train_bench(), comm_bench()}};
+                          train_bench(), generate_bench(), comm_bench()}};
 }
 
 }  // namespace mantissa::tools

@@ -16,6 +16,7 @@
 
 #include "mantissa/backend/ceilings.h"
 #include "mantissa/comm/communicator.h"
+#include "mantissa/config/run_config.h"
 
 namespace mantissa::tools {
 
@@ -103,5 +104,16 @@ void bench_gemm(Backend& device, const BenchOptions& options);
 void bench_attention(Backend& device, const BenchOptions& options);
 void bench_moe(Backend& device, const BenchOptions& options);
 void bench_comm(const Communicator& world, Backend& device, const BenchOptions& options);
+
+struct GenerationShape {
+  int64_t batch = 1, new_tokens = 32;
+};
+struct Opponent {
+  std::string name;                 // what differs
+  std::optional<RunConfig> config;  // none: there is none
+};
+// Generates from a prompt of one token, greedily, and compares the bytes of weights that it reads with a copy; then its speed with that of
+// the opponent. In bench_generate.cpp.
+void bench_generate(const RunConfig& config, const GenerationShape& shape, const Opponent& other, const BenchOptions& options);
 
 }  // namespace mantissa::tools
