@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "mantissa/backend/functions.h"
+#include "mantissa/base/utf8.h"
 #include "mantissa/data/token_writer.h"
 #include "process.h"
 #include "training.h"
@@ -194,6 +195,66 @@ TEST_F(CommandsTest, GenerateContinuesThePromptAlikeForEqualSeeds) {
   EXPECT_NE(text("1"), text("2"));
   EXPECT_EQ(text("1").substr(0, 3), "abc");
   EXPECT_EQ(text("1").size(), 3U + 40U + 1U);
+}
+
+TEST_F(CommandsTest, GenerateContinuesSeveralPromptsAsEachAlone) {
+  ASSERT_EQ(mantissa({"train", "run.json"}).exit_code, 0);
+  const auto output = [&](std::vector<std::string> prompts) {
+    std::vector<std::string> command = {"generate", run_folder("run"), "--max-new-tokens", "12"};
+    command.insert(command.end(), prompts.begin(), prompts.end());
+    const auto result = mantissa(command);
+    EXPECT_EQ(result.exit_code, 0) << result.errors;
+    return result.output;
+  };
+  const std::string line = "---------------\n", both = output({"--prompt", "abc"}) + line + output({"--prompt", "a longer one"}) + line;
+  EXPECT_EQ(output({"--prompt", "abc", "--prompt", "a longer one"}), both);
+  for (const char* content : {"abc\na longer one\n", "abc\r\na longer one"}) {
+    test::write_file(folder_ / "prompts.txt", content);
+    EXPECT_EQ(output({"--prompts", "prompts.txt"}), both);
+  }
+  EXPECT_EQ(output({"--prompt-ids", "1,2", "--prompt-ids", "3"}), output({"--prompt-ids", "1,2"}) + output({"--prompt-ids", "3"}));
+  const auto refused = [&](const std::vector<std::string>& options) {
+    std::vector<std::string> command = {"generate", run_folder("run")};
+    command.insert(command.end(), options.begin(), options.end());
+    const auto result = mantissa(command);
+    EXPECT_EQ(result.exit_code, 2);
+    return result.errors;
+  };
+  EXPECT_THAT(refused({"--prompts", "prompts.txt", "--prompt", "a"}), HasSubstr("--prompts and --prompt exclude each other"));
+  EXPECT_THAT(refused({"--prompts", "prompts.txt", "--prompt-ids", "1"}), HasSubstr("--prompts and --prompt-ids exclude each other"));
+  EXPECT_THAT(refused({"--prompts", "nothing.txt"}), HasSubstr("nothing.txt"));
+  test::write_file(folder_ / "prompts.txt", "abc\n\nd\n");
+  EXPECT_THAT(refused({"--prompts", "prompts.txt"}), HasSubstr("prompts.txt:2: is empty; each line is a prompt"));
+  test::write_file(folder_ / "prompts.txt", "");
+  EXPECT_THAT(refused({"--prompts", "prompts.txt"}), HasSubstr("prompts.txt: is empty; each line is a prompt"));
+}
+
+// A fresh model writes any bytes.
+TEST_F(CommandsTest, GenerateNeverPrintsHalfACharacter) {
+  run("fresh", {"training.steps=1", "optimizer.lr=1e-9"});
+  int cut = 0;
+  for (const std::string seed : {"1", "2", "3", "4"}) {
+    const auto result = mantissa({"generate", run_folder("fresh"), "--max-new-tokens", "60", "--temperature", "5", "--top-k", "0", "--seed",
+                                  seed, "--prompt", "\xC3\xA9"});
+    EXPECT_EQ(result.exit_code, 0) << result.errors;
+    const std::string text = result.output.substr(0, result.output.size() - 1);
+    EXPECT_EQ(whole_characters(text), text.size());
+    cut += text.ends_with("\xEF\xBF\xBD") ? 1 : 0;
+  }
+  EXPECT_GT(cut, 0);
+}
+
+TEST_F(CommandsTest, BenchGenerateReportsBytesAndTheRatioOfSpeeds) {
+  const auto result = mantissa({"bench", "generate", "run.json", "--set", "model.vocab_size=256", "--batch", "2", "--new-tokens", "3",
+                                "--time-budget", "0.1", "--json", "bench.jsonl", "--against", "precision.dtype=bf16"});
+  EXPECT_EQ(result.exit_code, 0) << result.errors;
+  for (const char* part :
+       {"ms a token", "MB of weights a step", "of the copy rate", "of the speed with precision.dtype=bf16, which reads 0.5"})
+    EXPECT_THAT(result.output, HasSubstr(part));
+  EXPECT_THAT(test::read_file(folder_ / "bench.jsonl"), HasSubstr("\"bench\":\"generate.run\""));
+  const auto wrong = mantissa({"bench", "generate", "run.json", "--batch", "0"});
+  EXPECT_EQ(wrong.exit_code, 2);
+  EXPECT_THAT(wrong.errors, HasSubstr("--batch: must be positive, got 0"));
 }
 
 TEST_F(CommandsTest, EvalAndGenerateTakeThreadsAndGiveTheSameBits) {
