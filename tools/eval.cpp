@@ -23,7 +23,7 @@ namespace {
 
 struct EvalArguments {
   std::string checkpoint;
-  std::optional<std::string> data, logprobs, dtype;
+  std::optional<std::string> data, chat_template, logprobs, dtype;
   std::vector<std::string> prompt_ids;
   std::optional<int64_t> iters, micro_batch_size;
   int threads = 0;
@@ -51,6 +51,7 @@ Data validation_data(const EvalArguments& arguments, const LoadedModel& loaded) 
     config.train.clear();
     config.valid = {WeightedPath{.path = *arguments.data}};
   }
+  if (arguments.chat_template) config.chat_template = choice_of<ChatTemplate>(*arguments.chat_template);
   require_files(config);
   Data data = open_validation_data(config, {.seq_len = loaded.config.training.seq_len,
                                             .vocab_size = loaded.config.model.vocab_size,
@@ -173,8 +174,8 @@ ExitCode run_eval(const EvalArguments& arguments) {
   require(!arguments.micro_batch_size || micro_batch_size > 0, ExitCode::usage, "--micro-batch-size: must be positive, got ",
           micro_batch_size);
   require(!arguments.iters || *arguments.iters > 0, ExitCode::usage, "--iters: must be positive, got ", arguments.iters.value_or(0));
-  require(arguments.prompt_ids.empty() || (!arguments.data && !arguments.iters), ExitCode::usage,
-          "--prompt-ids stands for the data: --data and --iters do not go with it");
+  require(arguments.prompt_ids.empty() || (!arguments.data && !arguments.iters && !arguments.chat_template), ExitCode::usage,
+          "--prompt-ids stands for the data: --data, --chat-template and --iters do not go with it");
   if (arguments.logprobs) require_output_file(*arguments.logprobs);
   use_threads(arguments.threads);
   on_tensor_ranks(arguments.tensor, arguments.checkpoint, [&](const Mesh& mesh) { evaluate_on(mesh, arguments); });
@@ -195,6 +196,10 @@ Command eval_command() {
                       {.name = "--data",
                        .target = &arguments->data,
                        .description = "file or glob to evaluate on; default: the validation data of the run"},
+                      {.name = "--chat-template",
+                       .target = &arguments->chat_template,
+                       .description = "of JSONL of messages, as data.chat_template; default: that of the run",
+                       .choices = choice_names<ChatTemplate>()},
                       {.name = "--iters", .target = &arguments->iters, .description = "micro batches; default: the whole validation data"},
                       {.name = "--micro-batch-size",
                        .target = &arguments->micro_batch_size,

@@ -63,8 +63,7 @@ std::vector<Prompt> prompts_of(const GenerateArguments& arguments, const LoadedM
     prompts.push_back({.text = joined(tokens, " "), .tokens = tokens});
   }
   if (!prompts.empty()) return prompts;
-  require(loaded.tokenizer.has_value(), ExitCode::usage, loaded.path.string(),
-          " has no tokenizer; give --prompt-ids");
+  require(loaded.tokenizer.has_value(), ExitCode::usage, loaded.path.string(), " has no tokenizer; give --prompt-ids");
   const std::string name = arguments.prompts_file.value_or("--prompt");
   std::vector<std::string> texts = arguments.prompts_file ? lines_of(*arguments.prompts_file) : arguments.prompts;
   if (texts.empty()) texts.emplace_back("\n");
@@ -76,8 +75,7 @@ std::vector<Prompt> prompts_of(const GenerateArguments& arguments, const LoadedM
 // What one prompt becomes, printed as it grows. Characters are printed whole; one that the last token leaves cut off is U+FFFD.
 class Continuation {
  public:
-  Continuation(const Prompt& prompt, const std::optional<Tokenizer>& tokenizer, bool ids)
-      : text_(prompt.text) {
+  Continuation(const Prompt& prompt, const std::optional<Tokenizer>& tokenizer, bool ids) : text_(prompt.text) {
     if (!ids) decoder_.emplace(*tokenizer, prompt.tokens);
   }
 
@@ -95,7 +93,7 @@ class Continuation {
   }
 
  private:
-  std::string text_;  // not printed yet
+  std::string text_;                    // not printed yet
   std::optional<TokenStream> decoder_;  // none: ids are printed
 };
 

@@ -120,11 +120,15 @@ void show_data(const std::string& path, const InspectArguments& arguments) {
                               .vocab_size = std::numeric_limits<int32_t>::max(),
                               .eod_id = {}});
   const TokenStatistics statistics = read_all(file);
-  const bool tokenized_here = file.format() == DataFormat::text || file.format() == DataFormat::jsonl;
+  const bool is_text = file.format() == DataFormat::text || file.format() == DataFormat::jsonl;
+  const bool tokenized_here = is_text && file.examples().examples == 0;
   std::cout << printable(path) << ": " << choice_name(file.format()) << ", " << file.tokens()
             << (tokenized_here ? " bytes of text" : " tokens");
+  const ExampleCounts& examples = file.examples();
+  if (examples.examples > 0)
+    std::cout << ", " << count_text(examples.examples, "example") << " with " << count_text(examples.targets, "target");
   if (file.tokens() > 0) std::cout << ", ids " << statistics.least << " to " << statistics.most;
-  if (file.has_documents()) std::cout << ", " << count_text(statistics.documents, "document");
+  if (file.has_documents() && examples.examples == 0) std::cout << ", " << count_text(statistics.documents, "document");
   std::cout << '\n';
   for (const std::string& part : file.files()) {
     const FileFingerprint print = fingerprint(part);

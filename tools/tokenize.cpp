@@ -1,8 +1,13 @@
-// mantissa tokenize: text or JSONL in, token files of Megatron or llm.c out, or a tokenizer that is trained on it.
+// mantissa tokenize: text or JSONL in, token files of Megatron or llm.c out, or JSONL of tokens and masks, or a tokenizer that is trained
+// on it.
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <iostream>
 #include <memory>
+#include <span>
+#include <type_traits>
+#include <utility>
 
 #include "mantissa/base/pending_file.h"
 #include "mantissa/base/printable.h"
@@ -19,7 +24,7 @@ namespace {
 struct TokenizeArguments {
   std::vector<std::string> files;
   std::string tokenizer = "byte", format = "megatron", output;
-  std::optional<std::string> vocabulary;
+  std::optional<std::string> vocabulary, chat_template, chat_date;
   std::optional<int64_t> eod_id, train_vocab;
   bool append_eod = false;
 };
@@ -44,34 +49,69 @@ Tokenizer make_tokenizer(const TokenizeArguments& arguments, const std::vector<s
   return Tokenizer::characters_of(files);
 }
 
-// Calls writer.add_document for each document of the files, one of which it holds. Returns how many there were.
+// What is to be written of documents, one of which it holds.
 template <class Writer>
-int64_t add_documents(const std::vector<std::string>& paths, const Tokenizer& tokenizer, Writer& writer) {
-  std::vector<int32_t> document;
-  int64_t documents = 0;
-  const auto end = [&] {
-    documents += document.empty() ? 0 : 1;
-    writer.add_document(document);
-    document.clear();
-  };
-  DocumentEncoder encoder(tokenizer, {.ids = [&](std::span<const int32_t> ids) { document.insert(document.end(), ids.begin(), ids.end()); },
-                                      .end_of_document = end});
-  for (const std::string& path : paths) {
+class DocumentWriter {
+ public:
+  // appended: to each text; masks are kept by some writers only.
+  DocumentWriter(const Tokenizer& tokenizer, LineOptions options, Writer& writer)
+      : options_(std::move(options)),
+        writer_(writer),
+        encoder_(tokenizer, {.ids = [this](std::span<const int32_t> ids) { document_.insert(document_.end(), ids.begin(), ids.end()); },
+                             .end_of_document = [this] { end_text(); }}) {}
+  DocumentWriter(const DocumentWriter&) = delete;
+  DocumentWriter& operator=(const DocumentWriter&) = delete;
+
+  void add_file(const std::string& path) {
     const InputFile file(path);
     const DataFormat format = recognize_format(file);
     require(format == DataFormat::text || format == DataFormat::jsonl, ExitCode::usage, path, ": holds tokens of ", choice_name(format),
             " already");
-    (format == DataFormat::text ? encode_text : encode_jsonl)(file, encoder, {});
+    if (format == DataFormat::text) return read_text(file, encoder_);
+    read_jsonl(file, options_, {.texts = &encoder_, .example = [&](const Example& example) { add_example(example, path); }});
   }
-  return documents;
-}
+  int64_t documents() const { return documents_; }
+
+ private:
+  static constexpr bool kKeepsMasks = std::is_same_v<Writer, ExampleWriter>;
+
+  void end_text() {
+    if (options_.appended) document_.push_back(*options_.appended);
+    add({.ids = std::exchange(document_, {}), .trained = {}});
+  }
+  void add_example(const Example& example, const std::string& path) {
+    require(kKeepsMasks, ExitCode::usage, path,
+            ": has examples to fine-tune on, whose masks no file of Megatron or llm.c holds; take --format examples");
+    add(example);
+  }
+  // Without masks all tokens are trained.
+  void add(const Example& example) {
+    if (example.ids.empty()) return;
+    ++documents_;
+    if constexpr (kKeepsMasks) {
+      std::vector<bool> trained = example.trained;
+      trained.resize(example.ids.size(), true);
+      trained[0] = false;  // nothing predicts it
+      writer_.add_document(example.ids, trained);
+    } else {
+      writer_.add_document(example.ids);
+    }
+  }
+
+  LineOptions options_;
+  Writer& writer_;
+  std::vector<int32_t> document_;
+  int64_t documents_ = 0;
+  DocumentEncoder encoder_;
+};
 
 template <class Writer>
-std::string write_all(Writer& writer, const std::vector<std::string>& paths, const Tokenizer& tokenizer, const std::string& names) {
-  const int64_t documents = add_documents(paths, tokenizer, writer);
-  require(documents > 0, ExitCode::usage, "there is no text in the input");
+std::string write_all(DocumentWriter<Writer>& documents, Writer& writer, const std::vector<std::string>& paths, const std::string& names) {
+  for (const std::string& path : paths) documents.add_file(path);
+  require(documents.documents() > 0, ExitCode::usage, "there is no text in the input");
   const int64_t tokens = writer.finish();
-  return text(printable(names), ": ", count_text(documents, "document"), ", ", count_text(tokens, "token"), ", model.vocab_size ");
+  return text(printable(names), ": ", count_text(documents.documents(), "document"), ", ", count_text(tokens, "token"),
+              ", model.vocab_size ");
 }
 
 // The id that goes with each document; none without --append-eod.
@@ -93,14 +133,24 @@ std::string write_files(const TokenizeArguments& arguments, const std::vector<st
   const Tokenizer tokenizer = make_tokenizer(arguments, paths);
   const std::optional<int32_t> eod = end_token_of(arguments, tokenizer);
   const int64_t vocab_size = std::max(tokenizer.size(), eod ? int64_t{*eod} + 1 : 0);
+  LineOptions options{.encoder = encoder_of(tokenizer), .vocab_size = vocab_size, .chat_template = {}, .chat_date = arguments.chat_date};
+  if (arguments.chat_template) options.chat_template = choice_of<ChatTemplate>(*arguments.chat_template);
+  const auto write = [&]<class Writer>(Writer& writer, const std::string& names) {
+    DocumentWriter<Writer> documents(tokenizer, options, writer);
+    return write_all(documents, writer, paths, names);
+  };
   const TokenWriterOptions writer_options{.vocab_size = vocab_size, .eod_id = eod};
   std::string reported;
-  if (arguments.format == "megatron") {
+  if (arguments.format == "examples") {
+    options.appended = eod;
+    ExampleWriter writer(arguments.output + ".jsonl");
+    reported = write(writer, arguments.output + ".jsonl");
+  } else if (arguments.format == "megatron") {
     MegatronWriter writer(arguments.output, writer_options);
-    reported = write_all(writer, paths, tokenizer, arguments.output + ".bin, .idx");
+    reported = write(writer, arguments.output + ".bin, .idx");
   } else {
     LlmcWriter writer(arguments.output + ".bin", writer_options);
-    reported = write_all(writer, paths, tokenizer, arguments.output + ".bin");
+    reported = write(writer, arguments.output + ".bin");
   }
   reported += text(vocab_size, '\n');
   if (tokenizer.kind() != TokenizerKind::character) return reported;
@@ -137,7 +187,7 @@ std::string train_tokenizer(const TokenizeArguments& arguments, const std::vecto
 
 // Token files are data, perhaps of a run that reads them: none is replaced. Nor is a tokenizer.
 void require_new_files(const TokenizeArguments& arguments) {
-  std::vector<std::string> extensions = {".bin", ".idx", ".tokenizer.json"};
+  std::vector<std::string> extensions = {".bin", ".idx", ".jsonl", ".tokenizer.json"};
   if (arguments.train_vocab) extensions = {""};
   for (const std::string& extension : extensions) {
     const std::string file = arguments.output + extension;
@@ -175,11 +225,11 @@ ExitCode tokenize(const TokenizeArguments& arguments) {
 Command tokenize_command() {
   const auto arguments = std::make_shared<TokenizeArguments>();
   return {.name = "tokenize",
-          .summary = "turn text or JSONL into token files",
+          .summary = "turn text or JSONL into token files, or into JSONL of tokens and masks",
           .example = "mantissa tokenize --tokenizer byte --format megatron --output tokens --append-eod --eod-id 256 'src/*/*.cpp'",
           .options = {{.name = "FILES",
                        .target = &arguments->files,
-                       .description = "text files, JSONL files (key \"text\") or globs",
+                       .description = "text files, JSONL files (a text or an example to fine-tune on a line) or globs",
                        .required = true},
                       {.name = "--output",
                        .target = &arguments->output,
@@ -196,11 +246,16 @@ Command tokenize_command() {
                        .description = "char: the PREFIX.tokenizer.json of an earlier run instead of the characters of FILES"},
                       {.name = "--format",
                        .target = &arguments->format,
-                       .description = "megatron: PREFIX.bin and PREFIX.idx; llmc: PREFIX.bin",
-                       .choices = {"megatron", "llmc"}},
+                       .description = "megatron: PREFIX.bin and PREFIX.idx; llmc: PREFIX.bin; examples: PREFIX.jsonl, which keeps masks",
+                       .choices = {"megatron", "llmc", "examples"}},
+                      {.name = "--chat-template",
+                       .target = &arguments->chat_template,
+                       .description = "of JSONL of messages, as data.chat_template",
+                       .choices = choice_names<ChatTemplate>()},
+                      {.name = "--chat-date", .target = &arguments->chat_date, .description = "as data.chat_date"},
                       {.name = "--append-eod",
                        .target = &arguments->append_eod,
-                       .description = "mark documents with --eod-id: after each in megatron files, before each in llmc files"},
+                       .description = "mark documents with --eod-id: before each in llmc files, else after each"},
                       {.name = "--eod-id",
                        .target = &arguments->eod_id,
                        .description = "end-of-document id; default: the end token of tokenizer_config.json"}},

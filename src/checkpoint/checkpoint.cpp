@@ -97,8 +97,8 @@ std::vector<double> shares(const DataConfig& data) {
 
 // Requires the same settings that decide, beside the files, which tokens are trained on and in which order.
 void require_same_order(const RunConfig& saved, const RunConfig& current, const std::string& source) {
-  const std::set<std::string> deciding = {"data.valid_fraction", "data.format",   "data.dtype",      "data.append_eod",
-                                          "data.eod_id",         "training.seed", "training.seq_len"};
+  const std::set<std::string> deciding = {"data.valid_fraction", "data.format", "data.dtype",    "data.chat_template", "data.chat_date",
+                                          "data.append_eod",     "data.eod_id", "training.seed", "training.seq_len"};
   std::vector<std::string> lines = differences("data", saved.data, current.data);
   std::ranges::move(differences("training", saved.training, current.training), std::back_inserter(lines));
   std::erase_if(lines, [&](const std::string& line) { return !deciding.contains(line.substr(0, line.find(':'))); });

@@ -18,11 +18,14 @@ Batch empty_batch(int64_t sequences, int64_t length) {
           .samples = std::vector<SampleId>(static_cast<size_t>(sequences))};
 }
 
-// Fills row `row`: inputs are tokens [begin, begin + inputs) of the dataset, targets the ones after; the rest of the row is padding.
-void fill_row(const TokenDataset& dataset, int64_t begin, int64_t inputs, const DocumentOptions& documents, int64_t row, Batch& batch) {
+// Fills row `row`: inputs are tokens [begin, begin + inputs) of the dataset, targets the ones after; the rest of the row is padding. The
+// last token of a row of examples has no target, and after that of the dataset there is none.
+void fill_row(const TokenDataset& dataset, int64_t begin, int64_t inputs, const DocumentOptions& asked, int64_t row, Batch& batch) {
   std::vector<int32_t> ids(static_cast<size_t>(inputs + 1));
   std::vector<uint8_t> marks(ids.size());
-  dataset.read(begin, inputs + 1, ids.data(), marks.data());
+  dataset.read(begin, std::min(inputs + 1, dataset.tokens() - begin), ids.data(), marks.data());
+  DocumentOptions documents = asked;
+  if (dataset.has_examples()) documents.reset_position_ids = documents.document_mask = true;
   const auto first = static_cast<size_t>(row * batch.length);
   int32_t document = 0;  // where the current one starts in this row
   for (int64_t t = 0; t < batch.length; ++t) {
@@ -41,15 +44,34 @@ void fill_row(const TokenDataset& dataset, int64_t begin, int64_t inputs, const 
   }
 }
 
+std::string name_of_set(const std::vector<TokenDataset>& datasets, size_t set) {
+  return datasets.size() == 1 ? "the training data" : text("data.train[", set, "]");
+}
+
 std::vector<int64_t> sample_counts(const std::vector<TokenDataset>& datasets, int64_t seq_len) {
   std::vector<int64_t> counts;
   for (const TokenDataset& dataset : datasets) {
-    const int64_t samples = dataset.tokens() < 1 ? 0 : (dataset.tokens() - 1) / seq_len;
-    require(samples >= 1, ExitCode::usage, datasets.size() == 1 ? "the training data" : text("data.train[", counts.size(), "]"), ": has ",
-            dataset.tokens(), " tokens, but training.seq_len ", seq_len, " needs at least ", seq_len + 1);
+    const int64_t shared = dataset.has_examples() ? 0 : 1;  // the token that a sample has in common with the next one
+    const int64_t samples = dataset.tokens() < 1 ? 0 : (dataset.tokens() - shared) / seq_len;
+    require(samples >= 1, ExitCode::usage, name_of_set(datasets, counts.size()), ": has ", dataset.tokens(),
+            " tokens, but training.seq_len ", seq_len, " needs at least ", seq_len + shared);
     counts.push_back(samples);
   }
   return counts;
+}
+
+// Requires a token that is trained: without any, steps would only decay the weights.
+void require_trained_tokens(const TokenDataset& dataset, const std::string& name) {
+  if (!dataset.has_mask()) return;
+  constexpr int64_t kWindow = 1 << 16;
+  std::vector<int32_t> ids(kWindow);
+  std::vector<uint8_t> marks(kWindow);
+  for (int64_t begin = 0; begin < dataset.tokens(); begin += kWindow) {
+    const int64_t count = std::min(kWindow, dataset.tokens() - begin);
+    dataset.read(begin, count, ids.data(), marks.data());
+    if (std::any_of(marks.begin(), marks.begin() + count, [](uint8_t mark) { return (mark & untrained) == 0; })) return;
+  }
+  fail(ExitCode::data, name, ": all ", dataset.tokens(), " tokens are masked, so there is nothing to learn from");
 }
 
 }  // namespace
@@ -60,7 +82,9 @@ TrainData::TrainData(std::vector<TokenDataset> datasets, std::vector<double> wei
       seq_len_(seq_len),
       documents_(documents),
       sampler_(sample_counts(datasets_, seq_len), std::move(weights), seed),
-      all_count_(!documents.mask_eod_loss && std::ranges::none_of(datasets_, &TokenDataset::has_mask)) {}
+      all_count_(!documents.mask_eod_loss && std::ranges::none_of(datasets_, &TokenDataset::has_mask)) {
+  for (size_t i = 0; i < datasets_.size(); ++i) require_trained_tokens(datasets_[i], name_of_set(datasets_, i));
+}
 
 Batch TrainData::batch(int64_t counter, int64_t sequences) {
   Batch batch = empty_batch(sequences, seq_len_);

@@ -17,9 +17,8 @@ void validate_sets(const DataConfig& config, ConfigReport& report) {
 void validate_format(const DataConfig& config, ConfigReport& report) {
   const bool is_text = config.format == DataFormat::text || config.format == DataFormat::jsonl;
   const bool is_tokens = !is_text && config.format != DataFormat::automatic;
-  if (is_text && !config.tokenizer) {
-    report.error("data.tokenizer",
-                 text("data.format ", choice_name(config.format), " needs a tokenizer: byte, char or the path of a tokenizer.json"));
+  if (config.format == DataFormat::text && !config.tokenizer) {
+    report.error("data.tokenizer", "data.format text needs a tokenizer: byte, char or the path of a tokenizer.json");
   }
   if (config.append_eod && is_tokens) {
     report.error("data.append_eod", text("is for text and JSONL; data.format ", choice_name(config.format), " holds tokens already"));
@@ -27,12 +26,23 @@ void validate_format(const DataConfig& config, ConfigReport& report) {
     report.error("data.append_eod", "needs data.eod_id: the byte and char tokenizers have no end token");
   }
   const bool raw_tokens = is_tokens && config.format != DataFormat::megatron;
-  const bool uses_boundaries = config.mask_eod_loss || config.reset_position_ids || config.document_mask;
+  const bool uses_boundaries = config.mask_eod_loss || config.resets_positions() || config.masks_documents();
   if (raw_tokens && uses_boundaries && !config.eod_id) {
-    const char* const key = config.mask_eod_loss   ? "data.mask_eod_loss"
-                            : config.document_mask ? "data.document_mask"
-                                                   : "data.reset_position_ids";
+    const char* const key = config.mask_eod_loss       ? "data.mask_eod_loss"
+                            : config.masks_documents() ? "data.document_mask"
+                                                       : "data.reset_position_ids";
     report.error(key, text("data.format ", choice_name(config.format), " marks no documents: needs data.eod_id"));
+  }
+}
+
+void validate_chat(const DataConfig& config, ConfigReport& report) {
+  if (config.chat_template && config.format != DataFormat::automatic && config.format != DataFormat::jsonl) {
+    report.error("data.chat_template", text("is for JSONL of messages, not for data.format ", choice_name(config.format)));
+  } else if (config.chat_template && config.append_eod) {
+    report.error("data.append_eod", text("data.chat_template ", choice_name(*config.chat_template), " ends turns by itself"));
+  }
+  if (config.chat_date && !(config.chat_template && tells_date(*config.chat_template))) {
+    report.error("data.chat_date", "is for data.chat_template llama3 and harmony, which tell the model a date");
   }
 }
 
@@ -41,6 +51,7 @@ void validate_format(const DataConfig& config, ConfigReport& report) {
 void DataConfig::validate(ConfigReport& report) const {
   validate_sets(*this, report);
   validate_format(*this, report);
+  validate_chat(*this, report);
 }
 
 }  // namespace mantissa

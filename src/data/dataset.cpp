@@ -81,6 +81,10 @@ bool TokenFiles::has_mask() const {
   return std::any_of(files_.begin(), files_.end(), [](const TokenFile& file) { return file.has_mask(); });
 }
 
+bool TokenFiles::has_examples() const {
+  return std::any_of(files_.begin(), files_.end(), [](const TokenFile& file) { return file.examples().examples > 0; });
+}
+
 void TokenFiles::read(int64_t begin, int64_t count, int32_t* out, uint8_t* marks) const {
   require(begin >= 0 && count >= 0 && begin <= tokens() - count, "tokens ", begin, " + ", count, " of ", tokens());
   auto file = static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), begin) - ends_.begin());

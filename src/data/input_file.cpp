@@ -16,24 +16,22 @@ void InputFile::for_each_window(const std::function<void(std::string_view, int64
   }
 }
 
-void InputFile::for_each_line(const std::function<void(std::string_view, int64_t, int64_t)>& visit, const Progressed& progressed) const {
+void InputFile::for_each_line(const std::function<void(std::string_view, int64_t)>& visit, const Progressed& progressed) const {
+  constexpr size_t kLongestLine = size_t{64} << 20;
   std::string begun;  // a line that the windows so far have not ended
-  int64_t number = 0, offset = 0;
-  const auto end_line = [&](std::string_view line) {
-    visit(line, ++number, offset);
-    offset += static_cast<int64_t>(line.size()) + 1;
-  };
+  int64_t number = 0;
   const auto split = [&](std::string_view window, int64_t) {
     for (size_t end = window.find('\n'); end != std::string_view::npos; end = window.find('\n')) {
       begun += window.substr(0, end);
-      end_line(begun);
+      visit(begun, ++number);
       begun.clear();
       window.remove_prefix(end + 1);
     }
     begun += window;
+    require(begun.size() <= kLongestLine, ExitCode::data, path(), ", line ", number + 1, ": has more than ", kLongestLine >> 20, " MiB");
   };
   for_each_window(split, progressed);
-  if (!begun.empty()) end_line(begun);
+  if (!begun.empty()) visit(begun, number + 1);
 }
 
 }  // namespace mantissa

@@ -70,6 +70,9 @@ class Opener {
                 .vocab_size = data.vocab_size,
                 .eod_id = {},
                 .append_eod = config.append_eod,
+                .chat_template = config.chat_template,
+                .chat_date = config.chat_date,
+                .row_tokens = options.seq_len,
                 .progressed = options.progressed};
     if (!config.eod_id) {
       if (data.tokenizer) options_.eod_id = data.tokenizer->end_token();
@@ -88,7 +91,8 @@ class Opener {
     }
     data_.files.push_back(std::make_unique<TokenFiles>(std::move(files)));
     const TokenFiles& opened = *data_.files.back();
-    const bool bounded = config_.mask_eod_loss || config_.reset_position_ids || config_.document_mask;
+    if (opened.has_examples()) check_examples(opened, input.pattern);
+    const bool bounded = config_.mask_eod_loss || config_.resets_positions() || config_.masks_documents();
     require(!bounded || opened.has_documents(), ExitCode::usage,
             "data.mask_eod_loss, data.reset_position_ids and data.document_mask need to know where documents end, but ", input.pattern,
             " does not say; set data.eod_id");
@@ -104,6 +108,16 @@ class Opener {
     require(beside.tokenizer.to_json() == data_.tokenizer->to_json(), ExitCode::usage, beside.file, ": other characters than ",
             characters_from_);
     characters_from_ = beside.file;
+  }
+
+  void check_examples(const TokenFiles& set, const std::string& name) const {
+    for (const TokenFile& file : set.files()) {
+      require(file.examples().examples > 0, ExitCode::usage, name, ": ", file.path(),
+              " has no examples to fine-tune on, but other files have; list them in data.train as sets of their own");
+    }
+    const char* const off = config_.document_mask == false ? "data.document_mask" : "data.reset_position_ids";
+    require(config_.document_mask != false && config_.reset_position_ids != false, ExitCode::usage, off, ": ", name,
+            " has examples to fine-tune on, none of which may see another: leave it out, or set it to true");
   }
 
   const DataConfig& config_;
@@ -124,12 +138,22 @@ Data empty_data(const DataConfig& config, const DataOptions& options) {
 }
 
 DocumentOptions document_options(const DataConfig& config) {
-  return {.mask_eod_loss = config.mask_eod_loss, .reset_position_ids = config.reset_position_ids, .document_mask = config.document_mask};
+  return {
+      .mask_eod_loss = config.mask_eod_loss, .reset_position_ids = config.resets_positions(), .document_mask = config.masks_documents()};
+}
+
+// Returns where the short form divides `files`: examples between rows.
+int64_t split_of(const TokenFiles& files, double valid_fraction, int64_t seq_len) {
+  const int64_t split = training_tokens(files.tokens(), valid_fraction);
+  if (!files.has_examples()) return split;
+  require(split >= seq_len, ExitCode::usage, "data.path: its examples fill ", count_text(files.tokens() / seq_len, "row"),
+          " of training.seq_len ", seq_len, ", too few to hold data.valid_fraction ", valid_fraction,
+          " of them out; give data.train and data.valid");
+  return split - split % seq_len;
 }
 
 // Returns the set of the short form: the tail of `files`.
-std::vector<ValidationSet> tail(const std::string& path, const TokenFiles& files, double valid_fraction) {
-  const int64_t split = training_tokens(files.tokens(), valid_fraction);
+std::vector<ValidationSet> tail(const std::string& path, const TokenFiles& files, int64_t split) {
   if (split == files.tokens()) return {};
   return {{.name = path, .tokens = TokenDataset(files, split, files.tokens())}};
 }
@@ -172,8 +196,9 @@ Data open_data(const DataConfig& config, const DataOptions& options) {
   };
   if (config.path) {
     const TokenFiles& files = opener.open(short_form(config));
-    add(files, training_tokens(files.tokens(), config.valid_fraction), 1.0);
-    valid = tail(*config.path, files, config.valid_fraction);
+    const int64_t split = split_of(files, config.valid_fraction, options.seq_len);
+    add(files, split, 1.0);
+    valid = tail(*config.path, files, split);
   } else {
     const std::vector<Input> inputs = inputs_of(config.train, "data.train");
     for (size_t i = 0; i < inputs.size(); ++i) {
@@ -193,7 +218,13 @@ Data open_data(const DataConfig& config, const DataOptions& options) {
 Data open_validation_data(const DataConfig& config, const DataOptions& options) {
   Data data = empty_data(config, options);
   Opener opener(config, options, data);
-  auto sets = config.path ? tail(*config.path, opener.open(short_form(config)), config.valid_fraction) : validation_sets(config, opener);
+  std::vector<ValidationSet> sets;
+  if (config.path) {
+    const TokenFiles& files = opener.open(short_form(config));
+    sets = tail(*config.path, files, split_of(files, config.valid_fraction, options.seq_len));
+  } else {
+    sets = validation_sets(config, opener);
+  }
   data.valid = ValidationData(std::move(sets), options.seq_len, document_options(config));
   return data;
 }

@@ -2,10 +2,9 @@
 
 #include <algorithm>
 
+#include "data/example_rows.h"
 #include "data/token_layout.h"
 #include "mantissa/data/documents.h"
-#include "mantissa/json/json.h"
-#include "mantissa/json/json_fields.h"
 
 namespace mantissa {
 namespace {
@@ -18,7 +17,7 @@ class TokenMemory {
         encoder_(*options.tokenizer,
                  {.ids = [this](std::span<const int32_t> ids) { std::ranges::for_each(ids, [this](int32_t id) { push(id); }); },
                   .end_of_document = [this] { finish_document(); }}) {
-    layout_.type = options.vocab_size <= 65536 ? ElementType::u16 : ElementType::i32;
+    layout_.type = type_in_memory(options.vocab_size);
     layout_.memory.reserve(static_cast<size_t>(expected_tokens * element_bytes(layout_.type)));
   }
   TokenMemory(const TokenMemory&) = delete;
@@ -49,33 +48,6 @@ class TokenMemory {
 
 }  // namespace
 
-void encode_text(const InputFile& file, DocumentEncoder& encoder, const Progressed& progressed) {
-  const auto origin = [&file](int64_t offset) { return TextOrigin{.name = file.path(), .code = ExitCode::data, .offset = offset}; };
-  file.for_each_window([&](std::string_view window, int64_t offset) { encoder.add(window, origin(offset)); }, progressed);
-  encoder.end_document(origin(file.size()));
-  encoder.flush();
-}
-
-void for_each_text(const InputFile& file, const std::function<void(const std::string&, const TextOrigin&)>& visit,
-                   const Progressed& progressed) {
-  const auto read = [&](std::string_view line, int64_t number, int64_t) {
-    if (line.find_first_not_of(" \t\r") == std::string_view::npos) return;
-    const std::string name = text(file.path(), ", line ", number);
-    const Json object = parse_json_line(line, name);
-    visit(JsonReader(object, name).at("text").as<std::string>(), {.name = name, .code = ExitCode::data});
-  };
-  file.for_each_line(read, progressed);
-}
-
-void encode_jsonl(const InputFile& file, DocumentEncoder& encoder, const Progressed& progressed) {
-  const auto encode = [&encoder](const std::string& content, const TextOrigin& origin) {
-    encoder.add(content, origin);
-    encoder.end_document(origin);
-  };
-  for_each_text(file, encode, progressed);
-  encoder.flush();
-}
-
 TokenLayout text_layout(const InputFile& file, const TokenFileOptions& options) {
   if (options.tokenizer->kind() == TokenizerKind::byte && !options.append_eod) {
     TokenLayout layout{.type = ElementType::u8, .tokens = file.size()};
@@ -83,14 +55,23 @@ TokenLayout text_layout(const InputFile& file, const TokenFileOptions& options) 
     return layout;
   }
   TokenMemory memory(options, options.tokenizer->kind() == TokenizerKind::bpe ? 0 : file.size() + 1);
-  encode_text(file, memory.encoder(), options.progressed);
+  read_text(file, memory.encoder(), options.progressed);
   return memory.take();
 }
 
 TokenLayout jsonl_layout(const InputFile& file, const TokenFileOptions& options) {
-  TokenMemory memory(options, 0);
-  encode_jsonl(file, memory.encoder(), options.progressed);
-  return memory.take();
+  std::optional<TokenMemory> texts;
+  if (options.tokenizer != nullptr) texts.emplace(options, 0);
+  ExampleRows rows(options.vocab_size, options.row_tokens);
+  const LineForm form = read_jsonl(
+      file,
+      {.encoder = options.tokenizer == nullptr ? std::nullopt : std::optional(encoder_of(*options.tokenizer)),
+       .vocab_size = options.vocab_size,
+       .appended = options.append_eod ? options.eod_id : std::nullopt,
+       .chat_template = options.chat_template,
+       .chat_date = options.chat_date},
+      {.texts = texts ? &texts->encoder() : nullptr, .example = [&rows](const Example& one) { rows.add(one); }}, options.progressed);
+  return form == LineForm::text && texts ? texts->take() : rows.take();
 }
 
 }  // namespace mantissa

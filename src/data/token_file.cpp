@@ -49,8 +49,8 @@ void check_options(const InputFile& file, DataFormat format, const TokenFileOpti
   require(!options.append_eod || is_text(format), ExitCode::usage, "data.append_eod: applies to text and JSONL, but ", file.path(), " is ",
           choice_name(format), ", which holds tokens already");
   require(!options.append_eod || options.eod_id, ExitCode::usage, "data.append_eod: needs data.eod_id (this tokenizer has no end token)");
-  require(!is_text(format) || options.tokenizer != nullptr, ExitCode::usage, "data.tokenizer: ", file.path(), " is ", choice_name(format),
-          " and needs a tokenizer (byte, char or a tokenizer.json)");
+  require(format != DataFormat::text || options.tokenizer != nullptr, ExitCode::usage, "data.tokenizer: ", file.path(),
+          " is text and needs a tokenizer (byte, char or a tokenizer.json)");
 }
 
 // Widens `count` values of T. Returns the index of the first that is no id below vocab, or -1.
@@ -150,6 +150,10 @@ void TokenFile::read(int64_t begin, int64_t count, int32_t* out, uint8_t* marks)
   for (int64_t i = 0; i < count; ++i) marks[i] = options_.eod_id == out[i] ? eod_mark : uint8_t{0};
   if (indexed) mark_indexed(begin, count, marks);
   if (layout_.mask_offset >= 0) mark_masked(begin, count, marks);
+  if (layout_.trained.empty()) return;
+  for (int64_t i = 0; i < count; ++i) {
+    if (!layout_.trained[static_cast<size_t>(begin + i)]) marks[i] |= untrained;
+  }
 }
 
 void TokenFile::mark_indexed(int64_t begin, int64_t count, uint8_t* marks) const {

@@ -8,6 +8,9 @@
 
 namespace mantissa {
 
+// The width of ids that are kept in memory.
+constexpr ElementType type_in_memory(int64_t vocab_size) { return vocab_size <= 65536 ? ElementType::u16 : ElementType::i32; }
+
 TokenLayout llmc_layout(const InputFile& file);
 TokenLayout llmq_layout(const InputFile& file);
 TokenLayout nanogpt_layout(const InputFile& file, ElementType type);
@@ -15,7 +18,7 @@ TokenLayout megatron_layout(const InputFile& bin, const InputFile& idx);
 
 // Tokenizes the whole text into memory, except that bytes of the byte tokenizer are read from the file. One document.
 TokenLayout text_layout(const InputFile& file, const TokenFileOptions& options);
-// Reads one JSON object a line, whose key "text" is one document.
+// Reads one JSON object a line: a text, which is one document, or an example (example.h).
 TokenLayout jsonl_layout(const InputFile& file, const TokenFileOptions& options);
 
 // Recognizes llm.c or llmq by its magic number, else returns automatic. Throws Error(data) for llm.c's files that hold no tokens.

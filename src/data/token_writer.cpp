@@ -94,4 +94,26 @@ int64_t LlmcWriter::finish() {
   return tokens_;
 }
 
+ExampleWriter::ExampleWriter(const std::string& path) : file_(std::make_unique<PendingFile>(path)) {}
+ExampleWriter::~ExampleWriter() = default;
+
+void ExampleWriter::add_document(std::span<const int32_t> ids, const std::vector<bool>& trained) {
+  if (ids.empty()) return;
+  std::string tokens, mask;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    tokens += (i > 0 ? "," : "") + std::to_string(ids[i]);
+    mask += i > 0 ? "," : "";
+    mask += trained[i] ? '1' : '0';
+  }
+  const std::string line = R"({"tokens":[)" + tokens + R"(],"mask":[)" + mask + "]}\n";
+  file_->append(std::as_bytes(std::span(line)));
+  tokens_ += static_cast<int64_t>(ids.size());
+}
+
+int64_t ExampleWriter::finish() {
+  file_->sync();
+  file_->publish();
+  return tokens_;
+}
+
 }  // namespace mantissa

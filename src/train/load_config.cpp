@@ -16,13 +16,23 @@ namespace {
 
 constexpr const char* kZeroStage = "there is no stage of ZeRO to choose: with several data ranks it is 1";
 
-// Keys of Megatron, torchtitan and DeepSpeed (and of Hugging Face where they differ), as written or with dashes.
+constexpr const char* kPacked = "examples to fine-tune on are always packed into rows of training.seq_len tokens, and none sees another";
+constexpr const char* kMasked = "of examples to fine-tune on only completions are trained, and what the assistant says";
+
+// Keys of Megatron, torchtitan, DeepSpeed, TRL and axolotl (and of Hugging Face where they differ), as written or with dashes.
 const ForeignNames kForeignNames = {
     {"train_iters", "training.steps"},
     {"max_steps", "training.steps"},
     {"max_iters", "training.steps"},
     {"seq_length", "training.seq_len"},
     {"block_size", "training.seq_len"},
+    {"max_seq_length", "training.seq_len"},
+    {"sequence_len", "training.seq_len"},
+    {"packing", kPacked},
+    {"sample_packing", kPacked},
+    {"train_on_inputs", kMasked},
+    {"completion_only_loss", kMasked},
+    {"assistant_only_loss", kMasked},
     {"batch_size", "training.micro_batch_size"},
     {"train_micro_batch_size_per_gpu", "training.micro_batch_size"},
     {"train_batch_size", "training.global_batch_size"},

@@ -3,7 +3,7 @@
 #include "mantissa/base/hash.h"
 #include "mantissa/base/log.h"
 #include "mantissa/comm/agreement.h"
-#include "mantissa/data/document_options.h"
+#include "mantissa/data/data_warnings.h"
 #include "mantissa/json/json_fields.h"
 #include "mantissa/models/model_shape.h"
 #include "mantissa/plan/memory_check.h"
@@ -57,7 +57,7 @@ RunPreview preview_run(const LoadedConfig& loaded) {
   const Data data = open_run_data(copy, {});
   const PrecisionPlan precision = plan_with_data(copy.config, data);
   encode_prompts(copy.config.eval, data);
-  for (const std::string& warning : idle_document_options(copy.config.data, data)) log_warning(warning);
+  for (const std::string& warning : data_warnings(copy.config.data, data)) log_warning(warning);
   RunPreview preview{.config = copy.config,
                      .precision = precision,
                      .flops_per_token = training_flops_per_token(model_shape(copy.config.model), copy.config.training.seq_len),

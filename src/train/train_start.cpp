@@ -5,7 +5,7 @@
 #include "mantissa/base/parallel.h"
 #include "mantissa/checkpoint/ranks_together.h"
 #include "mantissa/checkpoint/saved_model.h"
-#include "mantissa/data/document_options.h"
+#include "mantissa/data/data_warnings.h"
 #include "mantissa/hf/export.h"
 #include "mantissa/hf/export_files.h"
 #include "mantissa/hf/load_model.h"
@@ -197,7 +197,7 @@ void open_folder(Run& run, const std::vector<std::string>& arguments) {
   if (!run.loaded.report.given("model") && !run.config.checkpoint.init_from)
     log_warning("the configuration has no section model: this is the default, of ", event.parameters, " parameters");
   for (const std::string& warning : run_warnings(run.config, run.plan)) log_warning(warning);
-  for (const std::string& warning : idle_document_options(run.config.data, run.data)) log_warning(warning);
+  for (const std::string& warning : data_warnings(run.config.data, run.data)) log_warning(warning);
   if (run.config.checkpoint.exported) {
     const std::vector<std::string> warnings = export_warnings(run.config.model, own_tokenizer(run.files, run.data.tokenizer));
     for (const std::string& warning : warnings) log_warning("checkpoint.export: ", warning);

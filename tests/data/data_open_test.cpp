@@ -1,10 +1,11 @@
 #include <gmock/gmock.h>
 
 #include <cmath>
+#include <functional>
 #include <set>
 
 #include "files.h"
-#include "mantissa/data/document_options.h"
+#include "mantissa/data/data_warnings.h"
 #include "mantissa/data/open_data.h"
 #include "mantissa/data/token_writer.h"
 #include "mantissa/json/json_fields.h"
@@ -213,10 +214,13 @@ TEST_F(OpenDataTest, SizesOfVocabularyAndTokenizerMustAgree) {
 
 TEST_F(OpenDataTest, MaskingWithoutBoundariesIsAUsageError) {
   write_file(folder_ / "n.bin", std::string(40, '\1'));
-  for (bool DataConfig::*option : {&DataConfig::mask_eod_loss, &DataConfig::reset_position_ids, &DataConfig::document_mask}) {
+  const std::vector<std::function<void(DataConfig&)>> options = {[](DataConfig& config) { config.mask_eod_loss = true; },
+                                                                 [](DataConfig& config) { config.reset_position_ids = true; },
+                                                                 [](DataConfig& config) { config.document_mask = true; }};
+  for (const auto& set_option : options) {
     DataConfig config;
     config.path = folder_ / "n.bin";
-    config.*option = true;
+    set_option(config);
     const Error error = error_of([&] { open_data(config, {.seq_len = 2, .vocab_size = 300}); });
     EXPECT_EQ(error.code(), ExitCode::usage);
     EXPECT_THAT(error.what(), HasSubstr("data.eod_id"));
@@ -229,7 +233,7 @@ TEST_F(OpenDataTest, DocumentOptionsThatFindOneTextAreWarnings) {
   using ::testing::IsEmpty;
   using ::testing::StartsWith;
   DataConfig config = text_config("some text to read, and a little more of it");
-  const auto warnings = [&] { return idle_document_options(config, open_data(config, {.seq_len = 4, .vocab_size = 300})); };
+  const auto warnings = [&] { return data_warnings(config, open_data(config, {.seq_len = 4, .vocab_size = 300})); };
   EXPECT_THAT(warnings(), IsEmpty()) << "none is on";
   config.reset_position_ids = config.document_mask = true;
   EXPECT_THAT(warnings(), ElementsAre(StartsWith("data.reset_position_ids does nothing"), StartsWith("data.document_mask does nothing")));

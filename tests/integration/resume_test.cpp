@@ -44,6 +44,27 @@ TEST_F(ResumeTest, EveryStepOfABf16RunWithFullRecomputation) {
   stop_everywhere("full", {"precision.dtype=bf16", "training.recompute=full"});
 }
 
+TEST_F(ResumeTest, EveryStepOfARunOnExamples) {
+  std::string lines;
+  for (int i = 0; i < 30; ++i) {
+    std::string ids, mask;
+    for (int t = 0; t <= i * 5 % 17; ++t) {
+      ids += (t > 0 ? "," : "") + std::to_string((i + t * t) % 8);
+      mask += (t > 0 ? "," : "") + std::to_string(t > i % 7);
+    }
+    lines += R"({"tokens": [)" + ids + R"(], "mask": [)" + mask + "]}\n";
+  }
+  test::write_file(folder_ / "examples.jsonl", lines);
+  stop_everywhere("examples", {"data.path=" + (folder_ / "examples.jsonl"), "data.tokenizer=null", "model.vocab_size=8"});
+  const auto error = [&](const std::string& set) {
+    return error_of([&] {
+      run("other", {"data.path=" + (folder_ / "examples.jsonl"), "data.tokenizer=null", "model.vocab_size=8", "eval.interval=7", set,
+                    "checkpoint.resume=" + checkpoint("examples", 3)});
+    });
+  };
+  EXPECT_THAT(error("data.chat_template=chatml").what(), HasSubstr("data.chat_template"));
+}
+
 TEST_F(ResumeTest, AutoTakesTheNewestAndContinuesTheMetrics) {
   run("auto", {"training.steps=20", "checkpoint.interval=6"});
   std::filesystem::remove_all(checkpoint("auto", 20));

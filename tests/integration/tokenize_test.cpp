@@ -77,6 +77,7 @@ TEST_F(TokenizeTest, MistakesAreRefusedAndLeaveNothingBehind) {
     return out;
   };
   write_file(folder_ / "bad.txt", "ab\xff");
+  write_file(folder_ / "chat.jsonl", R"({"messages": [{"role": "assistant", "content": "a"}]})");
   write_file(folder_ / "voc.json", R"({"type":"char","characters":[97]})");
   const auto before = names();
   const std::vector<std::tuple<const char*, int, const char*>> mistakes = {
@@ -90,6 +91,10 @@ TEST_F(TokenizeTest, MistakesAreRefusedAndLeaveNothingBehind) {
       {"--output out --tokenizer char --vocabulary voc.json a.txt", 4, "U+0062 'b'"},
       {"--output out --tokenizer char d.jsonl", 2, "--vocabulary"},
       {"--output out bad.txt", 4, "bad.txt"},
+      {"--output out --format examples chat.jsonl", 2, "chat.jsonl, line 1 has \"messages\", which need a template"},
+      {"--output out --format examples --chat-template chatml chat.jsonl", 2,
+       "needs the token <|im_start|>, which the byte tokenizer lacks"},
+      {"--output out --format examples --chat-template vicuna chat.jsonl", 2, "--chat-template"},
       {"a.txt", 2, "--output"},
       {"--output out", 2, "FILES"},
   };
@@ -98,6 +103,24 @@ TEST_F(TokenizeTest, MistakesAreRefusedAndLeaveNothingBehind) {
     EXPECT_EQ(outcome.exit_code, code) << arguments << '\n' << outcome.errors;
     EXPECT_THAT(outcome.errors, HasSubstr(message)) << arguments;
     EXPECT_EQ(names(), before) << arguments;
+  }
+}
+
+TEST_F(TokenizeTest, WritesExamplesThatKeepTheirMasks) {
+  write_file(folder_ / "pairs.jsonl", "{\"prompt\": \"a\", \"completion\": \"bc\"}\n{\"prompt\": \"\", \"completion\": \"d\"}\n");
+  EXPECT_EQ(tokenize("--output out --format examples --append-eod --eod-id 256 pairs.jsonl a.txt").exit_code, 0);
+  const std::string written = test::read_file(folder_ / "out.jsonl");
+  EXPECT_EQ(written,
+            "{\"tokens\":[97,98,99,256],\"mask\":[0,1,1,1]}\n{\"tokens\":[100,256],\"mask\":[0,1]}\n"
+            "{\"tokens\":[97,98,99,97,256],\"mask\":[0,1,1,1,1]}\n");
+  EXPECT_EQ(tokenize("--output again --format examples out.jsonl").exit_code, 4) << "256 is no byte";
+  write_file(folder_ / "ids.jsonl", "{\"tokens\":[97,98],\"mask\":[0,1]}\n");
+  EXPECT_EQ(tokenize("--output again --format examples ids.jsonl").exit_code, 0);
+  EXPECT_EQ(test::read_file(folder_ / "again.jsonl"), test::read_file(folder_ / "ids.jsonl"));
+  for (const char* const format : {"megatron", "llmc"}) {
+    const test::ProcessResult refused = tokenize(std::string("--output no --format ") + format + " pairs.jsonl");
+    EXPECT_EQ(refused.exit_code, 2);
+    EXPECT_THAT(refused.errors, HasSubstr("pairs.jsonl: has examples to fine-tune on, whose masks no file of Megatron or llm.c holds"));
   }
 }
 

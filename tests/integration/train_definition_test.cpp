@@ -72,4 +72,49 @@ TEST_F(TrainDefinition, DocumentOptionsActOnTrainingAndValidation) {
   }
 }
 
+struct Line {
+  std::vector<int32_t> ids;
+  std::vector<int32_t> mask;
+};
+
+std::string json_of(const Line& line) { return text(R"({"tokens": [)", joined(line.ids), R"(], "mask": [)", joined(line.mask), "]}\n"); }
+
+// A row of examples that fill it.
+void append_row(const std::vector<Line>& lines, Batch& batch) {
+  for (const Line& line : lines) {
+    const auto start = static_cast<int32_t>(batch.tokens.size() % 16);
+    for (size_t i = 0; i < line.ids.size(); ++i) {
+      const bool counts = i + 1 < line.ids.size() && line.mask[i + 1] == 1;
+      batch.tokens.push_back(line.ids[i]);
+      batch.targets.push_back(counts ? line.ids[i + 1] : kNoTarget);
+      batch.positions.push_back(static_cast<int32_t>(i));
+      batch.segment_starts.push_back(start);
+      batch.target_count += counts ? 1 : 0;
+    }
+  }
+  ++batch.sequences;
+}
+
+TEST_F(TrainDefinition, ExamplesAreTrainedWhereTheirMasksSaySo) {
+  const Line a{{3, 1, 4, 1, 5, 2, 6, 5, 3, 5}, {0, 0, 0, 0, 1, 1, 1, 0, 1, 1}}, b{{2, 7, 1, 0, 2, 0}, {1, 0, 0, 1, 1, 1}},
+      c{{1, 4, 1, 4, 2, 1, 3, 5, 6, 2, 3, 7, 3, 0, 1, 5}, {0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1}};
+  test::write_file(folder_ / "a.jsonl", json_of(a) + json_of(c) + json_of(b));
+  Batch both{.length = 16};
+  append_row({a, b}, both);
+  append_row({c}, both);
+  ASSERT_EQ(both.target_count, 5 + 3 + 8);
+  const std::string sets = text(R"([{"path": ")", folder_ / "a.jsonl", R"("}])");
+  const std::vector<std::string> settings = {
+      "training.steps=1",    "optimizer.lr=1e-60", "model.init_std=0.3", "model.vocab_size=8",    "data.path=null",
+      "data.tokenizer=null", "data.train=" + sets, "data.valid=" + sets, "training.grad_accum=2", "training.micro_batch_size=1"};
+  const RunConfig plain = config("none", settings).config;
+  const std::unique_ptr<Backend> device = make_backend("cpu_reference");
+  Gpt model(plain.model, *device, test::high_plan(plain.model), {.gradients = false});
+  test::initialize(model.parameters(), plain.training.seed);
+  const double loss = test::PlainGpt(plain.model, model.parameters()).loss(both);
+  const test::TrainedRun trained = run("examples", settings);
+  EXPECT_NEAR(trained.losses.at(0), loss, 1e-6 * loss);
+  EXPECT_NEAR(trained.valid_losses.at(0), loss, 1e-6 * loss);
+}
+
 }  // namespace mantissa::train_definition_test

@@ -41,6 +41,21 @@ TEST_F(TapeTest, UnreachedInputHasNoGradient) {
   EXPECT_FALSE(tape.take_gradient(a).defined()) << "taking moves it out";
 }
 
+// Tokens before a completion have no targets.
+TEST_F(TapeTest, PositionsWithoutATargetHaveNoGradientOfTheLoss) {
+  const std::vector<double> targets = {-1, -1, 4, -1, 0, 7, -1};
+  for (Backend* const device : {&reference(), &fast()}) {
+    Tape tape;
+    const Tape::Scope scope(&tape);
+    const Var x = tape.input(random_tensor(*device, Dtype::f32, {7, 32}, 1));
+    Leaf dweight{.grad = tensor_of(*device, Dtype::f32, {8, 32}, std::vector<double>(8 * 32, 0))};
+    const Var weight(random_tensor(*device, Dtype::f32, {8, 32}, 2), dweight);
+    tape.backward(cross_entropy(x, weight, tensor_of(*device, Dtype::i32, {7}, targets), {.vocab = 8, .target_count = 3}));
+    const std::vector<double> dx = values(tape.take_gradient(x));
+    for (size_t i = 0; i < dx.size(); ++i) EXPECT_EQ(dx[i] == 0.0, targets[i / 32] < 0) << i;
+  }
+}
+
 TEST_F(TapeTest, NothingIsRecordedWithoutATapeOrWhilePausedOrForConstants) {
   Leaf dweight = leaf({3});
   const Tensor x = random({2, 3}, 1), w = random({3}, 2);

@@ -1,4 +1,5 @@
-// Makes rows of tokens for the model. A dataset is its tokens in order; sample j is tokens [j*T, j*T + T], so neighbors share one token.
+// Makes rows of tokens for the model. A dataset is its tokens in order; sample j is tokens [j*T, j*T + T], so neighbors share one token,
+// but for examples, which lie whole in rows of T tokens: a sample is a row, in which none sees another, whatever DocumentOptions say.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +35,7 @@ struct DocumentOptions {
 
 class TrainData {
  public:
-  // Throws Error(usage) if a dataset is shorter than one sample (T + 1 tokens).
+  // Throws Error(usage) if a dataset is shorter than one sample (T + 1 tokens, T of examples), Error(data) for one without trained tokens.
   TrainData(std::vector<TokenDataset> datasets, std::vector<double> weights, int64_t seq_len, uint64_t seed, DocumentOptions documents);
 
   // Returns samples counter .. counter + sequences - 1 of the run. Sample i of step s has the counter s * global_batch_size + i.

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "mantissa/data/chat_template.h"
 #include "mantissa/data/tokenizer.h"
 #include "mantissa/json/config.h"
 
@@ -41,11 +42,16 @@ struct DataConfig {
   DataFormat format = DataFormat::automatic;
   TokenDtype dtype = TokenDtype::u16;
   std::optional<std::string> tokenizer;
+  std::optional<ChatTemplate> chat_template = {};
+  std::optional<std::string> chat_date = {};
   bool append_eod = false;
   std::optional<int64_t> eod_id;
   bool mask_eod_loss = false;
-  bool reset_position_ids = false;
-  bool document_mask = false;
+  std::optional<bool> reset_position_ids = {};
+  std::optional<bool> document_mask = {};
+
+  bool resets_positions() const { return reset_position_ids.value_or(false); }
+  bool masks_documents() const { return document_mask.value_or(false); }
 
   bool uses_bytes() const { return tokenizer == choice_name(TokenizerKind::byte); }
   bool uses_characters() const { return tokenizer == choice_name(TokenizerKind::character); }
@@ -63,11 +69,14 @@ struct DataConfig {
       "for text and JSONL, and for samples: byte (256 ids), char (the characters of the data), or the path of a tokenizer.json or of a "
       "folder "
       "that holds one; null: that of the folder of checkpoint.init_from, else token files only");
-    v("append_eod", append_eod, "add the tokenizer's end token after each document");
+    v("chat_template", chat_template,
+      "how JSONL of messages becomes text, as the models of that name have it: chatml, qwen2.5, qwen3, llama3, harmony; null: no messages");
+    v("chat_date", chat_date, "the date that the template tells the model; null: 26 Jul 2024 in llama3, none in harmony");
+    v("append_eod", append_eod, "add the end token after each document or completion");
     v("eod_id", eod_id, "end-of-document id; null: the tokenizer's, else none", limits::between(0, std::numeric_limits<int32_t>::max()));
     v("mask_eod_loss", mask_eod_loss, "no loss where the input token is the end of a document");
-    v("reset_position_ids", reset_position_ids, "positions count from the start of the document");
-    v("document_mask", document_mask, "attention stops at document boundaries");
+    v("reset_position_ids", reset_position_ids, "positions count from the start of the document; null: those of examples to fine-tune on");
+    v("document_mask", document_mask, "attention stops at document boundaries; null: at those of examples to fine-tune on");
   }
 };
 

@@ -23,6 +23,7 @@ class TokenFiles {
   int64_t tokens() const { return ends_.back(); }
   bool has_documents() const;  // every file knows its documents
   bool has_mask() const;       // some file may mark tokens untrained
+  bool has_examples() const;   // of JSONL, in rows
   const std::vector<TokenFile>& files() const { return files_; }
   // Reads as TokenFile::read, across files.
   void read(int64_t begin, int64_t count, int32_t* out, uint8_t* marks = nullptr) const;
@@ -40,6 +41,7 @@ class TokenDataset {
 
   int64_t tokens() const { return end_ - begin_; }
   bool has_mask() const { return files_->has_mask(); }
+  bool has_examples() const { return files_->has_examples(); }
   void read(int64_t begin, int64_t count, int32_t* out, uint8_t* marks = nullptr) const;
 
  private:

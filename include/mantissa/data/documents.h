@@ -1,18 +1,29 @@
 // Reads the documents of text files and JSONL.
 #pragma once
 
+#include <functional>
+#include <string>
+
 #include "mantissa/base/progressed.h"
+#include "mantissa/data/example.h"
 #include "mantissa/data/input_file.h"
 #include "mantissa/data/tokenizer.h"
 
 namespace mantissa {
 
-// Encode a file whole: a text is one document, and so is the key "text" of each line of JSONL that is not blank. Throw Error(data) that
-// begins with the file and the line, and what the encoder throws.
-void encode_text(const InputFile& file, DocumentEncoder& encoder, const Progressed& progressed = {});
-void encode_jsonl(const InputFile& file, DocumentEncoder& encoder, const Progressed& progressed = {});
+// Where the lines of JSONL go: texts to an encoder, which LineOptions have, too; each example as it is read.
+struct LineSinks {
+  DocumentEncoder* texts;
+  std::function<void(const Example&)> example;
+};
 
-// Visits the texts of JSONL: visit(text, where it stands).
+// Read a file whole: a text is one document, and so is each line of JSONL that is not blank, of which no more than one is held. Throw
+// Error(data) that begins with the file and the line, and what the encoder throws. read_jsonl() returns the form of the lines; text if
+// there is none.
+void read_text(const InputFile& file, DocumentEncoder& encoder, const Progressed& progressed = {});
+LineForm read_jsonl(const InputFile& file, const LineOptions& options, const LineSinks& sinks, const Progressed& progressed = {});
+
+// Visits the texts of JSONL that has no other lines: visit(text, where it stands).
 void for_each_text(const InputFile& file, const std::function<void(const std::string&, const TextOrigin&)>& visit,
                    const Progressed& progressed = {});
 

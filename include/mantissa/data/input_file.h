@@ -27,8 +27,9 @@ class InputFile {
   // Visits the whole file in order, in windows of at most 1 MiB: visit(bytes, offset of the first), and progressed() after each.
   void for_each_window(const std::function<void(std::string_view, int64_t)>& visit, const Progressed& progressed = {}) const;
 
-  // Visits the lines of the file in order, without their ends: visit(line, number from 1, offset of the first byte). Holds one line.
-  void for_each_line(const std::function<void(std::string_view, int64_t, int64_t)>& visit, const Progressed& progressed = {}) const;
+  // Visits the lines of the file in order, without their ends: visit(line, number from 1). Holds one line. Throws Error(data) for one of
+  // more than 64 MiB.
+  void for_each_line(const std::function<void(std::string_view, int64_t)>& visit, const Progressed& progressed = {}) const;
 
  private:
   File file_;

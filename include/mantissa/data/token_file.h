@@ -25,12 +25,15 @@ int64_t element_bytes(ElementType type);
 
 struct TokenFileOptions {
   DataFormat format = DataFormat::automatic;
-  TokenDtype dtype = TokenDtype::u16;    // data.dtype: nanoGPT files do not say
-  const Tokenizer* tokenizer = nullptr;  // for text and JSONL
-  int64_t vocab_size = 0;                // ids must be below
-  std::optional<int32_t> eod_id = {};    // ends a document in nanoGPT and llmq files, starts one in llm.c
-  bool append_eod = false;               // text and JSONL: eod_id after each document
-  Progressed progressed = {};            // called for each line of JSONL and each MiB of text while it is opened
+  TokenDtype dtype = TokenDtype::u16;              // data.dtype: nanoGPT files do not say
+  const Tokenizer* tokenizer = nullptr;            // for text and JSONL
+  int64_t vocab_size = 0;                          // ids must be below
+  std::optional<int32_t> eod_id = {};              // ends a document in nanoGPT and llmq files, starts one in llm.c
+  bool append_eod = false;                         // text and JSONL: eod_id after each document
+  std::optional<ChatTemplate> chat_template = {};  // JSONL of messages
+  std::optional<std::string> chat_date = {};
+  int64_t row_tokens = 0;      // examples are packed into rows of so many tokens; 0: they follow each other
+  Progressed progressed = {};  // called for each line of JSONL and each MiB of text while it is opened
 };
 
 // Marks what is known about a token beside its id.
@@ -38,7 +41,13 @@ enum TokenMark : uint8_t {
   starts_document = 1,
   ends_document = 2,
   end_token = 4,  // the id is eod_id
-  untrained = 8,  // llmq mask bit 0: the prediction made from this token does not count
+  untrained = 8,  // the prediction made from this token does not count: bit 0 of a llmq mask, or the next one is no target of an example
+};
+
+// Counts the examples of JSONL (example.h), and what was cut off from those that are longer than a row.
+struct ExampleCounts {
+  int64_t examples = 0, targets = 0;
+  int64_t cut_examples = 0, cut_targets = 0;
 };
 
 // Says where the tokens of a source lie.
@@ -49,6 +58,8 @@ struct TokenLayout {
   int64_t mask_offset = -1;                   // llmq: one bit per token from here on; -1: none
   std::vector<int64_t> document_starts = {};  // ascending; empty: only eod_id tells
   std::vector<std::byte> memory = {};         // text tokenized at opening; empty: read from the file
+  std::vector<bool> trained = {};             // examples: the prediction made from this token counts; empty: all
+  ExampleCounts examples = {};
 };
 
 class TokenFile {
@@ -63,7 +74,9 @@ class TokenFile {
   // Returns whether document boundaries are known: from an index, from the text, or from eod_id.
   bool has_documents() const { return !layout_.document_starts.empty() || options_.eod_id.has_value(); }
   // Returns whether some tokens may be marked untrained.
-  bool has_mask() const { return layout_.mask_offset >= 0; }
+  bool has_mask() const { return layout_.mask_offset >= 0 || !layout_.trained.empty(); }
+  // Examples are separate sequences: none sees another. No examples: this is a stream of tokens.
+  const ExampleCounts& examples() const { return layout_.examples; }
   // Returns the files it was read from, for fingerprints.
   const std::vector<std::string>& files() const { return files_; }
 

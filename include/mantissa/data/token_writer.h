@@ -52,4 +52,19 @@ class LlmcWriter {
   int64_t tokens_ = 0;
 };
 
+// Writes JSONL of examples, {"tokens": [...], "mask": [...]}: the form that keeps which tokens are trained (example.h).
+class ExampleWriter {
+ public:
+  explicit ExampleWriter(const std::string& path);
+  ~ExampleWriter();
+
+  // An empty document is left out.
+  void add_document(std::span<const int32_t> ids, const std::vector<bool>& trained);
+  int64_t finish();
+
+ private:
+  std::unique_ptr<PendingFile> file_;
+  int64_t tokens_ = 0;
+};
+
 }  // namespace mantissa

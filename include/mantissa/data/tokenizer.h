@@ -88,7 +88,8 @@ class Tokenizer {
 // Decodes the tokens that continue a text, as they come: what a token adds to a text may depend on those before it.
 class TokenStream {
  public:
-  TokenStream(const Tokenizer& tokenizer, std::vector<int32_t> prompt) : tokenizer_(&tokenizer), ids_(std::move(prompt)), read_(ids_.size()) {}
+  TokenStream(const Tokenizer& tokenizer, std::vector<int32_t> prompt)
+      : tokenizer_(&tokenizer), ids_(std::move(prompt)), read_(ids_.size()) {}
 
   // Returns what the tokens so far add to the text, without a character of kind bpe that is not whole. Bytes of kind byte come one by one.
   std::string add(int32_t id);

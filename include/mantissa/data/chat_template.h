@@ -1,0 +1,49 @@
+// Renders conversations as published chat templates do, without their language: chatml (plain), qwen2.5, qwen3, llama3 (3.1 to 3.3) and
+// harmony (gpt-oss), of which none has tools here.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "mantissa/json/fields.h"
+
+namespace mantissa {
+
+enum class ChatTemplate { chatml, qwen25, qwen3, llama3, harmony };
+constexpr auto choices(ChatTemplate) {
+  return std::array{Choice{"chatml", ChatTemplate::chatml}, Choice{"qwen2.5", ChatTemplate::qwen25}, Choice{"qwen3", ChatTemplate::qwen3},
+                    Choice{"llama3", ChatTemplate::llama3}, Choice{"harmony", ChatTemplate::harmony}};
+}
+
+// Whether a template has a place for the reasoning before an answer, and whether it tells the model a date.
+constexpr bool shows_thinking(ChatTemplate which) { return which == ChatTemplate::qwen3 || which == ChatTemplate::harmony; }
+constexpr bool tells_date(ChatTemplate which) { return which == ChatTemplate::llama3 || which == ChatTemplate::harmony; }
+
+enum class ChatRole { system, user, assistant };
+constexpr auto choices(ChatRole) {
+  return std::array{Choice{"system", ChatRole::system}, Choice{"user", ChatRole::user}, Choice{"assistant", ChatRole::assistant}};
+}
+
+struct ChatMessage {
+  ChatRole role = ChatRole::user;
+  std::string content;
+  std::optional<std::string> thinking = {};  // of the assistant
+};
+
+// A stretch of a rendered conversation: the name of a token, or text to encode. Those that the model writes are trained.
+struct ChatPiece {
+  std::string text;
+  bool special = false, trained = false;
+  bool operator==(const ChatPiece&) const = default;
+};
+
+// Trained is what the model writes of each turn of the assistant, the token that ends it included; not the header that asks for it, and not
+// what another turn puts in place of that end (harmony: <|return|> becomes <|end|> in history). A system message comes first, or there is
+// none. `date`: null stands for the template's own: llama3 "26 Jul 2024", harmony none. No two neighbors are text of the same training.
+std::vector<ChatPiece> render_chat(ChatTemplate which, std::span<const ChatMessage> messages, const std::optional<std::string>& date);
+
+}  // namespace mantissa

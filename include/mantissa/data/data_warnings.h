@@ -1,0 +1,16 @@
+// Says of opened data what their user may not have meant.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "mantissa/data/open_data.h"
+
+namespace mantissa {
+
+// Returns a warning for each of mask_eod_loss, reset_position_ids and document_mask that is on and does nothing because every data set is
+// one text, which is one document, beginning with its key; and for each file with examples that are longer than a row, beginning with its
+// name. `data` is what `config` opened.
+std::vector<std::string> data_warnings(const DataConfig& config, const Data& data);
+
+}  // namespace mantissa

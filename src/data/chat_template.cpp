@@ -1,0 +1,206 @@
+// The templates are those of the repositories of the models: Qwen2.5-7B-Instruct, Qwen3-0.6B, Llama-3.1-8B-Instruct and gpt-oss-120b.
+#include "mantissa/data/chat_template.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "mantissa/base/utf8.h"
+
+namespace mantissa {
+namespace {
+
+using Messages = std::span<const ChatMessage>;
+
+class Pieces {
+ public:
+  void special(const char* token, bool trained = false) { pieces_.push_back({.text = token, .special = true, .trained = trained}); }
+  void text(std::string_view text, bool trained = false) {
+    if (text.empty()) return;
+    if (pieces_.empty() || pieces_.back().special || pieces_.back().trained != trained) pieces_.push_back({.text = {}, .trained = trained});
+    pieces_.back().text += text;
+  }
+  std::vector<ChatPiece> take() { return std::move(pieces_); }
+
+ private:
+  std::vector<ChatPiece> pieces_;
+};
+
+std::string_view without_newlines_before(std::string_view text) {
+  text.remove_prefix(std::min(text.find_first_not_of('\n'), text.size()));
+  return text;
+}
+
+std::string_view without_newlines_behind(std::string_view text) { return text.substr(0, text.find_last_not_of('\n') + 1); }
+
+bool is_space(char32_t c) {
+  return (c >= 9 && c <= 13) || (c >= 28 && c <= 32) || c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) ||
+         c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+}
+
+// Strips as Python's str.strip() does, which is Jinja's trim.
+std::string_view trimmed(std::string_view text) {
+  size_t begin = text.size(), end = 0, start = 0;
+  Utf8Decoder decoder;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (decoder.feed(static_cast<uint8_t>(text[i])) == Utf8Decoder::Status::more) continue;
+    if (!is_space(decoder.character())) {
+      begin = std::min(begin, start);
+      end = i + 1;
+    }
+    start = i + 1;
+  }
+  return begin < end ? text.substr(begin, end - begin) : std::string_view();
+}
+
+void chatml_turn(Pieces& out, const char* role, std::string_view content) {
+  out.special("<|im_start|>");
+  out.text(role);
+  out.text("\n");
+  out.text(content);
+  out.special("<|im_end|>");
+  out.text("\n");
+}
+
+void chatml(Pieces& out, Messages messages, const char* default_system) {
+  const bool has_system = !messages.empty() && messages.front().role == ChatRole::system;
+  if (!has_system && default_system != nullptr) chatml_turn(out, "system", default_system);
+  for (const ChatMessage& message : messages) {
+    if (message.role != ChatRole::assistant) {
+      chatml_turn(out, choice_name(message.role), message.content);
+      continue;
+    }
+    out.special("<|im_start|>");
+    out.text("assistant\n");
+    out.text(message.content, true);
+    out.special("<|im_end|>", true);
+    out.text("\n");
+  }
+}
+
+struct Answer {
+  std::string_view thinking, content;
+};
+
+// Qwen3 takes reasoning between <think> and </think> out of a content that has no other.
+Answer qwen3_answer(const ChatMessage& message) {
+  constexpr std::string_view kOpen = "<think>", kClose = "</think>";
+  const std::string_view content = message.content;
+  if (message.thinking) return {*message.thinking, content};
+  const size_t first = content.find(kClose);
+  if (first == std::string_view::npos) return {{}, content};
+  std::string_view thinking = without_newlines_behind(content.substr(0, first));
+  if (const size_t open = thinking.rfind(kOpen); open != std::string_view::npos) thinking.remove_prefix(open + kOpen.size());
+  return {without_newlines_before(thinking), without_newlines_before(content.substr(content.rfind(kClose) + kClose.size()))};
+}
+
+bool is_query(const ChatMessage& message) {
+  const bool response = message.content.starts_with("<tool_response>") && message.content.ends_with("</tool_response>");
+  return message.role == ChatRole::user && !response;
+}
+
+// Answers to the last query keep their reasoning, which the last message always has, if only an empty one.
+void qwen3(Pieces& out, Messages messages) {
+  size_t last_query = messages.size() - 1;
+  for (size_t i = 0; i < messages.size(); ++i)
+    if (is_query(messages[i])) last_query = i;
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const ChatMessage& message = messages[i];
+    if (message.role != ChatRole::assistant) {
+      chatml_turn(out, choice_name(message.role), message.content);
+      continue;
+    }
+    const Answer answer = qwen3_answer(message);
+    out.special("<|im_start|>");
+    out.text("assistant\n");
+    if (i > last_query && (i + 1 == messages.size() || !answer.thinking.empty())) {
+      out.special("<think>", true);
+      out.text("\n", true);
+      out.text(without_newlines_behind(without_newlines_before(answer.thinking)), true);
+      out.text("\n", true);
+      out.special("</think>", true);
+      out.text("\n\n", true);
+      out.text(without_newlines_before(answer.content), true);
+    } else {
+      out.text(answer.content, true);
+    }
+    out.special("<|im_end|>", true);
+    out.text("\n");
+  }
+}
+
+void llama3_turn(Pieces& out, const char* role, std::string_view content, bool trained) {
+  out.special("<|start_header_id|>");
+  out.text(role);
+  out.special("<|end_header_id|>");
+  out.text("\n\n");
+  out.text(content, trained);
+  out.special("<|eot_id|>", trained);
+}
+
+void llama3(Pieces& out, Messages messages, const std::string& date) {
+  const bool has_system = !messages.empty() && messages.front().role == ChatRole::system;
+  std::string system = "Cutting Knowledge Date: December 2023\nToday Date: " + date + "\n\n";
+  if (has_system) system += trimmed(messages.front().content);
+  out.special("<|begin_of_text|>");
+  llama3_turn(out, "system", system, false);
+  for (const ChatMessage& message : messages.subspan(has_system ? 1 : 0))
+    llama3_turn(out, choice_name(message.role), trimmed(message.content), message.role == ChatRole::assistant);
+}
+
+void harmony_turn(Pieces& out, const char* role, std::string_view content) {
+  out.special("<|start|>");
+  out.text(role);
+  out.special("<|message|>");
+  out.text(content);
+  out.special("<|end|>");
+}
+
+void harmony_answer(Pieces& out, const char* channel, std::string_view content) {
+  out.special("<|channel|>", true);
+  out.text(channel, true);
+  out.special("<|message|>", true);
+  out.text(content, true);
+}
+
+// Only the last answer shows its reasoning, and only there is the end what the model writes.
+void harmony(Pieces& out, Messages messages, const std::optional<std::string>& date) {
+  harmony_turn(out, "system",
+               "You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06\n" +
+                   (date ? "Current date: " + *date + "\n" : std::string()) +
+                   "\nReasoning: medium\n\n# Valid channels: analysis, commentary, final. Channel must be included for every message.");
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const ChatMessage& message = messages[i];
+    if (message.role == ChatRole::user) harmony_turn(out, "user", message.content);
+    if (message.role == ChatRole::system && !message.content.empty())
+      harmony_turn(out, "developer", "# Instructions\n\n" + message.content + "\n\n");
+    if (message.role != ChatRole::assistant) continue;
+    const bool last = i + 1 == messages.size();
+    out.special("<|start|>");
+    out.text("assistant");
+    if (last && message.thinking) {
+      harmony_answer(out, "analysis", *message.thinking);
+      out.special("<|end|>", true);
+      out.special("<|start|>", true);
+      out.text("assistant", true);
+    }
+    harmony_answer(out, "final", message.content);
+    last ? out.special("<|return|>", true) : out.special("<|end|>");
+  }
+}
+
+}  // namespace
+
+std::vector<ChatPiece> render_chat(ChatTemplate which, std::span<const ChatMessage> messages, const std::optional<std::string>& date) {
+  Pieces out;
+  switch (which) {
+    case ChatTemplate::chatml: chatml(out, messages, nullptr); break;
+    case ChatTemplate::qwen25: chatml(out, messages, "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."); break;
+    case ChatTemplate::qwen3: qwen3(out, messages); break;
+    case ChatTemplate::llama3: llama3(out, messages, date.value_or("26 Jul 2024")); break;
+    case ChatTemplate::harmony: harmony(out, messages, date); break;
+  }
+  return out.take();
+}
+
+}  // namespace mantissa

@@ -1,0 +1,228 @@
+#include "mantissa/data/example.h"
+
+#include <algorithm>
+#include <array>
+
+#include "mantissa/json/json.h"
+#include "mantissa/json/json_fields.h"
+
+namespace mantissa {
+namespace {
+
+struct FormKey {
+  const char* key;
+  LineForm form;
+};
+constexpr std::array kFormKeys = {FormKey{"text", LineForm::text}, FormKey{"tokens", LineForm::tokens},
+                                  FormKey{"completion", LineForm::completion}, FormKey{"messages", LineForm::messages}};
+
+const char* key_of(LineForm form) {
+  for (const FormKey& known : kFormKeys)
+    if (known.form == form) return known.key;
+  return "";
+}
+
+Json parse_line(std::string_view line, const std::string& name) {
+  ParsedJson parsed = parse_strict_json(line);
+  if (parsed.problems.empty()) return std::move(parsed.root);
+  const JsonProblem& first = parsed.problems.front();
+  const std::string place = TextLines(line).at(first.offset);  // "1:17"
+  fail(ExitCode::data, name, ", column ", place.substr(place.find(':') + 1), ": ", first.message);
+}
+
+LineForm form_of(const JsonReader& line) {
+  line.require(line.value().is_object(), "must be an object, got ", line.value().shown());
+  const FormKey* found = nullptr;
+  for (const FormKey& known : kFormKeys) {
+    if (!line.value().contains(known.key)) continue;
+    line.require(found == nullptr, "has \"", found == nullptr ? "" : found->key, "\" and \"", known.key,
+                 "\", of which only one can be meant");
+    found = &known;
+  }
+  line.require(found != nullptr, "has none of the keys ",
+               joined(kFormKeys, ", ", [](const FormKey& known) { return text('"', known.key, '"'); }));
+  return found->form;
+}
+
+// Returns the value if it is an integer in [0, end).
+std::optional<int32_t> index_of(const Json& value, int64_t end) {
+  if (!value.is_integer()) return std::nullopt;
+  const Scalar scalar = value.scalar();
+  const auto* const integer = std::get_if<int64_t>(&scalar);
+  if (integer == nullptr || *integer < 0 || *integer >= end) return std::nullopt;
+  return static_cast<int32_t>(*integer);
+}
+
+std::optional<bool> flag_of(const Json& value) {
+  if (value.is_boolean()) return value == Json(true);
+  const std::optional<int32_t> number = index_of(value, 2);
+  return number ? std::optional(*number == 1) : std::nullopt;
+}
+
+const Json::Entries& list_at(const JsonReader& line, const char* key) {
+  const JsonReader list = line.at(key);
+  list.require(list.value().is_list(), "must be a list, got ", list.value().shown());
+  return list.value().entries();
+}
+
+Example read_tokens(const JsonReader& line, int64_t vocab_size) {
+  const Json::Entries &ids = list_at(line, "tokens"), &mask = list_at(line, "mask");
+  line.require(!ids.empty(), "tokens: is empty");
+  line.require(mask.size() == ids.size(), "mask: has ", count_text(mask.size(), "value"), " for ", count_text(ids.size(), "token"));
+  Example example;
+  example.ids.reserve(ids.size());
+  example.trained.reserve(ids.size());
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const std::optional<int32_t> id = index_of(ids[i], vocab_size);
+    if (!id) line.fail(text("tokens[", i, "]: must be an id below the vocabulary size ", vocab_size, ", got ", ids[i].shown()));
+    const std::optional<bool> trained = flag_of(mask[i]);
+    if (!trained) line.fail(text("mask[", i, "]: must be 0 or 1, got ", mask[i].shown()));
+    example.ids.push_back(*id);
+    example.trained.push_back(*trained);
+  }
+  return example;
+}
+
+std::string string_at(const JsonReader& object, const char* key) { return object.at(key).as<std::string>(); }
+
+bool is_given(const JsonReader& object, const char* key) { return !object.value().get(key).is_null(); }
+
+Example read_completion(const JsonReader& line, const LineOptions& options, const std::string& name) {
+  const TextOrigin origin{.name = name, .code = ExitCode::data};
+  const std::string completion = string_at(line, "completion");
+  Example example;
+  example.add(options.encoder->before_text, false);
+  example.add(options.encoder->encode(string_at(line, "prompt"), origin), false);
+  line.require(!completion.empty() || options.appended, "completion: is empty, so there is nothing to learn");
+  example.add(options.encoder->encode(completion, origin), true);
+  if (options.appended) example.add(std::span(&*options.appended, 1), true);
+  return example;
+}
+
+constexpr const char* kNoTools =
+    "tools are not rendered; scripts/interop/chat_tokens.py writes tokens and mask with the model's own template";
+
+void refuse_tools(const JsonReader& object, std::span<const char* const> keys) {
+  for (const char* const key : keys) {
+    const Json& value = object.value().get(key);
+    if (!value.is_null() && !(value.is_list() && value.size() == 0)) object.at(key).fail(kNoTools);
+  }
+}
+
+ChatRole role_of(const JsonReader& message, bool first) {
+  const JsonReader role = message.at("role");
+  const std::string name = role.as<std::string>();
+  role.require(name != "tool" && name != "function" && name != "ipython", "is ", name, ", but ", kNoTools);
+  const std::optional<ChatRole> known = choice_of<ChatRole>(name);
+  role.require(known.has_value(), "must be system, user or assistant, got \"", shortened(name), '"');
+  role.require(*known != ChatRole::system || first, "a system message must be the first");
+  return *known;
+}
+
+std::optional<std::string> thinking_of(const JsonReader& message, ChatTemplate which, ChatRole role) {
+  const bool thinking = is_given(message, "thinking"), reasoning = is_given(message, "reasoning_content");
+  if (!thinking && !reasoning) return std::nullopt;
+  message.require(!thinking || !reasoning, "has thinking and reasoning_content, of which only one can be meant");
+  const JsonReader given = message.at(thinking ? "thinking" : "reasoning_content");
+  given.require(role == ChatRole::assistant, "only the assistant has reasoning");
+  given.require(shows_thinking(which), "data.chat_template ", choice_name(which), " has no place for it");
+  return given.as<std::string>();
+}
+
+ChatMessage read_message(const JsonReader& message, ChatTemplate which, bool first) {
+  constexpr std::array kToolKeys = {"tool_calls", "tool_call_id", "function_call"};
+  constexpr std::array<std::string_view, 4> kKeys = {"role", "content", "thinking", "reasoning_content"};
+  const ChatRole role = role_of(message, first);
+  refuse_tools(message, kToolKeys);
+  for (const auto& [key, value] : message.value().members()) {
+    const bool known = std::ranges::find(kKeys, key) != kKeys.end() || value.is_null() || (value.is_list() && value.size() == 0);
+    message.require(known, "has a key that is not known, \"", shortened(key), "\"; role, content, thinking and reasoning_content are read");
+  }
+  const JsonReader content = message.at("content");
+  ChatMessage read{.role = role, .content = content.as<std::string>(), .thinking = thinking_of(message, which, role)};
+  content.require(which != ChatTemplate::harmony || read.content.find("<|channel|>") == std::string::npos,
+                  "holds <|channel|>; give the reasoning as thinking");
+  return read;
+}
+
+std::vector<ChatMessage> read_messages(const JsonReader& line, ChatTemplate which) {
+  constexpr std::array kToolKeys = {"tools", "functions"};
+  refuse_tools(line, kToolKeys);
+  const JsonReader list = line.at("messages");
+  std::vector<ChatMessage> messages;
+  bool answered = false;
+  for (const JsonReader& message : list.entries()) {
+    message.require(message.value().is_object(), "must be an object, got ", message.value().shown());
+    messages.push_back(read_message(message, which, messages.empty()));
+    answered = answered || messages.back().role == ChatRole::assistant;
+  }
+  list.require(answered, "has no message of the assistant, so there is nothing to learn");
+  return messages;
+}
+
+Example encoded(std::span<const ChatPiece> pieces, const LineOptions& options, const std::string& name) {
+  Example example;
+  for (const ChatPiece& piece : pieces) {
+    if (!piece.special) {
+      example.add(options.encoder->encode(piece.text, {.name = name, .code = ExitCode::data}), piece.trained);
+      continue;
+    }
+    const std::optional<int32_t> id = options.encoder->id_of(piece.text);
+    if (!id) {
+      fail(ExitCode::usage, "data.chat_template: ", choice_name(*options.chat_template), " needs the token ", piece.text, ", which the ",
+           options.encoder->name, " tokenizer lacks");
+    }
+    require(*id < options.vocab_size, ExitCode::usage, "model.vocab_size: ", options.vocab_size, " leaves out the token ", piece.text,
+            ", whose id is ", *id);
+    example.add(std::span(&*id, 1), piece.trained);
+  }
+  return example;
+}
+
+Example read_conversation(const JsonReader& line, const LineOptions& options, const std::string& name) {
+  require(options.chat_template.has_value(), ExitCode::usage, "data.chat_template: ", name,
+          " has \"messages\", which need a template: ", joined(choice_names<ChatTemplate>()));
+  return encoded(render_chat(*options.chat_template, read_messages(line, *options.chat_template), options.chat_date), options, name);
+}
+
+void check_appended(const LineOptions& options, LineForm form, const std::string& name) {
+  const bool ends_itself = form == LineForm::tokens || form == LineForm::messages;
+  require(!ends_itself || !options.appended, ExitCode::usage, "data.append_eod: applies to texts and completions, but ", name, " has \"",
+          key_of(form), "\", which ", form == LineForm::tokens ? "are complete" : "the template ends");
+}
+
+}  // namespace
+
+void Example::add(std::span<const int32_t> more, bool are_trained) {
+  ids.insert(ids.end(), more.begin(), more.end());
+  trained.resize(ids.size(), are_trained);
+}
+
+TextEncoder encoder_of(const Tokenizer& tokenizer) {
+  const std::span<const int32_t> before = tokenizer.before_text();
+  return {.name = choice_name(tokenizer.kind()),
+          .before_text = {before.begin(), before.end()},
+          .encode = [&tokenizer](std::string_view text,
+                                 const TextOrigin& origin) { return tokenizer.encode(text, origin, SpecialTokenText::text); },
+          .id_of = [&tokenizer](std::string_view token) { return tokenizer.id_of(token); }};
+}
+
+Example LineReader::read(std::string_view line, const std::string& name) {
+  const Json object = parse_line(line, name);
+  const JsonReader reader(object, name);
+  const LineForm form = form_of(reader);
+  reader.require(!form_ || form == *form_, "has \"", key_of(form), "\", but the lines before have \"", key_of(form_.value_or(form)),
+                 "\"; all lines of a file have one form");
+  if (!form_) check_appended(options_, form, name);
+  form_ = form;
+  if (form == LineForm::tokens) return read_tokens(reader, options_.vocab_size);
+  if (form == LineForm::text) {
+    text_ = string_at(reader, "text");
+    return {};
+  }
+  require(options_.encoder.has_value(), ExitCode::usage, "data.tokenizer: ", name, " has \"", key_of(form),
+          "\", which needs a tokenizer (byte, char or a tokenizer.json)");
+  return form == LineForm::messages ? read_conversation(reader, options_, name) : read_completion(reader, options_, name);
+}
+
+}  // namespace mantissa

@@ -1,0 +1,114 @@
+// The expected texts, without the marks around what is trained, are those that transformers 5.23.0 renders with the templates of the
+// repositories of the models (as llama-cpp-python 0.3.36 carries them), the date of harmony's given.
+#include "mantissa/data/chat_template.h"
+
+#include <gmock/gmock.h>
+
+namespace mantissa::chat_template_test {
+
+constexpr ChatRole kSystem = ChatRole::system, kUser = ChatRole::user, kAssistant = ChatRole::assistant;
+
+// The conversation as one text, in which [[ and ]] enclose what is trained.
+std::string rendered(ChatTemplate which, const std::vector<ChatMessage>& messages, const std::optional<std::string>& date = {}) {
+  std::string out;
+  bool trained = false;
+  for (const ChatPiece& piece : render_chat(which, messages, date)) {
+    if (piece.trained != trained) out += piece.trained ? "[[" : "]]";
+    trained = piece.trained;
+    out += piece.text;
+  }
+  return out + (trained ? "]]" : "");
+}
+
+const std::vector<ChatMessage> kTwoTurns = {{kUser, "Hi"}, {kAssistant, "Hello."}, {kUser, "2+2?"}, {kAssistant, "4"}};
+
+TEST(ChatTemplates, PlainChatMlAddsNothing) {
+  EXPECT_EQ(rendered(ChatTemplate::chatml, kTwoTurns),
+            "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n[[Hello.<|im_end|>]]\n"
+            "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n[[4<|im_end|>]]\n");
+}
+
+TEST(ChatTemplates, Qwen25HasASystemMessageOfItsOwn) {
+  EXPECT_EQ(rendered(ChatTemplate::qwen25, {{kUser, "Hi"}, {kAssistant, "Hello."}, {kUser, "2+2?"}, {kAssistant, " 4\n"}}),
+            "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
+            "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n[[Hello.<|im_end|>]]\n"
+            "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n[[ 4\n<|im_end|>]]\n");
+  for (const ChatTemplate which : {ChatTemplate::chatml, ChatTemplate::qwen25})
+    EXPECT_EQ(rendered(which, {{kSystem, "Be brief."}, {kUser, "Hi"}, {kAssistant, "Hello."}}),
+              "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n[[Hello.<|im_end|>]]\n");
+}
+
+TEST(ChatTemplates, Qwen3ThinksInItsLastAnswerIfOnlyEmptily) {
+  EXPECT_EQ(rendered(ChatTemplate::qwen3, kTwoTurns),
+            "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n[[Hello.<|im_end|>]]\n"
+            "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n[[<think>\n\n</think>\n\n4<|im_end|>]]\n");
+}
+
+TEST(ChatTemplates, Qwen3TakesReasoningFromItsFieldOrOutOfTheContent) {
+  EXPECT_EQ(rendered(ChatTemplate::qwen3, {{kSystem, "Be brief."},
+                                           {kUser, "Hi"},
+                                           {kAssistant, "<think>\nold\n</think>\n\nHello."},
+                                           {kUser, "2+2?"},
+                                           {kAssistant, "\n4", "\nTwo and two.\n"}}),
+            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n[[Hello.<|im_end|>]]\n"
+            "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n[[<think>\nTwo and two.\n</think>\n\n4<|im_end|>]]\n");
+  EXPECT_EQ(rendered(ChatTemplate::qwen3, {{kUser, "2+2?"}, {kAssistant, "<think>\nsum\n</think>\n\n4"}}),
+            "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n[[<think>\nsum\n</think>\n\n4<|im_end|>]]\n");
+}
+
+// An answer to no query, and one to what a tool said, which is none.
+TEST(ChatTemplates, Qwen3ThinksAfterTheLastQueryOnly) {
+  EXPECT_EQ(rendered(ChatTemplate::qwen3, {{kSystem, "Count."}, {kAssistant, "1, 2, 3", "begin"}}),
+            "<|im_start|>system\nCount.<|im_end|>\n<|im_start|>assistant\n[[1, 2, 3<|im_end|>]]\n");
+  EXPECT_EQ(rendered(ChatTemplate::qwen3,
+                     {{kUser, "2+2?"}, {kAssistant, "I ask.", "How?"}, {kUser, "<tool_response>4</tool_response>"}, {kAssistant, "4"}}),
+            "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n[[<think>\nHow?\n</think>\n\nI ask.<|im_end|>]]\n"
+            "<|im_start|>user\n<tool_response>4</tool_response><|im_end|>\n"
+            "<|im_start|>assistant\n[[<think>\n\n</think>\n\n4<|im_end|>]]\n");
+}
+
+TEST(ChatTemplates, Llama3TellsItsDateAndTrims) {
+  EXPECT_EQ(
+      rendered(ChatTemplate::llama3, {{kUser, " Hi \n"}, {kAssistant, "\tHello. "}, {kUser, "2+2?"}, {kAssistant, "4"}}),
+      "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n"
+      "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+      "<|start_header_id|>assistant<|end_header_id|>\n\n[[Hello.<|eot_id|>]]<|start_header_id|>user<|end_header_id|>\n\n2+2?<|eot_id|>"
+      "<|start_header_id|>assistant<|end_header_id|>\n\n[[4<|eot_id|>]]");
+  EXPECT_EQ(
+      rendered(ChatTemplate::llama3, {{kSystem, "\u3000Be brief.\n"}, {kUser, "Hi"}, {kAssistant, "Hello."}}, "01 Jan 2026"),
+      "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\nToday Date: 01 Jan 2026\n\n"
+      "Be brief.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+      "<|start_header_id|>assistant<|end_header_id|>\n\n[[Hello.<|eot_id|>]]");
+}
+
+// The <|end|> of the first answer stands where the model wrote <|return|>.
+TEST(ChatTemplates, HarmonyReasonsInAChannelOfTheLastAnswer) {
+  const std::string system =
+      "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06\n"
+      "Current date: 2026-01-01\n\nReasoning: medium\n\n"
+      "# Valid channels: analysis, commentary, final. Channel must be included for every message.<|end|>";
+  EXPECT_EQ(
+      rendered(ChatTemplate::harmony,
+               {{kSystem, "Be brief."}, {kUser, "Hi"}, {kAssistant, "Hello.", "old"}, {kUser, "2+2?"}, {kAssistant, "4", "Two and two."}},
+               "2026-01-01"),
+      system +
+          "<|start|>developer<|message|># Instructions\n\nBe brief.\n\n<|end|><|start|>user<|message|>Hi<|end|>"
+          "<|start|>assistant[[<|channel|>final<|message|>Hello.]]<|end|><|start|>user<|message|>2+2?<|end|>"
+          "<|start|>assistant[[<|channel|>analysis<|message|>Two and two.<|end|>"
+          "<|start|>assistant<|channel|>final<|message|>4<|return|>]]");
+  EXPECT_EQ(rendered(ChatTemplate::harmony, {{kUser, "Hi"}, {kAssistant, "Hello."}}, "2026-01-01"),
+            system + "<|start|>user<|message|>Hi<|end|><|start|>assistant[[<|channel|>final<|message|>Hello.<|return|>]]");
+}
+
+TEST(ChatTemplates, HarmonyTellsNoDateUnlessItIsGiven) {
+  EXPECT_THAT(rendered(ChatTemplate::harmony, kTwoTurns), ::testing::HasSubstr("Knowledge cutoff: 2024-06\n\nReasoning: medium\n\n#"));
+}
+
+// What a user writes is text, whatever it looks like.
+TEST(ChatTemplates, NamesOfTokensInAMessageAreText) {
+  const std::vector<ChatPiece> pieces = render_chat(ChatTemplate::chatml, std::vector<ChatMessage>{{kUser, "<|im_end|>"}}, {});
+  EXPECT_EQ(pieces.at(1), (ChatPiece{.text = "user\n<|im_end|>"}));
+  EXPECT_EQ(pieces.at(2), (ChatPiece{.text = "<|im_end|>", .special = true}));
+}
+
+}  // namespace mantissa::chat_template_test

@@ -1,0 +1,92 @@
+#include "mantissa/data/example.h"
+
+#include <gmock/gmock.h>
+
+#include "files.h"
+
+namespace mantissa::example_test {
+
+using test::error_of;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// Bytes, and tokens of ChatML from 256 on.
+TextEncoder encoder() {
+  return {.name = "fake",
+          .encode =
+              [](std::string_view text, const TextOrigin&) {
+                std::vector<int32_t> ids;
+                for (const char byte : text) ids.push_back(static_cast<uint8_t>(byte));
+                return ids;
+              },
+          .id_of =
+              [](std::string_view token) {
+                return token == "<|im_start|>" ? std::optional(256) : token == "<|im_end|>" ? std::optional(257) : std::nullopt;
+              }};
+}
+
+LineOptions options() { return {.encoder = encoder(), .vocab_size = 300, .chat_template = ChatTemplate::chatml}; }
+
+// The words of an example that are trained, and those that are not, in which 256 and 257 are { and }.
+std::string shown(const Example& example) {
+  std::string out;
+  bool trained = false;
+  for (size_t i = 0; i < example.ids.size(); ++i) {
+    if (example.trained[i] != trained) out += example.trained[i] ? "[" : "]";
+    trained = example.trained[i];
+    const int32_t id = example.ids[i];
+    out += id == 256 ? '{' : id == 257 ? '}' : static_cast<char>(id);
+  }
+  return out + (trained ? "]" : "");
+}
+
+TEST(Examples, TokensHaveTheirMask) {
+  const Example example = LineReader({.vocab_size = 300}).read(R"({"tokens": [5, 299, 0], "mask": [0, 1, true], "id": "x"})", "f");
+  EXPECT_THAT(example.ids, ElementsAre(5, 299, 0));
+  EXPECT_THAT(example.trained, ElementsAre(false, true, true));
+}
+
+TEST(Examples, ACompletionIsTrainedWithItsEnd) {
+  LineOptions with_end = options();
+  EXPECT_EQ(shown(LineReader(with_end).read(R"({"prompt": "2+2=", "completion": "4"})", "f")), "2+2=[4]");
+  with_end.appended = 257;
+  EXPECT_EQ(shown(LineReader(with_end).read(R"({"prompt": "2+2=", "completion": "4"})", "f")), "2+2=[4}]");
+  EXPECT_EQ(shown(LineReader(with_end).read(R"({"prompt": "", "completion": ""})", "f")), "[}]");
+}
+
+TEST(Examples, TurnsOfTheAssistantAreTrained) {
+  EXPECT_EQ(
+      shown(LineReader(options()).read(
+          R"({"prompt": "ignored", "messages": [{"role": "user", "content": "{Hi"}, {"role": "assistant", "content": "é", "tool_calls": null},
+                    {"role": "user", "content": ""}, {"role": "assistant", "content": ""}], "tools": []})",
+          "f")),
+      "{user\n{Hi}\n{assistant\n[é}]\n{user\n}\n{assistant\n[}]\n");
+}
+
+TEST(Examples, WhatTheOptionsLackIsAUsageError) {
+  const auto error = [](const char* line, LineOptions lacking) { return error_of([&] { LineReader(lacking).read(line, "f, line 3"); }); };
+  const char* const messages = R"({"messages": [{"role": "assistant", "content": "x"}]})";
+  LineOptions lacking = options();
+  lacking.chat_template.reset();
+  EXPECT_EQ(error(messages, lacking).code(), ExitCode::usage);
+  EXPECT_THAT(error(messages, lacking).what(),
+              HasSubstr("data.chat_template: f, line 3 has \"messages\", which need a template: chatml, "));
+  lacking.chat_template = ChatTemplate::llama3;
+  EXPECT_EQ(error(messages, lacking).code(), ExitCode::usage);
+  EXPECT_THAT(error(messages, lacking).what(), HasSubstr("llama3 needs the token <|begin_of_text|>, which the fake tokenizer lacks"));
+  lacking = {.vocab_size = 300};
+  EXPECT_EQ(error(R"({"prompt": "", "completion": "x"})", lacking).code(), ExitCode::usage);
+  EXPECT_THAT(error(R"({"prompt": "", "completion": "x"})", lacking).what(), HasSubstr("data.tokenizer: f, line 3 has \"completion\""));
+  lacking.appended = 3;
+  EXPECT_THAT(error(R"({"tokens": [1], "mask": [1]})", lacking).what(), HasSubstr("data.append_eod: applies to texts and completions"));
+}
+
+TEST(Examples, AllLinesHaveTheFormOfTheFirst) {
+  LineReader reader(options());
+  reader.read(R"({"text": "a"})", "f, line 1");
+  const Error error = error_of([&] { reader.read(R"({"prompt": "a", "completion": "b"})", "f, line 2"); });
+  EXPECT_EQ(error.code(), ExitCode::data);
+  EXPECT_STREQ(error.what(), R"(f, line 2: has "completion", but the lines before have "text"; all lines of a file have one form)");
+}
+
+}  // namespace mantissa::example_test

@@ -1,0 +1,232 @@
+// JSONL that is wrong, in every way that its forms can be. A refusal names file, line, key and reason; the code is that of data, or of
+// usage where the configuration lacks what the line needs.
+#include <gmock/gmock.h>
+#include <sys/resource.h>
+
+#include <chrono>
+
+#include "files.h"
+#include "mantissa/data/token_file.h"
+
+namespace mantissa::jsonl_hostile_test {
+
+using test::error_of;
+using test::write_file;
+using ::testing::HasSubstr;
+
+struct Hostile {
+  std::string content;
+  std::string says;  // after the name of the file
+  ExitCode code = ExitCode::data;
+};
+
+const std::string kTokens = R"({"tokens": [1, 2], "mask": [0, 1]})";
+const std::string kPair = R"({"prompt": "a", "completion": "b"})";
+
+std::string nested(const std::string& open, const std::string& close, int levels) {
+  std::string out;
+  for (int i = 0; i < levels; ++i) out += open;
+  for (int i = 0; i < levels; ++i) out += close;
+  return out;
+}
+
+std::vector<Hostile> broken_json() {
+  std::vector<Hostile> all = {
+      {"{", ", line 1, column "}, {"\n\n{\n", ", line 3, column "}, {kTokens + "\n" + kTokens + "x\n", ", line 2, column 35"}};
+  for (const char* const line : {"}",
+                                 "[",
+                                 "]",
+                                 ",",
+                                 ":",
+                                 "\"",
+                                 "'a'",
+                                 "nul",
+                                 "tru",
+                                 "+1",
+                                 "01",
+                                 "1.",
+                                 ".5",
+                                 "1e",
+                                 "0x10",
+                                 "NaN",
+                                 "Infinity",
+                                 "-",
+                                 "{]",
+                                 "[}",
+                                 "{\"a\"}",
+                                 "{\"a\":}",
+                                 "{\"a\":1,}",
+                                 "[1,]",
+                                 "{a:1}",
+                                 "{'a':1}",
+                                 "{\"a\":1 \"b\":2}",
+                                 "{\"a\" 1}",
+                                 "// {}",
+                                 "/* */{}",
+                                 "{}{}",
+                                 "{} x",
+                                 "\"\\x\"",
+                                 "\"\\u12\"",
+                                 "\"\t\"",
+                                 "\xff",
+                                 "\"\xc3\"",
+                                 "\"\xed\xa0\x80\"",
+                                 "\xef\xbb\xbf{}",
+                                 "{\"tokens\":[1,],\"mask\":[1]}",
+                                 "{\"text\":\"a\",\"text\":\"b\"}",
+                                 "<html>",
+                                 "a,b,c"})
+    all.push_back({line, ", line 1, column "});
+  all.push_back({std::string("{\"text\":\"a\0b\"}", 14), ", line 1, column "});
+  all.push_back({std::string(200, '\0'), ", line 1, column 1"});
+  all.push_back({nested("[", "]", 100'000), ", line 1, column "});
+  all.push_back({nested("{\"a\":", "}", 100'000), ", line 1, column "});
+  return all;
+}
+
+std::vector<Hostile> no_form() {
+  const std::string keys = R"(has none of the keys "text", "tokens", "completion", "messages")";
+  std::vector<Hostile> all = {{R"({})", ", line 1: " + keys},
+                              {R"({"prompt": "a"})", ", line 1: " + keys},
+                              {R"({"Messages": []})", ", line 1: " + keys},
+                              {R"({"mask": [1]})", ", line 1: " + keys},
+                              {R"({"instruction": "a", "output": "b"})", ", line 1: " + keys},
+                              {R"({"text": "a", "tokens": [1]})", R"(, line 1: has "text" and "tokens", of which only one can be meant)"},
+                              {R"({"completion": "a", "messages": []})", R"(, line 1: has "completion" and "messages", of which)"},
+                              {kTokens + "\n" + kPair, R"(, line 2: has "completion", but the lines before have "tokens")"},
+                              {kPair + "\n\n" + R"({"text": "a"})", R"(, line 3: has "text", but the lines before have "completion")"},
+                              {kPair + "\n{}", ", line 2: " + keys}};
+  for (const char* const line : {"[]", "1", "null", "true", "\"text\"", "[{\"text\": \"a\"}]"})
+    all.push_back({line, ", line 1: must be an object, got "});
+  return all;
+}
+
+std::vector<Hostile> wrong_tokens() {
+  const auto line = [](const std::string& tokens, const std::string& mask) {
+    return "{\"tokens\": " + tokens + ", \"mask\": " + mask + "}";
+  };
+  std::vector<Hostile> all = {
+      {R"({"tokens": [1, 2]})", R"(, line 1: has no "mask")"},
+      {line("[]", "[]"), ", line 1: tokens: is empty"},
+      {line("[1]", "[]"), ", line 1: mask: has 0 values for 1 token"},
+      {line("[1, 2]", "[1]"), ", line 1: mask: has 1 value for 2 tokens"},
+      {line("[1]", "[1, 1]"), ", line 1: mask: has 2 values for 1 token"},
+      {kTokens + "\n" + line("[1, 300]", "[1, 1]"), ", line 2: tokens[1]: must be an id below the vocabulary size 300, got 300"}};
+  for (const char* const tokens : {"null", "1", "\"abc\"", "{}", "true"})
+    all.push_back({line(tokens, "[1]"), ", line 1: tokens: must be a list, got "});
+  for (const char* const mask : {"null", "1", "\"1\"", "{}"}) all.push_back({line("[1]", mask), ", line 1: mask: must be a list, got "});
+  for (const char* const id : {"-1", "300", "1.0", "1.5", "1e2", "null", "\"1\"", "true", "[1]", "{}", "9223372036854775807",
+                               "18446744073709551615", "-9223372036854775808", "4294967296", "2147483648"})
+    all.push_back(
+        {line("[0, " + std::string(id) + "]", "[1, 1]"), ", line 1: tokens[1]: must be an id below the vocabulary size 300, got "});
+  for (const char* const flag : {"2", "-1", "0.5", "1.0", "null", "\"1\"", "[1]", "{}", "256"})
+    all.push_back({line("[0, 1]", "[1, " + std::string(flag) + "]"), ", line 1: mask[1]: must be 0 or 1, got "});
+  all.push_back({line("[18446744073709551616]", "[1]"), ", line 1, column "});
+  return all;
+}
+
+std::vector<Hostile> wrong_texts() {
+  std::vector<Hostile> all = {{R"({"completion": "b"})", R"(, line 1: has no "prompt")"},
+                              {R"({"prompt": "a", "completion": ""})", ", line 1: completion: is empty"},
+                              {R"({"prompt": null, "completion": "b"})", ", line 1: prompt: "},
+                              {R"({"prompt": [{"role": "user", "content": "a"}], "completion": "b"})", ", line 1: prompt: "}};
+  for (const char* const value : {"null", "1", "[]", "{}", "true", "[\"a\"]"}) {
+    all.push_back({R"({"text": )" + std::string(value) + "}", ", line 1: text: "});
+    all.push_back({R"({"prompt": "a", "completion": )" + std::string(value) + "}", ", line 1: completion: "});
+  }
+  return all;
+}
+
+std::vector<Hostile> wrong_conversations() {
+  const auto line = [](const std::string& messages, const std::string& more = "") { return "{\"messages\": " + messages + more + "}"; };
+  const auto message = [&](const std::string& members) { return line("[{\"role\": \"user\", \"content\": \"a\"}, {" + members + "}]"); };
+  const std::string answer = R"([{"role": "assistant", "content": "a"}])", said = R"("role": "assistant", "content": "a")";
+  std::vector<Hostile> all = {
+      {line("[]"), ", line 1: messages: has no message of the assistant"},
+      {line(R"([{"role": "user", "content": "a"}])"), ", line 1: messages: has no message of the assistant"},
+      {message(""), R"(, line 1: messages[1]: has no "role")"},
+      {message(R"("role": "assistant")"), R"(, line 1: messages[1]: has no "content")"},
+      {message(R"("content": "a")"), R"(, line 1: messages[1]: has no "role")"},
+      {message(R"("role": "system", "content": "a")"), ", line 1: messages[1].role: a system message must be the first"},
+      {message(R"("from": "gpt", "value": "a")"), R"(, line 1: messages[1]: has no "role")"},
+      {message(said + R"(, "name": "x")"), R"(, line 1: messages[1]: has a key that is not known, "name")"},
+      {message(said + R"(, "weight": 0)"), R"(, line 1: messages[1]: has a key that is not known, "weight")"},
+      {message(said + R"(, "thinking": "x", "reasoning_content": "y")"), ", line 1: messages[1]: has thinking and reasoning_content"},
+      {message(said + R"(, "thinking": "x")"), ", line 1: messages[1].thinking: data.chat_template chatml has no place for it"},
+      {message(R"("role": "user", "content": "a", "thinking": "x")"), ", line 1: messages[1].thinking: only the assistant has reasoning"},
+      {message(R"("role": "assistant", "content": null, "tool_calls": [{}])"), ", line 1: messages[1].tool_calls: tools are not rendered"},
+      {message(said + R"(, "function_call": {"name": "f"})"), ", line 1: messages[1].function_call: tools are not rendered"},
+      {line(answer, R"(, "tools": [{"name": "f"}])"), ", line 1: tools: tools are not rendered"},
+      {line(answer, R"(, "functions": {"name": "f"})"), ", line 1: functions: tools are not rendered"},
+      {line("[1]"), ", line 1: messages[0]: must be an object, got 1"}};
+  for (const char* const role : {"tool", "function", "ipython"})
+    all.push_back({message(R"("content": "a", "role": ")" + std::string(role) + '"'),
+                   text(", line 1: messages[1].role: is ", role, ", but tools are not")});
+  for (const char* const role : {"developer", "Assistant", "human", "gpt", "", "assistant "})
+    all.push_back({message(R"("content": "a", "role": ")" + std::string(role) + '"'),
+                   ", line 1: messages[1].role: must be system, user or assistant, got "});
+  for (const char* const value : {"null", "1", "{}", "[]", "true", "[{\"type\": \"text\", \"text\": \"a\"}]"}) {
+    all.push_back({message(R"("role": "assistant", "content": )" + std::string(value)), ", line 1: messages[1].content: "});
+    all.push_back({message(R"("content": "a", "role": )" + std::string(value)), ", line 1: messages[1].role: "});
+  }
+  for (const char* const value : {"1", "\"a\"", "{}", "null", "true"})
+    all.push_back({line(value), ", line 1: messages: must be a list, got "});
+  all.push_back({line(answer), ": chatml needs the token <|im_start|>, which the byte tokenizer lacks", ExitCode::usage});
+  return all;
+}
+
+class HostileJsonl : public ::testing::Test {
+ protected:
+  Error refusal(const std::string& content, TokenFileOptions options) {
+    write_file(folder_ / "a.jsonl", content);
+    return error_of([&] { TokenFile(folder_ / "a.jsonl", options); });
+  }
+
+  test::TemporaryFolder folder_;
+  Tokenizer bytes_ = Tokenizer::bytes();
+  TokenFileOptions options_ = {.tokenizer = &bytes_, .vocab_size = 300, .chat_template = ChatTemplate::chatml, .row_tokens = 8};
+};
+
+TEST_F(HostileJsonl, IsRefusedWithFileLineKeyAndReason) {
+  std::vector<Hostile> all = broken_json();
+  for (const auto& more : {no_form(), wrong_tokens(), wrong_texts(), wrong_conversations()})
+    all.insert(all.end(), more.begin(), more.end());
+  EXPECT_GE(all.size(), 150U);
+  for (const Hostile& hostile : all) {
+    const Error error = refusal(hostile.content, options_);
+    EXPECT_EQ(error.code(), hostile.code) << shortened(hostile.content) << ": " << error.what();
+    EXPECT_THAT(error.what(), HasSubstr((hostile.code == ExitCode::data ? folder_ / "a.jsonl" : std::string()) + hostile.says))
+        << shortened(hostile.content);
+    EXPECT_LT(std::string_view(error.what()).size(), 1000U) << shortened(hostile.content);
+  }
+}
+
+TEST_F(HostileJsonl, HasReasoningOnlyWhereATemplateShowsIt) {
+  options_.chat_template = ChatTemplate::harmony;
+  const std::string line = R"({"messages": [{"role": "assistant", "content": "<|channel|>final", "thinking": "x"}]})";
+  EXPECT_THAT(refusal(line, options_).what(), HasSubstr("messages[0].content: holds <|channel|>; give the reasoning as thinking"));
+}
+
+// A line is refused at 64 MiB, whatever the file has behind it; before that, its values take at most 48 bytes a byte.
+TEST_F(HostileJsonl, TakesMemoryAndTimeOfItsLongestLine) {
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_THAT(refusal("\n{\"text\": \"" + std::string(100 << 20, 'a') + "\"}", options_).what(),
+              HasSubstr("a.jsonl, line 2: has more than 64 MiB"));
+  EXPECT_THAT(refusal(std::string(70 << 20, '['), options_).what(), HasSubstr("a.jsonl, line 1: has more than 64 MiB"));
+  EXPECT_THAT(refusal(std::string(8 << 20, '['), options_).what(), HasSubstr("a.jsonl, line 1, column "));
+  std::string lists = "{\"messages\": [";
+  while (lists.size() < (4U << 20)) lists += "[],";
+  EXPECT_THAT(refusal(lists + "[]]}", options_).what(), HasSubstr("messages[0]: must be an object"));
+  EXPECT_THAT(refusal(std::string(8 << 20, '\n') + "x", options_).what(), HasSubstr("a.jsonl, line 8388609, column 1"));
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  EXPECT_LT(took.count(), 60);
+}
+
+TEST_F(HostileJsonl, MayBeEmpty) {
+  for (const char* const content : {"", "\n", " \t\r\n\n"}) {
+    write_file(folder_ / "a.jsonl", content);
+    EXPECT_EQ(TokenFile(folder_ / "a.jsonl", options_).tokens(), 0);
+  }
+}
+
+}  // namespace mantissa::jsonl_hostile_test
