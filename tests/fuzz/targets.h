@@ -26,6 +26,7 @@ bool json_core(std::string_view input);
 bool run_config(std::string_view input);
 bool token_file(std::string_view input);  // a byte: the format; a byte: the length of .idx; .idx; .bin
 bool tokenizer(std::string_view input);   // a byte: whose; then the JSON
+bool bpe_tokenizer(std::string_view input);
 bool examples(std::string_view input);    // a byte: the chat template, whether an end token is appended, how rows are packed; then JSONL
 bool hugging_face_config(std::string_view input);
 bool quantization_config(std::string_view input);  // the object of that name in config.json
@@ -42,6 +43,7 @@ inline constexpr Named kTargets[] = {{"safetensors_header", safetensors_header},
                                      {"run_config", run_config},
                                      {"token_file", token_file},
                                      {"tokenizer", tokenizer},
+                                     {"bpe_tokenizer", bpe_tokenizer},
                                      {"examples", examples},
                                      {"hugging_face_config", hugging_face_config},
                                      {"quantization_config", quantization_config}};
