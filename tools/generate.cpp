@@ -153,7 +153,7 @@ Command generate_command() {
           .summary = "continue a text with a checkpoint",
           .example =
               "mantissa generate runs/quickstart --prompt \"The layers are\" --max-new-tokens 100 --temperature 0.7\n"
-              "mantissa generate runs/quickstart --prompts prompts.txt --temperature 0",
+              "mantissa generate runs/quickstart --prompt \"The layers\" --prompt \"Returns\" --temperature 0",
           .options = {{.name = "CHECKPOINT",
                        .target = &arguments->checkpoint,
                        .description = "a checkpoint, or a run folder: the one that `latest` names, else its newest valid one",

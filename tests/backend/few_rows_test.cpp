@@ -96,6 +96,26 @@ TEST_F(FewRowsTest, DecodeEveryCodeExactly) {
   }
 }
 
+// The same where all codes of a row are alike: without zeros and subnormal elements they take a shorter way.
+TEST_F(FewRowsTest, DecodeEveryCodeAmongItsLike) {
+  const Quantization how = kFormats[1];
+  const Tensor x = tensor_of(fast(), Dtype::f32, {1, 256}, [] {
+    std::vector<double> one(256);
+    one[100] = 1.0;
+    return one;
+  }());
+  for (const uint8_t scale : {uint8_t{10}, uint8_t{127}, uint8_t{246}}) {
+    const QuantizedTensor w = empty_quantized(fast(), {256, 256}, how);
+    for (int64_t i = 0; i < 256 * 256; ++i) {
+      const auto code = static_cast<uint8_t>(i / 256);
+      w.codes.data<uint8_t>()[i] = (code & 0x7F) == 0x7F ? uint8_t{0} : code;
+    }
+    std::fill_n(w.scales.data<uint8_t>(), w.scales.elements(), scale);
+    const std::vector<double> all = values(dequantized(w)), found = values(product(x, w, Dtype::f32));
+    for (size_t i = 0; i < 256; ++i) EXPECT_EQ(found[i], all[i * 256 + 100]) << "code " << i << " at scale " << int{scale};
+  }
+}
+
 TEST_F(FewRowsTest, HaveBitsThatDependOnNothingBesideARow) {
   for (const Quantization& how : kFormats) {
     const Tensor a = tensor_of(fast(), Dtype::bf16, {11, 480}, wide_values(11, 480, 1, 12));
@@ -169,6 +189,19 @@ TEST_F(FewRowsTest, TakeTheFormatsThatTheyRead) {
   EXPECT_FALSE(takes_few_rows(empty(reference(), Dtype::f64, {2, 2})));
 }
 
+// Elements of these are subnormal, and tiles honor them then.
+TEST_F(FewRowsTest, LeaveExtremeScalesOfTheOtherOperandToTiles) {
+  const FewRows scope;
+  const auto codes = [&](Shape shape, uint32_t what, double scale) {
+    return quantized(random_tensor(fast(), Dtype::bf16, shape, what, scale), kFormats[1]);
+  };
+  const QuantizedTensor a = codes({32, 256}, 1, 0x1p-128), w = codes({32, 256}, 2, 0x1p+100);
+  const Tensor out = empty(fast(), Dtype::f32, {3, 32}), expected = empty(reference(), Dtype::f32, {3, 32});
+  for (const auto& [device, to] : {std::pair<Backend*, Tensor>{&fast(), out}, {&reference(), expected}})
+    device->run(Gemm{.a = {slice(a, 0, 3)}, .b = {w, true}, .out = to, .accumulate = false});
+  EXPECT_TRUE(close(values(out), values(expected), 1e-5));
+}
+
 // Inside the scope a GEMM has these bits, and with one row more those of tiles.
 TEST_F(FewRowsTest, AreThoseOfTheScope) {
   for (const Quantization& how : {kFormats[0], kFormats[2], kFormats[5]}) {
@@ -219,6 +252,21 @@ TEST_F(FewRowsTest, OfGroupsAreThoseOfTheirMatrices) {
       for (const double value : values(out.slice(9, 12))) EXPECT_EQ(value, 0.0);
     }
   }
+}
+
+TEST_F(FewRowsTest, OfAGroupWithMoreRowsAreThoseOfTiles) {
+  const Tensor x = tensor_of(fast(), Dtype::bf16, {9, 96}, wide_values(9, 96, 5, 12));
+  const Value w = weight(kFormats[2], Dtype::bf16, 2 * 64, 96, 6);
+  const auto gemm = [&] {
+    const Tensor out = empty(fast(), Dtype::f32, {9, 64});
+    fast().run(GroupedGemm{.a = {x}, .b = {w, true}, .out = out, .offsets = tensor_of(fast(), Dtype::i32, {3}, {0, 4, 9})});
+    return out;
+  };
+  const Tensor tiles = gemm();
+  const FewRows four(4);
+  EXPECT_TRUE(same_bits(gemm(), tiles));
+  const FewRows five(5);
+  EXPECT_FALSE(same_bits(gemm(), tiles));
 }
 
 }  // namespace mantissa::test::few_rows_test
