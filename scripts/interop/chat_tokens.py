@@ -53,7 +53,7 @@ class Renderer:
             if ends:
                 own = [at for at in own if at <= ends[0]]
             elif turn + 1 < len(messages):
-                same = len(os.path.commonprefix([text, self.text(messages[: turn + 1], tools)]))
+                same = self.unchanged(text, messages[:turn], messages[turn], tools)
                 own = [at for at in own if places[at][1] <= same]
             for at in own:
                 mask[at] = 1
@@ -65,6 +65,11 @@ class Renderer:
         if not text.startswith(prompt):
             raise BadLine(f"messages[{len(before)}]: the template renders what precedes it otherwise than when it is asked for")
         return len(prompt)
+
+    def unchanged(self, text, before, turn, tools):
+        """How much of the text is as it would be if the turn were the last one, which may show reasoning that earlier ones do not."""
+        bare = {key: value for key, value in turn.items() if key not in ("thinking", "reasoning_content")}
+        return max(len(os.path.commonprefix([text, self.text([*before, last], tools)])) for last in (turn, bare))
 
 
 def end_tokens(folder, tokenizer):

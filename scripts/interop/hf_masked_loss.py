@@ -30,11 +30,12 @@ SEQ_LEN = 64
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}OPEN{{ m.content + '<|im_end|>' }}CLOSE"
     "{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
-# As in gpt-oss: another turn changes the end of the one before.
+# As in gpt-oss: another turn changes the end of the one before, and hides its reasoning.
 RETURNING = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}{{ '<|return|>' if loop.last and m.role == 'assistant' else '<|im_end|>' }}"
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + (m.thinking if loop.last and m.thinking else '') + m.content }}{{ '<|return|>' if loop.last and m.role == 'assistant' else '<|im_end|>' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
-CONVERSATION = [{"role": "user", "content": "Hi ü"}, {"role": "assistant", "content": "Hello."}, {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
+CONVERSATION = [{"role": "user", "content": "Hi ü"}, {"role": "assistant", "content": "Hello.", "thinking": "A greeting."},
+                {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
 
 
 def examples(vocab_size, lengths):

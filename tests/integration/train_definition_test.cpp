@@ -99,7 +99,8 @@ TEST_F(TrainDefinition, ExamplesAreTrainedWhereTheirMasksSaySo) {
   const Line a{{3, 1, 4, 1, 5, 2, 6, 5, 3, 5}, {0, 0, 0, 0, 1, 1, 1, 0, 1, 1}}, b{{2, 7, 1, 0, 2, 0}, {1, 0, 0, 1, 1, 1}},
       c{{1, 4, 1, 4, 2, 1, 3, 5, 6, 2, 3, 7, 3, 0, 1, 5}, {0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1}};
   test::write_file(folder_ / "a.jsonl", json_of(a) + json_of(c) + json_of(b));
-  Batch both{.length = 16};
+  Batch both;
+  both.length = 16;
   append_row({a, b}, both);
   append_row({c}, both);
   ASSERT_EQ(both.target_count, 5 + 3 + 8);

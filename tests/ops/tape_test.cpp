@@ -50,7 +50,8 @@ TEST_F(TapeTest, PositionsWithoutATargetHaveNoGradientOfTheLoss) {
     const Var x = tape.input(random_tensor(*device, Dtype::f32, {7, 32}, 1));
     Leaf dweight{.grad = tensor_of(*device, Dtype::f32, {8, 32}, std::vector<double>(8 * 32, 0))};
     const Var weight(random_tensor(*device, Dtype::f32, {8, 32}, 2), dweight);
-    tape.backward(cross_entropy(x, weight, tensor_of(*device, Dtype::i32, {7}, targets), {.vocab = 8, .target_count = 3}));
+    tape.backward(cross_entropy(x, weight, tensor_of(*device, Dtype::i32, {7}, targets),
+                                {.vocab = 8, .target_count = 3, .logits_dtype = Dtype::f32}));
     const std::vector<double> dx = values(tape.take_gradient(x));
     for (size_t i = 0; i < dx.size(); ++i) EXPECT_EQ(dx[i] == 0.0, targets[i / 32] < 0) << i;
   }
