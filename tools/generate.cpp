@@ -161,7 +161,7 @@ Command generate_command() {
                       {.name = "--prompt",
                        .target = &arguments->prompts,
                        .description = "text to continue; default: \\n, a line end; repeatable: all are continued at once"},
-                      {.name = "--prompts", .target = &arguments->prompts_file, .description = "file of texts to continue, one a line"},
+                      {.name = "--prompts", .target = &arguments->prompts_file, .description = "file with a prompt in each line"},
                       {.name = "--prompt-ids",
                        .target = &arguments->prompt_ids,
                        .description = "token ids to continue, as in 1,2,3: all ids are printed, no text; repeatable"},

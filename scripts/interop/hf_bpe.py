@@ -103,7 +103,7 @@ class Texts:
 
 
 class Frames:
-    """What tokenize_frames answers: ids of texts, texts of ids."""
+    """What tokenize_frames answers: the ids of a string, the string of ids."""
 
     def __init__(self, program):
         self.program = program

@@ -8,11 +8,11 @@ namespace {
 // Calls visit(line, its name in messages) for each line that is not blank.
 void for_each_filled_line(const InputFile& file, const std::function<void(std::string_view, const std::string&)>& visit,
                           const Progressed& progressed) {
-  file.for_each_line(
-      [&](std::string_view line, int64_t number) {
-        if (line.find_first_not_of(" \t\r") != std::string_view::npos) visit(line, text(file.path(), ", line ", number));
-      },
-      progressed);
+  file.for_each_line([&](std::string_view line, int64_t number) {
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) return;
+    visit(line, text(file.path(), ", line ", number));
+    if (progressed) progressed();
+  });
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ void InputFile::for_each_window(const std::function<void(std::string_view, int64
   }
 }
 
-void InputFile::for_each_line(const std::function<void(std::string_view, int64_t)>& visit, const Progressed& progressed) const {
+void InputFile::for_each_line(const std::function<void(std::string_view, int64_t)>& visit) const {
   constexpr size_t kLongestLine = size_t{64} << 20;
   std::string begun;  // a line that the windows so far have not ended
   int64_t number = 0;
@@ -30,7 +30,7 @@ void InputFile::for_each_line(const std::function<void(std::string_view, int64_t
     begun += window;
     require(begun.size() <= kLongestLine, ExitCode::data, path(), ", line ", number + 1, ": has more than ", kLongestLine >> 20, " MiB");
   };
-  for_each_window(split, progressed);
+  for_each_window(split);
   if (!begun.empty()) visit(begun, number + 1);
 }
 

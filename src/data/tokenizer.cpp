@@ -10,6 +10,7 @@
 #include "mantissa/data/input_file.h"
 #include "mantissa/json/json.h"
 #include "mantissa/json/json_fields.h"
+#include "mantissa/text/bpe_trainer.h"
 
 namespace mantissa {
 namespace {
@@ -54,7 +55,7 @@ class CharacterReader {
 // The id of "eos_token", which is a token or an object with its content; without a file, that of GPT-2's end token, if the tokenizer has
 // it.
 std::optional<int32_t> end_token_of(const std::string& config, const BpeTokenizer& tokenizer) {
-  if (config.empty()) return tokenizer.id_of("<|endoftext|>");
+  if (config.empty()) return tokenizer.id_of(kDefaultEndToken);
   const Json root = parse_json_or_null(config);
   const Json& token = root.get("eos_token");
   const std::string& content = token.is_object() ? token.get("content").string() : token.string();

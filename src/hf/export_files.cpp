@@ -7,6 +7,7 @@
 #include "mantissa/base/utf8.h"
 #include "mantissa/checkpoint/saved_model.h"
 #include "mantissa/json/json.h"
+#include "mantissa/text/bpe_trainer.h"
 
 namespace mantissa {
 namespace {
@@ -89,11 +90,17 @@ std::vector<TokenizerFile> model_files(const std::vector<TokenizerFile>& files, 
   std::vector<TokenizerFile> out;
   std::ranges::copy_if(files, std::back_inserter(out), [](const TokenizerFile& file) { return file.name != "config.json"; });
   const std::optional<Tokenizer> own = own_tokenizer(files, tokenizer);
-  if (!own) return out;
-  const Json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}, {"clean_up_tokenization_spaces", false}};
-  out.push_back({.name = "tokenizer.json", .bytes = tokenizer_json(*own).dump(1, Json::Order::keys) + "\n"});
-  out.push_back({.name = "tokenizer_config.json", .bytes = config.dump(1, Json::Order::keys) + "\n"});
+  if (own) std::ranges::copy(files_of(*own), std::back_inserter(out));
   return out;
+}
+
+std::vector<TokenizerFile> files_of(const Tokenizer& tokenizer) {
+  const BpeFiles* const given = tokenizer.files();
+  Json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}, {"clean_up_tokenization_spaces", false}};
+  if (tokenizer.end_token()) config.add("eos_token", kDefaultEndToken);  // which is why there is one without a file that names it
+  const std::string own_config = config.dump(1, Json::Order::keys) + "\n";
+  return {{.name = "tokenizer.json", .bytes = given ? given->tokenizer : tokenizer_json(tokenizer).dump(1, Json::Order::keys) + "\n"},
+          {.name = "tokenizer_config.json", .bytes = given && !given->config.empty() ? given->config : own_config}};
 }
 
 }  // namespace mantissa

@@ -15,7 +15,6 @@ namespace {
 
 constexpr const char* kTrainedPattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr const char* kEndToken = "<|endoftext|>";
 
 Json byte_level() { return {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}}; }
 
@@ -113,8 +112,8 @@ class PairCounts {
 Json tokenizer_file(const std::vector<std::string>& tokens, const Json& merges) {
   Json vocab = Json::Members();
   for (size_t id = 0; id < tokens.size(); ++id) vocab.add(tokens[id], id);
-  const Json end = {{"id", tokens.size() - 1}, {"content", kEndToken}, {"single_word", false}, {"lstrip", false},
-                    {"rstrip", false},         {"normalized", false},  {"special", true}};
+  const Json end = {{"id", tokens.size() - 1}, {"content", kDefaultEndToken}, {"single_word", false}, {"lstrip", false},
+                    {"rstrip", false},         {"normalized", false},         {"special", true}};
   return {{"version", "1.0"},
           {"truncation", nullptr},
           {"padding", nullptr},
@@ -192,7 +191,7 @@ std::string BpeTrainer::train(int64_t vocab_size, const Progressed& progressed) 
   }
   std::vector<std::string> tokens;
   for (const std::string& token : bytes) tokens.push_back(letters_of_bytes(token));
-  tokens.emplace_back(kEndToken);
+  tokens.emplace_back(kDefaultEndToken);
   return tokenizer_file(tokens, merges).dump(1, Json::Order::keys) + "\n";
 }
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 
 #include "mantissa/base/log.h"
 #include "mantissa/base/parallel.h"
@@ -65,10 +66,9 @@ void start_from_folder(Run& run, const std::string& folder) {
 
 // A tokenizer.json goes along with what is trained on its ids.
 void keep_own_tokenizer(Run& run) {
-  const BpeFiles* const own = run.data.tokenizer ? run.data.tokenizer->files() : nullptr;
-  if (own == nullptr || std::ranges::find(run.files, "tokenizer.json", &TokenizerFile::name) != run.files.end()) return;
-  run.files.push_back({.name = "tokenizer.json", .bytes = own->tokenizer});
-  if (!own->config.empty()) run.files.push_back({.name = "tokenizer_config.json", .bytes = own->config});
+  const bool is_bpe = run.data.tokenizer && run.data.tokenizer->files() != nullptr;
+  if (!is_bpe || std::ranges::find(run.files, "tokenizer.json", &TokenizerFile::name) != run.files.end()) return;
+  std::ranges::move(files_of(*run.data.tokenizer), std::back_inserter(run.files));
 }
 
 void take_initial_weights(Run& run) {

@@ -156,7 +156,7 @@ TEST_F(ExampleRowsTest, AreNeverMixedIntoOneSequence) {
 TEST_F(ExampleRowsTest, AreASetApartFromStreams) {
   DataConfig config = this->config(line(1, 8));
   write_file(folder_ / "b.jsonl", "{\"text\": \"some text to read\"}\n");
-  config.tokenizer = TokenizerKind::byte;
+  config.tokenizer = "byte";
   const auto open = [&] { return open_data(config, {.seq_len = 8, .vocab_size = 256}); };
   config.train = {{.path = folder_ / "a.jsonl"}, {.path = folder_ / "b.jsonl"}};
   const Batch batch = open().train->batch(0, 2);

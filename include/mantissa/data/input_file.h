@@ -29,7 +29,7 @@ class InputFile {
 
   // Visits the lines of the file in order, without their ends: visit(line, number from 1). Holds one line. Throws Error(data) for one of
   // more than 64 MiB.
-  void for_each_line(const std::function<void(std::string_view, int64_t)>& visit, const Progressed& progressed = {}) const;
+  void for_each_line(const std::function<void(std::string_view, int64_t)>& visit) const;
 
  private:
   File file_;

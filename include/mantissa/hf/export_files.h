@@ -26,6 +26,9 @@ bool has_other_tokenizer(const std::vector<TokenizerFile>& files, const Tokenize
 // The tokenizer of a run, unless that of the model it started from goes along in its place.
 std::optional<Tokenizer> own_tokenizer(const std::vector<TokenizerFile>& files, const std::optional<Tokenizer>& tokenizer);
 
+// tokenizer.json and tokenizer_config.json of a tokenizer: as they came, or what transformers needs to read them.
+std::vector<TokenizerFile> files_of(const Tokenizer& tokenizer);
+
 // The files as they came, byte for byte and without config.json; else tokenizer.json of a byte or char tokenizer: one token a symbol, no
 // merges.
 std::vector<TokenizerFile> model_files(const std::vector<TokenizerFile>& files, const std::optional<Tokenizer>& tokenizer);

@@ -90,7 +90,7 @@ class BpeModel::Cache {
   std::vector<uint64_t> heap_;  // rank, then position
 };
 
-// The bytes that a token spells with ByteLevel's letters; none: it has other characters.
+// In byte_letters.cpp. The bytes that a token spells with ByteLevel's letters; none: it has other characters.
 std::optional<std::string> bytes_of_letters(std::string_view spelled);
 // The letters of bytes.
 std::string letters_of_bytes(std::string_view bytes);

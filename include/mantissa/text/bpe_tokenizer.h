@@ -54,8 +54,8 @@ class BpeTokenizer {
   std::vector<int32_t> before_, after_;
 };
 
-// Encodes texts one after the other, on all threads. It holds at most one window of what is to be encoded, or, of a tokenizer that does not
-// work on parts, one text.
+// In stream_encoder.cpp. Encodes one text after the other, on all threads. It holds at most one window of what is to be encoded, or, of a
+// tokenizer that does not work on parts, one text.
 class StreamEncoder {
  public:
   static constexpr size_t kWindow = size_t{1} << 20;

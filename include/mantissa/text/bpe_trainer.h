@@ -13,6 +13,9 @@
 
 namespace mantissa {
 
+// The end token of trained tokenizers, and of others whose tokenizer_config.json is missing, if they have it; GPT-2's.
+inline constexpr const char* kDefaultEndToken = "<|endoftext|>";
+
 class BpeTrainer {
  public:
   static constexpr int64_t kFewestTokens = 257;  // of bytes, and the end token

@@ -1,0 +1,146 @@
+// A tokenizer.json as the tokenizer of a run: documents, prompts, texts as they grow, and the end token.
+#include <gmock/gmock.h>
+
+#include "files.h"
+#include "mantissa/data/documents.h"
+#include "mantissa/data/open_data.h"
+#include "mantissa/text/bpe_trainer.h"
+#include "tokenizer_files.h"
+
+namespace mantissa::bpe_documents_test {
+
+using test::added_token;
+using test::error_of;
+using test::small_tokenizer;
+using test::write_file;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+using Ids = std::vector<int32_t>;
+
+// "hello" is 13, "wor" 15, "ld" 16; 30 begins a text and 31 ends it.
+Json with_ends() {
+  Json json = small_tokenizer();
+  json["added_tokens"] = Json::Entries{added_token("<s>", 30), added_token("</s>", 31)};
+  json["post_processor"] = parse_json(R"({"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<s>","type_id":0}},
+    {"Sequence":{"id":"A","type_id":0}},{"SpecialToken":{"id":"</s>","type_id":0}}],
+    "special_tokens":{"<s>":{"ids":[30]},"</s>":{"ids":[31]}}})",
+                                      "p");
+  return json;
+}
+
+class BpeDocumentsTest : public ::testing::Test {
+ protected:
+  std::string tokenizer_path(const Json& json) const {
+    write_file(folder_ / "tokenizer.json", json.dump());
+    return folder_ / "tokenizer.json";
+  }
+  Tokenizer tokenizer(const Json& json) const { return Tokenizer::from_path(tokenizer_path(json)); }
+  DataConfig config(const std::string& name, const std::string& content) const {
+    write_file(folder_ / name, content);
+    DataConfig config;
+    config.train = {{.path = folder_ / name}};
+    config.tokenizer = tokenizer_path(with_ends());
+    return config;
+  }
+  static Ids all_tokens(const Data& data) {
+    Ids ids(static_cast<size_t>(data.files.at(0)->tokens()));
+    data.files.at(0)->read(0, std::ssize(ids), ids.data());
+    return ids;
+  }
+
+  test::TemporaryFolder folder_;
+};
+
+TEST_F(BpeDocumentsTest, EachHasWhatTheModelExpectsAroundIt) {
+  const Data lines = open_data(config("a.jsonl", "{\"text\":\"helloworld\"}\n\n{\"text\":\"\"}\n{\"text\":\"<s>ld\"}\n"), {.seq_len = 2});
+  EXPECT_THAT(all_tokens(lines), ElementsAre(30, 13, 15, 16, 31, 30, 30, 16, 31));
+  EXPECT_EQ(lines.vocab_size, 32);
+  const Data whole = open_data(config("a.txt", "helloworld"), {.seq_len = 2});
+  EXPECT_THAT(all_tokens(whole), ElementsAre(30, 13, 15, 16, 31));
+  const Tokenizer own = tokenizer(with_ends());
+  EXPECT_THAT(own.encode_prompt("hello", {}), ElementsAre(30, 13)) << "which goes on";
+  EXPECT_THAT(own.encode("hello"), ElementsAre(13));
+}
+
+TEST_F(BpeDocumentsTest, TheEndTokenIsThatOfTheFileBesideIt) {
+  DataConfig appends = config("a.jsonl", "{\"text\":\"hello\"}\n");
+  appends.append_eod = true;
+  EXPECT_EQ(error_of([&] { open_data(appends, {.seq_len = 2}); }).code(), ExitCode::usage) << "no file says which it is";
+  for (const char* const token : {R"("</s>")", R"({"content":"</s>","lstrip":false})"}) {
+    write_file(folder_ / "tokenizer_config.json", std::string("{\"eos_token\":") + token + "}");
+    EXPECT_THAT(all_tokens(open_data(appends, {.seq_len = 2})), ElementsAre(30, 13, 31, 31));
+  }
+  write_file(folder_ / "tokenizer_config.json", R"({"eos_token":"<none>"})");
+  EXPECT_EQ(tokenizer(with_ends()).end_token(), std::nullopt);
+  std::filesystem::remove(folder_ / "tokenizer_config.json");
+  Json gpt2 = small_tokenizer();
+  gpt2["added_tokens"] = Json::Entries{added_token("<|endoftext|>", 40)};
+  EXPECT_EQ(tokenizer(gpt2).end_token(), 40);
+}
+
+TEST_F(BpeDocumentsTest, APathIsAFileOrAFolder) {
+  tokenizer_path(small_tokenizer());
+  EXPECT_EQ(Tokenizer::from_path(folder_.path()).size(), 17);
+  EXPECT_EQ(error_of([&] { Tokenizer::from_path(folder_ / "none"); }).code(), ExitCode::usage);
+  write_file(folder_ / "tokenizer.json", R"({"model":{"type":"Unigram"}})");
+  const Error error = error_of([&] { Tokenizer::from_path(folder_.path()); });
+  EXPECT_EQ(error.code(), ExitCode::data);
+  EXPECT_THAT(error.what(), HasSubstr(folder_ / "tokenizer.json"));
+  EXPECT_THAT(error.what(), HasSubstr("Unigram"));
+}
+
+TEST_F(BpeDocumentsTest, ExamplesTakeTokensOfUsersForText) {
+  const Data data = open_data(config("a.jsonl", "{\"prompt\":\"hello</s>\",\"completion\":\"ld\"}\n"), {.seq_len = 4});
+  Ids ids = all_tokens(data);
+  EXPECT_THAT(ids, ElementsAre(30, 13, 16, ::testing::_)) << "'<', '/', 's' and '>' have no token";
+}
+
+TEST_F(BpeDocumentsTest, AWholeCharacterIsPrintedAtOnce) {
+  BpeTrainer trainer;
+  const std::string text = "caf\xC3\xA9 \xF0\x9F\x98\x80!";
+  trainer.add("abc", {});
+  trainer.end_text({});
+  write_file(folder_ / "tokenizer.json", trainer.train(257));
+  const Tokenizer bytes = Tokenizer::from_path(folder_.path());
+  const Ids ids = bytes.encode(text);
+  ASSERT_EQ(ids.size(), text.size());
+  TokenStream stream(bytes, bytes.encode("x"));
+  std::vector<std::string> parts;
+  for (const int32_t id : ids)
+    if (std::string part = stream.add(id); !part.empty()) parts.push_back(std::move(part));
+  EXPECT_THAT(parts, ElementsAre("c", "a", "f", "\xC3\xA9", " ", "\xF0\x9F\x98\x80", "!"));
+  EXPECT_EQ(stream.add(ids[3]), "");
+  EXPECT_EQ(stream.rest(), "\xEF\xBF\xBD") << "what did not become whole";
+}
+
+// Its decoder strips the space that a text begins with, which is not there in the middle of one.
+TEST_F(BpeDocumentsTest, AStreamKeepsSpacesBetweenTokens) {
+  Json json = small_tokenizer({"\xE2\x96\x81hello", "\xE2\x96\x81wor"});
+  json["decoder"] = parse_json(R"({"type":"Sequence","decoders":[{"type":"Replace","pattern":{"String":"▁"},"content":" "},{"type":"Fuse"},
+    {"type":"Strip","content":" ","start":1,"stop":0}]})",
+                               "d");
+  const Tokenizer own = tokenizer(json);
+  TokenStream stream(own, {17});
+  EXPECT_EQ(stream.add(18), " wor");
+  EXPECT_EQ(stream.add(16), "ld");
+  EXPECT_EQ(stream.add(17), " hello");
+  EXPECT_EQ(stream.rest(), "");
+}
+
+TEST_F(BpeDocumentsTest, BytesAndCharactersStreamAsTheyAre) {
+  const Tokenizer bytes = Tokenizer::bytes();
+  TokenStream stream(bytes, {'a'});
+  EXPECT_EQ(stream.add(0xC3), "\xC3");
+  EXPECT_EQ(stream.add(0xA9), "\xA9");
+}
+
+TEST_F(BpeDocumentsTest, IsDescribedByTheHashOfItsFile) {
+  const std::string first = tokenizer(small_tokenizer()).to_json(), second = tokenizer(with_ends()).to_json();
+  EXPECT_NE(first, second);
+  EXPECT_THAT(first, HasSubstr("\"bpe\""));
+  EXPECT_EQ(error_of([&] { Tokenizer::from_json(first, "m"); }).code(), ExitCode::data) << "the file is elsewhere";
+}
+
+}  // namespace mantissa::bpe_documents_test
