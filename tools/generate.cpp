@@ -4,6 +4,7 @@
 #include <cmath>
 #include <iostream>
 #include <memory>
+#include <span>
 
 #include "mantissa/base/file.h"
 #include "mantissa/base/log.h"
@@ -98,20 +99,19 @@ class Continuation {
 };
 
 // Several texts are printed once they are whole, each behind the line that nanoGPT draws between samples; ids are a line each.
-void print_all(std::vector<Continuation>& texts, bool ids) {
+void print_all(std::vector<Continuation>& texts, bool lines) {
   for (Continuation& text : texts) {
     text.end();
     text.print();
-    std::cout << (ids || texts.size() == 1 ? "\n" : "\n---------------\n");
+    std::cout << (lines ? "\n" : "\n---------------\n");
   }
 }
 
 // All ranks draw the same tokens; the first prints them. One text is printed as it grows.
-void generate_on(const Mesh& mesh, const GenerateArguments& arguments) {
-  const LoadedModel loaded = load_model(arguments.checkpoint, mesh, dtype_of(arguments.dtype));
-  const std::vector<Prompt> prompts = prompts_of(arguments, loaded);
+void continue_all(const Mesh& mesh, const GenerateArguments& arguments, const LoadedModel& loaded, std::span<const Prompt> prompts,
+                  bool grows) {
   const std::vector<int32_t> end_tokens = loaded.end_tokens();
-  const bool prints = mesh.tensor.rank() == 0, ids = !arguments.prompt_ids.empty(), grows = prompts.size() == 1;
+  const bool prints = mesh.tensor.rank() == 0, ids = !arguments.prompt_ids.empty();
   std::vector<std::vector<int32_t>> tokens;
   std::vector<Continuation> texts;
   for (const Prompt& prompt : prompts) {
@@ -125,7 +125,16 @@ void generate_on(const Mesh& mesh, const GenerateArguments& arguments) {
     if (prints && grows) texts[0].print();
     return mesh.tensor.sum(std::cout.good() ? 0 : 1) == 0;
   });
-  if (prints) print_all(texts, ids);
+  if (prints) print_all(texts, ids || grows);
+}
+
+void generate_on(const Mesh& mesh, const GenerateArguments& arguments) {
+  const LoadedModel loaded = load_model(arguments.checkpoint, mesh, dtype_of(arguments.dtype));
+  const std::vector<Prompt> prompts = prompts_of(arguments, loaded);
+  constexpr size_t kAtOnce = 64;  // as each has a cache of its own
+  for (size_t begin = 0; begin < prompts.size(); begin += kAtOnce)
+    continue_all(mesh, arguments, loaded, std::span(prompts).subspan(begin, std::min(kAtOnce, prompts.size() - begin)),
+                 prompts.size() == 1);
 }
 
 void check_prompts(const GenerateArguments& arguments) {
@@ -168,7 +177,7 @@ Command generate_command() {
                       dtype_option(arguments->dtype),
                       {.name = "--max-new-tokens",
                        .target = &sampling.max_new_tokens,
-                       .description = "tokens to write; a model from Hugging Face ends at the end tokens of its generation_config.json"},
+                       .description = "tokens to write; a text ends at an end token of the model"},
                       {.name = "--temperature", .target = &sampling.temperature, .description = "0: always the likeliest token"},
                       {.name = "--top-k", .target = &sampling.top_k, .description = "draw from the k likeliest tokens; 0: from all"},
                       {.name = "--top-p", .target = &sampling.top_p, .description = "draw from the likeliest tokens that together reach p"},

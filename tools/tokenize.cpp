@@ -198,16 +198,20 @@ void require_new_files(const TokenizeArguments& arguments) {
   }
 }
 
-void check_train_vocab(const TokenizeArguments& arguments) {
+void check_options(const TokenizeArguments& arguments) {
+  const bool dated = arguments.chat_template && tells_date(*choice_of<ChatTemplate>(*arguments.chat_template));
+  require(!arguments.chat_date || dated, ExitCode::usage,
+          "--chat-date: is for --chat-template llama3 and harmony, which tell the model a date");
   if (!arguments.train_vocab) return;
-  require(arguments.tokenizer == "byte" && !arguments.vocabulary && !arguments.append_eod && !arguments.eod_id, ExitCode::usage,
-          "--train-vocab: writes a tokenizer, no tokens; --tokenizer, --vocabulary, --append-eod and --eod-id go without it");
+  const bool encodes = arguments.tokenizer != "byte" || arguments.format != "megatron" || arguments.vocabulary || arguments.chat_template ||
+                       arguments.append_eod || arguments.eod_id;
+  require(!encodes, ExitCode::usage, "--train-vocab: writes a tokenizer, no tokens; options of tokens go without it");
   require(*arguments.train_vocab >= BpeTrainer::kFewestTokens && *arguments.train_vocab <= 1 << 24, ExitCode::usage,
           "--train-vocab: must be from ", BpeTrainer::kFewestTokens, " to ", 1 << 24, ", got ", *arguments.train_vocab);
 }
 
 ExitCode tokenize(const TokenizeArguments& arguments) {
-  check_train_vocab(arguments);
+  check_options(arguments);
   require_new_files(arguments);
   std::vector<std::string> paths;
   for (const std::string& pattern : arguments.files) {

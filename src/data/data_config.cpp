@@ -27,7 +27,8 @@ void validate_format(const DataConfig& config, ConfigReport& report) {
   }
   const bool raw_tokens = is_tokens && config.format != DataFormat::megatron;
   const bool uses_boundaries = config.mask_eod_loss || config.resets_positions() || config.masks_documents();
-  if (raw_tokens && uses_boundaries && !config.eod_id) {
+  const bool may_have_end = config.tokenizer && !config.uses_bytes() && !config.uses_characters();
+  if (raw_tokens && uses_boundaries && !config.eod_id && !may_have_end) {
     const char* const key = config.mask_eod_loss       ? "data.mask_eod_loss"
                             : config.masks_documents() ? "data.document_mask"
                                                        : "data.reset_position_ids";

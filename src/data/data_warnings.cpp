@@ -25,7 +25,7 @@ void warn_of_cut_examples(const TokenFile& file, std::vector<std::string>& warni
   const ExampleCounts& counts = file.examples();
   if (counts.cut_examples == 0) return;
   const std::string warning = text(file.path(), ": ", counts.cut_examples, " of ", count_text(counts.examples, "example"),
-                                   " are longer than training.seq_len; their ends are cut off, with ", counts.cut_targets, " of ",
+                                   " longer than training.seq_len: the end is cut off, with ", counts.cut_targets, " of ",
                                    counts.targets + counts.cut_targets, " targets");
   if (std::ranges::find(warnings, warning) == warnings.end()) warnings.push_back(warning);  // a file may be in several sets
 }

@@ -2,6 +2,9 @@
 
 #include <string_view>
 
+#include "mantissa/json/json.h"
+#include "mantissa/json/json_fields.h"
+
 namespace mantissa {
 namespace {
 
@@ -42,11 +45,10 @@ LineForm read_jsonl(const InputFile& file, const LineOptions& options, const Lin
 
 void for_each_text(const InputFile& file, const std::function<void(const std::string&, const TextOrigin&)>& visit,
                    const Progressed& progressed) {
-  LineReader reader({});
   const auto read = [&](std::string_view line, const std::string& name) {
-    reader.read(line, name);
-    require(reader.form() == LineForm::text, ExitCode::usage, name, ": is an example to fine-tune on, not a text");
-    visit(reader.text(), {.name = name, .code = ExitCode::data});
+    const Json object = parse_json_line(line, name);
+    require(object.contains("text"), ExitCode::usage, name, ": has no \"text\"; a tokenizer is trained on texts, not on examples");
+    visit(JsonReader(object, name).at("text").as<std::string>(), {.name = name, .code = ExitCode::data});
   };
   for_each_filled_line(file, read, progressed);
 }

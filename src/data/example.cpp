@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "mantissa/data/documents.h"
 #include "mantissa/json/json.h"
 #include "mantissa/json/json_fields.h"
 
@@ -192,6 +193,13 @@ void check_appended(const LineOptions& options, LineForm form, const std::string
 }
 
 }  // namespace
+
+bool begins_jsonl(std::string_view text) {
+  const size_t begin = text.find_first_not_of(" \t\r\n");
+  if (begin == std::string_view::npos || text[begin] != '{') return false;
+  const Json line = parse_json_or_null(text.substr(begin, std::min(text.find('\n', begin), text.size()) - begin));
+  return std::ranges::any_of(kFormKeys, [&line](const FormKey& known) { return line.contains(known.key); });
+}
 
 void Example::add(std::span<const int32_t> more, bool are_trained) {
   ids.insert(ids.end(), more.begin(), more.end());

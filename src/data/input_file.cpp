@@ -17,7 +17,6 @@ void InputFile::for_each_window(const std::function<void(std::string_view, int64
 }
 
 void InputFile::for_each_line(const std::function<void(std::string_view, int64_t)>& visit) const {
-  constexpr size_t kLongestLine = size_t{64} << 20;
   std::string begun;  // a line that the windows so far have not ended
   int64_t number = 0;
   const auto split = [&](std::string_view window, int64_t) {

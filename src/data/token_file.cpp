@@ -6,6 +6,7 @@
 
 #include "data/token_layout.h"
 #include "mantissa/base/utf8.h"
+#include "mantissa/data/documents.h"
 
 namespace mantissa {
 namespace {
@@ -18,6 +19,13 @@ bool is_utf8(const InputFile& file, const Progressed& progressed) {
   };
   file.for_each_window(decode, progressed);
   return valid && decoder.between_characters();
+}
+
+bool begins_as_jsonl(const InputFile& file) {
+  constexpr int64_t kMost = 1 << 20;  // a longer line would be a text
+  std::string front(static_cast<size_t>(std::min(file.size(), kMost)), '\0');
+  file.read(0, front.data(), std::ssize(front));
+  return begins_jsonl(front);
 }
 
 bool is_text(DataFormat format) { return format == DataFormat::text || format == DataFormat::jsonl; }
@@ -115,7 +123,7 @@ DataFormat recognize_format(const InputFile& file, const Progressed& progressed)
   if (by_magic != DataFormat::automatic) return by_magic;
   const std::string& path = file.path();
   if (path.ends_with(".bin")) return file_exists(with_extension(path, ".idx")) ? DataFormat::megatron : DataFormat::nanogpt;
-  if (path.ends_with(".jsonl")) return DataFormat::jsonl;
+  if (path.ends_with(".jsonl") || begins_as_jsonl(file)) return DataFormat::jsonl;
   require(is_utf8(file, progressed), ExitCode::data, path,
           ": neither a known token file nor UTF-8 text; set data.format to one of megatron, llmc, llmq, nanogpt, text, jsonl");
   return DataFormat::text;

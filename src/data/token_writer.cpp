@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "mantissa/base/pending_file.h"
+#include "mantissa/data/input_file.h"
 
 namespace mantissa {
 namespace {
@@ -105,6 +106,8 @@ void ExampleWriter::add_document(std::span<const int32_t> ids, const std::vector
     mask += i > 0 ? "," : "";
     mask += trained[i] ? '1' : '0';
   }
+  require(tokens.size() + mask.size() + 32 < InputFile::kLongestLine, ExitCode::usage, "a document of ", ids.size(),
+          " tokens makes a line of more than ", InputFile::kLongestLine >> 20, " MiB, which no reader takes; cut it into several");
   const std::string line = R"({"tokens":[)" + tokens + R"(],"mask":[)" + mask + "]}\n";
   file_->append(std::as_bytes(std::span(line)));
   tokens_ += static_cast<int64_t>(ids.size());

@@ -54,9 +54,9 @@ class CharacterReader {
 
 // The id of "eos_token", which is a token or an object with its content; without a file, that of GPT-2's end token, if the tokenizer has
 // it.
-std::optional<int32_t> end_token_of(const std::string& config, const BpeTokenizer& tokenizer) {
+std::optional<int32_t> end_token_of(const std::string& config, const BpeTokenizer& tokenizer, const std::string& name) {
   if (config.empty()) return tokenizer.id_of(kDefaultEndToken);
-  const Json root = parse_json_or_null(config);
+  const Json root = parse_json(config, name);
   const Json& token = root.get("eos_token");
   const std::string& content = token.is_object() ? token.get("content").string() : token.string();
   return content.empty() ? std::nullopt : tokenizer.id_of(content);
@@ -116,7 +116,7 @@ struct Tokenizer::Bpe {
 
 Tokenizer Tokenizer::bpe(BpeFiles files, const std::string& name) {
   BpeTokenizer read = BpeTokenizer::from_json(files.tokenizer, name);
-  const std::optional<int32_t> end = end_token_of(files.config, read);
+  const std::optional<int32_t> end = end_token_of(files.config, read, "tokenizer_config.json of " + name);
   Tokenizer tokenizer(TokenizerKind::bpe);
   tokenizer.bpe_ = std::make_shared<const Bpe>(Bpe{.files = std::move(files), .tokenizer = std::move(read), .end_token = end});
   return tokenizer;
@@ -236,9 +236,17 @@ std::string TokenStream::add(int32_t id) {
 std::string TokenStream::rest() {
   const std::span<const int32_t> ids(ids_);
   const std::string before = tokenizer_->decode(ids.first(read_)), all = tokenizer_->decode(ids);
+  if (all.size() <= before.size()) return "";  // what follows still depends on the tokens before
   ids_.erase(ids_.begin(), ids_.begin() + static_cast<std::ptrdiff_t>(read_));
   read_ = ids_.size();
   return all.substr(std::min(before.size(), all.size()));
+}
+
+std::string continuation(const Tokenizer& tokenizer, const std::vector<int32_t>& prompt, std::span<const int32_t> ids) {
+  TokenStream stream(tokenizer, prompt);
+  std::string text;
+  for (const int32_t id : ids) text += stream.add(id);
+  return text + stream.rest();
 }
 
 DocumentEncoder::DocumentEncoder(const Tokenizer& tokenizer, Sink sink) : tokenizer_(&tokenizer), sink_(std::move(sink)) {

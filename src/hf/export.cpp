@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <iterator>
 #include <numeric>
 #include <set>
 
@@ -11,6 +12,7 @@
 #include "mantissa/checkpoint/checkpoint_search.h"
 #include "mantissa/checkpoint/config_differences.h"
 #include "mantissa/checkpoint/saved_model.h"
+#include "mantissa/data/end_tokens.h"
 #include "mantissa/hf/export_files.h"
 #include "mantissa/io/pending_folder.h"
 #include "mantissa/models/model_shape.h"
@@ -165,9 +167,10 @@ void ModelExport::finish(const fs::path& folder, const std::vector<Hash64>& hash
   require(hashes.size() == exported.layout().tensors().size(), ExitCode::internal, folder.string(), ": ", hashes.size(), " hashes of ",
           exported.layout().tensors().size(), " tensors");
   std::vector<TokenizerFile> files = model_files(from.files, from.tokenizer);
+  SpecialTokens special = special_tokens(from.files);
+  if (special.end.empty()) std::ranges::copy(learned_end_tokens(from.model.config.data, from.tokenizer), std::back_inserter(special.end));
   files.push_back({.name = "config.json",
-                   .bytes = architecture_config(from.model.config.model, exported.common_dtype(), special_tokens(from.files),
-                                                exported.quantization())});
+                   .bytes = architecture_config(from.model.config.model, exported.common_dtype(), special, exported.quantization())});
   if (source_->options.weights == ExportWeights::packed && source_->options.convention == Convention::modelopt)
     files.push_back({.name = kModeloptSideFile, .bytes = modelopt_side_file(exported.modules())});
   for (const TokenizerFile& file : files) write_export_file(folder, file.name, file.bytes);

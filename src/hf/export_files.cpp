@@ -79,7 +79,12 @@ bool has_other_tokenizer(const std::vector<TokenizerFile>& files, const Tokenize
   const auto found = std::ranges::find(files, "tokenizer.json", &TokenizerFile::name);
   if (found == files.end()) return true;
   if (tokenizer.files() != nullptr && tokenizer.files()->tokenizer == found->bytes) return false;
-  return vocabulary(parse_json_or_null(found->bytes)) != vocabulary(tokenizer_json(tokenizer));
+  const Json theirs = parse_json_or_null(found->bytes), own = tokenizer_json(tokenizer);
+  const auto same_option = [&](const char* name) { return theirs.get("model").get(name) == own.get("model").get(name); };
+  const bool same_rest =
+      tokenizer.files() == nullptr || (theirs.get("added_tokens") == own.get("added_tokens") && same_option("ignore_merges") &&
+                                       same_option("byte_fallback") && same_option("unk_token"));
+  return vocabulary(theirs) != vocabulary(own) || !same_rest;
 }
 
 std::optional<Tokenizer> own_tokenizer(const std::vector<TokenizerFile>& files, const std::optional<Tokenizer>& tokenizer) {

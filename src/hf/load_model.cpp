@@ -10,6 +10,7 @@
 #include "mantissa/checkpoint/ranks_together.h"
 #include "mantissa/checkpoint/read_shard.h"
 #include "mantissa/checkpoint/saved_model.h"
+#include "mantissa/data/end_tokens.h"
 #include "mantissa/models/model_shape.h"
 #include "mantissa/tensor/nonfinite.h"
 
@@ -41,9 +42,15 @@ std::optional<Tokenizer> usable_tokenizer(const std::vector<TokenizerFile>& file
   }
 }
 
+// Those that the files name, else those that the model learned.
 void take_end_tokens(std::vector<TokenizerFile> files, LoadedModel& loaded) {
   std::erase_if(files, [](const TokenizerFile& file) { return !file.name.ends_with("config.json"); });
-  loaded.end_tokens = [files = std::move(files), size = *loaded.config.model.vocab_size] { return end_tokens(files, size); };
+  std::vector<int32_t> learned = learned_end_tokens(loaded.config.data, loaded.tokenizer);
+  std::erase_if(learned, [size = *loaded.config.model.vocab_size](int32_t id) { return id >= size; });
+  loaded.end_tokens = [files = std::move(files), size = *loaded.config.model.vocab_size, learned = std::move(learned)] {
+    std::vector<int32_t> named = end_tokens(files, size);
+    return named.empty() ? learned : named;
+  };
 }
 
 // Sets the type of computation, also in the recipes that stand for the files of a folder, which name it.
@@ -64,11 +71,11 @@ LoadedModel load_hf_folder(const fs::path& folder, const Mesh& mesh, std::option
     if (dtype) compute_in(*dtype, loaded.config.precision);
     const PrecisionPlan plan = resolve_plan(loaded.config);
     std::vector<TokenizerFile> files;
-    for (const char* const name : {"generation_config.json", "config.json"}) {
+    for (const char* const name : {"generation_config.json", "config.json", "tokenizer.json", "tokenizer_config.json"}) {
       if (std::optional<std::string> content = weights.file(name)) files.push_back({.name = name, .bytes = std::move(*content)});
     }
+    loaded.tokenizer = usable_tokenizer(files, weights.where());
     take_end_tokens(std::move(files), loaded);
-    loaded.tokenizer = usable_tokenizer(tokenizer_files(weights), weights.where());
     loaded.device = make_backend(loaded.config.training.backend());
     loaded.model = std::make_unique<Gpt>(loaded.config.model, *loaded.device, plan, GptOptions{.gradients = false, .mesh = mesh});
     load_hf_weights(weights, loaded.model->parameters());

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
+#include <utility>
 
 #include "text/characters.h"
 
@@ -12,11 +13,13 @@ namespace {
 constexpr uint32_t kNoMerge = std::numeric_limits<uint32_t>::max();
 constexpr size_t kFewSymbols = 64;                                  // as many are merged without a heap
 constexpr size_t kLongestKnown = 48, kMostKnown = size_t{1} << 16;  // pieces that a cache holds
-constexpr int64_t kLargestId = int64_t{1} << 26;
 
 uint64_t pair_of(int32_t left, int32_t right) {
   return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
 }
+
+// An unused id between costs a few bytes, but ids that are mostly unused are no vocabulary.
+double largest_id(size_t tokens) { return static_cast<double>(16 * tokens + 65536); }
 
 // "<0x0A>", as byte_fallback names a byte.
 std::string byte_token(size_t byte) {
@@ -62,7 +65,7 @@ BpeModel BpeModel::from(const JsonReader& json, bool byte_level) {
 
 void BpeModel::read_vocabulary(const JsonReader& json) {
   json.require(json.value().is_object() && json.value().size() > 0, "must be an object of tokens and their ids");
-  const Limits limits{.min = 0, .max = kLargestId};
+  const Limits limits{.min = 0, .max = largest_id(json.value().size())};
   std::vector<bool> taken;
   for (const auto& [token, value] : json.value().members()) {
     const auto id = static_cast<size_t>(json.at(token).as<int64_t>(limits));
@@ -74,9 +77,6 @@ void BpeModel::read_vocabulary(const JsonReader& json) {
     std::string bytes;
     ids_.emplace(piece_of(token, bytes), static_cast<int32_t>(id));
   }
-  // An unused id between costs a few bytes, but ids that are mostly unused are no vocabulary.
-  json.require(tokens_.size() <= 16 * json.value().size() + 65536, "has ", json.value().size(), " tokens, but ids up to ",
-               tokens_.size() - 1);
 }
 
 // The text or the bytes that a token stands for. One that no bytes spell stands for none: its own text never occurs in letters of bytes.
@@ -232,6 +232,7 @@ void BpeModel::merge_few(Cache& cache) const {
 // Keeps the pairs in a heap, and the symbols in a list: in time n log n.
 void BpeModel::merge_many(Cache& cache) const {
   std::vector<int32_t>& symbols = cache.symbols_;
+  require(std::in_range<int32_t>(symbols.size()), ExitCode::data, "a text of ", symbols.size(), " symbols, which the tokenizer never cuts");
   const auto count = static_cast<int32_t>(symbols.size());
   std::vector<int32_t>&next = cache.next_, &previous = cache.previous_;
   std::vector<uint64_t>& heap = cache.heap_;

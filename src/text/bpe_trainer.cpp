@@ -33,7 +33,8 @@ class PairCounts {
       std::vector<int32_t> symbols;
       for (const char byte : word) symbols.push_back(static_cast<uint8_t>(byte));
       words_.push_back({std::move(symbols), count});
-      add_pairs(words_.size() - 1, 1);
+      add_counts(words_.size() - 1, 1);
+      for (size_t i = 0; i + 1 < word.size(); ++i) add_word({words_.back().symbols[i], words_.back().symbols[i + 1]}, words_.size() - 1);
     }
     for (const auto& [pair, count] : counts_) queue_.push({count, pair});
   }
@@ -56,12 +57,17 @@ class PairCounts {
     std::set<Pair> made;
     const std::vector<size_t> where = std::exchange(words_with_[pair], {});
     for (const size_t word : where) {
-      add_pairs(word, -1);
-      merge_in(words_[word].symbols, pair, into);
-      add_pairs(word, 1);
+      std::vector<int32_t> merged = merged_in(words_[word].symbols, pair, into);
+      if (merged.size() == words_[word].symbols.size()) continue;  // another merge took the pair apart
+      add_counts(word, -1);
+      words_[word].symbols = std::move(merged);
+      add_counts(word, 1);
       const std::vector<int32_t>& symbols = words_[word].symbols;
-      for (size_t i = 0; i + 1 < symbols.size(); ++i)
-        if (symbols[i] == into || symbols[i + 1] == into) made.insert({symbols[i], symbols[i + 1]});
+      for (size_t i = 0; i + 1 < symbols.size(); ++i) {
+        if (symbols[i] != into && symbols[i + 1] != into) continue;  // which was there before, and has the word
+        made.insert({symbols[i], symbols[i + 1]});
+        add_word({symbols[i], symbols[i + 1]}, word);
+      }
     }
     for (const Pair& one : made) queue_.push({counts_[one], one});
   }
@@ -82,25 +88,24 @@ class PairCounts {
     }
   };
 
-  void add_pairs(size_t word, int64_t sign) {
+  void add_counts(size_t word, int64_t sign) {
     const auto& [symbols, count] = words_[word];
-    for (size_t i = 0; i + 1 < symbols.size(); ++i) {
-      const Pair pair = {symbols[i], symbols[i + 1]};
-      counts_[pair] += sign * count;
-      if (sign < 0) continue;
-      std::vector<size_t>& in = words_with_[pair];
-      if (in.empty() || in.back() != word) in.push_back(word);
-    }
+    for (size_t i = 0; i + 1 < symbols.size(); ++i) counts_[{symbols[i], symbols[i + 1]}] += sign * count;
   }
 
-  static void merge_in(std::vector<int32_t>& symbols, Pair pair, int32_t into) {
-    size_t kept = 0;
+  void add_word(const Pair& pair, size_t word) {
+    std::vector<size_t>& in = words_with_[pair];
+    if (in.empty() || in.back() != word) in.push_back(word);
+  }
+
+  static std::vector<int32_t> merged_in(const std::vector<int32_t>& symbols, Pair pair, int32_t into) {
+    std::vector<int32_t> out;
     for (size_t i = 0; i < symbols.size(); ++i) {
       const bool found = i + 1 < symbols.size() && symbols[i] == pair.first && symbols[i + 1] == pair.second;
-      symbols[kept++] = found ? into : symbols[i];
+      out.push_back(found ? into : symbols[i]);
       if (found) ++i;
     }
-    symbols.resize(kept);
+    return out;
   }
 
   std::vector<Word> words_;

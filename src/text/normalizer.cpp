@@ -13,6 +13,8 @@
 namespace mantissa {
 namespace {
 
+constexpr size_t kMostGrowth = 1024;  // of a text, so that a file of a few replacements does not take all memory
+
 bool is_all_ascii(std::string_view text) {
   return std::all_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x80; });
 }
@@ -69,6 +71,7 @@ Normalizer Normalizer::from(const JsonReader& json) {
 
 void Normalizer::add_steps(const JsonReader& json, std::vector<Step>& steps) {
   const auto type = json.at("type").as<std::string>();
+  json.require(steps.size() < kMostTokenizerSteps, "has more than ", kMostTokenizerSteps, " steps");
   if (type == "Sequence") {
     for (const JsonReader& one : json.at("normalizers").entries()) add_steps(one, steps);
   } else if (type == "NFC" || type == "NFKC") {
@@ -93,7 +96,11 @@ bool Normalizer::works_on_parts() const {
 
 std::string Normalizer::apply(std::string_view text) const {
   std::string out(text);
-  for (const Step& step : steps_) out = std::visit([&](const auto& one) { return applied(one, out); }, step);
+  for (const Step& step : steps_) {
+    out = std::visit([&](const auto& one) { return applied(one, out); }, step);
+    require(out.size() <= kMostGrowth * text.size() + kMostGrowth, ExitCode::data, "the normalizer makes more than ", kMostGrowth,
+            " bytes of one");
+  }
   return out;
 }
 

@@ -116,6 +116,7 @@ Pretokenizer Pretokenizer::from(const JsonReader& json) {
 void Pretokenizer::add_steps(const JsonReader& json) {
   const auto type = json.at("type").as<std::string>();
   json.require(!byte_level_, "a pretokenizer after ByteLevel is not supported");
+  json.require(steps_.size() < kMostTokenizerSteps, "has more than ", kMostTokenizerSteps, " steps");
   if (type == "Sequence") {
     for (const JsonReader& one : json.at("pretokenizers").entries()) add_steps(one);
   } else if (type == "ByteLevel") {

@@ -10,6 +10,7 @@
 namespace mantissa {
 namespace {
 
+constexpr size_t kMostDecoderGrowth = 1024;
 constexpr std::string_view kReplacementCharacter = "\xEF\xBF\xBD";  // U+FFFD
 
 std::string concatenated(const std::vector<std::string>& tokens, std::string_view between = "") {
@@ -86,6 +87,7 @@ TextDecoder TextDecoder::from(const JsonReader& json) {
 
 void TextDecoder::add_steps(const JsonReader& json) {
   const auto type = json.at("type").as<std::string>();
+  json.require(steps_.size() < kMostTokenizerSteps, "has more than ", kMostTokenizerSteps, " steps");
   if (type == "Sequence") {
     for (const JsonReader& one : json.at("decoders").entries()) add_steps(one);
   } else if (type == "ByteLevel") {
@@ -112,7 +114,11 @@ void TextDecoder::add_steps(const JsonReader& json) {
 
 std::string TextDecoder::decode(std::vector<std::string> tokens) const {
   if (steps_.empty()) return concatenated(tokens, " ");
-  for (const Step& step : steps_) std::visit([&](const auto& one) { apply(one, tokens); }, step);
+  const size_t most = kMostDecoderGrowth * (concatenated(tokens).size() + 1);
+  for (const Step& step : steps_) {
+    std::visit([&](const auto& one) { apply(one, tokens); }, step);
+    require(concatenated(tokens).size() <= most, ExitCode::data, "the decoder makes more than ", kMostDecoderGrowth, " bytes of one");
+  }
   return concatenated(tokens);
 }
 

@@ -5,7 +5,6 @@
 #include <filesystem>
 
 #include "mantissa/base/file.h"
-#include "mantissa/base/log.h"
 #include "mantissa/checkpoint/checkpoint_search.h"
 #include "mantissa/data/dataset.h"
 #include "mantissa/hf/export.h"
@@ -171,8 +170,7 @@ void take_saved_model(LoadedConfig& loaded) {
   }
 }
 
-// Takes the tokenizer of a folder of Hugging Face's form that the run starts from, if the config names none and the data may need one. A
-// tokenizer that is not supported is of no use, but token files can be trained on all the same.
+// Takes the tokenizer of a folder of Hugging Face's form that the run starts from, if the config does not name one or null.
 void take_saved_tokenizer(LoadedConfig& loaded) {
   RunConfig& config = loaded.config;
   const std::optional<std::string>& from = config.checkpoint.init_from;
@@ -186,7 +184,8 @@ void take_saved_tokenizer(LoadedConfig& loaded) {
     config.data.tokenizer = path;
     loaded.report.derive("data.tokenizer");
   } catch (const Error& error) {
-    log_warning("the tokenizer of checkpoint.init_from is not used: ", error.what());
+    loaded.report.error("data.tokenizer", text("that of checkpoint.init_from cannot be used: ", error.what(),
+                                               "; name another, or set it to null to train on token files alone"));
   }
 }
 

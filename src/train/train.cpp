@@ -178,7 +178,8 @@ bool write_samples(Run& run) {
     if (stopping(run, "samples")) return false;
     const std::vector<int32_t> ids = generate(run.model, run.prompts[i], options, go_on);
     if (stopping(run, "samples")) return false;
-    const SampleEvent event{.step = run.state.step, .prompt = samples.prompts[i], .text = run.data.tokenizer->decode(ids)};
+    const SampleEvent event{
+        .step = run.state.step, .prompt = samples.prompts[i], .text = continuation(*run.data.tokenizer, run.prompts[i], ids)};
     publish(run, run.events.wrote, event);
   }
   return true;

@@ -64,11 +64,17 @@ void start_from_folder(Run& run, const std::string& folder) {
   log_info("weights from ", folder);
 }
 
-// A tokenizer.json goes along with what is trained on its ids.
+// A tokenizer.json goes along with what is trained on its ids, in the place of one that gives the same.
 void keep_own_tokenizer(Run& run) {
-  const bool is_bpe = run.data.tokenizer && run.data.tokenizer->files() != nullptr;
-  if (!is_bpe || std::ranges::find(run.files, "tokenizer.json", &TokenizerFile::name) != run.files.end()) return;
-  std::ranges::move(files_of(*run.data.tokenizer), std::back_inserter(run.files));
+  if (!run.data.tokenizer || run.data.tokenizer->files() == nullptr) return;
+  for (TokenizerFile& own : files_of(*run.data.tokenizer)) {
+    const bool made = own.name == "tokenizer_config.json" && run.data.tokenizer->files()->config.empty();
+    const auto found = std::ranges::find(run.files, own.name, &TokenizerFile::name);
+    if (found == run.files.end())
+      run.files.push_back(std::move(own));
+    else if (!made)
+      *found = std::move(own);
+  }
 }
 
 void take_initial_weights(Run& run) {
@@ -138,6 +144,7 @@ void resume(Run& run) {
     agree_on_reading(run.mesh.world, [&] {
       require_same_batch(saved_config(reader), run.loaded, reader.directory().string());
       run.files = kept_files(tokenizer_files(reader), reader.directory().string(), run);
+      keep_own_tokenizer(run);
     });
     run.state = restore(reader, run.parts());
   };

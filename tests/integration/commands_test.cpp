@@ -249,7 +249,7 @@ TEST_F(CommandsTest, BenchGenerateReportsBytesAndTheRatioOfSpeeds) {
                                 "--time-budget", "0.1", "--json", "bench.jsonl", "--against", "precision.dtype=bf16"});
   EXPECT_EQ(result.exit_code, 0) << result.errors;
   for (const char* part :
-       {"ms a token", "MB of weights a step", "of the copy rate", "of the speed with precision.dtype=bf16, which reads 0.5"})
+       {"ms a step of 2 tokens", "MB of weights a step", "of the copy rate", "of the speed with precision.dtype=bf16, which reads 0.5"})
     EXPECT_THAT(result.output, HasSubstr(part));
   EXPECT_THAT(test::read_file(folder_ / "bench.jsonl"), HasSubstr("\"bench\":\"generate.run\""));
   const auto wrong = mantissa({"bench", "generate", "run.json", "--batch", "0"});

@@ -327,6 +327,16 @@ TEST_F(TrainedTokenizer, IsTheSameForTheSameText) {
   EXPECT_LT(BpeTokenizer::from_json(trained(100000), "t.json").size(), 1000) << "no pair occurs twice";
 }
 
+// Words that share many pairs, which all have to be merged in each: time grows with their number, not with its power.
+TEST_F(TrainedTokenizer, WordsThatSharePairsAreMergedOnceEach) {
+  BpeTrainer trainer;
+  const std::string letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+  trainer.add(letters + " " + letters + " x" + letters, {});
+  trainer.end_text({});
+  const BpeTokenizer tokenizer = BpeTokenizer::from_json(trainer.train(320), "t.json");
+  EXPECT_EQ(encode(tokenizer, letters).size(), 1U);
+}
+
 TEST_F(TrainedTokenizer, IdsDoNotDependOnTheParts) {
   Json json = parse_json(trained(290), "t.json");
   for (const char* const normalizer :
@@ -439,6 +449,19 @@ INSTANTIATE_TEST_SUITE_P(
         RefusedFile{"added_id_twice", R"({"added_tokens":[{"id":30,"content":"x"},{"id":30,"content":"y"}]})", "id 30"},
         RefusedFile{"added_other_id", R"({"added_tokens":[{"id":30,"content":"he"}]})", "model.vocab"}),
     [](const auto& one) { return std::string(one.param.name); });
+
+// Each of these is small and would take gigabytes or the stack.
+TEST(BpeTokenizer, HostileFilesTakeNoMemory) {
+  Json deep = small_tokenizer(), wide = small_tokenizer(), sparse = small_tokenizer(), grows = small_tokenizer();
+  deep["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", Json::Entries(100000, Json{{"type", "Digits"}})}};
+  wide["added_tokens"] = Json::Entries{added_token("<a>", int64_t{1} << 26)};
+  sparse["model"]["vocab"]["zz"] = int64_t{1} << 26;
+  const Json doubled = {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "aa"}};
+  grows["normalizer"] = {{"type", "Sequence"}, {"normalizers", Json::Entries(60, doubled)}};
+  for (const Json* const file : {&deep, &wide, &sparse}) EXPECT_EQ(test::error_of([&] { made(*file); }).code(), ExitCode::data);
+  const BpeTokenizer growing = made(grows);
+  EXPECT_EQ(test::error_of([&] { encode(growing, "aaaa"); }).code(), ExitCode::data);
+}
 
 TEST(BpeTokenizer, FilesThatAreNoTokenizerAreRefused) {
   for (const char* const file : {"", "[]", "7", "null", "{\"model\":[]}", "{\"model\":{\"merges\":[]}}", "{\"version\":\"1.0\"}", "{"})

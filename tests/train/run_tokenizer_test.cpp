@@ -36,7 +36,12 @@ TEST_F(RunTokenizerTest, GoesIntoCheckpointsAndExports) {
   export_model(checkpoint("run", 2), folder_ / "export", {});
   EXPECT_EQ(test::read_file(folder_ / "export/tokenizer.json"), bytes);
   EXPECT_THAT(test::read_file(folder_ / "export/tokenizer_config.json"), HasSubstr("<|endoftext|>"));
-  EXPECT_EQ(load_model(folder_ / "export").tokenizer->files()->tokenizer, bytes);
+  const LoadedModel from_export = load_model(folder_ / "export");
+  EXPECT_EQ(from_export.tokenizer->files()->tokenizer, bytes);
+  const int32_t end = *loaded.tokenizer->end_token();
+  EXPECT_THAT(loaded.end_tokens(), ::testing::ElementsAre(end));
+  EXPECT_THAT(from_export.end_tokens(), ::testing::ElementsAre(end));
+  EXPECT_THAT(test::read_file(folder_ / "export/config.json"), HasSubstr(text("\"eos_token_id\": ", end)));
 
   std::vector<std::string> resumed = {"data.tokenizer=" + file, "checkpoint.resume=auto", "training.steps=3", "model.pad_vocab_to=8"};
   EXPECT_EQ(run("run", resumed).summary.steps, 3);
@@ -65,7 +70,10 @@ TEST_F(RunTokenizerTest, IsThatOfTheFolderWhichTheRunStartsFrom) {
   run(load({}));
   EXPECT_EQ(load_model(checkpoint("second", 1)).tokenizer->files()->tokenizer, test::read_file(file));
   test::write_file(folder_ / "export/tokenizer.json", R"({"model":{"type":"WordPiece"}})");
-  EXPECT_EQ(load({}).config.data.tokenizer, std::nullopt) << "one that is not supported is a warning: the data may be tokens";
+  const Error unusable = test::error_of([&] { load({}); });
+  EXPECT_EQ(unusable.code(), ExitCode::usage);
+  EXPECT_THAT(unusable.what(), HasSubstr("WordPiece"));
+  EXPECT_EQ(load({"data.tokenizer=null"}).config.data.tokenizer, std::nullopt) << "the data may be tokens";
   EXPECT_FALSE(load_model(folder_ / "export").tokenizer.has_value());
 }
 

@@ -23,6 +23,9 @@ struct LineSinks {
 void read_text(const InputFile& file, DocumentEncoder& encoder, const Progressed& progressed = {});
 LineForm read_jsonl(const InputFile& file, const LineOptions& options, const LineSinks& sinks, const Progressed& progressed = {});
 
+// Whether a file that begins so is JSONL: its first line that is not blank is an object with a key that example.h lists.
+bool begins_jsonl(std::string_view text);
+
 // Visits the texts of JSONL that has no other lines: visit(text, where it stands).
 void for_each_text(const InputFile& file, const std::function<void(const std::string&, const TextOrigin&)>& visit,
                    const Progressed& progressed = {});

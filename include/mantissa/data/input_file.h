@@ -13,6 +13,8 @@ namespace mantissa {
 
 class InputFile {
  public:
+  static constexpr size_t kLongestLine = size_t{64} << 20;
+
   // Throws Error(usage) if there is no such regular file, Error(environment) if it cannot be opened.
   explicit InputFile(const std::string& path) : file_(File::open_input(path)), size_(file_.size()) {}
 
@@ -28,7 +30,7 @@ class InputFile {
   void for_each_window(const std::function<void(std::string_view, int64_t)>& visit, const Progressed& progressed = {}) const;
 
   // Visits the lines of the file in order, without their ends: visit(line, number from 1). Holds one line. Throws Error(data) for one of
-  // more than 64 MiB.
+  // more than kLongestLine.
   void for_each_line(const std::function<void(std::string_view, int64_t)>& visit) const;
 
  private:

@@ -102,6 +102,9 @@ class TokenStream {
   size_t read_;               // of these are in what was returned
 };
 
+// Returns what tokens add to the text of a prompt.
+std::string continuation(const Tokenizer& tokenizer, const std::vector<int32_t>& prompt, std::span<const int32_t> ids);
+
 // Encodes documents one after the other, without holding them whole where the tokenizer allows it (bpe_tokenizer.h).
 class DocumentEncoder {
  public:

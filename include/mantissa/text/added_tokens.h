@@ -69,6 +69,9 @@ class AddedTokens {
  public:
   // Reads a list, or null. Throws Error(data) with the place of a token that is no text, or of an id that two tokens have.
   static AddedTokens from(const JsonReader& json, const Normalizer& normalizer);
+  AddedTokens() = default;
+  AddedTokens(AddedTokens&&) = default;  // not copied: it refers to its tokens
+  AddedTokens& operator=(AddedTokens&&) = default;
 
   const std::vector<AddedToken>& tokens() const { return tokens_; }
   const AddedToken* find(int32_t id) const;

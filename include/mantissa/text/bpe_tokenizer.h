@@ -25,6 +25,8 @@ class BpeTokenizer {
   // Throws Error(data) that names the part of the file that is not supported or not valid. What the file says of truncation and padding,
   // which are of batches, is not used.
   static BpeTokenizer from_json(std::string_view json, const std::string& source);
+  BpeTokenizer(BpeTokenizer&&) = default;  // not copied: parts refer to each other
+  BpeTokenizer& operator=(BpeTokenizer&&) = default;
 
   int64_t size() const;  // one more than the largest id, added tokens included
   // The id of a token as the file spells it: an added one, or one of the vocabulary.
@@ -43,6 +45,7 @@ class BpeTokenizer {
 
  private:
   friend class StreamEncoder;
+  BpeTokenizer() = default;
   void read_post_processor(const JsonReader& json);
   void read_template(const JsonReader& json);
 

@@ -11,6 +11,8 @@
 
 namespace mantissa {
 
+inline constexpr size_t kMostTokenizerSteps = 64;  // of a normalizer, a pretokenizer or a decoder; published ones have up to six
+
 class Normalizer {
  public:
   Normalizer() = default;

@@ -1,0 +1,33 @@
+#include "mantissa/data/end_tokens.h"
+
+#include <algorithm>
+
+namespace mantissa {
+namespace {
+
+const char* end_of_answer(ChatTemplate which) {
+  switch (which) {
+    case ChatTemplate::llama3: return "<|eot_id|>";
+    case ChatTemplate::harmony: return "<|return|>";
+    case ChatTemplate::chatml:
+    case ChatTemplate::qwen25:
+    case ChatTemplate::qwen3: break;
+  }
+  return "<|im_end|>";
+}
+
+}  // namespace
+
+std::vector<int32_t> learned_end_tokens(const DataConfig& config, const std::optional<Tokenizer>& tokenizer) {
+  std::vector<int32_t> ids;
+  const auto add = [&ids](std::optional<int32_t> id) {
+    if (id && std::ranges::find(ids, *id) == ids.end()) ids.push_back(*id);
+  };
+  if (config.append_eod && config.eod_id) add(static_cast<int32_t>(*config.eod_id));
+  if (!tokenizer) return ids;
+  if (config.chat_template) add(tokenizer->id_of(end_of_answer(*config.chat_template)));
+  add(tokenizer->end_token());
+  return ids;
+}
+
+}  // namespace mantissa
