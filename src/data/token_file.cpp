@@ -22,10 +22,15 @@ bool is_utf8(const InputFile& file, const Progressed& progressed) {
 }
 
 bool begins_as_jsonl(const InputFile& file) {
-  constexpr int64_t kMost = 1 << 20;  // a longer line would be a text
-  std::string front(static_cast<size_t>(std::min(file.size(), kMost)), '\0');
-  file.read(0, front.data(), std::ssize(front));
-  return begins_jsonl(front);
+  constexpr int64_t kBlanks = 64, kLongestLine = 1 << 20;  // what begins otherwise is a text
+  const auto front = [&file](int64_t most) {
+    std::string bytes(static_cast<size_t>(std::min(file.size(), most)), '\0');
+    file.read(0, bytes.data(), std::ssize(bytes));
+    return bytes;
+  };
+  const std::string first = front(kBlanks);
+  const size_t begin = first.find_first_not_of(" \t\r\n");
+  return begin != std::string::npos && first[begin] == '{' && begins_jsonl(front(kLongestLine));
 }
 
 bool is_text(DataFormat format) { return format == DataFormat::text || format == DataFormat::jsonl; }

@@ -3,6 +3,7 @@
 
 #include "files.h"
 #include "mantissa/data/documents.h"
+#include "mantissa/data/end_tokens.h"
 #include "mantissa/data/open_data.h"
 #include "mantissa/text/bpe_trainer.h"
 #include "tokenizer_files.h"
@@ -89,6 +90,32 @@ TEST_F(BpeDocumentsTest, APathIsAFileOrAFolder) {
   EXPECT_EQ(error.code(), ExitCode::data);
   EXPECT_THAT(error.what(), HasSubstr(folder_ / "tokenizer.json"));
   EXPECT_THAT(error.what(), HasSubstr("Unigram"));
+}
+
+TEST_F(BpeDocumentsTest, LinesAreKnownByTheirKeysWhateverTheFileIsCalled) {
+  const std::string line = "{\"prompt\":\"hello\",\"completion\":\"ld\"}\n";
+  EXPECT_EQ(all_tokens(open_data(config("a.json", "\n " + line), {.seq_len = 4})).size(), 4U);
+  for (const char* const other : {"{\"other\":1}\n", "{hello\n", "hello {\"text\":\"a\"}\n"}) {
+    const DataFormat format = recognize_format(InputFile((write_file(folder_ / "b", other), folder_ / "b")));
+    EXPECT_EQ(format, DataFormat::text) << other;
+  }
+}
+
+TEST_F(BpeDocumentsTest, ModelsEndWhereTheDataTaughtThemTo) {
+  DataConfig config;
+  EXPECT_THAT(learned_end_tokens(config, std::nullopt), IsEmpty());
+  config.eod_id = 7;
+  EXPECT_THAT(learned_end_tokens(config, Tokenizer::bytes()), IsEmpty()) << "which nothing appended";
+  config.append_eod = true;
+  Json json = with_ends();
+  json["added_tokens"].entries().push_back(added_token("<|eot_id|>", 33));
+  write_file(folder_ / "tokenizer_config.json", R"({"eos_token":"</s>"})");
+  EXPECT_THAT(learned_end_tokens(config, tokenizer(json)), ElementsAre(7, 31));
+  config.append_eod = false;
+  config.chat_template = ChatTemplate::llama3;
+  EXPECT_THAT(learned_end_tokens(config, tokenizer(json)), ElementsAre(33, 31));
+  write_file(folder_ / "tokenizer_config.json", "{");
+  EXPECT_EQ(error_of([&] { tokenizer(json); }).code(), ExitCode::data);
 }
 
 TEST_F(BpeDocumentsTest, ExamplesTakeTokensOfUsersForText) {

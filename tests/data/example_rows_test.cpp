@@ -184,7 +184,7 @@ TEST_F(ExampleRowsTest, ThatAreCutAreAWarning) {
   config(line(1, 11, 3) + line(2, 8));
   EXPECT_THAT(
       data_warnings(cut, open(cut, 8)),
-      ElementsAre(HasSubstr("a.jsonl: 1 of 2 examples are longer than training.seq_len; their ends are cut off, with 3 of 15 targets")));
+      ElementsAre(HasSubstr("a.jsonl: 1 of 2 examples longer than training.seq_len: the end is cut off, with 3 of 15 targets")));
 }
 
 }  // namespace mantissa::example_rows_test
