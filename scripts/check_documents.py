@@ -65,7 +65,7 @@ def known_config_key(key, schema):
 
 
 class CommandChecker:
-    SYSTEM = {"git", "cd", "cmake", "ctest", "cpack", "sudo", "apt-get", "echo", "cat", "cp", "mkdir", "tail", "head", "kill", "ls", "read"}
+    SYSTEM = {"git", "cd", "cmake", "ctest", "cpack", "sudo", "apt-get", "echo", "cat", "cp", "mkdir", "tail", "head", "kill", "ls", "read", "awk"}
 
     def __init__(self, binary, findings):
         self.binary, self.findings, self.help = binary, findings, {}

@@ -10,6 +10,7 @@
 #include "mantissa/base/log.h"
 #include "mantissa/base/utf8.h"
 #include "mantissa/checkpoint/checkpoint.h"
+#include "mantissa/data/example.h"
 #include "mantissa/hf/load_model.h"
 #include "tools/command.h"
 #include "tools/rank_session.h"
@@ -21,7 +22,7 @@ namespace {
 struct GenerateArguments {
   std::string checkpoint;
   std::vector<std::string> prompts, prompt_ids;
-  std::optional<std::string> prompts_file, dtype;
+  std::optional<std::string> prompts_file, chat_file, chat_template, chat_date, dtype;
   int threads = 0;
   int64_t tensor = 1;
   SamplingOptions sampling = {.max_new_tokens = 200, .temperature = 0.8, .top_k = 50, .top_p = 1.0, .seed = 1234};
@@ -36,12 +37,12 @@ void check_sampling(const SamplingOptions& sampling) {
 }
 
 struct Prompt {
-  std::string text;  // of ids: these
+  std::string text;  // what is printed before the continuation; of ids: these; of a conversation: nothing
   std::vector<int32_t> tokens;
 };
 
-// Returns the lines of the file, without their ends.
-std::vector<std::string> lines_of(const std::string& path) {
+// Returns the lines of the file, without their ends. Each is a `noun`.
+std::vector<std::string> lines_of(const std::string& path, const char* noun) {
   constexpr int64_t kMostBytes = int64_t{1} << 26;
   const std::string content = File::open_input(path).content(kMostBytes);
   std::vector<std::string> lines;
@@ -50,14 +51,37 @@ std::vector<std::string> lines_of(const std::string& path) {
     std::string_view line = rest.substr(0, end);
     if (line.ends_with('\r')) line.remove_suffix(1);
     lines.emplace_back(line);
-    require(!line.empty(), ExitCode::usage, path, ":", lines.size(), ": is empty; each line is a prompt");
+    require(!line.empty(), ExitCode::usage, path, ":", lines.size(), ": is empty; each line is a ", noun);
     rest.remove_prefix(std::min(end + 1, rest.size()));
   }
-  require(!lines.empty(), ExitCode::usage, path, ": is empty; each line is a prompt");
+  require(!lines.empty(), ExitCode::usage, path, ": is empty; each line is a ", noun);
   return lines;
 }
 
+std::optional<ChatTemplate> template_of(const GenerateArguments& arguments, const LoadedModel& loaded) {
+  return arguments.chat_template ? choice_of<ChatTemplate>(*arguments.chat_template) : loaded.config.data.chat_template;
+}
+
+std::vector<Prompt> conversations(const GenerateArguments& arguments, const LoadedModel& loaded) {
+  require(loaded.tokenizer.has_value(), ExitCode::usage, loaded.path.string(), " has no tokenizer, which --chat needs");
+  const DataConfig& data = loaded.config.data;
+  LineOptions options{.encoder = encoder_of(*loaded.tokenizer),
+                      .vocab_size = *loaded.config.model.vocab_size,
+                      .chat_template = template_of(arguments, loaded),
+                      .chat_date = arguments.chat_date};
+  if (!options.chat_date && options.chat_template == data.chat_template) options.chat_date = data.chat_date;
+  require(options.chat_template.has_value(), ExitCode::usage, "--chat: ", loaded.path.string(),
+          " was not trained on conversations here; name its template with --chat-template: ", joined(choice_names<ChatTemplate>()));
+  require(!options.chat_date || tells_date(*options.chat_template), ExitCode::usage,
+          "--chat-date: is for the templates llama3 and harmony, which tell the model a date");
+  std::vector<Prompt> prompts;
+  for (const std::string& line : lines_of(*arguments.chat_file, "conversation"))
+    prompts.push_back({.text = "", .tokens = read_chat_prompt(line, options, text(*arguments.chat_file, ", line ", prompts.size() + 1))});
+  return prompts;
+}
+
 std::vector<Prompt> prompts_of(const GenerateArguments& arguments, const LoadedModel& loaded) {
+  if (arguments.chat_file) return conversations(arguments, loaded);
   std::vector<Prompt> prompts;
   for (const std::string& ids : arguments.prompt_ids) {
     const std::vector<int32_t> tokens = parse_token_ids("--prompt-ids", ids, *loaded.config.model.vocab_size);
@@ -66,7 +90,7 @@ std::vector<Prompt> prompts_of(const GenerateArguments& arguments, const LoadedM
   if (!prompts.empty()) return prompts;
   require(loaded.tokenizer.has_value(), ExitCode::usage, loaded.path.string(), " has no tokenizer; give --prompt-ids");
   const std::string name = arguments.prompts_file.value_or("--prompt");
-  std::vector<std::string> texts = arguments.prompts_file ? lines_of(*arguments.prompts_file) : arguments.prompts;
+  std::vector<std::string> texts = arguments.prompts_file ? lines_of(*arguments.prompts_file, "prompt") : arguments.prompts;
   if (texts.empty()) texts.emplace_back("\n");
   for (const std::string& text : texts)
     prompts.push_back({.text = text, .tokens = loaded.tokenizer->encode_prompt(text, {.name = name, .code = ExitCode::usage})});
@@ -107,10 +131,19 @@ void print_all(std::vector<Continuation>& texts, bool lines) {
   }
 }
 
+// Those of the model, and the end of an answer, which a model that was given a template here may not name.
+std::vector<int32_t> end_tokens_of(const GenerateArguments& arguments, const LoadedModel& loaded) {
+  std::vector<int32_t> ends = loaded.end_tokens();
+  const std::optional<ChatTemplate> which = template_of(arguments, loaded);
+  if (!which || !loaded.tokenizer) return ends;
+  if (const std::optional<int32_t> end = loaded.tokenizer->id_of(end_of_answer(*which))) ends.push_back(*end);
+  return ends;
+}
+
 // All ranks draw the same tokens; the first prints them. One text is printed as it grows.
 void continue_all(const Mesh& mesh, const GenerateArguments& arguments, const LoadedModel& loaded, std::span<const Prompt> prompts,
                   bool grows) {
-  const std::vector<int32_t> end_tokens = loaded.end_tokens();
+  const std::vector<int32_t> end_tokens = end_tokens_of(arguments, loaded);
   const bool prints = mesh.tensor.rank() == 0, ids = !arguments.prompt_ids.empty();
   std::vector<std::vector<int32_t>> tokens;
   std::vector<Continuation> texts;
@@ -141,6 +174,10 @@ void check_prompts(const GenerateArguments& arguments) {
   const bool texts = !arguments.prompts.empty(), file = arguments.prompts_file.has_value(), ids = !arguments.prompt_ids.empty();
   require(!texts || !ids, ExitCode::usage, "--prompt and --prompt-ids exclude each other");
   require(!file || !(texts || ids), ExitCode::usage, "--prompts and ", texts ? "--prompt" : "--prompt-ids", " exclude each other");
+  require(!arguments.chat_file || !(texts || ids || file), ExitCode::usage,
+          "--chat stands for prompts: --prompt, --prompts and --prompt-ids ", "do not go with it");
+  require(arguments.chat_file || !(arguments.chat_template || arguments.chat_date), ExitCode::usage,
+          arguments.chat_template ? "--chat-template" : "--chat-date", ": goes with --chat");
   for (const std::string& prompt : arguments.prompts) require(!prompt.empty(), ExitCode::usage, "--prompt: must not be empty");
 }
 
@@ -158,34 +195,43 @@ ExitCode run_generate(const GenerateArguments& arguments) {
 Command generate_command() {
   const auto arguments = std::make_shared<GenerateArguments>();
   SamplingOptions& sampling = arguments->sampling;
-  return {.name = "generate",
-          .summary = "continue a text with a checkpoint",
-          .example =
-              "mantissa generate runs/quickstart --prompt \"The layers are\" --max-new-tokens 100 --temperature 0.7\n"
-              "mantissa generate runs/quickstart --prompt \"The layers\" --prompt \"Returns\" --temperature 0",
-          .options = {{.name = "CHECKPOINT",
-                       .target = &arguments->checkpoint,
-                       .description = "a checkpoint, or a run folder: the one that `latest` names, else its newest valid one",
-                       .required = true},
-                      {.name = "--prompt",
-                       .target = &arguments->prompts,
-                       .description = "text to continue; default: \\n, a line end; repeatable: all are continued at once"},
-                      {.name = "--prompts", .target = &arguments->prompts_file, .description = "file with a prompt in each line"},
-                      {.name = "--prompt-ids",
-                       .target = &arguments->prompt_ids,
-                       .description = "token ids to continue, as in 1,2,3: all ids are printed, no text; repeatable"},
-                      dtype_option(arguments->dtype),
-                      {.name = "--max-new-tokens",
-                       .target = &sampling.max_new_tokens,
-                       .description = "tokens to write; a text ends at an end token of the model"},
-                      {.name = "--temperature", .target = &sampling.temperature, .description = "0: always the likeliest token"},
-                      {.name = "--top-k", .target = &sampling.top_k, .description = "draw from the k likeliest tokens; 0: from all"},
-                      {.name = "--top-p", .target = &sampling.top_p, .description = "draw from the likeliest tokens that together reach p"},
-                      {.name = "--seed", .target = &sampling.seed, .description = "equal seeds give equal texts"},
-                      threads_option(arguments->threads),
-                      tensor_option(arguments->tensor)},
-          .run = [arguments] { return run_generate(*arguments); },
-          .many_ranks = true};
+  return {
+      .name = "generate",
+      .summary = "continue a text with a checkpoint",
+      .example =
+          "mantissa generate runs/quickstart --prompt \"The layers are\" --max-new-tokens 100 --temperature 0.7\n"
+          "mantissa generate runs/quickstart --prompt \"The layers\" --prompt \"Returns\" --temperature 0",
+      .options = {{.name = "CHECKPOINT",
+                   .target = &arguments->checkpoint,
+                   .description = "a checkpoint, or a run folder: the one that `latest` names, else its newest valid one",
+                   .required = true},
+                  {.name = "--prompt",
+                   .target = &arguments->prompts,
+                   .description = "text to continue; default: \\n, a line end; repeatable: all are continued at once"},
+                  {.name = "--prompts", .target = &arguments->prompts_file, .description = "file with a prompt in each line"},
+                  {.name = "--prompt-ids",
+                   .target = &arguments->prompt_ids,
+                   .description = "token ids to continue, as in 1,2,3: all ids are printed, no text; repeatable"},
+                  {.name = "--chat",
+                   .target = &arguments->chat_file,
+                   .description = "file with a conversation in each line, {\"messages\": [...]}, to answer; the answers are printed"},
+                  {.name = "--chat-template",
+                   .target = &arguments->chat_template,
+                   .description = "of --chat, as data.chat_template; default: that of the run",
+                   .choices = choice_names<ChatTemplate>()},
+                  {.name = "--chat-date", .target = &arguments->chat_date, .description = "as data.chat_date; default: that of the run"},
+                  dtype_option(arguments->dtype),
+                  {.name = "--max-new-tokens",
+                   .target = &sampling.max_new_tokens,
+                   .description = "tokens to write; a text ends at an end token of the model"},
+                  {.name = "--temperature", .target = &sampling.temperature, .description = "0: always the likeliest token"},
+                  {.name = "--top-k", .target = &sampling.top_k, .description = "draw from the k likeliest tokens; 0: from all"},
+                  {.name = "--top-p", .target = &sampling.top_p, .description = "draw from the likeliest tokens that together reach p"},
+                  {.name = "--seed", .target = &sampling.seed, .description = "equal seeds give equal texts"},
+                  threads_option(arguments->threads),
+                  tensor_option(arguments->tensor)},
+      .run = [arguments] { return run_generate(*arguments); },
+      .many_ranks = true};
 }
 
 }  // namespace mantissa::tools

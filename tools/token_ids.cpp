@@ -6,25 +6,28 @@
 #include "mantissa/base/printable.h"
 
 namespace mantissa::tools {
+namespace {
+
+int32_t parse_id(const std::string& option, const std::string& word, int64_t vocab_size) {
+  int32_t id = 0;
+  const char* const end = word.data() + word.size();
+  const auto [stop, error] = std::from_chars(word.data(), end, id);
+  require(error == std::errc() && stop == end && id >= 0, ExitCode::usage, option, ": \"", printable(shortened(word)), "\" is no token id");
+  require(id < vocab_size, ExitCode::usage, option, ": the token ", id, " is outside the vocabulary of ", vocab_size);
+  return id;
+}
+
+}  // namespace
 
 std::vector<int32_t> parse_token_ids(const std::string& option, const std::string& ids, int64_t vocab_size) {
   std::vector<int32_t> out;
-  const char* at = ids.data();
-  const char* const end = at + ids.size();
-  const auto between = [](char c) { return c == ' ' || c == ','; };
-  while (true) {
-    while (at < end && between(*at)) ++at;
-    if (at == end) break;
-    const char* word = at;
-    while (at < end && !between(*at)) ++at;
-    int32_t id = 0;
-    const auto [stop, error] = std::from_chars(word, at, id);
-    const std::string shown = printable(shortened(std::string_view(word, static_cast<size_t>(at - word))));
-    require(error == std::errc() && stop == at && id >= 0, ExitCode::usage, option, ": \"", shown, "\" is no token id");
-    require(id < vocab_size, ExitCode::usage, option, ": the token ", id, " is outside the vocabulary of ", vocab_size);
-    out.push_back(id);
+  for (const std::string& part : split(ids, ',')) {
+    const size_t before = out.size();
+    for (const std::string& word : split(part, ' '))
+      if (!word.empty()) out.push_back(parse_id(option, word, vocab_size));
+    require(out.size() > before, ExitCode::usage, option, ": ", out.empty() ? "there are no token ids" : "a token id is missing", " in \"",
+            printable(shortened(ids)), "\"");
   }
-  require(!out.empty(), ExitCode::usage, option, ": there are no token ids in \"", printable(ids), "\"");
   return out;
 }
 

@@ -158,7 +158,7 @@ std::string write_files(const TokenizeArguments& arguments, const std::vector<st
   return reported + printable(vocabulary_path(arguments)) + ": the characters by id; give it as --vocabulary for further files\n";
 }
 
-// Adds a text, or the key "text" of each line of JSONL.
+// Adds a text, or the texts of each line of JSONL.
 void add_to_trainer(const InputFile& file, BpeTrainer& trainer) {
   const DataFormat format = recognize_format(file);
   require(format == DataFormat::text || format == DataFormat::jsonl, ExitCode::usage, file.path(), ": holds tokens of ",
@@ -178,7 +178,9 @@ void add_to_trainer(const InputFile& file, BpeTrainer& trainer) {
 std::string train_tokenizer(const TokenizeArguments& arguments, const std::vector<std::string>& paths) {
   BpeTrainer trainer;
   for (const std::string& path : paths) add_to_trainer(InputFile(path), trainer);
-  const std::string file = trainer.train(*arguments.train_vocab);
+  std::vector<AddedToken> added;
+  if (arguments.chat_template) added = chat_tokens(*choice_of<ChatTemplate>(*arguments.chat_template));
+  const std::string file = trainer.train(*arguments.train_vocab, added);
   const int64_t tokens = BpeTokenizer::from_json(file, arguments.output).size();
   write_file_atomically(arguments.output, file);
   return text(printable(arguments.output), ": ", count_text(tokens, "token"),
@@ -203,7 +205,7 @@ void check_options(const TokenizeArguments& arguments) {
   require(!arguments.chat_date || dated, ExitCode::usage,
           "--chat-date: is for --chat-template llama3 and harmony, which tell the model a date");
   if (!arguments.train_vocab) return;
-  const bool encodes = arguments.tokenizer != "byte" || arguments.format != "megatron" || arguments.vocabulary || arguments.chat_template ||
+  const bool encodes = arguments.tokenizer != "byte" || arguments.format != "megatron" || arguments.vocabulary || arguments.chat_date ||
                        arguments.append_eod || arguments.eod_id;
   require(!encodes, ExitCode::usage, "--train-vocab: writes a tokenizer, no tokens; options of tokens go without it");
   require(*arguments.train_vocab >= BpeTrainer::kFewestTokens && *arguments.train_vocab <= 1 << 24, ExitCode::usage,
@@ -254,7 +256,7 @@ Command tokenize_command() {
                        .choices = {"megatron", "llmc", "examples"}},
                       {.name = "--chat-template",
                        .target = &arguments->chat_template,
-                       .description = "of JSONL of messages, as data.chat_template",
+                       .description = "of JSONL of messages, as data.chat_template; with --train-vocab, whose tokens are added",
                        .choices = choice_names<ChatTemplate>()},
                       {.name = "--chat-date", .target = &arguments->chat_date, .description = "as data.chat_date"},
                       {.name = "--append-eod",

@@ -129,11 +129,15 @@ void qwen3(Pieces& out, Messages messages) {
   }
 }
 
-void llama3_turn(Pieces& out, const char* role, std::string_view content, bool trained) {
+void llama3_header(Pieces& out, const char* role) {
   out.special("<|start_header_id|>");
   out.text(role);
   out.special("<|end_header_id|>");
   out.text("\n\n");
+}
+
+void llama3_turn(Pieces& out, const char* role, std::string_view content, bool trained) {
+  llama3_header(out, role);
   out.text(content, trained);
   out.special("<|eot_id|>", trained);
 }
@@ -201,6 +205,54 @@ std::vector<ChatPiece> render_chat(ChatTemplate which, std::span<const ChatMessa
     case ChatTemplate::harmony: harmony(out, messages, date); break;
   }
   return out.take();
+}
+
+std::vector<ChatPiece> render_chat_prompt(ChatTemplate which, Messages messages, const std::optional<std::string>& date) {
+  Pieces out;
+  switch (which) {
+    case ChatTemplate::chatml:
+    case ChatTemplate::qwen25:
+    case ChatTemplate::qwen3:
+      out.special("<|im_start|>");
+      out.text("assistant\n");
+      break;
+    case ChatTemplate::llama3: llama3_header(out, "assistant"); break;
+    case ChatTemplate::harmony:
+      out.special("<|start|>");
+      out.text("assistant");
+      break;
+  }
+  std::vector<ChatPiece> prompt = render_chat(which, messages, date), header = out.take();
+  prompt.insert(prompt.end(), header.begin(), header.end());
+  return prompt;
+}
+
+std::vector<AddedToken> chat_tokens(ChatTemplate which) {
+  const auto special = [](std::initializer_list<const char*> names) {
+    std::vector<AddedToken> tokens;
+    for (const char* const name : names) tokens.push_back({.content = name, .special = true});
+    return tokens;
+  };
+  std::vector<AddedToken> chatml = special({"<|im_start|>", "<|im_end|>"});
+  switch (which) {
+    case ChatTemplate::qwen3: chatml.insert(chatml.end(), {{.content = "<think>"}, {.content = "</think>"}}); break;
+    case ChatTemplate::llama3: return special({"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"});
+    case ChatTemplate::harmony: return special({"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>"});
+    case ChatTemplate::chatml:
+    case ChatTemplate::qwen25: break;
+  }
+  return chatml;
+}
+
+const char* end_of_answer(ChatTemplate which) {
+  switch (which) {
+    case ChatTemplate::llama3: return "<|eot_id|>";
+    case ChatTemplate::harmony: return "<|return|>";
+    case ChatTemplate::chatml:
+    case ChatTemplate::qwen25:
+    case ChatTemplate::qwen3: break;
+  }
+  return "<|im_end|>";
 }
 
 }  // namespace mantissa

@@ -47,8 +47,15 @@ void for_each_text(const InputFile& file, const std::function<void(const std::st
                    const Progressed& progressed) {
   const auto read = [&](std::string_view line, const std::string& name) {
     const Json object = parse_json_line(line, name);
-    require(object.contains("text"), ExitCode::usage, name, ": has no \"text\"; a tokenizer is trained on texts, not on examples");
-    visit(JsonReader(object, name).at("text").as<std::string>(), {.name = name, .code = ExitCode::data});
+    const JsonReader reader(object, name);
+    const auto visit_keys = [&](const JsonReader& of, std::initializer_list<const char*> keys) {
+      for (const char* const key : keys)
+        if (!of.value().get(key).is_null()) visit(of.at(key).as<std::string>(), {.name = name, .code = ExitCode::data});
+    };
+    require(!object.contains("tokens"), ExitCode::usage, name, ": has \"tokens\", but a tokenizer is trained on texts");
+    visit_keys(reader, {"text", "prompt", "completion"});
+    if (!object.contains("messages")) return;
+    for (const JsonReader& message : reader.at("messages").entries()) visit_keys(message, {"content", "thinking", "reasoning_content"});
   };
   for_each_filled_line(file, read, progressed);
 }

@@ -3,20 +3,6 @@
 #include <algorithm>
 
 namespace mantissa {
-namespace {
-
-const char* end_of_answer(ChatTemplate which) {
-  switch (which) {
-    case ChatTemplate::llama3: return "<|eot_id|>";
-    case ChatTemplate::harmony: return "<|return|>";
-    case ChatTemplate::chatml:
-    case ChatTemplate::qwen25:
-    case ChatTemplate::qwen3: break;
-  }
-  return "<|im_end|>";
-}
-
-}  // namespace
 
 std::vector<int32_t> learned_end_tokens(const DataConfig& config, const std::optional<Tokenizer>& tokenizer) {
   std::vector<int32_t> ids;

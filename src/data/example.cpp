@@ -151,13 +151,10 @@ std::vector<ChatMessage> read_messages(const JsonReader& line, ChatTemplate whic
   refuse_tools(line, kToolKeys);
   const JsonReader list = line.at("messages");
   std::vector<ChatMessage> messages;
-  bool answered = false;
   for (const JsonReader& message : list.entries()) {
     message.require(message.value().is_object(), "must be an object, got ", message.value().shown());
     messages.push_back(read_message(message, which, messages.empty()));
-    answered = answered || messages.back().role == ChatRole::assistant;
   }
-  list.require(answered, "has no message of the assistant, so there is nothing to learn");
   return messages;
 }
 
@@ -180,10 +177,19 @@ Example encoded(std::span<const ChatPiece> pieces, const LineOptions& options, c
   return example;
 }
 
-Example read_conversation(const JsonReader& line, const LineOptions& options, const std::string& name) {
+ChatTemplate template_of(const LineOptions& options, const std::string& name) {
   require(options.chat_template.has_value(), ExitCode::usage, "data.chat_template: ", name,
           " has \"messages\", which need a template: ", joined(choice_names<ChatTemplate>()));
-  return encoded(render_chat(*options.chat_template, read_messages(line, *options.chat_template), options.chat_date), options, name);
+  return *options.chat_template;
+}
+
+Example read_conversation(const JsonReader& line, const LineOptions& options, const std::string& name) {
+  const ChatTemplate which = template_of(options, name);
+  const std::vector<ChatMessage> messages = read_messages(line, which);
+  line.at("messages")
+      .require(std::ranges::find(messages, ChatRole::assistant, &ChatMessage::role) != messages.end(),
+               "has no message of the assistant, so there is nothing to learn");
+  return encoded(render_chat(which, messages, options.chat_date), options, name);
 }
 
 void check_appended(const LineOptions& options, LineForm form, const std::string& name) {
@@ -213,6 +219,18 @@ TextEncoder encoder_of(const Tokenizer& tokenizer) {
           .encode = [&tokenizer](std::string_view text,
                                  const TextOrigin& origin) { return tokenizer.encode(text, origin, SpecialTokenText::text); },
           .id_of = [&tokenizer](std::string_view token) { return tokenizer.id_of(token); }};
+}
+
+std::vector<int32_t> read_chat_prompt(std::string_view line, const LineOptions& options, const std::string& name) {
+  const Json object = parse_line(line, name);
+  const JsonReader reader(object, name);
+  reader.require(object.is_object(), "must be an object, got ", object.shown());
+  const ChatTemplate which = template_of(options, name);
+  const std::vector<ChatMessage> messages = read_messages(reader, which);
+  reader.at("messages")
+      .require(!messages.empty() && messages.back().role == ChatRole::user,
+               "must end with a message of the user, which the assistant answers");
+  return encoded(render_chat_prompt(which, messages, options.chat_date), options, name).ids;
 }
 
 Example LineReader::read(std::string_view line, const std::string& name) {

@@ -174,7 +174,7 @@ std::string detail::mismatch(const Field& field, const Json& value) {
 JsonReader JsonReader::at(const std::string& name) const {
   if (!value_->is_object()) fail("must be an object, got " + value_->shown());
   const Json* const member = value_->find(name);
-  require(member != nullptr, "has no \"", name, '"');
+  require(member != nullptr, "has no \"", shortened(name), '"');
   return {*member, source_, member_path(path_, name)};
 }
 

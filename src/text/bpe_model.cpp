@@ -54,7 +54,7 @@ BpeModel BpeModel::from(const JsonReader& json, bool byte_level) {
   const std::string type = json.value().contains("type")     ? json.at("type").as<std::string>()
                            : json.value().contains("merges") ? "BPE"
                                                              : "?";
-  json.require(type == "BPE", "the model ", type, " is not supported (BPE is)");
+  json.require(type == "BPE", "the model ", shortened(type), " is not supported (BPE is)");
   BpeModel out;
   out.byte_level_ = byte_level;
   out.read_vocabulary(json.at("vocab"));
@@ -100,7 +100,7 @@ void BpeModel::read_options(const JsonReader& json) {
   if (!value.get("unk_token").is_null()) {
     const auto token = json.at("unk_token").as<std::string>();
     unknown_ = id_of(token);
-    json.require(unknown_.has_value(), "unk_token \"", token, "\" is not in the vocabulary");
+    json.require(unknown_.has_value(), "unk_token \"", shortened(token), "\" is not in the vocabulary");
   }
   has_bytes_ = byte_level_ || flag("byte_fallback");
   for (size_t byte = 0; byte < byte_ids_.size(); ++byte) {

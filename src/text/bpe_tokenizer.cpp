@@ -56,7 +56,7 @@ void BpeTokenizer::read_post_processor(const JsonReader& json) {
     before_.insert(before_.begin(), id_of_pair(json.at("cls")));
     after_.push_back(id_of_pair(json.at("sep")));
   } else if (type != "ByteLevel") {  // which changes positions in the text, not ids
-    json.at("type").fail(text("the post-processor ", type,
+    json.at("type").fail(text("the post-processor ", shortened(type),
                               " is not supported (TemplateProcessing, ByteLevel, RobertaProcessing, BertProcessing, Sequence are)"));
   }
 }

@@ -114,15 +114,23 @@ class PairCounts {
   std::priority_queue<Candidate> queue_;
 };
 
-Json tokenizer_file(const std::vector<std::string>& tokens, const Json& merges) {
-  Json vocab = Json::Members();
+Json tokenizer_file(const std::vector<std::string>& tokens, const std::vector<AddedToken>& added, const Json& merges) {
+  Json vocab = Json::Members(), at_end = Json::Entries();
   for (size_t id = 0; id < tokens.size(); ++id) vocab.add(tokens[id], id);
-  const Json end = {{"id", tokens.size() - 1}, {"content", kDefaultEndToken}, {"single_word", false}, {"lstrip", false},
-                    {"rstrip", false},         {"normalized", false},         {"special", true}};
+  for (const AddedToken& token : added) {
+    vocab.add(token.content, token.id);
+    at_end.entries().push_back({{"id", token.id},
+                                {"content", token.content},
+                                {"single_word", false},
+                                {"lstrip", false},
+                                {"rstrip", false},
+                                {"normalized", false},
+                                {"special", token.special}});
+  }
   return {{"version", "1.0"},
           {"truncation", nullptr},
           {"padding", nullptr},
-          {"added_tokens", Json::Entries{end}},
+          {"added_tokens", at_end},
           {"normalizer", nullptr},
           {"pre_tokenizer", pretokenizer_json()},
           {"post_processor", nullptr},
@@ -179,13 +187,15 @@ void BpeTrainer::count(bool goes_on) {
   for (size_t i = 0; i < pieces.count(); ++i) ++words_[std::string(pieces.piece(i))];
 }
 
-std::string BpeTrainer::train(int64_t vocab_size, const Progressed& progressed) const {
-  require(vocab_size >= kFewestTokens, ExitCode::usage, "a vocabulary of bytes has at least ", kFewestTokens, " tokens, got ", vocab_size);
+std::string BpeTrainer::train(int64_t vocab_size, std::vector<AddedToken> added, const Progressed& progressed) const {
+  added.insert(added.begin(), {.content = kDefaultEndToken, .special = true});
+  const int64_t fewest = kFewestTokens - 1 + std::ssize(added), merged = vocab_size - std::ssize(added);
+  require(vocab_size >= fewest, ExitCode::usage, "a vocabulary of bytes has at least ", fewest, " tokens, got ", vocab_size);
   std::vector<std::string> bytes;  // that tokens stand for
   for (int byte = 0; byte < 256; ++byte) bytes.emplace_back(1, static_cast<char>(byte));
   PairCounts pairs(words_);
   Json::Entries merges;
-  while (std::ssize(bytes) + 1 < vocab_size) {
+  while (std::ssize(bytes) < merged) {
     const std::optional<PairCounts::Pair> pair = pairs.most_frequent();
     if (!pair) break;
     const std::string &left = bytes[static_cast<size_t>(pair->first)], &right = bytes[static_cast<size_t>(pair->second)];
@@ -196,8 +206,8 @@ std::string BpeTrainer::train(int64_t vocab_size, const Progressed& progressed) 
   }
   std::vector<std::string> tokens;
   for (const std::string& token : bytes) tokens.push_back(letters_of_bytes(token));
-  tokens.emplace_back(kDefaultEndToken);
-  return tokenizer_file(tokens, merges).dump(1, Json::Order::keys) + "\n";
+  for (size_t i = 0; i < added.size(); ++i) added[i].id = static_cast<int32_t>(tokens.size() + i);
+  return tokenizer_file(tokens, added, merges).dump(1, Json::Order::keys) + "\n";
 }
 
 }  // namespace mantissa

@@ -85,7 +85,8 @@ void Normalizer::add_steps(const JsonReader& json, std::vector<Step>& steps) {
   } else if (type == "Strip") {
     steps.emplace_back(Strip{.left = json.at("strip_left").as<bool>(), .right = json.at("strip_right").as<bool>()});
   } else {
-    json.at("type").fail(text("the normalizer ", type, " is not supported (NFC, NFKC, Prepend, Replace, Lowercase, Strip, Sequence are)"));
+    json.at("type").fail(
+        text("the normalizer ", shortened(type), " is not supported (NFC, NFKC, Prepend, Replace, Lowercase, Strip, Sequence are)"));
   }
 }
 

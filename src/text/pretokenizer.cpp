@@ -21,7 +21,7 @@ struct TextRun {
 MatchedText matched_text(const JsonReader& json) {
   const auto name = json.as<std::string>();
   const std::optional<MatchedText> found = choice_of<MatchedText>(name);
-  json.require(found.has_value(), "the behavior ", name, " is not supported");
+  json.require(found.has_value(), "the behavior ", shortened(name), " is not supported");
   return *found;
 }
 
@@ -134,7 +134,7 @@ void Pretokenizer::add_steps(const JsonReader& json) {
     add_metaspace(json);
   } else {
     json.at("type").fail(
-        text("the pretokenizer ", type, " is not supported (ByteLevel, Split, Digits, Punctuation, Metaspace, Sequence are)"));
+        text("the pretokenizer ", shortened(type), " is not supported (ByteLevel, Split, Digits, Punctuation, Metaspace, Sequence are)"));
   }
 }
 
@@ -149,7 +149,7 @@ void Pretokenizer::add_metaspace(const JsonReader& json) {
   using Prepends = Metaspace::Prepends;
   const Json& value = json.value();
   const std::string scheme = value.contains("prepend_scheme") ? json.at("prepend_scheme").as<std::string>() : "always";
-  json.require(scheme == "always" || scheme == "first" || scheme == "never", "prepend_scheme ", scheme, " is not supported");
+  json.require(scheme == "always" || scheme == "first" || scheme == "never", "prepend_scheme ", shortened(scheme), " is not supported");
   const bool adds = !value.contains("add_prefix_space") || json.at("add_prefix_space").as<bool>();
   Metaspace step{.replacement = json.at("replacement").as<std::string>(),
                  .prepends = scheme == "never" || !adds ? Prepends::never

@@ -107,8 +107,8 @@ void TextDecoder::add_steps(const JsonReader& json) {
         Strip{json.at("content").as<std::string>(), json.at("start").as<int64_t>(count), json.at("stop").as<int64_t>(count)});
     json.at("content").require(!json.at("content").value().string().empty(), "must be a character");
   } else {
-    json.at("type").fail(
-        text("the decoder ", type, " is not supported (ByteLevel, ByteFallback, Fuse, Metaspace, Replace, Strip, Sequence are)"));
+    json.at("type").fail(text("the decoder ", shortened(type),
+                              " is not supported (ByteLevel, ByteFallback, Fuse, Metaspace, Replace, Strip, Sequence are)"));
   }
 }
 

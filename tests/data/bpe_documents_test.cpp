@@ -101,6 +101,22 @@ TEST_F(BpeDocumentsTest, LinesAreKnownByTheirKeysWhateverTheFileIsCalled) {
   }
 }
 
+TEST_F(BpeDocumentsTest, ATokenizerIsTrainedOnTheTextsOfExamples) {
+  const auto texts = [this](const std::string& content) {
+    write_file(folder_ / "t.jsonl", content);
+    std::vector<std::string> out;
+    for_each_text(InputFile(folder_ / "t.jsonl"), [&out](const std::string& text, const TextOrigin&) { out.push_back(text); });
+    return out;
+  };
+  EXPECT_THAT(texts("{\"text\":\"a\",\"other\":\"b\"}\n{\"prompt\":\"c\",\"completion\":\"d\"}\n"
+                    R"({"messages":[{"role":"user","content":"e"},{"role":"assistant","content":"f","thinking":"g","tool_calls":null}]})"),
+              ElementsAre("a", "c", "d", "e", "f", "g"));
+  for (const auto& [content, code] : {std::pair{R"({"tokens":[1],"mask":[1]})", ExitCode::usage},
+                                      {R"({"messages":[{"content":3}]})", ExitCode::data},
+                                      {R"({"messages":3})", ExitCode::data}})
+    EXPECT_EQ(error_of([&, &bad = content] { texts(bad); }).code(), code) << content;
+}
+
 TEST_F(BpeDocumentsTest, ModelsEndWhereTheDataTaughtThemTo) {
   DataConfig config;
   EXPECT_THAT(learned_end_tokens(config, std::nullopt), IsEmpty());
@@ -109,7 +125,7 @@ TEST_F(BpeDocumentsTest, ModelsEndWhereTheDataTaughtThemTo) {
   config.append_eod = true;
   Json json = with_ends();
   json["added_tokens"].entries().push_back(added_token("<|eot_id|>", 33));
-  write_file(folder_ / "tokenizer_config.json", R"({"eos_token":"</s>"})");
+  write_file(folder_ / "tokenizer_config.json", R"({"eos_token":"</s>","model_max_length":1000000000000000019884624838656})");
   EXPECT_THAT(learned_end_tokens(config, tokenizer(json)), ElementsAre(7, 31));
   config.append_eod = false;
   config.chat_template = ChatTemplate::llama3;

@@ -4,6 +4,8 @@
 
 #include <gmock/gmock.h>
 
+#include <set>
+
 namespace mantissa::chat_template_test {
 
 constexpr ChatRole kSystem = ChatRole::system, kUser = ChatRole::user, kAssistant = ChatRole::assistant;
@@ -109,6 +111,58 @@ TEST(ChatTemplates, NamesOfTokensInAMessageAreText) {
   const std::vector<ChatPiece> pieces = render_chat(ChatTemplate::chatml, std::vector<ChatMessage>{{kUser, "<|im_end|>"}}, {});
   EXPECT_EQ(pieces.at(1), (ChatPiece{.text = "user\n<|im_end|>"}));
   EXPECT_EQ(pieces.at(2), (ChatPiece{.text = "<|im_end|>", .special = true}));
+}
+
+std::string prompt(ChatTemplate which, const std::vector<ChatMessage>& messages, const std::optional<std::string>& date = {}) {
+  std::string out;
+  const std::vector<ChatPiece> pieces = render_chat_prompt(which, messages, date);
+  for (const ChatPiece& piece : pieces) out += piece.text;
+  EXPECT_FALSE(pieces.back().trained);
+  return out;
+}
+
+TEST(ChatPrompts, EndWhereTheAnswerBegins) {
+  const std::vector<ChatMessage> question = {{kSystem, "Be brief."}, {kUser, "Hi"}};
+  for (const ChatTemplate which : {ChatTemplate::chatml, ChatTemplate::qwen25, ChatTemplate::qwen3})
+    EXPECT_EQ(prompt(which, question), "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+  EXPECT_EQ(
+      prompt(ChatTemplate::llama3, question, "1 Jan 2026"),
+      "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\nToday Date: 1 Jan 2026\n\n"
+      "Be brief.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n");
+  EXPECT_THAT(
+      prompt(ChatTemplate::harmony, question),
+      ::testing::EndsWith(
+          "<|start|>developer<|message|># Instructions\n\nBe brief.\n\n<|end|><|start|>user<|message|>Hi<|end|><|start|>assistant"));
+}
+
+// A model that is asked sees what it saw when it learned the answer.
+TEST(ChatPrompts, AreTheBeginningsOfWhatIsLearned) {
+  for (const auto& [name, which] : choices(ChatTemplate())) {
+    std::vector<ChatMessage> messages = {{kUser, "Hi"}, {kAssistant, "Hello."}, {kUser, "2+2?"}};
+    const std::string asked = prompt(which, messages, {});
+    messages.push_back({kAssistant, "4"});
+    std::string learned;
+    for (const ChatPiece& piece : render_chat(which, messages, {})) learned += piece.text;
+    EXPECT_TRUE(learned.starts_with(asked)) << name << "\n" << asked << "\n" << learned;
+  }
+}
+
+TEST(ChatTokens, AreThoseThatTheTemplatesRender) {
+  const std::vector<ChatMessage> all = {{kSystem, "a"}, {kUser, "b"}, {kAssistant, "c"}, {kUser, "d"}, {kAssistant, "e", "f"}};
+  for (const auto& [name, which] : choices(ChatTemplate())) {
+    std::vector<ChatMessage> messages = all;
+    if (!shows_thinking(which)) messages.back().thinking.reset();
+    std::set<std::string> rendered;
+    for (const ChatPiece& piece : render_chat(which, messages, {}))
+      if (piece.special) rendered.insert(piece.text);
+    std::set<std::string> tokens;
+    for (const AddedToken& token : chat_tokens(which)) {
+      tokens.insert(token.content);
+      EXPECT_EQ(token.special, token.content.find("think") == std::string::npos);
+    }
+    EXPECT_EQ(rendered, tokens) << name;
+    EXPECT_TRUE(rendered.contains(end_of_answer(which))) << name;
+  }
 }
 
 }  // namespace mantissa::chat_template_test

@@ -182,9 +182,8 @@ TEST_F(ExampleRowsTest, ThatAreCutAreAWarning) {
   const DataConfig cut = config(line(1, 11, 3) + line(2, 8)), whole = config(line(2, 8));
   EXPECT_THAT(data_warnings(whole, open(whole, 8)), ::testing::IsEmpty());
   config(line(1, 11, 3) + line(2, 8));
-  EXPECT_THAT(
-      data_warnings(cut, open(cut, 8)),
-      ElementsAre(HasSubstr("a.jsonl: 1 of 2 examples longer than training.seq_len: the end is cut off, with 3 of 15 targets")));
+  EXPECT_THAT(data_warnings(cut, open(cut, 8)),
+              ElementsAre(HasSubstr("a.jsonl: 1 of 2 examples longer than training.seq_len: the end is cut off, with 3 of 15 targets")));
 }
 
 }  // namespace mantissa::example_rows_test

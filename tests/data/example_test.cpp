@@ -89,4 +89,22 @@ TEST(Examples, AllLinesHaveTheFormOfTheFirst) {
   EXPECT_STREQ(error.what(), R"(f, line 2: has "completion", but the lines before have "text"; all lines of a file have one form)");
 }
 
+TEST(ChatPrompts, AreEncodedAsConversationsAre) {
+  const auto asked = [](const std::string& messages) {
+    return read_chat_prompt("{\"messages\": [" + messages + "]}", options(), "f, line 3");
+  };
+  const std::string user = R"({"role": "user", "content": "Hi"})", assistant = R"({"role": "assistant", "content": "Ho"})";
+  Example whole = LineReader(options()).read("{\"messages\": [" + user + "," + assistant + "," + user + "," + assistant + "]}", "f");
+  const std::vector<int32_t> ids = asked(user + "," + assistant + "," + user);
+  whole.ids.resize(whole.ids.size() - 4);  // "Ho", the end and a line end
+  EXPECT_EQ(ids, whole.ids);
+  for (const std::string& none : {std::string(), user + "," + assistant, std::string(R"({"role": "system", "content": "Hi"})")}) {
+    const Error error = error_of([&] { asked(none); });
+    EXPECT_EQ(error.code(), ExitCode::data);
+    EXPECT_THAT(error.what(), HasSubstr("f, line 3: messages: must end with a message of the user"));
+  }
+  for (const char* const line : {"[]", "3", "{}", R"({"messages": 3})", "{"})
+    EXPECT_EQ(error_of([&] { read_chat_prompt(line, options(), "f"); }).code(), ExitCode::data) << line;
+}
+
 }  // namespace mantissa::example_test

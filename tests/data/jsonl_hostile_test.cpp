@@ -121,7 +121,8 @@ std::vector<Hostile> wrong_tokens() {
         {line("[0, " + std::string(id) + "]", "[1, 1]"), ", line 1: tokens[1]: must be an id below the vocabulary size 300, got "});
   for (const char* const flag : {"2", "-1", "0.5", "1.0", "null", "\"1\"", "[1]", "{}", "256"})
     all.push_back({line("[0, 1]", "[1, " + std::string(flag) + "]"), ", line 1: mask[1]: must be 0 or 1, got "});
-  all.push_back({line("[18446744073709551616]", "[1]"), ", line 1, column "});
+  all.push_back({line("[18446744073709551616]", "[1]"),
+                 ", line 1: tokens[0]: must be an id below the vocabulary size 300, got 1.8446744073709552e+19"});
   return all;
 }
 

@@ -90,6 +90,13 @@ TEST(CommentedJson, NamesWhatIsNotJson) {
   EXPECT_THAT(first_problem("{\"a\": 1} /* open"), StartsWith("1:"));
 }
 
+TEST(StrictJson, TakesIntegersBeyond64BitsForDoubles) {
+  const Json value = parse_json(R"({"model_max_length": 1000000000000000019884624838656, "id": 18446744073709551615})", "f");
+  EXPECT_FALSE(value.get("model_max_length").is_integer());
+  EXPECT_EQ(value.get("model_max_length").number(), 1e30);
+  EXPECT_TRUE(value.get("id").is_integer());
+}
+
 TEST(CommentedJson, AcceptsThirtyTwoLevelsAndNoMore) {
   const auto nested = [](size_t depth) { return std::string(depth, '[') + std::string(depth, ']'); };
   EXPECT_EQ(first_problem(nested(32)), "");

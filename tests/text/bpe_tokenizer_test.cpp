@@ -327,6 +327,22 @@ TEST_F(TrainedTokenizer, IsTheSameForTheSameText) {
   EXPECT_LT(BpeTokenizer::from_json(trained(100000), "t.json").size(), 1000) << "no pair occurs twice";
 }
 
+TEST_F(TrainedTokenizer, AddedTokensComeLast) {
+  BpeTrainer trainer;
+  trainer.add("abababab", {});
+  trainer.end_text({});
+  const std::vector<AddedToken> added = {{.content = "<think>"}, {.content = "<|im_end|>", .special = true}};
+  const BpeTokenizer tokenizer = BpeTokenizer::from_json(trainer.train(261, added), "t.json");
+  EXPECT_EQ(tokenizer.size(), 261);
+  EXPECT_EQ(tokenizer.id_of("<|endoftext|>"), 258);
+  EXPECT_EQ(tokenizer.id_of("<think>"), 259);
+  EXPECT_EQ(tokenizer.id_of("<|im_end|>"), 260);
+  EXPECT_THAT(encode(tokenizer, "abab<|im_end|>ab"), ElementsAre(257, 260, 256)) << "of two merges";
+  EXPECT_EQ(tokenizer.decode(std::vector<int32_t>{256, 259, 260, 256}), "ab<think>ab") << "special tokens are not shown";
+  EXPECT_EQ(test::error_of([&] { trainer.train(258, added); }).code(), ExitCode::usage);
+  EXPECT_EQ(BpeTokenizer::from_json(trainer.train(259, added), "t.json").size(), 259);
+}
+
 // Words that share many pairs, which all have to be merged in each: time grows with their number, not with its power.
 TEST_F(TrainedTokenizer, WordsThatSharePairsAreMergedOnceEach) {
   BpeTrainer trainer;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "mantissa/json/fields.h"
+#include "mantissa/text/added_tokens.h"
 
 namespace mantissa {
 
@@ -45,5 +46,15 @@ struct ChatPiece {
 // what another turn puts in place of that end (harmony: <|return|> becomes <|end|> in history). A system message comes first, or there is
 // none. `date`: null stands for the template's own: llama3 "26 Jul 2024", harmony none. No two neighbors are text of the same training.
 std::vector<ChatPiece> render_chat(ChatTemplate which, std::span<const ChatMessage> messages, const std::optional<std::string>& date);
+
+// The same of a conversation that the assistant is to answer, up to where its answer begins. The last message is the user's.
+std::vector<ChatPiece> render_chat_prompt(ChatTemplate which, std::span<const ChatMessage> messages,
+                                          const std::optional<std::string>& date);
+
+// The tokens that the template needs, without ids. Those around reasoning are not special: who asks is shown them.
+std::vector<AddedToken> chat_tokens(ChatTemplate which);
+
+// The last token of an answer.
+const char* end_of_answer(ChatTemplate which);
 
 }  // namespace mantissa

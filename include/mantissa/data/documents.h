@@ -26,7 +26,7 @@ LineForm read_jsonl(const InputFile& file, const LineOptions& options, const Lin
 // Whether a file that begins so is JSONL: its first line that is not blank is an object with a key that example.h lists.
 bool begins_jsonl(std::string_view text);
 
-// Visits the texts of JSONL that has no other lines: visit(text, where it stands).
+// Visits the texts of JSONL, also those of examples: visit(text, where it stands). Throws Error(usage) for a line of tokens.
 void for_each_text(const InputFile& file, const std::function<void(const std::string&, const TextOrigin&)>& visit,
                    const Progressed& progressed = {});
 

@@ -50,6 +50,10 @@ struct LineOptions {
   std::optional<std::string> chat_date = {};
 };
 
+// Returns the ids of a conversation, {"messages": ...}, whose last message is the user's, up to where the answer begins. Throws as
+// LineReader::read() does.
+std::vector<int32_t> read_chat_prompt(std::string_view line, const LineOptions& options, const std::string& name);
+
 class LineReader {
  public:
   explicit LineReader(LineOptions options) : options_(std::move(options)) {}

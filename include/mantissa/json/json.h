@@ -138,7 +138,8 @@ class Json {
   Content content_;
 };
 
-// Parses files that a program wrote. Throws Error(code) whose message starts with "source:line:column: ".
+// Parses files that a program wrote, some of which have integers beyond 64 bits (transformers' model_max_length): these become doubles.
+// Throws Error(code) whose message starts with "source:line:column: ".
 Json parse_json(std::string_view text, const std::string& source, ExitCode code = ExitCode::data);
 
 // Parses one line of a file, which `source` names with its number. The message starts with "source: ".
@@ -161,7 +162,7 @@ struct ParsedJson {
 ParsedJson parse_strict_json(std::string_view text);
 Json parse_json_or_null(std::string_view text);  // null: the text is invalid
 
-// Parses files that people write: // and /* */ comments are allowed. Positions are offsets in the text plus `base`, so that those of
+// Parses files that people write: // and /* */ comments are allowed, integers beyond 64 bits are not. Positions are offsets in the text plus `base`, so that those of
 // several texts can be told apart; they must fit.
 ParsedJson parse_commented_json(std::string_view text, uint32_t base = 0);
 

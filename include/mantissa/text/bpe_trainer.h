@@ -1,5 +1,5 @@
 // Trains a byte pair encoding (Sennrich et al. 2016) on texts and writes it as a tokenizer.json that tokenizers reads, too: bytes, cut as
-// Llama 3 cuts text, and the token <|endoftext|>, the last id.
+// Llama 3 cuts text, and behind them <|endoftext|> and the tokens asked for.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "mantissa/base/progressed.h"
+#include "mantissa/text/added_tokens.h"
 #include "mantissa/text/pretokenizer.h"
 #include "mantissa/text/text_origin.h"
 
@@ -18,7 +19,7 @@ inline constexpr const char* kDefaultEndToken = "<|endoftext|>";
 
 class BpeTrainer {
  public:
-  static constexpr int64_t kFewestTokens = 257;  // of bytes, and the end token
+  static constexpr int64_t kFewestTokens = 257;  // of bytes, and the end token; added tokens come on top
 
   BpeTrainer();
   ~BpeTrainer();
@@ -28,8 +29,8 @@ class BpeTrainer {
   void end_text(const TextOrigin& origin);
 
   // Returns the file. Of pairs that are equally frequent, that of the lower ids is merged first. There are fewer tokens than asked for
-  // where no pair occurs twice. Throws Error(usage) below kFewestTokens.
-  std::string train(int64_t vocab_size, const Progressed& progressed = {}) const;
+  // where no pair occurs twice. Throws Error(usage) below kFewestTokens and the number of added tokens, whose ids are set.
+  std::string train(int64_t vocab_size, std::vector<AddedToken> added = {}, const Progressed& progressed = {}) const;
 
  private:
   void count(bool text_goes_on);
