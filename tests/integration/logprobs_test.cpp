@@ -135,10 +135,11 @@ TEST_F(LogprobsTest, MistakesAreNamed) {
   EXPECT_THAT(of_ids("97,99999999999"), HasSubstr("is no token id"));
   EXPECT_THAT(of_ids("97,256"), HasSubstr("the token 256 is outside the vocabulary of 256"));
   EXPECT_THAT(of_ids(" ,"), HasSubstr("there are no token ids"));
-  for (const char* const missing : {"97,,98", "97, ", ",97"}) EXPECT_THAT(of_ids(missing), HasSubstr(missing[0] == ',' ? "there are no token ids" : "a token id is missing"));
+  EXPECT_THAT(of_ids(",97"), HasSubstr("there are no token ids"));
+  for (const char* const missing : {"97,,98", "97, "}) EXPECT_THAT(of_ids(missing), HasSubstr("a token id is missing"));
   EXPECT_THAT(of_ids("97"), HasSubstr("at least two"));
-  EXPECT_THAT(of_ids(test::repeated("97,", 18)), HasSubstr("18 tokens, the model has 16 positions"));
-  EXPECT_THAT(output({"eval", path_, "--prompt-ids", test::repeated("97,", 17)}), HasSubstr("| 16 targets"));
+  EXPECT_THAT(of_ids(test::repeated("97,", 17) + "97"), HasSubstr("18 tokens, the model has 16 positions"));
+  EXPECT_THAT(output({"eval", path_, "--prompt-ids", test::repeated("97,", 16) + "97"}), HasSubstr("| 16 targets"));
   EXPECT_THAT(refused({"eval", path_, "--prompt-ids", "1,2", "--data", "text.txt"}), HasSubstr("do not go with it"));
   EXPECT_THAT(refused({"eval", path_, "--logprobs", "nowhere/out.jsonl"}), HasSubstr("there is no folder nowhere"));
   EXPECT_THAT(refused({"generate", path_, "--prompt", "a", "--prompt-ids", "1"}), HasSubstr("exclude each other"));
