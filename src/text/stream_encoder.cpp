@@ -11,7 +11,7 @@
 namespace mantissa {
 namespace {
 
-constexpr int64_t kFewestPieces = 256;  // that are worth a thread
+constexpr int64_t kFewestBytes = 4096;  // that are worth a thread
 
 // The last place before which the text may be normalized by itself: before a character of ASCII, with which nothing composes.
 size_t last_cut(std::string_view text, size_t from, size_t limit) {
@@ -170,7 +170,8 @@ void StreamEncoder::State::advance_unsplit(bool goes_on) {
 
 void StreamEncoder::State::encode_pieces() {
   const auto count = static_cast<int64_t>(pieces.count());
-  const int64_t each = std::max(kFewestPieces, (count + num_threads() - 1) / num_threads());
+  const int64_t parts = std::clamp<int64_t>(std::ssize(pieces.text) / kFewestBytes, 1, num_threads());
+  const int64_t each = std::max<int64_t>(1, (count + parts - 1) / parts);
   pieces_each = static_cast<size_t>(each);
   encoded.resize(std::max(encoded.size(), static_cast<size_t>((count + each - 1) / each)));
   parallel_for(count, each, [&](int64_t begin, int64_t end) {
