@@ -11,6 +11,7 @@
 #include "mantissa/base/utf8.h"
 #include "mantissa/checkpoint/checkpoint.h"
 #include "mantissa/data/example.h"
+#include "mantissa/data/input_file.h"
 #include "mantissa/hf/load_model.h"
 #include "tools/command.h"
 #include "tools/rank_session.h"
@@ -41,8 +42,8 @@ struct Prompt {
   std::vector<int32_t> tokens;
 };
 
-// Returns the lines of the file, without their ends. Each is a `noun`.
-std::vector<std::string> lines_of(const std::string& path, const char* noun) {
+// Returns the lines of the file, without their ends.
+std::vector<std::string> lines_of(const std::string& path) {
   constexpr int64_t kMostBytes = int64_t{1} << 26;
   const std::string content = File::open_input(path).content(kMostBytes);
   std::vector<std::string> lines;
@@ -51,10 +52,10 @@ std::vector<std::string> lines_of(const std::string& path, const char* noun) {
     std::string_view line = rest.substr(0, end);
     if (line.ends_with('\r')) line.remove_suffix(1);
     lines.emplace_back(line);
-    require(!line.empty(), ExitCode::usage, path, ":", lines.size(), ": is empty; each line is a ", noun);
+    require(!line.empty(), ExitCode::usage, path, ":", lines.size(), ": is empty; each line is a prompt");
     rest.remove_prefix(std::min(end + 1, rest.size()));
   }
-  require(!lines.empty(), ExitCode::usage, path, ": is empty; each line is a ", noun);
+  require(!lines.empty(), ExitCode::usage, path, ": is empty; each line is a prompt");
   return lines;
 }
 
@@ -62,21 +63,36 @@ std::optional<ChatTemplate> template_of(const GenerateArguments& arguments, cons
   return arguments.chat_template ? choice_of<ChatTemplate>(*arguments.chat_template) : loaded.config.data.chat_template;
 }
 
-std::vector<Prompt> conversations(const GenerateArguments& arguments, const LoadedModel& loaded) {
-  require(loaded.tokenizer.has_value(), ExitCode::usage, loaded.path.string(), " has no tokenizer, which --chat needs");
-  const DataConfig& data = loaded.config.data;
-  LineOptions options{.encoder = encoder_of(*loaded.tokenizer),
-                      .vocab_size = *loaded.config.model.vocab_size,
-                      .chat_template = template_of(arguments, loaded),
-                      .chat_date = arguments.chat_date};
-  if (!options.chat_date && options.chat_template == data.chat_template) options.chat_date = data.chat_date;
-  require(options.chat_template.has_value(), ExitCode::usage, "--chat: ", loaded.path.string(),
-          " was not trained on conversations here; name its template with --chat-template: ", joined(choice_names<ChatTemplate>()));
-  require(!options.chat_date || tells_date(*options.chat_template), ExitCode::usage,
+LineOptions chat_options(const GenerateArguments& arguments, const LoadedModel& loaded) {
+  const std::string path = loaded.path.string();
+  require(loaded.tokenizer.has_value(), ExitCode::usage, path, " has no tokenizer, which --chat needs");
+  const std::optional<ChatTemplate> which = template_of(arguments, loaded);
+  require(which.has_value(), ExitCode::usage, "--chat: ", path, " was not trained on conversations here; name its template with ",
+          "--chat-template: ", joined(choice_names<ChatTemplate>()));
+  for (const AddedToken& token : chat_tokens(*which))
+    require(loaded.tokenizer->id_of(token.content).has_value(), ExitCode::usage, "--chat-template: ", choice_name(*which),
+            " needs the token ", token.content, ", which the tokenizer of ", path, " lacks");
+  std::optional<std::string> date = arguments.chat_date;
+  require(!date || tells_date(*which), ExitCode::usage,
           "--chat-date: is for the templates llama3 and harmony, which tell the model a date");
+  require(!date || is_utf8(*date), ExitCode::usage, "--chat-date: is not UTF-8");
+  if (!date && which == loaded.config.data.chat_template) date = loaded.config.data.chat_date;
+  return {
+      .encoder = encoder_of(*loaded.tokenizer), .vocab_size = *loaded.config.model.vocab_size, .chat_template = which, .chat_date = date};
+}
+
+std::vector<Prompt> conversations(const GenerateArguments& arguments, const LoadedModel& loaded) {
+  const LineOptions options = chat_options(arguments, loaded);
+  const int64_t positions = loaded.config.model.max_position_embeddings;
   std::vector<Prompt> prompts;
-  for (const std::string& line : lines_of(*arguments.chat_file, "conversation"))
-    prompts.push_back({.text = "", .tokens = read_chat_prompt(line, options, text(*arguments.chat_file, ", line ", prompts.size() + 1))});
+  InputFile(*arguments.chat_file).for_each_line([&](std::string_view line, int64_t number) {
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) return;
+    const std::string name = text(*arguments.chat_file, ", line ", number);
+    prompts.push_back({.text = "", .tokens = read_chat_prompt(line, options, name)});
+    require(std::ssize(prompts.back().tokens) < positions, ExitCode::usage, name, ": the conversation has ", prompts.back().tokens.size(),
+            " tokens, and the model has ", positions, " positions for it and the answer");
+  });
+  require(!prompts.empty(), ExitCode::usage, *arguments.chat_file, ": has no conversation");
   return prompts;
 }
 
@@ -90,7 +106,7 @@ std::vector<Prompt> prompts_of(const GenerateArguments& arguments, const LoadedM
   if (!prompts.empty()) return prompts;
   require(loaded.tokenizer.has_value(), ExitCode::usage, loaded.path.string(), " has no tokenizer; give --prompt-ids");
   const std::string name = arguments.prompts_file.value_or("--prompt");
-  std::vector<std::string> texts = arguments.prompts_file ? lines_of(*arguments.prompts_file, "prompt") : arguments.prompts;
+  std::vector<std::string> texts = arguments.prompts_file ? lines_of(*arguments.prompts_file) : arguments.prompts;
   if (texts.empty()) texts.emplace_back("\n");
   for (const std::string& text : texts)
     prompts.push_back({.text = text, .tokens = loaded.tokenizer->encode_prompt(text, {.name = name, .code = ExitCode::usage})});
@@ -131,12 +147,12 @@ void print_all(std::vector<Continuation>& texts, bool lines) {
   }
 }
 
-// Those of the model, and the end of an answer, which a model that was given a template here may not name.
+// Adds the end of an answer to the end tokens of the model: a folder need not name that of the template in which it is asked.
 std::vector<int32_t> end_tokens_of(const GenerateArguments& arguments, const LoadedModel& loaded) {
   std::vector<int32_t> ends = loaded.end_tokens();
-  const std::optional<ChatTemplate> which = template_of(arguments, loaded);
-  if (!which || !loaded.tokenizer) return ends;
-  if (const std::optional<int32_t> end = loaded.tokenizer->id_of(end_of_answer(*which))) ends.push_back(*end);
+  if (!arguments.chat_file) return ends;
+  if (const std::optional<ChatTemplate> which = template_of(arguments, loaded))
+    if (const std::optional<int32_t> end = loaded.tokenizer->id_of(end_of_answer(*which))) ends.push_back(*end);
   return ends;
 }
 
@@ -195,43 +211,44 @@ ExitCode run_generate(const GenerateArguments& arguments) {
 Command generate_command() {
   const auto arguments = std::make_shared<GenerateArguments>();
   SamplingOptions& sampling = arguments->sampling;
-  return {
-      .name = "generate",
-      .summary = "continue a text with a checkpoint",
-      .example =
-          "mantissa generate runs/quickstart --prompt \"The layers are\" --max-new-tokens 100 --temperature 0.7\n"
-          "mantissa generate runs/quickstart --prompt \"The layers\" --prompt \"Returns\" --temperature 0",
-      .options = {{.name = "CHECKPOINT",
-                   .target = &arguments->checkpoint,
-                   .description = "a checkpoint, or a run folder: the one that `latest` names, else its newest valid one",
-                   .required = true},
-                  {.name = "--prompt",
-                   .target = &arguments->prompts,
-                   .description = "text to continue; default: \\n, a line end; repeatable: all are continued at once"},
-                  {.name = "--prompts", .target = &arguments->prompts_file, .description = "file with a prompt in each line"},
-                  {.name = "--prompt-ids",
-                   .target = &arguments->prompt_ids,
-                   .description = "token ids to continue, as in 1,2,3: all ids are printed, no text; repeatable"},
-                  {.name = "--chat",
-                   .target = &arguments->chat_file,
-                   .description = "file with a conversation in each line, {\"messages\": [...]}, to answer; the answers are printed"},
-                  {.name = "--chat-template",
-                   .target = &arguments->chat_template,
-                   .description = "of --chat, as data.chat_template; default: that of the run",
-                   .choices = choice_names<ChatTemplate>()},
-                  {.name = "--chat-date", .target = &arguments->chat_date, .description = "as data.chat_date; default: that of the run"},
-                  dtype_option(arguments->dtype),
-                  {.name = "--max-new-tokens",
-                   .target = &sampling.max_new_tokens,
-                   .description = "tokens to write; a text ends at an end token of the model"},
-                  {.name = "--temperature", .target = &sampling.temperature, .description = "0: always the likeliest token"},
-                  {.name = "--top-k", .target = &sampling.top_k, .description = "draw from the k likeliest tokens; 0: from all"},
-                  {.name = "--top-p", .target = &sampling.top_p, .description = "draw from the likeliest tokens that together reach p"},
-                  {.name = "--seed", .target = &sampling.seed, .description = "equal seeds give equal texts"},
-                  threads_option(arguments->threads),
-                  tensor_option(arguments->tensor)},
-      .run = [arguments] { return run_generate(*arguments); },
-      .many_ranks = true};
+  return {.name = "generate",
+          .summary = "continue a text with a checkpoint",
+          .example =
+              "mantissa generate runs/quickstart --prompt \"The layers are\" --max-new-tokens 100 --temperature 0.7\n"
+              "mantissa generate runs/quickstart --prompt \"The layers\" --prompt \"Returns\" --temperature 0",
+          .options = {{.name = "CHECKPOINT",
+                       .target = &arguments->checkpoint,
+                       .description = "a checkpoint, or a run folder: the one that `latest` names, else its newest valid one",
+                       .required = true},
+                      {.name = "--prompt",
+                       .target = &arguments->prompts,
+                       .description = "text to continue; default: \\n, a line end; repeatable: all are continued at once"},
+                      {.name = "--prompts", .target = &arguments->prompts_file, .description = "file with a prompt in each line"},
+                      {.name = "--prompt-ids",
+                       .target = &arguments->prompt_ids,
+                       .description = "token ids to continue, as in 1,2,3: all ids are printed, no text; repeatable"},
+                      {.name = "--chat",
+                       .target = &arguments->chat_file,
+                       .description = "file with a conversation in each line, {\"messages\": [...]}, to answer; the answers are printed"},
+                      {.name = "--chat-template",
+                       .target = &arguments->chat_template,
+                       .description = "of --chat, as data.chat_template; default: that of the run",
+                       .choices = choice_names<ChatTemplate>()},
+                      {.name = "--chat-date",
+                       .target = &arguments->chat_date,
+                       .description = "as data.chat_date; default: that of the run, if its template is used"},
+                      dtype_option(arguments->dtype),
+                      {.name = "--max-new-tokens",
+                       .target = &sampling.max_new_tokens,
+                       .description = "tokens to write; a text ends at an end token of the model"},
+                      {.name = "--temperature", .target = &sampling.temperature, .description = "0: always the likeliest token"},
+                      {.name = "--top-k", .target = &sampling.top_k, .description = "draw from the k likeliest tokens; 0: from all"},
+                      {.name = "--top-p", .target = &sampling.top_p, .description = "draw from the likeliest tokens that together reach p"},
+                      {.name = "--seed", .target = &sampling.seed, .description = "equal seeds give equal texts"},
+                      threads_option(arguments->threads),
+                      tensor_option(arguments->tensor)},
+          .run = [arguments] { return run_generate(*arguments); },
+          .many_ranks = true};
 }
 
 }  // namespace mantissa::tools

@@ -25,7 +25,8 @@ std::vector<int32_t> parse_token_ids(const std::string& option, const std::strin
     const size_t before = out.size();
     for (const std::string& word : split(part, ' '))
       if (!word.empty()) out.push_back(parse_id(option, word, vocab_size));
-    require(out.size() > before, ExitCode::usage, option, ": ", out.empty() ? "there are no token ids" : "a token id is missing", " in \"",
+    const bool none = ids.find_first_not_of(" ,") == std::string::npos;
+    require(out.size() > before, ExitCode::usage, option, ": ", none ? "there are no token ids" : "a token id is missing", " in \"",
             printable(shortened(ids)), "\"");
   }
   return out;

@@ -175,12 +175,15 @@ void add_to_trainer(const InputFile& file, BpeTrainer& trainer) {
   for_each_text(file, add);
 }
 
+// Of a tokenizer that is trained.
+std::vector<AddedToken> added_tokens(const TokenizeArguments& arguments) {
+  return arguments.chat_template ? chat_tokens(*choice_of<ChatTemplate>(*arguments.chat_template)) : std::vector<AddedToken>();
+}
+
 std::string train_tokenizer(const TokenizeArguments& arguments, const std::vector<std::string>& paths) {
   BpeTrainer trainer;
   for (const std::string& path : paths) add_to_trainer(InputFile(path), trainer);
-  std::vector<AddedToken> added;
-  if (arguments.chat_template) added = chat_tokens(*choice_of<ChatTemplate>(*arguments.chat_template));
-  const std::string file = trainer.train(*arguments.train_vocab, added);
+  const std::string file = trainer.train(*arguments.train_vocab, added_tokens(arguments));
   const int64_t tokens = BpeTokenizer::from_json(file, arguments.output).size();
   write_file_atomically(arguments.output, file);
   return text(printable(arguments.output), ": ", count_text(tokens, "token"),
@@ -208,8 +211,9 @@ void check_options(const TokenizeArguments& arguments) {
   const bool encodes = arguments.tokenizer != "byte" || arguments.format != "megatron" || arguments.vocabulary || arguments.chat_date ||
                        arguments.append_eod || arguments.eod_id;
   require(!encodes, ExitCode::usage, "--train-vocab: writes a tokenizer, no tokens; options of tokens go without it");
-  require(*arguments.train_vocab >= BpeTrainer::kFewestTokens && *arguments.train_vocab <= 1 << 24, ExitCode::usage,
-          "--train-vocab: must be from ", BpeTrainer::kFewestTokens, " to ", 1 << 24, ", got ", *arguments.train_vocab);
+  const int64_t fewest = BpeTrainer::kFewestTokens + std::ssize(added_tokens(arguments)), most = 1 << 24;
+  require(*arguments.train_vocab >= fewest && *arguments.train_vocab <= most, ExitCode::usage, "--train-vocab: must be from ", fewest,
+          " to ", most, ", got ", *arguments.train_vocab);
 }
 
 ExitCode tokenize(const TokenizeArguments& arguments) {
@@ -256,7 +260,7 @@ Command tokenize_command() {
                        .choices = {"megatron", "llmc", "examples"}},
                       {.name = "--chat-template",
                        .target = &arguments->chat_template,
-                       .description = "of JSONL of messages, as data.chat_template; with --train-vocab, whose tokens are added",
+                       .description = "of JSONL of messages, as data.chat_template; --train-vocab adds its tokens",
                        .choices = choice_names<ChatTemplate>()},
                       {.name = "--chat-date", .target = &arguments->chat_date, .description = "as data.chat_date"},
                       {.name = "--append-eod",

@@ -79,12 +79,14 @@ def compare_answers(mantissa, export, run, questions):
         theirs, gaps = greedy(model, prompt)
         ours = mantissa.likeliest(export, prompt, TOKENS, "--dtype", "fp32")
         whole = theirs[:-1] if theirs[-1] == model.end else theirs
-        sure = next((i for i, gap in enumerate(gaps) if gap < GAP), len(whole))
-        if ours[:sure] != whole[:sure] or (sure == len(whole) and len(ours) != len(whole)):
+        sure = next((i for i, gap in enumerate(gaps) if gap < GAP), len(theirs))
+        if ours[:sure] != whole[:sure] or (sure == len(theirs) and len(ours) != len(whole)):
             raise Failed(f"{question}: transformers answers {tokenizer.decode(theirs)!r}, mantissa {tokenizer.decode(ours)!r}")
         if answer.strip() != tokenizer.decode(ours, skip_special_tokens=True).strip():
             raise Failed(f"{question}: --chat answers {answer!r}, the ids say {tokenizer.decode(ours)!r}")
         compared += sure
+    if compared < 5 * len(questions):
+        raise Failed(f"only {compared} tokens could be compared")
     return compared
 
 

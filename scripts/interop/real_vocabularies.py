@@ -106,14 +106,15 @@ def pieces(wheel, name):
 
 
 def vocabularies(wheels):
+    """Name, the length of a string from which on the reference takes too long, tokenizer.json, encode(), decode()."""
     wheel = zipfile.ZipFile(next(wheels.glob("llama_models-*.whl")))
-    yield "llama3", *llama(wheel, "llama3", LLAMA3)
-    yield "llama4", *llama(wheel, "llama4", O200K)
+    yield "llama3", 1 << 21, *llama(wheel, "llama3", LLAMA3)
+    yield "llama4", 1 << 21, *llama(wheel, "llama4", O200K)
     wheel = zipfile.ZipFile(next(wheels.glob("mistral_common-*.whl")))
     for name in ("tekken_240718", "tekken_240911"):
-        yield name, *tekken(wheel, name)
+        yield name, 1 << 21, *tekken(wheel, name)
     for name in ("tokenizer.model.v1", "mistral_instruct_tokenizer_240323.model.v3"):
-        yield name, *pieces(wheel, name)
+        yield name, 100_000, *pieces(wheel, name)
 
 
 def main():
@@ -125,10 +126,10 @@ def main():
     frames, wrong = Frames(arguments.mantissa.resolve().parent / "tokenize_frames"), 0
     texts = Texts(corpus()[0], [BOS], 1).make(arguments.strings)
     with tempfile.TemporaryDirectory() as folder:
-        for name, content, encode, decode in vocabularies(arguments.wheels):
+        for name, longest, content, encode, decode in vocabularies(arguments.wheels):
             file = Path(folder) / f"{name}.json"
             file.write_text(json.dumps(content, ensure_ascii=False))
-            some = texts if "model" not in name else [text for text in texts if len(text) < 100_000]
+            some = [text for text in texts if len(text) < longest]
             ids = [encode(text) for text in some]
             found = differences(frames.encode(file, 0, some), ids, "text")
             found += differences(frames.decode(file, ids), [decode(one) for one in ids], "ids")

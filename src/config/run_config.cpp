@@ -133,8 +133,10 @@ void resolve_precision(RunConfig& config, ConfigReport& report) {
 }
 
 void check_vocabulary(const RunConfig& config, ConfigReport& report) {
-  if (!config.model.vocab_size && !config.data.tokenizer) {
-    report.error("model.vocab_size", "must be given: data.tokenizer is null, so there is no tokenizer to take it from");
+  if (!config.model.vocab_size && !config.data.tokenizer && !report.failed("checkpoint.init_from")) {
+    const char* const more =
+        report.given("model") || config.checkpoint.init_from ? "" : "; checkpoint.init_from takes the model and the tokenizer of a folder";
+    report.error("model.vocab_size", text("must be given: data.tokenizer is null, so there is no tokenizer to take it from", more));
   }
   if (!config.model.vocab_size) return;
   const int64_t vocab = *config.model.vocab_size;

@@ -71,7 +71,8 @@ void require_trained_tokens(const TokenDataset& dataset, const std::string& name
     dataset.read(begin, count, ids.data(), marks.data());
     if (std::any_of(marks.begin(), marks.begin() + count, [](uint8_t mark) { return (mark & untrained) == 0; })) return;
   }
-  fail(ExitCode::data, name, ": all ", dataset.tokens(), " tokens are masked, so there is nothing to learn from");
+  fail(ExitCode::data, name, ": all ", dataset.tokens(), " tokens are masked, so there is nothing to learn from",
+       dataset.has_examples() ? "; an example that is longer than training.seq_len loses its end" : "");
 }
 
 }  // namespace

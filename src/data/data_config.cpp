@@ -39,8 +39,6 @@ void validate_format(const DataConfig& config, ConfigReport& report) {
 void validate_chat(const DataConfig& config, ConfigReport& report) {
   if (config.chat_template && config.format != DataFormat::automatic && config.format != DataFormat::jsonl) {
     report.error("data.chat_template", text("is for JSONL of messages, not for data.format ", choice_name(config.format)));
-  } else if (config.chat_template && config.append_eod) {
-    report.error("data.append_eod", text("data.chat_template ", choice_name(*config.chat_template), " ends turns by itself"));
   }
   if (config.chat_date && !(config.chat_template && tells_date(*config.chat_template))) {
     report.error("data.chat_date", "is for data.chat_template llama3 and harmony, which tell the model a date");

@@ -46,16 +46,7 @@ LineForm read_jsonl(const InputFile& file, const LineOptions& options, const Lin
 void for_each_text(const InputFile& file, const std::function<void(const std::string&, const TextOrigin&)>& visit,
                    const Progressed& progressed) {
   const auto read = [&](std::string_view line, const std::string& name) {
-    const Json object = parse_json_line(line, name);
-    const JsonReader reader(object, name);
-    const auto visit_keys = [&](const JsonReader& of, std::initializer_list<const char*> keys) {
-      for (const char* const key : keys)
-        if (!of.value().get(key).is_null()) visit(of.at(key).as<std::string>(), {.name = name, .code = ExitCode::data});
-    };
-    require(!object.contains("tokens"), ExitCode::usage, name, ": has \"tokens\", but a tokenizer is trained on texts");
-    visit_keys(reader, {"text", "prompt", "completion"});
-    if (!object.contains("messages")) return;
-    for (const JsonReader& message : reader.at("messages").entries()) visit_keys(message, {"content", "thinking", "reasoning_content"});
+    for (const std::string& one : texts_of(line, name)) visit(one, {.name = name, .code = ExitCode::data});
   };
   for_each_filled_line(file, read, progressed);
 }

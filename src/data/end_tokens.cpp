@@ -10,10 +10,13 @@ std::vector<int32_t> learned_end_tokens(const DataConfig& config, const std::opt
     if (id && std::ranges::find(ids, *id) == ids.end()) ids.push_back(*id);
   };
   if (config.append_eod && config.eod_id) add(static_cast<int32_t>(*config.eod_id));
-  if (!tokenizer) return ids;
-  if (config.chat_template) add(tokenizer->id_of(end_of_answer(*config.chat_template)));
-  add(tokenizer->end_token());
+  add(learned_end_of_answer(config, tokenizer));
+  if (tokenizer) add(tokenizer->end_token());
   return ids;
+}
+
+std::optional<int32_t> learned_end_of_answer(const DataConfig& config, const std::optional<Tokenizer>& tokenizer) {
+  return tokenizer && config.chat_template ? tokenizer->id_of(end_of_answer(*config.chat_template)) : std::nullopt;
 }
 
 }  // namespace mantissa

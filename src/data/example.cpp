@@ -192,10 +192,10 @@ Example read_conversation(const JsonReader& line, const LineOptions& options, co
   return encoded(render_chat(which, messages, options.chat_date), options, name);
 }
 
+// A template ends conversations itself.
 void check_appended(const LineOptions& options, LineForm form, const std::string& name) {
-  const bool ends_itself = form == LineForm::tokens || form == LineForm::messages;
-  require(!ends_itself || !options.appended, ExitCode::usage, "data.append_eod: applies to texts and completions, but ", name, " has \"",
-          key_of(form), "\", which ", form == LineForm::tokens ? "are complete" : "the template ends");
+  require(form != LineForm::tokens || !options.appended, ExitCode::usage, "data.append_eod: applies to texts and completions, but ", name,
+          " has \"tokens\", which are complete");
 }
 
 }  // namespace
@@ -219,6 +219,23 @@ TextEncoder encoder_of(const Tokenizer& tokenizer) {
           .encode = [&tokenizer](std::string_view text,
                                  const TextOrigin& origin) { return tokenizer.encode(text, origin, SpecialTokenText::text); },
           .id_of = [&tokenizer](std::string_view token) { return tokenizer.id_of(token); }};
+}
+
+std::vector<std::string> texts_of(std::string_view line, const std::string& name) {
+  const Json object = parse_line(line, name);
+  const JsonReader reader(object, name);
+  std::vector<std::string> texts;
+  const auto take = [&texts](const JsonReader& of, std::initializer_list<const char*> keys) {
+    of.require(of.value().is_object(), "must be an object, got ", of.value().shown());
+    for (const char* const key : keys)
+      if (is_given(of, key)) texts.push_back(string_at(of, key));
+  };
+  const LineForm form = form_of(reader);
+  require(form != LineForm::tokens, ExitCode::usage, name, ": has \"tokens\", but a tokenizer is trained on texts");
+  if (form == LineForm::text) return {string_at(reader, "text")};
+  if (form == LineForm::completion) return {string_at(reader, "prompt"), string_at(reader, "completion")};
+  for (const JsonReader& message : reader.at("messages").entries()) take(message, {"content", "thinking", "reasoning_content"});
+  return texts;
 }
 
 std::vector<int32_t> read_chat_prompt(std::string_view line, const LineOptions& options, const std::string& name) {

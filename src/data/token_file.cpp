@@ -21,16 +21,20 @@ bool is_utf8(const InputFile& file, const Progressed& progressed) {
   return valid && decoder.between_characters();
 }
 
+// Reads little of a file that begins otherwise.
 bool begins_as_jsonl(const InputFile& file) {
-  constexpr int64_t kBlanks = 64, kLongestLine = 1 << 20;  // what begins otherwise is a text
-  const auto front = [&file](int64_t most) {
-    std::string bytes(static_cast<size_t>(std::min(file.size(), most)), '\0');
-    file.read(0, bytes.data(), std::ssize(bytes));
+  constexpr int64_t kLongestLine = 1 << 20;  // a longer one would be a text
+  const auto part = [&file](int64_t begin, int64_t most) {
+    std::string bytes(static_cast<size_t>(std::min(file.size() - begin, most)), '\0');
+    file.read(begin, bytes.data(), std::ssize(bytes));
     return bytes;
   };
-  const std::string first = front(kBlanks);
-  const size_t begin = first.find_first_not_of(" \t\r\n");
-  return begin != std::string::npos && first[begin] == '{' && begins_jsonl(front(kLongestLine));
+  for (int64_t begin = 0, most = 64; begin < file.size(); begin += std::exchange(most, 4096)) {
+    const std::string bytes = part(begin, most);
+    const size_t first = bytes.find_first_not_of(" \t\r\n");
+    if (first != std::string::npos) return bytes[first] == '{' && begins_jsonl(part(begin, kLongestLine));
+  }
+  return false;
 }
 
 bool is_text(DataFormat format) { return format == DataFormat::text || format == DataFormat::jsonl; }

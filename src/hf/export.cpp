@@ -169,6 +169,11 @@ void ModelExport::finish(const fs::path& folder, const std::vector<Hash64>& hash
   std::vector<TokenizerFile> files = model_files(from.files, from.tokenizer);
   SpecialTokens special = special_tokens(from.files);
   if (special.end.empty()) std::ranges::copy(learned_end_tokens(from.model.config.data, from.tokenizer), std::back_inserter(special.end));
+  if (const std::optional<int32_t> answer = learned_end_of_answer(from.model.config.data, from.tokenizer)) {
+    add_end_token(*answer, special);
+    for (TokenizerFile& file : files)
+      if (file.name == "generation_config.json") add_end_token(*answer, file);
+  }
   files.push_back({.name = "config.json",
                    .bytes = architecture_config(from.model.config.model, exported.common_dtype(), special, exported.quantization())});
   if (source_->options.weights == ExportWeights::packed && source_->options.convention == Convention::modelopt)

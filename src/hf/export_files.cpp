@@ -74,6 +74,20 @@ SpecialTokens special_tokens(const std::vector<TokenizerFile>& files) {
   return {};
 }
 
+void add_end_token(int64_t id, SpecialTokens& tokens) {
+  if (std::ranges::find(tokens.end, id) == tokens.end.end()) tokens.end.push_back(id);
+}
+
+void add_end_token(int64_t id, TokenizerFile& file) {
+  SpecialTokens tokens = read_special_tokens(file.bytes, file.name);
+  const size_t named = tokens.end.size();
+  add_end_token(id, tokens);
+  if (tokens.end.size() == named) return;
+  Json config = parse_json(file.bytes, file.name);
+  config["eos_token_id"] = tokens.end;
+  file.bytes = config.dump(2, Json::Order::keys) + "\n";
+}
+
 bool has_other_tokenizer(const std::vector<TokenizerFile>& files, const Tokenizer& tokenizer) {
   if (std::ranges::none_of(files, is_of_tokenizer)) return false;
   const auto found = std::ranges::find(files, "tokenizer.json", &TokenizerFile::name);

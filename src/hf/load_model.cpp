@@ -42,14 +42,17 @@ std::optional<Tokenizer> usable_tokenizer(const std::vector<TokenizerFile>& file
   }
 }
 
-// Those that the files name, else those that the model learned.
+// Those that the files name and the end of an answer that the model learned; without named ones, all that it learned.
 void take_end_tokens(std::vector<TokenizerFile> files, LoadedModel& loaded) {
   std::erase_if(files, [](const TokenizerFile& file) { return !file.name.ends_with("config.json"); });
   std::vector<int32_t> learned = learned_end_tokens(loaded.config.data, loaded.tokenizer);
   std::erase_if(learned, [size = *loaded.config.model.vocab_size](int32_t id) { return id >= size; });
-  loaded.end_tokens = [files = std::move(files), size = *loaded.config.model.vocab_size, learned = std::move(learned)] {
+  const std::optional<int32_t> answer = learned_end_of_answer(loaded.config.data, loaded.tokenizer);
+  loaded.end_tokens = [files = std::move(files), size = *loaded.config.model.vocab_size, learned = std::move(learned), answer] {
     std::vector<int32_t> named = end_tokens(files, size);
-    return named.empty() ? learned : named;
+    if (named.empty()) return learned;
+    if (answer && std::ranges::find(named, *answer) == named.end()) named.push_back(*answer);
+    return named;
   };
 }
 

@@ -89,7 +89,7 @@ std::string json_problem(const std::exception& error) {
 class Builder : public nlohmann::json_sax<json> {
  public:
   Builder(std::string_view text, Comments comments, uint32_t base)
-      : walker_(text, comments), of_people_(comments == Comments::allowed), base_(base) {}
+      : walker_(text, comments), refuses_long_integers_(comments == Comments::allowed), base_(base) {}
 
   bool null() override { return put({}); }
   bool boolean(bool value) override { return put(value); }
@@ -98,7 +98,7 @@ class Builder : public nlohmann::json_sax<json> {
   bool number_float(number_float_t value, const string_t& digits) override {
     const bool integer = digits.find_first_of(".eE") == std::string::npos;
     put(value);
-    if (integer && of_people_) problem(place_of_last_, Where::value, "integer beyond 64 bits: " + shortened(digits));
+    if (integer && refuses_long_integers_) problem(place_of_last_, Where::value, "integer beyond 64 bits: " + shortened(digits));
     return true;
   }
   bool string(string_t& value) override { return put(std::move(value)); }
@@ -175,7 +175,7 @@ class Builder : public nlohmann::json_sax<json> {
   }
 
   TokenWalker walker_;
-  bool of_people_;
+  bool refuses_long_integers_;
   uint32_t base_;
   std::vector<Container> open_;
   size_t key_offset_ = 0, place_of_last_ = 0;

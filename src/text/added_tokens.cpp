@@ -104,7 +104,7 @@ AddedTokens AddedTokens::from(const JsonReader& json, const Normalizer& normaliz
   for (size_t i = 0; i < out.tokens_.size(); ++i) {
     const AddedToken& token = out.tokens_[i];
     json.require(out.by_id_.emplace(token.id, i).second, "two tokens have the id ", token.id);
-    json.require(out.by_content_.emplace(token.content, i).second, "\"", token.content, "\" is there twice");
+    json.require(out.by_content_.emplace(token.content, i).second, "\"", shortened(token.content), "\" is there twice");
     if (token.normalized)
       out.after_.add(token, normalizer.apply(token.content));
     else

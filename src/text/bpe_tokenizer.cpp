@@ -35,9 +35,9 @@ BpeTokenizer BpeTokenizer::from_json(std::string_view json, const std::string& s
     const std::optional<int32_t> known = out.model_.id_of(token.content);
     const int64_t most = out.model_.size() + 65536;  // published tokenizers leave out no more than a few hundred
     file.at("added_tokens")
-        .require(token.id < most, "\"", token.content, "\" has the id ", token.id, ", and the vocabulary ", out.model_.size());
+        .require(token.id < most, "\"", shortened(token.content), "\" has the id ", token.id, ", and the vocabulary ", out.model_.size());
     file.at("added_tokens")
-        .require(!known || *known == token.id, "\"", token.content, "\" has the id ", token.id, ", and ", known.value_or(0),
+        .require(!known || *known == token.id, "\"", shortened(token.content), "\" has the id ", token.id, ", and ", known.value_or(0),
                  " in model.vocab");
   }
   out.decoder_ = TextDecoder::from(member_or_null(file, "decoder", source));

@@ -187,7 +187,7 @@ void BpeTrainer::count(bool goes_on) {
   for (size_t i = 0; i < pieces.count(); ++i) ++words_[std::string(pieces.piece(i))];
 }
 
-std::string BpeTrainer::train(int64_t vocab_size, std::vector<AddedToken> added, const Progressed& progressed) const {
+std::string BpeTrainer::train(int64_t vocab_size, std::vector<AddedToken> added) const {
   added.insert(added.begin(), {.content = kDefaultEndToken, .special = true});
   const int64_t fewest = kFewestTokens - 1 + std::ssize(added), merged = vocab_size - std::ssize(added);
   require(vocab_size >= fewest, ExitCode::usage, "a vocabulary of bytes has at least ", fewest, " tokens, got ", vocab_size);
@@ -202,7 +202,6 @@ std::string BpeTrainer::train(int64_t vocab_size, std::vector<AddedToken> added,
     merges.emplace_back(text(letters_of_bytes(left), ' ', letters_of_bytes(right)));
     pairs.merge(*pair, static_cast<int32_t>(bytes.size()));
     bytes.push_back(left + right);
-    if (progressed) progressed();
   }
   std::vector<std::string> tokens;
   for (const std::string& token : bytes) tokens.push_back(letters_of_bytes(token));

@@ -114,6 +114,11 @@ void check_checkpoint(const std::string& path, const std::string& key, ConfigRep
   report.error(key, "no such checkpoint: \"" + path + "\"" + steps_beside(path) + (alone ? advice : ""));
 }
 
+void check_initial_model(const std::string& path, ConfigReport& report) {
+  check_checkpoint(path, "checkpoint.init_from", report,
+                   "; nothing is downloaded: fetch a model of Hugging Face first, and name its folder");
+}
+
 bool continues(const CheckpointConfig& config) {
   std::error_code error;
   return config.resume == "auto" && std::filesystem::is_directory(config.dir, error) && !list_checkpoints(config.dir).empty();
@@ -130,9 +135,7 @@ void check_inputs_exist(const RunConfig& config, ConfigReport& report) {
   check_sets(config.data.valid, "data.valid", report);
   const std::string& resume = config.checkpoint.resume;
   if (resume != "never" && resume != "auto") check_checkpoint(resume, "checkpoint.resume", report);
-  if (config.checkpoint.init_from && !continues(config.checkpoint))
-    check_checkpoint(*config.checkpoint.init_from, "checkpoint.init_from", report,
-                     "; nothing is downloaded: fetch a model of Hugging Face first, and name its folder");
+  if (config.checkpoint.init_from && !continues(config.checkpoint)) check_initial_model(*config.checkpoint.init_from, report);
 }
 
 // Names the configuration in a folder that was given in its place, and the key of a text that was.
@@ -159,7 +162,7 @@ void take_saved_model(LoadedConfig& loaded) {
   if (!from || loaded.report.given("model") || loaded.report.failed("checkpoint")) return;
   const std::string key = "checkpoint.init_from", path = absolute_input_path(*from, key, loaded.report);
   std::error_code missing;
-  if (!std::filesystem::exists(path, missing)) return;  // check_inputs_exist() says so
+  if (!std::filesystem::exists(path, missing)) return check_initial_model(path, loaded.report);
   try {
     loaded.config.model = config_of_model(path).model;
     loaded.config.model.pad_vocab_to = 1;

@@ -222,8 +222,6 @@ TEST(RunConfig, CrossFieldErrorsNameTheKey) {
       {data({{"append_eod", true}}), "data.append_eod: needs data.eod_id"},
       {data({{"append_eod", true}, {"format", "llmc"}}), "data.append_eod: is for text and JSONL"},
       {data({{"chat_template", "llama3"}, {"format", "text"}}), "data.chat_template: is for JSONL of messages"},
-      {data({{"chat_template", "chatml"}, {"append_eod", true}, {"eod_id", 1}}),
-       "data.append_eod: data.chat_template chatml ends turns by itself"},
       {data({{"chat_template", "vicuna"}}), "data.chat_template: must be one of"},
       {data({{"chat_template", "qwen3"}, {"chat_date", "x"}}), "data.chat_date: is for data.chat_template llama3 and harmony"},
       {data({{"chat_date", "x"}}), "data.chat_date: is for data.chat_template"},

@@ -95,6 +95,8 @@ TEST_F(BpeDocumentsTest, APathIsAFileOrAFolder) {
 TEST_F(BpeDocumentsTest, LinesAreKnownByTheirKeysWhateverTheFileIsCalled) {
   const std::string line = "{\"prompt\":\"hello\",\"completion\":\"ld\"}\n";
   EXPECT_EQ(all_tokens(open_data(config("a.json", "\n " + line), {.seq_len = 4})).size(), 4U);
+  for (const size_t blanks : {63U, 64U, 65U, 5000U})
+    EXPECT_EQ(recognize_format(InputFile((write_file(folder_ / "b", std::string(blanks, '\n') + line), folder_ / "b"))), DataFormat::jsonl);
   for (const char* const other : {"{\"other\":1}\n", "{hello\n", "hello {\"text\":\"a\"}\n"}) {
     const DataFormat format = recognize_format(InputFile((write_file(folder_ / "b", other), folder_ / "b")));
     EXPECT_EQ(format, DataFormat::text) << other;
@@ -111,10 +113,13 @@ TEST_F(BpeDocumentsTest, ATokenizerIsTrainedOnTheTextsOfExamples) {
   EXPECT_THAT(texts("{\"text\":\"a\",\"other\":\"b\"}\n{\"prompt\":\"c\",\"completion\":\"d\"}\n"
                     R"({"messages":[{"role":"user","content":"e"},{"role":"assistant","content":"f","thinking":"g","tool_calls":null}]})"),
               ElementsAre("a", "c", "d", "e", "f", "g"));
-  for (const auto& [content, code] : {std::pair{R"({"tokens":[1],"mask":[1]})", ExitCode::usage},
-                                      {R"({"messages":[{"content":3}]})", ExitCode::data},
-                                      {R"({"messages":3})", ExitCode::data}})
-    EXPECT_EQ(error_of([&, &bad = content] { texts(bad); }).code(), code) << content;
+  EXPECT_EQ(error_of([&] { texts(R"({"tokens":[1],"mask":[1]})"); }).code(), ExitCode::usage);
+  for (const char* const bad : {R"({"messages":[{"content":3}]})", R"({"messages":3})", R"({"messages":[3]})", R"({"content":"a"})", "[1]",
+                                "3", R"({"text":"a","messages":[]})", R"({"text":3})", R"({"completion":"a"})"}) {
+    const Error error = error_of([&] { texts(std::string(bad) + "\n"); });
+    EXPECT_EQ(error.code(), ExitCode::data) << bad;
+    EXPECT_THAT(error.what(), HasSubstr("t.jsonl, line 1")) << bad;
+  }
 }
 
 TEST_F(BpeDocumentsTest, ModelsEndWhereTheDataTaughtThemTo) {

@@ -130,7 +130,9 @@ TEST_F(ExampleRowsTest, OfOneRowCannotBeDivided) {
 TEST_F(ExampleRowsTest, WithoutATrainedTokenAreAnError) {
   const Error error = error_of([&] { open(config(line(1, 8, 8) + line(2, 1)), 8); });
   EXPECT_EQ(error.code(), ExitCode::data);
-  EXPECT_STREQ(error.what(), "the training data: all 16 tokens are masked, so there is nothing to learn from");
+  EXPECT_STREQ(error.what(),
+               "the training data: all 16 tokens are masked, so there is nothing to learn from; an example that is longer than "
+               "training.seq_len loses its end");
   DataConfig two = config(line(1, 8, 8));
   write_file(folder_ / "b.jsonl", line(1, 8));
   two.train = {{.path = folder_ / "b.jsonl"}, {.path = folder_ / "a.jsonl"}};

@@ -79,6 +79,10 @@ TEST(Examples, WhatTheOptionsLackIsAUsageError) {
   EXPECT_THAT(error(R"({"prompt": "", "completion": "x"})", lacking).what(), HasSubstr("data.tokenizer: f, line 3 has \"completion\""));
   lacking.appended = 3;
   EXPECT_THAT(error(R"({"tokens": [1], "mask": [1]})", lacking).what(), HasSubstr("data.append_eod: applies to texts and completions"));
+  LineOptions both = options();
+  both.appended = 257;
+  EXPECT_EQ(shown(LineReader(both).read(R"({"messages": [{"role": "assistant", "content": "x"}]})", "f")), "{assistant\n[x}]\n")
+      << "which the template ends";
 }
 
 TEST(Examples, AllLinesHaveTheFormOfTheFirst) {

@@ -24,8 +24,9 @@ class Grammar {
     space();
     return ok && at_ == text_.size() && !text_.starts_with("\xef\xbb\xbf");
   }
-  // The only numbers on which conversions differ: those that round to infinity, and integers beyond 64 bits.
-  bool has_large_number() const { return large_; }
+  // What parsers may refuse of numbers: those that may round to infinity and, in files that people write, integers that may exceed 64 bits.
+  bool may_overflow() const { return may_overflow_; }
+  bool has_long_integer() const { return long_integer_; }
 
  private:
   bool peek(char c) const { return at_ < text_.size() && text_[at_] == c; }
@@ -65,7 +66,8 @@ class Grammar {
       if (!take('+')) take('-');
       if (!digits()) return false;
     }
-    large_ = large_ || (integer && at_ - begin > 18) || (!integer && (at_ - begin > 300 || exponent(begin) > 2));
+    long_integer_ = long_integer_ || (integer && at_ - begin > 18);
+    may_overflow_ = may_overflow_ || at_ - begin > 300 || exponent(begin) > 2;
     return true;
   }
   size_t exponent(size_t begin) const {
@@ -138,7 +140,7 @@ class Grammar {
 
   std::string_view text_;
   size_t at_ = 0;
-  bool large_ = false;
+  bool may_overflow_ = false, long_integer_ = false;
 };
 
 // Returns the string or other value without entries that starts at the offset, as the second parser reads it.
@@ -173,9 +175,9 @@ bool json_core(std::string_view input) {
   const bool taken = accepted([&] { value = parse_json(input, "text"); });
   Grammar grammar(input);
   const bool valid = grammar.accepts();
-  promise(taken == valid || (valid && grammar.has_large_number()), "both parsers agree");
+  promise(taken == valid || (valid && grammar.may_overflow()), "both parsers agree");
   const ParsedJson commented = parse_commented_json(input);
-  promise(!taken || grammar.has_large_number() || (commented.problems.empty() && commented.root == value),
+  promise(!taken || grammar.has_long_integer() || (commented.problems.empty() && commented.root == value),
           "what is strict JSON is also JSON for people");
   if (commented.problems.empty())
     promise(same(commented.root, json::parse(input, nullptr, true, true), input), "every value is at its place, comments or not");

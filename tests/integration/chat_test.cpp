@@ -1,6 +1,8 @@
 // A conversation from a tokenizer that was trained on it to the answer of the model, with the commands that a user runs.
 #include <gmock/gmock.h>
 
+#include "mantissa/data/tokenizer.h"
+#include "mantissa/json/json.h"
 #include "process.h"
 
 namespace mantissa::chat_test {
@@ -50,10 +52,30 @@ TEST_F(ChatTest, AModelAnswersWhatItLearnedAndStops) {
   EXPECT_EQ(answer({"generate", "export", "--chat-template", "chatml"}, asked("Hi")), "Hello there.\n");
 
   EXPECT_THAT(output({"generate", "export", "--chat", "ask.jsonl"}, 2), HasSubstr("name its template with --chat-template: chatml, "));
-  EXPECT_THAT(output({"generate", "run", "--chat", "ask.jsonl", "--chat-template", "llama3"}, 2), HasSubstr("<|begin_of_text|>"));
-  EXPECT_THAT(output({"generate", "run", "--chat", "ask.jsonl", "--chat-date", "today"}, 2), HasSubstr("--chat-date"));
+  EXPECT_THAT(output({"generate", "run", "--chat", "ask.jsonl", "--chat-template", "llama3"}, 2),
+              HasSubstr("--chat-template: llama3 needs the token <|begin_of_text|>, "));
+  EXPECT_THAT(output({"generate", "run", "--chat", "ask.jsonl", "--chat-date", "today"}, 2), HasSubstr("--chat-date: is for"));
+  test::write_file(folder_ / "export/generation_config.json", R"({"eos_token_id": 0})");
+  EXPECT_EQ(answer({"generate", "export", "--chat-template", "chatml"}, "\n" + asked("Hi") + " \n"), "Hello there.\n")
+      << "where the folder names another end, between blank lines";
+  output({"train", "run.json", "--set", "checkpoint.init_from=export", "--set", "logging.dir=second", "--set", "training.steps=1"});
+  output({"export", "second", "--output", "again"});
+  output({"verify", "again", "--against", "second"});
+  const int32_t end = Tokenizer::from_path(folder_ / "own.json").id_of("<|im_end|>").value();
+  EXPECT_EQ(parse_json(test::read_file(folder_ / "again/generation_config.json"), "g").get("eos_token_id"), Json(Json::Entries{0, end}))
+      << "an export names the end that was learned, too";
+  EXPECT_EQ(output({"generate", "second", "--temperature", "0", "--prompt", "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"}),
+            "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello there.\n");
   EXPECT_THAT(output({"generate", "run", "--chat", "ask.jsonl", "--prompt", "a"}, 2), HasSubstr("--chat stands for prompts"));
   EXPECT_THAT(output({"generate", "run", "--chat-template", "chatml"}, 2), HasSubstr("--chat-template: goes with --chat"));
+  for (const auto& [lines, says] : {std::pair{std::string("\n \n"), "ask.jsonl: has no conversation"},
+                                    {asked(test::repeated("Hi ", 60)), "ask.jsonl, line 1: the conversation has "}}) {
+    test::write_file(folder_ / "ask.jsonl", lines);
+    EXPECT_THAT(output({"generate", "run", "--chat", "ask.jsonl"}, 2), HasSubstr(says));
+  }
+  EXPECT_THAT(output({"generate", "run", "--chat", "nothing.jsonl"}, 2), HasSubstr("nothing.jsonl"));
+  EXPECT_THAT(output({"tokenize", "--train-vocab", "258", "--chat-template", "chatml", "--output", "b.json", "chats.jsonl"}, 2),
+              HasSubstr("--train-vocab: must be from 259 to "));
   test::write_file(folder_ / "ask.jsonl", asked("Hi") + conversation("Hi", "Ho"));
   EXPECT_THAT(output({"generate", "run", "--chat", "ask.jsonl"}, 4),
               HasSubstr("ask.jsonl, line 2: messages: must end with a message of the user"));
@@ -64,7 +86,7 @@ TEST_F(ChatTest, WithoutATokenizerOfItsTemplateItIsRefused) {
           R"(data.train=[{"path": "run.json"}])", "--set", R"(data.valid=[{"path": "run.json"}])", "--set", "training.steps=1"});
   test::write_file(folder_ / "ask.jsonl", asked("Hi"));
   EXPECT_THAT(output({"generate", "run", "--chat", "ask.jsonl", "--chat-template", "qwen3"}, 2),
-              HasSubstr("needs the token <|im_start|>, which the byte tokenizer lacks"));
+              HasSubstr("--chat-template: qwen3 needs the token <|im_start|>, which the tokenizer of "));
 }
 
 }  // namespace mantissa::chat_test

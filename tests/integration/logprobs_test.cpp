@@ -135,8 +135,7 @@ TEST_F(LogprobsTest, MistakesAreNamed) {
   EXPECT_THAT(of_ids("97,99999999999"), HasSubstr("is no token id"));
   EXPECT_THAT(of_ids("97,256"), HasSubstr("the token 256 is outside the vocabulary of 256"));
   EXPECT_THAT(of_ids(" ,"), HasSubstr("there are no token ids"));
-  EXPECT_THAT(of_ids(",97"), HasSubstr("there are no token ids"));
-  for (const char* const missing : {"97,,98", "97, "}) EXPECT_THAT(of_ids(missing), HasSubstr("a token id is missing"));
+  for (const char* const missing : {"97,,98", "97, ", ",97"}) EXPECT_THAT(of_ids(missing), HasSubstr("a token id is missing"));
   EXPECT_THAT(of_ids("97"), HasSubstr("at least two"));
   EXPECT_THAT(of_ids(test::repeated("97,", 17) + "97"), HasSubstr("18 tokens, the model has 16 positions"));
   EXPECT_THAT(output({"eval", path_, "--prompt-ids", test::repeated("97,", 16) + "97"}), HasSubstr("| 16 targets"));

@@ -48,6 +48,62 @@ TEST(BpeTokenizer, LongPiecesAreMergedAlike) {
   }
 }
 
+// Byte pair encoding as it is defined: the pair of the lowest rank is merged, the leftmost first, until none is left.
+struct RandomMerges {
+  explicit RandomMerges(std::mt19937& random) {
+    while (names.size() < 40) {
+      const auto left = static_cast<int32_t>(random() % names.size()), right = static_cast<int32_t>(random() % names.size());
+      const std::string name = names[static_cast<size_t>(left)] + names[static_cast<size_t>(right)];
+      if (std::ranges::find(names, name) != names.end()) continue;
+      pairs.emplace_back(left, right);
+      names.push_back(name);
+    }
+  }
+  Ids encode(Ids ids) const {
+    for (size_t rank = 0; rank < pairs.size();) {
+      size_t at = 0;
+      while (at + 1 < ids.size() && std::pair(ids[at], ids[at + 1]) != pairs[rank]) ++at;
+      if (at + 1 >= ids.size()) {
+        ++rank;
+        continue;
+      }
+      ids[at] = static_cast<int32_t>(4 + rank);
+      ids.erase(ids.begin() + static_cast<std::ptrdiff_t>(at) + 1);
+      rank = 0;
+    }
+    return ids;
+  }
+  Json file() const {
+    Json json = small_tokenizer(), vocab = Json::Members(), merges = Json::Entries();
+    for (size_t id = 0; id < names.size(); ++id) vocab.add(names[id], id);
+    for (const auto& [left, right] : pairs)
+      merges.entries().emplace_back(names[static_cast<size_t>(left)] + ' ' + names[static_cast<size_t>(right)]);
+    json["model"]["vocab"] = vocab;
+    json["model"]["merges"] = merges;
+    return json;
+  }
+
+  std::vector<std::string> names = {"a", "b", "c", "d"};
+  std::vector<std::pair<int32_t, int32_t>> pairs;
+};
+
+TEST(BpeTokenizer, RandomMergesAreThoseOfTheDefinition) {
+  std::mt19937 random(3);
+  for (int vocabulary = 0; vocabulary < 20; ++vocabulary) {
+    const RandomMerges merges(random);
+    const BpeTokenizer tokenizer = made(merges.file());
+    for (const size_t length : {2U, 5U, 15U, 40U, 100U, 300U}) {
+      Ids letters;
+      std::string text;
+      while (letters.size() < length) {
+        letters.push_back(static_cast<int32_t>(random() % 4));
+        text += merges.names[static_cast<size_t>(letters.back())];
+      }
+      ASSERT_EQ(encode(tokenizer, text), merges.encode(letters)) << text << ' ' << merges.file().dump();
+    }
+  }
+}
+
 TEST(BpeTokenizer, ACharacterWithoutATokenIsLeftOutUnlessThereIsAnUnknownOne) {
   Json json = small_tokenizer({"<unk>"});
   EXPECT_THAT(pieces(json, "hxyeo"), ElementsAre("he", "o"));  // the merge does not see what was left out
@@ -112,7 +168,42 @@ TEST(BpeTokenizer, AddedTokensLookAtWhatIsBesideThem) {
                      "a ]\n\xE3\x80\x80"
                      "a"),
               ElementsAre(0, 21, 0));
+  EXPECT_THAT(encode(tokenizer, "a] [a"), ElementsAre(0, 21, 20, 0)) << "white space that both could take";
   EXPECT_THAT(encode(tokenizer, "hel hello hel, _hel"), ElementsAre(22, 13, 22, 10, 6));
+}
+
+// What a stream makes of several texts in parts of a size: a list of ids for each.
+std::vector<Ids> streamed(const BpeTokenizer& tokenizer, const std::vector<std::string>& texts, size_t window) {
+  std::vector<Ids> out(1);
+  StreamEncoder encoder(tokenizer,
+                        {.ids = [&out](std::span<const int32_t> ids) { out.back().insert(out.back().end(), ids.begin(), ids.end()); },
+                         .end_of_text = [&out] { out.emplace_back(); }},
+                        SpecialTokenText::tokens, window);
+  for (const std::string& text : texts) {
+    for (size_t at = 0; at < text.size(); at += window) encoder.add(std::string_view(text).substr(at, window), {});
+    encoder.end_text({});
+  }
+  encoder.flush();
+  out.pop_back();
+  return out;
+}
+
+TEST(BpeTokenizer, EachTextOfAStreamBeginsAnew) {
+  Json json = small_tokenizer({"_"});
+  json["pre_tokenizer"] = {{"type", "Metaspace"}, {"replacement", "_"}, {"prepend_scheme", "first"}, {"split", false}};
+  const BpeTokenizer tokenizer = made(json);
+  for (const size_t window : {1U, 3U, 100U})
+    EXPECT_THAT(streamed(tokenizer, {"he", "ll", ""}, window), ElementsAre(Ids{17, 10}, Ids{17, 11}, Ids{}));
+}
+
+TEST(BpeTokenizer, TextBetweenMatchesIsKeptInParts) {
+  Json json = small_tokenizer();
+  json["pre_tokenizer"] = {{"type", "Split"}, {"pattern", {{"Regex", "l+"}}}, {"behavior", "Isolated"}, {"invert", false}};
+  const BpeTokenizer tokenizer = made(json);
+  const std::string text = test::repeated("helloworld", 5);
+  const Ids whole = encode(tokenizer, text);
+  EXPECT_EQ(tokenizer.decode(whole), text);
+  for (const size_t window : {1U, 2U, 7U, 100U}) EXPECT_THAT(streamed(tokenizer, {text}, window), ElementsAre(whole)) << window;
 }
 
 TEST(BpeTokenizer, NormalizedTokensAreFoundInNormalizedText) {

@@ -113,11 +113,23 @@ TEST(HostileTokenizers, AWrongValueInAnyPlaceIsRefusedOrWorks) {
   Spoiler spoiler;
   spoiler.try_text(spoiler.file.dump(), "as it is");
   ASSERT_EQ(spoiler.refused_, 0);
-  const int64_t before = peak_memory();
   spoiler.spoil(spoiler.file);
   EXPECT_GT(spoiler.refused_, 1000);
   EXPECT_LT(spoiler.refused_, spoiler.tried_) << "what is not used may be anything";
-  EXPECT_LT(peak_memory() - before, int64_t{256} << 20);
+  EXPECT_LT(peak_memory(), int64_t{1} << 30) << "of all tests of this process";
+}
+
+TEST(HostileTokenizers, NamesInMessagesAreShort) {
+  Spoiler spoiler;
+  const std::string name(100000, 'n');
+  spoiler.file["added_tokens"] = Json::Entries{added_token(name, 30), added_token(name, 31)};
+  spoiler.try_text(spoiler.file.dump(), "twice");
+  spoiler.file["added_tokens"] = Json::Entries{added_token(name, 1 << 24)};
+  spoiler.try_text(spoiler.file.dump(), "a large id");
+  spoiler.file["model"]["vocab"][name] = 29;
+  spoiler.file["added_tokens"] = Json::Entries{added_token(name, 31)};
+  spoiler.try_text(spoiler.file.dump(), "two ids");
+  EXPECT_EQ(spoiler.refused_, 3);
 }
 
 TEST(HostileTokenizers, ATextThatBreaksOffIsRefused) {

@@ -51,7 +51,8 @@ std::vector<ChatPiece> render_chat(ChatTemplate which, std::span<const ChatMessa
 std::vector<ChatPiece> render_chat_prompt(ChatTemplate which, std::span<const ChatMessage> messages,
                                           const std::optional<std::string>& date);
 
-// The tokens that the template needs, without ids. Those around reasoning are not special: who asks is shown them.
+// The tokens that the template needs, without ids. <think> and </think> are not special, as in Qwen3's own tokenizer, so decoding keeps
+// them.
 std::vector<AddedToken> chat_tokens(ChatTemplate which);
 
 // The last token of an answer.

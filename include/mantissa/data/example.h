@@ -50,6 +50,10 @@ struct LineOptions {
   std::optional<std::string> chat_date = {};
 };
 
+// Returns the texts of a line: the document, prompt and completion, or what messages contain. Throws as LineReader::read() does for a line
+// of no form, and Error(usage) for one of tokens.
+std::vector<std::string> texts_of(std::string_view line, const std::string& name);
+
 // Returns the ids of a conversation, {"messages": ...}, whose last message is the user's, up to where the answer begins. Throws as
 // LineReader::read() does.
 std::vector<int32_t> read_chat_prompt(std::string_view line, const LineOptions& options, const std::string& name);

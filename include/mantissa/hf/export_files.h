@@ -20,6 +20,10 @@ void write_export_file(const std::filesystem::path& folder, const std::string& n
 // Ids that the config.json of the first model gave a meaning; none for a model that was trained from the start.
 SpecialTokens special_tokens(const std::vector<TokenizerFile>& files);
 
+// Adds an end token to those that are named, also in a generation_config.json, which is written again only where it lacks the id.
+void add_end_token(int64_t id, SpecialTokens& tokens);
+void add_end_token(int64_t id, TokenizerFile& file);
+
 // Whether these are the files of another tokenizer than this one. One that mantissa exported is known again by its vocabulary.
 bool has_other_tokenizer(const std::vector<TokenizerFile>& files, const Tokenizer& tokenizer);
 

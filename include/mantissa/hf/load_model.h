@@ -22,7 +22,8 @@ struct LoadedModel {
   int64_t step = 0;
   RunConfig config;
   std::optional<Tokenizer> tokenizer;
-  // Of a model with files of its own: those of generation_config.json, else of config.json. Throws Error(data) where these are damaged.
+  // Of a model with files of its own: those of generation_config.json, else of config.json, and the end of an answer that it learned here.
+  // Throws Error(data) where the files are damaged.
   std::function<std::vector<int32_t>()> end_tokens;
   std::unique_ptr<Backend> device;
   std::unique_ptr<Gpt> model;

@@ -1,6 +1,6 @@
-// JSON: a value, and its parser, which is strict: UTF-8 without a byte order mark, no duplicate keys, no NaN or Inf, integers of at most 64
-// bits, at most 32 levels deep, at most 4 GiB, nothing after the value. Time and memory are proportional to the text: at most 48 bytes a
-// byte of it. Comments are allowed only where the reader asks for them. Structs are read from values by json_fields.h.
+// JSON: a value, and its parser, which is strict: UTF-8 without a byte order mark, no duplicate keys, no number beyond the range of
+// doubles, at most 32 levels deep, at most 4 GiB, nothing after the value. Time and memory are proportional to the text: at most 48 bytes
+// a byte of it. Comments are allowed only where the reader asks for them. Structs are read from values by json_fields.h.
 #pragma once
 
 #include <concepts>
@@ -162,8 +162,8 @@ struct ParsedJson {
 ParsedJson parse_strict_json(std::string_view text);
 Json parse_json_or_null(std::string_view text);  // null: the text is invalid
 
-// Parses files that people write: // and /* */ comments are allowed, integers beyond 64 bits are not. Positions are offsets in the text plus `base`, so that those of
-// several texts can be told apart; they must fit.
+// Parses files that people write: // and /* */ comments are allowed, integers beyond 64 bits are not. Positions are offsets in the text
+// plus `base`, so that those of several texts can be told apart; they must fit.
 ParsedJson parse_commented_json(std::string_view text, uint32_t base = 0);
 
 // Returns what holds no other value, empty lists and objects included, by its path: "training.steps", "data.train.0.path".

@@ -7,7 +7,6 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "mantissa/base/progressed.h"
 #include "mantissa/text/added_tokens.h"
 #include "mantissa/text/pretokenizer.h"
 #include "mantissa/text/text_origin.h"
@@ -30,7 +29,7 @@ class BpeTrainer {
 
   // Returns the file. Of pairs that are equally frequent, that of the lower ids is merged first. There are fewer tokens than asked for
   // where no pair occurs twice. Throws Error(usage) below kFewestTokens and the number of added tokens, whose ids are set.
-  std::string train(int64_t vocab_size, std::vector<AddedToken> added = {}, const Progressed& progressed = {}) const;
+  std::string train(int64_t vocab_size, std::vector<AddedToken> added = {}) const;
 
  private:
   void count(bool text_goes_on);
