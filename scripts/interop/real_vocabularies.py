@@ -6,8 +6,9 @@
     python scripts/interop/real_vocabularies.py --mantissa build/release/bin/mantissa --wheels wheels [--strings 5000]
 
 Llama 3, Llama 4 and Mistral's tekken are ranks of tiktoken, which then encodes the texts to compare with; Mistral v1 and v3 are models of SentencePiece. A
-tokenizer.json is made of each as transformers' converters do: what two tokens a rank merges follows from the ranks below it. Prints a line per vocabulary,
-and exits with 1 if ids or decoded texts differ.
+tokenizer.json is made of each as transformers' converters do: what two tokens a rank merges follows from the ranks below it. Long runs of spaces lose
+something in that: the ids of SentencePiece are others than those of tokenizers, which mantissa's must then equal. Prints a line per vocabulary, and exits
+with 1 if ids or decoded strings differ.
 """
 import argparse
 import base64
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import sentencepiece
 import tiktoken
+from tokenizers import Tokenizer
 
 from hf_bpe import LLAMA3, O200K, Frames, Texts, corpus, differences
 
@@ -106,13 +108,13 @@ def pieces(wheel, name):
 
 
 def vocabularies(wheels):
-    """Name, the length of a string from which on the reference takes too long, tokenizer.json, encode(), decode()."""
+    """Name, the length of a string from which on the reference fails or takes too long, tokenizer.json, encode(), decode()."""
     wheel = zipfile.ZipFile(next(wheels.glob("llama_models-*.whl")))
-    yield "llama3", 1 << 21, *llama(wheel, "llama3", LLAMA3)
-    yield "llama4", 1 << 21, *llama(wheel, "llama4", O200K)
+    yield "llama3", 500_000, *llama(wheel, "llama3", LLAMA3)
+    yield "llama4", 500_000, *llama(wheel, "llama4", O200K)
     wheel = zipfile.ZipFile(next(wheels.glob("mistral_common-*.whl")))
     for name in ("tekken_240718", "tekken_240911"):
-        yield name, 1 << 21, *tekken(wheel, name)
+        yield name, 500_000, *tekken(wheel, name)
     for name in ("tokenizer.model.v1", "mistral_instruct_tokenizer_240323.model.v3"):
         yield name, 100_000, *pieces(wheel, name)
 
@@ -131,9 +133,11 @@ def main():
             file.write_text(json.dumps(content, ensure_ascii=False))
             some = [text for text in texts if len(text) < longest]
             ids = [encode(text) for text in some]
-            found = differences(frames.encode(file, 0, some), ids, "text")
+            ours, converted = frames.encode(file, 0, some), Tokenizer.from_file(str(file))
+            as_converted = {i for i, text in enumerate(some) if ours[i] != ids[i] and ours[i] == converted.encode(text, add_special_tokens=False).ids}
+            found = differences([ids[i] if i in as_converted else one for i, one in enumerate(ours)], ids, "text")
             found += differences(frames.decode(file, ids), [decode(one) for one in ids], "ids")
-            print(f"{name}: {len(content['model']['vocab'])} tokens, {len(some)} texts, {found} different", flush=True)
+            print(f"{name}: {len(content['model']['vocab'])} tokens, {len(some)} texts, {found} different, {len(as_converted)} only from what was converted", flush=True)
             wrong += found
     return 1 if wrong else 0
 
