@@ -199,7 +199,7 @@ struct E2M1Codes {
   }
   [[gnu::always_inline]] static lanes::Words element(lanes::Words code) {
     constexpr int16_t kOne = 127 << 7;
-    const lanes::Words m = code & 7, bits = m > 1 ? (m << 6) + kOne : m * kOne;
+    const lanes::Words m = code & 7, bits = m > 1 ? (m << 6) + kOne : -m & kOne;  // both sides are computed: neither may overflow
     return bits | ((code & 8) << 12);
   }
 };
