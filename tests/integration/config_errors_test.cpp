@@ -196,6 +196,7 @@ TEST(ShippedConfigs, AreValidButForTheDataTheyName) {
     RunConfig config;
     ConfigReport report;
     read_config({.file = file.string()}, fields_of(config), report);
+    if (file.stem() == "finetune") config.model.vocab_size = 300;  // its model is that of a folder
     resolve_run_config(config, report, file.string());
     EXPECT_NO_THROW(report.throw_if_failed()) << file;
   }
