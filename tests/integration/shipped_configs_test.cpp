@@ -39,8 +39,10 @@ std::optional<RunConfig> checked(const std::string& name, const std::vector<std:
     sources.sets.emplace_back(cut);
   }
   sources.sets.push_back(text("training.seq_len=", kTokens));
-  if (name == "finetune") sources.sets.emplace_back("model.vocab_size=300");  // its model is that of a folder
-  if (const std::optional<MoeConfig> moe = load_run_config(sources, Inputs::unchecked).config.model.moe) {
+  ConfigSources plain{.file = sources.file, .sets = {}};
+  if (name == "finetune") plain.sets = {"model.vocab_size=300"};  // its model is that of a folder
+  sources.sets.insert(sources.sets.end(), plain.sets.begin(), plain.sets.end());
+  if (const std::optional<MoeConfig> moe = load_run_config(plain, Inputs::unchecked).config.model.moe) {
     sources.sets.push_back(text("model.moe.intermediate_size=", std::min<int64_t>(moe->intermediate_size, 512)));
     for (const char* cut :
          {"model.moe.num_experts=4", "model.moe.num_experts_per_tok=2", "model.moe.dense_layers=[]", "model.vocab_size=1024"}) {
