@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "mantissa/json/json.h"
+#include "mantissa/text/bpe_tokenizer.h"
 
 namespace mantissa::test {
 
@@ -27,6 +28,13 @@ inline Json small_tokenizer(const std::vector<std::string>& more = {}) {
 inline Json added_token(const std::string& content, int64_t id, bool special = true) {
   return {{"id", id},        {"content", content},  {"single_word", false}, {"lstrip", false},
           {"rstrip", false}, {"normalized", false}, {"special", special}};
+}
+
+inline BpeTokenizer made(const Json& json) { return BpeTokenizer::from_json(json.dump(), "t.json"); }
+
+inline std::vector<int32_t> encode(const BpeTokenizer& tokenizer, std::string_view text,
+                                   SpecialTokenText special = SpecialTokenText::tokens) {
+  return tokenizer.encode(text, {}, special);
 }
 
 }  // namespace mantissa::test

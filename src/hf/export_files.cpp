@@ -4,50 +4,25 @@
 #include <iterator>
 
 #include "mantissa/base/file.h"
-#include "mantissa/base/utf8.h"
 #include "mantissa/checkpoint/saved_model.h"
 #include "mantissa/json/json.h"
+#include "mantissa/text/bpe_model.h"
 #include "mantissa/text/bpe_trainer.h"
+#include "mantissa/text/tokenizer_file.h"
 
 namespace mantissa {
 namespace {
-
-// As GPT-2 writes bytes: those that are printable stand for themselves, the others follow from U+0100 on.
-std::string letter_of_byte(int byte) {
-  const auto stands_for_itself = [](int b) { return (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174; };
-  auto letter = static_cast<char32_t>(byte);
-  if (!stands_for_itself(byte)) letter = 0x100;
-  for (int b = 0; b < byte && !stands_for_itself(byte); ++b) letter += stands_for_itself(b) ? 0U : 1U;
-  std::string out;
-  append_utf8(letter, out);
-  return out;
-}
 
 Json tokenizer_json(const Tokenizer& tokenizer) {
   if (tokenizer.files() != nullptr) return parse_json(tokenizer.files()->tokenizer, "tokenizer.json");
   const bool bytes = tokenizer.kind() == TokenizerKind::byte;
   Json vocab = Json::Members();
-  for (int32_t id = 0; id < static_cast<int32_t>(tokenizer.size()); ++id)
-    vocab.add(bytes ? letter_of_byte(id) : tokenizer.decode({&id, 1}), id);
-  const Json level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
-  return {{"version", "1.0"},
-          {"truncation", nullptr},
-          {"padding", nullptr},
-          {"added_tokens", Json::Entries()},
-          {"normalizer", nullptr},
-          {"pre_tokenizer", bytes ? level : Json()},
-          {"post_processor", nullptr},
-          {"decoder", bytes ? level : Json{{"type", "Fuse"}}},
-          {"model",
-           {{"type", "BPE"},
-            {"dropout", nullptr},
-            {"unk_token", nullptr},
-            {"continuing_subword_prefix", nullptr},
-            {"end_of_word_suffix", nullptr},
-            {"fuse_unk", false},
-            {"byte_fallback", false},
-            {"vocab", vocab},
-            {"merges", Json::Entries()}}}};
+  for (int32_t id = 0; id < static_cast<int32_t>(tokenizer.size()); ++id) {
+    const auto byte = static_cast<char>(id);
+    vocab.add(bytes ? letters_of_bytes({&byte, 1}) : tokenizer.decode({&id, 1}), id);
+  }
+  return tokenizer_file(
+      {.vocab = vocab, .pre_tokenizer = bytes ? byte_level_part() : Json(), .decoder = bytes ? byte_level_part() : Json{{"type", "Fuse"}}});
 }
 
 bool is_of_tokenizer(const TokenizerFile& file) { return file.name != "config.json" && file.name != "generation_config.json"; }

@@ -8,6 +8,7 @@
 #include "mantissa/base/utf8.h"
 #include "mantissa/json/json.h"
 #include "mantissa/text/bpe_model.h"
+#include "mantissa/text/tokenizer_file.h"
 #include "text/text_pieces.h"
 
 namespace mantissa {
@@ -16,11 +17,9 @@ namespace {
 constexpr const char* kTrainedPattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-Json byte_level() { return {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}}; }
-
 Json pretokenizer_json() {
   const Json split = {{"type", "Split"}, {"pattern", {{"Regex", kTrainedPattern}}}, {"behavior", "Isolated"}, {"invert", false}};
-  return {{"type", "Sequence"}, {"pretokenizers", Json::Entries{split, byte_level()}}};
+  return {{"type", "Sequence"}, {"pretokenizers", Json::Entries{split, byte_level_part()}}};
 }
 
 // The pairs of a corpus of distinct words, and what becomes of them when one is merged.
@@ -114,7 +113,7 @@ class PairCounts {
   std::priority_queue<Candidate> queue_;
 };
 
-Json tokenizer_file(const std::vector<std::string>& tokens, const std::vector<AddedToken>& added, const Json& merges) {
+Json trained_file(const std::vector<std::string>& tokens, const std::vector<AddedToken>& added, const Json& merges) {
   Json vocab = Json::Members(), at_end = Json::Entries();
   for (size_t id = 0; id < tokens.size(); ++id) vocab.add(tokens[id], id);
   for (const AddedToken& token : added) {
@@ -127,25 +126,8 @@ Json tokenizer_file(const std::vector<std::string>& tokens, const std::vector<Ad
                                 {"normalized", false},
                                 {"special", token.special}});
   }
-  return {{"version", "1.0"},
-          {"truncation", nullptr},
-          {"padding", nullptr},
-          {"added_tokens", at_end},
-          {"normalizer", nullptr},
-          {"pre_tokenizer", pretokenizer_json()},
-          {"post_processor", nullptr},
-          {"decoder", byte_level()},
-          {"model",
-           {{"type", "BPE"},
-            {"dropout", nullptr},
-            {"unk_token", nullptr},
-            {"continuing_subword_prefix", nullptr},
-            {"end_of_word_suffix", nullptr},
-            {"fuse_unk", false},
-            {"byte_fallback", false},
-            {"ignore_merges", false},
-            {"vocab", vocab},
-            {"merges", merges}}}};
+  return tokenizer_file(
+      {.vocab = vocab, .merges = merges, .added_tokens = at_end, .pre_tokenizer = pretokenizer_json(), .decoder = byte_level_part()});
 }
 
 }  // namespace
@@ -206,7 +188,7 @@ std::string BpeTrainer::train(int64_t vocab_size, std::vector<AddedToken> added)
   std::vector<std::string> tokens;
   for (const std::string& token : bytes) tokens.push_back(letters_of_bytes(token));
   for (size_t i = 0; i < added.size(); ++i) added[i].id = static_cast<int32_t>(tokens.size() + i);
-  return tokenizer_file(tokens, added, merges).dump(1, Json::Order::keys) + "\n";
+  return trained_file(tokens, added, merges).dump(1, Json::Order::keys) + "\n";
 }
 
 }  // namespace mantissa

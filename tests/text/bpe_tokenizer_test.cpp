@@ -6,24 +6,19 @@
 #include <random>
 
 #include "files.h"
-#include "mantissa/text/bpe_trainer.h"
 #include "tokenizer_files.h"
 
 namespace mantissa::bpe_tokenizer_test {
 
 using test::added_token;
+using test::encode;
+using test::made;
 using test::small_tokenizer;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 using Ids = std::vector<int32_t>;
-
-BpeTokenizer made(const Json& json) { return BpeTokenizer::from_json(json.dump(), "t.json"); }
-
-Ids encode(const BpeTokenizer& tokenizer, std::string_view text, SpecialTokenText special = SpecialTokenText::tokens) {
-  return tokenizer.encode(text, {}, special);
-}
 
 std::vector<std::string> pieces(const Json& json, std::string_view text) {
   const BpeTokenizer tokenizer = made(json);
@@ -170,40 +165,6 @@ TEST(BpeTokenizer, AddedTokensLookAtWhatIsBesideThem) {
               ElementsAre(0, 21, 0));
   EXPECT_THAT(encode(tokenizer, "a] [a"), ElementsAre(0, 21, 20, 0)) << "white space that both could take";
   EXPECT_THAT(encode(tokenizer, "hel hello hel, _hel"), ElementsAre(22, 13, 22, 10, 6));
-}
-
-// What a stream makes of several texts in parts of a size: a list of ids for each.
-std::vector<Ids> streamed(const BpeTokenizer& tokenizer, const std::vector<std::string>& texts, size_t window) {
-  std::vector<Ids> out(1);
-  StreamEncoder encoder(tokenizer,
-                        {.ids = [&out](std::span<const int32_t> ids) { out.back().insert(out.back().end(), ids.begin(), ids.end()); },
-                         .end_of_text = [&out] { out.emplace_back(); }},
-                        SpecialTokenText::tokens, window);
-  for (const std::string& text : texts) {
-    for (size_t at = 0; at < text.size(); at += window) encoder.add(std::string_view(text).substr(at, window), {});
-    encoder.end_text({});
-  }
-  encoder.flush();
-  out.pop_back();
-  return out;
-}
-
-TEST(BpeTokenizer, EachTextOfAStreamBeginsAnew) {
-  Json json = small_tokenizer({"_"});
-  json["pre_tokenizer"] = {{"type", "Metaspace"}, {"replacement", "_"}, {"prepend_scheme", "first"}, {"split", false}};
-  const BpeTokenizer tokenizer = made(json);
-  for (const size_t window : {1U, 3U, 100U})
-    EXPECT_THAT(streamed(tokenizer, {"he", "ll", ""}, window), ElementsAre(Ids{17, 10}, Ids{17, 11}, Ids{}));
-}
-
-TEST(BpeTokenizer, TextBetweenMatchesIsKeptInParts) {
-  Json json = small_tokenizer();
-  json["pre_tokenizer"] = {{"type", "Split"}, {"pattern", {{"Regex", "l+"}}}, {"behavior", "Isolated"}, {"invert", false}};
-  const BpeTokenizer tokenizer = made(json);
-  const std::string text = test::repeated("helloworld", 5);
-  const Ids whole = encode(tokenizer, text);
-  EXPECT_EQ(tokenizer.decode(whole), text);
-  for (const size_t window : {1U, 2U, 7U, 100U}) EXPECT_THAT(streamed(tokenizer, {text}, window), ElementsAre(whole)) << window;
 }
 
 TEST(BpeTokenizer, NormalizedTokensAreFoundInNormalizedText) {
@@ -378,201 +339,6 @@ TEST(BpeTokenizer, NamesTheByteThatIsNoUtf8) {
   EXPECT_EQ(error.code(), ExitCode::data);
   EXPECT_THAT(error.what(), HasSubstr("f.txt: not UTF-8 at byte 102"));
   EXPECT_EQ(test::error_of([&] { encode(tokenizer, "he\xC3"); }).code(), ExitCode::usage);
-}
-
-// A tokenizer of bytes that was trained on a text, and random texts, whole and in parts of any size.
-class TrainedTokenizer : public ::testing::Test {
- protected:
-  static std::string trained(int64_t size) {
-    BpeTrainer trainer;
-    const std::string text = test::repeated("It's the year 2024; we'll say: \"h\xC3\xA9llo\" \xF0\x9F\x98\x80\n\n  and again... \t", 40);
-    for (size_t at = 0; at < text.size(); at += 7) trainer.add(std::string_view(text).substr(at, 7), {});
-    trainer.end_text({});
-    return trainer.train(size);
-  }
-  std::string random_text() {
-    static const std::vector<std::string> kParts = {
-        "It's",          " the",  "  ",        "\n",           "\r\n", "2024", "h\xC3\xA9", "\xF0\x9F\x98\x80",
-        "<|endoftext|>", "<|end", "e\xCC\x81", "\xE4\xB8\xAD", "!!",   "'LL",  "\xC2\xA0",  "x"};
-    std::string out;
-    for (size_t i = random_() % 30; i > 0; --i) out += kParts[random_() % kParts.size()];
-    return out;
-  }
-  std::mt19937 random_{7};
-};
-
-TEST_F(TrainedTokenizer, BytesComeBack) {
-  const BpeTokenizer tokenizer = BpeTokenizer::from_json(trained(290), "t.json");
-  EXPECT_EQ(tokenizer.size(), 290);
-  EXPECT_EQ(tokenizer.id_of("<|endoftext|>"), 289);
-  for (int i = 0; i < 300; ++i) {
-    const std::string text = random_text();
-    EXPECT_EQ(tokenizer.decode(encode(tokenizer, text, SpecialTokenText::text)), text);
-    EXPECT_LT(encode(tokenizer, "It's the year").size(), 13U);
-  }
-}
-
-TEST_F(TrainedTokenizer, IsTheSameForTheSameText) {
-  EXPECT_EQ(trained(280), trained(280));
-  EXPECT_EQ(test::error_of([] { trained(256); }).code(), ExitCode::usage);
-  EXPECT_LT(BpeTokenizer::from_json(trained(100000), "t.json").size(), 1000) << "no pair occurs twice";
-}
-
-TEST_F(TrainedTokenizer, AddedTokensComeLast) {
-  BpeTrainer trainer;
-  trainer.add("abababab", {});
-  trainer.end_text({});
-  const std::vector<AddedToken> added = {{.content = "<think>"}, {.content = "<|im_end|>", .special = true}};
-  const BpeTokenizer tokenizer = BpeTokenizer::from_json(trainer.train(261, added), "t.json");
-  EXPECT_EQ(tokenizer.size(), 261);
-  EXPECT_EQ(tokenizer.id_of("<|endoftext|>"), 258);
-  EXPECT_EQ(tokenizer.id_of("<think>"), 259);
-  EXPECT_EQ(tokenizer.id_of("<|im_end|>"), 260);
-  EXPECT_THAT(encode(tokenizer, "abab<|im_end|>ab"), ElementsAre(257, 260, 256)) << "of two merges";
-  EXPECT_EQ(tokenizer.decode(std::vector<int32_t>{256, 259, 260, 256}), "ab<think>ab") << "special tokens are not shown";
-  EXPECT_EQ(test::error_of([&] { trainer.train(258, added); }).code(), ExitCode::usage);
-  EXPECT_EQ(BpeTokenizer::from_json(trainer.train(259, added), "t.json").size(), 259);
-}
-
-// Words that share many pairs, which all have to be merged in each: time grows with their number, not with its power.
-TEST_F(TrainedTokenizer, WordsThatSharePairsAreMergedOnceEach) {
-  BpeTrainer trainer;
-  const std::string letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
-  trainer.add(letters + " " + letters + " x" + letters, {});
-  trainer.end_text({});
-  const BpeTokenizer tokenizer = BpeTokenizer::from_json(trainer.train(320), "t.json");
-  EXPECT_EQ(encode(tokenizer, letters).size(), 1U);
-}
-
-TEST_F(TrainedTokenizer, IdsDoNotDependOnTheParts) {
-  Json json = parse_json(trained(290), "t.json");
-  for (const char* const normalizer :
-       {"null", R"({"type":"NFC"})", R"({"type":"Sequence","normalizers":[{"type":"NFKC"},{"type":"Lowercase"}]})"}) {
-    json["normalizer"] = parse_json(normalizer, "normalizer");
-    json["added_tokens"] = Json::Entries{added_token("<|endoftext|>", 289), added_token(" the", 310, false)};
-    json["added_tokens"][1]["normalized"] = true;
-    const BpeTokenizer tokenizer = made(json);
-    ASSERT_TRUE(tokenizer.works_on_parts());
-    for (int i = 0; i < 200; ++i) {
-      const std::string text = random_text();
-      const size_t part = 1 + random_() % 9, window = 1 + random_() % 40;
-      Ids ids;
-      int ends = 0;
-      StreamEncoder encoder(
-          tokenizer,
-          {.ids = [&](std::span<const int32_t> some) { ids.insert(ids.end(), some.begin(), some.end()); }, .end_of_text = [&] { ++ends; }},
-          SpecialTokenText::tokens, window);
-      for (int twice = 0; twice < 2; ++twice) {
-        for (size_t at = 0; at < text.size(); at += part) encoder.add(std::string_view(text).substr(at, part), {});
-        encoder.end_text({});
-      }
-      encoder.flush();
-      Ids expected = encode(tokenizer, text);
-      expected.insert(expected.end(), expected.begin(), expected.end());
-      EXPECT_EQ(ids, expected) << text;
-      EXPECT_EQ(ends, 2);
-    }
-  }
-}
-
-struct RefusedFile {
-  const char *name, *patch, *message;  // a merge patch of small_tokenizer()
-};
-
-class RefusedTokenizers : public ::testing::TestWithParam<RefusedFile> {};
-
-void apply_patch(Json& json, const Json& patch) {
-  for (const auto& [name, value] : patch.members()) {
-    if (value.is_object() && json.get(name).is_object())
-      apply_patch(json[name], value);
-    else
-      json[name] = value;
-  }
-}
-
-TEST_P(RefusedTokenizers, AreNamedByThePartOfTheFile) {
-  Json json = small_tokenizer();
-  apply_patch(json, parse_json(GetParam().patch, "patch"));
-  const Error error = test::error_of([&] { made(json); });
-  EXPECT_EQ(error.code(), ExitCode::data);
-  EXPECT_THAT(error.what(), ::testing::StartsWith("t.json"));
-  EXPECT_THAT(error.what(), HasSubstr(GetParam().message));
-}
-
-INSTANTIATE_TEST_SUITE_P(
-    , RefusedTokenizers,
-    ::testing::Values(
-        RefusedFile{"wordpiece", R"({"model":{"type":"WordPiece"}})", "WordPiece"},
-        RefusedFile{"unigram", R"({"model":{"type":"Unigram"}})", "Unigram"}, RefusedFile{"model_missing", R"({"model":null})", "model"},
-        RefusedFile{"vocab_list", R"({"model":{"vocab":[]}})", "model.vocab"},
-        RefusedFile{"id_twice", R"({"model":{"vocab":{"zz":0}}})", "id 0"},
-        RefusedFile{"id_negative", R"({"model":{"vocab":{"zz":-1}}})", "zz"},
-        RefusedFile{"id_text", R"({"model":{"vocab":{"zz":"1"}}})", "zz"},
-        RefusedFile{"id_huge", R"({"model":{"vocab":{"zz":4000000000}}})", "zz"},
-        RefusedFile{"id_sparse", R"({"model":{"vocab":{"zz":60000000}}})", "60000000"},
-        RefusedFile{"dropout", R"({"model":{"dropout":0.1}})", "dropout"},
-        RefusedFile{"prefix", R"({"model":{"continuing_subword_prefix":"##"}})", "continuing_subword_prefix"},
-        RefusedFile{"suffix", R"({"model":{"end_of_word_suffix":"</w>"}})", "end_of_word_suffix"},
-        RefusedFile{"unknown", R"({"model":{"unk_token":"<x>"}})", "<x>"},
-        RefusedFile{"merges_text", R"({"model":{"merges":"h e"}})", "merges"},
-        RefusedFile{"merge_of_one", R"({"model":{"merges":["he"]}})", "entry 0"},
-        RefusedFile{"merge_of_three", R"({"model":{"merges":["h e l"]}})", "entry 0"},
-        RefusedFile{"merge_list", R"({"model":{"merges":[["h"]]}})", "entry 0"},
-        RefusedFile{"merge_number", R"({"model":{"merges":[7]}})", "entry 0"},
-        RefusedFile{"merge_unknown", R"({"model":{"merges":["h x"]}})", "\"x\""},
-        RefusedFile{"merge_made_unknown", R"({"model":{"merges":["h l"]}})", "\"hl\""},
-        RefusedFile{"bert_normalizer", R"({"normalizer":{"type":"BertNormalizer"}})", "BertNormalizer"},
-        RefusedFile{"precompiled", R"({"normalizer":{"type":"Sequence","normalizers":[{"type":"Precompiled"}]}})", "Precompiled"},
-        RefusedFile{"nameless", R"({"normalizer":{}})", "normalizer"},
-        RefusedFile{"pattern", R"({"normalizer":{"type":"Replace","pattern":"x","content":""}})", "pattern"},
-        RefusedFile{"expression", R"({"pre_tokenizer":{"type":"Split","pattern":{"Regex":"\\w+"},"behavior":"Isolated"}})", R"("\w")"},
-        RefusedFile{"behavior", R"({"pre_tokenizer":{"type":"Split","pattern":{"String":"x"},"behavior":"Gone"}})", "Gone"},
-        RefusedFile{"bert", R"({"pre_tokenizer":{"type":"BertPreTokenizer"}})", "BertPreTokenizer"},
-        RefusedFile{"white", R"({"pre_tokenizer":{"type":"Whitespace"}})", "Whitespace"},
-        RefusedFile{
-            "after_bytes",
-            R"({"pre_tokenizer":{"type":"Sequence","pretokenizers":[{"type":"ByteLevel","add_prefix_space":false},{"type":"Digits"}]}})",
-            "after ByteLevel"},
-        RefusedFile{"scheme", R"({"pre_tokenizer":{"type":"Metaspace","replacement":"_","prepend_scheme":"last"}})", "last"},
-        RefusedFile{"replacement", R"({"pre_tokenizer":{"type":"Metaspace","replacement":""}})", "replacement"},
-        RefusedFile{"decoder", R"({"decoder":{"type":"WordPiece"}})", "WordPiece"},
-        RefusedFile{"strip", R"({"decoder":{"type":"Strip","content":"","start":1,"stop":0}})", "content"},
-        RefusedFile{"strip_count", R"({"decoder":{"type":"Strip","content":" ","start":-1,"stop":0}})", "start"},
-        RefusedFile{"post", R"({"post_processor":{"type":"Other"}})", "Other"},
-        RefusedFile{"template_without_text", R"({"post_processor":{"type":"TemplateProcessing","single":[],"special_tokens":{}}})",
-                    "single"},
-        RefusedFile{
-            "template_unknown",
-            R"({"post_processor":{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<s>"}},{"Sequence":{"id":"A"}}],"special_tokens":{}}})",
-            "<s>"},
-        RefusedFile{
-            "template_twice",
-            R"({"post_processor":{"type":"TemplateProcessing","single":[{"Sequence":{"id":"A"}},{"Sequence":{"id":"A"}}],"special_tokens":{}}})",
-            "once"},
-        RefusedFile{"added_object", R"({"added_tokens":{}})", "added_tokens"},
-        RefusedFile{"added_nameless", R"({"added_tokens":[{"id":3}]})", "content"},
-        RefusedFile{"added_id", R"({"added_tokens":[{"id":-3,"content":"x"}]})", "id"},
-        RefusedFile{"added_twice", R"({"added_tokens":[{"id":30,"content":"x"},{"id":31,"content":"x"}]})", "twice"},
-        RefusedFile{"added_id_twice", R"({"added_tokens":[{"id":30,"content":"x"},{"id":30,"content":"y"}]})", "id 30"},
-        RefusedFile{"added_other_id", R"({"added_tokens":[{"id":30,"content":"he"}]})", "model.vocab"}),
-    [](const auto& one) { return std::string(one.param.name); });
-
-// Each of these is small and would take gigabytes or the stack.
-TEST(BpeTokenizer, HostileFilesTakeNoMemory) {
-  Json deep = small_tokenizer(), wide = small_tokenizer(), sparse = small_tokenizer(), grows = small_tokenizer();
-  deep["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", Json::Entries(100000, Json{{"type", "Digits"}})}};
-  wide["added_tokens"] = Json::Entries{added_token("<a>", int64_t{1} << 26)};
-  sparse["model"]["vocab"]["zz"] = int64_t{1} << 26;
-  const Json doubled = {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "aa"}};
-  grows["normalizer"] = {{"type", "Sequence"}, {"normalizers", Json::Entries(60, doubled)}};
-  for (const Json* const file : {&deep, &wide, &sparse}) EXPECT_EQ(test::error_of([&] { made(*file); }).code(), ExitCode::data);
-  const BpeTokenizer growing = made(grows);
-  EXPECT_EQ(test::error_of([&] { encode(growing, "aaaa"); }).code(), ExitCode::data);
-}
-
-TEST(BpeTokenizer, FilesThatAreNoTokenizerAreRefused) {
-  for (const char* const file : {"", "[]", "7", "null", "{\"model\":[]}", "{\"model\":{\"merges\":[]}}", "{\"version\":\"1.0\"}", "{"})
-    EXPECT_EQ(test::error_of([&] { BpeTokenizer::from_json(file, "t.json"); }).code(), ExitCode::data) << file;
 }
 
 }  // namespace mantissa::bpe_tokenizer_test

@@ -9,6 +9,9 @@
 namespace mantissa::tokenizer_hostile_test {
 
 using test::added_token;
+using test::encode;
+using test::made;
+using test::small_tokenizer;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
@@ -142,6 +145,106 @@ TEST(HostileTokenizers, ATextThatBreaksOffIsRefused) {
     damaged[at] = static_cast<char>(damaged[at] ^ 0x80);
     spoiler.try_text(damaged, "byte " + std::to_string(at));
   }
+}
+
+struct RefusedFile {
+  const char *name, *patch, *message;  // a merge patch of small_tokenizer()
+};
+
+class RefusedTokenizers : public ::testing::TestWithParam<RefusedFile> {};
+
+void apply_patch(Json& json, const Json& patch) {
+  for (const auto& [name, value] : patch.members()) {
+    if (value.is_object() && json.get(name).is_object())
+      apply_patch(json[name], value);
+    else
+      json[name] = value;
+  }
+}
+
+TEST_P(RefusedTokenizers, AreNamedByThePartOfTheFile) {
+  Json json = small_tokenizer();
+  apply_patch(json, parse_json(GetParam().patch, "patch"));
+  const Error error = test::error_of([&] { made(json); });
+  EXPECT_EQ(error.code(), ExitCode::data);
+  EXPECT_THAT(error.what(), ::testing::StartsWith("t.json"));
+  EXPECT_THAT(error.what(), HasSubstr(GetParam().message));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    , RefusedTokenizers,
+    ::testing::Values(
+        RefusedFile{"wordpiece", R"({"model":{"type":"WordPiece"}})", "WordPiece"},
+        RefusedFile{"unigram", R"({"model":{"type":"Unigram"}})", "Unigram"}, RefusedFile{"model_missing", R"({"model":null})", "model"},
+        RefusedFile{"vocab_list", R"({"model":{"vocab":[]}})", "model.vocab"},
+        RefusedFile{"id_twice", R"({"model":{"vocab":{"zz":0}}})", "id 0"},
+        RefusedFile{"id_negative", R"({"model":{"vocab":{"zz":-1}}})", "zz"},
+        RefusedFile{"id_text", R"({"model":{"vocab":{"zz":"1"}}})", "zz"},
+        RefusedFile{"id_huge", R"({"model":{"vocab":{"zz":4000000000}}})", "zz"},
+        RefusedFile{"id_sparse", R"({"model":{"vocab":{"zz":60000000}}})", "60000000"},
+        RefusedFile{"dropout", R"({"model":{"dropout":0.1}})", "dropout"},
+        RefusedFile{"prefix", R"({"model":{"continuing_subword_prefix":"##"}})", "continuing_subword_prefix"},
+        RefusedFile{"suffix", R"({"model":{"end_of_word_suffix":"</w>"}})", "end_of_word_suffix"},
+        RefusedFile{"unknown", R"({"model":{"unk_token":"<x>"}})", "<x>"},
+        RefusedFile{"merges_text", R"({"model":{"merges":"h e"}})", "merges"},
+        RefusedFile{"merge_of_one", R"({"model":{"merges":["he"]}})", "entry 0"},
+        RefusedFile{"merge_of_three", R"({"model":{"merges":["h e l"]}})", "entry 0"},
+        RefusedFile{"merge_list", R"({"model":{"merges":[["h"]]}})", "entry 0"},
+        RefusedFile{"merge_number", R"({"model":{"merges":[7]}})", "entry 0"},
+        RefusedFile{"merge_unknown", R"({"model":{"merges":["h x"]}})", "\"x\""},
+        RefusedFile{"merge_made_unknown", R"({"model":{"merges":["h l"]}})", "\"hl\""},
+        RefusedFile{"bert_normalizer", R"({"normalizer":{"type":"BertNormalizer"}})", "BertNormalizer"},
+        RefusedFile{"precompiled", R"({"normalizer":{"type":"Sequence","normalizers":[{"type":"Precompiled"}]}})", "Precompiled"},
+        RefusedFile{"nameless", R"({"normalizer":{}})", "normalizer"},
+        RefusedFile{"pattern", R"({"normalizer":{"type":"Replace","pattern":"x","content":""}})", "pattern"},
+        RefusedFile{"expression", R"({"pre_tokenizer":{"type":"Split","pattern":{"Regex":"\\w+"},"behavior":"Isolated"}})", R"("\w")"},
+        RefusedFile{"behavior", R"({"pre_tokenizer":{"type":"Split","pattern":{"String":"x"},"behavior":"Gone"}})", "Gone"},
+        RefusedFile{"bert", R"({"pre_tokenizer":{"type":"BertPreTokenizer"}})", "BertPreTokenizer"},
+        RefusedFile{"white", R"({"pre_tokenizer":{"type":"Whitespace"}})", "Whitespace"},
+        RefusedFile{
+            "after_bytes",
+            R"({"pre_tokenizer":{"type":"Sequence","pretokenizers":[{"type":"ByteLevel","add_prefix_space":false},{"type":"Digits"}]}})",
+            "after ByteLevel"},
+        RefusedFile{"scheme", R"({"pre_tokenizer":{"type":"Metaspace","replacement":"_","prepend_scheme":"last"}})", "last"},
+        RefusedFile{"replacement", R"({"pre_tokenizer":{"type":"Metaspace","replacement":""}})", "replacement"},
+        RefusedFile{"decoder", R"({"decoder":{"type":"WordPiece"}})", "WordPiece"},
+        RefusedFile{"strip", R"({"decoder":{"type":"Strip","content":"","start":1,"stop":0}})", "content"},
+        RefusedFile{"strip_count", R"({"decoder":{"type":"Strip","content":" ","start":-1,"stop":0}})", "start"},
+        RefusedFile{"post", R"({"post_processor":{"type":"Other"}})", "Other"},
+        RefusedFile{"template_without_text", R"({"post_processor":{"type":"TemplateProcessing","single":[],"special_tokens":{}}})",
+                    "single"},
+        RefusedFile{
+            "template_unknown",
+            R"({"post_processor":{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<s>"}},{"Sequence":{"id":"A"}}],"special_tokens":{}}})",
+            "<s>"},
+        RefusedFile{
+            "template_twice",
+            R"({"post_processor":{"type":"TemplateProcessing","single":[{"Sequence":{"id":"A"}},{"Sequence":{"id":"A"}}],"special_tokens":{}}})",
+            "once"},
+        RefusedFile{"added_object", R"({"added_tokens":{}})", "added_tokens"},
+        RefusedFile{"added_nameless", R"({"added_tokens":[{"id":3}]})", "content"},
+        RefusedFile{"added_id", R"({"added_tokens":[{"id":-3,"content":"x"}]})", "id"},
+        RefusedFile{"added_twice", R"({"added_tokens":[{"id":30,"content":"x"},{"id":31,"content":"x"}]})", "twice"},
+        RefusedFile{"added_id_twice", R"({"added_tokens":[{"id":30,"content":"x"},{"id":30,"content":"y"}]})", "id 30"},
+        RefusedFile{"added_other_id", R"({"added_tokens":[{"id":30,"content":"he"}]})", "model.vocab"}),
+    [](const auto& one) { return std::string(one.param.name); });
+
+// Each of these is small and would take gigabytes or the stack.
+TEST(BpeTokenizer, HostileFilesTakeNoMemory) {
+  Json deep = small_tokenizer(), wide = small_tokenizer(), sparse = small_tokenizer(), grows = small_tokenizer();
+  deep["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", Json::Entries(100000, Json{{"type", "Digits"}})}};
+  wide["added_tokens"] = Json::Entries{added_token("<a>", int64_t{1} << 26)};
+  sparse["model"]["vocab"]["zz"] = int64_t{1} << 26;
+  const Json doubled = {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "aa"}};
+  grows["normalizer"] = {{"type", "Sequence"}, {"normalizers", Json::Entries(60, doubled)}};
+  for (const Json* const file : {&deep, &wide, &sparse}) EXPECT_EQ(test::error_of([&] { made(*file); }).code(), ExitCode::data);
+  const BpeTokenizer growing = made(grows);
+  EXPECT_EQ(test::error_of([&] { encode(growing, "aaaa"); }).code(), ExitCode::data);
+}
+
+TEST(BpeTokenizer, FilesThatAreNoTokenizerAreRefused) {
+  for (const char* const file : {"", "[]", "7", "null", "{\"model\":[]}", "{\"model\":{\"merges\":[]}}", "{\"version\":\"1.0\"}", "{"})
+    EXPECT_EQ(test::error_of([&] { BpeTokenizer::from_json(file, "t.json"); }).code(), ExitCode::data) << file;
 }
 
 }  // namespace mantissa::tokenizer_hostile_test
