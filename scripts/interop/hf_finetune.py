@@ -13,14 +13,13 @@ import json
 import random
 import re
 import sys
-import tempfile
 from pathlib import Path
 
 import torch
 import transformers
 
 from hf_bpe import LLAMA3, corpus, of_bytes, split
-from mantissa_program import Failed, Mantissa
+from mantissa_program import Failed, Mantissa, run_cases
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKENS, GAP = 64, 1e-3
@@ -118,13 +117,8 @@ def main():
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    with tempfile.TemporaryDirectory(prefix="hf-finetune-") as work:
-        try:
-            outcome, failed = finetune(Mantissa(args.mantissa, work), args.small), False
-        except Failed as failure:
-            outcome, failed = f"FAILED: {failure}", True
-    print(f"transformers {transformers.__version__} | fine-tuning | {outcome}", flush=True)
-    sys.exit(failed)
+    cases = [("fine-tuning", lambda work: finetune(Mantissa(args.mantissa, work), args.small))]
+    sys.exit(run_cases(f"transformers {transformers.__version__}", cases))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import argparse
 import json
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,7 @@ from hf_gradients import as_mantissa
 from hf_models import make, pairwise
 from hf_parity import gradients_apart
 from mantissa_files import Checkpoint
-from mantissa_program import Failed, Mantissa
+from mantissa_program import Failed, Mantissa, run_cases
 
 LOSS, GRADIENT = 1e-6, 1e-3  # tolerances
 SEQ_LEN = 64
@@ -152,15 +151,7 @@ def main():
     cases = [(f"{architecture}, {'packed' if packed else 'not packed'}", lambda work, a=architecture, p=packed: check_loss(Mantissa(args.mantissa, work), a, p))
              for architecture in ("llama", "qwen3", "gpt2") for packed in (True, False)]
     cases += [(f"chat_tokens, {name} template", lambda work, n=name: check_chat_tokens(work, n)) for name in ("marked", "unmarked", "returning")]
-    failures = 0
-    for name, check in cases:
-        with tempfile.TemporaryDirectory(prefix="hf-masked-") as work:
-            try:
-                outcome = check(Path(work))
-            except Failed as failure:
-                outcome, failures = f"FAILED: {failure}", failures + 1
-        print(f"transformers {transformers.__version__} | {name} | {outcome}", flush=True)
-    sys.exit(failures > 0)
+    sys.exit(run_cases(f"transformers {transformers.__version__}", cases))
 
 
 if __name__ == "__main__":

@@ -9,15 +9,13 @@ Bytes: of any text. Characters: of those in the training text. Prints a line per
 import argparse
 import json
 import sys
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import transformers
 
 from hf_models import load
 from mantissa_files import Checkpoint, encode
-from mantissa_program import Failed, Mantissa
+from mantissa_program import Failed, Mantissa, run_cases
 
 WORDS = "To be, or not\u00a0to be:\n\tStraße  naïve\r\n 日本語 🙂 \u0301e 'll <|endoftext|> \\u0041 a\u200db  "
 CONFIG = {
@@ -65,15 +63,8 @@ def main():
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    failures = 0
-    for kind in ("byte", "char"):
-        with tempfile.TemporaryDirectory(prefix="hf-tokenizers-") as work:
-            try:
-                outcome = check(Mantissa(args.mantissa, work), kind)
-            except Failed as failure:
-                outcome, failures = f"FAILED: {failure}", failures + 1
-        print(f"transformers {transformers.__version__} | {kind} | {outcome}", flush=True)
-    sys.exit(failures > 0)
+    cases = [(kind, lambda work, k=kind: check(Mantissa(args.mantissa, work), k)) for kind in ("byte", "char")]
+    sys.exit(run_cases(f"transformers {transformers.__version__}", cases))
 
 
 if __name__ == "__main__":

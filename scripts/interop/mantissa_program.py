@@ -1,6 +1,7 @@
 """Runs mantissa as a user would, and reads what it writes."""
 import json
 import subprocess
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,19 @@ from mantissa_files import Checkpoint, TrainingBatches
 
 class Failed(Exception):
     """A command of mantissa that did not end as it should have, or a comparison that does not hold."""
+
+
+def run_cases(label, cases):
+    """Runs each (name, check), check(work) in a folder of its own, and prints a line with what it returns, or what failed. Returns whether one did."""
+    failed = False
+    for name, check in cases:
+        with tempfile.TemporaryDirectory(prefix="mantissa-case-") as work:
+            try:
+                outcome = check(Path(work))
+            except Failed as failure:
+                outcome, failed = f"FAILED: {failure}", True
+        print(f"{label} | {name} | {outcome}", flush=True)
+    return failed
 
 
 class Mantissa:
