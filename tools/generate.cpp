@@ -76,7 +76,7 @@ LineOptions chat_options(const GenerateArguments& arguments, const LoadedModel& 
   require(!date || tells_date(*which), ExitCode::usage,
           "--chat-date: is for the templates llama3 and harmony, which tell the model a date");
   require(!date || is_utf8(*date), ExitCode::usage, "--chat-date: is not UTF-8");
-  if (!date && which == loaded.config.data.chat_template) date = loaded.config.data.chat_date;
+  if (!date) date = loaded.config.data.chat_date;
   return {
       .encoder = encoder_of(*loaded.tokenizer), .vocab_size = *loaded.config.model.vocab_size, .chat_template = which, .chat_date = date};
 }
@@ -211,44 +211,43 @@ ExitCode run_generate(const GenerateArguments& arguments) {
 Command generate_command() {
   const auto arguments = std::make_shared<GenerateArguments>();
   SamplingOptions& sampling = arguments->sampling;
-  return {.name = "generate",
-          .summary = "continue a text with a checkpoint",
-          .example =
-              "mantissa generate runs/quickstart --prompt \"The layers are\" --max-new-tokens 100 --temperature 0.7\n"
-              "mantissa generate runs/quickstart --prompt \"The layers\" --prompt \"Returns\" --temperature 0",
-          .options = {{.name = "CHECKPOINT",
-                       .target = &arguments->checkpoint,
-                       .description = "a checkpoint, or a run folder: the one that `latest` names, else its newest valid one",
-                       .required = true},
-                      {.name = "--prompt",
-                       .target = &arguments->prompts,
-                       .description = "text to continue; default: \\n, a line end; repeatable: all are continued at once"},
-                      {.name = "--prompts", .target = &arguments->prompts_file, .description = "file with a prompt in each line"},
-                      {.name = "--prompt-ids",
-                       .target = &arguments->prompt_ids,
-                       .description = "token ids to continue, as in 1,2,3: all ids are printed, no text; repeatable"},
-                      {.name = "--chat",
-                       .target = &arguments->chat_file,
-                       .description = "file with a conversation in each line, {\"messages\": [...]}, to answer; the answers are printed"},
-                      {.name = "--chat-template",
-                       .target = &arguments->chat_template,
-                       .description = "of --chat, as data.chat_template; default: that of the run",
-                       .choices = choice_names<ChatTemplate>()},
-                      {.name = "--chat-date",
-                       .target = &arguments->chat_date,
-                       .description = "as data.chat_date; default: that of the run, if its template is used"},
-                      dtype_option(arguments->dtype),
-                      {.name = "--max-new-tokens",
-                       .target = &sampling.max_new_tokens,
-                       .description = "tokens to write; a text ends at an end token of the model"},
-                      {.name = "--temperature", .target = &sampling.temperature, .description = "0: always the likeliest token"},
-                      {.name = "--top-k", .target = &sampling.top_k, .description = "draw from the k likeliest tokens; 0: from all"},
-                      {.name = "--top-p", .target = &sampling.top_p, .description = "draw from the likeliest tokens that together reach p"},
-                      {.name = "--seed", .target = &sampling.seed, .description = "equal seeds give equal texts"},
-                      threads_option(arguments->threads),
-                      tensor_option(arguments->tensor)},
-          .run = [arguments] { return run_generate(*arguments); },
-          .many_ranks = true};
+  return {
+      .name = "generate",
+      .summary = "continue a text with a checkpoint",
+      .example =
+          "mantissa generate runs/quickstart --prompt \"The layers are\" --max-new-tokens 100 --temperature 0.7\n"
+          "mantissa generate runs/quickstart --prompt \"The layers\" --prompt \"Returns\" --temperature 0",
+      .options = {{.name = "CHECKPOINT",
+                   .target = &arguments->checkpoint,
+                   .description = "a checkpoint, or a run folder: the one that `latest` names, else its newest valid one",
+                   .required = true},
+                  {.name = "--prompt",
+                   .target = &arguments->prompts,
+                   .description = "text to continue; default: \\n, a line end; repeatable: all are continued at once"},
+                  {.name = "--prompts", .target = &arguments->prompts_file, .description = "file with a prompt in each line"},
+                  {.name = "--prompt-ids",
+                   .target = &arguments->prompt_ids,
+                   .description = "token ids to continue, as in 1,2,3: all ids are printed, no text; repeatable"},
+                  {.name = "--chat",
+                   .target = &arguments->chat_file,
+                   .description = "file with a conversation in each line, {\"messages\": [...]}, to answer; the answers are printed"},
+                  {.name = "--chat-template",
+                   .target = &arguments->chat_template,
+                   .description = "of --chat, as data.chat_template; default: that of the run",
+                   .choices = choice_names<ChatTemplate>()},
+                  {.name = "--chat-date", .target = &arguments->chat_date, .description = "as data.chat_date; default: that of the run"},
+                  dtype_option(arguments->dtype),
+                  {.name = "--max-new-tokens",
+                   .target = &sampling.max_new_tokens,
+                   .description = "tokens to write; a text ends at an end token of the model"},
+                  {.name = "--temperature", .target = &sampling.temperature, .description = "0: always the likeliest token"},
+                  {.name = "--top-k", .target = &sampling.top_k, .description = "draw from the k likeliest tokens; 0: from all"},
+                  {.name = "--top-p", .target = &sampling.top_p, .description = "draw from the likeliest tokens that together reach p"},
+                  {.name = "--seed", .target = &sampling.seed, .description = "equal seeds give equal texts"},
+                  threads_option(arguments->threads),
+                  tensor_option(arguments->tensor)},
+      .run = [arguments] { return run_generate(*arguments); },
+      .many_ranks = true};
 }
 
 }  // namespace mantissa::tools

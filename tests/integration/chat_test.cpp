@@ -58,12 +58,17 @@ TEST_F(ChatTest, AModelAnswersWhatItLearnedAndStops) {
   test::write_file(folder_ / "export/generation_config.json", R"({"eos_token_id": 0})");
   EXPECT_EQ(answer({"generate", "export", "--chat-template", "chatml"}, "\n" + asked("Hi") + " \n"), "Hello there.\n")
       << "where the folder names another end, between blank lines";
+  Json config = parse_json(test::read_file(folder_ / "export/config.json"), "config");
+  config["eos_token_id"] = 0;
+  test::write_file(folder_ / "export/config.json", config.dump());
   output({"train", "run.json", "--set", "checkpoint.init_from=export", "--set", "logging.dir=second", "--set", "training.steps=1"});
   output({"export", "second", "--output", "again"});
   output({"verify", "again", "--against", "second"});
   const int32_t end = Tokenizer::from_path(folder_ / "own.json").id_of("<|im_end|>").value();
-  EXPECT_EQ(parse_json(test::read_file(folder_ / "again/generation_config.json"), "g").get("eos_token_id"), Json(Json::Entries{0, end}))
-      << "an export names the end that was learned, too";
+  for (const char* const file : {"again/config.json", "again/generation_config.json"}) {
+    EXPECT_EQ(parse_json(test::read_file(folder_ / file), "g").get("eos_token_id"), Json(Json::Entries{0, end}))
+        << file << " names the end that was learned, too";
+  }
   EXPECT_EQ(output({"generate", "second", "--temperature", "0", "--prompt", "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"}),
             "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello there.\n");
   EXPECT_THAT(output({"generate", "run", "--chat", "ask.jsonl", "--prompt", "a"}, 2), HasSubstr("--chat stands for prompts"));
