@@ -34,7 +34,7 @@ int64_t CachingAllocator::size_class(int64_t bytes) {
 
 std::shared_ptr<std::byte> CachingAllocator::allocate(int64_t bytes) {
   const int64_t size = size_class(bytes);
-  std::byte* block = nullptr;
+  Block block{};
   {
     const std::lock_guard lock(mutex_);
     block = take(size);
@@ -42,7 +42,7 @@ std::shared_ptr<std::byte> CachingAllocator::allocate(int64_t bytes) {
     stats_.peak_in_use = std::max(stats_.peak_in_use, stats_.in_use);
   }
   // shared_ptr calls the deleter if the handle itself cannot be made.
-  return {block, [owner = shared_from_this(), bytes](std::byte* memory) { owner->give_back(memory, bytes); }};
+  return {block.memory, [owner = shared_from_this(), block, bytes](std::byte*) { owner->give_back(block, bytes); }};
 }
 
 AllocatorStats CachingAllocator::stats() const {
@@ -52,15 +52,17 @@ AllocatorStats CachingAllocator::stats() const {
 
 CachingAllocator::~CachingAllocator() { release_cached(); }
 
-std::byte* CachingAllocator::take(int64_t size) {
-  std::vector<std::byte*>& blocks = cached_[size];
-  if (blocks.empty()) return from_source(size);
-  std::byte* block = blocks.back();
-  blocks.pop_back();
-  return block;
+CachingAllocator::Block CachingAllocator::take(int64_t size) {
+  for (auto kept = cached_.lower_bound(size); kept != cached_.end() && kept->first <= size + size / 2; ++kept) {
+    if (kept->second.empty()) continue;
+    const Block block{.memory = kept->second.back(), .size = kept->first};
+    kept->second.pop_back();
+    return block;
+  }
+  return from_source(size);
 }
 
-std::byte* CachingAllocator::from_source(int64_t size) {
+CachingAllocator::Block CachingAllocator::from_source(int64_t size) {
   cached_[size].reserve(blocks_[size] + 1);  // give_back must not fail
   ++stats_.system_calls;
   std::byte* block = source_->take(size);
@@ -73,13 +75,13 @@ std::byte* CachingAllocator::from_source(int64_t size) {
   }
   ++blocks_[size];
   stats_.reserved += size;
-  return block;
+  return {.memory = block, .size = size};
 }
 
-void CachingAllocator::give_back(std::byte* block, int64_t size) noexcept {
+void CachingAllocator::give_back(const Block& block, int64_t bytes) noexcept {
   const std::lock_guard lock(mutex_);
-  stats_.in_use -= size;
-  cached_.find(size_class(size))->second.push_back(block);
+  stats_.in_use -= bytes;
+  cached_.find(block.size)->second.push_back(block.memory);
 }
 
 void CachingAllocator::release_cached() {

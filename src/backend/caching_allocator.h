@@ -1,6 +1,7 @@
 // Caches the memory of a backend. Blocks come from a source once and are kept by size class when their last handle goes, so a loop that
-// asks for the same sizes again never returns to it. It does not touch pages: on the host, the thread that first uses a page decides where
-// it lies.
+// asks for the same sizes again never returns to it. A size of which there is no block takes one that is up to half as large again, so that
+// sizes that change a little from step to step share their blocks. It does not touch pages: on the host, the thread that first uses a page
+// decides where it lies.
 #pragma once
 
 #include <cstddef>
@@ -45,9 +46,14 @@ class CachingAllocator : public std::enable_shared_from_this<CachingAllocator> {
   static int64_t size_class(int64_t bytes);
 
  private:
-  std::byte* take(int64_t size);
-  std::byte* from_source(int64_t size);
-  void give_back(std::byte* block, int64_t size) noexcept;
+  // Of a size class; a kept one may be larger.
+  struct Block {
+    std::byte* memory;
+    int64_t size;
+  };
+  Block take(int64_t size);
+  Block from_source(int64_t size);
+  void give_back(const Block& block, int64_t bytes) noexcept;
   void release_cached();
 
   std::unique_ptr<MemorySource> source_;
