@@ -1,5 +1,7 @@
 #include "mantissa/backend/functions.h"
 
+#include <algorithm>
+
 #include "mantissa/base/integers.h"
 #include "mantissa/tensor/nonfinite.h"
 
@@ -42,6 +44,13 @@ HostBytes::HostBytes(const Tensor& tensor) {
     tensor.device().download(tensor, copy_.data());
     bytes_ = copy_;
   }
+}
+
+void for_each_piece(const Tensor& tensor, const std::function<void(std::span<const std::byte>)>& body) {
+  constexpr int64_t kPieceBytes = 16 << 20;
+  const int64_t step = tensor.device().host_memory() ? std::max<int64_t>(1, tensor.elements()) : kPieceBytes / dtype_bytes(tensor.dtype());
+  const Tensor flat = tensor.view({tensor.elements()});
+  for (int64_t begin = 0; begin < flat.dim(0); begin += step) body(HostBytes(flat.slice(begin, std::min(flat.dim(0), begin + step))).get());
 }
 
 std::span<std::byte> host_memory(const Tensor& tensor) {

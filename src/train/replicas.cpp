@@ -16,13 +16,18 @@ struct Compared {
   uint64_t hash;
 };
 
+// A tensor of a device is downloaded in pieces, so that the host needs no room for a whole parameter.
+void add(const Tensor& tensor, StreamHash& hash) {
+  for_each_piece(tensor, [&](std::span<const std::byte> piece) { hash.update(piece); });
+}
+
 Compared weight(const ParameterShard& shard, int owner) {
   StreamHash hash;
-  if (shard.of->value().defined()) hash.update(host_memory(shard.of_rows(shard.of->value())));
+  if (shard.of->value().defined()) add(shard.of_rows(shard.of->value()), hash);
   if (shard.of->quantized) {
     const QuantizedTensor codes = slice(shard.of->codes(), shard.begin, shard.end);
-    hash.update(host_memory(codes.codes));
-    hash.update(host_memory(codes.scales));
+    add(codes.codes, hash);
+    add(codes.scales, hash);
   }
   return {.name = shard.of->name, .begin = shard.begin, .end = shard.end, .owner = owner, .hash = hash.finish().value};
 }
@@ -30,14 +35,14 @@ Compared weight(const ParameterShard& shard, int owner) {
 // Compares a tensor of a shard's state, under its name in a checkpoint.
 Compared state(const ParameterShard& shard, const char* of, const Tensor& tensor) {
   StreamHash hash;
-  hash.update(host_memory(tensor));
+  add(tensor, hash);
   return {.name = of + shard.of->name, .begin = shard.begin, .end = shard.end, .owner = 0, .hash = hash.finish().value};
 }
 
 // Compares a buffer, which is whole on every rank.
 Compared buffer(const Buffer& of) {
   StreamHash hash;
-  hash.update(host_memory(of.value));
+  add(of.value, hash);
   return {.name = of.name, .begin = 0, .end = of.shape[0], .owner = 0, .hash = hash.finish().value};
 }
 

@@ -36,6 +36,8 @@ class HostBytes {
   std::vector<std::byte> copy_;
   std::span<const std::byte> bytes_;
 };
+// Calls body for the bytes of a tensor, in order: for all of the host's memory at once, for copies of at most 16 MiB of a device's.
+void for_each_piece(const Tensor& tensor, const std::function<void(std::span<const std::byte>)>& body);
 // Returns the memory of a tensor in host memory. Throws for any other tensor.
 std::span<std::byte> host_memory(const Tensor& tensor);
 // Writes all bytes of the tensor by calling `fill`.
