@@ -15,6 +15,7 @@
 #include "mantissa/checkpoint/tensor_reader.h"
 #include "mantissa/json/json_fields.h"
 #include "mantissa/models/model_shape.h"
+#include "mantissa/tensor/nonfinite.h"
 
 namespace mantissa {
 namespace {
@@ -43,16 +44,23 @@ void require_saved_as(const ManifestTensor& saved, bool fits, const Tensor& out,
           shape_text(saved.shape), ", the model needs ", out.dtype(), " ", shape_text(needed));
 }
 
-// Reads what belongs to a shard. The padding of the vocabulary, which is not stored, becomes zeros.
-void read_saved(CheckpointReader& reader, const char* prefix, const ParameterShard& shard, const Tensor& out) {
+// Reads what belongs to a shard. The padding of the vocabulary, which is not stored, becomes zeros. Returns nonfinite_read() of its first
+// element that is NaN or Inf.
+std::string read_saved(CheckpointReader& reader, const char* prefix, const ParameterShard& shard, const Tensor& out) {
+  std::string bad;
   const std::string name = prefix + shard.of->name;
   const std::vector<int64_t> needed = dimensions(shard.of->stored_shape());
   require_saved_as(reader.tensor(name), reader.tensor(name).shape == needed, out, needed, reader);
   for (const ParameterShard::Chunk& chunk : shard.chunks()) {
     const Tensor rows = out.slice(chunk.begin - shard.begin, chunk.end - shard.begin);
-    fill_from_host(rows, [&](std::span<std::byte> bytes) { reader.read(name, box_of(shard, chunk), bytes); });
+    fill_from_host(rows, [&](std::span<std::byte> bytes) {
+      reader.read(name, box_of(shard, chunk), bytes);
+      const std::span<const float> values(reinterpret_cast<const float*>(bytes.data()), bytes.size() / sizeof(float));
+      if (bad.empty()) bad = nonfinite_read(shard, (chunk.begin - shard.begin) * (rows.elements() / rows.dim(0)), values);
+    });
   }
   out.device().run(Fill{.out = out.slice(shard.stored_end() - shard.begin, out.dim(0)), .value = 0.0});
+  return bad;
 }
 
 // Reads buffers whole, on every rank.
@@ -60,10 +68,13 @@ void read_buffer(CheckpointReader& reader, const Buffer& buffer) {
   const std::string name = "buffer." + buffer.name;
   const std::vector<int64_t> needed = dimensions(buffer.shape);
   require_saved_as(reader.tensor(name), reader.tensor(name).shape == needed, buffer.value, needed, reader);
-  fill_from_host(buffer.value, [&](std::span<std::byte> bytes) { reader.read(name, bytes); });
-  const std::optional<NonfiniteElement> bad = nonfinite_element(buffer.value);
-  if (bad)
-    fail(ExitCode::numerical, reader.directory().string(), ": ", buffer.name, "[", bad->index, "] = ", bad->value, ": must be finite");
+  fill_from_host(buffer.value, [&](std::span<std::byte> bytes) {
+    reader.read(name, bytes);
+    const int64_t bad = first_nonfinite(Dtype::f32, bytes);
+    if (bad < 0) return;
+    const float value = reinterpret_cast<const float*>(bytes.data())[bad];
+    fail(ExitCode::numerical, reader.directory().string(), ": ", buffer.name, "[", bad, "] = ", value, ": must be finite");
+  });
 }
 
 void load_buffers(CheckpointReader& reader, ParameterSet& parameters) {
@@ -224,9 +235,9 @@ void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor p
   agree_on_reading(ranks, [&] {
     std::string bad;
     const auto load = [&](const ParameterShard& shard, const Tensor& master) {
-      read_saved(reader, "master.", shard, master);
+      const std::string found = read_saved(reader, "master.", shard, master);
       parameters.store(shard, master);
-      if (bad.empty()) bad = nonfinite_weight(shard, master);
+      if (bad.empty()) bad = found;
     };
     if (optimizer) {
       for (const Optimizer::State& state : optimizer->states()) load(state.shard, state.master);

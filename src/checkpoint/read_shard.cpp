@@ -15,14 +15,18 @@ Box box_of(const ParameterShard& shard, const ParameterShard::Chunk& chunk) {
   return box;
 }
 
-void read_shard(TensorReader& weights, const ParameterShard& shard, const Tensor& master) {
+std::string read_shard(TensorReader& weights, const ParameterShard& shard, const Tensor& master) {
+  std::string bad;
   for (const ParameterShard::Chunk& chunk : shard.chunks()) {
     const Tensor rows = master.slice(chunk.begin - shard.begin, chunk.end - shard.begin);
     fill_from_host(rows, [&](std::span<std::byte> bytes) {
-      weights.read_fp32(shard.of->name, box_of(shard, chunk), {reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float)});
+      const std::span<float> values(reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float));
+      weights.read_fp32(shard.of->name, box_of(shard, chunk), values);
+      if (bad.empty()) bad = nonfinite_read(shard, (chunk.begin - shard.begin) * (rows.elements() / rows.dim(0)), values);
     });
   }
   master.device().run(Fill{.out = master.slice(shard.stored_end() - shard.begin, master.dim(0)), .value = 0.0});
+  return bad;
 }
 
 std::vector<ParameterShard> chunks_of(const ParameterShard& shard) {

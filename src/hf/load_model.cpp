@@ -139,9 +139,8 @@ PrecisionPlan make_model(CheckpointReader& reader, const Mesh& mesh, std::option
 void load_hf_weights(HfWeights& weights, ParameterSet& parameters, const Optimizer* optimizer) {
   require_shapes(weights, parameters);
   const auto load = [&](const ParameterShard& shard, const Tensor& master) {
-    read_shard(weights, shard, master);
+    if (const std::string bad = read_shard(weights, shard, master); !bad.empty()) refuse_nonfinite(weights, shard, bad);
     parameters.store(shard, master);
-    if (const std::string bad = nonfinite_weight(shard, master); !bad.empty()) refuse_nonfinite(weights, shard, bad);
   };
   if (optimizer) {
     for (const Optimizer::State& state : optimizer->states()) {

@@ -1,6 +1,7 @@
 #include "mantissa/nn/parameter.h"
 
 #include <algorithm>
+#include <bit>
 #include <optional>
 #include <utility>
 
@@ -255,18 +256,38 @@ void ParameterSet::reset_gradients() {
   for (Parameter& parameter : parameters_) parameter.leaf.reset();
 }
 
-std::string nonfinite_text(const ParameterShard& shard, const Tensor& values) {
-  const std::optional<NonfiniteElement> found = nonfinite_element(values);
-  if (!found) return "";
-  const int64_t columns = values.elements() / values.dim(0), own_row = shard.begin + found->index / columns;
+namespace {
+
+std::string element_text(const ParameterShard& shard, int64_t index, double value) {
+  const int64_t columns = shard.shape().with_dim0(1).elements(), own_row = shard.begin + index / columns;
   // Padding lies in no chunk.
   const Sharding& by = shard.of->sharding;
   ParameterShard::Chunk at{.begin = 0, .end = 0, .row = by.row_ranks() > 1 ? by.ranks.tensor_rank * shard.of->shape[0] : 0, .column = 0};
   for (const ParameterShard::Chunk& chunk : shard.chunks()) {
     if (own_row >= chunk.begin && own_row < chunk.end) at = chunk;
   }
-  const int64_t row = at.row + own_row - at.begin, column = at.column + found->index % columns;
-  return text(shard.of->name, "[", row, values.shape().rank() > 1 ? text(", ", column) : "", "] = ", found->value);
+  const int64_t row = at.row + own_row - at.begin, column = at.column + index % columns;
+  return text(shard.of->name, "[", row, shard.shape().rank() > 1 ? text(", ", column) : "", "] = ", value);
+}
+
+}  // namespace
+
+std::string nonfinite_text(const ParameterShard& shard, const Tensor& values) {
+  const std::optional<NonfiniteElement> found = nonfinite_element(values);
+  return found ? element_text(shard, found->index, found->value) : "";
+}
+
+std::string nonfinite_read(const ParameterShard& shard, int64_t first, std::span<const float> values) {
+  const Parameter& parameter = *shard.of;
+  const bool rounded = parameter.quantized || (parameter.keeps_value && parameter.dtype == Dtype::bf16);
+  const uint32_t least = rounded ? 0x7f7f8000U : 0x7f800000U;  // magnitude that is Inf, or is rounded to it
+  const auto magnitude = [](float value) { return std::bit_cast<uint32_t>(value) & 0x7fffffffU; };
+  uint32_t largest = 0;
+  for (const float value : values) largest = std::max(largest, magnitude(value));
+  if (largest < least) return "";
+  const auto bad = std::ranges::find_if(values, [&](float value) { return magnitude(value) >= least; });
+  const float read = rounded ? to_float(to_bf16(*bad)) : *bad;
+  return element_text(shard, first + (bad - values.begin()), double{read});
 }
 
 std::string nonfinite_weight(const ParameterShard& shard, const Tensor& master) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -210,6 +211,9 @@ class ParameterSet {
 // Returns "layers.0.mlp.down.weight[3, 5] = nan" for the first element of `values`, of the shard's shape, that is NaN or Inf, by row and
 // column in the stored tensor, which ranks may share; "" if there is none.
 std::string nonfinite_text(const ParameterShard& shard, const Tensor& values);
+// Does so for values of a master that were read for elements of the shard from `first` on, as forward will read them: rounded to bf16 where
+// it does.
+std::string nonfinite_read(const ParameterShard& shard, int64_t first, std::span<const float> values);
 // Checks the value stored from this master, or the rounding that codes are made from.
 std::string nonfinite_weight(const ParameterShard& shard, const Tensor& master);
 
