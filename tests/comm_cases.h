@@ -97,7 +97,9 @@ std::vector<T> tree_of_ranks(int ranks, int64_t count, uint32_t seed) {
 
 template <class T>
 void check_sum(Backend& device, const Communicator& world, int64_t count, uint32_t seed) {
-  const Tensor tensor = tensor_of(device, DtypeOf<T>::value, {count}, addends(world.rank(), count, seed));
+  const std::vector<double> own = addends(world.rank(), count, seed);
+  const std::vector<T> values(own.begin(), own.end());
+  const Tensor tensor = from_host(device, DtypeOf<T>::value, {count}, values.data());
   world.sum(tensor, Purpose::gradients);
   const std::vector<T> actual = to_host<T>(tensor), expected = tree_of_ranks<T>(world.size(), count, seed);
   require(actual.empty() || std::memcmp(actual.data(), expected.data(), actual.size() * sizeof(T)) == 0, "sum of ", count, " elements");
@@ -108,7 +110,8 @@ inline void check_sum_scatter(Backend& device, const Communicator& world, uint32
   const auto counts = random_counts(random, static_cast<size_t>(world.size()), largest);
   const int64_t count = total(counts);
   const std::vector<double> own = addends(world.rank(), count, seed);
-  const Tensor tensor = tensor_of(device, Dtype::f32, {count}, own);
+  const std::vector<float> values(own.begin(), own.end());
+  const Tensor tensor = from_host(device, Dtype::f32, {count}, values.data());
   const int64_t needed = counts[static_cast<size_t>(world.rank())] * (world.size() - 1);
   const Tensor lent = seed % 2 == 0 ? Tensor() : empty(device, Dtype::f32, {needed + seed % 3});
   world.sum_scatter(tensor, counts, Purpose::gradients, lent);

@@ -112,6 +112,23 @@ inline void permute_case(Operands& o, int64_t tokens, int64_t rows, int64_t colu
   o.device().run(Permute{.x = x, .out = out, .assignments = assignments, .per_row = 2});
 }
 
+// Rows that arrive by rank and expert.
+inline void arrival_case(Operands& o, std::vector<double> counts, int64_t ranks, int64_t multiple) {
+  counts.front() += 1.0;  // something arrives
+  const int64_t experts = std::ssize(counts) / ranks;
+  int64_t arrivals = 0, rows = 0;
+  for (const double count : counts) {
+    arrivals += static_cast<int64_t>(count);
+    rows += (static_cast<int64_t>(count) + multiple - 1) / multiple * multiple;
+  }
+  o.device().run(ArrivalTable{.counts = o.given(Dtype::i32, {ranks, experts}, counts),
+                              .offsets = index_output(o, "offsets", {experts + 1}),
+                              .rows = index_output(o, "rows", {arrivals}),
+                              .assignments = index_output(o, "assignments", {rows}),
+                              .multiple = multiple,
+                              .source_offsets = index_output(o, "source_offsets", {experts * ranks + 1})});
+}
+
 inline void dispatch_cases(Cases& add) {
   for (const auto& [tokens, assignments, experts, multiple, capacity] : {std::array<int64_t, 5>{1, 1, 1, 1, 0},
                                                                          {7, 2, 3, 32, 0},
@@ -129,6 +146,17 @@ inline void dispatch_cases(Cases& add) {
                                        .multiple = m,
                                        .capacity = most});
         });
+  }
+  for (const auto& [ranks, experts, most, multiple] :
+       {std::array<int64_t, 4>{1, 1, 5, 1}, {2, 3, 2, 32}, {4, 2, 40, 32}, {3, 16, 9, 64}, {8, 1, 300, 128}}) {
+    add("ArrivalTable", named({ranks, experts, most, multiple}),
+        [=, r = ranks, e = experts, m = multiple, most = most](Operands& o) { arrival_case(o, values(o.indices(r * e, most)), r, m); });
+  }
+  for (const auto& [rows, columns] : {std::array<int64_t, 2>{1, 1}, {1, 128}, {7, 33}, {300, 5}}) {
+    add("SumCounts", named({rows, columns}), [=, r = rows, c = columns](Operands& o) {
+      const Tensor counts = o.given(Dtype::i32, {r, c}, values(o.indices(r * c, 1 << 30)));
+      o.device().run(SumCounts{.counts = counts, .out = o.output_of(Dtype::f64, "out", {c}, kExact)});
+    });
   }
   for (const auto& [tokens, rows, columns] : {std::array<int64_t, 3>{1, 1, 1}, {5, 64, 7}, {40, 96, 384}, {700, 1500, 128}}) {
     const std::string size = named({tokens, rows, columns});

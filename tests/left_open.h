@@ -32,6 +32,8 @@ inline const std::map<std::string, std::set<std::string>>& left_open() {
       {"RouteBackward", {"counts: rows"}},
       {"RouterLosses", {"counts: rows"}},
       {"DispatchTable", {"assignments: rows", "offsets: rows"}},  // room for more than there is
+      {"ArrivalTable", {"assignments: rows", "rows: rows"}},      // as many as counts say, which the kernel reads
+      {"SumCounts", {"counts: rows"}},
       {"Permute", {"x: rows"}},
       {"Unpermute", {"rows: columns", "x: rows"}},
       {"GroupedGemm", {"a: floating dtype", "out: floating dtype"}},  // values or stats, and values of either dtype beside codes

@@ -54,7 +54,8 @@ class TrainingTest : public ::testing::Test {
     return load_run_config({.file = folder_ / "run.json", .text = json.dump(), .set_files = {}, .sets = std::move(sets)});
   }
 
-  static TrainedRun run(const LoadedConfig& config, std::function<Request()> request = {}, const Communicator& world = {}) {
+  static TrainedRun run(const LoadedConfig& config, std::function<Request()> request = {}, const Communicator& world = {},
+                        const MakeBackend& make_device = {}) {
     TrainedRun run;
     TrainEvents events;
     events.step = [&run](const StepEvent& event) {
@@ -65,7 +66,7 @@ class TrainingTest : public ::testing::Test {
     events.evaluated = [&run](const EvaluationEvent& event) { run.valid_losses.push_back(event.result.loss); };
     events.wrote = [&run](const SampleEvent& event) { run.samples.push_back(event.text); };
     events.request = std::move(request);
-    run.summary = train(config, {"test"}, events, world);
+    run.summary = train(config, {"test"}, events, world, make_device);
     return run;
   }
 

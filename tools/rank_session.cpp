@@ -51,9 +51,12 @@ void report(Store& store, const Communicator& world, const std::string& why) {
   const Progress& progress = store.progress();
   std::vector<std::string> calls = world.latest_calls();
   calls.erase(calls.begin(), calls.end() - static_cast<int64_t>(std::min(calls.size(), kReportedCalls)));
+  const std::vector<std::string> kernels = world.latest_kernels();
   const std::string rank = text("rank ", world.rank());
   write_error(text(rank, ": ", printable(why, " "), "\n", rank, " is at step ", progress.step(), " (", progress.section(),
-                   "); its latest collectives: ", calls.empty() ? "none" : joined(calls, ", "), "; the stack of its main thread:\n"));
+                   "); its latest collectives: ", calls.empty() ? "none" : joined(calls, ", "),
+                   kernels.empty() ? "" : text("; the latest kernels of its device: ", joined(kernels, ", ")),
+                   "; the stack of its main thread:\n"));
   if (!print_main_stack()) write_error(text(rank, ": the main thread does not say; it is stopped\n"));
 }
 

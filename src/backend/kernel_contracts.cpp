@@ -130,6 +130,7 @@ Contract QuantizationError::contract() const {
   Contract c("quantization_error");
   c.input("x", x, "fp32|bf16 [M, C]").input("q", q);
   covers(c, x, "q", q);
+  c.that(!rows.defined() || q.how.rowwise(), "rows are of rowwise codes").input("rows", rows, "i32 [M]?");
   return c.size('S', size).output("out", out, "fp64 [S]");
 }
 
@@ -178,6 +179,16 @@ Contract DispatchTable::contract() const {
   const int64_t room = dispatch_rows(experts.elements(), c.size('P') - 1, multiple);
   c.that(c.size('R') <= INT32_MAX, "assignments has ", c.size('R'), " rows, too many for indices of 32 bits");
   return c.that(c.size('R') % multiple == 0 && c.size('R') >= room, "assignments has ", c.size('R'), " rows, expected ", room);
+}
+
+Contract ArrivalTable::contract() const {
+  Contract c("arrival_table");
+  c.input("counts", counts, "i32 [S, E]").that(c.size('E') > 0 && multiple > 0, "counts is ", counts.shape(), ", multiple ", multiple);
+  c.size('P', c.size('E') + 1).size('Q', c.size('E') * c.size('S') + 1);
+  c.output("offsets", offsets, "i32 [P]").output("rows", rows, "i32 [A]").output("assignments", assignments, "i32 [R]");
+  c.output("source_offsets", source_offsets, "i32 [Q]?");
+  c.that(c.size('R') <= INT32_MAX, "assignments has ", c.size('R'), " rows, too many for indices of 32 bits");
+  return c.that(c.size('R') % multiple == 0 && c.size('R') >= c.size('A'), "assignments has ", c.size('R'), " rows, rows ", c.size('A'));
 }
 
 Contract Permute::contract() const {

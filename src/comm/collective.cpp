@@ -1,6 +1,8 @@
 #include "comm/collective.h"
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include "mantissa/base/hash.h"
 #include "mantissa/base/trace.h"
@@ -14,7 +16,7 @@ constexpr std::array kPurposes{"gradients", "parameters", "activations", "contro
 
 uint64_t tag_of(const RankGroup& group) { return (group.hash & 0x7fffff) << 24 | (group.sequence & 0xffffff); }
 
-thread_local double communicated = 0;
+thread_local CommunicationMeter* meter = nullptr;  // that counts on this thread
 
 // Keeps other collectives of this process from running until the end of the block.
 class Busy {
@@ -39,9 +41,27 @@ void remember(Session& session, const Header& header) {
 
 }  // namespace
 
+CommunicationMeter::CommunicationMeter() {
+  require(!meter, "a second meter of communication on a thread");
+  meter = this;
+}
+void CommunicationMeter::stop() {
+  if (meter == this) meter = nullptr;
+}
+double CommunicationMeter::seconds() const {
+  double sum = host_;
+  for (const auto& [from, to] : on_devices_) sum += from.seconds_until(to);
+  return sum;
+}
+
 CommunicationTime::CommunicationTime() : begin_(monotonic_now()) {}
-CommunicationTime::~CommunicationTime() { communicated += monotonic_now() - begin_; }
-double communication_seconds() { return communicated; }
+CommunicationTime::~CommunicationTime() {
+  if (meter) meter->host_ += monotonic_now() - begin_;
+}
+
+DeviceWait::~DeviceWait() {
+  if (meter) meter->on_devices_.emplace_back(began_, Moment(device_));
+}
 
 std::string describe(const Header& header) {
   static constexpr const char* kNames[] = {"all_gather", "all_to_all", "sum", "sum_scatter", "broadcast"};
@@ -52,9 +72,70 @@ std::string describe(const Header& header) {
   return out + text(" (call ", header.sequence, " of group ", Hash64{header.group}, ", counts ", Hash64{header.counts}, ")");
 }
 
+void Session::settle(bool wait) {
+  while (!deferred.empty()) {
+    for (Headers::Expected& expected : deferred.front().expected) {
+      if (wait) {
+        transport->wait(expected.request);
+      } else if (!transport->ready(expected.request)) {
+        return;
+      }
+      require(expected.arrived == expected.own, "ranks ", expected.from, " and ", transport->rank(), " make different calls: rank ",
+              expected.from, " ", describe(expected.arrived), ", rank ", transport->rank(), " ", describe(expected.own));
+    }
+    // Headers stay until the transport forgets their messages.
+    deferred.front().expected.clear();
+    settled.push_back(std::move(deferred.front()));
+    deferred.pop_front();
+  }
+}
+
+void Session::look() {
+  transport->heed_interrupt();
+  settle(false);
+}
+
+void Session::check() {
+  look();
+  for (const std::weak_ptr<DeviceLink>& each : links) {
+    if (const auto link = each.lock()) link->check();
+  }
+}
+
+void Session::watch(const std::shared_ptr<Session>& session, Backend& device) {
+  const std::lock_guard lock(session->mutex);
+  if (session->kernels.lock() == device.kernel_log()) return;
+  session->kernels = device.kernel_log();
+  device.set_interrupt([watched = std::weak_ptr(session)] {
+    if (const auto alive = watched.lock()) alive->check();
+  });
+}
+
+void RankGroup::make_link() {
+  const LinkRanks of{.ranks = ranks, .rank = rank, .group = hash, .look = [all = session.get()] { all->look(); }};
+  link = session->make_link ? session->make_link(of) : staged_link(*session, of);
+  std::erase_if(session->links, [](const auto& each) { return each.expired(); });
+  session->links.push_back(link);
+}
+
 void Collective::run(RankGroup& group, const Call& call, const std::function<void(Collective&)>& body) {
+  if (!call.device || current_lane() == Lane::communication) return run_in_lane(group, call, body);
+  const DeviceWait wait(*call.device);
+  const Backend::Mark asked = call.device->mark();
+  Backend::Mark done;
+  {
+    const LaneScope lane(Lane::communication);
+    call.device->follow(asked);
+    run_in_lane(group, call, body);
+    done = call.device->mark();
+  }
+  call.device->follow(done);
+}
+
+void Collective::run_in_lane(RankGroup& group, const Call& call, const std::function<void(Collective&)>& body) {
   Session& session = *group.session;
-  const CommunicationTime time;
+  if (call.device) Session::watch(group.session, *call.device);
+  const std::optional<CommunicationTime> time = call.device ? std::nullopt : std::optional<CommunicationTime>(std::in_place);
   if (session.before_call) session.before_call();
   const Busy busy(session);
   const TraceSpan span(Track::communication, kPurposes[static_cast<size_t>(call.purpose)],
@@ -68,12 +149,19 @@ void Collective::run(RankGroup& group, const Call& call, const std::function<voi
     collective.over_ = true;
   } catch (...) {
     session.failure = std::current_exception();
+    session.deferred.clear();  // the transport has given up their messages
+    session.settled.clear();
     throw;
   }
 }
 
 Collective::Collective(RankGroup& group, const Call& call)
-    : group_(group), transport_(*group.session->transport), header_(call.header), purpose_(call.purpose), tag_(tag_of(group)) {
+    : group_(group),
+      transport_(*group.session->transport),
+      header_(call.header),
+      purpose_(call.purpose),
+      device_(call.device),
+      tag_(tag_of(group)) {
   header_.group = group.hash;
   header_.sequence = group.sequence++;
   ++group.session->calls;
@@ -81,14 +169,16 @@ Collective::Collective(RankGroup& group, const Call& call)
 }
 
 Collective::~Collective() {
-  if (!over_) transport_.cancel();
+  if (over_) return;
+  transport_.cancel();
+  if (device_) group_.link->give_up();
 }
 
 void Collective::begin(const Call& call) {
   const int size = group_.size();
   const int peers = call.to.empty() ? 1 : size - 1;
-  announced_.reserve(static_cast<size_t>(peers));  // messages hold addresses of elements
-  expected_.reserve(static_cast<size_t>(peers));
+  headers_.announced.reserve(static_cast<size_t>(peers));  // messages hold addresses of elements
+  headers_.expected.reserve(static_cast<size_t>(peers));
   for (int distance = 1; distance <= peers; ++distance) {
     const int right = (group_.rank + distance) % size, left = (group_.rank + size - distance) % size;
     expect(left, call.from.empty() ? header_.count : call.from[static_cast<size_t>(left)]);
@@ -97,38 +187,52 @@ void Collective::begin(const Call& call) {
 }
 
 void Collective::announce(int to, int64_t count) {
-  Header& header = announced_.emplace_back(header_);
+  Header& header = headers_.announced.emplace_back(header_);
   header.count = count;
   transport_.send(group_.ranks[static_cast<size_t>(to)], kHeaderTag, std::as_bytes(std::span(&header, 1)));
   group_.session->sent[static_cast<size_t>(Purpose::control)] += sizeof(Header);
 }
 
 void Collective::expect(int from, int64_t count) {
-  Expected& expected = expected_.emplace_back(Expected{.from = group_.ranks[static_cast<size_t>(from)], .count = count});
-  expected.request = transport_.receive(expected.from, kHeaderTag, std::as_writable_bytes(std::span(&expected.header, 1)));
+  Headers::Expected& expected =
+      headers_.expected.emplace_back(Headers::Expected{.from = group_.ranks[static_cast<size_t>(from)], .own = header_});
+  expected.own.count = count;
+  expected.request = transport_.receive(expected.from, kHeaderTag, std::as_writable_bytes(std::span(&expected.arrived, 1)));
 }
 
-void Collective::send(int to, std::span<const std::byte> bytes) {
-  if (bytes.empty()) return;
-  transport_.send(group_.ranks[static_cast<size_t>(to)], tag_, bytes);
-  group_.session->sent[static_cast<size_t>(purpose_)] += static_cast<int64_t>(bytes.size());
+void Collective::send(int to, const Bytes& bytes) {
+  if (bytes.size == 0) return;
+  if (device_) {
+    messages_.push_back({.peer = to, .receives = false, .bytes = bytes});
+  } else {
+    transport_.send(group_.ranks[static_cast<size_t>(to)], tag_, bytes.host());
+  }
+  group_.session->sent[static_cast<size_t>(purpose_)] += bytes.size;
 }
 
-void Collective::receive(int from, std::span<std::byte> bytes) {
-  if (!bytes.empty()) transport_.receive(group_.ranks[static_cast<size_t>(from)], tag_, bytes);
+void Collective::receive(int from, const Bytes& bytes) {
+  if (bytes.size == 0) return;
+  if (device_) return messages_.push_back({.peer = from, .receives = true, .bytes = bytes});
+  transport_.receive(group_.ranks[static_cast<size_t>(from)], tag_, bytes.host());
+}
+
+void Collective::keep(const Bytes& from, const Bytes& to) {
+  if (from.size == 0) return;
+  if (device_) return device_->run(Convert{.x = from.tensor(), .out = to.tensor()});
+  transport_.keep(from.host(), to.host());
 }
 
 void Collective::finish() {
-  for (const Expected& expected : expected_) {
-    transport_.wait(expected.request);
-    Header own = header_;
-    own.count = expected.count;
-    if (expected.header == own) continue;
-    fail(ExitCode::internal, "ranks ", expected.from, " and ", transport_.rank(), " make different calls: rank ", expected.from, " ",
-         describe(expected.header), ", rank ", transport_.rank(), " ", describe(own));
+  Session& session = *group_.session;
+  if (!headers_.expected.empty()) session.deferred.push_back(std::exchange(headers_, {}));
+  if (!device_) {
+    session.settle(true);
+    transport_.wait_all();
+    session.settled.clear();
+    return;
   }
-  expected_.clear();
-  transport_.wait_all();
+  // A link through host memory settles what it waits for.
+  group_.link->exchange(std::exchange(messages_, {}));
 }
 
 }  // namespace mantissa

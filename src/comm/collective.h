@@ -8,6 +8,7 @@
 #include <functional>
 #include <mutex>
 
+#include "mantissa/backend/backend.h"
 #include "mantissa/comm/communicator.h"
 
 namespace mantissa {
@@ -34,16 +35,56 @@ static_assert(sizeof(Header) == kHeaderBytes);
 
 std::string describe(const Header& header);  // "sum of 64 fp32 (call 17 of group 0123456789abcdef)"
 
+// The headers of one call, sent and expected. They stay in place while they travel.
+struct Headers {
+  struct Expected {
+    int from;
+    Header own;  // with the count of the pair
+    Header arrived{};
+    Transport::Request request = 0;
+  };
+  std::vector<Header> announced;
+  std::vector<Expected> expected;
+};
+
 // State that all groups of a process share.
 struct Session {
   std::unique_ptr<Transport> transport;
-  std::array<std::atomic<int64_t>, 5> sent{};  // by Purpose
-  std::function<void()> before_call;           // waits for the work of the process's CommQueue, if there is one
+  MakeDeviceLink make_link;
+  std::vector<std::weak_ptr<DeviceLink>> links;  // of all groups
+  std::array<std::atomic<int64_t>, 5> sent{};    // by Purpose
+  std::function<void()> before_call;             // waits for the work of the process's CommQueue, if there is one
   std::atomic<int64_t> calls{0};
   std::atomic<bool> busy{false};
   std::exception_ptr failure;  // of the first collective that failed; belongs to whoever is busy
-  std::mutex mutex;            // of latest
+  // Of calls that were not compared yet, for a device until the next wait of the host; and of those that were, until the transport forgets
+  // their messages.
+  std::deque<Headers> deferred;
+  std::vector<Headers> settled;
+  std::mutex mutex;  // of the following
   std::deque<Header> latest;
+  std::weak_ptr<const KernelLog> kernels;  // of the device of the latest call that had one
+
+  // Compares headers that were deferred: all of them, or those that have arrived. Throws Error(internal) that names both ranks if a
+  // neighbor made another call.
+  void settle(bool wait);
+  void look();   // LinkRanks::look
+  void check();  // Communicator::check()
+  // Makes waits for the device call check().
+  static void watch(const std::shared_ptr<Session>& session, Backend& device);
+};
+
+// Counts the time of the compute lane of a device as communication until the end of the block.
+class DeviceWait {
+ public:
+  explicit DeviceWait(Backend& device) : device_(device), began_(device) {}
+  ~DeviceWait();
+  DeviceWait(const DeviceWait&) = delete;
+  DeviceWait& operator=(const DeviceWait&) = delete;
+
+ private:
+  Backend& device_;
+  Moment began_;
 };
 
 // Counts the time of this thread as communication until the end of the block.
@@ -60,13 +101,18 @@ class CommunicationTime {
 
 struct RankGroup {
   std::shared_ptr<Session> session;
+  std::shared_ptr<DeviceLink> link;
   std::vector<int> ranks;  // in the world, by rank within the group
   int rank = 0;            // within the group
   uint64_t hash = 0;
   uint32_t sequence = 0;  // calls so far; belongs to whoever is busy
 
   int size() const { return static_cast<int>(ranks.size()); }
+  void make_link();  // when the other members are set
 };
+
+// In staged_link.cpp. Makes a link through host memory and the transport.
+std::unique_ptr<DeviceLink> staged_link(Session& session, const LinkRanks& ranks);
 
 class Collective {
  public:
@@ -74,44 +120,41 @@ class Collective {
   struct Call {
     Header header;
     Purpose purpose;
+    Backend* device = nullptr;  // of the bytes; null: the host
     std::span<const int64_t> to{}, from{};
   };
 
-  // Runs body and finish(). Throws Error(internal) if another collective of this process is under way, and the error of an earlier one that
-  // failed.
+  // Runs body and finish(), for a device in its communication lane. Throws Error(internal) if another collective of this process is under
+  // way, and the error of an earlier one that failed.
   static void run(RankGroup& group, const Call& call, const std::function<void(Collective&)>& body);
 
   // Peers are ranks of the group. Messages without bytes are not sent.
-  void send(int to, std::span<const std::byte> bytes);
-  void receive(int from, std::span<std::byte> bytes);
+  void send(int to, const Bytes& bytes);
+  void receive(int from, const Bytes& bytes);
+  void keep(const Bytes& from, const Bytes& to);  // what this rank sends to itself
   // Memory of messages, made here or lent; it stays until no message can touch it any more.
   Tensor keep(Tensor scratch) { return kept_.emplace_back(std::move(scratch)); }
-  // Waits for all messages so far. Throws Error(internal) that names both ranks if a neighbor made another call.
+  // Waits for all messages so far, and compares headers; on a device, the lane does so, and headers are deferred.
   void finish();
 
  private:
+  static void run_in_lane(RankGroup& group, const Call& call, const std::function<void(Collective&)>& body);
   Collective(RankGroup& group, const Call& call);
   ~Collective();  // cancels what an exception left under way, while its memory is there
   void begin(const Call& call);
   void announce(int to, int64_t count);
   void expect(int from, int64_t count);
 
-  struct Expected {
-    int from;
-    int64_t count;
-    Header header{};
-    Transport::Request request = 0;
-  };
-
   RankGroup& group_;
   Transport& transport_;
   Header header_;
   Purpose purpose_;
+  Backend* device_;
   uint64_t tag_;
   bool over_ = false;
   std::vector<Tensor> kept_;
-  std::vector<Header> announced_;
-  std::vector<Expected> expected_;
+  std::vector<DeviceMessage> messages_;
+  Headers headers_;
 };
 
 }  // namespace mantissa

@@ -9,17 +9,29 @@ namespace mantissa {
 
 bool Work::done() const {
   if (!state_) return true;
+  if (state_->device) return state_->done || state_->device->reached(state_->mark);
   const std::lock_guard lock(state_->mutex);
   return state_->done;
 }
 
 void Work::wait() const {
   if (!state_) return;
+  if (state_->device) return wait_on_device();
   const CommunicationTime time;
   const TraceSpan span(Track::wait, "wait");
   std::unique_lock lock(state_->mutex);
   state_->changed.wait(lock, [&] { return state_->done; });
   if (state_->error) std::rethrow_exception(state_->error);
+}
+
+// What the body held goes back to the compute lane, which comes after it now.
+void Work::wait_on_device() const {
+  if (state_->error) std::rethrow_exception(state_->error);
+  if (state_->done) return;
+  const DeviceWait wait(*state_->device);
+  state_->device->follow(state_->mark);
+  state_->done = true;
+  state_->body = nullptr;
 }
 
 void Work::finish(std::exception_ptr error) const {
@@ -29,8 +41,11 @@ void Work::finish(std::exception_ptr error) const {
   state_->changed.notify_all();
 }
 
-CommQueue::CommQueue(Communicator world) : world_(std::move(world)), unwinding_(std::uncaught_exceptions()) {
-  if (world_.size() == 1) return;
+CommQueue::CommQueue(Communicator world, Backend* device)
+    : world_(std::move(world)),
+      unwinding_(std::uncaught_exceptions()),
+      device_(device && !device->host_memory() && world_.size() > 1 ? device : nullptr) {
+  if (world_.size() == 1 || device_) return;
   std::function<void()>& before_call = world_.group_->session->before_call;
   require(!before_call, "a second CommQueue of this process");
   before_call = [this] { drain(); };
@@ -38,8 +53,9 @@ CommQueue::CommQueue(Communicator world) : world_(std::move(world)), unwinding_(
 }
 
 CommQueue::~CommQueue() {
-  if (!thread_.joinable()) return;
   if (std::uncaught_exceptions() > unwinding_) world_.stop();
+  for (const auto& state : on_device_) device_->follow(state->mark);
+  if (!thread_.joinable()) return;
   {
     const std::lock_guard lock(mutex_);
     closing_ = true;
@@ -49,7 +65,30 @@ CommQueue::~CommQueue() {
   world_.group_->session->before_call = nullptr;
 }
 
+// One order for all groups: what the lanes of all ranks do in one order cannot wait for each other.
+Work CommQueue::submit_to_device(std::function<void()> body) {
+  release_reached();
+  Work work;
+  work.state_ = std::make_shared<Work::State>();
+  Work::State& state = *work.state_;
+  state.device = device_;
+  const Backend::Mark asked = device_->mark();
+  const LaneScope lane(Lane::communication);
+  device_->follow(asked);
+  run(body);
+  state.error = error_;
+  state.body = std::move(body);
+  state.mark = device_->mark();
+  on_device_.push_back(work.state_);
+  return work;
+}
+
+void CommQueue::release_reached() {
+  std::erase_if(on_device_, [](const auto& state) { return state->done || state->device->reached(state->mark); });
+}
+
 Work CommQueue::submit(std::function<void()> body) {
+  if (device_) return submit_to_device(std::move(body));
   Item item{.body = std::move(body), .work = {}};
   item.work.state_ = std::make_shared<Work::State>();
   Work work = item.work;
@@ -63,14 +102,17 @@ Work CommQueue::submit(std::function<void()> body) {
   return work;
 }
 
-void CommQueue::run(Item& item) {
-  if (!error_) {
-    try {
-      item.body();
-    } catch (...) {
-      error_ = std::current_exception();
-    }
+void CommQueue::run(const std::function<void()>& body) {
+  if (error_) return;
+  try {
+    body();
+  } catch (...) {
+    error_ = std::current_exception();
   }
+}
+
+void CommQueue::run(Item& item) {
+  run(item.body);
   item.body = nullptr;  // what it holds is free before the work is done
   item.work.finish(error_);
 }

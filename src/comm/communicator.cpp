@@ -28,11 +28,17 @@ std::vector<int64_t> boundaries(const char* call, std::span<const int64_t> count
   return out;
 }
 
-template <class Bytes>
-Bytes share(Bytes bytes, const std::vector<int64_t>& boundaries, int rank, int64_t element_bytes = 1) {
+Bytes share(const Bytes& bytes, const std::vector<int64_t>& boundaries, int rank, int64_t element_bytes = 1) {
   const auto r = static_cast<size_t>(rank);
-  return bytes.subspan(static_cast<size_t>(boundaries[r] * element_bytes),
-                       static_cast<size_t>((boundaries[r + 1] - boundaries[r]) * element_bytes));
+  return bytes.slice(boundaries[r] * element_bytes, boundaries[r + 1] * element_bytes);
+}
+
+// Returns the device of all bytes of a call, which is the same one.
+template <class Parts, class Of>
+Backend* device_of(const char* call, const Parts& parts, Of of) {
+  Backend* const device = parts.empty() ? nullptr : of(parts.front()).device;
+  for (const auto& part : parts) require(of(part).device == device, call, ": bytes of several devices, or of one and the host");
+  return device;
 }
 
 // Calls body for every peer, the right neighbor first, so that ranks do not all begin with the same peer.
@@ -43,16 +49,16 @@ void each_peer(const RankGroup& group, Body body) {
 
 // Gathers directly: every rank sends its bytes to all peers in one step. It sends as much as a ring does, and unequal shares do not delay
 // each other.
-void post_gather(Collective& collective, const RankGroup& group, std::span<std::byte> bytes, const std::vector<int64_t>& boundaries,
+void post_gather(Collective& collective, const RankGroup& group, const Bytes& bytes, const std::vector<int64_t>& boundaries,
                  int64_t element_bytes = 1) {
   each_peer(group, [&](int peer) { collective.receive(peer, share(bytes, boundaries, peer, element_bytes)); });
   each_peer(group, [&](int peer) { collective.send(peer, share(bytes, boundaries, group.rank, element_bytes)); });
 }
 
-std::span<std::byte> memory(const Tensor& tensor) {
+Bytes memory(const Tensor& tensor) {
   const Dtype dtype = tensor.dtype();
   require(dtype == Dtype::f32 || dtype == Dtype::f64 || dtype == Dtype::bf16, "sum over ranks: a tensor of ", dtype);
-  return host_memory(tensor);
+  return tensor;
 }
 
 // Computes out = sum of operands in the order in which GradientAccumulator sums micro batches: at distance 1, then 2, then 4. Operands are
@@ -63,6 +69,17 @@ void tree_sum(const std::vector<Tensor>& operands, const Tensor& out) {
     const bool last = 2 * distance >= count;
     for (size_t i = 0; i + distance < count; i += 2 * distance) {
       out.device().run(Add{.a = operands[i], .b = operands[i + distance], .out = last ? out : operands[i]});
+    }
+  }
+}
+
+// Moves what a rank alone sends to itself.
+void keep_alone(std::span<const Communicator::Exchange> parts) {
+  for (const Communicator::Exchange& part : parts) {
+    if (part.in.device) {
+      part.in.device->run(Convert{.x = part.in.tensor(), .out = part.out.tensor()});
+    } else {
+      std::ranges::copy(part.in.host(), part.out.host().begin());
     }
   }
 }
@@ -88,7 +105,7 @@ void scatter(Collective& collective, const RankGroup& group, const Tensor& flat,
 
 }  // namespace
 
-Communicator::Communicator(std::unique_ptr<Transport> transport) {
+Communicator::Communicator(std::unique_ptr<Transport> transport, MakeDeviceLink make_link) {
   if (transport->size() == 1) return;
   group_ = std::make_shared<RankGroup>();
   group_->rank = transport->rank();
@@ -97,6 +114,8 @@ Communicator::Communicator(std::unique_ptr<Transport> transport) {
   group_->hash = hash_of(std::vector<int64_t>{transport->size()});
   group_->session = std::make_shared<Session>();
   group_->session->transport = std::move(transport);
+  group_->session->make_link = std::move(make_link);
+  group_->make_link();
 }
 
 int Communicator::rank() const { return group_ ? group_->rank : 0; }
@@ -116,13 +135,24 @@ std::vector<std::string> Communicator::latest_calls() const {
   return out;
 }
 
+std::vector<std::string> Communicator::latest_kernels() const {
+  if (!group_) return {};
+  const std::lock_guard lock(group_->session->mutex);
+  const auto log = group_->session->kernels.lock();
+  return log ? log->latest() : std::vector<std::string>();
+}
+
+void Communicator::check() const {
+  if (group_) group_->session->check();
+}
+
 int64_t Communicator::calls() const { return group_ ? group_->session->calls.load() : 0; }
 
 void Communicator::stop() const {
   if (group_) group_->session->transport->stop();
 }
 
-void Communicator::all_gather(std::span<std::byte> bytes, std::span<const int64_t> counts, Purpose purpose) const {
+void Communicator::all_gather(const Bytes& bytes, std::span<const int64_t> counts, Purpose purpose) const {
   const Gather part{.bytes = bytes, .counts = counts};
   all_gather({&part, 1}, purpose);
 }
@@ -131,12 +161,13 @@ void Communicator::all_gather(std::span<const Gather> parts, Purpose purpose) co
   std::vector<std::vector<int64_t>> cuts;
   Header header{.operation = Operation::all_gather};
   for (const Gather& part : parts) {
-    cuts.push_back(boundaries("all_gather", part.counts, size(), static_cast<int64_t>(part.bytes.size())));
+    cuts.push_back(boundaries("all_gather", part.counts, size(), part.bytes.size));
     header.count += cuts.back().back();
     header.counts = hash_of(std::vector<int64_t>{static_cast<int64_t>(header.counts), static_cast<int64_t>(hash_of(part.counts))});
   }
   if (!group_) return;
-  Collective::run(*group_, {.header = header, .purpose = purpose}, [&](Collective& collective) {
+  Backend* const device = device_of("all_gather", parts, [](const Gather& part) { return part.bytes; });
+  Collective::run(*group_, {.header = header, .purpose = purpose, .device = device}, [&](Collective& collective) {
     auto cut = cuts.begin();
     for (const Gather& part : parts) post_gather(collective, *group_, part.bytes, *cut++);
   });
@@ -149,25 +180,23 @@ void Communicator::all_to_all(std::span<const Exchange> parts, Purpose purpose) 
   std::vector<Cuts> cuts;
   std::vector<int64_t> to(static_cast<size_t>(size())), from(to);  // bytes of all parts
   for (const Exchange& part : parts) {
-    cuts.push_back({.in = boundaries("all_to_all: in", part.in_counts, size(), static_cast<int64_t>(part.in.size())),
-                    .out = boundaries("all_to_all: out", part.out_counts, size(), static_cast<int64_t>(part.out.size()))});
-    const auto kept = share(part.in, cuts.back().in, rank());
-    const auto place = share(part.out, cuts.back().out, rank());
-    require(kept.size() == place.size(), "all_to_all: rank ", rank(), " keeps ", kept.size(), " bytes where ", place.size(), " belong");
-    if (group_) {
-      group_->session->transport->keep(kept, place);
-    } else {
-      std::ranges::copy(kept, place.begin());
-    }
+    cuts.push_back({.in = boundaries("all_to_all: in", part.in_counts, size(), part.in.size),
+                    .out = boundaries("all_to_all: out", part.out_counts, size(), part.out.size)});
+    const int64_t kept = share(part.in, cuts.back().in, rank()).size, place = share(part.out, cuts.back().out, rank()).size;
+    require(kept == place, "all_to_all: rank ", rank(), " keeps ", kept, " bytes where ", place, " belong");
     std::ranges::transform(to, part.in_counts, to.begin(), std::plus{});
     std::ranges::transform(from, part.out_counts, from.begin(), std::plus{});
   }
-  if (!group_) return;
-  const Collective::Call call{.header = {.operation = Operation::all_to_all}, .purpose = purpose, .to = to, .from = from};
+  if (!group_) return keep_alone(parts);
+  Backend* const device = device_of("all_to_all", parts, [](const Exchange& part) { return part.in; });
+  require(device_of("all_to_all", parts, [](const Exchange& part) { return part.out; }) == device,
+          "all_to_all: out lies elsewhere than in");
+  const Collective::Call call{.header = {.operation = Operation::all_to_all}, .purpose = purpose, .device = device, .to = to, .from = from};
   Collective::run(*group_, call, [&](Collective& collective) {
     for (size_t i = 0; i < parts.size(); ++i) {
       each_peer(*group_, [&](int peer) { collective.receive(peer, share(parts[i].out, cuts[i].out, peer)); });
       each_peer(*group_, [&](int peer) { collective.send(peer, share(parts[i].in, cuts[i].in, peer)); });
+      collective.keep(share(parts[i].in, cuts[i].in, rank()), share(parts[i].out, cuts[i].out, rank()));
     }
   });
 }
@@ -176,10 +205,10 @@ void Communicator::sum(const Tensor& tensor, Purpose purpose) const {
   const int64_t grains = ceil_div(tensor.elements(), kShareGrain);
   std::vector<int64_t> cuts;
   for (int r = 0; r <= size(); ++r) cuts.push_back(std::min(grains * r / size() * kShareGrain, tensor.elements()));
-  const auto bytes = memory(tensor);
+  const Bytes bytes = memory(tensor);
   if (!group_) return;
   const Header header{.count = tensor.elements(), .operation = Operation::sum, .dtype = tensor.dtype()};
-  Collective::run(*group_, {.header = header, .purpose = purpose}, [&](Collective& collective) {
+  Collective::run(*group_, {.header = header, .purpose = purpose, .device = bytes.device}, [&](Collective& collective) {
     scatter(collective, *group_, tensor.view({tensor.elements()}), cuts);
     post_gather(collective, *group_, bytes, cuts, dtype_bytes(tensor.dtype()));
   });
@@ -187,21 +216,21 @@ void Communicator::sum(const Tensor& tensor, Purpose purpose) const {
 
 void Communicator::sum_scatter(const Tensor& tensor, std::span<const int64_t> counts, Purpose purpose, const Tensor& scratch) const {
   const auto cuts = boundaries("sum_scatter", counts, size(), tensor.elements());
-  memory(tensor);  // its dtype is checked in a group of one, too
+  const Bytes bytes = memory(tensor);  // its dtype is checked in a group of one, too
   if (!group_) return;
   const int64_t needed = counts[static_cast<size_t>(rank())] * (size() - 1);
   require(!scratch.defined() || (scratch.dtype() == tensor.dtype() && scratch.elements() >= needed), "sum_scatter: scratch of ",
           scratch.defined() ? scratch.elements() : 0, " elements where ", needed, " of ", tensor.dtype(), " are needed");
   const Header header{.count = tensor.elements(), .counts = hash_of(counts), .operation = Operation::sum_scatter, .dtype = tensor.dtype()};
-  Collective::run(*group_, {.header = header, .purpose = purpose},
+  Collective::run(*group_, {.header = header, .purpose = purpose, .device = bytes.device},
                   [&](Collective& collective) { scatter(collective, *group_, tensor.view({tensor.elements()}), cuts, scratch); });
 }
 
-void Communicator::broadcast(std::span<std::byte> bytes, int root, Purpose purpose) const {
+void Communicator::broadcast(const Bytes& bytes, int root, Purpose purpose) const {
   require(root >= 0 && root < size(), "broadcast from rank ", root, " of ", size());
   if (!group_) return;
-  const Header header{.count = static_cast<int64_t>(bytes.size()), .root = static_cast<uint16_t>(root), .operation = Operation::broadcast};
-  Collective::run(*group_, {.header = header, .purpose = purpose}, [&](Collective& collective) {
+  const Header header{.count = bytes.size, .root = static_cast<uint16_t>(root), .operation = Operation::broadcast};
+  Collective::run(*group_, {.header = header, .purpose = purpose, .device = bytes.device}, [&](Collective& collective) {
     if (group_->rank != root) return collective.receive(root, bytes);
     each_peer(*group_, [&](int peer) { collective.send(peer, bytes); });
   });
@@ -229,6 +258,7 @@ Communicator Communicator::split(int color) const {
   if (group->size() == 1) return {};
   group->hash = hash_of(identity);
   group->session = group_->session;
+  group->make_link();
   return Communicator(std::move(group));
 }
 

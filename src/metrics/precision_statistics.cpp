@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 #include <map>
+#include <memory>
 #include <span>
 #include <utility>
 
@@ -21,23 +23,51 @@ std::optional<double> decibels(double signal, double noise) {
   return 10.0 * std::log10(signal / noise);
 }
 
+// Measures operands on the device, and hands out what it found when all of it was downloaded, in the order of measuring.
+class Measurements {
+ public:
+  using Take = std::function<void(std::span<const double> parts)>;  // QuantizationError
+
+  void add(const Tensor& x, const QuantizedTensor& codes, const Tensor& rows, Take take) {
+    const Tensor out = empty(x.device(), Dtype::f64, {Sum::size});
+    x.device().run(QuantizationError{.x = converted(x, Dtype::bf16), .q = codes, .out = out, .rows = rows});
+    measured_.push_back(out);
+    takers_.push_back(std::move(take));
+  }
+  // Calls `next` when all that was added until now was handed out.
+  void then(std::function<void()> next) {
+    takers_.back() = [before = std::move(takers_.back()), after = std::move(next)](std::span<const double> parts) {
+      before(parts);
+      after();
+    };
+  }
+
+  void hand_out() {
+    if (measured_.empty()) return;
+    Backend& device = measured_.front().device();
+    const Tensor all = empty(device, Dtype::f64, {std::ssize(measured_), Sum::size});
+    for (int64_t i = 0; i < all.dim(0); ++i)
+      device.run(Convert{.x = measured_[static_cast<size_t>(i)].view({1, Sum::size}), .out = all.slice(i, i + 1)});
+    const std::vector<double> parts = to_host<double>(all);
+    for (size_t i = 0; i < takers_.size(); ++i) takers_[i](std::span(parts).subspan(i * Sum::size, Sum::size));
+    measured_.clear(), takers_.clear();
+  }
+
+ private:
+  std::vector<Tensor> measured_;
+  std::vector<Take> takers_;  // of each
+};
+
 // Sums the statistics of one module and role.
 class Sums {
  public:
-  void add(const Tensor& x, const QuantizedTensor& codes) {
-    const Tensor out = empty(x.device(), Dtype::f64, {Sum::size});
-    x.device().run(QuantizationError{.x = converted(x, Dtype::bf16), .q = codes, .out = out});
-    const std::vector<double> parts = to_host<double>(out);
-    add(parts, static_cast<double>(x.elements()));
-  }
-  void add(std::span<const double> parts, double elements) {
+  void add(std::span<const double> parts) {
     const double amax = std::isnan(parts_[Sum::amax]) ? parts_[Sum::amax] : std::max(parts[Sum::amax], parts_[Sum::amax]);
     for (size_t i = 0; i < parts_.size(); ++i) parts_[i] += parts[i];
     parts_[Sum::amax] = amax;
-    elements_ += elements;
   }
-  void add(const Sums& other) { add(other.parts_, other.elements_); }
-  bool none() const { return elements_ == 0.0; }
+  void add(const Sums& other) { add(other.parts_); }
+  bool none() const { return parts_[Sum::elements] == 0.0; }
   double signal() const { return parts_[Sum::signal]; }
   double noise() const { return parts_[Sum::noise]; }
 
@@ -50,8 +80,8 @@ class Sums {
 
   void write(PrecisionEvent& event) const {
     event.sqnr_db = decibels(signal(), noise());
-    event.clipped = parts_[Sum::clipped] / elements_;
-    event.flushed = parts_[Sum::flushed] / elements_;
+    event.clipped = parts_[Sum::clipped] / parts_[Sum::elements];
+    event.flushed = parts_[Sum::flushed] / parts_[Sum::elements];
     if (std::isfinite(parts_[Sum::amax])) event.amax = parts_[Sum::amax];
     for (uint16_t code = 0; code < 256; ++code) {
       const auto blocks = static_cast<int64_t>(parts_[static_cast<size_t>(Sum::scales + code)]);
@@ -61,7 +91,6 @@ class Sums {
 
  private:
   std::array<double, Sum::size> parts_{};
-  double elements_ = 0.0;
 };
 
 // Measures the weights of a grouped weight expert by expert.
@@ -70,9 +99,9 @@ class ExpertErrors {
   ExpertErrors(int64_t experts, int64_t rows) : rows_(rows), experts_(static_cast<size_t>(experts)) {}
   int64_t rows() const { return rows_; }  // of each expert
 
-  void add(int64_t expert, const Sums& sums) {
-    experts_[static_cast<size_t>(expert)].signal += sums.signal();
-    experts_[static_cast<size_t>(expert)].noise += sums.noise();
+  void add(int64_t expert, std::span<const double> parts) {
+    experts_[static_cast<size_t>(expert)].signal += parts[Sum::signal];
+    experts_[static_cast<size_t>(expert)].noise += parts[Sum::noise];
   }
 
   // Compares over the ranks, in their order; all call it together. Takes the first of the worst.
@@ -109,28 +138,28 @@ class ExpertErrors {
 };
 
 // Measures rows [begin, end) of the parameter, in a shard of it.
-Sums error_of(const Optimizer::State& state, int64_t begin, int64_t end) {
+void measure(const Optimizer::State& state, int64_t begin, int64_t end, Measurements& measurements, Measurements::Take take) {
   const ParameterShard& shard = state.shard;
   const QuantizedTensor codes = slice(shard.of->codes(), begin, end);
-  Sums sums;
-  sums.add(converted(state.master.slice(begin - shard.begin, end - shard.begin), Dtype::bf16).view(codes.shape), codes);
-  return sums;
+  const Tensor rounded = converted(state.master.slice(begin - shard.begin, end - shard.begin), Dtype::bf16);
+  measurements.add(rounded.view(codes.shape), codes, {}, std::move(take));
 }
 
-// Measures a shard of a grouped weight expert by expert.
-Sums error_of(const Optimizer::State& state, ExpertErrors& experts) {
-  Sums all;
+// Measures a shard of a grouped weight expert by expert; adds to its sums what all have together.
+void measure(const Optimizer::State& state, ExpertErrors& experts, Measurements& measurements, Sums& sums) {
+  const auto together = std::make_shared<Sums>();
   for (const ParameterShard::Chunk& chunk : state.shard.chunks()) {
     for (int64_t row = chunk.row; row < chunk.row + chunk.end - chunk.begin;) {
       const int64_t expert = row / experts.rows(), end = std::min((expert + 1) * experts.rows(), chunk.row + chunk.end - chunk.begin);
       const int64_t moved = chunk.begin - chunk.row;
-      const Sums sums = error_of(state, row + moved, end + moved);
-      experts.add(expert, sums);
-      all.add(sums);
+      measure(state, row + moved, end + moved, measurements, [&experts, together, expert](std::span<const double> parts) {
+        experts.add(expert, parts);
+        together->add(parts);
+      });
       row = end;
     }
   }
-  return all;
+  measurements.then([&sums, together] { sums.add(*together); });
 }
 
 // Operands that all ranks sharing a weight quantize alike are counted on the first.
@@ -157,22 +186,29 @@ std::vector<PrecisionEvent> measure_precision(const ParameterSet& parameters, co
                                               int64_t step, const std::function<void()>& body) {
   std::map<std::pair<const Leaf*, OperandRole>, Sums> sums;
   std::map<const Leaf*, ExpertErrors> grouped_weights = grouped_weights_of(parameters, plan);
+  Measurements measurements;
+  const auto into = [](Sums& to) { return [&to](std::span<const double> parts) { to.add(parts); }; };
   for (const Optimizer::State& state : optimizer.states()) {
     const ParameterShard& shard = state.shard;
     if (!shard.of->quantized || shard.of->sharding.is_copy()) continue;
+    Sums& all = sums[{&shard.of->leaf, OperandRole::weight}];
     const auto grouped = grouped_weights.find(&shard.of->leaf);
-    sums[{&shard.of->leaf, OperandRole::weight}].add(grouped == grouped_weights.end() ? error_of(state, shard.begin, shard.end)
-                                                                                      : error_of(state, grouped->second));
+    if (grouped == grouped_weights.end()) {
+      measure(state, shard.begin, shard.end, measurements, into(all));
+    } else {
+      measure(state, grouped->second, measurements, all);
+    }
   }
   {
     std::map<const Leaf*, const Parameter*> weights;
     for (const Parameter& parameter : parameters.all()) weights[&parameter.leaf] = &parameter;
     const ObserverScope scope([&](const QuantizedOperand& operand) {
       if (!counted_here(operand, *weights.at(operand.weight))) return;
-      sums[{operand.weight, operand.role}].add(operand.x, operand.codes);
+      measurements.add(operand.x, operand.codes, operand.rows, into(sums[{operand.weight, operand.role}]));
     });
     body();
   }
+  measurements.hand_out();
   std::vector<PrecisionEvent> events;
   const Communicator& world = optimizer.shards().mesh().world;
   for (const Parameter& parameter : parameters.all()) {

@@ -2,12 +2,10 @@
 
 #include <algorithm>
 
-#include "mantissa/backend/functions.h"
-
 namespace mantissa {
 namespace {
 
-constexpr size_t kLosses = 3;
+constexpr size_t kLosses = RouterStatistics::kLosses;
 
 // Sums the figures of one layer.
 struct Figures {
@@ -15,17 +13,14 @@ struct Figures {
   std::vector<double> losses = {};  // of one micro batch after the other
 };
 
-void add(const RouterPass& record, size_t experts, int64_t capacity, Figures& figures) {
-  const std::vector<int32_t> counts = to_host<int32_t>(record.counts);
-  for (size_t e = 0; e < experts; ++e) {
-    int64_t chosen = 0;
-    for (size_t i = e; i < counts.size(); i += experts) chosen += counts[i];
-    figures.assignments[e] += static_cast<double>(chosen);
-    if (capacity > 0) figures.assignments.back() += static_cast<double>(std::max<int64_t>(0, chosen - capacity));
+// Adds a row of RouterStatistics.
+void add(std::span<const double> row, RouterFigures wanted, int64_t capacity, Figures& figures) {
+  const std::span<const double> chosen = row.first(row.size() - kLosses), losses = row.last(kLosses);
+  for (size_t e = 0; e < chosen.size(); ++e) {
+    figures.assignments[e] += chosen[e];
+    if (capacity > 0) figures.assignments.back() += std::max(0.0, chosen[e] - static_cast<double>(capacity));
   }
-  if (!record.losses.defined()) return;
-  const std::vector<double> losses = to_host<double>(record.losses);
-  figures.losses.insert(figures.losses.end(), losses.begin(), losses.end());
+  if (wanted == RouterFigures::counts_and_losses) figures.losses.insert(figures.losses.end(), losses.begin(), losses.end());
 }
 
 // Sums over all ranks in one exchange. Micro batches keep the order of one process, so their sums have its bits; sums of assignments are
@@ -83,7 +78,8 @@ int64_t routing_numbers(const RunConfig& config) {
   return layers == 0 ? 0 : layers * (model.moe->num_experts + 1 + static_cast<int64_t>(kLosses) * *config.training.grad_accum);
 }
 
-std::vector<LayerRouting> routing_summary(const RouterStatistics& statistics, const RunConfig& config, const Communicator& ranks) {
+std::vector<LayerRouting> routing_summary(std::span<const double> rows, RouterFigures wanted, const RunConfig& config,
+                                          const Communicator& ranks) {
   const ModelConfig& model = config.model;
   if (!model.moe) return {};
   const auto experts = static_cast<size_t>(model.moe->num_experts);
@@ -93,10 +89,11 @@ std::vector<LayerRouting> routing_summary(const RouterStatistics& statistics, co
     if (model.has_experts(i)) layers.push_back(i);
   }
   std::vector<Figures> figures(layers.size(), Figures{.assignments = std::vector<double>(experts + 1)});
-  for (size_t i = 0; i < statistics.passes.size(); ++i) add(statistics.passes[i], experts, capacity, figures[i % layers.size()]);
+  for (size_t i = 0, width = experts + kLosses; i < rows.size() / width; ++i)
+    add(rows.subspan(i * width, width), wanted, capacity, figures[i % layers.size()]);
   gather(ranks, figures);
   std::vector<LayerRouting> out;
-  for (size_t i = 0; i < layers.size(); ++i) out.push_back(reported(figures[i], layers[i], experts, statistics.wanted));
+  for (size_t i = 0; i < layers.size(); ++i) out.push_back(reported(figures[i], layers[i], experts, wanted));
   return out;
 }
 

@@ -176,7 +176,7 @@ Tensor Gpt::last_row(const Tensor& x) const {
   const bool here = !mesh.sequence_parallel || mesh.tensor.rank() == last;
   const Tensor row = empty(device_, x.dtype(), {1, x.dim(1)});
   if (here) device_.run(Convert{.x = x.slice(x.dim(0) - 1, x.dim(0)), .out = row});
-  if (mesh.sequence_parallel) mesh.tensor.broadcast(host_memory(row), last, Purpose::other);
+  if (mesh.sequence_parallel) mesh.tensor.broadcast(row, last, Purpose::other);
   return row;
 }
 

@@ -8,14 +8,26 @@
 namespace mantissa {
 namespace {
 
-RouterPass pass_of(const Tensor& logits, const Routing& routing, const RoutingRule& rule, RouterFigures wanted) {
-  if (wanted == RouterFigures::counts) return {.counts = routing.counts, .losses = {}};
-  const Tensor losses = empty(logits.device(), Dtype::f64, {3});
+void add(const Tensor& logits, const Routing& routing, const RoutingRule& rule, RouterStatistics& statistics) {
+  const int64_t experts = logits.dim(1);
+  const Tensor row = statistics.next(logits.device(), experts);
+  logits.device().run(SumCounts{.counts = routing.counts, .out = row.slice(0, experts)});
+  if (statistics.wanted() == RouterFigures::counts) return;
+  const Tensor losses = row.slice(experts, row.dim(0));
   logits.device().run(RouterLosses{.logits = logits, .scores = routing.scores, .counts = routing.counts, .out = losses, .rule = rule});
-  return {.counts = routing.counts, .losses = losses};
 }
 
 }  // namespace
+
+Tensor RouterStatistics::next(Backend& device, int64_t experts) {
+  if (!figures_.defined() || passes_ == figures_.dim(0)) {
+    const Tensor wider = empty(device, Dtype::f64, {std::max(room_, 2 * passes_), experts + kLosses});
+    if (passes_ > 0) device.run(Convert{.x = figures_, .out = wider.slice(0, passes_)});
+    figures_ = wider;
+  }
+  ++passes_;
+  return figures_.slice(passes_ - 1, passes_).view({experts + kLosses});
+}
 
 int64_t row_multiple(const Recipe& gate_up, const Recipe& down) { return std::max({int64_t{32}, gate_up.block(), down.block()}); }
 
@@ -50,7 +62,7 @@ Var Moe::forward(const Var& x, int64_t tokens, int64_t sequences, int64_t capaci
   const Var all = gathered_tokens(x, shared_tokens);
   const Var logits = router_.forward(convert(all, stats_dtype(all.value().dtype())), tokens);
   const Routing chosen = route(logits, routing, expert_bias_ ? expert_bias_->value : Tensor());
-  if (statistics && !Tape::in_backward()) statistics->passes.push_back(pass_of(logits.value(), chosen, routing.rule, statistics->wanted));
+  if (statistics && !Tape::in_backward()) add(logits.value(), chosen, routing.rule, *statistics);
   const int64_t multiple = FewRows::allowed(1) ? 1 : multiple_;  // generation has no gradients, which need whole blocks of tokens
   const Dispatch to = dispatch(chosen.experts, options_.experts, multiple, capacity, mesh_.expert, options_.expert_gradients);
   const Var y = own_tokens(experts(all, chosen.weights, to), shared_tokens);

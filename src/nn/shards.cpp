@@ -17,7 +17,7 @@ int64_t partial_norms(const ParameterShard& shard) { return ceil_div(shard.end -
 }  // namespace
 
 Shards::Shards(ParameterSet& parameters, Mesh mesh, int64_t bucket_bytes)
-    : parameters_(parameters), mesh_(std::move(mesh)), ready_(parameters.all().size()), queue_(mesh_.world) {
+    : parameters_(parameters), mesh_(std::move(mesh)), ready_(parameters.all().size()), queue_(mesh_.world, &parameters.device()) {
   const Layout layout({parameters.all().begin(), parameters.all().end()}, bucket_bytes);
   for (const Layout::Bucket& bucket : layout.buckets()) add_bucket(layout, bucket);
   if (const int64_t elements = scratch_elements(); elements > 0) {
@@ -214,7 +214,7 @@ void Shards::gather(size_t bucket) {
   gathered.ready->ready = false;
   gathered.values = queue_.submit([this, &gathered] {
     std::vector<Communicator::Gather> gathers;
-    for (const Range& range : gathered.sources) gathers.push_back({.bytes = host_memory(range.memory), .counts = range.counts});
+    for (const Range& range : gathered.sources) gathers.push_back({.bytes = range.memory, .counts = range.counts});
     group(gathered).all_gather(gathers, Purpose::parameters);
   });
 }

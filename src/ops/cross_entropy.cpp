@@ -31,7 +31,7 @@ void shared_loss(const Chunk& chunk, const Tensor& logits, const LossOptions& op
   const Tensor sums = empty(device, chunk.loss.dtype(), {ranks, rows, 2}), own = sums.slice(rank, rank + 1).view({rows, 2});
   device.run(CrossEntropyShare{.logits = logits, .targets = chunk.targets, .sums = own, .first = first, .vocab = options.vocab});
   const std::vector<int64_t> counts(static_cast<size_t>(ranks), own.bytes());
-  tp.group.all_gather(host_memory(sums), counts, Purpose::activations);
+  tp.group.all_gather(sums, counts, Purpose::activations);
   device.run(CrossEntropyOfShares{.logits = logits,
                                   .targets = chunk.targets,
                                   .sums = sums,

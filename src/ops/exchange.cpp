@@ -27,7 +27,7 @@ Tensor gathered_rows(const TensorParallel& tp, const Tensor& share) {
   const RowRange own = own_rows(tp);
   Tensor out = empty(share.device(), share.dtype(), share.shape().with_dim0(tp.tokens));
   share.device().run(Convert{.x = share, .out = out.slice(own.begin, own.end)});
-  tp.group.all_gather(host_memory(out), row_counts(tp, row_bytes(out)), Purpose::activations);
+  tp.group.all_gather(out, row_counts(tp, row_bytes(out)), Purpose::activations);
   return out;
 }
 
@@ -43,8 +43,7 @@ Tensor share_of_rows(const TensorParallel& tp, const Tensor& rows) {
 void gather_rows(const TensorParallel& tp, const QuantizedTensor& codes) {
   const QuantizedTensor rows = slice(codes, 0, tp.tokens);
   const auto code_counts = row_counts(tp, row_bytes(rows.codes)), scale_counts = row_counts(tp, row_bytes(rows.scales));
-  const Communicator::Gather parts[] = {{.bytes = host_memory(rows.codes), .counts = code_counts},
-                                        {.bytes = host_memory(rows.scales), .counts = scale_counts}};
+  const Communicator::Gather parts[] = {{.bytes = rows.codes, .counts = code_counts}, {.bytes = rows.scales, .counts = scale_counts}};
   tp.group.all_gather(parts, Purpose::activations);
 }
 
@@ -55,7 +54,7 @@ Tensor gathered_columns(const TensorParallel& tp, const Tensor& columns) {
   const Tensor by_rank = empty(device, columns.dtype(), {ranks * rows, columns.dim(1)});
   device.run(Convert{.x = columns, .out = by_rank.slice(rank * rows, (rank + 1) * rows)});
   const std::vector<int64_t> counts(static_cast<size_t>(ranks), columns.bytes());
-  tp.group.all_gather(host_memory(by_rank), counts, Purpose::activations);
+  tp.group.all_gather(by_rank, counts, Purpose::activations);
   if (rows == 1) return by_rank.view({1, ranks * columns.dim(1)});
   // Reorders rows by a lookup, so that the parts of a row are adjacent.
   std::vector<int32_t> order;

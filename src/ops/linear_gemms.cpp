@@ -18,13 +18,6 @@ QuantizedTensor columnwise(const QuantizedTensor& rowwise) {
   return out;
 }
 
-// Returns the assignments that were not dropped, by token.
-Tensor rows_of_assignments(const Dispatch& groups) {
-  std::vector<int32_t> rows = to_host<int32_t>(groups.rows);
-  std::erase(rows, -1);
-  return from_host(groups.rows.device(), Dtype::i32, {static_cast<int64_t>(rows.size())}, rows.data());
-}
-
 int64_t rows_of(const Value& value) { return shape_of(value)[0]; }
 
 // Codes stand for whole blocks of tokens; the operand beside them in high precision gets zero rows to match.
@@ -63,19 +56,20 @@ LinearInput LinearGemms::input(const Tensor& x) const {
   return out;
 }
 
-// Shows the rows of a dispatch in the order of tokens, without padding. Columnwise codes, which span rows of several tokens, are not shown.
+// Shows the rows of a dispatch in the order of tokens, without padding; those that were dropped do not count. Columnwise codes, which span
+// rows of several tokens, are not shown.
 void LinearGemms::observe(OperandRole role, const Tensor& x, const QuantizedTensor& codes) const {
-  const auto show = [&](const Tensor& of, const QuantizedTensor& are) {
-    observe_quantization({.weight = weight_.leaf, .role = role, .x = of, .codes = are});
+  const auto show = [&](const Tensor& of, const QuantizedTensor& are, const Tensor& rows) {
+    observe_quantization({.weight = weight_.leaf, .role = role, .x = of, .codes = are, .rows = rows});
   };
-  if (!groups_.offsets.defined()) return show(x, codes);
+  if (!groups_.offsets.defined()) return show(x, codes, {});
   if (!observing_quantization() || !codes.how.rowwise()) return;
-  const Tensor rows = rows_of_assignments(groups_);
+  const Tensor rows = groups_.rows.view({groups_.rows.elements()});
   const Tensor values = empty(x.device(), x.dtype(), x.shape().with_dim0(rows.dim(0)));
   const QuantizedTensor compact = empty_quantized(x.device(), values.shape(), codes.how);
   x.device().run(Permute{.x = x, .out = values, .assignments = rows, .per_row = 1});
   x.device().run(Permute{.x = codes, .out = compact, .assignments = rows, .per_row = 1});
-  show(values, compact);
+  show(values, compact, rows);
 }
 
 QuantizedTensor LinearGemms::codes_of_tokens(OperandRole role, const Tensor& x) const {

@@ -62,7 +62,7 @@ class RowExchange {
     std::vector<Communicator::Exchange> parts;
     for (size_t i = 0; i < tensors_.size(); ++i) {
       const auto& [in, out] = tensors_[i];
-      parts.push_back({.in = host_memory(in), .in_counts = counts[2 * i], .out = host_memory(out), .out_counts = counts[2 * i + 1]});
+      parts.push_back({.in = in, .in_counts = counts[2 * i], .out = out, .out_counts = counts[2 * i + 1]});
     }
     group.all_to_all(parts, Purpose::activations);
   }
@@ -77,49 +77,54 @@ class RowExchange {
   std::vector<std::pair<Tensor, Tensor>> tensors_;
 };
 
-// counts[r][x] is the number of rows that rank r has for expert x of this rank. Computes their positions in the groups.
-class Groups {
- public:
-  Groups(const std::vector<std::vector<int64_t>>& counts, int64_t multiple) {
-    const size_t ranks = counts.size(), experts = counts.front().size();
-    std::vector<std::vector<int64_t>> first(ranks, std::vector<int64_t>(experts));  // as they arrive
-    int64_t arrived = 0;
-    for (size_t r = 0; r < ranks; ++r) {
-      for (size_t x = 0; x < experts; ++x) first[r][x] = std::exchange(arrived, arrived + counts[r][x]);
-    }
-    rows_.resize(static_cast<size_t>(arrived));
-    for (size_t x = 0; x < experts; ++x) {
-      by_expert_.push_back(size());
-      for (size_t r = 0; r < ranks; ++r) {
-        by_source_.push_back(size());
-        for (int64_t i = 0; i < counts[r][x]; ++i) add(first[r][x] + i);
-        assignments_.resize(static_cast<size_t>(round_up(int64_t{size()}, multiple)), -1);
-      }
-    }
-    by_expert_.push_back(size());
-    by_source_.push_back(size());
-    require(assignments_.size() <= INT32_MAX, assignments_.size(), " rows arrived for experts, too many for indices of 32 bits");
-  }
+// Counts of rows, [ranks, experts of each].
+struct Counts {
+  size_t experts;
+  std::vector<int64_t> of;
 
-  Dispatch on(Backend& device, ExpertGradients gradients) const {
-    const auto vector = [&](const std::vector<int32_t>& values) {
-      return from_host(device, Dtype::i32, {static_cast<int64_t>(values.size())}, values.data());
-    };
-    return {.offsets = vector(by_expert_),
-            .rows = vector(rows_).view({static_cast<int64_t>(rows_.size()), 1}),
-            .assignments = vector(assignments_),
-            .gradient_offsets = gradients == ExpertGradients::by_source ? vector(by_source_) : Tensor()};
-  }
-
- private:
-  int32_t size() const { return static_cast<int32_t>(assignments_.size()); }
-  void add(int64_t arrived) {
-    rows_[static_cast<size_t>(arrived)] = size();
-    assignments_.push_back(static_cast<int32_t>(arrived));
-  }
-
-  std::vector<int32_t> rows_, assignments_, by_expert_, by_source_;
+  std::span<const int64_t> rank(size_t r) const { return std::span(of).subspan(r * experts, experts); }
 };
+
+std::vector<int64_t> by_rank(const Counts& counts) {
+  std::vector<int64_t> out;
+  for (size_t r = 0; r < counts.of.size() / counts.experts; ++r) {
+    const auto own = counts.rank(r);
+    out.push_back(std::accumulate(own.begin(), own.end(), int64_t{0}));
+  }
+  return out;
+}
+
+// Returns where the groups of the arriving rows begin, and the end.
+std::vector<int64_t> group_offsets(const Counts& arriving, int64_t multiple) {
+  std::vector<int64_t> out{0};
+  for (size_t e = 0; e < arriving.experts; ++e) {
+    int64_t end = out.back();
+    for (size_t i = e; i < arriving.of.size(); i += arriving.experts) end += round_up(arriving.of[i], multiple);
+    out.push_back(end);
+  }
+  return out;
+}
+
+// Lays out what arrives on the device. The host knows where the groups begin.
+Dispatch arranged(Backend& device, const Counts& arriving, int64_t arrivals, ExpertGradients gradients, int64_t multiple) {
+  const auto experts = static_cast<int64_t>(arriving.experts), ranks = std::ssize(arriving.of) / experts;
+  Dispatch out;
+  out.host_offsets = group_offsets(arriving, multiple);
+  out.offsets = empty(device, Dtype::i32, {experts + 1});
+  require(out.host_offsets.back() <= INT32_MAX, out.host_offsets.back(), " rows arrived for experts, too many for indices of 32 bits");
+  out.rows = empty(device, Dtype::i32, {arrivals});
+  out.assignments = empty(device, Dtype::i32, {out.host_offsets.back()});
+  if (gradients == ExpertGradients::by_source) out.gradient_offsets = empty(device, Dtype::i32, {experts * ranks + 1});
+  const std::vector<int32_t> counts(arriving.of.begin(), arriving.of.end());
+  device.run(ArrivalTable{.counts = from_host(device, Dtype::i32, {ranks, experts}, counts.data()),
+                          .offsets = out.offsets,
+                          .rows = out.rows,
+                          .assignments = out.assignments,
+                          .multiple = multiple,
+                          .source_offsets = out.gradient_offsets});
+  out.rows = out.rows.view({arrivals, 1});
+  return out;
+}
 
 }  // namespace
 
@@ -129,23 +134,17 @@ Dispatch dispatch_among(const Communicator& ranks, ExpertGradients gradients, co
   const Dispatch all = dispatch(experts, num_experts, 1, capacity);
   const std::vector<int32_t> offsets = to_host<int32_t>(all.offsets);
   const auto size = static_cast<size_t>(ranks.size());
-  const size_t each = static_cast<size_t>(num_experts) / size;
-  std::vector<int64_t> own, theirs(size * each);
-  for (size_t e = 0; e + 1 < offsets.size(); ++e) own.push_back(offsets[e + 1] - offsets[e]);
-  const std::vector<int64_t> bytes(size, static_cast<int64_t>(each * sizeof(int64_t)));
-  ranks.all_to_all(std::as_bytes(std::span(own)), bytes, std::as_writable_bytes(std::span(theirs)), bytes, Purpose::control);
-  AllToAllPlan plan{.group = ranks, .rows = all.rows, .assignments = all.assignments.slice(0, offsets.back()), .sent = {}, .arrived = {}};
-  std::vector<std::vector<int64_t>> counts;
-  for (size_t r = 0; r < size; ++r) {
-    const auto share = [&](const std::vector<int64_t>& of) {
-      const auto begin = of.begin() + static_cast<int64_t>(r * each);
-      return std::vector<int64_t>(begin, begin + static_cast<int64_t>(each));
-    };
-    counts.push_back(share(theirs));
-    plan.sent.push_back(sum(share(own)));
-    plan.arrived.push_back(sum(counts.back()));
-  }
-  Dispatch out = Groups(counts, multiple).on(experts.device(), gradients);
+  Counts leaving{.experts = static_cast<size_t>(num_experts) / size, .of = {}}, arriving{.experts = leaving.experts, .of = {}};
+  for (size_t e = 0; e + 1 < offsets.size(); ++e) leaving.of.push_back(offsets[e + 1] - offsets[e]);
+  arriving.of.resize(leaving.of.size());
+  const std::vector<int64_t> bytes(size, static_cast<int64_t>(leaving.experts * sizeof(int64_t)));
+  ranks.all_to_all(std::as_bytes(std::span(leaving.of)), bytes, std::as_writable_bytes(std::span(arriving.of)), bytes, Purpose::control);
+  AllToAllPlan plan{.group = ranks,
+                    .rows = all.rows,
+                    .assignments = all.assignments.slice(0, offsets.back()),
+                    .sent = by_rank(leaving),
+                    .arrived = by_rank(arriving)};
+  Dispatch out = arranged(experts.device(), arriving, sum(plan.arrived), gradients, multiple);
   out.per_row = all.per_row;
   out.all_to_all = std::make_shared<const AllToAllPlan>(std::move(plan));
   return out;

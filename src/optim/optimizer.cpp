@@ -16,11 +16,11 @@ int64_t norm_blocks(const ParameterShard& shard) { return ceil_div(shard.end - s
 enum class Reported { flag, vote, seconds, gradients, parameters, activations, control, other, count };
 static_assert(static_cast<int64_t>(Reported::count) == kReportedNumbers);
 
-std::array<double, kReportedNumbers> reported(const FinishGradients& finish, const StepLosses& step, const Traffic& sent) {
+std::array<double, kReportedNumbers> reported(double flag, const StepLosses& step, const Traffic& sent) {
   const auto number = [](int64_t bytes) { return static_cast<double>(bytes); };
-  return {static_cast<double>(to_host<int32_t>(finish.flags)[0]),
+  return {flag,
           static_cast<double>(step.vote),
-          step.seconds,
+          step.seconds ? step.seconds() : 0.0,
           number(sent.gradients),
           number(sent.parameters),
           number(sent.activations),
@@ -39,11 +39,19 @@ void add(const std::array<double, kReportedNumbers>& from, UpdateResult& to) {
   to.sent.other += number(Reported::other);
 }
 
+// What a rank says of its step.
+struct OwnReport {
+  double flag;
+  std::span<const double> losses;
+  std::vector<double> assignments;
+  std::span<const double> partials;
+};
+
 // Every rank decides by the partial norms, losses and flags of all.
-void exchange_control(const Shards& shards, const StepLosses& step, FinishGradients& finish, UpdateResult& result) {
+void exchange_control(const Shards& shards, const StepLosses& step, const OwnReport& says, FinishGradients& finish, UpdateResult& result) {
   const Communicator& world = shards.mesh().world;
   const int tensor_ranks = shards.mesh().tensor.size();
-  const int64_t losses = finish.losses.elements(), assignments = std::ssize(step.assignments);
+  const int64_t losses = std::ssize(says.losses), assignments = std::ssize(says.assignments);
   std::vector<int64_t> counts, bytes;
   for (int r = 0; r < world.size(); ++r) {
     counts.push_back(kReportedNumbers + losses + assignments + shards.norm_blocks(r));
@@ -51,16 +59,16 @@ void exchange_control(const Shards& shards, const StepLosses& step, FinishGradie
   }
   std::vector<double> all(static_cast<size_t>(std::accumulate(counts.begin(), counts.end(), int64_t{0})));
   auto own = all.begin() + std::accumulate(counts.begin(), counts.begin() + world.rank(), int64_t{0});
-  own = std::ranges::copy(reported(finish, step, world.traffic()), own).out;
-  own = std::ranges::copy(to_host<double>(finish.losses), own).out;
-  own = std::ranges::copy(step.assignments, own).out;
-  std::ranges::copy(to_host<double>(finish.partials), own);
+  own = std::ranges::copy(reported(says.flag, step, world.traffic()), own).out;
+  own = std::ranges::copy(says.losses, own).out;
+  own = std::ranges::copy(says.assignments, own).out;
+  std::ranges::copy(says.partials, own);
   world.all_gather(std::as_writable_bytes(std::span(all)), bytes, Purpose::control);
 
   std::vector<int32_t> flags;
   std::vector<double> all_losses;
   std::vector<std::vector<double>> partials;
-  result.assignments.assign(step.assignments.size(), 0.0);
+  result.assignments.assign(says.assignments.size(), 0.0);
   auto next = all.cbegin();
   for (int r = 0; r < world.size(); ++r) {
     const auto end = next + counts[static_cast<size_t>(r)];
@@ -90,15 +98,12 @@ void exchange_control(const Shards& shards, const StepLosses& step, FinishGradie
 Optimizer::Optimizer(ParameterSet& parameters, const OptimizerConfig& config, const Mesh& mesh, int64_t bucket_bytes)
     : parameters_(parameters), shards_(parameters, mesh, bucket_bytes), config_(config) {
   require(parameters.gradients().defined(), "optimizer: the parameters have no gradients");
-  int64_t row_blocks = 0;
   for (const ParameterShard& shard : shards_.own()) {
     states_.push_back({.shard = shard, .master = {}, .first_moment = {}, .second_moment = {}});
-    row_blocks += norm_blocks(shard);
+    row_blocks_ += norm_blocks(shard);
   }
   allocate();
-  partials_ = empty(parameters.device(), Dtype::f64, {row_blocks});
   step_ = zeros(parameters.device(), Dtype::f32, {static_cast<int64_t>(StepValue::count)});
-  outcome_ = zeros(parameters.device(), Dtype::f64, {static_cast<int64_t>(StepOutcome::count)});
 }
 
 void Optimizer::allocate() {
@@ -130,6 +135,21 @@ void Optimizer::store_masters() {
   shards_.gather();
 }
 
+// Sizes change only with the number of micro batches.
+void Optimizer::make_report(const StepLosses& losses) {
+  const int64_t figures = losses.figures.defined() ? losses.figures.elements() : 0;
+  const int64_t sizes[] = {static_cast<int64_t>(StepOutcome::count), figures, 1, losses.losses.elements(), row_blocks_};
+  const int64_t all = std::accumulate(std::begin(sizes), std::end(sizes), int64_t{0});
+  if (report_.all.defined() && report_.all.elements() == all && report_.figures.elements() == figures) return;
+  report_.all = empty(parameters_.device(), Dtype::f64, {all});
+  int64_t begin = 0;
+  Tensor* const parts[] = {&report_.outcome, &report_.figures, &report_.flag, &report_.losses, &report_.partials};
+  for (size_t i = 0; i < std::size(parts); ++i) {
+    *parts[i] = report_.all.slice(begin, begin + sizes[i]);
+    begin += sizes[i];
+  }
+}
+
 void Optimizer::finish_gradients(double lr, const StepLosses& losses, UpdateResult& result) {
   Backend& device = parameters_.device();
   std::array<float, static_cast<size_t>(StepValue::count)> step{};
@@ -142,20 +162,39 @@ void Optimizer::finish_gradients(double lr, const StepLosses& losses, UpdateResu
   int64_t begin = 0;
   for (const State& state : states_) {
     const int64_t end = begin + norm_blocks(state.shard);
-    device.run(SquaredNorm{.x = state.shard.gradient(), .partials = partials_.slice(begin, end)});
+    device.run(SquaredNorm{.x = state.shard.gradient(), .partials = report_.partials.slice(begin, end)});
     begin = end;
   }
-  FinishGradients finish{.partials = partials_,
+  FinishGradients finish{.partials = report_.partials,
                          .losses = losses.losses,
                          .flags = parameters_.nonfinite(),
                          .step = step_,
-                         .outcome = outcome_,
+                         .outcome = report_.outcome,
                          .clip = config_.grad_clip,
                          .pairwise = losses.pairwise};
+  if (losses.figures.defined()) device.run(Convert{.x = losses.figures.view(report_.figures.shape()), .out = report_.figures});
   result.vote = losses.vote;
-  result.assignments = losses.assignments;
-  if (shards_.mesh().world.size() > 1) exchange_control(shards_, losses, finish, result);
+  if (shards_.mesh().world.size() > 1) report_to_ranks(losses, finish, result);
   device.run(finish);
+}
+
+void Optimizer::report_to_ranks(const StepLosses& losses, FinishGradients& finish, UpdateResult& result) {
+  Backend& device = parameters_.device();
+  device.run(Convert{.x = losses.losses, .out = report_.losses});
+  device.run(SumCounts{.counts = parameters_.nonfinite().view({1, 1}), .out = report_.flag});
+  const std::vector<double> all = to_host<double>(report_.all.slice(report_.outcome.elements(), report_.all.elements()));
+  std::span<const double> rest = all;
+  const auto next = [&rest](const Tensor& part) {
+    const auto out = rest.first(static_cast<size_t>(part.elements()));
+    rest = rest.subspan(out.size());
+    return out;
+  };
+  const auto figures = next(report_.figures), flag = next(report_.flag), own_losses = next(report_.losses),
+             partials = next(report_.partials);
+  result.figures.assign(figures.begin(), figures.end());
+  exchange_control(shards_, losses,
+                   {.flag = flag.front(), .losses = own_losses, .assignments = losses.assignments_of(figures), .partials = partials},
+                   finish, result);
 }
 
 void Optimizer::apply_to(const State& state) {
@@ -185,9 +224,16 @@ void Optimizer::apply() {
 UpdateResult Optimizer::update(double lr, const StepLosses& losses) {
   UpdateResult result{};
   shards_.reduce_gradients();
+  make_report(losses);
   finish_gradients(lr, losses, result);
   apply();
-  const std::vector<double> outcome = to_host<double>(outcome_);
+  const bool alone = shards_.mesh().world.size() == 1;
+  const int64_t read = report_.outcome.elements() + (alone ? report_.figures.elements() : 0);
+  const std::vector<double> outcome = to_host<double>(report_.all.slice(0, read));
+  if (alone) {
+    result.figures.assign(outcome.begin() + report_.outcome.elements(), outcome.end());
+    result.assignments = losses.assignments_of(result.figures);
+  }
   const auto get = [&](StepOutcome index) { return outcome[static_cast<size_t>(index)]; };
   result.loss = get(StepOutcome::loss);
   result.gradient_norm = get(StepOutcome::gradient_norm);

@@ -54,14 +54,14 @@ struct Run {
   RunTrace trace;
   Stragglers stragglers{mesh.world.size()};
 
-  Run(const LoadedConfig& given, const TrainEvents& observers, const Mesh& ranks)
+  Run(const LoadedConfig& given, const TrainEvents& observers, const Mesh& ranks, const MakeBackend& own_device)
       : loaded(given),
         mesh(ranks),
         events(ranks.world.rank() == 0 ? observers : TrainEvents{.request = observers.request, .set_phase = observers.set_phase}),
         data(open_run_data(loaded, mesh.world, events)),
         plan(plan_with_data(config, data, mesh.world)),
         prompts(agree_on(mesh.world, [this] { return encode_prompts(config.eval, data); })),
-        device(make_device(config, plan, mesh.world)),
+        device(own_device ? own_device() : make_device(config, plan, mesh.world)),
         model(config.model, *device, plan, training_options(config, mesh)),
         optimizer(model.parameters(), config.optimizer, mesh),
         accumulator(model.parameters(), config.training.accumulation, *config.training.grad_accum),

@@ -64,7 +64,7 @@ void report_step(Run& run, const StepResult& result, const std::optional<Precisi
                         .tokens = run.state.tokens,
                         .skipped = result.skipped,
                         .comm_bytes = run.mesh.world.size() == 1 ? std::nullopt : std::optional(sent),
-                        .routing = routing_summary(result.routing, run.config, run.mesh.data),
+                        .routing = routing_summary(result.routing, result.routers, run.config, run.mesh.data),
                         .precision = precision};
   publish(run, run.events.step, event);
 }
@@ -284,12 +284,12 @@ ExitCode loop(Run& run) {
 }  // namespace
 
 TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& arguments, const TrainEvents& events,
-                   const Communicator& world) {
+                   const Communicator& world, const MakeBackend& make_device) {
   const auto began = Clock::now();
   set_num_threads(loaded.config.training.threads);
   const Mesh mesh = make_mesh(world, loaded.config.parallel.ranks());
   agree(mesh.world, [&] { require_size(mesh.data, "parallel.data", loaded.config.parallel.data); });
-  Run run(loaded, events, mesh);
+  Run run(loaded, events, mesh, make_device);
   start(run);
   run.gemm_rate = measured_gemm_rate(run.config, run.mesh.world);
   open_folder(run, arguments);

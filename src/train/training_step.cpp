@@ -4,9 +4,9 @@
 #include <cmath>
 #include <utility>
 
+#include "mantissa/backend/moment.h"
 #include "mantissa/base/trace.h"
 #include "mantissa/comm/agreement.h"
-#include "mantissa/comm/progress.h"
 #include "train/expert_bias.h"
 
 namespace mantissa {
@@ -34,6 +34,12 @@ std::string first_of_ranks(const Communicator& ranks, const Optimizer::Nonfinite
   return everywhere ? bad : text(bad, " (rank ", first, ")");
 }
 
+int64_t expert_layers(const ModelConfig& config) {
+  int64_t count = 0;
+  for (int64_t layer = 0; layer < config.num_layers; ++layer) count += config.has_experts(layer) ? 1 : 0;
+  return count;
+}
+
 // An exchange would wait for the weights of the step before, which forward can do without at first.
 int64_t targets_of_ranks(const Communicator& ranks, const Batch& batch) {
   return batch.all_count ? batch.target_count * ranks.size() : ranks.sum(batch.target_count);
@@ -58,20 +64,24 @@ StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& 
                          double lr, const std::function<int()>& vote, RouterFigures routers) {
   // A batch without a target (everything masked) has loss 0 and no gradient but that of routers' auxiliary losses.
   const int64_t targets = std::max<int64_t>(1, targets_of_ranks(optimizer.shards().mesh().data, batch));
-  RouterStatistics routing{.wanted = routers};
-  const double began = monotonic_now(), communicated = communication_seconds();
+  RouterStatistics routing(routers, expert_layers(model.config()) * accumulator.losses().elements());
+  CommunicationMeter communication;
+  const Moment began(model.device());
   accumulator.accumulate(
       [&](int64_t i) {
         return forward_and_backward(model, to_device(model, batch, i * micro_batch_size, micro_batch_size), targets, routing);
       },
       optimizer.shards());
-  const double seconds = monotonic_now() - began - (communication_seconds() - communicated);
+  const Moment ended(model.device());
+  communication.stop();
   const TraceSpan span(Track::compute, "optimizer");
-  const UpdateResult update = optimizer.update(lr, {.losses = accumulator.losses(),
-                                                    .pairwise = accumulator.pairwise(),
-                                                    .vote = vote ? vote() : 0,
-                                                    .seconds = seconds,
-                                                    .assignments = expert_assignments(model.parameters(), routing)});
+  const UpdateResult update =
+      optimizer.update(lr, {.losses = accumulator.losses(),
+                            .pairwise = accumulator.pairwise(),
+                            .vote = vote ? vote() : 0,
+                            .seconds = [&] { return began.seconds_until(ended) - communication.seconds(); },
+                            .figures = routing.figures(),
+                            .assignments = [&](auto figures) { return expert_assignments(model.parameters(), figures); }});
   if (!update.skipped && !update.assignments.empty()) {
     update_expert_biases(model.parameters(), model.config().moe->bias_update_rate, update.assignments);
   }
@@ -82,7 +92,8 @@ StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& 
           .vote = update.vote,
           .sent = update.sent,
           .seconds = update.seconds,
-          .routing = std::move(routing)};
+          .routers = routers,
+          .routing = update.figures};
 }
 
 }  // namespace mantissa

@@ -11,9 +11,9 @@ namespace mantissa::test::contracts_test {
 class Contracts : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(Contracts, RefuseEveryFaultOfEveryOperandByName) {
-  static const std::set<std::string> without_fp64_values{"Fill",          "Quantize",          "Dequantize",
-                                                         "FakeQuantize",  "QuantizationError", "RequantizeColumns",
-                                                         "SwizzleScales", "DispatchTable",     "FinishGradients"};
+  static const std::set<std::string> without_fp64_values{
+      "Fill",          "Quantize",  "Dequantize",    "FakeQuantize", "QuantizationError", "RequantizeColumns",
+      "SwizzleScales", "SumCounts", "DispatchTable", "ArrivalTable", "FinishGradients"};
   FaultyCalls device(GetParam());
   for (const KernelCase& c : kernel_cases()) {
     if (c.kernel != GetParam()) continue;
@@ -187,8 +187,12 @@ TEST_F(ContractCheck, ErrorsAreOfTheRowsOfX) {
   accepts(QuantizationError{.x = bf16s({33, 32}), .q = q, .out = out});
   refuses(QuantizationError{.x = f32({32, 32}), .q = q, .out = out}, "quantization_error", {"[32, 32]", "[64, 32]"});
   refuses(QuantizationError{.x = f64({64, 32}), .q = q, .out = out}, "quantization_error", {"x is fp64"});
-  refuses(QuantizationError{.x = f32({64, 32}), .q = q, .out = f64({5})}, "quantization_error", {"out", "[5]", "[261]"});
+  refuses(QuantizationError{.x = f32({64, 32}), .q = q, .out = f64({5})}, "quantization_error", {"out", "[5]", "[262]"});
   refuses(QuantizationError{.x = f32({64, 32}), .q = {}, .out = out}, "quantization_error", {"q has no format"});
+  accepts(QuantizationError{.x = f32({64, 32}), .q = q, .out = out, .rows = i32({64})});
+  refuses(QuantizationError{.x = f32({64, 32}), .q = q, .out = out, .rows = i32({63})}, "quantization_error", {"rows", "[63]", "[64]"});
+  const QuantizedTensor tiles = codes({64, 32}, {Format::e4m3, 32, 32});
+  refuses(QuantizationError{.x = f32({64, 32}), .q = tiles, .out = out, .rows = i32({64})}, "quantization_error", {"rowwise"});
 }
 
 TEST_F(ContractCheck, IdsAreInTheVocabulary) {

@@ -49,6 +49,92 @@ void expect_table(const DispatchTable& table) {
   ASSERT_EQ(integers(table.assignments), assignments);
 }
 
+// Counts what arrives by rank and expert, row by row.
+void expect_arrivals(const ArrivalTable& table) {
+  const int64_t ranks = table.counts.dim(0), experts = table.counts.dim(1);
+  const std::vector<int64_t> counts = integers(table.counts), offsets = integers(table.offsets), sources = integers(table.source_offsets);
+  std::vector<int64_t> first(counts.size()), rows(static_cast<size_t>(table.rows.elements()));
+  std::exclusive_scan(counts.begin(), counts.end(), first.begin(), int64_t{0});
+  std::vector<int64_t> assignments;
+  for (int64_t e = 0; e < experts; ++e) {
+    ASSERT_EQ(offsets[static_cast<size_t>(e)], std::ssize(assignments));
+    for (int64_t r = 0; r < ranks; ++r) {
+      ASSERT_EQ(sources[static_cast<size_t>(e * ranks + r)], std::ssize(assignments));
+      const auto from = static_cast<size_t>(r * experts + e);
+      for (int64_t i = first[from]; i < first[from] + counts[from]; ++i) {
+        rows[static_cast<size_t>(i)] = std::ssize(assignments);
+        assignments.push_back(i);
+      }
+      while (std::ssize(assignments) % table.multiple != 0) assignments.push_back(-1);
+    }
+  }
+  ASSERT_EQ(offsets.back(), std::ssize(assignments));
+  ASSERT_EQ(sources.back(), std::ssize(assignments));
+  ASSERT_EQ(integers(table.rows), rows);
+  ASSERT_EQ(integers(table.assignments), assignments);
+}
+
+ArrivalTable arrivals_of(Backend& device, const std::vector<double>& counts, int64_t ranks, int64_t multiple) {
+  const int64_t experts = std::ssize(counts) / ranks;
+  int64_t arrivals = 0, rows = 0;
+  for (const double count : counts) {
+    arrivals += static_cast<int64_t>(count);
+    rows += round_up(static_cast<int64_t>(count), multiple);
+  }
+  return {.counts = tensor_of(device, Dtype::i32, {ranks, experts}, counts),
+          .offsets = empty(device, Dtype::i32, {experts + 1}),
+          .rows = empty(device, Dtype::i32, {arrivals}),
+          .assignments = empty(device, Dtype::i32, {rows}),
+          .multiple = multiple,
+          .source_offsets = empty(device, Dtype::i32, {experts * ranks + 1})};
+}
+
+TEST_F(MoeKernels, LayOutWhateverArrives) {
+  for (uint32_t number = 0; number < 200; ++number) {
+    CaseDraw draw(number);
+    const int64_t ranks = draw.from<int64_t>({1, 2, 3, 8}), experts = draw.from<int64_t>({1, 2, 5, 16}),
+                  multiple = draw.from<int64_t>({1, 32, 64, 128}), most = draw.from<int64_t>({1, 2, 33, 200});
+    const std::vector<double> counts = values(random_indices(fast(), ranks * experts, most, number));
+    SCOPED_TRACE(text(ranks, " ranks, ", experts, " experts, multiple ", multiple, ", below ", most));
+    for (Backend* device : {&reference(), &fast()}) {
+      ArrivalTable table = arrivals_of(*device, counts, ranks, multiple);
+      device->run(table);
+      expect_arrivals(table);
+      if (HasFatalFailure()) return;
+      const std::vector<int64_t> offsets = integers(table.offsets);
+      table.source_offsets = {};
+      device->run(table);
+      EXPECT_EQ(integers(table.offsets), offsets);
+    }
+  }
+}
+
+TEST_F(MoeKernels, RefuseCountsOfOtherArrivals) {
+  ArrivalTable table = arrivals_of(reference(), {1, 2, 3, 4}, 2, 32);
+  accepts(table);
+  const auto refuses_counts = [&](const std::vector<double>& counts, const std::string& words) {
+    ArrivalTable bad = table;
+    bad.counts = tensor_of(reference(), Dtype::i32, {2, 2}, counts);
+    refuses(bad, "arrival_table", {words});
+  };
+  refuses_counts({1, 2, 3, 5}, "11 rows arrive, rows has 10");
+  refuses_counts({1, 2, -3, 10}, "a count of -3");
+  refuses_counts({0, 0, 10, 0}, "32 rows, assignments has 128");
+  table = arrivals_of(reference(), {32, 0, 0, 0}, 2, 32);
+  refuses_counts({8, 8, 8, 8}, "more rows than the 32 of assignments");
+}
+
+TEST_F(MoeKernels, CountsAreSummedExactly) {
+  const double large = 2147483647;
+  const Tensor counts = tensor_of(reference(), Dtype::i32, {3, 2}, {large, -1, large, 5, large, 0}),
+               out = empty(reference(), Dtype::f64, {2});
+  reference().run(SumCounts{.counts = counts, .out = out});
+  EXPECT_EQ(values(out), (std::vector<double>{3 * large, 4}));
+  const Tensor none = empty(reference(), Dtype::i32, {0, 2});
+  reference().run(SumCounts{.counts = none, .out = out});
+  EXPECT_EQ(values(out), (std::vector<double>{0, 0}));
+}
+
 TEST_F(MoeKernels, GroupsMayBeginAtAnyRow) {
   const int64_t begins[] = {0, 7, 7, 40, 99};
   const Tensor a = random_tensor(fast(), Dtype::f32, {100, 24}, 1), b = random_tensor(fast(), Dtype::f32, {4 * 24, 17}, 2),

@@ -2,6 +2,7 @@
 #include <sched.h>
 #include <sys/mount.h>
 
+#include "async_device.h"
 #include "comm_cases.h"
 #include "mantissa/backend/functions.h"
 #include "mantissa/comm/comm_queue.h"
@@ -169,6 +170,26 @@ TEST_P(Ucx, AKilledPeerEndsTheWaitOfOthersWithinASecond) {
       EXPECT_LT(ranks.shared().left_at[rank] - reported, 1000000) << bytes << " bytes, rank " << rank;
     }
   }
+}
+
+// The thread that would notice waits for a device that does not end, as it does for a message of the peer.
+TEST_P(Ucx, AKilledPeerEndsTheWaitForADeviceWithinASecond) {
+  start(2, [this](const Communicator& world) {
+    AsyncDevice device;
+    const Tensor x = zeros(device, Dtype::f32, {1000});
+    world.sum(x, Purpose::other);
+    ++ranks_.shared().ready;
+    device.follow(AsyncDevice::never());
+    to_host<float>(x);
+  });
+  while (ranks_.shared().ready < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  ::kill(ranks_.pid(1), SIGKILL);
+  EXPECT_EQ(ranks_.end(1), "137: ");
+  const int64_t reported = monotonic_microseconds();
+  ranks_.shared().lost = true;
+  EXPECT_THAT(ranks_.end(0), StartsWith("6: "));
+  EXPECT_LT(ranks_.shared().left_at[0] - reported, 1000000);
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, Ucx, ::testing::Values(Way{"SharedMemory", "posix,self"}, Way{"Tcp", "tcp,self"}, Way{"Default", ""}),

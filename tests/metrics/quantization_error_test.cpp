@@ -44,6 +44,24 @@ class ErrorStatistics : public BackendTest {
 
 constexpr Quantization kE4m3{Format::e4m3};
 
+// Whatever lies in them.
+TEST_F(ErrorStatistics, RowsOfMinusOneDoNotCount) {
+  const Tensor x = tensor_of(fast(), Dtype::bf16, {3, 32}, std::vector<double>(96, 3.0));
+  const QuantizedTensor q = quantized(x, kE4m3);
+  fast().run(Fill{.out = x.slice(1, 2), .value = std::nan("")});
+  const auto measured_rows = [&](const std::vector<double>& rows) {
+    const Tensor out = empty(fast(), Dtype::f64, {Part::size});
+    fast().run(QuantizationError{.x = x, .q = q, .out = out, .rows = tensor_of(fast(), Dtype::i32, {3}, rows)});
+    return values(out);
+  };
+  const std::vector<double> some = measured_rows({5, -1, 0});
+  EXPECT_EQ(some[Part::signal], 64 * 9.0);
+  EXPECT_EQ(some[Part::amax], 3);
+  EXPECT_EQ(some[Part::elements], 64);
+  EXPECT_EQ(scales(some).begin()->second, 2);
+  EXPECT_EQ(measured_rows({-1, -1, -1}), std::vector<double>(Part::size, 0.0));
+}
+
 // Scale 1, as 448 is the largest code: 1.0625 lies between 1 and 1.125 and goes to the even 1; 2^-10 is half the least code and goes to 0.
 TEST_F(ErrorStatistics, NoiseAndFlushedElementsAreExact) {
   const std::vector<double> parts = measured(1, {448, -1.0625, 0x1p-10, -0x1p-9}, kE4m3);

@@ -14,9 +14,6 @@ class ExpertBias : public test::BackendTest {
     set_.allocate(fast(), Dtype::f32, true);
   }
   std::vector<float> bias(size_t layer) { return to_host<float>(set_.buffers()[layer].value); }
-  RouterPass record(int64_t sequences, const std::vector<int32_t>& counts) {
-    return {.counts = from_host(fast(), Dtype::i32, {sequences, 4}, counts.data()), .losses = {}};
-  }
 
   ParameterSet set_;
 };
@@ -46,14 +43,21 @@ TEST_F(ExpertBias, SeesASingleAssignmentMore) {
   EXPECT_EQ(bias(1), Values(4, 0.0F));
 }
 
-TEST_F(ExpertBias, CountsTheAssignmentsOfAllSequencesAndMicroBatches) {
-  const RouterStatistics statistics{
-      .wanted = RouterFigures::counts,
-      .passes = {record(2, {1, 2, 3, 4, 10, 0, 0, 0}), record(1, {0, 0, 7, 0}),  // a micro batch of two layers
-                 record(1, {0, 1, 0, 0}), record(2, {1, 1, 1, 1, 1, 1, 1, 1})}};
-  EXPECT_EQ(expert_assignments(set_, statistics), (std::vector<double>{11, 3, 3, 4, 2, 2, 9, 2}));
+TEST_F(ExpertBias, CountsTheAssignmentsOfAllMicroBatches) {
+  const double loss = 0.5;
+  const std::vector<double> figures{11, 2, 3, 4, loss, loss, loss, 0, 0, 7, 0, loss, loss, loss,   // a micro batch of two layers
+                                    0,  1, 0, 0, loss, loss, loss, 2, 2, 2, 2, loss, loss, loss};  // another
+  EXPECT_EQ(expert_assignments(set_, figures), (std::vector<double>{11, 3, 3, 4, 2, 2, 9, 2}));
   EXPECT_EQ(expert_assignments(set_, {}), std::vector<double>(8, 0.0)) << "a rank without a batch";
-  EXPECT_TRUE(expert_assignments(ParameterSet(), statistics).empty());
+  EXPECT_TRUE(expert_assignments(ParameterSet(), figures).empty());
+}
+
+TEST_F(ExpertBias, FiguresOfRoutersGrowAndStay) {
+  RouterStatistics statistics(RouterFigures::counts, 1);
+  EXPECT_FALSE(statistics.figures().defined());
+  for (int pass = 0; pass < 5; ++pass) fast().run(Fill{.out = statistics.next(fast(), 2), .value = 1.0 + pass});
+  EXPECT_EQ(to_host<double>(statistics.figures()),
+            (std::vector<double>{1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 4, 4, 4, 4, 4, 5, 5, 5, 5, 5}));
 }
 
 TEST_F(ExpertBias, HasANameOfItsOwn) {

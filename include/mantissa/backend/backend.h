@@ -8,11 +8,17 @@
 // uploader checks them because a device cannot throw, and CPU kernels check again.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <bit>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "mantissa/backend/contract.h"
+#include "mantissa/backend/lane.h"
 #include "mantissa/base/integers.h"
 #include "mantissa/base/rng.h"
 #include "mantissa/base/trace.h"
@@ -145,15 +151,23 @@ struct SwizzleScales {
 
 // Measures how far codes q are from the values x [M, C] (fp32 or bf16) that they stand for. M is rounded up to whole blocks as in Quantize;
 // elements beyond M do not count. out [Part::size] fp64 gets the sums of x^2 and (x - q)^2; the number of elements beyond the largest code
-// of their block, and of non-zero elements coded as zero; the largest |x|; and from Part::scales on how many blocks have scale code 0, 1,
-// .. 255. A NaN in x makes the sums and the largest NaN.
+// of their block, and of non-zero elements coded as zero; the largest |x|; the number of elements; and from Part::scales on how many blocks
+// have scale code 0, 1, .. 255. A NaN in x makes the sums and the largest NaN. With rows [M], of rowwise codes, row i is left out where
+// rows[i] is -1.
 struct QuantizationError {
-  enum Part : int64_t { signal, noise, clipped, flushed, amax, scales, size = scales + 256 };
+  enum Part : int64_t { signal, noise, clipped, flushed, amax, elements, scales, size = scales + 256 };
   Tensor x;
   QuantizedTensor q;
   Tensor out;
+  Tensor rows{};
 
   Contract contract() const;
+};
+
+struct SumCounts {  // out = sum over rows of counts, as whole numbers that fp64 holds
+  Tensor counts, out;
+
+  Contract contract() const { return Contract("sum_counts").input("counts", counts, "i32 [N, C]").output("out", out, "fp64 [C]"); }
 };
 
 struct SumRows {  // out (+)= sum over rows of x
@@ -523,6 +537,18 @@ struct DispatchTable {
   Contract contract() const;
 };
 
+// Lays out rows that arrive from other ranks for the experts of this one. counts[r, e] of rank r are for expert e; they arrive in the order
+// of rank and expert. Group e is rows [offsets[e], offsets[e + 1]), those of rank 0, then of rank 1, and so on; those of each rank begin at
+// source_offsets[e * ranks + r] (optional) and are a whole multiple whose last rows are padding. rows[a] is the row of arrival a;
+// assignments[r] = a, or -1 in padding. The caller knows the counts: rows has as many elements as arrive, assignments as there are rows.
+struct ArrivalTable {
+  Tensor counts, offsets, rows, assignments;
+  int64_t multiple;
+  Tensor source_offsets{};
+
+  Contract contract() const;
+};
+
 // out[r] = x[assignments[r] / per_row], or zeros (codes 0 with scale 0) where that is -1. Takes rowwise codes or values.
 struct Permute {
   Value x, out;
@@ -662,6 +688,7 @@ struct SquaredNorm {
   DECLARE(RequantizeColumns)      \
   DECLARE(SwizzleScales)          \
   DECLARE(QuantizationError)      \
+  DECLARE(SumCounts)              \
   DECLARE(SumRows)                \
   DECLARE(EmbeddingForward)       \
   DECLARE(EmbeddingBackward)      \
@@ -687,6 +714,7 @@ struct SquaredNorm {
   DECLARE(RouteBackward)          \
   DECLARE(RouterLosses)           \
   DECLARE(DispatchTable)          \
+  DECLARE(ArrivalTable)           \
   DECLARE(Permute)                \
   DECLARE(Unpermute)              \
   DECLARE(GroupedGemm)            \
@@ -706,21 +734,53 @@ struct AllocatorStats {
   int64_t system_calls = 0;             // requests that went to the system
 };
 
+// The names of the kernels that a backend was last asked for, for reports. Any thread may read it.
+class KernelLog {
+ public:
+  void add(const char* kernel) {  // a literal
+    latest_[asked_.fetch_add(1, std::memory_order_relaxed) % latest_.size()].store(kernel, std::memory_order_relaxed);
+  }
+  std::vector<std::string> latest() const;  // oldest first
+
+ private:
+  std::array<std::atomic<const char*>, 8> latest_{};
+  std::atomic<uint32_t> asked_{0};
+};
+
+// A device that may work later than it is asked to. Kernels, copies and memory that a thread asks for belong to its lane (LaneScope) and
+// are done in order within it; marks order the lanes of one device, and those of several in one process. A CPU has one lane: each call is
+// done when it returns, and marks are null.
 class Backend {
  public:
   virtual ~Backend() = default;
   virtual const char* name() const = 0;  // as training.device names it
-  // Returns 64-byte aligned, uninitialized memory, which goes back to the cache when the last handle is gone. Throws Error(internal) with
-  // the size on exhaustion.
+  // Returns 64-byte aligned, uninitialized memory of this thread's lane, which goes back to the cache of that lane when the last handle is
+  // gone: what the lane was asked for until then may still use it. Another lane may use it as far as marks order its use. Throws
+  // Error(environment) with the size on exhaustion.
   virtual std::shared_ptr<std::byte> allocate(int64_t bytes) = 0;
   virtual AllocatorStats allocator_stats() const = 0;
   // Returns whether tensors lie in host memory. If they do not, only kernels, upload() and download() may touch them.
   virtual bool host_memory() const = 0;
-  // Copy all bytes of a tensor from and to host memory, after all kernels so far. When upload() returns, `from` may be reused; when
-  // download() returns, its copy is complete.
+  // Copy all bytes of a tensor from and to host memory, in this thread's lane. When upload() returns, `from` may be reused, whether or not
+  // the copy is complete; when download() returns, its copy is complete. download() and synchronize() wait, and look at the interrupt.
   virtual void upload(const void* from, const Tensor& to) = 0;
   virtual void download(const Tensor& from, void* to) = 0;
-  virtual void synchronize() = 0;  // returns when every kernel so far has ended
+  virtual void synchronize() = 0;  // returns when everything that all lanes were asked for so far has ended
+
+  // A point in a lane, after all that it was asked for until then. Null: reached.
+  using Mark = std::shared_ptr<const void>;
+  virtual Mark mark() { return {}; }  // in this thread's lane
+  // What this thread's lane is asked for from now on comes after the mark, which may be one of another device of the same kind.
+  virtual void follow(const Mark&) {}
+  virtual bool reached(const Mark&) const { return true; }
+  // Returns the time between two marks that are reached. Marks that are null have none: 0.
+  virtual double seconds(const Mark& from, const Mark& to) const {
+    static_cast<void>(from), static_cast<void>(to);
+    return 0.0;
+  }
+  // Every wait for the device calls `look` at least every 20 ms; it throws to end the wait.
+  void set_interrupt(std::function<void()> look) { interrupt_ = std::move(look); }
+
   // Counts the GEMMs that ran in fp32 because an operand held extreme scale codes, where others run in bf16.
   virtual int64_t fp32_gemms() const { return 0; }
   // Measures whether bits of GEMMs depend on the position of a row or column of an operand or on zeros behind the depth: "fp32, rows: 40 of
@@ -736,13 +796,23 @@ class Backend {
     const Contract contract = k.contract();
     if (!computes_fp64()) contract.refuse_fp64(name());
     const TraceSpan span(Track::compute, contract.kernel());
+    log_->add(contract.kernel());
     execute(k);
   }
+  std::shared_ptr<const KernelLog> kernel_log() const { return log_; }  // of run()
 
  protected:
 #define MANTISSA_EXECUTE(Kernel) virtual void execute(const Kernel& k) = 0;
   MANTISSA_KERNELS(MANTISSA_EXECUTE)
 #undef MANTISSA_EXECUTE
+
+  void heed_interrupt() const {  // throws if the wait is to end
+    if (interrupt_) interrupt_();
+  }
+
+ private:
+  std::function<void()> interrupt_;
+  std::shared_ptr<KernelLog> log_ = std::make_shared<KernelLog>();
 };
 
 // "cpu" has fast paths over the reference; "cpu_reference" has plain fixed-order kernels only, also in fp64. One instance may serve calls

@@ -1,17 +1,21 @@
 // Collectives over the ranks of a group, written once over Transport. Every rank of the group makes the same calls in the same order; a
 // group of one returns at once and has no transport.
 //
-// Calls work in place on host bytes, with counts per rank that may be 0 (no message then): what ZeRO-1, a gather of codes and scales and
-// the dispatch of experts need, and what NCCL offers as grouped calls. Sums have the order of an aligned binary tree over the ranks,
-// neighbors first, then pairs of neighbors, whichever rank computes them.
+// Calls work in place on bytes of the host or of one device, with counts per rank that may be 0 (no message then): what ZeRO-1, a gather of
+// codes and scales and the dispatch of experts need, and what NCCL offers as grouped calls. Sums have the order of an aligned binary tree
+// over the ranks, neighbors first, then pairs of neighbors, whichever rank computes them.
 //
 // A process runs one collective at a time, on any thread, because all its groups share one transport. A second one that begins meanwhile
 // throws, except on the thread that submits to a CommQueue, where it waits for what was submitted. A collective that fails leaves the
 // process without communication: every later one throws the same error.
 //
-// Each call sends its right neighbor kHeaderBytes beside the payload: operation, group, sequence, dtype and counts (an all_to_all sends every
-// peer its count). It compares them with those from the left: if calls differ within a group, two neighbors differ somewhere, and that rank
-// throws. Ranks that wait for each other in different groups are found by the watchdog.
+// A device moves its bytes in its communication lane, which first comes to where the compute lane is; what the compute lane is asked for
+// after the call comes after it. The call itself may return before.
+//
+// Each call sends its right neighbor kHeaderBytes beside the payload: operation, group, sequence, dtype and counts (an all_to_all sends
+// every peer its count). It compares them with those from the left: if calls differ within a group, two neighbors differ somewhere, and
+// that rank throws. For bytes of a device that happens at the next wait of the host. Ranks that wait for each other in different groups are
+// found by the watchdog.
 #pragma once
 
 #include <cstddef>
@@ -22,6 +26,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "mantissa/backend/moment.h"
+#include "mantissa/comm/device_link.h"
 #include "mantissa/comm/transport.h"
 #include "mantissa/tensor/tensor.h"
 
@@ -50,8 +56,9 @@ inline Traffic operator-(const Traffic& a, const Traffic& b) {
 
 class Communicator {
  public:
-  Communicator() = default;                                     // a group of one
-  explicit Communicator(std::unique_ptr<Transport> transport);  // of all ranks
+  Communicator() = default;  // a group of one
+  // Of all ranks. Without a maker of links, bytes of devices go through host memory and the transport.
+  explicit Communicator(std::unique_ptr<Transport> transport, MakeDeviceLink make_link = {});
 
   int rank() const;  // within the group
   int size() const;
@@ -59,28 +66,32 @@ class Communicator {
   Traffic traffic() const;
   std::vector<std::string> latest_calls() const;
   int64_t calls() const;  // begun so far, in all groups
+  // Returns the kernels that the device of the latest call was last asked for; none where that was the host. Any thread may call it.
+  std::vector<std::string> latest_kernels() const;
+  // Throws what ended communication meanwhile: a lost peer, other calls of a neighbor, a message that failed. Waits for a device call it.
+  void check() const;
   // Makes the call under way and all later ones of this process throw Error(peer_lost). Any thread may call it.
   void stop() const;
 
   // In `bytes`, counts[r] bytes of rank r follow those of rank r - 1, on all ranks; each rank brings its own.
   struct Gather {
-    std::span<std::byte> bytes;
+    Bytes bytes;
     std::span<const int64_t> counts;
   };
-  void all_gather(std::span<std::byte> bytes, std::span<const int64_t> counts, Purpose purpose) const;
+  void all_gather(const Bytes& bytes, std::span<const int64_t> counts, Purpose purpose) const;
   void all_gather(std::span<const Gather> parts, Purpose purpose) const;  // as one call
 
   // in_counts[r] bytes go to rank r and out_counts[r] come from it, each behind those of the rank before. in and out do not overlap.
   struct Exchange {
-    std::span<const std::byte> in;
+    Bytes in;  // to read
     std::span<const int64_t> in_counts;
-    std::span<std::byte> out;
+    Bytes out;
     std::span<const int64_t> out_counts;
   };
   void all_to_all(std::span<const Exchange> parts, Purpose purpose) const;  // as one call
   void all_to_all(std::span<const std::byte> in, std::span<const int64_t> in_counts, std::span<std::byte> out,
                   std::span<const int64_t> out_counts, Purpose purpose) const {
-    const Exchange part{.in = in, .in_counts = in_counts, .out = out, .out_counts = out_counts};
+    const Exchange part{.in = Bytes::to_read(in), .in_counts = in_counts, .out = out, .out_counts = out_counts};
     all_to_all({&part, 1}, purpose);
   }
 
@@ -91,7 +102,7 @@ class Communicator {
   void sum(const Tensor& tensor, Purpose purpose) const;
   void sum_scatter(const Tensor& tensor, std::span<const int64_t> counts, Purpose purpose, const Tensor& scratch = {}) const;
 
-  void broadcast(std::span<std::byte> bytes, int root, Purpose purpose) const;
+  void broadcast(const Bytes& bytes, int root, Purpose purpose) const;
   void barrier() const;
 
   // Exchange small host values.
@@ -100,7 +111,7 @@ class Communicator {
     static_assert(std::is_trivially_copyable_v<T>);
     std::vector<T> out(static_cast<size_t>(size()), own);
     const std::vector<int64_t> counts(out.size(), sizeof(T));
-    all_gather(std::as_writable_bytes(std::span(out)), counts, Purpose::control);
+    all_gather(Bytes(std::as_writable_bytes(std::span(out))), counts, Purpose::control);
     return out;
   }
   int64_t sum(int64_t own) const;  // modulo 2^64
@@ -115,7 +126,22 @@ class Communicator {
   std::shared_ptr<RankGroup> group_;  // null: a group of one
 };
 
-// Returns the seconds that the calling thread has spent in collectives and in waiting for work of a CommQueue.
-double communication_seconds();
+// Counts, until stop(), the time that this thread spends in collectives and in waiting for work of a CommQueue; for bytes of a device, the
+// time that its compute lane waits for those. One at a time counts on a thread.
+class CommunicationMeter {
+ public:
+  CommunicationMeter();
+  ~CommunicationMeter() { stop(); }
+  CommunicationMeter(const CommunicationMeter&) = delete;
+  CommunicationMeter& operator=(const CommunicationMeter&) = delete;
+  void stop();
+  double seconds() const;  // the device must have come to where it stopped
+
+ private:
+  friend class CommunicationTime;
+  friend class DeviceWait;
+  double host_ = 0;
+  std::vector<std::pair<Moment, Moment>> on_devices_;
+};
 
 }  // namespace mantissa

@@ -36,7 +36,9 @@ class Transport {
   virtual Request receive(int from, uint64_t tag, std::span<std::byte> bytes) = 0;
 
   void wait(Request request);
-  void wait_all();  // for everything begun since the last time
+  bool ready(Request request) { return done(request); }  // without waiting
+  void heed_interrupt() const;                           // throws if waits are to end
+  void wait_all();                                       // for everything begun since the last time
 
   // Moves what a rank sends to itself.
   virtual void keep(std::span<const std::byte> from, std::span<std::byte> to);
@@ -52,7 +54,6 @@ class Transport {
   virtual size_t begun() const = 0;        // requests 0 .. begun() - 1 are valid
   virtual void forget() = 0;               // all of them
   static constexpr int kNapMilliseconds = 20;
-  void heed_interrupt() const;  // throws if the wait is to end
 
  private:
   Interrupt interrupt_;

@@ -19,19 +19,25 @@ struct MoeOptions {
   ExpertGradients expert_gradients = ExpertGradients::summed;
 };
 
-// What a router did in one forward pass.
-struct RouterPass {
-  Tensor counts;  // [sequences, E] i32: assignments, before any was dropped
-  Tensor losses;  // [3] fp64: RouterLosses; undefined where nobody asked
-};
-
 // Says what is kept of each router. Counts are there anyway; losses take a pass over all scores in fp64.
 enum class RouterFigures { counts, counts_and_losses };
 
-// Collects router statistics by forward pass and layer.
-struct RouterStatistics {
-  RouterFigures wanted = RouterFigures::counts_and_losses;
-  std::vector<RouterPass> passes = {};
+// Collects figures of routers on the device, a row for each forward pass and layer, so that one download has all of a step.
+class RouterStatistics {
+ public:
+  static constexpr int64_t kLosses = 3;  // RouterLosses
+
+  // Begins with room for so many rows.
+  explicit RouterStatistics(RouterFigures wanted = RouterFigures::counts_and_losses, int64_t room = 8) : wanted_(wanted), room_(room) {}
+  RouterFigures wanted() const { return wanted_; }
+  // Returns the next row, [E + kLosses] fp64: the assignments of each expert before any was dropped, then the losses, if they are wanted.
+  Tensor next(Backend& device, int64_t experts);
+  Tensor figures() const { return passes_ == 0 ? Tensor() : figures_.slice(0, passes_); }  // [passes * layers, E + kLosses]
+
+ private:
+  RouterFigures wanted_;
+  int64_t room_, passes_ = 0;
+  Tensor figures_;
 };
 
 // Returns the multiple to which the rows of an expert are padded, so that groups begin at whole blocks of both GEMMs.

@@ -18,6 +18,7 @@ struct QuantizedOperand {
   OperandRole role;              // input or output_grad
   const Tensor& x;               // [N, C]; what is quantized is its rounding to bf16
   const QuantizedTensor& codes;  // N rounded up to whole blocks
+  Tensor rows{};                 // i32 [N] (optional): row i does not count where rows[i] is -1
   bool own_tokens = false;       // of x [N, C] each rank that shares the weight has rows of its own: sequence parallelism
 };
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -17,8 +18,12 @@ struct StepLosses {
   Tensor losses;
   bool pairwise = false;
   int vote = 0;                          // what this rank asks for
-  double seconds = 0.0;                  // that it computed for them
-  std::vector<double> assignments = {};  // of experts, in its micro batches: whole numbers, as many on all ranks
+  std::function<double()> seconds = {};  // that it computed for them; called after a wait for the device
+  Tensor figures = {};                   // fp64 (optional), which come to the host with the decision
+  // Makes of these figures the assignments of experts in its micro batches: whole numbers, as many on all ranks.
+  std::function<std::vector<double>(std::span<const double> figures)> assignments = {};
+
+  std::vector<double> assignments_of(std::span<const double> of) const { return assignments ? assignments(of) : std::vector<double>(); }
 };
 
 // What a rank sends of a step so that all decide alike: so many numbers in fp64, then its losses, its assignments and its partial norms.
@@ -34,6 +39,7 @@ struct UpdateResult {
   // StepLosses::seconds by rank; empty for one.
   std::vector<double> seconds;
   std::vector<double> assignments;  // StepLosses::assignments of all data ranks, added up
+  std::vector<double> figures;      // StepLosses::figures of this rank
 };
 
 class Optimizer {
@@ -52,8 +58,8 @@ class Optimizer {
 
   // Makes update number updates() + 1, unless it is skipped: gradients are reduced to their owners, and forward's weights are gathered. The
   // norm is that of all gradients, summed in fp64 per 32 rows, then in the order of the parameters; it is NaN or Inf if and only if an
-  // element is. Decay applies to parameters of two or more dimensions. Everything is decided on the device; the result is the one thing
-  // that a step reads from it.
+  // element is. Decay applies to parameters of two or more dimensions. Everything is decided on the device. The host waits for it once, for
+  // the result; among several ranks also before, for what they tell each other.
   UpdateResult update(double lr, const StepLosses& losses);
 
   // Counts the updates of the parameters; the bias corrections follow it.
@@ -80,6 +86,8 @@ class Optimizer {
  private:
   void allocate();
   Nonfinite first_found(const std::function<std::string(const State&)>& search) const;
+  void make_report(const StepLosses& losses);
+  void report_to_ranks(const StepLosses& losses, FinishGradients& finish, UpdateResult& result);
   void finish_gradients(double lr, const StepLosses& losses, UpdateResult& result);
   void apply();
   void apply_to(const State& state);
@@ -89,8 +97,19 @@ class Optimizer {
   OptimizerConfig config_;
   int64_t updates_ = 0;
   std::vector<State> states_;
-  Tensor partials_;        // squared norms of 32 rows each, fp64, of the own parts in the order of the parameters
-  Tensor step_, outcome_;  // StepValue, StepOutcome
+  int64_t row_blocks_ = 0;  // 32 rows each, of the own parts in the order of the parameters
+  Tensor step_;             // StepValue
+
+  // What the host reads of a step, fp64, in one tensor: one download has any run of these.
+  struct Report {
+    Tensor all;
+    Tensor outcome;   // StepOutcome
+    Tensor figures;   // StepLosses::figures
+    Tensor flag;      // ParameterSet::nonfinite()
+    Tensor losses;    // StepLosses::losses
+    Tensor partials;  // squared norms of row blocks
+  };
+  Report report_;
 };
 
 }  // namespace mantissa

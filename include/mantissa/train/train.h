@@ -5,10 +5,13 @@
 // happens only there, so N steps equal k steps, a save, a load and N - k steps, bit for bit.
 #pragma once
 
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "mantissa/backend/backend.h"
 #include "mantissa/checkpoint/checkpoint.h"
 #include "mantissa/comm/communicator.h"
 #include "mantissa/config/run_config.h"
@@ -39,8 +42,11 @@ struct TrainSummary {
 //
 // With several ranks, as many as section parallel has in all, every one of them calls this. Rank 0 alone owns folder, lock and metrics and
 // receives events. Under training.accumulation tree, results do not depend on the number of ranks, bit for bit.
+//
+// It computes on the device that training.device names, or on what `make_device` makes: a program can bring a backend of its own.
+using MakeBackend = std::function<std::unique_ptr<Backend>()>;
 TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& arguments, const TrainEvents& events,
-                   const Communicator& world = {});
+                   const Communicator& world = {}, const MakeBackend& make_device = {});
 
 // What train() would do.
 struct RunPreview {

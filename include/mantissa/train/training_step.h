@@ -22,7 +22,8 @@ struct StepResult {
   Traffic sent;     // by all ranks, from their start to the gradients of this step
   // Of forward and backward without waits for other ranks, by rank; empty for one.
   std::vector<double> seconds;
-  RouterStatistics routing;  // of this rank's micro batches
+  RouterFigures routers;        // what is in routing
+  std::vector<double> routing;  // figures of RouterStatistics, of this rank's micro batches
 };
 
 // Adds the gradients of a micro batch to those that are there, and returns its loss, of so many targets of the whole batch.

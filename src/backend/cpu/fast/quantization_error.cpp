@@ -16,6 +16,7 @@ struct Sums {
   double signal = 0.0, noise = 0.0;
   int64_t clipped = 0, flushed = 0;
   uint32_t amax = 0;  // fp32 bits; those of NaN are the largest
+  int64_t rows = 0;
 
   void add(uint32_t x, uint32_t code, uint32_t largest) {
     const uint32_t magnitude = x & ~kFp32Sign;
@@ -32,8 +33,12 @@ struct Sums {
     clipped += other.clipped;
     flushed += other.flushed;
     amax = std::max(amax, other.amax);
+    rows += other.rows;
   }
 };
+
+// Returns which rows count; null: all.
+const int32_t* rows_of(const QuantizationError& k) { return k.rows.defined() ? k.rows.device_data<int32_t>() : nullptr; }
 
 // Of the block rows [begin, end).
 template <class E, class T>
@@ -43,8 +48,11 @@ Sums sums_of(const QuantizationError& k, int64_t begin, int64_t end) {
   const int64_t cols = k.x.dim(1), across = k.q.scales.dim(1);
   const uint8_t* scales = k.q.scales.device_data<uint8_t>();
   const T* x = k.x.device_data<T>();
+  const int32_t* const rows = rows_of(k);
   Sums sums;
   for (int64_t r = begin * how.block_rows; r < std::min(end * how.block_rows, k.x.dim(0)); ++r) {
+    if (rows && rows[r] < 0) continue;
+    ++sums.rows;
     for (int64_t c = 0; c < cols; ++c) {
       const uint8_t scale = scales[r / how.block_rows * across + c / how.block_cols];
       const uint32_t largest = E::decode(static_cast<uint8_t>(E::max_code), scale);
@@ -80,8 +88,13 @@ void CpuReference::execute(const QuantizationError& k) {
   out[QuantizationError::clipped] = static_cast<double>(sums.clipped);
   out[QuantizationError::flushed] = static_cast<double>(sums.flushed);
   out[QuantizationError::amax] = static_cast<double>(float_of_bits(sums.amax));
+  out[QuantizationError::elements] = static_cast<double>(sums.rows * k.x.dim(1));
   const uint8_t* scales = k.q.scales.device_data<uint8_t>();
-  for (int64_t i = 0; i < row_blocks * k.q.scales.dim(1); ++i) ++out[QuantizationError::scales + scales[i]];
+  const int64_t across = k.q.scales.dim(1);
+  const int32_t* const rows = rows_of(k);
+  for (int64_t i = 0; i < row_blocks * across; ++i) {
+    if (!rows || rows[i / across] >= 0) ++out[QuantizationError::scales + scales[i]];
+  }
 }
 
 }  // namespace mantissa

@@ -1,11 +1,13 @@
 #include <algorithm>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "backend/cpu/indices.h"
 #include "backend/cpu/pieces.h"
 #include "backend/cpu/reference/reference.h"
 #include "backend/cpu/scalar.h"
+#include "mantissa/base/integers.h"
 #include "mantissa/base/parallel.h"
 
 namespace mantissa {
@@ -67,6 +69,49 @@ void CpuReference::execute(const DispatchTable& k) {
     if (rows[i] < 0) continue;
     rows[i] += offsets[experts[i]];
     assignments[rows[i]] = static_cast<int32_t>(i);
+  }
+}
+
+void CpuReference::execute(const ArrivalTable& k) {
+  const int64_t ranks = k.counts.dim(0), experts = k.counts.dim(1), arrivals = k.rows.elements(), room = k.assignments.elements();
+  const int32_t* counts = k.counts.device_data<int32_t>();
+  int32_t *offsets = k.offsets.device_data<int32_t>(), *rows = k.rows.device_data<int32_t>(),
+          *assignments = k.assignments.device_data<int32_t>();
+  int32_t* const sources = k.source_offsets.defined() ? k.source_offsets.device_data<int32_t>() : nullptr;
+  std::vector<int64_t> first(static_cast<size_t>(ranks * experts));  // as they arrive
+  int64_t arrived = 0, row = 0;
+  for (size_t i = 0; i < first.size(); ++i) {
+    require(counts[i] >= 0, "arrival_table: a count of ", counts[i]);
+    first[i] = std::exchange(arrived, arrived + counts[i]);
+  }
+  require(arrived == arrivals, "arrival_table: ", arrived, " rows arrive, rows has ", arrivals);
+  std::fill_n(assignments, room, -1);
+  for (int64_t e = 0; e < experts; ++e) {
+    offsets[e] = static_cast<int32_t>(row);
+    for (int64_t r = 0; r < ranks; ++r) {
+      const int64_t count = counts[r * experts + e], arrival = first[static_cast<size_t>(r * experts + e)];
+      require(row + count <= room, "arrival_table: more rows than the ", room, " of assignments");
+      if (sources) sources[e * ranks + r] = static_cast<int32_t>(row);
+      for (int64_t i = 0; i < count; ++i) {
+        rows[arrival + i] = static_cast<int32_t>(row + i);
+        assignments[row + i] = static_cast<int32_t>(arrival + i);
+      }
+      row += round_up(count, k.multiple);
+    }
+  }
+  require(row == room, "arrival_table: ", row, " rows, assignments has ", room);
+  offsets[experts] = static_cast<int32_t>(row);
+  if (sources) sources[experts * ranks] = static_cast<int32_t>(row);
+}
+
+void CpuReference::execute(const SumCounts& k) {
+  const int64_t columns = k.out.elements();
+  const int32_t* counts = k.counts.device_data<int32_t>();
+  double* out = k.out.device_data<double>();
+  for (int64_t c = 0; c < columns; ++c) {
+    int64_t sum = 0;
+    for (int64_t i = c; i < k.counts.elements(); i += columns) sum += counts[i];
+    out[c] = static_cast<double>(sum);
   }
 }
 

@@ -1,0 +1,44 @@
+// Moves messages between the devices of the ranks of a group, below the collectives. Bytes of the host go over the Transport.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "mantissa/backend/bytes.h"
+
+namespace mantissa {
+
+// A message to or from a rank of the group.
+struct DeviceMessage {
+  int peer;
+  bool receives;
+  Bytes bytes;
+};
+
+class DeviceLink {
+ public:
+  virtual ~DeviceLink() = default;
+  // Moves the messages of one call as one group, in this thread's lane of the device, which is the same one for all of them; may return
+  // before they have moved. Messages of a pair of ranks arrive in the order in which they are sent.
+  virtual void exchange(std::span<const DeviceMessage> messages) = 0;
+  // Throws what failed after exchange() had returned. Every wait for the device calls it.
+  virtual void check() = 0;
+  // Makes the exchange under way and all later ones fail. Any thread may call it.
+  virtual void give_up() noexcept = 0;
+};
+
+// Who a link is for: ranks in the world, by rank within the group, and which of them this one is.
+struct LinkRanks {
+  std::vector<int> ranks;
+  int rank;
+  uint64_t group;  // the same number on all its ranks, and no other group's
+  // To be called at least every 20 ms while the host waits; throws to end the wait: a lost peer, other calls of a neighbor.
+  std::function<void()> look;
+};
+// Makes the link of a group; all its ranks make theirs together.
+using MakeDeviceLink = std::function<std::unique_ptr<DeviceLink>(const LinkRanks&)>;
+
+}  // namespace mantissa

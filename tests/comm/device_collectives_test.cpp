@@ -1,0 +1,352 @@
+// Collectives and the queue over devices whose memory the host cannot touch and whose kernels end later than they are asked for: the same
+// bytes and sums as those of hosts, in the order of the lanes.
+#include <gmock/gmock.h>
+
+#include "async_device.h"
+#include "comm_cases.h"
+#include "mantissa/comm/comm_queue.h"
+#include "thread_ranks.h"
+
+namespace mantissa::test::device_collectives_test {
+
+using ::testing::Contains;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+enum class Kind { closed, async, async_through_the_host };
+
+const char* name_of(Kind kind) { return kind == Kind::closed ? "closed" : kind == Kind::async ? "async" : "staged"; }
+
+struct Setting {
+  Kind kind;
+  int ranks;
+};
+
+class DeviceCollectives : public ::testing::TestWithParam<Setting> {
+ protected:
+  using Body = std::function<void(Backend&, const Communicator&)>;
+  static std::vector<std::string> errors_on_ranks(const Body& body) {
+    const auto messages = GetParam().kind == Kind::async ? DeviceMessages::directly : DeviceMessages::through_the_host;
+    const auto on_rank = [&](const Communicator& world) {
+      const Threads one(1);
+      std::unique_ptr<Backend> device = std::make_unique<ClosedDevice>();
+      if (GetParam().kind != Kind::closed) device = std::make_unique<AsyncDevice>(static_cast<uint32_t>(world.rank() + 1));
+      body(*device, world);
+    };
+    return run_ranks(GetParam().ranks, on_rank, {}, messages);
+  }
+  static void on_ranks(const Body& body) { EXPECT_THAT(errors_on_ranks(body), Each(IsEmpty())); }
+};
+
+Tensor uploaded(Backend& device, const Bytes& bytes) { return from_host(device, Dtype::u8, {std::ssize(bytes)}, bytes.data()); }
+Bytes downloaded(const Tensor& tensor) {
+  const std::vector<uint8_t> bytes = to_host<uint8_t>(tensor);
+  const auto view = std::as_bytes(std::span(bytes));
+  return {view.begin(), view.end()};
+}
+
+Tensor filled(Backend& device, double value, int64_t count = 1000) {
+  Tensor out = empty(device, Dtype::f32, {count});
+  device.run(Fill{.out = out, .value = value});
+  return out;
+}
+void require_all(const Tensor& tensor, double value, const char* what) {
+  for (const float each : to_host<float>(tensor)) require(double{each} == value, what, ": ", each, " where ", value, " belongs");
+}
+
+TEST_P(DeviceCollectives, AGatherBringsEveryRanksBytes) {
+  on_ranks([](Backend& device, const Communicator& world) {
+    for (uint32_t seed = 0; seed < 10; ++seed) {
+      std::mt19937 random(seed);
+      const auto size = static_cast<size_t>(world.size());
+      const auto codes = random_counts(random, size, 2000), scales = random_counts(random, size, 3);
+      const Tensor a = uploaded(device, gathered(codes, world.rank())), b = uploaded(device, gathered(scales, world.rank()));
+      const Communicator::Gather parts[] = {{a, codes}, {b, scales}};
+      world.all_gather(parts, Purpose::parameters);
+      require(downloaded(a) == gathered(codes, -1) && downloaded(b) == gathered(scales, -1), "all_gather: seed ", seed);
+    }
+  });
+}
+
+TEST_P(DeviceCollectives, AnAllToAllTransposesTheMatrixOfShares) {
+  on_ranks([](Backend& device, const Communicator& world) {
+    for (uint32_t seed = 0; seed < 10; ++seed) {
+      std::mt19937 random(seed);
+      const int size = world.size(), rank = world.rank();
+      const auto matrix = random_counts(random, static_cast<size_t>(size * size), 700);  // [from, to]
+      std::vector<int64_t> in_counts, out_counts;
+      Bytes in, expected;
+      for (int peer = 0; peer < size; ++peer) {
+        in_counts.push_back(matrix[static_cast<size_t>(rank * size + peer)]);
+        out_counts.push_back(matrix[static_cast<size_t>(peer * size + rank)]);
+        for (int64_t i = 0; i < in_counts.back(); ++i) in.push_back(pattern(rank, peer, i));
+        for (int64_t i = 0; i < out_counts.back(); ++i) expected.push_back(pattern(peer, rank, i));
+      }
+      const Tensor from = uploaded(device, in), to = empty(device, Dtype::u8, {std::ssize(expected)});
+      const Communicator::Exchange part{.in = from, .in_counts = in_counts, .out = to, .out_counts = out_counts};
+      world.all_to_all({&part, 1}, Purpose::other);
+      require(downloaded(to) == expected, "all_to_all: seed ", seed);
+    }
+  });
+}
+
+TEST_P(DeviceCollectives, SumsHaveTheBitsOfTheTree) {
+  on_ranks([](Backend& device, const Communicator& world) {
+    for (const int64_t count : {0, 1, 15, 16, 17, 129, 1000, 4097}) check_sum<float>(device, world, count, 1);
+    for (uint32_t seed = 0; seed < 10; ++seed) check_sum_scatter(device, world, seed, 300);
+  });
+}
+
+TEST_P(DeviceCollectives, ABroadcastBringsTheBytesOfItsRoot) {
+  on_ranks([](Backend& device, const Communicator& world) {
+    for (int root = 0; root < world.size(); ++root) {
+      const Tensor bytes = uploaded(device, Bytes(77, pattern(world.rank(), 1, 5)));
+      world.broadcast(bytes, root, Purpose::other);
+      require(downloaded(bytes) == Bytes(77, pattern(root, 1, 5)), "broadcast from ", root);
+    }
+  });
+}
+
+// Groups of groups have links of their own, and calls for the host may come between.
+TEST_P(DeviceCollectives, GroupsAndHostsTakeTurns) {
+  on_ranks([](Backend& device, const Communicator& world) {
+    const Communicator pairs = world.split(world.rank() / 2), others = world.split(world.rank() % 2);
+    for (int round = 0; round < 10; ++round) {
+      const Tensor x = filled(device, 1);
+      pairs.sum(x, Purpose::activations);
+      check_small(world);
+      others.sum(x, Purpose::activations);
+      require_all(x, world.size() == 3 ? (world.rank() == 2 ? 3 : world.rank() == 0 ? 3 : 2) : world.size(), "sum of sums");
+    }
+  });
+}
+
+// What the compute lane does around a call keeps its place, and so does the memory that the host frees at once.
+TEST_P(DeviceCollectives, ACallStandsBetweenTheKernelsAroundIt) {
+  on_ranks([](Backend& device, const Communicator& world) {
+    for (int round = 1; round <= 40; ++round) {
+      const Tensor x = filled(device, round), doubled = empty_like(x);
+      world.sum(x, Purpose::activations);
+      device.run(Add{.a = x, .b = x, .out = doubled});
+      device.run(Fill{.out = x, .value = -1});
+      filled(device, 1e6);  // memory of others
+      require_all(doubled, 2.0 * round * world.size(), "behind the call");
+      require_all(x, -1, "written behind the call");
+    }
+  });
+}
+
+// The queue runs beside the compute lane and keeps what it needs.
+TEST_P(DeviceCollectives, AQueueRunsBesideTheComputeLane) {
+  on_ranks([](Backend& device, const Communicator& world) {
+    CommQueue queue(world, &device);
+    for (int round = 1; round <= 20; ++round) {
+      std::vector<Work> work;
+      std::vector<Tensor> kept;
+      for (int i = 0; i < 3; ++i) {
+        const Tensor sums = filled(device, round + i), copy = filled(device, 0);
+        kept.push_back(copy);
+        work.push_back(queue.submit([&world, sums, copy] {
+          world.sum(sums, Purpose::gradients);
+          copy.device().run(Convert{.x = sums, .out = copy});
+        }));
+        for (int j = 0; j < 5; ++j) filled(device, 1e6);
+      }
+      const Tensor beside = filled(device, 1);
+      world.sum(beside, Purpose::activations);  // behind what was submitted
+      for (int i = 2; i >= 0; --i) {
+        work[static_cast<size_t>(i)].wait();
+        require_all(kept[static_cast<size_t>(i)], static_cast<double>((round + i) * world.size()), "what the queue made");
+      }
+      require_all(beside, world.size(), "beside the queue");
+    }
+  });
+}
+
+// Whether anybody waits for the work or not.
+TEST_P(DeviceCollectives, AQueueKeepsWhatNobodyWaitsFor) {
+  on_ranks([](Backend& device, const Communicator& world) {
+    Tensor last = filled(device, 0);
+    {
+      CommQueue queue(world, &device);
+      for (int round = 1; round <= 20; ++round) {
+        queue.submit([&world, last, sums = filled(device, round)] {
+          world.sum(sums, Purpose::gradients);
+          last.device().run(Convert{.x = sums, .out = last});
+        });
+        for (int j = 0; j < 5; ++j) filled(device, 1e6);
+      }
+    }
+    require_all(last, 20.0 * world.size(), "the last of the queue");
+  });
+}
+
+// A gather into memory that kernels asked for before still read.
+TEST_P(DeviceCollectives, AGatherComesBehindTheReadersOfItsMemory) {
+  on_ranks([](Backend& device, const Communicator& world) {
+    CommQueue queue(world, &device);
+    const Tensor weights = filled(device, 0, 64 * world.size()), own = weights.slice(64 * world.rank(), 64 * (world.rank() + 1));
+    const std::vector<int64_t> counts(static_cast<size_t>(world.size()), 64 * 4);
+    Work arrived;
+    for (int round = 1; round <= 30; ++round) {
+      arrived.wait();
+      const Tensor read = filled(device, 0, weights.elements());
+      for (int i = 0; i < 10; ++i) device.run(Add{.a = read, .b = weights, .out = read});
+      device.run(Fill{.out = own, .value = static_cast<double>(round)});
+      arrived = queue.submit([&] { world.all_gather(weights, counts, Purpose::parameters); });
+      require_all(read, 10.0 * (round - 1), "what was there before");
+    }
+  });
+}
+
+TEST_P(DeviceCollectives, WhatABodyThrowsReachesEveryWait) {
+  on_ranks([](Backend& device, const Communicator& world) {
+    CommQueue queue(world, &device);
+    const Work fails = queue.submit([] { fail(ExitCode::data, "no such thing"); });
+    bool ran = false;
+    const Work after = queue.submit([&] { ran = true; });
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_THROW(fails.wait(), Error);
+      EXPECT_THROW(after.wait(), Error);
+    }
+    EXPECT_FALSE(ran);
+    world.barrier();
+  });
+}
+
+TEST_P(DeviceCollectives, CallsThatDifferAreNamedAtTheNextWait) {
+  const auto errors = errors_on_ranks([](Backend& device, const Communicator& world) {
+    const Tensor x = filled(device, 1);
+    world.rank() == 0 ? world.sum(x, Purpose::other) : world.broadcast(x, 1, Purpose::other);
+    to_host<float>(x);
+    world.barrier();
+  });
+  EXPECT_THAT(errors, Contains(HasSubstr("make different calls")));
+}
+
+TEST_P(DeviceCollectives, TimeOfTheComputeLaneIsCounted) {
+  on_ranks([](Backend& device, const Communicator& world) {
+    const double late = 0.1;
+    const Tensor x = filled(device, 1);
+    CommunicationMeter meter;
+    const Moment began(device);
+    if (world.rank() == 1) std::this_thread::sleep_for(std::chrono::duration<double>(late));
+    world.sum(x, Purpose::other);
+    const Moment ended(device);
+    meter.stop();
+    world.sum(x, Purpose::other);  // counts no more
+    to_host<float>(x);
+    EXPECT_LE(meter.seconds(), began.seconds_until(ended) + 1e-3);
+    if (world.rank() == 0 && GetParam().kind != Kind::closed) {
+      EXPECT_GT(meter.seconds(), 0.5 * late);
+    }
+  });
+}
+
+TEST_P(DeviceCollectives, AWaitForTheDeviceEndsWithALostPeer) {
+  const auto errors = errors_on_ranks([](Backend& device, const Communicator& world) {
+    const Tensor x = filled(device, 1);
+    world.sum(x, Purpose::other);
+    if (world.rank() == 1) fail(ExitCode::data, "leaves");
+    CommQueue queue(world, &device);
+    world.sum(x, Purpose::other);
+    to_host<float>(x);
+    fail(ExitCode::internal, "nobody was missed");
+  });
+  for (int r = 0; r < GetParam().ranks; ++r) EXPECT_THAT(errors[static_cast<size_t>(r)], HasSubstr(r == 1 ? "leaves" : "a peer was lost"));
+}
+
+TEST_P(DeviceCollectives, ReportsNameTheLatestKernels) {
+  on_ranks([](Backend& device, const Communicator& world) {
+    EXPECT_THAT(world.latest_kernels(), IsEmpty());
+    world.sum(filled(device, 1), Purpose::other);
+    device.run(Fill{.out = filled(device, 1), .value = 2});
+    EXPECT_EQ(world.latest_kernels().back(), "fill");
+    EXPECT_THAT(world.latest_kernels(), Contains("add"));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, DeviceCollectives,
+                         ::testing::Values(Setting{Kind::closed, 2}, Setting{Kind::closed, 3}, Setting{Kind::async, 2},
+                                           Setting{Kind::async, 3}, Setting{Kind::async, 4}, Setting{Kind::async_through_the_host, 2},
+                                           Setting{Kind::async_through_the_host, 3}),
+                         [](const auto& c) { return text(name_of(c.param.kind), "_", c.param.ranks); });
+
+// ---- a device alone
+
+TEST(AsyncDevice, MarksOrderItsLanes) {
+  AsyncDevice device;
+  for (int round = 1; round <= 50; ++round) {
+    const Tensor x = filled(device, round);
+    const Backend::Mark written = device.mark();
+    {
+      const LaneScope lane(Lane::communication);
+      device.follow(written);
+      device.run(Add{.a = x, .b = x, .out = x});
+    }
+    Backend::Mark added;
+    {
+      const LaneScope lane(Lane::communication);
+      added = device.mark();
+    }
+    device.follow(added);
+    require_all(x, 2 * round, "both lanes");
+    EXPECT_TRUE(device.reached(added));
+    EXPECT_GE(device.seconds(written, added), 0);
+  }
+}
+
+TEST(AsyncDevice, FreedMemoryIsPoisonInTheOrderOfItsLane) {
+  AsyncDevice device;
+  Tensor copy = empty(device, Dtype::f32, {4});
+  std::byte* address = nullptr;
+  {
+    const Tensor x = filled(device, 5, 4);
+    address = x.device_bytes();
+    device.run(Convert{.x = x, .out = copy});
+  }
+  EXPECT_EQ(to_host<float>(copy), std::vector<float>(4, 5.0F));
+  const Tensor again = empty(device, Dtype::f32, {4});
+  ASSERT_EQ(again.device_bytes(), address);
+  EXPECT_TRUE(std::isnan(to_host<float>(again)[0]));
+  const LaneScope lane(Lane::communication);
+  EXPECT_NE(empty(device, Dtype::f32, {4}).device_bytes(), address) << "each lane has memory of its own";
+}
+
+TEST(AsyncDevice, AnUploadTakesItsBytesAtOnce) {
+  AsyncDevice device;
+  for (int round = 0; round < 50; ++round) {
+    std::vector<float> values(100, static_cast<float>(round));
+    const Tensor x = from_host(device, Dtype::f32, {100}, values.data());
+    std::ranges::fill(values, -1.0F);
+    require_all(x, round, "uploaded");
+  }
+}
+
+TEST(AsyncDevice, AnErrorOfAKernelReachesTheNextWait) {
+  AsyncDevice device;
+  const std::vector<int32_t> ids{7};
+  const Tensor out = empty(device, Dtype::f32, {1, 2}), table = zeros(device, Dtype::f32, {3, 2});
+  device.run(EmbeddingForward{.ids = from_host(device, Dtype::i32, {1}, ids.data()), .weight = table, .out = out});
+  EXPECT_THROW(device.synchronize(), Error);
+}
+
+// A lane that stands behind a mark that never comes.
+TEST(AsyncDevice, AnInterruptEndsAWait) {
+  AsyncDevice device;
+  device.set_interrupt([] { fail(ExitCode::peer_lost, "gone"); });
+  const Tensor x = filled(device, 1);
+  device.follow(AsyncDevice::never());
+  EXPECT_THROW(to_host<float>(x), Error);
+  EXPECT_THROW(device.synchronize(), Error);
+}
+
+TEST(ClosedDevice, EndsWhoTouchesItsMemory) {
+  ClosedDevice device;
+  const Tensor tensor = zeros(device, Dtype::f32, {3});
+  EXPECT_EQ(to_host<float>(tensor), (std::vector<float>{0, 0, 0}));
+  EXPECT_DEATH(std::fprintf(stderr, "%d", static_cast<int>(*tensor.device_bytes())), "");
+}
+
+}  // namespace mantissa::test::device_collectives_test
