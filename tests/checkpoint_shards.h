@@ -19,6 +19,13 @@ inline int64_t header_bytes(const std::filesystem::path& shard) {
   return length + 8;
 }
 
+// Changes what a manifest says, beside the shards.
+inline void change_manifest(const std::filesystem::path& checkpoint, const std::function<void(Manifest&)>& change) {
+  Manifest manifest = CheckpointReader(checkpoint).manifest();
+  change(manifest);
+  write_file(checkpoint / "manifest.json", format_manifest(manifest));
+}
+
 // Changes what a checkpoint of one shard holds, beside the header, and makes its hashes right again.
 inline void change_shard(const std::filesystem::path& checkpoint, Manifest manifest, const std::function<void(std::string&)>& change) {
   const std::filesystem::path file = checkpoint / "shard-00000.safetensors";

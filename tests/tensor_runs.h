@@ -171,7 +171,7 @@ class TensorRuns : public TrainingTest, public ::testing::WithParamInterface<Ten
       const std::string name = "from" + first.name();
       run_on(first, name, {length, "training.replica_check_interval=2"});
       CheckpointReader reader(checkpoint(name, steps));
-      EXPECT_NO_THROW(verify_codes(reader));
+      EXPECT_NO_THROW(verify_codes(reader, *make_backend("cpu")));
       for (const TensorLayout& second : to) {
         const std::string again = name + "to" + second.name();
         run_on(second, again, {length, "checkpoint.resume=" + checkpoint(name, steps)});

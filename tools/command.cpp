@@ -61,4 +61,19 @@ std::optional<Dtype> dtype_of(const std::optional<std::string>& dtype) {
   return *dtype == "fp32" ? Dtype::f32 : Dtype::bf16;
 }
 
+Option device_option(std::string& device) {
+  return {.name = "--device", .target = &device, .description = kDeviceChoices, .choices = choice_names<DeviceChoice>()};
+}
+
+// The parser has refused all other names.
+DeviceChoice device_choice(const std::string& device) { return choice_of<DeviceChoice>(device).value(); }
+
+std::unique_ptr<Backend> device_of(const std::string& device) {
+  try {
+    return make_backend(device_choice(device));
+  } catch (const Error& error) {
+    fail(error.code(), "--device: ", error.what());
+  }
+}
+
 }  // namespace mantissa::tools

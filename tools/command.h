@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "mantissa/base/error.h"
+#include "mantissa/config/device_choice.h"
 #include "mantissa/hf/load_model.h"
 #include "mantissa/json/config.h"
 #include "mantissa/tensor/tensor.h"
@@ -77,6 +78,12 @@ void use_threads(int threads);
 // --dtype, for commands that compute with a saved model; dtype_of() is what load_model() takes.
 Option dtype_option(std::optional<std::string>& dtype);
 std::optional<Dtype> dtype_of(const std::optional<std::string>& dtype);
+
+// --device, for commands that compute and read no run configuration. device_of() makes the device; it throws Error(environment) for one
+// that this build lacks.
+Option device_option(std::string& device);
+DeviceChoice device_choice(const std::string& device);
+std::unique_ptr<Backend> device_of(const std::string& device);
 
 Command train_command();
 Command eval_command();

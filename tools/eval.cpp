@@ -22,7 +22,7 @@ namespace mantissa::tools {
 namespace {
 
 struct EvalArguments {
-  std::string checkpoint;
+  std::string checkpoint, device = "auto";
   std::optional<std::string> data, chat_template, logprobs, dtype;
   std::vector<std::string> prompt_ids;
   std::optional<int64_t> iters, micro_batch_size;
@@ -152,7 +152,8 @@ Evaluation score_all(const Mesh& mesh, const EvalArguments& arguments, const Loa
 }
 
 void evaluate_on(const Mesh& mesh, const EvalArguments& arguments) {
-  const LoadedModel loaded = load_model(arguments.checkpoint, mesh, dtype_of(arguments.dtype));
+  const LoadedModel loaded =
+      load_model(arguments.checkpoint, mesh, {.dtype = dtype_of(arguments.dtype), .device = device_of(arguments.device)});
   const int64_t rows = arguments.micro_batch_size.value_or(loaded.config.training.micro_batch_size);
   const bool tokens = arguments.logprobs || !arguments.prompt_ids.empty();
   const Evaluation result = tokens ? score_all(mesh, arguments, loaded, rows)
@@ -178,7 +179,8 @@ ExitCode run_eval(const EvalArguments& arguments) {
           "--prompt-ids stands for the data: --data, --chat-template and --iters do not go with it");
   if (arguments.logprobs) require_output_file(*arguments.logprobs);
   use_threads(arguments.threads);
-  on_tensor_ranks(arguments.tensor, arguments.checkpoint, [&](const Mesh& mesh) { evaluate_on(mesh, arguments); });
+  const SharedModel model{.checkpoint = arguments.checkpoint, .tensor = arguments.tensor, .device = device_choice(arguments.device)};
+  on_tensor_ranks(model, [&](const Mesh& mesh) { evaluate_on(mesh, arguments); });
   return ExitCode::ok;
 }
 
@@ -212,6 +214,7 @@ Command eval_command() {
                        .description = "file for the natural log-probability of each token: per sequence (or window of training.seq_len "
                                       "tokens) a line {\"tokens\": [ids], \"logprobs\": [null, ...]}"},
                       dtype_option(arguments->dtype),
+                      device_option(arguments->device),
                       threads_option(arguments->threads),
                       tensor_option(arguments->tensor)},
           .run = [arguments] { return run_eval(*arguments); },

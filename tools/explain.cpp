@@ -53,7 +53,7 @@ Explanation explanation(const ExplainArguments& arguments) {
   PrecisionPlan plan = resolve_plan(config);
   Explanation out{.config = config,
                   .plan = plan,
-                  .device = make_backend(config.training.backend())->name(),
+                  .device = make_backend(config.training.device)->name(),
                   .memory = estimate_memory(config, plan),
                   .bytes = step_bytes(config, plan),
                   .gather = gather_bytes(config, plan),

@@ -12,7 +12,7 @@ namespace mantissa::tools {
 namespace {
 
 struct ExportArguments {
-  std::string model, output, weights = "dequantized", dtype = "auto";
+  std::string model, output, weights = "dequantized", dtype = "auto", device = "auto";
   std::optional<std::string> convention;
 };
 
@@ -26,8 +26,10 @@ ExitCode run_export(const ExportArguments& arguments) {
             "--convention is of packed weights, and these are dequantized: drop it, or add --weights packed");
     options.convention = choice_of<Convention>(*arguments.convention).value();
   }
-  const ExportedModel done = with_read_progress(bytes_to_export(arguments.model, options),
-                                                [&] { return export_model(arguments.model, arguments.output, options); });
+  std::unique_ptr<Backend> device = device_of(arguments.device);
+  const ExportedModel done = with_read_progress(bytes_to_export(arguments.model, options), [&] {
+    return export_model(arguments.model, arguments.output, options, std::move(device));
+  });
   std::cout << printable(arguments.output) << ": " << architecture_name(done.architecture)
             << (done.step ? text(" of step ", *done.step) : "") << ", " << count_text(done.tensors, "tensor") << ", " << done.bytes
             << " bytes; read back and equal to what forward multiplies by\n";
@@ -59,7 +61,8 @@ Command export_command() {
                        .target = &arguments->dtype,
                        .description = "of the weights; auto: the narrowest that holds each tensor exactly, for one that was never trained "
                                       "that of its file",
-                       .choices = choice_names<ExportDtype>()}},
+                       .choices = choice_names<ExportDtype>()},
+                      device_option(arguments->device)},
           .run = [arguments] { return run_export(*arguments); }};
 }
 

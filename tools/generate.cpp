@@ -21,7 +21,7 @@ namespace mantissa::tools {
 namespace {
 
 struct GenerateArguments {
-  std::string checkpoint;
+  std::string checkpoint, device = "auto";
   std::vector<std::string> prompts, prompt_ids;
   std::optional<std::string> prompts_file, chat_file, chat_template, chat_date, dtype;
   int threads = 0;
@@ -178,7 +178,8 @@ void continue_all(const Mesh& mesh, const GenerateArguments& arguments, const Lo
 }
 
 void generate_on(const Mesh& mesh, const GenerateArguments& arguments) {
-  const LoadedModel loaded = load_model(arguments.checkpoint, mesh, dtype_of(arguments.dtype));
+  const LoadedModel loaded =
+      load_model(arguments.checkpoint, mesh, {.dtype = dtype_of(arguments.dtype), .device = device_of(arguments.device)});
   const std::vector<Prompt> prompts = prompts_of(arguments, loaded);
   constexpr size_t kAtOnce = 64;  // as each has a cache of its own
   for (size_t begin = 0; begin < prompts.size(); begin += kAtOnce)
@@ -202,7 +203,8 @@ ExitCode run_generate(const GenerateArguments& arguments) {
   check_sampling(arguments.sampling);
   check_prompts(arguments);
   use_threads(arguments.threads);
-  on_tensor_ranks(arguments.tensor, arguments.checkpoint, [&](const Mesh& mesh) { generate_on(mesh, arguments); });
+  const SharedModel model{.checkpoint = arguments.checkpoint, .tensor = arguments.tensor, .device = device_choice(arguments.device)};
+  on_tensor_ranks(model, [&](const Mesh& mesh) { generate_on(mesh, arguments); });
   return ExitCode::ok;
 }
 
@@ -237,6 +239,7 @@ Command generate_command() {
                    .choices = choice_names<ChatTemplate>()},
                   {.name = "--chat-date", .target = &arguments->chat_date, .description = "as data.chat_date; default: that of the run"},
                   dtype_option(arguments->dtype),
+                  device_option(arguments->device),
                   {.name = "--max-new-tokens",
                    .target = &sampling.max_new_tokens,
                    .description = "tokens to write; a text ends at an end token of the model"},

@@ -178,7 +178,8 @@ Option tensor_option(int64_t& tensor) {
   return {.name = "--tensor", .target = &tensor, .description = "ranks that share the model, each started by a launcher; default: 1"};
 }
 
-void on_tensor_ranks(int64_t tensor, const std::string& checkpoint, const std::function<void(const Mesh&)>& body) {
+void on_tensor_ranks(const SharedModel& model, const std::function<void(const Mesh&)>& body) {
+  const int64_t tensor = model.tensor;
   const Launch launch = launch_from_environment();
   const bool shared = launch.world > 1;
   require(tensor > 1 || !shared, ExitCode::usage, "without --tensor it runs as one process, and this is ", describe(launch), "; --tensor ",
@@ -188,7 +189,8 @@ void on_tensor_ranks(int64_t tensor, const std::string& checkpoint, const std::f
           tensor, " -- ...");
   RunConfig config;  // what ranks compare
   config.parallel = {.data = 1, .tensor = tensor};
-  config.checkpoint.init_from = checkpoint;
+  config.training.device = model.device;
+  config.checkpoint.init_from = model.checkpoint;
   share_cores(launch);
   RankSession session(launch, config);
   session.run([&] { body(make_mesh(session.world(), config.parallel.ranks())); });

@@ -42,8 +42,14 @@ class RankSession {
 
 // Adds --tensor, for a command whose ranks hold one model together.
 Option tensor_option(int64_t& tensor);
-// Runs body on each of so many ranks; one alone needs no launcher. `checkpoint` must be the same on all.
-void on_tensor_ranks(int64_t tensor, const std::string& checkpoint, const std::function<void(const Mesh&)>& body);
+// What all ranks of such a command must be given alike.
+struct SharedModel {
+  std::string checkpoint;
+  int64_t tensor = 1;
+  DeviceChoice device = DeviceChoice::automatic;
+};
+// Runs body on each of so many ranks; one alone needs no launcher.
+void on_tensor_ranks(const SharedModel& model, const std::function<void(const Mesh&)>& body);
 
 // Makes training.threads 0 mean this rank's share of the cores of its host (threads_of_rank).
 void share_cores(const Launch& launch);

@@ -15,7 +15,7 @@ namespace mantissa::tools {
 namespace {
 
 struct VerifyArguments {
-  std::string path;
+  std::string path, device = "auto";
   std::optional<std::string> against;
 };
 
@@ -30,9 +30,9 @@ void require_whole(const std::filesystem::path& folder) {
           ": lacks model.safetensors");
 }
 
-ExitCode verify_folder_against(const VerifyArguments& arguments) {
+ExitCode verify_folder_against(const VerifyArguments& arguments, std::unique_ptr<Backend> device) {
   HfWeights folder(arguments.path);
-  ModelExport against(*arguments.against, {});
+  ModelExport against(*arguments.against, {}, std::move(device));
   ForwardWeights& weights = against.weights();
   const std::string where = printable(weights.where());
   const auto differs = [&](const char* how, const std::vector<std::string>& lines) {
@@ -54,19 +54,19 @@ ExitCode verify_folder_against(const VerifyArguments& arguments) {
   return ExitCode::ok;
 }
 
-ExitCode verify_folder(const VerifyArguments& arguments) {
+ExitCode verify_folder(const VerifyArguments& arguments, std::unique_ptr<Backend> device) {
   require_whole(arguments.path);
-  if (arguments.against) return verify_folder_against(arguments);
+  if (arguments.against) return verify_folder_against(arguments, std::move(device));
   const int64_t tensors = with_read_progress(bytes_of_folder(arguments.path), [&] { return verify_export(arguments.path); });
   std::cout << printable(arguments.path) << ": intact: " << count_text(tensors, "tensor") << " as exported\n";
   return ExitCode::ok;
 }
 
-ExitCode verify_checkpoint(const std::string& path) {
+ExitCode verify_checkpoint(const std::string& path, Backend& device) {
   CheckpointReader reader = open_checkpoint(path);
   const int64_t quantized = with_read_progress(bytes_to_verify(reader), [&] {
     reader.verify();
-    return verify_codes(reader);
+    return verify_codes(reader, device);
   });
   const Manifest& manifest = reader.manifest();
   std::cout << printable(reader.directory().string()) << ": intact: step " << manifest.step << ", " << manifest.tensors.size()
@@ -78,11 +78,12 @@ ExitCode verify_checkpoint(const std::string& path) {
 
 ExitCode verify(const VerifyArguments& arguments) {
   open_log({.level = LogLevel::warning, .console = true, .file = {}});
+  std::unique_ptr<Backend> device = device_of(arguments.device);
   std::error_code error;
   const bool exported = std::filesystem::exists(std::filesystem::path(arguments.path) / "mantissa.json", error);
-  if (exported || is_hf_folder(arguments.path)) return verify_folder(arguments);
+  if (exported || is_hf_folder(arguments.path)) return verify_folder(arguments, std::move(device));
   require(!arguments.against, ExitCode::usage, "--against compares an export with a checkpoint; ", arguments.path, " is no export");
-  return verify_checkpoint(arguments.path);
+  return verify_checkpoint(arguments.path, *device);
 }
 
 }  // namespace
@@ -100,7 +101,8 @@ Command verify_command() {
                        .target = &arguments->against,
                        .description =
                            "of an export: the checkpoint or folder whose forward weights it must hold, bit for bit, with inputs quantized "
-                           "alike; else exit code 1"}},
+                           "alike; else exit code 1"},
+                      device_option(arguments->device)},
           .run = [arguments] { return verify(*arguments); }};
 }
 

@@ -132,19 +132,18 @@ SavedModel saved_model(const CheckpointReader& reader) {
   return {.config = config, .plan = plan_for_tensors(saved, reader, config)};
 }
 
-int64_t verify_codes(CheckpointReader& reader) {
+int64_t verify_codes(CheckpointReader& reader, Backend& device) {
   if (reader.manifest().plan == "null") return 0;
   const PrecisionPlan plan = saved_model(reader).plan;
-  const std::unique_ptr<Backend> device = make_backend("cpu");
   CodesByWeight codes;
   for (const ModulePrecision& module : plan.modules()) {
     const Quantization how = module.resident_codes();
     if (!how) continue;
     const std::string name = module.module.path + ".weight";
     const Shape shape{module.module.rows() - module.module.padding, module.module.in};
-    const Tensor master = empty(*device, Dtype::f32, shape);
+    const Tensor master = empty(device, Dtype::f32, shape);
     const Box unpadded{.start = {0, 0}, .size = dimensions(shape)};
-    reader.read("master." + name, unpadded, std::as_writable_bytes(std::span(master.data<float>(), static_cast<size_t>(shape.elements()))));
+    fill_from_host(master, [&](std::span<std::byte> bytes) { reader.read("master." + name, unpadded, bytes); });
     const int64_t matrices = module.module.matrices;
     const CodePlace whole{.rows = shape[0], .columns = shape[1], .matrix_rows = matrices > 1 ? module.module.out : 0};
     codes[name] = {.how = text(how), .sums = std::vector<CodeSums>(static_cast<size_t>(matrices))};

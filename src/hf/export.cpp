@@ -101,7 +101,8 @@ std::optional<std::string> tensor_difference(const ArchitectureTensor& tensor, H
 }  // namespace
 
 struct ModelExport::Source {
-  Source(const fs::path& path, const ExportOptions& how) : options(how), from(source_at(path)), weights(*from->reader, from->model.plan) {}
+  Source(const fs::path& path, const ExportOptions& how, std::unique_ptr<Backend> device)
+      : options(how), from(source_at(path)), weights(*from->reader, from->model.plan, std::move(device)) {}
 
   // Made where it is needed: a model that no architecture has can still be compared.
   const ExportedWeights& exported() {
@@ -115,7 +116,8 @@ struct ModelExport::Source {
   std::optional<ExportedWeights> made;
 };
 
-ModelExport::ModelExport(const fs::path& from, const ExportOptions& options) : source_(std::make_unique<Source>(from, options)) {}
+ModelExport::ModelExport(const fs::path& from, const ExportOptions& options, std::unique_ptr<Backend> device)
+    : source_(std::make_unique<Source>(from, options, std::move(device))) {}
 ModelExport::~ModelExport() = default;
 
 const ModelConfig& ModelExport::model() const { return source_->from->model.config.model; }
@@ -189,8 +191,8 @@ void ModelExport::finish(const fs::path& folder, const std::vector<Hash64>& hash
   write_export_proof(folder, checkpoint, source_->options, files, tensors);
 }
 
-ExportedModel export_model(const fs::path& from, const fs::path& output, const ExportOptions& options) {
-  ModelExport model(from, options);
+ExportedModel export_model(const fs::path& from, const fs::path& output, const ExportOptions& options, std::unique_ptr<Backend> device) {
+  ModelExport model(from, options, std::move(device));
   const ExportedModel summary = model.summary();  // and all refusals
   PendingFolder pending(output);
   model.begin(pending.path());

@@ -52,8 +52,8 @@ Dtype ForwardTypes::dtype(const std::string& parameter) const {
   return quantized(parameter) ? Dtype::bf16 : module_of(parameter).recipe.compute;
 }
 
-ForwardWeights::ForwardWeights(TensorReader& source, const PrecisionPlan& plan)
-    : ForwardTypes(plan), source_(source), device_(make_backend("cpu")) {
+ForwardWeights::ForwardWeights(TensorReader& source, const PrecisionPlan& plan, std::unique_ptr<Backend> device)
+    : ForwardTypes(plan), source_(source), device_(std::move(device)) {
   std::vector<ModuleShape> modules;
   for (const ModulePrecision& module : plan.modules()) modules.push_back(module.module);
   for (const ParameterShape& parameter : parameter_shapes({.modules = std::move(modules)})) shapes_[parameter.name] = parameter.shape;
@@ -67,7 +67,10 @@ Dtype ForwardWeights::dtype(const std::string& parameter) const {
 Tensor ForwardWeights::values(const std::string& parameter, int64_t begin, int64_t end) {
   const Shape shape = shapes_.at(parameter).with_dim0(end - begin);
   const Tensor out = empty(*device_, Dtype::f32, shape);
-  source_.read_fp32(parameter, rows_of(shapes_.at(parameter), begin, end), {out.data<float>(), static_cast<size_t>(shape.elements())});
+  fill_from_host(out, [&](std::span<std::byte> bytes) {
+    const std::span<float> rows{reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float)};
+    source_.read_fp32(parameter, rows_of(shapes_.at(parameter), begin, end), rows);
+  });
   return out;
 }
 
@@ -75,7 +78,9 @@ Tensor ForwardWeights::values(const std::string& parameter, int64_t begin, int64
 QuantizedTensor ForwardWeights::kept_codes(const std::string& parameter, int64_t begin, int64_t end) {
   const WeightForm form = source_.form(parameter);
   const QuantizedTensor out = empty_quantized(*device_, {end - begin, form.columns}, quantized(parameter));
-  source_.read_codes(parameter, begin, end, host_memory(out.codes), host_memory(out.scales));
+  fill_from_host(out.codes, [&](std::span<std::byte> codes) {
+    fill_from_host(out.scales, [&](std::span<std::byte> scales) { source_.read_codes(parameter, begin, end, codes, scales); });
+  });
   return out;
 }
 
@@ -87,7 +92,7 @@ ForwardWeights::Blocks ForwardWeights::blocks(const std::string& parameter, int6
   const int64_t first = begin / how.block_rows * how.block_rows;
   const int64_t last = std::min(shapes_.at(parameter)[0], (end + how.block_rows - 1) / how.block_rows * how.block_rows);
   const Tensor rounded = converted(values(parameter, first, last), Dtype::bf16);
-  const int64_t bad = first_nonfinite(Dtype::bf16, host_memory(rounded)), columns = rounded.dim(1);
+  const int64_t columns = rounded.dim(1), bad = first_nonfinite(Dtype::bf16, HostBytes(rounded).get());
   require(bad < 0, ExitCode::data, source_.where(), ": ", parameter, "[", first + bad / columns, ", ", bad % columns, "] is NaN or Inf");
   return {.codes = mantissa::quantized(rounded, how), .first = first};
 }
@@ -99,24 +104,23 @@ void ForwardWeights::read(const std::string& parameter, int64_t begin, int64_t e
     const Tensor read = values(parameter, begin, end);
     const bool rounded = dtype(parameter) == Dtype::bf16 && source_.form(parameter).master;
     const Tensor exact = rounded ? converted(converted(read, Dtype::bf16), Dtype::f32) : read;
-    std::copy_n(exact.data<float>(), out.size(), out.begin());
-    return;
+    return device_->download(exact, out.data());
   }
   const auto [codes, first] = blocks(parameter, begin, end);
   const Tensor all = empty(*device_, Dtype::f32, codes.shape);
   device_->run(Dequantize{.x = codes, .out = all});
-  std::copy_n(all.slice(begin - first, end - first).data<float>(), out.size(), out.begin());
+  device_->download(all.slice(begin - first, end - first), out.data());
 }
 
 std::vector<std::byte> ForwardWeights::codes(const std::string& parameter, int64_t begin, int64_t end) {
   const auto [codes, first] = blocks(parameter, begin, end);
-  const std::span<const std::byte> rows = host_memory(codes.codes.slice(begin - first, end - first));
-  return {rows.begin(), rows.end()};
+  const HostBytes rows(codes.codes.slice(begin - first, end - first));
+  return {rows.get().begin(), rows.get().end()};
 }
 
 std::vector<std::byte> ForwardWeights::scales(const std::string& parameter, int64_t begin, int64_t end) {
   const auto [codes, first] = blocks(parameter, begin, end);
-  return packed_scales(host_memory(codes.scales), codes.shape[1], codes.how, begin - first, end - first);
+  return packed_scales(HostBytes(codes.scales).get(), codes.shape[1], codes.how, begin - first, end - first);
 }
 
 }  // namespace mantissa

@@ -65,13 +65,14 @@ void compute_in(Dtype dtype, PrecisionConfig& precision) {
 }
 
 // The model of a folder of Hugging Face's form.
-LoadedModel load_hf_folder(const fs::path& folder, const Mesh& mesh, std::optional<Dtype> dtype) {
+LoadedModel load_hf_folder(const fs::path& folder, const Mesh& mesh, LoadOptions options) {
   LoadedModel loaded;
   loaded.path = folder;
+  loaded.device = std::move(options.device);
   agree_on_reading(mesh.tensor, [&] {
     HfWeights weights(folder);
     loaded.config = for_ranks(weights.run_config(), mesh.ranks());
-    if (dtype) compute_in(*dtype, loaded.config.precision);
+    if (options.dtype) compute_in(*options.dtype, loaded.config.precision);
     const PrecisionPlan plan = resolve_plan(loaded.config);
     std::vector<TokenizerFile> files;
     for (const char* const name : {"generation_config.json", "config.json", "tokenizer.json", "tokenizer_config.json"}) {
@@ -79,7 +80,6 @@ LoadedModel load_hf_folder(const fs::path& folder, const Mesh& mesh, std::option
     }
     loaded.tokenizer = usable_tokenizer(files, weights.where());
     take_end_tokens(std::move(files), loaded);
-    loaded.device = make_backend(loaded.config.training.backend());
     loaded.model = std::make_unique<Gpt>(loaded.config.model, *loaded.device, plan, GptOptions{.gradients = false, .mesh = mesh});
     load_hf_weights(weights, loaded.model->parameters());
   });
@@ -128,8 +128,7 @@ PrecisionPlan make_model(CheckpointReader& reader, const Mesh& mesh, std::option
   loaded.tokenizer = saved_tokenizer(reader);
   if (!loaded.tokenizer) loaded.tokenizer = usable_tokenizer(files, reader.directory().string());
   take_end_tokens(files, loaded);
-  loaded.model.reset();  // before the device it lives on
-  loaded.device = make_backend(loaded.config.training.backend());
+  loaded.model.reset();  // that of a candidate that was given up makes room
   loaded.model = std::make_unique<Gpt>(loaded.config.model, *loaded.device, plan, GptOptions{.gradients = false, .mesh = mesh});
   return plan;
 }
@@ -162,12 +161,13 @@ RunConfig config_of_model(const fs::path& path) {
   return is_hf_folder(path) ? HfWeights(path).run_config() : saved_config(open_checkpoint(path));
 }
 
-LoadedModel load_model(const fs::path& path, const Mesh& mesh, std::optional<Dtype> dtype) {
-  if (starts_from_folder(mesh.tensor, path)) return load_hf_folder(path, mesh, dtype);
+LoadedModel load_model(const fs::path& path, const Mesh& mesh, LoadOptions options) {
+  if (starts_from_folder(mesh.tensor, path)) return load_hf_folder(path, mesh, std::move(options));
   LoadedModel loaded;
+  loaded.device = std::move(options.device);
   const auto load = [&](CheckpointReader& reader) {
     std::optional<PrecisionPlan> plan;
-    agree_on_reading(mesh.tensor, [&] { plan = make_model(reader, mesh, dtype, loaded); });
+    agree_on_reading(mesh.tensor, [&] { plan = make_model(reader, mesh, options.dtype, loaded); });
     load_weights(reader, *plan, LoadFor::use, loaded.model->parameters(), nullptr, mesh.tensor);
   };
   const LoadedCheckpoint from = load_checkpoint(path, load, RanksTogether(mesh.tensor));

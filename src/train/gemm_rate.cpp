@@ -31,7 +31,7 @@ double rate_of_rank(Dtype dtype) {
 std::optional<double> measured_gemm_rate(const RunConfig& config, const Communicator& world) {
   const double per_token = training_flops_per_token(model_shape(config.model), config.training.seq_len);
   const double tokens = static_cast<double>(config.training.tokens_per_step()) * static_cast<double>(config.training.steps);
-  if (config.training.backend() != "cpu" || per_token * tokens / world.size() < kWorthMeasuring) return {};
+  if (backend_name(config.training.device) != "cpu" || per_token * tokens / world.size() < kWorthMeasuring) return {};
   double sum = 0.0;
   for (const double rate : world.all(rate_of_rank(config.precision.dtype))) sum += rate;
   return sum;

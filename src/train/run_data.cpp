@@ -37,7 +37,7 @@ PrecisionPlan plan_with_data(const RunConfig& config, const Data& data, const Co
 
 std::unique_ptr<Backend> make_device(const RunConfig& config, const PrecisionPlan& plan, const Communicator& world) {
   require_free_memory(config, plan, world);
-  return make_backend(config.training.backend());
+  return make_backend(config.training.device);
 }
 
 std::vector<std::vector<int32_t>> encode_prompts(const EvalConfig& config, const Data& data) {

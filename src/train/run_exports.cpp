@@ -62,6 +62,11 @@ void delete_exports_without_checkpoint(const RunConfig& config) {
   }
 }
 
+// Makes it on the CPU, as the run has its device for itself.
+std::unique_ptr<ModelExport> opened(const std::string& checkpoint, const ExportOptions& options) {
+  return std::make_unique<ModelExport>(checkpoint, options, make_backend(DeviceChoice::cpu));
+}
+
 // Thrown to leave an export that nobody waits for.
 struct Canceled {};
 
@@ -74,7 +79,7 @@ class RunExports::Shard {
   void make_folder(const Order& order, const fs::path& output, const ExportOptions& options) {
     make_room(output);
     pending_.emplace(output);
-    model_ = std::make_unique<ModelExport>(order.checkpoint, options);
+    model_ = opened(order.checkpoint, options);
     model_->begin(pending_->path());
   }
   std::string folder() const { return pending_ ? pending_->path().string() : ""; }
@@ -85,7 +90,7 @@ class RunExports::Shard {
     thread_ = std::jthread([=, this, &progress](const std::stop_token& stop) {
       const SingleThreadedLoops beside_training;
       try {
-        if (!model_) model_ = std::make_unique<ModelExport>(order.checkpoint, options);
+        if (!model_) model_ = opened(order.checkpoint, options);
         require(model_->manifest() == order.manifest, ExitCode::data, order.checkpoint, ": was replaced before its export was made");
         hashes_ = model_->write(folder, rank, ranks, [&] {
           if (stop.stop_requested()) throw Canceled();

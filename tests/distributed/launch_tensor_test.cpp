@@ -77,6 +77,18 @@ TEST_F(LaunchedTensorRanks, NeedAsManyRanksAsTheyAskFor) {
   EXPECT_THAT(heads.errors, HasSubstr("model.num_attention_heads 4 cannot be divided among 3 ranks"));
 }
 
+TEST_F(LaunchedTensorRanks, ComputeOnOneKindOfDevice) {
+  ASSERT_EQ(mantissa(train("run", model({"--set", "training.steps=1", "--set", "training.device=cpu_reference"}))).exit_code, 0);
+  for (const std::string command : {"eval", "generate"}) {
+    const auto alike = launch(2, {command, "run", "--prompt-ids", "1,2", "--tensor", "2", "--device", "cpu_reference"});
+    EXPECT_EQ(alike.exit_code, 0) << alike.errors;
+    const std::string devices = "set cpu cpu_reference; shift $RANK; exec " MANTISSA_BINARY " " + command;
+    const auto mixed = launch(2, {"sh", "-c", devices + " run --prompt-ids 1,2 --tensor 2 --device $1"});
+    EXPECT_EQ(mixed.exit_code, 2) << command;
+    EXPECT_THAT(mixed.errors, ::testing::ContainsRegex("different inputs: .*config training.device of rank ")) << command;
+  }
+}
+
 // Blocks that two ranks would have to cut: the number of ranks is wrong, not the checkpoint.
 TEST_F(LaunchedTensorRanks, CannotCutBlocksOfAWeight) {
   const std::vector<std::string> blocks = {"--set", "training.steps=1",          "--set", "precision.recipe=mxfp8",

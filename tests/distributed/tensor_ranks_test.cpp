@@ -60,7 +60,7 @@ TEST_F(FineParts, AreFusedOnOneRankAndRefusedOnTwo) {
       "model.num_key_value_heads=1", "model.intermediate_size=128", "training.steps=1"};
   run("run", sets);
   CheckpointReader reader(checkpoint("run", 1));
-  EXPECT_EQ(verify_codes(reader), 8);
+  EXPECT_EQ(verify_codes(reader, *make_backend("cpu")), 8);
   std::vector<std::string> two = sets;
   two.insert(two.end(), {"parallel.tensor=2", "parallel.data=1", "model.num_key_value_heads=2"});
   const Error error = test::error_of([&] { config("two", two); });

@@ -39,9 +39,7 @@ class LoadedWeights : public test::TrainingTest {
   }
 
   void change_manifest(const std::string& name, const std::function<void(Manifest&)>& change) const {
-    Manifest manifest = CheckpointReader(checkpoint(name, 4)).manifest();
-    change(manifest);
-    test::write_file(checkpoint(name, 4) + "/manifest.json", format_manifest(manifest));
+    test::change_manifest(checkpoint(name, 4), change);
   }
 
   // The plan says other codes of a weight.

@@ -123,7 +123,7 @@ TEST_F(LogprobsTest, DtypeIsWhatTheModelComputesIn) {
   EXPECT_EQ(saved, logprobs({"--dtype", "bf16"}));
   EXPECT_NE(saved, fp32);
   EXPECT_NEAR(saved[1].get<double>(), fp32[1].get<double>(), 0.1);
-  EXPECT_EQ(load_model(path_, {}, Dtype::f32).model->compute(), Dtype::f32);
+  EXPECT_EQ(load_model(path_, {}, {.dtype = Dtype::f32}).model->compute(), Dtype::f32);
   EXPECT_NE(output({"generate", path_, "--dtype", "fp32", "--prompt", "a"}), "");
   EXPECT_THAT(refused({"eval", path_, "--dtype", "fp16"}), HasSubstr("--dtype"));
 }

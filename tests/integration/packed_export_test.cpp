@@ -186,7 +186,7 @@ TEST_F(Exports, ARunFromAFolderThatIsNotOfItsModelIsRefused) {
                 renamed(m, std::string(kTokenizerFilePrefix) + "tokenizer.json", std::string(kTokenizerFilePrefix) + "other");
               }),
               HasSubstr("other must be the bytes of a file that goes with a model"));
-  const LoadedModel wide = load_model(path("packed"), {}, Dtype::f32);
+  const LoadedModel wide = load_model(path("packed"), {}, {.dtype = Dtype::f32});
   EXPECT_EQ(wide.model->compute(), Dtype::f32);
   for (const auto& [name, recipe] : wide.config.precision.recipes) EXPECT_EQ(recipe.compute, Dtype::f32) << name;
 }

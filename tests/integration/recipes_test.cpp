@@ -178,7 +178,7 @@ TEST_F(Plans, ACheckpointKeepsThePlanAndTheHashesOfItsCodes) {
 TEST_F(Plans, TheCodesOfACheckpointFollowFromItsMastersInEveryRecipe) {
   const auto verified = [&](const std::string& name, int64_t step) {
     CheckpointReader reader(checkpoint(name, step));
-    return verify_codes(reader);
+    return verify_codes(reader, *make_backend("cpu"));
   };
   int number = 0;
   for (const char* recipe : {"mxfp8", "fp8_block", "mxfp4_qat_mxfp8_act", "high"}) {
@@ -211,7 +211,7 @@ TEST_F(Plans, CodesThatDifferFromThoseOfTheCheckpointAreRefusedUnlessAllowed) {
     EXPECT_EQ(error.code(), ExitCode::data) << change;
     EXPECT_THAT(error.what(), HasSubstr(change.is_null() ? "plan.quantized must be an object" : "layers.1.mlp.down.weight")) << change;
     CheckpointReader reader(checkpoint("saved", 2));
-    EXPECT_EQ(error_of([&] { verify_codes(reader); }).code(), ExitCode::data) << change;
+    EXPECT_EQ(error_of([&] { verify_codes(reader, *make_backend("cpu")); }).code(), ExitCode::data) << change;
   }
   const std::string log = log_of([&] { EXPECT_EQ(resume("allowed", other, {"checkpoint.allow_recipe_change=true"}), 1U); });
   EXPECT_THAT(log, HasSubstr("the codes of layers.1.mlp.down.weight are not those"));

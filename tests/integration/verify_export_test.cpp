@@ -127,7 +127,7 @@ TEST_F(Verify, RowsInsideOfTilesAreThoseOfTheWhole) {
   RunConfig config = source.run_config();
   config.precision.recipe = "mxfp8";
   const PrecisionPlan plan = resolve_plan(config);
-  ForwardWeights weights(source, plan);
+  ForwardWeights weights(source, plan, make_backend("cpu"));
   for (const std::string name : {"layers.0.mlp.gate_up.weight", "layers.1.mlp_norm.weight"}) {
     const int64_t rows = name.find("norm") == std::string::npos ? 320 : 96, columns = rows == 320 ? 96 : 1, begin = 5, end = 45;
     std::vector<float> all(static_cast<size_t>(rows * columns)), some(static_cast<size_t>((end - begin) * columns));

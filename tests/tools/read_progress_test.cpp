@@ -50,7 +50,7 @@ TEST_F(ReadProgressTest, CommandsReadAboutWhatTheyAreSaidToRead) {
     SCOPED_TRACE(recipe);
     expect_near_one(share(bytes_to_verify(reader), [&] {
       reader.verify();
-      verify_codes(reader);
+      verify_codes(reader, *make_backend("cpu"));
     }));
     // Its tensors, smaller than a chunk of the checkpoint here, are in another order there: some chunks are read again.
     const double exported = share(bytes_to_export(run_folder("run")), [&] { export_model(run_folder("run"), out, {}); });

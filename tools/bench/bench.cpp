@@ -118,7 +118,7 @@ class TrainingRun {
  private:
   static std::unique_ptr<Backend> opened(const TrainingConfig& training) {
     set_num_threads(training.threads);
-    return make_backend(training.backend());
+    return make_backend(training.device);
   }
 
   void step() {

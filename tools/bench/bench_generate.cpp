@@ -33,7 +33,7 @@ class GenerationRun {
   GenerationRun(const RunConfig& config, const GenerationShape& shape)
       : config_(config),
         plan_(resolve_plan(config)),
-        device_(make_backend(config.training.backend())),
+        device_(make_backend(config.training.device)),
         model_(config.model, *device_, plan_, {.gradients = false}),
         shape_(shape) {
     ParameterSet& parameters = model_.parameters();

@@ -119,7 +119,7 @@ class Folder {
 ExitCode conformance(const std::string& path, const std::string& device_name) {
   std::error_code unknown;
   require(fs::is_directory(path, unknown), ExitCode::usage, path, ": no such folder");
-  const std::unique_ptr<Backend> device = make_backend(device_name);
+  const std::unique_ptr<Backend> device = device_of(device_name);
   const Folder folder(path, *device);
   int64_t failed = 0;
   for (const std::string& name : folder.names()) {
@@ -136,7 +136,7 @@ ExitCode conformance(const std::string& path, const std::string& device_name) {
 
 Command conformance_command() {
   struct Arguments {
-    std::string folder, device = "cpu";
+    std::string folder, device = "auto";
   };
   const auto arguments = std::make_shared<Arguments>();
   return {.name = "conformance",
@@ -146,10 +146,7 @@ Command conformance_command() {
                        .target = &arguments->folder,
                        .description = "folder of .mxg, .mxm and worked_examples.json",
                        .required = true},
-                      {.name = "--device",
-                       .target = &arguments->device,
-                       .description = "the kernels to check: the fast ones, or the plain ones they are compared with",
-                       .choices = {"cpu", "cpu_reference"}}},
+                      device_option(arguments->device)},
           .run = [arguments] { return conformance(arguments->folder, arguments->device); }};
 }
 

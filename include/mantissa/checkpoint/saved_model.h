@@ -16,9 +16,9 @@ std::optional<Tokenizer> saved_tokenizer(CheckpointReader& reader);
 // Whether the checkpoint and the data both have a tokenizer, and not the same.
 bool has_other_tokenizer(const CheckpointReader& reader, const Data& data);
 
-// Makes the codes of every quantized weight again from its master, one weight after the other, and compares them with the manifest's, as
-// require_same_codes() does. Returns how many there are; a checkpoint without a plan says nothing of codes.
-int64_t verify_codes(CheckpointReader& reader);
+// Makes the codes of every quantized weight again from its master on a device, one weight after the other, and compares them with the
+// manifest's, as require_same_codes() does. Returns how many there are; a checkpoint without a plan says nothing of codes.
+int64_t verify_codes(CheckpointReader& reader, Backend& device);
 
 // The config of a checkpoint, for one process, and the plan of its model, without the model. Throws Error(data) if its tensors are not the
 // model's.

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "mantissa/base/log.h"
+#include "mantissa/config/device_choice.h"
 #include "mantissa/config/export_options.h"
 #include "mantissa/data/data_config.h"
 #include "mantissa/json/config.h"
@@ -19,7 +20,6 @@ namespace mantissa {
 enum class OptimizerType { adamw };
 enum class ScheduleType { cosine, linear, constant, wsd };  // wsd: stable, then linear decay over decay_steps
 enum class Accumulation { running, tree };
-enum class DeviceChoice { automatic, cpu, cuda, cpu_reference };
 enum class CommBackend { automatic, ucx };
 enum class ConsoleMode { automatic, progress, plain, off };
 
@@ -29,10 +29,6 @@ constexpr auto choices(ScheduleType) {
                     Choice{"constant", ScheduleType::constant}, Choice{"wsd", ScheduleType::wsd}};
 }
 constexpr auto choices(Accumulation) { return std::array{Choice{"running", Accumulation::running}, Choice{"tree", Accumulation::tree}}; }
-constexpr auto choices(DeviceChoice) {
-  return std::array{Choice{"auto", DeviceChoice::automatic}, Choice{"cpu", DeviceChoice::cpu}, Choice{"cuda", DeviceChoice::cuda},
-                    Choice{"cpu_reference", DeviceChoice::cpu_reference}};
-}
 constexpr auto choices(CommBackend) { return std::array{Choice{"auto", CommBackend::automatic}, Choice{"ucx", CommBackend::ucx}}; }
 constexpr auto choices(ConsoleMode) {
   return std::array{Choice{"auto", ConsoleMode::automatic}, Choice{"progress", ConsoleMode::progress}, Choice{"plain", ConsoleMode::plain},
@@ -105,8 +101,6 @@ struct TrainingConfig {
   ExpertGradients expert_gradients() const {
     return accumulation == Accumulation::tree ? ExpertGradients::by_source : ExpertGradients::summed;
   }
-  // Returns the name that make_backend() takes.
-  std::string backend() const { return device == DeviceChoice::automatic ? "cpu" : choice_name(device); }
 
   void fields(auto& v) {
     v("steps", steps, "optimizer steps", limits::between(1, kMostSteps));
@@ -117,7 +111,7 @@ struct TrainingConfig {
       limits::between(1, 1 << 30));
     v("accumulation", accumulation, "order of the gradient sum over micro batches");
     v("seed", seed, "of initialization, data order and samples");
-    v("device", device, "auto: the fastest there is; cpu_reference: plain kernels, slow");
+    v("device", device, kDeviceChoices);
     v("threads", threads, "CPU threads; 0: the cores this process may use", limits::between(0, kMostThreads));
     v("recompute", recompute, "what backward recomputes: none, selective (attention and activation), full (all but layer inputs)");
     v("nonfinite_limit", nonfinite_limit, "stop after so many steps in a row with NaN or Inf", limits::between(1, kLargestCount));

@@ -37,8 +37,8 @@ class ForwardTypes {
 // Reads them from a checkpoint or a folder.
 class ForwardWeights : public ForwardTypes {
  public:
-  // Of a model of this plan. Both must outlive this.
-  ForwardWeights(TensorReader& source, const PrecisionPlan& plan);
+  // Of a model of this plan. Both must outlive this. The device makes codes and values of them, the same bits as any other.
+  ForwardWeights(TensorReader& source, const PrecisionPlan& plan, std::unique_ptr<Backend> device);
 
   void require_unchanged() { source_.require_unchanged(); }  // TensorReader
   std::string where() const { return source_.where(); }      // for messages

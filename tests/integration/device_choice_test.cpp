@@ -1,0 +1,243 @@
+// A checkpoint has no device: what a run saved on one is evaluated, continued, exported and verified on any other, and trained on there.
+#include <gmock/gmock.h>
+
+#include <sstream>
+
+#include "checkpoint_shards.h"
+#include "exports.h"
+#include "closed_device.h"
+#include "mantissa/checkpoint/tensor_reader.h"
+#include "mantissa/hf/forward_weights.h"
+#include "mantissa/train/evaluate.h"
+#include "process.h"
+
+namespace mantissa::device_choice_test {
+
+using nlohmann::json;
+using test::ClosedDevice;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+using Words = std::vector<std::string>;
+
+class DeviceChoices : public test::ExportTest {
+ protected:
+  // fp32, of which the CPU backends give sums of other bits, as they add in another order.
+  static Words sets(Words more) {
+    Words out = test::kShape;
+    out.insert(out.end(), {"precision.dtype=fp32", "precision.recipe=mxfp8", "data.tokenizer=byte"});
+    out.insert(out.end(), more.begin(), more.end());
+    return out;
+  }
+
+  // Three steps by the plain kernels of the CPU.
+  void train_on_reference() const { run("run", sets({"training.device=cpu_reference"})); }
+
+  // Makes the checkpoint say that it was saved on a device which this build lacks.
+  void say_cuda() const {
+    test::change_manifest(saved_, [](Manifest& manifest) {
+      json config = json::parse(manifest.config);
+      config.at("training").at("device") = "cuda";
+      manifest.config = config.dump();
+    });
+  }
+
+  test::ProcessResult mantissa(const Words& words) const { return test::run_mantissa(words, folder_.path()); }
+  // Of a command that succeeds.
+  std::string output(const Words& words) const {
+    const auto result = mantissa(words);
+    EXPECT_EQ(result.exit_code, 0) << result.errors;
+    return result.output;
+  }
+
+  // What eval writes with these options.
+  std::vector<float> logprobs(const Words& options) const {
+    Words words = {"eval", saved_, "--prompt-ids", "97,98,99,100,104,97,98", "--logprobs", "out.jsonl"};
+    words.insert(words.end(), options.begin(), options.end());
+    output(words);
+    const json line = json::parse(test::read_file(path("out.jsonl")));
+    std::vector<float> out;
+    for (const json& value : line.at("logprobs"))
+      if (!value.is_null()) out.push_back(value.get<float>());
+    return out;
+  }
+  std::vector<float> logprobs_on(std::unique_ptr<Backend> device) const {
+    const LoadedModel loaded = load_model(saved_, {}, {.device = std::move(device)});
+    return target_logprobs(*loaded.model, batch_of({97, 98, 99, 100, 104, 97, 98}));
+  }
+
+  // All files of an export that a device makes.
+  std::map<std::string, std::string> files_by(std::unique_ptr<Backend> device, const std::string& from, const ExportOptions& options) {
+    const std::string out = text("export", ++runs_);
+    export_model(from, path(out), options, std::move(device));
+    std::map<std::string, std::string> files;
+    for (const auto& entry : std::filesystem::directory_iterator(path(out))) files[entry.path().filename()] = test::read_file(entry.path());
+    return files;
+  }
+
+  const std::string saved_ = checkpoint("run", 3);
+};
+
+TEST_F(DeviceChoices, EvalHasTheBitsOfTheDeviceThatItIsGiven) {
+  train_on_reference();
+  const std::vector<float> plain = logprobs_on(make_backend("cpu_reference")), fast = logprobs_on(make_backend("cpu"));
+  ASSERT_EQ(plain.size(), 6U);
+  ASSERT_NE(plain, fast);
+  for (const bool cuda : {false, true}) {
+    if (cuda) say_cuda();
+    EXPECT_EQ(logprobs({}), fast) << "not those of the device that trained";
+    EXPECT_EQ(logprobs({"--device", "auto"}), fast);
+    EXPECT_EQ(logprobs({"--device", "cpu"}), fast);
+    EXPECT_EQ(logprobs({"--device", "cpu_reference"}), plain);
+    EXPECT_EQ(load_model(saved_).device->name(), std::string("cpu"));
+  }
+  EXPECT_EQ(logprobs_on(std::make_unique<ClosedDevice>()), fast);
+}
+
+TEST_F(DeviceChoices, GenerateContinuesOnAnyDevice) {
+  train_on_reference();
+  const Words words = {"generate", saved_, "--prompt-ids", "97,98", "--temperature", "0", "--max-new-tokens", "5"};
+  const std::string before = output(words);
+  say_cuda();
+  EXPECT_EQ(output(words), before);
+  Words plain = words;
+  plain.insert(plain.end(), {"--device", "cpu_reference"});
+  EXPECT_EQ(output(plain).substr(0, 6), "97 98 ");
+}
+
+TEST_F(DeviceChoices, ExportWritesTheSameBytesOnAnyDevice) {
+  train_on_reference();
+  say_cuda();
+  for (const ExportWeights weights : {ExportWeights::dequantized, ExportWeights::packed}) {
+    const ExportOptions options{.weights = weights};
+    const auto expected = files_by(make_backend("cpu"), saved_, options);
+    EXPECT_EQ(files_by(make_backend("cpu_reference"), saved_, options), expected);
+    EXPECT_EQ(files_by(std::make_unique<ClosedDevice>(), saved_, options), expected);
+  }
+  const std::string packed = path("export6");
+  const auto again = files_by(make_backend("cpu"), packed, {.weights = ExportWeights::packed});
+  EXPECT_EQ(files_by(std::make_unique<ClosedDevice>(), packed, {.weights = ExportWeights::packed}), again) << "codes as they are";
+  for (const char* const device : {"auto", "cpu_reference"}) {
+    const std::string out = std::string("out-") + device;
+    output({"export", saved_, "--output", out, "--device", device});
+    EXPECT_EQ(test::read_file(path(out) + "/model.safetensors"), test::read_file(path("export1/model.safetensors"))) << device;
+    EXPECT_THAT(output({"verify", out, "--against", saved_, "--device", device}), HasSubstr("0 values differ"));
+  }
+}
+
+TEST_F(DeviceChoices, AnExportIsMadeOnTheDeviceThatIsGiven) {
+  train_on_reference();
+  auto closed = std::make_unique<ClosedDevice>();
+  const ClosedDevice& device = *closed;
+  ModelExport model(saved_, {}, std::move(closed));
+  std::filesystem::create_directory(path("out"));
+  model.begin(path("out"));
+  model.write(path("out"), 0, 1);
+  EXPECT_GT(device.uploads(), 0);
+  EXPECT_GT(device.waits(), 0);
+}
+
+// A chunk of a large matrix may begin and end inside a block.
+TEST_F(DeviceChoices, RowsInsideBlocksAreThoseOfTheWholeOnAnyDevice) {
+  train_on_reference();
+  const std::string weight = "layers.0.mlp.down.weight";
+  constexpr int64_t kRows = 64, kColumns = 96, kBegin = 5, kEnd = 49;
+  test::set_element(saved_, "master." + weight, 40 * kColumns, 3.0F);  // so that its block has another scale
+  CheckpointReader reader(saved_);
+  CheckpointWeights masters(reader);
+  const SavedModel model = saved_model(reader);
+  std::vector<std::unique_ptr<Backend>> devices;
+  devices.push_back(make_backend("cpu"));
+  devices.push_back(std::make_unique<ClosedDevice>());
+  for (auto& device : devices) {
+    ForwardWeights weights(masters, model.plan, std::move(device));
+    std::vector<float> whole(kRows * kColumns), part((kEnd - kBegin) * kColumns);
+    weights.read(weight, 0, kRows, whole);
+    weights.read(weight, kBegin, kEnd, part);
+    EXPECT_EQ(part, std::vector<float>(whole.begin() + kBegin * kColumns, whole.begin() + kEnd * kColumns));
+    const std::vector<std::byte> codes = weights.codes(weight, 0, kRows), scales = weights.scales(weight, 0, kRows);
+    const auto rows_of = [](const std::vector<std::byte>& all, int64_t width) {
+      return std::vector<std::byte>(all.begin() + kBegin * width, all.begin() + kEnd * width);
+    };
+    EXPECT_EQ(weights.codes(weight, kBegin, kEnd), rows_of(codes, kColumns));
+    EXPECT_EQ(weights.scales(weight, kBegin, kEnd), rows_of(scales, kColumns / 32));
+  }
+}
+
+TEST_F(DeviceChoices, VerifyMakesCodesOnAnyDevice) {
+  train_on_reference();
+  say_cuda();
+  const std::string intact = output({"verify", saved_});
+  EXPECT_THAT(intact, HasSubstr("the codes of 8 weights follow from their masters"));
+  EXPECT_EQ(output({"verify", saved_, "--device", "cpu_reference"}), intact);
+  CheckpointReader reader(saved_);
+  ClosedDevice closed;
+  EXPECT_EQ(verify_codes(reader, closed), 8);
+  EXPECT_GT(closed.waits(), 0);
+}
+
+TEST_F(DeviceChoices, AFolderOfHuggingFaceIsLoadedOntoTheDeviceThatIsGiven) {
+  train_on_reference();
+  export_to(saved_, "folder");
+  EXPECT_EQ(load_model(path("folder")).device->name(), std::string("cpu"));
+  EXPECT_EQ(load_model(path("folder"), {}, {.device = make_backend("cpu_reference")}).device->name(), std::string("cpu_reference"));
+}
+
+TEST_F(DeviceChoices, ARunStartsFromWeightsOfAnotherDevice) {
+  train_on_reference();
+  const auto losses = [&](const std::string& name, const std::string& device) {
+    return run(name, sets({"checkpoint.init_from=" + saved_, "training.device=" + device})).losses;
+  };
+  const std::vector<double> fast = losses("fast", "auto"), plain = losses("plain", "cpu_reference");
+  EXPECT_NE(fast, plain);
+  say_cuda();
+  EXPECT_EQ(losses("fast again", "auto"), fast);
+  EXPECT_EQ(losses("plain again", "cpu_reference"), plain);
+}
+
+TEST_F(DeviceChoices, ARunGoesOnAndOnAnotherDeviceWhichItSays) {
+  run("run", sets({}));
+  const auto losses = [&](const std::string& name, const std::string& device) {
+    open_log({.console = false, .file = path("log-" + name)});
+    const Words more = {"training.steps=6", "checkpoint.resume=" + saved_, "training.device=" + device};
+    const std::vector<double> out = run(name, sets(more)).losses;
+    close_log();
+    return out;
+  };
+  const std::vector<double> fast = losses("fast", "auto"), plain = losses("plain", "cpu_reference");
+  ASSERT_EQ(fast.size(), 3U);
+  EXPECT_NE(fast, plain);
+  EXPECT_THAT(test::read_file(path("log-fast")), Not(HasSubstr("training.device")));
+  EXPECT_THAT(test::read_file(path("log-plain")), HasSubstr("training.device: auto in the checkpoint, cpu_reference here"));
+  say_cuda();
+  EXPECT_EQ(losses("fast again", "auto"), fast);
+  EXPECT_THAT(test::read_file(path("log-fast again")), HasSubstr("training.device: cuda in the checkpoint, auto here"));
+}
+
+TEST_F(DeviceChoices, ADeviceThatIsNotThereIsNamedBeforeAnythingIsWritten) {
+  train_on_reference();
+  const std::string golden = std::string(MANTISSA_SOURCE_DIR) + "/tests/golden";
+  const std::vector<Words> commands = {{"eval", saved_, "--prompt-ids", "97,98", "--logprobs", "out.jsonl"},
+                                       {"generate", saved_},
+                                       {"export", saved_, "--output", "out"},
+                                       {"verify", saved_},
+                                       {"conformance", golden}};
+  for (const Words& command : commands) {
+    const auto on = [&](const std::string& device) {
+      Words words = command;
+      words.insert(words.end(), {"--device", device});
+      return mantissa(words);
+    };
+    const auto absent = on("cuda"), unknown = on("gpu");
+    EXPECT_EQ(absent.exit_code, 3) << command[0];
+    EXPECT_THAT(absent.errors, HasSubstr("--device: this build has no backend cuda; there are cpu and cpu_reference")) << command[0];
+    EXPECT_EQ(unknown.exit_code, 2) << command[0];
+    EXPECT_THAT(unknown.errors, AllOf(HasSubstr("--device"), HasSubstr("cpu_reference"))) << command[0];
+    EXPECT_THAT(absent.output + unknown.output, IsEmpty()) << command[0];
+  }
+  for (const char* const name : {"out", "out.jsonl"}) EXPECT_FALSE(std::filesystem::exists(path(name))) << name;
+}
+
+}  // namespace mantissa::device_choice_test
