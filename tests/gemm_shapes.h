@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "kernel_backends.h"
 #include "testing.h"
 
 namespace mantissa::test {
@@ -102,21 +103,26 @@ inline GemmCase drawn_case(CaseDraw& draw) {
 
 // Codes of finite elements, scales from 2^-6 to 2^6, the last one where bf16 ends if that is asked for.
 inline QuantizedTensor drawn_codes(Backend& device, Shape shape, const Quantization& how, uint32_t what, bool extreme) {
-  const QuantizedTensor out = empty_quantized(device, shape, how);
-  const auto fill = [what](const Tensor& bytes, uint64_t first, auto&& byte_of) {
-    for (int64_t i = 0; i < bytes.elements(); i += 16) {
-      const auto words = random_words({.seed = 32}, what, first + static_cast<uint64_t>(i));
+  const auto filled = [&](Shape bytes, uint64_t first, auto&& byte_of) {
+    std::vector<uint8_t> out(static_cast<size_t>(bytes.elements()));
+    for (size_t i = 0; i < out.size(); i += 16) {
+      const auto words = random_words({.seed = 32}, what, first + i);
       const auto* drawn = reinterpret_cast<const uint8_t*>(words.data());
-      for (int64_t j = i; j < std::min(i + 16, bytes.elements()); ++j) bytes.data<uint8_t>()[j] = byte_of(drawn[j - i]);
+      for (size_t j = i; j < std::min(i + 16, out.size()); ++j) out[j] = byte_of(drawn[j - i]);
     }
+    return from_host(device, Dtype::u8, bytes, out.data());
   };
   const int largest = how.format == Format::e4m3 ? 0x7e : 0x7b;  // in e2m1 every code is finite
-  fill(out.codes, 0, [&](uint8_t byte) {
+  const auto finite = [&](uint8_t byte) {
     const bool foreign = how.format != Format::e2m1 && (byte & 0x7f) > largest;
     return foreign ? static_cast<uint8_t>(byte ^ 0x04) : byte;
-  });
-  fill(out.scales, uint64_t{1} << 40, [](uint8_t byte) { return static_cast<uint8_t>(121 + byte % 13); });
-  if (extreme) out.scales.data<uint8_t>()[out.scales.elements() - 1] = 2;
+  };
+  const auto moderate = [](uint8_t byte) { return static_cast<uint8_t>(121 + byte % 13); };
+  const QuantizedTensor out{.codes = filled(codes_shape(shape, how), 0, finite),
+                            .scales = filled(scales_shape(shape, how), uint64_t{1} << 40, moderate),
+                            .shape = shape,
+                            .how = how};
+  if (extreme) set_value(out.scales, out.scales.elements() - 1, 2);
   return out;
 }
 
@@ -127,56 +133,54 @@ inline Value drawn_value(Backend& device, const GemmCase& c, Shape shape, const 
 
 // In fp64, exactly.
 inline Tensor widened(Backend& reference, const Value& value) {
-  const auto* codes = std::get_if<QuantizedTensor>(&value);
-  Tensor from = codes ? empty(reference, Dtype::f32, codes->shape) : std::get<Tensor>(value);
-  if (codes) reference.run(Dequantize{.x = *codes, .out = from});
-  from = converted(from, Dtype::f32);
-  const Tensor out = empty(reference, Dtype::f64, from.shape());
-  std::copy_n(from.data<float>(), from.elements(), out.data<double>());
-  return out;
+  if (const auto* const x = std::get_if<Tensor>(&value)) return tensor_of(reference, Dtype::f64, x->shape(), values(*x));
+  const QuantizedTensor codes = copied(reference, std::get<QuantizedTensor>(value));
+  const Tensor decoded = empty(reference, Dtype::f32, codes.shape);
+  reference.run(Dequantize{.x = codes, .out = decoded});
+  return converted(decoded, Dtype::f64);
 }
 
 inline Tensor magnitudes_of(const Tensor& x) {
-  const Tensor out = empty_like(x);
-  for (int64_t i = 0; i < x.elements(); ++i) out.data<double>()[i] = std::abs(x.data<double>()[i]);
-  return out;
+  std::vector<double> out = values(x);
+  for (double& value : out) value = std::abs(value);
+  return tensor_of(x.device(), x.dtype(), x.shape(), out);
 }
 
-// |fast - reference in fp64| <= 2e-6 sum |a b|: what an fp32 sum of up to 4,096 terms stays within in any order. A bf16 result is rounded,
-// which is 2^-8 |D| more. What is accumulated into and the bias, each below 2, take part in the sum.
-inline ::testing::AssertionResult gemms_agree(Backend& fast, Backend& reference, const GemmCase& c, uint32_t what) {
-  const Value a = drawn_value(fast, c, c.a_transposed ? Shape{c.k, c.m} : Shape{c.m, c.k}, c.a, 3 * what, false);
-  const Value b = drawn_value(fast, c, c.b_transposed ? Shape{c.n, c.k} : Shape{c.k, c.n}, c.b, 3 * what + 1, c.extreme);
-  const Tensor bias = c.bias ? random_tensor(fast, c.a && c.b ? Dtype::f32 : c.dense, {c.n}, 3 * what + 2) : Tensor();
-  const Tensor actual = c.accumulate ? random_tensor(fast, c.out, {c.m, c.n}, 3 * what) : empty(fast, c.out, {c.m, c.n});
+// |device - reference in fp64| <= 2e-6 sum |a b|: what an fp32 sum of up to 4,096 terms stays within in any order. A bf16 result is
+// rounded, which is 2^-8 |D| more. What is accumulated into and the bias, each below 2, take part in the sum.
+inline ::testing::AssertionResult gemms_agree(Backend& device, Backend& reference, const GemmCase& c, uint32_t what) {
+  const Value a = drawn_value(device, c, c.a_transposed ? Shape{c.k, c.m} : Shape{c.m, c.k}, c.a, 3 * what, false);
+  const Value b = drawn_value(device, c, c.b_transposed ? Shape{c.n, c.k} : Shape{c.k, c.n}, c.b, 3 * what + 1, c.extreme);
+  const Tensor bias = c.bias ? random_tensor(device, c.a && c.b ? Dtype::f32 : c.dense, {c.n}, 3 * what + 2) : Tensor();
+  const Tensor actual = c.accumulate ? random_tensor(device, c.out, {c.m, c.n}, 3 * what) : empty(device, c.out, {c.m, c.n});
   const Tensor expected = c.accumulate ? widened(reference, actual) : empty(reference, Dtype::f64, {c.m, c.n});
   const Tensor left = widened(reference, a), right = widened(reference, b), magnitudes = empty_like(expected);
   const auto gemm = [&](const Value& x, const Value& y, const Tensor& out, bool accumulate, const Tensor& added) {
     return Gemm{.a = {x, c.a_transposed}, .b = {y, c.b_transposed}, .out = out, .accumulate = accumulate, .bias = added};
   };
-  fast.run(gemm(a, b, actual, c.accumulate, bias));
+  device.run(gemm(a, b, actual, c.accumulate, bias));
   reference.run(gemm(left, right, expected, c.accumulate, bias.defined() ? widened(reference, bias) : Tensor()));
   reference.run(gemm(magnitudes_of(left), magnitudes_of(right), magnitudes, false, {}));
-  const auto *e = expected.data<double>(), *m = magnitudes.data<double>();
-  for (int64_t i = 0; i < actual.elements(); ++i) {
-    const double d = static_cast<double>(c.out == Dtype::bf16 ? to_float(actual.data<bf16>()[i]) : actual.data<float>()[i]);
+  const std::vector<double> d = values(actual), e = values(expected), m = values(magnitudes);
+  for (size_t i = 0; i < d.size(); ++i) {
     const double bound = 2e-6 * (m[i] + 4) + (c.out == Dtype::bf16 ? 0x1p-8 * std::abs(e[i]) : 0.0);
-    if (std::abs(d - e[i]) <= bound) continue;
-    return ::testing::AssertionFailure() << c << ": [" << i / c.n << ", " << i % c.n << "] is " << d << ", expected " << e[i] << " within "
-                                         << bound;
+    if (std::abs(d[i] - e[i]) <= bound) continue;
+    const auto at = static_cast<int64_t>(i);
+    return ::testing::AssertionFailure() << c << " on " << device.name() << ": [" << at / c.n << ", " << at % c.n << "] is " << d[i]
+                                         << ", expected " << e[i] << " within " << bound;
   }
   return ::testing::AssertionSuccess();
 }
 
 // Cases [first, first + count). Returns how many were cut into column blocks.
 inline int64_t expect_gemms(uint32_t first, uint32_t count) {
-  const std::unique_ptr<Backend> fast = make_backend("cpu"), reference = make_backend("cpu_reference");
+  const KernelBackends backends;
   int64_t banded = 0;
   for (uint32_t i = first; i < first + count; ++i) {
     CaseDraw draw(i);
     const GemmCase c = drawn_case(draw);
     banded += c.banded();
-    EXPECT_TRUE(gemms_agree(*fast, *reference, c, i)) << "case " << i;
+    for (Backend* device : backends.tested()) EXPECT_TRUE(gemms_agree(*device, backends.reference(), c, i)) << "case " << i;
   }
   return banded;
 }

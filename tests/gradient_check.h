@@ -68,15 +68,16 @@ inline double weighted_output(const std::vector<CheckedInput>& inputs, const Ope
 
 inline std::vector<double> numeric_gradient(const std::vector<CheckedInput>& inputs, size_t which, const Operation& operation,
                                             const Tensor& w) {
-  double* x = inputs[which].value.data<double>();
+  const Tensor& x = inputs[which].value;
   std::vector<double> out;
-  for (int64_t i = 0; i < inputs[which].value.elements(); ++i) {
-    const double kept = x[i], h = 1e-5 * std::max(1.0, std::abs(kept));
-    x[i] = kept + h;
+  for (const double kept : values(x)) {
+    const int64_t at = std::ssize(out);
+    const double h = 1e-5 * std::max(1.0, std::abs(kept));
+    set_value(x, at, kept + h);
     const double above = weighted_output(inputs, operation, w);
-    x[i] = kept - h;
+    set_value(x, at, kept - h);
     out.push_back((above - weighted_output(inputs, operation, w)) / (2.0 * h));
-    x[i] = kept;
+    set_value(x, at, kept);
   }
   return out;
 }

@@ -91,13 +91,13 @@ inline void attention_backward_case(Operands& o, int64_t batch, int64_t length, 
   const auto reference = make_backend("cpu_reference");
   const Shape out_shape{rows, layout.heads * layout.head_dim}, lse_shape{batch, layout.heads, length};
   const Tensor out = empty(*reference, o.dtype(), out_shape), lse = empty(*reference, Dtype::f32, lse_shape);
-  reference->run(AttentionForward{.qkv = qkv,
+  reference->run(AttentionForward{.qkv = copied(*reference, qkv),
                                   .out = out,
                                   .lse = lse,
                                   .batch = batch,
                                   .layout = layout,
                                   .scale = scale,
-                                  .segment_starts = starts,
+                                  .segment_starts = copied(*reference, starts),
                                   .window = hidden.window});
   o.device().run(AttentionBackward{.qkv = qkv,
                                    .out = o.given(o.dtype(), out_shape, values(out)),

@@ -61,28 +61,31 @@ class Operands {
 
   void expect_margins_untouched() const {
     for (const Guarded& g : guarded_) {
-      const std::byte* end = g.memory.get() + g.begin + g.bytes;
-      const auto untouched = [](std::byte b) { return b == kMark; };
-      EXPECT_TRUE(std::all_of(g.memory.get(), g.memory.get() + g.begin, untouched)) << "written before the first element of " << g.shape;
-      EXPECT_TRUE(std::all_of(end, end + kMargin, untouched)) << "written past the last element of " << g.shape;
+      EXPECT_TRUE(all_marks(g.before)) << "written before the first element of " << g.shape;
+      EXPECT_TRUE(all_marks(g.after)) << "written past the last element of " << g.shape;
     }
   }
 
  private:
   static constexpr double kSubnormal = 0x1.8p-128;  // in fp32 and in bf16
   static constexpr int64_t kMargin = 256;
-  static constexpr std::byte kMark{0xC5};
+  static constexpr uint8_t kMark = 0xC5;
   struct Guarded {
-    std::shared_ptr<std::byte> memory;
-    int64_t begin, bytes;
-    Shape shape;
+    Tensor before, after;  // the margins of an operand
+    Shape shape;           // of the operand
   };
 
+  static bool all_marks(const Tensor& margin) {
+    return std::ranges::all_of(bytes_of(margin), [](uint8_t byte) { return byte == kMark; });
+  }
+
   Tensor guarded(Dtype dtype, Shape shape) {
-    const int64_t begin = kMargin + (memory_ == Memory::misaligned ? dtype_bytes(dtype) : 0), bytes = shape.elements() * dtype_bytes(dtype);
-    auto memory = device_.allocate(begin + bytes + kMargin);
-    std::fill_n(memory.get(), begin + bytes + kMargin, kMark);
-    guarded_.push_back({memory, begin, bytes, shape});
+    const int64_t begin = kMargin + (memory_ == Memory::misaligned ? dtype_bytes(dtype) : 0),
+                  end = begin + shape.elements() * dtype_bytes(dtype), bytes = end + kMargin;
+    const std::shared_ptr<std::byte> memory = device_.allocate(bytes);
+    const Tensor all(device_, memory, device_.host_memory(), Dtype::u8, {bytes});
+    device_.upload(std::vector<uint8_t>(static_cast<size_t>(bytes), kMark).data(), all);
+    guarded_.push_back({.before = all.slice(0, begin), .after = all.slice(end, bytes), .shape = shape});
     return Tensor(device_, std::shared_ptr<std::byte>(memory, memory.get() + begin), device_.host_memory(), dtype, shape);
   }
   Tensor listed(const char* name, Tensor tensor, Tolerance tolerance) {

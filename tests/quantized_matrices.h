@@ -1,8 +1,6 @@
 // Matrices for tests of quantization: values of several distributions, random bit patterns, codes and values of a quantized tensor.
 #pragma once
 
-#include <cstring>
-
 #include "mantissa/formats/swizzle.h"
 #include "testing.h"
 
@@ -17,12 +15,6 @@ inline Tensor dequantized(const QuantizedTensor& x, Dtype dtype = Dtype::f32) {
   return out;
 }
 
-inline std::vector<uint8_t> bytes_of(const Tensor& tensor) {
-  std::vector<uint8_t> out(static_cast<size_t>(tensor.bytes()));
-  std::memcpy(out.data(), tensor.device_bytes(), out.size());
-  return out;
-}
-
 // One a byte, row by row.
 inline std::vector<uint8_t> codes_of(const QuantizedTensor& x) {
   const std::vector<uint8_t> bytes = bytes_of(x.codes);
@@ -32,9 +24,14 @@ inline std::vector<uint8_t> codes_of(const QuantizedTensor& x) {
   return out;
 }
 
-// The scale code of an element.
-inline int scale_at(const QuantizedTensor& x, int64_t row, int64_t col) {
-  return x.scales.data<uint8_t>()[row / x.how.block_rows * x.scales.dim(1) + col / x.how.block_cols];
+// The scale code of each element, row by row.
+inline std::vector<int> scales_of(const QuantizedTensor& x) {
+  const std::vector<uint8_t> bytes = bytes_of(x.scales);
+  const int64_t cols = x.shape[1], per_row = x.scales.dim(1);
+  std::vector<int> out;
+  for (int64_t i = 0; i < x.shape[0] * cols; ++i)
+    out.push_back(bytes[static_cast<size_t>(i / cols / x.how.block_rows * per_row + i % cols / x.how.block_cols)]);
+  return out;
 }
 
 template <class T>
@@ -117,16 +114,12 @@ inline uint32_t pattern(const Patterns& p, int64_t row, int64_t col, Dtype dtype
 }
 
 inline Tensor pattern_matrix(Backend& device, const Patterns& p, Dtype dtype, int64_t rows, int64_t cols) {
-  const Tensor out = empty(device, dtype, {rows, cols});
-  for (int64_t i = 0; i < rows * cols; ++i) {
-    const uint32_t bits = pattern(p, i / cols, i % cols, dtype);
-    if (dtype == Dtype::bf16) {
-      out.data<bf16>()[i] = bf16{static_cast<uint16_t>(bits >> 16)};
-    } else {
-      std::memcpy(out.data<float>() + i, &bits, sizeof bits);
-    }
-  }
-  return out;
+  std::vector<uint32_t> wide;
+  for (int64_t i = 0; i < rows * cols; ++i) wide.push_back(pattern(p, i / cols, i % cols, dtype));
+  if (dtype == Dtype::f32) return from_host(device, dtype, {rows, cols}, wide.data());
+  std::vector<uint16_t> narrow;
+  for (const uint32_t bits : wide) narrow.push_back(static_cast<uint16_t>(bits >> 16));
+  return from_host(device, dtype, {rows, cols}, narrow.data());
 }
 
 }  // namespace mantissa::test

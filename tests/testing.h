@@ -65,31 +65,65 @@ class Threads {
 
 // The elements of a tensor, exactly.
 inline std::vector<double> values(const Tensor& tensor) {
-  std::vector<double> out(static_cast<size_t>(tensor.elements()));
-  for (size_t i = 0; i < out.size(); ++i) {
-    switch (tensor.dtype()) {
-      case Dtype::f32: out[i] = static_cast<double>(tensor.data<float>()[i]); break;
-      case Dtype::bf16: out[i] = static_cast<double>(to_float(tensor.data<bf16>()[i])); break;
-      case Dtype::f64: out[i] = tensor.data<double>()[i]; break;
-      case Dtype::i32: out[i] = tensor.data<int32_t>()[i]; break;
-      case Dtype::u8: out[i] = tensor.data<uint8_t>()[i]; break;
-    }
+  const auto widened = [](const auto& elements) { return std::vector<double>(elements.begin(), elements.end()); };
+  switch (tensor.dtype()) {
+    case Dtype::f32: return widened(to_host<float>(tensor));
+    case Dtype::bf16: break;
+    case Dtype::f64: return to_host<double>(tensor);
+    case Dtype::i32: return widened(to_host<int32_t>(tensor));
+    case Dtype::u8: return widened(to_host<uint8_t>(tensor));
   }
+  std::vector<double> out;
+  for (const bf16 element : to_host<bf16>(tensor)) out.push_back(static_cast<double>(to_float(element)));
   return out;
+}
+
+template <class T>
+void upload_rounded(const Tensor& tensor, const std::vector<double>& from, T (*rounded)(double)) {
+  std::vector<T> elements(from.size());
+  std::transform(from.begin(), from.end(), elements.begin(), rounded);
+  tensor.device().upload(elements.data(), tensor);
 }
 
 // Writes values rounded to the tensor's dtype, without a kernel.
 inline void assign(const Tensor& tensor, const std::vector<double>& from) {
   ASSERT_EQ(static_cast<size_t>(tensor.elements()), from.size());
-  for (size_t i = 0; i < from.size(); ++i) {
-    switch (tensor.dtype()) {
-      case Dtype::f32: tensor.data<float>()[i] = static_cast<float>(from[i]); break;
-      case Dtype::bf16: tensor.data<bf16>()[i] = to_bf16(static_cast<float>(from[i])); break;
-      case Dtype::f64: tensor.data<double>()[i] = from[i]; break;
-      case Dtype::i32: tensor.data<int32_t>()[i] = static_cast<int32_t>(from[i]); break;
-      case Dtype::u8: tensor.data<uint8_t>()[i] = static_cast<uint8_t>(from[i]); break;
-    }
+  switch (tensor.dtype()) {
+    case Dtype::f32: return upload_rounded<float>(tensor, from, [](double x) { return static_cast<float>(x); });
+    case Dtype::bf16: return upload_rounded<bf16>(tensor, from, [](double x) { return to_bf16(static_cast<float>(x)); });
+    case Dtype::f64: return tensor.device().upload(from.data(), tensor);
+    case Dtype::i32: return upload_rounded<int32_t>(tensor, from, [](double x) { return static_cast<int32_t>(x); });
+    case Dtype::u8: return upload_rounded<uint8_t>(tensor, from, [](double x) { return static_cast<uint8_t>(x); });
   }
+}
+
+// The same of one element, by its number.
+inline void set_value(const Tensor& tensor, int64_t at, double value) {
+  assign(tensor.view({tensor.elements()}).slice(at, at + 1), {value});
+}
+
+inline std::vector<uint8_t> bytes_of(const Tensor& tensor) {
+  std::vector<uint8_t> out(static_cast<size_t>(tensor.bytes()));
+  tensor.device().download(tensor, out.data());
+  return out;
+}
+
+// Flips the lowest bit of a byte.
+inline void flip_bit(const Tensor& tensor, int64_t byte) {
+  std::vector<uint8_t> bytes = bytes_of(tensor);
+  bytes[static_cast<size_t>(byte)] ^= 1;
+  tensor.device().upload(bytes.data(), tensor);
+}
+
+// The same bits in memory of their own, of this device.
+inline Tensor copied(Backend& device, const Tensor& x) {
+  return x.defined() ? from_host(device, x.dtype(), x.shape(), bytes_of(x).data()) : Tensor();
+}
+inline QuantizedTensor copied(Backend& device, const QuantizedTensor& x) {
+  return {.codes = copied(device, x.codes), .scales = copied(device, x.scales), .shape = x.shape, .how = x.how};
+}
+inline Value copied(Backend& device, const Value& x) {
+  return std::visit([&](const auto& of) { return Value(copied(device, of)); }, x);
 }
 
 inline Tensor tensor_of(Backend& device, Dtype dtype, Shape shape, const std::vector<double>& from) {
@@ -127,17 +161,12 @@ inline ::testing::AssertionResult same_bits(const Tensor& actual, const Tensor& 
   if (actual.dtype() != expected.dtype() || actual.shape() != expected.shape()) {
     return ::testing::AssertionFailure() << "dtypes or shapes differ: " << actual.shape() << " and " << expected.shape();
   }
-  if (std::memcmp(actual.device_bytes(), expected.device_bytes(), static_cast<size_t>(actual.bytes())) == 0)
-    return ::testing::AssertionSuccess();
-  const int64_t size = dtype_bytes(actual.dtype());
-  for (int64_t i = 0; i < actual.elements(); ++i) {
-    if (std::memcmp(actual.device_bytes() + i * size, expected.device_bytes() + i * size, static_cast<size_t>(size)) != 0) {
-      const auto at = static_cast<size_t>(i);
-      return ::testing::AssertionFailure() << "bits differ first at [" << i << "] of " << actual.shape() << ": " << values(actual)[at]
-                                           << ", expected " << values(expected)[at];
-    }
-  }
-  return ::testing::AssertionSuccess();
+  const std::vector<uint8_t> found = bytes_of(actual), wanted = bytes_of(expected);
+  if (found == wanted) return ::testing::AssertionSuccess();
+  const auto first = std::mismatch(found.begin(), found.end(), wanted.begin()).first - found.begin();
+  const auto at = static_cast<size_t>(first / dtype_bytes(actual.dtype()));
+  return ::testing::AssertionFailure() << "bits differ first at [" << at << "] of " << actual.shape() << ": " << values(actual)[at]
+                                       << ", expected " << values(expected)[at];
 }
 
 // |actual - expected| <= tolerance * max(|expected|, root mean square of all finite expected, 1e-20). NaN and infinities must coincide.

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "kernel_backends.h"
 #include "testing.h"
 
 namespace mantissa::test::attention_blocks_test {
@@ -64,40 +65,41 @@ Results run(Backend& device, Dtype dtype, const Attention& a) {
   return r;
 }
 
-using AttentionBlocks = BackendTest;
+class AttentionBlocks : public OnEachBackend {};
+INSTANTIATE_TEST_SUITE_P(, AttentionBlocks, ::testing::ValuesIn(tested_backends()), backend_of);
 
 // fp32 sums of up to 700 terms in another order; 1e-5 is 100 ulp. Gradients cancel in dp - delta, and those of early rows are far above the
 // root mean square, so they get 5e-5.
-TEST_F(AttentionBlocks, ManyBlocksAgreeWithFp64AndDoNotDependOnThreads) {
+TEST_P(AttentionBlocks, ManyBlocksAgreeWithFp64AndDoNotDependOnThreads) {
   for (const HeadLayout layout : {HeadLayout{1, 1, 16}, HeadLayout{6, 2, 24}, HeadLayout{4, 1, 33}}) {
     const Attention a{1, 700, layout};
-    const Results expected = run(reference(), Dtype::f64, a), actual = run(fast(), Dtype::f32, a);
+    const Results expected = run(reference(), Dtype::f64, a), actual = run(device(), Dtype::f32, a);
     EXPECT_TRUE(close(values(actual.out), values(expected.out), 1e-5)) << layout.heads;
     EXPECT_TRUE(close(values(actual.lse), values(expected.lse), 1e-5)) << layout.heads;
     EXPECT_TRUE(close(values(actual.dqkv), values(expected.dqkv), 5e-5)) << layout.heads;
     for (const int threads : {1, 3}) {
       const Threads scope(threads);
-      const Results again = run(fast(), Dtype::f32, a);
+      const Results again = run(device(), Dtype::f32, a);
       EXPECT_TRUE(same_bits(again.out, actual.out)) << threads << " threads";
       EXPECT_TRUE(same_bits(again.dqkv, actual.dqkv)) << threads << " threads";
     }
   }
 }
 
-TEST_F(AttentionBlocks, HeadsOfEverySizeAgreeWithFp64) {
+TEST_P(AttentionBlocks, HeadsOfEverySizeAgreeWithFp64) {
   for (const int64_t d : {1, 15, 16, 80, 128, 256, 264}) {
     const Attention a{2, 72, {2, 1, d}};
-    const Results expected = run(reference(), Dtype::f64, a), actual = run(fast(), Dtype::f32, a);
+    const Results expected = run(reference(), Dtype::f64, a), actual = run(device(), Dtype::f32, a);
     EXPECT_TRUE(close(values(actual.out), values(expected.out), 1e-5)) << d;
     EXPECT_TRUE(close(values(actual.dqkv), values(expected.dqkv), 5e-5)) << d;
   }
 }
 
 // Probabilities down to e^-99.5, and their products with gradients and values: what of it is subnormal counts nowhere.
-TEST_F(AttentionBlocks, TinyProbabilitiesAgreeWithFp64) {
+TEST_P(AttentionBlocks, TinyProbabilitiesAgreeWithFp64) {
   for (const int64_t d : {16, 64}) {
     const Attention a{.batch = 1, .length = 300, .layout = {1, 1, d}, .spiky = true};
-    const Results expected = run(reference(), Dtype::f64, a), actual = run(fast(), Dtype::f32, a);
+    const Results expected = run(reference(), Dtype::f64, a), actual = run(device(), Dtype::f32, a);
     const std::vector<double> dqkv = values(expected.dqkv);
     EXPECT_GT(std::ranges::count_if(dqkv, [](double x) { return x != 0.0 && std::abs(x) < 0x1p-126; }), 100);
     EXPECT_TRUE(close(values(actual.out), values(expected.out), 1e-5)) << d;
@@ -107,29 +109,29 @@ TEST_F(AttentionBlocks, TinyProbabilitiesAgreeWithFp64) {
 }
 
 // Blocks that no query sees are skipped, so nothing of the arithmetic differs.
-TEST_F(AttentionBlocks, SegmentsOfWholeBlocksAreSequencesOfTheirOwn) {
+TEST_P(AttentionBlocks, SegmentsOfWholeBlocksAreSequencesOfTheirOwn) {
   const HeadLayout layout{8, 8, 16};
   Attention together{1, 256, layout};
   for (int64_t i = 0; i < 256; ++i) together.segment_starts.push_back(i < 128 ? 0.0 : 128.0);
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
-    const Results one = run(fast(), dtype, together), two = run(fast(), dtype, {2, 128, layout});
+    const Results one = run(device(), dtype, together), two = run(device(), dtype, {2, 128, layout});
     EXPECT_TRUE(same_bits(one.out, two.out));
     EXPECT_TRUE(same_bits(one.dqkv, two.dqkv));
   }
 }
 
-TEST_F(AttentionBlocks, WindowsAgreeWithFp64AndDoNotDependOnThreads) {
+TEST_P(AttentionBlocks, WindowsAgreeWithFp64AndDoNotDependOnThreads) {
   std::vector<double> starts;
   for (int64_t i = 0; i < 300; ++i) starts.push_back(i < 170 ? 0.0 : 170.0);
   for (const int64_t window : {1, 5, 63, 64, 65, 128, 250, 299, 300, 1000}) {
     for (const bool segments : {false, true}) {
       const Attention a{1, 300, {6, 2, 24}, segments ? starts : std::vector<double>(), window};
-      const Results expected = run(reference(), Dtype::f64, a), actual = run(fast(), Dtype::f32, a);
+      const Results expected = run(reference(), Dtype::f64, a), actual = run(device(), Dtype::f32, a);
       EXPECT_TRUE(close(values(actual.out), values(expected.out), 1e-5)) << window;
       EXPECT_TRUE(close(values(actual.lse), values(expected.lse), 1e-5)) << window;
       EXPECT_TRUE(close(values(actual.dqkv), values(expected.dqkv), 5e-5)) << window;
       const Threads scope(1);
-      const Results again = run(fast(), Dtype::f32, a);
+      const Results again = run(device(), Dtype::f32, a);
       EXPECT_TRUE(same_bits(again.out, actual.out)) << window;
       EXPECT_TRUE(same_bits(again.dqkv, actual.dqkv)) << window;
     }
@@ -137,13 +139,13 @@ TEST_F(AttentionBlocks, WindowsAgreeWithFp64AndDoNotDependOnThreads) {
 }
 
 // Every row attends to itself and so many before it: each number of keys is seen in out, and a window that hides nothing changes no bit.
-TEST_F(AttentionBlocks, AWindowIsTheLatestKeys) {
+TEST_P(AttentionBlocks, AWindowIsTheLatestKeys) {
   const HeadLayout layout{1, 1, 16};
   const auto means = [&](int64_t window) {  // queries and keys 0, so that out is the mean of the values seen, which are the positions
-    const Tensor qkv = zeros(fast(), Dtype::f32, {200, layout.row()});
-    for (int64_t i = 0; i < 200; ++i) qkv.data<float>()[i * layout.row() + 32] = static_cast<float>(i);
-    const Tensor out = empty(fast(), Dtype::f32, {200, 16}), lse = empty(fast(), Dtype::f32, {1, 1, 200});
-    fast().run(AttentionForward{.qkv = qkv, .out = out, .lse = lse, .batch = 1, .layout = layout, .scale = 0.25, .window = window});
+    const Tensor qkv = zeros(device(), Dtype::f32, {200, layout.row()});
+    for (int64_t i = 0; i < 200; ++i) set_value(qkv, i * layout.row() + 32, static_cast<double>(i));
+    const Tensor out = empty(device(), Dtype::f32, {200, 16}), lse = empty(device(), Dtype::f32, {1, 1, 200});
+    device().run(AttentionForward{.qkv = qkv, .out = out, .lse = lse, .batch = 1, .layout = layout, .scale = 0.25, .window = window});
     return values(out);
   };
   for (const int64_t window : {1, 2, 64, 65, 130}) {
@@ -157,7 +159,7 @@ TEST_F(AttentionBlocks, AWindowIsTheLatestKeys) {
 }
 
 // What lies in blocks of keys that no query of a block sees costs nothing: it is not even multiplied by 0.
-TEST_F(AttentionBlocks, BlocksThatAWindowOrASegmentHidesAreNotRead) {
+TEST_P(AttentionBlocks, BlocksThatAWindowOrASegmentHidesAreNotRead) {
   const HeadLayout layout{1, 1, 16};
   const std::vector<double> segments = [] {
     std::vector<double> starts(256, 0.0);
@@ -165,20 +167,21 @@ TEST_F(AttentionBlocks, BlocksThatAWindowOrASegmentHidesAreNotRead) {
     return starts;
   }();
   for (const int64_t window : {5, 250}) {
-    const Tensor qkv = zeros(fast(), Dtype::f32, {256, layout.row()}), dout = zeros(fast(), Dtype::f32, {256, 16});
-    for (int64_t i = 0; i < 64; ++i) qkv.data<float>()[i * layout.row() + 32] = std::numeric_limits<float>::quiet_NaN();
-    const Tensor starts = window == 250 ? tensor_of(fast(), Dtype::i32, {256}, segments) : Tensor();
-    const Tensor out = empty(fast(), Dtype::f32, {256, 16}), lse = empty(fast(), Dtype::f32, {1, 1, 256});
-    fast().run(AttentionForward{
+    const Tensor qkv = zeros(device(), Dtype::f32, {256, layout.row()}), dout = zeros(device(), Dtype::f32, {256, 16});
+    for (int64_t i = 0; i < 64; ++i) set_value(qkv, i * layout.row() + 32, std::nan(""));
+    const Tensor starts = window == 250 ? tensor_of(device(), Dtype::i32, {256}, segments) : Tensor();
+    const Tensor out = empty(device(), Dtype::f32, {256, 16}), lse = empty(device(), Dtype::f32, {1, 1, 256});
+    device().run(AttentionForward{
         .qkv = qkv, .out = out, .lse = lse, .batch = 1, .layout = layout, .scale = 0.25, .segment_starts = starts, .window = window});
-    for (int64_t i = 128; i < 256; ++i) EXPECT_EQ(out.data<float>()[i * 16], 0.0F) << window << " at " << i;
+    const std::vector<double> mean = values(out);
+    for (size_t i = 128; i < 256; ++i) EXPECT_EQ(mean[i * 16], 0.0) << window << " at " << i;
   }
 }
 
-TEST_F(AttentionBlocks, SinksAgreeWithFp64) {
+TEST_P(AttentionBlocks, SinksAgreeWithFp64) {
   for (const int64_t window : {0, 70}) {
     const Attention a{2, 150, {6, 2, 24}, {}, window, true};
-    const Results expected = run(reference(), Dtype::f64, a), actual = run(fast(), Dtype::f32, a);
+    const Results expected = run(reference(), Dtype::f64, a), actual = run(device(), Dtype::f32, a);
     EXPECT_TRUE(close(values(actual.out), values(expected.out), 1e-5)) << window;
     EXPECT_TRUE(close(values(actual.lse), values(expected.lse), 1e-5)) << window;
     EXPECT_TRUE(close(values(actual.dqkv), values(expected.dqkv), 5e-5)) << window;
@@ -186,56 +189,57 @@ TEST_F(AttentionBlocks, SinksAgreeWithFp64) {
 }
 
 // Without values a sink leaves a share of them: with scores of 0 out is the sum of the values seen over their number + exp(sink).
-TEST_F(AttentionBlocks, ASinkTakesItsShareOfTheSoftmax) {
+TEST_P(AttentionBlocks, ASinkTakesItsShareOfTheSoftmax) {
   const HeadLayout layout{2, 1, 16};
-  for (Backend* device : {&reference(), &fast()}) {
-    const Tensor qkv = zeros(*device, Dtype::f32, {70, layout.row()});
-    for (int64_t i = 0; i < 70; ++i) qkv.data<float>()[i * layout.row() + 48] = 1.0F;
-    const Tensor sinks = tensor_of(*device, Dtype::f32, {2}, {2.0, -80.0}), out = empty(*device, Dtype::f32, {70, 32});
-    const Tensor lse = empty(*device, Dtype::f32, {1, 2, 70});
-    device->run(AttentionForward{.qkv = qkv, .out = out, .lse = lse, .batch = 1, .layout = layout, .scale = 0.25, .sinks = sinks});
-    for (int64_t i = 0; i < 70; ++i) {
+  for (Backend* backend : {&reference(), &device()}) {
+    const Tensor qkv = zeros(*backend, Dtype::f32, {70, layout.row()});
+    for (int64_t i = 0; i < 70; ++i) set_value(qkv, i * layout.row() + 48, 1.0);
+    const Tensor sinks = tensor_of(*backend, Dtype::f32, {2}, {2.0, -80.0}), out = empty(*backend, Dtype::f32, {70, 32});
+    const Tensor lse = empty(*backend, Dtype::f32, {1, 2, 70});
+    backend->run(AttentionForward{.qkv = qkv, .out = out, .lse = lse, .batch = 1, .layout = layout, .scale = 0.25, .sinks = sinks});
+    const std::vector<double> share = values(out), sums = values(lse);
+    for (size_t i = 0; i < 70; ++i) {
       const double keys = static_cast<double>(i + 1), all = keys + std::exp(2.0);
-      EXPECT_NEAR(out.data<float>()[i * 32], keys / all, 1e-5) << device->name() << i;
-      EXPECT_NEAR(lse.data<float>()[i], std::log(all), 1e-5) << device->name() << i;
-      EXPECT_NEAR(out.data<float>()[i * 32 + 16], 1.0, 1e-5) << device->name() << i;
+      EXPECT_NEAR(share[i * 32], keys / all, 1e-5) << backend->name() << i;
+      EXPECT_NEAR(sums[i], std::log(all), 1e-5) << backend->name() << i;
+      EXPECT_NEAR(share[i * 32 + 16], 1.0, 1e-5) << backend->name() << i;
     }
   }
 }
 
-TEST_F(AttentionBlocks, NaNOfAQueryReachesItsOutputOnly) {
+TEST_P(AttentionBlocks, NaNOfAQueryReachesItsOutputOnly) {
   const HeadLayout layout{1, 1, 16};
-  const Tensor qkv = random_tensor(fast(), Dtype::f32, {100, layout.row()}, 1);
-  qkv.data<float>()[70 * layout.row()] = std::nanf("");
-  const Tensor out = empty(fast(), Dtype::f32, {100, 16}), lse = empty(fast(), Dtype::f32, {1, 1, 100});
-  fast().run(AttentionForward{.qkv = qkv, .out = out, .lse = lse, .batch = 1, .layout = layout, .scale = 0.25});
+  const Tensor qkv = random_tensor(device(), Dtype::f32, {100, layout.row()}, 1);
+  set_value(qkv, 70 * layout.row(), std::nan(""));
+  const Tensor out = empty(device(), Dtype::f32, {100, 16}), lse = empty(device(), Dtype::f32, {1, 1, 100});
+  device().run(AttentionForward{.qkv = qkv, .out = out, .lse = lse, .batch = 1, .layout = layout, .scale = 0.25});
   const std::vector<double> o = values(out);
   for (size_t i = 0; i < o.size(); ++i) EXPECT_EQ(std::isnan(o[i]), i / 16 == 70) << i;
 }
 
 // A prompt after `first` positions, then one row more: blocks and single rows against the reference.
-TEST_F(AttentionBlocks, PromptsOverACacheAgreeWithTheReference) {
+TEST_P(AttentionBlocks, PromptsOverACacheAgreeWithTheReference) {
   const HeadLayout layout{4, 2, 24};
   for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
     for (const int64_t first : {0, 33, 64, 200}) {
       for (const auto& [rows, window] : std::vector<std::pair<int64_t, int64_t>>{{16, 0}, {70, 0}, {16, 5}, {70, 64}, {70, 90}}) {
         const bool sunk = rows == 70 && window != 90;
         std::vector<Tensor> out;
-        for (Backend* device : {&reference(), &fast()}) {
-          const Tensor keys = random_tensor(*device, dtype, {300, 48}, 3), kept = random_tensor(*device, dtype, {300, 48}, 4);
-          const Tensor qkv = random_tensor(*device, dtype, {rows + 1, layout.row()}, 5);
-          const Tensor sinks = sunk ? random_tensor(*device, dtype, {4}, 6, 3.0) : Tensor();
-          out.push_back(empty(*device, dtype, {rows + 1, 96}));
+        for (Backend* backend : {&reference(), &device()}) {
+          const Tensor keys = random_tensor(*backend, dtype, {300, 48}, 3), kept = random_tensor(*backend, dtype, {300, 48}, 4);
+          const Tensor qkv = random_tensor(*backend, dtype, {rows + 1, layout.row()}, 5);
+          const Tensor sinks = sunk ? random_tensor(*backend, dtype, {4}, 6, 3.0) : Tensor();
+          out.push_back(empty(*backend, dtype, {rows + 1, 96}));
           for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, rows}, {rows, rows + 1}}) {
-            device->run(CachedAttention{.qkv = qkv.slice(begin, end),
-                                        .keys = keys,
-                                        .values = kept,
-                                        .out = out.back().slice(begin, end),
-                                        .first = first + begin,
-                                        .layout = layout,
-                                        .scale = 0.2,
-                                        .window = window,
-                                        .sinks = sinks});
+            backend->run(CachedAttention{.qkv = qkv.slice(begin, end),
+                                         .keys = keys,
+                                         .values = kept,
+                                         .out = out.back().slice(begin, end),
+                                         .first = first + begin,
+                                         .layout = layout,
+                                         .scale = 0.2,
+                                         .window = window,
+                                         .sinks = sinks});
           }
         }
         EXPECT_TRUE(close(out[1], out[0], dtype == Dtype::f32 ? 1e-5 : 0x1p-7)) << first << " + " << rows << ", window " << window;

@@ -1,6 +1,7 @@
-// The fast GELU of every bf16 number against the definition: as exact as rounding to bf16 allows, far out in the tail, too.
+// The GELU of every bf16 number against the definition: as exact as rounding to bf16 allows, far out in the tail, too.
 #include <cmath>
 
+#include "kernel_backends.h"
 #include "testing.h"
 
 namespace mantissa::gelu_values_test {
@@ -15,11 +16,13 @@ std::vector<bf16> all_numbers() {
 
 double exact(double x) { return 0.5 * x * std::erfc(-x / std::sqrt(2.0)); }
 
-TEST(GeluValues, OfErfAreExactUpToTheRounding) {
-  const auto device = make_backend("cpu");
+class GeluValues : public test::OnEachBackend {};
+INSTANTIATE_TEST_SUITE_P(, GeluValues, ::testing::ValuesIn(test::tested_backends()), test::backend_of);
+
+TEST_P(GeluValues, OfErfAreExactUpToTheRounding) {
   const std::vector<bf16> numbers = all_numbers();
-  const Tensor x = from_host(*device, Dtype::bf16, {0x10000}, numbers.data()), out = empty_like(x);
-  device->run(GeluForward{.x = x, .out = out, .form = GeluForm::erf});
+  const Tensor x = from_host(device(), Dtype::bf16, {0x10000}, numbers.data()), out = empty_like(x);
+  device().run(GeluForward{.x = x, .out = out, .form = GeluForm::erf});
   const std::vector<bf16> results = to_host<bf16>(out);
   for (size_t i = 0; i < numbers.size(); ++i) {
     const double from = static_cast<double>(to_float(numbers[i])), to = static_cast<double>(to_float(results[i])), expected = exact(from);

@@ -1,7 +1,8 @@
-// Every kernel of the fast CPU backend against the reference, in fp32 and bf16, over ragged shapes; and the same bits from both for any
-// number of threads and any alignment. A kernel of backend.h without a case fails EveryKernelHasACase.
+// Every kernel of every backend against the reference, in fp32 and bf16, over ragged shapes; and the same bits from each for any number of
+// threads and any alignment. A kernel of backend.h without a case fails EveryKernelHasACase.
 #include <set>
 
+#include "kernel_backends.h"
 #include "kernel_cases.h"
 
 namespace mantissa::test::kernels_test {
@@ -19,45 +20,65 @@ class Kernels : public ::testing::TestWithParam<std::tuple<std::string, Dtype>> 
       if (HasFailure()) return;
     }
   }
+
+  const KernelBackends backends_;
 };
 
+void expect_close(const Operands& actual, const Operands& expected, Dtype dtype) {
+  for (size_t i = 0; i < expected.results().size(); ++i) {
+    const Operands::Result& e = expected.results()[i];
+    const double tolerance = dtype == Dtype::f32 ? e.tolerance.f32 : e.tolerance.bf16;
+    EXPECT_TRUE(close(actual.results()[i].tensor, e.tensor, tolerance)) << e.name;
+  }
+}
+
+void expect_finite(const Operands& operands) {
+  for (const Operands::Result& result : operands.results()) {
+    const std::vector<double> numbers = values(result.tensor);
+    EXPECT_TRUE(std::ranges::all_of(numbers, [](double x) { return std::isfinite(x); })) << result.name << " of the reference";
+  }
+}
+
 TEST_P(Kernels, FastPathEqualsTheReference) {
-  const auto reference = make_backend("cpu_reference"), fast = make_backend("cpu");
-  ASSERT_STREQ(reference->name(), "cpu_reference");
-  ASSERT_STREQ(fast->name(), "cpu");
+  for (size_t i = 0; i < all_backends().size(); ++i) ASSERT_EQ(backends_.all()[i]->name(), all_backends()[i]);
   for_each_case([&](const KernelCase& c, Dtype dtype) {
-    Operands expected(*reference, dtype), actual(*fast, dtype);
+    Operands expected(backends_.reference(), dtype);
     c.run(expected);
-    c.run(actual);
-    for (size_t i = 0; i < expected.results().size(); ++i) {
-      const Operands::Result& e = expected.results()[i];
-      const double tolerance = dtype == Dtype::f32 ? e.tolerance.f32 : e.tolerance.bf16;
-      EXPECT_TRUE(close(actual.results()[i].tensor, e.tensor, tolerance)) << e.name;
-      const std::vector<double> numbers = values(e.tensor);
-      EXPECT_TRUE(std::all_of(numbers.begin(), numbers.end(), [](double x) { return std::isfinite(x); })) << e.name << " of the reference";
-    }
+    expect_finite(expected);
     expected.expect_margins_untouched();
-    actual.expect_margins_untouched();
+    for (Backend* device : backends_.tested()) {
+      SCOPED_TRACE(device->name());
+      Operands actual(*device, dtype);
+      c.run(actual);
+      expect_close(actual, expected, dtype);
+      actual.expect_margins_untouched();
+    }
   });
+}
+
+void expect_same_nan(const Operands& actual, const Operands& expected) {
+  for (size_t i = 0; i < expected.results().size(); ++i) {
+    const std::vector<double> e = values(expected.results()[i].tensor), a = values(actual.results()[i].tensor);
+    for (size_t j = 0; j < e.size(); ++j) {
+      if (std::isnan(e[j]) && !std::isnan(a[j])) {
+        ADD_FAILURE() << expected.results()[i].name << '[' << j << "] is " << a[j] << ", NaN on the reference";
+        break;
+      }
+    }
+  }
 }
 
 // A run that went wrong must show in the loss and the gradient norm: vector code that clamps or takes maxima easily turns NaN into a
 // number.
 TEST_P(Kernels, NanIsNotLost) {
-  const auto reference = make_backend("cpu_reference"), fast = make_backend("cpu");
   for_each_case([&](const KernelCase& c, Dtype dtype) {
-    Operands expected(*reference, dtype, Operands::Memory::aligned, Operands::Inputs::one_nan);
-    Operands actual(*fast, dtype, Operands::Memory::aligned, Operands::Inputs::one_nan);
+    Operands expected(backends_.reference(), dtype, Operands::Memory::aligned, Operands::Inputs::one_nan);
     c.run(expected);
-    c.run(actual);
-    for (size_t i = 0; i < expected.results().size(); ++i) {
-      const std::vector<double> e = values(expected.results()[i].tensor), a = values(actual.results()[i].tensor);
-      for (size_t j = 0; j < e.size(); ++j) {
-        if (std::isnan(e[j]) && !std::isnan(a[j])) {
-          ADD_FAILURE() << expected.results()[i].name << '[' << j << "] is " << a[j] << ", NaN on the reference";
-          break;
-        }
-      }
+    for (Backend* device : backends_.tested()) {
+      SCOPED_TRACE(device->name());
+      Operands actual(*device, dtype, Operands::Memory::aligned, Operands::Inputs::one_nan);
+      c.run(actual);
+      expect_same_nan(actual, expected);
     }
   });
 }
@@ -75,16 +96,15 @@ void expect_same_bits(Backend& device, const KernelCase& c, Dtype dtype, const O
 }
 
 TEST_P(Kernels, BitsDoNotDependOnThreadsOrAlignment) {
-  const auto reference = make_backend("cpu_reference"), fast = make_backend("cpu");
   for_each_case([&](const KernelCase& c, Dtype dtype) {
-    for (Backend* device : {reference.get(), fast.get()}) {
+    for (Backend* device : backends_.all()) {
       Operands once(*device, dtype);
       {
         const Threads one(1);
         c.run(once);
       }
       expect_same_bits(*device, c, dtype, once, 3, Operands::Memory::misaligned);
-      if (device == reference.get()) continue;
+      if (device == &backends_.reference()) continue;
       for (const int threads : {2, 4, 8}) expect_same_bits(*device, c, dtype, once, threads, Operands::Memory::aligned);
     }
   });
@@ -95,7 +115,7 @@ INSTANTIATE_TEST_SUITE_P(, Kernels, ::testing::Combine(::testing::ValuesIn(kerne
 
 // Kernels on bf16 take long rows in blocks: NaN, Inf and subnormals among them, an element gives the bits that it gives alone. Of two NaNs
 // that are multiplied either may be the result: the compiler orders the factors of vectors and of a last element as it likes.
-class EveryBf16 : public BackendTest {
+class EveryBf16 : public OnEachBackend {
  protected:
   // run(matrices of one row, their width) gives a result as wide as they are, or wider by a whole factor. Every pattern comes in each.
   template <class Run>
@@ -104,7 +124,7 @@ class EveryBf16 : public BackendTest {
     const auto row = [&](int64_t matrix, int64_t first, int64_t width) {
       std::vector<bf16> out;
       for (int64_t i = first; i < first + width; ++i) out.push_back({static_cast<uint16_t>(i * (2 * matrix + 40503))});
-      return from_host(fast(), Dtype::bf16, {1, width}, out.data());
+      return from_host(device(), Dtype::bf16, {1, width}, out.data());
     };
     const auto result = [&](int64_t first, int64_t width) {
       std::vector<Tensor> given;
@@ -127,35 +147,37 @@ class EveryBf16 : public BackendTest {
   Tensor halves(const Tensor& a, const Tensor& b) {
     std::vector<bf16> both = to_host<bf16>(a), second = to_host<bf16>(b);
     both.insert(both.end(), second.begin(), second.end());
-    return from_host(fast(), Dtype::bf16, {1, std::ssize(both)}, both.data());
+    return from_host(device(), Dtype::bf16, {1, std::ssize(both)}, both.data());
   }
 };
 
-TEST_F(EveryBf16, GivesTheSameGeluInAnyPlace) {
+INSTANTIATE_TEST_SUITE_P(, EveryBf16, ::testing::ValuesIn(tested_backends()), backend_of);
+
+TEST_P(EveryBf16, GivesTheSameGeluInAnyPlace) {
   for (const GeluForm form : {GeluForm::tanh, GeluForm::erf}) {
     expect_alike_in_any_place(1, [&](const std::vector<Tensor>& in, int64_t) {
       const Tensor out = empty_like(in[0]);
-      fast().run(GeluForward{.x = in[0], .out = out, .form = form});
+      device().run(GeluForward{.x = in[0], .out = out, .form = form});
       return out;
     });
     expect_alike_in_any_place(2, [&](const std::vector<Tensor>& in, int64_t) {
       const Tensor dx = empty_like(in[0]);
-      fast().run(GeluBackward{.x = in[0], .dy = in[1], .dx = dx, .form = form});
+      device().run(GeluBackward{.x = in[0], .dy = in[1], .dx = dx, .form = form});
       return dx;
     });
   }
 }
 
-TEST_F(EveryBf16, GivesTheSameSwiGluInAnyPlace) {
+TEST_P(EveryBf16, GivesTheSameSwiGluInAnyPlace) {
   for (const double limit : {0.0, 7.0}) {
     expect_alike_in_any_place(2, [&](const std::vector<Tensor>& in, int64_t) {
       const Tensor out = empty_like(in[0]);
-      fast().run(SwiGluForward{.x = halves(in[0], in[1]), .out = out, .limit = limit});
+      device().run(SwiGluForward{.x = halves(in[0], in[1]), .out = out, .limit = limit});
       return out;
     });
     expect_alike_in_any_place(3, [&](const std::vector<Tensor>& in, int64_t width) {
-      const Tensor dx = empty(fast(), Dtype::bf16, {1, 2 * width});
-      fast().run(SwiGluBackward{.x = halves(in[0], in[1]), .dy = in[2], .dx = dx, .limit = limit});
+      const Tensor dx = empty(device(), Dtype::bf16, {1, 2 * width});
+      device().run(SwiGluBackward{.x = halves(in[0], in[1]), .dy = in[2], .dx = dx, .limit = limit});
       return dx;
     });
   }
@@ -170,7 +192,7 @@ TEST(ClampedSwiGlu, IsThatOfGptOss) {
   };
   std::vector<double> both = gate;
   both.insert(both.end(), up.begin(), up.end());
-  for (const char* name : {"cpu_reference", "cpu"}) {
+  for (const std::string& name : all_backends()) {
     const auto device = make_backend(name);
     for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
       const Tensor x = tensor_of(*device, dtype, {1, 16}, both), out = empty(*device, dtype, {1, 8}), dx = empty_like(x);
@@ -189,27 +211,30 @@ TEST(ClampedSwiGlu, IsThatOfGptOss) {
 
 // What is far below the largest logit has a gradient of zero, not of some tiny number that a fast exponential makes of it.
 TEST(CrossEntropyGradient, IsZeroWhereTheProbabilityUnderflows) {
-  const auto device = make_backend("cpu");
   constexpr int64_t kVocab = 1030;
   std::vector<double> logits(kVocab, -100.0);
   logits[3] = logits[700] = 0.0;
   logits[5] = -std::numeric_limits<double>::infinity();
-  for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
-    const Tensor x = tensor_of(*device, dtype, {1, kVocab}, logits), dlogits = empty_like(x);
-    device->run(CrossEntropy{.logits = x,
-                             .targets = tensor_of(*device, Dtype::i32, {1}, {3}),
-                             .loss = empty(*device, Dtype::f32, {1}),
-                             .vocab = kVocab,
-                             .scale = 1.0,
-                             .dlogits = dlogits});
-    const std::vector<double> gradient = values(dlogits);
-    for (size_t i = 0; i < gradient.size(); ++i) EXPECT_EQ(gradient[i], i == 3 ? -0.5 : i == 700 ? 0.5 : 0.0) << i << ' ' << dtype;
+  for (const std::string& name : tested_backends()) {
+    const auto device = make_backend(name);
+    for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+      const Tensor x = tensor_of(*device, dtype, {1, kVocab}, logits), dlogits = empty_like(x);
+      device->run(CrossEntropy{.logits = x,
+                               .targets = tensor_of(*device, Dtype::i32, {1}, {3}),
+                               .loss = empty(*device, Dtype::f32, {1}),
+                               .vocab = kVocab,
+                               .scale = 1.0,
+                               .dlogits = dlogits});
+      const std::vector<double> gradient = values(dlogits);
+      for (size_t i = 0; i < gradient.size(); ++i)
+        EXPECT_EQ(gradient[i], i == 3 ? -0.5 : i == 700 ? 0.5 : 0.0) << i << ' ' << dtype << ' ' << name;
+    }
   }
 }
 
 // A rank whose columns are all padding, and one whose columns are all -Inf, say so with a number that changes no sum.
 TEST(CrossEntropyShareKernel, IsMinusInfinityWithoutColumns) {
-  for (const char* name : {"cpu", "cpu_reference"}) {
+  for (const std::string& name : all_backends()) {
     const auto device = make_backend(name);
     for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
       const Tensor sums = empty(*device, Dtype::f32, {2, 2}), targets = tensor_of(*device, Dtype::i32, {2}, {3, 64});

@@ -1,8 +1,9 @@
-// Random bit patterns, NaN, Inf and subnormals among them, through every kernel that quantizes: the fast backend gives the bits of the
-// reference, and both those of the slow reference. kernels_test compares the same kernels on numbers, where a sign of zero does not show.
+// Random bit patterns, NaN, Inf and subnormals among them, through every kernel that quantizes: every backend gives the bits of the
+// reference, and all those of the slow reference. kernels_test compares the same kernels on numbers, where a sign of zero does not show.
 #include <map>
 
 #include "golden_vectors.h"
+#include "kernel_backends.h"
 #include "mantissa/formats/block_scale.h"
 #include "mantissa/formats/with_element.h"
 #include "quantized_matrices.h"
@@ -18,9 +19,8 @@ struct Sized {
 
 // Memory that nothing has been written to yet.
 Tensor stale(Backend& device, Dtype dtype, Shape shape) {
-  const Tensor out = empty(device, dtype, shape);
-  std::memset(out.device_bytes(), 0xFF, static_cast<size_t>(out.bytes()));
-  return out;
+  const std::vector<uint8_t> bytes(static_cast<size_t>(shape.elements() * dtype_bytes(dtype)), 0xFF);
+  return from_host(device, dtype, shape, bytes.data());
 }
 QuantizedTensor stale(Backend& device, Shape shape, const Quantization& how) {
   return {.codes = stale(device, Dtype::u8, codes_shape(shape, how)),
@@ -28,28 +28,27 @@ QuantizedTensor stale(Backend& device, Shape shape, const Quantization& how) {
           .shape = shape,
           .how = how};
 }
-Tensor copy_to(Backend& device, const Tensor& x) { return from_host(device, x.dtype(), x.shape(), x.device_bytes()); }
-QuantizedTensor copy_to(Backend& device, const QuantizedTensor& x) {
-  return {copy_to(device, x.codes), copy_to(device, x.scales), x.shape, x.how};
-}
 Tensor flag(Backend& device) { return tensor_of(device, Dtype::i32, {1}, {0}); }
 
 // Codes and scales drawn byte by byte: codes of NaN and Inf among them. `scales` are the scale codes to choose from; a block whose draw
 // says so holds zeros of both signs only.
 QuantizedTensor random_codes(Backend& device, Shape shape, const Quantization& how, const std::vector<uint8_t>& scales, bool zeros) {
-  const QuantizedTensor out = stale(device, shape, how);
-  for (int64_t i = 0; i < out.scales.elements(); ++i) {
-    out.scales.data<uint8_t>()[i] = scales[random_words({.seed = 23}, 1, static_cast<uint64_t>(i))[0] % scales.size()];
-  }
-  const int64_t per_row = out.codes.dim(1), per_byte = shape[1] / per_row;
+  const Shape codes = codes_shape(shape, how), blocks = scales_shape(shape, how);
+  std::vector<uint8_t> scale_bytes, code_bytes;
+  for (int64_t i = 0; i < blocks.elements(); ++i)
+    scale_bytes.push_back(scales[random_words({.seed = 23}, 1, static_cast<uint64_t>(i))[0] % scales.size()]);
+  const int64_t per_row = codes[1], per_byte = shape[1] / per_row;
   const auto signs = static_cast<uint8_t>(per_byte == 1 ? 0x80 : 0x88);
-  for (int64_t i = 0; i < out.codes.elements(); ++i) {
+  for (int64_t i = 0; i < codes.elements(); ++i) {
     const auto words = random_words({.seed = 23}, 2, static_cast<uint64_t>(i));
-    const int64_t block = i / per_row / how.block_rows * out.scales.dim(1) + i % per_row * per_byte / how.block_cols;
+    const int64_t block = i / per_row / how.block_rows * blocks[1] + i % per_row * per_byte / how.block_cols;
     const bool zero = zeros && random_words({.seed = 23}, 3, static_cast<uint64_t>(block))[0] % 2 == 0;
-    out.codes.data<uint8_t>()[i] = static_cast<uint8_t>(zero ? words[0] & signs : words[0]);
+    code_bytes.push_back(static_cast<uint8_t>(zero ? words[0] & signs : words[0]));
   }
-  return out;
+  return {.codes = from_host(device, Dtype::u8, codes, code_bytes.data()),
+          .scales = from_host(device, Dtype::u8, blocks, scale_bytes.data()),
+          .shape = shape,
+          .how = how};
 }
 
 std::vector<uint8_t> scale_range(int first, int last) {
@@ -61,7 +60,7 @@ std::vector<uint8_t> scale_range(int first, int last) {
 const std::vector<std::vector<uint8_t>> kScales = {scale_range(0, 255), scale_range(20, 236),  scale_range(124, 130),
                                                    scale_range(0, 18),  scale_range(236, 255), {0, 1, 2, 127, 253, 254, 255}};
 
-class QuantizationBits : public BackendTest {
+class QuantizationBits : public OnAllBackends {
  protected:
   // Drawn once.
   const Tensor& matrix(const Patterns& p, Dtype dtype, const Sized& size) {
@@ -73,8 +72,12 @@ class QuantizationBits : public BackendTest {
   // `run` gives the outputs of a kernel on a backend.
   template <class Run>
   void expect_same(const Run& run) {
-    const std::vector<Tensor> expected = run(reference()), actual = run(fast());
-    for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(same_bits(actual[i], expected[i])) << "output " << i;
+    const std::vector<Tensor> expected = run(reference());
+    for (Backend* device : tested()) {
+      const std::vector<Tensor> actual = run(*device);
+      for (size_t i = 0; i < expected.size(); ++i)
+        EXPECT_TRUE(same_bits(actual[i], expected[i])) << "output " << i << " of " << device->name();
+    }
   }
 
   void check_quantize(const Patterns& p, Dtype dtype, const Sized& size, const Quantization& how, bool both = false) {
@@ -88,7 +91,7 @@ class QuantizationBits : public BackendTest {
       const QuantizedTensor out = stale(device, {rows, size.cols}, how);
       QuantizedTensor second;
       if (both) second = stale(device, {rows, size.cols}, how.transposed());
-      device.run(Quantize{.x = copy_to(device, drawn), .out = out, .second = second, .nonfinite = nonfinite});
+      device.run(Quantize{.x = copied(device, drawn), .out = out, .second = second, .nonfinite = nonfinite});
       EXPECT_EQ(values(nonfinite)[0], finite ? 0.0 : 1.0) << device.name();
       std::vector<Tensor> outputs = {out.codes, out.scales};
       if (both) outputs.insert(outputs.end(), {second.codes, second.scales});
@@ -135,13 +138,14 @@ TEST_F(QuantizationBits, ScalesAreThoseOfBlockScaleForEveryAmaxBelowNan) {
   for (const Format format : kFormats) {
     for (const ScaleRule rule : {ScaleRule::rceil, ScaleRule::floor, ScaleRule::flashinfer}) {
       if (rule == ScaleRule::flashinfer && format != Format::e2m1) continue;
-      for (Backend* device : {&reference(), &fast()}) {
+      for (Backend* device : devices()) {
         const QuantizedTensor out = stale(*device, {kInf + 1, kBlock}, rows_of(format, kBlock, rule));
         device->run(Quantize{.x = from_host(*device, Dtype::bf16, out.shape, x.data()), .out = out});
+        const std::vector<uint8_t> scales = bytes_of(out.scales);
         for (int64_t i = 0; i <= kInf; ++i) {
           const auto amax = static_cast<uint32_t>(i) << 16;
           const int expected = with_element(format, [&]<class E>() { return block_scale<E>(amax, rule); });
-          ASSERT_EQ(int{out.scales.data<uint8_t>()[i]}, expected) << out.how << " of 0x" << std::hex << i << ", " << device->name();
+          ASSERT_EQ(int{scales[static_cast<size_t>(i)]}, expected) << out.how << " of 0x" << std::hex << i << ", " << device->name();
         }
       }
     }
@@ -181,7 +185,7 @@ TEST_F(QuantizationBits, DequantizeOfAnyCodeAtAnyScaleIsThatOfTheReference) {
             for (const Dtype dtype : {Dtype::bf16, Dtype::f32}) {
               expect_same([&](Backend& device) {
                 const Tensor out = stale(device, dtype, shape), extreme = flag(device);
-                device.run(Dequantize{.x = copy_to(device, x), .out = out, .extreme = extreme});
+                device.run(Dequantize{.x = copied(device, x), .out = out, .extreme = extreme});
                 return std::vector<Tensor>{out, extreme};
               });
             }
@@ -208,18 +212,19 @@ TEST_F(QuantizationBits, AScaleIsReportedAsExtremeIfItsBlockHoldsANonZeroElement
   for (const Format format : kFormats) {
     for (const Quantization& how : {rows_of(format, 32), rows_of(format, 32).transposed(), tiles_of(format, 32)}) {
       for (int scale = 0; scale < 256; ++scale) {
-        for (Backend* device : {&reference(), &fast()}) {
+        for (Backend* device : devices()) {
           const QuantizedTensor x = random_codes(*device, {32, 64}, how, {127}, false);
           const int64_t row = how.rowwise() ? 0 : 5, col = how.columnwise() ? 1 : 37;  // an element of the block of scale number 1
-          x.scales.data<uint8_t>()[1] = static_cast<uint8_t>(scale);
-          std::memset(x.codes.device_bytes(), format == Format::e2m1 ? 0x88 : 0x80, static_cast<size_t>(x.codes.bytes()));
+          set_value(x.scales, 1, scale);
+          const int zero = format == Format::e2m1 ? 0x88 : 0x80;
+          assign(x.codes, std::vector<double>(static_cast<size_t>(x.codes.elements()), zero));
           const auto extreme = [&] {
             const Tensor out = flag(*device);
             device->run(Dequantize{.x = x, .out = stale(*device, Dtype::bf16, x.shape), .extreme = out});
             return values(out)[0];
           };
           EXPECT_EQ(extreme(), 0.0) << how << " of zeros at " << scale << ", " << device->name();
-          x.codes.data<uint8_t>()[(row * 64 + col) * x.codes.dim(1) / 64] |= 0x11;
+          set_value(x.codes, (row * 64 + col) * x.codes.dim(1) / 64, zero | 0x11);
           EXPECT_EQ(extreme(), tame(format, scale) ? 0.0 : 1.0) << how << " at " << scale << ", " << device->name();
         }
       }
@@ -232,7 +237,7 @@ TEST_F(QuantizationBits, FakeQuantizeOfAnyPatternIsThatOfTheReference) {
     SCOPED_TRACE(text(p.name, " ", dtype, " ", size.rows, "x", size.cols, " ", how));
     expect_same([&](Backend& device) {
       const Tensor out = stale(device, dtype, {size.rows, size.cols});
-      device.run(FakeQuantize{.x = copy_to(device, matrix(p, dtype, size)), .out = out, .how = how});
+      device.run(FakeQuantize{.x = copied(device, matrix(p, dtype, size)), .out = out, .how = how});
       return std::vector<Tensor>{out};
     });
   };
@@ -257,7 +262,7 @@ TEST_F(QuantizationBits, RequantizeColumnsOfAnyCodesIsThatOfTheReference) {
     const QuantizedTensor x = random_codes(reference(), shape, how, scales, zeros);
     expect_same([&](Backend& device) {
       const QuantizedTensor out = stale(device, shape, how.transposed());
-      device.run(RequantizeColumns{.x = copy_to(device, x), .out = out});
+      device.run(RequantizeColumns{.x = copied(device, x), .out = out});
       return std::vector<Tensor>{out.codes, out.scales};
     });
   };
@@ -280,7 +285,7 @@ TEST_F(QuantizationBits, SwizzledScalesLieWhereTheSlowReferencePutsThem) {
     for (const bool columns : {false, true}) {
       const Quantization rows = rows_of(Format::e4m3, 32);
       const Shape matrix = columns ? Shape{shape[1], shape[0]} : shape;
-      for (Backend* device : {&reference(), &fast()}) {
+      for (Backend* device : devices()) {
         const QuantizedTensor x = random_codes(*device, matrix, columns ? rows.transposed() : rows, scale_range(0, 255), false);
         const Tensor out = stale(*device, Dtype::u8, {swizzled_bytes(shape[0], shape[1] / 32)});
         device->run(SwizzleScales{.x = x, .out = out});
@@ -293,7 +298,7 @@ TEST_F(QuantizationBits, SwizzledScalesLieWhereTheSlowReferencePutsThem) {
 }
 
 // What tests/golden does for blocks of 32, for those of 128, which have no vectors.
-class SlowReference : public BackendTest {
+class SlowReference : public OnAllBackends {
  protected:
   static SlowQuantized expected(const std::vector<double>& x, int64_t cols, const Quantization& how) {
     return slow_quantize(slow(how.format), how.rule, x, static_cast<size_t>(cols), static_cast<size_t>(how.block_rows),
@@ -302,9 +307,9 @@ class SlowReference : public BackendTest {
   static void expect_equal(const QuantizedTensor& q, const SlowQuantized& expected) {
     EXPECT_TRUE(same_elements(bytes_of(q.scales), expected.scales)) << q.how << ' ' << q.device().name();
     EXPECT_TRUE(same_elements(codes_of(q), expected.codes)) << q.how << ' ' << q.device().name();
-    const Tensor decoded = dequantized(q);
+    const std::vector<float> decoded = to_host<float>(dequantized(q));
     for (size_t i = 0; i < expected.values.size(); ++i) {
-      const auto bits = std::bit_cast<uint32_t>(decoded.data<float>()[i]);
+      const auto bits = std::bit_cast<uint32_t>(decoded[i]);
       ASSERT_EQ(bits, std::isnan(value_of_bits(expected.values[i])) ? 0x7FC00000U : expected.values[i]) << i << ' ' << q.how;
     }
   }
@@ -323,8 +328,8 @@ TEST_F(SlowReference, AgreesWithEveryBackendOnBlocksOf128) {
                            tiles = tiles_of(format, 128, rule);
         const SlowQuantized by_rows = expected(x, cols, along_rows), by_columns = expected(x, cols, along_columns),
                             by_tiles = expected(x, cols, tiles);
-        for (Backend* device : {&reference(), &fast()}) {
-          const Tensor input = copy_to(*device, drawn);
+        for (Backend* device : devices()) {
+          const Tensor input = copied(*device, drawn);
           const auto target = [&](const Quantization& how) { return stale(*device, {padded, cols}, how); };
           const QuantizedTensor row = target(along_rows), column = target(along_columns), tile = target(tiles), both = target(along_rows),
                                 second = target(along_columns);

@@ -1,7 +1,8 @@
 // What quantized matrices keep when they are transposed, quantized a second time, or turned from rowwise to columnwise codes, on values
-// of several distributions and both CPU backends.
+// of several distributions and every backend.
 #include <map>
 
+#include "kernel_backends.h"
 #include "quantized_matrices.h"
 #include "slow_formats.h"
 
@@ -20,10 +21,8 @@ QuantizedTensor columns_from_rows(const QuantizedTensor& rows) {
   return out;
 }
 
-class Invariants : public BackendTest {
+class Invariants : public OnAllBackends {
  protected:
-  std::vector<Backend*> devices() { return {&reference(), &fast()}; }
-
   // check(device, distribution) for all.
   template <class Check>
   void for_each(const Check& check) {
@@ -65,21 +64,21 @@ TEST_F(RowsToColumns, OneNonFiniteElementPoisonsTheColumnsOfItsRowBlock) {
   for (Backend* device : devices()) {
     for (const double nonfinite : {kNan, kInf, -kInf}) {
       for (const int64_t block : {32, 128}) {
-        const Tensor clean = drawn_matrix(*device, distributions()[0], kRows, kCols),
-                     x = drawn_matrix(*device, distributions()[0], kRows, kCols);
+        const Tensor clean = drawn_matrix(*device, distributions()[0], kRows, kCols), x = copied(*device, clean);
         const int64_t row = 77, col = 140;
-        x.data<bf16>()[row * kCols + col] = to_bf16(static_cast<float>(nonfinite));
+        set_value(x, row * kCols + col, nonfinite);
         const QuantizedTensor columns = columns_from_rows(quantized(x, rows_of(Format::e4m3, block))),
                               expected = columns_from_rows(quantized(clean, rows_of(Format::e4m3, block))),
                               direct = quantized(x, rows_of(Format::e4m3, block).transposed());
-        for (int64_t r = 0; r < kRows; ++r) {
-          for (int64_t c = 0; c < kCols; ++c) {
-            const bool poisoned = r / block == row / block && c / block == col / block;
-            const uint8_t code = columns.codes.data<uint8_t>()[r * kCols + c];
-            ASSERT_EQ(scale_at(columns, r, c), poisoned ? 255 : scale_at(expected, r, c)) << r << ' ' << c;
-            ASSERT_EQ(code, poisoned ? 0x7F : expected.codes.data<uint8_t>()[r * kCols + c]) << r << ' ' << c;
-            ASSERT_EQ(scale_at(direct, r, c) == 255, r / block == row / block && c == col) << "quantized directly: " << r << ' ' << c;
-          }
+        const std::vector<uint8_t> codes = codes_of(columns), expected_codes = codes_of(expected);
+        const std::vector<int> scales = scales_of(columns), expected_scales = scales_of(expected), direct_scales = scales_of(direct);
+        for (int64_t i = 0; i < kRows * kCols; ++i) {
+          const int64_t r = i / kCols, c = i % kCols;
+          const auto at = static_cast<size_t>(i);
+          const bool poisoned = r / block == row / block && c / block == col / block;
+          ASSERT_EQ(scales[at], poisoned ? 255 : expected_scales[at]) << r << ' ' << c;
+          ASSERT_EQ(codes[at], poisoned ? 0x7F : expected_codes[at]) << r << ' ' << c;
+          ASSERT_EQ(direct_scales[at] == 255, r / block == row / block && c == col) << "quantized directly: " << r << ' ' << c;
         }
       }
     }
@@ -95,7 +94,7 @@ TEST_F(RowsToColumns, SaturatesUnderFloorInsteadOfBecomingNan) {
           quantized(tensor_of(*device, Dtype::bf16, {block, block}, x), rows_of(Format::e4m3, block, ScaleRule::floor));
       ASSERT_EQ(codes_of(rows)[0], 0x77);
       const QuantizedTensor columns = columns_from_rows(rows);
-      EXPECT_EQ(scale_at(columns, 0, 0), 126);
+      EXPECT_EQ(scales_of(columns)[0], 126);
       EXPECT_EQ(codes_of(columns)[0], 0x7E) << "0x7F would be NaN";
       EXPECT_EQ(values(dequantized(columns))[0], 224);
       EXPECT_EQ(values(dequantized(columns))[1], 256);
@@ -112,12 +111,11 @@ struct Shifted {
 Shifted shifted(const Tensor& x) {
   const QuantizedTensor rows = quantized(x, rows_of(Format::e4m3, 32)), columns = columns_from_rows(rows);
   const std::vector<double> before = values(x), once = values(dequantized(rows)), twice = values(dequantized(columns));
+  const std::vector<int> row_scales = scales_of(rows), column_scales = scales_of(columns);
   Shifted out;
   for (size_t i = 0; i < before.size(); ++i) {
     if (!std::isfinite(twice[i]) || !std::isfinite(once[i])) continue;
-    const auto at = static_cast<int64_t>(i);
-    const int row_scale = scale_at(rows, at / x.dim(1), at % x.dim(1)), column_scale = scale_at(columns, at / x.dim(1), at % x.dim(1));
-    const int shift = column_scale - row_scale;
+    const int row_scale = row_scales[i], column_scale = column_scales[i], shift = column_scale - row_scale;
     const double bound = std::max(std::abs(before[i]) * 0x1p-4 / (1 + 0x1p-4), 0x1p-10 * scale_value(row_scale)) +
                          (shift > 0 ? 0x1p-10 * scale_value(column_scale) : 0.0);
     out.worst = std::max(out.worst, std::abs(before[i] - twice[i]) / bound);
@@ -177,13 +175,15 @@ TEST_F(Invariants, RepeatedScalesOfTilesServeRowsAndColumns) {
     for (const Format format : kFormats) {
       for (const int64_t block : {32, 128}) {
         const QuantizedTensor tiles = quantized(x, tiles_of(format, block));
+        const std::vector<int> of_tiles = scales_of(tiles);
         for (const Quantization& how : {rows_of(format, block), rows_of(format, block).transposed()}) {
-          QuantizedTensor repeated{tiles.codes, empty(device, Dtype::u8, scales_shape(tiles.shape, how)), tiles.shape, how};
-          const int64_t across = repeated.scales.dim(1);
-          for (int64_t i = 0; i < repeated.scales.elements(); ++i) {
-            const int scale = scale_at(tiles, i / across * how.block_rows, i % across * how.block_cols);
-            repeated.scales.data<uint8_t>()[i] = static_cast<uint8_t>(scale);
+          const Shape shape = scales_shape(tiles.shape, how);
+          std::vector<double> scales;
+          for (int64_t i = 0; i < shape.elements(); ++i) {
+            const int64_t row = i / shape[1] * how.block_rows, col = i % shape[1] * how.block_cols;
+            scales.push_back(of_tiles[static_cast<size_t>(row * kCols + col)]);
           }
+          const QuantizedTensor repeated{tiles.codes, tensor_of(device, Dtype::u8, shape, scales), tiles.shape, how};
           for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
             EXPECT_TRUE(same_bits(dequantized(repeated, dtype), dequantized(tiles, dtype))) << how;
           }
@@ -210,13 +210,14 @@ void check_second_quantization(const Tensor& x, const Quantization& how) {
     double& most = largest[block_of(static_cast<int64_t>(i))];
     if (!std::isnan(most)) most = std::isfinite(before[i]) ? std::max(most, std::abs(before[i])) : kNan;
   }
+  const std::vector<uint8_t> first_scales = bytes_of(first.scales), second_scales = bytes_of(second.scales);
   const double half = slow(how.format).max() / 2;
   int64_t dropped = 0;
   for (size_t i = 0; i < before.size(); ++i) {
     const size_t block = block_of(static_cast<int64_t>(i));
     if (std::isnan(largest[block])) continue;
     ASSERT_TRUE(before[i] == after[i] && std::signbit(before[i]) == std::signbit(after[i])) << how << ' ' << i << ": " << before[i];
-    const int scale = first.scales.data<uint8_t>()[block], again = second.scales.data<uint8_t>()[block];
+    const int scale = first_scales[block], again = second_scales[block];
     const bool drops = how.rule != ScaleRule::floor && scale > 0 && largest[block] == half * scale_value(scale);
     ASSERT_EQ(again, scale - (drops ? 1 : 0)) << how << " block " << block;
     dropped += drops;
@@ -247,10 +248,11 @@ TEST_F(Invariants, ASecondQuantizationKeepsEveryValueAndLowersOnlyScalesOfHalved
 template <class Base>
 Tensor mxfp4_values(Backend& device, Shape shape, int64_t block, const Base& base) {
   const QuantizedTensor q = empty_quantized(device, shape, rows_of(Format::e2m1, block, ScaleRule::flashinfer));
-  for (int64_t i = 0; i < q.codes.elements(); ++i) q.codes.data<uint8_t>()[i] = static_cast<uint8_t>(integer_draw(10, i, 256));
-  for (int64_t i = 0; i < q.scales.elements(); ++i) {
-    q.scales.data<uint8_t>()[i] = static_cast<uint8_t>(base(i / q.scales.dim(1), i % q.scales.dim(1)));
-  }
+  std::vector<double> codes, scales;
+  for (int64_t i = 0; i < q.codes.elements(); ++i) codes.push_back(integer_draw(10, i, 256));
+  for (int64_t i = 0; i < q.scales.elements(); ++i) scales.push_back(base(i / q.scales.dim(1), i % q.scales.dim(1)));
+  assign(q.codes, codes);
+  assign(q.scales, scales);
   return dequantized(q, Dtype::bf16);
 }
 

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "backend/cpu/fast/gemm_engine.h"
+#include "kernel_backends.h"
 #include "kernel_cases_quantized.h"
 #include "mantissa/formats/with_element.h"
 
@@ -12,13 +13,12 @@ namespace mantissa::test::quantized_gemm_test {
 std::vector<double> exact_values(const QuantizedTensor& x) {
   std::vector<double> out;
   const int64_t rows = x.shape[0], cols = x.shape[1];
-  const auto* codes = x.codes.data<uint8_t>();
-  const auto* scales = x.scales.data<uint8_t>();
+  const std::vector<uint8_t> codes = bytes_of(x.codes), scales = bytes_of(x.scales);
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t c = 0; c < cols; ++c) {
-      const uint8_t scale = scales[r / x.how.block_rows * (cols / x.how.block_cols) + c / x.how.block_cols];
+      const uint8_t scale = scales[static_cast<size_t>(r / x.how.block_rows * (cols / x.how.block_cols) + c / x.how.block_cols)];
       const bool packed = x.how.format == Format::e2m1;
-      const uint8_t byte = codes[packed ? (r * cols + c) / 2 : r * cols + c];
+      const uint8_t byte = codes[static_cast<size_t>(packed ? (r * cols + c) / 2 : r * cols + c)];
       const uint8_t code = packed ? unpack_nibble(byte, c) : byte;
       const double element = with_element(x.how.format, [&]<class E>() {
         constexpr int kFraction = E::mantissa_mask;
@@ -60,8 +60,9 @@ Exact exact_product(const Operand& a, const Operand& b) {
   return out;
 }
 
-class QuantizedGemm : public BackendTest {
+class QuantizedGemm : public OnAllBackends {
  protected:
+  Backend& fast() const { return *tested().front(); }  // that of the CPU, which makes the operands
   static constexpr Quantization kRows{Format::e4m3, 1, 32}, kTiles{Format::e4m3, 32, 32};
 
   QuantizedTensor random_codes(Shape shape, const Quantization& how, uint32_t what, int spread = 2, double scale = 1.0) {
@@ -81,19 +82,24 @@ class QuantizedGemm : public BackendTest {
   }
   void expect_gemm(const Operand& a, const Operand& b, Dtype out) {
     const Exact exact = exact_product(a, b);
-    for (Backend* device : {&fast(), &reference()}) {
+    for (Backend* device : devices()) {
       const Tensor d = empty(*device, out, {a.rows(), b.cols()});
-      device->run(Gemm{.a = a, .b = b, .out = d, .accumulate = false});
+      device->run(Gemm{.a = on(*device, a), .b = on(*device, b), .out = d, .accumulate = false});
       expect_within_bound(d, exact, a.cols());
     }
   }
   // The same of the one group that there is.
   void expect_grouped_gemm(const Operand& a, const Operand& b) {
-    const Tensor d = empty(fast(), Dtype::f32, {a.rows(), b.cols()});
+    const Exact exact = exact_product(a, b);
     const auto end = static_cast<double>(a.rows());
-    fast().run(GroupedGemm{.a = a, .b = b, .out = d, .offsets = tensor_of(fast(), Dtype::i32, {2}, {0, end})});
-    expect_within_bound(d, exact_product(a, b), a.cols());
+    for (Backend* device : tested()) {
+      const Tensor d = empty(*device, Dtype::f32, {a.rows(), b.cols()}), offsets = tensor_of(*device, Dtype::i32, {2}, {0, end});
+      device->run(GroupedGemm{.a = on(*device, a), .b = on(*device, b), .out = d, .offsets = offsets});
+      expect_within_bound(d, exact, a.cols());
+    }
   }
+
+  static Operand on(Backend& device, const Operand& of) { return {copied(device, of.value), of.transposed}; }
 };
 
 TEST_F(QuantizedGemm, EqualsTheExactGemmInAllThreeRoles) {
@@ -172,9 +178,8 @@ TEST_F(QuantizedGemm, HonorsSubnormalsOfExtremeScales) {
 }
 
 TEST_F(QuantizedGemm, ZeroBlocksAreNotExtreme) {
-  QuantizedTensor a = random_codes({64, 64}, kRows, 14);
-  std::fill_n(a.codes.data<uint8_t>(), 32 * 64, uint8_t{0});
-  std::fill_n(a.scales.data<uint8_t>(), 32 * 2, uint8_t{0});
+  const QuantizedTensor a = random_codes({64, 64}, kRows, 14);
+  for (const Tensor& part : {a.codes, a.scales}) fast().run(Fill{.out = part.slice(0, 32), .value = 0.0});
   const int64_t before = fast().fp32_gemms();
   expect_gemm({a}, {random_codes({32, 64}, kTiles, 15), true}, Dtype::f32);
   EXPECT_EQ(fast().fp32_gemms(), before);
@@ -191,9 +196,8 @@ TEST_F(QuantizedGemm, DequantizesALargeWeightInColumnBlocksWithTheBitsOfTheWhole
     const Tensor expected = empty(fast(), Dtype::f32, {tokens, fprop ? out : in}), actual = empty_like(expected);
     fast().run(Gemm{.a = {x}, .b = {whole, fprop}, .out = expected, .accumulate = false});
     const std::unique_ptr<Backend> fresh = make_backend("cpu");
-    const auto copied = [&fresh](const Tensor& from) { return from_host(*fresh, from.dtype(), from.shape(), from.device_bytes()); };
-    const QuantizedTensor codes{copied(weight.codes), copied(weight.scales), weight.shape, weight.how};
-    const Tensor input = copied(x), product = empty(*fresh, Dtype::f32, expected.shape());
+    const QuantizedTensor codes = copied(*fresh, weight);
+    const Tensor input = copied(*fresh, x), product = empty(*fresh, Dtype::f32, expected.shape());
     const int64_t before = fresh->allocator_stats().in_use;
     fresh->run(Gemm{.a = {input}, .b = {codes, fprop}, .out = product, .accumulate = false});
     EXPECT_TRUE(same_elements(values(product), values(expected)));
@@ -203,7 +207,7 @@ TEST_F(QuantizedGemm, DequantizesALargeWeightInColumnBlocksWithTheBitsOfTheWhole
 
 TEST_F(QuantizedGemm, FindsAnExtremeScaleInTheLastColumnBlock) {
   const QuantizedTensor weight = random_codes({3072, 2304}, kTiles, 24);
-  weight.scales.data<uint8_t>()[weight.scales.elements() - 1] = 1;  // 2^-126
+  set_value(weight.scales, weight.scales.elements() - 1, 1);  // 2^-126
   const int64_t before = fast().fp32_gemms();
   expect_gemm({random_codes({4, 2304}, kRows, 25)}, {weight, true}, Dtype::f32);
   EXPECT_EQ(fast().fp32_gemms() - before, onednn_has_bf16() ? 1 : 0);
@@ -213,12 +217,13 @@ TEST_F(QuantizedGemm, AccumulatesIntoGradients) {
   for (const double scale : {1.0, 0x1p-120}) {  // the second a GEMM that starts over in fp32: it is added once
     const QuantizedTensor a = random_codes({32, 96}, kRows.transposed(), 16, 2, scale),
                           b = random_codes({32, 64}, kRows.transposed(), 17, 2, 1.0 / scale);
-    for (Backend* device : {&fast(), &reference()}) {
+    for (Backend* device : devices()) {
       const Tensor once = empty(*device, Dtype::f32, {96, 64}),
                    twice = tensor_of(*device, Dtype::f32, {96, 64}, random_values(96 * 64, 18));
       const std::vector<double> before = values(twice);
-      device->run(Gemm{.a = {a, true}, .b = {b}, .out = once, .accumulate = false});
-      device->run(Gemm{.a = {a, true}, .b = {b}, .out = twice, .accumulate = true});
+      const Operand left = on(*device, {a, true}), right = on(*device, {b});
+      device->run(Gemm{.a = left, .b = right, .out = once, .accumulate = false});
+      device->run(Gemm{.a = left, .b = right, .out = twice, .accumulate = true});
       const std::vector<double> product = values(once), sum = values(twice);
       for (size_t i = 0; i < before.size(); ++i) EXPECT_NEAR(sum[i], before[i] + product[i], 1e-4);
     }

@@ -1,4 +1,5 @@
 // The kernel RandomNormal against random_normal(): every draw to the bit, at every level of the instruction set.
+#include "kernel_backends.h"
 #include "mantissa/base/cpu_level.h"
 #include "mantissa/base/parallel.h"
 #include "testing.h"
@@ -38,23 +39,24 @@ TEST(RandomNormalKernel, GivesTheBitsOfTheFunctionAtEveryLevel) {
   use_cpu_level(before);
 }
 
-TEST(RandomNormalKernel, DependsOnNoLengthAndNoThreads) {
-  const auto device = make_backend("cpu");
+class RandomNormalOnEach : public test::OnEachBackend {};
+INSTANTIATE_TEST_SUITE_P(, RandomNormalOnEach, ::testing::ValuesIn(test::tested_backends()), test::backend_of);
+
+TEST_P(RandomNormalOnEach, DependsOnNoLengthAndNoThreads) {
   for (const int64_t count : {1, 2, 63, 64, 65, 1000, 100000}) {
     const std::vector<float> all = expected(3, 5, count, 1.0);
     for (const int threads : {1, 3}) {
       set_num_threads(threads);
-      EXPECT_TRUE(same_bits(drawn(*device, 3, 5, count, 1.0), all)) << count << " draws, " << threads << " threads";
+      EXPECT_TRUE(same_bits(drawn(device(), 3, 5, count, 1.0), all)) << count << " draws, " << threads << " threads";
     }
   }
   set_num_threads(0);
 }
 
-TEST(RandomNormalKernel, OfABoxHasTheDrawsOfTheWhole) {
-  const auto device = make_backend("cpu");
+TEST_P(RandomNormalOnEach, OfABoxHasTheDrawsOfTheWhole) {
   constexpr int64_t kRows = 700, kColumns = 129, kWhole = 300, kFirst = 2 * kWhole + 11;
-  const Tensor box = empty(*device, Dtype::f32, {kRows, kColumns});
-  device->run(RandomNormal{.out = box, .key = kKey, .what = 1, .first_index = kFirst, .std = 2.0, .row_stride = kWhole});
+  const Tensor box = empty(device(), Dtype::f32, {kRows, kColumns});
+  device().run(RandomNormal{.out = box, .key = kKey, .what = 1, .first_index = kFirst, .std = 2.0, .row_stride = kWhole});
   const std::vector<float> values = to_host<float>(box);
   for (int64_t row = 0; row < kRows; ++row) {
     const std::vector<float> one(values.begin() + row * kColumns, values.begin() + (row + 1) * kColumns);

@@ -306,7 +306,7 @@ TEST_F(Plans, ANanWeightIsNotLaunderedByFakeQuantization) {
   optimizer.initialize(1);
   EXPECT_EQ(to_host<int32_t>(model.parameters().nonfinite()), std::vector{0});
   for (size_t i = 0; i < model.parameters().all().size(); ++i) {
-    if (model.parameters().all()[i].name == "layers.1.mlp.down.weight") optimizer.states()[i].master.data<float>()[5] = std::nanf("");
+    if (model.parameters().all()[i].name == "layers.1.mlp.down.weight") test::set_value(optimizer.states()[i].master, 5, std::nan(""));
   }
   optimizer.store_masters();
   EXPECT_EQ(to_host<int32_t>(model.parameters().nonfinite()), std::vector{1});

@@ -5,6 +5,7 @@
 #include <limits>
 #include <set>
 
+#include "kernel_backends.h"
 #include "mantissa/checkpoint/precision_setup.h"
 #include "mantissa/metrics/precision_statistics.h"
 #include "mantissa/metrics/run_metrics.h"
@@ -18,18 +19,18 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Part = QuantizationError::Part;
 
-class ErrorStatistics : public BackendTest {
+class ErrorStatistics : public OnEachBackend {
  protected:
   // Of x [rows, 32], zeros but for the values given, quantized and measured.
   std::vector<double> measured(int64_t rows, const std::vector<double>& given, const Quantization& how) {
     std::vector<double> all = given;
     all.resize(static_cast<size_t>(rows * 32));
-    const Tensor x = tensor_of(fast(), Dtype::bf16, {rows, 32}, all);
+    const Tensor x = tensor_of(device(), Dtype::bf16, {rows, 32}, all);
     const int64_t padded = (rows + how.block_rows - 1) / how.block_rows * how.block_rows;
-    const QuantizedTensor q = empty_quantized(fast(), {padded, 32}, how);
-    fast().run(Quantize{.x = x, .out = q});
-    const Tensor out = empty(fast(), Dtype::f64, {Part::size});
-    fast().run(QuantizationError{.x = x, .q = q, .out = out});
+    const QuantizedTensor q = empty_quantized(device(), {padded, 32}, how);
+    device().run(Quantize{.x = x, .out = q});
+    const Tensor out = empty(device(), Dtype::f64, {Part::size});
+    device().run(QuantizationError{.x = x, .q = q, .out = out});
     return values(out);
   }
   static std::map<int, double> scales(const std::vector<double>& parts) {
@@ -42,16 +43,18 @@ class ErrorStatistics : public BackendTest {
   }
 };
 
+INSTANTIATE_TEST_SUITE_P(, ErrorStatistics, ::testing::ValuesIn(tested_backends()), backend_of);
+
 constexpr Quantization kE4m3{Format::e4m3};
 
 // Whatever lies in them.
-TEST_F(ErrorStatistics, RowsOfMinusOneDoNotCount) {
-  const Tensor x = tensor_of(fast(), Dtype::bf16, {3, 32}, std::vector<double>(96, 3.0));
+TEST_P(ErrorStatistics, RowsOfMinusOneDoNotCount) {
+  const Tensor x = tensor_of(device(), Dtype::bf16, {3, 32}, std::vector<double>(96, 3.0));
   const QuantizedTensor q = quantized(x, kE4m3);
-  fast().run(Fill{.out = x.slice(1, 2), .value = std::nan("")});
+  device().run(Fill{.out = x.slice(1, 2), .value = std::nan("")});
   const auto measured_rows = [&](const std::vector<double>& rows) {
-    const Tensor out = empty(fast(), Dtype::f64, {Part::size});
-    fast().run(QuantizationError{.x = x, .q = q, .out = out, .rows = tensor_of(fast(), Dtype::i32, {3}, rows)});
+    const Tensor out = empty(device(), Dtype::f64, {Part::size});
+    device().run(QuantizationError{.x = x, .q = q, .out = out, .rows = tensor_of(device(), Dtype::i32, {3}, rows)});
     return values(out);
   };
   const std::vector<double> some = measured_rows({5, -1, 0});
@@ -63,7 +66,7 @@ TEST_F(ErrorStatistics, RowsOfMinusOneDoNotCount) {
 }
 
 // Scale 1, as 448 is the largest code: 1.0625 lies between 1 and 1.125 and goes to the even 1; 2^-10 is half the least code and goes to 0.
-TEST_F(ErrorStatistics, NoiseAndFlushedElementsAreExact) {
+TEST_P(ErrorStatistics, NoiseAndFlushedElementsAreExact) {
   const std::vector<double> parts = measured(1, {448, -1.0625, 0x1p-10, -0x1p-9}, kE4m3);
   EXPECT_EQ(parts[Part::signal], 448.0 * 448 + 1.0625 * 1.0625 + 0x1p-20 + 0x1p-18);
   EXPECT_EQ(parts[Part::noise], 0.0625 * 0.0625 + 0x1p-20);
@@ -74,7 +77,7 @@ TEST_F(ErrorStatistics, NoiseAndFlushedElementsAreExact) {
 }
 
 // The rule floor gives 500 the scale 1, too: it saturates at 448. rceil doubles the scale: 500 = 2 * 250 goes to 2 * 256.
-TEST_F(ErrorStatistics, ElementsBeyondTheLargestCodeAreClipped) {
+TEST_P(ErrorStatistics, ElementsBeyondTheLargestCodeAreClipped) {
   const std::vector<double> floor = measured(1, {-500, 450, 448, 7}, {Format::e4m3, 1, 32, ScaleRule::floor});
   EXPECT_EQ(floor[Part::clipped], 2);
   EXPECT_EQ(floor[Part::noise], 52.0 * 52 + 2.0 * 2);
@@ -84,7 +87,7 @@ TEST_F(ErrorStatistics, ElementsBeyondTheLargestCodeAreClipped) {
   EXPECT_THAT(scales(rceil), ElementsAre(std::pair(128, 1)));
 }
 
-TEST_F(ErrorStatistics, PackedCodesOfFakeQuantizationAreMeasured) {
+TEST_P(ErrorStatistics, PackedCodesOfFakeQuantizationAreMeasured) {
   // Scale 1: 6 is the largest code. 2.5 is a tie and goes to 2; 0.25 is half the least code.
   const std::vector<double> parts = measured(1, {6, -2.5, 0.25}, {Format::e2m1, 1, 32, ScaleRule::flashinfer});
   EXPECT_EQ(parts[Part::noise], 0.25 + 0.0625);
@@ -92,7 +95,7 @@ TEST_F(ErrorStatistics, PackedCodesOfFakeQuantizationAreMeasured) {
   EXPECT_EQ(parts[Part::amax], 6);
 }
 
-TEST_F(ErrorStatistics, RowsBeyondTheEndOfXDoNotCount) {
+TEST_P(ErrorStatistics, RowsBeyondTheEndOfXDoNotCount) {
   std::vector<double> x(33 * 32, 1.0);
   const std::vector<double> rows = measured(33, x, kE4m3), columns = measured(33, x, kE4m3.transposed()),
                             tiles = measured(33, x, {Format::e4m3, 32, 32});
@@ -105,7 +108,7 @@ TEST_F(ErrorStatistics, RowsBeyondTheEndOfXDoNotCount) {
   EXPECT_THAT(scales(tiles), ElementsAre(std::pair(119, 2)));
 }
 
-TEST_F(ErrorStatistics, NanAndInfShow) {
+TEST_P(ErrorStatistics, NanAndInfShow) {
   const std::vector<double> nan = measured(2, {std::nan(""), 1}, kE4m3);
   EXPECT_TRUE(std::isnan(nan[Part::amax]) && std::isnan(nan[Part::noise]));
   EXPECT_THAT(scales(nan), ElementsAre(std::pair(0, 1), std::pair(255, 1)));

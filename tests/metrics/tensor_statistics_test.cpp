@@ -93,7 +93,7 @@ TEST(NonfiniteText, NamesRowAndColumnOfTheWhole) {
     set.allocate(*device, Dtype::f32, false);
     const ParameterShard shard{.of = &parameter, .begin = 32, .end = parameter.shape[0]};
     const Tensor values = zeros(*device, Dtype::f32, shard.shape());
-    values.data<float>()[(row - 32) * parameter.shape.with_dim0(1).elements() + column] = std::numeric_limits<float>::infinity();
+    test::set_value(values, (row - 32) * parameter.shape.with_dim0(1).elements() + column, HUGE_VAL);
     return nonfinite_text(shard, values);
   };
   // Rank 1 has rows 64 to 127; of three fused parts of 64, 32 and 32 rows those from 32 to 63, 80 to 95 and 112 to 127.

@@ -135,7 +135,7 @@ TEST_F(OptimizerTest, SkippedUpdateChangesNothingAndIsNotCounted) {
   optimizer.update(0.01, no_loss());
   const auto before = masters(optimizer),
              moment = std::vector{test::values(optimizer.states()[0].first_moment), test::values(optimizer.states()[0].second_moment)};
-  set_.all()[1].leaf.grad.data<float>()[17] = std::numeric_limits<float>::quiet_NaN();
+  test::set_value(set_.all()[1].leaf.grad, 17, std::nan(""));
   const UpdateResult result = optimizer.update(0.01, no_loss());
   EXPECT_TRUE(std::isnan(result.gradient_norm));
   EXPECT_TRUE(result.skipped);
@@ -154,7 +154,7 @@ TEST_F(OptimizerTest, NormIsNotFiniteIfOneElementIsNotAndTheElementIsNamed) {
   optimizer.initialize(5);
   set_gradients(1, 1.0);
   EXPECT_EQ(optimizer.first_nonfinite_gradient().text, "");
-  set_.all()[2].leaf.grad.data<float>()[29] = -std::numeric_limits<float>::infinity();
+  test::set_value(set_.all()[2].leaf.grad, 29, -HUGE_VAL);
   EXPECT_FALSE(std::isfinite(optimizer.update(0.0, no_loss()).gradient_norm));
   EXPECT_EQ(optimizer.first_nonfinite_gradient().text, "cube[1, 14] = -inf");
 }
@@ -165,7 +165,7 @@ TEST_F(OptimizerTest, AWeightIsNamedAsForwardReadsIt) {
   Optimizer optimizer(set_, {});
   optimizer.initialize(5);
   EXPECT_EQ(optimizer.first_nonfinite_weight().text, "");
-  optimizer.states()[2].master.data<float>()[29] = std::numeric_limits<float>::max();
+  test::set_value(optimizer.states()[2].master, 29, double{std::numeric_limits<float>::max()});
   optimizer.store_masters();
   EXPECT_EQ(optimizer.first_nonfinite_weight().text, "cube[1, 14] = inf");
 }

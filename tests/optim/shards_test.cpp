@@ -63,7 +63,7 @@ class ShardsTest : public ::testing::TestWithParam<Case> {
     for (Parameter& parameter : set.all()) {
       test::assign(parameter.leaf.grad, test::random_values(parameter.shape.elements(), what++, here ? 1.0 : 0.0));
     }
-    if (here && step == 1) set.all()[3].leaf.grad.data<float>()[64 * 40 + 3] = std::numeric_limits<float>::infinity();
+    if (here && step == 1) test::set_value(set.all()[3].leaf.grad, 64 * 40 + 3, HUGE_VAL);
   }
 
   static void put(Trained& out, const std::string& what, const ParameterShard& shard, const Tensor& tensor) {
@@ -134,7 +134,7 @@ TEST_P(ShardsTest, AWeightThatIsNotFiniteOnOneRankIsSeenByAll) {
     const Parameter& bad = *set.find("layers.1.codes.weight");
     for (const Optimizer::State& state : optimizer.states()) {
       if (state.shard.of != &bad || state.shard.begin > 40 || state.shard.end <= 40) continue;
-      state.master.data<float>()[(40 - state.shard.begin) * 64] = std::numeric_limits<float>::quiet_NaN();
+      test::set_value(state.master, (40 - state.shard.begin) * 64, std::nan(""));
       ++owners;
     }
     optimizer.store_masters();

@@ -29,8 +29,10 @@ QuantizedTensor columns(const QuantizedTensor& x, int64_t begin, int64_t end) {
   QuantizedTensor out = empty_quantized(x.device(), {x.shape[0], end - begin}, x.how);
   const auto copy = [&](const Tensor& from, const Tensor& to) {
     const int64_t first = begin * from.dim(1) / x.shape[1], width = from.dim(1);
-    for (int64_t i = 0; i < from.dim(0); ++i)
-      for (int64_t j = 0; j < to.dim(1); ++j) to.data<uint8_t>()[i * to.dim(1) + j] = from.data<uint8_t>()[i * width + first + j];
+    const std::vector<uint8_t> all = test::bytes_of(from);
+    std::vector<uint8_t> part;
+    for (int64_t i = 0; i < from.dim(0); ++i) std::copy_n(all.begin() + i * width + first, to.dim(1), std::back_inserter(part));
+    to.device().upload(part.data(), to);
   };
   copy(x.codes, out.codes);
   copy(x.scales, out.scales);
@@ -45,19 +47,21 @@ TEST_P(CodeHash, IsTheSumOverCells) {
   fast().run(Dequantize{.x = x, .out = decoded});
   const int64_t rows = std::max<int64_t>(32, how.block_rows), cols = std::max<int64_t>(32, how.block_cols),
                 per_byte = shape[1] / x.codes.dim(1);
-  const int64_t cells = (shape[1] + cols - 1) / cols;
+  const int64_t cells = (shape[1] + cols - 1) / cols, scales_per_row = x.scales.dim(1);
+  const std::vector<uint8_t> codes = test::bytes_of(x.codes), scales = test::bytes_of(x.scales), floats = test::bytes_of(decoded);
   CodeSums sums;
   for (int64_t r = 0; r < shape[0]; r += rows) {
     for (int64_t c = 0; c < shape[1]; c += cols) {
       std::string bytes, values;
       const int64_t row_end = std::min(r + rows, shape[0]), col_end = std::min(c + cols, shape[1]);
       for (int64_t i = r; i < row_end; ++i)
-        for (int64_t j = c; j < col_end; j += per_byte) bytes += static_cast<char>(x.codes.data<uint8_t>()[(i * shape[1] + j) / per_byte]);
+        for (int64_t j = c; j < col_end; j += per_byte)
+          bytes += static_cast<char>(codes[static_cast<size_t>((i * shape[1] + j) / per_byte)]);
       for (int64_t i = r; i < row_end; i += how.block_rows)
         for (int64_t j = c; j < col_end; j += how.block_cols)
-          bytes += static_cast<char>(x.scales.data<uint8_t>()[i / how.block_rows * x.scales.dim(1) + j / how.block_cols]);
+          bytes += static_cast<char>(scales[static_cast<size_t>(i / how.block_rows * scales_per_row + j / how.block_cols)]);
       for (int64_t i = r; i < row_end; ++i)
-        values.append(reinterpret_cast<const char*>(decoded.data<float>() + i * shape[1] + c), static_cast<size_t>(4 * (col_end - c)));
+        values.append(floats.begin() + 4 * (i * shape[1] + c), floats.begin() + 4 * (i * shape[1] + col_end));
       const auto seed = static_cast<uint64_t>(r / rows * cells + c / cols);
       sums.codes += xxh64(std::as_bytes(std::span(bytes)), seed).value;
       sums.values += xxh64(std::as_bytes(std::span(values)), seed).value;
@@ -89,10 +93,9 @@ TEST_P(CodeHash, SeesEveryByteAndItsPlace) {
   const CodePlace place{.rows = x.shape[0], .columns = x.shape[1]};
   for (const Tensor& bytes : {x.codes, x.scales}) {
     for (const int64_t i : {int64_t{0}, bytes.elements() / 2, bytes.elements() - 1}) {
-      uint8_t& byte = bytes.data<uint8_t>()[i];
-      byte ^= 1;
+      test::flip_bit(bytes, i);
       EXPECT_NE(code_sums(x, place).codes, before.codes);
-      byte ^= 1;
+      test::flip_bit(bytes, i);
     }
   }
   if (x.shape[0] <= 32 && x.shape[1] <= 32) return;
@@ -106,7 +109,7 @@ TEST_P(CodeHash, RowsOfPaddingDoNotCount) {
   const CodePlace place{.rows = rows, .columns = x.shape[1]};
   const CodeSums before = code_sums(x, place);
   EXPECT_NE(before, whole());
-  for (int64_t i = rows * width; i < x.shape[0] * width; ++i) x.codes.data<uint8_t>()[i] = 0;
+  for (int64_t i = rows * width; i < x.shape[0] * width; ++i) test::set_value(x.codes, i, 0);
   EXPECT_EQ(code_sums(x, place), before);
 }
 
@@ -159,12 +162,11 @@ TEST_F(CodeHashOfGroupedWeights, TellWhichMatrixDiffers) {
   };
   const std::vector<CodeSums> before = sums();
   for (const int64_t row : {48, 64, 95}) {
-    uint8_t& byte = x.codes.data<uint8_t>()[row * x.codes.dim(1)];
-    byte ^= 1;
+    test::flip_bit(x.codes, row * x.codes.dim(1));
     EXPECT_EQ(sums()[0], before[0]);
     EXPECT_NE(sums()[1].codes, before[1].codes) << row;
     EXPECT_EQ(sums()[2], before[2]);
-    byte ^= 1;
+    test::flip_bit(x.codes, row * x.codes.dim(1));
   }
 }
 

@@ -35,8 +35,6 @@ std::vector<std::string> compare(const std::function<void(int, ParameterSet&)>& 
   });
 }
 
-void flip(const Tensor& tensor, int64_t byte) { host_memory(tensor)[static_cast<size_t>(byte)] ^= std::byte{1}; }
-
 TEST(Replicas, EqualWeightsAreEqual) {
   EXPECT_THAT(compare([](int, ParameterSet&) {}), Each(IsEmpty()));
 }
@@ -49,21 +47,22 @@ TEST(Replicas, OneBitNamesRankTensorAndOwnerOnAllRanks) {
     });
     EXPECT_THAT(errors, Each(AllOf(StartsWith("5: "), HasSubstr(message)))) << message;
   };
-  expect(1, "rank 1 has other bytes of fp32.weight, rows 0 to 31, than rank 0,", [](ParameterSet& set) { flip(set.all()[0].value(), 3); });
+  expect(1, "rank 1 has other bytes of fp32.weight, rows 0 to 31, than rank 0,",
+         [](ParameterSet& set) { test::flip_bit(set.all()[0].value(), 3); });
   expect(2, "rank 2 has other bytes of bf16.weight, rows 32 to 63, than rank 1,",
-         [](ParameterSet& set) { flip(set.all()[1].value(), 32 * 5 * 2); });
+         [](ParameterSet& set) { test::flip_bit(set.all()[1].value(), 32 * 5 * 2); });
   expect(0, "rank 0 has other bytes of copy.weight, rows 64 to 95, than rank 2,",
-         [](ParameterSet& set) { flip(set.all()[2].value(), 96 * 64 * 2 - 1); });
+         [](ParameterSet& set) { test::flip_bit(set.all()[2].value(), 96 * 64 * 2 - 1); });
   expect(0, "rank 0 has other bytes of copy.weight, rows 64 to 95, than rank 2,",
-         [](ParameterSet& set) { flip(set.all()[2].codes().codes, 96 * 64 - 1); });
+         [](ParameterSet& set) { test::flip_bit(set.all()[2].codes().codes, 96 * 64 - 1); });
   expect(0, "rank 0 has other bytes of codes.weight, rows 32 to 63, than rank 1,",
-         [](ParameterSet& set) { flip(set.all()[3].codes().codes, 40 * 64); });
+         [](ParameterSet& set) { test::flip_bit(set.all()[3].codes().codes, 40 * 64); });
   expect(0, "rank 0 has other bytes of codes.weight, rows 32 to 63, than rank 1,",
-         [](ParameterSet& set) { flip(set.all()[3].codes().scales, 2); });
+         [](ParameterSet& set) { test::flip_bit(set.all()[3].codes().scales, 2); });
   expect(0, "rank 1 has other bytes of fp32.weight, rows 0 to 31, than rank 0,",
-         [](ParameterSet& set) { flip(set.all()[0].value(), 0); });  // the owner is right
+         [](ParameterSet& set) { test::flip_bit(set.all()[0].value(), 0); });  // the owner is right
   expect(2, "rank 2 has other bytes of expert_bias, rows 0 to 6, than rank 0,",
-         [](ParameterSet& set) { flip(set.buffers()[0].value, 27); });
+         [](ParameterSet& set) { test::flip_bit(set.buffers()[0].value, 27); });
 }
 
 // What each of four ranks ends with, two tensor ranks in each of two replicas, that hold norms alike and rows of matrices apart.
@@ -89,11 +88,11 @@ std::vector<std::string> compare_four(const std::function<void(int, ParameterSet
 TEST(Replicas, OfTensorRanksAreComparedWhereTheyHoldTheSame) {
   EXPECT_THAT(compare_four([](int, ParameterSet&, Optimizer&) {}), Each(IsEmpty()));
   const auto norms = compare_four([](int rank, ParameterSet& set, Optimizer&) {
-    if (rank == 1 || rank == 3) flip(set.all()[0].value(), 3);  // both replicas: only the tensor ranks differ
+    if (rank == 1 || rank == 3) test::flip_bit(set.all()[0].value(), 3);  // both replicas: only the tensor ranks differ
   });
   EXPECT_THAT(norms, Each(HasSubstr("rank 1 has other bytes of norm.weight, rows 0 to 31, than rank 0,")));
   const auto rows = compare_four([](int rank, ParameterSet& set, Optimizer&) {
-    if (rank == 3) flip(set.all()[1].value(), 3);
+    if (rank == 3) test::flip_bit(set.all()[1].value(), 3);
   });
   EXPECT_THAT(rows, Each(HasSubstr("rank 3 has other bytes of up.weight, rows 0 to 31, than rank 1,")));
 }
@@ -104,13 +103,13 @@ TEST(Replicas, OfTensorRanksHaveTheSameMastersAndMomentsToTheBit) {
       {"master.", &Optimizer::State::master}, {"m.", &Optimizer::State::first_moment}, {"v.", &Optimizer::State::second_moment}};
   for (const auto& [name, member] : members) {
     const auto errors = compare_four([&](int rank, ParameterSet&, Optimizer& optimizer) {
-      if (rank == 3) flip(optimizer.states().front().*member, 32 * 4 - 1);
+      if (rank == 3) test::flip_bit(optimizer.states().front().*member, 32 * 4 - 1);
     });
     EXPECT_THAT(errors, Each(AllOf(StartsWith("5: "),
                                    HasSubstr(text("rank 3 has other bytes of ", name, "norm.weight, rows 32 to 63, than rank 2,")))));
   }
   const auto apart = compare_four([](int rank, ParameterSet&, Optimizer& optimizer) {
-    if (rank == 3) flip(optimizer.states().back().first_moment, 0);  // of a matrix that nobody else has
+    if (rank == 3) test::flip_bit(optimizer.states().back().first_moment, 0);  // of a matrix that nobody else has
   });
   EXPECT_THAT(apart, Each(IsEmpty()));
 }
@@ -130,7 +129,7 @@ TEST(Replicas, OfExpertsAreComparedByWhoHoldsTheSame) {
       set.allocate(*device, Dtype::f32, true);
       Optimizer optimizer(set, {}, make_mesh(world, {.expert = 2}), 1);
       optimizer.initialize(5);
-      if (world.rank() == changed) flip(set.all()[1].value(), 3);
+      if (world.rank() == changed) test::flip_bit(set.all()[1].value(), 3);
       require_same_replicas(optimizer, set);
     });
   };

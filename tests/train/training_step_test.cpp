@@ -170,12 +170,13 @@ TEST_F(TrainingStepTest, PoisonedParameterSkipsTheStepAndTheNextOneIsAsIfItHadNo
     Trainee poisoned(fast(), {.accumulation = how, .micro_batches = 4}), clean(fast(), {.accumulation = how, .micro_batches = 4});
     poisoned.step(random_batch(1));
     clean.step(random_batch(1));
-    float& victim = poisoned.model.parameters().all()[2].value().data<float>()[5];
-    const float before = std::exchange(victim, std::numeric_limits<float>::quiet_NaN());
+    const Tensor victim = poisoned.model.parameters().all()[2].value();
+    const double before = test::values(victim)[5];
+    test::set_value(victim, 5, std::nan(""));
     const StepResult result = poisoned.step(random_batch(2));
     EXPECT_NE(result.bad.find("loss = "), std::string::npos) << result.bad;
     EXPECT_EQ(poisoned.optimizer.updates(), 1);
-    victim = before;
+    test::set_value(victim, 5, before);
     EXPECT_EQ(poisoned.masters(), clean.masters());
     EXPECT_EQ(poisoned.step(random_batch(3)).gradient_norm, clean.step(random_batch(3)).gradient_norm);
     EXPECT_EQ(poisoned.masters(), clean.masters());
@@ -210,7 +211,7 @@ TEST_F(TrainingStepTest, BadWeightThatIsFakeQuantizedSkipsTheStepByItsNameAndEle
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::max()}) {
     Trainee trainee(fast(), {.qkv = qat});
     for (Parameter& parameter : trainee.model.parameters().all()) {
-      if (parameter.name == "layers.1.attn.qkv.weight") parameter.value().data<float>()[37] = bad;
+      if (parameter.name == "layers.1.attn.qkv.weight") test::set_value(parameter.value(), 37, double{bad});
     }
     trainee.optimizer.store_masters();
     const std::string reason = trainee.step(random_batch(1)).bad;

@@ -1,0 +1,67 @@
+// The backends whose kernels are tested, in one list. These tests reach the memory of a backend by upload() and download() alone.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "mantissa/backend/backend.h"
+
+namespace mantissa::test {
+
+// Each is held against cpu_reference. A new backend is a line; that of the CPU stays the first.
+inline std::vector<std::string> tested_backends() {
+  return {
+      "cpu",
+  };
+}
+
+// The same and the reference, for what is true of every backend.
+inline std::vector<std::string> all_backends() {
+  std::vector<std::string> all = tested_backends();
+  all.insert(all.begin(), "cpu_reference");
+  return all;
+}
+
+// Opened, for tests that go through them.
+class KernelBackends {
+ public:
+  KernelBackends() {
+    for (const std::string& name : all_backends()) owned_.push_back(make_backend(name));
+    for (const auto& backend : owned_) all_.push_back(backend.get());
+  }
+  Backend& reference() const { return *all_.front(); }
+  std::vector<Backend*> all() const { return all_; }
+  std::vector<Backend*> tested() const { return {all_.begin() + 1, all_.end()}; }
+
+ private:
+  std::vector<std::unique_ptr<Backend>> owned_;
+  std::vector<Backend*> all_;
+};
+
+// A test that goes through them itself.
+class OnAllBackends : public ::testing::Test {
+ protected:
+  Backend& reference() const { return backends_.reference(); }
+  std::vector<Backend*> tested() const { return backends_.tested(); }  // those that are held against the reference
+  std::vector<Backend*> devices() const { return backends_.all(); }
+
+ private:
+  const KernelBackends backends_;
+};
+
+// A test that runs on each backend that its suite is instantiated with by name.
+class OnEachBackend : public ::testing::TestWithParam<std::string> {
+ protected:
+  Backend& device() { return *device_; }
+  Backend& reference() { return *reference_; }
+
+ private:
+  std::unique_ptr<Backend> reference_ = make_backend("cpu_reference"), device_ = make_backend(GetParam());
+};
+
+inline std::string backend_of(const ::testing::TestParamInfo<std::string>& info) { return info.param; }
+
+}  // namespace mantissa::test
