@@ -194,7 +194,7 @@ TEST_P(DeviceCollectives, AGatherComesBehindTheReadersOfItsMemory) {
       const Tensor read = filled(device, 0, weights.elements());
       for (int i = 0; i < 10; ++i) device.run(Add{.a = read, .b = weights, .out = read});
       device.run(Fill{.out = own, .value = static_cast<double>(round)});
-      arrived = queue.submit([&] { world.all_gather(weights, counts, Purpose::parameters); });
+      arrived = queue.submit([&world, &counts, weights] { world.all_gather(weights, counts, Purpose::parameters); });
       require_all(read, 10.0 * (round - 1), "what was there before");
     }
   });
