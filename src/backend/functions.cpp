@@ -53,11 +53,6 @@ void for_each_piece(const Tensor& tensor, const std::function<void(std::span<con
   for (int64_t begin = 0; begin < flat.dim(0); begin += step) body(HostBytes(flat.slice(begin, std::min(flat.dim(0), begin + step))).get());
 }
 
-std::span<std::byte> host_memory(const Tensor& tensor) {
-  require(tensor.device().host_memory(), "the memory of a tensor ", tensor.dtype(), ' ', tensor.shape(), " belongs to its device");
-  return {tensor.device_bytes(), static_cast<size_t>(tensor.bytes())};
-}
-
 void fill_from_host(const Tensor& tensor, const std::function<void(std::span<std::byte>)>& fill) {
   const auto size = static_cast<size_t>(tensor.bytes());
   if (tensor.device().host_memory()) return fill({tensor.device_bytes(), size});

@@ -2,11 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <numeric>
+#include <thread>
 
 #include "comm/collective.h"
 #include "mantissa/backend/dry_backend.h"
 #include "mantissa/backend/functions.h"
-#include <thread>
 
 namespace mantissa::dry_transport_test {
 
@@ -65,7 +65,7 @@ void exchange(const Communicator& group, Backend& device) {
   const std::vector<int64_t> shares = shares_of(group.size());
   const int64_t all = std::accumulate(shares.begin(), shares.end(), int64_t{0});
   const Tensor bytes = zeros(device, Dtype::u8, {all}), numbers = zeros(device, Dtype::f32, {all});
-  group.all_gather(host_memory(bytes), shares, Purpose::other);
+  group.all_gather(bytes, shares, Purpose::other);
   group.sum_scatter(numbers, shares, Purpose::other);
   group.sum(numbers, Purpose::other);
 }

@@ -38,8 +38,6 @@ class HostBytes {
 };
 // Calls body for the bytes of a tensor, in order: for all of the host's memory at once, for copies of at most 16 MiB of a device's.
 void for_each_piece(const Tensor& tensor, const std::function<void(std::span<const std::byte>)>& body);
-// Returns the memory of a tensor in host memory. Throws for any other tensor.
-std::span<std::byte> host_memory(const Tensor& tensor);
 // Writes all bytes of the tensor by calling `fill`.
 void fill_from_host(const Tensor& tensor, const std::function<void(std::span<std::byte>)>& fill);
 
