@@ -164,6 +164,11 @@ def known_to_tokenizers(tokenizer, text):
     return composed if isinstance(tokenizer.normalizer, normalizers.NFC) and tokenizer.normalizer.normalize_str(text) != composed else text
 
 
+def returns_texts(tokenizer):
+    """Whether decoding gives the text, or its NFC."""
+    return isinstance(tokenizer.decoder, decoders.ByteLevel) and (tokenizer.normalizer is None or isinstance(tokenizer.normalizer, normalizers.NFC))
+
+
 def check(frames, name, file, text, arguments):
     tokenizer = Tokenizer.from_file(str(file))
     tokenizer.no_truncation()
@@ -173,12 +178,17 @@ def check(frames, name, file, text, arguments):
     known = [known_to_tokenizers(tokenizer, one) for one in texts]
     ids = [encoding.ids for encoding in tokenizer.encode_batch(known, add_special_tokens=False)]
     wrong = differences(frames.encode(file, 0, texts), ids, "text")
-    for window in (1, 7, 4096):
+    for window in (1, 7, 4096, 1 << 20):
         some = texts[:2000]
         wrong += differences(frames.encode(file, window, some), ids[:len(some)], f"in parts of {window}, text")
     size = tokenizer.get_vocab_size()
     lists = ids + [[random.Random(i).randrange(size + 3) for _ in range(1 + i % 12)] for i in range(5000)]
-    wrong += differences(frames.decode(file, lists), [tokenizer.decode(one) for one in lists], "ids")
+    decoded = frames.decode(file, lists)
+    wrong += differences(decoded, [tokenizer.decode(one) for one in lists], "ids")
+    if returns_texts(tokenizer):
+        plain = [i for i, one in enumerate(texts) if not any(token in one for token in added)]
+        expected = [unicodedata.normalize("NFC", texts[i]) if tokenizer.normalizer else texts[i] for i in plain]
+        wrong += differences([decoded[i] for i in plain], expected, "there and back, text")
     composed = sum(one != given for one, given in zip(texts, known, strict=True))
     print(f"{name}: {len(texts)} texts, {composed} of them composed by Python, {len(lists)} lists of ids, {wrong} different", flush=True)
     return wrong
