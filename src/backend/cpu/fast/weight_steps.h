@@ -108,6 +108,7 @@ struct E4M3Codes {
   // Doubled, a code has lost its sign. Two more: NaN is 0, zero 2, subnormal elements are 4 to 16, normal ones 18 to 254.
   [[gnu::always_inline]] static bool plain(const std::byte* from, int64_t steps) {
     detail::Bytes least = ~detail::Bytes{};
+#pragma GCC unroll 8
     for (int64_t i = 0; i < steps * kSpans; ++i) {
       const auto codes = detail::load<detail::Bytes>(from + i * kSpan), x = codes + codes + 2;
       least = x < least ? x : least;
