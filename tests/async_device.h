@@ -31,7 +31,8 @@ class AsyncDevice final : public ClosedDevice {
     }
   }
 
-  static Mark never() { return std::make_shared<Point>(); }  // a mark that no lane reaches
+  // A mark that no lane reaches; what follows it comes when the device ends.
+  static Mark never() { return std::make_shared<Point>(true); }
 
   const char* name() const override { return "async"; }
   Mark mark() override {
@@ -42,7 +43,7 @@ class AsyncDevice final : public ClosedDevice {
   void follow(const Mark& mark) override {
     if (!mark) return;
     submit(current_lane(), [this, point = point_of(mark)] {
-      while (!point->await() && !stopping_) continue;
+      while (!point->await() && !(stopping_ && point->is_hopeless())) continue;
     });
   }
   bool reached(const Mark& mark) const override { return !mark || point_of(mark)->is_reached(); }
@@ -68,6 +69,8 @@ class AsyncDevice final : public ClosedDevice {
 
   class Point {
    public:
+    explicit Point(bool hopeless = false) : hopeless_(hopeless) {}
+    bool is_hopeless() const { return hopeless_; }
     void reach() {
       const std::lock_guard lock(mutex_);
       time_ = Clock::now();
@@ -89,6 +92,7 @@ class AsyncDevice final : public ClosedDevice {
     }
 
    private:
+    const bool hopeless_;
     mutable std::mutex mutex_;
     mutable std::condition_variable changed_;
     bool reached_ = false;

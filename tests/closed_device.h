@@ -98,6 +98,14 @@ class ClosedDevice : public Backend {
     }
   }
 
+  // Does `work` in this thread's lane.
+  void in_lane(std::function<void()> work) { submit(current_lane(), std::move(work)); }
+  // Keeps the memory of the device, beyond its end.
+  std::shared_ptr<const void> memory() const {
+    return std::make_shared<const std::array<std::shared_ptr<const void>, 2>>(
+        std::array{std::shared_ptr<const void>(parts_[0].allocator), std::shared_ptr<const void>(parts_[1].allocator)});
+  }
+
   int64_t uploads() const { return uploads_; }
   int64_t waits() const { return waits_; }  // downloads in the compute lane
 

@@ -1,21 +1,24 @@
-// Links between the devices of ranks that are threads of the test: a receiver copies from the memory of the sender, in its own lane, once
-// the sender's lane has come to the message; the sender's lane goes on once that copy is made. The hosts only tell each other marks.
+// Links between the devices of ranks that are threads of the test: the lane of a receiver copies from the memory of the sender, once the
+// sender's lane has come to the message; the sender's lane goes on once that copy is made. Hosts do not wait, but where a device does
+// everything when it is asked.
 #pragma once
 
 #include <chrono>
 #include <condition_variable>
+#include <cstring>
 #include <deque>
 #include <map>
 #include <mutex>
+#include <thread>
 #include <tuple>
 #include <vector>
 
-#include "mantissa/backend/backend.h"
+#include "closed_device.h"
 #include "mantissa/comm/device_link.h"
 
 namespace mantissa::test {
 
-// Of all ranks of a test.
+// Of all ranks of a test; outlives their devices.
 class ThreadLinks {
  public:
   MakeDeviceLink maker() {
@@ -23,54 +26,101 @@ class ThreadLinks {
   }
 
  private:
+  // A message that a sender's lane has come to.
   struct Post {
-    mantissa::Bytes bytes;
-    Backend::Mark ready;  // the bytes may be read
-    bool taken = false;
-    Backend::Mark copied;  // the bytes may be written again
+    const std::byte* bytes;
+    int64_t size;
+    std::shared_ptr<const void> memory;
+    enum { offered, taken, copied, withdrawn } state = offered;
   };
+  using Posts = std::vector<std::shared_ptr<Post>>;
   using Pair = std::tuple<uint64_t, int, int>;  // group, from, to
+
+  // Of one rank of a group; lanes keep it.
+  struct End {
+    ThreadLinks& links;
+    LinkRanks of;
+    bool given_up = false;
+  };
 
   class Link final : public DeviceLink {
    public:
-    Link(ThreadLinks& links, LinkRanks of) : links_(links), of_(std::move(of)) {}
+    Link(ThreadLinks& links, LinkRanks of) : end_(std::make_shared<End>(End{.links = links, .of = std::move(of)})) {}
     void exchange(std::span<const DeviceMessage> messages) override {
       if (messages.empty()) return;
-      Backend& device = *messages.front().bytes.device;
-      const Backend::Mark ready = device.mark();
-      std::vector<std::shared_ptr<Post>> sent;
-      for (const DeviceMessage& message : messages) {
-        if (message.receives) continue;
-        sent.push_back(std::make_shared<Post>(Post{.bytes = message.bytes, .ready = ready, .copied = {}}));
-        links_.post({of_.group, of_.rank, message.peer}, sent.back());
-      }
-      for (const DeviceMessage& message : messages) {
-        if (message.receives) take(device, *links_.next(of_.look, {of_.group, message.peer, of_.rank}), message.bytes);
-      }
-      for (const auto& post : sent) {
-        links_.wait(of_.look, [&] { return post->taken; });
-        device.follow(post->copied);
-      }
-    }
-    void check() override {}
-    void give_up() noexcept override {}
-
-   private:
-    void take(Backend& device, Post& post, const mantissa::Bytes& to) {
-      const int64_t size = std::min(post.bytes.size, to.size);  // headers tell whose call differs
-      device.follow(post.ready);
-      device.run(Convert{.x = post.bytes.slice(0, size).tensor(), .out = to.slice(0, size).tensor()});
-      const Backend::Mark copied = device.mark();
-      links_.change([&] {
-        post.copied = copied;
-        post.taken = true;
+      auto& device = static_cast<ClosedDevice&>(*messages.front().bytes.device);
+      const std::vector<DeviceMessage> all(messages.begin(), messages.end());
+      device.in_lane([end = end_, all, memory = device.memory(), host = std::this_thread::get_id()] {
+        // Only a host may look whether its peers are there.
+        move(
+            *end, all, memory, std::this_thread::get_id() == host ? end->of.look : [] {});
       });
     }
+    void check() override {}
+    void give_up() noexcept override {
+      end_->links.change([&] { end_->given_up = true; });
+    }
 
-    ThreadLinks& links_;
-    LinkRanks of_;
+   private:
+    using Look = std::function<void()>;
+
+    static void move(End& end, const std::vector<DeviceMessage>& messages, const std::shared_ptr<const void>& memory, const Look& look) {
+      ThreadLinks& links = end.links;
+      const Withdrawal sent{.links = links, .posts = links.offer(end, messages, memory)};
+      for (const DeviceMessage& message : messages) {
+        if (message.receives && !receive(end, message, look)) return;
+      }
+      for (const auto& post : sent.posts) links.wait(look, [&] { return end.given_up || post->state == Post::copied; });
+    }
+    // Returns false if the link has given up.
+    static bool receive(End& end, const DeviceMessage& message, const Look& look) {
+      std::shared_ptr<Post> post;
+      end.links.wait(look, [&] {
+        auto& queue = end.links.posts_[{end.of.group, message.peer, end.of.rank}];
+        std::erase_if(queue, [](const auto& each) { return each->state == Post::withdrawn; });
+        if (end.given_up || queue.empty()) return end.given_up;
+        post = queue.front();
+        queue.pop_front();
+        post->state = Post::taken;
+        return true;
+      });
+      if (!post) return false;
+      const auto size = static_cast<size_t>(std::min(post->size, message.bytes.size));  // headers tell whose call differs
+      std::memcpy(ClosedMemory::opened(message.bytes.data), post->bytes, size);
+      end.links.change([&] { post->state = Post::copied; });
+      return true;
+    }
+
+    std::shared_ptr<End> end_;
   };
 
+  // Takes back what nobody has taken, and waits while it is copied.
+  struct Withdrawal {
+    ThreadLinks& links;
+    Posts posts;
+
+    ~Withdrawal() {
+      for (const auto& post : posts) {
+        links.wait([] {},
+                   [&] {
+                     if (post->state == Post::offered) post->state = Post::withdrawn;
+                     return post->state != Post::taken;
+                   });
+      }
+    }
+  };
+
+  Posts offer(const End& end, const std::vector<DeviceMessage>& messages, const std::shared_ptr<const void>& memory) {
+    Posts out;
+    change([&] {
+      for (const auto& [peer, receives, bytes] : messages) {
+        if (receives) continue;
+        out.push_back(std::make_shared<Post>(Post{.bytes = ClosedMemory::opened(bytes.data), .size = bytes.size, .memory = memory}));
+        posts_[{end.of.group, end.of.rank, peer}].push_back(out.back());
+      }
+    });
+    return out;
+  }
   void change(const std::function<void()>& body) {
     const std::lock_guard lock(mutex_);
     body();
@@ -83,20 +133,6 @@ class ThreadLinks {
       look();
       lock.lock();
     }
-  }
-  void post(const Pair& pair, const std::shared_ptr<Post>& what) {
-    change([&] { posts_[pair].push_back(what); });
-  }
-  std::shared_ptr<Post> next(const std::function<void()>& look, const Pair& pair) {
-    std::shared_ptr<Post> out;
-    wait(look, [&] {
-      auto& queue = posts_[pair];
-      if (queue.empty()) return false;
-      out = queue.front();
-      queue.pop_front();
-      return true;
-    });
-    return out;
   }
 
   std::mutex mutex_;

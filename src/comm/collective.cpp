@@ -59,15 +59,18 @@ CommunicationTime::~CommunicationTime() {
   if (meter) meter->host_ += monotonic_now() - begin_;
 }
 
-DeviceWait::~DeviceWait() {
-  if (meter) meter->on_devices_.emplace_back(began_, Moment(device_));
+DeviceWait::DeviceWait(Backend& device) : device_(device) {
+  if (meter) began_.emplace(device);
+}
+void DeviceWait::end() {
+  if (meter && began_) meter->on_devices_.emplace_back(*began_, Moment(device_));
 }
 
 std::string describe(const Header& header) {
   static constexpr const char* kNames[] = {"all_gather", "all_to_all", "sum", "sum_scatter", "broadcast"};
   const auto operation = static_cast<size_t>(header.operation);
   std::string out = text(operation < std::size(kNames) ? kNames[operation] : "an unknown call", " of ", header.count, " ",
-                         header.dtype == Dtype::u8 ? "bytes" : dtype_name(header.dtype));
+                         header.dtype == Dtype::u8 ? "bytes" : dtype_name(header.dtype), header.on_device ? " on a device" : "");
   if (header.operation == Operation::broadcast) out += text(" from ", header.root);
   return out + text(" (call ", header.sequence, " of group ", Hash64{header.group}, ", counts ", Hash64{header.counts}, ")");
 }
@@ -96,10 +99,35 @@ void Session::look() {
 }
 
 void Session::check() {
-  look();
-  for (const std::weak_ptr<DeviceLink>& each : links) {
-    if (const auto link = each.lock()) link->check();
+  rethrow();
+  std::vector<std::weak_ptr<DeviceLink>> all;
+  {
+    const std::lock_guard lock(mutex);
+    all = links;
   }
+  try {
+    look();
+    for (const std::weak_ptr<DeviceLink>& each : all) {
+      if (const auto link = each.lock()) link->check();
+    }
+  } catch (...) {
+    transport->cancel();
+    end(std::current_exception());
+    throw;
+  }
+}
+
+void Session::end(std::exception_ptr why) noexcept {
+  const std::lock_guard lock(mutex);
+  if (!failure) failure = std::move(why);
+  for (const std::weak_ptr<DeviceLink>& each : links) {
+    if (const auto link = each.lock()) link->give_up();
+  }
+}
+
+void Session::rethrow() {
+  const std::lock_guard lock(mutex);
+  if (failure) std::rethrow_exception(failure);
 }
 
 void Session::watch(const std::shared_ptr<Session>& session, Backend& device) {
@@ -114,22 +142,30 @@ void Session::watch(const std::shared_ptr<Session>& session, Backend& device) {
 void RankGroup::make_link() {
   const LinkRanks of{.ranks = ranks, .rank = rank, .group = hash, .look = [all = session.get()] { all->look(); }};
   link = session->make_link ? session->make_link(of) : staged_link(*session, of);
+  const std::lock_guard lock(session->mutex);
   std::erase_if(session->links, [](const auto& each) { return each.expired(); });
   session->links.push_back(link);
 }
 
 void Collective::run(RankGroup& group, const Call& call, const std::function<void(Collective&)>& body) {
   if (!call.device || current_lane() == Lane::communication) return run_in_lane(group, call, body);
-  const DeviceWait wait(*call.device);
+  DeviceWait wait(*call.device);
   const Backend::Mark asked = call.device->mark();
   Backend::Mark done;
+  std::exception_ptr error;
   {
     const LaneScope lane(Lane::communication);
     call.device->follow(asked);
-    run_in_lane(group, call, body);
+    try {
+      run_in_lane(group, call, body);
+    } catch (...) {
+      error = std::current_exception();
+    }
     done = call.device->mark();
   }
-  call.device->follow(done);
+  call.device->follow(done);  // also after a failure: the lane may still write what the caller frees
+  wait.end();
+  if (error) std::rethrow_exception(error);
 }
 
 void Collective::run_in_lane(RankGroup& group, const Call& call, const std::function<void(Collective&)>& body) {
@@ -140,7 +176,7 @@ void Collective::run_in_lane(RankGroup& group, const Call& call, const std::func
   const Busy busy(session);
   const TraceSpan span(Track::communication, kPurposes[static_cast<size_t>(call.purpose)],
                        call.header.count * dtype_bytes(call.header.dtype));
-  if (session.failure) std::rethrow_exception(session.failure);
+  session.rethrow();
   try {
     Collective collective(group, call);
     collective.begin(call);
@@ -148,7 +184,7 @@ void Collective::run_in_lane(RankGroup& group, const Call& call, const std::func
     collective.finish();
     collective.over_ = true;
   } catch (...) {
-    session.failure = std::current_exception();
+    session.end(std::current_exception());
     session.deferred.clear();  // the transport has given up their messages
     session.settled.clear();
     throw;
@@ -164,6 +200,7 @@ Collective::Collective(RankGroup& group, const Call& call)
       tag_(tag_of(group)) {
   header_.group = group.hash;
   header_.sequence = group.sequence++;
+  header_.on_device = device_ != nullptr;
   ++group.session->calls;
   remember(*group.session, header_);
 }
@@ -171,7 +208,7 @@ Collective::Collective(RankGroup& group, const Call& call)
 Collective::~Collective() {
   if (over_) return;
   transport_.cancel();
-  if (device_) group_.link->give_up();
+  if (device_) group_.link->give_up();  // while the memory of its messages is there
 }
 
 void Collective::begin(const Call& call) {

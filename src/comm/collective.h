@@ -7,6 +7,7 @@
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <optional>
 
 #include "mantissa/backend/backend.h"
 #include "mantissa/comm/communicator.h"
@@ -26,8 +27,9 @@ struct Header {
   uint64_t counts = 0;  // hash of the counts by rank
   uint32_t sequence = 0;
   uint16_t root = 0;
-  Operation operation{};
-  Dtype dtype = Dtype::u8;  // u8: bytes
+  Operation operation : 7 {};
+  bool on_device : 1 = false;  // where the bytes lie
+  Dtype dtype = Dtype::u8;     // u8: bytes
 
   bool operator==(const Header&) const = default;
 };
@@ -49,42 +51,44 @@ struct Headers {
 
 // State that all groups of a process share.
 struct Session {
-  std::unique_ptr<Transport> transport;
-  MakeDeviceLink make_link;
-  std::vector<std::weak_ptr<DeviceLink>> links;  // of all groups
-  std::array<std::atomic<int64_t>, 5> sent{};    // by Purpose
-  std::function<void()> before_call;             // waits for the work of the process's CommQueue, if there is one
-  std::atomic<int64_t> calls{0};
-  std::atomic<bool> busy{false};
-  std::exception_ptr failure;  // of the first collective that failed; belongs to whoever is busy
   // Of calls that were not compared yet, for a device until the next wait of the host; and of those that were, until the transport forgets
-  // their messages.
+  // their messages. It may write to them until its end.
   std::deque<Headers> deferred;
   std::vector<Headers> settled;
-  std::mutex mutex;  // of the following
+  std::unique_ptr<Transport> transport;
+  MakeDeviceLink make_link;
+  std::array<std::atomic<int64_t>, 5> sent{};  // by Purpose
+  std::function<void()> before_call;           // waits for the work of the process's CommQueue, if there is one
+  std::atomic<int64_t> calls{0};
+  std::atomic<bool> busy{false};
+  std::mutex mutex;                              // of the following
+  std::exception_ptr failure;                    // what ended communication
+  std::vector<std::weak_ptr<DeviceLink>> links;  // of all groups
   std::deque<Header> latest;
   std::weak_ptr<const KernelLog> kernels;  // of the device of the latest call that had one
 
   // Compares headers that were deferred: all of them, or those that have arrived. Throws Error(internal) that names both ranks if a
   // neighbor made another call.
   void settle(bool wait);
-  void look();   // LinkRanks::look
-  void check();  // Communicator::check()
+  void look();  // LinkRanks::look
+  // Throws what ended communication meanwhile: a lost peer, other calls of a neighbor, a message that failed. Waits for a device call it.
+  void check();
+  // Ends communication: all links give up, and later calls throw. The first reason stays.
+  void end(std::exception_ptr why) noexcept;
+  void rethrow();  // what ended communication, if anything did
   // Makes waits for the device call check().
   static void watch(const std::shared_ptr<Session>& session, Backend& device);
 };
 
-// Counts the time of the compute lane of a device as communication until the end of the block.
+// Counts the time of this thread's lane of a device as communication until end(), if a meter counts on this thread.
 class DeviceWait {
  public:
-  explicit DeviceWait(Backend& device) : device_(device), began_(device) {}
-  ~DeviceWait();
-  DeviceWait(const DeviceWait&) = delete;
-  DeviceWait& operator=(const DeviceWait&) = delete;
+  explicit DeviceWait(Backend& device);
+  void end();
 
  private:
   Backend& device_;
-  Moment began_;
+  std::optional<Moment> began_;
 };
 
 // Counts the time of this thread as communication until the end of the block.

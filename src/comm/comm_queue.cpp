@@ -9,9 +9,8 @@ namespace mantissa {
 
 bool Work::done() const {
   if (!state_) return true;
-  if (state_->device) return state_->done || state_->device->reached(state_->mark);
   const std::lock_guard lock(state_->mutex);
-  return state_->done;
+  return state_->done || (state_->device && state_->device->reached(state_->mark));
 }
 
 void Work::wait() const {
@@ -24,12 +23,15 @@ void Work::wait() const {
   if (state_->error) std::rethrow_exception(state_->error);
 }
 
-// What the body held goes back to the compute lane, which comes after it now.
+// Once the compute lane comes after it, what the body held may go back to that lane.
 void Work::wait_on_device() const {
+  const TraceSpan span(Track::wait, "wait");
+  const std::lock_guard lock(state_->mutex);
   if (state_->error) std::rethrow_exception(state_->error);
-  if (state_->done) return;
-  const DeviceWait wait(*state_->device);
+  DeviceWait wait(*state_->device);
   state_->device->follow(state_->mark);
+  wait.end();
+  if (current_lane() != Lane::compute) return;
   state_->done = true;
   state_->body = nullptr;
 }
@@ -45,6 +47,7 @@ CommQueue::CommQueue(Communicator world, Backend* device)
     : world_(std::move(world)),
       unwinding_(std::uncaught_exceptions()),
       device_(device && !device->host_memory() && world_.size() > 1 ? device : nullptr) {
+  if (device_) Session::watch(world_.group_->session, *device_);
   if (world_.size() == 1 || device_) return;
   std::function<void()>& before_call = world_.group_->session->before_call;
   require(!before_call, "a second CommQueue of this process");
@@ -72,19 +75,26 @@ Work CommQueue::submit_to_device(std::function<void()> body) {
   work.state_ = std::make_shared<Work::State>();
   Work::State& state = *work.state_;
   state.device = device_;
+  DeviceWait wait(*device_);  // a link may keep the host from asking for kernels
   const Backend::Mark asked = device_->mark();
-  const LaneScope lane(Lane::communication);
-  device_->follow(asked);
-  run(body);
-  state.error = error_;
-  state.body = std::move(body);
-  state.mark = device_->mark();
+  {
+    const LaneScope lane(Lane::communication);
+    device_->follow(asked);
+    run(body);
+    state.error = error_;
+    state.body = std::move(body);
+    state.mark = device_->mark();
+  }
+  wait.end();
   on_device_.push_back(work.state_);
   return work;
 }
 
 void CommQueue::release_reached() {
-  std::erase_if(on_device_, [](const auto& state) { return state->done || state->device->reached(state->mark); });
+  std::erase_if(on_device_, [](const auto& state) {
+    const std::lock_guard lock(state->mutex);
+    return state->done || state->device->reached(state->mark);
+  });
 }
 
 Work CommQueue::submit(std::function<void()> body) {

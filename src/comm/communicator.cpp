@@ -142,14 +142,12 @@ std::vector<std::string> Communicator::latest_kernels() const {
   return log ? log->latest() : std::vector<std::string>();
 }
 
-void Communicator::check() const {
-  if (group_) group_->session->check();
-}
-
 int64_t Communicator::calls() const { return group_ ? group_->session->calls.load() : 0; }
 
 void Communicator::stop() const {
-  if (group_) group_->session->transport->stop();
+  if (!group_) return;
+  group_->session->transport->stop();
+  group_->session->end(std::make_exception_ptr(Error(ExitCode::peer_lost, text("rank ", rank(), " gave up its communication"))));
 }
 
 void Communicator::all_gather(const Bytes& bytes, std::span<const int64_t> counts, Purpose purpose) const {

@@ -32,7 +32,12 @@ class DeviceCollectives : public ::testing::TestWithParam<Setting> {
       const Threads one(1);
       std::unique_ptr<Backend> device = std::make_unique<ClosedDevice>();
       if (GetParam().kind != Kind::closed) device = std::make_unique<AsyncDevice>(static_cast<uint32_t>(world.rank() + 1));
-      body(*device, world);
+      try {
+        body(*device, world);
+      } catch (...) {
+        world.stop();  // lanes of the device would wait for peers
+        throw;
+      }
     };
     return run_ranks(GetParam().ranks, on_rank, {}, messages);
   }
@@ -244,6 +249,40 @@ TEST_P(DeviceCollectives, TimeOfTheComputeLaneIsCounted) {
   });
 }
 
+// A rank that asks late computes; one whose lane waits for it does not.
+TEST_P(DeviceCollectives, AQueueDoesNotHideWhoIsLate) {
+  std::array<double, 8> computed{};
+  on_ranks([&](Backend& device, const Communicator& world) {
+    CommQueue queue(world, &device);
+    const Tensor x = filled(device, 1);
+    world.barrier();
+    CommunicationMeter meter;
+    const Moment began(device);
+    if (world.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    const Work work = queue.submit([&] { world.sum(x, Purpose::gradients); });
+    const Moment ended(device);
+    meter.stop();
+    work.wait();
+    to_host<float>(x);
+    computed[static_cast<size_t>(world.rank())] = began.seconds_until(ended) - meter.seconds();
+  });
+  const bool blocks = GetParam().kind == Kind::closed;  // its lanes are one thread, so it has no time of its own
+  if (!blocks) {
+    EXPECT_LT(computed[0], computed[1] / 2);
+  }
+}
+
+TEST_P(DeviceCollectives, BytesOfAHostAndOfADeviceAreDifferentCalls) {
+  const auto errors = errors_on_ranks([](Backend& device, const Communicator& world) {
+    const std::unique_ptr<Backend> host = make_backend("cpu");
+    const Tensor x = filled(world.rank() == 0 ? device : *host, 1);
+    world.sum(x, Purpose::other);
+    to_host<float>(x);
+    world.barrier();
+  });
+  EXPECT_THAT(errors, Contains(::testing::AllOf(HasSubstr("make different calls"), HasSubstr("sum of 1000 fp32 on a device"))));
+}
+
 TEST_P(DeviceCollectives, AWaitForTheDeviceEndsWithALostPeer) {
   const auto errors = errors_on_ranks([](Backend& device, const Communicator& world) {
     const Tensor x = filled(device, 1);
@@ -267,11 +306,168 @@ TEST_P(DeviceCollectives, ReportsNameTheLatestKernels) {
   });
 }
 
+// A wait inside a body orders the lane of communication alone.
+TEST_P(DeviceCollectives, ABodyMayWaitForOtherWork) {
+  on_ranks([](Backend& device, const Communicator& world) {
+    CommQueue queue(world, &device);
+    for (int round = 1; round <= 20; ++round) {
+      const Tensor copy = filled(device, 0);
+      const Work first = queue.submit([&world, copy, sums = filled(device, round)] {
+        world.sum(sums, Purpose::gradients);
+        copy.device().run(Convert{.x = sums, .out = copy});
+      });
+      const Work second = queue.submit([&] { first.wait(); });
+      for (int j = 0; j < 5; ++j) filled(device, 1e6);
+      first.wait();
+      require_all(copy, round * world.size(), "what the first made");
+      second.wait();
+    }
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Devices, DeviceCollectives,
                          ::testing::Values(Setting{Kind::closed, 2}, Setting{Kind::closed, 3}, Setting{Kind::async, 2},
                                            Setting{Kind::async, 3}, Setting{Kind::async, 4}, Setting{Kind::async_through_the_host, 2},
                                            Setting{Kind::async_through_the_host, 3}),
                          [](const auto& c) { return text(name_of(c.param.kind), "_", c.param.ranks); });
+
+// ---- links whose exchanges fail later than they are asked for
+
+// Moves nothing. Its exchanges have failed once `failed` is set.
+struct Told {
+  std::atomic<bool> failed{false};
+  std::atomic<int> given_up{0};
+};
+class LateLink final : public DeviceLink {
+ public:
+  explicit LateLink(Told& told) : told_(told) {}
+  void exchange(std::span<const DeviceMessage>) override {}
+  void check() override { require(!told_.failed, ExitCode::peer_lost, "the link lost a peer"); }
+  void give_up() noexcept override { ++told_.given_up; }
+
+ private:
+  Told& told_;
+};
+
+class LateLinks : public ::testing::Test {
+ protected:
+  // Runs body as two ranks over late links, all of the same one state.
+  std::vector<std::string> errors(const std::function<void(Backend&, const Communicator&)>& body) {
+    auto transports = thread_transports(2, [this] { require(!lost_, ExitCode::peer_lost, "a peer was lost"); });
+    std::vector<std::string> out(2);
+    std::vector<std::thread> threads;
+    for (size_t r = 0; r < 2; ++r) {
+      threads.emplace_back([&, r] {
+        const Threads one(1);
+        AsyncDevice device;
+        const Communicator world(std::move(transports[r]), [this](const LinkRanks&) { return std::make_unique<LateLink>(told_); });
+        try {
+          body(device, world);
+        } catch (const std::exception& error) {
+          out[r] = error.what();
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return out;
+  }
+
+  Told told_;
+  std::atomic<bool> lost_{false};
+};
+
+// Of the world and of a group within: two on each of two ranks.
+TEST_F(LateLinks, AnErrorFoundByAWaitEndsAllOfThem) {
+  const auto found = errors([&](Backend& device, const Communicator& world) {
+    const Communicator again = world.split(0);
+    const Tensor x = filled(device, 1);
+    again.sum(x, Purpose::other);
+    world.barrier();
+    told_.failed = true;
+    EXPECT_THROW(
+        {
+          device.follow(AsyncDevice::never());
+          to_host<float>(x);
+        },
+        Error);
+    EXPECT_THROW(world.sum(filled(device, 1), Purpose::other), Error);
+    again.barrier();
+  });
+  EXPECT_THAT(found, Each(HasSubstr("the link lost a peer")));
+  EXPECT_GE(told_.given_up, 4);
+}
+
+TEST_F(LateLinks, APeerThatAWaitMissesEndsThem) {
+  const auto found = errors([&](Backend& device, const Communicator& world) {
+    world.sum(filled(device, 1), Purpose::other);
+    world.barrier();
+    lost_ = true;
+    EXPECT_THROW(
+        {
+          device.follow(AsyncDevice::never());
+          to_host<float>(filled(device, 1));
+        },
+        Error);
+    EXPECT_GE(told_.given_up, 1);
+    world.sum(filled(device, 1), Purpose::other);
+  });
+  EXPECT_THAT(found, Each(HasSubstr("a peer was lost")));
+}
+
+TEST_F(LateLinks, StoppingEndsThem) {
+  const auto found = errors([&](Backend& device, const Communicator& world) {
+    world.barrier();
+    world.stop();
+    EXPECT_GE(told_.given_up, 1);
+    world.sum(filled(device, 1), Purpose::other);
+  });
+  EXPECT_THAT(found, Each(HasSubstr("gave up its communication")));
+}
+
+// Their queue watches the device before the first collective.
+TEST_F(LateLinks, AQueueLetsWaitsLook) {
+  const auto found = errors([&](Backend& device, const Communicator& world) {
+    const CommQueue queue(world, &device);
+    lost_ = true;
+    device.follow(AsyncDevice::never());
+    to_host<float>(filled(device, 1));
+  });
+  EXPECT_THAT(found, Each(HasSubstr("a peer was lost")));
+}
+
+// A transport moves messages once more at its end, as UCX does; the headers of calls that no wait has compared are still there.
+TEST_F(LateLinks, HeadersOutliveTheTransport) {
+  class Late final : public Transport {
+   public:
+    explicit Late(std::unique_ptr<Transport> of) : Transport({}), of_(std::move(of)) {}
+    ~Late() override {
+      for (Request i = 0; i < count_; ++i) of_->ready(i);
+    }
+    int rank() const override { return of_->rank(); }
+    int size() const override { return of_->size(); }
+    Request send(int to, uint64_t tag, std::span<const std::byte> bytes) override { return ++count_, of_->send(to, tag, bytes); }
+    Request receive(int from, uint64_t tag, std::span<std::byte> bytes) override { return ++count_, of_->receive(from, tag, bytes); }
+    void cancel() noexcept override {}
+
+   protected:
+    bool done(Request request) override { return of_->ready(request); }
+    void sleep() override {}
+    size_t begun() const override { return count_; }
+    void forget() override {}
+
+   private:
+    std::unique_ptr<Transport> of_;
+    size_t count_ = 0;
+  };
+  auto transports = thread_transports(2);
+  ClosedDevice a, b;
+  const auto link = [&](const LinkRanks&) { return std::make_unique<LateLink>(told_); };
+  auto first = std::make_unique<Communicator>(std::make_unique<Late>(std::move(transports[0])), link);
+  const Communicator second(std::move(transports[1]), link);
+  first->sum(filled(a, 1), Purpose::other);
+  second.sum(filled(b, 1), Purpose::other);
+  first.reset();  // AddressSanitizer sees a header that is gone
+}
 
 // ---- a device alone
 

@@ -6,16 +6,16 @@
 // over the ranks, neighbors first, then pairs of neighbors, whichever rank computes them.
 //
 // A process runs one collective at a time, on any thread, because all its groups share one transport. A second one that begins meanwhile
-// throws, except on the thread that submits to a CommQueue, where it waits for what was submitted. A collective that fails leaves the
-// process without communication: every later one throws the same error.
+// throws, except on the thread that submits to a CommQueue, where it waits for what was submitted. A collective that fails, or a wait for a
+// device that finds communication at its end, leaves the process without communication: every later one throws the same error.
 //
 // A device moves its bytes in its communication lane, which first comes to where the compute lane is; what the compute lane is asked for
 // after the call comes after it. The call itself may return before.
 //
-// Each call sends its right neighbor kHeaderBytes beside the payload: operation, group, sequence, dtype and counts (an all_to_all sends
-// every peer its count). It compares them with those from the left: if calls differ within a group, two neighbors differ somewhere, and
-// that rank throws. For bytes of a device that happens at the next wait of the host. Ranks that wait for each other in different groups are
-// found by the watchdog.
+// Each call sends its right neighbor kHeaderBytes beside the payload: operation, group, sequence, dtype, counts and whether the bytes are a
+// device's (an all_to_all sends every peer its count). It compares them with those from the left: if calls differ within a group, two
+// neighbors differ somewhere, and that rank throws. For bytes of a device that happens at the next wait of the host. Ranks that wait for
+// each other in different groups are found by the watchdog.
 #pragma once
 
 #include <cstddef>
@@ -68,9 +68,8 @@ class Communicator {
   int64_t calls() const;  // begun so far, in all groups
   // Returns the kernels that the device of the latest call was last asked for; none where that was the host. Any thread may call it.
   std::vector<std::string> latest_kernels() const;
-  // Throws what ended communication meanwhile: a lost peer, other calls of a neighbor, a message that failed. Waits for a device call it.
-  void check() const;
-  // Makes the call under way and all later ones of this process throw Error(peer_lost). Any thread may call it.
+  // Makes the call under way and all later ones of this process throw Error(peer_lost), and lanes of devices go on without what they were
+  // to receive. Any thread may call it.
   void stop() const;
 
   // In `bytes`, counts[r] bytes of rank r follow those of rank r - 1, on all ranks; each rank brings its own.

@@ -26,7 +26,7 @@ class DeviceLink {
   virtual void exchange(std::span<const DeviceMessage> messages) = 0;
   // Throws what failed after exchange() had returned. Every wait for the device calls it.
   virtual void check() = 0;
-  // Makes the exchange under way and all later ones fail. Any thread may call it.
+  // Makes the exchange under way and all later ones fail: lanes that wait for a peer go on. Any thread may call it, more than once.
   virtual void give_up() noexcept = 0;
 };
 
