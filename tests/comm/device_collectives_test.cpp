@@ -334,19 +334,19 @@ INSTANTIATE_TEST_SUITE_P(Devices, DeviceCollectives,
 // ---- links whose exchanges fail later than they are asked for
 
 // Moves nothing. Its exchanges have failed once `failed` is set.
-struct Told {
+struct LateState {
   std::atomic<bool> failed{false};
   std::atomic<int> given_up{0};
 };
 class LateLink final : public DeviceLink {
  public:
-  explicit LateLink(Told& told) : told_(told) {}
+  explicit LateLink(LateState& state) : state_(state) {}
   void exchange(std::span<const DeviceMessage>) override {}
-  void check() override { require(!told_.failed, ExitCode::peer_lost, "the link lost a peer"); }
-  void give_up() noexcept override { ++told_.given_up; }
+  void check() override { require(!state_.failed, ExitCode::peer_lost, "the link lost a peer"); }
+  void give_up() noexcept override { ++state_.given_up; }
 
  private:
-  Told& told_;
+  LateState& state_;
 };
 
 class LateLinks : public ::testing::Test {
@@ -360,7 +360,7 @@ class LateLinks : public ::testing::Test {
       threads.emplace_back([&, r] {
         const Threads one(1);
         AsyncDevice device;
-        const Communicator world(std::move(transports[r]), [this](const LinkRanks&) { return std::make_unique<LateLink>(told_); });
+        const Communicator world(std::move(transports[r]), [this](const LinkRanks&) { return std::make_unique<LateLink>(link_state_); });
         try {
           body(device, world);
         } catch (const std::exception& error) {
@@ -372,7 +372,7 @@ class LateLinks : public ::testing::Test {
     return out;
   }
 
-  Told told_;
+  LateState link_state_;
   std::atomic<bool> lost_{false};
 };
 
@@ -383,7 +383,7 @@ TEST_F(LateLinks, AnErrorFoundByAWaitEndsAllOfThem) {
     const Tensor x = filled(device, 1);
     again.sum(x, Purpose::other);
     world.barrier();
-    told_.failed = true;
+    link_state_.failed = true;
     EXPECT_THROW(
         {
           device.follow(AsyncDevice::never());
@@ -394,7 +394,7 @@ TEST_F(LateLinks, AnErrorFoundByAWaitEndsAllOfThem) {
     again.barrier();
   });
   EXPECT_THAT(found, Each(HasSubstr("the link lost a peer")));
-  EXPECT_GE(told_.given_up, 4);
+  EXPECT_GE(link_state_.given_up, 4);
 }
 
 TEST_F(LateLinks, APeerThatAWaitMissesEndsThem) {
@@ -408,7 +408,7 @@ TEST_F(LateLinks, APeerThatAWaitMissesEndsThem) {
           to_host<float>(filled(device, 1));
         },
         Error);
-    EXPECT_GE(told_.given_up, 1);
+    EXPECT_GE(link_state_.given_up, 1);
     world.sum(filled(device, 1), Purpose::other);
   });
   EXPECT_THAT(found, Each(HasSubstr("a peer was lost")));
@@ -418,7 +418,7 @@ TEST_F(LateLinks, StoppingEndsThem) {
   const auto found = errors([&](Backend& device, const Communicator& world) {
     world.barrier();
     world.stop();
-    EXPECT_GE(told_.given_up, 1);
+    EXPECT_GE(link_state_.given_up, 1);
     world.sum(filled(device, 1), Purpose::other);
   });
   EXPECT_THAT(found, Each(HasSubstr("gave up its communication")));
@@ -461,7 +461,7 @@ TEST_F(LateLinks, HeadersOutliveTheTransport) {
   };
   auto transports = thread_transports(2);
   ClosedDevice a, b;
-  const auto link = [&](const LinkRanks&) { return std::make_unique<LateLink>(told_); };
+  const auto link = [&](const LinkRanks&) { return std::make_unique<LateLink>(link_state_); };
   auto first = std::make_unique<Communicator>(std::make_unique<Late>(std::move(transports[0])), link);
   const Communicator second(std::move(transports[1]), link);
   first->sum(filled(a, 1), Purpose::other);
