@@ -5,6 +5,7 @@
 
 #include "files.h"
 #include "mantissa/text/bpe_trainer.h"
+#include "testing.h"
 #include "tokenizer_files.h"
 
 namespace mantissa::trained_tokenizer_test {
@@ -39,6 +40,68 @@ TEST(BpeTokenizer, EachTextOfAStreamBeginsAnew) {
   const BpeTokenizer tokenizer = made(json);
   for (const size_t window : {1U, 3U, 100U})
     EXPECT_THAT(streamed(tokenizer, {"he", "ll", ""}, window), ElementsAre(Ids{17, 10}, Ids{17, 11}, Ids{}));
+}
+
+// A tokenizer that cuts at each "l", with another member in its file.
+struct InParts {
+  const char *name, *member, *value, *text;
+  bool cuts;  // before the end of the text is known
+};
+
+class TextsInParts : public ::testing::TestWithParam<InParts> {};
+
+TEST_P(TextsInParts, HaveTheIdsOfTheWhole) {
+  Json json = small_tokenizer({" ", "_", "_h"});
+  json["model"]["merges"].entries().emplace_back("_ h");
+  json["pre_tokenizer"] = parse_json(R"({"type":"Split","pattern":{"String":"l"},"behavior":"Isolated","invert":false})", "p");
+  json[GetParam().member] = parse_json(GetParam().value, GetParam().member);
+  const BpeTokenizer tokenizer = made(json);
+  EXPECT_EQ(tokenizer.works_on_parts(), GetParam().cuts);
+  const Ids whole = encode(tokenizer, GetParam().text);
+  for (const size_t window : {1U, 2U, 3U, 100U}) EXPECT_THAT(streamed(tokenizer, {GetParam().text}, window), ElementsAre(whole)) << window;
+}
+
+#define SPLIT(pattern, behavior, invert) R"({"type":"Split","pattern":)" pattern R"(,"behavior":")" behavior R"(","invert":)" invert "}"
+#define TOKEN(content, flag) R"([{"id":30,"content":")" content R"(",")" flag R"(":true,"special":true}])"
+INSTANTIATE_TEST_SUITE_P(
+    , TextsInParts,
+    ::testing::Values(InParts{"isolated", "pre_tokenizer", SPLIT(R"({"String":"l"})", "Isolated", "false"), "hello orl", true},
+                      InParts{"removed", "pre_tokenizer", SPLIT(R"({"String":"l"})", "Removed", "false"), "hello orl", true},
+                      InParts{"kept", "pre_tokenizer", SPLIT(R"({"String":"l"})", "Removed", "true"), "hello orl", true},
+                      InParts{"previous", "pre_tokenizer", SPLIT(R"({"String":"l"})", "MergedWithPrevious", "false"), "hello orl", false},
+                      InParts{"next", "pre_tokenizer", SPLIT(R"({"String":"l"})", "MergedWithNext", "false"), "hello orl", false},
+                      InParts{"contiguous", "pre_tokenizer", SPLIT(R"({"String":"l"})", "Contiguous", "false"), "hello orl", false},
+                      InParts{"looks_behind", "pre_tokenizer", SPLIT(R"({"Regex":"l|(?<=l)o"})", "Isolated", "false"), "lor", false},
+                      InParts{"metaspace_of_first", "pre_tokenizer",
+                              R"({"type":"Sequence","pretokenizers":[)" SPLIT(
+                                  R"({"String":"l"})", "Isolated",
+                                  "false") R"(,{"type":"Metaspace","replacement":"_","prepend_scheme":"first"}]})",
+                              "hlh", false},
+                      InParts{"lowercase", "normalizer", R"({"type":"Lowercase"})", "HELlo", true},
+                      InParts{"prepend", "normalizer", R"({"type":"Prepend","prepend":"_"})", "hlhl", false},
+                      InParts{"replace", "normalizer", R"({"type":"Replace","pattern":{"String":"  "},"content":"_"})", "l  hl", false},
+                      InParts{"strip", "normalizer", R"({"type":"Strip","strip_left":true,"strip_right":true})", "  h l  ", false},
+                      InParts{"added", "added_tokens", TOKEN("[", "normalized"), "l  [  hl", true},
+                      InParts{"single_word", "added_tokens", TOKEN("hel", "single_word"), "hello hel", false},
+                      InParts{"lstrip", "added_tokens", TOKEN("[", "lstrip"), "l  [  hl", false},
+                      InParts{"rstrip", "added_tokens", TOKEN("[", "rstrip"), "l  [  hl", false}),
+    [](const auto& one) { return std::string(one.param.name); });
+#undef SPLIT
+#undef TOKEN
+
+TEST(BpeTokenizer, IdsDoNotDependOnTheThreads) {
+  const BpeTokenizer tokenizer = made([] {
+    Json json = small_tokenizer();
+    json["pre_tokenizer"] = {{"type", "Split"}, {"pattern", {{"String", "l"}}}, {"behavior", "Isolated"}, {"invert", false}};
+    return json;
+  }());
+  std::string text;
+  for (size_t i = 0; i < 1000; ++i) text += test::repeated("helloworld", 1 + i % 3).substr(i % 7);
+  const test::Threads one(1);
+  const Ids whole = encode(tokenizer, text);
+  EXPECT_EQ(tokenizer.decode(whole), text);
+  const test::Threads three(3);
+  EXPECT_EQ(encode(tokenizer, text), whole);
 }
 
 TEST(BpeTokenizer, TextBetweenMatchesIsKeptInParts) {
