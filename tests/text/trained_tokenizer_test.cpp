@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include <random>
+#include <set>
 
 #include "files.h"
 #include "mantissa/text/bpe_trainer.h"
@@ -152,6 +153,27 @@ TEST_F(TrainedTokenizer, IsTheSameForTheSameText) {
   EXPECT_LT(BpeTokenizer::from_json(trained(100000), "t.json").size(), 1000) << "no pair occurs twice";
 }
 
+// Which of the words are tokens of a vocabulary that was trained on words, each on a line.
+std::vector<std::string> merged_words(const std::vector<std::string>& words, int64_t size) {
+  BpeTrainer trainer;
+  for (const std::string& word : words) trainer.add(word + "\n", {});
+  trainer.end_text({});
+  const BpeTokenizer tokenizer = BpeTokenizer::from_json(trainer.train(size), "t.json");
+  std::vector<std::string> out;
+  for (const std::string& word : std::set(words.begin(), words.end()))
+    if (tokenizer.id_of(word)) out.push_back(word);
+  return out;
+}
+
+TEST_F(TrainedTokenizer, MergesTheMostFrequentPairAndOfEqualOnesThatOfTheLowerIds) {
+  EXPECT_THAT(merged_words({"ab", "cd", "ab", "cd"}, 258), ElementsAre("ab"));
+  EXPECT_THAT(merged_words({"ab", "cd", "cd", "ab", "cd"}, 258), ElementsAre("cd"));
+  // Of the five pairs "bc" two are left where "ab" has been merged.
+  EXPECT_THAT(merged_words({"abc", "abc", "abc", "ab", "ab", "ab", "bc", "bc", "de", "de", "de"}, 259), ElementsAre("ab", "de"));
+}
+
+TEST_F(TrainedTokenizer, APairThatOccursOnceIsNotMerged) { EXPECT_THAT(merged_words({"ab", "cd", "cd"}, 300), ElementsAre("cd")); }
+
 TEST_F(TrainedTokenizer, AddedTokensComeLast) {
   BpeTrainer trainer;
   trainer.add("abababab", {});
@@ -163,7 +185,7 @@ TEST_F(TrainedTokenizer, AddedTokensComeLast) {
   EXPECT_EQ(tokenizer.id_of("<think>"), 259);
   EXPECT_EQ(tokenizer.id_of("<|im_end|>"), 260);
   EXPECT_THAT(encode(tokenizer, "abab<|im_end|>ab"), ElementsAre(257, 260, 256)) << "of two merges";
-  EXPECT_EQ(tokenizer.decode(std::vector<int32_t>{256, 259, 260, 256}), "ab<think>ab") << "special tokens are not shown";
+  EXPECT_EQ(tokenizer.decode(std::vector<int32_t>{256, 258, 259, 260, 256}), "ab<think>ab") << "special tokens are not shown";
   EXPECT_EQ(test::error_of([&] { trainer.train(258, added); }).code(), ExitCode::usage);
   EXPECT_EQ(BpeTokenizer::from_json(trainer.train(259, added), "t.json").size(), 259);
 }
