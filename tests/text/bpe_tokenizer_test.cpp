@@ -136,6 +136,19 @@ TEST(BpeTokenizer, BytesStandForACharacterIfAllAreThere) {
             "a\xEF\xBF\xBD\xEF\xBF\xBD");
 }
 
+TEST(BpeTokenizer, APieceThatALongOneBeginsWithIsMergedAlone) {
+  Json json = small_tokenizer();
+  json["pre_tokenizer"] = parse_json(R"({"type":"Split","pattern":{"String":"d"},"behavior":"Removed","invert":false})", "pretokenizer");
+  const BpeTokenizer tokenizer = made(json);
+  const std::string text = test::repeated("hello", 20);
+  for (size_t length = 1; length < text.size(); ++length) {
+    const std::string beginning = text.substr(0, length);
+    Ids expected = encode(tokenizer, text);
+    std::ranges::copy(encode(tokenizer, beginning), std::back_inserter(expected));
+    ASSERT_EQ(encode(tokenizer, text + 'd' + beginning), expected) << length;
+  }
+}
+
 TEST(BpeTokenizer, IgnoreMergesTakesAWholePieceFirst) {
   Json json = small_tokenizer({"hellor"});  // which no merge makes
   EXPECT_THAT(pieces(json, "hellor"), ElementsAre("hello", "r"));
@@ -180,6 +193,15 @@ TEST(BpeTokenizer, AddedTokensLookAtWhatIsBesideThem) {
   EXPECT_THAT(encode(tokenizer, "hel hello hel, _hel"), ElementsAre(22, 13, 22, 10, 6));
 }
 
+TEST(BpeTokenizer, NoTokenBeginsInsideOneThatMayNotStandThere) {
+  Json json = small_tokenizer();
+  json["added_tokens"] = Json::Entries{added_token("hel", 20), added_token("el", 21, false)};
+  json["added_tokens"][0]["single_word"] = true;
+  EXPECT_THAT(encode(made(json), "hello el"), ElementsAre(13, 21)) << "beside a letter";
+  json["added_tokens"][0]["single_word"] = false;
+  EXPECT_THAT(encode(made(json), "hello el", SpecialTokenText::text), ElementsAre(13, 21)) << "a text like any other";
+}
+
 TEST(BpeTokenizer, NormalizedTokensAreFoundInNormalizedText) {
   Json json = small_tokenizer();
   json["normalizer"] = {{"type", "Lowercase"}};
@@ -199,7 +221,7 @@ struct Normalized {
 class NormalizedTexts : public ::testing::TestWithParam<Normalized> {};
 
 TEST_P(NormalizedTexts, AreWhatTheModelSees) {
-  Json json = small_tokenizer({"\xE2\x96\x81", "\xC3\xA9", "A", "i", "\xCC\x87"});
+  Json json = small_tokenizer({"\xE2\x96\x81", "\xC3\xA9", "A", "i", "\xCC\x87", " "});
   json["normalizer"] = parse_json(GetParam().normalizer, "normalizer");
   EXPECT_EQ(pieces(json, GetParam().text), GetParam().expected);
 }
@@ -221,7 +243,15 @@ INSTANTIATE_TEST_SUITE_P(
                       Normalized{"replace", R"({"type":"Replace","pattern":{"String":"."},"content":"ll"})", "he.o", {"hello"}},
                       Normalized{
                           "regex", R"({"type":"Replace","pattern":{"Regex":"\\s+"},"content":"▁"})", "a \n b", {"a", "\xE2\x96\x81", "b"}},
-                      Normalized{"strip", R"({"type":"Strip","strip_left":true,"strip_right":false})", " A", {"A"}},
+                      Normalized{"prepend_to_nothing",
+                                 R"({"type":"Sequence","normalizers":[{"type":"Replace","pattern":{"String":"x"},"content":""},
+                                   {"type":"Prepend","prepend":"▁"}]})",
+                                 "x",
+                                 {}},
+                      Normalized{"strip", R"({"type":"Strip","strip_left":true,"strip_right":false})", " A ", {"A", " "}},
+                      Normalized{"strip_all_left", R"({"type":"Strip","strip_left":true,"strip_right":false})", "  ", {}},
+                      Normalized{"strip_all_right", R"({"type":"Strip","strip_left":false,"strip_right":true})", "  ", {}},
+                      Normalized{"strip_none", R"({"type":"Strip","strip_left":false,"strip_right":false})", "  ", {" ", " "}},
                       Normalized{"sequence",
                                  R"({"type":"Sequence","normalizers":[{"type":"Prepend","prepend":" "},
                                    {"type":"Replace","pattern":{"String":" "},"content":"▁"}]})",
@@ -238,8 +268,9 @@ class CutTexts : public ::testing::TestWithParam<Cut> {};
 
 // Pieces show by merges that do not cross them: "ll" and "hell" are tokens.
 TEST_P(CutTexts, AreEncodedPieceByPiece) {
-  Json json = small_tokenizer({"\xE2\x96\x81", "\xE2\x96\x81h", "1", "11", ".", "..", " ", "l1"});
-  json["model"]["merges"].entries().insert(json["model"]["merges"].entries().end(), {"▁ h", "1 1", ". .", "l 1"});
+  Json json =
+      small_tokenizer({"\xE2\x96\x81", "\xE2\x96\x81h", "1", "11", ".", "..", " ", "l1", "\xC2\xBD", "l\xC2\xBD", "\xC4\xA0", "\xC4\xA0h"});
+  json["model"]["merges"].entries().insert(json["model"]["merges"].entries().end(), {"▁ h", "1 1", ". .", "l 1", "l ½", "Ġ h"});
   json["pre_tokenizer"] = parse_json(GetParam().pretokenizer, "pretokenizer");
   EXPECT_EQ(pieces(json, GetParam().text), GetParam().expected);
 }
@@ -254,6 +285,7 @@ INSTANTIATE_TEST_SUITE_P(
         Cut{"previous", SPLIT("MergedWithPrevious", "false"), "hellor", {"he", "l", "l", "or"}},
         Cut{"next", SPLIT("MergedWithNext", "false"), "olld", {"o", "l", "ld"}},
         Cut{"digits", R"({"type":"Digits","individual_digits":false})", "l1111", {"l", "11", "11"}},
+        Cut{"other_numbers", R"({"type":"Digits","individual_digits":false})", "l\xC2\xBD", {"l", "\xC2\xBD"}},
         Cut{"each_digit", R"({"type":"Digits","individual_digits":true})", "l11", {"l", "1", "1"}},
         Cut{"punctuation", R"({"type":"Punctuation","behavior":"Contiguous"})", "he..", {"he", ".."}},
         Cut{"each_punctuation", R"({"type":"Punctuation"})", "he..", {"he", ".", "."}},
@@ -262,7 +294,14 @@ INSTANTIATE_TEST_SUITE_P(
             "he h",
             {"\xE2\x96\x81", "he", "\xE2\x96\x81h"}},
         Cut{"metaspace_never", R"({"type":"Metaspace","replacement":"▁","prepend_scheme":"never"})", "he h", {"he", "\xE2\x96\x81h"}},
+        Cut{"metaspace_is_there", R"({"type":"Metaspace","replacement":"▁","prepend_scheme":"always"})", " h", {"\xE2\x96\x81h"}},
         Cut{"metaspace_legacy", R"({"type":"Metaspace","replacement":"▁","add_prefix_space":true})", "h", {"\xE2\x96\x81h"}},
+        Cut{"prefix_space", R"({"type":"ByteLevel","add_prefix_space":true,"use_regex":false})", "h", {"\xC4\xA0h"}},
+        Cut{"prefix_space_is_there", R"({"type":"ByteLevel","add_prefix_space":true,"use_regex":false})", " h", {"\xC4\xA0h"}},
+        Cut{"metaspace_of_first_after_digits",
+            R"({"type":"Sequence","pretokenizers":[{"type":"Digits"},{"type":"Metaspace","replacement":"▁","prepend_scheme":"first"}]})",
+            "1h",
+            {"\xE2\x96\x81", "1", "h"}},
         Cut{"sequence",
             R"({"type":"Sequence","pretokenizers":[{"type":"Digits"},{"type":"Punctuation"}]})",
             "l11..",
@@ -293,6 +332,12 @@ TEST(BpeTokenizer, PostProcessorsPutTokensAroundATextOnly) {
   EXPECT_THAT(made(json).before_text(), ElementsAre(40));
   EXPECT_THAT(made(json).after_text(), ElementsAre(2));
   EXPECT_EQ(made(json).size(), 41) << "which the model must have, too";
+  json["post_processor"] = parse_json(R"({"type":"Sequence","processors":[{"type":"RobertaProcessing","sep":["</s>",2],"cls":["<s>",1]},
+    {"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"["}},{"Sequence":{"id":"A"}},{"SpecialToken":{"id":"]"}}],
+    "special_tokens":{"[":{"ids":[3]},"]":{"ids":[4]}}}]})",
+                                      "p");
+  EXPECT_THAT(made(json).before_text(), ElementsAre(3, 1)) << "the later one around the earlier one";
+  EXPECT_THAT(made(json).after_text(), ElementsAre(2, 4));
 }
 
 struct Decoded {
@@ -311,7 +356,8 @@ TEST_P(DecodedTexts, AreThoseOfTheDecoder) {
                        "\xC4\xA0"
                        "h",
                        "\xC4\xBE"
-                       "h"});  // from 17
+                       "h",
+                       "<0xcF>", "<0xBf>"});  // from 17
   json["decoder"] = parse_json(GetParam().decoder, "decoder");
   EXPECT_EQ(made(json).decode(GetParam().ids), GetParam().expected);
 }
@@ -327,6 +373,7 @@ INSTANTIATE_TEST_SUITE_P(
                               R"({"type":"Sequence","decoders":[{"type":"Fuse"},{"type":"Strip","content":"a","start":2,"stop":1}]})",
                               {0, 0, 0, 1, 0, 0},
                               "aba"},
+                      Decoded{"named_bytes", R"({"type":"ByteFallback"})", {22, 23}, "\xCF\xBF"},
                       Decoded{"bytes",
                               R"({"type":"ByteLevel"})",
                               {20, 19, 21, 0},
@@ -342,7 +389,9 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(LossyUtf8, ReplacesTheLongestBeginningsOfCharacters) {
   EXPECT_EQ(lossy_utf8("a\xE0\x80\x80z"), "a\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBDz");
   EXPECT_EQ(lossy_utf8("\xF0\x9F\x98z\xF0\x9F\x98\x80"), "\xEF\xBF\xBDz\xF0\x9F\x98\x80");
-  EXPECT_EQ(lossy_utf8("\xED\xA0\x80\xC3"), "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD");
+  for (const char* const none : {"\xED\xA0\x80\xC3", "\xF0\x8F\xBF\xBF", "\xF4\x90\x80\x80"})
+    EXPECT_EQ(lossy_utf8(none), "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD");
+  for (const char* const least_or_most : {"\xF0\x90\x80\x80", "\xF4\x8F\xBF\xBF"}) EXPECT_EQ(lossy_utf8(least_or_most), least_or_most);
 }
 
 TEST(BpeTokenizer, NamesTheByteThatIsNoUtf8) {
