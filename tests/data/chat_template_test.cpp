@@ -38,6 +38,9 @@ TEST(ChatTemplates, Qwen25HasASystemMessageOfItsOwn) {
   for (const ChatTemplate which : {ChatTemplate::chatml, ChatTemplate::qwen25})
     EXPECT_EQ(rendered(which, {{kSystem, "Be brief."}, {kUser, "Hi"}, {kAssistant, "Hello."}}),
               "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n[[Hello.<|im_end|>]]\n");
+  EXPECT_EQ(rendered(ChatTemplate::qwen25, {{kSystem, ""}, {kAssistant, "Hello."}}),
+            "<|im_start|>system\n<|im_end|>\n<|im_start|>assistant\n[[Hello.<|im_end|>]]\n")
+      << "an empty one counts";
 }
 
 TEST(ChatTemplates, Qwen3ThinksInItsLastAnswerIfOnlyEmptily) {
@@ -56,6 +59,15 @@ TEST(ChatTemplates, Qwen3TakesReasoningFromItsFieldOrOutOfTheContent) {
             "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n[[<think>\nTwo and two.\n</think>\n\n4<|im_end|>]]\n");
   EXPECT_EQ(rendered(ChatTemplate::qwen3, {{kUser, "2+2?"}, {kAssistant, "<think>\nsum\n</think>\n\n4"}}),
             "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n[[<think>\nsum\n</think>\n\n4<|im_end|>]]\n");
+  EXPECT_EQ(rendered(ChatTemplate::qwen3, {{kUser, "2+2?"}, {kAssistant, "<think>\n4</think>\n5", ""}}),
+            "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n[[<think>\n\n</think>\n\n<think>\n4</think>\n5<|im_end|>]]\n")
+      << "an empty field counts";
+}
+
+// Reasoning goes from the last <think> before the first </think> up to there, and the content begins behind the last </think>.
+TEST(ChatTemplates, Qwen3DropsWhatRepeatedMarksEnclose) {
+  EXPECT_EQ(rendered(ChatTemplate::qwen3, {{kUser, "2+2?"}, {kAssistant, "<think>\n3?\n<think>\n4!\n</think>\n3</think>\n4"}}),
+            "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n[[<think>\n4!\n</think>\n\n4<|im_end|>]]\n");
 }
 
 // An answer to no query, and one to what a tool said, which is none.
@@ -67,6 +79,12 @@ TEST(ChatTemplates, Qwen3ThinksAfterTheLastQueryOnly) {
             "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n[[<think>\nHow?\n</think>\n\nI ask.<|im_end|>]]\n"
             "<|im_start|>user\n<tool_response>4</tool_response><|im_end|>\n"
             "<|im_start|>assistant\n[[<think>\n\n</think>\n\n4<|im_end|>]]\n");
+  EXPECT_EQ(
+      rendered(ChatTemplate::qwen3, {{kUser, "2+2?"}, {kAssistant, "4", "Sum."}, {kUser, "<tool_response>?"}, {kAssistant, "A mark."}}),
+      "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n[[4<|im_end|>]]\n"
+      "<|im_start|>user\n<tool_response>?<|im_end|>\n"
+      "<|im_start|>assistant\n[[<think>\n\n</think>\n\nA mark.<|im_end|>]]\n")
+      << "a query that only begins like one of a tool";
 }
 
 TEST(ChatTemplates, Llama3TellsItsDateAndTrims) {
@@ -81,6 +99,12 @@ TEST(ChatTemplates, Llama3TellsItsDateAndTrims) {
       "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\nToday Date: 01 Jan 2026\n\n"
       "Be brief.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
       "<|start_header_id|>assistant<|end_header_id|>\n\n[[Hello.<|eot_id|>]]");
+}
+
+TEST(ChatTemplates, Llama3TrimsTheSeparatorsThatPythonTakesForSpace) {
+  EXPECT_THAT(
+      rendered(ChatTemplate::llama3, {{kUser, "\x1C\x1DHi\x1E\x1F"}, {kAssistant, "\x1BHello."}}),
+      ::testing::EndsWith("<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n[[\x1BHello.<|eot_id|>]]"));
 }
 
 // The <|end|> of the first answer stands where the model wrote <|return|>.
@@ -100,6 +124,9 @@ TEST(ChatTemplates, HarmonyReasonsInAChannelOfTheLastAnswer) {
           "<|start|>assistant<|channel|>final<|message|>4<|return|>]]");
   EXPECT_EQ(rendered(ChatTemplate::harmony, {{kUser, "Hi"}, {kAssistant, "Hello."}}, "2026-01-01"),
             system + "<|start|>user<|message|>Hi<|end|><|start|>assistant[[<|channel|>final<|message|>Hello.<|return|>]]");
+  EXPECT_EQ(rendered(ChatTemplate::harmony, {{kSystem, ""}, {kAssistant, "Hello."}}, "2026-01-01"),
+            system + "<|start|>assistant[[<|channel|>final<|message|>Hello.<|return|>]]")
+      << "without instructions";
 }
 
 TEST(ChatTemplates, HarmonyTellsNoDateUnlessItIsGiven) {
