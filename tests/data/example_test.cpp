@@ -52,6 +52,8 @@ TEST(Examples, ACompletionIsTrainedWithItsEnd) {
   with_end.appended = 257;
   EXPECT_EQ(shown(LineReader(with_end).read(R"({"prompt": "2+2=", "completion": "4"})", "f")), "2+2=[4}]");
   EXPECT_EQ(shown(LineReader(with_end).read(R"({"prompt": "", "completion": ""})", "f")), "[}]");
+  with_end.encoder->before_text = {'^', '^'};
+  EXPECT_EQ(shown(LineReader(with_end).read(R"({"prompt": "2+2=", "completion": "4"})", "f")), "^^2+2=[4}]");
 }
 
 TEST(Examples, TurnsOfTheAssistantAreTrained) {
@@ -74,6 +76,10 @@ TEST(Examples, WhatTheOptionsLackIsAUsageError) {
   lacking.chat_template = ChatTemplate::llama3;
   EXPECT_EQ(error(messages, lacking).code(), ExitCode::usage);
   EXPECT_THAT(error(messages, lacking).what(), HasSubstr("llama3 needs the token <|begin_of_text|>, which the fake tokenizer lacks"));
+  lacking = options();
+  lacking.vocab_size = 257;
+  EXPECT_EQ(error(messages, lacking).code(), ExitCode::usage);
+  EXPECT_THAT(error(messages, lacking).what(), HasSubstr("model.vocab_size: 257 leaves out the token <|im_end|>, whose id is 257"));
   lacking = {.vocab_size = 300};
   EXPECT_EQ(error(R"({"prompt": "", "completion": "x"})", lacking).code(), ExitCode::usage);
   EXPECT_THAT(error(R"({"prompt": "", "completion": "x"})", lacking).what(), HasSubstr("data.tokenizer: f, line 3 has \"completion\""));
