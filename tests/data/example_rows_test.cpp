@@ -69,6 +69,11 @@ TEST_F(ExampleRowsTest, GoWhereTheyLeaveTheSmallestGap) {
   EXPECT_THAT(ids, ElementsAre(1, 1, 1, 1, 0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 4, 4, 3, 3, 3, 3, 3, 5, 5, 5));
   EXPECT_THAT(std::vector(marks.begin() + 3, marks.begin() + 8),
               ElementsAre(ends_document | untrained, starts_document | untrained, untrained, untrained, ends_document | untrained));
+  for (int64_t i = 0; i < files.tokens(); ++i) {
+    uint8_t alone = 0;
+    files.read(i, 1, ids.data(), &alone);
+    EXPECT_EQ(alone, marks[static_cast<size_t>(i)]) << "wherever reading begins: " << i;
+  }
   EXPECT_EQ(data.train->batch(0, 3).segment_starts, data.train->batch(3, 3).segment_starts) << "three samples, in any order";
   EXPECT_EQ(open(config(line(1, 7) + line(2, 1)), 8).train->tokens(), 8) << "a gap of one token";
 }
@@ -162,6 +167,7 @@ TEST_F(ExampleRowsTest, AreASetApartFromStreams) {
   const auto open = [&] { return open_data(config, {.seq_len = 8, .vocab_size = 256}); };
   config.train = {{.path = folder_ / "a.jsonl"}, {.path = folder_ / "b.jsonl"}};
   const Batch batch = open().train->batch(0, 2);
+  EXPECT_FALSE(batch.all_count) << "those of one set do not";
   for (size_t row = 0; row < 2; ++row) EXPECT_EQ(batch.targets[row * 8 + 7] == kNo, batch.samples[row].dataset == 0);
   config.train = {{.path = folder_ / "*.jsonl"}};
   const Error error = error_of(open);
