@@ -132,6 +132,8 @@ TEST_F(BpeDocumentsTest, ModelsEndWhereTheDataTaughtThemTo) {
   json["added_tokens"].entries().push_back(added_token("<|eot_id|>", 33));
   write_file(folder_ / "tokenizer_config.json", R"({"eos_token":"</s>","model_max_length":1000000000000000019884624838656})");
   EXPECT_THAT(learned_end_tokens(config, tokenizer(json)), ElementsAre(7, 31));
+  config.eod_id = 31;
+  EXPECT_THAT(learned_end_tokens(config, tokenizer(json)), ElementsAre(31)) << "which is both";
   config.append_eod = false;
   config.chat_template = ChatTemplate::llama3;
   EXPECT_THAT(learned_end_tokens(config, tokenizer(json)), ElementsAre(33, 31));
