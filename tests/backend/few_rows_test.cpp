@@ -81,6 +81,16 @@ TEST_F(FewRowsTest, AreTheExactProductsWithinTheRoundingOfTheirSums) {
   }
 }
 
+// A weight is read in pieces of 32 KiB, here rows that begin and end inside blocks.
+TEST_F(FewRowsTest, OfBlocksThatPiecesShareAreExact) {
+  for (const auto& [how, depth] : {std::pair{kFormats[2], 544}, {kFormats[4], 384}, {kFormats[7], 1088}}) {
+    const Tensor a = tensor_of(fast(), Dtype::bf16, {2, depth}, wide_values(2, depth, 1, 12));
+    const Value b = weight(how, Dtype::bf16, 384, depth, 2);
+    SCOPED_TRACE(text(how));
+    expect_product(product(a, b, Dtype::f32), a, b, {});
+  }
+}
+
 // A sum of one term is that term: every code at every scale that is not extreme.
 TEST_F(FewRowsTest, DecodeEveryCodeExactly) {
   std::vector<double> identity(256 * 256);
@@ -116,6 +126,23 @@ TEST_F(FewRowsTest, DecodeEveryCodeAmongItsLike) {
   }
 }
 
+// Every code beside ones of normal elements, in columns of each step of 64.
+TEST_F(FewRowsTest, DecodeACodeAmongNormalOnes) {
+  constexpr int64_t kDepth = 320;
+  for (const int64_t column : {0, 63, 70, 150, 255, 256, 300, 319}) {
+    const Tensor x = zeros(fast(), Dtype::f32, {1, kDepth});
+    x.data<float>()[column] = 1.0F;
+    const QuantizedTensor w = empty_quantized(fast(), {256, kDepth}, kFormats[1]);
+    std::fill_n(w.codes.data<uint8_t>(), w.codes.elements(), uint8_t{0x38});
+    for (int64_t code = 0; code < 256; ++code)
+      if ((code & 0x7F) != 0x7F) w.codes.data<uint8_t>()[code * kDepth + column] = static_cast<uint8_t>(code);
+    std::fill_n(w.scales.data<uint8_t>(), w.scales.elements(), uint8_t{127});
+    const std::vector<double> all = values(dequantized(w)), found = values(product(x, w, Dtype::f32));
+    for (int64_t code = 0; code < 256; ++code)
+      EXPECT_EQ(found[static_cast<size_t>(code)], all[static_cast<size_t>(code * kDepth + column)]) << code << " in column " << column;
+  }
+}
+
 TEST_F(FewRowsTest, HaveBitsThatDependOnNothingBesideARow) {
   for (const Quantization& how : kFormats) {
     const Tensor a = tensor_of(fast(), Dtype::bf16, {11, 480}, wide_values(11, 480, 1, 12));
@@ -145,14 +172,14 @@ TEST_F(FewRowsTest, LeaveExtremeScalesAndNaNToTiles) {
   const FewRows scope;
   const Tensor x = random_tensor(fast(), Dtype::f32, {3, 256}, 1, 0x1p-20);  // so that no sum overflows
   const auto expect = [&](const QuantizedTensor& w, const Tensor& a, bool own, const std::string& what) {
-    const FewRowsGemm gemm{.a = a, .b = w, .out = empty(fast(), Dtype::f32, {3, 32})};
+    const FewRowsGemm gemm{.a = a, .b = w, .out = empty(fast(), Dtype::f32, {a.dim(0), 32})};
     EXPECT_EQ(multiply_few_rows({&gemm, 1}), own) << w.how << ' ' << what;
     const Tensor out = empty_like(gemm.out), expected = empty(reference(), Dtype::f32, gemm.out.shape());
     fast().run(Gemm{.a = {a}, .b = {w, true}, .out = out, .accumulate = false});
     reference().run(Gemm{.a = {a}, .b = {w, true}, .out = expected, .accumulate = false});
     EXPECT_TRUE(close(values(out), values(expected), 1e-5)) << w.how << ' ' << what;
   };
-  for (const Quantization& how : {kFormats[1], kFormats[2], kFormats[5], kFormats[7]}) {
+  for (const Quantization& how : {kFormats[1], kFormats[2], kFormats[3], kFormats[5], kFormats[7]}) {
     const bool wide = how.format == Format::e4m3;
     const auto with_scale = [&](uint8_t scale) {
       const QuantizedTensor w = all_codes(how, 127);
@@ -163,17 +190,26 @@ TEST_F(FewRowsTest, LeaveExtremeScalesAndNaNToTiles) {
     for (const int scale : {0, wide ? 9 : 1, wide ? 247 : 253, 254, 255})
       expect(with_scale(static_cast<uint8_t>(scale)), x, false, text(scale));
     QuantizedTensor zero = with_scale(0);
-    const int64_t per_row = zero.codes.elements() / 32, last = per_row / 8;
+    const int64_t per_row = zero.codes.elements() / 32, last = per_row * how.block_cols / 256;
     for (int64_t row = 0; row < 32; ++row) std::fill_n(zero.codes.data<uint8_t>() + (row + 1) * per_row - last, last, uint8_t{0});
     expect(zero, x, true, "scale 0 of zeros");
     zero.codes.data<uint8_t>()[32 * per_row - 1] = wide ? 0x80 : 0x88;
     expect(zero, x, true, "scale 0 of -0");
-    zero.codes.data<uint8_t>()[32 * per_row - last] = 1;
-    expect(zero, x, false, "scale 0 of one element");
+    for (const int64_t back : {last, int64_t{1}}) {
+      for (const int code : {1, wide ? 0x40 : 0x10}) {
+        uint8_t& one = zero.codes.data<uint8_t>()[32 * per_row - back];
+        const uint8_t before = std::exchange(one, static_cast<uint8_t>(code));
+        expect(zero, x, false, text("scale 0 of one element ", code, ", ", back, " from the end"));
+        one = before;
+      }
+    }
     if (!wide) continue;
-    const QuantizedTensor nan = with_scale(127);
-    nan.codes.data<uint8_t>()[5 * 256 + 77] = 0xFF;
-    expect(nan, x, false, "NaN");
+    const QuantizedTensor nan = with_scale(127), normal = with_scale(127);
+    std::fill_n(normal.codes.data<uint8_t>(), normal.codes.elements(), uint8_t{0x38});
+    for (const QuantizedTensor& w : {nan, normal}) {
+      w.codes.data<uint8_t>()[5 * 256 + 77] = 0xFF;
+      for (const int64_t rows : {1, 2, 3, 4}) expect(w, random_tensor(fast(), Dtype::f32, {rows, 256}, 1), false, text("NaN, ", rows));
+    }
   }
   const Tensor large = random_tensor(fast(), Dtype::f32, {3, 256}, 2);
   large.data<float>()[700] = 0x1p118F;
@@ -182,10 +218,30 @@ TEST_F(FewRowsTest, LeaveExtremeScalesAndNaNToTiles) {
   expect(all_codes(kFormats[5], 100), large, false, "2^119");
 }
 
+// Whichever of several needs tiles, all do.
+TEST_F(FewRowsTest, LeaveAllToTilesWhereOneIs) {
+  const Threads scope(1);
+  const Tensor x = random_tensor(fast(), Dtype::f32, {1, 256}, 1, 0x1p-20), large = random_tensor(fast(), Dtype::f32, {1, 256}, 2);
+  large.data<float>()[7] = 0x1p119F;
+  const QuantizedTensor w = all_codes(kFormats[1], 127), nan = all_codes(kFormats[1], 127);
+  nan.codes.data<uint8_t>()[77] = 0xFF;
+  const auto run = [&](const Tensor& a, const Value& b, const Tensor& next_a, const Value& next_b) {
+    const FewRowsGemm gemms[] = {{.a = a, .b = b, .out = empty(fast(), Dtype::f32, {1, 32})},
+                                 {.a = next_a, .b = next_b, .out = empty(fast(), Dtype::f32, {1, 32})}};
+    return multiply_few_rows(gemms);
+  };
+  EXPECT_TRUE(run(x, w, x, w));
+  EXPECT_FALSE(run(large, w, x, w));
+  EXPECT_FALSE(run(x, w, large, w));
+  EXPECT_FALSE(run(x, nan, x, w));
+  EXPECT_FALSE(run(x, w, x, nan));
+}
+
 TEST_F(FewRowsTest, TakeTheFormatsThatTheyRead) {
   for (const Quantization& how : kFormats) EXPECT_TRUE(takes_few_rows(weight(how, Dtype::bf16, 384, 384, 1))) << how;
-  for (const Quantization& how : {Quantization{Format::e5m2, 1, 32}, Quantization{Format::e2m1, 1, 16}, Quantization{Format::e4m3, 32, 1}})
-    EXPECT_FALSE(takes_few_rows(weight(how, Dtype::bf16, 64, 64, 1))) << how;
+  for (const Quantization& how : {Quantization{Format::e5m2, 1, 32}, Quantization{Format::e2m1, 1, 16}, Quantization{Format::e4m3, 1, 48},
+                                  Quantization{Format::e4m3, 32, 1}})
+    EXPECT_FALSE(takes_few_rows(weight(how, Dtype::bf16, 96, 96, 1))) << how;
   EXPECT_FALSE(takes_few_rows(empty(reference(), Dtype::f64, {2, 2})));
 }
 
