@@ -51,6 +51,14 @@ TEST(PickToken, TopPKeepsTheFewestThatReachIt) {
   EXPECT_GT(shares({.temperature = 1.0, .top_k = 0, .top_p = all[1] + all[3] + 0.01})[2], 0.1);
 }
 
+TEST(PickToken, TheLikeliestIsAlwaysKept) {
+  const std::vector<float> infinite = {1.0F, std::numeric_limits<float>::infinity(), 2.0F};
+  for (const double uniform : {0.0, 0.5, 0.999}) {
+    EXPECT_EQ(pick_token(kLogits, {.temperature = 1.0, .top_p = 0.0}, uniform), 1);
+    EXPECT_EQ(pick_token(infinite, {.temperature = 1.0}, uniform), 1);
+  }
+}
+
 TEST(PickToken, NotANumberIsAnError) {
   const std::vector<float> logits = {1.0F, std::numeric_limits<float>::quiet_NaN()};
   EXPECT_EQ(test::error_of([&] { pick_token(logits, {}, 0.5); }).code(), ExitCode::numerical);
@@ -112,6 +120,21 @@ TEST_F(GenerateTest, EqualSeedsGiveEqualTokensAndSamplesAreIndependent) {
   EXPECT_NE(tokens(other), tokens(options));
   other = options, other.moment = 1;
   EXPECT_NE(tokens(other), tokens(options));
+}
+
+TEST_F(GenerateTest, DrawsAreNumberedByMomentAndToken) {
+  for (const uint64_t moment : {0U, 1U, 2U, 3U, 1000U}) {
+    auto cache = model_->new_cache();
+    std::vector<int32_t> pending = {1}, expected;
+    for (uint64_t i = 0; i < 4; ++i) {
+      const uint32_t word = random_words({.seed = 5, .stream = RngStream::sample}, 2, (moment << 24) + i)[0];
+      const std::vector<float> logits = to_host<float>(model_->next_logits(pending, cache));
+      expected.push_back(pick_token({logits.data(), 11}, {.temperature = 1.0, .top_k = 0}, word * 0x1p-32));
+      pending.assign(1, expected.back());
+    }
+    const SamplingOptions options{.max_new_tokens = 4, .temperature = 1.0, .top_k = 0, .seed = 5, .what = 2, .moment = moment};
+    EXPECT_EQ(generate(*model_, {1}, options), expected) << moment;
+  }
 }
 
 TEST_F(GenerateTest, PaddedIdsAreNeverWritten) {
