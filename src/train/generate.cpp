@@ -70,7 +70,7 @@ std::vector<std::vector<float>> next_logits(Gpt& model, const std::vector<Sequen
   std::vector<size_t> places;
   for (size_t i = 0; i < sequences.size(); ++i) {
     Sequence& sequence = *sequences[i];
-    if (sequence.pending.size() > 1 || sequences.size() == 1) {
+    if (sequence.pending.size() > 1) {
       out[i] = to_host<float>(model.next_logits(sequence.pending, sequence.cache));
       continue;
     }
