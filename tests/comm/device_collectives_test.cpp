@@ -471,6 +471,20 @@ TEST_F(LateLinks, HeadersOutliveTheTransport) {
 
 // ---- a device alone
 
+TEST(LaneScope, GivesTheLaneBack) {
+  EXPECT_EQ(current_lane(), Lane::compute);
+  {
+    const LaneScope outer(Lane::communication);
+    {
+      const LaneScope inner(Lane::compute);
+      EXPECT_EQ(current_lane(), Lane::compute);
+    }
+    EXPECT_EQ(current_lane(), Lane::communication);
+    std::thread([] { EXPECT_EQ(current_lane(), Lane::compute) << "of another thread"; }).join();
+  }
+  EXPECT_EQ(current_lane(), Lane::compute);
+}
+
 TEST(AsyncDevice, MarksOrderItsLanes) {
   AsyncDevice device;
   for (int round = 1; round <= 50; ++round) {
