@@ -517,9 +517,11 @@ TEST(AsyncDevice, FreedMemoryIsPoisonInTheOrderOfItsLane) {
     device.run(Convert{.x = x, .out = copy});
   }
   EXPECT_EQ(to_host<float>(copy), std::vector<float>(4, 5.0F));
-  const Tensor again = empty(device, Dtype::f32, {4});
-  ASSERT_EQ(again.device_bytes(), address);
-  EXPECT_TRUE(std::isnan(to_host<float>(again)[0]));
+  {
+    const Tensor again = empty(device, Dtype::f32, {4});
+    ASSERT_EQ(again.device_bytes(), address);
+    EXPECT_TRUE(std::isnan(to_host<float>(again)[0]));
+  }
   const LaneScope lane(Lane::communication);
   EXPECT_NE(empty(device, Dtype::f32, {4}).device_bytes(), address) << "each lane has memory of its own";
 }
