@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Checks the house rules that a compiler does not: layers, names of files, lengths, the #if budget, forbidden and retired
-words; and the documents: commands, options, links, the length of the README (check_documents.py).
+words; what the lists of faults in tests/faults quote; and the documents: commands, options, links, the length of the README (check_documents.py).
 
     scripts/check.py [--binary BIN]              everything; with a built mantissa also subcommands and options in the documents
     scripts/check.py --run-readme --binary BIN   runs the blocks of README and docs/ marked "sh runnable", in a temporary folder
@@ -194,6 +194,20 @@ def check_retired(path, text, findings):
             findings.add(path, text.count("\n", 0, found.start()) + 1, f"'{found.group(0)}': say {advice}")
 
 
+def check_faults(path, text, sources, findings):
+    """Every line that a list of faults quotes, "- …", stands once in the file that its block names, or the fault cannot be planted."""
+    named = None
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line:
+            named = None
+        elif line.startswith("- "):
+            times = sources.get(named, "").count(line[2:])
+            if times != 1:
+                findings.add(path, number, f"{named} has {times} times: {line[2:]}")
+        elif named is None and line[0] != "#":
+            named = Path(line)
+
+
 def check_names(path, findings):
     for part in path.parts:
         if set(re.split(r"[_.\-]", part.lower())) & FORBIDDEN_NAMES:
@@ -210,12 +224,12 @@ def main():
             parser.error("--run-readme needs --binary")
         sys.exit(run_documents(args.binary, project_files()))
 
-    findings, product_lengths, texts = Findings(), [], {}
+    findings, product_lengths, texts, sources = Findings(), [], {}, {}
     for path in project_files():
         check_names(path, findings)
         if path.suffix not in (".h", ".cpp", ".cu", ".py", ".sh", ".md", ".cmake", ".in") and path.name not in ("CMakeLists.txt", "run"):
             continue
-        text = (ROOT / path).read_text()
+        text = sources[path] = (ROOT / path).read_text()
         check_words(path, text, findings)
         check_retired(path, text, findings)
         if path.suffix in (".h", ".cpp", ".cu", ".py"):
@@ -223,6 +237,8 @@ def main():
         if path.suffix in (".h", ".cpp", ".cu"):
             check_layers(path, text, findings)
             texts[path] = text
+    for path in sorted((ROOT / "tests/faults").glob("*.txt")):
+        check_faults(path.relative_to(ROOT), path.read_text(), sources, findings)
     check_implementations(texts, findings)
     check_short_share(product_lengths, findings)
     check_documents(args.binary, findings)

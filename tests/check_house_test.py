@@ -137,6 +137,19 @@ class Words(unittest.TestCase):
         self.assertEqual(found(tool="", commands="Command a_command();"), 0)
         self.assertEqual(found(op=""), 0)
 
+    def test_faults_quote_what_a_file_has_once(self):
+        sources = {Path("src/io/a.cpp"): "int a = 1;\nint b = 1;\n"}
+
+        def found(text):
+            findings = check.Findings()
+            check.check_faults(Path("tests/faults/a.txt"), text, sources, findings)
+            return [line.split(":")[1] for line in findings.lines]
+
+        self.assertEqual(found("# Of a.\n\n# One.\nsrc/io/a.cpp\n- a = 1;\n+ a = 2;\n- int b\n+ \n? io_tests\n"), [])
+        self.assertEqual(found("src/io/a.cpp\n- c = 1;\n+ \n\nsrc/io/a.cpp\n- = 1;\n+ \n"), ["2", "6"])
+        self.assertEqual(found("src/io/a.cpp\n- a = 1;\n+ \n\nsrc/io/b.cpp\n- a = 1;\n+ \n"), ["6"])
+        self.assertEqual(found("src/io/a.cpp\n- a = 1;\n+ \n\n- a = 1;\n+ \n"), ["5"])
+
     def test_names_that_say_nothing_are_found(self):
         self.assertEqual(len(findings_of(check.check_names, "src/io/string_utils.h")), 1)
         self.assertEqual(findings_of(check.check_names, "src/io/safetensors.h"), [])
