@@ -66,7 +66,7 @@ class Communicator {
   Traffic traffic() const;
   std::vector<std::string> latest_calls() const;
   int64_t calls() const;  // begun so far, in all groups
-  // Returns the kernels that the device of the latest call was last asked for; none where that was the host. Any thread may call it.
+  // Returns the kernels that a device was last asked for, that of the latest call with bytes of one. Any thread may call it.
   std::vector<std::string> latest_kernels() const;
   // Makes the call under way and all later ones of this process throw Error(peer_lost), and lanes of devices go on without what they were
   // to receive. Any thread may call it.
