@@ -39,7 +39,9 @@ class CachingAllocator : public std::enable_shared_from_this<CachingAllocator> {
   // throws Error(environment) with the size.
   std::shared_ptr<std::byte> allocate(int64_t bytes);
 
-  // in_use counts what was asked for; reserved counts bytes of size classes, up to an eighth more.
+  // in_use counts what was asked for; reserved counts the whole blocks, in use and kept. A block is up to an eighth larger than the size
+  // that it was taken for, and half as large again as the size class that it is lent to. A size that misses a block lent so takes another
+  // from the source: of each size class there are at most as many as handles for sizes from two thirds of it lived at once.
   AllocatorStats stats() const;
 
   // Rounds `bytes` up to a multiple of 64, and to three bits below its leading one: at most an eighth is lost.

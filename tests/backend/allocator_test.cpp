@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstring>
+#include <random>
 #include <thread>
 #include <vector>
 
@@ -62,6 +64,36 @@ TEST(CachingAllocator, ALoopStopsAskingTheSystemAfterItsFirstRound) {
   EXPECT_EQ(later.reserved, warm.reserved);
   EXPECT_EQ(later.peak_in_use, warm.peak_in_use);
   EXPECT_EQ(later.in_use, 0);
+}
+
+// A kept block of 1.5 MiB goes to a request for 1 MiB, so the next one for 1.5 MiB asks the system.
+TEST(CachingAllocator, ABlockThatIsLentToASmallerSizeIsMissedByItsOwn) {
+  constexpr int64_t kMiB = int64_t{1} << 20, kLarge = kMiB + kMiB / 2;
+  const auto allocator = std::make_shared<CachingAllocator>(host_memory_source());
+  allocator->allocate(kLarge);
+  const auto small = allocator->allocate(kMiB);
+  EXPECT_EQ(allocator->stats().system_calls, 1);
+  const auto large = allocator->allocate(kLarge);
+  EXPECT_EQ(allocator->stats().system_calls, 2);
+  EXPECT_EQ(allocator->stats().in_use, kMiB + kLarge);
+  EXPECT_EQ(allocator->stats().reserved, 2 * kLarge);
+}
+
+// At most four handles of each size live at once, and the blocks of a size are for those of two thirds of it and more.
+TEST(CachingAllocator, InterleavedSizesHaveNoMoreBlocksThanHandlesThatTheyAreFor) {
+  constexpr int64_t kMiB = int64_t{1} << 20;
+  const std::vector<int64_t> sizes{kMiB, kMiB + kMiB / 4, kMiB + kMiB / 2};
+  const auto allocator = std::make_shared<CachingAllocator>(host_memory_source());
+  std::minstd_rand random(1);
+  std::array<std::shared_ptr<std::byte>, 12> handles;
+  for (int i = 0; i < 20000; ++i) {
+    const size_t at = random() % handles.size();
+    handles[at] = handles[at] ? nullptr : allocator->allocate(sizes[at % sizes.size()]);
+  }
+  const AllocatorStats stats = allocator->stats();
+  EXPECT_LE(stats.peak_in_use, 4 * (sizes[0] + sizes[1] + sizes[2]));
+  EXPECT_LE(stats.reserved, 4 * sizes[0] + 8 * sizes[1] + 12 * sizes[2]);
+  EXPECT_LE(stats.system_calls, 4 + 8 + 12);
 }
 
 TEST(CachingAllocator, CountsWhatIsInUseAndHeld) {
