@@ -83,7 +83,7 @@ class ClosedDevice : public Backend {
   }
   void download(const Tensor& from, void* to) override {
     const Lane lane = current_lane();
-    if (lane == Lane::compute) ++waits_;
+    ++count_of_waits(lane);
     poison(to, from.bytes());
     // The lane may come to it after an interrupt has ended the wait.
     const auto staged = std::make_shared<std::vector<std::byte>>(static_cast<size_t>(from.bytes()));
@@ -94,6 +94,7 @@ class ClosedDevice : public Backend {
   void synchronize() override {
     for (const Lane lane : {Lane::compute, Lane::communication}) {
       const LaneScope scope(lane);
+      ++count_of_waits(lane);
       wait_for(mark());
     }
   }
@@ -107,7 +108,7 @@ class ClosedDevice : public Backend {
   }
 
   int64_t uploads() const { return uploads_; }
-  int64_t waits() const { return waits_; }  // downloads in the compute lane
+  int64_t waits(Lane lane) const { return waits_[static_cast<size_t>(lane)]; }  // of the host: download() and synchronize()
 
  protected:
   // Does it in the lane, behind what the lane was asked for before.
@@ -125,6 +126,7 @@ class ClosedDevice : public Backend {
     std::unique_ptr<Backend> kernels = make_backend("cpu");
   };
   LaneParts& part(Lane lane) { return parts_[static_cast<size_t>(lane)]; }
+  std::atomic<int64_t>& count_of_waits(Lane lane) { return waits_[static_cast<size_t>(lane)]; }
 
   // Runs a copy whose operands lie where the bytes are, and own nothing: what the host frees meanwhile is free.
   template <class Kernel>
@@ -143,7 +145,8 @@ class ClosedDevice : public Backend {
   }
 
   std::array<LaneParts, 2> parts_;
-  std::atomic<int64_t> uploads_{0}, waits_{0};
+  std::atomic<int64_t> uploads_{0};
+  std::array<std::atomic<int64_t>, 2> waits_{};  // by lane
 };
 
 }  // namespace mantissa::test

@@ -136,7 +136,7 @@ TEST_F(DeviceChoices, AnExportIsMadeOnTheDeviceThatIsGiven) {
   model.begin(path("out"));
   model.write(path("out"), 0, 1);
   EXPECT_GT(device.uploads(), 0);
-  EXPECT_GT(device.waits(), 0);
+  EXPECT_GT(device.waits(Lane::compute), 0);
 }
 
 // A chunk of a large matrix may begin and end inside a block.
@@ -175,7 +175,7 @@ TEST_F(DeviceChoices, VerifyMakesCodesOnAnyDevice) {
   CheckpointReader reader(saved_);
   ClosedDevice closed;
   EXPECT_EQ(verify_codes(reader, closed), 8);
-  EXPECT_GT(closed.waits(), 0);
+  EXPECT_GT(closed.waits(Lane::compute), 0);
 }
 
 TEST_F(DeviceChoices, AFolderOfHuggingFaceIsLoadedOntoTheDeviceThatIsGiven) {
