@@ -79,10 +79,11 @@ std::vector<std::vector<float>> next_logits(Gpt& model, const std::vector<Sequen
     places.push_back(i);
   }
   if (tokens.empty()) return out;
-  const Tensor logits = model.next_logits(tokens, caches);
+  const std::vector<float> logits = to_host<float>(model.next_logits(tokens, caches));
+  const auto width = std::ssize(logits) / std::ssize(places);
   for (size_t i = 0; i < places.size(); ++i) {
-    const auto row = static_cast<int64_t>(i);
-    out[places[i]] = to_host<float>(logits.slice(row, row + 1));
+    const auto row = logits.begin() + static_cast<std::ptrdiff_t>(i) * width;
+    out[places[i]].assign(row, row + width);
   }
   return out;
 }

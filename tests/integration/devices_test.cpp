@@ -197,6 +197,21 @@ TEST_F(StepOnDevice, OfExpertRanksWaitsForCounts) {
   }
 }
 
+TEST_F(DevicesTest, ASampleWaitsOncePerTokenAndOncePerPrompt) {
+  const RunConfig config = this->config("run", {"model.vocab_size=8"}).config;
+  const Data data = open_data(config.data, {.seq_len = 16, .vocab_size = 8, .seed = 1});
+  ClosedDevice device;
+  Trainee run(device, config, data);
+  run.optimizer.initialize(3);
+  const auto waits = [&](const std::vector<std::vector<int32_t>>& prompts) {
+    const int64_t before = device.waits(Lane::compute);
+    generate_batch(run.model, prompts, {.max_new_tokens = 5, .seed = 5});
+    return device.waits(Lane::compute) - before;
+  };
+  EXPECT_EQ(waits({{1, 2, 3}}), 1 + 4);
+  EXPECT_EQ(waits({{1, 2, 3}, {4, 5}, {6, 7, 0, 1}}), 3 + 4);
+}
+
 // Rows that arrive for experts are of another number each time.
 TEST_F(DevicesTest, KeepsLittleMoreMemoryThanItUses) {
   const Sets sets =
