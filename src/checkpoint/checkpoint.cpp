@@ -1,6 +1,7 @@
 #include "mantissa/checkpoint/checkpoint.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <set>
 #include <span>
@@ -44,10 +45,11 @@ void require_saved_as(const ManifestTensor& saved, bool fits, const Tensor& out,
           shape_text(saved.shape), ", the model needs ", out.dtype(), " ", shape_text(needed));
 }
 
-// Reads what belongs to a shard. The padding of the vocabulary, which is not stored, becomes zeros. Returns nonfinite_read() of its first
-// element that is NaN or Inf.
-std::string read_saved(CheckpointReader& reader, const char* prefix, const ParameterShard& shard, const Tensor& out) {
-  std::string bad;
+// Is given values that were read, the first of which is this element of the shard.
+using Look = std::function<void(int64_t first, std::span<const float> values)>;
+
+// Reads what belongs to a shard. The padding of the vocabulary, which is not stored, becomes zeros.
+void read_saved(CheckpointReader& reader, const char* prefix, const ParameterShard& shard, const Tensor& out, const Look& look = {}) {
   const std::string name = prefix + shard.of->name;
   const std::vector<int64_t> needed = dimensions(shard.of->stored_shape());
   require_saved_as(reader.tensor(name), reader.tensor(name).shape == needed, out, needed, reader);
@@ -56,10 +58,18 @@ std::string read_saved(CheckpointReader& reader, const char* prefix, const Param
     fill_from_host(rows, [&](std::span<std::byte> bytes) {
       reader.read(name, box_of(shard, chunk), bytes);
       const std::span<const float> values(reinterpret_cast<const float*>(bytes.data()), bytes.size() / sizeof(float));
-      if (bad.empty()) bad = nonfinite_read(shard, (chunk.begin - shard.begin) * (rows.elements() / rows.dim(0)), values);
+      if (look) look((chunk.begin - shard.begin) * (rows.elements() / rows.dim(0)), values);
     });
   }
   out.device().run(Fill{.out = out.slice(shard.stored_end() - shard.begin, out.dim(0)), .value = 0.0});
+}
+
+// Returns nonfinite_read() of the first element that is NaN or Inf.
+std::string read_master(CheckpointReader& reader, const ParameterShard& shard, const Tensor& out) {
+  std::string bad;
+  read_saved(reader, "master.", shard, out, [&](int64_t first, std::span<const float> values) {
+    if (bad.empty()) bad = nonfinite_read(shard, first, values);
+  });
   return bad;
 }
 
@@ -235,7 +245,7 @@ void load_weights(CheckpointReader& reader, const PrecisionPlan& plan, LoadFor p
   agree_on_reading(ranks, [&] {
     std::string bad;
     const auto load = [&](const ParameterShard& shard, const Tensor& master) {
-      const std::string found = read_saved(reader, "master.", shard, master);
+      const std::string found = read_master(reader, shard, master);
       parameters.store(shard, master);
       if (bad.empty()) bad = found;
     };

@@ -36,6 +36,7 @@ class Measurements {
   }
   // Calls `next` when all that was added until now was handed out.
   void then(std::function<void()> next) {
+    if (takers_.empty()) return next();
     takers_.back() = [before = std::move(takers_.back()), after = std::move(next)](std::span<const double> parts) {
       before(parts);
       after();

@@ -1,9 +1,10 @@
 #include <cmath>
 #include <cstdio>
 #include <memory>
-#include <span>
 #include <utility>
+#include <vector>
 
+#include "mantissa/backend/functions.h"
 #include "mantissa/base/parallel.h"
 #include "mantissa/base/printable.h"
 #include "mantissa/checkpoint/checkpoint.h"
@@ -97,8 +98,9 @@ class TrainingRun {
     for (const Optimizer::State& state : optimizer_.states()) {
       const std::string& name = state.shard.of->name;
       const double factor = name.ends_with(".attn.qkv.weight") ? 5.6 / usual : name == "final_norm.weight" ? 22 / usual : 1.0;
-      for (float& weight : std::span(state.master.data<float>(), static_cast<size_t>(state.master.elements())))
-        weight *= static_cast<float>(factor);
+      std::vector<float> weights = to_host<float>(state.master);
+      for (float& weight : weights) weight *= static_cast<float>(factor);
+      device_->upload(weights.data(), state.master);
     }
     optimizer_.store_masters();
   }
