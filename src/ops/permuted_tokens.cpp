@@ -94,26 +94,22 @@ std::vector<int64_t> by_rank(const Counts& counts) {
   return out;
 }
 
-// Returns where the groups of the arriving rows begin, and the end.
-std::vector<int64_t> group_offsets(const Counts& arriving, int64_t multiple) {
-  std::vector<int64_t> out{0};
-  for (size_t e = 0; e < arriving.experts; ++e) {
-    int64_t end = out.back();
-    for (size_t i = e; i < arriving.of.size(); i += arriving.experts) end += round_up(arriving.of[i], multiple);
-    out.push_back(end);
-  }
-  return out;
+// Returns the rows of all groups of the arriving rows.
+int64_t group_rows(const Counts& arriving, int64_t multiple) {
+  int64_t rows = 0;
+  for (const int64_t count : arriving.of) rows += round_up(count, multiple);
+  return rows;
 }
 
-// Lays out what arrives on the device. The host knows where the groups begin.
+// Lays out what arrives on the device.
 Dispatch arranged(Backend& device, const Counts& arriving, int64_t arrivals, ExpertGradients gradients, int64_t multiple) {
   const auto experts = static_cast<int64_t>(arriving.experts), ranks = std::ssize(arriving.of) / experts;
+  const int64_t rows = group_rows(arriving, multiple);
+  require(rows <= INT32_MAX, rows, " rows arrived for experts, too many for indices of 32 bits");
   Dispatch out;
-  out.host_offsets = group_offsets(arriving, multiple);
   out.offsets = empty(device, Dtype::i32, {experts + 1});
-  require(out.host_offsets.back() <= INT32_MAX, out.host_offsets.back(), " rows arrived for experts, too many for indices of 32 bits");
   out.rows = empty(device, Dtype::i32, {arrivals});
-  out.assignments = empty(device, Dtype::i32, {out.host_offsets.back()});
+  out.assignments = empty(device, Dtype::i32, {rows});
   if (gradients == ExpertGradients::by_source) out.gradient_offsets = empty(device, Dtype::i32, {experts * ranks + 1});
   const std::vector<int32_t> counts(arriving.of.begin(), arriving.of.end());
   device.run(ArrivalTable{.counts = from_host(device, Dtype::i32, {ranks, experts}, counts.data()),

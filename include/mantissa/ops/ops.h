@@ -112,7 +112,6 @@ struct Dispatch {
   Tensor offsets, rows, assignments;
   int64_t per_row = 1;                               // assignments of a token
   Tensor gradient_offsets{};                         // of the groups that have a gradient of their own; undefined: offsets
-  std::vector<int64_t> host_offsets{};               // offsets, where the host knows them: among several ranks
   std::shared_ptr<const AllToAllPlan> all_to_all{};  // null: all experts are here
   std::shared_ptr<RowWeights> weights = std::make_shared<RowWeights>();
 };
