@@ -88,6 +88,12 @@ void RopeScalingConfig::validate(const ModelConfig& model, const OptionError& re
 
 bool ModelConfig::has_experts(int64_t layer) const { return moe && std::ranges::find(moe->dense_layers, layer) == moe->dense_layers.end(); }
 
+int64_t ModelConfig::expert_layers() const {
+  int64_t count = 0;
+  for (int64_t layer = 0; layer < num_layers; ++layer) count += has_experts(layer) ? 1 : 0;
+  return count;
+}
+
 int64_t ModelConfig::window(int64_t layer) const {
   const bool slides = sliding_layers.empty() || std::ranges::find(sliding_layers, layer) != sliding_layers.end();
   return slides ? sliding_window.value_or(0) : 0;

@@ -40,7 +40,7 @@ DryPass run(const RunConfig& config, const PrecisionPlan& plan, const Rows& rows
   model.parameters().reset_gradients();
   const auto in_use = [&] { return device->allocator_stats().in_use; };
   const Tensor ids = empty(*device, Dtype::i32, {rows.tokens()});
-  RouterStatistics routing(RouterFigures::counts);  // stays for the step
+  RouterStatistics routing(RouterFigures::counts, config.model.expert_layers() * *config.training.grad_accum);  // stays for the step
   const auto forward_and_backward = [&] {
     Tape tape;
     const Tape::Scope scope(&tape);

@@ -34,12 +34,6 @@ std::string first_of_ranks(const Communicator& ranks, const Optimizer::Nonfinite
   return everywhere ? bad : text(bad, " (rank ", first, ")");
 }
 
-int64_t expert_layers(const ModelConfig& config) {
-  int64_t count = 0;
-  for (int64_t layer = 0; layer < config.num_layers; ++layer) count += config.has_experts(layer) ? 1 : 0;
-  return count;
-}
-
 // An exchange would wait for the weights of the step before, which forward can do without at first.
 int64_t targets_of_ranks(const Communicator& ranks, const Batch& batch) {
   return batch.all_count ? batch.target_count * ranks.size() : ranks.sum(batch.target_count);
@@ -64,7 +58,7 @@ StepResult training_step(Gpt& model, Optimizer& optimizer, GradientAccumulator& 
                          double lr, const std::function<int()>& vote, RouterFigures routers) {
   // A batch without a target (everything masked) has loss 0 and no gradient but that of routers' auxiliary losses.
   const int64_t targets = std::max<int64_t>(1, targets_of_ranks(optimizer.shards().mesh().data, batch));
-  RouterStatistics routing(routers, expert_layers(model.config()) * accumulator.losses().elements());
+  RouterStatistics routing(routers, model.config().expert_layers() * accumulator.losses().elements());
   CommunicationMeter communication;
   const Moment began(model.device());
   accumulator.accumulate(

@@ -149,7 +149,7 @@ TEST_F(LossFreeBalance, ChangesAssignmentsAndNoWeights) {
     const Values bias = {0.0F, 0.0F, 0.0F, bias_of_3, 0.0F};
     for (Buffer& buffer : loaded.model->parameters().buffers()) device.upload(bias.data(), buffer.value);
     const auto ids = [&](const std::vector<int32_t>& of) { return from_host(device, Dtype::i32, {8}, of.data()); };
-    RouterStatistics statistics;
+    RouterStatistics statistics(RouterFigures::counts_and_losses, 2);
     const Var loss = loaded.model->loss({.batch = 1, .tokens = ids(tokens), .positions = ids(positions), .segment_starts = {}}, ids(tokens),
                                         8, &statistics);
     auto cache = loaded.model->new_cache();

@@ -131,7 +131,7 @@ class TrainingRun {
 
   void gradients() {
     set_num_threads(config_.training.threads);
-    RouterStatistics routing(RouterFigures::counts);
+    RouterStatistics routing(RouterFigures::counts, config_.model.expert_layers() * accumulator_.losses().elements());
     model_.parameters().reset_gradients();
     const int64_t rows = config_.training.micro_batch_size;
     for (int64_t i = 0; i < batch_.sequences; i += rows)

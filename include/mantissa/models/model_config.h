@@ -170,6 +170,7 @@ struct ModelConfig {
   std::optional<MoeConfig> moe;
 
   bool has_experts(int64_t layer) const;
+  int64_t expert_layers() const;        // how many layers have experts
   int64_t window(int64_t layer) const;  // keys that a query of the layer sees at most; 0: all
   bool gated() const { return activation == Activation::swiglu || activation == Activation::swiglu_clamped; }
   double glu_limit() const { return activation == Activation::swiglu_clamped ? swiglu_limit.value_or(7.0) : 0.0; }  // 0: none

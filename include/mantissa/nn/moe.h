@@ -27,8 +27,8 @@ class RouterStatistics {
  public:
   static constexpr int64_t kLosses = 3;  // RouterLosses
 
-  // Begins with room for so many rows.
-  explicit RouterStatistics(RouterFigures wanted = RouterFigures::counts_and_losses, int64_t room = 8) : wanted_(wanted), room_(room) {}
+  // Begins with room for so many rows, which may become more.
+  RouterStatistics(RouterFigures wanted, int64_t room) : wanted_(wanted), room_(room) {}
   RouterFigures wanted() const { return wanted_; }
   // Returns the next row, [E + kLosses] fp64: the assignments of each expert before any was dropped, then the losses, if they are wanted.
   Tensor next(Backend& device, int64_t experts);
