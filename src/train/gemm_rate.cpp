@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <string_view>
 
 #include "mantissa/backend/ceilings.h"
 #include "mantissa/models/model_shape.h"
@@ -28,10 +29,10 @@ double rate_of_rank(Dtype dtype) {
 
 }  // namespace
 
-std::optional<double> measured_gemm_rate(const RunConfig& config, const Communicator& world) {
+std::optional<double> measured_gemm_rate(const RunConfig& config, const Backend& device, const Communicator& world) {
   const double per_token = training_flops_per_token(model_shape(config.model), config.training.seq_len);
   const double tokens = static_cast<double>(config.training.tokens_per_step()) * static_cast<double>(config.training.steps);
-  if (backend_name(config.training.device) != "cpu" || per_token * tokens / world.size() < kWorthMeasuring) return {};
+  if (device.name() != std::string_view("cpu") || per_token * tokens / world.size() < kWorthMeasuring) return {};
   double sum = 0.0;
   for (const double rate : world.all(rate_of_rank(config.precision.dtype))) sum += rate;
   return sum;

@@ -61,7 +61,7 @@ struct Run {
         data(open_run_data(loaded, mesh.world, events)),
         plan(plan_with_data(config, data, mesh.world)),
         prompts(agree_on(mesh.world, [this] { return encode_prompts(config.eval, data); })),
-        device(own_device ? own_device() : make_device(config, plan, mesh.world)),
+        device(open_run_device(config, plan, mesh.world, own_device)),
         model(config.model, *device, plan, training_options(config, mesh)),
         optimizer(model.parameters(), config.optimizer, mesh),
         accumulator(model.parameters(), config.training.accumulation, *config.training.grad_accum),

@@ -35,9 +35,10 @@ PrecisionPlan plan_with_data(const RunConfig& config, const Data& data, const Co
   return plan;
 }
 
-std::unique_ptr<Backend> make_device(const RunConfig& config, const PrecisionPlan& plan, const Communicator& world) {
+std::unique_ptr<Backend> open_run_device(const RunConfig& config, const PrecisionPlan& plan, const Communicator& world,
+                                         const MakeBackend& own) {
   require_free_memory(config, plan, world);
-  return make_backend(config.training.device);
+  return own ? own() : make_backend(config.training.device);
 }
 
 std::vector<std::vector<int32_t>> encode_prompts(const EvalConfig& config, const Data& data) {

@@ -9,6 +9,7 @@
 #include "mantissa/config/run_config.h"
 #include "mantissa/data/open_data.h"
 #include "mantissa/metrics/events.h"
+#include "mantissa/train/train.h"
 
 namespace mantissa {
 
@@ -19,8 +20,10 @@ Data open_run_data(LoadedConfig& loaded, const Communicator& world, const TrainE
 // Refuses what only the data shows: a vocabulary that does not fit the plan, validation without targets, and a rank with another plan.
 PrecisionPlan plan_with_data(const RunConfig& config, const Data& data, const Communicator& world = {});
 
-// Opens the device that the run computes on. All ranks call it together; throws what require_free_memory() does if memory is too small.
-std::unique_ptr<Backend> make_device(const RunConfig& config, const PrecisionPlan& plan, const Communicator& world);
+// Opens the device that the run computes on: what `own` makes, or that of training.device. All ranks call it together; throws what
+// require_free_memory() does if the memory of the host is too small, whatever the device has.
+std::unique_ptr<Backend> open_run_device(const RunConfig& config, const PrecisionPlan& plan, const Communicator& world,
+                                         const MakeBackend& own);
 
 // Encodes the prompts before the run starts, so that an invalid one is an error then.
 std::vector<std::vector<int32_t>> encode_prompts(const EvalConfig& config, const Data& data);

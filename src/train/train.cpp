@@ -291,7 +291,7 @@ TrainSummary train(const LoadedConfig& loaded, const std::vector<std::string>& a
   agree(mesh.world, [&] { require_size(mesh.data, "parallel.data", loaded.config.parallel.data); });
   Run run(loaded, events, mesh, make_device);
   start(run);
-  run.gemm_rate = measured_gemm_rate(run.config, run.mesh.world);
+  run.gemm_rate = measured_gemm_rate(run.config, *run.device, run.mesh.world);
   open_folder(run, arguments);
   return {.exit = loop(run),
           .steps = run.state.step,

@@ -1,0 +1,38 @@
+// What train() asks of a device that the caller makes, whatever training.device says.
+#include <gmock/gmock.h>
+
+#include "closed_device.h"
+#include "train/gemm_rate.h"
+#include "training.h"
+
+namespace mantissa::own_device_test {
+
+class OwnDevice : public test::TrainingTest {};
+
+TEST_F(OwnDevice, IsNotComparedWithTheRateOfACpu) {
+  LoadedConfig loaded = config("run", {"training.steps=1000000000", "schedule.type=constant", "model.vocab_size=8"});
+  const auto cpu = make_backend("cpu"), plain = make_backend("cpu_reference");
+  for (const DeviceChoice device : {DeviceChoice::automatic, DeviceChoice::cpu_reference}) {
+    loaded.config.training.device = device;
+    EXPECT_FALSE(measured_gemm_rate(loaded.config, test::ClosedDevice(), {}));
+    EXPECT_FALSE(measured_gemm_rate(loaded.config, *plain, {}));
+    EXPECT_TRUE(measured_gemm_rate(loaded.config, *cpu, {}));
+  }
+}
+
+// 150 TB of weights, gradients and moments.
+TEST_F(OwnDevice, IsNotMadeForARunThatTheHostHasNoMemoryFor) {
+  const LoadedConfig large =
+      config("run", {"model.intermediate_size=4194304", "model.hidden_size=4096", "model.num_attention_heads=32", "model.num_layers=200"});
+  int made = 0;
+  const auto make_device = [&made]() -> std::unique_ptr<Backend> {
+    ++made;
+    return std::make_unique<test::ClosedDevice>();
+  };
+  const Error error = test::error_of([&] { run(large, {}, {}, make_device); });
+  EXPECT_EQ(error.code(), ExitCode::environment);
+  EXPECT_THAT(error.what(), ::testing::HasSubstr("not enough memory: training needs "));
+  EXPECT_EQ(made, 0);
+}
+
+}  // namespace mantissa::own_device_test
