@@ -32,7 +32,7 @@ struct Trained {
 inline void require_usable(const std::string& folder) {
   HfWeights weights(folder);
   tokenizer_files(weights);
-  load_model(folder);
+  load_model(folder, make_backend("cpu"));
 }
 
 class ExportTest : public TrainingTest {
@@ -43,7 +43,7 @@ class ExportTest : public TrainingTest {
     return error_of([&] { require_usable(path(from)); });
   }
   void export_to(const std::string& from, const std::string& name, const ExportOptions& options = {}) const {
-    export_model(from, path(name), options);
+    export_model(from, path(name), options, make_backend("cpu"));
   }
   void pack_to(const std::string& checkpoint, const std::string& name, Convention convention = Convention::compressed_tensors) const {
     export_to(checkpoint, name, {.weights = ExportWeights::packed, .convention = convention});
@@ -64,7 +64,7 @@ class ExportTest : public TrainingTest {
   int runs_ = 0;
 
   std::optional<std::string> difference(const std::string& folder, const std::string& checkpoint) const {  // or another folder
-    ModelExport model(checkpoint, {});
+    ModelExport model(checkpoint, {}, make_backend("cpu"));
     HfWeights written(path(folder));
     return export_difference(written, model.weights());
   }
@@ -74,7 +74,7 @@ class Exports : public ExportTest {};
 
 // Of a model loaded for use, on one sequence.
 inline std::vector<float> logits_of(const std::string& path) {
-  const LoadedModel loaded = load_model(path);
+  const LoadedModel loaded = load_model(path, make_backend("cpu"));
   std::vector<int32_t> tokens(16), positions(16);
   for (size_t i = 0; i < tokens.size(); ++i) {
     tokens[i] = static_cast<int32_t>((i * 5 + i / 3) % 8);

@@ -66,7 +66,7 @@ class ExportsOfRuns : public TrainingTest {
   }
   std::map<std::string, std::string> files_from(const std::string& checkpoint, const std::string& name,
                                                 const ExportOptions& options) const {
-    export_model(checkpoint, folder_ / name, options);
+    export_model(checkpoint, folder_ / name, options, make_backend("cpu"));
     return files_of(folder_ / name);
   }
   static void expect_same_files(const std::map<std::string, std::string>& found, const std::map<std::string, std::string>& expected) {

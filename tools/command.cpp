@@ -2,6 +2,7 @@
 #include "tools/command.h"
 
 #include "mantissa/base/parallel.h"
+#include "mantissa/config/open_device.h"
 #include "mantissa/config/run_config.h"
 #include "mantissa/data/open_data.h"
 #include "mantissa/job/launch.h"

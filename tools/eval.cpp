@@ -152,8 +152,7 @@ Evaluation score_all(const Mesh& mesh, const EvalArguments& arguments, const Loa
 }
 
 void evaluate_on(const Mesh& mesh, const EvalArguments& arguments) {
-  const LoadedModel loaded =
-      load_model(arguments.checkpoint, mesh, {.dtype = dtype_of(arguments.dtype), .device = device_of(arguments.device)});
+  const LoadedModel loaded = load_model(arguments.checkpoint, device_of(arguments.device), mesh, dtype_of(arguments.dtype));
   const int64_t rows = arguments.micro_batch_size.value_or(loaded.config.training.micro_batch_size);
   const bool tokens = arguments.logprobs || !arguments.prompt_ids.empty();
   const Evaluation result = tokens ? score_all(mesh, arguments, loaded, rows)

@@ -6,6 +6,7 @@
 #include "mantissa/base/bytes_text.h"
 #include "mantissa/base/printable.h"
 #include "mantissa/checkpoint/checkpoint.h"
+#include "mantissa/config/open_device.h"
 #include "mantissa/json/json.h"
 #include "mantissa/plan/cost.h"
 #include "mantissa/plan/estimate.h"

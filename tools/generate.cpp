@@ -178,8 +178,7 @@ void continue_all(const Mesh& mesh, const GenerateArguments& arguments, const Lo
 }
 
 void generate_on(const Mesh& mesh, const GenerateArguments& arguments) {
-  const LoadedModel loaded =
-      load_model(arguments.checkpoint, mesh, {.dtype = dtype_of(arguments.dtype), .device = device_of(arguments.device)});
+  const LoadedModel loaded = load_model(arguments.checkpoint, device_of(arguments.device), mesh, dtype_of(arguments.dtype));
   const std::vector<Prompt> prompts = prompts_of(arguments, loaded);
   constexpr size_t kAtOnce = 64;  // as each has a cache of its own
   for (size_t begin = 0; begin < prompts.size(); begin += kAtOnce)

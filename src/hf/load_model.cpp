@@ -65,14 +65,14 @@ void compute_in(Dtype dtype, PrecisionConfig& precision) {
 }
 
 // The model of a folder of Hugging Face's form.
-LoadedModel load_hf_folder(const fs::path& folder, const Mesh& mesh, LoadOptions options) {
+LoadedModel load_hf_folder(const fs::path& folder, std::unique_ptr<Backend> device, const Mesh& mesh, std::optional<Dtype> dtype) {
   LoadedModel loaded;
   loaded.path = folder;
-  loaded.device = std::move(options.device);
+  loaded.device = std::move(device);
   agree_on_reading(mesh.tensor, [&] {
     HfWeights weights(folder);
     loaded.config = for_ranks(weights.run_config(), mesh.ranks());
-    if (options.dtype) compute_in(*options.dtype, loaded.config.precision);
+    if (dtype) compute_in(*dtype, loaded.config.precision);
     const PrecisionPlan plan = resolve_plan(loaded.config);
     std::vector<TokenizerFile> files;
     for (const char* const name : {"generation_config.json", "config.json", "tokenizer.json", "tokenizer_config.json"}) {
@@ -161,13 +161,13 @@ RunConfig config_of_model(const fs::path& path) {
   return is_hf_folder(path) ? HfWeights(path).run_config() : saved_config(open_checkpoint(path));
 }
 
-LoadedModel load_model(const fs::path& path, const Mesh& mesh, LoadOptions options) {
-  if (starts_from_folder(mesh.tensor, path)) return load_hf_folder(path, mesh, std::move(options));
+LoadedModel load_model(const fs::path& path, std::unique_ptr<Backend> device, const Mesh& mesh, std::optional<Dtype> dtype) {
+  if (starts_from_folder(mesh.tensor, path)) return load_hf_folder(path, std::move(device), mesh, dtype);
   LoadedModel loaded;
-  loaded.device = std::move(options.device);
+  loaded.device = std::move(device);
   const auto load = [&](CheckpointReader& reader) {
     std::optional<PrecisionPlan> plan;
-    agree_on_reading(mesh.tensor, [&] { plan = make_model(reader, mesh, options.dtype, loaded); });
+    agree_on_reading(mesh.tensor, [&] { plan = make_model(reader, mesh, dtype, loaded); });
     load_weights(reader, *plan, LoadFor::use, loaded.model->parameters(), nullptr, mesh.tensor);
   };
   const LoadedCheckpoint from = load_checkpoint(path, load, RanksTogether(mesh.tensor));

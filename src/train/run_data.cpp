@@ -3,6 +3,7 @@
 #include "mantissa/base/hash.h"
 #include "mantissa/base/log.h"
 #include "mantissa/comm/agreement.h"
+#include "mantissa/config/open_device.h"
 #include "mantissa/data/data_warnings.h"
 #include "mantissa/json/json_fields.h"
 #include "mantissa/models/model_shape.h"

@@ -64,7 +64,7 @@ void delete_exports_without_checkpoint(const RunConfig& config) {
 
 // Makes it on the CPU, as the run has its device for itself.
 std::unique_ptr<ModelExport> opened(const std::string& checkpoint, const ExportOptions& options) {
-  return std::make_unique<ModelExport>(checkpoint, options, make_backend(DeviceChoice::cpu));
+  return std::make_unique<ModelExport>(checkpoint, options, make_backend("cpu"));
 }
 
 // Thrown to leave an export that nobody waits for.

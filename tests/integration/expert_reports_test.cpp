@@ -65,7 +65,7 @@ class ExpertReports : public test::TrainingOnRanks {
 TEST_F(ExpertReports, ACheckpointTellsTheCodesOfEachExpert) {
   run("saved", sets({}));
   const json entry = codes_of("saved").at(kGroupedWeight);
-  const LoadedModel loaded = load_model(checkpoint("saved", 2));
+  const LoadedModel loaded = load_model(checkpoint("saved", 2), make_backend("cpu"));
   const QuantizedTensor& codes = loaded.model->parameters().find(kGroupedWeight)->codes();
   uint64_t sum = 0;
   ASSERT_EQ(entry.at("codes_by_expert").size(), 5U);
@@ -111,7 +111,7 @@ TEST_F(ExpertReports, CodesThatDifferAreRefusedByTheNamesOfTheirExperts) {
     EXPECT_THAT(error.what(), Not(HasSubstr("by_expert"))) << "one expert's sums, not the lists";
   };
   expect_expert(error_of_verify("saved"), "expert 3");
-  expect_expert(error_of([&] { load_model(checkpoint("saved", 2)); }), "expert 3");
+  expect_expert(error_of([&] { load_model(checkpoint("saved", 2), make_backend("cpu")); }), "expert 3");
   set_master("saved", 0, 5.0F);
   expect_expert(error_of_verify("saved"), "experts 0, 3");
   const json there = codes_of("saved").at(kGroupedWeight);
@@ -134,7 +134,7 @@ TEST_F(ExpertReports, AManifestWithoutListsIsRefused) {
     entry.erase("codes_by_expert");
     entry.erase("values_by_expert");
   });
-  EXPECT_THAT(error_of([&] { load_model(checkpoint("saved", 2)); }).what(),
+  EXPECT_THAT(error_of([&] { load_model(checkpoint("saved", 2), make_backend("cpu")); }).what(),
               HasSubstr(text("the codes of ", kGroupedWeight, " are not those")));
 }
 

@@ -265,7 +265,7 @@ TEST_F(Experts, TrainSaveResumeAndGenerateAtTheEdge) {
     run_experts(cut, more);
     CheckpointReader a(checkpoint(whole, 20)), b(checkpoint(cut, 20));
     EXPECT_TRUE(diff_checkpoints(a, b).empty()) << i;
-    LoadedModel loaded = load_model(checkpoint(whole, 20));
+    LoadedModel loaded = load_model(checkpoint(whole, 20), make_backend("cpu"));
     SamplingOptions greedy;
     greedy.max_new_tokens = 9;
     greedy.temperature = 0.0;
@@ -295,7 +295,7 @@ TEST_F(Experts, AreMeasuredWithoutPadding) {
 
 TEST_F(Experts, DropNothingInEvaluationAndSamples) {
   run_experts("dropping", {"model.moe.capacity_factor=0.3", "model.init_std=0.3"});
-  LoadedModel loaded = load_model(checkpoint("dropping", 20));
+  LoadedModel loaded = load_model(checkpoint("dropping", 20), make_backend("cpu"));
   Gpt& model = *loaded.model;
   const std::vector<int32_t> tokens = {1, 4, 7, 0, 2, 3, 5, 6}, positions = {0, 1, 2, 3, 4, 5, 6, 7};
   const Tensor all = model.logits({.batch = 1,

@@ -156,7 +156,7 @@ TEST_F(Exports, WhatIsNotFiniteIsNotLoaded) {
   folder.poison("model.layers.0.self_attn.k_proj.weight", 5).write(path("nan2"));
   EXPECT_EQ(folder_error("nan2").code(), ExitCode::data);
   EXPECT_THAT(folder_error("nan2").what(), HasSubstr(path("nan2") + ": model.layers.0.self_attn.k_proj.weight[0, 5] is NaN or Inf"));
-  const Error error = test::error_of([&] { load_model(path("nan2")); });
+  const Error error = test::error_of([&] { load_model(path("nan2"), make_backend("cpu")); });
   EXPECT_EQ(error.code(), ExitCode::data);
   EXPECT_THAT(error.what(), HasSubstr(path("nan2") + ": model.layers.0.self_attn.k_proj.weight[0, 5] is NaN or Inf"));
 }
@@ -164,7 +164,7 @@ TEST_F(Exports, WhatIsNotFiniteIsNotLoaded) {
 TEST_F(Exports, AFolderThatIsThereIsRefused) {
   const HfFolder folder(path("llama"), "llama", "F32");
   std::filesystem::create_directory(path("there"));
-  const Error error = test::error_of([&] { export_model(path("llama"), path("there"), {}); });
+  const Error error = test::error_of([&] { export_model(path("llama"), path("there"), {}, make_backend("cpu")); });
   EXPECT_EQ(error.code(), ExitCode::usage);
   EXPECT_THAT(error.what(), HasSubstr("is there already"));
 }
@@ -180,7 +180,7 @@ TEST_P(ForwardValues, AreWhatAnExportHolds) {
   EXPECT_EQ(difference("out", saved), std::nullopt);
   EXPECT_GT(verify_export(path("out")), 0);
 
-  const LoadedModel trained = load_model(saved), exported = load_model(path("out"));
+  const LoadedModel trained = load_model(saved, make_backend("cpu")), exported = load_model(path("out"), make_backend("cpu"));
   for (Parameter& parameter : trained.model->parameters().all()) {
     const Parameter& other = *exported.model->parameters().find(parameter.name);
     const Tensor here = parameter.codes().defined() && !parameter.name.starts_with("output")
@@ -220,7 +220,8 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST_F(Exports, WhatATypeCannotHoldIsRefusedByName) {
   run("fine", kShape);  // fp32
-  const Error error = test::error_of([&] { export_model(checkpoint("fine", 3), path("coarse"), {.dtype = ExportDtype::bf16}); });
+  const Error error =
+      test::error_of([&] { export_model(checkpoint("fine", 3), path("coarse"), {.dtype = ExportDtype::bf16}, make_backend("cpu")); });
   EXPECT_EQ(error.code(), ExitCode::usage);
   EXPECT_THAT(error.what(), HasSubstr("which bf16 does not hold exactly: take dtype auto or fp32"));
   EXPECT_FALSE(std::filesystem::exists(path("coarse")));
@@ -342,15 +343,15 @@ TEST_F(Exports, WithoutASectionModelThatOfTheCheckpointIsTaken) {
 
 TEST_F(Exports, EndTokensAreThoseOfTheGenerationConfig) {
   HfFolder(path("llama"), "llama", "F32");
-  EXPECT_THAT(load_model(path("llama")).end_tokens(), ::testing::IsEmpty());
+  EXPECT_THAT(load_model(path("llama"), make_backend("cpu")).end_tokens(), ::testing::IsEmpty());
   auto config = nlohmann::json::parse(test::read_file(path("llama/config.json")));
   config["eos_token_id"] = 7;
   test::write_file(path("llama/config.json"), config.dump());
-  EXPECT_THAT(load_model(path("llama")).end_tokens(), ::testing::ElementsAre(7));
+  EXPECT_THAT(load_model(path("llama"), make_backend("cpu")).end_tokens(), ::testing::ElementsAre(7));
   test::write_file(path("llama/generation_config.json"), R"({"eos_token_id": []})");
-  EXPECT_THAT(load_model(path("llama")).end_tokens(), ::testing::ElementsAre(7));
+  EXPECT_THAT(load_model(path("llama"), make_backend("cpu")).end_tokens(), ::testing::ElementsAre(7));
   test::write_file(path("llama/generation_config.json"), R"({"eos_token_id": [3, 258, 9999, -1]})");
-  EXPECT_THAT(load_model(path("llama")).end_tokens(), ::testing::ElementsAre(3, 258));
+  EXPECT_THAT(load_model(path("llama"), make_backend("cpu")).end_tokens(), ::testing::ElementsAre(3, 258));
 }
 
 // Masters start as the values of the file, whatever their type.

@@ -144,7 +144,7 @@ TEST_F(FolderWeights, FilesOfTokensThatCannotBeReadAreRefused) {
     const Error error = folder_error("model");
     EXPECT_EQ(error.code(), ExitCode::data) << bad;
     EXPECT_THAT(error.what(), HasSubstr(path("model/generation_config.json") + ":")) << bad;
-    const LoadedModel loaded = load_model(path("model"));
+    const LoadedModel loaded = load_model(path("model"), make_backend("cpu"));
     EXPECT_EQ(test::error_of([&] { loaded.end_tokens(); }).code(), ExitCode::data) << bad;
   }
   std::filesystem::remove(path("model/generation_config.json"));

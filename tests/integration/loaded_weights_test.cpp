@@ -55,7 +55,8 @@ class LoadedWeights : public test::TrainingTest {
   // run and one by path; a start from its weights.
   std::vector<Error> errors_of_loading(const std::string& name, const std::string& recipe) const {
     const std::string path = checkpoint(name, 4);
-    return {error_of([&] { load_model(path); }), error_of([&] { load_model(run_folder(name)); }), error_of([&] {
+    return {error_of([&] { load_model(path, make_backend("cpu")); }), error_of([&] { load_model(run_folder(name), make_backend("cpu")); }),
+            error_of([&] {
               run(name, sets(recipe, {"training.steps=6", "checkpoint.resume=auto"}));
             }),
             error_of([&] {
@@ -85,7 +86,7 @@ TEST_F(LoadedWeights, NanOrInfInAnyWeightEndsEveryLoadAndNamesTheFirstElement) {
       EXPECT_THAT(error.what(), HasSubstr(checkpoint("run", 4) + ": " + spoiled.message));
     }
     for (const ExportWeights weights : {ExportWeights::dequantized, ExportWeights::packed}) {
-      const Error error = error_of([&] { export_model(checkpoint("run", 4), folder_ / "out", {.weights = weights}); });
+      const Error error = error_of([&] { export_model(checkpoint("run", 4), folder_ / "out", {.weights = weights}, make_backend("cpu")); });
       EXPECT_EQ(error.code(), ExitCode::data);
       EXPECT_THAT(error.what(),
                   AllOf(HasSubstr(checkpoint("run", 4) + ": "), ContainsRegex("5\\] is (nan|-inf: not exported|NaN or Inf)")));
@@ -99,7 +100,7 @@ TEST_F(LoadedWeights, AMasterThatIsInfOnlyInBf16IsFoundWhetherOrNotItsRoundingIs
     const std::string name = std::string("gather-") + gather;
     run(name, sets("mxfp8", {std::string("precision.fp8_param_gather=") + gather}));
     set_element(name, "master.layers.0.mlp.down.weight", 300, 3.4e38F);
-    const Error error = error_of([&] { load_model(checkpoint(name, 4)); });
+    const Error error = error_of([&] { load_model(checkpoint(name, 4), make_backend("cpu")); });
     EXPECT_EQ(error.code(), ExitCode::numerical);
     EXPECT_THAT(error.what(), HasSubstr("layers.0.mlp.down.weight[2, 44] = inf"));
   }
@@ -130,7 +131,7 @@ TEST_F(LoadedWeights, AllowingRecipeChangesExcusesOtherCodesOnAResumeOnly) {
       EXPECT_THAT(error.what(), ::testing::Not(HasSubstr("allow_recipe_change"))) << "it would not help";
     }
   }
-  EXPECT_EQ(error_of([&] { load_model(checkpoint("run", 4)); }).code(), ExitCode::data);
+  EXPECT_EQ(error_of([&] { load_model(checkpoint("run", 4), make_backend("cpu")); }).code(), ExitCode::data);
 }
 
 TEST_F(LoadedWeights, CodesAreComparedWhereTheWeightHasTheFormatsOfTheManifest) {
@@ -176,7 +177,7 @@ class SavedConfig : public LoadedWeights {
       manifest.config = config.dump();
     });
     const int64_t before = peak_resident_bytes();
-    const Error error = error_of([&] { load_model(checkpoint("run", 4)); });
+    const Error error = error_of([&] { load_model(checkpoint("run", 4), make_backend("cpu")); });
     EXPECT_LT(peak_resident_bytes() - before, 64 << 20) << change;
     change_manifest("run", [&](Manifest& manifest) { manifest = untouched; });
     return error;
@@ -228,7 +229,7 @@ TEST_F(SavedConfig, ThatAllowsLongSequencesTakesNoMemoryForThem) {
     manifest.config = config.dump();
   });
   const int64_t before = peak_resident_bytes();
-  const LoadedModel loaded = load_model(checkpoint("run", 4));
+  const LoadedModel loaded = load_model(checkpoint("run", 4), make_backend("cpu"));
   const std::vector<int32_t> ids = generate(*loaded.model, {1, 2, 3}, {.max_new_tokens = 1200, .temperature = 0.0});
   EXPECT_EQ(ids.size(), 1200U);
   EXPECT_LT(loaded.device->allocator_stats().peak_in_use, 16 << 20);

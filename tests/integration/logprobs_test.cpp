@@ -48,7 +48,7 @@ TEST_F(LogprobsTest, EachSequenceOfIdsIsALineWithTheBitsOfTheModel) {
       output({"eval", path_, "--prompt-ids", "97,98,99,100", "--prompt-ids", " 104 97, 255", "--logprobs", "out.jsonl"});
   const std::vector<json> found = lines();
   ASSERT_EQ(found.size(), 2U);
-  const LoadedModel loaded = load_model(path_);
+  const LoadedModel loaded = load_model(path_, make_backend("cpu"));
   double sum = 0.0;
   for (const auto& [i, tokens] : {std::pair<size_t, std::vector<int32_t>>{0, {97, 98, 99, 100}}, {1, {104, 97, 255}}}) {
     EXPECT_EQ(found[i].at("tokens").get<std::vector<int32_t>>(), tokens);
@@ -123,7 +123,7 @@ TEST_F(LogprobsTest, DtypeIsWhatTheModelComputesIn) {
   EXPECT_EQ(saved, logprobs({"--dtype", "bf16"}));
   EXPECT_NE(saved, fp32);
   EXPECT_NEAR(saved[1].get<double>(), fp32[1].get<double>(), 0.1);
-  EXPECT_EQ(load_model(path_, {}, {.dtype = Dtype::f32}).model->compute(), Dtype::f32);
+  EXPECT_EQ(load_model(path_, make_backend("cpu"), {}, Dtype::f32).model->compute(), Dtype::f32);
   EXPECT_NE(output({"generate", path_, "--dtype", "fp32", "--prompt", "a"}), "");
   EXPECT_THAT(refused({"eval", path_, "--dtype", "fp16"}), HasSubstr("--dtype"));
 }

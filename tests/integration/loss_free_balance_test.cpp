@@ -144,7 +144,7 @@ TEST_F(LossFreeBalance, ChangesAssignmentsAndNoWeights) {
   run_biased("all", {"training.steps=2", "model.moe.num_experts_per_tok=5"});
   const std::vector<int32_t> tokens = {1, 4, 7, 0, 2, 3, 5, 6}, positions = {0, 1, 2, 3, 4, 5, 6, 7};
   const auto probe = [&](const std::string& name, float bias_of_3) {
-    LoadedModel loaded = load_model(checkpoint(name, 2));
+    LoadedModel loaded = load_model(checkpoint(name, 2), make_backend("cpu"));
     Backend& device = *loaded.device;
     const Values bias = {0.0F, 0.0F, 0.0F, bias_of_3, 0.0F};
     for (Buffer& buffer : loaded.model->parameters().buffers()) device.upload(bias.data(), buffer.value);
@@ -221,7 +221,7 @@ TEST_F(LossFreeBalance, IsPartOfWhatACheckpointMustHold) {
     content.replace(0, static_cast<size_t>(test::header_bytes(shard)), shard_header(shard_pieces(manifest).at(0)));
     test::write_file(shard, content);
     if (!data) test::write_file(file, format_manifest(manifest));
-    const Error error = test::error_of([&] { load_model(path); });
+    const Error error = test::error_of([&] { load_model(path, make_backend("cpu")); });
     test::write_file(shard, bytes);
     test::write_file(file, format_manifest(untouched));
     return text(static_cast<int>(error.code()), ": ", error.what());

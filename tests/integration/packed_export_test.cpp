@@ -50,7 +50,7 @@ TEST_P(Packed, CodesAreThoseOfForward) {
   const HfFolder packed(path("compressed-tensors"));
   packed.flip(scales, 1, static_cast<char>(~packed.bytes(scales)[1])).write(path("nan"));  // a scale of 255 is NaN
   EXPECT_EQ(folder_error("nan").code(), ExitCode::data);
-  EXPECT_EQ(test::error_of([&] { load_model(path("nan")); }).code(), ExitCode::data);
+  EXPECT_EQ(test::error_of([&] { load_model(path("nan"), make_backend("cpu")); }).code(), ExitCode::data);
   EXPECT_THAT(difference("nan", saved).value_or(""), HasSubstr("model.layers.1.mlp.down_proj.weight[0, 32] is "));
   packed.flip(scales, 3 + 2, 1).write(path("compressed-tensors"));
   EXPECT_THAT(difference("compressed-tensors", saved).value_or(""), HasSubstr("model.layers.1.mlp.down_proj.weight[1, 64] is "));
@@ -165,7 +165,7 @@ TEST_F(Exports, ARunFromAFolderThatIsNotOfItsModelIsRefused) {
     Manifest manifest = written;
     change(manifest);
     test::write_manifest_and_header(saved, manifest);
-    const Error error = test::error_of([&] { load_model(saved); });
+    const Error error = test::error_of([&] { load_model(saved, make_backend("cpu")); });
     EXPECT_EQ(error.code(), ExitCode::data);
     return std::string(error.what());
   };
@@ -186,7 +186,7 @@ TEST_F(Exports, ARunFromAFolderThatIsNotOfItsModelIsRefused) {
                 renamed(m, std::string(kTokenizerFilePrefix) + "tokenizer.json", std::string(kTokenizerFilePrefix) + "other");
               }),
               HasSubstr("other must be the bytes of a file that goes with a model"));
-  const LoadedModel wide = load_model(path("packed"), {}, {.dtype = Dtype::f32});
+  const LoadedModel wide = load_model(path("packed"), make_backend("cpu"), {}, Dtype::f32);
   EXPECT_EQ(wide.model->compute(), Dtype::f32);
   for (const auto& [name, recipe] : wide.config.precision.recipes) EXPECT_EQ(recipe.compute, Dtype::f32) << name;
 }

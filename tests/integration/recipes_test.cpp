@@ -167,7 +167,7 @@ TEST_F(Plans, ACheckpointKeepsThePlanAndTheHashesOfItsCodes) {
   const CheckpointReader reader(checkpoint("saved", 6));
   const nlohmann::json plan = nlohmann::json::parse(reader.manifest().plan);
   ASSERT_EQ(plan["quantized"].size(), 8U) << "four linears in each of two layers";
-  const LoadedModel loaded = load_model(checkpoint("saved", 6));
+  const LoadedModel loaded = load_model(checkpoint("saved", 6), make_backend("cpu"));
   const PrecisionPlan resolved = resolve_plan(loaded.config);
   const nlohmann::json again = nlohmann::json::parse(
       plan_manifest(resolved, codes_by_weight(loaded.model->parameters(), resolved, loaded.model->parameters().whole_shards())));

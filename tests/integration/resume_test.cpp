@@ -344,7 +344,7 @@ TEST_F(ResumeTest, OnlyAResumeOfTheRunPublishesWhatItFellBackTo) {
   const auto stopped = [&](const std::string& name, const std::string& from) {
     return run(config(name, {"checkpoint.resume=" + from}), [] { return Request::save_and_stop; }).summary.exit;
   };
-  EXPECT_EQ(load_model(run_folder("fell")).step, 10);
+  EXPECT_EQ(load_model(run_folder("fell"), make_backend("cpu")).step, 10);
   EXPECT_EQ(stopped("other", run_folder("fell")), ExitCode::stopped);
   EXPECT_EQ(test::read_file(latest), published) << "neither an evaluation nor another run changes it";
   EXPECT_EQ(error_of([&] { open_checkpoint(run_folder("fell")); }).code(), ExitCode::data);

@@ -303,7 +303,7 @@ TEST_F(Verify, AByteThatChangesOnTheDiskIsFoundBeforeTheFolderHasItsName) {
     }
   };
   arm_fault({.kind = Fault::other, .at = 1, .only = "open", .path = "mantissa.json", .action = flip});
-  const Error error = error_of([&] { export_model(checkpoint("run", 3), path("out"), {}); });
+  const Error error = error_of([&] { export_model(checkpoint("run", 3), path("out"), {}, make_backend("cpu")); });
   EXPECT_TRUE(disarm_fault() && flipped);
   EXPECT_EQ(error.code(), ExitCode::storage);
   EXPECT_THAT(error.what(), HasSubstr("what was written is not what was to be: "));

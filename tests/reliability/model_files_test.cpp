@@ -111,11 +111,12 @@ TEST_F(ModelFiles, AnExportNeverMixesTwoModels) {
 
 TEST_F(ModelFiles, ALoadedModelIsNeverOfTwoModels) {
   make_models();
-  const std::vector<float> of_a = weights_of(load_model(path("a"))), of_b = weights_of(load_model(path("b")));
+  const std::vector<float> of_a = weights_of(load_model(path("a"), make_backend("cpu"))),
+                           of_b = weights_of(load_model(path("b"), make_backend("cpu")));
   ASSERT_NE(of_a, of_b);
   std::optional<LoadedModel> loaded;
   const int refused = refusals(
-      {"open", "pread"}, [&] { loaded = load_model(path("model")); },
+      {"open", "pread"}, [&] { loaded = load_model(path("model"), make_backend("cpu")); },
       [&] {
         const std::vector<float> found = weights_of(*loaded);
         EXPECT_TRUE(found == of_a || found == of_b);
@@ -127,11 +128,11 @@ TEST_F(ModelFiles, ALoadedModelIsNeverOfTwoModels) {
 TEST_F(ModelFiles, AModelThatIsWrittenInPlaceIsNotLoaded) {
   make_models();
   arm_fault({.only = "pread"});
-  load_model(path("a"));
+  load_model(path("a"), make_backend("cpu"));
   disarm_fault();
   const int last = test::fault_state.operations;
   arm_fault({.kind = Fault::other, .at = last, .only = "pread", .action = [&] { write_over_with("b", "a"); }});
-  const Error error = test::error_of([&] { load_model(path("a")); });
+  const Error error = test::error_of([&] { load_model(path("a"), make_backend("cpu")); });
   EXPECT_TRUE(disarm_fault());
   EXPECT_EQ(error.code(), ExitCode::data);
   EXPECT_THAT(error.what(), HasSubstr("was changed or replaced"));

@@ -53,17 +53,18 @@ TEST_F(ReadProgressTest, CommandsReadAboutWhatTheyAreSaidToRead) {
       verify_codes(reader, *make_backend("cpu"));
     }));
     // Its tensors, smaller than a chunk of the checkpoint here, are in another order there: some chunks are read again.
-    const double exported = share(bytes_to_export(run_folder("run")), [&] { export_model(run_folder("run"), out, {}); });
+    const double exported =
+        share(bytes_to_export(run_folder("run")), [&] { export_model(run_folder("run"), out, {}, make_backend("cpu")); });
     EXPECT_GT(exported, 0.9);
     EXPECT_LT(exported, 1.35);
     expect_near_one(share(bytes_of_folder(out), [&] { verify_export(out); }));
-    ModelExport against(run_folder("run"), {});
+    ModelExport against(run_folder("run"), {}, make_backend("cpu"));
     HfWeights written(out);
     const double compared =
         share(bytes_to_compare(out, run_folder("run")), [&] { EXPECT_EQ(export_difference(written, against.weights()), std::nullopt); });
     EXPECT_GT(compared, 0.9);
     EXPECT_LT(compared, 1.35);
-    const double again = share(bytes_to_export(out), [&] { export_model(out, in, {}); });
+    const double again = share(bytes_to_export(out), [&] { export_model(out, in, {}, make_backend("cpu")); });
     EXPECT_GT(again, 0.9);
     EXPECT_LT(again, 1.35);
     std::filesystem::remove_all(run_folder("run"));

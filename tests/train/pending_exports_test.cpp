@@ -145,7 +145,7 @@ class ExportsOfChunks : public ExportsAskedFor {
     std::vector<int> refused;
     for (const int part : {0, 1}) {
       const test::TemporaryFolder folder;
-      ModelExport model(checkpoint("run", 2), {});
+      ModelExport model(checkpoint("run", 2), {}, make_backend("cpu"));
       model.begin(folder.path());
       if (test::error_code_of([&] { model.write(folder.path(), part, 2); }) == ExitCode::data) refused.push_back(part);
     }

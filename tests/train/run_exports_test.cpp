@@ -23,7 +23,7 @@ const std::vector<TensorLayout> kExpertLayouts = {kAlone, {2, 1, false, 2}, {2, 
 
 // Compares a folder with what forward multiplies by in a model that was loaded: its codes have the hashes of those in training.
 void expect_live_values(const std::string& checkpoint, const std::string& folder) {
-  const LoadedModel live = load_model(checkpoint);
+  const LoadedModel live = load_model(checkpoint, make_backend("cpu"));
   const PrecisionPlan plan = resolve_plan(live.config);
   const ForwardTypes types(plan);
   HfWeights written(folder);
@@ -284,7 +284,7 @@ TEST_F(ExportsOfRuns, AFailureIsThatOfASave) {
 // Between its writing and its reading back.
 TEST_F(ExportsOfRuns, AByteThatChangesOnTheDiskIsFound) {
   run_on(kAlone, "run", {});
-  ModelExport model(checkpoint("run", 2), {});
+  ModelExport model(checkpoint("run", 2), {}, make_backend("cpu"));
   const std::filesystem::path folder = folder_ / "flipped", file = folder / "model.safetensors";
   std::filesystem::create_directory(folder);
   model.begin(folder);

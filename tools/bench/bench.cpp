@@ -8,6 +8,7 @@
 #include "mantissa/base/parallel.h"
 #include "mantissa/base/printable.h"
 #include "mantissa/checkpoint/checkpoint.h"
+#include "mantissa/config/open_device.h"
 #include "mantissa/plan/cost.h"
 #include "mantissa/train/load_config.h"
 #include "mantissa/train/training_step.h"

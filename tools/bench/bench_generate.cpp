@@ -6,6 +6,7 @@
 #include "mantissa/base/cpu_level.h"
 #include "mantissa/base/parallel.h"
 #include "mantissa/base/printable.h"
+#include "mantissa/config/open_device.h"
 #include "mantissa/train/generate.h"
 #include "mantissa/train/load_config.h"
 #include "tools/bench/bench_harness.h"

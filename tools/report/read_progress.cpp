@@ -103,7 +103,7 @@ int64_t bytes_to_verify(const CheckpointReader& reader) {
 // The weights twice, to write and to compare, and twice what was written: its bytes and its values.
 int64_t bytes_to_export(const std::filesystem::path& from, const ExportOptions& options) {
   const int64_t read = is_hf_folder(from) ? bytes_of_folder(from) : chunk_bytes(open_checkpoint(from), is_weight);
-  return 2 * (read + ModelExport(from, options, make_backend(DeviceChoice::cpu)).summary().bytes);  // which computes nothing
+  return 2 * (read + ModelExport(from, options, make_backend("cpu")).summary().bytes);  // which computes nothing
 }
 
 int64_t bytes_to_compare(const std::filesystem::path& folder, const std::filesystem::path& against) {

@@ -2,10 +2,8 @@
 #pragma once
 
 #include <array>
-#include <memory>
 #include <string>
 
-#include "mantissa/backend/backend.h"
 #include "mantissa/json/fields.h"
 
 namespace mantissa {
@@ -21,8 +19,5 @@ inline constexpr const char* kDeviceChoices = "auto: the fastest there is; cpu_r
 
 // Returns the name of the backend, as make_backend() takes it.
 inline std::string backend_name(DeviceChoice device) { return device == DeviceChoice::automatic ? "cpu" : choice_name(device); }
-
-// Throws Error(environment) for a device that this build lacks.
-inline std::unique_ptr<Backend> make_backend(DeviceChoice device) { return make_backend(backend_name(device)); }
 
 }  // namespace mantissa

@@ -10,7 +10,6 @@
 
 #include "mantissa/base/hash.h"
 #include "mantissa/base/progressed.h"
-#include "mantissa/config/device_choice.h"
 #include "mantissa/config/export_options.h"
 #include "mantissa/data/tokenizer.h"
 #include "mantissa/hf/forward_weights.h"
@@ -32,8 +31,7 @@ class ModelExport {
   // Of the checkpoint that a path stands for (open_checkpoint), or of a folder of Hugging Face's form. Throws Error(data) for what is
   // damaged. summary(), begin() and write() throw Error(usage) for a model that no architecture expresses and for codes that the convention
   // cannot, with the name of the module. The device makes what is written, with the same bits whichever it is.
-  ModelExport(const std::filesystem::path& from, const ExportOptions& options,
-              std::unique_ptr<Backend> device = make_backend(DeviceChoice::automatic));
+  ModelExport(const std::filesystem::path& from, const ExportOptions& options, std::unique_ptr<Backend> device);
   ~ModelExport();
   ModelExport(const ModelExport&) = delete;
   ModelExport& operator=(const ModelExport&) = delete;
@@ -60,7 +58,7 @@ class ModelExport {
 
 // Exports in one process to `output`, a folder that is not there yet, which gets its name when its weights were compared.
 ExportedModel export_model(const std::filesystem::path& from, const std::filesystem::path& output, const ExportOptions& options,
-                           std::unique_ptr<Backend> device = make_backend(DeviceChoice::automatic));
+                           std::unique_ptr<Backend> device);
 
 // Reports, under checkpoint.export, a model that no architecture has, and what no convention or type can hold.
 void check_export(const RunConfig& config, ConfigReport& report);

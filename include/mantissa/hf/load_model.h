@@ -29,14 +29,12 @@ struct LoadedModel {
   std::unique_ptr<Gpt> model;
 };
 
-struct LoadOptions {
-  std::optional<Dtype> dtype = {};  // stands for precision.dtype; the codes are those of the checkpoint either way
-  std::unique_ptr<Backend> device = make_backend(DeviceChoice::automatic);  // whatever training.device the run had
-};
-
 // Of the checkpoint that a path stands for (load_checkpoint). The saved config is compared with the tensors before anything of its size is
-// made: Error(data) where they do not fit; Error(usage) where the model cannot be divided among the ranks, which call this together.
-LoadedModel load_model(const std::filesystem::path& path, const Mesh& mesh = {}, LoadOptions options = {});
+// made: Error(data) where they do not fit; Error(usage) where the model cannot be divided among the ranks, which call this together. It
+// goes onto the device, whatever training.device the run had. dtype stands for precision.dtype; the codes are those of the checkpoint
+// either way.
+LoadedModel load_model(const std::filesystem::path& path, std::unique_ptr<Backend> device, const Mesh& mesh = {},
+                       std::optional<Dtype> dtype = {});
 
 // Returns the config of the checkpoint that a path stands for, or what a folder of Hugging Face's form says of its model.
 RunConfig config_of_model(const std::filesystem::path& path);
