@@ -1,6 +1,7 @@
 #include "mantissa/backend/backend.h"
 
 #include "backend/cpu/fast/cpu_backend.h"
+#include "backend/make_cuda.h"
 
 namespace mantissa {
 
@@ -17,7 +18,8 @@ std::vector<std::string> KernelLog::latest() const {
 std::unique_ptr<Backend> make_backend(const std::string& name) {
   if (name == "cpu") return std::make_unique<CpuBackend>();
   if (name == "cpu_reference") return std::make_unique<CpuReference>();
-  fail(ExitCode::environment, "this build has no backend ", name, "; there are cpu and cpu_reference");
+  if (name == "cuda") return make_cuda_backend();
+  fail(ExitCode::internal, "there is no backend ", name);
 }
 
 }  // namespace mantissa

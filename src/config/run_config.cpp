@@ -170,7 +170,6 @@ void check_sections(const RunConfig& config, ConfigReport& report) {
     report.error("schedule.decay_steps", text("wsd: warmup_steps ", schedule.warmup_steps, " + decay_steps ", *schedule.decay_steps,
                                               " are more than training.steps ", config.training.steps));
   }
-  if (config.training.device == DeviceChoice::cuda) report.error("training.device", "there is no backend for CUDA yet; take auto or cpu");
   if (config.eval.samples && !config.data.tokenizer) report.error("eval.samples", "needs data.tokenizer, to read prompts and write text");
   if (config.eval.samples && config.eval.samples->prompts.empty()) report.error("eval.samples.prompts", "must hold at least one text");
 }

@@ -206,7 +206,6 @@ TEST(RunConfig, CrossFieldErrorsNameTheKey) {
       {{{"model", {{"mlp_bias", true}, {"moe", json::object()}}}}, "model.mlp_bias: is of dense models"},
       {{{"model", {{"vocab_size", 255}}}}, "model.vocab_size: the byte tokenizer has 256 ids, got 255"},
       {{{"training", {{"seq_len", 2048}}}}, "training.seq_len: must be at most model.max_position_embeddings 1024"},
-      {{{"training", {{"device", "cuda"}}}}, "training.device: there is no backend for CUDA yet"},
       {{{"schedule", {{"type", "wsd"}, {"decay_steps", 950}}}}, "schedule.decay_steps: wsd: warmup_steps 100 + decay_steps 950"},
       {{{"checkpoint", {{"keep_latest", 1}}}}, "checkpoint.keep_latest: must be at least 2, got 1"},
       {{{"checkpoint", {{"init_from", "c"}, {"resume", "d"}}}}, "checkpoint.init_from: starts at step 0"},

@@ -78,7 +78,6 @@ const std::vector<Broken> kBrokenConfigs = {
     {R"("training": {"accumulation": "tree", "grad_accum": 3})", {"training.accumulation: tree needs a power of two", "c.json:2:30"}},
     {R"("model": {"hidden_size": 100})", {"model.hidden_size: must be a multiple", "c.json:2:26"}},
     {R"("training": {"seq_len": 4096})", {"training.seq_len: must be at most model.max_position_embeddings 1024", "c.json:2:25"}},
-    {R"("training": {"device": "cuda"})", {"training.device: there is no backend for CUDA yet", "c.json:2:24"}},
     // What no export could hold.
     {R"("model": {"norm": "layer"}, "checkpoint": {"export": {}})",
      {"checkpoint.export: no model of Hugging Face has these options", "model.position must be learned", "c.json:2:54"}},

@@ -238,4 +238,14 @@ TEST_F(DeviceChoices, ADeviceThatIsNotThereIsNamedBeforeAnythingIsWritten) {
   for (const char* const name : {"out", "out.jsonl"}) EXPECT_FALSE(std::filesystem::exists(path(name))) << name;
 }
 
+// A run says so before it makes a folder.
+TEST_F(DeviceChoices, ARunNeedsTheDeviceThatItNames) {
+  test::write_file(path("text"), std::string(4000, 'a'));
+  const auto result = mantissa({"train", MANTISSA_SOURCE_DIR "/configs/quickstart.json", "--set", "data.train=[]", "--set", "data.valid=[]",
+                                "--set", "data.path=text", "--set", "training.device=cuda", "--set", "logging.dir=run"});
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.errors, HasSubstr("this build has no backend cuda; there are cpu and cpu_reference"));
+  EXPECT_FALSE(std::filesystem::exists(path("run")));
+}
+
 }  // namespace mantissa::device_choice_test
