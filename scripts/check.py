@@ -29,7 +29,7 @@ LONG_FILES = {"include/mantissa/backend/backend.h", "include/mantissa/ops/ops.h"
 MAX_FUNCTION_LINES = 60
 SHORT_FUNCTION_LINES = 30
 SHORT_SHARE = 0.9
-FAMILIES = {"src/ops", "src/backend/cpu/reference", "src/backend/cpu/fast"}  # one file per op or family of kernels: ops.h, cpu_backend.h and reference.h say so
+FAMILIES = {"src/ops", "src/backend/cpu/reference", "src/backend/cpu/fast", "src/backend/cuda"}  # one file per op or family of kernels: ops.h and the headers of the backends say so
 CONDITIONAL_FILES = {"include/mantissa/base/host_device.h"}
 
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "manager"}
@@ -42,6 +42,8 @@ CONFINED = [
     (re.compile(r"std::(cout|cerr|clog|exit|abort|_Exit|quick_exit)\b|(?<![\w:.>])(f?printf|puts|perror)\s*\(|(?<![\w.>])(exit|_exit|abort)\s*\("),
      r"tools/|tests/", "the library neither prints nor exits"),
     (re.compile(r"\bdevice_(data|bytes)\b"), r"src/backend/|(src|include/mantissa)/tensor/|tests/", "memory of a device belongs to its backend: upload, download or HostBytes"),
+    (re.compile(r"__shared__|__(sync|shfl|ballot|activemask)\w*|\batomic(Add|Or|Max|CAS|Exch)\b|\basm\b|<<<|#\s*include\s*<cuda"),
+     r"src/backend/cuda/chip/|src/backend/cpu/|src/base/|include/mantissa/base/|tests/gpu/", "what only CUDA knows is in src/backend/cuda/chip"),
     (re.compile(r"std::(\w+_distribution|shuffle|mt19937\w*|random_device|default_random_engine)\b"), r"tests/|src/base/", "random numbers come from base/rng.h"),
 ]
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # On a machine with an NVIDIA GPU and the CUDA toolkit (12.8 or newer), and nothing else: builds the GPU tests for this GPU and runs them.
 #   scripts/gpu.sh                  exit code 77 without a GPU
-#   scripts/gpu.sh --compile-only   device code for sm_80, sm_90a and sm_100a, nothing is run
+#   scripts/gpu.sh --compile-only   all device code for sm_80, sm_90a and sm_100a, nothing is run
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -18,12 +18,13 @@ out=${OUT_DIR:-build/gpu}
 mkdir -p "$out"
 
 # Rounding as on the host: no fused multiply-add behind our back, subnormals kept, exact division and square root.
-flags=(-std=c++20 -O3 -Iinclude -Werror all-warnings -Xcompiler -Wall,-Wextra,-Wno-unused-parameter,-pthread
+flags=(-std=c++20 -O3 -Iinclude -Isrc -Isrc/backend/cuda/chip --expt-relaxed-constexpr -Werror all-warnings -Xcompiler -Wall,-Wextra,-Wno-unused-parameter,-pthread
   -fmad=false -ftz=false -prec-div=true -prec-sqrt=true)
 
 if [ "$compile_only" ]; then
   for arch in 80 90a 100a; do flags+=(-gencode "arch=compute_$arch,code=sm_$arch"); done
-  for source in tests/gpu/*.cu; do "$nvcc" "${flags[@]}" -c "$source" -o "$out/$(basename "$source" .cu).o"; done
+  printf '%s\n' tests/gpu/*.cu src/backend/cuda/*.cu | OUT_DIR=$out xargs -P "$(nproc)" -I{} sh -c '
+    source=$1; shift; exec "$@" -c "$source" -o "$OUT_DIR/$(basename "$source").o"' _ {} "$nvcc" "${flags[@]}"
   exit 0
 fi
 

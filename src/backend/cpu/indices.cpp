@@ -1,27 +1,29 @@
 #include "backend/cpu/indices.h"
 
-namespace mantissa {
+#include "backend/index_rule.h"
 
-void check_indices(ExitCode code, const char* kernel, const char* operand, const Tensor& indices, int64_t limit) {
+namespace mantissa {
+namespace {
+
+void check(const Tensor& indices, const IndexRule& rule) {
   const int32_t* values = indices.device_data<int32_t>();
   for (int64_t i = 0; i < indices.elements(); ++i) {
-    if (values[i] < 0 || values[i] >= limit) fail(code, kernel, ": ", operand, '[', i, "] is ", values[i], ", not in [0, ", limit, ')');
+    if (!rule.allows(values[i])) rule.refuse(i, values[i]);
   }
 }
+
+}  // namespace
+
+void check_indices(ExitCode code, const char* kernel, const char* operand, const Tensor& indices, int64_t limit) {
+  check(indices, {.code = code, .kernel = kernel, .operand = operand, .limit = limit});
+}
+
+void check_targets(const char* kernel, const Tensor& targets, int64_t vocab) { check(targets, IndexRule::targets(kernel, vocab)); }
 
 void check_optional_indices(const char* kernel, const char* operand, const Tensor& indices, int64_t limit) {
   const int32_t* values = indices.device_data<int32_t>();
   for (int64_t i = 0; i < indices.elements(); ++i) {
     require(values[i] >= -1 && values[i] < limit, kernel, ": ", operand, '[', i, "] is ", values[i], ", not in [-1, ", limit, ')');
-  }
-}
-
-void check_targets(const char* kernel, const Tensor& targets, int64_t vocab) {
-  const int32_t* values = targets.device_data<int32_t>();
-  for (int64_t i = 0; i < targets.elements(); ++i) {
-    if (values[i] >= vocab) {
-      fail(ExitCode::data, kernel, ": targets[", i, "] is ", values[i], ", not below the vocabulary size ", vocab);
-    }
   }
 }
 

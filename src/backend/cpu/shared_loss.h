@@ -1,10 +1,12 @@
-// A row of CrossEntropyOfShares: what the ranks found in their columns becomes one. Both backends combine alike.
+// A row of CrossEntropyOfShares: what the ranks found in their columns becomes one. All backends combine alike.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
+
+#include "mantissa/base/host_device.h"
 
 namespace mantissa {
 
@@ -18,7 +20,7 @@ struct RowOfShares {
 
 // sums [R, N, 2]: of row i. The largest starts from a finite number, so that shares without columns add zeros.
 template <class S>
-RowOfShares<S> combined(const S* sums, int64_t ranks, int64_t rows, int64_t i) {
+MANTISSA_HOST_DEVICE RowOfShares<S> combined(const S* sums, int64_t ranks, int64_t rows, int64_t i) {
   S largest = std::numeric_limits<S>::lowest(), sum = 0, target_logit = 0;
   for (int64_t r = 0; r < ranks; ++r) largest = std::max(largest, sums[2 * (r * rows + i)]);
   for (int64_t r = 0; r < ranks; ++r) {

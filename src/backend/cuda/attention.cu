@@ -1,0 +1,176 @@
+// Attention forward, as in FlashAttention-2 (Dao 2023): a block has a tile of queries of one head and goes over the tiles of keys that
+// these see. It has kTile channels of the values: where a head has more, several blocks compute the same scores.
+#include "backend/cuda/attention_tiles.h"
+#include "backend/cuda/cuda_backend.h"
+
+namespace mantissa {
+namespace {
+
+using namespace gpu;
+
+constexpr float kNoScore = -INFINITY;  // exp gives 0
+
+// Queries, and the keys and values of their sequence or of a cache, which begin `ahead` of them.
+template <class T>
+struct Attention {
+  const T *queries, *keys, *values, *sinks;
+  int64_t query_stride, key_stride;  // of rows
+  int64_t queries_of_sequence, keys_of_sequence, ahead;
+  int64_t heads, group, head_dim;
+  const int32_t* segment_starts;
+  int64_t window;
+  float scale;
+  T* out;
+  float* lse;  // null: not wanted
+};
+
+// Of a thread's rows: the largest score so far, and the sum of exponentials beside it. All threads of a row have the same.
+struct Softmax {
+  float largest[kEach], sum[kEach];
+};
+
+// Scores become exponentials; what was summed before is scaled to the new largest score.
+__device__ void softmax_step(Sums& scores, Softmax& rows, Sums& mixed) {
+  MANTISSA_UNROLL
+  for (unsigned i = 0; i < kEach; ++i) {
+    float largest = rows.largest[i];
+    MANTISSA_UNROLL
+    for (unsigned j = 0; j < kEach; ++j) largest = Largest<float>()(scores.at[i][j], largest);
+    largest = join_row(largest, Largest<float>());
+    const float factor = rows.largest[i] == largest ? 1.0F : expf(rows.largest[i] - largest);
+    float sum = 0.0F;
+    MANTISSA_UNROLL
+    for (unsigned j = 0; j < kEach; ++j) {
+      float& score = scores.at[i][j];
+      score = score == kNoScore ? 0.0F : expf(score - largest);
+      sum += score;
+      mixed.at[i][j] *= factor;
+    }
+    rows.sum[i] = rows.sum[i] * factor + join_row(sum, Plus<float>());
+    rows.largest[i] = largest;
+  }
+}
+
+__device__ void mask_scores(Sums& scores, const Mask& mask, float scale, Range queries, int64_t first_key, int64_t ahead) {
+  MANTISSA_UNROLL
+  for (unsigned i = 0; i < kEach; ++i) {
+    const int64_t query = queries.first + first_row() + i, position = query + ahead;
+    const int64_t first = query < queries.end ? mask.first(position) : 0;
+    MANTISSA_UNROLL
+    for (unsigned j = 0; j < kEach; ++j) {
+      const int64_t key = first_key + first_col() + j;
+      scores.at[i][j] = key >= first && key <= position ? scores.at[i][j] * scale : kNoScore;
+    }
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) attend(Attention<T> k) {
+  auto& sides = block_shared<Sides>();
+  auto& weights = block_shared<Weights>();
+  auto index = static_cast<unsigned>(block());
+  const int64_t part = take_last(index, ceil_div(k.head_dim, int64_t{kTile})),
+                tile = take_last(index, ceil_div(k.queries_of_sequence, int64_t{kTile})), head = take_last(index, k.heads),
+                sequence = index;
+  const int64_t kv = static_cast<unsigned>(head) / static_cast<unsigned>(k.group);
+  const Range queries{tile * kTile, k.queries_of_sequence}, channels{part * kTile, k.head_dim};
+  const Range own{queries.first, queries.first + kTile < queries.end ? queries.first + kTile : queries.end};
+  const int64_t end = own.end + k.ahead;  // of the keys
+  const HeadRows<const T> q{k.queries + sequence * k.queries_of_sequence * k.query_stride + head * k.head_dim, k.query_stride};
+  const int64_t key_at = sequence * k.keys_of_sequence * k.key_stride + kv * k.head_dim;
+  const HeadRows<const T> keys{k.keys + key_at, k.key_stride}, values{k.values + key_at, k.key_stride};
+  const Mask mask{k.segment_starts ? k.segment_starts + sequence * k.queries_of_sequence : nullptr, k.window};
+  const float sink = k.sinks ? value_of(k.sinks[head]) : kNoScore;
+  Softmax softmax;
+  for (float& largest : softmax.largest) largest = sink;
+  for (float& sum : softmax.sum) sum = sink == kNoScore ? 0.0F : 1.0F;
+  Sums mixed;
+  for (int64_t key = mask.first_of({own.first + k.ahead, end}) / kTile * kTile; key < end; key += kTile) {
+    Sums scores;
+    add_product(sides, ByChannels<T>{q, own}, ByChannels<T>{keys, {key, end}}, k.head_dim, scores);
+    mask_scores(scores, mask, k.scale, own, key, k.ahead);
+    softmax_step(scores, softmax, mixed);
+    keep(weights, scores);
+    add_weighted(sides, weights, ByRows<T>{values, channels}, {key, end}, mixed);
+  }
+  MANTISSA_UNROLL
+  for (unsigned i = 0; i < kEach; ++i) {
+    const int64_t row = own.first + first_row() + i;
+    for (float& value : mixed.at[i]) value /= softmax.sum[i];
+    if (!k.lse || part > 0 || first_col() > 0 || row >= own.end) continue;
+    k.lse[(sequence * k.heads + head) * k.queries_of_sequence + row] = softmax.largest[i] + logf(softmax.sum[i]);
+  }
+  const int64_t row = k.heads * k.head_dim;
+  write_rows(mixed, HeadRows<T>{k.out + sequence * k.queries_of_sequence * row + head * k.head_dim, row}, own, channels);
+}
+
+template <class T>
+int64_t blocks_of(const Attention<T>& k, int64_t sequences) {
+  return sequences * k.heads * ceil_div(k.queries_of_sequence, int64_t{kTile}) * ceil_div(k.head_dim, int64_t{kTile});
+}
+
+// Rows of `width` elements that begin at `first` of rows of `stride`.
+template <class T>
+__global__ void __launch_bounds__(kThreads) copy_rows(const T* first, int64_t stride, int64_t width, T* to, int64_t count) {
+  for_each_element(count, [=](int64_t i) { to[i] = first[i / width * stride + i % width]; });
+}
+
+}  // namespace
+
+void CudaBackend::execute(const AttentionForward& k) {
+  const HeadLayout& layout = k.layout;
+  const int64_t length = k.qkv.dim(0) / k.batch, d = layout.head_dim;
+  with_values(k.qkv.dtype(), [&]<class T>() {
+    const T* qkv = k.qkv.device_data<T>();
+    const Attention<T> attention{.queries = qkv,
+                                 .keys = qkv + layout.heads * d,
+                                 .values = qkv + (layout.heads + layout.kv_heads) * d,
+                                 .sinks = k.sinks.defined() ? k.sinks.device_data<T>() : nullptr,
+                                 .query_stride = layout.row(),
+                                 .key_stride = layout.row(),
+                                 .queries_of_sequence = length,
+                                 .keys_of_sequence = length,
+                                 .ahead = 0,
+                                 .heads = layout.heads,
+                                 .group = layout.heads / layout.kv_heads,
+                                 .head_dim = d,
+                                 .segment_starts = k.segment_starts.defined() ? k.segment_starts.device_data<int32_t>() : nullptr,
+                                 .window = k.window,
+                                 .scale = static_cast<float>(k.scale),
+                                 .out = k.out.device_data<T>(),
+                                 .lse = k.lse.device_data<float>()};
+    launch(attend<T>, {blocks_of(attention, k.batch), kThreads}, attention);
+  });
+}
+
+void CudaBackend::execute(const CachedAttention& k) {
+  const HeadLayout& layout = k.layout;
+  const int64_t rows = k.qkv.dim(0), d = layout.head_dim, channels = layout.kv_heads * d, count = rows * channels;
+  with_values(k.qkv.dtype(), [&]<class T>() {
+    const T* qkv = k.qkv.device_data<T>();
+    T *keys = k.keys.device_data<T>(), *values = k.values.device_data<T>();
+    const Grid grid{blocks_for(count), kThreads};
+    launch(copy_rows<T>, grid, qkv + layout.heads * d, layout.row(), channels, keys + k.first * channels, count);
+    launch(copy_rows<T>, grid, qkv + layout.heads * d + channels, layout.row(), channels, values + k.first * channels, count);
+    const Attention<T> attention{.queries = qkv,
+                                 .keys = keys,
+                                 .values = values,
+                                 .sinks = k.sinks.defined() ? k.sinks.device_data<T>() : nullptr,
+                                 .query_stride = layout.row(),
+                                 .key_stride = channels,
+                                 .queries_of_sequence = rows,
+                                 .keys_of_sequence = k.first + rows,
+                                 .ahead = k.first,
+                                 .heads = layout.heads,
+                                 .group = layout.heads / layout.kv_heads,
+                                 .head_dim = d,
+                                 .segment_starts = nullptr,
+                                 .window = k.window,
+                                 .scale = static_cast<float>(k.scale),
+                                 .out = k.out.device_data<T>(),
+                                 .lse = nullptr};
+    launch(attend<T>, {blocks_of(attention, 1), kThreads}, attention);
+  });
+}
+
+}  // namespace mantissa

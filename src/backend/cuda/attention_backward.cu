@@ -1,0 +1,206 @@
+// Attention backward. With p = exp(scale q k - lse) and delta = dout out: ds = scale p (dout v - delta), dq = sum ds k, dk = sum ds q,
+// dv = sum p dout. One kernel gives dq, another one dk and dv; both compute p and ds, so that no two blocks add to one element.
+#include "backend/cuda/attention_tiles.h"
+#include "backend/cuda/cuda_backend.h"
+#include "mantissa/backend/functions.h"
+
+namespace mantissa {
+namespace {
+
+using namespace gpu;
+
+constexpr unsigned kWarpsOfBlock = kThreads / kWarp;
+
+// deltas [B, H, T] = dout out, of rows that lie [B, T, H, D]. A warp has a row of a head.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    find_deltas(const T* out, const T* dout, int64_t rows, int64_t heads, int64_t length, int64_t head_dim, float* deltas) {
+  const int64_t item = block() * kWarpsOfBlock + warp(), row = item / heads, head = item % heads;
+  if (row >= rows) return;
+  float sum = 0.0F;
+  for (int64_t c = lane(); c < head_dim; c += kWarp) sum += value_of(dout[item * head_dim + c]) * value_of(out[item * head_dim + c]);
+  sum = join_warp(sum, Plus<float>());
+  if (lane() == 0) deltas[(row / length * heads + head) * length + row % length] = sum;
+}
+
+template <class T>
+struct AttentionGradient {
+  const T *qkv, *dout;
+  const float *lse, *deltas;
+  const int32_t* segment_starts;
+  int64_t window, length, heads, kv_heads, group, head_dim;
+  float scale;
+  T* dqkv;
+
+  MANTISSA_HOST_DEVICE int64_t row() const { return (heads + 2 * kv_heads) * head_dim; }
+  MANTISSA_HOST_DEVICE int64_t parts() const { return ceil_div(head_dim, int64_t{kTile}); }
+  MANTISSA_HOST_DEVICE int64_t tiles() const { return ceil_div(length, int64_t{kTile}); }
+  // A head of packed rows: of the queries first, then of the keys, then of the values.
+  template <class P>
+  __device__ HeadRows<P> packed(P* rows, int64_t sequence, int64_t head) const {
+    return {rows + sequence * length * row() + head * head_dim, row()};
+  }
+  __device__ HeadRows<const T> output(int64_t sequence, int64_t head) const {
+    return {dout + (sequence * length * heads + head) * head_dim, heads * head_dim};
+  }
+  __device__ Mask mask(int64_t sequence) const { return {segment_starts ? segment_starts + sequence * length : nullptr, window}; }
+  __device__ Range tile(int64_t first) const { return {first, first + kTile < length ? first + kTile : length}; }
+};
+
+// What a block works on: a tile of rows of a head, and channels.
+struct Place {
+  int64_t sequence, head;
+  Range rows, channels;
+};
+template <class T>
+__device__ Place place(const AttentionGradient<T>& k, int64_t heads) {
+  auto index = static_cast<unsigned>(block());
+  const int64_t part = take_last(index, k.parts()), tile = take_last(index, k.tiles()), head = take_last(index, heads);
+  return {index, head, k.tile(tile * kTile), {part * kTile, k.head_dim}};
+}
+
+// Scores of a query and a key become p, and 0 where the query does not see the key.
+__device__ float probability(float score, float scale, float lse, bool seen) { return seen ? expf(score * scale - lse) : 0.0F; }
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) attention_dq(AttentionGradient<T> k) {
+  auto& sides = block_shared<Sides>();
+  auto& weights = block_shared<Weights>();
+  const Place at = place(k, k.heads);
+  const int64_t kv = k.heads + static_cast<unsigned>(at.head) / static_cast<unsigned>(k.group),
+                statistics = (at.sequence * k.heads + at.head) * k.length;
+  const HeadRows<const T> keys = k.packed(k.qkv, at.sequence, kv), values = k.packed(k.qkv, at.sequence, kv + k.kv_heads);
+  const ByChannels<T> queries{k.packed(k.qkv, at.sequence, at.head), at.rows}, douts{k.output(at.sequence, at.head), at.rows};
+  const Mask mask = k.mask(at.sequence);
+  Sums dq;
+  for (int64_t key = mask.first_of(at.rows) / kTile * kTile; key < at.rows.end; key += kTile) {
+    const Range range{key, at.rows.end};
+    Sums scores, dp;
+    add_product(sides, queries, ByChannels<T>{keys, range}, k.head_dim, scores);
+    add_product(sides, douts, ByChannels<T>{values, range}, k.head_dim, dp);
+    MANTISSA_UNROLL
+    for (unsigned i = 0; i < kEach; ++i) {
+      const int64_t query = at.rows.first + first_row() + i;
+      const bool inside = query < at.rows.end;
+      const int64_t first = inside ? mask.first(query) : 0;
+      const float lse = inside ? k.lse[statistics + query] : 0.0F, delta = inside ? k.deltas[statistics + query] : 0.0F;
+      MANTISSA_UNROLL
+      for (unsigned j = 0; j < kEach; ++j) {
+        const int64_t seen = key + first_col() + j;
+        const float p = probability(scores.at[i][j], k.scale, lse, inside && seen >= first && seen <= query);
+        scores.at[i][j] = p * (dp.at[i][j] - delta) * k.scale;
+      }
+    }
+    keep(weights, scores);
+    add_weighted(sides, weights, ByRows<T>{keys, at.channels}, range, dq);
+  }
+  write_rows(dq, k.packed(k.dqkv, at.sequence, at.head), at.rows, at.channels);
+}
+
+// Adds what the queries of one head and tile give to dk and dv of a tile of keys. Rows of the tile are keys, columns queries.
+template <class T>
+__device__ void add_queries(const AttentionGradient<T>& k, const Place& at, int64_t head, Range tile, Sums& dk, Sums& dv) {
+  auto& sides = block_shared<Sides>();
+  auto& weights = block_shared<Weights>();
+  const int64_t kv = k.heads + at.head, statistics = (at.sequence * k.heads + head) * k.length;
+  const HeadRows<const T> queries = k.packed(k.qkv, at.sequence, head), douts = k.output(at.sequence, head);
+  const Mask mask = k.mask(at.sequence);
+  Sums p, ds;
+  add_product(sides, ByChannels<T>{k.packed(k.qkv, at.sequence, kv), at.rows}, ByChannels<T>{queries, tile}, k.head_dim, p);
+  MANTISSA_UNROLL
+  for (unsigned j = 0; j < kEach; ++j) {
+    const int64_t query = tile.first + first_col() + j;
+    const bool inside = query < tile.end;
+    const int64_t first = inside ? mask.first(query) : 0;
+    const float lse = inside ? k.lse[statistics + query] : 0.0F;
+    MANTISSA_UNROLL
+    for (unsigned i = 0; i < kEach; ++i) {
+      const int64_t key = at.rows.first + first_row() + i;
+      p.at[i][j] = probability(p.at[i][j], k.scale, lse, inside && key >= first && key <= query);
+    }
+  }
+  keep(weights, p);
+  add_weighted(sides, weights, ByRows<T>{douts, at.channels}, tile, dv);
+  add_product(sides, ByChannels<T>{k.packed(k.qkv, at.sequence, kv + k.kv_heads), at.rows}, ByChannels<T>{douts, tile}, k.head_dim, ds);
+  MANTISSA_UNROLL
+  for (unsigned j = 0; j < kEach; ++j) {
+    const int64_t query = tile.first + first_col() + j;
+    const float delta = query < tile.end ? k.deltas[statistics + query] : 0.0F;
+    MANTISSA_UNROLL
+    for (unsigned i = 0; i < kEach; ++i) ds.at[i][j] = p.at[i][j] * (ds.at[i][j] - delta) * k.scale;
+  }
+  keep(weights, ds);
+  add_weighted(sides, weights, ByRows<T>{queries, at.channels}, tile, dk);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) attention_dkv(AttentionGradient<T> k) {
+  const Place at = place(k, k.kv_heads);
+  const Mask mask = k.mask(at.sequence);
+  Sums dk, dv;
+  for (int64_t head = at.head * k.group; head < (at.head + 1) * k.group; ++head) {
+    for (int64_t query = at.rows.first; query < k.length; query += kTile) {
+      if (k.window > 0 && query - k.window + 1 >= at.rows.end) break;
+      const Range tile = k.tile(query);
+      if (mask.first_of(tile) < at.rows.end) add_queries(k, at, head, tile, dk, dv);
+    }
+  }
+  write_rows(dk, k.packed(k.dqkv, at.sequence, k.heads + at.head), at.rows, at.channels);
+  write_rows(dv, k.packed(k.dqkv, at.sequence, k.heads + k.kv_heads + at.head), at.rows, at.channels);
+}
+
+// A block has a head, whose rows lie in so many sequences.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    sink_gradient(const T* sinks, const float* lse, const float* deltas, int64_t rows, int64_t length, float* dsinks, bool accumulate) {
+  const float sink = value_of(sinks[block()]);
+  double sum = 0.0;
+  for (int64_t row = thread(); row < rows; row += kThreads) {
+    const int64_t at = (row / length * blocks() + block()) * length + row % length;
+    sum -= static_cast<double>(expf(sink - lse[at]) * deltas[at]);
+  }
+  sum = block_sum(sum);
+  if (thread() == 0) dsinks[block()] = static_cast<float>(sum) + (accumulate ? dsinks[block()] : 0.0F);
+}
+
+Grid warps_of(int64_t count) { return {ceil_div(count, int64_t{kWarpsOfBlock}), kThreads}; }
+
+}  // namespace
+
+void CudaBackend::execute(const AttentionBackward& k) {
+  const int64_t rows = k.qkv.dim(0), length = rows / k.batch, heads = k.layout.heads, d = k.layout.head_dim;
+  const Tensor deltas = empty(*this, Dtype::f32, k.lse.shape());
+  with_values(k.qkv.dtype(), [&]<class T>() {
+    const T* dout = k.dout.device_data<T>();
+    launch(find_deltas<T>, warps_of(rows * heads), k.out.device_data<T>(), dout, rows, heads, length, d, deltas.device_data<float>());
+    const AttentionGradient<T> gradient{.qkv = k.qkv.device_data<T>(),
+                                        .dout = dout,
+                                        .lse = k.lse.device_data<float>(),
+                                        .deltas = deltas.device_data<float>(),
+                                        .segment_starts = k.segment_starts.defined() ? k.segment_starts.device_data<int32_t>() : nullptr,
+                                        .window = k.window,
+                                        .length = length,
+                                        .heads = heads,
+                                        .kv_heads = k.layout.kv_heads,
+                                        .group = heads / k.layout.kv_heads,
+                                        .head_dim = d,
+                                        .scale = static_cast<float>(k.scale),
+                                        .dqkv = k.dqkv.device_data<T>()};
+    const int64_t of_head = k.batch * gradient.tiles() * gradient.parts();
+    launch(attention_dq<T>, {of_head * heads, kThreads}, gradient);
+    launch(attention_dkv<T>, {of_head * k.layout.kv_heads, kThreads}, gradient);
+  });
+}
+
+void CudaBackend::execute(const AttentionSinkGradient& k) {
+  const int64_t rows = k.out.dim(0), length = rows / k.batch, heads = k.layout.heads;
+  const Tensor deltas = empty(*this, Dtype::f32, k.lse.shape());
+  with_values(k.out.dtype(), [&]<class T>() {
+    launch(find_deltas<T>, warps_of(rows * heads), k.out.device_data<T>(), k.dout.device_data<T>(), rows, heads, length, k.layout.head_dim,
+           deltas.device_data<float>());
+    launch(sink_gradient<T>, {heads, kThreads}, k.sinks.device_data<T>(), k.lse.device_data<float>(), deltas.device_data<float>(), rows,
+           length, k.dsinks.device_data<float>(), k.accumulate);
+  });
+}
+
+}  // namespace mantissa

@@ -1,0 +1,106 @@
+// Heads of packed rows as sides of tile products, and what attention asks of a tile of queries and keys.
+#pragma once
+
+#include "backend/cuda/reduce.h"
+#include "backend/cuda/tile_product.h"
+#include "mantissa/backend/backend.h"
+
+namespace mantissa::gpu {
+
+// Rows of one head, `stride` elements apart.
+template <class T>
+struct HeadRows {
+  T* first;
+  int64_t stride;
+};
+
+// Rows of a range, with channels as the depth.
+template <class T>
+struct ByChannels {
+  HeadRows<const T> x;
+  Range rows;
+};
+template <class T>
+__device__ inline void load_tile(Tile& tile, const ByChannels<T>& side, Range depth) {
+  const HeadRows<const T> x = side.x;
+  load_values(tile, side.rows, depth, true, [=](int64_t row, int64_t channel) { return value_of(x.first[row * x.stride + channel]); });
+}
+
+// Channels of a range, with rows as the depth.
+template <class T>
+struct ByRows {
+  HeadRows<const T> x;
+  Range channels;
+};
+template <class T>
+__device__ inline void load_tile(Tile& tile, const ByRows<T>& side, Range depth) {
+  const HeadRows<const T> x = side.x;
+  load_values(tile, side.channels, depth, false, [=](int64_t channel, int64_t row) { return value_of(x.first[row * x.stride + channel]); });
+}
+
+// What the sums of a tile become: a left side with its columns as the depth.
+struct Weights {
+  Tile halves[kTile / kDepth];
+};
+__device__ inline void keep(Weights& weights, const Sums& sums) {
+  MANTISSA_UNROLL
+  for (unsigned j = 0; j < kEach; ++j) {
+    Quad column;
+    MANTISSA_UNROLL
+    for (unsigned i = 0; i < kEach; ++i) column.at[i] = sums.at[i][j];
+    const unsigned depth = first_col() + j;
+    store(&weights.halves[depth / kDepth].values[depth % kDepth][first_row()], column);
+  }
+}
+
+// out += weights * rows, of rows [rows.first, rows.end). The sums that were kept may be new: a barrier is before the first use.
+template <class T>
+__device__ inline void add_weighted(Sides& sides, const Weights& weights, const ByRows<T>& x, Range rows, Sums& out) {
+  for (const Tile& half : weights.halves) {
+    barrier();
+    load_tile(sides.b, x, rows);
+    barrier();
+    multiply(half, sides.b, out);
+    rows.first += kDepth;
+  }
+}
+
+// Joins the threads that have sums of one row.
+template <class Join>
+__device__ inline float join_row(float value, Join join) {
+  for (unsigned lanes = kTile / kEach / 2; lanes > 0; lanes /= 2) value = join(value, shuffle_xor(value, lanes));
+  return value;
+}
+
+// Which keys the queries of one sequence see: of a query at a position, [first(position), position].
+struct Mask {
+  const int32_t* segment_starts;  // of the sequence; null: none
+  int64_t window;                 // 0: none
+
+  __device__ int64_t first(int64_t position) const {
+    const int64_t start = segment_starts ? segment_starts[position] : 0, oldest = window > 0 ? position - window + 1 : 0;
+    return start > oldest ? start : oldest;
+  }
+  // The least first key of a tile of queries. All threads of the block call it.
+  __device__ int64_t first_of(Range queries) const {
+    if (!segment_starts) return first(queries.first);
+    const int64_t own = queries.first + thread() % kTile;
+    return join_block(own < queries.end ? first(own) : INT64_MAX, int64_t{INT64_MAX}, [](int64_t a, int64_t b) { return a < b ? a : b; });
+  }
+};
+
+// Writes rounded sums to rows and channels of a range.
+template <class T>
+__device__ inline void write_rows(const Sums& sums, HeadRows<T> to, Range rows, Range channels) {
+  MANTISSA_UNROLL
+  for (unsigned i = 0; i < kEach; ++i) {
+    const int64_t row = rows.first + first_row() + i;
+    MANTISSA_UNROLL
+    for (unsigned j = 0; j < kEach; ++j) {
+      const int64_t channel = channels.first + first_col() + j;
+      if (row < rows.end && channel < channels.end) to.first[row * to.stride + channel] = rounded<T>(sums.at[i][j]);
+    }
+  }
+}
+
+}  // namespace mantissa::gpu

@@ -1,0 +1,39 @@
+// The codes of a matrix, read element by element. A matrix has fewer than 2^32 rows and columns: a chip divides 32 bits in a few
+// instructions, 64 in a hundred.
+#pragma once
+
+#include "gpu/device.h"
+#include "mantissa/formats/block_scale.h"
+#include "mantissa/formats/swizzle.h"
+#include "mantissa/formats/with_element.h"
+#include "mantissa/tensor/quantized_tensor.h"
+
+namespace mantissa::gpu {
+
+template <class E>
+struct CodesToRead {
+  const uint8_t *codes, *scales;
+  int64_t cols, blocks_across;
+  uint32_t block_rows, block_cols;
+  ScaleRule rule;
+
+  explicit CodesToRead(const QuantizedTensor& tensor)
+      : codes(tensor.codes.device_data<uint8_t>()),
+        scales(tensor.scales.device_data<uint8_t>()),
+        cols(tensor.shape[1]),
+        blocks_across(tensor.scales.dim(1)),
+        block_rows(static_cast<uint32_t>(tensor.how.block_rows)),
+        block_cols(static_cast<uint32_t>(tensor.how.block_cols)),
+        rule(tensor.how.rule) {}
+  __device__ uint8_t code(int64_t row, int64_t col) const {
+    const uint8_t byte = codes[(row * cols + col) / E::codes_per_byte];
+    return E::codes_per_byte == 1 ? byte : unpack_nibble(byte, col);
+  }
+  __device__ uint8_t scale(int64_t row, int64_t col) const {
+    return scales[static_cast<uint32_t>(row) / block_rows * blocks_across + static_cast<uint32_t>(col) / block_cols];
+  }
+  // The fp32 bits that a code stands for.
+  __device__ uint32_t bits(int64_t row, int64_t col) const { return decode_in_block<E>(code(row, col), scale(row, col), rule); }
+};
+
+}  // namespace mantissa::gpu

@@ -1,0 +1,159 @@
+#include "backend/cuda/cuda_backend.h"
+
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "backend/make_cuda.h"
+
+namespace mantissa {
+namespace {
+
+constexpr int64_t kPieceBytes = int64_t{16} << 20;  // of a copy that is staged
+
+class DeviceMemory final : public MemorySource {
+ public:
+  std::byte* take(int64_t bytes) override { return gpu::take_memory(bytes); }
+  void give_back(std::byte* block) noexcept override { gpu::give_memory(block); }
+};
+
+class PinnedMemory final : public MemorySource {
+ public:
+  std::byte* take(int64_t bytes) override { return gpu::take_staging(bytes); }
+  void give_back(std::byte* block) noexcept override { gpu::give_staging(block); }
+};
+
+// Not of a pool: it is no memory of tensors.
+std::shared_ptr<gpu::ErrorWord> take_error_word() {
+  std::byte* const memory = gpu::take_memory(sizeof(gpu::ErrorWord));
+  require(memory != nullptr, ExitCode::environment, "no memory of the device is left");
+  return {reinterpret_cast<gpu::ErrorWord*>(memory), [memory](gpu::ErrorWord*) { gpu::give_memory(memory); }};
+}
+
+}  // namespace
+
+CudaBackend::CudaBackend(int device) : facts_(gpu::open_device(device)), host_(make_backend("cpu")) {
+  for (LaneParts& each : parts_) {
+    each.stream = gpu::make_stream();
+    each.memory = std::make_shared<CachingAllocator>(std::make_unique<DeviceMemory>());
+    each.staging = std::make_shared<CachingAllocator>(std::make_unique<PinnedMemory>());
+    each.error = take_error_word();
+    clear_errors(each);
+  }
+}
+
+// Memory may go when nothing uses it any more.
+CudaBackend::~CudaBackend() {
+  try {
+    set_interrupt({});
+    wait_for_lanes();
+  } catch (const std::exception&) {
+    return;  // whoever waited for it was told
+  }
+}
+
+std::shared_ptr<std::byte> CudaBackend::allocate(int64_t bytes) {
+  LaneParts& own = part();
+  std::shared_ptr<std::byte> block = own.memory->allocate(bytes);
+  std::byte* const address = block.get();
+  // The block is free in its lane behind all that the lane was asked for.
+  return {address, [stream = own.stream, bytes, held = std::move(block)](std::byte* memory) mutable {
+            gpu::discard(*stream, memory, bytes);
+            held.reset();
+          }};
+}
+
+AllocatorStats CudaBackend::allocator_stats() const {
+  AllocatorStats sum;
+  for (const LaneParts& each : parts_) {
+    const AllocatorStats stats = each.memory->stats();
+    sum.in_use += stats.in_use, sum.peak_in_use += stats.peak_in_use, sum.reserved += stats.reserved;
+    sum.system_calls += stats.system_calls;
+  }
+  return sum;
+}
+
+void CudaBackend::upload(const void* from, const Tensor& to) {
+  LaneParts& own = part();
+  const auto* bytes = static_cast<const std::byte*>(from);
+  for (int64_t at = 0; at < to.bytes(); at += kPieceBytes)
+    copy_in(own, bytes + at, to.device_bytes() + at, std::min(kPieceBytes, to.bytes() - at));
+}
+
+void CudaBackend::download(const Tensor& from, void* to) {
+  LaneParts& own = part();
+  const Staged errors = ask_errors(own);
+  auto* bytes = static_cast<std::byte*>(to);
+  for (int64_t at = 0; at < from.bytes(); at += kPieceBytes) {
+    const int64_t count = std::min(kPieceBytes, from.bytes() - at);
+    const Staged piece = copy_out(own, from.device_bytes() + at, count);
+    wait(piece.copied);
+    std::memcpy(bytes + at, piece.bytes.get(), static_cast<size_t>(count));
+  }
+  wait(errors.copied);
+  heed_errors(own, errors);
+}
+
+void CudaBackend::synchronize() {
+  const std::array<Staged, 2> errors = wait_for_lanes();
+  for (size_t lane = 0; lane < parts_.size(); ++lane) heed_errors(parts_[lane], errors[lane]);
+}
+
+std::array<CudaBackend::Staged, 2> CudaBackend::wait_for_lanes() {
+  std::array<Staged, 2> errors{ask_errors(parts_[0]), ask_errors(parts_[1])};
+  for (const Staged& each : errors) wait(each.copied);
+  return errors;
+}
+
+void CudaBackend::copy_in(LaneParts& lane, const std::byte* from, std::byte* to, int64_t bytes) {
+  const std::shared_ptr<std::byte> staged = lane.staging->allocate(bytes);
+  std::memcpy(staged.get(), from, static_cast<size_t>(bytes));
+  gpu::copy_to_device(*lane.stream, to, staged.get(), bytes);
+  keep(lane, staged);
+}
+
+CudaBackend::Staged CudaBackend::copy_out(LaneParts& lane, const std::byte* from, int64_t bytes) {
+  const std::shared_ptr<std::byte> staged = lane.staging->allocate(bytes);
+  gpu::copy_to_host(*lane.stream, staged.get(), from, bytes);
+  return keep(lane, staged);
+}
+
+// Also what is copied out: an interrupt may end the wait for it.
+const CudaBackend::Staged& CudaBackend::keep(LaneParts& lane, const std::shared_ptr<std::byte>& bytes) {
+  while (!lane.staged.empty() && gpu::reached(lane.staged.front().copied)) lane.staged.pop_front();
+  return lane.staged.emplace_back(Staged{.bytes = bytes, .copied = gpu::record(*lane.stream)});
+}
+
+void CudaBackend::heed_errors(LaneParts& lane, const Staged& answer) {
+  gpu::ErrorWord error;
+  std::memcpy(&error, answer.bytes.get(), sizeof error);
+  if (error.taken == 0) return;
+  clear_errors(lane);
+  error.rule.refuse(error.index, error.value);
+}
+
+void CudaBackend::clear_errors(LaneParts& lane) {
+  const gpu::ErrorWord none{};
+  copy_in(lane, reinterpret_cast<const std::byte*>(&none), reinterpret_cast<std::byte*>(lane.error.get()), sizeof none);
+}
+
+void CudaBackend::follow(const Mark& mark) {
+  if (mark) gpu::follow(stream(), mark);
+}
+
+// A spin of the host answers in microseconds, as most waits ask for; longer ones sleep between looks.
+void CudaBackend::wait(const gpu::Event& event) const {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::microseconds kSpin(200), kLook(5000);
+  const auto began = Clock::now();
+  auto looked = began;
+  while (!gpu::reached(event)) {
+    const auto now = Clock::now();
+    if (now - looked > kLook) heed_interrupt(), looked = now;
+    if (now - began > kSpin) std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
+std::unique_ptr<Backend> make_cuda_backend() { return std::make_unique<CudaBackend>(); }
+
+}  // namespace mantissa

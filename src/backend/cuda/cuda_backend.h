@@ -1,0 +1,81 @@
+// The backend of CUDA. A lane is a stream; memory of each comes from a pool of its own, and copies go through pinned memory of the host.
+// Kernels are in the .cu files, a family each; nvcc compiles them for the chip, and tests/simt compiles all of this for an executor on the
+// host.
+#pragma once
+
+#include <array>
+#include <deque>
+#include <memory>
+#include <string>
+
+#include "backend/caching_allocator.h"
+#include "backend/cuda/error_word.h"
+#include "gpu/runtime.h"
+#include "mantissa/backend/backend.h"
+
+namespace mantissa {
+
+class CudaBackend final : public Backend {
+ public:
+  // Throws Error(environment) where there is no such device.
+  explicit CudaBackend(int device = 0);
+  ~CudaBackend() override;
+
+  const char* name() const override { return "cuda"; }
+  std::shared_ptr<std::byte> allocate(int64_t bytes) override;
+  AllocatorStats allocator_stats() const override;
+  bool host_memory() const override { return false; }
+  bool computes_fp64() const override { return false; }
+  void upload(const void* from, const Tensor& to) override;
+  void download(const Tensor& from, void* to) override;
+  void synchronize() override;
+  Mark mark() override { return gpu::record(stream()); }
+  void follow(const Mark& mark) override;
+  bool reached(const Mark& mark) const override { return !mark || gpu::reached(mark); }
+  double seconds(const Mark& from, const Mark& to) const override { return gpu::seconds(from, to); }
+
+ protected:
+#define MANTISSA_EXECUTE(Kernel) void execute(const Kernel& k) override;
+  MANTISSA_KERNELS(MANTISSA_EXECUTE)
+#undef MANTISSA_EXECUTE
+
+ private:
+  // Bytes of the host that a copy to or from the device may still use.
+  struct Staged {
+    std::shared_ptr<std::byte> bytes;
+    gpu::Event copied;
+  };
+  struct LaneParts {
+    std::shared_ptr<gpu::Stream> stream;
+    std::shared_ptr<CachingAllocator> memory, staging;
+    std::deque<Staged> staged;
+    std::shared_ptr<gpu::ErrorWord> error;
+  };
+  LaneParts& part() { return parts_[static_cast<size_t>(current_lane())]; }
+  gpu::Stream& stream() { return *part().stream; }
+  void wait(const gpu::Event& event) const;
+
+  static void copy_in(LaneParts& lane, const std::byte* from, std::byte* to, int64_t bytes);
+  static Staged copy_out(LaneParts& lane, const std::byte* from, int64_t bytes);
+  static const Staged& keep(LaneParts& lane, const std::shared_ptr<std::byte>& bytes);
+  // What kernels of a lane have said until then; and, when it is here, throws it and lets later ones speak.
+  static Staged ask_errors(LaneParts& lane) {
+    return copy_out(lane, reinterpret_cast<std::byte*>(lane.error.get()), sizeof(gpu::ErrorWord));
+  }
+  std::array<Staged, 2> wait_for_lanes();  // returns the answers of both
+  static void heed_errors(LaneParts& lane, const Staged& answer);
+  static void clear_errors(LaneParts& lane);
+  gpu::ErrorWord* error_word() { return part().error.get(); }  // for kernels that are launched now
+
+  // As many blocks as `items` of so many threads need; nothing where there is nothing to do.
+  template <class... P>
+  void launch(void (*kernel)(P...), gpu::Grid grid, std::type_identity_t<P>... arguments) {
+    if (grid.blocks > 0) gpu::launch(stream(), kernel, grid, arguments...);
+  }
+
+  gpu::Facts facts_;
+  const std::unique_ptr<Backend> host_;  // for what the host computes
+  std::array<LaneParts, 2> parts_;
+};
+
+}  // namespace mantissa

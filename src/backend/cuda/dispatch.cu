@@ -1,0 +1,195 @@
+#include <bit>
+
+#include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/scan.h"
+#include "backend/cuda/values.h"
+#include "mantissa/backend/functions.h"
+
+namespace mantissa {
+namespace {
+
+using namespace gpu;
+
+constexpr int64_t kWarpsOfBlock = kThreads / kWarp;
+
+// The choices of one expert in the order of tokens: a block goes through all of them, a warp through its part of them.
+struct ChoicesOfExpert {
+  const int32_t* experts;
+  int64_t total;
+  int32_t expert;
+
+  // Calls body(i, how many of the part are before it) for the choices of this thread. Returns how many the part of its warp has.
+  template <class Body>
+  __device__ int64_t each(Body body) const {
+    const int64_t part = ceil_div(ceil_div(total, kWarpsOfBlock), int64_t{kWarp}) * kWarp, first = warp() * part;
+    int64_t found = 0;
+    for (int64_t from = first; from < first + part; from += kWarp) {
+      const int64_t i = from + lane();
+      const bool own = i < total && experts[i] == expert;
+      const unsigned lanes = ballot(own);
+      if (own) body(i, found + std::popcount(lanes & ((1U << lane()) - 1U)));
+      found += std::popcount(lanes);
+    }
+    return found;
+  }
+};
+
+struct FoundByWarps {
+  int64_t values[kWarpsOfBlock];
+};
+
+// kept[e] = the rows of expert e: its assignments, at most `capacity` unless that is 0. A block has an expert.
+__global__ void __launch_bounds__(kThreads) count_choices(const int32_t* experts, int64_t total, int64_t capacity, int32_t* kept) {
+  auto& found = block_shared<FoundByWarps>().values;
+  const int64_t of_warp = ChoicesOfExpert{experts, total, static_cast<int32_t>(block())}.each([](int64_t, int64_t) {});
+  if (lane() == 0) found[warp()] = of_warp;
+  barrier();
+  if (thread() != 0) return;
+  int64_t sum = 0;
+  for (const int64_t of : found) sum += of;
+  kept[block()] = static_cast<int32_t>(capacity > 0 && sum > capacity ? capacity : sum);
+}
+
+// One block. offsets = the sums of all earlier groups, padded.
+__global__ void __launch_bounds__(kThreads) place_groups(const int32_t* kept, int64_t groups, int64_t multiple, int32_t* offsets) {
+  scan_in_block(
+      groups, [=](int64_t g) { return round_up(int64_t{kept[g]}, multiple); },
+      [=](int64_t g, int64_t sum) { offsets[g] = static_cast<int32_t>(sum); });
+}
+
+// A block has an expert.
+__global__ void __launch_bounds__(kThreads)
+    place_choices(const int32_t* experts, int64_t total, const int32_t* kept, const int32_t* offsets, int32_t* rows, int32_t* assignments) {
+  auto& found = block_shared<FoundByWarps>().values;
+  const ChoicesOfExpert choices{experts, total, static_cast<int32_t>(block())};
+  const int64_t of_warp = choices.each([](int64_t, int64_t) {});
+  if (lane() == 0) found[warp()] = of_warp;
+  barrier();
+  int64_t before = 0;
+  for (unsigned w = 0; w < warp(); ++w) before += found[w];
+  const int64_t begin = offsets[block()], room = kept[block()];
+  choices.each([=](int64_t i, int64_t earlier) {
+    const int64_t place = before + earlier;
+    rows[i] = place < room ? static_cast<int32_t>(begin + place) : -1;
+    if (place < room) assignments[begin + place] = static_cast<int32_t>(i);
+  });
+}
+
+// counts [ranks, experts]. first[r, e] = where rows of a rank for an expert are among the arrivals; begins[e, r], with an end, where they
+// go. sources may be null. One block.
+__global__ void __launch_bounds__(kThreads) place_arrivals(const int32_t* counts, int64_t ranks, int64_t experts, int64_t multiple,
+                                                           int64_t* first, int64_t* begins, int32_t* offsets, int32_t* sources) {
+  const int64_t all = ranks * experts;
+  scan_in_block(
+      all, [=](int64_t i) { return int64_t{counts[i]}; },
+      [=](int64_t i, int64_t sum) {
+        if (i < all) first[i] = sum;
+      });
+  scan_in_block(
+      all, [=](int64_t i) { return round_up(int64_t{counts[i % ranks * experts + i / ranks]}, multiple); },
+      [=](int64_t i, int64_t sum) {
+        begins[i] = sum;
+        if (sources != nullptr) sources[i] = static_cast<int32_t>(sum);
+        if (i % ranks == 0) offsets[i / ranks] = static_cast<int32_t>(sum);
+      });
+}
+
+// A block has the rows of a rank for an expert.
+__global__ void __launch_bounds__(kThreads) list_arrivals(const int32_t* counts, int64_t ranks, int64_t experts, const int64_t* first,
+                                                          const int64_t* begins, int32_t* rows, int32_t* assignments) {
+  const int64_t from = block() % ranks * experts + block() / ranks, arrival = first[from], begin = begins[block()],
+                end = begins[block() + 1];
+  for (int64_t i = thread(); begin + i < end; i += kThreads) {
+    const bool arrives = i < counts[from];
+    if (arrives) rows[arrival + i] = static_cast<int32_t>(begin + i);
+    assignments[begin + i] = arrives ? static_cast<int32_t>(arrival + i) : -1;
+  }
+}
+
+struct alignas(16) SixteenBytes {
+  uint32_t words[4];
+};
+
+// out[r] = x[assignments[r] / per_row], or zeros; rows of so many units.
+template <class Unit>
+__global__ void __launch_bounds__(kThreads)
+    permute(const std::byte* x, std::byte* out, const int32_t* assignments, int64_t per_row, int64_t rows, int64_t units) {
+  for_each_element(rows * units, [=](int64_t i) {
+    const int64_t row = i / units, assignment = assignments[row];
+    Unit unit{};
+    if (assignment >= 0) unit = load<Unit>(x + (assignment / per_row * units + (i - row * units)) * int64_t{sizeof(Unit)});
+    store<Unit>(out + i * int64_t{sizeof(Unit)}, unit);
+  });
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    unpermute(const T* x, const int32_t* rows, T* out, int64_t count, int64_t columns, int64_t assignments) {
+  for_each_element(count, [=](int64_t i) {
+    const int64_t token = i / columns, column = i - token * columns;
+    float sum = 0.0F;
+    for (int64_t j = 0; j < assignments; ++j) {
+      const int64_t row = rows[token * assignments + j];
+      if (row >= 0) sum += value_of(x[row * columns + column]);
+    }
+    out[i] = rounded<T>(sum);
+  });
+}
+
+}  // namespace
+
+void CudaBackend::execute(const DispatchTable& k) {
+  const int64_t groups = k.offsets.elements() - 1, total = k.experts.elements();
+  const Tensor kept = empty(*this, Dtype::i32, {groups});
+  const int32_t* const experts = k.experts.device_data<int32_t>();
+  auto *const counts = kept.device_data<int32_t>(), *const offsets = k.offsets.device_data<int32_t>();
+  execute(Fill{.out = k.assignments, .value = -1.0});
+  launch(count_choices, {groups, kThreads}, experts, total, k.capacity, counts);
+  launch(place_groups, {1, kThreads}, counts, groups, k.multiple, offsets);
+  launch(place_choices, {groups, kThreads}, experts, total, counts, offsets, k.rows.device_data<int32_t>(),
+         k.assignments.device_data<int32_t>());
+}
+
+void CudaBackend::execute(const ArrivalTable& k) {
+  const int64_t ranks = k.counts.dim(0), experts = k.counts.dim(1), groups = ranks * experts;
+  const Tensor places = empty(*this, Dtype::u8, {(2 * groups + 1) * int64_t{sizeof(int64_t)}});
+  auto* const first = reinterpret_cast<int64_t*>(places.device_bytes());
+  int64_t* const begins = first + groups;
+  const int32_t* const counts = k.counts.device_data<int32_t>();
+  launch(place_arrivals, {1, kThreads}, counts, ranks, experts, k.multiple, first, begins, k.offsets.device_data<int32_t>(),
+         k.source_offsets.defined() ? k.source_offsets.device_data<int32_t>() : nullptr);
+  launch(list_arrivals, {groups, kThreads}, counts, ranks, experts, first, begins, k.rows.device_data<int32_t>(),
+         k.assignments.device_data<int32_t>());
+}
+
+void CudaBackend::execute(const Permute& k) {
+  const auto permute_rows = [&](const Tensor& x, const Tensor& out) {
+    const int64_t bytes = out.dim(1) * dtype_bytes(out.dtype()), rows = out.dim(0);
+    const auto whole = [&](uint64_t unit) {  // whether every row is whole units that are aligned
+      return (std::bit_cast<uint64_t>(x.device_bytes()) | std::bit_cast<uint64_t>(out.device_bytes()) | static_cast<uint64_t>(bytes)) %
+                 unit ==
+             0;
+    };
+    const auto by = [&]<class Unit>(Unit) {
+      const int64_t units = bytes / int64_t{sizeof(Unit)};
+      launch(permute<Unit>, {blocks_for(rows * units), kThreads}, x.device_bytes(), out.device_bytes(),
+             k.assignments.device_data<int32_t>(), k.per_row, rows, units);
+    };
+    if (whole(16)) return by(SixteenBytes());
+    if (whole(4)) return by(uint32_t{});
+    whole(2) ? by(uint16_t{}) : by(uint8_t{});
+  };
+  if (const auto* x = std::get_if<Tensor>(&k.x)) return permute_rows(*x, std::get<Tensor>(k.out));
+  const auto &from = std::get<QuantizedTensor>(k.x), &to = std::get<QuantizedTensor>(k.out);
+  permute_rows(from.codes, to.codes);
+  permute_rows(from.scales, to.scales);
+}
+
+void CudaBackend::execute(const Unpermute& k) {
+  with_values(k.x.dtype(), [&]<class T>() {
+    launch(unpermute<T>, {blocks_for(k.out.elements()), kThreads}, k.x.device_data<T>(), k.rows.device_data<int32_t>(),
+           k.out.device_data<T>(), k.out.elements(), k.out.dim(1), k.rows.dim(1));
+  });
+}
+
+}  // namespace mantissa

@@ -1,0 +1,144 @@
+#include <cmath>
+
+#include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/ordered_sum.h"
+#include "backend/cuda/reduce.h"
+#include "backend/cuda/values.h"
+
+namespace mantissa {
+namespace {
+
+using namespace gpu;
+
+struct Update {
+  float *master, *m, *v;
+  const float *grad, *step;
+  float beta1, one_minus_beta1, beta2, one_minus_beta2, eps, weight_decay;
+
+  explicit Update(const AdamW& k)
+      : master(k.master.device_data<float>()),
+        m(k.m.device_data<float>()),
+        v(k.v.device_data<float>()),
+        grad(k.grad.device_data<float>()),
+        step(k.step.device_data<float>()),
+        beta1(static_cast<float>(k.beta1)),
+        one_minus_beta1(static_cast<float>(1.0 - k.beta1)),
+        beta2(static_cast<float>(k.beta2)),
+        one_minus_beta2(static_cast<float>(1.0 - k.beta2)),
+        eps(static_cast<float>(k.eps)),
+        weight_decay(static_cast<float>(k.weight_decay)) {}
+  __device__ float of_step(StepValue which) const { return step[static_cast<int>(which)]; }
+  // The reference's operations in the reference's order, each rounded: the same bits.
+  __device__ float apply(int64_t i) const {
+    const float g = grad[i] * of_step(StepValue::clip_factor);
+    const float new_m = beta1 * m[i] + one_minus_beta1 * g, new_v = beta2 * v[i] + one_minus_beta2 * g * g;
+    const float m_hat = new_m * of_step(StepValue::inverse_bias_correction1), v_hat = new_v * of_step(StepValue::inverse_bias_correction2);
+    const float before = master[i], update = m_hat / (sqrtf(v_hat) + eps) + weight_decay * before;
+    m[i] = new_m;
+    v[i] = new_v;
+    return master[i] = before - of_step(StepValue::lr) * update;
+  }
+};
+
+// value may be null.
+template <class T>
+__global__ void __launch_bounds__(kThreads) adamw(Update k, T* value, int64_t count) {
+  const bool skip = k.of_step(StepValue::skip) != 0.0F;
+  for_each_element(count, [=](int64_t i) {
+    const float master = skip ? k.master[i] : k.apply(i);
+    if (value != nullptr) value[i] = rounded<T>(master);
+  });
+}
+
+// A block has 32 rows.
+template <class T>
+__global__ void __launch_bounds__(kThreads) squared_norm(const T* x, int64_t count, int64_t of_rows, double* partials) {
+  const int64_t first = block() * of_rows, end = first + of_rows < count ? first + of_rows : count;
+  double sum = 0.0;
+  for (int64_t i = first + thread(); i < end; i += kThreads)
+    sum += static_cast<double>(value_of(x[i])) * static_cast<double>(value_of(x[i]));
+  sum = block_sum(sum);
+  if (thread() == 0) partials[block()] = sum;
+}
+
+// The sums of neighbors, of pairs of these, and so on, that wait for the other half.
+struct Halves {
+  double sums[64];
+};
+
+// For a power of two of losses, by one thread.
+__device__ double sum_pairs(const double* losses, int64_t count) {
+  auto& halves = block_shared<Halves>();
+  double sum = 0.0;
+  for (int64_t i = 0; i < count; ++i) {
+    sum = losses[i];
+    int level = 0;
+    for (int64_t before = i; before % 2 != 0; before /= 2) sum = halves.sums[level++] + sum;
+    halves.sums[level] = sum;
+  }
+  return sum;
+}
+
+struct Outcome {
+  const double *partials, *losses;
+  const int32_t* flags;
+  int64_t partial_count, loss_count, flag_count;
+  float* step;
+  double* outcome;
+  double clip;
+  bool pairwise;
+};
+
+__device__ void write(const Outcome& k, double norm, double loss, bool bad_weights) {
+  const bool skip = bad_weights || !std::isfinite(loss) || !std::isfinite(norm);
+  const double factor = k.clip > 0.0 && std::isfinite(norm) ? k.clip / (norm + 1e-6) : 1.0;
+  k.step[static_cast<int>(StepValue::clip_factor)] = static_cast<float>(factor < 1.0 ? factor : 1.0);
+  k.step[static_cast<int>(StepValue::skip)] = skip ? 1.0F : 0.0F;
+  k.outcome[static_cast<int>(StepOutcome::loss)] = loss;
+  k.outcome[static_cast<int>(StepOutcome::gradient_norm)] = norm;
+  k.outcome[static_cast<int>(StepOutcome::bad_weights)] = bad_weights ? 1.0 : 0.0;
+  k.outcome[static_cast<int>(StepOutcome::skip)] = skip ? 1.0 : 0.0;
+}
+
+// One block.
+__global__ void __launch_bounds__(kThreads) finish_gradients(Outcome k) {
+  uint32_t flag = 0;
+  for (int64_t i = thread(); i < k.flag_count; i += kThreads) flag |= k.flags[i] != 0 ? 1U : 0U;
+  const bool bad_weights = join_block(flag, 0U, Largest<uint32_t>()) != 0;
+  const double squares = sum_in_order(k.partials, k.partial_count), in_order = sum_in_order(k.losses, k.pairwise ? 0 : k.loss_count);
+  if (thread() != 0) return;
+  write(k, sqrt(squares), k.pairwise ? sum_pairs(k.losses, k.loss_count) : in_order, bad_weights);
+}
+
+}  // namespace
+
+void CudaBackend::execute(const AdamW& k) {
+  const int64_t count = k.master.elements();
+  const Grid grid{blocks_for(count), kThreads};
+  if (!k.value.defined()) return launch(adamw<float>, grid, Update(k), nullptr, count);
+  with_values(k.value.dtype(), [&]<class T>() { launch(adamw<T>, grid, Update(k), k.value.device_data<T>(), count); });
+}
+
+void CudaBackend::execute(const SquaredNorm& k) {
+  constexpr int64_t kRows = 32;
+  with_values(k.x.dtype(), [&]<class T>() {
+    launch(squared_norm<T>, {k.partials.dim(0), kThreads}, k.x.device_data<T>(), k.x.elements(),
+           kRows * k.x.shape().with_dim0(1).elements(), k.partials.device_data<double>());
+  });
+}
+
+void CudaBackend::execute(const FinishGradients& k) {
+  launch(finish_gradients, {1, kThreads},
+         Outcome{.partials = k.partials.device_data<double>(),
+                 .losses = k.losses.device_data<double>(),
+                 .flags = k.flags.device_data<int32_t>(),
+                 .partial_count = k.partials.elements(),
+                 .loss_count = k.losses.elements(),
+                 .flag_count = k.flags.elements(),
+                 .step = k.step.device_data<float>(),
+                 .outcome = k.outcome.device_data<double>(),
+                 .clip = k.clip,
+                 .pairwise = k.pairwise});
+}
+
+}  // namespace mantissa

@@ -1,0 +1,57 @@
+#include "backend/cuda/column_sums.h"
+#include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/ordered_sum.h"
+#include "mantissa/backend/functions.h"
+
+namespace mantissa {
+namespace {
+
+using namespace gpu;
+
+// One block.
+__global__ void __launch_bounds__(kThreads) sum(const float* x, int64_t count, double factor, double* out) {
+  const double total = sum_in_order(x, count);
+  if (thread() == 0) *out = factor * total;
+}
+
+template <class T>
+struct Element {
+  const T* x;
+  int64_t columns;
+
+  __device__ float operator()(int64_t row, int64_t column) const { return value_of(x[row * columns + column]); }
+};
+
+// Whole numbers of which fp64 holds every sum, so any order will do.
+__global__ void __launch_bounds__(kThreads) sum_counts(const int32_t* counts, int64_t rows, int64_t columns, double* out) {
+  for_each_element(columns, [=](int64_t column) {
+    int64_t total = 0;
+    for (int64_t row = 0; row < rows; ++row) total += counts[row * columns + column];
+    out[column] = static_cast<double>(total);
+  });
+}
+
+}  // namespace
+
+void CudaBackend::execute(const Sum& k) {
+  launch(sum, {1, kThreads}, k.x.device_data<float>(), k.x.elements(), k.factor, k.out.device_data<double>());
+}
+
+void CudaBackend::execute(const SumRows& k) {
+  const int64_t rows = k.x.dim(0), columns = k.x.dim(1), pieces = ceil_div(rows, kRowsOfPiece);
+  const Tensor partials = empty(*this, Dtype::f32, {pieces * columns});
+  with_values(k.x.dtype(), [&]<class T>() {
+    launch(sum_pieces<Element<T>>, {blocks_for(pieces * columns), kThreads}, Element<T>{k.x.device_data<T>(), columns}, rows, columns,
+           partials.device_data<float>());
+  });
+  launch(add_pieces<float>, {blocks_for(columns), kThreads}, partials.device_data<float>(), pieces, columns, k.out.device_data<float>(),
+         k.accumulate);
+}
+
+void CudaBackend::execute(const SumCounts& k) {
+  const int64_t columns = k.counts.dim(1);
+  launch(sum_counts, {blocks_for(columns), kThreads}, k.counts.device_data<int32_t>(), k.counts.dim(0), columns,
+         k.out.device_data<double>());
+}
+
+}  // namespace mantissa

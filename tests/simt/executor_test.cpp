@@ -1,0 +1,135 @@
+// What the executor of the host notices in device code: values that depend on the order of threads, and blocks that stand still.
+#include <gmock/gmock.h>
+
+#include <numeric>
+#include <vector>
+
+#include "gpu/device.h"
+#include "testing.h"
+
+namespace mantissa::executor_test {
+
+using ::testing::HasSubstr;
+using namespace mantissa::gpu;
+
+constexpr unsigned kThreadsOfBlock = 128;
+constexpr int kSeeds = 5;
+
+struct Values {
+  int values[kThreadsOfBlock];
+};
+
+// Returns what each thread finds, by seed.
+template <class Body>
+std::vector<std::vector<int>> found(Body body) {
+  std::vector<std::vector<int>> all;
+  for (uint32_t seed = 1; seed <= kSeeds; ++seed) {
+    std::vector<int> out(kThreadsOfBlock, -1);
+    simt::run_blocks(1, kThreadsOfBlock, seed, [&] { out[thread()] = body(); });
+    all.push_back(out);
+  }
+  return all;
+}
+std::string failure(const std::function<void()>& body, unsigned threads = 64) {
+  try {
+    simt::run_blocks(2, threads, 1, body);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "nothing failed";
+}
+
+int neighbor(bool barrier_before, bool barrier_after) {
+  auto& shared = block_shared<Values>();
+  int sum = 0;
+  for (int round = 1; round <= 3; ++round) {
+    shared.values[thread()] = round;
+    if (barrier_before) barrier();
+    sum += shared.values[(thread() + kWarp) % kThreadsOfBlock];
+    if (barrier_after) barrier();
+  }
+  return sum;
+}
+
+TEST(Executor, BarriersHandOver) {
+  for (const auto& values : found([] { return neighbor(true, true); })) EXPECT_THAT(values, ::testing::Each(6));
+}
+
+TEST(Executor, AMissingBarrierMeetsOtherValues) {
+  for (const auto& values : found([] { return neighbor(false, true); })) EXPECT_THAT(values, ::testing::Contains(::testing::Ne(6)));
+  for (const auto& values : found([] { return neighbor(true, false); })) EXPECT_THAT(values, ::testing::Contains(::testing::Ne(6)));
+}
+
+TEST(Executor, WarpsHandOverBehindTheirBarrier) {
+  const auto reverse = [](bool with_barrier) {
+    auto& shared = block_shared<Values>();
+    shared.values[thread()] = static_cast<int>(thread());
+    if (with_barrier) warp_barrier();
+    return shared.values[thread() ^ 31U];
+  };
+  for (const auto& values : found([&] { return reverse(true); })) {
+    for (unsigned t = 0; t < kThreadsOfBlock; ++t) EXPECT_EQ(values[t], static_cast<int>(t ^ 31U));
+  }
+  for (const auto& values : found([&] { return reverse(false); })) EXPECT_THAT(values, ::testing::Contains(-1)) << "poison";
+}
+
+TEST(Executor, LanesShuffleAndVote) {
+  for (const auto& values : found([] { return shuffle_xor(static_cast<int>(thread()), 5); })) {
+    for (unsigned t = 0; t < kThreadsOfBlock; ++t) EXPECT_EQ(values[t], static_cast<int>(t ^ 5U));
+  }
+  for (const auto& values : found([] { return static_cast<int>(ballot(lane() % 3 == 0)); }))
+    EXPECT_THAT(values, ::testing::Each(0x49249249));
+  for (const auto& values : found([] { return lane() < 8 ? static_cast<int>(shuffle(lane(), 3, 0xffU)) : 3; }))
+    EXPECT_THAT(values, ::testing::Each(3));
+}
+
+TEST(Executor, EveryBlockRunsOnce) {
+  std::vector<int> runs(10);
+  simt::run_blocks(10, 32, 3, [&] {
+    if (thread() == 0) ++runs[static_cast<size_t>(block())];
+  });
+  EXPECT_THAT(runs, ::testing::Each(1));
+}
+
+TEST(Executor, ABlockThatStandsStillSaysWhere) {
+  EXPECT_THAT(failure([] {
+                if (thread() < 32) return;
+                barrier();
+              }),
+              HasSubstr("stands still: threads 0 to 31 have returned, threads 32 to 63 at a barrier"));
+  EXPECT_THAT(failure([] { thread() < 40 ? barrier() : static_cast<void>(ballot(true)); }), HasSubstr("stands still"));
+  EXPECT_THAT(failure([] { warp_barrier(lane() < 16 ? 0xffffU : kAllLanes); }), HasSubstr("at a barrier of a warp with mask"));
+}
+
+TEST(Executor, MasksAndAddressesAreChecked) {
+  EXPECT_THAT(failure([] { warp_barrier(0xffffU); }), HasSubstr("its lane is not in mask 65535"));
+  EXPECT_THAT(failure([] {
+                if (lane() < 16) shuffle(1, 20, 0xffffU);
+              }),
+              HasSubstr("a shuffle from lane 20, which is not in mask 65535"));
+  alignas(16) std::byte bytes[32] = {};
+  EXPECT_THAT(failure([&] { load<uint64_t>(bytes + 4); }), HasSubstr("a load of 8 bytes that are not aligned"));
+  EXPECT_THAT(failure([&] { store(bytes + 2, 1.0F); }), HasSubstr("a store of 4 bytes that are not aligned"));
+  EXPECT_THAT(failure([] {}, 33), HasSubstr("a launch of 2 blocks of 33 threads"));
+}
+
+TEST(Executor, SharedMemoryIsPoisonAtAnotherPlaceInEachBlock) {
+  std::vector<const void*> places;
+  simt::run_blocks(2, 32, 1, [&] {
+    const auto& shared = block_shared<Values>();
+    if (thread() != 0) return;
+    EXPECT_EQ(shared.values[7], -1);
+    places.push_back(&shared);
+  });
+  EXPECT_NE(places[0], places[1]);
+}
+
+TEST(Executor, WhatAThreadThrowsEndsTheBlock) {
+  EXPECT_THAT(failure([] {
+                barrier();
+                require(thread() != 5, "thread 5 has a reason");
+              }),
+              HasSubstr("thread 5 has a reason"));
+}
+
+}  // namespace mantissa::executor_test

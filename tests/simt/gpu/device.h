@@ -1,0 +1,87 @@
+// What device code is written with, for the executor of the host (simt/executor.h). src/backend/cuda/chip/gpu/device.h is that of a chip.
+#pragma once
+
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "mantissa/base/error.h"
+#include "simt/executor.h"
+
+#define __global__
+#define __device__
+#define __host__
+#define __launch_bounds__(...)
+#define MANTISSA_UNROLL
+
+namespace mantissa::gpu {
+
+inline constexpr unsigned kWarp = simt::kWarp, kAllLanes = ~0U;
+
+inline int64_t block() { return simt::block(); }
+inline int64_t blocks() { return simt::blocks(); }
+inline unsigned thread() { return simt::thread(); }
+inline unsigned threads() { return simt::threads(); }
+inline unsigned lane() { return thread() % kWarp; }
+inline unsigned warp() { return thread() / kWarp; }
+
+template <class T>
+T& block_shared() {
+  static_assert(std::is_trivially_copyable_v<T> && alignof(T) <= 16);
+  static const char key = 0;
+  return *reinterpret_cast<T*>(simt::block_shared(&key, sizeof(T)));
+}
+
+inline void barrier() { simt::sync(simt::Sync::barrier, kAllLanes); }
+inline void warp_barrier(unsigned mask = kAllLanes) { simt::sync(simt::Sync::warp_barrier, mask); }
+
+template <class T>
+T shuffle(T value, unsigned from, unsigned mask = kAllLanes) {
+  static_assert(sizeof(T) <= sizeof(uint64_t) && std::is_trivially_copyable_v<T>);
+  uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(T));
+  bits = simt::sync(simt::Sync::shuffle, mask, bits, from);
+  std::memcpy(&value, &bits, sizeof(T));
+  return value;
+}
+template <class T>
+T shuffle_xor(T value, unsigned lanes, unsigned mask = kAllLanes) {
+  return shuffle(value, lane() ^ lanes, mask);
+}
+inline unsigned ballot(bool vote, unsigned mask = kAllLanes) {
+  return static_cast<unsigned>(simt::sync(simt::Sync::ballot, mask, vote ? 1 : 0));
+}
+
+inline unsigned lowest_bit(unsigned bits) { return static_cast<unsigned>(std::countr_zero(bits)); }
+
+template <class V>
+V load(const void* from) {
+  require(std::bit_cast<uintptr_t>(from) % alignof(V) == 0, "thread ", thread(), " of block ", block(), ": a load of ", sizeof(V),
+          " bytes that are not aligned");
+  V value;
+  std::memcpy(&value, from, sizeof(V));
+  return value;
+}
+template <class V>
+void store(void* to, V value) {
+  require(std::bit_cast<uintptr_t>(to) % alignof(V) == 0, "thread ", thread(), " of block ", block(), ": a store of ", sizeof(V),
+          " bytes that are not aligned");
+  std::memcpy(to, &value, sizeof(V));
+}
+
+// The host rounds twice: without instructions of its own one rounding is a call.
+inline float multiply_add(float a, float b, float c) { return a * b + c; }
+
+inline uint32_t fetch_add(uint32_t* at, uint32_t value) { return std::atomic_ref(*at).fetch_add(value, std::memory_order_relaxed); }
+inline uint32_t fetch_or(uint32_t* at, uint32_t value) { return std::atomic_ref(*at).fetch_or(value, std::memory_order_relaxed); }
+inline uint32_t fetch_max(uint32_t* at, uint32_t value) {
+  std::atomic_ref<uint32_t> ref(*at);
+  uint32_t before = ref.load(std::memory_order_relaxed);
+  while (before < value && !ref.compare_exchange_weak(before, value, std::memory_order_relaxed)) continue;
+  return before;
+}
+
+}  // namespace mantissa::gpu

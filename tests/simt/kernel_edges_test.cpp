@@ -1,0 +1,159 @@
+// Shapes that the cases of all backends leave out, and operands that begin anywhere: odd blocks and widths, more experts than a block has
+// threads, more choices than a warp has lanes, and nothing at all.
+#include <cmath>
+
+#include "kernel_backends.h"
+#include "kernel_cases_moe.h"
+#include "quantized_matrices.h"
+
+namespace mantissa::test::kernel_edges_test {
+
+class KernelEdges : public OnAllBackends {
+ protected:
+  // What `run` gives on the reference it gives on each backend, wherever its operands begin.
+  template <class Run>
+  void expect_as_reference(const std::string& what, const Run& run) {
+    SCOPED_TRACE(what);
+    Operands expected(reference(), Dtype::bf16);
+    run(expected);
+    for (Backend* device : tested()) {
+      for (const Operands::Memory memory : {Operands::Memory::aligned, Operands::Memory::misaligned}) {
+        Operands actual(*device, Dtype::bf16, memory);
+        run(actual);
+        for (size_t i = 0; i < expected.results().size(); ++i) {
+          const auto& [name, wanted, tolerance] = expected.results()[i];
+          const Tensor& found = actual.results()[i].tensor;
+          EXPECT_TRUE(tolerance.bf16 == 0 ? same_bits(found, wanted) : close(found, wanted, tolerance.bf16)) << name;
+        }
+        actual.expect_margins_untouched();
+      }
+    }
+  }
+};
+
+TEST_F(KernelEdges, CodesOfOddBlocksShareTheirBytes) {
+  for (const Format format : {Format::e2m1, Format::e4m3}) {
+    for (const auto& [block_rows, block_cols] : {std::pair<int64_t, int64_t>{1, 3}, {1, 1}, {3, 1}, {3, 3}, {1, 33}, {5, 2}}) {
+      const Quantization how{format, block_rows, block_cols};
+      for (const int64_t blocks_down : {0, 1, 3}) {
+        const Shape shape{blocks_down * block_rows, 6 * block_cols};
+        expect_as_reference(text(shape, ' ', how), [&](Operands& o) {
+          const Tensor x = o.input(shape);
+          const QuantizedTensor codes = quantized_output(o, "codes", "scales", shape, how);
+          o.device().run(Quantize{.x = x, .out = codes});
+          o.device().run(Dequantize{.x = codes, .out = o.output("values", shape, kExact)});
+          o.device().run(FakeQuantize{.x = x, .out = o.output("fake", shape, kExact), .how = how});
+        });
+      }
+    }
+  }
+}
+
+TEST_F(KernelEdges, ColumnsOfCodesBeginWithinAByte) {
+  constexpr Quantization kColumns{Format::e2m1, 8, 1};
+  for (const auto& [first, width] : {std::pair<int64_t, int64_t>{1, 1}, {1, 4}, {3, 7}, {9, 1}, {4, 0}}) {
+    expect_as_reference(text("columns from ", first, " on, ", width), [&, at = first, w = width](Operands& o) {
+      const QuantizedTensor x = quantized_input(o, 16, 10, kColumns, 120);
+      const Tensor extreme = o.updated("extreme", o.given(Dtype::i32, {1}, {0}), kExact);
+      o.device().run(Dequantize{.x = x, .out = o.output("out", {16, w}, kExact), .first_col = at, .extreme = extreme});
+    });
+  }
+}
+
+TEST_F(KernelEdges, ErrorsOfNothingAreZero) {
+  for (const auto& [rows, kept] : {std::pair<int64_t, double>{0, 0}, {37, -1}, {37, 4}}) {
+    expect_as_reference(text(rows, " rows, all ", kept), [&, n = rows, row = kept](Operands& o) {
+      const Tensor x = o.input({n, 96});
+      const QuantizedTensor q = quantized_input(o, n, 96, {Format::e4m3, 1, 32}, 2);
+      const Tensor counted = o.given(Dtype::i32, {n}, std::vector<double>(static_cast<size_t>(n), row));
+      o.device().run(QuantizationError{.x = x, .q = q, .out = error_output(o), .rows = counted});
+    });
+  }
+}
+
+TEST_F(KernelEdges, RowsOfAnyWidthArePermuted) {
+  for (const int64_t columns : {1, 2, 3, 8, 12, 40, 90, 2880}) {
+    for (const int64_t rows : {0, 1, 7}) {
+      expect_as_reference(text(rows, " rows of ", columns), [&](Operands& o) {
+        permute_case(o, 5, rows, columns, {});
+        if (columns % 32 == 0) permute_case(o, 5, rows, columns, {Format::e2m1, 1, 32});
+        const Tensor back = o.given(Dtype::i32, {rows, 2}, some_dropped(o, rows * 2, 5));
+        o.device().run(Unpermute{.x = o.input({5, columns}), .rows = back, .out = o.output("back", {rows, columns}, kExact)});
+      });
+    }
+  }
+}
+
+TEST_F(KernelEdges, TablesAreOfManyExpertsAndOfNoTokens) {
+  for (const auto& [tokens, assignments, experts, capacity] :
+       {std::array<int64_t, 4>{0, 2, 3, 0}, {0, 1, 300, 5}, {1, 1, 255, 0}, {100, 3, 256, 1}, {90, 8, 257, 0}, {70, 2, 520, 0}}) {
+    expect_as_reference(text("dispatch ", named({tokens, assignments, experts, capacity})),
+                        [&, n = tokens, k = assignments, e = experts, most = capacity](Operands& o) {
+                          const Tensor ids = o.given(Dtype::i32, {n, k}, values(o.indices(n * k, e)));
+                          o.device().run(DispatchTable{.experts = ids,
+                                                       .offsets = index_output(o, "offsets", {e + 1}),
+                                                       .rows = index_output(o, "rows", {n, k}),
+                                                       .assignments = index_output(o, "assignments", {dispatch_rows(n * k, e, 32)}),
+                                                       .multiple = 32,
+                                                       .capacity = most});
+                        });
+  }
+  for (const auto& [ranks, experts, most] : {std::array<int64_t, 3>{1, 1, 1}, {2, 128, 3}, {3, 100, 4}, {260, 1, 2}, {1, 520, 1}}) {
+    expect_as_reference(text("arrivals ", named({ranks, experts, most})),
+                        [&, r = ranks, e = experts, m = most](Operands& o) { arrival_case(o, values(o.indices(r * e, m)), r, 32); });
+  }
+  expect_as_reference("no arrivals", [](Operands& o) {
+    o.device().run(ArrivalTable{.counts = o.given(Dtype::i32, {2, 3}, std::vector<double>(6)),
+                                .offsets = index_output(o, "offsets", {4}),
+                                .rows = index_output(o, "rows", {0}),
+                                .assignments = index_output(o, "assignments", {0}),
+                                .multiple = 32});
+  });
+}
+
+// Whole numbers as logits, so that many scores are equal, and a bias that moves some of them; zeros of both signs among them.
+void route_case(Operands& o, const RouteShape& s) {
+  const int64_t tokens = s.tokens();
+  std::vector<double> logits = random_values(tokens * s.experts, 3, 2.0), bias = random_values(s.experts, 4, 1.0);
+  for (double& logit : logits) logit = std::round(logit);
+  for (double& each : bias) each = std::round(each) / 4;
+  const RouteForward k{.logits = o.given(Dtype::f32, {tokens, s.experts}, logits),
+                       .experts = index_output(o, "experts", {tokens, s.rule.top_k}),
+                       .weights = o.output_of(Dtype::f32, "weights", {tokens, s.rule.top_k}, kStats),
+                       .scores = o.output_of(Dtype::f32, "scores", {tokens, s.experts}, kStats),
+                       .counts = index_output(o, "counts", {s.sequences, s.experts}),
+                       .rule = s.rule,
+                       .bias = s.bias ? o.given(Dtype::f32, {s.experts}, bias) : Tensor()};
+  o.device().run(k);
+  const Tensor dweights = o.input_of(Dtype::f32, {tokens, s.rule.top_k});
+  o.device().run(RouteBackward{.logits = k.logits,
+                               .scores = k.scores,
+                               .experts = k.experts,
+                               .counts = k.counts,
+                               .dweights = dweights,
+                               .dlogits = o.output_of(Dtype::f32, "dlogits", {tokens, s.experts}, kSums),
+                               .rule = s.rule,
+                               .balance = 0.3,
+                               .sequence_balance = 0.2,
+                               .z = 0.1});
+  const Tensor losses = o.output_of(Dtype::f64, "losses", {3}, kStats);
+  o.device().run(RouterLosses{.logits = k.logits, .scores = k.scores, .counts = k.counts, .out = losses, .rule = s.rule});
+}
+
+TEST_F(KernelEdges, EqualScoresGoToTheSameExperts) {
+  const std::vector<RouteShape> shapes = {{1, 1, 31, sigmoid_rule(5, true), true},
+                                          {2, 0, 8, softmax_rule(2, false, true), false},
+                                          {3, 3, 33, sigmoid_rule(33, true), false},
+                                          {1, 9, 300, sigmoid_rule(40, false), true},
+                                          {1, 5, 70, softmax_rule(35, true, true), false},
+                                          {2, 4, 200, sigmoid_rule(6, true, 40, 3), true},
+                                          {2, 65, 6, sigmoid_rule(2, true, 3, 2), true},
+                                          {1, 7, 8, sigmoid_rule(1, false, 4, 2), true},
+                                          {1, 3, 40, forced(softmax_rule(37, false, false)), false}};
+  for (const RouteShape& s : shapes) {
+    expect_as_reference(text(named({s.sequences, s.length, s.experts, s.rule.top_k, s.rule.groups})),
+                        [&](Operands& o) { route_case(o, s); });
+  }
+}
+
+}  // namespace mantissa::test::kernel_edges_test

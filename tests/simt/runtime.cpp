@@ -1,0 +1,84 @@
+#include "gpu/runtime.h"
+
+#include <sys/mman.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+
+#include "lane_thread.h"
+#include "mantissa/base/error.h"
+#include "simt/executor.h"
+
+namespace mantissa::gpu {
+namespace {
+
+constexpr int kPoison = 0xff;  // NaN in all formats
+
+uint32_t next_seed() {
+  static std::atomic<uint32_t> drawn = [] {
+    const char* const given = std::getenv("MANTISSA_SIMT_SEED");
+    return given ? static_cast<uint32_t>(std::strtoul(given, nullptr, 10)) * 1'000'003U + 1 : 1U;
+  }();
+  return drawn++;
+}
+
+struct Point {
+  std::shared_ptr<const test::LanePoint> at;
+  std::shared_ptr<Stream> stream;
+};
+const Point& point_of(const Event& event) { return *static_cast<const Point*>(event.get()); }
+
+std::byte* aligned(int64_t bytes) {
+  return static_cast<std::byte*>(std::aligned_alloc(256, (static_cast<size_t>(bytes) + 255) / 256 * 256));
+}
+
+}  // namespace
+
+class Stream : public test::LaneThread, public std::enable_shared_from_this<Stream> {
+ public:
+  Stream() : LaneThread(next_seed()) {}
+};
+
+Facts open_device(int index) {
+  require(index == 0, ExitCode::environment, "the executor has one device, not a number ", index);
+  return {.name = "host executor", .memory = int64_t{8} << 30, .multiprocessors = 2};
+}
+
+std::byte* take_memory(int64_t bytes) {
+  std::byte* const memory = aligned(bytes);
+  if (memory) std::memset(memory, kPoison, static_cast<size_t>(bytes));
+  return memory;
+}
+void give_memory(std::byte* memory) noexcept { std::free(memory); }
+std::byte* take_staging(int64_t bytes) { return aligned(bytes); }
+void give_staging(std::byte* memory) noexcept { std::free(memory); }
+
+std::shared_ptr<Stream> make_stream() { return std::make_shared<Stream>(); }
+
+void copy_to_device(Stream& stream, std::byte* to, const std::byte* from, int64_t bytes) {
+  stream.submit([=] { std::memcpy(to, from, static_cast<size_t>(bytes)); });
+}
+void copy_to_host(Stream& stream, std::byte* to, const std::byte* from, int64_t bytes) {
+  std::memset(to, kPoison, static_cast<size_t>(bytes));
+  stream.submit([=] { std::memcpy(to, from, static_cast<size_t>(bytes)); });
+}
+void discard(Stream& stream, std::byte* memory, int64_t bytes) {
+  stream.submit([=] { std::memset(memory, kPoison, static_cast<size_t>(bytes)); });
+}
+
+Event record(Stream& stream) { return std::make_shared<const Point>(Point{.at = stream.mark(), .stream = stream.shared_from_this()}); }
+void follow(Stream& stream, const Event& event) { stream.LaneThread::follow(point_of(event).at); }
+bool reached(const Event& event) {
+  point_of(event).stream->rethrow();
+  return point_of(event).at->is_reached();
+}
+double seconds(const Event& from, const Event& to) { return point_of(from).at->seconds_until(*point_of(to).at); }
+
+void launch(Stream& stream, Grid grid, std::function<void()> body) {
+  require(grid.blocks > 0, "a launch of ", grid.blocks, " blocks");
+  stream.submit([=, seed = next_seed()] { simt::run_blocks(grid.blocks, grid.threads, seed, body); });
+}
+
+}  // namespace mantissa::gpu
