@@ -3,8 +3,8 @@
 
 #include <sstream>
 
+#include "async_device.h"
 #include "checkpoint_shards.h"
-#include "closed_device.h"
 #include "exports.h"
 #include "mantissa/checkpoint/tensor_reader.h"
 #include "mantissa/hf/forward_weights.h"
@@ -14,6 +14,7 @@
 namespace mantissa::device_choice_test {
 
 using nlohmann::json;
+using test::AsyncDevice;
 using test::ClosedDevice;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -93,6 +94,7 @@ TEST_F(DeviceChoices, EvalHasTheBitsOfTheDeviceThatItIsGiven) {
     EXPECT_EQ(logprobs({"--device", "cpu_reference"}), plain);
   }
   EXPECT_EQ(logprobs_on(std::make_unique<ClosedDevice>()), fast);
+  EXPECT_EQ(logprobs_on(std::make_unique<AsyncDevice>()), fast);
 }
 
 TEST_F(DeviceChoices, GenerateContinuesOnAnyDevice) {
@@ -114,6 +116,7 @@ TEST_F(DeviceChoices, ExportWritesTheSameBytesOnAnyDevice) {
     const auto expected = files_by(make_backend("cpu"), saved_, options);
     EXPECT_EQ(files_by(make_backend("cpu_reference"), saved_, options), expected);
     EXPECT_EQ(files_by(std::make_unique<ClosedDevice>(), saved_, options), expected);
+    EXPECT_EQ(files_by(std::make_unique<AsyncDevice>(), saved_, options), expected);
   }
   const std::string packed = path("export6");
   const auto again = files_by(make_backend("cpu"), packed, {.weights = ExportWeights::packed});
@@ -150,6 +153,7 @@ TEST_F(DeviceChoices, RowsInsideBlocksAreThoseOfTheWholeOnAnyDevice) {
   std::vector<std::unique_ptr<Backend>> devices;
   devices.push_back(make_backend("cpu"));
   devices.push_back(std::make_unique<ClosedDevice>());
+  devices.push_back(std::make_unique<AsyncDevice>());
   for (auto& device : devices) {
     ForwardWeights weights(masters, model.plan, std::move(device));
     std::vector<float> whole(kRows * kColumns), part((kEnd - kBegin) * kColumns);
@@ -175,6 +179,8 @@ TEST_F(DeviceChoices, VerifyMakesCodesOnAnyDevice) {
   ClosedDevice closed;
   EXPECT_EQ(verify_codes(reader, closed), 8);
   EXPECT_GT(closed.waits(Lane::compute), 0);
+  AsyncDevice async;
+  EXPECT_EQ(verify_codes(reader, async), 8);
 }
 
 TEST_F(DeviceChoices, AFolderOfHuggingFaceIsLoadedOntoTheDeviceThatIsGiven) {
