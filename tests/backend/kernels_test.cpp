@@ -27,7 +27,8 @@ class Kernels : public ::testing::TestWithParam<std::tuple<std::string, Dtype>> 
 void expect_close(const Operands& actual, const Operands& expected, Dtype dtype) {
   for (size_t i = 0; i < expected.results().size(); ++i) {
     const Operands::Result& e = expected.results()[i];
-    const double tolerance = dtype == Dtype::f32 ? e.tolerance.f32 : e.tolerance.bf16;
+    const Tolerance& of_backend = actual.results()[i].tolerance;
+    const double tolerance = dtype == Dtype::f32 ? of_backend.f32 : of_backend.bf16;
     EXPECT_TRUE(close(actual.results()[i].tensor, e.tensor, tolerance)) << e.name;
   }
 }

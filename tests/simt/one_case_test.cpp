@@ -16,7 +16,8 @@ TEST_P(OneCase, IsThatOfTheReference) {
   c->run(actual);
   for (size_t i = 0; i < expected.results().size(); ++i) {
     const Operands::Result& e = expected.results()[i];
-    EXPECT_TRUE(close(actual.results()[i].tensor, e.tensor, e.tolerance.bf16)) << c->variant << ": " << e.name;
+    const Operands::Result& a = actual.results()[i];
+    EXPECT_TRUE(close(a.tensor, e.tensor, a.tolerance.bf16)) << c->variant << ": " << e.name;
   }
 }
 
