@@ -10,14 +10,14 @@
 
 namespace mantissa::gpu {
 
-template <class E>
-struct CodesToRead {
-  const uint8_t *codes, *scales;
-  int64_t cols, blocks_across;
-  uint32_t block_rows, block_cols;
-  ScaleRule rule;
+struct CodeMatrix {
+  const uint8_t *codes = nullptr, *scales = nullptr;
+  int64_t cols = 0, blocks_across = 0;
+  uint32_t block_rows = 1, block_cols = 1;
+  ScaleRule rule = ScaleRule::rceil;
 
-  explicit CodesToRead(const QuantizedTensor& tensor)
+  CodeMatrix() = default;
+  explicit CodeMatrix(const QuantizedTensor& tensor)
       : codes(tensor.codes.device_data<uint8_t>()),
         scales(tensor.scales.device_data<uint8_t>()),
         cols(tensor.shape[1]),
@@ -25,12 +25,19 @@ struct CodesToRead {
         block_rows(static_cast<uint32_t>(tensor.how.block_rows)),
         block_cols(static_cast<uint32_t>(tensor.how.block_cols)),
         rule(tensor.how.rule) {}
+  __device__ uint8_t scale(int64_t row, int64_t col) const {
+    return scales[static_cast<uint32_t>(row) / block_rows * blocks_across + static_cast<uint32_t>(col) / block_cols];
+  }
+};
+
+// One of elements E.
+template <class E>
+struct CodesToRead : CodeMatrix {
+  using CodeMatrix::CodeMatrix;
+  __device__ explicit CodesToRead(const CodeMatrix& matrix) : CodeMatrix(matrix) {}
   __device__ uint8_t code(int64_t row, int64_t col) const {
     const uint8_t byte = codes[(row * cols + col) / E::codes_per_byte];
     return E::codes_per_byte == 1 ? byte : unpack_nibble(byte, col);
-  }
-  __device__ uint8_t scale(int64_t row, int64_t col) const {
-    return scales[static_cast<uint32_t>(row) / block_rows * blocks_across + static_cast<uint32_t>(col) / block_cols];
   }
   // The fp32 bits that a code stands for.
   __device__ uint32_t bits(int64_t row, int64_t col) const { return decode_in_block<E>(code(row, col), scale(row, col), rule); }

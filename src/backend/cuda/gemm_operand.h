@@ -2,50 +2,26 @@
 // every scale.
 #pragma once
 
+#include "backend/cuda/codes.h"
 #include "backend/cuda/tile_product.h"
-#include "mantissa/formats/block_scale.h"
-#include "mantissa/formats/swizzle.h"
-#include "mantissa/tensor/quantized_tensor.h"
 
 namespace mantissa::gpu {
 
 // A matrix as it lies in memory, from first_row on.
 struct GemmMatrix {
-  const void* values;  // or codes
-  const uint8_t* scales = nullptr;
-  Dtype dtype = Dtype::u8;  // u8: codes
-  Format format = Format::none;
-  ScaleRule rule = ScaleRule::rceil;
-  unsigned block_rows = 1, block_cols = 1;
-  int64_t cols = 0;
+  const void* values = nullptr;  // null: codes
+  Dtype dtype = Dtype::f32;      // of values
+  int64_t cols = 0;              // of values
+  Format format = Format::none;  // of codes
+  CodeMatrix codes{};
   int64_t first_row = 0;
 };
 
 inline GemmMatrix gemm_matrix(const Value& value) {
-  const auto* codes = std::get_if<QuantizedTensor>(&value);
-  if (!codes) {
-    const Tensor& dense = std::get<Tensor>(value);
-    require(dense.dtype() == Dtype::f32 || dense.dtype() == Dtype::bf16, "the CUDA backend multiplies no ", dense.dtype());
-    return {.values = dense.device_bytes(), .dtype = dense.dtype(), .cols = dense.dim(1)};
-  }
-  return {.values = codes->codes.device_bytes(),
-          .scales = codes->scales.device_data<uint8_t>(),
-          .format = codes->how.format,
-          .rule = codes->how.rule,
-          .block_rows = static_cast<unsigned>(codes->how.block_rows),
-          .block_cols = static_cast<unsigned>(codes->how.block_cols),
-          .cols = codes->shape[1]};
-}
-
-template <class E>
-__device__ inline float decoded(const GemmMatrix& matrix, int64_t row, int64_t col) {
-  const auto* codes = static_cast<const uint8_t*>(matrix.values);
-  const int64_t index = row * matrix.cols + col;
-  const uint8_t byte = codes[index / E::codes_per_byte];
-  const uint8_t code = E::codes_per_byte == 1 ? byte : static_cast<uint8_t>(byte >> (4 * (col % 2)) & 0xF);
-  const auto r = static_cast<unsigned>(row), c = static_cast<unsigned>(col), across = static_cast<unsigned>(matrix.cols);
-  const uint8_t scale = matrix.scales[int64_t{r / matrix.block_rows} * (across / matrix.block_cols) + c / matrix.block_cols];
-  return __builtin_bit_cast(float, decode_in_block<E>(code, scale, matrix.rule));
+  if (const auto* codes = std::get_if<QuantizedTensor>(&value)) return {.format = codes->how.format, .codes = CodeMatrix(*codes)};
+  const Tensor& dense = std::get<Tensor>(value);
+  require(dense.dtype() == Dtype::f32 || dense.dtype() == Dtype::bf16, "the CUDA backend multiplies no ", dense.dtype());
+  return {.values = dense.device_bytes(), .dtype = dense.dtype(), .cols = dense.dim(1)};
 }
 
 // Rows of op(a), or columns of op(b), in a range.
@@ -59,16 +35,19 @@ struct GemmSide {
 template <class Body>
 __device__ inline void with_read(const GemmMatrix& matrix, Body body) {
   const int64_t first = matrix.first_row;
-  if (matrix.dtype != Dtype::u8) {
+  if (matrix.values) {
     const auto read = [&](const auto* x) {
       return [&matrix, first, x](int64_t r, int64_t c) { return value_of(x[(first + r) * matrix.cols + c]); };
     };
     return matrix.dtype == Dtype::f32 ? body(read(static_cast<const float*>(matrix.values)))
                                       : body(read(static_cast<const bf16*>(matrix.values)));
   }
-  if (matrix.format == Format::e4m3) return body([&](int64_t r, int64_t c) { return decoded<E4M3>(matrix, first + r, c); });
-  if (matrix.format == Format::e5m2) return body([&](int64_t r, int64_t c) { return decoded<E5M2>(matrix, first + r, c); });
-  body([&](int64_t r, int64_t c) { return decoded<E2M1>(matrix, first + r, c); });
+  const auto decode = [&]<class E>(CodesToRead<E> codes) {
+    body([codes, first](int64_t r, int64_t c) { return __builtin_bit_cast(float, codes.bits(first + r, c)); });
+  };
+  if (matrix.format == Format::e4m3) return decode(CodesToRead<E4M3>(matrix.codes));
+  if (matrix.format == Format::e5m2) return decode(CodesToRead<E5M2>(matrix.codes));
+  decode(CodesToRead<E2M1>(matrix.codes));
 }
 
 __device__ inline void load_tile(Tile& tile, const GemmSide& side, Range depth) {
