@@ -21,8 +21,8 @@ class KernelEdges : public OnAllBackends {
         Operands actual(*device, Dtype::bf16, memory);
         run(actual);
         for (size_t i = 0; i < expected.results().size(); ++i) {
-          const auto& [name, wanted, tolerance] = expected.results()[i];
-          const Tensor& found = actual.results()[i].tensor;
+          const auto& [name, wanted, unused] = expected.results()[i];
+          const auto& [same_name, found, tolerance] = actual.results()[i];
           EXPECT_TRUE(tolerance.bf16 == 0 ? same_bits(found, wanted) : close(found, wanted, tolerance.bf16)) << name;
         }
         actual.expect_margins_untouched();
@@ -30,6 +30,25 @@ class KernelEdges : public OnAllBackends {
     }
   }
 };
+
+// Sums that take several rounds of a block, or pieces of rows that are not whole.
+TEST_F(KernelEdges, LongSumsAreWhole) {
+  expect_as_reference("product", [](Operands& o) {
+    const Tensor a = o.input({70, 100}), b = o.input({66, 100});
+    o.device().run(Gemm{.a = {.value = a},
+                        .b = {.value = b, .transposed = true},
+                        .out = o.output_of(Dtype::f32, "out", {70, 66}, kStatSums),
+                        .accumulate = false});
+  });
+  expect_as_reference("sum", [](Operands& o) {
+    o.device().run(Sum{.x = o.input_of(Dtype::f32, {3000}), .out = o.output_of(Dtype::f64, "out", {1}, {1e-12, 1e-12}), .factor = 0.3});
+  });
+  for (const int64_t rows : {1, 64, 65, 200}) {
+    expect_as_reference(text("sum of ", rows, " rows"), [&](Operands& o) {
+      o.device().run(SumRows{.x = o.input({rows, 37}), .out = o.output_of(Dtype::f32, "out", {37}, kStatSums), .accumulate = false});
+    });
+  }
+}
 
 TEST_F(KernelEdges, CodesOfOddBlocksShareTheirBytes) {
   for (const Format format : {Format::e2m1, Format::e4m3}) {

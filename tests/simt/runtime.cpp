@@ -1,11 +1,8 @@
 #include "gpu/runtime.h"
 
-#include <sys/mman.h>
-
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
-#include <mutex>
 
 #include "lane_thread.h"
 #include "mantissa/base/error.h"
@@ -75,6 +72,7 @@ bool reached(const Event& event) {
   return point_of(event).at->is_reached();
 }
 double seconds(const Event& from, const Event& to) { return point_of(from).at->seconds_until(*point_of(to).at); }
+void drain(Stream& stream) noexcept { stream.end(); }
 
 void launch(Stream& stream, Grid grid, std::function<void()> body) {
   require(grid.blocks > 0, "a launch of ", grid.blocks, " blocks");

@@ -62,7 +62,6 @@ class CudaBackend final : public Backend {
   static Staged ask_errors(LaneParts& lane) {
     return copy_out(lane, reinterpret_cast<std::byte*>(lane.error.get()), sizeof(gpu::ErrorWord));
   }
-  std::array<Staged, 2> wait_for_lanes();  // returns the answers of both
   static void heed_errors(LaneParts& lane, const Staged& answer);
   static void clear_errors(LaneParts& lane);
   gpu::ErrorWord* error_word() { return part().error.get(); }  // for kernels that are launched now

@@ -1,0 +1,46 @@
+// What the host asks of a device of CUDA: memory, copies, marks. chip/runtime.cpp has it for a GPU, tests/simt/runtime.cpp for the executor
+// of the host, whose streams are threads that come late. Each has a gpu/runtime.h, which adds the launch of kernels.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace mantissa::gpu {
+
+struct Facts {
+  std::string name;
+  int64_t memory;  // bytes
+  int multiprocessors;
+};
+// Makes the device that of this process. Throws Error(environment) that says what was found instead.
+Facts open_device(int index);
+
+// Device memory, and pinned memory of the host; null: there is no more.
+std::byte* take_memory(int64_t bytes);
+void give_memory(std::byte* memory) noexcept;
+std::byte* take_staging(int64_t bytes);
+void give_staging(std::byte* memory) noexcept;
+
+class Stream;
+std::shared_ptr<Stream> make_stream();
+using Event = std::shared_ptr<const void>;
+
+// In the order of the stream. discard() says that nobody needs what the memory holds.
+void copy_to_device(Stream& stream, std::byte* to, const std::byte* from, int64_t bytes);
+void copy_to_host(Stream& stream, std::byte* to, const std::byte* from, int64_t bytes);
+void discard(Stream& stream, std::byte* memory, int64_t bytes);
+Event record(Stream& stream);
+void follow(Stream& stream, const Event& event);
+
+bool reached(const Event& event);  // throws what a kernel or copy of its stream has failed with
+double seconds(const Event& from, const Event& to);
+void drain(Stream& stream) noexcept;  // returns when the stream uses no memory any more, also where it has failed
+
+struct Grid {
+  int64_t blocks;
+  unsigned threads;
+};
+
+}  // namespace mantissa::gpu
