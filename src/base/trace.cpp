@@ -9,6 +9,7 @@ namespace mantissa {
 namespace {
 
 std::atomic<bool> on{false};
+std::atomic<const SpanHook*> hook_of_process{nullptr};
 std::mutex mutex;
 std::vector<RecordedSpan> spans;
 
@@ -22,6 +23,8 @@ int this_thread() {
 
 void start_trace() { on = true; }
 bool tracing() { return on.load(std::memory_order_relaxed); }
+void set_span_hook(const SpanHook* hook) { hook_of_process = hook; }
+const SpanHook* span_hook() { return hook_of_process.load(std::memory_order_acquire); }
 
 void TraceSpan::keep() const noexcept {
   try {

@@ -24,13 +24,24 @@ struct RecordedSpan {
 // Ends that and forgets the spans, which it returns in the order of their ends.
 std::vector<RecordedSpan> end_trace();
 
-// Records from construction to the end of the block. `name` is a literal. Costs a look at one flag while nobody traces.
+// What a profiler is told of spans, while this process traces or not: where one begins and, on the same thread, where it ends.
+struct SpanHook {
+  void (*begin)(const char* name);
+  void (*end)();
+};
+void set_span_hook(const SpanHook* hook);  // null: nobody; it must outlive the process's spans
+const SpanHook* span_hook();
+
+// Records from construction to the end of the block. `name` is a literal. Costs a look at two flags while nobody traces.
 class TraceSpan {
  public:
-  TraceSpan(Track track, const char* name, int64_t bytes = 0) : name_(tracing() ? name : nullptr), track_(track), bytes_(bytes) {
+  TraceSpan(Track track, const char* name, int64_t bytes = 0)
+      : name_(tracing() ? name : nullptr), track_(track), bytes_(bytes), hook_(span_hook()) {
     if (name_) begin_ = Clock::now();
+    if (hook_) hook_->begin(name);
   }
   ~TraceSpan() {
+    if (hook_) hook_->end();
     if (name_) keep();
   }
   TraceSpan(const TraceSpan&) = delete;
@@ -43,6 +54,7 @@ class TraceSpan {
   const char* name_;
   Track track_;
   int64_t bytes_;
+  const SpanHook* hook_;
   Clock::time_point begin_;
 };
 
