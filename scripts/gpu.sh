@@ -1,36 +1,104 @@
 #!/usr/bin/env bash
-# On a machine with an NVIDIA GPU and the CUDA toolkit (12.8 or newer), and nothing else: builds the GPU tests for this GPU and runs them.
-#   scripts/gpu.sh                  exit code 77 without a GPU
-#   scripts/gpu.sh --compile-only   all device code for sm_80, sm_90a and sm_100a, nothing is run
+# Tests and measures this program on a machine with an NVIDIA GPU that has the CUDA driver and none of the packages that a build needs.
+#   scripts/gpu.sh pack         where it was built (scripts/test.sh, with the CUDA toolkit): packs what a GPU's machine runs
+#   scripts/gpu.sh run SLICE    there, in the same folder: unpacks it and runs a slice, or all, one after another:
+#                               primitives kernels formats conformance train ranks sanitizer bench
+# A slice takes at most ten minutes and is passed over where this pack has passed it. Each writes a JSON line to build/gpu/results.jsonl.
+# Exit code 77: something is missing that the machine must have.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+out=build/gpu pack=build/gpu/mantissa-gpu.tar.xz
+slices=(primitives kernels formats conformance train ranks sanitizer bench)
+usage() { sed -n '2,7s/^# //p' "$0"; exit "$1"; }
+
+make_pack() {
+  local bin=${BIN:-build/release/bin}
+  for program in mantissa gpu_tests gpu_formats; do
+    [ -x "$bin/$program" ] || { echo "gpu: no $bin/$program: build with the CUDA toolkit first (scripts/test.sh)" >&2; exit 3; }
+  done
+  stage=$(mktemp -d)
+  trap 'rm -rf "$stage"' EXIT
+  mkdir -p "$stage/lib" "$out"
+  for program in mantissa gpu_tests gpu_formats; do strip -o "$stage/$program" "$bin/$program"; done
+  # All libraries but those that come with the system's loader.
+  ldd "$stage/mantissa" "$stage/gpu_tests" | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u | grep -vE '/lib(c|m|dl|rt|pthread)\.so' |
+    while read -r library; do strip -o "$stage/lib/$(basename "$library")" "$library" 2>/dev/null || cp -L "$library" "$stage/lib/"; done
+  tar -C "$stage" --sort=name --owner=0 --group=0 --mtime=@0 -c . | xz -T0 -6 >"$pack"
+  local size
+  size=$(stat -c %s "$pack")
+  echo "gpu: $pack, $((size >> 20)) MiB"
+  [ "$size" -le $((45 << 20)) ] || { echo "gpu: larger than 45 MiB" >&2; exit 1; }
+}
+
+need() { "${@:2}" >/dev/null 2>&1 || missing+=("$1"); }
+check_machine() {
+  missing=()
+  need "$pack (scripts/gpu.sh pack, where it was built)" test -f "$pack"
+  need "xz (package xz-utils)" command -v xz
+  need "python3" command -v python3
+  need "a GPU and its driver (nvidia-smi)" nvidia-smi
+  [ ${#missing[@]} = 0 ] && return
+  printf 'gpu: SKIPPED, this machine lacks: %s\n' "${missing[@]}" >&2
+  exit 77
+}
+
+unpack() {
+  build=$(sha256sum "$pack" | cut -c1-16)
+  home=$out/$build
+  [ -x "$home/mantissa" ] && return
+  mkdir -p "$home"
+  tar -C "$home" -xJf "$pack"
+}
+
+# Every preset, dense and with experts; train.py holds the GPU's losses against the CPU's, and two runs of it against each other.
+train_all() {
+  local preset model
+  for preset in high mxfp8 mxfp8_weights fp8_block mxfp4_qat mxfp4_qat_mxfp8_act; do
+    for model in dense moe; do python3 tests/simt/train.py "$home/mantissa" "$preset" "$out/train_${model}_$preset" "$model"; done
+  done
+}
+
+run_slice() {
+  case $1 in
+    primitives) "$home/gpu_tests" --gtest_brief=1 --gtest_filter='*Primitives*' ;;
+    kernels) "$home/gpu_tests" --gtest_brief=1 --gtest_filter='-*Primitives*:*Training*' ;;
+    formats) "$home/gpu_formats" ;;
+    conformance) "$home/mantissa" conformance tests/golden --device cuda ;;
+    train) train_all ;;
+    ranks) "$home/gpu_tests" --gtest_brief=1 --gtest_filter='*Training*' ;;
+    sanitizer) sanitizer=$(command -v compute-sanitizer || echo "${CUDA_HOME:-/usr/local/cuda}/bin/compute-sanitizer")
+      [ -x "$sanitizer" ] || { echo "gpu: no compute-sanitizer" >&2; return 77; }
+      for tool in memcheck racecheck; do "$sanitizer" --tool "$tool" --error-exitcode 1 "$home/gpu_tests" --gtest_brief=1 --gtest_filter='*OneCase*'; done ;;
+    bench) "$home/mantissa" bench train configs/gpt2-124m.json --set training.device=cuda --time-budget 60
+      "$home/mantissa" bench train configs/moe-tiny.json --set training.device=cuda --time-budget 60 ;;
+  esac
+}
+
+# Runs a slice in a process of its own, with a time limit, and writes its line.
+try_slice() {
+  local began=$SECONDS code=0 device
+  grep -qs "\"slice\": \"$1\", \"build\": \"$build\".*\"passed\"" "$out/results.jsonl" && { echo "gpu: $1 has passed"; return; }
+  export LD_LIBRARY_PATH=$PWD/$home/lib home out
+  timeout 600 bash -c 'set -euo pipefail; '"$(declare -f run_slice train_all)"'; run_slice "$1"' _ "$1" >"$out/$1.log" 2>&1 || code=$?
+  device=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -1)
+  case $code in 0) result=passed ;; 77) result=skipped ;; 124) result="took over ten minutes" ;; *) result=failed ;; esac
+  printf '{"slice": "%s", "build": "%s", "device": "%s", "date": "%s", "seconds": %d, "result": "%s"}\n' \
+    "$1" "$build" "$device" "$(date -u +%F)" $((SECONDS - began)) "$result" | tee -a "$out/results.jsonl"
+  [ "$code" = 0 ] || [ "$code" = 77 ] || { tail -40 "$out/$1.log"; failed=1; }
+}
+
 case ${1:-} in
-  '') compile_only= ;;
-  --compile-only) compile_only=1 ;;
-  -h | --help) sed -n '2,4s/^# //p' "$0"; exit 0 ;;
-  *) echo "gpu: unknown argument '$1'" >&2; exit 2 ;;
+  pack) make_pack ;;
+  run)
+    wanted=("${slices[@]}")
+    [ "${2:-}" = all ] || wanted=("${2:-}")
+    [[ " ${slices[*]} " == *" ${wanted[0]} "* ]] || usage 2
+    check_machine
+    unpack
+    failed=0
+    for slice in "${wanted[@]}"; do try_slice "$slice"; done
+    exit "$failed" ;;
+  -h | --help) usage 0 ;;
+  *) usage 2 ;;
 esac
-
-nvcc=${NVCC:-$(command -v nvcc || echo "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc")}
-[ -x "$nvcc" ] || { echo "gpu: no nvcc: install the CUDA toolkit or name it, NVCC=/path/to/nvcc" >&2; exit 3; }
-out=${OUT_DIR:-build/gpu}
-mkdir -p "$out"
-
-# Rounding as on the host: no fused multiply-add behind our back, subnormals kept, exact division and square root.
-flags=(-std=c++20 -O3 -Iinclude -Isrc -Isrc/backend/cuda/chip --expt-relaxed-constexpr -Werror all-warnings -Xcompiler -Wall,-Wextra,-Wno-unused-parameter,-pthread
-  -fmad=false -ftz=false -prec-div=true -prec-sqrt=true)
-
-if [ "$compile_only" ]; then
-  for arch in 80 90a 100a; do flags+=(-gencode "arch=compute_$arch,code=sm_$arch"); done
-  printf '%s\n' tests/gpu/*.cu src/backend/cuda/*.cu | OUT_DIR=$out xargs -P "$(nproc)" -I{} sh -c '
-    source=$1; shift; exec "$@" -c "$source" -o "$OUT_DIR/$(basename "$source").o"' _ {} "$nvcc" "${flags[@]}"
-  exit 0
-fi
-
-nvidia-smi --query-gpu=name --format=csv,noheader >/dev/null 2>&1 || { echo "gpu: SKIPPED, no NVIDIA GPU"; exit 77; }
-for source in tests/gpu/*.cu; do
-  program=$out/$(basename "$source" .cu)
-  "$nvcc" "${flags[@]}" -arch=native "$source" -o "$program"
-  "$program"
-done

@@ -1,6 +1,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -9,10 +10,12 @@
 
 #include "mantissa/backend/ceilings.h"
 #include "mantissa/backend/functions.h"
+#include "mantissa/backend/gpus.h"
 #include "mantissa/base/cpu_level.h"
 #include "mantissa/base/parallel.h"
 #include "mantissa/base/printable.h"
 #include "mantissa/base/version.h"
+#include "mantissa/config/open_device.h"
 #include "mantissa/train/equal_places.h"
 #include "tools/command.h"
 
@@ -30,21 +33,19 @@ std::string processor_name() {
 void line(const char* what, const std::string& value) { std::printf("%-16s %s\n", what, value.c_str()); }
 
 // A GEMM that agrees with the reference proves that the library, the kernel it picked and the allocator work together on this machine.
-bool gemms_are_right() {
-  const auto fast = make_backend("cpu"), slow = make_backend("cpu_reference");
-  std::vector<Tensor> results;
+bool gemms_are_right(const char* backend) {
+  const auto fast = make_backend(backend), slow = make_backend("cpu_reference");
+  std::vector<std::vector<float>> results;
   for (Backend* device : {fast.get(), slow.get()}) {
     const Tensor a = empty(*device, Dtype::f32, {96, 80}), b = empty(*device, Dtype::f32, {72, 80}),
                  out = empty(*device, Dtype::f32, {96, 72});
     device->run(RandomNormal{.out = a, .key = {}, .what = 0, .first_index = 0, .std = 1.0});
     device->run(RandomNormal{.out = b, .key = {}, .what = 1, .first_index = 0, .std = 1.0});
     device->run(Gemm{.a = {a}, .b = {b, true}, .out = out, .accumulate = false});
-    results.push_back(out);
+    results.push_back(to_host<float>(out));
   }
-  for (int64_t i = 0; i < results[0].elements(); ++i) {
-    if (std::abs(results[0].data<float>()[i] - results[1].data<float>()[i]) > 1e-4F) return false;
-  }
-  return true;
+  const auto near = [](float a, float b) { return std::abs(a - b) <= 1e-4F; };
+  return std::ranges::equal(results[0], results[1], near);
 }
 
 // The instructions of our own kernels, and why they are not the CPU's best.
@@ -65,9 +66,12 @@ ExitCode doctor() {
   }
   const std::string isa = gemm_instruction_set();
   line("matmuls", "oneDNN, " + isa + (isa.find("bf16") == std::string::npos ? "; bf16 operands are widened to fp32 (exact)" : ""));
-  require(gemms_are_right(), ExitCode::environment, "oneDNN's GEMM differs from the reference on this machine");
+  require(gemms_are_right("cpu"), ExitCode::environment, "oneDNN's GEMM differs from the reference on this machine");
   line("other kernels", cpu_level_line());
-  line("devices", "cpu, cpu_reference");
+  const Gpus gpus = find_gpus();
+  line("GPUs", gpus.text);
+  if (gpus.usable) require(gemms_are_right("cuda"), ExitCode::environment, "a GEMM of the GPU differs from the reference");
+  line("devices", text("cpu, cpu_reference", gpus.usable ? ", cuda" : "", "; auto is ", backend_name(DeviceChoice::automatic)));
   struct statvfs disk {};
   if (statvfs(".", &disk) == 0) {
     line("disk (.)", text(static_cast<double>(disk.f_bavail) * static_cast<double>(disk.f_frsize) / 1073741824.0, " GiB free"));

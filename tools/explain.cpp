@@ -54,7 +54,7 @@ Explanation explanation(const ExplainArguments& arguments) {
   PrecisionPlan plan = resolve_plan(config);
   Explanation out{.config = config,
                   .plan = plan,
-                  .device = make_backend(config.training.device)->name(),
+                  .device = backend_name(config.training.device),
                   .memory = estimate_memory(config, plan),
                   .bytes = step_bytes(config, plan),
                   .gather = gather_bytes(config, plan),

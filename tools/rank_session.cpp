@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "mantissa/backend/ceilings.h"
+#include "mantissa/backend/gpus.h"
 #include "mantissa/base/bytes_text.h"
 #include "mantissa/base/file.h"
 #include "mantissa/base/hash.h"
@@ -191,14 +192,15 @@ void on_tensor_ranks(const SharedModel& model, const std::function<void(const Me
   config.parallel = {.data = 1, .tensor = tensor};
   config.training.device = model.device;
   config.checkpoint.init_from = model.checkpoint;
-  share_cores(launch);
+  share_host(launch);
   RankSession session(launch, config);
   session.run([&] { body(make_mesh(session.world(), config.parallel.ranks())); });
 }
 
-void share_cores(const Launch& launch) {
+void share_host(const Launch& launch) {
   const auto online = static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
   if (launch.local_size > 1) set_default_threads(threads_of_rank(launch, num_threads(), online));
+  set_default_gpu(launch.local_rank);
 }
 
 }  // namespace mantissa::tools

@@ -51,7 +51,7 @@ struct SharedModel {
 // Runs body on each of so many ranks; one alone needs no launcher.
 void on_tensor_ranks(const SharedModel& model, const std::function<void(const Mesh&)>& body);
 
-// Makes training.threads 0 mean this rank's share of the cores of its host (threads_of_rank).
-void share_cores(const Launch& launch);
+// Makes training.threads 0 mean this rank's share of the cores of its host (threads_of_rank), and its GPU that of its number there.
+void share_host(const Launch& launch);
 
 }  // namespace mantissa::tools

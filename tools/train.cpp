@@ -159,7 +159,7 @@ LoadedConfig load(const TrainArguments& arguments, const Launch& launch) {
 ExitCode run_training(const TrainArguments& arguments) {
   const Launch launch = launch_from_environment();
   LoadedConfig loaded = load(arguments, launch);
-  share_cores(launch);
+  share_host(launch);
   const LogLevel level = loaded.config.logging.level;
   open_log({.level = level,
             .console = true,

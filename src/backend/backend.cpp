@@ -2,8 +2,14 @@
 
 #include "backend/cpu/fast/cpu_backend.h"
 #include "backend/make_cuda.h"
+#include "mantissa/backend/gpus.h"
 
 namespace mantissa {
+namespace {
+
+int gpu_of_process = 0;
+
+}  // namespace
 
 std::vector<std::string> KernelLog::latest() const {
   std::vector<std::string> out;
@@ -18,8 +24,11 @@ std::vector<std::string> KernelLog::latest() const {
 std::unique_ptr<Backend> make_backend(const std::string& name) {
   if (name == "cpu") return std::make_unique<CpuBackend>();
   if (name == "cpu_reference") return std::make_unique<CpuReference>();
-  if (name == "cuda") return make_cuda_backend();
+  if (name == "cuda") return make_cuda_backend(default_gpu());
   fail(ExitCode::internal, "there is no backend ", name);
 }
+
+void set_default_gpu(int index) { gpu_of_process = index; }
+int default_gpu() { return gpu_of_process; }
 
 }  // namespace mantissa

@@ -17,6 +17,7 @@ class HostMemory final : public MemorySource {
     return posix_memalign(&block, CachingAllocator::kAlignment, static_cast<size_t>(bytes)) == 0 ? static_cast<std::byte*>(block) : nullptr;
   }
   void give_back(std::byte* block) noexcept override { std::free(block); }
+  std::string limits() const override { return memory_limits(); }
 };
 
 }  // namespace
@@ -71,7 +72,7 @@ CachingAllocator::Block CachingAllocator::from_source(int64_t size) {
     ++stats_.system_calls;
     block = source_->take(size);
     require(block != nullptr, ExitCode::environment, "out of memory: cannot allocate ", size, " bytes for a tensor; ", stats_.in_use,
-            " bytes are in use, at most ", stats_.peak_in_use, " so far", memory_limits());
+            " bytes are in use, at most ", stats_.peak_in_use, " so far", source_->limits());
   }
   ++blocks_[size];
   stats_.reserved += size;

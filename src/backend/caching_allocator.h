@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -20,6 +21,7 @@ class MemorySource {
   virtual ~MemorySource() = default;
   virtual std::byte* take(int64_t bytes) = 0;  // aligned to CachingAllocator::kAlignment; null: there is no more
   virtual void give_back(std::byte* block) noexcept = 0;
+  virtual std::string limits() const { return {}; }  // what decides how much there is, to end an error: "; ..." or empty
 };
 
 std::unique_ptr<MemorySource> host_memory_source();

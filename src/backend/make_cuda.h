@@ -8,6 +8,6 @@
 namespace mantissa {
 
 // Throws Error(environment) where this build or this host has none.
-std::unique_ptr<Backend> make_cuda_backend();
+std::unique_ptr<Backend> make_cuda_backend(int gpu);
 
 }  // namespace mantissa

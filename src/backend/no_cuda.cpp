@@ -1,9 +1,12 @@
 #include "backend/make_cuda.h"
+#include "mantissa/backend/gpus.h"
 
 namespace mantissa {
 
-std::unique_ptr<Backend> make_cuda_backend() {
+std::unique_ptr<Backend> make_cuda_backend(int) {
   fail(ExitCode::environment, "this build has no backend cuda; there are cpu and cpu_reference");
 }
+
+Gpus find_gpus() { return {.usable = false, .text = "not looked for: this build was made without the CUDA toolkit"}; }
 
 }  // namespace mantissa

@@ -1,6 +1,6 @@
 // The number formats on a GPU against the same header on the host: every encoder over all 2^32 fp32 inputs, every scale rule over all
-// amaxes, every code at every scale, every exponent shift; and the GPU's own conversion instructions against the encoders. Needs the CUDA
-// toolkit alone (scripts/gpu.sh). Exit code 0: equal; 1: not; 77: no device.
+// amaxes, every code at every scale, every exponent shift; and the GPU's own conversion instructions against the encoders. The slice formats of
+// scripts/gpu.sh. Exit code 0: equal; 1: not; 77: no device.
 #include <cuda_fp4.h>
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>

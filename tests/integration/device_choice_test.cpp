@@ -6,6 +6,7 @@
 #include "async_device.h"
 #include "checkpoint_shards.h"
 #include "exports.h"
+#include "mantissa/backend/gpus.h"
 #include "mantissa/checkpoint/tensor_reader.h"
 #include "mantissa/hf/forward_weights.h"
 #include "mantissa/train/evaluate.h"
@@ -17,6 +18,7 @@ using nlohmann::json;
 using test::AsyncDevice;
 using test::ClosedDevice;
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -220,7 +222,14 @@ TEST_F(DeviceChoices, ARunGoesOnAndOnAnotherDeviceWhichItSays) {
   EXPECT_THAT(test::read_file(path("log-fast again")), HasSubstr("training.device: cuda in the checkpoint, auto here"));
 }
 
+// Of a build without CUDA, or of one on a host without a GPU.
+auto says_why_there_is_no_gpu(const std::string& before) {
+  return AnyOf(HasSubstr(before + "this build has no backend cuda; there are cpu and cpu_reference"),
+               HasSubstr(before + "no GPU can be used: " + find_gpus().text));
+}
+
 TEST_F(DeviceChoices, ADeviceThatIsNotThereIsNamedBeforeAnythingIsWritten) {
+  if (find_gpus().usable) GTEST_SKIP() << "this host has it";
   train_on_reference();
   const std::string golden = std::string(MANTISSA_SOURCE_DIR) + "/tests/golden";
   const std::vector<Words> commands = {{"eval", saved_, "--prompt-ids", "97,98", "--logprobs", "out.jsonl"},
@@ -236,7 +245,7 @@ TEST_F(DeviceChoices, ADeviceThatIsNotThereIsNamedBeforeAnythingIsWritten) {
     };
     const auto absent = on("cuda"), unknown = on("gpu");
     EXPECT_EQ(absent.exit_code, 3) << command[0];
-    EXPECT_THAT(absent.errors, HasSubstr("--device: this build has no backend cuda; there are cpu and cpu_reference")) << command[0];
+    EXPECT_THAT(absent.errors, says_why_there_is_no_gpu("--device: ")) << command[0];
     EXPECT_EQ(unknown.exit_code, 2) << command[0];
     EXPECT_THAT(unknown.errors, AllOf(HasSubstr("--device"), HasSubstr("cpu_reference"))) << command[0];
     EXPECT_THAT(absent.output + unknown.output, IsEmpty()) << command[0];
@@ -246,11 +255,12 @@ TEST_F(DeviceChoices, ADeviceThatIsNotThereIsNamedBeforeAnythingIsWritten) {
 
 // A run says so before it makes a folder.
 TEST_F(DeviceChoices, ARunNeedsTheDeviceThatItNames) {
+  if (find_gpus().usable) GTEST_SKIP() << "this host has it";
   test::write_file(path("text"), std::string(4000, 'a'));
   const auto result = mantissa({"train", MANTISSA_SOURCE_DIR "/configs/quickstart.json", "--set", "data.train=[]", "--set", "data.valid=[]",
                                 "--set", "data.path=text", "--set", "training.device=cuda", "--set", "logging.dir=run"});
   EXPECT_EQ(result.exit_code, 3);
-  EXPECT_THAT(result.errors, HasSubstr("this build has no backend cuda; there are cpu and cpu_reference"));
+  EXPECT_THAT(result.errors, says_why_there_is_no_gpu(""));
   EXPECT_FALSE(std::filesystem::exists(path("run")));
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <boost/context/detail/fcontext.hpp>
 #include <cstring>
@@ -273,6 +274,7 @@ class Block {
 };
 
 thread_local Block* current = nullptr;
+std::atomic<bool> next_launch_fails{false};
 
 void Block::begin(transfer_t from) {
   Block& block = *static_cast<Block*>(from.data);
@@ -292,7 +294,10 @@ void Block::begin(transfer_t from) {
 
 }  // namespace
 
+void fail_next_launch() { next_launch_fails = true; }
+
 void run_blocks(int64_t blocks, unsigned threads, uint32_t seed, const std::function<void()>& body) {
+  require(!next_launch_fails.exchange(false), "this launch was to fail");
   require(blocks > 0 && threads > 0 && threads % kWarp == 0 && threads <= kMostThreads, "a launch of ", blocks, " blocks of ", threads,
           " threads");
   thread_local Stacks stacks;

@@ -18,6 +18,9 @@ inline constexpr unsigned kWarp = 32;
 // still, and what the first thread that throws has thrown; the block ends there.
 void run_blocks(int64_t blocks, unsigned threads, uint32_t seed, const std::function<void()>& body);
 
+// Makes the next launch of this process fail instead.
+void fail_next_launch();
+
 // What a thread waits for. All lanes of the mask must come to the same one; all threads of a block to a barrier.
 enum class Sync : uint8_t { barrier, warp_barrier, shuffle, ballot };
 

@@ -132,4 +132,33 @@ TEST(Executor, WhatAThreadThrowsEndsTheBlock) {
               HasSubstr("thread 5 has a reason"));
 }
 
+TEST(Executor, AWaitForALaunchThatFailedNamesTheLatestKernels) {
+  const auto device = make_backend("cuda");
+  const Tensor x = empty(*device, Dtype::f32, {40});
+  device->run(Fill{.out = x, .value = 1.0});
+  device->synchronize();
+  simt::fail_next_launch();
+  device->run(Add{.a = x, .b = x, .out = x});
+  try {
+    device->synchronize();
+    FAIL() << "nobody was told";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("this launch was to fail; the latest kernels that were asked for: fill, add"));
+  }
+}
+
+TEST(Executor, MemoryThatIsNotThereIsToldWithItsSizeAndWhatHelps) {
+  const auto device = make_backend("cuda");
+  const auto held = device->allocate(1000);
+  try {
+    device->allocate(int64_t{1} << 60);
+    FAIL() << "there is so much";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::environment);
+    EXPECT_THAT(error.what(),
+                HasSubstr("cannot allocate 1152921504606846976 bytes for a tensor; 1000 bytes are in use, at most 1000 so far"));
+    EXPECT_THAT(error.what(), HasSubstr("; host executor has 8589934592 bytes: a smaller training.micro_batch_size"));
+  }
+}
+
 }  // namespace mantissa::executor_test

@@ -52,7 +52,7 @@ Batch random_batch(int64_t sequences, int64_t length, int64_t vocab, uint64_t se
 RunConfig configuration(const ConfigSources& sources, const Launch& launch) {
   RunConfig config = load_run_config(sources, Inputs::unchecked, launch.world).config;
   set_vocabulary(config);
-  share_cores(launch);
+  share_host(launch);
   return config;
 }
 
@@ -257,7 +257,7 @@ Command comm_bench() {
                 const Launch launch = launch_from_environment();
                 RunConfig config;
                 config.training.threads = arguments->threads;
-                share_cores(launch);
+                share_host(launch);
                 use_threads(config.training.threads);
                 const auto device = make_backend("cpu");
                 RankSession session(launch, config);

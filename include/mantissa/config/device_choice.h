@@ -15,9 +15,6 @@ constexpr auto choices(DeviceChoice) {
                     Choice{"cpu_reference", DeviceChoice::cpu_reference}};
 }
 
-inline constexpr const char* kDeviceChoices = "auto: the fastest there is; cpu_reference: plain kernels, slow";
-
-// Returns the name of the backend, as make_backend() takes it.
-inline std::string backend_name(DeviceChoice device) { return device == DeviceChoice::automatic ? "cpu" : choice_name(device); }
+inline constexpr const char* kDeviceChoices = "auto: a GPU where there is one, else cpu; cpu_reference: plain kernels, slow";
 
 }  // namespace mantissa

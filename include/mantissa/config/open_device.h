@@ -4,9 +4,16 @@
 #include <memory>
 
 #include "mantissa/backend/backend.h"
+#include "mantissa/backend/gpus.h"
 #include "mantissa/config/device_choice.h"
 
 namespace mantissa {
+
+// Returns the name of the backend, as make_backend() takes it.
+inline std::string backend_name(DeviceChoice device) {
+  if (device != DeviceChoice::automatic) return choice_name(device);
+  return find_gpus().usable ? "cuda" : "cpu";
+}
 
 // Throws Error(environment) for a device that this build lacks.
 inline std::unique_ptr<Backend> make_backend(DeviceChoice device) { return make_backend(backend_name(device)); }

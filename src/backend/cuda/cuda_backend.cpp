@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "backend/make_cuda.h"
+#include "mantissa/base/text.h"
 
 namespace mantissa {
 namespace {
@@ -13,14 +14,24 @@ constexpr int64_t kPieceBytes = int64_t{16} << 20;  // of a copy that is staged
 
 class DeviceMemory final : public MemorySource {
  public:
+  explicit DeviceMemory(const gpu::Facts& facts) : facts_(facts) {}
   std::byte* take(int64_t bytes) override { return gpu::take_memory(bytes); }
   void give_back(std::byte* block) noexcept override { gpu::give_memory(block); }
+  std::string limits() const override {
+    return text("; ", facts_.name, " has ", facts_.memory,
+                " bytes: a smaller training.micro_batch_size, training.recompute selective or "
+                "full, or more ranks in parallel.tensor or parallel.expert need less of them");
+  }
+
+ private:
+  const gpu::Facts facts_;
 };
 
 class PinnedMemory final : public MemorySource {
  public:
   std::byte* take(int64_t bytes) override { return gpu::take_staging(bytes); }
   void give_back(std::byte* block) noexcept override { gpu::give_staging(block); }
+  std::string limits() const override { return "; this is memory of the host that copies to and from the GPU go through"; }
 };
 
 // Not of a pool: it is no memory of tensors.
@@ -32,10 +43,10 @@ std::shared_ptr<gpu::ErrorWord> take_error_word() {
 
 }  // namespace
 
-CudaBackend::CudaBackend(int device) : facts_(gpu::open_device(device)), host_(make_backend("cpu")) {
+CudaBackend::CudaBackend(int gpu) : facts_(gpu::open_device(gpu)), host_(make_backend("cpu")) {
   for (LaneParts& each : parts_) {
     each.stream = gpu::make_stream();
-    each.memory = std::make_shared<CachingAllocator>(std::make_unique<DeviceMemory>());
+    each.memory = std::make_shared<CachingAllocator>(std::make_unique<DeviceMemory>(facts_));
     each.staging = std::make_shared<CachingAllocator>(std::make_unique<PinnedMemory>());
     each.error = take_error_word();
     clear_errors(each);
@@ -131,19 +142,31 @@ void CudaBackend::follow(const Mark& mark) {
   if (mark) gpu::follow(stream(), mark);
 }
 
+// What fails on a device is told by a later call, which names no kernel.
+bool CudaBackend::has_come(const gpu::Event& event) const {
+  try {
+    return gpu::reached(event);
+  } catch (const Error& error) {
+    const std::vector<std::string> latest = kernel_log()->latest();
+    fail(error.code(), error.what(), latest.empty() ? "" : "; the latest kernels that were asked for: ", joined(latest));
+  }
+}
+
 // A spin of the host answers in microseconds, as most waits ask for; longer ones sleep between looks.
 void CudaBackend::wait(const gpu::Event& event) const {
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::microseconds kSpin(200), kLook(5000);
   const auto began = Clock::now();
   auto looked = began;
-  while (!gpu::reached(event)) {
+  while (!has_come(event)) {
     const auto now = Clock::now();
     if (now - looked > kLook) heed_interrupt(), looked = now;
     if (now - began > kSpin) std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 }
 
-std::unique_ptr<Backend> make_cuda_backend() { return std::make_unique<CudaBackend>(); }
+std::unique_ptr<Backend> make_cuda_backend(int gpu) { return std::make_unique<CudaBackend>(gpu); }
+
+Gpus find_gpus() { return gpu::find_gpus(); }
 
 }  // namespace mantissa

@@ -18,7 +18,7 @@ namespace mantissa {
 class CudaBackend final : public Backend {
  public:
   // Throws Error(environment) where there is no such device.
-  explicit CudaBackend(int device = 0);
+  explicit CudaBackend(int gpu);
   ~CudaBackend() override;
 
   const char* name() const override { return "cuda"; }
@@ -53,6 +53,7 @@ class CudaBackend final : public Backend {
   };
   LaneParts& part() { return parts_[static_cast<size_t>(current_lane())]; }
   gpu::Stream& stream() { return *part().stream; }
+  bool has_come(const gpu::Event& event) const;
   void wait(const gpu::Event& event) const;
 
   static void copy_in(LaneParts& lane, const std::byte* from, std::byte* to, int64_t bytes);

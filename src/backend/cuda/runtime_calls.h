@@ -7,6 +7,8 @@
 #include <memory>
 #include <string>
 
+#include "mantissa/backend/gpus.h"
+
 namespace mantissa::gpu {
 
 struct Facts {
@@ -14,6 +16,7 @@ struct Facts {
   int64_t memory;  // bytes
   int multiprocessors;
 };
+Gpus find_gpus();
 // Makes the device that of this process. Throws Error(environment) that says what was found instead.
 Facts open_device(int index);
 

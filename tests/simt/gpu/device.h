@@ -73,6 +73,7 @@ void store(void* to, V value) {
 }
 
 // The host rounds twice: without instructions of its own one rounding is a call.
+inline constexpr bool kMultiplyAddRoundsOnce = false;
 inline float multiply_add(float a, float b, float c) { return a * b + c; }
 
 inline uint32_t fetch_add(uint32_t* at, uint32_t value) { return std::atomic_ref(*at).fetch_add(value, std::memory_order_relaxed); }

@@ -1,8 +1,11 @@
 #include "gpu/runtime.h"
 
 #include <cuda_runtime_api.h>
+#include <nvtx3/nvToolsExt.h>
 
 #include "mantissa/base/error.h"
+#include "mantissa/base/text.h"
+#include "mantissa/base/trace.h"
 
 namespace mantissa::gpu {
 namespace {
@@ -10,6 +13,14 @@ namespace {
 void check(cudaError_t status, const char* what) {
   require(status == cudaSuccess, ExitCode::environment, "CUDA: ", what, ": ", cudaGetErrorString(status));
 }
+
+constexpr int kOldest = 8;  // major compute capability
+
+// Spans as ranges of NVTX, which profilers show beside the kernels; nobody else is told.
+constexpr SpanHook kRanges{.begin = [](const char* name) { nvtxRangePushA(name); }, .end = [] { nvtxRangePop(); }};
+
+// As in 13000 for 13.0.
+std::string version(int number) { return text(number / 1000, '.', number % 1000 / 10); }
 
 class Mark {
  public:
@@ -38,14 +49,36 @@ class Stream {
   cudaStream_t handle_ = nullptr;
 };
 
+Gpus find_gpus() {
+  int driver = 0, runtime = 0, count = 0;
+  cudaDriverGetVersion(&driver);
+  cudaRuntimeGetVersion(&runtime);
+  if (driver == 0) return {.usable = false, .text = "no driver of NVIDIA is loaded (libcuda.so.1)"};
+  std::string found = text("driver of CUDA ", version(driver), ", runtime ", version(runtime), ", code for ", MANTISSA_CUDA_CODE);
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status != cudaSuccess) return {.usable = false, .text = text(found, ": ", cudaGetErrorString(status))};
+  bool usable = count > 0;
+  for (int i = 0; i < count; ++i) {
+    cudaDeviceProp facts{};
+    if (cudaGetDeviceProperties(&facts, i) != cudaSuccess) continue;
+    usable &= facts.major >= kOldest;
+    found += text("; GPU ", i, ": ", facts.name, ", compute capability ", facts.major, '.', facts.minor, ", ", facts.totalGlobalMem >> 30,
+                  " GiB", facts.major < kOldest ? " (too old: 8.0 is needed)" : "");
+  }
+  return {.usable = usable, .text = found};
+}
+
 Facts open_device(int index) {
   int count = 0;
-  const cudaError_t status = cudaGetDeviceCount(&count);
-  require(status == cudaSuccess && count > 0, ExitCode::environment, "no GPU: ", cudaGetErrorString(status));
-  require(index >= 0 && index < count, ExitCode::environment, "no GPU ", index, ": this host has ", count);
-  check(cudaSetDevice(index), "the device cannot be used");
+  const bool any = cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
+  require(any, ExitCode::environment, "no GPU can be used: ", find_gpus().text);
+  require(index < count, ExitCode::environment, "there is no GPU for local rank ", index, ": this host has ", count,
+          "; start as many ranks on it, or choose with CUDA_VISIBLE_DEVICES");
   cudaDeviceProp facts{};
   check(cudaGetDeviceProperties(&facts, index), "the device does not say what it is");
+  require(facts.major >= kOldest, ExitCode::environment, "GPU ", index, " cannot be used: ", find_gpus().text);
+  check(cudaSetDevice(index), "the device cannot be used");
+  set_span_hook(&kRanges);
   return {.name = facts.name, .memory = static_cast<int64_t>(facts.totalGlobalMem), .multiprocessors = facts.multiProcessorCount};
 }
 

@@ -55,6 +55,7 @@ __device__ inline void store(void* to, V value) {
 }
 
 // a * b + c, rounded once.
+inline constexpr bool kMultiplyAddRoundsOnce = true;
 __device__ inline float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 
 __device__ inline uint32_t fetch_add(uint32_t* at, uint32_t value) { return atomicAdd(at, value); }
