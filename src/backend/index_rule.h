@@ -3,20 +3,64 @@
 
 #include <cstdint>
 
+#include "mantissa/backend/backend.h"
 #include "mantissa/base/error.h"
 #include "mantissa/base/host_device.h"
 
 namespace mantissa {
 
 struct IndexRule {
-  ExitCode code;                 // of the error
-  const char *kernel, *operand;  // literals
-  int64_t limit;
-  bool negative = false;  // negative ones are allowed, as of ignored targets
+  enum class Form : uint8_t {  // of what is said
+    below,                     // ids[3] is 9, not in [0, 9)
+    within,                    // segment_starts[3] is 4, not in [0, 3]; or: not 0
+    target,                    // targets[3] is 9, not below the vocabulary size 9
+    total                      // 11 rows arrive, rows has 10
+  };
 
-  static IndexRule targets(const char* kernel, int64_t vocab) { return {ExitCode::data, kernel, "targets", vocab, true}; }
-  MANTISSA_HOST_DEVICE bool allows(int64_t value) const { return value < limit && (negative || value >= 0); }
+  ExitCode code;                 // of the error
+  const char *kernel, *operand;  // literals of the host: those of device code lie in its memory, so only the host makes rules
+  int64_t first, end;            // allowed are [first, end)
+  Form form = Form::below;
+
+  // From 0 on, below a limit.
+  static IndexRule below(ExitCode code, const char* kernel, const char* operand, int64_t limit) {
+    return {code, kernel, operand, 0, limit};
+  }
+  // The same, or -1: none.
+  static IndexRule optional(const char* kernel, const char* operand, int64_t limit) {
+    return {ExitCode::internal, kernel, operand, -1, limit};
+  }
+  // Negative ones are ignored.
+  static IndexRule targets(const char* kernel, int64_t vocab) {
+    return {ExitCode::data, kernel, "targets", INT64_MIN, vocab, Form::target};
+  }
+  // What differs from index to index: within() says it.
+  static IndexRule each(const char* kernel, const char* operand) { return {ExitCode::internal, kernel, operand, 0, 1, Form::within}; }
+  // One number of all: `operand` says what is counted, and what has as many as it should be.
+  static IndexRule total(const char* kernel, const char* operand, int64_t all) {
+    return {ExitCode::internal, kernel, operand, all, all + 1, Form::total};
+  }
+
+  MANTISSA_HOST_DEVICE IndexRule within(int64_t least, int64_t most) const { return {code, kernel, operand, least, most + 1, form}; }
+  // Of the offsets of groups of so many rows: from 0 on, never descending.
+  MANTISSA_HOST_DEVICE IndexRule offset(const int32_t* offsets, int64_t group, int64_t rows) const {
+    return group == 0 ? within(0, 0) : within(offsets[group - 1], rows);
+  }
+  MANTISSA_HOST_DEVICE bool allows(int64_t value) const { return value >= first && value < end; }
+  void check(int64_t index, int64_t value) const {
+    if (!allows(value)) refuse(index, value);
+  }
   [[noreturn]] void refuse(int64_t index, int64_t value) const;  // throws Error(code)
+};
+
+// Of ArrivalTable: every count, the sum of all, and their sum when each is rounded up to the multiple.
+struct ArrivalRules {
+  IndexRule counts, arrivals, room;
+
+  explicit ArrivalRules(const ArrivalTable& k)
+      : counts(IndexRule::each("arrival_table", "counts").within(0, k.rows.elements())),
+        arrivals(IndexRule::total("arrival_table", "rows arrive, rows", k.rows.elements())),
+        room(IndexRule::total("arrival_table", "rows, assignments", k.assignments.elements())) {}
 };
 
 }  // namespace mantissa

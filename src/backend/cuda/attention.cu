@@ -120,6 +120,7 @@ __global__ void __launch_bounds__(kThreads) copy_rows(const T* first, int64_t st
 void CudaBackend::execute(const AttentionForward& k) {
   const HeadLayout& layout = k.layout;
   const int64_t length = k.qkv.dim(0) / k.batch, d = layout.head_dim;
+  check_segment_starts("attention", k.segment_starts, length);
   with_values(k.qkv.dtype(), [&]<class T>() {
     const T* qkv = k.qkv.device_data<T>();
     const Attention<T> attention{.queries = qkv,

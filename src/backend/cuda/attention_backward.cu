@@ -169,6 +169,7 @@ Grid warps_of(int64_t count) { return {ceil_div(count, int64_t{kWarpsOfBlock}), 
 
 void CudaBackend::execute(const AttentionBackward& k) {
   const int64_t rows = k.qkv.dim(0), length = rows / k.batch, heads = k.layout.heads, d = k.layout.head_dim;
+  check_segment_starts("attention backward", k.segment_starts, length);
   const Tensor deltas = empty(*this, Dtype::f32, k.lse.shape());
   with_values(k.qkv.dtype(), [&]<class T>() {
     const T* dout = k.dout.device_data<T>();

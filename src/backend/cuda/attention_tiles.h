@@ -77,15 +77,17 @@ struct Mask {
   const int32_t* segment_starts;  // of the sequence; null: none
   int64_t window;                 // 0: none
 
+  // Never negative, whatever the starts are.
   __device__ int64_t first(int64_t position) const {
     const int64_t start = segment_starts ? segment_starts[position] : 0, oldest = window > 0 ? position - window + 1 : 0;
-    return start > oldest ? start : oldest;
+    const int64_t first = start > oldest ? start : oldest;
+    return first > 0 ? first : 0;
   }
   // The least first key of a tile of queries. All threads of the block call it.
   __device__ int64_t first_of(Range queries) const {
     if (!segment_starts) return first(queries.first);
     const int64_t own = queries.first + thread() % kTile;
-    return join_block(own < queries.end ? first(own) : INT64_MAX, int64_t{INT64_MAX}, [](int64_t a, int64_t b) { return a < b ? a : b; });
+    return join_block(own < queries.end ? first(own) : INT64_MAX, int64_t{INT64_MAX}, Least<int64_t>());
   }
 };
 

@@ -2,12 +2,12 @@
 #pragma once
 
 #include "backend/cuda/error_word.h"
-#include "gpu/device.h"
+#include "backend/cuda/reduce.h"
 
 namespace mantissa::gpu {
 
 // Returns whether the rule allows value number `index`. A kernel must not use one that it refuses.
-__device__ inline bool allowed(ErrorWord* error, const IndexRule& rule, int64_t index, int32_t value) {
+__device__ inline bool allowed(ErrorWord* error, const IndexRule& rule, int64_t index, int64_t value) {
   if (rule.allows(value)) return true;
   if (fetch_or(&error->taken, 1U) == 0) {
     error->value = value;
@@ -15,6 +15,20 @@ __device__ inline bool allowed(ErrorWord* error, const IndexRule& rule, int64_t 
     error->rule = rule;
   }
   return false;
+}
+
+// Returns value number i, or -1 where it is refused.
+__device__ inline int64_t checked(const CheckedIndices& of, int64_t i) {
+  return allowed(of.error, of.rule, i, of.values[i]) ? of.values[i] : -1;
+}
+
+// Returns the first i in [0, count) that is bad(i), or count: of several, the one that a CPU tells of. All threads of the block call it,
+// and get the same.
+template <class Bad>
+__device__ inline int64_t first_bad(int64_t count, Bad bad) {
+  int64_t i = thread();
+  while (i < count && !bad(i)) i += threads();
+  return join_block(i < count ? i : count, count, Least<int64_t>());
 }
 
 }  // namespace mantissa::gpu

@@ -14,15 +14,6 @@ using namespace gpu;
 // e^x for x <= 0, without subnormal results. NaN stays.
 __device__ inline float exponential(float x) { return x < -87.3F ? 0.0F : expf(x); }
 
-struct Targets {
-  const int32_t* targets;
-  IndexRule rule;
-  ErrorWord* error;
-
-  // Returns a negative number where the row is ignored or its target is refused.
-  __device__ int64_t of(int64_t row) const { return allowed(error, rule, row, targets[row]) ? targets[row] : -1; }
-};
-
 struct RowSum {
   float largest, sum;  // of exp(logit - largest)
 };
@@ -45,11 +36,12 @@ __device__ RowSum sum_of_row(const T* logits, int64_t columns) {
   return {largest, block_sum(sum * exponential(own - largest))};
 }
 
-// A block has a row, in all kernels here. dlogits may be null or logits: whoever writes an element has read it.
+// A block has a row, in all kernels here. A target is negative where the row is ignored or it is refused. dlogits may be null or logits:
+// whoever writes an element has read it.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    cross_entropy(const T* all_logits, Targets targets, float* loss, T* all_dlogits, int64_t vocab, int64_t columns, float scale) {
-  const int64_t target = targets.of(block());
+    cross_entropy(const T* all_logits, CheckedIndices targets, float* loss, T* all_dlogits, int64_t vocab, int64_t columns, float scale) {
+  const int64_t target = checked(targets, block());
   const T* const logits = all_logits + block() * columns;
   T* const dlogits = all_dlogits != nullptr ? all_dlogits + block() * columns : nullptr;
   if (target < 0) {
@@ -68,8 +60,8 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    share(const T* all_logits, Targets targets, float* sums, int64_t first, int64_t own, int64_t columns) {
-  const int64_t target = targets.of(block());
+    share(const T* all_logits, CheckedIndices targets, float* sums, int64_t first, int64_t own, int64_t columns) {
+  const int64_t target = checked(targets, block());
   const T* const logits = all_logits + block() * columns;
   const RowSum row = sum_of_row(logits, own);
   if (thread() != 0) return;
@@ -85,8 +77,9 @@ struct Shares {
 };
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) of_shares(Shares k, const T* logits, Targets targets, float* loss, T* dlogits, float scale) {
-  const int64_t target = targets.of(block());
+__global__ void __launch_bounds__(kThreads)
+    of_shares(Shares k, const T* logits, CheckedIndices targets, float* loss, T* dlogits, float scale) {
+  const int64_t target = checked(targets, block());
   const auto row = combined(k.sums, k.ranks, k.rows, block());
   if (thread() == 0) loss[block()] = target < 0 ? 0.0F : row.loss;
   for (int64_t j = thread(); j < k.columns && dlogits != nullptr; j += kThreads) {
@@ -105,7 +98,7 @@ T* gradient_of(const Tensor& dlogits) {
 }  // namespace
 
 void CudaBackend::execute(const CrossEntropy& k) {
-  const Targets targets{k.targets.device_data<int32_t>(), IndexRule::targets("cross_entropy", k.vocab), error_word()};
+  const CheckedIndices targets = checked(k.targets, IndexRule::targets("cross_entropy", k.vocab));
   with_values(k.logits.dtype(), [&]<class T>() {
     launch(cross_entropy<T>, {k.logits.dim(0), kThreads}, k.logits.device_data<T>(), targets, k.loss.device_data<float>(),
            gradient_of<T>(k.dlogits), k.vocab, k.logits.dim(1), static_cast<float>(k.scale));
@@ -113,7 +106,7 @@ void CudaBackend::execute(const CrossEntropy& k) {
 }
 
 void CudaBackend::execute(const CrossEntropyShare& k) {
-  const Targets targets{k.targets.device_data<int32_t>(), IndexRule::targets("cross_entropy_share", k.vocab), error_word()};
+  const CheckedIndices targets = checked(k.targets, IndexRule::targets("cross_entropy_share", k.vocab));
   const int64_t columns = k.logits.dim(1);
   with_values(k.logits.dtype(), [&]<class T>() {
     launch(share<T>, {k.logits.dim(0), kThreads}, k.logits.device_data<T>(), targets, k.sums.device_data<float>(), k.first,
@@ -122,7 +115,7 @@ void CudaBackend::execute(const CrossEntropyShare& k) {
 }
 
 void CudaBackend::execute(const CrossEntropyOfShares& k) {
-  const Targets targets{k.targets.device_data<int32_t>(), IndexRule::targets("cross_entropy_of_shares", k.vocab), error_word()};
+  const CheckedIndices targets = checked(k.targets, IndexRule::targets("cross_entropy_of_shares", k.vocab));
   const int64_t rows = k.logits.dim(0), columns = k.logits.dim(1);
   const Shares shares{.sums = k.sums.device_data<float>(),
                       .ranks = k.sums.dim(0),

@@ -66,6 +66,11 @@ class CudaBackend final : public Backend {
   static void heed_errors(LaneParts& lane, const Staged& answer);
   static void clear_errors(LaneParts& lane);
   gpu::ErrorWord* error_word() { return part().error.get(); }  // for kernels that are launched now
+  gpu::CheckedIndices checked(const Tensor& indices, const IndexRule& rule) { return {indices.device_data<int32_t>(), rule, error_word()}; }
+  // Offsets of groups of so many rows; where one is refused, no group has rows.
+  Tensor checked_offsets(const char* kernel, const Tensor& offsets, int64_t rows);
+  // Those that are refused stay: kernels must bear them.
+  void check_segment_starts(const char* kernel, const Tensor& starts, int64_t length);
 
   // As many blocks as `items` of so many threads need; nothing where there is nothing to do.
   template <class... P>

@@ -1,5 +1,6 @@
 #include <bit>
 
+#include "backend/cuda/checked_index.h"
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/scan.h"
 #include "backend/cuda/values.h"
@@ -38,10 +39,15 @@ struct FoundByWarps {
   int64_t values[kWarpsOfBlock];
 };
 
-// kept[e] = the rows of expert e: its assignments, at most `capacity` unless that is 0. A block has an expert.
-__global__ void __launch_bounds__(kThreads) count_choices(const int32_t* experts, int64_t total, int64_t capacity, int32_t* kept) {
+// kept[e] = the rows of expert e: its assignments, at most `capacity` unless that is 0. A block has an expert. A choice that is refused is
+// of no expert, and gets row -1.
+__global__ void __launch_bounds__(kThreads)
+    count_choices(CheckedIndices experts, int64_t total, int64_t capacity, int32_t* kept, int32_t* rows) {
   auto& found = block_shared<FoundByWarps>().values;
-  const int64_t of_warp = ChoicesOfExpert{experts, total, static_cast<int32_t>(block())}.each([](int64_t, int64_t) {});
+  for_each_element(total, [=](int64_t i) {
+    if (checked(experts, i) < 0) rows[i] = -1;
+  });
+  const int64_t of_warp = ChoicesOfExpert{experts.values, total, static_cast<int32_t>(block())}.each([](int64_t, int64_t) {});
   if (lane() == 0) found[warp()] = of_warp;
   barrier();
   if (thread() != 0) return;
@@ -75,18 +81,35 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
+// Returns whether counts are what the operands have room for. All threads of the block call it.
+__device__ bool fit(const int32_t* counts, int64_t all, int64_t multiple, const ArrivalRules& rules, ErrorWord* error) {
+  const int64_t bad = first_bad(all, [=](int64_t i) { return !rules.counts.allows(counts[i]); });
+  int64_t arrivals = 0, room = 0;
+  for (int64_t i = thread(); i < all; i += kThreads) {
+    arrivals += counts[i];
+    room += round_up(int64_t{counts[i]}, multiple);
+  }
+  arrivals = block_sum(arrivals), room = block_sum(room);
+  const bool good = bad == all && rules.arrivals.allows(arrivals) && rules.room.allows(room);
+  if (good || thread() != 0) return good;
+  return bad < all ? allowed(error, rules.counts, bad, counts[bad])
+                   : allowed(error, rules.arrivals, 0, arrivals) && allowed(error, rules.room, 0, room);
+}
+
 // counts [ranks, experts]. first[r, e] = where rows of a rank for an expert are among the arrivals; begins[e, r], with an end, where they
-// go. sources may be null. One block.
-__global__ void __launch_bounds__(kThreads) place_arrivals(const int32_t* counts, int64_t ranks, int64_t experts, int64_t multiple,
-                                                           int64_t* first, int64_t* begins, int32_t* offsets, int32_t* sources) {
+// go. sources may be null. Counts that do not fit are zeros. One block.
+__global__ void __launch_bounds__(kThreads)
+    place_arrivals(const int32_t* counts, int64_t ranks, int64_t experts, int64_t multiple, ArrivalRules rules, ErrorWord* error,
+                   int64_t* first, int64_t* begins, int32_t* offsets, int32_t* sources) {
   const int64_t all = ranks * experts;
+  const bool good = fit(counts, all, multiple, rules, error);
   scan_in_block(
-      all, [=](int64_t i) { return int64_t{counts[i]}; },
+      all, [=](int64_t i) { return good ? int64_t{counts[i]} : 0; },
       [=](int64_t i, int64_t sum) {
         if (i < all) first[i] = sum;
       });
   scan_in_block(
-      all, [=](int64_t i) { return round_up(int64_t{counts[i % ranks * experts + i / ranks]}, multiple); },
+      all, [=](int64_t i) { return good ? round_up(int64_t{counts[i % ranks * experts + i / ranks]}, multiple) : 0; },
       [=](int64_t i, int64_t sum) {
         begins[i] = sum;
         if (sources != nullptr) sources[i] = static_cast<int32_t>(sum);
@@ -113,9 +136,9 @@ struct alignas(16) SixteenBytes {
 // out[r] = x[assignments[r] / per_row], or zeros; rows of so many units.
 template <class Unit>
 __global__ void __launch_bounds__(kThreads)
-    permute(const std::byte* x, std::byte* out, const int32_t* assignments, int64_t per_row, int64_t rows, int64_t units) {
+    permute(const std::byte* x, std::byte* out, CheckedIndices assignments, int64_t per_row, int64_t rows, int64_t units) {
   for_each_element(rows * units, [=](int64_t i) {
-    const int64_t row = i / units, assignment = assignments[row];
+    const int64_t row = i / units, assignment = checked(assignments, row);
     Unit unit{};
     if (assignment >= 0) unit = load<Unit>(x + (assignment / per_row * units + (i - row * units)) * int64_t{sizeof(Unit)});
     store<Unit>(out + i * int64_t{sizeof(Unit)}, unit);
@@ -124,12 +147,12 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    unpermute(const T* x, const int32_t* rows, T* out, int64_t count, int64_t columns, int64_t assignments) {
+    unpermute(const T* x, CheckedIndices rows, T* out, int64_t count, int64_t columns, int64_t assignments) {
   for_each_element(count, [=](int64_t i) {
     const int64_t token = i / columns, column = i - token * columns;
     float sum = 0.0F;
     for (int64_t j = 0; j < assignments; ++j) {
-      const int64_t row = rows[token * assignments + j];
+      const int64_t row = checked(rows, token * assignments + j);
       if (row >= 0) sum += value_of(x[row * columns + column]);
     }
     out[i] = rounded<T>(sum);
@@ -141,13 +164,13 @@ __global__ void __launch_bounds__(kThreads)
 void CudaBackend::execute(const DispatchTable& k) {
   const int64_t groups = k.offsets.elements() - 1, total = k.experts.elements();
   const Tensor kept = empty(*this, Dtype::i32, {groups});
-  const int32_t* const experts = k.experts.device_data<int32_t>();
-  auto *const counts = kept.device_data<int32_t>(), *const offsets = k.offsets.device_data<int32_t>();
+  const CheckedIndices experts = checked(k.experts, IndexRule::below(ExitCode::internal, "dispatch_table", "experts", groups));
+  auto *const counts = kept.device_data<int32_t>(), *const offsets = k.offsets.device_data<int32_t>(),
+              *const rows = k.rows.device_data<int32_t>();
   execute(Fill{.out = k.assignments, .value = -1.0});
-  launch(count_choices, {groups, kThreads}, experts, total, k.capacity, counts);
+  launch(count_choices, {groups, kThreads}, experts, total, k.capacity, counts, rows);
   launch(place_groups, {1, kThreads}, counts, groups, k.multiple, offsets);
-  launch(place_choices, {groups, kThreads}, experts, total, counts, offsets, k.rows.device_data<int32_t>(),
-         k.assignments.device_data<int32_t>());
+  launch(place_choices, {groups, kThreads}, experts.values, total, counts, offsets, rows, k.assignments.device_data<int32_t>());
 }
 
 void CudaBackend::execute(const ArrivalTable& k) {
@@ -156,13 +179,14 @@ void CudaBackend::execute(const ArrivalTable& k) {
   auto* const first = reinterpret_cast<int64_t*>(places.device_bytes());
   int64_t* const begins = first + groups;
   const int32_t* const counts = k.counts.device_data<int32_t>();
-  launch(place_arrivals, {1, kThreads}, counts, ranks, experts, k.multiple, first, begins, k.offsets.device_data<int32_t>(),
-         k.source_offsets.defined() ? k.source_offsets.device_data<int32_t>() : nullptr);
+  launch(place_arrivals, {1, kThreads}, counts, ranks, experts, k.multiple, ArrivalRules(k), error_word(), first, begins,
+         k.offsets.device_data<int32_t>(), k.source_offsets.defined() ? k.source_offsets.device_data<int32_t>() : nullptr);
   launch(list_arrivals, {groups, kThreads}, counts, ranks, experts, first, begins, k.rows.device_data<int32_t>(),
          k.assignments.device_data<int32_t>());
 }
 
 void CudaBackend::execute(const Permute& k) {
+  const CheckedIndices assignments = checked(k.assignments, IndexRule::optional("permute", "assignments", shape_of(k.x)[0] * k.per_row));
   const auto permute_rows = [&](const Tensor& x, const Tensor& out) {
     const int64_t bytes = out.dim(1) * dtype_bytes(out.dtype()), rows = out.dim(0);
     const auto whole = [&](uint64_t unit) {  // whether every row is whole units that are aligned
@@ -172,8 +196,8 @@ void CudaBackend::execute(const Permute& k) {
     };
     const auto by = [&]<class Unit>(Unit) {
       const int64_t units = bytes / int64_t{sizeof(Unit)};
-      launch(permute<Unit>, {blocks_for(rows * units), kThreads}, x.device_bytes(), out.device_bytes(),
-             k.assignments.device_data<int32_t>(), k.per_row, rows, units);
+      launch(permute<Unit>, {blocks_for(rows * units), kThreads}, x.device_bytes(), out.device_bytes(), assignments, k.per_row, rows,
+             units);
     };
     if (whole(16)) return by(SixteenBytes());
     if (whole(4)) return by(uint32_t{});
@@ -186,9 +210,10 @@ void CudaBackend::execute(const Permute& k) {
 }
 
 void CudaBackend::execute(const Unpermute& k) {
+  const CheckedIndices rows = checked(k.rows, IndexRule::optional("unpermute", "rows", k.x.dim(0)));
   with_values(k.x.dtype(), [&]<class T>() {
-    launch(unpermute<T>, {blocks_for(k.out.elements()), kThreads}, k.x.device_data<T>(), k.rows.device_data<int32_t>(),
-           k.out.device_data<T>(), k.out.elements(), k.out.dim(1), k.rows.dim(1));
+    launch(unpermute<T>, {blocks_for(k.out.elements()), kThreads}, k.x.device_data<T>(), rows, k.out.device_data<T>(), k.out.elements(),
+           k.out.dim(1), k.rows.dim(1));
   });
 }
 

@@ -11,18 +11,16 @@ constexpr unsigned kWarpsOfBlock = kThreads / kWarp;
 
 // Ids of a batch, and which rows of the table an operand has.
 struct Ids {
-  const int32_t* ids;
+  CheckedIndices ids;
   int64_t first, rows;
-  IndexRule rule;
-  ErrorWord* error;
 
-  __device__ int64_t row(int64_t i) const { return ids[i] - first; }  // may be outside [0, rows)
+  __device__ int64_t row(int64_t i) const { return ids.values[i] - first; }  // may be outside [0, rows)
 };
 
 // A block has a row of out.
 template <class T>
 __global__ void __launch_bounds__(kThreads) gather(Ids k, const T* weight, T* out, int64_t channels) {
-  const int64_t row = allowed(k.error, k.rule, block(), k.ids[block()]) ? k.row(block()) : -1;
+  const int64_t row = checked(k.ids, block()) < 0 ? -1 : k.row(block());
   const bool here = row >= 0 && row < k.rows;
   for (int64_t j = thread(); j < channels; j += kThreads) out[block() * channels + j] = here ? weight[row * channels + j] : T{};
 }
@@ -36,7 +34,7 @@ __global__ void __launch_bounds__(kThreads) scatter(Ids k, int64_t count, const 
   for (int64_t j = lane(); j < channels && !accumulate; j += kWarp) sums[j] = 0.0F;
   for (int64_t start = 0; start < count; start += kWarp) {
     const int64_t i = start + lane();
-    if (own == 0 && i < count) allowed(k.error, k.rule, i, k.ids[i]);
+    if (own == 0 && i < count) checked(k.ids, i);
     for (unsigned uses = ballot(i < count && k.row(i) == own); uses != 0; uses &= uses - 1) {
       const T* from = dy + (start + lowest_bit(uses)) * channels;
       for (int64_t j = lane(); j < channels; j += kWarp) sums[j] += value_of(from[j]);
@@ -48,11 +46,7 @@ __global__ void __launch_bounds__(kThreads) scatter(Ids k, int64_t count, const 
 
 void CudaBackend::execute(const EmbeddingForward& k) {
   const int64_t rows = k.weight.dim(0);
-  const Ids ids{.ids = k.ids.device_data<int32_t>(),
-                .first = k.part.first,
-                .rows = rows,
-                .rule = {.code = ExitCode::data, .kernel = "embedding", .operand = "ids", .limit = k.part.limit(rows)},
-                .error = error_word()};
+  const Ids ids{checked(k.ids, IndexRule::below(ExitCode::data, "embedding", "ids", k.part.limit(rows))), k.part.first, rows};
   with_values(k.weight.dtype(), [&]<class T>() {
     launch(gather<T>, {k.ids.dim(0), kThreads}, ids, k.weight.device_data<T>(), k.out.device_data<T>(), k.weight.dim(1));
   });
@@ -60,11 +54,7 @@ void CudaBackend::execute(const EmbeddingForward& k) {
 
 void CudaBackend::execute(const EmbeddingBackward& k) {
   const int64_t rows = k.dweight.dim(0);
-  const Ids ids{.ids = k.ids.device_data<int32_t>(),
-                .first = k.part.first,
-                .rows = rows,
-                .rule = {.code = ExitCode::data, .kernel = "embedding backward", .operand = "ids", .limit = k.part.limit(rows)},
-                .error = error_word()};
+  const Ids ids{checked(k.ids, IndexRule::below(ExitCode::data, "embedding backward", "ids", k.part.limit(rows))), k.part.first, rows};
   with_values(k.dy.dtype(), [&]<class T>() {
     launch(scatter<T>, {ceil_div(rows, int64_t{kWarpsOfBlock}), kThreads}, ids, k.ids.dim(0), k.dy.device_data<T>(),
            k.dweight.device_data<float>(), k.dy.dim(1), k.accumulate);

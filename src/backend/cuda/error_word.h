@@ -7,9 +7,14 @@ namespace mantissa::gpu {
 
 struct ErrorWord {  // zeros, until the first such index fills it
   uint32_t taken;
-  int32_t value;
-  int64_t index;
+  int64_t value, index;
   IndexRule rule;
+};
+
+struct CheckedIndices {  // an operand, which kernels read by checked()
+  const int32_t* values;
+  IndexRule rule;
+  ErrorWord* error;
 };
 
 }  // namespace mantissa::gpu

@@ -60,15 +60,17 @@ const float* weights_of_rows(const Tensor& row_weights) { return row_weights.def
 }  // namespace
 
 void CudaBackend::execute(const AddGroupedBias& k) {
+  const Tensor offsets = checked_offsets("add_grouped_bias", k.offsets, k.x.dim(0));
   with_values(k.out.dtype(), [&]<class T>() {
     launch(add_grouped_bias<T>, {k.x.dim(0), kThreads}, k.x.device_data<float>(), k.bias.device_data<T>(), weights_of_rows(k.row_weights),
-           groups_of(k.offsets), k.out.device_data<T>(), k.x.dim(1));
+           groups_of(offsets), k.out.device_data<T>(), k.x.dim(1));
   });
 }
 
 void CudaBackend::execute(const GroupedBiasGradient& k) {
   const int64_t columns = k.dy.dim(1);
-  const GroupOffsets groups = groups_of(k.offsets);
+  const Tensor offsets = checked_offsets("grouped_bias_gradient", k.offsets, k.dy.dim(0));
+  const GroupOffsets groups = groups_of(offsets);
   with_values(k.dy.dtype(), [&]<class T>() {
     launch(grouped_bias_gradient<T>, {groups.count * ceil_div(columns, int64_t{kWarp}), kThreads}, k.dy.device_data<T>(),
            weights_of_rows(k.row_weights), groups, k.dbias.device_data<float>(), columns, k.accumulate);
@@ -76,8 +78,9 @@ void CudaBackend::execute(const GroupedBiasGradient& k) {
 }
 
 void CudaBackend::execute(const GroupedBiasDot& k) {
+  const Tensor offsets = checked_offsets("grouped_bias_dot", k.offsets, k.dy.dim(0));
   with_values(k.dy.dtype(), [&]<class T>() {
-    launch(grouped_bias_dot<T>, {k.dy.dim(0), kThreads}, k.dy.device_data<T>(), k.bias.device_data<T>(), groups_of(k.offsets),
+    launch(grouped_bias_dot<T>, {k.dy.dim(0), kThreads}, k.dy.device_data<T>(), k.bias.device_data<T>(), groups_of(offsets),
            k.out.device_data<float>(), k.dy.dim(1));
   });
 }

@@ -47,7 +47,8 @@ __global__ void __launch_bounds__(kThreads, kGemmBlocks)
 
 void CudaBackend::execute(const GroupedGemm& k) {
   const int64_t rows = k.out.dim(0), cols = k.out.dim(1);
-  const GroupOffsets groups = groups_of(k.offsets);
+  const Tensor offsets = checked_offsets("grouped_gemm", k.offsets, rows);
+  const GroupOffsets groups = groups_of(offsets);
   const int64_t tiles = rows == 0 ? 0 : rows / kTile + groups.count;
   const GemmSide a{gemm_matrix(k.a.value), true, {0, rows}}, b{gemm_matrix(k.b.value), k.b.transposed, {0, cols}};
   with_values(k.out.dtype(), [&]<class Out>() {
@@ -60,7 +61,8 @@ void CudaBackend::execute(const GroupedGemm& k) {
 
 void CudaBackend::execute(const GroupedWeightGradient& k) {
   const int64_t rows = shape_of(k.a)[1], cols = k.out.dim(1);
-  const GroupOffsets groups = groups_of(k.offsets);
+  const Tensor offsets = checked_offsets("grouped_weight_gradient", k.offsets, shape_of(k.a)[0]);
+  const GroupOffsets groups = groups_of(offsets);
   const GemmSide a{gemm_matrix(k.a), false, {0, rows}}, b{gemm_matrix(k.b), false, {0, cols}};
   launch(grouped_weight_gradient, {groups.count * ceil_div(rows, int64_t{kTile}) * ceil_div(cols, int64_t{kTile}), kThreads}, a, b, rows,
          groups, GemmTarget<float>{k.out.device_data<float>(), cols, k.accumulate});

@@ -37,6 +37,11 @@ struct Largest {
 };
 
 template <class T>
+struct Least {
+  __device__ T operator()(T a, T b) const { return a < b ? a : b; }
+};
+
+template <class T>
 __device__ inline T block_sum(T value) {
   return join_block(value, T{0}, Plus<T>());
 }

@@ -8,19 +8,17 @@ namespace {
 using namespace gpu;
 
 struct Rows {
-  const int32_t* positions;
+  CheckedIndices positions;
   const float* table;
   int64_t row, rotated, head_dim;  // elements
   bool inverse;
-  IndexRule rule;
-  ErrorWord* error;
 };
 
 // A block has a row.
 template <class T>
 __global__ void __launch_bounds__(kThreads) rotate(Rows k, const T* x, T* y) {
-  const int32_t position = k.positions[block()];
-  if (!allowed(k.error, k.rule, block(), position)) return;
+  const int64_t position = checked(k.positions, block());
+  if (position < 0) return;
   const float* const table = k.table + position * k.head_dim;
   const T* const from = x + block() * k.row;
   T* const to = y + block() * k.row;
@@ -39,14 +37,12 @@ __global__ void __launch_bounds__(kThreads) rotate(Rows k, const T* x, T* y) {
 
 void CudaBackend::execute(const Rope& k) {
   const HeadLayout& layout = k.layout;
-  const Rows rows{.positions = k.positions.device_data<int32_t>(),
+  const Rows rows{.positions = checked(k.positions, IndexRule::below(ExitCode::internal, "rope", "positions", k.table.dim(0))),
                   .table = k.table.device_data<float>(),
                   .row = layout.row(),
                   .rotated = (layout.heads + layout.kv_heads) * layout.head_dim,
                   .head_dim = layout.head_dim,
-                  .inverse = k.inverse,
-                  .rule = {.code = ExitCode::internal, .kernel = "rope", .operand = "positions", .limit = k.table.dim(0)},
-                  .error = error_word()};
+                  .inverse = k.inverse};
   with_values(k.x.dtype(), [&]<class T>() { launch(rotate<T>, {k.x.dim(0), kThreads}, rows, k.x.device_data<T>(), k.y.device_data<T>()); });
 }
 

@@ -1,3 +1,4 @@
+#include "backend/cuda/checked_index.h"
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/route.h"
 #include "mantissa/backend/functions.h"
@@ -28,7 +29,7 @@ __global__ void __launch_bounds__(kThreads)
 
 struct Gradient {
   const float *logits, *scores, *dweights, *coefficients;
-  const int32_t* experts;
+  CheckedIndices experts;
   float* dlogits;
   int64_t tokens, width, tokens_of_sequence;
   RoutingRule rule;
@@ -78,12 +79,19 @@ __device__ void through_scores(const Gradient& k, const float* scores, float* d)
   warp_barrier();
 }
 
+// Whether all experts of a token may be used: the same in every lane.
+__device__ bool usable(const Gradient& k, int64_t token) {
+  bool bad = false;
+  for (int64_t j = lane(); j < k.rule.top_k; j += kWarp) bad = checked(k.experts, token * k.rule.top_k + j) < 0 || bad;
+  return ballot(bad) == 0;
+}
+
 // A warp has a token. Its gradient of the scores becomes that of the logits where it lies.
 __global__ void __launch_bounds__(kThreads) route_backward(Gradient k) {
   const int64_t token = block() * kTokensOfBlock + warp(), top_k = k.rule.top_k;
-  if (token >= k.tokens) return;
+  if (token >= k.tokens || !usable(k, token)) return;
   const float *logits = k.logits + token * k.width, *scores = k.scores + token * k.width;
-  const int32_t* experts = k.experts + token * top_k;
+  const int32_t* experts = k.experts.values + token * top_k;
   float* d = k.dlogits + token * k.width;
   from_balance(k, scores, k.coefficients + sequence_of(token, k.tokens_of_sequence) * k.width, d);
   const ChosenScores chosen(k.rule, logits, scores, experts);
@@ -173,7 +181,7 @@ void CudaBackend::execute(const RouteBackward& k) {
                   .scores = k.scores.device_data<float>(),
                   .dweights = k.dweights.device_data<float>(),
                   .coefficients = coefficients.device_data<float>(),
-                  .experts = k.experts.device_data<int32_t>(),
+                  .experts = checked(k.experts, IndexRule::below(ExitCode::internal, "route backward", "experts", experts)),
                   .dlogits = k.dlogits.device_data<float>(),
                   .tokens = tokens,
                   .width = experts,

@@ -7,6 +7,7 @@
 #include "backend/cpu/pieces.h"
 #include "backend/cpu/reference/reference.h"
 #include "backend/cpu/scalar.h"
+#include "backend/index_rule.h"
 #include "mantissa/base/integers.h"
 #include "mantissa/base/parallel.h"
 
@@ -73,24 +74,26 @@ void CpuReference::execute(const DispatchTable& k) {
 }
 
 void CpuReference::execute(const ArrivalTable& k) {
-  const int64_t ranks = k.counts.dim(0), experts = k.counts.dim(1), arrivals = k.rows.elements(), room = k.assignments.elements();
+  const int64_t ranks = k.counts.dim(0), experts = k.counts.dim(1);
   const int32_t* counts = k.counts.device_data<int32_t>();
   int32_t *offsets = k.offsets.device_data<int32_t>(), *rows = k.rows.device_data<int32_t>(),
           *assignments = k.assignments.device_data<int32_t>();
   int32_t* const sources = k.source_offsets.defined() ? k.source_offsets.device_data<int32_t>() : nullptr;
+  const ArrivalRules rules(k);
   std::vector<int64_t> first(static_cast<size_t>(ranks * experts));  // as they arrive
-  int64_t arrived = 0, row = 0;
+  int64_t arrived = 0, rounded = 0, row = 0;
   for (size_t i = 0; i < first.size(); ++i) {
-    require(counts[i] >= 0, "arrival_table: a count of ", counts[i]);
+    rules.counts.check(static_cast<int64_t>(i), counts[i]);
     first[i] = std::exchange(arrived, arrived + counts[i]);
+    rounded += round_up(int64_t{counts[i]}, k.multiple);
   }
-  require(arrived == arrivals, "arrival_table: ", arrived, " rows arrive, rows has ", arrivals);
-  std::fill_n(assignments, room, -1);
+  rules.arrivals.check(0, arrived);
+  rules.room.check(0, rounded);
+  std::fill_n(assignments, k.assignments.elements(), -1);
   for (int64_t e = 0; e < experts; ++e) {
     offsets[e] = static_cast<int32_t>(row);
     for (int64_t r = 0; r < ranks; ++r) {
       const int64_t count = counts[r * experts + e], arrival = first[static_cast<size_t>(r * experts + e)];
-      require(row + count <= room, "arrival_table: more rows than the ", room, " of assignments");
       if (sources) sources[e * ranks + r] = static_cast<int32_t>(row);
       for (int64_t i = 0; i < count; ++i) {
         rows[arrival + i] = static_cast<int32_t>(row + i);
@@ -99,7 +102,6 @@ void CpuReference::execute(const ArrivalTable& k) {
       row += round_up(count, k.multiple);
     }
   }
-  require(row == room, "arrival_table: ", row, " rows, assignments has ", room);
   offsets[experts] = static_cast<int32_t>(row);
   if (sources) sources[experts * ranks] = static_cast<int32_t>(row);
 }

@@ -1,15 +1,13 @@
 #include "backend/cpu/groups.h"
 #include "backend/cpu/reference/reference.h"
+#include "backend/index_rule.h"
 
 namespace mantissa {
 
 Groups::Groups(const char* kernel, const Tensor& offsets, int64_t rows)
     : offsets_(offsets.device_data<int32_t>()), count_(offsets.elements() - 1) {
-  require(offsets_[0] == 0, kernel, ": offsets[0] is ", offsets_[0], ", not 0");
-  for (int64_t g = 1; g <= count_; ++g) {
-    require(offsets_[g] >= offsets_[g - 1] && offsets_[g] <= rows, kernel, ": offsets[", g, "] is ", offsets_[g], ", not in [",
-            offsets_[g - 1], ", ", rows, ']');
-  }
+  const IndexRule rule = IndexRule::each(kernel, "offsets");
+  for (int64_t g = 0; g <= count_; ++g) rule.offset(offsets_, g, rows).check(g, offsets_[g]);
 }
 
 Value slice(const Value& value, int64_t begin, int64_t end) {
