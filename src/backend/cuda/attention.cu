@@ -29,7 +29,7 @@ struct Softmax {
   float largest[kEach], sum[kEach];
 };
 
-// Scores become exponentials; what was summed before is scaled to the new largest score.
+// Scores become exponentials, but those that are hidden; what was summed before is scaled to the new largest score.
 __device__ void softmax_step(Sums& scores, Softmax& rows, Sums& mixed) {
   MANTISSA_UNROLL
   for (unsigned i = 0; i < kEach; ++i) {
@@ -41,9 +41,9 @@ __device__ void softmax_step(Sums& scores, Softmax& rows, Sums& mixed) {
     float sum = 0.0F;
     MANTISSA_UNROLL
     for (unsigned j = 0; j < kEach; ++j) {
-      float& score = scores.at[i][j];
-      score = score == kNoScore ? 0.0F : expf(score - largest);
-      sum += score;
+      const float score = scores.at[i][j], weight = is_hidden(score) || score == kNoScore ? 0.0F : expf(score - largest);
+      sum += weight;
+      scores.at[i][j] = is_hidden(score) ? score : weight;
       mixed.at[i][j] *= factor;
     }
     rows.sum[i] = rows.sum[i] * factor + join_row(sum, Plus<float>());
@@ -59,7 +59,7 @@ __device__ void mask_scores(Sums& scores, const Mask& mask, float scale, Range q
     MANTISSA_UNROLL
     for (unsigned j = 0; j < kEach; ++j) {
       const int64_t key = first_key + first_col() + j;
-      scores.at[i][j] = key >= first && key <= position ? scores.at[i][j] * scale : kNoScore;
+      scores.at[i][j] = key >= first && key <= position ? scores.at[i][j] * scale : hidden_weight();
     }
   }
 }
@@ -90,8 +90,7 @@ __global__ void __launch_bounds__(kThreads) attend(Attention<T> k) {
     add_product(sides, ByChannels<T>{q, own}, ByChannels<T>{keys, {key, end}}, k.head_dim, scores);
     mask_scores(scores, mask, k.scale, own, key, k.ahead);
     softmax_step(scores, softmax, mixed);
-    keep(weights, scores);
-    add_weighted(sides, weights, ByRows<T>{values, channels}, {key, end}, mixed);
+    add_weighted(sides, weights, scores, ByRows<T>{values, channels}, {key, end}, mixed);
   }
   MANTISSA_UNROLL
   for (unsigned i = 0; i < kEach; ++i) {

@@ -59,11 +59,12 @@ __device__ Place place(const AttentionGradient<T>& k, int64_t heads) {
   return {index, head, k.tile(tile * kTile), {part * kTile, k.head_dim}};
 }
 
-// Scores of a query and a key become p, and 0 where the query does not see the key.
-__device__ float probability(float score, float scale, float lse, bool seen) { return seen ? expf(score * scale - lse) : 0.0F; }
+__device__ float probability(float score, float scale, float lse, bool seen) { return seen ? expf(score * scale - lse) : hidden_weight(); }
+__device__ float score_gradient(float p, float dp, float delta, float scale) { return is_hidden(p) ? p : p * (dp - delta) * scale; }
 
+// Of a block alone on its multiprocessor: where two share one, three tiles of sums leave too few registers for the rest.
 template <class T>
-__global__ void __launch_bounds__(kThreads) attention_dq(AttentionGradient<T> k) {
+__global__ void __launch_bounds__(kThreads, 1) attention_dq(AttentionGradient<T> k) {
   auto& sides = block_shared<Sides>();
   auto& weights = block_shared<Weights>();
   const Place at = place(k, k.heads);
@@ -88,11 +89,10 @@ __global__ void __launch_bounds__(kThreads) attention_dq(AttentionGradient<T> k)
       for (unsigned j = 0; j < kEach; ++j) {
         const int64_t seen = key + first_col() + j;
         const float p = probability(scores.at[i][j], k.scale, lse, inside && seen >= first && seen <= query);
-        scores.at[i][j] = p * (dp.at[i][j] - delta) * k.scale;
+        scores.at[i][j] = score_gradient(p, dp.at[i][j], delta, k.scale);
       }
     }
-    keep(weights, scores);
-    add_weighted(sides, weights, ByRows<T>{keys, at.channels}, range, dq);
+    add_weighted(sides, weights, scores, ByRows<T>{keys, at.channels}, range, dq);
   }
   write_rows(dq, k.packed(k.dqkv, at.sequence, at.head), at.rows, at.channels);
 }
@@ -119,18 +119,16 @@ __device__ void add_queries(const AttentionGradient<T>& k, const Place& at, int6
       p.at[i][j] = probability(p.at[i][j], k.scale, lse, inside && key >= first && key <= query);
     }
   }
-  keep(weights, p);
-  add_weighted(sides, weights, ByRows<T>{douts, at.channels}, tile, dv);
+  add_weighted(sides, weights, p, ByRows<T>{douts, at.channels}, tile, dv);
   add_product(sides, ByChannels<T>{k.packed(k.qkv, at.sequence, kv + k.kv_heads), at.rows}, ByChannels<T>{douts, tile}, k.head_dim, ds);
   MANTISSA_UNROLL
   for (unsigned j = 0; j < kEach; ++j) {
     const int64_t query = tile.first + first_col() + j;
     const float delta = query < tile.end ? k.deltas[statistics + query] : 0.0F;
     MANTISSA_UNROLL
-    for (unsigned i = 0; i < kEach; ++i) ds.at[i][j] = p.at[i][j] * (ds.at[i][j] - delta) * k.scale;
+    for (unsigned i = 0; i < kEach; ++i) ds.at[i][j] = score_gradient(p.at[i][j], ds.at[i][j], delta, k.scale);
   }
-  keep(weights, ds);
-  add_weighted(sides, weights, ByRows<T>{queries, at.channels}, tile, dk);
+  add_weighted(sides, weights, ds, ByRows<T>{queries, at.channels}, tile, dk);
 }
 
 template <class T>

@@ -38,29 +38,57 @@ __device__ inline void load_tile(Tile& tile, const ByRows<T>& side, Range depth)
   load_values(tile, side.channels, depth, false, [=](int64_t channel, int64_t row) { return value_of(x.first[row * x.stride + channel]); });
 }
 
+// The weight between a query and a key that it does not see: no zero, because a value that is not seen may be NaN. It is a signaling NaN,
+// which no arithmetic gives.
+__device__ inline float hidden_weight() { return __builtin_bit_cast(float, 0x7fa00000U); }
+__device__ inline bool is_hidden(float weight) { return __builtin_bit_cast(uint32_t, weight) == 0x7fa00000U; }
+
 // What the sums of a tile become: a left side with its columns as the depth.
 struct Weights {
   Tile halves[kTile / kDepth];
 };
-__device__ inline void keep(Weights& weights, const Sums& sums) {
+// Returns whether a weight is hidden in the rows of this warp, which are those that it multiplies.
+__device__ inline bool keep(Weights& weights, const Sums& sums) {
+  bool hides = false;
   MANTISSA_UNROLL
   for (unsigned j = 0; j < kEach; ++j) {
     Quad column;
     MANTISSA_UNROLL
-    for (unsigned i = 0; i < kEach; ++i) column.at[i] = sums.at[i][j];
+    for (unsigned i = 0; i < kEach; ++i) {
+      column.at[i] = sums.at[i][j];
+      hides = hides || is_hidden(column.at[i]);
+    }
     const unsigned depth = first_col() + j;
     store(&weights.halves[depth / kDepth].values[depth % kDepth][first_row()], column);
   }
+  return ballot(hides) != 0;
 }
 
-// out += weights * rows, of rows [rows.first, rows.end). The sums that were kept may be new: a barrier is before the first use.
+// As multiply(), without the products of weights that are hidden.
+__device__ inline void multiply_seen(const Tile& weights, const Tile& b, Sums& sums) {
+  for (unsigned k = 0; k < kDepth; ++k) {
+    const Quad left = load<Quad>(&weights.values[k][first_row()]), right = load<Quad>(&b.values[k][first_col()]);
+    MANTISSA_UNROLL
+    for (unsigned i = 0; i < kEach; ++i) {
+      const bool seen = !is_hidden(left.at[i]);
+      MANTISSA_UNROLL
+      for (unsigned j = 0; j < kEach; ++j) {
+        const float sum = multiply_add(left.at[i], right.at[j], sums.at[i][j]);
+        sums.at[i][j] = seen ? sum : sums.at[i][j];
+      }
+    }
+  }
+}
+
+// out += the products of kept sums and rows [rows.first, rows.end). `weights` may be in use: a barrier is between what is kept and its use.
 template <class T>
-__device__ inline void add_weighted(Sides& sides, const Weights& weights, const ByRows<T>& x, Range rows, Sums& out) {
+__device__ inline void add_weighted(Sides& sides, Weights& weights, const Sums& kept, const ByRows<T>& x, Range rows, Sums& out) {
+  const bool hides = keep(weights, kept);
   for (const Tile& half : weights.halves) {
     barrier();
     load_tile(sides.b, x, rows);
     barrier();
-    multiply(half, sides.b, out);
+    hides ? multiply_seen(half, sides.b, out) : multiply(half, sides.b, out);
     rows.first += kDepth;
   }
 }
