@@ -1,4 +1,4 @@
-// Attention where something that is not seen is no number, as in the reference.
+// Attention where something that is not seen is no number, as in the reference, and the rows of generation.
 #include <cmath>
 
 #include "kernel_backends.h"
@@ -102,6 +102,74 @@ TEST_F(SimtAttention, WhatIsSeenIsMultipliedByAWeightOfZero) {
     const std::vector<double> mixed = values(out);
     EXPECT_TRUE(std::isnan(mixed[2])) << device->name();
     EXPECT_EQ(mixed[3], 1.0) << device->name();
+  }
+}
+
+// Rows of generation, of which few have a kernel of their own.
+struct Step {
+  int64_t first, rows, window;
+  HeadLayout layout;
+  Dtype dtype;
+
+  double scale() const { return 1.0 / std::sqrt(static_cast<double>(layout.head_dim)); }
+};
+
+// Keys behind the last row are NaN, and so is one before those that the window shows.
+Tensor generate(Backend& device, const Step& s, int64_t begin, int64_t end) {
+  const int64_t channels = s.layout.kv_heads * s.layout.head_dim, last = s.first + s.rows;
+  const auto cache = [&](uint32_t what) {
+    std::vector<double> x = random_values((last + 3) * channels, what);
+    std::fill(x.end() - 3 * channels, x.end(), std::nan(""));
+    if (s.window > 0 && s.first >= s.window) std::fill_n(x.begin() + (s.first - s.window) * channels, channels, std::nan(""));
+    return tensor_of(device, s.dtype, {last + 3, channels}, x);
+  };
+  const Tensor qkv = random_tensor(device, s.dtype, {s.rows, s.layout.row()}, 5),
+               out = empty(device, s.dtype, {end - begin, s.layout.heads * s.layout.head_dim}), keys = cache(3), kept = cache(4);
+  for (int64_t row = 0; row < begin; ++row) {
+    device.run(CachedAttention{.qkv = qkv.slice(row, row + 1),
+                               .keys = keys,
+                               .values = kept,
+                               .out = out.slice(0, 1),
+                               .first = s.first + row,
+                               .layout = s.layout,
+                               .scale = s.scale(),
+                               .window = s.window});
+  }
+  device.run(CachedAttention{.qkv = qkv.slice(begin, end),
+                             .keys = keys,
+                             .values = kept,
+                             .out = out,
+                             .first = s.first + begin,
+                             .layout = s.layout,
+                             .scale = s.scale(),
+                             .window = s.window,
+                             .sinks = s.window == 40 ? random_tensor(device, s.dtype, {s.layout.heads}, 6, 3.0) : Tensor()});
+  return out;
+}
+
+TEST_F(SimtAttention, RowsOfGenerationAreThoseOfTheReference) {
+  for (const HeadLayout layout : {HeadLayout{2, 1, 1}, {1, 1, 33}, {4, 2, 64}, {1, 1, 80}, {2, 2, 256}, {1, 1, 264}}) {
+    for (const auto& [first, rows] :
+         {std::pair<int64_t, int64_t>{0, 1}, {0, 3}, {31, 1}, {32, 2}, {255, 1}, {256, 1}, {300, 15}, {300, 16}, {10, 70}}) {
+      for (const int64_t window : {0, 40}) {
+        for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+          if (dtype == Dtype::bf16 && layout.head_dim != 80) continue;
+          const Step s{first, rows, window, layout, dtype};
+          const Tensor expected = generate(reference(), s, 0, rows);
+          for (Backend* device : tested()) {
+            EXPECT_TRUE(close(generate(*device, s, 0, rows), expected, dtype == Dtype::f32 ? 1e-5 : 0x1p-7))
+                << layout.head_dim << " channels, " << first << " + " << rows << ", window " << window << ", " << dtype;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(SimtAttention, ARowOfGenerationHasTheBitsThatItHasAlone) {
+  const Step s{.first = 290, .rows = 9, .window = 0, .layout = {4, 2, 40}, .dtype = Dtype::f32};
+  for (Backend* device : tested()) {
+    EXPECT_TRUE(same_bits(generate(*device, s, 7, 8), generate(*device, s, 0, 9).slice(7, 8)));
   }
 }
 

@@ -108,6 +108,97 @@ int64_t blocks_of(const Attention<T>& k, int64_t sequences) {
   return sequences * k.heads * ceil_div(k.queries_of_sequence, int64_t{kTile}) * ceil_div(k.head_dim, int64_t{kTile});
 }
 
+constexpr int64_t kLeastTileRows = 16;  // fewer queries leave most of a tile empty
+constexpr unsigned kWarpsOfBlock = kThreads / kWarp;
+
+// What a warp makes of its keys for one query. A lane has every 32nd channel.
+template <unsigned kOfLane>
+struct RowSums {
+  float largest = kNoScore, sum = 0.0F, mixed[kOfLane] = {};
+};
+
+// Zeros behind the last channel.
+template <class T, unsigned kOfLane>
+__device__ void load_channels(const T* row, int64_t head_dim, float (&to)[kOfLane]) {
+  MANTISSA_UNROLL
+  for (unsigned c = 0; c < kOfLane; ++c) {
+    const int64_t channel = c * kWarp + lane();
+    to[c] = channel < head_dim ? value_of(row[channel]) : 0.0F;
+  }
+}
+
+// A warp takes keys [first, first + count), up to 32 of them: first a lane has the score of a key, then channels of the values.
+template <class T, unsigned kOfLane>
+__device__ void attend_keys(const Attention<T>& k, const float (&query)[kOfLane], int64_t first, unsigned count, RowSums<kOfLane>& row) {
+  float own[kOfLane], score = kNoScore;
+  for (unsigned i = 0; i < count; ++i) {
+    load_channels(k.keys + first + i * k.key_stride, k.head_dim, own);
+    float product = 0.0F;
+    MANTISSA_UNROLL
+    for (unsigned c = 0; c < kOfLane; ++c) product = multiply_add(query[c], own[c], product);
+    product = join_warp(product, Plus<float>());
+    if (lane() == i) score = product * k.scale;
+  }
+  const float largest = join_warp(Largest<float>()(score, row.largest), Largest<float>());
+  const float factor = row.largest == largest ? 1.0F : expf(row.largest - largest),
+              weight = score == kNoScore ? 0.0F : expf(score - largest);
+  row.sum = row.sum * factor + join_warp(weight, Plus<float>());
+  row.largest = largest;
+  MANTISSA_UNROLL
+  for (float& sum : row.mixed) sum *= factor;
+  for (unsigned i = 0; i < count; ++i) {
+    load_channels(k.values + first + i * k.key_stride, k.head_dim, own);
+    const float of_key = shuffle(weight, i);
+    MANTISSA_UNROLL
+    for (unsigned c = 0; c < kOfLane; ++c) row.mixed[c] = multiply_add(of_key, own[c], row.mixed[c]);
+  }
+}
+
+template <unsigned kOfLane>
+struct OfWarpsOfRow {
+  float largest[kWarpsOfBlock], sum[kWarpsOfBlock], mixed[kWarpsOfBlock][kOfLane * kWarp];
+};
+
+// One sequence. A block has a query of a head, and a warp every eighth 32 keys that it sees; then a thread joins a channel of the warps, in
+// their order.
+template <class T, unsigned kOfLane>
+__global__ void __launch_bounds__(kThreads, kGemmBlocks) attend_row(Attention<T> k) {
+  auto& parts = block_shared<OfWarpsOfRow<kOfLane>>();
+  auto index = static_cast<unsigned>(block());
+  const int64_t head = take_last(index, k.heads), query = index, end = query + k.ahead + 1, first = Mask{nullptr, k.window}.first(end - 1);
+  const int64_t kv = static_cast<unsigned>(head) / static_cast<unsigned>(k.group) * k.head_dim;
+  float channels[kOfLane];
+  load_channels(k.queries + query * k.query_stride + head * k.head_dim, k.head_dim, channels);
+  RowSums<kOfLane> row;
+  for (int64_t key = first + warp() * kWarp; key < end; key += kThreads) {
+    const auto count = static_cast<unsigned>(end - key < kWarp ? end - key : kWarp);
+    attend_keys(k, channels, key * k.key_stride + kv, count, row);
+  }
+  if (lane() == 0) parts.largest[warp()] = row.largest, parts.sum[warp()] = row.sum;
+  MANTISSA_UNROLL
+  for (unsigned c = 0; c < kOfLane; ++c) parts.mixed[warp()][c * kWarp + lane()] = row.mixed[c];
+  barrier();
+  const float sink = k.sinks ? value_of(k.sinks[head]) : kNoScore;
+  float largest = sink, mixed = 0.0F;
+  for (const float each : parts.largest) largest = Largest<float>()(each, largest);
+  float sum = sink == kNoScore ? 0.0F : expf(sink - largest);
+  if (thread() >= k.head_dim) return;
+  for (unsigned w = 0; w < kWarpsOfBlock; ++w) {
+    const float factor = parts.largest[w] == largest ? 1.0F : expf(parts.largest[w] - largest);
+    sum += parts.sum[w] * factor;
+    mixed += parts.mixed[w][thread()] * factor;
+  }
+  k.out[(query * k.heads + head) * k.head_dim + thread()] = rounded<T>(mixed / sum);
+}
+
+// The kernel for few queries; null where heads have too many channels for it.
+template <class T>
+auto row_kernel(int64_t head_dim) -> void (*)(Attention<T>) {
+  if (head_dim <= 2 * kWarp) return attend_row<T, 2>;
+  if (head_dim <= 4 * kWarp) return attend_row<T, 4>;
+  return head_dim <= 8 * kWarp ? attend_row<T, 8> : nullptr;
+}
+
 // Rows of `width` elements that begin at `first` of rows of `stride`.
 template <class T>
 __global__ void __launch_bounds__(kThreads) copy_rows(const T* first, int64_t stride, int64_t width, T* to, int64_t count) {
@@ -169,6 +260,8 @@ void CudaBackend::execute(const CachedAttention& k) {
                                  .scale = static_cast<float>(k.scale),
                                  .out = k.out.device_data<T>(),
                                  .lse = nullptr};
+    const auto of_row = rows < kLeastTileRows ? row_kernel<T>(d) : nullptr;
+    if (of_row) return launch(of_row, {rows * layout.heads, kThreads}, attention);
     launch(attend<T>, {blocks_of(attention, 1), kThreads}, attention);
   });
 }
