@@ -105,6 +105,27 @@ TEST_F(SimtAttention, WhatIsSeenIsMultipliedByAWeightOfZero) {
   }
 }
 
+// Scores of -Inf before the first finite one, in a tile and in a warp of their own.
+TEST_F(SimtAttention, WeightsOfScoresThatOverflowAreZero) {
+  for (Backend* device : devices()) {
+    const HeadLayout layout{.heads = 1, .kv_heads = 1, .head_dim = 1};
+    std::vector<double> x, keys(65, -3e38);
+    for (int64_t i = 0; i < 65; ++i) x.insert(x.end(), {10.0, i < 64 ? -3e38 : 1.0, static_cast<double>(i)});
+    const Tensor qkv = tensor_of(*device, Dtype::f32, {65, 3}, x), out = empty(*device, Dtype::f32, {65, 1}),
+                 lse = empty(*device, Dtype::f32, {1, 1, 65}), row = empty(*device, Dtype::f32, {1, 1});
+    device->run(AttentionForward{.qkv = qkv, .out = out, .lse = lse, .batch = 1, .layout = layout, .scale = 1.0});
+    EXPECT_EQ(values(out).back(), 64.0) << device->name();
+    device->run(CachedAttention{.qkv = qkv.slice(64, 65),
+                                .keys = tensor_of(*device, Dtype::f32, {65, 1}, keys),
+                                .values = random_tensor(*device, Dtype::f32, {65, 1}, 1),
+                                .out = row,
+                                .first = 64,
+                                .layout = layout,
+                                .scale = 1.0});
+    EXPECT_EQ(values(row).back(), 64.0) << device->name();
+  }
+}
+
 // Rows of generation, of which few have a kernel of their own.
 struct Step {
   int64_t first, rows, window;
