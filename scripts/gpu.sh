@@ -36,7 +36,6 @@ check_machine() {
   missing=()
   need "$pack (scripts/gpu.sh pack, where it was built)" test -f "$pack"
   need "xz (package xz-utils)" command -v xz
-  need "python3" command -v python3
   need "a GPU and its driver (nvidia-smi)" nvidia-smi
   [ ${#missing[@]} = 0 ] && return
   printf 'gpu: SKIPPED, this machine lacks: %s\n' "${missing[@]}" >&2
@@ -51,22 +50,14 @@ unpack() {
   tar -C "$home" -xJf "$pack"
 }
 
-# Every preset, dense and with experts; train.py holds the GPU's losses against the CPU's, and two runs of it against each other.
-train_all() {
-  local preset model
-  for preset in high mxfp8 mxfp8_weights fp8_block mxfp4_qat mxfp4_qat_mxfp8_act; do
-    for model in dense moe; do python3 tests/simt/train.py "$home/mantissa" "$preset" "$out/train_${model}_$preset" "$model"; done
-  done
-}
-
 run_slice() {
   case $1 in
     primitives) "$home/gpu_tests" --gtest_brief=1 --gtest_filter='*Primitives*' ;;
-    kernels) "$home/gpu_tests" --gtest_brief=1 --gtest_filter='-*Primitives*:*Training*' ;;
+    kernels) "$home/gpu_tests" --gtest_brief=1 --gtest_filter='-*Primitives*:*TrainingOnCuda*' ;;
     formats) "$home/gpu_formats" ;;
     conformance) "$home/mantissa" conformance tests/golden --device cuda ;;
-    train) train_all ;;
-    ranks) "$home/gpu_tests" --gtest_brief=1 --gtest_filter='*Training*' ;;
+    train) "$home/gpu_tests" --gtest_filter='*TrainingOnCudaMatrix*' ;;
+    ranks) "$home/gpu_tests" --gtest_filter='*TrainingOnCuda.*' ;;
     sanitizer) sanitizer=$(command -v compute-sanitizer || echo "${CUDA_HOME:-/usr/local/cuda}/bin/compute-sanitizer")
       [ -x "$sanitizer" ] || { echo "gpu: no compute-sanitizer" >&2; return 77; }
       for tool in memcheck racecheck; do "$sanitizer" --tool "$tool" --error-exitcode 1 "$home/gpu_tests" --gtest_brief=1 --gtest_filter='*OneCase*'; done ;;
@@ -80,7 +71,7 @@ try_slice() {
   local began=$SECONDS code=0 device
   grep -qs "\"slice\": \"$1\", \"build\": \"$build\".*\"passed\"" "$out/results.jsonl" && { echo "gpu: $1 has passed"; return; }
   export LD_LIBRARY_PATH=$PWD/$home/lib home out
-  timeout 600 bash -c 'set -euo pipefail; '"$(declare -f run_slice train_all)"'; run_slice "$1"' _ "$1" >"$out/$1.log" 2>&1 || code=$?
+  timeout 600 bash -c 'set -euo pipefail; '"$(declare -f run_slice)"'; run_slice "$1"' _ "$1" >"$out/$1.log" 2>&1 || code=$?
   device=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -1)
   case $code in 0) result=passed ;; 77) result=skipped ;; 124) result="took over ten minutes" ;; *) result=failed ;; esac
   printf '{"slice": "%s", "build": "%s", "device": "%s", "date": "%s", "seconds": %d, "result": "%s"}\n' \
