@@ -1,5 +1,5 @@
 // Training with the kernels of CUDA, for a preset of values and one of codes; slow/training_matrix_test.cpp has all.
-#include "training_on_cuda.h"
+#include "simt/training_on_cuda.h"
 
 namespace mantissa::training_test {
 

@@ -1,5 +1,5 @@
 // Training with the kernels of CUDA: every preset, dense and with experts.
-#include "training_on_cuda.h"
+#include "simt/training_on_cuda.h"
 
 namespace mantissa::training_matrix_test {
 
