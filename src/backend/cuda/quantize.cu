@@ -70,6 +70,7 @@ __device__ inline void quantize_blocks(const From& from, const Codes& to, int64_
   const int64_t across = to.cols / to.block_cols / kEach, first_row = index / across * to.block_rows;
   const int64_t first_col = index % across * kEach * to.block_cols, end_row = first_row + to.block_rows;
   uint8_t scales[size_t{kEach}];
+  MANTISSA_UNROLL
   for (int64_t i = 0; i < kEach; ++i) {
     const int64_t col = first_col + i * to.block_cols;
     uint32_t key = 0;
@@ -91,9 +92,10 @@ __device__ inline void quantize_blocks(const From& from, const Codes& to, int64_
 }
 
 // Where a block is a column, so that threads beside each other read neighbors, and where a row of a block ends within a byte: a thread has
-// a block, or those that share their bytes.
+// a block, or those that share their bytes. With room for more than four blocks of a multiprocessor the compiler would keep some of a
+// thread's values in memory.
 template <class E, class From>
-__global__ void __launch_bounds__(kThreads) quantize_alone(From from, Codes to) {
+__global__ void __launch_bounds__(kThreads, 4) quantize_alone(From from, Codes to) {
   for_each_element(to.blocks() / E::codes_per_byte, [=](int64_t index) { quantize_blocks<E>(from, to, index); });
 }
 
