@@ -98,7 +98,7 @@ __device__ bool fit(const int32_t* counts, int64_t all, int64_t multiple, const 
 
 // counts [ranks, experts]. first[r, e] = where rows of a rank for an expert are among the arrivals; begins[e, r], with an end, where they
 // go. sources may be null. Counts that do not fit are zeros. One block.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 1)
     place_arrivals(const int32_t* counts, int64_t ranks, int64_t experts, int64_t multiple, ArrivalRules rules, ErrorWord* error,
                    int64_t* first, int64_t* begins, int32_t* offsets, int32_t* sources) {
   const int64_t all = ranks * experts;
