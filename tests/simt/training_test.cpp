@@ -12,7 +12,7 @@ std::vector<test::CudaModel> models() {
   const auto preset = [&](const char* name) { return *std::ranges::find(presets, name, &test::CudaPreset::name); };
   test::CudaModel dense = test::cuda_model(preset("high"), test::Experts::none);
   dense.layouts = {};
-  dense.sets.emplace_back("training.accumulation=running");
+  dense.sets.insert(dense.sets.end(), {"model.mlp_bias=true", "training.accumulation=running"});
   return {dense, test::cuda_model(preset("gather"), test::Experts::sigmoid)};
 }
 
