@@ -4,6 +4,11 @@
 
 #include "testing.h"
 
+extern "C" {  // null where the program has no AddressSanitizer
+[[gnu::weak]] void __asan_poison_memory_region(const volatile void*, size_t);
+[[gnu::weak]] void __asan_unpoison_memory_region(const volatile void*, size_t);
+}
+
 namespace mantissa::test {
 
 // Largest error, relative to max(|expected|, root mean square), by dtype of the values. The dtype of the output itself does not matter: a
@@ -19,6 +24,9 @@ class Operands {
   enum class Inputs { finite, one_nan, some_subnormal };  // one_nan: the middle element of the first; some_subnormal: a third of each
   Operands(Backend& device, Dtype dtype, Memory memory = Memory::aligned, Inputs inputs = Inputs::finite)
       : device_(device), dtype_(dtype), memory_(memory), inputs_(inputs) {}
+  ~Operands() { allow_margins(); }
+  Operands(const Operands&) = delete;
+  Operands& operator=(const Operands&) = delete;
 
   Backend& device() { return device_; }
   Dtype dtype() const { return dtype_; }
@@ -60,6 +68,7 @@ class Operands {
   const std::vector<Result>& results() const { return results_; }
 
   void expect_margins_untouched() const {
+    allow_margins();
     for (const Guarded& g : guarded_) {
       EXPECT_TRUE(all_marks(g.before)) << "written before the first element of " << g.shape;
       EXPECT_TRUE(all_marks(g.after)) << "written past the last element of " << g.shape;
@@ -79,13 +88,28 @@ class Operands {
     return std::ranges::all_of(bytes_of(margin), [](uint8_t byte) { return byte == kMark; });
   }
 
+  // AddressSanitizer reports whoever reads a margin, too, in the memory of a device that the host executes.
+  void forbid(const Tensor& margin) const {
+    if (!__asan_poison_memory_region) return;
+    device_.synchronize();  // what had this memory before, and the marks, may come late
+    __asan_poison_memory_region(margin.device_bytes(), static_cast<size_t>(margin.bytes()));
+  }
+  void allow_margins() const {
+    if (!__asan_unpoison_memory_region) return;
+    for (const Guarded& g : guarded_) {
+      for (const Tensor& margin : {g.before, g.after})
+        __asan_unpoison_memory_region(margin.device_bytes(), static_cast<size_t>(margin.bytes()));
+    }
+  }
+
   Tensor guarded(Dtype dtype, Shape shape) {
     const int64_t begin = kMargin + (memory_ == Memory::misaligned ? dtype_bytes(dtype) : 0),
                   end = begin + shape.elements() * dtype_bytes(dtype), bytes = end + kMargin;
     const std::shared_ptr<std::byte> memory = device_.allocate(bytes);
     const Tensor all(device_, memory, device_.host_memory(), Dtype::u8, {bytes});
     device_.upload(std::vector<uint8_t>(static_cast<size_t>(bytes), kMark).data(), all);
-    guarded_.push_back({.before = all.slice(0, begin), .after = all.slice(end, bytes), .shape = shape});
+    const Guarded& own = guarded_.emplace_back(Guarded{.before = all.slice(0, begin), .after = all.slice(end, bytes), .shape = shape});
+    for (const Tensor& margin : {own.before, own.after}) forbid(margin);
     return Tensor(device_, std::shared_ptr<std::byte>(memory, memory.get() + begin), device_.host_memory(), dtype, shape);
   }
   Tensor listed(const char* name, Tensor tensor, Tolerance tolerance) {

@@ -46,7 +46,10 @@ class Order {
 class Stacks {
  public:
   ~Stacks() {
-    for (std::byte* stack : all_) munmap(stack, kGuardBytes + kStackBytes);
+    for (std::byte* stack : all_) {
+      Watcher::begin_stack(stack + kGuardBytes, kStackBytes);  // others may have this memory next
+      munmap(stack, kGuardBytes + kStackBytes);
+    }
   }
   std::byte* operator[](size_t i) {
     while (all_.size() <= i) {
@@ -73,18 +76,25 @@ struct Fiber {
   uint64_t value = 0;
 };
 
+// What the blocks of a launch have in common. Nothing orders one before another: the host learns of what all did when all are done.
+struct Launch {
+  int64_t blocks;
+  unsigned threads;
+  const std::function<void()>& body;
+  char end = 0;  // a tag
+};
+
 class Block {
  public:
-  Block(int64_t index, int64_t blocks, unsigned threads, const std::function<void()>& body, Stacks& stacks, std::minstd_rand& random)
+  Block(int64_t index, Launch& launch, Stacks& stacks, std::minstd_rand& random)
       : index_(index),
-        blocks_(blocks),
-        body_(body),
-        fibers_(threads),
-        orders_of_warps_(threads / kWarp),
-        by_turn_(threads),
-        turn_of_(threads),
-        ready_(threads / kWarp) {
-    for (unsigned t = 0; t < threads; ++t) {
+        launch_(launch),
+        fibers_(launch.threads),
+        orders_of_warps_(launch.threads / kWarp),
+        by_turn_(launch.threads),
+        turn_of_(launch.threads),
+        ready_(launch.threads / kWarp) {
+    for (unsigned t = 0; t < launch.threads; ++t) {
       fibers_[t].stack = stacks[t];
       Watcher::begin_stack(fibers_[t].stack, kStackBytes);
       fibers_[t].watcher.begin_fiber();
@@ -93,6 +103,11 @@ class Block {
     draw_order(random);
   }
   ~Block() {
+    // By a thread of the block, because the host must not learn of what they did.
+    as(host_, fibers_.front().watcher, [this] {
+      acquire(&launch_.end);
+      shared_.clear();
+    });
     for (Fiber& fiber : fibers_) fiber.watcher.end_fiber();
   }
   Block(const Block&) = delete;
@@ -100,7 +115,7 @@ class Block {
 
   void run() {
     host_.is_host();
-    release(&launch_);
+    release(&begin_);
     while (Fiber* const next = next_ready()) {
       resume(*next);
       if (failure_) std::rethrow_exception(failure_);
@@ -108,12 +123,11 @@ class Block {
     }
     const bool all = std::ranges::all_of(fibers_, [](const Fiber& fiber) { return fiber.state == Fiber::returned; });
     require(all, "block ", index_, " stands still: ", places());
-    acquire(&end_);
   }
 
   int64_t index() const { return index_; }
-  int64_t blocks() const { return blocks_; }
-  unsigned threads() const { return static_cast<unsigned>(fibers_.size()); }
+  int64_t blocks() const { return launch_.blocks; }
+  unsigned threads() const { return launch_.threads; }
   unsigned running() const { return static_cast<unsigned>(running_ - fibers_.data()); }
 
   uint64_t sync(Sync kind, unsigned mask, uint64_t value, unsigned from) {
@@ -133,19 +147,26 @@ class Block {
   std::byte* shared(const void* key, size_t bytes) {
     std::unique_ptr<std::byte[]>& memory = shared_[key];
     if (!memory) {
-      const Watcher own = running_->watcher;
-      own.pass_for(host_);  // no thread of the block has written it yet
-      memory.reset(new std::byte[bytes]);
-      std::memset(memory.get(), 0xff, bytes);
-      release(&launch_);
-      host_.pass_for(own);
+      as(running_->watcher, host_, [&] {  // no thread of the block has written it yet
+        memory.reset(new std::byte[bytes]);
+        std::memset(memory.get(), 0xff, bytes);
+        release(&begin_);
+      });
     }
-    acquire(&launch_);
+    acquire(&begin_);
     return memory.get();
   }
 
  private:
   static void begin(transfer_t from);
+
+  // Calls body() on the stack of `own` as if `other` did.
+  template <class Body>
+  static void as(const Watcher& own, const Watcher& other, Body body) {
+    own.pass_for(other);
+    body();
+    other.pass_for(own);
+  }
 
   // Warps in random order, and lanes within each.
   void draw_order(std::minstd_rand& random) {
@@ -255,8 +276,8 @@ class Block {
     return fiber.kind == Sync::barrier ? text("at ", name) : text("at ", name, " with mask ", fiber.mask);
   }
 
-  int64_t index_, blocks_;
-  const std::function<void()>& body_;
+  int64_t index_;
+  Launch& launch_;
   std::vector<Fiber> fibers_;
   Order order_;
   std::vector<Order> orders_of_warps_;
@@ -270,7 +291,7 @@ class Block {
   const void* host_stack_ = nullptr;
   size_t host_stack_bytes_ = 0;
   std::exception_ptr failure_;
-  char launch_ = 0, end_ = 0;
+  char begin_ = 0;  // a tag
 };
 
 thread_local Block* current = nullptr;
@@ -281,13 +302,13 @@ void Block::begin(transfer_t from) {
   Fiber& own = *block.running_;
   own.watcher.arrive(&block.host_stack_, &block.host_stack_bytes_);
   block.host_context_ = from.fctx;
-  acquire(&block.launch_);
+  acquire(&block.begin_);
   try {
-    block.body_();
+    block.launch_.body();
   } catch (...) {
     block.failure_ = std::current_exception();
   }
-  release(&block.end_);
+  release(&block.launch_.end);
   own.state = Fiber::returned;
   block.switch_to_host(own, true);
 }
@@ -305,12 +326,17 @@ void run_blocks(int64_t blocks, unsigned threads, uint32_t seed, const std::func
   std::vector<int64_t> order(static_cast<size_t>(blocks));
   std::iota(order.begin(), order.end(), int64_t{0});
   std::ranges::shuffle(order, random);
+  Launch launch{.blocks = blocks, .threads = threads, .body = body};
   struct Leave {
-    ~Leave() { current = nullptr; }
-  } const leave;
+    Launch& launch;
+    ~Leave() {
+      current = nullptr;
+      acquire(&launch.end);
+    }
+  } const leave{launch};
   std::unique_ptr<Block> before;  // its shared memory stays where it is, so that the next block's lies elsewhere
   for (const int64_t index : order) {
-    auto block = std::make_unique<Block>(index, blocks, threads, body, stacks, random);
+    auto block = std::make_unique<Block>(index, launch, stacks, random);
     current = block.get();
     block->run();
     before = std::move(block);

@@ -27,8 +27,10 @@ struct Point {
 };
 const Point& point_of(const Event& event) { return *static_cast<const Point*>(event.get()); }
 
+// Memory ends where it was asked to, so that AddressSanitizer knows the end.
 std::byte* aligned(int64_t bytes) {
-  return static_cast<std::byte*>(std::aligned_alloc(256, (static_cast<size_t>(bytes) + 255) / 256 * 256));
+  void* memory = nullptr;
+  return posix_memalign(&memory, 256, static_cast<size_t>(bytes)) == 0 ? static_cast<std::byte*>(memory) : nullptr;
 }
 
 }  // namespace

@@ -1,10 +1,14 @@
 #include <sanitizer/tsan_interface.h>
+#include <sys/mman.h>
 
 #include "simt/watcher.h"
 
 namespace mantissa::simt {
 
-void Watcher::begin_stack(std::byte*, size_t) {}
+// New pages, of which ThreadSanitizer does not know that the same thread of another block had them.
+void Watcher::begin_stack(std::byte* stack, size_t bytes) {
+  mmap(stack, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+}
 void Watcher::begin_fiber() { fiber = __tsan_create_fiber(0); }
 void Watcher::end_fiber() { __tsan_destroy_fiber(fiber); }
 void Watcher::is_host() { fiber = __tsan_get_current_fiber(); }
