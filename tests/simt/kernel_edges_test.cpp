@@ -68,6 +68,18 @@ TEST_F(KernelEdges, CodesOfOddBlocksShareTheirBytes) {
   }
 }
 
+// Behind x lie bytes that are not zero.
+TEST_F(KernelEdges, RowsBelowAMatrixAreZeros) {
+  for (const Quantization& how : {Quantization{Format::e4m3, 32, 1}, {Format::e2m1, 32, 32}, {Format::e5m2, 3, 2}}) {
+    for (const int64_t rows : {1, 5, 95}) {
+      expect_as_reference(text(rows, " rows ", how), [&](Operands& o) {
+        const Shape whole{round_up(rows, how.block_rows), 64};
+        o.device().run(Quantize{.x = o.input({rows, 64}), .out = quantized_output(o, "codes", "scales", whole, how)});
+      });
+    }
+  }
+}
+
 TEST_F(KernelEdges, ColumnsOfCodesBeginWithinAByte) {
   constexpr Quantization kColumns{Format::e2m1, 8, 1};
   for (const auto& [first, width] : {std::pair<int64_t, int64_t>{1, 1}, {1, 4}, {3, 7}, {9, 1}, {4, 0}}) {
